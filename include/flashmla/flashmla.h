@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * flashmla.h - attention kernels for multi-head latent attention (MLA), as a C library.
+ *
+ * This header is the whole contract. It compiles alone as C11 and as C++17. What every operation computes,
+ * with its edge cases, is written in docs/semantics.md; here stand shapes, types, errors and threading.
+ *
+ * WORDS
+ *   b batch (requests) · s_q query tokens of a request · s_k keys of a request · h_q, h_kv query and key
+ * heads · d_qk, d_v head sizes of Q·K and of V · page: a block of page_size consecutive cache slots · row:
+ * one (query token, query head) · split: a part of one request's keys that is handled apart and merged
+ *   afterwards · partition: the list of (request, key range) that one worker is given.
+ *
+ * CONVENTIONS
+ *   Tensors     A fmla_tensor has the layout of DLPack's DLTensor; a DLTensor * may be cast to it. The device
+ * of the tensors chooses the back end: host memory runs on the CPU, device memory on that GPU. Sizes and
+ * strides count elements and are 64-bit. Only the innermost dimension must be contiguous. Element alignment
+ * is required; bases and strides that are multiples of 16 bytes are fastest. Arguments   One struct an
+ * operation, made by FMLA_INIT(type); a member that is zero has its default. Memory      The caller owns all
+ * of it. No function keeps a pointer after it returned (GPU operations: after the stream has passed them),
+ * and no operation allocates. A workspace may hold anything on entry and serves one call in flight; a plan is
+ * read-only and may serve many calls at once. Errors      Every function that can fail returns a fmla_status.
+ * On failure fmla_last_error() names the argument, what came and what is allowed, and nothing was written to
+ * any output. Nothing prints, exits, aborts or throws. Threads     Every function may be called from any
+ * thread at any time, except where its comment says otherwise. CPU operations return when the result is
+ * there. They run on the threads that fmla_set_num_threads and fmla_set_parallel_for arrange. Graphs      On
+ * a GPU, operations are asynchronous on args->stream, never synchronise, never read device memory on the
+ * host, and can be captured into a CUDA graph. On the CPU, stream is not used. Determinism The same inputs on
+ * the same device with the same build (on the CPU: and the same number of threads) give the same bits.
+ */
+#ifndef FLASHMLA_FLASHMLA_H
+#define FLASHMLA_FLASHMLA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define FMLA_API __attribute__((visibility("default")))
+#else
+#define FMLA_API
+#endif
+
+/* ---- Version ----------------------------------------------------------------------------------------------
+ */
+
+#define FMLA_VERSION_MAJOR 0
+#define FMLA_VERSION_MINOR 1
+#define FMLA_VERSION_PATCH 0
+
+/* The version of the library that is linked: major * 10000 + minor * 100 + patch. Compare with the macros
+ * above to find a header and a library that do not belong together. Never fails. */
+FMLA_API int32_t fmla_version(void);
+
+/* The same as text, "0.1.0". Static storage. */
+FMLA_API const char *fmla_version_string(void);
+
+/* ---- Status and errors ------------------------------------------------------------------------------------
+ */
+
+/* The values are stable: programs may store them. */
+typedef enum fmla_status {
+    FMLA_OK = 0,
+    FMLA_INVALID_ARGUMENT = 1, /* the call can never work as written */
+    FMLA_UNSUPPORTED = 2,      /* a sensible call that no kernel of this build, or on this machine, can run */
+    FMLA_BUFFER_TOO_SMALL = 3, /* workspace or plan buffer: the message says how many bytes are needed */
+    FMLA_DEVICE_ERROR = 4      /* the GPU driver refused something: the message has its words */
+} fmla_status;
+
+/* The name of a status, "FMLA_OK". Static storage; never NULL. */
+FMLA_API const char *fmla_status_name(fmla_status status);
+
+/* What went wrong in the last failed call of this thread, as
+ * "dense_decode: block_table: dtype is int64, must be int32"; "" if none has failed yet.
+ * The text stays valid until the next failing call of this thread. */
+FMLA_API const char *fmla_last_error(void);
+
+/* ---- Tensors (the layout of DLPack's DLTensor, field for field)
+ * -------------------------------------------- */
+
+enum {
+    FMLA_DEVICE_CPU = 1,
+    FMLA_DEVICE_CUDA = 2,
+    FMLA_DEVICE_CUDA_HOST = 3 /* pinned; used as host memory */
+};
+
+typedef struct fmla_device {
+    int32_t type; /* FMLA_DEVICE_… (DLPack's DLDeviceType) */
+    int32_t id;   /* which one of that type, from 0 */
+} fmla_device;
+
+enum { FMLA_TYPE_INT = 0, FMLA_TYPE_UINT = 1, FMLA_TYPE_FLOAT = 2, FMLA_TYPE_BFLOAT = 4 };
+
+typedef struct fmla_dtype {
+    uint8_t code;   /* FMLA_TYPE_… (DLPack's DLDataTypeCode) */
+    uint8_t bits;   /* of one element: 16 */
+    uint16_t lanes; /* 1 */
+} fmla_dtype;
+
+typedef struct fmla_tensor {
+    void *data;
+    fmla_device device;
+    int32_t ndim;
+    fmla_dtype dtype;
+    const int64_t *shape;   /* [ndim] */
+    const int64_t *strides; /* [ndim], in elements; NULL = contiguous, the last dimension fastest */
+    uint64_t byte_offset;   /* added to data */
+} fmla_tensor;
+
+/* ---- Argument structs
+ * -------------------------------------------------------------------------------------- */
+
+/* FMLA_INIT(type) is a value of that struct type with struct_size set and everything else zero:
+ *     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
+ * struct_size tells the library which version of the struct its caller was compiled with. Every published
+ * size is accepted. A larger one is accepted if the part unknown to the library is zero, and else
+ * FMLA_UNSUPPORTED; any other size is FMLA_INVALID_ARGUMENT. */
+#ifdef __cplusplus
+} /* extern "C": templates have C++ linkage */
+template <typename Args> inline Args fmla_init_args()
+{
+    Args args = Args();
+    args.struct_size = sizeof(Args);
+    return args;
+}
+extern "C" {
+#define FMLA_INIT(type) (fmla_init_args<type>())
+#else
+#define FMLA_INIT(type) ((type){.struct_size = sizeof(type)})
+#endif
+
+/* ---- Threads of the CPU back end
+ * --------------------------------------------------------------------------- */
+
+/* One piece of work. `index` is in [0, count); `worker` in [0, workers) selects this piece's scratch memory,
+ * so no two pieces that run at the same time may be given the same worker. */
+typedef void (*fmla_task)(void *task_data, int64_t index, int32_t worker);
+
+/* Runs task(task_data, i, worker) for every i in [0, count) exactly once, in any order, and returns when all
+ * have returned. Several host threads may call it at once. It must not fail. */
+typedef void (*fmla_parallel_for)(void *pool, int64_t count, fmla_task task, void *task_data);
+
+/* Sends CPU work through the caller's own threads: `run` with `pool` as its first argument, using worker
+ * numbers in [0, workers). run = NULL goes back to the built-in OpenMP loop (workers is then not read). The
+ * setting is global and taken up by the calls that start afterwards; run and pool must stay valid while such
+ * calls are in flight. Errors: FMLA_INVALID_ARGUMENT if run is given and workers is not in [1, 4096]. */
+FMLA_API fmla_status fmla_set_parallel_for(fmla_parallel_for run, void *pool, int32_t workers);
+
+/* How many threads the built-in loop uses: n in [1, 4096]; 0 = what OpenMP says (OMP_NUM_THREADS, else all
+ * cores), the default. A workspace size asked before a change may be too small after it: the call then says
+ * so. Errors: FMLA_INVALID_ARGUMENT for other n. */
+FMLA_API fmla_status fmla_set_num_threads(int32_t n);
+
+/* How many workers the next CPU call uses. Never fails. */
+FMLA_API int32_t fmla_num_threads(void);
+
+/* ---- What runs here
+ * ---------------------------------------------------------------------------------------- */
+
+/* One kernel of the library, seen from one device. All strings are static. */
+typedef struct fmla_capability {
+    size_t struct_size;
+    const char *operation; /* "dense_decode" */
+    const char *kernel;    /* "cpu-generic"; NULL in a row that says that the operation has no kernel there */
+    const char *dtypes;    /* "bf16 fp16"; NULL with kernel */
+    const char *shapes;    /* "d_qk 512 576, d_v 512"; NULL with kernel */
+    const char *reason;    /* why it does not run here; "" if it does */
+    int32_t available;     /* 1: this kernel runs on this device */
+    int32_t
+        forced_only; /* 1: the oracle, written to be read: runs only when named, never counts as support */
+} fmla_capability;
+
+/* The index-th row for a device, in order of operation and then of preference: of the available kernels whose
+ * features cover a call, the first runs. Walk it with index = 0, 1, … until FMLA_INVALID_ARGUMENT.
+ * A kernel can be forced by name: by the call (args.kernel) or, for calls that name none, by the environment
+ * variable FLASHMLA_KERNEL="cpu-generic" or "dense_decode=ref,merge=cpu-generic" (read once, at first use).
+ * Errors: FMLA_INVALID_ARGUMENT (NULL, struct_size, index past the end, a device type that is unknown). */
+FMLA_API fmla_status fmla_capabilities(fmla_device device, int64_t index, fmla_capability *capability);
+
+/* Does ahead what the first call on a device would do once: detection, and loading of kernels.
+ * Errors: FMLA_UNSUPPORTED if nothing of this build runs on the device. */
+FMLA_API fmla_status fmla_prepare(fmla_device device);
+
+/* ---- The split plan
+ * ---------------------------------------------------------------------------------------- */
+
+/* How a batch of requests of different lengths is cut into equal loads (docs/semantics.md, "The split plan";
+ * the method is FlashMLA's, of February 2025). The plan depends on the lengths only, so one plan serves every
+ * layer of a model for one step. */
+typedef struct fmla_decode_plan_args {
+    size_t struct_size;
+    const fmla_tensor *seqlens; /* [b] int32: keys of each request; clamped to [0, capacity] */
+    int64_t s_q;                /* query tokens of a request, ≥ 1 */
+    int64_t h_q;                /* query heads, ≥ 1 */
+    int64_t h_kv;               /* key heads, divides h_q */
+    int64_t capacity;           /* max_pages * page_size of the cache; 0 = no upper clamp */
+    fmla_device target;  /* the device that will use the plan; {0, 0} = that of seqlens. A plan is position-
+                            independent bytes: one made on the host may be copied to the device */
+    int32_t num_workers; /* SMs or threads to plan for; 0 = all that the target has */
+    int32_t num_partitions; /* 0 = from num_workers, h_q, h_kv and s_q; else in [1, 65536] */
+    void *plan;             /* where to write; 16-byte aligned memory of the device of seqlens */
+    size_t plan_size;       /* its size in bytes, at least what fmla_decode_plan_size answered */
+    void *stream;           /* CUDA stream, for seqlens in device memory */
+} fmla_decode_plan_args;
+
+/* How many bytes a plan takes; depends on b and the number of partitions alone. args->plan, plan_size and
+ * stream are not read. Errors: FMLA_INVALID_ARGUMENT; FMLA_UNSUPPORTED for a device without a kernel. */
+FMLA_API fmla_status fmla_decode_plan_size(const fmla_decode_plan_args *args, size_t *bytes);
+
+/* Writes the plan. Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL, FMLA_UNSUPPORTED.
+ * On a GPU it can be captured, and replayed after the lengths changed in place. */
+FMLA_API fmla_status fmla_decode_plan(const fmla_decode_plan_args *args);
+
+enum { FMLA_PARTITION_FIELDS = 8 };
+
+/* A plan, readable. The pointers point into the plan. */
+typedef struct fmla_plan_view {
+    size_t struct_size;
+    int64_t batch;
+    int64_t num_partitions;
+    int64_t payload; /* the load no partition exceeds, in blocks of 64 keys, overheads of 5 included */
+    const int32_t
+        *partitions;           /* [num_partitions, 8]: begin request, end request (inclusive), begin block,
+                                  end block (exclusive), begin split index, first request is split,
+                                  last request is split, 0. Idle: begin request = batch, end request = batch - 1 */
+    const int32_t *num_splits; /* [batch + 1]: prefix sum of the number of splits of each request */
+} fmla_plan_view;
+
+/* Describes a plan in host memory. Errors: FMLA_INVALID_ARGUMENT if it is none, or cut off. */
+FMLA_API fmla_status fmla_plan_describe(const void *plan, size_t plan_size, fmla_plan_view *view);
+
+/* ---- Dense decode
+ * ------------------------------------------------------------------------------------------ */
+
+/* `lse` (and nothing else) of a row that sees no key. */
+enum { FMLA_LSE_EMPTY_POSITIVE_INFINITY = 0 /* FlashMLA's */, FMLA_LSE_EMPTY_NEGATIVE_INFINITY = 1 };
+
+/* The base of the logarithm in `lse`. */
+enum { FMLA_LOG_NATURAL = 0, FMLA_LOG_BASE_2 = 2 };
+
+/* Attention of a few new tokens of each request over its cached keys (docs/semantics.md, "Dense decode"):
+ *     S = softmax_scale · Q Kᵀ,  lse = ln Σ exp(S),  out = softmax(S) V,  V = the first d_v values of K.
+ * Query head h reads key head h / (h_q / h_kv). */
+typedef struct fmla_dense_decode_args {
+    size_t struct_size;
+    const fmla_tensor *q;           /* [b, s_q, h_q, d_qk] bf16 or fp16 */
+    const fmla_tensor *kv_cache;    /* [pages, page_size, h_kv, d_qk], the type of q */
+    const fmla_tensor *block_table; /* [b, max_pages] int32: the page of each page_size keys of a request.
+                                       Entries past ceil(length / page_size) are never used, whatever they
+                                       hold. NULL: page r holds the keys of request r, pages ≥ b */
+    const fmla_tensor *seqlens; /* [b] int32: keys of each request; clamped to [0, max_pages · page_size] */
+    const fmla_tensor *attn_sink; /* [h_q] fp32 or NULL: out *= 1 / (1 + exp(sink - lse)), natural lse */
+    const fmla_tensor *out;       /* [b, s_q, h_q, d_v], the type of q; written */
+    const fmla_tensor *lse;       /* [b, h_q, s_q] fp32, written; NULL = not wanted */
+    const void *plan; /* from fmla_decode_plan for this b; NULL = planned inside the call. A plan made
+                         for other lengths is safe; made for other heads, safe and unbalanced */
+    size_t plan_size; /* its size in bytes */
+    void *workspace;  /* fmla_dense_decode_workspace_size bytes on the device of q */
+    size_t workspace_size;
+    void *stream;            /* CUDA stream; not used on the CPU */
+    const char *kernel;      /* force a kernel by name (fmla_capabilities lists them); NULL = the best */
+    float softmax_scale;     /* 0 = 1/sqrt(d_qk); finite */
+    int32_t causal;          /* 1: token j of s_q sees keys t ≤ s_k - s_q + j; 0: all see all */
+    int32_t lse_empty;       /* FMLA_LSE_EMPTY_… */
+    int32_t log_base;        /* FMLA_LOG_… */
+    int32_t batch_invariant; /* 1: a request's result has the same bits whatever else is in the batch and
+                                wherever it stands in it; plan is then not read */
+    int32_t num_partitions;  /* of the plan made inside the call: 0 = by the device; not read with a plan */
+} fmla_dense_decode_args;
+
+/* How much workspace fmla_dense_decode takes with these arguments, and its alignment (either may be NULL),
+ * from shapes, types, options and device; data of tensors, workspace and stream are not read (a plan is, in
+ * host memory). On the CPU it grows with fmla_num_threads(). Errors: as fmla_dense_decode, workspace aside.
+ */
+FMLA_API fmla_status fmla_dense_decode_workspace_size(const fmla_dense_decode_args *args, size_t *bytes,
+                                                      size_t *alignment);
+
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace), FMLA_UNSUPPORTED. On the CPU an entry of
+ * block_table that is used and is no page of the cache is FMLA_INVALID_ARGUMENT; on a GPU it is undefined. */
+FMLA_API fmla_status fmla_dense_decode(const fmla_dense_decode_args *args);
+
+/* ---- Merge
+ * ------------------------------------------------------------------------------------------------- */
+
+/* Joins n results over disjoint sets of keys into the result over all of them (docs/semantics.md, "Merge"):
+ * parts of one machine or of several. A part whose lse is +inf or -inf saw no key, and its out is not read.
+ * Parts join in order of their index. */
+typedef struct fmla_merge_args {
+    size_t struct_size;
+    const fmla_tensor *out_parts; /* [n, b, s_q, h_q, d_v] bf16, fp16 or fp32 */
+    const fmla_tensor *lse_parts; /* [n, b, h_q, s_q] fp32 */
+    const fmla_tensor *attn_sink; /* [h_q] fp32 or NULL; applied once, to the whole */
+    const fmla_tensor *out; /* [b, s_q, h_q, d_v] bf16, fp16 or fp32; written; must not overlap the parts */
+    const fmla_tensor *lse; /* [b, h_q, s_q] fp32, written; NULL = not wanted; must not overlap the parts */
+    void *stream;           /* CUDA stream; not used on the CPU */
+    const char *kernel;     /* force a kernel by name; NULL = the best */
+    int32_t lse_empty;      /* FMLA_LSE_EMPTY_…, of the result; parts may use either */
+    int32_t log_base;       /* FMLA_LOG_…, of the parts and of the result */
+} fmla_merge_args;
+
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED. */
+FMLA_API fmla_status fmla_merge(const fmla_merge_args *args);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* FLASHMLA_FLASHMLA_H */

@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef FMLA_ERROR_H
+#define FMLA_ERROR_H
+
+#include "flashmla/flashmla.h"
+
+/* Sets this thread's message and returns `status`, so that a check reads `return fail(…)`. */
+fmla_status fail(fmla_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

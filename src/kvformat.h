@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The five cache layouts (docs/semantics.md, "Cache formats"), spelled once, byte by byte, for C and CUDA.
+ * A page is a run of bytes; everything here is an offset from its start.
+ *
+ *   FP8_656   token: 512 e4m3 (NoPE) | 4 f32 scales, one per 128 | 64 bf16 (RoPE)
+ *   FP8_584   token: 448 e4m3 (NoPE) | 64 bf16 (RoPE)       after page_size of these: page_size × (7 ue8m0 |
+ * 1 pad) FP8_576   token: 576 e4m3; one f32 scale for the whole cache, given apart BF16      token: d_qk bf16
+ *   FP16      token: d_qk fp16
+ */
+#ifndef FMLA_KVFORMAT_H
+#define FMLA_KVFORMAT_H
+
+#include "num.h"
+
+#include <stddef.h>
+
+enum kv_format { KV_BF16, KV_FP16, KV_FP8_656, KV_FP8_584, KV_FP8_576, KV_FORMATS };
+
+enum kv_element { KV_ELEMENT_BF16, KV_ELEMENT_FP16, KV_ELEMENT_E4M3 };
+enum kv_scale { KV_SCALE_NONE, KV_SCALE_F32, KV_SCALE_UE8M0, KV_SCALE_OF_CACHE };
+
+/* What a layout is made of. Lengths count elements unless they say bytes. */
+struct kv_layout {
+    enum kv_element element; /* of the first `nope` values of a token */
+    enum kv_scale scale;
+    int32_t nope;        /* values of type `element`; what follows, up to d_qk, is `rope` bf16 values */
+    int32_t rope;        /* 0 where the whole token has one type */
+    int32_t group;       /* values that share a scale; 0 = none */
+    int32_t scales;      /* scales of a token */
+    int32_t token_bytes; /* from one token to the next */
+    int32_t rope_offset; /* bytes from the token */
+    int32_t
+        scale_bytes; /* one token's scales, padding included, where they stand behind all tokens; else 0 */
+    int32_t scale_offset;      /* bytes from the token, where the scales stand inside it; else 0 */
+    int32_t page_bytes_a_slot; /* token_bytes + scale_bytes: the least page stride is page_size times this */
+};
+
+/* d_qk is read for KV_BF16 and KV_FP16 alone; the FP8 layouts are 576 wide, FP8_584 512. */
+NUM_FN struct kv_layout kv_layout_of(enum kv_format format, int32_t d_qk)
+{
+    struct kv_layout l;
+    memset(&l, 0, sizeof l);
+    switch (format) {
+    case KV_FP8_656:
+        l.element = KV_ELEMENT_E4M3, l.scale = KV_SCALE_F32;
+        l.nope = 512, l.rope = 64, l.group = 128, l.scales = 4;
+        l.token_bytes = 656, l.scale_offset = 512, l.rope_offset = 528;
+        break;
+    case KV_FP8_584:
+        l.element = KV_ELEMENT_E4M3, l.scale = KV_SCALE_UE8M0;
+        l.nope = 448, l.rope = 64, l.group = 64, l.scales = 7;
+        l.token_bytes = 576, l.rope_offset = 448, l.scale_bytes = 8;
+        break;
+    case KV_FP8_576:
+        l.element = KV_ELEMENT_E4M3, l.scale = KV_SCALE_OF_CACHE;
+        l.nope = 576, l.token_bytes = 576;
+        break;
+    case KV_FP16:
+    case KV_BF16:
+    default:
+        l.element = format == KV_FP16 ? KV_ELEMENT_FP16 : KV_ELEMENT_BF16;
+        l.nope = d_qk, l.token_bytes = 2 * d_qk;
+        break;
+    }
+    l.page_bytes_a_slot = l.token_bytes + l.scale_bytes;
+    return l;
+}
+
+NUM_FN int32_t kv_width(const struct kv_layout *l)
+{
+    return l->nope + l->rope;
+}
+
+/* Where slot's token starts in its page, and where its scales start. */
+NUM_FN size_t kv_token_at(const struct kv_layout *l, int64_t slot)
+{
+    return (size_t)slot * (size_t)l->token_bytes;
+}
+
+NUM_FN size_t kv_scales_at(const struct kv_layout *l, int64_t page_size, int64_t slot)
+{
+    return l->scale_bytes ? (size_t)page_size * (size_t)l->token_bytes + (size_t)slot * (size_t)l->scale_bytes
+                          : kv_token_at(l, slot) + (size_t)l->scale_offset;
+}
+
+NUM_FN uint16_t kv_get16(const uint8_t *at)
+{
+    uint16_t v;
+    memcpy(&v, at, sizeof v);
+    return v;
+}
+
+/* The scale of value i of a token. */
+NUM_FN float kv_scale_of(const struct kv_layout *l, const uint8_t *page, int64_t page_size, int64_t slot,
+                         int32_t i, float cache_scale)
+{
+    const uint8_t *scales = page + kv_scales_at(l, page_size, slot);
+    float scale = 1.0f;
+    switch (l->scale) {
+    case KV_SCALE_F32: memcpy(&scale, scales + 4 * (i / l->group), sizeof scale); break;
+    case KV_SCALE_UE8M0: scale = num_from_ue8m0(scales[i / l->group]); break;
+    case KV_SCALE_OF_CACHE: scale = cache_scale; break;
+    case KV_SCALE_NONE: break;
+    }
+    return scale;
+}
+
+/* Value i of a token. An FP8 element is worth bf16(e4m3 × scale), in every kernel and in the oracle.
+ * cache_scale is read for FP8_576 alone. */
+NUM_FN float kv_load(const struct kv_layout *l, const uint8_t *page, int64_t page_size, int64_t slot,
+                     int32_t i, float cache_scale)
+{
+    const uint8_t *token = page + kv_token_at(l, slot);
+    if (i >= l->nope) return num_from_bf16(kv_get16(token + l->rope_offset + 2 * (i - l->nope)));
+    switch (l->element) {
+    case KV_ELEMENT_BF16: return num_from_bf16(kv_get16(token + 2 * i));
+    case KV_ELEMENT_FP16: return num_from_fp16(kv_get16(token + 2 * i));
+    case KV_ELEMENT_E4M3: break;
+    }
+    const float scale = kv_scale_of(l, page, page_size, slot, i, cache_scale);
+    return num_from_bf16(num_to_bf16(num_from_e4m3(token[i]) * scale));
+}
+
+/* Writes one token's kv_width(l) values: quantised group by group where the layout has groups, with the scale
+ * of num_ue8m0_scale (as f32 in FP8_656); with cache_scale in FP8_576. The pad byte of FP8_584 is written 0.
+ */
+NUM_FN void kv_store_token(const struct kv_layout *l, uint8_t *page, int64_t page_size, int64_t slot,
+                           const float *values, float cache_scale)
+{
+    uint8_t *token = page + kv_token_at(l, slot);
+    uint8_t *scales = page + kv_scales_at(l, page_size, slot);
+    for (int32_t i = 0; i < l->rope; i++) {
+        const uint16_t v = num_to_bf16(values[l->nope + i]);
+        memcpy(token + l->rope_offset + 2 * i, &v, sizeof v);
+    }
+    if (l->element != KV_ELEMENT_E4M3) {
+        for (int32_t i = 0; i < l->nope; i++) {
+            const uint16_t v =
+                l->element == KV_ELEMENT_FP16 ? num_to_fp16(values[i]) : num_to_bf16(values[i]);
+            memcpy(token + 2 * i, &v, sizeof v);
+        }
+        return;
+    }
+    if (l->scale_bytes) memset(scales, 0, (size_t)l->scale_bytes);
+    const int32_t group = l->group ? l->group : l->nope;
+    for (int32_t first = 0; first < l->nope; first += group) {
+        float scale = cache_scale;
+        if (l->scale != KV_SCALE_OF_CACHE) {
+            float amax = 0.0f;
+            for (int32_t i = first; i < first + group; i++) {
+                const float a = values[i] < 0.0f ? -values[i] : values[i];
+                if (a > amax) amax = a;
+            }
+            const uint8_t code = num_ue8m0_scale(amax);
+            scale = num_from_ue8m0(code);
+            if (l->scale == KV_SCALE_F32)
+                memcpy(scales + 4 * (first / group), &scale, sizeof scale);
+            else
+                scales[first / group] = code;
+        }
+        for (int32_t i = first; i < first + group; i++) token[i] = num_to_e4m3(values[i] / scale);
+    }
+}
+
+#endif

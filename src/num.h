@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The number formats, spelled once: bf16, fp16, e4m3 (OCP "fn") and ue8m0 against fp32.
+ * Plain C that CUDA compiles too; no state, no tables. Conversions to a narrower type round to nearest, ties
+ * to even, and are exact about signed zeros, subnormals, infinities and NaN. No function depends on the
+ * flush-to-zero mode of the thread that calls it: subnormals are built from integers.
+ */
+#ifndef FMLA_NUM_H
+#define FMLA_NUM_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__CUDACC__)
+#define NUM_FN static __host__ __device__ __forceinline__
+#else
+#define NUM_FN static inline
+#endif
+
+NUM_FN uint32_t num_bits(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+NUM_FN float num_float(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+/* ---- bf16: the upper half of an fp32
+ * ------------------------------------------------------------------------ */
+
+NUM_FN float num_from_bf16(uint16_t v)
+{
+    return num_float((uint32_t)v << 16);
+}
+
+NUM_FN uint16_t num_to_bf16(float x)
+{
+    const uint32_t u = num_bits(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)((u >> 16) | 0x40u); /* NaN: quiet, never rounded to inf */
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+/* ---- fp16: 1 sign, 5 exponent (bias 15), 10 mantissa bits
+ * ---------------------------------------------------- */
+
+NUM_FN float num_from_fp16(uint16_t v)
+{
+    const uint32_t sign = (uint32_t)(v & 0x8000u) << 16;
+    const uint32_t magnitude = v & 0x7fffu;
+    const uint32_t normal = (magnitude << 13) + ((127u - 15u) << 23);
+    const uint32_t special = (magnitude << 13) | 0x7f800000u;
+    const uint32_t subnormal = num_bits((float)(int32_t)magnitude * 0x1p-24f);
+    const uint32_t u = magnitude >= 0x7c00u ? special : magnitude >= 0x0400u ? normal : subnormal;
+    return num_float(u | sign);
+}
+
+NUM_FN uint16_t num_to_fp16(float x)
+{
+    const uint32_t u = num_bits(x);
+    const uint16_t sign = (uint16_t)((u >> 16) & 0x8000u);
+    const uint32_t a = u & 0x7fffffffu;
+    if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((a >> 13) & 0x3ffu));
+    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above, inf included */
+    if (a >= 0x38800000u)                                    /* 2^-14 and above: normal */
+        return (uint16_t)(sign | ((a - ((127u - 15u) << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13));
+    if (a < 0x33000000u) return sign; /* below half of the least subnormal 2^-24 */
+    const uint32_t mantissa = (a & 0x7fffffu) | 0x800000u;
+    const uint32_t shift = 126u - (a >> 23); /* 14 … 24: leaves a count of 2^-24 */
+    const uint32_t kept = mantissa >> shift;
+    const uint32_t rest = mantissa & ((1u << shift) - 1u);
+    const uint32_t half = 1u << (shift - 1u);
+    return (uint16_t)(sign | (kept + (rest > half || (rest == half && (kept & 1u)) ? 1u : 0u)));
+}
+
+/* ---- e4m3 ("fn"): 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinity, NaN = S.1111.111, max 448
+ * -------- */
+
+NUM_FN float num_from_e4m3(uint8_t v)
+{
+    const uint32_t sign = (uint32_t)(v & 0x80u) << 24;
+    const uint32_t magnitude = v & 0x7fu;
+    const uint32_t normal = (magnitude << 20) + ((127u - 7u) << 23);
+    const uint32_t subnormal = num_bits((float)(int32_t)magnitude * 0x1p-9f);
+    const uint32_t u = magnitude == 0x7fu ? 0x7fc00000u : magnitude >= 8u ? normal : subnormal;
+    return num_float(u | sign);
+}
+
+/* Saturating: everything beyond 448, infinities included, becomes ±448; NaN stays NaN. */
+NUM_FN uint8_t num_to_e4m3(float x)
+{
+    const uint32_t u = num_bits(x);
+    const uint8_t sign = (uint8_t)((u >> 24) & 0x80u);
+    const uint32_t a = u & 0x7fffffffu;
+    if (a > 0x7f800000u) return (uint8_t)(sign | 0x7fu);
+    if (a >= 0x43e00000u) return (uint8_t)(sign | 0x7eu); /* 448 and above */
+    if (a >= 0x3c800000u)                                 /* 2^-6 and above: normal */
+        return (uint8_t)(sign | ((a - ((127u - 7u) << 23) + 0x7ffffu + ((a >> 20) & 1u)) >> 20));
+    if (a < 0x3a800000u) return sign; /* below half of the least subnormal 2^-9 */
+    const uint32_t mantissa = (a & 0x7fffffu) | 0x800000u;
+    const uint32_t shift = 141u - (a >> 23); /* 21 … 24: leaves a count of 2^-9 */
+    const uint32_t kept = mantissa >> shift;
+    const uint32_t rest = mantissa & ((1u << shift) - 1u);
+    const uint32_t half = 1u << (shift - 1u);
+    return (uint8_t)(sign | (kept + (rest > half || (rest == half && (kept & 1u)) ? 1u : 0u)));
+}
+
+/* ---- ue8m0: an exponent alone, 2^(v - 127); 255 = NaN
+ * -------------------------------------------------------- */
+
+NUM_FN float num_from_ue8m0(uint8_t v)
+{
+    return num_float(v == 255u ? 0x7fc00000u
+                     : v == 0u ? 0x00400000u /* 2^-127, subnormal */
+                               : (uint32_t)v << 23);
+}
+
+/* The scale that cache writers choose for a group whose largest magnitude is amax:
+ * 2^ceil(log2(max(amax / 448, 1e-4))), as ue8m0 (docs/semantics.md, "Cache formats"). An infinite amax gives
+ * the largest finite scale. */
+NUM_FN uint8_t num_ue8m0_scale(float amax)
+{
+    const float quotient = amax / 448.0f; /* correctly rounded in CUDA too, unless -use_fast_math */
+    const uint32_t u = num_bits(quotient > 1e-4f ? quotient : 1e-4f);
+    const uint32_t exponent = (u >> 23) + ((u & 0x7fffffu) ? 1u : 0u);
+    return (uint8_t)(exponent < 254u ? exponent : 254u);
+}
+
+#endif

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The split plan (docs/semantics.md, "The split plan"): its bytes, and the host planner that every device
+ * planner is held bit-equal to.
+ */
+#ifndef FMLA_PLAN_H
+#define FMLA_PLAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { PLAN_BLOCK = 64 /* keys of a block */, PLAN_OVERHEAD = 5 /* cost of touching a request, in blocks */ };
+enum { PLAN_ROW_TILE = 64 /* rows (query token, query head) that one worker handles together */ };
+
+/* One partition; the order of the fields is the published one. */
+struct plan_partition {
+    int32_t begin_request;
+    int32_t end_request; /* inclusive; begin_request - 1 when idle */
+    int32_t begin_block;
+    int32_t end_block; /* exclusive, of end_request */
+    int32_t begin_split;
+    int32_t first_is_split; /* begin_request has more than one split */
+    int32_t last_is_split;  /* end_request has */
+    int32_t zero;
+};
+
+/* A plan in memory: this, then num_partitions × plan_partition, then num_splits [batch + 1]. */
+struct plan_header {
+    uint32_t magic; /* PLAN_MAGIC */
+    int32_t num_partitions;
+    int64_t batch;
+    int64_t payload;
+    int64_t zero;
+};
+
+#define PLAN_MAGIC 0x31504d46u /* "FMP1" */
+
+static inline size_t plan_bytes(int64_t batch, int32_t num_partitions)
+{
+    return sizeof(struct plan_header) + (size_t)num_partitions * sizeof(struct plan_partition) +
+           ((size_t)batch + 1) * sizeof(int32_t);
+}
+
+static inline struct plan_partition *plan_partitions(const struct plan_header *plan)
+{
+    return (struct plan_partition *)(plan + 1);
+}
+
+static inline int32_t *plan_num_splits(const struct plan_header *plan)
+{
+    return (int32_t *)(plan_partitions(plan) + plan->num_partitions);
+}
+
+/* Row tiles of a request over all key heads: how many workers one partition keeps busy. */
+int64_t plan_row_tiles(int64_t s_q, int64_t h_q, int64_t h_kv);
+
+/* max(1, workers / h_kv / ceil(s_q · h_q / h_kv / 64)). */
+int32_t plan_default_partitions(int64_t workers, int64_t s_q, int64_t h_q, int64_t h_kv);
+
+/* A length as the planner and the kernels read it: inside [0, capacity]. */
+static inline int64_t plan_clamp_length(int32_t length, int64_t capacity)
+{
+    return length < 0 ? 0 : length > capacity ? capacity : length;
+}
+
+/* Writes the plan of `batch` requests; seqlens[i * stride] is clamped to [0, capacity].
+ * plan has plan_bytes(batch, num_partitions) bytes. */
+void plan_build(struct plan_header *plan, int64_t batch, int32_t num_partitions, const int32_t *seqlens,
+                int64_t stride, int64_t capacity);
+
+#endif

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: MIT */
+#include "compare.h"
+
+#include <math.h>
+
+const struct tolerance tolerance_dense_decode_out = {8e-4, 2.01 / 128, 5e-6};
+const struct tolerance tolerance_decode_lse = {1e-6, 8.01 / 65536, 1e-7};
+const struct tolerance tolerance_exact_f32 = {1e-6, 1e-5, 1e-9};
+
+void compare_add(struct comparison *comparison, const struct tolerance *tolerance, double value,
+                 double reference)
+{
+    bool wrong = false;
+    if (isfinite(value) && isfinite(reference)) {
+        const double difference = fabs(value - reference);
+        if (difference > comparison->worst_abs) comparison->worst_abs = difference;
+        wrong = !(difference < tolerance->abs || difference / fabs(reference) < tolerance->rel);
+        comparison->sum_ab += value * reference;
+        comparison->sum_aabb += value * value + reference * reference;
+        comparison->sum_refref += reference * reference;
+    } else {
+        /* Matching special values count as 0 in the sums. */
+        wrong = isnan(reference) ? !isnan(value) : !(value == reference);
+    }
+    if (wrong && comparison->wrong++ == 0) comparison->first_wrong = comparison->count;
+    comparison->count++;
+}
+
+double compare_cosine(const struct comparison *comparison)
+{
+    if (comparison->sum_refref < 1e-12) return 0.0;
+    return 1.0 - 2.0 * comparison->sum_ab / comparison->sum_aabb;
+}
+
+bool compare_passed(const struct comparison *comparison, const struct tolerance *tolerance)
+{
+    return comparison->wrong == 0 && compare_cosine(comparison) < tolerance->cosine;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Comparison of results with the oracle, as docs/semantics.md ("Tolerances") defines it: infinities and NaN
+ * must match exactly and in place; every other element passes if |Δ| < abs or |Δ| / |reference| < rel; and
+ * over the whole tensor the cosine difference 1 - 2 Σab / Σ(a² + b²) must stay below its bound.
+ */
+#ifndef FMLA_SUPPORT_COMPARE_H
+#define FMLA_SUPPORT_COMPARE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct tolerance {
+    double abs, rel, cosine;
+};
+
+extern const struct tolerance tolerance_dense_decode_out; /* of bf16 and fp16 outputs */
+extern const struct tolerance tolerance_decode_lse;
+extern const struct tolerance tolerance_exact_f32; /* a merge in fp32 against the oracle's */
+
+/* Fed element by element; zero-initialised. */
+struct comparison {
+    int64_t count;
+    int64_t wrong;       /* elements that fail, non-finite mismatches included */
+    int64_t first_wrong; /* index of the first (in feeding order) */
+    double worst_abs;    /* largest |Δ| of finite elements */
+    double sum_ab, sum_aabb, sum_refref;
+};
+
+void compare_add(struct comparison *comparison, const struct tolerance *tolerance, double value,
+                 double reference);
+
+/* The cosine difference so far; 0 where the reference is all but zero. */
+double compare_cosine(const struct comparison *comparison);
+
+bool compare_passed(const struct comparison *comparison, const struct tolerance *tolerance);
+
+#endif
