@@ -255,7 +255,7 @@ static bool parse_header(struct safetensors_file *file, const char *path, struct
  * this one by SIGBUS: the price of not reading a large cache twice. */
 static bool map_data(struct safetensors_file *file, int fd, const char *path, struct fault *fault)
 {
-    static const char nothing[ALIGNMENT];
+    static const _Alignas(ALIGNMENT) char nothing[ALIGNMENT];
     if (file->data_bytes > 0) {
         void *map = mmap(NULL, file->map_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
         if (map == MAP_FAILED)
@@ -273,7 +273,7 @@ static bool map_data(struct safetensors_file *file, int fd, const char *path, st
 struct safetensors_file *safetensors_open(const char *path, struct fault *fault)
 {
     struct safetensors_file *file = calloc(1, sizeof *file);
-    uint64_t length;
+    uint64_t length = 0;
     int fd = -1;
     bool good = false;
     if (!file) {

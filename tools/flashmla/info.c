@@ -11,15 +11,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const struct command info = {
-    "info", NULL, "what runs on this machine, on which kernel",
-    "\n"
-    "A kernel that does not run here stands with the reason. \"only when named\" is the oracle: it runs with\n"
-    "run --kernel ref, or with FLASHMLA_KERNEL=ref in the environment.\n"
-    "\n"
-    "Examples\n"
-    "  flashmla info\n"
-    "  flashmla info --json\n"};
+static const struct command info = {"info", NULL, "what runs on this machine, on which kernel",
+                                    "\n"
+                                    "A kernel that does not run here stands with the reason. \"only when "
+                                    "named\" is the oracle: it runs with\n"
+                                    "run --kernel ref, or with FLASHMLA_KERNEL=ref in the environment.\n"
+                                    "\n"
+                                    "Examples\n"
+                                    "  flashmla info\n"
+                                    "  flashmla info --json\n"};
 
 static const struct {
     const char *name;
@@ -62,7 +62,8 @@ static void walk(int device, json_t *rows)
 static void print_table(void)
 {
     printf("flashmla %s, %d threads\n\n", fmla_version_string(), (int)fmla_num_threads());
-    printf("%-7s %-13s %-12s %-10s %-24s %s\n", "device", "operation", "kernel", "dtypes", "shapes", "runs here");
+    printf("%-7s %-13s %-12s %-10s %-24s %s\n", "device", "operation", "kernel", "dtypes", "shapes",
+           "runs here");
     for (int d = 0; d < DEVICES; d++) walk(d, NULL);
 }
 
@@ -87,7 +88,8 @@ static int print_json(void)
 int command_info(int argc, char **argv)
 {
     bool json = false;
-    const struct option options[] = {{"--json", OPTION_ON, &json, NULL, "print JSON", 0, 0, {NULL}, NULL}, {0}};
+    const struct option options[] = {{"--json", OPTION_ON, &json, NULL, "print JSON", 0, 0, {NULL}, NULL},
+                                     {0}};
     switch (options_parse(&info, options, argc, argv, NULL)) {
     case OPTIONS_HELPED: return EXIT_GOOD;
     case OPTIONS_WRONG: return EXIT_USAGE;

@@ -19,7 +19,8 @@ static bool check(const struct lengths *l, int64_t least, struct fault *fault)
     if (l->seq_len_given && random)
         return fault_set(fault, "--seq-len: not together with --min-len or --max-len");
     if (!l->list_given && !l->seq_len_given && least > l->max_len)
-        return fault_set(fault, "--min-len: %" PRId64 " must not exceed --max-len %" PRId64, least, l->max_len);
+        return fault_set(fault, "--min-len: %" PRId64 " must not exceed --max-len %" PRId64, least,
+                         l->max_len);
     return true;
 }
 

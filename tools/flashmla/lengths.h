@@ -16,22 +16,28 @@ struct lengths {
 };
 
 /* 8 requests of 512 to 4096 keys. */
-#define LENGTHS_DEFAULTS {.batch = 8, .min_len = 512, .max_len = 4096}
+#define LENGTHS_DEFAULTS                                                                                     \
+    {                                                                                                        \
+        .batch = 8, .min_len = 512, .max_len = 4096                                                          \
+    }
 
 #define LENGTHS_MAX_BATCH 1000000
 
 #define LENGTHS_OPTIONS(l)                                                                                     \
-    {"--batch", OPTION_COUNT, &(l).batch, "N", "requests; default 8", 0, LENGTHS_MAX_BATCH, {NULL},            \
-     &(l).batch_given},                                                                                        \
-        {"--seq-len", OPTION_COUNT, &(l).seq_len, "N", "keys of every request", 0, INT32_MAX, {NULL},          \
-         &(l).seq_len_given},                                                                                  \
-        {"--seq-lens", OPTION_COUNTS, &(l).list, "A,B,C", "keys of each request, in order", 0, INT32_MAX,      \
-         {NULL}, &(l).list_given},                                                                             \
-        {"--min-len", OPTION_COUNT, &(l).min_len, "N", "least keys of a random length; default 512", 0,        \
-         INT32_MAX, {NULL}, &(l).min_given},                                                                   \
-        {"--max-len", OPTION_COUNT, &(l).max_len, "N", "most keys of a random length; default 4096", 0,        \
-         INT32_MAX, {NULL}, &(l).max_given},                                                                   \
-        {"--seed", OPTION_COUNT, &(l).seed, "N", "of everything random; default 0", 0, INT64_MAX, {NULL}, NULL}
+    {"--batch",         OPTION_COUNT, &(l).batch,      "N", "requests; default 8", 0,                          \
+     LENGTHS_MAX_BATCH, {NULL},       &(l).batch_given},                                                       \
+        {"--seq-len", OPTION_COUNT, &(l).seq_len,      "N", "keys of every request", 0,                        \
+         INT32_MAX,   {NULL},       &(l).seq_len_given},                                                       \
+        {"--seq-lens", OPTION_COUNTS, &(l).list,      "A,B,C", "keys of each request, in order", 0,            \
+         INT32_MAX,    {NULL},        &(l).list_given},                                                        \
+        {"--min-len", OPTION_COUNT, &(l).min_len, "N",           "least keys of a random length; default 512", \
+         0,           INT32_MAX,    {NULL},       &(l).min_given},                                             \
+        {"--max-len", OPTION_COUNT, &(l).max_len, "N",           "most keys of a random length; default 4096", \
+         0,           INT32_MAX,    {NULL},       &(l).max_given},                                             \
+    {                                                                                                          \
+        "--seed", OPTION_COUNT, &(l).seed, "N", "of everything random; default 0", 0, INT64_MAX, {NULL},       \
+            NULL                                                                                               \
+    }
 
 bool lengths_any_given(const struct lengths *lengths);
 

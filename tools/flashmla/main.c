@@ -62,7 +62,8 @@ static int dispatch(int argc, char **argv)
     for (int i = 0; i < COMMANDS; i++)
         if (!strcmp(commands[i].name, argv[1])) return commands[i].run(argc - 1, argv + 1);
     return complain(&flashmla, EXIT_USAGE,
-                    "%s: no such command; allowed are info, make-input, run, plan, --help, --version", argv[1]);
+                    "%s: no such command; allowed are info, make-input, run, plan, --help, --version",
+                    argv[1]);
 }
 
 int main(int argc, char **argv)

@@ -19,7 +19,8 @@
 static const struct command make_input = {
     "make-input", "FILE", "write a decode batch over a paged cache to a file",
     "\n"
-    "Writes the tensors q [b, s_q, h_q, d_qk], kv_cache [pages, page_size, h_kv, d_qk], block_table and seqlens\n"
+    "Writes the tensors q [b, s_q, h_q, d_qk], kv_cache [pages, page_size, h_kv, d_qk], block_table and "
+    "seqlens\n"
     "(int32), and attn_sink [h_q] (fp32) with --sink. Values are N(0, 0.1^2), clamped to [-1, 1]. Without\n"
     "--seq-len or --seq-lens the lengths are random. The same options give the same bytes.\n"
     "\n"
@@ -59,15 +60,16 @@ static bool lay_out(struct made_input *made, struct random_state *random, struct
     if (made->pages > INT32_MAX)
         return fault_set(fault, "%" PRId64 " pages, at most %d are allowed", made->pages, INT32_MAX);
     if (made->batch * made->max_pages > MAX_TABLE)
-        return fault_set(fault, "a block table of %" PRId64 " by %" PRId64 " pages, at most %d entries are allowed",
+        return fault_set(fault,
+                         "a block table of %" PRId64 " by %" PRId64 " pages, at most %d entries are allowed",
                          made->batch, made->max_pages, MAX_TABLE);
     int32_t *order = malloc(((size_t)made->pages + 1) * sizeof *order);
     made->page_keys = calloc((size_t)made->pages + 1, sizeof *made->page_keys);
     made->block_table = calloc((size_t)(made->batch * made->max_pages) + 1, sizeof *made->block_table);
     if (!order || !made->page_keys || !made->block_table) {
         free(order);
-        return fault_set(fault, "no memory for a block table of %" PRId64 " by %" PRId64 " pages", made->batch,
-                         made->max_pages);
+        return fault_set(fault, "no memory for a block table of %" PRId64 " by %" PRId64 " pages",
+                         made->batch, made->max_pages);
     }
     for (int64_t page = 0; page < made->pages; page++) order[page] = (int32_t)page;
     random_shuffle(random, order, made->pages);
@@ -77,7 +79,8 @@ static bool lay_out(struct made_input *made, struct random_state *random, struct
             const int64_t left = made->seqlens[r] - i * made->page_size;
             int32_t *entry = &made->block_table[r * made->max_pages + i];
             *entry = left > 0 ? order[next++] : -1;
-            if (left > 0) made->page_keys[*entry] = (int32_t)(left < made->page_size ? left : made->page_size);
+            if (left > 0)
+                made->page_keys[*entry] = (int32_t)(left < made->page_size ? left : made->page_size);
         }
     free(order);
     return true;
@@ -118,7 +121,8 @@ static bool write_tensors(const struct made_input *made, struct safetensors_writ
     return write_values(writer, random, dtype, q_count, 0, fault) &&
            safetensors_write(writer, made->block_table, entries * sizeof(int32_t), fault) &&
            safetensors_write(writer, made->seqlens, (size_t)made->batch * sizeof(int32_t), fault) &&
-           (!made->sink || write_values(writer, random, dtype_of(FMLA_TYPE_FLOAT, 32), made->heads, 0, fault));
+           (!made->sink ||
+            write_values(writer, random, dtype_of(FMLA_TYPE_FLOAT, 32), made->heads, 0, fault));
 }
 
 static bool write_file(const struct made_input *made, const char *path, struct random_state *random,
@@ -157,7 +161,8 @@ static void print_summary(const struct made_input *made, const char *path)
 
 static int make(struct made_input *made, const char *path)
 {
-    struct random_state random = {~(uint64_t)made->lengths.seed}; /* not the numbers the lengths were drawn from */
+    struct random_state random = {
+        ~(uint64_t)made->lengths.seed}; /* not the numbers the lengths were drawn from */
     struct fault fault;
     if (made->d_qk != 512 && made->d_qk != 576)
         return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be 512 or 576", made->d_qk);
@@ -183,15 +188,44 @@ int command_make_input(int argc, char **argv)
     const char *path = NULL;
     const struct option options[] = {
         LENGTHS_OPTIONS(made.lengths),
-        {"--query-tokens", OPTION_COUNT, &made.query_tokens, "N", "query tokens of a request; default 1", 1,
-         4096, {NULL}, NULL},
+        {"--query-tokens",
+         OPTION_COUNT,
+         &made.query_tokens,
+         "N",
+         "query tokens of a request; default 1",
+         1,
+         4096,
+         {NULL},
+         NULL},
         {"--heads", OPTION_COUNT, &made.heads, "N", "query heads; default 16", 1, 4096, {NULL}, NULL},
         {"--kv-heads", OPTION_COUNT, &made.kv_heads, "N", "key heads; default 1", 1, 4096, {NULL}, NULL},
-        {"--d-qk", OPTION_COUNT, &made.d_qk, "N", "head size, 512 or 576; default 576", 512, 576, {NULL}, NULL},
-        {"--page-size", OPTION_COUNT, &made.page_size, "N", "keys of a page; default 64", 1, 65536, {NULL},
+        {"--d-qk",
+         OPTION_COUNT,
+         &made.d_qk,
+         "N",
+         "head size, 512 or 576; default 576",
+         512,
+         576,
+         {NULL},
          NULL},
-        {"--dtype", OPTION_CHOICE, &made.dtype, "TYPE", "bf16 (the default) or fp16", 0, 0,
-         {"bf16", "fp16", NULL}, NULL},
+        {"--page-size",
+         OPTION_COUNT,
+         &made.page_size,
+         "N",
+         "keys of a page; default 64",
+         1,
+         65536,
+         {NULL},
+         NULL},
+        {"--dtype",
+         OPTION_CHOICE,
+         &made.dtype,
+         "TYPE",
+         "bf16 (the default) or fp16",
+         0,
+         0,
+         {"bf16", "fp16", NULL},
+         NULL},
         {"--causal", OPTION_ON, &made.causal, NULL, "later query tokens see more keys", 0, 0, {NULL}, NULL},
         {"--sink", OPTION_ON, &made.sink, NULL, "add attn_sink", 0, 0, {NULL}, NULL},
         {0}};

@@ -204,7 +204,8 @@ enum options_result options_parse(const struct command *command, const struct op
         }
     }
     if (command->operand && *command->operand != '[' && !*operand) {
-        complain(command, EXIT_USAGE, "%s is missing; see flashmla %s --help", command->operand, command->name);
+        complain(command, EXIT_USAGE, "%s is missing; see flashmla %s --help", command->operand,
+                 command->name);
         return OPTIONS_WRONG;
     }
     return OPTIONS_PARSED;
