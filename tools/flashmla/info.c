@@ -29,7 +29,7 @@ enum { DEVICES = sizeof devices / sizeof *devices };
 
 static const char *or_dash(const char *text)
 {
-    return text ? text : "-";
+    return text && *text ? text : "-";
 }
 
 static void print_row(const char *device, const fmla_capability *row)

@@ -129,8 +129,9 @@ static void draw_requests(struct drawing *d)
     for (int64_t r = 0; r < picture->view.batch; r += step) {
         const double y = request_y(d, r) + d->bar_height / 2 + 4;
         text(d, LEFT - 8, y, "end", "request %" PRId64, r);
-        text(d, LEFT + (double)picture->lengths[r] * d->keys_scale + 7, y, "note", "%" PRId64,
-             picture->lengths[r]);
+        if (step == 1)
+            text(d, LEFT + (double)picture->lengths[r] * d->keys_scale + 7, y, "note", "%" PRId64,
+                 picture->lengths[r]);
     }
 }
 
@@ -143,7 +144,7 @@ static void draw_loads(struct drawing *d, double top)
     const double slot = pitch > 120.0 ? 120.0 : pitch;
     const double width = slot > 4.0 ? slot * 0.84 : slot;
     const double limit = base - (double)view->payload * scale;
-    const int64_t step = (int64_t)ceil(24.0 / slot);
+    const int64_t step = (int64_t)ceil(30.0 / slot);
     DRAW(d, "<text x=\"%d\" y=\"%.1f\" class=\"head\">Load of each partition</text>\n", LEFT, top + 2);
     for (int64_t p = 0; p < view->num_partitions; p++) {
         const struct plan_row row = plan_row_of(picture, p);
