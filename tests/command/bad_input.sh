@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # bad_input.sh FLASHMLA - every bad input: one clear line, the right exit code, no partial file.
 set -u
-# shellcheck source=tests/command/common.sh
+# shellcheck disable=SC1091 # checked by itself
 . "$(dirname "$0")/common.sh"
 
 # put FILE HEADER BYTES [CLAIMED]: a tensor file with zeros for data, the header padded to a multiple of 8; it claims

@@ -3,7 +3,7 @@
 # use.sh FLASHMLA XMLCHECK - what the command's help promises, each subcommand once and more.
 set -u
 xmlcheck=$2
-# shellcheck source=tests/command/common.sh
+# shellcheck disable=SC1091 # checked by itself
 . "$(dirname "$0")/common.sh"
 
 good --version

@@ -9,6 +9,7 @@
 #include "elements.h"
 #include "random.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* The oracle takes about 1 ns a product; this is a few seconds at most. */
@@ -90,7 +91,7 @@ static bool check_row(const fmla_dense_decode_args *args, int64_t r, int64_t j, 
     const int64_t cache_strides[] = {page_size * h_kv * d_qk, h_kv * d_qk, d_qk, 1};
     const int64_t table_shape[] = {1, max_pages};
     int32_t length = (int32_t)check_visible(args, r, j);
-    float lse_value;
+    float lse_value = NAN;
 
     fmla_tensor q = *args->q, cache = *args->kv_cache, out = *args->out, lse = *args->lse;
     fmla_tensor seqlens = *args->seqlens, table = {0}, sink = {0};

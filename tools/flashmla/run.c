@@ -165,8 +165,10 @@ static bool compute(struct job *job, const char *path, int64_t repeat, int *exit
         status = fmla_dense_decode(&job->args);
         seconds[i] = now_seconds() - start;
     }
-    qsort(seconds, (size_t)repeat, sizeof *seconds, by_value);
-    job->median_seconds = seconds[repeat / 2];
+    if (status == FMLA_OK) {
+        qsort(seconds, (size_t)repeat, sizeof *seconds, by_value);
+        job->median_seconds = seconds[repeat / 2];
+    }
     free(seconds);
     return status == FMLA_OK || library_fault(path, status, exit_code, fault);
 }
