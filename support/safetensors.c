@@ -143,15 +143,16 @@ static bool check_metadata(const char *path, const json_t *metadata, struct faul
     return true;
 }
 
-static bool parse_dtype(const char *path, struct safetensors_tensor *tensor, const json_t *value,
-                        struct fault *fault)
+/* NULL with a fault if `value` names no type of the format. */
+static const struct safetensors_dtype *parse_dtype(const char *path, const char *tensor, const json_t *value,
+                                                   struct fault *fault)
 {
     const char *name = json_string_value(value);
     for (size_t i = 0; name && i < TYPE_COUNT; i++)
-        if (!strcmp(types[i].name, name)) tensor->type = &types[i];
-    if (tensor->type) return true;
-    return fault_set(fault, "%s: tensor \"%s\": dtype %s is unknown, must be one of " TYPE_NAMES, path,
-                     tensor->name, name ? name : "(no string)");
+        if (!strcmp(types[i].name, name)) return &types[i];
+    fault_set(fault, "%s: tensor \"%s\": dtype %s is unknown, must be one of " TYPE_NAMES, path, tensor,
+              name ? name : "(no string)");
+    return NULL;
 }
 
 static bool parse_shape(const char *path, struct safetensors_tensor *tensor, const json_t *value,
@@ -242,8 +243,8 @@ static bool parse_header(struct safetensors_file *file, const char *path, struct
         tensor->name = name;
         if (!json_is_object(entry))
             return fault_set(fault, "%s: tensor \"%s\": must be an object", path, name);
-        if (!parse_dtype(path, tensor, json_object_get(entry, "dtype"), fault) ||
-            !parse_shape(path, tensor, json_object_get(entry, "shape"), fault) ||
+        tensor->type = parse_dtype(path, name, json_object_get(entry, "dtype"), fault);
+        if (!tensor->type || !parse_shape(path, tensor, json_object_get(entry, "shape"), fault) ||
             !parse_offsets(file, path, tensor, json_object_get(entry, "data_offsets"), fault))
             return false;
     }

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 # bad_input.sh FLASHMLA - every bad input: one clear line, the right exit code, no partial file.
 set -u
+export flashmla=$1
 # shellcheck disable=SC1091 # checked by itself
 . "$(dirname "$0")/common.sh"
 

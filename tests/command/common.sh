@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 # shellcheck shell=bash
-# common.sh - for the tests of the command: sourced with the command as $1; makes an empty folder and goes there.
+# common.sh - for the tests of the command: sourced with the command in `flashmla`; makes an empty folder and goes there.
 # A test counts its failures in `failed` and ends with `finish`.
-flashmla=$1
+: "${flashmla:?}"
 failed=0
 checks=0
 folder=$(mktemp -d)

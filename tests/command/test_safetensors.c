@@ -134,7 +134,7 @@ static void test_lengths(void)
 
 static void test_no_files(void)
 {
-    struct fault fault;
+    struct fault fault = {""};
     EXPECT(!safetensors_open(".", &fault) && strstr(fault.text, "is a directory"), "directory: %s",
            fault.text);
     EXPECT(!safetensors_open("/dev/zero", &fault) && strstr(fault.text, "no regular file"), "device: %s",
@@ -153,7 +153,7 @@ static void test_truncation(void)
     static const char good[] = "{\"q\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[0,16]}}";
     const off_t whole = (off_t)(8 + strlen(good) + 16);
     put(strlen(good), good, strlen(good), 16);
-    struct fault fault;
+    struct fault fault = {""};
     struct safetensors_file *file = safetensors_open(path, &fault);
     EXPECT(file, "a good file: %s", fault.text);
     safetensors_close(file);

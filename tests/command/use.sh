@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 # use.sh FLASHMLA XMLCHECK - what the command's help promises, each subcommand once and more.
 set -u
+export flashmla=$1
 xmlcheck=$2
 # shellcheck disable=SC1091 # checked by itself
 . "$(dirname "$0")/common.sh"

@@ -41,7 +41,7 @@ static bool read_options(struct input *input, const char *path, struct fault *fa
     const char *causal = safetensors_metadata(input->file, "causal");
     const char *scale = safetensors_metadata(input->file, "softmax_scale");
     input->causal = causal && !strcmp(causal, "true");
-    if (causal && !input->causal && strcmp(causal, "false"))
+    if (causal && !input->causal && strcmp(causal, "false") != 0)
         return fault_set(fault, "%s: __metadata__: causal is '%s', must be true or false", path, causal);
     if (scale) {
         char *end;

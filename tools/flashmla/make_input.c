@@ -63,7 +63,7 @@ static bool lay_out(struct made_input *made, struct random_state *random, struct
         return fault_set(fault,
                          "a block table of %" PRId64 " by %" PRId64 " pages, at most %d entries are allowed",
                          made->batch, made->max_pages, MAX_TABLE);
-    int32_t *order = malloc(((size_t)made->pages + 1) * sizeof *order);
+    int32_t *order = calloc((size_t)made->pages + 1, sizeof *order);
     made->page_keys = calloc((size_t)made->pages + 1, sizeof *made->page_keys);
     made->block_table = calloc((size_t)(made->batch * made->max_pages) + 1, sizeof *made->block_table);
     if (!order || !made->page_keys || !made->block_table) {
@@ -163,7 +163,7 @@ static int make(struct made_input *made, const char *path)
 {
     struct random_state random = {
         ~(uint64_t)made->lengths.seed}; /* not the numbers the lengths were drawn from */
-    struct fault fault;
+    struct fault fault = {""};
     if (made->d_qk != 512 && made->d_qk != 576)
         return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be 512 or 576", made->d_qk);
     if (made->heads % made->kv_heads)

@@ -163,8 +163,11 @@ static bool parse_option(const struct option *options, int argc, char **argv, in
     const struct option *option = find_option(options, word, length);
     if (!option) return unknown_fault(options, word, fault);
     if (value) value++;
-    if (!option->takes && value) return fault_set(fault, "%s: takes no value", option->name);
-    if (option->takes && !value) {
+    if (!option->takes) {
+        if (value) return fault_set(fault, "%s: takes no value", option->name);
+        value = "";
+    }
+    if (!value) {
         if (*i + 1 == argc)
             return fault_set(fault, "%s: its value %s is missing", option->name, option->takes);
         value = argv[++*i];
@@ -176,7 +179,7 @@ static bool parse_option(const struct option *options, int argc, char **argv, in
 enum options_result options_parse(const struct command *command, const struct option *options, int argc,
                                   char **argv, const char **operand)
 {
-    struct fault fault;
+    struct fault fault = {""};
     bool only_operands = false;
     for (int i = 1; i < argc; i++)
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {

@@ -157,15 +157,19 @@ static bool make_plan(const struct plan_options *options, const int32_t *lengths
     args.num_workers = (int32_t)options->workers, args.num_partitions = (int32_t)options->partitions;
     fmla_status status = fmla_decode_plan_size(&args, &args.plan_size);
     if (status == FMLA_OK) {
-        args.plan = *bytes = malloc(args.plan_size);
-        if (!args.plan) return fault_set(fault, "no memory for a plan of %zu bytes", args.plan_size);
+        args.plan = *bytes = aligned_alloc(16, (args.plan_size / 16 + 1) * 16);
+        if (!args.plan) {
+            fault_set(fault, "no memory for a plan of %zu bytes", args.plan_size);
+            return false;
+        }
         status = fmla_decode_plan(&args);
     }
     picture->view = FMLA_INIT(fmla_plan_view);
     if (status == FMLA_OK) status = fmla_plan_describe(args.plan, args.plan_size, &picture->view);
     if (status != FMLA_OK) {
         *exit_code = status == FMLA_UNSUPPORTED ? EXIT_UNSUPPORTED : EXIT_FAILED;
-        return fault_set(fault, "%s", fmla_last_error());
+        fault_set(fault, "%s", fmla_last_error());
+        return false;
     }
     int64_t total = 0;
     picture->lengths = lengths;
@@ -180,7 +184,7 @@ static bool make_plan(const struct plan_options *options, const int32_t *lengths
 
 static int plan_batch(const char *path, struct plan_options *options)
 {
-    struct fault fault;
+    struct fault fault = {""};
     struct plan_picture picture = {0};
     void *bytes = NULL;
     int64_t batch = 0;

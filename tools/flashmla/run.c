@@ -251,7 +251,7 @@ static bool work(struct job *job, const char *path, const struct run_options *op
 static int run_file(const char *path, const struct run_options *options)
 {
     struct job job = {0};
-    struct fault fault;
+    struct fault fault = {""};
     int exit_code = EXIT_FAILED;
     if (options->causal && options->no_causal)
         return complain(&run, EXIT_USAGE, "--causal: not together with --no-causal");
