@@ -13,7 +13,7 @@
 
 int complain(const struct command *command, int status, const char *format, ...)
 {
-    struct fault line;
+    struct fault line = {""};
     char text[sizeof line.text];
     va_list values;
     va_start(values, format);
