@@ -390,9 +390,7 @@ fmla_status fmla_dense_decode(const fmla_dense_decode_args *caller)
     return kernel->dense_decode(kernel, &p);
 }
 
-/* ---- Merge
- * -----------------------------------------------------------------------------------------------------------
- */
+/* ---- Merge ---------------------------------------------------------------------------------- */
 
 fmla_status fmla_merge(const fmla_merge_args *caller)
 {

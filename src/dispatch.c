@@ -40,7 +40,7 @@ int32_t dispatch_workers(fmla_device device)
     return device.type == FMLA_DEVICE_CPU ? cpu_pool_now().workers : 0;
 }
 
-/* ---- Once a process: the machine's features, the environment, the texts of fmla_capabilities  */
+/* ---- Once a process: machine, environment, texts of fmla_capabilities ----------------------- */
 
 static struct {
     pthread_once_t once;

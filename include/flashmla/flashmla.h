@@ -53,6 +53,7 @@ extern "C" {
 #endif
 
 /* ---- Version -------------------------------------------------------------------------------- */
+
 #define FMLA_VERSION_MAJOR 0
 #define FMLA_VERSION_MINOR 1
 #define FMLA_VERSION_PATCH 0
@@ -65,6 +66,7 @@ FMLA_API int32_t fmla_version(void);
 FMLA_API const char *fmla_version_string(void);
 
 /* ---- Status and errors ---------------------------------------------------------------------- */
+
 /* The values are stable: programs may store them. */
 typedef enum fmla_status {
     FMLA_OK = 0,

@@ -200,9 +200,9 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
     }
 }
 
-/* ---- By the plan
- * ------------------------------------------------------------------------------------------------------ The
- * plan says where requests are cut; where they end is read from the lengths of now, so a plan for other
+/* ---- By the plan ---------------------------------------------------------------------------- */
+
+/* The plan says where requests are cut; where they end is read from the lengths of now, so a plan for other
  * lengths still covers every key once. Request numbers and blocks are clamped: a damaged plan cannot lead out
  * of bounds. Slots of partition p: 2p for its first request, 2p + 1 for its last when that is another. */
 
@@ -288,9 +288,7 @@ static void join_chunks(void *data, int64_t index, int32_t worker)
     if (chunks > 1) join_slots(w, request, row_tile, chunks, first, first + 1, 1, worker);
 }
 
-/* ---- The call
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- The call ------------------------------------------------------------------------------- */
 
 /* Every page that will be read is one of the cache. */
 static fmla_status check_pages(const struct dense_decode_problem *p)

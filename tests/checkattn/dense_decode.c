@@ -364,9 +364,7 @@ static fmla_status one_row(const struct decode_case *c, const char *kernel, int6
     return call(&args, 0xff);
 }
 
-/* ---- Faults
- * ---------------------------------------------------------------------------------------------------------
- */
+/* ---- Faults --------------------------------------------------------------------------------- */
 
 static uint16_t *out_at(const struct decode_case *c, int64_t r, int64_t j, int64_t h)
 {
@@ -641,9 +639,7 @@ void check_dense_decode(const struct run *run, struct tally *tally)
     grid_end(&grid);
 }
 
-/* ---- Timing
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- Timing --------------------------------------------------------------------------------- */
 
 static double seconds(void)
 {
