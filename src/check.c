@@ -187,10 +187,10 @@ fmla_status check_range(const char *operation, const char *name, int64_t value, 
                 (long long)value, (long long)low, (long long)high);
 }
 
-fmla_status check_struct(const char *operation, const void *args, void *copy, size_t size,
+fmla_status check_struct(const char *operation, const char *name, const void *args, void *copy, size_t size,
                          const size_t *sizes)
 {
-    if (!args) return fail(FMLA_INVALID_ARGUMENT, "%s: args: is NULL, must point to a struct", operation);
+    if (!args) return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must point to a struct", operation, name);
     size_t came;
     memcpy(&came, args, sizeof came);
     bool published = false;

@@ -175,21 +175,11 @@ static bool compute(struct job *job, const char *path, int64_t repeat, int *exit
 
 /* ---- Report ---- */
 
-/* The kernel that a call without a name takes: the first that runs here and covers the call. The library does
- * not tell which one ran, so the choice is asked for by name, best first. */
 static const char *kernel_used(const fmla_dense_decode_args *args)
 {
-    const char *environment = getenv("FLASHMLA_KERNEL");
-    if (args->kernel) return args->kernel;
-    if (environment && *environment) return environment;
-    for (int64_t i = 0;; i++) {
-        fmla_capability row = FMLA_INIT(fmla_capability);
-        if (fmla_capabilities(args->q->device, i, &row) != FMLA_OK) return "?";
-        if (!row.available || row.forced_only || strcmp(row.operation, "dense_decode") != 0) continue;
-        fmla_dense_decode_args named = *args;
-        named.kernel = row.kernel;
-        if (fmla_dense_decode_workspace_size(&named, NULL, NULL) == FMLA_OK) return row.kernel;
-    }
+    const char *name = "";
+    fmla_dense_decode_kernel(args, &name); /* the call has succeeded: so does this */
+    return name;
 }
 
 static void print_report(const struct job *job, int64_t repeat)
