@@ -16,7 +16,7 @@ enum { GUARD = 64, POISON = 0x5a, BLOCK = 64, OVERHEAD = 5 };
 /* A batch to plan. */
 struct batch {
     const char *name;
-    int64_t requests, partitions, stride, capacity; /* capacity 0: none */
+    int64_t requests, partitions, capacity; /* capacity 0: none */
     const int32_t *seqlens;
 };
 
@@ -24,7 +24,7 @@ static char which[160]; /* names the batch at hand in failures */
 
 static int64_t length_of(const struct batch *batch, int64_t request)
 {
-    const int64_t length = batch->seqlens[request * batch->stride];
+    const int64_t length = batch->seqlens[request];
     if (length < 0) return 0;
     return batch->capacity && length > batch->capacity ? batch->capacity : length;
 }
@@ -67,7 +67,7 @@ static struct plan_header *build_inside(const struct batch *batch)
     const size_t bytes = size_of(batch);
     CHECK_EQ(plan_bytes(batch->requests, (int32_t)batch->partitions), bytes);
     struct plan_header *plan = poisoned(bytes);
-    plan_build(plan, batch->requests, (int32_t)batch->partitions, batch->seqlens, batch->stride,
+    plan_build(plan, batch->requests, (int32_t)batch->partitions, batch->seqlens,
                batch->capacity ? batch->capacity : INT64_MAX);
     check_guards((const uint8_t *)plan, bytes);
     return plan;
@@ -75,13 +75,12 @@ static struct plan_header *build_inside(const struct batch *batch)
 
 static void *build_public(const struct batch *batch, fmla_plan_view *view)
 {
-    int64_t shape[1] = {batch->requests}, strides[1] = {batch->stride};
+    int64_t shape[1] = {batch->requests};
     const fmla_tensor seqlens = {.data = (void *)(uintptr_t)batch->seqlens,
                                  .device = {FMLA_DEVICE_CPU, 0},
                                  .ndim = 1,
                                  .dtype = {FMLA_TYPE_INT, 32, 1},
-                                 .shape = shape,
-                                 .strides = strides};
+                                 .shape = shape};
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
     args.seqlens = &seqlens, args.s_q = 1, args.h_q = 128, args.h_kv = 1;
     args.capacity = batch->capacity, args.num_partitions = (int32_t)batch->partitions;
@@ -298,16 +297,16 @@ static void test_golden(void)
 {
     static int32_t published[128];
     for (int r = 0; r < 128; r++) published[r] = 4096;
-    run(&(struct batch){"published", 128, 78, 1, 0, published}, check_published);
+    run(&(struct batch){"published", 128, 78, 0, published}, check_published);
     static const int32_t cuts[] = {0, 64, 65, 1000, 128, 3000, 1};
-    run(&(struct batch){"cuts", 7, 5, 1, 0, cuts}, check_cuts);
-    /* The same lengths, found with a stride, and after clamping from both sides. */
-    static const int32_t spread[] = {-5, 9, 9, 64, 9, 9, 65, 9, 9, 1000, 9, 9, 128, 9, 9, INT32_MAX, 9, 9, 1};
-    run(&(struct batch){"cuts, strided and clamped", 7, 5, 3, 3000, spread}, check_cuts);
+    run(&(struct batch){"cuts", 7, 5, 0, cuts}, check_cuts);
+    /* The same lengths after clamping from both sides. */
+    static const int32_t outside[] = {-5, 64, 65, 1000, 128, INT32_MAX, 1};
+    run(&(struct batch){"cuts, clamped", 7, 5, 3000, outside}, check_cuts);
     static const int32_t fits[] = {0, 64, 65, 1000, INT32_MIN, 640};
-    run(&(struct batch){"fits", 6, 4, 1, 0, fits}, check_fits);
-    run(&(struct batch){"empty", 0, 1, 1, 0, fits}, check_empty);
-    run(&(struct batch){"empty", 0, 9, 1, 640, fits}, check_empty);
+    run(&(struct batch){"fits", 6, 4, 0, fits}, check_fits);
+    run(&(struct batch){"empty", 0, 1, 0, fits}, check_empty);
+    run(&(struct batch){"empty", 0, 9, 640, fits}, check_empty);
 }
 
 /* ---- Properties -------------------------------------------------------------------------------------- */
@@ -317,21 +316,18 @@ static const int32_t special[] = {0, 1, 63, 64, 65, 127, 128, 129, 4096, 1000000
 static void test_random(int64_t count)
 {
     enum { MOST = 64 };
-    static int32_t seqlens[3 * MOST];
+    static int32_t seqlens[MOST];
     struct random_state random = {78};
     for (int64_t n = 0; n < count; n++) {
         const int64_t longest = INT64_C(1) << random_between(&random, 0, 20);
-        for (int i = 0; i < 3 * MOST; i++)
+        for (int i = 0; i < MOST; i++)
             seqlens[i] = random_between(&random, 0, 3) == 0
                              ? special[random_between(&random, 0, sizeof special / sizeof special[0] - 1)]
                              : (int32_t)random_between(&random, 0, longest);
         static const int64_t capacities[] = {0, 1, 64, 100, 4096, 1000000};
-        const struct batch batch = {"random",
-                                    random_between(&random, 0, MOST),
+        const struct batch batch = {"random", random_between(&random, 0, MOST),
                                     random_between(&random, 1, INT64_C(1) << random_between(&random, 0, 9)),
-                                    random_between(&random, 1, 3),
-                                    capacities[random_between(&random, 0, 5)],
-                                    seqlens};
+                                    capacities[random_between(&random, 0, 5)], seqlens};
         run(&batch, NULL);
     }
 }
@@ -347,15 +343,14 @@ static void test_ends(void)
         for (int r = 0; r < MOST; r++) seqlens[r] = lengths[l];
         for (int i = 0; i < 4; i++)
             for (int k = 0; k < 4; k++)
-                run(&(struct batch){"ends", batches[i], partitions[k], 1, 0, seqlens}, NULL);
+                run(&(struct batch){"ends", batches[i], partitions[k], 0, seqlens}, NULL);
     }
     for (int k = 0; k < 4; k++) {
-        run(&(struct batch){"long", MOST, partitions[k], 1, 0, seqlens}, NULL);
+        run(&(struct batch){"long", MOST, partitions[k], 0, seqlens}, NULL);
         for (int r = 0; r < MOST; r++) seqlens[r] = special[r % 12];
-        run(&(struct batch){"long, mixed", MOST, partitions[k], 1, 0, seqlens}, NULL);
+        run(&(struct batch){"long, mixed", MOST, partitions[k], 0, seqlens}, NULL);
         for (int r = 0; r < MOST; r++) seqlens[r] = INT32_MAX;
-        run(&(struct batch){"long, longest", MOST, partitions[k], 1, 0, seqlens}, NULL);
-        run(&(struct batch){"one value for all", MOST, partitions[k], 0, 0, seqlens}, NULL);
+        run(&(struct batch){"long, longest", MOST, partitions[k], 0, seqlens}, NULL);
     }
 }
 
