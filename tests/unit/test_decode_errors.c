@@ -4,6 +4,7 @@
  * they must take.
  */
 #include "arguments.h"
+#include "random.h"
 
 #include <math.h>
 
@@ -411,6 +412,57 @@ static void test_accepted(void)
     CHECK_EQ(again, bytes);
 }
 
+/* A plan with rows of anything behind a sound header, or made for other lengths, may give wrong values but
+ * leads nowhere else: workspace and plan are just as large as asked for, the ends of the outputs are watched.
+ */
+static void test_damaged_plans(void)
+{
+    static const int32_t extremes[] = {INT32_MIN, -1, 0, 1, B, B + 1, 1 << 26, INT32_MAX};
+    struct random_state random = {4711};
+    make_plan(B, plan_data, &plan_bytes);
+    const size_t rows = 32 / 4, fields = plan_bytes / 4 - rows;
+    for (int n = 0; n < 400; n++) {
+        set_up();
+        seqlens_data[0] = (int32_t)random_between(&random, 0, PAGE * 2);
+        seqlens_data[1] = (int32_t)random_between(&random, 0, PAGE * 3);
+        ARGS.plan = plan_data, ARGS.plan_size = plan_bytes;
+        CHECK(fmla_dense_decode_workspace_size(&ARGS, &workspace_bytes, NULL) == FMLA_OK, "%s",
+              fmla_last_error());
+        int32_t *damaged = aligned_alloc(64, (plan_bytes + 63) / 64 * 64);
+        ARGS.workspace = aligned_alloc(64, (workspace_bytes + 63) / 64 * 64);
+        if (!damaged || !ARGS.workspace) abort();
+        memcpy(damaged, plan_data, plan_bytes);
+        for (int64_t k = random_between(&random, 0, 12); k > 0; k--)
+            damaged[rows + (size_t)random_between(&random, 0, (int64_t)fields - 1)] =
+                extremes[random_between(&random, 0, 7)];
+        ARGS.plan = damaged, ARGS.workspace_size = workspace_bytes;
+        CHECK(fmla_dense_decode(&ARGS) == FMLA_OK, "%s", fmla_last_error());
+        CHECK(out_data[OUT] == out_before[OUT] && !memcmp(&lse_data[LSE], &lse_before[LSE], 4),
+              "damaged plan %d: written past the end", n);
+        free(damaged), free(ARGS.workspace);
+    }
+}
+
+/* Keys of a request beyond all memory: 2^61 + 67194 of them, whose bytes as fp64 are few modulo 2^64. */
+static void test_huge_capacity(void)
+{
+    static const char *const kernels[] = {"cpu-generic", "ref"};
+    for (int invariant = 0; invariant < 2; invariant++)
+        for (int k = 0; k < 2; k++) {
+            size_t bytes = 0, more = 0;
+            set_up();
+            HELD(&table, table_data, i32, 2, B, 10000);
+            ARGS.kernel = kernels[k], ARGS.batch_invariant = invariant;
+            CHECK(fmla_dense_decode_workspace_size(&ARGS, &bytes, NULL) == FMLA_OK, "%s", fmla_last_error());
+            HELD(&table, table_data, i32, 2, B, (INT64_C(1) << 31) - 46339);
+            HELD(&kv, kv_data, bf16, 4, PAGES, (INT64_C(1) << 30) + 23170, H_KV, D_QK);
+            for (int i = 0; i < 3; i++) kv.strides[i] = 0; /* one key, seen everywhere */
+            if (fmla_dense_decode_workspace_size(&ARGS, &more, NULL) != FMLA_OK) continue;
+            CHECK(more >= bytes, "%s, invariant %d: %zu bytes for 2^61 keys, %zu for 160000", kernels[k],
+                  invariant, more, bytes);
+        }
+}
+
 int main(void)
 {
     CHECK(fmla_set_num_threads(2) == FMLA_OK, "%s", fmla_last_error());
@@ -418,5 +470,7 @@ int main(void)
     test_tensors();
     test_sizes();
     test_mutations();
+    test_damaged_plans();
+    test_huge_capacity();
     return check_done("test_decode_errors");
 }

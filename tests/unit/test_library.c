@@ -100,8 +100,8 @@ static void test_capabilities(void)
                    "device", "0");
     check_rejected("device id", fmla_capabilities(negative, 0, &row), FMLA_INVALID_ARGUMENT, "capabilities",
                    "device", "-1");
-    check_rejected("NULL", fmla_capabilities(cpu, 0, NULL), FMLA_INVALID_ARGUMENT, "capabilities", "",
-                   "NULL");
+    check_rejected("NULL", fmla_capabilities(cpu, 0, NULL), FMLA_INVALID_ARGUMENT, "capabilities",
+                   "capability", "NULL");
     CHECK(!memcmp(&row, &before, sizeof row), "%s", "a failed call wrote a row");
     row.struct_size = 8;
     check_rejected("struct_size 8", fmla_capabilities(cpu, 0, &row), FMLA_INVALID_ARGUMENT, "capabilities",
