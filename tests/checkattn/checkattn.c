@@ -29,8 +29,7 @@ void report(struct tally *tally, const struct run *run, const char *where, const
     if (tally->failed == SHOWN) fprintf(stderr, "       (further failures are counted, not shown)\n");
 }
 
-/* ---- A loop over threads of our own
- * -------------------------------------------------------------------------------- */
+/* ---- A loop over threads of our own --------------------------------------------------------- */
 
 struct loop {
     int64_t count;
@@ -67,8 +66,7 @@ void pthread_for(void *pool, int64_t count, fmla_task task, void *task_data)
     for (int i = 1; i <= started; i++) pthread_join(threads[i], NULL);
 }
 
-/* ---- The operations
- * --------------------------------------------------------------------------------------------------- */
+/* ---- The operations ------------------------------------------------------------------------- */
 
 static const struct operation {
     const char *name;

@@ -84,8 +84,7 @@ static double cost(const int *choice)
            ceil(rows / 16) * 16;
 }
 
-/* ---- A case
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- A case --------------------------------------------------------------------------------- */
 
 struct decode_case {
     int64_t v[AXES]; /* the values of the axes */
@@ -305,8 +304,7 @@ static void free_case(struct decode_case *c)
     free(c->plan), free(c->workspace), free(c->length);
 }
 
-/* ---- Running it
- * -------------------------------------------------------------------------------------------------- */
+/* ---- Running it ----------------------------------------------------------------------------- */
 
 /* With a workspace of exactly the size that was answered, full of `fill`. */
 static fmla_status call(fmla_dense_decode_args *args, int fill)
@@ -366,9 +364,7 @@ static fmla_status one_row(const struct decode_case *c, const char *kernel, int6
     return call(&args, 0xff);
 }
 
-/* ---- Faults
- * ---------------------------------------------------------------------------------------------------------
- */
+/* ---- Faults --------------------------------------------------------------------------------- */
 
 static uint16_t *out_at(const struct decode_case *c, int64_t r, int64_t j, int64_t h)
 {
@@ -445,8 +441,7 @@ static bool plant_after(struct decode_case *c, enum fault fault)
     }
 }
 
-/* ---- Comparing
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- Comparing ------------------------------------------------------------------------------ */
 
 struct row {
     int64_t request, token, head;
@@ -644,9 +639,7 @@ void check_dense_decode(const struct run *run, struct tally *tally)
     grid_end(&grid);
 }
 
-/* ---- Timing
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- Timing --------------------------------------------------------------------------------- */
 
 static double seconds(void)
 {
