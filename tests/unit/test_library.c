@@ -254,6 +254,8 @@ static const struct {
     {"nosuch", MERGE, FMLA_INVALID_ARGUMENT, "merge: |FLASHMLA_KERNEL|nosuch"},
     {"dense_decode=nosuch", DECODE_576, FMLA_INVALID_ARGUMENT, "FLASHMLA_KERNEL|nosuch|cpu-generic"},
     {"dense_decode=nosuch", DECODE_64_BY_NAME, FMLA_OK, ""},
+    {"dense_decod=ref", DECODE_576, FMLA_INVALID_ARGUMENT, "FLASHMLA_KERNEL|dense_decod|operation"},
+    {"=ref", MERGE, FMLA_INVALID_ARGUMENT, "FLASHMLA_KERNEL|operation"},
     {"dense_decode=", DECODE_576, FMLA_INVALID_ARGUMENT, "FLASHMLA_KERNEL|cpu-generic"},
     {"dense_decode=nosuch", MERGE, FMLA_OK, ""},
 };

@@ -68,6 +68,7 @@ MUTATION(s_q_least, ARGS.s_q = INT64_MIN)
 MUTATION(s_q_most, ARGS.s_q = INT64_MAX)
 MUTATION(h_q_0, ARGS.h_q = 0)
 MUTATION(h_q_most, ARGS.h_q = INT64_MAX)
+MUTATION(rows_many, ARGS.s_q = 65536; ARGS.h_q = 65536)
 MUTATION(h_kv_0, ARGS.h_kv = 0)
 MUTATION(h_kv_minus, ARGS.h_kv = -1)
 MUTATION(h_kv_3, ARGS.h_kv = 3)
@@ -92,6 +93,7 @@ static const struct mutation mutations[] = {
     {"s_q most", s_q_most, FMLA_INVALID_ARGUMENT, "s_q", "9223372036854775807"},
     {"h_q 0", h_q_0, FMLA_INVALID_ARGUMENT, "h_q", "0|1"},
     {"h_q most", h_q_most, FMLA_INVALID_ARGUMENT, "h_q", "9223372036854775807"},
+    {"s_q · h_q 2^32", rows_many, FMLA_INVALID_ARGUMENT, "s_q", "h_q|4294967296"},
     {"h_kv 0", h_kv_0, FMLA_INVALID_ARGUMENT, "h_kv", "0|1"},
     {"h_kv -1", h_kv_minus, FMLA_INVALID_ARGUMENT, "h_kv", "-1|1"},
     {"h_kv divides not", h_kv_3, FMLA_INVALID_ARGUMENT, "h_q", "128|multiple|3"},
@@ -149,6 +151,11 @@ static void test_plan(void)
     check_rejected("NULL bytes", fmla_decode_plan_size(&ARGS, NULL), FMLA_INVALID_ARGUMENT, op, "bytes",
                    "NULL");
 
+    /* The size is asked for before there is any data. */
+    set_up();
+    seqlens.tensor.data = NULL, ARGS.plan = NULL, ARGS.plan_size = 0;
+    CHECK(fmla_decode_plan_size(&ARGS, &bytes) == FMLA_OK && bytes == PLAN, "without data: %zu bytes: %s",
+          bytes, fmla_last_error());
     set_up();
     check_accepted("as it is");
     set_up();
@@ -172,12 +179,14 @@ static union {
     char bytes[sizeof(fmla_plan_view) + 64];
 } shown;
 
-static void check_no_plan(const char *label, const void *bytes, size_t size, const char *words)
+static void check_no_plan(const char *label, const void *bytes, size_t size, fmla_status expected,
+                          const char *words)
 {
     memset(&shown, 0, sizeof shown);
     shown.view = FMLA_INIT(fmla_plan_view);
     const fmla_status status = fmla_plan_describe(bytes, size, &shown.view);
-    CHECK(status == FMLA_INVALID_ARGUMENT, "%s: %s (%s)", label, fmla_status_name(status), fmla_last_error());
+    CHECK(status == expected, "%s, %zu bytes: %s (%s)", label, size, fmla_status_name(status),
+          fmla_last_error());
     CHECK(!strncmp(fmla_last_error(), "plan_describe: plan", 19) && has_words(fmla_last_error(), words),
           "%s: message is \"%s\", must hold \"%s\"", label, fmla_last_error(), words);
     CHECK(!shown.view.partitions && !shown.view.num_splits && !shown.view.batch && !shown.view.payload,
@@ -199,33 +208,49 @@ static void test_describe(void)
     set_up();
     CHECK(fmla_decode_plan(&ARGS) == FMLA_OK, "%s", fmla_last_error());
     memcpy(before, plan, sizeof plan);
-    check_no_plan("NULL", NULL, 0, "");
-    check_no_plan("NULL with a size", NULL, PLAN, "NULL");
-    check_no_plan("misaligned", plan + 8, PLAN, "aligned|16");
+    check_no_plan("NULL", NULL, 0, FMLA_BUFFER_TOO_SMALL, "0");
+    check_no_plan("NULL with a size", NULL, PLAN, FMLA_INVALID_ARGUMENT, "NULL");
+    check_no_plan("misaligned", plan + 8, PLAN, FMLA_INVALID_ARGUMENT, "aligned|16");
     for (size_t cut = 0; cut < PLAN; cut++) {
         /* A copy of just that size: reading past it shows to the sanitizer. */
         char *copy = aligned_alloc(16, (cut + 15) / 16 * 16 + 16);
         if (!copy) abort();
         memcpy(copy, plan, cut);
-        check_no_plan("cut off", copy, cut, "");
+        check_no_plan("cut off", copy, cut, FMLA_BUFFER_TOO_SMALL,
+                      cut < 32 ? "at least 32 bytes" : "at least 176 bytes");
         free(copy);
     }
     /* The header: magic, int32 partitions, int64 requests. Each lie in turn, the extreme ones included. */
     plan[1] ^= 1;
-    check_no_plan("another magic", plan, PLAN, "");
+    check_no_plan("another magic", plan, PLAN, FMLA_INVALID_ARGUMENT, "");
     memcpy(plan, before, sizeof plan);
-    static const int32_t partitions[] = {0, -1, INT32_MIN, INT32_MAX, 65537, PARTITIONS + 1};
-    for (int k = 0; k < 6; k++) {
-        memcpy(plan + 4, &partitions[k], 4);
-        check_no_plan("partitions", plan, PLAN, "");
-    }
-    memcpy(plan, before, sizeof plan);
-    static const int64_t requests[] = {
-        -1,        -2,   INT64_MIN, INT64_MAX, INT64_MAX / 4, INT64_C(1) << 62, (INT64_C(1) << 62) - 41,
-        INT32_MAX, B + 1};
-    for (int k = 0; k < 9; k++) {
-        memcpy(plan + 8, &requests[k], 8);
-        check_no_plan("requests", plan, PLAN, "");
+    static const struct {
+        int32_t partitions;
+        int64_t requests;
+        fmla_status status; /* what could be true of a larger buffer is a plan cut off */
+        const char *words;
+    } lies[] = {
+        {0, B, FMLA_INVALID_ARGUMENT, "0"},
+        {-1, B, FMLA_INVALID_ARGUMENT, "-1"},
+        {INT32_MIN, B, FMLA_INVALID_ARGUMENT, "-2147483648"},
+        {INT32_MAX, B, FMLA_INVALID_ARGUMENT, "2147483647"},
+        {65537, B, FMLA_INVALID_ARGUMENT, "65537"},
+        {PARTITIONS + 1, B, FMLA_BUFFER_TOO_SMALL, "at least 208 bytes"},
+        {65536, B, FMLA_BUFFER_TOO_SMALL, "at least 2097200 bytes"},
+        {PARTITIONS, -1, FMLA_INVALID_ARGUMENT, "-1"},
+        {PARTITIONS, INT64_MIN, FMLA_INVALID_ARGUMENT, "-9223372036854775808"},
+        {PARTITIONS, INT64_MAX, FMLA_INVALID_ARGUMENT, "9223372036854775807"},
+        {PARTITIONS, INT64_C(1) << 62, FMLA_INVALID_ARGUMENT,
+         "4611686018427387904"}, /* 4 · 2^62 wraps to 0 */
+        {PARTITIONS, (INT64_C(1) << 62) + B, FMLA_INVALID_ARGUMENT, ""},
+        {PARTITIONS, INT32_MAX, FMLA_INVALID_ARGUMENT, "2147483647"},
+        {PARTITIONS, B + 1, FMLA_BUFFER_TOO_SMALL, "at least 180 bytes"},
+        {PARTITIONS, INT32_MAX - 65537, FMLA_BUFFER_TOO_SMALL, "at least 8589672604 bytes"},
+    };
+    for (size_t k = 0; k < sizeof lies / sizeof lies[0]; k++) {
+        memcpy(plan, before, sizeof plan);
+        memcpy(plan + 4, &lies[k].partitions, 4), memcpy(plan + 8, &lies[k].requests, 8);
+        check_no_plan("a header that lies", plan, PLAN, lies[k].status, lies[k].words);
     }
     memcpy(plan, before, sizeof plan);
 
