@@ -22,20 +22,7 @@ enum { MAX_WORKERS = 4096, MAX_PARTITIONS = 65536 };
 /* Batches are counted in 32 bits in plans; leave room for one split more a partition. */
 static const int64_t max_batch = INT32_MAX - MAX_PARTITIONS - 1;
 
-/* ---- Version and threads -------------------------------------------------------------------- */
-
-#define TEXT_OF(x) #x
-#define TEXT(x)    TEXT_OF(x)
-
-int32_t fmla_version(void)
-{
-    return FMLA_VERSION_MAJOR * 10000 + FMLA_VERSION_MINOR * 100 + FMLA_VERSION_PATCH;
-}
-
-const char *fmla_version_string(void)
-{
-    return TEXT(FMLA_VERSION_MAJOR) "." TEXT(FMLA_VERSION_MINOR) "." TEXT(FMLA_VERSION_PATCH);
-}
+/* ---- Threads -------------------------------------------------------------------------------- */
 
 fmla_status fmla_set_parallel_for(fmla_parallel_for run, void *pool, int32_t workers)
 {

@@ -31,6 +31,15 @@ NUM_FN float num_float(uint32_t u)
     return x;
 }
 
+/* x / 2^shift, rounded to nearest, ties to even; shift in [1, 31]. */
+NUM_FN uint32_t num_shift_right(uint32_t x, uint32_t shift)
+{
+    const uint32_t kept = x >> shift;
+    const uint32_t rest = x & ((1u << shift) - 1u);
+    const uint32_t half = 1u << (shift - 1u);
+    return kept + (rest > half || (rest == half && (kept & 1u)) ? 1u : 0u);
+}
+
 /* ---- bf16: the upper half of an fp32 -------------------------------------------------------- */
 
 NUM_FN float num_from_bf16(uint16_t v)
@@ -71,10 +80,7 @@ NUM_FN uint16_t num_to_fp16(float x)
     if (a < 0x33000000u) return sign; /* below half of the least subnormal 2^-24 */
     const uint32_t mantissa = (a & 0x7fffffu) | 0x800000u;
     const uint32_t shift = 126u - (a >> 23); /* 14 … 24: leaves a count of 2^-24 */
-    const uint32_t kept = mantissa >> shift;
-    const uint32_t rest = mantissa & ((1u << shift) - 1u);
-    const uint32_t half = 1u << (shift - 1u);
-    return (uint16_t)(sign | (kept + (rest > half || (rest == half && (kept & 1u)) ? 1u : 0u)));
+    return (uint16_t)(sign | num_shift_right(mantissa, shift));
 }
 
 /* ---- e4m3 ("fn"): 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinity, NaN = S.1111.111, max 448  */
@@ -102,10 +108,7 @@ NUM_FN uint8_t num_to_e4m3(float x)
     if (a < 0x3a800000u) return sign; /* below half of the least subnormal 2^-9 */
     const uint32_t mantissa = (a & 0x7fffffu) | 0x800000u;
     const uint32_t shift = 141u - (a >> 23); /* 21 … 24: leaves a count of 2^-9 */
-    const uint32_t kept = mantissa >> shift;
-    const uint32_t rest = mantissa & ((1u << shift) - 1u);
-    const uint32_t half = 1u << (shift - 1u);
-    return (uint8_t)(sign | (kept + (rest > half || (rest == half && (kept & 1u)) ? 1u : 0u)));
+    return (uint8_t)(sign | num_shift_right(mantissa, shift));
 }
 
 /* ---- ue8m0: an exponent alone, 2^(v - 127); 255 = NaN --------------------------------------- */

@@ -252,6 +252,9 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
     tally->cases++;
     set_threads(v[A_THREADS]);
     fmla_status status = FMLA_OK;
+    const char *kernel = "";
+    if (fmla_dense_decode_kernel(&c.args, &kernel) || strcmp(kernel, run->kernel) != 0)
+        report(tally, run, c.name, "the library says that another kernel would run");
     if (v[A_PLAN] != PLAN_INSIDE) status = decode_case_plan(&c);
     const bool planted_before = plant_before(&c, run->fault);
     unsigned char *before = malloc(c.out.bytes + c.lse.bytes + 1);
