@@ -100,6 +100,12 @@ static void check_both(const char *label, fmla_status status, const char *argume
         CHECK(bytes == 12345 && alignment == 54321, "%s: a failed question answered %zu, %zu", label, bytes,
               alignment);
     }
+    /* Whether a kernel is named follows what a size is answered for, the size's own overflow aside. */
+    const char *kernel = "untouched";
+    const fmla_status named = fmla_dense_decode_kernel(&ARGS, &kernel);
+    CHECK((named == FMLA_OK) == (strcmp(kernel, "untouched") != 0), "%s: status %d, kernel %s", label, named,
+          kernel);
+    if (named != FMLA_OK) check_rejected(label, named, status, op, argument, words);
     check_rejected(label, fmla_dense_decode(&ARGS), status, op, argument, words);
     CHECK(untouched(), "%s: a failed call wrote to its outputs", label);
 }
@@ -467,6 +473,9 @@ int main(void)
 {
     CHECK(fmla_set_num_threads(2) == FMLA_OK, "%s", fmla_last_error());
     test_accepted();
+    set_up();
+    check_rejected("nowhere to answer", fmla_dense_decode_kernel(&ARGS, NULL), FMLA_INVALID_ARGUMENT, op,
+                   "name", "NULL");
     test_tensors();
     test_sizes();
     test_mutations();
