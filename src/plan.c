@@ -20,17 +20,17 @@ int32_t plan_default_partitions(int64_t workers, int64_t s_q, int64_t h_q, int64
 }
 
 /* Blocks of a request; one without keys still has one, so that some partition writes its (empty) result. */
-static int64_t blocks_of(const int32_t *seqlens, int64_t stride, int64_t request, int64_t capacity)
+static int64_t blocks_of(const int32_t *seqlens, int64_t request, int64_t capacity)
 {
-    const int64_t length = plan_clamp_length(seqlens[request * stride], capacity);
+    const int64_t length = plan_clamp_length(seqlens[request], capacity);
     return length > PLAN_BLOCK ? (length + PLAN_BLOCK - 1) / PLAN_BLOCK : 1;
 }
 
 void plan_build(struct plan_header *plan, int64_t batch, int32_t num_partitions, const int32_t *seqlens,
-                int64_t stride, int64_t capacity)
+                int64_t capacity)
 {
     int64_t total = 0;
-    for (int64_t r = 0; r < batch; r++) total += blocks_of(seqlens, stride, r, capacity) + PLAN_OVERHEAD;
+    for (int64_t r = 0; r < batch; r++) total += blocks_of(seqlens, r, capacity) + PLAN_OVERHEAD;
     const int64_t payload = (total + num_partitions - 1) / num_partitions + PLAN_OVERHEAD;
 
     memset(plan, 0, sizeof *plan);
@@ -52,7 +52,7 @@ void plan_build(struct plan_header *plan, int64_t batch, int32_t num_partitions,
         int64_t room = payload;
         int cut = 0;
         while (request < batch && !cut) {
-            const int64_t blocks = blocks_of(seqlens, stride, request, capacity);
+            const int64_t blocks = blocks_of(seqlens, request, capacity);
             const int64_t left = blocks - done;
             if (room >= left + PLAN_OVERHEAD) {
                 room -= left + PLAN_OVERHEAD;

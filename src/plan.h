@@ -63,9 +63,9 @@ static inline int64_t plan_clamp_length(int32_t length, int64_t capacity)
     return length < 0 ? 0 : length > capacity ? capacity : length;
 }
 
-/* Writes the plan of `batch` requests; seqlens[i * stride] is clamped to [0, capacity].
+/* Writes the plan of `batch` requests; lengths are clamped to [0, capacity].
  * plan has plan_bytes(batch, num_partitions) bytes. */
 void plan_build(struct plan_header *plan, int64_t batch, int32_t num_partitions, const int32_t *seqlens,
-                int64_t stride, int64_t capacity);
+                int64_t capacity);
 
 #endif

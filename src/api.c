@@ -1,0 +1,457 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The public functions: check the arguments, choose the kernel, call it. No arithmetic of attention.
+ */
+#include "check.h"
+#include "cpu/cpu.h"
+#include "dispatch.h"
+#include "plan.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define TRY(call)                                                                                            \
+    do {                                                                                                     \
+        const fmla_status try_status = (call);                                                               \
+        if (try_status) return try_status;                                                                   \
+    } while (0)
+
+enum { MAX_WORKERS = 4096, MAX_PARTITIONS = 65536 };
+
+/* Batches are counted in 32 bits in plans; leave room for one split more a partition. */
+static const int64_t max_batch = INT32_MAX - MAX_PARTITIONS - 1;
+
+/* ---- Version and threads
+ * ------------------------------------------------------------------------------------------- */
+
+#define TEXT_OF(x) #x
+#define TEXT(x)    TEXT_OF(x)
+
+int32_t fmla_version(void)
+{
+    return FMLA_VERSION_MAJOR * 10000 + FMLA_VERSION_MINOR * 100 + FMLA_VERSION_PATCH;
+}
+
+const char *fmla_version_string(void)
+{
+    return TEXT(FMLA_VERSION_MAJOR) "." TEXT(FMLA_VERSION_MINOR) "." TEXT(FMLA_VERSION_PATCH);
+}
+
+fmla_status fmla_set_parallel_for(fmla_parallel_for run, void *pool, int32_t workers)
+{
+    if (run) TRY(check_range("set_parallel_for", "workers", workers, 1, MAX_WORKERS));
+    cpu_pool_set(run, pool, workers);
+    return FMLA_OK;
+}
+
+fmla_status fmla_set_num_threads(int32_t n)
+{
+    TRY(check_range("set_num_threads", "n", n, 0, MAX_WORKERS));
+    cpu_threads_set(n);
+    return FMLA_OK;
+}
+
+int32_t fmla_num_threads(void)
+{
+    return cpu_pool_now().workers;
+}
+
+/* ---- What runs here
+ * ------------------------------------------------------------------------------------------------- */
+
+static fmla_status check_device_argument(const char *operation, const char *name, fmla_device *device)
+{
+    if (device->type == FMLA_DEVICE_CUDA_HOST) device->type = FMLA_DEVICE_CPU;
+    TRY(check_range(operation, name, device->type, FMLA_DEVICE_CPU, FMLA_DEVICE_CUDA_HOST));
+    return check_range(operation, name, device->id, 0, INT32_MAX);
+}
+
+fmla_status fmla_capabilities(fmla_device device, int64_t index, fmla_capability *capability)
+{
+    static const size_t sizes[] = {sizeof(fmla_capability), 0};
+    fmla_capability row;
+    TRY(check_struct("capabilities", capability, &row, sizeof row, sizes));
+    TRY(check_device_argument("capabilities", "device", &device));
+    if (index < 0 || !dispatch_capability(device, index, &row))
+        return fail(FMLA_INVALID_ARGUMENT, "capabilities: index: is %lld, and there is no such row",
+                    (long long)index);
+    memcpy(capability, &row, row.struct_size < sizeof row ? row.struct_size : sizeof row);
+    return FMLA_OK;
+}
+
+fmla_status fmla_prepare(fmla_device device)
+{
+    TRY(check_device_argument("prepare", "device", &device));
+    fmla_capability row;
+    for (int64_t i = 0; dispatch_capability(device, i, &row); i++)
+        if (row.available) return FMLA_OK;
+    char name[32];
+    return fail(FMLA_UNSUPPORTED,
+                "prepare: device: is %s, and no kernel of this build runs there; it has: cpu",
+                device_name(device, name));
+}
+
+/* ---- The split plan
+ * ------------------------------------------------------------------------------------------------- */
+
+static const char plan_operation[] = "decode_plan";
+
+static fmla_status check_heads(const char *operation, const char *name, int64_t h_q, int64_t h_kv)
+{
+    if (h_q % h_kv == 0) return FMLA_OK;
+    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: h_q is %lld, must be a multiple of the %lld key heads",
+                operation, name, (long long)h_q, (long long)h_kv);
+}
+
+/* The partitions to plan: as asked, or what the target's workers suggest. */
+static fmla_status choose_partitions(const fmla_decode_plan_args *args, fmla_device target,
+                                     int32_t *partitions)
+{
+    char name[32];
+    *partitions = args->num_partitions;
+    if (*partitions) return FMLA_OK;
+    if (args->num_workers) {
+        *partitions = plan_default_partitions(args->num_workers, args->s_q, args->h_q, args->h_kv);
+    } else if (target.type == FMLA_DEVICE_CPU) {
+        *partitions = cpu_default_partitions(cpu_pool_now().workers, args->s_q, args->h_q, args->h_kv);
+    } else {
+        const int32_t workers = dispatch_workers(target);
+        if (!workers)
+            return fail(FMLA_UNSUPPORTED,
+                        "decode_plan: target: is %s, which this build cannot ask for its number of SMs; "
+                        "set num_workers or num_partitions",
+                        device_name(target, name));
+        *partitions = plan_default_partitions(workers, args->s_q, args->h_q, args->h_kv);
+    }
+    return FMLA_OK;
+}
+
+static fmla_status check_plan_args(const fmla_decode_plan_args *caller, fmla_decode_plan_args *args,
+                                   struct plan_problem *problem, const struct kernel **kernel)
+{
+    static const size_t sizes[] = {sizeof(fmla_decode_plan_args), 0};
+    const int64_t most = INT32_MAX;
+    struct checked_tensor seqlens;
+    TRY(check_struct(plan_operation, caller, args, sizeof *args, sizes));
+    TRY(check_tensor(plan_operation, "seqlens", args->seqlens, 1, ALLOW_I32, &seqlens));
+    TRY(check_range(plan_operation, "seqlens: b (dimension 0)", seqlens.shape[0], 0, max_batch));
+    TRY(check_range(plan_operation, "s_q", args->s_q, 1, most));
+    TRY(check_range(plan_operation, "h_q", args->h_q, 1, most));
+    TRY(check_range(plan_operation, "h_kv", args->h_kv, 1, most));
+    TRY(check_heads(plan_operation, "h_q", args->h_q, args->h_kv));
+    TRY(check_range(plan_operation, "capacity", args->capacity, 0, INT64_MAX));
+    TRY(check_range(plan_operation, "num_workers", args->num_workers, 0, MAX_PARTITIONS));
+    TRY(check_range(plan_operation, "num_partitions", args->num_partitions, 0, MAX_PARTITIONS));
+    fmla_device target = seqlens.device;
+    if (args->target.type || args->target.id) {
+        target = args->target;
+        TRY(check_device_argument(plan_operation, "target", &target));
+    }
+    const struct wanted wanted = {
+        .operation = OP_DECODE_PLAN, .device = seqlens.device, .argument = "seqlens"};
+    TRY(dispatch(&wanted, NULL, kernel));
+    *problem = (struct plan_problem){
+        .b = seqlens.shape[0],
+        .capacity = args->capacity ? args->capacity : INT32_MAX,
+        .seqlens = (const int32_t *)(const void *)seqlens.data,
+        .device = seqlens.device,
+        .plan = args->plan,
+        .stream = args->stream,
+    };
+    return choose_partitions(args, target, &problem->num_partitions);
+}
+
+fmla_status fmla_decode_plan_size(const fmla_decode_plan_args *caller, size_t *bytes)
+{
+    fmla_decode_plan_args args;
+    struct plan_problem problem;
+    const struct kernel *kernel;
+    TRY(check_plan_args(caller, &args, &problem, &kernel));
+    if (!bytes) return fail(FMLA_INVALID_ARGUMENT, "decode_plan: bytes: is NULL, must point to the answer");
+    *bytes = plan_bytes(problem.b, problem.num_partitions);
+    return FMLA_OK;
+}
+
+static fmla_status check_buffer(const char *operation, const char *name, const void *buffer, size_t size,
+                                size_t needed, size_t alignment)
+{
+    if (size < needed)
+        return fail(FMLA_BUFFER_TOO_SMALL, "%s: %s_size: is %zu, must be at least %zu bytes", operation, name,
+                    size, needed);
+    if (needed && !buffer)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must point to %zu bytes", operation, name,
+                    needed);
+    if (needed && (uintptr_t)buffer % alignment)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is not aligned to %zu bytes", operation, name, alignment);
+    return FMLA_OK;
+}
+
+fmla_status fmla_decode_plan(const fmla_decode_plan_args *caller)
+{
+    fmla_decode_plan_args args;
+    struct plan_problem problem;
+    const struct kernel *kernel;
+    TRY(check_plan_args(caller, &args, &problem, &kernel));
+    const size_t needed = plan_bytes(problem.b, problem.num_partitions);
+    TRY(check_buffer(plan_operation, "plan", args.plan, args.plan_size, needed, 16));
+    return kernel->decode_plan(&problem);
+}
+
+/* Is this a plan in host memory, whole? `batch` < 0: of any batch. */
+static fmla_status check_plan(const char *operation, const void *plan, size_t plan_size, int64_t batch)
+{
+    const struct plan_header *header = plan;
+    TRY(check_buffer(operation, "plan", plan, plan_size, sizeof *header, 16));
+    if (header->magic != PLAN_MAGIC)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: plan: holds no plan, must come from fmla_decode_plan",
+                    operation);
+    if (header->num_partitions < 1 || header->num_partitions > MAX_PARTITIONS || header->batch < 0 ||
+        header->batch > max_batch)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: plan: is damaged: %d partitions of %lld requests", operation,
+                    header->num_partitions, (long long)header->batch);
+    if (batch >= 0 && header->batch != batch)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: plan: was made for %lld requests, must be for the %lld of q",
+                    operation, (long long)header->batch, (long long)batch);
+    return check_buffer(operation, "plan", plan, plan_size, plan_bytes(header->batch, header->num_partitions),
+                        16);
+}
+
+fmla_status fmla_plan_describe(const void *plan, size_t plan_size, fmla_plan_view *view)
+{
+    static const size_t sizes[] = {sizeof(fmla_plan_view), 0};
+    fmla_plan_view full;
+    TRY(check_struct("plan_describe", view, &full, sizeof full, sizes));
+    TRY(check_plan("plan_describe", plan, plan_size, -1));
+    const struct plan_header *header = plan;
+    full.batch = header->batch;
+    full.num_partitions = header->num_partitions;
+    full.payload = header->payload;
+    full.partitions = &plan_partitions(header)->begin_request;
+    full.num_splits = plan_num_splits(header);
+    memcpy(view, &full, full.struct_size < sizeof full ? full.struct_size : sizeof full);
+    return FMLA_OK;
+}
+
+/* ---- Dense decode
+ * --------------------------------------------------------------------------------------------------- */
+
+static fmla_status check_result_rules(const char *operation, const struct checked_tensor *sink,
+                                      int32_t lse_empty, int32_t log_base, struct result_rules *rules)
+{
+    TRY(check_range(operation, "lse_empty", lse_empty, FMLA_LSE_EMPTY_POSITIVE_INFINITY,
+                    FMLA_LSE_EMPTY_NEGATIVE_INFINITY));
+    if (log_base != FMLA_LOG_NATURAL && log_base != FMLA_LOG_BASE_2)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: log_base: is %d, must be %d (natural) or %d (base 2)",
+                    operation, log_base, FMLA_LOG_NATURAL, FMLA_LOG_BASE_2);
+    rules->attn_sink = (const float *)(const void *)sink->data;
+    rules->lse_of_empty = lse_empty == FMLA_LSE_EMPTY_POSITIVE_INFINITY ? INFINITY : -INFINITY;
+    rules->lse_factor = log_base == FMLA_LOG_BASE_2 ? 1.44269504088896341f : 1.0f;
+    return FMLA_OK;
+}
+
+/* The shapes against each other; fills the sizes of `p`. */
+static fmla_status check_decode_sizes(const char *op, const struct checked_tensor *q,
+                                      const struct checked_tensor *kv, const struct checked_tensor *table,
+                                      const struct checked_tensor *seqlens, const struct checked_tensor *sink,
+                                      const struct checked_tensor *out, const struct checked_tensor *lse,
+                                      struct dense_decode_problem *p)
+{
+    p->b = q->shape[0], p->s_q = q->shape[1], p->h_q = q->shape[2], p->d_qk = q->shape[3];
+    p->pages = kv->shape[0], p->page_size = kv->shape[1], p->h_kv = kv->shape[2];
+    p->d_v = out->shape[3];
+    TRY(check_range(op, "q: b (dimension 0)", p->b, 0, max_batch));
+    TRY(check_range(op, "q: s_q (dimension 1)", p->s_q, 1, INT32_MAX));
+    TRY(check_range(op, "q: h_q (dimension 2)", p->h_q, 1, INT32_MAX));
+    TRY(check_range(op, "q: s_q · h_q (dimensions 1 and 2)", p->s_q * p->h_q, 1, INT32_MAX));
+    TRY(check_range(op, "q: d_qk (dimension 3)", p->d_qk, 1, INT32_MAX));
+    TRY(check_range(op, "kv_cache: pages (dimension 0)", p->pages, 0, INT32_MAX));
+    TRY(check_range(op, "kv_cache: page_size (dimension 1)", p->page_size, 1, INT32_MAX));
+    TRY(check_range(op, "kv_cache: h_kv (dimension 2)", p->h_kv, 1, INT32_MAX));
+    TRY(check_heads(op, "q", p->h_q, p->h_kv));
+    TRY(check_size(op, kv, 3, "d_qk", p->d_qk, "q"));
+    TRY(check_range(op, "out: d_v (dimension 3)", p->d_v, 1, p->d_qk));
+    p->max_pages = 1;
+    if (table->name) {
+        TRY(check_size(op, table, 0, "b", p->b, "q"));
+        TRY(check_range(op, "block_table: max_pages (dimension 1)", table->shape[1], 0, INT32_MAX));
+        p->max_pages = table->shape[1];
+    } else if (p->pages < p->b) {
+        return fail(FMLA_INVALID_ARGUMENT,
+                    "%s: kv_cache: pages (dimension 0) is %lld, must be at least the %lld requests of q "
+                    "where there is no "
+                    "block_table",
+                    op, (long long)p->pages, (long long)p->b);
+    }
+    p->capacity = p->max_pages * p->page_size; /* < 2^62 */
+    TRY(check_size(op, seqlens, 0, "b", p->b, "q"));
+    if (sink->name) TRY(check_size(op, sink, 0, "h_q", p->h_q, "q"));
+    TRY(check_size(op, out, 0, "b", p->b, "q"));
+    TRY(check_size(op, out, 1, "s_q", p->s_q, "q"));
+    TRY(check_size(op, out, 2, "h_q", p->h_q, "q"));
+    if (lse->name) {
+        TRY(check_size(op, lse, 0, "b", p->b, "q"));
+        TRY(check_size(op, lse, 1, "h_q", p->h_q, "q"));
+        TRY(check_size(op, lse, 2, "s_q", p->s_q, "q"));
+    }
+    return FMLA_OK;
+}
+
+/* Everything but plan and workspace. */
+static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla_dense_decode_args *args,
+                                      struct dense_decode_problem *p, const struct kernel **kernel)
+{
+    static const size_t sizes[] = {sizeof(fmla_dense_decode_args), 0};
+    static const char op[] = "dense_decode";
+    struct checked_tensor q, kv, table, seqlens, sink, out, lse;
+    TRY(check_struct(op, caller, args, sizeof *args, sizes));
+    TRY(check_tensor(op, "q", args->q, 4, ALLOW_BF16 | ALLOW_FP16, &q));
+    const unsigned same = 1u << q.element;
+    TRY(check_tensor(op, "kv_cache", args->kv_cache, 4, same, &kv));
+    TRY(check_tensor(op, "block_table", args->block_table, 2, ALLOW_I32 | ALLOW_NULL, &table));
+    TRY(check_tensor(op, "seqlens", args->seqlens, 1, ALLOW_I32, &seqlens));
+    TRY(check_tensor(op, "attn_sink", args->attn_sink, 1, ALLOW_F32 | ALLOW_NULL, &sink));
+    TRY(check_tensor(op, "out", args->out, 4, same | CHECK_OUTPUT, &out));
+    TRY(check_tensor(op, "lse", args->lse, 3, ALLOW_F32 | ALLOW_NULL | CHECK_OUTPUT, &lse));
+    const struct checked_tensor *others[] = {&kv, &table, &seqlens, &sink, &out, &lse};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) TRY(check_same_device(op, others[i], &q));
+
+    memset(p, 0, sizeof *p);
+    TRY(check_decode_sizes(op, &q, &kv, &table, &seqlens, &sink, &out, &lse, p));
+    TRY(check_result_rules(op, &sink, args->lse_empty, args->log_base, &p->rules));
+    TRY(check_range(op, "causal", args->causal, 0, 1));
+    TRY(check_range(op, "batch_invariant", args->batch_invariant, 0, 1));
+    TRY(check_range(op, "num_partitions", args->num_partitions, 0, MAX_PARTITIONS));
+    if (!isfinite(args->softmax_scale))
+        return fail(FMLA_INVALID_ARGUMENT, "%s: softmax_scale: is %f, must be finite (0 = 1/sqrt(d_qk))", op,
+                    (double)args->softmax_scale);
+
+    const struct wanted wanted = {.operation = OP_DENSE_DECODE,
+                                  .device = q.device,
+                                  .argument = "q",
+                                  .elements = same,
+                                  .d_qk = p->d_qk,
+                                  .d_v = p->d_v};
+    TRY(dispatch(&wanted, args->kernel, kernel));
+
+    p->element = q.element, p->device = q.device;
+    p->q = (const uint16_t *)(const void *)q.data;
+    p->kv = (const uint16_t *)(const void *)kv.data;
+    p->block_table = table.name ? (const int32_t *)(const void *)table.data : NULL;
+    p->block_table_stride = table.stride[0];
+    p->seqlens = (const int32_t *)(const void *)seqlens.data;
+    p->out = (uint16_t *)(void *)out.data;
+    p->lse = (float *)(void *)lse.data;
+    memcpy(p->q_stride, q.stride, sizeof p->q_stride);
+    memcpy(p->kv_stride, kv.stride, sizeof p->kv_stride);
+    memcpy(p->out_stride, out.stride, sizeof p->out_stride);
+    memcpy(p->lse_stride, lse.stride, sizeof p->lse_stride);
+    p->scale = args->softmax_scale != 0.0f ? args->softmax_scale : (float)(1.0 / sqrt((double)p->d_qk));
+    p->causal = args->causal, p->batch_invariant = args->batch_invariant;
+    p->num_partitions = args->num_partitions;
+    p->stream = args->stream;
+    if (args->plan && !p->batch_invariant) {
+        if (q.device.type == FMLA_DEVICE_CPU) TRY(check_plan(op, args->plan, args->plan_size, p->b));
+        p->plan = args->plan, p->plan_size = args->plan_size;
+    }
+    return FMLA_OK;
+}
+
+static fmla_status dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *p,
+                                     size_t *bytes, size_t *alignment)
+{
+    *bytes = 0, *alignment = 16;
+    return kernel->dense_decode_size(kernel, p, bytes, alignment);
+}
+
+fmla_status fmla_dense_decode_workspace_size(const fmla_dense_decode_args *caller, size_t *bytes,
+                                             size_t *alignment)
+{
+    fmla_dense_decode_args args;
+    struct dense_decode_problem p;
+    const struct kernel *kernel;
+    size_t needed, aligned;
+    TRY(check_dense_decode(caller, &args, &p, &kernel));
+    TRY(dense_decode_size(kernel, &p, &needed, &aligned));
+    if (bytes) *bytes = needed;
+    if (alignment) *alignment = aligned;
+    return FMLA_OK;
+}
+
+fmla_status fmla_dense_decode(const fmla_dense_decode_args *caller)
+{
+    fmla_dense_decode_args args;
+    struct dense_decode_problem p;
+    const struct kernel *kernel;
+    size_t needed, alignment;
+    TRY(check_dense_decode(caller, &args, &p, &kernel));
+    TRY(dense_decode_size(kernel, &p, &needed, &alignment));
+    TRY(check_buffer("dense_decode", "workspace", args.workspace, args.workspace_size, needed, alignment));
+    p.workspace = args.workspace, p.workspace_size = args.workspace_size;
+    return kernel->dense_decode(kernel, &p);
+}
+
+/* ---- Merge
+ * -----------------------------------------------------------------------------------------------------------
+ */
+
+fmla_status fmla_merge(const fmla_merge_args *caller)
+{
+    static const size_t sizes[] = {sizeof(fmla_merge_args), 0};
+    static const char op[] = "merge";
+    const unsigned floats = ALLOW_BF16 | ALLOW_FP16 | ALLOW_F32;
+    fmla_merge_args args;
+    struct checked_tensor out_parts, lse_parts, sink, out, lse;
+    TRY(check_struct(op, caller, &args, sizeof args, sizes));
+    TRY(check_tensor(op, "out_parts", args.out_parts, 5, floats, &out_parts));
+    TRY(check_tensor(op, "lse_parts", args.lse_parts, 4, ALLOW_F32, &lse_parts));
+    TRY(check_tensor(op, "attn_sink", args.attn_sink, 1, ALLOW_F32 | ALLOW_NULL, &sink));
+    TRY(check_tensor(op, "out", args.out, 4, floats | CHECK_OUTPUT, &out));
+    TRY(check_tensor(op, "lse", args.lse, 3, ALLOW_F32 | ALLOW_NULL | CHECK_OUTPUT, &lse));
+    const struct checked_tensor *others[] = {&lse_parts, &sink, &out, &lse};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        TRY(check_same_device(op, others[i], &out_parts));
+
+    struct merge_problem p = {.n = out_parts.shape[0],
+                              .b = out_parts.shape[1],
+                              .s_q = out_parts.shape[2],
+                              .h_q = out_parts.shape[3],
+                              .d_v = out_parts.shape[4]};
+    TRY(check_range(op, "out_parts: b (dimension 1)", p.b, 0, INT32_MAX));
+    TRY(check_range(op, "out_parts: s_q (dimension 2)", p.s_q, 0, INT32_MAX));
+    TRY(check_size(op, &lse_parts, 0, "n", p.n, "out_parts"));
+    TRY(check_size(op, &lse_parts, 1, "b", p.b, "out_parts"));
+    TRY(check_size(op, &lse_parts, 2, "h_q", p.h_q, "out_parts"));
+    TRY(check_size(op, &lse_parts, 3, "s_q", p.s_q, "out_parts"));
+    if (sink.name) TRY(check_size(op, &sink, 0, "h_q", p.h_q, "out_parts"));
+    TRY(check_size(op, &out, 0, "b", p.b, "out_parts"));
+    TRY(check_size(op, &out, 1, "s_q", p.s_q, "out_parts"));
+    TRY(check_size(op, &out, 2, "h_q", p.h_q, "out_parts"));
+    TRY(check_size(op, &out, 3, "d_v", p.d_v, "out_parts"));
+    if (lse.name) {
+        TRY(check_size(op, &lse, 0, "b", p.b, "out_parts"));
+        TRY(check_size(op, &lse, 1, "h_q", p.h_q, "out_parts"));
+        TRY(check_size(op, &lse, 2, "s_q", p.s_q, "out_parts"));
+    }
+    TRY(check_result_rules(op, &sink, args.lse_empty, args.log_base, &p.rules));
+
+    const struct wanted wanted = {.operation = OP_MERGE,
+                                  .device = out_parts.device,
+                                  .argument = "out_parts",
+                                  .elements = (1u << out_parts.element) | (1u << out.element)};
+    const struct kernel *kernel;
+    TRY(dispatch(&wanted, args.kernel, &kernel));
+
+    p.device = out_parts.device;
+    p.part_element = out_parts.element, p.out_element = out.element;
+    p.out_parts = out_parts.data;
+    p.lse_parts = (const float *)(const void *)lse_parts.data;
+    p.out = out.data;
+    p.lse = (float *)(void *)lse.data;
+    memcpy(p.out_parts_stride, out_parts.stride, sizeof p.out_parts_stride);
+    memcpy(p.lse_parts_stride, lse_parts.stride, sizeof p.lse_parts_stride);
+    memcpy(p.out_stride, out.stride, sizeof p.out_stride);
+    memcpy(p.lse_stride, lse.stride, sizeof p.lse_stride);
+    p.stream = args.stream;
+    return kernel->merge(&p);
+}

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Dense decode on the CPU: who computes what, and where it goes. The arithmetic is in the inner kernels.
+ *
+ * Work is cut twice: the rows of a request into row tiles (by key head, then 64 rows), and the keys into
+ * pieces, by the split plan or, batch-invariant, every INVARIANT_CHUNK keys. One item of work is a partition
+ * of the plan (or one chunk of one request) for one row tile. A piece that is a whole request goes straight
+ * to `out`; any other leaves its fp32 rows and lse in a slot of the workspace, and a second pass joins the
+ * slots of a request in split order.
+ *
+ * Workspace:  plan, if made inside the call | slots: out, then lse | one scratch a worker: result rows, inner
+ * kernel's
+ */
+#include "cpu.h"
+
+#include "result.h"
+
+#include <string.h>
+
+/* Keys of a chunk in batch-invariant mode: short enough that one long request keeps several threads busy,
+ * long enough that the partial results (h_q · d_v fp32 a chunk) stay small beside the keys read. */
+enum { INVARIANT_CHUNK = 2048 };
+
+enum { CACHE_LINE = 64 };
+
+static size_t line_up(size_t bytes)
+{
+    return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+}
+
+/* ---- The work of a call, and its workspace
+ * ----------------------------------------------------------------------- */
+
+struct work {
+    const struct dense_decode_problem *problem;
+    const struct cpu_attention *attention;
+    struct cpu_pool pool;
+    const struct plan_header *plan; /* NULL in batch-invariant mode */
+    int64_t row_tiles;              /* of a request: h_kv × tiles of a key head */
+    int64_t tiles_of_head;
+    int64_t chunks; /* most chunks of a request; batch-invariant mode */
+    int64_t slots;
+    size_t plan_offset, slots_offset, slot_lse_offset, scratch_offset, scratch_bytes, bytes;
+    int32_t num_partitions;
+    char *workspace;
+};
+
+static int64_t rows_of_head(const struct dense_decode_problem *p)
+{
+    return p->s_q * (p->h_q / p->h_kv);
+}
+
+/* Lays the workspace out; fails where its size would not fit. */
+static fmla_status lay_out(const struct kernel *kernel, const struct dense_decode_problem *p, struct work *w)
+{
+    memset(w, 0, sizeof *w);
+    w->problem = p;
+    w->attention = kernel->cpu_attention;
+    w->pool = cpu_pool_now();
+    w->tiles_of_head = (rows_of_head(p) + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
+    w->row_tiles = p->h_kv * w->tiles_of_head;
+    size_t at = 0;
+    if (p->batch_invariant) {
+        w->chunks = p->capacity > INVARIANT_CHUNK ? (p->capacity + INVARIANT_CHUNK - 1) / INVARIANT_CHUNK : 1;
+        if (w->chunks > 1 && __builtin_mul_overflow(p->b, w->chunks, &w->slots)) goto too_large;
+    } else {
+        const struct plan_header *given = p->plan;
+        w->num_partitions = given ? given->num_partitions
+                            : p->num_partitions
+                                ? p->num_partitions
+                                : cpu_default_partitions(w->pool.workers, p->s_q, p->h_q, p->h_kv);
+        if (!given) at += line_up(plan_bytes(p->b, w->num_partitions));
+        if (w->num_partitions > 1) w->slots = 2 * (int64_t)w->num_partitions;
+    }
+    w->slots_offset = at;
+    int64_t rows, floats, bytes;
+    if (__builtin_mul_overflow(w->slots, p->h_q * p->s_q, &rows) ||
+        __builtin_mul_overflow(rows, p->d_v + 1, &floats) ||
+        __builtin_mul_overflow(floats, (int64_t)sizeof(float), &bytes) || bytes > INT64_MAX / 4)
+        goto too_large;
+    at += line_up((size_t)rows * (size_t)p->d_v * sizeof(float));
+    w->slot_lse_offset = at;
+    at += line_up((size_t)rows * sizeof(float));
+    w->scratch_offset = at;
+    w->scratch_bytes = line_up((size_t)PLAN_ROW_TILE * ((size_t)p->d_v + 1) * sizeof(float)) +
+                       w->attention->scratch_bytes(p);
+    w->bytes = at + w->scratch_bytes * (size_t)w->pool.workers;
+    return FMLA_OK;
+too_large:
+    return fail(FMLA_UNSUPPORTED,
+                "dense_decode: q: the partial results of %lld requests of up to %lld keys would not fit "
+                "into memory that can be addressed",
+                (long long)p->b, (long long)p->capacity);
+}
+
+fmla_status cpu_dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *p,
+                                  size_t *bytes, size_t *alignment)
+{
+    struct work w;
+    const fmla_status status = lay_out(kernel, p, &w);
+    *bytes = w.bytes, *alignment = CACHE_LINE;
+    return status;
+}
+
+static int64_t length_of(const struct dense_decode_problem *p, int64_t request)
+{
+    return plan_clamp_length(p->seqlens[request], p->capacity);
+}
+
+/* ---- One piece: a range of keys of a request, for one row tile
+ * ----------------------------------------------------- */
+
+enum { DIRECT = -1 }; /* instead of a slot: the piece is the whole request */
+
+static float *slot_out(const struct work *w, int64_t slot, int64_t row)
+{
+    const struct dense_decode_problem *p = w->problem;
+    return (float *)(void *)(w->workspace + w->slots_offset) + (slot * p->h_q * p->s_q + row) * p->d_v;
+}
+
+static float *slot_lse(const struct work *w, int64_t slot, int64_t row)
+{
+    const struct dense_decode_problem *p = w->problem;
+    return (float *)(void *)(w->workspace + w->slot_lse_offset) + slot * p->h_q * p->s_q + row;
+}
+
+/* Row `row` of a key head, finished, to the caller's tensors. */
+static void write_row(const struct dense_decode_problem *p, int64_t request, int64_t kv_head, int64_t row,
+                      const float *values, float lse)
+{
+    const int64_t group = p->h_q / p->h_kv;
+    const int64_t token = row / group, head = kv_head * group + row % group;
+    const int64_t at = request * p->out_stride[0] + token * p->out_stride[1] + head * p->out_stride[2];
+    result_store(p->out, p->element, at, values, result_sink_factor(&p->rules, head, lse), p->d_v);
+    if (p->lse)
+        p->lse[request * p->lse_stride[0] + head * p->lse_stride[1] + token] = result_lse(&p->rules, lse);
+}
+
+struct tile_rows {
+    int64_t kv_head, first_row;
+    int32_t rows;
+};
+
+static struct tile_rows tile_rows(const struct work *w, int64_t row_tile)
+{
+    const int64_t first = row_tile % w->tiles_of_head * PLAN_ROW_TILE;
+    const int64_t left = rows_of_head(w->problem) - first;
+    return (struct tile_rows){row_tile / w->tiles_of_head, first,
+                              (int32_t)(left < PLAN_ROW_TILE ? left : PLAN_ROW_TILE)};
+}
+
+static void run_piece(const struct work *w, int64_t request, int64_t row_tile, int64_t begin, int64_t end,
+                      int64_t slot, int32_t worker)
+{
+    const struct dense_decode_problem *p = w->problem;
+    const struct tile_rows t = tile_rows(w, row_tile);
+    char *scratch = w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes;
+    float *rows = (float *)(void *)scratch;
+    const int64_t slot_row = t.kv_head * rows_of_head(p) + t.first_row;
+    struct cpu_tile tile = {
+        .problem = p,
+        .request = request,
+        .kv_head = t.kv_head,
+        .first_row = t.first_row,
+        .rows = t.rows,
+        .begin_key = begin,
+        .end_key = end,
+        .length = length_of(p, request),
+        .out = slot == DIRECT ? rows : slot_out(w, slot, slot_row),
+        .lse = slot == DIRECT ? rows + PLAN_ROW_TILE * p->d_v : slot_lse(w, slot, slot_row),
+    };
+    w->attention->attend(&tile,
+                         scratch + line_up((size_t)PLAN_ROW_TILE * ((size_t)p->d_v + 1) * sizeof(float)));
+    if (slot != DIRECT) return;
+    for (int32_t i = 0; i < t.rows; i++)
+        write_row(p, request, t.kv_head, t.first_row + i, tile.out + i * p->d_v, tile.lse[i]);
+}
+
+/* Joins `count` slots of a request, first, second, second + step, …, for one row tile. */
+static void join_slots(const struct work *w, int64_t request, int64_t row_tile, int64_t count, int64_t first,
+                       int64_t second, int64_t step, int32_t worker)
+{
+    const struct dense_decode_problem *p = w->problem;
+    const struct tile_rows t = tile_rows(w, row_tile);
+    float *sum = (float *)(void *)(w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes);
+    for (int64_t i = t.first_row; i < t.first_row + t.rows; i++) {
+        const int64_t row = t.kv_head * rows_of_head(p) + i;
+        struct lse_sum total = lse_sum_empty;
+        for (int64_t s = 0; s < count; s++)
+            lse_sum_add(&total, *slot_lse(w, s ? second + (s - 1) * step : first, row));
+        const float lse = lse_sum_value(&total);
+        memset(sum, 0, (size_t)p->d_v * sizeof(float));
+        for (int64_t s = 0; s < count; s++) {
+            const int64_t slot = s ? second + (s - 1) * step : first;
+            const float part_lse = *slot_lse(w, slot, row);
+            if (isinf(part_lse)) continue;
+            const float weight = lse_weight(part_lse, lse);
+            const float *part = slot_out(w, slot, row);
+            for (int64_t d = 0; d < p->d_v; d++) sum[d] += weight * part[d];
+        }
+        write_row(p, request, t.kv_head, i, sum, lse);
+    }
+}
+
+/* ---- By the plan
+ * ------------------------------------------------------------------------------------------------------ The
+ * plan says where requests are cut; where they end is read from the lengths of now, so a plan for other
+ * lengths still covers every key once. Request numbers and blocks are clamped: a damaged plan cannot lead out
+ * of bounds. Slots of partition p: 2p for its first request, 2p + 1 for its last when that is another. */
+
+static const struct plan_partition *partition_of(const struct work *w, int64_t p)
+{
+    return &plan_partitions(w->plan)[p];
+}
+
+/* The last request of partition p goes on in the next one. */
+static bool goes_on(const struct work *w, int64_t p)
+{
+    if (p + 1 >= w->plan->num_partitions) return false;
+    const struct plan_partition *row = partition_of(w, p), *next = partition_of(w, p + 1);
+    return next->begin_request == row->end_request && next->begin_split > 0 &&
+           row->end_request >= row->begin_request;
+}
+
+static int64_t clamp(int64_t x, int64_t low, int64_t high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
+static void run_partition(void *data, int64_t index, int32_t worker)
+{
+    const struct work *w = data;
+    const struct dense_decode_problem *p = w->problem;
+    const int64_t partition = index / w->row_tiles, row_tile = index % w->row_tiles;
+    const struct plan_partition *row = partition_of(w, partition);
+    const bool cut = goes_on(w, partition);
+    const int64_t first = clamp(row->begin_request, 0, p->b);
+    const int64_t last = clamp(row->end_request, -1, p->b - 1);
+    for (int64_t r = first; r <= last; r++) {
+        const int64_t length = length_of(p, r);
+        const bool continued = r == row->begin_request && row->begin_split > 0;
+        const bool to_be_continued = r == row->end_request && cut;
+        const int64_t begin = continued ? clamp((int64_t)row->begin_block * PLAN_BLOCK, 0, length) : 0;
+        const int64_t end =
+            to_be_continued ? clamp((int64_t)row->end_block * PLAN_BLOCK, begin, length) : length;
+        const int64_t slot = !continued && !to_be_continued ? DIRECT : 2 * partition + (r == first ? 0 : 1);
+        run_piece(w, r, row_tile, begin, end, slot, worker);
+    }
+}
+
+/* Item: the request that is cut first in this partition, if there is one. */
+static void join_partition(void *data, int64_t index, int32_t worker)
+{
+    const struct work *w = data;
+    const int64_t partition = index / w->row_tiles, row_tile = index % w->row_tiles;
+    const struct plan_partition *row = partition_of(w, partition);
+    const int64_t request = row->end_request;
+    const bool begins_here = request > row->begin_request || row->begin_split == 0;
+    if (!begins_here || !goes_on(w, partition) || request < 0 || request >= w->problem->b) return;
+    int64_t end = partition + 1; /* the partition with the last split */
+    while (partition_of(w, end)->end_request == request && goes_on(w, end)) end++;
+    const int64_t first = 2 * partition + (request == clamp(row->begin_request, 0, w->problem->b) ? 0 : 1);
+    join_slots(w, request, row_tile, end - partition + 1, first, 2 * (partition + 1), 2, worker);
+}
+
+/* ---- Batch-invariant: every request is cut at the same keys, whatever stands beside it
+ * ---------------------------------- */
+
+static int64_t chunks_of(int64_t length)
+{
+    return length > INVARIANT_CHUNK ? (length + INVARIANT_CHUNK - 1) / INVARIANT_CHUNK : 1;
+}
+
+static void run_chunk(void *data, int64_t index, int32_t worker)
+{
+    const struct work *w = data;
+    const int64_t row_tile = index % w->row_tiles;
+    const int64_t chunk = index / w->row_tiles % w->chunks, request = index / w->row_tiles / w->chunks;
+    const int64_t length = length_of(w->problem, request), chunks = chunks_of(length);
+    if (chunk >= chunks) return;
+    const int64_t begin = chunk * INVARIANT_CHUNK;
+    const int64_t end = chunk + 1 < chunks ? begin + INVARIANT_CHUNK : length;
+    run_piece(w, request, row_tile, begin, end, chunks == 1 ? DIRECT : request * w->chunks + chunk, worker);
+}
+
+static void join_chunks(void *data, int64_t index, int32_t worker)
+{
+    const struct work *w = data;
+    const int64_t row_tile = index % w->row_tiles, request = index / w->row_tiles;
+    const int64_t chunks = chunks_of(length_of(w->problem, request)), first = request * w->chunks;
+    if (chunks > 1) join_slots(w, request, row_tile, chunks, first, first + 1, 1, worker);
+}
+
+/* ---- The call
+ * ------------------------------------------------------------------------------------------------------------
+ */
+
+/* Every page that will be read is one of the cache. */
+static fmla_status check_pages(const struct dense_decode_problem *p)
+{
+    if (!p->block_table) return FMLA_OK;
+    for (int64_t r = 0; r < p->b; r++) {
+        const int64_t pages = (length_of(p, r) + p->page_size - 1) / p->page_size;
+        const int32_t *row = p->block_table + r * p->block_table_stride;
+        for (int64_t i = 0; i < pages; i++)
+            if (row[i] < 0 || row[i] >= p->pages)
+                return fail(FMLA_INVALID_ARGUMENT,
+                            "dense_decode: block_table: entry [%lld, %lld] is %d, must be in [0, %lld): "
+                            "request %lld has "
+                            "%lld keys",
+                            (long long)r, (long long)i, row[i], (long long)p->pages, (long long)r,
+                            (long long)length_of(p, r));
+    }
+    return FMLA_OK;
+}
+
+fmla_status cpu_dense_decode(const struct kernel *kernel, const struct dense_decode_problem *p)
+{
+    struct work w;
+    fmla_status status = lay_out(kernel, p, &w);
+    if (!status) status = check_pages(p);
+    if (status || !p->b) return status;
+    /* The number of threads is global and may have changed since the caller's workspace was checked. */
+    if (w.bytes > p->workspace_size)
+        return fail(FMLA_BUFFER_TOO_SMALL, "dense_decode: workspace_size: is %zu, must be at least %zu bytes",
+                    p->workspace_size, w.bytes);
+    w.workspace = p->workspace;
+
+    if (p->batch_invariant) {
+        w.pool.run(w.pool.pool, p->b * w.chunks * w.row_tiles, run_chunk, &w);
+        if (w.slots) w.pool.run(w.pool.pool, p->b * w.row_tiles, join_chunks, &w);
+        return FMLA_OK;
+    }
+    w.plan = p->plan;
+    if (!w.plan) {
+        struct plan_header *plan = (struct plan_header *)(void *)(w.workspace + w.plan_offset);
+        plan_build(plan, p->b, w.num_partitions, p->seqlens, p->capacity);
+        w.plan = plan;
+    }
+    w.pool.run(w.pool.pool, w.num_partitions * w.row_tiles, run_partition, &w);
+    if (w.slots) w.pool.run(w.pool.pool, w.num_partitions * w.row_tiles, join_partition, &w);
+    return FMLA_OK;
+}
+
+fmla_status cpu_decode_plan(const struct plan_problem *p)
+{
+    plan_build(p->plan, p->b, p->num_partitions, p->seqlens, p->capacity);
+    return FMLA_OK;
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Merge on the CPU: one item of work is a query token of a request, with all its heads.
+ */
+#include "cpu.h"
+
+#include "result.h"
+
+/* Values of a row summed at a time: they stay in registers and first-level cache whatever d_v is. */
+enum { SPAN = 128 };
+
+static float part_lse(const struct merge_problem *p, int64_t part, int64_t request, int64_t head,
+                      int64_t token)
+{
+    const float lse = p->lse_parts[part * p->lse_parts_stride[0] + request * p->lse_parts_stride[1] +
+                                   head * p->lse_parts_stride[2] + token];
+    return lse / p->rules.lse_factor;
+}
+
+static void merge_row(const struct merge_problem *p, int64_t request, int64_t token, int64_t head)
+{
+    struct lse_sum total = lse_sum_empty;
+    for (int64_t n = 0; n < p->n; n++) lse_sum_add(&total, part_lse(p, n, request, head, token));
+    const float lse = lse_sum_value(&total);
+    const float factor = result_sink_factor(&p->rules, head, lse);
+    const int64_t in =
+        request * p->out_parts_stride[1] + token * p->out_parts_stride[2] + head * p->out_parts_stride[3];
+    const int64_t at = request * p->out_stride[0] + token * p->out_stride[1] + head * p->out_stride[2];
+    for (int64_t first = 0; first < p->d_v; first += SPAN) {
+        const int64_t count = p->d_v - first < SPAN ? p->d_v - first : SPAN;
+        float sum[SPAN] = {0};
+        for (int64_t n = 0; n < p->n; n++) {
+            const float partial = part_lse(p, n, request, head, token);
+            if (isinf(partial)) continue; /* its out is not read */
+            const float weight = lse_weight(partial, lse);
+            const int64_t part = in + n * p->out_parts_stride[0] + first;
+            for (int64_t d = 0; d < count; d++)
+                sum[d] += weight * result_load(p->out_parts, p->part_element, part + d);
+        }
+        result_store(p->out, p->out_element, at + first, sum, factor, count);
+    }
+    if (p->lse)
+        p->lse[request * p->lse_stride[0] + head * p->lse_stride[1] + token] = result_lse(&p->rules, lse);
+}
+
+static void merge_token(void *data, int64_t index, int32_t worker)
+{
+    const struct merge_problem *p = data;
+    (void)worker;
+    for (int64_t head = 0; head < p->h_q; head++) merge_row(p, index / p->s_q, index % p->s_q, head);
+}
+
+fmla_status cpu_merge(const struct merge_problem *p)
+{
+    const struct cpu_pool pool = cpu_pool_now();
+    struct merge_problem problem = *p;
+    pool.run(pool.pool, p->b * p->s_q, merge_token, &problem);
+    return FMLA_OK;
+}

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What this machine has, and the choice of a kernel.
+ */
+#include "dispatch.h"
+
+#include "cpu/cpu.h"
+#include "ref/ref.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct kernel kernels[] = {
+#include "kernels.def"
+};
+
+enum { KERNELS = sizeof kernels / sizeof kernels[0] };
+
+static const char *const operation_names[OPERATIONS] = {"decode_plan", "dense_decode", "merge"};
+
+const char *operation_name(enum operation operation)
+{
+    return operation_names[operation];
+}
+
+const char *device_name(fmla_device device, char buffer[32])
+{
+    if (device.type == FMLA_DEVICE_CPU || device.type == FMLA_DEVICE_CUDA_HOST) return "cpu";
+    if (device.type == FMLA_DEVICE_CUDA)
+        snprintf(buffer, 32, "cuda:%d", device.id);
+    else
+        snprintf(buffer, 32, "device type %d", device.type);
+    return buffer;
+}
+
+int32_t dispatch_workers(fmla_device device)
+{
+    return device.type == FMLA_DEVICE_CPU ? cpu_pool_now().workers : 0;
+}
+
+/* ---- Once a process: the machine's features, the environment, the texts of fmla_capabilities
+ * ----------------- */
+
+static struct {
+    pthread_once_t once;
+    unsigned machine; /* NEEDS_… that it meets */
+    char environment[128];
+    char dtypes[KERNELS][32];
+    char shapes[KERNELS][96];
+} state = {.once = PTHREAD_ONCE_INIT};
+
+static void describe_sizes(char *text, size_t size, const char *name, const int32_t *sizes)
+{
+    size_t used = strlen(text);
+    used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", name);
+    if (!sizes[0]) snprintf(text + used, size - used, " any");
+    for (int i = 0; i < KERNEL_SIZES && sizes[i]; i++)
+        used += (size_t)snprintf(text + used, size - used, " %d", sizes[i]);
+}
+
+static void describe_kernel(int index)
+{
+    static const char *const element_names[] = {"bf16", "fp16", "fp32"};
+    const struct kernel *kernel = &kernels[index];
+    char *dtypes = state.dtypes[index];
+    for (int e = 0; e < 3; e++) {
+        if (!(kernel->elements & (1u << e))) continue;
+        if (*dtypes) strcat(dtypes, " ");
+        strcat(dtypes, element_names[e]);
+    }
+    if (kernel->operation != OP_DENSE_DECODE) return;
+    describe_sizes(state.shapes[index], sizeof state.shapes[index], "d_qk", kernel->d_qk);
+    describe_sizes(state.shapes[index], sizeof state.shapes[index], "d_v", kernel->d_v);
+}
+
+static void initialise(void)
+{
+    state.machine = NEEDS_NOTHING;
+    const char *environment = getenv("FLASHMLA_KERNEL");
+    if (environment) snprintf(state.environment, sizeof state.environment, "%s", environment);
+    for (int i = 0; i < KERNELS; i++) describe_kernel(i);
+}
+
+/* ---- What a kernel takes
+ * --------------------------------------------------------------------------------------- */
+
+static bool has_size(const int32_t *sizes, int64_t size)
+{
+    if (!sizes[0] || !size) return true;
+    for (int i = 0; i < KERNEL_SIZES && sizes[i]; i++)
+        if (sizes[i] == size) return true;
+    return false;
+}
+
+static const char *missing_feature(const struct kernel *kernel)
+{
+    return (kernel->needs & ~state.machine) ? "this processor lacks an instruction set it needs" : "";
+}
+
+/* Writes why `kernel` cannot run `wanted` and returns true, or returns false if it can. */
+static bool refuses(const struct kernel *kernel, const struct wanted *wanted, char *why, size_t size)
+{
+    char device[32];
+    const char *shapes = state.shapes[kernel - kernels];
+    if (kernel->device_type != wanted->device.type)
+        snprintf(why, size, "device is %s, kernel %s runs on %s", device_name(wanted->device, device),
+                 kernel->name, kernel->device_type == FMLA_DEVICE_CPU ? "cpu" : "cuda");
+    else if (*missing_feature(kernel))
+        snprintf(why, size, "kernel %s: %s", kernel->name, missing_feature(kernel));
+    else if (wanted->elements & ~kernel->elements)
+        snprintf(why, size, "kernel %s takes %s", kernel->name, state.dtypes[kernel - kernels]);
+    else if (!has_size(kernel->d_qk, wanted->d_qk))
+        snprintf(why, size, "d_qk is %lld, kernel %s takes %s", (long long)wanted->d_qk, kernel->name,
+                 shapes);
+    else if (!has_size(kernel->d_v, wanted->d_v))
+        snprintf(why, size, "d_v is %lld, kernel %s takes %s", (long long)wanted->d_v, kernel->name, shapes);
+    else
+        return false;
+    return true;
+}
+
+/* ---- Overrides
+ * --------------------------------------------------------------------------------------------------- */
+
+static const struct kernel *find(enum operation operation, const char *name, size_t length)
+{
+    for (int i = 0; i < KERNELS; i++)
+        if (kernels[i].operation == operation && strlen(kernels[i].name) == length &&
+            memcmp(kernels[i].name, name, length) == 0)
+            return &kernels[i];
+    return NULL;
+}
+
+static fmla_status unknown_kernel(enum operation operation, const char *source, const char *name,
+                                  size_t length)
+{
+    char names[160] = "";
+    for (int i = 0; i < KERNELS; i++) {
+        if (kernels[i].operation != operation) continue;
+        if (*names) strcat(names, ", ");
+        strcat(names, kernels[i].name);
+    }
+    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is \"%.*s\", must be one of: %s", operation_names[operation],
+                source, (int)length, name, names);
+}
+
+/* What FLASHMLA_KERNEL says for this operation and device: a list of "name" or "operation=name". A bare name
+ * speaks of the operations that have such a kernel, and no name speaks of another device than its kernel's.
+ */
+static fmla_status from_environment(const struct wanted *wanted, const struct kernel **kernel)
+{
+    static const char source[] = "environment variable FLASHMLA_KERNEL";
+    *kernel = NULL;
+    for (const char *at = state.environment; *at;) {
+        const size_t length = strcspn(at, ",");
+        const char *equals = memchr(at, '=', length);
+        const char *name = equals ? equals + 1 : at;
+        const size_t name_length = length - (size_t)(name - at);
+        const char *operation = operation_names[wanted->operation];
+        bool known = false;
+        for (int op = 0; op < OPERATIONS; op++) known |= find((enum operation)op, name, name_length) != NULL;
+        const bool ours = !equals || (strlen(operation) == (size_t)(equals - at) &&
+                                      memcmp(operation, at, strlen(operation)) == 0);
+        const struct kernel *named = ours ? find(wanted->operation, name, name_length) : NULL;
+        if (ours && !named && (equals || !known))
+            return unknown_kernel(wanted->operation, source, name, name_length);
+        if (named && named->device_type == wanted->device.type) *kernel = named;
+        at += length;
+        if (*at == ',') at++;
+    }
+    return FMLA_OK;
+}
+
+fmla_status dispatch(const struct wanted *wanted, const char *forced, const struct kernel **kernel)
+{
+    pthread_once(&state.once, initialise);
+    const char *operation = operation_names[wanted->operation];
+    char why[200] = "";
+
+    if (forced) {
+        *kernel = find(wanted->operation, forced, strlen(forced));
+        if (!*kernel) return unknown_kernel(wanted->operation, "kernel", forced, strlen(forced));
+    } else {
+        const fmla_status status = from_environment(wanted, kernel);
+        if (status) return status;
+    }
+    if (*kernel) {
+        if (!refuses(*kernel, wanted, why, sizeof why)) return FMLA_OK;
+        return fail(FMLA_UNSUPPORTED, "%s: %s: %s", operation, wanted->argument, why);
+    }
+
+    bool device_has_kernels = false;
+    for (int i = 0; i < KERNELS; i++) {
+        if (kernels[i].operation != wanted->operation || kernels[i].forced_only) continue;
+        if (kernels[i].device_type != wanted->device.type) continue;
+        device_has_kernels = true;
+        /* The last refusal is told: it is that of the most general kernel. */
+        if (refuses(&kernels[i], wanted, why, sizeof why)) continue;
+        *kernel = &kernels[i];
+        return FMLA_OK;
+    }
+    if (device_has_kernels) return fail(FMLA_UNSUPPORTED, "%s: %s: %s", operation, wanted->argument, why);
+    char device[32];
+    return fail(FMLA_UNSUPPORTED,
+                "%s: %s: device is %s, and this build has no kernel of %s for it; it has: cpu", operation,
+                wanted->argument, device_name(wanted->device, device), operation);
+}
+
+bool dispatch_capability(fmla_device device, int64_t index, fmla_capability *capability)
+{
+    pthread_once(&state.once, initialise);
+    int64_t row = 0;
+    for (int op = 0; op < OPERATIONS; op++) {
+        bool supported = false;
+        for (int i = 0; i < KERNELS; i++) {
+            const struct kernel *kernel = &kernels[i];
+            if (kernel->operation != (enum operation)op || kernel->device_type != device.type) continue;
+            supported |= !kernel->forced_only;
+            if (row++ != index) continue;
+            capability->operation = operation_names[op];
+            capability->kernel = kernel->name;
+            capability->dtypes = state.dtypes[i];
+            capability->shapes = state.shapes[i];
+            capability->reason = missing_feature(kernel);
+            capability->available = !*capability->reason;
+            capability->forced_only = kernel->forced_only;
+            return true;
+        }
+        if (supported || row++ != index) continue;
+        capability->operation = operation_names[op];
+        capability->kernel = capability->dtypes = capability->shapes = NULL;
+        capability->reason = "this build has no CUDA kernels";
+        capability->available = capability->forced_only = 0;
+        return true;
+    }
+    return false;
+}

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * One table of kernels (kernels.def). Whether a call is accepted and which kernel runs it are the same
+ * question, asked once.
+ */
+#ifndef FMLA_DISPATCH_H
+#define FMLA_DISPATCH_H
+
+#include "error.h"
+#include "problem.h"
+
+enum operation { OP_DECODE_PLAN, OP_DENSE_DECODE, OP_MERGE, OPERATIONS };
+
+/* What a CPU kernel needs of the machine, as bits. */
+enum { NEEDS_NOTHING = 0 };
+
+enum {
+    ELEMENTS_BF16 = 1 << ELEMENT_BF16,
+    ELEMENTS_FP16 = 1 << ELEMENT_FP16,
+    ELEMENTS_F32 = 1 << ELEMENT_F32
+};
+enum { KERNEL_SIZES = 4 };
+
+struct cpu_attention;
+
+struct kernel {
+    enum operation operation;
+    const char *name;
+    int32_t device_type;
+    unsigned needs;             /* of the machine: NEEDS_… */
+    unsigned elements;          /* ELEMENTS_…; 0 = any */
+    int32_t d_qk[KERNEL_SIZES]; /* allowed sizes, zero-terminated; empty = any */
+    int32_t d_v[KERNEL_SIZES];
+    bool forced_only;
+
+    fmla_status (*decode_plan)(const struct plan_problem *problem);
+    /* Bytes of workspace; *alignment is preset to 16. */
+    fmla_status (*dense_decode_size)(const struct kernel *kernel, const struct dense_decode_problem *problem,
+                                     size_t *bytes, size_t *alignment);
+    fmla_status (*dense_decode)(const struct kernel *kernel, const struct dense_decode_problem *problem);
+    fmla_status (*merge)(const struct merge_problem *problem);
+    const struct cpu_attention *cpu_attention; /* the inner part of a CPU kernel */
+};
+
+/* What a call asks of a kernel. `argument` is the one to name in a refusal. */
+struct wanted {
+    enum operation operation;
+    fmla_device device;
+    const char *argument;
+    unsigned elements; /* all of these must be taken; 0 = not asked */
+    int64_t d_qk, d_v; /* 0 = not asked */
+};
+
+const char *operation_name(enum operation operation);
+
+/* The best kernel for `wanted`, or the one that `forced` (may be NULL) or the environment names. */
+fmla_status dispatch(const struct wanted *wanted, const char *forced, const struct kernel **kernel);
+
+/* Row `index` of fmla_capabilities; false past the end. */
+bool dispatch_capability(fmla_device device, int64_t index, fmla_capability *capability);
+
+/* Threads of the CPU, or SMs of the GPU; 0 if this build cannot tell. */
+int32_t dispatch_workers(fmla_device device);
+
+/* "cpu" or "cuda:0". */
+const char *device_name(fmla_device device, char buffer[32]);
+
+#endif

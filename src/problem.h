@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Checked arguments, as kernels see them: what api.c makes and every back end reads. Pointers have their byte
+ * offset applied, strides are in elements, innermost strides are 1, defaults are resolved.
+ */
+#ifndef FMLA_PROBLEM_H
+#define FMLA_PROBLEM_H
+
+#include "flashmla/flashmla.h"
+
+#include <stdbool.h>
+
+enum element { ELEMENT_BF16, ELEMENT_FP16, ELEMENT_F32 };
+
+/* What becomes of `out` and `lse` once the attention itself is known; the same for every operation. */
+struct result_rules {
+    const float *attn_sink; /* [h_q] or NULL */
+    float lse_of_empty;     /* +inf or -inf */
+    float lse_factor;       /* 1, or log2(e) where logarithms are to base 2 */
+};
+
+struct plan_problem {
+    int64_t b;
+    int64_t capacity;
+    const int32_t *seqlens; /* [b] */
+    fmla_device device;     /* of seqlens and of the plan */
+    int32_t num_partitions;
+    void *plan;
+    void *stream;
+};
+
+struct dense_decode_problem {
+    int64_t b, s_q, h_q, h_kv, d_qk, d_v;
+    int64_t pages, page_size;
+    int64_t max_pages; /* 1 without a block table */
+    int64_t capacity;  /* max_pages · page_size */
+    enum element element;
+    fmla_device device;
+    const uint16_t *q;
+    int64_t q_stride[3]; /* request, token, head */
+    const uint16_t *kv;
+    int64_t kv_stride[3];       /* page, slot, head */
+    const int32_t *block_table; /* NULL: page r belongs to request r */
+    int64_t block_table_stride; /* request */
+    const int32_t *seqlens;
+    uint16_t *out;
+    int64_t out_stride[3]; /* request, token, head */
+    float *lse;            /* NULL: not wanted */
+    int64_t lse_stride[2]; /* request, head */
+    struct result_rules rules;
+    float scale;
+    bool causal;
+    bool batch_invariant;
+    const void *plan; /* NULL: planned inside the call */
+    size_t plan_size;
+    int32_t num_partitions; /* of the plan made inside the call; 0 = the kernel's choice */
+    void *workspace;
+    size_t workspace_size;
+    void *stream;
+};
+
+struct merge_problem {
+    int64_t n, b, s_q, h_q, d_v;
+    fmla_device device;
+    enum element part_element, out_element;
+    const void *out_parts;
+    int64_t out_parts_stride[4]; /* part, request, token, head */
+    const float *lse_parts;
+    int64_t lse_parts_stride[3]; /* part, request, head */
+    void *out;
+    int64_t out_stride[3]; /* request, token, head */
+    float *lse;            /* NULL: not wanted */
+    int64_t lse_stride[2]; /* request, head */
+    struct result_rules rules;
+    void *stream;
+};
+
+#endif

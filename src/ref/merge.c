@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT */
+#include "ref.h"
+
+#include "../num.h"
+
+#include <math.h>
+
+static double load(const void *data, enum element element, int64_t i)
+{
+    if (element == ELEMENT_F32) return (double)((const float *)data)[i];
+    const uint16_t narrow = ((const uint16_t *)data)[i];
+    return (double)(element == ELEMENT_BF16 ? num_from_bf16(narrow) : num_from_fp16(narrow));
+}
+
+static void store(void *data, enum element element, int64_t i, double x)
+{
+    if (element == ELEMENT_F32)
+        ((float *)data)[i] = (float)x;
+    else
+        ((uint16_t *)data)[i] = element == ELEMENT_BF16 ? num_to_bf16((float)x) : num_to_fp16((float)x);
+}
+
+static void merge_row(const struct merge_problem *p, int64_t request, int64_t token, int64_t head)
+{
+    const float *lse_parts =
+        p->lse_parts + request * p->lse_parts_stride[1] + head * p->lse_parts_stride[2] + token;
+    const double to_natural = 1.0 / (double)p->rules.lse_factor;
+
+    double max = -INFINITY;
+    for (int64_t n = 0; n < p->n; n++) {
+        const double lse = (double)lse_parts[n * p->lse_parts_stride[0]] * to_natural;
+        if (!isinf(lse) && lse > max) max = lse;
+    }
+    if (max == -INFINITY) max = 0.0;
+    double total = 0.0;
+    for (int64_t n = 0; n < p->n; n++) {
+        const double lse = (double)lse_parts[n * p->lse_parts_stride[0]] * to_natural;
+        if (!isinf(lse)) total += exp(lse - max);
+    }
+
+    const bool empty = total == 0.0;
+    const double lse = max + log(total);
+    double factor = 1.0;
+    if (p->rules.attn_sink && !empty) factor = 1.0 / (1.0 + exp((double)p->rules.attn_sink[head] - lse));
+    for (int64_t d = 0; d < p->d_v; d++) {
+        double sum = 0.0;
+        for (int64_t n = 0; n < p->n; n++) {
+            const double part = (double)lse_parts[n * p->lse_parts_stride[0]] * to_natural;
+            if (isinf(part)) continue; /* saw no key: its out is not read */
+            sum += exp(part - lse) *
+                   load(p->out_parts, p->part_element,
+                        n * p->out_parts_stride[0] + request * p->out_parts_stride[1] +
+                            token * p->out_parts_stride[2] + head * p->out_parts_stride[3] + d);
+        }
+        store(p->out, p->out_element,
+              request * p->out_stride[0] + token * p->out_stride[1] + head * p->out_stride[2] + d,
+              sum * factor);
+    }
+    if (p->lse)
+        p->lse[request * p->lse_stride[0] + head * p->lse_stride[1] + token] =
+            empty ? p->rules.lse_of_empty : (float)(lse * (double)p->rules.lse_factor);
+}
+
+fmla_status ref_merge(const struct merge_problem *p)
+{
+    for (int64_t request = 0; request < p->b; request++)
+        for (int64_t token = 0; token < p->s_q; token++)
+            for (int64_t head = 0; head < p->h_q; head++) merge_row(p, request, token, head);
+    return FMLA_OK;
+}
