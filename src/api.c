@@ -22,8 +22,7 @@ enum { MAX_WORKERS = 4096, MAX_PARTITIONS = 65536 };
 /* Batches are counted in 32 bits in plans; leave room for one split more a partition. */
 static const int64_t max_batch = INT32_MAX - MAX_PARTITIONS - 1;
 
-/* ---- Version and threads
- * ------------------------------------------------------------------------------------------- */
+/* ---- Version and threads -------------------------------------------------------------------- */
 
 #define TEXT_OF(x) #x
 #define TEXT(x)    TEXT_OF(x)
@@ -57,8 +56,7 @@ int32_t fmla_num_threads(void)
     return cpu_pool_now().workers;
 }
 
-/* ---- What runs here
- * ------------------------------------------------------------------------------------------------- */
+/* ---- What runs here ------------------------------------------------------------------------- */
 
 static fmla_status check_device_argument(const char *operation, const char *name, fmla_device *device)
 {
@@ -92,8 +90,7 @@ fmla_status fmla_prepare(fmla_device device)
                 device_name(device, name));
 }
 
-/* ---- The split plan
- * ------------------------------------------------------------------------------------------------- */
+/* ---- The split plan ------------------------------------------------------------------------- */
 
 static const char plan_operation[] = "decode_plan";
 
@@ -127,18 +124,20 @@ static fmla_status choose_partitions(const fmla_decode_plan_args *args, fmla_dev
     return FMLA_OK;
 }
 
+/* `extra`: CHECK_SHAPE_ONLY where only a size is asked, else 0. */
 static fmla_status check_plan_args(const fmla_decode_plan_args *caller, fmla_decode_plan_args *args,
-                                   struct plan_problem *problem, const struct kernel **kernel)
+                                   unsigned extra, struct plan_problem *problem, const struct kernel **kernel)
 {
     static const size_t sizes[] = {sizeof(fmla_decode_plan_args), 0};
     const int64_t most = INT32_MAX;
     struct checked_tensor seqlens;
     TRY(check_struct(plan_operation, caller, args, sizeof *args, sizes));
-    TRY(check_tensor(plan_operation, "seqlens", args->seqlens, 1, ALLOW_I32, &seqlens));
+    TRY(check_tensor(plan_operation, "seqlens", args->seqlens, 1, ALLOW_I32 | extra, &seqlens));
     TRY(check_range(plan_operation, "seqlens: b (dimension 0)", seqlens.shape[0], 0, max_batch));
     TRY(check_range(plan_operation, "s_q", args->s_q, 1, most));
     TRY(check_range(plan_operation, "h_q", args->h_q, 1, most));
     TRY(check_range(plan_operation, "h_kv", args->h_kv, 1, most));
+    TRY(check_range(plan_operation, "s_q: times h_q", args->s_q * args->h_q, 1, most));
     TRY(check_heads(plan_operation, "h_q", args->h_q, args->h_kv));
     TRY(check_range(plan_operation, "capacity", args->capacity, 0, INT64_MAX));
     TRY(check_range(plan_operation, "num_workers", args->num_workers, 0, MAX_PARTITIONS));
@@ -167,7 +166,7 @@ fmla_status fmla_decode_plan_size(const fmla_decode_plan_args *caller, size_t *b
     fmla_decode_plan_args args;
     struct plan_problem problem;
     const struct kernel *kernel;
-    TRY(check_plan_args(caller, &args, &problem, &kernel));
+    TRY(check_plan_args(caller, &args, CHECK_SHAPE_ONLY, &problem, &kernel));
     if (!bytes) return fail(FMLA_INVALID_ARGUMENT, "decode_plan: bytes: is NULL, must point to the answer");
     *bytes = plan_bytes(problem.b, problem.num_partitions);
     return FMLA_OK;
@@ -192,7 +191,7 @@ fmla_status fmla_decode_plan(const fmla_decode_plan_args *caller)
     fmla_decode_plan_args args;
     struct plan_problem problem;
     const struct kernel *kernel;
-    TRY(check_plan_args(caller, &args, &problem, &kernel));
+    TRY(check_plan_args(caller, &args, 0, &problem, &kernel));
     const size_t needed = plan_bytes(problem.b, problem.num_partitions);
     TRY(check_buffer(plan_operation, "plan", args.plan, args.plan_size, needed, 16));
     return kernel->decode_plan(&problem);
@@ -233,8 +232,7 @@ fmla_status fmla_plan_describe(const void *plan, size_t plan_size, fmla_plan_vie
     return FMLA_OK;
 }
 
-/* ---- Dense decode
- * --------------------------------------------------------------------------------------------------- */
+/* ---- Dense decode --------------------------------------------------------------------------- */
 
 static fmla_status check_result_rules(const char *operation, const struct checked_tensor *sink,
                                       int32_t lse_empty, int32_t log_base, struct result_rules *rules)
@@ -297,22 +295,23 @@ static fmla_status check_decode_sizes(const char *op, const struct checked_tenso
     return FMLA_OK;
 }
 
-/* Everything but plan and workspace. */
+/* Everything but the workspace. `extra`: CHECK_SHAPE_ONLY where only a size is asked, else 0. */
 static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla_dense_decode_args *args,
-                                      struct dense_decode_problem *p, const struct kernel **kernel)
+                                      unsigned extra, struct dense_decode_problem *p,
+                                      const struct kernel **kernel)
 {
     static const size_t sizes[] = {sizeof(fmla_dense_decode_args), 0};
     static const char op[] = "dense_decode";
     struct checked_tensor q, kv, table, seqlens, sink, out, lse;
     TRY(check_struct(op, caller, args, sizeof *args, sizes));
-    TRY(check_tensor(op, "q", args->q, 4, ALLOW_BF16 | ALLOW_FP16, &q));
+    TRY(check_tensor(op, "q", args->q, 4, ALLOW_BF16 | ALLOW_FP16 | extra, &q));
     const unsigned same = 1u << q.element;
-    TRY(check_tensor(op, "kv_cache", args->kv_cache, 4, same, &kv));
-    TRY(check_tensor(op, "block_table", args->block_table, 2, ALLOW_I32 | ALLOW_NULL, &table));
-    TRY(check_tensor(op, "seqlens", args->seqlens, 1, ALLOW_I32, &seqlens));
-    TRY(check_tensor(op, "attn_sink", args->attn_sink, 1, ALLOW_F32 | ALLOW_NULL, &sink));
-    TRY(check_tensor(op, "out", args->out, 4, same | CHECK_OUTPUT, &out));
-    TRY(check_tensor(op, "lse", args->lse, 3, ALLOW_F32 | ALLOW_NULL | CHECK_OUTPUT, &lse));
+    TRY(check_tensor(op, "kv_cache", args->kv_cache, 4, same | extra, &kv));
+    TRY(check_tensor(op, "block_table", args->block_table, 2, ALLOW_I32 | ALLOW_NULL | extra, &table));
+    TRY(check_tensor(op, "seqlens", args->seqlens, 1, ALLOW_I32 | extra, &seqlens));
+    TRY(check_tensor(op, "attn_sink", args->attn_sink, 1, ALLOW_F32 | ALLOW_NULL | extra, &sink));
+    TRY(check_tensor(op, "out", args->out, 4, same | CHECK_OUTPUT | extra, &out));
+    TRY(check_tensor(op, "lse", args->lse, 3, ALLOW_F32 | ALLOW_NULL | CHECK_OUTPUT | extra, &lse));
     const struct checked_tensor *others[] = {&kv, &table, &seqlens, &sink, &out, &lse};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) TRY(check_same_device(op, others[i], &q));
 
@@ -371,7 +370,7 @@ fmla_status fmla_dense_decode_workspace_size(const fmla_dense_decode_args *calle
     struct dense_decode_problem p;
     const struct kernel *kernel;
     size_t needed, aligned;
-    TRY(check_dense_decode(caller, &args, &p, &kernel));
+    TRY(check_dense_decode(caller, &args, CHECK_SHAPE_ONLY, &p, &kernel));
     TRY(dense_decode_size(kernel, &p, &needed, &aligned));
     if (bytes) *bytes = needed;
     if (alignment) *alignment = aligned;
@@ -384,16 +383,14 @@ fmla_status fmla_dense_decode(const fmla_dense_decode_args *caller)
     struct dense_decode_problem p;
     const struct kernel *kernel;
     size_t needed, alignment;
-    TRY(check_dense_decode(caller, &args, &p, &kernel));
+    TRY(check_dense_decode(caller, &args, 0, &p, &kernel));
     TRY(dense_decode_size(kernel, &p, &needed, &alignment));
     TRY(check_buffer("dense_decode", "workspace", args.workspace, args.workspace_size, needed, alignment));
     p.workspace = args.workspace, p.workspace_size = args.workspace_size;
     return kernel->dense_decode(kernel, &p);
 }
 
-/* ---- Merge
- * -----------------------------------------------------------------------------------------------------------
- */
+/* ---- Merge ---------------------------------------------------------------------------------- */
 
 fmla_status fmla_merge(const fmla_merge_args *caller)
 {

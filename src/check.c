@@ -147,7 +147,7 @@ fmla_status check_tensor(const char *operation, const char *name, const fmla_ten
     status = check_layout(operation, tensor, element_bytes, checked, &empty);
     if (status) return status;
     checked->data = tensor->data ? (char *)tensor->data + tensor->byte_offset : NULL;
-    if (empty) return FMLA_OK;
+    if (empty || (allow & CHECK_SHAPE_ONLY)) return FMLA_OK;
     if (!tensor->data)
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: data is NULL, but the tensor has elements", operation,
                     name);

@@ -40,13 +40,13 @@ int32_t dispatch_workers(fmla_device device)
     return device.type == FMLA_DEVICE_CPU ? cpu_pool_now().workers : 0;
 }
 
-/* ---- Once a process: the machine's features, the environment, the texts of fmla_capabilities
- * ----------------- */
+/* ---- Once a process: machine, environment, texts of fmla_capabilities ----------------------- */
 
 static struct {
     pthread_once_t once;
     unsigned machine; /* NEEDS_… that it meets */
-    char environment[128];
+    char environment[512];
+    bool environment_too_long;
     char dtypes[KERNELS][32];
     char shapes[KERNELS][96];
 } state = {.once = PTHREAD_ONCE_INIT};
@@ -79,12 +79,14 @@ static void initialise(void)
 {
     state.machine = NEEDS_NOTHING;
     const char *environment = getenv("FLASHMLA_KERNEL");
-    if (environment) snprintf(state.environment, sizeof state.environment, "%s", environment);
+    if (environment) {
+        const int length = snprintf(state.environment, sizeof state.environment, "%s", environment);
+        state.environment_too_long = length >= (int)sizeof state.environment;
+    }
     for (int i = 0; i < KERNELS; i++) describe_kernel(i);
 }
 
-/* ---- What a kernel takes
- * --------------------------------------------------------------------------------------- */
+/* ---- What a kernel takes -------------------------------------------------------------------- */
 
 static bool has_size(const int32_t *sizes, int64_t size)
 {
@@ -121,8 +123,7 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, ch
     return true;
 }
 
-/* ---- Overrides
- * --------------------------------------------------------------------------------------------------- */
+/* ---- Overrides ------------------------------------------------------------------------------ */
 
 static const struct kernel *find(enum operation operation, const char *name, size_t length)
 {
@@ -153,16 +154,28 @@ static fmla_status from_environment(const struct wanted *wanted, const struct ke
 {
     static const char source[] = "environment variable FLASHMLA_KERNEL";
     *kernel = NULL;
+    if (state.environment_too_long)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is longer than %zu bytes",
+                    operation_names[wanted->operation], source, sizeof state.environment - 1);
     for (const char *at = state.environment; *at;) {
         const size_t length = strcspn(at, ",");
         const char *equals = memchr(at, '=', length);
         const char *name = equals ? equals + 1 : at;
         const size_t name_length = length - (size_t)(name - at);
         const char *operation = operation_names[wanted->operation];
-        bool known = false;
-        for (int op = 0; op < OPERATIONS; op++) known |= find((enum operation)op, name, name_length) != NULL;
-        const bool ours = !equals || (strlen(operation) == (size_t)(equals - at) &&
-                                      memcmp(operation, at, strlen(operation)) == 0);
+        const size_t target_length = equals ? (size_t)(equals - at) : 0;
+        bool known = false, target_known = !equals, ours = !equals;
+        for (int op = 0; op < OPERATIONS; op++) {
+            known |= find((enum operation)op, name, name_length) != NULL;
+            if (strlen(operation_names[op]) != target_length ||
+                memcmp(operation_names[op], at, target_length) != 0)
+                continue;
+            target_known = true;
+            ours |= op == (int)wanted->operation;
+        }
+        if (!target_known)
+            return fail(FMLA_INVALID_ARGUMENT, "%s: %s: \"%.*s\" is no operation", operation, source,
+                        (int)target_length, at);
         const struct kernel *named = ours ? find(wanted->operation, name, name_length) : NULL;
         if (ours && !named && (equals || !known))
             return unknown_kernel(wanted->operation, source, name, name_length);

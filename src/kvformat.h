@@ -4,8 +4,10 @@
  * A page is a run of bytes; everything here is an offset from its start.
  *
  *   FP8_656   token: 512 e4m3 (NoPE) | 4 f32 scales, one per 128 | 64 bf16 (RoPE)
- *   FP8_584   token: 448 e4m3 (NoPE) | 64 bf16 (RoPE)       after page_size of these: page_size × (7 ue8m0 |
- * 1 pad) FP8_576   token: 576 e4m3; one f32 scale for the whole cache, given apart BF16      token: d_qk bf16
+ *   FP8_584   token: 448 e4m3 (NoPE) | 64 bf16 (RoPE)
+ *             behind the page_size tokens of the page: page_size × (7 ue8m0 scales, one per 64 | 1 pad byte)
+ *   FP8_576   token: 576 e4m3; one f32 scale for the whole cache, given apart
+ *   BF16      token: d_qk bf16
  *   FP16      token: d_qk fp16
  */
 #ifndef FMLA_KVFORMAT_H

@@ -31,8 +31,7 @@ NUM_FN float num_float(uint32_t u)
     return x;
 }
 
-/* ---- bf16: the upper half of an fp32
- * ------------------------------------------------------------------------ */
+/* ---- bf16: the upper half of an fp32 -------------------------------------------------------- */
 
 NUM_FN float num_from_bf16(uint16_t v)
 {
@@ -47,8 +46,7 @@ NUM_FN uint16_t num_to_bf16(float x)
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
-/* ---- fp16: 1 sign, 5 exponent (bias 15), 10 mantissa bits
- * ---------------------------------------------------- */
+/* ---- fp16: 1 sign, 5 exponent (bias 15), 10 mantissa bits ----------------------------------- */
 
 NUM_FN float num_from_fp16(uint16_t v)
 {
@@ -79,8 +77,7 @@ NUM_FN uint16_t num_to_fp16(float x)
     return (uint16_t)(sign | (kept + (rest > half || (rest == half && (kept & 1u)) ? 1u : 0u)));
 }
 
-/* ---- e4m3 ("fn"): 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinity, NaN = S.1111.111, max 448
- * -------- */
+/* ---- e4m3 ("fn"): 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinity, NaN = S.1111.111, max 448  */
 
 NUM_FN float num_from_e4m3(uint8_t v)
 {
@@ -111,8 +108,7 @@ NUM_FN uint8_t num_to_e4m3(float x)
     return (uint8_t)(sign | (kept + (rest > half || (rest == half && (kept & 1u)) ? 1u : 0u)));
 }
 
-/* ---- ue8m0: an exponent alone, 2^(v - 127); 255 = NaN
- * -------------------------------------------------------- */
+/* ---- ue8m0: an exponent alone, 2^(v - 127); 255 = NaN --------------------------------------- */
 
 NUM_FN float num_from_ue8m0(uint8_t v)
 {
@@ -123,7 +119,7 @@ NUM_FN float num_from_ue8m0(uint8_t v)
 
 /* The scale that cache writers choose for a group whose largest magnitude is amax:
  * 2^ceil(log2(max(amax / 448, 1e-4))), as ue8m0 (docs/semantics.md, "Cache formats"). An infinite amax gives
- * the largest finite scale. */
+ * the largest finite scale, a NaN counts as 0. */
 NUM_FN uint8_t num_ue8m0_scale(float amax)
 {
     const float quotient = amax / 448.0f; /* correctly rounded in CUDA too, unless -use_fast_math */

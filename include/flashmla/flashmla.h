@@ -6,27 +6,35 @@
  * with its edge cases, is written in docs/semantics.md; here stand shapes, types, errors and threading.
  *
  * WORDS
- *   b batch (requests) · s_q query tokens of a request · s_k keys of a request · h_q, h_kv query and key
- * heads · d_qk, d_v head sizes of Q·K and of V · page: a block of page_size consecutive cache slots · row:
- * one (query token, query head) · split: a part of one request's keys that is handled apart and merged
- *   afterwards · partition: the list of (request, key range) that one worker is given.
+ *   b                batch: requests             s_q, s_k   query tokens, keys of a request
+ *   h_q, h_kv        query heads, key heads      d_qk, d_v  head sizes of Q·K and of V
+ *   page             a block of page_size consecutive cache slots
+ *   row              one (query token, query head)
+ *   split            a part of one request's keys that is handled apart and merged afterwards
+ *   partition        the list of (request, key range) that one worker is given
  *
  * CONVENTIONS
- *   Tensors     A fmla_tensor has the layout of DLPack's DLTensor; a DLTensor * may be cast to it. The device
- * of the tensors chooses the back end: host memory runs on the CPU, device memory on that GPU. Sizes and
- * strides count elements and are 64-bit. Only the innermost dimension must be contiguous. Element alignment
- * is required; bases and strides that are multiples of 16 bytes are fastest. Arguments   One struct an
- * operation, made by FMLA_INIT(type); a member that is zero has its default. Memory      The caller owns all
- * of it. No function keeps a pointer after it returned (GPU operations: after the stream has passed them),
- * and no operation allocates. A workspace may hold anything on entry and serves one call in flight; a plan is
- * read-only and may serve many calls at once. Errors      Every function that can fail returns a fmla_status.
- * On failure fmla_last_error() names the argument, what came and what is allowed, and nothing was written to
- * any output. Nothing prints, exits, aborts or throws. Threads     Every function may be called from any
- * thread at any time, except where its comment says otherwise. CPU operations return when the result is
- * there. They run on the threads that fmla_set_num_threads and fmla_set_parallel_for arrange. Graphs      On
- * a GPU, operations are asynchronous on args->stream, never synchronise, never read device memory on the
- * host, and can be captured into a CUDA graph. On the CPU, stream is not used. Determinism The same inputs on
- * the same device with the same build (on the CPU: and the same number of threads) give the same bits.
+ *   Tensors          A fmla_tensor has the layout of DLPack's DLTensor; a DLTensor * may be cast to it. The
+ *                    device of the tensors chooses the back end: host memory runs on the CPU, device memory
+ *                    on that GPU. Sizes and strides count elements and are 64-bit. Strides are not negative;
+ *                    only the innermost dimension must be contiguous. Element alignment is required; bases
+ *                    and strides that are multiples of 16 bytes are fastest.
+ *   Arguments        One struct an operation, made by FMLA_INIT(type); a member that is zero has its default.
+ *   Memory           The caller owns all of it. No function keeps a pointer after it returned (GPU
+ *                    operations: after the stream has passed them), and no operation allocates. Outputs do
+ *                    not overlap anything else. A workspace may hold anything on entry and serves one call in
+ *                    flight; a plan is read-only and may serve many calls at once.
+ *   Errors           Every function that can fail returns a fmla_status. On failure fmla_last_error() names
+ *                    the argument, what came and what is allowed, and nothing was written to any output.
+ *                    Nothing prints, exits, aborts or throws.
+ *   Threads          Every function may be called from any thread at any time. CPU operations return when the
+ *                    result is there; they run on the threads that fmla_set_num_threads and
+ *                    fmla_set_parallel_for arrange.
+ *   Graphs           On a GPU, operations are asynchronous on args->stream, never synchronise, never read
+ *                    device memory on the host, and can be captured into a CUDA graph. On the CPU, stream is
+ *                    not used.
+ *   Determinism      The same inputs on the same device with the same build (on the CPU: and the same number
+ *                    of threads) give the same bits.
  */
 #ifndef FLASHMLA_FLASHMLA_H
 #define FLASHMLA_FLASHMLA_H
@@ -44,8 +52,7 @@ extern "C" {
 #define FMLA_API
 #endif
 
-/* ---- Version ----------------------------------------------------------------------------------------------
- */
+/* ---- Version -------------------------------------------------------------------------------- */
 
 #define FMLA_VERSION_MAJOR 0
 #define FMLA_VERSION_MINOR 1
@@ -58,8 +65,7 @@ FMLA_API int32_t fmla_version(void);
 /* The same as text, "0.1.0". Static storage. */
 FMLA_API const char *fmla_version_string(void);
 
-/* ---- Status and errors ------------------------------------------------------------------------------------
- */
+/* ---- Status and errors ---------------------------------------------------------------------- */
 
 /* The values are stable: programs may store them. */
 typedef enum fmla_status {
@@ -78,8 +84,7 @@ FMLA_API const char *fmla_status_name(fmla_status status);
  * The text stays valid until the next failing call of this thread. */
 FMLA_API const char *fmla_last_error(void);
 
-/* ---- Tensors (the layout of DLPack's DLTensor, field for field)
- * -------------------------------------------- */
+/* ---- Tensors (the layout of DLPack's DLTensor, field for field) ----------------------------- */
 
 enum {
     FMLA_DEVICE_CPU = 1,
@@ -110,14 +115,13 @@ typedef struct fmla_tensor {
     uint64_t byte_offset;   /* added to data */
 } fmla_tensor;
 
-/* ---- Argument structs
- * -------------------------------------------------------------------------------------- */
+/* ---- Argument structs ----------------------------------------------------------------------- */
 
 /* FMLA_INIT(type) is a value of that struct type with struct_size set and everything else zero:
  *     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
  * struct_size tells the library which version of the struct its caller was compiled with. Every published
- * size is accepted. A larger one is accepted if the part unknown to the library is zero, and else
- * FMLA_UNSUPPORTED; any other size is FMLA_INVALID_ARGUMENT. */
+ * size is accepted. A larger one (by up to 4096 bytes) is accepted if the part unknown to the library is zero, and
+ * else FMLA_UNSUPPORTED; any other size is FMLA_INVALID_ARGUMENT. */
 #ifdef __cplusplus
 } /* extern "C": templates have C++ linkage */
 template <typename Args> inline Args fmla_init_args()
@@ -132,8 +136,7 @@ extern "C" {
 #define FMLA_INIT(type) ((type){.struct_size = sizeof(type)})
 #endif
 
-/* ---- Threads of the CPU back end
- * --------------------------------------------------------------------------- */
+/* ---- Threads of the CPU back end ------------------------------------------------------------ */
 
 /* One piece of work. `index` is in [0, count); `worker` in [0, workers) selects this piece's scratch memory,
  * so no two pieces that run at the same time may be given the same worker. */
@@ -146,19 +149,20 @@ typedef void (*fmla_parallel_for)(void *pool, int64_t count, fmla_task task, voi
 /* Sends CPU work through the caller's own threads: `run` with `pool` as its first argument, using worker
  * numbers in [0, workers). run = NULL goes back to the built-in OpenMP loop (workers is then not read). The
  * setting is global and taken up by the calls that start afterwards; run and pool must stay valid while such
- * calls are in flight. Errors: FMLA_INVALID_ARGUMENT if run is given and workers is not in [1, 4096]. */
+ * calls are in flight.
+ * Errors: FMLA_INVALID_ARGUMENT if run is given and workers is not in [1, 4096]. */
 FMLA_API fmla_status fmla_set_parallel_for(fmla_parallel_for run, void *pool, int32_t workers);
 
 /* How many threads the built-in loop uses: n in [1, 4096]; 0 = what OpenMP says (OMP_NUM_THREADS, else all
  * cores), the default. A workspace size asked before a change may be too small after it: the call then says
- * so. Errors: FMLA_INVALID_ARGUMENT for other n. */
+ * so.
+ * Errors: FMLA_INVALID_ARGUMENT for other n. */
 FMLA_API fmla_status fmla_set_num_threads(int32_t n);
 
 /* How many workers the next CPU call uses. Never fails. */
 FMLA_API int32_t fmla_num_threads(void);
 
-/* ---- What runs here
- * ---------------------------------------------------------------------------------------- */
+/* ---- What runs here ------------------------------------------------------------------------- */
 
 /* One kernel of the library, seen from one device. All strings are static. */
 typedef struct fmla_capability {
@@ -184,33 +188,35 @@ FMLA_API fmla_status fmla_capabilities(fmla_device device, int64_t index, fmla_c
  * Errors: FMLA_UNSUPPORTED if nothing of this build runs on the device. */
 FMLA_API fmla_status fmla_prepare(fmla_device device);
 
-/* ---- The split plan
- * ---------------------------------------------------------------------------------------- */
+/* ---- The split plan ------------------------------------------------------------------------- */
 
 /* How a batch of requests of different lengths is cut into equal loads (docs/semantics.md, "The split plan";
  * the method is FlashMLA's, of February 2025). The plan depends on the lengths only, so one plan serves every
  * layer of a model for one step. */
 typedef struct fmla_decode_plan_args {
     size_t struct_size;
-    const fmla_tensor *seqlens; /* [b] int32: keys of each request; clamped to [0, capacity] */
-    int64_t s_q;                /* query tokens of a request, ≥ 1 */
-    int64_t h_q;                /* query heads, ≥ 1 */
-    int64_t h_kv;               /* key heads, divides h_q */
-    int64_t capacity;           /* max_pages * page_size of the cache; 0 = no upper clamp */
+    const fmla_tensor
+        *seqlens;        /* [b] int32: keys of each request; clamped to [0, capacity]; b < 2^31 - 65537 */
+    int64_t s_q;         /* query tokens of a request, ≥ 1 */
+    int64_t h_q;         /* query heads, ≥ 1 */
+    int64_t h_kv;        /* key heads, divides h_q */
+    int64_t capacity;    /* max_pages * page_size of the cache; 0 = no upper clamp */
     fmla_device target;  /* the device that will use the plan; {0, 0} = that of seqlens. A plan is position-
                             independent bytes: one made on the host may be copied to the device */
-    int32_t num_workers; /* SMs or threads to plan for; 0 = all that the target has */
+    int32_t num_workers; /* SMs or threads to plan for, in [0, 65536]; 0 = all that the target has */
     int32_t num_partitions; /* 0 = from num_workers, h_q, h_kv and s_q; else in [1, 65536] */
     void *plan;             /* where to write; 16-byte aligned memory of the device of seqlens */
     size_t plan_size;       /* its size in bytes, at least what fmla_decode_plan_size answered */
     void *stream;           /* CUDA stream, for seqlens in device memory */
 } fmla_decode_plan_args;
 
-/* How many bytes a plan takes; depends on b and the number of partitions alone. args->plan, plan_size and
- * stream are not read. Errors: FMLA_INVALID_ARGUMENT; FMLA_UNSUPPORTED for a device without a kernel. */
+/* How many bytes a plan takes; depends on b and the number of partitions alone. args->plan, plan_size, stream and
+ * the data of seqlens are not looked at.
+ * Errors: FMLA_INVALID_ARGUMENT; FMLA_UNSUPPORTED for a device without a kernel. */
 FMLA_API fmla_status fmla_decode_plan_size(const fmla_decode_plan_args *args, size_t *bytes);
 
-/* Writes the plan. Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL, FMLA_UNSUPPORTED.
+/* Writes the plan.
+ * Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL, FMLA_UNSUPPORTED.
  * On a GPU it can be captured, and replayed after the lengths changed in place. */
 FMLA_API fmla_status fmla_decode_plan(const fmla_decode_plan_args *args);
 
@@ -222,18 +228,18 @@ typedef struct fmla_plan_view {
     int64_t batch;
     int64_t num_partitions;
     int64_t payload; /* the load no partition exceeds, in blocks of 64 keys, overheads of 5 included */
-    const int32_t
-        *partitions;           /* [num_partitions, 8]: begin request, end request (inclusive), begin block,
+    const int32_t *partitions; /* [num_partitions, 8]: begin request, end request (inclusive), begin block,
                                   end block (exclusive), begin split index, first request is split,
                                   last request is split, 0. Idle: begin request = batch, end request = batch - 1 */
     const int32_t *num_splits; /* [batch + 1]: prefix sum of the number of splits of each request */
 } fmla_plan_view;
 
-/* Describes a plan in host memory. Errors: FMLA_INVALID_ARGUMENT if it is none, or cut off. */
+/* Describes a plan in host memory.
+ * Errors: FMLA_INVALID_ARGUMENT if it is none or damaged,
+ * FMLA_BUFFER_TOO_SMALL if it is cut off. */
 FMLA_API fmla_status fmla_plan_describe(const void *plan, size_t plan_size, fmla_plan_view *view);
 
-/* ---- Dense decode
- * ------------------------------------------------------------------------------------------ */
+/* ---- Dense decode --------------------------------------------------------------------------- */
 
 /* `lse` (and nothing else) of a row that sees no key. */
 enum { FMLA_LSE_EMPTY_POSITIVE_INFINITY = 0 /* FlashMLA's */, FMLA_LSE_EMPTY_NEGATIVE_INFINITY = 1 };
@@ -272,18 +278,17 @@ typedef struct fmla_dense_decode_args {
 } fmla_dense_decode_args;
 
 /* How much workspace fmla_dense_decode takes with these arguments, and its alignment (either may be NULL),
- * from shapes, types, options and device; data of tensors, workspace and stream are not read (a plan is, in
- * host memory). On the CPU it grows with fmla_num_threads(). Errors: as fmla_dense_decode, workspace aside.
- */
+ * from shapes, types, options and device: the data of tensors, workspace and stream are not looked at and may be
+ * NULL (a plan in host memory is read). On the CPU it grows with fmla_num_threads().
+ * Errors: as fmla_dense_decode, workspace aside. */
 FMLA_API fmla_status fmla_dense_decode_workspace_size(const fmla_dense_decode_args *args, size_t *bytes,
                                                       size_t *alignment);
 
-/* Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace), FMLA_UNSUPPORTED. On the CPU an entry of
- * block_table that is used and is no page of the cache is FMLA_INVALID_ARGUMENT; on a GPU it is undefined. */
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace, plan), FMLA_UNSUPPORTED. On the CPU an entry
+ * of block_table that is used and is no page of the cache is FMLA_INVALID_ARGUMENT; on a GPU it is undefined. */
 FMLA_API fmla_status fmla_dense_decode(const fmla_dense_decode_args *args);
 
-/* ---- Merge
- * ------------------------------------------------------------------------------------------------- */
+/* ---- Merge ---------------------------------------------------------------------------------- */
 
 /* Joins n results over disjoint sets of keys into the result over all of them (docs/semantics.md, "Merge"):
  * parts of one machine or of several. A part whose lse is +inf or -inf saw no key, and its out is not read.

@@ -9,8 +9,7 @@
 #include "../dispatch.h"
 #include "../plan.h"
 
-/* ---- Threads (threads.c)
- * --------------------------------------------------------------------------------------- */
+/* ---- Threads (threads.c) -------------------------------------------------------------------- */
 
 /* How the calls that start now run their work; taken once at the start of a call. */
 struct cpu_pool {
@@ -27,8 +26,7 @@ void cpu_threads_set(int32_t n); /* of the built-in loop; 0 = OpenMP's choice */
  * workers. */
 int32_t cpu_default_partitions(int32_t workers, int64_t s_q, int64_t h_q, int64_t h_kv);
 
-/* ---- Inner kernels
- * ----------------------------------------------------------------------------------------------- */
+/* ---- Inner kernels -------------------------------------------------------------------------- */
 
 /* A row tile: up to PLAN_ROW_TILE rows of one request that read the same key head, over a range of keys.
  * Row i of the key head is query token i / group, query head kv_head · group + i % group, with group = h_q /
@@ -73,8 +71,7 @@ static inline const uint16_t *cpu_key(const struct dense_decode_problem *p, int6
            kv_head * p->kv_stride[2];
 }
 
-/* ---- Operations (plan.c aside: decode.c, merge.c)
- * ------------------------------------------------------------------ */
+/* ---- Operations (plan.c aside: decode.c, merge.c) ------------------------------------------- */
 
 fmla_status cpu_decode_plan(const struct plan_problem *problem);
 fmla_status cpu_dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *problem,

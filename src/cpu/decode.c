@@ -8,8 +8,8 @@
  * to `out`; any other leaves its fp32 rows and lse in a slot of the workspace, and a second pass joins the
  * slots of a request in split order.
  *
- * Workspace:  plan, if made inside the call | slots: out, then lse | one scratch a worker: result rows, inner
- * kernel's
+ * Workspace:  plan, if made inside the call | out of the slots | lse of the slots | one scratch a worker, in it
+ *             the rows of a tile, then what the inner kernel wants
  */
 #include "cpu.h"
 
@@ -28,8 +28,7 @@ static size_t line_up(size_t bytes)
     return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
 }
 
-/* ---- The work of a call, and its workspace
- * ----------------------------------------------------------------------- */
+/* ---- The work of a call, and its workspace -------------------------------------------------- */
 
 struct work {
     const struct dense_decode_problem *problem;
@@ -107,8 +106,7 @@ static int64_t length_of(const struct dense_decode_problem *p, int64_t request)
     return plan_clamp_length(p->seqlens[request], p->capacity);
 }
 
-/* ---- One piece: a range of keys of a request, for one row tile
- * ----------------------------------------------------- */
+/* ---- One piece: a range of keys of a request, for one row tile ------------------------------ */
 
 enum { DIRECT = -1 }; /* instead of a slot: the piece is the whole request */
 
@@ -202,9 +200,9 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
     }
 }
 
-/* ---- By the plan
- * ------------------------------------------------------------------------------------------------------ The
- * plan says where requests are cut; where they end is read from the lengths of now, so a plan for other
+/* ---- By the plan ---------------------------------------------------------------------------- */
+
+/* The plan says where requests are cut; where they end is read from the lengths of now, so a plan for other
  * lengths still covers every key once. Request numbers and blocks are clamped: a damaged plan cannot lead out
  * of bounds. Slots of partition p: 2p for its first request, 2p + 1 for its last when that is another. */
 
@@ -263,8 +261,7 @@ static void join_partition(void *data, int64_t index, int32_t worker)
     join_slots(w, request, row_tile, end - partition + 1, first, 2 * (partition + 1), 2, worker);
 }
 
-/* ---- Batch-invariant: every request is cut at the same keys, whatever stands beside it
- * ---------------------------------- */
+/* ---- Batch-invariant: every request is cut at the same keys, whatever stands beside it ------ */
 
 static int64_t chunks_of(int64_t length)
 {
@@ -291,9 +288,7 @@ static void join_chunks(void *data, int64_t index, int32_t worker)
     if (chunks > 1) join_slots(w, request, row_tile, chunks, first, first + 1, 1, worker);
 }
 
-/* ---- The call
- * ------------------------------------------------------------------------------------------------------------
- */
+/* ---- The call ------------------------------------------------------------------------------- */
 
 /* Every page that will be read is one of the cache. */
 static fmla_status check_pages(const struct dense_decode_problem *p)

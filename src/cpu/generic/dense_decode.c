@@ -3,20 +3,20 @@
  * Attention over a row tile in plain C, for any processor.
  *
  *   lanes = rows: 16 rows (query heads of a token, as a rule) stand side by side in a vector, so that the
- * softmax has no horizontal step and a cached value is read once and multiplied into all of them.
+ *   softmax has no horizontal step and a cached value is read once and multiplied into all of them.
  *
  *   scratch of a worker (floats)
- *     q      [groups][d_qk][16]   Q of the tile, scaled, lanes innermost     64 × 576 × 4 B = 144 KiB
- *     keys   [64][d_qk]           one block of keys, converted once          64 × 576 × 4 B = 144 KiB
- *     o      [groups][d_v][16]    unnormalised output                        64 × 512 × 4 B = 128 KiB
- *     s      [64][16]             scores, then probabilities of one group and block
- *     max, sum [groups][16]       running maximum and sum of the softmax
+ *     q         [groups][d_qk][16]   Q of the tile, scaled, lanes innermost       64 × 576 × 4 B = 144 KiB
+ *     keys      [64][d_qk]           one block of keys, converted once            64 × 576 × 4 B = 144 KiB
+ *     o         [groups][d_v][16]    unnormalised output                          64 × 512 × 4 B = 128 KiB
+ *     s         [64][16]             scores, then probabilities of one group and block
+ *     max, sum  [groups][16]         running maximum and sum of the softmax
  *
- *   for each block of 64 keys:  convert  →  for each group of 16 rows:  S = K Q  →  softmax step  →  O += Vᵀ
- * P
+ *   for each block of 64 keys:  convert
+ *     for each group of 16 rows:  S = K Q  →  softmax step  →  O += Vᵀ P
  *
- * Limit: the two products, 2 · (d_qk + d_v) FLOP per row and key, at what the compiler's baseline vectors
- * give.
+ *   Limit: the two products, 2 · (d_qk + d_v) FLOP per row and key, at the rate of the compiler's baseline
+ *   vectors.
  */
 #include "../cpu.h"
 

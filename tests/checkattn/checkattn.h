@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the parts of checkattn share: which kernel is under test, planted faults, and the tally.
+ */
+#ifndef CHECKATTN_H
+#define CHECKATTN_H
+
+#include "compare.h"
+#include "memory.h"
+
+#include <stdint.h>
+
+/* A defect that a kernel could have, planted into its result or its input: the harness must go red. */
+enum fault {
+    FAULT_NONE,
+    FAULT_DROPPED_KEY,   /* a row misses its last key */
+    FAULT_MASK,          /* a causal row sees one key too many */
+    FAULT_SWAPPED_PAGE,  /* two pages of a request change places */
+    FAULT_OUT_OF_BOUNDS, /* one element written past the end of out */
+    FAULT_GAP,           /* one element written into a gap between rows */
+    FAULT_UNWRITTEN,     /* one row is never written */
+    FAULT_NAN,           /* one element is NaN */
+    FAULT_LSE,           /* one lse is of the other convention for rows without a key */
+    FAULT_UNSTABLE,      /* the second run differs in one bit */
+    FAULT_MERGE_BASE,    /* parts joined in the wrong base */
+    FAULTS
+};
+
+extern const char *const fault_names[FAULTS];
+
+struct run {
+    const char *kernel; /* under test */
+    const char *dtypes; /* that it takes, as fmla_capabilities says */
+    uint64_t seed;
+    enum fault fault;
+    bool verbose;
+};
+
+struct tally {
+    int64_t cases, failed;
+    int64_t rows;           /* compared with the oracle */
+    int64_t pairs, covered; /* of axis values */
+    bool planted;           /* a fault found its place */
+};
+
+/* Prints the first lines of what went wrong in a case and counts it. */
+void report(struct tally *tally, const struct run *run, const char *where, const char *what);
+
+void check_dense_decode(const struct run *run, struct tally *tally);
+void check_merge(const struct run *run, struct tally *tally);
+
+/* Prints GFLOP/s of a few plain shapes. */
+void time_dense_decode(const struct run *run);
+
+/* A loop over threads of our own, for fmla_set_parallel_for. */
+void pthread_for(void *pool, int64_t count, fmla_task task, void *task_data);
+enum { PTHREAD_WORKERS = 3 };
+
+#endif

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: MIT */
+#include "memory.h"
+
+#include "../../src/num.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const fmla_dtype dtype_bf16 = {FMLA_TYPE_BFLOAT, 16, 1}, dtype_fp16 = {FMLA_TYPE_FLOAT, 16, 1},
+                 dtype_f32 = {FMLA_TYPE_FLOAT, 32, 1}, dtype_i32 = {FMLA_TYPE_INT, 32, 1};
+
+enum { CANARY_BYTES = 256, CANARY = 0xc5, FILL = 0xff };
+
+void guarded_make(struct guarded *g, fmla_dtype dtype, int ndim, const int64_t *shape, enum layout layout)
+{
+    static const int64_t gaps[LAYOUTS] = {0, 8, 3};
+    const size_t element = dtype.bits / 8;
+    const int64_t gap = gaps[layout];
+    memset(g, 0, sizeof *g);
+    int64_t span = 1;
+    for (int i = ndim - 1; i >= 0; i--) {
+        g->shape[i] = shape[i];
+        g->strides[i] = span;
+        span *= shape[i];
+        if (i == ndim - 1 || i == 1) span += gap; /* after a row, and after the outermost dimension's part */
+    }
+    const size_t shift = layout == LAYOUT_ODD ? element : 0;
+    g->bytes = (size_t)span * element + shift;
+    const size_t whole = (g->bytes + 2 * CANARY_BYTES + 63) / 64 * 64;
+    g->memory = aligned_alloc(64, whole);
+    if (!g->memory) {
+        fprintf(stderr, "checkattn: out of memory for %zu bytes\n", whole);
+        exit(1);
+    }
+    memset(g->memory, CANARY, whole);
+    g->tensor = (fmla_tensor){.data = g->memory + CANARY_BYTES,
+                              .device = {FMLA_DEVICE_CPU, 0},
+                              .ndim = ndim,
+                              .dtype = dtype,
+                              .shape = g->shape,
+                              .byte_offset = shift,
+                              .strides = layout == LAYOUT_CONTIGUOUS ? NULL : g->strides};
+    guarded_reset(g);
+}
+
+void guarded_reset(struct guarded *g)
+{
+    memset(g->memory + CANARY_BYTES, FILL, g->bytes);
+}
+
+void guarded_free(struct guarded *g)
+{
+    free(g->memory);
+    memset(g, 0, sizeof *g);
+}
+
+void *guarded_at(const struct guarded *g, int64_t i0, int64_t i1, int64_t i2, int64_t i3)
+{
+    const int64_t *s = g->strides;
+    const int ndim = g->tensor.ndim;
+    const int64_t at =
+        i0 * s[0] + (ndim > 1 ? i1 * s[1] : 0) + (ndim > 2 ? i2 * s[2] : 0) + (ndim > 3 ? i3 * s[3] : 0);
+    return (char *)g->tensor.data + g->tensor.byte_offset + at * (g->tensor.dtype.bits / 8);
+}
+
+/* Marks the elements below dimension `dim` in a copy of the memory. */
+static void mark(const struct guarded *g, unsigned char *copy, size_t at, int dim)
+{
+    const size_t element = g->tensor.dtype.bits / 8;
+    if (dim == GUARDED_DIMS - 1 || dim == g->tensor.ndim - 1) {
+        memset(copy + at, FILL, (size_t)g->shape[dim] * element);
+        return;
+    }
+    for (int64_t i = 0; i < g->shape[dim]; i++)
+        mark(g, copy, at + (size_t)(i * g->strides[dim]) * element, dim + 1);
+}
+
+bool guarded_intact(const struct guarded *g)
+{
+    const unsigned char *after = g->memory + CANARY_BYTES + g->bytes;
+    for (int i = 0; i < CANARY_BYTES; i++)
+        if (g->memory[i] != CANARY || after[i] != CANARY) return false;
+    if (!g->tensor.strides) return true; /* no gaps */
+    unsigned char *copy = malloc(g->bytes + 1);
+    memcpy(copy, g->memory + CANARY_BYTES, g->bytes);
+    mark(g, copy, (size_t)g->tensor.byte_offset, 0);
+    bool intact = true;
+    for (size_t i = 0; i < g->bytes; i++) intact &= copy[i] == FILL;
+    free(copy);
+    return intact;
+}
+
+double guarded_value(const struct guarded *g, const void *address)
+{
+    uint16_t narrow;
+    float wide;
+    if (g->tensor.dtype.bits == 32) {
+        memcpy(&wide, address, sizeof wide);
+        return (double)wide;
+    }
+    memcpy(&narrow, address, sizeof narrow);
+    return (double)(g->tensor.dtype.code == FMLA_TYPE_BFLOAT ? num_from_bf16(narrow) : num_from_fp16(narrow));
+}

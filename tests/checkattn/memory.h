@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tensors in guarded memory: a canary before and after, every byte between preset, and a check that a call
+ * wrote the tensor's elements and nothing else.
+ */
+#ifndef CHECKATTN_MEMORY_H
+#define CHECKATTN_MEMORY_H
+
+#include "flashmla/flashmla.h"
+
+#include <stdbool.h>
+
+/* How a tensor lies in memory. */
+enum layout {
+    LAYOUT_CONTIGUOUS,
+    LAYOUT_PADDED, /* rows and the outermost dimension have gaps; everything a multiple of 16 bytes */
+    LAYOUT_ODD,    /* gaps of odd size, base at an odd element, byte_offset used */
+    LAYOUTS
+};
+
+enum { GUARDED_DIMS = 5 };
+
+struct guarded {
+    fmla_tensor tensor; /* shape and strides point into this struct: do not copy it */
+    int64_t shape[GUARDED_DIMS], strides[GUARDED_DIMS];
+    unsigned char *memory;
+    size_t bytes; /* between the canaries */
+};
+
+extern const fmla_dtype dtype_bf16, dtype_fp16, dtype_f32, dtype_i32;
+
+/* Fills the whole with bytes of 0xff: NaN in every float format here, -1 in int32. */
+void guarded_make(struct guarded *guarded, fmla_dtype dtype, int ndim, const int64_t *shape,
+                  enum layout layout);
+void guarded_free(struct guarded *guarded);
+void guarded_reset(struct guarded *guarded);
+
+void *guarded_at(const struct guarded *guarded, int64_t i0, int64_t i1, int64_t i2, int64_t i3);
+
+/* Are the canaries and the gaps as guarded_reset left them? */
+bool guarded_intact(const struct guarded *guarded);
+
+/* The value of an element of a float tensor at `address`. */
+double guarded_value(const struct guarded *guarded, const void *address);
+
+#endif

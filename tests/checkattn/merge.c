@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Merge against the oracle, whole tensors; and against decode: a batch decoded over parts of its keys and
+ * merged is the batch decoded over all of them.
+ */
+#include "checkattn.h"
+#include "grid.h"
+#include "num.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    A_N,
+    A_B,
+    A_SQ,
+    A_HQ,
+    A_DV,
+    A_PART,
+    A_OUT,
+    A_EMPTY,
+    A_BASE,
+    A_SINK,
+    A_EMPTIES,
+    A_LAYOUT,
+    A_THREADS,
+    AXES
+};
+enum { EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL };
+
+static const struct axis axes[AXES] = {
+    {"n", 6, {0, 1, 2, 3, 17, 64}},
+    {"b", 3, {0, 1, 3}},
+    {"s_q", 3, {1, 2, 5}},
+    {"h_q", 4, {1, 5, 16, 128}},
+    {"d_v", 5, {1, 64, 127, 512, 513}},
+    {"parts", 3, {0 /* bf16 */, 1 /* fp16 */, 2 /* fp32 */}},
+    {"out", 3, {0, 1, 2}},
+    {"lse_empty", 2, {0, 1}},
+    {"log_base", 2, {0, 2}},
+    {"sink", 2, {0, 1}},
+    {"empty parts", 3, {EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL}},
+    {"layout", 3, {LAYOUT_CONTIGUOUS, LAYOUT_PADDED, LAYOUT_ODD}},
+    {"own threads", 2, {0, 1}},
+};
+
+static int64_t value_of(const int *choice, int axis)
+{
+    return axes[axis].values[choice[axis]];
+}
+static bool possible(const int *choice)
+{
+    return choice != NULL;
+}
+static double cost(const int *choice)
+{
+    return (double)(value_of(choice, A_N) + 1) * (double)(value_of(choice, A_B) * value_of(choice, A_SQ)) *
+           (double)(value_of(choice, A_HQ) * value_of(choice, A_DV));
+}
+
+static void fill(struct guarded *parts, struct guarded *lse_parts, const int64_t *v,
+                 struct random_state *random)
+{
+    for (int64_t i = 0; i < v[A_N]; i++)
+        for (int64_t r = 0; r < v[A_B]; r++)
+            for (int64_t j = 0; j < v[A_SQ]; j++)
+                for (int64_t h = 0; h < v[A_HQ]; h++) {
+                    const bool empty =
+                        v[A_EMPTIES] == EMPTIES_ALL || (v[A_EMPTIES] == EMPTIES_SOME && (i + h + r) % 3 == 0);
+                    *(float *)guarded_at(lse_parts, i, r, h, j) =
+                        empty ? ((i + j) % 2 ? INFINITY : -INFINITY) : 5.0f + 3.0f * random_normal(random);
+                    if (empty) continue;                       /* its out stays NaN */
+                    char *row = guarded_at(parts, i, r, j, h); /* four indices of five: the row */
+                    for (int64_t d = 0; d < v[A_DV]; d++) {
+                        const float x = random_input(random, 0.0f, 0.1f);
+                        const uint16_t narrow = v[A_PART] == 1 ? num_to_fp16(x) : num_to_bf16(x);
+                        if (v[A_PART] == 2)
+                            memcpy(row + 4 * d, &x, sizeof x);
+                        else
+                            memcpy(row + 2 * d, &narrow, sizeof narrow);
+                    }
+                }
+}
+
+static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed, struct tally *tally)
+{
+    static const fmla_dtype *const dtypes[] = {&dtype_bf16, &dtype_fp16, &dtype_f32};
+    const enum layout layout = (enum layout)v[A_LAYOUT];
+    struct random_state random = {seed};
+    struct guarded parts, lse_parts, sink, out, lse, ref_out, ref_lse;
+    const int64_t out_shape[] = {v[A_B], v[A_SQ], v[A_HQ], v[A_DV]}, lse_shape[] = {v[A_B], v[A_HQ], v[A_SQ]};
+    guarded_make(&parts, *dtypes[v[A_PART]], 5, (int64_t[]){v[A_N], v[A_B], v[A_SQ], v[A_HQ], v[A_DV]},
+                 layout);
+    guarded_make(&lse_parts, dtype_f32, 4, (int64_t[]){v[A_N], v[A_B], v[A_HQ], v[A_SQ]}, layout);
+    guarded_make(&sink, dtype_f32, 1, &v[A_HQ], LAYOUT_CONTIGUOUS);
+    guarded_make(&out, *dtypes[v[A_OUT]], 4, out_shape, layout);
+    guarded_make(&lse, dtype_f32, 3, lse_shape, layout);
+    guarded_make(&ref_out, *dtypes[v[A_OUT]], 4, out_shape, LAYOUT_CONTIGUOUS);
+    guarded_make(&ref_lse, dtype_f32, 3, lse_shape, LAYOUT_CONTIGUOUS);
+    fill(&parts, &lse_parts, v, &random);
+    for (int64_t h = 0; h < v[A_HQ]; h++)
+        *(float *)guarded_at(&sink, h, 0, 0, 0) = h % 5 == 3   ? INFINITY
+                                                  : h % 5 == 4 ? -INFINITY
+                                                               : 4.0f * random_normal(&random);
+
+    char name[256];
+    size_t used = 0;
+    for (int i = 0; i < AXES; i++)
+        used += (size_t)snprintf(name + used, sizeof name - used, "%s%s %lld", i ? ", " : "", axes[i].name,
+                                 (long long)v[i]);
+    fmla_merge_args args = FMLA_INIT(fmla_merge_args);
+    args.out_parts = &parts.tensor, args.lse_parts = &lse_parts.tensor;
+    args.attn_sink = v[A_SINK] ? &sink.tensor : NULL;
+    args.out = &ref_out.tensor, args.lse = &ref_lse.tensor;
+    args.lse_empty = (int32_t)v[A_EMPTY], args.log_base = (int32_t)v[A_BASE];
+    args.kernel = "ref";
+    if (fmla_merge(&args)) report(tally, run, name, fmla_last_error());
+
+    args.out = &out.tensor, args.lse = &lse.tensor;
+    args.kernel = run->kernel;
+    if (run->fault == FAULT_MERGE_BASE && v[A_B] && v[A_N] > 1 && v[A_EMPTIES] == EMPTIES_NONE) {
+        args.log_base = FMLA_LOG_BASE_2 - args.log_base;
+        tally->planted = true;
+    }
+    if (v[A_THREADS]) fmla_set_parallel_for(pthread_for, NULL, PTHREAD_WORKERS);
+    if (fmla_merge(&args)) report(tally, run, name, fmla_last_error());
+    fmla_set_parallel_for(NULL, NULL, 0);
+    tally->cases++;
+
+    /* In fp32 the results differ by rounding alone; narrow outputs may differ by their last bit. */
+    const struct tolerance *tolerance = v[A_OUT] == 2 ? &tolerance_exact_f32 : &tolerance_dense_decode_out;
+    struct comparison outs = {0}, lses = {0};
+    const int64_t element = out.tensor.dtype.bits / 8;
+    for (int64_t r = 0; r < v[A_B]; r++)
+        for (int64_t j = 0; j < v[A_SQ]; j++)
+            for (int64_t h = 0; h < v[A_HQ]; h++, tally->rows++) {
+                const char *mine = guarded_at(&out, r, j, h, 0), *theirs = guarded_at(&ref_out, r, j, h, 0);
+                for (int64_t d = 0; d < v[A_DV]; d++)
+                    compare_add(&outs, tolerance, guarded_value(&out, mine + d * element),
+                                guarded_value(&ref_out, theirs + d * element));
+                compare_add(&lses, &tolerance_decode_lse, guarded_value(&lse, guarded_at(&lse, r, h, j, 0)),
+                            guarded_value(&ref_lse, guarded_at(&ref_lse, r, h, j, 0)));
+            }
+    char what[160];
+    snprintf(
+        what, sizeof what, "out: %lld of %lld elements off, worst |Δ| %.3g; lse: %lld off, worst |Δ| %.3g",
+        (long long)outs.wrong, (long long)outs.count, outs.worst_abs, (long long)lses.wrong, lses.worst_abs);
+    if (!compare_passed(&outs, tolerance) || !compare_passed(&lses, &tolerance_decode_lse))
+        report(tally, run, name, what);
+    if (!guarded_intact(&out) || !guarded_intact(&lse))
+        report(tally, run, name, "bytes outside the tensors' elements were written");
+    struct guarded *all[] = {&parts, &lse_parts, &sink, &out, &lse, &ref_out, &ref_lse};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) guarded_free(all[i]);
+}
+
+void check_merge(const struct run *run, struct tally *tally)
+{
+    struct grid grid = {
+        .axes = AXES, .axis = axes, .possible = possible, .cost = cost, .dear = 3e6, .random = {run->seed}};
+    grid_begin(&grid);
+    int choice[GRID_AXES];
+    for (uint64_t i = 1; grid_next(&grid, choice); i++) {
+        int64_t v[AXES];
+        for (int a = 0; a < AXES; a++) v[a] = value_of(choice, a);
+        run_case(run, v, run->seed * 1000003 + i, tally);
+        if (run->fault != FAULT_NONE && tally->planted) break;
+    }
+    tally->pairs += grid.pairs, tally->covered += grid.covered;
+    grid_end(&grid);
+}
