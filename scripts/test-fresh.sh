@@ -59,8 +59,8 @@ chmod 755 "$tree"
 
 mirror=$FMLA_DEBIAN_MIRROR
 if [ -z "$mirror" ] && grep -qs '^ID=debian$' /etc/os-release; then
-    # This machine's own mirror, in either of apt's two formats.
-    mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/*.{list,sources} 2>/dev/null |
+    # This machine's own mirror, in either of apt's two formats. Seldom are all of these files there.
+    mirror=$({ cat /etc/apt/sources.list /etc/apt/sources.list.d/*.{list,sources} 2>/dev/null || true; } |
         sed -nE 's#^(URIs:|deb( \[[^]]*\])?) +(https?://[^ ]*/debian)/?( .*)?$#\3#p' | sed -n 1p)
 fi
 mirror=${mirror:-http://deb.debian.org/debian}
