@@ -69,7 +69,7 @@ fmla_status fmla_capabilities(fmla_device device, int64_t index, fmla_capability
 {
     static const size_t sizes[] = {sizeof(fmla_capability), 0};
     fmla_capability row;
-    TRY(check_struct("capabilities", capability, &row, sizeof row, sizes));
+    TRY(check_struct("capabilities", "capability", capability, &row, sizeof row, sizes));
     TRY(check_device_argument("capabilities", "device", &device));
     if (index < 0 || !dispatch_capability(device, index, &row))
         return fail(FMLA_INVALID_ARGUMENT, "capabilities: index: is %lld, and there is no such row",
@@ -131,7 +131,7 @@ static fmla_status check_plan_args(const fmla_decode_plan_args *caller, fmla_dec
     static const size_t sizes[] = {sizeof(fmla_decode_plan_args), 0};
     const int64_t most = INT32_MAX;
     struct checked_tensor seqlens;
-    TRY(check_struct(plan_operation, caller, args, sizeof *args, sizes));
+    TRY(check_struct(plan_operation, "args", caller, args, sizeof *args, sizes));
     TRY(check_tensor(plan_operation, "seqlens", args->seqlens, 1, ALLOW_I32 | extra, &seqlens));
     TRY(check_range(plan_operation, "seqlens: b (dimension 0)", seqlens.shape[0], 0, max_batch));
     TRY(check_range(plan_operation, "s_q", args->s_q, 1, most));
@@ -220,7 +220,7 @@ fmla_status fmla_plan_describe(const void *plan, size_t plan_size, fmla_plan_vie
 {
     static const size_t sizes[] = {sizeof(fmla_plan_view), 0};
     fmla_plan_view full;
-    TRY(check_struct("plan_describe", view, &full, sizeof full, sizes));
+    TRY(check_struct("plan_describe", "view", view, &full, sizeof full, sizes));
     TRY(check_plan("plan_describe", plan, plan_size, -1));
     const struct plan_header *header = plan;
     full.batch = header->batch;
@@ -281,7 +281,8 @@ static fmla_status check_decode_sizes(const char *op, const struct checked_tenso
                     "block_table",
                     op, (long long)p->pages, (long long)p->b);
     }
-    p->capacity = p->max_pages * p->page_size; /* < 2^62 */
+    p->capacity = p->max_pages * p->page_size;            /* < 2^62 */
+    if (p->capacity > INT32_MAX) p->capacity = INT32_MAX; /* no length is above it */
     TRY(check_size(op, seqlens, 0, "b", p->b, "q"));
     if (sink->name) TRY(check_size(op, sink, 0, "h_q", p->h_q, "q"));
     TRY(check_size(op, out, 0, "b", p->b, "q"));
@@ -303,7 +304,7 @@ static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla
     static const size_t sizes[] = {sizeof(fmla_dense_decode_args), 0};
     static const char op[] = "dense_decode";
     struct checked_tensor q, kv, table, seqlens, sink, out, lse;
-    TRY(check_struct(op, caller, args, sizeof *args, sizes));
+    TRY(check_struct(op, "args", caller, args, sizeof *args, sizes));
     TRY(check_tensor(op, "q", args->q, 4, ALLOW_BF16 | ALLOW_FP16 | extra, &q));
     const unsigned same = 1u << q.element;
     TRY(check_tensor(op, "kv_cache", args->kv_cache, 4, same | extra, &kv));
@@ -377,6 +378,17 @@ fmla_status fmla_dense_decode_workspace_size(const fmla_dense_decode_args *calle
     return FMLA_OK;
 }
 
+fmla_status fmla_dense_decode_kernel(const fmla_dense_decode_args *caller, const char **name)
+{
+    fmla_dense_decode_args args;
+    struct dense_decode_problem p;
+    const struct kernel *kernel;
+    if (!name) return fail(FMLA_INVALID_ARGUMENT, "dense_decode: name: is NULL, must point to the answer");
+    TRY(check_dense_decode(caller, &args, CHECK_SHAPE_ONLY, &p, &kernel));
+    *name = kernel->name;
+    return FMLA_OK;
+}
+
 fmla_status fmla_dense_decode(const fmla_dense_decode_args *caller)
 {
     fmla_dense_decode_args args;
@@ -399,7 +411,7 @@ fmla_status fmla_merge(const fmla_merge_args *caller)
     const unsigned floats = ALLOW_BF16 | ALLOW_FP16 | ALLOW_F32;
     fmla_merge_args args;
     struct checked_tensor out_parts, lse_parts, sink, out, lse;
-    TRY(check_struct(op, caller, &args, sizeof args, sizes));
+    TRY(check_struct(op, "args", caller, &args, sizeof args, sizes));
     TRY(check_tensor(op, "out_parts", args.out_parts, 5, floats, &out_parts));
     TRY(check_tensor(op, "lse_parts", args.lse_parts, 4, ALLOW_F32, &lse_parts));
     TRY(check_tensor(op, "attn_sink", args.attn_sink, 1, ALLOW_F32 | ALLOW_NULL, &sink));

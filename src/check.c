@@ -147,7 +147,12 @@ fmla_status check_tensor(const char *operation, const char *name, const fmla_ten
     status = check_layout(operation, tensor, element_bytes, checked, &empty);
     if (status) return status;
     checked->data = tensor->data ? (char *)tensor->data + tensor->byte_offset : NULL;
-    if (empty || (allow & CHECK_SHAPE_ONLY)) return FMLA_OK;
+    if (empty) return FMLA_OK;
+    if ((allow & CHECK_OUTPUT) && !elements_are_distinct(checked, ndim))
+        return fail(FMLA_INVALID_ARGUMENT,
+                    "%s: %s: strides let elements of this output share memory, must keep them apart",
+                    operation, name);
+    if (allow & CHECK_SHAPE_ONLY) return FMLA_OK;
     if (!tensor->data)
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: data is NULL, but the tensor has elements", operation,
                     name);
@@ -155,10 +160,6 @@ fmla_status check_tensor(const char *operation, const char *name, const fmla_ten
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: %s: data + byte_offset is not a multiple of the %lld bytes of an element", operation,
                     name, (long long)element_bytes);
-    if ((allow & CHECK_OUTPUT) && !elements_are_distinct(checked, ndim))
-        return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: %s: strides let elements of this output share memory, must keep them apart",
-                    operation, name);
     return FMLA_OK;
 }
 
@@ -187,10 +188,10 @@ fmla_status check_range(const char *operation, const char *name, int64_t value, 
                 (long long)value, (long long)low, (long long)high);
 }
 
-fmla_status check_struct(const char *operation, const void *args, void *copy, size_t size,
+fmla_status check_struct(const char *operation, const char *name, const void *args, void *copy, size_t size,
                          const size_t *sizes)
 {
-    if (!args) return fail(FMLA_INVALID_ARGUMENT, "%s: args: is NULL, must point to a struct", operation);
+    if (!args) return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must point to a struct", operation, name);
     size_t came;
     memcpy(&came, args, sizeof came);
     bool published = false;

@@ -47,7 +47,7 @@ fmla_status check_range(const char *operation, const char *name, int64_t value, 
 
 /* Copies a caller's struct of any published size into `copy` (size bytes, the newest version). sizes: the
  * published ones, ascending, zero-terminated. */
-fmla_status check_struct(const char *operation, const void *args, void *copy, size_t size,
+fmla_status check_struct(const char *operation, const char *name, const void *args, void *copy, size_t size,
                          const size_t *sizes);
 
 #endif

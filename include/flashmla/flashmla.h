@@ -169,12 +169,11 @@ typedef struct fmla_capability {
     size_t struct_size;
     const char *operation; /* "dense_decode" */
     const char *kernel;    /* "cpu-generic"; NULL in a row that says that the operation has no kernel there */
-    const char *dtypes;    /* "bf16 fp16"; NULL with kernel */
-    const char *shapes;    /* "d_qk 512 576, d_v 512"; NULL with kernel */
+    const char *dtypes;    /* "bf16 fp16"; "" where types play no part; NULL with kernel */
+    const char *shapes;    /* "d_qk 512 576, d_v 512"; "" where every shape is taken; NULL with kernel */
     const char *reason;    /* why it does not run here; "" if it does */
     int32_t available;     /* 1: this kernel runs on this device */
-    int32_t
-        forced_only; /* 1: the oracle, written to be read: runs only when named, never counts as support */
+    int32_t forced_only;   /* 1: the oracle; runs only when named, and never counts as support */
 } fmla_capability;
 
 /* The index-th row for a device, in order of operation and then of preference: of the available kernels whose
@@ -200,7 +199,7 @@ typedef struct fmla_decode_plan_args {
     int64_t s_q;         /* query tokens of a request, ≥ 1 */
     int64_t h_q;         /* query heads, ≥ 1 */
     int64_t h_kv;        /* key heads, divides h_q */
-    int64_t capacity;    /* max_pages * page_size of the cache; 0 = no upper clamp */
+    int64_t capacity;    /* max_pages * page_size of the cache; 0 = 2^31 - 1 */
     fmla_device target;  /* the device that will use the plan; {0, 0} = that of seqlens. A plan is position-
                             independent bytes: one made on the host may be copied to the device */
     int32_t num_workers; /* SMs or threads to plan for, in [0, 65536]; 0 = all that the target has */
@@ -283,6 +282,11 @@ typedef struct fmla_dense_decode_args {
  * Errors: as fmla_dense_decode, workspace aside. */
 FMLA_API fmla_status fmla_dense_decode_workspace_size(const fmla_dense_decode_args *args, size_t *bytes,
                                                       size_t *alignment);
+
+/* The kernel that fmla_dense_decode would run with these arguments, as fmla_capabilities names it (static). Looks
+ * at what fmla_dense_decode_workspace_size looks at.
+ * Errors: as there. */
+FMLA_API fmla_status fmla_dense_decode_kernel(const fmla_dense_decode_args *args, const char **name);
 
 /* Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace, plan), FMLA_UNSUPPORTED. On the CPU an entry
  * of block_table that is used and is no page of the cache is FMLA_INVALID_ARGUMENT; on a GPU it is undefined. */

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+#include "elements.h"
+
+#include "num.h"
+
+#include <math.h>
+#include <string.h>
+
+float element_load(const void *data, fmla_dtype dtype, int64_t i)
+{
+    const char *at = (const char *)data + i * (dtype.bits / 8);
+    uint16_t half;
+    float single;
+    if (dtype_is(dtype, FMLA_TYPE_FLOAT, 32)) return memcpy(&single, at, sizeof single), single;
+    memcpy(&half, at, sizeof half);
+    if (dtype_is(dtype, FMLA_TYPE_BFLOAT, 16)) return num_from_bf16(half);
+    if (dtype_is(dtype, FMLA_TYPE_FLOAT, 16)) return num_from_fp16(half);
+    return NAN;
+}
+
+void element_store(void *data, fmla_dtype dtype, int64_t i, float value)
+{
+    char *at = (char *)data + i * (dtype.bits / 8);
+    if (dtype_is(dtype, FMLA_TYPE_FLOAT, 32)) {
+        memcpy(at, &value, sizeof value);
+    } else if (dtype_is(dtype, FMLA_TYPE_BFLOAT, 16)) {
+        const uint16_t half = num_to_bf16(value);
+        memcpy(at, &half, sizeof half);
+    } else if (dtype_is(dtype, FMLA_TYPE_FLOAT, 16)) {
+        const uint16_t half = num_to_fp16(value);
+        memcpy(at, &half, sizeof half);
+    }
+}

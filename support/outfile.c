@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: MIT */
+#define _XOPEN_SOURCE 700 /* realpath */
+#include "outfile.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+enum { BUFFER_BYTES = 1 << 16, UNFINISHED_FILES = 4 };
+
+struct outfile {
+    int fd;
+    int slot;        /* in unfinished[]; -1 for a target that is written directly */
+    char *shown;     /* the name the caller gave, for messages */
+    char *target;    /* what the temporary file becomes */
+    char *temporary; /* NULL for a target that is written directly */
+    size_t used;     /* bytes in buffer */
+    char buffer[BUFFER_BYTES];
+};
+
+/* Temporary files that a signal must remove. The handler runs at any moment: an entry is set only after the
+ * file exists, and cleared before its name is freed. */
+static char *volatile unfinished[UNFINISHED_FILES];
+
+static void remove_unfinished(int signal_number)
+{
+    for (int i = 0; i < UNFINISHED_FILES; i++)
+        if (unfinished[i]) unlink(unfinished[i]);
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+
+void outfile_handle_signals(void)
+{
+    const int fatal[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE};
+    for (size_t i = 0; i < sizeof fatal / sizeof *fatal; i++) {
+        struct sigaction action;
+        sigaction(fatal[i], NULL, &action);
+        if (action.sa_handler == SIG_IGN) continue; /* nohup stays nohup */
+        memset(&action, 0, sizeof action);
+        action.sa_handler = remove_unfinished;
+        sigaction(fatal[i], &action, NULL);
+    }
+    signal(SIGXFSZ, SIG_IGN);
+}
+
+static bool write_fault(const struct outfile *file, struct fault *fault)
+{
+    return fault_set(fault, "%s: cannot write: %s", file->shown, strerror(errno));
+}
+
+/* Where the temporary file goes: the directory of target, with the slash; "" is the current one. */
+static size_t directory_length(const char *target)
+{
+    const char *slash = strrchr(target, '/');
+    return slash ? (size_t)(slash - target) + 1 : 0;
+}
+
+static bool has_room(const struct outfile *file, uint64_t expected_bytes, struct fault *fault)
+{
+    struct statvfs fs;
+    if (fstatvfs(file->fd, &fs) || fs.f_blocks == 0) return true; /* unknown: a write will tell */
+    const uint64_t unit = fs.f_frsize ? fs.f_frsize : fs.f_bsize;
+    const uint64_t room = fs.f_bavail > UINT64_MAX / unit ? UINT64_MAX : fs.f_bavail * unit;
+    if (room >= expected_bytes) return true;
+    return fault_set(fault, "%s: needs %llu bytes, and its file system has %llu left", file->shown,
+                     (unsigned long long)expected_bytes, (unsigned long long)room);
+}
+
+static bool open_temporary(struct outfile *file, struct fault *fault)
+{
+    const size_t length = directory_length(file->target);
+    const size_t size = length + 64;
+    file->temporary = malloc(size);
+    if (!file->temporary) return fault_set(fault, "%s: out of memory", file->shown);
+    for (int attempt = 0; attempt < 100; attempt++) {
+        snprintf(file->temporary, size, "%.*s.flashmla-%ld-%d.tmp", (int)length, file->target, (long)getpid(),
+                 attempt);
+        file->fd = open(file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (file->fd >= 0 || errno != EEXIST) break;
+    }
+    if (file->fd < 0) return fault_set(fault, "%s: cannot create: %s", file->shown, strerror(errno));
+    for (int i = 0; i < UNFINISHED_FILES && file->slot < 0; i++)
+        if (!unfinished[i]) unfinished[i] = file->temporary, file->slot = i;
+    return true;
+}
+
+static bool open_target(struct outfile *file, const char *path, struct fault *fault)
+{
+    struct stat status;
+    const bool exists = stat(path, &status) == 0;
+    if (!*path) return fault_set(fault, "the name of the output file is empty");
+    if (exists && S_ISDIR(status.st_mode))
+        return fault_set(fault, "%s: is a directory, must be a file to write", path);
+    if (exists && !S_ISREG(status.st_mode)) {
+        file->fd = open(path, O_WRONLY | O_CLOEXEC | O_NOCTTY);
+        return file->fd >= 0 || fault_set(fault, "%s: cannot write: %s", path, strerror(errno));
+    }
+    /* A link to a file stays a link. */
+    file->target = exists ? realpath(path, NULL) : strdup(path);
+    if (!file->target) return fault_set(fault, "%s: cannot write: %s", path, strerror(errno));
+    return open_temporary(file, fault);
+}
+
+struct outfile *outfile_open(const char *path, uint64_t expected_bytes, struct fault *fault)
+{
+    struct outfile *file = calloc(1, sizeof *file);
+    char *shown = strdup(path);
+    if (!file || !shown) {
+        fault_set(fault, "%s: out of memory", path);
+        free(file), free(shown);
+        return NULL;
+    }
+    file->fd = -1, file->slot = -1, file->shown = shown;
+    if (open_target(file, path, fault) && (!file->temporary || has_room(file, expected_bytes, fault)))
+        return file;
+    outfile_abandon(file);
+    return NULL;
+}
+
+static bool write_all(struct outfile *file, const char *data, size_t bytes, struct fault *fault)
+{
+    while (bytes > 0) {
+        const ssize_t done = write(file->fd, data, bytes < (1u << 30) ? bytes : (1u << 30));
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) return write_fault(file, fault);
+        data += done, bytes -= (size_t)done;
+    }
+    return true;
+}
+
+static bool flush(struct outfile *file, struct fault *fault)
+{
+    const size_t used = file->used;
+    file->used = 0;
+    return write_all(file, file->buffer, used, fault);
+}
+
+bool outfile_write(struct outfile *file, const void *data, size_t bytes, struct fault *fault)
+{
+    if (file->used + bytes > BUFFER_BYTES && !flush(file, fault)) return false;
+    if (bytes >= BUFFER_BYTES) return write_all(file, data, bytes, fault);
+    if (bytes) memcpy(file->buffer + file->used, data, bytes);
+    file->used += bytes;
+    return true;
+}
+
+bool outfile_printf(struct outfile *file, struct fault *fault, const char *format, ...)
+{
+    char text[2048];
+    va_list values;
+    va_start(values, format);
+    const int length = vsnprintf(text, sizeof text, format, values);
+    va_end(values);
+    if (length < 0 || (size_t)length >= sizeof text)
+        return fault_set(fault, "%s: a line of more than %zu characters", file->shown, sizeof text - 1);
+    return outfile_write(file, text, (size_t)length, fault);
+}
+
+static void forget(struct outfile *file)
+{
+    if (file->slot >= 0) unfinished[file->slot] = NULL;
+    free(file->shown), free(file->target), free(file->temporary), free(file);
+}
+
+bool outfile_commit(struct outfile *file, struct fault *fault)
+{
+    bool good = flush(file, fault);
+    if (good && file->temporary && fsync(file->fd)) good = write_fault(file, fault);
+    const int closed = close(file->fd);
+    file->fd = -1;
+    if (good && closed) good = write_fault(file, fault);
+    if (good && file->temporary && rename(file->temporary, file->target)) good = write_fault(file, fault);
+    if (!good) {
+        outfile_abandon(file);
+        return false;
+    }
+    forget(file);
+    return true;
+}
+
+void outfile_abandon(struct outfile *file)
+{
+    if (!file) return;
+    const bool created = file->fd >= 0 || file->slot >= 0;
+    if (file->temporary && created) unlink(file->temporary);
+    if (file->fd >= 0) close(file->fd);
+    forget(file);
+}

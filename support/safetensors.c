@@ -1,0 +1,443 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Reading and writing share the table of types and the rules of shapes; the header's JSON is jansson's.
+ */
+#include "safetensors.h"
+
+#include "outfile.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* The format's reference reader refuses longer headers too. */
+#define HEADER_MAX   ((uint64_t)100 << 20)
+#define LENGTH_BYTES 8u
+#define ALIGNMENT    64u
+
+static const struct safetensors_dtype types[] = {
+    {"BF16", {FMLA_TYPE_BFLOAT, 16, 1}},
+    {"F16", {FMLA_TYPE_FLOAT, 16, 1}},
+    {"F32", {FMLA_TYPE_FLOAT, 32, 1}},
+    {"F64", {FMLA_TYPE_FLOAT, 64, 1}},
+    {"I8", {FMLA_TYPE_INT, 8, 1}},
+    {"I16", {FMLA_TYPE_INT, 16, 1}},
+    {"I32", {FMLA_TYPE_INT, 32, 1}},
+    {"I64", {FMLA_TYPE_INT, 64, 1}},
+    {"U8", {FMLA_TYPE_UINT, 8, 1}},
+    {"U16", {FMLA_TYPE_UINT, 16, 1}},
+    {"U32", {FMLA_TYPE_UINT, 32, 1}},
+    {"U64", {FMLA_TYPE_UINT, 64, 1}},
+    {"BOOL", {6, 8, 1}},
+    {"F8_E4M3", {10, 8, 1}},
+    {"F8_E5M2", {12, 8, 1}},
+    {"F8_E8M0", {14, 8, 1}},
+};
+#define TYPE_COUNT (sizeof types / sizeof *types)
+#define TYPE_NAMES "BF16 F16 F32 F64 I8 I16 I32 I64 U8 U16 U32 U64 BOOL F8_E4M3 F8_E5M2 F8_E8M0"
+
+/* Bytes of a contiguous tensor; false if they do not fit in 63 bits. */
+static bool tensor_bytes(fmla_dtype dtype, int32_t ndim, const int64_t *shape, uint64_t *bytes)
+{
+    int64_t product = dtype.bits / 8;
+    for (int32_t i = 0; i < ndim; i++)
+        if (__builtin_mul_overflow(product, shape[i], &product)) return false;
+    *bytes = (uint64_t)product;
+    return true;
+}
+
+/* ---- Reading ---- */
+
+struct safetensors_file {
+    void *map; /* the whole file; NULL if it has no data */
+    uint64_t map_bytes;
+    uint64_t data_begin, data_bytes;
+    json_t *header; /* owns the names and the metadata */
+    size_t count;
+    struct safetensors_tensor *tensors;
+};
+
+static bool read_exactly(int fd, const char *path, void *buffer, uint64_t bytes, uint64_t offset,
+                         struct fault *fault)
+{
+    char *at = buffer;
+    while (bytes > 0) {
+        const ssize_t got = pread(fd, at, bytes, (off_t)offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return fault_set(fault, "%s: cannot read: %s", path, strerror(errno));
+        if (got == 0) return fault_set(fault, "%s: became shorter while it was read", path);
+        at += got, bytes -= (uint64_t)got, offset += (uint64_t)got;
+    }
+    return true;
+}
+
+static bool open_regular(const char *path, int *fd, uint64_t *size, struct fault *fault)
+{
+    struct stat status;
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK); /* a pipe must not make us wait */
+    if (*fd < 0) return fault_set(fault, "%s: cannot open: %s", path, strerror(errno));
+    if (fstat(*fd, &status)) return fault_set(fault, "%s: cannot read: %s", path, strerror(errno));
+    if (S_ISDIR(status.st_mode)) return fault_set(fault, "%s: is a directory, must be a file", path);
+    if (!S_ISREG(status.st_mode)) return fault_set(fault, "%s: is no regular file", path);
+    *size = (uint64_t)status.st_size;
+    return true;
+}
+
+/* Reads the length of the header, and checks it before a byte is allocated for the header. */
+static bool read_header_length(int fd, const char *path, uint64_t size, uint64_t *length, struct fault *fault)
+{
+    unsigned char raw[LENGTH_BYTES];
+    if (size < LENGTH_BYTES)
+        return fault_set(fault, "%s: has %" PRIu64 " bytes, a safetensors file has at least %u", path, size,
+                         LENGTH_BYTES + 2);
+    if (!read_exactly(fd, path, raw, sizeof raw, 0, fault)) return false;
+    *length = 0;
+    for (unsigned i = LENGTH_BYTES; i-- > 0;) *length = *length << 8 | raw[i];
+    if (*length > HEADER_MAX)
+        return fault_set(fault, "%s: header claims %" PRIu64 " bytes, at most %" PRIu64 " are allowed", path,
+                         *length, HEADER_MAX);
+    if (*length > size - LENGTH_BYTES)
+        return fault_set(fault,
+                         "%s: header claims %" PRIu64 " bytes, the file has %" PRIu64 " after its length",
+                         path, *length, size - LENGTH_BYTES);
+    return true;
+}
+
+static json_t *read_header(int fd, const char *path, uint64_t length, struct fault *fault)
+{
+    char *text = malloc(length + 1);
+    json_t *header = NULL;
+    json_error_t error;
+    if (!text) {
+        fault_set(fault, "%s: no memory for a header of %" PRIu64 " bytes", path, length);
+        return NULL;
+    }
+    if (read_exactly(fd, path, text, length, LENGTH_BYTES, fault)) {
+        header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
+        if (!header) fault_set(fault, "%s: header: byte %d: %s", path, error.position, error.text);
+    }
+    free(text);
+    if (header && !json_is_object(header)) {
+        fault_set(fault, "%s: header: must be a JSON object", path);
+        json_decref(header);
+        return NULL;
+    }
+    return header;
+}
+
+static bool check_metadata(const char *path, const json_t *metadata, struct fault *fault)
+{
+    const char *key;
+    json_t *value;
+    if (!metadata) return true;
+    if (!json_is_object(metadata))
+        return fault_set(fault, "%s: __metadata__: must be an object of strings", path);
+    json_object_foreach((json_t *)metadata, key, value) if (!json_is_string(value)) return fault_set(
+        fault, "%s: __metadata__: \"%s\" must be a string", path, key);
+    return true;
+}
+
+/* NULL with a fault if `value` names no type of the format. */
+static const struct safetensors_dtype *parse_dtype(const char *path, const char *tensor, const json_t *value,
+                                                   struct fault *fault)
+{
+    const char *name = json_string_value(value);
+    for (size_t i = 0; name && i < TYPE_COUNT; i++)
+        if (!strcmp(types[i].name, name)) return &types[i];
+    fault_set(fault, "%s: tensor \"%s\": dtype %s is unknown, must be one of " TYPE_NAMES, path, tensor,
+              name ? name : "(no string)");
+    return NULL;
+}
+
+static bool parse_shape(const char *path, struct safetensors_tensor *tensor, const json_t *value,
+                        struct fault *fault)
+{
+    if (!json_is_array(value))
+        return fault_set(fault, "%s: tensor \"%s\": shape must be an array", path, tensor->name);
+    if (json_array_size(value) > SAFETENSORS_MAX_DIMS)
+        return fault_set(fault, "%s: tensor \"%s\": %zu dimensions, at most %d are allowed", path,
+                         tensor->name, json_array_size(value), SAFETENSORS_MAX_DIMS);
+    tensor->ndim = (int32_t)json_array_size(value);
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        const json_t *size = json_array_get(value, (size_t)i);
+        if (!json_is_integer(size) || json_integer_value(size) < 0)
+            return fault_set(fault, "%s: tensor \"%s\": shape[%d] must be an integer of 0 or more", path,
+                             tensor->name, i);
+        tensor->shape[i] = json_integer_value(size);
+    }
+    return true;
+}
+
+static bool parse_offsets(const struct safetensors_file *file, const char *path,
+                          struct safetensors_tensor *tensor, const json_t *value, struct fault *fault)
+{
+    const json_t *begin = json_array_get(value, 0), *end = json_array_get(value, 1);
+    uint64_t bytes;
+    if (json_array_size(value) != 2 || !json_is_integer(begin) || !json_is_integer(end) ||
+        json_integer_value(begin) < 0 || json_integer_value(end) < json_integer_value(begin))
+        return fault_set(fault, "%s: tensor \"%s\": data_offsets must be [begin, end] with 0 <= begin <= end",
+                         path, tensor->name);
+    tensor->begin = (uint64_t)json_integer_value(begin);
+    tensor->end = (uint64_t)json_integer_value(end);
+    if (tensor->end > file->data_bytes)
+        return fault_set(fault,
+                         "%s: tensor \"%s\": data_offsets [%" PRIu64 ", %" PRIu64 "] reach past the %" PRIu64
+                         " bytes of data",
+                         path, tensor->name, tensor->begin, tensor->end, file->data_bytes);
+    if (!tensor_bytes(tensor->type->dtype, tensor->ndim, tensor->shape, &bytes))
+        return fault_set(fault, "%s: tensor \"%s\": shape counts more elements than 63 bits hold", path,
+                         tensor->name);
+    if (tensor->end - tensor->begin != bytes)
+        return fault_set(fault,
+                         "%s: tensor \"%s\": data_offsets hold %" PRIu64
+                         " bytes, its shape and dtype %s take %" PRIu64,
+                         path, tensor->name, tensor->end - tensor->begin, tensor->type->name, bytes);
+    return true;
+}
+
+static int by_position(const void *left, const void *right)
+{
+    const struct safetensors_tensor *a = left, *b = right;
+    if (a->begin != b->begin) return a->begin < b->begin ? -1 : 1;
+    return a->end < b->end ? -1 : a->end > b->end;
+}
+
+/* Sorted by position, every tensor begins where the one before it ends, and the last ends with the data. */
+static bool check_cover(const struct safetensors_file *file, const char *path, struct fault *fault)
+{
+    uint64_t covered = 0;
+    for (size_t i = 0; i < file->count; i++) {
+        const struct safetensors_tensor *tensor = &file->tensors[i];
+        if (tensor->begin < covered)
+            return fault_set(fault, "%s: tensors \"%s\" and \"%s\" overlap at byte %" PRIu64 " of the data",
+                             path, tensor[-1].name, tensor->name, tensor->begin);
+        if (tensor->begin > covered)
+            return fault_set(fault,
+                             "%s: tensor \"%s\": bytes %" PRIu64 " to %" PRIu64
+                             " of the data before it belong to no tensor",
+                             path, tensor->name, covered, tensor->begin);
+        covered = tensor->end;
+    }
+    if (covered == file->data_bytes) return true;
+    return fault_set(fault, "%s: the tensors end at byte %" PRIu64 " of %" PRIu64 " bytes of data", path,
+                     covered, file->data_bytes);
+}
+
+static bool parse_header(struct safetensors_file *file, const char *path, struct fault *fault)
+{
+    const char *name;
+    json_t *entry;
+    if (!check_metadata(path, json_object_get(file->header, "__metadata__"), fault)) return false;
+    file->tensors = calloc(json_object_size(file->header) + 1, sizeof *file->tensors);
+    if (!file->tensors) return fault_set(fault, "%s: out of memory", path);
+    json_object_foreach(file->header, name, entry)
+    {
+        if (!strcmp(name, "__metadata__")) continue;
+        struct safetensors_tensor *tensor = &file->tensors[file->count++];
+        tensor->name = name;
+        if (!json_is_object(entry))
+            return fault_set(fault, "%s: tensor \"%s\": must be an object", path, name);
+        tensor->type = parse_dtype(path, name, json_object_get(entry, "dtype"), fault);
+        if (!tensor->type || !parse_shape(path, tensor, json_object_get(entry, "shape"), fault) ||
+            !parse_offsets(file, path, tensor, json_object_get(entry, "data_offsets"), fault))
+            return false;
+    }
+    qsort(file->tensors, file->count, sizeof *file->tensors, by_position);
+    return check_cover(file, path, fault);
+}
+
+/* Mapped whole, since data need not begin at a page. A process that shortens the file while it is mapped ends
+ * this one by SIGBUS: the price of not reading a large cache twice. */
+static bool map_data(struct safetensors_file *file, int fd, const char *path, struct fault *fault)
+{
+    static const _Alignas(ALIGNMENT) char nothing[ALIGNMENT];
+    if (file->data_bytes > 0) {
+        void *map = mmap(NULL, file->map_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (map == MAP_FAILED)
+            return fault_set(fault, "%s: cannot map %" PRIu64 " bytes: %s", path, file->map_bytes,
+                             strerror(errno));
+        file->map = map;
+    }
+    const char *data = file->map ? (const char *)file->map + file->data_begin : nothing;
+    for (size_t i = 0; i < file->count; i++)
+        file->tensors[i].data =
+            file->tensors[i].end > file->tensors[i].begin ? data + file->tensors[i].begin : nothing;
+    return true;
+}
+
+struct safetensors_file *safetensors_open(const char *path, struct fault *fault)
+{
+    struct safetensors_file *file = calloc(1, sizeof *file);
+    uint64_t length = 0;
+    int fd = -1;
+    bool good = false;
+    if (!file) {
+        fault_set(fault, "%s: out of memory", path);
+        return NULL;
+    }
+    if (open_regular(path, &fd, &file->map_bytes, fault) &&
+        read_header_length(fd, path, file->map_bytes, &length, fault) &&
+        (file->header = read_header(fd, path, length, fault)) != NULL) {
+        file->data_begin = LENGTH_BYTES + length;
+        file->data_bytes = file->map_bytes - file->data_begin;
+        good = parse_header(file, path, fault) && map_data(file, fd, path, fault);
+    }
+    if (fd >= 0) close(fd);
+    if (good) return file;
+    safetensors_close(file);
+    return NULL;
+}
+
+void safetensors_close(struct safetensors_file *file)
+{
+    if (!file) return;
+    if (file->map) munmap(file->map, file->map_bytes);
+    json_decref(file->header);
+    free(file->tensors);
+    free(file);
+}
+
+size_t safetensors_count(const struct safetensors_file *file)
+{
+    return file->count;
+}
+
+const struct safetensors_tensor *safetensors_at(const struct safetensors_file *file, size_t index)
+{
+    return &file->tensors[index];
+}
+
+const struct safetensors_tensor *safetensors_find(const struct safetensors_file *file, const char *name)
+{
+    for (size_t i = 0; i < file->count; i++)
+        if (!strcmp(file->tensors[i].name, name)) return &file->tensors[i];
+    return NULL;
+}
+
+const char *safetensors_metadata(const struct safetensors_file *file, const char *key)
+{
+    return json_string_value(json_object_get(json_object_get(file->header, "__metadata__"), key));
+}
+
+/* ---- Writing ---- */
+
+struct safetensors_writer {
+    struct outfile *out;
+    char *path;
+    uint64_t expected, written; /* bytes of data */
+};
+
+static const char *type_name(fmla_dtype dtype)
+{
+    for (size_t i = 0; i < TYPE_COUNT; i++)
+        if (!memcmp(&types[i].dtype, &dtype, sizeof dtype)) return types[i].name;
+    return NULL;
+}
+
+static json_t *declare(const struct safetensors_declaration *tensor, uint64_t begin, uint64_t end)
+{
+    json_t *shape = json_array();
+    for (int32_t i = 0; i < tensor->ndim; i++) json_array_append_new(shape, json_integer(tensor->shape[i]));
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", type_name(tensor->dtype), "shape", shape,
+                     "data_offsets", (json_int_t)begin, (json_int_t)end);
+}
+
+/* The header as text, in the order of declaration; *data_bytes is what the tensors take together. */
+static char *header_text(const char *path, const struct safetensors_declaration *tensors, size_t tensor_count,
+                         const struct safetensors_note *notes, size_t note_count, uint64_t *data_bytes,
+                         struct fault *fault)
+{
+    json_t *header = json_object();
+    json_t *metadata = json_object();
+    bool good = true;
+    *data_bytes = 0;
+    for (size_t i = 0; i < note_count; i++)
+        json_object_set_new(metadata, notes[i].key, json_string(notes[i].value));
+    json_object_set_new(header, "__metadata__", metadata);
+    for (size_t i = 0; i < tensor_count && good; i++) {
+        uint64_t bytes = 0;
+        if (!type_name(tensors[i].dtype)) {
+            good = fault_set(fault, "%s: tensor \"%s\": its type has no name in this format", path,
+                             tensors[i].name);
+        } else if (!tensor_bytes(tensors[i].dtype, tensors[i].ndim, tensors[i].shape, &bytes) ||
+                   bytes > INT64_MAX - *data_bytes - HEADER_MAX) {
+            good =
+                fault_set(fault, "%s: tensor \"%s\": more bytes than a file can have", path, tensors[i].name);
+        } else {
+            json_t *entry = declare(&tensors[i], *data_bytes, *data_bytes + bytes);
+            if (json_object_set_new(header, tensors[i].name, entry))
+                good = fault_set(fault, "%s: tensor \"%s\": its name is no UTF-8", path, tensors[i].name);
+            *data_bytes += bytes;
+        }
+    }
+    char *text = good ? json_dumps(header, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
+    if (good && !text) fault_set(fault, "%s: out of memory", path);
+    json_decref(header);
+    return text;
+}
+
+static bool write_header(struct safetensors_writer *writer, const char *text, struct fault *fault)
+{
+    static const char spaces[ALIGNMENT + 1] = "                                "
+                                              "                                ";
+    const uint64_t used = strlen(text);
+    const uint64_t padding = (ALIGNMENT - (LENGTH_BYTES + used) % ALIGNMENT) % ALIGNMENT;
+    unsigned char length[LENGTH_BYTES];
+    for (unsigned i = 0; i < LENGTH_BYTES; i++) length[i] = (unsigned char)((used + padding) >> (8 * i));
+    return outfile_write(writer->out, length, sizeof length, fault) &&
+           outfile_write(writer->out, text, used, fault) &&
+           outfile_write(writer->out, spaces, padding, fault);
+}
+
+struct safetensors_writer *safetensors_create(const char *path, const struct safetensors_declaration *tensors,
+                                              size_t tensor_count, const struct safetensors_note *notes,
+                                              size_t note_count, struct fault *fault)
+{
+    struct safetensors_writer *writer = calloc(1, sizeof *writer);
+    char *text = NULL;
+    if (!writer || !(writer->path = strdup(path))) {
+        fault_set(fault, "%s: out of memory", path);
+        free(writer);
+        return NULL;
+    }
+    text = header_text(path, tensors, tensor_count, notes, note_count, &writer->expected, fault);
+    if (text) writer->out = outfile_open(path, writer->expected + strlen(text) + ALIGNMENT, fault);
+    const bool good = writer->out && write_header(writer, text, fault);
+    free(text);
+    if (good) return writer;
+    safetensors_abandon(writer);
+    return NULL;
+}
+
+bool safetensors_write(struct safetensors_writer *writer, const void *data, size_t bytes, struct fault *fault)
+{
+    writer->written += bytes;
+    return outfile_write(writer->out, data, bytes, fault);
+}
+
+bool safetensors_commit(struct safetensors_writer *writer, struct fault *fault)
+{
+    bool good = writer->written == writer->expected ||
+                fault_set(fault, "%s: %" PRIu64 " bytes of data were written, %" PRIu64 " were declared",
+                          writer->path, writer->written, writer->expected);
+    if (good) {
+        good = outfile_commit(writer->out, fault);
+        writer->out = NULL;
+    }
+    safetensors_abandon(writer);
+    return good;
+}
+
+void safetensors_abandon(struct safetensors_writer *writer)
+{
+    if (!writer) return;
+    outfile_abandon(writer->out);
+    free(writer->path);
+    free(writer);
+}

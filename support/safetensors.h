@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tensor files in the safetensors format: 8 bytes little-endian length of the header, the header (JSON: for
+ * each tensor its dtype, shape and data_offsets; strings under "__metadata__"), then the data.
+ *
+ * The reader trusts nothing: the file is of the size that its header claims, no two tensors share bytes and
+ * no byte is unclaimed, before anything is mapped. Every refusal is one line that names file and tensor.
+ */
+#ifndef FMLA_SUPPORT_SAFETENSORS_H
+#define FMLA_SUPPORT_SAFETENSORS_H
+
+#include "fault.h"
+
+#include "flashmla/flashmla.h"
+
+#include <stddef.h>
+
+enum { SAFETENSORS_MAX_DIMS = 8 };
+
+/* Name in files and type in memory; codes that fmla_dtype does not name are DLPack's. */
+struct safetensors_dtype {
+    const char *name; /* "BF16" */
+    fmla_dtype dtype;
+};
+
+struct safetensors_tensor {
+    const char *name;
+    const struct safetensors_dtype *type;
+    int32_t ndim;
+    int64_t shape[SAFETENSORS_MAX_DIMS];
+    uint64_t begin, end; /* bytes, from the start of the data */
+    const void *data;    /* read-only; valid until safetensors_close */
+};
+
+/* ---- Reading ---- */
+
+struct safetensors_file;
+
+/* NULL with a fault if the file cannot be read or is not what it claims. */
+struct safetensors_file *safetensors_open(const char *path, struct fault *fault);
+void safetensors_close(struct safetensors_file *file);
+
+/* In order of position; `index` in [0, safetensors_count). */
+size_t safetensors_count(const struct safetensors_file *file);
+const struct safetensors_tensor *safetensors_at(const struct safetensors_file *file, size_t index);
+
+/* NULL if there is none of that name. */
+const struct safetensors_tensor *safetensors_find(const struct safetensors_file *file, const char *name);
+const char *safetensors_metadata(const struct safetensors_file *file, const char *key);
+
+/* ---- Writing: the tensors are declared first, then their bytes follow in that order ---- */
+
+struct safetensors_declaration {
+    const char *name;
+    fmla_dtype dtype;
+    int32_t ndim;
+    int64_t shape[SAFETENSORS_MAX_DIMS];
+};
+
+struct safetensors_note {
+    const char *key, *value;
+};
+
+struct safetensors_writer;
+
+/* Nothing appears under `path` before safetensors_commit. The first tensor starts at a multiple of 64 bytes.
+ * NULL with a fault if the file cannot be created, or its file system has no room for it. */
+struct safetensors_writer *safetensors_create(const char *path, const struct safetensors_declaration *tensors,
+                                              size_t tensor_count, const struct safetensors_note *notes,
+                                              size_t note_count, struct fault *fault);
+bool safetensors_write(struct safetensors_writer *writer, const void *data, size_t bytes,
+                       struct fault *fault);
+
+/* Frees the writer, whether it works or not; a fault if not exactly the declared bytes were written. */
+bool safetensors_commit(struct safetensors_writer *writer, struct fault *fault);
+
+/* Leaves no file and frees the writer; NULL is allowed. */
+void safetensors_abandon(struct safetensors_writer *writer);
+
+#endif

@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# bad_input.sh FLASHMLA - every bad input: one clear line, the right exit code, no partial file.
+set -u
+export flashmla=$1
+# shellcheck disable=SC1091 # checked by itself
+. "$(dirname "$0")/common.sh"
+
+# put FILE HEADER BYTES [CLAIMED]: a tensor file with zeros for data, the header padded to a multiple of 8; it claims
+# CLAIMED bytes of header if that is given.
+put() {
+    local header=$2 octal='' claimed i
+    while [ $((${#header} % 8)) -ne 0 ]; do header+=' '; done
+    claimed=${4:-${#header}}
+    for ((i = 0; i < 8; i++)); do octal+=$(printf '\\%03o' $((claimed >> (8 * i) & 255))); done
+    # shellcheck disable=SC2059 # the format is the bytes
+    { printf "$octal"; printf '%s' "$header"; head -c "$3" /dev/zero; } >"$1"
+}
+q='"q":{"dtype":"BF16","shape":[1,1,1,576],"data_offsets":[0,1152]}'
+cache='"kv_cache":{"dtype":"BF16","shape":[1,1,1,576],"data_offsets":[1152,2304]}'
+seqlens='"seqlens":{"dtype":"I32","shape":[1],"data_offsets":[2304,2308]}'
+put fine.safetensors "{$q,$cache,$seqlens}" 2308
+good run fine.safetensors --check
+
+# ---- Files that lie
+head -c 1000 fine.safetensors >cut.safetensors
+bad 1 'cut.safetensors: ' run cut.safetensors --out out.safetensors
+bad 1 'cut.safetensors: ' plan cut.safetensors
+put past.safetensors "{$q,$cache,\"seqlens\":{\"dtype\":\"I32\",\"shape\":[1],\"data_offsets\":[2304,9999]}}" 2308
+bad 1 'tensor "seqlens": data_offsets [2304, 9999] reach past the 2308 bytes of data' run past.safetensors --out o
+put overlap.safetensors "{$q,\"kv_cache\":{\"dtype\":\"BF16\",\"shape\":[1,1,1,576],\"data_offsets\":[1150,2302]}}" 2302
+bad 1 'tensors "q" and "kv_cache" overlap' run overlap.safetensors --out o
+put dtype.safetensors "{$q,$cache,\"seqlens\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[2304,2308]}}" 2308
+bad 1 'tensor "seqlens": dtype is F32, must be I32' run dtype.safetensors --out o
+put dtypes.safetensors "{\"q\":{\"dtype\":\"F16\",\"shape\":[1,1,1,576],\"data_offsets\":[0,1152]},$cache,$seqlens}" 2308
+bad 1 'dense_decode: kv_cache: dtype' run dtypes.safetensors --out o
+put shape.safetensors "{\"q\":{\"dtype\":\"BF16\",\"shape\":[1,1,576],\"data_offsets\":[0,1152]},$cache,$seqlens}" 2308
+bad 1 'tensor "q": has 3 dimensions, must have 4' run shape.safetensors --out o
+put sizes.safetensors "{\"q\":{\"dtype\":\"BF16\",\"shape\":[1,1,2,288],\"data_offsets\":[0,1152]},$cache,$seqlens}" 2308
+bad 1 'sizes.safetensors: dense_decode: ' run sizes.safetensors --out o
+put missing.safetensors "{$q}" 1152
+bad 1 'has no tensor "kv_cache"; it has q' run missing.safetensors --out o
+put note.safetensors "{\"__metadata__\":{\"causal\":\"maybe\"},$q,$cache,$seqlens}" 2308
+bad 1 "causal is 'maybe', must be true or false" run note.safetensors
+put huge.safetensors '{}' 0 $((4 << 30))
+bad 1 'header claims 4294967296 bytes' run huge.safetensors --out o
+: >empty.safetensors
+bad 1 'has 0 bytes' run empty.safetensors
+mkdir folder
+bad 1 'is a directory' run folder
+bad 1 'nowhere: cannot open' run nowhere
+# A page that the cache does not have.
+good make-input table.safetensors --seq-lens 5
+printf '\377\377\377\177' | dd of=table.safetensors bs=1 conv=notrunc status=none \
+    seek=$(($(stat -c %s table.safetensors) - 8))
+bad 1 'table.safetensors: dense_decode: block_table' run table.safetensors --out o
+
+# ---- Command lines
+bad 2 'a command is missing'
+bad 2 'dance: no such command; allowed are info' dance
+bad 2 '--frob: no such option; allowed are --out' run fine.safetensors --frob
+bad 2 '--out: its value FILE is missing' run fine.safetensors --out
+bad 2 "--repeat: '0' must be a whole number in [1, 100000]" run fine.safetensors --repeat 0
+bad 2 "--repeat: '3x' must be a whole number" run fine.safetensors --repeat=3x
+bad 2 "--repeat: '99999999999999999999' must be" run fine.safetensors --repeat 99999999999999999999
+bad 2 "--softmax-scale: 'nan' must be a finite number" run fine.safetensors --softmax-scale nan
+bad 2 "--log-base: '10' must be one of e, 2" run fine.safetensors --log-base 10
+bad 2 '--check: takes no value' run fine.safetensors --check=yes
+bad 2 "'more': one file is allowed" run fine.safetensors more
+bad 2 'FILE is missing' run
+bad 2 '--causal: not together' run fine.safetensors --causal --no-causal
+bad 2 "'x': takes no file" info x
+bad 2 "--seq-lens: '1,,2' must be whole numbers separated by commas" plan --seq-lens 1,,2
+bad 2 "--seq-lens: not together with" plan --seq-lens 1,2 --batch 2
+bad 2 '--min-len: 9 must not exceed --max-len 8' make-input x --min-len 9 --max-len 8
+bad 2 '--d-qk: 513 must be 512 or 576' make-input x --d-qk 513
+bad 2 '--kv-heads: 3 must divide --heads 16' make-input x --kv-heads 3
+bad 2 "lengths, heads and query tokens are the file's" plan fine.safetensors --heads 3
+bad 1 'nosuch' run fine.safetensors --kernel nosuch
+
+# ---- Places that cannot be written
+bad 1 '/dev/full: cannot write: No space left on device' make-input /dev/full --batch 1
+bad 1 '/dev/full: cannot write: No space left on device' run fine.safetensors --out /dev/full
+bad 1 '/dev/full: cannot write: No space left on device' plan --batch 2 --svg /dev/full
+bad 1 'fine.safetensors/x: cannot ' run fine.safetensors --out fine.safetensors/x
+bad 1 'nowhere/x: cannot create: No such file or directory' make-input nowhere/x --batch 1
+bad 1 '/proc/flashmla: cannot create' run fine.safetensors --out /proc/flashmla
+bad 1 'folder: is a directory, must be a file to write' plan --batch 2 --svg folder
+bad 1 'and its file system has' make-input x --batch 100000 --query-tokens 4096 --heads 4096 --seq-len 1
+for command in info 'plan --batch 2' --help 'run fine.safetensors'; do
+    checks=$((checks + 1))
+    rc=0
+    # shellcheck disable=SC2086 # words
+    "$flashmla" $command >/dev/full 2>stderr || rc=$?
+    if [ "$rc" -ne 1 ] || [ "$(wc -l <stderr)" -ne 1 ] || ! grep -q 'cannot write to standard output' stderr; then
+        wrong "flashmla $command >/dev/full: exit $rc: $(cat stderr)"
+    fi
+done
+
+# A disk that fills up on the way, as a limit on the size of files; what stood under the name stays.
+echo old >result
+checks=$((checks + 1))
+rc=0
+before=$(ls -A)
+(ulimit -f 64 && exec "$flashmla" make-input result --seq-lens 4000) >stdout 2>stderr || rc=$?
+if [ "$rc" -ne 1 ] || [ "$(wc -l <stderr)" -ne 1 ] || ! grep -q 'result: cannot write: File too large' stderr; then
+    wrong "make-input beyond the file size limit: exit $rc: $(cat stderr)"
+fi
+[ "$(cat result)" = old ] || wrong 'make-input beyond the limit damaged the file that was there'
+[ "$before" = "$(ls -A)" ] || wrong "make-input beyond the limit left: $(ls -A)"
+
+# Stopped half way: nothing is left either.
+checks=$((checks + 1))
+mkdir stopped
+"$flashmla" make-input stopped/x --seq-lens 400000 >stdout 2>stderr &
+process=$!
+for _ in $(seq 100); do
+    [ -n "$(ls -A stopped)" ] && break
+    sleep 0.02
+done
+[ -n "$(ls -A stopped)" ] || wrong 'make-input did not begin'
+kill -TERM $process
+rc=0
+wait $process || rc=$?
+[ "$rc" -eq 143 ] || wrong "stopped make-input: exit $rc"
+[ -z "$(ls -A stopped)" ] || wrong "stopped make-input left: $(ls -A stopped)"
+
+finish

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tensor files that lie, each refused with its own line; and a round trip. Run in an empty folder: files are
+ * made in the current one.
+ */
+#include "safetensors.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int failures;
+
+#define EXPECT(condition, ...)                                                                               \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            failures++;                                                                                      \
+            printf("%s:%d: ", __FILE__, __LINE__);                                                           \
+            printf(__VA_ARGS__);                                                                             \
+            putchar('\n');                                                                                   \
+        }                                                                                                    \
+    } while (0)
+
+static const char path[] = "hostile.safetensors";
+
+/* A file of a claimed header length, a header, and `data` bytes of zeros. */
+static void put(uint64_t claimed, const char *header, size_t header_bytes, size_t data)
+{
+    FILE *file = fopen(path, "wb");
+    if (!file) abort();
+    for (int i = 0; i < 8; i++) fputc((int)(claimed >> (8 * i)) & 255, file);
+    fwrite(header, 1, header_bytes, file);
+    for (size_t i = 0; i < data; i++) fputc(0, file);
+    if (fclose(file)) abort();
+}
+
+/* The file must be refused with a line that has `part`. */
+static void refused(const char *what, const char *part)
+{
+    struct fault fault = {""};
+    struct safetensors_file *file = safetensors_open(path, &fault);
+    EXPECT(!file, "%s: was accepted", what);
+    EXPECT(!strncmp(fault.text, path, strlen(path)), "%s: '%s' does not name the file", what, fault.text);
+    EXPECT(strstr(fault.text, part), "%s: '%s' does not say '%s'", what, fault.text, part);
+    EXPECT(!strchr(fault.text, '\n'), "%s: more than one line", what);
+    safetensors_close(file);
+}
+
+static const struct {
+    const char *header;
+    size_t data;
+    const char *part;
+} lies[] = {
+    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[16],\"data_offsets\":[0,99]}}", 64,
+     "tensor \"q\": data_offsets [0, 99] reach past the 64 bytes of data"},
+    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[16],\"data_offsets\":[0,60]}}", 60, "take 64"},
+    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[32,0]}}", 32, "begin <= end"},
+    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[-32,0]}}", 32, "begin <= end"},
+    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[0,32,64]}}", 32, "begin <= end"},
+    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[0,32.0]}}", 32, "begin <= end"},
+    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[8]}}", 32, "data_offsets must be"},
+    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[0,18446744073709551616]}}", 32,
+     "too big integer"},
+    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[-8],\"data_offsets\":[0,32]}}", 32, "shape[0] must be"},
+    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[8.0],\"data_offsets\":[0,32]}}", 32, "shape[0] must be"},
+    {"{\"q\":{\"dtype\":\"F32\",\"shape\":8,\"data_offsets\":[0,32]}}", 32, "shape must be an array"},
+    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}", 0, "63 bits"},
+    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4, "9 dimensions"},
+    {"{\"q\":{\"dtype\":\"F33\",\"shape\":[8],\"data_offsets\":[0,32]}}", 32, "dtype F33 is unknown"},
+    {"{\"q\":{\"dtype\":7,\"shape\":[8],\"data_offsets\":[0,32]}}", 32, "must be one of BF16"},
+    {"{\"q\":{\"shape\":[8],\"data_offsets\":[0,32]}}", 32, "must be one of BF16"},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]},"
+     "\"b\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[7,15]}}",
+     15, "tensors \"a\" and \"b\" overlap at byte 7"},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]},"
+     "\"b\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}",
+     8, "overlap"},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]},"
+     "\"b\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[9,17]}}",
+     17, "bytes 8 to 9"},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}", 9, "end at byte 8 of 9"},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},"
+     "\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}",
+     0, "duplicate"},
+    {"{\"__metadata__\":{\"seed\":1}}", 0, "\"seed\" must be a string"},
+    {"{\"__metadata__\":[]}", 0, "__metadata__: must be an object"},
+    {"{\"a\":5}", 0, "tensor \"a\": must be an object"},
+    {"[]", 0, "must be a JSON object"},
+    {"{", 0, "header: byte"},
+    {"{}x", 0, "header: byte"},
+    {"{\"evil\\nname\":5}", 0, "tensor \"evil?name\""},
+    {"\xff\xfe", 0, "header: byte"},
+};
+
+static void test_lies(void)
+{
+    for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+        const size_t length = strlen(lies[i].header);
+        put(length, lies[i].header, length, lies[i].data);
+        refused(lies[i].header, lies[i].part);
+    }
+}
+
+/* Arrays nested deeper than a parser's stack, and a NUL inside the header. */
+static void test_odd_headers(void)
+{
+    char *deep = malloc(100000);
+    if (!deep) abort();
+    memset(deep, '[', 100000);
+    put(100000, deep, 100000, 0);
+    refused("deep nesting", "header: byte");
+    free(deep);
+    put(3, "{\0}", 3, 0);
+    refused("a NUL in the header", "header: byte");
+}
+
+static void test_lengths(void)
+{
+    put(0, "", 0, 0);
+    refused("an empty header", "header: byte");
+    put((uint64_t)4 << 30, "{}", 2, 0);
+    refused("a 4 GiB header", "claims 4294967296 bytes, at most 104857600 are allowed");
+    put(UINT64_MAX, "{}", 2, 0);
+    refused("a header of 2^64 - 1", "at most");
+    put(100, "{}", 2, 0);
+    refused("a truncated header", "claims 100 bytes, the file has 2 after its length");
+    for (off_t size = 0; size < 8; size++) {
+        if (truncate(path, size)) abort();
+        refused("a file shorter than its length field", "bytes, a safetensors file has at least");
+    }
+}
+
+static void test_no_files(void)
+{
+    struct fault fault = {""};
+    EXPECT(!safetensors_open(".", &fault) && strstr(fault.text, "is a directory"), "directory: %s",
+           fault.text);
+    EXPECT(!safetensors_open("/dev/zero", &fault) && strstr(fault.text, "no regular file"), "device: %s",
+           fault.text);
+    EXPECT(!safetensors_open("nowhere", &fault) && strstr(fault.text, "cannot open"), "absent: %s",
+           fault.text);
+    if (mkfifo("pipe", 0600)) abort();
+    EXPECT(!safetensors_open("pipe", &fault) && strstr(fault.text, "no regular file"), "pipe: %s",
+           fault.text);
+    unlink("pipe");
+}
+
+/* Every cut of a good file is refused, at every length. */
+static void test_truncation(void)
+{
+    static const char good[] = "{\"q\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[0,16]}}";
+    const off_t whole = (off_t)(8 + strlen(good) + 16);
+    put(strlen(good), good, strlen(good), 16);
+    struct fault fault = {""};
+    struct safetensors_file *file = safetensors_open(path, &fault);
+    EXPECT(file, "a good file: %s", fault.text);
+    safetensors_close(file);
+    for (off_t size = whole - 1; size >= 0; size--) {
+        if (truncate(path, size)) abort();
+        refused("a cut file", path);
+    }
+}
+
+static void test_round_trip(void)
+{
+    static const struct safetensors_declaration tensors[] = {
+        {"first", {FMLA_TYPE_BFLOAT, 16, 1}, 2, {3, 5}},
+        {"nothing", {FMLA_TYPE_INT, 32, 1}, 2, {0, 7}},
+        {"scalar", {FMLA_TYPE_FLOAT, 64, 1}, 0, {0}},
+    };
+    static const struct safetensors_note notes[] = {{"seed", "17"}, {"a \"quoted\" key", "value\n"}};
+    static const unsigned char data[38] = {1, 2, 3, [29] = 30, [37] = 38};
+    struct fault fault = {""};
+    struct safetensors_writer *writer = safetensors_create(path, tensors, 3, notes, 2, &fault);
+    EXPECT(writer, "create: %s", fault.text);
+    if (!writer) return;
+    EXPECT(safetensors_write(writer, data, 30, &fault) && safetensors_write(writer, data + 30, 8, &fault) &&
+               safetensors_commit(writer, &fault),
+           "write: %s", fault.text);
+    struct safetensors_file *file = safetensors_open(path, &fault);
+    EXPECT(file, "open: %s", fault.text);
+    if (!file) return;
+    const struct safetensors_tensor *first = safetensors_find(file, "first");
+    const struct safetensors_tensor *nothing = safetensors_find(file, "nothing");
+    const struct safetensors_tensor *scalar = safetensors_find(file, "scalar");
+    EXPECT(safetensors_count(file) == 3 && first && nothing && scalar, "tensors are missing");
+    EXPECT(first && first->ndim == 2 && first->shape[0] == 3 && first->shape[1] == 5, "first: shape");
+    EXPECT(first && !memcmp(first->data, data, 30), "first: data");
+    EXPECT(first && (uintptr_t)first->data % 64 == 0, "first: not aligned");
+    EXPECT(first && !strcmp(first->type->name, "BF16"), "first: dtype");
+    EXPECT(nothing && nothing->data && nothing->begin == nothing->end, "nothing: data");
+    EXPECT(scalar && scalar->ndim == 0 && !memcmp(scalar->data, data + 30, 8), "scalar: data");
+    EXPECT(!safetensors_find(file, "second"), "a tensor that is not there");
+    const char *seed = safetensors_metadata(file, "seed");
+    EXPECT(seed && !strcmp(seed, "17"), "metadata");
+    const char *quoted = safetensors_metadata(file, "a \"quoted\" key");
+    EXPECT(quoted && !strcmp(quoted, "value\n"), "quoted metadata");
+    EXPECT(!safetensors_metadata(file, "none"), "metadata that is not there");
+    safetensors_close(file);
+}
+
+static void test_unfinished(void)
+{
+    static const struct safetensors_declaration tensor = {"t", {FMLA_TYPE_UINT, 8, 1}, 1, {10}};
+    struct fault fault = {""};
+    unlink(path);
+    struct safetensors_writer *writer = safetensors_create(path, &tensor, 1, NULL, 0, &fault);
+    EXPECT(writer, "create: %s", fault.text);
+    if (!writer) return;
+    EXPECT(safetensors_write(writer, "short", 5, &fault), "write: %s", fault.text);
+    EXPECT(!safetensors_commit(writer, &fault) && strstr(fault.text, "5 bytes of data were written, 10"),
+           "a short file: %s", fault.text);
+    EXPECT(access(path, F_OK), "an unfinished file was left");
+    static const struct safetensors_declaration huge = {"t", {FMLA_TYPE_UINT, 8, 1}, 1, {(int64_t)1 << 60}};
+    EXPECT(!safetensors_create(path, &huge, 1, NULL, 0, &fault) && strstr(fault.text, "left"), "huge: %s",
+           fault.text);
+    static const struct safetensors_declaration more = {
+        "t", {FMLA_TYPE_INT, 64, 1}, 2, {(int64_t)1 << 31, (int64_t)1 << 31}};
+    EXPECT(!safetensors_create(path, &more, 1, NULL, 0, &fault) && strstr(fault.text, "more bytes than"),
+           "overflowing: %s", fault.text);
+    EXPECT(access(path, F_OK), "a refused file was left");
+}
+
+int main(void)
+{
+    test_lies();
+    test_odd_headers();
+    test_lengths();
+    test_no_files();
+    test_truncation();
+    test_round_trip();
+    test_unfinished();
+    unlink(path);
+    printf("%d failures\n", failures);
+    return failures != 0;
+}

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# use.sh FLASHMLA XMLCHECK - what the command's help promises, each subcommand once and more.
+set -u
+export flashmla=$1
+xmlcheck=$2
+# shellcheck disable=SC1091 # checked by itself
+. "$(dirname "$0")/common.sh"
+
+good --version
+has '^flashmla [0-9]+\.[0-9]+\.[0-9]+$'
+good --help
+has 'Exit codes'
+for command in info make-input run plan; do
+    good "$command" --help
+    has '^Examples$'
+done
+
+good info
+has '^cpu +dense_decode +[a-z0-9-]+ .* yes$'
+has '^cpu +dense_decode +ref .* only when named$'
+good info --json
+has '"dense_decode"'
+
+# From a made batch to checked results, in every type and option of make-input.
+good make-input a.safetensors --batch 3 --min-len 1 --max-len 300
+good run a.safetensors --check --out a.out --repeat 1
+has '^check +PASS: '
+good make-input b.safetensors --seq-lens 0,1,63,64,65,200 --query-tokens 3 --heads 6 --kv-heads 2 --d-qk 512 \
+    --page-size 17 --dtype fp16 --causal --sink --seed 5
+good run b.safetensors --check --log-base 2 --lse-empty neg --out b.out --softmax-scale -0.5 --threads 1
+has 'fp16, causal, sink'
+has '^check +PASS: 108 of 108 rows'
+good run b.safetensors --no-causal --check --batch-invariant --kernel ref --repeat 1
+has '^kernel +ref'
+good make-input empty.safetensors --batch 0
+good run empty.safetensors --check --out empty.out
+# More than the oracle does whole: rows are sampled.
+good make-input big.safetensors --seq-lens 3000,50,2000 --heads 128 --query-tokens 4 --causal
+good run big.safetensors --check --repeat 1
+has '^check +PASS: 64 of 1536 rows'
+
+# The same options give the same bytes, another seed others.
+good make-input c.safetensors --batch 3 --min-len 1 --max-len 300
+cmp a.safetensors c.safetensors || wrong 'make-input is not repeatable'
+good make-input c.safetensors --batch 3 --min-len 1 --max-len 300 --seed 1
+cmp -s a.safetensors c.safetensors && wrong 'make-input does not read --seed'
+# A result replaces what was there, through a link too.
+ln -s a.out link
+good run a.safetensors --out link --repeat 1
+[ -L link ] || wrong 'a link was replaced by a file'
+good run a.safetensors --out /dev/null --repeat 1
+
+# The published plan: 128 requests of 4096 keys on 78 partitions.
+good plan --batch 128 --seq-len 4096 --partitions 78
+while read -r row; do
+    has "^ *${row// / +}( |$)"
+done <<'ROWS'
+0 0 0 1 2880 0
+1 1 2880 3 1344 1
+2 3 1344 4 4096 1
+3 5 0 6 2880 0
+4 6 2880 8 1344 1
+74 123 1344 124 4096 1
+75 125 0 126 2880 0
+76 126 2880 127 4096 1
+77 128 0 127 4096 0
+ROWS
+has 'payload 119'
+good plan --batch 128 --seq-len 4096 --heads 128 --query-tokens 1 --workers 156
+has '78 partitions'
+good plan --batch 0 --partitions 3 --svg none.svg
+good plan --seq-lens 0 --partitions 3 --svg zero.svg
+good plan b.safetensors --partitions 4 --json --svg plan.svg
+has '"lengths":\[0,1,63,64,65,200\]'
+good plan --batch 700 --partitions 132 --svg many.svg
+for picture in none zero plan many; do
+    checks=$((checks + 1))
+    "$xmlcheck" <$picture.svg || wrong "$picture.svg is no well-formed XML"
+    if command -v xmllint >/dev/null; then xmllint --noout $picture.svg || wrong "xmllint: $picture.svg"; fi
+done
+grep -q '<title>request 5, keys 0 to ' plan.svg || wrong 'plan.svg does not show request 5'
+
+finish

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The checks of the unit tests. A failing check prints where, what and the values, and the test goes on, so
+ * that one run shows all that is wrong; check_done() closes with the count. A program includes this once.
+ */
+#ifndef FMLA_CHECK_H
+#define FMLA_CHECK_H
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+static uint64_t check_count, check_failures;
+
+enum { CHECK_PRINTED = 40 /* failures: a broken table would otherwise print a million lines */ };
+
+__attribute__((format(printf, 4, 5), noinline, cold)) static void
+check_fail(const char *file, int line, const char *what, const char *format, ...)
+{
+    if (check_failures++ == CHECK_PRINTED) fprintf(stderr, "... and more\n");
+    if (check_failures > CHECK_PRINTED) return;
+    fprintf(stderr, "%s:%d: %s: ", file, line, what);
+    va_list values;
+    va_start(values, format);
+    vfprintf(stderr, format, values);
+    va_end(values);
+    fputc('\n', stderr);
+}
+
+/* CHECK(condition, format, values…): the format says which case it was and what came. */
+#define CHECK(condition, ...)                                                                                \
+    do {                                                                                                     \
+        check_count++;                                                                                       \
+        if (!(condition)) check_fail(__FILE__, __LINE__, #condition, __VA_ARGS__);                           \
+    } while (0)
+
+/* Two integers that must be equal. */
+#define CHECK_EQ(value, expected)                                                                            \
+    do {                                                                                                     \
+        const int64_t check_value = (int64_t)(value), check_expected = (int64_t)(expected);                  \
+        CHECK(check_value == check_expected, "%s is %" PRId64 ", expected %" PRId64, #value, check_value,    \
+              check_expected);                                                                               \
+    } while (0)
+
+/* A test that checked nothing has failed. */
+static inline int check_done(const char *name)
+{
+    if (check_failures)
+        printf("%s: %" PRIu64 " of %" PRIu64 " checks failed\n", name, check_failures, check_count);
+    else if (!check_count)
+        printf("%s: nothing was checked\n", name);
+    else
+        printf("%s: %" PRIu64 " checks passed\n", name, check_count);
+    return check_failures || !check_count;
+}
+
+#endif

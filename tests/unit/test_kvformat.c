@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * src/kvformat.h against the layouts as docs/semantics.md ("Cache formats") writes them: every offset below
+ * is a number of that page, none comes from struct kv_layout. Pages stand at odd addresses between poisoned
+ * bytes, so a byte written beside a token shows, and an access that assumes alignment shows to the sanitizer.
+ */
+#include "check.h"
+#include "kvformat.h"
+#include "random.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { GUARD = 63, POISON = 0xa5, MAX_PAGE = 64 * 1152 };
+
+static uint8_t memory[GUARD + MAX_PAGE + GUARD], expected[sizeof memory];
+static uint8_t *const page = memory + GUARD, *const expected_page = expected + GUARD;
+
+static const int64_t page_sizes[] = {1, 2, 61, 64};
+enum { PAGE_SIZES = sizeof page_sizes / sizeof page_sizes[0] };
+
+static const struct {
+    const char *name;
+    enum kv_format format;
+    int32_t d_qk, slot_bytes;
+} layouts[] = {
+    {"BF16", KV_BF16, 576, 1152},      {"BF16 512 wide", KV_BF16, 512, 1024},
+    {"FP16", KV_FP16, 576, 1152},      {"FP16 64 wide", KV_FP16, 64, 128},
+    {"FP8_656", KV_FP8_656, 576, 656}, {"FP8_584", KV_FP8_584, 512, 584},
+    {"FP8_576", KV_FP8_576, 576, 576},
+};
+enum { LAYOUTS = sizeof layouts / sizeof layouts[0] };
+
+static void poison(void)
+{
+    memset(memory, POISON, sizeof memory);
+    memset(expected, POISON, sizeof expected);
+}
+
+static void check_memory(const char *name, int64_t page_size, int64_t slot)
+{
+    size_t at = 0;
+    while (at < sizeof memory && memory[at] == expected[at]) at++;
+    CHECK(at == sizeof memory, "%s, page of %" PRId64 ", slot %" PRId64 ": byte %td is %02x, expected %02x",
+          name, page_size, slot, (ptrdiff_t)at - GUARD, memory[at], expected[at]);
+}
+
+static void put16(uint8_t *at, uint16_t v)
+{
+    at[0] = (uint8_t)v, at[1] = (uint8_t)(v >> 8);
+}
+
+static void put_f32(uint8_t *at, float x)
+{
+    const uint32_t u = num_bits(x);
+    for (int k = 0; k < 4; k++) at[k] = (uint8_t)(u >> 8 * k);
+}
+
+/* ---- Constants --------------------------------------------------------------------------------------- */
+
+static void test_constants(void)
+{
+    for (int f = 0; f < LAYOUTS; f++) {
+        const struct kv_layout l = kv_layout_of(layouts[f].format, layouts[f].d_qk);
+        CHECK_EQ(kv_width(&l), layouts[f].d_qk);
+        CHECK_EQ(l.page_bytes_a_slot, layouts[f].slot_bytes);
+    }
+    for (int k = 0; k < PAGE_SIZES; k++) {
+        const int64_t size = page_sizes[k], last = size - 1;
+        struct kv_layout l = kv_layout_of(KV_FP8_656, 0);
+        CHECK_EQ(512 + 16 + 128, 656);
+        CHECK_EQ(kv_token_at(&l, 0), 0);
+        CHECK_EQ(kv_token_at(&l, last), 656 * last);
+        CHECK_EQ(kv_scales_at(&l, size, 0), 512);
+        CHECK_EQ(kv_scales_at(&l, size, last), 656 * last + 512);
+        l = kv_layout_of(KV_FP8_584, 0);
+        CHECK_EQ(kv_token_at(&l, last), 576 * last);
+        CHECK_EQ(kv_scales_at(&l, size, 0), 576 * size);
+        CHECK_EQ(kv_scales_at(&l, size, last), 576 * size + 8 * last);
+        l = kv_layout_of(KV_FP8_576, 0);
+        CHECK_EQ(kv_token_at(&l, last), 576 * last);
+        l = kv_layout_of(KV_BF16, 512);
+        CHECK_EQ(kv_token_at(&l, last), 1024 * last);
+        l = kv_layout_of(KV_FP16, 576);
+        CHECK_EQ(kv_token_at(&l, last), 1152 * last);
+    }
+    /* 64-bit: a slot beyond 4 GiB into a page. */
+    const struct kv_layout l = kv_layout_of(KV_FP8_584, 0);
+    CHECK_EQ(kv_token_at(&l, INT64_C(10000000)), INT64_C(5760000000));
+    CHECK_EQ(kv_scales_at(&l, INT64_C(10000001), INT64_C(10000000)), INT64_C(5760000576) + 80000000);
+}
+
+/* ---- Writing ----------------------------------------------------------------------------------------- */
+
+/* Whole numbers that e4m3 holds, with their codes. */
+static const struct {
+    int8_t value;
+    uint8_t code;
+} exact_values[] = {
+    {0, 0x00}, {1, 0x38},  {2, 0x40},  {3, 0x44},  {4, 0x48},  {5, 0x4a},   {6, 0x4c},  {7, 0x4e},
+    {8, 0x50}, {-1, 0xb8}, {-3, 0xc4}, {-5, 0xca}, {12, 0x54}, {-14, 0xd6}, {15, 0x57}, {-8, 0xd0},
+};
+
+/* Fills one group: the first value is 448 · 2^k and fixes the scale 2^k; then exact values times 2^k. */
+static void fill_group(float *values, uint8_t *codes, int32_t count, int k, int turn)
+{
+    const float scale = ldexpf(1.0f, k);
+    values[0] = (turn & 1 ? -448.0f : 448.0f) * scale;
+    codes[0] = turn & 1 ? 0xfe : 0x7e;
+    for (int32_t i = 1; i < count; i++) {
+        const int pick = (i * 7 + turn) & 15;
+        values[i] = (float)exact_values[pick].value * scale;
+        codes[i] = exact_values[pick].code;
+    }
+}
+
+static void fill_rope(float *values, uint8_t *bytes)
+{
+    for (int32_t i = 0; i < 64; i++) {
+        values[i] = (float)(i - 31) * 0.0625f;
+        put16(bytes + 2 * i, (uint16_t)(num_bits(values[i]) >> 16)); /* six bits: nothing is cut off */
+    }
+}
+
+/* Puts one token's expected bytes where the format's description has them. */
+static void assemble(int f, int64_t size, int64_t slot, float *values)
+{
+    static uint8_t codes[576];
+    uint8_t *token;
+    switch (layouts[f].format) {
+    case KV_FP8_656:
+        token = expected_page + 656 * slot;
+        for (int g = 0; g < 4; g++) {
+            fill_group(values + 128 * g, codes + 128 * g, 128, 3 * g - 6 + (int)(slot % 5), g);
+            put_f32(token + 512 + 4 * g, ldexpf(1.0f, 3 * g - 6 + (int)(slot % 5)));
+        }
+        memcpy(token, codes, 512);
+        fill_rope(values + 512, token + 528);
+        break;
+    case KV_FP8_584:
+        token = expected_page + 576 * slot;
+        for (int g = 0; g < 7; g++) {
+            fill_group(values + 64 * g, codes + 64 * g, 64, 2 * g - 9 + (int)(slot % 4), g);
+            expected_page[576 * size + 8 * slot + g] = (uint8_t)(127 + 2 * g - 9 + (int)(slot % 4));
+        }
+        expected_page[576 * size + 8 * slot + 7] = 0;
+        memcpy(token, codes, 448);
+        fill_rope(values + 448, token + 448);
+        break;
+    case KV_FP8_576:
+        fill_group(values, codes, 576, -4, (int)(slot & 1));
+        memcpy(expected_page + 576 * slot, codes, 576);
+        break;
+    default:
+        for (int32_t i = 0; i < layouts[f].d_qk; i++) {
+            const int j = (int)((i + slot) % 127) - 63;
+            values[i] = (float)j;
+            /* A whole number below 128: in both types an exponent and at most six bits of mantissa. */
+            uint16_t code = (uint16_t)(num_bits((float)j) >> 16);
+            if (layouts[f].format == KV_FP16 && j) {
+                const uint32_t u = num_bits((float)j);
+                code = (uint16_t)((u >> 31) << 15 | ((u >> 23 & 255u) - 112u) << 10 | (u >> 13 & 1023u));
+            }
+            put16(expected_page + (int64_t)layouts[f].d_qk * 2 * slot + 2 * i, code);
+        }
+        break;
+    }
+}
+
+static void test_store(void)
+{
+    static float values[576];
+    for (int f = 0; f < LAYOUTS; f++) {
+        const struct kv_layout l = kv_layout_of(layouts[f].format, layouts[f].d_qk);
+        for (int k = 0; k < PAGE_SIZES; k++) {
+            const int64_t size = page_sizes[k];
+            /* One token alone: the rest of the page keeps its poison. */
+            const int64_t slots[] = {0, size / 2, size - 1};
+            for (int n = 0; n < 3; n++) {
+                poison();
+                assemble(f, size, slots[n], values);
+                kv_store_token(&l, page, size, slots[n], values, 0.0625f);
+                check_memory(layouts[f].name, size, slots[n]);
+            }
+            /* All of them, backwards: no token's neighbour suffers, and none of the page's bytes is left. */
+            poison();
+            for (int64_t slot = size; slot-- > 0;) {
+                assemble(f, size, slot, values);
+                kv_store_token(&l, page, size, slot, values, 0.0625f);
+            }
+            check_memory(layouts[f].name, size, -1);
+        }
+    }
+}
+
+static void test_store_special(void)
+{
+    static float values[576];
+    struct kv_layout l = kv_layout_of(KV_FP8_584, 0);
+    /* Zeros get the least scale, 2^-13, and keep their signs; nothing of an old token stays. */
+    poison();
+    for (int i = 0; i < 512; i++) values[i] = i & 1 ? -0.0f : 0.0f;
+    kv_store_token(&l, page, 1, 0, values, 1.0f);
+    for (int i = 0; i < 448; i++) CHECK(page[i] == (i & 1 ? 0x80 : 0), "zero %d is %02x", i, page[i]);
+    for (int g = 0; g < 7; g++) CHECK_EQ(page[576 + g], 114);
+    CHECK_EQ(page[576 + 7], 0);
+    /* Infinity: the largest scale, and ±448. NaN: stays, and does not choose the scale. */
+    for (int i = 0; i < 512; i++) values[i] = 1.0f;
+    values[3] = INFINITY, values[64] = NAN, values[65] = -448.0f, values[511] = NAN;
+    kv_store_token(&l, page, 1, 0, values, 1.0f);
+    CHECK_EQ(page[3], 0x7e);
+    CHECK_EQ(page[4], 0);
+    CHECK_EQ(page[576], 254);
+    CHECK_EQ(page[64] & 0x7f, 0x7f);
+    CHECK_EQ(page[65], 0xfe);
+    CHECK_EQ(page[66], 0x38);
+    CHECK_EQ(page[577], 127);
+    CHECK(isnan(kv_load(&l, page, 1, 0, 511, 1.0f)), "a NaN of the RoPE part is %a",
+          (double)kv_load(&l, page, 1, 0, 511, 1.0f));
+    /* A cache-wide scale is not derived: what it cannot hold saturates. */
+    l = kv_layout_of(KV_FP8_576, 0);
+    for (int i = 0; i < 576; i++) values[i] = i & 1 ? -1000.0f : 1.0f;
+    kv_store_token(&l, page, 1, 0, values, 0.5f);
+    CHECK_EQ(page[0], 0x40);
+    CHECK_EQ(page[575], 0xfe);
+}
+
+/* ---- Reading ----------------------------------------------------------------------------------------- */
+
+/* bf16(e4m3 × scale): the product rounded to fp32 (through double, where it is exact), then to bf16. */
+static uint32_t product(uint8_t code, float scale)
+{
+    return num_bits(num_from_bf16(num_to_bf16((float)((double)num_from_e4m3(code) * (double)scale))));
+}
+
+static void check_load(const struct kv_layout *l, const char *name, int64_t size, int64_t slot, int32_t i,
+                       float cache_scale, uint32_t bits)
+{
+    const float came = kv_load(l, page, size, slot, i, cache_scale);
+    const int same = num_bits(came) == bits || (isnan(came) && (bits & 0x7fffffffu) > 0x7f800000u);
+    CHECK(same, "%s, page of %" PRId64 ", slot %" PRId64 ", value %d: %a, expected %a", name, size, slot, i,
+          (double)came, (double)num_float(bits));
+}
+
+/* The bits that value i of a slot must have, from the page's bytes. */
+static uint32_t expected_load(int f, int64_t size, int64_t slot, int32_t i, float cache_scale)
+{
+    const enum kv_format format = layouts[f].format;
+    const uint8_t *at;
+    if (format == KV_FP8_576) return product(page[576 * slot + i], cache_scale);
+    if (format == KV_FP8_656 && i < 512) {
+        float scale;
+        memcpy(&scale, page + 656 * slot + 512 + 4 * (i >> 7), sizeof scale);
+        return product(page[656 * slot + i], scale);
+    }
+    if (format == KV_FP8_584 && i < 448)
+        return product(page[576 * slot + i], num_from_ue8m0(page[576 * size + 8 * slot + (i >> 6)]));
+    if (format == KV_FP8_656)
+        at = page + 656 * slot + 528 + 2 * (i - 512);
+    else if (format == KV_FP8_584)
+        at = page + 576 * slot + 448 + 2 * (i - 448);
+    else
+        at = page + layouts[f].slot_bytes * slot + 2 * i;
+    const uint32_t code = at[0] | (uint32_t)at[1] << 8;
+    return format == KV_FP16 ? num_bits(num_from_fp16((uint16_t)code)) : code << 16;
+}
+
+/* Random bytes everywhere, then every value of every slot: a wrong offset, group or scale cannot match. */
+static void test_load(void)
+{
+    struct random_state random = {584656};
+    for (int f = 0; f < LAYOUTS; f++) {
+        const struct kv_layout l = kv_layout_of(layouts[f].format, layouts[f].d_qk);
+        for (int k = 0; k < PAGE_SIZES; k++) {
+            const int64_t size = page_sizes[k];
+            for (size_t n = 0; n < sizeof memory; n++) memory[n] = (uint8_t)random_u64(&random);
+            for (int64_t slot = 0; layouts[f].format == KV_FP8_656 && slot < size; slot++)
+                for (int g = 0; g < 4; g++) /* no power of two, and different everywhere */
+                    put_f32(page + 656 * slot + 512 + 4 * g,
+                            (float)(0.001 + random_unit(&random)) * ldexpf(1.0f, 5 * g - 8));
+            for (int64_t slot = 0; slot < size; slot++)
+                for (int32_t i = 0; i < layouts[f].d_qk; i++)
+                    check_load(&l, layouts[f].name, size, slot, i, 0.3f,
+                               expected_load(f, size, slot, i, 0.3f));
+        }
+    }
+}
+
+/* Every e4m3 code under every ue8m0 scale, with the value worked out in double. */
+static void test_all_products(void)
+{
+    const struct kv_layout l = kv_layout_of(KV_FP8_584, 0);
+    for (int v = 0; v < 256; v++) {
+        memset(page + 576, 1, 8);
+        page[576 + 3] = (uint8_t)v;
+        for (int code = 0; code < 256; code++) {
+            page[3 * 64] = (uint8_t)code;
+            const float came = kv_load(&l, page, 1, 0, 3 * 64, 1.0f);
+            const int magnitude = code & 127;
+            if (v == 255 || magnitude == 127) {
+                CHECK(isnan(came), "code %02x, scale %d: %a", code, v, (double)came);
+                continue;
+            }
+            const double e4m3 =
+                magnitude < 8 ? ldexp(magnitude, -9) : ldexp(8 + magnitude % 8, magnitude / 8 - 10);
+            double value = ldexp(e4m3, v - 127);
+            /* Four bits fit bf16, until the exponent leaves it: below 2^-133 to even, at 2^128 infinity. */
+            value = value >= 0x1p128   ? INFINITY
+                    : value < 0x1p-126 ? ldexp(nearbyint(ldexp(value, 133)), -133)
+                                       : value;
+            CHECK((double)came == (code & 128 ? -value : value) && !signbit(came) == !(code & 128),
+                  "code %02x, scale %d: %a, expected %a", code, v, (double)came, value);
+        }
+    }
+}
+
+/* ---- The golden pages -------------------------------------------------------------------------------- */
+
+/* As golden/kvformat.py draws them. */
+static float golden_value(int slot, int i)
+{
+    const uint32_t h = (uint32_t)(slot * 576 + i + 1) * 2654435761u;
+    return ldexpf((float)((int32_t)(h >> 8 & 0xffffu) - 32768), (i / 64 * 5 + slot * 3) % 17 - 8 - 15);
+}
+
+static void test_golden(const char *path)
+{
+    static const enum kv_format order[] = {KV_BF16, KV_FP16, KV_FP8_656, KV_FP8_584, KV_FP8_576};
+    static float values[576];
+    FILE *file = fopen(path, "r");
+    CHECK(file != NULL, "%s cannot be read", path);
+    if (!file) return;
+    for (int f = 0; f < KV_FORMATS; f++) {
+        char name[16];
+        int bytes = 0;
+        const int fields = fscanf(file, "%15s %d", name, &bytes);
+        const struct kv_layout l = kv_layout_of(order[f], 576);
+        CHECK(fields == 2 && bytes == 2 * l.page_bytes_a_slot, "%s: page %d has %d bytes", path, f, bytes);
+        if (fields != 2 || bytes > MAX_PAGE) break;
+        poison();
+        for (int n = 0; n < bytes; n++) {
+            unsigned byte = 256;
+            if (fscanf(file, "%2x", &byte) != 1) byte = 256;
+            CHECK(byte < 256, "%s: %s ends at byte %d", path, name, n);
+            expected_page[n] = (uint8_t)byte;
+        }
+        for (int slot = 0; slot < 2; slot++) {
+            for (int i = 0; i < 576; i++) values[i] = golden_value(slot, i);
+            kv_store_token(&l, page, 2, slot, values, 0.125f);
+        }
+        check_memory(name, 2, -1);
+    }
+    fclose(file);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 2) {
+        fprintf(stderr, "usage: test_kvformat golden/kvformat.txt\n");
+        return 2;
+    }
+    test_constants();
+    test_store();
+    test_store_special();
+    test_load();
+    test_all_products();
+    test_golden(argv[1]);
+    return check_done("test_kvformat");
+}

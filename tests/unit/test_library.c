@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What is said of the library as a whole: versions, capabilities, threads, the last error, and the
+ * environment variable that forces kernels (in child processes, since it is read once).
+ */
+#include "arguments.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static const fmla_device cpu = {FMLA_DEVICE_CPU, 0}, cuda = {FMLA_DEVICE_CUDA, 0};
+
+/* ---- Small calls that work --------------------------------------------------------------------------- */
+
+/* One row over three keys; d_qk chooses: 576 has a kernel, 64 only the oracle. */
+static fmla_status decode(int64_t d_qk, const char *kernel)
+{
+    static _Alignas(64) uint16_t q_data[576], kv_data[4 * 576], out_data[512];
+    static int32_t length = 3;
+    struct held q, kv, seqlens, out;
+    HELD(&q, q_data, bf16, 4, 1, 1, 1, d_qk);
+    HELD(&kv, kv_data, bf16, 4, 1, 4, 1, d_qk);
+    HELD(&seqlens, &length, i32, 1, 1);
+    HELD(&out, out_data, bf16, 4, 1, 1, 1, d_qk < 512 ? d_qk : 512);
+    fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
+    args.q = &q.tensor, args.kv_cache = &kv.tensor, args.seqlens = &seqlens.tensor, args.out = &out.tensor;
+    args.kernel = kernel;
+    size_t bytes, alignment;
+    fmla_status status = fmla_dense_decode_workspace_size(&args, &bytes, &alignment);
+    if (status) return status;
+    args.workspace = aligned_alloc(alignment, (bytes / alignment + 1) * alignment);
+    args.workspace_size = bytes;
+    if (!args.workspace) abort();
+    status = fmla_dense_decode(&args);
+    free(args.workspace);
+    return status;
+}
+
+static fmla_status merge(void)
+{
+    static float parts_data[2] = {1, 2}, lse_data[2] = {0, 0}, out_data[1];
+    struct held parts, lse, out;
+    HELD(&parts, parts_data, f32, 5, 2, 1, 1, 1, 1);
+    HELD(&lse, lse_data, f32, 4, 2, 1, 1, 1);
+    HELD(&out, out_data, f32, 4, 1, 1, 1, 1);
+    fmla_merge_args args = FMLA_INIT(fmla_merge_args);
+    args.out_parts = &parts.tensor, args.lse_parts = &lse.tensor, args.out = &out.tensor;
+    return fmla_merge(&args);
+}
+
+static fmla_status plan(void)
+{
+    static int32_t length = 3;
+    struct held seqlens;
+    HELD(&seqlens, &length, i32, 1, 1);
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    args.seqlens = &seqlens.tensor, args.s_q = args.h_q = args.h_kv = 1;
+    size_t bytes;
+    return fmla_decode_plan_size(&args, &bytes);
+}
+
+/* ---- Capabilities and prepare ------------------------------------------------------------------------ */
+
+static void test_capabilities(void)
+{
+    int64_t rows = 0, runnable = 0;
+    for (;; rows++) {
+        fmla_capability row = FMLA_INIT(fmla_capability);
+        if (fmla_capabilities(cpu, rows, &row) != FMLA_OK) break;
+        CHECK(row.operation && row.kernel && row.dtypes && row.shapes && row.reason, "row %" PRId64, rows);
+        CHECK(row.available == !*row.reason, "%s %s: available %d, reason \"%s\"", row.operation, row.kernel,
+              row.available, row.reason);
+        CHECK(row.forced_only == !strcmp(row.kernel, "ref"), "%s %s: forced_only %d", row.operation,
+              row.kernel, row.forced_only);
+        runnable += row.available && !row.forced_only;
+        /* "Runs when named" is meant. */
+        if (!strcmp(row.operation, "dense_decode") && row.available)
+            CHECK(decode(576, row.kernel) == FMLA_OK, "%s: %s", row.kernel, fmla_last_error());
+    }
+    CHECK(rows > 0 && runnable >= 3, "%" PRId64 " rows, %" PRId64 " of them run", rows, runnable);
+
+    fmla_capability row;
+    memset(&row, 0x55, sizeof row);
+    row.struct_size = sizeof row;
+    const fmla_capability before = row;
+    char number[32];
+    snprintf(number, sizeof number, "%" PRId64, rows);
+    check_rejected("past the end", fmla_capabilities(cpu, rows, &row), FMLA_INVALID_ARGUMENT, "capabilities",
+                   "index", number);
+    check_rejected("far past", fmla_capabilities(cpu, INT64_MAX, &row), FMLA_INVALID_ARGUMENT, "capabilities",
+                   "index", "9223372036854775807");
+    check_rejected("before", fmla_capabilities(cpu, -1, &row), FMLA_INVALID_ARGUMENT, "capabilities", "index",
+                   "-1");
+    const fmla_device unknown = {99, 0}, negative = {FMLA_DEVICE_CPU, -1}, zero = {0, 0};
+    check_rejected("device 99", fmla_capabilities(unknown, 0, &row), FMLA_INVALID_ARGUMENT, "capabilities",
+                   "device", "99");
+    check_rejected("device 0", fmla_capabilities(zero, 0, &row), FMLA_INVALID_ARGUMENT, "capabilities",
+                   "device", "0");
+    check_rejected("device id", fmla_capabilities(negative, 0, &row), FMLA_INVALID_ARGUMENT, "capabilities",
+                   "device", "-1");
+    check_rejected("NULL", fmla_capabilities(cpu, 0, NULL), FMLA_INVALID_ARGUMENT, "capabilities",
+                   "capability", "NULL");
+    CHECK(!memcmp(&row, &before, sizeof row), "%s", "a failed call wrote a row");
+    row.struct_size = 8;
+    check_rejected("struct_size 8", fmla_capabilities(cpu, 0, &row), FMLA_INVALID_ARGUMENT, "capabilities",
+                   "struct_size", "8");
+
+    CHECK(fmla_prepare(cpu) == FMLA_OK, "%s", fmla_last_error());
+    CHECK(fmla_prepare((fmla_device){FMLA_DEVICE_CUDA_HOST, 0}) == FMLA_OK, "%s", fmla_last_error());
+    check_rejected("device 99", fmla_prepare(unknown), FMLA_INVALID_ARGUMENT, "prepare", "device", "99");
+    check_rejected("device id", fmla_prepare(negative), FMLA_INVALID_ARGUMENT, "prepare", "device", "-1");
+    /* A GPU's rows say why, where nothing runs, and prepare then refuses. */
+    row = FMLA_INIT(fmla_capability);
+    CHECK(fmla_capabilities(cuda, 0, &row) == FMLA_OK, "%s", fmla_last_error());
+    int gpu = 0;
+    for (int64_t i = 0; fmla_capabilities(cuda, i, &row) == FMLA_OK; i++) {
+        gpu |= row.available;
+        CHECK(row.available || (row.reason && *row.reason), "%s on a GPU: no reason", row.operation);
+        CHECK((row.kernel == NULL) == (row.dtypes == NULL) && (row.kernel == NULL) == (row.shapes == NULL),
+              "%s on a GPU: half a row", row.operation);
+    }
+    if (!gpu)
+        check_rejected("no GPU", fmla_prepare(cuda), FMLA_UNSUPPORTED, "prepare", "device", "cuda:0|cpu");
+}
+
+/* ---- Threads ----------------------------------------------------------------------------------------- */
+
+struct counted {
+    int64_t calls, pieces;
+    int32_t workers;
+};
+
+/* Backwards, with worker numbers that change from piece to piece: any order and any worker is allowed. */
+static void count_for(void *pool, int64_t count, fmla_task task, void *task_data)
+{
+    struct counted *counted = pool;
+    counted->calls++;
+    for (int64_t i = count; i-- > 0;) {
+        task(task_data, i, (int32_t)(i % counted->workers));
+        counted->pieces++;
+    }
+}
+
+static void test_threads(void)
+{
+    const int32_t all = fmla_num_threads();
+    CHECK(all >= 1, "%d threads", all);
+    CHECK(fmla_set_num_threads(3) == FMLA_OK, "%s", fmla_last_error());
+    static const int32_t bad[] = {-1, 4097, INT32_MAX, INT32_MIN};
+    char number[16];
+    for (int k = 0; k < 4; k++) {
+        snprintf(number, sizeof number, "%d", bad[k]);
+        check_rejected("threads", fmla_set_num_threads(bad[k]), FMLA_INVALID_ARGUMENT, "set_num_threads", "n",
+                       number);
+    }
+    CHECK_EQ(fmla_num_threads(), 3);
+    CHECK(fmla_set_num_threads(4096) == FMLA_OK && fmla_num_threads() == 4096, "%d", fmla_num_threads());
+    CHECK(fmla_set_num_threads(0) == FMLA_OK && fmla_num_threads() == all, "%d", fmla_num_threads());
+
+    struct counted counted = {0, 0, 5};
+    static const int32_t workers[] = {0, -1, 4097};
+    for (int k = 0; k < 3; k++) {
+        snprintf(number, sizeof number, "%d", workers[k]);
+        check_rejected("workers", fmla_set_parallel_for(count_for, &counted, workers[k]),
+                       FMLA_INVALID_ARGUMENT, "set_parallel_for", "workers", number);
+    }
+    CHECK_EQ(fmla_num_threads(), all);
+    CHECK(fmla_set_parallel_for(count_for, &counted, 5) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(fmla_num_threads(), 5);
+    CHECK(decode(576, NULL) == FMLA_OK && counted.calls > 0 && counted.pieces > 0,
+          "%" PRId64 " calls of %" PRId64 " pieces: %s", counted.calls, counted.pieces, fmla_last_error());
+    CHECK(fmla_set_parallel_for(NULL, NULL, -77) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(fmla_num_threads(), all);
+    const int64_t calls = counted.calls;
+    CHECK(decode(576, NULL) == FMLA_OK && counted.calls == calls, "%" PRId64 " calls", counted.calls - calls);
+}
+
+/* ---- The last error ---------------------------------------------------------------------------------- */
+
+static pthread_barrier_t barrier;
+
+static void *other_thread(void *seen)
+{
+    char *message = seen;
+    const int empty = !*fmla_last_error();
+    pthread_barrier_wait(&barrier); /* 1: the first thread fails */
+    pthread_barrier_wait(&barrier); /* 2 */
+    const int still_empty = !*fmla_last_error();
+    (void)fmla_set_num_threads(-5);
+    pthread_barrier_wait(&barrier); /* 3: the first thread looks */
+    snprintf(message, 256, "%s%s%s", empty ? "" : "!", still_empty ? "" : "!", fmla_last_error());
+    return NULL;
+}
+
+static void test_last_error(void)
+{
+    char seen[256] = "", mine[256];
+    pthread_t thread;
+    pthread_barrier_init(&barrier, NULL, 2);
+    (void)fmla_set_num_threads(-4);
+    if (pthread_create(&thread, NULL, other_thread, seen)) abort();
+    pthread_barrier_wait(&barrier);
+    (void)fmla_merge(NULL);
+    snprintf(mine, sizeof mine, "%s", fmla_last_error());
+    pthread_barrier_wait(&barrier);
+    pthread_barrier_wait(&barrier);
+    CHECK(!strcmp(mine, fmla_last_error()) && !strncmp(mine, "merge: args: ", 13), "%s, then %s", mine,
+          fmla_last_error());
+    pthread_join(thread, NULL);
+    pthread_barrier_destroy(&barrier);
+    CHECK(!strncmp(seen, "set_num_threads: n: ", 20) && strstr(seen, "-5"), "the other thread saw %s", seen);
+    CHECK(fmla_set_num_threads(0) == FMLA_OK && !strcmp(mine, fmla_last_error()),
+          "a success changed it to %s", fmla_last_error());
+
+    static const char *const names[] = {"FMLA_OK", "FMLA_INVALID_ARGUMENT", "FMLA_UNSUPPORTED",
+                                        "FMLA_BUFFER_TOO_SMALL", "FMLA_DEVICE_ERROR"};
+    for (int s = 0; s < 5; s++)
+        CHECK(!strcmp(fmla_status_name((fmla_status)s), names[s]), "%s", fmla_status_name((fmla_status)s));
+    CHECK(fmla_status_name((fmla_status)6) && fmla_status_name((fmla_status)255), "%s", "NULL");
+
+    char version[32];
+    snprintf(version, sizeof version, "%d.%d.%d", FMLA_VERSION_MAJOR, FMLA_VERSION_MINOR, FMLA_VERSION_PATCH);
+    CHECK(!strcmp(fmla_version_string(), version), "%s", fmla_version_string());
+    CHECK_EQ(fmla_version(), FMLA_VERSION_MAJOR * 10000 + FMLA_VERSION_MINOR * 100 + FMLA_VERSION_PATCH);
+}
+
+/* ---- The environment --------------------------------------------------------------------------------- */
+
+/* What the child does under the variable, and what must come of it. Only the oracle takes d_qk = 64: that it
+ * runs shows that it was chosen. */
+enum { DECODE_64, DECODE_576, DECODE_64_BY_NAME, MERGE, PLAN };
+
+static const struct {
+    const char *value; /* NULL: not set */
+    int action;
+    fmla_status status;
+    const char *words;
+} environment[] = {
+    {NULL, DECODE_64, FMLA_UNSUPPORTED, "d_qk is 64"},
+    {"", DECODE_64, FMLA_UNSUPPORTED, "d_qk is 64"},
+    {"ref", DECODE_64, FMLA_OK, ""},
+    {"ref", DECODE_576, FMLA_OK, ""},
+    {"ref", MERGE, FMLA_OK, ""},
+    {"ref", PLAN, FMLA_OK, ""}, /* has no such kernel: the name does not speak of it */
+    {"cpu-generic", DECODE_64, FMLA_UNSUPPORTED, "d_qk is 64|cpu-generic"},
+    {"cpu-generic", DECODE_64_BY_NAME, FMLA_OK, ""}, /* the call's own choice stands */
+    {"dense_decode=ref", DECODE_64, FMLA_OK, ""},
+    {"dense_decode=ref,merge=cpu-generic", DECODE_64, FMLA_OK, ""},
+    {"merge=cpu-generic,dense_decode=ref", DECODE_64, FMLA_OK, ""},
+    {"merge=ref", DECODE_64, FMLA_UNSUPPORTED, "d_qk is 64"},
+    {"nosuch", DECODE_576, FMLA_INVALID_ARGUMENT, "dense_decode: |FLASHMLA_KERNEL|nosuch|cpu-generic|ref"},
+    {"nosuch", MERGE, FMLA_INVALID_ARGUMENT, "merge: |FLASHMLA_KERNEL|nosuch"},
+    {"dense_decode=nosuch", DECODE_576, FMLA_INVALID_ARGUMENT, "FLASHMLA_KERNEL|nosuch|cpu-generic"},
+    {"dense_decode=nosuch", DECODE_64_BY_NAME, FMLA_OK, ""},
+    {"dense_decod=ref", DECODE_576, FMLA_INVALID_ARGUMENT, "FLASHMLA_KERNEL|dense_decod|operation"},
+    {"=ref", MERGE, FMLA_INVALID_ARGUMENT, "FLASHMLA_KERNEL|operation"},
+    {"dense_decode=", DECODE_576, FMLA_INVALID_ARGUMENT, "FLASHMLA_KERNEL|cpu-generic"},
+    {"dense_decode=nosuch", MERGE, FMLA_OK, ""},
+};
+enum { ENVIRONMENTS = sizeof environment / sizeof environment[0] };
+
+static int child(int k)
+{
+    fmla_status status = FMLA_OK;
+    switch (environment[k].action) {
+    case DECODE_64: status = decode(64, NULL); break;
+    case DECODE_576: status = decode(576, NULL); break;
+    case DECODE_64_BY_NAME: status = decode(64, "ref"); break;
+    case MERGE: status = merge(); break;
+    case PLAN: status = plan(); break;
+    }
+    if (status == environment[k].status && has_words(status ? fmla_last_error() : "", environment[k].words))
+        return 0;
+    fprintf(stderr, "under FLASHMLA_KERNEL=\"%s\": %s, expected %s with \"%s\": %s\n",
+            environment[k].value ? environment[k].value : "", fmla_status_name(status),
+            fmla_status_name(environment[k].status), environment[k].words, fmla_last_error());
+    return 1;
+}
+
+static void test_environment(const char *program)
+{
+    for (int k = 0; k < ENVIRONMENTS; k++) {
+        char number[16];
+        snprintf(number, sizeof number, "%d", k);
+        const pid_t pid = fork();
+        if (pid == 0) {
+            if (environment[k].value)
+                setenv("FLASHMLA_KERNEL", environment[k].value, 1);
+            else
+                unsetenv("FLASHMLA_KERNEL");
+            execl(program, program, number, (char *)NULL);
+            _exit(99);
+        }
+        int status = -1;
+        CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0,
+              "case %d ended with %x", k, (unsigned)status);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1) return child(atoi(argv[1]) % ENVIRONMENTS);
+    CHECK(!*fmla_last_error(), "before any failure: %s", fmla_last_error());
+    unsetenv("FLASHMLA_KERNEL");
+    test_capabilities();
+    test_threads();
+    test_last_error();
+    test_environment(argv[0]);
+    return check_done("test_library");
+}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The lengths of a batch, given or drawn: options that `make-input` and `plan` share.
+ */
+#ifndef FLASHMLA_TOOL_LENGTHS_H
+#define FLASHMLA_TOOL_LENGTHS_H
+
+#include "options.h"
+
+#include "fault.h"
+
+struct lengths {
+    struct option_counts list;
+    int64_t batch, seq_len, min_len, max_len, seed;
+    bool batch_given, seq_len_given, min_given, max_given, list_given;
+};
+
+/* 8 requests of 512 to 4096 keys. */
+#define LENGTHS_DEFAULTS                                                                                     \
+    {                                                                                                        \
+        .batch = 8, .min_len = 512, .max_len = 4096                                                          \
+    }
+
+#define LENGTHS_MAX_BATCH 1000000
+
+#define LENGTHS_OPTIONS(l)                                                                                     \
+    {"--batch",         OPTION_COUNT, &(l).batch,      "N", "requests; default 8", 0,                          \
+     LENGTHS_MAX_BATCH, {NULL},       &(l).batch_given},                                                       \
+        {"--seq-len", OPTION_COUNT, &(l).seq_len,      "N", "keys of every request", 0,                        \
+         INT32_MAX,   {NULL},       &(l).seq_len_given},                                                       \
+        {"--seq-lens", OPTION_COUNTS, &(l).list,      "A,B,C", "keys of each request, in order", 0,            \
+         INT32_MAX,    {NULL},        &(l).list_given},                                                        \
+        {"--min-len", OPTION_COUNT, &(l).min_len, "N",           "least keys of a random length; default 512", \
+         0,           INT32_MAX,    {NULL},       &(l).min_given},                                             \
+        {"--max-len", OPTION_COUNT, &(l).max_len, "N",           "most keys of a random length; default 4096", \
+         0,           INT32_MAX,    {NULL},       &(l).max_given},                                             \
+    {                                                                                                          \
+        "--seed", OPTION_COUNT, &(l).seed, "N", "of everything random; default 0", 0, INT64_MAX, {NULL},       \
+            NULL                                                                                               \
+    }
+
+bool lengths_any_given(const struct lengths *lengths);
+
+/* The lengths that the options ask for, allocated; *batch is how many. NULL with a fault where options
+ * contradict each other. */
+int32_t *lengths_make(const struct lengths *lengths, int64_t *batch, struct fault *fault);
+
+#endif

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: MIT */
+#include "options.h"
+
+#include "fault.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int complain(const struct command *command, int status, const char *format, ...)
+{
+    struct fault line = {""};
+    char text[sizeof line.text];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(text, sizeof text, format, values);
+    va_end(values);
+    fault_set(&line, "%s", text);
+    fprintf(stderr, "flashmla%s%s: %s\n", *command->name ? " " : "", command->name, line.text);
+    return status;
+}
+
+/* ---- Help ---- */
+
+static void print_option(const struct option *option)
+{
+    char left[64];
+    snprintf(left, sizeof left, "%s%s%s", option->name, option->takes ? " " : "",
+             option->takes ? option->takes : "");
+    printf("  %-22s %s", left, option->help);
+    if (option->kind == OPTION_COUNT || option->kind == OPTION_COUNTS) {
+        if (option->high == INT64_MAX)
+            printf(" [at least %" PRId64 "]", option->low);
+        else
+            printf(" [%" PRId64 " to %" PRId64 "]", option->low, option->high);
+    }
+    putchar('\n');
+}
+
+static void print_help(const struct command *command, const struct option *options)
+{
+    printf("flashmla %s - %s\n\nUsage: flashmla %s%s%s%s\n\n", command->name, command->summary, command->name,
+           command->operand ? " " : "", command->operand ? command->operand : "", " [options]");
+    for (const struct option *option = options; option->name; option++) print_option(option);
+    printf("  %-22s %s\n%s", "--help", "this text", command->details);
+}
+
+/* ---- Values ---- */
+
+static bool parse_count(const char *text, char **end, int64_t *value)
+{
+    errno = 0;
+    const bool digits = *text >= '0' && *text <= '9';
+    const bool negative = *text == '-' && text[1] >= '0' && text[1] <= '9';
+    const long long parsed = strtoll(text, end, 10);
+    *value = parsed;
+    return (digits || negative) && errno == 0;
+}
+
+static bool range_fault(const struct option *option, const char *text, struct fault *fault)
+{
+    const char *const what =
+        option->kind == OPTION_COUNTS ? "whole numbers separated by commas, each" : "a whole number";
+    if (option->high == INT64_MAX)
+        return fault_set(fault, "%s: '%s' must be %s of at least %" PRId64, option->name, text, what,
+                         option->low);
+    return fault_set(fault, "%s: '%s' must be %s in [%" PRId64 ", %" PRId64 "]", option->name, text, what,
+                     option->low, option->high);
+}
+
+static bool parse_counts(const struct option *option, const char *text, struct fault *fault)
+{
+    struct option_counts *counts = option->value;
+    int64_t commas = 0;
+    for (const char *c = text; *c; c++) commas += *c == ',';
+    free(counts->items);
+    counts->count = 0;
+    counts->items = malloc((size_t)(commas + 1) * sizeof *counts->items);
+    if (!counts->items) return fault_set(fault, "%s: out of memory", option->name);
+    const char *at = text;
+    for (;;) {
+        int64_t value;
+        char *end;
+        if (!parse_count(at, &end, &value) || value < option->low || value > option->high ||
+            (*end && *end != ','))
+            return range_fault(option, text, fault);
+        counts->items[counts->count++] = value;
+        if (!*end) return true;
+        at = end + 1;
+    }
+}
+
+static bool parse_choice(const struct option *option, const char *text, struct fault *fault)
+{
+    char allowed[128] = "";
+    for (int i = 0; option->choices[i]; i++) {
+        if (!strcmp(option->choices[i], text)) {
+            *(int *)option->value = i;
+            return true;
+        }
+        const size_t used = strlen(allowed);
+        snprintf(allowed + used, sizeof allowed - used, "%s%s", i ? ", " : "", option->choices[i]);
+    }
+    return fault_set(fault, "%s: '%s' must be one of %s", option->name, text, allowed);
+}
+
+static bool parse_value(const struct option *option, const char *text, struct fault *fault)
+{
+    char *end;
+    switch (option->kind) {
+    case OPTION_ON: *(bool *)option->value = true; return true;
+    case OPTION_OFF: *(bool *)option->value = false; return true;
+    case OPTION_COUNTS: return parse_counts(option, text, fault);
+    case OPTION_CHOICE: return parse_choice(option, text, fault);
+    case OPTION_TEXT: *(const char **)option->value = text; return true;
+    case OPTION_COUNT: {
+        int64_t value;
+        if (!parse_count(text, &end, &value) || *end || value < option->low || value > option->high)
+            return range_fault(option, text, fault);
+        *(int64_t *)option->value = value;
+        return true;
+    }
+    case OPTION_REAL: {
+        const double value = strtod(text, &end);
+        if (end == text || *end || !isfinite(value))
+            return fault_set(fault, "%s: '%s' must be a finite number", option->name, text);
+        *(double *)option->value = value;
+        return true;
+    }
+    }
+    return false;
+}
+
+/* ---- The line ---- */
+
+static const struct option *find_option(const struct option *options, const char *text, size_t length)
+{
+    for (const struct option *option = options; option->name; option++)
+        if (strlen(option->name) == length && !strncmp(option->name, text, length)) return option;
+    return NULL;
+}
+
+static bool unknown_fault(const struct option *options, const char *text, struct fault *fault)
+{
+    char allowed[sizeof fault->text - 160] = "";
+    for (const struct option *option = options; option->name; option++) {
+        const size_t used = strlen(allowed);
+        snprintf(allowed + used, sizeof allowed - used, " %s", option->name);
+    }
+    return fault_set(fault, "%.100s: no such option; allowed are%s --help", text, allowed);
+}
+
+/* Reads the option at argv[*i], and steps over its value. */
+static bool parse_option(const struct option *options, int argc, char **argv, int *i, struct fault *fault)
+{
+    const char *const word = argv[*i];
+    const char *value = strchr(word, '=');
+    const size_t length = value ? (size_t)(value - word) : strlen(word);
+    const struct option *option = find_option(options, word, length);
+    if (!option) return unknown_fault(options, word, fault);
+    if (value) value++;
+    if (!option->takes) {
+        if (value) return fault_set(fault, "%s: takes no value", option->name);
+        value = "";
+    }
+    if (!value) {
+        if (*i + 1 == argc)
+            return fault_set(fault, "%s: its value %s is missing", option->name, option->takes);
+        value = argv[++*i];
+    }
+    if (option->given) *option->given = true;
+    return parse_value(option, value, fault);
+}
+
+enum options_result options_parse(const struct command *command, const struct option *options, int argc,
+                                  char **argv, const char **operand)
+{
+    struct fault fault = {""};
+    bool only_operands = false;
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
+            print_help(command, options);
+            return OPTIONS_HELPED;
+        } else if (!strcmp(argv[i], "--")) {
+            break;
+        }
+    for (int i = 1; i < argc; i++) {
+        bool good = true;
+        if (!only_operands && !strcmp(argv[i], "--")) {
+            only_operands = true;
+        } else if (!only_operands && argv[i][0] == '-' && argv[i][1]) {
+            good = parse_option(options, argc, argv, &i, &fault);
+        } else if (!command->operand) {
+            good = fault_set(&fault, "'%s': takes no file", argv[i]);
+        } else if (*operand) {
+            good = fault_set(&fault, "'%s': one file is allowed, '%s' came before it", argv[i], *operand);
+        } else {
+            *operand = argv[i];
+        }
+        if (!good) {
+            complain(command, EXIT_USAGE, "%s", fault.text);
+            return OPTIONS_WRONG;
+        }
+    }
+    if (command->operand && *command->operand != '[' && !*operand) {
+        complain(command, EXIT_USAGE, "%s is missing; see flashmla %s --help", command->operand,
+                 command->name);
+        return OPTIONS_WRONG;
+    }
+    return OPTIONS_PARSED;
+}

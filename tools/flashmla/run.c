@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * flashmla run: dense decode over a tensor file. The output file is opened before anything is computed, and
+ * appears only after everything, the check included, went well.
+ */
+#include "check.h"
+#include "commands.h"
+#include "input.h"
+#include "options.h"
+
+#include "elements.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static const struct command run = {
+    "run", "FILE", "compute attention from a tensor file; check and time it",
+    "\n"
+    "FILE has the tensors q, kv_cache, seqlens, and optionally block_table and attn_sink, as make-input "
+    "writes\n"
+    "them; \"causal\" and \"softmax_scale\" of its metadata hold unless options say otherwise. --out gets "
+    "the\n"
+    "tensors out and lse. With --check the result is compared with the oracle - all of it if that is quick, "
+    "else\n"
+    "64 rows - and a wrong one is not written.\n"
+    "\n"
+    "Examples\n"
+    "  flashmla run batch.safetensors --check\n"
+    "  flashmla run batch.safetensors --out result.safetensors --threads 2 --repeat 5\n"
+    "  flashmla run batch.safetensors --kernel ref --no-causal --log-base 2\n"};
+
+enum { D_V = 512 };
+
+struct run_options {
+    const char *out, *kernel;
+    bool causal, no_causal, check, batch_invariant, scale_given;
+    double softmax_scale;
+    int lse_empty, log_base; /* indices of the choices */
+    int64_t repeat, threads;
+};
+
+/* Everything one call needs, and what it made. */
+struct job {
+    struct input input;
+    int64_t out_shape[4], lse_shape[3];
+    fmla_tensor out, lse;
+    fmla_dense_decode_args args;
+    struct safetensors_writer *writer;
+    double median_seconds;
+};
+
+static bool library_fault(const char *path, fmla_status status, int *exit_code, struct fault *fault)
+{
+    *exit_code = status == FMLA_UNSUPPORTED ? EXIT_UNSUPPORTED : EXIT_FAILED;
+    return fault_set(fault, "%s: %s", path, fmla_last_error());
+}
+
+static void set_options(struct job *job, const struct run_options *options)
+{
+    fmla_dense_decode_args *args = &job->args;
+    args->kernel = options->kernel;
+    args->causal = options->causal || (job->input.causal && !options->no_causal);
+    args->softmax_scale = (float)(options->scale_given ? options->softmax_scale : job->input.softmax_scale);
+    args->lse_empty =
+        options->lse_empty ? FMLA_LSE_EMPTY_NEGATIVE_INFINITY : FMLA_LSE_EMPTY_POSITIVE_INFINITY;
+    args->log_base = options->log_base ? FMLA_LOG_BASE_2 : FMLA_LOG_NATURAL;
+    args->batch_invariant = options->batch_invariant;
+}
+
+/* Results of the shapes that q asks for. */
+static bool make_results(struct job *job, const char *path, struct fault *fault)
+{
+    const fmla_tensor *q = &job->input.q;
+    int64_t rows, bytes;
+    if (__builtin_mul_overflow(q->shape[0], q->shape[1], &rows) ||
+        __builtin_mul_overflow(rows, q->shape[2], &rows) ||
+        __builtin_mul_overflow(rows, (int64_t)D_V * (int64_t)sizeof(float), &bytes))
+        return fault_set(fault, "%s: tensor \"q\": counts more rows than memory can hold", path);
+    memcpy(job->out_shape, q->shape, 3 * sizeof *q->shape);
+    job->out_shape[3] = D_V;
+    job->lse_shape[0] = q->shape[0], job->lse_shape[1] = q->shape[2], job->lse_shape[2] = q->shape[1];
+    job->out = (fmla_tensor){.data = calloc((size_t)rows * D_V + 1, sizeof(uint16_t)),
+                             .device = q->device,
+                             .ndim = 4,
+                             .dtype = q->dtype,
+                             .shape = job->out_shape};
+    job->lse = (fmla_tensor){.data = calloc((size_t)rows + 1, sizeof(float)),
+                             .device = q->device,
+                             .ndim = 3,
+                             .dtype = dtype_of(FMLA_TYPE_FLOAT, 32),
+                             .shape = job->lse_shape};
+    if (job->out.data && job->lse.data) return true;
+    return fault_set(fault, "%s: no memory for the results of %" PRId64 " rows", path, rows);
+}
+
+static bool prepare(struct job *job, const char *path, const struct run_options *options, int *exit_code,
+                    struct fault *fault)
+{
+    if (!input_open(&job->input, path, fault) || !make_results(job, path, fault)) return false;
+    job->args = FMLA_INIT(fmla_dense_decode_args);
+    fmla_dense_decode_args *args = &job->args;
+    args->q = &job->input.q, args->kv_cache = &job->input.kv_cache, args->seqlens = &job->input.seqlens;
+    args->block_table = input_optional(&job->input.block_table);
+    args->attn_sink = input_optional(&job->input.attn_sink);
+    args->out = &job->out, args->lse = &job->lse;
+    set_options(job, options);
+
+    size_t bytes = 0, alignment = 1;
+    const fmla_status status = fmla_dense_decode_workspace_size(args, &bytes, &alignment);
+    if (status != FMLA_OK) return library_fault(path, status, exit_code, fault);
+    const size_t unit = alignment > sizeof(void *) ? alignment : sizeof(void *);
+    args->workspace = aligned_alloc(unit, (bytes / unit + 1) * unit);
+    args->workspace_size = bytes;
+    return args->workspace || fault_set(fault, "%s: no memory for a workspace of %zu bytes", path, bytes);
+}
+
+static bool open_output(struct job *job, const char *path, struct fault *fault)
+{
+    struct safetensors_declaration tensors[2] = {{"out", job->out.dtype, 4, {0}},
+                                                 {"lse", job->lse.dtype, 3, {0}}};
+    memcpy(tensors[0].shape, job->out_shape, sizeof job->out_shape);
+    memcpy(tensors[1].shape, job->lse_shape, sizeof job->lse_shape);
+    const struct safetensors_note notes[] = {
+        {"lse_empty", job->args.lse_empty == FMLA_LSE_EMPTY_NEGATIVE_INFINITY ? "neg" : "pos"},
+        {"log_base", job->args.log_base == FMLA_LOG_BASE_2 ? "2" : "e"}};
+    job->writer = safetensors_create(path, tensors, 2, notes, 2, fault);
+    return job->writer != NULL;
+}
+
+static bool write_output(struct job *job, struct fault *fault)
+{
+    const size_t rows = (size_t)(job->out_shape[0] * job->out_shape[1] * job->out_shape[2]);
+    struct safetensors_writer *writer = job->writer;
+    if (!safetensors_write(writer, job->out.data, rows * D_V * sizeof(uint16_t), fault) ||
+        !safetensors_write(writer, job->lse.data, rows * sizeof(float), fault))
+        return false;
+    job->writer = NULL; /* commit frees it */
+    return safetensors_commit(writer, fault);
+}
+
+static double now_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static int by_value(const void *left, const void *right)
+{
+    const double a = *(const double *)left, b = *(const double *)right;
+    return a < b ? -1 : a > b;
+}
+
+static bool compute(struct job *job, const char *path, int64_t repeat, int *exit_code, struct fault *fault)
+{
+    double *seconds = malloc((size_t)repeat * sizeof *seconds);
+    if (!seconds) return fault_set(fault, "no memory for %" PRId64 " times", repeat);
+    fmla_status status = FMLA_OK;
+    for (int64_t i = 0; i < repeat && status == FMLA_OK; i++) {
+        const double start = now_seconds();
+        status = fmla_dense_decode(&job->args);
+        seconds[i] = now_seconds() - start;
+    }
+    if (status == FMLA_OK) {
+        qsort(seconds, (size_t)repeat, sizeof *seconds, by_value);
+        job->median_seconds = seconds[repeat / 2];
+    }
+    free(seconds);
+    return status == FMLA_OK || library_fault(path, status, exit_code, fault);
+}
+
+/* ---- Report ---- */
+
+static const char *kernel_used(const fmla_dense_decode_args *args)
+{
+    const char *name = "";
+    fmla_dense_decode_kernel(args, &name); /* the call has succeeded: so does this */
+    return name;
+}
+
+static void print_report(const struct job *job, int64_t repeat)
+{
+    const fmla_dense_decode_args *args = &job->args;
+    const int64_t *q = args->q->shape, *cache = args->kv_cache->shape;
+    int64_t keys = 0;
+    double seen = 0.0; /* (row, key) pairs */
+    for (int64_t r = 0; r < q[0]; r++) {
+        keys += input_length(&job->input, r);
+        for (int64_t j = 0; j < q[1]; j++) seen += (double)check_visible(args, r, j) * (double)q[2];
+    }
+    const double flop = 2.0 * seen * (double)(q[3] + D_V);
+    const double q_values = (double)q[0] * (double)q[1] * (double)q[2];
+    const double bytes =
+        2.0 * ((double)keys * (double)cache[2] * (double)cache[3] + q_values * (double)(q[3] + D_V));
+    printf("%-12s [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "] %s%s%s\n", "q", q[0], q[1], q[2], q[3],
+           args->q->dtype.code == FMLA_TYPE_BFLOAT ? "bf16" : "fp16", args->causal ? ", causal" : "",
+           args->attn_sink ? ", sink" : "");
+    printf("%-12s [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "]%s\n", "kv_cache", cache[0], cache[1],
+           cache[2], cache[3], args->block_table ? "" : ", no block table");
+    printf("%-12s %" PRId64 " of %" PRId64 " requests; %.0f (row, key) pairs attended\n", "keys", keys, q[0],
+           seen);
+    printf("%-12s %s, %d threads\n", "kernel", kernel_used(args), (int)fmla_num_threads());
+    printf("%-12s %zu bytes\n", "workspace", args->workspace_size);
+    printf("%-12s %.3f ms, median of %" PRId64 "\n", "time", 1e3 * job->median_seconds, repeat);
+    printf("%-12s %.2f GFLOP/s, %.2f GB/s\n", "speed", 1e-9 * flop / job->median_seconds,
+           1e-9 * bytes / job->median_seconds);
+}
+
+static bool check(const struct job *job, struct fault *fault)
+{
+    struct check_result result;
+    if (!check_against_oracle(&job->args, &result, fault)) return false;
+    printf("%-12s %s: %" PRId64 " of %" PRId64 " rows against the oracle; out: worst difference %.2e, cosine "
+           "%.1e; lse: worst difference %.2e\n",
+           "check", result.passed ? "PASS" : "FAIL", result.rows, result.all_rows, result.out.worst_abs,
+           compare_cosine(&result.out), result.lse.worst_abs);
+    if (result.passed) return true;
+    return fault_set(
+        fault, "the result is wrong: %" PRId64 " values of out and %" PRId64 " of lse differ from the oracle",
+        result.out.wrong, result.lse.wrong);
+}
+
+static bool work(struct job *job, const char *path, const struct run_options *options, int *exit_code,
+                 struct fault *fault)
+{
+    if (!prepare(job, path, options, exit_code, fault)) return false;
+    if (options->out && !open_output(job, options->out, fault)) return false;
+    if (!compute(job, path, options->repeat, exit_code, fault)) return false;
+    print_report(job, options->repeat);
+    if (options->check && !check(job, fault)) return false;
+    if (!options->out) return true;
+    if (!write_output(job, fault)) return false;
+    printf("%-12s %s\n", "written", options->out);
+    return true;
+}
+
+static int run_file(const char *path, const struct run_options *options)
+{
+    struct job job = {0};
+    struct fault fault = {""};
+    int exit_code = EXIT_FAILED;
+    if (options->causal && options->no_causal)
+        return complain(&run, EXIT_USAGE, "--causal: not together with --no-causal");
+    if (!isfinite((float)options->softmax_scale))
+        return complain(&run, EXIT_USAGE, "--softmax-scale: %g must be finite in fp32",
+                        options->softmax_scale);
+    if (options->threads && fmla_set_num_threads((int32_t)options->threads) != FMLA_OK)
+        return complain(&run, EXIT_FAILED, "%s", fmla_last_error());
+    const bool good = work(&job, path, options, &exit_code, &fault);
+    safetensors_abandon(job.writer);
+    free(job.args.workspace), free(job.out.data), free(job.lse.data);
+    input_close(&job.input);
+    return good ? EXIT_GOOD : complain(&run, exit_code, "%s", fault.text);
+}
+
+int command_run(int argc, char **argv)
+{
+    struct run_options o = {.repeat = 3};
+    const char *path = NULL;
+    const struct option options[] = {
+        {"--out", OPTION_TEXT, &o.out, "FILE", "write out and lse there", 0, 0, {NULL}, NULL},
+        {"--kernel",
+         OPTION_TEXT,
+         &o.kernel,
+         "NAME",
+         "force a kernel; flashmla info lists them",
+         0,
+         0,
+         {NULL},
+         NULL},
+        {"--causal",
+         OPTION_ON,
+         &o.causal,
+         NULL,
+         "token j of s_q sees keys t <= s_k - s_q + j",
+         0,
+         0,
+         {NULL},
+         NULL},
+        {"--no-causal", OPTION_ON, &o.no_causal, NULL, "every token sees every key", 0, 0, {NULL}, NULL},
+        {"--softmax-scale",
+         OPTION_REAL,
+         &o.softmax_scale,
+         "X",
+         "default 1/sqrt(d_qk)",
+         0,
+         0,
+         {NULL},
+         &o.scale_given},
+        {"--batch-invariant",
+         OPTION_ON,
+         &o.batch_invariant,
+         NULL,
+         "same bits for a request whatever else is in the batch",
+         0,
+         0,
+         {NULL},
+         NULL},
+        {"--lse-empty",
+         OPTION_CHOICE,
+         &o.lse_empty,
+         "SIGN",
+         "lse of a row without keys: pos (infinity, the default) or neg",
+         0,
+         0,
+         {"pos", "neg", NULL},
+         NULL},
+        {"--log-base",
+         OPTION_CHOICE,
+         &o.log_base,
+         "BASE",
+         "of lse: e (the default) or 2",
+         0,
+         0,
+         {"e", "2", NULL},
+         NULL},
+        {"--repeat", OPTION_COUNT, &o.repeat, "N", "times to compute; default 3", 1, 100000, {NULL}, NULL},
+        {"--check", OPTION_ON, &o.check, NULL, "compare with the oracle", 0, 0, {NULL}, NULL},
+        {"--threads",
+         OPTION_COUNT,
+         &o.threads,
+         "N",
+         "default: OMP_NUM_THREADS, else all cores",
+         1,
+         4096,
+         {NULL},
+         NULL},
+        {0}};
+    switch (options_parse(&run, options, argc, argv, &path)) {
+    case OPTIONS_HELPED: return EXIT_GOOD;
+    case OPTIONS_WRONG: return EXIT_USAGE;
+    case OPTIONS_PARSED: break;
+    }
+    return run_file(path, &o);
+}
