@@ -6,6 +6,7 @@
  * unseen.
  */
 #include "checkattn.h"
+#include "timing.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -14,7 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 const char *const fault_names[FAULTS] = {"none",          "dropped-key", "mask",      "swapped-page",
                                          "out-of-bounds", "gap",         "unwritten", "nan",
@@ -85,13 +85,6 @@ static const struct operation *operation_of(const char *name)
     return NULL; /* decode_plan: held to hand-made goldens by test_plan */
 }
 
-static double seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 /* Checks every listed kernel; returns how many failed. */
 static int check_all(uint64_t seed, const char *only_operation, const char *only_kernel, bool timed)
 {
@@ -110,7 +103,7 @@ static int check_all(uint64_t seed, const char *only_operation, const char *only
         }
         const struct run run = {.kernel = row.kernel, .dtypes = row.dtypes, .seed = seed};
         struct tally tally = {0};
-        const double start = seconds();
+        const double start = timing_now();
         operation->check(&run, &tally);
         reached++;
         const bool passed =
@@ -119,7 +112,7 @@ static int check_all(uint64_t seed, const char *only_operation, const char *only
                "failures, %.1f s\n",
                passed ? "ok" : "FAILED", row.operation, row.kernel, (long long)tally.cases,
                (long long)tally.rows, (long long)tally.covered, (long long)tally.pairs,
-               (long long)tally.failed, seconds() - start);
+               (long long)tally.failed, timing_now() - start);
         failed += !passed;
         if (timed && operation->time) operation->time(&run);
         fflush(stdout);

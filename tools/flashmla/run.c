@@ -9,13 +9,13 @@
 #include "options.h"
 
 #include "elements.h"
+#include "timing.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static const struct command run = {
     "run", "FILE", "compute attention from a tensor file; check and time it",
@@ -142,13 +142,6 @@ static bool write_output(struct job *job, struct fault *fault)
     return safetensors_commit(writer, fault);
 }
 
-static double now_seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static int by_value(const void *left, const void *right)
 {
     const double a = *(const double *)left, b = *(const double *)right;
@@ -161,9 +154,9 @@ static bool compute(struct job *job, const char *path, int64_t repeat, int *exit
     if (!seconds) return fault_set(fault, "no memory for %" PRId64 " times", repeat);
     fmla_status status = FMLA_OK;
     for (int64_t i = 0; i < repeat && status == FMLA_OK; i++) {
-        const double start = now_seconds();
+        const double start = timing_now();
         status = fmla_dense_decode(&job->args);
-        seconds[i] = now_seconds() - start;
+        seconds[i] = timing_now() - start;
     }
     if (status == FMLA_OK) {
         qsort(seconds, (size_t)repeat, sizeof *seconds, by_value);

@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: MIT */
+#include "decode_case.h"
+
+#include "num.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Cached values: drawn once, copied from random places. */
+enum { DRAWN = 1 << 18 };
+static uint16_t drawn[2][2][DRAWN]; /* [dtype][deviation 0.1 or 1] */
+
+void decode_case_draw(uint64_t seed)
+{
+    struct random_state random = {seed};
+    for (int i = 0; i < DRAWN; i++) {
+        const float x = random_normal(&random);
+        for (int wide = 0; wide < 2; wide++) {
+            const float y = fmaxf(-1.0f, fminf(1.0f, wide ? x : 0.1f * x));
+            drawn[0][wide][i] = num_to_bf16(y);
+            drawn[1][wide][i] = num_to_fp16(y);
+        }
+    }
+}
+
+static void copy_drawn(struct decode_case *c, void *to, bool wide)
+{
+    const int64_t from = random_between(&c->random, 0, DRAWN - c->d_qk);
+    memcpy(to, drawn[c->v[A_DTYPE]][wide] + from, (size_t)c->d_qk * sizeof(uint16_t));
+}
+
+/* With spiked inputs, keys beside a border of a block of 64, a page or the request weigh more than others, so
+ * that losing one shows even among thousands. */
+static bool is_border(const struct decode_case *c, int64_t key, int64_t length)
+{
+    return key % 64 == 0 || key % 64 == 63 || key % c->page_size == 0 || (key + 1) % c->page_size == 0 ||
+           key + 1 == length;
+}
+
+static void make_lengths(struct decode_case *c)
+{
+    const int64_t capacity = c->max_pages * c->page_size;
+    c->length = calloc((size_t)c->b + 1, sizeof *c->length);
+    for (int64_t r = 0; r < c->b; r++) {
+        int64_t length = c->s_k;
+        if (c->v[A_LENGTHS] == LENGTHS_VARIED)
+            length = random_between(&c->random, 0, 3) ? random_between(&c->random, 0, c->s_k) : 0;
+        if (c->v[A_LENGTHS] == LENGTHS_BEYOND && r % 2)
+            length = r % 4 == 1 ? -7 : 2147483647; /* to be clamped */
+        *(int32_t *)guarded_at(&c->seqlens, r, 0, 0, 0) = (int32_t)length;
+        c->length[r] = length < 0 ? 0 : length > capacity ? capacity : length;
+    }
+}
+
+/* Gives every request its pages: the last one its own (so that its tail can be poisoned), the others from a
+ * pool that requests share when the batch would need much memory. Table entries that are not used hold
+ * garbage. */
+static void make_table(struct decode_case *c, int64_t shared)
+{
+    int32_t *own = malloc(sizeof(int32_t) * (size_t)(c->b + 1));
+    for (int64_t r = 0; r < c->b; r++) own[r] = (int32_t)(shared + r);
+    random_shuffle(&c->random, own, c->b);
+    int64_t next = 0;
+    for (int64_t r = 0; r < c->b; r++) {
+        const int64_t used = (c->length[r] + c->page_size - 1) / c->page_size;
+        for (int64_t i = 0; i < c->max_pages; i++) {
+            static const int32_t garbage[] = {-1, 2147480000, -2147483647 - 1};
+            int32_t page = garbage[(r + i) % 3];
+            if (i + 1 < used) page = (int32_t)(next++ * 7919 % shared);
+            if (i + 1 == used) page = own[r];
+            *(int32_t *)guarded_at(&c->table, r, i, 0, 0) = page;
+        }
+    }
+    free(own);
+}
+
+static int64_t page_of(const struct decode_case *c, int64_t request, int64_t key)
+{
+    return c->paged ? *(const int32_t *)guarded_at(&c->table, request, key / c->page_size, 0, 0) : request;
+}
+
+static void *key_at(const struct decode_case *c, int64_t request, int64_t key, int64_t head)
+{
+    const int64_t at = page_of(c, request, key) * c->kv_strides[0] + key % c->page_size * c->kv_strides[1] +
+                       head * c->kv_strides[2];
+    return (char *)c->kv.tensor.data + c->kv.tensor.byte_offset + at * (int64_t)sizeof(uint16_t);
+}
+
+static void make_cache(struct decode_case *c, enum layout layout)
+{
+    const fmla_dtype dtype = c->v[A_DTYPE] ? dtype_fp16 : dtype_bf16;
+    int64_t shared = 1;
+    if (c->paged) { /* at most 8192 slots to share */
+        for (int64_t r = 0; r < c->b; r++) shared += c->length[r] / c->page_size;
+        if (shared > 8192 / c->page_size + 1) shared = 8192 / c->page_size + 1;
+        make_table(c, shared);
+    }
+    c->pages = c->paged ? shared + c->b : c->b;
+    /* A contiguous cache of many long requests: all read the same memory, through a stride of 0. */
+    const bool aliased = !c->paged && c->b * c->s_k > 65536;
+    const int64_t shape[4] = {aliased ? 1 : c->pages, c->page_size, c->h_kv, c->d_qk};
+    guarded_make(&c->kv, dtype, 4, shape, layout); /* NaN everywhere */
+    memcpy(c->kv_strides, c->kv.strides, sizeof c->kv_strides);
+    c->kv_view = c->kv.tensor;
+    if (aliased) {
+        c->kv_strides[0] = 0;
+        c->kv.shape[0] = c->b;
+        c->kv_view.strides = c->kv_strides;
+    }
+    for (int64_t r = 0; r < c->b; r++)
+        for (int64_t t = 0; t < c->length[r]; t++)
+            for (int64_t h = 0; h < c->h_kv; h++)
+                copy_drawn(c, key_at(c, r, t, h),
+                           c->v[A_INPUTS] == INPUTS_SPIKED && is_border(c, t, c->length[r]));
+}
+
+static void make_sink(struct decode_case *c)
+{
+    guarded_make(&c->sink, dtype_f32, 1, &c->h_q, LAYOUT_CONTIGUOUS);
+    for (int64_t h = 0; h < c->h_q; h++) {
+        float sink = random_normal(&c->random) * 3.0f;
+        if (c->v[A_SINK] == SINK_INFINITE && h % 3 < 2) sink = h % 3 ? INFINITY : -INFINITY;
+        *(float *)guarded_at(&c->sink, h, 0, 0, 0) = sink;
+    }
+}
+
+static void *aligned_bytes(size_t bytes)
+{
+    void *memory = aligned_alloc(64, (bytes + 127) / 64 * 64);
+    if (!memory) exit(1);
+    return memory;
+}
+
+fmla_status decode_case_plan(struct decode_case *c)
+{
+    struct guarded other;
+    guarded_make(&other, dtype_i32, 1, &c->b, LAYOUT_CONTIGUOUS);
+    for (int64_t r = 0; r < c->b; r++)
+        *(int32_t *)guarded_at(&other, r, 0, 0, 0) =
+            c->v[A_PLAN] == PLAN_STALE ? (int32_t)random_between(&c->random, 0, 2 * c->s_k + 1)
+                                       : (int32_t)c->length[r];
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    args.seqlens = &other.tensor;
+    args.s_q = c->s_q, args.h_q = c->h_q, args.h_kv = c->h_kv;
+    args.num_partitions = (int32_t)c->v[A_PARTITIONS];
+    fmla_status status = fmla_decode_plan_size(&args, &args.plan_size);
+    c->plan = args.plan = aligned_bytes(args.plan_size);
+    if (!status) status = fmla_decode_plan(&args);
+    c->args.plan = c->plan, c->args.plan_size = args.plan_size;
+    guarded_free(&other);
+    return status;
+}
+
+void decode_case_make(struct decode_case *c, const struct run *run, const int64_t v[AXES], uint64_t seed)
+{
+    memset(c, 0, sizeof *c);
+    memcpy(c->v, v, sizeof c->v);
+    c->random.state = seed;
+    c->b = v[A_B], c->s_q = v[A_SQ], c->h_q = v[A_HQ], c->h_kv = v[A_HKV], c->d_qk = v[A_DQK],
+    c->s_k = v[A_SK];
+    c->paged = v[A_PAGE] != 0;
+    c->page_size = c->paged ? v[A_PAGE] : c->s_k + 3;
+    c->max_pages =
+        c->paged ? (c->s_k + c->page_size - 1) / c->page_size + (v[A_LENGTHS] == LENGTHS_BEYOND ? 0 : 2) : 1;
+
+    const fmla_dtype dtype = v[A_DTYPE] ? dtype_fp16 : dtype_bf16;
+    const enum layout layout = (enum layout)v[A_LAYOUT];
+    guarded_make(&c->q, dtype, 4, (int64_t[]){c->b, c->s_q, c->h_q, c->d_qk}, layout);
+    guarded_make(&c->seqlens, dtype_i32, 1, &c->b, LAYOUT_CONTIGUOUS);
+    guarded_make(&c->out, dtype, 4, (int64_t[]){c->b, c->s_q, c->h_q, D_V}, layout);
+    guarded_make(&c->lse, dtype_f32, 3, (int64_t[]){c->b, c->h_q, c->s_q}, layout);
+    guarded_make(&c->table, dtype_i32, 2, (int64_t[]){c->b, c->max_pages}, layout);
+    make_lengths(c);
+    make_cache(c, layout);
+    for (int64_t r = 0; r < c->b; r++)
+        for (int64_t j = 0; j < c->s_q; j++)
+            for (int64_t h = 0; h < c->h_q; h++) copy_drawn(c, guarded_at(&c->q, r, j, h, 0), false);
+
+    fmla_dense_decode_args *args = &c->args;
+    *args = FMLA_INIT(fmla_dense_decode_args);
+    args->q = &c->q.tensor, args->kv_cache = &c->kv_view, args->seqlens = &c->seqlens.tensor;
+    args->block_table = c->paged ? &c->table.tensor : NULL;
+    args->out = &c->out.tensor, args->lse = &c->lse.tensor;
+    if (v[A_SINK] != SINK_NONE) {
+        make_sink(c);
+        args->attn_sink = &c->sink.tensor;
+    }
+    args->kernel = run->kernel;
+    args->softmax_scale = v[A_INPUTS] == INPUTS_SPIKED ? 0.5f : 0.0f;
+    args->causal = (int32_t)v[A_CAUSAL];
+    args->lse_empty = (int32_t)v[A_EMPTY];
+    args->log_base = (int32_t)v[A_BASE];
+    args->batch_invariant = (int32_t)v[A_INVARIANT];
+    args->num_partitions = (int32_t)v[A_PARTITIONS];
+}
+
+void decode_case_free(struct decode_case *c)
+{
+    struct guarded *all[] = {&c->q, &c->kv, &c->table, &c->seqlens, &c->sink, &c->out, &c->lse};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) guarded_free(all[i]);
+    free(c->plan), free(c->length);
+}
+
+/* ---- Running it ----------------------------------------------------------------------------- */
+
+fmla_status decode_case_call(fmla_dense_decode_args *args, int fill)
+{
+    size_t bytes = 0, alignment = 0;
+    fmla_status status = fmla_dense_decode_workspace_size(args, &bytes, &alignment);
+    if (status) return status;
+    char *memory = aligned_bytes(bytes + 64);
+    memset(memory, fill, bytes);
+    memset(memory + bytes, 0x5a, 64);
+    args->workspace = memory, args->workspace_size = bytes;
+    status = fmla_dense_decode(args);
+    for (int i = 0; i < 64; i++)
+        if (memory[bytes + (size_t)i] != 0x5a) {
+            fprintf(stderr, "checkattn: the call wrote past the end of its workspace\n");
+            exit(1);
+        }
+    free(memory);
+    return status;
+}
+
+int64_t decode_case_seen(const struct decode_case *c, int64_t request, int64_t token)
+{
+    const int64_t seen = c->args.causal ? c->length[request] - c->s_q + token + 1 : c->length[request];
+    return seen < 0 ? 0 : seen;
+}
+
+void decode_case_request(const struct decode_case *c, int64_t request, struct request_view *v)
+{
+    *v = (struct request_view){
+        .args = c->args,
+        .q = c->q.tensor,
+        .kv = c->kv_view,
+        .table = c->table.tensor,
+        .seqlens = c->seqlens.tensor,
+        .sink = c->sink.tensor,
+        .q_shape = {1, c->s_q, c->h_q, c->d_qk},
+        .kv_shape = {c->kv_view.shape[0], c->page_size, c->h_kv, c->d_qk},
+        .table_shape = {1, c->max_pages},
+        .seqlens_shape = {1},
+        .sink_shape = {c->h_q},
+    };
+    v->q.shape = v->q_shape, v->q.data = guarded_at(&c->q, request, 0, 0, 0), v->q.byte_offset = 0;
+    v->kv.shape = v->kv_shape, v->kv.strides = c->kv_strides;
+    v->table.shape = v->table_shape;
+    if (c->paged)
+        v->table.data = guarded_at(&c->table, request, 0, 0, 0), v->table.byte_offset = 0;
+    else
+        v->kv.data = (uint16_t *)v->kv.data + request * c->kv_strides[0];
+    v->seqlens.shape = v->seqlens_shape, v->seqlens.data = guarded_at(&c->seqlens, request, 0, 0, 0);
+    v->sink.shape = v->sink_shape;
+    v->args.q = &v->q, v->args.kv_cache = &v->kv, v->args.seqlens = &v->seqlens;
+    if (c->paged) v->args.block_table = &v->table;
+    if (c->args.attn_sink) v->args.attn_sink = &v->sink;
+    v->args.plan = NULL;
+}
+
+fmla_status decode_case_row(const struct decode_case *c, const char *kernel, int64_t request, int64_t token,
+                            int64_t head, int64_t seen, uint16_t *out, float *lse)
+{
+    static const int64_t one[3] = {1, 1, 1}, out_shape[4] = {1, 1, 1, D_V};
+    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
+    const fmla_tensor out_tensor = {out, cpu, 4, c->q.tensor.dtype, out_shape, NULL, 0};
+    const fmla_tensor lse_tensor = {lse, cpu, 3, dtype_f32, one, NULL, 0};
+    int32_t length = (int32_t)seen;
+    struct request_view v;
+    decode_case_request(c, request, &v);
+    v.q.data = guarded_at(&c->q, request, token, head, 0), v.q_shape[1] = v.q_shape[2] = 1;
+    v.kv.data = (uint16_t *)v.kv.data + head / (c->h_q / c->h_kv) * c->kv_strides[2], v.kv_shape[2] = 1;
+    v.seqlens.data = &length, v.seqlens.byte_offset = 0;
+    if (c->args.attn_sink) v.sink.data = guarded_at(&c->sink, head, 0, 0, 0), v.sink_shape[0] = 1;
+    v.args.out = &out_tensor, v.args.lse = &lse_tensor;
+    v.args.kernel = kernel, v.args.causal = 0, v.args.batch_invariant = 0;
+    return decode_case_call(&v.args, 0xff);
+}

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A case of dense decode: drawn tensors in guarded memory with everything unused poisoned, and ways to run it, whole,
+ * one request of it, or one row of it.
+ */
+#ifndef CHECKATTN_DECODE_CASE_H
+#define CHECKATTN_DECODE_CASE_H
+
+#include "checkattn.h"
+#include "random.h"
+
+/* The axes of the grid, and what their values mean where they are not numbers. */
+enum {
+    A_B,
+    A_SQ,
+    A_SK,
+    A_HQ,
+    A_HKV,
+    A_PAGE,
+    A_CAUSAL,
+    A_DTYPE,
+    A_DQK,
+    A_LENGTHS,
+    A_SINK,
+    A_EMPTY,
+    A_BASE,
+    A_INVARIANT,
+    A_PLAN,
+    A_PARTITIONS,
+    A_LAYOUT,
+    A_INPUTS,
+    A_THREADS,
+    AXES
+};
+enum { LENGTHS_FIXED, LENGTHS_VARIED, LENGTHS_BEYOND };
+enum { SINK_NONE, SINK_FINITE, SINK_INFINITE };
+enum { PLAN_INSIDE, PLAN_GIVEN, PLAN_STALE };
+enum { INPUTS_NORMAL, INPUTS_SPIKED };
+enum { THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN };
+enum { D_V = 512 };
+
+struct decode_case {
+    int64_t v[AXES]; /* the values of the axes */
+    struct random_state random;
+    char name[256];
+    int64_t b, s_q, h_q, h_kv, d_qk, s_k, page_size, max_pages, pages;
+    int64_t *length; /* of each request, clamped */
+    struct guarded q, kv, table, seqlens, sink, out, lse;
+    fmla_tensor kv_view; /* of kv; requests of a contiguous cache may share memory */
+    int64_t kv_strides[4];
+    bool paged;
+    void *plan;
+    fmla_dense_decode_args args;
+};
+
+/* Draws the values that caches and queries are copied from; before the first case. */
+void decode_case_draw(uint64_t seed);
+
+void decode_case_make(struct decode_case *c, const struct run *run, const int64_t v[AXES], uint64_t seed);
+void decode_case_free(struct decode_case *c);
+
+/* Makes the plan that the case asks for, and passes it. */
+fmla_status decode_case_plan(struct decode_case *c);
+
+/* Runs it, with a workspace of exactly the size that was answered, full of `fill`. */
+fmla_status decode_case_call(fmla_dense_decode_args *args, int fill);
+
+/* The keys that a row sees. */
+int64_t decode_case_seen(const struct decode_case *c, int64_t request, int64_t token);
+
+/* One request of a case, as a batch of its own. out and lse are the caller's to set. */
+struct request_view {
+    fmla_dense_decode_args args;
+    fmla_tensor q, kv, table, seqlens, sink;
+    int64_t q_shape[4], kv_shape[4], table_shape[2], seqlens_shape[1], sink_shape[1];
+};
+
+void decode_case_request(const struct decode_case *c, int64_t request, struct request_view *view);
+
+/* One row by `kernel`, as a problem of its own over the first `seen` keys of its request; out has D_V elements. */
+fmla_status decode_case_row(const struct decode_case *c, const char *kernel, int64_t request, int64_t token,
+                            int64_t head, int64_t seen, uint16_t *out, float *lse);
+
+#endif
