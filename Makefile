@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: MIT
+# The few words a newcomer types. The build itself is CMake's (CMakePresets.json); CC in the environment picks
+# another compiler, e.g. CC=clang make test.
+.PHONY: build demo test test-fresh lint clean help
+.NOTPARALLEL:
+
+build:
+	@scripts/dependencies.sh build
+	@scripts/build.sh release
+
+demo: build
+	@scripts/demo.sh
+
+test: build
+	@ctest --preset release
+
+test-fresh:
+	@scripts/test-fresh.sh
+
+lint:
+	@scripts/dependencies.sh lint
+	@scripts/lint.sh
+
+clean:
+	rm -rf build demo
+
+help:
+	@echo 'make             build the library and the command into build/release'
+	@echo 'make demo        compute, check, time and draw one decode batch; leaves its files in demo/'
+	@echo 'make test        run every test'
+	@echo 'make test-fresh  make demo and make test inside a minimal Debian tree (root or sudo, network)'
+	@echo 'make lint        clang-format, clang-tidy, cppcheck, shellcheck'
+	@echo 'make clean       remove build/ and demo/'
+	@echo
+	@echo 'Missing Debian packages are installed as root or with passwordless sudo; else their names are printed.'

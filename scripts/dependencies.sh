@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# dependencies.sh [build|lint|ci|fresh] - sees to it that the tools of one purpose are there.
+#
+# Silent, and without root or network, when they are. Otherwise installs the Debian packages that bring them if
+# that takes no question (root, or sudo without a password); if not, prints the one line to run. Exit codes:
+# 0 all there, 3 something is missing that this script may not or cannot install.
+#
+# A tool counts as there when it works (a compiler: when it compiles, links and finds OpenMP), never because a
+# package of that name is installed: tools come from elsewhere too.
+set -euo pipefail
+
+purpose=${1:-build}
+packages=() # Debian's names of what is missing
+missing=()  # the same, for people on other systems
+
+need() { # need WHAT PACKAGE...
+    missing+=("$1")
+    shift
+    packages+=("$@")
+}
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# The probe is what the build itself asks of a compiler.
+compiles() {
+    "$@" -x c -std=c11 -fopenmp - -o /dev/null >/dev/null 2>&1 <<'PROBE'
+#include <omp.h>
+#include <stdio.h>
+#if defined(__clang__)
+#if __clang_major__ < 14
+#error "clang 14 or later"
+#endif
+#elif !defined(__GNUC__) || __GNUC__ < 10
+#error "gcc 10 or later"
+#endif
+int main(void) { return printf("%d\n", omp_get_max_threads()) < 0; }
+PROBE
+}
+
+need_compiler() {
+    local words
+    if [ -n "${CC:-}" ]; then
+        read -ra words <<<"$CC" # CC may hold flags, or ccache in front
+        if compiles "${words[@]}"; then return; fi
+        case ${words[0]} in
+        gcc | gcc-[0-9]*) need "a working $CC (gcc 10 or later)" "${words[0]}" libc6-dev ;;
+        clang) need "a working $CC (clang 14 or later) with OpenMP" clang libomp-dev libc6-dev ;;
+        clang-[0-9]*) need "a working $CC (clang 14 or later) with OpenMP" \
+            "${words[0]}" "libomp-${words[0]#clang-}-dev" libc6-dev ;;
+        *) need "a working C compiler (CC is '$CC'; gcc 10 or clang 14 or later, with OpenMP)" gcc libc6-dev ;;
+        esac
+    elif ! compiles cc && ! compiles gcc && ! compiles clang; then
+        need 'a C compiler with OpenMP (gcc 10 or clang 14 or later)' gcc libc6-dev
+    fi
+}
+
+cmake_is_new_enough() {
+    local version
+    version=$(cmake --version 2>/dev/null | sed -n '1s/^cmake version //p')
+    [ -n "$version" ] && printf '%s\n' 3.21 "$version" | sort -V -C
+}
+
+need_build() {
+    need_compiler
+    cmake_is_new_enough || need 'cmake 3.21 or later' cmake
+    have ninja || need ninja ninja-build
+    { have ld && have objcopy && have nm && have readelf; } || need binutils binutils
+    if ! have pkg-config; then
+        need pkg-config pkg-config
+        # Unknown without pkg-config, and harmless to ask for twice.
+        need 'jansson with its headers' libjansson-dev
+    elif ! pkg-config --exists jansson; then
+        need 'jansson with its headers' libjansson-dev
+    fi
+}
+
+need_lint() {
+    need_build # clang-tidy and cppcheck read the build's compile commands
+    have git || need git git
+    { have clang-format-14 || have clang-format; } || need clang-format clang-format
+    have clang-tidy || need clang-tidy clang-tidy
+    have cppcheck || need cppcheck cppcheck
+    have shellcheck || need shellcheck shellcheck
+}
+
+need_ci() {
+    need_lint
+    compiles clang || need 'clang with OpenMP' clang libomp-dev
+    compiles gcc || need gcc gcc libc6-dev
+    have g++ || need g++ g++
+    echo '#include <dlpack/dlpack.h>' | gcc -E -x c - >/dev/null 2>&1 || need 'the header of DLPack' libdlpack-dev
+    echo 'int main(void) { return 0; }' | gcc -fsanitize=address,undefined -x c - -o /dev/null 2>/dev/null ||
+        need 'the sanitizers of gcc' gcc
+}
+
+need_fresh() {
+    have git || need git git
+    have debootstrap || need debootstrap debootstrap
+    have unshare || need unshare util-linux
+    [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || need "Debian's archive keys" debian-archive-keyring
+}
+
+PATH=$PATH:/usr/sbin:/sbin # debootstrap's home, which users other than root seldom have in PATH
+case $purpose in
+build | lint | ci | fresh) "need_$purpose" ;;
+*)
+    echo "usage: $0 [build|lint|ci|fresh]" >&2
+    exit 2
+    ;;
+esac
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+mapfile -t packages < <(printf '%s\n' "${packages[@]}" | sort -u)
+list() { printf '%s\n' "${missing[@]}" | sort -u | sed 's/^/  /'; }
+
+if [ -n "${FMLA_DEPENDENCIES_TRIED:-}" ]; then
+    { echo 'Still missing after the packages were installed:'; list; } >&2
+    exit 3
+fi
+if ! have apt-get; then
+    { echo 'Missing, and to be installed by hand (this is no Debian or Ubuntu):'; list; } >&2
+    exit 3
+fi
+
+run=()
+if [ "$(id -u)" -ne 0 ]; then
+    if ! sudo -n true >/dev/null 2>&1; then
+        { echo 'Missing:'; list; echo 'Run this line, then try again:'; } >&2
+        echo "  sudo apt-get update && sudo apt-get install -y --no-install-recommends ${packages[*]}" >&2
+        exit 3
+    fi
+    run=(sudo -n)
+fi
+
+# A package manager that is at work elsewhere (a fresh machine updating itself) is waited for.
+apt=("${run[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
+echo "Installing ${packages[*]}" >&2
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+for step in update "install -y --no-install-recommends ${packages[*]}"; do
+    read -ra words <<<"$step"
+    if ! "${apt[@]}" "${words[@]}" >"$log" 2>&1 </dev/null; then
+        { tail -n 20 "$log"; echo "apt-get $step failed. Missing:"; list; } >&2
+        exit 3
+    fi
+done
+# A release that is too old has the packages but not the versions: ask again, once.
+rm -f "$log"
+FMLA_DEPENDENCIES_TRIED=1 exec "$BASH" "${BASH_SOURCE[0]}" "$purpose"

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# lint.sh - clang-format, clang-tidy, cppcheck and shellcheck over the files that git tracks, lab/ left out.
+# Every tool runs even after one has found something; exits 1 if any has.
+#
+# clang-format is pinned to one major version, since each lays out code differently. Where another one is
+# installed, that step alone is skipped, except under CI (CI=true), where it is an error.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+clang_format_major=14
+jobs=$(nproc)
+failed=()
+
+step() { # step NAME COMMAND...
+    local name=$1 start=$SECONDS
+    shift
+    if "$@"; then
+        echo "lint: $name: ok, $((SECONDS - start)) s"
+    else
+        echo "lint: $name: FAILED"
+        failed+=("$name")
+    fi
+}
+
+tracked() { git ls-files -z -- "$@" ':!:lab/'; }
+
+format() {
+    local tool version
+    tool=clang-format-$clang_format_major
+    command -v "$tool" >/dev/null || tool=clang-format
+    version=$("$tool" --version)
+    if ! [[ $version =~ version\ ([0-9]+) ]] || [ "${BASH_REMATCH[1]}" != "$clang_format_major" ]; then
+        echo "the code's format is clang-format $clang_format_major's, and here is: $version"
+        [ "${CI:-}" != true ] && echo 'skipped here' # the other steps still count
+        return
+    fi
+    tracked '*.c' '*.h' '*.cu' '*.cuh' | xargs -0 -r -n 8 -P "$jobs" "$tool" --dry-run -Werror
+}
+
+# One file a process, so that they share the cores; output in one piece a file.
+tidy_one() {
+    local output
+    if ! output=$(clang-tidy --quiet -p "$1" "$2" 2>&1); then
+        printf '%s\n' "$output"
+        return 1
+    fi
+}
+export -f tidy_one
+
+tidy() {
+    sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' "$1/compile_commands.json" | sort -u |
+        tr '\n' '\0' | xargs -0 -r -n 1 -P "$jobs" bash -c 'tidy_one "$@"' tidy "$1"
+}
+
+# invalidFunctionArg takes log(0) for a mistake; here it is -inf, the lse of a row without keys.
+check_c() {
+    cppcheck --quiet --project="$1/compile_commands.json" -j "$jobs" --std=c11 --error-exitcode=1 \
+        --enable=warning,performance,portability --inline-suppr --suppress=invalidFunctionArg --template=gcc \
+        --cppcheck-build-dir="$1/cppcheck"
+}
+
+shell() {
+    {
+        tracked '*.sh'
+        printf '.ci/run\0'
+    } | xargs -0 -r -n 8 -P "$jobs" shellcheck
+}
+
+# The compile commands alone; nothing is built.
+database=build/lint
+rm -rf "$database"
+if ! log=$(cmake --preset release -B "$database" 2>&1); then
+    printf '%s\n' "$log" >&2
+    exit 1
+fi
+mkdir -p "$database/cppcheck"
+
+step clang-format format
+step shellcheck shell
+step cppcheck check_c "$database"
+step clang-tidy tidy "$database"
+[ ${#failed[@]} -eq 0 ] || {
+    echo "lint: failed: ${failed[*]}"
+    exit 1
+}

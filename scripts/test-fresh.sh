@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# test-fresh.sh - does what the README says work where nothing was prepared?
+#
+# In a minimal Debian (debootstrap; git and make added) with a clone of HEAD:
+#   1. a user who may not install anything gets the one line to run, and exit 3
+#   2. root: make demo, make test - they install what they need
+#   3. that user again, without root and without network: make demo, make test
+# Needs root or passwordless sudo, and the network for 2. The minimal tree is kept in
+# ${XDG_CACHE_HOME:-~/.cache}/flashmla for a month. FMLA_DEBIAN_MIRROR names another mirror.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+suite=bookworm
+packages=git,make,ca-certificates
+say() { printf '\n== %s\n' "$*"; }
+
+if [ "${1:-}" != --as-root ]; then
+    if [ "$(id -u)" -ne 0 ] && ! sudo -n true >/dev/null 2>&1; then
+        echo 'test-fresh makes a Debian tree: it needs root, or sudo without a password.' >&2
+        exit 3
+    fi
+    scripts/dependencies.sh fresh
+
+    # The clone's source is packed before any change of user: git refuses another user's repository.
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    git bundle create "$work/flashmla.bundle" HEAD 2>/dev/null
+    [ -z "$(git status --porcelain)" ] || echo 'Changes that are not committed are not part of this test.'
+    say "Commit $(git log -1 --format='%h, %s')"
+    cache=${XDG_CACHE_HOME:-$HOME/.cache}/flashmla
+    mkdir -p "$cache"
+    root=()
+    [ "$(id -u)" -eq 0 ] || root=(sudo -n)
+    # In a mount namespace of its own nothing that debootstrap mounts can outlive it or be seen elsewhere.
+    "${root[@]}" env http_proxy="${http_proxy:-}" https_proxy="${https_proxy:-}" TMPDIR="${TMPDIR:-/var/tmp}" \
+        PATH="$PATH:/usr/sbin:/sbin" FMLA_DEBIAN_MIRROR="${FMLA_DEBIAN_MIRROR:-}" \
+        unshare --mount --propagation private \
+        "$BASH" "$PWD/scripts/test-fresh.sh" --as-root "$work/flashmla.bundle" "$cache"
+    exit
+fi
+
+bundle=$2 cache=$3
+tree=$(mktemp -d "$TMPDIR/flashmla-fresh.XXXXXX")
+log=$tree.log
+remove_tree() {
+    # Never into something that is still mounted.
+    if grep -q " $tree/" /proc/self/mountinfo; then
+        echo "left in place, something is mounted in it: $tree" >&2
+    else
+        rm -rf --one-file-system "$tree"
+    fi
+    rm -f "$log"
+}
+trap remove_tree EXIT
+chmod 755 "$tree"
+
+# ---- The minimal tree -------------------------------------------------------------------------------------------
+
+mirror=$FMLA_DEBIAN_MIRROR
+if [ -z "$mirror" ] && grep -qs '^ID=debian$' /etc/os-release; then
+    # This machine's own mirror, in either of apt's two formats. Seldom are all of these files there.
+    mirror=$({ cat /etc/apt/sources.list /etc/apt/sources.list.d/*.{list,sources} 2>/dev/null || true; } |
+        sed -nE 's#^(URIs:|deb( \[[^]]*\])?) +(https?://[^ ]*/debian)/?( .*)?$#\3#p' | sed -n 1p)
+fi
+mirror=${mirror:-http://deb.debian.org/debian}
+
+base=$cache/$suite-$(dpkg --print-architecture).tar
+if [ -z "$(find "$base" -mtime -30 2>/dev/null)" ]; then
+    say "A minimal Debian $suite from $mirror"
+    if ! debootstrap --variant=minbase --include="$packages" "$suite" "$tree" "$mirror" >"$log" 2>&1; then
+        tail -n 20 "$log" "$tree/debootstrap/debootstrap.log" 2>/dev/null || true
+        exit 1
+    fi
+    rm -f "$tree"/var/cache/apt/archives/*.deb
+    tar --numeric-owner --one-file-system -C "$tree" -cf "$base.new.$$" .
+    mv "$base.new.$$" "$base"
+else
+    say "A minimal Debian $suite, kept from before"
+    tar --numeric-owner -C "$tree" -xpf "$base"
+fi
+
+# The way to the network is this machine's.
+cp /etc/resolv.conf "$tree/etc/resolv.conf"
+printf 'deb %s %s main\n' "$mirror" "$suite" >"$tree/etc/apt/sources.list"
+apt-config dump | grep -E '^Acquire::(https?::Proxy|Check-(Date|Valid-Until)) ' >"$tree/etc/apt/apt.conf.d/90host" || true
+
+# Its own processes and mounts; all of them end with the command.
+inside() { # inside [unshare's options] -- COMMAND
+    local options=()
+    while [ "$1" != -- ]; do
+        options+=("$1")
+        shift
+    done
+    shift
+    # proc is mounted where unshare itself still is: on the tree's path, in the new namespace only.
+    unshare --mount --propagation private --pid --fork --kill-child --mount-proc="$tree/proc" "${options[@]}" \
+        env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb \
+        http_proxy="${http_proxy:-}" https_proxy="${https_proxy:-}" chroot "$tree" "$@" </dev/null
+}
+
+install -m 644 "$bundle" "$tree/root/flashmla.bundle"
+inside -- bash -euc '
+    useradd --create-home newcomer
+    cd /root && git clone -q flashmla.bundle flashmla 2>/dev/null && git -C flashmla log -1 --format="cloned %h"
+    cp -a flashmla /home/newcomer/ && chown -R newcomer: /home/newcomer/flashmla'
+
+# A command's output is shown by its last lines, and whole if it fails.
+run() { # run LINES COMMAND...
+    local lines=$1 start=$SECONDS
+    shift
+    if ! "$@" >"$log" 2>&1; then
+        cat "$log"
+        echo "FAILED after $((SECONDS - start)) s"
+        return 1
+    fi
+    tail -n "$lines" "$log"
+    echo "-- $((SECONDS - start)) s"
+}
+
+# ---- 1. Who may not install is told what to run ------------------------------------------------------------------
+
+say 'A user without root, nothing installed: must be told what to run'
+status=0
+inside --net -- su newcomer -c 'cd ~/flashmla && scripts/dependencies.sh build' >"$log" 2>&1 || status=$?
+cat "$log"
+if [ "$status" -ne 3 ] || ! grep -q 'sudo apt-get update && sudo apt-get install -y' "$log"; then
+    echo "FAILED: exit $status, wanted 3 and the line to run"
+    exit 1
+fi
+if inside --net -- su newcomer -c 'cd ~/flashmla && make test' >"$log" 2>&1; then
+    echo 'FAILED: make test succeeded with nothing installed'
+    exit 1
+fi
+
+# ---- 2. Root, with nothing installed -----------------------------------------------------------------------------
+
+say 'make demo, as root'
+run 45 inside -- bash -c 'cd ~/flashmla && make demo'
+say 'make test, as root'
+run 15 inside -- bash -c 'cd ~/flashmla && make test'
+
+# ---- 3. Everything there: neither root nor network ---------------------------------------------------------------
+
+say 'make demo && make test, as a user without root, without network'
+run 15 inside --net -- su newcomer -c 'cd ~/flashmla && make demo && make test'
+
+say 'test-fresh passed'

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# abi.sh SHARED_LIBRARY STATIC_LIBRARY HEADER - the library shows the functions of its header and nothing else.
+set -euo pipefail
+shared=$1 static=$2 header=$3
+export LC_ALL=C
+bad=0
+fail() {
+    echo "$*"
+    bad=1
+}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# The name before the first parenthesis of each declaration, which may span lines.
+awk '
+    /^[ \t]*#/ { next }
+    /^FMLA_API / { declaration = "" ; open = 1 }
+    open {
+        declaration = declaration " " $0
+        if ($0 ~ /;/) {
+            sub(/[ \t]*\(.*/, "", declaration)
+            sub(/.*[^A-Za-z0-9_]/, "", declaration)
+            print declaration
+            open = 0
+        }
+    }' "$header" | sort >"$work/declared"
+[ -s "$work/declared" ] || fail "no FMLA_API declaration found in $header"
+
+# nm's second column: letters in upper case are global. Data would be seen here too; the library exports none.
+symbols() { nm "$@" | awk 'NF == 3 { print $3 }' | sort -u; }
+symbols -D --defined-only "$shared" >"$work/shared"
+symbols -g --defined-only "$static" >"$work/static"
+
+for kind in shared static; do
+    if grep -v '^fmla_' "$work/$kind"; then fail "^ the $kind library defines names outside of fmla_"; fi
+    if ! diff "$work/declared" "$work/$kind" >"$work/diff"; then
+        sed -n 's/^< \(.*\)/\1: declared FMLA_API, not in the '"$kind"' library/p
+                s/^> \(.*\)/\1: in the '"$kind"' library, not declared FMLA_API/p' "$work/diff"
+        bad=1
+    fi
+done
+
+major=$(sed -n 's/^#define FMLA_VERSION_MAJOR \([0-9]*\)$/\1/p' "$header")
+soname=$(readelf -d "$shared" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
+[ "$soname" = "libflashmla.so.$major" ] || fail "soname is '$soname', must be 'libflashmla.so.$major'"
+
+# Whoever loads the library must not be asked for an executable stack.
+if readelf -lW "$shared" | grep -q 'GNU_STACK.*RWE'; then fail 'the shared library asks for an executable stack'; fi
+
+[ "$bad" -eq 0 ] && echo "$(wc -l <"$work/declared") functions, soname $soname"

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# header.sh c11|c++17|layout|dlpack ROOT - the public header, seen by a compiler on its own. CC and CXX name the
+# compilers. Exit code 77: what the check needs is not installed.
+set -euo pipefail
+mode=$1
+root=$(cd "$2" && pwd)
+cd "$(dirname "${BASH_SOURCE[0]}")"
+read -ra cc <<<"${CC:-cc}"
+strict=(-pedantic -Wall -Wextra -Werror -Wmissing-field-initializers -fsyntax-only -I "$root/include")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# A user of every struct that FMLA_INIT is for: as initialiser, in an assignment, and in an expression.
+write_user() {
+    echo '#include <flashmla/flashmla.h>'
+    echo '#include <flashmla/flashmla.h>' # the guard works
+    local count=0 type
+    while read -r type; do
+        printf 'size_t use_%s(void);\nsize_t use_%s(void)\n{\n' "$type" "$type"
+        printf '    %s a = FMLA_INIT(%s);\n    a = FMLA_INIT(%s);\n' "$type" "$type" "$type"
+        printf '    return a.struct_size + FMLA_INIT(%s).struct_size;\n}\n' "$type"
+        count=$((count + 1))
+    done < <(awk '/^typedef struct/ { body = "" }
+                  { body = body $0 }
+                  /^}.*;/ { if (body ~ /size_t struct_size;/) { sub(/^} */, ""); sub(/;.*/, ""); print }
+                            body = "" }' "$root/include/flashmla/flashmla.h")
+    if [ "$count" -eq 0 ]; then
+        echo 'no struct with a struct_size found' >&2
+        return 1
+    fi
+}
+
+case $mode in
+c11)
+    write_user >"$work/user.c"
+    echo '#include <flashmla/flashmla.h>' >"$work/alone.c"
+    for source in alone user; do "${cc[@]}" -std=c11 "${strict[@]}" "$work/$source.c"; done
+    ;;
+c++17)
+    write_user >"$work/user.cpp"
+    for compiler in ${CXX:-} g++ clang++ c++; do
+        if echo 'int x;' | "$compiler" -x c++ -std=c++17 -fsyntax-only - 2>/dev/null; then
+            "$compiler" -std=c++17 "${strict[@]}" "$work/user.cpp"
+            exit 0
+        fi
+    done
+    echo 'no C++ compiler here: the header was not compiled as C++17'
+    exit 77
+    ;;
+layout)
+    "${cc[@]}" -std=c11 "${strict[@]}" layout.c
+    ;;
+dlpack)
+    if ! echo '#include <dlpack/dlpack.h>' | "${cc[@]}" -E - >/dev/null 2>&1; then
+        echo 'no dlpack/dlpack.h here (Debian: libdlpack-dev): the layout was not compared with it'
+        exit 77
+    fi
+    "${cc[@]}" -std=c11 "${strict[@]}" -DCOMPARE_WITH_DLPACK layout.c
+    ;;
+*)
+    echo "unknown check $mode" >&2
+    exit 2
+    ;;
+esac

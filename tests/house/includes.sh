@@ -1,0 +1,153 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# includes.sh ROOT | --self-test - who may include whom (docs/architecture.md has the rule and its reasons).
+#
+#   include/                      <stddef.h> and <stdint.h> only
+#   src/*.h                       src/*.h: what all rooms of the library share
+#   src/api.c, other src/*.c      src/*.h: no back end
+#   src/dispatch.c                src/*.h, src/kernels.def and every back end
+#   src/ref, src/cpu, src/cuda    src/*.h and themselves; never each other
+#   support/                      support/, and the formats: src/num.h, src/kvformat.h
+#   tools, examples, bench,       support/, their own room
+#     tests
+#   tests/unit, tests/checkattn   also the formats and the planner, src/plan.h
+# and everybody the public header. Prints one line for every include that is against it.
+set -euo pipefail
+
+check() {
+    local root=$1
+    (
+        cd "$root"
+        find include src support tools python tests bench examples -type f \
+            \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.def' -o -name '*.cpp' \) \
+            2>/dev/null | LC_ALL=C sort || true # not every room is there yet
+    ) | awk -v root="$root" '
+        # Path of an include as it is written, from the folder of the file that has it.
+        function normal(path,    part, n, i, out, depth) {
+            n = split(path, part, "/")
+            depth = 0
+            for (i = 1; i <= n; i++) {
+                if (part[i] == "" || part[i] == ".") continue
+                if (part[i] == ".." && depth > 0) { depth--; continue }
+                out[++depth] = part[i]
+            }
+            path = ""
+            for (i = 1; i <= depth; i++) path = path (i > 1 ? "/" : "") out[i]
+            return path
+        }
+        function folder(path) { return match(path, /\/[^\/]*$/) ? substr(path, 1, RSTART - 1) : "" }
+        function room(path,    part) {
+            split(path, part, "/")
+            if (path ~ /^src\/[^\/]+$/) return "src"
+            if (path ~ /^(src|tests)\//) return part[1] "/" part[2]
+            return part[1]
+        }
+        function allowed(from, to,    a, b, shared) {
+            a = room(from); b = room(to)
+            if (b == "include") return 1
+            if (a == "include") return 0
+            shared = (b == "src" && to ~ /\.h$/)
+            if (from == "src/dispatch.c") return to ~ /^src\//
+            if (a == "src") return shared
+            if (a ~ /^src\//) return a == b || shared
+            if (a == "support") return b == "support" || to ~ /^src\/(num|kvformat)\.h$/
+            if (a ~ /^tests\/(unit|checkattn)$/ && to ~ /^src\/(num|kvformat|plan)\.h$/) return 1
+            return b == a || b == "support"
+        }
+        { files[++count] = $0; exists[$0] = 1 }
+        END {
+            nroots = split("include src support tools/flashmla", roots, " ")
+            for (f = 1; f <= count; f++) {
+                from = files[f]; number = 0
+                while ((getline text < (root "/" from)) > 0) {
+                    number++
+                    if (text !~ /^[ \t]*#[ \t]*include[ \t]*[<"]/) continue
+                    includes++
+                    name = text
+                    sub(/^[ \t]*#[ \t]*include[ \t]*/, "", name)
+                    quoted = name ~ /^"/
+                    sub(/^[<"]/, "", name); sub(/[>"].*/, "", name)
+                    to = ""
+                    if (quoted) {
+                        path = normal(folder(from) "/" name)
+                        if (path in exists) to = path
+                    }
+                    for (i = 1; to == "" && i <= nroots; i++) {
+                        path = normal(roots[i] "/" name)
+                        if (path in exists) to = path
+                    }
+                    where = from ":" number ": "
+                    if (to == "" && quoted) {
+                        print where "\"" name "\" is not in the tree"; bad++
+                    } else if (to == "" && room(from) == "include" && name !~ /^std(def|int)\.h$/) {
+                        print where "the public header may include <stddef.h> and <stdint.h> only"; bad++
+                    } else if (to != "" && !allowed(from, to)) {
+                        print where from " must not include " to; bad++
+                    }
+                }
+                close(root "/" from)
+            }
+            if (!includes) { print "no #include found under " root; bad++ }
+            else print includes " includes in " count " files, " bad + 0 " against the rule"
+            exit bad > 0
+        }'
+}
+
+# Each planted line must turn the check red, and the same tree without it green.
+self_test() {
+    local tree planted=0
+    tree=$(mktemp -d)
+    # shellcheck disable=SC2064 # the folder's name is wanted as it is now
+    trap "rm -rf '$tree'" EXIT
+    plant() { # plant FILE LINE
+        printf '%s\n' "$2" >>"$tree/$1"
+    }
+    fresh() {
+        rm -rf "${tree:?}"/*
+        mkdir -p "$tree"/{include/flashmla,src/{ref,cpu/generic,cuda/sm90},support,tools/flashmla,tests/{unit,checkattn}}
+        plant include/flashmla/flashmla.h '#include <stdint.h>'
+        for file in num kvformat plan error dispatch; do
+            plant src/$file.h '#include "flashmla/flashmla.h"'
+        done
+        for file in ref/ref.h cpu/cpu.h cuda/cuda.h; do plant src/$file '#include "../num.h"'; done
+        plant src/dispatch.c '#include "cpu/cpu.h"'
+        plant src/api.c '#include "dispatch.h"'
+        plant src/cpu/generic/decode.c '#include "../cpu.h"'
+        plant support/compare.h '#include <stdint.h>'
+        plant tools/flashmla/main.c '#include "compare.h"'
+        plant tests/unit/num.c '#include "num.h"'
+        plant tests/checkattn/main.c '#include <flashmla/flashmla.h>'
+    }
+    red() { # red FILE LINE
+        fresh
+        plant "$1" "$2"
+        planted=$((planted + 1))
+        if check "$tree" >/dev/null; then
+            echo "self-test: not noticed: $2 in $1"
+            exit 1
+        fi
+    }
+    fresh
+    if ! check "$tree"; then
+        echo 'self-test: a tree that keeps the rule was refused'
+        exit 1
+    fi
+    red include/flashmla/flashmla.h '#include <cuda.h>'
+    red include/flashmla/flashmla.h '#include "../../src/num.h"'
+    red src/num.h '#include "cpu/cpu.h"'
+    red src/dispatch.h '#include "cpu/cpu.h"'
+    red src/api.c '#include "cpu/cpu.h"'
+    red src/api.c '  #  include "ref/../ref/ref.h"'
+    red src/cpu/cpu.h '#include "ref/ref.h"'
+    red src/cpu/generic/decode.c '#include "../../cuda/cuda.h"'
+    red src/cuda/sm90/decode.cu '#include "cpu/cpu.h"'
+    red src/ref/ref.h '#include "compare.h"'
+    red support/compare.h '#include "plan.h"'
+    red tools/flashmla/main.c '#include "plan.h"'
+    red tests/checkattn/main.c '#include "../../src/ref/ref.h"'
+    red tests/unit/num.c '#include "dispatch.h"'
+    red tests/unit/num.c '#include "nowhere.h"'
+    echo "self-test: $planted planted faults, all noticed"
+}
+
+if [ "${1:-}" = --self-test ]; then self_test; else check "${1:?ROOT}"; fi
