@@ -43,15 +43,15 @@ static int64_t value_of(const int *choice, int axis)
 static bool possible(const int *choice)
 {
     const int64_t h_q = value_of(choice, A_HQ), h_kv = value_of(choice, A_HKV);
-    return h_q < 0 || h_kv < 0 || h_q % h_kv == 0;
+    return h_q <= 0 || h_kv <= 0 || h_q % h_kv == 0;
 }
 
 /* Row-keys that the generic kernel computes: its vectors hold 16 rows. */
 static double cost(const int *choice)
 {
-    const double rows = (double)(value_of(choice, A_SQ) * value_of(choice, A_HQ) / value_of(choice, A_HKV));
-    return (double)(value_of(choice, A_B) * value_of(choice, A_SK) * value_of(choice, A_HKV)) *
-           ceil(rows / 16) * 16;
+    const int64_t rows = value_of(choice, A_SQ) * value_of(choice, A_HQ) / value_of(choice, A_HKV);
+    const int64_t row_tiles = value_of(choice, A_B) * value_of(choice, A_HKV) * ((rows + 15) / 16);
+    return 16.0 * (double)(row_tiles * value_of(choice, A_SK));
 }
 
 /* ---- Faults --------------------------------------------------------------------------------- */
