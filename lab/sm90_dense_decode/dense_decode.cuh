@@ -1,0 +1,580 @@
+// Dense MLA decode on Hopper: O = softmax(scale Q K^T) V for 64 rows (query token x head) a CTA, V = first 512 of K.
+//
+// Who                    what                                                              registers
+//   warpgroup 0          producer: two elected threads issue every TMA load                 24
+//   warpgroup 1          scores: S = Q K^T, two thirds of Q in registers, softmax, P        168
+//   warpgroup 2, 3       output: columns 0..255 / 256..511 of O (64 x 256 fp32 = 128)       160 each
+//
+// Shared memory, bytes (Q_REG_UNITS 3, V_UNITS 11, P_BUFFERS 1)
+//        0  V units      11 x 16384   [2 column groups][64 tokens][128 B]; columns 0..511 of a block are four units
+//   180224  rope          2 x  8192   columns 512..575 of 64 tokens
+//   196608  Q rest            24576   column groups 6..8 of the 64 rows of Q
+//   221184  P             1 x  8192   64 x 64 bf16, K-major
+//   229376  scales, sums, orders, plan row, barriers: see the enum below
+// All tiles are SWIZZLE_128B. The first column groups of Q come through the ring as if they were keys and are then
+// read into registers, so the next request's Q and keys are on their way while this one's last blocks are multiplied:
+// the ring never drains at a request's end, and the epilogue does not touch it.
+//
+// One block of 64 tokens:
+//   producer  empty(unit) -> TMA -> full(unit), five units (four pairs of column groups, rope)
+//   scores    full(unit) -> 36 wgmma m64n64k16 (24 with A = Q registers) -> softmax -> P, order -> p_full
+//   output    p_full -> [O *= scale] -> 2 x 4 wgmma m64n128k16 (A = P, B = V as MN-major) -> empty(unit), p_empty
+// The reference maximum of a row is stale: it moves only when a score passes it by more than 2^8, so nearly no block
+// rescales O and no shuffle stands between S and P. bf16 P holds up to 2^8 without loss of relative precision.
+//
+// Limits: memory (rows <= 64): one block is 73,728 bytes. Products (rows >= 128): 2176 tensor clocks a block.
+#pragma once
+#include "decode.h"
+#include "ptx.cuh"
+#include "wgmma.cuh"
+#include <cuda_bf16.h>
+#include <math_constants.h>
+
+#ifndef LAB_GATED
+#define LAB_GATED 0
+#endif
+#ifndef LAB_Q_REG_UNITS
+#define LAB_Q_REG_UNITS 3
+#endif
+#ifndef LAB_P_BUFFERS
+#define LAB_P_BUFFERS 1
+#endif
+#ifndef LAB_V_UNITS
+#define LAB_V_UNITS 11
+#endif
+#ifndef LAB_SCORE_REGS
+#define LAB_SCORE_REGS 168
+#endif
+#ifndef LAB_OUTPUT_REGS
+#define LAB_OUTPUT_REGS 160
+#endif
+
+enum {
+    Q_REG_UNITS = LAB_Q_REG_UNITS,   // pairs of column groups of Q held in registers, 32 registers each
+    V_UNITS = LAB_V_UNITS,
+    P_BUFFERS = LAB_P_BUFFERS,
+    GATED = LAB_GATED,   // the second half of P V waits for the next block's scores
+    ROPE_STAGES = 2,
+    GROUP_BYTES = 64 * 128,   // 64 tokens (or rows) x 64 columns
+    UNIT_BYTES = 2 * GROUP_BYTES,
+    Q_REST_BYTES = (9 - 2 * Q_REG_UNITS) * GROUP_BYTES,
+    SMEM_ROPE = V_UNITS * UNIT_BYTES,
+    SMEM_Q = SMEM_ROPE + ROPE_STAGES * GROUP_BYTES,
+    SMEM_P = SMEM_Q + Q_REST_BYTES,
+    SMEM_SCALE = SMEM_P + P_BUFFERS * GROUP_BYTES,   // factor of each row of O before this block
+    SMEM_INV_SUM = SMEM_SCALE + P_BUFFERS * 256,     // 1 / sum of each row, with the last block of a piece
+    SMEM_ORDER = SMEM_INV_SUM + P_BUFFERS * 256,     // one word a warp of an output warpgroup
+    SMEM_TARGET = SMEM_ORDER + P_BUFFERS * 16,       // where the finished O goes: slot of a part, or ~request
+    SMEM_PARTITION = SMEM_TARGET + 16,               // this CTA's row of the plan
+    SMEM_PIECE = SMEM_PARTITION + 32,                // the piece in work: length, target
+    BAR_V_FULL = SMEM_PIECE + 16,
+    BAR_V_EMPTY = BAR_V_FULL + V_UNITS * 8,
+    BAR_ROPE_FULL = BAR_V_EMPTY + V_UNITS * 8,
+    BAR_ROPE_EMPTY = BAR_ROPE_FULL + ROPE_STAGES * 8,
+    BAR_Q_FULL = BAR_ROPE_EMPTY + ROPE_STAGES * 8,
+    BAR_Q_EMPTY = BAR_Q_FULL + 8,
+    BAR_P_FULL = BAR_Q_EMPTY + 8,
+    BAR_P_EMPTY = BAR_P_FULL + P_BUFFERS * 8,
+    BAR_SCORED = BAR_P_EMPTY + P_BUFFERS * 8,        // the products Q K^T of an even, an odd block are done
+    SMEM_BYTES = BAR_SCORED + 16,
+    THREADS = 512,
+    SCORE_BARRIER = 1   // named barrier of the scores warpgroup
+};
+static_assert(SMEM_BYTES <= 232448, "shared memory of a Hopper SM");
+
+// An order of the scores to the output warpgroups, one word a warp beside each P. Everything that the output needs to
+// know of the ring travels here: its 128 accumulators leave no registers to follow the plan as well.
+enum {
+    ORDER_RESCALE = 1,      // multiply O by the row scales first
+    ORDER_FIRST = 2,        // first block of a piece: O starts from zero
+    ORDER_LAST = 4,         // last block: store O
+    ORDER_EXIT = 8,
+    ORDER_PARITY = 16,      // ring position of the block
+    ORDER_SLOT_SHIFT = 8,
+};
+
+// Units of a block in the order in which they are filled and read: 0, 2, 1, 3. The left output warpgroup multiplies
+// units 0, 1, the right one 2, 3; what they free first is filled first.
+DEVICE int unit_in_order(int i) { return (i & 1) * 2 + (i >> 1); }
+
+// Position in the ring of V units, of the first unit of a block; unit i of the order stands i slots on.
+struct ring {
+    int slot = 0, parity = 0;
+    DEVICE void advance(int units) {
+        slot += units;
+        if (slot >= V_UNITS) slot -= V_UNITS, parity ^= 1;
+    }
+    DEVICE ring plus(int units) const {
+        ring r = *this;
+        r.advance(units);
+        return r;
+    }
+    DEVICE uint32_t data(uint32_t smem) const { return smem + slot * UNIT_BYTES; }
+    DEVICE uint32_t full(uint32_t smem) const { return smem + BAR_V_FULL + slot * 8; }
+    DEVICE uint32_t empty(uint32_t smem) const { return smem + BAR_V_EMPTY + slot * 8; }
+};
+
+// The rope ring is counted in blocks.
+struct rope_ring {
+    uint32_t count = 0;
+    DEVICE uint32_t stage() const { return count & 1; }
+    DEVICE uint32_t parity() const { return count >> 1 & 1; }
+    DEVICE uint32_t data(uint32_t smem) const { return smem + SMEM_ROPE + stage() * GROUP_BYTES; }
+    DEVICE uint32_t full(uint32_t smem) const { return smem + BAR_ROPE_FULL + stage() * 8; }
+    DEVICE uint32_t empty(uint32_t smem) const { return smem + BAR_ROPE_EMPTY + stage() * 8; }
+};
+
+// The P buffers are counted in blocks too.
+DEVICE uint32_t p_buffer(uint32_t count) { return P_BUFFERS == 1 ? 0 : count & 1; }
+DEVICE uint32_t p_parity(uint32_t count) { return (P_BUFFERS == 1 ? count : count >> 1) & 1; }
+
+// One request of a partition.
+struct piece {
+    int request, length, first_block, blocks, split;   // split: part's slot, or -1 if the request is whole here
+    DEVICE piece(const decode_params &p, const partition &part, int r) {
+        request = r;
+        length = max(0, min(p.seqlens[r], p.max_pages * PAGE));
+        int all = (length + PAGE - 1) / PAGE;
+        first_block = r == part.begin_request ? part.begin_block : 0;
+        int end = r == part.end_request ? min(part.end_block, all) : all;
+        blocks = max(0, end - first_block);
+        bool is_split = (r == part.begin_request && part.first_is_split) || (r == part.end_request && part.last_is_split);
+        split = is_split ? p.num_splits[r] + (r == part.begin_request ? part.begin_split : 0) : -1;
+    }
+};
+
+// ---------------------------------------------------------------- producer
+// Thread 1: keys, and the part of Q that goes to registers.
+DEVICE void produce(const decode_params &p, const decode_maps &maps, const partition &part, int tile, uint32_t smem) {
+    ring at;
+    rope_ring rope;
+    for (int r = part.begin_request; r <= part.end_request; r++) {
+        piece work(p, part, r);
+        if (work.blocks == 0) continue;
+        const int *pages = p.block_table + (int64_t)r * p.max_pages + work.first_block;
+        int page = pages[0];
+        for (int unit = 0; unit < Q_REG_UNITS; unit++) {
+            mbarrier_wait(at.empty(smem), at.parity ^ 1);
+            mbarrier_arrive_expect_tx(at.full(smem), UNIT_BYTES);
+            tma_load_4d(at.data(smem), &maps.q_pair, at.full(smem), 0, tile * TILE_ROWS, unit * 2, r);
+            at.advance(1);
+        }
+        for (int b = 0; b < work.blocks; b++) {
+            int next = b + 1 < work.blocks ? pages[b + 1] : 0;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                mbarrier_wait(at.empty(smem), at.parity ^ 1);
+                mbarrier_arrive_expect_tx(at.full(smem), UNIT_BYTES);
+                tma_load_3d(at.data(smem), &maps.k_pair, at.full(smem), 0, page * PAGE, unit_in_order(i) * 2);
+                at.advance(1);
+            }
+            mbarrier_wait(rope.empty(smem), rope.parity() ^ 1);
+            mbarrier_arrive_expect_tx(rope.full(smem), GROUP_BYTES);
+            tma_load_3d(rope.data(smem), &maps.k_rope, rope.full(smem), 0, page * PAGE, 8);
+            rope.count++;
+            page = next;
+        }
+    }
+}
+
+// Thread 2: the rest of Q, as soon as the last products with the previous request's are done.
+DEVICE void produce_q(const decode_params &p, const decode_maps &maps, const partition &part, int tile, uint32_t smem) {
+    uint32_t count = 0;
+    for (int r = part.begin_request; r <= part.end_request; r++) {
+        piece work(p, part, r);
+        if (work.blocks == 0) continue;
+        mbarrier_wait(smem + BAR_Q_EMPTY, ~count & 1);
+        mbarrier_arrive_expect_tx(smem + BAR_Q_FULL, Q_REST_BYTES);
+        for (int unit = Q_REG_UNITS; unit < 4; unit++)
+            tma_load_4d(smem + SMEM_Q + (unit - Q_REG_UNITS) * UNIT_BYTES, &maps.q_pair, smem + BAR_Q_FULL, 0,
+                        tile * TILE_ROWS, unit * 2, r);
+        tma_load_4d(smem + SMEM_Q + (4 - Q_REG_UNITS) * UNIT_BYTES, &maps.q_rope, smem + BAR_Q_FULL, 0,
+                    tile * TILE_ROWS, 8, r);
+        count++;
+    }
+}
+
+// ---------------------------------------------------------------- scores
+constexpr int Q_REG_STEPS = Q_REG_UNITS ? Q_REG_UNITS * 8 : 1;   // k16 steps with A in registers
+
+// Reads the Q units standing in the ring into A fragments and gives them back.
+DEVICE void load_q(uint32_t (&q)[Q_REG_STEPS][4], ring &at, uint32_t smem, int warp, int lane) {
+    int row = 16 * warp + (lane & 15), half = lane >> 4;
+#pragma unroll
+    for (int unit = 0; unit < Q_REG_UNITS; unit++) {
+        mbarrier_wait(at.full(smem), at.parity);
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            ldmatrix_x4(q[unit * 8 + k], at.data(smem) + (k >> 2) * GROUP_BYTES + row * 128 +
+                                             (((2 * (k & 3) + half) ^ (row & 7)) << 4));
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(at.empty(smem));
+        at.advance(1);
+    }
+}
+
+// S = Q K^T for the block standing at `at`; ends with the products done.
+DEVICE void score_block(float (&s)[32], const uint32_t (&q)[Q_REG_STEPS][4], const ring &at, const rope_ring &rope,
+                        uint32_t smem, uint32_t q_parity) {
+    hold_accumulator(s);
+    ring unit_at = at;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int unit = unit_in_order(i);
+        if (unit == Q_REG_UNITS) mbarrier_wait(smem + BAR_Q_FULL, q_parity);
+        mbarrier_wait(unit_at.full(smem), unit_at.parity);
+        uint64_t k_desc = smem_descriptor(unit_at.data(smem), 0, 1024);
+        uint64_t q_desc = smem_descriptor(smem + SMEM_Q + (unit - Q_REG_UNITS) * UNIT_BYTES, 0, 1024);
+        wgmma_fence();   // the wait above is a branch: without this ptxas adds one of its own
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            uint32_t step = ((k >> 2) * GROUP_BYTES + (k & 3) * 32) >> 4;
+            if (unit < Q_REG_UNITS) wgmma_m64n64_rs(s, q[unit * 8 + k], k_desc + step, i + k > 0);
+            else wgmma_m64n64_ss(s, q_desc + step, k_desc + step, i + k > 0);
+        }
+        unit_at.advance(1);
+    }
+    mbarrier_wait(rope.full(smem), rope.parity());
+    if (Q_REG_UNITS == 4) mbarrier_wait(smem + BAR_Q_FULL, q_parity);
+    uint64_t k_desc = smem_descriptor(rope.data(smem), 0, 1024);
+    uint64_t q_desc = smem_descriptor(smem + SMEM_Q + (4 - Q_REG_UNITS) * UNIT_BYTES, 0, 1024);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; k++) wgmma_m64n64_ss(s, q_desc + ((k * 32) >> 4), k_desc + ((k * 32) >> 4), 1);
+    wgmma_commit_group();
+    wgmma_wait_group<0>();
+    hold_accumulator(s);
+}
+
+// Keys past the end of the request: their V rows may hold anything (NaN), and 0 * NaN is NaN, so they become zero.
+DEVICE void clear_tail(const ring &at, uint32_t smem, int valid, int thread) {
+    named_barrier_sync(SCORE_BARRIER, 128);   // every warp's products have read the block
+    for (int i = thread; i < (PAGE - valid) * 64; i += 128) {
+        int row = valid + (i >> 6), group = (i >> 3) & 7, chunk = i & 7;
+        st_shared_zero_16(at.plus(group >> 1).data(smem) + (group & 1) * GROUP_BYTES + row * 128 + chunk * 16);
+    }
+}
+
+DEVICE float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+DEVICE float quad_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// A row that sees no key of this request: nothing for the output warpgroups to do.
+DEVICE void store_empty(const decode_params &p, const piece &work, int tile, int thread) {
+    for (int i = thread; i < TILE_ROWS; i += 128) {
+        int row = tile * TILE_ROWS + i;
+        if (row >= p.rows) break;
+        if (work.split >= 0) p.part_lse[(int64_t)work.split * p.rows + row] = -CUDART_INF_F;
+        else p.lse[((int64_t)work.request * p.h_q + row % p.h_q) * p.s_q + row / p.h_q] = CUDART_INF_F;
+    }
+    if (work.split < 0) {
+        int chunks = min(TILE_ROWS, p.rows - tile * TILE_ROWS) * (D_V / 8);
+        uint4 *to = (uint4 *)p.out + ((int64_t)work.request * p.rows + tile * TILE_ROWS) * (D_V / 8);
+        for (int i = thread; i < chunks; i += 128) to[i] = make_uint4(0, 0, 0, 0);
+    }
+}
+
+// Keys that a row must not see get score -inf.
+DEVICE void mask_scores(float (&s)[32], const decode_params &p, int first_key, int length, int tile, int row, int lane) {
+    int limit0 = length, limit1 = length;   // a row sees the keys before its limit
+    if (p.causal) {
+        limit0 = min(length, length - p.s_q + (tile * TILE_ROWS + row) / p.h_q + 1);
+        limit1 = min(length, length - p.s_q + (tile * TILE_ROWS + row + 8) / p.h_q + 1);
+    }
+    int column = first_key + 2 * (lane & 3);
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        if (column + 8 * (i >> 2) + (i & 1) >= ((i & 2) ? limit1 : limit0)) s[i] = -CUDART_INF_F;
+}
+
+DEVICE void store_lse(const decode_params &p, int target, int tile_row, float reference, float sum) {
+    if (tile_row >= p.rows) return;
+    float lse_log2 = sum > 0 ? fmaf(reference, p.scale_log2, log2f(sum)) : -CUDART_INF_F;
+    if (target >= 0) p.part_lse[(int64_t)target * p.rows + tile_row] = lse_log2;
+    else
+        p.lse[((int64_t)~target * p.h_q + tile_row % p.h_q) * p.s_q + tile_row / p.h_q] =
+            sum > 0 ? lse_log2 * 0.693147180559945309f : CUDART_INF_F;
+}
+
+DEVICE void score(const decode_params &p, int tile, uint32_t smem) {
+    int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31;
+    int row = 16 * warp + (lane >> 2);   // this thread's rows: row, row + 8
+    uint32_t q[Q_REG_STEPS][4];
+    float s[32];
+    ring at;
+    rope_ring rope;   // counts blocks, so it serves the P buffers as well
+    uint32_t q_parity = 0;
+    // The plan's numbers stay in shared memory: Q and S leave few registers.
+    volatile const partition *part = (volatile const partition *)__cvta_shared_to_generic(smem + SMEM_PARTITION);
+    volatile int *now = (volatile int *)__cvta_shared_to_generic(smem + SMEM_PIECE);   // length, target
+    for (int r = part->begin_request; r <= part->end_request; r++) {
+        int key, end_key;
+        {
+            partition copy = {part->begin_request, part->end_request, part->begin_block, part->end_block,
+                              part->begin_split, part->first_is_split, part->last_is_split, 0};
+            piece work(p, copy, r);
+            if (work.blocks == 0) {
+                store_empty(p, work, tile, thread);
+                continue;
+            }
+            named_barrier_sync(SCORE_BARRIER, 128);   // the last piece's numbers have been read
+            if (thread == 0) {
+                now[0] = work.length;
+                now[1] = work.split >= 0 ? work.split : ~work.request;
+            }
+            named_barrier_sync(SCORE_BARRIER, 128);
+            key = work.first_block * PAGE;
+            end_key = key + work.blocks * PAGE;
+        }
+        float reference0 = -CUDART_INF_F, reference1 = -CUDART_INF_F, sum0 = 0, sum1 = 0;
+        uint32_t order = ORDER_FIRST;
+        load_q(q, at, smem, warp, lane);
+        for (; key < end_key; key += PAGE) {
+            score_block(s, q, at, rope, smem, q_parity);
+            __syncwarp();
+            if (lane == 0) {
+                mbarrier_arrive(rope.empty(smem));
+                if (key + PAGE == end_key) mbarrier_arrive(smem + BAR_Q_EMPTY);
+            }
+            if (GATED && lane == 0) mbarrier_arrive(smem + BAR_SCORED + (rope.count & 1) * 8);
+            {
+                int length = now[0];
+                if (key + PAGE > (p.causal ? min(length, length - p.s_q + 1) : length))
+                    mask_scores(s, p, key, length, tile, row, lane);
+                if (key + PAGE > length) clear_tail(at, smem, length - key, thread);
+            }
+            float max0 = s[0], max1 = s[2];
+#pragma unroll
+            for (int i = 0; i < 32; i++) {
+                if (i & 2) max1 = fmaxf(max1, s[i]);
+                else max0 = fmaxf(max0, s[i]);
+            }
+            float stale = p.stale_score;
+            bool rescale = __any_sync(~0u, max0 > reference0 + stale || max1 > reference1 + stale);
+            uint32_t buffer = p_buffer(rope.count);
+            mbarrier_wait(smem + BAR_P_EMPTY + buffer * 8, p_parity(rope.count) ^ 1);
+            if (rescale) {
+                max0 = quad_max(max0);
+                max1 = quad_max(max1);
+                float scale0 = 1, scale1 = 1;
+                if (max0 > reference0 + stale) {
+                    scale0 = ex2_approx((reference0 - max0) * p.scale_log2);
+                    reference0 = max0;
+                }
+                if (max1 > reference1 + stale) {
+                    scale1 = ex2_approx((reference1 - max1) * p.scale_log2);
+                    reference1 = max1;
+                }
+                sum0 *= scale0;
+                sum1 *= scale1;
+                st_shared_f32(smem + SMEM_SCALE + buffer * 256 + row * 4, scale0);
+                st_shared_f32(smem + SMEM_SCALE + buffer * 256 + row * 4 + 32, scale1);
+                order |= ORDER_RESCALE;
+            }
+            // A row that has seen no key keeps reference -inf: its scores are all -inf, any finite shift will do.
+            float shift0 = reference0 == -CUDART_INF_F ? 0 : -reference0 * p.scale_log2;
+            float shift1 = reference1 == -CUDART_INF_F ? 0 : -reference1 * p.scale_log2;
+            uint32_t p_row = smem + SMEM_P + buffer * GROUP_BYTES + (16 * warp + (lane & 15)) * 128;
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                uint32_t packed[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    int i = 8 * k + 2 * j;
+                    float shift = (j & 1) ? shift1 : shift0;
+                    float x = ex2_approx(fmaf(s[i], p.scale_log2, shift));
+                    float y = ex2_approx(fmaf(s[i + 1], p.scale_log2, shift));
+                    if (j & 1) sum1 += x + y;
+                    else sum0 += x + y;
+                    packed[j] = pack_bf16(x, y);
+                }
+                stmatrix_x4(p_row + (((2 * k + (lane >> 4)) ^ (lane & 7)) << 4), packed[0], packed[1], packed[2],
+                            packed[3]);
+            }
+            if (key + PAGE == end_key) {
+                order |= ORDER_LAST;
+                sum0 = quad_sum(sum0);
+                sum1 = quad_sum(sum1);
+                st_shared_f32(smem + SMEM_INV_SUM + buffer * 256 + row * 4, sum0 > 0 ? 1 / sum0 : 0);
+                st_shared_f32(smem + SMEM_INV_SUM + buffer * 256 + row * 4 + 32, sum1 > 0 ? 1 / sum1 : 0);
+                if (thread == 0) st_shared_u32(smem + SMEM_TARGET + buffer * 4, now[1]);
+            }
+            if (lane == 0)
+                st_shared_u32(smem + SMEM_ORDER + buffer * 16 + warp * 4,
+                              order | (at.parity ? ORDER_PARITY : 0) | at.slot << ORDER_SLOT_SHIFT);
+            order = 0;
+            fence_proxy_async();
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(smem + BAR_P_FULL + buffer * 8);
+            rope.count++;
+            at.advance(4);
+        }
+        q_parity ^= 1;
+        if ((lane & 3) == 0) {
+            store_lse(p, now[1], tile * TILE_ROWS + row, reference0, sum0);
+            store_lse(p, now[1], tile * TILE_ROWS + row + 8, reference1, sum1);
+        }
+    }
+    uint32_t buffer = p_buffer(rope.count);
+    if (GATED && lane == 0) mbarrier_arrive(smem + BAR_SCORED + (rope.count & 1) * 8);   // no block follows
+    mbarrier_wait(smem + BAR_P_EMPTY + buffer * 8, p_parity(rope.count) ^ 1);
+    if (lane == 0) {
+        st_shared_u32(smem + SMEM_ORDER + buffer * 16 + warp * 4, ORDER_EXIT);
+        mbarrier_arrive(smem + BAR_P_FULL + buffer * 8);
+    }
+}
+
+// ---------------------------------------------------------------- output
+// Within each quad: lane i's word j goes to lane j as word i.
+DEVICE void quad_transpose(uint32_t (&w)[4], int lane) {
+    bool odd = lane & 1, high = lane & 2;
+    uint32_t x = __shfl_xor_sync(~0u, odd ? w[0] : w[1], 1), y = __shfl_xor_sync(~0u, odd ? w[2] : w[3], 1);
+    if (odd) w[0] = x, w[2] = y;
+    else w[1] = x, w[3] = y;
+    x = __shfl_xor_sync(~0u, high ? w[0] : w[2], 2);
+    y = __shfl_xor_sync(~0u, high ? w[1] : w[3], 2);
+    if (high) w[0] = x, w[1] = y;
+    else w[2] = x, w[3] = y;
+}
+
+// 128 columns of O, normalised, straight from registers: the ring belongs to the next request already.
+DEVICE void store_output(const decode_params &p, int target, const float (&o)[64], float inv0, float inv1, int tile_row,
+                         int column, int lane) {
+    bool store0 = tile_row < p.rows, store1 = tile_row + 8 < p.rows;
+    if (target >= 0) {
+        float *to = p.part_out + ((int64_t)target * p.rows + tile_row) * D_V + column + 2 * (lane & 3);
+#pragma unroll
+        for (int g = 0; g < 16; g++) {
+            if (store0) *(float2 *)(to + 8 * g) = make_float2(o[4 * g] * inv0, o[4 * g + 1] * inv0);
+            if (store1) *(float2 *)(to + 8 * D_V + 8 * g) = make_float2(o[4 * g + 2] * inv1, o[4 * g + 3] * inv1);
+        }
+    } else {
+        __nv_bfloat16 *to = (__nv_bfloat16 *)p.out + ((int64_t)~target * p.rows + tile_row) * D_V + column +
+                            8 * (lane & 3);
+#pragma unroll
+        for (int g = 0; g < 16; g += 4) {
+            uint32_t w[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) w[k] = pack_bf16(o[4 * (g + k)] * inv0, o[4 * (g + k) + 1] * inv0);
+            quad_transpose(w, lane);
+            if (store0) *(uint4 *)(to + 8 * g) = make_uint4(w[0], w[1], w[2], w[3]);
+#pragma unroll
+            for (int k = 0; k < 4; k++) w[k] = pack_bf16(o[4 * (g + k) + 2] * inv1, o[4 * (g + k) + 3] * inv1);
+            quad_transpose(w, lane);
+            if (store1) *(uint4 *)(to + 8 * D_V + 8 * g) = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    }
+}
+
+// 128 columns of O (+)= P V.
+DEVICE void multiply_pv(float (&o)[64], uint64_t p_desc, uint64_t v_desc, int accumulate) {
+    wgmma_m64n128_ss_vt(o, p_desc, v_desc, accumulate);
+#pragma unroll
+    for (int k = 1; k < 4; k++) wgmma_m64n128_ss_vt(o, p_desc + ((k * 32) >> 4), v_desc + ((k * 2048) >> 4), 1);
+    wgmma_commit_group();
+}
+
+DEVICE void rescale_output(float (&o)[64], float scale0, float scale1) {
+#pragma unroll
+    for (int i = 0; i < 64; i++) o[i] *= (i & 2) ? scale1 : scale0;
+}
+
+DEVICE void output(const decode_params &p, int tile, int half, uint32_t smem) {
+    int warp = (threadIdx.x & 127) >> 5, lane = threadIdx.x & 31;
+    int row = 16 * warp + (lane >> 2);
+    float o0[64], o1[64];   // columns 0..127 and 128..255 of this half
+    for (uint32_t count = 0;; count++) {
+        uint32_t buffer = p_buffer(count);
+        mbarrier_wait(smem + BAR_P_FULL + buffer * 8, p_parity(count));
+        uint32_t order = ld_shared_u32(smem + SMEM_ORDER + buffer * 16 + warp * 4);
+        if (order & ORDER_EXIT) break;
+        if ((order & (ORDER_RESCALE | ORDER_FIRST)) == ORDER_RESCALE) {
+            float scale0 = ld_shared_f32(smem + SMEM_SCALE + buffer * 256 + row * 4);
+            float scale1 = ld_shared_f32(smem + SMEM_SCALE + buffer * 256 + row * 4 + 32);
+            rescale_output(o0, scale0, scale1);
+            rescale_output(o1, scale0, scale1);
+        }
+        ring first;
+        first.slot = order >> ORDER_SLOT_SHIFT;
+        first.parity = (order & ORDER_PARITY) != 0;
+        first.advance(half);   // units 0, 1 of the left half stand at 0, 2 of the order, units 2, 3 at 1, 3
+        ring second = first.plus(2);
+        // Over already, the scores needed them; waiting makes TMA's writes visible to this warpgroup by the rules.
+        mbarrier_wait(first.full(smem), first.parity);
+        mbarrier_wait(second.full(smem), second.parity);
+        uint64_t p_desc = smem_descriptor(smem + SMEM_P + buffer * GROUP_BYTES, 0, 1024);
+        hold_accumulator(o0);
+        hold_accumulator(o1);
+        wgmma_fence();
+        multiply_pv(o0, p_desc, smem_descriptor(first.data(smem), GROUP_BYTES, 1024), !(order & ORDER_FIRST));
+        if (GATED) {
+            mbarrier_wait(smem + BAR_SCORED + (~count & 1) * 8, (count + 1) >> 1 & 1);
+            wgmma_fence();
+        }
+        multiply_pv(o1, p_desc, smem_descriptor(second.data(smem), GROUP_BYTES, 1024), !(order & ORDER_FIRST));
+        wgmma_wait_group<1>();
+        if (lane == 0) mbarrier_arrive(first.empty(smem));
+        wgmma_wait_group<0>();
+        hold_accumulator(o0);
+        hold_accumulator(o1);
+        if (lane == 0) mbarrier_arrive(second.empty(smem));
+        if (order & ORDER_LAST) {
+            float inv0 = ld_shared_f32(smem + SMEM_INV_SUM + buffer * 256 + row * 4);
+            float inv1 = ld_shared_f32(smem + SMEM_INV_SUM + buffer * 256 + row * 4 + 32);
+            int target = ld_shared_u32(smem + SMEM_TARGET + buffer * 4);
+            if (lane == 0) mbarrier_arrive(smem + BAR_P_EMPTY + buffer * 8);
+            store_output(p, target, o0, inv0, inv1, tile * TILE_ROWS + row, half * 256, lane);
+            store_output(p, target, o1, inv0, inv1, tile * TILE_ROWS + row, half * 256 + 128, lane);
+        } else if (lane == 0) mbarrier_arrive(smem + BAR_P_EMPTY + buffer * 8);
+    }
+}
+
+// ---------------------------------------------------------------- kernel
+// Grid: partitions x tiles, the tiles of a partition side by side so that they share its keys in L2.
+__global__ void __launch_bounds__(THREADS, 1)
+    dense_decode_kernel(const __grid_constant__ decode_params p, const __grid_constant__ decode_maps maps) {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    uint32_t smem = smem_address(shared);
+    int tile = blockIdx.x % p.tiles;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < V_UNITS; i++) {
+            mbarrier_init(smem + BAR_V_FULL + 8 * i, 1);
+            mbarrier_init(smem + BAR_V_EMPTY + 8 * i, 4);
+        }
+        for (int i = 0; i < ROPE_STAGES; i++) {
+            mbarrier_init(smem + BAR_ROPE_FULL + 8 * i, 1);
+            mbarrier_init(smem + BAR_ROPE_EMPTY + 8 * i, 4);
+        }
+        mbarrier_init(smem + BAR_Q_FULL, 1);
+        mbarrier_init(smem + BAR_Q_EMPTY, 4);
+        for (int i = 0; i < P_BUFFERS; i++) {
+            mbarrier_init(smem + BAR_P_FULL + 8 * i, 4);
+            mbarrier_init(smem + BAR_P_EMPTY + 8 * i, 8);
+        }
+        mbarrier_init(smem + BAR_SCORED, 4);
+        mbarrier_init(smem + BAR_SCORED + 8, 4);
+        *(partition *)(shared + SMEM_PARTITION) = p.plan[blockIdx.x / p.tiles];
+        fence_mbarrier_init();
+        fence_proxy_async();
+    }
+    __syncthreads();
+    griddepcontrol_launch_dependents();
+    int group = threadIdx.x >> 7;
+    if (group == 0) {
+        setmaxnreg_dec<24>();
+        const partition &part = *(const partition *)(shared + SMEM_PARTITION);
+        if (threadIdx.x < 32 && elect_sync()) produce(p, maps, part, tile, smem);
+        else if (threadIdx.x >= 32 && threadIdx.x < 64 && elect_sync()) produce_q(p, maps, part, tile, smem);
+    } else if (group == 1) {
+        setmaxnreg_inc<LAB_SCORE_REGS>();
+        score(p, tile, smem);
+    } else {
+        setmaxnreg_inc<LAB_OUTPUT_REGS>();
+        output(p, tile, group - 2, smem);
+    }
+}
