@@ -146,6 +146,9 @@ static problem make_problem(const std::vector<int> &lengths, int s_q, int h_q, i
     p.plan = x.d_plan, p.num_splits = x.d_splits, p.seqlens = x.d_lengths, p.block_table = x.d_table;
     p.max_pages = x.max_pages, p.rows = x.rows, p.tiles = x.tiles, p.h_q = h_q, p.s_q = s_q, p.causal = causal;
     p.scale_log2 = scale * 1.4426950408889634f, p.stale_score = 8 / p.scale_log2;
+#ifdef LAB_TRACE
+    CHECK(cudaMalloc(&p.trace, 4 * 64 * 8 * 4));
+#endif
     p.out = x.out, p.lse = x.lse, p.part_out = x.part_out, p.part_lse = x.part_lse;
     return x;
 }
@@ -264,6 +267,39 @@ static int check_one(const char *name, const std::vector<int> &lengths, int s_q,
     return bad + !same;
 }
 
+// Where two runs differ: lse too means the scores differ, out alone means P V.
+static int stress(int rounds, int poison) {
+    std::vector<int> lengths;
+    for (int i = 0; i < 40; i++) lengths.push_back((int)(mix(i + 99) % 1500));
+    problem x = make_problem(lengths, 2, 128, 1, 3, 777, poison, 5, 13, 0);
+    size_t n = (size_t)x.b * x.rows, differing = 0;
+    std::vector<uint16_t> a(n * D_V), c(n * D_V);
+    std::vector<float> l(n), m(n);
+    int printed = 0;
+    for (int i = 0; i < rounds; i++) {
+        launch(x, 0);
+        CHECK(cudaMemcpy(i ? c.data() : a.data(), x.out, n * D_V * 2, cudaMemcpyDeviceToHost));
+        CHECK(cudaMemcpy(i ? m.data() : l.data(), x.lse, n * 4, cudaMemcpyDeviceToHost));
+        if (!i) continue;
+        for (int r = 0; r < x.b; r++)
+            for (int row = 0; row < x.rows; row++) {
+                int lo = -1, hi = -1, count = 0;
+                size_t base = ((size_t)r * x.rows + row) * D_V;
+                for (int k = 0; k < D_V; k++)
+                    if (a[base + k] != c[base + k]) lo = lo < 0 ? k : lo, hi = k, count++;
+                bool lse_differs = l[((size_t)r * x.h_q + row % x.h_q) * x.s_q + row / x.h_q] != m[((size_t)r * x.h_q + row % x.h_q) * x.s_q + row / x.h_q];
+                if (count || lse_differs) {
+                    differing++;
+                    if (printed++ < 12)
+                        printf("  round %d request %d (length %d) row %d: %d columns %d..%d, lse %s\n", i, r, lengths[r], row, count, lo, hi, lse_differs ? "differs" : "same");
+                }
+            }
+    }
+    printf("stress: %zu differing rows in %d rounds (poison %d)\n", differing, rounds, poison);
+    free_problem(x);
+    return differing != 0;
+}
+
 static int check() {
     int bad = 0;
     float scale = 1 / sqrtf(576);
@@ -358,6 +394,17 @@ static int run_times(int first, int last, int overhead, bool stream_too) {
         int bad = verify(x, {0, t.b / 2, t.b - 1}, std::max(1, rows / 4), &cosine);
         bad_rows += bad != 0;
         double us = time_graph(stream, 15, [&] { launch(x, stream); });
+#ifdef LAB_TRACE
+        std::vector<uint32_t> trace(4 * 64 * 8);
+        CHECK(cudaMemcpy(trace.data(), x.params.trace, trace.size() * 4, cudaMemcpyDeviceToHost));
+        uint32_t zero = trace[(1 * 64 + 24) * 8];
+        auto at = [&](int role, int n, int e) { return (int)(trace[(role * 64 + n) * 8 + e] - zero); };
+        printf("block: producer begin, V issued, rope issued | scores begin, V seen, all seen, QK done, max done, P free, P out | left begin, issued, first, done | right\n");
+        for (int n = 24; n < 32; n++)
+            printf("%2d: %6d %6d %6d | %6d %6d %6d %6d %6d %6d %6d | %6d %6d %6d %6d | %6d %6d %6d %6d\n", n, at(0, n, 0), at(0, n, 1), at(0, n, 2),
+                   at(1, n, 0), at(1, n, 5), at(1, n, 1), at(1, n, 2), at(1, n, 6), at(1, n, 3), at(1, n, 4), at(2, n, 0), at(2, n, 1),
+                   at(2, n, 2), at(2, n, 3), at(3, n, 0), at(3, n, 1), at(3, n, 2), at(3, n, 3));
+#endif
         double keys = (double)t.b * t.s_k, bytes = keys * D_QK * 2 + (double)t.b * rows * (D_QK + D_V) * 2;
         double flop = 2.0 * keys * rows * (D_QK + D_V), bare = 0;
         if (stream_too && rows <= 64) {
@@ -383,6 +430,7 @@ static int run_times(int first, int last, int overhead, bool stream_too) {
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "check";
     if (!strcmp(mode, "check")) return check();
+    if (!strcmp(mode, "stress")) return stress(40, 1) | stress(40, 0);
     int first = argc > 2 ? atoi(argv[2]) : 0, last = argc > 3 ? atoi(argv[3]) : 999, overhead = argc > 4 ? atoi(argv[4]) : 5;
     return run_times(first, last, overhead, argc <= 5);
 }

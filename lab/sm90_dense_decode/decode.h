@@ -30,6 +30,7 @@ struct decode_params {
     void *out;               // bf16 [b, rows, 512]
     float *lse;              // [b, h_q, s_q], natural logarithm
     float *part_out;         // [splits, rows, 512], each part normalised by its own sum
+    uint32_t *trace;         // LAB_TRACE only
     float *part_lse;         // [splits, rows], base 2, -inf where the part sees no key
 };
 

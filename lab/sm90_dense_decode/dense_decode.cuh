@@ -63,11 +63,10 @@ enum {
     SMEM_P = SMEM_Q + Q_REST_BYTES,
     SMEM_SCALE = SMEM_P + P_BUFFERS * GROUP_BYTES,   // factor of each row of O before this block
     SMEM_INV_SUM = SMEM_SCALE + P_BUFFERS * 256,     // 1 / sum of each row, with the last block of a piece
-    SMEM_ORDER = SMEM_INV_SUM + P_BUFFERS * 256,     // one word a warp of an output warpgroup
-    SMEM_TARGET = SMEM_ORDER + P_BUFFERS * 16,       // where the finished O goes: slot of a part, or ~request
-    SMEM_PARTITION = SMEM_TARGET + 16,               // this CTA's row of the plan
-    SMEM_PIECE = SMEM_PARTITION + 32,                // the piece in work: length, target
-    BAR_V_FULL = SMEM_PIECE + 16,
+    SMEM_RESCALE = SMEM_INV_SUM + P_BUFFERS * 256,   // one word a warp: do its rows of O need their factors?
+    SMEM_ORDER = SMEM_RESCALE + P_BUFFERS * 16,      // what to do with this P (ORDER_*)
+    SMEM_TARGET = SMEM_ORDER + P_BUFFERS * 4,        // where the finished O goes: slot of a part, or ~request
+    BAR_V_FULL = SMEM_TARGET + P_BUFFERS * 4,
     BAR_V_EMPTY = BAR_V_FULL + V_UNITS * 8,
     BAR_ROPE_FULL = BAR_V_EMPTY + V_UNITS * 8,
     BAR_ROPE_EMPTY = BAR_ROPE_FULL + ROPE_STAGES * 8,
@@ -82,10 +81,9 @@ enum {
 };
 static_assert(SMEM_BYTES <= 232448, "shared memory of a Hopper SM");
 
-// An order of the scores to the output warpgroups, one word a warp beside each P. Everything that the output needs to
+// An order of the scores to the output warpgroups, one word beside each P. Everything that the output needs to
 // know of the ring travels here: its 128 accumulators leave no registers to follow the plan as well.
 enum {
-    ORDER_RESCALE = 1,      // multiply O by the row scales first
     ORDER_FIRST = 2,        // first block of a piece: O starts from zero
     ORDER_LAST = 4,         // last block: store O
     ORDER_EXIT = 8,
@@ -143,6 +141,17 @@ struct piece {
     }
 };
 
+// Clock readings of one CTA's first blocks, for the ladder (LAB_TRACE): [role][block][event].
+#ifdef LAB_TRACE
+#define TRACE(role, block, event)                                                                                      \
+    do {                                                                                                               \
+        if (blockIdx.x == 6 && (threadIdx.x & 127) == 0 && (block) < 64)                                               \
+            p.trace[((role) * 64 + (block)) * 8 + (event)] = (uint32_t)clock();                                        \
+    } while (0)
+#else
+#define TRACE(role, block, event)
+#endif
+
 // ---------------------------------------------------------------- producer
 // Thread 1: keys, and the part of Q that goes to registers.
 DEVICE void produce(const decode_params &p, const decode_maps &maps, const partition &part, int tile, uint32_t smem) {
@@ -154,23 +163,26 @@ DEVICE void produce(const decode_params &p, const decode_maps &maps, const parti
         const int *pages = p.block_table + (int64_t)r * p.max_pages + work.first_block;
         int page = pages[0];
         for (int unit = 0; unit < Q_REG_UNITS; unit++) {
-            mbarrier_wait(at.empty(smem), at.parity ^ 1);
+            mbarrier_wait_thread(at.empty(smem), at.parity ^ 1);
             mbarrier_arrive_expect_tx(at.full(smem), UNIT_BYTES);
             tma_load_4d(at.data(smem), &maps.q_pair, at.full(smem), 0, tile * TILE_ROWS, unit * 2, r);
             at.advance(1);
         }
         for (int b = 0; b < work.blocks; b++) {
             int next = b + 1 < work.blocks ? pages[b + 1] : 0;
+            TRACE(0, rope.count, 0);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                mbarrier_wait(at.empty(smem), at.parity ^ 1);
+                mbarrier_wait_thread(at.empty(smem), at.parity ^ 1);
                 mbarrier_arrive_expect_tx(at.full(smem), UNIT_BYTES);
                 tma_load_3d(at.data(smem), &maps.k_pair, at.full(smem), 0, page * PAGE, unit_in_order(i) * 2);
                 at.advance(1);
             }
-            mbarrier_wait(rope.empty(smem), rope.parity() ^ 1);
+            TRACE(0, rope.count, 1);
+            mbarrier_wait_thread(rope.empty(smem), rope.parity() ^ 1);
             mbarrier_arrive_expect_tx(rope.full(smem), GROUP_BYTES);
             tma_load_3d(rope.data(smem), &maps.k_rope, rope.full(smem), 0, page * PAGE, 8);
+            TRACE(0, rope.count, 2);
             rope.count++;
             page = next;
         }
@@ -183,7 +195,7 @@ DEVICE void produce_q(const decode_params &p, const decode_maps &maps, const par
     for (int r = part.begin_request; r <= part.end_request; r++) {
         piece work(p, part, r);
         if (work.blocks == 0) continue;
-        mbarrier_wait(smem + BAR_Q_EMPTY, ~count & 1);
+        mbarrier_wait_thread(smem + BAR_Q_EMPTY, ~count & 1);
         mbarrier_arrive_expect_tx(smem + BAR_Q_FULL, Q_REST_BYTES);
         for (int unit = Q_REG_UNITS; unit < 4; unit++)
             tma_load_4d(smem + SMEM_Q + (unit - Q_REG_UNITS) * UNIT_BYTES, &maps.q_pair, smem + BAR_Q_FULL, 0,
@@ -200,14 +212,21 @@ constexpr int Q_REG_STEPS = Q_REG_UNITS ? Q_REG_UNITS * 8 : 1;   // k16 steps wi
 // Reads the Q units standing in the ring into A fragments and gives them back.
 DEVICE void load_q(uint32_t (&q)[Q_REG_STEPS][4], ring &at, uint32_t smem, int warp, int lane) {
     int row = 16 * warp + (lane & 15), half = lane >> 4;
+    ring unit_at = at;
 #pragma unroll
     for (int unit = 0; unit < Q_REG_UNITS; unit++) {
-        mbarrier_wait(at.full(smem), at.parity);
+        mbarrier_wait(unit_at.full(smem), unit_at.parity);
 #pragma unroll
         for (int k = 0; k < 8; k++)
-            ldmatrix_x4(q[unit * 8 + k], at.data(smem) + (k >> 2) * GROUP_BYTES + row * 128 +
+            ldmatrix_x4(q[unit * 8 + k], unit_at.data(smem) + (k >> 2) * GROUP_BYTES + row * 128 +
                                              (((2 * (k & 3) + half) ^ (row & 7)) << 4));
-        __syncwarp();
+        unit_at.advance(1);
+    }
+    // An arrive does not wait for loads in flight: without the fence the next keys may overtake ldmatrix.
+    fence_proxy_async();
+    __syncwarp();
+#pragma unroll
+    for (int unit = 0; unit < Q_REG_UNITS; unit++) {
         if (lane == 0) mbarrier_arrive(at.empty(smem));
         at.advance(1);
     }
@@ -215,7 +234,7 @@ DEVICE void load_q(uint32_t (&q)[Q_REG_STEPS][4], ring &at, uint32_t smem, int w
 
 // S = Q K^T for the block standing at `at`; ends with the products done.
 DEVICE void score_block(float (&s)[32], const uint32_t (&q)[Q_REG_STEPS][4], const ring &at, const rope_ring &rope,
-                        uint32_t smem, uint32_t q_parity) {
+                        uint32_t smem, uint32_t q_parity, const decode_params &p) {
     hold_accumulator(s);
     ring unit_at = at;
 #pragma unroll
@@ -223,24 +242,26 @@ DEVICE void score_block(float (&s)[32], const uint32_t (&q)[Q_REG_STEPS][4], con
         int unit = unit_in_order(i);
         if (unit == Q_REG_UNITS) mbarrier_wait(smem + BAR_Q_FULL, q_parity);
         mbarrier_wait(unit_at.full(smem), unit_at.parity);
-        uint64_t k_desc = smem_descriptor(unit_at.data(smem), 0, 1024);
-        uint64_t q_desc = smem_descriptor(smem + SMEM_Q + (unit - Q_REG_UNITS) * UNIT_BYTES, 0, 1024);
+        uint32_t k_tile = unit_at.data(smem), q_tile = smem + SMEM_Q + (unit - Q_REG_UNITS) * UNIT_BYTES;
         wgmma_fence();   // the wait above is a branch: without this ptxas adds one of its own
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            uint32_t step = ((k >> 2) * GROUP_BYTES + (k & 3) * 32) >> 4;
-            if (unit < Q_REG_UNITS) wgmma_m64n64_rs(s, q[unit * 8 + k], k_desc + step, i + k > 0);
-            else wgmma_m64n64_ss(s, q_desc + step, k_desc + step, i + k > 0);
+            uint32_t step = (k >> 2) * GROUP_BYTES + (k & 3) * 32;
+            uint64_t k_desc = smem_descriptor(k_tile, 0, step);
+            if (unit < Q_REG_UNITS) wgmma_m64n64_rs(s, q[unit * 8 + k], k_desc, i + k > 0);
+            else wgmma_m64n64_ss(s, smem_descriptor(q_tile, 0, step), k_desc, i + k > 0);
         }
         unit_at.advance(1);
     }
+    TRACE(1, rope.count, 5);
     mbarrier_wait(rope.full(smem), rope.parity());
+    TRACE(1, rope.count, 1);
     if (Q_REG_UNITS == 4) mbarrier_wait(smem + BAR_Q_FULL, q_parity);
-    uint64_t k_desc = smem_descriptor(rope.data(smem), 0, 1024);
-    uint64_t q_desc = smem_descriptor(smem + SMEM_Q + (4 - Q_REG_UNITS) * UNIT_BYTES, 0, 1024);
+    uint32_t k_tile = rope.data(smem), q_tile = smem + SMEM_Q + (4 - Q_REG_UNITS) * UNIT_BYTES;
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; k++) wgmma_m64n64_ss(s, q_desc + ((k * 32) >> 4), k_desc + ((k * 32) >> 4), 1);
+    for (int k = 0; k < 4; k++)
+        wgmma_m64n64_ss(s, smem_descriptor(q_tile, 0, k * 32), smem_descriptor(k_tile, 0, k * 32), 1);
     wgmma_commit_group();
     wgmma_wait_group<0>();
     hold_accumulator(s);
@@ -309,33 +330,23 @@ DEVICE void score(const decode_params &p, int tile, uint32_t smem) {
     ring at;
     rope_ring rope;   // counts blocks, so it serves the P buffers as well
     uint32_t q_parity = 0;
-    // The plan's numbers stay in shared memory: Q and S leave few registers.
-    volatile const partition *part = (volatile const partition *)__cvta_shared_to_generic(smem + SMEM_PARTITION);
-    volatile int *now = (volatile int *)__cvta_shared_to_generic(smem + SMEM_PIECE);   // length, target
-    for (int r = part->begin_request; r <= part->end_request; r++) {
-        int key, end_key;
-        {
-            partition copy = {part->begin_request, part->end_request, part->begin_block, part->end_block,
-                              part->begin_split, part->first_is_split, part->last_is_split, 0};
-            piece work(p, copy, r);
-            if (work.blocks == 0) {
-                store_empty(p, work, tile, thread);
-                continue;
-            }
-            named_barrier_sync(SCORE_BARRIER, 128);   // the last piece's numbers have been read
-            if (thread == 0) {
-                now[0] = work.length;
-                now[1] = work.split >= 0 ? work.split : ~work.request;
-            }
-            named_barrier_sync(SCORE_BARRIER, 128);
-            key = work.first_block * PAGE;
-            end_key = key + work.blocks * PAGE;
+    // Plain loads from uniform addresses: ptxas then knows the loops' bounds to be uniform (see ptx.cuh).
+    const partition *part = p.plan + blockIdx.x / p.tiles;
+    for (int r = part->begin_request, end = part->end_request; r <= end; r++) {
+        piece work(p, *part, r);
+        if (work.blocks == 0) {
+            store_empty(p, work, tile, thread);
+            continue;
         }
+        int key = work.first_block * PAGE, end_key = key + work.blocks * PAGE, length = work.length;
+        int target = work.split >= 0 ? work.split : ~r;
         float reference0 = -CUDART_INF_F, reference1 = -CUDART_INF_F, sum0 = 0, sum1 = 0;
         uint32_t order = ORDER_FIRST;
         load_q(q, at, smem, warp, lane);
         for (; key < end_key; key += PAGE) {
-            score_block(s, q, at, rope, smem, q_parity);
+            TRACE(1, rope.count, 0);
+            score_block(s, q, at, rope, smem, q_parity, p);
+            TRACE(1, rope.count, 2);
             __syncwarp();
             if (lane == 0) {
                 mbarrier_arrive(rope.empty(smem));
@@ -343,7 +354,6 @@ DEVICE void score(const decode_params &p, int tile, uint32_t smem) {
             }
             if (GATED && lane == 0) mbarrier_arrive(smem + BAR_SCORED + (rope.count & 1) * 8);
             {
-                int length = now[0];
                 if (key + PAGE > (p.causal ? min(length, length - p.s_q + 1) : length))
                     mask_scores(s, p, key, length, tile, row, lane);
                 if (key + PAGE > length) clear_tail(at, smem, length - key, thread);
@@ -357,7 +367,9 @@ DEVICE void score(const decode_params &p, int tile, uint32_t smem) {
             float stale = p.stale_score;
             bool rescale = __any_sync(~0u, max0 > reference0 + stale || max1 > reference1 + stale);
             uint32_t buffer = p_buffer(rope.count);
+            TRACE(1, rope.count, 6);
             mbarrier_wait(smem + BAR_P_EMPTY + buffer * 8, p_parity(rope.count) ^ 1);
+            TRACE(1, rope.count, 3);
             if (rescale) {
                 max0 = quad_max(max0);
                 max1 = quad_max(max1);
@@ -374,7 +386,6 @@ DEVICE void score(const decode_params &p, int tile, uint32_t smem) {
                 sum1 *= scale1;
                 st_shared_f32(smem + SMEM_SCALE + buffer * 256 + row * 4, scale0);
                 st_shared_f32(smem + SMEM_SCALE + buffer * 256 + row * 4 + 32, scale1);
-                order |= ORDER_RESCALE;
             }
             // A row that has seen no key keeps reference -inf: its scores are all -inf, any finite shift will do.
             float shift0 = reference0 == -CUDART_INF_F ? 0 : -reference0 * p.scale_log2;
@@ -402,29 +413,31 @@ DEVICE void score(const decode_params &p, int tile, uint32_t smem) {
                 sum1 = quad_sum(sum1);
                 st_shared_f32(smem + SMEM_INV_SUM + buffer * 256 + row * 4, sum0 > 0 ? 1 / sum0 : 0);
                 st_shared_f32(smem + SMEM_INV_SUM + buffer * 256 + row * 4 + 32, sum1 > 0 ? 1 / sum1 : 0);
-                if (thread == 0) st_shared_u32(smem + SMEM_TARGET + buffer * 4, now[1]);
+                if (thread == 0) st_shared_u32(smem + SMEM_TARGET + buffer * 4, target);
             }
-            if (lane == 0)
-                st_shared_u32(smem + SMEM_ORDER + buffer * 16 + warp * 4,
+            if (lane == 0) st_shared_u32(smem + SMEM_RESCALE + buffer * 16 + warp * 4, rescale);
+            if (thread == 0)
+                st_shared_u32(smem + SMEM_ORDER + buffer * 4,
                               order | (at.parity ? ORDER_PARITY : 0) | at.slot << ORDER_SLOT_SHIFT);
             order = 0;
             fence_proxy_async();
             __syncwarp();
             if (lane == 0) mbarrier_arrive(smem + BAR_P_FULL + buffer * 8);
+            TRACE(1, rope.count, 4);
             rope.count++;
             at.advance(4);
         }
         q_parity ^= 1;
         if ((lane & 3) == 0) {
-            store_lse(p, now[1], tile * TILE_ROWS + row, reference0, sum0);
-            store_lse(p, now[1], tile * TILE_ROWS + row + 8, reference1, sum1);
+            store_lse(p, target, tile * TILE_ROWS + row, reference0, sum0);
+            store_lse(p, target, tile * TILE_ROWS + row + 8, reference1, sum1);
         }
     }
     uint32_t buffer = p_buffer(rope.count);
     if (GATED && lane == 0) mbarrier_arrive(smem + BAR_SCORED + (rope.count & 1) * 8);   // no block follows
     mbarrier_wait(smem + BAR_P_EMPTY + buffer * 8, p_parity(rope.count) ^ 1);
     if (lane == 0) {
-        st_shared_u32(smem + SMEM_ORDER + buffer * 16 + warp * 4, ORDER_EXIT);
+        st_shared_u32(smem + SMEM_ORDER + buffer * 4, ORDER_EXIT);
         mbarrier_arrive(smem + BAR_P_FULL + buffer * 8);
     }
 }
@@ -472,10 +485,11 @@ DEVICE void store_output(const decode_params &p, int target, const float (&o)[64
 }
 
 // 128 columns of O (+)= P V.
-DEVICE void multiply_pv(float (&o)[64], uint64_t p_desc, uint64_t v_desc, int accumulate) {
-    wgmma_m64n128_ss_vt(o, p_desc, v_desc, accumulate);
+DEVICE void multiply_pv(float (&o)[64], uint32_t p_tile, uint32_t v_unit, int accumulate) {
 #pragma unroll
-    for (int k = 1; k < 4; k++) wgmma_m64n128_ss_vt(o, p_desc + ((k * 32) >> 4), v_desc + ((k * 2048) >> 4), 1);
+    for (int k = 0; k < 4; k++)
+        wgmma_m64n128_ss_vt(o, smem_descriptor(p_tile, 0, k * 32), smem_descriptor(v_unit, GROUP_BYTES, k * 2048),
+                            k > 0 || accumulate);
     wgmma_commit_group();
 }
 
@@ -484,16 +498,17 @@ DEVICE void rescale_output(float (&o)[64], float scale0, float scale1) {
     for (int i = 0; i < 64; i++) o[i] *= (i & 2) ? scale1 : scale0;
 }
 
-DEVICE void output(const decode_params &p, int tile, int half, uint32_t smem) {
+DEVICE void output(const decode_params &p, int tile, int half, const uint8_t *shared, uint32_t smem) {
     int warp = (threadIdx.x & 127) >> 5, lane = threadIdx.x & 31;
     int row = 16 * warp + (lane >> 2);
     float o0[64], o1[64];   // columns 0..127 and 128..255 of this half
     for (uint32_t count = 0;; count++) {
         uint32_t buffer = p_buffer(count);
         mbarrier_wait(smem + BAR_P_FULL + buffer * 8, p_parity(count));
-        uint32_t order = ld_shared_u32(smem + SMEM_ORDER + buffer * 16 + warp * 4);
+        TRACE(2 + half, count, 0);
+        uint32_t order = *(const uint32_t *)(shared + SMEM_ORDER + buffer * 4);   // plain: known to be uniform
         if (order & ORDER_EXIT) break;
-        if ((order & (ORDER_RESCALE | ORDER_FIRST)) == ORDER_RESCALE) {
+        if (!(order & ORDER_FIRST) && ld_shared_u32(smem + SMEM_RESCALE + buffer * 16 + warp * 4)) {
             float scale0 = ld_shared_f32(smem + SMEM_SCALE + buffer * 256 + row * 4);
             float scale1 = ld_shared_f32(smem + SMEM_SCALE + buffer * 256 + row * 4 + 32);
             rescale_output(o0, scale0, scale1);
@@ -507,21 +522,29 @@ DEVICE void output(const decode_params &p, int tile, int half, uint32_t smem) {
         // Over already, the scores needed them; waiting makes TMA's writes visible to this warpgroup by the rules.
         mbarrier_wait(first.full(smem), first.parity);
         mbarrier_wait(second.full(smem), second.parity);
-        uint64_t p_desc = smem_descriptor(smem + SMEM_P + buffer * GROUP_BYTES, 0, 1024);
+        uint32_t p_tile = smem + SMEM_P + buffer * GROUP_BYTES;
         hold_accumulator(o0);
         hold_accumulator(o1);
         wgmma_fence();
-        multiply_pv(o0, p_desc, smem_descriptor(first.data(smem), GROUP_BYTES, 1024), !(order & ORDER_FIRST));
+        multiply_pv(o0, p_tile, first.data(smem), !(order & ORDER_FIRST));
         if (GATED) {
+            wgmma_wait_group<0>();
+            hold_accumulator(o0);
+            if (lane == 0) mbarrier_arrive(first.empty(smem));
             mbarrier_wait(smem + BAR_SCORED + (~count & 1) * 8, (count + 1) >> 1 & 1);
             wgmma_fence();
         }
-        multiply_pv(o1, p_desc, smem_descriptor(second.data(smem), GROUP_BYTES, 1024), !(order & ORDER_FIRST));
-        wgmma_wait_group<1>();
-        if (lane == 0) mbarrier_arrive(first.empty(smem));
+        multiply_pv(o1, p_tile, second.data(smem), !(order & ORDER_FIRST));
+        TRACE(2 + half, count, 1);
+        if (!GATED) {
+            wgmma_wait_group<1>();
+            if (lane == 0) mbarrier_arrive(first.empty(smem));
+        }
+        TRACE(2 + half, count, 2);
         wgmma_wait_group<0>();
         hold_accumulator(o0);
         hold_accumulator(o1);
+        TRACE(2 + half, count, 3);
         if (lane == 0) mbarrier_arrive(second.empty(smem));
         if (order & ORDER_LAST) {
             float inv0 = ld_shared_f32(smem + SMEM_INV_SUM + buffer * 256 + row * 4);
@@ -558,7 +581,6 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
         mbarrier_init(smem + BAR_SCORED, 4);
         mbarrier_init(smem + BAR_SCORED + 8, 4);
-        *(partition *)(shared + SMEM_PARTITION) = p.plan[blockIdx.x / p.tiles];
         fence_mbarrier_init();
         fence_proxy_async();
     }
@@ -567,7 +589,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     int group = threadIdx.x >> 7;
     if (group == 0) {
         setmaxnreg_dec<24>();
-        const partition &part = *(const partition *)(shared + SMEM_PARTITION);
+        const partition &part = p.plan[blockIdx.x / p.tiles];
         if (threadIdx.x < 32 && elect_sync()) produce(p, maps, part, tile, smem);
         else if (threadIdx.x >= 32 && threadIdx.x < 64 && elect_sync()) produce_q(p, maps, part, tile, smem);
     } else if (group == 1) {
@@ -575,6 +597,6 @@ __global__ void __launch_bounds__(THREADS, 1)
         score(p, tile, smem);
     } else {
         setmaxnreg_inc<LAB_OUTPUT_REGS>();
-        output(p, tile, group - 2, smem);
+        output(p, tile, group - 2, shared, smem);
     }
 }

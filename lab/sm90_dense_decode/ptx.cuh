@@ -33,15 +33,16 @@ DEVICE bool mbarrier_try_wait(uint32_t bar, uint32_t parity) {
                  : "memory");
     return done;
 }
-// Waits until the phase of that parity is over. A fresh barrier counts as having finished phase 1.
-DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity) {
-#ifdef LAB_TRAP_ON_HANG
-    for (uint32_t tries = 0; !mbarrier_try_wait(bar, parity);)
-        if (++tries > 20000000) __trap();
-#else
+// Waits until the phase of that parity is over. A fresh barrier counts as having finished phase 1. One thread:
+DEVICE void mbarrier_wait_thread(uint32_t bar, uint32_t parity) {
     while (!mbarrier_try_wait(bar, parity)) {
     }
-#endif
+}
+// A converged warp. The vote makes the loop's branch uniform: after a loop that ptxas believes divergent it keeps no
+// descriptor in uniform registers.
+DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity) {
+    while (!__all_sync(~0u, mbarrier_try_wait(bar, parity))) {
+    }
 }
 
 // ---- ordering

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(32, 1) stream_kernel(const uint8_t *cache, con
     int chunks = (int)(end - begin) * 4, slot = 0, parity = 1, page = begin < end ? pages[begin] : 0;
     for (int i = 0; i < chunks; i++) {
         uint32_t bar = smem_address(&full[slot]);
-        if (i >= STREAM_SLOTS) mbarrier_wait(bar, parity);
+        if (i >= STREAM_SLOTS) mbarrier_wait_thread(bar, parity);
         mbarrier_arrive_expect_tx(bar, STREAM_CHUNK);
         bulk_load(smem_address(shared) + slot * STREAM_CHUNK, cache + ((int64_t)page * 4 + (i & 3)) * STREAM_CHUNK, STREAM_CHUNK,
                   bar);
@@ -25,5 +25,5 @@ __global__ void __launch_bounds__(32, 1) stream_kernel(const uint8_t *cache, con
         if (++slot == STREAM_SLOTS) slot = 0, parity ^= 1;
     }
     for (int i = max(0, chunks - STREAM_SLOTS); i < chunks; i++)
-        mbarrier_wait(smem_address(&full[i % STREAM_SLOTS]), i / STREAM_SLOTS & 1);
+        mbarrier_wait_thread(smem_address(&full[i % STREAM_SLOTS]), i / STREAM_SLOTS & 1);
 }

@@ -21,8 +21,12 @@ __device__ __forceinline__ void hold_accumulator(float (&d)[N]) {
 // Shared-memory matrix descriptor, 128-byte swizzle; the tile must start on a 1024-byte border.
 // K-major (Q, K, P): leading offset ignored, stride offset 1024; the next 16 columns are 32 bytes on.
 // MN-major (V): leading offset = distance between 64-column groups, stride offset 1024; 16 tokens on = 2048 bytes.
-__device__ __forceinline__ uint64_t smem_descriptor(uint32_t address, uint32_t leading, uint32_t stride) {
-    return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 | 1ull << 62;
+// `offset` in bytes is added to the low word alone: 32-bit arithmetic that ptxas can keep in uniform registers.
+__device__ __forceinline__ uint64_t smem_descriptor(uint32_t address, uint32_t leading, uint32_t offset) {
+    uint64_t d;
+    uint32_t low = (address >> 4) + ((offset >> 4) | leading >> 4 << 16), high = 1024 >> 4 | 1u << 30;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"(low), "r"(high));
+    return d;
 }
 
 // A from registers, B K-major: scores of 64 tokens.
