@@ -145,7 +145,7 @@ static problem make_problem(const std::vector<int> &lengths, int s_q, int h_q, i
     decode_params &p = x.params;
     p.plan = x.d_plan, p.num_splits = x.d_splits, p.seqlens = x.d_lengths, p.block_table = x.d_table;
     p.max_pages = x.max_pages, p.rows = x.rows, p.tiles = x.tiles, p.h_q = h_q, p.s_q = s_q, p.causal = causal;
-    p.scale_log2 = scale * 1.4426950408889634f, p.stale_score = 8 / p.scale_log2;
+    p.scale_log2 = scale * 1.4426950408889634f;
 #ifdef LAB_TRACE
     CHECK(cudaMalloc(&p.trace, 4 * 64 * 8 * 4));
 #endif

@@ -26,7 +26,6 @@ struct decode_params {
     int tiles;               // ceil(rows / 64)
     int h_q, s_q, causal;
     float scale_log2;        // softmax_scale * log2(e), positive
-    float stale_score;       // how far a score may pass the reference maximum before O is rescaled: 8 / scale_log2
     void *out;               // bf16 [b, rows, 512]
     float *lse;              // [b, h_q, s_q], natural logarithm
     float *part_out;         // [splits, rows, 512], each part normalised by its own sum

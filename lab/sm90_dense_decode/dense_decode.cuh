@@ -33,6 +33,9 @@
 #ifndef LAB_GATED
 #define LAB_GATED 0
 #endif
+#ifndef LAB_ROPE_STAGES
+#define LAB_ROPE_STAGES 2
+#endif
 #ifndef LAB_Q_REG_UNITS
 #define LAB_Q_REG_UNITS 3
 #endif
@@ -53,8 +56,8 @@ enum {
     Q_REG_UNITS = LAB_Q_REG_UNITS,   // pairs of column groups of Q held in registers, 32 registers each
     V_UNITS = LAB_V_UNITS,
     P_BUFFERS = LAB_P_BUFFERS,
-    GATED = LAB_GATED,   // the second half of P V waits for the next block's scores
-    ROPE_STAGES = 2,
+    GATED = LAB_GATED,   // 1: the second half of P V waits for the next block's scores, 2: all of it
+    ROPE_STAGES = LAB_ROPE_STAGES,
     GROUP_BYTES = 64 * 128,   // 64 tokens (or rows) x 64 columns
     UNIT_BYTES = 2 * GROUP_BYTES,
     Q_REST_BYTES = (9 - 2 * Q_REG_UNITS) * GROUP_BYTES,
@@ -115,8 +118,8 @@ struct ring {
 // The rope ring is counted in blocks.
 struct rope_ring {
     uint32_t count = 0;
-    DEVICE uint32_t stage() const { return count & 1; }
-    DEVICE uint32_t parity() const { return count >> 1 & 1; }
+    DEVICE uint32_t stage() const { return ROPE_STAGES == 1 ? 0 : count & 1; }
+    DEVICE uint32_t parity() const { return (ROPE_STAGES == 1 ? count : count >> 1) & 1; }
     DEVICE uint32_t data(uint32_t smem) const { return smem + SMEM_ROPE + stage() * GROUP_BYTES; }
     DEVICE uint32_t full(uint32_t smem) const { return smem + BAR_ROPE_FULL + stage() * 8; }
     DEVICE uint32_t empty(uint32_t smem) const { return smem + BAR_ROPE_EMPTY + stage() * 8; }
@@ -313,6 +316,30 @@ DEVICE void mask_scores(float (&s)[32], const decode_params &p, int first_key, i
         if (column + 8 * (i >> 2) + (i & 1) >= ((i & 2) ? limit1 : limit0)) s[i] = -CUDART_INF_F;
 }
 
+constexpr uint32_t STALE_BF16 = 0x4380;   // 2^8: the largest P that a stale reference may leave
+
+// P = exp2(S scale + shift) to shared memory as bf16; adds up the rows, returns the largest values (bf16 x 2).
+DEVICE uint32_t exponentials(const float (&s)[32], uint32_t p_row, int lane, float scale, float shift0, float shift1,
+                             float &sum0, float &sum1) {
+    uint32_t top = 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        uint32_t packed[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int i = 8 * k + 2 * j;
+            float shift = (j & 1) ? shift1 : shift0;
+            float x = ex2_approx(fmaf(s[i], scale, shift)), y = ex2_approx(fmaf(s[i + 1], scale, shift));
+            if (j & 1) sum1 += x + y;
+            else sum0 += x + y;
+            packed[j] = pack_bf16(x, y);
+            top = max_bf16x2(top, packed[j]);
+        }
+        stmatrix_x4(p_row + (((2 * k + (lane >> 4)) ^ (lane & 7)) << 4), packed[0], packed[1], packed[2], packed[3]);
+    }
+    return top;
+}
+
 DEVICE void store_lse(const decode_params &p, int target, int tile_row, float reference, float sum) {
     if (tile_row >= p.rows) return;
     float lse_log2 = sum > 0 ? fmaf(reference, p.scale_log2, log2f(sum)) : -CUDART_INF_F;
@@ -349,64 +376,50 @@ DEVICE void score(const decode_params &p, int tile, uint32_t smem) {
             TRACE(1, rope.count, 2);
             __syncwarp();
             if (lane == 0) {
+                if (GATED) mbarrier_arrive(smem + BAR_SCORED + (rope.count & 1) * 8);
                 mbarrier_arrive(rope.empty(smem));
                 if (key + PAGE == end_key) mbarrier_arrive(smem + BAR_Q_EMPTY);
             }
-            if (GATED && lane == 0) mbarrier_arrive(smem + BAR_SCORED + (rope.count & 1) * 8);
             {
                 if (key + PAGE > (p.causal ? min(length, length - p.s_q + 1) : length))
                     mask_scores(s, p, key, length, tile, row, lane);
                 if (key + PAGE > length) clear_tail(at, smem, length - key, thread);
             }
-            float max0 = s[0], max1 = s[2];
-#pragma unroll
-            for (int i = 0; i < 32; i++) {
-                if (i & 2) max1 = fmaxf(max1, s[i]);
-                else max0 = fmaxf(max0, s[i]);
-            }
-            float stale = p.stale_score;
-            bool rescale = __any_sync(~0u, max0 > reference0 + stale || max1 > reference1 + stale);
             uint32_t buffer = p_buffer(rope.count);
             TRACE(1, rope.count, 6);
             mbarrier_wait(smem + BAR_P_EMPTY + buffer * 8, p_parity(rope.count) ^ 1);
             TRACE(1, rope.count, 3);
+            // Exponentials against the stale reference first, and a look at the largest of them afterwards: that costs
+            // a quarter of a maximum over S, and nearly always nothing is left to do.
+            uint32_t p_row = smem + SMEM_P + buffer * GROUP_BYTES + (16 * warp + (lane & 15)) * 128;
+            float more0 = 0, more1 = 0;
+            bool rescale = order & ORDER_FIRST;
+            if (!rescale) {
+                uint32_t top = exponentials(s, p_row, lane, p.scale_log2, -reference0 * p.scale_log2,
+                                            -reference1 * p.scale_log2, more0, more1);
+                rescale = __any_sync(~0u, (top & 0xffff) > STALE_BF16 || top >> 16 > STALE_BF16);
+            }
             if (rescale) {
-                max0 = quad_max(max0);
-                max1 = quad_max(max1);
-                float scale0 = 1, scale1 = 1;
-                if (max0 > reference0 + stale) {
-                    scale0 = ex2_approx((reference0 - max0) * p.scale_log2);
-                    reference0 = max0;
+                float max0 = s[0], max1 = s[2];
+#pragma unroll
+                for (int i = 0; i < 32; i++) {
+                    if (i & 2) max1 = fmaxf(max1, s[i]);
+                    else max0 = fmaxf(max0, s[i]);
                 }
-                if (max1 > reference1 + stale) {
-                    scale1 = ex2_approx((reference1 - max1) * p.scale_log2);
-                    reference1 = max1;
-                }
-                sum0 *= scale0;
-                sum1 *= scale1;
+                // Rows without a key in this piece have no reference; any finite one will do for them.
+                max0 = fmaxf(fmaxf(reference0, quad_max(max0)), -1e30f);
+                max1 = fmaxf(fmaxf(reference1, quad_max(max1)), -1e30f);
+                float scale0 = ex2_approx((reference0 - max0) * p.scale_log2);
+                float scale1 = ex2_approx((reference1 - max1) * p.scale_log2);
+                reference0 = max0, reference1 = max1;
+                sum0 *= scale0, sum1 *= scale1;
                 st_shared_f32(smem + SMEM_SCALE + buffer * 256 + row * 4, scale0);
                 st_shared_f32(smem + SMEM_SCALE + buffer * 256 + row * 4 + 32, scale1);
+                more0 = more1 = 0;
+                exponentials(s, p_row, lane, p.scale_log2, -reference0 * p.scale_log2, -reference1 * p.scale_log2, more0,
+                             more1);
             }
-            // A row that has seen no key keeps reference -inf: its scores are all -inf, any finite shift will do.
-            float shift0 = reference0 == -CUDART_INF_F ? 0 : -reference0 * p.scale_log2;
-            float shift1 = reference1 == -CUDART_INF_F ? 0 : -reference1 * p.scale_log2;
-            uint32_t p_row = smem + SMEM_P + buffer * GROUP_BYTES + (16 * warp + (lane & 15)) * 128;
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                uint32_t packed[4];
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    int i = 8 * k + 2 * j;
-                    float shift = (j & 1) ? shift1 : shift0;
-                    float x = ex2_approx(fmaf(s[i], p.scale_log2, shift));
-                    float y = ex2_approx(fmaf(s[i + 1], p.scale_log2, shift));
-                    if (j & 1) sum1 += x + y;
-                    else sum0 += x + y;
-                    packed[j] = pack_bf16(x, y);
-                }
-                stmatrix_x4(p_row + (((2 * k + (lane >> 4)) ^ (lane & 7)) << 4), packed[0], packed[1], packed[2],
-                            packed[3]);
-            }
+            sum0 += more0, sum1 += more1;
             if (key + PAGE == end_key) {
                 order |= ORDER_LAST;
                 sum0 = quad_sum(sum0);
@@ -523,11 +536,12 @@ DEVICE void output(const decode_params &p, int tile, int half, const uint8_t *sh
         mbarrier_wait(first.full(smem), first.parity);
         mbarrier_wait(second.full(smem), second.parity);
         uint32_t p_tile = smem + SMEM_P + buffer * GROUP_BYTES;
+        if (GATED == 2) mbarrier_wait(smem + BAR_SCORED + (~count & 1) * 8, (count + 1) >> 1 & 1);
         hold_accumulator(o0);
         hold_accumulator(o1);
         wgmma_fence();
         multiply_pv(o0, p_tile, first.data(smem), !(order & ORDER_FIRST));
-        if (GATED) {
+        if (GATED == 1) {
             wgmma_wait_group<0>();
             hold_accumulator(o0);
             if (lane == 0) mbarrier_arrive(first.empty(smem));
@@ -536,7 +550,7 @@ DEVICE void output(const decode_params &p, int tile, int half, const uint8_t *sh
         }
         multiply_pv(o1, p_tile, second.data(smem), !(order & ORDER_FIRST));
         TRACE(2 + half, count, 1);
-        if (!GATED) {
+        if (GATED != 1) {
             wgmma_wait_group<1>();
             if (lane == 0) mbarrier_arrive(first.empty(smem));
         }
