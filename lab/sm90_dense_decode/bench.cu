@@ -394,17 +394,6 @@ static int run_times(int first, int last, int overhead, bool stream_too) {
         int bad = verify(x, {0, t.b / 2, t.b - 1}, std::max(1, rows / 4), &cosine);
         bad_rows += bad != 0;
         double us = time_graph(stream, 15, [&] { launch(x, stream); });
-#ifdef LAB_TRACE
-        std::vector<uint32_t> trace(4 * 64 * 8);
-        CHECK(cudaMemcpy(trace.data(), x.params.trace, trace.size() * 4, cudaMemcpyDeviceToHost));
-        uint32_t zero = trace[(1 * 64 + 24) * 8];
-        auto at = [&](int role, int n, int e) { return (int)(trace[(role * 64 + n) * 8 + e] - zero); };
-        printf("block: producer begin, V issued, rope issued | scores begin, V seen, all seen, QK done, max done, P free, P out | left begin, issued, first, done | right\n");
-        for (int n = 24; n < 32; n++)
-            printf("%2d: %6d %6d %6d | %6d %6d %6d %6d %6d %6d %6d | %6d %6d %6d %6d | %6d %6d %6d %6d\n", n, at(0, n, 0), at(0, n, 1), at(0, n, 2),
-                   at(1, n, 0), at(1, n, 5), at(1, n, 1), at(1, n, 2), at(1, n, 6), at(1, n, 3), at(1, n, 4), at(2, n, 0), at(2, n, 1),
-                   at(2, n, 2), at(2, n, 3), at(3, n, 0), at(3, n, 1), at(3, n, 2), at(3, n, 3));
-#endif
         double keys = (double)t.b * t.s_k, bytes = keys * D_QK * 2 + (double)t.b * rows * (D_QK + D_V) * 2;
         double flop = 2.0 * keys * rows * (D_QK + D_V), bare = 0;
         if (stream_too && rows <= 64) {
@@ -418,6 +407,18 @@ static int run_times(int first, int last, int overhead, bool stream_too) {
             bare = time_graph(stream, 15, [&] { stream_kernel<<<132, 32, STREAM_SMEM, stream>>>((uint8_t *)x.cache, d_pages, (int)pages.size()); });
             CHECK(cudaFree(d_pages));
         }
+#ifdef LAB_TRACE
+        std::vector<uint32_t> trace(4 * 64 * 8);
+        CHECK(cudaMemcpy(trace.data(), x.params.trace, trace.size() * 4, cudaMemcpyDeviceToHost));
+        uint32_t zero = trace[(1 * 64 + 24) * 8];
+        auto at = [&](int role, int n, int e) { return (int)(trace[(role * 64 + n) * 8 + e] - zero); };
+        printf("one CTA: %u clk in %u ns, %.3f GHz\n", trace[2046], trace[2047], (double)trace[2046] / trace[2047]);
+        printf("block: producer begin, V issued, rope issued | scores begin, V seen, all seen, QK done, max done, P free, P out | left begin, issued, first, done | right\n");
+        for (int n = 24; n < 32; n++)
+            printf("%2d: %6d %6d %6d | %6d %6d %6d %6d %6d %6d %6d | %6d %6d %6d %6d | %6d %6d %6d %6d\n", n, at(0, n, 0), at(0, n, 1), at(0, n, 2),
+                   at(1, n, 0), at(1, n, 5), at(1, n, 1), at(1, n, 2), at(1, n, 6), at(1, n, 3), at(1, n, 4), at(2, n, 0), at(2, n, 1),
+                   at(2, n, 2), at(2, n, 3), at(3, n, 0), at(3, n, 1), at(3, n, 2), at(3, n, 3));
+#endif
         double best = t.fa3 > 0 ? std::min(t.flashmla, t.fa3) : t.flashmla;
         printf("%3d  %d  %6d %3d | %6.1f %5.2f   %5.1f | %14.1f | %8.1f %6.1f | %9.3f | %s\n", t.b, t.s_q, t.s_k, t.h_q, us,
                bytes / us / 1e6, flop / us / 1e6, bare, t.flashmla, t.fa3, best / us, bad ? "FAIL" : "ok");

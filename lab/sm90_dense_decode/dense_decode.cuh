@@ -33,6 +33,12 @@
 #ifndef LAB_GATED
 #define LAB_GATED 0
 #endif
+#ifndef LAB_PV_RS
+#define LAB_PV_RS 0
+#endif
+#ifndef LAB_SPECULATE
+#define LAB_SPECULATE 1
+#endif
 #ifndef LAB_ROPE_STAGES
 #define LAB_ROPE_STAGES 2
 #endif
@@ -57,6 +63,8 @@ enum {
     V_UNITS = LAB_V_UNITS,
     P_BUFFERS = LAB_P_BUFFERS,
     GATED = LAB_GATED,   // 1: the second half of P V waits for the next block's scores, 2: all of it
+    SPECULATE = LAB_SPECULATE,   // exponentials first, then a look at the largest; else a maximum over S first
+    PV_RS = LAB_PV_RS,           // P goes back to registers for P V
     ROPE_STAGES = LAB_ROPE_STAGES,
     GROUP_BYTES = 64 * 128,   // 64 tokens (or rows) x 64 columns
     UNIT_BYTES = 2 * GROUP_BYTES,
@@ -316,6 +324,17 @@ DEVICE void mask_scores(float (&s)[32], const decode_params &p, int first_key, i
         if (column + 8 * (i >> 2) + (i & 1) >= ((i & 2) ? limit1 : limit0)) s[i] = -CUDART_INF_F;
 }
 
+// Largest of this thread's scores of either row, in four chains each.
+DEVICE void row_maxima(const float (&s)[32], float &max0, float &max1) {
+    float m[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) m[i] = s[i];
+#pragma unroll
+    for (int i = 8; i < 32; i++) m[i & 7] = fmaxf(m[i & 7], s[i]);
+    max0 = fmaxf(fmaxf(m[0], m[1]), fmaxf(m[4], m[5]));
+    max1 = fmaxf(fmaxf(m[2], m[3]), fmaxf(m[6], m[7]));
+}
+
 constexpr uint32_t STALE_BF16 = 0x4380;   // 2^8: the largest P that a stale reference may leave
 
 // P = exp2(S scale + shift) to shared memory as bf16; adds up the rows, returns the largest values (bf16 x 2).
@@ -394,18 +413,18 @@ DEVICE void score(const decode_params &p, int tile, uint32_t smem) {
             uint32_t p_row = smem + SMEM_P + buffer * GROUP_BYTES + (16 * warp + (lane & 15)) * 128;
             float more0 = 0, more1 = 0;
             bool rescale = order & ORDER_FIRST;
-            if (!rescale) {
+            float max0, max1;
+            if (!SPECULATE) {
+                row_maxima(s, max0, max1);
+                float stale = 8 / p.scale_log2;
+                rescale |= __any_sync(~0u, max0 > reference0 + stale || max1 > reference1 + stale);
+            } else if (!rescale) {
                 uint32_t top = exponentials(s, p_row, lane, p.scale_log2, -reference0 * p.scale_log2,
                                             -reference1 * p.scale_log2, more0, more1);
                 rescale = __any_sync(~0u, (top & 0xffff) > STALE_BF16 || top >> 16 > STALE_BF16);
             }
             if (rescale) {
-                float max0 = s[0], max1 = s[2];
-#pragma unroll
-                for (int i = 0; i < 32; i++) {
-                    if (i & 2) max1 = fmaxf(max1, s[i]);
-                    else max0 = fmaxf(max0, s[i]);
-                }
+                if (SPECULATE) row_maxima(s, max0, max1);
                 // Rows without a key in this piece have no reference; any finite one will do for them.
                 max0 = fmaxf(fmaxf(reference0, quad_max(max0)), -1e30f);
                 max1 = fmaxf(fmaxf(reference1, quad_max(max1)), -1e30f);
@@ -416,9 +435,10 @@ DEVICE void score(const decode_params &p, int tile, uint32_t smem) {
                 st_shared_f32(smem + SMEM_SCALE + buffer * 256 + row * 4, scale0);
                 st_shared_f32(smem + SMEM_SCALE + buffer * 256 + row * 4 + 32, scale1);
                 more0 = more1 = 0;
+            }
+            if (!SPECULATE || rescale)
                 exponentials(s, p_row, lane, p.scale_log2, -reference0 * p.scale_log2, -reference1 * p.scale_log2, more0,
                              more1);
-            }
             sum0 += more0, sum1 += more1;
             if (key + PAGE == end_key) {
                 order |= ORDER_LAST;
@@ -506,6 +526,13 @@ DEVICE void multiply_pv(float (&o)[64], uint32_t p_tile, uint32_t v_unit, int ac
     wgmma_commit_group();
 }
 
+DEVICE void multiply_pv_rs(float (&o)[64], const uint32_t (&a)[4][4], uint32_t v_unit, int accumulate) {
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        wgmma_m64n128_rs_vt(o, a[k], smem_descriptor(v_unit, GROUP_BYTES, k * 2048), k > 0 || accumulate);
+    wgmma_commit_group();
+}
+
 DEVICE void rescale_output(float (&o)[64], float scale0, float scale1) {
 #pragma unroll
     for (int i = 0; i < 64; i++) o[i] *= (i & 2) ? scale1 : scale0;
@@ -537,10 +564,17 @@ DEVICE void output(const decode_params &p, int tile, int half, const uint8_t *sh
         mbarrier_wait(second.full(smem), second.parity);
         uint32_t p_tile = smem + SMEM_P + buffer * GROUP_BYTES;
         if (GATED == 2) mbarrier_wait(smem + BAR_SCORED + (~count & 1) * 8, (count + 1) >> 1 & 1);
+        uint32_t a[4][4];
+        if (PV_RS) {
+            uint32_t p_row = p_tile + (16 * warp + (lane & 15)) * 128;
+#pragma unroll
+            for (int k = 0; k < 4; k++) ldmatrix_x4(a[k], p_row + (((2 * k + (lane >> 4)) ^ (lane & 7)) << 4));
+        }
         hold_accumulator(o0);
         hold_accumulator(o1);
         wgmma_fence();
-        multiply_pv(o0, p_tile, first.data(smem), !(order & ORDER_FIRST));
+        if (PV_RS) multiply_pv_rs(o0, a, first.data(smem), !(order & ORDER_FIRST));
+        else multiply_pv(o0, p_tile, first.data(smem), !(order & ORDER_FIRST));
         if (GATED == 1) {
             wgmma_wait_group<0>();
             hold_accumulator(o0);
@@ -548,7 +582,8 @@ DEVICE void output(const decode_params &p, int tile, int half, const uint8_t *sh
             mbarrier_wait(smem + BAR_SCORED + (~count & 1) * 8, (count + 1) >> 1 & 1);
             wgmma_fence();
         }
-        multiply_pv(o1, p_tile, second.data(smem), !(order & ORDER_FIRST));
+        if (PV_RS) multiply_pv_rs(o1, a, second.data(smem), !(order & ORDER_FIRST));
+        else multiply_pv(o1, p_tile, second.data(smem), !(order & ORDER_FIRST));
         TRACE(2 + half, count, 1);
         if (GATED != 1) {
             wgmma_wait_group<1>();
@@ -608,7 +643,15 @@ __global__ void __launch_bounds__(THREADS, 1)
         else if (threadIdx.x >= 32 && threadIdx.x < 64 && elect_sync()) produce_q(p, maps, part, tile, smem);
     } else if (group == 1) {
         setmaxnreg_inc<LAB_SCORE_REGS>();
+#ifdef LAB_TRACE
+        long long clock0 = clock64(), time0, time1;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time0));
+#endif
         score(p, tile, smem);
+#ifdef LAB_TRACE
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time1));
+        if (blockIdx.x == 6 && threadIdx.x == 128) p.trace[2046] = clock64() - clock0, p.trace[2047] = time1 - time0;
+#endif
     } else {
         setmaxnreg_inc<LAB_OUTPUT_REGS>();
         output(p, tile, group - 2, shared, smem);
