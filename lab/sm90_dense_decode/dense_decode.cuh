@@ -274,6 +274,8 @@ DEVICE void score_block(float (&s)[32], const uint32_t (&q)[Q_REG_STEPS][4], con
     for (int k = 0; k < 4; k++)
         wgmma_m64n64_ss(s, smem_descriptor(q_tile, 0, k * 32), smem_descriptor(k_tile, 0, k * 32), 1);
     wgmma_commit_group();
+    // Free long ago as a rule; asked here because even a wait that succeeds takes 100 to 200 clocks beside wgmma.
+    mbarrier_wait(smem + BAR_P_EMPTY + p_buffer(rope.count) * 8, p_parity(rope.count) ^ 1);
     wgmma_wait_group<0>();
     hold_accumulator(s);
 }
@@ -394,11 +396,7 @@ DEVICE void score(const decode_params &p, int tile, uint32_t smem) {
             score_block(s, q, at, rope, smem, q_parity, p);
             TRACE(1, rope.count, 2);
             __syncwarp();
-            if (lane == 0) {
-                if (GATED) mbarrier_arrive(smem + BAR_SCORED + (rope.count & 1) * 8);
-                mbarrier_arrive(rope.empty(smem));
-                if (key + PAGE == end_key) mbarrier_arrive(smem + BAR_Q_EMPTY);
-            }
+            if (GATED && lane == 0) mbarrier_arrive(smem + BAR_SCORED + (rope.count & 1) * 8);
             {
                 if (key + PAGE > (p.causal ? min(length, length - p.s_q + 1) : length))
                     mask_scores(s, p, key, length, tile, row, lane);
@@ -406,8 +404,6 @@ DEVICE void score(const decode_params &p, int tile, uint32_t smem) {
             }
             uint32_t buffer = p_buffer(rope.count);
             TRACE(1, rope.count, 6);
-            mbarrier_wait(smem + BAR_P_EMPTY + buffer * 8, p_parity(rope.count) ^ 1);
-            TRACE(1, rope.count, 3);
             // Exponentials against the stale reference first, and a look at the largest of them afterwards: that costs
             // a quarter of a maximum over S, and nearly always nothing is left to do.
             uint32_t p_row = smem + SMEM_P + buffer * GROUP_BYTES + (16 * warp + (lane & 15)) * 128;
@@ -436,26 +432,32 @@ DEVICE void score(const decode_params &p, int tile, uint32_t smem) {
                 st_shared_f32(smem + SMEM_SCALE + buffer * 256 + row * 4 + 32, scale1);
                 more0 = more1 = 0;
             }
+            if (lane == 0) st_shared_u32(smem + SMEM_RESCALE + buffer * 16 + warp * 4, rescale);
+            if (thread == 0)
+                st_shared_u32(smem + SMEM_ORDER + buffer * 4, order | (key + PAGE == end_key ? ORDER_LAST : 0) |
+                                                                  (at.parity ? ORDER_PARITY : 0) |
+                                                                  at.slot << ORDER_SLOT_SHIFT);
+            TRACE(1, rope.count, 3);
             if (!SPECULATE || rescale)
                 exponentials(s, p_row, lane, p.scale_log2, -reference0 * p.scale_log2, -reference1 * p.scale_log2, more0,
                              more1);
             sum0 += more0, sum1 += more1;
             if (key + PAGE == end_key) {
-                order |= ORDER_LAST;
                 sum0 = quad_sum(sum0);
                 sum1 = quad_sum(sum1);
                 st_shared_f32(smem + SMEM_INV_SUM + buffer * 256 + row * 4, sum0 > 0 ? 1 / sum0 : 0);
                 st_shared_f32(smem + SMEM_INV_SUM + buffer * 256 + row * 4 + 32, sum1 > 0 ? 1 / sum1 : 0);
                 if (thread == 0) st_shared_u32(smem + SMEM_TARGET + buffer * 4, target);
             }
-            if (lane == 0) st_shared_u32(smem + SMEM_RESCALE + buffer * 16 + warp * 4, rescale);
-            if (thread == 0)
-                st_shared_u32(smem + SMEM_ORDER + buffer * 4,
-                              order | (at.parity ? ORDER_PARITY : 0) | at.slot << ORDER_SLOT_SHIFT);
             order = 0;
             fence_proxy_async();
             __syncwarp();
-            if (lane == 0) mbarrier_arrive(smem + BAR_P_FULL + buffer * 8);
+            if (lane == 0) {
+                mbarrier_arrive(smem + BAR_P_FULL + buffer * 8);
+                // Not urgent, hence last: what the products have read.
+                mbarrier_arrive(rope.empty(smem));
+                if (key + PAGE == end_key) mbarrier_arrive(smem + BAR_Q_EMPTY);
+            }
             TRACE(1, rope.count, 4);
             rope.count++;
             at.advance(4);
