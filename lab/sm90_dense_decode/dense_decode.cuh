@@ -218,6 +218,7 @@ DEVICE void produce_q(const decode_params &p, const decode_maps &maps, const par
 }
 
 // ---------------------------------------------------------------- scores
+constexpr int FIRST_REST = Q_REG_UNITS == 0 ? 0 : Q_REG_UNITS < 3 ? 1 : Q_REG_UNITS;   // in unit order: first from Q rest
 constexpr int Q_REG_STEPS = Q_REG_UNITS ? Q_REG_UNITS * 8 : 1;   // k16 steps with A in registers
 
 // Reads the Q units standing in the ring into A fragments and gives them back.
@@ -251,7 +252,7 @@ DEVICE void score_block(float (&s)[32], const uint32_t (&q)[Q_REG_STEPS][4], con
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int unit = unit_in_order(i);
-        if (unit == Q_REG_UNITS) mbarrier_wait(smem + BAR_Q_FULL, q_parity);
+        if (i == FIRST_REST) mbarrier_wait(smem + BAR_Q_FULL, q_parity);
         mbarrier_wait(unit_at.full(smem), unit_at.parity);
         uint32_t k_tile = unit_at.data(smem), q_tile = smem + SMEM_Q + (unit - Q_REG_UNITS) * UNIT_BYTES;
         wgmma_fence();   // the wait above is a branch: without this ptxas adds one of its own
@@ -396,7 +397,10 @@ DEVICE void score(const decode_params &p, int tile, uint32_t smem) {
             score_block(s, q, at, rope, smem, q_parity, p);
             TRACE(1, rope.count, 2);
             __syncwarp();
-            if (GATED && lane == 0) mbarrier_arrive(smem + BAR_SCORED + (rope.count & 1) * 8);
+            if (lane == 0) {
+                if (GATED) mbarrier_arrive(smem + BAR_SCORED + (rope.count & 1) * 8);
+                mbarrier_arrive(rope.empty(smem));
+            }
             {
                 if (key + PAGE > (p.causal ? min(length, length - p.s_q + 1) : length))
                     mask_scores(s, p, key, length, tile, row, lane);
@@ -454,8 +458,6 @@ DEVICE void score(const decode_params &p, int tile, uint32_t smem) {
             __syncwarp();
             if (lane == 0) {
                 mbarrier_arrive(smem + BAR_P_FULL + buffer * 8);
-                // Not urgent, hence last: what the products have read.
-                mbarrier_arrive(rope.empty(smem));
                 if (key + PAGE == end_key) mbarrier_arrive(smem + BAR_Q_EMPTY);
             }
             TRACE(1, rope.count, 4);
