@@ -164,6 +164,7 @@ static void launch(const problem &x, cudaStream_t stream) {
     config.gridDim = dim3(x.partitions * x.tiles), config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = SMEM_BYTES, config.stream = stream;
     CHECK(cudaLaunchKernelEx(&config, dense_decode_kernel, x.params, x.maps));
+    if (getenv("LAB_NO_MERGE")) return;   // to price the merge; results are then incomplete
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -405,6 +406,17 @@ static int run_times(int first, int last, int overhead, bool stream_too) {
             CHECK(cudaMalloc(&d_pages, pages.size() * 4));
             CHECK(cudaMemcpy(d_pages, pages.data(), pages.size() * 4, cudaMemcpyHostToDevice));
             bare = time_graph(stream, 15, [&] { stream_kernel<<<132, 32, STREAM_SMEM, stream>>>((uint8_t *)x.cache, d_pages, (int)pages.size()); });
+            if (getenv("LAB_BOXES")) {
+                CHECK(cudaFuncSetAttribute(stream_boxes_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 221184));
+                cuuint64_t dims[3] = {64, (cuuint64_t)x.pages * PAGE, 9}, strides[2] = {D_QK * 2, 128};
+                struct { int box_rows, groups, slot, slots; } shapes[] = {{64, 2, 16384, 12}, {64, 9, 73728, 3}, {8, 9, 9216, 24}, {16, 9, 18432, 12}, {32, 9, 36864, 6}};
+                for (auto &v : shapes) {
+                    cuuint32_t box[3] = {64, (cuuint32_t)v.box_rows, (cuuint32_t)v.groups};
+                    CUtensorMap map = make_map(x.cache, 3, dims, strides, box);
+                    double t2 = time_graph(stream, 15, [&] { stream_boxes_kernel<<<132, 32, v.slot * v.slots, stream>>>(map, x.maps.k_rope, v.box_rows, v.groups, v.slot, v.slots, d_pages, (int)pages.size()); });
+                    printf("    boxes {64, %d, %d}, %d slots: %.1f us\n", v.box_rows, v.groups, v.slots, t2);
+                }
+            }
             CHECK(cudaFree(d_pages));
         }
 #ifdef LAB_TRACE
