@@ -21,6 +21,8 @@
 //   output    p_full -> [O *= scale] -> 2 x 4 wgmma m64n128k16 (A = P, B = V as MN-major) -> empty(unit), p_empty
 // The reference maximum of a row is stale: it moves only when a score passes it by more than 2^8, so nearly no block
 // rescales O and no shuffle stands between S and P. bf16 P holds up to 2^8 without loss of relative precision.
+// P V may be held back (GATED): its first half then runs beside the next block's Q K^T, the second half beside the
+// softmax that follows, when the tensor cores would otherwise idle. The LAB_ macros below are the variants of NOTES.md.
 //
 // Limits: memory (rows <= 64): one block is 73,728 bytes. Products (rows >= 128): 2176 tensor clocks a block.
 #pragma once
@@ -37,7 +39,7 @@
 #define LAB_PV_RS 0
 #endif
 #ifndef LAB_SPECULATE
-#define LAB_SPECULATE 1
+#define LAB_SPECULATE 0
 #endif
 #ifndef LAB_ROPE_STAGES
 #define LAB_ROPE_STAGES 2
