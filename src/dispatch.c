@@ -77,7 +77,11 @@ static void describe_kernel(int index)
 
 static void initialise(void)
 {
-    state.machine = NEEDS_NOTHING;
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        state.machine |= NEEDS_AVX512_BF16;
+#endif
     const char *environment = getenv("FLASHMLA_KERNEL");
     if (environment) {
         const int length = snprintf(state.environment, sizeof state.environment, "%s", environment);
@@ -98,7 +102,7 @@ static bool has_size(const int32_t *sizes, int64_t size)
 
 static const char *missing_feature(const struct kernel *kernel)
 {
-    return (kernel->needs & ~state.machine) ? "this processor lacks an instruction set it needs" : "";
+    return (kernel->needs & NEEDS_AVX512_BF16 & ~state.machine) ? "this processor has no AVX-512 BF16" : "";
 }
 
 /* Writes why `kernel` cannot run `wanted` and returns true, or returns false if it can. */

@@ -12,7 +12,7 @@
 enum operation { OP_DECODE_PLAN, OP_DENSE_DECODE, OP_MERGE, OPERATIONS };
 
 /* What a CPU kernel needs of the machine, as bits. */
-enum { NEEDS_NOTHING = 0 };
+enum { NEEDS_AVX512_BF16 = 1 << 0 };
 
 enum {
     ELEMENTS_BF16 = 1 << ELEMENT_BF16,

@@ -49,6 +49,7 @@ struct cpu_attention {
     void (*attend)(const struct cpu_tile *tile, void *scratch);          /* scratch is 64-byte aligned */
 };
 
+extern const struct cpu_attention cpu_avx512bf16_attention; /* where the build has it: FMLA_AVX512_BF16 */
 extern const struct cpu_attention cpu_generic_attention;
 
 /* The end of the keys that row `row` of a tile sees: the first one it does not. */
