@@ -48,7 +48,10 @@ need_compiler() {
         clang) need "a working $CC (clang 14 or later) with OpenMP" clang libomp-dev libc6-dev ;;
         clang-[0-9]*) need "a working $CC (clang 14 or later) with OpenMP" \
             "${words[0]}" "libomp-${words[0]#clang-}-dev" libc6-dev ;;
-        *) need "a working C compiler (CC is '$CC'; gcc 10 or clang 14 or later, with OpenMP)" gcc libc6-dev ;;
+        *) # which package brings it is anybody's guess
+            echo "CC is '$CC', which is no gcc (10 or later) or clang (14 or later) that works with -fopenmp." >&2
+            exit 3
+            ;;
         esac
     elif ! compiles cc && ! compiles gcc && ! compiles clang; then
         need 'a C compiler with OpenMP (gcc 10 or clang 14 or later)' gcc libc6-dev

@@ -3,9 +3,9 @@
  * The public functions: check the arguments, choose the kernel, call it. No arithmetic of attention.
  */
 #include "check.h"
-#include "cpu/cpu.h"
 #include "dispatch.h"
 #include "plan.h"
+#include "threads.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -27,20 +27,20 @@ static const int64_t max_batch = INT32_MAX - MAX_PARTITIONS - 1;
 fmla_status fmla_set_parallel_for(fmla_parallel_for run, void *pool, int32_t workers)
 {
     if (run) TRY(check_range("set_parallel_for", "workers", workers, 1, MAX_WORKERS));
-    cpu_pool_set(run, pool, workers);
+    threads_set_loop(run, pool, workers);
     return FMLA_OK;
 }
 
 fmla_status fmla_set_num_threads(int32_t n)
 {
     TRY(check_range("set_num_threads", "n", n, 0, MAX_WORKERS));
-    cpu_threads_set(n);
+    threads_set_count(n);
     return FMLA_OK;
 }
 
 int32_t fmla_num_threads(void)
 {
-    return cpu_pool_now().workers;
+    return threads_now().workers;
 }
 
 /* ---- What runs here ------------------------------------------------------------------------- */
@@ -98,7 +98,7 @@ static fmla_status choose_partitions(const fmla_decode_plan_args *args, fmla_dev
     if (args->num_workers) {
         *partitions = plan_default_partitions(args->num_workers, args->s_q, args->h_q, args->h_kv);
     } else if (target.type == FMLA_DEVICE_CPU) {
-        *partitions = cpu_default_partitions(cpu_pool_now().workers, args->s_q, args->h_q, args->h_kv);
+        *partitions = plan_even_partitions(threads_now().workers, args->s_q, args->h_q, args->h_kv);
     } else {
         const int32_t workers = dispatch_workers(target);
         if (!workers)

@@ -36,8 +36,7 @@ static fmla_status check_dtype(const char *operation, const char *name, fmla_dty
             *which = i;
             return FMLA_OK;
         }
-        if (*allowed) strcat(allowed, " or ");
-        strcat(allowed, dtype_names[i]);
+        text_append(allowed, sizeof allowed, "%s%s", *allowed ? " or " : "", dtype_names[i]);
     }
     return fail(FMLA_INVALID_ARGUMENT, "%s: %s: dtype is %s, must be %s", operation, name,
                 name_of_dtype(dtype, came), allowed);

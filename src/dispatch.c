@@ -37,7 +37,7 @@ const char *device_name(fmla_device device, char buffer[32])
 
 int32_t dispatch_workers(fmla_device device)
 {
-    return device.type == FMLA_DEVICE_CPU ? cpu_pool_now().workers : 0;
+    return device.type == FMLA_DEVICE_CPU ? threads_now().workers : 0;
 }
 
 /* ---- Once a process: machine, environment, texts of fmla_capabilities ----------------------- */
@@ -53,11 +53,9 @@ static struct {
 
 static void describe_sizes(char *text, size_t size, const char *name, const int32_t *sizes)
 {
-    size_t used = strlen(text);
-    used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", name);
-    if (!sizes[0]) snprintf(text + used, size - used, " any");
-    for (int i = 0; i < KERNEL_SIZES && sizes[i]; i++)
-        used += (size_t)snprintf(text + used, size - used, " %d", sizes[i]);
+    text_append(text, size, "%s%s", *text ? ", " : "", name);
+    if (!sizes[0]) text_append(text, size, " any");
+    for (int i = 0; i < KERNEL_SIZES && sizes[i]; i++) text_append(text, size, " %d", sizes[i]);
 }
 
 static void describe_kernel(int index)
@@ -67,8 +65,7 @@ static void describe_kernel(int index)
     char *dtypes = state.dtypes[index];
     for (int e = 0; e < 3; e++) {
         if (!(kernel->elements & (1u << e))) continue;
-        if (*dtypes) strcat(dtypes, " ");
-        strcat(dtypes, element_names[e]);
+        text_append(dtypes, sizeof state.dtypes[index], "%s%s", *dtypes ? " " : "", element_names[e]);
     }
     if (kernel->operation != OP_DENSE_DECODE) return;
     describe_sizes(state.shapes[index], sizeof state.shapes[index], "d_qk", kernel->d_qk);
@@ -144,8 +141,7 @@ static fmla_status unknown_kernel(enum operation operation, const char *source, 
     char names[160] = "";
     for (int i = 0; i < KERNELS; i++) {
         if (kernels[i].operation != operation) continue;
-        if (*names) strcat(names, ", ");
-        strcat(names, kernels[i].name);
+        text_append(names, sizeof names, "%s%s", *names ? ", " : "", kernels[i].name);
     }
     return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is \"%.*s\", must be one of: %s", operation_names[operation],
                 source, (int)length, name, names);

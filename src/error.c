@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 static _Thread_local char message[512];
 
@@ -13,6 +14,15 @@ fmla_status fail(fmla_status status, const char *format, ...)
     vsnprintf(message, sizeof message, format, values);
     va_end(values);
     return status;
+}
+
+void text_append(char *text, size_t size, const char *format, ...)
+{
+    const size_t used = strlen(text);
+    va_list values;
+    va_start(values, format);
+    vsnprintf(text + used, size - used, format, values);
+    va_end(values);
 }
 
 const char *fmla_last_error(void)

@@ -19,6 +19,16 @@ int32_t plan_default_partitions(int64_t workers, int64_t s_q, int64_t h_q, int64
     return (int32_t)(partitions > 1 ? partitions : 1);
 }
 
+int32_t plan_even_partitions(int32_t workers, int64_t s_q, int64_t h_q, int64_t h_kv)
+{
+    int64_t a = workers, b = plan_row_tiles(s_q, h_q, h_kv);
+    while (b) { /* the greatest common divisor */
+        const int64_t rest = a % b;
+        a = b, b = rest;
+    }
+    return (int32_t)(workers / a);
+}
+
 /* Blocks of a request; one without keys still has one, so that some partition writes its (empty) result. */
 static int64_t blocks_of(const int32_t *seqlens, int64_t request, int64_t capacity)
 {

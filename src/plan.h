@@ -57,6 +57,10 @@ int64_t plan_row_tiles(int64_t s_q, int64_t h_q, int64_t h_kv);
 /* max(1, workers / h_kv / ceil(s_q · h_q / h_kv / 64)). */
 int32_t plan_default_partitions(int64_t workers, int64_t s_q, int64_t h_q, int64_t h_kv);
 
+/* The fewest partitions that keep all workers equally busy: partitions × row tiles is a multiple of the workers. The
+ * CPU's choice, where a worker takes one row tile of a partition at a time. */
+int32_t plan_even_partitions(int32_t workers, int64_t s_q, int64_t h_q, int64_t h_kv);
+
 /* A length as the planner and the kernels read it: inside [0, capacity]. */
 static inline int64_t plan_clamp_length(int32_t length, int64_t capacity)
 {

@@ -8,23 +8,7 @@
 
 #include "../dispatch.h"
 #include "../plan.h"
-
-/* ---- Threads (threads.c) -------------------------------------------------------------------- */
-
-/* How the calls that start now run their work; taken once at the start of a call. */
-struct cpu_pool {
-    fmla_parallel_for run;
-    void *pool;
-    int32_t workers;
-};
-
-struct cpu_pool cpu_pool_now(void);
-void cpu_pool_set(fmla_parallel_for run, void *pool, int32_t workers); /* run = NULL: the built-in loop */
-void cpu_threads_set(int32_t n); /* of the built-in loop; 0 = OpenMP's choice */
-
-/* The fewest partitions that keep all workers equally busy: partitions × row tiles is a multiple of the
- * workers. */
-int32_t cpu_default_partitions(int32_t workers, int64_t s_q, int64_t h_q, int64_t h_kv);
+#include "../threads.h"
 
 /* ---- Inner kernels -------------------------------------------------------------------------- */
 

@@ -33,7 +33,7 @@ static size_t line_up(size_t bytes)
 struct work {
     const struct dense_decode_problem *problem;
     const struct cpu_attention *attention;
-    struct cpu_pool pool;
+    struct thread_pool pool;
     const struct plan_header *plan; /* NULL in batch-invariant mode */
     int64_t row_tiles;              /* of a request: h_kv × tiles of a key head */
     int64_t tiles_of_head;
@@ -55,7 +55,7 @@ static fmla_status lay_out(const struct kernel *kernel, const struct dense_decod
     memset(w, 0, sizeof *w);
     w->problem = p;
     w->attention = kernel->cpu_attention;
-    w->pool = cpu_pool_now();
+    w->pool = threads_now();
     w->tiles_of_head = (rows_of_head(p) + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
     w->row_tiles = p->h_kv * w->tiles_of_head;
     size_t at = 0;
@@ -67,7 +67,7 @@ static fmla_status lay_out(const struct kernel *kernel, const struct dense_decod
         w->num_partitions = given ? given->num_partitions
                             : p->num_partitions
                                 ? p->num_partitions
-                                : cpu_default_partitions(w->pool.workers, p->s_q, p->h_q, p->h_kv);
+                                : plan_even_partitions(w->pool.workers, p->s_q, p->h_q, p->h_kv);
         if (!given) at += line_up(plan_bytes(p->b, w->num_partitions));
         if (w->num_partitions > 1) w->slots = 2 * (int64_t)w->num_partitions;
     }

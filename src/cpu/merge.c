@@ -53,7 +53,7 @@ static void merge_token(void *data, int64_t index, int32_t worker)
 fmla_status cpu_merge(const struct merge_problem *p)
 {
     if (!p->h_q || (!p->d_v && !p->lse)) return FMLA_OK; /* nothing to write, however many tokens */
-    const struct cpu_pool pool = cpu_pool_now();
+    const struct thread_pool pool = threads_now();
     struct merge_problem problem = *p;
     pool.run(pool.pool, p->b * p->s_q, merge_token, &problem);
     return FMLA_OK;

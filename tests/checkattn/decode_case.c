@@ -8,27 +8,33 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Cached values: drawn once, copied from random places. */
+/* Values are drawn once and copied from random places. */
 enum { DRAWN = 1 << 18 };
-static uint16_t drawn[2][2][DRAWN]; /* [dtype][deviation 0.1 or 1] */
+static uint16_t drawn[2][DRAWN]; /* [dtype] */
 
 void decode_case_draw(uint64_t seed)
 {
     struct random_state random = {seed};
     for (int i = 0; i < DRAWN; i++) {
-        const float x = random_normal(&random);
-        for (int wide = 0; wide < 2; wide++) {
-            const float y = fmaxf(-1.0f, fminf(1.0f, wide ? x : 0.1f * x));
-            drawn[0][wide][i] = num_to_bf16(y);
-            drawn[1][wide][i] = num_to_fp16(y);
-        }
+        const float x = random_input(&random, 0.0f, 0.1f);
+        drawn[0][i] = num_to_bf16(x);
+        drawn[1][i] = num_to_fp16(x);
     }
 }
 
-static void copy_drawn(struct decode_case *c, void *to, bool wide)
+/* A spike: the last values of a vector are 1/2. Two vectors with spikes have a product larger by SPIKE / 4, and the
+ * values keep their size, so that the tolerance keeps its meaning. */
+enum { SPIKE = 32 };
+
+static void copy_drawn(struct decode_case *c, void *to, bool spike)
 {
+    static const uint16_t half[2] = {0x3f00, 0x3800};
     const int64_t from = random_between(&c->random, 0, DRAWN - c->d_qk);
-    memcpy(to, drawn[c->v[A_DTYPE]][wide] + from, (size_t)c->d_qk * sizeof(uint16_t));
+    const int64_t dtype = c->v[A_DTYPE];
+    memcpy(to, drawn[dtype] + from, (size_t)c->d_qk * sizeof(uint16_t));
+    if (!spike) return;
+    for (int64_t d = c->d_qk - SPIKE; d < c->d_qk; d++)
+        memcpy((uint16_t *)to + d, &half[dtype], sizeof(uint16_t));
 }
 
 /* With spiked inputs, keys beside a border of a block of 64, a page or the request weigh more than others, so
@@ -176,7 +182,8 @@ void decode_case_make(struct decode_case *c, const struct run *run, const int64_
     make_cache(c, layout);
     for (int64_t r = 0; r < c->b; r++)
         for (int64_t j = 0; j < c->s_q; j++)
-            for (int64_t h = 0; h < c->h_q; h++) copy_drawn(c, guarded_at(&c->q, r, j, h, 0), false);
+            for (int64_t h = 0; h < c->h_q; h++)
+                copy_drawn(c, guarded_at(&c->q, r, j, h, 0), v[A_INPUTS] == INPUTS_SPIKED);
 
     fmla_dense_decode_args *args = &c->args;
     *args = FMLA_INIT(fmla_dense_decode_args);

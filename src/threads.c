@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-#include "cpu.h"
+#include "threads.h"
 
 #include <omp.h>
 #include <pthread.h>
 
 static struct {
     pthread_mutex_t mutex;
-    struct cpu_pool custom; /* run = NULL: none */
-    int32_t threads;        /* of the built-in loop; 0 = OpenMP's choice */
+    struct thread_pool custom; /* run = NULL: none */
+    int32_t threads;           /* of the built-in loop; 0 = OpenMP's choice */
 } setting = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 /* Pieces differ in length, so they are handed out as threads come free: each writes to places of its own, and
@@ -19,37 +19,27 @@ static void openmp_for(void *pool, int64_t count, fmla_task task, void *task_dat
     for (int64_t i = 0; i < count; i++) task(task_data, i, omp_get_thread_num());
 }
 
-struct cpu_pool cpu_pool_now(void)
+struct thread_pool threads_now(void)
 {
     pthread_mutex_lock(&setting.mutex);
-    const struct cpu_pool custom = setting.custom;
+    const struct thread_pool custom = setting.custom;
     int32_t threads = setting.threads;
     pthread_mutex_unlock(&setting.mutex);
     if (custom.run) return custom;
     if (!threads) threads = omp_get_max_threads();
-    return (struct cpu_pool){openmp_for, (void *)(intptr_t)threads, threads};
+    return (struct thread_pool){openmp_for, (void *)(intptr_t)threads, threads};
 }
 
-void cpu_pool_set(fmla_parallel_for run, void *pool, int32_t workers)
+void threads_set_loop(fmla_parallel_for run, void *pool, int32_t workers)
 {
     pthread_mutex_lock(&setting.mutex);
-    setting.custom = (struct cpu_pool){run, pool, workers};
+    setting.custom = (struct thread_pool){run, pool, workers};
     pthread_mutex_unlock(&setting.mutex);
 }
 
-void cpu_threads_set(int32_t n)
+void threads_set_count(int32_t n)
 {
     pthread_mutex_lock(&setting.mutex);
     setting.threads = n;
     pthread_mutex_unlock(&setting.mutex);
-}
-
-int32_t cpu_default_partitions(int32_t workers, int64_t s_q, int64_t h_q, int64_t h_kv)
-{
-    int64_t a = workers, b = plan_row_tiles(s_q, h_q, h_kv);
-    while (b) { /* the greatest common divisor */
-        const int64_t rest = a % b;
-        a = b, b = rest;
-    }
-    return (int32_t)(workers / a);
 }
