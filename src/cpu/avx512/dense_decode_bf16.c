@@ -23,7 +23,7 @@
  *   so that enough sums are in flight to cover the latency of vdpbf16ps.
  *   Limit: the issue rate of vdpbf16ps, 64 FLOP each.
  */
-#include "../cpu.h"
+#include "../tile.h"
 
 #include "../../num.h"
 
@@ -40,26 +40,33 @@ struct scratch {
     float *s, *o, *max, *sum, *rescale;
 };
 
+/* Lays the scratch of a worker out from `base` on; returns its bytes. With base = NULL it only counts. */
 static size_t scratch_layout(const struct dense_decode_problem *problem, char *base, struct scratch *scratch)
 {
     const size_t rows = PLAN_ROW_TILE, d_qk = (size_t)problem->d_qk, d_v = (size_t)problem->d_v;
+    const size_t sizes[8] = {rows * d_qk * 2, rows * BLOCK * 4, rows * BLOCK * 2, BLOCK * d_v * 2,
+                             rows * d_v * 4,  rows * 4,         rows * 4,         rows * 4};
+    void *parts[8];
     size_t at = 0;
-    scratch->q = (uint32_t *)(void *)(base + at), at += rows * d_qk * 2;
-    scratch->s = (float *)(void *)(base + at), at += rows * BLOCK * 4;
-    scratch->p = (uint32_t *)(void *)(base + at), at += rows * BLOCK * 2;
-    scratch->values = (uint32_t *)(void *)(base + at), at += BLOCK * d_v * 2;
-    scratch->o = (float *)(void *)(base + at), at += rows * d_v * 4;
-    scratch->max = (float *)(void *)(base + at), at += rows * 4;
-    scratch->sum = (float *)(void *)(base + at), at += rows * 4;
-    scratch->rescale = (float *)(void *)(base + at), at += rows * 4;
+    for (int i = 0; i < 8; i++) {
+        parts[i] = base ? base + at : NULL;
+        at += sizes[i];
+    }
+    *scratch = (struct scratch){.q = parts[0],
+                                .s = parts[1],
+                                .p = parts[2],
+                                .values = parts[3],
+                                .o = parts[4],
+                                .max = parts[5],
+                                .sum = parts[6],
+                                .rescale = parts[7]};
     return at;
 }
 
 static size_t scratch_bytes(const struct dense_decode_problem *problem)
 {
-    static char base[1];
     struct scratch unused;
-    return scratch_layout(problem, base, &unused);
+    return scratch_layout(problem, NULL, &unused);
 }
 
 #define INLINE static inline __attribute__((always_inline))
@@ -218,7 +225,7 @@ INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *sc
 {
     const struct dense_decode_problem *p = tile->problem;
     const int lanes = vectors * VECTOR;
-    const float scale = p->scale * LOG2_E;
+    const float scale = p->scale * TILE_LOG2_E;
     memset(scratch->o, 0, (size_t)p->d_v * (size_t)lanes * sizeof(float));
     for (int i = 0; i < lanes; i++) scratch->max[i] = -INFINITY, scratch->sum[i] = 0.0f;
     pack_q(tile, scratch->q, vectors);
@@ -228,8 +235,8 @@ INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *sc
         const int32_t most = (int32_t)(end - begin < BLOCK ? end - begin : BLOCK);
         const uint16_t *keys[BLOCK];
         for (int32_t t = 0; t < most; t++) keys[t] = cpu_key(p, tile->request, tile->kv_head, begin + t);
-        int32_t visible[PLAN_ROW_TILE];
-        const int32_t fewest = softmax_visible(tile, begin, lanes, visible);
+        int32_t visible[PLAN_ROW_TILE], fewest, unused;
+        tile_visible(tile, 0, begin, lanes, visible, &fewest, &unused);
 
         prefetch(tile, begin + most, begin + most + BLOCK < end ? begin + most + BLOCK : end);
         scores(scratch->s, keys, scratch->q, most, p->d_qk / 2, vectors, keys_at_once);
@@ -243,7 +250,7 @@ INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *sc
             add_value_where_seen(scratch->o, keys[t], scratch->s + (int64_t)t * lanes, p->d_v, t, visible,
                                  vectors);
     }
-    softmax_write(tile, scratch->o, scratch->max, scratch->sum, vectors);
+    tile_write(tile, 0, lanes, scratch->o, lanes, scratch->max, scratch->sum);
 }
 
 static void attend(const struct cpu_tile *tile, void *memory)

@@ -5,13 +5,9 @@
 #ifndef FMLA_CPU_AVX512_SOFTMAX_H
 #define FMLA_CPU_AVX512_SOFTMAX_H
 
-#include "../cpu.h"
-
 #include <immintrin.h>
 #include <math.h>
-
-#define LOG2_E 1.44269504088896341f
-#define LN_2   0.693147180559945309f
+#include <stdint.h>
 
 /* 2^x, relative error below 2^-22; 2^-inf = 0, NaN stays NaN. x = n + f with |f| ≤ 1/2; 2^f by its Taylor series, whose
  * first term left out is below 2^-22. */
@@ -28,19 +24,6 @@ static inline __m512 softmax_exp2(__m512 x)
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.9314718e-1f));
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
     return _mm512_scalef_ps(y, n);
-}
-
-/* How many keys of the block at `begin` each row sees; returns the least. Lanes without a row see what the last row
- * sees. */
-static inline int32_t softmax_visible(const struct cpu_tile *tile, int64_t begin, int lanes, int32_t *visible)
-{
-    int32_t fewest = PLAN_BLOCK;
-    for (int l = 0; l < lanes; l++) {
-        const int64_t end = cpu_visible_end(tile, l < tile->rows ? l : tile->rows - 1) - begin;
-        visible[l] = end < 0 ? 0 : end > PLAN_BLOCK ? PLAN_BLOCK : (int32_t)end;
-        if (visible[l] < fewest) fewest = visible[l];
-    }
-    return fewest;
 }
 
 /* One step of the online softmax over s[0 … count)[vectors][16]: turns scores into probabilities against the new
@@ -91,23 +74,6 @@ static inline void softmax_to_bf16(uint32_t *p, const float *s, int32_t count, i
             const __m512i b = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(second));
             _mm512_store_si512(p + (t / 2 * stride + v * 16), _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
         }
-}
-
-/* The tile's rows, divided by their sums, and their natural lse. */
-static inline void softmax_write(const struct cpu_tile *tile, const float *o, const float *max,
-                                 const float *sum, int vectors)
-{
-    const int64_t d_v = tile->problem->d_v, stride = (int64_t)vectors * 16;
-    for (int32_t i = 0; i < tile->rows; i++) {
-        float *out = tile->out + i * d_v;
-        const float whole = sum[i];
-        const float factor = whole == 0.0f ? 0.0f : 1.0f / whole;
-        if (whole == 0.0f) /* no key, or none whose score is above -inf */
-            for (int64_t d = 0; d < d_v; d++) out[d] = 0.0f;
-        else
-            for (int64_t d = 0; d < d_v; d++) out[d] = o[d * stride + i] * factor;
-        tile->lse[i] = whole == 0.0f ? -INFINITY : (max[i] == -INFINITY ? 0.0f : max[i] * LN_2) + logf(whole);
-    }
 }
 
 #endif
