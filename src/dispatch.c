@@ -11,6 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 static const struct kernel kernels[] = {
 #include "kernels.def"
@@ -45,6 +48,7 @@ int32_t dispatch_workers(fmla_device device)
 static struct {
     pthread_once_t once;
     unsigned machine; /* NEEDS_… that it meets */
+    bool intel;
     char environment[512];
     bool environment_too_long;
     char dtypes[KERNELS][32];
@@ -72,9 +76,28 @@ static void describe_kernel(int index)
     describe_sizes(state.shapes[index], sizeof state.shapes[index], "d_v", kernel->d_v);
 }
 
+#if defined(__x86_64__)
+/* __builtin_cpu_supports knows f16c in newer compilers only. That the system saves the registers is said by avx2. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 static void initialise(void)
 {
-    state.machine = NEEDS_NOTHING;
+#if defined(__x86_64__)
+    state.intel = __builtin_cpu_is("intel");
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
+        state.machine |= NEEDS_AVX2;
+    if ((state.machine & NEEDS_AVX2) && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq"))
+        state.machine |= NEEDS_AVX512;
+    if ((state.machine & NEEDS_AVX512) && __builtin_cpu_supports("avx512bf16"))
+        state.machine |= NEEDS_AVX512_BF16;
+#endif
     const char *environment = getenv("FLASHMLA_KERNEL");
     if (environment) {
         const int length = snprintf(state.environment, sizeof state.environment, "%s", environment);
@@ -95,7 +118,11 @@ static bool has_size(const int32_t *sizes, int64_t size)
 
 static const char *missing_feature(const struct kernel *kernel)
 {
-    return (kernel->needs & ~state.machine) ? "this processor lacks an instruction set it needs" : "";
+    const unsigned missing = kernel->needs & ~state.machine;
+    return !missing                        ? ""
+           : (missing & NEEDS_AVX512_BF16) ? "this processor has no AVX-512 BF16"
+           : (missing & NEEDS_AVX512)      ? "this processor has no AVX-512 (F, BW, VL, DQ)"
+                                           : "this processor has no AVX2 with FMA and F16C";
 }
 
 /* Writes why `kernel` cannot run `wanted` and returns true, or returns false if it can. */
@@ -203,6 +230,7 @@ fmla_status dispatch(const struct wanted *wanted, const char *forced, const stru
     bool device_has_kernels = false;
     for (int i = 0; i < KERNELS; i++) {
         if (kernels[i].operation != wanted->operation || kernels[i].forced_only) continue;
+        if (kernels[i].slow_on_intel && state.intel) continue;
         if (kernels[i].device_type != wanted->device.type) continue;
         device_has_kernels = true;
         /* The last refusal is told: it is that of the most general kernel. */

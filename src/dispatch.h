@@ -12,7 +12,7 @@
 enum operation { OP_DECODE_PLAN, OP_DENSE_DECODE, OP_MERGE, OPERATIONS };
 
 /* What a CPU kernel needs of the machine, as bits. */
-enum { NEEDS_NOTHING = 0 };
+enum { NEEDS_AVX2 = 1 << 0 /* with FMA and F16C */, NEEDS_AVX512 = 1 << 1, NEEDS_AVX512_BF16 = 1 << 2 };
 
 enum {
     ELEMENTS_BF16 = 1 << ELEMENT_BF16,
@@ -32,6 +32,7 @@ struct kernel {
     int32_t d_qk[KERNEL_SIZES]; /* allowed sizes, zero-terminated; empty = any */
     int32_t d_v[KERNEL_SIZES];
     bool forced_only;
+    bool slow_on_intel; /* another kernel is chosen on Intel processors */
 
     fmla_status (*decode_plan)(const struct plan_problem *problem);
     /* Bytes of workspace; *alignment is preset to 16. */

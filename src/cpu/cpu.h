@@ -33,6 +33,8 @@ struct cpu_attention {
     void (*attend)(const struct cpu_tile *tile, void *scratch);          /* scratch is 64-byte aligned */
 };
 
+/* Where the build has them: FMLA_AVX512_BF16, FMLA_AVX512, FMLA_AVX2. */
+extern const struct cpu_attention cpu_avx512bf16_attention, cpu_avx512_attention, cpu_avx2_attention;
 extern const struct cpu_attention cpu_generic_attention;
 
 /* The end of the keys that row `row` of a tile sees: the first one it does not. */

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Attention over a row tile in fp32, for any vector unit: the text of the kernels cpu-generic, cpu-avx2 and
+ * cpu-avx512. A file that includes it says how wide a vector is and how many sums its registers hold, and is compiled
+ * with the flags of its instruction set; the operations themselves are the compiler's vector arithmetic.
+ *
+ *   ATTENTION_NAME     the struct cpu_attention to define
+ *   LANES              floats of a vector
+ *   VECTORS            vectors of rows at a time; a group is LANES · VECTORS = 16 rows
+ *   AT_ONCE            keys (in S = K Q) or values (in O += Vᵀ P) at a time: AT_ONCE · VECTORS sums stay in registers
+ *
+ *   lanes = rows: the rows of a group stand side by side, so that the softmax has no horizontal step and a cached
+ *   value, once loaded, meets all of them by broadcast.
+ *
+ *   scratch of a worker (floats)
+ *     q         [groups][d_qk][16]   Q of the tile, scaled, lanes innermost       64 × 576 × 4 B = 144 KiB
+ *     keys      [64][d_qk]           one block of keys, converted once            64 × 576 × 4 B = 144 KiB
+ *     o         [groups][d_v][16]    unnormalised output                          64 × 512 × 4 B = 128 KiB
+ *     s         [64][16]             scores, then probabilities of one group and block
+ *     max, sum  [groups][16]         running maximum (base 2, scaled) and sum of the softmax
+ *
+ *   for each block of 64 keys:  convert
+ *     for each group of 16 rows:  S = K Q  →  softmax step  →  O = O · rescale + Vᵀ P
+ *
+ *   Limit: the two products, 2 · (d_qk + d_v) FLOP per row and key, at the rate of the multiply-adds.
+ */
+#include "tile.h"
+
+#include "../num.h"
+
+#include <string.h>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+enum { GROUP_ROWS = LANES * VECTORS, GROUPS = PLAN_ROW_TILE / GROUP_ROWS, BLOCK = PLAN_BLOCK };
+_Static_assert(GROUP_ROWS == 16, "a group is 16 rows");
+
+typedef float vector __attribute__((vector_size(LANES * sizeof(float)), may_alias));
+typedef int32_t vector_int __attribute__((vector_size(LANES * sizeof(float)), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+struct scratch {
+    float *q, *keys, *o, *s, *max, *sum;
+};
+
+/* Lays the scratch of a worker out from `base` on; returns its floats. With base = NULL it only counts. */
+static size_t scratch_floats(const struct dense_decode_problem *p, float *base, struct scratch *scratch)
+{
+    const size_t rows = PLAN_ROW_TILE, d_qk = ((size_t)p->d_qk + 15) / 16 * 16, d_v = (size_t)p->d_v;
+    const size_t sizes[6] = {rows * d_qk, BLOCK * d_qk, rows * d_v, (size_t)BLOCK * GROUP_ROWS, rows, rows};
+    float *parts[6];
+    size_t at = 0;
+    for (int i = 0; i < 6; i++) {
+        parts[i] = base ? base + at : NULL;
+        at += sizes[i];
+    }
+    *scratch = (struct scratch){
+        .q = parts[0], .keys = parts[1], .o = parts[2], .s = parts[3], .max = parts[4], .sum = parts[5]};
+    return at;
+}
+
+static size_t scratch_bytes(const struct dense_decode_problem *p)
+{
+    struct scratch unused;
+    return scratch_floats(p, NULL, &unused) * sizeof(float);
+}
+
+static void to_float(float *to, const uint16_t *from, int64_t count, enum element element)
+{
+    int64_t i = 0;
+    if (element == ELEMENT_BF16) {
+        for (; i < count; i++) to[i] = num_from_bf16(from[i]);
+        return;
+    }
+#if defined(__F16C__)
+    for (; i + 8 <= count; i += 8)
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(from + i))));
+#endif
+    for (; i < count; i++) to[i] = num_from_fp16(from[i]);
+}
+
+/* Q of the tile with lanes innermost, the softmax scale in base 2 folded in; lanes without a row are 0. `row` has room
+ * for d_qk floats. */
+static void pack_q(const struct cpu_tile *tile, float *q, float *row)
+{
+    const struct dense_decode_problem *p = tile->problem;
+    const int64_t group = p->h_q / p->h_kv;
+    const int32_t groups = (tile->rows + GROUP_ROWS - 1) / GROUP_ROWS;
+    const float scale = p->scale * TILE_LOG2_E;
+    memset(q, 0, (size_t)groups * (size_t)p->d_qk * GROUP_ROWS * sizeof(float));
+    for (int32_t i = 0; i < tile->rows; i++) {
+        const int64_t token = (tile->first_row + i) / group;
+        const int64_t head = tile->kv_head * group + (tile->first_row + i) % group;
+        to_float(row, p->q + tile->request * p->q_stride[0] + token * p->q_stride[1] + head * p->q_stride[2],
+                 p->d_qk, p->element);
+        float *to = q + i / GROUP_ROWS * p->d_qk * GROUP_ROWS + i % GROUP_ROWS;
+        for (int64_t d = 0; d < p->d_qk; d++) to[d * GROUP_ROWS] = row[d] * scale;
+    }
+}
+
+/* ---- The two products ----------------------------------------------------------------------- */
+
+/* sum[u][v] += Σ_i a[i · step + u · apart] · x[i][v]: `count` (compile-time) numbers meet a group of rows. Both products
+ * are this: scores have step 1 and the keys d_qk apart; values step d_qk and lie side by side. */
+INLINE void multiply_add(vector sum[][VECTORS], const float *a, int64_t step, int64_t apart, const float *x,
+                         int64_t length, const int count)
+{
+    for (int64_t i = 0; i < length; i++) {
+        vector row[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) row[v] = *(const vector *)(x + i * GROUP_ROWS + v * LANES);
+#pragma GCC unroll 16
+        for (int u = 0; u < count; u++)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) sum[u][v] += a[i * step + u * apart] * row[v];
+    }
+}
+
+INLINE void score_tile(float *s, const float *keys, const float *q, int64_t d_qk, const int count)
+{
+    vector sum[AT_ONCE][VECTORS];
+#pragma GCC unroll 16
+    for (int u = 0; u < count; u++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) sum[u][v] = (vector){0};
+    multiply_add(sum, keys, 1, d_qk, q, d_qk, count);
+#pragma GCC unroll 16
+    for (int u = 0; u < count; u++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) *(vector *)(s + u * GROUP_ROWS + v * LANES) = sum[u][v];
+}
+
+/* s[t][row] = Σ_d keys[t][d] · q[d][row]. */
+static void scores(float *s, const float *keys, const float *q, int32_t count, int64_t d_qk)
+{
+    int32_t t = 0;
+    for (; t + AT_ONCE <= count; t += AT_ONCE)
+        score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, AT_ONCE);
+    for (; t + 2 <= count; t += 2) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, 2);
+    for (; t < count; t++) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, 1);
+}
+
+INLINE void value_tile(float *o, const float *keys, const float *s, int32_t keys_seen, int64_t d_qk,
+                       const float rescale[GROUP_ROWS], const int count)
+{
+    vector sum[AT_ONCE][VECTORS];
+#pragma GCC unroll 16
+    for (int u = 0; u < count; u++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++)
+            sum[u][v] =
+                *(const vector *)(o + u * GROUP_ROWS + v * LANES) * *(const vector *)(rescale + v * LANES);
+    multiply_add(sum, keys, d_qk, 1, s, keys_seen, count);
+#pragma GCC unroll 16
+    for (int u = 0; u < count; u++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) *(vector *)(o + u * GROUP_ROWS + v * LANES) = sum[u][v];
+}
+
+/* o[d][row] = o[d][row] · rescale[row] + Σ_t keys[t][d] · s[t][row], over keys that every row sees. */
+static void add_values(float *o, const float *keys, const float *s, int32_t count, int64_t d_qk, int64_t d_v,
+                       const float rescale[GROUP_ROWS])
+{
+    int64_t d = 0;
+    for (; d + AT_ONCE <= d_v; d += AT_ONCE)
+        value_tile(o + d * GROUP_ROWS, keys + d, s, count, d_qk, rescale, AT_ONCE);
+    for (; d < d_v; d++) value_tile(o + d * GROUP_ROWS, keys + d, s, count, d_qk, rescale, 1);
+}
+
+/* One key that only some rows see: the others must not meet it, as it may hold NaN or infinity. */
+static void add_value_where_seen(float *o, const float *key, const float *s, int64_t d_v, int32_t t,
+                                 const int32_t visible[GROUP_ROWS])
+{
+    for (int64_t d = 0; d < d_v; d++)
+        for (int l = 0; l < GROUP_ROWS; l++)
+            if (t < visible[l]) o[d * GROUP_ROWS + l] += key[d] * s[l];
+}
+
+/* ---- Softmax -------------------------------------------------------------------------------- */
+
+/* 2^x for x ≤ 0; below 2^-126 it is 0, NaN stays NaN. x = n + f with |f| ≤ 1/2: 2^f by its Taylor series, whose first
+ * term left out is below 2^-22, and 2^n by its exponent bits. */
+INLINE vector exp2_of(vector x)
+{
+    const vector shifter =
+        (vector){0} + 0x1.8p23f; /* adding it leaves the nearest integer in the lowest bits */
+    const vector shifted = x + shifter;
+    const vector f = x - (shifted - shifter);
+    vector y = f * 1.5403530e-4f + 1.3333558e-3f;
+    y = y * f + 9.6181291e-3f;
+    y = y * f + 5.5504109e-2f;
+    y = y * f + 2.4022651e-1f;
+    y = y * f + 6.9314718e-1f;
+    y = y * f + 1.0f;
+    const vector power = (vector)(((vector_int)shifted << 23) + (127 << 23));
+    const vector_int small = (vector_int)(x < (vector){0} - 126.0f);
+    return (vector)((vector_int)(y * power) & ~small);
+}
+
+INLINE vector select(vector_int mask, vector yes, vector no)
+{
+    return (vector)(((vector_int)yes & mask) | ((vector_int)no & ~mask));
+}
+
+/* One step of the online softmax over s[0 … count): row l sees the first visible[l] of them, and below `fewest` every
+ * row sees the key. Turns scores into probabilities against the new maximum and gives in `rescale` what older sums must
+ * be multiplied by. */
+static void softmax_step(float *s, int32_t count, int32_t fewest, const int32_t visible[GROUP_ROWS],
+                         float *max, float *sum, float *rescale)
+{
+    const vector nothing = (vector){0} - INFINITY;
+    for (int v = 0; v < VECTORS; v++) {
+        vector *const at = (vector *)(s + v * LANES);
+        const vector old = *(const vector *)(max + v * LANES);
+        vector_int sees;
+        memcpy(&sees, visible + v * LANES, sizeof sees);
+        vector top = old;
+        for (int32_t t = 0; t < count; t++) {
+            vector x = at[t * VECTORS];
+            if (t >= fewest) at[t * VECTORS] = x = select((vector_int)(sees > t), x, nothing);
+            top = select((vector_int)(x > top), x,
+                         top); /* a NaN does not become the maximum; it reaches the sum */
+        }
+        const vector base =
+            select((vector_int)(top == nothing), (vector){0}, top); /* keeps exp(-inf - base) at 0 */
+        vector total = {0};
+        for (int32_t t = 0; t < count; t++) {
+            const vector e = exp2_of(at[t * VECTORS] - base);
+            at[t * VECTORS] = e;
+            total += e;
+        }
+        const vector older = exp2_of(old - base);
+        *(vector *)(rescale + v * LANES) = older;
+        *(vector *)(max + v * LANES) = top;
+        *(vector *)(sum + v * LANES) = *(const vector *)(sum + v * LANES) * older + total;
+    }
+}
+
+/* ---- A tile --------------------------------------------------------------------------------- */
+
+static void attend_block(const struct cpu_tile *tile, const struct scratch *scratch, int32_t group,
+                         int64_t begin)
+{
+    const struct dense_decode_problem *p = tile->problem;
+    int32_t visible[GROUP_ROWS], fewest, most;
+    tile_visible(tile, group * GROUP_ROWS, begin, GROUP_ROWS, visible, &fewest, &most);
+    if (!most) return;
+    _Alignas(64) float rescale[GROUP_ROWS];
+    float *o = scratch->o + group * p->d_v * GROUP_ROWS;
+    scores(scratch->s, scratch->keys, scratch->q + group * p->d_qk * GROUP_ROWS, most, p->d_qk);
+    softmax_step(scratch->s, most, fewest, visible, scratch->max + group * GROUP_ROWS,
+                 scratch->sum + group * GROUP_ROWS, rescale);
+    add_values(o, scratch->keys, scratch->s, fewest, p->d_qk, p->d_v, rescale);
+    for (int32_t t = fewest; t < most; t++)
+        add_value_where_seen(o, scratch->keys + t * p->d_qk, scratch->s + t * GROUP_ROWS, p->d_v, t, visible);
+}
+
+static void attend(const struct cpu_tile *tile, void *memory)
+{
+    const struct dense_decode_problem *p = tile->problem;
+    const int32_t groups = (tile->rows + GROUP_ROWS - 1) / GROUP_ROWS;
+    struct scratch scratch;
+    scratch_floats(p, memory, &scratch);
+    memset(scratch.o, 0, (size_t)groups * (size_t)p->d_v * GROUP_ROWS * sizeof(float));
+    for (int32_t i = 0; i < groups * GROUP_ROWS; i++) scratch.max[i] = -INFINITY, scratch.sum[i] = 0.0f;
+
+    pack_q(tile, scratch.q, scratch.keys);
+    const int64_t end = cpu_visible_end(tile, tile->rows - 1); /* the last row sees most */
+    for (int64_t begin = tile->begin_key; begin < end; begin += BLOCK) {
+        const int64_t count = end - begin < BLOCK ? end - begin : BLOCK;
+        for (int64_t t = 0; t < count; t++)
+            to_float(scratch.keys + t * p->d_qk, cpu_key(p, tile->request, tile->kv_head, begin + t), p->d_qk,
+                     p->element);
+        for (int32_t g = 0; g < groups; g++) attend_block(tile, &scratch, g, begin);
+    }
+    for (int32_t g = 0; g < groups; g++)
+        tile_write(tile, g * GROUP_ROWS, GROUP_ROWS, scratch.o + g * p->d_v * GROUP_ROWS, GROUP_ROWS,
+                   scratch.max + g * GROUP_ROWS, scratch.sum + g * GROUP_ROWS);
+}
+
+const struct cpu_attention ATTENTION_NAME = {scratch_bytes, attend};

@@ -1,0 +1,9 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * AVX2, FMA and F16C: 12 sums, 2 vectors of rows and the broadcast in sixteen registers of 256 bits.
+ */
+#define ATTENTION_NAME cpu_avx2_attention
+#define LANES          8
+#define VECTORS        2
+#define AT_ONCE        6
+#include "../attention_f32.h"

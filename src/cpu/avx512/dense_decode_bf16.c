@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Attention over a row tile with AVX-512 BF16: both products by vdpbf16ps, which multiplies pairs of bf16 and adds
+ * both products to an fp32 lane.
+ *
+ *   lanes = rows. A vector holds 16 rows, a tile up to 4 vectors. A cached value meets all of them by broadcast, so
+ *   the cache is read as it lies, and the softmax has no horizontal step.
+ *
+ *   scores   S[t][rows] += (q[2i], q[2i+1])[rows] · (k[t][2i], k[t][2i+1])      pairs along d, as they lie in a key
+ *   values   O[d][rows] += (p[2j], p[2j+1])[rows] · (v[2j][d], v[2j+1][d])      pairs along t: values are interleaved
+ *
+ *   scratch of a worker
+ *     q       [d_qk / 2][vectors][16] pairs      Q of the tile                       64 × 576 × 2 B =  72 KiB
+ *     s       [64][vectors][16] float            scores of one block                 64 ×  64 × 4 B =  16 KiB
+ *     p       [32][vectors][16] pairs            probabilities, rounded to bf16      64 ×  64 × 2 B =   8 KiB
+ *     values  [d_v / 32][32][32] pairs           the block's values, two keys a pair 64 × 512 × 2 B =  64 KiB
+ *     o       [d_v][vectors][16] float           unnormalised output                 64 × 512 × 4 B = 128 KiB
+ *     max, sum, rescale [vectors][16] float
+ *
+ *   for each block of 64 keys:  S = K Q  →  softmax step, P to bf16  →  interleave V  →  O = O · rescale + Vᵀ P
+ *
+ *   Registers: 4 vectors × 4 keys (or 4 values) of sums, 4 of Q (or P), 1 broadcast. With fewer vectors more keys,
+ *   so that enough sums are in flight to cover the latency of vdpbf16ps.
+ *   Limit: the issue rate of vdpbf16ps, 64 FLOP each.
+ */
+#include "../tile.h"
+
+#include "../../num.h"
+
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "softmax.h"
+
+enum { VECTOR = 16, VECTORS = PLAN_ROW_TILE / VECTOR, BLOCK = 64, PAIRS = BLOCK / 2, GROUP = 32 };
+
+struct scratch {
+    uint32_t *q, *p, *values;
+    float *s, *o, *max, *sum, *rescale;
+};
+
+/* Lays the scratch of a worker out from `base` on; returns its bytes. With base = NULL it only counts. */
+static size_t scratch_layout(const struct dense_decode_problem *problem, char *base, struct scratch *scratch)
+{
+    const size_t rows = PLAN_ROW_TILE, d_qk = (size_t)problem->d_qk, d_v = (size_t)problem->d_v;
+    const size_t sizes[8] = {rows * d_qk * 2, rows * BLOCK * 4, rows * BLOCK * 2, BLOCK * d_v * 2,
+                             rows * d_v * 4,  rows * 4,         rows * 4,         rows * 4};
+    void *parts[8];
+    size_t at = 0;
+    for (int i = 0; i < 8; i++) {
+        parts[i] = base ? base + at : NULL;
+        at += sizes[i];
+    }
+    *scratch = (struct scratch){.q = parts[0],
+                                .s = parts[1],
+                                .p = parts[2],
+                                .values = parts[3],
+                                .o = parts[4],
+                                .max = parts[5],
+                                .sum = parts[6],
+                                .rescale = parts[7]};
+    return at;
+}
+
+static size_t scratch_bytes(const struct dense_decode_problem *problem)
+{
+    struct scratch unused;
+    return scratch_layout(problem, NULL, &unused);
+}
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE uint32_t pair_at(const uint16_t *at)
+{
+    uint32_t pair;
+    memcpy(&pair, at, sizeof pair);
+    return pair;
+}
+
+INLINE __m512bh load_pairs(const uint32_t *at)
+{
+    return (__m512bh)_mm512_load_si512(at);
+}
+
+/* ---- Scores --------------------------------------------------------------------------------- */
+
+/* `count` (compile-time) keys from `keys`, `vectors` (compile-time) vectors of rows. */
+INLINE void score_tile(float *s, const uint16_t *const *keys, const uint32_t *q, int64_t pairs,
+                       const int vectors, const int count)
+{
+    __m512 sum[12][VECTORS];
+#pragma GCC unroll 12
+    for (int t = 0; t < count; t++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) sum[t][v] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < pairs; i++) {
+        __m512bh x[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) x[v] = load_pairs(q + (i * vectors + v) * VECTOR);
+#pragma GCC unroll 12
+        for (int t = 0; t < count; t++) {
+            const __m512bh k = (__m512bh)_mm512_set1_epi32((int)pair_at(keys[t] + 2 * i));
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) sum[t][v] = _mm512_dpbf16_ps(sum[t][v], x[v], k);
+        }
+    }
+#pragma GCC unroll 12
+    for (int t = 0; t < count; t++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) _mm512_store_ps(s + (t * vectors + v) * VECTOR, sum[t][v]);
+}
+
+/* s[t][row] for `count` keys. */
+INLINE void scores(float *s, const uint16_t *const *keys, const uint32_t *q, int32_t count, int64_t pairs,
+                   const int vectors, const int at_once)
+{
+    int32_t t = 0;
+    for (; t + at_once <= count; t += at_once)
+        score_tile(s + (int64_t)t * vectors * VECTOR, keys + t, q, pairs, vectors, at_once);
+    for (; t < count; t++) score_tile(s + (int64_t)t * vectors * VECTOR, keys + t, q, pairs, vectors, 1);
+}
+
+/* ---- Values --------------------------------------------------------------------------------- */
+
+/* Two keys' values side by side: values[group][pair][d in group] = (v[2 pair][d], v[2 pair + 1][d]). A last key
+ * without a partner gets zeros. */
+static void interleave(uint32_t *values, const uint16_t *const *keys, int32_t count, int64_t d_v)
+{
+    static const uint16_t low[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i first = _mm512_loadu_si512(low), second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+    for (int32_t j = 0; 2 * j < count; j++) {
+        const uint16_t *a = keys[2 * j], *b = 2 * j + 1 < count ? keys[2 * j + 1] : NULL;
+        for (int64_t d = 0; d < d_v; d += GROUP) {
+            const __m512i x = _mm512_loadu_si512(a + d),
+                          y = b ? _mm512_loadu_si512(b + d) : _mm512_setzero_si512();
+            uint32_t *to = values + (d / GROUP * PAIRS + j) * GROUP;
+            _mm512_store_si512(to, _mm512_permutex2var_epi16(x, first, y));
+            _mm512_store_si512(to + VECTOR, _mm512_permutex2var_epi16(x, second, y));
+        }
+    }
+}
+
+INLINE void value_tile(float *o, const uint32_t *values, const uint32_t *p, const float *rescale,
+                       int32_t pairs, const int vectors, const int count)
+{
+    __m512 sum[16][VECTORS];
+#pragma GCC unroll 16
+    for (int d = 0; d < count; d++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++)
+            sum[d][v] = _mm512_mul_ps(_mm512_load_ps(o + (d * vectors + v) * VECTOR),
+                                      _mm512_load_ps(rescale + v * VECTOR));
+    for (int32_t j = 0; j < pairs; j++) {
+        __m512bh x[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) x[v] = load_pairs(p + (j * vectors + v) * VECTOR);
+#pragma GCC unroll 16
+        for (int d = 0; d < count; d++) {
+            const __m512bh y = (__m512bh)_mm512_set1_epi32((int)values[j * GROUP + d]);
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) sum[d][v] = _mm512_dpbf16_ps(sum[d][v], x[v], y);
+        }
+    }
+#pragma GCC unroll 16
+    for (int d = 0; d < count; d++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) _mm512_store_ps(o + (d * vectors + v) * VECTOR, sum[d][v]);
+}
+
+/* o[d][row] = o[d][row] · rescale[row] + Σ_t v[t][d] · p[t][row], over `pairs` pairs of keys that every row sees. */
+INLINE void add_values(float *o, const uint32_t *values, const uint32_t *p, const float *rescale,
+                       int32_t pairs, int64_t d_v, const int vectors, const int at_once)
+{
+    for (int64_t d = 0; d < d_v; d += at_once)
+        value_tile(o + d * vectors * VECTOR, values + d / GROUP * PAIRS * GROUP + d % GROUP, p, rescale,
+                   pairs, vectors, at_once);
+}
+
+/* One key that only some rows see: the others must not meet it, as it may hold NaN or infinity. */
+static void add_value_where_seen(float *o, const uint16_t *key, const float *s, int64_t d_v, int32_t t,
+                                 const int32_t *visible, int vectors)
+{
+    for (int v = 0; v < vectors; v++) {
+        const __mmask16 sees =
+            _mm512_cmpgt_epi32_mask(_mm512_loadu_si512(visible + v * VECTOR), _mm512_set1_epi32(t));
+        const __m512 p = _mm512_load_ps(s + v * VECTOR);
+        for (int64_t d = 0; d < d_v; d++) {
+            float *to = o + (d * vectors + v) * VECTOR;
+            const __m512 y = _mm512_set1_ps(num_from_bf16(key[d]));
+            _mm512_store_ps(to, _mm512_mask3_fmadd_ps(p, y, _mm512_load_ps(to), sees));
+        }
+    }
+}
+
+/* ---- A tile --------------------------------------------------------------------------------- */
+
+static void pack_q(const struct cpu_tile *tile, uint32_t *q, int vectors)
+{
+    const struct dense_decode_problem *p = tile->problem;
+    const int64_t group = p->h_q / p->h_kv;
+    memset(q, 0, (size_t)p->d_qk / 2 * (size_t)vectors * VECTOR * sizeof *q);
+    for (int32_t i = 0; i < tile->rows; i++) {
+        const int64_t token = (tile->first_row + i) / group;
+        const int64_t head = tile->kv_head * group + (tile->first_row + i) % group;
+        const uint16_t *row =
+            p->q + tile->request * p->q_stride[0] + token * p->q_stride[1] + head * p->q_stride[2];
+        for (int64_t d = 0; d < p->d_qk / 2; d++) q[d * vectors * VECTOR + i] = pair_at(row + 2 * d);
+    }
+}
+
+/* Prefetches the keys after a block into the second-level cache while the block is worked on. */
+static void prefetch(const struct cpu_tile *tile, int64_t begin, int64_t end)
+{
+    const struct dense_decode_problem *p = tile->problem;
+    for (int64_t t = begin; t < end; t++) {
+        const char *key = (const char *)cpu_key(p, tile->request, tile->kv_head, t);
+        for (int64_t byte = 0; byte < p->d_qk * 2; byte += 64) _mm_prefetch(key + byte, _MM_HINT_T1);
+    }
+}
+
+INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *scratch, const int vectors,
+                           const int keys_at_once, const int values_at_once)
+{
+    const struct dense_decode_problem *p = tile->problem;
+    const int lanes = vectors * VECTOR;
+    const float scale = p->scale * TILE_LOG2_E;
+    memset(scratch->o, 0, (size_t)p->d_v * (size_t)lanes * sizeof(float));
+    for (int i = 0; i < lanes; i++) scratch->max[i] = -INFINITY, scratch->sum[i] = 0.0f;
+    pack_q(tile, scratch->q, vectors);
+
+    const int64_t end = cpu_visible_end(tile, tile->rows - 1); /* the last row sees most */
+    for (int64_t begin = tile->begin_key; begin < end; begin += BLOCK) {
+        const int32_t most = (int32_t)(end - begin < BLOCK ? end - begin : BLOCK);
+        const uint16_t *keys[BLOCK];
+        for (int32_t t = 0; t < most; t++) keys[t] = cpu_key(p, tile->request, tile->kv_head, begin + t);
+        int32_t visible[PLAN_ROW_TILE], fewest, unused;
+        tile_visible(tile, 0, begin, lanes, visible, &fewest, &unused);
+
+        prefetch(tile, begin + most, begin + most + BLOCK < end ? begin + most + BLOCK : end);
+        scores(scratch->s, keys, scratch->q, most, p->d_qk / 2, vectors, keys_at_once);
+        softmax_step(scratch->s, most, fewest, visible, scale, vectors, scratch->max, scratch->sum,
+                     scratch->rescale);
+        softmax_to_bf16(scratch->p, scratch->s, fewest, vectors);
+        interleave(scratch->values, keys, fewest, p->d_v);
+        add_values(scratch->o, scratch->values, scratch->p, scratch->rescale, (fewest + 1) / 2, p->d_v,
+                   vectors, values_at_once);
+        for (int32_t t = fewest; t < most; t++)
+            add_value_where_seen(scratch->o, keys[t], scratch->s + (int64_t)t * lanes, p->d_v, t, visible,
+                                 vectors);
+    }
+    tile_write(tile, 0, lanes, scratch->o, lanes, scratch->max, scratch->sum);
+}
+
+static void attend(const struct cpu_tile *tile, void *memory)
+{
+    struct scratch scratch;
+    scratch_layout(tile->problem, memory, &scratch);
+    switch ((tile->rows + VECTOR - 1) / VECTOR) {
+    case 1: attend_vectors(tile, &scratch, 1, 12, 16); break;
+    case 2: attend_vectors(tile, &scratch, 2, 8, 8); break;
+    case 3: attend_vectors(tile, &scratch, 3, 6, 8); break;
+    default: attend_vectors(tile, &scratch, 4, 4, 4); break;
+    }
+}
+
+const struct cpu_attention cpu_avx512bf16_attention = {scratch_bytes, attend};

@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * AVX-512 without its bf16 product, and fp16 caches on all: 16 sums and 1 vector of rows in thirty-two registers of
+ * 512 bits; the broadcast is part of the multiply-add.
+ */
+#define ATTENTION_NAME cpu_avx512_attention
+#define LANES          16
+#define VECTORS        1
+#define AT_ONCE        16
+#include "../attention_f32.h"

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the inner kernels of every instruction set do alike at the two ends of a tile: which keys a row sees, and
+ * turning the sums of an online softmax into rows. Maxima are in base 2 and scaled: max = softmax_scale · log2 e · S.
+ */
+#ifndef FMLA_CPU_TILE_H
+#define FMLA_CPU_TILE_H
+
+#include "cpu.h"
+
+#include <math.h>
+
+#define TILE_LOG2_E 1.44269504088896341f
+#define TILE_LN_2   0.693147180559945309f
+
+/* How many keys of the block at `begin` each of `lanes` rows from `first_row` of the tile on sees; gives the least and
+ * the most. Lanes without a row see what the last row sees. */
+static inline void tile_visible(const struct cpu_tile *tile, int32_t first_row, int64_t begin, int lanes,
+                                int32_t *visible, int32_t *fewest, int32_t *most)
+{
+    *fewest = PLAN_BLOCK, *most = 0;
+    for (int l = 0; l < lanes; l++) {
+        const int32_t row = first_row + l < tile->rows ? first_row + l : tile->rows - 1;
+        const int64_t end = cpu_visible_end(tile, row) - begin;
+        visible[l] = end < 0 ? 0 : end > PLAN_BLOCK ? PLAN_BLOCK : (int32_t)end;
+        if (visible[l] < *fewest) *fewest = visible[l];
+        if (visible[l] > *most) *most = visible[l];
+    }
+}
+
+/* Rows first_row … of a tile, up to `lanes` of them, from o[d · stride + lane] and the softmax's maxima and sums. */
+static inline void tile_write(const struct cpu_tile *tile, int32_t first_row, int lanes, const float *o,
+                              int64_t stride, const float *max, const float *sum)
+{
+    const int64_t d_v = tile->problem->d_v;
+    for (int l = 0; l < lanes && first_row + l < tile->rows; l++) {
+        float *out = tile->out + (first_row + l) * d_v;
+        if (sum[l] == 0.0f) { /* no key, or none whose score is above -inf */
+            for (int64_t d = 0; d < d_v; d++) out[d] = 0.0f;
+            tile->lse[first_row + l] = -INFINITY;
+            continue;
+        }
+        const float factor = 1.0f / sum[l];
+        for (int64_t d = 0; d < d_v; d++) out[d] = o[d * stride + l] * factor;
+        tile->lse[first_row + l] = (max[l] == -INFINITY ? 0.0f : max[l] * TILE_LN_2) + logf(sum[l]);
+    }
+}
+
+#endif
