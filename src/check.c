@@ -145,7 +145,10 @@ fmla_status check_tensor(const char *operation, const char *name, const fmla_ten
     bool empty;
     status = check_layout(operation, tensor, element_bytes, checked, &empty);
     if (status) return status;
-    checked->data = tensor->data ? (char *)tensor->data + tensor->byte_offset : NULL;
+    if (tensor->byte_offset > PTRDIFF_MAX)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: byte_offset is %llu, must be below 2^63", operation, name,
+                    (unsigned long long)tensor->byte_offset);
+    checked->data = tensor->data ? (char *)((uintptr_t)tensor->data + tensor->byte_offset) : NULL;
     if (empty) return FMLA_OK;
     if ((allow & CHECK_OUTPUT) && !elements_are_distinct(checked, ndim))
         return fail(FMLA_INVALID_ARGUMENT,
