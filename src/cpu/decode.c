@@ -236,7 +236,8 @@ static void run_partition(void *data, int64_t index, int32_t worker)
     const int64_t last = clamp(row->end_request, -1, p->b - 1);
     for (int64_t r = first; r <= last; r++) {
         const int64_t length = length_of(p, r);
-        const bool continued = r == row->begin_request && row->begin_split > 0;
+        /* Nothing is before the first partition, and a plan of one has no slots. */
+        const bool continued = partition > 0 && r == row->begin_request && row->begin_split > 0;
         const bool to_be_continued = r == row->end_request && cut;
         const int64_t begin = continued ? clamp((int64_t)row->begin_block * PLAN_BLOCK, 0, length) : 0;
         const int64_t end =
