@@ -80,8 +80,9 @@ static fmla_status check_layout(const char *operation, const struct fmla_tensor 
         const int64_t stride = tensor->strides ? tensor->strides[i] : contiguous;
         checked->stride[i] = stride;
         if (*empty || size == 1) {
-            checked->stride[i] =
-                size == 1 && i == ndim - 1 ? 1 : stride; /* never multiplied by anything but 0 */
+            /* Any stride is allowed here. One of a single element is only multiplied by 0; one of a tensor without
+             * elements may be multiplied by an index of another tensor, so it must not overflow. */
+            checked->stride[i] = size == 1 && i == ndim - 1 ? 1 : *empty ? 0 : stride;
             continue;
         }
         if (i == ndim - 1 && stride != 1)

@@ -236,6 +236,7 @@ static void run_partition(void *data, int64_t index, int32_t worker)
     const int64_t last = clamp(row->end_request, -1, p->b - 1);
     for (int64_t r = first; r <= last; r++) {
         const int64_t length = length_of(p, r);
+        /* Asked of the partition before, so that what is left for a second pass is what it joins. */
         const bool continued = r == row->begin_request && partition > 0 && goes_on(w, partition - 1);
         const bool to_be_continued = r == row->end_request && cut;
         const int64_t begin = continued ? clamp((int64_t)row->begin_block * PLAN_BLOCK, 0, length) : 0;

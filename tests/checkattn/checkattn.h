@@ -34,6 +34,8 @@ struct run {
     uint64_t seed;
     enum fault fault;
     bool verbose;
+    bool own_threads;   /* every loop on threads of our own: OpenMP is not touched */
+    int64_t most_cases; /* of a kernel; 0 = all that the grid needs. Anything else is told to be partial */
 };
 
 struct tally {

@@ -9,6 +9,7 @@
 #include "timing.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -178,6 +179,24 @@ static int64_t choose_rows(struct decode_case *c, struct row *rows, int64_t most
     return count;
 }
 
+struct oracle_rows {
+    struct decode_case *c;
+    const struct row *rows;
+    uint16_t (*out)[D_V];
+    float *lse;
+    atomic_int failures;
+};
+
+static void oracle_row(void *data, int64_t i, int32_t worker)
+{
+    struct oracle_rows *o = data;
+    const struct row *row = &o->rows[i];
+    (void)worker;
+    if (decode_case_row(o->c, "ref", row->request, row->token, row->head,
+                        decode_case_seen(o->c, row->request, row->token), o->out[i], &o->lse[i]) != FMLA_OK)
+        atomic_fetch_add(&o->failures, 1);
+}
+
 static void compare_with_oracle(struct decode_case *c, const struct run *run, struct tally *tally)
 {
     enum { MOST = 4096, CHOSEN = 84 };
@@ -186,12 +205,14 @@ static void compare_with_oracle(struct decode_case *c, const struct run *run, st
     static float lse[MOST];
     const int64_t all = c->b * c->s_q * c->h_q;
     const int64_t count = choose_rows(c, rows, all * c->s_k <= 40000 && all <= MOST ? MOST : CHOSEN);
-    int failures = 0;
-#pragma omp parallel for schedule(dynamic, 1) reduction(+ : failures)
-    for (int64_t i = 0; i < count; i++)
-        failures +=
-            decode_case_row(c, "ref", rows[i].request, rows[i].token, rows[i].head,
-                            decode_case_seen(c, rows[i].request, rows[i].token), out[i], &lse[i]) != FMLA_OK;
+    struct oracle_rows oracle = {c, rows, out, lse, 0};
+    if (run->own_threads) {
+        pthread_for(NULL, count, oracle_row, &oracle);
+    } else {
+#pragma omp parallel for schedule(dynamic, 1)
+        for (int64_t i = 0; i < count; i++) oracle_row(&oracle, i, 0);
+    }
+    const int failures = atomic_load(&oracle.failures);
     if (failures) report(tally, run, c->name, "the oracle refused a row");
 
     struct comparison outs = {0}, lses = {0};
@@ -247,9 +268,10 @@ static void compare_alone(struct decode_case *c, const struct run *run, struct t
     guarded_free(&out), guarded_free(&lse);
 }
 
-static void set_threads(int64_t threads)
+static void set_threads(const struct run *run, int64_t threads)
 {
-    fmla_set_parallel_for(threads == THREADS_OWN ? pthread_for : NULL, NULL, PTHREAD_WORKERS);
+    fmla_set_parallel_for(run->own_threads || threads == THREADS_OWN ? pthread_for : NULL, NULL,
+                          PTHREAD_WORKERS);
     fmla_set_num_threads(threads == THREADS_ONE ? 1 : 0);
 }
 
@@ -293,7 +315,7 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
     decode_case_make(&c, run, v, seed);
     name_case(&c);
     tally->cases++;
-    set_threads(v[A_THREADS]);
+    set_threads(run, v[A_THREADS]);
     fmla_status status = FMLA_OK;
     const char *kernel = "";
     if (fmla_dense_decode_kernel(&c.args, &kernel) || strcmp(kernel, run->kernel) != 0)
@@ -328,7 +350,7 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
         compare_with_oracle(&c, run, tally);
         compare_alone(&c, run, tally);
     }
-    set_threads(THREADS_BUILT_IN);
+    set_threads(run, THREADS_BUILT_IN);
     decode_case_free(&c);
 }
 
@@ -442,6 +464,7 @@ void check_dense_decode(const struct run *run, struct tally *tally)
         for (int a = 0; a < AXES; a++) v[a] = value_of(choice, a);
         const int64_t failed = tally->failed;
         run_case(run, v, run->seed * 1000003 + i, tally);
+        if (run->most_cases && (int64_t)i >= run->most_cases) break;
         if (run->fault != FAULT_NONE && (tally->planted || tally->failed > failed)) break;
     }
     tally->pairs += grid.pairs, tally->covered += grid.covered;

@@ -130,7 +130,7 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
     }
     if (v[A_THREADS]) fmla_set_parallel_for(pthread_for, NULL, PTHREAD_WORKERS);
     if (fmla_merge(&args)) report(tally, run, name, fmla_last_error());
-    fmla_set_parallel_for(NULL, NULL, 0);
+    if (!run->own_threads) fmla_set_parallel_for(NULL, NULL, 0);
     tally->cases++;
 
     /* In fp32 the results differ by rounding alone; narrow outputs may differ by their last bit. */
@@ -174,6 +174,7 @@ void check_merge(const struct run *run, struct tally *tally)
         int64_t v[AXES];
         for (int a = 0; a < AXES; a++) v[a] = value_of(choice, a);
         run_case(run, v, run->seed * 1000003 + i, tally);
+        if (run->most_cases && (int64_t)i >= run->most_cases) break;
         if (run->fault != FAULT_NONE && tally->planted) break;
     }
     tally->pairs += grid.pairs, tally->covered += grid.covered;
