@@ -38,11 +38,10 @@ static void registers_fill(struct registers *r)
         vector sum[count];                                                                                   \
         const vector x = *(const vector *)(void *)r->factor, y = *(const vector *)(void *)r->term;           \
         _Pragma("GCC unroll 24") for (int s = 0; s < (count); s++) sum[s] = ((vector *)(void *)r->sums)[s];  \
-        for (int64_t i = 0; i < steps; i++)                                                                  \
-        {                                                                                                    \
+        for (int64_t i = 0; i < steps; i++) {                                                                \
             _Pragma("GCC unroll 24") for (int s = 0; s < (count); s++) sum[s] = STEP(sum[s], x, y);          \
         }                                                                                                    \
-        _Pragma("GCC unroll 24") for (int s = 0; s < (count); s++) ((vector *)(void *)r->sums)[s] = sum[s];  \
+        _Pragma("GCC unroll 24") for (int s = 0; s < (count); s++)((vector *)(void *)r->sums)[s] = sum[s];   \
     }
 
 typedef float vector128 __attribute__((vector_size(16), may_alias));
@@ -113,8 +112,9 @@ double peak_flops(enum peak_unit unit, int threads)
 {
     enum { TRIES = 10 };
     if (!peak_unit_available(unit)) return 0.0;
-    int64_t steps = 1 << 12;
-    while (run_loop(&units[unit], threads, steps) < 0.01) steps *= 2;
+    /* Long enough that starting threads does not count; found on one, which waits for no other. */
+    int64_t steps = 1 << 16;
+    while (run_loop(&units[unit], 1, steps) < 0.01) steps *= 2;
     double best = 1e30;
     for (int i = 0; i < TRIES; i++) {
         const double seconds = run_loop(&units[unit], threads, steps);
