@@ -110,7 +110,7 @@ static double run_loop(const struct unit *unit, int threads, int64_t steps)
 
 double peak_flops(enum peak_unit unit, int threads)
 {
-    enum { TRIES = 10 };
+    enum { TRIES = 20 };
     if (!peak_unit_available(unit)) return 0.0;
     /* Long enough that starting threads does not count; found on one, which waits for no other. */
     int64_t steps = 1 << 16;

@@ -380,7 +380,8 @@ static void choose(struct option_counts *axis, int choice, bool given, int64_t i
 
 static int bench_all(struct bench_options *o, const bool given[3])
 {
-    int64_t count, no_yes[2] = {0, 1};
+    static int64_t no_yes[2] = {0, 1};
+    int64_t count;
     struct fault fault = {""};
     choose(&o->axes.axis[AXIS_DTYPE], o->dtype, given[0], no_yes);
     choose(&o->axes.axis[AXIS_CAUSAL], o->causal, given[1], no_yes);
