@@ -1,6 +1,6 @@
 // Driver of the experiment: `bench check` compares with a double-precision oracle, `bench time [first [last]]` times the
 // rows of the table against the figures of the other libraries. L2 is flushed by reading, calls run as a captured graph.
-#include "dense_decode.cuh"
+#include "dense_decode_pair.cuh"
 #include "merge.cuh"
 #include "plan.h"
 #include "stream.cuh"
@@ -144,7 +144,7 @@ static problem make_problem(const std::vector<int> &lengths, int s_q, int h_q, i
     x.maps.q_rope = make_map(x.q, 4, q_dims, q_strides, one);
     decode_params &p = x.params;
     p.plan = x.d_plan, p.num_splits = x.d_splits, p.seqlens = x.d_lengths, p.block_table = x.d_table;
-    p.max_pages = x.max_pages, p.rows = x.rows, p.tiles = x.tiles, p.h_q = h_q, p.s_q = s_q, p.causal = causal;
+    p.q = x.q, p.max_pages = x.max_pages, p.rows = x.rows, p.tiles = x.tiles, p.h_q = h_q, p.s_q = s_q, p.causal = causal;
     p.scale_log2 = scale * 1.4426950408889634f;
 #ifdef LAB_TRACE
     CHECK(cudaMalloc(&p.trace, 4 * 64 * 8 * 4));
@@ -158,12 +158,17 @@ static void free_problem(problem &x) {
     for (void *p : all) CHECK(cudaFree(p));
 }
 
+static int schedule;   // 0: dense_decode.cuh, 1: dense_decode_pair.cuh
+
 static void launch(const problem &x, cudaStream_t stream) {
-    CHECK(cudaFuncSetAttribute(dense_decode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BYTES));
+    auto kernel = schedule ? pair_schedule::dense_decode_pair_kernel : dense_decode_kernel;
+    int bytes = schedule ? (int)pair_schedule::SMEM_BYTES : (int)SMEM_BYTES;
+    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(x.partitions * x.tiles), config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = SMEM_BYTES, config.stream = stream;
-    CHECK(cudaLaunchKernelEx(&config, dense_decode_kernel, x.params, x.maps));
+    config.gridDim = dim3(x.partitions * x.tiles);
+    config.blockDim = dim3(schedule ? (int)pair_schedule::THREADS : (int)THREADS);
+    config.dynamicSmemBytes = bytes, config.stream = stream;
+    CHECK(cudaLaunchKernelEx(&config, kernel, x.params, x.maps));
     if (getenv("LAB_NO_MERGE")) return;   // to price the merge; results are then incomplete
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -440,8 +445,55 @@ static int run_times(int first, int last, int overhead, bool stream_too) {
     return bad_rows != 0;
 }
 
+// Both schedules in one run, several plan overheads: medians of 15, alternating.
+static int compare(int argc, char **argv) {
+    static const int rows[] = {8, 9, 13, 14, 15, 16, 12, 11};
+    cudaStream_t stream;
+    CHECK(cudaStreamCreate(&stream));
+    CHECK(cudaMalloc(&flush_memory, FLUSH_BYTES));
+    CHECK(cudaMalloc(&flush_sink, 4));
+    CHECK(cudaMemset(flush_memory, 1, FLUSH_BYTES));
+    int count = argc > 2 ? atoi(argv[2]) : 6, first = argc > 3 ? atoi(argv[3]) : 0, bad_rows = 0;
+    std::vector<int> overheads;
+    for (int i = 4; i < argc; i++) overheads.push_back(atoi(argv[i]));
+    if (overheads.empty()) overheads = {5, 12, 30};
+    printf("  b s_q   s_k h_q |    peer |");
+    for (int o : overheads) printf("  us of first, pair at %2d TFLOP/s |", o);
+    printf("\n");
+    for (int n = 0; n < count; n++) {
+        const row &t = table[rows[n]];
+        double best = t.fa3 > 0 ? std::min(t.flashmla, t.fa3) : t.flashmla, flop = 2.0 * t.b * t.s_k * t.s_q * t.h_q * (D_QK + D_V);
+        printf("%3d  %d  %6d %3d | %7.1f |", t.b, t.s_q, t.s_k, t.h_q, best);
+        for (int o : overheads) {
+            problem x = make_problem(std::vector<int>(t.b, t.s_k), t.s_q, t.h_q, 1, 1 / sqrtf(576), 1000 + n, false, o, 0, 1);
+            double us[2] = {1e9, 1e9};
+            bool failed = false;
+            for (int i = first; i < 2; i++) {
+                schedule = i;
+                launch(x, stream);
+                CHECK(cudaStreamSynchronize(stream));
+                double cosine;
+                failed |= o == overheads[0] && verify(x, {0, t.b - 1}, t.s_q * t.h_q / 2, &cosine);
+            }
+            for (int round = 0; round < 2; round++)
+                for (int i = first; i < 2; i++) {
+                    schedule = i;
+                    us[i] = std::min(us[i], time_graph(stream, 15, [&] { launch(x, stream); }));
+                }
+            bad_rows += failed;
+            printf(" %7.1f %7.1f  %4.0f %4.0f %s |", us[0], us[1], flop / us[0] / 1e6, flop / us[1] / 1e6, failed ? "FAIL" : "ok");
+            fflush(stdout);
+            free_problem(x);
+        }
+        printf("\n");
+    }
+    return bad_rows != 0;
+}
+
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "check";
+    if (getenv("LAB_PAIR")) schedule = atoi(getenv("LAB_PAIR"));
+    if (!strcmp(mode, "compare")) return compare(argc, argv);
     if (!strcmp(mode, "check")) return check();
     if (!strcmp(mode, "stress")) return stress(40, 1) | stress(40, 0);
     int first = argc > 2 ? atoi(argv[2]) : 0, last = argc > 3 ? atoi(argv[3]) : 999, overhead = argc > 4 ? atoi(argv[4]) : 5;
