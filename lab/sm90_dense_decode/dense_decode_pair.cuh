@@ -28,15 +28,19 @@
 #include "dense_decode.cuh"
 
 #ifndef LAB_PAIR_N256
-#define LAB_PAIR_N256 1
+#define LAB_PAIR_N256 0
+#endif
+#ifndef LAB_PAIR_GATE
+#define LAB_PAIR_GATE 1
 #endif
 #ifndef LAB_PREFETCH
-#define LAB_PREFETCH 2
+#define LAB_PREFETCH 0
 #endif
 
 namespace pair_schedule {
 enum {
     N256 = LAB_PAIR_N256,         // P V as one m64n256 a step, else two m64n128 with their units freed one by one
+    GATE = LAB_PAIR_GATE,         // Q K^T of a block starts only when that of the block before has been issued
     PREFETCH = LAB_PREFETCH,      // blocks that keys are brought to L2 ahead of their load, 0: not
     HALF_UNITS = N256 ? 1 : 2,    // barriers of a block's half
     PIECES = 2 * HALF_UNITS + 1,  // rope, units of the left half, units of the right half
@@ -55,7 +59,8 @@ enum {
     BAR_Q_EMPTY = BAR_Q_FULL + 8,
     BAR_P_FULL = BAR_Q_EMPTY + 8,    // [side]
     BAR_P_EMPTY = BAR_P_FULL + 16,   // [side]
-    SMEM_BYTES = BAR_P_EMPTY + 16,
+    BAR_SCORED = BAR_P_EMPTY + 16,   // [side]
+    SMEM_BYTES = BAR_SCORED + 16,
     THREADS = 384,
     SIDE_BARRIER = 1,   // and 2: one side's four warps
     PIECE_BARRIER = 3   // both sides
@@ -63,16 +68,13 @@ enum {
 static_assert(SMEM_BYTES <= 232448, "shared memory of a Hopper SM");
 
 // ---------------------------------------------------------------- producer
-DEVICE void load_key_half(const decode_maps &maps, uint32_t smem, int side, int half, uint32_t parity, int page) {
-#pragma unroll
-    for (int u = 0; u < HALF_UNITS; u++) {
-        uint32_t bar = (side * PIECES + 1 + half * HALF_UNITS + u) * 8;
-        uint32_t to = smem + SMEM_KEYS + side * KEY_BYTES + half * HALF_BYTES + u * UNIT_BYTES;
-        mbarrier_wait_thread(smem + BAR_EMPTY + bar, parity ^ 1);
-        mbarrier_arrive_expect_tx(smem + BAR_FULL + bar, HALF_BYTES / HALF_UNITS);
-        tma_load_3d(to, &maps.k_pair, smem + BAR_FULL + bar, 0, page * PAGE, half * 4 + u * 2);
-        if (N256) tma_load_3d(to + UNIT_BYTES, &maps.k_pair, smem + BAR_FULL + bar, 0, page * PAGE, half * 4 + 2);
-    }
+DEVICE void load_key_unit(const decode_maps &maps, uint32_t smem, int side, int half, int u, uint32_t parity, int page) {
+    uint32_t bar = (side * PIECES + 1 + half * HALF_UNITS + u) * 8;
+    uint32_t to = smem + SMEM_KEYS + side * KEY_BYTES + half * HALF_BYTES + u * UNIT_BYTES;
+    mbarrier_wait_thread(smem + BAR_EMPTY + bar, parity ^ 1);
+    mbarrier_arrive_expect_tx(smem + BAR_FULL + bar, HALF_BYTES / HALF_UNITS);
+    tma_load_3d(to, &maps.k_pair, smem + BAR_FULL + bar, 0, page * PAGE, half * 4 + u * 2);
+    if (N256) tma_load_3d(to + UNIT_BYTES, &maps.k_pair, smem + BAR_FULL + bar, 0, page * PAGE, half * 4 + 2);
 }
 
 DEVICE void produce_keys(const decode_params &p, const decode_maps &maps, const partition &part, int tile, uint32_t smem) {
@@ -97,8 +99,8 @@ DEVICE void produce_keys(const decode_params &p, const decode_maps &maps, const 
             mbarrier_wait_thread(smem + BAR_EMPTY + bar, parity ^ 1);
             mbarrier_arrive_expect_tx(smem + BAR_FULL + bar, GROUP_BYTES);
             tma_load_3d(smem + SMEM_ROPE + side * GROUP_BYTES, &maps.k_rope, smem + BAR_FULL + bar, 0, page * PAGE, 8);
-            load_key_half(maps, smem, side, side, parity, page);
-            load_key_half(maps, smem, side, side ^ 1, parity, page);
+#pragma unroll
+            for (int u = 0; u < 2 * HALF_UNITS; u++) load_key_unit(maps, smem, side, side ^ (u & 1), u >> 1, parity, page);
             count[0] += side == 0, count[1] += side;
             page = next, ahead = next_ahead;
         }
@@ -133,20 +135,16 @@ DEVICE void load_q_rope(uint32_t (&q)[4][4], const decode_params &p, int request
     }
 }
 
-// S += Q K^T over one half of the columns, units as they arrive.
-template <int SIDE, int HALF> DEVICE void score_half(float (&s)[32], uint32_t smem, uint32_t parity) {
+// S += Q K^T over one unit of the columns, as soon as it has arrived.
+template <int SIDE, int HALF> DEVICE void score_unit(float (&s)[32], uint32_t smem, uint32_t parity, int u) {
+    mbarrier_wait(smem + BAR_FULL + (SIDE * PIECES + 1 + HALF * HALF_UNITS + u) * 8, parity);
+    wgmma_fence();
 #pragma unroll
-    for (int u = 0; u < HALF_UNITS; u++) {
-        mbarrier_wait(smem + BAR_FULL + (SIDE * PIECES + 1 + HALF * HALF_UNITS + u) * 8, parity);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 16 / HALF_UNITS; k++) {
-            uint32_t step = HALF * HALF_BYTES + u * UNIT_BYTES + (k >> 2) * GROUP_BYTES + (k & 3) * 32;
-            wgmma_m64n64_ss(s, smem_descriptor(smem + SMEM_Q, 0, step),
-                            smem_descriptor(smem + SMEM_KEYS + SIDE * KEY_BYTES, 0, step), 1);
-        }
+    for (int k = 0; k < 16 / HALF_UNITS; k++) {
+        uint32_t step = HALF * HALF_BYTES + u * UNIT_BYTES + (k >> 2) * GROUP_BYTES + (k & 3) * 32;
+        wgmma_m64n64_ss(s, smem_descriptor(smem + SMEM_Q, 0, step),
+                        smem_descriptor(smem + SMEM_KEYS + SIDE * KEY_BYTES, 0, step), 1);
     }
-    wgmma_commit_group();
 }
 
 // O (+)= P V for this side's columns of a block of side OWNER, P from registers or from shared memory.
@@ -248,35 +246,52 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
         if (SIDE == 1 && blocks == 1 && lane == 0) mbarrier_arrive(smem + BAR_Q_EMPTY);
         for (int k = SIDE; k < blocks; k += 2) {
             // Rope and home columns of Q K^T.
+            TRACE(SIDE, own, 0);
             mbarrier_wait(smem + BAR_FULL + SIDE * PIECES * 8, own & 1);
             hold_accumulator(s);
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 wgmma_m64n64_rs(s, q_rope[i], smem_descriptor(smem + SMEM_ROPE + SIDE * GROUP_BYTES, 0, i * 32), i > 0);
-            score_half<SIDE, SIDE>(s, smem, own & 1);
+            bool follows = SIDE == 1 || k > 0;
+            if (GATE && follows) mbarrier_wait(smem + BAR_SCORED + (SIDE ^ 1) * 8, other & 1);
+            // One unit of either half first where the halves are freed by units, else the home half.
+            score_unit<SIDE, SIDE>(s, smem, own & 1, 0);
+            if (!N256) score_unit<SIDE, SIDE ^ 1>(s, smem, own & 1, 0);
+            wgmma_commit_group();
+            TRACE(SIDE, own, 1);
             // The block before.
-            if (SIDE == 1 || k > 0) {
+            if (follows) {
                 mbarrier_wait(smem + BAR_P_FULL + (SIDE ^ 1) * 8, other & 1);
+                TRACE(SIDE, own, 2);
                 wgmma_wait_group<0>();
                 hold_accumulator(s);
+                TRACE(SIDE, own, 3);
                 follow<SIDE>(o0, o1, reference0, reference1, sum0, sum1, p.scale_log2, smem, warp, row);
                 hold_accumulator(o0);
                 hold_accumulator(o1);
                 wgmma_fence();
                 multiply_away<SIDE>(o0, o1, smem, SIDE == 0 || k > 1);
+                if (!N256) {
+                    wgmma_wait_group<1>();
+                    release<SIDE, SIDE ^ 1>(smem, 0, lane);
+                }
             }
-            score_half<SIDE, SIDE ^ 1>(s, smem, own & 1);
-            if (!N256) {
-                wgmma_wait_group<2>();
-                if (SIDE == 1 || k > 0) release<SIDE, SIDE ^ 1>(smem, 0, lane);
+            if (N256) score_unit<SIDE, SIDE ^ 1>(s, smem, own & 1, 0);
+            else {
+                score_unit<SIDE, SIDE>(s, smem, own & 1, 1);
+                score_unit<SIDE, SIDE ^ 1>(s, smem, own & 1, 1);
             }
+            wgmma_commit_group();
+            // A few instructions are still in flight: the other side's may line up behind them.
+            if (GATE && lane == 0) mbarrier_arrive(smem + BAR_SCORED + SIDE * 8);
             wgmma_wait_group<1>();
-            if (SIDE == 1 || k > 0) {
+            if (follows) {
                 release<SIDE, SIDE ^ 1>(smem, HALF_UNITS - 1, lane);
                 if (lane == 0) mbarrier_arrive(smem + BAR_P_EMPTY + (SIDE ^ 1) * 8);
                 other++;
             }
+            TRACE(SIDE, own, 4);
             // P free: always so by now, but asked under the products.
             mbarrier_wait(smem + BAR_P_EMPTY + SIDE * 8, ~own & 1);
             wgmma_wait_group<0>();
@@ -287,6 +302,7 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
                 mbarrier_arrive(smem + BAR_EMPTY + SIDE * PIECES * 8);
                 if (k + 2 >= blocks) mbarrier_arrive(smem + BAR_Q_EMPTY);
             }
+            TRACE(SIDE, own, 5);
             // Softmax.
             if (key + PAGE > (p.causal ? min(length, length - p.s_q + 1) : length))
                 mask_scores(s, p, key, length, tile, row, lane);
@@ -314,6 +330,7 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
             fence_proxy_async();
             __syncwarp();
             if (lane == 0) mbarrier_arrive(smem + BAR_P_FULL + SIDE * 8);
+            TRACE(SIDE, own, 6);
             // Its product with the home half.
             hold_accumulator(o0);
             hold_accumulator(o1);
@@ -327,6 +344,7 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
             hold_accumulator(o0);
             hold_accumulator(o1);
             release<SIDE, SIDE>(smem, HALF_UNITS - 1, lane);
+            TRACE(SIDE, own, 7);
             own++;
             key += 2 * PAGE;
         }
@@ -382,6 +400,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < 2; i++) {
             mbarrier_init(smem + BAR_P_FULL + 8 * i, 4);
             mbarrier_init(smem + BAR_P_EMPTY + 8 * i, 4);
+            mbarrier_init(smem + BAR_SCORED + 8 * i, 4);
         }
         fence_mbarrier_init();
         fence_proxy_async();
@@ -396,7 +415,9 @@ __global__ void __launch_bounds__(THREADS, 1)
         else if (threadIdx.x >= 32 && threadIdx.x < 64 && elect_sync()) produce_queries(p, maps, part, tile, smem);
     } else if (group == 1) {
         setmaxnreg_inc<240>();
+        CLOCK_BEGIN;
         work_side<0>(p, tile, smem);
+        CLOCK_END;
     } else {
         setmaxnreg_inc<240>();
         work_side<1>(p, tile, smem);
