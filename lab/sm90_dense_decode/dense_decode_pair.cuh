@@ -33,6 +33,9 @@
 #ifndef LAB_PAIR_GATE
 #define LAB_PAIR_GATE 1
 #endif
+#ifndef LAB_PAIR_SPLIT
+#define LAB_PAIR_SPLIT 2
+#endif
 #ifndef LAB_PREFETCH
 #define LAB_PREFETCH 0
 #endif
@@ -41,6 +44,7 @@ namespace pair_schedule {
 enum {
     N256 = LAB_PAIR_N256,         // P V as one m64n256 a step, else two m64n128 with their units freed one by one
     GATE = LAB_PAIR_GATE,         // Q K^T of a block starts only when that of the block before has been issued
+    SPLIT = LAB_PAIR_SPLIT,       // of the four units of Q K^T, how many come before the block before is multiplied
     PREFETCH = LAB_PREFETCH,      // blocks that keys are brought to L2 ahead of their load, 0: not
     HALF_UNITS = N256 ? 1 : 2,    // barriers of a block's half
     PIECES = 2 * HALF_UNITS + 1,  // rope, units of the left half, units of the right half
@@ -58,8 +62,7 @@ enum {
     BAR_Q_FULL = BAR_EMPTY + 2 * PIECES * 8,
     BAR_Q_EMPTY = BAR_Q_FULL + 8,
     BAR_P_FULL = BAR_Q_EMPTY + 8,    // [side]
-    BAR_P_EMPTY = BAR_P_FULL + 16,   // [side]
-    BAR_SCORED = BAR_P_EMPTY + 16,   // [side]
+    BAR_SCORED = BAR_P_FULL + 16,   // [side]
     SMEM_BYTES = BAR_SCORED + 16,
     THREADS = 384,
     SIDE_BARRIER = 1,   // and 2: one side's four warps
@@ -89,8 +92,8 @@ DEVICE void produce_keys(const decode_params &p, const decode_maps &maps, const 
             uint32_t parity = (side ? count[1] : count[0]) & 1;
             int next = b + 1 < work.blocks ? pages[b + 1] : 0;
             int next_ahead = PREFETCH ? pages[min(b + 1 + PREFETCH, work.blocks - 1)] : 0;
-            // The two tiles that share the keys ask for every other block each.
-            if (PREFETCH && b + PREFETCH < work.blocks && (p.tiles == 1 || ((tile ^ b) & 1) == 0)) {
+            // The tiles that share the keys take turns.
+            if (PREFETCH && b + PREFETCH < work.blocks && b % p.tiles == tile) {
 #pragma unroll
                 for (int u = 0; u < 4; u++) tma_prefetch_3d(&maps.k_pair, 0, ahead * PAGE, u * 2);
                 tma_prefetch_3d(&maps.k_rope, 0, ahead * PAGE, 8);
@@ -258,6 +261,7 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
             // One unit of either half first where the halves are freed by units, else the home half.
             score_unit<SIDE, SIDE>(s, smem, own & 1, 0);
             if (!N256) score_unit<SIDE, SIDE ^ 1>(s, smem, own & 1, 0);
+            if (!N256 && SPLIT == 3) score_unit<SIDE, SIDE>(s, smem, own & 1, 1);
             wgmma_commit_group();
             TRACE(SIDE, own, 1);
             // The block before.
@@ -279,7 +283,7 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
             }
             if (N256) score_unit<SIDE, SIDE ^ 1>(s, smem, own & 1, 0);
             else {
-                score_unit<SIDE, SIDE>(s, smem, own & 1, 1);
+                if (SPLIT == 2) score_unit<SIDE, SIDE>(s, smem, own & 1, 1);
                 score_unit<SIDE, SIDE ^ 1>(s, smem, own & 1, 1);
             }
             wgmma_commit_group();
@@ -288,12 +292,9 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
             wgmma_wait_group<1>();
             if (follows) {
                 release<SIDE, SIDE ^ 1>(smem, HALF_UNITS - 1, lane);
-                if (lane == 0) mbarrier_arrive(smem + BAR_P_EMPTY + (SIDE ^ 1) * 8);
                 other++;
             }
             TRACE(SIDE, own, 4);
-            // P free: always so by now, but asked under the products.
-            mbarrier_wait(smem + BAR_P_EMPTY + SIDE * 8, ~own & 1);
             wgmma_wait_group<0>();
             hold_accumulator(s);
             hold_accumulator(o0);
@@ -325,6 +326,7 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
                 rescale_output(o1, scale0, scale1);
             }
             if (lane == 0) st_shared_u32(smem + SMEM_RESCALE + SIDE * 16 + warp * 4, rescale);
+            // P(k-2) has been read by now: the other side waited for that product before it made P(k-1), seen above.
             exponentials(s, a, p_row, lane, p.scale_log2, -reference0 * p.scale_log2, -reference1 * p.scale_log2, sum0,
                          sum1);
             fence_proxy_async();
@@ -360,7 +362,6 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
             hold_accumulator(o1);
 #pragma unroll
             for (int u = 0; u < HALF_UNITS; u++) release<SIDE, SIDE ^ 1>(smem, u, lane);
-            if (lane == 0) mbarrier_arrive(smem + BAR_P_EMPTY + (SIDE ^ 1) * 8);
             other++;
         }
         // Each side has summed its own blocks; both now hold the same references.
@@ -399,7 +400,6 @@ __global__ void __launch_bounds__(THREADS, 1)
         mbarrier_init(smem + BAR_Q_EMPTY, 8);
         for (int i = 0; i < 2; i++) {
             mbarrier_init(smem + BAR_P_FULL + 8 * i, 4);
-            mbarrier_init(smem + BAR_P_EMPTY + 8 * i, 4);
             mbarrier_init(smem + BAR_SCORED + 8 * i, 4);
         }
         fence_mbarrier_init();
