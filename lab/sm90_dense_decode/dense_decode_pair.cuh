@@ -14,14 +14,14 @@
 //   229376  references, sums, flags, barriers
 // Q's rope columns stay in registers (16 a thread).
 //
-// One warpgroup, one block k of its own ("home": its half of the columns; "away": the other half):
-//   Q K^T over rope + home columns (20 wgmma)        runs while the other warpgroup does the softmax of block k - 1
-//   P(k-1) from shared memory: O += P(k-1) V(k-1)    its own half of O
-//   Q K^T over the away columns (16 wgmma)
+// One warpgroup, one block k of its own ("home": its half of the columns; "away": the other half; units of 128 columns):
+//   Q K^T over rope, one home, one away unit (20 wgmma)   while the other warpgroup does the softmax of block k - 1
+//   P(k-1) from shared memory: O += P(k-1) V(k-1)         its own half of O
+//   Q K^T over the other two units (16 wgmma)
 //   softmax; P(k) to shared memory and kept in registers
-//   O += P(k) V(k)                                   A from registers
-// P V of a block thus runs in both warpgroups at once and as soon as P exists, which is what frees the keys; the home
-// half, freed first, is the one that block k + 2 needs first.
+//   O += P(k) V(k)                                        A from registers
+// P V of a block thus runs in both warpgroups at once and as soon as P exists, unit by unit; the units freed first are
+// those that block k + 2 needs first. A gate keeps the two Q K^T apart: the one whose softmax is waited for goes first.
 // The reference maximum is stale (it moves when a score passes it by 2^8) and shared: a warp of one side and the warp
 // of the same rows of the other side agree on it through the flag and the references beside P.
 #pragma once
