@@ -35,18 +35,24 @@ struct plan_header {
 
 #define PLAN_MAGIC 0x31504d46u /* "FMP1" */
 
+#if defined(__CUDACC__)
+#define PLAN_FN static __host__ __device__ __forceinline__
+#else
+#define PLAN_FN static inline
+#endif
+
 static inline size_t plan_bytes(int64_t batch, int32_t num_partitions)
 {
     return sizeof(struct plan_header) + (size_t)num_partitions * sizeof(struct plan_partition) +
            ((size_t)batch + 1) * sizeof(int32_t);
 }
 
-static inline struct plan_partition *plan_partitions(const struct plan_header *plan)
+PLAN_FN struct plan_partition *plan_partitions(const struct plan_header *plan)
 {
     return (struct plan_partition *)(plan + 1);
 }
 
-static inline int32_t *plan_num_splits(const struct plan_header *plan)
+PLAN_FN int32_t *plan_num_splits(const struct plan_header *plan)
 {
     return (int32_t *)(plan_partitions(plan) + plan->num_partitions);
 }

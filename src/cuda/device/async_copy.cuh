@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * cp.async: copies of 16 bytes from global to shared memory that run beside the arithmetic (sm_80 and later).
+ */
+#pragma once
+
+#include <stdint.h>
+
+/* The address of shared memory as PTX takes it. */
+__device__ __forceinline__ uint32_t shared_address(const void *pointer)
+{
+    return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+
+/* Copies 16 bytes past L1; where `valid` is false nothing is read and zeros are written. */
+__device__ __forceinline__ void cp_async_16(uint32_t to, const void *from, bool valid)
+{
+    const int bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void cp_async_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Waits until at most PENDING of this thread's newest groups are still under way. */
+template <int PENDING> __device__ __forceinline__ void cp_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * How a call's keys are cut into pieces (a range of keys of one request), and which piece writes where: by the split
+ * plan, or in chunks of equal length in batch-invariant mode. The plan says where requests are cut; where they end
+ * is read from the lengths of now, so a plan for other lengths still covers every key once. What a plan holds is
+ * clamped: a damaged one cannot lead out of bounds.
+ */
+#pragma once
+
+#include "../params.h"
+
+struct Piece {
+    int request;
+    int begin, end; /* keys */
+    int64_t slot;   /* of the partial results; DIRECT where the piece is the whole request */
+};
+
+enum { DIRECT = -1 };
+
+__device__ __forceinline__ int clamp_int(int x, int low, int high)
+{
+    return min(max(x, low), high);
+}
+
+__device__ __forceinline__ int request_length(const struct dense_decode_params &p, int request)
+{
+    return clamp_int(__ldg(p.seqlens + request), 0, p.capacity);
+}
+
+/* ---- By the plan ----------------------------------------------------------------------------- */
+
+/* One partition's row. The slots of partition i are 2i for its first request and 2i + 1 for its last, if that is
+ * another. */
+struct Partition {
+    int index;
+    int first, last; /* requests, clamped; last < first if it is idle */
+    int begin_block, end_block;
+    bool continued, goes_on; /* the first request began before; the last one goes on in the next partition */
+};
+
+/* The last request of partition i goes on in the next one. */
+__device__ __forceinline__ bool plan_goes_on(const struct split_params &split, int i)
+{
+    if (i < 0 || i + 1 >= split.num_partitions) return false;
+    const struct plan_partition *row = plan_partitions(split.plan) + i, *next = row + 1;
+    return next->begin_request == row->end_request && next->begin_split > 0 &&
+           row->end_request >= row->begin_request;
+}
+
+__device__ __forceinline__ Partition partition_of(const struct split_params &split, int i, int b)
+{
+    const struct plan_partition *row = plan_partitions(split.plan) + i;
+    Partition partition;
+    partition.index = i;
+    partition.first = clamp_int(row->begin_request, 0, b);
+    partition.last = clamp_int(row->end_request, -1, b - 1);
+    partition.begin_block = clamp_int(row->begin_block, 0, INT32_MAX / PLAN_BLOCK);
+    partition.end_block = clamp_int(row->end_block, 0, INT32_MAX / PLAN_BLOCK);
+    partition.continued = row->begin_request == partition.first && plan_goes_on(split, i - 1);
+    partition.goes_on = row->end_request == partition.last && plan_goes_on(split, i);
+    return partition;
+}
+
+__device__ __forceinline__ Piece partition_piece(const Partition &partition, int request, int length)
+{
+    const bool continued = partition.continued && request == partition.first;
+    const bool goes_on = partition.goes_on && request == partition.last;
+    Piece piece;
+    piece.request = request;
+    piece.begin = continued ? min(partition.begin_block * PLAN_BLOCK, length) : 0;
+    piece.end = goes_on ? clamp_int(partition.end_block * PLAN_BLOCK, piece.begin, length) : length;
+    piece.slot = !continued && !goes_on ? (int64_t)DIRECT
+                                        : 2 * (int64_t)partition.index + (request == partition.first ? 0 : 1);
+    return piece;
+}
+
+/* ---- Batch-invariant ------------------------------------------------------------------------- */
+
+__device__ __forceinline__ int chunks_of(int length)
+{
+    return max((length + INVARIANT_CHUNK - 1) / INVARIANT_CHUNK, 1);
+}
+
+__device__ __forceinline__ Piece chunk_piece(const struct split_params &split, int request, int chunk, int length)
+{
+    Piece piece;
+    piece.request = request;
+    piece.begin = chunk * INVARIANT_CHUNK;
+    piece.end = min(piece.begin + INVARIANT_CHUNK, length);
+    piece.slot = chunks_of(length) == 1 ? (int64_t)DIRECT : (int64_t)request * split.chunks + chunk;
+    return piece;
+}

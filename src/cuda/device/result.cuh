@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What becomes of a finished row: the sink, both conventions of lse, where it is written.
+ */
+#pragma once
+
+#include "../params.h"
+
+#include <math.h>
+
+static constexpr float LOG2_E = 1.44269504088896341f, LN_2 = 0.693147180559945309f;
+
+/* exp2, as the special function unit has it: 2 ulp. */
+__device__ __forceinline__ float exp2_approx(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* What the sink leaves of a row whose natural lse is given (-inf: it saw no key, and its out is 0). */
+__device__ __forceinline__ float result_sink_factor(const struct result_params &rules, int64_t head, float lse)
+{
+    if (!rules.attn_sink || lse == -INFINITY) return 1.0f;
+    return 1.0f / (1.0f + expf(rules.attn_sink[head] - lse));
+}
+
+/* lse as the caller wants it. */
+__device__ __forceinline__ float result_lse(const struct result_params &rules, float lse)
+{
+    return lse == -INFINITY ? rules.lse_of_empty : lse * rules.lse_factor;
+}
+
+/* Where a row of a request is: its query token and head. */
+struct RowPlace {
+    int token, head;
+};
+
+/* Row `row` of a key head. */
+__device__ __forceinline__ RowPlace row_place(int row, int kv_head, int group)
+{
+    RowPlace place;
+    place.token = row / group;
+    place.head = kv_head * group + row % group;
+    return place;
+}
+
+__device__ __forceinline__ int64_t out_offset(const struct output_params &output, int64_t request, RowPlace place)
+{
+    return request * output.out_stride[0] + place.token * output.out_stride[1] + place.head * output.out_stride[2];
+}
+
+__device__ __forceinline__ void store_lse(const struct output_params &output, int64_t request, RowPlace place,
+                                          float lse)
+{
+    if (output.lse)
+        output.lse[request * output.lse_stride[0] + place.head * output.lse_stride[1] + place.token] =
+            result_lse(output.rules, lse);
+}
+
+/* Two neighbouring elements. */
+template <typename Element>
+__device__ __forceinline__ void store_pair(const struct output_params &output, int64_t at, float low, float high)
+{
+    if (output.pairs_aligned) {
+        *(uint32_t *)(output.out + at) = Element::pack(low, high);
+    } else {
+        output.out[at] = Element::from_float(low);
+        output.out[at + 1] = Element::from_float(high);
+    }
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What kernels are given: plain structs that the host fills and CUDA code reads, passed by value at the launch.
+ * Sizes that a kernel multiplies often are 32-bit, strides (in elements) are 64-bit.
+ */
+#ifndef FMLA_CUDA_PARAMS_H
+#define FMLA_CUDA_PARAMS_H
+
+#include "../plan.h"
+
+#include <stdint.h>
+
+/* What becomes of `out` and `lse` (struct result_rules of problem.h). */
+struct result_params {
+    const float *attn_sink; /* [h_q] or NULL */
+    float lse_of_empty;
+    float lse_factor;
+};
+
+/* Where finished rows go. */
+struct output_params {
+    uint16_t *out;
+    float *lse; /* NULL: not wanted */
+    int64_t out_stride[3];
+    int64_t lse_stride[2];
+    struct result_params rules;
+    int32_t pairs_aligned; /* two neighbouring elements of out may be stored as one word */
+};
+
+/* How a call is cut into pieces (a range of keys of one request), and where pieces of cut requests are kept. */
+struct split_params {
+    const struct plan_header *plan; /* NULL: batch-invariant, chunks of INVARIANT_CHUNK keys */
+    int32_t num_partitions;         /* that there is room for */
+    int32_t chunks;                 /* most chunks of a request; batch-invariant */
+    int32_t chunk_lanes;            /* workers that take turns at the chunks of a request */
+    float *slot_out;                /* [slots][h_q · s_q][d_v], rows ordered by key head, then as tiles are */
+    float *slot_lse;                /* [slots][h_q · s_q], natural, -inf where no key was seen */
+};
+
+struct dense_decode_params {
+    int32_t b, s_q, h_q, h_kv, group; /* group: h_q / h_kv */
+    int32_t d_qk;
+    int32_t rows; /* of a key head: s_q · group */
+    int32_t page_size;
+    int32_t capacity;
+    int32_t causal;
+    int32_t vectors_aligned; /* q and the cache may be read 16 bytes at a time */
+    int32_t stages;          /* of the ring of key blocks in shared memory */
+    float scale_log2;        /* softmax_scale · log2(e) */
+    const uint16_t *q;
+    const uint16_t *kv;
+    const int32_t *block_table; /* NULL: page r belongs to request r */
+    const int32_t *seqlens;
+    int64_t q_stride[3];
+    int64_t kv_stride[3];
+    int64_t block_table_stride;
+    struct split_params split;
+    struct output_params output;
+};
+
+struct merge_params {
+    int64_t n, b, s_q, h_q, d_v;
+    const void *out_parts;
+    const float *lse_parts;
+    void *out;
+    int64_t out_parts_stride[4], lse_parts_stride[3], out_stride[3], lse_stride[2];
+    float *lse;
+    struct result_params rules;
+    int32_t part_element, out_element; /* enum element of problem.h */
+    int32_t vectors_aligned;
+};
+
+struct plan_params {
+    const int32_t *seqlens;
+    int64_t b;
+    int64_t capacity;
+    struct plan_header *plan;
+    int32_t num_partitions;
+};
+
+enum { INVARIANT_CHUNK = 2048 /* keys of a chunk in batch-invariant mode */ };
+
+/* Threads of a block; kernels and their launches read it here. */
+enum { JOIN_WARPS = 8, MERGE_THREADS = 128, PLAN_THREADS = 1024 };
+
+#endif
