@@ -21,15 +21,11 @@ extern "C" {
 #include <cstring>
 #include <vector>
 
-#ifndef SPLITS
-#define SPLITS 2
-#endif
-#ifndef BIG_KEYS
-#define BIG_KEYS 64
-#endif
 DENSE_DECODE_KERNEL(k16, Bf16, 16, 64, 8, 1, true)
 DENSE_DECODE_KERNEL(k16s, Bf16, 16, 32, 4, 1, false)
-DENSE_DECODE_KERNEL(k64, Bf16, 64, BIG_KEYS, 8, SPLITS, false)
+DENSE_DECODE_KERNEL(k32, Bf16, 32, 64, 8, 1, false)
+DENSE_DECODE_KERNEL(k64n, Bf16, 64, 32, 8, 2, false)
+DENSE_DECODE_KERNEL(k64, Bf16, 64, 64, 8, 2, false)
 
 #define CHECK(call)                                                                                                    \
     do {                                                                                                               \
@@ -86,7 +82,7 @@ struct Run {
     int pages, max_pages, rows_of_tile;
     size_t shared_bytes;
     int grid, join_grid, rows_per_block;
-    bool small;
+    bool small, narrow;
 };
 
 static int sms, most_shared;
@@ -149,12 +145,14 @@ static void make(Run &r, const Case &c)
     CHECK(cudaMalloc(&r.slot_lse, slot_rows * 4));
     CHECK(cudaMemset(r.slots, 0xff, slot_rows * 512 * 4));
     p.split.slot_out = r.slots, p.split.slot_lse = r.slot_lse;
-    r.rows_of_tile = c.tile ? c.tile : p.rows <= 16 ? 16 : 64;
+    r.rows_of_tile = c.tile ? c.tile : p.rows <= 16 ? 16 : p.rows <= 32 ? 32 : 64;
     const bool small = r.rows_of_tile == 17; /* 16 rows for 99 KiB */
     if (small) r.rows_of_tile = 16;
-    const int keys = small ? 32 : r.rows_of_tile == 16 ? 64 : BIG_KEYS, key_groups = small ? 4 : r.rows_of_tile == 16 ? 8 : 2;
+    r.narrow = r.rows_of_tile == 65; /* 64 rows for 163 KiB */
+    if (r.narrow) r.rows_of_tile = 64;
+    const int keys = small || r.narrow ? 32 : 64, key_groups = small ? 4 : 8 / (r.rows_of_tile / 16);
     const size_t fixed = r.rows_of_tile * ((r.rows_of_tile == 16 && !small ? 0 : 1152) + 128 + 4 * key_groups + 4);
-    p.stages = small ? 2 : std::min(5, (int)((most_shared - 256 - fixed) / (keys * 1152)));
+    p.stages = small || r.narrow ? 2 : std::min(5, (int)((most_shared - 256 - fixed) / (keys * 1152)));
     p.page_divisor = divisor_of(64);
     r.small = small;
     r.shared_bytes = fixed + (size_t)p.stages * keys * 1152;
@@ -173,6 +171,10 @@ static void launch(const Run &r, cudaStream_t stream)
 {
     if (r.small)
         k16s<<<r.grid, 128, r.shared_bytes, stream>>>(r.p);
+    else if (r.narrow)
+        k64n<<<r.grid, 256, r.shared_bytes, stream>>>(r.p);
+    else if (r.rows_of_tile == 32)
+        k32<<<r.grid, 256, r.shared_bytes, stream>>>(r.p);
     else if (r.rows_of_tile == 16)
         k16<<<r.grid, 256, r.shared_bytes, stream>>>(r.p);
     else
@@ -341,6 +343,8 @@ int main(int argc, char **argv)
     CHECK(cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
     CHECK(cudaFuncSetAttribute(k16, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared - 256));
     CHECK(cudaFuncSetAttribute(k16s, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared - 256));
+    CHECK(cudaFuncSetAttribute(k32, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared - 256));
+    CHECK(cudaFuncSetAttribute(k64n, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared - 256));
     CHECK(cudaFuncSetAttribute(k64, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared - 256));
     CHECK(cudaMalloc(&flush_memory, flush_bytes));
     CHECK(cudaMemset(flush_memory, 0, flush_bytes));
@@ -350,7 +354,8 @@ int main(int argc, char **argv)
                               {2, 1, 100, 128, 1, 0, 0, 0},    {6, 3, 140, 11, 1, 1, 0, 0},   {6, 3, 140, 11, 1, 1, 3, 16}, {6, 3, 140, 11, 1, 1, 3, 17}, {64, 2, 4096, 16, 1, 1, 0, 17},
                               {64, 2, 4096, 16, 1, 1, 0, 0},   {64, 2, 4096, 16, 1, 1, 0, 16}, {128, 1, 1024, 128, 1, 1, 0, 0},
                               {128, 1, 1024, 16, 1, 1, 78, 0}, {1, 1, 65536, 16, 1, 0, 0, 0}, {3, 64, 140, 3, 1, 1, 0, 0},
-                              {3, 64, 140, 3, 1, 1, 0, 16},    {7, 1, 0, 16, 1, 0, 0, 0}};
+                              {3, 64, 140, 3, 1, 1, 0, 16},    {7, 1, 0, 16, 1, 0, 0, 0},    {3, 64, 140, 3, 1, 1, 0, 32},
+                              {64, 2, 4096, 16, 1, 1, 0, 65},  {3, 64, 140, 3, 1, 1, 0, 65}};
         for (const Case &c : cases) failed += check(c);
     } else if (!strcmp(what, "plan")) {
         printf("empty kernel %.1f us\n", graph_time([&](cudaStream_t stream) { nothing<<<1, 32, 0, stream>>>(); }, 15));
@@ -367,7 +372,7 @@ int main(int argc, char **argv)
         launch(r, 0);
         CHECK(cudaDeviceSynchronize());
     } else {
-        const Case cases[] = {{128, 1, 8192, 16, 1, 0, 0, 0},  {128, 1, 8192, 16, 1, 0, 264, 17}, {128, 1, 8192, 16, 1, 0, 132, 17}, {128, 1, 8192, 32, 1, 0, 0, 0},
+        const Case cases[] = {{128, 1, 8192, 16, 1, 0, 0, 0},  {128, 1, 8192, 16, 1, 0, 264, 17}, {128, 1, 8192, 16, 1, 0, 132, 17}, {128, 1, 8192, 32, 1, 0, 0, 0}, {128, 1, 8192, 32, 1, 0, 0, 64}, {128, 1, 8192, 64, 1, 0, 0, 32}, {128, 1, 8192, 128, 1, 0, 0, 65},
                               {128, 1, 8192, 64, 1, 0, 0, 0},  {128, 1, 8192, 128, 1, 0, 0, 0}, {128, 2, 8192, 128, 1, 0, 0, 0},
                               {128, 1, 4096, 16, 1, 0, 0, 0},  {128, 1, 4096, 128, 1, 0, 0, 0}, {1, 1, 8192, 16, 1, 0, 0, 0},
                               {1, 1, 65536, 16, 1, 0, 0, 0},   {4, 1, 8192, 128, 1, 0, 0, 0}};

@@ -78,10 +78,7 @@ struct DenseDecode {
     /* Copies: eight threads a row, KEYS_AT_ONCE rows at a time. */
     static constexpr int KEYS_AT_ONCE = THREADS / 8, PASSES = KEYS / KEYS_AT_ONCE;
     /* They are issued in batches between the steps of the scores; all at once where little else is to be done. */
-#ifndef LAB_BATCHES
-#define LAB_BATCHES 3
-#endif
-    static constexpr int COPY_BATCHES = ROWS == 16 ? 1 : LAB_BATCHES, COPY_STEPS = 4;
+    static constexpr int COPY_BATCHES = ROWS == 16 ? 1 : 3, COPY_STEPS = 4;
     static constexpr int COPY_BATCH = MAX_GROUPS * PASSES / COPY_BATCHES;
     static constexpr int Q_PASSES = (ROWS + KEYS_AT_ONCE - 1) / KEYS_AT_ONCE;
 
@@ -154,13 +151,13 @@ struct DenseDecode {
     };
 
     /* Without branches, so that it can be scheduled among the products. end > 0; keys past it count as the last one. */
-    __device__ __forceinline__ KeyPlaces find_keys(int first_key, int end) const
+    __device__ __forceinline__ KeyPlaces find_keys(unsigned first_key, int end) const
     {
         KeyPlaces places;
         const int32_t *table = p.block_table + task.piece.request * p.block_table_stride;
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
-            const int key = min(first_key + (int)threadIdx.x / 8 + pass * KEYS_AT_ONCE, end - 1);
+            const int key = (int)min(first_key + threadIdx.x / 8 + pass * KEYS_AT_ONCE, (unsigned)end - 1);
             const int index = fast_divide(key, p.page_divisor);
             const int32_t entry = __ldg(p.block_table ? table + index : p.seqlens);
             places.page[pass] = p.block_table ? entry : task.piece.request;
@@ -178,16 +175,17 @@ struct DenseDecode {
         bool some;
     };
 
-    __device__ __forceinline__ Copies prepare_copies(uint32_t stage_at, int first_key, int end, const KeyPlaces &places) const
+    __device__ __forceinline__ Copies prepare_copies(uint32_t stage_at, unsigned first_key, int end,
+                                                     const KeyPlaces &places) const
     {
-        const int row = (int)threadIdx.x / 8, chunk = (int)threadIdx.x % 8;
+        const unsigned row = threadIdx.x / 8, chunk = threadIdx.x % 8;
         const uint16_t *keys = p.kv + task.kv_head * p.kv_stride[2] + chunk * CHUNK_ELEMENTS;
         Copies copies;
-        copies.to = stage_at + swizzle_128((uint32_t)row, (uint32_t)chunk);
-        copies.some = first_key < end && p.vectors_aligned;
+        copies.to = stage_at + swizzle_128(row, chunk);
+        copies.some = first_key < (unsigned)end && p.vectors_aligned;
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
-            copies.valid[pass] = first_key + row + pass * KEYS_AT_ONCE < end;
+            copies.valid[pass] = first_key + row + pass * KEYS_AT_ONCE < (unsigned)end;
             copies.from[pass] = keys + places.page[pass] * p.kv_stride[0] + places.slot[pass] * p.kv_stride[1];
         }
         return copies;
@@ -206,18 +204,18 @@ struct DenseDecode {
     }
 
     /* The whole block where it cannot be read 16 bytes at a time. */
-    __device__ __forceinline__ void copy_keys_unaligned(uint32_t stage_at, int first_key, int end,
+    __device__ __forceinline__ void copy_keys_unaligned(uint32_t stage_at, unsigned first_key, int end,
                                                         const KeyPlaces &places) const
     {
         const Copies copies = prepare_copies(stage_at, first_key, end, places);
-        if (p.vectors_aligned || first_key >= end) return;
+        if (p.vectors_aligned || first_key >= (unsigned)end) return;
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++)
             copy_row_unaligned(copies.to + (uint32_t)(pass * KEYS_AT_ONCE * LINE_BYTES), KEY_GROUP, copies.from[pass],
                                copies.valid[pass] ? p.d_qk : 0, p.d_qk);
     }
 
-    __device__ __forceinline__ void copy_keys(uint32_t stage_at, int first_key, int end, const KeyPlaces &places) const
+    __device__ __forceinline__ void copy_keys(uint32_t stage_at, unsigned first_key, int end, const KeyPlaces &places) const
     {
         copy_keys_unaligned(stage_at, first_key, end, places);
         issue_copies(prepare_copies(stage_at, first_key, end, places), 0, MAX_GROUPS * PASSES);
@@ -620,16 +618,16 @@ struct DenseDecode {
         const int last_row = min(ROWS, p.rows - task.first_row) - 1;
         const int end = min(task.piece.end, visible_end(last_row)); /* no row of the tile sees more */
         const int all_see = visible_end(0);                    /* every row sees the keys before */
-        const int blocks = max((end - task.piece.begin + KEYS - 1) / KEYS, 0);
+        const int blocks = (int)(((unsigned)max(end - task.piece.begin, 0) + KEYS - 1) / KEYS);
 
         copy_q();
         if (Q_IN_REGISTERS) cp_async_commit();
         KeyPlaces places;
-        if (blocks) places = find_keys(task.piece.begin, end);
+        if (blocks) places = find_keys((unsigned)task.piece.begin, end);
         for (int i = 0; i < p.stages - 1; i++) {
-            if (i < blocks) copy_keys(ring_at + (uint32_t)i * STAGE_BYTES, task.piece.begin + i * KEYS, end, places);
+            if (i < blocks) copy_keys(ring_at + (uint32_t)i * STAGE_BYTES, (unsigned)(task.piece.begin + i * KEYS), end, places);
             cp_async_commit(); /* groups are counted: an empty one too */
-            if (blocks) places = find_keys(task.piece.begin + (i + 1) * KEYS, end);
+            if (blocks) places = find_keys((unsigned)task.piece.begin + (unsigned)(i + 1) * KEYS, end);
         }
 
         QFragments q;
@@ -641,14 +639,15 @@ struct DenseDecode {
         }
         float o[ROW_GROUPS][2 * COLUMN_PAIRS][4] = {};
         RowState state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
-        int stage = 0, free_stage = p.stages - 1;
+        int stage = 0;
 #pragma unroll 1
         for (int i = 0; i < blocks; i++) {
             const uint32_t stage_at = ring_at + (uint32_t)stage * STAGE_BYTES;
-            const int first_key = task.piece.begin + i * KEYS, ahead = first_key + (p.stages - 1) * KEYS;
+            const int first_key = task.piece.begin + i * KEYS;
+            const unsigned ahead = (unsigned)first_key + (unsigned)(p.stages - 1) * KEYS; /* may pass 2^31 */
             wait_for_block();
             __syncthreads(); /* everyone's copies are there, and everyone is done with the block before */
-            const uint32_t free_at = ring_at + (uint32_t)free_stage * STAGE_BYTES;
+            const uint32_t free_at = ring_at + (uint32_t)(stage ? stage - 1 : p.stages - 1) * STAGE_BYTES;
             copy_keys_unaligned(free_at, ahead, end, places);
 
             Copies copies;
@@ -660,7 +659,7 @@ struct DenseDecode {
                 if (step == COPY_STEPS * COPY_BATCHES - 1) places = find_keys(ahead + KEYS, end);
             });
             cp_async_commit();
-            const bool masked = first_key + KEYS > min(all_see, end);
+            const bool masked = min(all_see, end) - first_key < KEYS;
             scale(s, masked, first_key, end);
             softmax(s, state);
             __syncthreads(); /* P and the factors are there */
@@ -673,7 +672,6 @@ struct DenseDecode {
             }
             accumulate(stage_at, o);
             stage = stage + 1 == p.stages ? 0 : stage + 1;
-            free_stage = free_stage + 1 == p.stages ? 0 : free_stage + 1;
         }
         cp_async_wait<0>();
         __syncthreads(); /* the factors of the last block have been read */
@@ -687,12 +685,12 @@ struct DenseDecode {
 #pragma unroll
             for (int e = 0; e < 4; e++) s[t][e] *= p.scale_log2;
         if (!masked) return;
-        const int row = 16 * (warp % ROW_GROUPS), key = first_key + WARP_KEYS * (warp / ROW_GROUPS);
+        const int row = 16 * (warp % ROW_GROUPS), key = WARP_KEYS * (warp / ROW_GROUPS);
 #pragma unroll
         for (int t = 0; t < KEY_TILES; t++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                if (key + 8 * t + mma_c_column(lane, e) >= min(end, visible_end(row + mma_c_row(lane, e))))
+                if (key + 8 * t + mma_c_column(lane, e) >= min(end, visible_end(row + mma_c_row(lane, e))) - first_key)
                     s[t][e] = -INFINITY;
     }
 };

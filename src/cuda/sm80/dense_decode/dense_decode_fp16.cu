@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 #include "dense_decode.cuh"
 
-DENSE_DECODE_KERNEL(sm80_dense_decode_fp16_16x32, Fp16, 16, 32, 4)
-DENSE_DECODE_KERNEL(sm80_dense_decode_fp16_64x64, Fp16, 64, 64, 8)
+/* Element, rows, keys, warps, column splits, Q in registers: the shapes of shape.c. */
+DENSE_DECODE_KERNEL(sm80_dense_decode_fp16_16x32, Fp16, 16, 32, 4, 1, false)
+DENSE_DECODE_KERNEL(sm80_dense_decode_fp16_16x64, Fp16, 16, 64, 8, 1, true)
+DENSE_DECODE_KERNEL(sm80_dense_decode_fp16_32x64, Fp16, 32, 64, 8, 1, false)
+DENSE_DECODE_KERNEL(sm80_dense_decode_fp16_64x32, Fp16, 64, 32, 8, 2, false)
+DENSE_DECODE_KERNEL(sm80_dense_decode_fp16_64x64, Fp16, 64, 64, 8, 2, false)

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What both planners share. Lay the requests end to end on a line, each as long as its cost (blocks + PLAN_OVERHEAD), the
+ * first at 0; start[r] is where request r begins. A partition that begins at X has room up to Y = X + payload: it finishes
+ * every request that ends at or before Y. Of the request e that holds Y it takes what leaves room for the overhead, up to
+ * Y - PLAN_OVERHEAD, unless that is nothing. So the next partition begins at
+ *
+ *      X' = max(Y - PLAN_OVERHEAD, start[e])          and e was cut if the first is the larger
+ *
+ * (a point inside request e stands for "start + blocks done").
+ */
+#pragma once
+
+#include "../params.h"
+
+static constexpr int TILE = PLAN_THREADS, WARPS = PLAN_THREADS / 32;
+static_assert(WARPS == 32 && TILE == 32 * 32, "a tile is searched in two looks of a warp");
+
+__device__ __forceinline__ int64_t blocks_of(const struct plan_params &p, int64_t request)
+{
+    if (request >= p.b) return -PLAN_OVERHEAD; /* no cost */
+    int64_t length = p.seqlens[request];
+    length = length < 0 ? 0 : length > p.capacity ? p.capacity : length;
+    return length > PLAN_BLOCK ? (length + PLAN_BLOCK - 1) / PLAN_BLOCK : 1;
+}
+
+template <typename Int> __device__ __forceinline__ Int warp_inclusive_sum(Int x)
+{
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+        const Int other = __shfl_up_sync(~0u, x, lanes);
+        if ((int)threadIdx.x % 32 >= lanes) x += other;
+    }
+    return x;
+}
+
+/* Inclusive sum over the block of threads; sums has WARPS + 1 elements, and afterwards the whole in the last. */
+template <typename Int> __device__ __forceinline__ Int block_inclusive_sum(Int x, Int *sums)
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    x = warp_inclusive_sum(x);
+    __syncthreads();
+    if (lane == 31) sums[warp + 1] = x;
+    __syncthreads();
+    if (warp == 0) {
+        const Int sum = warp_inclusive_sum(sums[lane + 1]);
+        sums[lane + 1] = sum;
+        if (lane == 0) sums[0] = 0;
+    }
+    __syncthreads();
+    return x + sums[warp];
+}
+
+/* Row `partition` of the plan. */
+__device__ __forceinline__ void write_row(struct plan_partition *rows, int32_t partition, int32_t begin_request,
+                                          int32_t begin_block, int32_t begin_split, int32_t end_request,
+                                          int32_t end_block, bool cut)
+{
+    const bool idle = end_request < begin_request, alone = end_request == begin_request;
+    struct plan_partition row;
+    row.begin_request = begin_request;
+    row.end_request = end_request;
+    row.begin_block = begin_block;
+    row.end_block = end_block;
+    row.begin_split = begin_split;
+    row.first_is_split = !idle && (begin_split > 0 || (alone && cut));
+    row.last_is_split = !idle && (cut || (alone && begin_split > 0));
+    row.zero = 0;
+    rows[partition] = row;
+}
