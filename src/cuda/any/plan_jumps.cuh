@@ -10,27 +10,36 @@
  *      e = the first request after q with (start[e] - start[q]) mod step ≤ PLAN_OVERHEAD
  *
  * after n = ceil((start[e] - start[q] - PLAN_OVERHEAD) / step) partitions. Every thread finds e for one q, as far as LOOK
- * requests on. Then the chain is followed from meeting to meeting (a load from shared memory each; where e was too far, a
- * warp looks on), and everything between the meetings is arithmetic.
+ * requests on. The chain from meeting to meeting is followed SPAN meetings at a time, along jumps that all threads have put
+ * together by doubling; where e was too far, a warp looks on. Everything between the meetings is arithmetic.
  */
 #pragma once
 
 #include "plan_common.cuh"
 
+static constexpr int LOOK = 32, SPAN = 8;
+
+/* Where a partition begins, if those before it do not take everything. */
+struct Begin {
+    uint32_t at; /* on the line; no further than its end */
+    int32_t request, block, split;
+};
+
 struct Jumps {
     uint32_t start[TILE + 1];
-    uint32_t residue[TILE];      /* start mod step */
-    int32_t next[TILE];          /* e, or 0 */
-    int32_t meeting[TILE + 1];   /* requests that partitions begin with, in order */
-    int32_t partition[TILE + 1]; /* which partitions */
+    union {
+        struct { /* until the meetings are known */
+            uint32_t residue[TILE];    /* start mod step */
+            int32_t next[TILE + 1];    /* e; b, which leads to itself, if it is not among the next LOOK */
+            int32_t further[TILE + 1]; /* after SPAN meetings */
+        };
+        Begin begins[PLAN_THREADS];
+    };
+    int32_t meeting[TILE + SPAN]; /* requests that partitions begin with, in order */
+    int32_t partition[TILE + 1];  /* which partitions */
     int32_t meetings;
     int32_t cuts[TILE];
     int32_t sums[WARPS + 1];
-};
-
-/* Where a partition begins. */
-struct Begin {
-    int32_t request, block, split;
 };
 
 /* The last i in [0, count) with values[i] ≤ x; values rise, and the first is ≤ x. */
@@ -53,52 +62,88 @@ __device__ __forceinline__ bool meets(const Jumps &jumps, uint32_t residue, int 
     return (other >= residue ? other - residue : other + step - residue) <= PLAN_OVERHEAD;
 }
 
-static constexpr int LOOK = 32;
-
 __device__ __forceinline__ int32_t find_meeting(const Jumps &jumps, int q, int b, uint32_t step)
 {
-    const uint32_t residue = jumps.residue[q];
-    for (int e = q + 1; e < min(q + 1 + LOOK, b); e++)
-        if (meets(jumps, residue, e, step)) return e;
-    return 0;
+    constexpr int AT_ONCE = 8; /* loads that do not wait for each other */
+    const uint32_t residue = q < b ? jumps.residue[q] : 0;
+    for (int first = q + 1; first < min(q + 1 + LOOK, b); first += AT_ONCE) {
+        int32_t found = b;
+#pragma unroll
+        for (int i = AT_ONCE - 1; i >= 0; i--)
+            if (meets(jumps, residue, min(first + i, TILE - 1), step) && first + i < b) found = first + i;
+        if (found < b) return found;
+    }
+    return b;
 }
 
-/* By the first warp: the meetings from request 0 on, as many as there are partitions at most. */
-__device__ __forceinline__ void follow(Jumps &jumps, int b, int32_t num_partitions, uint32_t step)
+/* By the first warp: the first meeting beyond the next LOOK requests, or b. */
+__device__ __forceinline__ int32_t look_on(const Jumps &jumps, int q, int b, uint32_t step)
+{
+    constexpr int AT_ONCE = 4;
+    const int lane = (int)threadIdx.x % 32;
+    for (int first = q + 1 + LOOK; first < b; first += 32 * AT_ONCE) {
+        int32_t found = b;
+#pragma unroll
+        for (int i = AT_ONCE - 1; i >= 0; i--) {
+            const int e = first + 32 * i + lane;
+            if (e < b && meets(jumps, jumps.residue[q], e, step)) found = e;
+        }
+        found = __reduce_min_sync(~0u, found);
+        if (found < b) return found;
+    }
+    return b;
+}
+
+/* By the first warp: appends the meetings from request q on that follow each other within LOOK; the last one. */
+__device__ __forceinline__ int32_t follow_spans(Jumps &jumps, int b, int32_t q, int &count)
 {
     const int lane = (int)threadIdx.x % 32;
-    int count = 0, q = 0;
-    while (count < min(num_partitions, TILE)) {
-        if (lane == 0) jumps.meeting[count] = q;
-        count++;
-        int e = jumps.next[q];
-        for (int first = q + 1 + LOOK; !e && first < b; first += 32) {
-            const bool here = first + lane < b && meets(jumps, jumps.residue[q], first + lane, step);
-            const unsigned found = __ballot_sync(~0u, here);
-            if (found) e = first + __ffs((int)found) - 1;
+    int32_t last = q;
+    while (q < b) {
+        int32_t head = b; /* of up to 32 spans, one a lane; then all spans at once */
+        for (int i = 0; i < 32 && q < b; i++) {
+            if (lane == i) head = q;
+            q = jumps.further[q];
         }
-        if (!e) break;
-        q = e;
+        int in_span = 0;
+        for (int i = 0; i < SPAN; i++) {
+            if (head < b) jumps.meeting[count + SPAN * lane + i] = last = head, in_span++;
+            head = jumps.next[head];
+        }
+        count += __reduce_add_sync(~0u, in_span);
+        last = __reduce_max_sync(~0u, last);
     }
-    if (lane == 0) jumps.meetings = count;
+    return last;
 }
 
-/* Where on the line a partition begins, if those before it do not take everything. */
-__device__ __forceinline__ uint64_t position_of(const Jumps &jumps, int32_t partition, uint32_t step)
+/* By the first warp: the meetings from request 0 on. */
+__device__ __forceinline__ void follow(Jumps &jumps, int b, uint32_t step)
 {
-    const int i = last_not_above(jumps.partition, jumps.meetings, partition);
-    return jumps.start[jumps.meeting[i]] + (uint64_t)(partition - jumps.partition[i]) * step;
+    int count = 0;
+    for (int32_t q = 0; q < b;) {
+        if (jumps.next[q] < b) {
+            q = follow_spans(jumps, b, q, count);
+        } else {
+            if (threadIdx.x == 0) jumps.meeting[count] = q;
+            count++;
+        }
+        q = look_on(jumps, q, b, step);
+    }
+    if (threadIdx.x == 0) jumps.meetings = count;
 }
 
-/* `at` is the position of the partition. */
-__device__ __forceinline__ Begin begin_of(const Jumps &jumps, int b, int32_t partition, uint32_t at, uint32_t step)
+__device__ __forceinline__ Begin begin_of(const Jumps &jumps, int b, int32_t partition, uint32_t step)
 {
     const int i = last_not_above(jumps.partition, jumps.meetings, partition), q = jumps.meeting[i];
-    Begin begin = {};
-    begin.request = q + last_not_above(jumps.start + q, b - q, at);
-    begin.block = (int32_t)(at - jumps.start[begin.request]);
+    const int32_t ordinal = partition - jumps.partition[i];
+    const uint64_t at = jumps.start[q] + (uint64_t)ordinal * step;
+    Begin begin = {jumps.start[b], b, 0, 0};
+    if (at >= jumps.start[b]) return begin;
+    begin.at = (uint32_t)at;
+    begin.request = q + last_not_above(jumps.start + q, b - q, begin.at);
+    begin.block = (int32_t)(begin.at - jumps.start[begin.request]);
     if (begin.block) /* as many as begin within the request, up to this one */
-        begin.split = partition - jumps.partition[i] - (int32_t)((jumps.start[begin.request] - jumps.start[q]) / step);
+        begin.split = ordinal - (int32_t)((jumps.start[begin.request] - jumps.start[q]) / step);
     return begin;
 }
 
@@ -112,12 +157,21 @@ __device__ __forceinline__ void plan_by_jumps(const struct plan_params &p, int64
     jumps.cuts[thread] = 0;
     if (thread == 0) jumps.start[0] = 0;
     __syncthreads();
-    const uint32_t start = jumps.start[thread];
-    jumps.residue[thread] = start % step;
+    jumps.residue[thread] = jumps.start[thread] % step;
     __syncthreads();
-    jumps.next[thread] = find_meeting(jumps, thread, b, step);
+    const int32_t next = find_meeting(jumps, thread, b, step);
+    jumps.next[thread] = next;
+    if (thread == 0) jumps.next[TILE] = jumps.further[TILE] = TILE;
+    int32_t further = next;
+    for (int span = 1; span < SPAN; span *= 2) { /* from here: `span` meetings on, and as many again */
+        jumps.further[thread] = further;
+        __syncthreads();
+        further = jumps.further[further];
+        __syncthreads();
+    }
+    jumps.further[thread] = further;
     __syncthreads();
-    if (thread < 32) follow(jumps, b, p.num_partitions, step);
+    if (thread < 32) follow(jumps, b, step);
     __syncthreads();
 
     /* Partitions from meeting to meeting; no more of them count than there are. */
@@ -133,27 +187,25 @@ __device__ __forceinline__ void plan_by_jumps(const struct plan_params &p, int64
 
     struct plan_partition *rows = plan_partitions(p.plan);
     const uint32_t line_end = jumps.start[b];
-    const int32_t last_blocks = (int32_t)(line_end - jumps.start[b - 1]) - PLAN_OVERHEAD;
-    for (int32_t i = thread; i < p.num_partitions; i += PLAN_THREADS) {
-        /* The first partition with room up to the end of the line takes what is left; those after it are idle. */
-        const uint64_t at = position_of(jumps, i, step);
-        if (i && position_of(jumps, i - 1, step) + (uint64_t)payload >= line_end) {
-            write_row(rows, i, b, 0, 0, b - 1, last_blocks, false);
-            continue;
+    for (int32_t first = 0; first < p.num_partitions; first += PLAN_THREADS - 2) {
+        /* A row needs the beginnings of three partitions: the first and the last thread write none. */
+        const int32_t i = first + thread - 1;
+        jumps.begins[thread] = begin_of(jumps, b, max(i, 0), step);
+        __syncthreads();
+        if (0 < thread && thread < PLAN_THREADS - 1 && i < p.num_partitions) {
+            /* The first partition with room up to the end of the line takes what is left; those after it are idle. */
+            const Begin before = jumps.begins[thread - 1], begin = jumps.begins[thread], after = jumps.begins[thread + 1];
+            const bool idle = i > 0 && before.at + (uint64_t)payload >= line_end;
+            const bool takes_all = idle || begin.at + (uint64_t)payload >= line_end;
+            const bool cut = !takes_all && after.block > 0;
+            const int32_t last = takes_all ? b - 1 : cut ? after.request : after.request - 1;
+            const int32_t blocks =
+                cut ? after.block : (int32_t)(jumps.start[last + 1] - jumps.start[last]) - PLAN_OVERHEAD;
+            write_row(rows, i, idle ? b : begin.request, idle ? 0 : begin.block, idle ? 0 : begin.split, last, blocks, cut);
+            if (cut) atomicAdd(&jumps.cuts[after.request], 1);
         }
-        const Begin begin = begin_of(jumps, b, i, (uint32_t)at, step);
-        if (at + (uint64_t)payload >= line_end) {
-            write_row(rows, i, begin.request, begin.block, begin.split, b - 1, last_blocks, false);
-            continue;
-        }
-        const Begin next = begin_of(jumps, b, i + 1, (uint32_t)position_of(jumps, i + 1, step), step);
-        const bool cut = next.block > 0;
-        const int32_t last = cut ? next.request : next.request - 1;
-        const int32_t blocks = (int32_t)(jumps.start[last + 1] - jumps.start[last]) - PLAN_OVERHEAD;
-        write_row(rows, i, begin.request, begin.block, begin.split, last, cut ? next.block : blocks, cut);
-        if (cut) atomicAdd(&jumps.cuts[next.request], 1);
+        __syncthreads();
     }
-    __syncthreads();
     const int32_t cuts = block_inclusive_sum(jumps.cuts[thread], jumps.sums);
     if (thread < b) plan_num_splits_of(p.plan, p.num_partitions)[thread + 1] = thread + 1 + cuts;
 }
