@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The part of the NVIDIA driver's interface that the library uses, declared here so that neither building nor loading
+ * the library takes anything of CUDA: libcuda.so.1 is opened at the first use of a GPU. Entry points of CUDA 12.0 only.
+ * tests/house/driver.c compares every number and layout with cuda.h where that is installed.
+ */
+#ifndef FMLA_CUDA_DRIVER_H
+#define FMLA_CUDA_DRIVER_H
+
+/* Handles carry the driver's own tags, so that these types are its types. */
+typedef unsigned cu_result; /* enumerations of the driver have no negative value: unsigned */
+typedef int cu_device;
+typedef struct CUctx_st *cu_context;
+typedef struct CUlib_st *cu_library;
+typedef struct CUkern_st *cu_kernel;
+typedef struct CUfunc_st *cu_function;
+typedef struct CUstream_st *cu_stream;
+
+enum { CU_SUCCESS = 0, CU_ERROR_NO_DEVICE = 100 };
+
+enum {
+    CU_ATTRIBUTE_SM_COUNT = 16,
+    CU_ATTRIBUTE_CAPABILITY_MAJOR = 75,
+    CU_ATTRIBUTE_CAPABILITY_MINOR = 76,
+    CU_ATTRIBUTE_SHARED_BYTES = 97 /* that a block may have when it asks for them */
+};
+
+enum { CU_KERNEL_MAX_DYNAMIC_SHARED_BYTES = 8 };
+enum { CU_CAPTURE_RELAXED = 2 };
+
+enum { CU_LAUNCH_CLUSTER = 4, CU_LAUNCH_OVERLAP = 6 /* programmatic stream serialization */ };
+
+struct cu_launch_attribute {
+    unsigned id;
+    char pad[4];
+    union {
+        char pad[64];
+        struct {
+            unsigned x, y, z;
+        } cluster;
+        int overlap;
+    } value;
+};
+
+struct cu_launch_config {
+    unsigned grid_x, grid_y, grid_z;
+    unsigned block_x, block_y, block_z;
+    unsigned shared_bytes;
+    cu_stream stream;
+    struct cu_launch_attribute *attributes;
+    unsigned num_attributes;
+};
+
+/* ENTRY(member, name in libcuda, parameters); where the driver has several versions of an entry, the name says which. */
+#define CUDA_DRIVER_ENTRIES(ENTRY)                                                                           \
+    ENTRY(init, cuInit, (unsigned flags))                                                                    \
+    ENTRY(device_get_count, cuDeviceGetCount, (int *count))                                                  \
+    ENTRY(device_get, cuDeviceGet, (cu_device * device, int ordinal))                                        \
+    ENTRY(device_get_attribute, cuDeviceGetAttribute, (int *value, unsigned attribute, cu_device device))    \
+    ENTRY(device_get_name, cuDeviceGetName, (char *name, int size, cu_device device))                        \
+    ENTRY(primary_retain, cuDevicePrimaryCtxRetain, (cu_context * context, cu_device device))                \
+    ENTRY(context_get, cuCtxGetCurrent, (cu_context * context))                                              \
+    ENTRY(context_push, cuCtxPushCurrent_v2, (cu_context context))                                           \
+    ENTRY(context_pop, cuCtxPopCurrent_v2, (cu_context * context))                                           \
+    ENTRY(context_device, cuCtxGetDevice, (cu_device * device))                                              \
+    ENTRY(library_load, cuLibraryLoadData,                                                                   \
+          (cu_library * library, const void *image, unsigned *jit_options, void **jit_values,                \
+           unsigned num_jit, unsigned *options, void **values, unsigned num_options))                        \
+    ENTRY(library_kernel, cuLibraryGetKernel, (cu_kernel * kernel, cu_library library, const char *name))    \
+    ENTRY(kernel_function, cuKernelGetFunction, (cu_function * function, cu_kernel kernel))                  \
+    ENTRY(kernel_set_attribute, cuKernelSetAttribute,                                                        \
+          (unsigned attribute, int value, cu_kernel kernel, cu_device device))                               \
+    ENTRY(launch, cuLaunchKernelEx,                                                                          \
+          (const struct cu_launch_config *config, cu_function function, void **parameters, void **extra))    \
+    ENTRY(error_name, cuGetErrorName, (cu_result error, const char **text))                                  \
+    ENTRY(error_string, cuGetErrorString, (cu_result error, const char **text))                              \
+    ENTRY(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, (unsigned *mode))
+
+struct driver {
+#define ENTRY(member, name, parameters) cu_result(*member) parameters;
+    CUDA_DRIVER_ENTRIES(ENTRY)
+#undef ENTRY
+    int version; /* of CUDA, 1000 · major + 10 · minor */
+};
+
+/* The driver, initialised: opened by the first call, whichever thread that is. NULL if there is none that this build can
+ * use; then *why (static) says why. */
+const struct driver *driver_open(const char **why);
+
+/* The CUDA version of the driver that driver_open found, usable or not; 0 if there is none. */
+int driver_version(void);
+
+/* "CUDA_ERROR_NO_DEVICE (no CUDA-capable device is detected)" */
+const char *driver_words(const struct driver *driver, cu_result error, char buffer[160]);
+
+/* "CUDA 13.0 (driver 580)": a version with the driver release that first had it, where that is known. */
+const char *driver_version_words(int version, char buffer[48]);
+
+#endif
