@@ -111,10 +111,11 @@ static fmla_status choose_partitions(const fmla_decode_plan_args *args, fmla_dev
     } else {
         const int32_t workers = dispatch_workers(target);
         if (!workers)
-            return fail(FMLA_UNSUPPORTED,
-                        "decode_plan: target: is %s, whose number of SMs is not known here; set num_workers or "
-                        "num_partitions: %s",
-                        device_name(target, name), dispatch_device_reason(target));
+            return fail(
+                FMLA_UNSUPPORTED,
+                "decode_plan: target: is %s, whose number of SMs is not known here; set num_workers or "
+                "num_partitions: %s",
+                device_name(target, name), dispatch_device_reason(target));
         *partitions = plan_default_partitions(workers, args->s_q, args->h_q, args->h_kv);
     }
     return FMLA_OK;

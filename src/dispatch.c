@@ -107,7 +107,8 @@ static void describe_kernel(int index)
         text_append(dtypes, sizeof state.dtypes[index], "%s%s", *dtypes ? " " : "", element_names[e]);
     }
     snprintf(state.capabilities[index], sizeof state.capabilities[index],
-             "this GPU's compute capability is below %d.%d", kernel->capability / 10, kernel->capability % 10);
+             "this GPU's compute capability is below %d.%d", kernel->capability / 10,
+             kernel->capability % 10);
     if (kernel->operation != OP_DENSE_DECODE) return;
     describe_sizes(state.shapes[index], sizeof state.shapes[index], "d_qk", kernel->d_qk);
     describe_sizes(state.shapes[index], sizeof state.shapes[index], "d_v", kernel->d_v);

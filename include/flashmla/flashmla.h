@@ -202,7 +202,7 @@ typedef struct fmla_device_info {
     int32_t driver;             /* the version that the driver is made for; 0 where it was not asked */
     int32_t driver_needed;      /* the least one that this build needs */
     int32_t built_with;         /* the version of the compiler of the kernels; 0: this build has none */
-    int32_t ptx;                /* GPUs from this compute capability on run code that their driver compiles; 0: none */
+    int32_t ptx; /* GPUs from this compute capability on run code that their driver compiles; 0: none */
 } fmla_device_info;
 
 /* Describes a device; one that is not there, too: then reason says so.

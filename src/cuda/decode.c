@@ -50,8 +50,8 @@ static fmla_status check_plan(const struct dense_decode_problem *p, int32_t num_
     const size_t needed = plan_bytes(p->b, num_partitions);
     if (p->plan_size < needed)
         return fail(FMLA_BUFFER_TOO_SMALL,
-                    "%s: plan_size: is %zu, must be at least %zu bytes for %d partitions of %lld requests", op,
-                    p->plan_size, needed, num_partitions, (long long)p->b);
+                    "%s: plan_size: is %zu, must be at least %zu bytes for %d partitions of %lld requests",
+                    op, p->plan_size, needed, num_partitions, (long long)p->b);
     if ((uintptr_t)p->plan % 16)
         return fail(FMLA_INVALID_ARGUMENT, "%s: plan: is not aligned to 16 bytes", op);
     return FMLA_OK;
@@ -72,9 +72,8 @@ static fmla_status lay_out(const struct dense_decode_problem *p, struct work *w)
         w->chunk_lanes = wanted < 1 ? 1 : wanted < w->chunks ? wanted : w->chunks;
         if (w->chunks > 1) w->slots = p->b * w->chunks; /* < 2^31 · 2^20 */
     } else {
-        w->num_partitions = p->num_partitions
-                                ? p->num_partitions
-                                : plan_default_partitions(device->sms, p->s_q, p->h_q, p->h_kv);
+        w->num_partitions = p->num_partitions ? p->num_partitions
+                                              : plan_default_partitions(device->sms, p->s_q, p->h_q, p->h_kv);
         if (p->plan) {
             const fmla_status status = check_plan(p, w->num_partitions);
             if (status) return status;
@@ -88,10 +87,11 @@ static fmla_status lay_out(const struct dense_decode_problem *p, struct work *w)
     if (__builtin_mul_overflow(w->slots, p->h_q * p->s_q, &rows) ||
         __builtin_mul_overflow(rows, p->d_v + 1, &floats) ||
         __builtin_mul_overflow(floats, (int64_t)sizeof(float), &bytes) || bytes > INT64_MAX / 4)
-        return fail(FMLA_UNSUPPORTED,
-                    "%s: q: the partial results of %lld requests of up to %lld keys would not fit into memory that "
-                    "can be addressed",
-                    op, (long long)p->b, (long long)p->capacity);
+        return fail(
+            FMLA_UNSUPPORTED,
+            "%s: q: the partial results of %lld requests of up to %lld keys would not fit into memory that "
+            "can be addressed",
+            op, (long long)p->b, (long long)p->capacity);
     at += line_up((size_t)rows * (size_t)p->d_v * sizeof(float));
     w->slot_lse_offset = at;
     at += line_up((size_t)rows * sizeof(float));

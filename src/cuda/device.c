@@ -27,7 +27,8 @@ bool cuda_build_serves(const struct cuda_build *build, int32_t capability)
         const int32_t target = (int32_t)strtol(at, &end, 10);
         if (end == at) return false;
         const bool exact = *end >= 'a' && *end <= 'z';
-        if (capability == target || (!exact && capability / 10 == target / 10 && capability > target)) return true;
+        if (capability == target || (!exact && capability / 10 == target / 10 && capability > target))
+            return true;
         at = end + exact;
         while (*at == ' ') at++;
     }
@@ -40,11 +41,12 @@ static void judge(struct cuda_device *d)
     if (d->capability < CUDA_LEAST_CAPABILITY)
         snprintf(d->unusable, sizeof d->unusable,
                  "%s is too old: its compute capability is %d.%d, the library needs %d.%d or later", d->name,
-                 d->capability / 10, d->capability % 10, CUDA_LEAST_CAPABILITY / 10, CUDA_LEAST_CAPABILITY % 10);
+                 d->capability / 10, d->capability % 10, CUDA_LEAST_CAPABILITY / 10,
+                 CUDA_LEAST_CAPABILITY % 10);
     else if (!cuda_build_serves(&cuda_build, d->capability))
         snprintf(d->unusable, sizeof d->unusable,
-                 "this build has no code for %s, whose compute capability is %d.%d; it was built for %s", d->name,
-                 d->capability / 10, d->capability % 10, cuda_build.targets);
+                 "this build has no code for %s, whose compute capability is %d.%d; it was built for %s",
+                 d->name, d->capability / 10, d->capability % 10, cuda_build.targets);
 }
 
 static void look_at(int32_t id)
@@ -100,8 +102,8 @@ static void look(void)
     if (count == 1)
         snprintf(absent, size, "this machine has one GPU, cuda:0");
     else if (count > CUDA_DEVICES)
-        snprintf(absent, size, "the library uses the first %d GPUs of a machine, this one has %d", CUDA_DEVICES,
-                 count);
+        snprintf(absent, size, "the library uses the first %d GPUs of a machine, this one has %d",
+                 CUDA_DEVICES, count);
     else if (count)
         snprintf(absent, size, "this machine has %d GPUs, cuda:0 to cuda:%d", count, count - 1);
     else
@@ -127,7 +129,8 @@ int32_t cuda_device_count(void)
 
 /* ---- The context of a call ------------------------------------------------------------------ */
 
-fmla_status cuda_failed(const char *operation, const struct cuda_scope *scope, const char *what, cu_result error)
+fmla_status cuda_failed(const char *operation, const struct cuda_scope *scope, const char *what,
+                        cu_result error)
 {
     char words[160];
     return fail(FMLA_DEVICE_ERROR, "%s: cuda:%d: %s: %s", operation, scope->device->id, what,
@@ -152,8 +155,8 @@ static fmla_status other_context(const char *operation, const char *argument, co
     for (int32_t id = 0; id < state.count; id++)
         if (state.device[id].handle == current)
             return fail(FMLA_INVALID_ARGUMENT,
-                        "%s: %s: device is cuda:%d, must be the cuda:%d of this thread's current context", operation,
-                        argument, scope->device->id, id);
+                        "%s: %s: device is cuda:%d, must be the cuda:%d of this thread's current context",
+                        operation, argument, scope->device->id, id);
     return fail(FMLA_INVALID_ARGUMENT,
                 "%s: %s: device is cuda:%d, this thread's current context is of another device (handle %d)",
                 operation, argument, scope->device->id, current);

@@ -18,7 +18,7 @@ enum {
 struct cuda_device {
     int32_t id;
     cu_device handle;
-    int32_t capability;   /* 10 · major + minor: 90 */
+    int32_t capability; /* 10 · major + minor: 90 */
     int32_t sms;
     int32_t shared_bytes; /* of shared memory that a block may have */
     char name[96];
@@ -52,6 +52,7 @@ fmla_status cuda_enter(const char *operation, const char *argument, int32_t id, 
 void cuda_leave(const struct cuda_scope *scope);
 
 /* FMLA_DEVICE_ERROR with the driver's words: "operation: cuda:0: what: words". */
-fmla_status cuda_failed(const char *operation, const struct cuda_scope *scope, const char *what, cu_result error);
+fmla_status cuda_failed(const char *operation, const struct cuda_scope *scope, const char *what,
+                        cu_result error);
 
 #endif

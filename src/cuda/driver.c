@@ -39,11 +39,13 @@ static int version_is_enough(void *library)
     if (!find(library, "cuDriverGetVersion", &get_version, sizeof get_version) ||
         get_version(&state.driver.version)) {
         state.driver.version = 0;
-        snprintf(state.why, sizeof state.why, "libcuda.so.1 is no NVIDIA driver: it does not tell its version");
+        snprintf(state.why, sizeof state.why,
+                 "libcuda.so.1 is no NVIDIA driver: it does not tell its version");
         return 0;
     }
     if (state.driver.version >= cuda_build.driver) return 1;
-    snprintf(state.why, sizeof state.why, "the NVIDIA driver is too old: it has %s, this build needs %s or later",
+    snprintf(state.why, sizeof state.why,
+             "the NVIDIA driver is too old: it has %s, this build needs %s or later",
              driver_version_words(state.driver.version, has), driver_version_words(cuda_build.driver, needs));
     return 0;
 }
@@ -54,7 +56,8 @@ static void open_driver(void)
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* stays open */
     if (!library) {
         const char *words = dlerror();
-        snprintf(state.why, sizeof state.why, "there is no NVIDIA driver: %s", words ? words : "libcuda.so.1");
+        snprintf(state.why, sizeof state.why, "there is no NVIDIA driver: %s",
+                 words ? words : "libcuda.so.1");
         return;
     }
     if (!version_is_enough(library)) return;

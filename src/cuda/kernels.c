@@ -49,7 +49,8 @@ fmla_status cuda_prepare(int32_t id)
             const struct dense_decode_shape *shape = &dense_decode_shapes[i];
             const int32_t stages = dense_decode_stages(shape, scope.device->shared_bytes);
             if (!status && stages)
-                status = cuda_load(op, &scope, &cuda_kernel_dense_decode[e][i], dense_decode_shared_bytes(shape, stages));
+                status = cuda_load(op, &scope, &cuda_kernel_dense_decode[e][i],
+                                   dense_decode_shared_bytes(shape, stages));
         }
     }
     cuda_leave(&scope);

@@ -14,8 +14,8 @@ extern struct cuda_kernel cuda_kernel_plan, cuda_kernel_merge, cuda_kernel_join[
 extern struct cuda_kernel cuda_kernel_dense_decode[2][DENSE_DECODE_SHAPE_COUNT];
 
 /* Launches the planner in a scope that is open. */
-fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *scope, const struct plan_params *params,
-                             void *stream);
+fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *scope,
+                             const struct plan_params *params, void *stream);
 
 struct result_rules;
 struct result_params cuda_result_params(const struct result_rules *rules);

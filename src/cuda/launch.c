@@ -20,7 +20,8 @@ static fmla_status failed(const char *operation, const struct cuda_scope *scope,
 }
 
 /* Libraries and kernels belong to no context: once a process. */
-static fmla_status find_kernel(const char *operation, const struct cuda_scope *scope, struct cuda_kernel *kernel)
+static fmla_status find_kernel(const char *operation, const struct cuda_scope *scope,
+                               struct cuda_kernel *kernel)
 {
     const struct driver *driver = scope->driver;
     for (size_t i = 0; i < cuda_build.count; i++) {
@@ -38,12 +39,12 @@ static fmla_status find_kernel(const char *operation, const struct cuda_scope *s
         kernel->handle = NULL;
         return failed(operation, scope, "cuLibraryGetKernel", kernel->name, error);
     }
-    return fail(FMLA_UNSUPPORTED, "%s: kernel: %s is not in this build: it has no image %s", operation, kernel->name,
-                kernel->image);
+    return fail(FMLA_UNSUPPORTED, "%s: kernel: %s is not in this build: it has no image %s", operation,
+                kernel->name, kernel->image);
 }
 
-static fmla_status make_ready(const char *operation, const struct cuda_scope *scope, struct cuda_kernel *kernel,
-                              int32_t shared_bytes)
+static fmla_status make_ready(const char *operation, const struct cuda_scope *scope,
+                              struct cuda_kernel *kernel, int32_t shared_bytes)
 {
     const int32_t id = scope->device->id;
     if (!kernel->handle) {
@@ -88,8 +89,8 @@ fmla_status cuda_load(const char *operation, const struct cuda_scope *scope, str
     return status;
 }
 
-fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope, const struct cuda_launch *launch,
-                        void **parameters)
+fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
+                        const struct cuda_launch *launch, void **parameters)
 {
     const fmla_status status = cuda_load(operation, scope, launch->kernel, launch->shared_bytes);
     if (status) return status;

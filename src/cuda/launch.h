@@ -12,13 +12,14 @@
 struct cuda_kernel {
     const char *image; /* of images.h */
     const char *name;
-    cu_kernel handle;                  /* valid in every context; NULL: not loaded */
-    cu_context ready_in[CUDA_DEVICES]; /* the last context it was made ready in */
+    cu_kernel handle;                   /* valid in every context; NULL: not loaded */
+    cu_context ready_in[CUDA_DEVICES];  /* the last context it was made ready in */
     int32_t shared_bytes[CUDA_DEVICES]; /* of dynamic shared memory that it may be launched with */
 };
 
 enum {
-    LAUNCH_OVERLAP = 1 << 0 /* may begin before the kernel in front of it has ended: it waits itself for what it reads.
+    LAUNCH_OVERLAP =
+        1 << 0 /* may begin before the kernel in front of it has ended: it waits itself for what it reads.
                                Without effect before compute capability 9.0 */
 };
 
@@ -38,7 +39,7 @@ fmla_status cuda_load(const char *operation, const struct cuda_scope *scope, str
                       int32_t shared_bytes);
 
 /* parameters: a pointer to each of the kernel's, read before this returns. */
-fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope, const struct cuda_launch *launch,
-                        void **parameters);
+fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
+                        const struct cuda_launch *launch, void **parameters);
 
 #endif

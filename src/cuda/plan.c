@@ -2,8 +2,8 @@
 #include "cuda.h"
 #include "kernels.h"
 
-fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *scope, const struct plan_params *params,
-                             void *stream)
+fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *scope,
+                             const struct plan_params *params, void *stream)
 {
     const struct cuda_launch launch = {
         .kernel = &cuda_kernel_plan, .blocks = 1, .threads = PLAN_THREADS, .stream = stream};

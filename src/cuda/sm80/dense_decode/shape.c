@@ -7,6 +7,9 @@ const struct dense_decode_shape dense_decode_shapes[DENSE_DECODE_SHAPE_COUNT] = 
 #undef SHAPE
 };
 
+/* Left for what the compiler places in shared memory by itself. */
+enum { STATIC_BYTES = 1024 };
+
 /* As the kernel lays it out (the picture in dense_decode.cuh): Q, ring, P, maxima, factors. */
 int32_t dense_decode_shared_bytes(const struct dense_decode_shape *shape, int32_t stages)
 {
@@ -19,7 +22,9 @@ int32_t dense_decode_shared_bytes(const struct dense_decode_shape *shape, int32_
 int32_t dense_decode_stages(const struct dense_decode_shape *shape, int32_t shared_bytes)
 {
     int32_t stages = shape->most_stages;
-    while (stages >= DENSE_DECODE_LEAST_STAGES && dense_decode_shared_bytes(shape, stages) > shared_bytes) stages--;
+    while (stages >= DENSE_DECODE_LEAST_STAGES &&
+           dense_decode_shared_bytes(shape, stages) + STATIC_BYTES > shared_bytes)
+        stages--;
     return stages >= DENSE_DECODE_LEAST_STAGES ? stages : 0;
 }
 
@@ -29,7 +34,8 @@ struct dense_decode_choice dense_decode_choose(int64_t rows, int32_t shared_byte
 {
     struct dense_decode_choice choice = {0, DENSE_DECODE_LEAST_STAGES, 0};
     for (int32_t i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) {
-        const struct dense_decode_shape *shape = &dense_decode_shapes[i], *best = &dense_decode_shapes[choice.shape];
+        const struct dense_decode_shape *shape = &dense_decode_shapes[i],
+                                        *best = &dense_decode_shapes[choice.shape];
         const int32_t stages = dense_decode_stages(shape, shared_bytes);
         if (stages && (best->rows < rows || shape->rows == best->rows))
             choice = (struct dense_decode_choice){.shape = i, .stages = stages};

@@ -36,7 +36,7 @@ struct dense_decode_choice {
     int32_t shared_bytes;
 };
 
-/* Of shared memory for one block of threads. */
+/* Of dynamic shared memory for one block of threads. */
 int32_t dense_decode_shared_bytes(const struct dense_decode_shape *shape, int32_t stages);
 
 /* As many stages as fit and are of use; 0 where the shape does not fit with the least number of them. */
