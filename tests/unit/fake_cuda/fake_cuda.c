@@ -40,8 +40,12 @@ static _Thread_local struct CUctx_st *stack[DEPTH];
 static _Thread_local int depth;
 static _Thread_local unsigned capture_mode; /* global, the driver's default */
 
-static struct fake_cuda fake = {
-    .version = 13000, .devices = 1, .name = "NVIDIA Imaginary", .capability = 90, .sms = 132, .shared_bytes = 232448};
+static struct fake_cuda fake = {.version = 13000,
+                                .devices = 1,
+                                .name = "NVIDIA Imaginary",
+                                .capability = 90,
+                                .sms = 132,
+                                .shared_bytes = 232448};
 
 struct fake_cuda *fake_cuda_state(void)
 {
@@ -251,7 +255,8 @@ cu_result cuLaunchKernelEx(const struct cu_launch_config *config, cu_function fu
     const int set = kernel->shared_bytes[stack[depth - 1]->device];
     const unsigned most = set > SHARED_BYTES_UNASKED ? (unsigned)set : SHARED_BYTES_UNASKED;
     if (extra || !c->grid_x || c->grid_x > INT32_MAX || c->grid_y != 1 || c->grid_z != 1 || !c->block_x ||
-        c->block_x > 1024 || c->block_y != 1 || c->block_z != 1 || c->shared_bytes > most || c->num_attributes > 2)
+        c->block_x > 1024 || c->block_y != 1 || c->block_z != 1 || c->shared_bytes > most ||
+        c->num_attributes > 2)
         return FAKE_INVALID_VALUE;
     pthread_mutex_lock(&mutex);
     cu_result result = FAKE_INVALID_VALUE;
@@ -275,7 +280,9 @@ cu_result cuLaunchKernelEx(const struct cu_launch_config *config, cu_function fu
 cu_result cuGetErrorName(cu_result error, const char **text)
 {
     CALLED(cuGetErrorName);
-    *text = error == FAKE_LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED" : error == 803 ? "CUDA_ERROR_MISMATCH" : NULL;
+    *text = error == FAKE_LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED"
+            : error == 803              ? "CUDA_ERROR_MISMATCH"
+                                        : NULL;
     return *text ? CU_SUCCESS : FAKE_INVALID_VALUE;
 }
 

@@ -54,7 +54,7 @@ struct fake_cuda {
     const char *name;
     int capability, sms, shared_bytes;
     cu_result fails[CALLS]; /* what an entry answers instead of working */
-    int capturing;          /* streams are being captured: what loads is refused unless the thread relaxed the mode */
+    int capturing; /* streams are being captured: what loads is refused unless the thread relaxed the mode */
     struct CUctx_st context[FAKE_CONTEXTS]; /* for tests to make current, by push below */
 
     /* Seen. */

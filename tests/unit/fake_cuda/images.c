@@ -4,7 +4,10 @@
  */
 #include "cuda/images.h"
 
-#define IMAGE(name) {name, (const unsigned char *)(name), (const unsigned char *)(name) + sizeof(name)}
+#define IMAGE(name)                                                                                          \
+    {                                                                                                        \
+        name, (const unsigned char *)(name), (const unsigned char *)(name) + sizeof(name)                    \
+    }
 
 static const struct cuda_image images[] = {
     IMAGE("any/decode_plan"),

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Which tile shape the portable dense decode takes: the table, and the choice for every number of rows and amount of shared
+ * memory. "--names" prints "image kernel" of every kernel that the library may launch.
+ */
+#include "check.h"
+
+#include "cuda/kernels.h"
+
+enum { KIB_99 = 101376, KIB_163 = 166912, KIB_227 = 232448 }; /* Ada; A100; Hopper */
+
+static void test_table(void)
+{
+    CHECK_EQ(dense_decode_shapes[0].rows, 16);
+    for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) {
+        const struct dense_decode_shape *s = &dense_decode_shapes[i];
+        CHECK(s->rows % 16 == 0 && s->warps % (s->rows / 16) == 0 && s->most_stages >= 2, "%dx%d", s->rows,
+              s->keys);
+        CHECK(!i || s->rows > s[-1].rows || (s->rows == s[-1].rows && s->keys > s[-1].keys),
+              "%dx%d: the order", s->rows, s->keys);
+    }
+    CHECK(dense_decode_shared_bytes(&dense_decode_shapes[0], 2) <= KIB_99 - 1024, "%d bytes",
+          dense_decode_shared_bytes(&dense_decode_shapes[0], 2));
+}
+
+static void test_bytes(void)
+{
+    const struct dense_decode_shape narrow = {16, 32, 4, 5}, wide = {64, 64, 8, 2};
+    CHECK_EQ(dense_decode_shared_bytes(&narrow, 2),
+             16 * 1152 + 2 * 32 * 1152 + 16 * 128 + 4 * 16 * 4 + 16 * 4);
+    CHECK_EQ(dense_decode_shared_bytes(&wide, 2), 64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4);
+}
+
+static void test_examples(void)
+{
+    static const struct {
+        int64_t rows;
+        int32_t shared_bytes, shape, stages;
+    } cases[] = {
+        {1, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},    {16, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},
+        {16, KIB_163, DENSE_DECODE_SHAPE_16x32, 3},  {1, KIB_227, DENSE_DECODE_SHAPE_16x32, 5},
+        {16, KIB_227, DENSE_DECODE_SHAPE_16x32, 5},  {64, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},
+        {128, KIB_227, DENSE_DECODE_SHAPE_64x64, 2}, {INT64_C(1) << 31, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct dense_decode_choice c = dense_decode_choose(cases[i].rows, cases[i].shared_bytes);
+        CHECK(c.shape == cases[i].shape && c.stages == cases[i].stages,
+              "%lld rows, %d bytes: shape %d, %d stages", (long long)cases[i].rows, cases[i].shared_bytes,
+              c.shape, c.stages);
+    }
+}
+
+/* Whatever the table holds: the choice fits; no other shape that fits would read the keys less often, or, reading them as
+ * often, leave fewer rows of the tile idle or take more keys at once; and one more stage would not fit or be of no use. */
+static void test_rules(void)
+{
+    for (int32_t bytes = KIB_99; bytes <= KIB_227; bytes += 512)
+        for (int64_t rows = 1; rows <= 200; rows++) {
+            const struct dense_decode_choice c = dense_decode_choose(rows, bytes);
+            const struct dense_decode_shape *chosen = &dense_decode_shapes[c.shape];
+            CHECK(c.stages >= 2 && c.stages <= chosen->most_stages && c.shared_bytes < bytes &&
+                      c.shared_bytes == dense_decode_shared_bytes(chosen, c.stages),
+                  "%lld rows, %d bytes: %d stages, %d bytes", (long long)rows, bytes, c.stages,
+                  c.shared_bytes);
+            CHECK(c.stages == chosen->most_stages ||
+                      dense_decode_shared_bytes(chosen, c.stages + 1) + 1024 > bytes,
+                  "%lld rows, %d bytes: a stage more fits", (long long)rows, bytes);
+            for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) {
+                const struct dense_decode_shape *s = &dense_decode_shapes[i];
+                if (!dense_decode_stages(s, bytes)) continue;
+                const int64_t tiles = (rows + s->rows - 1) / s->rows;
+                const int64_t chosen_tiles = (rows + chosen->rows - 1) / chosen->rows;
+                const int better = s->rows > chosen->rows   ? tiles < chosen_tiles
+                                   : s->rows < chosen->rows ? rows <= s->rows
+                                                            : s->keys > chosen->keys;
+                CHECK(!better, "%lld rows, %d bytes: %dx%d is better than %dx%d", (long long)rows, bytes,
+                      s->rows, s->keys, chosen->rows, chosen->keys);
+            }
+        }
+}
+
+static void print_names(void)
+{
+    const struct cuda_kernel *all[] = {&cuda_kernel_plan, &cuda_kernel_merge, &cuda_kernel_join[0],
+                                       &cuda_kernel_join[1]};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) printf("%s %s\n", all[i]->image, all[i]->name);
+    for (int e = 0; e < 2; e++)
+        for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++)
+            printf("%s %s\n", cuda_kernel_dense_decode[e][i].image, cuda_kernel_dense_decode[e][i].name);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && !strcmp(argv[1], "--names")) {
+        print_names();
+        return 0;
+    }
+    test_table();
+    test_bytes();
+    test_examples();
+    test_rules();
+    return check_done("test_cuda_shape");
+}
