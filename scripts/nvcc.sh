@@ -10,4 +10,5 @@ if ! "$@" >"$report.new" 2>&1; then
     exit 1
 fi
 grep -vE '^ptxas info|^ *[0-9]+ bytes stack frame|^$' "$report.new" >&2 || true
+grep -F 'Potential Performance Loss' "$report.new" >&2 || true # said as information
 mv "$report.new" "$report"

@@ -52,26 +52,6 @@ int32_t dispatch_workers(fmla_device device)
     return *dispatch_device_reason(device) ? 0 : cuda_device(device.id)->sms;
 }
 
-void dispatch_describe(fmla_device device, fmla_device_info *info)
-{
-    info->reason = dispatch_device_reason(device);
-    info->workers = dispatch_workers(device);
-    info->name = info->built_for = "";
-    info->count = 1;
-    if (device.type != FMLA_DEVICE_CUDA) return;
-    const struct cuda_device *gpu = cuda_device(device.id);
-    info->name = gpu->name;
-    info->built_for = cuda_build.targets;
-    info->built_with = cuda_build.toolkit;
-    info->ptx = cuda_build.ptx;
-    info->count = cuda_device_count();
-    info->compute_capability = gpu->capability;
-    info->workers = gpu->sms; /* of a GPU that cannot be used, too */
-    info->shared_bytes = gpu->shared_bytes;
-    info->driver = driver_version();
-    info->driver_needed = cuda_build.driver;
-}
-
 fmla_status dispatch_prepare(fmla_device device)
 {
     return device.type == FMLA_DEVICE_CUDA ? cuda_prepare(device.id) : FMLA_OK;
@@ -87,6 +67,7 @@ static struct {
     bool environment_too_long;
     char dtypes[KERNELS][32];
     char shapes[KERNELS][96];
+    char driver_needed[48];
     char capabilities[KERNELS][64]; /* words for a GPU that has less than the kernel needs */
 } state = {.once = PTHREAD_ONCE_INIT};
 
@@ -142,6 +123,29 @@ static void initialise(void)
         state.environment_too_long = length >= (int)sizeof state.environment;
     }
     for (int i = 0; i < KERNELS; i++) describe_kernel(i);
+    driver_version_words(cuda_build.driver, state.driver_needed);
+}
+
+void dispatch_describe(fmla_device device, fmla_device_info *info)
+{
+    pthread_once(&state.once, initialise);
+    info->reason = dispatch_device_reason(device);
+    info->workers = dispatch_workers(device);
+    info->name = info->built_for = info->needs = "";
+    info->count = 1;
+    if (device.type != FMLA_DEVICE_CUDA) return;
+    const struct cuda_device *gpu = cuda_device(device.id);
+    info->name = gpu->name;
+    info->built_for = cuda_build.targets;
+    info->needs = cuda_build.count ? state.driver_needed : "";
+    info->built_with = cuda_build.toolkit;
+    info->ptx = cuda_build.ptx;
+    info->count = cuda_device_count();
+    info->compute_capability = gpu->capability;
+    info->workers = gpu->sms; /* of a GPU that cannot be used, too */
+    info->shared_bytes = gpu->shared_bytes;
+    info->driver = driver_version();
+    info->driver_needed = cuda_build.driver;
 }
 
 /* ---- What a kernel takes -------------------------------------------------------------------- */

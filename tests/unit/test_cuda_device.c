@@ -117,6 +117,7 @@ static void described(void)
           fmla_last_error());
     CHECK(!strcmp(info.name, "NVIDIA Imaginary") && !*info.reason && !strcmp(info.built_for, "80 90a"),
           "%s, %s, %s", info.name, info.reason, info.built_for);
+    CHECK(!strcmp(info.needs, "CUDA 13.0 (driver 580)"), "needs %s", info.needs);
     CHECK_EQ(info.count, 2);
     CHECK_EQ(info.workers, 48);
     CHECK_EQ(info.compute_capability, 121);
