@@ -194,9 +194,10 @@ typedef struct fmla_device_info {
     const char *name;      /* "NVIDIA H200"; "" for the CPU */
     const char *reason;    /* why nothing of this build runs there; "" if something does */
     const char *built_for; /* GPUs that this build has machine code for, "80 90a"; "" without CUDA kernels */
-    const char *needs;     /* the least driver for this build, "CUDA 13.0 (driver 580)"; "" without CUDA kernels */
-    int32_t count;         /* devices of this type; 0 where there is no driver, or no build for it */
-    int32_t workers;       /* threads, or SMs */
+    const char
+        *needs;      /* the least driver for this build, "CUDA 13.0 (driver 580)"; "" without CUDA kernels */
+    int32_t count;   /* devices of this type; 0 where there is no driver, or no build for it */
+    int32_t workers; /* threads, or SMs */
     /* Of GPUs; else 0. Versions are CUDA's, 13000 for 13.0. */
     int32_t compute_capability; /* 90 for 9.0 */
     int32_t shared_bytes;       /* of shared memory that a block may have */

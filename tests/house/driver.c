@@ -51,16 +51,17 @@ _Static_assert(sizeof(struct cu_launch_config) == sizeof(CUlaunchConfig), "size 
 /* Handles are the driver's own types, and its enumerations are unsigned: the types of the entries are the same, but for
  * the launch, whose configuration is compared above. cuda.h's macros make `name` the version that is current. */
 typedef CUresult launch_entry(const CUlaunchConfig *, CUfunction, void **, void **);
-#define ENTRY(member, name, parameters)                                                                      \
-    _Static_assert(__builtin_types_compatible_p(cu_result parameters, __typeof__(name)) ||                   \
-                       __builtin_types_compatible_p(launch_entry, __typeof__(name)),                         \
-                   #member " has other parameters");
+#define ENTRY(member, name)                                                                                  \
+    _Static_assert(                                                                                          \
+        __builtin_types_compatible_p(__typeof__(*((struct driver *)0)->member), __typeof__(name)) ||         \
+            __builtin_types_compatible_p(launch_entry, __typeof__(name)),                                    \
+        #member " has other parameters");
 CUDA_DRIVER_ENTRIES(ENTRY)
 #undef ENTRY
 
 /* … and is the one whose name is asked for: a version that came later would carry another. */
-#define TEXT(name)  #name
-#define VALUE(name) TEXT(name)
+#define TEXT(name)           #name
+#define VALUE(name)          TEXT(name)
 #define CURRENT(name, asked) _Static_assert(sizeof(VALUE(name)) == sizeof(asked), VALUE(name) " is current")
 CURRENT(cuCtxPushCurrent, "cuCtxPushCurrent_v2");
 CURRENT(cuCtxPopCurrent, "cuCtxPopCurrent_v2");

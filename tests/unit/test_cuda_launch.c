@@ -212,14 +212,14 @@ static void batch_invariant(void)
     CHECK((char *)p.split.slot_out == memory[7], "%s", "room was kept for a plan");
     CHECK_EQ(c.bytes, 3 * 32 * 16 * (512 * 4 + 4));
     /* Many requests: a worker takes several chunks. */
-    shape.b = 512;
+    shape.b = 528;
     decode_call(&c, &shape, 0);
     c.args.batch_invariant = 1;
     run(&c);
     p = params_of(launched(1));
     CHECK_EQ(p.split.chunks, 32);
-    CHECK_EQ(p.split.chunk_lanes, 5); /* ⌈16 · 132 / 512⌉ */
-    CHECK_EQ(launched(1)->config.grid_x, 512 * 5);
+    CHECK_EQ(p.split.chunk_lanes, 4); /* 16 · 132 / 528 */
+    CHECK_EQ(launched(1)->config.grid_x, 528 * 4);
     /* A capacity of one chunk: nothing to join, no workspace. */
     const int before = fake->launches;
     shape.max_pages = 32;
@@ -299,21 +299,22 @@ static void alignment(void)
     }
 }
 
+/* Partial results of 2^20 requests of 2^20 chunks: their rows, or their bytes, overflow. */
 static void too_large(void)
 {
     fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {1 << 30, 1, 1 << 30, 1, 1, 64, INT32_MAX, bf16};
-    size_t bytes;
-    decode_call(&c, &shape, 0);
-    for (int i = 0; i < 3; i++) c.q.strides[i] = c.kv.strides[i] = 0;
-    c.table.strides[0] = 0;
-    c.out.shape[0] = 1 << 20, c.q.shape[0] = 1 << 20, c.table.shape[0] = 1 << 20,
-    c.seqlens.shape[0] = 1 << 20;
-    c.args.lse = NULL;
-    c.args.batch_invariant = 1;
-    check_rejected("2^70 bytes", fmla_dense_decode_workspace_size(&c.args, &bytes, NULL), FMLA_UNSUPPORTED,
-                   "dense_decode", "q", "partial results|1048576");
+    for (int shift = 15; shift <= 30; shift += 15) {
+        struct decode_call c;
+        const struct decode_shape shape = {1 << 20, 1, INT64_C(1) << shift, 1, 1, 64, INT32_MAX, bf16};
+        size_t bytes;
+        decode_call(&c, &shape, 0);
+        for (int i = 0; i < 3; i++) c.q.strides[i] = c.kv.strides[i] = 0;
+        c.table.strides[0] = 0;
+        c.args.lse = NULL;
+        c.args.batch_invariant = 1;
+        check_rejected("too large", fmla_dense_decode_workspace_size(&c.args, &bytes, NULL), FMLA_UNSUPPORTED,
+                       "dense_decode", "q", "partial results|1048576");
+    }
 }
 
 /* ---- The other operations ---------------------------------------------------------------------------------- */

@@ -79,14 +79,19 @@ static void test_rules(void)
         }
 }
 
+static void print_name(const struct cuda_kernel *kernel)
+{
+    printf("%s %s\n", kernel->image, kernel->name);
+}
+
 static void print_names(void)
 {
-    const struct cuda_kernel *all[] = {&cuda_kernel_plan, &cuda_kernel_merge, &cuda_kernel_join[0],
-                                       &cuda_kernel_join[1]};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) printf("%s %s\n", all[i]->image, all[i]->name);
-    for (int e = 0; e < 2; e++)
-        for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++)
-            printf("%s %s\n", cuda_kernel_dense_decode[e][i].image, cuda_kernel_dense_decode[e][i].name);
+    print_name(&cuda_kernel_plan);
+    print_name(&cuda_kernel_merge);
+    for (int e = 0; e < 2; e++) {
+        print_name(&cuda_kernel_join[e]);
+        for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) print_name(&cuda_kernel_dense_decode[e][i]);
+    }
 }
 
 int main(int argc, char **argv)

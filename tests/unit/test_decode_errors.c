@@ -225,7 +225,8 @@ MUTATION(d_qk_320_forced, d_qk_320(); ARGS.kernel = "cpu-generic")
 MUTATION(d_v_128, HELD(&out, out_data, bf16, 4, B, S_Q, H_Q, 128))
 static void all_cuda(void)
 {
-    for (int i = 0; i < ARGUMENTS; i++) arguments[i].held->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 99};
+    for (int i = 0; i < ARGUMENTS; i++)
+        arguments[i].held->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 99};
 }
 
 static const struct mutation mutations[] = {

@@ -113,7 +113,8 @@ MUTATION(log_base_1, ARGS.log_base = 1)
 MUTATION(kernel_unknown, ARGS.kernel = "none")
 static void all_cuda(void)
 {
-    for (int i = 0; i < ARGUMENTS; i++) arguments[i].held->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 99};
+    for (int i = 0; i < ARGUMENTS; i++)
+        arguments[i].held->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 99};
 }
 
 static const struct mutation mutations[] = {

@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define ENTRY(member, name, parameters) cu_result name parameters;
+/* The types that the library calls them by. */
+#define ENTRY(member, name) __typeof__(*((struct driver *)0)->member) name;
 CUDA_DRIVER_ENTRIES(ENTRY)
 #undef ENTRY
 cu_result cuDriverGetVersion(int *version);

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 enum {
-#define ENTRY(member, name, parameters) CALL_##name,
+#define ENTRY(member, name) CALL_##name,
     CUDA_DRIVER_ENTRIES(ENTRY)
 #undef ENTRY
         CALLS
