@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* The types that the library calls them by. */
-#define ENTRY(member, name) __typeof__(*((struct driver *)0)->member) name;
+#define ENTRY(member, name) __typeof__ (*((struct driver *)0)->member)(name);
 CUDA_DRIVER_ENTRIES(ENTRY)
 #undef ENTRY
 cu_result cuDriverGetVersion(int *version);
@@ -204,8 +204,9 @@ static struct CUkern_st *dense_kernel(const char *image, const char *name)
         return NULL;
     for (int i = 0; i < KERNELS; i++) {
         if (!kernels[i].name) {
-            if (count == KERNELS) return NULL;
-            snprintf(names[count], sizeof names[count], "%s", name);
+            const size_t size = strlen(name) + 1;
+            if (count == KERNELS || size > sizeof names[count]) return NULL;
+            memcpy(names[count], name, size);
             kernels[i].image = image, kernels[i].name = names[count++];
             kernels[i].sizes[0] = sizeof(struct dense_decode_params);
         }
