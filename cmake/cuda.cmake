@@ -4,6 +4,8 @@
 # kernels with their registers and spills, or to nothing.
 set(FMLA_CUDA AUTO CACHE STRING "Kernels for NVIDIA GPUs: AUTO (where a working nvcc is found), ON, OFF")
 set_property(CACHE FMLA_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(FMLA_CUDA_ARCHS "$ENV{FMLA_CUDA_ARCHS}" CACHE STRING
+  "Compute capabilities to make machine code for, as 80;90a; empty: all that the kernels are for")
 
 set(cuda_images
   any/decode_plan
@@ -63,21 +65,18 @@ else()
   # ---- For which GPUs ----------------------------------------------------------------------------------------------
   execute_process(COMMAND ${FMLA_NVCC} --list-gpu-code OUTPUT_VARIABLE cuda_known)
   string(REGEX MATCHALL "[0-9]+[a-z]?" cuda_known "${cuda_known}")
-  set(cuda_default 80 86 89 90 100 103 120 121)
-  if(DEFINED ENV{FMLA_CUDA_ARCHS})
-    set(cuda_default $ENV{FMLA_CUDA_ARCHS})
-  else()
-    foreach(arch IN LISTS cuda_default)
-      if(NOT arch IN_LIST cuda_known)
-        list(REMOVE_ITEM cuda_default ${arch}) # made for GPUs that came after this nvcc
+  set(cuda_archs ${FMLA_CUDA_ARCHS})
+  if(NOT cuda_archs)
+    foreach(arch IN ITEMS 80 86 89 90 100 103 120 121)
+      if(arch IN_LIST cuda_known) # the last of these GPUs came after the first of these compilers
+        list(APPEND cuda_archs ${arch})
       endif()
     endforeach()
   endif()
-  set(FMLA_CUDA_ARCHS "${cuda_default}" CACHE STRING
-    "Compute capabilities to make machine code for, as 80;90a; PTX of the highest one without a letter serves later GPUs")
+  # PTX of the highest one without a letter, which is for that GPU alone, serves later GPUs.
   set(cuda_targets "")
   set(cuda_ptx 0)
-  foreach(arch IN LISTS FMLA_CUDA_ARCHS)
+  foreach(arch IN LISTS cuda_archs)
     # nvcc lists 90, not 90a, in some versions: the number is what it must know.
     string(REGEX MATCH "^[0-9]+" number "${arch}")
     if(NOT number IN_LIST cuda_known OR number LESS 80)
@@ -88,9 +87,6 @@ else()
       set(cuda_ptx ${number})
     endif()
   endforeach()
-  if(NOT cuda_targets)
-    message(FATAL_ERROR "FMLA_CUDA_ARCHS is empty")
-  endif()
   if(cuda_ptx)
     list(APPEND cuda_targets -gencode arch=compute_${cuda_ptx},code=compute_${cuda_ptx})
   endif()
@@ -100,7 +96,7 @@ else()
   if(cuda_version GREATER_EQUAL 13000)
     set(cuda_compress --compress-mode=size)
   endif()
-  list(JOIN FMLA_CUDA_ARCHS " " cuda_archs_text)
+  list(JOIN cuda_archs " " cuda_archs_text)
   message(STATUS "Kernels for NVIDIA GPUs: ${FMLA_NVCC} (${cuda_version}), machine code for ${cuda_archs_text}, PTX ${cuda_ptx}")
 
   # ---- One fatbin a file, and the table of them --------------------------------------------------------------------
