@@ -52,9 +52,15 @@ PLAN_FN struct plan_partition *plan_partitions(const struct plan_header *plan)
     return (struct plan_partition *)(plan + 1);
 }
 
+/* The device planner knows the number before the header has it. */
+PLAN_FN int32_t *plan_num_splits_of(const struct plan_header *plan, int32_t num_partitions)
+{
+    return (int32_t *)(plan_partitions(plan) + num_partitions);
+}
+
 PLAN_FN int32_t *plan_num_splits(const struct plan_header *plan)
 {
-    return (int32_t *)(plan_partitions(plan) + plan->num_partitions);
+    return plan_num_splits_of(plan, plan->num_partitions);
 }
 
 /* Row tiles of a request over all key heads: how many workers one partition keeps busy. */

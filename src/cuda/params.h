@@ -10,6 +10,22 @@
 
 #include <stdint.h>
 
+/* Division of numbers in [0, 2^31) by a constant of the call: n · multiplier >> shift. */
+struct divisor {
+    uint32_t multiplier;
+    uint32_t shift;
+};
+
+/* With 2^s ≥ d and m = ceil(2^(31 + s) / d), the error m·d - 2^(31 + s) is below d ≤ 2^s, so that for n < 2^31 it adds
+ * less than 2^(31 + s) to n·m·d: not enough to reach the next quotient. */
+static inline struct divisor divisor_of(uint32_t d)
+{
+    uint32_t s = 0;
+    while (((uint64_t)1 << s) < d) s++;
+    const uint64_t power = (uint64_t)1 << (31 + s);
+    return (struct divisor){(uint32_t)((power + d - 1) / d), 31 + s};
+}
+
 /* What becomes of `out` and `lse` (struct result_rules of problem.h). */
 struct result_params {
     const float *attn_sink; /* [h_q] or NULL */
@@ -42,6 +58,7 @@ struct dense_decode_params {
     int32_t d_qk;
     int32_t rows; /* of a key head: s_q · group */
     int32_t page_size;
+    struct divisor page_divisor; /* page_size */
     int32_t capacity;
     int32_t causal;
     int32_t vectors_aligned; /* q and the cache may be read 16 bytes at a time */

@@ -29,3 +29,8 @@ template <int PENDING> __device__ __forceinline__ void cp_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
+
+__device__ __forceinline__ void store_shared_2(uint32_t to, uint16_t bits)
+{
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(bits) : "memory");
+}

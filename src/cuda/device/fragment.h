@@ -76,6 +76,17 @@ FRAGMENT_FN int ldmatrix_chunk_of_4(int lane)
     return lane / 8;
 }
 
+/* The matrices of 16 rows × 16 columns in the order of two B fragments of 8 rows each. */
+FRAGMENT_FN int ldmatrix_pair_row(int lane)
+{
+    return lane % 8 + 8 * (lane / 16);
+}
+
+FRAGMENT_FN int ldmatrix_pair_chunk(int lane)
+{
+    return lane / 8 % 2;
+}
+
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
 enum { LINE_BYTES = 128, CHUNK_BYTES = 16, LINE_ELEMENTS = 64 /* of 16 bits */, CHUNK_ELEMENTS = 8 };

@@ -90,3 +90,34 @@ __device__ __forceinline__ Piece chunk_piece(const struct split_params &split, i
     piece.slot = chunks_of(length) == 1 ? (int64_t)DIRECT : (int64_t)request * split.chunks + chunk;
     return piece;
 }
+
+/* ---- Either: the pieces of one worker --------------------------------------------------------- */
+
+/* Of a partition: its requests. Batch-invariant: every step-th chunk of one request. */
+struct PieceList {
+    int first, last, step;
+    int request; /* batch-invariant */
+    Partition partition;
+};
+
+__device__ __forceinline__ PieceList piece_list(const struct dense_decode_params &p, int64_t worker)
+{
+    PieceList list;
+    if (p.split.plan) {
+        list.partition = partition_of(p.split, (int)worker, p.b);
+        list.first = list.partition.first, list.last = list.partition.last, list.step = 1;
+    } else {
+        list.request = (int)(worker / p.split.chunk_lanes);
+        list.first = (int)(worker % p.split.chunk_lanes), list.step = p.split.chunk_lanes;
+        list.last = chunks_of(request_length(p, list.request)) - 1;
+    }
+    return list;
+}
+
+__device__ __forceinline__ Piece list_piece(const struct dense_decode_params &p, const PieceList &list, int i,
+                                            int *length)
+{
+    *length = request_length(p, p.split.plan ? i : list.request);
+    return p.split.plan ? partition_piece(list.partition, i, *length)
+                        : chunk_piece(p.split, list.request, i, *length);
+}

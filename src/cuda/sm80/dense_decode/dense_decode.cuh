@@ -21,7 +21,7 @@
  * The reference that is subtracted before the exponential follows the row's maximum only when it falls behind by more
  * than 8 (in log2): P then stays below 2^8, which 16 bits hold as precisely as 1, and O is seldom rescaled.
  *
- * Shared memory: Q  ROWS × 1152 bytes | ring  stages × KEYS × 1152 | P  ROWS × 128 | maxima KEY_GROUPS × ROWS × 4 |
+ * Shared memory: Q  ROWS × 1152 bytes, or none if in registers | ring  stages × KEYS × 1152 | P  ROWS × 128 | maxima KEY_GROUPS × ROWS × 4 |
  * factors ROWS × 4. All of it in lines of 128 bytes (64 columns of a row), swizzled: ldmatrix meets no bank twice.
  * Registers a thread: O = ROWS · 512 / (32 · WARPS), the largest part.
  *
@@ -31,6 +31,7 @@
 #pragma once
 
 #include "../../device/async_copy.cuh"
+#include "../../device/divide.cuh"
 #include "../../device/element.cuh"
 #include "../../device/fragment.h"
 #include "../../device/mma.cuh"
@@ -40,13 +41,35 @@
 
 static constexpr float REFERENCE_SLACK = 8.0f; /* log2 */
 
-template <typename Element_, int ROWS_, int KEYS_, int WARPS_> struct DenseDecode {
+/* What a block of threads has in hand: a piece, for one tile of rows. */
+struct Task {
+    Piece piece;
+    int length; /* keys of the request */
+    int kv_head, first_row;
+};
+
+/* Copies a thread's chunks of a row of `columns`, zeros past the first `valid_columns`, from any even address through
+ * registers. */
+static __device__ __forceinline__ void copy_row_unaligned(uint32_t to, uint32_t group_bytes, const uint16_t *from,
+                                                          int valid_columns, int columns)
+{
+#pragma unroll 1
+    for (int i = 0; i < columns / LINE_ELEMENTS * CHUNK_ELEMENTS; i++) {
+        const int column = i / CHUNK_ELEMENTS * LINE_ELEMENTS + i % CHUNK_ELEMENTS;
+        store_shared_2(to + (uint32_t)(i / CHUNK_ELEMENTS) * group_bytes + (uint32_t)(i % CHUNK_ELEMENTS) * 2,
+                       column < valid_columns ? from[column] : (uint16_t)0);
+    }
+}
+
+template <typename Element_, int ROWS_, int KEYS_, int WARPS_, int COLUMN_SPLITS_, bool Q_IN_REGISTERS_>
+struct DenseDecode {
     using Element = Element_;
     static constexpr int ROWS = ROWS_, KEYS = KEYS_, WARPS = WARPS_, THREADS = 32 * WARPS_;
     static constexpr int D_V = 512, GROUPS_OF_V = D_V / LINE_ELEMENTS;
 
-    /* Q·Kᵀ: warps over row groups of 16, then over the keys. */
-    static constexpr int ROW_GROUPS = ROWS / 16, KEY_GROUPS = WARPS / ROW_GROUPS;
+    /* Scores: warps over row groups of 16, then over the keys. With two column splits a pair of warps makes the scores of
+     * two row groups together, each over half of the columns (a fragment of K serves twice the rows), and they exchange. */
+    static constexpr int ROW_GROUPS = ROWS / 16, KEY_GROUPS = WARPS / ROW_GROUPS, COLUMN_SPLITS = COLUMN_SPLITS_;
     static constexpr int WARP_KEYS = KEYS / KEY_GROUPS, KEY_TILES = WARP_KEYS / 8;
     /* An mma waits for the one before it on the same sums: with one key tile, several sums take turns. */
     static constexpr int CHAINS = KEY_TILES == 1 ? 4 : KEY_TILES == 2 ? 2 : 1;
@@ -54,49 +77,61 @@ template <typename Element_, int ROWS_, int KEYS_, int WARPS_> struct DenseDecod
     static constexpr int WARP_COLUMNS = D_V / WARPS, COLUMN_PAIRS = WARP_COLUMNS / 16;
     /* Copies: eight threads a row, KEYS_AT_ONCE rows at a time. */
     static constexpr int KEYS_AT_ONCE = THREADS / 8, PASSES = KEYS / KEYS_AT_ONCE;
-    static constexpr int Q_PASSES = ROWS / KEYS_AT_ONCE;
+    /* They are issued in batches between the steps of the scores; all at once where little else is to be done. */
+#ifndef LAB_BATCHES
+#define LAB_BATCHES 3
+#endif
+    static constexpr int COPY_BATCHES = ROWS == 16 ? 1 : LAB_BATCHES, COPY_STEPS = 4;
+    static constexpr int COPY_BATCH = MAX_GROUPS * PASSES / COPY_BATCHES;
+    static constexpr int Q_PASSES = (ROWS + KEYS_AT_ONCE - 1) / KEYS_AT_ONCE;
+
+    /* Where a warp's share of O is small, its fragments of Q stay in registers too: shared memory for one stage more. */
+    static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_;
 
     static constexpr uint32_t Q_GROUP = ROWS * LINE_BYTES, KEY_GROUP = KEYS * LINE_BYTES;
-    static constexpr uint32_t Q_BYTES = MAX_GROUPS * Q_GROUP, STAGE_BYTES = MAX_GROUPS * KEY_GROUP;
+    static constexpr uint32_t Q_BYTES = Q_IN_REGISTERS ? 0 : MAX_GROUPS * Q_GROUP, STAGE_BYTES = MAX_GROUPS * KEY_GROUP;
+
+    struct QFragments {
+        uint32_t a[Q_IN_REGISTERS ? 4 * MAX_GROUPS : 1][4]; /* of 16 columns each */
+    };
 
     static_assert(ROWS % 16 == 0 && WARPS % ROW_GROUPS == 0 && WARP_KEYS % 8 == 0 && KEYS <= 64, "");
-    static_assert(ROWS % KEYS_AT_ONCE == 0 && KEYS % KEYS_AT_ONCE == 0 && WARP_COLUMNS % 16 == 0, "");
+    static_assert(KEYS % KEYS_AT_ONCE == 0 && WARP_COLUMNS % 16 == 0, "");
     static_assert(PLAN_BLOCK % KEYS == 0 && INVARIANT_CHUNK % KEYS == 0, "a piece begins at a block of keys");
 
     const struct dense_decode_params &p;
     unsigned char *shared;
-    uint32_t q_at, ring_at, p_at;
+    uint32_t base, q_at, ring_at, p_at;
     float *maxima, *factors; /* [KEY_GROUPS][ROWS], [ROWS] */
+    const Task &task; /* in shared memory */
     int warp, lane;
 
-    /* The tile and the piece in hand. */
-    int request, kv_head, first_row, length;
-
-    __device__ DenseDecode(const struct dense_decode_params &params, unsigned char *memory)
-        : p(params), shared(memory), warp((int)threadIdx.x / 32), lane((int)threadIdx.x % 32)
+    __device__ DenseDecode(const struct dense_decode_params &params, unsigned char *memory, const Task &shared_task)
+        : p(params), shared(memory), task(shared_task), warp((int)threadIdx.x / 32), lane((int)threadIdx.x % 32)
     {
-        q_at = shared_address(memory);
-        ring_at = q_at + Q_BYTES;
+        base = shared_address(memory);
+        ring_at = base + Q_BYTES;
+        q_at = Q_IN_REGISTERS ? ring_at + (uint32_t)(p.stages - 1) * STAGE_BYTES : base; /* the stage that is filled last */
         p_at = ring_at + (uint32_t)p.stages * STAGE_BYTES;
-        maxima = (float *)(memory + (p_at - q_at) + ROWS * LINE_BYTES);
+        maxima = (float *)(memory + (p_at - base) + ROWS * LINE_BYTES);
         factors = maxima + KEY_GROUPS * ROWS;
     }
 
     /* ---- Copies -------------------------------------------------------------------------------- */
 
-    /* 16 bytes, from wherever they are: past the registers if they are not aligned. */
-    __device__ __forceinline__ void copy_chunk(uint32_t to, const uint16_t *from, bool valid)
+    /* A row's share of this thread: a chunk of 16 bytes of every group of 64 columns. Where `valid` is false nothing is
+     * read, and zeros are written. */
+    __device__ __forceinline__ void copy_row(uint32_t to, uint32_t group_bytes, const uint16_t *from, bool valid)
     {
-        if (p.vectors_aligned) {
-            cp_async_16(to, valid ? from : p.q, valid);
+        if (!p.vectors_aligned) {
+            copy_row_unaligned(to, group_bytes, from, valid ? p.d_qk : 0, p.d_qk);
             return;
         }
-        uint32_t words[4] = {0, 0, 0, 0};
-        if (valid)
-            for (int i = 0; i < 4; i++) words[i] = from[2 * i] | (uint32_t)from[2 * i + 1] << 16;
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
-                     "r"(words[3])
-                     : "memory");
+        if (!valid) from = p.q;
+#pragma unroll
+        for (int g = 0; g < MAX_GROUPS; g++)
+            if (g < MAX_GROUPS - 1 || p.d_qk == MAX_GROUPS * LINE_ELEMENTS)
+                cp_async_16(to + (uint32_t)g * group_bytes, from + g * LINE_ELEMENTS, valid);
     }
 
     /* Rows past the end of the key head are zeros. */
@@ -104,52 +139,88 @@ template <typename Element_, int ROWS_, int KEYS_, int WARPS_> struct DenseDecod
     {
         for (int pass = 0; pass < Q_PASSES; pass++) {
             const int row = (int)threadIdx.x / 8 + pass * KEYS_AT_ONCE, chunk = (int)threadIdx.x % 8;
-            const bool valid = first_row + row < p.rows;
-            const RowPlace place = row_place(valid ? first_row + row : 0, kv_head, p.group);
-            const uint16_t *from = p.q + request * p.q_stride[0] + place.token * p.q_stride[1] +
+            if (row >= ROWS) break;
+            const bool valid = task.first_row + row < p.rows;
+            const RowPlace place = row_place(valid ? task.first_row + row : 0, task.kv_head, p.group);
+            const uint16_t *from = p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] +
                                    place.head * p.q_stride[2] + chunk * CHUNK_ELEMENTS;
-            const uint32_t to = q_at + swizzle_128((uint32_t)row, (uint32_t)chunk);
-            for (int g = 0; g < p.d_qk / LINE_ELEMENTS; g++)
-                copy_chunk(to + (uint32_t)g * Q_GROUP, from + g * LINE_ELEMENTS, valid);
+            copy_row(q_at + swizzle_128((uint32_t)row, (uint32_t)chunk), Q_GROUP, from, valid);
         }
     }
 
     /* Where this thread's keys of a block are. Fetched a block ahead: a copy that waits for the table waits twice. */
     struct KeyPlaces {
-        int page[PASSES];
+        int page[PASSES], slot[PASSES];
     };
 
-    __device__ __forceinline__ KeyPlaces find_keys(int first_key, int end)
+    /* Without branches, so that it can be scheduled among the products. end > 0; keys past it count as the last one. */
+    __device__ __forceinline__ KeyPlaces find_keys(int first_key, int end) const
     {
         KeyPlaces places;
+        const int32_t *table = p.block_table + task.piece.request * p.block_table_stride;
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
-            const int key = first_key + (int)threadIdx.x / 8 + pass * KEYS_AT_ONCE;
-            places.page[pass] = request;
-            if (p.block_table && key < end)
-                places.page[pass] = __ldg(p.block_table + request * p.block_table_stride +
-                                          (unsigned)key / (unsigned)p.page_size);
+            const int key = min(first_key + (int)threadIdx.x / 8 + pass * KEYS_AT_ONCE, end - 1);
+            const int index = fast_divide(key, p.page_divisor);
+            const int32_t entry = __ldg(p.block_table ? table + index : p.seqlens);
+            places.page[pass] = p.block_table ? entry : task.piece.request;
+            places.slot[pass] = p.block_table ? key - index * p.page_size : key;
         }
         return places;
     }
 
-    /* Slots past the end of the piece are not read: what they hold must not reach a product, so zeros stand there. */
-    __device__ __forceinline__ void copy_keys(uint32_t stage_at, int first_key, int end, const KeyPlaces &places)
+    /* A block of keys on its way into a stage: what is left to be issued. Slots past the end of the piece are not read: what
+     * they hold must not reach a product, so zeros stand there. */
+    struct Copies {
+        const uint16_t *from[PASSES];
+        uint32_t to;
+        bool valid[PASSES];
+        bool some;
+    };
+
+    __device__ __forceinline__ Copies prepare_copies(uint32_t stage_at, int first_key, int end, const KeyPlaces &places) const
     {
+        const int row = (int)threadIdx.x / 8, chunk = (int)threadIdx.x % 8;
+        const uint16_t *keys = p.kv + task.kv_head * p.kv_stride[2] + chunk * CHUNK_ELEMENTS;
+        Copies copies;
+        copies.to = stage_at + swizzle_128((uint32_t)row, (uint32_t)chunk);
+        copies.some = first_key < end && p.vectors_aligned;
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
-            const int row = (int)threadIdx.x / 8 + pass * KEYS_AT_ONCE, chunk = (int)threadIdx.x % 8;
-            const int key = first_key + row;
-            const bool valid = key < end;
-            const unsigned slot = p.block_table ? (unsigned)key % (unsigned)p.page_size : (unsigned)key;
-            const uint16_t *from = p.kv + places.page[pass] * p.kv_stride[0] + slot * p.kv_stride[1] +
-                                   kv_head * p.kv_stride[2] + chunk * CHUNK_ELEMENTS;
-            const uint32_t to = stage_at + swizzle_128((uint32_t)row, (uint32_t)chunk);
-#pragma unroll
-            for (int g = 0; g < MAX_GROUPS; g++)
-                if (g < MAX_GROUPS - 1 || p.d_qk == MAX_GROUPS * LINE_ELEMENTS)
-                    copy_chunk(to + (uint32_t)g * KEY_GROUP, from + g * LINE_ELEMENTS, valid);
+            copies.valid[pass] = first_key + row + pass * KEYS_AT_ONCE < end;
+            copies.from[pass] = keys + places.page[pass] * p.kv_stride[0] + places.slot[pass] * p.kv_stride[1];
         }
+        return copies;
+    }
+
+    /* The copies begin … end - 1 of MAX_GROUPS × PASSES; d_qk 512 has not the last PASSES. */
+    __device__ __forceinline__ void issue_copies(const Copies &copies, int begin, int end) const
+    {
+#pragma unroll
+        for (int i = begin; i < end; i++) {
+            const int group = i / PASSES, pass = i % PASSES;
+            if (copies.some && (group < MAX_GROUPS - 1 || p.d_qk == MAX_GROUPS * LINE_ELEMENTS))
+                cp_async_16(copies.to + (uint32_t)group * KEY_GROUP + (uint32_t)(pass * KEYS_AT_ONCE * LINE_BYTES),
+                            copies.from[pass] + group * LINE_ELEMENTS, copies.valid[pass]);
+        }
+    }
+
+    /* The whole block where it cannot be read 16 bytes at a time. */
+    __device__ __forceinline__ void copy_keys_unaligned(uint32_t stage_at, int first_key, int end,
+                                                        const KeyPlaces &places) const
+    {
+        const Copies copies = prepare_copies(stage_at, first_key, end, places);
+        if (p.vectors_aligned || first_key >= end) return;
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++)
+            copy_row_unaligned(copies.to + (uint32_t)(pass * KEYS_AT_ONCE * LINE_BYTES), KEY_GROUP, copies.from[pass],
+                               copies.valid[pass] ? p.d_qk : 0, p.d_qk);
+    }
+
+    __device__ __forceinline__ void copy_keys(uint32_t stage_at, int first_key, int end, const KeyPlaces &places) const
+    {
+        copy_keys_unaligned(stage_at, first_key, end, places);
+        issue_copies(prepare_copies(stage_at, first_key, end, places), 0, MAX_GROUPS * PASSES);
     }
 
     /* Waits until the oldest block of the ring has arrived: stages - 1 are under way. */
@@ -166,39 +237,145 @@ template <typename Element_, int ROWS_, int KEYS_, int WARPS_> struct DenseDecod
 
     /* ---- The two products ---------------------------------------------------------------------- */
 
-    __device__ __forceinline__ void score(uint32_t stage_at, float s[KEY_TILES][4])
+    /* A step is the columns that one ldmatrix of K covers: 32 of 8 keys, or 16 of 16 keys. Fragments are loaded STEPS_AHEAD
+     * steps before the products that read them. */
+    static constexpr int STEP_COLUMNS = KEY_TILES == 1 ? 32 : 16, STEP_HALVES = STEP_COLUMNS / 16;
+    static constexpr int STEPS = MAX_GROUPS * LINE_ELEMENTS / STEP_COLUMNS / COLUMN_SPLITS;
+    static constexpr int STEPS_AHEAD = KEY_TILES == 1 ? 3 : 1, BUFFERS = STEPS_AHEAD + 1;
+    static constexpr int K_LOADS = KEY_TILES == 1 ? 1 : KEY_TILES / 2;
+    static_assert(KEY_TILES == 1 || KEY_TILES % 2 == 0, "");
+
+    /* The columns of a step, for the first split; the second has those 32 further on. */
+    static __device__ __forceinline__ constexpr int step_column(int step)
     {
-        const int row_group = warp % ROW_GROUPS, key_group = warp / ROW_GROUPS;
-        const uint32_t q_line = q_at + (uint32_t)(16 * row_group) * LINE_BYTES +
-                                swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
-        const uint32_t k_line = stage_at + (uint32_t)(WARP_KEYS * key_group) * LINE_BYTES +
-                                swizzle_128((uint32_t)ldmatrix_row_of_8(lane), (uint32_t)ldmatrix_chunk_of_4(lane));
-        float sums[KEY_TILES][CHAINS][4] = {};
-        const int groups = p.d_qk / LINE_ELEMENTS;
-#pragma unroll 1
-        for (int g = 0; g < groups; g++) {
-            const uint32_t q_group = q_line + (uint32_t)g * Q_GROUP, k_group = k_line + (uint32_t)g * KEY_GROUP;
+        return COLUMN_SPLITS == 1 ? step * STEP_COLUMNS : step / 2 * LINE_ELEMENTS + step % 2 * STEP_COLUMNS;
+    }
+
+    /* Where columns are, in lines of 128 bytes per 64 columns: the swizzle changes bits 5 and 6 alone. */
+    static __device__ __forceinline__ uint32_t column_at(uint32_t line, uint32_t group_bytes, int column)
+    {
+        return (line + (uint32_t)(column / LINE_ELEMENTS) * group_bytes) ^ (uint32_t)(column % LINE_ELEMENTS * 2);
+    }
+
+    /* This warp's part of a line. */
+    __device__ __forceinline__ uint32_t split_at(uint32_t line) const
+    {
+        return COLUMN_SPLITS == 1 ? line : line ^ (uint32_t)(warp % 2 * 64);
+    }
+
+    /* 16 columns of 16 rows. */
+    __device__ __forceinline__ void load_q(uint32_t a[4], int row_group, int column) const
+    {
+        const uint32_t line = q_at + (uint32_t)(16 * row_group) * LINE_BYTES +
+                              swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
+        ldmatrix_x4(a, column_at(split_at(line), Q_GROUP, column));
+    }
+
+    /* A step of this warp's keys: the two words of b are the two fragments of k 0-7 and k 8-15 (of the next 16 columns, or
+     * of the next 8 keys). */
+    __device__ __forceinline__ void load_k(uint32_t b[K_LOADS][4], uint32_t stage_at, int column) const
+    {
+        const uint32_t row = KEY_TILES == 1 ? ldmatrix_row_of_8(lane) : ldmatrix_pair_row(lane);
+        const uint32_t chunk = KEY_TILES == 1 ? ldmatrix_chunk_of_4(lane) : ldmatrix_pair_chunk(lane);
+        const uint32_t line =
+            stage_at + (uint32_t)(WARP_KEYS * (warp / ROW_GROUPS)) * LINE_BYTES + swizzle_128(row, chunk);
 #pragma unroll
-            for (int half = 0; half < 2; half++) { /* 32 columns: 4 chunks, so the swizzle changes bit 6 */
-                uint32_t a[2][4];
-                ldmatrix_x4(a[0], q_group ^ (uint32_t)(64 * half));
-                ldmatrix_x4(a[1], q_group ^ (uint32_t)(64 * half + 32));
+        for (int i = 0; i < K_LOADS; i++)
+            ldmatrix_x4(b[i], column_at(split_at(line) + (uint32_t)(16 * i) * LINE_BYTES, KEY_GROUP, column));
+    }
+
+    /* between(step) is called before the products of each step: for what can be done beside them. */
+    template <typename Between>
+    __device__ __forceinline__ void score(uint32_t stage_at, const QFragments &q, float s[KEY_TILES][4], Between between)
+    {
+        const int row_group = warp % ROW_GROUPS, first_group = row_group / COLUMN_SPLITS * COLUMN_SPLITS;
+        const bool all_groups = p.d_qk == MAX_GROUPS * LINE_ELEMENTS;
+        uint32_t a[BUFFERS][COLUMN_SPLITS][STEP_HALVES][4], b[BUFFERS][K_LOADS][4];
+        float sums[COLUMN_SPLITS][KEY_TILES][CHAINS][4] = {};
 #pragma unroll
-                for (int t = 0; t < KEY_TILES; t++) {
-                    uint32_t b[4];
-                    ldmatrix_x4(b, (k_group + (uint32_t)(8 * t) * LINE_BYTES) ^ (uint32_t)(64 * half));
-                    mma_16816<Element>(sums[t][2 * half % CHAINS], a[0], b[0], b[1]);
-                    mma_16816<Element>(sums[t][(2 * half + 1) % CHAINS], a[1], b[2], b[3]);
-                }
+        for (int step = 0; step < STEPS + STEPS_AHEAD; step++) {
+            if (step < STEPS) {
+                const int column = step_column(step);
+                if (!Q_IN_REGISTERS)
+#pragma unroll
+                    for (int m = 0; m < COLUMN_SPLITS; m++)
+#pragma unroll
+                        for (int half = 0; half < STEP_HALVES; half++)
+                            load_q(a[step % BUFFERS][m][half], first_group + m, column + 16 * half);
+                load_k(b[step % BUFFERS], stage_at, column);
             }
+            const int done = step - STEPS_AHEAD;
+            if (done < 0) continue;
+            if (done == STEPS / MAX_GROUPS * (MAX_GROUPS - 1) && !all_groups) break;
+            between(done);
+#pragma unroll
+            for (int half = 0; half < STEP_HALVES; half++)
+#pragma unroll
+                for (int m = 0; m < COLUMN_SPLITS; m++)
+#pragma unroll
+                    for (int t = 0; t < KEY_TILES; t++) {
+                        const uint32_t *fragment = b[done % BUFFERS][t / 2] + 2 * (KEY_TILES == 1 ? half : t % 2);
+                        mma_16816<Element>(sums[m][t][(STEP_HALVES * done + half) % CHAINS],
+                                           Q_IN_REGISTERS ? q.a[STEP_HALVES * done + half]
+                                                          : a[done % BUFFERS][m][half],
+                                           fragment[0], fragment[1]);
+                    }
         }
 #pragma unroll
         for (int t = 0; t < KEY_TILES; t++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                s[t][e] = sums[t][0][e];
-                for (int c = 1; c < CHAINS; c++) s[t][e] += sums[t][c][e];
+            for (int e = 0; e < 4; e++)
+#pragma unroll
+                for (int m = 0; m < COLUMN_SPLITS; m++)
+                    for (int c = 1; c < CHAINS; c++) sums[m][t][0][e] += sums[m][t][c][e];
+        if (COLUMN_SPLITS == 1) {
+#pragma unroll
+            for (int t = 0; t < KEY_TILES; t++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[t][e] = sums[0][t][0][e];
+        } else {
+            exchange(sums[0], sums[COLUMN_SPLITS - 1], s);
+        }
+    }
+
+    /* The two warps of a pair add their halves: this one keeps the row group that is its own, and gives the other. The
+     * space is that of P, which holds half of the tiles at a time. */
+    __device__ __forceinline__ void exchange(const float lower[KEY_TILES][CHAINS][4], const float upper[KEY_TILES][CHAINS][4],
+                                             float s[KEY_TILES][4])
+    {
+        constexpr int TILES_AT_ONCE = KEY_TILES / 2;
+        static_assert(COLUMN_SPLITS == 1 || WARPS * TILES_AT_ONCE * 512 <= ROWS * LINE_BYTES, "P has room");
+        const bool is_upper = warp % 2;
+        const int pair = warp / 2;
+        float4 *buffer = (float4 *)(shared + (p_at - base));
+#pragma unroll
+        for (int round = 0; round < 2; round++) {
+            if (round) pair_barrier(pair);
+#pragma unroll
+            for (int i = 0; i < TILES_AT_ONCE; i++) {
+                const int t = round * TILES_AT_ONCE + i;
+                float4 values;
+                values.x = is_upper ? lower[t][0][0] : upper[t][0][0], values.y = is_upper ? lower[t][0][1] : upper[t][0][1];
+                values.z = is_upper ? lower[t][0][2] : upper[t][0][2], values.w = is_upper ? lower[t][0][3] : upper[t][0][3];
+                buffer[(warp * TILES_AT_ONCE + i) * 32 + lane] = values;
             }
+            pair_barrier(pair);
+#pragma unroll
+            for (int i = 0; i < TILES_AT_ONCE; i++) {
+                const int t = round * TILES_AT_ONCE + i;
+                const float4 values = buffer[((warp ^ 1) * TILES_AT_ONCE + i) * 32 + lane];
+                s[t][0] = (is_upper ? upper[t][0][0] : lower[t][0][0]) + values.x;
+                s[t][1] = (is_upper ? upper[t][0][1] : lower[t][0][1]) + values.y;
+                s[t][2] = (is_upper ? upper[t][0][2] : lower[t][0][2]) + values.z;
+                s[t][3] = (is_upper ? upper[t][0][3] : lower[t][0][3]) + values.w;
+            }
+        }
+    }
+
+    /* Of two neighbouring warps. Barrier 0 is __syncthreads. */
+    static __device__ __forceinline__ void pair_barrier(int pair)
+    {
+        asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory");
     }
 
     __device__ __forceinline__ void accumulate(uint32_t stage_at, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
@@ -234,13 +411,7 @@ template <typename Element_, int ROWS_, int KEYS_, int WARPS_> struct DenseDecod
     /* The first key that a row of the tile does not see. */
     __device__ __forceinline__ int visible_end(int row) const
     {
-        return p.causal ? min(length, length - p.s_q + (first_row + row) / p.group + 1) : length;
-    }
-
-    __device__ __forceinline__ uint16_t shared_element(uint32_t base, int row, int column) const
-    {
-        const uint32_t at = base - q_at + swizzle_128((uint32_t)row, (uint32_t)(column / CHUNK_ELEMENTS));
-        return ((const uint16_t *)(shared + at))[column % CHUNK_ELEMENTS];
+        return p.causal ? min(task.length, task.length - p.s_q + (task.first_row + row) / p.group + 1) : task.length;
     }
 
     /* Does V hold an infinity or a NaN in a key that some row must not see? A product with P = 0 would not hide it. */
@@ -249,33 +420,58 @@ template <typename Element_, int ROWS_, int KEYS_, int WARPS_> struct DenseDecod
         bool found = false;
         for (int i = (int)threadIdx.x; i < (to - from) * GROUPS_OF_V * (LINE_BYTES / 4); i += THREADS) {
             const int word = i % (LINE_BYTES / 4), line = i / (LINE_BYTES / 4);
-            const uint32_t at = stage_at - q_at + (uint32_t)(line % GROUPS_OF_V) * KEY_GROUP +
+            const uint32_t at = stage_at - base + (uint32_t)(line % GROUPS_OF_V) * KEY_GROUP +
                                 (uint32_t)(from + line / GROUPS_OF_V) * LINE_BYTES + (uint32_t)word * 4;
             found |= any_not_finite<Element>(*(const uint32_t *)(shared + at));
         }
         return __syncthreads_or(found);
     }
 
-    /* P V without the tensor cores, each row over the keys it sees and no other. Rare, and slow. */
-    __device__ void accumulate_seen(uint32_t stage_at, int first_key, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4]) const
+    /* The piece again, without the tensor cores: a warp takes a row through the keys that it sees, and no other. */
+    __device__ void run_by_rows() const
     {
+        constexpr int LANE_COLUMNS = D_V / 32;
+        for (int row = task.first_row + warp; row < min(task.first_row + ROWS, p.rows); row += WARPS) {
+            const RowPlace place = row_place(row, task.kv_head, p.group);
+            const uint16_t *q = p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] + place.head * p.q_stride[2];
+            float most = -INFINITY, sum = 0.0f, o[LANE_COLUMNS] = {};
+            for (int key = task.piece.begin; key < min(task.piece.end, visible_end(row - task.first_row)); key++) {
+                const int index = fast_divide(key, p.page_divisor);
+                const int64_t page = p.block_table ? p.block_table[task.piece.request * p.block_table_stride + index] : task.piece.request;
+                const int64_t slot = p.block_table ? key - index * p.page_size : key;
+                const uint16_t *k =
+                    p.kv + page * p.kv_stride[0] + slot * p.kv_stride[1] + task.kv_head * p.kv_stride[2];
+                float s = 0.0f;
+                for (int d = lane; d < p.d_qk; d += 32) s += Element::to_float(q[d]) * Element::to_float(k[d]);
+                for (int lanes = 16; lanes; lanes /= 2) s += __shfl_xor_sync(~0u, s, lanes);
+                s *= p.scale_log2;
+                const float factor = s > most ? exp2f(most - s) : 1.0f;
+                most = fmaxf(most, s);
+                const float weight = exp2f(s - most);
+                sum = sum * factor + weight;
 #pragma unroll
-        for (int m = 0; m < ROW_GROUPS; m++)
+                for (int i = 0; i < LANE_COLUMNS; i++)
+                    o[i] = o[i] * factor + weight * Element::to_float(k[lane + 32 * i]);
+            }
+            const bool empty = most == -INFINITY && sum == 0.0f;
+            const float lse = empty ? -INFINITY : (most + log2f(sum)) * LN_2;
+            float factor = empty ? 0.0f : 1.0f / sum;
+            const int64_t at = out_offset(p.output, task.piece.request, place);
+            if (task.piece.slot == DIRECT) factor *= result_sink_factor(p.output.rules, place.head, lse);
 #pragma unroll
-            for (int n = 0; n < 2 * COLUMN_PAIRS; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const int row = 16 * m + mma_c_row(lane, e);
-                    const int column = WARP_COLUMNS * warp + 8 * n + mma_c_column(lane, e);
-                    const uint32_t group = stage_at + (uint32_t)(column / LINE_ELEMENTS) * KEY_GROUP;
-                    const int seen = clamp_int(visible_end(row) - first_key, 0, KEYS);
-                    float sum = 0.0f;
-#pragma unroll 1
-                    for (int key = 0; key < seen; key++)
-                        sum += Element::to_float(shared_element(p_at, row, key)) *
-                               Element::to_float(shared_element(group, key, column % LINE_ELEMENTS));
-                    o[m][n][e] += sum;
-                }
+            for (int i = 0; i < LANE_COLUMNS; i++) {
+                const int column = lane + 32 * i;
+                if (task.piece.slot == DIRECT)
+                    p.output.out[at + column] = Element::from_float(o[i] * factor);
+                else
+                    p.split.slot_out[slot_row(task.piece.slot, row) * D_V + column] = o[i] * factor;
+            }
+            if (lane) continue;
+            if (task.piece.slot == DIRECT)
+                store_lse(p.output, task.piece.request, place, lse);
+            else
+                p.split.slot_lse[slot_row(task.piece.slot, row)] = lse;
+        }
     }
 
     /* ---- Softmax ------------------------------------------------------------------------------- */
@@ -324,7 +520,7 @@ template <typename Element_, int ROWS_, int KEYS_, int WARPS_> struct DenseDecod
             for (int t = 0; t < KEY_TILES; t++) {
                 const float low = exp2_approx(s[t][2 * i] - reference), high = exp2_approx(s[t][2 * i + 1] - reference);
                 state.sum[i] += low + high;
-                const uint32_t at = p_at - q_at +
+                const uint32_t at = p_at - base +
                                     swizzle_128((uint32_t)(row + 8 * i), (uint32_t)(WARP_KEYS / 8 * key_group + t)) +
                                     (uint32_t)(lane % 4) * 4;
                 *(uint32_t *)(shared + at) = Element::pack(low, high);
@@ -355,7 +551,7 @@ template <typename Element_, int ROWS_, int KEYS_, int WARPS_> struct DenseDecod
     /* ---- The end of a piece -------------------------------------------------------------------- */
 
     /* Rows to `out`, or to the piece's slot. */
-    __device__ __forceinline__ void finish(const Piece &piece, const RowState &state,
+    __device__ __forceinline__ void finish(const RowState &state,
                                            float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
     {
         const int my_row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
@@ -370,19 +566,19 @@ template <typename Element_, int ROWS_, int KEYS_, int WARPS_> struct DenseDecod
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int row = first_row + my_row + 8 * i;
+            const int row = task.first_row + my_row + 8 * i;
             if (key_group || lane % 4 || row >= p.rows) continue;
             float sum = 0.0f;
             for (int g = 0; g < KEY_GROUPS; g++) sum += sums[g * ROWS + my_row + 8 * i];
             const bool empty = state.reference[i] == -INFINITY && sum == 0.0f;
             const float lse = empty ? -INFINITY : (state.reference[i] + log2f(sum)) * LN_2;
-            const RowPlace place = row_place(row, kv_head, p.group);
+            const RowPlace place = row_place(row, task.kv_head, p.group);
             float factor = empty ? 0.0f : 1.0f / sum;
-            if (piece.slot == DIRECT) {
+            if (task.piece.slot == DIRECT) {
                 factor *= result_sink_factor(p.output.rules, place.head, lse);
-                store_lse(p.output, piece.request, place, lse);
+                store_lse(p.output, task.piece.request, place, lse);
             } else {
-                p.split.slot_lse[slot_row(piece.slot, row)] = lse;
+                p.split.slot_lse[slot_row(task.piece.slot, row)] = lse;
             }
             factors[my_row + 8 * i] = factor;
         }
@@ -391,19 +587,19 @@ template <typename Element_, int ROWS_, int KEYS_, int WARPS_> struct DenseDecod
         for (int m = 0; m < ROW_GROUPS; m++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int tile_row = 16 * m + 8 * i + lane / 4, row = first_row + tile_row;
+                const int tile_row = 16 * m + 8 * i + lane / 4, row = task.first_row + tile_row;
                 if (row >= p.rows) continue;
                 const float factor = factors[tile_row];
                 const int column = WARP_COLUMNS * warp + 2 * (lane % 4);
-                if (piece.slot == DIRECT) {
+                if (task.piece.slot == DIRECT) {
                     const int64_t at =
-                        out_offset(p.output, piece.request, row_place(row, kv_head, p.group)) + column;
+                        out_offset(p.output, task.piece.request, row_place(row, task.kv_head, p.group)) + column;
 #pragma unroll
                     for (int n = 0; n < 2 * COLUMN_PAIRS; n++)
                         store_pair<Element>(p.output, at + 8 * n, o[m][n][2 * i] * factor,
                                             o[m][n][2 * i + 1] * factor);
                 } else {
-                    float *to = p.split.slot_out + slot_row(piece.slot, row) * D_V + column;
+                    float *to = p.split.slot_out + slot_row(task.piece.slot, row) * D_V + column;
 #pragma unroll
                     for (int n = 0; n < 2 * COLUMN_PAIRS; n++)
                         *(float2 *)(to + 8 * n) =
@@ -414,60 +610,74 @@ template <typename Element_, int ROWS_, int KEYS_, int WARPS_> struct DenseDecod
 
     __device__ __forceinline__ int64_t slot_row(int64_t slot, int row) const
     {
-        return slot * ((int64_t)p.h_q * p.s_q) + (int64_t)kv_head * p.rows + row;
+        return slot * ((int64_t)p.h_q * p.s_q) + (int64_t)task.kv_head * p.rows + row;
     }
 
     /* ---- One piece, for one tile ----------------------------------------------------------------- */
 
-    __device__ __forceinline__ void run(const Piece &piece, int tile, int tiles_of_head, int request_keys)
+    __device__ __forceinline__ void run()
     {
-        request = piece.request, length = request_keys;
-        kv_head = tile / tiles_of_head, first_row = tile % tiles_of_head * ROWS;
-        const int last_row = min(first_row + ROWS, p.rows) - 1 - first_row;
-        const int end = min(piece.end, visible_end(last_row)); /* no row of the tile sees more */
+        const int last_row = min(ROWS, p.rows - task.first_row) - 1;
+        const int end = min(task.piece.end, visible_end(last_row)); /* no row of the tile sees more */
         const int all_see = visible_end(0);                    /* every row sees the keys before */
-        const int blocks = max((end - piece.begin + KEYS - 1) / KEYS, 0);
+        const int blocks = max((end - task.piece.begin + KEYS - 1) / KEYS, 0);
 
-        __syncthreads(); /* the piece before is done with shared memory */
         copy_q();
-        KeyPlaces places = find_keys(piece.begin, end);
+        if (Q_IN_REGISTERS) cp_async_commit();
+        KeyPlaces places;
+        if (blocks) places = find_keys(task.piece.begin, end);
         for (int i = 0; i < p.stages - 1; i++) {
-            if (i < blocks) copy_keys(ring_at + (uint32_t)i * STAGE_BYTES, piece.begin + i * KEYS, end, places);
+            if (i < blocks) copy_keys(ring_at + (uint32_t)i * STAGE_BYTES, task.piece.begin + i * KEYS, end, places);
             cp_async_commit(); /* groups are counted: an empty one too */
-            places = find_keys(piece.begin + (i + 1) * KEYS, end);
+            if (blocks) places = find_keys(task.piece.begin + (i + 1) * KEYS, end);
         }
 
+        QFragments q;
+        if (Q_IN_REGISTERS) {
+            wait_for_block(); /* of all groups but stages - 2: Q among those that have arrived, or one block too many */
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < 4 * MAX_GROUPS; i++) load_q(q.a[i], 0, 16 * i);
+        }
         float o[ROW_GROUPS][2 * COLUMN_PAIRS][4] = {};
         RowState state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
         int stage = 0, free_stage = p.stages - 1;
 #pragma unroll 1
         for (int i = 0; i < blocks; i++) {
             const uint32_t stage_at = ring_at + (uint32_t)stage * STAGE_BYTES;
-            const int first_key = piece.begin + i * KEYS, ahead = first_key + (p.stages - 1) * KEYS;
+            const int first_key = task.piece.begin + i * KEYS, ahead = first_key + (p.stages - 1) * KEYS;
             wait_for_block();
             __syncthreads(); /* everyone's copies are there, and everyone is done with the block before */
-            if (ahead < end) copy_keys(ring_at + (uint32_t)free_stage * STAGE_BYTES, ahead, end, places);
-            cp_async_commit();
-            places = find_keys(ahead + KEYS, end);
+            const uint32_t free_at = ring_at + (uint32_t)free_stage * STAGE_BYTES;
+            copy_keys_unaligned(free_at, ahead, end, places);
 
+            Copies copies;
             float s[KEY_TILES][4];
-            score(stage_at, s);
+            score(stage_at, q, s, [&](int step) {
+                if (step == 0) copies = prepare_copies(free_at, ahead, end, places);
+                if (step % COPY_STEPS == 0 && step / COPY_STEPS < COPY_BATCHES)
+                    issue_copies(copies, step / COPY_STEPS * COPY_BATCH, (step / COPY_STEPS + 1) * COPY_BATCH);
+                if (step == COPY_STEPS * COPY_BATCHES - 1) places = find_keys(ahead + KEYS, end);
+            });
+            cp_async_commit();
             const bool masked = first_key + KEYS > min(all_see, end);
             scale(s, masked, first_key, end);
             softmax(s, state);
             __syncthreads(); /* P and the factors are there */
             rescale(o);
             if (masked && p.causal && poisoned(stage_at, clamp_int(all_see - first_key, 0, KEYS),
-                                               clamp_int(end - first_key, 0, KEYS)))
-                accumulate_seen(stage_at, first_key, o);
-            else
-                accumulate(stage_at, o);
+                                               clamp_int(end - first_key, 0, KEYS))) {
+                cp_async_wait<0>();
+                run_by_rows();
+                return;
+            }
+            accumulate(stage_at, o);
             stage = stage + 1 == p.stages ? 0 : stage + 1;
             free_stage = free_stage + 1 == p.stages ? 0 : free_stage + 1;
         }
         cp_async_wait<0>();
         __syncthreads(); /* the factors of the last block have been read */
-        finish(piece, state, o);
+        finish(state, o);
     }
 
     __device__ __forceinline__ void scale(float s[KEY_TILES][4], bool masked, int first_key, int end)
@@ -487,34 +697,49 @@ template <typename Element_, int ROWS_, int KEYS_, int WARPS_> struct DenseDecod
     }
 };
 
-/* Every block of threads takes items (a partition or a worker of a request, and a row tile) in turn. */
+/* What a block of threads works through: items (a worker and a tile of rows) in turn, and an item's pieces. */
+struct Turn {
+    int64_t item;
+    PieceList list;
+    int next; /* of the list */
+};
+
+/* By one thread: the next task; false after the last. */
+template <typename Kernel>
+__device__ __forceinline__ bool next_task(const struct dense_decode_params &p, Turn &turn, Task &task)
+{
+    const int tiles_of_head = (p.rows + Kernel::ROWS - 1) / Kernel::ROWS, tiles = p.h_kv * tiles_of_head;
+    const int64_t workers = p.split.plan ? p.split.num_partitions : (int64_t)p.b * p.split.chunk_lanes;
+    while (turn.next > turn.list.last) {
+        turn.item += gridDim.x;
+        if (turn.item >= workers * tiles) return false;
+        turn.list = piece_list(p, turn.item / tiles);
+        turn.next = turn.list.first;
+    }
+    const int tile = (int)(turn.item % tiles);
+    task.piece = list_piece(p, turn.list, turn.next, &task.length);
+    task.kv_head = tile / tiles_of_head;
+    task.first_row = tile % tiles_of_head * Kernel::ROWS;
+    turn.next += turn.list.step;
+    return true;
+}
+
 template <typename Kernel> __device__ __forceinline__ void dense_decode(const struct dense_decode_params &p)
 {
     extern __shared__ __align__(128) unsigned char memory[];
-    Kernel kernel(p, memory);
-    const int tiles_of_head = (p.rows + Kernel::ROWS - 1) / Kernel::ROWS, tiles = p.h_kv * tiles_of_head;
-    const int64_t workers = p.split.plan ? p.split.num_partitions : (int64_t)p.b * p.split.chunk_lanes;
-    for (int64_t item = blockIdx.x; item < workers * tiles; item += gridDim.x) {
-        const int tile = (int)(item % tiles);
-        const int64_t worker = item / tiles;
-        if (p.split.plan) {
-            const Partition partition = partition_of(p.split, (int)worker, p.b);
-            for (int request = partition.first; request <= partition.last; request++) {
-                const int length = request_length(p, request);
-                kernel.run(partition_piece(partition, request, length), tile, tiles_of_head, length);
-            }
-        } else {
-            const int request = (int)(worker / p.split.chunk_lanes), lane = (int)(worker % p.split.chunk_lanes);
-            const int length = request_length(p, request);
-            for (int chunk = lane; chunk < chunks_of(length); chunk += p.split.chunk_lanes)
-                kernel.run(chunk_piece(p.split, request, chunk, length), tile, tiles_of_head, length);
-        }
+    __shared__ Turn turn; /* not in registers: those are dear */
+    __shared__ Task task;
+    Kernel kernel(p, memory, task);
+    if (threadIdx.x == 0) turn.item = (int64_t)blockIdx.x - gridDim.x, turn.next = 0, turn.list.last = -1;
+    while (__syncthreads_or(threadIdx.x == 0 && next_task<Kernel>(p, turn, task))) {
+        kernel.run();
+        __syncthreads(); /* everyone is done with the task, and with shared memory */
     }
 }
 
-#define DENSE_DECODE_KERNEL(NAME, ELEMENT, ROWS, KEYS, WARPS)                                                          \
+#define DENSE_DECODE_KERNEL(NAME, ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS)                           \
     extern "C" __global__ void __launch_bounds__(32 * (WARPS))                                                         \
         NAME(const __grid_constant__ struct dense_decode_params p)                                                     \
     {                                                                                                                  \
-        dense_decode<DenseDecode<ELEMENT, ROWS, KEYS, WARPS>>(p);                                                      \
+        dense_decode<DenseDecode<ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS>>(p);                       \
     }

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Joins n results over disjoint keys (fmla_merge): a block of threads a row, in order of the parts. The weights of
+ * MERGE_THREADS parts at a time are worked out once, in shared memory; each thread has ELEMENTS elements of PARTS_AT_ONCE
+ * parts in flight.
+ */
+#include "../device/element.cuh"
+#include "../device/result.cuh"
+
+static constexpr int PARTS_AT_ONCE = 8, ELEMENTS = 4;
+
+enum { BF16 = 0, FP16 = 1, F32 = 2 }; /* enum element */
+
+__device__ __forceinline__ float load_element(const void *values, int64_t at, int element)
+{
+    return element == BF16   ? Bf16::to_float(__ldg((const uint16_t *)values + at))
+           : element == FP16 ? Fp16::to_float(__ldg((const uint16_t *)values + at))
+                             : __ldg((const float *)values + at);
+}
+
+__device__ __forceinline__ void store_element(void *values, int64_t at, int element, float x)
+{
+    if (element == BF16)
+        ((uint16_t *)values)[at] = Bf16::from_float(x);
+    else if (element == FP16)
+        ((uint16_t *)values)[at] = Fp16::from_float(x);
+    else
+        ((float *)values)[at] = x;
+}
+
+struct MergeRow {
+    int64_t request, token, head;
+};
+
+/* lse of a part in natural units, -inf where it saw no key (either convention). */
+__device__ __forceinline__ float part_lse(const struct merge_params &p, const MergeRow &row, int64_t part)
+{
+    const float lse = __ldg(p.lse_parts + part * p.lse_parts_stride[0] + row.request * p.lse_parts_stride[1] +
+                            row.head * p.lse_parts_stride[2] + row.token);
+    return isinf(lse) ? -INFINITY : lse / p.rules.lse_factor;
+}
+
+/* The natural lse over all parts; every thread of the warp finds the same. */
+__device__ __forceinline__ float total_lse(const struct merge_params &p, const MergeRow &row)
+{
+    const int lane = (int)threadIdx.x % 32;
+    float most = -INFINITY, sum = 0.0f;
+    for (int64_t part = lane; part < p.n; part += 32) most = fmaxf(most, part_lse(p, row, part));
+    for (int lanes = 16; lanes; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
+    if (most == -INFINITY) most = 0.0f;
+    for (int64_t part = lane; part < p.n; part += 32) sum += expf(part_lse(p, row, part) - most);
+    for (int lanes = 16; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    return sum == 0.0f ? -INFINITY : most + logf(sum);
+}
+
+/* Adds the elements first + threadIdx.x + j · MERGE_THREADS of `count` parts from part `begin`. */
+__device__ __forceinline__ void add_parts(const struct merge_params &p, int64_t from, int64_t first, int64_t begin,
+                                          int count, const float *weights, float sum[ELEMENTS])
+{
+    for (int part = 0; part < count; part += PARTS_AT_ONCE) {
+        float value[PARTS_AT_ONCE][ELEMENTS];
+#pragma unroll
+        for (int i = 0; i < PARTS_AT_ONCE; i++)
+#pragma unroll
+            for (int j = 0; j < ELEMENTS; j++) {
+                const int64_t d = first + threadIdx.x + j * MERGE_THREADS;
+                value[i][j] = 0.0f;
+                /* A negative weight: the part saw no key, and its out is not read. */
+                if (part + i < count && !(weights[part + i] < 0.0f) && d < p.d_v)
+                    value[i][j] = load_element(p.out_parts, (begin + part + i) * p.out_parts_stride[0] + from + d,
+                                               p.part_element);
+            }
+#pragma unroll
+        for (int i = 0; i < PARTS_AT_ONCE; i++)
+#pragma unroll
+            for (int j = 0; j < ELEMENTS; j++)
+                if (part + i < count && !(weights[part + i] < 0.0f)) sum[j] += weights[part + i] * value[i][j];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS) merge(const __grid_constant__ struct merge_params p)
+{
+    __shared__ float weights[MERGE_THREADS];
+    for (int64_t item = blockIdx.x; item < p.b * p.s_q * p.h_q; item += gridDim.x) {
+        const MergeRow row = {item / p.h_q / p.s_q, item / p.h_q % p.s_q, item % p.h_q};
+        const float lse = total_lse(p, row);
+        const float factor = result_sink_factor(p.rules, row.head, lse);
+        const int64_t from =
+            row.request * p.out_parts_stride[1] + row.token * p.out_parts_stride[2] + row.head * p.out_parts_stride[3];
+        const int64_t to =
+            row.request * p.out_stride[0] + row.token * p.out_stride[1] + row.head * p.out_stride[2];
+        for (int64_t first = 0; first < p.d_v; first += ELEMENTS * MERGE_THREADS) {
+            float sum[ELEMENTS] = {};
+            for (int64_t begin = 0; begin < p.n; begin += MERGE_THREADS) {
+                __syncthreads(); /* everyone is done with the weights before */
+                if (begin + threadIdx.x < p.n) {
+                    const float own = part_lse(p, row, begin + threadIdx.x);
+                    weights[threadIdx.x] = own == -INFINITY ? -1.0f : expf(own - lse);
+                }
+                __syncthreads();
+                const int count = (int)min(p.n - begin, (int64_t)MERGE_THREADS);
+                add_parts(p, from, first, begin, count, weights, sum);
+            }
+#pragma unroll
+            for (int j = 0; j < ELEMENTS; j++) {
+                const int64_t d = first + threadIdx.x + j * MERGE_THREADS;
+                if (d < p.d_v) store_element(p.out, to + d, p.out_element, sum[j] * factor);
+            }
+        }
+        if (p.lse && threadIdx.x == 0)
+            p.lse[row.request * p.lse_stride[0] + row.head * p.lse_stride[1] + row.token] = result_lse(p.rules, lse);
+    }
+}
