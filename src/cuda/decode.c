@@ -125,6 +125,7 @@ static struct dense_decode_params parameters(const struct dense_decode_problem *
         .d_qk = (int32_t)p->d_qk,
         .rows = (int32_t)p->s_q * group,
         .page_size = (int32_t)p->page_size,
+        .page_divisor = divisor_of((uint32_t)p->page_size),
         .capacity = (int32_t)p->capacity,
         .causal = p->causal,
         .vectors_aligned = cuda_rows_aligned(p->q, q_shape, p->q_stride, 3, 2, 16) &&

@@ -10,11 +10,11 @@ struct cuda_kernel cuda_kernel_join[2] = {
     [ELEMENT_FP16] = {.image = "any/join_splits", .name = "join_splits_fp16"},
 };
 struct cuda_kernel cuda_kernel_dense_decode[2][DENSE_DECODE_SHAPE_COUNT] = {
-#define SHAPE(rows, keys, warps, stages)                                                                     \
+#define SHAPE(rows, keys, warps, stages, q)                                                                  \
     {.image = "sm80/dense_decode/dense_decode_bf16", .name = "sm80_dense_decode_bf16_" #rows "x" #keys},
     [ELEMENT_BF16] = {DENSE_DECODE_SHAPES(SHAPE)},
 #undef SHAPE
-#define SHAPE(rows, keys, warps, stages)                                                                     \
+#define SHAPE(rows, keys, warps, stages, q)                                                                  \
     {.image = "sm80/dense_decode/dense_decode_fp16", .name = "sm80_dense_decode_fp16_" #rows "x" #keys},
     [ELEMENT_FP16] = {DENSE_DECODE_SHAPES(SHAPE)},
 #undef SHAPE

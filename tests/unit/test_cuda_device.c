@@ -257,7 +257,7 @@ static void refused_by_the_driver(void)
         {CALL_cuLibraryLoadData, "cuLibraryLoadData of |any/"},
         {CALL_cuLibraryGetKernel, "cuLibraryGetKernel of |decode_plan"},
         {CALL_cuKernelGetFunction, "cuKernelGetFunction of |decode_plan"},
-        {CALL_cuKernelSetAttribute, "cuKernelSetAttribute of |sm80_dense_decode_bf16_16x32"},
+        {CALL_cuKernelSetAttribute, "cuKernelSetAttribute of |sm80_dense_decode_bf16_16x64"},
         {CALL_cuLaunchKernelEx, "launch of |decode_plan"},
     };
     fake_open();

@@ -62,7 +62,7 @@ static void planned_inside(void)
     decode_call(&c, &shape, 0);
     c.args.causal = 1, c.args.log_base = FMLA_LOG_BASE_2, c.args.softmax_scale = 0.25f;
     run(&c);
-    check_kernels(0, "decode_plan|sm80_dense_decode_bf16_16x32|join_splits_bf16");
+    check_kernels(0, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16");
 
     struct plan_params plan;
     memcpy(&plan, launched(2)->parameters, sizeof plan);
@@ -118,9 +118,11 @@ static void planned_inside(void)
 
     const struct cu_launch_config decode = launched(1)->config, join = launched(0)->config;
     CHECK_EQ(decode.grid_x, 66 * 2); /* a tile holds the 16 rows of a key head */
-    CHECK_EQ(decode.block_x, 128);
-    CHECK_EQ(decode.shared_bytes, p.stages * 32 * 1152 + 16 * 1152 + 16 * 128 + 4 * 16 * 4 + 16 * 4);
-    CHECK_EQ(p.stages, 5);
+    CHECK_EQ(decode.block_x, 256);
+    CHECK_EQ(decode.shared_bytes, 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4);
+    CHECK_EQ(p.stages, 3);
+    CHECK(1234567u * (uint64_t)p.page_divisor.multiplier >> p.page_divisor.shift == 1234567u / 64, "%s",
+          "page_divisor");
     CHECK(!memcmp(launched(0)->parameters, launched(1)->parameters, sizeof p), "%s",
           "the join has other parameters");
     CHECK_EQ(rows_per_block_of(launched(0)), 1); /* 66 / 5 parts a request */
@@ -167,7 +169,7 @@ static void plan_given(void)
     decode_call(&c, &small_shape, 0);
     c.args.plan = memory[7] + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7), c.args.num_partitions = 7;
     run(&c);
-    check_kernels(0, "sm80_dense_decode_bf16_16x32|join_splits_bf16");
+    check_kernels(0, "sm80_dense_decode_bf16_16x64|join_splits_bf16");
     CHECK((const char *)params_of(launched(1)).split.plan == memory[7] + MEMORY / 2, "%s", "another plan");
     CHECK_EQ(params_of(launched(1)).split.num_partitions, 7);
     CHECK((char *)params_of(launched(1)).split.slot_out == memory[7], "%s", "room was kept for a plan");
@@ -181,7 +183,7 @@ static void plan_given(void)
     const int before = fake->launches;
     c.args.num_partitions = 1;
     run(&c);
-    check_kernels(before, "sm80_dense_decode_bf16_16x32");
+    check_kernels(before, "sm80_dense_decode_bf16_16x64");
     CHECK_EQ(c.bytes, 0);
     /* What the host can know of a plan in device memory is checked. */
     c.args.num_partitions = 133;
@@ -201,7 +203,7 @@ static void batch_invariant(void)
     c.args.batch_invariant = 1;
     c.args.plan = memory[0] + 1; /* not read */
     run(&c);
-    check_kernels(0, "sm80_dense_decode_bf16_16x32|join_splits_bf16");
+    check_kernels(0, "sm80_dense_decode_bf16_16x64|join_splits_bf16");
     struct dense_decode_params p = params_of(launched(1));
     CHECK(!p.split.plan, "%p", (const void *)p.split.plan);
     CHECK_EQ(p.split.chunks, 32); /* ⌈64000 / 2048⌉ */
@@ -226,7 +228,7 @@ static void batch_invariant(void)
     decode_call(&c, &shape, 0);
     c.args.batch_invariant = 1;
     run(&c);
-    check_kernels(before, "sm80_dense_decode_bf16_16x32");
+    check_kernels(before, "sm80_dense_decode_bf16_16x64");
     CHECK_EQ(params_of(launched(0)).split.chunk_lanes, 1);
     CHECK_EQ(c.bytes, 0);
 }

@@ -7,6 +7,8 @@
 
 #include "cuda/kernels.h"
 
+#include "random.h"
+
 enum { KIB_99 = 101376, KIB_163 = 166912, KIB_227 = 232448 }; /* Ada; A100; Hopper */
 
 static void test_table(void)
@@ -25,9 +27,11 @@ static void test_table(void)
 
 static void test_bytes(void)
 {
-    const struct dense_decode_shape narrow = {16, 32, 4, 5}, wide = {64, 64, 8, 2};
+    const struct dense_decode_shape narrow = {16, 32, 4, 5, 0}, deep = {16, 64, 8, 5, 1},
+                                    wide = {64, 64, 8, 5, 0};
     CHECK_EQ(dense_decode_shared_bytes(&narrow, 2),
              16 * 1152 + 2 * 32 * 1152 + 16 * 128 + 4 * 16 * 4 + 16 * 4);
+    CHECK_EQ(dense_decode_shared_bytes(&deep, 3), 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4);
     CHECK_EQ(dense_decode_shared_bytes(&wide, 2), 64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4);
 }
 
@@ -38,8 +42,9 @@ static void test_examples(void)
         int32_t shared_bytes, shape, stages;
     } cases[] = {
         {1, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},    {16, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},
-        {16, KIB_163, DENSE_DECODE_SHAPE_16x32, 3},  {1, KIB_227, DENSE_DECODE_SHAPE_16x32, 5},
-        {16, KIB_227, DENSE_DECODE_SHAPE_16x32, 5},  {64, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},
+        {64, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},   {16, KIB_163, DENSE_DECODE_SHAPE_16x64, 2},
+        {64, KIB_163, DENSE_DECODE_SHAPE_16x64, 2},  {1, KIB_227, DENSE_DECODE_SHAPE_16x64, 3},
+        {16, KIB_227, DENSE_DECODE_SHAPE_16x64, 3},  {64, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},
         {128, KIB_227, DENSE_DECODE_SHAPE_64x64, 2}, {INT64_C(1) << 31, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -79,6 +84,27 @@ static void test_rules(void)
         }
 }
 
+/* The division that kernels make of keys by the size of a page. */
+static void test_divisor(void)
+{
+    struct random_state random = {77};
+    static const uint32_t edges[] = {
+        1, 2, 3, 61, 64, 65535, 65536, 65537, (1u << 30) + 1, INT32_MAX - 1, INT32_MAX};
+    for (int i = 0; i < 20000; i++) {
+        const uint32_t d = i < 11 ? edges[i] : (uint32_t)random_between(&random, 1, INT32_MAX >> i % 31);
+        if (!d) continue;
+        const struct divisor divisor = divisor_of(d);
+        const uint32_t near = (uint32_t)(INT32_MAX / d * (uint64_t)d); /* the last multiple */
+        const uint32_t numbers[] = {
+            0, 1, d - 1, d, near - 1, near, near / d / 2 * d, near / d / 2 * d + d - 1, INT32_MAX};
+        for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++) {
+            if (numbers[k] > INT32_MAX) continue;
+            CHECK((uint64_t)numbers[k] * divisor.multiplier >> divisor.shift == numbers[k] / d, "%u / %u",
+                  numbers[k], d);
+        }
+    }
+}
+
 static void print_name(const struct cuda_kernel *kernel)
 {
     printf("%s %s\n", kernel->image, kernel->name);
@@ -104,5 +130,6 @@ int main(int argc, char **argv)
     test_bytes();
     test_examples();
     test_rules();
+    test_divisor();
     return check_done("test_cuda_shape");
 }

@@ -2,7 +2,7 @@
 #include "shape.h"
 
 const struct dense_decode_shape dense_decode_shapes[DENSE_DECODE_SHAPE_COUNT] = {
-#define SHAPE(rows, keys, warps, stages) {rows, keys, warps, stages},
+#define SHAPE(rows, keys, warps, stages, q) {rows, keys, warps, stages, q},
     DENSE_DECODE_SHAPES(SHAPE)
 #undef SHAPE
 };
@@ -15,7 +15,8 @@ int32_t dense_decode_shared_bytes(const struct dense_decode_shape *shape, int32_
 {
     enum { LINE = 128 };
     const int32_t key_groups = shape->warps / (shape->rows / 16);
-    const int32_t per_row = MAX_GROUPS * LINE + LINE + (key_groups + 1) * (int32_t)sizeof(float);
+    const int32_t q = shape->q_in_registers ? 0 : MAX_GROUPS * LINE;
+    const int32_t per_row = q + LINE + (key_groups + 1) * (int32_t)sizeof(float);
     return shape->rows * per_row + stages * shape->keys * MAX_GROUPS * LINE;
 }
 

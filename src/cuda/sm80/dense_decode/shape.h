@@ -10,17 +10,19 @@
 
 enum { MAX_GROUPS = 9 /* of 64 columns: d_qk 576 */ };
 
-/* SHAPE(rows, keys, warps, most stages that are of use); fewest rows first, then fewest keys. */
+/* SHAPE(rows, keys, warps, most stages that are of use, Q in registers instead of shared memory); fewest rows first, then
+ * fewest keys. */
 #define DENSE_DECODE_SHAPES(SHAPE)                                                                           \
-    SHAPE(16, 32, 4, 5)                                                                                      \
-    SHAPE(64, 64, 8, 2)
+    SHAPE(16, 32, 4, 5, 0)                                                                                   \
+    SHAPE(16, 64, 8, 5, 1)                                                                                   \
+    SHAPE(64, 64, 8, 5, 0)
 
 struct dense_decode_shape {
-    int32_t rows, keys, warps, most_stages;
+    int32_t rows, keys, warps, most_stages, q_in_registers;
 };
 
 enum {
-#define SHAPE(rows, keys, warps, stages) DENSE_DECODE_SHAPE_##rows##x##keys,
+#define SHAPE(rows, keys, warps, stages, q) DENSE_DECODE_SHAPE_##rows##x##keys,
     DENSE_DECODE_SHAPES(SHAPE)
 #undef SHAPE
         DENSE_DECODE_SHAPE_COUNT,
