@@ -15,6 +15,8 @@ enum { MAX_GROUPS = 9 /* of 64 columns: d_qk 576 */ };
 #define DENSE_DECODE_SHAPES(SHAPE)                                                                           \
     SHAPE(16, 32, 4, 5, 0)                                                                                   \
     SHAPE(16, 64, 8, 5, 1)                                                                                   \
+    SHAPE(32, 64, 8, 5, 0)                                                                                   \
+    SHAPE(64, 32, 8, 5, 0)                                                                                   \
     SHAPE(64, 64, 8, 5, 0)
 
 struct dense_decode_shape {
