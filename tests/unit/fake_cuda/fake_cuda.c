@@ -185,7 +185,8 @@ cu_result cuLibraryLoadData(cu_library *library, const void *image, unsigned *ji
                             unsigned num_jit, unsigned *options, void **values, unsigned num_options)
 {
     CALLED(cuLibraryLoadData);
-    const struct timespec pause = {0, 1000000}; /* long enough for other threads to come here too, if they may */
+    const struct timespec pause = {0,
+                                   1000000}; /* long enough for other threads to come here too, if they may */
     nanosleep(&pause, NULL);
     (void)jit_options, (void)jit_values, (void)options, (void)values;
     if (num_jit || num_options || num_libraries == KERNELS) return FAKE_INVALID_VALUE;
