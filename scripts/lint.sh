@@ -70,7 +70,7 @@ shell() {
 # The compile commands alone; nothing is built.
 database=build/lint
 rm -rf "$database"
-if ! log=$(cmake --preset release -B "$database" 2>&1); then
+if ! log=$(cmake --preset release -B "$database" -DFMLA_CUDA=OFF 2>&1); then
     printf '%s\n' "$log" >&2
     exit 1
 fi

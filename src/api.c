@@ -68,13 +68,22 @@ fmla_status fmla_capabilities(fmla_device device, int64_t index, fmla_capability
 fmla_status fmla_prepare(fmla_device device)
 {
     TRY(check_device_argument("prepare", "device", &device));
-    fmla_capability row;
-    for (int64_t i = 0; dispatch_capability(device, i, &row); i++)
-        if (row.available) return FMLA_OK;
     char name[32];
-    return fail(FMLA_UNSUPPORTED,
-                "prepare: device: is %s, and no kernel of this build runs there; it has: cpu",
-                device_name(device, name));
+    const char *reason = dispatch_device_reason(device);
+    if (!*reason) return dispatch_prepare(device);
+    return fail(FMLA_UNSUPPORTED, "prepare: device: is %s, and no kernel of this build runs there: %s",
+                device_name(device, name), reason);
+}
+
+fmla_status fmla_device_describe(fmla_device device, fmla_device_info *info)
+{
+    static const size_t sizes[] = {sizeof(fmla_device_info), 0};
+    fmla_device_info full;
+    TRY(check_struct("device_describe", "info", info, &full, sizeof full, sizes));
+    TRY(check_device_argument("device_describe", "device", &device));
+    dispatch_describe(device, &full);
+    memcpy(info, &full, full.struct_size < sizeof full ? full.struct_size : sizeof full);
+    return FMLA_OK;
 }
 
 /* ---- The split plan ------------------------------------------------------------------------- */
@@ -102,10 +111,11 @@ static fmla_status choose_partitions(const fmla_decode_plan_args *args, fmla_dev
     } else {
         const int32_t workers = dispatch_workers(target);
         if (!workers)
-            return fail(FMLA_UNSUPPORTED,
-                        "decode_plan: target: is %s, which this build cannot ask for its number of SMs; "
-                        "set num_workers or num_partitions",
-                        device_name(target, name));
+            return fail(
+                FMLA_UNSUPPORTED,
+                "decode_plan: target: is %s, whose number of SMs is not known here; set num_workers or "
+                "num_partitions: %s",
+                device_name(target, name), dispatch_device_reason(target));
         *partitions = plan_default_partitions(workers, args->s_q, args->h_q, args->h_kv);
     }
     return FMLA_OK;

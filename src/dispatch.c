@@ -5,6 +5,7 @@
 #include "dispatch.h"
 
 #include "cpu/cpu.h"
+#include "cuda/cuda.h"
 #include "ref/ref.h"
 
 #include <pthread.h>
@@ -38,9 +39,22 @@ const char *device_name(fmla_device device, char buffer[32])
     return buffer;
 }
 
+/* ---- Devices -------------------------------------------------------------------------------- */
+
+const char *dispatch_device_reason(fmla_device device)
+{
+    return device.type == FMLA_DEVICE_CUDA ? cuda_device(device.id)->unusable : "";
+}
+
 int32_t dispatch_workers(fmla_device device)
 {
-    return device.type == FMLA_DEVICE_CPU ? threads_now().workers : 0;
+    if (device.type == FMLA_DEVICE_CPU) return threads_now().workers;
+    return *dispatch_device_reason(device) ? 0 : cuda_device(device.id)->sms;
+}
+
+fmla_status dispatch_prepare(fmla_device device)
+{
+    return device.type == FMLA_DEVICE_CUDA ? cuda_prepare(device.id) : FMLA_OK;
 }
 
 /* ---- Once a process: machine, environment, texts of fmla_capabilities ----------------------- */
@@ -53,6 +67,8 @@ static struct {
     bool environment_too_long;
     char dtypes[KERNELS][32];
     char shapes[KERNELS][96];
+    char driver_needed[48];
+    char capabilities[KERNELS][64]; /* words for a GPU that has less than the kernel needs */
 } state = {.once = PTHREAD_ONCE_INIT};
 
 static void describe_sizes(char *text, size_t size, const char *name, const int32_t *sizes)
@@ -71,6 +87,9 @@ static void describe_kernel(int index)
         if (!(kernel->elements & (1u << e))) continue;
         text_append(dtypes, sizeof state.dtypes[index], "%s%s", *dtypes ? " " : "", element_names[e]);
     }
+    snprintf(state.capabilities[index], sizeof state.capabilities[index],
+             "this GPU's compute capability is below %d.%d", kernel->capability / 10,
+             kernel->capability % 10);
     if (kernel->operation != OP_DENSE_DECODE) return;
     describe_sizes(state.shapes[index], sizeof state.shapes[index], "d_qk", kernel->d_qk);
     describe_sizes(state.shapes[index], sizeof state.shapes[index], "d_v", kernel->d_v);
@@ -104,6 +123,29 @@ static void initialise(void)
         state.environment_too_long = length >= (int)sizeof state.environment;
     }
     for (int i = 0; i < KERNELS; i++) describe_kernel(i);
+    driver_version_words(cuda_build.driver, state.driver_needed);
+}
+
+void dispatch_describe(fmla_device device, fmla_device_info *info)
+{
+    pthread_once(&state.once, initialise);
+    info->reason = dispatch_device_reason(device);
+    info->workers = dispatch_workers(device);
+    info->name = info->built_for = info->needs = "";
+    info->count = 1;
+    if (device.type != FMLA_DEVICE_CUDA) return;
+    const struct cuda_device *gpu = cuda_device(device.id);
+    info->name = gpu->name;
+    info->built_for = cuda_build.targets;
+    info->needs = cuda_build.count ? state.driver_needed : "";
+    info->built_with = cuda_build.toolkit;
+    info->ptx = cuda_build.ptx;
+    info->count = cuda_device_count();
+    info->compute_capability = gpu->capability;
+    info->workers = gpu->sms; /* of a GPU that cannot be used, too */
+    info->shared_bytes = gpu->shared_bytes;
+    info->driver = driver_version();
+    info->driver_needed = cuda_build.driver;
 }
 
 /* ---- What a kernel takes -------------------------------------------------------------------- */
@@ -116,8 +158,14 @@ static bool has_size(const int32_t *sizes, int64_t size)
     return false;
 }
 
-static const char *missing_feature(const struct kernel *kernel)
+/* What the device has not that the kernel needs; "" if it has all. */
+static const char *missing_feature(const struct kernel *kernel, fmla_device device)
 {
+    if (device.type == FMLA_DEVICE_CUDA) {
+        const char *reason = dispatch_device_reason(device);
+        if (*reason || cuda_device(device.id)->capability >= kernel->capability) return reason;
+        return state.capabilities[kernel - kernels];
+    }
     const unsigned missing = kernel->needs & ~state.machine;
     return !missing                        ? ""
            : (missing & NEEDS_AVX512_BF16) ? "this processor has no AVX-512 BF16"
@@ -133,8 +181,11 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, ch
     if (kernel->device_type != wanted->device.type)
         snprintf(why, size, "device is %s, kernel %s runs on %s", device_name(wanted->device, device),
                  kernel->name, kernel->device_type == FMLA_DEVICE_CPU ? "cpu" : "cuda");
-    else if (*missing_feature(kernel))
-        snprintf(why, size, "kernel %s: %s", kernel->name, missing_feature(kernel));
+    else if (*dispatch_device_reason(wanted->device))
+        snprintf(why, size, "device is %s: %s", device_name(wanted->device, device),
+                 dispatch_device_reason(wanted->device));
+    else if (*missing_feature(kernel, wanted->device))
+        snprintf(why, size, "kernel %s: %s", kernel->name, missing_feature(kernel, wanted->device));
     else if (wanted->elements & ~kernel->elements)
         snprintf(why, size, "kernel %s takes %s", kernel->name, state.dtypes[kernel - kernels]);
     else if (!has_size(kernel->d_qk, wanted->d_qk))
@@ -213,7 +264,7 @@ fmla_status dispatch(const struct wanted *wanted, const char *forced, const stru
 {
     pthread_once(&state.once, initialise);
     const char *operation = operation_names[wanted->operation];
-    char why[200] = "";
+    char why[480] = "";
 
     if (forced) {
         *kernel = find(wanted->operation, forced, strlen(forced));
@@ -260,7 +311,7 @@ bool dispatch_capability(fmla_device device, int64_t index, fmla_capability *cap
             capability->kernel = kernel->name;
             capability->dtypes = state.dtypes[i];
             capability->shapes = state.shapes[i];
-            capability->reason = missing_feature(kernel);
+            capability->reason = missing_feature(kernel, device);
             capability->available = !*capability->reason;
             capability->forced_only = kernel->forced_only;
             return true;
@@ -268,7 +319,7 @@ bool dispatch_capability(fmla_device device, int64_t index, fmla_capability *cap
         if (supported || row++ != index) continue;
         capability->operation = operation_names[op];
         capability->kernel = capability->dtypes = capability->shapes = NULL;
-        capability->reason = "this build has no CUDA kernels";
+        capability->reason = "this build has no kernel of it for this device";
         capability->available = capability->forced_only = 0;
         return true;
     }

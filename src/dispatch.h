@@ -28,6 +28,7 @@ struct kernel {
     const char *name;
     int32_t device_type;
     unsigned needs;             /* of the machine: NEEDS_… */
+    int32_t capability;         /* compute capability that a GPU must have at least: 80 */
     unsigned elements;          /* ELEMENTS_…; 0 = any */
     int32_t d_qk[KERNEL_SIZES]; /* allowed sizes, zero-terminated; empty = any */
     int32_t d_v[KERNEL_SIZES];
@@ -60,8 +61,17 @@ fmla_status dispatch(const struct wanted *wanted, const char *forced, const stru
 /* Row `index` of fmla_capabilities; false past the end. */
 bool dispatch_capability(fmla_device device, int64_t index, fmla_capability *capability);
 
-/* Threads of the CPU, or SMs of the GPU; 0 if this build cannot tell. */
+/* Threads of the CPU, or SMs of the GPU; 0 where the device cannot be used. */
 int32_t dispatch_workers(fmla_device device);
+
+/* Why nothing of this build runs on the device; "" if something does. Static. */
+const char *dispatch_device_reason(fmla_device device);
+
+/* Fills all but the size of a description. */
+void dispatch_describe(fmla_device device, fmla_device_info *info);
+
+/* Does ahead what a first call would do; the device can be used. */
+fmla_status dispatch_prepare(fmla_device device);
 
 /* "cpu" or "cuda:0". */
 const char *device_name(fmla_device device, char buffer[32]);

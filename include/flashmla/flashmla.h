@@ -31,6 +31,9 @@
  *   Threads          Every function may be called from any thread at any time. CPU operations return when the
  *                    result is there; they run on the threads that fmla_set_num_threads and
  *                    fmla_set_parallel_for arrange.
+ *   GPUs             The driver is loaded at the first use of a GPU. An operation runs in the calling thread's
+ *                    current context, which must be of the tensors' device (else FMLA_INVALID_ARGUMENT); a
+ *                    thread without one borrows the device's primary context for the call.
  *   Graphs           On a GPU, operations are asynchronous on args->stream, never synchronise, never read
  *                    device memory on the host, and can be captured into a CUDA graph. On the CPU, stream is
  *                    not used.
@@ -185,8 +188,31 @@ typedef struct fmla_capability {
  * Errors: FMLA_INVALID_ARGUMENT (NULL, struct_size, index past the end, a device type that is unknown). */
 FMLA_API fmla_status fmla_capabilities(fmla_device device, int64_t index, fmla_capability *capability);
 
+/* What the library sees of one device. All strings are static. */
+typedef struct fmla_device_info {
+    size_t struct_size;
+    const char *name;      /* "NVIDIA H200"; "" for the CPU */
+    const char *reason;    /* why nothing of this build runs there; "" if something does */
+    const char *built_for; /* GPUs that this build has machine code for, "80 90a"; "" without CUDA kernels */
+    const char
+        *needs;      /* the least driver for this build, "CUDA 13.0 (driver 580)"; "" without CUDA kernels */
+    int32_t count;   /* devices of this type; 0 where there is no driver, or no build for it */
+    int32_t workers; /* threads, or SMs */
+    /* Of GPUs; else 0. Versions are CUDA's, 13000 for 13.0. */
+    int32_t compute_capability; /* 90 for 9.0 */
+    int32_t shared_bytes;       /* of shared memory that a block may have */
+    int32_t driver;             /* the version that the driver is made for; 0 where it was not asked */
+    int32_t driver_needed;      /* the least one that this build needs */
+    int32_t built_with;         /* the version of the compiler of the kernels; 0: this build has none */
+    int32_t ptx; /* GPUs from this compute capability on run code that their driver compiles; 0: none */
+} fmla_device_info;
+
+/* Describes a device; one that is not there, too: then reason says so.
+ * Errors: FMLA_INVALID_ARGUMENT (NULL, struct_size, a device type that is unknown). */
+FMLA_API fmla_status fmla_device_describe(fmla_device device, fmla_device_info *info);
+
 /* Does ahead what the first call on a device would do once: detection, and loading of kernels.
- * Errors: FMLA_UNSUPPORTED if nothing of this build runs on the device. */
+ * Errors: FMLA_UNSUPPORTED if nothing of this build runs on the device. On a GPU also as its operations (below). */
 FMLA_API fmla_status fmla_prepare(fmla_device device);
 
 /* ---- The split plan ------------------------------------------------------------------------- */

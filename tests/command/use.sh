@@ -19,8 +19,10 @@ done
 good info
 has '^cpu +dense_decode +[a-z0-9-]+ .* yes$'
 has '^cpu +dense_decode +ref .* only when named$'
+has '^cuda:0 +(NVIDIA|not used: [^ ])' # a GPU, or why there is none
 good info --json
 has '"dense_decode"'
+has '"built_with"'
 
 # From a made batch to checked results, in every type and option of make-input.
 good make-input a.safetensors --batch 3 --min-len 1 --max-len 300

@@ -93,7 +93,9 @@ static void spoil_tensor(struct bytes *in, struct made *t)
     case 6: t->tensor.dtype.bits = (uint8_t)take(in), t->tensor.dtype.code = (uint8_t)take(in); break;
     case 7: t->tensor.ndim = choose(in, 4) ? (int32_t)choose(in, MOST_DIMS + 1) : (int32_t)any(in); break;
     case 8: t->tensor.byte_offset = take(in); break;
-    case 9: t->tensor.device.type = (int32_t)choose(in, 5), t->tensor.device.id = (int32_t)any(in); break;
+    case 9: /* no GPU that is there: it would be given host memory */
+        t->tensor.device.type = (int32_t)choose(in, 5), t->tensor.device.id = (int32_t)any(in) | 64;
+        break;
     case 10: t->tensor.shape = NULL; break;
     default: t->present = false; break;
     }

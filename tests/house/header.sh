@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# header.sh c11|c++17|layout|dlpack ROOT - the public header, seen by a compiler on its own. CC and CXX name the
-# compilers. Exit code 77: what the check needs is not installed.
+# header.sh c11|c++17|layout|dlpack|driver ROOT - the public header, seen by a compiler on its own; driver: what the library
+# declares of the NVIDIA driver, beside cuda.h. CC and CXX name the compilers. Exit code 77: what the check needs is not
+# installed.
 set -euo pipefail
 mode=$1
 root=$(cd "$2" && pwd)
@@ -57,6 +58,35 @@ dlpack)
         exit 77
     fi
     "${cc[@]}" -std=c11 "${strict[@]}" -DCOMPARE_WITH_DLPACK layout.c
+    ;;
+driver)
+    for folder in "${CUDA_HOME:-/usr/local/cuda}/include" /usr/include; do
+        [ ! -e "$folder/cuda.h" ] || break
+    done
+    if [ ! -e "$folder/cuda.h" ]; then
+        echo 'no cuda.h here: what the library declares of the driver was not compared with it'
+        exit 77
+    fi
+    compare() { "${cc[@]}" -std=gnu11 -Wall -Wextra -Werror -fsyntax-only -isystem "$folder" "$1/tests/house/driver.c"; }
+    compare "$root"
+    # A difference of any kind must be noticed.
+    mkdir -p "$work/src/cuda" "$work/tests/house"
+    cp driver.c "$work/tests/house/"
+    while IFS= read -r edit; do
+        sed "$edit" "$root/src/cuda/driver.h" >"$work/src/cuda/driver.h"
+        if cmp -s "$root/src/cuda/driver.h" "$work/src/cuda/driver.h" || compare "$work" 2>/dev/null; then
+            echo "self-test: not noticed: $edit"
+            exit 1
+        fi
+    done <<'EDITS'
+s/SM_COUNT = 16/SM_COUNT = 17/
+s/char pad\[64\]/char pad[32]/
+s/int overlap;/char overlap;/
+s/unsigned shared_bytes;/unsigned long shared_bytes;/
+s/(int \*count)/(unsigned *count)/
+s/(cu_kernel \*kernel, cu_library library, const char \*name)/(cu_kernel *kernel, const char *name, cu_library library)/
+s/cuCtxPushCurrent_v2/cuCtxPushCurrent_v3/
+EDITS
     ;;
 *)
     echo "unknown check $mode" >&2

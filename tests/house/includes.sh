@@ -12,6 +12,8 @@
 #     tests
 #   tests/unit, tests/checkattn,  also the formats and the planner, src/plan.h
 #     tests/fuzz
+#   tests/unit                    also src/cuda/*.h: the host side is tested with a driver that is none
+#   tests/house                   also src/cuda/driver.h, which it compares with cuda.h
 # and everybody the public header. Prints one line for every include that is against it.
 set -euo pipefail
 
@@ -53,6 +55,8 @@ check() {
             if (a ~ /^src\//) return a == b || shared
             if (a == "support") return b == "support" || to ~ /^src\/(num|kvformat)\.h$/
             if (a ~ /^tests\/(unit|checkattn|fuzz)$/ && to ~ /^src\/(num|kvformat|plan)\.h$/) return 1
+            if (a == "tests/unit" && b == "src/cuda" && to ~ /\.h$/) return 1
+            if (a == "tests/house" && to == "src/cuda/driver.h") return 1
             return b == a || b == "support"
         }
         { files[++count] = $0; exists[$0] = 1 }
@@ -112,11 +116,15 @@ self_test() {
         done
         for file in ref/ref.h cpu/cpu.h cuda/cuda.h; do plant src/$file '#include "../num.h"'; done
         plant src/dispatch.c '#include "cpu/cpu.h"'
+        plant src/dispatch.c '#include "cuda/cuda.h"'
+        plant src/cuda/decode.c '#include "../plan.h"'
+        plant src/cuda/sm90/decode.cu '#include "../cuda.h"'
         plant src/api.c '#include "dispatch.h"'
         plant src/cpu/generic/decode.c '#include "../cpu.h"'
         plant support/compare.h '#include <stdint.h>'
         plant tools/flashmla/main.c '#include "compare.h"'
         plant tests/unit/num.c '#include "num.h"'
+        plant tests/unit/launch.c '#include "cuda/cuda.h"'
         plant tests/checkattn/main.c '#include <flashmla/flashmla.h>'
     }
     red() { # red FILE LINE
@@ -142,6 +150,12 @@ self_test() {
     red src/cpu/cpu.h '#include "ref/ref.h"'
     red src/cpu/generic/decode.c '#include "../../cuda/cuda.h"'
     red src/cuda/sm90/decode.cu '#include "cpu/cpu.h"'
+    red src/cuda/decode.c '#include "../ref/ref.h"'
+    red src/api.c '#include "cuda/cuda.h"'
+    red src/plan.h '#include "cuda/cuda.h"'
+    red tests/checkattn/main.c '#include "cuda/cuda.h"'
+    red tests/unit/launch.c '#include "cpu/cpu.h"'
+    red tools/flashmla/main.c '#include "cuda/cuda.h"'
     red src/ref/ref.h '#include "compare.h"'
     red support/compare.h '#include "plan.h"'
     red tools/flashmla/main.c '#include "plan.h"'

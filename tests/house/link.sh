@@ -15,7 +15,7 @@ against_shared() { compile "$@" -L "$build" -lflashmla -Wl,-rpath,"$build" -lm; 
 
 case $mode in
 static)
-    compile "$(dirname "${BASH_SOURCE[0]}")/outside.c" "$build/libflashmla.a" "${openmp[@]}" -lm
+    compile "$(dirname "${BASH_SOURCE[0]}")/outside.c" "$build/libflashmla.a" "${openmp[@]}" -lm -ldl
     "$work/program"
     ;;
 shared)

@@ -80,8 +80,8 @@ MUTATION(partitions_many, ARGS.num_partitions = 65537)
 MUTATION(batch_many, HELD(&seqlens, seqlens_data, i32, 1, INT64_C(1) << 40))
 MUTATION(target_unknown, ARGS.target.type = 42)
 MUTATION(target_id, ARGS.target = (fmla_device){FMLA_DEVICE_CPU, -1})
-MUTATION(target_cuda, ARGS.target = (fmla_device){FMLA_DEVICE_CUDA, 0}; ARGS.num_partitions = 0)
-MUTATION(on_cuda, seqlens.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0})
+MUTATION(target_cuda, ARGS.target = (fmla_device){FMLA_DEVICE_CUDA, 99}; ARGS.num_partitions = 0)
+MUTATION(on_cuda, seqlens.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 99})
 
 static const struct mutation mutations[] = {
     {"struct_size 0", size_0, FMLA_INVALID_ARGUMENT, "struct_size", "0|must be"},
@@ -105,8 +105,8 @@ static const struct mutation mutations[] = {
     {"b 2^40", batch_many, FMLA_INVALID_ARGUMENT, "seqlens", "b|1099511627776"},
     {"unknown target", target_unknown, FMLA_INVALID_ARGUMENT, "target", "42"},
     {"target id -1", target_id, FMLA_INVALID_ARGUMENT, "target", "-1"},
-    {"target whose SMs are unknown", target_cuda, FMLA_UNSUPPORTED, "target", "cuda:0|num_partitions"},
-    {"seqlens on cuda", on_cuda, FMLA_UNSUPPORTED, "seqlens", "cuda:0|decode_plan|cpu"},
+    {"target whose SMs are unknown", target_cuda, FMLA_UNSUPPORTED, "target", "cuda:99|num_partitions"},
+    {"seqlens on cuda", on_cuda, FMLA_UNSUPPORTED, "seqlens", "device is cuda:99: "},
 };
 
 MUTATION(plan_null, ARGS.plan = NULL)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * flashmla info: version, threads, and every kernel of the library as each device sees it.
+ * flashmla info: version, threads, every kernel of the library as each device sees it, and the GPUs, or why there is none.
  */
 #include "commands.h"
 #include "options.h"
@@ -18,20 +18,46 @@ static const struct command info = {"info", NULL, "what runs on this machine, on
                                     "A kernel that does not run here stands with the reason. \"only when "
                                     "named\" is the oracle: it runs with\n"
                                     "run --kernel ref, or with FLASHMLA_KERNEL=ref in the environment.\n"
+                                    "A GPU that cannot be used stands below the table with the reason.\n"
                                     "\n"
                                     "Examples\n"
                                     "  flashmla info\n"
                                     "  flashmla info --json\n"};
 
-static const struct {
-    const char *name;
-    fmla_device device;
-} devices[] = {{"cpu", {FMLA_DEVICE_CPU, 0}}, {"cuda:0", {FMLA_DEVICE_CUDA, 0}}};
-enum { DEVICES = sizeof devices / sizeof *devices };
-
 static const char *or_dash(const char *text)
 {
     return text && *text ? text : "-";
+}
+
+static const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
+
+/* GPUs are walked by their number; where there is none, number 0 says why. */
+static fmla_device gpu(int32_t id)
+{
+    return (fmla_device){FMLA_DEVICE_CUDA, id};
+}
+
+static fmla_device_info describe(fmla_device device)
+{
+    fmla_device_info described = FMLA_INIT(fmla_device_info);
+    if (fmla_device_describe(device, &described) != FMLA_OK) described.reason = fmla_last_error();
+    return described;
+}
+
+static const char *name_of(fmla_device device, char name[16])
+{
+    if (device.type == FMLA_DEVICE_CPU)
+        snprintf(name, 16, "cpu");
+    else
+        snprintf(name, 16, "cuda:%d", device.id);
+    return name;
+}
+
+/* CUDA's numbers: 13000 is 13.0, a compute capability of 90 is 9.0. */
+static const char *version_text(int32_t version, char text[16])
+{
+    snprintf(text, 16, "%d.%d", version / 1000, version % 1000 / 10);
+    return text;
 }
 
 static void print_row(const char *device, const fmla_capability *row)
@@ -49,37 +75,83 @@ static json_t *json_row(const fmla_capability *row)
 }
 
 /* Walks the rows of a device: into `rows` if it is there, else onto stdout. */
-static void walk(int device, json_t *rows)
+static void walk(fmla_device device, json_t *rows)
 {
+    char name[16];
     for (int64_t i = 0;; i++) {
         fmla_capability row = FMLA_INIT(fmla_capability);
-        if (fmla_capabilities(devices[device].device, i, &row) != FMLA_OK) return;
+        if (fmla_capabilities(device, i, &row) != FMLA_OK) return;
         if (rows)
             json_array_append_new(rows, json_row(&row));
         else
-            print_row(devices[device].name, &row);
+            print_row(name_of(device, name), &row);
     }
+}
+
+/* ---- As text -------------------------------------------------------------------------------- */
+
+static void print_gpu(int32_t id)
+{
+    char name[16];
+    const fmla_device_info g = describe(gpu(id));
+    if (g.compute_capability)
+        printf("%-7s %s: compute capability %d.%d, %d SMs, %g KiB of shared memory a block\n",
+               name_of(gpu(id), name), g.name, g.compute_capability / 10, g.compute_capability % 10,
+               g.workers, g.shared_bytes / 1024.0);
+    if (*g.reason)
+        printf("%-7s not used: %s\n", g.compute_capability ? "" : name_of(gpu(id), name), g.reason);
 }
 
 static void print_table(void)
 {
+    const fmla_device_info first = describe(gpu(0));
+    char version[16];
     printf("flashmla %s, %d threads\n\n", fmla_version_string(), (int)fmla_num_threads());
     printf("%-7s %-13s %-12s %-10s %-24s %s\n", "device", "operation", "kernel", "dtypes", "shapes",
            "runs here");
-    for (int d = 0; d < DEVICES; d++) walk(d, NULL);
+    walk(cpu, NULL);
+    for (int32_t id = 0; id < first.count; id++)
+        if (!*describe(gpu(id)).reason) walk(gpu(id), NULL);
+    putchar('\n');
+    for (int32_t id = 0; !id || id < first.count; id++) print_gpu(id);
+    if (first.driver) printf("%-7s has CUDA %s\n", "driver", version_text(first.driver, version));
+    if (!first.built_with) return;
+    printf("%-7s kernels by CUDA %s for %s", "build", version_text(first.built_with, version),
+           first.built_for);
+    if (first.ptx) printf(", PTX from %d on", first.ptx);
+    printf("; needs %s or later\n", first.needs);
+}
+
+/* ---- As JSON -------------------------------------------------------------------------------- */
+
+static json_t *json_gpu(int32_t id)
+{
+    char name[16];
+    const fmla_device_info g = describe(gpu(id));
+    return json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:s}", "device",
+                     name_of(gpu(id), name), "name", g.name, "reason", g.reason, "compute_capability",
+                     g.compute_capability, "sms", g.workers, "shared_bytes", g.shared_bytes, "driver",
+                     g.driver, "driver_needed", g.driver_needed, "built_with", g.built_with, "ptx", g.ptx,
+                     "built_for", g.built_for);
 }
 
 static int print_json(void)
 {
     json_memory_watch();
-    json_t *by_device = json_object();
-    for (int d = 0; d < DEVICES; d++) {
-        json_t *rows = json_array();
-        walk(d, rows);
-        json_object_set_new(by_device, devices[d].name, rows);
+    const int32_t gpus = describe(gpu(0)).count;
+    char name[16];
+    json_t *by_device = json_object(), *described = json_array();
+    json_t *rows = json_array();
+    walk(cpu, rows);
+    json_object_set_new(by_device, "cpu", rows);
+    for (int32_t id = 0; !id || id < gpus; id++) {
+        rows = json_array();
+        walk(gpu(id), rows);
+        json_object_set_new(by_device, name_of(gpu(id), name), rows);
+        json_array_append_new(described, json_gpu(id));
     }
-    json_t *all = json_pack("{s:s, s:i, s:o}", "version", fmla_version_string(), "threads",
-                            (int)fmla_num_threads(), "devices", by_device);
+    json_t *all = json_pack("{s:s, s:i, s:o, s:o}", "version", fmla_version_string(), "threads",
+                            (int)fmla_num_threads(), "devices", by_device, "gpus", described);
     char *text = json_dumps(all, JSON_INDENT(2));
     json_decref(all);
     if (!text || json_memory_failed()) {

@@ -5,8 +5,49 @@
 #ifndef FMLA_SM80_DENSE_DECODE_SHAPE_H
 #define FMLA_SM80_DENSE_DECODE_SHAPE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 enum { MAX_GROUPS = 9 /* of 64 columns: d_qk 576 */ };
+
+/* SHAPE(rows, keys, warps, most stages that are of use, Q in registers instead of shared memory); fewest rows first, then
+ * fewest keys. */
+#define DENSE_DECODE_SHAPES(SHAPE)                                                                           \
+    SHAPE(16, 32, 4, 5, 0)                                                                                   \
+    SHAPE(16, 64, 8, 5, 1)                                                                                   \
+    SHAPE(32, 64, 8, 5, 0)                                                                                   \
+    SHAPE(64, 32, 8, 5, 0)                                                                                   \
+    SHAPE(64, 64, 8, 5, 0)
+
+struct dense_decode_shape {
+    int32_t rows, keys, warps, most_stages, q_in_registers;
+};
+
+enum {
+#define SHAPE(rows, keys, warps, stages, q) DENSE_DECODE_SHAPE_##rows##x##keys,
+    DENSE_DECODE_SHAPES(SHAPE)
+#undef SHAPE
+        DENSE_DECODE_SHAPE_COUNT,
+    DENSE_DECODE_LEAST_STAGES = 2 /* one is computed on while another arrives */
+};
+
+extern const struct dense_decode_shape dense_decode_shapes[DENSE_DECODE_SHAPE_COUNT];
+
+/* What a launch is made with. */
+struct dense_decode_choice {
+    int32_t shape; /* index of dense_decode_shapes */
+    int32_t stages;
+    int32_t shared_bytes;
+};
+
+/* Of dynamic shared memory for one block of threads. */
+int32_t dense_decode_shared_bytes(const struct dense_decode_shape *shape, int32_t stages);
+
+/* As many stages as fit and are of use; 0 where the shape does not fit with the least number of them. */
+int32_t dense_decode_stages(const struct dense_decode_shape *shape, int32_t shared_bytes);
+
+/* The choice for `rows` rows a key head on a GPU whose blocks may have `shared_bytes`. Every GPU since Ampere gives 99 KiB,
+ * and the smallest shape fits into that. */
+struct dense_decode_choice dense_decode_choose(int64_t rows, int32_t shared_bytes);
 
 #endif

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+# The kernels for NVIDIA GPUs: one fatbin (machine code for several GPUs, compressed) a .cu file, embedded by .incbin.
+# Makes the object library fmla_images; without nvcc that is an empty table. Sets FMLA_KERNEL_REPORT to the list of the
+# kernels with their registers and spills, or to nothing.
+set(FMLA_CUDA AUTO CACHE STRING "Kernels for NVIDIA GPUs: AUTO (where a working nvcc is found), ON, OFF")
+set_property(CACHE FMLA_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(FMLA_CUDA_ARCHS "$ENV{FMLA_CUDA_ARCHS}" CACHE STRING
+  "Compute capabilities to make machine code for, as 80;90a; empty: all that the kernels are for")
+
+set(cuda_images
+  any/decode_plan
+  any/join_splits
+  any/merge
+  sm80/dense_decode/dense_decode_bf16
+  sm80/dense_decode/dense_decode_fp16)
+
+# Sets `why` to what is wrong with nvcc, or to nothing.
+function(cuda_probe why)
+  set(${why} "" PARENT_SCOPE)
+  set(probe ${CMAKE_BINARY_DIR}/cuda/probe)
+  if(NOT FMLA_NVCC)
+    set(${why} "no nvcc found (CUDACXX or CUDA_HOME may say where it is)" PARENT_SCOPE)
+    return()
+  endif()
+  execute_process(COMMAND ${FMLA_NVCC} --version OUTPUT_VARIABLE text ERROR_VARIABLE text)
+  if(NOT text MATCHES "release ([0-9]+)\\.([0-9]+)")
+    set(${why} "${FMLA_NVCC} does not tell its version" PARENT_SCOPE)
+    return()
+  endif()
+  math(EXPR version "${CMAKE_MATCH_1} * 1000 + ${CMAKE_MATCH_2} * 10")
+  set(cuda_version ${version} PARENT_SCOPE)
+  if(version LESS 12000)
+    set(${why} "${FMLA_NVCC} is of CUDA ${CMAKE_MATCH_1}.${CMAKE_MATCH_2}, 12.0 or later is needed" PARENT_SCOPE)
+    return()
+  endif()
+  if(NOT FMLA_NVCC_WORKS STREQUAL "${FMLA_NVCC} ${version}") # it needs a C++ compiler of its liking
+    file(WRITE ${probe}.cu "__global__ void probe() {}\n")
+    execute_process(COMMAND ${FMLA_NVCC} -std=c++17 -fatbin -o ${probe}.fatbin ${probe}.cu
+      RESULT_VARIABLE result OUTPUT_VARIABLE text ERROR_VARIABLE text)
+    if(NOT result EQUAL 0)
+      set(${why} "${FMLA_NVCC} does not work here: ${text}" PARENT_SCOPE)
+      return()
+    endif()
+    set(FMLA_NVCC_WORKS "${FMLA_NVCC} ${version}" CACHE INTERNAL "")
+  endif()
+endfunction()
+
+set(cuda_missing "FMLA_CUDA is OFF")
+if(FMLA_CUDA)
+  find_program(FMLA_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin PATHS /usr/local/cuda/bin)
+  if(DEFINED ENV{CUDACXX})
+    set(FMLA_NVCC $ENV{CUDACXX})
+  endif()
+  cuda_probe(cuda_missing)
+  if(cuda_missing AND NOT FMLA_CUDA STREQUAL AUTO)
+    message(FATAL_ERROR "FMLA_CUDA is ON: ${cuda_missing}")
+  endif()
+endif()
+
+set(FMLA_KERNEL_REPORT "")
+if(cuda_missing)
+  message(STATUS "No kernels for NVIDIA GPUs: ${cuda_missing}")
+  add_library(fmla_images OBJECT src/cuda/no_images.c)
+else()
+  # ---- For which GPUs ----------------------------------------------------------------------------------------------
+  execute_process(COMMAND ${FMLA_NVCC} --list-gpu-code OUTPUT_VARIABLE cuda_known)
+  string(REGEX MATCHALL "[0-9]+[a-z]?" cuda_known "${cuda_known}")
+  set(cuda_archs ${FMLA_CUDA_ARCHS})
+  if(NOT cuda_archs)
+    foreach(arch IN ITEMS 80 86 89 90 100 103 120 121)
+      if(arch IN_LIST cuda_known) # the last of these GPUs came after the first of these compilers
+        list(APPEND cuda_archs ${arch})
+      endif()
+    endforeach()
+  endif()
+  # PTX of the highest one without a letter, which is for that GPU alone, serves later GPUs.
+  set(cuda_targets "")
+  set(cuda_ptx 0)
+  foreach(arch IN LISTS cuda_archs)
+    # nvcc lists 90, not 90a, in some versions: the number is what it must know.
+    string(REGEX MATCH "^[0-9]+" number "${arch}")
+    if(NOT number IN_LIST cuda_known OR number LESS 80)
+      message(FATAL_ERROR "FMLA_CUDA_ARCHS: ${arch}: must be one of 80 and above that ${FMLA_NVCC} knows: ${cuda_known}")
+    endif()
+    list(APPEND cuda_targets -gencode arch=compute_${arch},code=sm_${arch})
+    if(arch STREQUAL number AND number GREATER cuda_ptx)
+      set(cuda_ptx ${number})
+    endif()
+  endforeach()
+  if(cuda_ptx)
+    list(APPEND cuda_targets -gencode arch=compute_${cuda_ptx},code=compute_${cuda_ptx})
+  endif()
+  # Machine code needs a driver of the toolkit's own major version; the smaller compression needs 12.4's.
+  math(EXPR cuda_driver "${cuda_version} / 1000 * 1000")
+  set(cuda_compress -Xfatbin -compress-all)
+  if(cuda_version GREATER_EQUAL 13000)
+    set(cuda_compress --compress-mode=size)
+  endif()
+  list(JOIN cuda_archs " " cuda_archs_text)
+  message(STATUS "Kernels for NVIDIA GPUs: ${FMLA_NVCC} (${cuda_version}), machine code for ${cuda_archs_text}, PTX ${cuda_ptx}")
+
+  # ---- One fatbin a file, and the table of them --------------------------------------------------------------------
+  set(cuda_folder ${CMAKE_BINARY_DIR}/cuda)
+  set(cuda_fatbins "")
+  set(cuda_reports "")
+  set(cuda_incbins "")
+  set(cuda_declarations "")
+  set(cuda_rows "")
+  set(cuda_count 0)
+  foreach(image IN LISTS cuda_images)
+    set(source ${CMAKE_SOURCE_DIR}/src/cuda/${image}.cu)
+    set(made ${cuda_folder}/${image})
+    get_filename_component(folder ${made} DIRECTORY)
+    file(MAKE_DIRECTORY ${folder})
+    add_custom_command(OUTPUT ${made}.fatbin ${made}.ptxas
+      COMMAND bash ${CMAKE_SOURCE_DIR}/scripts/nvcc.sh ${made}.ptxas ${FMLA_NVCC} -std=c++17 -O3 -fatbin
+        -Xptxas -v ${cuda_compress} ${cuda_targets} -MD -MF ${made}.d -o ${made}.fatbin ${source}
+      DEPENDS ${source} ${CMAKE_SOURCE_DIR}/scripts/nvcc.sh DEPFILE ${made}.d
+      COMMENT "Compiling ${image}.cu" VERBATIM)
+    list(APPEND cuda_fatbins ${made}.fatbin)
+    list(APPEND cuda_reports ${made}.ptxas)
+    set(symbol cuda_image_${cuda_count})
+    string(APPEND cuda_incbins
+      "    .balign 64\n    .globl ${symbol}, ${symbol}_end\n    .hidden ${symbol}, ${symbol}_end\n"
+      "${symbol}:\n    .incbin \"${made}.fatbin\"\n${symbol}_end:\n")
+    string(APPEND cuda_declarations "extern const unsigned char ${symbol}[], ${symbol}_end[];\n")
+    string(APPEND cuda_rows "    {\"${image}\", ${symbol}, ${symbol}_end},\n")
+    math(EXPR cuda_count "${cuda_count} + 1")
+  endforeach()
+  configure_file(${CMAKE_CURRENT_LIST_DIR}/images.S.in ${cuda_folder}/images.S @ONLY)
+  configure_file(${CMAKE_CURRENT_LIST_DIR}/images.c.in ${cuda_folder}/images.c @ONLY)
+  enable_language(ASM)
+  set_source_files_properties(${cuda_folder}/images.S PROPERTIES OBJECT_DEPENDS "${cuda_fatbins}")
+  add_library(fmla_images OBJECT ${cuda_folder}/images.S ${cuda_folder}/images.c)
+
+  # ---- What became of each kernel ----------------------------------------------------------------------------------
+  set(FMLA_KERNEL_REPORT ${CMAKE_BINARY_DIR}/kernels.txt)
+  add_custom_command(OUTPUT ${FMLA_KERNEL_REPORT}
+    COMMAND bash ${CMAKE_SOURCE_DIR}/scripts/kernel_report.sh ${cuda_folder} ${FMLA_KERNEL_REPORT}
+    DEPENDS ${cuda_reports} ${CMAKE_SOURCE_DIR}/scripts/kernel_report.sh VERBATIM)
+  add_custom_target(fmla_kernel_report ALL DEPENDS ${FMLA_KERNEL_REPORT})
+endif()

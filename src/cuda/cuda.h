@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The CUDA back end: what dispatch sees of it.
+ */
+#ifndef FMLA_CUDA_H
+#define FMLA_CUDA_H
+
+#include "../dispatch.h"
+
+#include "device.h"
+#include "images.h"
+
+fmla_status cuda_decode_plan(const struct plan_problem *problem);
+fmla_status cuda_dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *problem,
+                                   size_t *bytes, size_t *alignment);
+fmla_status cuda_dense_decode(const struct kernel *kernel, const struct dense_decode_problem *problem);
+fmla_status cuda_merge(const struct merge_problem *problem);
+
+/* Loads every kernel that the device may be given. */
+fmla_status cuda_prepare(int32_t id);
+
+#endif

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: MIT */
+#include "device.h"
+
+#include "images.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct {
+    pthread_once_t once;
+    const struct driver *driver; /* NULL: none that can be used */
+    int32_t count;
+    struct cuda_device device[CUDA_DEVICES];
+    struct cuda_device absent; /* stands for every device past the last */
+
+    pthread_mutex_t mutex;
+    cu_context primary[CUDA_DEVICES]; /* retained at first use, kept */
+} state = {.once = PTHREAD_ONCE_INIT, .mutex = PTHREAD_MUTEX_INITIALIZER};
+
+bool cuda_build_serves(const struct cuda_build *build, int32_t capability)
+{
+    if (build->ptx && capability >= build->ptx) return true;
+    for (const char *at = build->targets; *at;) {
+        char *end;
+        const int32_t target = (int32_t)strtol(at, &end, 10);
+        if (end == at) return false;
+        const bool exact = *end >= 'a' && *end <= 'z';
+        if (capability == target || (!exact && capability / 10 == target / 10 && capability > target))
+            return true;
+        at = end + exact;
+        while (*at == ' ') at++;
+    }
+    return false;
+}
+
+/* Writes why the device cannot be used, if it cannot. */
+static void judge(struct cuda_device *d)
+{
+    if (d->capability < CUDA_LEAST_CAPABILITY)
+        snprintf(d->unusable, sizeof d->unusable,
+                 "%s is too old: its compute capability is %d.%d, the library needs %d.%d or later", d->name,
+                 d->capability / 10, d->capability % 10, CUDA_LEAST_CAPABILITY / 10,
+                 CUDA_LEAST_CAPABILITY % 10);
+    else if (!cuda_build_serves(&cuda_build, d->capability))
+        snprintf(d->unusable, sizeof d->unusable,
+                 "this build has no code for %s, whose compute capability is %d.%d; it was built for %s",
+                 d->name, d->capability / 10, d->capability % 10, cuda_build.targets);
+}
+
+static void look_at(int32_t id)
+{
+    struct cuda_device *d = &state.device[id];
+    int major = 0, minor = 0;
+    char words[160];
+    const char *asked = "cuDeviceGet";
+    cu_result error = state.driver->device_get(&d->handle, id);
+    if (!error) {
+        asked = "cuDeviceGetName";
+        error = state.driver->device_get_name(d->name, sizeof d->name, d->handle);
+        d->name[sizeof d->name - 1] = 0;
+    }
+    const struct {
+        unsigned attribute;
+        int *value;
+    } attributes[] = {
+        {CU_ATTRIBUTE_CAPABILITY_MAJOR, &major},
+        {CU_ATTRIBUTE_CAPABILITY_MINOR, &minor},
+        {CU_ATTRIBUTE_SM_COUNT, &d->sms},
+        {CU_ATTRIBUTE_SHARED_BYTES, &d->shared_bytes},
+    };
+    for (size_t i = 0; i < sizeof attributes / sizeof *attributes && !error; i++) {
+        asked = "cuDeviceGetAttribute";
+        error = state.driver->device_get_attribute(attributes[i].value, attributes[i].attribute, d->handle);
+    }
+    d->capability = 10 * major + minor;
+    if (error)
+        snprintf(d->unusable, sizeof d->unusable, "%s: %s", asked, driver_words(state.driver, error, words));
+    else
+        judge(d);
+}
+
+static void look(void)
+{
+    char *absent = state.absent.unusable;
+    const size_t size = sizeof state.absent.unusable;
+    state.absent.id = -1;
+    const char *why = "this build has no CUDA kernels";
+    if (cuda_build.count) state.driver = driver_open(&why);
+    if (!state.driver) {
+        snprintf(absent, size, "%s", why);
+        return;
+    }
+    int count = 0;
+    char words[160];
+    const cu_result error = state.driver->device_get_count(&count);
+    if (error) {
+        snprintf(absent, size, "cuDeviceGetCount: %s", driver_words(state.driver, error, words));
+        return;
+    }
+    if (count == 1)
+        snprintf(absent, size, "this machine has one GPU, cuda:0");
+    else if (count > CUDA_DEVICES)
+        snprintf(absent, size, "the library uses the first %d GPUs of a machine, this one has %d",
+                 CUDA_DEVICES, count);
+    else if (count)
+        snprintf(absent, size, "this machine has %d GPUs, cuda:0 to cuda:%d", count, count - 1);
+    else
+        snprintf(absent, size, "there is no NVIDIA GPU that the driver can use");
+    state.count = count < CUDA_DEVICES ? count : CUDA_DEVICES;
+    for (int32_t id = 0; id < state.count; id++) {
+        state.device[id].id = id;
+        look_at(id);
+    }
+}
+
+const struct cuda_device *cuda_device(int32_t id)
+{
+    pthread_once(&state.once, look);
+    return id >= 0 && id < state.count ? &state.device[id] : &state.absent;
+}
+
+int32_t cuda_device_count(void)
+{
+    pthread_once(&state.once, look);
+    return state.count;
+}
+
+/* ---- The context of a call ------------------------------------------------------------------ */
+
+fmla_status cuda_failed(const char *operation, const struct cuda_scope *scope, const char *what,
+                        cu_result error)
+{
+    char words[160];
+    return fail(FMLA_DEVICE_ERROR, "%s: cuda:%d: %s: %s", operation, scope->device->id, what,
+                driver_words(scope->driver, error, words));
+}
+
+/* The primary context is retained once and for good: what it holds would otherwise come and go with every call. */
+static cu_result primary_of(const struct cuda_scope *scope, cu_context *context)
+{
+    cu_result error = CU_SUCCESS;
+    pthread_mutex_lock(&state.mutex);
+    cu_context *primary = &state.primary[scope->device->id];
+    if (!*primary) error = scope->driver->primary_retain(primary, scope->device->handle);
+    *context = *primary;
+    pthread_mutex_unlock(&state.mutex);
+    return error;
+}
+
+static fmla_status other_context(const char *operation, const char *argument, const struct cuda_scope *scope,
+                                 cu_device current)
+{
+    for (int32_t id = 0; id < state.count; id++)
+        if (state.device[id].handle == current)
+            return fail(FMLA_INVALID_ARGUMENT,
+                        "%s: %s: device is cuda:%d, must be the cuda:%d of this thread's current context",
+                        operation, argument, scope->device->id, id);
+    return fail(FMLA_INVALID_ARGUMENT,
+                "%s: %s: device is cuda:%d, this thread's current context is of another device (handle %d)",
+                operation, argument, scope->device->id, current);
+}
+
+fmla_status cuda_enter(const char *operation, const char *argument, int32_t id, struct cuda_scope *scope)
+{
+    *scope = (struct cuda_scope){.device = cuda_device(id)};
+    if (*scope->device->unusable)
+        return fail(FMLA_UNSUPPORTED, "%s: %s: device is cuda:%d: %s", operation, argument, id,
+                    scope->device->unusable);
+    scope->driver = state.driver;
+    cu_result error = scope->driver->context_get(&scope->context);
+    if (error) return cuda_failed(operation, scope, "cuCtxGetCurrent", error);
+    if (scope->context) {
+        cu_device current;
+        error = scope->driver->context_device(&current);
+        if (error) return cuda_failed(operation, scope, "cuCtxGetDevice", error);
+        if (current != scope->device->handle) return other_context(operation, argument, scope, current);
+        return FMLA_OK;
+    }
+    error = primary_of(scope, &scope->context);
+    if (error) return cuda_failed(operation, scope, "cuDevicePrimaryCtxRetain", error);
+    error = scope->driver->context_push(scope->context);
+    if (error) return cuda_failed(operation, scope, "cuCtxPushCurrent", error);
+    scope->pushed = true;
+    return FMLA_OK;
+}
+
+void cuda_leave(const struct cuda_scope *scope)
+{
+    cu_context context;
+    if (scope->pushed) (void)scope->driver->context_pop(&context); /* fails only where the context is lost */
+}

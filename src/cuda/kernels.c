@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT */
+#include "kernels.h"
+
+#include "cuda.h"
+
+struct cuda_kernel cuda_kernel_plan = {.image = "any/decode_plan", .name = "decode_plan"};
+struct cuda_kernel cuda_kernel_merge = {.image = "any/merge", .name = "merge"};
+struct cuda_kernel cuda_kernel_join[2] = {
+    [ELEMENT_BF16] = {.image = "any/join_splits", .name = "join_splits_bf16"},
+    [ELEMENT_FP16] = {.image = "any/join_splits", .name = "join_splits_fp16"},
+};
+struct cuda_kernel cuda_kernel_dense_decode[2][DENSE_DECODE_SHAPE_COUNT] = {
+#define SHAPE(rows, keys, warps, stages, q)                                                                  \
+    {.image = "sm80/dense_decode/dense_decode_bf16", .name = "sm80_dense_decode_bf16_" #rows "x" #keys},
+    [ELEMENT_BF16] = {DENSE_DECODE_SHAPES(SHAPE)},
+#undef SHAPE
+#define SHAPE(rows, keys, warps, stages, q)                                                                  \
+    {.image = "sm80/dense_decode/dense_decode_fp16", .name = "sm80_dense_decode_fp16_" #rows "x" #keys},
+    [ELEMENT_FP16] = {DENSE_DECODE_SHAPES(SHAPE)},
+#undef SHAPE
+};
+
+struct result_params cuda_result_params(const struct result_rules *rules)
+{
+    return (struct result_params){
+        .attn_sink = rules->attn_sink, .lse_of_empty = rules->lse_of_empty, .lse_factor = rules->lse_factor};
+}
+
+bool cuda_rows_aligned(const void *data, const int64_t *shape, const int64_t *stride, int dims,
+                       int64_t element_bytes, int64_t bytes)
+{
+    if ((uintptr_t)data % (uintptr_t)bytes) return false;
+    for (int i = 0; i < dims; i++)
+        if (shape[i] > 1 && stride[i] % (bytes / element_bytes)) return false;
+    return true;
+}
+
+fmla_status cuda_prepare(int32_t id)
+{
+    static const char op[] = "prepare";
+    struct cuda_scope scope;
+    fmla_status status = cuda_enter(op, "device", id, &scope);
+    if (status) return status;
+    status = cuda_load(op, &scope, &cuda_kernel_plan, 0);
+    if (!status) status = cuda_load(op, &scope, &cuda_kernel_merge, 0);
+    for (int e = 0; e < 2; e++) {
+        if (!status) status = cuda_load(op, &scope, &cuda_kernel_join[e], 0);
+        for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) {
+            const struct dense_decode_shape *shape = &dense_decode_shapes[i];
+            const int32_t stages = dense_decode_stages(shape, scope.device->shared_bytes);
+            if (!status && stages)
+                status = cuda_load(op, &scope, &cuda_kernel_dense_decode[e][i],
+                                   dense_decode_shared_bytes(shape, stages));
+        }
+    }
+    cuda_leave(&scope);
+    return status;
+}

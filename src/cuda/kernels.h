@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The kernels, by operation: where each file of the back end finds its own, and cuda_prepare all of them.
+ */
+#ifndef FMLA_CUDA_KERNELS_H
+#define FMLA_CUDA_KERNELS_H
+
+#include "launch.h"
+#include "params.h"
+#include "sm80/dense_decode/shape.h"
+
+/* The index of those that differ by type is an enum element: ELEMENT_BF16 or ELEMENT_FP16. */
+extern struct cuda_kernel cuda_kernel_plan, cuda_kernel_merge, cuda_kernel_join[2];
+extern struct cuda_kernel cuda_kernel_dense_decode[2][DENSE_DECODE_SHAPE_COUNT];
+
+/* Launches the planner in a scope that is open. */
+fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *scope,
+                             const struct plan_params *params, void *stream);
+
+struct result_rules;
+struct result_params cuda_result_params(const struct result_rules *rules);
+
+/* Does every row begin at a multiple of `bytes`, where an element has element_bytes? Strides of dimensions with one
+ * element are never used. */
+bool cuda_rows_aligned(const void *data, const int64_t *shape, const int64_t *stride, int dims,
+                       int64_t element_bytes, int64_t bytes);
+
+#endif

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Kernels of the embedded images: loaded at first use, launched on the caller's stream.
+ */
+#ifndef FMLA_CUDA_LAUNCH_H
+#define FMLA_CUDA_LAUNCH_H
+
+#include "device.h"
+
+/* A kernel by its name. One object a kernel for the life of the process; what stands below the names is launch.c's, under
+ * its lock. */
+struct cuda_kernel {
+    const char *image; /* of images.h */
+    const char *name;
+    cu_kernel handle;                   /* valid in every context; NULL: not loaded */
+    cu_context ready_in[CUDA_DEVICES];  /* the last context it was made ready in */
+    int32_t shared_bytes[CUDA_DEVICES]; /* of dynamic shared memory that it may be launched with */
+};
+
+enum {
+    LAUNCH_OVERLAP =
+        1 << 0 /* may begin before the kernel in front of it has ended: it waits itself for what it reads.
+                               Without effect before compute capability 9.0 */
+};
+
+struct cuda_launch {
+    struct cuda_kernel *kernel;
+    int64_t blocks; /* ≥ 1 */
+    int32_t threads;
+    int32_t shared_bytes; /* dynamic */
+    int32_t cluster;      /* blocks of a cluster; 0: none */
+    unsigned flags;       /* LAUNCH_… */
+    void *stream;
+};
+
+/* Loads the kernel for a launch with this much shared memory in the scope's context, unless that is done already. Also
+ * right while a stream is being captured. */
+fmla_status cuda_load(const char *operation, const struct cuda_scope *scope, struct cuda_kernel *kernel,
+                      int32_t shared_bytes);
+
+/* parameters: a pointer to each of the kernel's, read before this returns. */
+fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
+                        const struct cuda_launch *launch, void **parameters);
+
+#endif

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: MIT */
+#include "cuda.h"
+#include "kernels.h"
+
+#include <string.h>
+
+static int64_t bytes_of(enum element element)
+{
+    return element == ELEMENT_F32 ? 4 : 2;
+}
+
+/* Rows may be read and written 16 bytes at a time. */
+static bool vectors_aligned(const struct merge_problem *p)
+{
+    const int64_t shape[] = {p->n, p->b, p->s_q, p->h_q};
+    return cuda_rows_aligned(p->out_parts, shape, p->out_parts_stride, 4, bytes_of(p->part_element), 16) &&
+           cuda_rows_aligned(p->out, shape + 1, p->out_stride, 3, bytes_of(p->out_element), 16);
+}
+
+fmla_status cuda_merge(const struct merge_problem *p)
+{
+    static const char op[] = "merge";
+    if (!p->b || !p->s_q || !p->h_q || (!p->d_v && !p->lse)) return FMLA_OK; /* nothing to write */
+    struct merge_params params = {
+        .n = p->n,
+        .b = p->b,
+        .s_q = p->s_q,
+        .h_q = p->h_q,
+        .d_v = p->d_v,
+        .out_parts = p->out_parts,
+        .lse_parts = p->lse_parts,
+        .out = p->out,
+        .lse = p->lse,
+        .rules = cuda_result_params(&p->rules),
+        .part_element = (int32_t)p->part_element,
+        .out_element = (int32_t)p->out_element,
+        .vectors_aligned = vectors_aligned(p),
+    };
+    memcpy(params.out_parts_stride, p->out_parts_stride, sizeof params.out_parts_stride);
+    memcpy(params.lse_parts_stride, p->lse_parts_stride, sizeof params.lse_parts_stride);
+    memcpy(params.out_stride, p->out_stride, sizeof params.out_stride);
+    memcpy(params.lse_stride, p->lse_stride, sizeof params.lse_stride);
+
+    const struct cuda_launch launch = {
+        .kernel = &cuda_kernel_merge,
+        .blocks = p->b * p->s_q * p->h_q, /* fits: the rows of an output have 63-bit addresses */
+        .threads = MERGE_THREADS,
+        .stream = p->stream,
+    };
+    struct cuda_scope scope;
+    fmla_status status = cuda_enter(op, "out_parts", p->device.id, &scope);
+    if (status) return status;
+    status = cuda_launch(op, &scope, &launch, (void *[]){&params});
+    cuda_leave(&scope);
+    return status;
+}

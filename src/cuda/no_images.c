@@ -1,0 +1,4 @@
+/* SPDX-License-Identifier: MIT */
+#include "images.h"
+
+const struct cuda_build cuda_build = {.targets = ""};

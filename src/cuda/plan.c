@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT */
+#include "cuda.h"
+#include "kernels.h"
+
+fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *scope,
+                             const struct plan_params *params, void *stream)
+{
+    const struct cuda_launch launch = {
+        .kernel = &cuda_kernel_plan, .blocks = 1, .threads = PLAN_THREADS, .stream = stream};
+    struct plan_params copy = *params;
+    return cuda_launch(operation, scope, &launch, (void *[]){&copy});
+}
+
+fmla_status cuda_decode_plan(const struct plan_problem *p)
+{
+    static const char op[] = "decode_plan";
+    const struct plan_params params = {
+        .seqlens = p->seqlens,
+        .b = p->b,
+        .capacity = p->capacity,
+        .plan = p->plan,
+        .num_partitions = p->num_partitions,
+    };
+    struct cuda_scope scope;
+    fmla_status status = cuda_enter(op, "seqlens", p->device.id, &scope);
+    if (status) return status;
+    status = cuda_launch_plan(op, &scope, &params, p->stream);
+    cuda_leave(&scope);
+    return status;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT */
+#include "shape.h"
+
+const struct dense_decode_shape dense_decode_shapes[DENSE_DECODE_SHAPE_COUNT] = {
+#define SHAPE(rows, keys, warps, stages, q) {rows, keys, warps, stages, q},
+    DENSE_DECODE_SHAPES(SHAPE)
+#undef SHAPE
+};
+
+/* Left for what the compiler places in shared memory by itself. */
+enum { STATIC_BYTES = 1024 };
+
+/* As the kernel lays it out (the picture in dense_decode.cuh): Q, ring, P, maxima, factors. */
+int32_t dense_decode_shared_bytes(const struct dense_decode_shape *shape, int32_t stages)
+{
+    enum { LINE = 128 };
+    const int32_t key_groups = shape->warps / (shape->rows / 16);
+    const int32_t q = shape->q_in_registers ? 0 : MAX_GROUPS * LINE;
+    const int32_t per_row = q + LINE + (key_groups + 1) * (int32_t)sizeof(float);
+    return shape->rows * per_row + stages * shape->keys * MAX_GROUPS * LINE;
+}
+
+int32_t dense_decode_stages(const struct dense_decode_shape *shape, int32_t shared_bytes)
+{
+    int32_t stages = shape->most_stages;
+    while (stages >= DENSE_DECODE_LEAST_STAGES &&
+           dense_decode_shared_bytes(shape, stages) + STATIC_BYTES > shared_bytes)
+        stages--;
+    return stages >= DENSE_DECODE_LEAST_STAGES ? stages : 0;
+}
+
+/* Keys are read once a tile: the fewest rows that hold a key head whole, or else the most that fit; of the same rows the
+ * most keys. */
+struct dense_decode_choice dense_decode_choose(int64_t rows, int32_t shared_bytes)
+{
+    struct dense_decode_choice choice = {0, DENSE_DECODE_LEAST_STAGES, 0};
+    for (int32_t i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) {
+        const struct dense_decode_shape *shape = &dense_decode_shapes[i],
+                                        *best = &dense_decode_shapes[choice.shape];
+        const int32_t stages = dense_decode_stages(shape, shared_bytes);
+        if (stages && (best->rows < rows || shape->rows == best->rows))
+            choice = (struct dense_decode_choice){.shape = i, .stages = stages};
+    }
+    choice.shared_bytes = dense_decode_shared_bytes(&dense_decode_shapes[choice.shape], choice.stages);
+    return choice;
+}

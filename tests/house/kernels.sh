@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# kernels.sh REPORT NAMES | --self-test - reads the build's list of kernels (scripts/kernel_report.sh). No kernel spills
+# registers, ptxas warns of nothing, every kernel was compiled for the same GPUs, and all that the library may launch
+# (the output of NAMES --names: file and kernel) are there.
+set -euo pipefail
+export LC_ALL=C
+
+check() { # check REPORT NAMES_FILE
+    awk '
+        FNR == 1 { file++ }
+        /^#/ || NF == 0 { next }
+        file == 1 && $1 == "!" { print "ptxas: " substr($0, 3); bad++; next }
+        file == 1 && NF != 8 { print "not understood: " $0; bad++; next }
+        file == 1 {
+            kernels++
+            compiled[$1 " " $2]++
+            gpus[$3]
+            if ($5 + $6 > 0) { print $2 " for " $3 " spills: " $5 " bytes stored, " $6 " loaded"; bad++ }
+        }
+        file == 2 { names++; if (!($0 in compiled)) { print "the library launches " $0 ", which was not compiled"; bad++ } }
+        END {
+            for (gpu in gpus) count++
+            for (name in compiled) if (compiled[name] != count) { print name " was not compiled for every GPU"; bad++ }
+            if (!kernels || !names) { print "no kernel was looked at"; bad++ }
+            print kernels + 0 " kernels for " count + 0 " GPUs, " bad + 0 " faults"
+            exit bad > 0
+        }' "$1" "$2"
+}
+
+self_test() {
+    local folder planted=0
+    folder=$(mktemp -d)
+    # shellcheck disable=SC2064 # the folder's name is wanted as it is now
+    trap "rm -rf '$folder'" EXIT
+    fresh() {
+        {
+            echo '# file kernel gpu registers spill_stores spill_loads stack shared'
+            for gpu in sm_80 sm_90a; do
+                echo "any/merge merge $gpu 40 0 0 0 512"
+                echo "sm80/decode decode_bf16 $gpu 255 0 0 0 0"
+            done
+        } >"$folder/report"
+        printf '%s\n' 'any/merge merge' 'sm80/decode decode_bf16' >"$folder/names"
+    }
+    red() { # red SED FILE
+        fresh
+        sed -i "$1" "$folder/$2"
+        planted=$((planted + 1))
+        if check "$folder/report" "$folder/names" >/dev/null; then
+            echo "self-test: not noticed: $1"
+            exit 1
+        fi
+    }
+    fresh
+    if ! check "$folder/report" "$folder/names"; then
+        echo 'self-test: a list without a fault was refused'
+        exit 1
+    fi
+    red 's/decode_bf16 sm_80 255 0/decode_bf16 sm_80 255 8/' report
+    red 's/merge sm_90a 40 0 0/merge sm_90a 40 0 4/' report
+    red '3d' report
+    red '/merge/d' report
+    red "2,\$d" report
+    red "\$a ! sm80/decode Potential Performance Loss: wgmma.mma_async" report
+    red "\$a something else" report
+    red "\$a any/merge merge_more" names
+    red 'd' names
+    # The list itself, from what ptxas prints.
+    mkdir -p "$folder/cuda/any"
+    cat >"$folder/cuda/any/merge.ptxas" <<'PTXAS'
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'merge' for 'sm_80'
+ptxas info    : Function properties for merge
+    24 bytes stack frame, 8 bytes spill stores, 16 bytes spill loads
+ptxas info    : Used 42 registers, used 1 barriers, 24 bytes cumulative stack size, 512 bytes smem, 616 bytes cmem[0]
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized
+PTXAS
+    bash "$(dirname "${BASH_SOURCE[0]}")/../../scripts/kernel_report.sh" "$folder/cuda" "$folder/report"
+    if ! grep -qx 'any/merge merge sm_80 42 8 16 24 512' "$folder/report" || ! grep -q '^! any/merge .*C7510' "$folder/report"; then
+        echo 'self-test: kernel_report.sh made of it:'
+        cat "$folder/report"
+        exit 1
+    fi
+    echo "self-test: $planted planted faults, all noticed"
+}
+
+if [ "${1:-}" = --self-test ]; then
+    self_test
+else
+    names=$(mktemp)
+    trap 'rm -f "$names"' EXIT
+    "${2:?NAMES}" --names >"$names"
+    check "${1:?REPORT}" "$names"
+fi

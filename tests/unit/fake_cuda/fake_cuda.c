@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: MIT */
+#include "fake_cuda.h"
+
+#include "cuda/params.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+/* The types that the library calls them by. */
+#define ENTRY(member, name) __typeof__ (*((struct driver *)0)->member)(name);
+CUDA_DRIVER_ENTRIES(ENTRY)
+#undef ENTRY
+cu_result cuDriverGetVersion(int *version);
+
+enum { DEPTH = 8, KERNELS = 32, SHARED_BYTES_UNASKED = 48 * 1024 };
+
+struct CUlib_st {
+    const char *image; /* the images of these tests are their own names */
+};
+
+/* The kernels of every image, and the sizes of their parameters. */
+struct CUkern_st {
+    const char *image, *name;
+    size_t sizes[2];
+    int shared_bytes[FAKE_DEVICES]; /* set by attribute */
+};
+
+static struct CUkern_st kernels[KERNELS] = {
+    {"any/decode_plan", "decode_plan", {sizeof(struct plan_params)}, {0}},
+    {"any/join_splits", "join_splits_bf16", {sizeof(struct dense_decode_params), sizeof(int32_t)}, {0}},
+    {"any/join_splits", "join_splits_fp16", {sizeof(struct dense_decode_params), sizeof(int32_t)}, {0}},
+    {"any/merge", "merge", {sizeof(struct merge_params)}, {0}},
+};
+
+static struct CUlib_st libraries[KERNELS];
+static int num_libraries;
+static struct CUctx_st primaries[FAKE_DEVICES];
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local struct CUctx_st *stack[DEPTH];
+static _Thread_local int depth;
+static _Thread_local unsigned capture_mode; /* global, the driver's default */
+
+static struct fake_cuda fake = {.version = 13000,
+                                .devices = 1,
+                                .name = "NVIDIA Imaginary",
+                                .capability = 90,
+                                .sms = 132,
+                                .shared_bytes = 232448};
+
+struct fake_cuda *fake_cuda_state(void)
+{
+    return &fake;
+}
+
+int fake_cuda_depth(void)
+{
+    return depth;
+}
+
+unsigned fake_cuda_capture_mode(void)
+{
+    return capture_mode;
+}
+
+/* Counts a call; what a test told it to answer. */
+static cu_result called(int call)
+{
+    pthread_mutex_lock(&mutex);
+    fake.calls[call]++;
+    pthread_mutex_unlock(&mutex);
+    return fake.fails[call];
+}
+
+#define CALLED(name)                                                                                         \
+    do {                                                                                                     \
+        const cu_result told = called(CALL_##name);                                                          \
+        if (told) return told;                                                                               \
+    } while (0)
+
+static int ordinal(cu_device device)
+{
+    return device >= FAKE_HANDLE && device < FAKE_HANDLE + fake.devices ? device - FAKE_HANDLE : -1;
+}
+
+cu_result cuDriverGetVersion(int *version)
+{
+    *version = fake.version;
+    return CU_SUCCESS;
+}
+
+cu_result cuInit(unsigned flags)
+{
+    CALLED(cuInit);
+    return flags ? FAKE_INVALID_VALUE : CU_SUCCESS;
+}
+
+cu_result cuDeviceGetCount(int *count)
+{
+    CALLED(cuDeviceGetCount);
+    *count = fake.devices;
+    return CU_SUCCESS;
+}
+
+cu_result cuDeviceGet(cu_device *device, int number)
+{
+    CALLED(cuDeviceGet);
+    if (number < 0 || number >= fake.devices) return FAKE_INVALID_DEVICE;
+    *device = FAKE_HANDLE + number;
+    return CU_SUCCESS;
+}
+
+cu_result cuDeviceGetName(char *name, int size, cu_device device)
+{
+    CALLED(cuDeviceGetName);
+    if (ordinal(device) < 0) return FAKE_INVALID_DEVICE;
+    snprintf(name, (size_t)size, "%s", fake.name);
+    return CU_SUCCESS;
+}
+
+cu_result cuDeviceGetAttribute(int *value, unsigned attribute, cu_device device)
+{
+    CALLED(cuDeviceGetAttribute);
+    if (ordinal(device) < 0) return FAKE_INVALID_DEVICE;
+    switch (attribute) {
+    case CU_ATTRIBUTE_SM_COUNT: *value = fake.sms; return CU_SUCCESS;
+    case CU_ATTRIBUTE_CAPABILITY_MAJOR: *value = fake.capability / 10; return CU_SUCCESS;
+    case CU_ATTRIBUTE_CAPABILITY_MINOR: *value = fake.capability % 10; return CU_SUCCESS;
+    case CU_ATTRIBUTE_SHARED_BYTES: *value = fake.shared_bytes; return CU_SUCCESS;
+    default: return FAKE_INVALID_VALUE;
+    }
+}
+
+cu_result cuDevicePrimaryCtxRetain(cu_context *context, cu_device device)
+{
+    CALLED(cuDevicePrimaryCtxRetain);
+    const int k = ordinal(device);
+    if (k < 0) return FAKE_INVALID_DEVICE;
+    pthread_mutex_lock(&mutex);
+    fake.retained[k]++;
+    primaries[k] = (struct CUctx_st){k, 1};
+    pthread_mutex_unlock(&mutex);
+    *context = &primaries[k];
+    return CU_SUCCESS;
+}
+
+cu_result cuCtxGetCurrent(cu_context *context)
+{
+    CALLED(cuCtxGetCurrent);
+    *context = depth ? stack[depth - 1] : NULL;
+    return CU_SUCCESS;
+}
+
+cu_result cuCtxPushCurrent_v2(cu_context context)
+{
+    CALLED(cuCtxPushCurrent_v2);
+    if (!context || depth == DEPTH) return FAKE_INVALID_CONTEXT;
+    stack[depth++] = context;
+    return CU_SUCCESS;
+}
+
+cu_result cuCtxPopCurrent_v2(cu_context *context)
+{
+    CALLED(cuCtxPopCurrent_v2);
+    if (!depth) return FAKE_INVALID_CONTEXT;
+    *context = stack[--depth];
+    return CU_SUCCESS;
+}
+
+cu_result cuCtxGetDevice(cu_device *device)
+{
+    CALLED(cuCtxGetDevice);
+    if (!depth) return FAKE_INVALID_CONTEXT;
+    *device = FAKE_HANDLE + stack[depth - 1]->device;
+    return CU_SUCCESS;
+}
+
+static int loading_is_refused(void)
+{
+    return fake.capturing && capture_mode != CU_CAPTURE_RELAXED;
+}
+
+cu_result cuLibraryLoadData(cu_library *library, const void *image, unsigned *jit_options, void **jit_values,
+                            unsigned num_jit, unsigned *options, void **values, unsigned num_options)
+{
+    CALLED(cuLibraryLoadData);
+    const struct timespec pause = {0,
+                                   1000000}; /* long enough for other threads to come here too, if they may */
+    nanosleep(&pause, NULL);
+    (void)jit_options, (void)jit_values, (void)options, (void)values;
+    if (num_jit || num_options || num_libraries == KERNELS) return FAKE_INVALID_VALUE;
+    if (loading_is_refused()) return FAKE_CAPTURE_UNSUPPORTED;
+    libraries[num_libraries].image = image;
+    *library = &libraries[num_libraries++];
+    return CU_SUCCESS;
+}
+
+/* The dense kernels are found by the form of their names: which there are is the table's business (shape.h). */
+static struct CUkern_st *dense_kernel(const char *image, const char *name)
+{
+    static char names[KERNELS][64];
+    static int count;
+    char element[8];
+    int rows, keys, end = 0;
+    if (sscanf(name, "sm80_dense_decode_%4[bfp16]_%dx%d%n", element, &rows, &keys, &end) != 3 || name[end] ||
+        strncmp(image, "sm80/dense_decode/dense_decode_", 31) != 0 || strcmp(image + 31, element) != 0)
+        return NULL;
+    for (int i = 0; i < KERNELS; i++) {
+        if (!kernels[i].name) {
+            const size_t size = strlen(name) + 1;
+            if (count == KERNELS || size > sizeof names[count]) return NULL;
+            memcpy(names[count], name, size);
+            kernels[i].image = image, kernels[i].name = names[count++];
+            kernels[i].sizes[0] = sizeof(struct dense_decode_params);
+        }
+        if (strcmp(kernels[i].name, name) == 0) return &kernels[i];
+    }
+    return NULL;
+}
+
+cu_result cuLibraryGetKernel(cu_kernel *kernel, cu_library library, const char *name)
+{
+    CALLED(cuLibraryGetKernel);
+    for (int i = 0; i < KERNELS && kernels[i].name; i++)
+        if (strcmp(kernels[i].image, library->image) == 0 && strcmp(kernels[i].name, name) == 0) {
+            *kernel = &kernels[i];
+            return CU_SUCCESS;
+        }
+    *kernel = dense_kernel(library->image, name);
+    return *kernel ? CU_SUCCESS : FAKE_NOT_FOUND;
+}
+
+cu_result cuKernelGetFunction(cu_function *function, cu_kernel kernel)
+{
+    CALLED(cuKernelGetFunction);
+    if (!depth) return FAKE_INVALID_CONTEXT;
+    if (loading_is_refused()) return FAKE_CAPTURE_UNSUPPORTED;
+    *function = (cu_function)(void *)kernel;
+    return CU_SUCCESS;
+}
+
+cu_result cuKernelSetAttribute(unsigned attribute, int value, cu_kernel kernel, cu_device device)
+{
+    CALLED(cuKernelSetAttribute);
+    const int k = ordinal(device);
+    if (k < 0) return FAKE_INVALID_DEVICE;
+    if (attribute != CU_KERNEL_MAX_DYNAMIC_SHARED_BYTES || value < 0 || value > fake.shared_bytes)
+        return FAKE_INVALID_VALUE;
+    kernel->shared_bytes[k] = value;
+    return CU_SUCCESS;
+}
+
+cu_result cuLaunchKernelEx(const struct cu_launch_config *config, cu_function function, void **parameters,
+                           void **extra)
+{
+    CALLED(cuLaunchKernelEx);
+    struct CUkern_st *kernel = (struct CUkern_st *)(void *)function;
+    if (!depth) return FAKE_INVALID_CONTEXT;
+    const struct cu_launch_config *c = config;
+    const int set = kernel->shared_bytes[stack[depth - 1]->device];
+    const unsigned most = set > SHARED_BYTES_UNASKED ? (unsigned)set : SHARED_BYTES_UNASKED;
+    if (extra || !c->grid_x || c->grid_x > INT32_MAX || c->grid_y != 1 || c->grid_z != 1 || !c->block_x ||
+        c->block_x > 1024 || c->block_y != 1 || c->block_z != 1 || c->shared_bytes > most ||
+        c->num_attributes > 2)
+        return FAKE_INVALID_VALUE;
+    pthread_mutex_lock(&mutex);
+    cu_result result = FAKE_INVALID_VALUE;
+    if (fake.launches < FAKE_LAUNCHES) {
+        struct fake_launch *launch = &fake.launch[fake.launches++];
+        launch->kernel = kernel->name;
+        launch->context = stack[depth - 1];
+        launch->config = *c;
+        for (unsigned i = 0; i < c->num_attributes; i++) launch->attributes[i] = c->attributes[i];
+        size_t at = 0;
+        for (int i = 0; i < 2 && kernel->sizes[i]; i++) {
+            memcpy(launch->parameters + at, parameters[i], kernel->sizes[i]);
+            at += kernel->sizes[i];
+        }
+        result = CU_SUCCESS;
+    }
+    pthread_mutex_unlock(&mutex);
+    return result;
+}
+
+cu_result cuGetErrorName(cu_result error, const char **text)
+{
+    CALLED(cuGetErrorName);
+    *text = error == FAKE_LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED"
+            : error == 803              ? "CUDA_ERROR_MISMATCH"
+                                        : NULL;
+    return *text ? CU_SUCCESS : FAKE_INVALID_VALUE;
+}
+
+cu_result cuGetErrorString(cu_result error, const char **text)
+{
+    CALLED(cuGetErrorString);
+    *text = error == FAKE_LAUNCH_FAILED ? "unspecified launch failure"
+            : error == 803              ? "driver and library differ"
+                                        : NULL;
+    return *text ? CU_SUCCESS : FAKE_INVALID_VALUE;
+}
+
+cu_result cuThreadExchangeStreamCaptureMode(unsigned *mode)
+{
+    CALLED(cuThreadExchangeStreamCaptureMode);
+    if (*mode > CU_CAPTURE_RELAXED) return FAKE_INVALID_VALUE;
+    const unsigned before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return CU_SUCCESS;
+}

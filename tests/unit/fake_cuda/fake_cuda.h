@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A libcuda.so.1 without a GPU: it answers as it is told, checks what it is asked as the driver would, and remembers it.
+ * Tests find it by LD_LIBRARY_PATH, as the library does, and set it up before their first call.
+ */
+#ifndef FMLA_FAKE_CUDA_H
+#define FMLA_FAKE_CUDA_H
+
+#include "cuda/driver.h"
+
+#include <stdint.h>
+
+enum {
+#define ENTRY(member, name) CALL_##name,
+    CUDA_DRIVER_ENTRIES(ENTRY)
+#undef ENTRY
+        CALLS
+};
+
+/* Errors of the driver that it gives by itself; tests may set any. */
+enum {
+    FAKE_INVALID_VALUE = 1,
+    FAKE_INVALID_DEVICE = 101,
+    FAKE_INVALID_CONTEXT = 201,
+    FAKE_NOT_FOUND = 500,
+    FAKE_LAUNCH_FAILED = 719,
+    FAKE_CAPTURE_UNSUPPORTED = 900
+};
+
+enum {
+    FAKE_DEVICES = 70,
+    FAKE_CONTEXTS = 4,
+    FAKE_LAUNCHES = 4096,
+    FAKE_PARAMETERS = 1024,
+    FAKE_HANDLE = 1000 /* device k has the handle 1000 + k: a handle is no ordinal */
+};
+
+struct CUctx_st {
+    int device; /* ordinal */
+    int primary;
+};
+
+struct fake_launch {
+    const char *kernel;
+    struct CUctx_st *context;
+    struct cu_launch_config config;
+    struct cu_launch_attribute attributes[2];
+    unsigned char parameters[FAKE_PARAMETERS]; /* one after the other */
+};
+
+struct fake_cuda {
+    /* Set by tests. */
+    int version, devices;
+    const char *name;
+    int capability, sms, shared_bytes;
+    cu_result fails[CALLS]; /* what an entry answers instead of working */
+    int capturing; /* streams are being captured: what loads is refused unless the thread relaxed the mode */
+    struct CUctx_st context[FAKE_CONTEXTS]; /* for tests to make current, by push below */
+
+    /* Seen. */
+    int calls[CALLS];
+    int launches;
+    struct fake_launch launch[FAKE_LAUNCHES];
+    int retained[FAKE_DEVICES];
+};
+
+/* Exported by the fake; found with dlsym. */
+struct fake_cuda *fake_cuda_state(void);
+int fake_cuda_depth(void);             /* contexts on this thread's stack */
+unsigned fake_cuda_capture_mode(void); /* of this thread */
+
+#endif

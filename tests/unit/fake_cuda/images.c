@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The images of tests with the fake driver, in place of the library's: each is its own name.
+ */
+#include "cuda/images.h"
+
+#define IMAGE(name)                                                                                          \
+    {                                                                                                        \
+        name, (const unsigned char *)(name), (const unsigned char *)(name) + sizeof(name)                    \
+    }
+
+static const struct cuda_image images[] = {
+    IMAGE("any/decode_plan"),
+    IMAGE("any/join_splits"),
+    IMAGE("any/merge"),
+    IMAGE("sm80/dense_decode/dense_decode_bf16"),
+    IMAGE("sm80/dense_decode/dense_decode_fp16"),
+};
+
+static void *loaded[sizeof images / sizeof *images];
+
+const struct cuda_build cuda_build = {
+    .toolkit = 13000,
+    .driver = 13000,
+    .targets = "80 90a",
+    .ptx = 80,
+    .count = sizeof images / sizeof *images,
+    .images = images,
+    .loaded = loaded,
+};

@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What GPUs a machine has, which of them can be used, in whose context calls run, and what becomes of the driver's
+ * errors: with a driver that is not one (fake_cuda/).
+ */
+#include "fake_cuda/calls.h"
+
+#include "cuda/device.h"
+#include "cuda/images.h"
+
+#include <pthread.h>
+
+static const fmla_device gpu = {FMLA_DEVICE_CUDA, 0};
+
+/* ---- Without a GPU that can be used ------------------------------------------------------------------- */
+
+/* libcuda.so.1 here is a file that is no library; the test that runs this alone has it in front of every real one. */
+static void no_driver(void)
+{
+    check_unusable(0, "cuda:0|there is no NVIDIA driver: |libcuda.so.1");
+    check_unusable(7, "cuda:7|there is no NVIDIA driver: |libcuda.so.1");
+}
+
+static void driver_too_old(void)
+{
+    fake_open();
+    fake->version = 12080;
+    check_unusable(0, "cuda:0|driver is too old|CUDA 12.8|CUDA 13.0 (driver 580)");
+    CHECK_EQ(fake->calls[CALL_cuInit], 0);
+    fmla_device_info info = FMLA_INIT(fmla_device_info);
+    CHECK(fmla_device_describe(gpu, &info) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(info.driver, 12080);
+    CHECK_EQ(info.driver_needed, 13000);
+    CHECK_EQ(info.count, 0);
+}
+
+static void no_gpu(void)
+{
+    fake_open();
+    fake->fails[CALL_cuInit] = CU_ERROR_NO_DEVICE;
+    check_unusable(0, "cuda:0|there is no NVIDIA GPU");
+    CHECK_EQ(fake->calls[CALL_cuInit], 1);
+}
+
+static void no_gpu_counted(void)
+{
+    fake_open();
+    fake->devices = 0;
+    check_unusable(0, "cuda:0|there is no NVIDIA GPU");
+}
+
+static void driver_does_not_start(void)
+{
+    fake_open();
+    fake->fails[CALL_cuInit] = 803;
+    check_unusable(0, "cuda:0|does not start|CUDA_ERROR_MISMATCH 803 (driver and library differ)");
+}
+
+static void driver_without_words(void)
+{
+    fake_open();
+    fake->fails[CALL_cuDeviceGetCount] = 4321;
+    check_unusable(0, "cuda:0|cuDeviceGetCount|unknown error 4321");
+}
+
+static void past_the_count(void)
+{
+    fake_open();
+    check_unusable(1, "cuda:1|this machine has one GPU, cuda:0");
+    CHECK(decode_small(0) == FMLA_OK, "%s", fmla_last_error());
+}
+
+static void past_two(void)
+{
+    fake_open();
+    fake->devices = 2;
+    check_unusable(2, "cuda:2|this machine has 2 GPUs, cuda:0 to cuda:1");
+    check_unusable(INT32_MAX, "cuda:2147483647|2 GPUs");
+    CHECK(decode_small(1) == FMLA_OK, "%s", fmla_last_error());
+}
+
+static void past_all_that_are_looked_at(void)
+{
+    fake_open();
+    fake->devices = FAKE_DEVICES;
+    check_unusable(CUDA_DEVICES, "cuda:64|the first 64 GPUs|70");
+    CHECK(decode_small(CUDA_DEVICES - 1) == FMLA_OK, "%s", fmla_last_error());
+}
+
+static void too_old_a_gpu(void)
+{
+    fake_open();
+    fake->capability = 75, fake->name = "Tesla T4";
+    check_unusable(0, "cuda:0|Tesla T4|too old|7.5|8.0");
+    fmla_device_info info = FMLA_INIT(fmla_device_info);
+    CHECK(fmla_device_describe(gpu, &info) == FMLA_OK, "%s", fmla_last_error());
+    CHECK(!strcmp(info.name, "Tesla T4") && info.compute_capability == 75 && info.workers == 132 &&
+              info.count == 1,
+          "%s, %d, %d SMs", info.name, info.compute_capability, info.workers);
+}
+
+static void a_gpu_that_does_not_answer(void)
+{
+    fake_open();
+    fake->fails[CALL_cuDeviceGetAttribute] = 803;
+    check_unusable(0, "cuda:0|cuDeviceGetAttribute|CUDA_ERROR_MISMATCH");
+}
+
+/* ---- A GPU --------------------------------------------------------------------------------------------- */
+
+static void described(void)
+{
+    fake_open();
+    fake->devices = 2, fake->capability = 121, fake->sms = 48, fake->shared_bytes = 101376;
+    fmla_device_info info = FMLA_INIT(fmla_device_info);
+    CHECK(fmla_device_describe((fmla_device){FMLA_DEVICE_CUDA, 1}, &info) == FMLA_OK, "%s",
+          fmla_last_error());
+    CHECK(!strcmp(info.name, "NVIDIA Imaginary") && !*info.reason && !strcmp(info.built_for, "80 90a"),
+          "%s, %s, %s", info.name, info.reason, info.built_for);
+    CHECK(!strcmp(info.needs, "CUDA 13.0 (driver 580)"), "needs %s", info.needs);
+    CHECK_EQ(info.count, 2);
+    CHECK_EQ(info.workers, 48);
+    CHECK_EQ(info.compute_capability, 121);
+    CHECK_EQ(info.shared_bytes, 101376);
+    CHECK_EQ(info.driver, 13000);
+    CHECK_EQ(info.driver_needed, 13000);
+    CHECK_EQ(info.built_with, 13000);
+    CHECK_EQ(info.ptx, 80);
+    int available = 0;
+    for (int64_t i = 0;; i++) {
+        fmla_capability row = FMLA_INIT(fmla_capability);
+        if (fmla_capabilities((fmla_device){FMLA_DEVICE_CUDA, 1}, i, &row) != FMLA_OK) break;
+        CHECK(row.available && !*row.reason && !row.forced_only, "%s %s: %s", row.operation, row.kernel,
+              row.reason);
+        available += row.available;
+    }
+    CHECK(available >= 3, "%d kernels", available);
+    CHECK_EQ(fake->calls[CALL_cuDevicePrimaryCtxRetain], 0); /* to be looked at costs no memory of the GPU */
+    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], 0);
+}
+
+static void build_serves(void)
+{
+    static const struct {
+        const char *targets;
+        int ptx, capability, serves;
+    } cases[] = {
+        {"80 90a", 80, 80, 1},  {"80 90a", 80, 86, 1},   {"80 90a", 0, 90, 1},   {"80 90a", 0, 89, 1},
+        {"80 90a", 80, 121, 1}, {"80 90a", 0, 100, 0},   {"90a", 0, 80, 0},      {"86 90", 86, 80, 0},
+        {"100a", 0, 103, 0},    {"100", 0, 103, 1},      {"100", 0, 120, 0},     {"100", 100, 120, 1},
+        {"103", 103, 100, 0},   {"120 80", 120, 121, 1}, {"120 80", 120, 90, 0}, {"", 0, 80, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct cuda_build build = {.targets = cases[i].targets, .ptx = cases[i].ptx};
+        CHECK(cuda_build_serves(&build, cases[i].capability) == cases[i].serves,
+              "built for \"%s\", PTX %d; capability %d", cases[i].targets, cases[i].ptx, cases[i].capability);
+    }
+}
+
+/* ---- Contexts ------------------------------------------------------------------------------------------ */
+
+static void no_context(void)
+{
+    fake_open();
+    for (int i = 0; i < 3; i++) {
+        CHECK(decode_small(0) == FMLA_OK && merge_small(0) == FMLA_OK && plan_small(0) == FMLA_OK, "%s",
+              fmla_last_error());
+        CHECK_EQ(fake_depth(), 0);
+    }
+    CHECK_EQ(fake->retained[0], 1);
+    CHECK_EQ(fake->calls[CALL_cuCtxPushCurrent_v2], 9);
+    CHECK_EQ(fake->calls[CALL_cuCtxPopCurrent_v2], 9);
+    CHECK(fake->launches > 9, "%d launches", fake->launches);
+    for (int i = 0; i < fake->launches; i++)
+        CHECK(fake->launch[i].context->primary && fake->launch[i].context->device == 0, "launch %d", i);
+}
+
+static void own_context(void)
+{
+    fake_open();
+    fake->devices = 2;
+    fake->context[1].device = 1;
+    CHECK_EQ(fake_entries.context_push(&fake->context[1]), 0);
+    CHECK(decode_small(1) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(fake_depth(), 1);
+    CHECK_EQ(fake->calls[CALL_cuDevicePrimaryCtxRetain], 0);
+    CHECK(fake->launches > 0, "%d launches", fake->launches);
+    for (int i = 0; i < fake->launches; i++)
+        CHECK(fake->launch[i].context == &fake->context[1], "launch %d", i);
+    /* Another context of the same GPU: nothing is loaded again, the kernels are made ready there. */
+    const int loads = fake->calls[CALL_cuLibraryLoadData], ready = fake->calls[CALL_cuKernelGetFunction];
+    fake->context[2].device = 1;
+    CHECK_EQ(fake_entries.context_push(&fake->context[2]), 0);
+    CHECK(decode_small(1) == FMLA_OK && decode_small(1) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], loads);
+    CHECK_EQ(fake->calls[CALL_cuKernelGetFunction], 2 * ready);
+}
+
+static void other_context(void)
+{
+    fake_open();
+    fake->devices = 3;
+    fake->context[0].device = 2;
+    CHECK_EQ(fake_entries.context_push(&fake->context[0]), 0);
+    check_rejected("decode", decode_small(1), FMLA_INVALID_ARGUMENT, "dense_decode", "q", "cuda:1|cuda:2");
+    check_rejected("merge", merge_small(0), FMLA_INVALID_ARGUMENT, "merge", "out_parts", "cuda:0|cuda:2");
+    check_rejected("plan", plan_small(0), FMLA_INVALID_ARGUMENT, "decode_plan", "seqlens", "cuda:0|cuda:2");
+    check_rejected("prepare", fmla_prepare(gpu), FMLA_INVALID_ARGUMENT, "prepare", "device", "cuda:0|cuda:2");
+    CHECK_EQ(fake->launches, 0);
+    CHECK_EQ(fake_depth(), 1);
+    CHECK(decode_small(2) == FMLA_OK, "%s", fmla_last_error());
+}
+
+/* ---- Loading -------------------------------------------------------------------------------------------- */
+
+static void during_a_capture(void)
+{
+    fake_open();
+    fake->capturing = 1;
+    CHECK(decode_small(0) == FMLA_OK && merge_small(0) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(fake_capture_mode(), 0); /* as it was */
+    CHECK(fake->calls[CALL_cuThreadExchangeStreamCaptureMode] > 0, "%s", "loaded without relaxing the mode");
+    /* What is loaded needs no exchange. */
+    const int exchanges = fake->calls[CALL_cuThreadExchangeStreamCaptureMode];
+    CHECK(decode_small(0) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(fake->calls[CALL_cuThreadExchangeStreamCaptureMode], exchanges);
+}
+
+static void prepared(void)
+{
+    fake_open();
+    CHECK(fmla_prepare(gpu) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(fake->launches, 0);
+    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], (int64_t)cuda_build.count);
+    const int before[] = {fake->calls[CALL_cuLibraryGetKernel], fake->calls[CALL_cuKernelGetFunction],
+                          fake->calls[CALL_cuKernelSetAttribute]};
+    CHECK(fmla_prepare(gpu) == FMLA_OK && decode_small(0) == FMLA_OK && merge_small(0) == FMLA_OK, "%s",
+          fmla_last_error());
+    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], (int64_t)cuda_build.count);
+    CHECK_EQ(fake->calls[CALL_cuLibraryGetKernel], before[0]);
+    CHECK_EQ(fake->calls[CALL_cuKernelGetFunction], before[1]);
+    CHECK_EQ(fake->calls[CALL_cuKernelSetAttribute], before[2]);
+}
+
+/* Each of these steps refused: the driver's words come, the mode and the contexts are as before, and the next call,
+ * which finds a driver that works, succeeds. */
+static void refused_by_the_driver(void)
+{
+    static const struct {
+        int call;
+        const char *words;
+    } steps[] = {
+        {CALL_cuCtxGetCurrent, "cuCtxGetCurrent"},
+        {CALL_cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain"},
+        {CALL_cuCtxPushCurrent_v2, "cuCtxPushCurrent"},
+        {CALL_cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"},
+        {CALL_cuLibraryLoadData, "cuLibraryLoadData of |any/"},
+        {CALL_cuLibraryGetKernel, "cuLibraryGetKernel of |decode_plan"},
+        {CALL_cuKernelGetFunction, "cuKernelGetFunction of |decode_plan"},
+        {CALL_cuKernelSetAttribute, "cuKernelSetAttribute of |sm80_dense_decode_bf16_16x64"},
+        {CALL_cuLaunchKernelEx, "launch of |decode_plan"},
+    };
+    fake_open();
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        char words[160];
+        snprintf(words, sizeof words, "%s|CUDA_ERROR_LAUNCH_FAILED 719 (unspecified launch failure)",
+                 steps[i].words);
+        fake->fails[steps[i].call] = FAKE_LAUNCH_FAILED;
+        check_rejected(steps[i].words, decode_small(0), FMLA_DEVICE_ERROR, "dense_decode", "cuda:0", words);
+        fake->fails[steps[i].call] = CU_SUCCESS;
+        CHECK_EQ(fake_depth(), 0);
+        CHECK_EQ(fake_capture_mode(), 0);
+    }
+    CHECK(decode_small(0) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(fake->retained[0], 1);
+}
+
+/* Threads whose first calls come at once, on two GPUs. */
+enum { THREADS = 8, ROUNDS = 5 };
+static pthread_barrier_t barrier;
+
+static void *caller(void *device)
+{
+    int64_t failures = 0;
+    pthread_barrier_wait(&barrier);
+    for (int i = 0; i < ROUNDS; i++) failures += merge_small(*(int32_t *)device) != FMLA_OK;
+    return failures ? device : NULL;
+}
+
+static void many_threads(void)
+{
+    fake_open();
+    fake->devices = 2;
+    pthread_t threads[THREADS];
+    int32_t device[THREADS];
+    pthread_barrier_init(&barrier, NULL, THREADS);
+    for (int i = 0; i < THREADS; i++) {
+        device[i] = i % 2;
+        if (pthread_create(&threads[i], NULL, caller, &device[i])) abort();
+    }
+    for (int i = 0; i < THREADS; i++) {
+        void *failed;
+        pthread_join(threads[i], &failed);
+        CHECK(!failed, "thread %d failed", i);
+    }
+    pthread_barrier_destroy(&barrier);
+    CHECK_EQ(fake->launches, THREADS * ROUNDS);
+    CHECK_EQ(fake->calls[CALL_cuInit], 1);
+    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], 1);
+    CHECK_EQ(fake->calls[CALL_cuLibraryGetKernel], 1);
+    CHECK_EQ(fake->calls[CALL_cuKernelGetFunction], 2);
+    CHECK(fake->retained[0] == 1 && fake->retained[1] == 1, "%d, %d", fake->retained[0], fake->retained[1]);
+}
+
+static const struct scenario scenarios[] = {
+    {"driver too old", driver_too_old},
+    {"no GPU", no_gpu},
+    {"no GPU counted", no_gpu_counted},
+    {"driver does not start", driver_does_not_start},
+    {"driver without words", driver_without_words},
+    {"past the count of one", past_the_count},
+    {"past the count of two", past_two},
+    {"past all that are looked at", past_all_that_are_looked_at},
+    {"too old a GPU", too_old_a_gpu},
+    {"a GPU that does not answer", a_gpu_that_does_not_answer},
+    {"described", described},
+    {"what a build serves", build_serves},
+    {"no context", no_context},
+    {"own context", own_context},
+    {"other context", other_context},
+    {"during a capture", during_a_capture},
+    {"prepared", prepared},
+    {"refused by the driver", refused_by_the_driver},
+    {"many threads", many_threads},
+};
+
+int main(int argc, char **argv)
+{
+    if (argc == 2 && !strcmp(argv[1], "--no-driver")) {
+        no_driver();
+        return check_done("test_cuda_device --no-driver");
+    }
+    return run_scenarios("test_cuda_device", scenarios, sizeof scenarios / sizeof *scenarios, argc, argv);
+}

@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the kernels of a call on a GPU are given: their order, grids, shared memory and parameters, as a driver that is
+ * none (fake_cuda/) received them.
+ */
+#include "fake_cuda/calls.h"
+
+#include "cuda/device.h"
+#include "cuda/launch.h"
+#include "cuda/params.h"
+#include "cuda/sm80/dense_decode/shape.h"
+
+#include <math.h>
+
+static void *const stream = &memory[7][64];
+
+static const struct fake_launch *launched(int from_last)
+{
+    return &fake->launch[fake->launches - 1 - from_last];
+}
+
+static struct dense_decode_params params_of(const struct fake_launch *launch)
+{
+    struct dense_decode_params params;
+    memcpy(&params, launch->parameters, sizeof params);
+    return params;
+}
+
+static int32_t rows_per_block_of(const struct fake_launch *launch)
+{
+    int32_t rows;
+    memcpy(&rows, launch->parameters + sizeof(struct dense_decode_params), sizeof rows);
+    return rows;
+}
+
+/* The launches since `before`, by name. */
+static void check_kernels(int before, const char *names)
+{
+    char came[512] = "";
+    for (int i = before; i < fake->launches; i++)
+        snprintf(came + strlen(came), sizeof came - strlen(came), "%s%s", *came ? "|" : "",
+                 fake->launch[i].kernel);
+    CHECK(!strcmp(came, names), "launched %s, expected %s", came, names);
+    for (int i = before; i < fake->launches; i++)
+        CHECK(fake->launch[i].config.stream == stream && !fake->launch[i].config.num_attributes, "launch %d",
+              i);
+}
+
+static void run(struct decode_call *call)
+{
+    call->args.stream = stream;
+    CHECK(decode_run(call) == FMLA_OK, "%s", fmla_last_error());
+}
+
+/* ---- Dense decode ---------------------------------------------------------------------------------------- */
+
+static void planned_inside(void)
+{
+    fake_open();
+    struct decode_call c;
+    const struct decode_shape shape = {5, 2, 16, 2, 99, 64, 40, bf16};
+    decode_call(&c, &shape, 0);
+    c.args.causal = 1, c.args.log_base = FMLA_LOG_BASE_2, c.args.softmax_scale = 0.25f;
+    run(&c);
+    check_kernels(0, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16");
+
+    struct plan_params plan;
+    memcpy(&plan, launched(2)->parameters, sizeof plan);
+    CHECK_EQ(launched(2)->config.grid_x, 1);
+    CHECK_EQ(launched(2)->config.block_x, PLAN_THREADS);
+    CHECK(plan.seqlens == (int32_t *)(void *)memory[3] && plan.b == 5 && plan.capacity == 40 * 64,
+          "%lld, %lld", (long long)plan.b, (long long)plan.capacity);
+    CHECK((char *)plan.plan == memory[7], "%p", (void *)plan.plan);
+    CHECK_EQ(plan.num_partitions, 66); /* 132 SMs, 2 key heads */
+
+    const struct dense_decode_params p = params_of(launched(1));
+    CHECK_EQ(p.b, 5);
+    CHECK_EQ(p.s_q, 2);
+    CHECK_EQ(p.h_q, 16);
+    CHECK_EQ(p.h_kv, 2);
+    CHECK_EQ(p.group, 8);
+    CHECK_EQ(p.rows, 16);
+    CHECK_EQ(p.d_qk, 576);
+    CHECK_EQ(p.page_size, 64);
+    CHECK_EQ(p.capacity, 40 * 64);
+    CHECK_EQ(p.causal, 1);
+    CHECK_EQ(p.vectors_aligned, 1);
+    CHECK_EQ(p.output.pairs_aligned, 1);
+    CHECK(fabsf(p.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f", (double)p.scale_log2);
+    CHECK((const char *)p.q == memory[0] && (const char *)p.kv == memory[1], "%s", "q, kv");
+    CHECK((const char *)p.block_table == memory[2] && (const char *)p.seqlens == memory[3], "%s",
+          "table, seqlens");
+    CHECK((const char *)p.output.rules.attn_sink == memory[4], "%s", "attn_sink");
+    CHECK((char *)p.output.out == memory[5] && (char *)p.output.lse == memory[6], "%s", "out, lse");
+    CHECK(isinf(p.output.rules.lse_of_empty) && p.output.rules.lse_of_empty > 0, "%s", "lse_of_empty");
+    CHECK(fabsf(p.output.rules.lse_factor - 1.442695f) < 1e-5f, "%f", (double)p.output.rules.lse_factor);
+    CHECK_EQ(p.q_stride[0], 2 * 16 * 576);
+    CHECK_EQ(p.q_stride[1], 16 * 576);
+    CHECK_EQ(p.q_stride[2], 576);
+    CHECK_EQ(p.kv_stride[0], 64 * 2 * 576);
+    CHECK_EQ(p.kv_stride[1], 2 * 576);
+    CHECK_EQ(p.kv_stride[2], 576);
+    CHECK_EQ(p.block_table_stride, 40);
+    CHECK_EQ(p.output.out_stride[0], 2 * 16 * 512);
+    CHECK_EQ(p.output.out_stride[1], 16 * 512);
+    CHECK_EQ(p.output.out_stride[2], 512);
+    CHECK_EQ(p.output.lse_stride[0], 32);
+    CHECK_EQ(p.output.lse_stride[1], 2);
+
+    /* Plan, then two slots a partition, each 256-byte aligned, and none past the size asked for. */
+    CHECK(p.split.plan == plan.plan, "%p", (const void *)p.split.plan);
+    CHECK_EQ(p.split.num_partitions, 66);
+    CHECK_EQ(p.split.chunks, 0);
+    const size_t plan_end = (plan_bytes(5, 66) + 255) / 256 * 256, rows = 2 * 66 * 32;
+    CHECK_EQ((char *)p.split.slot_out - memory[7], (int64_t)plan_end);
+    CHECK_EQ((char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4));
+    CHECK_EQ(c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256);
+
+    const struct cu_launch_config decode = launched(1)->config, join = launched(0)->config;
+    CHECK_EQ(decode.grid_x, 66 * 2); /* a tile holds the 16 rows of a key head */
+    CHECK_EQ(decode.block_x, 256);
+    CHECK_EQ(decode.shared_bytes, 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4);
+    CHECK_EQ(p.stages, 3);
+    CHECK(1234567u * (uint64_t)p.page_divisor.multiplier >> p.page_divisor.shift == 1234567u / 64, "%s",
+          "page_divisor");
+    CHECK(!memcmp(launched(0)->parameters, launched(1)->parameters, sizeof p), "%s",
+          "the join has other parameters");
+    CHECK_EQ(rows_per_block_of(launched(0)), 1); /* 66 / 5 parts a request */
+    CHECK_EQ(join.grid_x, 66 * 32);
+    CHECK_EQ(join.block_x, 32 * JOIN_WARPS);
+    CHECK_EQ(join.shared_bytes, 0);
+}
+
+static void large_tiles(void)
+{
+    fake_open();
+    struct decode_call c;
+    const struct decode_shape shape = {128, 2, 128, 1, 9, 64, 1, fp16};
+    decode_call(&c, &shape, 0);
+    run(&c);
+    check_kernels(0, "decode_plan|sm80_dense_decode_fp16_64x64|join_splits_fp16");
+    CHECK_EQ(launched(1)->config.grid_x, 33 * 4); /* 256 rows; 132 SMs over 4 tiles */
+    CHECK_EQ(launched(1)->config.block_x, 256);
+    CHECK_EQ(launched(1)->config.shared_bytes, 64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4);
+    CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS); /* fewer partitions than requests */
+    CHECK_EQ(launched(0)->config.grid_x, 33 * (256 / JOIN_WARPS));
+    CHECK(isinf(params_of(launched(0)).output.rules.lse_of_empty), "%s", "lse_of_empty");
+}
+
+/* A GPU that gives a block 99 KiB takes the smallest tile for every call. */
+static void little_shared_memory(void)
+{
+    fake_open();
+    fake->capability = 89, fake->shared_bytes = 101376, fake->sms = 142;
+    struct decode_call c;
+    const struct decode_shape shape = {4, 1, 128, 1, 9, 64, 2, bf16};
+    decode_call(&c, &shape, 0);
+    run(&c);
+    check_kernels(0, "decode_plan|sm80_dense_decode_bf16_16x32|join_splits_bf16");
+    CHECK_EQ(params_of(launched(1)).stages, 2);
+    CHECK(launched(1)->config.shared_bytes <= 101376 - 1024, "%u", launched(1)->config.shared_bytes);
+    CHECK_EQ(launched(1)->config.grid_x, 71 * 8); /* partitions count rows by 64, tiles by 16 */
+}
+
+static void plan_given(void)
+{
+    fake_open();
+    struct decode_call c;
+    decode_call(&c, &small_shape, 0);
+    c.args.plan = memory[7] + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7), c.args.num_partitions = 7;
+    run(&c);
+    check_kernels(0, "sm80_dense_decode_bf16_16x64|join_splits_bf16");
+    CHECK((const char *)params_of(launched(1)).split.plan == memory[7] + MEMORY / 2, "%s", "another plan");
+    CHECK_EQ(params_of(launched(1)).split.num_partitions, 7);
+    CHECK((char *)params_of(launched(1)).split.slot_out == memory[7], "%s", "room was kept for a plan");
+    CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS); /* 3 parts a request */
+    CHECK_EQ(launched(0)->config.grid_x, 7 * 2);
+    /* Without the number: what the planner takes for this GPU. */
+    c.args.num_partitions = 0, c.args.plan_size = plan_bytes(2, 132);
+    run(&c);
+    CHECK_EQ(params_of(launched(0)).split.num_partitions, 132);
+    /* One partition: nothing is ever cut. */
+    const int before = fake->launches;
+    c.args.num_partitions = 1;
+    run(&c);
+    check_kernels(before, "sm80_dense_decode_bf16_16x64");
+    CHECK_EQ(c.bytes, 0);
+    /* What the host can know of a plan in device memory is checked. */
+    c.args.num_partitions = 133;
+    check_rejected("a plan too small", decode_run(&c), FMLA_BUFFER_TOO_SMALL, "dense_decode", "plan_size",
+                   "at least|133 partitions of 2 requests");
+    c.args.num_partitions = 7, c.args.plan = memory[7] + 8;
+    check_rejected("a plan misaligned", decode_run(&c), FMLA_INVALID_ARGUMENT, "dense_decode", "plan",
+                   "16 bytes");
+}
+
+static void batch_invariant(void)
+{
+    fake_open();
+    struct decode_call c;
+    struct decode_shape shape = {3, 1, 16, 1, 9, 64, 1000, bf16};
+    decode_call(&c, &shape, 0);
+    c.args.batch_invariant = 1;
+    c.args.plan = memory[0] + 1; /* not read */
+    run(&c);
+    check_kernels(0, "sm80_dense_decode_bf16_16x64|join_splits_bf16");
+    struct dense_decode_params p = params_of(launched(1));
+    CHECK(!p.split.plan, "%p", (const void *)p.split.plan);
+    CHECK_EQ(p.split.chunks, 32); /* ⌈64000 / 2048⌉ */
+    CHECK_EQ(p.split.chunk_lanes, 32);
+    CHECK_EQ(launched(1)->config.grid_x, 3 * 32);
+    CHECK_EQ(rows_per_block_of(launched(0)), 1);
+    CHECK_EQ(launched(0)->config.grid_x, 3 * 16);
+    CHECK((char *)p.split.slot_out == memory[7], "%s", "room was kept for a plan");
+    CHECK_EQ(c.bytes, 3 * 32 * 16 * (512 * 4 + 4));
+    /* Many requests: a worker takes several chunks. */
+    shape.b = 528;
+    decode_call(&c, &shape, 0);
+    c.args.batch_invariant = 1;
+    run(&c);
+    p = params_of(launched(1));
+    CHECK_EQ(p.split.chunks, 32);
+    CHECK_EQ(p.split.chunk_lanes, 4); /* 16 · 132 / 528 */
+    CHECK_EQ(launched(1)->config.grid_x, 528 * 4);
+    /* A capacity of one chunk: nothing to join, no workspace. */
+    const int before = fake->launches;
+    shape.max_pages = 32;
+    decode_call(&c, &shape, 0);
+    c.args.batch_invariant = 1;
+    run(&c);
+    check_kernels(before, "sm80_dense_decode_bf16_16x64");
+    CHECK_EQ(params_of(launched(0)).split.chunk_lanes, 1);
+    CHECK_EQ(c.bytes, 0);
+}
+
+/* A long list of join items is capped; blocks then take several. */
+static void join_is_capped(void)
+{
+    fake_open();
+    struct decode_call c;
+    const struct decode_shape shape = {1, 1024, 128, 1, 9, 64, 1, bf16};
+    decode_call(&c, &shape, 0);
+    c.args.num_partitions = 2;
+    run(&c);
+    CHECK_EQ(launched(0)->config.grid_x, 2 * 1024 * 128 / JOIN_WARPS);
+    c.args.num_partitions = 3;
+    run(&c);
+    CHECK_EQ(launched(0)->config.grid_x, 256 * 132);
+}
+
+static void without_options(void)
+{
+    fake_open();
+    struct decode_call c;
+    const struct decode_shape shape = {2, 1, 16, 1, 64, 320, 1, bf16};
+    decode_call(&c, &shape, 0);
+    c.args.block_table = NULL, c.args.attn_sink = NULL, c.args.lse = NULL;
+    c.args.lse_empty = FMLA_LSE_EMPTY_NEGATIVE_INFINITY;
+    run(&c);
+    const struct dense_decode_params p = params_of(launched(1));
+    CHECK(!p.block_table && !p.output.rules.attn_sink && !p.output.lse, "%s",
+          "a pointer to what was left out");
+    CHECK_EQ(p.capacity, 320);
+    CHECK(isinf(p.output.rules.lse_of_empty) && p.output.rules.lse_of_empty < 0, "%s", "lse_of_empty");
+    CHECK(fabsf(p.scale_log2 - 1.442695041f / 24.0f) < 1e-7f, "%f", (double)p.scale_log2); /* 1/√576 */
+    const int before = fake->launches;
+    HELD(&c.q, NULL, bf16, 4, 0, 1, 16, 576), HELD(&c.out, NULL, bf16, 4, 0, 1, 16, 512);
+    HELD(&c.seqlens, NULL, i32, 1, 0);
+    c.q.tensor.device = c.out.tensor.device = c.seqlens.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    run(&c);
+    CHECK_EQ(fake->launches, before); /* b = 0 */
+}
+
+/* Every way for one row to begin off 16 bytes; strides that are never used do not count. */
+static void alignment(void)
+{
+    fake_open();
+    struct decode_call c;
+    const struct decode_shape shape = {2, 2, 16, 1, 4, 64, 4, bf16};
+    for (int k = 0; k < 12; k++) {
+        int vectors = 1, pairs = 1;
+        decode_call(&c, &shape, 0);
+        switch (k) {
+        case 0: break;
+        case 1: c.q.tensor.byte_offset = 2, vectors = 0; break;
+        case 2: c.q.strides[0] += 1, vectors = 0; break;
+        case 3: c.q.strides[1] += 4, vectors = 0; break;
+        case 4: c.q.strides[2] += 8; break;
+        case 5: c.kv.tensor.byte_offset = 8, vectors = 0; break;
+        case 6: c.kv.strides[0] += 4, vectors = 0; break;
+        case 7: c.kv.strides[1] += 2, vectors = 0; break;
+        case 8: c.kv.strides[2] = 3; break; /* one key head */
+        case 9: c.out.tensor.byte_offset = 2, pairs = 0; break;
+        case 10: c.out.strides[0] += 1, pairs = 0; break;
+        case 11: c.out.strides[0] += 2; break;
+        }
+        run(&c);
+        const struct dense_decode_params p = params_of(launched(1));
+        CHECK(p.vectors_aligned == vectors && p.output.pairs_aligned == pairs,
+              "case %d: vectors %d, pairs %d", k, p.vectors_aligned, p.output.pairs_aligned);
+    }
+}
+
+/* Partial results of 2^20 requests of 2^20 chunks: their rows, or their bytes, overflow. */
+static void too_large(void)
+{
+    fake_open();
+    for (int shift = 15; shift <= 30; shift += 15) {
+        struct decode_call c;
+        const struct decode_shape shape = {1 << 20, 1, INT64_C(1) << shift, 1, 1, 64, INT32_MAX, bf16};
+        size_t bytes;
+        decode_call(&c, &shape, 0);
+        for (int i = 0; i < 3; i++) c.q.strides[i] = c.kv.strides[i] = 0;
+        c.table.strides[0] = 0;
+        c.args.lse = NULL;
+        c.args.batch_invariant = 1;
+        check_rejected("too large", fmla_dense_decode_workspace_size(&c.args, &bytes, NULL), FMLA_UNSUPPORTED,
+                       "dense_decode", "q", "partial results|1048576");
+    }
+}
+
+/* ---- The other operations ---------------------------------------------------------------------------------- */
+
+static void merge_and_plan(void)
+{
+    fake_open();
+    CHECK(merge_small(0) == FMLA_OK, "%s", fmla_last_error());
+    struct merge_params m;
+    memcpy(&m, launched(0)->parameters, sizeof m);
+    CHECK(!strcmp(launched(0)->kernel, "merge"), "%s", launched(0)->kernel);
+    CHECK_EQ(launched(0)->config.grid_x, 2 * 16);
+    CHECK_EQ(launched(0)->config.block_x, MERGE_THREADS);
+    CHECK_EQ(m.n, 3);
+    CHECK_EQ(m.b, 2);
+    CHECK_EQ(m.s_q, 1);
+    CHECK_EQ(m.h_q, 16);
+    CHECK_EQ(m.d_v, 512);
+    CHECK((const char *)m.out_parts == memory[0] && (const char *)m.lse_parts == memory[1] &&
+              (char *)m.out == memory[2] && !m.lse && !m.rules.attn_sink,
+          "%s", "pointers");
+    CHECK_EQ(m.part_element, 0);
+    CHECK_EQ(m.out_element, 0);
+    CHECK_EQ(m.vectors_aligned, 1);
+    CHECK_EQ(m.out_parts_stride[0], 2 * 16 * 512);
+    CHECK_EQ(m.out_parts_stride[3], 512);
+    CHECK_EQ(m.lse_parts_stride[0], 32);
+    CHECK_EQ(m.out_stride[0], 16 * 512);
+
+    CHECK(plan_small(0) == FMLA_OK, "%s", fmla_last_error());
+    struct plan_params p;
+    memcpy(&p, launched(0)->parameters, sizeof p);
+    CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
+    CHECK_EQ(p.b, 5);
+    CHECK_EQ(p.capacity, INT32_MAX);
+    CHECK_EQ(p.num_partitions, 132);
+    CHECK((char *)p.plan == memory[1] && (const char *)p.seqlens == memory[0], "%s", "pointers");
+}
+
+/* A plan made on the host for a GPU asks that GPU for its SMs. */
+static void planned_on_the_host(void)
+{
+    fake_open();
+    static int32_t lengths[3] = {100, 200, 300};
+    struct held seqlens;
+    HELD(&seqlens, lengths, i32, 1, 3);
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 128, args.h_kv = 1;
+    args.target = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    args.plan = memory[1], args.plan_size = MEMORY;
+    CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s", fmla_last_error());
+    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
+    CHECK(fmla_plan_describe(memory[1], MEMORY, &view) == FMLA_OK && view.num_partitions == 66, "%lld: %s",
+          (long long)view.num_partitions, fmla_last_error());
+    CHECK_EQ(fake->launches, 0);
+}
+
+/* ---- Attributes, for kernels that use them -------------------------------------------------------------- */
+
+static void attributes(void)
+{
+    fake_open();
+    struct cuda_kernel merge = {.image = "any/merge", .name = "merge"};
+    struct merge_params params = {0};
+    struct cuda_scope scope;
+    const struct cuda_launch launch = {.kernel = &merge,
+                                       .blocks = INT64_C(1) << 40,
+                                       .threads = 64,
+                                       .shared_bytes = 50000,
+                                       .cluster = 8,
+                                       .flags = LAUNCH_OVERLAP,
+                                       .stream = stream};
+    CHECK(cuda_enter("test", "x", 0, &scope) == FMLA_OK, "%s", fmla_last_error());
+    CHECK(cuda_launch("test", &scope, &launch, (void *[]){&params}) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(launched(0)->config.grid_x, INT32_MAX);
+    CHECK_EQ(launched(0)->config.num_attributes, 2);
+    CHECK_EQ(launched(0)->attributes[0].id, CU_LAUNCH_CLUSTER);
+    CHECK_EQ(launched(0)->attributes[0].value.cluster.x, 8);
+    CHECK_EQ(launched(0)->attributes[0].value.cluster.y, 1);
+    CHECK_EQ(launched(0)->attributes[1].id, CU_LAUNCH_OVERLAP);
+    CHECK_EQ(launched(0)->attributes[1].value.overlap, 1);
+    struct cuda_kernel nowhere = {.image = "any/nowhere", .name = "nowhere"};
+    check_rejected("no such image", cuda_load("test", &scope, &nowhere, 0), FMLA_UNSUPPORTED, "test",
+                   "kernel", "nowhere|any/nowhere");
+    cuda_leave(&scope);
+}
+
+static void no_overlap_before_hopper(void)
+{
+    fake_open();
+    fake->capability = 80;
+    struct cuda_kernel merge = {.image = "any/merge", .name = "merge"};
+    struct merge_params params = {0};
+    struct cuda_scope scope;
+    const struct cuda_launch launch = {.kernel = &merge, .blocks = 1, .threads = 64, .flags = LAUNCH_OVERLAP};
+    CHECK(cuda_enter("test", "x", 0, &scope) == FMLA_OK, "%s", fmla_last_error());
+    CHECK(cuda_launch("test", &scope, &launch, (void *[]){&params}) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(launched(0)->config.num_attributes, 0);
+    cuda_leave(&scope);
+}
+
+static const struct scenario scenarios[] = {
+    {"planned inside", planned_inside},
+    {"large tiles", large_tiles},
+    {"little shared memory", little_shared_memory},
+    {"plan given", plan_given},
+    {"batch-invariant", batch_invariant},
+    {"join is capped", join_is_capped},
+    {"without options", without_options},
+    {"alignment", alignment},
+    {"too large", too_large},
+    {"merge and plan", merge_and_plan},
+    {"planned on the host", planned_on_the_host},
+    {"attributes", attributes},
+    {"no overlap before Hopper", no_overlap_before_hopper},
+};
+
+int main(int argc, char **argv)
+{
+    return run_scenarios("test_cuda_launch", scenarios, sizeof scenarios / sizeof *scenarios, argc, argv);
+}

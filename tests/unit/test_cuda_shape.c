@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Which tile shape the portable dense decode takes: the table, and the choice for every number of rows and amount of shared
+ * memory. "--names" prints "image kernel" of every kernel that the library may launch.
+ */
+#include "check.h"
+
+#include "cuda/kernels.h"
+
+#include "random.h"
+
+enum { KIB_99 = 101376, KIB_163 = 166912, KIB_227 = 232448 }; /* Ada; A100; Hopper */
+
+static void test_table(void)
+{
+    CHECK_EQ(dense_decode_shapes[0].rows, 16);
+    for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) {
+        const struct dense_decode_shape *s = &dense_decode_shapes[i];
+        CHECK(s->rows % 16 == 0 && s->warps % (s->rows / 16) == 0 && s->most_stages >= 2, "%dx%d", s->rows,
+              s->keys);
+        CHECK(!i || s->rows > s[-1].rows || (s->rows == s[-1].rows && s->keys > s[-1].keys),
+              "%dx%d: the order", s->rows, s->keys);
+    }
+    CHECK(dense_decode_shared_bytes(&dense_decode_shapes[0], 2) <= KIB_99 - 1024, "%d bytes",
+          dense_decode_shared_bytes(&dense_decode_shapes[0], 2));
+}
+
+static void test_bytes(void)
+{
+    const struct dense_decode_shape narrow = {16, 32, 4, 5, 0}, deep = {16, 64, 8, 5, 1},
+                                    wide = {64, 64, 8, 5, 0};
+    CHECK_EQ(dense_decode_shared_bytes(&narrow, 2),
+             16 * 1152 + 2 * 32 * 1152 + 16 * 128 + 4 * 16 * 4 + 16 * 4);
+    CHECK_EQ(dense_decode_shared_bytes(&deep, 3), 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4);
+    CHECK_EQ(dense_decode_shared_bytes(&wide, 2), 64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4);
+}
+
+static void test_examples(void)
+{
+    static const struct {
+        int64_t rows;
+        int32_t shared_bytes, shape, stages;
+    } cases[] = {
+        {1, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},    {16, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},
+        {64, KIB_99, DENSE_DECODE_SHAPE_16x32, 2},   {16, KIB_163, DENSE_DECODE_SHAPE_16x64, 2},
+        {17, KIB_163, DENSE_DECODE_SHAPE_64x32, 2},  {64, KIB_163, DENSE_DECODE_SHAPE_64x32, 2},
+        {1, KIB_227, DENSE_DECODE_SHAPE_16x64, 3},   {16, KIB_227, DENSE_DECODE_SHAPE_16x64, 3},
+        {17, KIB_227, DENSE_DECODE_SHAPE_32x64, 2},  {32, KIB_227, DENSE_DECODE_SHAPE_32x64, 2},
+        {33, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},  {64, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},
+        {128, KIB_227, DENSE_DECODE_SHAPE_64x64, 2}, {INT64_C(1) << 31, KIB_227, DENSE_DECODE_SHAPE_64x64, 2},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct dense_decode_choice c = dense_decode_choose(cases[i].rows, cases[i].shared_bytes);
+        CHECK(c.shape == cases[i].shape && c.stages == cases[i].stages,
+              "%lld rows, %d bytes: shape %d, %d stages", (long long)cases[i].rows, cases[i].shared_bytes,
+              c.shape, c.stages);
+    }
+}
+
+/* Whatever the table holds: the choice fits; no other shape that fits would read the keys less often, or, reading them as
+ * often, leave fewer rows of the tile idle or take more keys at once; and one more stage would not fit or be of no use. */
+static void test_rules(void)
+{
+    for (int32_t bytes = KIB_99; bytes <= KIB_227; bytes += 512)
+        for (int64_t rows = 1; rows <= 200; rows++) {
+            const struct dense_decode_choice c = dense_decode_choose(rows, bytes);
+            const struct dense_decode_shape *chosen = &dense_decode_shapes[c.shape];
+            CHECK(c.stages >= 2 && c.stages <= chosen->most_stages && c.shared_bytes < bytes &&
+                      c.shared_bytes == dense_decode_shared_bytes(chosen, c.stages),
+                  "%lld rows, %d bytes: %d stages, %d bytes", (long long)rows, bytes, c.stages,
+                  c.shared_bytes);
+            CHECK(c.stages == chosen->most_stages ||
+                      dense_decode_shared_bytes(chosen, c.stages + 1) + 1024 > bytes,
+                  "%lld rows, %d bytes: a stage more fits", (long long)rows, bytes);
+            for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) {
+                const struct dense_decode_shape *s = &dense_decode_shapes[i];
+                if (!dense_decode_stages(s, bytes)) continue;
+                const int64_t tiles = (rows + s->rows - 1) / s->rows;
+                const int64_t chosen_tiles = (rows + chosen->rows - 1) / chosen->rows;
+                const int better = s->rows > chosen->rows   ? tiles < chosen_tiles
+                                   : s->rows < chosen->rows ? rows <= s->rows
+                                                            : s->keys > chosen->keys;
+                CHECK(!better, "%lld rows, %d bytes: %dx%d is better than %dx%d", (long long)rows, bytes,
+                      s->rows, s->keys, chosen->rows, chosen->keys);
+            }
+        }
+}
+
+/* The division that kernels make of keys by the size of a page. */
+static void test_divisor(void)
+{
+    struct random_state random = {77};
+    static const uint32_t edges[] = {
+        1, 2, 3, 61, 64, 65535, 65536, 65537, (1u << 30) + 1, INT32_MAX - 1, INT32_MAX};
+    for (int i = 0; i < 20000; i++) {
+        const uint32_t d = i < 11 ? edges[i] : (uint32_t)random_between(&random, 1, INT32_MAX >> i % 31);
+        if (!d) continue;
+        const struct divisor divisor = divisor_of(d);
+        const uint32_t near = (uint32_t)(INT32_MAX / d * (uint64_t)d); /* the last multiple */
+        const uint32_t numbers[] = {
+            0, 1, d - 1, d, near - 1, near, near / d / 2 * d, near / d / 2 * d + d - 1, INT32_MAX};
+        for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++) {
+            if (numbers[k] > INT32_MAX) continue;
+            CHECK((uint64_t)numbers[k] * divisor.multiplier >> divisor.shift == numbers[k] / d, "%u / %u",
+                  numbers[k], d);
+        }
+    }
+}
+
+static void print_name(const struct cuda_kernel *kernel)
+{
+    printf("%s %s\n", kernel->image, kernel->name);
+}
+
+static void print_names(void)
+{
+    print_name(&cuda_kernel_plan);
+    print_name(&cuda_kernel_merge);
+    for (int e = 0; e < 2; e++) {
+        print_name(&cuda_kernel_join[e]);
+        for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) print_name(&cuda_kernel_dense_decode[e][i]);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && !strcmp(argv[1], "--names")) {
+        print_names();
+        return 0;
+    }
+    test_table();
+    test_bytes();
+    test_examples();
+    test_rules();
+    test_divisor();
+    return check_done("test_cuda_shape");
+}
