@@ -177,8 +177,11 @@ static int check_all(struct asked *asked)
     if (asked->device.type != FMLA_DEVICE_CUDA) failed += check_kernels(asked, cpu, &reached);
     if (asked->device.type != FMLA_DEVICE_CPU) {
         if (gpu_describe(gpu.id, &asked->record.gpu, &fault)) {
-            printf("%s, driver %s\n", asked->record.gpu.name, asked->record.gpu.driver);
+            if (asked->tally_fd < 0)
+                printf("cuda:%d: %s, driver %s\n", gpu.id, asked->record.gpu.name, asked->record.gpu.driver);
+            const int before = reached;
             failed += check_kernels(asked, gpu, &reached);
+            if (reached == before) printf("- cuda:%d: none of its kernels was tested\n", gpu.id);
         } else {
             printf("- cuda:%d: no GPU kernel is tested: %s\n", gpu.id, fault.text);
             failed += asked->device.type == FMLA_DEVICE_CUDA;
