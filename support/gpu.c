@@ -23,38 +23,74 @@ enum { /* CUdevice_attribute */
        ATTRIBUTE_MINOR = 76
 };
 
-/* ENTRY(name of the member, symbol, parameters) */
-#define ENTRIES(ENTRY)                                                                                       \
-    ENTRY(init, cuInit, (unsigned flags))                                                                    \
-    ENTRY(error_string, cuGetErrorString, (int error, const char **text))                                    \
-    ENTRY(driver_version, cuDriverGetVersion, (int *version))                                                \
-    ENTRY(device_count, cuDeviceGetCount, (int *count))                                                      \
-    ENTRY(device_get, cuDeviceGet, (int *device, int ordinal))                                               \
-    ENTRY(device_name, cuDeviceGetName, (char *name, int size, int device))                                  \
-    ENTRY(device_memory, cuDeviceTotalMem_v2, (size_t * bytes, int device))                                  \
-    ENTRY(device_attribute, cuDeviceGetAttribute, (int *value, int attribute, int device))                   \
-    ENTRY(context_retain, cuDevicePrimaryCtxRetain, (handle * context, int device))                          \
-    ENTRY(context_set, cuCtxSetCurrent, (handle context))                                                    \
-    ENTRY(context_wait, cuCtxSynchronize, (void))                                                            \
-    ENTRY(alloc, cuMemAlloc_v2, (device_pointer * memory, size_t bytes))                                     \
-    ENTRY(free, cuMemFree_v2, (device_pointer memory))                                                       \
-    ENTRY(upload, cuMemcpyHtoD_v2, (device_pointer to, const void *from, size_t bytes))                      \
-    ENTRY(download, cuMemcpyDtoH_v2, (void *to, device_pointer from, size_t bytes))                          \
-    ENTRY(fill, cuMemsetD8_v2, (device_pointer to, unsigned char byte, size_t bytes))                        \
-    ENTRY(stream_open, cuStreamCreate, (handle * stream, unsigned flags))                                    \
-    ENTRY(stream_close, cuStreamDestroy_v2, (handle stream))                                                 \
-    ENTRY(stream_wait, cuStreamSynchronize, (handle stream))                                                 \
-    ENTRY(event_open, cuEventCreate, (handle * event, unsigned flags))                                       \
-    ENTRY(event_close, cuEventDestroy_v2, (handle event))                                                    \
-    ENTRY(event_record, cuEventRecord, (handle event, handle stream))                                        \
-    ENTRY(event_wait, cuEventSynchronize, (handle event))                                                    \
-    ENTRY(event_elapsed, cuEventElapsedTime, (float *milliseconds, handle first, handle second))             \
-    ENTRY(capture_begin, cuStreamBeginCapture_v2, (handle stream, int mode))                                 \
-    ENTRY(capture_end, cuStreamEndCapture, (handle stream, handle * graph))                                  \
-    ENTRY(graph_instantiate, cuGraphInstantiateWithFlags, (handle * exec, handle graph, uint64_t flags))     \
-    ENTRY(graph_launch, cuGraphLaunch, (handle exec, handle stream))                                         \
-    ENTRY(graph_close, cuGraphDestroy, (handle graph))                                                       \
-    ENTRY(exec_close, cuGraphExecDestroy, (handle exec))
+struct entries {
+    int (*init)(unsigned flags);
+    int (*error_string)(int error, const char **text);
+    int (*driver_version)(int *version);
+    int (*device_count)(int *count);
+    int (*device_get)(int *device, int ordinal);
+    int (*device_name)(char *name, int size, int device);
+    int (*device_memory)(size_t *bytes, int device);
+    int (*device_attribute)(int *value, int attribute, int device);
+    int (*context_retain)(handle *context, int device);
+    int (*context_set)(handle context);
+    int (*context_wait)(void);
+    int (*alloc)(device_pointer *memory, size_t bytes);
+    int (*free)(device_pointer memory);
+    int (*upload)(device_pointer to, const void *from, size_t bytes);
+    int (*download)(void *to, device_pointer from, size_t bytes);
+    int (*fill)(device_pointer to, unsigned char byte, size_t bytes);
+    int (*stream_open)(handle *stream, unsigned flags);
+    int (*stream_close)(handle stream);
+    int (*stream_wait)(handle stream);
+    int (*event_open)(handle *event, unsigned flags);
+    int (*event_close)(handle event);
+    int (*event_record)(handle event, handle stream);
+    int (*event_wait)(handle event);
+    int (*event_elapsed)(float *milliseconds, handle first, handle second);
+    int (*capture_begin)(handle stream, int mode);
+    int (*capture_end)(handle stream, handle *graph);
+    int (*graph_instantiate)(handle *exec, handle graph, uint64_t flags);
+    int (*graph_launch)(handle exec, handle stream);
+    int (*graph_close)(handle graph);
+    int (*exec_close)(handle exec);
+};
+
+static const struct {
+    const char *symbol;
+    size_t place;
+} entries[] = {
+    {"cuInit", offsetof(struct entries, init)},
+    {"cuGetErrorString", offsetof(struct entries, error_string)},
+    {"cuDriverGetVersion", offsetof(struct entries, driver_version)},
+    {"cuDeviceGetCount", offsetof(struct entries, device_count)},
+    {"cuDeviceGet", offsetof(struct entries, device_get)},
+    {"cuDeviceGetName", offsetof(struct entries, device_name)},
+    {"cuDeviceTotalMem_v2", offsetof(struct entries, device_memory)},
+    {"cuDeviceGetAttribute", offsetof(struct entries, device_attribute)},
+    {"cuDevicePrimaryCtxRetain", offsetof(struct entries, context_retain)},
+    {"cuCtxSetCurrent", offsetof(struct entries, context_set)},
+    {"cuCtxSynchronize", offsetof(struct entries, context_wait)},
+    {"cuMemAlloc_v2", offsetof(struct entries, alloc)},
+    {"cuMemFree_v2", offsetof(struct entries, free)},
+    {"cuMemcpyHtoD_v2", offsetof(struct entries, upload)},
+    {"cuMemcpyDtoH_v2", offsetof(struct entries, download)},
+    {"cuMemsetD8_v2", offsetof(struct entries, fill)},
+    {"cuStreamCreate", offsetof(struct entries, stream_open)},
+    {"cuStreamDestroy_v2", offsetof(struct entries, stream_close)},
+    {"cuStreamSynchronize", offsetof(struct entries, stream_wait)},
+    {"cuEventCreate", offsetof(struct entries, event_open)},
+    {"cuEventDestroy_v2", offsetof(struct entries, event_close)},
+    {"cuEventRecord", offsetof(struct entries, event_record)},
+    {"cuEventSynchronize", offsetof(struct entries, event_wait)},
+    {"cuEventElapsedTime", offsetof(struct entries, event_elapsed)},
+    {"cuStreamBeginCapture_v2", offsetof(struct entries, capture_begin)},
+    {"cuStreamEndCapture", offsetof(struct entries, capture_end)},
+    {"cuGraphInstantiateWithFlags", offsetof(struct entries, graph_instantiate)},
+    {"cuGraphLaunch", offsetof(struct entries, graph_launch)},
+    {"cuGraphDestroy", offsetof(struct entries, graph_close)},
+    {"cuGraphExecDestroy", offsetof(struct entries, exec_close)},
+};
 
 enum { MOST_DEVICES = 64 };
 
@@ -63,26 +99,15 @@ static struct {
     bool tried;
     char refusal[200]; /* "" if the driver is there and started */
     handle context[MOST_DEVICES];
-#define MEMBER(name, symbol, parameters) int(*name) parameters;
-    ENTRIES(MEMBER)
-#undef MEMBER
+    struct entries call;
 } driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static bool passed(int error, const char *what, struct fault *fault)
 {
     if (error == SUCCESS) return true;
     const char *words = NULL;
-    if (driver.error_string(error, &words) != SUCCESS || !words) words = "unknown error";
+    if (driver.call.error_string(error, &words) != SUCCESS || !words) words = "unknown error";
     return fault_set(fault, "GPU: %s: %s (error %d)", what, words, error);
-}
-
-/* POSIX has no other way from an object pointer to a function's. */
-static bool find_entry(void *library, const char *symbol, void *pointer)
-{
-    void *address = dlsym(library, symbol);
-    memcpy(pointer, &address, sizeof address);
-    if (!address) snprintf(driver.refusal, sizeof driver.refusal, "libcuda.so.1 has no %s", symbol);
-    return address != NULL;
 }
 
 static void load(void)
@@ -92,14 +117,18 @@ static void load(void)
         snprintf(driver.refusal, sizeof driver.refusal, "there is no NVIDIA driver here (%s)", dlerror());
         return;
     }
-#define FIND(name, symbol, parameters)                                                                       \
-    if (!find_entry(library, #symbol, &driver.name)) return;
-    ENTRIES(FIND)
-#undef FIND
+    for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
+        void *address = dlsym(library, entries[i].symbol);
+        if (!address) {
+            snprintf(driver.refusal, sizeof driver.refusal, "libcuda.so.1 has no %s", entries[i].symbol);
+            return;
+        }
+        memcpy((char *)&driver.call + entries[i].place, &address, sizeof address);
+    }
     struct fault fault;
     int count = 0;
-    if (!passed(driver.init(0), "cuInit", &fault) ||
-        !passed(driver.device_count(&count), "cuDeviceGetCount", &fault))
+    if (!passed(driver.call.init(0), "cuInit", &fault) ||
+        !passed(driver.call.device_count(&count), "cuDeviceGetCount", &fault))
         snprintf(driver.refusal, sizeof driver.refusal, "%.190s", fault.text);
 }
 
@@ -115,16 +144,17 @@ static bool load_once(struct fault *fault)
 bool gpu_open(int32_t id, struct fault *fault)
 {
     int count = 0, device = 0, error = SUCCESS;
-    if (!load_once(fault) || !passed(driver.device_count(&count), "counting devices", fault)) return false;
+    if (!load_once(fault) || !passed(driver.call.device_count(&count), "counting devices", fault))
+        return false;
     if (count > MOST_DEVICES) count = MOST_DEVICES;
     if (id < 0 || id >= count)
         return fault_set(fault, "GPU: cuda:%d: is not here, this machine has %d", (int)id, count);
-    if (!passed(driver.device_get(&device, id), "finding the device", fault)) return false;
+    if (!passed(driver.call.device_get(&device, id), "finding the device", fault)) return false;
     pthread_mutex_lock(&driver.lock);
-    if (!driver.context[id]) error = driver.context_retain(&driver.context[id], device);
+    if (!driver.context[id]) error = driver.call.context_retain(&driver.context[id], device);
     pthread_mutex_unlock(&driver.lock);
     return passed(error, "opening the primary context", fault) &&
-           passed(driver.context_set(driver.context[id]), "making the context current", fault);
+           passed(driver.call.context_set(driver.context[id]), "making the context current", fault);
 }
 
 /* The driver's own version is told by the management library only, which comes with it. */
@@ -153,10 +183,10 @@ bool gpu_describe(int32_t id, struct gpu_description *d, struct fault *fault)
 {
     int device = 0, cuda = 0, khz = 0, l2 = 0;
     memset(d, 0, sizeof *d);
-    if (!load_once(fault) || !passed(driver.device_get(&device, id), "finding the device", fault) ||
-        !passed(driver.driver_version(&cuda), "the driver's version", fault) ||
-        !passed(driver.device_name(d->name, sizeof d->name - 1, device), "the device's name", fault) ||
-        !passed(driver.device_memory(&d->memory, device), "the device's memory", fault))
+    if (!load_once(fault) || !passed(driver.call.device_get(&device, id), "finding the device", fault) ||
+        !passed(driver.call.driver_version(&cuda), "the driver's version", fault) ||
+        !passed(driver.call.device_name(d->name, sizeof d->name - 1, device), "the device's name", fault) ||
+        !passed(driver.call.device_memory(&d->memory, device), "the device's memory", fault))
         return false;
     const struct {
         int attribute, *value;
@@ -166,7 +196,7 @@ bool gpu_describe(int32_t id, struct gpu_description *d, struct fault *fault)
                   {ATTRIBUTE_CLOCK_KHZ, &khz},
                   {ATTRIBUTE_L2_BYTES, &l2}};
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
-        if (!passed(driver.device_attribute(wanted[i].value, wanted[i].attribute, device),
+        if (!passed(driver.call.device_attribute(wanted[i].value, wanted[i].attribute, device),
                     "an attribute of the device", fault))
             return false;
     d->sm_mhz = khz / 1000, d->cache = (size_t)l2;
@@ -188,35 +218,35 @@ bool gpu_alloc(void **memory, size_t bytes, struct fault *fault)
     char what[64];
     snprintf(what, sizeof what, "allocating %zu bytes", bytes);
     *memory = NULL;
-    if (!passed(driver.alloc(&pointer, bytes ? bytes : 1), what, fault)) return false;
+    if (!passed(driver.call.alloc(&pointer, bytes ? bytes : 1), what, fault)) return false;
     memcpy(memory, &pointer, sizeof pointer); /* an address, in another space */
     return true;
 }
 
 void gpu_free(void *memory)
 {
-    if (memory) driver.free(number_of(memory));
+    if (memory) driver.call.free(number_of(memory));
 }
 
 /* Copies from pageable memory and fills may return before the GPU has done them. */
 static bool done(int error, const char *what, struct fault *fault)
 {
-    return passed(error, what, fault) && passed(driver.context_wait(), what, fault);
+    return passed(error, what, fault) && passed(driver.call.context_wait(), what, fault);
 }
 
 bool gpu_upload(void *to, const void *from, size_t bytes, struct fault *fault)
 {
-    return !bytes || done(driver.upload(number_of(to), from, bytes), "copying to the device", fault);
+    return !bytes || done(driver.call.upload(number_of(to), from, bytes), "copying to the device", fault);
 }
 
 bool gpu_download(void *to, const void *from, size_t bytes, struct fault *fault)
 {
-    return !bytes || done(driver.download(to, number_of(from), bytes), "copying from the device", fault);
+    return !bytes || done(driver.call.download(to, number_of(from), bytes), "copying from the device", fault);
 }
 
 bool gpu_fill(void *to, unsigned char byte, size_t bytes, struct fault *fault)
 {
-    return !bytes || done(driver.fill(number_of(to), byte, bytes), "filling device memory", fault);
+    return !bytes || done(driver.call.fill(number_of(to), byte, bytes), "filling device memory", fault);
 }
 
 /* ---- Streams and events --------------------------------------------------------------------- */
@@ -224,40 +254,40 @@ bool gpu_fill(void *to, unsigned char byte, size_t bytes, struct fault *fault)
 bool gpu_stream_open(void **stream, struct fault *fault)
 {
     *stream = NULL;
-    return passed(driver.stream_open(stream, STREAM_NON_BLOCKING), "opening a stream", fault);
+    return passed(driver.call.stream_open(stream, STREAM_NON_BLOCKING), "opening a stream", fault);
 }
 
 void gpu_stream_close(void *stream)
 {
-    if (stream) driver.stream_close(stream);
+    if (stream) driver.call.stream_close(stream);
 }
 
 bool gpu_stream_wait(void *stream, struct fault *fault)
 {
-    return passed(driver.stream_wait(stream), "running a call", fault);
+    return passed(driver.call.stream_wait(stream), "running a call", fault);
 }
 
 bool gpu_event_open(void **event, struct fault *fault)
 {
     *event = NULL;
-    return passed(driver.event_open(event, EVENT_DEFAULT), "opening an event", fault);
+    return passed(driver.call.event_open(event, EVENT_DEFAULT), "opening an event", fault);
 }
 
 void gpu_event_close(void *event)
 {
-    if (event) driver.event_close(event);
+    if (event) driver.call.event_close(event);
 }
 
 bool gpu_event_record(void *event, void *stream, struct fault *fault)
 {
-    return passed(driver.event_record(event, stream), "recording an event", fault);
+    return passed(driver.call.event_record(event, stream), "recording an event", fault);
 }
 
 bool gpu_event_seconds(void *first, void *second, double *seconds, struct fault *fault)
 {
     float milliseconds = 0.0f;
-    if (!passed(driver.event_wait(second), "running a call", fault) ||
-        !passed(driver.event_elapsed(&milliseconds, first, second), "the time between events", fault))
+    if (!passed(driver.call.event_wait(second), "running a call", fault) ||
+        !passed(driver.call.event_elapsed(&milliseconds, first, second), "the time between events", fault))
         return false;
     *seconds = 1e-3 * (double)milliseconds;
     return true;
@@ -267,25 +297,25 @@ bool gpu_event_seconds(void *first, void *second, double *seconds, struct fault 
 
 bool gpu_capture_begin(void *stream, struct fault *fault)
 {
-    return passed(driver.capture_begin(stream, CAPTURE_GLOBAL), "beginning a capture", fault);
+    return passed(driver.call.capture_begin(stream, CAPTURE_GLOBAL), "beginning a capture", fault);
 }
 
 bool gpu_capture_end(void *stream, void **graph, struct fault *fault)
 {
     handle captured = NULL;
     *graph = NULL;
-    if (!passed(driver.capture_end(stream, &captured), "ending a capture", fault)) return false;
-    const int error = driver.graph_instantiate(graph, captured, 0);
-    driver.graph_close(captured); /* what was made of it stands alone */
+    if (!passed(driver.call.capture_end(stream, &captured), "ending a capture", fault)) return false;
+    const int error = driver.call.graph_instantiate(graph, captured, 0);
+    driver.call.graph_close(captured); /* what was made of it stands alone */
     return passed(error, "making a graph", fault);
 }
 
 bool gpu_graph_launch(void *graph, void *stream, struct fault *fault)
 {
-    return passed(driver.graph_launch(graph, stream), "launching a graph", fault);
+    return passed(driver.call.graph_launch(graph, stream), "launching a graph", fault);
 }
 
 void gpu_graph_close(void *graph)
 {
-    if (graph) driver.exec_close(graph);
+    if (graph) driver.call.exec_close(graph);
 }
