@@ -16,7 +16,6 @@ typedef void *handle;            /* CUcontext, CUstream, CUevent, CUgraph, CUgra
 enum { SUCCESS = 0 }; /* CUDA_SUCCESS */
 enum { STREAM_NON_BLOCKING = 1, CAPTURE_GLOBAL = 0, EVENT_DEFAULT = 0 };
 enum { /* CUdevice_attribute */
-       ATTRIBUTE_CLOCK_KHZ = 13,
        ATTRIBUTE_MULTIPROCESSORS = 16,
        ATTRIBUTE_L2_BYTES = 38,
        ATTRIBUTE_MAJOR = 75,
@@ -54,6 +53,13 @@ struct entries {
     int (*graph_launch)(handle exec, handle stream);
     int (*graph_close)(handle graph);
     int (*exec_close)(handle exec);
+    int (*device_bus)(char *text, int size, int device);
+    int (*module_open)(handle *module, const void *image);
+    int (*module_close)(handle module);
+    int (*module_kernel)(handle *kernel, handle module, const char *name);
+    int (*launch)(handle kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                  unsigned block_y, unsigned block_z, unsigned shared, handle stream, void **parameters,
+                  void **extra);
 };
 
 static const struct {
@@ -90,6 +96,11 @@ static const struct {
     {"cuGraphLaunch", offsetof(struct entries, graph_launch)},
     {"cuGraphDestroy", offsetof(struct entries, graph_close)},
     {"cuGraphExecDestroy", offsetof(struct entries, exec_close)},
+    {"cuDeviceGetPCIBusId", offsetof(struct entries, device_bus)},
+    {"cuModuleLoadData", offsetof(struct entries, module_open)},
+    {"cuModuleUnload", offsetof(struct entries, module_close)},
+    {"cuModuleGetFunction", offsetof(struct entries, module_kernel)},
+    {"cuLaunchKernel", offsetof(struct entries, launch)},
 };
 
 enum { MOST_DEVICES = 64 };
@@ -157,31 +168,69 @@ bool gpu_open(int32_t id, struct fault *fault)
            passed(driver.call.context_set(driver.context[id]), "making the context current", fault);
 }
 
-/* The driver's own version is told by the management library only, which comes with it. */
-static bool version_from_nvml(char *text, unsigned size)
+/* What only the management library tells, which comes with the driver; NULL where it is not. */
+struct management {
+    void *library;
+    int (*start)(void);
+    int (*stop)(void);
+    int (*version)(char *text, unsigned size);
+    int (*find)(const char *bus, handle *device);
+    int (*clock)(handle device, int which, unsigned *mhz);
+};
+
+static bool management_open(struct management *m)
 {
-    int (*start)(void) = NULL;
-    int (*stop)(void) = NULL;
-    int (*version)(char *, unsigned) = NULL;
-    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!library) return false;
-    void *addresses[3] = {dlsym(library, "nvmlInit_v2"), dlsym(library, "nvmlShutdown"),
-                          dlsym(library, "nvmlSystemGetDriverVersion")};
-    memcpy(&start, &addresses[0], sizeof start);
-    memcpy(&stop, &addresses[1], sizeof stop);
-    memcpy(&version, &addresses[2], sizeof version);
-    bool good = start && stop && version && start() == 0;
-    if (good) {
-        good = version(text, size) == 0;
-        stop();
+    static const char *const symbols[] = {"nvmlInit_v2", "nvmlShutdown", "nvmlSystemGetDriverVersion",
+                                          "nvmlDeviceGetHandleByPciBusId_v2", "nvmlDeviceGetClockInfo"};
+    enum { SYMBOLS = sizeof symbols / sizeof symbols[0] };
+    void *places[SYMBOLS] = {&m->start, &m->stop, &m->version, &m->find, &m->clock};
+    m->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    bool good = m->library != NULL;
+    for (int i = 0; good && i < SYMBOLS; i++) {
+        void *address = dlsym(m->library, symbols[i]);
+        memcpy(places[i], &address, sizeof address);
+        good = address != NULL;
     }
-    dlclose(library);
+    if (good && m->start() == 0) return true;
+    if (m->library) dlclose(m->library);
+    return false;
+}
+
+static void management_close(struct management *m)
+{
+    m->stop();
+    dlclose(m->library);
+}
+
+static bool version_from_management(char *text, unsigned size)
+{
+    struct management m;
+    if (!management_open(&m)) return false;
+    const bool good = m.version(text, size) == 0;
+    management_close(&m);
     return good;
+}
+
+int gpu_sm_mhz(int32_t id)
+{
+    enum { CLOCK_SM = 1 }; /* NVML_CLOCK_SM */
+    struct management m;
+    struct fault fault;
+    char bus[32];
+    unsigned mhz = 0;
+    int device = 0;
+    handle found = NULL;
+    if (!load_once(&fault) || driver.call.device_get(&device, id) != SUCCESS ||
+        driver.call.device_bus(bus, sizeof bus, device) != SUCCESS || !management_open(&m))
+        return 0;
+    if (m.find(bus, &found) != 0 || m.clock(found, CLOCK_SM, &mhz) != 0) mhz = 0;
+    management_close(&m);
+    return (int)mhz;
 }
 
 bool gpu_describe(int32_t id, struct gpu_description *d, struct fault *fault)
 {
-    int device = 0, cuda = 0, khz = 0, l2 = 0;
+    int device = 0, cuda = 0, l2 = 0;
     memset(d, 0, sizeof *d);
     if (!load_once(fault) || !passed(driver.call.device_get(&device, id), "finding the device", fault) ||
         !passed(driver.call.driver_version(&cuda), "the driver's version", fault) ||
@@ -193,14 +242,13 @@ bool gpu_describe(int32_t id, struct gpu_description *d, struct fault *fault)
     } wanted[] = {{ATTRIBUTE_MAJOR, &d->major},
                   {ATTRIBUTE_MINOR, &d->minor},
                   {ATTRIBUTE_MULTIPROCESSORS, &d->multiprocessors},
-                  {ATTRIBUTE_CLOCK_KHZ, &khz},
                   {ATTRIBUTE_L2_BYTES, &l2}};
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
         if (!passed(driver.call.device_attribute(wanted[i].value, wanted[i].attribute, device),
                     "an attribute of the device", fault))
             return false;
-    d->sm_mhz = khz / 1000, d->cache = (size_t)l2;
-    if (!version_from_nvml(d->driver, sizeof d->driver))
+    d->cache = (size_t)l2;
+    if (!version_from_management(d->driver, sizeof d->driver))
         snprintf(d->driver, sizeof d->driver, "CUDA %d.%d", cuda / 1000, cuda % 1000 / 10);
     return true;
 }
@@ -291,6 +339,32 @@ bool gpu_event_seconds(void *first, void *second, double *seconds, struct fault 
         return false;
     *seconds = 1e-3 * (double)milliseconds;
     return true;
+}
+
+/* ---- Kernels -------------------------------------------------------------------------------- */
+
+bool gpu_module_open(void **module, const char *ptx, struct fault *fault)
+{
+    *module = NULL;
+    return passed(driver.call.module_open(module, ptx), "compiling a kernel", fault);
+}
+
+void gpu_module_close(void *module)
+{
+    if (module) driver.call.module_close(module);
+}
+
+bool gpu_kernel(void **kernel, void *module, const char *name, struct fault *fault)
+{
+    *kernel = NULL;
+    return passed(driver.call.module_kernel(kernel, module, name), name, fault);
+}
+
+bool gpu_launch(void *kernel, unsigned blocks, unsigned threads, void *stream, void **parameters,
+                struct fault *fault)
+{
+    return passed(driver.call.launch(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL),
+                  "launching a kernel", fault);
 }
 
 /* ---- Graphs --------------------------------------------------------------------------------- */

@@ -30,6 +30,9 @@ struct gpu_description {
 
 bool gpu_describe(int32_t id, struct gpu_description *description, struct fault *fault);
 
+/* The clock of the SMs at this moment; 0 where it is not told. */
+int gpu_sm_mhz(int32_t id);
+
 /* ---- Memory --------------------------------------------------------------------------------- */
 
 /* At least 256-byte aligned; 0 bytes are allowed. */
@@ -55,6 +58,15 @@ bool gpu_event_record(void *event, void *stream, struct fault *fault);
 
 /* Waits for the second event. */
 bool gpu_event_seconds(void *first, void *second, double *seconds, struct fault *fault);
+
+/* ---- Kernels -------------------------------------------------------------------------------- */
+
+/* From PTX, which the driver compiles. */
+bool gpu_module_open(void **module, const char *ptx, struct fault *fault);
+void gpu_module_close(void *module);
+bool gpu_kernel(void **kernel, void *module, const char *name, struct fault *fault);
+bool gpu_launch(void *kernel, unsigned blocks, unsigned threads, void *stream, void **parameters,
+                struct fault *fault);
 
 /* ---- Graphs --------------------------------------------------------------------------------- */
 
