@@ -159,8 +159,9 @@ static void ptx_wgmma(struct text *text)
 /* FLOP of one block in one round. */
 static double matrix_flop(const struct gpu_peak *peak)
 {
-    return peak->wgmma ? 2.0 * 64 * 256 * 16 * WGMMA_STEPS * (MATRIX_THREADS / 128)
-                       : 2.0 * 16 * 8 * 16 * MMA_SUMS * (MATRIX_THREADS / 32);
+    enum { WGMMA_GROUPS = MATRIX_THREADS / 128, MMA_WARPS = MATRIX_THREADS / 32 };
+    return peak->wgmma ? 2.0 * 64 * 256 * 16 * WGMMA_STEPS * WGMMA_GROUPS
+                       : 2.0 * 16 * 8 * 16 * MMA_SUMS * MMA_WARPS;
 }
 
 static bool open_matrix(struct gpu_peak *peak, struct fault *fault)
