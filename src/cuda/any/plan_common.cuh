@@ -33,21 +33,28 @@ template <typename Int> __device__ __forceinline__ Int warp_inclusive_sum(Int x)
     return x;
 }
 
-/* Inclusive sum over the block of threads; sums has WARPS + 1 elements, and afterwards the whole in the last. */
-template <typename Int> __device__ __forceinline__ Int block_inclusive_sum(Int x, Int *sums)
+/* Inclusive sum over the block of threads, and in *whole the sum of all. sums (one a warp) must not be in use. */
+template <typename Int> __device__ __forceinline__ Int block_inclusive_sum(Int x, Int sums[WARPS], Int *whole)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     x = warp_inclusive_sum(x);
+    if (lane == 31) sums[warp] = x;
     __syncthreads();
-    if (lane == 31) sums[warp + 1] = x;
-    __syncthreads();
-    if (warp == 0) {
-        const Int sum = warp_inclusive_sum(sums[lane + 1]);
-        sums[lane + 1] = sum;
-        if (lane == 0) sums[0] = 0;
-    }
-    __syncthreads();
-    return x + sums[warp];
+    const Int sum = warp_inclusive_sum(sums[lane]); /* every warp for itself */
+    *whole = __shfl_sync(~0u, sum, WARPS - 1);
+    const Int before = __shfl_sync(~0u, sum, (warp + WARPS - 1) % WARPS);
+    return warp ? x + before : x;
+}
+
+/* By one thread. */
+__device__ __forceinline__ void write_header(const struct plan_params &p, int64_t payload)
+{
+    p.plan->magic = PLAN_MAGIC;
+    p.plan->num_partitions = p.num_partitions;
+    p.plan->batch = p.b;
+    p.plan->payload = payload;
+    p.plan->zero = 0;
+    plan_num_splits_of(p.plan, p.num_partitions)[0] = 0;
 }
 
 /* Row `partition` of the plan. */

@@ -11,13 +11,15 @@
  *
  * after n = ceil((start[e] - start[q] - PLAN_OVERHEAD) / step) partitions. Every thread finds e for one q, as far as LOOK
  * requests on. The chain from meeting to meeting is followed SPAN meetings at a time, along jumps that all threads have put
- * together by doubling; where e was too far, a warp looks on. Everything between the meetings is arithmetic.
+ * together by doubling; where e was too far, a warp looks on. If partitions are so long that e is usually further, the
+ * warp looks for all of them. Everything between the meetings is arithmetic.
  */
 #pragma once
 
 #include "plan_common.cuh"
 
 static constexpr int LOOK = 32, SPAN = 8;
+static constexpr uint32_t FAR_STEP = 64 * (PLAN_OVERHEAD + 1); /* one request in 64 is met */
 
 /* Where a partition begins, if those before it do not take everything. */
 struct Begin {
@@ -39,7 +41,8 @@ struct Jumps {
     int32_t partition[TILE + 1];  /* which partitions */
     int32_t meetings;
     int32_t cuts[TILE];
-    int32_t sums[WARPS + 1];
+    uint32_t cost_sums[WARPS];
+    int32_t step_sums[WARPS], cut_sums[WARPS];
 };
 
 /* The last i in [0, count) with values[i] ≤ x; values rise, and the first is ≤ x. */
@@ -76,12 +79,12 @@ __device__ __forceinline__ int32_t find_meeting(const Jumps &jumps, int q, int b
     return b;
 }
 
-/* By the first warp: the first meeting beyond the next LOOK requests, or b. */
-__device__ __forceinline__ int32_t look_on(const Jumps &jumps, int q, int b, uint32_t step)
+/* By the first warp: the first request from `first` on that the chain from q meets, or b. */
+__device__ __forceinline__ int32_t look_on(const Jumps &jumps, int q, int first, int b, uint32_t step)
 {
     constexpr int AT_ONCE = 4;
     const int lane = (int)threadIdx.x % 32;
-    for (int first = q + 1 + LOOK; first < b; first += 32 * AT_ONCE) {
+    for (; first < b; first += 32 * AT_ONCE) {
         int32_t found = b;
 #pragma unroll
         for (int i = AT_ONCE - 1; i >= 0; i--) {
@@ -121,15 +124,33 @@ __device__ __forceinline__ void follow(Jumps &jumps, int b, uint32_t step)
 {
     int count = 0;
     for (int32_t q = 0; q < b;) {
-        if (jumps.next[q] < b) {
+        const int looked = step < FAR_STEP ? LOOK : 0;
+        if (looked && jumps.next[q] < b) {
             q = follow_spans(jumps, b, q, count);
         } else {
             if (threadIdx.x == 0) jumps.meeting[count] = q;
             count++;
         }
-        q = look_on(jumps, q, b, step);
+        q = look_on(jumps, q, q + 1 + looked, b, step);
     }
     if (threadIdx.x == 0) jumps.meetings = count;
+}
+
+/* By all threads. */
+__device__ __forceinline__ void prepare_spans(Jumps &jumps, int b, uint32_t step)
+{
+    const int thread = (int)threadIdx.x;
+    const int32_t next = find_meeting(jumps, thread, b, step);
+    jumps.next[thread] = next;
+    if (thread == 0) jumps.next[TILE] = jumps.further[TILE] = TILE;
+    int32_t further = next;
+    for (int span = 1; span < SPAN; span *= 2) { /* from here: `span` meetings on, and as many again */
+        jumps.further[thread] = further;
+        __syncthreads();
+        further = jumps.further[further];
+        __syncthreads();
+    }
+    jumps.further[thread] = further;
 }
 
 __device__ __forceinline__ Begin begin_of(const Jumps &jumps, int b, int32_t partition, uint32_t step)
@@ -147,29 +168,23 @@ __device__ __forceinline__ Begin begin_of(const Jumps &jumps, int b, int32_t par
     return begin;
 }
 
-/* The whole plan but for its header. 0 < b ≤ TILE and a line shorter than 2^31; `end` is where this thread's request ends. */
-__device__ __forceinline__ void plan_by_jumps(const struct plan_params &p, int64_t payload, int64_t end)
+/* The whole plan of at most TILE requests, none of which costs more than MOST_COST. */
+static constexpr int64_t MOST_COST = INT32_MAX / TILE;
+
+__device__ __forceinline__ void plan_by_jumps(const struct plan_params &p, uint32_t cost)
 {
     __shared__ Jumps jumps;
     const int thread = (int)threadIdx.x, b = (int)p.b;
-    const uint32_t step = (uint32_t)payload - PLAN_OVERHEAD;
-    jumps.start[thread + 1] = (uint32_t)end;
+    uint32_t line_end;
+    const uint32_t end = block_inclusive_sum(cost, jumps.cost_sums, &line_end);
+    const uint32_t step = (line_end + (uint32_t)p.num_partitions - 1) / (uint32_t)p.num_partitions;
+    const uint64_t payload = step + PLAN_OVERHEAD;
+    if (thread == 0) write_header(p, (int64_t)payload), jumps.start[0] = 0;
+    jumps.start[thread + 1] = end;
+    jumps.residue[thread] = (end - cost) % step;
     jumps.cuts[thread] = 0;
-    if (thread == 0) jumps.start[0] = 0;
     __syncthreads();
-    jumps.residue[thread] = jumps.start[thread] % step;
-    __syncthreads();
-    const int32_t next = find_meeting(jumps, thread, b, step);
-    jumps.next[thread] = next;
-    if (thread == 0) jumps.next[TILE] = jumps.further[TILE] = TILE;
-    int32_t further = next;
-    for (int span = 1; span < SPAN; span *= 2) { /* from here: `span` meetings on, and as many again */
-        jumps.further[thread] = further;
-        __syncthreads();
-        further = jumps.further[further];
-        __syncthreads();
-    }
-    jumps.further[thread] = further;
+    if (step < FAR_STEP) prepare_spans(jumps, b, step);
     __syncthreads();
     if (thread < 32) follow(jumps, b, step);
     __syncthreads();
@@ -180,13 +195,13 @@ __device__ __forceinline__ void plan_by_jumps(const struct plan_params &p, int64
         const uint32_t way = jumps.start[jumps.meeting[thread + 1]] - jumps.start[jumps.meeting[thread]];
         steps = (int32_t)min((way - PLAN_OVERHEAD + step - 1) / step, (uint32_t)p.num_partitions);
     }
-    const int32_t before = block_inclusive_sum(steps, jumps.sums);
+    int32_t all_steps, all_cuts;
+    const int32_t before = block_inclusive_sum(steps, jumps.step_sums, &all_steps);
     jumps.partition[thread + 1] = before;
     if (thread == 0) jumps.partition[0] = 0;
     __syncthreads();
 
     struct plan_partition *rows = plan_partitions(p.plan);
-    const uint32_t line_end = jumps.start[b];
     for (int32_t first = 0; first < p.num_partitions; first += PLAN_THREADS - 2) {
         /* A row needs the beginnings of three partitions: the first and the last thread write none. */
         const int32_t i = first + thread - 1;
@@ -195,8 +210,8 @@ __device__ __forceinline__ void plan_by_jumps(const struct plan_params &p, int64
         if (0 < thread && thread < PLAN_THREADS - 1 && i < p.num_partitions) {
             /* The first partition with room up to the end of the line takes what is left; those after it are idle. */
             const Begin before = jumps.begins[thread - 1], begin = jumps.begins[thread], after = jumps.begins[thread + 1];
-            const bool idle = i > 0 && before.at + (uint64_t)payload >= line_end;
-            const bool takes_all = idle || begin.at + (uint64_t)payload >= line_end;
+            const bool idle = i > 0 && before.at + payload >= line_end;
+            const bool takes_all = idle || begin.at + payload >= line_end;
             const bool cut = !takes_all && after.block > 0;
             const int32_t last = takes_all ? b - 1 : cut ? after.request : after.request - 1;
             const int32_t blocks =
@@ -206,6 +221,6 @@ __device__ __forceinline__ void plan_by_jumps(const struct plan_params &p, int64
         }
         __syncthreads();
     }
-    const int32_t cuts = block_inclusive_sum(jumps.cuts[thread], jumps.sums);
+    const int32_t cuts = block_inclusive_sum(jumps.cuts[thread], jumps.cut_sums, &all_cuts);
     if (thread < b) plan_num_splits_of(p.plan, p.num_partitions)[thread + 1] = thread + 1 + cuts;
 }

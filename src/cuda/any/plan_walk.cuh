@@ -19,8 +19,8 @@ struct Tile {
     int64_t base;            /* where the tile begins on the line */
     int64_t start[TILE + 1]; /* of its requests, relative to base */
     int32_t cuts[TILE];      /* of its requests */
-    int64_t sums[WARPS + 1];
-    int32_t cut_sums[WARPS + 1];
+    int64_t sums[2][WARPS];
+    int32_t cut_sums[WARPS];
 };
 
 /* Where partitions begin, one a lane (partition % 32), until their rows are written together. */
@@ -86,37 +86,42 @@ __device__ __forceinline__ void walk_tile(const struct plan_params &p, int64_t p
     walk.room_end = tile.base + room_end;
 }
 
-/* The whole plan but for its header. `end` is where this thread's request of the first tile ends. */
-__device__ __forceinline__ void plan_by_walk(const struct plan_params &p, int64_t payload, int64_t end)
+/* The whole plan. */
+__device__ __forceinline__ void plan_by_walk(const struct plan_params &p)
 {
     __shared__ Tile tile;
     const int thread = (int)threadIdx.x;
+    int64_t cost = 0, total;
+    for (int64_t r = thread; r < p.b; r += PLAN_THREADS) cost += blocks_of(p, r) + PLAN_OVERHEAD;
+    block_inclusive_sum(cost, tile.sums[1], &total);
+    const int64_t payload = (total + p.num_partitions - 1) / p.num_partitions + PLAN_OVERHEAD;
     int32_t *num_splits = plan_num_splits_of(p.plan, p.num_partitions);
     Walk walk = {};
     Begun begun = {};
     walk.room_end = payload;
     int32_t cuts_before = 0;
-    if (thread == 0) tile.base = 0;
+    if (thread == 0) write_header(p, payload), tile.base = 0;
     for (int64_t first = 0; first < p.b; first += TILE) {
-        if (first) end = block_inclusive_sum(blocks_of(p, first + thread) + PLAN_OVERHEAD, tile.sums);
-        tile.start[thread + 1] = end;
+        int64_t tile_cost;
+        int32_t tile_cuts;
+        tile.start[thread + 1] = block_inclusive_sum(blocks_of(p, first + thread) + PLAN_OVERHEAD, tile.sums[0], &tile_cost);
         if (thread == 0) tile.start[0] = 0;
         tile.cuts[thread] = 0;
         __syncthreads();
         if (thread < 32) {
-            if (tile.start[TILE] < (1 << 29) && payload < (1 << 29))
+            if (tile_cost < (1 << 29) && payload < (1 << 29))
                 walk_tile<int32_t>(p, payload, first, tile, walk, begun);
             else
                 walk_tile<int64_t>(p, payload, first, tile, walk, begun);
         }
         __syncthreads();
-        const int32_t cuts = block_inclusive_sum(tile.cuts[thread], tile.cut_sums);
+        const int32_t cuts = block_inclusive_sum(tile.cuts[thread], tile.cut_sums, &tile_cuts);
         if (first + thread < p.b) num_splits[first + thread + 1] = (int32_t)(first + thread + 1) + cuts_before + cuts;
-        cuts_before += tile.cut_sums[WARPS];
+        cuts_before += tile_cuts;
         const int64_t last = min(p.b - first, (int64_t)TILE) - 1;
         walk.last_blocks = (int32_t)(tile.start[last + 1] - tile.start[last]) - PLAN_OVERHEAD;
         __syncthreads();
-        if (thread == 0) tile.base += tile.start[TILE];
+        if (thread == 0) tile.base += tile_cost;
     }
 
     /* The partition in hand takes what is left; those after it are idle. */
