@@ -18,7 +18,7 @@
 
 #include "plan_common.cuh"
 
-static constexpr int LOOK = 32, SPAN = 8;
+static constexpr int LOOK = 64, SPAN = 8;
 static constexpr uint32_t FAR_STEP = 64 * (PLAN_OVERHEAD + 1); /* one request in 64 is met */
 
 /* Where a partition begins, if those before it do not take everything. */
