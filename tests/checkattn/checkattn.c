@@ -6,6 +6,9 @@
  * unseen.
  */
 #include "checkattn.h"
+#include "child.h"
+#include "device.h"
+#include "record.h"
 #include "timing.h"
 
 #include <errno.h>
@@ -70,11 +73,13 @@ void pthread_for(void *pool, int64_t count, fmla_task task, void *task_data)
 
 static const struct operation {
     const char *name;
-    void (*check)(const struct run *run, struct tally *tally);
-    void (*time)(const struct run *run);
+    void (*check)(const struct run *run, struct tally *tally); /* NULL: checked elsewhere */
+    void (*check_device)(const struct run *run, struct tally *tally);
+    void (*time)(const struct run *run); /* on the CPU */
 } operations[] = {
-    {"dense_decode", check_dense_decode, time_dense_decode},
-    {"merge", check_merge, NULL},
+    {"decode_plan", NULL /* tests/unit/test_plan.c */, check_device_plan, NULL},
+    {"dense_decode", check_dense_decode, check_dense_decode, time_dense_decode},
+    {"merge", check_merge, check_merge, NULL},
 };
 enum { OPERATIONS = sizeof operations / sizeof operations[0] };
 
@@ -85,69 +90,136 @@ static const struct operation *operation_of(const char *name)
     return NULL;
 }
 
-/* Checks every listed kernel; returns how many failed. */
-static int check_all(const struct run *like, const char *only_operation, const char *only_kernel, bool timed)
+/* What the command line asks for. */
+struct asked {
+    struct run like;
+    const char *operation, *kernel; /* NULL: all */
+    fmla_device device;             /* type 0: all */
+    bool timed, here;
+    int tally_fd; /* -1: tell people */
+    struct record record;
+};
+
+/* Checks one kernel in this process; false if it failed. */
+static bool check_here(const struct asked *asked, const fmla_capability *row, fmla_device device)
 {
-    int failed = 0, reached = 0;
+    const struct operation *operation = operation_of(row->operation);
+    struct run run = asked->like;
+    run.kernel = row->kernel, run.dtypes = row->dtypes, run.device = device;
+    struct child_report told = {{0}, 0.0};
+    struct tally *tally = &told.tally;
+    const double start = timing_now();
+    if (on_gpu(&run)) device_open(device);
+    (on_gpu(&run) ? operation->check_device : operation->check)(&run, tally);
+    told.seconds = timing_now() - start;
+    const bool partial = run.most_cases > 0;
+    const bool passed = tally->cases > 0 && tally->rows > 0 && tally->failed == 0 &&
+                        (partial || tally->covered == tally->pairs);
+    printf("%s %s %s: %lld cases, %lld rows against the oracle, %lld of %lld pairs of values, %lld "
+           "failures, %.1f s\n",
+           !passed   ? "FAILED"
+           : partial ? "partial"
+                     : "ok",
+           row->operation, row->kernel, (long long)tally->cases, (long long)tally->rows,
+           (long long)tally->covered, (long long)tally->pairs, (long long)tally->failed, told.seconds);
+    if (asked->timed && operation->time && !on_gpu(&run)) operation->time(&run);
+    fflush(stdout);
+    if (asked->tally_fd >= 0) child_tell(asked->tally_fd, &told);
+    return passed;
+}
+
+/* Checks one kernel of a GPU in a process of its own, so that one that crashes takes no other with it. */
+static bool check_apart(struct asked *asked, const fmla_capability *row, fmla_device device)
+{
+    struct child_report told = {{0}, 0.0};
+    char why[160] = "";
+    const bool passed = child_run(&asked->like, row->operation, row->kernel, device, &told, why, sizeof why);
+    if (*why) printf("FAILED %s %s: %s\n", row->operation, row->kernel, why);
+    record_add(&asked->record, row->operation, row->kernel, &told, passed);
+    return passed;
+}
+
+/* Every listed kernel of a device. *reached counts those that were run; returns how many failed. */
+static int check_kernels(struct asked *asked, fmla_device device, int *reached)
+{
+    int failed = 0;
+    const bool gpu = device.type == FMLA_DEVICE_CUDA;
     fmla_capability row = FMLA_INIT(fmla_capability);
-    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
-    for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++) {
+    for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
         if (row.forced_only || !row.kernel) continue;
         const struct operation *operation = operation_of(row.operation);
-        if (!operation && strcmp(row.operation, "decode_plan") != 0) { /* that one: tests/unit/test_plan.c */
+        if (!operation) {
             printf("FAILED %s %s: there is no check of this operation\n", row.operation, row.kernel);
             failed++;
         }
-        if (!operation || (only_operation && strcmp(only_operation, row.operation) != 0) ||
-            (only_kernel && strcmp(only_kernel, row.kernel) != 0))
+        if (!operation || !(gpu ? operation->check_device : operation->check) ||
+            (asked->operation && strcmp(asked->operation, row.operation) != 0) ||
+            (asked->kernel && strcmp(asked->kernel, row.kernel) != 0))
             continue;
         if (!row.available) {
             printf("- %s %s: not on this machine: %s\n", row.operation, row.kernel, row.reason);
             continue;
         }
-        struct run run = *like;
-        run.kernel = row.kernel, run.dtypes = row.dtypes;
-        struct tally tally = {0};
-        const double start = timing_now();
-        operation->check(&run, &tally);
-        reached++;
-        const bool partial = run.most_cases > 0;
-        const bool passed = tally.cases > 0 && tally.rows > 0 && tally.failed == 0 &&
-                            (partial || tally.covered == tally.pairs);
-        printf("%s %s %s: %lld cases, %lld rows against the oracle, %lld of %lld pairs of values, %lld "
-               "failures, %.1f s\n",
-               !passed   ? "FAILED"
-               : partial ? "partial"
-                         : "ok",
-               row.operation, row.kernel, (long long)tally.cases, (long long)tally.rows,
-               (long long)tally.covered, (long long)tally.pairs, (long long)tally.failed,
-               timing_now() - start);
-        failed += !passed;
-        if (timed && operation->time) operation->time(&run);
         fflush(stdout);
-    }
-    if (!reached) {
-        fprintf(stderr, "checkattn: nothing was tested\n");
-        return 1;
+        failed += !(gpu && !asked->here ? check_apart(asked, &row, device) : check_here(asked, &row, device));
+        ++*reached;
     }
     return failed;
 }
 
+/* The GPU's rows come last: they start processes, and the driver is not loaded before. */
+static int check_all(struct asked *asked)
+{
+    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
+    const fmla_device gpu = {FMLA_DEVICE_CUDA, asked->device.id};
+    struct fault fault;
+    int failed = 0, reached = 0;
+    if (asked->device.type != FMLA_DEVICE_CUDA) failed += check_kernels(asked, cpu, &reached);
+    if (asked->device.type != FMLA_DEVICE_CPU) {
+        if (gpu_describe(gpu.id, &asked->record.gpu, &fault)) {
+            if (asked->tally_fd < 0)
+                printf("cuda:%d: %s, driver %s\n", gpu.id, asked->record.gpu.name, asked->record.gpu.driver);
+            const int before = reached;
+            failed += check_kernels(asked, gpu, &reached);
+            if (reached == before) printf("- cuda:%d: none of its kernels was tested\n", gpu.id);
+        } else {
+            printf("- cuda:%d: no GPU kernel is tested: %s\n", gpu.id, fault.text);
+            failed += asked->device.type == FMLA_DEVICE_CUDA;
+        }
+    }
+    if (!reached) {
+        fprintf(stderr, "checkattn: nothing was tested\n");
+        return failed + 1;
+    }
+    return failed;
+}
+
+/* The kernel to plant defects into: the CPU's that is everywhere, or the first of the GPU. */
+static bool kernel_for_faults(fmla_device device, const char *operation, struct run *run)
+{
+    fmla_capability row = FMLA_INIT(fmla_capability);
+    run->device = device, run->kernel = "cpu-generic", run->dtypes = "bf16 fp16";
+    if (device.type == FMLA_DEVICE_CPU) return true;
+    for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
+        if (!row.available || strcmp(row.operation, operation) != 0) continue;
+        run->kernel = row.kernel, run->dtypes = row.dtypes;
+        return true;
+    }
+    fprintf(stderr, "checkattn: there is no kernel of %s on that device\n", operation);
+    return false;
+}
+
 /* Every planted defect must go red, and the same cases without one stay green (check_all says so). */
-static int check_faults(uint64_t seed, bool verbose)
+static int check_faults(uint64_t seed, fmla_device device, bool verbose)
 {
     int unseen = 0;
+    if (device.type == FMLA_DEVICE_CUDA) device_open(device);
     for (int fault = FAULT_NONE + 1; fault < FAULTS; fault++) {
-        const struct run run = {.kernel = "cpu-generic",
-                                .dtypes = "bf16 fp16",
-                                .seed = seed,
-                                .fault = (enum fault)fault,
-                                .verbose = verbose};
+        const bool merge = fault == FAULT_MERGE_BASE;
+        struct run run = {.seed = seed, .fault = (enum defect)fault, .verbose = verbose};
         struct tally tally = {0};
-        if (fault == FAULT_MERGE_BASE)
-            check_merge(&run, &tally);
-        else
-            check_dense_decode(&run, &tally);
+        if (!kernel_for_faults(device, merge ? "merge" : "dense_decode", &run)) return unseen + 1;
+        (merge ? check_merge : check_dense_decode)(&run, &tally);
         const bool seen = tally.planted && tally.failed > 0;
         printf("%s fault %s: %s\n", seen ? "ok" : "FAILED", fault_names[fault],
                seen            ? "seen"
@@ -160,65 +232,108 @@ static int check_faults(uint64_t seed, bool verbose)
 
 static int usage(FILE *to, int status)
 {
-    fputs("usage: checkattn [--seed N] [--op OPERATION] [--kernel NAME] [--no-time] [--threads own] [--cases "
-          "N]\n"
-          "       checkattn --faults [--seed N] [--verbose]\n"
+    fputs("usage: checkattn [--seed N] [--op OPERATION] [--kernel NAME] [--device cpu|cuda:N] [--no-time]\n"
+          "                 [--threads own] [--cases N] [--json FILE] [--here]\n"
+          "       checkattn --faults [--seed N] [--device cpu|cuda:N] [--verbose]\n"
           "Compares every kernel of this machine with the oracle. --faults: planted defects must go red.\n"
           "--threads own: no OpenMP, for tools that do not see into it. --cases N: at most N cases a kernel; "
           "that\n"
-          "is no full test, and says so.\n"
-          "Exit: 0 all passed, 1 something failed, 2 wrong usage.\n",
+          "is no full test, and says so. --json FILE: what was tested on the GPU, with the hashes of its "
+          "kernels'\n"
+          "machine code (kernels.sha256 beside this program). --here: no process of its own for each GPU "
+          "kernel,\n"
+          "for debuggers and compute-sanitizer.\n"
+          "Exit: 0 all passed, 1 something failed, 2 wrong usage, 3 the GPU failed.\n",
           to);
     return status;
+}
+
+static bool read_number(const char *text, uint64_t least, uint64_t *number)
+{
+    char *end;
+    errno = 0;
+    *number = strtoull(text, &end, 10);
+    return !errno && !*end && end != text && *number >= least && *text != '-';
+}
+
+static bool read_device(const char *text, fmla_device *device)
+{
+    uint64_t id = 0;
+    const bool cuda = !strncmp(text, "cuda:", 5);
+    if (!cuda && strcmp(text, "cpu") != 0) return false;
+    if (cuda && (!read_number(text + 5, 0, &id) || id > INT32_MAX)) return false;
+    *device = (fmla_device){cuda ? FMLA_DEVICE_CUDA : FMLA_DEVICE_CPU, (int32_t)id};
+    return true;
 }
 
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"seed", required_argument, NULL, 's'},   {"op", required_argument, NULL, 'o'},
-        {"kernel", required_argument, NULL, 'k'}, {"no-time", no_argument, NULL, 'n'},
-        {"faults", no_argument, NULL, 'f'},       {"verbose", no_argument, NULL, 'v'},
-        {"help", no_argument, NULL, 'h'},         {"threads", required_argument, NULL, 't'},
-        {"cases", required_argument, NULL, 'c'},  {NULL, 0, NULL, 0}};
-    struct run like = {.seed = 1};
-    const char *operation = NULL, *kernel = NULL;
-    bool timed = true, faults = false, verbose = false;
+        {"seed", required_argument, NULL, 's'},
+        {"op", required_argument, NULL, 'o'},
+        {"kernel", required_argument, NULL, 'k'},
+        {"no-time", no_argument, NULL, 'n'},
+        {"faults", no_argument, NULL, 'f'},
+        {"verbose", no_argument, NULL, 'v'},
+        {"help", no_argument, NULL, 'h'},
+        {"threads", required_argument, NULL, 't'},
+        {"cases", required_argument, NULL, 'c'},
+        {"device", required_argument, NULL, 'd'},
+        {"json", required_argument, NULL, 'j'},
+        {"here", no_argument, NULL, 'H'},
+        {"tally", required_argument, NULL, 'T'}, /* of a child: where its parent reads */
+        {NULL, 0, NULL, 0}};
+    struct asked asked = {.like = {.seed = 1}, .timed = true, .tally_fd = -1};
+    const char *json = NULL;
+    bool faults = false, verbose = false;
+    uint64_t number;
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        char *end;
         switch (option) {
         case 's':
-            errno = 0;
-            like.seed = strtoull(optarg, &end, 10);
-            if (errno || *end || end == optarg) return usage(stderr, 2);
+            if (!read_number(optarg, 0, &asked.like.seed)) return usage(stderr, 2);
             break;
         case 'c':
-            errno = 0;
-            like.most_cases = strtoll(optarg, &end, 10);
-            if (errno || *end || end == optarg || like.most_cases < 1) return usage(stderr, 2);
+            if (!read_number(optarg, 1, &number) || number > INT64_MAX) return usage(stderr, 2);
+            asked.like.most_cases = (int64_t)number;
+            break;
+        case 'T':
+            if (!read_number(optarg, 3, &number) || number > INT32_MAX) return usage(stderr, 2);
+            asked.tally_fd = (int)number;
             break;
         case 't':
             if (strcmp(optarg, "own") != 0) return usage(stderr, 2);
-            like.own_threads = true;
+            asked.like.own_threads = true;
             break;
-        case 'o': operation = optarg; break;
-        case 'k': kernel = optarg; break;
-        case 'n': timed = false; break;
+        case 'd':
+            if (!read_device(optarg, &asked.device)) return usage(stderr, 2);
+            break;
+        case 'o': asked.operation = optarg; break;
+        case 'k': asked.kernel = optarg; break;
+        case 'j': json = optarg; break;
+        case 'H': asked.here = true; break;
+        case 'n': asked.timed = false; break;
         case 'f': faults = true; break;
         case 'v': verbose = true; break;
         case 'h': return usage(stdout, 0);
         default: return usage(stderr, 2);
         }
     }
-    if (optind < argc || (faults && (like.most_cases || like.own_threads))) return usage(stderr, 2);
-    if (like.own_threads) {
-        timed = false;
+    if (optind < argc || (faults && (asked.like.most_cases || asked.like.own_threads || json)) ||
+        (json && asked.here))
+        return usage(stderr, 2);
+    if (asked.like.own_threads) {
+        asked.timed = false;
         fmla_set_parallel_for(pthread_for, NULL, PTHREAD_WORKERS);
     }
+    if (asked.tally_fd >= 0) return check_all(&asked) ? 1 : 0;
     printf("checkattn: flashmla %s, seed %llu, %d threads\n", fmla_version_string(),
-           (unsigned long long)like.seed, fmla_num_threads());
-    const int failed = faults ? check_faults(like.seed, verbose) : check_all(&like, operation, kernel, timed);
-    printf("checkattn: %s\n", failed            ? "FAILED"
-                              : like.most_cases ? "passed in part; not every pair of values was asked for"
-                                                : "all passed");
+           (unsigned long long)asked.like.seed, fmla_num_threads());
+    if (!asked.device.type && faults) asked.device.type = FMLA_DEVICE_CPU;
+    int failed = faults ? check_faults(asked.like.seed, asked.device, verbose) : check_all(&asked);
+    if (json) failed += !record_write(&asked.record, &asked.like, argv[0], json);
+    printf("checkattn: %s\n", failed ? "FAILED"
+                              : asked.like.most_cases
+                                  ? "passed in part; not every pair of values was asked for"
+                                  : "all passed");
     return failed ? 1 : 0;
 }

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /* A defect that a kernel could have, planted into its result or its input: the harness must go red. */
-enum fault {
+enum defect {
     FAULT_NONE,
     FAULT_DROPPED_KEY,   /* a row misses its last key */
     FAULT_MASK,          /* a causal row sees one key too many */
@@ -31,8 +31,9 @@ extern const char *const fault_names[FAULTS];
 struct run {
     const char *kernel; /* under test */
     const char *dtypes; /* that it takes, as fmla_capabilities says */
+    fmla_device device; /* where it runs */
     uint64_t seed;
-    enum fault fault;
+    enum defect fault;
     bool verbose;
     bool own_threads;   /* every loop on threads of our own: OpenMP is not touched */
     int64_t most_cases; /* of a kernel; 0 = all that the grid needs. Anything else is told to be partial */
@@ -48,8 +49,16 @@ struct tally {
 /* Prints the first lines of what went wrong in a case and counts it. */
 void report(struct tally *tally, const struct run *run, const char *where, const char *what);
 
+static inline bool on_gpu(const struct run *run)
+{
+    return run->device.type == FMLA_DEVICE_CUDA;
+}
+
 void check_dense_decode(const struct run *run, struct tally *tally);
 void check_merge(const struct run *run, struct tally *tally);
+
+/* The device's planner against the host's, which tests/unit/test_plan.c checks. */
+void check_device_plan(const struct run *run, struct tally *tally);
 
 /* Prints GFLOP/s of a few plain shapes. */
 void time_dense_decode(const struct run *run);

@@ -94,6 +94,28 @@ static void *key_at(const struct decode_case *c, int64_t request, int64_t key, i
     return (char *)c->kv.tensor.data + c->kv.tensor.byte_offset + at * (int64_t)sizeof(uint16_t);
 }
 
+/* Writes every slot that some request reads once: pages and memory that requests share belong to the first. */
+static void fill_cache(struct decode_case *c, bool aliased)
+{
+    unsigned char *filled = calloc((size_t)c->pages + 1, 1);
+    int64_t shared = 0; /* keys of the aliased cache that are there */
+    for (int64_t r = 0; r < c->b; r++) {
+        for (int64_t t = aliased ? shared : 0; t < c->length[r]; t++) {
+            const int64_t page = page_of(c, r, t);
+            if (c->paged && t % c->page_size == 0 && filled[page]) {
+                t += c->page_size - 1; /* shared, so a whole one */
+                continue;
+            }
+            filled[page] = 1;
+            for (int64_t h = 0; h < c->h_kv; h++)
+                copy_drawn(c, key_at(c, r, t, h),
+                           c->v[A_INPUTS] == INPUTS_SPIKED && is_border(c, t, c->length[r]));
+        }
+        if (c->length[r] > shared) shared = c->length[r];
+    }
+    free(filled);
+}
+
 static void make_cache(struct decode_case *c, enum layout layout)
 {
     const fmla_dtype dtype = c->v[A_DTYPE] ? dtype_fp16 : dtype_bf16;
@@ -115,11 +137,7 @@ static void make_cache(struct decode_case *c, enum layout layout)
         c->kv.shape[0] = c->b;
         c->kv_view.strides = c->kv_strides;
     }
-    for (int64_t r = 0; r < c->b; r++)
-        for (int64_t t = 0; t < c->length[r]; t++)
-            for (int64_t h = 0; h < c->h_kv; h++)
-                copy_drawn(c, key_at(c, r, t, h),
-                           c->v[A_INPUTS] == INPUTS_SPIKED && is_border(c, t, c->length[r]));
+    fill_cache(c, aliased);
     const bool nan_ends = c->v[A_INPUTS] == INPUTS_NAN_ENDS && c->v[A_CAUSAL] && c->s_q > 1;
     for (int64_t r = 0; nan_ends && r < c->b; r++)
         for (int64_t h = 0; c->length[r] && h < c->h_kv; h++) {
@@ -146,7 +164,29 @@ static void *aligned_bytes(size_t bytes)
     return memory;
 }
 
-fmla_status decode_case_plan(struct decode_case *c)
+/* The plan of lengths on the device, made there; true if it is that of the host, bit by bit. */
+static bool same_on_device(const struct decode_case *c, const struct guarded *lengths,
+                           const fmla_decode_plan_args *on_host, fmla_status *status)
+{
+    struct device_blocks blocks = {0};
+    struct device_scratch plan;
+    fmla_tensor seqlens;
+    fmla_decode_plan_args args = *on_host;
+    device_add_guarded(&blocks, lengths);
+    device_scratch_make(&plan, args.plan_size, 0xa7);
+    args.seqlens = device_tensor(&blocks, &lengths->tensor, &seqlens);
+    args.plan = plan.memory;
+    *status = fmla_decode_plan(&args);
+    bool same = *status != FMLA_OK; /* which is told apart from a difference */
+    if (!same) {
+        device_wait(NULL);
+        same = device_scratch_is(&plan, c->plan) && device_scratch_intact(&plan);
+    }
+    device_free(&blocks), device_scratch_free(&plan);
+    return same;
+}
+
+fmla_status decode_case_plan(struct decode_case *c, bool *same)
 {
     struct guarded other;
     guarded_make(&other, dtype_i32, 1, &c->b, LAYOUT_CONTIGUOUS);
@@ -157,10 +197,16 @@ fmla_status decode_case_plan(struct decode_case *c)
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
     args.seqlens = &other.tensor;
     args.s_q = c->s_q, args.h_q = c->h_q, args.h_kv = c->h_kv;
+    args.target = c->device;
     args.num_partitions = (int32_t)c->v[A_PARTITIONS];
     fmla_status status = fmla_decode_plan_size(&args, &args.plan_size);
     c->plan = args.plan = aligned_bytes(args.plan_size);
     if (!status) status = fmla_decode_plan(&args);
+    *same = true;
+    if (!status && c->device.type != FMLA_DEVICE_CPU) {
+        *same = same_on_device(c, &other, &args, &status);
+        device_add(&c->blocks, c->plan, args.plan_size);
+    }
     c->args.plan = c->plan, c->args.plan_size = args.plan_size;
     guarded_free(&other);
     return status;
@@ -171,6 +217,7 @@ void decode_case_make(struct decode_case *c, const struct run *run, const int64_
     memset(c, 0, sizeof *c);
     memcpy(c->v, v, sizeof c->v);
     c->random.state = seed;
+    c->device = run->device;
     c->b = v[A_B], c->s_q = v[A_SQ], c->h_q = v[A_HQ], c->h_kv = v[A_HKV], c->d_qk = v[A_DQK],
     c->s_k = v[A_SK];
     c->paged = v[A_PAGE] != 0;
@@ -215,6 +262,7 @@ void decode_case_free(struct decode_case *c)
     struct guarded *all[] = {&c->q, &c->kv, &c->table, &c->seqlens, &c->sink, &c->out, &c->lse};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) guarded_free(all[i]);
     free(c->plan), free(c->length);
+    device_free(&c->blocks);
 }
 
 /* ---- Running it ----------------------------------------------------------------------------- */
@@ -236,6 +284,31 @@ fmla_status decode_case_call(fmla_dense_decode_args *args, int fill)
         }
     free(memory);
     return status;
+}
+
+void decode_case_to_device(struct decode_case *c, const struct decode_case *like)
+{
+    if (c->device.type == FMLA_DEVICE_CPU) return;
+    const struct guarded *all[] = {&c->q, &c->kv, &c->table, &c->seqlens, &c->sink, &c->out, &c->lse};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (like && all[i]->memory)
+            device_add_in_place(&c->blocks, all[i]->memory, all[i]->whole, &like->blocks);
+        else
+            device_add_guarded(&c->blocks, all[i]);
+}
+
+fmla_status decode_case_run(const struct decode_case *c, fmla_dense_decode_args *args, int fill)
+{
+    return c->device.type == FMLA_DEVICE_CPU ? decode_case_call(args, fill)
+                                             : device_decode_call(&c->blocks, args, fill);
+}
+
+fmla_status decode_case_kernel(const struct decode_case *c, const char **name)
+{
+    struct device_decode_args on_device;
+    if (c->device.type == FMLA_DEVICE_CPU) return fmla_dense_decode_kernel(&c->args, name);
+    device_decode_args_make(&on_device, &c->blocks, &c->args);
+    return fmla_dense_decode_kernel(&on_device.args, name);
 }
 
 int64_t decode_case_seen(const struct decode_case *c, int64_t request, int64_t token)

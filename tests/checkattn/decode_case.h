@@ -7,6 +7,7 @@
 #define CHECKATTN_DECODE_CASE_H
 
 #include "checkattn.h"
+#include "device.h"
 #include "random.h"
 
 /* The axes of the grid, and what their values mean where they are not numbers. */
@@ -56,7 +57,9 @@ struct decode_case {
     int64_t kv_strides[4];
     bool paged;
     void *plan;
-    fmla_dense_decode_args args;
+    fmla_dense_decode_args args; /* of tensors in host memory, on a GPU too */
+    fmla_device device;          /* where it runs */
+    struct device_blocks blocks; /* on a GPU: the copies there */
 };
 
 /* Draws the values that caches and queries are copied from; before the first case. */
@@ -65,11 +68,22 @@ void decode_case_draw(uint64_t seed);
 void decode_case_make(struct decode_case *c, const struct run *run, const int64_t v[AXES], uint64_t seed);
 void decode_case_free(struct decode_case *c);
 
-/* Makes the plan that the case asks for, and passes it. */
-fmla_status decode_case_plan(struct decode_case *c);
+/* Makes the plan that the case asks for, and passes it. On a GPU the device makes it too, and *same says whether both
+ * have the same bits. */
+fmla_status decode_case_plan(struct decode_case *c, bool *same);
 
-/* Runs it, with a workspace of exactly the size that was answered, full of `fill`. */
+/* Copies the case to the device that it is for; nothing to do on the CPU. With `like`, a case of the same shapes and
+ * no smaller cache, into the memory of that one. */
+void decode_case_to_device(struct decode_case *c, const struct decode_case *like);
+
+/* Runs it on the CPU, with a workspace of exactly the size that was answered, full of `fill`. */
 fmla_status decode_case_call(fmla_dense_decode_args *args, int fill);
+
+/* The same where the case runs; `args` may be of views of its tensors. */
+fmla_status decode_case_run(const struct decode_case *c, fmla_dense_decode_args *args, int fill);
+
+/* The kernel that would run it. */
+fmla_status decode_case_kernel(const struct decode_case *c, const char **name);
 
 /* The keys that a row sees. */
 int64_t decode_case_seen(const struct decode_case *c, int64_t request, int64_t token);
@@ -86,5 +100,16 @@ void decode_case_request(const struct decode_case *c, int64_t request, struct re
 /* One row by `kernel`, as a problem of its own over the first `seen` keys of its request; out has D_V elements. */
 fmla_status decode_case_row(const struct decode_case *c, const char *kernel, int64_t request, int64_t token,
                             int64_t head, int64_t seen, uint16_t *out, float *lse);
+
+/* ---- Comparing (decode_compare.c) ----------------------------------------------------------- */
+
+/* What is in out and lse against the oracle: all rows of a small case, chosen ones of a large one. */
+void decode_compare_oracle(struct decode_case *c, const struct run *run, struct tally *tally);
+
+/* Batch-invariant: request r alone has the bits that it has in the batch. */
+void decode_compare_alone(struct decode_case *c, int64_t r, const struct run *run, struct tally *tally);
+
+/* FNV-1a over everything that the call only reads, canaries included. */
+uint64_t decode_hash_inputs(const struct decode_case *c);
 
 #endif

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense decode against the oracle: cases are run twice through the real dispatch and compared row by row: small cases
- * whole, large ones in chosen rows, each recomputed by the oracle as a problem of its own (one token, one head, the
- * keys it sees).
+ * Dense decode: the grid, and what is checked in each case. Cases are run twice through the real dispatch and compared
+ * row by row with the oracle.
  */
 #include "decode_case.h"
+#include "decode_device.h"
 #include "grid.h"
 #include "timing.h"
 
 #include <math.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* The values of a GPU; a CPU leaves out the last ones of `b` and `s_k`, a GPU all but the first of `threads`. */
 static struct axis axes[AXES] = {
-    {"b", 6, {0, 1, 2, 6, 64, 128}},
+    {"b", 7, {0, 1, 2, 6, 64, 128, 1000}},
     {"s_q", 6, {1, 2, 3, 4, 7, 64}},
-    {"s_k", 8, {0, 1, 20, 63, 64, 65, 140, 4096}},
+    {"s_k", 9, {0, 1, 20, 63, 64, 65, 140, 4096, 131072}},
     {"h_q", 9, {1, 3, 9, 11, 16, 63, 64, 126, 128}},
     {"h_kv", 4, {1, 2, 3, 8}},
     {"page_size", 8, {1, 2, 16, 61, 64, 128, 256, 0 /* contiguous */}},
@@ -63,11 +63,48 @@ static bool counts(const int *choice, int i, int j)
 }
 
 /* Row-keys that the generic kernel computes: its vectors hold 16 rows. */
-static double cost(const int *choice)
+static double cpu_cost(const int *choice)
 {
     const int64_t rows = value_of(choice, A_SQ) * value_of(choice, A_HQ) / value_of(choice, A_HKV);
     const int64_t row_tiles = value_of(choice, A_B) * value_of(choice, A_HKV) * ((rows + 15) / 16);
     return 16.0 * (double)(row_tiles * value_of(choice, A_SK));
+}
+
+/* What a GPU computes: its tiles hold 64 rows at most, and the fewest are 16. */
+static double gpu_cost(const int *choice)
+{
+    const int64_t rows = value_of(choice, A_SQ) * value_of(choice, A_HQ) / value_of(choice, A_HKV);
+    const int64_t row_tiles = value_of(choice, A_B) * value_of(choice, A_HKV) * ((rows + 63) / 64);
+    return 64.0 * (double)(row_tiles * value_of(choice, A_SK));
+}
+
+/* Bytes of a GPU's case on the host: cache, queries and results, table. */
+static double host_bytes(const int *choice)
+{
+    const double b = (double)value_of(choice, A_B), s_k = (double)value_of(choice, A_SK);
+    const double page = (double)value_of(choice, A_PAGE),
+                 row = 2.0 * (double)(value_of(choice, A_DQK) + 2 * D_V);
+    const double rows = b * (double)(value_of(choice, A_SQ) * value_of(choice, A_HQ));
+    const double shared = b * s_k < 8192 ? b * s_k : 8192, alone = b * s_k > 65536 ? s_k : b * s_k;
+    const double slots = page > 0 ? shared + b * page : alone;
+    const double table = page > 0 ? 4.0 * b * (s_k / page + 3.0) : 0.0;
+    return 2.0 * slots * (double)(value_of(choice, A_HKV) * value_of(choice, A_DQK)) + rows * row + table;
+}
+
+/* Partial results of a batch-invariant call: one a chunk of 2048 keys that the table has room for. */
+static double device_bytes(const int *choice)
+{
+    const double rows = (double)(value_of(choice, A_B) * value_of(choice, A_SQ) * value_of(choice, A_HQ));
+    const double chunks = (double)value_of(choice, A_SK) / 2048.0 + 1.0;
+    return value_of(choice, A_INVARIANT) ? rows * chunks * 4.0 * (D_V + 1) : 0.0;
+}
+
+static bool gpu_possible(const int *choice)
+{
+    if (!possible(choice)) return false;
+    for (int i = 0; i < AXES; i++)
+        if (choice[i] < 0) return true; /* not a whole case yet */
+    return host_bytes(choice) <= 0x1p30 && device_bytes(choice) <= 0x1p34 && gpu_cost(choice) <= 5e10;
 }
 
 /* ---- Faults --------------------------------------------------------------------------------- */
@@ -85,7 +122,7 @@ static bool plant_row(struct decode_case *c, int64_t change)
         for (int64_t j = 0; j < c->s_q; j++) {
             const int64_t seen = decode_case_seen(c, r, j) + change;
             if (seen < 1 || seen > c->length[r]) continue;
-            return decode_case_row(c, c->args.kernel, r, j, 0, seen, out_at(c, r, j, 0),
+            return decode_case_row(c, "ref", r, j, 0, seen, out_at(c, r, j, 0),
                                    guarded_at(&c->lse, r, 0, j, 0)) == FMLA_OK;
         }
     return false;
@@ -98,7 +135,7 @@ static bool can_plant(const int64_t v[AXES])
            v[A_B] * v[A_SQ] * v[A_HQ] * v[A_SK] <= 40000;
 }
 
-static bool plant_before(struct decode_case *c, enum fault fault)
+static bool plant_before(struct decode_case *c, enum defect fault)
 {
     if (fault != FAULT_SWAPPED_PAGE || !c->paged || c->page_size < 16 || !can_plant(c->v)) return false;
     for (int64_t r = 0; r < c->b; r++) {
@@ -121,7 +158,7 @@ static void undo_before(struct decode_case *c)
     }
 }
 
-static bool plant_after(struct decode_case *c, enum fault fault)
+static bool plant_after(struct decode_case *c, enum defect fault)
 {
     if (!can_plant(c->v)) return false;
     unsigned char *end =
@@ -149,144 +186,11 @@ static bool plant_after(struct decode_case *c, enum fault fault)
     }
 }
 
-/* ---- Comparing ------------------------------------------------------------------------------ */
-
-struct row {
-    int64_t request, token, head;
-};
-
-/* Every row of a small case; of a large one the corners, rows that see nothing or little, and 64 drawn ones.
- */
-static int64_t choose_rows(struct decode_case *c, struct row *rows, int64_t most)
-{
-    int64_t count = 0;
-    const int64_t all = c->b * c->s_q * c->h_q;
-    if (all <= most && all * c->s_k <= 40000) {
-        for (int64_t i = 0; i < all; i++)
-            rows[count++] = (struct row){i / c->h_q / c->s_q, i / c->h_q % c->s_q, i % c->h_q};
-        return count;
-    }
-    rows[count++] = (struct row){0, 0, 0};
-    rows[count++] = (struct row){c->b - 1, c->s_q - 1, c->h_q - 1};
-    rows[count++] = (struct row){0, c->s_q - 1, c->h_q / c->h_kv - 1}; /* the last of a key head */
-    rows[count++] = (struct row){c->b - 1, 0, c->h_q - c->h_q / c->h_kv};
-    for (int64_t r = 0; r < c->b && count < most - 64; r++)
-        if (c->length[r] < c->s_q + 1) rows[count++] = (struct row){r, (c->s_q - 1) / 2, 0};
-    while (count < most)
-        rows[count++] =
-            (struct row){random_between(&c->random, 0, c->b - 1), random_between(&c->random, 0, c->s_q - 1),
-                         random_between(&c->random, 0, c->h_q - 1)};
-    return count;
-}
-
-struct oracle_rows {
-    struct decode_case *c;
-    const struct row *rows;
-    uint16_t (*out)[D_V];
-    float *lse;
-    atomic_int failures;
-};
-
-static void oracle_row(void *data, int64_t i, int32_t worker)
-{
-    struct oracle_rows *o = data;
-    const struct row *row = &o->rows[i];
-    (void)worker;
-    if (decode_case_row(o->c, "ref", row->request, row->token, row->head,
-                        decode_case_seen(o->c, row->request, row->token), o->out[i], &o->lse[i]) != FMLA_OK)
-        atomic_fetch_add(&o->failures, 1);
-}
-
-static void compare_with_oracle(struct decode_case *c, const struct run *run, struct tally *tally)
-{
-    enum { MOST = 4096, CHOSEN = 84 };
-    static struct row rows[MOST];
-    static uint16_t out[MOST][D_V];
-    static float lse[MOST];
-    const int64_t all = c->b * c->s_q * c->h_q;
-    const int64_t count = choose_rows(c, rows, all * c->s_k <= 40000 && all <= MOST ? MOST : CHOSEN);
-    struct oracle_rows oracle = {c, rows, out, lse, 0};
-    if (run->own_threads) {
-        pthread_for(NULL, count, oracle_row, &oracle);
-    } else {
-#pragma omp parallel for schedule(dynamic, 1)
-        for (int64_t i = 0; i < count; i++) oracle_row(&oracle, i, 0);
-    }
-    const int failures = atomic_load(&oracle.failures);
-    if (failures) report(tally, run, c->name, "the oracle refused a row");
-
-    struct comparison outs = {0}, lses = {0};
-    char first[160] = "";
-    for (int64_t i = 0; i < count; i++) {
-        const uint16_t *mine = guarded_at(&c->out, rows[i].request, rows[i].token, rows[i].head, 0);
-        const float *my_lse = guarded_at(&c->lse, rows[i].request, rows[i].head, rows[i].token, 0);
-        const int64_t wrong = outs.wrong + lses.wrong;
-        for (int d = 0; d < D_V; d++)
-            compare_add(&outs, &tolerance_dense_decode_out, guarded_value(&c->out, mine + d),
-                        guarded_value(&c->out, &out[i][d]));
-        if (c->args.lse) compare_add(&lses, &tolerance_decode_lse, (double)*my_lse, (double)lse[i]);
-        if (wrong == 0 && outs.wrong + lses.wrong)
-            snprintf(first, sizeof first, "first in request %lld, token %lld, head %lld (lse %g, oracle %g)",
-                     (long long)rows[i].request, (long long)rows[i].token, (long long)rows[i].head,
-                     (double)*my_lse, (double)lse[i]);
-    }
-    tally->rows += count;
-    char what[320];
-    if (!compare_passed(&outs, &tolerance_dense_decode_out)) {
-        snprintf(what, sizeof what,
-                 "out: %lld of %lld elements off, worst |Δ| %.3g, cosine difference %.3g; %s",
-                 (long long)outs.wrong, (long long)outs.count, outs.worst_abs, compare_cosine(&outs), first);
-        report(tally, run, c->name, what);
-    } else if (!compare_passed(&lses, &tolerance_decode_lse)) {
-        snprintf(what, sizeof what, "lse: %lld of %lld off, worst |Δ| %.3g; %s", (long long)lses.wrong,
-                 (long long)lses.count, lses.worst_abs, first);
-        report(tally, run, c->name, what);
-    }
-}
-
-/* Batch-invariant: a request alone has the bits that it has in the batch. */
-static void compare_alone(struct decode_case *c, const struct run *run, struct tally *tally)
-{
-    if (!c->args.batch_invariant || !c->b) return;
-    const int64_t r = random_between(&c->random, 0, c->b - 1);
-    struct guarded out, lse;
-    guarded_make(&out, c->out.tensor.dtype, 4, (int64_t[]){1, c->s_q, c->h_q, D_V}, LAYOUT_CONTIGUOUS);
-    guarded_make(&lse, dtype_f32, 3, (int64_t[]){1, c->h_q, c->s_q}, LAYOUT_CONTIGUOUS);
-    struct request_view view;
-    decode_case_request(c, r, &view);
-    view.args.out = &out.tensor, view.args.lse = c->args.lse ? &lse.tensor : NULL;
-    if (decode_case_call(&view.args, 0x11)) report(tally, run, c->name, fmla_last_error());
-    bool same = true;
-    for (int64_t j = 0; j < c->s_q; j++)
-        for (int64_t h = 0; h < c->h_q; h++) {
-            same &= !memcmp(guarded_at(&out, 0, j, h, 0), guarded_at(&c->out, r, j, h, 0),
-                            D_V * sizeof(uint16_t));
-            same &= !memcmp(guarded_at(&lse, 0, h, j, 0), guarded_at(&c->lse, r, h, j, 0), sizeof(float));
-        }
-    if (!same)
-        report(tally, run, c->name, "batch-invariant: a request alone has other bits than in the batch");
-    guarded_free(&out), guarded_free(&lse);
-}
-
 static void set_threads(const struct run *run, int64_t threads)
 {
     fmla_set_parallel_for(run->own_threads || threads == THREADS_OWN ? pthread_for : NULL, NULL,
                           PTHREAD_WORKERS);
     fmla_set_num_threads(threads == THREADS_ONE ? 1 : 0);
-}
-
-/* FNV-1a over everything that the call only reads. */
-static uint64_t hash_inputs(const struct decode_case *c)
-{
-    const struct guarded *all[] = {&c->q, &c->kv, &c->table, &c->seqlens, &c->sink};
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        for (size_t at = 0; at + 8 <= all[i]->bytes; at += 8) {
-            uint64_t word;
-            memcpy(&word, all[i]->memory + GUARDED_FRONT + at, sizeof word);
-            hash = (hash ^ word) * 0x100000001b3u;
-        }
-    return hash;
 }
 
 /* Every row was written: none starts and ends with the bytes it was filled with. */
@@ -317,18 +221,23 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
     tally->cases++;
     set_threads(run, v[A_THREADS]);
     fmla_status status = FMLA_OK;
+    bool same_plan = true;
     const char *kernel = "";
-    if (fmla_dense_decode_kernel(&c.args, &kernel) || strcmp(kernel, run->kernel) != 0)
-        report(tally, run, c.name, "the library says that another kernel would run");
-    if (v[A_PLAN] != PLAN_INSIDE) status = decode_case_plan(&c);
+    if (v[A_PLAN] != PLAN_INSIDE) status = decode_case_plan(&c, &same_plan);
+    if (!same_plan) report(tally, run, c.name, "the device's plan has other bits than the host's");
     const bool planted_before = plant_before(&c, run->fault);
-    const uint64_t inputs = hash_inputs(&c);
+    decode_case_to_device(&c, NULL);
+    if (decode_case_kernel(&c, &kernel) || strcmp(kernel, run->kernel) != 0)
+        report(tally, run, c.name, "the library says that another kernel would run");
+    const uint64_t inputs = decode_hash_inputs(&c);
     unsigned char *before = malloc(c.out.bytes + c.lse.bytes + 1);
-    if (!status) status = decode_case_call(&c.args, 0xff);
+    if (!status) status = decode_case_run(&c, &c.args, 0xff);
     memcpy(before, c.out.memory + GUARDED_FRONT, c.out.bytes);
     memcpy(before + c.out.bytes, c.lse.memory + GUARDED_FRONT, c.lse.bytes);
     guarded_reset(&c.out), guarded_reset(&c.lse);
-    if (!status) status = decode_case_call(&c.args, 0x00);
+    if (!status) status = decode_case_run(&c, &c.args, 0x00);
+    device_down(&c.blocks, NULL);
+    if (decode_hash_inputs(&c) != inputs) report(tally, run, c.name, "the call changed its inputs");
     if (planted_before) undo_before(&c);
     if (status) report(tally, run, c.name, fmla_last_error());
 
@@ -337,7 +246,6 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
     if (memcmp(before, c.out.memory + GUARDED_FRONT, c.out.bytes) ||
         memcmp(before + c.out.bytes, c.lse.memory + GUARDED_FRONT, c.lse.bytes))
         report(tally, run, c.name, "two runs with different garbage in the workspace differ in their bits");
-    if (hash_inputs(&c) != inputs) report(tally, run, c.name, "the call changed its inputs");
     if (!status && !all_written(&c)) report(tally, run, c.name, "a row of out was not written");
     free(before);
     planted |= plant_after(&c, run->fault);
@@ -347,8 +255,9 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
     if (!guarded_intact(&c.lse))
         report(tally, run, c.name, "lse: bytes outside the tensor's elements were written");
     if (!status && c.b) {
-        compare_with_oracle(&c, run, tally);
-        compare_alone(&c, run, tally);
+        decode_compare_oracle(&c, run, tally);
+        if (c.args.batch_invariant)
+            decode_compare_alone(&c, random_between(&c.random, 0, c.b - 1), run, tally);
     }
     set_threads(run, THREADS_BUILT_IN);
     decode_case_free(&c);
@@ -360,6 +269,7 @@ static void check_oracle(const struct run *run, struct tally *tally)
 {
     struct run oracle = *run;
     oracle.kernel = "ref";
+    oracle.device = (fmla_device){FMLA_DEVICE_CPU, 0};
     const int64_t v[AXES] = {[A_B] = 3,
                              [A_SQ] = 3,
                              [A_SK] = 70,
@@ -433,13 +343,16 @@ static void check_special(const struct run *run, struct tally *tally)
     }
 }
 
-/* Only types that the kernel takes are in its grid. */
-static void choose_dtypes(const struct run *run)
+/* Only types that the kernel takes are in its grid, and only what the device has to do with. */
+static void choose_axes(const struct run *run)
 {
     struct axis *dtype = &axes[A_DTYPE];
     dtype->count = 0;
     if (strstr(run->dtypes, "bf16")) dtype->values[dtype->count++] = 0;
     if (strstr(run->dtypes, "fp16")) dtype->values[dtype->count++] = 1;
+    axes[A_B].count = on_gpu(run) ? 7 : 6;
+    axes[A_SK].count = on_gpu(run) ? 9 : 8;
+    axes[A_THREADS].count = on_gpu(run) ? 1 : 3;
 }
 
 /* A case with room for every fault: pages, empty requests, gaps, causal. */
@@ -462,19 +375,20 @@ static void check_fault(const struct run *run, struct tally *tally)
 void check_dense_decode(const struct run *run, struct tally *tally)
 {
     decode_case_draw(run->seed);
-    choose_dtypes(run);
+    choose_axes(run);
     if (run->fault != FAULT_NONE) {
         check_fault(run, tally);
         return;
     }
+    if (on_gpu(run)) check_device_first_use(run, tally);
     check_oracle(run, tally);
     check_special(run, tally);
     struct grid grid = {.axes = AXES,
                         .axis = axes,
-                        .possible = possible,
-                        .cost = cost,
+                        .possible = on_gpu(run) ? gpu_possible : possible,
+                        .cost = on_gpu(run) ? gpu_cost : cpu_cost,
                         .counts = counts,
-                        .dear = 4e5,
+                        .dear = on_gpu(run) ? 5e8 : 4e5,
                         .random = {run->seed}};
     grid_begin(&grid);
     int choice[GRID_AXES];
@@ -486,6 +400,7 @@ void check_dense_decode(const struct run *run, struct tally *tally)
     }
     tally->pairs += grid.pairs, tally->covered += grid.covered;
     grid_end(&grid);
+    if (on_gpu(run)) check_device_decode(run, tally);
 }
 
 /* ---- Timing --------------------------------------------------------------------------------- */

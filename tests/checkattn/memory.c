@@ -27,13 +27,13 @@ void guarded_make(struct guarded *g, fmla_dtype dtype, int ndim, const int64_t *
     }
     const size_t shift = layout == LAYOUT_ODD ? element : 0;
     g->bytes = (size_t)span * element + shift;
-    const size_t whole = (g->bytes + 2 * CANARY_BYTES + 63) / 64 * 64;
-    g->memory = aligned_alloc(64, whole);
+    g->whole = (g->bytes + 2 * CANARY_BYTES + 63) / 64 * 64;
+    g->memory = aligned_alloc(64, g->whole);
     if (!g->memory) {
-        fprintf(stderr, "checkattn: out of memory for %zu bytes\n", whole);
+        fprintf(stderr, "checkattn: out of memory for %zu bytes\n", g->whole);
         exit(1);
     }
-    memset(g->memory, CANARY, whole);
+    memset(g->memory, CANARY, g->whole);
     g->tensor = (fmla_tensor){.data = g->memory + CANARY_BYTES,
                               .device = {FMLA_DEVICE_CPU, 0},
                               .ndim = ndim,

@@ -26,6 +26,7 @@ struct guarded {
     int64_t shape[GUARDED_DIMS], strides[GUARDED_DIMS];
     unsigned char *memory;
     size_t bytes; /* between the canaries */
+    size_t whole; /* canaries included */
 };
 
 extern const fmla_dtype dtype_bf16, dtype_fp16, dtype_f32, dtype_i32;

@@ -3,6 +3,7 @@
  * Merge against the oracle, whole tensors.
  */
 #include "checkattn.h"
+#include "device.h"
 #include "grid.h"
 #include "num.h"
 
@@ -28,7 +29,7 @@ enum {
 };
 enum { EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL };
 
-static const struct axis axes[AXES] = {
+static struct axis axes[AXES] = {
     {"n", 6, {0, 1, 2, 3, 17, 64}},
     {"b", 3, {0, 1, 3}},
     {"s_q", 3, {1, 2, 5}},
@@ -89,6 +90,27 @@ static void fill(struct guarded *parts, struct guarded *lse_parts, const int64_t
                 }
 }
 
+/* The call on copies of all its memory, which come back. */
+static fmla_status merge_on_device(const fmla_merge_args *args, struct guarded *const *all, size_t count)
+{
+    struct device_blocks blocks = {0};
+    fmla_tensor tensor[5];
+    fmla_merge_args on_device = *args;
+    for (size_t i = 0; i < count; i++) device_add_guarded(&blocks, all[i]);
+    on_device.out_parts = device_tensor(&blocks, args->out_parts, &tensor[0]);
+    on_device.lse_parts = device_tensor(&blocks, args->lse_parts, &tensor[1]);
+    on_device.attn_sink = device_tensor(&blocks, args->attn_sink, &tensor[2]);
+    on_device.out = device_tensor(&blocks, args->out, &tensor[3]);
+    on_device.lse = device_tensor(&blocks, args->lse, &tensor[4]);
+    void *stream = on_device.stream = device_stream_open();
+    const fmla_status status = fmla_merge(&on_device);
+    if (!status) device_wait(stream);
+    device_down(&blocks, NULL);
+    device_stream_close(stream);
+    device_free(&blocks);
+    return status;
+}
+
 static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed, struct tally *tally)
 {
     static const fmla_dtype *const dtypes[] = {&dtype_bf16, &dtype_fp16, &dtype_f32};
@@ -130,7 +152,9 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
         tally->planted = true;
     }
     if (v[A_THREADS]) fmla_set_parallel_for(pthread_for, NULL, PTHREAD_WORKERS);
-    if (fmla_merge(&args)) report(tally, run, name, fmla_last_error());
+    struct guarded *memory[] = {&parts, &lse_parts, &sink, &out, &lse};
+    if (on_gpu(run) ? merge_on_device(&args, memory, sizeof memory / sizeof memory[0]) : fmla_merge(&args))
+        report(tally, run, name, fmla_last_error());
     if (!run->own_threads) fmla_set_parallel_for(NULL, NULL, 0);
     tally->cases++;
 
@@ -162,6 +186,7 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
 
 void check_merge(const struct run *run, struct tally *tally)
 {
+    axes[A_THREADS].count = on_gpu(run) ? 1 : 2;
     struct grid grid = {.axes = AXES,
                         .axis = axes,
                         .possible = possible,

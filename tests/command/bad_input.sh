@@ -70,6 +70,10 @@ bad 2 "'more': one file is allowed" run fine.safetensors more
 bad 2 'FILE is missing' run
 bad 2 '--causal: not together' run fine.safetensors --causal --no-causal
 bad 2 "'x': takes no file" info x
+bad 2 "--device: 'gpu' must be cpu or cuda:N" run fine.safetensors --device gpu
+bad 2 "--device: 'cuda:' must be cpu or cuda:N" verify --device cuda:
+bad 3 'GPU: ' run fine.safetensors --device cuda:999 --out o # no machine has so many
+bad 3 'GPU: ' verify --device cuda:999
 bad 2 "--seq-lens: '1,,2' must be whole numbers separated by commas" plan --seq-lens 1,,2
 bad 2 "--seq-lens: not together with" plan --seq-lens 1,2 --batch 2
 bad 2 '--min-len: 9 must not exceed --max-len 8' make-input x --min-len 9 --max-len 8
@@ -125,7 +129,7 @@ wait $process || rc=$?
 [ "$rc" -eq 143 ] || wrong "stopped make-input: exit $rc"
 [ -z "$(ls -A stopped)" ] || wrong "stopped make-input left: $(ls -A stopped)"
 
-bad 2 "--grid: 'big' must be one of cpu, h20, peers, quick" bench --grid big
+bad 2 "--grid: 'big' must be one of cpu, h20, latency, peers, quick" bench --grid big
 bad 2 '--d-qk be 512 or 576' bench --grid quick --d-qk 513
 bad 2 "'3'" bench --op 3
 bad 1 'kernel: is "none", must be one of' bench --grid quick --repeat 1 --kernel none --json none.jsonl

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * flashmla bench: times the CPU's kernels, and measures in the same run what the machine can do at best. The method is
+ * flashmla bench: times the kernels of a device, and measures in the same run what it can do at best. The method is
  * described in docs/performance.md.
  */
+#include "bench_cpu.h"
+#include "bench_gpu.h"
 #include "bench_grid.h"
 #include "call.h"
 #include "commands.h"
+#include "gpu_call.h"
 
 #include "elements.h"
+#include "gpu.h"
 #include "outfile.h"
-#include "peak.h"
 #include "progress.h"
 #include "timing.h"
 
@@ -24,34 +27,32 @@
 static const struct command bench = {
     "bench", NULL, "time the kernels of this machine beside its measured peaks",
     "\n"
-    "Grids: cpu (the default), h20 and peers (shapes of server GPUs), quick (three small rows, warm caches). "
+    "Grids: cpu (the default), h20, latency and peers (shapes of server GPUs), quick (three small rows, warm "
+    "caches). "
     "A list\n"
     "replaces that axis of the grid. Before each run the caches are emptied by reading memory larger than "
     "they are.\n"
     "floor is the longer of bytes / read bandwidth and FLOP / peak, both measured in this run on as many "
     "threads.\n"
-    "A row that takes over 2 s is run 3 times. --json writes one JSON object a row.\n"
+    "A row that takes over 2 s is run 3 times. On a GPU a call is captured in a graph, the plan is made "
+    "before and "
+    "timed\n"
+    "apart, and the caches are its L2. --json writes one JSON object a row.\n"
     "\n"
     "Examples\n"
     "  flashmla bench\n"
     "  flashmla bench --heads 128 --seq-len 4096,16384 --batch 1 --threads 1 --kernel cpu-avx2\n"
     "  flashmla bench --grid quick --json quick.jsonl\n"
-    "  flashmla bench --op merge --parts 2,8\n"};
+    "  flashmla bench --op merge --parts 2,8\n"
+    "  flashmla bench --device cuda:0 --grid peers --json dense_decode.jsonl\n"};
 
 struct bench_options {
-    const char *grid, *kernel, *json;
+    const char *grid, *kernel, *json, *device;
     int op, dtype, causal, varlen; /* indices of the choices */
     int64_t repeat, threads;
     bool warm;
     struct option_counts parts;
     struct bench_axes axes;
-};
-
-struct machine {
-    char cpu[128];
-    int threads;
-    double flops[PEAK_UNITS], bandwidth; /* on `threads` threads */
-    struct peak_memory memory;
 };
 
 /* One timed row. */
@@ -60,78 +61,23 @@ struct row {
     int64_t parts; /* merge; 0 = dense decode */
     const char *kernel;
     double median, least, most; /* seconds */
+    double plan;                /* of the plan, where it is timed apart: on a GPU */
     double flop, bytes, floor;
     int64_t runs;
 };
 
 struct session {
     const struct bench_options *options;
-    struct machine machine;
+    fmla_device device;
+    struct bench_cpu machine; /* the CPU */
+    struct bench_gpu gpu;     /* where the device is one */
     struct outfile *json;
     struct progress progress;
     int64_t timed, skipped;
     int exit_code;
 };
 
-/* ---- The machine ---------------------------------------------------------------------------- */
-
-/* As Linux tells it; "" elsewhere. */
-static void read_cpu_name(char *name, size_t size)
-{
-    char line[256];
-    FILE *file = fopen("/proc/cpuinfo", "r");
-    *name = '\0';
-    while (file && fgets(line, sizeof line, file)) {
-        const char *colon = strchr(line, ':');
-        if (strncmp(line, "model name", 10) != 0 || !colon) continue;
-        snprintf(name, size, "%.*s", (int)strcspn(colon + 2, "\n"), colon + 2);
-        break;
-    }
-    if (file) fclose(file);
-}
-
-/* The instructions that do the work of a kernel. */
-static enum peak_unit unit_of(const char *kernel)
-{
-    static const char *const kernels[PEAK_UNITS] = {"cpu-generic", "cpu-avx2", "cpu-avx512",
-                                                    "cpu-avx512bf16"};
-    for (int unit = 0; unit < PEAK_UNITS; unit++)
-        if (!strcmp(kernels[unit], kernel)) return (enum peak_unit)unit;
-    return PEAK_GENERIC;
-}
-
-static bool measure_machine(struct machine *machine, bool warm, struct fault *fault)
-{
-    machine->threads = (int)fmla_num_threads();
-    read_cpu_name(machine->cpu, sizeof machine->cpu);
-    printf("flashmla %s, %s, %d threads\n", fmla_version_string(),
-           *machine->cpu ? machine->cpu : "unknown CPU", machine->threads);
-    for (int unit = 0; unit < PEAK_UNITS; unit++) {
-        if (!peak_unit_available((enum peak_unit)unit)) continue;
-        const double one = peak_flops((enum peak_unit)unit, 1);
-        machine->flops[unit] =
-            machine->threads == 1 ? one : peak_flops((enum peak_unit)unit, machine->threads);
-        printf("peak   %-27s %8.1f GFLOP/s on 1 thread, %8.1f on %d\n", peak_unit_name((enum peak_unit)unit),
-               1e-9 * one, 1e-9 * machine->flops[unit], machine->threads);
-    }
-    if (!peak_memory_open(&machine->memory, machine->threads))
-        return fault_set(fault, "no memory for %zu bytes to measure the read bandwidth",
-                         machine->memory.bytes);
-    const double one = peak_bandwidth(&machine->memory, 1);
-    machine->bandwidth = machine->threads == 1 ? one : peak_bandwidth(&machine->memory, machine->threads);
-    printf("memory %-27s %8.1f GB/s    on 1 thread, %8.1f on %d\n", "read", 1e-9 * one,
-           1e-9 * machine->bandwidth, machine->threads);
-    if (warm)
-        puts("caches warm: not emptied between runs");
-    else
-        printf("caches emptied between runs by reading %zu MiB (last level: %zu MiB)\n",
-               machine->memory.bytes >> 20, machine->memory.cache_bytes >> 20);
-    return true;
-}
-
 /* ---- Timing --------------------------------------------------------------------------------- */
-
-typedef fmla_status (*bench_call)(const void *args);
 
 static fmla_status call_decode(const void *args)
 {
@@ -141,6 +87,30 @@ static fmla_status call_decode(const void *args)
 static fmla_status call_merge(const void *args)
 {
     return fmla_merge(args);
+}
+
+static fmla_status call_plan(const void *call)
+{
+    return gpu_call_plan(call);
+}
+
+static double flops_of(const struct session *s, const struct row *row)
+{
+    return device_is_gpu(s->device) ? s->gpu.flops : s->machine.flops[bench_cpu_unit(row->kernel)];
+}
+
+static double bandwidth_of(const struct session *s)
+{
+    return device_is_gpu(s->device) ? s->gpu.bandwidth : s->machine.bandwidth;
+}
+
+/* `seconds` become the row's figures. */
+static void take_times(const struct session *s, double *seconds, struct row *row)
+{
+    qsort(seconds, (size_t)row->runs, sizeof *seconds, call_by_value);
+    row->median = seconds[row->runs / 2], row->least = seconds[0], row->most = seconds[row->runs - 1];
+    const double of_memory = row->bytes / bandwidth_of(s), of_arithmetic = row->flop / flops_of(s, row);
+    row->floor = of_memory > of_arithmetic ? of_memory : of_arithmetic;
 }
 
 /* Times the call after one that is not counted. */
@@ -160,13 +130,23 @@ static fmla_status time_call(struct session *s, bench_call call, const void *arg
         seconds[i] = timing_now() - start;
         progress_update(&s->progress, i + 1, row->runs);
     }
-    qsort(seconds, (size_t)row->runs, sizeof *seconds, call_by_value);
-    row->median = seconds[row->runs / 2], row->least = seconds[0], row->most = seconds[row->runs - 1];
+    take_times(s, seconds, row);
     free(seconds);
-    const double of_memory = row->bytes / s->machine.bandwidth;
-    const double of_arithmetic = row->flop / s->machine.flops[unit_of(row->kernel)];
-    row->floor = of_memory > of_arithmetic ? of_memory : of_arithmetic;
     return status;
+}
+
+/* The same on a GPU. *status is the library's; false where it or the GPU refused. */
+static bool time_on_gpu(struct session *s, bench_call call, const void *args, void *stream, struct row *row,
+                        fmla_status *status, struct fault *fault)
+{
+    row->runs = s->options->repeat;
+    double *seconds = calloc((size_t)row->runs, sizeof *seconds);
+    if (!seconds) return fault_set(fault, "no memory for %" PRId64 " times", row->runs);
+    const bool good =
+        bench_gpu_time(&s->gpu, call, args, stream, s->options->warm, row->runs, seconds, status, fault);
+    if (good) take_times(s, seconds, row);
+    free(seconds);
+    return good;
 }
 
 /* ---- Report --------------------------------------------------------------------------------- */
@@ -194,8 +174,8 @@ static void print_row(const struct session *s, const struct row *row)
     print_shape(row->shape, row->parts);
     printf("%-15s %10.1f %10.1f %10.1f %8.1f %7.2f %10.1f %7.2f %6.1f", row->kernel, 1e6 * row->median,
            1e6 * row->least, 1e6 * row->most, 1e-9 * row->flop / row->median, 1e-9 * row->bytes / row->median,
-           1e6 * row->floor, row->median / row->floor,
-           100.0 * row->flop / row->median / s->machine.flops[unit_of(row->kernel)]);
+           1e6 * row->floor, row->median / row->floor, 100.0 * row->flop / row->median / flops_of(s, row));
+    if (row->plan > 0.0) printf(" plan %.1f us", 1e6 * row->plan);
     if (row->runs < s->options->repeat) printf(" (%" PRId64 " runs)", row->runs);
     putchar('\n');
     fflush(stdout);
@@ -205,7 +185,7 @@ static void print_row(const struct session *s, const struct row *row)
 static bool write_json(const struct session *s, const struct row *row, struct fault *fault)
 {
     const struct batch_shape *shape = row->shape;
-    const struct machine *m = &s->machine;
+    const struct bench_cpu *m = &s->machine;
     json_t *line = json_pack(
         "{s:s, s:s, s:I, s:I, s:I, s:I, s:s}", "op", row->parts ? "merge" : "dense_decode", "kernel",
         row->kernel, "b", (json_int_t)shape->b, "s_q", (json_int_t)shape->s_q, "h_q", (json_int_t)shape->h_q,
@@ -217,15 +197,22 @@ static bool write_json(const struct session *s, const struct row *row, struct fa
                                     shape->fp16 ? "FP16" : "BF16", "page_size", (json_int_t)shape->page_size,
                                     "causal", shape->causal, "varlen", shape->varlen);
     json_t *figures = json_pack(
-        "{s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:s, s:i, s:f, s:f, s:b, s:s}", "us", 1e6 * row->median,
-        "us_min", 1e6 * row->least, "us_max", 1e6 * row->most, "tflops", 1e-12 * row->flop / row->median,
-        "gbs", 1e-9 * row->bytes / row->median, "floor_us", 1e6 * row->floor, "runs", (json_int_t)row->runs,
-        "cpu", m->cpu, "threads", m->threads, "peak_tflops", 1e-12 * m->flops[unit_of(row->kernel)],
-        "read_gbs", 1e-9 * m->bandwidth, "warm", s->options->warm, "version", fmla_version_string());
+        "{s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:f, s:b, s:s}", "us", 1e6 * row->median, "us_min",
+        1e6 * row->least, "us_max", 1e6 * row->most, "tflops", 1e-12 * row->flop / row->median, "gbs",
+        1e-9 * row->bytes / row->median, "floor_us", 1e6 * row->floor, "runs", (json_int_t)row->runs,
+        "peak_tflops", 1e-12 * flops_of(s, row), "read_gbs", 1e-9 * bandwidth_of(s), "warm", s->options->warm,
+        "version", fmla_version_string());
+    const struct gpu_description *gpu = &s->gpu.peak.gpu;
+    json_t *machine = device_is_gpu(s->device)
+                          ? json_pack("{s:s, s:s, s:i}", "gpu", gpu->name, "driver", gpu->driver, "sm_mhz",
+                                      gpu_sm_mhz(s->device.id))
+                          : json_pack("{s:s, s:i}", "cpu", m->cpu, "threads", m->threads);
+    if (row->plan > 0.0) json_object_set_new(machine, "plan_us", json_real(1e6 * row->plan));
     char *text = NULL;
-    if (line && of_op && figures && !json_object_update(line, of_op) && !json_object_update(line, figures))
+    if (line && of_op && figures && machine && !json_object_update(line, of_op) &&
+        !json_object_update(line, figures) && !json_object_update(line, machine))
         text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(6));
-    json_decref(line), json_decref(of_op), json_decref(figures);
+    json_decref(line), json_decref(of_op), json_decref(figures), json_decref(machine);
     const bool good =
         text ? outfile_printf(s->json, fault, "%s\n", text) : fault_set(fault, "out of memory for JSON");
     free(text);
@@ -257,18 +244,40 @@ static bool library_fault(struct session *s, const struct batch_shape *shape, in
     return fault_set(fault, "%s", fmla_last_error());
 }
 
-static bool too_large(double bytes)
+static bool too_large(const struct session *s, double bytes)
 {
+    if (device_is_gpu(s->device) && bytes > 0.8 * (double)s->gpu.peak.gpu.memory) return true;
     const double all = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     return all > 0.0 && bytes > 0.5 * all;
 }
 
 /* ---- Operations ----------------------------------------------------------------------------- */
 
+static bool bench_decode_on_gpu(struct session *s, const struct batch *batch, struct row *row,
+                                struct fault *fault)
+{
+    struct gpu_call call = {0};
+    struct fault why;
+    fmla_status status = FMLA_OK;
+    const struct call_work work = call_work(&batch->args);
+    row->flop = work.flop, row->bytes = work.bytes;
+    bool good = gpu_call_open(&call, s->device, &batch->args, &status, &why) &&
+                gpu_call_plan_open(&call, &status, &why);
+    if (good) fmla_dense_decode_kernel(&call.args, &row->kernel);
+    good = good && time_on_gpu(s, call_plan, &call, call.args.stream, row, &status, &why);
+    row->plan = row->median;
+    good = good && time_on_gpu(s, call_decode, &call.args, call.args.stream, row, &status, &why);
+    gpu_call_close(&call);
+    if (good) return finish_row(s, row, fault);
+    if (status == FMLA_UNSUPPORTED) return pass_over(s, row->shape, 0, why.text);
+    return fault_set(fault, "%s", why.text);
+}
+
 static bool bench_made_decode(struct session *s, struct batch *batch, struct row *row, struct fault *fault)
 {
     fmla_dense_decode_args *args = &batch->args;
     args->kernel = s->options->kernel;
+    if (device_is_gpu(s->device)) return bench_decode_on_gpu(s, batch, row, fault);
     fmla_status status = fmla_dense_decode_kernel(args, &row->kernel);
     if (!status) status = call_workspace(args);
     if (status) return library_fault(s, row->shape, 0, status, fault);
@@ -283,7 +292,8 @@ static bool bench_decode(struct session *s, const struct batch_shape *shape, str
 {
     struct row row = {.shape = shape};
     struct batch batch;
-    if (too_large(batch_bytes(shape))) return pass_over(s, shape, 0, "too large for this machine's memory");
+    if (too_large(s, batch_bytes(shape)))
+        return pass_over(s, shape, 0, "too large for this machine's memory");
     struct fault why = {""};
     const bool made = batch_make(&batch, shape, &why);
     const bool good = made ? bench_made_decode(s, &batch, &row, fault) : pass_over(s, shape, 0, why.text);
@@ -292,14 +302,38 @@ static bool bench_decode(struct session *s, const struct batch_shape *shape, str
 }
 
 /* The library has no question for it: what is forced, or the first that runs here. */
-static const char *merge_kernel(const struct bench_options *options)
+static const char *merge_kernel(const struct session *s)
 {
-    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
-    if (options->kernel) return options->kernel;
+    if (s->options->kernel) return s->options->kernel;
     fmla_capability row = FMLA_INIT(fmla_capability);
-    for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++)
+    for (int64_t i = 0; fmla_capabilities(s->device, i, &row) == FMLA_OK; i++)
         if (!strcmp(row.operation, "merge") && row.available && !row.forced_only) return row.kernel;
     return "none";
+}
+
+/* The call on copies of its tensors. */
+static bool bench_merge_on_gpu(struct session *s, const fmla_merge_args *host, const size_t bytes[3],
+                               struct row *row, struct fault *fault)
+{
+    fmla_merge_args args = *host;
+    const fmla_tensor *from[3] = {host->out_parts, host->lse_parts, host->out};
+    const fmla_tensor **to[3] = {&args.out_parts, &args.lse_parts, &args.out};
+    fmla_tensor tensors[3];
+    fmla_status status = FMLA_OK;
+    struct fault why;
+    bool good = gpu_stream_open(&args.stream, &why);
+    for (int i = 0; i < 3; i++) {
+        tensors[i] = *from[i], *to[i] = &tensors[i];
+        tensors[i].device = s->device, tensors[i].data = NULL;
+        good = good && gpu_alloc(&tensors[i].data, bytes[i], &why) &&
+               gpu_upload(tensors[i].data, from[i]->data, bytes[i], &why);
+    }
+    good = good && time_on_gpu(s, call_merge, &args, args.stream, row, &status, &why);
+    for (int i = 0; i < 3; i++) gpu_free(tensors[i].data);
+    gpu_stream_close(args.stream);
+    if (good) return finish_row(s, row, fault);
+    if (status == FMLA_UNSUPPORTED) return pass_over(s, row->shape, row->parts, why.text);
+    return fault_set(fault, "%s", why.text);
 }
 
 static bool bench_merge(struct session *s, const struct batch_shape *shape, int64_t parts,
@@ -309,7 +343,7 @@ static bool bench_merge(struct session *s, const struct batch_shape *shape, int6
     const int64_t parts_shape[] = {parts, shape->b, shape->s_q, shape->h_q, BATCH_D_V};
     const int64_t lse_shape[] = {parts, shape->b, shape->h_q, shape->s_q};
     const double bytes = 4.0 * (double)parts * (double)(values + rows) + 2.0 * (double)values;
-    if (too_large(bytes)) return pass_over(s, shape, parts, "too large for this machine's memory");
+    if (too_large(s, bytes)) return pass_over(s, shape, parts, "too large for this machine's memory");
     const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
     const fmla_dtype fp32 = dtype_of(FMLA_TYPE_FLOAT, 32);
     const fmla_dtype type = dtype_of(shape->fp16 ? FMLA_TYPE_FLOAT : FMLA_TYPE_BFLOAT, 16);
@@ -324,10 +358,16 @@ static bool bench_merge(struct session *s, const struct batch_shape *shape, int6
         fmla_merge_args args = FMLA_INIT(fmla_merge_args);
         args.out_parts = &out_parts, args.lse_parts = &lse_parts, args.out = &out;
         args.kernel = s->options->kernel;
-        struct row row = {.shape = shape, .parts = parts, .kernel = merge_kernel(s->options)};
+        struct row row = {.shape = shape, .parts = parts, .kernel = merge_kernel(s)};
         row.flop = 2.0 * (double)parts * (double)values, row.bytes = bytes;
-        const fmla_status status = time_call(s, call_merge, &args, &row);
-        good = status ? library_fault(s, shape, parts, status, fault) : finish_row(s, &row, fault);
+        if (device_is_gpu(s->device)) {
+            const size_t sizes[3] = {(size_t)(parts * values) * 4, (size_t)(parts * rows) * 4,
+                                     (size_t)values * 2};
+            good = bench_merge_on_gpu(s, &args, sizes, &row, fault);
+        } else {
+            const fmla_status status = time_call(s, call_merge, &args, &row);
+            good = status ? library_fault(s, shape, parts, status, fault) : finish_row(s, &row, fault);
+        }
     } else {
         good = pass_over(s, shape, parts, "no memory for its tensors");
     }
@@ -352,7 +392,14 @@ static bool work(struct session *s, const struct batch_shape *shapes, int64_t co
 {
     const char *path = s->options->json;
     if (path && !(s->json = outfile_open(path, 0, fault))) return false;
-    if (!measure_machine(&s->machine, s->options->warm, fault)) return false;
+    if (device_is_gpu(s->device)) {
+        if (!bench_gpu_open(&s->gpu, s->device, s->options->warm, fault)) {
+            s->exit_code = EXIT_UNSUPPORTED;
+            return false;
+        }
+    } else if (!bench_cpu_measure(&s->machine, s->options->warm, fault)) {
+        return false;
+    }
     print_head(s->options->op);
     progress_begin(&s->progress, "this row's runs");
     for (int64_t i = 0; i < count; i++) {
@@ -380,6 +427,9 @@ static void choose(struct option_counts *axis, int choice, bool given, int64_t i
 
 static int bench_all(struct bench_options *o, const bool given[3])
 {
+    fmla_device device;
+    if (!device_parse(o->device, &device))
+        return complain(&bench, EXIT_USAGE, "--device: '%s' must be cpu or cuda:N", o->device);
     static int64_t no_yes[2] = {0, 1};
     int64_t count;
     struct fault fault = {""};
@@ -396,12 +446,13 @@ static int bench_all(struct bench_options *o, const bool given[3])
             return complain(&bench, EXIT_USAGE, "--kv-heads must divide --heads, and --d-qk be 512 or 576");
         }
     if (o->threads) fmla_set_num_threads((int32_t)o->threads); /* in range by its option */
-    struct session s = {.options = o, .exit_code = EXIT_FAILED};
+    struct session s = {.options = o, .device = device, .exit_code = EXIT_FAILED};
     if (!strcmp(o->grid, "quick")) o->warm = true;
     const bool good = work(&s, shapes, count, &fault);
     progress_wipe(&s.progress);
     outfile_abandon(s.json);
     peak_memory_close(&s.machine.memory);
+    if (device_is_gpu(device)) bench_gpu_close(&s.gpu);
     free(shapes);
     return good ? EXIT_GOOD : complain(&bench, s.exit_code, "%s", fault.text);
 }
@@ -429,7 +480,7 @@ int command_bench(int argc, char **argv)
          OPTION_TEXT,
          &o.grid,
          "NAME",
-         "cpu (the default), h20, peers or quick",
+         "cpu (the default), h20, latency, peers or quick",
          0,
          0,
          {NULL},
@@ -469,6 +520,7 @@ int command_bench(int argc, char **argv)
          {"no", "yes", "both"},
          &given[2]},
         {"--parts", OPTION_COUNTS, &o.parts, "A,B", "parts to merge; default 2,8", 1, 1024, {NULL}, NULL},
+        {"--device", OPTION_TEXT, &o.device, "DEVICE", "cpu (the default) or cuda:N", 0, 0, {NULL}, NULL},
         {"--kernel",
          OPTION_TEXT,
          &o.kernel,

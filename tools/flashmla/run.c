@@ -6,10 +6,12 @@
 #include "call.h"
 #include "check.h"
 #include "commands.h"
+#include "gpu_call.h"
 #include "input.h"
 #include "options.h"
 
 #include "elements.h"
+#include "gpu.h"
 #include "progress.h"
 #include "timing.h"
 
@@ -33,12 +35,13 @@ static const struct command run = {
     "Examples\n"
     "  flashmla run batch.safetensors --check\n"
     "  flashmla run batch.safetensors --out result.safetensors --threads 2 --repeat 5\n"
-    "  flashmla run batch.safetensors --kernel ref --no-causal --log-base 2\n"};
+    "  flashmla run batch.safetensors --kernel ref --no-causal --log-base 2\n"
+    "  flashmla run batch.safetensors --device cuda:0 --check\n"};
 
 enum { D_V = 512 };
 
 struct run_options {
-    const char *out, *kernel;
+    const char *out, *kernel, *device;
     bool causal, no_causal, check, batch_invariant, scale_given;
     double softmax_scale;
     int lse_empty, log_base; /* indices of the choices */
@@ -50,7 +53,9 @@ struct job {
     struct input input;
     int64_t out_shape[4], lse_shape[3];
     fmla_tensor out, lse;
-    fmla_dense_decode_args args;
+    fmla_dense_decode_args args; /* in host memory */
+    fmla_device device;
+    struct gpu_call gpu; /* the same on the GPU, if that is where it runs */
     struct safetensors_writer *writer;
     double median_seconds;
 };
@@ -111,6 +116,13 @@ static bool prepare(struct job *job, const char *path, const struct run_options 
     args->out = &job->out, args->lse = &job->lse;
     set_options(job, options);
 
+    if (device_is_gpu(job->device)) {
+        fmla_status refused;
+        struct fault why;
+        if (gpu_call_open(&job->gpu, job->device, args, &refused, &why)) return true;
+        *exit_code = refused == FMLA_UNSUPPORTED ? EXIT_UNSUPPORTED : EXIT_FAILED;
+        return fault_set(fault, "%s: %s", path, why.text);
+    }
     const fmla_status status = call_workspace(args);
     if (status != FMLA_OK) return library_fault(path, status, exit_code, fault);
     return args->workspace ||
@@ -141,17 +153,27 @@ static bool write_output(struct job *job, struct fault *fault)
     return safetensors_commit(writer, fault);
 }
 
+/* One call where it runs, and how long it took. */
+static bool call_once(struct job *job, double *seconds, fmla_status *status, struct fault *fault)
+{
+    const double start = timing_now();
+    const bool on_gpu = device_is_gpu(job->device);
+    *status = fmla_dense_decode(on_gpu ? &job->gpu.args : &job->args);
+    if (*status == FMLA_OK && on_gpu && !gpu_stream_wait(job->gpu.args.stream, fault)) return false;
+    *seconds = timing_now() - start;
+    return true;
+}
+
 static bool compute(struct job *job, const char *path, int64_t repeat, int *exit_code, struct fault *fault)
 {
     double *seconds = malloc((size_t)repeat * sizeof *seconds);
     if (!seconds) return fault_set(fault, "no memory for %" PRId64 " times", repeat);
     fmla_status status = FMLA_OK;
     struct progress progress;
+    bool good = true;
     progress_begin(&progress, "computing");
-    for (int64_t i = 0; i < repeat && status == FMLA_OK; i++) {
-        const double start = timing_now();
-        status = fmla_dense_decode(&job->args);
-        seconds[i] = timing_now() - start;
+    for (int64_t i = 0; good && i < repeat && status == FMLA_OK; i++) {
+        good = call_once(job, &seconds[i], &status, fault);
         progress_update(&progress, i + 1, repeat);
     }
     progress_wipe(&progress);
@@ -160,7 +182,8 @@ static bool compute(struct job *job, const char *path, int64_t repeat, int *exit
         job->median_seconds = seconds[repeat / 2];
     }
     free(seconds);
-    return status == FMLA_OK || library_fault(path, status, exit_code, fault);
+    if (status != FMLA_OK) return library_fault(path, status, exit_code, fault);
+    return good && (!device_is_gpu(job->device) || gpu_call_results(&job->gpu, fault));
 }
 
 /* ---- Report ---- */
@@ -184,8 +207,12 @@ static void print_report(const struct job *job, int64_t repeat)
            cache[2], cache[3], args->block_table ? "" : ", no block table");
     printf("%-12s %" PRId64 " of %" PRId64 " requests; %.0f (row, key) pairs attended\n", "keys", work.keys,
            q[0], work.pairs);
-    printf("%-12s %s, %d threads\n", "kernel", kernel_used(args), (int)fmla_num_threads());
-    printf("%-12s %zu bytes\n", "workspace", args->workspace_size);
+    if (device_is_gpu(job->device))
+        printf("%-12s %s on cuda:%d\n", "kernel", kernel_used(&job->gpu.args), job->device.id);
+    else
+        printf("%-12s %s, %d threads\n", "kernel", kernel_used(args), (int)fmla_num_threads());
+    printf("%-12s %zu bytes\n", "workspace",
+           device_is_gpu(job->device) ? job->gpu.args.workspace_size : args->workspace_size);
     printf("%-12s %.3f ms, median of %" PRId64 "\n", "time", 1e3 * job->median_seconds, repeat);
     printf("%-12s %.2f GFLOP/s, %.2f GB/s\n", "speed", 1e-9 * work.flop / job->median_seconds,
            1e-9 * work.bytes / job->median_seconds);
@@ -229,10 +256,13 @@ static int run_file(const char *path, const struct run_options *options)
     if (!isfinite((float)options->softmax_scale))
         return complain(&run, EXIT_USAGE, "--softmax-scale: %g must be finite in fp32",
                         options->softmax_scale);
+    if (!device_parse(options->device, &job.device))
+        return complain(&run, EXIT_USAGE, "--device: '%s' must be cpu or cuda:N", options->device);
     if (options->threads && fmla_set_num_threads((int32_t)options->threads) != FMLA_OK)
         return complain(&run, EXIT_FAILED, "%s", fmla_last_error());
     const bool good = work(&job, path, options, &exit_code, &fault);
     safetensors_abandon(job.writer);
+    gpu_call_close(&job.gpu);
     free(job.args.workspace), free(job.out.data), free(job.lse.data);
     input_close(&job.input);
     return good ? EXIT_GOOD : complain(&run, exit_code, "%s", fault.text);
@@ -244,6 +274,7 @@ int command_run(int argc, char **argv)
     const char *path = NULL;
     const struct option options[] = {
         {"--out", OPTION_TEXT, &o.out, "FILE", "write out and lse there", 0, 0, {NULL}, NULL},
+        {"--device", OPTION_TEXT, &o.device, "DEVICE", "cpu (the default) or cuda:N", 0, 0, {NULL}, NULL},
         {"--kernel",
          OPTION_TEXT,
          &o.kernel,

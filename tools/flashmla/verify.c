@@ -7,9 +7,11 @@
 #include "call.h"
 #include "check.h"
 #include "commands.h"
+#include "gpu_call.h"
 #include "options.h"
 
 #include "elements.h"
+#include "gpu.h"
 #include "progress.h"
 #include "timing.h"
 
@@ -28,6 +30,7 @@ static const struct command verify = {
     "\n"
     "Examples\n"
     "  flashmla verify\n"
+    "  flashmla verify --device cuda:0\n"
     "  flashmla verify --json\n"};
 
 /* lengths 0, 1, 65: no key, one, and one past a block */
@@ -105,7 +108,7 @@ enum { CASES = sizeof cases / sizeof *cases };
 struct tally {
     int64_t cases, rows, wrong;
     double worst_out, worst_lse;
-    char first[512]; /* what went wrong */
+    char first[1024]; /* what went wrong */
 };
 
 static void add(struct tally *tally, const char *name, const struct check_result *result)
@@ -126,7 +129,25 @@ static void add_fault(struct tally *tally, const char *name, const char *text)
     if (!tally->wrong++) snprintf(tally->first, sizeof tally->first, "%s: %s", name, text);
 }
 
-static void verify_decode_case(const char *kernel, int index, struct tally *tally)
+static bool call_on_cpu(fmla_dense_decode_args *args, struct fault *fault)
+{
+    fmla_status status = call_workspace(args);
+    if (!status && args->workspace) status = fmla_dense_decode(args);
+    return (!status && args->workspace) || fault_set(fault, "%s", status ? fmla_last_error() : "no memory");
+}
+
+static bool call_on_gpu(fmla_device device, const fmla_dense_decode_args *args, struct fault *fault)
+{
+    struct gpu_call call = {0};
+    fmla_status status;
+    bool good = gpu_call_open(&call, device, args, &status, fault);
+    if (good && fmla_dense_decode(&call.args) != FMLA_OK) good = fault_set(fault, "%s", fmla_last_error());
+    good = good && gpu_call_results(&call, fault);
+    gpu_call_close(&call);
+    return good;
+}
+
+static void verify_decode_case(fmla_device device, const char *kernel, int index, struct tally *tally)
 {
     struct batch batch;
     struct fault fault = {""};
@@ -140,10 +161,7 @@ static void verify_decode_case(const char *kernel, int index, struct tally *tall
         /* What a kernel fails to write must not pass. */
         memset(batch.memory[2], 0xff,
                (size_t)(batch.b[0] * batch.out_shape[1] * batch.h_q[0] * BATCH_D_V) * 2);
-        fmla_status status = call_workspace(args);
-        if (!status && args->workspace) status = fmla_dense_decode(args);
-        good =
-            (!status && args->workspace) || fault_set(&fault, "%s", status ? fmla_last_error() : "no memory");
+        good = device_is_gpu(device) ? call_on_gpu(device, args, &fault) : call_on_cpu(args, &fault);
     }
     good = good && check_against_oracle(args, &result, &fault);
     if (good)
@@ -153,19 +171,45 @@ static void verify_decode_case(const char *kernel, int index, struct tally *tall
     batch_free(&batch);
 }
 
-static void verify_decode(const fmla_capability *row, struct progress *progress, struct tally *tally)
+static void verify_decode(fmla_device device, const fmla_capability *row, struct progress *progress,
+                          struct tally *tally)
 {
     for (int i = 0; i < CASES; i++) {
         progress_update(progress, i, CASES);
         if (strstr(row->dtypes, cases[i].shape.fp16 ? "fp16" : "bf16"))
-            verify_decode_case(row->kernel, i, tally);
+            verify_decode_case(device, row->kernel, i, tally);
     }
 }
 
 enum { PARTS = 3, ROWS = 4, D_V = BATCH_D_V };
 
+/* The call on copies of its tensors; the results come back. */
+static bool merge_on_gpu(fmla_device device, const fmla_merge_args *host, struct fault *fault)
+{
+    enum { TENSORS = 4 };
+    static const size_t bytes[TENSORS] = {sizeof(float) * PARTS * ROWS * D_V, sizeof(float) * PARTS * ROWS,
+                                          sizeof(float) * ROWS * D_V, sizeof(float) * ROWS};
+    fmla_merge_args args = *host;
+    const fmla_tensor *from[TENSORS] = {host->out_parts, host->lse_parts, host->out, host->lse};
+    const fmla_tensor **to[TENSORS] = {&args.out_parts, &args.lse_parts, &args.out, &args.lse};
+    fmla_tensor tensors[TENSORS];
+    bool good = gpu_open(device.id, fault);
+    for (int i = 0; i < TENSORS; i++) {
+        tensors[i] = *from[i], *to[i] = &tensors[i];
+        tensors[i].device = device, tensors[i].data = NULL;
+        good = good && gpu_alloc(&tensors[i].data, bytes[i], fault) &&
+               gpu_upload(tensors[i].data, from[i]->data, bytes[i], fault);
+    }
+    if (good && fmla_merge(&args) != FMLA_OK) good = fault_set(fault, "%s", fmla_last_error());
+    good = good && gpu_stream_wait(NULL, fault);
+    for (int i = 2; i < TENSORS; i++)
+        good = good && gpu_download(from[i]->data, tensors[i].data, bytes[i], fault);
+    for (int i = 0; i < TENSORS; i++) gpu_free(tensors[i].data);
+    return good;
+}
+
 /* Three parts of which some saw no key, in either convention of the logarithm. */
-static void verify_merge(const char *kernel, int32_t log_base, struct tally *tally)
+static void verify_merge(fmla_device device, const char *kernel, int32_t log_base, struct tally *tally)
 {
     static float parts[PARTS * ROWS * D_V], lse_parts[PARTS * ROWS], outs[2][ROWS * D_V], lses[2][ROWS];
     static const int64_t parts_shape[] = {PARTS, 1, 1, ROWS, D_V}, lse_shape[] = {PARTS, 1, ROWS, 1};
@@ -186,8 +230,12 @@ static void verify_merge(const char *kernel, int32_t log_base, struct tally *tal
         memset(outs[oracle], 0xff, sizeof outs[oracle]);
         args.out_parts = &tensors[0], args.lse_parts = &tensors[1], args.out = &out, args.lse = &lse;
         args.log_base = log_base, args.kernel = oracle ? "ref" : kernel;
-        if (fmla_merge(&args) != FMLA_OK) {
-            add_fault(tally, name, fmla_last_error());
+        struct fault fault;
+        const bool good = device_is_gpu(device) && !oracle
+                              ? merge_on_gpu(device, &args, &fault)
+                              : fmla_merge(&args) == FMLA_OK || fault_set(&fault, "%s", fmla_last_error());
+        if (!good) {
+            add_fault(tally, name, fault.text);
             return;
         }
     }
@@ -214,9 +262,8 @@ static void report(const fmla_capability *row, const struct tally *tally, json_t
                tally->worst_out, tally->worst_lse);
 }
 
-static int verify_all(bool json)
+static int verify_all(bool json, fmla_device device)
 {
-    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
     json_t *list = json ? json_array() : NULL;
     struct fault first = {""};
     struct progress progress;
@@ -224,13 +271,13 @@ static int verify_all(bool json)
     bool failed = false;
     progress_begin(&progress, "verifying");
     fmla_capability row = FMLA_INIT(fmla_capability);
-    for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++) {
+    for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
         if (!row.kernel || !row.available || row.forced_only) continue;
         struct tally tally = {0};
-        if (!strcmp(row.operation, "dense_decode")) verify_decode(&row, &progress, &tally);
+        if (!strcmp(row.operation, "dense_decode")) verify_decode(device, &row, &progress, &tally);
         if (!strcmp(row.operation, "merge"))
-            verify_merge(row.kernel, FMLA_LOG_NATURAL, &tally),
-                verify_merge(row.kernel, FMLA_LOG_BASE_2, &tally);
+            verify_merge(device, row.kernel, FMLA_LOG_NATURAL, &tally),
+                verify_merge(device, row.kernel, FMLA_LOG_BASE_2, &tally);
         if (!tally.cases) continue; /* decode_plan: exact, and held to hand-made plans by its unit test */
         progress_wipe(&progress);
         report(&row, &tally, list);
@@ -246,18 +293,27 @@ static int verify_all(bool json)
         free(text);
     }
     if (failed) return complain(&verify, EXIT_FAILED, "%s", first.text);
-    return checked ? EXIT_GOOD : complain(&verify, EXIT_FAILED, "nothing was compared");
+    if (checked) return EXIT_GOOD;
+    if (device_is_gpu(device) && !gpu_open(device.id, &first))
+        return complain(&verify, EXIT_UNSUPPORTED, "%s", first.text);
+    return complain(&verify, device_is_gpu(device) ? EXIT_UNSUPPORTED : EXIT_FAILED, "nothing was compared");
 }
 
 int command_verify(int argc, char **argv)
 {
     bool json = false;
-    const struct option options[] = {{"--json", OPTION_ON, &json, NULL, "print JSON", 0, 0, {NULL}, NULL},
-                                     {0}};
+    const char *name = NULL;
+    fmla_device device;
+    const struct option options[] = {
+        {"--device", OPTION_TEXT, &name, "DEVICE", "cpu (the default) or cuda:N", 0, 0, {NULL}, NULL},
+        {"--json", OPTION_ON, &json, NULL, "print JSON", 0, 0, {NULL}, NULL},
+        {0}};
     switch (options_parse(&verify, options, argc, argv, NULL)) {
     case OPTIONS_HELPED: return EXIT_GOOD;
     case OPTIONS_WRONG: return EXIT_USAGE;
     case OPTIONS_PARSED: break;
     }
-    return verify_all(json);
+    if (!device_parse(name, &device))
+        return complain(&verify, EXIT_USAGE, "--device: '%s' must be cpu or cuda:N", name);
+    return verify_all(json, device);
 }

@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The driver's entry points are those of CUDA 12.0, declared here as far as they are used: tools and tests are built
+ * where no toolkit is.
+ */
+#include "gpu.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef uint64_t device_pointer; /* CUdeviceptr */
+typedef void *handle;            /* CUcontext, CUstream, CUevent, CUgraph, CUgraphExec */
+
+enum { SUCCESS = 0 }; /* CUDA_SUCCESS */
+enum { STREAM_NON_BLOCKING = 1, CAPTURE_GLOBAL = 0, EVENT_DEFAULT = 0 };
+enum { /* CUdevice_attribute */
+       ATTRIBUTE_MULTIPROCESSORS = 16,
+       ATTRIBUTE_L2_BYTES = 38,
+       ATTRIBUTE_MAJOR = 75,
+       ATTRIBUTE_MINOR = 76
+};
+
+struct entries {
+    int (*init)(unsigned flags);
+    int (*error_string)(int error, const char **text);
+    int (*driver_version)(int *version);
+    int (*device_count)(int *count);
+    int (*device_get)(int *device, int ordinal);
+    int (*device_name)(char *name, int size, int device);
+    int (*device_memory)(size_t *bytes, int device);
+    int (*device_attribute)(int *value, int attribute, int device);
+    int (*context_retain)(handle *context, int device);
+    int (*context_set)(handle context);
+    int (*context_wait)(void);
+    int (*alloc)(device_pointer *memory, size_t bytes);
+    int (*free)(device_pointer memory);
+    int (*upload)(device_pointer to, const void *from, size_t bytes);
+    int (*download)(void *to, device_pointer from, size_t bytes);
+    int (*fill)(device_pointer to, unsigned char byte, size_t bytes);
+    int (*stream_open)(handle *stream, unsigned flags);
+    int (*stream_close)(handle stream);
+    int (*stream_wait)(handle stream);
+    int (*event_open)(handle *event, unsigned flags);
+    int (*event_close)(handle event);
+    int (*event_record)(handle event, handle stream);
+    int (*event_wait)(handle event);
+    int (*event_elapsed)(float *milliseconds, handle first, handle second);
+    int (*capture_begin)(handle stream, int mode);
+    int (*capture_end)(handle stream, handle *graph);
+    int (*graph_instantiate)(handle *exec, handle graph, uint64_t flags);
+    int (*graph_launch)(handle exec, handle stream);
+    int (*graph_close)(handle graph);
+    int (*exec_close)(handle exec);
+    int (*device_bus)(char *text, int size, int device);
+    int (*module_open)(handle *module, const void *image);
+    int (*module_close)(handle module);
+    int (*module_kernel)(handle *kernel, handle module, const char *name);
+    int (*launch)(handle kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                  unsigned block_y, unsigned block_z, unsigned shared, handle stream, void **parameters,
+                  void **extra);
+};
+
+static const struct {
+    const char *symbol;
+    size_t place;
+} entries[] = {
+    {"cuInit", offsetof(struct entries, init)},
+    {"cuGetErrorString", offsetof(struct entries, error_string)},
+    {"cuDriverGetVersion", offsetof(struct entries, driver_version)},
+    {"cuDeviceGetCount", offsetof(struct entries, device_count)},
+    {"cuDeviceGet", offsetof(struct entries, device_get)},
+    {"cuDeviceGetName", offsetof(struct entries, device_name)},
+    {"cuDeviceTotalMem_v2", offsetof(struct entries, device_memory)},
+    {"cuDeviceGetAttribute", offsetof(struct entries, device_attribute)},
+    {"cuDevicePrimaryCtxRetain", offsetof(struct entries, context_retain)},
+    {"cuCtxSetCurrent", offsetof(struct entries, context_set)},
+    {"cuCtxSynchronize", offsetof(struct entries, context_wait)},
+    {"cuMemAlloc_v2", offsetof(struct entries, alloc)},
+    {"cuMemFree_v2", offsetof(struct entries, free)},
+    {"cuMemcpyHtoD_v2", offsetof(struct entries, upload)},
+    {"cuMemcpyDtoH_v2", offsetof(struct entries, download)},
+    {"cuMemsetD8_v2", offsetof(struct entries, fill)},
+    {"cuStreamCreate", offsetof(struct entries, stream_open)},
+    {"cuStreamDestroy_v2", offsetof(struct entries, stream_close)},
+    {"cuStreamSynchronize", offsetof(struct entries, stream_wait)},
+    {"cuEventCreate", offsetof(struct entries, event_open)},
+    {"cuEventDestroy_v2", offsetof(struct entries, event_close)},
+    {"cuEventRecord", offsetof(struct entries, event_record)},
+    {"cuEventSynchronize", offsetof(struct entries, event_wait)},
+    {"cuEventElapsedTime", offsetof(struct entries, event_elapsed)},
+    {"cuStreamBeginCapture_v2", offsetof(struct entries, capture_begin)},
+    {"cuStreamEndCapture", offsetof(struct entries, capture_end)},
+    {"cuGraphInstantiateWithFlags", offsetof(struct entries, graph_instantiate)},
+    {"cuGraphLaunch", offsetof(struct entries, graph_launch)},
+    {"cuGraphDestroy", offsetof(struct entries, graph_close)},
+    {"cuGraphExecDestroy", offsetof(struct entries, exec_close)},
+    {"cuDeviceGetPCIBusId", offsetof(struct entries, device_bus)},
+    {"cuModuleLoadData", offsetof(struct entries, module_open)},
+    {"cuModuleUnload", offsetof(struct entries, module_close)},
+    {"cuModuleGetFunction", offsetof(struct entries, module_kernel)},
+    {"cuLaunchKernel", offsetof(struct entries, launch)},
+};
+
+enum { MOST_DEVICES = 64 };
+
+static struct {
+    pthread_mutex_t lock;
+    bool tried;
+    char refusal[200]; /* "" if the driver is there and started */
+    handle context[MOST_DEVICES];
+    struct entries call;
+} driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static bool passed(int error, const char *what, struct fault *fault)
+{
+    if (error == SUCCESS) return true;
+    const char *words = NULL;
+    if (driver.call.error_string(error, &words) != SUCCESS || !words) words = "unknown error";
+    return fault_set(fault, "GPU: %s: %s (error %d)", what, words, error);
+}
+
+static void load(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        snprintf(driver.refusal, sizeof driver.refusal, "there is no NVIDIA driver here (%s)", dlerror());
+        return;
+    }
+    for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
+        void *address = dlsym(library, entries[i].symbol);
+        if (!address) {
+            snprintf(driver.refusal, sizeof driver.refusal, "libcuda.so.1 has no %s", entries[i].symbol);
+            return;
+        }
+        memcpy((char *)&driver.call + entries[i].place, &address, sizeof address);
+    }
+    struct fault fault;
+    int count = 0;
+    if (!passed(driver.call.init(0), "cuInit", &fault) ||
+        !passed(driver.call.device_count(&count), "cuDeviceGetCount", &fault))
+        snprintf(driver.refusal, sizeof driver.refusal, "%.190s", fault.text);
+}
+
+static bool load_once(struct fault *fault)
+{
+    pthread_mutex_lock(&driver.lock);
+    if (!driver.tried) load();
+    driver.tried = true;
+    pthread_mutex_unlock(&driver.lock);
+    return !driver.refusal[0] || fault_set(fault, "GPU: %s", driver.refusal);
+}
+
+bool gpu_open(int32_t id, struct fault *fault)
+{
+    int count = 0, device = 0, error = SUCCESS;
+    if (!load_once(fault) || !passed(driver.call.device_count(&count), "counting devices", fault))
+        return false;
+    if (count > MOST_DEVICES) count = MOST_DEVICES;
+    if (id < 0 || id >= count)
+        return fault_set(fault, "GPU: cuda:%d: is not here, this machine has %d", (int)id, count);
+    if (!passed(driver.call.device_get(&device, id), "finding the device", fault)) return false;
+    pthread_mutex_lock(&driver.lock);
+    if (!driver.context[id]) error = driver.call.context_retain(&driver.context[id], device);
+    pthread_mutex_unlock(&driver.lock);
+    return passed(error, "opening the primary context", fault) &&
+           passed(driver.call.context_set(driver.context[id]), "making the context current", fault);
+}
+
+/* What only the management library tells, which comes with the driver; NULL where it is not. */
+struct management {
+    void *library;
+    int (*start)(void);
+    int (*stop)(void);
+    int (*version)(char *text, unsigned size);
+    int (*find)(const char *bus, handle *device);
+    int (*clock)(handle device, int which, unsigned *mhz);
+};
+
+static bool management_open(struct management *m)
+{
+    static const char *const symbols[] = {"nvmlInit_v2", "nvmlShutdown", "nvmlSystemGetDriverVersion",
+                                          "nvmlDeviceGetHandleByPciBusId_v2", "nvmlDeviceGetClockInfo"};
+    enum { SYMBOLS = sizeof symbols / sizeof symbols[0] };
+    void *places[SYMBOLS] = {&m->start, &m->stop, &m->version, &m->find, &m->clock};
+    m->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    bool good = m->library != NULL;
+    for (int i = 0; good && i < SYMBOLS; i++) {
+        void *address = dlsym(m->library, symbols[i]);
+        memcpy(places[i], &address, sizeof address);
+        good = address != NULL;
+    }
+    if (good && m->start() == 0) return true;
+    if (m->library) dlclose(m->library);
+    return false;
+}
+
+static void management_close(struct management *m)
+{
+    m->stop();
+    dlclose(m->library);
+}
+
+static bool version_from_management(char *text, unsigned size)
+{
+    struct management m;
+    if (!management_open(&m)) return false;
+    const bool good = m.version(text, size) == 0;
+    management_close(&m);
+    return good;
+}
+
+int gpu_sm_mhz(int32_t id)
+{
+    enum { CLOCK_SM = 1 }; /* NVML_CLOCK_SM */
+    struct management m;
+    struct fault fault;
+    char bus[32];
+    unsigned mhz = 0;
+    int device = 0;
+    handle found = NULL;
+    if (!load_once(&fault) || driver.call.device_get(&device, id) != SUCCESS ||
+        driver.call.device_bus(bus, sizeof bus, device) != SUCCESS || !management_open(&m))
+        return 0;
+    if (m.find(bus, &found) != 0 || m.clock(found, CLOCK_SM, &mhz) != 0) mhz = 0;
+    management_close(&m);
+    return (int)mhz;
+}
+
+bool gpu_describe(int32_t id, struct gpu_description *d, struct fault *fault)
+{
+    int device = 0, cuda = 0, l2 = 0;
+    memset(d, 0, sizeof *d);
+    if (!load_once(fault) || !passed(driver.call.device_get(&device, id), "finding the device", fault) ||
+        !passed(driver.call.driver_version(&cuda), "the driver's version", fault) ||
+        !passed(driver.call.device_name(d->name, sizeof d->name - 1, device), "the device's name", fault) ||
+        !passed(driver.call.device_memory(&d->memory, device), "the device's memory", fault))
+        return false;
+    const struct {
+        int attribute, *value;
+    } wanted[] = {{ATTRIBUTE_MAJOR, &d->major},
+                  {ATTRIBUTE_MINOR, &d->minor},
+                  {ATTRIBUTE_MULTIPROCESSORS, &d->multiprocessors},
+                  {ATTRIBUTE_L2_BYTES, &l2}};
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
+        if (!passed(driver.call.device_attribute(wanted[i].value, wanted[i].attribute, device),
+                    "an attribute of the device", fault))
+            return false;
+    d->cache = (size_t)l2;
+    if (!version_from_management(d->driver, sizeof d->driver))
+        snprintf(d->driver, sizeof d->driver, "CUDA %d.%d", cuda / 1000, cuda % 1000 / 10);
+    return true;
+}
+
+/* ---- Memory --------------------------------------------------------------------------------- */
+
+static device_pointer number_of(const void *memory)
+{
+    return (device_pointer)(uintptr_t)memory;
+}
+
+bool gpu_alloc(void **memory, size_t bytes, struct fault *fault)
+{
+    device_pointer pointer = 0;
+    char what[64];
+    snprintf(what, sizeof what, "allocating %zu bytes", bytes);
+    *memory = NULL;
+    if (!passed(driver.call.alloc(&pointer, bytes ? bytes : 1), what, fault)) return false;
+    memcpy(memory, &pointer, sizeof pointer); /* an address, in another space */
+    return true;
+}
+
+void gpu_free(void *memory)
+{
+    if (memory) driver.call.free(number_of(memory));
+}
+
+/* Copies from pageable memory and fills may return before the GPU has done them. */
+static bool done(int error, const char *what, struct fault *fault)
+{
+    return passed(error, what, fault) && passed(driver.call.context_wait(), what, fault);
+}
+
+bool gpu_upload(void *to, const void *from, size_t bytes, struct fault *fault)
+{
+    return !bytes || done(driver.call.upload(number_of(to), from, bytes), "copying to the device", fault);
+}
+
+bool gpu_download(void *to, const void *from, size_t bytes, struct fault *fault)
+{
+    return !bytes || done(driver.call.download(to, number_of(from), bytes), "copying from the device", fault);
+}
+
+bool gpu_fill(void *to, unsigned char byte, size_t bytes, struct fault *fault)
+{
+    return !bytes || done(driver.call.fill(number_of(to), byte, bytes), "filling device memory", fault);
+}
+
+/* ---- Streams and events --------------------------------------------------------------------- */
+
+bool gpu_stream_open(void **stream, struct fault *fault)
+{
+    *stream = NULL;
+    return passed(driver.call.stream_open(stream, STREAM_NON_BLOCKING), "opening a stream", fault);
+}
+
+void gpu_stream_close(void *stream)
+{
+    if (stream) driver.call.stream_close(stream);
+}
+
+bool gpu_stream_wait(void *stream, struct fault *fault)
+{
+    return passed(driver.call.stream_wait(stream), "running a call", fault);
+}
+
+bool gpu_event_open(void **event, struct fault *fault)
+{
+    *event = NULL;
+    return passed(driver.call.event_open(event, EVENT_DEFAULT), "opening an event", fault);
+}
+
+void gpu_event_close(void *event)
+{
+    if (event) driver.call.event_close(event);
+}
+
+bool gpu_event_record(void *event, void *stream, struct fault *fault)
+{
+    return passed(driver.call.event_record(event, stream), "recording an event", fault);
+}
+
+bool gpu_event_seconds(void *first, void *second, double *seconds, struct fault *fault)
+{
+    float milliseconds = 0.0f;
+    if (!passed(driver.call.event_wait(second), "running a call", fault) ||
+        !passed(driver.call.event_elapsed(&milliseconds, first, second), "the time between events", fault))
+        return false;
+    *seconds = 1e-3 * (double)milliseconds;
+    return true;
+}
+
+/* ---- Kernels -------------------------------------------------------------------------------- */
+
+bool gpu_module_open(void **module, const char *ptx, struct fault *fault)
+{
+    *module = NULL;
+    return passed(driver.call.module_open(module, ptx), "compiling a kernel", fault);
+}
+
+void gpu_module_close(void *module)
+{
+    if (module) driver.call.module_close(module);
+}
+
+bool gpu_kernel(void **kernel, void *module, const char *name, struct fault *fault)
+{
+    *kernel = NULL;
+    return passed(driver.call.module_kernel(kernel, module, name), name, fault);
+}
+
+bool gpu_launch(void *kernel, unsigned blocks, unsigned threads, void *stream, void **parameters,
+                struct fault *fault)
+{
+    return passed(driver.call.launch(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL),
+                  "launching a kernel", fault);
+}
+
+/* ---- Graphs --------------------------------------------------------------------------------- */
+
+bool gpu_capture_begin(void *stream, struct fault *fault)
+{
+    return passed(driver.call.capture_begin(stream, CAPTURE_GLOBAL), "beginning a capture", fault);
+}
+
+bool gpu_capture_end(void *stream, void **graph, struct fault *fault)
+{
+    handle captured = NULL;
+    *graph = NULL;
+    if (!passed(driver.call.capture_end(stream, &captured), "ending a capture", fault)) return false;
+    const int error = driver.call.graph_instantiate(graph, captured, 0);
+    driver.call.graph_close(captured); /* what was made of it stands alone */
+    return passed(error, "making a graph", fault);
+}
+
+bool gpu_graph_launch(void *graph, void *stream, struct fault *fault)
+{
+    return passed(driver.call.graph_launch(graph, stream), "launching a graph", fault);
+}
+
+void gpu_graph_close(void *graph)
+{
+    if (graph) driver.call.exec_close(graph);
+}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Cases on a GPU. A case is made in host memory, as everywhere; each block of that memory, canaries and gaps included,
+ * has a copy on the device, the call runs on the copies, and what it wrote comes back into the host's blocks. So one
+ * set of comparisons serves every device. What goes wrong in the driver ends the process: each GPU kernel has one of
+ * its own.
+ */
+#ifndef CHECKATTN_DEVICE_H
+#define CHECKATTN_DEVICE_H
+
+#include "memory.h"
+
+#include <stdint.h>
+
+struct device_block {
+    unsigned char *host; /* not owned */
+    size_t bytes;
+    unsigned char *device;
+    bool borrowed; /* the device memory is that of another list */
+};
+
+enum { DEVICE_BLOCKS = 16 };
+
+/* Zero-initialised: a case on the CPU has none. */
+struct device_blocks {
+    int count;
+    struct device_block block[DEVICE_BLOCKS];
+};
+
+/* The GPU under test: once in a process, then in every other thread that uses it. */
+void device_open(fmla_device device);
+void device_enter(void);
+fmla_device device_now(void);
+size_t device_memory(void); /* of the GPU */
+
+/* Copies a block to the device. */
+void device_add(struct device_blocks *blocks, void *host, size_t bytes);
+void device_add_guarded(struct device_blocks *blocks, const struct guarded *guarded);
+
+/* Another case of the same shapes takes the place of `blocks` on the device: what the host's blocks of `like` hold now
+ * is what memory at the same addresses will hold. */
+void device_add_in_place(struct device_blocks *blocks, void *host, size_t bytes,
+                         const struct device_blocks *like);
+
+void device_free(struct device_blocks *blocks);
+
+/* Frees all but the first `count`. */
+void device_drop(struct device_blocks *blocks, int count);
+
+/* Host to device and back, of the block that has this address, or of all (NULL). */
+void device_up(const struct device_blocks *blocks, const void *host);
+void device_down(const struct device_blocks *blocks, const void *host);
+
+/* Where an address of a block is on the device; NULL stays NULL. */
+void *device_address(const struct device_blocks *blocks, const void *host);
+
+/* The tensor on the device, NULL for NULL. `storage` holds it. */
+const fmla_tensor *device_tensor(const struct device_blocks *blocks, const fmla_tensor *tensor,
+                                 fmla_tensor *storage);
+
+/* Device memory that is no copy: filled with a byte, and guarded behind. */
+struct device_scratch {
+    unsigned char *memory;
+    size_t bytes;
+};
+
+void device_scratch_make(struct device_scratch *scratch, size_t bytes, int fill);
+void device_scratch_fill(const struct device_scratch *scratch, int fill);
+void device_scratch_write(const struct device_scratch *scratch, size_t at, const void *bytes, size_t count);
+bool device_scratch_intact(const struct device_scratch *scratch);
+bool device_scratch_is(const struct device_scratch *scratch,
+                       const void *bytes); /* holds these, all of them */
+void device_scratch_free(struct device_scratch *scratch);
+
+/* Streams and graphs, without a way to fail. */
+void *device_stream_open(void);
+void device_stream_close(void *stream);
+void device_wait(void *stream);
+void device_capture_begin(void *stream);
+void *device_capture_end(void *stream);
+void device_launch(void *graph, void *stream);
+void device_graph_close(void *graph);
+
+/* Arguments on the device: tensors and plan are where their host memory has its copy. */
+struct device_decode_args {
+    fmla_dense_decode_args args;
+    fmla_tensor tensor[7];
+};
+
+void device_decode_args_make(struct device_decode_args *to, const struct device_blocks *blocks,
+                             const fmla_dense_decode_args *from);
+
+/* What decode_case_call does, on the device; out and lse are as on the host before, and on the host afterwards. */
+fmla_status device_decode_call(const struct device_blocks *blocks, const fmla_dense_decode_args *args,
+                               int fill);
+
+/* The same with arguments that are made already, of the case that has these results. */
+fmla_status device_decode_run(struct device_decode_args *on_device, const struct device_blocks *blocks,
+                              const fmla_dense_decode_args *args, int fill);
+
+#endif

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * decode_plan on a GPU: the bytes that the host's planner writes for the same lengths and partitions, and the published
+ * case by its own figures.
+ */
+#include "checkattn.h"
+#include "device.h"
+#include "plan.h"
+#include "random.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum lengths {
+    LENGTHS_NONE,  /* 0 */
+    LENGTHS_ONE,   /* 1 */
+    LENGTHS_LONG,  /* 1 000 000 */
+    LENGTHS_SAME,  /* 4096 */
+    LENGTHS_DRAWN, /* 0 … 9000, some 0 */
+    LENGTHS_WILD,  /* any 32 bits, to be clamped */
+    LENGTHS_LAST,  /* 0, but for the last: everything is in one request */
+    LENGTHS_KINDS
+};
+
+struct plan_case {
+    int64_t b, capacity;
+    int32_t partitions; /* 0: what the device suggests */
+    enum lengths lengths;
+    bool odd; /* lengths at an odd address */
+};
+
+static int32_t length_of(const struct plan_case *c, int64_t request, struct random_state *random)
+{
+    switch (c->lengths) {
+    case LENGTHS_ONE: return 1;
+    case LENGTHS_LONG: return 1000000;
+    case LENGTHS_SAME: return 4096;
+    case LENGTHS_DRAWN: return (int32_t)(random_between(random, 0, 3) ? random_between(random, 0, 9000) : 0);
+    case LENGTHS_WILD: return (int32_t)(uint32_t)random_u64(random);
+    case LENGTHS_LAST: return request + 1 == c->b ? 1000000 : 0;
+    default: return 0;
+    }
+}
+
+/* Both plans; the host's is left in *plan (freed by the caller), NULL if something was refused. */
+static void run_case(const struct run *run, const struct plan_case *c, uint64_t seed, struct tally *tally,
+                     unsigned char **plan, size_t *bytes)
+{
+    struct random_state random = {seed};
+    struct guarded lengths;
+    struct device_blocks blocks = {0};
+    struct device_scratch scratch;
+    fmla_tensor seqlens;
+    char name[160];
+    snprintf(name, sizeof name, "b %lld, partitions %d, lengths %d, capacity %lld%s", (long long)c->b,
+             c->partitions, (int)c->lengths, (long long)c->capacity, c->odd ? ", odd address" : "");
+    tally->cases++;
+    guarded_make(&lengths, dtype_i32, 1, &c->b, c->odd ? LAYOUT_ODD : LAYOUT_CONTIGUOUS);
+    for (int64_t r = 0; r < c->b; r++)
+        *(int32_t *)guarded_at(&lengths, r, 0, 0, 0) = length_of(c, r, &random);
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    args.seqlens = &lengths.tensor, args.target = run->device;
+    args.s_q = 1, args.h_q = 128, args.h_kv = 1;
+    args.capacity = c->capacity, args.num_partitions = c->partitions;
+    *bytes = 0;
+    fmla_status status = fmla_decode_plan_size(&args, bytes);
+    *plan = aligned_alloc(64, (*bytes + 127) / 64 * 64);
+    args.plan = *plan, args.plan_size = *bytes;
+    if (!status) status = fmla_decode_plan(&args);
+    if (status) report(tally, run, name, fmla_last_error());
+
+    device_add_guarded(&blocks, &lengths);
+    device_scratch_make(&scratch, *bytes, 0xff);
+    void *stream = args.stream = device_stream_open();
+    args.seqlens = device_tensor(&blocks, &lengths.tensor, &seqlens);
+    args.plan = scratch.memory;
+    size_t on_device = 0;
+    if (!status && (fmla_decode_plan_size(&args, &on_device) || on_device != *bytes))
+        report(tally, run, name, "a plan on the device has another size than on the host");
+    for (int fill = 0xff; !status && fill >= 0; fill -= 0xff) { /* whatever the memory held */
+        device_scratch_fill(&scratch, fill);
+        status = fmla_decode_plan(&args);
+        if (status) {
+            report(tally, run, name, fmla_last_error());
+            break;
+        }
+        device_wait(stream);
+        if (!device_scratch_is(&scratch, *plan))
+            report(tally, run, name, "the device's plan has other bits than the host's");
+    }
+    if (!device_scratch_intact(&scratch)) report(tally, run, name, "bytes behind the plan were written");
+    tally->rows++;
+    device_stream_close(stream);
+    device_scratch_free(&scratch);
+    device_free(&blocks);
+    guarded_free(&lengths);
+}
+
+/* docs/semantics.md: b = 128, every length 4096, 78 partitions; (begin request, begin key, end request, end key, split).
+ * Each was held equal to the host's, bit by bit; that the host's is the published one is checked here again. */
+static void check_published(const struct run *run, struct tally *tally)
+{
+    static const struct {
+        int partition;
+        int32_t row[5];
+    } published[] = {{0, {0, 0, 1, 2880, 0}},      {1, {1, 2880, 3, 1344, 1}},
+                     {2, {3, 1344, 4, 4096, 1}},   {3, {5, 0, 6, 2880, 0}},
+                     {4, {6, 2880, 8, 1344, 1}},   {74, {123, 1344, 124, 4096, 1}},
+                     {75, {125, 0, 126, 2880, 0}}, {76, {126, 2880, 127, 4096, 1}}};
+    const struct plan_case c = {.b = 128, .partitions = 78, .lengths = LENGTHS_SAME};
+    unsigned char *plan;
+    size_t bytes;
+    run_case(run, &c, run->seed, tally, &plan, &bytes);
+    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
+    bool same = fmla_plan_describe(plan, bytes, &view) == FMLA_OK && view.payload == 119;
+    for (size_t i = 0; same && i < sizeof published / sizeof published[0]; i++) {
+        const int32_t *row = view.partitions + (size_t)published[i].partition * FMLA_PARTITION_FIELDS;
+        const int32_t mine[5] = {row[0], row[2] * PLAN_BLOCK, row[1], row[3] * PLAN_BLOCK, row[4]};
+        same = !memcmp(mine, published[i].row, sizeof mine);
+    }
+    if (!same) report(tally, run, "the published case", "the plan is not the published one");
+    free(plan);
+}
+
+void check_device_plan(const struct run *run, struct tally *tally)
+{
+    static const int64_t batches[] = {0,    1,    2,    3,    31,   32,    33,    128,   1000,
+                                      1023, 1024, 1025, 2047, 4096, 10000, 65537, 100000};
+    static const int32_t partitions[] = {0, 1, 3, 78, 132, 1000, 65536};
+    enum {
+        BATCHES = sizeof batches / sizeof batches[0],
+        PARTITIONS = sizeof partitions / sizeof partitions[0],
+        DRAWN = 200
+    };
+    struct random_state random = {run->seed};
+    const int64_t before = tally->cases;
+    check_published(run, tally);
+    for (int i = 0; i < BATCHES * PARTITIONS * LENGTHS_KINDS + DRAWN; i++) {
+        struct plan_case c = {.b = batches[i % BATCHES],
+                              .partitions = partitions[i / BATCHES % PARTITIONS],
+                              .lengths = (enum lengths)(i / BATCHES / PARTITIONS % LENGTHS_KINDS),
+                              .odd = i % 3 == 1};
+        if (i >= BATCHES * PARTITIONS * LENGTHS_KINDS) {
+            c.b = random_between(&random, 0, 3) ? random_between(&random, 0, 3000)
+                                                : random_between(&random, 0, 100000);
+            c.partitions = (int32_t)random_between(&random, 1, random_between(&random, 0, 1) ? 200 : 5000);
+            c.lengths = random_between(&random, 0, 3) ? LENGTHS_DRAWN : LENGTHS_WILD;
+        }
+        static const int64_t capacities[] = {0, 0, 4096, 70000};
+        c.capacity = capacities[random_between(&random, 0, 3)];
+        unsigned char *plan;
+        size_t bytes;
+        run_case(run, &c, run->seed * 31 + (uint64_t)i, tally, &plan, &bytes);
+        free(plan);
+        if (run->most_cases && tally->cases - before >= run->most_cases) break;
+    }
+    tally->pairs = tally->covered = 0; /* every combination, unless cut short */
+}

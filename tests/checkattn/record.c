@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: MIT */
+#include "record.h"
+
+#include "outfile.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void record_add(struct record *record, const char *operation, const char *kernel,
+                const struct child_report *told, bool passed)
+{
+    if (record->count == RECORDED) return;
+    const int i = record->count++;
+    record->row[i].operation = operation, record->row[i].kernel = kernel;
+    record->row[i].told = *told, record->row[i].passed = passed;
+}
+
+/* Names from drivers and files: what JSON would have to escape does not belong there. */
+static const char *plain(char *text)
+{
+    for (char *at = text; *at; at++)
+        if (*at == '"' || *at == '\\' || (unsigned char)*at < ' ') *at = '?';
+    return text;
+}
+
+static bool write_kernels(const struct record *record, struct outfile *file, struct fault *fault)
+{
+    if (!outfile_printf(file, fault, "  \"kernels\": [\n")) return false;
+    for (int i = 0; i < record->count; i++) {
+        const struct tally *tally = &record->row[i].told.tally;
+        if (!outfile_printf(
+                file, fault,
+                "    {\"operation\": \"%s\", \"kernel\": \"%s\", \"passed\": %s, \"cases\": %lld, "
+                "\"rows\": %lld, \"pairs\": %lld, \"pairs_covered\": %lld, \"failures\": %lld, "
+                "\"seconds\": %.1f}%s\n",
+                record->row[i].operation, record->row[i].kernel, record->row[i].passed ? "true" : "false",
+                (long long)tally->cases, (long long)tally->rows, (long long)tally->pairs,
+                (long long)tally->covered, (long long)tally->failed, record->row[i].told.seconds,
+                i + 1 < record->count ? "," : ""))
+            return false;
+    }
+    return outfile_printf(file, fault, "  ],\n");
+}
+
+/* Lines of "<64 hexadecimal digits>  <file> <architecture>", after one of "# toolkit <version>". */
+static bool write_hashes(const char *program, struct outfile *file, struct fault *fault)
+{
+    char path[4096], line[512], toolkit[128] = "", hash[65], source[256], target[64];
+    const char *slash = strrchr(program, '/');
+    snprintf(path, sizeof path, "%.*skernels.sha256", slash ? (int)(slash - program) + 1 : 0, program);
+    FILE *list = fopen(path, "r");
+    if (!list) fprintf(stderr, "checkattn: there is no %s: hashes of machine code are not recorded\n", path);
+    bool good = true, first = true;
+    while (good && list && fgets(line, sizeof line, list)) {
+        if (sscanf(line, "# toolkit %127[^\n]", toolkit) == 1) {
+            good =
+                outfile_printf(file, fault, "  \"toolkit\": \"%s\",\n  \"machine_code\": [", plain(toolkit));
+        } else if (*toolkit && sscanf(line, "%64[0-9a-f] %255s %63s", hash, source, target) == 3) {
+            good = outfile_printf(file, fault,
+                                  "%s\n    {\"source\": \"%s\", \"target\": \"%s\", \"sha256\": \"%s\"}",
+                                  first ? "" : ",", plain(source), plain(target), hash);
+            first = false;
+        }
+    }
+    if (list) fclose(list);
+    if (good && !*toolkit) good = outfile_printf(file, fault, "  \"toolkit\": \"\",\n  \"machine_code\": [");
+    return good && outfile_printf(file, fault, "%s]\n", first ? "" : "\n  ");
+}
+
+static bool write_all(const struct record *record, const struct run *like, const char *program,
+                      struct outfile *file, struct fault *fault)
+{
+    struct gpu_description gpu = record->gpu;
+    return outfile_printf(file, fault,
+                          "{\n  \"library\": \"%s\",\n  \"seed\": %llu,\n  \"complete\": %s,\n"
+                          "  \"device\": \"%s\",\n  \"compute_capability\": \"%d.%d\",\n"
+                          "  \"driver\": \"%s\",\n",
+                          fmla_version_string(), (unsigned long long)like->seed,
+                          like->most_cases ? "false" : "true", plain(gpu.name), gpu.major, gpu.minor,
+                          plain(gpu.driver)) &&
+           write_kernels(record, file, fault) && write_hashes(program, file, fault) &&
+           outfile_printf(file, fault, "}\n");
+}
+
+bool record_write(const struct record *record, const struct run *like, const char *program, const char *path)
+{
+    struct fault fault;
+    if (!record->count) {
+        fprintf(stderr, "checkattn: %s: not written, for no GPU kernel was run\n", path);
+        return false;
+    }
+    struct outfile *file = outfile_open(path, 0, &fault);
+    bool good = file && write_all(record, like, program, file, &fault);
+    if (good)
+        good = outfile_commit(file, &fault);
+    else
+        outfile_abandon(file);
+    if (!good) fprintf(stderr, "checkattn: %s\n", fault.text);
+    return good;
+}

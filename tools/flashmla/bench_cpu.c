@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: MIT */
+#include "bench_cpu.h"
+
+#include "flashmla/flashmla.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* As Linux tells it; "" elsewhere. */
+static void read_cpu_name(char *name, size_t size)
+{
+    char line[256];
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    *name = '\0';
+    while (file && fgets(line, sizeof line, file)) {
+        const char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) != 0 || !colon) continue;
+        snprintf(name, size, "%.*s", (int)strcspn(colon + 2, "\n"), colon + 2);
+        break;
+    }
+    if (file) fclose(file);
+}
+
+enum peak_unit bench_cpu_unit(const char *kernel)
+{
+    static const char *const kernels[PEAK_UNITS] = {"cpu-generic", "cpu-avx2", "cpu-avx512",
+                                                    "cpu-avx512bf16"};
+    for (int unit = 0; unit < PEAK_UNITS; unit++)
+        if (!strcmp(kernels[unit], kernel)) return (enum peak_unit)unit;
+    return PEAK_GENERIC;
+}
+
+bool bench_cpu_measure(struct bench_cpu *machine, bool warm, struct fault *fault)
+{
+    machine->threads = (int)fmla_num_threads();
+    read_cpu_name(machine->cpu, sizeof machine->cpu);
+    printf("flashmla %s, %s, %d threads\n", fmla_version_string(),
+           *machine->cpu ? machine->cpu : "unknown CPU", machine->threads);
+    for (int unit = 0; unit < PEAK_UNITS; unit++) {
+        if (!peak_unit_available((enum peak_unit)unit)) continue;
+        const double one = peak_flops((enum peak_unit)unit, 1);
+        machine->flops[unit] =
+            machine->threads == 1 ? one : peak_flops((enum peak_unit)unit, machine->threads);
+        printf("peak   %-27s %8.1f GFLOP/s on 1 thread, %8.1f on %d\n", peak_unit_name((enum peak_unit)unit),
+               1e-9 * one, 1e-9 * machine->flops[unit], machine->threads);
+    }
+    if (!peak_memory_open(&machine->memory, machine->threads))
+        return fault_set(fault, "no memory for %zu bytes to measure the read bandwidth",
+                         machine->memory.bytes);
+    const double one = peak_bandwidth(&machine->memory, 1);
+    machine->bandwidth = machine->threads == 1 ? one : peak_bandwidth(&machine->memory, machine->threads);
+    printf("memory %-27s %8.1f GB/s    on 1 thread, %8.1f on %d\n", "read", 1e-9 * one,
+           1e-9 * machine->bandwidth, machine->threads);
+    if (warm)
+        puts("caches warm: not emptied between runs");
+    else
+        printf("caches emptied between runs by reading %zu MiB (last level: %zu MiB)\n",
+               machine->memory.bytes >> 20, machine->memory.cache_bytes >> 20);
+    return true;
+}

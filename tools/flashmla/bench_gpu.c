@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+#include "bench_gpu.h"
+
+#include "call.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Events lie beside the launch in the stream: what the host takes to send it does not count, while the GPU is busy with
+ * reading. */
+static bool time_graph(const struct bench_gpu *b, void *graph, void *stream, bool warm, int64_t runs,
+                       double *seconds, struct fault *fault)
+{
+    bool good = gpu_graph_launch(graph, stream, fault) && gpu_stream_wait(stream, fault);
+    for (int64_t i = 0; good && i < runs; i++) {
+        good = (warm || gpu_peak_flush(&b->peak, stream, fault)) &&
+               gpu_event_record(b->first, stream, fault) && gpu_graph_launch(graph, stream, fault) &&
+               gpu_event_record(b->second, stream, fault) &&
+               gpu_event_seconds(b->first, b->second, &seconds[i], fault);
+    }
+    return good;
+}
+
+bool bench_gpu_time(const struct bench_gpu *b, bench_call call, const void *args, void *stream, bool warm,
+                    int64_t runs, double *seconds, fmla_status *status, struct fault *fault)
+{
+    void *graph = NULL;
+    *status = call(args); /* kernels are loaded */
+    if (*status) return fault_set(fault, "%s", fmla_last_error());
+    if (!gpu_stream_wait(stream, fault) || !gpu_capture_begin(stream, fault)) return false;
+    *status = call(args);
+    const bool called = !*status || fault_set(fault, "%s", fmla_last_error());
+    struct fault why;
+    const bool captured = gpu_capture_end(stream, &graph, &why);
+    if (called && !captured) *fault = why;
+    const bool good = called && captured && time_graph(b, graph, stream, warm, runs, seconds, fault);
+    gpu_graph_close(graph);
+    return good;
+}
+
+/* What a graph with nothing in it takes: no call can be faster. */
+static bool time_nothing(const struct bench_gpu *b, double *median, struct fault *fault)
+{
+    enum { RUNS = 15 };
+    double seconds[RUNS];
+    void *stream = NULL, *graph = NULL;
+    bool good = gpu_stream_open(&stream, fault) && gpu_capture_begin(stream, fault) &&
+                gpu_peak_nothing(&b->peak, stream, fault) && gpu_capture_end(stream, &graph, fault) &&
+                time_graph(b, graph, stream, false, RUNS, seconds, fault);
+    gpu_graph_close(graph), gpu_stream_close(stream);
+    if (!good) return false;
+    qsort(seconds, RUNS, sizeof *seconds, call_by_value);
+    *median = seconds[RUNS / 2];
+    return true;
+}
+
+bool bench_gpu_open(struct bench_gpu *b, fmla_device device, bool warm, struct fault *fault)
+{
+    double nothing = 0.0;
+    if (!gpu_open(device.id, fault) || !gpu_peak_open(&b->peak, device.id, fault) ||
+        !gpu_event_open(&b->first, fault) || !gpu_event_open(&b->second, fault) ||
+        !gpu_peak_bandwidth(&b->peak, &b->bandwidth, fault) || !gpu_peak_flops(&b->peak, &b->flops, fault) ||
+        !time_nothing(b, &nothing, fault))
+        return false;
+    const struct gpu_description *gpu = &b->peak.gpu;
+    printf("flashmla %s, %s, compute capability %d.%d, %d SMs, driver %s\n", fmla_version_string(), gpu->name,
+           gpu->major, gpu->minor, gpu->multiprocessors, gpu->driver);
+    printf("peak   %-27s %8.1f TFLOP/s\n", b->peak.wgmma ? "wgmma m64n256k16 bf16" : "mma.sync m16n8k16 bf16",
+           1e-12 * b->flops);
+    printf("memory %-27s %8.1f GB/s\n", "read", 1e-9 * b->bandwidth);
+    printf("launch %-27s %8.1f us\n", "graph of an empty kernel", 1e6 * nothing);
+    if (warm)
+        puts("caches warm: not emptied between runs");
+    else
+        printf("L2 emptied between runs by reading %zu MB (L2: %zu MB)\n", b->peak.bytes / 1000000,
+               gpu->cache / 1000000);
+    return true;
+}
+
+void bench_gpu_close(struct bench_gpu *b)
+{
+    gpu_event_close(b->first), gpu_event_close(b->second);
+    if (b->peak.sink) gpu_peak_close(&b->peak);
+    memset(b, 0, sizeof *b);
+}
