@@ -125,6 +125,36 @@ static void test_capabilities(void)
         check_rejected("no GPU", fmla_prepare(cuda), FMLA_UNSUPPORTED, "prepare", "device", "cuda:0|: ");
 }
 
+static void test_describe(void)
+{
+    fmla_device_info info = FMLA_INIT(fmla_device_info);
+    CHECK(fmla_device_describe(cpu, &info) == FMLA_OK, "%s", fmla_last_error());
+    CHECK(!*info.name && !*info.reason && !*info.needs && !*info.built_for, "\"%s\", \"%s\"", info.name,
+          info.reason);
+    CHECK(info.count == 1 && info.workers == fmla_num_threads() && !info.compute_capability && !info.driver,
+          "%d devices, %d workers", info.count, info.workers);
+    CHECK(fmla_device_describe((fmla_device){FMLA_DEVICE_CUDA, 99}, &info) == FMLA_OK, "%s",
+          fmla_last_error());
+    CHECK(*info.reason && info.name && info.needs && info.built_for && !info.compute_capability, "\"%s\"",
+          info.reason);
+    CHECK(!info.built_with == !info.driver_needed && !info.built_with == !*info.built_for, "built with %d",
+          info.built_with);
+
+    memset(&info, 0x55, sizeof info);
+    info.struct_size = sizeof info;
+    const fmla_device_info before = info;
+    check_rejected("NULL", fmla_device_describe(cpu, NULL), FMLA_INVALID_ARGUMENT, "device_describe", "info",
+                   "NULL");
+    check_rejected("device 99", fmla_device_describe((fmla_device){99, 0}, &info), FMLA_INVALID_ARGUMENT,
+                   "device_describe", "device", "99");
+    check_rejected("device id", fmla_device_describe((fmla_device){FMLA_DEVICE_CUDA, -1}, &info),
+                   FMLA_INVALID_ARGUMENT, "device_describe", "device", "-1");
+    CHECK(!memcmp(&info, &before, sizeof info), "%s", "a failed call wrote a description");
+    info.struct_size = 8;
+    check_rejected("struct_size 8", fmla_device_describe(cpu, &info), FMLA_INVALID_ARGUMENT,
+                   "device_describe", "struct_size", "8");
+}
+
 /* ---- Threads ----------------------------------------------------------------------------------------- */
 
 struct counted {
@@ -305,6 +335,7 @@ int main(int argc, char **argv)
     CHECK(!*fmla_last_error(), "before any failure: %s", fmla_last_error());
     unsetenv("FLASHMLA_KERNEL");
     test_capabilities();
+    test_describe();
     test_threads();
     test_last_error();
     test_environment(argv[0]);
