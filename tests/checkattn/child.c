@@ -12,7 +12,7 @@
 
 extern char **environ;
 
-enum { PATIENCE_MS = 900 * 1000 }; /* a kernel that hangs is told too */
+enum { PATIENCE_MS = 600 * 1000 }; /* a kernel that hangs is told too */
 
 static pid_t start(const struct run *like, const char *operation, const char *kernel, fmla_device device,
                    int fd)
