@@ -17,7 +17,7 @@ cd "$folder"
 export OMP_NUM_THREADS=1 FLASHMLA_KERNEL=cpu-avx2
 check() { valgrind --quiet --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite "$@"; }
 
-check "$build/checkattn" --threads own --op dense_decode --kernel cpu-avx2 --cases 2 | tee result
+check "$build/checkattn" --device cpu --threads own --op dense_decode --kernel cpu-avx2 --cases 2 | tee result
 grep -q '^partial dense_decode cpu-avx2: ' result # a kernel that was not reached has not passed
 for options in '' '--dtype fp16 --page-size 17 --causal --sink --query-tokens 2 --kv-heads 2 --d-qk 512'; do
     # shellcheck disable=SC2086 # words

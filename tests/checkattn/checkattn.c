@@ -28,7 +28,10 @@ void report(struct tally *tally, const struct run *run, const char *where, const
     enum { SHOWN = 10 };
     tally->failed++;
     if (run->fault != FAULT_NONE && !run->verbose) return;
-    if (tally->failed <= SHOWN) fprintf(stderr, "FAILED %s: %s\n       %s\n", run->kernel, where, what);
+    char number[32] = "";
+    if (tally->number) snprintf(number, sizeof number, "case %lld: ", (long long)tally->number);
+    if (tally->failed <= SHOWN)
+        fprintf(stderr, "FAILED %s: %s%s\n       %s\n", run->kernel, number, where, what);
     if (tally->failed == SHOWN) fprintf(stderr, "       (further failures are counted, not shown)\n");
 }
 
@@ -112,8 +115,9 @@ static bool check_here(const struct asked *asked, const fmla_capability *row, fm
     if (on_gpu(&run)) device_open(device);
     (on_gpu(&run) ? operation->check_device : operation->check)(&run, tally);
     told.seconds = timing_now() - start;
-    const bool partial = run.most_cases > 0;
-    const bool passed = tally->cases > 0 && tally->rows > 0 && tally->failed == 0 &&
+    const bool partial = run.most_cases > 0 || run.only_case > 0;
+    /* One case may be of a batch of nothing; a whole grid is not. */
+    const bool passed = tally->cases > 0 && (partial || tally->rows > 0) && tally->failed == 0 &&
                         (partial || tally->covered == tally->pairs);
     printf("%s %s %s: %lld cases, %lld rows against the oracle, %lld of %lld pairs of values, %lld "
            "failures, %.1f s\n",
@@ -233,12 +237,13 @@ static int check_faults(uint64_t seed, fmla_device device, bool verbose)
 static int usage(FILE *to, int status)
 {
     fputs("usage: checkattn [--seed N] [--op OPERATION] [--kernel NAME] [--device cpu|cuda:N] [--no-time]\n"
-          "                 [--threads own] [--cases N] [--json FILE] [--here]\n"
+          "                 [--threads own] [--cases N] [--case N] [--json FILE] [--here]\n"
           "       checkattn --faults [--seed N] [--device cpu|cuda:N] [--verbose]\n"
           "Compares every kernel of this machine with the oracle. --faults: planted defects must go red.\n"
           "--threads own: no OpenMP, for tools that do not see into it. --cases N: at most N cases a kernel; "
           "that\n"
-          "is no full test, and says so. --json FILE: what was tested on the GPU, with the hashes of its "
+          "is no full test, and says so. --case N: that one of the grid alone. --json FILE: what was tested "
+          "on the GPU, with the hashes of its "
           "kernels'\n"
           "machine code (kernels.sha256 beside this program). --here: no process of its own for each GPU "
           "kernel,\n"
@@ -280,6 +285,7 @@ int main(int argc, char **argv)
         {"cases", required_argument, NULL, 'c'},
         {"device", required_argument, NULL, 'd'},
         {"json", required_argument, NULL, 'j'},
+        {"case", required_argument, NULL, 'C'},
         {"here", no_argument, NULL, 'H'},
         {"tally", required_argument, NULL, 'T'}, /* of a child: where its parent reads */
         {NULL, 0, NULL, 0}};
@@ -295,6 +301,10 @@ int main(int argc, char **argv)
         case 'c':
             if (!read_number(optarg, 1, &number) || number > INT64_MAX) return usage(stderr, 2);
             asked.like.most_cases = (int64_t)number;
+            break;
+        case 'C':
+            if (!read_number(optarg, 1, &number) || number > INT64_MAX) return usage(stderr, 2);
+            asked.like.only_case = (int64_t)number;
             break;
         case 'T':
             if (!read_number(optarg, 3, &number) || number > INT32_MAX) return usage(stderr, 2);
@@ -318,7 +328,8 @@ int main(int argc, char **argv)
         default: return usage(stderr, 2);
         }
     }
-    if (optind < argc || (faults && (asked.like.most_cases || asked.like.own_threads || json)) ||
+    if (optind < argc || (asked.like.only_case && json) ||
+        (faults && (asked.like.most_cases || asked.like.only_case || asked.like.own_threads || json)) ||
         (json && asked.here))
         return usage(stderr, 2);
     if (asked.like.own_threads) {
@@ -330,9 +341,10 @@ int main(int argc, char **argv)
            (unsigned long long)asked.like.seed, fmla_num_threads());
     if (!asked.device.type && faults) asked.device.type = FMLA_DEVICE_CPU;
     int failed = faults ? check_faults(asked.like.seed, asked.device, verbose) : check_all(&asked);
-    if (json) failed += !record_write(&asked.record, &asked.like, argv[0], json);
+    asked.record.complete = !asked.like.most_cases && !asked.operation && !asked.kernel;
+    if (json) failed += !record_write(&asked.record, asked.like.seed, argv[0], json);
     printf("checkattn: %s\n", failed ? "FAILED"
-                              : asked.like.most_cases
+                              : asked.like.most_cases || asked.like.only_case
                                   ? "passed in part; not every pair of values was asked for"
                                   : "all passed");
     return failed ? 1 : 0;

@@ -37,14 +37,29 @@ struct run {
     bool verbose;
     bool own_threads;   /* every loop on threads of our own: OpenMP is not touched */
     int64_t most_cases; /* of a kernel; 0 = all that the grid needs. Anything else is told to be partial */
+    int64_t only_case;  /* of the grid, by its number; 0 = all */
 };
 
 struct tally {
     int64_t cases, failed;
     int64_t rows;           /* compared with the oracle */
     int64_t pairs, covered; /* of axis values */
+    int64_t number;         /* of the grid's case that runs; 0 = one that is not of the grid */
     bool planted;           /* a fault found its place */
 };
+
+/* Is the grid's case of this number asked for? Notes the number. */
+static inline bool wants_case(const struct run *run, struct tally *tally, uint64_t number)
+{
+    tally->number = (int64_t)number;
+    return !run->only_case || run->only_case == tally->number;
+}
+
+/* Nothing but that case was asked for. */
+static inline bool wants_grid_only(const struct run *run)
+{
+    return run->only_case != 0;
+}
 
 /* Prints the first lines of what went wrong in a case and counts it. */
 void report(struct tally *tally, const struct run *run, const char *where, const char *what);

@@ -12,21 +12,23 @@
 
 extern char **environ;
 
-enum { PATIENCE_MS = 900 * 1000 }; /* a kernel that hangs is told too */
+enum { PATIENCE_MS = 600 * 1000 }; /* a kernel that hangs is told too */
 
 static pid_t start(const struct run *like, const char *operation, const char *kernel, fmla_device device,
                    int fd)
 {
-    char device_text[32], seed[32], cases[32], fd_text[32];
+    char device_text[32], seed[32], cases[32], only[32], fd_text[32];
     snprintf(device_text, sizeof device_text, "cuda:%d", device.id);
     snprintf(seed, sizeof seed, "%llu", (unsigned long long)like->seed);
     snprintf(cases, sizeof cases, "%lld", (long long)like->most_cases);
+    snprintf(only, sizeof only, "%lld", (long long)like->only_case);
     snprintf(fd_text, sizeof fd_text, "%d", fd);
     const char *arguments[20] = {"checkattn", "--here",  "--no-time", "--device", device_text,
                                  "--op",      operation, "--kernel",  kernel,     "--seed",
                                  seed,        "--tally", fd_text};
     int count = 13;
     if (like->most_cases) arguments[count++] = "--cases", arguments[count++] = cases;
+    if (like->only_case) arguments[count++] = "--case", arguments[count++] = only;
     if (like->own_threads) arguments[count++] = "--threads", arguments[count++] = "own";
     char *vector[20]; /* posix_spawn takes them as writable, and does not write */
     memcpy(vector, arguments, sizeof vector);

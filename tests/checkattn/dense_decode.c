@@ -380,9 +380,11 @@ void check_dense_decode(const struct run *run, struct tally *tally)
         check_fault(run, tally);
         return;
     }
-    if (on_gpu(run)) check_device_first_use(run, tally);
-    check_oracle(run, tally);
-    check_special(run, tally);
+    if (!wants_grid_only(run)) {
+        if (on_gpu(run)) check_device_first_use(run, tally);
+        check_oracle(run, tally);
+        check_special(run, tally);
+    }
     struct grid grid = {.axes = AXES,
                         .axis = axes,
                         .possible = on_gpu(run) ? gpu_possible : possible,
@@ -395,12 +397,13 @@ void check_dense_decode(const struct run *run, struct tally *tally)
     for (uint64_t i = 1; grid_next(&grid, choice); i++) {
         int64_t v[AXES];
         for (int a = 0; a < AXES; a++) v[a] = value_of(choice, a);
-        run_case(run, v, run->seed * 1000003 + i, tally);
+        if (wants_case(run, tally, i)) run_case(run, v, run->seed * 1000003 + i, tally);
         if (run->most_cases && (int64_t)i >= run->most_cases) break;
     }
     tally->pairs += grid.pairs, tally->covered += grid.covered;
     grid_end(&grid);
-    if (on_gpu(run)) check_device_decode(run, tally);
+    tally->number = 0;
+    if (on_gpu(run) && !wants_grid_only(run)) check_device_decode(run, tally);
 }
 
 /* ---- Timing --------------------------------------------------------------------------------- */

@@ -137,6 +137,7 @@ void check_device_plan(const struct run *run, struct tally *tally)
     const int64_t before = tally->cases;
     check_published(run, tally);
     for (int i = 0; i < BATCHES * PARTITIONS * LENGTHS_KINDS + DRAWN; i++) {
+        const bool wanted = wants_case(run, tally, (uint64_t)i + 1);
         struct plan_case c = {.b = batches[i % BATCHES],
                               .partitions = partitions[i / BATCHES % PARTITIONS],
                               .lengths = (enum lengths)(i / BATCHES / PARTITIONS % LENGTHS_KINDS),
@@ -149,6 +150,7 @@ void check_device_plan(const struct run *run, struct tally *tally)
         }
         static const int64_t capacities[] = {0, 0, 4096, 70000};
         c.capacity = capacities[random_between(&random, 0, 3)];
+        if (!wanted) continue; /* what was drawn stays the same */
         unsigned char *plan;
         size_t bytes;
         run_case(run, &c, run->seed * 31 + (uint64_t)i, tally, &plan, &bytes);

@@ -199,7 +199,7 @@ void check_merge(const struct run *run, struct tally *tally)
     for (uint64_t i = 1; grid_next(&grid, choice); i++) {
         int64_t v[AXES];
         for (int a = 0; a < AXES; a++) v[a] = value_of(choice, a);
-        run_case(run, v, run->seed * 1000003 + i, tally);
+        if (wants_case(run, tally, i)) run_case(run, v, run->seed * 1000003 + i, tally);
         if (run->most_cases && (int64_t)i >= run->most_cases) break;
         if (run->fault != FAULT_NONE && tally->planted) break;
     }

@@ -67,22 +67,22 @@ static bool write_hashes(const char *program, struct outfile *file, struct fault
     return good && outfile_printf(file, fault, "%s]\n", first ? "" : "\n  ");
 }
 
-static bool write_all(const struct record *record, const struct run *like, const char *program,
-                      struct outfile *file, struct fault *fault)
+static bool write_all(const struct record *record, uint64_t seed, const char *program, struct outfile *file,
+                      struct fault *fault)
 {
     struct gpu_description gpu = record->gpu;
     return outfile_printf(file, fault,
                           "{\n  \"library\": \"%s\",\n  \"seed\": %llu,\n  \"complete\": %s,\n"
                           "  \"device\": \"%s\",\n  \"compute_capability\": \"%d.%d\",\n"
                           "  \"driver\": \"%s\",\n",
-                          fmla_version_string(), (unsigned long long)like->seed,
-                          like->most_cases ? "false" : "true", plain(gpu.name), gpu.major, gpu.minor,
+                          fmla_version_string(), (unsigned long long)seed,
+                          record->complete ? "true" : "false", plain(gpu.name), gpu.major, gpu.minor,
                           plain(gpu.driver)) &&
            write_kernels(record, file, fault) && write_hashes(program, file, fault) &&
            outfile_printf(file, fault, "}\n");
 }
 
-bool record_write(const struct record *record, const struct run *like, const char *program, const char *path)
+bool record_write(const struct record *record, uint64_t seed, const char *program, const char *path)
 {
     struct fault fault;
     if (!record->count) {
@@ -90,7 +90,7 @@ bool record_write(const struct record *record, const struct run *like, const cha
         return false;
     }
     struct outfile *file = outfile_open(path, 0, &fault);
-    bool good = file && write_all(record, like, program, file, &fault);
+    bool good = file && write_all(record, seed, program, file, &fault);
     if (good)
         good = outfile_commit(file, &fault);
     else
