@@ -32,6 +32,7 @@ struct run {
     const char *kernel; /* under test */
     const char *dtypes; /* that it takes, as fmla_capabilities says */
     uint64_t seed;
+    uint64_t cases; /* of each grid; more than any has for all */
     enum fault fault;
     bool verbose;
 };

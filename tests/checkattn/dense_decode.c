@@ -324,7 +324,7 @@ void check_dense_decode(const struct run *run, struct tally *tally)
         .axes = AXES, .axis = axes, .possible = possible, .cost = cost, .dear = 4e5, .random = {run->seed}};
     grid_begin(&grid);
     int choice[GRID_AXES];
-    for (uint64_t i = 1; grid_next(&grid, choice); i++) {
+    for (uint64_t i = 1; i <= run->cases && grid_next(&grid, choice); i++) {
         int64_t v[AXES];
         for (int a = 0; a < AXES; a++) v[a] = value_of(choice, a);
         const int64_t failed = tally->failed;

@@ -160,7 +160,7 @@ void check_merge(const struct run *run, struct tally *tally)
         .axes = AXES, .axis = axes, .possible = possible, .cost = cost, .dear = 3e6, .random = {run->seed}};
     grid_begin(&grid);
     int choice[GRID_AXES];
-    for (uint64_t i = 1; grid_next(&grid, choice); i++) {
+    for (uint64_t i = 1; i <= run->cases && grid_next(&grid, choice); i++) {
         int64_t v[AXES];
         for (int a = 0; a < AXES; a++) v[a] = value_of(choice, a);
         run_case(run, v, run->seed * 1000003 + i, tally);
