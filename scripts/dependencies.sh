@@ -95,6 +95,27 @@ need_ci() {
     echo '#include <dlpack/dlpack.h>' | gcc -E -x c - >/dev/null 2>&1 || need 'the header of DLPack' libdlpack-dev
     echo 'int main(void) { return 0; }' | gcc -fsanitize=address,undefined -x c - -o /dev/null 2>/dev/null ||
         need 'the sanitizers of gcc' gcc
+    echo 'int main(void) { return 0; }' | gcc -fsanitize=thread -x c - -o /dev/null 2>/dev/null ||
+        need "gcc's ThreadSanitizer" gcc
+    need_fuzz
+    have valgrind || need valgrind valgrind
+}
+
+# libFuzzer comes with the run-time library of clang's own version, which Debian packs as libclang-rt, and
+# Ubuntu 22.04 with libclang-common.
+need_fuzz() {
+    local version
+    echo 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d && n > 1u << 30; }' |
+        clang -fsanitize=fuzzer,address,undefined -x c - -o /dev/null 2>/dev/null && return
+    version=$(clang -dumpversion 2>/dev/null | cut -d. -f1)
+    if [ -z "$version" ]; then
+        need 'clang with libFuzzer and sanitizers' clang libclang-rt-dev
+    elif have apt-cache && ! apt-cache show "libclang-rt-$version-dev" >/dev/null 2>&1 &&
+        apt-cache show "libclang-common-$version-dev" >/dev/null 2>&1; then
+        need "libFuzzer and sanitizers of clang $version" "libclang-common-$version-dev"
+    else
+        need "libFuzzer and sanitizers of clang $version" "libclang-rt-$version-dev"
+    fi
 }
 
 need_fresh() {

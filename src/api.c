@@ -338,7 +338,14 @@ static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla
     p->num_partitions = args->num_partitions;
     p->stream = args->stream;
     if (args->plan && !p->batch_invariant) {
-        if (q.device.type == FMLA_DEVICE_CPU) TRY(check_plan(op, args->plan, args->plan_size, p->b));
+        if (q.device.type == FMLA_DEVICE_CPU) {
+            const struct plan_header *plan = args->plan;
+            TRY(check_plan(op, args->plan, args->plan_size, p->b));
+            if (p->num_partitions && p->num_partitions != plan->num_partitions)
+                return fail(FMLA_INVALID_ARGUMENT,
+                            "%s: num_partitions: is %d, must be 0 or the %d of the plan", op,
+                            p->num_partitions, plan->num_partitions);
+        }
         p->plan = args->plan, p->plan_size = args->plan_size;
     }
     return FMLA_OK;

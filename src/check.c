@@ -80,8 +80,9 @@ static fmla_status check_layout(const char *operation, const struct fmla_tensor 
         const int64_t stride = tensor->strides ? tensor->strides[i] : contiguous;
         checked->stride[i] = stride;
         if (*empty || size == 1) {
-            checked->stride[i] =
-                size == 1 && i == ndim - 1 ? 1 : stride; /* never multiplied by anything but 0 */
+            /* Any stride is allowed here. One of a single element is only multiplied by 0; one of a tensor without
+             * elements may be multiplied by an index of another tensor, so it must not overflow. */
+            checked->stride[i] = size == 1 && i == ndim - 1 ? 1 : *empty ? 0 : stride;
             continue;
         }
         if (i == ndim - 1 && stride != 1)
@@ -145,7 +146,10 @@ fmla_status check_tensor(const char *operation, const char *name, const fmla_ten
     bool empty;
     status = check_layout(operation, tensor, element_bytes, checked, &empty);
     if (status) return status;
-    checked->data = tensor->data ? (char *)tensor->data + tensor->byte_offset : NULL;
+    if (tensor->byte_offset > PTRDIFF_MAX)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: byte_offset is %llu, must be below 2^63", operation, name,
+                    (unsigned long long)tensor->byte_offset);
+    checked->data = tensor->data ? (char *)((uintptr_t)tensor->data + tensor->byte_offset) : NULL;
     if (empty) return FMLA_OK;
     if ((allow & CHECK_OUTPUT) && !elements_are_distinct(checked, ndim))
         return fail(FMLA_INVALID_ARGUMENT,

@@ -30,10 +30,15 @@ struct outfile {
  * file exists, and cleared before its name is freed. */
 static char *volatile unfinished[UNFINISHED_FILES];
 
-static void remove_unfinished(int signal_number)
+static void remove_all(void)
 {
     for (int i = 0; i < UNFINISHED_FILES; i++)
         if (unfinished[i]) unlink(unfinished[i]);
+}
+
+static void remove_unfinished(int signal_number)
+{
+    remove_all();
     signal(signal_number, SIG_DFL);
     raise(signal_number);
 }
@@ -50,6 +55,7 @@ void outfile_handle_signals(void)
         sigaction(fatal[i], &action, NULL);
     }
     signal(SIGXFSZ, SIG_IGN);
+    atexit(remove_all); /* libgomp exits by itself when it has no memory for its threads */
 }
 
 static bool write_fault(const struct outfile *file, struct fault *fault)

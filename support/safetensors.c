@@ -4,6 +4,7 @@
  */
 #include "safetensors.h"
 
+#include "json_memory.h"
 #include "outfile.h"
 
 #include <errno.h>
@@ -353,6 +354,7 @@ static char *header_text(const char *path, const struct safetensors_declaration 
                          const struct safetensors_note *notes, size_t note_count, uint64_t *data_bytes,
                          struct fault *fault)
 {
+    json_memory_watch();
     json_t *header = json_object();
     json_t *metadata = json_object();
     bool good = true;
@@ -371,15 +373,17 @@ static char *header_text(const char *path, const struct safetensors_declaration 
                 fault_set(fault, "%s: tensor \"%s\": more bytes than a file can have", path, tensors[i].name);
         } else {
             json_t *entry = declare(&tensors[i], *data_bytes, *data_bytes + bytes);
-            if (json_object_set_new(header, tensors[i].name, entry))
+            if (json_object_set_new(header, tensors[i].name, entry) && !json_memory_failed())
                 good = fault_set(fault, "%s: tensor \"%s\": its name is no UTF-8", path, tensors[i].name);
             *data_bytes += bytes;
         }
     }
     char *text = good ? json_dumps(header, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
-    if (good && !text) fault_set(fault, "%s: out of memory", path);
     json_decref(header);
-    return text;
+    if (text && !json_memory_failed()) return text;
+    if (good) fault_set(fault, "%s: out of memory", path);
+    free(text);
+    return NULL;
 }
 
 static bool write_header(struct safetensors_writer *writer, const char *text, struct fault *fault)
@@ -408,7 +412,7 @@ struct safetensors_writer *safetensors_create(const char *path, const struct saf
     }
     text = header_text(path, tensors, tensor_count, notes, note_count, &writer->expected, fault);
     if (text) writer->out = outfile_open(path, writer->expected + strlen(text) + ALIGNMENT, fault);
-    const bool good = writer->out && write_header(writer, text, fault);
+    const bool good = text && writer->out && write_header(writer, text, fault);
     free(text);
     if (good) return writer;
     safetensors_abandon(writer);

@@ -23,7 +23,8 @@
  *   Memory           The caller owns all of it. No function keeps a pointer after it returned (GPU
  *                    operations: after the stream has passed them), and no operation allocates. Outputs do
  *                    not overlap anything else. A workspace may hold anything on entry and serves one call in
- *                    flight; a plan is read-only and may serve many calls at once.
+ *                    flight; a plan is read-only, may serve many calls at once, and may be copied to other memory
+ *                    that is 16-byte aligned.
  *   Errors           Every function that can fail returns a fmla_status. On failure fmla_last_error() names
  *                    the argument, what came and what is allowed, and nothing was written to any output.
  *                    Nothing prints, exits, aborts or throws.
@@ -34,7 +35,7 @@
  *                    device memory on the host, and can be captured into a CUDA graph. On the CPU, stream is
  *                    not used.
  *   Determinism      The same inputs on the same device with the same build (on the CPU: and the same number
- *                    of threads) give the same bits.
+ *                    of threads, on which the default number of partitions depends) give the same bits.
  */
 #ifndef FLASHMLA_FLASHMLA_H
 #define FLASHMLA_FLASHMLA_H
@@ -121,10 +122,11 @@ typedef struct fmla_tensor {
  *     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
  * struct_size tells the library which version of the struct its caller was compiled with. Every published
  * size is accepted. A larger one (by up to 4096 bytes) is accepted if the part unknown to the library is zero, and
- * else FMLA_UNSUPPORTED; any other size is FMLA_INVALID_ARGUMENT. */
+ * else FMLA_UNSUPPORTED; any other size is FMLA_INVALID_ARGUMENT. Structs
+ * have no padding: they grow by whole members, and reserved ones fill them to a multiple of 8 bytes. */
 #ifdef __cplusplus
 } /* extern "C": templates have C++ linkage */
-template <typename Args> inline Args fmla_init_args()
+template <typename Args> static inline Args fmla_init_args()
 {
     Args args = Args();
     args.struct_size = sizeof(Args);
@@ -153,8 +155,8 @@ typedef void (*fmla_parallel_for)(void *pool, int64_t count, fmla_task task, voi
  * Errors: FMLA_INVALID_ARGUMENT if run is given and workers is not in [1, 4096]. */
 FMLA_API fmla_status fmla_set_parallel_for(fmla_parallel_for run, void *pool, int32_t workers);
 
-/* How many threads the built-in loop uses: n in [1, 4096]; 0 = what OpenMP says (OMP_NUM_THREADS, else all
- * cores), the default. A workspace size asked before a change may be too small after it: the call then says
+/* How many threads the built-in loop uses: n in [1, 4096]; 0 = what OpenMP says on the calling thread
+ * (OMP_NUM_THREADS, else all cores), the default. A workspace size asked before a change may be too small after it: the call then says
  * so.
  * Errors: FMLA_INVALID_ARGUMENT for other n. */
 FMLA_API fmla_status fmla_set_num_threads(int32_t n);
@@ -272,8 +274,11 @@ typedef struct fmla_dense_decode_args {
     int32_t lse_empty;       /* FMLA_LSE_EMPTY_… */
     int32_t log_base;        /* FMLA_LOG_… */
     int32_t batch_invariant; /* 1: a request's result has the same bits whatever else is in the batch and
-                                wherever it stands in it; plan is then not read */
-    int32_t num_partitions;  /* of the plan made inside the call: 0 = by the device; not read with a plan */
+                                wherever it stands in it; plan is then not read. Takes workspace in proportion
+                                       to the capacity of the table */
+    int32_t num_partitions; /* of the plan made inside the call, in [0, 65536]: 0 = by the device. With a plan
+                                       in host memory: 0, or what it was made with; in device memory: what it was
+                                       made with, which the host cannot read */
 } fmla_dense_decode_args;
 
 /* How much workspace fmla_dense_decode takes with these arguments, and its alignment (either may be NULL),

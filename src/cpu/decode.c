@@ -236,7 +236,8 @@ static void run_partition(void *data, int64_t index, int32_t worker)
     const int64_t last = clamp(row->end_request, -1, p->b - 1);
     for (int64_t r = first; r <= last; r++) {
         const int64_t length = length_of(p, r);
-        const bool continued = r == row->begin_request && row->begin_split > 0;
+        /* Asked of the partition before, so that what is left for a second pass is what it joins. */
+        const bool continued = r == row->begin_request && partition > 0 && goes_on(w, partition - 1);
         const bool to_be_continued = r == row->end_request && cut;
         const int64_t begin = continued ? clamp((int64_t)row->begin_block * PLAN_BLOCK, 0, length) : 0;
         const int64_t end =
@@ -253,7 +254,7 @@ static void join_partition(void *data, int64_t index, int32_t worker)
     const int64_t partition = index / w->row_tiles, row_tile = index % w->row_tiles;
     const struct plan_partition *row = partition_of(w, partition);
     const int64_t request = row->end_request;
-    const bool begins_here = request > row->begin_request || row->begin_split == 0;
+    const bool begins_here = request > row->begin_request || !partition || !goes_on(w, partition - 1);
     if (!begins_here || !goes_on(w, partition) || request < 0 || request >= w->problem->b) return;
     int64_t end = partition + 1; /* the partition with the last split */
     while (partition_of(w, end)->end_request == request && goes_on(w, end)) end++;

@@ -32,9 +32,10 @@ struct run {
     const char *kernel; /* under test */
     const char *dtypes; /* that it takes, as fmla_capabilities says */
     uint64_t seed;
-    uint64_t cases; /* of each grid; more than any has for all */
     enum fault fault;
     bool verbose;
+    bool own_threads;   /* every loop on threads of our own: OpenMP is not touched */
+    int64_t most_cases; /* of a kernel; 0 = all that the grid needs. Anything else is told to be partial */
 };
 
 struct tally {

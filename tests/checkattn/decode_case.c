@@ -120,6 +120,13 @@ static void make_cache(struct decode_case *c, enum layout layout)
             for (int64_t h = 0; h < c->h_kv; h++)
                 copy_drawn(c, key_at(c, r, t, h),
                            c->v[A_INPUTS] == INPUTS_SPIKED && is_border(c, t, c->length[r]));
+    const bool nan_ends = c->v[A_INPUTS] == INPUTS_NAN_ENDS && c->v[A_CAUSAL] && c->s_q > 1;
+    for (int64_t r = 0; nan_ends && r < c->b; r++)
+        for (int64_t h = 0; c->length[r] && h < c->h_kv; h++) {
+            uint16_t *key = key_at(c, r, c->length[r] - 1, h);
+            for (int64_t d = 0; d < c->d_qk; d++)
+                key[d] = 0x7fff; /* NaN in both types; not what outputs are filled with */
+        }
 }
 
 static void make_sink(struct decode_case *c)
@@ -189,13 +196,13 @@ void decode_case_make(struct decode_case *c, const struct run *run, const int64_
     *args = FMLA_INIT(fmla_dense_decode_args);
     args->q = &c->q.tensor, args->kv_cache = &c->kv_view, args->seqlens = &c->seqlens.tensor;
     args->block_table = c->paged ? &c->table.tensor : NULL;
-    args->out = &c->out.tensor, args->lse = &c->lse.tensor;
+    args->out = &c->out.tensor, args->lse = v[A_LSE] ? &c->lse.tensor : NULL;
     if (v[A_SINK] != SINK_NONE) {
         make_sink(c);
         args->attn_sink = &c->sink.tensor;
     }
     args->kernel = run->kernel;
-    args->softmax_scale = v[A_INPUTS] == INPUTS_SPIKED ? 0.5f : 0.0f;
+    args->softmax_scale = v[A_INPUTS] == INPUTS_SPIKED ? 0.5f : v[A_INPUTS] == INPUTS_STEEP ? 300.0f : 0.0f;
     args->causal = (int32_t)v[A_CAUSAL];
     args->lse_empty = (int32_t)v[A_EMPTY];
     args->log_base = (int32_t)v[A_BASE];

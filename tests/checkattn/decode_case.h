@@ -29,13 +29,19 @@ enum {
     A_PARTITIONS,
     A_LAYOUT,
     A_INPUTS,
+    A_LSE,
     A_THREADS,
     AXES
 };
 enum { LENGTHS_FIXED, LENGTHS_VARIED, LENGTHS_BEYOND };
 enum { SINK_NONE, SINK_FINITE, SINK_INFINITE };
 enum { PLAN_INSIDE, PLAN_GIVEN, PLAN_STALE };
-enum { INPUTS_NORMAL, INPUTS_SPIKED };
+enum {
+    INPUTS_NORMAL,
+    INPUTS_SPIKED, /* keys at borders weigh more */
+    INPUTS_STEEP,  /* scores of ±200: without the maximum taken out, everything overflows */
+    INPUTS_NAN_ENDS /* causal, s_q > 1: the last key of every request is NaN, and rows that may not see it must not notice */
+};
 enum { THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN };
 enum { D_V = 512 };
 

@@ -9,6 +9,7 @@
 #include "timing.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,8 +31,9 @@ static struct axis axes[AXES] = {
     {"batch_invariant", 2, {0, 1}},
     {"plan", 3, {PLAN_INSIDE, PLAN_GIVEN, PLAN_STALE}},
     {"partitions", 4, {0, 1, 3, 78}},
-    {"layout", 3, {LAYOUT_CONTIGUOUS, LAYOUT_PADDED, LAYOUT_ODD}},
-    {"inputs", 2, {INPUTS_NORMAL, INPUTS_SPIKED}},
+    {"layout", 4, {LAYOUT_CONTIGUOUS, LAYOUT_PADDED, LAYOUT_SWAPPED, LAYOUT_ODD}},
+    {"inputs", 4, {INPUTS_NORMAL, INPUTS_SPIKED, INPUTS_STEEP, INPUTS_NAN_ENDS}},
+    {"lse", 2, {1, 0 /* not wanted */}},
     {"threads", 3, {THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN}},
 };
 
@@ -44,6 +46,20 @@ static bool possible(const int *choice)
 {
     const int64_t h_q = value_of(choice, A_HQ), h_kv = value_of(choice, A_HKV);
     return h_q <= 0 || h_kv <= 0 || h_q % h_kv == 0;
+}
+
+/* A batch or a cache of nothing computes nothing, batch-invariant mode reads no plan, and an end is NaN only where some
+ * row may not see it. */
+static bool counts(const int *choice, int i, int j)
+{
+    const bool plan = i == A_PLAN || j == A_PLAN || i == A_PARTITIONS || j == A_PARTITIONS;
+    const bool inputs = i == A_INPUTS || j == A_INPUTS;
+    const bool some_unseen = value_of(choice, A_CAUSAL) && value_of(choice, A_SQ) > 1;
+    if (!value_of(choice, A_B) && i != A_B) return false;
+    if (!value_of(choice, A_SK) && i != A_SK && j != A_SK) return false;
+    if (plan && value_of(choice, A_INVARIANT) && i != A_INVARIANT && j != A_INVARIANT) return false;
+    return !inputs || value_of(choice, A_INPUTS) != INPUTS_NAN_ENDS || some_unseen || i == A_SQ ||
+           i == A_CAUSAL;
 }
 
 /* Row-keys that the generic kernel computes: its vectors hold 16 rows. */
@@ -78,7 +94,8 @@ static bool plant_row(struct decode_case *c, int64_t change)
 /* Planted where every row is compared and one key shows. */
 static bool can_plant(const struct decode_case *c)
 {
-    return c->b && c->s_k <= 140 && c->b * c->s_q * c->h_q * c->s_k <= 40000;
+    return c->b && c->v[A_LSE] && c->v[A_INPUTS] == INPUTS_NORMAL && c->s_k <= 140 &&
+           c->b * c->s_q * c->h_q * c->s_k <= 40000;
 }
 
 static bool plant_before(struct decode_case *c, enum fault fault)
@@ -107,7 +124,8 @@ static void undo_before(struct decode_case *c)
 static bool plant_after(struct decode_case *c, enum fault fault)
 {
     if (!can_plant(c)) return false;
-    unsigned char *end = c->out.memory + c->out.bytes + 256; /* the first byte of the canary behind */
+    unsigned char *end =
+        c->out.memory + c->out.bytes + GUARDED_FRONT; /* the first byte of the canary behind */
     switch (fault) {
     case FAULT_DROPPED_KEY: return plant_row(c, -1);
     case FAULT_MASK: return c->args.causal && plant_row(c, 1);
@@ -161,6 +179,24 @@ static int64_t choose_rows(struct decode_case *c, struct row *rows, int64_t most
     return count;
 }
 
+struct oracle_rows {
+    struct decode_case *c;
+    const struct row *rows;
+    uint16_t (*out)[D_V];
+    float *lse;
+    atomic_int failures;
+};
+
+static void oracle_row(void *data, int64_t i, int32_t worker)
+{
+    struct oracle_rows *o = data;
+    const struct row *row = &o->rows[i];
+    (void)worker;
+    if (decode_case_row(o->c, "ref", row->request, row->token, row->head,
+                        decode_case_seen(o->c, row->request, row->token), o->out[i], &o->lse[i]) != FMLA_OK)
+        atomic_fetch_add(&o->failures, 1);
+}
+
 static void compare_with_oracle(struct decode_case *c, const struct run *run, struct tally *tally)
 {
     enum { MOST = 4096, CHOSEN = 84 };
@@ -169,12 +205,14 @@ static void compare_with_oracle(struct decode_case *c, const struct run *run, st
     static float lse[MOST];
     const int64_t all = c->b * c->s_q * c->h_q;
     const int64_t count = choose_rows(c, rows, all * c->s_k <= 40000 && all <= MOST ? MOST : CHOSEN);
-    int failures = 0;
-#pragma omp parallel for schedule(dynamic, 1) reduction(+ : failures)
-    for (int64_t i = 0; i < count; i++)
-        failures +=
-            decode_case_row(c, "ref", rows[i].request, rows[i].token, rows[i].head,
-                            decode_case_seen(c, rows[i].request, rows[i].token), out[i], &lse[i]) != FMLA_OK;
+    struct oracle_rows oracle = {c, rows, out, lse, 0};
+    if (run->own_threads) {
+        pthread_for(NULL, count, oracle_row, &oracle);
+    } else {
+#pragma omp parallel for schedule(dynamic, 1)
+        for (int64_t i = 0; i < count; i++) oracle_row(&oracle, i, 0);
+    }
+    const int failures = atomic_load(&oracle.failures);
     if (failures) report(tally, run, c->name, "the oracle refused a row");
 
     struct comparison outs = {0}, lses = {0};
@@ -186,7 +224,7 @@ static void compare_with_oracle(struct decode_case *c, const struct run *run, st
         for (int d = 0; d < D_V; d++)
             compare_add(&outs, &tolerance_dense_decode_out, guarded_value(&c->out, mine + d),
                         guarded_value(&c->out, &out[i][d]));
-        compare_add(&lses, &tolerance_decode_lse, (double)*my_lse, (double)lse[i]);
+        if (c->args.lse) compare_add(&lses, &tolerance_decode_lse, (double)*my_lse, (double)lse[i]);
         if (wrong == 0 && outs.wrong + lses.wrong)
             snprintf(first, sizeof first, "first in request %lld, token %lld, head %lld (lse %g, oracle %g)",
                      (long long)rows[i].request, (long long)rows[i].token, (long long)rows[i].head,
@@ -216,7 +254,7 @@ static void compare_alone(struct decode_case *c, const struct run *run, struct t
     guarded_make(&lse, dtype_f32, 3, (int64_t[]){1, c->h_q, c->s_q}, LAYOUT_CONTIGUOUS);
     struct request_view view;
     decode_case_request(c, r, &view);
-    view.args.out = &out.tensor, view.args.lse = &lse.tensor;
+    view.args.out = &out.tensor, view.args.lse = c->args.lse ? &lse.tensor : NULL;
     if (decode_case_call(&view.args, 0x11)) report(tally, run, c->name, fmla_last_error());
     bool same = true;
     for (int64_t j = 0; j < c->s_q; j++)
@@ -230,10 +268,37 @@ static void compare_alone(struct decode_case *c, const struct run *run, struct t
     guarded_free(&out), guarded_free(&lse);
 }
 
-static void set_threads(int64_t threads)
+static void set_threads(const struct run *run, int64_t threads)
 {
-    fmla_set_parallel_for(threads == THREADS_OWN ? pthread_for : NULL, NULL, PTHREAD_WORKERS);
+    fmla_set_parallel_for(run->own_threads || threads == THREADS_OWN ? pthread_for : NULL, NULL,
+                          PTHREAD_WORKERS);
     fmla_set_num_threads(threads == THREADS_ONE ? 1 : 0);
+}
+
+/* FNV-1a over everything that the call only reads. */
+static uint64_t hash_inputs(const struct decode_case *c)
+{
+    const struct guarded *all[] = {&c->q, &c->kv, &c->table, &c->seqlens, &c->sink};
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        for (size_t at = 0; at + 8 <= all[i]->bytes; at += 8) {
+            uint64_t word;
+            memcpy(&word, all[i]->memory + GUARDED_FRONT + at, sizeof word);
+            hash = (hash ^ word) * 0x100000001b3u;
+        }
+    return hash;
+}
+
+/* Every row was written: none starts and ends with the bytes it was filled with. */
+static bool all_written(const struct decode_case *c)
+{
+    for (int64_t r = 0; r < c->b; r++)
+        for (int64_t j = 0; j < c->s_q; j++)
+            for (int64_t h = 0; h < c->h_q; h++) {
+                const uint16_t *row = out_at(c, r, j, h);
+                if (row[0] == 0xffff && row[D_V - 1] == 0xffff) return false;
+            }
+    return true;
 }
 
 static void name_case(struct decode_case *c)
@@ -250,17 +315,18 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
     decode_case_make(&c, run, v, seed);
     name_case(&c);
     tally->cases++;
-    set_threads(v[A_THREADS]);
+    set_threads(run, v[A_THREADS]);
     fmla_status status = FMLA_OK;
     const char *kernel = "";
     if (fmla_dense_decode_kernel(&c.args, &kernel) || strcmp(kernel, run->kernel) != 0)
         report(tally, run, c.name, "the library says that another kernel would run");
     if (v[A_PLAN] != PLAN_INSIDE) status = decode_case_plan(&c);
     const bool planted_before = plant_before(&c, run->fault);
+    const uint64_t inputs = hash_inputs(&c);
     unsigned char *before = malloc(c.out.bytes + c.lse.bytes + 1);
     if (!status) status = decode_case_call(&c.args, 0xff);
-    memcpy(before, c.out.memory + 256, c.out.bytes);
-    memcpy(before + c.out.bytes, c.lse.memory + 256, c.lse.bytes);
+    memcpy(before, c.out.memory + GUARDED_FRONT, c.out.bytes);
+    memcpy(before + c.out.bytes, c.lse.memory + GUARDED_FRONT, c.lse.bytes);
     guarded_reset(&c.out), guarded_reset(&c.lse);
     if (!status) status = decode_case_call(&c.args, 0x00);
     if (planted_before) undo_before(&c);
@@ -268,9 +334,11 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
 
     bool planted = planted_before;
     if (run->fault == FAULT_UNSTABLE && can_plant(&c)) *out_at(&c, 0, 0, 0) ^= 1, planted = true;
-    if (memcmp(before, c.out.memory + 256, c.out.bytes) ||
-        memcmp(before + c.out.bytes, c.lse.memory + 256, c.lse.bytes))
+    if (memcmp(before, c.out.memory + GUARDED_FRONT, c.out.bytes) ||
+        memcmp(before + c.out.bytes, c.lse.memory + GUARDED_FRONT, c.lse.bytes))
         report(tally, run, c.name, "two runs with different garbage in the workspace differ in their bits");
+    if (hash_inputs(&c) != inputs) report(tally, run, c.name, "the call changed its inputs");
+    if (!status && !all_written(&c)) report(tally, run, c.name, "a row of out was not written");
     free(before);
     planted |= plant_after(&c, run->fault);
     tally->planted |= planted;
@@ -282,7 +350,7 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
         compare_with_oracle(&c, run, tally);
         compare_alone(&c, run, tally);
     }
-    set_threads(THREADS_BUILT_IN);
+    set_threads(run, THREADS_BUILT_IN);
     decode_case_free(&c);
 }
 
@@ -302,8 +370,67 @@ static void check_oracle(const struct run *run, struct tally *tally)
                              [A_DQK] = 576,
                              [A_LENGTHS] = LENGTHS_VARIED,
                              [A_SINK] = SINK_FINITE,
-                             [A_LAYOUT] = LAYOUT_ODD};
+                             [A_LAYOUT] = LAYOUT_ODD,
+                             [A_LSE] = 1};
     run_case(&oracle, v, run->seed, tally);
+}
+
+/* What pairs do not reach: many splits of one request, a cut among the keys that only some rows see, lengths that pass
+ * 2^16, and more than two chunks in batch-invariant mode. */
+static void check_special(const struct run *run, struct tally *tally)
+{
+    static const int64_t special[][AXES] = {
+        {[A_B] = 1,
+         [A_SQ] = 3,
+         [A_SK] = 4096,
+         [A_HQ] = 16,
+         [A_HKV] = 1,
+         [A_PAGE] = 64,
+         [A_CAUSAL] = 1,
+         [A_DQK] = 576,
+         [A_PLAN] = PLAN_GIVEN,
+         [A_PARTITIONS] = 78,
+         [A_INPUTS] = INPUTS_SPIKED,
+         [A_LSE] = 1},
+        {[A_B] = 2,
+         [A_SQ] = 64,
+         [A_SK] = 140,
+         [A_HQ] = 3,
+         [A_HKV] = 1,
+         [A_PAGE] = 16,
+         [A_CAUSAL] = 1,
+         [A_DQK] = 512,
+         [A_PARTITIONS] = 3,
+         [A_INPUTS] = INPUTS_NAN_ENDS,
+         [A_LSE] = 1},
+        {[A_B] = 1,
+         [A_SQ] = 2,
+         [A_SK] = 70000,
+         [A_HQ] = 2,
+         [A_HKV] = 1,
+         [A_PAGE] = 64,
+         [A_CAUSAL] = 1,
+         [A_DQK] = 576,
+         [A_PARTITIONS] = 3,
+         [A_INPUTS] = INPUTS_SPIKED,
+         [A_LSE] = 1},
+        {[A_B] = 2,
+         [A_SQ] = 1,
+         [A_SK] = 9000,
+         [A_HQ] = 2,
+         [A_HKV] = 1,
+         [A_DQK] = 576,
+         [A_LENGTHS] = LENGTHS_VARIED,
+         [A_INVARIANT] = 1,
+         [A_INPUTS] = INPUTS_STEEP,
+         [A_LSE] = 1},
+    };
+    for (size_t i = 0; i < sizeof special / sizeof special[0]; i++) {
+        int64_t v[AXES];
+        memcpy(v, special[i], sizeof v);
+        v[A_DTYPE] = axes[A_DTYPE].values[0];
+        run_case(run, v, run->seed + i, tally);
+    }
 }
 
 /* Only types that the kernel takes are in its grid. */
@@ -319,16 +446,25 @@ void check_dense_decode(const struct run *run, struct tally *tally)
 {
     decode_case_draw(run->seed);
     choose_dtypes(run);
-    if (run->fault == FAULT_NONE) check_oracle(run, tally);
-    struct grid grid = {
-        .axes = AXES, .axis = axes, .possible = possible, .cost = cost, .dear = 4e5, .random = {run->seed}};
+    if (run->fault == FAULT_NONE) {
+        check_oracle(run, tally);
+        check_special(run, tally);
+    }
+    struct grid grid = {.axes = AXES,
+                        .axis = axes,
+                        .possible = possible,
+                        .cost = cost,
+                        .counts = counts,
+                        .dear = 4e5,
+                        .random = {run->seed}};
     grid_begin(&grid);
     int choice[GRID_AXES];
-    for (uint64_t i = 1; i <= run->cases && grid_next(&grid, choice); i++) {
+    for (uint64_t i = 1; grid_next(&grid, choice); i++) {
         int64_t v[AXES];
         for (int a = 0; a < AXES; a++) v[a] = value_of(choice, a);
         const int64_t failed = tally->failed;
         run_case(run, v, run->seed * 1000003 + i, tally);
+        if (run->most_cases && (int64_t)i >= run->most_cases) break;
         if (run->fault != FAULT_NONE && (tally->planted || tally->failed > failed)) break;
     }
     tally->pairs += grid.pairs, tally->covered += grid.covered;
@@ -343,7 +479,7 @@ void time_dense_decode(const struct run *run)
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         const int64_t v[AXES] = {
             [A_B] = shapes[i][0], [A_SQ] = 1,    [A_SK] = shapes[i][2], [A_HQ] = shapes[i][1],
-            [A_HKV] = 1,          [A_PAGE] = 64, [A_DQK] = 576};
+            [A_HKV] = 1,          [A_PAGE] = 64, [A_DQK] = 576,         [A_LSE] = 1};
         struct decode_case c;
         decode_case_make(&c, run, v, run->seed);
         double best = 1e30;

@@ -41,19 +41,22 @@ static int new_pairs(const struct grid *grid, const int *choice)
     int count = 0;
     for (int i = 0; i < grid->axes; i++)
         for (int j = i + 1; j < grid->axes; j++)
-            count += *pair_at(grid, i, choice[i], j, choice[j]) == MISSING;
+            count += *pair_at(grid, i, choice[i], j, choice[j]) == MISSING && grid->counts(choice, i, j);
     return count;
 }
 
-static bool first_missing(const struct grid *grid, int fixed[GRID_AXES])
+struct pair {
+    int i, j, a, b;
+};
+
+static bool first_missing(const struct grid *grid, struct pair *missing)
 {
     for (int i = 0; i < grid->axes; i++)
         for (int j = i + 1; j < grid->axes; j++)
             for (int a = 0; a < grid->axis[i].count; a++)
                 for (int b = 0; b < grid->axis[j].count; b++) {
                     if (*pair_at(grid, i, a, j, b) != MISSING) continue;
-                    for (int k = 0; k < GRID_AXES; k++) fixed[k] = -1;
-                    fixed[i] = a, fixed[j] = b;
+                    *missing = (struct pair){i, j, a, b};
                     return true;
                 }
     return false;
@@ -61,17 +64,16 @@ static bool first_missing(const struct grid *grid, int fixed[GRID_AXES])
 
 bool grid_next(struct grid *grid, int choice[GRID_AXES])
 {
-    int fixed[GRID_AXES];
-    if (!first_missing(grid, fixed)) return false;
+    struct pair missing;
+    if (!first_missing(grid, &missing)) return false;
     int best_new = -1;
     double best_cost = 0.0;
     for (int tried = 0, found = 0; found < COMPLETIONS && (tried < PATIENCE || best_new < 0); tried++) {
         int draw[GRID_AXES];
         for (int i = 0; i < GRID_AXES; i++)
-            draw[i] = i >= grid->axes ? -1
-                      : fixed[i] >= 0 ? fixed[i]
-                                      : (int)random_between(&grid->random, 0, grid->axis[i].count - 1);
-        if (!grid->possible(draw)) continue;
+            draw[i] = i < grid->axes ? (int)random_between(&grid->random, 0, grid->axis[i].count - 1) : -1;
+        draw[missing.i] = missing.a, draw[missing.j] = missing.b;
+        if (!grid->possible(draw) || !grid->counts(draw, missing.i, missing.j)) continue;
         const double cost = grid->cost(draw);
         const int fresh = new_pairs(grid, draw);
         const bool dear = cost > grid->dear, best_dear = best_cost > grid->dear;
@@ -86,6 +88,7 @@ bool grid_next(struct grid *grid, int choice[GRID_AXES])
     }
     for (int i = 0; i < grid->axes; i++)
         for (int j = i + 1; j < grid->axes; j++) {
+            if (!grid->counts(choice, i, j)) continue;
             unsigned char *pair = pair_at(grid, i, choice[i], j, choice[j]);
             grid->covered += *pair == MISSING;
             *pair = COVERED;

@@ -24,6 +24,8 @@ struct grid {
     const struct axis *axis;
     bool (*possible)(const int *choice); /* choice[axis] = index of a value, or -1 for not chosen yet */
     double (*cost)(const int *choice);   /* of a whole case */
+    /* Do the values of axes i and j play a part in this case? A pair occurs only where they do. */
+    bool (*counts)(const int *choice, int i, int j);
     double dear; /* cases above this cost are made only for pairs that have no other */
     struct random_state random;
     int64_t pairs, covered;

@@ -10,20 +10,20 @@
 const fmla_dtype dtype_bf16 = {FMLA_TYPE_BFLOAT, 16, 1}, dtype_fp16 = {FMLA_TYPE_FLOAT, 16, 1},
                  dtype_f32 = {FMLA_TYPE_FLOAT, 32, 1}, dtype_i32 = {FMLA_TYPE_INT, 32, 1};
 
-enum { CANARY_BYTES = 256, CANARY = 0xc5, FILL = 0xff };
+enum { CANARY_BYTES = GUARDED_FRONT, CANARY = 0xc5, FILL = 0xff };
 
 void guarded_make(struct guarded *g, fmla_dtype dtype, int ndim, const int64_t *shape, enum layout layout)
 {
-    static const int64_t gaps[LAYOUTS] = {0, 8, 3};
+    static const int64_t gaps[LAYOUTS] = {0, 8, 8, 3};
     const size_t element = dtype.bits / 8;
-    const int64_t gap = gaps[layout];
     memset(g, 0, sizeof *g);
     int64_t span = 1;
-    for (int i = ndim - 1; i >= 0; i--) {
+    for (int place = ndim - 1; place >= 0; place--) { /* from the innermost out, as they lie in memory */
+        const bool swapped = layout == LAYOUT_SWAPPED && ndim >= 4 && (place == 1 || place == 2);
+        const int i = swapped ? 3 - place : place;
         g->shape[i] = shape[i];
         g->strides[i] = span;
-        span *= shape[i];
-        if (i == ndim - 1 || i == 1) span += gap; /* after a row, and after the outermost dimension's part */
+        span = span * shape[i] + gaps[layout];
     }
     const size_t shift = layout == LAYOUT_ODD ? element : 0;
     g->bytes = (size_t)span * element + shift;

@@ -13,12 +13,13 @@
 /* How a tensor lies in memory. */
 enum layout {
     LAYOUT_CONTIGUOUS,
-    LAYOUT_PADDED, /* rows and the outermost dimension have gaps; everything a multiple of 16 bytes */
-    LAYOUT_ODD,    /* gaps of odd size, base at an odd element, byte_offset used */
+    LAYOUT_PADDED, /* gaps after every dimension; everything a multiple of 16 bytes */
+    LAYOUT_SWAPPED, /* the same, and dimensions 1 and 2 of a tensor of four or more stored the other way round */
+    LAYOUT_ODD,     /* gaps of odd size, base at an odd element, byte_offset used */
     LAYOUTS
 };
 
-enum { GUARDED_DIMS = 5 };
+enum { GUARDED_DIMS = 5, GUARDED_FRONT = 256 /* bytes of canary before the tensor, and behind it */ };
 
 struct guarded {
     fmla_tensor tensor; /* shape and strides point into this struct: do not copy it */

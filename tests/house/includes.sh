@@ -10,7 +10,8 @@
 #   support/                      support/, and the formats: src/num.h, src/kvformat.h
 #   tools, examples, bench,       support/, their own room
 #     tests
-#   tests/unit, tests/checkattn   also the formats and the planner, src/plan.h
+#   tests/unit, tests/checkattn,  also the formats and the planner, src/plan.h
+#     tests/fuzz
 # and everybody the public header. Prints one line for every include that is against it.
 set -euo pipefail
 
@@ -51,7 +52,7 @@ check() {
             if (a == "src") return shared
             if (a ~ /^src\//) return a == b || shared
             if (a == "support") return b == "support" || to ~ /^src\/(num|kvformat)\.h$/
-            if (a ~ /^tests\/(unit|checkattn)$/ && to ~ /^src\/(num|kvformat|plan)\.h$/) return 1
+            if (a ~ /^tests\/(unit|checkattn|fuzz)$/ && to ~ /^src\/(num|kvformat|plan)\.h$/) return 1
             return b == a || b == "support"
         }
         { files[++count] = $0; exists[$0] = 1 }

@@ -28,6 +28,15 @@ _Static_assert(FMLA_DEVICE_CPU == 1 && FMLA_DEVICE_CUDA == 2 && FMLA_DEVICE_CUDA
 _Static_assert(FMLA_TYPE_INT == 0 && FMLA_TYPE_UINT == 1 && FMLA_TYPE_FLOAT == 2 && FMLA_TYPE_BFLOAT == 4,
                "type codes");
 
+/* Structs end with their last member: padding would be bytes that a later version cannot tell from a zero. */
+#define ENDS_WITH(type, member)                                                                              \
+    _Static_assert(sizeof(type) == offsetof(type, member) + sizeof(((type *)0)->member), #type " is padded")
+ENDS_WITH(fmla_capability, forced_only);
+ENDS_WITH(fmla_decode_plan_args, stream);
+ENDS_WITH(fmla_plan_view, num_splits);
+ENDS_WITH(fmla_dense_decode_args, num_partitions);
+ENDS_WITH(fmla_merge_args, log_base);
+
 #ifdef COMPARE_WITH_DLPACK
 #include <dlpack/dlpack.h>
 

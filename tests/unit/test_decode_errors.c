@@ -277,13 +277,14 @@ static const struct mutation call_mutations[] = {
     {"pages of an empty cache", page_of_no_cache, FMLA_INVALID_ARGUMENT, "block_table", "[0, 0]|4|0"},
 };
 
-static void make_plan(int64_t requests, char *plan, size_t *bytes)
+static void make_plan(int64_t requests, int32_t partitions, char *plan, size_t *bytes)
 {
     static int32_t lengths[8] = {20, 33, 1, 0, 70};
     struct held held;
     HELD(&held, lengths, i32, 1, requests);
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = &held.tensor, args.s_q = S_Q, args.h_q = H_Q, args.h_kv = H_KV, args.num_partitions = 3;
+    args.seqlens = &held.tensor, args.s_q = S_Q, args.h_q = H_Q, args.h_kv = H_KV,
+    args.num_partitions = partitions;
     args.plan = plan, args.plan_size = sizeof plan_data;
     CHECK(fmla_decode_plan_size(&args, bytes) == FMLA_OK && fmla_decode_plan(&args) == FMLA_OK, "%s",
           fmla_last_error());
@@ -292,8 +293,8 @@ static void make_plan(int64_t requests, char *plan, size_t *bytes)
 static void test_mutations(void)
 {
     for (size_t k = 0; k < sizeof mutations / sizeof mutations[0]; k++) {
-        make_plan(B, plan_data, &plan_bytes);
-        make_plan(5, other_plan, &other_plan_bytes);
+        make_plan(B, 3, plan_data, &plan_bytes);
+        make_plan(5, 3, other_plan, &other_plan_bytes);
         set_up();
         mutations[k].apply();
         check_both(mutations[k].label, mutations[k].status, mutations[k].argument, mutations[k].words, 0);
@@ -316,7 +317,7 @@ static void test_mutations(void)
     check_rejected("NULL args", fmla_dense_decode_workspace_size(NULL, &bytes, NULL), FMLA_INVALID_ARGUMENT,
                    op, "args", "NULL");
     /* A plan cut off anywhere, from nothing on. */
-    make_plan(B, plan_data, &plan_bytes);
+    make_plan(B, 3, plan_data, &plan_bytes);
     for (size_t cut = 0; cut < plan_bytes; cut++) {
         set_up();
         ARGS.plan = plan_data, ARGS.plan_size = cut;
@@ -367,7 +368,7 @@ static const struct {
 
 static void test_accepted(void)
 {
-    make_plan(B, plan_data, &plan_bytes);
+    make_plan(B, 3, plan_data, &plan_bytes);
     for (size_t k = 0; k < sizeof accepted / sizeof accepted[0]; k++) {
         set_up();
         accepted[k].apply();
@@ -425,10 +426,10 @@ static void test_damaged_plans(void)
 {
     static const int32_t extremes[] = {INT32_MIN, -1, 0, 1, B, B + 1, 1 << 26, INT32_MAX};
     struct random_state random = {4711};
-    make_plan(B, plan_data, &plan_bytes);
-    const size_t rows = 32 / 4, fields = plan_bytes / 4 - rows;
     for (int n = 0; n < 400; n++) {
         set_up();
+        make_plan(B, 1 + n % 4, plan_data, &plan_bytes);
+        const size_t rows = 32 / 4, fields = plan_bytes / 4 - rows;
         seqlens_data[0] = (int32_t)random_between(&random, 0, PAGE * 2);
         seqlens_data[1] = (int32_t)random_between(&random, 0, PAGE * 3);
         ARGS.plan = plan_data, ARGS.plan_size = plan_bytes;

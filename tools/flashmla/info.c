@@ -5,6 +5,8 @@
 #include "commands.h"
 #include "options.h"
 
+#include "json_memory.h"
+
 #include "flashmla/flashmla.h"
 
 #include <jansson.h>
@@ -69,6 +71,7 @@ static void print_table(void)
 
 static int print_json(void)
 {
+    json_memory_watch();
     json_t *by_device = json_object();
     for (int d = 0; d < DEVICES; d++) {
         json_t *rows = json_array();
@@ -79,7 +82,10 @@ static int print_json(void)
                             (int)fmla_num_threads(), "devices", by_device);
     char *text = json_dumps(all, JSON_INDENT(2));
     json_decref(all);
-    if (!text) return complain(&info, EXIT_FAILED, "out of memory");
+    if (!text || json_memory_failed()) {
+        free(text);
+        return complain(&info, EXIT_FAILED, "out of memory");
+    }
     puts(text);
     free(text);
     return EXIT_GOOD;

@@ -9,6 +9,8 @@
 #include "plan_view.h"
 #include "svg.h"
 
+#include "json_memory.h"
+
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -108,6 +110,7 @@ static json_t *json_partitions(const struct plan_picture *picture)
 static bool print_json(const struct plan_picture *picture, struct fault *fault)
 {
     const fmla_plan_view *view = &picture->view;
+    json_memory_watch();
     json_t *splits = json_array(), *lengths = json_array();
     for (int64_t r = 0; r <= view->batch; r++)
         json_array_append_new(splits, json_integer(view->num_splits[r]));
@@ -119,7 +122,10 @@ static bool print_json(const struct plan_picture *picture, struct fault *fault)
                             "partitions", json_partitions(picture));
     char *line = all ? json_dumps(all, JSON_COMPACT) : NULL;
     json_decref(all);
-    if (!line) return fault_set(fault, "out of memory");
+    if (!line || json_memory_failed()) {
+        free(line);
+        return fault_set(fault, "out of memory");
+    }
     puts(line);
     free(line);
     return true;

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# no_memory.sh FLASHMLA FAILING_MALLOC - the command when its n-th allocation fails, for every n that there is, once or
+# from then on. It either does all of its work all the same, or ends with one line, a non-zero exit and no file.
+set -u
+export flashmla=$1
+shim=$2
+# shellcheck disable=SC1091 # checked by itself
+. "$(dirname "$0")/common.sh"
+export OMP_NUM_THREADS=1
+
+good make-input batch.safetensors --seq-lens 5,70 --heads 2 --sink
+
+# each WORDS…: the command, with whatever it writes in the folder made/.
+each() {
+    local n mode rc reached lines
+    rm -rf made && mkdir made
+    "$flashmla" "$@" >whole 2>stderr || wrong "flashmla $*: exit $?"
+    rm -rf made.whole
+    cp -r made made.whole
+    for mode in 0 1; do
+        for ((n = 1;; n++)); do
+            rm -rf made && mkdir made
+            rc=0
+            FMLA_FAIL_AT=$n FMLA_FAIL_ON=$mode LD_PRELOAD=$shim "$flashmla" "$@" >stdout 2>stderr 9>reached || rc=$?
+            reached=$(wc -c <reached)
+            [ "$reached" -gt 0 ] || break
+            checks=$((checks + 1))
+            lines=$(grep -c . stderr) # libgomp, where it is the one without memory, begins with an empty one
+            if [ "$rc" -eq 0 ]; then
+                # Times differ from run to run; all else is the same.
+                if ! diff <(grep -vE '^time|GFLOP' whole) <(grep -vE '^time|GFLOP' stdout) >difference ||
+                    ! diff -r made made.whole >/dev/null || [ "$lines" -ne 0 ]; then
+                    wrong "flashmla $*: allocation $n fails ($mode): exit 0, but the work is not done: $(head -n 3 difference)"
+                fi
+            elif [ "$rc" -ge 126 ]; then
+                wrong "flashmla $*: allocation $n fails ($mode): exit $rc: $(head -n 1 stderr)"
+            else
+                [ "$lines" -eq 1 ] || wrong "flashmla $*: allocation $n fails ($mode): not one line: $(head -n 3 stderr)"
+                [ -z "$(ls -A made)" ] || wrong "flashmla $*: allocation $n fails ($mode): leaves $(ls -A made)"
+            fi
+        done
+        [ "$n" -gt 1 ] || wrong "flashmla $*: no allocation could be made to fail"
+    done
+}
+
+each info
+each info --json
+each plan --seq-lens 5,700 --partitions 3 --json
+each plan batch.safetensors --partitions 2 --svg made/plan.svg
+each make-input made/made.safetensors --seq-lens 5,70 --heads 2
+each run batch.safetensors --check --out made/result.safetensors --repeat 1 --threads 1
+finish

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the fuzz targets share: bytes as choices, and how a broken promise ends the process. A target is the one function
+ * that libFuzzer calls; replay.c calls it in builds without libFuzzer.
+ */
+#ifndef FMLA_FUZZ_H
+#define FMLA_FUZZ_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* An input, read from the front; past its end there are zeros. */
+struct bytes {
+    const uint8_t *at;
+    size_t left;
+};
+
+static inline uint32_t take(struct bytes *bytes)
+{
+    if (!bytes->left) return 0;
+    bytes->left--;
+    return *bytes->at++;
+}
+
+/* In [0, count), count ≤ 256. */
+static inline uint32_t choose(struct bytes *bytes, uint32_t count)
+{
+    return take(bytes) % count;
+}
+
+static inline uint32_t take32(struct bytes *bytes)
+{
+    uint32_t value = 0;
+    for (int i = 0; i < 4; i++) value = value << 8 | take(bytes);
+    return value;
+}
+
+/* Also in builds with NDEBUG. abort() is what libFuzzer takes for a finding. */
+#define PROMISE(condition, ...)                                                                              \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: broken: %s: ", __FILE__, __LINE__, #condition);                          \
+            fprintf(stderr, __VA_ARGS__);                                                                    \
+            fputc('\n', stderr);                                                                             \
+            abort();                                                                                         \
+        }                                                                                                    \
+    } while (0)
+
+/* Memory of exactly that many bytes, so that AddressSanitizer sees the first one outside. */
+static inline void *exactly(size_t bytes)
+{
+    void *memory = NULL;
+    if (posix_memalign(&memory, 64, bytes)) abort();
+    return memory;
+}
+
+#endif

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# smoke.sh PROGRAM RUNS [SECONDS] - a fuzz target from its seeds for that many executions, or seconds (10), from a fixed
+# seed. A finding is an exit that is not 0; the input that makes it is left in fuzz-findings/.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+program=$1
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+target=$(basename "$program")
+bash "$here/seeds.sh" "$folder" "$target"
+mkdir -p fuzz-findings
+options=(-seed=1 -runs="$2" -max_total_time="${3:-10}" -max_len=400 -rss_limit_mb=2048 -timeout=10
+    -artifact_prefix=fuzz-findings/ -print_final_stats=1 -verbosity=0)
+[ ! -e "$here/${target#fuzz_}.dict" ] || options+=(-dict="$here/${target#fuzz_}.dict")
+"$program" "${options[@]}" "$folder"

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * No operation allocates. The test stands in for malloc and its relatives (glibc lets a program do so, and keeps its own
+ * under other names) and counts while the library works; on the caller's loop, since the threads of OpenMP are not the
+ * library's. The first call of each kind is not counted: it sets up what a process sets up once.
+ */
+#include "arguments.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+
+static atomic_long allocations;
+
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *old, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
+
+void *malloc(size_t size)
+{
+    atomic_fetch_add(&allocations, 1);
+    return __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+    atomic_fetch_add(&allocations, 1);
+    return __libc_calloc(count, size);
+}
+
+void *realloc(void *old, size_t size)
+{
+    atomic_fetch_add(&allocations, 1);
+    return __libc_realloc(old, size);
+}
+
+void *aligned_alloc(size_t alignment, size_t size)
+{
+    atomic_fetch_add(&allocations, 1);
+    return __libc_memalign(alignment, size);
+}
+
+int posix_memalign(void **memory, size_t alignment, size_t size)
+{
+    atomic_fetch_add(&allocations, 1);
+    *memory = __libc_memalign(alignment, size);
+    return *memory ? 0 : ENOMEM;
+}
+
+static void in_order(void *pool, int64_t count, fmla_task task, void *task_data)
+{
+    (void)pool;
+    for (int64_t i = 0; i < count; i++) task(task_data, i, (int32_t)(i % 3));
+}
+
+/* ---- Calls ---------------------------------------------------------------------------------- */
+
+enum { B = 3, H_Q = 4, D_QK = 576, D_V = 512, KEYS = 200, WORKSPACE = 4 << 20, PLAN = 4096 };
+
+static _Alignas(64) uint16_t q_data[B * H_Q * D_QK], kv_data[B * KEYS * D_QK], out_data[B * H_Q * D_V];
+static _Alignas(64) char workspace[WORKSPACE], plan[PLAN];
+static int32_t lengths[B] = {200, 0, 130};
+static float parts_data[2 * B * H_Q * D_V], lse_parts_data[2 * B * H_Q], merged_data[B * H_Q * D_V];
+
+static fmla_status make_plan(const char *kernel)
+{
+    (void)kernel;
+    struct held seqlens;
+    HELD(&seqlens, lengths, i32, 1, B);
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = H_Q, args.h_kv = 1, args.num_partitions = 3;
+    args.plan = plan;
+    const fmla_status status = fmla_decode_plan_size(&args, &args.plan_size);
+    return status ? status : fmla_decode_plan(&args);
+}
+
+static fmla_status decode_with(const char *kernel, int32_t invariant, const void *with, size_t size)
+{
+    struct held q, kv, seqlens, out;
+    HELD(&q, q_data, bf16, 4, B, 1, H_Q, D_QK);
+    HELD(&kv, kv_data, bf16, 4, B, KEYS, 1, D_QK);
+    HELD(&seqlens, lengths, i32, 1, B);
+    HELD(&out, out_data, bf16, 4, B, 1, H_Q, D_V);
+    fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
+    args.q = &q.tensor, args.kv_cache = &kv.tensor, args.seqlens = &seqlens.tensor, args.out = &out.tensor;
+    args.kernel = kernel, args.batch_invariant = invariant;
+    args.plan = with, args.plan_size = size;
+    args.workspace = workspace, args.workspace_size = sizeof workspace;
+    return fmla_dense_decode(&args);
+}
+
+static fmla_status decode(const char *kernel)
+{
+    return decode_with(kernel, 0, plan, sizeof plan);
+}
+
+static fmla_status decode_unplanned(const char *kernel)
+{
+    return decode_with(kernel, 0, NULL, 0);
+}
+
+static fmla_status decode_invariant(const char *kernel)
+{
+    return decode_with(kernel, 1, NULL, 0);
+}
+
+static fmla_status merge(const char *kernel)
+{
+    struct held parts, lse, out;
+    HELD(&parts, parts_data, f32, 5, 2, B, 1, H_Q, D_V);
+    HELD(&lse, lse_parts_data, f32, 4, 2, B, H_Q, 1);
+    HELD(&out, merged_data, f32, 4, B, 1, H_Q, D_V);
+    fmla_merge_args args = FMLA_INIT(fmla_merge_args);
+    args.out_parts = &parts.tensor, args.lse_parts = &lse.tensor, args.out = &out.tensor;
+    args.kernel = kernel;
+    return fmla_merge(&args);
+}
+
+/* Being refused allocates no more than being served. */
+static fmla_status be_refused(const char *kernel)
+{
+    return decode_with(kernel, 2, NULL, 0) == FMLA_INVALID_ARGUMENT && *fmla_last_error() ? FMLA_OK
+                                                                                          : FMLA_DEVICE_ERROR;
+}
+
+static void count(const char *what, const char *kernel, fmla_status (*run)(const char *kernel))
+{
+    CHECK(run(kernel) == FMLA_OK, "%s %s: %s", what, kernel, fmla_last_error());
+    const long before = atomic_load(&allocations);
+    const fmla_status status = run(kernel);
+    const long after = atomic_load(&allocations);
+    CHECK(status == FMLA_OK, "%s %s: %s", what, kernel, fmla_last_error());
+    CHECK(after == before, "%s %s: %ld allocations", what, kernel, after - before);
+}
+
+int main(void)
+{
+    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
+    /* A counter that counts nothing would pass everything. */
+    const long before = atomic_load(&allocations);
+    char *volatile planted = malloc(1);
+    free(planted);
+    CHECK(atomic_load(&allocations) > before, "%s", "the counter does not see malloc");
+
+    unsetenv("FLASHMLA_KERNEL");
+    CHECK(!fmla_set_parallel_for(in_order, NULL, 3), "%s", fmla_last_error());
+    fmla_capability row = FMLA_INIT(fmla_capability);
+    for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++) {
+        if (!row.available) continue;
+        if (!strcmp(row.operation, "decode_plan")) count("plan", row.kernel, make_plan);
+        if (!strcmp(row.operation, "merge")) count("merge", row.kernel, merge);
+        if (strcmp(row.operation, "dense_decode") != 0) continue;
+        count("decode", row.kernel, decode);
+        count("decode without a plan", row.kernel, decode_unplanned);
+        count("batch-invariant decode", row.kernel, decode_invariant);
+        count("a refusal", row.kernel, be_refused);
+    }
+    return check_done("test_allocation");
+}

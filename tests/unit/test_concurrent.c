@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A host program with 64 threads that call at once: dense decode with workspaces of their own and one shared plan, merge,
+ * failing calls and capabilities, while one more thread changes how many threads are used and whose. Every result has the
+ * bits of the same call made alone.
+ *
+ * Under ThreadSanitizer the loops are the test's own: it does not see into libgomp, and would take every OpenMP region for
+ * a race.
+ */
+#include "arguments.h"
+
+#include "num.h"
+#include "random.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#if defined(__SANITIZE_THREAD__)
+#define OWN_LOOPS_ONLY 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define OWN_LOOPS_ONLY 1
+#endif
+#endif
+#ifndef OWN_LOOPS_ONLY
+#define OWN_LOOPS_ONLY 0
+#endif
+
+enum {
+    THREADS = 64,
+    ROUNDS = 6,
+    B = 3,
+    S_Q = 2,
+    H_Q = 5,
+    D_QK = 576,
+    D_V = 512,
+    PAGE = 16,
+    PAGES = 24,
+    TABLE = 8
+};
+enum { PARTS = 3, PLAN_PARTITIONS = 4, MOST_WORKERS = 4 };
+
+/* ---- Loops that a host could have ----------------------------------------------------------- */
+
+static void in_order(void *pool, int64_t count, fmla_task task, void *task_data)
+{
+    (void)pool;
+    for (int64_t i = 0; i < count; i++) task(task_data, i, 0);
+}
+
+struct loop {
+    _Atomic int64_t next;
+    int64_t count;
+    fmla_task task;
+    void *task_data;
+};
+
+struct helper {
+    struct loop *loop;
+    int32_t worker;
+};
+
+static void *help(void *data)
+{
+    const struct helper *helper = data;
+    struct loop *loop = helper->loop;
+    for (int64_t i; (i = atomic_fetch_add(&loop->next, 1)) < loop->count;)
+        loop->task(loop->task_data, i, helper->worker);
+    return NULL;
+}
+
+static void two_threads(void *pool, int64_t count, fmla_task task, void *task_data)
+{
+    (void)pool;
+    struct loop loop = {0, count, task, task_data};
+    struct helper mine = {&loop, 0}, other = {&loop, 1};
+    pthread_t thread;
+    const int alone = pthread_create(&thread, NULL, help, &other);
+    help(&mine);
+    if (!alone) pthread_join(thread, NULL);
+}
+
+/* ---- One call of each kind ------------------------------------------------------------------ */
+
+static uint16_t q_data[B * S_Q * H_Q * D_QK], kv_data[PAGES * PAGE * D_QK];
+static int32_t table_data[B * TABLE], lengths[B] = {128, 1, 77};
+static float parts_data[PARTS * B * S_Q * H_Q * D_V], lse_parts_data[PARTS * B * H_Q * S_Q];
+static void *plan;
+static size_t plan_size;
+
+struct result {
+    uint16_t out[B * S_Q * H_Q * D_V];
+    float lse[B * H_Q * S_Q], merged[B * S_Q * H_Q * D_V], merged_lse[B * H_Q * S_Q];
+};
+
+static void draw(void)
+{
+    struct random_state random = {5};
+    for (size_t i = 0; i < sizeof q_data / sizeof *q_data; i++)
+        q_data[i] = num_to_bf16(random_input(&random, 0.0f, 0.3f));
+    for (size_t i = 0; i < sizeof kv_data / sizeof *kv_data; i++)
+        kv_data[i] = num_to_bf16(random_input(&random, 0.0f, 0.3f));
+    for (int i = 0; i < B * TABLE; i++) table_data[i] = i % PAGES;
+    for (size_t i = 0; i < sizeof parts_data / sizeof *parts_data; i++)
+        parts_data[i] = random_normal(&random);
+    for (size_t i = 0; i < sizeof lse_parts_data / sizeof *lse_parts_data; i++)
+        lse_parts_data[i] = random_normal(&random);
+}
+
+static fmla_status make_plan(void)
+{
+    struct held seqlens;
+    HELD(&seqlens, lengths, i32, 1, B);
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    args.seqlens = &seqlens.tensor, args.s_q = S_Q, args.h_q = H_Q, args.h_kv = 1;
+    args.num_partitions = PLAN_PARTITIONS;
+    fmla_status status = fmla_decode_plan_size(&args, &args.plan_size);
+    if (status) return status;
+    plan = args.plan = aligned_alloc(64, (args.plan_size + 63) / 64 * 64), plan_size = args.plan_size;
+    return plan ? fmla_decode_plan(&args) : FMLA_BUFFER_TOO_SMALL;
+}
+
+/* The workspace serves any number of workers up to MOST_WORKERS: it grows with them. */
+static fmla_status decode(struct result *result, void *workspace, size_t workspace_size, size_t *wanted)
+{
+    struct held q, kv, table, seqlens, out, lse;
+    HELD(&q, q_data, bf16, 4, B, S_Q, H_Q, D_QK);
+    HELD(&kv, kv_data, bf16, 4, PAGES, PAGE, 1, D_QK);
+    HELD(&table, table_data, i32, 2, B, TABLE);
+    HELD(&seqlens, lengths, i32, 1, B);
+    HELD(&out, result->out, bf16, 4, B, S_Q, H_Q, D_V);
+    HELD(&lse, result->lse, f32, 3, B, H_Q, S_Q);
+    fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
+    args.q = &q.tensor, args.kv_cache = &kv.tensor, args.block_table = &table.tensor;
+    args.seqlens = &seqlens.tensor, args.out = &out.tensor, args.lse = &lse.tensor;
+    args.plan = plan, args.plan_size = plan_size, args.causal = 1;
+    args.workspace = workspace, args.workspace_size = workspace_size;
+    return wanted ? fmla_dense_decode_workspace_size(&args, wanted, NULL) : fmla_dense_decode(&args);
+}
+
+static fmla_status merge(struct result *result)
+{
+    struct held parts, lse_parts, out, lse;
+    HELD(&parts, parts_data, f32, 5, PARTS, B, S_Q, H_Q, D_V);
+    HELD(&lse_parts, lse_parts_data, f32, 4, PARTS, B, H_Q, S_Q);
+    HELD(&out, result->merged, f32, 4, B, S_Q, H_Q, D_V);
+    HELD(&lse, result->merged_lse, f32, 3, B, H_Q, S_Q);
+    fmla_merge_args args = FMLA_INIT(fmla_merge_args);
+    args.out_parts = &parts.tensor, args.lse_parts = &lse_parts.tensor;
+    args.out = &out.tensor, args.lse = &lse.tensor;
+    return fmla_merge(&args);
+}
+
+/* ---- The host program ----------------------------------------------------------------------- */
+
+static struct caller {
+    pthread_t thread;
+    int32_t number;
+    struct result first, next;
+    char wrong[600]; /* what went wrong; CHECK is for one thread */
+} callers[THREADS];
+
+static pthread_barrier_t barrier;
+static size_t workspace_size;
+static atomic_int calling = THREADS;
+
+#define WRONG(...) snprintf(caller->wrong, sizeof caller->wrong, __VA_ARGS__)
+
+static void call_round(struct caller *caller, void *workspace, struct result *result)
+{
+    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
+    fmla_capability row = FMLA_INIT(fmla_capability);
+    char expected[96];
+    memset(result, 0xff, sizeof *result);
+    memset(workspace, 0xff, workspace_size);
+    if (decode(result, workspace, workspace_size, NULL)) WRONG("decode: %s", fmla_last_error());
+    if (merge(result)) WRONG("merge: %s", fmla_last_error());
+    if (fmla_capabilities(cpu, 0, &row) || !row.available) WRONG("capabilities: %s", fmla_last_error());
+    /* A failure of this thread's own, told in its own words. */
+    snprintf(expected, sizeof expected, "set_num_threads: n: is %d, must", -1 - caller->number);
+    if (fmla_set_num_threads(-1 - caller->number) != FMLA_INVALID_ARGUMENT ||
+        strncmp(fmla_last_error(), expected, strlen(expected)) != 0)
+        WRONG("last error: %.200s", fmla_last_error());
+    if (fmla_num_threads() < 1) WRONG("%d threads", fmla_num_threads());
+}
+
+static void *call(void *data)
+{
+    struct caller *caller = data;
+    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
+    fmla_capability row = FMLA_INIT(fmla_capability);
+    pthread_barrier_wait(&barrier); /* the first use of the library is by all at once */
+    if (fmla_capabilities(cpu, 0, &row) || strcmp(row.operation, "decode_plan") != 0) WRONG("the first row");
+    pthread_barrier_wait(&barrier);
+    pthread_barrier_wait(&barrier); /* the plan is made */
+    void *workspace = aligned_alloc(64, (workspace_size + 63) / 64 * 64);
+    if (!workspace) abort();
+    for (int round = 0; round < ROUNDS && !*caller->wrong; round++) {
+        call_round(caller, workspace, round ? &caller->next : &caller->first);
+        if (round && memcmp(&caller->first, &caller->next, sizeof caller->first) != 0)
+            WRONG("round %d has other bits than the first", round);
+    }
+    free(workspace);
+    atomic_fetch_sub(&calling, 1);
+    return NULL;
+}
+
+/* Never more workers than the workspaces are made for. */
+static void change_settings(void)
+{
+    while (atomic_load(&calling) > 0) {
+        CHECK(!fmla_set_parallel_for(two_threads, NULL, 2), "%s", fmla_last_error());
+        CHECK(!fmla_set_num_threads(1), "%s", fmla_last_error());
+        CHECK(!fmla_set_parallel_for(in_order, NULL, 1), "%s", fmla_last_error());
+        CHECK(!fmla_set_num_threads(2), "%s", fmla_last_error());
+        if (!OWN_LOOPS_ONLY) CHECK(!fmla_set_parallel_for(NULL, NULL, 0), "%s", fmla_last_error());
+        sched_yield();
+    }
+}
+
+int main(void)
+{
+    static struct result alone;
+    unsetenv("FLASHMLA_KERNEL");
+    draw();
+    if (pthread_barrier_init(&barrier, NULL, THREADS + 1)) abort();
+    for (int i = 0; i < THREADS; i++) {
+        callers[i].number = i;
+        if (pthread_create(&callers[i].thread, NULL, call, &callers[i])) abort();
+    }
+    pthread_barrier_wait(&barrier);
+    pthread_barrier_wait(&barrier);
+    CHECK(make_plan() == FMLA_OK, "%s", fmla_last_error());
+    CHECK(!fmla_set_parallel_for(in_order, NULL, MOST_WORKERS), "%s", fmla_last_error());
+    CHECK(!fmla_set_num_threads(2), "%s", fmla_last_error());
+    CHECK(!decode(&alone, NULL, 0, &workspace_size) && workspace_size, "%s", fmla_last_error());
+    pthread_barrier_wait(&barrier);
+    change_settings();
+    for (int i = 0; i < THREADS; i++) pthread_join(callers[i].thread, NULL);
+
+    CHECK(!fmla_set_parallel_for(in_order, NULL, 1), "%s", fmla_last_error());
+    void *workspace = aligned_alloc(64, (workspace_size + 63) / 64 * 64);
+    if (!workspace) abort();
+    CHECK(!decode(&alone, workspace, workspace_size, NULL) && !merge(&alone), "%s", fmla_last_error());
+    for (int i = 0; i < THREADS; i++) {
+        CHECK(!*callers[i].wrong, "thread %d: %s", i, callers[i].wrong);
+        CHECK(!memcmp(&alone, &callers[i].first, sizeof alone), "thread %d has other bits than alone", i);
+    }
+    free(workspace), free(plan);
+    return check_done("test_concurrent");
+}
