@@ -39,6 +39,7 @@ if grep -rlF -e "$work" "$prefix"; then fail '^ names the prefix, and could not 
 # ---- Programs ----------------------------------------------------------------------------------------------------
 
 use_pkg_config() { export PKG_CONFIG_PATH="$1"; }
+words=()
 flags() { # flags OPTION... - as words; pkg-config escapes a space like a shell does
     eval "words=($(pkg-config "$@" flashmla))"
 }
