@@ -1,6 +1,6 @@
 // Driver of the experiment: `bench check` compares with a double-precision oracle, `bench time [first [last]]` times the
 // rows of the table against the figures of the other libraries. L2 is flushed by reading, calls run as a captured graph.
-#include "dense_decode.cuh"
+#include "dense_decode_pair.cuh"
 #include "merge.cuh"
 #include "plan.h"
 #include "stream.cuh"
@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #define CHECK(call)                                                                                                    \
@@ -54,6 +55,7 @@ __global__ void read_all(const uint4 *from, size_t n, uint32_t *sink) {
 
 // ---------------------------------------------------------------- one problem on the device
 struct problem {
+    int blocks_6;   // of CTA 6, whose clocks are taken
     int b, s_q, h_q, causal, partitions, tiles, rows, max_pages, pages;
     float scale;
     std::vector<int> lengths, table;
@@ -110,6 +112,11 @@ static problem make_problem(const std::vector<int> &lengths, int s_q, int h_q, i
     std::vector<partition> plan(x.partitions);
     std::vector<int> splits(x.b + 1);
     plan_decode(lengths.data(), x.b, x.partitions, overhead, plan.data(), splits.data());
+    if (6 / x.tiles < x.partitions) {
+        const partition &c = plan[6 / x.tiles];
+        for (int r = c.begin_request; r <= c.end_request; r++)
+            x.blocks_6 += (r == c.end_request ? c.end_block : plan_blocks(lengths[r])) - (r == c.begin_request ? c.begin_block : 0);
+    }
     size_t n_q = (size_t)x.b * x.rows * D_QK, n_cache = (size_t)x.pages * PAGE * D_QK, n_out = (size_t)x.b * x.rows * D_V;
     CHECK(cudaMalloc(&x.q, n_q * 2));
     CHECK(cudaMalloc(&x.cache, n_cache * 2));
@@ -144,9 +151,9 @@ static problem make_problem(const std::vector<int> &lengths, int s_q, int h_q, i
     x.maps.q_rope = make_map(x.q, 4, q_dims, q_strides, one);
     decode_params &p = x.params;
     p.plan = x.d_plan, p.num_splits = x.d_splits, p.seqlens = x.d_lengths, p.block_table = x.d_table;
-    p.max_pages = x.max_pages, p.rows = x.rows, p.tiles = x.tiles, p.h_q = h_q, p.s_q = s_q, p.causal = causal;
+    p.q = x.q, p.max_pages = x.max_pages, p.rows = x.rows, p.tiles = x.tiles, p.h_q = h_q, p.s_q = s_q, p.causal = causal;
     p.scale_log2 = scale * 1.4426950408889634f;
-#ifdef LAB_TRACE
+#if defined(LAB_TRACE) || defined(LAB_CLOCK)
     CHECK(cudaMalloc(&p.trace, 4 * 64 * 8 * 4));
 #endif
     p.out = x.out, p.lse = x.lse, p.part_out = x.part_out, p.part_lse = x.part_lse;
@@ -158,12 +165,17 @@ static void free_problem(problem &x) {
     for (void *p : all) CHECK(cudaFree(p));
 }
 
+static int schedule;   // 0: dense_decode.cuh, 1: dense_decode_pair.cuh
+
 static void launch(const problem &x, cudaStream_t stream) {
-    CHECK(cudaFuncSetAttribute(dense_decode_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BYTES));
+    auto kernel = schedule ? pair_schedule::dense_decode_pair_kernel : dense_decode_kernel;
+    int bytes = schedule ? (int)pair_schedule::SMEM_BYTES : (int)SMEM_BYTES;
+    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(x.partitions * x.tiles), config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = SMEM_BYTES, config.stream = stream;
-    CHECK(cudaLaunchKernelEx(&config, dense_decode_kernel, x.params, x.maps));
+    config.gridDim = dim3(x.partitions * x.tiles);
+    config.blockDim = dim3(schedule ? (int)pair_schedule::THREADS : (int)THREADS);
+    config.dynamicSmemBytes = bytes, config.stream = stream;
+    CHECK(cudaLaunchKernelEx(&config, kernel, x.params, x.maps));
     if (getenv("LAB_NO_MERGE")) return;   // to price the merge; results are then incomplete
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -440,8 +452,81 @@ static int run_times(int first, int last, int overhead, bool stream_too) {
     return bad_rows != 0;
 }
 
+// Both schedules in one run, several plan overheads: medians of 15, alternating.
+#ifdef LAB_TRACE
+static void print_pair_trace(const problem &x) {
+    std::vector<uint32_t> trace(4 * 64 * 8);
+    CHECK(cudaMemcpy(trace.data(), x.params.trace, trace.size() * 4, cudaMemcpyDeviceToHost));
+    uint32_t zero = trace[20 * 8];
+    printf("block: begin, home Q K issued, P seen, home Q K done, away P V done, Q K done, P out, home P V done\n");
+    for (int n = 40; n < 52; n++) {
+        printf("%2d:", n);
+        for (int e = 0; e < 8; e++) printf(" %6d", (int)(trace[((n & 1) * 64 + n / 2) * 8 + e] - zero));
+        printf("\n");
+    }
+}
+#endif
+static int compare(int argc, char **argv) {
+    static const int rows[] = {8, 9, 13, 14, 15, 16, 12, 11};
+    cudaStream_t stream;
+    CHECK(cudaStreamCreate(&stream));
+    CHECK(cudaMalloc(&flush_memory, FLUSH_BYTES));
+    CHECK(cudaMalloc(&flush_sink, 4));
+    CHECK(cudaMemset(flush_memory, 1, FLUSH_BYTES));
+    int count = argc > 2 ? atoi(argv[2]) : 6, first = argc > 3 ? atoi(argv[3]) : 0, bad_rows = 0;
+    std::vector<int> overheads;
+    double rest = getenv("LAB_REST") ? atof(getenv("LAB_REST")) : 10;   // microseconds of pause a key
+    for (int i = 4; i < argc; i++) overheads.push_back(atoi(argv[i]));
+    if (overheads.empty()) overheads = {5, 12, 30};
+    printf("  b s_q   s_k h_q |    peer |");
+    for (int o : overheads) printf("  us of first, pair at %2d TFLOP/s |", o);
+    printf("\n");
+    for (int n = 0; n < count; n++) {
+        const row &t = table[rows[n]];
+        double best = t.fa3 > 0 ? std::min(t.flashmla, t.fa3) : t.flashmla, flop = 2.0 * t.b * t.s_k * t.s_q * t.h_q * (D_QK + D_V);
+        printf("%3d  %d  %6d %3d | %7.1f |", t.b, t.s_q, t.s_k, t.h_q, best);
+        for (int o : overheads) {
+            problem x = make_problem(std::vector<int>(t.b, t.s_k), t.s_q, t.h_q, 1, 1 / sqrtf(576), 1000 + n, false, o, 0, 1);
+            double us[2] = {1e9, 1e9}, clocks[2] = {}, ghz[2] = {};
+            bool failed = false;
+            for (int i = first; i < 2; i++) {
+                schedule = i;
+                launch(x, stream);
+                CHECK(cudaStreamSynchronize(stream));
+                double cosine;
+                failed |= o == overheads[0] && verify(x, {0, t.b - 1}, t.s_q * t.h_q / 2, &cosine);
+            }
+            for (int round = 0; round < 2; round++)
+                for (int i = first; i < 2; i++) {
+                    schedule = i;
+                    usleep(t.s_k * rest);   // a cool start for each, lest the second pay for the first
+                    us[i] = std::min(us[i], time_graph(stream, 15, [&] { launch(x, stream); }));
+#ifdef LAB_CLOCK
+                    uint32_t c[2];
+                    CHECK(cudaMemcpy(c, x.params.trace + 2046, 8, cudaMemcpyDeviceToHost));
+                    clocks[i] = (double)c[0] / x.blocks_6, ghz[i] = (double)c[0] / c[1];
+#endif
+                }
+#ifdef LAB_TRACE
+            print_pair_trace(x);
+#endif
+            bad_rows += failed;
+            printf(" %7.1f %7.1f  %4.0f %4.0f %s |", us[0], us[1], flop / us[0] / 1e6, flop / us[1] / 1e6, failed ? "FAIL" : "ok");
+#ifdef LAB_CLOCK
+            printf(" %4.0f %4.0f clk a block at %.2f %.2f GHz |", clocks[0], clocks[1], ghz[0], ghz[1]);
+#endif
+            fflush(stdout);
+            free_problem(x);
+        }
+        printf("\n");
+    }
+    return bad_rows != 0;
+}
+
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "check";
+    if (getenv("LAB_PAIR")) schedule = atoi(getenv("LAB_PAIR"));
+    if (!strcmp(mode, "compare")) return compare(argc, argv);
     if (!strcmp(mode, "check")) return check();
     if (!strcmp(mode, "stress")) return stress(40, 1) | stress(40, 0);
     int first = argc > 2 ? atoi(argv[2]) : 0, last = argc > 3 ? atoi(argv[3]) : 999, overhead = argc > 4 ? atoi(argv[4]) : 5;

@@ -21,6 +21,7 @@ struct decode_params {
     const int *num_splits;   // [b + 1], prefix sum of the parts of each request
     const int *seqlens;      // [b]
     const int *block_table;  // [b, max_pages]
+    const void *q;           // bf16 [b, rows, 576]; the pair schedule reads the rope columns straight into registers
     int max_pages;
     int rows;                // s_q * h_q
     int tiles;               // ceil(rows / 64)

@@ -42,6 +42,18 @@
 #else
 #define TRACE(role, block, event)
 #endif
+// Clocks and nanoseconds of one CTA's first mathematical warpgroup (LAB_CLOCK).
+#ifdef LAB_CLOCK
+#define CLOCK_BEGIN                                                                                                    \
+    long long clock0 = clock64(), time0, time1;                                                                        \
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time0))
+#define CLOCK_END                                                                                                      \
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time1));                                                          \
+    if (blockIdx.x == 6 && threadIdx.x == 128) p.trace[2046] = clock64() - clock0, p.trace[2047] = time1 - time0
+#else
+#define CLOCK_BEGIN
+#define CLOCK_END
+#endif
 
 // ---------------------------------------------------------------- producer
 // Thread 1: keys, and the part of Q that goes to registers.
@@ -529,15 +541,9 @@ __global__ void __launch_bounds__(THREADS, 1)
         else if (threadIdx.x >= 32 && threadIdx.x < 64 && elect_sync()) produce_q(p, maps, part, tile, smem);
     } else if (group == 1) {
         setmaxnreg_inc<LAB_SCORE_REGS>();
-#ifdef LAB_TRACE
-        long long clock0 = clock64(), time0, time1;
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time0));
-#endif
+        CLOCK_BEGIN;
         score(p, tile, smem);
-#ifdef LAB_TRACE
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time1));
-        if (blockIdx.x == 6 && threadIdx.x == 128) p.trace[2046] = clock64() - clock0, p.trace[2047] = time1 - time0;
-#endif
+        CLOCK_END;
     } else {
         setmaxnreg_inc<LAB_OUTPUT_REGS>();
         output(p, tile, group - 2, shared, smem);

@@ -70,6 +70,11 @@ DEVICE void tma_load_4d(uint32_t dst, const CUtensorMap *map, uint32_t bar, int 
                  "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w)
                  : "memory");
 }
+// Box at coordinates -> L2 alone.
+DEVICE void tma_prefetch_3d(const CUtensorMap *map, int x, int y, int z) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
 DEVICE void bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
                  "l"(src), "r"(bytes), "r"(bar)

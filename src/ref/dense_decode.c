@@ -6,12 +6,12 @@
 #include <math.h>
 #include <string.h>
 
-/* Workspace: the scores of one row, then its output. */
+/* Workspace: the scores of one row, its output, and its query. */
 fmla_status ref_dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *p,
                                   size_t *bytes, size_t *alignment)
 {
     (void)kernel, (void)alignment;
-    *bytes = ((size_t)p->capacity + (size_t)p->d_v) * sizeof(double);
+    *bytes = ((size_t)p->capacity + (size_t)p->d_v + (size_t)p->d_qk) * sizeof(double);
     return FMLA_OK;
 }
 
@@ -38,17 +38,19 @@ static void decode_row(const struct dense_decode_problem *p, int64_t request, in
 {
     double *scores = p->workspace;
     double *sum = scores + p->capacity;
-    const uint16_t *q = p->q + request * p->q_stride[0] + token * p->q_stride[1] + head * p->q_stride[2];
+    double *q = sum + p->d_v;
+    const uint16_t *query = p->q + request * p->q_stride[0] + token * p->q_stride[1] + head * p->q_stride[2];
     uint16_t *out = p->out + request * p->out_stride[0] + token * p->out_stride[1] + head * p->out_stride[2];
 
     int64_t seen = p->causal ? s_k - p->s_q + token + 1 : s_k; /* keys t < seen */
     if (seen < 0) seen = 0;
 
+    for (int64_t d = 0; d < p->d_qk; d++) q[d] = load(p, query + d);
     double max = -INFINITY;
     for (int64_t t = 0; t < seen; t++) {
         const uint16_t *key = key_at(p, request, head, t);
         double dot = 0.0;
-        for (int64_t d = 0; d < p->d_qk; d++) dot += load(p, q + d) * load(p, key + d);
+        for (int64_t d = 0; d < p->d_qk; d++) dot += q[d] * load(p, key + d);
         scores[t] = (double)p->scale * dot;
         if (scores[t] > max) max = scores[t];
     }

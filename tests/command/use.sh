@@ -11,7 +11,7 @@ good --version
 has '^flashmla [0-9]+\.[0-9]+\.[0-9]+$'
 good --help
 has 'Exit codes'
-for command in info make-input run plan; do
+for command in info make-input run plan bench verify; do
     good "$command" --help
     has '^Examples$'
 done
@@ -80,5 +80,43 @@ for picture in none zero plan many; do
     if command -v xmllint >/dev/null; then xmllint --noout $picture.svg || wrong "xmllint: $picture.svg"; fi
 done
 grep -q '<title>request 5, keys 0 to ' plan.svg || wrong 'plan.svg does not show request 5'
+
+# Every kernel of this machine agrees with the oracle.
+good verify
+has '^ok +dense_decode +cpu-generic '
+has '^ok +merge +cpu-generic '
+good verify --json
+has '"passed": true'
+
+# bench: peaks, rows, and a line of JSON for each row.
+json_lines() { # json_lines FILE COUNT: every line is an object with these fields
+    checks=$((checks + 1))
+    [ "$(wc -l <"$1")" -eq "$2" ] || wrong "$1 has not $2 lines"
+    [ "$(grep -Ec '^\{"op":"[a-z_]+",.*"us":[0-9.e+-]+,.*"floor_us":[0-9.e+-]+,.*\}$' "$1")" -eq "$2" ] ||
+        wrong "$1: not every line is an object with its times: $(head -n 1 "$1")"
+    if command -v python3 >/dev/null; then
+        python3 -c 'import json, sys; [json.loads(line) for line in sys.stdin]' <"$1" || wrong "$1 is no JSON"
+    fi
+}
+good bench --grid quick --repeat 3 --json quick.jsonl
+has '^peak +multiply and add, 128 bits +[0-9.]+ GFLOP/s on 1 thread'
+has '^memory read +[0-9.]+ GB/s'
+has '^ +1 +256 +1 +16 +1 +576 +bf16 '
+json_lines quick.jsonl 3
+good bench --grid quick --repeat 1 --threads 1 --kernel cpu-generic --seq-len 64,65 --dtype both --causal yes --json chosen.jsonl
+has 'fp16 causal +cpu-generic '
+json_lines chosen.jsonl 4
+good bench --op merge --grid quick --parts 2,3 --repeat 1 --json merge.jsonl
+has '^ +3 .* cpu-generic '
+json_lines merge.jsonl 2
+export FLASHMLA_KERNEL=cpu-generic
+good bench --grid quick --repeat 1 --seq-len 64
+has ' cpu-generic +[0-9.]'
+unset FLASHMLA_KERNEL
+# A kernel does not take every type: such a row is told, the others are timed.
+if "$flashmla" info | grep -Eq '^cpu +dense_decode +cpu-avx512bf16 .* yes$'; then
+    good bench --grid quick --repeat 1 --seq-len 64 --kernel cpu-avx512bf16 --dtype both
+    has 'skipped: dense_decode: .* takes bf16'
+fi
 
 finish

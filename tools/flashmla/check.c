@@ -6,7 +6,10 @@
  */
 #include "check.h"
 
+#include "call.h"
+
 #include "elements.h"
+#include "progress.h"
 #include "random.h"
 
 #include <math.h>
@@ -17,33 +20,13 @@
 
 enum { SAMPLED_ROWS = 64 };
 
-static int64_t length_of(const fmla_dense_decode_args *args, int64_t r)
-{
-    const int64_t pages = args->block_table ? args->block_table->shape[1] : 1;
-    const int64_t capacity = pages * args->kv_cache->shape[1];
-    const int32_t length = ((const int32_t *)args->seqlens->data)[r];
-    return length < 0 ? 0 : length > capacity ? capacity : length;
-}
-
-int64_t check_visible(const fmla_dense_decode_args *args, int64_t r, int64_t j)
-{
-    const int64_t length = length_of(args, r);
-    const int64_t seen = args->causal ? length - args->q->shape[1] + j + 1 : length;
-    return seen < 0 ? 0 : seen;
-}
-
 /* Calls the oracle with args as they are, but for workspace and kernel. */
 static bool ask_oracle(fmla_dense_decode_args *args, struct fault *fault)
 {
-    size_t bytes = 0, alignment = 1;
     args->kernel = "ref", args->plan = NULL, args->plan_size = 0;
-    args->workspace = NULL, args->workspace_size = 0;
-    if (fmla_dense_decode_workspace_size(args, &bytes, &alignment) != FMLA_OK)
-        return fault_set(fault, "oracle: %s", fmla_last_error());
-    const size_t unit = alignment > sizeof(void *) ? alignment : sizeof(void *);
-    args->workspace = aligned_alloc(unit, (bytes / unit + 1) * unit);
-    args->workspace_size = bytes;
-    if (!args->workspace) return fault_set(fault, "no memory for %zu bytes of the oracle's workspace", bytes);
+    if (call_workspace(args) != FMLA_OK) return fault_set(fault, "oracle: %s", fmla_last_error());
+    if (!args->workspace)
+        return fault_set(fault, "no memory for %zu bytes of the oracle's workspace", args->workspace_size);
     const fmla_status status = fmla_dense_decode(args);
     free(args->workspace);
     return status == FMLA_OK || fault_set(fault, "oracle: %s", fmla_last_error());
@@ -90,7 +73,7 @@ static bool check_row(const fmla_dense_decode_args *args, int64_t r, int64_t j, 
     const int64_t cache_shape[] = {pages - first_page, page_size, 1, d_qk};
     const int64_t cache_strides[] = {page_size * h_kv * d_qk, h_kv * d_qk, d_qk, 1};
     const int64_t table_shape[] = {1, max_pages};
-    int32_t length = (int32_t)check_visible(args, r, j);
+    int32_t length = (int32_t)call_visible(args, r, j);
     float lse_value = NAN;
 
     fmla_tensor q = *args->q, cache = *args->kv_cache, out = *args->out, lse = *args->lse;
@@ -130,18 +113,22 @@ static bool check_sample(const fmla_dense_decode_args *args, struct check_result
 {
     const int64_t s_q = args->q->shape[1], h_q = args->q->shape[2];
     struct random_state random = {2025};
+    struct progress progress;
     int64_t spent = 0;
     bool good = true;
     float *out_row = malloc((size_t)args->out->shape[3] * sizeof *out_row);
     if (!out_row) return fault_set(fault, "no memory for the oracle's result");
+    progress_begin(&progress, "comparing with the oracle");
     for (int i = 0; good && i < SAMPLED_ROWS && (i < 2 || spent < BUDGET); i++) {
         const int64_t row = i == 0   ? 0
                             : i == 1 ? result->all_rows - 1
                                      : random_between(&random, 0, result->all_rows - 1);
         const int64_t r = row / (s_q * h_q), j = row / h_q % s_q;
-        spent += check_visible(args, r, j) * check_row_cost(args);
+        spent += call_visible(args, r, j) * check_row_cost(args);
         good = check_row(args, r, j, row % h_q, out_row, result, fault);
+        progress_update(&progress, i, SAMPLED_ROWS);
     }
+    progress_wipe(&progress);
     free(out_row);
     return good;
 }
@@ -153,7 +140,7 @@ bool check_against_oracle(const fmla_dense_decode_args *args, struct check_resul
     double products = 0.0; /* may be more than 64 bits count */
     for (int64_t r = 0; r < b; r++)
         for (int64_t j = 0; j < s_q; j++)
-            products += (double)check_visible(args, r, j) * (double)(check_row_cost(args) * h_q);
+            products += (double)call_visible(args, r, j) * (double)(check_row_cost(args) * h_q);
     *result = (struct check_result){.all_rows = b * s_q * h_q};
     const bool whole = products <= (double)BUDGET;
     if (!(whole ? check_whole(args, result, fault) : check_sample(args, result, fault))) return false;

@@ -23,9 +23,6 @@ static inline int64_t check_row_cost(const fmla_dense_decode_args *args)
     return args->q->shape[3] + args->out->shape[3];
 }
 
-/* Keys that token j of request r sees; seqlens and block_table must have passed the library's checks. */
-int64_t check_visible(const fmla_dense_decode_args *args, int64_t r, int64_t j);
-
 /* Computes args again with the oracle - whole if it is small, else the first row, the last and a sample - and
  * compares args->out and args->lse (which must be there) with it. False with a fault if it could not. */
 bool check_against_oracle(const fmla_dense_decode_args *args, struct check_result *result,

@@ -9,5 +9,7 @@ int command_info(int argc, char **argv);
 int command_make_input(int argc, char **argv);
 int command_run(int argc, char **argv);
 int command_plan(int argc, char **argv);
+int command_bench(int argc, char **argv);
+int command_verify(int argc, char **argv);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * flashmla: what runs here, made inputs, attention over tensor files, and the split plan, from the shell.
+ * flashmla: what runs here, made inputs, attention over tensor files, the split plan,
+ * benchmarks and verification, from the shell.
  */
 #include "commands.h"
 #include "options.h"
@@ -24,6 +25,8 @@ static const struct {
     {"make-input", command_make_input, "write a decode batch over a paged cache to a file"},
     {"run", command_run, "compute attention from such a file; check and time it"},
     {"plan", command_plan, "print the split plan of a batch, and draw it"},
+    {"bench", command_bench, "time the kernels of this machine beside its measured peaks"},
+    {"verify", command_verify, "hold this machine's kernels to the oracle"},
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
@@ -45,15 +48,17 @@ static int print_help(void)
          "Examples\n"
          "  flashmla make-input batch.safetensors --batch 4 --max-len 2000\n"
          "  flashmla run batch.safetensors --check --out result.safetensors\n"
-         "  flashmla plan batch.safetensors --partitions 8 --svg plan.svg");
+         "  flashmla plan batch.safetensors --partitions 8 --svg plan.svg\n"
+         "  flashmla bench --heads 128 --seq-len 4096");
     return EXIT_GOOD;
 }
 
 static int dispatch(int argc, char **argv)
 {
     if (argc < 2)
-        return complain(&flashmla, EXIT_USAGE,
-                        "a command is missing: info, make-input, run or plan; see flashmla --help");
+        return complain(
+            &flashmla, EXIT_USAGE,
+            "a command is missing: info, make-input, run, plan, bench or verify; see flashmla --help");
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return print_help();
     if (!strcmp(argv[1], "--version")) {
         printf("flashmla %s\n", fmla_version_string());
@@ -61,9 +66,10 @@ static int dispatch(int argc, char **argv)
     }
     for (int i = 0; i < COMMANDS; i++)
         if (!strcmp(commands[i].name, argv[1])) return commands[i].run(argc - 1, argv + 1);
-    return complain(&flashmla, EXIT_USAGE,
-                    "%s: no such command; allowed are info, make-input, run, plan, --help, --version",
-                    argv[1]);
+    return complain(
+        &flashmla, EXIT_USAGE,
+        "%s: no such command; allowed are info, make-input, run, plan, bench, verify, --help, --version",
+        argv[1]);
 }
 
 int main(int argc, char **argv)

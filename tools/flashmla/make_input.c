@@ -6,8 +6,10 @@
 #include "commands.h"
 #include "lengths.h"
 #include "options.h"
+#include "pages.h"
 
 #include "elements.h"
+#include "progress.h"
 #include "random.h"
 #include "safetensors.h"
 
@@ -28,63 +30,18 @@ static const struct command make_input = {
     "  flashmla make-input batch.safetensors --batch 4 --min-len 100 --max-len 2000\n"
     "  flashmla make-input mtp.safetensors --seq-lens 0,1,64,5000 --query-tokens 2 --causal --dtype fp16\n"};
 
-enum { MAX_TABLE = 1 << 28 /* entries: 1 GiB */ };
 enum { TENSOR_CACHE, TENSOR_Q, TENSOR_TABLE, TENSOR_SEQLENS, TENSOR_SINK, TENSORS };
 
 struct made_input {
     struct lengths lengths;
-    int64_t query_tokens, heads, kv_heads, d_qk, page_size;
+    int64_t query_tokens, heads, kv_heads, d_qk;
     int dtype; /* 0 = bf16, 1 = fp16 */
     bool causal, sink;
 
     int32_t *seqlens;
-    int64_t batch, max_pages, pages;
-    int32_t *page_keys;   /* [pages]: how many slots of each hold keys */
-    int32_t *block_table; /* [batch, max_pages] */
+    int64_t batch;
+    struct pages pages;
 };
-
-static int64_t pages_of(const struct made_input *made, int32_t length)
-{
-    return (length + made->page_size - 1) / made->page_size;
-}
-
-/* Counts pages, deals them out in random order, and notes how full each is. */
-static bool lay_out(struct made_input *made, struct random_state *random, struct fault *fault)
-{
-    made->max_pages = 1, made->pages = 0;
-    for (int64_t r = 0; r < made->batch; r++) {
-        const int64_t pages = pages_of(made, made->seqlens[r]);
-        made->pages += pages;
-        if (pages > made->max_pages) made->max_pages = pages;
-    }
-    if (made->pages > INT32_MAX)
-        return fault_set(fault, "%" PRId64 " pages, at most %d are allowed", made->pages, INT32_MAX);
-    if (made->batch * made->max_pages > MAX_TABLE)
-        return fault_set(fault,
-                         "a block table of %" PRId64 " by %" PRId64 " pages, at most %d entries are allowed",
-                         made->batch, made->max_pages, MAX_TABLE);
-    int32_t *order = calloc((size_t)made->pages + 1, sizeof *order);
-    made->page_keys = calloc((size_t)made->pages + 1, sizeof *made->page_keys);
-    made->block_table = calloc((size_t)(made->batch * made->max_pages) + 1, sizeof *made->block_table);
-    if (!order || !made->page_keys || !made->block_table) {
-        free(order);
-        return fault_set(fault, "no memory for a block table of %" PRId64 " by %" PRId64 " pages",
-                         made->batch, made->max_pages);
-    }
-    for (int64_t page = 0; page < made->pages; page++) order[page] = (int32_t)page;
-    random_shuffle(random, order, made->pages);
-    int64_t next = 0;
-    for (int64_t r = 0; r < made->batch; r++)
-        for (int64_t i = 0; i < made->max_pages; i++) {
-            const int64_t left = made->seqlens[r] - i * made->page_size;
-            int32_t *entry = &made->block_table[r * made->max_pages + i];
-            *entry = left > 0 ? order[next++] : -1;
-            if (left > 0)
-                made->page_keys[*entry] = (int32_t)(left < made->page_size ? left : made->page_size);
-        }
-    free(order);
-    return true;
-}
 
 /* `count` random values, then `unused` NaN, in pieces: a cache need not fit in memory. */
 static bool write_values(struct safetensors_writer *writer, struct random_state *random, fmla_dtype dtype,
@@ -111,15 +68,22 @@ static bool write_tensors(const struct made_input *made, struct safetensors_writ
 {
     const fmla_dtype dtype = tensors[TENSOR_Q].dtype;
     const int64_t token = made->kv_heads * made->d_qk;
-    for (int64_t page = 0; page < made->pages; page++) {
-        const int64_t keys = made->page_keys[page];
-        if (!write_values(writer, random, dtype, keys * token, (made->page_size - keys) * token, fault))
+    struct progress progress;
+    progress_begin(&progress, "writing");
+    for (int64_t page = 0; page < made->pages.count; page++) {
+        const int64_t keys = made->pages.page_keys[page];
+        progress_update(&progress, page, made->pages.count);
+        if (!write_values(writer, random, dtype, keys * token, (made->pages.page_size - keys) * token,
+                          fault)) {
+            progress_wipe(&progress);
             return false;
+        }
     }
+    progress_wipe(&progress);
     const int64_t q_count = made->batch * made->query_tokens * made->heads * made->d_qk;
-    const size_t entries = (size_t)(made->batch * made->max_pages);
+    const size_t entries = (size_t)(made->batch * made->pages.max_pages);
     return write_values(writer, random, dtype, q_count, 0, fault) &&
-           safetensors_write(writer, made->block_table, entries * sizeof(int32_t), fault) &&
+           safetensors_write(writer, made->pages.block_table, entries * sizeof(int32_t), fault) &&
            safetensors_write(writer, made->seqlens, (size_t)made->batch * sizeof(int32_t), fault) &&
            (!made->sink ||
             write_values(writer, random, dtype_of(FMLA_TYPE_FLOAT, 32), made->heads, 0, fault));
@@ -131,9 +95,12 @@ static bool write_file(const struct made_input *made, const char *path, struct r
     const fmla_dtype dtype = dtype_of(made->dtype ? FMLA_TYPE_FLOAT : FMLA_TYPE_BFLOAT, 16);
     const fmla_dtype int32 = dtype_of(FMLA_TYPE_INT, 32);
     const struct safetensors_declaration tensors[TENSORS] = {
-        [TENSOR_CACHE] = {"kv_cache", dtype, 4, {made->pages, made->page_size, made->kv_heads, made->d_qk}},
+        [TENSOR_CACHE] = {"kv_cache",
+                          dtype,
+                          4,
+                          {made->pages.count, made->pages.page_size, made->kv_heads, made->d_qk}},
         [TENSOR_Q] = {"q", dtype, 4, {made->batch, made->query_tokens, made->heads, made->d_qk}},
-        [TENSOR_TABLE] = {"block_table", int32, 2, {made->batch, made->max_pages}},
+        [TENSOR_TABLE] = {"block_table", int32, 2, {made->batch, made->pages.max_pages}},
         [TENSOR_SEQLENS] = {"seqlens", int32, 1, {made->batch}},
         [TENSOR_SINK] = {"attn_sink", dtype_of(FMLA_TYPE_FLOAT, 32), 1, {made->heads}},
     };
@@ -154,7 +121,7 @@ static void print_summary(const struct made_input *made, const char *path)
     for (int64_t r = 0; r < made->batch; r++) keys += made->seqlens[r];
     printf("%s: %" PRId64 " requests, %" PRId64 " keys in %" PRId64 " pages of %" PRId64 ", %" PRId64
            " query tokens, %" PRId64 " heads over %" PRId64 ", d_qk %" PRId64 ", %s%s%s\n",
-           path, made->batch, keys, made->pages, made->page_size, made->query_tokens, made->heads,
+           path, made->batch, keys, made->pages.count, made->pages.page_size, made->query_tokens, made->heads,
            made->kv_heads, made->d_qk, made->dtype ? "fp16" : "bf16", made->causal ? ", causal" : "",
            made->sink ? ", sink" : "");
 }
@@ -171,7 +138,8 @@ static int make(struct made_input *made, const char *path)
                         made->kv_heads, made->heads);
     made->seqlens = lengths_make(&made->lengths, &made->batch, &fault);
     if (!made->seqlens) return complain(&make_input, EXIT_USAGE, "%s", fault.text);
-    if (!lay_out(made, &random, &fault) || !write_file(made, path, &random, &fault))
+    if (!pages_deal(&made->pages, made->seqlens, made->batch, &random, &fault) ||
+        !write_file(made, path, &random, &fault))
         return complain(&make_input, EXIT_FAILED, "%s", fault.text);
     print_summary(made, path);
     return EXIT_GOOD;
@@ -184,7 +152,7 @@ int command_make_input(int argc, char **argv)
                               .heads = 16,
                               .kv_heads = 1,
                               .d_qk = 576,
-                              .page_size = 64};
+                              .pages = {.page_size = 64}};
     const char *path = NULL;
     const struct option options[] = {
         LENGTHS_OPTIONS(made.lengths),
@@ -210,7 +178,7 @@ int command_make_input(int argc, char **argv)
          NULL},
         {"--page-size",
          OPTION_COUNT,
-         &made.page_size,
+         &made.pages.page_size,
          "N",
          "keys of a page; default 64",
          1,
@@ -235,6 +203,7 @@ int command_make_input(int argc, char **argv)
     case OPTIONS_WRONG: status = EXIT_USAGE; break;
     case OPTIONS_PARSED: status = make(&made, path); break;
     }
-    free(made.lengths.list.items), free(made.seqlens), free(made.page_keys), free(made.block_table);
+    free(made.lengths.list.items), free(made.seqlens);
+    pages_free(&made.pages);
     return status;
 }

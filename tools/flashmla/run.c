@@ -3,12 +3,14 @@
  * flashmla run: dense decode over a tensor file. The output file is opened before anything is computed, and
  * appears only after everything, the check included, went well.
  */
+#include "call.h"
 #include "check.h"
 #include "commands.h"
 #include "input.h"
 #include "options.h"
 
 #include "elements.h"
+#include "progress.h"
 #include "timing.h"
 
 #include <inttypes.h>
@@ -109,13 +111,10 @@ static bool prepare(struct job *job, const char *path, const struct run_options 
     args->out = &job->out, args->lse = &job->lse;
     set_options(job, options);
 
-    size_t bytes = 0, alignment = 1;
-    const fmla_status status = fmla_dense_decode_workspace_size(args, &bytes, &alignment);
+    const fmla_status status = call_workspace(args);
     if (status != FMLA_OK) return library_fault(path, status, exit_code, fault);
-    const size_t unit = alignment > sizeof(void *) ? alignment : sizeof(void *);
-    args->workspace = aligned_alloc(unit, (bytes / unit + 1) * unit);
-    args->workspace_size = bytes;
-    return args->workspace || fault_set(fault, "%s: no memory for a workspace of %zu bytes", path, bytes);
+    return args->workspace ||
+           fault_set(fault, "%s: no memory for a workspace of %zu bytes", path, args->workspace_size);
 }
 
 static bool open_output(struct job *job, const char *path, struct fault *fault)
@@ -142,24 +141,22 @@ static bool write_output(struct job *job, struct fault *fault)
     return safetensors_commit(writer, fault);
 }
 
-static int by_value(const void *left, const void *right)
-{
-    const double a = *(const double *)left, b = *(const double *)right;
-    return a < b ? -1 : a > b;
-}
-
 static bool compute(struct job *job, const char *path, int64_t repeat, int *exit_code, struct fault *fault)
 {
     double *seconds = malloc((size_t)repeat * sizeof *seconds);
     if (!seconds) return fault_set(fault, "no memory for %" PRId64 " times", repeat);
     fmla_status status = FMLA_OK;
+    struct progress progress;
+    progress_begin(&progress, "computing");
     for (int64_t i = 0; i < repeat && status == FMLA_OK; i++) {
         const double start = timing_now();
         status = fmla_dense_decode(&job->args);
         seconds[i] = timing_now() - start;
+        progress_update(&progress, i + 1, repeat);
     }
+    progress_wipe(&progress);
     if (status == FMLA_OK) {
-        qsort(seconds, (size_t)repeat, sizeof *seconds, by_value);
+        qsort(seconds, (size_t)repeat, sizeof *seconds, call_by_value);
         job->median_seconds = seconds[repeat / 2];
     }
     free(seconds);
@@ -179,28 +176,19 @@ static void print_report(const struct job *job, int64_t repeat)
 {
     const fmla_dense_decode_args *args = &job->args;
     const int64_t *q = args->q->shape, *cache = args->kv_cache->shape;
-    int64_t keys = 0;
-    double seen = 0.0; /* (row, key) pairs */
-    for (int64_t r = 0; r < q[0]; r++) {
-        keys += input_length(&job->input, r);
-        for (int64_t j = 0; j < q[1]; j++) seen += (double)check_visible(args, r, j) * (double)q[2];
-    }
-    const double flop = 2.0 * seen * (double)(q[3] + D_V);
-    const double q_values = (double)q[0] * (double)q[1] * (double)q[2];
-    const double bytes =
-        2.0 * ((double)keys * (double)cache[2] * (double)cache[3] + q_values * (double)(q[3] + D_V));
+    const struct call_work work = call_work(args);
     printf("%-12s [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "] %s%s%s\n", "q", q[0], q[1], q[2], q[3],
            args->q->dtype.code == FMLA_TYPE_BFLOAT ? "bf16" : "fp16", args->causal ? ", causal" : "",
            args->attn_sink ? ", sink" : "");
     printf("%-12s [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "]%s\n", "kv_cache", cache[0], cache[1],
            cache[2], cache[3], args->block_table ? "" : ", no block table");
-    printf("%-12s %" PRId64 " of %" PRId64 " requests; %.0f (row, key) pairs attended\n", "keys", keys, q[0],
-           seen);
+    printf("%-12s %" PRId64 " of %" PRId64 " requests; %.0f (row, key) pairs attended\n", "keys", work.keys,
+           q[0], work.pairs);
     printf("%-12s %s, %d threads\n", "kernel", kernel_used(args), (int)fmla_num_threads());
     printf("%-12s %zu bytes\n", "workspace", args->workspace_size);
     printf("%-12s %.3f ms, median of %" PRId64 "\n", "time", 1e3 * job->median_seconds, repeat);
-    printf("%-12s %.2f GFLOP/s, %.2f GB/s\n", "speed", 1e-9 * flop / job->median_seconds,
-           1e-9 * bytes / job->median_seconds);
+    printf("%-12s %.2f GFLOP/s, %.2f GB/s\n", "speed", 1e-9 * work.flop / job->median_seconds,
+           1e-9 * work.bytes / job->median_seconds);
 }
 
 static bool check(const struct job *job, struct fault *fault)

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Each loop adds to sums that are independent of each other and stay in registers: more of them than latency times
+ * issue rate, which is 8 to 16 on what is built today. They start from memory, so that a compiler cannot see that
+ * they are alike, and no clobber makes it spill them.
+ */
+#include "peak.h"
+
+#include "timing.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+enum { MAX_SUMS = 24, MAX_LANES = 16 };
+
+/* A product and a sum that stay near 1: no step is a subnormal, which some processors take longer for. */
+struct registers {
+    _Alignas(64) float sums[MAX_SUMS * MAX_LANES];
+    _Alignas(64) float factor[MAX_LANES];
+    _Alignas(64) float term[MAX_LANES];
+};
+
+static void registers_fill(struct registers *r)
+{
+    for (int i = 0; i < MAX_SUMS * MAX_LANES; i++) r->sums[i] = 1.0f + 0x1p-12f * (float)i;
+    for (int i = 0; i < MAX_LANES; i++) r->factor[i] = 1.0f - 0x1p-10f, r->term[i] = 0x1p-10f;
+}
+
+/* PEAK_LOOP(function, attributes, vector, sums, STEP): STEP(sum, x, y) is the new sum. */
+#define PEAK_LOOP(function, attributes, vector, count, STEP)                                                 \
+    attributes static void function(struct registers *r, int64_t steps)                                      \
+    {                                                                                                        \
+        vector sum[count];                                                                                   \
+        const vector x = *(const vector *)(void *)r->factor, y = *(const vector *)(void *)r->term;           \
+        _Pragma("GCC unroll 24") for (int s = 0; s < (count); s++) sum[s] = ((vector *)(void *)r->sums)[s];  \
+        for (int64_t i = 0; i < steps; i++) {                                                                \
+            _Pragma("GCC unroll 24") for (int s = 0; s < (count); s++) sum[s] = STEP(sum[s], x, y);          \
+        }                                                                                                    \
+        _Pragma("GCC unroll 24") for (int s = 0; s < (count); s++)((vector *)(void *)r->sums)[s] = sum[s];   \
+    }
+
+typedef float vector128 __attribute__((vector_size(16), may_alias));
+#define STEP_GENERIC(sum, x, y) ((sum) * (x) + (y))
+PEAK_LOOP(loop_generic, , vector128, 12, STEP_GENERIC)
+
+#if defined(__x86_64__)
+#define STEP_AVX2(sum, x, y)   _mm256_fmadd_ps(sum, x, y)
+#define STEP_AVX512(sum, x, y) _mm512_fmadd_ps(sum, x, y)
+#define STEP_BF16(sum, x, y)   _mm512_dpbf16_ps(sum, (__m512bh)(x), (__m512bh)(y))
+PEAK_LOOP(loop_avx2, __attribute__((target("avx2,fma"))), __m256, 12, STEP_AVX2)
+PEAK_LOOP(loop_avx512, __attribute__((target("avx512f"))), __m512, 24, STEP_AVX512)
+#if defined(FMLA_PEAK_BF16)
+PEAK_LOOP(loop_avx512bf16, __attribute__((target("avx512f,avx512bf16"))), __m512, 24, STEP_BF16)
+#endif
+#endif
+
+static const struct unit {
+    const char *name;
+    void (*loop)(struct registers *r, int64_t steps);
+    int flop_a_step; /* of all sums */
+} units[PEAK_UNITS] = {
+    [PEAK_GENERIC] = {"multiply and add, 128 bits", loop_generic, 12 * 4 * 2},
+#if defined(__x86_64__)
+    [PEAK_AVX2] = {"vfmadd ps ymm", loop_avx2, 12 * 8 * 2},
+    [PEAK_AVX512] = {"vfmadd ps zmm", loop_avx512, 24 * 16 * 2},
+#if defined(FMLA_PEAK_BF16)
+    [PEAK_AVX512_BF16] = {"vdpbf16ps zmm", loop_avx512bf16, 24 * 16 * 4},
+#endif
+#endif
+};
+
+const char *peak_unit_name(enum peak_unit unit)
+{
+    return units[unit].name ? units[unit].name : "";
+}
+
+bool peak_unit_available(enum peak_unit unit)
+{
+    if (!units[unit].loop) return false;
+#if defined(__x86_64__)
+    switch (unit) {
+    case PEAK_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case PEAK_AVX512: return __builtin_cpu_supports("avx512f");
+    case PEAK_AVX512_BF16: return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+    default: break;
+    }
+#endif
+    return true;
+}
+
+/* Seconds of `steps` steps on every one of `threads` threads. */
+static double run_loop(const struct unit *unit, int threads, int64_t steps)
+{
+    const double start = timing_now();
+#pragma omp parallel num_threads(threads)
+    {
+        struct registers r;
+        registers_fill(&r);
+        unit->loop(&r, steps);
+        volatile float used = r.sums[0]; /* or the loop would be dead */
+        (void)used;
+    }
+    return timing_now() - start;
+}
+
+double peak_flops(enum peak_unit unit, int threads)
+{
+    enum { TRIES = 20 };
+    if (!peak_unit_available(unit)) return 0.0;
+    /* Long enough that starting threads does not count; found on one, which waits for no other. */
+    int64_t steps = 1 << 16;
+    while (run_loop(&units[unit], 1, steps) < 0.01) steps *= 2;
+    double best = 1e30;
+    for (int i = 0; i < TRIES; i++) {
+        const double seconds = run_loop(&units[unit], threads, steps);
+        if (seconds < best) best = seconds;
+    }
+    return (double)threads * (double)steps * units[unit].flop_a_step / best;
+}
+
+/* ---- Memory --------------------------------------------------------------------------------- */
+
+enum { MEBI = 1 << 20, WORDS_AT_ONCE = 32 };
+
+static size_t system_bytes(int name)
+{
+    const long value = sysconf(name);
+    return value > 0 ? (size_t)value : 0;
+}
+
+bool peak_memory_open(struct peak_memory *memory, int threads)
+{
+    memset(memory, 0, sizeof *memory);
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+    memory->cache_bytes = system_bytes(_SC_LEVEL3_CACHE_SIZE);
+#endif
+    /* Twice the cache, as a cache that does not evict its oldest line first keeps part of a smaller one. */
+    const size_t all = system_bytes(_SC_PHYS_PAGES) * system_bytes(_SC_PAGESIZE);
+    size_t bytes = 2 * memory->cache_bytes;
+    if (bytes < (size_t)128 * MEBI) bytes = (size_t)128 * MEBI;
+    if (all && bytes > all / 4) bytes = all / 4;
+    bytes = bytes / MEBI * MEBI;
+    memory->words = aligned_alloc(64, bytes);
+    memory->bytes = bytes;
+    if (!memory->words) return false;
+    const int64_t pieces = (int64_t)(bytes / MEBI);
+    /* Pages lie with the thread that will read them. */
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t i = 0; i < pieces; i++) memset((char *)memory->words + i * MEBI, 1, MEBI);
+    return true;
+}
+
+void peak_memory_close(struct peak_memory *memory)
+{
+    free(memory->words);
+    memory->words = NULL;
+}
+
+static uint64_t read_piece(const uint64_t *words)
+{
+    uint64_t sum[WORDS_AT_ONCE] = {0}, all = 0;
+    for (int64_t i = 0; i < MEBI / (int64_t)sizeof *words; i += WORDS_AT_ONCE)
+        for (int w = 0; w < WORDS_AT_ONCE; w++) sum[w] ^= words[i + w];
+    for (int w = 0; w < WORDS_AT_ONCE; w++) all ^= sum[w];
+    return all;
+}
+
+double peak_memory_read(const struct peak_memory *memory, int threads)
+{
+    const int64_t pieces = (int64_t)(memory->bytes / MEBI);
+    const uint64_t *words = memory->words;
+    uint64_t all = 0;
+    const double start = timing_now();
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(^ : all)
+    for (int64_t i = 0; i < pieces; i++) all ^= read_piece(words + i * (MEBI / (int64_t)sizeof *words));
+    volatile uint64_t used = all;
+    (void)used;
+    return timing_now() - start;
+}
+
+double peak_bandwidth(const struct peak_memory *memory, int threads)
+{
+    enum { TRIES = 5 };
+    double best = 1e30;
+    for (int i = 0; i < TRIES; i++) {
+        const double seconds = peak_memory_read(memory, threads);
+        if (seconds < best) best = seconds;
+    }
+    return (double)memory->bytes / best;
+}

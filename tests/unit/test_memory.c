@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A call takes no memory but its tensors and the workspace that was asked for: the process's largest resident size does
+ * not grow over a call, all of both being resident before it.
+ */
+#include "check.h"
+
+#include "flashmla/flashmla.h"
+
+#include <stdlib.h>
+
+enum { B = 4, S_K = 2048, H_Q = 128, D_QK = 576, D_V = 512, PAGE = 64, PAGES = B * S_K / PAGE, SKIPPED = 77 };
+
+/* What growth is allowed, in KiB: stacks of the threads, which touch a little more in a longer call. A copy of the
+ * cache (9 MiB) or of one request's partial results (256 KiB a split) is more. */
+enum { ALLOWED = 192 };
+
+/* A line of /proc/self/status in KiB; -1 where there is none. */
+static long status_of(const char *name)
+{
+    char line[256];
+    long value = -1;
+    FILE *file = fopen("/proc/self/status", "r");
+    while (file && value < 0 && fgets(line, sizeof line, file))
+        if (!strncmp(line, name, strlen(name))) value = strtol(line + strlen(name) + 1, NULL, 10);
+    if (file) fclose(file);
+    return value;
+}
+
+/* From now on the peak counts from the present size. */
+static int reset_peak(void)
+{
+    FILE *file = fopen("/proc/self/clear_refs", "w");
+    if (!file) return 0;
+    const int written = fputs("5", file) >= 0;
+    return fclose(file) == 0 && written;
+}
+
+static uint16_t q[B * H_Q * D_QK], out[B * H_Q * D_V], cache[PAGES * PAGE * D_QK];
+static float lse[B * H_Q];
+static int32_t table[PAGES], lengths[B];
+
+int main(void)
+{
+    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
+    const fmla_dtype bf16 = {FMLA_TYPE_BFLOAT, 16, 1}, i32 = {FMLA_TYPE_INT, 32, 1},
+                     fp32 = {FMLA_TYPE_FLOAT, 32, 1};
+    static const int64_t q_shape[] = {B, 1, H_Q, D_QK}, cache_shape[] = {PAGES, PAGE, 1, D_QK};
+    static const int64_t table_shape[] = {B, S_K / PAGE}, out_shape[] = {B, 1, H_Q, D_V},
+                         lse_shape[] = {B, H_Q, 1};
+    const fmla_tensor tq = {q, cpu, 4, bf16, q_shape, NULL, 0};
+    const fmla_tensor tcache = {cache, cpu, 4, bf16, cache_shape, NULL, 0};
+    const fmla_tensor ttable = {table, cpu, 2, i32, table_shape, NULL, 0};
+    const fmla_tensor tlengths = {lengths, cpu, 1, i32, q_shape, NULL, 0};
+    const fmla_tensor tout = {out, cpu, 4, bf16, out_shape, NULL, 0};
+    const fmla_tensor tlse = {lse, cpu, 3, fp32, lse_shape, NULL, 0};
+    for (size_t i = 0; i < sizeof q / sizeof *q; i++) q[i] = 0x3c00;
+    for (size_t i = 0; i < sizeof cache / sizeof *cache; i++) cache[i] = 0x3c00;
+    for (int i = 0; i < PAGES; i++) table[i] = PAGES - 1 - i;
+    memset(out, 1, sizeof out), memset(lse, 1, sizeof lse);
+
+    fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
+    args.q = &tq, args.kv_cache = &tcache, args.block_table = &ttable, args.seqlens = &tlengths;
+    args.out = &tout, args.lse = &tlse;
+    for (int invariant = 0; invariant < 2; invariant++) {
+        args.batch_invariant = invariant;
+        size_t bytes = 0;
+        CHECK_EQ(fmla_dense_decode_workspace_size(&args, &bytes, NULL), FMLA_OK);
+        args.workspace = aligned_alloc(64, (bytes + 63) / 64 * 64);
+        args.workspace_size = bytes;
+        CHECK(args.workspace, "no memory for %zu bytes", bytes);
+        if (!args.workspace) break;
+        memset(args.workspace, 1, bytes);
+        for (int r = 0; r < B; r++) lengths[r] = 1;
+        CHECK_EQ(fmla_dense_decode(&args), FMLA_OK); /* starts the threads */
+        for (int r = 0; r < B; r++) lengths[r] = S_K - r;
+        (void)status_of("VmRSS"); /* what reading takes is there too */
+        const int counted = reset_peak();
+        const long before = status_of("VmRSS");
+        if (!counted || before < 0) {
+            puts("test_memory: this system does not tell the largest resident size of a process");
+            free(args.workspace);
+            return SKIPPED;
+        }
+        CHECK_EQ(fmla_dense_decode(&args), FMLA_OK);
+        const long after = status_of("VmHWM");
+        printf("workspace %zu bytes; resident %ld KiB before the call, at most %ld in it\n", bytes, before,
+               after);
+        CHECK(after - before <= ALLOWED, "grew by %ld KiB over a call", after - before);
+        free(args.workspace);
+    }
+    return check_done("test_memory");
+}

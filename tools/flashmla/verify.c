@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * flashmla verify: the kernels that this machine chooses from, on a short list of shapes, against the oracle.
+ * tests/checkattn is the thorough one; both hold results to the same tolerances.
+ */
+#include "batch.h"
+#include "call.h"
+#include "check.h"
+#include "commands.h"
+#include "options.h"
+
+#include "elements.h"
+#include "progress.h"
+#include "timing.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct command verify = {
+    "verify", NULL, "hold this machine's kernels to the oracle",
+    "\n"
+    "Every kernel that runs here, forced by name, on a short list of shapes. Ends "
+    "with 1 if a result is wrong.\n"
+    "\n"
+    "Examples\n"
+    "  flashmla verify\n"
+    "  flashmla verify --json\n"};
+
+/* lengths 0, 1, 65: no key, one, and one past a block */
+static const int32_t edges[] = {0, 1, 65, 64, 130};
+
+static const struct {
+    const char *name;
+    struct batch_shape shape; /* s_k: the longest of lengths */
+    int32_t lse_empty, log_base, batch_invariant;
+} cases[] = {
+    {"paged", {.b = 3, .s_q = 1, .s_k = 200, .h_q = 16, .h_kv = 1, .d_qk = 576, .page_size = 64}, 0, 0, 0},
+    {"many heads",
+     {.b = 1, .s_q = 1, .s_k = 300, .h_q = 128, .h_kv = 1, .d_qk = 576, .page_size = 64},
+     0,
+     0,
+     0},
+    {"one head", {.b = 2, .s_q = 1, .s_k = 190, .h_q = 1, .h_kv = 1, .d_qk = 576, .page_size = 64}, 0, 0, 0},
+    {"d_qk 512", {.b = 2, .s_q = 1, .s_k = 129, .h_q = 16, .h_kv = 1, .d_qk = 512, .page_size = 64}, 0, 0, 0},
+    {"contiguous",
+     {.b = 2, .s_q = 1, .s_k = 150, .h_q = 16, .h_kv = 1, .d_qk = 576, .page_size = 64, .contiguous = true},
+     0,
+     0,
+     0},
+    {"causal",
+     {.b = 2, .s_q = 2, .s_k = 100, .h_q = 16, .h_kv = 1, .d_qk = 576, .page_size = 64, .causal = true},
+     0,
+     0,
+     0},
+    {"causal, many heads",
+     {.b = 1, .s_q = 2, .s_k = 65, .h_q = 128, .h_kv = 1, .d_qk = 576, .page_size = 64, .causal = true},
+     0,
+     0,
+     0},
+    {"two key heads",
+     {.b = 2, .s_q = 2, .s_k = 90, .h_q = 8, .h_kv = 2, .d_qk = 576, .page_size = 16},
+     0,
+     0,
+     0},
+    {"edge lengths",
+     {.b = 5, .s_q = 1, .s_k = 130, .h_q = 16, .h_kv = 1, .d_qk = 576, .page_size = 64, .lengths = edges},
+     FMLA_LSE_EMPTY_POSITIVE_INFINITY,
+     FMLA_LOG_NATURAL,
+     0},
+    {"edge lengths, other conventions",
+     {.b = 5,
+      .s_q = 2,
+      .s_k = 130,
+      .h_q = 16,
+      .h_kv = 1,
+      .d_qk = 576,
+      .page_size = 64,
+      .causal = true,
+      .lengths = edges},
+     FMLA_LSE_EMPTY_NEGATIVE_INFINITY,
+     FMLA_LOG_BASE_2,
+     0},
+    {"attention sink",
+     {.b = 2, .s_q = 1, .s_k = 120, .h_q = 16, .h_kv = 1, .d_qk = 576, .page_size = 64, .sink = true},
+     0,
+     0,
+     0},
+    {"batch-invariant",
+     {.b = 2, .s_q = 1, .s_k = 2200, .h_q = 16, .h_kv = 1, .d_qk = 576, .page_size = 64},
+     0,
+     0,
+     1},
+    {"fp16",
+     {.b = 2, .s_q = 1, .s_k = 200, .h_q = 16, .h_kv = 1, .d_qk = 576, .page_size = 64, .fp16 = true},
+     0,
+     0,
+     0},
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
+struct tally {
+    int64_t cases, rows, wrong;
+    double worst_out, worst_lse;
+    char first[512]; /* what went wrong */
+};
+
+static void add(struct tally *tally, const char *name, const struct check_result *result)
+{
+    tally->cases++;
+    tally->rows += result->rows;
+    tally->worst_out = fmax(tally->worst_out, result->out.worst_abs);
+    tally->worst_lse = fmax(tally->worst_lse, result->lse.worst_abs);
+    if (!result->passed && !tally->wrong++)
+        snprintf(tally->first, sizeof tally->first,
+                 "%s: %" PRId64 " values of out and %" PRId64 " of lse differ", name, result->out.wrong,
+                 result->lse.wrong);
+}
+
+static void add_fault(struct tally *tally, const char *name, const char *text)
+{
+    tally->cases++;
+    if (!tally->wrong++) snprintf(tally->first, sizeof tally->first, "%s: %s", name, text);
+}
+
+static void verify_decode_case(const char *kernel, int index, struct tally *tally)
+{
+    struct batch batch;
+    struct fault fault = {""};
+    struct check_result result;
+    bool good = batch_make(&batch, &cases[index].shape, &fault);
+    fmla_dense_decode_args *args = &batch.args;
+    if (good) {
+        args->kernel = kernel;
+        args->lse_empty = cases[index].lse_empty, args->log_base = cases[index].log_base;
+        args->batch_invariant = cases[index].batch_invariant;
+        /* What a kernel fails to write must not pass. */
+        memset(batch.memory[2], 0xff,
+               (size_t)(batch.b[0] * batch.out_shape[1] * batch.h_q[0] * BATCH_D_V) * 2);
+        fmla_status status = call_workspace(args);
+        if (!status && args->workspace) status = fmla_dense_decode(args);
+        good =
+            (!status && args->workspace) || fault_set(&fault, "%s", status ? fmla_last_error() : "no memory");
+    }
+    good = good && check_against_oracle(args, &result, &fault);
+    if (good)
+        add(tally, cases[index].name, &result);
+    else
+        add_fault(tally, cases[index].name, fault.text);
+    batch_free(&batch);
+}
+
+static void verify_decode(const fmla_capability *row, struct progress *progress, struct tally *tally)
+{
+    for (int i = 0; i < CASES; i++) {
+        progress_update(progress, i, CASES);
+        if (strstr(row->dtypes, cases[i].shape.fp16 ? "fp16" : "bf16"))
+            verify_decode_case(row->kernel, i, tally);
+    }
+}
+
+enum { PARTS = 3, ROWS = 4, D_V = BATCH_D_V };
+
+/* Three parts of which some saw no key, in either convention of the logarithm. */
+static void verify_merge(const char *kernel, int32_t log_base, struct tally *tally)
+{
+    static float parts[PARTS * ROWS * D_V], lse_parts[PARTS * ROWS], outs[2][ROWS * D_V], lses[2][ROWS];
+    static const int64_t parts_shape[] = {PARTS, 1, 1, ROWS, D_V}, lse_shape[] = {PARTS, 1, ROWS, 1};
+    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
+    const fmla_dtype fp32 = dtype_of(FMLA_TYPE_FLOAT, 32);
+    struct random_state random = {7};
+    struct check_result result = {.rows = ROWS, .all_rows = ROWS};
+    const char *name = log_base ? "merge, base 2" : "merge";
+    batch_fill(parts, fp32, PARTS * ROWS * D_V, D_V, &random);
+    for (int i = 0; i < PARTS * ROWS; i++)
+        lse_parts[i] = i % ROWS == 3 || i == 5 ? INFINITY : 2.0f * random_normal(&random);
+    fmla_tensor tensors[2] = {{parts, cpu, 5, fp32, parts_shape, NULL, 0},
+                              {lse_parts, cpu, 4, fp32, lse_shape, NULL, 0}};
+    for (int oracle = 0; oracle < 2; oracle++) {
+        fmla_tensor out = {outs[oracle], cpu, 4, fp32, parts_shape + 1, NULL, 0};
+        fmla_tensor lse = {lses[oracle], cpu, 3, fp32, lse_shape + 1, NULL, 0};
+        fmla_merge_args args = FMLA_INIT(fmla_merge_args);
+        memset(outs[oracle], 0xff, sizeof outs[oracle]);
+        args.out_parts = &tensors[0], args.lse_parts = &tensors[1], args.out = &out, args.lse = &lse;
+        args.log_base = log_base, args.kernel = oracle ? "ref" : kernel;
+        if (fmla_merge(&args) != FMLA_OK) {
+            add_fault(tally, name, fmla_last_error());
+            return;
+        }
+    }
+    for (int i = 0; i < ROWS * D_V; i++)
+        compare_add(&result.out, &tolerance_exact_f32, (double)outs[0][i], (double)outs[1][i]);
+    for (int i = 0; i < ROWS; i++)
+        compare_add(&result.lse, &tolerance_decode_lse, (double)lses[0][i], (double)lses[1][i]);
+    result.passed = compare_passed(&result.out, &tolerance_exact_f32) &&
+                    compare_passed(&result.lse, &tolerance_decode_lse);
+    add(tally, name, &result);
+}
+
+static void report(const fmla_capability *row, const struct tally *tally, json_t *list)
+{
+    if (list)
+        json_array_append_new(
+            list, json_pack("{s:s, s:s, s:b, s:I, s:I, s:I, s:f, s:f, s:s}", "operation", row->operation,
+                            "kernel", row->kernel, "passed", !tally->wrong, "cases", (json_int_t)tally->cases,
+                            "failed", (json_int_t)tally->wrong, "rows", (json_int_t)tally->rows, "worst_out",
+                            tally->worst_out, "worst_lse", tally->worst_lse, "first_failure", tally->first));
+    else
+        printf("%-6s %-13s %-15s %" PRId64 " cases, %" PRId64 " rows; worst difference: out %.1e, lse %.1e\n",
+               tally->wrong ? "FAILED" : "ok", row->operation, row->kernel, tally->cases, tally->rows,
+               tally->worst_out, tally->worst_lse);
+}
+
+static int verify_all(bool json)
+{
+    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
+    json_t *list = json ? json_array() : NULL;
+    struct fault first = {""};
+    struct progress progress;
+    int64_t checked = 0;
+    bool failed = false;
+    progress_begin(&progress, "verifying");
+    fmla_capability row = FMLA_INIT(fmla_capability);
+    for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++) {
+        if (!row.kernel || !row.available || row.forced_only) continue;
+        struct tally tally = {0};
+        if (!strcmp(row.operation, "dense_decode")) verify_decode(&row, &progress, &tally);
+        if (!strcmp(row.operation, "merge"))
+            verify_merge(row.kernel, FMLA_LOG_NATURAL, &tally),
+                verify_merge(row.kernel, FMLA_LOG_BASE_2, &tally);
+        if (!tally.cases) continue; /* decode_plan: exact, and held to hand-made plans by its unit test */
+        progress_wipe(&progress);
+        report(&row, &tally, list);
+        checked += tally.cases;
+        if (tally.wrong && !failed) fault_set(&first, "%s %s: %s", row.operation, row.kernel, tally.first);
+        failed |= tally.wrong > 0;
+    }
+    if (list) {
+        char *text = json_dumps(list, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+        json_decref(list);
+        if (!text) return complain(&verify, EXIT_FAILED, "out of memory");
+        puts(text);
+        free(text);
+    }
+    if (failed) return complain(&verify, EXIT_FAILED, "%s", first.text);
+    return checked ? EXIT_GOOD : complain(&verify, EXIT_FAILED, "nothing was compared");
+}
+
+int command_verify(int argc, char **argv)
+{
+    bool json = false;
+    const struct option options[] = {{"--json", OPTION_ON, &json, NULL, "print JSON", 0, 0, {NULL}, NULL},
+                                     {0}};
+    switch (options_parse(&verify, options, argc, argv, NULL)) {
+    case OPTIONS_HELPED: return EXIT_GOOD;
+    case OPTIONS_WRONG: return EXIT_USAGE;
+    case OPTIONS_PARSED: break;
+    }
+    return verify_all(json);
+}
