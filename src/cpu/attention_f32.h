@@ -39,6 +39,7 @@ _Static_assert(GROUP_ROWS == 16, "a group is 16 rows");
 
 typedef float vector __attribute__((vector_size(LANES * sizeof(float)), may_alias));
 typedef int32_t vector_int __attribute__((vector_size(LANES * sizeof(float)), may_alias));
+typedef uint32_t vector_uint __attribute__((vector_size(LANES * sizeof(float)), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -195,7 +196,7 @@ INLINE vector exp2_of(vector x)
     y = y * f + 2.4022651e-1f;
     y = y * f + 6.9314718e-1f;
     y = y * f + 1.0f;
-    const vector power = (vector)(((vector_int)shifted << 23) + (127 << 23));
+    const vector power = (vector)(((vector_uint)shifted << 23) + (127u << 23));
     const vector_int small = (vector_int)(x < (vector){0} - 126.0f);
     return (vector)((vector_int)(y * power) & ~small);
 }

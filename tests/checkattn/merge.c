@@ -55,7 +55,8 @@ static bool possible(const int *choice)
 static bool counts(const int *choice, int i, int j)
 {
     /* Without a request nothing is computed, without a part only the row of no keys. */
-    return (value_of(choice, A_B) || i == A_B) && (value_of(choice, A_N) || i == A_N || i == A_B) && j < AXES;
+    return (value_of(choice, A_B) || i == A_B || j == A_B) &&
+           (value_of(choice, A_N) || i == A_N || i == A_B) && j < AXES;
 }
 
 static double cost(const int *choice)
