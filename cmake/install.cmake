@@ -33,9 +33,8 @@ set(package ${CMAKE_INSTALL_LIBDIR}/cmake/flashmla)
 configure_package_config_file(cmake/flashmlaConfig.cmake.in ${CMAKE_BINARY_DIR}/install/flashmlaConfig.cmake
   INSTALL_DESTINATION ${package} PATH_VARS CMAKE_INSTALL_LIBDIR CMAKE_INSTALL_INCLUDEDIR
   NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)
-# As the soname says: one major version is one interface.
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/install/flashmlaConfigVersion.cmake
-  COMPATIBILITY SameMajorVersion)
+  COMPATIBILITY ${interface_compatibility})
 
 install(TARGETS flashmla EXPORT flashmlaTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

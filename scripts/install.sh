@@ -34,8 +34,8 @@ install)
     rm -f "$build/install_manifest.txt" "$record"
     cmake --install "$build" --prefix "$prefix" >/dev/null
     # CMake's list leaves DESTDIR out, and the last line without an end.
-    sed "s|^|${DESTDIR//|/\\|}|" "$build/install_manifest.txt" >"$record"
-    echo >>"$record"
+    while IFS= read -r file || [ -n "$file" ]; do printf '%s\n' "$DESTDIR$file"; done \
+        <"$build/install_manifest.txt" >"$record"
     cat "$record"
     # The run-time linker knows new files in its own folders only after this.
     if [ -z "$DESTDIR" ] && [ "$(id -u)" -eq 0 ] && command -v ldconfig >/dev/null; then ldconfig; fi

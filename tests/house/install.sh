@@ -25,11 +25,14 @@ cmake --install "$build" --prefix "$prefix" --component Unspecified >"$work/log"
 
 pc=$(find "$prefix" -name flashmla.pc)
 libdir=$(dirname "$(dirname "$pc")")
-major=$(sed -n 's/^#define FMLA_VERSION_MAJOR \([0-9]*\)$/\1/p' "$prefix/include/flashmla/flashmla.h")
+version() { sed -n "s/^#define FMLA_VERSION_$1 \([0-9]*\)$/\1/p" "$prefix/include/flashmla/flashmla.h"; }
+major=$(version MAJOR) minor=$(version MINOR)
+interface=$major # what is compatible; while the major version is 0, one minor version alone
+[ "$major" != 0 ] || interface=0.$minor
 [ -f "$libdir/libflashmla.a" ] || fail 'no libflashmla.a'
-[ "$(readlink "$libdir/libflashmla.so")" = "libflashmla.so.$major" ] || fail 'libflashmla.so does not lead to the soname'
-[ -L "$libdir/libflashmla.so.$major" ] || fail "libflashmla.so.$major is not a link to the full version"
-readelf -d "$libdir/libflashmla.so" | grep -q "SONAME.*\[libflashmla\.so\.$major\]" || fail 'wrong soname'
+[ "$(readlink "$libdir/libflashmla.so")" = "libflashmla.so.$interface" ] || fail 'libflashmla.so does not lead to the soname'
+[ -L "$libdir/libflashmla.so.$interface" ] || fail "libflashmla.so.$interface is not a link to the full version"
+readelf -d "$libdir/libflashmla.so" | grep -q "SONAME.*\[libflashmla\.so\.${interface//./\\.}\]" || fail 'wrong soname'
 for file in "$libdir/libflashmla.so" "$prefix/bin/flashmla"; do
     if readelf -d "$file" | grep -E 'R(UN)?PATH'; then fail "^ $file has a search path"; fi
 done
@@ -47,7 +50,7 @@ shared_program() { # shared_program LIBDIR
     use_pkg_config "$1/pkgconfig"
     flags --cflags --libs
     "${cc[@]}" -std=c11 -Wall -Wextra -Werror main.c "${words[@]}" -o program
-    readelf -d program | grep -qF "[libflashmla.so.$major]" || fail 'the program does not ask for the soname'
+    readelf -d program | grep -qF "[libflashmla.so.$interface]" || fail 'the program does not ask for the soname'
     LD_LIBRARY_PATH="$1" ./program
 }
 
@@ -95,10 +98,10 @@ fi
 echo '== CMake'
 mkdir project
 cp main.c project/
-cat >project/CMakeLists.txt <<'PROJECT'
+cat >project/CMakeLists.txt <<PROJECT
 cmake_minimum_required(VERSION 3.21)
 project(outside LANGUAGES C)
-find_package(flashmla 0.1 REQUIRED)
+find_package(flashmla $major.$minor REQUIRED)
 add_executable(with_shared main.c)
 target_link_libraries(with_shared PRIVATE flashmla::flashmla)
 add_executable(with_static main.c)
@@ -114,11 +117,19 @@ cmake_program() { # cmake_program PREFIX
 cmake_program "$prefix"
 if readelf -d project/build/with_static | grep -F '[libflashmla'; then fail '^ flashmla_static is not static'; fi
 if grep -q 'OpenMP' project/build/CMakeCache.txt; then fail 'users are asked to find OpenMP'; fi
-sed -i 's/flashmla 0.1 /flashmla 99.0 /' project/CMakeLists.txt
-if cmake -S project -B project/refused -G Ninja -DCMAKE_PREFIX_PATH="$prefix" >log 2>&1; then
-    fail 'version 99 was found'
-fi
-sed -i 's/flashmla 99.0 /flashmla 0.1 /' project/CMakeLists.txt
+refused=("$major.$((minor + 1))" "$((major + 1)).0")
+if [ "$major" = 0 ] && [ "$minor" -gt 0 ]; then refused+=("0.$((minor - 1))"); fi
+for asked in "${refused[@]}"; do
+    rm -rf refused
+    mkdir refused
+    cp main.c refused/
+    sed "s/flashmla $major.$minor /flashmla $asked /" project/CMakeLists.txt >refused/CMakeLists.txt
+    if cmake -S refused -B refused/build -G Ninja -DCMAKE_C_COMPILER="${cc[0]}" -DCMAKE_PREFIX_PATH="$prefix" \
+        >log 2>&1; then
+        fail "$major.$minor is installed, and was taken for $asked"
+    fi
+    grep -q 'compatible with requested version' log || { cat log; fail "$asked: refused for another reason"; }
+done
 
 # ---- Elsewhere ---------------------------------------------------------------------------------------------------
 
