@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # The few words a newcomer types. The build itself is CMake's (CMakePresets.json); CC in the environment picks
 # another compiler, e.g. CC=clang make test.
-.PHONY: build demo test test-fresh lint clean help
+.PHONY: build demo test test-fresh lint install uninstall clean help
 .NOTPARALLEL:
 
 build:
@@ -21,6 +21,12 @@ lint:
 	@scripts/dependencies.sh lint
 	@scripts/lint.sh
 
+install: build
+	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' scripts/install.sh install
+
+uninstall:
+	@scripts/install.sh uninstall
+
 clean:
 	rm -rf build demo
 
@@ -30,6 +36,7 @@ help:
 	@echo 'make test        run every test'
 	@echo 'make test-fresh  make demo and make test inside a minimal Debian tree (root or sudo, network)'
 	@echo 'make lint        clang-format, clang-tidy, cppcheck, shellcheck'
+	@echo 'make install     install it under PREFIX (/usr/local), staged in DESTDIR if set; make uninstall removes it'
 	@echo 'make clean       remove build/ and demo/'
 	@echo
 	@echo 'Missing Debian packages are installed as root or with passwordless sudo; else their names are printed.'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# dependencies.sh [build|lint|ci|fresh] - sees to it that the tools of one purpose are there.
+# dependencies.sh [build|lint|ci|aarch64|fresh] - sees to it that the tools of one purpose are there.
 #
 # Silent, and without root or network, when they are. Otherwise installs the Debian packages that bring them if
 # that takes no question (root, or sudo without a password); if not, prints the one line to run. Exit codes:
@@ -118,6 +118,14 @@ need_fuzz() {
     fi
 }
 
+# The cross compiler brings libgomp along. cmake/aarch64-linux-gnu.cmake knows where its libraries lie.
+need_aarch64() {
+    need_build
+    compiles aarch64-linux-gnu-gcc ||
+        need 'a cross compiler for 64-bit ARM' gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+    have qemu-aarch64-static || have qemu-aarch64 || need "qemu's user emulation of 64-bit ARM" qemu-user
+}
+
 need_fresh() {
     have git || need git git
     have debootstrap || need debootstrap debootstrap
@@ -127,9 +135,9 @@ need_fresh() {
 
 PATH=$PATH:/usr/sbin:/sbin # debootstrap's home, which users other than root seldom have in PATH
 case $purpose in
-build | lint | ci | fresh) "need_$purpose" ;;
+build | lint | ci | aarch64 | fresh) "need_$purpose" ;;
 *)
-    echo "usage: $0 [build|lint|ci|fresh]" >&2
+    echo "usage: $0 [build|lint|ci|aarch64|fresh]" >&2
     exit 2
     ;;
 esac
@@ -157,12 +165,13 @@ if [ "$(id -u)" -ne 0 ]; then
     run=(sudo -n)
 fi
 
-# A package manager that is at work elsewhere (a fresh machine updating itself) is waited for.
+# A package manager that is at work elsewhere (a fresh machine updating itself) is waited for. Nothing is removed:
+# Debian's cross compilers, for one, do not go together with gcc-multilib.
 apt=("${run[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
 echo "Installing ${packages[*]}" >&2
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-for step in update "install -y --no-install-recommends ${packages[*]}"; do
+for step in update "install -y --no-remove --no-install-recommends ${packages[*]}"; do
     read -ra words <<<"$step"
     if ! "${apt[@]}" "${words[@]}" >"$log" 2>&1 </dev/null; then
         { tail -n 20 "$log"; echo "apt-get $step failed. Missing:"; list; } >&2

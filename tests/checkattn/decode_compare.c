@@ -19,7 +19,7 @@ static int64_t choose_rows(struct decode_case *c, struct row *rows, int64_t most
 {
     int64_t count = 0;
     const int64_t all = c->b * c->s_q * c->h_q;
-    if (all <= most && all * c->s_k <= 40000) {
+    if (all <= most) {
         for (int64_t i = 0; i < all; i++)
             rows[count++] = (struct row){i / c->h_q / c->s_q, i / c->h_q % c->s_q, i % c->h_q};
         return count;

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # seeds.sh FOLDER TARGET         - writes the seeds of a fuzz target into FOLDER.
-# seeds.sh --run PROGRAM DRAWN   - gives them, and DRAWN drawn inputs, to a target that was built with replay.c.
+# seeds.sh --run PROGRAM DRAWN [EMULATOR...]
+#                                - gives them, and DRAWN drawn inputs, to a target that was built with replay.c.
 #
 # For the tensor files a seed is a header behind the byte 1 (the target adds its length and 16 bytes of data) or a whole
 # file behind the byte 0. The other targets make a good call of zeros: their seeds are a first byte for every operation.
@@ -54,4 +55,4 @@ fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 seeds "$folder" "$(basename "$2")"
-"$2" "$3" "$folder"/*
+"${@:4}" "$2" "$3" "$folder"/*

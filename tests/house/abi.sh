@@ -42,9 +42,12 @@ for kind in shared static; do
     fi
 done
 
-major=$(sed -n 's/^#define FMLA_VERSION_MAJOR \([0-9]*\)$/\1/p' "$header")
+# One major version is one interface; while it is 0, one minor version is.
+version() { sed -n "s/^#define FMLA_VERSION_$1 \([0-9]*\)$/\1/p" "$header"; }
+interface=$(version MAJOR)
+[ "$interface" != 0 ] || interface=0.$(version MINOR)
 soname=$(readelf -d "$shared" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
-[ "$soname" = "libflashmla.so.$major" ] || fail "soname is '$soname', must be 'libflashmla.so.$major'"
+[ "$soname" = "libflashmla.so.$interface" ] || fail "soname is '$soname', must be 'libflashmla.so.$interface'"
 
 # Whoever loads the library must not be asked for an executable stack.
 if readelf -lW "$shared" | grep -q 'GNU_STACK.*RWE'; then fail 'the shared library asks for an executable stack'; fi

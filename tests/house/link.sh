@@ -22,7 +22,7 @@ shared)
     against_shared "$(dirname "${BASH_SOURCE[0]}")/outside.c"
     "$work/program"
     # The file that a linked program asks for at run time is the soname's.
-    readelf -d "$work/program" | grep -q 'NEEDED.*\[libflashmla\.so\.[0-9]*\]'
+    readelf -d "$work/program" | grep -q 'NEEDED.*\[libflashmla\.so\.[0-9.]*[0-9]\]'
     ;;
 readme)
     awk -v work="$work" '/^```c[ \t]*$/ { block = 1; n++; next } /^```/ { block = 0 }

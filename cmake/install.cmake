@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: MIT
+# What is installed, and how programs find it: pkg-config and CMake. Nothing installed names the folder it was built
+# in or the prefix it was meant for, so the tree can be staged (DESTDIR), moved, or installed with another --prefix.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+# The archive brings no OpenMP; its users link the one whose functions its compiler called. gcc's is found by every
+# compiler under its name. Others' often lie outside of the linker's folders: only that compiler knows where.
+if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
+  set(static_needs -lgomp -pthread -lm)
+else()
+  set(static_needs ${OpenMP_C_FLAGS} -pthread -lm)
+endif()
+list(JOIN static_needs " " pc_private)
+
+# Folders that were given as absolute paths cannot move with the tree, and stay as they were given.
+set(pc_prefix "${CMAKE_INSTALL_PREFIX}")
+if(NOT IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
+  file(RELATIVE_PATH up "/prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig" /prefix)
+  string(REGEX REPLACE "/$" "" up "${up}")
+  set(pc_prefix "\${pcfiledir}/${up}")
+endif()
+foreach(folder includedir libdir)
+  string(TOUPPER ${folder} variable)
+  set(pc_${folder} "${CMAKE_INSTALL_${variable}}")
+  if(NOT IS_ABSOLUTE "${pc_${folder}}")
+    set(pc_${folder} "\${prefix}/${pc_${folder}}")
+  endif()
+endforeach()
+configure_file(cmake/flashmla.pc.in ${CMAKE_BINARY_DIR}/install/flashmla.pc @ONLY)
+
+set(package ${CMAKE_INSTALL_LIBDIR}/cmake/flashmla)
+configure_package_config_file(cmake/flashmlaConfig.cmake.in ${CMAKE_BINARY_DIR}/install/flashmlaConfig.cmake
+  INSTALL_DESTINATION ${package} PATH_VARS CMAKE_INSTALL_LIBDIR CMAKE_INSTALL_INCLUDEDIR
+  NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/install/flashmlaConfigVersion.cmake
+  COMPATIBILITY ${interface_compatibility})
+
+install(TARGETS flashmla EXPORT flashmlaTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES ${static_library} DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES include/flashmla/flashmla.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flashmla)
+install(FILES ${CMAKE_BINARY_DIR}/install/flashmla.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+install(EXPORT flashmlaTargets NAMESPACE flashmla:: DESTINATION ${package})
+install(FILES ${CMAKE_BINARY_DIR}/install/flashmlaConfig.cmake
+  ${CMAKE_BINARY_DIR}/install/flashmlaConfigVersion.cmake DESTINATION ${package})
+# The command has the archive in it: it runs from any place, with no search path for the library.
+if(FMLA_TOOLS)
+  install(TARGETS flashmla_cmd RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()

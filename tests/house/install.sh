@@ -1,0 +1,141 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# install.sh BUILD - installs a build into a prefix of its own, and uses it from there like anybody: pkg-config, CMake,
+# C and C++, shared and static. Then the tree is moved, and must work still. CC and CXX name the compilers.
+set -euo pipefail
+build=$(cd "$1" && pwd)
+source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+read -ra cc <<<"${CC:-cc}"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+unset DESTDIR LD_LIBRARY_PATH PKG_CONFIG_LIBDIR PKG_CONFIG_SYSROOT_DIR
+fail() {
+    echo "FAILED: $*"
+    exit 1
+}
+
+# A space in the name, for nobody promises that there is none.
+prefix="$work/a prefix"
+cp "$source/tests/house/outside.c" "$work/main.c"
+cd "$work" # nothing below may look into the source tree
+# A component of its own, the default one, leaves CMake's list of what was really installed alone.
+cmake --install "$build" --prefix "$prefix" --component Unspecified >"$work/log" || { cat "$work/log"; exit 1; }
+
+# ---- What lies there ---------------------------------------------------------------------------------------------
+
+pc=$(find "$prefix" -name flashmla.pc)
+libdir=$(dirname "$(dirname "$pc")")
+version() { sed -n "s/^#define FMLA_VERSION_$1 \([0-9]*\)$/\1/p" "$prefix/include/flashmla/flashmla.h"; }
+major=$(version MAJOR) minor=$(version MINOR)
+interface=$major # what is compatible; while the major version is 0, one minor version alone
+[ "$major" != 0 ] || interface=0.$minor
+[ -f "$libdir/libflashmla.a" ] || fail 'no libflashmla.a'
+[ "$(readlink "$libdir/libflashmla.so")" = "libflashmla.so.$interface" ] || fail 'libflashmla.so does not lead to the soname'
+[ -L "$libdir/libflashmla.so.$interface" ] || fail "libflashmla.so.$interface is not a link to the full version"
+readelf -d "$libdir/libflashmla.so" | grep -q "SONAME.*\[libflashmla\.so\.${interface//./\\.}\]" || fail 'wrong soname'
+for file in "$libdir/libflashmla.so" "$prefix/bin/flashmla"; do
+    if readelf -d "$file" | grep -E 'R(UN)?PATH'; then fail "^ $file has a search path"; fi
+done
+if grep -rlF -e "$source" -e "$build" "$prefix"; then fail '^ names the folder that it was built from'; fi
+if grep -rlF -e "$work" "$prefix"; then fail '^ names the prefix, and could not be moved'; fi
+
+# ---- Programs ----------------------------------------------------------------------------------------------------
+
+use_pkg_config() { export PKG_CONFIG_PATH="$1"; }
+words=()
+flags() { # flags OPTION... - as words; pkg-config escapes a space like a shell does
+    eval "words=($(pkg-config "$@" flashmla))"
+}
+shared_program() { # shared_program LIBDIR
+    use_pkg_config "$1/pkgconfig"
+    flags --cflags --libs
+    "${cc[@]}" -std=c11 -Wall -Wextra -Werror main.c "${words[@]}" -o program
+    readelf -d program | grep -qF "[libflashmla.so.$interface]" || fail 'the program does not ask for the soname'
+    LD_LIBRARY_PATH="$1" ./program
+}
+
+echo '== pkg-config, shared'
+shared_program "$libdir"
+[ "$(pkg-config --modversion flashmla)" = "$("$prefix/bin/flashmla" --version | sed 's/^flashmla //')" ] ||
+    fail 'pkg-config and the command differ in version'
+flags --libs
+if [[ " ${words[*]} " == *omp* ]]; then fail 'users of the shared library are asked to link OpenMP'; fi
+
+# With both libraries in one folder, the archive is taken by name; -static takes it too, and libc's with it.
+echo '== pkg-config, static'
+flags --static --cflags --libs
+"${cc[@]}" -std=c11 main.c "${words[@]/#-lflashmla/-l:libflashmla.a}" -o program
+if readelf -d program | grep -F '[libflashmla'; then fail '^ the program is not linked statically'; fi
+./program
+
+echo '== pkg-config, C++17'
+cxx=
+for compiler in ${CXX:-} g++ clang++ c++; do
+    if echo 'int main() { return 0; }' | "$compiler" -x c++ -std=c++17 - -o /dev/null 2>/dev/null; then
+        cxx=$compiler
+        break
+    fi
+done
+if [ -n "$cxx" ]; then
+    cat >main.cpp <<'PROGRAM'
+#include <flashmla/flashmla.h>
+#include <iostream>
+int main()
+{
+    fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
+    if (fmla_dense_decode(&args) == FMLA_OK) return 1; // without tensors: refused, in words
+    std::cout << "flashmla " << fmla_version_string() << ": " << fmla_last_error() << '\n';
+    return *fmla_last_error() ? 0 : 1;
+}
+PROGRAM
+    flags --cflags --libs
+    "$cxx" -std=c++17 -Wall -Wextra -Werror main.cpp "${words[@]}" -o program
+    LD_LIBRARY_PATH=$libdir ./program
+else
+    echo 'SKIP: no C++ compiler here'
+fi
+
+echo '== CMake'
+mkdir project
+cp main.c project/
+cat >project/CMakeLists.txt <<PROJECT
+cmake_minimum_required(VERSION 3.21)
+project(outside LANGUAGES C)
+find_package(flashmla $major.$minor REQUIRED)
+add_executable(with_shared main.c)
+target_link_libraries(with_shared PRIVATE flashmla::flashmla)
+add_executable(with_static main.c)
+target_link_libraries(with_static PRIVATE flashmla::flashmla_static)
+PROJECT
+cmake_program() { # cmake_program PREFIX
+    rm -rf project/build
+    { cmake -S project -B project/build -G Ninja -DCMAKE_C_COMPILER="${cc[0]}" -DCMAKE_PREFIX_PATH="$1" &&
+        cmake --build project/build; } >log 2>&1 || { cat log; fail 'the CMake project does not build'; }
+    project/build/with_shared
+    project/build/with_static
+}
+cmake_program "$prefix"
+if readelf -d project/build/with_static | grep -F '[libflashmla'; then fail '^ flashmla_static is not static'; fi
+if grep -q 'OpenMP' project/build/CMakeCache.txt; then fail 'users are asked to find OpenMP'; fi
+refused=("$major.$((minor + 1))" "$((major + 1)).0")
+if [ "$major" = 0 ] && [ "$minor" -gt 0 ]; then refused+=("0.$((minor - 1))"); fi
+for asked in "${refused[@]}"; do
+    rm -rf refused
+    mkdir refused
+    cp main.c refused/
+    sed "s/flashmla $major.$minor /flashmla $asked /" project/CMakeLists.txt >refused/CMakeLists.txt
+    if cmake -S refused -B refused/build -G Ninja -DCMAKE_C_COMPILER="${cc[0]}" -DCMAKE_PREFIX_PATH="$prefix" \
+        >log 2>&1; then
+        fail "$major.$minor is installed, and was taken for $asked"
+    fi
+    grep -q 'compatible with requested version' log || { cat log; fail "$asked: refused for another reason"; }
+done
+
+# ---- Elsewhere ---------------------------------------------------------------------------------------------------
+
+echo '== Moved'
+mkdir elsewhere
+mv "$prefix" elsewhere/moved
+shared_program "elsewhere/moved${libdir#"$prefix"}"
+cmake_program "$work/elsewhere/moved"
+elsewhere/moved/bin/flashmla --version
