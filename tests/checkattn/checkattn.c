@@ -122,6 +122,8 @@ static int check_all(const struct run *like, const char *only_operation, const c
                row.operation, row.kernel, (long long)tally.cases, (long long)tally.rows,
                (long long)tally.covered, (long long)tally.pairs, (long long)tally.failed,
                timing_now() - start);
+        printf("  largest cosine difference of a case: out %.1e, lse %.1e\n", tally.cosine_out,
+               tally.cosine_lse);
         failed += !passed;
         if (timed && operation->time) operation->time(&run);
         fflush(stdout);

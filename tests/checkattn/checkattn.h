@@ -40,9 +40,10 @@ struct run {
 
 struct tally {
     int64_t cases, failed;
-    int64_t rows;           /* compared with the oracle */
-    int64_t pairs, covered; /* of axis values */
-    bool planted;           /* a fault found its place */
+    int64_t rows;                  /* compared with the oracle */
+    int64_t pairs, covered;        /* of axis values */
+    double cosine_out, cosine_lse; /* the largest cosine difference of a case */
+    bool planted;                  /* a fault found its place */
 };
 
 /* Prints the first lines of what went wrong in a case and counts it. */

@@ -43,6 +43,10 @@ enum {
     INPUTS_NAN_ENDS /* causal, s_q > 1: the last key of every request is NaN, and rows that may not see it must not notice */
 };
 enum { THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN };
+/* Besides those of memory.h, for the cache of a paged case: pages so far apart that the elements of the third and later
+ * ones are more than 2^31 elements from the first, those of the fifth more than 2^32. They cost address space, not memory.
+ * Everything else is contiguous. */
+enum { LAYOUT_FAR = LAYOUTS };
 enum { D_V = 512 };
 
 struct decode_case {
@@ -55,6 +59,8 @@ struct decode_case {
     fmla_tensor kv_view; /* of kv; requests of a contiguous cache may share memory */
     int64_t kv_strides[4];
     bool paged;
+    void *far; /* LAYOUT_FAR: where the pages are */
+    size_t far_bytes;
     void *plan;
     fmla_dense_decode_args args;
 };
