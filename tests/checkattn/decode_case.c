@@ -313,7 +313,9 @@ fmla_status decode_case_row(const struct decode_case *c, const char *kernel, int
     struct request_view v;
     decode_case_request(c, request, &v);
     v.q.data = guarded_at(&c->q, request, token, head, 0), v.q_shape[1] = v.q_shape[2] = 1;
-    v.kv.data = (uint16_t *)v.kv.data + head / (c->h_q / c->h_kv) * c->kv_strides[2], v.kv_shape[2] = 1;
+    /* Rows are taken from pages where they were made, so that no kernel and oracle share a defect of far ones. */
+    if (c->far) v.kv.data = c->kv.tensor.data, v.kv.strides = c->kv.strides;
+    v.kv.data = (uint16_t *)v.kv.data + head / (c->h_q / c->h_kv) * v.kv.strides[2], v.kv_shape[2] = 1;
     v.seqlens.data = &length, v.seqlens.byte_offset = 0;
     if (c->args.attn_sink) v.sink.data = guarded_at(&c->sink, head, 0, 0, 0), v.sink_shape[0] = 1;
     v.args.out = &out_tensor, v.args.lse = &lse_tensor;
