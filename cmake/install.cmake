@@ -7,9 +7,9 @@ include(CMakePackageConfigHelpers)
 # The archive brings no OpenMP; its users link the one whose functions its compiler called. gcc's is found by every
 # compiler under its name. Others' often lie outside of the linker's folders: only that compiler knows where.
 if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
-  set(static_needs -lgomp -pthread -lm)
+  set(static_needs -lgomp -pthread -lm -ldl)
 else()
-  set(static_needs ${OpenMP_C_FLAGS} -pthread -lm)
+  set(static_needs ${OpenMP_C_FLAGS} -pthread -lm -ldl)
 endif()
 list(JOIN static_needs " " pc_private)
 

@@ -7,7 +7,7 @@ extern "C" {
 #include "../../src/plan.h"
 }
 #include "../../src/cuda/any/decode_plan.cu"
-#define D_V D_V_OF_JOIN
+#define D_V           D_V_OF_JOIN
 #define PARTS_AT_ONCE PARTS_AT_ONCE_OF_JOIN
 #include "../../src/cuda/any/join_splits.cu"
 #undef D_V
@@ -27,13 +27,13 @@ DENSE_DECODE_KERNEL(k32, Bf16, 32, 64, 8, 1, false)
 DENSE_DECODE_KERNEL(k64n, Bf16, 64, 32, 8, 2, false)
 DENSE_DECODE_KERNEL(k64, Bf16, 64, 64, 8, 2, false)
 
-#define CHECK(call)                                                                                                    \
-    do {                                                                                                               \
-        const cudaError_t error = (call);                                                                              \
-        if (error != cudaSuccess) {                                                                                    \
-            printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error));                                      \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
+#define CHECK(call)                                                                                          \
+    do {                                                                                                     \
+        const cudaError_t error = (call);                                                                    \
+        if (error != cudaSuccess) {                                                                          \
+            printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error));                            \
+            exit(1);                                                                                         \
+        }                                                                                                    \
     } while (0)
 
 static uint64_t state = 1;
@@ -45,7 +45,8 @@ static uint64_t draw()
 
 __global__ void fill(uint16_t *to, size_t n, unsigned seed)
 {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x) {
         unsigned x = (unsigned)(i * 2654435761u) ^ seed ^ (unsigned)(i >> 32) * 40503u;
         float sum = 0.0f;
         for (int j = 0; j < 4; j++) {
@@ -59,7 +60,8 @@ __global__ void fill(uint16_t *to, size_t n, unsigned seed)
 __global__ void flush(const float4 *from, size_t n, float *out)
 {
     float sum = 0.0f;
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x) {
         const float4 v = from[i];
         sum += v.x + v.y + v.z + v.w;
     }
@@ -120,7 +122,8 @@ static void make(Run &r, const Case &c)
 
     struct dense_decode_params &p = r.p;
     memset(&p, 0, sizeof p);
-    p.b = c.b, p.s_q = c.s_q, p.h_q = c.h_q, p.h_kv = 1, p.group = c.h_q, p.d_qk = 576, p.rows = c.s_q * c.h_q;
+    p.b = c.b, p.s_q = c.s_q, p.h_q = c.h_q, p.h_kv = 1, p.group = c.h_q, p.d_qk = 576,
+    p.rows = c.s_q * c.h_q;
     p.page_size = 64, p.capacity = r.max_pages * 64, p.causal = c.causal, p.vectors_aligned = 1;
     p.scale_log2 = 1.0f / 24.0f * 1.44269504f;
     p.q = r.q, p.kv = r.kv, p.block_table = r.table_device, p.seqlens = r.lengths_device;
@@ -151,7 +154,8 @@ static void make(Run &r, const Case &c)
     r.narrow = r.rows_of_tile == 65; /* 64 rows for 163 KiB */
     if (r.narrow) r.rows_of_tile = 64;
     const int keys = small || r.narrow ? 32 : 64, key_groups = small ? 4 : 8 / (r.rows_of_tile / 16);
-    const size_t fixed = r.rows_of_tile * ((r.rows_of_tile == 16 && !small ? 0 : 1152) + 128 + 4 * key_groups + 4);
+    const size_t fixed =
+        r.rows_of_tile * ((r.rows_of_tile == 16 && !small ? 0 : 1152) + 128 + 4 * key_groups + 4);
     p.stages = small || r.narrow ? 2 : std::min(5, (int)((most_shared - 256 - fixed) / (keys * 1152)));
     p.page_divisor = divisor_of(64);
     r.small = small;
@@ -198,7 +202,8 @@ static int check(const Case &c)
     launch(r, 0);
     CHECK(cudaDeviceSynchronize());
     const size_t out_size = (size_t)c.b * c.s_q * c.h_q * 512;
-    std::vector<uint16_t> q((size_t)c.b * c.s_q * c.h_q * 576), kv((size_t)r.pages * 64 * 576), out(out_size), again(out_size);
+    std::vector<uint16_t> q((size_t)c.b * c.s_q * c.h_q * 576), kv((size_t)r.pages * 64 * 576), out(out_size),
+        again(out_size);
     std::vector<float> lse((size_t)c.b * c.s_q * c.h_q);
     CHECK(cudaMemcpy(q.data(), r.q, q.size() * 2, cudaMemcpyDeviceToHost));
     CHECK(cudaMemcpy(kv.data(), r.kv, kv.size() * 2, cudaMemcpyDeviceToHost));
@@ -221,13 +226,15 @@ static int check(const Case &c)
         std::vector<double> s(seen), o(512, 0.0);
         double most = -1e300, sum = 0;
         for (int k = 0; k < seen; k++) {
-            const uint16_t *key = &kv[((size_t)r.table[(size_t)i * r.max_pages + k / 64] * 64 + k % 64) * 576];
+            const uint16_t *key =
+                &kv[((size_t)r.table[(size_t)i * r.max_pages + k / 64] * 64 + k % 64) * 576];
             double dot = 0;
             for (int d = 0; d < 576; d++) dot += (double)value(query[d]) * value(key[d]);
             s[k] = dot / 24.0, most = std::max(most, s[k]);
         }
         for (int k = 0; k < seen; k++) {
-            const uint16_t *key = &kv[((size_t)r.table[(size_t)i * r.max_pages + k / 64] * 64 + k % 64) * 576];
+            const uint16_t *key =
+                &kv[((size_t)r.table[(size_t)i * r.max_pages + k / 64] * 64 + k % 64) * 576];
             const double weight = exp(s[k] - most);
             sum += weight;
             for (int d = 0; d < 512; d++) o[d] += weight * value(key[d]);
@@ -243,7 +250,8 @@ static int check(const Case &c)
         worst_lse = std::max(worst_lse, error == error ? error : 1e9);
     }
     const bool good = worst < 8e-4 && worst_lse < 1e-4 && !different;
-    printf("%s b %d s_q %d s_k %d h_q %d causal %d vary %d partitions %d tile %d: out %.2g, lse %.2g, %d of 10 runs differ\n",
+    printf("%s b %d s_q %d s_k %d h_q %d causal %d vary %d partitions %d tile %d: out %.2g, lse %.2g, %d of "
+           "10 runs differ\n",
            good ? "ok    " : "FAILED", c.b, c.s_q, c.s_k, c.h_q, c.causal, c.vary, r.p.split.num_partitions,
            r.rows_of_tile, worst, worst_lse, different);
     free_run(r);
@@ -293,9 +301,10 @@ static void time_case(const Case &c)
     for (int length : r.lengths) keys += length;
     const double bytes = keys * 1152 + (double)c.b * c.s_q * c.h_q * (576 + 512) * 2;
     const double flop = 2.0 * (576 + 512) * keys * c.s_q * c.h_q;
-    printf("b %3d s_q %d s_k %5d h_q %3d part %3d tile %2d stages %d: %8.1f us %6.2f TB/s %6.1f TFLOP/s, %4.1f %% of 4.40 TB/s\n",
-           c.b, c.s_q, c.s_k, c.h_q, r.p.split.num_partitions, r.rows_of_tile, r.p.stages, us, bytes / us * 1e-6,
-           flop / us * 1e-6, bytes / us * 1e-6 / 4.40 * 100);
+    printf("b %3d s_q %d s_k %5d h_q %3d part %3d tile %2d stages %d: %8.1f us %6.2f TB/s %6.1f TFLOP/s, "
+           "%4.1f %% of 4.40 TB/s\n",
+           c.b, c.s_q, c.s_k, c.h_q, r.p.split.num_partitions, r.rows_of_tile, r.p.stages, us,
+           bytes / us * 1e-6, flop / us * 1e-6, bytes / us * 1e-6 / 4.40 * 100);
     free_run(r);
 }
 
@@ -322,9 +331,12 @@ static int plan_case(int64_t b, int partitions, int kind, bool timed)
     CHECK(cudaMemcpy(mine.data(), p.plan, bytes, cudaMemcpyDeviceToHost));
     const bool same = host == mine;
     if (!same || timed) {
-        printf("%s plan b %lld partitions %d kind %d", same ? "ok    " : "FAILED", (long long)b, partitions, kind);
+        printf("%s plan b %lld partitions %d kind %d", same ? "ok    " : "FAILED", (long long)b, partitions,
+               kind);
         if (timed)
-            printf(": %.1f us", graph_time([&](cudaStream_t stream) { decode_plan<<<1, PLAN_THREADS, 0, stream>>>(p); }, 15));
+            printf(
+                ": %.1f us",
+                graph_time([&](cudaStream_t stream) { decode_plan<<<1, PLAN_THREADS, 0, stream>>>(p); }, 15));
         printf("\n");
     }
     CHECK(cudaFree(device_lengths));
@@ -332,9 +344,7 @@ static int plan_case(int64_t b, int partitions, int kind, bool timed)
     return !same;
 }
 
-__global__ void nothing()
-{
-}
+__global__ void nothing() {}
 
 int main(int argc, char **argv)
 {
@@ -350,32 +360,41 @@ int main(int argc, char **argv)
     CHECK(cudaMemset(flush_memory, 0, flush_bytes));
     int failed = 0;
     if (!strcmp(what, "check")) {
-        const Case cases[] = {{1, 1, 64, 16, 0, 0, 1, 0},      {1, 1, 64, 64, 0, 0, 1, 0},    {2, 1, 100, 16, 1, 0, 0, 0},
-                              {2, 1, 100, 128, 1, 0, 0, 0},    {6, 3, 140, 11, 1, 1, 0, 0},   {6, 3, 140, 11, 1, 1, 3, 16}, {6, 3, 140, 11, 1, 1, 3, 17}, {64, 2, 4096, 16, 1, 1, 0, 17},
-                              {64, 2, 4096, 16, 1, 1, 0, 0},   {64, 2, 4096, 16, 1, 1, 0, 16}, {128, 1, 1024, 128, 1, 1, 0, 0},
-                              {128, 1, 1024, 16, 1, 1, 78, 0}, {1, 1, 65536, 16, 1, 0, 0, 0}, {3, 64, 140, 3, 1, 1, 0, 0},
-                              {3, 64, 140, 3, 1, 1, 0, 16},    {7, 1, 0, 16, 1, 0, 0, 0},    {3, 64, 140, 3, 1, 1, 0, 32},
-                              {64, 2, 4096, 16, 1, 1, 0, 65},  {3, 64, 140, 3, 1, 1, 0, 65}};
+        const Case cases[] = {
+            {1, 1, 64, 16, 0, 0, 1, 0},     {1, 1, 64, 64, 0, 0, 1, 0},      {2, 1, 100, 16, 1, 0, 0, 0},
+            {2, 1, 100, 128, 1, 0, 0, 0},   {6, 3, 140, 11, 1, 1, 0, 0},     {6, 3, 140, 11, 1, 1, 3, 16},
+            {6, 3, 140, 11, 1, 1, 3, 17},   {64, 2, 4096, 16, 1, 1, 0, 17},  {64, 2, 4096, 16, 1, 1, 0, 0},
+            {64, 2, 4096, 16, 1, 1, 0, 16}, {128, 1, 1024, 128, 1, 1, 0, 0}, {128, 1, 1024, 16, 1, 1, 78, 0},
+            {1, 1, 65536, 16, 1, 0, 0, 0},  {3, 64, 140, 3, 1, 1, 0, 0},     {3, 64, 140, 3, 1, 1, 0, 16},
+            {7, 1, 0, 16, 1, 0, 0, 0},      {3, 64, 140, 3, 1, 1, 0, 32},    {64, 2, 4096, 16, 1, 1, 0, 65},
+            {3, 64, 140, 3, 1, 1, 0, 65}};
         for (const Case &c : cases) failed += check(c);
     } else if (!strcmp(what, "plan")) {
-        printf("empty kernel %.1f us\n", graph_time([&](cudaStream_t stream) { nothing<<<1, 32, 0, stream>>>(); }, 15));
+        printf("empty kernel %.1f us\n",
+               graph_time([&](cudaStream_t stream) { nothing<<<1, 32, 0, stream>>>(); }, 15));
         for (int kind = 0; kind < 5; kind++)
             for (int64_t b : {0, 1, 2, 31, 32, 33, 128, 1000, 1024, 1025, 5000, 100000})
-                for (int partitions : {1, 2, 66, 78, 132, 1000, 65536}) failed += plan_case(b, partitions, kind, false);
+                for (int partitions : {1, 2, 66, 78, 132, 1000, 65536})
+                    failed += plan_case(b, partitions, kind, false);
         for (int kind = 0; kind < 5; kind++)
             for (int64_t b : {128, 1024}) failed += plan_case(b, 132, kind, true);
         for (int partitions : {1, 33, 264, 528}) failed += plan_case(128, partitions, 1, true);
         failed += plan_case(100000, 132, 1, true);
-    } else if (!strcmp(what, "one")) { /* one ROWS SEQ_LEN PARTITIONS TILE: a single launch, for the profiler */
+    } else if (!strcmp(what,
+                       "one")) { /* one ROWS SEQ_LEN PARTITIONS TILE: a single launch, for the profiler */
         Run r;
         make(r, {128, 1, atoi(argv[3]), atoi(argv[2]), 1, 0, atoi(argv[4]), atoi(argv[5])});
         launch(r, 0);
         CHECK(cudaDeviceSynchronize());
     } else {
-        const Case cases[] = {{128, 1, 8192, 16, 1, 0, 0, 0},  {128, 1, 8192, 16, 1, 0, 264, 17}, {128, 1, 8192, 16, 1, 0, 132, 17}, {128, 1, 8192, 32, 1, 0, 0, 0}, {128, 1, 8192, 32, 1, 0, 0, 64}, {128, 1, 8192, 64, 1, 0, 0, 32}, {128, 1, 8192, 128, 1, 0, 0, 65},
-                              {128, 1, 8192, 64, 1, 0, 0, 0},  {128, 1, 8192, 128, 1, 0, 0, 0}, {128, 2, 8192, 128, 1, 0, 0, 0},
-                              {128, 1, 4096, 16, 1, 0, 0, 0},  {128, 1, 4096, 128, 1, 0, 0, 0}, {1, 1, 8192, 16, 1, 0, 0, 0},
-                              {1, 1, 65536, 16, 1, 0, 0, 0},   {4, 1, 8192, 128, 1, 0, 0, 0}};
+        const Case cases[] = {{128, 1, 8192, 16, 1, 0, 0, 0},    {128, 1, 8192, 16, 1, 0, 264, 17},
+                              {128, 1, 8192, 16, 1, 0, 132, 17}, {128, 1, 8192, 32, 1, 0, 0, 0},
+                              {128, 1, 8192, 32, 1, 0, 0, 64},   {128, 1, 8192, 64, 1, 0, 0, 32},
+                              {128, 1, 8192, 128, 1, 0, 0, 65},  {128, 1, 8192, 64, 1, 0, 0, 0},
+                              {128, 1, 8192, 128, 1, 0, 0, 0},   {128, 2, 8192, 128, 1, 0, 0, 0},
+                              {128, 1, 4096, 16, 1, 0, 0, 0},    {128, 1, 4096, 128, 1, 0, 0, 0},
+                              {1, 1, 8192, 16, 1, 0, 0, 0},      {1, 1, 65536, 16, 1, 0, 0, 0},
+                              {4, 1, 8192, 128, 1, 0, 0, 0}};
         for (const Case &c : cases) time_case(c);
     }
     printf(failed ? "FAILED\n" : "done\n");

@@ -13,40 +13,48 @@
 #include <unistd.h>
 #include <vector>
 
-#define CHECK(call)                                                                                                    \
-    do {                                                                                                               \
-        cudaError_t error_ = (call);                                                                                   \
-        if (error_ != cudaSuccess) {                                                                                   \
-            printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error_));                                     \
-            fflush(stdout);                                                                                            \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
+#define CHECK(call)                                                                                          \
+    do {                                                                                                     \
+        cudaError_t error_ = (call);                                                                         \
+        if (error_ != cudaSuccess) {                                                                         \
+            printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error_));                           \
+            fflush(stdout);                                                                                  \
+            exit(1);                                                                                         \
+        }                                                                                                    \
     } while (0)
 
 // ---------------------------------------------------------------- inputs
-__host__ __device__ static inline uint64_t mix(uint64_t x) {
+__host__ __device__ static inline uint64_t mix(uint64_t x)
+{
     x ^= x >> 33, x *= 0xff51afd7ed558ccdull, x ^= x >> 33, x *= 0xc4ceb9fe1a85ec53ull;
     return x ^ x >> 33;
 }
 // N(0, deviation^2) clamped to +-1, or 0xffff (NaN) everywhere.
-__global__ void fill_normal(__nv_bfloat16 *to, size_t n, uint64_t seed, float deviation) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+__global__ void fill_normal(__nv_bfloat16 *to, size_t n, uint64_t seed, float deviation)
+{
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x) {
         uint64_t h = mix(i * 0x9E3779B97F4A7C15ull + seed);
-        float u = ((uint32_t)h >> 8) * (1.f / 16777216.f) + 1e-8f, v = ((uint32_t)(h >> 32) >> 8) * (1.f / 16777216.f);
+        float u = ((uint32_t)h >> 8) * (1.f / 16777216.f) + 1e-8f,
+              v = ((uint32_t)(h >> 32) >> 8) * (1.f / 16777216.f);
         float x = sqrtf(-2 * __logf(u)) * __cosf(6.2831853f * v) * deviation;
         to[i] = __float2bfloat16(fminf(1.f, fmaxf(-1.f, x)));
     }
 }
 // Slots past a request's end in its last page become NaN.
-__global__ void poison_tails(uint16_t *cache, const int *block_table, int max_pages, const int *seqlens) {
+__global__ void poison_tails(uint16_t *cache, const int *block_table, int max_pages, const int *seqlens)
+{
     int length = seqlens[blockIdx.x], used = length % PAGE;
     if (used == 0) return;
-    uint16_t *page = cache + (int64_t)block_table[blockIdx.x * (int64_t)max_pages + length / PAGE] * PAGE * D_QK;
+    uint16_t *page =
+        cache + (int64_t)block_table[blockIdx.x * (int64_t)max_pages + length / PAGE] * PAGE * D_QK;
     for (int i = used * D_QK + threadIdx.x; i < PAGE * D_QK; i += blockDim.x) page[i] = 0xffff;
 }
-__global__ void read_all(const uint4 *from, size_t n, uint32_t *sink) {
+__global__ void read_all(const uint4 *from, size_t n, uint32_t *sink)
+{
     uint32_t x = 0;
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x) {
         uint4 v = __ldg(from + i);
         x += v.x ^ v.y ^ v.z ^ v.w;
     }
@@ -55,7 +63,7 @@ __global__ void read_all(const uint4 *from, size_t n, uint32_t *sink) {
 
 // ---------------------------------------------------------------- one problem on the device
 struct problem {
-    int blocks_6;   // of CTA 6, whose clocks are taken
+    int blocks_6; // of CTA 6, whose clocks are taken
     int b, s_q, h_q, causal, partitions, tiles, rows, max_pages, pages;
     float scale;
     std::vector<int> lengths, table;
@@ -68,30 +76,36 @@ struct problem {
 };
 
 typedef CUresult (*encode_tiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                                 const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                                 CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+                                 const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
+                                 CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                 CUtensorMapFloatOOBfill);
 
-static CUtensorMap make_map(void *base, int rank, const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box) {
+static CUtensorMap make_map(void *base, int rank, const cuuint64_t *dims, const cuuint64_t *strides,
+                            const cuuint32_t *box)
+{
     static encode_tiled encode;
     if (!encode) {
         void *f;
         cudaDriverEntryPointQueryResult found;
-        CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found));
+        CHECK(
+            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found));
         encode = (encode_tiled)f;
     }
     CUtensorMap map;
     cuuint32_t ones[5] = {1, 1, 1, 1, 1};
     CUresult r = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, base, dims, strides, box, ones,
-                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS) printf("tensor map: error %d\n", (int)r), exit(1);
     return map;
 }
 
-static problem make_problem(const std::vector<int> &lengths, int s_q, int h_q, int causal, float scale, uint64_t seed,
-                            bool poison, int overhead, int partitions_wanted, int extra_pages) {
+static problem make_problem(const std::vector<int> &lengths, int s_q, int h_q, int causal, float scale,
+                            uint64_t seed, bool poison, int overhead, int partitions_wanted, int extra_pages)
+{
     problem x = {};
-    x.b = (int)lengths.size(), x.s_q = s_q, x.h_q = h_q, x.causal = causal, x.scale = scale, x.lengths = lengths;
+    x.b = (int)lengths.size(), x.s_q = s_q, x.h_q = h_q, x.causal = causal, x.scale = scale,
+    x.lengths = lengths;
     x.rows = s_q * h_q, x.tiles = (x.rows + TILE_ROWS - 1) / TILE_ROWS;
     x.partitions = partitions_wanted ? partitions_wanted : std::max(1, 132 / x.tiles);
     int used = 0;
@@ -115,9 +129,11 @@ static problem make_problem(const std::vector<int> &lengths, int s_q, int h_q, i
     if (6 / x.tiles < x.partitions) {
         const partition &c = plan[6 / x.tiles];
         for (int r = c.begin_request; r <= c.end_request; r++)
-            x.blocks_6 += (r == c.end_request ? c.end_block : plan_blocks(lengths[r])) - (r == c.begin_request ? c.begin_block : 0);
+            x.blocks_6 += (r == c.end_request ? c.end_block : plan_blocks(lengths[r])) -
+                          (r == c.begin_request ? c.begin_block : 0);
     }
-    size_t n_q = (size_t)x.b * x.rows * D_QK, n_cache = (size_t)x.pages * PAGE * D_QK, n_out = (size_t)x.b * x.rows * D_V;
+    size_t n_q = (size_t)x.b * x.rows * D_QK, n_cache = (size_t)x.pages * PAGE * D_QK,
+           n_out = (size_t)x.b * x.rows * D_V;
     CHECK(cudaMalloc(&x.q, n_q * 2));
     CHECK(cudaMalloc(&x.cache, n_cache * 2));
     CHECK(cudaMalloc(&x.out, n_out * 2));
@@ -143,7 +159,8 @@ static problem make_problem(const std::vector<int> &lengths, int s_q, int h_q, i
     CHECK(cudaDeviceSynchronize());
 
     cuuint64_t k_dims[3] = {64, (cuuint64_t)x.pages * PAGE, 9}, k_strides[2] = {D_QK * 2, 128};
-    cuuint64_t q_dims[4] = {64, (cuuint64_t)x.rows, 9, (cuuint64_t)x.b}, q_strides[3] = {D_QK * 2, 128, (cuuint64_t)x.rows * D_QK * 2};
+    cuuint64_t q_dims[4] = {64, (cuuint64_t)x.rows, 9, (cuuint64_t)x.b},
+               q_strides[3] = {D_QK * 2, 128, (cuuint64_t)x.rows * D_QK * 2};
     cuuint32_t pair[4] = {64, 64, 2, 1}, one[4] = {64, 64, 1, 1};
     x.maps.k_pair = make_map(x.cache, 3, k_dims, k_strides, pair);
     x.maps.k_rope = make_map(x.cache, 3, k_dims, k_strides, one);
@@ -151,7 +168,8 @@ static problem make_problem(const std::vector<int> &lengths, int s_q, int h_q, i
     x.maps.q_rope = make_map(x.q, 4, q_dims, q_strides, one);
     decode_params &p = x.params;
     p.plan = x.d_plan, p.num_splits = x.d_splits, p.seqlens = x.d_lengths, p.block_table = x.d_table;
-    p.q = x.q, p.max_pages = x.max_pages, p.rows = x.rows, p.tiles = x.tiles, p.h_q = h_q, p.s_q = s_q, p.causal = causal;
+    p.q = x.q, p.max_pages = x.max_pages, p.rows = x.rows, p.tiles = x.tiles, p.h_q = h_q, p.s_q = s_q,
+    p.causal = causal;
     p.scale_log2 = scale * 1.4426950408889634f;
 #if defined(LAB_TRACE) || defined(LAB_CLOCK)
     CHECK(cudaMalloc(&p.trace, 4 * 64 * 8 * 4));
@@ -160,14 +178,17 @@ static problem make_problem(const std::vector<int> &lengths, int s_q, int h_q, i
     return x;
 }
 
-static void free_problem(problem &x) {
-    void *all[] = {x.q, x.cache, x.out, x.lse, x.part_out, x.part_lse, x.d_lengths, x.d_table, x.d_splits, x.d_plan};
+static void free_problem(problem &x)
+{
+    void *all[] = {x.q,        x.cache,     x.out,     x.lse,      x.part_out,
+                   x.part_lse, x.d_lengths, x.d_table, x.d_splits, x.d_plan};
     for (void *p : all) CHECK(cudaFree(p));
 }
 
-static int schedule;   // 0: dense_decode.cuh, 1: dense_decode_pair.cuh
+static int schedule; // 0: dense_decode.cuh, 1: dense_decode_pair.cuh
 
-static void launch(const problem &x, cudaStream_t stream) {
+static void launch(const problem &x, cudaStream_t stream)
+{
     auto kernel = schedule ? pair_schedule::dense_decode_pair_kernel : dense_decode_kernel;
     int bytes = schedule ? (int)pair_schedule::SMEM_BYTES : (int)SMEM_BYTES;
     CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -176,17 +197,19 @@ static void launch(const problem &x, cudaStream_t stream) {
     config.blockDim = dim3(schedule ? (int)pair_schedule::THREADS : (int)THREADS);
     config.dynamicSmemBytes = bytes, config.stream = stream;
     CHECK(cudaLaunchKernelEx(&config, kernel, x.params, x.maps));
-    if (getenv("LAB_NO_MERGE")) return;   // to price the merge; results are then incomplete
+    if (getenv("LAB_NO_MERGE")) return; // to price the merge; results are then incomplete
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = dim3(x.partitions, std::min(x.rows, std::max(1, 2112 / x.partitions)));
-    config.blockDim = dim3(MERGE_THREADS), config.dynamicSmemBytes = 0, config.attrs = &attribute, config.numAttrs = 1;
+    config.blockDim = dim3(MERGE_THREADS), config.dynamicSmemBytes = 0, config.attrs = &attribute,
+    config.numAttrs = 1;
     CHECK(cudaLaunchKernelEx(&config, merge_kernel, x.params));
 }
 
 // ---------------------------------------------------------------- oracle
-static float from_bf16(uint16_t v) {
+static float from_bf16(uint16_t v)
+{
     uint32_t u = (uint32_t)v << 16;
     float f;
     memcpy(&f, &u, 4);
@@ -194,7 +217,8 @@ static float from_bf16(uint16_t v) {
 }
 
 // Compares rows of the given requests (all rows, or every `row_step`-th and the last); returns the number of failures.
-static int verify(const problem &x, const std::vector<int> &requests, int row_step, double *worst_cosine) {
+static int verify(const problem &x, const std::vector<int> &requests, int row_step, double *worst_cosine)
+{
     std::vector<uint16_t> out((size_t)x.b * x.rows * D_V);
     std::vector<float> lse((size_t)x.b * x.rows);
     CHECK(cudaMemcpy(out.data(), x.out, out.size() * 2, cudaMemcpyDeviceToHost));
@@ -205,7 +229,8 @@ static int verify(const problem &x, const std::vector<int> &requests, int row_st
         int length = x.lengths[r];
         std::vector<uint16_t> k((size_t)(length + PAGE) * D_QK), q((size_t)x.rows * D_QK);
         for (int i = 0; i * PAGE < length; i++)
-            CHECK(cudaMemcpyAsync(&k[(size_t)i * PAGE * D_QK], x.cache + (size_t)x.table[(size_t)r * x.max_pages + i] * PAGE * D_QK,
+            CHECK(cudaMemcpyAsync(&k[(size_t)i * PAGE * D_QK],
+                                  x.cache + (size_t)x.table[(size_t)r * x.max_pages + i] * PAGE * D_QK,
                                   PAGE * D_QK * 2, cudaMemcpyDeviceToHost));
         CHECK(cudaMemcpy(q.data(), x.q + (size_t)r * x.rows * D_QK, q.size() * 2, cudaMemcpyDeviceToHost));
         std::vector<int> rows;
@@ -219,12 +244,15 @@ static int verify(const problem &x, const std::vector<int> &requests, int row_st
             threads.emplace_back([&, w] {
                 std::vector<double> p(length + 1), o(D_V);
                 for (size_t n = w; n < rows.size(); n += workers) {
-                    int row = rows[n], query = row / x.h_q, seen = x.causal ? length - x.s_q + query + 1 : length;
+                    int row = rows[n], query = row / x.h_q,
+                        seen = x.causal ? length - x.s_q + query + 1 : length;
                     seen = std::max(0, std::min(seen, length));
                     double most = -INFINITY, sum = 0;
                     for (int t = 0; t < seen; t++) {
                         double dot = 0;
-                        for (int c = 0; c < D_QK; c++) dot += (double)from_bf16(q[(size_t)row * D_QK + c]) * from_bf16(k[(size_t)t * D_QK + c]);
+                        for (int c = 0; c < D_QK; c++)
+                            dot += (double)from_bf16(q[(size_t)row * D_QK + c]) *
+                                   from_bf16(k[(size_t)t * D_QK + c]);
                         p[t] = dot * x.scale;
                         most = std::max(most, p[t]);
                     }
@@ -237,18 +265,22 @@ static int verify(const problem &x, const std::vector<int> &requests, int row_st
                     double want_lse = seen ? most + log(sum) : INFINITY;
                     float got_lse = lse[((size_t)r * x.h_q + row % x.h_q) * x.s_q + query];
                     if (std::isinf(want_lse) ? got_lse != INFINITY
-                                             : !(fabs(got_lse - want_lse) < 1e-6 || fabs(got_lse - want_lse) < 8.01 / 65536 * fabs(want_lse)))
+                                             : !(fabs(got_lse - want_lse) < 1e-6 ||
+                                                 fabs(got_lse - want_lse) < 8.01 / 65536 * fabs(want_lse)))
                         row_bad[n]++;
                     for (int c = 0; c < D_V; c++) {
-                        double want = seen ? o[c] / sum : 0, got = from_bf16(out[((size_t)r * x.rows + row) * D_V + c]);
-                        if (!(fabs(got - want) < 8e-4 || fabs(got - want) < 2.01 / 128 * fabs(want))) row_bad[n]++;
+                        double want = seen ? o[c] / sum : 0,
+                               got = from_bf16(out[((size_t)r * x.rows + row) * D_V + c]);
+                        if (!(fabs(got - want) < 8e-4 || fabs(got - want) < 2.01 / 128 * fabs(want)))
+                            row_bad[n]++;
                         row_ab[n] += 2 * got * want, row_aabb[n] += got * got + want * want;
                     }
                 }
             });
         for (auto &t : threads) t.join();
         for (size_t n = 0; n < rows.size(); n++) {
-            if (row_bad[n] && bad < 4) printf("    request %d (length %d) row %d: %d bad\n", r, length, rows[n], row_bad[n]);
+            if (row_bad[n] && bad < 4)
+                printf("    request %d (length %d) row %d: %d bad\n", r, length, rows[n], row_bad[n]);
             bad += row_bad[n] != 0;
             ab += row_ab[n], aabb += row_aabb[n];
         }
@@ -258,8 +290,11 @@ static int verify(const problem &x, const std::vector<int> &requests, int row_st
     return bad;
 }
 
-static int check_one(const char *name, const std::vector<int> &lengths, int s_q, int h_q, int causal, float scale, int partitions) {
-    problem x = make_problem(lengths, s_q, h_q, causal, scale, 12345 + lengths.size() * 7 + s_q, true, 5, partitions, 0);
+static int check_one(const char *name, const std::vector<int> &lengths, int s_q, int h_q, int causal,
+                     float scale, int partitions)
+{
+    problem x = make_problem(lengths, s_q, h_q, causal, scale, 12345 + lengths.size() * 7 + s_q, true, 5,
+                             partitions, 0);
     launch(x, 0);
     CHECK(cudaDeviceSynchronize());
     std::vector<int> all(lengths.size());
@@ -273,15 +308,16 @@ static int check_one(const char *name, const std::vector<int> &lengths, int s_q,
     launch(x, 0);
     CHECK(cudaMemcpy(c.data(), x.out, n * 2, cudaMemcpyDeviceToHost));
     bool same = a == c;
-    printf("%-34s s_q %d h_q %3d causal %d parts %3d: %s, cosine %.1e, same bits %s\n", name, s_q, h_q, causal, x.partitions,
-           bad ? "FAIL" : "ok", cosine, same ? "yes" : "NO");
+    printf("%-34s s_q %d h_q %3d causal %d parts %3d: %s, cosine %.1e, same bits %s\n", name, s_q, h_q,
+           causal, x.partitions, bad ? "FAIL" : "ok", cosine, same ? "yes" : "NO");
     fflush(stdout);
     free_problem(x);
     return bad + !same;
 }
 
 // Where two runs differ: lse too means the scores differ, out alone means P V.
-static int stress(int rounds, int poison) {
+static int stress(int rounds, int poison)
+{
     std::vector<int> lengths;
     for (int i = 0; i < 40; i++) lengths.push_back((int)(mix(i + 99) % 1500));
     problem x = make_problem(lengths, 2, 128, 1, 3, 777, poison, 5, 13, 0);
@@ -300,11 +336,13 @@ static int stress(int rounds, int poison) {
                 size_t base = ((size_t)r * x.rows + row) * D_V;
                 for (int k = 0; k < D_V; k++)
                     if (a[base + k] != c[base + k]) lo = lo < 0 ? k : lo, hi = k, count++;
-                bool lse_differs = l[((size_t)r * x.h_q + row % x.h_q) * x.s_q + row / x.h_q] != m[((size_t)r * x.h_q + row % x.h_q) * x.s_q + row / x.h_q];
+                bool lse_differs = l[((size_t)r * x.h_q + row % x.h_q) * x.s_q + row / x.h_q] !=
+                                   m[((size_t)r * x.h_q + row % x.h_q) * x.s_q + row / x.h_q];
                 if (count || lse_differs) {
                     differing++;
                     if (printed++ < 12)
-                        printf("  round %d request %d (length %d) row %d: %d columns %d..%d, lse %s\n", i, r, lengths[r], row, count, lo, hi, lse_differs ? "differs" : "same");
+                        printf("  round %d request %d (length %d) row %d: %d columns %d..%d, lse %s\n", i, r,
+                               lengths[r], row, count, lo, hi, lse_differs ? "differs" : "same");
                 }
             }
     }
@@ -313,10 +351,12 @@ static int stress(int rounds, int poison) {
     return differing != 0;
 }
 
-static int check() {
+static int check()
+{
     int bad = 0;
     float scale = 1 / sqrtf(576);
-    std::vector<int> edges = {0, 1, 63, 64, 65, 127, 128, 129, 500, 0, 1000, 2}, one = {1}, longer = {3000}, even(8, 640), none = {0, 0};
+    std::vector<int> edges = {0, 1, 63, 64, 65, 127, 128, 129, 500, 0, 1000, 2}, one = {1}, longer = {3000},
+                     even(8, 640), none = {0, 0};
     std::vector<int> mixed;
     for (int i = 0; i < 40; i++) mixed.push_back((int)(mix(i + 99) % 1500));
     bad += check_one("edges", edges, 1, 16, 0, scale, 0);
@@ -341,24 +381,25 @@ static int check() {
 // ---------------------------------------------------------------- timing
 struct row {
     int b, s_q, s_k, h_q;
-    double flashmla, fa3;   // microseconds on an H200, 0 = not measured
+    double flashmla, fa3; // microseconds on an H200, 0 = not measured
 };
 static const row table[] = {
-    {128, 1, 4096, 16, 153.2, 168.7},  {128, 1, 4096, 64, 156.3, 173.3},  {128, 1, 8192, 16, 287.5, 318.7},
-    {128, 1, 8192, 64, 295.7, 325.5},  {16, 1, 65536, 16, 289.2, 283.5},  {64, 1, 32768, 16, 564.7, 0},
-    {32, 1, 65536, 64, 559.4, 556.1},  {128, 2, 8192, 32, 326.9, 328.6},  {128, 1, 4096, 128, 234.8, 247.3},
-    {128, 1, 8192, 128, 445.1, 461.8}, {128, 2, 8192, 64, 447.0, 464.7},  {16, 1, 65536, 128, 428.5, 446.1},
-    {32, 1, 65536, 128, 837.9, 881.6}, {128, 1, 32768, 128, 1677.0, 0},   {128, 2, 4096, 128, 431.0, 467.4},
-    {128, 2, 8192, 128, 813.9, 884.0}, {128, 2, 32768, 128, 3390.8, 0},   {1, 1, 8192, 16, 32.3, 22.3},
-    {1, 1, 65536, 16, 65.6, 41.1},     {4, 1, 8192, 64, 37.8, 34.3},      {16, 1, 8192, 16, 56.2, 50.9},
-    {16, 1, 8192, 128, 76.7, 75.8},    {32, 1, 8192, 64, 93.5, 91.6},     {32, 1, 8192, 128, 129.1, 136.1},
+    {128, 1, 4096, 16, 153.2, 168.7},  {128, 1, 4096, 64, 156.3, 173.3}, {128, 1, 8192, 16, 287.5, 318.7},
+    {128, 1, 8192, 64, 295.7, 325.5},  {16, 1, 65536, 16, 289.2, 283.5}, {64, 1, 32768, 16, 564.7, 0},
+    {32, 1, 65536, 64, 559.4, 556.1},  {128, 2, 8192, 32, 326.9, 328.6}, {128, 1, 4096, 128, 234.8, 247.3},
+    {128, 1, 8192, 128, 445.1, 461.8}, {128, 2, 8192, 64, 447.0, 464.7}, {16, 1, 65536, 128, 428.5, 446.1},
+    {32, 1, 65536, 128, 837.9, 881.6}, {128, 1, 32768, 128, 1677.0, 0},  {128, 2, 4096, 128, 431.0, 467.4},
+    {128, 2, 8192, 128, 813.9, 884.0}, {128, 2, 32768, 128, 3390.8, 0},  {1, 1, 8192, 16, 32.3, 22.3},
+    {1, 1, 65536, 16, 65.6, 41.1},     {4, 1, 8192, 64, 37.8, 34.3},     {16, 1, 8192, 16, 56.2, 50.9},
+    {16, 1, 8192, 128, 76.7, 75.8},    {32, 1, 8192, 64, 93.5, 91.6},    {32, 1, 8192, 128, 129.1, 136.1},
 };
 
 static uint4 *flush_memory;
 static uint32_t *flush_sink;
 static const size_t FLUSH_BYTES = (size_t)640 << 20;
 
-template <class F> static double time_graph(cudaStream_t stream, int runs, F call) {
+template <class F> static double time_graph(cudaStream_t stream, int runs, F call)
+{
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -388,19 +429,23 @@ template <class F> static double time_graph(cudaStream_t stream, int runs, F cal
     return times[times.size() / 2];
 }
 
-static int run_times(int first, int last, int overhead, bool stream_too) {
+static int run_times(int first, int last, int overhead, bool stream_too)
+{
     cudaStream_t stream;
     CHECK(cudaStreamCreate(&stream));
     CHECK(cudaMalloc(&flush_memory, FLUSH_BYTES));
     CHECK(cudaMalloc(&flush_sink, 4));
     CHECK(cudaMemset(flush_memory, 1, FLUSH_BYTES));
     CHECK(cudaFuncSetAttribute(stream_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STREAM_SMEM));
-    printf("  b s_q   s_k h_q |     us  TB/s TFLOP/s | bare stream us | FlashMLA    FA3 | best/ours | check\n");
+    printf(
+        "  b s_q   s_k h_q |     us  TB/s TFLOP/s | bare stream us | FlashMLA    FA3 | best/ours | check\n");
     int bad_rows = 0;
     for (int i = first; i <= last && i < (int)(sizeof table / sizeof table[0]); i++) {
         const row &t = table[i];
-        int rows = t.s_q * t.h_q, extra = (int)((size_t)t.b * rows * (D_QK + D_V) * 2 / (PAGE * D_QK * 2)) + 1;
-        problem x = make_problem(std::vector<int>(t.b, t.s_k), t.s_q, t.h_q, 1, 1 / sqrtf(576), 1000 + i, false, overhead, 0, extra);
+        int rows = t.s_q * t.h_q,
+            extra = (int)((size_t)t.b * rows * (D_QK + D_V) * 2 / (PAGE * D_QK * 2)) + 1;
+        problem x = make_problem(std::vector<int>(t.b, t.s_k), t.s_q, t.h_q, 1, 1 / sqrtf(576), 1000 + i,
+                                 false, overhead, 0, extra);
         launch(x, stream);
         CHECK(cudaStreamSynchronize(stream));
         double cosine;
@@ -417,15 +462,29 @@ static int run_times(int first, int last, int overhead, bool stream_too) {
             int *d_pages;
             CHECK(cudaMalloc(&d_pages, pages.size() * 4));
             CHECK(cudaMemcpy(d_pages, pages.data(), pages.size() * 4, cudaMemcpyHostToDevice));
-            bare = time_graph(stream, 15, [&] { stream_kernel<<<132, 32, STREAM_SMEM, stream>>>((uint8_t *)x.cache, d_pages, (int)pages.size()); });
+            bare = time_graph(stream, 15, [&] {
+                stream_kernel<<<132, 32, STREAM_SMEM, stream>>>((uint8_t *)x.cache, d_pages,
+                                                                (int)pages.size());
+            });
             if (getenv("LAB_BOXES")) {
-                CHECK(cudaFuncSetAttribute(stream_boxes_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 221184));
+                CHECK(cudaFuncSetAttribute(stream_boxes_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           221184));
                 cuuint64_t dims[3] = {64, (cuuint64_t)x.pages * PAGE, 9}, strides[2] = {D_QK * 2, 128};
-                struct { int box_rows, groups, slot, slots; } shapes[] = {{64, 2, 16384, 12}, {64, 9, 73728, 3}, {8, 9, 9216, 24}, {16, 9, 18432, 12}, {32, 9, 36864, 6}};
+                struct {
+                    int box_rows, groups, slot, slots;
+                } shapes[] = {{64, 2, 16384, 12},
+                              {64, 9, 73728, 3},
+                              {8, 9, 9216, 24},
+                              {16, 9, 18432, 12},
+                              {32, 9, 36864, 6}};
                 for (auto &v : shapes) {
                     cuuint32_t box[3] = {64, (cuuint32_t)v.box_rows, (cuuint32_t)v.groups};
                     CUtensorMap map = make_map(x.cache, 3, dims, strides, box);
-                    double t2 = time_graph(stream, 15, [&] { stream_boxes_kernel<<<132, 32, v.slot * v.slots, stream>>>(map, x.maps.k_rope, v.box_rows, v.groups, v.slot, v.slots, d_pages, (int)pages.size()); });
+                    double t2 = time_graph(stream, 15, [&] {
+                        stream_boxes_kernel<<<132, 32, v.slot * v.slots, stream>>>(
+                            map, x.maps.k_rope, v.box_rows, v.groups, v.slot, v.slots, d_pages,
+                            (int)pages.size());
+                    });
                     printf("    boxes {64, %d, %d}, %d slots: %.1f us\n", v.box_rows, v.groups, v.slots, t2);
                 }
             }
@@ -436,16 +495,20 @@ static int run_times(int first, int last, int overhead, bool stream_too) {
         CHECK(cudaMemcpy(trace.data(), x.params.trace, trace.size() * 4, cudaMemcpyDeviceToHost));
         uint32_t zero = trace[(1 * 64 + 24) * 8];
         auto at = [&](int role, int n, int e) { return (int)(trace[(role * 64 + n) * 8 + e] - zero); };
-        printf("one CTA: %u clk in %u ns, %.3f GHz\n", trace[2046], trace[2047], (double)trace[2046] / trace[2047]);
-        printf("block: producer begin, V issued, rope issued | scores begin, V seen, all seen, QK done, max done, P free, P out | left begin, issued, first, done | right\n");
+        printf("one CTA: %u clk in %u ns, %.3f GHz\n", trace[2046], trace[2047],
+               (double)trace[2046] / trace[2047]);
+        printf("block: producer begin, V issued, rope issued | scores begin, V seen, all seen, QK done, max "
+               "done, P free, P out | left begin, issued, first, done | right\n");
         for (int n = 24; n < 32; n++)
-            printf("%2d: %6d %6d %6d | %6d %6d %6d %6d %6d %6d %6d | %6d %6d %6d %6d | %6d %6d %6d %6d\n", n, at(0, n, 0), at(0, n, 1), at(0, n, 2),
-                   at(1, n, 0), at(1, n, 5), at(1, n, 1), at(1, n, 2), at(1, n, 6), at(1, n, 3), at(1, n, 4), at(2, n, 0), at(2, n, 1),
-                   at(2, n, 2), at(2, n, 3), at(3, n, 0), at(3, n, 1), at(3, n, 2), at(3, n, 3));
+            printf("%2d: %6d %6d %6d | %6d %6d %6d %6d %6d %6d %6d | %6d %6d %6d %6d | %6d %6d %6d %6d\n", n,
+                   at(0, n, 0), at(0, n, 1), at(0, n, 2), at(1, n, 0), at(1, n, 5), at(1, n, 1), at(1, n, 2),
+                   at(1, n, 6), at(1, n, 3), at(1, n, 4), at(2, n, 0), at(2, n, 1), at(2, n, 2), at(2, n, 3),
+                   at(3, n, 0), at(3, n, 1), at(3, n, 2), at(3, n, 3));
 #endif
         double best = t.fa3 > 0 ? std::min(t.flashmla, t.fa3) : t.flashmla;
-        printf("%3d  %d  %6d %3d | %6.1f %5.2f   %5.1f | %14.1f | %8.1f %6.1f | %9.3f | %s\n", t.b, t.s_q, t.s_k, t.h_q, us,
-               bytes / us / 1e6, flop / us / 1e6, bare, t.flashmla, t.fa3, best / us, bad ? "FAIL" : "ok");
+        printf("%3d  %d  %6d %3d | %6.1f %5.2f   %5.1f | %14.1f | %8.1f %6.1f | %9.3f | %s\n", t.b, t.s_q,
+               t.s_k, t.h_q, us, bytes / us / 1e6, flop / us / 1e6, bare, t.flashmla, t.fa3, best / us,
+               bad ? "FAIL" : "ok");
         fflush(stdout);
         free_problem(x);
     }
@@ -454,11 +517,13 @@ static int run_times(int first, int last, int overhead, bool stream_too) {
 
 // Both schedules in one run, several plan overheads: medians of 15, alternating.
 #ifdef LAB_TRACE
-static void print_pair_trace(const problem &x) {
+static void print_pair_trace(const problem &x)
+{
     std::vector<uint32_t> trace(4 * 64 * 8);
     CHECK(cudaMemcpy(trace.data(), x.params.trace, trace.size() * 4, cudaMemcpyDeviceToHost));
     uint32_t zero = trace[20 * 8];
-    printf("block: begin, home Q K issued, P seen, home Q K done, away P V done, Q K done, P out, home P V done\n");
+    printf("block: begin, home Q K issued, P seen, home Q K done, away P V done, Q K done, P out, home P V "
+           "done\n");
     for (int n = 40; n < 52; n++) {
         printf("%2d:", n);
         for (int e = 0; e < 8; e++) printf(" %6d", (int)(trace[((n & 1) * 64 + n / 2) * 8 + e] - zero));
@@ -466,7 +531,8 @@ static void print_pair_trace(const problem &x) {
     }
 }
 #endif
-static int compare(int argc, char **argv) {
+static int compare(int argc, char **argv)
+{
     static const int rows[] = {8, 9, 13, 14, 15, 16, 12, 11};
     cudaStream_t stream;
     CHECK(cudaStreamCreate(&stream));
@@ -475,7 +541,7 @@ static int compare(int argc, char **argv) {
     CHECK(cudaMemset(flush_memory, 1, FLUSH_BYTES));
     int count = argc > 2 ? atoi(argv[2]) : 6, first = argc > 3 ? atoi(argv[3]) : 0, bad_rows = 0;
     std::vector<int> overheads;
-    double rest = getenv("LAB_REST") ? atof(getenv("LAB_REST")) : 10;   // microseconds of pause a key
+    double rest = getenv("LAB_REST") ? atof(getenv("LAB_REST")) : 10; // microseconds of pause a key
     for (int i = 4; i < argc; i++) overheads.push_back(atoi(argv[i]));
     if (overheads.empty()) overheads = {5, 12, 30};
     printf("  b s_q   s_k h_q |    peer |");
@@ -483,10 +549,12 @@ static int compare(int argc, char **argv) {
     printf("\n");
     for (int n = 0; n < count; n++) {
         const row &t = table[rows[n]];
-        double best = t.fa3 > 0 ? std::min(t.flashmla, t.fa3) : t.flashmla, flop = 2.0 * t.b * t.s_k * t.s_q * t.h_q * (D_QK + D_V);
+        double best = t.fa3 > 0 ? std::min(t.flashmla, t.fa3) : t.flashmla,
+               flop = 2.0 * t.b * t.s_k * t.s_q * t.h_q * (D_QK + D_V);
         printf("%3d  %d  %6d %3d | %7.1f |", t.b, t.s_q, t.s_k, t.h_q, best);
         for (int o : overheads) {
-            problem x = make_problem(std::vector<int>(t.b, t.s_k), t.s_q, t.h_q, 1, 1 / sqrtf(576), 1000 + n, false, o, 0, 1);
+            problem x = make_problem(std::vector<int>(t.b, t.s_k), t.s_q, t.h_q, 1, 1 / sqrtf(576), 1000 + n,
+                                     false, o, 0, 1);
             double us[2] = {1e9, 1e9}, clocks[2] = {}, ghz[2] = {};
             bool failed = false;
             for (int i = first; i < 2; i++) {
@@ -499,7 +567,7 @@ static int compare(int argc, char **argv) {
             for (int round = 0; round < 2; round++)
                 for (int i = first; i < 2; i++) {
                     schedule = i;
-                    usleep(t.s_k * rest);   // a cool start for each, lest the second pay for the first
+                    usleep(t.s_k * rest); // a cool start for each, lest the second pay for the first
                     us[i] = std::min(us[i], time_graph(stream, 15, [&] { launch(x, stream); }));
 #ifdef LAB_CLOCK
                     uint32_t c[2];
@@ -511,7 +579,8 @@ static int compare(int argc, char **argv) {
             print_pair_trace(x);
 #endif
             bad_rows += failed;
-            printf(" %7.1f %7.1f  %4.0f %4.0f %s |", us[0], us[1], flop / us[0] / 1e6, flop / us[1] / 1e6, failed ? "FAIL" : "ok");
+            printf(" %7.1f %7.1f  %4.0f %4.0f %s |", us[0], us[1], flop / us[0] / 1e6, flop / us[1] / 1e6,
+                   failed ? "FAIL" : "ok");
 #ifdef LAB_CLOCK
             printf(" %4.0f %4.0f clk a block at %.2f %.2f GHz |", clocks[0], clocks[1], ghz[0], ghz[1]);
 #endif
@@ -523,12 +592,14 @@ static int compare(int argc, char **argv) {
     return bad_rows != 0;
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char **argv)
+{
     const char *mode = argc > 1 ? argv[1] : "check";
     if (getenv("LAB_PAIR")) schedule = atoi(getenv("LAB_PAIR"));
     if (!strcmp(mode, "compare")) return compare(argc, argv);
     if (!strcmp(mode, "check")) return check();
     if (!strcmp(mode, "stress")) return stress(40, 1) | stress(40, 0);
-    int first = argc > 2 ? atoi(argv[2]) : 0, last = argc > 3 ? atoi(argv[3]) : 999, overhead = argc > 4 ? atoi(argv[4]) : 5;
+    int first = argc > 2 ? atoi(argv[2]) : 0, last = argc > 3 ? atoi(argv[3]) : 999,
+        overhead = argc > 4 ? atoi(argv[4]) : 5;
     return run_times(first, last, overhead, argc <= 5);
 }

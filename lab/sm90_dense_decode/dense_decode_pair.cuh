@@ -42,36 +42,38 @@
 
 namespace pair_schedule {
 enum {
-    N256 = LAB_PAIR_N256,         // P V as one m64n256 a step, else two m64n128 with their units freed one by one
-    GATE = LAB_PAIR_GATE,         // Q K^T of a block starts only when that of the block before has been issued
-    SPLIT = LAB_PAIR_SPLIT,       // of the four units of Q K^T, how many come before the block before is multiplied
-    PREFETCH = LAB_PREFETCH,      // blocks that keys are brought to L2 ahead of their load, 0: not
-    HALF_UNITS = N256 ? 1 : 2,    // barriers of a block's half
-    PIECES = 2 * HALF_UNITS + 1,  // rope, units of the left half, units of the right half
+    N256 = LAB_PAIR_N256,   // P V as one m64n256 a step, else two m64n128 with their units freed one by one
+    GATE = LAB_PAIR_GATE,   // Q K^T of a block starts only when that of the block before has been issued
+    SPLIT = LAB_PAIR_SPLIT, // of the four units of Q K^T, how many come before the block before is multiplied
+    PREFETCH = LAB_PREFETCH,     // blocks that keys are brought to L2 ahead of their load, 0: not
+    HALF_UNITS = N256 ? 1 : 2,   // barriers of a block's half
+    PIECES = 2 * HALF_UNITS + 1, // rope, units of the left half, units of the right half
     HALF_BYTES = 4 * GROUP_BYTES,
     KEY_BYTES = 8 * GROUP_BYTES,
     SMEM_KEYS = 0,
     SMEM_ROPE = 2 * KEY_BYTES,
     SMEM_Q = SMEM_ROPE + 2 * GROUP_BYTES,
     SMEM_P = SMEM_Q + KEY_BYTES,
-    SMEM_REFERENCE = SMEM_P + 2 * GROUP_BYTES,   // [side][64]
-    SMEM_SUM = SMEM_REFERENCE + 2 * 256,         // [piece & 1][side][64]
-    SMEM_RESCALE = SMEM_SUM + 4 * 256,           // [side][warp]
-    BAR_FULL = SMEM_RESCALE + 32,                // [side][PIECES]
+    SMEM_REFERENCE = SMEM_P + 2 * GROUP_BYTES, // [side][64]
+    SMEM_SUM = SMEM_REFERENCE + 2 * 256,       // [piece & 1][side][64]
+    SMEM_RESCALE = SMEM_SUM + 4 * 256,         // [side][warp]
+    BAR_FULL = SMEM_RESCALE + 32,              // [side][PIECES]
     BAR_EMPTY = BAR_FULL + 2 * PIECES * 8,
     BAR_Q_FULL = BAR_EMPTY + 2 * PIECES * 8,
     BAR_Q_EMPTY = BAR_Q_FULL + 8,
-    BAR_P_FULL = BAR_Q_EMPTY + 8,    // [side]
-    BAR_SCORED = BAR_P_FULL + 16,   // [side]
+    BAR_P_FULL = BAR_Q_EMPTY + 8, // [side]
+    BAR_SCORED = BAR_P_FULL + 16, // [side]
     SMEM_BYTES = BAR_SCORED + 16,
     THREADS = 384,
-    SIDE_BARRIER = 1,   // and 2: one side's four warps
-    PIECE_BARRIER = 3   // both sides
+    SIDE_BARRIER = 1, // and 2: one side's four warps
+    PIECE_BARRIER = 3 // both sides
 };
 static_assert(SMEM_BYTES <= 232448, "shared memory of a Hopper SM");
 
 // ---------------------------------------------------------------- producer
-DEVICE void load_key_unit(const decode_maps &maps, uint32_t smem, int side, int half, int u, uint32_t parity, int page) {
+DEVICE void load_key_unit(const decode_maps &maps, uint32_t smem, int side, int half, int u, uint32_t parity,
+                          int page)
+{
     uint32_t bar = (side * PIECES + 1 + half * HALF_UNITS + u) * 8;
     uint32_t to = smem + SMEM_KEYS + side * KEY_BYTES + half * HALF_BYTES + u * UNIT_BYTES;
     mbarrier_wait_thread(smem + BAR_EMPTY + bar, parity ^ 1);
@@ -80,7 +82,9 @@ DEVICE void load_key_unit(const decode_maps &maps, uint32_t smem, int side, int 
     if (N256) tma_load_3d(to + UNIT_BYTES, &maps.k_pair, smem + BAR_FULL + bar, 0, page * PAGE, half * 4 + 2);
 }
 
-DEVICE void produce_keys(const decode_params &p, const decode_maps &maps, const partition &part, int tile, uint32_t smem) {
+DEVICE void produce_keys(const decode_params &p, const decode_maps &maps, const partition &part, int tile,
+                         uint32_t smem)
+{
     uint32_t count[2] = {0, 0};
     for (int r = part.begin_request; r <= part.end_request; r++) {
         piece work(p, part, r);
@@ -101,16 +105,20 @@ DEVICE void produce_keys(const decode_params &p, const decode_maps &maps, const 
             uint32_t bar = side * PIECES * 8;
             mbarrier_wait_thread(smem + BAR_EMPTY + bar, parity ^ 1);
             mbarrier_arrive_expect_tx(smem + BAR_FULL + bar, GROUP_BYTES);
-            tma_load_3d(smem + SMEM_ROPE + side * GROUP_BYTES, &maps.k_rope, smem + BAR_FULL + bar, 0, page * PAGE, 8);
+            tma_load_3d(smem + SMEM_ROPE + side * GROUP_BYTES, &maps.k_rope, smem + BAR_FULL + bar, 0,
+                        page * PAGE, 8);
 #pragma unroll
-            for (int u = 0; u < 2 * HALF_UNITS; u++) load_key_unit(maps, smem, side, side ^ (u & 1), u >> 1, parity, page);
+            for (int u = 0; u < 2 * HALF_UNITS; u++)
+                load_key_unit(maps, smem, side, side ^ (u & 1), u >> 1, parity, page);
             count[0] += side == 0, count[1] += side;
             page = next, ahead = next_ahead;
         }
     }
 }
 
-DEVICE void produce_queries(const decode_params &p, const decode_maps &maps, const partition &part, int tile, uint32_t smem) {
+DEVICE void produce_queries(const decode_params &p, const decode_maps &maps, const partition &part, int tile,
+                            uint32_t smem)
+{
     uint32_t count = 0;
     for (int r = part.begin_request; r <= part.end_request; r++) {
         piece work(p, part, r);
@@ -118,15 +126,16 @@ DEVICE void produce_queries(const decode_params &p, const decode_maps &maps, con
         mbarrier_wait_thread(smem + BAR_Q_EMPTY, ~count & 1);
         mbarrier_arrive_expect_tx(smem + BAR_Q_FULL, KEY_BYTES);
         for (int unit = 0; unit < 4; unit++)
-            tma_load_4d(smem + SMEM_Q + unit * UNIT_BYTES, &maps.q_pair, smem + BAR_Q_FULL, 0, tile * TILE_ROWS,
-                        unit * 2, r);
+            tma_load_4d(smem + SMEM_Q + unit * UNIT_BYTES, &maps.q_pair, smem + BAR_Q_FULL, 0,
+                        tile * TILE_ROWS, unit * 2, r);
         count++;
     }
 }
 
 // ---------------------------------------------------------------- one side
 // A fragments of Q's rope columns, from global memory; rows past the end are zero.
-DEVICE void load_q_rope(uint32_t (&q)[4][4], const decode_params &p, int request, int tile_row, int lane) {
+DEVICE void load_q_rope(uint32_t (&q)[4][4], const decode_params &p, int request, int tile_row, int lane)
+{
     const uint32_t *from =
         (const uint32_t *)p.q + (((int64_t)request * p.rows + tile_row) * D_QK + D_V) / 2 + (lane & 3);
 #pragma unroll
@@ -139,7 +148,8 @@ DEVICE void load_q_rope(uint32_t (&q)[4][4], const decode_params &p, int request
 }
 
 // S += Q K^T over one unit of the columns, as soon as it has arrived.
-template <int SIDE, int HALF> DEVICE void score_unit(float (&s)[32], uint32_t smem, uint32_t parity, int u) {
+template <int SIDE, int HALF> DEVICE void score_unit(float (&s)[32], uint32_t smem, uint32_t parity, int u)
+{
     mbarrier_wait(smem + BAR_FULL + (SIDE * PIECES + 1 + HALF * HALF_UNITS + u) * 8, parity);
     wgmma_fence();
 #pragma unroll
@@ -151,8 +161,10 @@ template <int SIDE, int HALF> DEVICE void score_unit(float (&s)[32], uint32_t sm
 }
 
 // O (+)= P V for this side's columns of a block of side OWNER, P from registers or from shared memory.
-template <int SIDE> DEVICE void multiply_home(float (&o0)[64], float (&o1)[64], const uint32_t (&a)[4][4], uint32_t smem,
-                                              int accumulate) {
+template <int SIDE>
+DEVICE void multiply_home(float (&o0)[64], float (&o1)[64], const uint32_t (&a)[4][4], uint32_t smem,
+                          int accumulate)
+{
     uint32_t v = smem + SMEM_KEYS + SIDE * KEY_BYTES + SIDE * HALF_BYTES;
     if (N256) {
 #pragma unroll
@@ -164,13 +176,15 @@ template <int SIDE> DEVICE void multiply_home(float (&o0)[64], float (&o1)[64], 
         multiply_pv_rs(o1, a, v + UNIT_BYTES, accumulate);
     }
 }
-template <int SIDE> DEVICE void multiply_away(float (&o0)[64], float (&o1)[64], uint32_t smem, int accumulate) {
-    uint32_t v = smem + SMEM_KEYS + (SIDE ^ 1) * KEY_BYTES + SIDE * HALF_BYTES, p_tile = smem + SMEM_P + (SIDE ^ 1) * GROUP_BYTES;
+template <int SIDE> DEVICE void multiply_away(float (&o0)[64], float (&o1)[64], uint32_t smem, int accumulate)
+{
+    uint32_t v = smem + SMEM_KEYS + (SIDE ^ 1) * KEY_BYTES + SIDE * HALF_BYTES,
+             p_tile = smem + SMEM_P + (SIDE ^ 1) * GROUP_BYTES;
     if (N256) {
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            wgmma_m64n256_ss_vt(o0, o1, smem_descriptor(p_tile, 0, k * 32), smem_descriptor(v, GROUP_BYTES, k * 2048),
-                                k > 0 || accumulate);
+            wgmma_m64n256_ss_vt(o0, o1, smem_descriptor(p_tile, 0, k * 32),
+                                smem_descriptor(v, GROUP_BYTES, k * 2048), k > 0 || accumulate);
         wgmma_commit_group();
     } else {
         multiply_pv(o0, p_tile, v, accumulate);
@@ -178,17 +192,21 @@ template <int SIDE> DEVICE void multiply_away(float (&o0)[64], float (&o1)[64], 
     }
 }
 // Gives back this side's columns of a block of side OWNER, unit i of HALF_UNITS.
-template <int SIDE, int OWNER> DEVICE void release(uint32_t smem, int unit, int lane) {
+template <int SIDE, int OWNER> DEVICE void release(uint32_t smem, int unit, int lane)
+{
     if (lane == 0) mbarrier_arrive(smem + BAR_EMPTY + (OWNER * PIECES + 1 + SIDE * HALF_UNITS + unit) * 8);
 }
 
 // The reference may have moved with the other side's block: follow it.
-template <int SIDE> DEVICE void follow(float (&o0)[64], float (&o1)[64], float &reference0, float &reference1, float &sum0,
-                                       float &sum1, float scale_log2, uint32_t smem, int warp, int row) {
+template <int SIDE>
+DEVICE void follow(float (&o0)[64], float (&o1)[64], float &reference0, float &reference1, float &sum0,
+                   float &sum1, float scale_log2, uint32_t smem, int warp, int row)
+{
     if (__any_sync(~0u, ld_shared_u32(smem + SMEM_RESCALE + (SIDE ^ 1) * 16 + warp * 4))) {
         float max0 = ld_shared_f32(smem + SMEM_REFERENCE + (SIDE ^ 1) * 256 + row * 4);
         float max1 = ld_shared_f32(smem + SMEM_REFERENCE + (SIDE ^ 1) * 256 + row * 4 + 32);
-        float scale0 = ex2_approx((reference0 - max0) * scale_log2), scale1 = ex2_approx((reference1 - max1) * scale_log2);
+        float scale0 = ex2_approx((reference0 - max0) * scale_log2),
+              scale1 = ex2_approx((reference1 - max1) * scale_log2);
         reference0 = max0, reference1 = max1;
         sum0 *= scale0, sum1 *= scale1;
         rescale_output(o0, scale0, scale1);
@@ -197,7 +215,8 @@ template <int SIDE> DEVICE void follow(float (&o0)[64], float (&o1)[64], float &
 }
 
 // Keys past the end become zero, as in the first schedule; both sides' P V follow P's barrier.
-template <int SIDE> DEVICE void clear_tail(uint32_t smem, int valid, int thread) {
+template <int SIDE> DEVICE void clear_tail(uint32_t smem, int valid, int thread)
+{
     named_barrier_sync(SIDE_BARRIER + SIDE, 128);
     for (int i = thread; i < (PAGE - valid) * 64; i += 128) {
         int row = valid + (i >> 6), group = (i >> 3) & 7, chunk = i & 7;
@@ -208,8 +227,9 @@ template <int SIDE> DEVICE void clear_tail(uint32_t smem, int valid, int thread)
 }
 
 // P = exp2(S scale + shift) as bf16, to registers (A fragments) and to shared memory.
-DEVICE void exponentials(const float (&s)[32], uint32_t (&a)[4][4], uint32_t p_row, int lane, float scale, float shift0,
-                         float shift1, float &sum0, float &sum1) {
+DEVICE void exponentials(const float (&s)[32], uint32_t (&a)[4][4], uint32_t p_row, int lane, float scale,
+                         float shift0, float shift1, float &sum0, float &sum1)
+{
 #pragma unroll
     for (int k = 0; k < 4; k++) {
 #pragma unroll
@@ -217,23 +237,27 @@ DEVICE void exponentials(const float (&s)[32], uint32_t (&a)[4][4], uint32_t p_r
             int i = 8 * k + 2 * j;
             float shift = (j & 1) ? shift1 : shift0;
             float x = ex2_approx(fmaf(s[i], scale, shift)), y = ex2_approx(fmaf(s[i + 1], scale, shift));
-            if (j & 1) sum1 += x + y;
-            else sum0 += x + y;
+            if (j & 1)
+                sum1 += x + y;
+            else
+                sum0 += x + y;
             a[k][j] = pack_bf16(x, y);
         }
         stmatrix_x4(p_row + (((2 * k + (lane >> 4)) ^ (lane & 7)) << 4), a[k][0], a[k][1], a[k][2], a[k][3]);
     }
 }
 
-template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint32_t smem) {
+template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint32_t smem)
+{
     int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31;
-    int row = 16 * warp + (lane >> 2);   // this thread's rows: row, row + 8
+    int row = 16 * warp + (lane >> 2); // this thread's rows: row, row + 8
     uint32_t p_row = smem + SMEM_P + SIDE * GROUP_BYTES + (16 * warp + (lane & 15)) * 128;
     float s[32], o0[64], o1[64];
     uint32_t a[4][4], q_rope[4][4];
 #pragma unroll
     for (int i = 0; i < 64; i++) o0[i] = o1[i] = 0;
-    uint32_t own = 0, other = 0, pieces = 0;   // blocks of either side and pieces so far: the barriers' parities
+    uint32_t own = 0, other = 0,
+             pieces = 0; // blocks of either side and pieces so far: the barriers' parities
     const partition *part = p.plan + blockIdx.x / p.tiles;
     for (int r = part->begin_request, end = part->end_request; r <= end; r++) {
         piece work(p, *part, r);
@@ -255,7 +279,8 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                wgmma_m64n64_rs(s, q_rope[i], smem_descriptor(smem + SMEM_ROPE + SIDE * GROUP_BYTES, 0, i * 32), i > 0);
+                wgmma_m64n64_rs(s, q_rope[i],
+                                smem_descriptor(smem + SMEM_ROPE + SIDE * GROUP_BYTES, 0, i * 32), i > 0);
             bool follows = SIDE == 1 || k > 0;
             if (GATE && follows) mbarrier_wait(smem + BAR_SCORED + (SIDE ^ 1) * 8, other & 1);
             // One unit of either half first where the halves are freed by units, else the home half.
@@ -281,7 +306,8 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
                     release<SIDE, SIDE ^ 1>(smem, 0, lane);
                 }
             }
-            if (N256) score_unit<SIDE, SIDE ^ 1>(s, smem, own & 1, 0);
+            if (N256)
+                score_unit<SIDE, SIDE ^ 1>(s, smem, own & 1, 0);
             else {
                 if (SPLIT == 2) score_unit<SIDE, SIDE>(s, smem, own & 1, 1);
                 score_unit<SIDE, SIDE ^ 1>(s, smem, own & 1, 1);
@@ -327,8 +353,8 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
             }
             if (lane == 0) st_shared_u32(smem + SMEM_RESCALE + SIDE * 16 + warp * 4, rescale);
             // P(k-2) has been read by now: the other side waited for that product before it made P(k-1), seen above.
-            exponentials(s, a, p_row, lane, p.scale_log2, -reference0 * p.scale_log2, -reference1 * p.scale_log2, sum0,
-                         sum1);
+            exponentials(s, a, p_row, lane, p.scale_log2, -reference0 * p.scale_log2,
+                         -reference1 * p.scale_log2, sum0, sum1);
             fence_proxy_async();
             __syncwarp();
             if (lane == 0) mbarrier_arrive(smem + BAR_P_FULL + SIDE * 8);
@@ -350,7 +376,7 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
             own++;
             key += 2 * PAGE;
         }
-        if (((blocks - 1) & 1) != SIDE) {   // the last block is the other side's
+        if (((blocks - 1) & 1) != SIDE) { // the last block is the other side's
             mbarrier_wait(smem + BAR_P_FULL + (SIDE ^ 1) * 8, other & 1);
             follow<SIDE>(o0, o1, reference0, reference1, sum0, sum1, p.scale_log2, smem, warp, row);
             hold_accumulator(o0);
@@ -387,7 +413,9 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
 
 // ---------------------------------------------------------------- kernel
 __global__ void __launch_bounds__(THREADS, 1)
-    dense_decode_pair_kernel(const __grid_constant__ decode_params p, const __grid_constant__ decode_maps maps) {
+    dense_decode_pair_kernel(const __grid_constant__ decode_params p,
+                             const __grid_constant__ decode_maps maps)
+{
     extern __shared__ __align__(1024) uint8_t shared[];
     uint32_t smem = smem_address(shared);
     int tile = blockIdx.x % p.tiles;
@@ -411,8 +439,10 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (group == 0) {
         setmaxnreg_dec<24>();
         const partition &part = p.plan[blockIdx.x / p.tiles];
-        if (threadIdx.x < 32 && elect_sync()) produce_keys(p, maps, part, tile, smem);
-        else if (threadIdx.x >= 32 && threadIdx.x < 64 && elect_sync()) produce_queries(p, maps, part, tile, smem);
+        if (threadIdx.x < 32 && elect_sync())
+            produce_keys(p, maps, part, tile, smem);
+        else if (threadIdx.x >= 32 && threadIdx.x < 64 && elect_sync())
+            produce_queries(p, maps, part, tile, smem);
     } else if (group == 1) {
         setmaxnreg_inc<240>();
         CLOCK_BEGIN;
@@ -423,4 +453,4 @@ __global__ void __launch_bounds__(THREADS, 1)
         work_side<1>(p, tile, smem);
     }
 }
-}   // namespace pair_schedule
+} // namespace pair_schedule

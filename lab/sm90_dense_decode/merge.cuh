@@ -12,7 +12,8 @@
 enum { MERGE_THREADS = 256, MERGE_MAX_PARTS = 256, MERGE_ROUND = 4, MERGE_WARP_PARTS = 8 };
 
 // Few parts (the rule when many requests are in flight): a warp a row, no barrier, two parts' loads together.
-DEVICE void merge_row_by_warp(const decode_params &p, int request, int first, int parts, int row, int lane) {
+DEVICE void merge_row_by_warp(const decode_params &p, int request, int first, int parts, int row, int lane)
+{
     float mine = lane < parts ? __ldcg(p.part_lse + (int64_t)(first + lane) * p.rows + row) : -CUDART_INF_F;
     float most = mine;
     for (int o = 4; o; o >>= 1) most = fmaxf(most, __shfl_xor_sync(~0u, most, o));
@@ -31,12 +32,12 @@ DEVICE void merge_row_by_warp(const decode_params &p, int request, int first, in
                 if (i + j < parts) v[j][c] = __ldcg(from + (i + j) * step + c * 32);
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            float weight = __shfl_sync(~0u, w, i + j);   // 0 for a part without keys, which was never written
+            float weight = __shfl_sync(~0u, w, i + j); // 0 for a part without keys, which was never written
 #pragma unroll
             for (int c = 0; c < 4; c++)
                 if (weight > 0)
-                    acc[c].x += weight * v[j][c].x, acc[c].y += weight * v[j][c].y, acc[c].z += weight * v[j][c].z,
-                        acc[c].w += weight * v[j][c].w;
+                    acc[c].x += weight * v[j][c].x, acc[c].y += weight * v[j][c].y,
+                        acc[c].z += weight * v[j][c].z, acc[c].w += weight * v[j][c].w;
         }
     }
 #pragma unroll
@@ -49,7 +50,8 @@ DEVICE void merge_row_by_warp(const decode_params &p, int request, int first, in
             sum > 0 ? (most + log2f(sum)) * 0.693147180559945309f : CUDART_INF_F;
 }
 
-__global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_constant__ decode_params p) {
+__global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_constant__ decode_params p)
+{
     __shared__ float weight[MERGE_MAX_PARTS];
     __shared__ float4 other[128];
     partition part = p.plan[blockIdx.x];
@@ -101,7 +103,7 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_const
 #pragma unroll
             for (int i = 0; i < MERGE_ROUND; i++) {
                 float w = i0 + 2 * i < parts ? weight[i0 + 2 * i] : 0;
-                if (w > 0) {   // a part without keys was never written
+                if (w > 0) { // a part without keys was never written
                     acc.x += w * v[i].x, acc.y += w * v[i].y, acc.z += w * v[i].z, acc.w += w * v[i].w;
                 }
             }
@@ -110,7 +112,8 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_const
         __syncthreads();
         if (group == 0) {
             float4 x = other[column];
-            uint2 packed = make_uint2(pack_bf16(acc.x + x.x, acc.y + x.y), pack_bf16(acc.z + x.z, acc.w + x.w));
+            uint2 packed =
+                make_uint2(pack_bf16(acc.x + x.x, acc.y + x.y), pack_bf16(acc.z + x.z, acc.w + x.w));
             ((uint2 *)p.out)[((int64_t)request * p.rows + row) * (D_V / 4) + column] = packed;
         }
         __syncthreads();

@@ -49,8 +49,8 @@ struct split_params {
     int32_t num_partitions;         /* that there is room for */
     int32_t chunks;                 /* most chunks of a request; batch-invariant */
     int32_t chunk_lanes;            /* workers that take turns at the chunks of a request */
-    float *slot_out;                /* [slots][h_q · s_q][d_v], rows ordered by key head, then as tiles are */
-    float *slot_lse;                /* [slots][h_q · s_q], natural, -inf where no key was seen */
+    float *slot_out; /* [slots][h_q · s_q][d_v], rows ordered by key head, then as tiles are */
+    float *slot_lse; /* [slots][h_q · s_q], natural, -inf where no key was seen */
 };
 
 struct dense_decode_params {

@@ -126,6 +126,8 @@ static bool check_here(const struct asked *asked, const fmla_capability *row, fm
                      : "ok",
            row->operation, row->kernel, (long long)tally->cases, (long long)tally->rows,
            (long long)tally->covered, (long long)tally->pairs, (long long)tally->failed, told.seconds);
+    printf("  largest cosine difference of a case: out %.1e, lse %.1e\n", tally->cosine_out,
+           tally->cosine_lse);
     if (asked->timed && operation->time && !on_gpu(&run)) operation->time(&run);
     fflush(stdout);
     if (asked->tally_fd >= 0) child_tell(asked->tally_fd, &told);

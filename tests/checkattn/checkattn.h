@@ -42,10 +42,11 @@ struct run {
 
 struct tally {
     int64_t cases, failed;
-    int64_t rows;           /* compared with the oracle */
-    int64_t pairs, covered; /* of axis values */
-    int64_t number;         /* of the grid's case that runs; 0 = one that is not of the grid */
-    bool planted;           /* a fault found its place */
+    int64_t rows;                  /* compared with the oracle */
+    int64_t pairs, covered;        /* of axis values */
+    double cosine_out, cosine_lse; /* the largest cosine difference of a case */
+    int64_t number;                /* of the grid's case that runs; 0 = one that is not of the grid */
+    bool planted;                  /* a fault found its place */
 };
 
 /* Is the grid's case of this number asked for? Notes the number. */

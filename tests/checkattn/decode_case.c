@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+#define _GNU_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #include "decode_case.h"
 
 #include "num.h"
@@ -7,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* Values are drawn once and copied from random places. */
 enum { DRAWN = 1 << 18 };
@@ -147,6 +149,29 @@ static void make_cache(struct decode_case *c, enum layout layout)
         }
 }
 
+/* An offset that is cut to 32 bits leads to the first page, or into the 2^31 elements before it, which hold zeros: the
+ * result is wrong, and the process lives to say so. */
+static void spread_pages(struct decode_case *c)
+{
+    enum { BETWEEN = (1 << 30) + 64 /* elements; a multiple of 16 bytes */ };
+    const size_t element = sizeof(uint16_t), front = element << 31;
+    const size_t page_bytes = (size_t)c->kv_strides[0] * element;
+    c->far_bytes = front + (size_t)c->pages * BETWEEN * element;
+    c->far =
+        mmap(NULL, c->far_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (c->far == MAP_FAILED) {
+        fprintf(stderr, "checkattn: no address space for %zu bytes\n", c->far_bytes);
+        exit(1);
+    }
+    char *pages = (char *)c->far + front;
+    for (int64_t i = 0; i < c->pages; i++)
+        memcpy(pages + (size_t)i * BETWEEN * element,
+               (char *)c->kv.tensor.data + c->kv.tensor.byte_offset + (size_t)i * page_bytes, page_bytes);
+    mprotect(c->far, c->far_bytes, PROT_READ);
+    c->kv_strides[0] = BETWEEN;
+    c->kv_view.data = pages, c->kv_view.byte_offset = 0, c->kv_view.strides = c->kv_strides;
+}
+
 static void make_sink(struct decode_case *c)
 {
     guarded_make(&c->sink, dtype_f32, 1, &c->h_q, LAYOUT_CONTIGUOUS);
@@ -226,7 +251,8 @@ void decode_case_make(struct decode_case *c, const struct run *run, const int64_
         c->paged ? (c->s_k + c->page_size - 1) / c->page_size + (v[A_LENGTHS] == LENGTHS_BEYOND ? 0 : 2) : 1;
 
     const fmla_dtype dtype = v[A_DTYPE] ? dtype_fp16 : dtype_bf16;
-    const enum layout layout = (enum layout)v[A_LAYOUT];
+    const bool far = v[A_LAYOUT] == LAYOUT_FAR;
+    const enum layout layout = far ? LAYOUT_CONTIGUOUS : (enum layout)v[A_LAYOUT];
     guarded_make(&c->q, dtype, 4, (int64_t[]){c->b, c->s_q, c->h_q, c->d_qk}, layout);
     guarded_make(&c->seqlens, dtype_i32, 1, &c->b, LAYOUT_CONTIGUOUS);
     guarded_make(&c->out, dtype, 4, (int64_t[]){c->b, c->s_q, c->h_q, D_V}, layout);
@@ -234,6 +260,7 @@ void decode_case_make(struct decode_case *c, const struct run *run, const int64_
     guarded_make(&c->table, dtype_i32, 2, (int64_t[]){c->b, c->max_pages}, layout);
     make_lengths(c);
     make_cache(c, layout);
+    if (far) spread_pages(c);
     for (int64_t r = 0; r < c->b; r++)
         for (int64_t j = 0; j < c->s_q; j++)
             for (int64_t h = 0; h < c->h_q; h++)
@@ -259,6 +286,7 @@ void decode_case_make(struct decode_case *c, const struct run *run, const int64_
 
 void decode_case_free(struct decode_case *c)
 {
+    if (c->far) munmap(c->far, c->far_bytes);
     struct guarded *all[] = {&c->q, &c->kv, &c->table, &c->seqlens, &c->sink, &c->out, &c->lse};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) guarded_free(all[i]);
     free(c->plan), free(c->length);
@@ -358,7 +386,9 @@ fmla_status decode_case_row(const struct decode_case *c, const char *kernel, int
     struct request_view v;
     decode_case_request(c, request, &v);
     v.q.data = guarded_at(&c->q, request, token, head, 0), v.q_shape[1] = v.q_shape[2] = 1;
-    v.kv.data = (uint16_t *)v.kv.data + head / (c->h_q / c->h_kv) * c->kv_strides[2], v.kv_shape[2] = 1;
+    /* Rows are taken from pages where they were made, so that no kernel and oracle share a defect of far ones. */
+    if (c->far) v.kv.data = c->kv.tensor.data, v.kv.strides = c->kv.strides;
+    v.kv.data = (uint16_t *)v.kv.data + head / (c->h_q / c->h_kv) * v.kv.strides[2], v.kv_shape[2] = 1;
     v.seqlens.data = &length, v.seqlens.byte_offset = 0;
     if (c->args.attn_sink) v.sink.data = guarded_at(&c->sink, head, 0, 0, 0), v.sink_shape[0] = 1;
     v.args.out = &out_tensor, v.args.lse = &lse_tensor;

@@ -44,6 +44,10 @@ enum {
     INPUTS_NAN_ENDS /* causal, s_q > 1: the last key of every request is NaN, and rows that may not see it must not notice */
 };
 enum { THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN };
+/* Besides those of memory.h, for the cache of a paged case: pages so far apart that the elements of the third and later
+ * ones are more than 2^31 elements from the first, those of the fifth more than 2^32. They cost address space, not memory.
+ * Everything else is contiguous. */
+enum { LAYOUT_FAR = LAYOUTS };
 enum { D_V = 512 };
 
 struct decode_case {
@@ -56,6 +60,8 @@ struct decode_case {
     fmla_tensor kv_view; /* of kv; requests of a contiguous cache may share memory */
     int64_t kv_strides[4];
     bool paged;
+    void *far; /* LAYOUT_FAR: where the pages are */
+    size_t far_bytes;
     void *plan;
     fmla_dense_decode_args args; /* of tensors in host memory, on a GPU too */
     fmla_device device;          /* where it runs */
@@ -108,6 +114,11 @@ void decode_compare_oracle(struct decode_case *c, const struct run *run, struct 
 
 /* Batch-invariant: request r alone has the bits that it has in the batch. */
 void decode_compare_alone(struct decode_case *c, int64_t r, const struct run *run, struct tally *tally);
+
+/* Batch-invariant: a request has the bits that it has in the batch also alone, or behind another one, and with room for
+ * more keys. The
+ * others of the batch are left out by strides, so only lengths and table are copied. For CPU kernels. */
+void decode_compare_elsewhere(struct decode_case *c, const struct run *run, struct tally *tally);
 
 /* FNV-1a over everything that the call only reads, canaries included. */
 uint64_t decode_hash_inputs(const struct decode_case *c);

@@ -5,6 +5,7 @@
  */
 #include "decode_case.h"
 
+#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -89,6 +90,8 @@ void decode_compare_oracle(struct decode_case *c, const struct run *run, struct 
                      (double)*my_lse, (double)lse[i]);
     }
     tally->rows += count;
+    tally->cosine_out = fmax(tally->cosine_out, compare_cosine(&outs));
+    tally->cosine_lse = fmax(tally->cosine_lse, compare_cosine(&lses));
     char what[320];
     if (!compare_passed(&outs, &tolerance_dense_decode_out)) {
         snprintf(what, sizeof what,
@@ -96,8 +99,8 @@ void decode_compare_oracle(struct decode_case *c, const struct run *run, struct 
                  (long long)outs.wrong, (long long)outs.count, outs.worst_abs, compare_cosine(&outs), first);
         report(tally, run, c->name, what);
     } else if (!compare_passed(&lses, &tolerance_decode_lse)) {
-        snprintf(what, sizeof what, "lse: %lld of %lld off, worst |Δ| %.3g; %s", (long long)lses.wrong,
-                 (long long)lses.count, lses.worst_abs, first);
+        snprintf(what, sizeof what, "lse: %lld of %lld off, worst |Δ| %.3g, cosine difference %.3g; %s",
+                 (long long)lses.wrong, (long long)lses.count, lses.worst_abs, compare_cosine(&lses), first);
         report(tally, run, c->name, what);
     }
 }
@@ -125,6 +128,56 @@ void decode_compare_alone(struct decode_case *c, int64_t r, const struct run *ru
         report(tally, run, c->name, "batch-invariant: a request alone has other bits than in the batch");
     device_drop(&c->blocks, blocks);
     guarded_free(&out), guarded_free(&lse);
+}
+
+void decode_compare_elsewhere(struct decode_case *c, const struct run *run, struct tally *tally)
+{
+    const int64_t r = random_between(&c->random, 0, c->b - 1);
+    const int64_t n = 1 + random_between(&c->random, 0, 1); /* requests of the new batch; the last is r */
+    const int64_t first = n == 1 ? r : random_between(&c->random, 0, r);
+    const int64_t more = random_between(&c->random, 0, 3) ? random_between(&c->random, 1, 4500) : 0;
+    const int64_t max_pages = c->max_pages + (more + c->page_size - 1) / c->page_size; /* keys more */
+    const struct guarded *q = &c->q;
+    int64_t q_strides[4] = {q->strides[0] * (r - first), q->strides[1], q->strides[2], q->strides[3]};
+    int64_t kv_strides[4] = {c->kv_strides[0], c->kv_strides[1], c->kv_strides[2], c->kv_strides[3]};
+    struct guarded out, lse, seqlens, table;
+    guarded_make(&out, c->out.tensor.dtype, 4, (int64_t[]){n, c->s_q, c->h_q, D_V}, LAYOUT_CONTIGUOUS);
+    guarded_make(&lse, dtype_f32, 3, (int64_t[]){n, c->h_q, c->s_q}, LAYOUT_CONTIGUOUS);
+    guarded_make(&seqlens, dtype_i32, 1, &n, LAYOUT_CONTIGUOUS);
+    guarded_make(&table, dtype_i32, 2, (int64_t[]){n, max_pages}, LAYOUT_PADDED);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t from = i ? r : first;
+        /* Clamped already: to the old capacity. */
+        *(int32_t *)guarded_at(&seqlens, i, 0, 0, 0) = (int32_t)c->length[from];
+        memcpy(guarded_at(&table, i, 0, 0, 0), guarded_at(&c->table, from, 0, 0, 0),
+               (size_t)c->max_pages * sizeof(int32_t));
+    }
+    struct request_view view;
+    decode_case_request(c, first, &view);
+    view.q_shape[0] = n, view.q.strides = q_strides;
+    if (c->paged)
+        view.args.block_table = &table.tensor;
+    else
+        kv_strides[0] *= r - first, view.kv_shape[0] = n, view.kv.strides = kv_strides;
+    view.args.seqlens = &seqlens.tensor;
+    view.args.out = &out.tensor, view.args.lse = c->args.lse ? &lse.tensor : NULL;
+    if (decode_case_call(&view.args, 0x11)) report(tally, run, c->name, fmla_last_error());
+    bool same = true;
+    for (int64_t j = 0; j < c->s_q; j++)
+        for (int64_t h = 0; h < c->h_q; h++) {
+            same &= !memcmp(guarded_at(&out, n - 1, j, h, 0), guarded_at(&c->out, r, j, h, 0),
+                            D_V * sizeof(uint16_t));
+            same &= !memcmp(guarded_at(&lse, n - 1, h, j, 0), guarded_at(&c->lse, r, h, j, 0), sizeof(float));
+        }
+    if (!same) {
+        char what[160];
+        snprintf(what, sizeof what,
+                 "batch-invariant: request %lld has other bits as the last of %lld, with room for %lld pages",
+                 (long long)r, (long long)n, (long long)max_pages);
+        report(tally, run, c->name, what);
+    }
+    struct guarded *all[] = {&out, &lse, &seqlens, &table};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) guarded_free(all[i]);
 }
 
 uint64_t decode_hash_inputs(const struct decode_case *c)

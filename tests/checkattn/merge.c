@@ -172,10 +172,15 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
                 compare_add(&lses, &tolerance_decode_lse, guarded_value(&lse, guarded_at(&lse, r, h, j, 0)),
                             guarded_value(&ref_lse, guarded_at(&ref_lse, r, h, j, 0)));
             }
-    char what[160];
-    snprintf(
-        what, sizeof what, "out: %lld of %lld elements off, worst |Δ| %.3g; lse: %lld off, worst |Δ| %.3g",
-        (long long)outs.wrong, (long long)outs.count, outs.worst_abs, (long long)lses.wrong, lses.worst_abs);
+    tally->cosine_out = fmax(tally->cosine_out, compare_cosine(&outs));
+    tally->cosine_lse = fmax(tally->cosine_lse, compare_cosine(&lses));
+    char what[240];
+    snprintf(what, sizeof what,
+             "out: %lld of %lld elements off, worst |Δ| %.3g, cosine difference %.3g; lse: %lld off, worst "
+             "|Δ| %.3g, "
+             "cosine difference %.3g",
+             (long long)outs.wrong, (long long)outs.count, outs.worst_abs, compare_cosine(&outs),
+             (long long)lses.wrong, lses.worst_abs, compare_cosine(&lses));
     if (!compare_passed(&outs, tolerance) || !compare_passed(&lses, &tolerance_decode_lse))
         report(tally, run, name, what);
     if (!guarded_intact(&out) || !guarded_intact(&lse))

@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "flashmla/flashmla.h"
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* An input, read from the front; past its end there are zeros. */
@@ -37,6 +39,13 @@ static inline uint32_t take32(struct bytes *bytes)
     uint32_t value = 0;
     for (int i = 0; i < 4; i++) value = value << 8 | take(bytes);
     return value;
+}
+
+/* A loop of one worker: a decode runs in the thread that asks, and an input does the same every time. */
+static inline void in_order(void *pool, int64_t count, fmla_task task, void *task_data)
+{
+    (void)pool;
+    for (int64_t i = 0; i < count; i++) task(task_data, i, 0);
 }
 
 /* Also in builds with NDEBUG. abort() is what libFuzzer takes for a finding. */

@@ -6,13 +6,13 @@
  */
 #include "fuzz.h"
 
-#include "flashmla/flashmla.h"
-
 #include <math.h>
+#include <sanitizer/asan_interface.h>
 #include <stdbool.h>
 #include <string.h>
 
 enum { MOST_DIMS = 6, MOST_BYTES = 1 << 15, MOST_ELEMENTS = 1 << 14, FILL = 0xa5, TENSORS = 7 };
+enum { MOST_WORKSPACE = 1 << 21 };
 
 struct made {
     fmla_tensor tensor;
@@ -57,12 +57,6 @@ static int64_t any(struct bytes *in)
     const uint32_t which = take(in);
     if (which < 64) return which;
     return hostile[which % (sizeof hostile / sizeof *hostile)];
-}
-
-static void in_order(void *pool, int64_t count, fmla_task task, void *task_data)
-{
-    (void)pool;
-    for (int64_t i = 0; i < count; i++) task(task_data, i, 0);
 }
 
 /* ---- Tensors -------------------------------------------------------------------------------- */
@@ -148,6 +142,10 @@ static void clear_elements(const struct made *t, uint8_t *at, int dim)
         stride = t->strides[dim];
     else
         for (int i = dim + 1; i < t->tensor.ndim; i++) stride *= t->shape[i];
+    if (dim == t->tensor.ndim - 1 && stride == 1) {
+        memset(at, FILL, (size_t)(t->shape[dim] * element));
+        return;
+    }
     for (int64_t i = 0; i < t->shape[dim]; i++)
         clear_elements(t, at + (i ? i * stride : 0) * element, dim + 1);
 }
@@ -201,11 +199,21 @@ static const char *any_kernel(struct bytes *in)
     return kernels[choose(in, 8)];
 }
 
+/* Memory full of garbage, whose first byte outside AddressSanitizer sees. One block for all inputs: pages that the system
+ * gives anew for each cost more than the call. */
 static void *garbage(size_t bytes)
 {
-    void *memory = exactly(bytes);
-    memset(memory, 0xff, bytes);
-    return memory;
+    static uint8_t *block;
+    static size_t open;
+    if (bytes > MOST_WORKSPACE) abort();
+    if (!block) {
+        block = exactly(MOST_WORKSPACE + 64);
+        open = MOST_WORKSPACE + 64;
+    }
+    ASAN_POISON_MEMORY_REGION(block, open);
+    ASAN_UNPOISON_MEMORY_REGION(block, bytes);
+    open = bytes;
+    return memset(block, 0xff, bytes);
 }
 
 /* ---- The operations ------------------------------------------------------------------------- */
@@ -261,13 +269,13 @@ static void fuzz_decode(struct bytes *in)
     const fmla_status named = fmla_dense_decode_kernel(handed, &name);
     PROMISE(!asked == !named || (asked && !named), "a size, and no kernel: %s", fmla_last_error());
     PROMISE(asked || (alignment), "alignment %zu", alignment);
-    const size_t given = asked || bytes > (4u << 20) ? 64 : bytes;
+    const size_t given = asked || bytes > MOST_WORKSPACE ? 64 : bytes;
     handed->workspace = garbage(given), handed->workspace_size = given;
     const fmla_status status = fmla_dense_decode(handed);
     check_status(status, "dense_decode: ");
     PROMISE(status || (!asked && bytes <= given), "a call without a size was accepted");
     for (int i = 0; i < TENSORS; i++) check_memory(&t[i], status);
-    free(handed->workspace), free(handed);
+    free(handed);
     free_all(t, TENSORS);
 }
 
@@ -333,7 +341,7 @@ static void fuzz_plan(struct bytes *in)
     size_t bytes = 0;
     const fmla_status asked = fmla_decode_plan_size(handed, &bytes);
     check_status(asked, "decode_plan: ");
-    const size_t given = asked || bytes > (4u << 20) ? 32 : bytes;
+    const size_t given = asked || bytes > MOST_WORKSPACE ? 32 : bytes;
     handed->plan = garbage(given), handed->plan_size = given;
     const fmla_status status = fmla_decode_plan(handed);
     check_status(status, "decode_plan: ");
@@ -343,7 +351,7 @@ static void fuzz_plan(struct bytes *in)
     const fmla_status described = fmla_plan_describe(handed->plan, given, &view);
     check_status(described, "plan_describe: ");
     PROMISE(status || !described, "a plan that is none: %s", fmla_last_error());
-    free(handed->plan), free(handed);
+    free(handed);
     free_all(&t, 1);
 }
 

@@ -34,9 +34,17 @@ HEADERS
         base64 -d >"$folder/no-parts" <<<'AQACOkDU1NTU1NTU1NTUAAIB+2vUAw=='
         ;;
     fuzz_plan)
+        for i in 000 001 006 020; do
+            # shellcheck disable=SC2059
+            { printf "\\$i"; printf '\000\003\005\007\100\200\300\377\001\002\003\004\005\006\007\010'; } >"$folder/small-$i"
+            # shellcheck disable=SC2059
+            { printf "\\$i"; printf '\007\024\050\000\100\200\300\377\001\002\003\004\005\006\007\010'; } >"$folder/large-$i"
+        done
+        ;;
+    fuzz_decode_plan)
         # A damaged plan of one partition that says that it goes on from the one before: once a write past the workspace.
         printf '\361\001\000\000\005\000\000\004\001\000\007\310\000\000' >"$folder/begins-with-a-split"
-        for i in 000 001 006 020 360 361 377; do
+        for i in 000 001 360 361 377; do
             # shellcheck disable=SC2059
             { printf "\\$i"; printf '\003\001\005\007\100\200\300\377\001\002\003\004\005\006\007\010'; } >"$folder/$i"
         done

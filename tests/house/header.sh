@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: MIT
 # header.sh c11|c++17|layout|dlpack|driver ROOT - the public header, seen by a compiler on its own; driver: what the library
 # declares of the NVIDIA driver, beside cuda.h. CC and CXX name the compilers. Exit code 77: what the check needs is not
-# installed.
+# installed. header.sh c++17-self-test: the check of symbols must see planted ones.
 set -euo pipefail
 mode=$1
-root=$(cd "$2" && pwd)
+root=$(cd "${2:-$(dirname "${BASH_SOURCE[0]}")/../..}" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")"
 read -ra cc <<<"${CC:-cc}"
 strict=(-pedantic -Wall -Wextra -Werror -Wmissing-field-initializers -fsyntax-only -I "$root/include")
@@ -32,6 +32,22 @@ write_user() {
     fi
 }
 
+# Sets cxx to a compiler of C++17, or skips the check.
+find_cxx() {
+    for cxx in ${CXX:-} g++ clang++ c++; do
+        if echo 'int x;' | "$cxx" -x c++ -std=c++17 -fsyntax-only - 2>/dev/null; then return; fi
+    done
+    echo 'no C++ compiler here: the header was not compiled as C++17'
+    exit 77
+}
+
+# no_symbols SOURCE INCLUDE: its object, with what is inline and not used left in, defines no symbol that another object
+# could see or share: neither a global (upper-case letters of nm) nor a weak one (v, w) nor a unique one (u).
+no_symbols() {
+    "$cxx" -std=c++17 -O0 -Dinline='__attribute__((used)) inline' -c -I "$2" -o "$work/object.o" "$1" || exit 1
+    nm --defined-only "$work/object.o" | awk '$2 ~ /^[A-Zuvw]$/ { print $2, $3; bad = 1 } END { exit bad }'
+}
+
 case $mode in
 c11)
     write_user >"$work/user.c"
@@ -39,15 +55,32 @@ c11)
     for source in alone user; do "${cc[@]}" -std=c11 "${strict[@]}" "$work/$source.c"; done
     ;;
 c++17)
+    find_cxx
     write_user >"$work/user.cpp"
-    for compiler in ${CXX:-} g++ clang++ c++; do
-        if echo 'int x;' | "$compiler" -x c++ -std=c++17 -fsyntax-only - 2>/dev/null; then
-            "$compiler" -std=c++17 "${strict[@]}" "$work/user.cpp"
-            exit 0
+    "$cxx" -std=c++17 "${strict[@]}" "$work/user.cpp"
+    # Uses in functions of internal linkage: what is global then comes from the header.
+    write_user | sed 's/^size_t use_/static &/' >"$work/symbols.cpp"
+    if ! no_symbols "$work/symbols.cpp" "$root/include"; then
+        echo '^ symbols that every C++ object with the header in it defines' >&2
+        exit 1
+    fi
+    ;;
+c++17-self-test)
+    find_cxx
+    mkdir "$work/include"
+    for planted in '' 'int global;' 'inline int weak = 1;' 'inline int weak() { return 1; }' 'int global() { return 1; }' \
+        'template <class T> struct s { static T f() { return T(); } }; static int use = s<int>::f();'; do
+        echo "$planted" >"$work/include/planted.h"
+        echo '#include <planted.h>' >"$work/planted.cpp"
+        if no_symbols "$work/planted.cpp" "$work/include" >"$work/seen"; then seen=; else seen=1; fi
+        if [ -n "$planted" ] && [ -z "$seen" ]; then
+            echo "not seen: $planted" >&2
+            exit 1
+        elif [ -z "$planted" ] && [ -n "$seen" ]; then
+            echo "a symbol in an empty header: $(cat "$work/seen")" >&2
+            exit 1
         fi
     done
-    echo 'no C++ compiler here: the header was not compiled as C++17'
-    exit 77
     ;;
 layout)
     "${cc[@]}" -std=c11 "${strict[@]}" layout.c

@@ -7,7 +7,8 @@
 #include "plan_jumps.cuh"
 #include "plan_walk.cuh"
 
-extern "C" __global__ void __launch_bounds__(PLAN_THREADS) decode_plan(const __grid_constant__ struct plan_params p)
+extern "C" __global__ void __launch_bounds__(PLAN_THREADS)
+    decode_plan(const __grid_constant__ struct plan_params p)
 {
     const bool few = 0 < p.b && p.b <= TILE;
     const int64_t cost = few ? blocks_of(p, threadIdx.x) + PLAN_OVERHEAD : 0;

@@ -33,7 +33,8 @@ __device__ static Parts parts_of_partition(const struct dense_decode_params &p, 
     const bool begins_here = partition.last > partition.first || !partition.continued;
     if (!partition.goes_on || partition.last < partition.first || !begins_here) return parts;
     int end = index + 1; /* the partition with the last part */
-    while (plan_partitions(p.split.plan)[end].end_request == partition.last && plan_goes_on(p.split, end)) end++;
+    while (plan_partitions(p.split.plan)[end].end_request == partition.last && plan_goes_on(p.split, end))
+        end++;
     parts.request = partition.last;
     parts.count = end - index + 1;
     parts.first = 2 * (int64_t)index + (partition.last == partition.first ? 0 : 1);
@@ -55,8 +56,9 @@ __device__ static Parts parts_of_request(const struct dense_decode_params &p, in
 }
 
 /* Sums over the parts begin, begin + stride, … of a row; weights are relative to `lse`. */
-__device__ __forceinline__ void add_parts(const struct dense_decode_params &p, const Parts &parts, int64_t rows,
-                                          int64_t row, int begin, int stride, float lse, float4 sum[LANE_VECTORS])
+__device__ __forceinline__ void add_parts(const struct dense_decode_params &p, const Parts &parts,
+                                          int64_t rows, int64_t row, int begin, int stride, float lse,
+                                          float4 sum[LANE_VECTORS])
 {
     const int lane = (int)threadIdx.x % 32;
     for (int part = begin; part < parts.count; part += PARTS_AT_ONCE * stride) {
@@ -85,8 +87,8 @@ __device__ __forceinline__ void add_parts(const struct dense_decode_params &p, c
 }
 
 /* The natural lse over all parts of a row; every warp finds the same. */
-__device__ __forceinline__ float total_lse(const struct dense_decode_params &p, const Parts &parts, int64_t rows,
-                                           int64_t row)
+__device__ __forceinline__ float total_lse(const struct dense_decode_params &p, const Parts &parts,
+                                           int64_t rows, int64_t row)
 {
     const int lane = (int)threadIdx.x % 32;
     float most = -INFINITY, sum = 0.0f;
@@ -101,8 +103,8 @@ __device__ __forceinline__ float total_lse(const struct dense_decode_params &p, 
 }
 
 template <typename Element>
-__device__ __forceinline__ void write_row(const struct dense_decode_params &p, int request, int64_t row, float lse,
-                                          const float4 sum[LANE_VECTORS])
+__device__ __forceinline__ void write_row(const struct dense_decode_params &p, int request, int64_t row,
+                                          float lse, const float4 sum[LANE_VECTORS])
 {
     const int lane = (int)threadIdx.x % 32;
     const RowPlace place = row_place((int)(row % p.rows), (int)(row / p.rows), p.group);

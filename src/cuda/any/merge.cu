@@ -54,8 +54,8 @@ __device__ __forceinline__ float total_lse(const struct merge_params &p, const M
 }
 
 /* Adds the elements first + threadIdx.x + j · MERGE_THREADS of `count` parts from part `begin`. */
-__device__ __forceinline__ void add_parts(const struct merge_params &p, int64_t from, int64_t first, int64_t begin,
-                                          int count, const float *weights, float sum[ELEMENTS])
+__device__ __forceinline__ void add_parts(const struct merge_params &p, int64_t from, int64_t first,
+                                          int64_t begin, int count, const float *weights, float sum[ELEMENTS])
 {
     for (int part = 0; part < count; part += PARTS_AT_ONCE) {
         float value[PARTS_AT_ONCE][ELEMENTS];
@@ -67,26 +67,28 @@ __device__ __forceinline__ void add_parts(const struct merge_params &p, int64_t 
                 value[i][j] = 0.0f;
                 /* A negative weight: the part saw no key, and its out is not read. */
                 if (part + i < count && !(weights[part + i] < 0.0f) && d < p.d_v)
-                    value[i][j] = load_element(p.out_parts, (begin + part + i) * p.out_parts_stride[0] + from + d,
-                                               p.part_element);
+                    value[i][j] = load_element(
+                        p.out_parts, (begin + part + i) * p.out_parts_stride[0] + from + d, p.part_element);
             }
 #pragma unroll
         for (int i = 0; i < PARTS_AT_ONCE; i++)
 #pragma unroll
             for (int j = 0; j < ELEMENTS; j++)
-                if (part + i < count && !(weights[part + i] < 0.0f)) sum[j] += weights[part + i] * value[i][j];
+                if (part + i < count && !(weights[part + i] < 0.0f))
+                    sum[j] += weights[part + i] * value[i][j];
     }
 }
 
-extern "C" __global__ void __launch_bounds__(MERGE_THREADS) merge(const __grid_constant__ struct merge_params p)
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
+    merge(const __grid_constant__ struct merge_params p)
 {
     __shared__ float weights[MERGE_THREADS];
     for (int64_t item = blockIdx.x; item < p.b * p.s_q * p.h_q; item += gridDim.x) {
         const MergeRow row = {item / p.h_q / p.s_q, item / p.h_q % p.s_q, item % p.h_q};
         const float lse = total_lse(p, row);
         const float factor = result_sink_factor(p.rules, row.head, lse);
-        const int64_t from =
-            row.request * p.out_parts_stride[1] + row.token * p.out_parts_stride[2] + row.head * p.out_parts_stride[3];
+        const int64_t from = row.request * p.out_parts_stride[1] + row.token * p.out_parts_stride[2] +
+                             row.head * p.out_parts_stride[3];
         const int64_t to =
             row.request * p.out_stride[0] + row.token * p.out_stride[1] + row.head * p.out_stride[2];
         for (int64_t first = 0; first < p.d_v; first += ELEMENTS * MERGE_THREADS) {
@@ -108,6 +110,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS) merge(const __grid_c
             }
         }
         if (p.lse && threadIdx.x == 0)
-            p.lse[row.request * p.lse_stride[0] + row.head * p.lse_stride[1] + row.token] = result_lse(p.rules, lse);
+            p.lse[row.request * p.lse_stride[0] + row.head * p.lse_stride[1] + row.token] =
+                result_lse(p.rules, lse);
     }
 }

@@ -58,9 +58,9 @@ __device__ __forceinline__ void write_header(const struct plan_params &p, int64_
 }
 
 /* Row `partition` of the plan. */
-__device__ __forceinline__ void write_row(struct plan_partition *rows, int32_t partition, int32_t begin_request,
-                                          int32_t begin_block, int32_t begin_split, int32_t end_request,
-                                          int32_t end_block, bool cut)
+__device__ __forceinline__ void write_row(struct plan_partition *rows, int32_t partition,
+                                          int32_t begin_request, int32_t begin_block, int32_t begin_split,
+                                          int32_t end_request, int32_t end_block, bool cut)
 {
     const bool idle = end_request < begin_request, alone = end_request == begin_request;
     struct plan_partition row;

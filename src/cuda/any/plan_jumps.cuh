@@ -30,7 +30,7 @@ struct Begin {
 struct Jumps {
     uint32_t start[TILE + 1];
     union {
-        struct { /* until the meetings are known */
+        struct {                       /* until the meetings are known */
             uint32_t residue[TILE];    /* start mod step */
             int32_t next[TILE + 1];    /* e; b, which leads to itself, if it is not among the next LOOK */
             int32_t further[TILE + 1]; /* after SPAN meetings */
@@ -209,14 +209,16 @@ __device__ __forceinline__ void plan_by_jumps(const struct plan_params &p, uint3
         __syncthreads();
         if (0 < thread && thread < PLAN_THREADS - 1 && i < p.num_partitions) {
             /* The first partition with room up to the end of the line takes what is left; those after it are idle. */
-            const Begin before = jumps.begins[thread - 1], begin = jumps.begins[thread], after = jumps.begins[thread + 1];
+            const Begin before = jumps.begins[thread - 1], begin = jumps.begins[thread],
+                        after = jumps.begins[thread + 1];
             const bool idle = i > 0 && before.at + payload >= line_end;
             const bool takes_all = idle || begin.at + payload >= line_end;
             const bool cut = !takes_all && after.block > 0;
             const int32_t last = takes_all ? b - 1 : cut ? after.request : after.request - 1;
             const int32_t blocks =
                 cut ? after.block : (int32_t)(jumps.start[last + 1] - jumps.start[last]) - PLAN_OVERHEAD;
-            write_row(rows, i, idle ? b : begin.request, idle ? 0 : begin.block, idle ? 0 : begin.split, last, blocks, cut);
+            write_row(rows, i, idle ? b : begin.request, idle ? 0 : begin.block, idle ? 0 : begin.split, last,
+                      blocks, cut);
             if (cut) atomicAdd(&jumps.cuts[after.request], 1);
         }
         __syncthreads();

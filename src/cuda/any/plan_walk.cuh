@@ -30,11 +30,12 @@ struct Begun {
 
 /* Writes the rows of the partitions first … walk.partition - 1, which ended in this tile. A partition ends where the next
  * begins: within a request that it cut, or after the request before. */
-__device__ __forceinline__ void write_rows(const struct plan_params &p, int32_t first, int64_t first_request, Tile &tile,
-                                           const Walk &walk, const Begun &begun)
+__device__ __forceinline__ void write_rows(const struct plan_params &p, int32_t first, int64_t first_request,
+                                           Tile &tile, const Walk &walk, const Begun &begun)
 {
     const int lane = (int)threadIdx.x % 32;
-    const int32_t partition = walk.partition - 1 - (walk.partition - 1 - lane) % 32; /* of this lane, the last one */
+    const int32_t partition =
+        walk.partition - 1 - (walk.partition - 1 - lane) % 32; /* of this lane, the last one */
     int32_t next_request = __shfl_sync(~0u, begun.request, (lane + 1) % 32);
     int32_t next_block = __shfl_sync(~0u, begun.block, (lane + 1) % 32);
     if (partition == walk.partition - 1) next_request = walk.request, next_block = walk.block;
@@ -51,8 +52,8 @@ __device__ __forceinline__ void write_rows(const struct plan_params &p, int32_t 
 /* Fills partitions as long as they end within the tile. By the first warp: the lanes hold the starts of 32 neighbouring
  * requests (the window) and look for Y among them. Int: int32_t where the numbers of the tile fit. */
 template <typename Int>
-__device__ __forceinline__ void walk_tile(const struct plan_params &p, int64_t payload, int64_t first_request, Tile &tile,
-                                          Walk &walk, Begun &begun)
+__device__ __forceinline__ void walk_tile(const struct plan_params &p, int64_t payload, int64_t first_request,
+                                          Tile &tile, Walk &walk, Begun &begun)
 {
     const int lane = (int)threadIdx.x % 32;
     const Int coarse = (Int)tile.start[32 * lane + 32]; /* where 32 requests end */
@@ -70,7 +71,8 @@ __device__ __forceinline__ void walk_tile(const struct plan_params &p, int64_t p
         const int within = __popc(__ballot_sync(~0u, start <= room_end)) - 1;
         const Int its_start = __shfl_sync(~0u, start, within);
         const Int next = max(room_end - PLAN_OVERHEAD, its_start);
-        if (lane == walk.partition % 32) begun.request = walk.request, begun.block = walk.block, begun.split = walk.split;
+        if (lane == walk.partition % 32)
+            begun.request = walk.request, begun.block = walk.block, begun.split = walk.split;
         const int32_t request = (int32_t)first_request + window + within;
         walk.block = (int32_t)(next - its_start);
         walk.split = !walk.block ? 0 : request == walk.request ? walk.split + 1 : 1;
@@ -104,7 +106,8 @@ __device__ __forceinline__ void plan_by_walk(const struct plan_params &p)
     for (int64_t first = 0; first < p.b; first += TILE) {
         int64_t tile_cost;
         int32_t tile_cuts;
-        tile.start[thread + 1] = block_inclusive_sum(blocks_of(p, first + thread) + PLAN_OVERHEAD, tile.sums[0], &tile_cost);
+        tile.start[thread + 1] =
+            block_inclusive_sum(blocks_of(p, first + thread) + PLAN_OVERHEAD, tile.sums[0], &tile_cost);
         if (thread == 0) tile.start[0] = 0;
         tile.cuts[thread] = 0;
         __syncthreads();
@@ -116,7 +119,8 @@ __device__ __forceinline__ void plan_by_walk(const struct plan_params &p)
         }
         __syncthreads();
         const int32_t cuts = block_inclusive_sum(tile.cuts[thread], tile.cut_sums, &tile_cuts);
-        if (first + thread < p.b) num_splits[first + thread + 1] = (int32_t)(first + thread + 1) + cuts_before + cuts;
+        if (first + thread < p.b)
+            num_splits[first + thread + 1] = (int32_t)(first + thread + 1) + cuts_before + cuts;
         cuts_before += tile_cuts;
         const int64_t last = min(p.b - first, (int64_t)TILE) - 1;
         walk.last_blocks = (int32_t)(tile.start[last + 1] - tile.start[last]) - PLAN_OVERHEAD;

@@ -81,7 +81,8 @@ __device__ __forceinline__ int chunks_of(int length)
     return max((length + INVARIANT_CHUNK - 1) / INVARIANT_CHUNK, 1);
 }
 
-__device__ __forceinline__ Piece chunk_piece(const struct split_params &split, int request, int chunk, int length)
+__device__ __forceinline__ Piece chunk_piece(const struct split_params &split, int request, int chunk,
+                                             int length)
 {
     Piece piece;
     piece.request = request;

@@ -19,7 +19,8 @@ __device__ __forceinline__ float exp2_approx(float x)
 }
 
 /* What the sink leaves of a row whose natural lse is given (-inf: it saw no key, and its out is 0). */
-__device__ __forceinline__ float result_sink_factor(const struct result_params &rules, int64_t head, float lse)
+__device__ __forceinline__ float result_sink_factor(const struct result_params &rules, int64_t head,
+                                                    float lse)
 {
     if (!rules.attn_sink || lse == -INFINITY) return 1.0f;
     return 1.0f / (1.0f + expf(rules.attn_sink[head] - lse));
@@ -45,9 +46,11 @@ __device__ __forceinline__ RowPlace row_place(int row, int kv_head, int group)
     return place;
 }
 
-__device__ __forceinline__ int64_t out_offset(const struct output_params &output, int64_t request, RowPlace place)
+__device__ __forceinline__ int64_t out_offset(const struct output_params &output, int64_t request,
+                                              RowPlace place)
 {
-    return request * output.out_stride[0] + place.token * output.out_stride[1] + place.head * output.out_stride[2];
+    return request * output.out_stride[0] + place.token * output.out_stride[1] +
+           place.head * output.out_stride[2];
 }
 
 __device__ __forceinline__ void store_lse(const struct output_params &output, int64_t request, RowPlace place,
@@ -60,7 +63,8 @@ __device__ __forceinline__ void store_lse(const struct output_params &output, in
 
 /* Two neighbouring elements. */
 template <typename Element>
-__device__ __forceinline__ void store_pair(const struct output_params &output, int64_t at, float low, float high)
+__device__ __forceinline__ void store_pair(const struct output_params &output, int64_t at, float low,
+                                           float high)
 {
     if (output.pairs_aligned) {
         *(uint32_t *)(output.out + at) = Element::pack(low, high);

@@ -50,8 +50,8 @@ struct Task {
 
 /* Copies a thread's chunks of a row of `columns`, zeros past the first `valid_columns`, from any even address through
  * registers. */
-static __device__ __forceinline__ void copy_row_unaligned(uint32_t to, uint32_t group_bytes, const uint16_t *from,
-                                                          int valid_columns, int columns)
+static __device__ __forceinline__ void
+copy_row_unaligned(uint32_t to, uint32_t group_bytes, const uint16_t *from, int valid_columns, int columns)
 {
 #pragma unroll 1
     for (int i = 0; i < columns / LINE_ELEMENTS * CHUNK_ELEMENTS; i++) {
@@ -69,7 +69,8 @@ struct DenseDecode {
 
     /* Scores: warps over row groups of 16, then over the keys. With two column splits a pair of warps makes the scores of
      * two row groups together, each over half of the columns (a fragment of K serves twice the rows), and they exchange. */
-    static constexpr int ROW_GROUPS = ROWS / 16, KEY_GROUPS = WARPS / ROW_GROUPS, COLUMN_SPLITS = COLUMN_SPLITS_;
+    static constexpr int ROW_GROUPS = ROWS / 16, KEY_GROUPS = WARPS / ROW_GROUPS,
+                         COLUMN_SPLITS = COLUMN_SPLITS_;
     static constexpr int WARP_KEYS = KEYS / KEY_GROUPS, KEY_TILES = WARP_KEYS / 8;
     /* An mma waits for the one before it on the same sums: with one key tile, several sums take turns. */
     static constexpr int CHAINS = KEY_TILES == 1 ? 4 : KEY_TILES == 2 ? 2 : 1;
@@ -86,7 +87,8 @@ struct DenseDecode {
     static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_;
 
     static constexpr uint32_t Q_GROUP = ROWS * LINE_BYTES, KEY_GROUP = KEYS * LINE_BYTES;
-    static constexpr uint32_t Q_BYTES = Q_IN_REGISTERS ? 0 : MAX_GROUPS * Q_GROUP, STAGE_BYTES = MAX_GROUPS * KEY_GROUP;
+    static constexpr uint32_t Q_BYTES = Q_IN_REGISTERS ? 0 : MAX_GROUPS * Q_GROUP,
+                              STAGE_BYTES = MAX_GROUPS * KEY_GROUP;
 
     struct QFragments {
         uint32_t a[Q_IN_REGISTERS ? 4 * MAX_GROUPS : 1][4]; /* of 16 columns each */
@@ -100,15 +102,18 @@ struct DenseDecode {
     unsigned char *shared;
     uint32_t base, q_at, ring_at, p_at;
     float *maxima, *factors; /* [KEY_GROUPS][ROWS], [ROWS] */
-    const Task &task; /* in shared memory */
+    const Task &task;        /* in shared memory */
     int warp, lane;
 
-    __device__ DenseDecode(const struct dense_decode_params &params, unsigned char *memory, const Task &shared_task)
-        : p(params), shared(memory), task(shared_task), warp((int)threadIdx.x / 32), lane((int)threadIdx.x % 32)
+    __device__ DenseDecode(const struct dense_decode_params &params, unsigned char *memory,
+                           const Task &shared_task)
+        : p(params), shared(memory), task(shared_task), warp((int)threadIdx.x / 32),
+          lane((int)threadIdx.x % 32)
     {
         base = shared_address(memory);
         ring_at = base + Q_BYTES;
-        q_at = Q_IN_REGISTERS ? ring_at + (uint32_t)(p.stages - 1) * STAGE_BYTES : base; /* the stage that is filled last */
+        q_at = Q_IN_REGISTERS ? ring_at + (uint32_t)(p.stages - 1) * STAGE_BYTES
+                              : base; /* the stage that is filled last */
         p_at = ring_at + (uint32_t)p.stages * STAGE_BYTES;
         maxima = (float *)(memory + (p_at - base) + ROWS * LINE_BYTES);
         factors = maxima + KEY_GROUPS * ROWS;
@@ -118,7 +123,8 @@ struct DenseDecode {
 
     /* A row's share of this thread: a chunk of 16 bytes of every group of 64 columns. Where `valid` is false nothing is
      * read, and zeros are written. */
-    __device__ __forceinline__ void copy_row(uint32_t to, uint32_t group_bytes, const uint16_t *from, bool valid)
+    __device__ __forceinline__ void copy_row(uint32_t to, uint32_t group_bytes, const uint16_t *from,
+                                             bool valid)
     {
         if (!p.vectors_aligned) {
             copy_row_unaligned(to, group_bytes, from, valid ? p.d_qk : 0, p.d_qk);
@@ -186,7 +192,8 @@ struct DenseDecode {
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
             copies.valid[pass] = first_key + row + pass * KEYS_AT_ONCE < (unsigned)end;
-            copies.from[pass] = keys + places.page[pass] * p.kv_stride[0] + places.slot[pass] * p.kv_stride[1];
+            copies.from[pass] =
+                keys + places.page[pass] * p.kv_stride[0] + places.slot[pass] * p.kv_stride[1];
         }
         return copies;
     }
@@ -198,7 +205,8 @@ struct DenseDecode {
         for (int i = begin; i < end; i++) {
             const int group = i / PASSES, pass = i % PASSES;
             if (copies.some && (group < MAX_GROUPS - 1 || p.d_qk == MAX_GROUPS * LINE_ELEMENTS))
-                cp_async_16(copies.to + (uint32_t)group * KEY_GROUP + (uint32_t)(pass * KEYS_AT_ONCE * LINE_BYTES),
+                cp_async_16(copies.to + (uint32_t)group * KEY_GROUP +
+                                (uint32_t)(pass * KEYS_AT_ONCE * LINE_BYTES),
                             copies.from[pass] + group * LINE_ELEMENTS, copies.valid[pass]);
         }
     }
@@ -211,11 +219,12 @@ struct DenseDecode {
         if (p.vectors_aligned || first_key >= (unsigned)end) return;
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++)
-            copy_row_unaligned(copies.to + (uint32_t)(pass * KEYS_AT_ONCE * LINE_BYTES), KEY_GROUP, copies.from[pass],
-                               copies.valid[pass] ? p.d_qk : 0, p.d_qk);
+            copy_row_unaligned(copies.to + (uint32_t)(pass * KEYS_AT_ONCE * LINE_BYTES), KEY_GROUP,
+                               copies.from[pass], copies.valid[pass] ? p.d_qk : 0, p.d_qk);
     }
 
-    __device__ __forceinline__ void copy_keys(uint32_t stage_at, unsigned first_key, int end, const KeyPlaces &places) const
+    __device__ __forceinline__ void copy_keys(uint32_t stage_at, unsigned first_key, int end,
+                                              const KeyPlaces &places) const
     {
         copy_keys_unaligned(stage_at, first_key, end, places);
         issue_copies(prepare_copies(stage_at, first_key, end, places), 0, MAX_GROUPS * PASSES);
@@ -252,7 +261,8 @@ struct DenseDecode {
     /* Where columns are, in lines of 128 bytes per 64 columns: the swizzle changes bits 5 and 6 alone. */
     static __device__ __forceinline__ uint32_t column_at(uint32_t line, uint32_t group_bytes, int column)
     {
-        return (line + (uint32_t)(column / LINE_ELEMENTS) * group_bytes) ^ (uint32_t)(column % LINE_ELEMENTS * 2);
+        return (line + (uint32_t)(column / LINE_ELEMENTS) * group_bytes) ^
+               (uint32_t)(column % LINE_ELEMENTS * 2);
     }
 
     /* This warp's part of a line. */
@@ -264,8 +274,9 @@ struct DenseDecode {
     /* 16 columns of 16 rows. */
     __device__ __forceinline__ void load_q(uint32_t a[4], int row_group, int column) const
     {
-        const uint32_t line = q_at + (uint32_t)(16 * row_group) * LINE_BYTES +
-                              swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
+        const uint32_t line =
+            q_at + (uint32_t)(16 * row_group) * LINE_BYTES +
+            swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
         ldmatrix_x4(a, column_at(split_at(line), Q_GROUP, column));
     }
 
@@ -284,7 +295,8 @@ struct DenseDecode {
 
     /* between(step) is called before the products of each step: for what can be done beside them. */
     template <typename Between>
-    __device__ __forceinline__ void score(uint32_t stage_at, const QFragments &q, float s[KEY_TILES][4], Between between)
+    __device__ __forceinline__ void score(uint32_t stage_at, const QFragments &q, float s[KEY_TILES][4],
+                                          Between between)
     {
         const int row_group = warp % ROW_GROUPS, first_group = row_group / COLUMN_SPLITS * COLUMN_SPLITS;
         const bool all_groups = p.d_qk == MAX_GROUPS * LINE_ELEMENTS;
@@ -312,7 +324,8 @@ struct DenseDecode {
                 for (int m = 0; m < COLUMN_SPLITS; m++)
 #pragma unroll
                     for (int t = 0; t < KEY_TILES; t++) {
-                        const uint32_t *fragment = b[done % BUFFERS][t / 2] + 2 * (KEY_TILES == 1 ? half : t % 2);
+                        const uint32_t *fragment =
+                            b[done % BUFFERS][t / 2] + 2 * (KEY_TILES == 1 ? half : t % 2);
                         mma_16816<Element>(sums[m][t][(STEP_HALVES * done + half) % CHAINS],
                                            Q_IN_REGISTERS ? q.a[STEP_HALVES * done + half]
                                                           : a[done % BUFFERS][m][half],
@@ -338,8 +351,8 @@ struct DenseDecode {
 
     /* The two warps of a pair add their halves: this one keeps the row group that is its own, and gives the other. The
      * space is that of P, which holds half of the tiles at a time. */
-    __device__ __forceinline__ void exchange(const float lower[KEY_TILES][CHAINS][4], const float upper[KEY_TILES][CHAINS][4],
-                                             float s[KEY_TILES][4])
+    __device__ __forceinline__ void exchange(const float lower[KEY_TILES][CHAINS][4],
+                                             const float upper[KEY_TILES][CHAINS][4], float s[KEY_TILES][4])
     {
         constexpr int TILES_AT_ONCE = KEY_TILES / 2;
         static_assert(COLUMN_SPLITS == 1 || WARPS * TILES_AT_ONCE * 512 <= ROWS * LINE_BYTES, "P has room");
@@ -353,8 +366,10 @@ struct DenseDecode {
             for (int i = 0; i < TILES_AT_ONCE; i++) {
                 const int t = round * TILES_AT_ONCE + i;
                 float4 values;
-                values.x = is_upper ? lower[t][0][0] : upper[t][0][0], values.y = is_upper ? lower[t][0][1] : upper[t][0][1];
-                values.z = is_upper ? lower[t][0][2] : upper[t][0][2], values.w = is_upper ? lower[t][0][3] : upper[t][0][3];
+                values.x = is_upper ? lower[t][0][0] : upper[t][0][0],
+                values.y = is_upper ? lower[t][0][1] : upper[t][0][1];
+                values.z = is_upper ? lower[t][0][2] : upper[t][0][2],
+                values.w = is_upper ? lower[t][0][3] : upper[t][0][3];
                 buffer[(warp * TILES_AT_ONCE + i) * 32 + lane] = values;
             }
             pair_barrier(pair);
@@ -387,7 +402,8 @@ struct DenseDecode {
             uint32_t a[ROW_GROUPS][4];
 #pragma unroll
             for (int m = 0; m < ROW_GROUPS; m++)
-                ldmatrix_x4(a[m], (p_line + (uint32_t)(16 * m) * LINE_BYTES) ^ (uint32_t)(2 * k * CHUNK_BYTES));
+                ldmatrix_x4(a[m],
+                            (p_line + (uint32_t)(16 * m) * LINE_BYTES) ^ (uint32_t)(2 * k * CHUNK_BYTES));
 #pragma unroll
             for (int n = 0; n < COLUMN_PAIRS; n++) {
                 const int column = WARP_COLUMNS * warp + 16 * n;
@@ -409,7 +425,8 @@ struct DenseDecode {
     /* The first key that a row of the tile does not see. */
     __device__ __forceinline__ int visible_end(int row) const
     {
-        return p.causal ? min(task.length, task.length - p.s_q + (task.first_row + row) / p.group + 1) : task.length;
+        return p.causal ? min(task.length, task.length - p.s_q + (task.first_row + row) / p.group + 1)
+                        : task.length;
     }
 
     /* Does V hold an infinity or a NaN in a key that some row must not see? A product with P = 0 would not hide it. */
@@ -431,16 +448,21 @@ struct DenseDecode {
         constexpr int LANE_COLUMNS = D_V / 32;
         for (int row = task.first_row + warp; row < min(task.first_row + ROWS, p.rows); row += WARPS) {
             const RowPlace place = row_place(row, task.kv_head, p.group);
-            const uint16_t *q = p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] + place.head * p.q_stride[2];
+            const uint16_t *q = p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] +
+                                place.head * p.q_stride[2];
             float most = -INFINITY, sum = 0.0f, o[LANE_COLUMNS] = {};
-            for (int key = task.piece.begin; key < min(task.piece.end, visible_end(row - task.first_row)); key++) {
+            for (int key = task.piece.begin; key < min(task.piece.end, visible_end(row - task.first_row));
+                 key++) {
                 const int index = fast_divide(key, p.page_divisor);
-                const int64_t page = p.block_table ? p.block_table[task.piece.request * p.block_table_stride + index] : task.piece.request;
+                const int64_t page = p.block_table
+                                         ? p.block_table[task.piece.request * p.block_table_stride + index]
+                                         : task.piece.request;
                 const int64_t slot = p.block_table ? key - index * p.page_size : key;
                 const uint16_t *k =
                     p.kv + page * p.kv_stride[0] + slot * p.kv_stride[1] + task.kv_head * p.kv_stride[2];
                 float s = 0.0f;
-                for (int d = lane; d < p.d_qk; d += 32) s += Element::to_float(q[d]) * Element::to_float(k[d]);
+                for (int d = lane; d < p.d_qk; d += 32)
+                    s += Element::to_float(q[d]) * Element::to_float(k[d]);
                 for (int lanes = 16; lanes; lanes /= 2) s += __shfl_xor_sync(~0u, s, lanes);
                 s *= p.scale_log2;
                 const float factor = s > most ? exp2f(most - s) : 1.0f;
@@ -516,11 +538,13 @@ struct DenseDecode {
             if (key_group == 0 && lane % 4 == 0) factors[row + 8 * i] = factor;
 #pragma unroll
             for (int t = 0; t < KEY_TILES; t++) {
-                const float low = exp2_approx(s[t][2 * i] - reference), high = exp2_approx(s[t][2 * i + 1] - reference);
+                const float low = exp2_approx(s[t][2 * i] - reference),
+                            high = exp2_approx(s[t][2 * i + 1] - reference);
                 state.sum[i] += low + high;
-                const uint32_t at = p_at - base +
-                                    swizzle_128((uint32_t)(row + 8 * i), (uint32_t)(WARP_KEYS / 8 * key_group + t)) +
-                                    (uint32_t)(lane % 4) * 4;
+                const uint32_t at =
+                    p_at - base +
+                    swizzle_128((uint32_t)(row + 8 * i), (uint32_t)(WARP_KEYS / 8 * key_group + t)) +
+                    (uint32_t)(lane % 4) * 4;
                 *(uint32_t *)(shared + at) = Element::pack(low, high);
             }
         }
@@ -549,8 +573,7 @@ struct DenseDecode {
     /* ---- The end of a piece -------------------------------------------------------------------- */
 
     /* Rows to `out`, or to the piece's slot. */
-    __device__ __forceinline__ void finish(const RowState &state,
-                                           float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
+    __device__ __forceinline__ void finish(const RowState &state, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
     {
         const int my_row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
         float *sums = maxima;
@@ -591,7 +614,8 @@ struct DenseDecode {
                 const int column = WARP_COLUMNS * warp + 2 * (lane % 4);
                 if (task.piece.slot == DIRECT) {
                     const int64_t at =
-                        out_offset(p.output, task.piece.request, row_place(row, task.kv_head, p.group)) + column;
+                        out_offset(p.output, task.piece.request, row_place(row, task.kv_head, p.group)) +
+                        column;
 #pragma unroll
                     for (int n = 0; n < 2 * COLUMN_PAIRS; n++)
                         store_pair<Element>(p.output, at + 8 * n, o[m][n][2 * i] * factor,
@@ -617,7 +641,7 @@ struct DenseDecode {
     {
         const int last_row = min(ROWS, p.rows - task.first_row) - 1;
         const int end = min(task.piece.end, visible_end(last_row)); /* no row of the tile sees more */
-        const int all_see = visible_end(0);                    /* every row sees the keys before */
+        const int all_see = visible_end(0);                         /* every row sees the keys before */
         const int blocks = (int)(((unsigned)max(end - task.piece.begin, 0) + KEYS - 1) / KEYS);
 
         copy_q();
@@ -625,7 +649,9 @@ struct DenseDecode {
         KeyPlaces places;
         if (blocks) places = find_keys((unsigned)task.piece.begin, end);
         for (int i = 0; i < p.stages - 1; i++) {
-            if (i < blocks) copy_keys(ring_at + (uint32_t)i * STAGE_BYTES, (unsigned)(task.piece.begin + i * KEYS), end, places);
+            if (i < blocks)
+                copy_keys(ring_at + (uint32_t)i * STAGE_BYTES, (unsigned)(task.piece.begin + i * KEYS), end,
+                          places);
             cp_async_commit(); /* groups are counted: an empty one too */
             if (blocks) places = find_keys((unsigned)task.piece.begin + (unsigned)(i + 1) * KEYS, end);
         }
@@ -655,7 +681,8 @@ struct DenseDecode {
             score(stage_at, q, s, [&](int step) {
                 if (step == 0) copies = prepare_copies(free_at, ahead, end, places);
                 if (step % COPY_STEPS == 0 && step / COPY_STEPS < COPY_BATCHES)
-                    issue_copies(copies, step / COPY_STEPS * COPY_BATCH, (step / COPY_STEPS + 1) * COPY_BATCH);
+                    issue_copies(copies, step / COPY_STEPS * COPY_BATCH,
+                                 (step / COPY_STEPS + 1) * COPY_BATCH);
                 if (step == COPY_STEPS * COPY_BATCHES - 1) places = find_keys(ahead + KEYS, end);
             });
             cp_async_commit();
@@ -664,8 +691,9 @@ struct DenseDecode {
             softmax(s, state);
             __syncthreads(); /* P and the factors are there */
             rescale(o);
-            if (masked && p.causal && poisoned(stage_at, clamp_int(all_see - first_key, 0, KEYS),
-                                               clamp_int(end - first_key, 0, KEYS))) {
+            if (masked && p.causal &&
+                poisoned(stage_at, clamp_int(all_see - first_key, 0, KEYS),
+                         clamp_int(end - first_key, 0, KEYS))) {
                 cp_async_wait<0>();
                 run_by_rows();
                 return;
@@ -690,7 +718,8 @@ struct DenseDecode {
         for (int t = 0; t < KEY_TILES; t++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                if (key + 8 * t + mma_c_column(lane, e) >= min(end, visible_end(row + mma_c_row(lane, e))) - first_key)
+                if (key + 8 * t + mma_c_column(lane, e) >=
+                    min(end, visible_end(row + mma_c_row(lane, e))) - first_key)
                     s[t][e] = -INFINITY;
     }
 };
@@ -735,9 +764,9 @@ template <typename Kernel> __device__ __forceinline__ void dense_decode(const st
     }
 }
 
-#define DENSE_DECODE_KERNEL(NAME, ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS)                           \
-    extern "C" __global__ void __launch_bounds__(32 * (WARPS))                                                         \
-        NAME(const __grid_constant__ struct dense_decode_params p)                                                     \
-    {                                                                                                                  \
-        dense_decode<DenseDecode<ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS>>(p);                       \
+#define DENSE_DECODE_KERNEL(NAME, ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS)                 \
+    extern "C" __global__ void __launch_bounds__(32 * (WARPS))                                               \
+        NAME(const __grid_constant__ struct dense_decode_params p)                                           \
+    {                                                                                                        \
+        dense_decode<DenseDecode<ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS>>(p);             \
     }

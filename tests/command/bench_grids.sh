@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# bench_grids.sh FLASHMLA FLASHMLA_WITH_LITTLE_MEMORY - the rows of bench's grids, and what becomes of those that a
+# machine has no memory for. Rows that are passed over are printed all the same, and take no time.
+set -u
+small=$2
+export flashmla=$1
+# shellcheck disable=SC1091 # checked by itself
+. "$(dirname "$0")/common.sh"
+too_large="skipped: too large for this machine's memory"
+
+# product "B…" "S_K…" "S_Q…" "H_Q…" OPTIONS: its rows, as print_shape orders the columns, up to the options.
+product() {
+    local h_q s_q b s_k
+    for h_q in $4; do for s_q in $3; do for b in $1; do for s_k in $2; do
+        echo "$b $s_k $s_q $h_q 1 576 bf16 $5 $too_large"
+    done; done; done; done
+}
+grid() {
+    case $1 in
+    cpu)
+        product '1 8' '1024 4096 16384' 1 '16 128' -
+        product 128 512 1 '16 128' -
+        ;;
+    h20) product 128 '4096 8192' '1 2' '16 32 64 128' causal ;;
+    peers)
+        product '1 2 4 16 32' '1024 8192 65536' 1 '16 64 128' causal
+        product 128 '4096 8192 32768' '1 2' '16 32 64 128' causal
+        ;;
+    esac
+}
+
+# Nothing fits: every row is told, in any order, and the command ends with 3 and writes no file.
+flashmla=$small
+export FMLA_LITTLE_MEMORY=1
+for name in cpu h20 peers; do
+    bad 3 'no row of the grid runs here' bench --grid "$name" --threads 1 --json rows.jsonl
+    checks=$((checks + 1))
+    grep 'skipped' stdout | sed 's/^ *//; s/  */ /g' | sort >came
+    grid "$name" | sort >expected
+    [ -s expected ] || wrong "no rows expected of $name"
+    diff expected came >difference || wrong "--grid $name: $(head -n 5 difference)"
+done
+bad 3 'no row of the grid runs here' bench --op merge --grid quick --threads 1 --parts 2,3 --json rows.jsonl
+has "^ +3 +1 .*$too_large$"
+unset FMLA_LITTLE_MEMORY
+flashmla=$1
+
+# Rows that fit are timed and written, beside one of 79 TB. Lists replace the axes of a grid, which keeps the others.
+good bench --grid quick --threads 1 --repeat 1 --page-size 1 --heads 4096 --kv-heads 4096 --seq-len 1,16777216 --json rows.jsonl
+has "^ +1 +16777216 +1 +4096 +4096 .*$too_large$"
+has '^ +1 +1 +1 +4096 +4096 +576 +bf16 +- +[a-z0-9-]+ +[0-9.]+ '
+[ "$(wc -l <rows.jsonl)" -eq 1 ] || wrong "not one row was written: $(cat rows.jsonl)"
+for name in h20 peers; do
+    good bench --grid "$name" --warm --threads 1 --repeat 1 --batch 1 --seq-len 64 --heads 16 --query-tokens 1,2 --json "$name.jsonl"
+    has '^ +1 +64 +1 +16 +1 +576 +bf16 +causal +[a-z0-9-]+ +[0-9.]+ '
+    has '^ +1 +64 +2 +16 +1 +576 +bf16 +causal '
+    [ "$(grep -c '"causal":true' "$name.jsonl")" -eq 2 ] || wrong "$name.jsonl: $(cat "$name.jsonl")"
+done
+# Two of three are too large: 17.6 TB of parts.
+good bench --op merge --grid quick --threads 1 --repeat 1 --parts 1,1024 --heads 64 --batch 1,65536 --json merge.jsonl
+has "^ +1024 +65536 .*$too_large$"
+has '^ +1024 +1 .* cpu-generic +[0-9.]+ '
+finish

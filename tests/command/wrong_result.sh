@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# wrong_result.sh FLASHMLA_THAT_ERRS - a kernel that errs is told by verify and by run --check: exit 1, one line, no file.
+set -u
+export flashmla=$1
+# shellcheck disable=SC1091 # checked by itself
+. "$(dirname "$0")/common.sh"
+
+good make-input batch.safetensors --seq-lens 5,70 --heads 2
+
+# The same program without a plant: what fails below fails because of the plant.
+unset FMLA_PLANT
+good verify
+has '^ok +dense_decode +cpu-generic '
+good run batch.safetensors --kernel cpu-generic --check --repeat 1
+has '^check +PASS: '
+
+# verify_fails PLANT OPERATION WORDS: what verify says on its last line, and that its table blames one kernel.
+verify_fails() {
+    export FMLA_PLANT=$1
+    bad 1 "flashmla verify: $2 cpu-generic: $3" verify
+    has "^FAILED +$2 +cpu-generic "
+    checks=$((checks + 1))
+    [ "$(grep -c '^FAILED' stdout)" -eq 1 ] || wrong "$1: not one kernel failed: $(cat stdout)"
+}
+verify_fails out dense_decode 'paged: 1 values of out and 0 of lse differ'
+verify_fails refused dense_decode 'paged: dense_decode: workspace'
+verify_fails merge merge 'merge: 1 values of out and 0 of lse differ'
+export FMLA_PLANT=lse
+bad 1 'flashmla verify: dense_decode cpu-generic: paged: 0 values of out and 1 of lse differ' verify --json
+has '"passed": false'
+
+for plant in out nan lse; do
+    export FMLA_PLANT=$plant
+    bad 1 'the result is wrong: ' run batch.safetensors --kernel cpu-generic --check --repeat 1 --out result
+    has '^check +FAIL: '
+done
+finish
