@@ -79,7 +79,7 @@ __device__ __forceinline__ void add_parts(const struct merge_params &p, int64_t 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 4)
     merge(const __grid_constant__ struct merge_params p)
 {
     __shared__ float weights[MERGE_THREADS];
