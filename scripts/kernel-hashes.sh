@@ -5,7 +5,7 @@
 #     itself into what it records.
 # kernel-hashes.sh --check RECORD... - are the kernels still those that the records (checkattn.json) say were checked on a
 #     GPU? The same toolkit makes the same machine code of the same kernel; a record of another toolkit is passed over. Exits
-#     1 if a kernel differs, is in no line of a record, or had failed; 77 if no record is of this toolkit.
+#     1 if a kernel differs, is in no line of a record, or had failed; 77 if there is no nvcc, or no record of its toolkit.
 # kernel-hashes.sh --self-test
 #
 # Compiled anew, with the flags of the build (cmake/cuda.cmake), because a toolkit need not have cuobjdump, which could
@@ -16,14 +16,14 @@ root=${FMLA_ROOT:-$here/..}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-find_nvcc() {
+find_nvcc() { # find_nvcc CODE: exits with it where there is none
     nvcc=${CUDACXX:-}
     [ -n "$nvcc" ] || nvcc=$(command -v nvcc || true)
     [ -n "$nvcc" ] || nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
     toolkit=$("$nvcc" --version 2>&1 | sed -n 's/.* V\([0-9.]*\)$/\1/p') || true
     [ -n "$toolkit" ] || {
         echo "kernel-hashes: $nvcc does not run" >&2
-        exit 3
+        exit "$1"
     }
 }
 
@@ -39,7 +39,7 @@ make_list() {
     local output=$1 source architecture
     shift
     [ $# -gt 0 ] || set -- 80 90
-    find_nvcc
+    find_nvcc 3
     {
         echo "# toolkit $toolkit"
         sources | while IFS= read -r source; do
@@ -81,7 +81,7 @@ check_record() {
 
 check() {
     local record compared=0 bad=0
-    find_nvcc
+    find_nvcc 77
     for record; do
         if ! grep -qF "\"toolkit\": \"$toolkit\"" "$record"; then
             echo "$record: is of another toolkit than $toolkit, and not compared"

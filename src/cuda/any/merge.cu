@@ -7,7 +7,7 @@
 #include "../device/element.cuh"
 #include "../device/result.cuh"
 
-static constexpr int PARTS_AT_ONCE = 8, ELEMENTS = 4;
+static constexpr int PARTS_AT_ONCE = 4, ELEMENTS = 4;
 
 enum { BF16 = 0, FP16 = 1, F32 = 2 }; /* enum element */
 
@@ -53,23 +53,42 @@ __device__ __forceinline__ float total_lse(const struct merge_params &p, const M
     return sum == 0.0f ? -INFINITY : most + logf(sum);
 }
 
-/* Adds the elements first + threadIdx.x + j · MERGE_THREADS of `count` parts from part `begin`. */
-__device__ __forceinline__ void add_parts(const struct merge_params &p, int64_t from, int64_t first,
+/* `count` elements from `at` on, at most ELEMENTS; zeros beyond. */
+__device__ __forceinline__ void load_elements(const struct merge_params &p, int64_t at, int count,
+                                              float value[ELEMENTS])
+{
+    if (p.vectors_aligned && count == ELEMENTS) {
+        if (p.part_element == F32) {
+            const float4 four = __ldg((const float4 *)((const float *)p.out_parts + at));
+            value[0] = four.x, value[1] = four.y, value[2] = four.z, value[3] = four.w;
+        } else {
+            const uint2 four = __ldg((const uint2 *)((const uint16_t *)p.out_parts + at));
+            const uint16_t bits[ELEMENTS] = {(uint16_t)four.x, (uint16_t)(four.x >> 16), (uint16_t)four.y,
+                                             (uint16_t)(four.y >> 16)};
+#pragma unroll
+            for (int j = 0; j < ELEMENTS; j++)
+                value[j] = p.part_element == BF16 ? Bf16::to_float(bits[j]) : Fp16::to_float(bits[j]);
+        }
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < ELEMENTS; j++)
+        value[j] = j < count ? load_element(p.out_parts, at + j, p.part_element) : 0.0f;
+}
+
+/* Adds `elements` elements of `count` parts from part `begin`; `from` is the first element, of part 0. A negative weight:
+ * the part saw no key, and its out is not read. */
+__device__ __forceinline__ void add_parts(const struct merge_params &p, int64_t from, int elements,
                                           int64_t begin, int count, const float *weights, float sum[ELEMENTS])
 {
     for (int part = 0; part < count; part += PARTS_AT_ONCE) {
         float value[PARTS_AT_ONCE][ELEMENTS];
 #pragma unroll
-        for (int i = 0; i < PARTS_AT_ONCE; i++)
-#pragma unroll
-            for (int j = 0; j < ELEMENTS; j++) {
-                const int64_t d = first + threadIdx.x + j * MERGE_THREADS;
-                value[i][j] = 0.0f;
-                /* A negative weight: the part saw no key, and its out is not read. */
-                if (part + i < count && !(weights[part + i] < 0.0f) && d < p.d_v)
-                    value[i][j] = load_element(
-                        p.out_parts, (begin + part + i) * p.out_parts_stride[0] + from + d, p.part_element);
-            }
+        for (int i = 0; i < PARTS_AT_ONCE; i++) {
+            const bool some = part + i < count && !(weights[part + i] < 0.0f);
+            load_elements(p, (begin + part + i) * p.out_parts_stride[0] + from, some ? elements : 0,
+                          value[i]);
+        }
 #pragma unroll
         for (int i = 0; i < PARTS_AT_ONCE; i++)
 #pragma unroll
@@ -79,7 +98,7 @@ __device__ __forceinline__ void add_parts(const struct merge_params &p, int64_t 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 8)
     merge(const __grid_constant__ struct merge_params p)
 {
     __shared__ float weights[MERGE_THREADS];
@@ -92,6 +111,8 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
         const int64_t to =
             row.request * p.out_stride[0] + row.token * p.out_stride[1] + row.head * p.out_stride[2];
         for (int64_t first = 0; first < p.d_v; first += ELEMENTS * MERGE_THREADS) {
+            const int64_t d = first + ELEMENTS * threadIdx.x;
+            const int elements = (int)max(min(p.d_v - d, (int64_t)ELEMENTS), (int64_t)0);
             float sum[ELEMENTS] = {};
             for (int64_t begin = 0; begin < p.n; begin += MERGE_THREADS) {
                 __syncthreads(); /* everyone is done with the weights before */
@@ -101,13 +122,11 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
                 }
                 __syncthreads();
                 const int count = (int)min(p.n - begin, (int64_t)MERGE_THREADS);
-                add_parts(p, from, first, begin, count, weights, sum);
+                add_parts(p, from + d, elements, begin, count, weights, sum);
             }
 #pragma unroll
-            for (int j = 0; j < ELEMENTS; j++) {
-                const int64_t d = first + threadIdx.x + j * MERGE_THREADS;
-                if (d < p.d_v) store_element(p.out, to + d, p.out_element, sum[j] * factor);
-            }
+            for (int j = 0; j < ELEMENTS; j++)
+                if (j < elements) store_element(p.out, to + d + j, p.out_element, sum[j] * factor);
         }
         if (p.lse && threadIdx.x == 0)
             p.lse[row.request * p.lse_stride[0] + row.head * p.lse_stride[1] + row.token] =

@@ -20,6 +20,7 @@
 
 static constexpr int LOOK = 64, SPAN = 8;
 static constexpr uint32_t FAR_STEP = 64 * (PLAN_OVERHEAD + 1); /* one request in 64 is met */
+static constexpr uint32_t NOWHERE = 0x80000000u;               /* far from every residue */
 
 /* Where a partition begins, if those before it do not take everything. */
 struct Begin {
@@ -30,10 +31,10 @@ struct Begin {
 struct Jumps {
     uint32_t start[TILE + 1];
     union {
-        struct {                       /* until the meetings are known */
-            uint32_t residue[TILE];    /* start mod step */
-            int32_t next[TILE + 1];    /* e; b, which leads to itself, if it is not among the next LOOK */
-            int32_t further[TILE + 1]; /* after SPAN meetings */
+        struct {                           /* until the meetings are known */
+            uint32_t residue[TILE + LOOK]; /* start mod step; NOWHERE from b on */
+            int32_t next[TILE + 1];        /* e; b, which leads to itself, if it is not among the next LOOK */
+            int32_t further[TILE + 1];     /* after SPAN meetings */
         };
         Begin begins[PLAN_THREADS];
     };
@@ -59,22 +60,24 @@ template <typename Int> __device__ __forceinline__ int last_not_above(const Int 
     return low;
 }
 
-__device__ __forceinline__ bool meets(const Jumps &jumps, uint32_t residue, int e, uint32_t step)
+/* (other - residue) mod step ≤ PLAN_OVERHEAD, for residues below step; never for NOWHERE. */
+__device__ __forceinline__ bool meets(uint32_t residue, uint32_t other, uint32_t step)
 {
-    const uint32_t other = jumps.residue[e];
-    return (other >= residue ? other - residue : other + step - residue) <= PLAN_OVERHEAD;
+    const uint32_t ahead = other - residue;
+    return min(ahead, ahead + step) <= PLAN_OVERHEAD;
 }
 
 __device__ __forceinline__ int32_t find_meeting(const Jumps &jumps, int q, int b, uint32_t step)
 {
     constexpr int AT_ONCE = 8; /* loads that do not wait for each other */
-    const uint32_t residue = q < b ? jumps.residue[q] : 0;
-    for (int first = q + 1; first < min(q + 1 + LOOK, b); first += AT_ONCE) {
-        int32_t found = b;
+    static_assert(LOOK % AT_ONCE == 0, "");
+    const uint32_t residue = jumps.residue[q];
+    for (int first = q + 1; first < q + 1 + LOOK; first += AT_ONCE) {
+        int32_t found = 0;
 #pragma unroll
         for (int i = AT_ONCE - 1; i >= 0; i--)
-            if (meets(jumps, residue, min(first + i, TILE - 1), step) && first + i < b) found = first + i;
-        if (found < b) return found;
+            if (meets(residue, jumps.residue[first + i], step)) found = first + i;
+        if (found) return found;
     }
     return b;
 }
@@ -89,7 +92,7 @@ __device__ __forceinline__ int32_t look_on(const Jumps &jumps, int q, int first,
 #pragma unroll
         for (int i = AT_ONCE - 1; i >= 0; i--) {
             const int e = first + 32 * i + lane;
-            if (e < b && meets(jumps, jumps.residue[q], e, step)) found = e;
+            if (e < b && meets(jumps.residue[q], jumps.residue[e], step)) found = e;
         }
         found = __reduce_min_sync(~0u, found);
         if (found < b) return found;
@@ -140,7 +143,7 @@ __device__ __forceinline__ void follow(Jumps &jumps, int b, uint32_t step)
 __device__ __forceinline__ void prepare_spans(Jumps &jumps, int b, uint32_t step)
 {
     const int thread = (int)threadIdx.x;
-    const int32_t next = find_meeting(jumps, thread, b, step);
+    const int32_t next = thread < b ? find_meeting(jumps, thread, b, step) : b;
     jumps.next[thread] = next;
     if (thread == 0) jumps.next[TILE] = jumps.further[TILE] = TILE;
     int32_t further = next;
@@ -181,7 +184,8 @@ __device__ __forceinline__ void plan_by_jumps(const struct plan_params &p, uint3
     const uint64_t payload = step + PLAN_OVERHEAD;
     if (thread == 0) write_header(p, (int64_t)payload), jumps.start[0] = 0;
     jumps.start[thread + 1] = end;
-    jumps.residue[thread] = (end - cost) % step;
+    jumps.residue[thread] = thread < b ? (end - cost) % step : NOWHERE;
+    if (thread < LOOK) jumps.residue[TILE + thread] = NOWHERE;
     jumps.cuts[thread] = 0;
     __syncthreads();
     if (step < FAR_STEP) prepare_spans(jumps, b, step);

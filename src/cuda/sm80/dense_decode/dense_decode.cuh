@@ -37,29 +37,12 @@
 #include "../../device/mma.cuh"
 #include "../../device/pieces.cuh"
 #include "../../device/result.cuh"
+#include "../../device/unaligned_copy.cuh"
+#include "by_rows.cuh"
 #include "shape.h"
+#include "tasks.cuh"
 
 static constexpr float REFERENCE_SLACK = 8.0f; /* log2 */
-
-/* What a block of threads has in hand: a piece, for one tile of rows. */
-struct Task {
-    Piece piece;
-    int length; /* keys of the request */
-    int kv_head, first_row;
-};
-
-/* Copies a thread's chunks of a row of `columns`, zeros past the first `valid_columns`, from any even address through
- * registers. */
-static __device__ __forceinline__ void
-copy_row_unaligned(uint32_t to, uint32_t group_bytes, const uint16_t *from, int valid_columns, int columns)
-{
-#pragma unroll 1
-    for (int i = 0; i < columns / LINE_ELEMENTS * CHUNK_ELEMENTS; i++) {
-        const int column = i / CHUNK_ELEMENTS * LINE_ELEMENTS + i % CHUNK_ELEMENTS;
-        store_shared_2(to + (uint32_t)(i / CHUNK_ELEMENTS) * group_bytes + (uint32_t)(i % CHUNK_ELEMENTS) * 2,
-                       column < valid_columns ? from[column] : (uint16_t)0);
-    }
-}
 
 template <typename Element_, int ROWS_, int KEYS_, int WARPS_, int COLUMN_SPLITS_, bool Q_IN_REGISTERS_>
 struct DenseDecode {
@@ -422,13 +405,6 @@ struct DenseDecode {
 
     /* ---- Keys that only some rows of the tile see ------------------------------------------------ */
 
-    /* The first key that a row of the tile does not see. */
-    __device__ __forceinline__ int visible_end(int row) const
-    {
-        return p.causal ? min(task.length, task.length - p.s_q + (task.first_row + row) / p.group + 1)
-                        : task.length;
-    }
-
     /* Does V hold an infinity or a NaN in a key that some row must not see? A product with P = 0 would not hide it. */
     __device__ bool poisoned(uint32_t stage_at, int from, int to) const
     {
@@ -440,58 +416,6 @@ struct DenseDecode {
             found |= any_not_finite<Element>(*(const uint32_t *)(shared + at));
         }
         return __syncthreads_or(found);
-    }
-
-    /* The piece again, without the tensor cores: a warp takes a row through the keys that it sees, and no other. */
-    __device__ void run_by_rows() const
-    {
-        constexpr int LANE_COLUMNS = D_V / 32;
-        for (int row = task.first_row + warp; row < min(task.first_row + ROWS, p.rows); row += WARPS) {
-            const RowPlace place = row_place(row, task.kv_head, p.group);
-            const uint16_t *q = p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] +
-                                place.head * p.q_stride[2];
-            float most = -INFINITY, sum = 0.0f, o[LANE_COLUMNS] = {};
-            for (int key = task.piece.begin; key < min(task.piece.end, visible_end(row - task.first_row));
-                 key++) {
-                const int index = fast_divide(key, p.page_divisor);
-                const int64_t page = p.block_table
-                                         ? p.block_table[task.piece.request * p.block_table_stride + index]
-                                         : task.piece.request;
-                const int64_t slot = p.block_table ? key - index * p.page_size : key;
-                const uint16_t *k =
-                    p.kv + page * p.kv_stride[0] + slot * p.kv_stride[1] + task.kv_head * p.kv_stride[2];
-                float s = 0.0f;
-                for (int d = lane; d < p.d_qk; d += 32)
-                    s += Element::to_float(q[d]) * Element::to_float(k[d]);
-                for (int lanes = 16; lanes; lanes /= 2) s += __shfl_xor_sync(~0u, s, lanes);
-                s *= p.scale_log2;
-                const float factor = s > most ? exp2f(most - s) : 1.0f;
-                most = fmaxf(most, s);
-                const float weight = exp2f(s - most);
-                sum = sum * factor + weight;
-#pragma unroll
-                for (int i = 0; i < LANE_COLUMNS; i++)
-                    o[i] = o[i] * factor + weight * Element::to_float(k[lane + 32 * i]);
-            }
-            const bool empty = most == -INFINITY && sum == 0.0f;
-            const float lse = empty ? -INFINITY : (most + log2f(sum)) * LN_2;
-            float factor = empty ? 0.0f : 1.0f / sum;
-            const int64_t at = out_offset(p.output, task.piece.request, place);
-            if (task.piece.slot == DIRECT) factor *= result_sink_factor(p.output.rules, place.head, lse);
-#pragma unroll
-            for (int i = 0; i < LANE_COLUMNS; i++) {
-                const int column = lane + 32 * i;
-                if (task.piece.slot == DIRECT)
-                    p.output.out[at + column] = Element::from_float(o[i] * factor);
-                else
-                    p.split.slot_out[slot_row(task.piece.slot, row) * D_V + column] = o[i] * factor;
-            }
-            if (lane) continue;
-            if (task.piece.slot == DIRECT)
-                store_lse(p.output, task.piece.request, place, lse);
-            else
-                p.split.slot_lse[slot_row(task.piece.slot, row)] = lse;
-        }
     }
 
     /* ---- Softmax ------------------------------------------------------------------------------- */
@@ -599,7 +523,7 @@ struct DenseDecode {
                 factor *= result_sink_factor(p.output.rules, place.head, lse);
                 store_lse(p.output, task.piece.request, place, lse);
             } else {
-                p.split.slot_lse[slot_row(task.piece.slot, row)] = lse;
+                p.split.slot_lse[slot_row(p, task, row)] = lse;
             }
             factors[my_row + 8 * i] = factor;
         }
@@ -621,7 +545,7 @@ struct DenseDecode {
                         store_pair<Element>(p.output, at + 8 * n, o[m][n][2 * i] * factor,
                                             o[m][n][2 * i + 1] * factor);
                 } else {
-                    float *to = p.split.slot_out + slot_row(task.piece.slot, row) * D_V + column;
+                    float *to = p.split.slot_out + slot_row(p, task, row) * D_V + column;
 #pragma unroll
                     for (int n = 0; n < 2 * COLUMN_PAIRS; n++)
                         *(float2 *)(to + 8 * n) =
@@ -630,18 +554,14 @@ struct DenseDecode {
             }
     }
 
-    __device__ __forceinline__ int64_t slot_row(int64_t slot, int row) const
-    {
-        return slot * ((int64_t)p.h_q * p.s_q) + (int64_t)task.kv_head * p.rows + row;
-    }
-
     /* ---- One piece, for one tile ----------------------------------------------------------------- */
 
     __device__ __forceinline__ void run()
     {
         const int last_row = min(ROWS, p.rows - task.first_row) - 1;
-        const int end = min(task.piece.end, visible_end(last_row)); /* no row of the tile sees more */
-        const int all_see = visible_end(0);                         /* every row sees the keys before */
+        const int end =
+            min(task.piece.end, visible_end(p, task, last_row)); /* no row of the tile sees more */
+        const int all_see = visible_end(p, task, 0);             /* every row sees the keys before */
         const int blocks = (int)(((unsigned)max(end - task.piece.begin, 0) + KEYS - 1) / KEYS);
 
         copy_q();
@@ -695,7 +615,7 @@ struct DenseDecode {
                 poisoned(stage_at, clamp_int(all_see - first_key, 0, KEYS),
                          clamp_int(end - first_key, 0, KEYS))) {
                 cp_async_wait<0>();
-                run_by_rows();
+                attend_by_rows<Element>(p, task, ROWS);
                 return;
             }
             accumulate(stage_at, o);
@@ -719,37 +639,10 @@ struct DenseDecode {
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 if (key + 8 * t + mma_c_column(lane, e) >=
-                    min(end, visible_end(row + mma_c_row(lane, e))) - first_key)
+                    min(end, visible_end(p, task, row + mma_c_row(lane, e))) - first_key)
                     s[t][e] = -INFINITY;
     }
 };
-
-/* What a block of threads works through: items (a worker and a tile of rows) in turn, and an item's pieces. */
-struct Turn {
-    int64_t item;
-    PieceList list;
-    int next; /* of the list */
-};
-
-/* By one thread: the next task; false after the last. */
-template <typename Kernel>
-__device__ __forceinline__ bool next_task(const struct dense_decode_params &p, Turn &turn, Task &task)
-{
-    const int tiles_of_head = (p.rows + Kernel::ROWS - 1) / Kernel::ROWS, tiles = p.h_kv * tiles_of_head;
-    const int64_t workers = p.split.plan ? p.split.num_partitions : (int64_t)p.b * p.split.chunk_lanes;
-    while (turn.next > turn.list.last) {
-        turn.item += gridDim.x;
-        if (turn.item >= workers * tiles) return false;
-        turn.list = piece_list(p, turn.item / tiles);
-        turn.next = turn.list.first;
-    }
-    const int tile = (int)(turn.item % tiles);
-    task.piece = list_piece(p, turn.list, turn.next, &task.length);
-    task.kv_head = tile / tiles_of_head;
-    task.first_row = tile % tiles_of_head * Kernel::ROWS;
-    turn.next += turn.list.step;
-    return true;
-}
 
 template <typename Kernel> __device__ __forceinline__ void dense_decode(const struct dense_decode_params &p)
 {
@@ -758,7 +651,7 @@ template <typename Kernel> __device__ __forceinline__ void dense_decode(const st
     __shared__ Task task;
     Kernel kernel(p, memory, task);
     if (threadIdx.x == 0) turn.item = (int64_t)blockIdx.x - gridDim.x, turn.next = 0, turn.list.last = -1;
-    while (__syncthreads_or(threadIdx.x == 0 && next_task<Kernel>(p, turn, task))) {
+    while (__syncthreads_or(threadIdx.x == 0 && next_task(p, Kernel::ROWS, turn, task))) {
         kernel.run();
         __syncthreads(); /* everyone is done with the task, and with shared memory */
     }

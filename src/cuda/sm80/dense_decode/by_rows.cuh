@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A task without the tensor cores: a warp takes a row through the keys that it sees, and no other. For what the products
+ * cannot do: with causal masking, a key that holds an infinity or a NaN must not reach the rows that do not see it, and
+ * 0 × NaN is NaN. Rare, and slow.
+ */
+#pragma once
+
+#include "../../device/divide.cuh"
+#include "../../device/element.cuh"
+#include "../../device/result.cuh"
+#include "tasks.cuh"
+
+template <typename Element>
+__device__ void attend_by_rows(const struct dense_decode_params &p, const Task &task, int rows)
+{
+    constexpr int D_V = 512, LANE_COLUMNS = D_V / 32;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    for (int row = task.first_row + warp; row < min(task.first_row + rows, p.rows);
+         row += (int)blockDim.x / 32) {
+        const RowPlace place = row_place(row, task.kv_head, p.group);
+        const uint16_t *q = p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] +
+                            place.head * p.q_stride[2];
+        float most = -INFINITY, sum = 0.0f, o[LANE_COLUMNS] = {};
+        for (int key = task.piece.begin;
+             key < min(task.piece.end, visible_end(p, task, row - task.first_row)); key++) {
+            const int index = fast_divide(key, p.page_divisor);
+            const int64_t page = p.block_table
+                                     ? p.block_table[task.piece.request * p.block_table_stride + index]
+                                     : task.piece.request;
+            const int64_t slot = p.block_table ? key - index * p.page_size : key;
+            const uint16_t *k =
+                p.kv + page * p.kv_stride[0] + slot * p.kv_stride[1] + task.kv_head * p.kv_stride[2];
+            float s = 0.0f;
+            for (int d = lane; d < p.d_qk; d += 32) s += Element::to_float(q[d]) * Element::to_float(k[d]);
+            for (int lanes = 16; lanes; lanes /= 2) s += __shfl_xor_sync(~0u, s, lanes);
+            s *= p.scale_log2;
+            if (most == -INFINITY && s == -INFINITY) continue; /* the difference would be NaN */
+            const float factor = s > most ? exp2f(most - s) : 1.0f;
+            most = fmaxf(most, s);
+            const float weight = exp2f(s - most);
+            sum = sum * factor + weight;
+#pragma unroll
+            for (int i = 0; i < LANE_COLUMNS; i++)
+                o[i] = o[i] * factor + weight * Element::to_float(k[lane + 32 * i]);
+        }
+        const bool empty = most == -INFINITY && sum == 0.0f;
+        const float lse = empty ? -INFINITY : (most + log2f(sum)) * LN_2;
+        float factor = empty ? 0.0f : 1.0f / sum;
+        const int64_t at = out_offset(p.output, task.piece.request, place);
+        if (task.piece.slot == DIRECT) factor *= result_sink_factor(p.output.rules, place.head, lse);
+#pragma unroll
+        for (int i = 0; i < LANE_COLUMNS; i++) {
+            const int column = lane + 32 * i;
+            if (task.piece.slot == DIRECT)
+                p.output.out[at + column] = Element::from_float(o[i] * factor);
+            else
+                p.split.slot_out[slot_row(p, task, row) * D_V + column] = o[i] * factor;
+        }
+        if (lane) continue;
+        if (task.piece.slot == DIRECT)
+            store_lse(p.output, task.piece.request, place, lse);
+        else
+            p.split.slot_lse[slot_row(p, task, row)] = lse;
+    }
+}
