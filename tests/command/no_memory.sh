@@ -51,6 +51,7 @@ each info
 each info --json
 each plan --seq-lens 5,700 --partitions 3 --json
 each plan batch.safetensors --partitions 2 --svg made/plan.svg
+each layout mma-c --svg made/layout.svg
 each make-input made/made.safetensors --seq-lens 5,70 --heads 2
 each run batch.safetensors --check --out made/result.safetensors --repeat 1 --threads 1
 finish

@@ -11,7 +11,7 @@ good --version
 has '^flashmla [0-9]+\.[0-9]+\.[0-9]+$'
 good --help
 has 'Exit codes'
-for command in info make-input run plan bench verify; do
+for command in info make-input run plan bench verify layout; do
     good "$command" --help
     has '^Examples$'
 done

@@ -11,5 +11,6 @@ int command_run(int argc, char **argv);
 int command_plan(int argc, char **argv);
 int command_bench(int argc, char **argv);
 int command_verify(int argc, char **argv);
+int command_layout(int argc, char **argv);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * flashmla: what runs here, made inputs, attention over tensor files, the split plan,
- * benchmarks and verification, from the shell.
+ * benchmarks, verification and the layouts of fragments, from the shell.
  */
 #include "commands.h"
 #include "options.h"
@@ -27,6 +27,7 @@ static const struct {
     {"plan", command_plan, "print the split plan of a batch, and draw it"},
     {"bench", command_bench, "time the kernels of this machine beside its measured peaks"},
     {"verify", command_verify, "hold this machine's kernels to the oracle"},
+    {"layout", command_layout, "print and draw which lane holds which element of a fragment"},
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
@@ -56,9 +57,9 @@ static int print_help(void)
 static int dispatch(int argc, char **argv)
 {
     if (argc < 2)
-        return complain(
-            &flashmla, EXIT_USAGE,
-            "a command is missing: info, make-input, run, plan, bench or verify; see flashmla --help");
+        return complain(&flashmla, EXIT_USAGE,
+                        "a command is missing: info, make-input, run, plan, bench, verify or layout; see "
+                        "flashmla --help");
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return print_help();
     if (!strcmp(argv[1], "--version")) {
         printf("flashmla %s\n", fmla_version_string());
@@ -66,10 +67,10 @@ static int dispatch(int argc, char **argv)
     }
     for (int i = 0; i < COMMANDS; i++)
         if (!strcmp(commands[i].name, argv[1])) return commands[i].run(argc - 1, argv + 1);
-    return complain(
-        &flashmla, EXIT_USAGE,
-        "%s: no such command; allowed are info, make-input, run, plan, bench, verify, --help, --version",
-        argv[1]);
+    return complain(&flashmla, EXIT_USAGE,
+                    "%s: no such command; allowed are info, make-input, run, plan, bench, verify, layout, "
+                    "--help, --version",
+                    argv[1]);
 }
 
 int main(int argc, char **argv)

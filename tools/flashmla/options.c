@@ -144,6 +144,12 @@ static const struct option *find_option(const struct option *options, const char
     return NULL;
 }
 
+/* What a command's operand is called in a message. */
+static const char *operand_word(const struct command *command)
+{
+    return command->operand && strstr(command->operand, "NAME") ? "name" : "file";
+}
+
 static bool unknown_fault(const struct option *options, const char *text, struct fault *fault)
 {
     char allowed[sizeof fault->text - 160] = "";
@@ -197,7 +203,8 @@ enum options_result options_parse(const struct command *command, const struct op
         } else if (!command->operand) {
             good = fault_set(&fault, "'%s': takes no file", argv[i]);
         } else if (*operand) {
-            good = fault_set(&fault, "'%s': one file is allowed, '%s' came before it", argv[i], *operand);
+            good = fault_set(&fault, "'%s': one %s is allowed, '%s' came before it", argv[i],
+                             operand_word(command), *operand);
         } else {
             *operand = argv[i];
         }

@@ -40,7 +40,7 @@ struct option {
 
 struct command {
     const char *name;    /* "plan" */
-    const char *operand; /* "FILE" or "[FILE]"; NULL = none */
+    const char *operand; /* "FILE", "[FILE]" or "[NAME]"; NULL = none */
     const char *summary; /* one line */
     const char *details; /* what help says below the options: examples first of all */
 };

@@ -6,8 +6,8 @@
 #include "input.h"
 #include "lengths.h"
 #include "options.h"
+#include "plan_svg.h"
 #include "plan_view.h"
-#include "svg.h"
 
 #include "json_memory.h"
 
@@ -206,7 +206,7 @@ static int plan_batch(const char *path, struct plan_options *options)
                             : lengths_make(&options->lengths, &batch, &fault);
     if (!lengths) return complain(&plan, path ? EXIT_FAILED : EXIT_USAGE, "%s", fault.text);
     bool good = make_plan(options, lengths, batch, &bytes, &picture, &exit_code, &fault);
-    if (good && options->svg) good = svg_write(options->svg, &picture, &fault);
+    if (good && options->svg) good = plan_svg_write(options->svg, &picture, &fault);
     if (good && options->json)
         good = print_json(&picture, &fault);
     else if (good)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which lane holds which element: the register fragments of the matrix instructions, and the XOR swizzle of rows of
- * 128 bytes in shared memory. Kernels compute their addresses with these functions, and `flashmla layout` draws them.
- * Source: PTX ISA 8.x, "Matrix fragments for mma.m16n8k16" and "ldmatrix".
+ * Which lane holds which element: the register fragments of the matrix instructions, and the XOR swizzles of shared
+ * memory. Kernels compute their addresses with these functions, and `flashmla layout` draws them.
+ * Source: PTX ISA 8.x, "Matrix fragments for mma.m16n8k16", "ldmatrix", and "Asynchronous warpgroup level matrix
+ * instructions" (register fragments of m64nNk16, swizzling modes).
  */
 #ifndef FMLA_CUDA_FRAGMENT_H
 #define FMLA_CUDA_FRAGMENT_H
@@ -87,6 +88,55 @@ FRAGMENT_FN int ldmatrix_pair_chunk(int lane)
     return lane / 8 % 2;
 }
 
+/* Where element e of a lane (register e / 2) comes from: the row whose address lane `source` gave, and the element of
+ * that row. With .trans the matrices arrive transposed. */
+FRAGMENT_FN int ldmatrix_source(int lane, int e)
+{
+    return 8 * (e / 2) + lane / 4;
+}
+
+FRAGMENT_FN int ldmatrix_source_element(int lane, int e)
+{
+    return 2 * (lane % 4) + e % 2;
+}
+
+FRAGMENT_FN int ldmatrix_trans_source(int lane, int e)
+{
+    return 8 * (e / 2) + 2 * (lane % 4) + e % 2;
+}
+
+FRAGMENT_FN int ldmatrix_trans_source_element(int lane, int e)
+{
+    (void)e;
+    return lane / 4;
+}
+
+/* ---- wgmma.m64nNk16, 16-bit operands, fp32 sums: element e of a thread of the warpgroup (0-127) ---- */
+
+enum { WARP_LANES = 32, WARPGROUP_THREADS = 128 };
+
+/* Each warp has 16 of the 64 rows. A in registers, 64 × 16, 8 elements a thread: of a warp's rows it is A of mma. */
+FRAGMENT_FN int wgmma_a_row(int thread, int e)
+{
+    return 16 * (thread / WARP_LANES) + mma_a_row(thread % WARP_LANES, e);
+}
+
+FRAGMENT_FN int wgmma_a_column(int thread, int e)
+{
+    return mma_a_column(thread % WARP_LANES, e);
+}
+
+/* D, 64 × N, N / 2 elements a thread: every 8 columns are a C of mma. */
+FRAGMENT_FN int wgmma_d_row(int thread, int e)
+{
+    return 16 * (thread / WARP_LANES) + mma_c_row(thread % WARP_LANES, e % 4);
+}
+
+FRAGMENT_FN int wgmma_d_column(int thread, int e)
+{
+    return 8 * (e / 4) + mma_c_column(thread % WARP_LANES, e % 4);
+}
+
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
 enum { LINE_BYTES = 128, CHUNK_BYTES = 16, LINE_ELEMENTS = 64 /* of 16 bits */, CHUNK_ELEMENTS = 8 };
@@ -96,6 +146,19 @@ enum { LINE_BYTES = 128, CHUNK_BYTES = 16, LINE_ELEMENTS = 64 /* of 16 bits */, 
 FRAGMENT_FN uint32_t swizzle_128(uint32_t row, uint32_t chunk)
 {
     return row * LINE_BYTES + ((chunk ^ (row & 7u)) * CHUNK_BYTES);
+}
+
+/* The same for rows of 64 and of 32 bytes, two and four of which fill all banks once: TMA's and wgmma's 64-byte and
+ * 32-byte swizzle. All three XOR bits of the byte address, from bit 4 on, with those three places above, so the array must
+ * start on a border of 1024, 512 or 256 bytes: there the pattern begins again. */
+FRAGMENT_FN uint32_t swizzle_64(uint32_t row, uint32_t chunk)
+{
+    return row * (LINE_BYTES / 2) + ((chunk ^ (row / 2 & 3u)) * CHUNK_BYTES);
+}
+
+FRAGMENT_FN uint32_t swizzle_32(uint32_t row, uint32_t chunk)
+{
+    return row * (LINE_BYTES / 4) + ((chunk ^ (row / 4 & 1u)) * CHUNK_BYTES);
 }
 
 #endif

@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * flashmla layout: which lane holds which element of a fragment, and where chunks of a row lie in swizzled shared
+ * memory. Everything here is asked of the functions that the kernels compute their addresses with.
+ */
+#include "commands.h"
+#include "layout_view.h"
+#include "options.h"
+
+#include "../../src/cuda/device/fragment.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct command layout_command = {
+    "layout", "[NAME]", "print and draw which lane holds which element of a fragment",
+    "\n"
+    "Without NAME the layouts are listed. A cell T5.3 of a fragment is element 3 of lane 5 (of wgmma: thread "
+    "5\n"
+    "of the warpgroup), elements counted through the registers in order. The tables of ldmatrix also say "
+    "which\n"
+    "lane gives the address of each 8 elements. Those of a swizzle say at which byte a 16-byte chunk of a "
+    "row\n"
+    "lies, and in which of the 8 groups of 4 banks: 144:1 is byte 144, banks 4 to 7.\n"
+    "\n"
+    "Examples\n"
+    "  flashmla layout\n"
+    "  flashmla layout mma-a --svg mma-a.svg\n"
+    "  flashmla layout ldmatrix-tile-trans --lane 9\n"
+    "  flashmla layout wgmma-d --columns 64 --svg wgmma-d.svg\n"
+    "  flashmla layout swizzle-128\n"};
+
+enum { ANY_COLUMNS = 0, DEFAULT_COLUMNS = 16, SWIZZLE_ROWS = 8 };
+
+struct layout {
+    const char *name, *summary;
+    int rows, columns /* or ANY_COLUMNS */, lanes, elements_a_register;
+    /* A fragment: where element e of a lane is. */
+    int (*row)(int lane, int e), (*column)(int lane, int e);
+    /* ldmatrix: the 8 elements whose address a lane gives, and whose 8 elements a lane gets one of. */
+    int (*address_row)(int lane), (*address_chunk)(int lane);
+    int (*source)(int lane, int e), (*source_element)(int lane, int e);
+    /* Shared memory: the byte of a chunk. */
+    uint32_t (*offset)(uint32_t row, uint32_t chunk);
+};
+
+static const struct layout layouts[] = {
+    {.name = "mma-a",
+     .summary = "A of mma.m16n8k16, rows x k, 16-bit",
+     .rows = 16,
+     .columns = 16,
+     .lanes = WARP_LANES,
+     .elements_a_register = 2,
+     .row = mma_a_row,
+     .column = mma_a_column},
+    {.name = "mma-b",
+     .summary = "B of mma.m16n8k16, k x columns, 16-bit",
+     .rows = 16,
+     .columns = 8,
+     .lanes = WARP_LANES,
+     .elements_a_register = 2,
+     .row = mma_b_row,
+     .column = mma_b_column},
+    {.name = "mma-c",
+     .summary = "C and D of mma.m16n8k16, fp32",
+     .rows = 16,
+     .columns = 8,
+     .lanes = WARP_LANES,
+     .elements_a_register = 1,
+     .row = mma_c_row,
+     .column = mma_c_column},
+    {.name = "ldmatrix-tile",
+     .summary = "ldmatrix.x4 of a 16 x 16 tile: A of mma (Q, P)",
+     .rows = 16,
+     .columns = 16,
+     .lanes = WARP_LANES,
+     .elements_a_register = 2,
+     .address_row = ldmatrix_tile_row,
+     .address_chunk = ldmatrix_tile_chunk,
+     .source = ldmatrix_source,
+     .source_element = ldmatrix_source_element},
+    {.name = "ldmatrix-tile-trans",
+     .summary = "ldmatrix.x4.trans of a 16 x 16 tile: two B side by side (V, keys x columns)",
+     .rows = 16,
+     .columns = 16,
+     .lanes = WARP_LANES,
+     .elements_a_register = 2,
+     .address_row = ldmatrix_tile_row,
+     .address_chunk = ldmatrix_tile_chunk,
+     .source = ldmatrix_trans_source,
+     .source_element = ldmatrix_trans_source_element},
+    {.name = "ldmatrix-8x32",
+     .summary = "ldmatrix.x4 of 8 rows x 32 columns: two B along k (K, keys x k)",
+     .rows = 8,
+     .columns = 32,
+     .lanes = WARP_LANES,
+     .elements_a_register = 2,
+     .address_row = ldmatrix_row_of_8,
+     .address_chunk = ldmatrix_chunk_of_4,
+     .source = ldmatrix_source,
+     .source_element = ldmatrix_source_element},
+    {.name = "ldmatrix-pair",
+     .summary = "ldmatrix.x4 of 16 rows x 16 columns: two B of 8 keys each (K, keys x k)",
+     .rows = 16,
+     .columns = 16,
+     .lanes = WARP_LANES,
+     .elements_a_register = 2,
+     .address_row = ldmatrix_pair_row,
+     .address_chunk = ldmatrix_pair_chunk,
+     .source = ldmatrix_source,
+     .source_element = ldmatrix_source_element},
+    {.name = "wgmma-a",
+     .summary = "A in registers of wgmma.m64nNk16, rows x k, 16-bit",
+     .rows = 64,
+     .columns = 16,
+     .lanes = WARPGROUP_THREADS,
+     .elements_a_register = 2,
+     .row = wgmma_a_row,
+     .column = wgmma_a_column},
+    {.name = "wgmma-d",
+     .summary = "D of wgmma.m64nNk16, fp32",
+     .rows = 64,
+     .columns = ANY_COLUMNS,
+     .lanes = WARPGROUP_THREADS,
+     .elements_a_register = 1,
+     .row = wgmma_d_row,
+     .column = wgmma_d_column},
+    {.name = "swizzle-128",
+     .summary = "rows of 128 bytes in shared memory, 128-byte swizzle",
+     .rows = SWIZZLE_ROWS,
+     .columns = LINE_BYTES / CHUNK_BYTES,
+     .offset = swizzle_128},
+    {.name = "swizzle-64",
+     .summary = "rows of 64 bytes in shared memory, 64-byte swizzle",
+     .rows = SWIZZLE_ROWS,
+     .columns = LINE_BYTES / 2 / CHUNK_BYTES,
+     .offset = swizzle_64},
+    {.name = "swizzle-32",
+     .summary = "rows of 32 bytes in shared memory, 32-byte swizzle",
+     .rows = SWIZZLE_ROWS,
+     .columns = LINE_BYTES / 4 / CHUNK_BYTES,
+     .offset = swizzle_32},
+};
+enum { LAYOUTS = sizeof layouts / sizeof *layouts };
+
+/* ---- The filled table ----------------------------------------------------------------------- */
+
+static void place(const struct layout *layout, int lane, int e, int *row, int *column)
+{
+    if (layout->source) {
+        const int from = layout->source(lane, e);
+        *row = layout->address_row(from);
+        *column = CHUNK_ELEMENTS * layout->address_chunk(from) + layout->source_element(lane, e);
+    } else {
+        *row = layout->row(lane, e);
+        *column = layout->column(lane, e);
+    }
+}
+
+static void fill(struct layout_view *view, const struct layout *layout, int columns, int lane)
+{
+    memset(view, 0, sizeof *view);
+    view->name = layout->name, view->summary = layout->summary;
+    view->rows = layout->rows, view->columns = columns, view->lane = lane;
+    view->in_shared_memory = layout->offset != NULL;
+    for (int row = 0; layout->offset && row < view->rows; row++)
+        for (int chunk = 0; chunk < columns; chunk++)
+            view->offset[row][chunk] = layout->offset((uint32_t)row, (uint32_t)chunk);
+    if (layout->offset) return;
+    view->lanes = layout->lanes, view->elements_a_register = layout->elements_a_register;
+    view->elements = view->rows * columns / view->lanes;
+    view->chunks = layout->source ? columns / CHUNK_ELEMENTS : 0;
+    for (int l = 0; l < view->lanes; l++) {
+        for (int e = 0; e < view->elements; e++) {
+            int row, column;
+            place(layout, l, e, &row, &column);
+            view->cells[row][column] = (struct layout_cell){(uint8_t)l, (uint8_t)e};
+        }
+        if (layout->source) view->address_lane[layout->address_row(l)][layout->address_chunk(l)] = (uint8_t)l;
+    }
+}
+
+bool layout_find(const struct layout_view *view, int line, int group, int *row, int *chunk)
+{
+    for (*row = 0; *row < view->rows; ++*row)
+        for (*chunk = 0; *chunk < view->columns; ++*chunk)
+            if (view->offset[*row][*chunk] == (uint32_t)(line * LINE_BYTES + group * CHUNK_BYTES))
+                return true;
+    return false;
+}
+
+/* ---- Text ----------------------------------------------------------------------------------- */
+
+static void print_list(void)
+{
+    printf("%-20s %-8s %-15s %s\n", "layout", "tile", "lanes", "what");
+    for (const struct layout *layout = layouts; layout < layouts + LAYOUTS; layout++) {
+        char tile[32], lanes[32] = "-";
+        if (layout->columns == ANY_COLUMNS) {
+            snprintf(tile, sizeof tile, "%d x N", layout->rows);
+            snprintf(lanes, sizeof lanes, "%d x N/%d", layout->lanes, layout->lanes / layout->rows);
+        } else {
+            snprintf(tile, sizeof tile, "%d x %d", layout->rows, layout->columns);
+            if (layout->lanes)
+                snprintf(lanes, sizeof lanes, "%d x %d", layout->lanes,
+                         layout->rows * layout->columns / layout->lanes);
+        }
+        printf("%-20s %-8s %-15s %s\n", layout->name, tile, lanes, layout->summary);
+    }
+}
+
+static void print_columns(const char *corner, int width, int count)
+{
+    printf("%6s", corner);
+    for (int i = 0; i < count; i++) printf(" %*d", width, i);
+    putchar('\n');
+}
+
+static void print_fragment(const struct layout_view *view)
+{
+    printf("%d x %d elements; %d %ss with %d each, %s a register\n\n", view->rows, view->columns, view->lanes,
+           layout_holder(view), view->elements, view->elements_a_register == 2 ? "two" : "one");
+    const int width = view->lanes > 100 ? 7 : 5;
+    print_columns("row", width, view->columns);
+    for (int row = 0; row < view->rows; row++) {
+        printf("%6d", row);
+        for (int column = 0; column < view->columns; column++) {
+            char cell[16];
+            snprintf(cell, sizeof cell, "T%d.%d", view->cells[row][column].lane,
+                     view->cells[row][column].element);
+            printf(" %*s", width, cell);
+        }
+        putchar('\n');
+    }
+    if (!view->chunks) return;
+    printf("\nlane that gives the address of the columns 8 c to 8 c + 7 of a row, under c\n\n");
+    print_columns("row", width, view->chunks);
+    for (int row = 0; row < view->rows; row++) {
+        printf("%6d", row);
+        for (int chunk = 0; chunk < view->chunks; chunk++) {
+            char cell[16];
+            snprintf(cell, sizeof cell, "T%d", view->address_lane[row][chunk]);
+            printf(" %*s", width, cell);
+        }
+        putchar('\n');
+    }
+}
+
+static void print_lane(const struct layout *layout, const struct layout_view *view)
+{
+    printf("%s %d holds\n\n%8s %9s %6s %7s\n", layout_holder(view), view->lane, "element", "register", "row",
+           "column");
+    for (int e = 0; e < view->elements; e++) {
+        int row, column;
+        place(layout, view->lane, e, &row, &column);
+        char in_register[24];
+        snprintf(in_register, sizeof in_register, "%d%s", e / view->elements_a_register,
+                 view->elements_a_register == 1 ? ""
+                 : e % 2                        ? " high"
+                                                : " low");
+        printf("%8d %9s %6d %7d\n", e, in_register, row, column);
+    }
+    if (!layout->source) return;
+    const int first = CHUNK_ELEMENTS * layout->address_chunk(view->lane);
+    printf("\nand gives the address of row %d, columns %d to %d\n", layout->address_row(view->lane), first,
+           first + CHUNK_ELEMENTS - 1);
+}
+
+static void print_shared(const struct layout_view *view)
+{
+    printf("%d rows of %d chunks of %d bytes; byte:bank group of each\n\n", view->rows, view->columns,
+           CHUNK_BYTES);
+    enum { WIDTH = 7 };
+    print_columns("row", WIDTH, view->columns);
+    for (int row = 0; row < view->rows; row++) {
+        printf("%6d", row);
+        for (int chunk = 0; chunk < view->columns; chunk++) {
+            char cell[24];
+            snprintf(cell, sizeof cell, "%" PRIu32 ":%d", view->offset[row][chunk],
+                     layout_group(view, row, chunk));
+            printf(" %*s", WIDTH, cell);
+        }
+        putchar('\n');
+    }
+    printf("\nrow.chunk that lies at a line of all banks and a bank group\n\n");
+    print_columns("line", WIDTH, LAYOUT_GROUPS);
+    for (int line = 0; line < layout_lines(view); line++) {
+        printf("%6d", line);
+        for (int group = 0; group < LAYOUT_GROUPS; group++) {
+            int row, chunk;
+            char cell[24] = "-";
+            if (layout_find(view, line, group, &row, &chunk))
+                snprintf(cell, sizeof cell, "%d.%d", row, chunk);
+            printf(" %*s", WIDTH, cell);
+        }
+        putchar('\n');
+    }
+}
+
+/* ---- The command ---------------------------------------------------------------------------- */
+
+struct layout_options {
+    int64_t lane, columns;
+    bool lane_given, columns_given;
+    const char *svg;
+};
+
+static const struct layout *find(const char *name)
+{
+    for (int i = 0; i < LAYOUTS; i++)
+        if (!strcmp(layouts[i].name, name)) return &layouts[i];
+    return NULL;
+}
+
+static int unknown(const char *name)
+{
+    char allowed[512] = "";
+    for (int i = 0; i < LAYOUTS; i++) {
+        const size_t used = strlen(allowed);
+        snprintf(allowed + used, sizeof allowed - used, "%s%s", i ? ", " : "", layouts[i].name);
+    }
+    return complain(&layout_command, EXIT_USAGE, "%.100s: no such layout; allowed are %s", name, allowed);
+}
+
+static int list(const struct layout_options *options)
+{
+    const char *const needs = options->svg             ? "--svg"
+                              : options->lane_given    ? "--lane"
+                              : options->columns_given ? "--columns"
+                                                       : NULL;
+    if (needs) return complain(&layout_command, EXIT_USAGE, "%s: a layout's NAME is missing", needs);
+    print_list();
+    return EXIT_GOOD;
+}
+
+static int show(const char *name, const struct layout_options *options)
+{
+    const struct layout *const layout = find(name);
+    if (!layout) return unknown(name);
+    if (options->columns_given && layout->columns != ANY_COLUMNS)
+        return complain(&layout_command, EXIT_USAGE, "--columns: %s has %d; only wgmma-d takes a number",
+                        name, layout->columns);
+    if (options->columns % 8)
+        return complain(&layout_command, EXIT_USAGE, "--columns: %" PRId64 " must be a multiple of 8",
+                        options->columns);
+    if (options->lane_given && !layout->lanes)
+        return complain(&layout_command, EXIT_USAGE, "--lane: %s is shared memory and has no lanes", name);
+    if (options->lane_given && options->lane >= layout->lanes)
+        return complain(&layout_command, EXIT_USAGE, "--lane: %" PRId64 " must be in [0, %d] with %s",
+                        options->lane, layout->lanes - 1, name);
+    static struct layout_view view; /* 37 KiB */
+    struct fault fault = {""};
+    const int columns = layout->columns == ANY_COLUMNS ? (int)options->columns : layout->columns;
+    fill(&view, layout, columns, options->lane_given ? (int)options->lane : -1);
+    if (options->svg && !layout_svg_write(options->svg, &view, &fault))
+        return complain(&layout_command, EXIT_FAILED, "%s", fault.text);
+    printf("%s: %s\n", view.name, view.summary);
+    if (view.in_shared_memory)
+        print_shared(&view);
+    else if (options->lane_given)
+        print_lane(layout, &view);
+    else
+        print_fragment(&view);
+    return EXIT_GOOD;
+}
+
+int command_layout(int argc, char **argv)
+{
+    struct layout_options o = {.columns = DEFAULT_COLUMNS};
+    const char *name = NULL;
+    const struct option options[] = {
+        {"--lane",
+         OPTION_COUNT,
+         &o.lane,
+         "N",
+         "show this lane alone",
+         0,
+         WARPGROUP_THREADS - 1,
+         {NULL},
+         &o.lane_given},
+        {"--columns",
+         OPTION_COUNT,
+         &o.columns,
+         "N",
+         "columns of wgmma-d, a multiple of 8; default 16",
+         8,
+         LAYOUT_COLUMNS,
+         {NULL},
+         &o.columns_given},
+        {"--svg", OPTION_TEXT, &o.svg, "FILE", "draw the layout there", 0, 0, {NULL}, NULL},
+        {0}};
+    switch (options_parse(&layout_command, options, argc, argv, &name)) {
+    case OPTIONS_HELPED: return EXIT_GOOD;
+    case OPTIONS_WRONG: return EXIT_USAGE;
+    case OPTIONS_PARSED: break;
+    }
+    return name ? show(name, &o) : list(&o);
+}

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The picture is laid out from the top: title, requests, axis, loads, notes. Its width is fixed; the height
+ * of a request shrinks when there are many.
+ */
+#include "plan_svg.h"
+
+#include "svg.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+enum { WIDTH = 1080, LEFT = 84, RIGHT = 96, PLOT = WIDTH - LEFT - RIGHT, TOP = 76, LOADS = 150 };
+
+struct drawing {
+    const struct plan_picture *picture;
+    struct svg svg;
+    double row_height, bar_height; /* of a request */
+    double keys_scale;             /* pixels a key */
+    int64_t longest;
+};
+
+#define DRAW(d, ...) SVG_DRAW(&(d)->svg, __VA_ARGS__)
+
+static const char *colour_of(int64_t partition)
+{
+    return svg_colours[partition % SVG_COLOURS];
+}
+
+static double request_y(const struct drawing *d, int64_t request)
+{
+    return TOP + (double)request * d->row_height;
+}
+
+static double requests_end(const struct drawing *d)
+{
+    return request_y(d, d->picture->view.batch);
+}
+
+static void text(struct drawing *d, double x, double y, const char *style, const char *format, int64_t value)
+{
+    DRAW(d, "<text x=\"%.1f\" y=\"%.1f\" class=\"%s\">", x, y, style);
+    DRAW(d, format, value);
+    DRAW(d, "</text>\n");
+}
+
+static const char styles[] =
+    ".cut { stroke: #223; stroke-width: 1.6 } .grid { stroke: #dde1e8; stroke-width: 1 }\n"
+    ".limit { stroke: #b03030; stroke-width: 1.2; stroke-dasharray: 6 4 }";
+
+static void draw_title(struct drawing *d)
+{
+    const fmla_plan_view *view = &d->picture->view;
+    DRAW(d,
+         "<text x=\"%d\" y=\"32\" class=\"title\">Split plan: %" PRId64 " request%s on %" PRId64
+         " partition%s</text>\n",
+         LEFT, view->batch, view->batch == 1 ? "" : "s", view->num_partitions,
+         view->num_partitions == 1 ? "" : "s");
+    DRAW(d,
+         "<text x=\"%d\" y=\"52\" class=\"note\">A bar is a request, its length the keys; a colour (and "
+         "number) "
+         "is the partition that works on them; a dark line is a cut.</text>\n",
+         LEFT);
+}
+
+/* A round number of keys between grid lines, for about eight of them. */
+static int64_t grid_step(int64_t longest)
+{
+    int64_t step = BLOCK_KEYS;
+    while (longest / step > 8) step *= 2;
+    return step;
+}
+
+static void draw_axis(struct drawing *d)
+{
+    const double bottom = requests_end(d) + 4;
+    const int64_t step = grid_step(d->longest);
+    for (int64_t key = 0; key <= d->longest; key += step) {
+        const double x = LEFT + (double)key * d->keys_scale;
+        DRAW(d, "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%.1f\" class=\"grid\"/>\n", x, x, TOP - 6,
+             bottom);
+        text(d, x, bottom + 14, "mid note", "%" PRId64, key);
+    }
+    DRAW(d, "<text x=\"%d\" y=\"%.1f\" class=\"note\">keys</text>\n", WIDTH - RIGHT + 28, bottom + 14);
+}
+
+/* The part [begin, end) of a request's keys, as partition's. */
+static void draw_part(struct drawing *d, int64_t request, int64_t begin, int64_t end, int64_t partition)
+{
+    const double x = LEFT + (double)begin * d->keys_scale, y = request_y(d, request);
+    const double full = (double)(end - begin) * d->keys_scale;
+    const double width = full > 1.0 ? full : 1.0; /* a request without keys is work too */
+    DRAW(d,
+         "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"><title>request %" PRId64
+         ", keys %" PRId64 " to %" PRId64 ": partition %" PRId64 "</title></rect>\n",
+         x, y, width, d->bar_height, colour_of(partition), request, begin, end, partition);
+    if (begin > 0)
+        DRAW(d, "<line x1=\"%.2f\" x2=\"%.2f\" y1=\"%.2f\" y2=\"%.2f\" class=\"cut\"/>\n", x, x, y - 1,
+             y + d->bar_height + 1);
+    if (d->bar_height >= 10 && width >= 26)
+        text(d, x + width / 2, y + d->bar_height / 2 + 4, "mid", "%" PRId64, partition);
+}
+
+static void draw_requests(struct drawing *d)
+{
+    const struct plan_picture *picture = d->picture;
+    for (int64_t p = 0; p < picture->view.num_partitions; p++) {
+        const struct plan_row row = plan_row_of(picture, p);
+        for (int64_t r = row.begin_request; r <= row.end_request; r++)
+            draw_part(d, r, r == row.begin_request ? row.begin_key : 0,
+                      r == row.end_request ? row.end_key : picture->lengths[r], p);
+    }
+    /* Labels as densely as they stay apart. */
+    const int64_t step = d->row_height >= 12 ? 1 : (int64_t)ceil(14.0 / d->row_height);
+    for (int64_t r = 0; r < picture->view.batch; r += step) {
+        const double y = request_y(d, r) + d->bar_height / 2 + 4;
+        text(d, LEFT - 8, y, "end", "request %" PRId64, r);
+        if (step == 1)
+            text(d, LEFT + (double)picture->lengths[r] * d->keys_scale + 7, y, "note", "%" PRId64,
+                 picture->lengths[r]);
+    }
+}
+
+static void draw_loads(struct drawing *d, double top)
+{
+    const struct plan_picture *picture = d->picture;
+    const fmla_plan_view *view = &picture->view;
+    const double base = top + LOADS, pitch = (double)PLOT / (double)view->num_partitions;
+    const double scale = (LOADS - 34.0) / (double)view->payload;
+    const double slot = pitch > 120.0 ? 120.0 : pitch;
+    const double width = slot > 4.0 ? slot * 0.84 : slot;
+    const double limit = base - (double)view->payload * scale;
+    const int64_t step = (int64_t)ceil(30.0 / slot);
+    DRAW(d, "<text x=\"%d\" y=\"%.1f\" class=\"head\">Load of each partition</text>\n", LEFT, top + 2);
+    for (int64_t p = 0; p < view->num_partitions; p++) {
+        const struct plan_row row = plan_row_of(picture, p);
+        const double height = (double)row.load * scale, x = LEFT + (double)p * slot;
+        DRAW(
+            d,
+            "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"><title>partition %" PRId64
+            ": load %" PRId64 "</title></rect>\n",
+            x, base - height, width, height, colour_of(p), p, row.load);
+        if (p % step == 0) text(d, x + width / 2, base + 14, "mid", "%" PRId64, p);
+        if (slot >= 30 && row.load > 0)
+            text(d, x + width / 2, base - height + 13, "mid", "%" PRId64, row.load);
+        if (slot >= 30 && row.load == 0)
+            DRAW(d, "<text x=\"%.1f\" y=\"%.1f\" class=\"mid note\">idle</text>\n", x + width / 2, base - 4);
+    }
+    DRAW(d, "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" class=\"limit\"/>\n", LEFT, WIDTH - RIGHT,
+         limit, limit);
+    text(d, WIDTH - RIGHT + 6, limit + 4, "note", "payload %" PRId64, view->payload);
+    DRAW(d, "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#889\"/>\n", LEFT, WIDTH - RIGHT,
+         base, base);
+    DRAW(d, "<text x=\"%d\" y=\"%.1f\" class=\"note\">partition</text>\n", WIDTH - RIGHT + 6, base + 14);
+    DRAW(d,
+         "<text x=\"%d\" y=\"%.1f\" class=\"note\">Load counts blocks of %d keys, and %d more for every "
+         "request "
+         "touched. Largest %" PRId64 ", mean %.1f: imbalance %.3f.%s</text>\n",
+         LEFT, base + 36, BLOCK_KEYS, REQUEST_OVERHEAD, picture->max_load, picture->mean_load,
+         picture->mean_load > 0 ? (double)picture->max_load / picture->mean_load : 1.0,
+         view->num_partitions > SVG_COLOURS ? " Colours repeat." : "");
+}
+
+bool plan_svg_write(const char *path, const struct plan_picture *picture, struct fault *fault)
+{
+    struct drawing d = {.picture = picture, .longest = 1};
+    const int64_t batch = picture->view.batch;
+    for (int64_t r = 0; r < batch; r++)
+        if (picture->lengths[r] > d.longest) d.longest = picture->lengths[r];
+    d.keys_scale = (double)PLOT / (double)d.longest;
+    d.row_height = batch <= 60 ? 22.0 : 1320.0 / (double)batch;
+    d.bar_height = d.row_height > 3.0 ? d.row_height * 0.78 : d.row_height;
+    const double loads_top = requests_end(&d) + 50;
+    if (!svg_open(&d.svg, path, WIDTH, loads_top + LOADS + 52, styles, fault)) return false;
+    draw_title(&d);
+    draw_axis(&d);
+    draw_requests(&d);
+    draw_loads(&d, loads_top);
+    return svg_close(&d.svg);
+}
