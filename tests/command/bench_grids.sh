@@ -22,7 +22,11 @@ grid() {
         product '1 8' '1024 4096 16384' 1 '16 128' -
         product 128 512 1 '16 128' -
         ;;
-    h20) product 128 '4096 8192' '1 2' '16 32 64 128' causal ;;
+    h20)
+        product 128 '4096 8192' '1 2' '16 32 64 128' causal
+        product 128 '4096 8192' '1 2' '16 32 64 128' causal,var
+        ;;
+    latency) product '1 2 4' '1024 8192 65536' 1 '16 64 128' causal ;;
     peers)
         product '1 2 4 16 32' '1024 8192 65536' 1 '16 64 128' causal
         product 128 '4096 8192 32768' '1 2' '16 32 64 128' causal
@@ -33,7 +37,7 @@ grid() {
 # Nothing fits: every row is told, in any order, and the command ends with 3 and writes no file.
 flashmla=$small
 export FMLA_LITTLE_MEMORY=1
-for name in cpu h20 peers; do
+for name in cpu h20 latency peers; do
     bad 3 'no row of the grid runs here' bench --grid "$name" --threads 1 --json rows.jsonl
     checks=$((checks + 1))
     grep 'skipped' stdout | sed 's/^ *//; s/  */ /g' | sort >came
@@ -55,7 +59,12 @@ for name in h20 peers; do
     good bench --grid "$name" --warm --threads 1 --repeat 1 --batch 1 --seq-len 64 --heads 16 --query-tokens 1,2 --json "$name.jsonl"
     has '^ +1 +64 +1 +16 +1 +576 +bf16 +causal +[a-z0-9-]+ +[0-9.]+ '
     has '^ +1 +64 +2 +16 +1 +576 +bf16 +causal '
-    [ "$(grep -c '"causal":true' "$name.jsonl")" -eq 2 ] || wrong "$name.jsonl: $(cat "$name.jsonl")"
+    rows=2
+    if [ "$name" = h20 ]; then
+        rows=4
+        has '^ +1 +64 +2 +16 +1 +576 +bf16 +causal,var '
+    fi
+    [ "$(grep -c '"causal":true' "$name.jsonl")" -eq $rows ] || wrong "$name.jsonl: $(cat "$name.jsonl")"
 done
 # Two of three are too large: 17.6 TB of parts.
 good bench --op merge --grid quick --threads 1 --repeat 1 --parts 1,1024 --heads 64 --batch 1,65536 --json merge.jsonl
