@@ -130,7 +130,8 @@ else()
   configure_file(${CMAKE_CURRENT_LIST_DIR}/images.S.in ${cuda_folder}/images.S @ONLY)
   configure_file(${CMAKE_CURRENT_LIST_DIR}/images.c.in ${cuda_folder}/images.c @ONLY)
   enable_language(ASM)
-  set_source_files_properties(${cuda_folder}/images.S PROPERTIES OBJECT_DEPENDS "${cuda_fatbins}")
+  # Without debugging information, which would name the folder of the build.
+  set_source_files_properties(${cuda_folder}/images.S PROPERTIES OBJECT_DEPENDS "${cuda_fatbins}" COMPILE_OPTIONS -g0)
   add_library(fmla_images OBJECT ${cuda_folder}/images.S ${cuda_folder}/images.c)
 
   # ---- What became of each kernel ----------------------------------------------------------------------------------

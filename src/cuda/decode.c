@@ -16,8 +16,7 @@
 enum {
     ALIGNMENT = 256,     /* what the driver's allocations have */
     WORKERS_PER_SM = 16, /* batch-invariant: chunks in hand at a time; lengths differ, so more than SMs */
-    BLOCKS_PER_SM = 256, /* of the join, whose rows are short: then a block takes several */
-    MANY_PARTS = 8       /* of a request: more are joined by all warps of a block together */
+    BLOCKS_PER_SM = 256  /* of the join, whose rows are short: then a block takes several */
 };
 
 static const char op[] = "dense_decode";

@@ -97,6 +97,10 @@ struct plan_params {
 
 enum { INVARIANT_CHUNK = 2048 /* keys of a chunk in batch-invariant mode */ };
 
+/* Of a request: more are joined by all warps of a block together. How many there are decides how they are added, not how
+ * the join was launched: in batch-invariant mode that depends on the table's capacity. */
+enum { MANY_PARTS = 8 };
+
 /* Threads of a block; kernels and their launches read it here. */
 enum { JOIN_WARPS = 8, MERGE_THREADS = 128, PLAN_THREADS = 1024 };
 

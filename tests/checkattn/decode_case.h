@@ -117,7 +117,7 @@ void decode_compare_alone(struct decode_case *c, int64_t r, const struct run *ru
 
 /* Batch-invariant: a request has the bits that it has in the batch also alone, or behind another one, and with room for
  * more keys. The
- * others of the batch are left out by strides, so only lengths and table are copied. For CPU kernels. */
+ * others of the batch are left out by strides, so only lengths and table are copied. */
 void decode_compare_elsewhere(struct decode_case *c, const struct run *run, struct tally *tally);
 
 /* FNV-1a over everything that the call only reads, canaries included. */

@@ -3,7 +3,8 @@
  * Joins the partial results of requests that were cut, in split order.
  *
  * With few parts a request, a warp takes a row (rows_per_block = JOIN_WARPS); with many, all warps of a block share one
- * row (rows_per_block = 1), each taking every JOIN_WARPS-th part, and join in shared memory. Either way every lane has
+ * row (rows_per_block = 1), each taking every JOIN_WARPS-th part, and join in shared memory. A request of few parts among
+ * ones of many is added by one warp all the same: in the same order, so with the same bits, whatever else is there. Either way every lane has
  * PARTS_AT_ONCE parts in flight: the latency of one part is paid once for four.
  */
 #include "../device/element.cuh"
@@ -29,6 +30,7 @@ struct Parts {
 __device__ static Parts parts_of_partition(const struct dense_decode_params &p, int index)
 {
     Parts parts = {};
+    if (!plan_fits(p.split, p.b)) return parts;
     const Partition partition = partition_of(p.split, index, p.b);
     const bool begins_here = partition.last > partition.first || !partition.continued;
     if (!partition.goes_on || partition.last < partition.first || !begins_here) return parts;
@@ -129,8 +131,9 @@ __device__ __forceinline__ void join_splits(const struct dense_decode_params &p,
         const int unit = (int)(item / row_blocks);
         const Parts parts = p.split.plan ? parts_of_partition(p, unit) : parts_of_request(p, unit);
         if (!parts.count) continue;
-        const bool shares = rows_per_block == 1;
-        const int64_t row = item % row_blocks * rows_per_block + (shares ? 0 : warp);
+        const bool one_row = rows_per_block == 1, shares = one_row && parts.count > MANY_PARTS;
+        if (one_row && !shares && warp) continue;
+        const int64_t row = item % row_blocks * rows_per_block + (one_row ? 0 : warp);
         if (row >= rows) continue; /* never with a shared row: no barrier is left out by some */
         const float lse = total_lse(p, parts, rows, row);
         float4 sum[LANE_VECTORS] = {};

@@ -38,6 +38,14 @@ struct Partition {
     bool continued, goes_on; /* the first request began before; the last one goes on in the next partition */
 };
 
+/* Is it a plan of this batch, with as many partitions as the call was told? Any other cannot be followed: its requests are
+ * taken whole then, in turns. */
+__device__ __forceinline__ bool plan_fits(const struct split_params &split, int b)
+{
+    return split.plan->magic == PLAN_MAGIC && split.plan->num_partitions == split.num_partitions &&
+           split.plan->batch == b;
+}
+
 /* The last request of partition i goes on in the next one. */
 __device__ __forceinline__ bool plan_goes_on(const struct split_params &split, int i)
 {
@@ -78,7 +86,7 @@ __device__ __forceinline__ Piece partition_piece(const Partition &partition, int
 
 __device__ __forceinline__ int chunks_of(int length)
 {
-    return max((length + INVARIANT_CHUNK - 1) / INVARIANT_CHUNK, 1);
+    return length ? (length - 1) / INVARIANT_CHUNK + 1 : 1; /* no sum: a length may be near 2^31 */
 }
 
 __device__ __forceinline__ Piece chunk_piece(const struct split_params &split, int request, int chunk,
@@ -87,14 +95,15 @@ __device__ __forceinline__ Piece chunk_piece(const struct split_params &split, i
     Piece piece;
     piece.request = request;
     piece.begin = chunk * INVARIANT_CHUNK;
-    piece.end = min(piece.begin + INVARIANT_CHUNK, length);
+    piece.end = length - piece.begin > INVARIANT_CHUNK ? piece.begin + INVARIANT_CHUNK : length;
     piece.slot = chunks_of(length) == 1 ? (int64_t)DIRECT : (int64_t)request * split.chunks + chunk;
     return piece;
 }
 
 /* ---- Either: the pieces of one worker --------------------------------------------------------- */
 
-/* Of a partition: its requests. Batch-invariant: every step-th chunk of one request. */
+/* Of a partition: its requests; by a plan that does not fit, every step-th request. Batch-invariant: every step-th chunk of
+ * one request. */
 struct PieceList {
     int first, last, step;
     int request; /* batch-invariant */
@@ -104,9 +113,12 @@ struct PieceList {
 __device__ __forceinline__ PieceList piece_list(const struct dense_decode_params &p, int64_t worker)
 {
     PieceList list;
-    if (p.split.plan) {
+    if (p.split.plan && plan_fits(p.split, p.b)) {
         list.partition = partition_of(p.split, (int)worker, p.b);
         list.first = list.partition.first, list.last = list.partition.last, list.step = 1;
+    } else if (p.split.plan) {
+        list.partition.continued = list.partition.goes_on = false;
+        list.first = (int)worker, list.last = p.b - 1, list.step = p.split.num_partitions;
     } else {
         list.request = (int)(worker / p.split.chunk_lanes);
         list.first = (int)(worker % p.split.chunk_lanes), list.step = p.split.chunk_lanes;

@@ -21,7 +21,7 @@
  * The reference that is subtracted before the exponential follows the row's maximum only when it falls behind by more
  * than 8 (in log2): P then stays below 2^8, which 16 bits hold as precisely as 1, and O is seldom rescaled.
  *
- * Shared memory: Q  ROWS × 1152 bytes, or none if in registers | ring  stages × KEYS × 1152 | P  ROWS × 128 | maxima KEY_GROUPS × ROWS × 4 |
+ * Shared memory: Q  ROWS × 1152 bytes, or none if in registers | P  ROWS × 128 | ring  stages × KEYS × 1152 | maxima KEY_GROUPS × ROWS × 4 |
  * factors ROWS × 4. All of it in lines of 128 bytes (64 columns of a row), swizzled: ldmatrix meets no bank twice.
  * Registers a thread: O = ROWS · 512 / (32 · WARPS), the largest part.
  *
@@ -73,6 +73,8 @@ struct DenseDecode {
     static constexpr uint32_t Q_BYTES = Q_IN_REGISTERS ? 0 : MAX_GROUPS * Q_GROUP,
                               STAGE_BYTES = MAX_GROUPS * KEY_GROUP;
 
+    static constexpr uint32_t LEAST_BYTES = Q_BYTES + ROWS * LINE_BYTES + 2 * STAGE_BYTES;
+
     struct QFragments {
         uint32_t a[Q_IN_REGISTERS ? 4 * MAX_GROUPS : 1][4]; /* of 16 columns each */
     };
@@ -94,11 +96,11 @@ struct DenseDecode {
           lane((int)threadIdx.x % 32)
     {
         base = shared_address(memory);
-        ring_at = base + Q_BYTES;
+        p_at = base + Q_BYTES;
+        ring_at = p_at + ROWS * LINE_BYTES;
         q_at = Q_IN_REGISTERS ? ring_at + (uint32_t)(p.stages - 1) * STAGE_BYTES
                               : base; /* the stage that is filled last */
-        p_at = ring_at + (uint32_t)p.stages * STAGE_BYTES;
-        maxima = (float *)(memory + (p_at - base) + ROWS * LINE_BYTES);
+        maxima = (float *)(memory + Q_BYTES + ROWS * LINE_BYTES + (uint32_t)p.stages * STAGE_BYTES);
         factors = maxima + KEY_GROUPS * ROWS;
     }
 
@@ -558,22 +560,19 @@ struct DenseDecode {
 
     __device__ __forceinline__ void run()
     {
-        const int last_row = min(ROWS, p.rows - task.first_row) - 1;
-        const int end =
-            min(task.piece.end, visible_end(p, task, last_row)); /* no row of the tile sees more */
-        const int all_see = visible_end(p, task, 0);             /* every row sees the keys before */
-        const int blocks = (int)(((unsigned)max(end - task.piece.begin, 0) + KEYS - 1) / KEYS);
+        const bool some = task.piece.begin < task.end;
 
         copy_q();
         if (Q_IN_REGISTERS) cp_async_commit();
         KeyPlaces places;
-        if (blocks) places = find_keys((unsigned)task.piece.begin, end);
+        if (some) places = find_keys((unsigned)task.piece.begin, task.end);
         for (int i = 0; i < p.stages - 1; i++) {
-            if (i < blocks)
-                copy_keys(ring_at + (uint32_t)i * STAGE_BYTES, (unsigned)(task.piece.begin + i * KEYS), end,
-                          places);
+            /* What is past the end is no copy at all. Keys are unsigned: a block that is ahead may pass 2^31. */
+            if (some)
+                copy_keys(ring_at + (uint32_t)i * STAGE_BYTES, (unsigned)(task.piece.begin + i * KEYS),
+                          task.end, places);
             cp_async_commit(); /* groups are counted: an empty one too */
-            if (blocks) places = find_keys((unsigned)task.piece.begin + (unsigned)(i + 1) * KEYS, end);
+            if (some) places = find_keys((unsigned)task.piece.begin + (unsigned)(i + 1) * KEYS, task.end);
         }
 
         QFragments q;
@@ -587,33 +586,33 @@ struct DenseDecode {
         RowState state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
         int stage = 0;
 #pragma unroll 1
-        for (int i = 0; i < blocks; i++) {
+        for (unsigned key = (unsigned)task.piece.begin; some && key < (unsigned)task.end; key += KEYS) {
             const uint32_t stage_at = ring_at + (uint32_t)stage * STAGE_BYTES;
-            const int first_key = task.piece.begin + i * KEYS;
-            const unsigned ahead = (unsigned)first_key + (unsigned)(p.stages - 1) * KEYS; /* may pass 2^31 */
+            const int first_key = (int)key;
+            const unsigned ahead = key + (unsigned)(p.stages - 1) * KEYS;
             wait_for_block();
             __syncthreads(); /* everyone's copies are there, and everyone is done with the block before */
             const uint32_t free_at = ring_at + (uint32_t)(stage ? stage - 1 : p.stages - 1) * STAGE_BYTES;
-            copy_keys_unaligned(free_at, ahead, end, places);
+            copy_keys_unaligned(free_at, ahead, task.end, places);
 
             Copies copies;
             float s[KEY_TILES][4];
             score(stage_at, q, s, [&](int step) {
-                if (step == 0) copies = prepare_copies(free_at, ahead, end, places);
+                if (step == 0) copies = prepare_copies(free_at, ahead, task.end, places);
                 if (step % COPY_STEPS == 0 && step / COPY_STEPS < COPY_BATCHES)
                     issue_copies(copies, step / COPY_STEPS * COPY_BATCH,
                                  (step / COPY_STEPS + 1) * COPY_BATCH);
-                if (step == COPY_STEPS * COPY_BATCHES - 1) places = find_keys(ahead + KEYS, end);
+                if (step == COPY_STEPS * COPY_BATCHES - 1) places = find_keys(ahead + KEYS, task.end);
             });
             cp_async_commit();
-            const bool masked = min(all_see, end) - first_key < KEYS;
-            scale(s, masked, first_key, end);
+            const bool masked = task.all_see - first_key < KEYS;
+            scale(s, masked, first_key, task.end);
             softmax(s, state);
             __syncthreads(); /* P and the factors are there */
             rescale(o);
             if (masked && p.causal &&
-                poisoned(stage_at, clamp_int(all_see - first_key, 0, KEYS),
-                         clamp_int(end - first_key, 0, KEYS))) {
+                poisoned(stage_at, clamp_int(task.all_see - first_key, 0, KEYS),
+                         clamp_int(task.end - first_key, 0, KEYS))) {
                 cp_async_wait<0>();
                 attend_by_rows<Element>(p, task, ROWS);
                 return;
@@ -644,16 +643,27 @@ struct DenseDecode {
     }
 };
 
+/* Machine code for 8.6 and 8.9 also serves 8.7, which of these gives a block the most shared memory. */
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890)
+static constexpr uint32_t MOST_SHARED = 163 * 1024;
+#else
+static constexpr uint32_t MOST_SHARED = 227 * 1024;
+#endif
+
 template <typename Kernel> __device__ __forceinline__ void dense_decode(const struct dense_decode_params &p)
 {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Turn turn; /* not in registers: those are dear */
     __shared__ Task task;
-    Kernel kernel(p, memory, task);
-    if (threadIdx.x == 0) turn.item = (int64_t)blockIdx.x - gridDim.x, turn.next = 0, turn.list.last = -1;
-    while (__syncthreads_or(threadIdx.x == 0 && next_task(p, Kernel::ROWS, turn, task))) {
-        kernel.run();
-        __syncthreads(); /* everyone is done with the task, and with shared memory */
+    if constexpr (Kernel::LEAST_BYTES > MOST_SHARED) {
+        __trap(); /* shape.c does not choose it here, and there is no need to compile it */
+    } else {
+        Kernel kernel(p, memory, task);
+        if (threadIdx.x == 0) turn.item = (int64_t)blockIdx.x - gridDim.x, turn.next = 0, turn.list.last = -1;
+        while (__syncthreads_or(threadIdx.x == 0 && next_task(p, Kernel::ROWS, turn, task))) {
+            kernel.run();
+            __syncthreads(); /* everyone is done with the task, and with shared memory */
+        }
     }
 }
 

@@ -11,13 +11,17 @@ struct Task {
     Piece piece;
     int length; /* keys of the request */
     int kv_head, first_row;
+    int end;     /* of the keys that some row of the tile sees */
+    int all_see; /* of those that every row sees */
 };
 
 /* The first key that row `row` of the tile does not see. */
 __device__ __forceinline__ int visible_end(const struct dense_decode_params &p, const Task &task, int row)
 {
-    return p.causal ? min(task.length, task.length - p.s_q + (task.first_row + row) / p.group + 1)
-                    : task.length;
+    /* Unsigned: rows of padding, which nobody stores, may pass 2^31. */
+    const unsigned token = (unsigned)(task.first_row + row) / (unsigned)p.group;
+    const int end = (int)((unsigned)task.length - (unsigned)p.s_q + token + 1);
+    return p.causal ? min(task.length, end) : task.length;
 }
 
 /* Where row `row` of the key head lies among the rows of the piece's slot. */
@@ -49,6 +53,9 @@ __device__ __forceinline__ bool next_task(const struct dense_decode_params &p, i
     task.piece = list_piece(p, turn.list, turn.next, &task.length);
     task.kv_head = tile / tiles_of_head;
     task.first_row = tile % tiles_of_head * rows;
+    const int last_row = min(rows, p.rows - task.first_row) - 1;
+    task.end = min(task.piece.end, visible_end(p, task, last_row));
+    task.all_see = min(task.end, visible_end(p, task, 0));
     turn.next += turn.list.step;
     return true;
 }
