@@ -602,7 +602,8 @@ static int compare(int argc, char **argv)
     return bad_rows != 0;
 }
 
-// Many plans of one problem in turns: medians of `runs`, the better of two rounds, and what the plan looks like.
+// Many plans of one problem in turns: medians of 15, the better of two rounds, and what the plan looks like.
+// `bench sweep|fit [cPIECE,PART]... [B,S_Q,S_K,H_Q[v]]...`; fit times the cut plans without the merge kernel as well.
 struct candidate {
     std::string name;
     std::vector<partition> plan;
@@ -718,8 +719,8 @@ static int sweep(int argc, char **argv)
                 }
             }
         if (!fit)
-            printf("%d/%d/%d/%d: blocks of the longest partition, pieces, parts, partitions used | us TFLOP/s GHz\n", b,
-                   s_q, s_k, h_q);
+            printf("%d/%d/%d/%d%s: blocks of the longest partition, pieces, parts, partitions used | us TFLOP/s GHz\n", b,
+                   s_q, s_k, h_q, strchr(argv[i], 'v') ? "v" : "");
         for (size_t k = 0; k < all.size(); k++) {
             int most = 0, pieces = 0, parts = 0, used = 0;
             for (const partition &c : all[k].plan) {

@@ -39,20 +39,12 @@
 #ifndef LAB_PREFETCH
 #define LAB_PREFETCH 0
 #endif
-#ifndef LAB_XOR
-#define LAB_XOR 0
-#endif
-#ifndef LAB_EARLY
-#define LAB_EARLY 0
-#endif
 
 namespace pair_schedule {
 enum {
     N256 = LAB_PAIR_N256,   // P V as one m64n256 a step, else two m64n128 with their units freed one by one
     GATE = LAB_PAIR_GATE,   // Q K^T of a block starts only when that of the block before has been issued
     SPLIT = LAB_PAIR_SPLIT, // of the four units of Q K^T, how many come before the block before is multiplied
-    EARLY = LAB_EARLY, // bit 0: the next piece's Q to L2, 1: its rope columns to registers before O is stored, 2: O is stored
-                       // between the units of the next piece's first Q K^T
     PREFETCH = LAB_PREFETCH,     // blocks that keys are brought to L2 ahead of their load, 0: not
     HALF_UNITS = N256 ? 1 : 2,   // barriers of a block's half
     PIECES = 2 * HALF_UNITS + 1, // rope, units of the left half, units of the right half
@@ -131,11 +123,6 @@ DEVICE void produce_queries(const decode_params &p, const decode_maps &maps, con
     for (int r = part.begin_request; r <= part.end_request; r++) {
         piece work(p, part, r);
         if (work.blocks == 0) continue;
-        if (EARLY & 1) {
-            for (int unit = 0; unit < 4; unit++)
-                tma_prefetch_4d(&maps.q_pair, 0, tile * TILE_ROWS, unit * 2, r);
-            tma_prefetch_4d(&maps.q_rope, 0, tile * TILE_ROWS, 8, r);
-        }
         mbarrier_wait_thread(smem + BAR_Q_EMPTY, ~count & 1);
         mbarrier_arrive_expect_tx(smem + BAR_Q_FULL, KEY_BYTES);
         for (int unit = 0; unit < 4; unit++)
@@ -256,47 +243,7 @@ DEVICE void exponentials(const float (&s)[32], uint32_t (&a)[4][4], uint32_t p_r
                 sum0 += x + y;
             a[k][j] = pack_bf16(x, y);
         }
-        stmatrix_x4(LAB_XOR ? p_row ^ (k << 5) : p_row + (((2 * k + (lane >> 4)) ^ (lane & 7)) << 4), a[k][0],
-                    a[k][1], a[k][2], a[k][3]);
-    }
-}
-
-// Quarter PART of this side's O, normalised: half of o0 or of o1.
-template <int SIDE, int PART>
-DEVICE void store_quarter(const decode_params &p, int target, const float (&o)[64], float inv0, float inv1,
-                          int tile_row, int lane)
-{
-    const int column = SIDE * 256 + PART * 64, first = (PART & 1) * 8;
-    bool store0 = tile_row < p.rows, store1 = tile_row + 8 < p.rows;
-    if (target >= 0) {
-        float *to = p.part_out + ((int64_t)target * p.rows + tile_row) * D_V + column + 2 * (lane & 3);
-#pragma unroll
-        for (int g = 0; g < 8; g++) {
-            const float *v = &o[4 * (first + g)];
-            if (store0) *(float2 *)(to + 8 * g) = make_float2(v[0] * inv0, v[1] * inv0);
-            if (store1) *(float2 *)(to + 8 * D_V + 8 * g) = make_float2(v[2] * inv1, v[3] * inv1);
-        }
-    } else {
-        __nv_bfloat16 *to =
-            (__nv_bfloat16 *)p.out + ((int64_t)~target * p.rows + tile_row) * D_V + column + 8 * (lane & 3);
-#pragma unroll
-        for (int g = 0; g < 8; g += 4) {
-            uint32_t w[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float *v = &o[4 * (first + g + i)];
-                w[i] = pack_bf16(v[0] * inv0, v[1] * inv0);
-            }
-            quad_transpose(w, lane);
-            if (store0) *(uint4 *)(to + 8 * g) = make_uint4(w[0], w[1], w[2], w[3]);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float *v = &o[4 * (first + g + i)];
-                w[i] = pack_bf16(v[2] * inv1, v[3] * inv1);
-            }
-            quad_transpose(w, lane);
-            if (store1) *(uint4 *)(to + 8 * D_V + 8 * g) = make_uint4(w[0], w[1], w[2], w[3]);
-        }
+        stmatrix_x4(p_row + (((2 * k + (lane >> 4)) ^ (lane & 7)) << 4), a[k][0], a[k][1], a[k][2], a[k][3]);
     }
 }
 
@@ -305,34 +252,23 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
     int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31;
     int row = 16 * warp + (lane >> 2); // this thread's rows: row, row + 8
     uint32_t p_row = smem + SMEM_P + SIDE * GROUP_BYTES + (16 * warp + (lane & 15)) * 128;
-    if (LAB_XOR) p_row += ((lane >> 4) ^ (lane & 7)) << 4; // 16-byte chunk 2 k + (lane >> 4) then stands at p_row ^ 32 k
-    if (LAB_XOR) asm volatile("" : "+r"(p_row)); // else ptxas computes it anew, a dozen instructions in every softmax
     float s[32], o0[64], o1[64];
     uint32_t a[4][4], q_rope[4][4];
 #pragma unroll
     for (int i = 0; i < 64; i++) o0[i] = o1[i] = 0;
     uint32_t own = 0, other = 0,
              pieces = 0; // blocks of either side and pieces so far: the barriers' parities
-    const bool DEFER = SIDE == 0 && (EARLY & 4); // O of a piece is stored under the first Q K^T of the next
-    int done_target = 0;
-    float inv0 = 0, inv1 = 0;
-#define STORE_QUARTER(PART, o)                                                                               \
-    if (DEFER && k == 0 && pieces > 0)                                                                       \
-    store_quarter<SIDE, PART>(p, done_target, o, inv0, inv1, tile * TILE_ROWS + row, lane)
     const partition *part = p.plan + blockIdx.x / p.tiles;
-    int r = part->begin_request, end = part->end_request;
-    if ((EARLY & 2) && r <= end) load_q_rope(q_rope, p, r, tile * TILE_ROWS + row, lane);
-    for (; r <= end; r++) {
+    for (int r = part->begin_request, end = part->end_request; r <= end; r++) {
         piece work(p, *part, r);
         if (work.blocks == 0) {
             if (SIDE == 0) store_empty(p, work, tile, thread);
-            if (EARLY & 2) load_q_rope(q_rope, p, min(r + 1, end), tile * TILE_ROWS + row, lane);
             continue;
         }
         int blocks = work.blocks, length = work.length, key = (work.first_block + SIDE) * PAGE;
         int target = work.split >= 0 ? work.split : ~r;
         float reference0 = -CUDART_INF_F, reference1 = -CUDART_INF_F, sum0 = 0, sum1 = 0;
-        if (!(EARLY & 2)) load_q_rope(q_rope, p, r, tile * TILE_ROWS + row, lane);
+        load_q_rope(q_rope, p, r, tile * TILE_ROWS + row, lane);
         mbarrier_wait(smem + BAR_Q_FULL, pieces & 1);
         if (SIDE == 1 && blocks == 1 && lane == 0) mbarrier_arrive(smem + BAR_Q_EMPTY);
         for (int k = SIDE; k < blocks; k += 2) {
@@ -349,9 +285,7 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
             if (GATE && follows) mbarrier_wait(smem + BAR_SCORED + (SIDE ^ 1) * 8, other & 1);
             // One unit of either half first where the halves are freed by units, else the home half.
             score_unit<SIDE, SIDE>(s, smem, own & 1, 0);
-            STORE_QUARTER(0, o0);
             if (!N256) score_unit<SIDE, SIDE ^ 1>(s, smem, own & 1, 0);
-            STORE_QUARTER(1, o0);
             if (!N256 && SPLIT == 3) score_unit<SIDE, SIDE>(s, smem, own & 1, 1);
             wgmma_commit_group();
             TRACE(SIDE, own, 1);
@@ -371,15 +305,11 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
                     wgmma_wait_group<1>();
                     release<SIDE, SIDE ^ 1>(smem, 0, lane);
                 }
-            } else if (DEFER) {
-                STORE_QUARTER(2, o1);
-                if (!N256 && SPLIT == 2) score_unit<SIDE, SIDE>(s, smem, own & 1, 1);
-                STORE_QUARTER(3, o1);
             }
             if (N256)
                 score_unit<SIDE, SIDE ^ 1>(s, smem, own & 1, 0);
             else {
-                if (SPLIT == 2 && (follows || !DEFER)) score_unit<SIDE, SIDE>(s, smem, own & 1, 1);
+                if (SPLIT == 2) score_unit<SIDE, SIDE>(s, smem, own & 1, 1);
                 score_unit<SIDE, SIDE ^ 1>(s, smem, own & 1, 1);
             }
             wgmma_commit_group();
@@ -446,7 +376,6 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
             own++;
             key += 2 * PAGE;
         }
-        if (EARLY & 2) load_q_rope(q_rope, p, min(r + 1, end), tile * TILE_ROWS + row, lane);
         if (((blocks - 1) & 1) != SIDE) { // the last block is the other side's
             mbarrier_wait(smem + BAR_P_FULL + (SIDE ^ 1) * 8, other & 1);
             follow<SIDE>(o0, o1, reference0, reference1, sum0, sum1, p.scale_log2, smem, warp, row);
@@ -475,18 +404,10 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
             store_lse(p, target, tile * TILE_ROWS + row, reference0, sum0);
             store_lse(p, target, tile * TILE_ROWS + row + 8, reference1, sum1);
         }
-        inv0 = sum0 > 0 ? 1 / sum0 : 0, inv1 = sum1 > 0 ? 1 / sum1 : 0;
-        if (DEFER)
-            done_target = target;
-        else {
-            store_output(p, target, o0, inv0, inv1, tile * TILE_ROWS + row, SIDE * 256, lane);
-            store_output(p, target, o1, inv0, inv1, tile * TILE_ROWS + row, SIDE * 256 + 128, lane);
-        }
+        float inv0 = sum0 > 0 ? 1 / sum0 : 0, inv1 = sum1 > 0 ? 1 / sum1 : 0;
+        store_output(p, target, o0, inv0, inv1, tile * TILE_ROWS + row, SIDE * 256, lane);
+        store_output(p, target, o1, inv0, inv1, tile * TILE_ROWS + row, SIDE * 256 + 128, lane);
         pieces++;
-    }
-    if (DEFER && pieces > 0) {
-        store_output(p, done_target, o0, inv0, inv1, tile * TILE_ROWS + row, SIDE * 256, lane);
-        store_output(p, done_target, o1, inv0, inv1, tile * TILE_ROWS + row, SIDE * 256 + 128, lane);
     }
 }
 

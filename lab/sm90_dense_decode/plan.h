@@ -100,7 +100,7 @@ static inline int64_t plan_capacity(const int *seqlens, int b, int partitions, c
     return high;
 }
 
-// What a plan takes, in sixteenths of a block. A piece costs 3.8 blocks beside its own (drain, store, refill). The merge
+// What a plan takes, in sixteenths of a block. A piece costs 3.75 blocks beside its own (drain, store, refill). The merge
 // costs a block, its traffic (a part of 64 rows) and a walk over the parts of the longest request. A block more in the
 // longest partition costs less than a block, up to 1/8 above the mean: the others are idle then, the clock (or, with one
 // tile of rows, the share of the memory) rises. Partitions that do not run in step cost 2 % of everything; why is not known.

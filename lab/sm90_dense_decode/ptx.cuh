@@ -109,12 +109,6 @@ DEVICE void tma_prefetch_3d(const CUtensorMap *map, int x, int y, int z)
                  "r"(y), "r"(z)
                  : "memory");
 }
-DEVICE void tma_prefetch_4d(const CUtensorMap *map, int x, int y, int z, int w)
-{
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x),
-                 "r"(y), "r"(z), "r"(w)
-                 : "memory");
-}
 DEVICE void bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
 {
     asm volatile(
