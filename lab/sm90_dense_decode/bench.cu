@@ -603,7 +603,7 @@ static int compare(int argc, char **argv)
 }
 
 // Many plans of one problem in turns: medians of 15, the better of two rounds, and what the plan looks like.
-// `bench sweep|fit [cPIECE,PART]... [B,S_Q,S_K,H_Q[v]]...`; fit times the cut plans without the merge kernel as well.
+// `bench sweep|fit [cPIECE,PART]... [B,S_Q,S_K,H_Q[v|w]]...`; fit times the cut plans without the merge kernel as well.
 struct candidate {
     std::string name;
     std::vector<partition> plan;
@@ -642,6 +642,11 @@ static int sweep(int argc, char **argv)
         std::vector<int> lengths(b, s_k);
         if (strchr(argv[i], 'v')) // varying lengths, half to one and a half times s_k
             for (int r = 0; r < b; r++) lengths[r] = (int)(s_k * (0.5 + (mix(r + 4242) >> 11) * 0x1p-53));
+        if (strchr(argv[i], 'w')) // neighbours of unlike lengths whose sum is 2 s_k: whole requests out of step
+            for (int r = 0; r + 1 < b; r += 2) {
+                lengths[r] = (4 + (int)(mix(r + 77) % (2 * s_k / PAGE - 8))) * PAGE;
+                lengths[r + 1] = 2 * s_k - lengths[r];
+            }
         problem x = make_problem(lengths, s_q, h_q, 1, 1 / sqrtf(576), 1000 + i, false, 5, 0, 1);
         int n = x.partitions, aligned = n == 132 ? 128 : n == 66 ? 64 : n == 33 ? 32 : n;
         std::vector<candidate> all;
@@ -720,7 +725,7 @@ static int sweep(int argc, char **argv)
             }
         if (!fit)
             printf("%d/%d/%d/%d%s: blocks of the longest partition, pieces, parts, partitions used | us TFLOP/s GHz\n", b,
-                   s_q, s_k, h_q, strchr(argv[i], 'v') ? "v" : "");
+                   s_q, s_k, h_q, strchr(argv[i], 'v') ? "v" : strchr(argv[i], 'w') ? "w" : "");
         for (size_t k = 0; k < all.size(); k++) {
             int most = 0, pieces = 0, parts = 0, used = 0;
             for (const partition &c : all[k].plan) {
