@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -125,7 +126,10 @@ static problem make_problem(const std::vector<int> &lengths, int s_q, int h_q, i
                 i < (lengths[r] + PAGE - 1) / PAGE ? order[next++] : (i & 1 ? -1 : 2147480000);
     std::vector<partition> plan(x.partitions);
     std::vector<int> splits(x.b + 1);
-    plan_decode(lengths.data(), x.b, x.partitions, overhead, plan.data(), splits.data());
+    if (overhead >= 0)
+        plan_decode(lengths.data(), x.b, x.partitions, overhead, plan.data(), splits.data());
+    else
+        plan_by_costs(lengths.data(), x.b, x.partitions, x.tiles, plan.data(), splits.data());
     if (6 / x.tiles < x.partitions) {
         const partition &c = plan[6 / x.tiles];
         for (int r = c.begin_request; r <= c.end_request; r++)
@@ -138,8 +142,9 @@ static problem make_problem(const std::vector<int> &lengths, int s_q, int h_q, i
     CHECK(cudaMalloc(&x.cache, n_cache * 2));
     CHECK(cudaMalloc(&x.out, n_out * 2));
     CHECK(cudaMalloc(&x.lse, (size_t)x.b * x.rows * 4));
-    CHECK(cudaMalloc(&x.part_out, (size_t)splits[x.b] * x.rows * D_V * 4));
-    CHECK(cudaMalloc(&x.part_lse, (size_t)splits[x.b] * x.rows * 4));
+    int parts = x.b + x.partitions; // of any plan
+    CHECK(cudaMalloc(&x.part_out, (size_t)parts * x.rows * D_V * 4));
+    CHECK(cudaMalloc(&x.part_lse, (size_t)parts * x.rows * 4));
     CHECK(cudaMalloc(&x.d_lengths, x.b * 4));
     CHECK(cudaMalloc(&x.d_table, x.table.size() * 4));
     CHECK(cudaMalloc(&x.d_splits, (x.b + 1) * 4));
@@ -150,8 +155,8 @@ static problem make_problem(const std::vector<int> &lengths, int s_q, int h_q, i
     CHECK(cudaMemcpy(x.d_plan, plan.data(), x.partitions * sizeof(partition), cudaMemcpyHostToDevice));
     CHECK(cudaMemset(x.out, 0xff, n_out * 2));
     CHECK(cudaMemset(x.lse, 0x55, (size_t)x.b * x.rows * 4));
-    CHECK(cudaMemset(x.part_out, 0xff, (size_t)splits[x.b] * x.rows * D_V * 4));
-    CHECK(cudaMemset(x.part_lse, 0xff, (size_t)splits[x.b] * x.rows * 4));
+    CHECK(cudaMemset(x.part_out, 0xff, (size_t)parts * x.rows * D_V * 4));
+    CHECK(cudaMemset(x.part_lse, 0xff, (size_t)parts * x.rows * 4));
     fill_normal<<<1056, 256>>>(x.q, n_q, seed, 0.1f);
     fill_normal<<<1056, 256>>>(x.cache, n_cache, seed ^ 0xabcdef, 0.1f);
     if (poison) poison_tails<<<x.b, 256>>>((uint16_t *)x.cache, x.d_table, x.max_pages, x.d_lengths);
@@ -290,10 +295,15 @@ static int verify(const problem &x, const std::vector<int> &requests, int row_st
     return bad;
 }
 
+static int plan_overhead() // LAB_PLAN: an overhead in blocks, -1 for the plan by costs
+{
+    return getenv("LAB_PLAN") ? atoi(getenv("LAB_PLAN")) : 5;
+}
+
 static int check_one(const char *name, const std::vector<int> &lengths, int s_q, int h_q, int causal,
                      float scale, int partitions)
 {
-    problem x = make_problem(lengths, s_q, h_q, causal, scale, 12345 + lengths.size() * 7 + s_q, true, 5,
+    problem x = make_problem(lengths, s_q, h_q, causal, scale, 12345 + lengths.size() * 7 + s_q, true, plan_overhead(),
                              partitions, 0);
     launch(x, 0);
     CHECK(cudaDeviceSynchronize());
@@ -320,7 +330,7 @@ static int stress(int rounds, int poison)
 {
     std::vector<int> lengths;
     for (int i = 0; i < 40; i++) lengths.push_back((int)(mix(i + 99) % 1500));
-    problem x = make_problem(lengths, 2, 128, 1, 3, 777, poison, 5, 13, 0);
+    problem x = make_problem(lengths, 2, 128, 1, 3, 777, poison, plan_overhead(), 13, 0);
     size_t n = (size_t)x.b * x.rows, differing = 0;
     std::vector<uint16_t> a(n * D_V), c(n * D_V);
     std::vector<float> l(n), m(n);
@@ -592,11 +602,165 @@ static int compare(int argc, char **argv)
     return bad_rows != 0;
 }
 
+// Many plans of one problem in turns: medians of 15, the better of two rounds, and what the plan looks like.
+// `bench sweep|fit [cPIECE,PART]... [B,S_Q,S_K,H_Q[v|w]]...`; fit times the cut plans without the merge kernel as well.
+struct candidate {
+    std::string name;
+    std::vector<partition> plan;
+    std::vector<int> splits;
+};
+static void add_candidate(std::vector<candidate> &all, candidate c)
+{
+    for (candidate &o : all)
+        if (!memcmp(o.plan.data(), c.plan.data(), c.plan.size() * sizeof(partition))) {
+            o.name += "=" + c.name;
+            return;
+        }
+    all.push_back(c);
+}
+static int sweep(int argc, char **argv)
+{
+    cudaStream_t stream;
+    CHECK(cudaStreamCreate(&stream));
+    CHECK(cudaMalloc(&flush_memory, FLUSH_BYTES));
+    CHECK(cudaMalloc(&flush_sink, 4));
+    CHECK(cudaMemset(flush_memory, 1, FLUSH_BYTES));
+    double rest = getenv("LAB_REST") ? atof(getenv("LAB_REST")) : 5;
+    bool fit = !strcmp(argv[1], "fit");
+    int bad_rows = 0;
+    schedule = 1;
+    // Problems as b,s_q,s_k,h_q; costs as piece,part in blocks with a c before them.
+    std::vector<plan_costs> costs;
+    for (int i = 2; i < argc; i++) {
+        plan_costs c = {};
+        if (argv[i][0] == 'c' && sscanf(argv[i] + 1, "%d,%d", &c.piece, &c.part) == 2)
+            c.piece *= PLAN_UNIT, c.part *= PLAN_UNIT, costs.push_back(c);
+    }
+    for (int i = 2; i < argc; i++) {
+        int b, s_q, s_k, h_q;
+        if (sscanf(argv[i], "%d,%d,%d,%d", &b, &s_q, &s_k, &h_q) != 4) continue;
+        std::vector<int> lengths(b, s_k);
+        if (strchr(argv[i], 'v')) // varying lengths, half to one and a half times s_k
+            for (int r = 0; r < b; r++) lengths[r] = (int)(s_k * (0.5 + (mix(r + 4242) >> 11) * 0x1p-53));
+        if (strchr(argv[i], 'w')) // neighbours of unlike lengths whose sum is 2 s_k: whole requests out of step
+            for (int r = 0; r + 1 < b; r += 2) {
+                lengths[r] = (4 + (int)(mix(r + 77) % (2 * s_k / PAGE - 8))) * PAGE;
+                lengths[r + 1] = 2 * s_k - lengths[r];
+            }
+        problem x = make_problem(lengths, s_q, h_q, 1, 1 / sqrtf(576), 1000 + i, false, 5, 0, 1);
+        int n = x.partitions, aligned = n == 132 ? 128 : n == 66 ? 64 : n == 33 ? 32 : n;
+        std::vector<candidate> all;
+        auto make = [&](std::string name, auto fill) {
+            candidate c = {name, std::vector<partition>(n), std::vector<int>(b + 1)};
+            if (fill(c)) add_candidate(all, c);
+        };
+        auto by_costs = [&](plan_costs c, int use, int cut) {
+            return [=, &lengths](candidate &to) {
+                for (int k = use; k < n; k++) to.plan[k] = {b, b - 1, 0, 0, 0, 0, 0, 0};
+                int64_t capacity = plan_capacity(lengths.data(), b, use, &c, cut);
+                return plan_fill(lengths.data(), b, use, &c, capacity, cut, to.plan.data(), to.splits.data()) != 0;
+            };
+        };
+        const char *only = getenv("LAB_ONLY"); // overheads 5 and 12, aligned and the rule alone
+        if (only) {
+            for (int o : {5, 12})
+                make("O" + std::to_string(o), [&](candidate &c) {
+                    plan_decode(lengths.data(), b, n, o, c.plan.data(), c.splits.data());
+                    return true;
+                });
+            make("aligned", by_costs({12 * PLAN_UNIT, 0}, aligned, 1));
+        }
+        if (!fit && !only) {
+            make("whole", by_costs({32, 0}, n, 0));
+            for (int o : {5, 12, 30})
+                make("O" + std::to_string(o), [&](candidate &c) {
+                    plan_decode(lengths.data(), b, n, o, c.plan.data(), c.splits.data());
+                    return true;
+                });
+            make("aligned", by_costs({12 * PLAN_UNIT, 0}, aligned, 1));
+        }
+        if (!fit)
+            make("rule", [&](candidate &c) {
+                plan_by_costs(lengths.data(), b, n, x.tiles, c.plan.data(), c.splits.data());
+                return true;
+            });
+        for (const plan_costs &c : costs)
+            make(std::to_string(c.piece / PLAN_UNIT) + "," + std::to_string(c.part / PLAN_UNIT), by_costs(c, n, 1));
+        double keys = 0;
+        for (int l : lengths) keys += l;
+        double flop = 2.0 * keys * s_q * h_q * (D_QK + D_V);
+        std::vector<double> us(all.size(), 1e9), bare(all.size(), 1e9), ghz(all.size()), cta(all.size());
+        std::vector<uint16_t> first, out((size_t)b * x.rows * D_V);
+        std::vector<int> bad(all.size());
+        for (int round = 0; round < 2; round++)
+            for (size_t k = 0; k < all.size(); k++) {
+                CHECK(cudaMemcpy(x.d_plan, all[k].plan.data(), n * sizeof(partition), cudaMemcpyHostToDevice));
+                CHECK(cudaMemcpy(x.d_splits, all[k].splits.data(), (b + 1) * 4, cudaMemcpyHostToDevice));
+                if (!round) {
+                    CHECK(cudaMemset(x.out, 0xff, out.size() * 2));
+                    launch(x, stream);
+                    CHECK(cudaStreamSynchronize(stream));
+                    double cosine;
+                    if (!k) bad[k] = verify(x, {0, b - 1}, x.rows / 2, &cosine);
+                    CHECK(cudaMemcpy(out.data(), x.out, out.size() * 2, cudaMemcpyDeviceToHost));
+                    if (!k) first = out;
+                    for (size_t j = 0; j < out.size() && !bad[k]; j += 3) {
+                        float u = from_bf16(first[j]), v = from_bf16(out[j]);
+                        if (!(fabsf(u - v) <= 1e-3f + fabsf(u) / 64)) bad[k] = 1;
+                    }
+                    bad_rows += bad[k] != 0;
+                }
+                usleep(s_k * rest);
+                us[k] = std::min(us[k], time_graph(stream, 15, [&] { launch(x, stream); }));
+#ifdef LAB_CLOCK
+                uint32_t c[2];
+                CHECK(cudaMemcpy(c, x.params.trace + 2046, 8, cudaMemcpyDeviceToHost));
+                ghz[k] = (double)c[0] / c[1], cta[k] = c[1] / 1000.;
+#endif
+                if (fit) {
+                    setenv("LAB_NO_MERGE", "1", 1);
+                    bare[k] = std::min(bare[k], time_graph(stream, 15, [&] { launch(x, stream); }));
+                    unsetenv("LAB_NO_MERGE");
+                }
+            }
+        if (!fit)
+            printf("%d/%d/%d/%d%s: blocks of the longest partition, pieces, parts, partitions used | us TFLOP/s GHz\n", b,
+                   s_q, s_k, h_q, strchr(argv[i], 'v') ? "v" : strchr(argv[i], 'w') ? "w" : "");
+        for (size_t k = 0; k < all.size(); k++) {
+            int most = 0, pieces = 0, parts = 0, used = 0;
+            for (const partition &c : all[k].plan) {
+                int sum = 0, count = 0;
+                for (int r = c.begin_request; r <= c.end_request; r++)
+                    sum += (r == c.end_request ? c.end_block : plan_blocks(lengths[r])) -
+                           (r == c.begin_request ? c.begin_block : 0),
+                        count++;
+                used += count > 0;
+                if (sum > most) most = sum;
+                if (count > pieces) pieces = count;
+            }
+            for (int r = 0; r < b; r++) {
+                int m = all[k].splits[r + 1] - all[k].splits[r];
+                parts += m > 1 ? m : 0;
+            }
+            if (fit)
+                printf("%4d/%d/%6d/%3d %4d bl %2d pc %4d parts %3d used | %7.1f  without merge kernel %7.1f | %.2f GHz, CTA 6 %6.1f%s\n", b,
+                       s_q, s_k, h_q, most, pieces, parts, used, us[k], bare[k], ghz[k], cta[k], bad[k] ? " FAIL" : "");
+            else
+                printf("  %-34s %5d bl %2d pc %4d parts %3d used | %7.1f %5.0f %.2f GHz, CTA 6 %6.1f%s\n", all[k].name.c_str(), most, pieces, parts,
+                       used, us[k], flop / us[k] / 1e6, ghz[k], cta[k], bad[k] ? " FAIL" : "");
+        }
+        fflush(stdout);
+        free_problem(x);
+    }
+    return bad_rows != 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "check";
     if (getenv("LAB_PAIR")) schedule = atoi(getenv("LAB_PAIR"));
     if (!strcmp(mode, "compare")) return compare(argc, argv);
+    if (!strcmp(mode, "sweep") || !strcmp(mode, "fit")) return sweep(argc, argv);
     if (!strcmp(mode, "check")) return check();
     if (!strcmp(mode, "stress")) return stress(40, 1) | stress(40, 0);
     int first = argc > 2 ? atoi(argv[2]) : 0, last = argc > 3 ? atoi(argv[3]) : 999,

@@ -96,8 +96,8 @@ DEVICE void produce_keys(const decode_params &p, const decode_maps &maps, const 
             uint32_t parity = (side ? count[1] : count[0]) & 1;
             int next = b + 1 < work.blocks ? pages[b + 1] : 0;
             int next_ahead = PREFETCH ? pages[min(b + 1 + PREFETCH, work.blocks - 1)] : 0;
-            // The tiles that share the keys take turns.
-            if (PREFETCH && b + PREFETCH < work.blocks && b % p.tiles == tile) {
+            // The tiles that share the keys take turns; one tile alone is bound by memory and loses a third by it.
+            if (PREFETCH && p.tiles > 1 && b + PREFETCH < work.blocks && b % p.tiles == tile) {
 #pragma unroll
                 for (int u = 0; u < 4; u++) tma_prefetch_3d(&maps.k_pair, 0, ahead * PAGE, u * 2);
                 tma_prefetch_3d(&maps.k_rope, 0, ahead * PAGE, 8);
