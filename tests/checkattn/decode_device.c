@@ -218,6 +218,33 @@ static void check_positions(const struct run *run, struct tally *tally)
     }
 }
 
+/* A plan that was made with other partitions than the call is told: the host cannot see that, and the results stand. */
+static void check_foreign_plan(const struct run *run, struct tally *tally)
+{
+    for (int32_t told = 1; told <= 7; told += 3) {
+        const int64_t v[AXES] = {[A_B] = 9,
+                                 [A_SQ] = 2,
+                                 [A_SK] = 700,
+                                 [A_HQ] = 16,
+                                 [A_HKV] = 1,
+                                 [A_PAGE] = 64,
+                                 [A_CAUSAL] = 1,
+                                 [A_DQK] = 576,
+                                 [A_PLAN] = PLAN_GIVEN,
+                                 [A_PARTITIONS] = 13,
+                                 [A_LENGTHS] = LENGTHS_VARIED};
+        struct decode_case c;
+        make_case(&c, run, tally, "a plan of other partitions", v, 250 + (uint64_t)told);
+        bool same;
+        if (decode_case_plan(&c, &same)) report(tally, run, c.name, fmla_last_error());
+        decode_case_to_device(&c, NULL);
+        c.args.num_partitions = told;
+        if (decode_case_run(&c, &c.args, 0xff)) report(tally, run, c.name, fmla_last_error());
+        compare(&c, run, tally);
+        decode_case_free(&c);
+    }
+}
+
 /* ---- At once -------------------------------------------------------------------------------- */
 
 enum { AT_ONCE = 2, LAUNCHES = 20 };
@@ -387,6 +414,7 @@ void check_device_decode(const struct run *run, struct tally *tally)
 {
     check_repeats(run, tally);
     check_positions(run, tally);
+    check_foreign_plan(run, tally);
     check_streams(run, tally);
     check_threads(run, tally);
     check_large_cache(run, tally);

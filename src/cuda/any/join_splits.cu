@@ -4,8 +4,8 @@
  *
  * With few parts a request, a warp takes a row (rows_per_block = JOIN_WARPS); with many, all warps of a block share one
  * row (rows_per_block = 1), each taking every JOIN_WARPS-th part, and join in shared memory. A request of few parts among
- * ones of many is added by one warp all the same: in the same order, so with the same bits, whatever else is there. Either way every lane has
- * PARTS_AT_ONCE parts in flight: the latency of one part is paid once for four.
+ * ones of many is added by one warp all the same: in the same order, so with the same bits, whatever else is there.
+ * Either way every lane has PARTS_AT_ONCE parts in flight: the latency of one part is paid once for four.
  */
 #include "../device/element.cuh"
 #include "../device/pieces.cuh"

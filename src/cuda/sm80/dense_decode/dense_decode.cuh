@@ -21,12 +21,14 @@
  * The reference that is subtracted before the exponential follows the row's maximum only when it falls behind by more
  * than 8 (in log2): P then stays below 2^8, which 16 bits hold as precisely as 1, and O is seldom rescaled.
  *
- * Shared memory: Q  ROWS × 1152 bytes, or none if in registers | P  ROWS × 128 | ring  stages × KEYS × 1152 | maxima KEY_GROUPS × ROWS × 4 |
- * factors ROWS × 4. All of it in lines of 128 bytes (64 columns of a row), swizzled: ldmatrix meets no bank twice.
+ * Shared memory, in bytes:
+ *      Q  ROWS × 1152, or none if in registers | P  ROWS × 128 | ring  stages × KEYS × 1152 |
+ *      maxima  KEY_GROUPS × ROWS × 4 | factors  ROWS × 4
+ * Q, P and the ring in lines of 128 bytes (64 columns of a row), swizzled: ldmatrix meets no bank twice.
  * Registers a thread: O = ROWS · 512 / (32 · WARPS), the largest part.
  *
- * The limit on an H200 is shared memory's bandwidth: an m16n8k16 of Q·Kᵀ reads 384 bytes, one of P·V 128
- * (ROWS 64), where mma.sync could take one every 1.6 clocks.
+ * The limit on an H200 at 64 rows is shared memory's bandwidth: an m16n8k16 of Q·Kᵀ reads 256 bytes (two column splits),
+ * one of P·V 128, where mma.sync could take one every 1.6 clocks.
  */
 #pragma once
 
