@@ -33,6 +33,7 @@
 #pragma once
 
 #include "../../device/async_copy.cuh"
+#include "../../device/by_rows.cuh"
 #include "../../device/divide.cuh"
 #include "../../device/element.cuh"
 #include "../../device/fragment.h"
@@ -40,7 +41,6 @@
 #include "../../device/pieces.cuh"
 #include "../../device/result.cuh"
 #include "../../device/unaligned_copy.cuh"
-#include "by_rows.cuh"
 #include "shape.h"
 #include "tasks.cuh"
 
@@ -616,7 +616,7 @@ struct DenseDecode {
                 poisoned(stage_at, clamp_int(task.all_see - first_key, 0, KEYS),
                          clamp_int(task.end - first_key, 0, KEYS))) {
                 cp_async_wait<0>();
-                attend_by_rows<Element>(p, task, ROWS);
+                attend_by_rows<Element>(p, task, ROWS, warp, WARPS);
                 return;
             }
             accumulate(stage_at, o);

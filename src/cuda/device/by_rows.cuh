@@ -6,31 +6,36 @@
  */
 #pragma once
 
-#include "../../device/divide.cuh"
-#include "../../device/element.cuh"
-#include "../../device/result.cuh"
-#include "tasks.cuh"
+#include "divide.cuh"
+#include "element.cuh"
+#include "result.cuh"
+#include "task.cuh"
 
+/* Key `key` of a task's request, in memory. */
+__device__ __forceinline__ const uint16_t *key_of(const struct dense_decode_params &p, const Task &task, int key)
+{
+    const int index = fast_divide(key, p.page_divisor);
+    const int64_t page = p.block_table ? p.block_table[task.piece.request * p.block_table_stride + index]
+                                       : task.piece.request;
+    const int64_t slot = p.block_table ? key - index * p.page_size : key;
+    return p.kv + page * p.kv_stride[0] + slot * p.kv_stride[1] + task.kv_head * p.kv_stride[2];
+}
+
+/* By warp `warp` of `warps`. */
 template <typename Element>
-__device__ void attend_by_rows(const struct dense_decode_params &p, const Task &task, int rows)
+__device__ void attend_by_rows(const struct dense_decode_params &p, const Task &task, int rows, int warp,
+                               int warps)
 {
     constexpr int D_V = 512, LANE_COLUMNS = D_V / 32;
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    for (int row = task.first_row + warp; row < min(task.first_row + rows, p.rows);
-         row += (int)blockDim.x / 32) {
+    const int lane = (int)threadIdx.x % 32;
+    for (int row = task.first_row + warp; row < min(task.first_row + rows, p.rows); row += warps) {
         const RowPlace place = row_place(row, task.kv_head, p.group);
         const uint16_t *q = p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] +
                             place.head * p.q_stride[2];
         float most = -INFINITY, sum = 0.0f, o[LANE_COLUMNS] = {};
         for (int key = task.piece.begin;
              key < min(task.piece.end, visible_end(p, task, row - task.first_row)); key++) {
-            const int index = fast_divide(key, p.page_divisor);
-            const int64_t page = p.block_table
-                                     ? p.block_table[task.piece.request * p.block_table_stride + index]
-                                     : task.piece.request;
-            const int64_t slot = p.block_table ? key - index * p.page_size : key;
-            const uint16_t *k =
-                p.kv + page * p.kv_stride[0] + slot * p.kv_stride[1] + task.kv_head * p.kv_stride[2];
+            const uint16_t *k = key_of(p, task, key);
             float s = 0.0f;
             for (int d = lane; d < p.d_qk; d += 32) s += Element::to_float(q[d]) * Element::to_float(k[d]);
             for (int lanes = 16; lanes; lanes /= 2) s += __shfl_xor_sync(~0u, s, lanes);

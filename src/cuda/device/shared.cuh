@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Shared memory by its 32-bit addresses, where what stands at an address is a matter of swizzles, not of types.
+ */
+#pragma once
+
+#include "async_copy.cuh"
+
+/* Four 8 × 8 matrices of 16 bits; each lane gives the address of a row of 16 bytes, in the order of ldmatrix (fragment.h).
+ * sm_90. */
+__device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&words)[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_zero_16(uint32_t to)
+{
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+}
+
+__device__ __forceinline__ uint32_t load_shared_4(uint32_t from)
+{
+    uint32_t word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+    return word;
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a block of threads is given to do: a piece, for one tile of rows.
+ */
+#pragma once
+
+#include "pieces.cuh"
+
+struct Task {
+    Piece piece;
+    int length; /* keys of the request */
+    int kv_head, first_row;
+    int end;     /* of the keys that some row of the tile sees */
+    int all_see; /* of those that every row sees */
+};
+
+/* The first key that row `row` of the tile does not see. */
+__device__ __forceinline__ int visible_end(const struct dense_decode_params &p, const Task &task, int row)
+{
+    /* Unsigned: rows of padding, which nobody stores, may pass 2^31. */
+    const unsigned token = (unsigned)(task.first_row + row) / (unsigned)p.group;
+    const int end = (int)((unsigned)task.length - (unsigned)p.s_q + token + 1);
+    return p.causal ? min(task.length, end) : task.length;
+}
+
+/* Where row `row` of the key head lies among the rows of the piece's slot. */
+__device__ __forceinline__ int64_t slot_row(const struct dense_decode_params &p, const Task &task, int row)
+{
+    return task.piece.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)task.kv_head * p.rows + row;
+}
+
+/* The piece for the tile of `rows` rows that begins at first_row of a key head. */
+__device__ __forceinline__ Task task_of(const struct dense_decode_params &p, const Piece &piece, int length,
+                                        int kv_head, int first_row, int rows)
+{
+    Task task;
+    task.piece = piece, task.length = length;
+    task.kv_head = kv_head, task.first_row = first_row;
+    const int last_row = min(rows, p.rows - first_row) - 1;
+    task.end = min(piece.end, visible_end(p, task, last_row));
+    task.all_see = min(task.end, visible_end(p, task, 0));
+    return task;
+}

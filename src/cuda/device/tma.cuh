@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * TMA: boxes of a tensor that the host has described (src/cuda/tensor_map.h), copied by the hardware (sm_90).
+ */
+#pragma once
+
+#include "../params.h"
+
+/* Where a box begins, innermost dimension first. */
+struct BoxPlace {
+    int x, y, z, v, w;
+};
+
+/* Copies the box to shared memory; its bytes count towards the barrier's phase. What lies outside the tensor is zero. */
+__device__ __forceinline__ void tma_load(uint32_t to, const struct tensor_map *map, uint32_t barrier,
+                                         BoxPlace at)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.v), "r"(at.w)
+                 : "memory");
+}
+
+/* Brings the box to L2 alone. */
+__device__ __forceinline__ void tma_prefetch(const struct tensor_map *map, BoxPlace at)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(map),
+                 "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.v), "r"(at.w)
+                 : "memory");
+}
+
+/* The description itself, ahead of its first use. */
+__device__ __forceinline__ void tma_prefetch_map(const struct tensor_map *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * wgmma, Hopper's matrix instructions (sm_90a): a warpgroup of 128 threads multiplies A (64 × 16, in shared memory or in
+ * registers) by B (16 × N, in shared memory) and adds to D (64 × N, fp32, in registers). They run beside what the threads do
+ * next. Fragments: fragment.h (wgmma_a_*, wgmma_d_*). In shared memory: lines of 128 bytes, swizzled (swizzle_128), in tiles
+ * that begin at multiples of 1024 bytes.
+ *
+ * A batch of products is: wgmma_fence, the products, wgmma_commit; wgmma_wait, and hold for every accumulator that is read
+ * then. All warps of the warpgroup call together.
+ */
+#pragma once
+
+#include "fragment.h"
+
+/* What was done with accumulators and fragments in registers comes before the products that follow. */
+__device__ __forceinline__ void wgmma_fence()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wgmma_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* Waits until at most PENDING of the newest batches are still under way. */
+template <int PENDING> __device__ __forceinline__ void wgmma_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Keeps the compiler from reading an accumulator before the wait, or writing it after the fence; without it ptxas lets
+ * the products run one after the other (its warning C7514). */
+template <int N> __device__ __forceinline__ void hold(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/* ---- Descriptors of tiles in shared memory ---------------------------------------------------- */
+
+enum { TILE_LINES = 64, TILE_BYTES = TILE_LINES * LINE_BYTES /* 64 lines of 64 columns */ };
+
+/* `offset` is added to the low word alone: 32-bit arithmetic, which ptxas can keep in uniform registers. There it must stay:
+ * otherwise every product first waits for its two descriptors. */
+__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t tile, uint32_t leading, uint32_t offset)
+{
+    constexpr uint32_t EIGHT_LINES = 8 * LINE_BYTES, SWIZZLE_128 = 1u << 30;
+    const uint32_t low = (tile >> 4) + (offset >> 4 | leading >> 4 << 16);
+    uint64_t descriptor;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low), "r"(EIGHT_LINES >> 4 | SWIZZLE_128));
+    return descriptor;
+}
+
+/* A line is a row of A or a column of B: step k takes columns 16 k … 16 k + 15 of the line. */
+__device__ __forceinline__ uint64_t wgmma_lines(uint32_t tile, int step)
+{
+    return wgmma_descriptor(tile, 0, (uint32_t)step * 32);
+}
+
+/* A line is a row of B (V as it lies in the cache): step k takes lines 16 k … 16 k + 15. Every 64 columns of N are the next
+ * tile. */
+__device__ __forceinline__ uint64_t wgmma_columns(uint32_t tile, int step)
+{
+    return wgmma_descriptor(tile, TILE_BYTES, (uint32_t)step * 16 * LINE_BYTES);
+}
+
+/* ---- The products ----------------------------------------------------------------------------- */
+
+/* clang-format off */
+#define WGMMA_SUMS_8(d, i) \
+    "+f"((d)[i]), "+f"((d)[i + 1]), "+f"((d)[i + 2]), "+f"((d)[i + 3]), "+f"((d)[i + 4]), "+f"((d)[i + 5]), "+f"((d)[i + 6]), "+f"((d)[i + 7])
+#define WGMMA_SUMS_32(d, i) WGMMA_SUMS_8(d, i), WGMMA_SUMS_8(d, i + 8), WGMMA_SUMS_8(d, i + 16), WGMMA_SUMS_8(d, i + 24)
+#define WGMMA_NAMES_32 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, " \
+    "%30, %31"
+#define WGMMA_NAMES_64 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, " \
+    "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, " \
+    "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, " \
+    "%58, %59, %60, %61, %62, %63"
+/* clang-format on */
+
+/* SHAPE, NAMES: of D; then A, B, whether to add to what D holds, and the two (A in shared memory) or one flags that say of B
+ * and of A whether they lie as columns. */
+#define WGMMA(SHAPE, TYPE, NAMES, ADD, A, B, FLAGS)                                                          \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE ".f32." TYPE "." TYPE  \
+    " {" NAMES "}, " A ", " B ", p, 1, 1, " FLAGS ";\n}"
+
+/* D (+)= A·B: 64 columns, A and B in lines. */
+template <typename Element>
+__device__ __forceinline__ void wgmma_64(float (&d)[32], uint64_t a, uint64_t b, int add)
+{
+    if constexpr (Element::IS_BF16)
+        asm volatile(WGMMA("m64n64k16", "bf16", WGMMA_NAMES_32, "%34", "%32", "%33", "0, 0")
+                     : WGMMA_SUMS_32(d, 0)
+                     : "l"(a), "l"(b), "r"(add));
+    else
+        asm volatile(WGMMA("m64n64k16", "f16", WGMMA_NAMES_32, "%34", "%32", "%33", "0, 0")
+                     : WGMMA_SUMS_32(d, 0)
+                     : "l"(a), "l"(b), "r"(add));
+}
+
+/* The same with A in registers. */
+template <typename Element>
+__device__ __forceinline__ void wgmma_64(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    if constexpr (Element::IS_BF16)
+        asm volatile(WGMMA("m64n64k16", "bf16", WGMMA_NAMES_32, "%37", "{%32, %33, %34, %35}", "%36", "0")
+                     : WGMMA_SUMS_32(d, 0)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    else
+        asm volatile(WGMMA("m64n64k16", "f16", WGMMA_NAMES_32, "%37", "{%32, %33, %34, %35}", "%36", "0")
+                     : WGMMA_SUMS_32(d, 0)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+/* 128 columns, A in lines, B as columns. */
+template <typename Element>
+__device__ __forceinline__ void wgmma_128_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
+{
+    if constexpr (Element::IS_BF16)
+        asm volatile(WGMMA("m64n128k16", "bf16", WGMMA_NAMES_64, "%66", "%64", "%65", "0, 1")
+                     : WGMMA_SUMS_32(d, 0), WGMMA_SUMS_32(d, 32)
+                     : "l"(a), "l"(b), "r"(add));
+    else
+        asm volatile(WGMMA("m64n128k16", "f16", WGMMA_NAMES_64, "%66", "%64", "%65", "0, 1")
+                     : WGMMA_SUMS_32(d, 0), WGMMA_SUMS_32(d, 32)
+                     : "l"(a), "l"(b), "r"(add));
+}
+
+/* The same with A in registers. */
+template <typename Element>
+__device__ __forceinline__ void wgmma_128_columns(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    if constexpr (Element::IS_BF16)
+        asm volatile(WGMMA("m64n128k16", "bf16", WGMMA_NAMES_64, "%69", "{%64, %65, %66, %67}", "%68", "1")
+                     : WGMMA_SUMS_32(d, 0), WGMMA_SUMS_32(d, 32)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    else
+        asm volatile(WGMMA("m64n128k16", "f16", WGMMA_NAMES_64, "%69", "{%64, %65, %66, %67}", "%68", "1")
+                     : WGMMA_SUMS_32(d, 0), WGMMA_SUMS_32(d, 32)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}

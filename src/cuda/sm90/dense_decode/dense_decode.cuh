@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Dense decode on Hopper: the pair schedule (docs/kernels/dense-decode.md draws it and tells how it came about).
+ *
+ * A block of threads takes a tile of 64 rows of one key head through the keys of its pieces, 64 at a time. Two sides, a
+ * warpgroup each, do the same work on alternate blocks, so that one's softmax runs beside the other's products:
+ *
+ *      who                    what                                                                        registers
+ *      warpgroup 0, producer  one thread asks TMA for keys, one for queries; it never drains                     32
+ *      warpgroup 1, side 0    S and softmax of even blocks; O of columns   0 … 255, of all blocks               240
+ *      warpgroup 2, side 1    S and softmax of odd blocks;  O of columns 256 … 511, of all blocks               240
+ *
+ * Time, with blocks k - 1 (side 1) and k (side 0); the home units of a block are the two that hold a side's columns of V:
+ *
+ *      side 0   early Q·Kᵀ of k | P·V of k-1, home units | late Q·Kᵀ of k | softmax k | P·V of k, home units | …
+ *      side 1   … softmax of k-1 | P·V of k-1, home units | early Q·Kᵀ of k+1 | P·V of k | late Q·Kᵀ of k+1 | softmax …
+ *
+ * P of a block goes to the other side through shared memory, and stays in registers for its own; so do the references that
+ * both sum relative to: a warp of one side and the warp of the same rows of the other tell each other when theirs moves. V is
+ * the first 512 columns of K: a block of keys is read from memory once and used by both products from the same shared memory,
+ * and its units (128 columns) are given back one by one, those first that the block after next needs first. Of the rope
+ * columns only K passes through shared memory: Q's stay in registers.
+ *
+ * Shared memory (struct Shared): two blocks of keys 147456 bytes, Q 65536, P of either side 8192. All addresses are constants.
+ *
+ * The limit on an H200 is power: with many rows the SMs run at 1.4 to 1.75 of 1.98 GHz. With one tile of rows it is memory.
+ */
+#pragma once
+
+#include "layout.cuh"
+#include "poison.cuh"
+#include "producer.cuh"
+#include "products.cuh"
+#include "results.cuh"
+#include "softmax.cuh"
+
+enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 40, SIDE_REGISTERS = 232 };
+
+/* One side; its state from block to block. */
+template <typename V, int SIDE> struct Side {
+    using Element = typename V::Element;
+    static constexpr int OTHER = 1 - SIDE, FIRST = Home<SIDE>::FIRST, SECOND = Home<SIDE>::SECOND;
+
+    const struct dense_decode_sm90_params &p;
+    Shared &shared;
+    Task &task; /* of the piece, in shared memory */
+    uint32_t base, p_line;
+    int warp, lane;
+    float s[32], left[64], right[64]; /* S of a block; O of the two home units */
+    uint32_t weights[4][4], q_rope[4][4];
+    RowState state;
+    uint32_t own = 0, others = 0, pieces = 0; /* blocks of both sides and pieces so far: parities of barriers */
+
+    __device__ __forceinline__ Side(const struct dense_decode_sm90_params &params, Shared &memory)
+        : p(params), shared(memory), task(memory.task[SIDE][threadIdx.x / 32 % 4])
+    {
+        base = shared_address(&memory);
+        warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32;
+        p_line = SHARED_AT(base, p) + SIDE * TILE_BYTES +
+                 (uint32_t)(16 * warp + ldmatrix_tile_row(lane)) * LINE_BYTES;
+    }
+
+    /* Of the tile: this thread has it, and the one eight on. */
+    static __device__ __forceinline__ int row()
+    {
+        const int now = fresh_thread() % WARPGROUP_THREADS;
+        return wgmma_d_row(now, 0);
+    }
+
+    /* ---- Steps of a block ---------------------------------------------------------------------- */
+
+    /* Until the other side has issued the Q·Kᵀ of the block before: the tensor cores then do that one first, and its
+     * softmax, for which this side waits, begins early. */
+    __device__ __forceinline__ void wait_for_turn()
+    {
+        mbarrier_wait(barrier_at(SHARED_AT(base, scored), OTHER), others & 1);
+    }
+
+    __device__ __forceinline__ void score_early(bool follows)
+    {
+        if constexpr (V::ROPE) score_rope<Element, SIDE>(s, q_rope, base, own & 1);
+        if (follows) wait_for_turn();
+        score_unit<Element, SIDE, FIRST, V::ROPE>(s, base, own & 1);
+        score_unit<Element, SIDE, Home<OTHER>::FIRST>(s, base, own & 1);
+        if constexpr (V::EARLY_UNITS == 3) score_unit<Element, SIDE, SECOND>(s, base, own & 1);
+        wgmma_commit();
+    }
+
+    __device__ __forceinline__ void score_late()
+    {
+        if constexpr (V::EARLY_UNITS == 2) score_unit<Element, SIDE, SECOND>(s, base, own & 1);
+        score_unit<Element, SIDE, Home<OTHER>::SECOND>(s, base, own & 1);
+        wgmma_commit();
+        if (lane == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), SIDE));
+    }
+
+    /* P of the other side's block is there; its reference may have moved. */
+    __device__ __forceinline__ void wait_for_weights()
+    {
+        mbarrier_wait(barrier_at(SHARED_AT(base, p_full), OTHER), others & 1);
+    }
+
+    __device__ __forceinline__ void follow_reference()
+    {
+        if (!__any_sync(~0u, shared.rescaled[OTHER][warp])) return;
+        const float to[2] = {shared.reference[OTHER][row()], shared.reference[OTHER][row() + 8]};
+        move_reference(state, to, left, right, p.call.scale_log2);
+    }
+
+    __device__ __forceinline__ void multiply_others(int add)
+    {
+        hold(left), hold(right);
+        wgmma_fence();
+        multiply_unit<Element, OTHER>(left, base, FIRST, add);
+        multiply_unit<Element, OTHER>(right, base, SECOND, add);
+    }
+
+    __device__ __forceinline__ void multiply_own(int add)
+    {
+        hold(left), hold(right);
+        wgmma_fence();
+        multiply_unit<Element, SIDE>(left, weights, base, FIRST, add);
+        multiply_unit<Element, SIDE>(right, weights, base, SECOND, add);
+    }
+
+    /* Scores that do not count, and keys that must not reach a product. By all warps of the side, between the last product
+     * with K and the first with V. */
+    __device__ __forceinline__ void mask(int first_key)
+    {
+        mask_scores(s, p.call, task, first_key, row());
+        const int end = clamp_int(task.end - first_key, 0, KEYS),
+                  all_see = clamp_int(task.all_see - first_key, 0, end);
+        barrier_sync(SIDE_BARRIER + SIDE, WARPGROUP_THREADS); /* every warp's Q·Kᵀ has read the block */
+        if (__any_sync(~0u, not_finite<Element>(base, SIDE, all_see, end))) shared.poisoned = 1;
+        clear_keys(base, SIDE, end);
+        fence_async_shared();
+        barrier_sync(SIDE_BARRIER + SIDE, WARPGROUP_THREADS);
+    }
+
+    __device__ __forceinline__ void softmax(bool first)
+    {
+        float most[2];
+        row_maxima(s, most);
+        const float slack = REFERENCE_SLACK / p.call.scale_log2;
+        const bool moves =
+            __any_sync(~0u, most[0] > state.reference[0] + slack || most[1] > state.reference[1] + slack) ||
+            first;
+        if (moves) {
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                most[i] = fmaxf(fmaxf(state.reference[i], quad_max(most[i])), LEAST_REFERENCE);
+            move_reference(state, most, left, right, p.call.scale_log2);
+            shared.reference[SIDE][row()] = most[0], shared.reference[SIDE][row() + 8] = most[1];
+        }
+        if (lane == 0) shared.rescaled[SIDE][warp] = moves;
+        /* Nobody reads P of the block before last any more: the other side waited for that product before it made the P
+         * that this side has already seen. */
+        exponentials<Element>(s, weights, p_line, p.call.scale_log2, state);
+        fence_async_shared();
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), SIDE));
+    }
+
+    /* ---- A block, a piece, all pieces ----------------------------------------------------------- */
+
+    /* Block k of the piece, this side's. */
+    __device__ __forceinline__ void run_block(int k, int blocks, int first_key, int all_see)
+    {
+        const bool follows = SIDE == 1 || k > 0;
+        score_early(follows);
+        if (follows) {
+            wait_for_weights();
+            wgmma_wait<0>();
+            hold(s);
+            follow_reference();
+            multiply_others(SIDE == 0 || k > 1);
+            wgmma_wait<1>();
+            release_unit<OTHER>(base, FIRST, lane);
+        }
+        score_late();
+        wgmma_wait<1>();
+        if (follows) {
+            release_unit<OTHER>(base, SECOND, lane);
+            others++;
+        }
+        wgmma_wait<0>();
+        hold(s), hold(left), hold(right);
+        if (lane == 0) {
+            if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, rope_empty), SIDE));
+            if (k + 2 >= blocks) mbarrier_arrive(SHARED_AT(base, q_empty));
+        }
+
+        if (all_see - first_key < KEYS) mask(first_key);
+        softmax(k == 0);
+        multiply_own(k > 0);
+        wgmma_wait<1>();
+        release_unit<SIDE>(base, FIRST, lane);
+        wgmma_wait<0>();
+        hold(left), hold(right);
+        release_unit<SIDE>(base, SECOND, lane);
+        own++;
+    }
+
+    /* The last block of the piece where it is the other side's. */
+    __device__ __forceinline__ void multiply_last(bool add)
+    {
+        wait_for_weights();
+        follow_reference();
+        multiply_others(add);
+        wgmma_wait<0>();
+        hold(left), hold(right);
+        release_unit<OTHER>(base, FIRST, lane);
+        release_unit<OTHER>(base, SECOND, lane);
+        others++;
+    }
+
+    /* Each side has summed its own blocks; both hold the same references by now. */
+    __device__ __forceinline__ void join_sums()
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            state.sum[i] = quad_sum(state.sum[i]);
+            if (lane % 4 == 0) shared.sum[pieces % 2][SIDE][row() + 8 * i] = state.sum[i];
+        }
+        barrier_sync(PIECE_BARRIER, 2 * WARPGROUP_THREADS);
+#pragma unroll
+        for (int i = 0; i < 2; i++) state.sum[i] += shared.sum[pieces % 2][OTHER][row() + 8 * i];
+    }
+
+    __device__ __forceinline__ void store()
+    {
+        float factor[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            factor[i] = finish_row(p.call, task, state.reference[i], state.sum[i], row() + 8 * i,
+                                   SIDE == 0 && lane % 4 == 0);
+        store_columns<Element>(p.call, task, left, factor, row(), FIRST * 128);
+        store_columns<Element>(p.call, task, right, factor, row(), SECOND * 128);
+    }
+
+    __device__ __forceinline__ void run_piece(const Work &work)
+    {
+        const int blocks = work.blocks, all_see = work.task.all_see;
+        int first_key = work.task.piece.begin + SIDE * KEYS;
+        __syncwarp();
+        if (lane == 0) task = work.task;
+        __syncwarp();
+        if (blocks == 0) {
+            if (SIDE == 0) store_empty(p.call, task);
+            return;
+        }
+        state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+        if constexpr (V::ROPE) load_q_rope(q_rope, p.call, task, task.first_row + row());
+        mbarrier_wait(SHARED_AT(base, q_full), pieces & 1);
+        if (SIDE == 1 && blocks == 1 && lane == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
+        for (int k = SIDE; k < blocks; k += 2, first_key += 2 * KEYS) run_block(k, blocks, first_key, all_see);
+        if ((blocks - 1) % 2 != SIDE) multiply_last(SIDE == 0 || blocks > 1);
+        join_sums();
+        store();
+        pieces++;
+    }
+
+    __device__ __forceinline__ void run()
+    {
+#pragma unroll
+        for (int i = 0; i < 64; i++) left[i] = right[i] = 0.0f;
+        const PieceList list = piece_list(p.call, Place(p).worker);
+        for (int i = list.first; i <= list.last; i += list.step) {
+            const Place place(p);
+            run_piece(Work(p, piece_list(p.call, place.worker), i, place.kv_head, place.tile * ROWS));
+        }
+        barrier_sync(PIECE_BARRIER, 2 * WARPGROUP_THREADS);
+        if (__any_sync(~0u, shared.poisoned)) redo_poisoned<Element>(p, Place(p));
+    }
+};
+
+/* ---- The kernel -------------------------------------------------------------------------------- */
+
+template <typename V> __device__ __forceinline__ void prepare(const struct dense_decode_sm90_params &p, Shared &shared)
+{
+    constexpr int WARPS_OF_SIDE = WARPGROUP_THREADS / 32;
+    const auto init = [](Barrier &barrier, int arrivals) { mbarrier_init(shared_address(&barrier), arrivals); };
+    tma_prefetch_map(&p.keys), tma_prefetch_map(&p.queries);
+    if (V::ROPE) tma_prefetch_map(&p.rope);
+    for (int side = 0; side < 2; side++) {
+        for (int unit = 0; unit < UNITS; unit++) {
+            init(shared.keys_full[side][unit], 1);
+            init(shared.keys_empty[side][unit], WARPS_OF_SIDE); /* of the side whose home the unit is */
+        }
+        init(shared.rope_full[side], 1), init(shared.rope_empty[side], WARPS_OF_SIDE);
+        init(shared.p_full[side], WARPS_OF_SIDE), init(shared.scored[side], WARPS_OF_SIDE);
+    }
+    shared.poisoned = 0;
+    init(shared.q_full, 1), init(shared.q_empty, 2 * WARPS_OF_SIDE);
+    mbarrier_fence_init();
+    fence_async_shared();
+}
+
+template <typename V> __device__ __forceinline__ void dense_decode(const struct dense_decode_sm90_params &p)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    Shared &shared = *(Shared *)memory;
+    const uint32_t base = shared_address(memory);
+    if (threadIdx.x == 0) prepare<V>(p, shared);
+    __syncthreads();
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    switch (threadIdx.x / WARPGROUP_THREADS) {
+    case 0:
+        give_registers<PRODUCER_REGISTERS>();
+        if (threadIdx.x / 32 == 0 && elect_one()) produce_keys<V>(p, Place(p), base);
+        if (threadIdx.x / 32 == 1 && elect_one()) produce_queries<V>(p, Place(p), base);
+        break;
+    case 1:
+        take_registers<SIDE_REGISTERS>();
+        Side<V, 0>(p, shared).run();
+        break;
+    default: take_registers<SIDE_REGISTERS>(); Side<V, 1>(p, shared).run();
+    }
+}
+
+#define DENSE_DECODE_KERNEL(NAME, ELEMENT, D_QK, SHARED_KEYS)                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                 \
+        NAME(const __grid_constant__ struct dense_decode_sm90_params p)                                      \
+    {                                                                                                        \
+        dense_decode<Variant<ELEMENT, D_QK, SHARED_KEYS>>(p);                                                \
+    }

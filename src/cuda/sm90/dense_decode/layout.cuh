@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the roles of Hopper's dense decode agree on: variants, shared memory, barriers, and the way through the pieces.
+ */
+#pragma once
+
+#include "../../device/divide.cuh"
+#include "../../device/mbarrier.cuh"
+#include "../../device/task.cuh"
+#include "../../device/tma.cuh"
+#include "../../device/warpgroup.cuh"
+#include "../../device/wgmma.cuh"
+
+enum { ROWS = 64 /* of a tile */, KEYS = PLAN_BLOCK /* of a block */, D_V = 512 };
+enum { UNIT_BYTES = 2 * TILE_BYTES /* 64 lines of 128 columns */, UNITS = 4 /* of V */ };
+static_assert(KEYS == TILE_LINES && ROWS == TILE_LINES, "");
+
+/* With SHARED_KEYS several tiles of rows read the same keys, from L2 but for the first: they bring them there in turns, and
+ * the early Q·Kᵀ is the longer one. A tile by itself is bound by memory, and loses by both. */
+template <typename Element_, int D_QK_, bool SHARED_KEYS_> struct Variant {
+    using Element = Element_;
+    static constexpr bool ROPE = D_QK_ > D_V, SHARED_KEYS = SHARED_KEYS_;
+    static constexpr int EARLY_UNITS = SHARED_KEYS ? 3 : 2; /* of Q·Kᵀ, done before the block before is multiplied */
+    static constexpr int BLOCKS_AHEAD = 2;                  /* that keys are brought to L2 */
+    static_assert(D_QK_ == D_V || D_QK_ == D_V + LINE_ELEMENTS, "");
+};
+
+/* ---- Shared memory ----------------------------------------------------------------------------- */
+
+struct Barrier {
+    uint64_t state;
+};
+
+/* Index [side]: the side that owns the block, 0 for even blocks. Units in the order of their columns; a side multiplies
+ * the two units of its half of the columns. */
+struct Shared {
+    unsigned char keys[2][UNITS][UNIT_BYTES];
+    unsigned char rope[2][TILE_BYTES];
+    unsigned char q[UNITS][UNIT_BYTES];
+    unsigned char p[2][TILE_BYTES];
+    float reference[2][ROWS];
+    float sum[2][2][ROWS];   /* [piece % 2][side] */
+    uint32_t poisoned;       /* some piece is (poison.cuh) */
+    uint32_t rescaled[2][4]; /* [side][warp]: this block moved the reference */
+    Task task[2][4];         /* [side][warp]: out of the way until the end of the piece */
+    Barrier keys_full[2][UNITS], keys_empty[2][UNITS];
+    Barrier rope_full[2], rope_empty[2];
+    Barrier q_full, q_empty;
+    Barrier p_full[2];
+    Barrier scored[2]; /* Q·Kᵀ of the block has been issued */
+};
+static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
+
+#define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
+
+__device__ __forceinline__ uint32_t unit_at(uint32_t base, int side, int unit)
+{
+    return SHARED_AT(base, keys) + (uint32_t)(side * UNITS + unit) * UNIT_BYTES;
+}
+
+__device__ __forceinline__ uint32_t barrier_at(uint32_t first, int index)
+{
+    return first + (uint32_t)index * (uint32_t)sizeof(Barrier);
+}
+
+enum { SIDE_BARRIER = 1 /* and 2: of one side's warps */, PIECE_BARRIER = 3 /* both sides */ };
+
+/* ---- The way through the pieces ---------------------------------------------------------------- */
+
+/* Every role goes through the same list by itself. The plan is read by plain loads from addresses that all threads share:
+ * ptxas then knows the bounds of the loops to be uniform, and keeps the descriptors of wgmma in uniform registers. */
+struct Work {
+    Task task;
+    int blocks;
+
+    __device__ __forceinline__ Work(const struct dense_decode_sm90_params &p, const PieceList &list, int i,
+                                    int kv_head, int first_row)
+    {
+        int length;
+        const Piece piece = list_piece(p.call, list, i, &length);
+        task = task_of(p.call, piece, length, kv_head, first_row, ROWS);
+        blocks = (int)((unsigned)(piece.end - piece.begin + KEYS - 1) / KEYS);
+    }
+};
+
+/* The worker and the tile of rows of this block of threads. */
+struct Place {
+    int worker, kv_head, tile;
+
+    __device__ __forceinline__ explicit Place(const struct dense_decode_sm90_params &p)
+    {
+        const int tiles = p.call.h_kv * p.tiles_of_head, block = fresh_block(), within = block % tiles;
+        worker = block / tiles;
+        kv_head = within / p.tiles_of_head, tile = within % p.tiles_of_head;
+    }
+};

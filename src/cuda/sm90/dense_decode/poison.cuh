@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * V of keys that some row of the tile does not see. Such a key has weight 0 there, but 0 × NaN is NaN:
+ * - keys that no row of the tile sees may hold anything: they become zero before they are multiplied;
+ * - keys that only some rows see (causal, several tokens) count in those, whatever they hold. An infinity or a NaN among
+ *   them poisons the piece: it is done again, row by row, when all others are done.
+ */
+#pragma once
+
+#include "../../device/by_rows.cuh"
+#include "../../device/shared.cuh"
+#include "layout.cuh"
+
+/* Keys from … 63 of a block become zero; by all threads of its side. */
+__device__ __forceinline__ void clear_keys(uint32_t base, int side, int from)
+{
+    constexpr int CHUNKS = D_V / CHUNK_ELEMENTS;
+#pragma unroll 1
+    for (int i = fresh_thread() % WARPGROUP_THREADS; i < (KEYS - from) * CHUNKS; i += WARPGROUP_THREADS)
+        store_zero_16(unit_at(base, side, 0) + (uint32_t)(i / 8 % 8) * TILE_BYTES +
+                      (uint32_t)(from + i / CHUNKS) * LINE_BYTES + (uint32_t)(i % 8) * CHUNK_BYTES);
+}
+
+/* True in the threads of a side that found an infinity or a NaN in the keys from … to - 1 of its block. */
+template <typename Element>
+__device__ __forceinline__ bool not_finite(uint32_t base, int side, int from, int to)
+{
+    constexpr int WORDS = D_V / 2;
+    bool found = false;
+#pragma unroll 1
+    for (int i = fresh_thread() % WARPGROUP_THREADS; i < (to - from) * WORDS; i += WARPGROUP_THREADS)
+        found |= any_not_finite<Element>(
+            load_shared_4(unit_at(base, side, 0) + (uint32_t)(i / 32 % 8) * TILE_BYTES +
+                          (uint32_t)(from + i / WORDS) * LINE_BYTES + (uint32_t)(i % 32) * 4));
+    return found;
+}
+
+/* Is a piece poisoned? Every warp looks for itself, into the cache. */
+template <typename Element>
+__device__ __forceinline__ bool poisoned(const struct dense_decode_params &p, const Task &task)
+{
+    bool found = false;
+    for (int key = max(task.piece.begin, task.all_see); key < task.end; key++) {
+        const uint32_t *words = (const uint32_t *)key_of(p, task, key);
+        for (int i = (int)threadIdx.x % 32; i < D_V / 2; i += 32)
+            found |= any_not_finite<Element>(words[i]);
+    }
+    return __any_sync(~0u, found);
+}
+
+/* By the warps of both sides, after the last piece: writes again what the poisoned pieces left. */
+template <typename Element>
+__device__ __forceinline__ void redo_poisoned(const struct dense_decode_sm90_params &p, const Place &place)
+{
+    const int warp = (int)(threadIdx.x - WARPGROUP_THREADS) / 32, warps = 2 * WARPGROUP_THREADS / 32;
+    const PieceList list = piece_list(p.call, place.worker);
+#pragma unroll 1
+    for (int i = list.first; i <= list.last; i += list.step) {
+        const Work work(p, list, i, place.kv_head, place.tile * ROWS);
+        if (poisoned<Element>(p.call, work.task))
+            attend_by_rows<Element>(p.call, work.task, ROWS, warp, warps);
+    }
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The producer: one thread asks for keys, another for queries; TMA brings them. It never drains: while the sides finish a
+ * piece, the keys of the next one arrive.
+ */
+#pragma once
+
+#include "layout.cuh"
+
+/* The page of block `block` of a piece; without a table page r belongs to request r. */
+__device__ __forceinline__ int block_page(const struct dense_decode_params &p, const Task &task, int block)
+{
+    if (!p.block_table) return task.piece.request;
+    const int index = fast_divide(task.piece.begin + block * KEYS, p.page_divisor);
+    return __ldg(p.block_table + task.piece.request * p.block_table_stride + index);
+}
+
+/* Where the block lies in the cache. */
+__device__ __forceinline__ BoxPlace block_place(const struct dense_decode_params &p, const Task &task, int block,
+                                                int page)
+{
+    const int key = task.piece.begin + block * KEYS;
+    const int first = p.block_table ? fast_divide(key, p.page_divisor) * p.page_size : 0;
+    return {0, key - first, 0, page, task.kv_head};
+}
+
+/* The same keys, from column group `group` on. */
+__device__ __forceinline__ BoxPlace columns_from(BoxPlace place, int group)
+{
+    place.z = group;
+    return place;
+}
+
+/* The keys of one block, in the order in which the owner's products take them: those columns first that are freed first. */
+template <typename V>
+__device__ __forceinline__ void load_block(const struct dense_decode_sm90_params &p, uint32_t base, int side,
+                                           uint32_t parity, BoxPlace place)
+{
+    if constexpr (V::ROPE) {
+        const uint32_t full = barrier_at(SHARED_AT(base, rope_full), side);
+        mbarrier_wait_thread(barrier_at(SHARED_AT(base, rope_empty), side), parity ^ 1);
+        mbarrier_arrive_expect(full, TILE_BYTES);
+        tma_load(SHARED_AT(base, rope) + (uint32_t)side * TILE_BYTES, &p.rope, full,
+                 columns_from(place, D_V / LINE_ELEMENTS));
+    }
+#pragma unroll
+    for (int i = 0; i < UNITS; i++) {
+        const int half = side ^ (i & 1), unit = 2 * half + (i >> 1);
+        const uint32_t full = barrier_at(SHARED_AT(base, keys_full), side * UNITS + unit);
+        mbarrier_wait_thread(barrier_at(SHARED_AT(base, keys_empty), side * UNITS + unit), parity ^ 1);
+        mbarrier_arrive_expect(full, UNIT_BYTES);
+        tma_load(unit_at(base, side, unit), &p.keys, full, columns_from(place, 2 * unit));
+    }
+}
+
+template <typename V>
+__device__ __forceinline__ void prefetch_block(const struct dense_decode_sm90_params &p, BoxPlace place)
+{
+#pragma unroll
+    for (int unit = 0; unit < UNITS; unit++) tma_prefetch(&p.keys, columns_from(place, 2 * unit));
+    if (V::ROPE) tma_prefetch(&p.rope, columns_from(place, D_V / LINE_ELEMENTS));
+}
+
+template <typename V>
+__device__ __forceinline__ void produce_keys(const struct dense_decode_sm90_params &p, const Place &place,
+                                             uint32_t base)
+{
+    uint32_t parities = 0; /* bit `side`: of the side's blocks so far */
+    const PieceList list = piece_list(p.call, place.worker);
+    for (int i = list.first; i <= list.last; i += list.step) {
+        const Work work(p, list, i, place.kv_head, place.tile * ROWS);
+        if (work.blocks == 0) continue;
+        const int last = work.blocks - 1;
+        int turn = place.tile;
+        int page = block_page(p.call, work.task, 0),
+            page_ahead = V::SHARED_KEYS ? block_page(p.call, work.task, min(V::BLOCKS_AHEAD, last)) : 0;
+        for (int block = 0; block <= last; block++) {
+            /* The table is read a block before it is needed. */
+            const int next = block_page(p.call, work.task, min(block + 1, last));
+            if (V::SHARED_KEYS) {
+                const int ahead = block + V::BLOCKS_AHEAD;
+                const int next_ahead = block_page(p.call, work.task, min(ahead + 1, last));
+                if (turn == 0 && ahead <= last)
+                    prefetch_block<V>(p, block_place(p.call, work.task, ahead, page_ahead));
+                turn = turn == 0 ? p.tiles_of_head - 1 : turn - 1;
+                page_ahead = next_ahead;
+            }
+            const int side = block & 1;
+            load_block<V>(p, base, side, parities >> side & 1,
+                          block_place(p.call, work.task, block, page));
+            parities ^= 1u << side;
+            page = next;
+        }
+    }
+}
+
+template <typename V>
+__device__ __forceinline__ void produce_queries(const struct dense_decode_sm90_params &p, const Place &place,
+                                                uint32_t base)
+{
+    const uint32_t full = SHARED_AT(base, q_full);
+    const int row = place.tile * ROWS;
+    uint32_t count = 0;
+    const PieceList list = piece_list(p.call, place.worker);
+    for (int i = list.first; i <= list.last; i += list.step) {
+        const Work work(p, list, i, place.kv_head, row);
+        if (work.blocks == 0) continue;
+        mbarrier_wait_thread(SHARED_AT(base, q_empty), ~count & 1);
+        mbarrier_arrive_expect(full, UNITS * UNIT_BYTES);
+        BoxPlace at = {0, place.kv_head * p.q_heads + row % p.q_heads, row / p.q_heads, 0,
+                       work.task.piece.request};
+        for (int unit = 0; unit < UNITS; unit++, at.v += 2)
+            tma_load(SHARED_AT(base, q) + (uint32_t)unit * UNIT_BYTES, &p.queries, full, at);
+        count++;
+    }
+}

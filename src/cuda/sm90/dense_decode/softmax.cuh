@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * From scores to probabilities, as one side does it: a thread has the scores of two rows of the tile, row and row + 8, in
+ * the fragment of wgmma's D; four neighbouring lanes share these rows.
+ */
+#pragma once
+
+#include "../../device/element.cuh"
+#include "../../device/quad.cuh"
+#include "../../device/result.cuh"
+#include "../../device/shared.cuh"
+#include "layout.cuh"
+
+/* The reference that is subtracted before the exponential follows a row's maximum only when it falls behind by more than
+ * this (log2): P then stays below 2^8, which 16 bits hold as precisely as 1, and O is seldom rescaled. */
+static constexpr float REFERENCE_SLACK = 8.0f;
+/* Of a row that saw no key yet: any finite reference will do. */
+static constexpr float LEAST_REFERENCE = -1e30f;
+
+/* What a thread knows of its two rows. */
+struct RowState {
+    float reference[2]; /* of scores, before they are scaled */
+    float sum[2];       /* over this thread's share of the side's blocks */
+};
+
+__device__ __forceinline__ void rescale(float (&o)[64], const float factor[2])
+{
+#pragma unroll
+    for (int i = 0; i < 64; i++) o[i] *= factor[i / 2 % 2];
+}
+
+/* Moves the reference, and with it what was summed relative to the old one. */
+__device__ __forceinline__ void move_reference(RowState &state, const float (&to)[2], float (&left)[64],
+                                               float (&right)[64], float scale_log2)
+{
+    float factor[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        factor[i] = exp2_approx((state.reference[i] - to[i]) * scale_log2);
+        state.reference[i] = to[i], state.sum[i] *= factor[i];
+    }
+    rescale(left, factor), rescale(right, factor);
+}
+
+/* Scores of keys that a row must not see become -inf. */
+__device__ __forceinline__ void mask_scores(float (&s)[32], const struct dense_decode_params &p,
+                                            const Task &task, int first_key, int row)
+{
+    int limit[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) limit[i] = min(task.end, visible_end(p, task, row + 8 * i)) - first_key;
+#pragma unroll
+    for (int e = 0; e < 32; e++)
+        if (wgmma_d_column((int)threadIdx.x % 32, e) >= limit[e / 2 % 2]) s[e] = -INFINITY;
+}
+
+/* The largest of this thread's scores of either row, in four chains each. */
+__device__ __forceinline__ void row_maxima(const float (&s)[32], float (&most)[2])
+{
+    float m[8];
+#pragma unroll
+    for (int e = 0; e < 32; e++) m[e % 8] = e < 8 ? s[e] : fmaxf(m[e % 8], s[e]);
+    most[0] = fmaxf(fmaxf(m[0], m[1]), fmaxf(m[4], m[5]));
+    most[1] = fmaxf(fmaxf(m[2], m[3]), fmaxf(m[6], m[7]));
+}
+
+/* P = exp2((S - reference) · scale): kept as A fragments, and written to shared memory for the other side. */
+template <typename Element>
+__device__ __forceinline__ void exponentials(const float (&s)[32], uint32_t (&a)[4][4], uint32_t p_line,
+                                             float scale_log2, RowState &state)
+{
+    const float shift[2] = {-state.reference[0] * scale_log2, -state.reference[1] * scale_log2};
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int e = 8 * k + 2 * j;
+            const float low = exp2_approx(fmaf(s[e], scale_log2, shift[j % 2])),
+                        high = exp2_approx(fmaf(s[e + 1], scale_log2, shift[j % 2]));
+            state.sum[j % 2] += low + high;
+            a[k][j] = Element::pack(low, high);
+        }
+        store_matrices(p_line + (((2 * (uint32_t)k + lane / 16) ^ (lane % 8)) * CHUNK_BYTES), a[k]);
+    }
+}
