@@ -449,6 +449,33 @@ static struct plan_header *build_in_step(const struct batch *batch)
     return plan;
 }
 
+/* The planners' own times of the two plans, that in step both by its rows and without them. */
+static void check_times(const struct batch *batch, struct plan_costs costs, const struct plan_header *filled,
+                        const struct plan_header *in_step, int64_t filled_time, int64_t in_step_time)
+{
+    uint32_t start[PLAN_FEW + 1] = {0}, payload = 0;
+    const int32_t b = (int32_t)batch->requests, p = (int32_t)batch->partitions;
+    for (int32_t r = 0; r < b; r++) start[r + 1] = start[r] + (uint32_t)blocks_of(batch, r) + OVERHEAD;
+    const uint32_t mean = plan_mean(start[b] - (uint32_t)b * OVERHEAD, p);
+    struct plan_tally tally[3] = {plan_tally_none(), plan_tally_none(), plan_tally_none()};
+    for (int32_t i = 0; i < p; i++) {
+        plan_tally_row(&tally[0], costs, mean, start, plan_partitions(filled) + i);
+        plan_tally_row(&tally[1], costs, mean, start, plan_partitions(in_step) + i);
+    }
+    for (int32_t r = 0; r < b; r++) {
+        const int32_t *splits = plan_num_splits(filled) + r, *step_splits = plan_num_splits(in_step) + r;
+        plan_tally_request(&tally[0], (uint32_t)(splits[1] - splits[0]));
+        plan_tally_request(&tally[1], (uint32_t)(step_splits[1] - step_splits[0]));
+        plan_tally_step(&tally[2], &payload, costs, mean, start, b, plan_step_of(b, p), r);
+    }
+    const int64_t expected[3] = {filled_time, in_step_time, in_step_time};
+    for (int i = 0; i < 3; i++)
+        CHECK(plan_time(&tally[i], costs, mean) == expected[i],
+              "%s: time %d is %" PRId64 ", expected %" PRId64, which, i, plan_time(&tally[i], costs, mean),
+              expected[i]);
+    CHECK_EQ(payload, in_step->payload);
+}
+
 enum choice { FILLED, IN_STEP };
 
 /* The plan by costs is the one of the two that takes less time, to the byte; the default one if neither does. */
@@ -463,6 +490,7 @@ static enum choice run_by_costs(const struct batch *batch, struct plan_costs cos
     walk(batch, &in_step_view, NO_PAYLOAD);
     const int64_t filled_time = time_of(batch, &filled_view, costs.row_tiles, costs.tiles_of_head),
                   in_step_time = time_of(batch, &in_step_view, costs.row_tiles, costs.tiles_of_head);
+    check_times(batch, costs, filled, in_step, filled_time, in_step_time);
     const enum choice expected = in_step_time < filled_time ? IN_STEP : FILLED;
     CHECK(!memcmp(plan, expected == IN_STEP ? in_step : filled, size_of(batch)),
           "%s: is not the plan %s, whose time is %" PRId64 " (filled %" PRId64 ")", which,
