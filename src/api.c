@@ -155,6 +155,7 @@ static fmla_status check_plan_args(const fmla_decode_plan_args *caller, fmla_dec
         .plan = args->plan,
         .stream = args->stream,
     };
+    if (dispatch_has_plan_costs(target)) problem->costs = plan_costs_of(args->s_q, args->h_q, args->h_kv);
     return choose_partitions(args, target, &problem->num_partitions);
 }
 

@@ -52,6 +52,11 @@ int32_t dispatch_workers(fmla_device device)
     return *dispatch_device_reason(device) ? 0 : cuda_device(device.id)->sms;
 }
 
+bool dispatch_has_plan_costs(fmla_device device)
+{
+    return device.type == FMLA_DEVICE_CUDA && cuda_has_plan_costs(cuda_device(device.id));
+}
+
 fmla_status dispatch_prepare(fmla_device device)
 {
     return device.type == FMLA_DEVICE_CUDA ? cuda_prepare(device.id) : FMLA_OK;

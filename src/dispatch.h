@@ -64,6 +64,9 @@ bool dispatch_capability(fmla_device device, int64_t index, fmla_capability *cap
 /* Threads of the CPU, or SMs of the GPU; 0 where the device cannot be used. */
 int32_t dispatch_workers(fmla_device device);
 
+/* Are the costs of plan_costs.h those of the device? */
+bool dispatch_has_plan_costs(fmla_device device);
+
 /* Why nothing of this build runs on the device; "" if something does. Static. */
 const char *dispatch_device_reason(fmla_device device);
 

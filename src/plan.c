@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The host planner. One pass over the requests: every partition is filled up to the same payload, and a
- * request that does not fit is cut at a block.
+ * The host planner. The default plan is one pass over the requests: every partition is filled up to the same payload, and
+ * a request that does not fit is cut at a block. By costs it is held against the plan in step.
  */
 #include "plan.h"
 
@@ -27,6 +27,12 @@ int32_t plan_even_partitions(int32_t workers, int64_t s_q, int64_t h_q, int64_t 
         a = b, b = rest;
     }
     return (int32_t)(workers / a);
+}
+
+struct plan_costs plan_costs_of(int64_t s_q, int64_t h_q, int64_t h_kv)
+{
+    const int64_t row_tiles = plan_row_tiles(s_q, h_q, h_kv);
+    return (struct plan_costs){(int32_t)row_tiles, (int32_t)(row_tiles / h_kv)};
 }
 
 /* Blocks of a request; one without keys still has one, so that some partition writes its (empty) result. */
@@ -84,4 +90,58 @@ void plan_build(struct plan_header *plan, int64_t batch, int32_t num_partitions,
         row.last_is_split = !idle && (cut || (alone && first_split > 0));
         partitions[p] = row;
     }
+}
+
+/* ---- By costs -------------------------------------------------------------------------------- */
+
+/* Fills start [batch + 1] (plan_costs.h); false where costs are not looked at. */
+static bool line_up(uint32_t *start, int64_t batch, const int32_t *seqlens, int64_t capacity)
+{
+    if (batch < 1 || batch > PLAN_FEW) return false;
+    int64_t line = 0;
+    for (int64_t r = 0; r < batch; r++) {
+        const int64_t cost = blocks_of(seqlens, r, capacity) + PLAN_OVERHEAD;
+        start[r] = (uint32_t)line;
+        line += cost;
+        if (cost > PLAN_MOST_COST || line > PLAN_MOST_LINE) return false;
+    }
+    start[batch] = (uint32_t)line;
+    return true;
+}
+
+static void write_in_step(struct plan_header *plan, const uint32_t *start, struct plan_step step,
+                          uint32_t payload)
+{
+    const int32_t b = (int32_t)plan->batch;
+    struct plan_partition *row = plan_partitions(plan), *const end = row + plan->num_partitions;
+    int32_t *num_splits = plan_num_splits(plan);
+    plan->payload = payload;
+    for (int32_t r = 0; r < b; r++) {
+        const int32_t parts = plan_step_parts(step, plan_request_blocks(start, r));
+        num_splits[r + 1] = num_splits[r] + parts;
+        if (r % step.whole == 0)
+            for (int32_t part = 0; part < parts; part++) *row++ = plan_step_row(start, b, step, r, part);
+    }
+    while (row < end) *row++ = plan_step_row(start, b, step, b, 0);
+}
+
+void plan_build_by_costs(struct plan_header *plan, int64_t batch, int32_t num_partitions,
+                         const int32_t *seqlens, int64_t capacity, struct plan_costs costs)
+{
+    uint32_t start[PLAN_FEW + 1];
+    plan_build(plan, batch, num_partitions, seqlens, capacity);
+    if (!costs.row_tiles || !line_up(start, batch, seqlens, capacity)) return;
+    const int32_t b = (int32_t)batch, *num_splits = plan_num_splits(plan);
+    const uint32_t mean = plan_mean(start[b] - (uint32_t)b * PLAN_OVERHEAD, num_partitions);
+    const struct plan_step step = plan_step_of(b, num_partitions);
+    struct plan_tally filled = plan_tally_none(), in_step = plan_tally_none();
+    uint32_t payload = 0;
+    for (int32_t p = 0; p < num_partitions; p++)
+        plan_tally_row(&filled, costs, mean, start, &plan_partitions(plan)[p]);
+    for (int32_t r = 0; r < b; r++) {
+        plan_tally_request(&filled, (uint32_t)(num_splits[r + 1] - num_splits[r]));
+        plan_tally_step(&in_step, &payload, costs, mean, start, b, step, r);
+    }
+    if (plan_time(&in_step, costs, mean) < plan_time(&filled, costs, mean))
+        write_in_step(plan, start, step, payload);
 }

@@ -6,6 +6,7 @@
 #ifndef FMLA_PLAN_H
 #define FMLA_PLAN_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -40,6 +41,8 @@ struct plan_header {
 #else
 #define PLAN_FN static inline
 #endif
+
+#include "plan_costs.h"
 
 static inline size_t plan_bytes(int64_t batch, int32_t num_partitions)
 {
@@ -79,9 +82,16 @@ static inline int64_t plan_clamp_length(int32_t length, int64_t capacity)
     return length < 0 ? 0 : length > capacity ? capacity : length;
 }
 
-/* Writes the plan of `batch` requests; lengths are clamped to [0, capacity].
+/* Writes the default plan of `batch` requests; lengths are clamped to [0, capacity].
  * plan has plan_bytes(batch, num_partitions) bytes. */
 void plan_build(struct plan_header *plan, int64_t batch, int32_t num_partitions, const int32_t *seqlens,
                 int64_t capacity);
+
+/* The costs of a request with these heads. */
+struct plan_costs plan_costs_of(int64_t s_q, int64_t h_q, int64_t h_kv);
+
+/* The same; where `costs` says so and the plan in step takes less time by them, that one. */
+void plan_build_by_costs(struct plan_header *plan, int64_t batch, int32_t num_partitions,
+                         const int32_t *seqlens, int64_t capacity, struct plan_costs costs);
 
 #endif

@@ -8,6 +8,8 @@
 
 #include "flashmla/flashmla.h"
 
+#include "plan.h"
+
 #include <stdbool.h>
 
 enum element { ELEMENT_BF16, ELEMENT_FP16, ELEMENT_F32 };
@@ -25,6 +27,7 @@ struct plan_problem {
     const int32_t *seqlens; /* [b] */
     fmla_device device;     /* of seqlens and of the plan */
     int32_t num_partitions;
+    struct plan_costs costs; /* of the device that will use the plan */
     void *plan;
     void *stream;
 };

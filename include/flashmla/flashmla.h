@@ -218,8 +218,8 @@ FMLA_API fmla_status fmla_prepare(fmla_device device);
 /* ---- The split plan ------------------------------------------------------------------------- */
 
 /* How a batch of requests of different lengths is cut into equal loads (docs/semantics.md, "The split plan";
- * the method is FlashMLA's, of February 2025). The plan depends on the lengths only, so one plan serves every
- * layer of a model for one step. */
+ * the method is FlashMLA's, of February 2025). The plan depends on the lengths,
+ * the heads, s_q and the target only, so one plan serves every layer of a model for one step. */
 typedef struct fmla_decode_plan_args {
     size_t struct_size;
     const fmla_tensor

@@ -308,7 +308,7 @@ static void time_case(const Case &c)
     free_run(r);
 }
 
-static int plan_case(int64_t b, int partitions, int kind, bool timed)
+static int plan_case(int64_t b, int partitions, int kind, int tiles, bool timed)
 {
     std::vector<int32_t> lengths(b + 1);
     for (int64_t i = 0; i < b; i++)
@@ -319,8 +319,12 @@ static int plan_case(int64_t b, int partitions, int kind, bool timed)
                                  : (int32_t)(draw() % 640);
     const size_t bytes = plan_bytes(b, partitions);
     std::vector<char> host(bytes), mine(bytes);
+    struct plan_params p = {};
+    p.costs = {tiles, tiles};
+    plan_build_by_costs((struct plan_header *)host.data(), b, partitions, lengths.data(), INT32_MAX, p.costs);
+    const std::vector<char> chosen = host;
     plan_build((struct plan_header *)host.data(), b, partitions, lengths.data(), INT32_MAX);
-    struct plan_params p;
+    const bool in_step = chosen != host;
     int32_t *device_lengths;
     CHECK(cudaMalloc(&device_lengths, lengths.size() * 4));
     CHECK(cudaMalloc(&p.plan, bytes));
@@ -329,10 +333,10 @@ static int plan_case(int64_t b, int partitions, int kind, bool timed)
     p.seqlens = device_lengths, p.b = b, p.capacity = INT32_MAX, p.num_partitions = partitions;
     decode_plan<<<1, PLAN_THREADS>>>(p);
     CHECK(cudaMemcpy(mine.data(), p.plan, bytes, cudaMemcpyDeviceToHost));
-    const bool same = host == mine;
+    const bool same = chosen == mine;
     if (!same || timed) {
-        printf("%s plan b %lld partitions %d kind %d", same ? "ok    " : "FAILED", (long long)b, partitions,
-               kind);
+        printf("%s plan b %lld partitions %d kind %d tiles %d%s", same ? "ok    " : "FAILED", (long long)b,
+               partitions, kind, tiles, in_step ? " in step" : "");
         if (timed)
             printf(
                 ": %.1f us",
@@ -372,14 +376,18 @@ int main(int argc, char **argv)
     } else if (!strcmp(what, "plan")) {
         printf("empty kernel %.1f us\n",
                graph_time([&](cudaStream_t stream) { nothing<<<1, 32, 0, stream>>>(); }, 15));
-        for (int kind = 0; kind < 5; kind++)
-            for (int64_t b : {0, 1, 2, 31, 32, 33, 128, 1000, 1024, 1025, 5000, 100000})
-                for (int partitions : {1, 2, 66, 78, 132, 1000, 65536})
-                    failed += plan_case(b, partitions, kind, false);
-        for (int kind = 0; kind < 5; kind++)
-            for (int64_t b : {128, 1024}) failed += plan_case(b, 132, kind, true);
-        for (int partitions : {1, 33, 264, 528}) failed += plan_case(128, partitions, 1, true);
-        failed += plan_case(100000, 132, 1, true);
+        for (int tiles = 0; tiles < 3; tiles++) // 0: without costs
+            for (int kind = 0; kind < 5; kind++)
+                for (int64_t b : {0, 1, 2, 31, 32, 33, 128, 1000, 1024, 1025, 5000, 100000})
+                    for (int partitions : {1, 2, 66, 78, 132, 1000, 65536})
+                        failed += plan_case(b, partitions, kind, tiles, false);
+        for (int tiles = 0; tiles < 2; tiles++) {
+            for (int kind = 0; kind < 5; kind++)
+                for (int64_t b : {16, 128, 1024}) failed += plan_case(b, 132, kind, tiles, true);
+            for (int partitions : {1, 33, 264, 528}) failed += plan_case(128, partitions, 1, tiles, true);
+            for (int64_t b : {64, 128, 1000}) failed += plan_case(b, 66, 0, tiles, true);
+            failed += plan_case(100000, 132, 1, tiles, true);
+        }
     } else if (!strcmp(what,
                        "one")) { /* one ROWS SEQ_LEN PARTITIONS TILE: a single launch, for the profiler */
         Run r;

@@ -340,6 +340,6 @@ fmla_status cpu_dense_decode(const struct kernel *kernel, const struct dense_dec
 
 fmla_status cpu_decode_plan(const struct plan_problem *p)
 {
-    plan_build(p->plan, p->b, p->num_partitions, p->seqlens, p->capacity);
+    plan_build_by_costs(p->plan, p->b, p->num_partitions, p->seqlens, p->capacity, p->costs);
     return FMLA_OK;
 }

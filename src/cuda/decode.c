@@ -163,13 +163,14 @@ static fmla_status launch_plan(const struct cuda_scope *scope, const struct dens
                                const struct work *w)
 {
     if (p->batch_invariant || p->plan) return FMLA_OK;
-    const struct plan_params params = {
+    struct plan_params params = {
         .seqlens = p->seqlens,
         .b = p->b,
         .capacity = p->capacity,
         .plan = (struct plan_header *)(void *)((char *)p->workspace + w->plan_offset),
         .num_partitions = w->num_partitions,
     };
+    if (cuda_has_plan_costs(scope->device)) params.costs = plan_costs_of(p->s_q, p->h_q, p->h_kv);
     return cuda_launch_plan(op, scope, &params, p->stream);
 }
 

@@ -28,6 +28,12 @@ struct cuda_device {
 /* Never NULL; the same for the life of the process. The first call looks at all GPUs. */
 const struct cuda_device *cuda_device(int32_t id);
 
+/* Were the costs of plan_costs.h measured on such a GPU? */
+static inline bool cuda_has_plan_costs(const struct cuda_device *device)
+{
+    return device->capability == 90;
+}
+
 /* GPUs of this machine; 0 where there is no usable driver. */
 int32_t cuda_device_count(void);
 

@@ -108,6 +108,7 @@ struct plan_params {
     int64_t capacity;
     struct plan_header *plan;
     int32_t num_partitions;
+    struct plan_costs costs;
 };
 
 enum { INVARIANT_CHUNK = 2048 /* keys of a chunk in batch-invariant mode */ };

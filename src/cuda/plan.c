@@ -20,6 +20,7 @@ fmla_status cuda_decode_plan(const struct plan_problem *p)
         .capacity = p->capacity,
         .plan = p->plan,
         .num_partitions = p->num_partitions,
+        .costs = p->costs,
     };
     struct cuda_scope scope;
     fmla_status status = cuda_enter(op, "seqlens", p->device.id, &scope);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * decode_plan on a GPU: the bytes that the host's planner writes for the same lengths and partitions, and the published
- * case by its own figures.
+ * decode_plan on a GPU: the bytes that the host's planner writes for the same lengths and partitions, with the costs of
+ * the GPU and, as for a plan that the CPU will use, without; and the published case by its own figures.
  */
 #include "checkattn.h"
 #include "device.h"
@@ -20,6 +20,8 @@ enum lengths {
     LENGTHS_DRAWN, /* 0 … 9000, some 0 */
     LENGTHS_WILD,  /* any 32 bits, to be clamped */
     LENGTHS_LAST,  /* 0, but for the last: everything is in one request */
+    LENGTHS_NEAR,  /* 8000 … 8192 */
+    LENGTHS_VARY,  /* 2000 … 6000 */
     LENGTHS_KINDS
 };
 
@@ -27,7 +29,9 @@ struct plan_case {
     int64_t b, capacity;
     int32_t partitions; /* 0: what the device suggests */
     enum lengths lengths;
-    bool odd; /* lengths at an odd address */
+    bool odd;         /* lengths at an odd address */
+    bool for_cpu;     /* no costs */
+    int64_t s_q, h_q; /* of the GPU's costs: s_q · h_q rows of a key head */
 };
 
 static int32_t length_of(const struct plan_case *c, int64_t request, struct random_state *random)
@@ -38,6 +42,8 @@ static int32_t length_of(const struct plan_case *c, int64_t request, struct rand
     case LENGTHS_SAME: return 4096;
     case LENGTHS_DRAWN: return (int32_t)(random_between(random, 0, 3) ? random_between(random, 0, 9000) : 0);
     case LENGTHS_WILD: return (int32_t)(uint32_t)random_u64(random);
+    case LENGTHS_NEAR: return (int32_t)random_between(random, 8000, 8192);
+    case LENGTHS_VARY: return (int32_t)random_between(random, 2000, 6000);
     case LENGTHS_LAST: return request + 1 == c->b ? 1000000 : 0;
     default: return 0;
     }
@@ -53,15 +59,17 @@ static void run_case(const struct run *run, const struct plan_case *c, uint64_t 
     struct device_scratch scratch;
     fmla_tensor seqlens;
     char name[160];
-    snprintf(name, sizeof name, "b %lld, partitions %d, lengths %d, capacity %lld%s", (long long)c->b,
-             c->partitions, (int)c->lengths, (long long)c->capacity, c->odd ? ", odd address" : "");
+    snprintf(name, sizeof name, "b %lld, partitions %d, lengths %d, capacity %lld, rows %lld%s%s",
+             (long long)c->b, c->partitions, (int)c->lengths, (long long)c->capacity,
+             (long long)(c->s_q * c->h_q), c->odd ? ", odd address" : "", c->for_cpu ? ", for the CPU" : "");
     tally->cases++;
     guarded_make(&lengths, dtype_i32, 1, &c->b, c->odd ? LAYOUT_ODD : LAYOUT_CONTIGUOUS);
     for (int64_t r = 0; r < c->b; r++)
         *(int32_t *)guarded_at(&lengths, r, 0, 0, 0) = length_of(c, r, &random);
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = &lengths.tensor, args.target = run->device;
-    args.s_q = 1, args.h_q = 128, args.h_kv = 1;
+    args.seqlens = &lengths.tensor;
+    args.target = c->for_cpu ? (fmla_device){FMLA_DEVICE_CPU, 0} : run->device;
+    args.s_q = c->s_q, args.h_q = c->h_q, args.h_kv = 1;
     args.capacity = c->capacity, args.num_partitions = c->partitions;
     *bytes = 0;
     fmla_status status = fmla_decode_plan_size(&args, bytes);
@@ -108,7 +116,8 @@ static void check_published(const struct run *run, struct tally *tally)
                      {2, {3, 1344, 4, 4096, 1}},   {3, {5, 0, 6, 2880, 0}},
                      {4, {6, 2880, 8, 1344, 1}},   {74, {123, 1344, 124, 4096, 1}},
                      {75, {125, 0, 126, 2880, 0}}, {76, {126, 2880, 127, 4096, 1}}};
-    const struct plan_case c = {.b = 128, .partitions = 78, .lengths = LENGTHS_SAME};
+    const struct plan_case c = {
+        .b = 128, .partitions = 78, .lengths = LENGTHS_SAME, .for_cpu = true, .s_q = 1, .h_q = 128};
     unsigned char *plan;
     size_t bytes;
     run_case(run, &c, run->seed, tally, &plan, &bytes);
@@ -123,6 +132,20 @@ static void check_published(const struct run *run, struct tally *tally)
     free(plan);
 }
 
+/* With the GPU's costs and without. Are the plans two, of as many partitions? */
+static bool run_both(const struct run *run, struct plan_case *c, uint64_t seed, struct tally *tally)
+{
+    unsigned char *plan[2];
+    size_t bytes[2];
+    for (int i = 0; i < 2; i++) {
+        c->for_cpu = i;
+        run_case(run, c, seed, tally, &plan[i], &bytes[i]);
+    }
+    const bool other = bytes[0] == bytes[1] && memcmp(plan[0], plan[1], bytes[0]);
+    free(plan[0]), free(plan[1]);
+    return other;
+}
+
 void check_device_plan(const struct run *run, struct tally *tally)
 {
     static const int64_t batches[] = {0,    1,    2,    3,    31,   32,    33,    128,   1000,
@@ -131,31 +154,45 @@ void check_device_plan(const struct run *run, struct tally *tally)
     enum {
         BATCHES = sizeof batches / sizeof batches[0],
         PARTITIONS = sizeof partitions / sizeof partitions[0],
-        DRAWN = 200
+        GRID = BATCHES * PARTITIONS * LENGTHS_KINDS,
+        DRAWN = 400
     };
     struct random_state random = {run->seed};
     const int64_t before = tally->cases;
+    int64_t by_costs = 0;
+    bool all = true;
     check_published(run, tally);
-    for (int i = 0; i < BATCHES * PARTITIONS * LENGTHS_KINDS + DRAWN; i++) {
+    for (int i = 0; i < GRID + DRAWN; i++) {
         const bool wanted = wants_case(run, tally, (uint64_t)i + 1);
         struct plan_case c = {.b = batches[i % BATCHES],
                               .partitions = partitions[i / BATCHES % PARTITIONS],
                               .lengths = (enum lengths)(i / BATCHES / PARTITIONS % LENGTHS_KINDS),
                               .odd = i % 3 == 1};
-        if (i >= BATCHES * PARTITIONS * LENGTHS_KINDS) {
-            c.b = random_between(&random, 0, 3) ? random_between(&random, 0, 3000)
-                                                : random_between(&random, 0, 100000);
+        if (i >= GRID) {
+            static const enum lengths drawn[] = {LENGTHS_DRAWN, LENGTHS_WILD, LENGTHS_SAME, LENGTHS_NEAR,
+                                                 LENGTHS_VARY};
+            static const int64_t most[] = {40, 300, 1024, 3000, 100000};
+            c.b = random_between(&random, 0, most[random_between(&random, 0, 4)]);
             c.partitions = (int32_t)random_between(&random, 1, random_between(&random, 0, 1) ? 200 : 5000);
-            c.lengths = random_between(&random, 0, 3) ? LENGTHS_DRAWN : LENGTHS_WILD;
+            c.lengths = drawn[random_between(&random, 0, 4)];
         }
-        static const int64_t capacities[] = {0, 0, 4096, 70000};
+        static const int64_t capacities[] = {0, 0, 4096, 70000}, heads[] = {16, 64, 128, 128};
         c.capacity = capacities[random_between(&random, 0, 3)];
+        const int64_t rows = random_between(&random, 0, 3);
+        c.h_q = heads[rows], c.s_q = rows == 3 ? 2 : 1;
+        all = all && wanted;
         if (!wanted) continue; /* what was drawn stays the same */
-        unsigned char *plan;
-        size_t bytes;
-        run_case(run, &c, run->seed * 31 + (uint64_t)i, tally, &plan, &bytes);
-        free(plan);
-        if (run->most_cases && tally->cases - before >= run->most_cases) break;
+        by_costs += run_both(run, &c, run->seed * 31 + (uint64_t)i, tally);
+        if (run->most_cases && tally->cases - before >= run->most_cases) {
+            all = false;
+            break;
+        }
     }
+    fmla_device_info info = FMLA_INIT(fmla_device_info);
+    if (fmla_device_describe(run->device, &info)) report(tally, run, "the GPU", fmla_last_error());
+    if (all && info.compute_capability == 90 && !by_costs)
+        report(tally, run, "all cases", "costs have chosen no other plan than the default one");
+    if (all && info.compute_capability != 90 && by_costs)
+        report(tally, run, "all cases", "the plan is not the default one, and the GPU has no costs");
     tally->pairs = tally->covered = 0; /* every combination, unless cut short */
 }

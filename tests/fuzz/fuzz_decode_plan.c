@@ -100,7 +100,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     const size_t bytes = plan_bytes(b, partitions);
     void *plan = exactly(bytes);
-    plan_build(plan, b, partitions, lengths, capacity);
+    const struct plan_costs costs = {what >> 4 & 1, 1}; /* or none */
+    plan_build_by_costs(plan, b, partitions, lengths, capacity, costs);
     if (damaged) damage(&in, plan, bytes);
     decode(&in, plan, bytes, b, damaged);
     fmla_plan_view view = FMLA_INIT(fmla_plan_view);

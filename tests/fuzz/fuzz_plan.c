@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The planner: every block of keys in one partition, once and in order, whatever the lengths. What decoding makes of a
+ * The planner: every block of keys in one partition, once and in order, whatever the lengths and costs. What decoding makes of a
  * plan is asked in fuzz_decode_plan.c, since arithmetic is dear beside planning.
  */
 #include "fuzz.h"
@@ -52,6 +52,29 @@ static void check_cover(const fmla_plan_view *view, const int32_t *lengths, int6
             (long long)request);
 }
 
+/* By costs: the default plan, or another that covers the keys as well and has no request in more parts than there are
+ * partitions for each. */
+static void check_by_costs(struct bytes *in, const struct plan_header *filled, int32_t *lengths,
+                           int64_t capacity)
+{
+    const int64_t b = filled->batch, most = b && b < filled->num_partitions ? filled->num_partitions / b : 1;
+    const size_t bytes = plan_bytes(b, filled->num_partitions);
+    static const int32_t tiles[] = {1, 2, 4, INT32_MAX, 0};
+    const struct plan_costs costs = {tiles[choose(in, 5)], tiles[choose(in, 4)]};
+    struct plan_header *plan = exactly(bytes);
+    plan_build_by_costs(plan, b, filled->num_partitions, lengths, capacity, costs);
+    if (memcmp(plan, filled, bytes)) {
+        fmla_plan_view view = FMLA_INIT(fmla_plan_view);
+        PROMISE(costs.row_tiles, "another plan without costs");
+        PROMISE(fmla_plan_describe(plan, bytes, &view) == FMLA_OK, "%s", fmla_last_error());
+        check_cover(&view, lengths, capacity);
+        for (int64_t r = 0; r < b; r++)
+            PROMISE(view.num_splits[r + 1] - view.num_splits[r] <= most, "parts of request %lld",
+                    (long long)r);
+    }
+    free(plan);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const int64_t capacities[] = {0, 1, 63, 64, 65, 400, 4096, INT32_MAX, (int64_t)1 << 40, INT64_MAX};
@@ -63,7 +86,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const int64_t capacity = capacities[choose(&in, sizeof capacities / sizeof *capacities)];
     int32_t *lengths = exactly((size_t)b * sizeof *lengths + 4);
     for (int64_t r = 0; r < b; r++)
-        lengths[r] = what & 16 ? (int32_t)take32(&in) : (int32_t)(take(&in) << (what >> 1 & 7));
+        lengths[r] = what & 16            ? (int32_t)take32(&in)
+                     : what & 32 && r > 0 ? lengths[r - 1] /* the same for all */
+                                          : (int32_t)(take(&in) << (what >> 1 & 7));
 
     const size_t bytes = plan_bytes(b, partitions);
     struct plan_header *inside = exactly(bytes);
@@ -81,6 +106,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     PROMISE(fmla_plan_describe(args.plan, bytes, &view) == FMLA_OK, "%s", fmla_last_error());
     PROMISE(view.batch == b && view.num_partitions == partitions, "described as another");
     check_cover(&view, lengths, capacity ? capacity : INT32_MAX);
+    check_by_costs(&in, inside, lengths, capacity ? capacity : INT32_MAX);
     free(args.plan), free(inside), free(lengths);
     return 0;
 }

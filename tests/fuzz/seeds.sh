@@ -34,7 +34,7 @@ HEADERS
         base64 -d >"$folder/no-parts" <<<'AQACOkDU1NTU1NTU1NTUAAIB+2vUAw=='
         ;;
     fuzz_plan)
-        for i in 000 001 006 020; do
+        for i in 000 001 006 020 056; do
             # shellcheck disable=SC2059
             { printf "\\$i"; printf '\000\003\005\007\100\200\300\377\001\002\003\004\005\006\007\010'; } >"$folder/small-$i"
             # shellcheck disable=SC2059

@@ -72,6 +72,8 @@ static void planned_inside(void)
           "%lld, %lld", (long long)plan.b, (long long)plan.capacity);
     CHECK((char *)plan.plan == memory[7], "%p", (void *)plan.plan);
     CHECK_EQ(plan.num_partitions, 66); /* 132 SMs, 2 key heads */
+    CHECK_EQ(plan.costs.row_tiles, 2); /* a tile a key head */
+    CHECK_EQ(plan.costs.tiles_of_head, 1);
 
     const struct dense_decode_params p = params_of(launched(1));
     CHECK_EQ(p.b, 5);
@@ -158,6 +160,9 @@ static void little_shared_memory(void)
     run(&c);
     check_kernels(0, "decode_plan|sm80_dense_decode_bf16_16x32|join_splits_bf16");
     CHECK_EQ(params_of(launched(1)).stages, 2);
+    struct plan_params plan; /* the costs are those of another GPU */
+    memcpy(&plan, launched(2)->parameters, sizeof plan);
+    CHECK_EQ(plan.costs.row_tiles, 0);
     CHECK(launched(1)->config.shared_bytes <= 101376 - 1024, "%u", launched(1)->config.shared_bytes);
     CHECK_EQ(launched(1)->config.grid_x, 71 * 8); /* partitions count rows by 64, tiles by 16 */
 }
@@ -353,25 +358,68 @@ static void merge_and_plan(void)
     CHECK_EQ(p.b, 5);
     CHECK_EQ(p.capacity, INT32_MAX);
     CHECK_EQ(p.num_partitions, 132);
+    CHECK_EQ(p.costs.row_tiles, 1);
+    CHECK_EQ(p.costs.tiles_of_head, 1);
     CHECK((char *)p.plan == memory[1] && (const char *)p.seqlens == memory[0], "%s", "pointers");
 }
 
-/* A plan made on the host for a GPU asks that GPU for its SMs. */
-static void planned_on_the_host(void)
+/* The payload of a plan of 128 requests of 8192 keys, made on the host for a device. */
+static int64_t payload_for(fmla_device target, int32_t num_workers, int64_t *partitions)
 {
-    fake_open();
-    static int32_t lengths[3] = {100, 200, 300};
+    static int32_t lengths[128];
     struct held seqlens;
-    HELD(&seqlens, lengths, i32, 1, 3);
+    HELD(&seqlens, lengths, i32, 1, 128);
+    for (int r = 0; r < 128; r++) lengths[r] = 8192;
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
     args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 128, args.h_kv = 1;
-    args.target = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    args.target = target, args.num_workers = num_workers;
     args.plan = memory[1], args.plan_size = MEMORY;
     CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s", fmla_last_error());
     fmla_plan_view view = FMLA_INIT(fmla_plan_view);
-    CHECK(fmla_plan_describe(memory[1], MEMORY, &view) == FMLA_OK && view.num_partitions == 66, "%lld: %s",
-          (long long)view.num_partitions, fmla_last_error());
+    CHECK(fmla_plan_describe(memory[1], MEMORY, &view) == FMLA_OK, "%s", fmla_last_error());
     CHECK_EQ(fake->launches, 0);
+    *partitions = view.num_partitions;
+    return view.payload;
+}
+
+/* A plan made on the host for a GPU asks that GPU for its SMs, and whether it has costs: then two whole requests a partition
+ * are best, 2 · (128 + 5); the default payload is ceil(128 · 133 / 66) + 5. */
+static void planned_on_the_host(void)
+{
+    fake_open();
+    int64_t partitions;
+    CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CUDA, 0}, 0, &partitions), 266);
+    CHECK_EQ(partitions, 66);
+    CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CUDA, 0}, 66, &partitions), 2 * 266);
+    CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CPU, 0}, 132, &partitions), 263);
+    CHECK_EQ(partitions, 66);
+}
+
+static void planned_on_the_host_for_another(void)
+{
+    fake_open();
+    fake->capability = 80;
+    int64_t partitions;
+    CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CUDA, 0}, 0, &partitions), 263);
+    CHECK_EQ(partitions, 66);
+}
+
+/* A plan made on a GPU for another device has the costs of that device: none. */
+static void planned_on_the_gpu_for_the_cpu(void)
+{
+    fake_open();
+    struct held seqlens;
+    HELD(&seqlens, memory[0], i32, 1, 5);
+    seqlens.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 16, args.h_kv = 1, args.num_partitions = 7;
+    args.target = (fmla_device){FMLA_DEVICE_CPU, 0};
+    args.plan = memory[1], args.plan_size = MEMORY;
+    CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s", fmla_last_error());
+    struct plan_params p;
+    memcpy(&p, launched(0)->parameters, sizeof p);
+    CHECK_EQ(p.num_partitions, 7);
+    CHECK_EQ(p.costs.row_tiles, 0);
 }
 
 /* ---- Attributes, for kernels that use them -------------------------------------------------------------- */
@@ -430,6 +478,8 @@ static const struct scenario scenarios[] = {
     {"too large", too_large},
     {"merge and plan", merge_and_plan},
     {"planned on the host", planned_on_the_host},
+    {"planned on the host for another GPU", planned_on_the_host_for_another},
+    {"planned on the GPU for the CPU", planned_on_the_gpu_for_the_cpu},
     {"attributes", attributes},
     {"no overlap before Hopper", no_overlap_before_hopper},
 };

@@ -14,6 +14,7 @@
 #include "../params.h"
 
 static constexpr int TILE = PLAN_THREADS, WARPS = PLAN_THREADS / 32;
+static_assert(TILE == PLAN_FEW, "the host planner looks at costs where plan_jumps.cuh does");
 static_assert(WARPS == 32 && TILE == 32 * 32, "a tile is searched in two looks of a warp");
 
 __device__ __forceinline__ int64_t blocks_of(const struct plan_params &p, int64_t request)
@@ -57,20 +58,16 @@ __device__ __forceinline__ void write_header(const struct plan_params &p, int64_
     plan_num_splits_of(p.plan, p.num_partitions)[0] = 0;
 }
 
-/* Row `partition` of the plan. */
-__device__ __forceinline__ void write_row(struct plan_partition *rows, int32_t partition,
-                                          int32_t begin_request, int32_t begin_block, int32_t begin_split,
-                                          int32_t end_request, int32_t end_block, bool cut)
+/* The last i in [0, count) with values[i] ≤ x; values rise, and the first is ≤ x. */
+template <typename Int> __device__ __forceinline__ int last_not_above(const Int *values, int count, Int x)
 {
-    const bool idle = end_request < begin_request, alone = end_request == begin_request;
-    struct plan_partition row;
-    row.begin_request = begin_request;
-    row.end_request = end_request;
-    row.begin_block = begin_block;
-    row.end_block = end_block;
-    row.begin_split = begin_split;
-    row.first_is_split = !idle && (begin_split > 0 || (alone && cut));
-    row.last_is_split = !idle && (cut || (alone && begin_split > 0));
-    row.zero = 0;
-    rows[partition] = row;
+    int low = 0, high = count;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (values[middle] <= x)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
 }

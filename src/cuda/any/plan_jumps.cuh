@@ -16,7 +16,7 @@
  */
 #pragma once
 
-#include "plan_common.cuh"
+#include "plan_in_step.cuh"
 
 static constexpr int LOOK = 64, SPAN = 8;
 static constexpr uint32_t FAR_STEP = 64 * (PLAN_OVERHEAD + 1); /* one request in 64 is met */
@@ -44,21 +44,8 @@ struct Jumps {
     int32_t cuts[TILE];
     uint32_t cost_sums[WARPS];
     int32_t step_sums[WARPS], cut_sums[WARPS];
+    Costs costs;
 };
-
-/* The last i in [0, count) with values[i] ≤ x; values rise, and the first is ≤ x. */
-template <typename Int> __device__ __forceinline__ int last_not_above(const Int *values, int count, Int x)
-{
-    int low = 0, high = count;
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (values[middle] <= x)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
 
 /* (other - residue) mod step ≤ PLAN_OVERHEAD, for residues below step; never for NOWHERE. */
 __device__ __forceinline__ bool meets(uint32_t residue, uint32_t other, uint32_t step)
@@ -171,9 +158,7 @@ __device__ __forceinline__ Begin begin_of(const Jumps &jumps, int b, int32_t par
     return begin;
 }
 
-/* The whole plan of at most TILE requests, none of which costs more than MOST_COST. */
-static constexpr int64_t MOST_COST = INT32_MAX / TILE;
-
+/* The whole plan of at most TILE requests, none of which costs more than PLAN_MOST_COST. */
 __device__ __forceinline__ void plan_by_jumps(const struct plan_params &p, uint32_t cost)
 {
     __shared__ Jumps jumps;
@@ -182,7 +167,9 @@ __device__ __forceinline__ void plan_by_jumps(const struct plan_params &p, uint3
     const uint32_t end = block_inclusive_sum(cost, jumps.cost_sums, &line_end);
     const uint32_t step = (line_end + (uint32_t)p.num_partitions - 1) / (uint32_t)p.num_partitions;
     const uint64_t payload = step + PLAN_OVERHEAD;
-    if (thread == 0) write_header(p, (int64_t)payload), jumps.start[0] = 0;
+    const bool by_costs = p.costs.row_tiles && line_end <= PLAN_MOST_LINE;
+    const uint32_t mean = by_costs ? plan_mean(line_end - (uint32_t)b * PLAN_OVERHEAD, p.num_partitions) : 0;
+    if (thread == 0) write_header(p, (int64_t)payload), jumps.start[0] = 0, costs_clear(jumps.costs);
     jumps.start[thread + 1] = end;
     jumps.residue[thread] = thread < b ? (end - cost) % step : NOWHERE;
     if (thread < LOOK) jumps.residue[TILE + thread] = NOWHERE;
@@ -190,7 +177,10 @@ __device__ __forceinline__ void plan_by_jumps(const struct plan_params &p, uint3
     __syncthreads();
     if (step < FAR_STEP) prepare_spans(jumps, b, step);
     __syncthreads();
-    if (thread < 32) follow(jumps, b, step);
+    if (thread < 32)
+        follow(jumps, b, step);
+    else if (by_costs)
+        cost_in_step(p, mean, jumps.start, thread - 32, PLAN_THREADS - 32, jumps.costs);
     __syncthreads();
 
     /* Partitions from meeting to meeting; no more of them count than there are. */
@@ -206,6 +196,7 @@ __device__ __forceinline__ void plan_by_jumps(const struct plan_params &p, uint3
     __syncthreads();
 
     struct plan_partition *rows = plan_partitions(p.plan);
+    struct plan_tally tally = plan_tally_none();
     for (int32_t first = 0; first < p.num_partitions; first += PLAN_THREADS - 2) {
         /* A row needs the beginnings of three partitions: the first and the last thread write none. */
         const int32_t i = first + thread - 1;
@@ -219,14 +210,22 @@ __device__ __forceinline__ void plan_by_jumps(const struct plan_params &p, uint3
             const bool takes_all = idle || begin.at + payload >= line_end;
             const bool cut = !takes_all && after.block > 0;
             const int32_t last = takes_all ? b - 1 : cut ? after.request : after.request - 1;
-            const int32_t blocks =
-                cut ? after.block : (int32_t)(jumps.start[last + 1] - jumps.start[last]) - PLAN_OVERHEAD;
-            write_row(rows, i, idle ? b : begin.request, idle ? 0 : begin.block, idle ? 0 : begin.split, last,
-                      blocks, cut);
+            const int32_t blocks = cut ? after.block : (int32_t)plan_request_blocks(jumps.start, last);
+            const struct plan_partition row = plan_row(idle ? b : begin.request, idle ? 0 : begin.block,
+                                                       idle ? 0 : begin.split, last, blocks, cut);
+            rows[i] = row;
+            if (by_costs) plan_tally_row(&tally, p.costs, mean, jumps.start, &row);
             if (cut) atomicAdd(&jumps.cuts[after.request], 1);
         }
         __syncthreads();
     }
-    const int32_t cuts = block_inclusive_sum(jumps.cuts[thread], jumps.cut_sums, &all_cuts);
-    if (thread < b) plan_num_splits_of(p.plan, p.num_partitions)[thread + 1] = thread + 1 + cuts;
+    if (by_costs) {
+        plan_tally_request(&tally, (uint32_t)jumps.cuts[thread] + 1);
+        costs_gather(tally, jumps.costs.filled);
+    }
+    int32_t splits = thread + 1 + block_inclusive_sum(jumps.cuts[thread], jumps.cut_sums, &all_cuts);
+    if (by_costs &&
+        plan_time(&jumps.costs.in_step, p.costs, mean) < plan_time(&jumps.costs.filled, p.costs, mean))
+        splits = write_in_step(p, jumps.start, jumps.partition, jumps.step_sums, jumps.costs.payload);
+    if (thread < b) plan_num_splits_of(p.plan, p.num_partitions)[thread + 1] = splits;
 }

@@ -44,8 +44,9 @@ __device__ __forceinline__ void write_rows(const struct plan_params &p, int32_t 
     const int local = (int)(next_request - first_request);
     const int32_t before =
         local ? (int32_t)(tile.start[local] - tile.start[local - 1]) - PLAN_OVERHEAD : walk.last_blocks;
-    write_row(plan_partitions(p.plan), partition, begun.request, begun.block, begun.split,
-              cut ? next_request : next_request - 1, cut ? next_block : before, cut);
+    plan_partitions(p.plan)[partition] =
+        plan_row(begun.request, begun.block, begun.split, cut ? next_request : next_request - 1,
+                 cut ? next_block : before, cut);
     if (cut) atomicAdd(&tile.cuts[local], 1);
 }
 
@@ -133,7 +134,7 @@ __device__ __forceinline__ void plan_by_walk(const struct plan_params &p)
     struct plan_partition *rows = plan_partitions(p.plan);
     for (int32_t i = walk.partition + thread; i < p.num_partitions; i += 32) {
         const bool last = i == walk.partition;
-        write_row(rows, i, last ? walk.request : (int32_t)p.b, last ? walk.block : 0, last ? walk.split : 0,
-                  (int32_t)p.b - 1, walk.last_blocks, false);
+        rows[i] = plan_row(last ? walk.request : (int32_t)p.b, last ? walk.block : 0, last ? walk.split : 0,
+                           (int32_t)p.b - 1, walk.last_blocks, false);
     }
 }

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a plan takes, by costs that were measured, and the plan in step (docs/semantics.md, "The plan by costs"): integer
+ * functions that the host planner and the device planner share, so that both choose alike. Included by plan.h.
+ */
+#ifndef FMLA_PLAN_COSTS_H
+#define FMLA_PLAN_COSTS_H
+
+/* How a request is cut into row tiles of PLAN_ROW_TILE rows: what the costs depend on beside the lengths. */
+struct plan_costs {
+    int32_t row_tiles;     /* of a request, over all key heads; 0: no costs, the default plan */
+    int32_t tiles_of_head; /* of one key head: more than one read the same keys */
+};
+
+/* Measured on an H200 with lab/sm90_dense_decode (NOTES.md there, "The plan", has the runs); times are in sixteenths of
+ * what a block takes.
+ *
+ * A piece (what a partition has of one request) costs 3.75 blocks beside its own: the last block drains, the result is
+ * stored, the first block of the next one comes in. Joining costs a block, its traffic by the part and row tile, and a walk
+ * along the parts of the request that has most. A block more in the longest partition than in the mean one costs less than
+ * a block, up to an eighth of the mean: the others have ended by then, and the clock rises or, where a row tile has the
+ * keys for itself, the share of the memory. Partitions whose numbers of blocks differ take 2 % longer, all of them. */
+enum {
+    PLAN_UNIT = 16,
+    COST_PIECE = 60,
+    COST_JOIN = 16,
+    COST_PART_TILE_EIGHTHS = 3,
+    COST_WALK_EIGHTHS = 5,
+    COST_OVER_MEAN = 14, /* of a block above the mean, several row tiles reading the same keys */
+    COST_OVER_MEAN_ONE_TILE = 8,
+    COST_HIDDEN_MOST_16THS = 2, /* of the mean */
+    COST_UNEVEN_256THS = 5      /* of the mean */
+};
+
+/* Where costs are looked at; other batches get the default plan. With more requests every partition has many, and plans
+ * differ little. The line (all blocks + overheads) keeps times within 31 bits. */
+enum {
+    PLAN_FEW = 1024 /* requests */,
+    PLAN_MOST_COST = INT32_MAX / PLAN_FEW /* of one */,
+    PLAN_MOST_LINE = 1 << 24
+};
+
+/* What the time of a plan is made from. */
+struct plan_tally {
+    uint32_t longest;     /* the time of the partition that takes longest */
+    uint32_t most, least; /* blocks of a partition that is not idle */
+    uint32_t parts;       /* of all requests that are cut */
+    uint32_t walk;        /* of the request that has most; 0: none is cut */
+};
+
+PLAN_FN struct plan_tally plan_tally_none(void)
+{
+    const struct plan_tally none = {0, 0, UINT32_MAX, 0, 0};
+    return none;
+}
+
+PLAN_FN uint32_t plan_most(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+PLAN_FN uint32_t plan_least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The mean time of a partition's own blocks. */
+PLAN_FN uint32_t plan_mean(uint32_t blocks, int32_t num_partitions)
+{
+    return blocks * PLAN_UNIT / (uint32_t)num_partitions;
+}
+
+/* Counts a partition that is not idle. */
+PLAN_FN void plan_tally_partition(struct plan_tally *tally, struct plan_costs costs, uint32_t mean,
+                                  uint32_t pieces, uint32_t blocks)
+{
+    const uint32_t own = blocks * PLAN_UNIT;
+    const uint32_t saved = PLAN_UNIT - (costs.tiles_of_head > 1 ? COST_OVER_MEAN : COST_OVER_MEAN_ONE_TILE);
+    const uint32_t hidden =
+        own > mean ? plan_least((own - mean) * saved / PLAN_UNIT, mean * COST_HIDDEN_MOST_16THS / PLAN_UNIT)
+                   : 0;
+    tally->longest = plan_most(tally->longest, pieces * COST_PIECE + own - hidden);
+    tally->most = plan_most(tally->most, blocks);
+    tally->least = plan_least(tally->least, blocks);
+}
+
+/* Counts the parts of a request. */
+PLAN_FN void plan_tally_request(struct plan_tally *tally, uint32_t parts)
+{
+    if (parts < 2) return;
+    tally->parts += parts;
+    tally->walk = plan_most(tally->walk, parts);
+}
+
+PLAN_FN int64_t plan_time(const struct plan_tally *tally, struct plan_costs costs, uint32_t mean)
+{
+    int64_t time = tally->longest;
+    if (tally->most != tally->least) time += mean * COST_UNEVEN_256THS / 256;
+    if (tally->parts)
+        time += COST_JOIN + ((int64_t)tally->parts * costs.row_tiles * COST_PART_TILE_EIGHTHS +
+                             (int64_t)tally->walk * COST_WALK_EIGHTHS) /
+                                8;
+    return time;
+}
+
+/* In the functions below start[r] is the sum of (blocks + PLAN_OVERHEAD) over the requests before r, r in [0, b]. */
+
+PLAN_FN uint32_t plan_request_blocks(const uint32_t *start, int32_t request)
+{
+    return start[request + 1] - start[request] - PLAN_OVERHEAD;
+}
+
+/* Counts a row of a plan, idle or not. */
+PLAN_FN void plan_tally_row(struct plan_tally *tally, struct plan_costs costs, uint32_t mean,
+                            const uint32_t *start, const struct plan_partition *row)
+{
+    const int32_t first = row->begin_request, last = row->end_request;
+    if (last < first) return;
+    const uint32_t line = start[last] + (uint32_t)row->end_block - start[first] - (uint32_t)row->begin_block;
+    plan_tally_partition(tally, costs, mean, (uint32_t)(last - first) + 1,
+                         line - (uint32_t)(last - first) * PLAN_OVERHEAD);
+}
+
+/* A row, given where it begins and ends. `cut`: its last request goes on in the next one. */
+PLAN_FN struct plan_partition plan_row(int32_t begin_request, int32_t begin_block, int32_t begin_split,
+                                       int32_t end_request, int32_t end_block, bool cut)
+{
+    const bool idle = end_request < begin_request, alone = end_request == begin_request;
+    struct plan_partition row;
+    row.begin_request = begin_request;
+    row.end_request = end_request;
+    row.begin_block = begin_block;
+    row.end_block = end_block;
+    row.begin_split = begin_split;
+    row.first_is_split = !idle && (begin_split > 0 || (alone && cut));
+    row.last_is_split = !idle && (cut || (alone && begin_split > 0));
+    row.zero = 0;
+    return row;
+}
+
+/* ---- The plan in step ------------------------------------------------------------------------ */
+
+/* Every partition takes as many whole requests, or every request is cut into as many parts of equal blocks, one a
+ * partition; those that are left over are idle. */
+struct plan_step {
+    int32_t whole; /* requests of a partition */
+    int32_t parts; /* of a request; as many as it has blocks, if those are fewer */
+};
+
+PLAN_FN struct plan_step plan_step_of(int32_t b, int32_t num_partitions)
+{
+    const struct plan_step step = {(b + num_partitions - 1) / num_partitions,
+                                   b < num_partitions ? num_partitions / b : 1};
+    return step;
+}
+
+PLAN_FN int32_t plan_step_parts(struct plan_step step, uint32_t blocks)
+{
+    return (int32_t)plan_least((uint32_t)step.parts, blocks);
+}
+
+/* The block at which part `part` of `parts` begins: part · blocks / parts, parts ≤ 65536. */
+PLAN_FN int32_t plan_step_cut(uint32_t blocks, uint32_t parts, uint32_t part)
+{
+    return (int32_t)(part * (blocks / parts) + part * (blocks % parts) / parts);
+}
+
+/* Counts what request i, or the i-th partition of whole requests, adds; i in [0, b). *payload becomes no less than the load
+ * of any partition that is counted. */
+PLAN_FN void plan_tally_step(struct plan_tally *tally, uint32_t *payload, struct plan_costs costs,
+                             uint32_t mean, const uint32_t *start, int32_t b, struct plan_step step,
+                             int32_t i)
+{
+    if (step.whole > 1) {
+        if ((int64_t)i * step.whole >= b) return;
+        const int32_t first = i * step.whole, end = first + step.whole < b ? first + step.whole : b;
+        const uint32_t load = start[end] - start[first], pieces = (uint32_t)(end - first);
+        plan_tally_partition(tally, costs, mean, pieces, load - pieces * PLAN_OVERHEAD);
+        *payload = plan_most(*payload, load);
+    } else {
+        const uint32_t blocks = plan_request_blocks(start, i),
+                       parts = (uint32_t)plan_step_parts(step, blocks);
+        const uint32_t most = (blocks + parts - 1) / parts;
+        plan_tally_partition(tally, costs, mean, 1, most);
+        tally->least = plan_least(tally->least, blocks / parts);
+        plan_tally_request(tally, parts);
+        *payload = plan_most(*payload, most + PLAN_OVERHEAD);
+    }
+}
+
+/* The row of part `part` of a request, or of whole requests from this one on; `request` = b: an idle one. */
+PLAN_FN struct plan_partition plan_step_row(const uint32_t *start, int32_t b, struct plan_step step,
+                                            int32_t request, int32_t part)
+{
+    if (request == b) return plan_row(b, 0, 0, b - 1, (int32_t)plan_request_blocks(start, b - 1), false);
+    if (step.whole > 1) {
+        const int32_t last = request + step.whole < b ? request + step.whole - 1 : b - 1;
+        return plan_row(request, 0, 0, last, (int32_t)plan_request_blocks(start, last), false);
+    }
+    const uint32_t blocks = plan_request_blocks(start, request),
+                   parts = (uint32_t)plan_step_parts(step, blocks);
+    return plan_row(request, plan_step_cut(blocks, parts, (uint32_t)part), part, request,
+                    plan_step_cut(blocks, parts, (uint32_t)part + 1), (uint32_t)part + 1 < parts);
+}
+
+#endif
