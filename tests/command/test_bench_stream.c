@@ -100,15 +100,15 @@ static void check_code(void)
         "# toolkit 13.0.88\n"
         "0000000000000000000000000000000000000000000000000000000000000001  src/cuda/any/merge.cu sm_90\n"
         "0000000000000000000000000000000000000000000000000000000000000002  "
-        "src/cuda/sm90/dense_decode/dense_decode_bf16.cu sm_80\n"
+        "src/cuda/sm80/dense_decode/dense_decode_bf16.cu sm_80\n"
         "0000000000000000000000000000000000000000000000000000000000000003  "
-        "src/cuda/sm90/dense_decode/dense_decode_bf16.cu sm_90a\n"
+        "src/cuda/sm80/dense_decode/dense_decode_bf16.cu sm_90a\n"
         "0000000000000000000000000000000000000000000000000000000000000004  "
-        "src/cuda/sm90/dense_decode/dense_decode_fp16.cu sm_90\n";
+        "src/cuda/sm80/dense_decode/dense_decode_fp16.cu sm_90\n";
     FILE *file = fopen(path, "w");
     if (!file || fputs(text, file) < 0 || fclose(file)) exit(1);
     struct batch_shape shape = shapes[0];
-    struct bench_row row = {.shape = &shape, .kernel = "cuda-sm90"};
+    struct bench_row row = {.shape = &shape, .kernel = "cuda-sm80"};
     char hash[65] = "";
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '3', "bf16: %s", hash);
     shape.fp16 = true;

@@ -214,7 +214,7 @@ static bool time_decode_on_gpu(struct session *s, const struct gpu_call *call,
                                const struct gpu_stream_list *bare, const struct gpu_call *fixed,
                                struct bench_row *row, fmla_status *status, struct fault *fault)
 {
-    double medians[BENCH_TIMED];
+    double medians[BENCH_TIMED] = {0.0};
     struct bench_timed plan = {.call = call_plan, .args = call, .stream = call->args.stream};
     struct bench_timed timed[BENCH_TIMED] = {
         {.call = call_decode, .args = &call->args, .stream = call->args.stream}};
