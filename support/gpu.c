@@ -21,6 +21,7 @@ enum { /* CUdevice_attribute */
        ATTRIBUTE_MAJOR = 75,
        ATTRIBUTE_MINOR = 76
 };
+enum { KERNEL_SHARED_BYTES = 8 }; /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 
 struct entries {
     int (*init)(unsigned flags);
@@ -57,6 +58,7 @@ struct entries {
     int (*module_open)(handle *module, const void *image);
     int (*module_close)(handle module);
     int (*module_kernel)(handle *kernel, handle module, const char *name);
+    int (*kernel_set)(handle kernel, int attribute, int value);
     int (*launch)(handle kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                   unsigned block_y, unsigned block_z, unsigned shared, handle stream, void **parameters,
                   void **extra);
@@ -100,6 +102,7 @@ static const struct {
     {"cuModuleLoadData", offsetof(struct entries, module_open)},
     {"cuModuleUnload", offsetof(struct entries, module_close)},
     {"cuModuleGetFunction", offsetof(struct entries, module_kernel)},
+    {"cuFuncSetAttribute", offsetof(struct entries, kernel_set)},
     {"cuLaunchKernel", offsetof(struct entries, launch)},
 };
 
@@ -360,10 +363,16 @@ bool gpu_kernel(void **kernel, void *module, const char *name, struct fault *fau
     return passed(driver.call.module_kernel(kernel, module, name), name, fault);
 }
 
-bool gpu_launch(void *kernel, unsigned blocks, unsigned threads, void *stream, void **parameters,
-                struct fault *fault)
+bool gpu_kernel_shared(void *kernel, unsigned bytes, struct fault *fault)
 {
-    return passed(driver.call.launch(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL),
+    return passed(driver.call.kernel_set(kernel, KERNEL_SHARED_BYTES, (int)bytes),
+                  "asking for shared memory of a kernel", fault);
+}
+
+bool gpu_launch(void *kernel, unsigned blocks, unsigned threads, unsigned shared, void *stream,
+                void **parameters, struct fault *fault)
+{
+    return passed(driver.call.launch(kernel, blocks, 1, 1, threads, 1, 1, shared, stream, parameters, NULL),
                   "launching a kernel", fault);
 }
 

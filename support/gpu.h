@@ -65,8 +65,13 @@ bool gpu_event_seconds(void *first, void *second, double *seconds, struct fault 
 bool gpu_module_open(void **module, const char *ptx, struct fault *fault);
 void gpu_module_close(void *module);
 bool gpu_kernel(void **kernel, void *module, const char *name, struct fault *fault);
-bool gpu_launch(void *kernel, unsigned blocks, unsigned threads, void *stream, void **parameters,
-                struct fault *fault);
+
+/* Allows launches with up to so many bytes of dynamic shared memory; without it they have at most 48 KiB. */
+bool gpu_kernel_shared(void *kernel, unsigned bytes, struct fault *fault);
+
+/* `shared`: bytes of dynamic shared memory a block. */
+bool gpu_launch(void *kernel, unsigned blocks, unsigned threads, unsigned shared, void *stream,
+                void **parameters, struct fault *fault);
 
 /* ---- Graphs --------------------------------------------------------------------------------- */
 

@@ -215,7 +215,7 @@ static bool send_read(const struct gpu_peak *peak, const void *from, size_t byte
     const void *sink = peak->sink;
     uint64_t count = bytes / 16;
     void *parameters[] = {&from, &count, &sink};
-    return gpu_launch(peak->read, read_blocks(peak), READ_THREADS, stream, parameters, fault);
+    return gpu_launch(peak->read, read_blocks(peak), READ_THREADS, 0, stream, parameters, fault);
 }
 
 bool gpu_peak_flush(const struct gpu_peak *peak, void *stream, struct fault *fault)
@@ -226,15 +226,15 @@ bool gpu_peak_flush(const struct gpu_peak *peak, void *stream, struct fault *fau
 bool gpu_peak_nothing(const struct gpu_peak *peak, void *stream, struct fault *fault)
 {
     void *parameters[] = {NULL};
-    return gpu_launch(peak->nothing, 1, 32, stream, parameters, fault);
+    return gpu_launch(peak->nothing, 1, 32, 0, stream, parameters, fault);
 }
 
 static bool send_matrix(const struct gpu_peak *peak, uint32_t rounds, void *stream, struct fault *fault)
 {
     const void *sink = peak->sink;
     void *parameters[] = {&rounds, &sink};
-    return gpu_launch(peak->matrix, (unsigned)peak->gpu.multiprocessors, MATRIX_THREADS, stream, parameters,
-                      fault);
+    return gpu_launch(peak->matrix, (unsigned)peak->gpu.multiprocessors, MATRIX_THREADS, 0, stream,
+                      parameters, fault);
 }
 
 /* What is timed: `rounds` of products, or a read. */

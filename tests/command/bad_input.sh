@@ -129,7 +129,7 @@ wait $process || rc=$?
 [ "$rc" -eq 143 ] || wrong "stopped make-input: exit $rc"
 [ -z "$(ls -A stopped)" ] || wrong "stopped make-input left: $(ls -A stopped)"
 
-bad 2 "--grid: 'big' must be one of cpu, h20, latency, peers, quick" bench --grid big
+bad 2 "--grid: 'big' must be one of cpu, h20, latency, peers, varlen, quick" bench --grid big
 bad 2 '--d-qk be 512 or 576' bench --grid quick --d-qk 513
 bad 2 "'3'" bench --op 3
 bad 1 'kernel: is "none", must be one of' bench --grid quick --repeat 1 --kernel none --json none.jsonl

@@ -26,6 +26,7 @@ grid() {
         product 128 '4096 8192' '1 2' '16 32 64 128' causal
         product 128 '4096 8192' '1 2' '16 32 64 128' causal,var
         ;;
+    varlen) product 128 '4096 8192 32768' '1 2' '16 32 64 128' causal,var ;;
     latency) product '1 2 4' '1024 8192 65536' 1 '16 64 128' causal ;;
     peers)
         product '1 2 4 16 32' '1024 8192 65536' 1 '16 64 128' causal
@@ -37,7 +38,7 @@ grid() {
 # Nothing fits: every row is told, in any order, and the command ends with 3 and writes no file.
 flashmla=$small
 export FMLA_LITTLE_MEMORY=1
-for name in cpu h20 latency peers; do
+for name in cpu h20 latency peers varlen; do
     bad 3 'no row of the grid runs here' bench --grid "$name" --threads 1 --json rows.jsonl
     checks=$((checks + 1))
     grep 'skipped' stdout | sed 's/^ *//; s/  */ /g' | sort >came
@@ -66,6 +67,27 @@ for name in h20 peers; do
     fi
     [ "$(grep -c '"causal":true' "$name.jsonl")" -eq $rows ] || wrong "$name.jsonl: $(cat "$name.jsonl")"
 done
+# Beside varying lengths a batch of fixed length with as many keys, where it is asked for; a stream is a GPU's.
+ratio() { # ratio FILE LINES: that many lines have a time of the fixed batch and the quotient of the two times
+    checks=$((checks + 1))
+    awk -v lines="$2" '
+        function number(name) { return match($0, "\"" name "\":[0-9.e+-]+") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : 0 }
+        number("fixed_us") > 0 {
+            off = number("us") / number("fixed_us") / number("varlen_over_fixed")
+            if (off > 0.999 && off < 1.001 && /"varlen":true/) right++
+            else wrong++
+        }
+        END { exit !(right == lines && !wrong) }' "$1" || wrong "$1: not $2 quotients: $(cat "$1")"
+    grep -q stream_us "$1" && wrong "$1: a stream on the CPU"
+}
+good bench --grid varlen --threads 1 --repeat 3 --batch 2,3 --seq-len 64 --heads 16 --query-tokens 1 --json varlen.jsonl
+has '^ +3 +64 +1 +16 .* causal,var .* fixed +[0-9.]+ us, var / fixed [0-9.]+$'
+ratio varlen.jsonl 2
+good bench --fixed --grid h20 --warm --threads 1 --repeat 3 --batch 2 --seq-len 64 --heads 16 --query-tokens 1 --json both.jsonl
+[ "$(wc -l <both.jsonl)" -eq 2 ] || wrong "not two rows: $(cat both.jsonl)"
+ratio both.jsonl 1
+good bench --no-stream --grid h20 --threads 1 --repeat 1 --batch 2 --seq-len 64 --heads 16 --query-tokens 1 --json none.jsonl
+ratio none.jsonl 0
 # Two of three are too large: 17.6 TB of parts.
 good bench --op merge --grid quick --threads 1 --repeat 1 --parts 1,1024 --heads 64 --batch 1,65536 --json merge.jsonl
 has "^ +1024 +65536 .*$too_large$"

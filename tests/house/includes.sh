@@ -14,6 +14,7 @@
 #     tests/fuzz
 #   tools/flashmla/layout.c       also src/cuda/device/fragment.h, which it prints
 #   tests/unit                    also src/cuda/*.h: the host side is tested with a driver that is none
+#   tests/command                 also the headers of tools/, whose parts it tests, and tests/unit/check.h
 #   tests/house                   also src/cuda/driver.h, which it compares with cuda.h
 # and everybody the public header. Prints one line for every include that is against it.
 set -euo pipefail
@@ -58,6 +59,7 @@ check() {
             if (a ~ /^tests\/(unit|checkattn|fuzz)$/ && to ~ /^src\/(num|kvformat|plan)\.h$/) return 1
             if (from == "tools/flashmla/layout.c" && to == "src/cuda/device/fragment.h") return 1
             if (a == "tests/unit" && b == "src/cuda" && to ~ /\.h$/) return 1
+            if (a == "tests/command" && ((b == "tools" && to ~ /\.h$/) || to == "tests/unit/check.h")) return 1
             if (a == "tests/house" && to == "src/cuda/driver.h") return 1
             return b == a || b == "support"
         }
@@ -111,7 +113,7 @@ self_test() {
     }
     fresh() {
         rm -rf "${tree:?}"/*
-        mkdir -p "$tree"/{include/flashmla,src/{ref,cpu/generic,cuda/{device,sm90}},support,tools/flashmla,tests/{unit,checkattn}}
+        mkdir -p "$tree"/{include/flashmla,src/{ref,cpu/generic,cuda/{device,sm90}},support,tools/flashmla,tests/{unit,checkattn,command}}
         plant include/flashmla/flashmla.h '#include <stdint.h>'
         for file in num kvformat plan error dispatch; do
             plant src/$file.h '#include "flashmla/flashmla.h"'
@@ -128,6 +130,11 @@ self_test() {
         plant support/compare.h '#include <stdint.h>'
         plant tools/flashmla/main.c '#include "compare.h"'
         plant tools/flashmla/layout.c '#include "../../src/cuda/device/fragment.h"'
+        plant tools/flashmla/call.h '#include <stdint.h>'
+        plant tests/unit/check.h '#include <stdint.h>'
+        plant tests/unit/other.h '#include <stdint.h>'
+        plant tests/command/call.c '#include "call.h"'
+        plant tests/command/call.c '#include "../unit/check.h"'
         plant tests/unit/num.c '#include "num.h"'
         plant tests/unit/launch.c '#include "cuda/cuda.h"'
         plant tests/checkattn/main.c '#include <flashmla/flashmla.h>'
@@ -165,6 +172,10 @@ self_test() {
     red tools/flashmla/layout.c '#include "../../src/cuda/device/other.h"'
     red tools/flashmla/layout.c '#include "num.h"'
     red tests/checkattn/main.c '#include "../../src/cuda/device/fragment.h"'
+    red tests/command/call.c '#include "../unit/other.h"'
+    red tests/command/call.c '#include "../../tools/flashmla/main.c"'
+    red tests/command/call.c '#include "num.h"'
+    red tests/unit/num.c '#include "call.h"'
     red src/ref/ref.h '#include "compare.h"'
     red support/compare.h '#include "plan.h"'
     red tools/flashmla/main.c '#include "plan.h"'

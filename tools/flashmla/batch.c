@@ -27,6 +27,13 @@ double batch_bytes(const struct batch_shape *s)
                   (double)s->b * (double)s->s_q * (double)s->h_q * (double)(s->d_qk + BATCH_D_V));
 }
 
+void batch_fixed_lengths(const int32_t *lengths, int64_t b, int32_t *fixed)
+{
+    int64_t keys = 0;
+    for (int64_t r = 0; r < b; r++) keys += lengths[r];
+    for (int64_t r = 0; r < b; r++) fixed[r] = (int32_t)(keys / b + (r < keys % b));
+}
+
 static bool make_lengths(struct batch *batch, const struct batch_shape *s, struct random_state *random)
 {
     batch->lengths = malloc((size_t)(s->b + 1) * sizeof *batch->lengths);

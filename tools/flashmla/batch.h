@@ -27,6 +27,9 @@ struct batch {
     fmla_dense_decode_args args; /* without workspace */
 };
 
+/* Into fixed[b]: as many keys in all as in lengths[b], and lengths that differ by at most one. */
+void batch_fixed_lengths(const int32_t *lengths, int64_t b, int32_t *fixed);
+
 /* Bytes of the tensors, to within the rounding of pages. */
 double batch_bytes(const struct batch_shape *shape);
 

@@ -6,6 +6,8 @@
 #include "bench_cpu.h"
 #include "bench_gpu.h"
 #include "bench_grid.h"
+#include "bench_report.h"
+#include "bench_stream.h"
 #include "call.h"
 #include "commands.h"
 #include "gpu_call.h"
@@ -17,8 +19,6 @@
 #include "timing.h"
 
 #include <inttypes.h>
-#include <jansson.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,43 +27,41 @@
 static const struct command bench = {
     "bench", NULL, "time the kernels of this machine beside its measured peaks",
     "\n"
-    "Grids: cpu (the default), h20, latency and peers (shapes of server GPUs), quick (three small rows, warm "
-    "caches). "
-    "A list\n"
-    "replaces that axis of the grid. Before each run the caches are emptied by reading memory larger than "
-    "they are.\n"
-    "floor is the longer of bytes / read bandwidth and FLOP / peak, both measured in this run on as many "
-    "threads.\n"
-    "A row that takes over 2 s is run 3 times. On a GPU a call is captured in a graph, the plan is made "
-    "before and "
-    "timed\n"
-    "apart, and the caches are its L2. --json writes one JSON object a row.\n"
+    "Grids: cpu (the default), h20, latency, peers and varlen (shapes of server GPUs), quick (three small "
+    "rows, "
+    "warm\n"
+    "caches). A list replaces that axis of the grid. Before each run the caches are emptied by reading "
+    "memory "
+    "larger\n"
+    "than they are. floor is the longer of bytes / read bandwidth and FLOP / peak, both measured in this run "
+    "on as\n"
+    "many threads. A row that takes over 2 s is run 3 times. On a GPU a call is captured in a graph, the "
+    "plan "
+    "is made\n"
+    "before and timed apart, and the caches are its L2; stream is what a bare kernel takes to read the row's "
+    "keys and\n"
+    "nothing else, timed in turns with the call. --fixed times a batch of varying lengths in turns with one "
+    "of "
+    "fixed\n"
+    "length with as many keys, and tells var / fixed; the grid varlen (the large batches of peers) always "
+    "does.\n"
+    "--json writes one JSON object a row.\n"
     "\n"
     "Examples\n"
     "  flashmla bench\n"
     "  flashmla bench --heads 128 --seq-len 4096,16384 --batch 1 --threads 1 --kernel cpu-avx2\n"
     "  flashmla bench --grid quick --json quick.jsonl\n"
     "  flashmla bench --op merge --parts 2,8\n"
-    "  flashmla bench --device cuda:0 --grid peers --json dense_decode.jsonl\n"};
+    "  flashmla bench --device cuda:0 --grid peers --json dense_decode.jsonl\n"
+    "  flashmla bench --device cuda:0 --grid varlen --seq-len 4096,8192 --no-stream\n"};
 
 struct bench_options {
     const char *grid, *kernel, *json, *device;
     int op, dtype, causal, varlen; /* indices of the choices */
     int64_t repeat, threads;
-    bool warm;
+    bool warm, no_stream, fixed;
     struct option_counts parts;
     struct bench_axes axes;
-};
-
-/* One timed row. */
-struct row {
-    const struct batch_shape *shape;
-    int64_t parts; /* merge; 0 = dense decode */
-    const char *kernel;
-    double median, least, most; /* seconds */
-    double plan;                /* of the plan, where it is timed apart: on a GPU */
-    double flop, bytes, floor;
-    int64_t runs;
 };
 
 struct session {
@@ -71,6 +69,7 @@ struct session {
     fmla_device device;
     struct bench_cpu machine; /* the CPU */
     struct bench_gpu gpu;     /* where the device is one */
+    struct bench_report report;
     struct outfile *json;
     struct progress progress;
     int64_t timed, skipped;
@@ -94,145 +93,95 @@ static fmla_status call_plan(const void *call)
     return gpu_call_plan(call);
 }
 
-static double flops_of(const struct session *s, const struct row *row)
+/* Sorts them. */
+static double median_of(double *seconds, int64_t runs)
 {
-    return device_is_gpu(s->device) ? s->gpu.flops : s->machine.flops[bench_cpu_unit(row->kernel)];
-}
-
-static double bandwidth_of(const struct session *s)
-{
-    return device_is_gpu(s->device) ? s->gpu.bandwidth : s->machine.bandwidth;
+    qsort(seconds, (size_t)runs, sizeof *seconds, call_by_value);
+    return seconds[runs / 2];
 }
 
 /* `seconds` become the row's figures. */
-static void take_times(const struct session *s, double *seconds, struct row *row)
+static void take_times(const struct session *s, double *seconds, struct bench_row *row)
 {
-    qsort(seconds, (size_t)row->runs, sizeof *seconds, call_by_value);
-    row->median = seconds[row->runs / 2], row->least = seconds[0], row->most = seconds[row->runs - 1];
-    const double of_memory = row->bytes / bandwidth_of(s), of_arithmetic = row->flop / flops_of(s, row);
+    const bool gpu = device_is_gpu(s->device);
+    row->median = median_of(seconds, row->runs), row->least = seconds[0], row->most = seconds[row->runs - 1];
+    row->peak = gpu ? s->gpu.flops : s->machine.flops[bench_cpu_unit(row->kernel)];
+    row->bandwidth = gpu ? s->gpu.bandwidth : s->machine.bandwidth;
+    const double of_memory = row->bytes / row->bandwidth, of_arithmetic = row->flop / row->peak;
     row->floor = of_memory > of_arithmetic ? of_memory : of_arithmetic;
 }
 
-/* Times the call after one that is not counted. */
-static fmla_status time_call(struct session *s, bench_call call, const void *args, struct row *row)
+/* Room for the times of all that is timed; freed by its first one's. */
+static bool make_times(struct bench_timed *timed, int count, int64_t runs)
+{
+    double *seconds = calloc((size_t)(runs * count), sizeof *seconds);
+    for (int t = 0; t < count; t++) timed[t].seconds = seconds ? seconds + t * runs : NULL;
+    return seconds != NULL;
+}
+
+/* Times one or two calls on the CPU after a first one of each that is not counted; in turns, but with warm caches one
+ * after the other. The first one's times are the row's. */
+static fmla_status time_calls(struct session *s, struct bench_timed *timed, int count, struct bench_row *row)
 {
     enum { LEAST_RUNS = 3 };
-    double start = timing_now();
-    fmla_status status = call(args);
-    const bool slow = timing_now() - start > 2.0;
-    row->runs = slow && s->options->repeat > LEAST_RUNS ? LEAST_RUNS : s->options->repeat;
-    double *seconds = calloc((size_t)row->runs, sizeof *seconds);
-    if (!seconds) return FMLA_DEVICE_ERROR; /* a few hundred bytes */
-    for (int64_t i = 0; i < row->runs && status == FMLA_OK; i++) {
-        if (!s->options->warm) peak_memory_read(&s->machine.memory, s->machine.threads);
+    const bool warm = s->options->warm;
+    fmla_status status = FMLA_OK;
+    double start, slowest = 0.0;
+    for (int t = count - 1; t >= 0 && status == FMLA_OK; t--) { /* the first one is the next */
         start = timing_now();
-        status = call(args);
-        seconds[i] = timing_now() - start;
-        progress_update(&s->progress, i + 1, row->runs);
+        status = timed[t].call(timed[t].args);
+        if (timing_now() - start > slowest) slowest = timing_now() - start;
     }
-    take_times(s, seconds, row);
-    free(seconds);
+    row->runs = slowest > 2.0 && s->options->repeat > LEAST_RUNS ? LEAST_RUNS : s->options->repeat;
+    if (status) return status;
+    if (!make_times(timed, count, row->runs)) return FMLA_DEVICE_ERROR; /* a few hundred bytes */
+    for (int64_t i = 0; i < row->runs * count && status == FMLA_OK; i++) {
+        const int64_t t = warm ? i / row->runs : i % count, run = warm ? i % row->runs : i / count;
+        if (!warm)
+            peak_memory_read(&s->machine.memory, s->machine.threads);
+        else if (t && !run)
+            status = timed[t].call(timed[t].args);
+        start = timing_now();
+        if (!status) status = timed[t].call(timed[t].args);
+        timed[t].seconds[run] = timing_now() - start;
+        progress_update(&s->progress, i + 1, row->runs * count);
+    }
+    take_times(s, timed[0].seconds, row);
+    if (count > 1) row->fixed = median_of(timed[1].seconds, row->runs);
+    free(timed[0].seconds);
     return status;
 }
 
-/* The same on a GPU. *status is the library's; false where it or the GPU refused. */
-static bool time_on_gpu(struct session *s, bench_call call, const void *args, void *stream, struct row *row,
-                        fmla_status *status, struct fault *fault)
+/* The same on a GPU, into the median of each; the first one's times are the row's. *status is the library's; false where
+ * it or the GPU refused. */
+static bool time_on_gpu(struct session *s, struct bench_timed *timed, int count, struct bench_row *row,
+                        double *medians, fmla_status *status, struct fault *fault)
 {
     row->runs = s->options->repeat;
-    double *seconds = calloc((size_t)row->runs, sizeof *seconds);
-    if (!seconds) return fault_set(fault, "no memory for %" PRId64 " times", row->runs);
-    const bool good =
-        bench_gpu_time(&s->gpu, call, args, stream, s->options->warm, row->runs, seconds, status, fault);
-    if (good) take_times(s, seconds, row);
-    free(seconds);
+    if (!make_times(timed, count, row->runs))
+        return fault_set(fault, "no memory for %" PRId64 " times", row->runs * count);
+    const bool good = bench_gpu_time(&s->gpu, timed, count, s->options->warm, row->runs, status, fault);
+    if (good) take_times(s, timed[0].seconds, row);
+    for (int t = 0; t < count; t++) medians[t] = good ? median_of(timed[t].seconds, row->runs) : 0.0;
+    free(timed[0].seconds);
     return good;
 }
 
-/* ---- Report --------------------------------------------------------------------------------- */
+/* ---- Rows ------------------------------------------------------------------------------------ */
 
-static void print_head(bool merge)
-{
-    printf("\n%5s %4s %6s %4s %5s %5s %5s %5s %-9s %-15s %10s %10s %10s %8s %7s %10s %7s %6s\n",
-           merge ? "parts" : "", "b", "s_k", "s_q", "h_q", "h_kv", "d_qk", "type", "options", "kernel", "us",
-           "min", "max", "GFLOP/s", "GB/s", "floor us", "x floor", "% peak");
-}
-
-static void print_shape(const struct batch_shape *shape, int64_t parts)
-{
-    char options[32], number[24] = "";
-    snprintf(options, sizeof options, "%s%s%s", shape->causal ? "causal" : "",
-             shape->causal && shape->varlen ? "," : "", shape->varlen ? "var" : "");
-    if (parts) snprintf(number, sizeof number, "%" PRId64, parts);
-    printf("%5s %4" PRId64 " %6" PRId64 " %4" PRId64 " %5" PRId64 " %5" PRId64 " %5" PRId64 " %5s %-9s ",
-           number, shape->b, shape->s_k, shape->s_q, shape->h_q, shape->h_kv, shape->d_qk,
-           shape->fp16 ? "fp16" : "bf16", *options ? options : "-");
-}
-
-static void print_row(const struct session *s, const struct row *row)
-{
-    print_shape(row->shape, row->parts);
-    printf("%-15s %10.1f %10.1f %10.1f %8.1f %7.2f %10.1f %7.2f %6.1f", row->kernel, 1e6 * row->median,
-           1e6 * row->least, 1e6 * row->most, 1e-9 * row->flop / row->median, 1e-9 * row->bytes / row->median,
-           1e6 * row->floor, row->median / row->floor, 100.0 * row->flop / row->median / flops_of(s, row));
-    if (row->plan > 0.0) printf(" plan %.1f us", 1e6 * row->plan);
-    if (row->runs < s->options->repeat) printf(" (%" PRId64 " runs)", row->runs);
-    putchar('\n');
-    fflush(stdout);
-}
-
-/* A row as a line of JSON; what does not apply to the operation is left out. */
-static bool write_json(const struct session *s, const struct row *row, struct fault *fault)
-{
-    const struct batch_shape *shape = row->shape;
-    const struct bench_cpu *m = &s->machine;
-    json_t *line = json_pack(
-        "{s:s, s:s, s:I, s:I, s:I, s:I, s:s}", "op", row->parts ? "merge" : "dense_decode", "kernel",
-        row->kernel, "b", (json_int_t)shape->b, "s_q", (json_int_t)shape->s_q, "h_q", (json_int_t)shape->h_q,
-        "d_v", (json_int_t)BATCH_D_V, "dtype", shape->fp16 ? "fp16" : "bf16");
-    json_t *of_op = row->parts
-                        ? json_pack("{s:I}", "parts", (json_int_t)row->parts)
-                        : json_pack("{s:I, s:I, s:I, s:s, s:I, s:b, s:b}", "s_k", (json_int_t)shape->s_k,
-                                    "h_kv", (json_int_t)shape->h_kv, "d_qk", (json_int_t)shape->d_qk, "cache",
-                                    shape->fp16 ? "FP16" : "BF16", "page_size", (json_int_t)shape->page_size,
-                                    "causal", shape->causal, "varlen", shape->varlen);
-    json_t *figures = json_pack(
-        "{s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:f, s:b, s:s}", "us", 1e6 * row->median, "us_min",
-        1e6 * row->least, "us_max", 1e6 * row->most, "tflops", 1e-12 * row->flop / row->median, "gbs",
-        1e-9 * row->bytes / row->median, "floor_us", 1e6 * row->floor, "runs", (json_int_t)row->runs,
-        "peak_tflops", 1e-12 * flops_of(s, row), "read_gbs", 1e-9 * bandwidth_of(s), "warm", s->options->warm,
-        "version", fmla_version_string());
-    const struct gpu_description *gpu = &s->gpu.peak.gpu;
-    json_t *machine = device_is_gpu(s->device)
-                          ? json_pack("{s:s, s:s, s:i}", "gpu", gpu->name, "driver", gpu->driver, "sm_mhz",
-                                      gpu_sm_mhz(s->device.id))
-                          : json_pack("{s:s, s:i}", "cpu", m->cpu, "threads", m->threads);
-    if (row->plan > 0.0) json_object_set_new(machine, "plan_us", json_real(1e6 * row->plan));
-    char *text = NULL;
-    if (line && of_op && figures && machine && !json_object_update(line, of_op) &&
-        !json_object_update(line, figures) && !json_object_update(line, machine))
-        text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(6));
-    json_decref(line), json_decref(of_op), json_decref(figures), json_decref(machine);
-    const bool good =
-        text ? outfile_printf(s->json, fault, "%s\n", text) : fault_set(fault, "out of memory for JSON");
-    free(text);
-    return good;
-}
-
-static bool finish_row(struct session *s, const struct row *row, struct fault *fault)
+static bool finish_row(struct session *s, const struct bench_row *row, struct fault *fault)
 {
     progress_wipe(&s->progress);
-    print_row(s, row);
+    bench_report_row(&s->report, row);
     s->timed++;
-    return !s->json || write_json(s, row, fault);
+    return !s->json || bench_report_json(&s->report, row, s->json, fault);
 }
 
 /* A row that cannot run here is told and passed over; other refusals end the command. */
 static bool pass_over(struct session *s, const struct batch_shape *shape, int64_t parts, const char *why)
 {
     progress_wipe(&s->progress);
-    print_shape(shape, parts);
-    printf("skipped: %s\n", why);
+    bench_report_skipped(shape, parts, why);
     s->skipped++;
     return true;
 }
@@ -253,51 +202,105 @@ static bool too_large(const struct session *s, double bytes)
 
 /* ---- Operations ----------------------------------------------------------------------------- */
 
-static bool bench_decode_on_gpu(struct session *s, const struct batch *batch, struct row *row,
-                                struct fault *fault)
+static bool open_call(struct session *s, struct gpu_call *call, const struct batch *batch,
+                      fmla_status *status, struct fault *fault)
 {
-    struct gpu_call call = {0};
+    return gpu_call_open(call, s->device, &batch->args, status, fault) &&
+           gpu_call_plan_open(call, status, fault);
+}
+
+/* The plan, then the call in turns with the bare stream and with the batch of fixed length, where they are wanted. */
+static bool time_decode_on_gpu(struct session *s, const struct gpu_call *call,
+                               const struct gpu_stream_list *bare, const struct gpu_call *fixed,
+                               struct bench_row *row, fmla_status *status, struct fault *fault)
+{
+    double medians[BENCH_TIMED] = {0.0};
+    struct bench_timed plan = {.call = call_plan, .args = call, .stream = call->args.stream};
+    struct bench_timed timed[BENCH_TIMED] = {
+        {.call = call_decode, .args = &call->args, .stream = call->args.stream}};
+    int count = 1, bare_at = 0, fixed_at = 0;
+    if (bare) bare_at = count++;
+    if (fixed) fixed_at = count++;
+    if (bare) timed[bare_at] = (struct bench_timed){.bare = bare, .stream = call->args.stream};
+    if (fixed)
+        timed[fixed_at] =
+            (struct bench_timed){.call = call_decode, .args = &fixed->args, .stream = fixed->args.stream};
+    if (!time_on_gpu(s, &plan, 1, row, &row->plan, status, fault) ||
+        !time_on_gpu(s, timed, count, row, medians, status, fault))
+        return false;
+    if (bare) row->stream = medians[bare_at];
+    if (fixed) row->fixed = medians[fixed_at];
+    return true;
+}
+
+static bool bench_decode_on_gpu(struct session *s, const struct batch *batch, const struct batch *fixed,
+                                struct bench_row *row, struct fault *fault)
+{
+    struct gpu_call call = {0}, other = {0};
+    struct gpu_stream_list list = {0};
     struct fault why;
     fmla_status status = FMLA_OK;
-    const struct call_work work = call_work(&batch->args);
-    row->flop = work.flop, row->bytes = work.bytes;
-    bool good = gpu_call_open(&call, s->device, &batch->args, &status, &why) &&
-                gpu_call_plan_open(&call, &status, &why);
+    const bool bare = s->report.stream;
+    bool good =
+        open_call(s, &call, batch, &status, &why) && (!fixed || open_call(s, &other, fixed, &status, &why)) &&
+        (!bare || bench_stream_open(&list, &s->gpu.bare, &batch->args, call.args.kv_cache->data, &why));
     if (good) fmla_dense_decode_kernel(&call.args, &row->kernel);
-    good = good && time_on_gpu(s, call_plan, &call, call.args.stream, row, &status, &why);
-    row->plan = row->median;
-    good = good && time_on_gpu(s, call_decode, &call.args, call.args.stream, row, &status, &why);
-    gpu_call_close(&call);
+    good =
+        good && time_decode_on_gpu(s, &call, bare ? &list : NULL, fixed ? &other : NULL, row, &status, &why);
+    gpu_free(list.chunks);
+    gpu_call_close(&call), gpu_call_close(&other);
     if (good) return finish_row(s, row, fault);
     if (status == FMLA_UNSUPPORTED) return pass_over(s, row->shape, 0, why.text);
     return fault_set(fault, "%s", why.text);
 }
 
-static bool bench_made_decode(struct session *s, struct batch *batch, struct row *row, struct fault *fault)
+static bool bench_decode_on_cpu(struct session *s, struct batch *batch, struct batch *fixed,
+                                struct bench_row *row, struct fault *fault)
 {
-    fmla_dense_decode_args *args = &batch->args;
-    args->kernel = s->options->kernel;
-    if (device_is_gpu(s->device)) return bench_decode_on_gpu(s, batch, row, fault);
-    fmla_status status = fmla_dense_decode_kernel(args, &row->kernel);
-    if (!status) status = call_workspace(args);
-    if (status) return library_fault(s, row->shape, 0, status, fault);
-    if (!args->workspace) return pass_over(s, row->shape, 0, "no memory for its workspace");
-    const struct call_work work = call_work(args);
-    row->flop = work.flop, row->bytes = work.bytes;
-    status = time_call(s, call_decode, args, row);
+    fmla_dense_decode_args *args[] = {&batch->args, fixed ? &fixed->args : NULL};
+    struct bench_timed timed[2] = {{.call = call_decode, .args = args[0]},
+                                   {.call = call_decode, .args = args[1]}};
+    fmla_status status = fmla_dense_decode_kernel(args[0], &row->kernel);
+    for (int i = 0; i < (fixed ? 2 : 1) && !status; i++) {
+        status = call_workspace(args[i]);
+        if (!status && !args[i]->workspace) return pass_over(s, row->shape, 0, "no memory for its workspace");
+    }
+    if (!status) status = time_calls(s, timed, fixed ? 2 : 1, row);
     return status ? library_fault(s, row->shape, 0, status, fault) : finish_row(s, row, fault);
+}
+
+/* As many keys as in the batch of this shape, spread evenly. */
+static bool make_fixed(struct batch *fixed, const struct batch_shape *shape, const int32_t *lengths,
+                       struct fault *fault)
+{
+    struct batch_shape even = *shape;
+    int32_t *same = malloc((size_t)shape->b * sizeof *same);
+    if (!same) return fault_set(fault, "no memory for the lengths");
+    batch_fixed_lengths(lengths, shape->b, same);
+    even.varlen = false, even.lengths = same;
+    const bool made = batch_make(fixed, &even, fault);
+    free(same);
+    return made;
 }
 
 static bool bench_decode(struct session *s, const struct batch_shape *shape, struct fault *fault)
 {
-    struct row row = {.shape = shape};
-    struct batch batch;
-    if (too_large(s, batch_bytes(shape)))
+    struct bench_row row = {.shape = shape};
+    struct batch batch, even = {0}, *fixed = s->options->fixed && shape->varlen ? &even : NULL;
+    if (too_large(s, batch_bytes(shape) * (fixed ? 2.0 : 1.0)))
         return pass_over(s, shape, 0, "too large for this machine's memory");
     struct fault why = {""};
-    const bool made = batch_make(&batch, shape, &why);
-    const bool good = made ? bench_made_decode(s, &batch, &row, fault) : pass_over(s, shape, 0, why.text);
-    batch_free(&batch);
+    bool good;
+    if (batch_make(&batch, shape, &why) && (!fixed || make_fixed(fixed, shape, batch.lengths, &why))) {
+        const struct call_work work = call_work(&batch.args);
+        row.flop = work.flop, row.bytes = work.bytes;
+        batch.args.kernel = even.args.kernel = s->options->kernel;
+        good = device_is_gpu(s->device) ? bench_decode_on_gpu(s, &batch, fixed, &row, fault)
+                                        : bench_decode_on_cpu(s, &batch, fixed, &row, fault);
+    } else {
+        good = pass_over(s, shape, 0, why.text);
+    }
+    batch_free(&batch), batch_free(&even);
     return good;
 }
 
@@ -313,7 +316,7 @@ static const char *merge_kernel(const struct session *s)
 
 /* The call on copies of its tensors. */
 static bool bench_merge_on_gpu(struct session *s, const fmla_merge_args *host, const size_t bytes[3],
-                               struct row *row, struct fault *fault)
+                               struct bench_row *row, struct fault *fault)
 {
     fmla_merge_args args = *host;
     const fmla_tensor *from[3] = {host->out_parts, host->lse_parts, host->out};
@@ -328,7 +331,9 @@ static bool bench_merge_on_gpu(struct session *s, const fmla_merge_args *host, c
         good = good && gpu_alloc(&tensors[i].data, bytes[i], &why) &&
                gpu_upload(tensors[i].data, from[i]->data, bytes[i], &why);
     }
-    good = good && time_on_gpu(s, call_merge, &args, args.stream, row, &status, &why);
+    struct bench_timed timed = {.call = call_merge, .args = &args, .stream = args.stream};
+    double median;
+    good = good && time_on_gpu(s, &timed, 1, row, &median, &status, &why);
     for (int i = 0; i < 3; i++) gpu_free(tensors[i].data);
     gpu_stream_close(args.stream);
     if (good) return finish_row(s, row, fault);
@@ -358,14 +363,15 @@ static bool bench_merge(struct session *s, const struct batch_shape *shape, int6
         fmla_merge_args args = FMLA_INIT(fmla_merge_args);
         args.out_parts = &out_parts, args.lse_parts = &lse_parts, args.out = &out;
         args.kernel = s->options->kernel;
-        struct row row = {.shape = shape, .parts = parts, .kernel = merge_kernel(s)};
+        struct bench_row row = {.shape = shape, .parts = parts, .kernel = merge_kernel(s)};
         row.flop = 2.0 * (double)parts * (double)values, row.bytes = bytes;
         if (device_is_gpu(s->device)) {
             const size_t sizes[3] = {(size_t)(parts * values) * 4, (size_t)(parts * rows) * 4,
                                      (size_t)values * 2};
             good = bench_merge_on_gpu(s, &args, sizes, &row, fault);
         } else {
-            const fmla_status status = time_call(s, call_merge, &args, &row);
+            struct bench_timed timed = {.call = call_merge, .args = &args};
+            const fmla_status status = time_calls(s, &timed, 1, &row);
             good = status ? library_fault(s, shape, parts, status, fault) : finish_row(s, &row, fault);
         }
     } else {
@@ -393,14 +399,15 @@ static bool work(struct session *s, const struct batch_shape *shapes, int64_t co
     const char *path = s->options->json;
     if (path && !(s->json = outfile_open(path, 0, fault))) return false;
     if (device_is_gpu(s->device)) {
-        if (!bench_gpu_open(&s->gpu, s->device, s->options->warm, fault)) {
+        if (!bench_gpu_open(&s->gpu, s->device, s->options->warm, fault) ||
+            (s->report.stream && !gpu_stream_kernel_open(&s->gpu.bare, &s->gpu.peak.gpu, fault))) {
             s->exit_code = EXIT_UNSUPPORTED;
             return false;
         }
     } else if (!bench_cpu_measure(&s->machine, s->options->warm, fault)) {
         return false;
     }
-    print_head(s->options->op);
+    bench_report_head(&s->report);
     progress_begin(&s->progress, "this row's runs");
     for (int64_t i = 0; i < count; i++) {
         /* What distinguishes the shapes of a merge: keys do not. */
@@ -448,11 +455,20 @@ static int bench_all(struct bench_options *o, const bool given[3])
     if (o->threads) fmla_set_num_threads((int32_t)o->threads); /* in range by its option */
     struct session s = {.options = o, .device = device, .exit_code = EXIT_FAILED};
     if (!strcmp(o->grid, "quick")) o->warm = true;
+    if (!strcmp(o->grid, "varlen")) o->fixed = true;
+    const bool gpu = device_is_gpu(device);
+    s.report = (struct bench_report){.device = device,
+                                     .cpu = &s.machine,
+                                     .gpu = gpu ? &s.gpu : NULL,
+                                     .merge = o->op,
+                                     .stream = gpu && !o->op && !o->no_stream,
+                                     .warm = o->warm,
+                                     .repeat = o->repeat};
     const bool good = work(&s, shapes, count, &fault);
     progress_wipe(&s.progress);
     outfile_abandon(s.json);
     peak_memory_close(&s.machine.memory);
-    if (device_is_gpu(device)) bench_gpu_close(&s.gpu);
+    if (gpu) bench_gpu_close(&s.gpu);
     free(shapes);
     return good ? EXIT_GOOD : complain(&bench, s.exit_code, "%s", fault.text);
 }
@@ -480,7 +496,7 @@ int command_bench(int argc, char **argv)
          OPTION_TEXT,
          &o.grid,
          "NAME",
-         "cpu (the default), h20, latency, peers or quick",
+         "cpu (the default), h20, latency, peers, varlen or quick",
          0,
          0,
          {NULL},
@@ -545,6 +561,24 @@ int command_bench(int argc, char **argv)
          &o.warm,
          NULL,
          "leave the caches as the last run left them",
+         0,
+         0,
+         {NULL},
+         NULL},
+        {"--fixed",
+         OPTION_ON,
+         &o.fixed,
+         NULL,
+         "beside varying lengths a batch of fixed length with as many keys",
+         0,
+         0,
+         {NULL},
+         NULL},
+        {"--no-stream",
+         OPTION_ON,
+         &o.no_stream,
+         NULL,
+         "on a GPU: no bare stream of the same keys beside each row",
          0,
          0,
          {NULL},

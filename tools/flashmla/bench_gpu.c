@@ -9,33 +9,54 @@
 
 /* Events lie beside the launch in the stream: what the host takes to send it does not count, while the GPU is busy with
  * reading. */
-static bool time_graph(const struct bench_gpu *b, void *graph, void *stream, bool warm, int64_t runs,
-                       double *seconds, struct fault *fault)
+static bool time_launch(const struct bench_gpu *b, void *graph, void *stream, bool warm, double *seconds,
+                        struct fault *fault)
 {
-    bool good = gpu_graph_launch(graph, stream, fault) && gpu_stream_wait(stream, fault);
-    for (int64_t i = 0; good && i < runs; i++) {
-        good = (warm || gpu_peak_flush(&b->peak, stream, fault)) &&
-               gpu_event_record(b->first, stream, fault) && gpu_graph_launch(graph, stream, fault) &&
-               gpu_event_record(b->second, stream, fault) &&
-               gpu_event_seconds(b->first, b->second, &seconds[i], fault);
-    }
-    return good;
+    return (warm || gpu_peak_flush(&b->peak, stream, fault)) && gpu_event_record(b->first, stream, fault) &&
+           gpu_graph_launch(graph, stream, fault) && gpu_event_record(b->second, stream, fault) &&
+           gpu_event_seconds(b->first, b->second, seconds, fault);
 }
 
-bool bench_gpu_time(const struct bench_gpu *b, bench_call call, const void *args, void *stream, bool warm,
-                    int64_t runs, double *seconds, fmla_status *status, struct fault *fault)
+static bool launch(void *graph, void *stream, struct fault *fault)
 {
-    void *graph = NULL;
-    *status = call(args); /* kernels are loaded */
-    if (*status) return fault_set(fault, "%s", fmla_last_error());
-    if (!gpu_stream_wait(stream, fault) || !gpu_capture_begin(stream, fault)) return false;
-    *status = call(args);
-    const bool called = !*status || fault_set(fault, "%s", fmla_last_error());
+    return gpu_graph_launch(graph, stream, fault) && gpu_stream_wait(stream, fault);
+}
+
+static bool send(const struct bench_gpu *b, const struct bench_timed *t, fmla_status *status,
+                 struct fault *fault)
+{
+    if (!t->call) return gpu_stream_send(&b->bare, t->bare, NULL, t->stream, fault);
+    *status = t->call(t->args);
+    return !*status || fault_set(fault, "%s", fmla_last_error());
+}
+
+static bool capture(const struct bench_gpu *b, const struct bench_timed *t, void **graph, fmla_status *status,
+                    struct fault *fault)
+{
     struct fault why;
-    const bool captured = gpu_capture_end(stream, &graph, &why);
-    if (called && !captured) *fault = why;
-    const bool good = called && captured && time_graph(b, graph, stream, warm, runs, seconds, fault);
-    gpu_graph_close(graph);
+    if (!send(b, t, status, fault) || !gpu_stream_wait(t->stream, fault) || /* kernels are loaded */
+        !gpu_capture_begin(t->stream, fault))
+        return false;
+    const bool sent = send(b, t, status, fault), captured = gpu_capture_end(t->stream, graph, &why);
+    if (sent && !captured) *fault = why;
+    return sent && captured;
+}
+
+bool bench_gpu_time(const struct bench_gpu *b, const struct bench_timed *timed, int count, bool warm,
+                    int64_t runs, fmla_status *status, struct fault *fault)
+{
+    void *graph[BENCH_TIMED] = {NULL};
+    bool good = true;
+    *status = FMLA_OK;
+    for (int t = 0; good && t < count; t++)
+        good = capture(b, &timed[t], &graph[t], status, fault) &&
+               (warm || launch(graph[t], timed[t].stream, fault));
+    for (int64_t i = 0; good && i < runs * count; i++) {
+        const int64_t t = warm ? i / runs : i % count, run = warm ? i % runs : i / count;
+        good = (!warm || run || launch(graph[t], timed[t].stream, fault)) &&
+               time_launch(b, graph[t], timed[t].stream, warm, &timed[t].seconds[run], fault);
+    }
+    for (int t = 0; t < count; t++) gpu_graph_close(graph[t]);
     return good;
 }
 
@@ -47,7 +68,8 @@ static bool time_nothing(const struct bench_gpu *b, double *median, struct fault
     void *stream = NULL, *graph = NULL;
     bool good = gpu_stream_open(&stream, fault) && gpu_capture_begin(stream, fault) &&
                 gpu_peak_nothing(&b->peak, stream, fault) && gpu_capture_end(stream, &graph, fault) &&
-                time_graph(b, graph, stream, false, RUNS, seconds, fault);
+                launch(graph, stream, fault);
+    for (int i = 0; good && i < RUNS; i++) good = time_launch(b, graph, stream, false, &seconds[i], fault);
     gpu_graph_close(graph), gpu_stream_close(stream);
     if (!good) return false;
     qsort(seconds, RUNS, sizeof *seconds, call_by_value);
@@ -81,6 +103,7 @@ bool bench_gpu_open(struct bench_gpu *b, fmla_device device, bool warm, struct f
 void bench_gpu_close(struct bench_gpu *b)
 {
     gpu_event_close(b->first), gpu_event_close(b->second);
+    gpu_stream_kernel_close(&b->bare);
     if (b->peak.sink) gpu_peak_close(&b->peak);
     memset(b, 0, sizeof *b);
 }

@@ -7,26 +7,40 @@
 #define FLASHMLA_TOOL_BENCH_GPU_H
 
 #include "gpu_peak.h"
+#include "gpu_stream.h"
 
 #include "flashmla/flashmla.h"
 
 /* Zero-initialised. */
 struct bench_gpu {
     struct gpu_peak peak;
+    struct gpu_stream bare;  /* the caller's to open */
     double bandwidth, flops; /* bytes/s, FLOP/s */
     void *first, *second;    /* events */
 };
 
-/* What is timed: sends a call to the stream that its arguments name. */
+/* Sends a call to the stream that its arguments name; on the CPU, makes it. */
 typedef fmla_status (*bench_call)(const void *args);
+
+/* What is timed, and where its times go. */
+struct bench_timed {
+    bench_call call;
+    const void *args;
+    const struct gpu_stream_list *bare; /* where call is NULL: what the bare stream reads */
+    void *stream;                       /* of a GPU */
+    double *seconds;                    /* [runs] */
+};
+
+enum { BENCH_TIMED = 3 /* at once, at most */ };
 
 /* Measures the GPU, and prints what it found. */
 bool bench_gpu_open(struct bench_gpu *bench, fmla_device device, bool warm, struct fault *fault);
 void bench_gpu_close(struct bench_gpu *bench);
 
-/* Times `runs` launches of the call into `seconds`, after one that is not counted. *status is the library's; false with a
+/* Times `runs` launches of each, in turns, so that all see the same clocks; with `warm`, which is about what the run
+ * before left in the caches, one after another. A first launch is not counted. *status is the library's; false with a
  * fault where it or the GPU refused. */
-bool bench_gpu_time(const struct bench_gpu *bench, bench_call call, const void *args, void *stream, bool warm,
-                    int64_t runs, double *seconds, fmla_status *status, struct fault *fault);
+bool bench_gpu_time(const struct bench_gpu *bench, const struct bench_timed *timed, int count, bool warm,
+                    int64_t runs, fmla_status *status, struct fault *fault);
 
 #endif

@@ -9,11 +9,11 @@ enum { MOST = 8, PRODUCTS = 2 };
 /* Lists end with 0; an axis without one has its usual value. */
 struct product {
     int64_t b[MOST], s_q[MOST], s_k[MOST], h_q[MOST], causal;
-    bool varlen; /* with fixed lengths and with varying ones */
+    enum { FIXED, FIXED_AND_VARYING, VARYING } lengths;
 };
 
 /* h20 is the grid whose figures FlashMLA's authors published for that GPU; peers the one on which the kernels of others
- * were measured, of which latency is the part of small batches. Their largest rows ask for a server's memory. */
+ * were measured, of which latency is the part of small batches, and varlen the one of large batches with varying lengths. Their largest rows ask for a server's memory. */
 static const struct grid {
     const char *name;
     struct product products[PRODUCTS];
@@ -27,19 +27,26 @@ static const struct grid {
        .s_k = {4096, 8192},
        .h_q = {16, 32, 64, 128},
        .causal = 1,
-       .varlen = true}}},
+       .lengths = FIXED_AND_VARYING}}},
     {"peers",
      {{.b = {1, 2, 4, 16, 32}, .s_q = {1}, .s_k = {1024, 8192, 65536}, .h_q = {16, 64, 128}, .causal = 1},
       {.b = {128}, .s_q = {1, 2}, .s_k = {4096, 8192, 32768}, .h_q = {16, 32, 64, 128}, .causal = 1}}},
     {"latency",
      {{.b = {1, 2, 4}, .s_q = {1}, .s_k = {1024, 8192, 65536}, .h_q = {16, 64, 128}, .causal = 1}}},
+    {"varlen",
+     {{.b = {128},
+       .s_q = {1, 2},
+       .s_k = {4096, 8192, 32768},
+       .h_q = {16, 32, 64, 128},
+       .causal = 1,
+       .lengths = VARYING}}},
     {"quick", {{.b = {1}, .s_q = {1}, .s_k = {256, 512, 1024}, .h_q = {16}}}},
 };
 enum { GRIDS = sizeof grids / sizeof *grids };
 
 const char *bench_grid_names(void)
 {
-    return "cpu, h20, latency, peers, quick";
+    return "cpu, h20, latency, peers, varlen, quick";
 }
 
 struct lists {
@@ -61,7 +68,8 @@ static int64_t lists_of(const struct product *product, const struct bench_axes *
     for (int a = 0; a < BENCH_AXES; a++) lists->items[a] = &usual[a], lists->count[a] = 1;
     static const int64_t no_yes[2] = {0, 1};
     lists->items[AXIS_CAUSAL] = &product->causal;
-    lists->items[AXIS_VARLEN] = no_yes, lists->count[AXIS_VARLEN] = product->varlen ? 2 : 1;
+    lists->items[AXIS_VARLEN] = no_yes + (product->lengths == VARYING);
+    lists->count[AXIS_VARLEN] = product->lengths == FIXED_AND_VARYING ? 2 : 1;
     take(lists, AXIS_BATCH, product->b);
     take(lists, AXIS_QUERY_TOKENS, product->s_q);
     take(lists, AXIS_SEQ_LEN, product->s_k);

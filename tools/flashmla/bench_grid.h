@@ -27,7 +27,7 @@ struct bench_axes {
     struct option_counts axis[BENCH_AXES];
 };
 
-/* "cpu, h20, latency, peers, quick". Static storage. */
+/* "cpu, h20, latency, peers, varlen, quick". Static storage. */
 const char *bench_grid_names(void);
 
 /* The rows of grid `name`, allocated: with lists in `chosen`, its first product with those instead of its own. NULL

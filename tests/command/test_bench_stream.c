@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What bench's bare stream reads, and the batch of fixed length beside a varying one. Where a GPU is, the stream's
+ * kernels sum what they read, and every word must have been read once; --gpu: there must be one. Run in a folder where
+ * a file may be made.
+ */
+#include "../unit/check.h"
+
+#include "batch.h"
+#include "bench_report.h"
+#include "bench_stream.h"
+#include "call.h"
+#include "gpu.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+static const int32_t ragged[] = {1, 0, 63, 64, 65, 200, 17, 128};
+static const struct batch_shape shapes[] = {
+    {.b = 8, .s_q = 1, .s_k = 64, .h_q = 2, .h_kv = 1, .d_qk = 576, .page_size = 64, .lengths = ragged},
+    {.b = 8, .s_q = 1, .s_k = 64, .h_q = 2, .h_kv = 2, .d_qk = 512, .page_size = 17, .lengths = ragged},
+    {.b = 8, .s_q = 1, .s_k = 64, .h_q = 3, .h_kv = 3, .d_qk = 576, .page_size = 1, .lengths = ragged},
+    {.b = 3, .s_q = 2, .s_k = 100, .h_q = 1, .h_kv = 1, .d_qk = 576, .page_size = 64, .contiguous = true},
+    {.b = 16, .s_q = 1, .s_k = 300, .h_q = 1, .h_kv = 1, .d_qk = 576, .page_size = 64, .varlen = true},
+    /* the ring goes round a few times */
+    {.b = 32, .s_q = 1, .s_k = 4096, .h_q = 1, .h_kv = 1, .d_qk = 576, .page_size = 64, .varlen = true},
+    {.b = 16, .s_q = 1, .s_k = 4096, .h_q = 1, .h_kv = 1, .d_qk = 512, .page_size = 64},
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static void make(struct batch *batch, const struct batch_shape *shape)
+{
+    struct fault fault;
+    if (batch_make(batch, shape, &fault)) return;
+    fprintf(stderr, "%s\n", fault.text);
+    exit(1);
+}
+
+/* Where vector `head` of key t of request r lies, by the table. */
+static int64_t place(const struct batch *batch, int64_t r, int64_t t, int64_t head)
+{
+    const int64_t *cache = batch->cache.shape;
+    const int64_t page =
+        batch->args.block_table ? batch->pages.block_table[r * batch->pages.max_pages + t / cache[1]] : r;
+    return (page * cache[1] + t % cache[1]) * cache[2] + head;
+}
+
+/* The chunks, one vector after the other, are the keys of the requests in their order, and the bytes those of the cache
+ * that the floor counts. */
+static void check_chunks(const struct batch *batch, uint32_t most)
+{
+    const fmla_dense_decode_args *args = &batch->args;
+    const int64_t count = bench_stream_chunks(args, most, NULL), h_kv = batch->cache.shape[2];
+    struct gpu_stream_chunk *chunks = malloc((size_t)(count + 1) * sizeof *chunks);
+    if (!chunks) exit(1);
+    CHECK_EQ(bench_stream_chunks(args, most, chunks), count);
+    int64_t at = 0, of_chunk = 0, vectors = 0;
+    for (int64_t r = 0; r < batch->b[0]; r++)
+        for (int64_t v = 0; v < batch->lengths[r] * h_kv; v++, vectors++) {
+            const int64_t expected = place(batch, r, v / h_kv, v % h_kv);
+            const int64_t came = at < count ? chunks[at].first + of_chunk : -1;
+            CHECK(came == expected, "request %" PRId64 ", vector %" PRId64 ": %" PRId64 ", not %" PRId64, r,
+                  v, came, expected);
+            if (at < count && ++of_chunk == chunks[at].count) at++, of_chunk = 0;
+        }
+    CHECK(at == count && !of_chunk, "%" PRId64 " of %" PRId64 " chunks hold keys", at, count);
+    for (int64_t i = 0; i < count; i++)
+        CHECK(chunks[i].count >= 1 && chunks[i].count <= most, "a chunk of %u vectors, at most %u",
+              chunks[i].count, most);
+    CHECK_EQ(bench_stream_vectors(args), vectors);
+    const double of_q_and_out = 2.0 * (double)(batch->b[0] * batch->q_shape[1] * batch->h_q[0]) *
+                                (double)(batch->q_shape[3] + BATCH_D_V);
+    const double bytes = (double)vectors * bench_stream_vector_bytes(args);
+    CHECK(bytes == call_work(args).bytes - of_q_and_out, "%.0f bytes, the floor's %.0f", bytes,
+          call_work(args).bytes - of_q_and_out);
+    free(chunks);
+}
+
+static void check_fixed(const struct batch *batch)
+{
+    int64_t keys = 0, least = INT32_MAX, most = 0;
+    const int64_t b = batch->b[0];
+    int32_t *fixed = malloc((size_t)b * sizeof *fixed);
+    if (!fixed) exit(1);
+    batch_fixed_lengths(batch->lengths, b, fixed);
+    for (int64_t r = 0; r < b; r++) {
+        keys += fixed[r];
+        if (fixed[r] < least) least = fixed[r];
+        if (fixed[r] > most) most = fixed[r];
+    }
+    CHECK_EQ(keys, call_work(&batch->args).keys);
+    CHECK(most - least <= 1, "lengths of %" PRId64 " to %" PRId64, least, most);
+    free(fixed);
+}
+
+static void check_code(void)
+{
+    static const char path[] = "hashes";
+    const char text[] =
+        "# toolkit 13.0.88\n"
+        "0000000000000000000000000000000000000000000000000000000000000001  src/cuda/any/merge.cu sm_90\n"
+        "0000000000000000000000000000000000000000000000000000000000000002  "
+        "src/cuda/sm80/dense_decode/dense_decode_bf16.cu sm_80\n"
+        "0000000000000000000000000000000000000000000000000000000000000003  "
+        "src/cuda/sm80/dense_decode/dense_decode_bf16.cu sm_90a\n"
+        "0000000000000000000000000000000000000000000000000000000000000004  "
+        "src/cuda/sm80/dense_decode/dense_decode_fp16.cu sm_90\n";
+    FILE *file = fopen(path, "w");
+    if (!file || fputs(text, file) < 0 || fclose(file)) exit(1);
+    struct batch_shape shape = shapes[0];
+    struct bench_row row = {.shape = &shape, .kernel = "cuda-sm80"};
+    char hash[65] = "";
+    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '3', "bf16: %s", hash);
+    shape.fp16 = true;
+    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '4', "fp16: %s", hash);
+    CHECK(!bench_report_code(path, &row, 8, 0, hash), "another GPU's: %s", hash);
+    CHECK(!bench_report_code("there is no such file", &row, 9, 0, hash), "of no file: %s", hash);
+    row.kernel = "cuda", row.parts = 2;
+    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '1', "merge: %s", hash);
+    unlink(path);
+}
+
+/* ---- On a GPU ------------------------------------------------------------------------------- */
+
+static void must(bool good, const struct fault *fault)
+{
+    if (good) return;
+    fprintf(stderr, "%s\n", fault->text);
+    exit(1);
+}
+
+static uint32_t sum_of(const struct batch *batch, int64_t vector, int64_t vectors)
+{
+    const int64_t words = batch->cache.shape[3] / 2;
+    uint32_t sum = 0, word;
+    for (int64_t i = vector * words; i < (vector + vectors) * words; i++) {
+        memcpy(&word, (const char *)batch->memory[1] + 4 * i, 4);
+        sum += word;
+    }
+    return sum;
+}
+
+static uint32_t sum_on_gpu(const struct gpu_stream *stream, const struct gpu_stream_list *list)
+{
+    struct fault fault;
+    void *to, *sum;
+    uint32_t came = 0;
+    must(gpu_stream_open(&to, &fault) && gpu_alloc(&sum, 4, &fault) && gpu_fill(sum, 0, 4, &fault), &fault);
+    must(gpu_stream_send(stream, list, NULL, to, &fault) && gpu_stream_send(stream, list, sum, to, &fault) &&
+             gpu_stream_wait(to, &fault) && gpu_download(&came, sum, 4, &fault),
+         &fault);
+    gpu_free(sum), gpu_stream_close(to);
+    return came;
+}
+
+static void check_on_gpu(const struct batch *batch, const struct gpu_stream *stream)
+{
+    struct fault fault;
+    void *cache;
+    struct gpu_stream_list list;
+    const fmla_dense_decode_args *args = &batch->args;
+    const int64_t *shape = batch->cache.shape;
+    const size_t bytes = (size_t)(shape[0] * shape[1] * shape[2] * shape[3]) * 2;
+    must(gpu_alloc(&cache, bytes, &fault) && gpu_upload(cache, batch->memory[1], bytes, &fault) &&
+             bench_stream_open(&list, stream, args, cache, &fault),
+         &fault);
+    uint32_t expected = 0;
+    for (int64_t r = 0; r < batch->b[0]; r++)
+        for (int64_t t = 0; t < batch->lengths[r]; t++)
+            expected += sum_of(batch, place(batch, r, t, 0), shape[2]);
+    uint32_t came = sum_on_gpu(stream, &list);
+    CHECK(came == expected, "%s: the sum is %08x, not %08x", stream->bulk ? "bulk copies" : "loads", came,
+          expected);
+    /* Without its last chunk the stream must be that much less. */
+    struct gpu_stream_chunk last;
+    list.count--;
+    must(gpu_download(&last, (const struct gpu_stream_chunk *)list.chunks + list.count, sizeof last, &fault),
+         &fault);
+    const uint32_t of_last = sum_of(batch, last.first, last.count);
+    came = sum_on_gpu(stream, &list);
+    CHECK(of_last && came == expected - of_last, "%s, a chunk less: the sum is %08x, not %08x",
+          stream->bulk ? "bulk copies" : "loads", came, expected - of_last);
+    gpu_free(list.chunks), gpu_free(cache);
+}
+
+/* Loads run everywhere, so on compute capability 9 too. */
+static void open_kernels(struct gpu_stream kernels[2], int *count)
+{
+    struct gpu_description gpu;
+    struct fault fault;
+    must(gpu_describe(0, &gpu, &fault), &fault);
+    printf("on %s\n", gpu.name);
+    *count = gpu.major == 9 ? 2 : 1;
+    must(gpu_stream_kernel_open(&kernels[0], &gpu, &fault), &fault);
+    gpu.major = 8;
+    if (*count == 2) must(gpu_stream_kernel_open(&kernels[1], &gpu, &fault), &fault);
+}
+
+int main(int argc, char **argv)
+{
+    struct fault fault;
+    struct gpu_stream kernels[2];
+    int count = 0;
+    if (gpu_open(0, &fault)) {
+        open_kernels(kernels, &count);
+    } else {
+        printf("%s: the kernels were not run\n", fault.text);
+        if (argc > 1 && !strcmp(argv[1], "--gpu")) return 1;
+    }
+    for (int i = 0; i < SHAPES; i++) {
+        struct batch batch;
+        make(&batch, &shapes[i]);
+        for (uint32_t most = 1; most <= 64; most *= 4) check_chunks(&batch, most);
+        check_fixed(&batch);
+        for (int k = 0; k < count; k++) check_on_gpu(&batch, &kernels[k]);
+        batch_free(&batch);
+    }
+    for (int k = 0; k < count; k++) gpu_stream_kernel_close(&kernels[k]);
+    check_code();
+    return check_done("bench_stream");
+}

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: MIT */
+#include "bench_report.h"
+
+#include "gpu_call.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- The table ------------------------------------------------------------------------------ */
+
+void bench_report_head(const struct bench_report *report)
+{
+    printf("\n%5s %4s %6s %4s %5s %5s %5s %5s %-9s %-15s %10s %10s %10s %8s %7s %10s",
+           report->merge ? "parts" : "", "b", "s_k", "s_q", "h_q", "h_kv", "d_qk", "type", "options",
+           "kernel", "us", "min", "max", "GFLOP/s", "GB/s", "floor us");
+    if (report->stream) printf(" %10s", "stream us");
+    printf(" %7s %6s\n", "x floor", "% peak");
+}
+
+static void print_shape(const struct batch_shape *shape, int64_t parts)
+{
+    char options[32], number[24] = "";
+    snprintf(options, sizeof options, "%s%s%s", shape->causal ? "causal" : "",
+             shape->causal && shape->varlen ? "," : "", shape->varlen ? "var" : "");
+    if (parts) snprintf(number, sizeof number, "%" PRId64, parts);
+    printf("%5s %4" PRId64 " %6" PRId64 " %4" PRId64 " %5" PRId64 " %5" PRId64 " %5" PRId64 " %5s %-9s ",
+           number, shape->b, shape->s_k, shape->s_q, shape->h_q, shape->h_kv, shape->d_qk,
+           shape->fp16 ? "fp16" : "bf16", *options ? options : "-");
+}
+
+void bench_report_row(const struct bench_report *report, const struct bench_row *row)
+{
+    print_shape(row->shape, row->parts);
+    printf("%-15s %10.1f %10.1f %10.1f %8.1f %7.2f %10.1f", row->kernel, 1e6 * row->median, 1e6 * row->least,
+           1e6 * row->most, 1e-9 * row->flop / row->median, 1e-9 * row->bytes / row->median,
+           1e6 * row->floor);
+    if (report->stream) printf(" %10.1f", 1e6 * row->stream);
+    printf(" %7.2f %6.1f", row->median / row->floor, 100.0 * row->flop / row->median / row->peak);
+    if (row->plan > 0.0) printf(" plan %.1f us", 1e6 * row->plan);
+    if (row->fixed > 0.0)
+        printf(" fixed %.1f us, var / fixed %.3f", 1e6 * row->fixed, row->median / row->fixed);
+    if (row->runs < report->repeat) printf(" (%" PRId64 " runs)", row->runs);
+    putchar('\n');
+    fflush(stdout);
+}
+
+void bench_report_skipped(const struct batch_shape *shape, int64_t parts, const char *why)
+{
+    print_shape(shape, parts);
+    printf("skipped: %s\n", why);
+}
+
+/* ---- JSON ----------------------------------------------------------------------------------- */
+
+bool bench_report_code(const char *path, const struct bench_row *row, int major, int minor, char hash[65])
+{
+    char line[512], wanted[256], source[256], target[64], capability[32];
+    const char *family = strchr(row->kernel, '-'); /* cuda-sm90 */
+    if (row->parts)
+        snprintf(wanted, sizeof wanted, "src/cuda/any/merge.cu");
+    else
+        snprintf(wanted, sizeof wanted, "src/cuda/%s/dense_decode/dense_decode_%s.cu",
+                 family ? family + 1 : "", row->shape->fp16 ? "fp16" : "bf16");
+    const int digits = snprintf(capability, sizeof capability, "sm_%d%d", major, minor);
+    FILE *list = fopen(path, "r");
+    bool found = false;
+    while (list && !found && fgets(line, sizeof line, list)) /* "<hash>  <file> <architecture>" */
+        found = sscanf(line, "%64[0-9a-f] %255s %63s", hash, source, target) == 3 && strlen(hash) == 64 &&
+                !strcmp(source, wanted) && !strncmp(target, capability, (size_t)digits) &&
+                (!target[digits] || !strcmp(target + digits, "a"));
+    if (list) fclose(list);
+    return found;
+}
+
+/* The list lies beside the program. */
+static bool code_here(const struct gpu_description *gpu, const struct bench_row *row, char hash[65])
+{
+    static const char name[] = "kernels.sha256";
+    char path[4096];
+    const ssize_t length = readlink("/proc/self/exe", path, sizeof path - sizeof name);
+    if (length <= 0) return false;
+    path[length] = '\0';
+    char *slash = strrchr(path, '/');
+    if (!slash) return false;
+    memcpy(slash + 1, name, sizeof name);
+    return bench_report_code(path, row, gpu->major, gpu->minor, hash);
+}
+
+/* What the row was timed on and beside. */
+static json_t *surroundings(const struct bench_report *report, const struct bench_row *row)
+{
+    if (!report->gpu)
+        return json_pack("{s:s, s:i}", "cpu", report->cpu->cpu, "threads", report->cpu->threads);
+    const struct gpu_description *gpu = &report->gpu->peak.gpu;
+    char hash[65];
+    json_t *object = json_pack("{s:s, s:s, s:i}", "gpu", gpu->name, "driver", gpu->driver, "sm_mhz",
+                               gpu_sm_mhz(report->device.id));
+    if (object && code_here(gpu, row, hash) && json_object_set_new(object, "code_sha", json_string(hash))) {
+        json_decref(object);
+        return NULL;
+    }
+    return object;
+}
+
+static bool set_time(json_t *line, const char *name, double value)
+{
+    return value <= 0.0 || !json_object_set_new(line, name, json_real(value));
+}
+
+bool bench_report_json(const struct bench_report *report, const struct bench_row *row, struct outfile *file,
+                       struct fault *fault)
+{
+    const struct batch_shape *shape = row->shape;
+    json_t *line = json_pack(
+        "{s:s, s:s, s:I, s:I, s:I, s:I, s:s}", "op", row->parts ? "merge" : "dense_decode", "kernel",
+        row->kernel, "b", (json_int_t)shape->b, "s_q", (json_int_t)shape->s_q, "h_q", (json_int_t)shape->h_q,
+        "d_v", (json_int_t)BATCH_D_V, "dtype", shape->fp16 ? "fp16" : "bf16");
+    json_t *of_op = row->parts
+                        ? json_pack("{s:I}", "parts", (json_int_t)row->parts)
+                        : json_pack("{s:I, s:I, s:I, s:s, s:I, s:b, s:b}", "s_k", (json_int_t)shape->s_k,
+                                    "h_kv", (json_int_t)shape->h_kv, "d_qk", (json_int_t)shape->d_qk, "cache",
+                                    shape->fp16 ? "FP16" : "BF16", "page_size", (json_int_t)shape->page_size,
+                                    "causal", shape->causal, "varlen", shape->varlen);
+    json_t *figures =
+        json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:f, s:b, s:s}", "us", 1e6 * row->median,
+                  "us_min", 1e6 * row->least, "us_max", 1e6 * row->most, "tflops",
+                  1e-12 * row->flop / row->median, "gbs", 1e-9 * row->bytes / row->median, "floor_us",
+                  1e6 * row->floor, "runs", (json_int_t)row->runs, "peak_tflops", 1e-12 * row->peak,
+                  "read_gbs", 1e-9 * row->bandwidth, "warm", report->warm, "version", fmla_version_string());
+    json_t *machine = surroundings(report, row);
+    char *text = NULL;
+    if (line && of_op && figures && machine && !json_object_update(line, of_op) &&
+        !json_object_update(line, figures) && !json_object_update(line, machine) &&
+        set_time(line, "plan_us", 1e6 * row->plan) && set_time(line, "stream_us", 1e6 * row->stream) &&
+        set_time(line, "fixed_us", 1e6 * row->fixed) &&
+        set_time(line, "varlen_over_fixed", row->fixed > 0.0 ? row->median / row->fixed : 0.0))
+        text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(6));
+    json_decref(line), json_decref(of_op), json_decref(figures), json_decref(machine);
+    const bool good =
+        text ? outfile_printf(file, fault, "%s\n", text) : fault_set(fault, "out of memory for JSON");
+    free(text);
+    return good;
+}

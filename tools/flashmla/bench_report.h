@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What bench says of a row: a line of the table, and a line of JSON.
+ */
+#ifndef FLASHMLA_TOOL_BENCH_REPORT_H
+#define FLASHMLA_TOOL_BENCH_REPORT_H
+
+#include "batch.h"
+#include "bench_cpu.h"
+#include "bench_gpu.h"
+
+#include "outfile.h"
+
+/* One timed row; times in seconds, 0 where that was not timed. */
+struct bench_row {
+    const struct batch_shape *shape;
+    int64_t parts; /* merge; 0 = dense decode */
+    const char *kernel;
+    double median, least, most;
+    double plan;   /* on a GPU */
+    double stream; /* of the bare stream beside it */
+    double fixed;  /* of a batch of fixed length with as many keys */
+    double flop, bytes, floor;
+    double peak, bandwidth; /* FLOP/s, bytes/s: the floor's */
+    int64_t runs;
+};
+
+struct bench_report {
+    fmla_device device;
+    const struct bench_cpu *cpu; /* the one that device is */
+    const struct bench_gpu *gpu;
+    bool merge, stream, warm;
+    int64_t repeat; /* runs that were asked for */
+};
+
+void bench_report_head(const struct bench_report *report);
+void bench_report_row(const struct bench_report *report, const struct bench_row *row);
+void bench_report_skipped(const struct batch_shape *shape, int64_t parts, const char *why);
+
+/* What does not apply to the operation is left out. */
+bool bench_report_json(const struct bench_report *report, const struct bench_row *row, struct outfile *file,
+                       struct fault *fault);
+
+/* The SHA-256 of the machine code of a GPU kernel, from `path`, a list by scripts/kernel-hashes.sh, into hash[65]; false
+ * where the list has none for this GPU. */
+bool bench_report_code(const char *path, const struct bench_row *row, int major, int minor, char hash[65]);
+
+#endif
