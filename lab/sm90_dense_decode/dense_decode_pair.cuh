@@ -48,6 +48,15 @@
 #ifndef LAB_CLUSTER
 #define LAB_CLUSTER 1
 #endif
+#ifndef LAB_Q_REG_GROUPS
+#define LAB_Q_REG_GROUPS 0
+#endif
+#ifndef LAB_PRODUCER_REGS
+#define LAB_PRODUCER_REGS (CLUSTER == 1 ? 24 : 32) // 32 + 2 x 240 is all there is
+#endif
+#ifndef LAB_SIDE1_REGS
+#define LAB_SIDE1_REGS 240
+#endif
 #ifndef LAB_ARM
 #define LAB_ARM 0
 #endif
@@ -59,10 +68,12 @@ enum {
     SPLIT = LAB_PAIR_SPLIT, // of the four units of Q K^T, how many come before the block before is multiplied
     PREFETCH = LAB_PREFETCH,     // blocks that keys are brought to L2 ahead of their load, 0: not
     ARM = LAB_ARM, // clusters only: who arms the FULL barriers. 0: a warp of the producer, 1: who has waited for the phase before
+    Q_REG_GROUPS = LAB_Q_REG_GROUPS, // column groups 7, 6.. of Q kept in registers beside rope's, 16 registers each
     HALF_UNITS = N256 ? 1 : 2,   // barriers of a block's half
     PIECES = 2 * HALF_UNITS + 1, // rope, units of the left half, units of the right half
     HALF_BYTES = 4 * GROUP_BYTES,
     KEY_BYTES = 8 * GROUP_BYTES,
+    Q_UNITS = 4 - Q_REG_GROUPS / 2, // of Q in shared memory; the room of the others is not used for anything yet
     SMEM_KEYS = 0,
     SMEM_ROPE = 2 * KEY_BYTES,
     SMEM_Q = SMEM_ROPE + 2 * GROUP_BYTES,
@@ -180,8 +191,8 @@ DEVICE void produce_queries(const decode_params &p, const decode_maps &maps, con
         piece work(p, part, r);
         if (work.blocks == 0) continue;
         mbarrier_wait_thread(smem + BAR_Q_EMPTY, ~count & 1);
-        mbarrier_arrive_expect_tx(smem + BAR_Q_FULL, KEY_BYTES);
-        for (int unit = 0; unit < 4; unit++)
+        mbarrier_arrive_expect_tx(smem + BAR_Q_FULL, Q_UNITS * UNIT_BYTES);
+        for (int unit = 0; unit < Q_UNITS; unit++)
             tma_load_4d(smem + SMEM_Q + unit * UNIT_BYTES, &maps.q_pair, smem + BAR_Q_FULL, 0,
                         tile * TILE_ROWS, unit * 2, r);
         count++;
@@ -189,11 +200,11 @@ DEVICE void produce_queries(const decode_params &p, const decode_maps &maps, con
 }
 
 // ---------------------------------------------------------------- one side
-// A fragments of Q's rope columns, from global memory; rows past the end are zero.
-DEVICE void load_q_rope(uint32_t (&q)[4][4], const decode_params &p, int request, int tile_row, int lane)
+// A fragments of a column group of Q (8: rope), from global memory; rows past the end are zero.
+DEVICE void load_q_group(uint32_t (&q)[4][4], const decode_params &p, int request, int tile_row, int group, int lane)
 {
     const uint32_t *from =
-        (const uint32_t *)p.q + (((int64_t)request * p.rows + tile_row) * D_QK + D_V) / 2 + (lane & 3);
+        (const uint32_t *)p.q + (((int64_t)request * p.rows + tile_row) * D_QK + group * 64) / 2 + (lane & 3);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         q[k][0] = tile_row < p.rows ? from[8 * k] : 0;
@@ -202,6 +213,10 @@ DEVICE void load_q_rope(uint32_t (&q)[4][4], const decode_params &p, int request
         q[k][3] = tile_row + 8 < p.rows ? from[8 * k + 4 + 8 * (D_QK / 2)] : 0;
     }
 }
+
+struct q_fragments {
+    uint32_t group[Q_REG_GROUPS ? Q_REG_GROUPS : 1][4][4]; // 7, 6..
+};
 
 // Waits for barrier I of a block of this side; ARM 1: and arms its next phase.
 template <int CLUSTER, int SIDE> DEVICE void wait_keys(uint32_t smem, uint32_t parity, int i)
@@ -212,15 +227,19 @@ template <int CLUSTER, int SIDE> DEVICE void wait_keys(uint32_t smem, uint32_t p
 }
 
 // S += Q K^T over one unit of the columns, as soon as it has arrived.
-template <int CLUSTER, int SIDE, int HALF> DEVICE void score_unit(float (&s)[32], uint32_t smem, uint32_t parity, int u)
+template <int CLUSTER, int SIDE, int HALF> DEVICE void score_unit(float (&s)[32], const q_fragments &q, uint32_t smem, uint32_t parity, int u)
 {
     wait_keys<CLUSTER, SIDE>(smem, parity, 1 + HALF * HALF_UNITS + u);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 16 / HALF_UNITS; k++) {
         uint32_t step = HALF * HALF_BYTES + u * UNIT_BYTES + (k >> 2) * GROUP_BYTES + (k & 3) * 32;
-        wgmma_m64n64_ss(s, smem_descriptor(smem + SMEM_Q, 0, step),
-                        smem_descriptor(smem + SMEM_KEYS + SIDE * KEY_BYTES, 0, step), 1);
+        int group = HALF * 4 + u * 2 + (k >> 2);
+        if (group >= 8 - Q_REG_GROUPS)
+            wgmma_m64n64_rs(s, q.group[7 - group][k & 3], smem_descriptor(smem + SMEM_KEYS + SIDE * KEY_BYTES, 0, step), 1);
+        else
+            wgmma_m64n64_ss(s, smem_descriptor(smem + SMEM_Q, 0, step),
+                            smem_descriptor(smem + SMEM_KEYS + SIDE * KEY_BYTES, 0, step), 1);
     }
 }
 
@@ -327,6 +346,7 @@ template <int CLUSTER, int SIDE> DEVICE void work_side(const decode_params &p, i
     uint32_t p_row = smem + SMEM_P + SIDE * GROUP_BYTES + (16 * warp + (lane & 15)) * 128;
     float s[32], o0[64], o1[64];
     uint32_t a[4][4], q_rope[4][4];
+    q_fragments q;
 #pragma unroll
     for (int i = 0; i < 64; i++) o0[i] = o1[i] = 0;
     uint32_t own = 0, other = 0,
@@ -341,7 +361,10 @@ template <int CLUSTER, int SIDE> DEVICE void work_side(const decode_params &p, i
         int blocks = work.blocks, length = work.length, key = (work.first_block + SIDE) * PAGE;
         int target = work.split >= 0 ? work.split : ~r;
         float reference0 = -CUDART_INF_F, reference1 = -CUDART_INF_F, sum0 = 0, sum1 = 0;
-        load_q_rope(q_rope, p, r, tile * TILE_ROWS + row, lane);
+        load_q_group(q_rope, p, r, tile * TILE_ROWS + row, 8, lane);
+#pragma unroll
+        for (int i = 0; i < Q_REG_GROUPS; i++)
+            load_q_group(q.group[i], p, r, tile * TILE_ROWS + row, 7 - i, lane);
         mbarrier_wait(smem + BAR_Q_FULL, pieces & 1);
         if (SIDE == 1 && blocks == 1 && lane == 0) mbarrier_arrive(smem + BAR_Q_EMPTY);
         for (int k = SIDE; k < blocks; k += 2) {
@@ -357,9 +380,9 @@ template <int CLUSTER, int SIDE> DEVICE void work_side(const decode_params &p, i
             bool follows = SIDE == 1 || k > 0;
             if (GATE && follows) mbarrier_wait(smem + BAR_SCORED + (SIDE ^ 1) * 8, other & 1);
             // One unit of either half first where the halves are freed by units, else the home half.
-            score_unit<CLUSTER, SIDE, SIDE>(s, smem, own & 1, 0);
-            if (!N256) score_unit<CLUSTER, SIDE, SIDE ^ 1>(s, smem, own & 1, 0);
-            if (!N256 && SPLIT == 3) score_unit<CLUSTER, SIDE, SIDE>(s, smem, own & 1, 1);
+            score_unit<CLUSTER, SIDE, SIDE>(s, q, smem, own & 1, 0);
+            if (!N256) score_unit<CLUSTER, SIDE, SIDE ^ 1>(s, q, smem, own & 1, 0);
+            if (!N256 && SPLIT == 3) score_unit<CLUSTER, SIDE, SIDE>(s, q, smem, own & 1, 1);
             wgmma_commit_group();
             TRACE(SIDE, own, 1);
             // The block before.
@@ -380,10 +403,10 @@ template <int CLUSTER, int SIDE> DEVICE void work_side(const decode_params &p, i
                 }
             }
             if (N256)
-                score_unit<CLUSTER, SIDE, SIDE ^ 1>(s, smem, own & 1, 0);
+                score_unit<CLUSTER, SIDE, SIDE ^ 1>(s, q, smem, own & 1, 0);
             else {
-                if (SPLIT == 2) score_unit<CLUSTER, SIDE, SIDE>(s, smem, own & 1, 1);
-                score_unit<CLUSTER, SIDE, SIDE ^ 1>(s, smem, own & 1, 1);
+                if (SPLIT == 2) score_unit<CLUSTER, SIDE, SIDE>(s, q, smem, own & 1, 1);
+                score_unit<CLUSTER, SIDE, SIDE ^ 1>(s, q, smem, own & 1, 1);
             }
             wgmma_commit_group();
             // A few instructions are still in flight: the other side's may line up behind them.
@@ -517,7 +540,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     griddepcontrol_launch_dependents();
     int group = threadIdx.x >> 7;
     if (group == 0) {
-        setmaxnreg_dec<CLUSTER == 1 ? 24 : 32>(); // 32 + 2 x 240 is all there is
+        setmaxnreg_dec<LAB_PRODUCER_REGS>();
         const partition &part = p.plan[blockIdx.x / p.tiles];
         if (threadIdx.x < 32 && elect_sync())
             produce_keys<CLUSTER>(p, maps, part, tile, smem);
@@ -531,7 +554,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         work_side<CLUSTER, 0>(p, tile, smem);
         CLOCK_END;
     } else {
-        setmaxnreg_inc<240>();
+        setmaxnreg_inc<LAB_SIDE1_REGS>();
         work_side<CLUSTER, 1>(p, tile, smem);
     }
     // Nobody leaves while the other loads into its shared memory or arrives there.
