@@ -12,7 +12,7 @@
 //   147456  Q, columns 0..511                          65536
 //   212992  P, even / odd                           2 x 8192
 //   229376  references, sums, flags, barriers
-// Q's rope columns stay in registers (16 a thread).
+// Q's rope columns stay in registers (16 a thread), and Q_REG_GROUPS more of its column groups.
 //
 // One warpgroup, one block k of its own ("home": its half of the columns; "away": the other half; units of 128 columns):
 //   Q K^T over rope, one home, one away unit (20 wgmma)   while the other warpgroup does the softmax of block k - 1
