@@ -192,15 +192,26 @@ static void free_problem(problem &x)
 
 static int schedule; // 0: dense_decode.cuh, 1: dense_decode_pair.cuh
 
+// CTAs of a cluster that share keys: the pair schedule's, where the tiles come in such groups.
+static int cluster_size(const problem &x)
+{
+    return schedule && x.tiles % LAB_CLUSTER == 0 ? LAB_CLUSTER : 1;
+}
+
 static void launch(const problem &x, cudaStream_t stream)
 {
-    auto kernel = schedule ? pair_schedule::dense_decode_pair_kernel : dense_decode_kernel;
+    auto kernel = schedule ? pair_schedule::dense_decode_pair_kernel<1> : dense_decode_kernel;
+    if (cluster_size(x) > 1) kernel = pair_schedule::dense_decode_pair_kernel<LAB_CLUSTER>;
     int bytes = schedule ? (int)pair_schedule::SMEM_BYTES : (int)SMEM_BYTES;
     CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(x.partitions * x.tiles);
     config.blockDim = dim3(schedule ? (int)pair_schedule::THREADS : (int)THREADS);
     config.dynamicSmemBytes = bytes, config.stream = stream;
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = cluster_size(x), cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    config.attrs = &cluster, config.numAttrs = cluster_size(x) > 1;
     CHECK(cudaLaunchKernelEx(&config, kernel, x.params, x.maps));
     if (getenv("LAB_NO_MERGE")) return; // to price the merge; results are then incomplete
     cudaLaunchAttribute attribute;
@@ -318,19 +329,19 @@ static int check_one(const char *name, const std::vector<int> &lengths, int s_q,
     launch(x, 0);
     CHECK(cudaMemcpy(c.data(), x.out, n * 2, cudaMemcpyDeviceToHost));
     bool same = a == c;
-    printf("%-34s s_q %d h_q %3d causal %d parts %3d: %s, cosine %.1e, same bits %s\n", name, s_q, h_q,
-           causal, x.partitions, bad ? "FAIL" : "ok", cosine, same ? "yes" : "NO");
+    printf("%-34s s_q %d h_q %3d causal %d parts %3d clusters of %d: %s, cosine %.1e, same bits %s\n", name, s_q, h_q,
+           causal, x.partitions, cluster_size(x), bad ? "FAIL" : "ok", cosine, same ? "yes" : "NO");
     fflush(stdout);
     free_problem(x);
     return bad + !same;
 }
 
 // Where two runs differ: lse too means the scores differ, out alone means P V.
-static int stress(int rounds, int poison)
+static int stress(int rounds, int poison, int s_q, int partitions)
 {
     std::vector<int> lengths;
     for (int i = 0; i < 40; i++) lengths.push_back((int)(mix(i + 99) % 1500));
-    problem x = make_problem(lengths, 2, 128, 1, 3, 777, poison, plan_overhead(), 13, 0);
+    problem x = make_problem(lengths, s_q, 128, 1, 3, 777, poison, plan_overhead(), partitions, 0);
     size_t n = (size_t)x.b * x.rows, differing = 0;
     std::vector<uint16_t> a(n * D_V), c(n * D_V);
     std::vector<float> l(n), m(n);
@@ -356,7 +367,9 @@ static int stress(int rounds, int poison)
                 }
             }
     }
-    printf("stress: %zu differing rows in %d rounds (poison %d)\n", differing, rounds, poison);
+    printf("stress: %zu differing rows in %d rounds (%d rows, clusters of %d, poison %d)\n", differing, rounds, x.rows,
+           cluster_size(x), poison);
+    fflush(stdout);
     free_problem(x);
     return differing != 0;
 }
@@ -384,6 +397,9 @@ static int check()
     bad += check_one("mixed, 13 partitions", mixed, 1, 64, 1, scale, 13);
     bad += check_one("mixed, steep, 13 partitions", mixed, 2, 40, 1, 30, 13);
     bad += check_one("mixed, negative steep rows", mixed, 2, 128, 1, 3, 0);
+    bad += check_one("edges, 66 partitions", edges, 1, 128, 1, scale, 66);
+    bad += check_one("none, two tiles", none, 1, 128, 1, scale, 0);
+    bad += check_one("mixed, three tiles", mixed, 3, 64, 1, 3, 0);
     printf("check: %s\n", bad ? "FAILED" : "all ok");
     return bad != 0;
 }
@@ -755,6 +771,41 @@ static int sweep(int argc, char **argv)
     return bad_rows != 0;
 }
 
+// `bench rows [B,S_Q,S_K,H_Q]...`: the pair schedule under LAB_PLAN's plan, a line a row; for variants in turns.
+static int time_rows(int argc, char **argv)
+{
+    cudaStream_t stream;
+    CHECK(cudaStreamCreate(&stream));
+    CHECK(cudaMalloc(&flush_memory, FLUSH_BYTES));
+    CHECK(cudaMalloc(&flush_sink, 4));
+    CHECK(cudaMemset(flush_memory, 1, FLUSH_BYTES));
+    double rest = getenv("LAB_REST") ? atof(getenv("LAB_REST")) : 5; // microseconds of pause a key
+    int bad_rows = 0;
+    schedule = 1;
+    for (int i = 2; i < argc; i++) {
+        int b, s_q, s_k, h_q;
+        if (sscanf(argv[i], "%d,%d,%d,%d", &b, &s_q, &s_k, &h_q) != 4) continue;
+        problem x = make_problem(std::vector<int>(b, s_k), s_q, h_q, 1, 1 / sqrtf(576), 1000, false, plan_overhead(),
+                                 0, 1);
+        launch(x, stream);
+        CHECK(cudaStreamSynchronize(stream));
+        double cosine, clocks = 0, ghz = 0, flop = 2.0 * b * s_k * x.rows * (D_QK + D_V);
+        int bad = verify(x, {0, b - 1}, std::max(1, x.rows / 2), &cosine);
+        bad_rows += bad != 0;
+        usleep(s_k * rest);
+        double us = time_graph(stream, 15, [&] { launch(x, stream); });
+#ifdef LAB_CLOCK
+        uint32_t c[2];
+        CHECK(cudaMemcpy(c, x.params.trace + 2046, 8, cudaMemcpyDeviceToHost));
+        clocks = (double)c[0] / std::max(1, x.blocks_6), ghz = (double)c[0] / c[1];
+#endif
+        printf("%s %.1f %.0f %.0f %.3f %s\n", argv[i], us, flop / us / 1e6, clocks, ghz, bad ? "FAIL" : "ok");
+        fflush(stdout);
+        free_problem(x);
+    }
+    return bad_rows != 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "check";
@@ -762,7 +813,10 @@ int main(int argc, char **argv)
     if (!strcmp(mode, "compare")) return compare(argc, argv);
     if (!strcmp(mode, "sweep") || !strcmp(mode, "fit")) return sweep(argc, argv);
     if (!strcmp(mode, "check")) return check();
-    if (!strcmp(mode, "stress")) return stress(40, 1) | stress(40, 0);
+    if (!strcmp(mode, "rows")) return time_rows(argc, argv);
+    // Tiles in one and in two pairs; few partitions, and a full grid.
+    if (!strcmp(mode, "stress"))
+        return stress(40, 1, 2, 13) | stress(40, 0, 2, 13) | stress(40, 1, 1, 0) | stress(40, 0, 1, 0);
     int first = argc > 2 ? atoi(argv[2]) : 0, last = argc > 3 ? atoi(argv[3]) : 999,
         overhead = argc > 4 ? atoi(argv[4]) : 5;
     return run_times(first, last, overhead, argc <= 5);

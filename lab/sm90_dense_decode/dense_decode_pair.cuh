@@ -12,7 +12,7 @@
 //   147456  Q, columns 0..511                          65536
 //   212992  P, even / odd                           2 x 8192
 //   229376  references, sums, flags, barriers
-// Q's rope columns stay in registers (16 a thread).
+// Q's rope columns stay in registers (16 a thread), and Q_REG_GROUPS more of its column groups.
 //
 // One warpgroup, one block k of its own ("home": its half of the columns; "away": the other half; units of 128 columns):
 //   Q K^T over rope, one home, one away unit (20 wgmma)   while the other warpgroup does the softmax of block k - 1
@@ -24,6 +24,12 @@
 // those that block k + 2 needs first. A gate keeps the two Q K^T apart: the one whose softmax is waited for goes first.
 // The reference maximum is stale (it moves when a score passes it by 2^8) and shared: a warp of one side and the warp
 // of the same rows of the other side agree on it through the flag and the references beside P.
+//
+// CLUSTER 2: two tiles of rows of one partition are a cluster and share the keys. CTA 0 loads the left half of the
+// columns and the rope of even blocks for both, CTA 1 the right half and the rope of odd blocks, by multicast; so what
+// side i of either CTA frees, CTA i waits for (8 warps). FULL barriers are each CTA's own: it arms a phase as soon as
+// the one before is over, and since no load of that phase starts before all 8 warps have seen the one before, bytes may
+// well come before the arming.
 #pragma once
 #include "dense_decode.cuh"
 
@@ -39,6 +45,21 @@
 #ifndef LAB_PREFETCH
 #define LAB_PREFETCH 0
 #endif
+#ifndef LAB_CLUSTER
+#define LAB_CLUSTER 1
+#endif
+#ifndef LAB_Q_REG_GROUPS
+#define LAB_Q_REG_GROUPS 0
+#endif
+#ifndef LAB_PRODUCER_REGS
+#define LAB_PRODUCER_REGS (CLUSTER == 1 ? 24 : 32) // 32 + 2 x 240 is all there is
+#endif
+#ifndef LAB_SIDE1_REGS
+#define LAB_SIDE1_REGS 240
+#endif
+#ifndef LAB_ARM
+#define LAB_ARM 0
+#endif
 
 namespace pair_schedule {
 enum {
@@ -46,10 +67,13 @@ enum {
     GATE = LAB_PAIR_GATE,   // Q K^T of a block starts only when that of the block before has been issued
     SPLIT = LAB_PAIR_SPLIT, // of the four units of Q K^T, how many come before the block before is multiplied
     PREFETCH = LAB_PREFETCH,     // blocks that keys are brought to L2 ahead of their load, 0: not
+    ARM = LAB_ARM, // clusters only: who arms the FULL barriers. 0: a warp of the producer, 1: who has waited for the phase before
+    Q_REG_GROUPS = LAB_Q_REG_GROUPS, // column groups 7, 6.. of Q kept in registers beside rope's, 16 registers each
     HALF_UNITS = N256 ? 1 : 2,   // barriers of a block's half
     PIECES = 2 * HALF_UNITS + 1, // rope, units of the left half, units of the right half
     HALF_BYTES = 4 * GROUP_BYTES,
     KEY_BYTES = 8 * GROUP_BYTES,
+    Q_UNITS = 4 - Q_REG_GROUPS / 2, // of Q in shared memory; the room of the others is not used for anything yet
     SMEM_KEYS = 0,
     SMEM_ROPE = 2 * KEY_BYTES,
     SMEM_Q = SMEM_ROPE + 2 * GROUP_BYTES,
@@ -71,17 +95,27 @@ enum {
 static_assert(SMEM_BYTES <= 232448, "shared memory of a Hopper SM");
 
 // ---------------------------------------------------------------- producer
+template <int CLUSTER>
+DEVICE void load_keys(uint32_t to, const CUtensorMap *map, uint32_t bar, int page, int group)
+{
+    if (CLUSTER == 1)
+        tma_load_3d(to, map, bar, 0, page * PAGE, group);
+    else
+        tma_load_3d_multicast(to, map, bar, 0, page * PAGE, group, (1 << CLUSTER) - 1);
+}
+template <int CLUSTER>
 DEVICE void load_key_unit(const decode_maps &maps, uint32_t smem, int side, int half, int u, uint32_t parity,
                           int page)
 {
     uint32_t bar = (side * PIECES + 1 + half * HALF_UNITS + u) * 8;
     uint32_t to = smem + SMEM_KEYS + side * KEY_BYTES + half * HALF_BYTES + u * UNIT_BYTES;
     mbarrier_wait_thread(smem + BAR_EMPTY + bar, parity ^ 1);
-    mbarrier_arrive_expect_tx(smem + BAR_FULL + bar, HALF_BYTES / HALF_UNITS);
-    tma_load_3d(to, &maps.k_pair, smem + BAR_FULL + bar, 0, page * PAGE, half * 4 + u * 2);
-    if (N256) tma_load_3d(to + UNIT_BYTES, &maps.k_pair, smem + BAR_FULL + bar, 0, page * PAGE, half * 4 + 2);
+    if (CLUSTER == 1) mbarrier_arrive_expect_tx(smem + BAR_FULL + bar, HALF_BYTES / HALF_UNITS);
+    load_keys<CLUSTER>(to, &maps.k_pair, smem + BAR_FULL + bar, page, half * 4 + u * 2);
+    if (N256) load_keys<CLUSTER>(to + UNIT_BYTES, &maps.k_pair, smem + BAR_FULL + bar, page, half * 4 + 2);
 }
 
+template <int CLUSTER>
 DEVICE void produce_keys(const decode_params &p, const decode_maps &maps, const partition &part, int tile,
                          uint32_t smem)
 {
@@ -102,16 +136,49 @@ DEVICE void produce_keys(const decode_params &p, const decode_maps &maps, const 
                 for (int u = 0; u < 4; u++) tma_prefetch_3d(&maps.k_pair, 0, ahead * PAGE, u * 2);
                 tma_prefetch_3d(&maps.k_rope, 0, ahead * PAGE, 8);
             }
-            uint32_t bar = side * PIECES * 8;
-            mbarrier_wait_thread(smem + BAR_EMPTY + bar, parity ^ 1);
-            mbarrier_arrive_expect_tx(smem + BAR_FULL + bar, GROUP_BYTES);
-            tma_load_3d(smem + SMEM_ROPE + side * GROUP_BYTES, &maps.k_rope, smem + BAR_FULL + bar, 0,
-                        page * PAGE, 8);
+            if (CLUSTER == 1 || side == (tile & 1)) {
+                uint32_t bar = side * PIECES * 8;
+                mbarrier_wait_thread(smem + BAR_EMPTY + bar, parity ^ 1);
+                if (CLUSTER == 1) mbarrier_arrive_expect_tx(smem + BAR_FULL + bar, GROUP_BYTES);
+                load_keys<CLUSTER>(smem + SMEM_ROPE + side * GROUP_BYTES, &maps.k_rope, smem + BAR_FULL + bar,
+                                   page, 8);
+            }
 #pragma unroll
-            for (int u = 0; u < 2 * HALF_UNITS; u++)
-                load_key_unit(maps, smem, side, side ^ (u & 1), u >> 1, parity, page);
+            for (int u = 0; u < 2 * HALF_UNITS; u++) {
+                if (CLUSTER == 1)
+                    load_key_unit<CLUSTER>(maps, smem, side, side ^ (u & 1), u >> 1, parity, page);
+                else if (u < HALF_UNITS)
+                    load_key_unit<CLUSTER>(maps, smem, side, tile & 1, u, parity, page);
+            }
             count[0] += side == 0, count[1] += side;
             page = next, ahead = next_ahead;
+        }
+    }
+}
+
+// Bytes of barrier i of a block: rope, then the units.
+DEVICE void arm(uint32_t bar, int i)
+{
+    mbarrier_arrive_expect_tx(bar, i == 0 ? (int)GROUP_BYTES : HALF_BYTES / HALF_UNITS);
+}
+
+// A thread of a cluster's CTA: every phase of FULL is armed when the one before is over.
+DEVICE void arm_keys(const decode_params &p, const partition &part, uint32_t smem)
+{
+    uint32_t count[2] = {0, 0};
+    for (int r = part.begin_request; r <= part.end_request; r++) {
+        piece work(p, part, r);
+        for (int b = 0; b < work.blocks; b++) {
+            int side = b & 1;
+            uint32_t parity = (side ? count[1] : count[0]) & 1;
+#pragma unroll
+            for (int u = -1; u < 2 * HALF_UNITS; u++) { // in the order of consumption
+                int i = u < 0 ? 0 : 1 + (side ^ (u & 1)) * HALF_UNITS + (u >> 1);
+                uint32_t bar = smem + BAR_FULL + (side * PIECES + i) * 8;
+                mbarrier_wait_thread(bar, parity ^ 1);
+                arm(bar, i);
+            }
+            count[0] += side == 0, count[1] += side;
         }
     }
 }
@@ -124,8 +191,8 @@ DEVICE void produce_queries(const decode_params &p, const decode_maps &maps, con
         piece work(p, part, r);
         if (work.blocks == 0) continue;
         mbarrier_wait_thread(smem + BAR_Q_EMPTY, ~count & 1);
-        mbarrier_arrive_expect_tx(smem + BAR_Q_FULL, KEY_BYTES);
-        for (int unit = 0; unit < 4; unit++)
+        mbarrier_arrive_expect_tx(smem + BAR_Q_FULL, Q_UNITS * UNIT_BYTES);
+        for (int unit = 0; unit < Q_UNITS; unit++)
             tma_load_4d(smem + SMEM_Q + unit * UNIT_BYTES, &maps.q_pair, smem + BAR_Q_FULL, 0,
                         tile * TILE_ROWS, unit * 2, r);
         count++;
@@ -133,11 +200,11 @@ DEVICE void produce_queries(const decode_params &p, const decode_maps &maps, con
 }
 
 // ---------------------------------------------------------------- one side
-// A fragments of Q's rope columns, from global memory; rows past the end are zero.
-DEVICE void load_q_rope(uint32_t (&q)[4][4], const decode_params &p, int request, int tile_row, int lane)
+// A fragments of a column group of Q (8: rope), from global memory; rows past the end are zero.
+DEVICE void load_q_group(uint32_t (&q)[4][4], const decode_params &p, int request, int tile_row, int group, int lane)
 {
     const uint32_t *from =
-        (const uint32_t *)p.q + (((int64_t)request * p.rows + tile_row) * D_QK + D_V) / 2 + (lane & 3);
+        (const uint32_t *)p.q + (((int64_t)request * p.rows + tile_row) * D_QK + group * 64) / 2 + (lane & 3);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         q[k][0] = tile_row < p.rows ? from[8 * k] : 0;
@@ -147,16 +214,32 @@ DEVICE void load_q_rope(uint32_t (&q)[4][4], const decode_params &p, int request
     }
 }
 
-// S += Q K^T over one unit of the columns, as soon as it has arrived.
-template <int SIDE, int HALF> DEVICE void score_unit(float (&s)[32], uint32_t smem, uint32_t parity, int u)
+struct q_fragments {
+    uint32_t group[Q_REG_GROUPS ? Q_REG_GROUPS : 1][4][4]; // 7, 6..
+};
+
+// Waits for barrier I of a block of this side; ARM 1: and arms its next phase.
+template <int CLUSTER, int SIDE> DEVICE void wait_keys(uint32_t smem, uint32_t parity, int i)
 {
-    mbarrier_wait(smem + BAR_FULL + (SIDE * PIECES + 1 + HALF * HALF_UNITS + u) * 8, parity);
+    uint32_t bar = smem + BAR_FULL + (SIDE * PIECES + i) * 8;
+    mbarrier_wait(bar, parity);
+    if (CLUSTER > 1 && ARM == 1 && (threadIdx.x & 127) == 0) arm(bar, i);
+}
+
+// S += Q K^T over one unit of the columns, as soon as it has arrived.
+template <int CLUSTER, int SIDE, int HALF> DEVICE void score_unit(float (&s)[32], const q_fragments &q, uint32_t smem, uint32_t parity, int u)
+{
+    wait_keys<CLUSTER, SIDE>(smem, parity, 1 + HALF * HALF_UNITS + u);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 16 / HALF_UNITS; k++) {
         uint32_t step = HALF * HALF_BYTES + u * UNIT_BYTES + (k >> 2) * GROUP_BYTES + (k & 3) * 32;
-        wgmma_m64n64_ss(s, smem_descriptor(smem + SMEM_Q, 0, step),
-                        smem_descriptor(smem + SMEM_KEYS + SIDE * KEY_BYTES, 0, step), 1);
+        int group = HALF * 4 + u * 2 + (k >> 2);
+        if (group >= 8 - Q_REG_GROUPS)
+            wgmma_m64n64_rs(s, q.group[7 - group][k & 3], smem_descriptor(smem + SMEM_KEYS + SIDE * KEY_BYTES, 0, step), 1);
+        else
+            wgmma_m64n64_ss(s, smem_descriptor(smem + SMEM_Q, 0, step),
+                            smem_descriptor(smem + SMEM_KEYS + SIDE * KEY_BYTES, 0, step), 1);
     }
 }
 
@@ -191,10 +274,19 @@ template <int SIDE> DEVICE void multiply_away(float (&o0)[64], float (&o1)[64], 
         multiply_pv(o1, p_tile, v + UNIT_BYTES, accumulate);
     }
 }
-// Gives back this side's columns of a block of side OWNER, unit i of HALF_UNITS.
-template <int SIDE, int OWNER> DEVICE void release(uint32_t smem, int unit, int lane)
+// Gives back barrier i of a block of side OWNER to the CTA that loads what this side frees.
+template <int CLUSTER, int SIDE, int OWNER> DEVICE void release_keys(uint32_t smem, int i)
 {
-    if (lane == 0) mbarrier_arrive(smem + BAR_EMPTY + (OWNER * PIECES + 1 + SIDE * HALF_UNITS + unit) * 8);
+    uint32_t bar = BAR_EMPTY + (OWNER * PIECES + i) * 8;
+    if (CLUSTER == 1)
+        mbarrier_arrive(smem + bar);
+    else
+        mbarrier_arrive_cluster(mapa(smem, SIDE) + bar);
+}
+// Gives back this side's columns of a block of side OWNER, unit i of HALF_UNITS.
+template <int CLUSTER, int SIDE, int OWNER> DEVICE void release(uint32_t smem, int unit, int lane)
+{
+    if (lane == 0) release_keys<CLUSTER, SIDE, OWNER>(smem, 1 + SIDE * HALF_UNITS + unit);
 }
 
 // The reference may have moved with the other side's block: follow it.
@@ -247,13 +339,14 @@ DEVICE void exponentials(const float (&s)[32], uint32_t (&a)[4][4], uint32_t p_r
     }
 }
 
-template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint32_t smem)
+template <int CLUSTER, int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint32_t smem)
 {
     int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31;
     int row = 16 * warp + (lane >> 2); // this thread's rows: row, row + 8
     uint32_t p_row = smem + SMEM_P + SIDE * GROUP_BYTES + (16 * warp + (lane & 15)) * 128;
     float s[32], o0[64], o1[64];
     uint32_t a[4][4], q_rope[4][4];
+    q_fragments q;
 #pragma unroll
     for (int i = 0; i < 64; i++) o0[i] = o1[i] = 0;
     uint32_t own = 0, other = 0,
@@ -268,13 +361,16 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
         int blocks = work.blocks, length = work.length, key = (work.first_block + SIDE) * PAGE;
         int target = work.split >= 0 ? work.split : ~r;
         float reference0 = -CUDART_INF_F, reference1 = -CUDART_INF_F, sum0 = 0, sum1 = 0;
-        load_q_rope(q_rope, p, r, tile * TILE_ROWS + row, lane);
+        load_q_group(q_rope, p, r, tile * TILE_ROWS + row, 8, lane);
+#pragma unroll
+        for (int i = 0; i < Q_REG_GROUPS; i++)
+            load_q_group(q.group[i], p, r, tile * TILE_ROWS + row, 7 - i, lane);
         mbarrier_wait(smem + BAR_Q_FULL, pieces & 1);
         if (SIDE == 1 && blocks == 1 && lane == 0) mbarrier_arrive(smem + BAR_Q_EMPTY);
         for (int k = SIDE; k < blocks; k += 2) {
             // Rope and home columns of Q K^T.
             TRACE(SIDE, own, 0);
-            mbarrier_wait(smem + BAR_FULL + SIDE * PIECES * 8, own & 1);
+            wait_keys<CLUSTER, SIDE>(smem, own & 1, 0);
             hold_accumulator(s);
             wgmma_fence();
 #pragma unroll
@@ -284,9 +380,9 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
             bool follows = SIDE == 1 || k > 0;
             if (GATE && follows) mbarrier_wait(smem + BAR_SCORED + (SIDE ^ 1) * 8, other & 1);
             // One unit of either half first where the halves are freed by units, else the home half.
-            score_unit<SIDE, SIDE>(s, smem, own & 1, 0);
-            if (!N256) score_unit<SIDE, SIDE ^ 1>(s, smem, own & 1, 0);
-            if (!N256 && SPLIT == 3) score_unit<SIDE, SIDE>(s, smem, own & 1, 1);
+            score_unit<CLUSTER, SIDE, SIDE>(s, q, smem, own & 1, 0);
+            if (!N256) score_unit<CLUSTER, SIDE, SIDE ^ 1>(s, q, smem, own & 1, 0);
+            if (!N256 && SPLIT == 3) score_unit<CLUSTER, SIDE, SIDE>(s, q, smem, own & 1, 1);
             wgmma_commit_group();
             TRACE(SIDE, own, 1);
             // The block before.
@@ -303,21 +399,21 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
                 multiply_away<SIDE>(o0, o1, smem, SIDE == 0 || k > 1);
                 if (!N256) {
                     wgmma_wait_group<1>();
-                    release<SIDE, SIDE ^ 1>(smem, 0, lane);
+                    release<CLUSTER, SIDE, SIDE ^ 1>(smem, 0, lane);
                 }
             }
             if (N256)
-                score_unit<SIDE, SIDE ^ 1>(s, smem, own & 1, 0);
+                score_unit<CLUSTER, SIDE, SIDE ^ 1>(s, q, smem, own & 1, 0);
             else {
-                if (SPLIT == 2) score_unit<SIDE, SIDE>(s, smem, own & 1, 1);
-                score_unit<SIDE, SIDE ^ 1>(s, smem, own & 1, 1);
+                if (SPLIT == 2) score_unit<CLUSTER, SIDE, SIDE>(s, q, smem, own & 1, 1);
+                score_unit<CLUSTER, SIDE, SIDE ^ 1>(s, q, smem, own & 1, 1);
             }
             wgmma_commit_group();
             // A few instructions are still in flight: the other side's may line up behind them.
             if (GATE && lane == 0) mbarrier_arrive(smem + BAR_SCORED + SIDE * 8);
             wgmma_wait_group<1>();
             if (follows) {
-                release<SIDE, SIDE ^ 1>(smem, HALF_UNITS - 1, lane);
+                release<CLUSTER, SIDE, SIDE ^ 1>(smem, HALF_UNITS - 1, lane);
                 other++;
             }
             TRACE(SIDE, own, 4);
@@ -326,7 +422,7 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
             hold_accumulator(o0);
             hold_accumulator(o1);
             if (lane == 0) {
-                mbarrier_arrive(smem + BAR_EMPTY + SIDE * PIECES * 8);
+                release_keys<CLUSTER, SIDE, SIDE>(smem, 0);
                 if (k + 2 >= blocks) mbarrier_arrive(smem + BAR_Q_EMPTY);
             }
             TRACE(SIDE, own, 5);
@@ -366,12 +462,12 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
             multiply_home<SIDE>(o0, o1, a, smem, k > 0);
             if (!N256) {
                 wgmma_wait_group<1>();
-                release<SIDE, SIDE>(smem, 0, lane);
+                release<CLUSTER, SIDE, SIDE>(smem, 0, lane);
             }
             wgmma_wait_group<0>();
             hold_accumulator(o0);
             hold_accumulator(o1);
-            release<SIDE, SIDE>(smem, HALF_UNITS - 1, lane);
+            release<CLUSTER, SIDE, SIDE>(smem, HALF_UNITS - 1, lane);
             TRACE(SIDE, own, 7);
             own++;
             key += 2 * PAGE;
@@ -387,7 +483,7 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
             hold_accumulator(o0);
             hold_accumulator(o1);
 #pragma unroll
-            for (int u = 0; u < HALF_UNITS; u++) release<SIDE, SIDE ^ 1>(smem, u, lane);
+            for (int u = 0; u < HALF_UNITS; u++) release<CLUSTER, SIDE, SIDE ^ 1>(smem, u, lane);
             other++;
         }
         // Each side has summed its own blocks; both now hold the same references.
@@ -412,6 +508,8 @@ template <int SIDE> DEVICE void work_side(const decode_params &p, int tile, uint
 }
 
 // ---------------------------------------------------------------- kernel
+// CLUSTER > 1 needs a launch in clusters of that size, and tiles a multiple of it.
+template <int CLUSTER>
 __global__ void __launch_bounds__(THREADS, 1)
     dense_decode_pair_kernel(const __grid_constant__ decode_params p,
                              const __grid_constant__ decode_maps maps)
@@ -422,7 +520,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2 * PIECES; i++) {
             mbarrier_init(smem + BAR_FULL + 8 * i, 1);
-            mbarrier_init(smem + BAR_EMPTY + 8 * i, 4);
+            mbarrier_init(smem + BAR_EMPTY + 8 * i, 4 * CLUSTER);
         }
         mbarrier_init(smem + BAR_Q_FULL, 1);
         mbarrier_init(smem + BAR_Q_EMPTY, 8);
@@ -432,25 +530,41 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
         fence_mbarrier_init();
         fence_proxy_async();
+        if (CLUSTER > 1 && ARM == 1)
+            for (int i = 0; i < 2 * PIECES; i++) arm(smem + BAR_FULL + 8 * i, i % PIECES);
     }
-    __syncthreads();
+    if (CLUSTER == 1)
+        __syncthreads();
+    else
+        cluster_barrier();
     griddepcontrol_launch_dependents();
     int group = threadIdx.x >> 7;
     if (group == 0) {
-        setmaxnreg_dec<24>();
+        setmaxnreg_dec<LAB_PRODUCER_REGS>();
         const partition &part = p.plan[blockIdx.x / p.tiles];
         if (threadIdx.x < 32 && elect_sync())
-            produce_keys(p, maps, part, tile, smem);
+            produce_keys<CLUSTER>(p, maps, part, tile, smem);
         else if (threadIdx.x >= 32 && threadIdx.x < 64 && elect_sync())
             produce_queries(p, maps, part, tile, smem);
+        else if (CLUSTER > 1 && ARM == 0 && threadIdx.x >= 64 && threadIdx.x < 96 && elect_sync())
+            arm_keys(p, part, smem);
     } else if (group == 1) {
         setmaxnreg_inc<240>();
         CLOCK_BEGIN;
-        work_side<0>(p, tile, smem);
+        work_side<CLUSTER, 0>(p, tile, smem);
         CLOCK_END;
     } else {
-        setmaxnreg_inc<240>();
-        work_side<1>(p, tile, smem);
+        setmaxnreg_inc<LAB_SIDE1_REGS>();
+        work_side<CLUSTER, 1>(p, tile, smem);
+    }
+    // Nobody leaves while the other loads into its shared memory or arrives there.
+    if (CLUSTER > 1) {
+        __syncwarp();
+        cluster_barrier();
     }
 }
+template __global__ void dense_decode_pair_kernel<1>(const __grid_constant__ decode_params, const __grid_constant__ decode_maps);
+#if LAB_CLUSTER > 1
+template __global__ void dense_decode_pair_kernel<LAB_CLUSTER>(const __grid_constant__ decode_params, const __grid_constant__ decode_maps);
+#endif
 } // namespace pair_schedule

@@ -78,6 +78,31 @@ DEVICE void griddepcontrol_launch_dependents()
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+// ---- clusters
+DEVICE uint32_t cluster_ctarank()
+{
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+// Where CTA `rank` of the cluster has what this CTA has at `address`; also for its own rank.
+DEVICE uint32_t mapa(uint32_t address, uint32_t rank)
+{
+    uint32_t r;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+    return r;
+}
+// On a barrier anywhere in the cluster. No scope is named: with .release.cluster it takes twice as long.
+DEVICE void mbarrier_arrive_cluster(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+// All threads of all CTAs of the cluster.
+DEVICE void cluster_barrier()
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 template <int N> DEVICE void setmaxnreg_inc()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
@@ -100,6 +125,14 @@ DEVICE void tma_load_4d(uint32_t dst, const CUtensorMap *map, uint32_t bar, int 
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(dst),
                  "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+// The same to the same offset in every CTA of `ctas` (a bit each), completing on the barrier at that offset there.
+DEVICE void tma_load_3d_multicast(uint32_t dst, const CUtensorMap *map, uint32_t bar, int x, int y, int z, uint16_t ctas)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst),
+                 "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "h"(ctas)
                  : "memory");
 }
 // Box at coordinates -> L2 alone.
