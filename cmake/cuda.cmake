@@ -13,6 +13,10 @@ set(cuda_images
   any/merge
   sm80/dense_decode/dense_decode_bf16
   sm80/dense_decode/dense_decode_fp16)
+# Machine code for Hopper alone (90a): left out where 9.0 is not among the GPUs.
+set(cuda_images_sm90
+  sm90/dense_decode/dense_decode_bf16
+  sm90/dense_decode/dense_decode_fp16)
 
 # Sets `why` to what is wrong with nvcc, or to nothing.
 function(cuda_probe why)
@@ -107,14 +111,21 @@ else()
   set(cuda_declarations "")
   set(cuda_rows "")
   set(cuda_count 0)
+  if("90" IN_LIST cuda_archs OR "90a" IN_LIST cuda_archs)
+    list(APPEND cuda_images ${cuda_images_sm90})
+  endif()
   foreach(image IN LISTS cuda_images)
+    set(image_targets ${cuda_targets})
+    if(image IN_LIST cuda_images_sm90)
+      set(image_targets -gencode arch=compute_90a,code=sm_90a)
+    endif()
     set(source ${CMAKE_SOURCE_DIR}/src/cuda/${image}.cu)
     set(made ${cuda_folder}/${image})
     get_filename_component(folder ${made} DIRECTORY)
     file(MAKE_DIRECTORY ${folder})
     add_custom_command(OUTPUT ${made}.fatbin ${made}.ptxas
       COMMAND bash ${CMAKE_SOURCE_DIR}/scripts/nvcc.sh ${made}.ptxas ${FMLA_NVCC} -std=c++17 -O3 -fatbin
-        -Xptxas -v ${cuda_compress} ${cuda_targets} -MD -MF ${made}.d -o ${made}.fatbin ${source}
+        -Xptxas -v ${cuda_compress} ${image_targets} -MD -MF ${made}.d -o ${made}.fatbin ${source}
       DEPENDS ${source} ${CMAKE_SOURCE_DIR}/scripts/nvcc.sh DEPFILE ${made}.d
       COMMENT "Compiling ${image}.cu" VERBATIM)
     list(APPEND cuda_fatbins ${made}.fatbin)

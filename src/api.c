@@ -324,14 +324,6 @@ static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla
         return fail(FMLA_INVALID_ARGUMENT, "%s: softmax_scale: is %f, must be finite (0 = 1/sqrt(d_qk))", op,
                     (double)args->softmax_scale);
 
-    const struct wanted wanted = {.operation = OP_DENSE_DECODE,
-                                  .device = q.device,
-                                  .argument = "q",
-                                  .elements = same,
-                                  .d_qk = p->d_qk,
-                                  .d_v = p->d_v};
-    TRY(dispatch(&wanted, args->kernel, kernel));
-
     p->element = q.element, p->device = q.device;
     p->q = (const uint16_t *)(const void *)q.data;
     p->kv = (const uint16_t *)(const void *)kv.data;
@@ -348,6 +340,14 @@ static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla
     p->causal = args->causal, p->batch_invariant = args->batch_invariant;
     p->num_partitions = args->num_partitions;
     p->stream = args->stream;
+    const struct wanted wanted = {.operation = OP_DENSE_DECODE,
+                                  .device = q.device,
+                                  .argument = "q",
+                                  .elements = same,
+                                  .d_qk = p->d_qk,
+                                  .d_v = p->d_v,
+                                  .dense_decode = p};
+    TRY(dispatch(&wanted, args->kernel, kernel));
     if (args->plan && !p->batch_invariant) {
         if (q.device.type == FMLA_DEVICE_CPU) {
             const struct plan_header *plan = args->plan;

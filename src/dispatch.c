@@ -93,8 +93,8 @@ static void describe_kernel(int index)
         text_append(dtypes, sizeof state.dtypes[index], "%s%s", *dtypes ? " " : "", element_names[e]);
     }
     snprintf(state.capabilities[index], sizeof state.capabilities[index],
-             "this GPU's compute capability is below %d.%d", kernel->capability / 10,
-             kernel->capability % 10);
+             "this GPU's compute capability is %s %d.%d", kernel->this_capability ? "not" : "below",
+             kernel->capability / 10, kernel->capability % 10);
     if (kernel->operation != OP_DENSE_DECODE) return;
     describe_sizes(state.shapes[index], sizeof state.shapes[index], "d_qk", kernel->d_qk);
     describe_sizes(state.shapes[index], sizeof state.shapes[index], "d_v", kernel->d_v);
@@ -168,8 +168,13 @@ static const char *missing_feature(const struct kernel *kernel, fmla_device devi
 {
     if (device.type == FMLA_DEVICE_CUDA) {
         const char *reason = dispatch_device_reason(device);
-        if (*reason || cuda_device(device.id)->capability >= kernel->capability) return reason;
-        return state.capabilities[kernel - kernels];
+        if (*reason) return reason;
+        const int32_t capability = cuda_device(device.id)->capability;
+        if (capability < kernel->capability || (kernel->this_capability && capability != kernel->capability))
+            return state.capabilities[kernel - kernels];
+        return kernel->image && !cuda_build_has(&cuda_build, kernel->image)
+                   ? "this build has no machine code of it (FMLA_CUDA_ARCHS)"
+                   : "";
     }
     const unsigned missing = kernel->needs & ~state.machine;
     return !missing                        ? ""
@@ -178,10 +183,13 @@ static const char *missing_feature(const struct kernel *kernel, fmla_device devi
                                            : "this processor has no AVX2 with FMA and F16C";
 }
 
-/* Writes why `kernel` cannot run `wanted` and returns true, or returns false if it can. */
-static bool refuses(const struct kernel *kernel, const struct wanted *wanted, char *why, size_t size)
+/* Writes why `kernel` cannot run `wanted`, with the argument that it cannot take, and returns true; false if it can. */
+static bool refuses(const struct kernel *kernel, const struct wanted *wanted, const char **argument,
+                    char *why, size_t size)
 {
     char device[32];
+    const char *takes = NULL;
+    *argument = wanted->argument;
     const char *shapes = state.shapes[kernel - kernels];
     if (kernel->device_type != wanted->device.type)
         snprintf(why, size, "device is %s, kernel %s runs on %s", device_name(wanted->device, device),
@@ -198,6 +206,9 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, ch
                  shapes);
     else if (!has_size(kernel->d_v, wanted->d_v))
         snprintf(why, size, "d_v is %lld, kernel %s takes %s", (long long)wanted->d_v, kernel->name, shapes);
+    else if (wanted->dense_decode && kernel->dense_decode_refuses &&
+             (takes = kernel->dense_decode_refuses(wanted->dense_decode, argument)))
+        snprintf(why, size, "kernel %s %s", kernel->name, takes);
     else
         return false;
     return true;
@@ -269,6 +280,7 @@ fmla_status dispatch(const struct wanted *wanted, const char *forced, const stru
 {
     pthread_once(&state.once, initialise);
     const char *operation = operation_names[wanted->operation];
+    const char *argument = wanted->argument;
     char why[480] = "";
 
     if (forced) {
@@ -279,8 +291,8 @@ fmla_status dispatch(const struct wanted *wanted, const char *forced, const stru
         if (status) return status;
     }
     if (*kernel) {
-        if (!refuses(*kernel, wanted, why, sizeof why)) return FMLA_OK;
-        return fail(FMLA_UNSUPPORTED, "%s: %s: %s", operation, wanted->argument, why);
+        if (!refuses(*kernel, wanted, &argument, why, sizeof why)) return FMLA_OK;
+        return fail(FMLA_UNSUPPORTED, "%s: %s: %s", operation, argument, why);
     }
 
     bool device_has_kernels = false;
@@ -290,11 +302,11 @@ fmla_status dispatch(const struct wanted *wanted, const char *forced, const stru
         if (kernels[i].device_type != wanted->device.type) continue;
         device_has_kernels = true;
         /* The last refusal is told: it is that of the most general kernel. */
-        if (refuses(&kernels[i], wanted, why, sizeof why)) continue;
+        if (refuses(&kernels[i], wanted, &argument, why, sizeof why)) continue;
         *kernel = &kernels[i];
         return FMLA_OK;
     }
-    if (device_has_kernels) return fail(FMLA_UNSUPPORTED, "%s: %s: %s", operation, wanted->argument, why);
+    if (device_has_kernels) return fail(FMLA_UNSUPPORTED, "%s: %s: %s", operation, argument, why);
     char device[32];
     return fail(FMLA_UNSUPPORTED,
                 "%s: %s: device is %s, and this build has no kernel of %s for it; it has: cpu", operation,

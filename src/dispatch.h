@@ -27,8 +27,11 @@ struct kernel {
     enum operation operation;
     const char *name;
     int32_t device_type;
-    unsigned needs;             /* of the machine: NEEDS_… */
-    int32_t capability;         /* compute capability that a GPU must have at least: 80 */
+    unsigned needs;       /* of the machine: NEEDS_… */
+    int32_t capability;   /* compute capability that a GPU must have at least: 80 */
+    bool this_capability; /* … and no other: its machine code serves no later GPU */
+    const char
+        *image; /* of machine code that a build may leave out; NULL: every build with a back end has it */
     unsigned elements;          /* ELEMENTS_…; 0 = any */
     int32_t d_qk[KERNEL_SIZES]; /* allowed sizes, zero-terminated; empty = any */
     int32_t d_v[KERNEL_SIZES];
@@ -36,6 +39,9 @@ struct kernel {
     bool slow_on_intel; /* another kernel is chosen on Intel processors */
 
     fmla_status (*decode_plan)(const struct plan_problem *problem);
+    /* NULL if it takes the problem; else what it takes, and which argument differs. NULL pointer: it takes all. The
+     * workspace is as large as that of the device's other kernels. */
+    const char *(*dense_decode_refuses)(const struct dense_decode_problem *problem, const char **argument);
     /* Bytes of workspace; *alignment is preset to 16. */
     fmla_status (*dense_decode_size)(const struct kernel *kernel, const struct dense_decode_problem *problem,
                                      size_t *bytes, size_t *alignment);
@@ -49,8 +55,9 @@ struct wanted {
     enum operation operation;
     fmla_device device;
     const char *argument;
-    unsigned elements; /* all of these must be taken; 0 = not asked */
-    int64_t d_qk, d_v; /* 0 = not asked */
+    unsigned elements;                               /* all of these must be taken; 0 = not asked */
+    int64_t d_qk, d_v;                               /* 0 = not asked */
+    const struct dense_decode_problem *dense_decode; /* NULL = not asked */
 };
 
 const char *operation_name(enum operation operation);

@@ -14,6 +14,9 @@ fmla_status cuda_decode_plan(const struct plan_problem *problem);
 fmla_status cuda_dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *problem,
                                    size_t *bytes, size_t *alignment);
 fmla_status cuda_dense_decode(const struct kernel *kernel, const struct dense_decode_problem *problem);
+/* Hopper's; what it takes: sm90/dense_decode/choice.h. */
+const char *cuda_sm90_dense_decode_refuses(const struct dense_decode_problem *problem, const char **argument);
+fmla_status cuda_sm90_dense_decode(const struct kernel *kernel, const struct dense_decode_problem *problem);
 fmla_status cuda_merge(const struct merge_problem *problem);
 
 /* Loads every kernel that the device may be given. */

@@ -56,13 +56,16 @@ static fmla_status check_plan(const struct dense_decode_problem *p, int32_t num_
     return FMLA_OK;
 }
 
-static fmla_status lay_out(const struct dense_decode_problem *p, struct work *w)
+/* `rows_of_tile`: of Hopper's kernel, or 0: of the portable one's choice. What it changes is how many workers there are, not
+ * what they need. */
+static fmla_status lay_out(const struct dense_decode_problem *p, int64_t rows_of_tile, struct work *w)
 {
     const struct cuda_device *device = cuda_device(p->device.id);
     memset(w, 0, sizeof *w);
     const int64_t rows_of_head = p->s_q * (p->h_q / p->h_kv);
     w->choice = dense_decode_choose(rows_of_head, device->shared_bytes);
-    w->tiles = p->h_kv * ceil_div(rows_of_head, dense_decode_shapes[w->choice.shape].rows);
+    if (!rows_of_tile) rows_of_tile = dense_decode_shapes[w->choice.shape].rows;
+    w->tiles = p->h_kv * ceil_div(rows_of_head, rows_of_tile);
     size_t at = 0;
     if (p->batch_invariant) {
         /* Who takes which chunk changes no bit; how many there are depends on the capacity alone. */
@@ -103,7 +106,7 @@ fmla_status cuda_dense_decode_size(const struct kernel *kernel, const struct den
 {
     (void)kernel;
     struct work w;
-    const fmla_status status = lay_out(p, &w);
+    const fmla_status status = lay_out(p, 0, &w);
     *bytes = w.bytes, *alignment = ALIGNMENT;
     return status;
 }
@@ -188,8 +191,37 @@ static fmla_status launch_decode(const struct cuda_scope *scope, const struct de
     return cuda_launch(op, scope, &launch, (void *[]){params});
 }
 
+static fmla_status launch_decode_sm90(const struct cuda_scope *scope, const struct dense_decode_problem *p,
+                                      const struct work *w, const struct dense_decode_params *call)
+{
+    const int64_t workers = p->batch_invariant ? p->b * w->chunk_lanes : w->num_partitions;
+    struct dense_decode_sm90_params params = {
+        .call = *call,
+        .q_heads = (int32_t)sm90_dense_decode_q_heads(p),
+        .tiles_of_head = (int32_t)(w->tiles / p->h_kv),
+        .request_step = p->q_stride[0] != 0,
+        .page_step = p->kv_stride[0] != 0,
+    };
+    const struct tensor_view keys = sm90_dense_decode_key_view(p, 2), rope = sm90_dense_decode_key_view(p, 1),
+                             queries = sm90_dense_decode_q_view(p);
+    fmla_status status = tensor_map_make(op, scope, "kv_cache", &keys, &params.keys);
+    if (!status) status = tensor_map_make(op, scope, "kv_cache", &rope, &params.rope);
+    if (!status) status = tensor_map_make(op, scope, "q", &queries, &params.queries);
+    if (status) return status;
+    const struct cuda_launch launch = {
+        .kernel = &cuda_kernel_dense_decode_sm90[p->element][p->d_qk > p->d_v][params.tiles_of_head > 1],
+        .blocks = workers * w->tiles,
+        .threads = SM90_DENSE_DECODE_THREADS,
+        .shared_bytes = SM90_DENSE_DECODE_SHARED_BYTES,
+        .flags = LAUNCH_OVERLAP,
+        .stream = p->stream,
+    };
+    return cuda_launch(op, scope, &launch, (void *[]){&params});
+}
+
+/* `flags`: LAUNCH_…; the join waits itself for what it reads. */
 static fmla_status launch_join(const struct cuda_scope *scope, const struct dense_decode_problem *p,
-                               const struct work *w, struct dense_decode_params *params)
+                               const struct work *w, struct dense_decode_params *params, unsigned flags)
 {
     if (!w->slots) return FMLA_OK;
     const int64_t units = p->batch_invariant ? p->b : w->num_partitions;
@@ -201,24 +233,42 @@ static fmla_status launch_join(const struct cuda_scope *scope, const struct dens
         .kernel = &cuda_kernel_join[p->element],
         .blocks = blocks < most ? blocks : most,
         .threads = 32 * JOIN_WARPS,
+        .flags = flags,
         .stream = p->stream,
     };
     return cuda_launch(op, scope, &launch, (void *[]){params, &rows_per_block});
 }
 
-fmla_status cuda_dense_decode(const struct kernel *kernel, const struct dense_decode_problem *p)
+static fmla_status dense_decode(const struct dense_decode_problem *p, bool sm90)
 {
-    (void)kernel;
     struct work w;
     struct cuda_scope scope;
-    fmla_status status = lay_out(p, &w);
+    fmla_status status = lay_out(p, sm90 ? SM90_DENSE_DECODE_ROWS : 0, &w);
     if (status || !p->b) return status;
     struct dense_decode_params params = parameters(p, &w);
     status = cuda_enter(op, "q", p->device.id, &scope);
     if (status) return status;
     status = launch_plan(&scope, p, &w);
-    if (!status) status = launch_decode(&scope, p, &w, &params);
-    if (!status) status = launch_join(&scope, p, &w, &params);
+    if (!status)
+        status = sm90 ? launch_decode_sm90(&scope, p, &w, &params) : launch_decode(&scope, p, &w, &params);
+    if (!status) status = launch_join(&scope, p, &w, &params, sm90 ? LAUNCH_OVERLAP : 0);
     cuda_leave(&scope);
     return status;
+}
+
+fmla_status cuda_dense_decode(const struct kernel *kernel, const struct dense_decode_problem *p)
+{
+    (void)kernel;
+    return dense_decode(p, false);
+}
+
+const char *cuda_sm90_dense_decode_refuses(const struct dense_decode_problem *p, const char **argument)
+{
+    return sm90_dense_decode_refuses(p, argument);
+}
+
+fmla_status cuda_sm90_dense_decode(const struct kernel *kernel, const struct dense_decode_problem *p)
+{
+    (void)kernel;
+    return dense_decode(p, true);
 }

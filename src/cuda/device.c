@@ -35,6 +35,13 @@ bool cuda_build_serves(const struct cuda_build *build, int32_t capability)
     return false;
 }
 
+bool cuda_build_has(const struct cuda_build *build, const char *image)
+{
+    for (size_t i = 0; i < build->count; i++)
+        if (strcmp(build->images[i].name, image) == 0) return true;
+    return false;
+}
+
 /* Writes why the device cannot be used, if it cannot. */
 static void judge(struct cuda_device *d)
 {

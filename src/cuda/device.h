@@ -42,6 +42,9 @@ int32_t cuda_device_count(void);
 struct cuda_build;
 bool cuda_build_serves(const struct cuda_build *build, int32_t capability);
 
+/* Is there such an image (images.h)? */
+bool cuda_build_has(const struct cuda_build *build, const char *image);
+
 /* ---- The context of a call ------------------------------------------------------------------ */
 
 /* Between enter and leave a context of the device is current: the caller's, or, where the thread has none, the

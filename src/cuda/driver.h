@@ -7,6 +7,8 @@
 #ifndef FMLA_CUDA_DRIVER_H
 #define FMLA_CUDA_DRIVER_H
 
+#include <stdint.h>
+
 /* Handles carry the driver's own tags, so that these types are its types. */
 typedef unsigned cu_result; /* enumerations of the driver have no negative value: unsigned */
 typedef int cu_device;
@@ -15,6 +17,7 @@ typedef struct CUlib_st *cu_library;
 typedef struct CUkern_st *cu_kernel;
 typedef struct CUfunc_st *cu_function;
 typedef struct CUstream_st *cu_stream;
+typedef struct CUtensorMap_st *cu_tensor_map; /* 128 bytes, at a multiple of 128 */
 
 enum { CU_SUCCESS = 0, CU_ERROR_NO_DEVICE = 100 };
 
@@ -27,6 +30,15 @@ enum {
 
 enum { CU_KERNEL_MAX_DYNAMIC_SHARED_BYTES = 8 };
 enum { CU_CAPTURE_RELAXED = 2 };
+
+enum {
+    CU_TENSOR_FLOAT16 = 6,
+    CU_TENSOR_BFLOAT16 = 9,
+    CU_TENSOR_INTERLEAVE_NONE = 0,
+    CU_TENSOR_SWIZZLE_128B = 3,
+    CU_TENSOR_PROMOTION_128B = 2,
+    CU_TENSOR_FILL_ZERO = 0
+};
 
 enum { CU_LAUNCH_CLUSTER = 4, CU_LAUNCH_OVERLAP = 6 /* programmatic stream serialization */ };
 
@@ -74,6 +86,10 @@ struct driver {
     cu_result (*error_name)(cu_result error, const char **text);
     cu_result (*error_string)(cu_result error, const char **text);
     cu_result (*exchange_capture_mode)(unsigned *mode);
+    cu_result (*tensor_map_encode)(cu_tensor_map map, unsigned type, uint32_t rank, void *base,
+                                   const uint64_t *sizes, const uint64_t *strides, const uint32_t *box,
+                                   const uint32_t *steps, unsigned interleave, unsigned swizzle,
+                                   unsigned promotion, unsigned fill);
     int version; /* of CUDA, 1000 · major + 10 · minor */
 };
 
@@ -96,7 +112,8 @@ struct driver {
     ENTRY(launch, cuLaunchKernelEx)                                                                          \
     ENTRY(error_name, cuGetErrorName)                                                                        \
     ENTRY(error_string, cuGetErrorString)                                                                    \
-    ENTRY(exchange_capture_mode, cuThreadExchangeStreamCaptureMode)
+    ENTRY(exchange_capture_mode, cuThreadExchangeStreamCaptureMode)                                          \
+    ENTRY(tensor_map_encode, cuTensorMapEncodeTiled)
 
 /* The driver, initialised: opened by the first call, whichever thread that is. NULL if there is none that this build can
  * use; then *why (static) says why. */

@@ -19,6 +19,19 @@ struct cuda_kernel cuda_kernel_dense_decode[2][DENSE_DECODE_SHAPE_COUNT] = {
     [ELEMENT_FP16] = {DENSE_DECODE_SHAPES(SHAPE)},
 #undef SHAPE
 };
+#define SM90(type, size)                                                                                     \
+    {                                                                                                        \
+        {.image = "sm90/dense_decode/dense_decode_" #type, .name = "sm90_dense_decode_" #type "_" #size},    \
+        {                                                                                                    \
+            .image = "sm90/dense_decode/dense_decode_" #type,                                                \
+            .name = "sm90_dense_decode_" #type "_" #size "_shared"                                           \
+        }                                                                                                    \
+    }
+struct cuda_kernel cuda_kernel_dense_decode_sm90[2][2][2] = {
+    [ELEMENT_BF16] = {SM90(bf16, 512), SM90(bf16, 576)},
+    [ELEMENT_FP16] = {SM90(fp16, 512), SM90(fp16, 576)},
+};
+#undef SM90
 
 struct result_params cuda_result_params(const struct result_rules *rules)
 {
@@ -52,6 +65,11 @@ fmla_status cuda_prepare(int32_t id)
                 status = cuda_load(op, &scope, &cuda_kernel_dense_decode[e][i],
                                    dense_decode_shared_bytes(shape, stages));
         }
+        const bool hopper = scope.device->capability == 90 &&
+                            cuda_build_has(&cuda_build, cuda_kernel_dense_decode_sm90[e][0][0].image);
+        for (int i = 0; i < 4 && hopper && !status; i++)
+            status = cuda_load(op, &scope, &cuda_kernel_dense_decode_sm90[e][i / 2][i % 2],
+                               SM90_DENSE_DECODE_SHARED_BYTES);
     }
     cuda_leave(&scope);
     return status;

@@ -78,7 +78,7 @@ struct dense_decode_params {
 /* A tensor as TMA is told of it: what cuTensorMapEncodeTiled makes (tensor_map.h). */
 struct tensor_map {
     unsigned char opaque[128];
-} __attribute__((aligned(64)));
+} __attribute__((aligned(128)));
 
 /* Dense decode on Hopper: boxes of 64 columns are brought in by TMA. */
 struct dense_decode_sm90_params {
@@ -86,8 +86,9 @@ struct dense_decode_sm90_params {
     struct tensor_map keys;    /* boxes of 64 keys × 128 columns */
     struct tensor_map rope;    /* 64 keys × 64 columns */
     struct tensor_map queries; /* 64 rows × 128 columns */
-    int32_t q_heads;           /* rows of a key head that the map takes for one token's: s_q · group, or group */
-    int32_t tiles_of_head;     /* of 64 rows */
+    int32_t q_heads;       /* rows of a key head that the map takes for one token's: s_q · group, or group */
+    int32_t tiles_of_head; /* of 64 rows */
+    int32_t request_step, page_step; /* 0 where all requests share the queries, or the cache: a stride of 0 */
 };
 
 struct merge_params {

@@ -331,6 +331,25 @@ fmla_status decode_case_run(const struct decode_case *c, fmla_dense_decode_args 
                                              : device_decode_call(&c->blocks, args, fill);
 }
 
+bool decode_case_taken(const char *kernel, const int64_t v[AXES])
+{
+    if (strcmp(kernel, "cuda-sm90") != 0 || !v[A_B]) return true;
+    if (v[A_LAYOUT] == LAYOUT_ODD || (v[A_PAGE] > 0 && v[A_PAGE] % 64)) return false;
+    if (v[A_SQ] <= 1 || v[A_HQ] < 0 || v[A_HKV] < 0 || v[A_LAYOUT] < 0) return true;
+    const int64_t group = v[A_HQ] / v[A_HKV];
+    const bool rows_follow = v[A_HKV] == 1 && (v[A_HQ] == 1 || v[A_LAYOUT] == LAYOUT_CONTIGUOUS);
+    return rows_follow || group % 64 == 0 || 64 % group == 0;
+}
+
+void decode_case_refused(struct decode_case *c, const struct run *run, struct tally *tally)
+{
+    const char *kernel;
+    decode_case_to_device(c, NULL);
+    const fmla_status status = decode_case_kernel(c, &kernel);
+    if (status != FMLA_UNSUPPORTED || !strstr(fmla_last_error(), run->kernel))
+        report(tally, run, c->name, "the kernel should refuse this case, by its name");
+}
+
 fmla_status decode_case_kernel(const struct decode_case *c, const char **name)
 {
     struct device_decode_args on_device;

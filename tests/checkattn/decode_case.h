@@ -71,6 +71,14 @@ struct decode_case {
 /* Draws the values that caches and queries are copied from; before the first case. */
 void decode_case_draw(uint64_t seed);
 
+/* Does the kernel take such a case? Values that are not chosen yet are -1. All kernels take all cases, but Hopper's: it
+ * wants a cache that TMA can bring in by blocks of 64 keys, and tiles of 64 rows that are boxes of the queries. Said here
+ * once more, in the words of the case; the library must agree. */
+bool decode_case_taken(const char *kernel, const int64_t v[AXES]);
+
+/* Checks that the library refuses a case that the kernel does not take. */
+void decode_case_refused(struct decode_case *c, const struct run *run, struct tally *tally);
+
 void decode_case_make(struct decode_case *c, const struct run *run, const int64_t v[AXES], uint64_t seed);
 void decode_case_free(struct decode_case *c);
 

@@ -183,6 +183,11 @@ static void check_repeats(const struct run *run, struct tally *tally)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct decode_case c;
         make_case(&c, run, tally, "20 runs", cases[i], 100 + i);
+        if (!decode_case_taken(run->kernel, c.v)) {
+            decode_case_refused(&c, run, tally);
+            decode_case_free(&c);
+            continue;
+        }
         decode_case_to_device(&c, NULL);
         if (decode_case_run(&c, &c.args, 0xff)) report(tally, run, c.name, fmla_last_error());
         struct results first = results_copy(&c);

@@ -99,11 +99,16 @@ static double device_bytes(const int *choice)
     return value_of(choice, A_INVARIANT) ? rows * chunks * 4.0 * (D_V + 1) : 0.0;
 }
 
+static const char *grid_kernel; /* that the grid at hand is of */
+
 static bool gpu_possible(const int *choice)
 {
     if (!possible(choice)) return false;
-    for (int i = 0; i < AXES; i++)
-        if (choice[i] < 0) return true; /* not a whole case yet */
+    int64_t v[AXES];
+    bool whole = true;
+    for (int i = 0; i < AXES; i++) v[i] = value_of(choice, i), whole &= choice[i] >= 0;
+    if (!decode_case_taken(grid_kernel, v)) return false;
+    if (!whole) return true;
     return host_bytes(choice) <= 0x1p30 && device_bytes(choice) <= 0x1p34 && gpu_cost(choice) <= 5e10;
 }
 
@@ -219,6 +224,11 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
     decode_case_make(&c, run, v, seed);
     name_case(&c);
     tally->cases++;
+    if (!decode_case_taken(run->kernel, v)) {
+        decode_case_refused(&c, run, tally);
+        decode_case_free(&c);
+        return;
+    }
     set_threads(run, v[A_THREADS]);
     fmla_status status = FMLA_OK;
     bool same_plan = true;
@@ -385,7 +395,7 @@ static void check_fault(const struct run *run, struct tally *tally)
                              [A_SK] = 140,
                              [A_HQ] = 8,
                              [A_HKV] = 1,
-                             [A_PAGE] = 16,
+                             [A_PAGE] = strcmp(run->kernel, "cuda-sm90") ? 16 : 64,
                              [A_CAUSAL] = 1,
                              [A_DQK] = 576,
                              [A_LENGTHS] = LENGTHS_VARIED,
@@ -398,6 +408,7 @@ void check_dense_decode(const struct run *run, struct tally *tally)
 {
     decode_case_draw(run->seed);
     choose_axes(run);
+    grid_kernel = run->kernel;
     if (run->fault != FAULT_NONE) {
         check_fault(run, tally);
         return;

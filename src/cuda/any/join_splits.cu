@@ -10,6 +10,7 @@
 #include "../device/element.cuh"
 #include "../device/pieces.cuh"
 #include "../device/result.cuh"
+#include "../device/warpgroup.cuh"
 
 static constexpr int D_V = 512, LANE_VECTORS = D_V / (32 * 4), PARTS_AT_ONCE = 4;
 
@@ -120,6 +121,14 @@ __device__ __forceinline__ void write_row(const struct dense_decode_params &p, i
     if (lane == 0) store_lse(p.output, request, place, lse);
 }
 
+/* Launched with LAUNCH_OVERLAP, it may be here before the kernel that makes the parts has ended. */
+__device__ __forceinline__ void wait_for_parts()
+{
+#if __CUDA_ARCH__ >= 900
+    wait_for_kernels_before();
+#endif
+}
+
 template <typename Element>
 __device__ __forceinline__ void join_splits(const struct dense_decode_params &p, int rows_per_block)
 {
@@ -127,6 +136,7 @@ __device__ __forceinline__ void join_splits(const struct dense_decode_params &p,
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int64_t rows = (int64_t)p.h_q * p.s_q, row_blocks = (rows + rows_per_block - 1) / rows_per_block;
     const int64_t units = p.split.plan ? p.split.num_partitions : p.b;
+    wait_for_parts();
     for (int64_t item = blockIdx.x; item < units * row_blocks; item += gridDim.x) {
         const int unit = (int)(item / row_blocks);
         const Parts parts = p.split.plan ? parts_of_partition(p, unit) : parts_of_request(p, unit);

@@ -12,11 +12,12 @@
 #include "task.cuh"
 
 /* Key `key` of a task's request, in memory. */
-__device__ __forceinline__ const uint16_t *key_of(const struct dense_decode_params &p, const Task &task, int key)
+__device__ __forceinline__ const uint16_t *key_of(const struct dense_decode_params &p, const Task &task,
+                                                  int key)
 {
     const int index = fast_divide(key, p.page_divisor);
-    const int64_t page = p.block_table ? p.block_table[task.piece.request * p.block_table_stride + index]
-                                       : task.piece.request;
+    const int64_t page =
+        p.block_table ? p.block_table[task.piece.request * p.block_table_stride + index] : task.piece.request;
     const int64_t slot = p.block_table ? key - index * p.page_size : key;
     return p.kv + page * p.kv_stride[0] + slot * p.kv_stride[1] + task.kv_head * p.kv_stride[2];
 }

@@ -86,8 +86,8 @@ __device__ __forceinline__ uint64_t wgmma_columns(uint32_t tile, int step)
 /* SHAPE, NAMES: of D; then A, B, whether to add to what D holds, and the two (A in shared memory) or one flags that say of B
  * and of A whether they lie as columns. */
 #define WGMMA(SHAPE, TYPE, NAMES, ADD, A, B, FLAGS)                                                          \
-    "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE ".f32." TYPE "." TYPE  \
-    " {" NAMES "}, " A ", " B ", p, 1, 1, " FLAGS ";\n}"
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE ".f32." TYPE         \
+    "." TYPE " {" NAMES "}, " A ", " B ", p, 1, 1, " FLAGS ";\n}"
 
 /* D (+)= A·B: 64 columns, A and B in lines. */
 template <typename Element>

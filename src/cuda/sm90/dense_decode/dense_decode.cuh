@@ -49,7 +49,8 @@ template <typename V, int SIDE> struct Side {
     float s[32], left[64], right[64]; /* S of a block; O of the two home units */
     uint32_t weights[4][4], q_rope[4][4];
     RowState state;
-    uint32_t own = 0, others = 0, pieces = 0; /* blocks of both sides and pieces so far: parities of barriers */
+    uint32_t own = 0, others = 0,
+             pieces = 0; /* blocks of both sides and pieces so far: parities of barriers */
 
     __device__ __forceinline__ Side(const struct dense_decode_sm90_params &params, Shared &memory)
         : p(params), shared(memory), task(memory.task[SIDE][threadIdx.x / 32 % 4])
@@ -253,7 +254,8 @@ template <typename V, int SIDE> struct Side {
         if constexpr (V::ROPE) load_q_rope(q_rope, p.call, task, task.first_row + row());
         mbarrier_wait(SHARED_AT(base, q_full), pieces & 1);
         if (SIDE == 1 && blocks == 1 && lane == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
-        for (int k = SIDE; k < blocks; k += 2, first_key += 2 * KEYS) run_block(k, blocks, first_key, all_see);
+        for (int k = SIDE; k < blocks; k += 2, first_key += 2 * KEYS)
+            run_block(k, blocks, first_key, all_see);
         if ((blocks - 1) % 2 != SIDE) multiply_last(SIDE == 0 || blocks > 1);
         join_sums();
         store();
@@ -276,10 +278,13 @@ template <typename V, int SIDE> struct Side {
 
 /* ---- The kernel -------------------------------------------------------------------------------- */
 
-template <typename V> __device__ __forceinline__ void prepare(const struct dense_decode_sm90_params &p, Shared &shared)
+template <typename V>
+__device__ __forceinline__ void prepare(const struct dense_decode_sm90_params &p, Shared &shared)
 {
     constexpr int WARPS_OF_SIDE = WARPGROUP_THREADS / 32;
-    const auto init = [](Barrier &barrier, int arrivals) { mbarrier_init(shared_address(&barrier), arrivals); };
+    const auto init = [](Barrier &barrier, int arrivals) {
+        mbarrier_init(shared_address(&barrier), arrivals);
+    };
     tma_prefetch_map(&p.keys), tma_prefetch_map(&p.queries);
     if (V::ROPE) tma_prefetch_map(&p.rope);
     for (int side = 0; side < 2; side++) {

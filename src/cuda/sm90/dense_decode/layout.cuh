@@ -20,8 +20,9 @@ static_assert(KEYS == TILE_LINES && ROWS == TILE_LINES, "");
 template <typename Element_, int D_QK_, bool SHARED_KEYS_> struct Variant {
     using Element = Element_;
     static constexpr bool ROPE = D_QK_ > D_V, SHARED_KEYS = SHARED_KEYS_;
-    static constexpr int EARLY_UNITS = SHARED_KEYS ? 3 : 2; /* of Q·Kᵀ, done before the block before is multiplied */
-    static constexpr int BLOCKS_AHEAD = 2;                  /* that keys are brought to L2 */
+    static constexpr int EARLY_UNITS =
+        SHARED_KEYS ? 3 : 2;               /* of Q·Kᵀ, done before the block before is multiplied */
+    static constexpr int BLOCKS_AHEAD = 2; /* that keys are brought to L2 */
     static_assert(D_QK_ == D_V || D_QK_ == D_V + LINE_ELEMENTS, "");
 };
 

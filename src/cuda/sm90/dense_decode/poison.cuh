@@ -42,8 +42,7 @@ __device__ __forceinline__ bool poisoned(const struct dense_decode_params &p, co
     bool found = false;
     for (int key = max(task.piece.begin, task.all_see); key < task.end; key++) {
         const uint32_t *words = (const uint32_t *)key_of(p, task, key);
-        for (int i = (int)threadIdx.x % 32; i < D_V / 2; i += 32)
-            found |= any_not_finite<Element>(words[i]);
+        for (int i = (int)threadIdx.x % 32; i < D_V / 2; i += 32) found |= any_not_finite<Element>(words[i]);
     }
     return __any_sync(~0u, found);
 }

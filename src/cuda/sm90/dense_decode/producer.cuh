@@ -8,19 +8,20 @@
 #include "layout.cuh"
 
 /* The page of block `block` of a piece; without a table page r belongs to request r. */
-__device__ __forceinline__ int block_page(const struct dense_decode_params &p, const Task &task, int block)
+__device__ __forceinline__ int block_page(const struct dense_decode_sm90_params &p, const Task &task,
+                                          int block)
 {
-    if (!p.block_table) return task.piece.request;
-    const int index = fast_divide(task.piece.begin + block * KEYS, p.page_divisor);
-    return __ldg(p.block_table + task.piece.request * p.block_table_stride + index);
+    if (!p.call.block_table) return task.piece.request * p.page_step;
+    const int index = fast_divide(task.piece.begin + block * KEYS, p.call.page_divisor);
+    return __ldg(p.call.block_table + task.piece.request * p.call.block_table_stride + index) * p.page_step;
 }
 
 /* Where the block lies in the cache. */
-__device__ __forceinline__ BoxPlace block_place(const struct dense_decode_params &p, const Task &task, int block,
-                                                int page)
+__device__ __forceinline__ BoxPlace block_place(const struct dense_decode_sm90_params &p, const Task &task,
+                                                int block, int page)
 {
     const int key = task.piece.begin + block * KEYS;
-    const int first = p.block_table ? fast_divide(key, p.page_divisor) * p.page_size : 0;
+    const int first = p.call.block_table ? fast_divide(key, p.call.page_divisor) * p.call.page_size : 0;
     return {0, key - first, 0, page, task.kv_head};
 }
 
@@ -72,22 +73,21 @@ __device__ __forceinline__ void produce_keys(const struct dense_decode_sm90_para
         if (work.blocks == 0) continue;
         const int last = work.blocks - 1;
         int turn = place.tile;
-        int page = block_page(p.call, work.task, 0),
-            page_ahead = V::SHARED_KEYS ? block_page(p.call, work.task, min(V::BLOCKS_AHEAD, last)) : 0;
+        int page = block_page(p, work.task, 0),
+            page_ahead = V::SHARED_KEYS ? block_page(p, work.task, min(V::BLOCKS_AHEAD, last)) : 0;
         for (int block = 0; block <= last; block++) {
             /* The table is read a block before it is needed. */
-            const int next = block_page(p.call, work.task, min(block + 1, last));
+            const int next = block_page(p, work.task, min(block + 1, last));
             if (V::SHARED_KEYS) {
                 const int ahead = block + V::BLOCKS_AHEAD;
-                const int next_ahead = block_page(p.call, work.task, min(ahead + 1, last));
+                const int next_ahead = block_page(p, work.task, min(ahead + 1, last));
                 if (turn == 0 && ahead <= last)
-                    prefetch_block<V>(p, block_place(p.call, work.task, ahead, page_ahead));
+                    prefetch_block<V>(p, block_place(p, work.task, ahead, page_ahead));
                 turn = turn == 0 ? p.tiles_of_head - 1 : turn - 1;
                 page_ahead = next_ahead;
             }
             const int side = block & 1;
-            load_block<V>(p, base, side, parities >> side & 1,
-                          block_place(p.call, work.task, block, page));
+            load_block<V>(p, base, side, parities >> side & 1, block_place(p, work.task, block, page));
             parities ^= 1u << side;
             page = next;
         }
@@ -108,7 +108,7 @@ __device__ __forceinline__ void produce_queries(const struct dense_decode_sm90_p
         mbarrier_wait_thread(SHARED_AT(base, q_empty), ~count & 1);
         mbarrier_arrive_expect(full, UNITS * UNIT_BYTES);
         BoxPlace at = {0, place.kv_head * p.q_heads + row % p.q_heads, row / p.q_heads, 0,
-                       work.task.piece.request};
+                       work.task.piece.request * p.request_step};
         for (int unit = 0; unit < UNITS; unit++, at.v += 2)
             tma_load(SHARED_AT(base, q) + (uint32_t)unit * UNIT_BYTES, &p.queries, full, at);
         count++;

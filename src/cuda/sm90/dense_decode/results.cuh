@@ -18,10 +18,10 @@ __device__ __forceinline__ void store_columns(const struct dense_decode_params &
         const int row = task.first_row + tile_row + 8 * i;
         const bool some = row < p.rows;
         if (__any_sync(~0u, task.piece.slot == DIRECT)) {
-            uint16_t *to = p.output.out +
-                           out_offset(p.output, task.piece.request,
-                                      row_place(some ? row : 0, task.kv_head, p.group)) +
-                           column + 8 * lane;
+            uint16_t *to =
+                p.output.out +
+                out_offset(p.output, task.piece.request, row_place(some ? row : 0, task.kv_head, p.group)) +
+                column + 8 * lane;
 #pragma unroll
             for (int g = 0; g < 16; g += 4) {
                 uint32_t words[4];

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: MIT */
+#include "choice.h"
+
+enum { GROUP = 64 /* columns of a line of shared memory */, KEYS = 64 /* of a block */, ALIGNMENT = 16 };
+enum { ROWS = SM90_DENSE_DECODE_ROWS, MOST_LANES = 1 << 20 };
+
+static bool aligned(const void *data)
+{
+    return (uintptr_t)data % ALIGNMENT == 0;
+}
+
+/* Of pages and of requests, which may all be the same one: a stride of 0. */
+static bool outer_stride_possible(int64_t size, int64_t stride)
+{
+    return !stride || tensor_stride_possible(size, stride);
+}
+
+static int64_t row_stride(const struct dense_decode_problem *p)
+{
+    return p->h_q > 1 ? p->q_stride[2] : p->q_stride[1];
+}
+
+int64_t sm90_dense_decode_q_heads(const struct dense_decode_problem *p)
+{
+    const int64_t group = p->h_q / p->h_kv;
+    const bool rows_follow = p->s_q == 1 || p->q_stride[1] == p->h_q * row_stride(p);
+    if (p->h_kv == 1 && rows_follow) return p->s_q * p->h_q;
+    if (p->s_q == 1 || group % ROWS == 0 || ROWS % group == 0) return group;
+    return 0;
+}
+
+const char *sm90_dense_decode_refuses(const struct dense_decode_problem *p, const char **argument)
+{
+    const bool some_keys = p->pages > 0 && p->page_size > 0;
+    if (!p->b) return NULL;
+    *argument = "kv_cache";
+    if (p->block_table && p->page_size % KEYS) return "takes pages of a multiple of 64 keys";
+    if (some_keys && (!aligned(p->kv) || !outer_stride_possible(p->pages, p->kv_stride[0]) ||
+                      !tensor_stride_possible(p->page_size, p->kv_stride[1]) ||
+                      !tensor_stride_possible(p->h_kv, p->kv_stride[2])))
+        return "takes a cache whose base and strides are multiples of 16 bytes";
+    *argument = "q";
+    if (!aligned(p->q) || !outer_stride_possible(p->b, p->q_stride[0]) ||
+        !tensor_stride_possible(p->s_q, p->q_stride[1]) || !tensor_stride_possible(p->h_q, p->q_stride[2]))
+        return "takes queries whose base and strides are multiples of 16 bytes";
+    if (!sm90_dense_decode_q_heads(p))
+        return "takes several tokens where their heads lie one after the other (h_kv 1), or where h_q / h_kv "
+               "divides "
+               "64 or is a multiple of it";
+    /* A block of threads a worker and tile, with room for the lanes of batch-invariant mode. */
+    const int64_t tiles = p->h_kv * ((p->s_q * (p->h_q / p->h_kv) - 1) / ROWS + 1);
+    const int64_t workers = p->b > p->num_partitions ? p->b : p->num_partitions; /* > 0 */
+    if (tiles > (INT32_MAX - MOST_LANES) / workers)
+        return "takes fewer than 2^31 tiles of 64 rows and partitions";
+    *argument = "out";
+    if (!aligned(p->out) || !tensor_stride_possible(p->b, p->out_stride[0]) ||
+        !tensor_stride_possible(p->s_q, p->out_stride[1]) ||
+        !tensor_stride_possible(p->h_q, p->out_stride[2]))
+        return "takes an output whose base and strides are multiples of 16 bytes";
+    *argument = "softmax_scale";
+    if (!(p->scale >= 1e-30f)) return "takes a scale of at least 1e-30";
+    return NULL;
+}
+
+struct tensor_view sm90_dense_decode_q_view(const struct dense_decode_problem *p)
+{
+    const int64_t heads = sm90_dense_decode_q_heads(p), group = p->h_q / p->h_kv;
+    const bool one_token = heads == p->s_q * p->h_q;
+    const bool whole_tokens = !one_token && p->s_q > 1 && group < ROWS;
+    return (struct tensor_view){
+        .data = p->q,
+        .element = p->element,
+        .size = {GROUP, one_token ? heads : p->h_q, one_token ? 1 : p->s_q, p->d_qk / GROUP,
+                 p->q_stride[0] ? p->b : 1},
+        .stride = {1, row_stride(p), p->q_stride[1], GROUP, p->q_stride[0]},
+        .box = {GROUP, whole_tokens ? (int32_t)group : ROWS, whole_tokens ? (int32_t)(ROWS / group) : 1, 2,
+                1},
+    };
+}
+
+struct tensor_view sm90_dense_decode_key_view(const struct dense_decode_problem *p, int32_t groups)
+{
+    return (struct tensor_view){
+        .data = p->pages && p->page_size ? p->kv : p->q, /* an empty cache may have no address */
+        .element = p->element,
+        .size = {GROUP, p->page_size, p->d_qk / GROUP, p->pages > 0 && !p->kv_stride[0] ? 1 : p->pages,
+                 p->h_kv},
+        .stride = {1, p->kv_stride[1], GROUP, p->kv_stride[0], p->kv_stride[2]},
+        .box = {GROUP, KEYS, groups, 1, 1},
+    };
+}
