@@ -31,13 +31,16 @@ struct Parts {
 __device__ static Parts parts_of_partition(const struct dense_decode_params &p, int index)
 {
     Parts parts = {};
-    if (!plan_fits(p.split, p.b)) return parts;
     const Partition partition = partition_of(p.split, index, p.b);
+    if (!plan_fits(p.split, p.b)) return parts;
     const bool begins_here = partition.last > partition.first || !partition.continued;
     if (!partition.goes_on || partition.last < partition.first || !begins_here) return parts;
     int end = index + 1; /* the partition with the last part */
-    while (plan_partitions(p.split.plan)[end].end_request == partition.last && plan_goes_on(p.split, end))
+    while (end + 1 < p.split.num_partitions) {
+        const struct plan_partition row = plan_row(p.split, end);
+        if (row.end_request != partition.last || !plan_goes_on(row, plan_row(p.split, end + 1))) break;
         end++;
+    }
     parts.request = partition.last;
     parts.count = end - index + 1;
     parts.first = 2 * (int64_t)index + (partition.last == partition.first ? 0 : 1);

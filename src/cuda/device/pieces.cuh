@@ -39,33 +39,50 @@ struct Partition {
 };
 
 /* Is it a plan of this batch, with as many partitions as the call was told? Any other cannot be followed: its requests are
- * taken whole then, in turns. */
+ * taken whole then, in turns. Here and below all loads are under way together: where one waits for a comparison with what
+ * another brought, a kernel begins a microsecond later. */
 __device__ __forceinline__ bool plan_fits(const struct split_params &split, int b)
 {
-    return split.plan->magic == PLAN_MAGIC && split.plan->num_partitions == split.num_partitions &&
-           split.plan->batch == b;
+    const uint32_t magic = split.plan->magic;
+    const int num_partitions = split.plan->num_partitions;
+    const int64_t batch = split.plan->batch;
+    return (magic == PLAN_MAGIC) & (num_partitions == split.num_partitions) & (batch == b);
 }
 
-/* The last request of partition i goes on in the next one. */
-__device__ __forceinline__ bool plan_goes_on(const struct split_params &split, int i)
+/* The last request of a partition goes on in the next one, whose row is `next`. */
+__device__ __forceinline__ bool plan_goes_on(const struct plan_partition &row,
+                                             const struct plan_partition &next)
 {
-    if (i < 0 || i + 1 >= split.num_partitions) return false;
-    const struct plan_partition *row = plan_partitions(split.plan) + i, *next = row + 1;
-    return next->begin_request == row->end_request && next->begin_split > 0 &&
-           row->end_request >= row->begin_request;
+    return (next.begin_request == row.end_request) & (next.begin_split > 0) &
+           (row.end_request >= row.begin_request);
+}
+
+/* What this needs of a row; any index. */
+__device__ __forceinline__ struct plan_partition plan_row(const struct split_params &split, int i)
+{
+    const struct plan_partition *row =
+        plan_partitions(split.plan) + clamp_int(i, 0, split.num_partitions - 1);
+    struct plan_partition copy;
+    copy.begin_request = row->begin_request, copy.end_request = row->end_request;
+    copy.begin_block = row->begin_block, copy.end_block = row->end_block;
+    copy.begin_split = row->begin_split;
+    return copy;
 }
 
 __device__ __forceinline__ Partition partition_of(const struct split_params &split, int i, int b)
 {
-    const struct plan_partition *row = plan_partitions(split.plan) + i;
+    const struct plan_partition before = plan_row(split, i - 1), row = plan_row(split, i),
+                                after = plan_row(split, i + 1);
     Partition partition;
+    const bool continues = plan_goes_on(before, row) & (i > 0);
     partition.index = i;
-    partition.first = clamp_int(row->begin_request, 0, b);
-    partition.last = clamp_int(row->end_request, -1, b - 1);
-    partition.begin_block = clamp_int(row->begin_block, 0, INT32_MAX / PLAN_BLOCK);
-    partition.end_block = clamp_int(row->end_block, 0, INT32_MAX / PLAN_BLOCK);
-    partition.continued = row->begin_request == partition.first && plan_goes_on(split, i - 1);
-    partition.goes_on = row->end_request == partition.last && plan_goes_on(split, i);
+    partition.first = clamp_int(row.begin_request, 0, b);
+    partition.last = clamp_int(row.end_request, -1, b - 1);
+    partition.begin_block = clamp_int(row.begin_block, 0, INT32_MAX / PLAN_BLOCK);
+    partition.end_block = clamp_int(row.end_block, 0, INT32_MAX / PLAN_BLOCK);
+    partition.continued = (row.begin_request == partition.first) & continues;
+    partition.goes_on =
+        (row.end_request == partition.last) & (i + 1 < split.num_partitions) & plan_goes_on(row, after);
     return partition;
 }
 

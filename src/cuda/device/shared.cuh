@@ -26,3 +26,13 @@ __device__ __forceinline__ uint32_t load_shared_4(uint32_t from)
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
     return word;
 }
+
+__device__ __forceinline__ uint4 load_shared_16(uint32_t from)
+{
+    uint4 words;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "r"(from)
+                 : "memory");
+    return words;
+}

@@ -36,16 +36,14 @@
 
 enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 40, SIDE_REGISTERS = 232 };
 
-/* One side; its state from block to block. */
-template <typename V, int SIDE> struct Side {
+/* One side; its state from block to block. What differs between the sides is compiled for either (template argument SIDE):
+ * there all addresses are constants. What is done once a piece is compiled once: it is code that comes from far. */
+template <typename V> struct Side {
     using Element = typename V::Element;
-    static constexpr int OTHER = 1 - SIDE, FIRST = Home<SIDE>::FIRST, SECOND = Home<SIDE>::SECOND;
 
     const struct dense_decode_sm90_params &p;
     Shared &shared;
-    Task &task; /* of the piece, in shared memory */
-    uint32_t base, p_line;
-    int warp, lane;
+    uint32_t base;
     float s[32], left[64], right[64]; /* S of a block; O of the two home units */
     uint32_t weights[4][4], q_rope[4][4];
     RowState state;
@@ -53,84 +51,96 @@ template <typename V, int SIDE> struct Side {
              pieces = 0; /* blocks of both sides and pieces so far: parities of barriers */
 
     __device__ __forceinline__ Side(const struct dense_decode_sm90_params &params, Shared &memory)
-        : p(params), shared(memory), task(memory.task[SIDE][threadIdx.x / 32 % 4])
+        : p(params), shared(memory), base(shared_address(&memory))
     {
-        base = shared_address(&memory);
-        warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32;
-        p_line = SHARED_AT(base, p) + SIDE * TILE_BYTES +
-                 (uint32_t)(16 * warp + ldmatrix_tile_row(lane)) * LINE_BYTES;
     }
 
-    /* Of the tile: this thread has it, and the one eight on. */
-    static __device__ __forceinline__ int row()
+    /* ---- Who this thread is ---------------------------------------------------------------------- */
+
+    static __device__ __forceinline__ int lane() { return (int)threadIdx.x % 32; }
+
+    static __device__ __forceinline__ int warp() /* of the side */ { return (int)threadIdx.x / 32 % 4; }
+
+    /* The vote tells ptxas that a warp is of one side. */
+    static __device__ __forceinline__ bool is_first_side()
     {
-        const int now = fresh_thread() % WARPGROUP_THREADS;
-        return wgmma_d_row(now, 0);
+        return __all_sync(~0u, threadIdx.x < 2 * WARPGROUP_THREADS);
+    }
+
+    static __device__ __forceinline__ int side() { return fresh_thread() / WARPGROUP_THREADS - 1; }
+
+    /* Of the tile: this thread has it, and the one eight on. */
+    static __device__ __forceinline__ int row() { return wgmma_d_row(fresh_thread() % WARPGROUP_THREADS, 0); }
+
+    /* Of the piece in hand, in shared memory; every warp has its own. */
+    __device__ __forceinline__ Task &task() const
+    {
+        return shared.task[threadIdx.x / 32 - WARPGROUP_THREADS / 32];
     }
 
     /* ---- Steps of a block ---------------------------------------------------------------------- */
 
     /* Until the other side has issued the Q·Kᵀ of the block before: the tensor cores then do that one first, and its
      * softmax, for which this side waits, begins early. */
-    __device__ __forceinline__ void wait_for_turn()
+    template <int SIDE> __device__ __forceinline__ void wait_for_turn()
     {
-        mbarrier_wait(barrier_at(SHARED_AT(base, scored), OTHER), others & 1);
+        mbarrier_wait(barrier_at(SHARED_AT(base, scored), 1 - SIDE), others & 1);
     }
 
-    __device__ __forceinline__ void score_early(bool follows)
+    template <int SIDE> __device__ __forceinline__ void score_early(bool follows)
     {
         if constexpr (V::ROPE) score_rope<Element, SIDE>(s, q_rope, base, own & 1);
-        if (follows) wait_for_turn();
-        score_unit<Element, SIDE, FIRST, V::ROPE>(s, base, own & 1);
-        score_unit<Element, SIDE, Home<OTHER>::FIRST>(s, base, own & 1);
-        if constexpr (V::EARLY_UNITS == 3) score_unit<Element, SIDE, SECOND>(s, base, own & 1);
+        if (follows) wait_for_turn<SIDE>();
+        score_unit<Element, SIDE, Home<SIDE>::FIRST, V::ROPE>(s, base, own & 1);
+        score_unit<Element, SIDE, Home<1 - SIDE>::FIRST>(s, base, own & 1);
+        if constexpr (V::EARLY_UNITS == 3) score_unit<Element, SIDE, Home<SIDE>::SECOND>(s, base, own & 1);
         wgmma_commit();
     }
 
-    __device__ __forceinline__ void score_late()
+    template <int SIDE> __device__ __forceinline__ void score_late()
     {
-        if constexpr (V::EARLY_UNITS == 2) score_unit<Element, SIDE, SECOND>(s, base, own & 1);
-        score_unit<Element, SIDE, Home<OTHER>::SECOND>(s, base, own & 1);
+        if constexpr (V::EARLY_UNITS == 2) score_unit<Element, SIDE, Home<SIDE>::SECOND>(s, base, own & 1);
+        score_unit<Element, SIDE, Home<1 - SIDE>::SECOND>(s, base, own & 1);
         wgmma_commit();
-        if (lane == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), SIDE));
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), SIDE));
     }
 
     /* P of the other side's block is there; its reference may have moved. */
-    __device__ __forceinline__ void wait_for_weights()
+    template <int SIDE> __device__ __forceinline__ void wait_for_weights()
     {
-        mbarrier_wait(barrier_at(SHARED_AT(base, p_full), OTHER), others & 1);
+        mbarrier_wait(barrier_at(SHARED_AT(base, p_full), 1 - SIDE), others & 1);
     }
 
-    __device__ __forceinline__ void follow_reference()
+    template <int SIDE> __device__ __forceinline__ void follow_reference()
     {
-        if (!__any_sync(~0u, shared.rescaled[OTHER][warp])) return;
-        const float to[2] = {shared.reference[OTHER][row()], shared.reference[OTHER][row() + 8]};
+        if (!__any_sync(~0u, shared.rescaled[1 - SIDE][warp()])) return;
+        const float to[2] = {shared.reference[1 - SIDE][row()], shared.reference[1 - SIDE][row() + 8]};
         move_reference(state, to, left, right, p.call.scale_log2);
     }
 
-    __device__ __forceinline__ void multiply_others(int add)
+    template <int SIDE> __device__ __forceinline__ void multiply_others(int add)
     {
         hold(left), hold(right);
         wgmma_fence();
-        multiply_unit<Element, OTHER>(left, base, FIRST, add);
-        multiply_unit<Element, OTHER>(right, base, SECOND, add);
+        multiply_unit<Element, 1 - SIDE>(left, base, Home<SIDE>::FIRST, add);
+        multiply_unit<Element, 1 - SIDE>(right, base, Home<SIDE>::SECOND, add);
     }
 
-    __device__ __forceinline__ void multiply_own(int add)
+    template <int SIDE> __device__ __forceinline__ void multiply_own(int add)
     {
         hold(left), hold(right);
         wgmma_fence();
-        multiply_unit<Element, SIDE>(left, weights, base, FIRST, add);
-        multiply_unit<Element, SIDE>(right, weights, base, SECOND, add);
+        multiply_unit<Element, SIDE>(left, weights, base, Home<SIDE>::FIRST, add);
+        multiply_unit<Element, SIDE>(right, weights, base, Home<SIDE>::SECOND, add);
     }
 
     /* Scores that do not count, and keys that must not reach a product. By all warps of the side, between the last product
      * with K and the first with V. */
-    __device__ __forceinline__ void mask(int first_key)
+    template <int SIDE> __device__ __forceinline__ void mask(int first_key)
     {
-        mask_scores(s, p.call, task, first_key, row());
-        const int end = clamp_int(task.end - first_key, 0, KEYS),
-                  all_see = clamp_int(task.all_see - first_key, 0, end);
+        mask_scores(s, p.call, task(), first_key, row());
+        const int end = clamp_int(task().end - first_key, 0, KEYS),
+                  all_see = clamp_int(task().all_see - first_key, 0, end);
         barrier_sync(SIDE_BARRIER + SIDE, WARPGROUP_THREADS); /* every warp's Q·Kᵀ has read the block */
         if (__any_sync(~0u, not_finite<Element>(base, SIDE, all_see, end))) shared.poisoned = 1;
         clear_keys(base, SIDE, end);
@@ -138,7 +148,7 @@ template <typename V, int SIDE> struct Side {
         barrier_sync(SIDE_BARRIER + SIDE, WARPGROUP_THREADS);
     }
 
-    __device__ __forceinline__ void softmax(bool first)
+    template <int SIDE> __device__ __forceinline__ void softmax(bool first)
     {
         float most[2];
         row_maxima(s, most);
@@ -153,66 +163,78 @@ template <typename V, int SIDE> struct Side {
             move_reference(state, most, left, right, p.call.scale_log2);
             shared.reference[SIDE][row()] = most[0], shared.reference[SIDE][row() + 8] = most[1];
         }
-        if (lane == 0) shared.rescaled[SIDE][warp] = moves;
+        if (lane() == 0) shared.rescaled[SIDE][warp()] = moves;
         /* Nobody reads P of the block before last any more: the other side waited for that product before it made the P
          * that this side has already seen. */
+        const uint32_t p_line = SHARED_AT(base, p) + SIDE * TILE_BYTES +
+                                (uint32_t)(16 * warp() + ldmatrix_tile_row(lane())) * LINE_BYTES;
         exponentials<Element>(s, weights, p_line, p.call.scale_log2, state);
         fence_async_shared();
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), SIDE));
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), SIDE));
     }
 
     /* ---- A block, a piece, all pieces ----------------------------------------------------------- */
 
     /* Block k of the piece, this side's. */
+    template <int SIDE>
     __device__ __forceinline__ void run_block(int k, int blocks, int first_key, int all_see)
     {
         const bool follows = SIDE == 1 || k > 0;
-        score_early(follows);
+        score_early<SIDE>(follows);
         if (follows) {
-            wait_for_weights();
+            wait_for_weights<SIDE>();
             wgmma_wait<0>();
             hold(s);
-            follow_reference();
-            multiply_others(SIDE == 0 || k > 1);
+            follow_reference<SIDE>();
+            multiply_others<SIDE>(SIDE == 0 || k > 1);
             wgmma_wait<1>();
-            release_unit<OTHER>(base, FIRST, lane);
+            release_unit<1 - SIDE>(base, Home<SIDE>::FIRST, lane());
         }
-        score_late();
+        score_late<SIDE>();
         wgmma_wait<1>();
         if (follows) {
-            release_unit<OTHER>(base, SECOND, lane);
+            release_unit<1 - SIDE>(base, Home<SIDE>::SECOND, lane());
             others++;
         }
         wgmma_wait<0>();
         hold(s), hold(left), hold(right);
-        if (lane == 0) {
+        if (lane() == 0) {
             if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, rope_empty), SIDE));
             if (k + 2 >= blocks) mbarrier_arrive(SHARED_AT(base, q_empty));
         }
 
-        if (all_see - first_key < KEYS) mask(first_key);
-        softmax(k == 0);
-        multiply_own(k > 0);
+        if (all_see - first_key < KEYS) mask<SIDE>(first_key);
+        softmax<SIDE>(k == 0);
+        multiply_own<SIDE>(k > 0);
         wgmma_wait<1>();
-        release_unit<SIDE>(base, FIRST, lane);
+        release_unit<SIDE>(base, Home<SIDE>::FIRST, lane());
         wgmma_wait<0>();
         hold(left), hold(right);
-        release_unit<SIDE>(base, SECOND, lane);
+        release_unit<SIDE>(base, Home<SIDE>::SECOND, lane());
         own++;
     }
 
     /* The last block of the piece where it is the other side's. */
-    __device__ __forceinline__ void multiply_last(bool add)
+    template <int SIDE> __device__ __forceinline__ void multiply_last(bool add)
     {
-        wait_for_weights();
-        follow_reference();
-        multiply_others(add);
+        wait_for_weights<SIDE>();
+        follow_reference<SIDE>();
+        multiply_others<SIDE>(add);
         wgmma_wait<0>();
         hold(left), hold(right);
-        release_unit<OTHER>(base, FIRST, lane);
-        release_unit<OTHER>(base, SECOND, lane);
+        release_unit<1 - SIDE>(base, Home<SIDE>::FIRST, lane());
+        release_unit<1 - SIDE>(base, Home<SIDE>::SECOND, lane());
         others++;
+    }
+
+    template <int SIDE> __device__ __forceinline__ void run_blocks(int blocks, int begin, int all_see)
+    {
+        if (SIDE == 1 && blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
+        int first_key = begin + SIDE * KEYS;
+        for (int k = SIDE; k < blocks; k += 2, first_key += 2 * KEYS)
+            run_block<SIDE>(k, blocks, first_key, all_see);
+        if ((blocks - 1) % 2 != SIDE) multiply_last<SIDE>(SIDE == 0 || blocks > 1);
     }
 
     /* Each side has summed its own blocks; both hold the same references by now. */
@@ -221,42 +243,44 @@ template <typename V, int SIDE> struct Side {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             state.sum[i] = quad_sum(state.sum[i]);
-            if (lane % 4 == 0) shared.sum[pieces % 2][SIDE][row() + 8 * i] = state.sum[i];
+            if (lane() % 4 == 0) shared.sum[pieces % 2][side()][row() + 8 * i] = state.sum[i];
         }
         barrier_sync(PIECE_BARRIER, 2 * WARPGROUP_THREADS);
 #pragma unroll
-        for (int i = 0; i < 2; i++) state.sum[i] += shared.sum[pieces % 2][OTHER][row() + 8 * i];
+        for (int i = 0; i < 2; i++) state.sum[i] += shared.sum[pieces % 2][1 - side()][row() + 8 * i];
     }
 
     __device__ __forceinline__ void store()
     {
+        const bool stores_lse = side() == 0 && lane() % 4 == 0;
         float factor[2];
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            factor[i] = finish_row(p.call, task, state.reference[i], state.sum[i], row() + 8 * i,
-                                   SIDE == 0 && lane % 4 == 0);
-        store_columns<Element>(p.call, task, left, factor, row(), FIRST * 128);
-        store_columns<Element>(p.call, task, right, factor, row(), SECOND * 128);
+            factor[i] =
+                finish_row(p.call, task(), state.reference[i], state.sum[i], row() + 8 * i, stores_lse);
+        const int warp_now = fresh_thread() / 32 % 4;
+        const uint32_t lines =
+            SHARED_AT(base, p) + (uint32_t)(side() * TILE_BYTES + 16 * warp_now * LINE_BYTES);
+        store_rows<Element>(p.call, task(), left, right, factor, 16 * warp_now, side() * (D_V / 2), lines);
     }
 
     __device__ __forceinline__ void run_piece(const Work &work)
     {
-        const int blocks = work.blocks, all_see = work.task.all_see;
-        int first_key = work.task.piece.begin + SIDE * KEYS;
+        const int blocks = work.blocks, begin = work.task.piece.begin, all_see = work.task.all_see;
         __syncwarp();
-        if (lane == 0) task = work.task;
+        if (lane() == 0) task() = work.task;
         __syncwarp();
         if (blocks == 0) {
-            if (SIDE == 0) store_empty(p.call, task);
+            if (is_first_side()) store_empty(p.call, task());
             return;
         }
         state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
-        if constexpr (V::ROPE) load_q_rope(q_rope, p.call, task, task.first_row + row());
+        if constexpr (V::ROPE) load_q_rope(q_rope, p.call, task(), task().first_row + row());
         mbarrier_wait(SHARED_AT(base, q_full), pieces & 1);
-        if (SIDE == 1 && blocks == 1 && lane == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
-        for (int k = SIDE; k < blocks; k += 2, first_key += 2 * KEYS)
-            run_block(k, blocks, first_key, all_see);
-        if ((blocks - 1) % 2 != SIDE) multiply_last(SIDE == 0 || blocks > 1);
+        if (is_first_side())
+            run_blocks<0>(blocks, begin, all_see);
+        else
+            run_blocks<1>(blocks, begin, all_see);
         join_sums();
         store();
         pieces++;
@@ -269,7 +293,7 @@ template <typename V, int SIDE> struct Side {
         const PieceList list = piece_list(p.call, Place(p).worker);
         for (int i = list.first; i <= list.last; i += list.step) {
             const Place place(p);
-            run_piece(Work(p, piece_list(p.call, place.worker), i, place.kv_head, place.tile * ROWS));
+            run_piece(Work(p, list, i, place.kv_head, place.tile * ROWS));
         }
         barrier_sync(PIECE_BARRIER, 2 * WARPGROUP_THREADS);
         if (__any_sync(~0u, shared.poisoned)) redo_poisoned<Element>(p, Place(p));
@@ -310,17 +334,13 @@ template <typename V> __device__ __forceinline__ void dense_decode(const struct 
     __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
-    switch (threadIdx.x / WARPGROUP_THREADS) {
-    case 0:
+    if (threadIdx.x < WARPGROUP_THREADS) {
         give_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x / 32 == 0 && elect_one()) produce_keys<V>(p, Place(p), base);
         if (threadIdx.x / 32 == 1 && elect_one()) produce_queries<V>(p, Place(p), base);
-        break;
-    case 1:
+    } else {
         take_registers<SIDE_REGISTERS>();
-        Side<V, 0>(p, shared).run();
-        break;
-    default: take_registers<SIDE_REGISTERS>(); Side<V, 1>(p, shared).run();
+        Side<V>(p, shared).run();
     }
 }
 

@@ -43,7 +43,7 @@ struct Shared {
     float sum[2][2][ROWS];   /* [piece % 2][side] */
     uint32_t poisoned;       /* some piece is (poison.cuh) */
     uint32_t rescaled[2][4]; /* [side][warp]: this block moved the reference */
-    Task task[2][4];         /* [side][warp]: out of the way until the end of the piece */
+    Task task[8];            /* [warp of both sides]: out of the way until the end of the piece */
     Barrier keys_full[2][UNITS], keys_empty[2][UNITS];
     Barrier rope_full[2], rope_empty[2];
     Barrier q_full, q_empty;

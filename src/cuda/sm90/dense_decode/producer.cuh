@@ -111,6 +111,7 @@ __device__ __forceinline__ void produce_queries(const struct dense_decode_sm90_p
                        work.task.piece.request * p.request_step};
         for (int unit = 0; unit < UNITS; unit++, at.v += 2)
             tma_load(SHARED_AT(base, q) + (uint32_t)unit * UNIT_BYTES, &p.queries, full, at);
+        if (V::ROPE) tma_prefetch(&p.queries, at); /* the sides read these columns themselves */
         count++;
     }
 }

@@ -6,38 +6,76 @@
 
 #include "softmax.cuh"
 
-/* 128 columns of the thread's two rows, straight from registers: shared memory belongs to the next piece already. */
-template <typename Element>
-__device__ __forceinline__ void store_columns(const struct dense_decode_params &p, const Task &task,
-                                              const float (&o)[64], const float (&factor)[2], int tile_row,
-                                              int column)
+/* 64 columns of the warp's 16 rows to `out`: through the warp's lines of P in shared memory, which nobody reads between two
+ * pieces, so that eight lanes write 128 bytes of a row. `offset` and `stores`: of rows lane / 8 + 4 i. */
+template <typename Element, int FIRST>
+__device__ __forceinline__ void store_group(uint16_t *to, const int64_t (&offset)[4], const bool (&stores)[4],
+                                            const float (&o)[64], const float (&factor)[2], uint32_t lines)
 {
-    const int lane = fresh_thread() % 4;
+    const uint32_t lane = (uint32_t)fresh_thread() % 32;
+    const uint32_t line = lines + ldmatrix_tile_row((int)lane) * LINE_BYTES;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int row = task.first_row + tile_row + 8 * i;
-        const bool some = row < p.rows;
-        if (__any_sync(~0u, task.piece.slot == DIRECT)) {
-            uint16_t *to =
-                p.output.out +
-                out_offset(p.output, task.piece.request, row_place(some ? row : 0, task.kv_head, p.group)) +
-                column + 8 * lane;
+    for (int k = 0; k < 4; k++) {
+        uint32_t words[4];
 #pragma unroll
-            for (int g = 0; g < 16; g += 4) {
-                uint32_t words[4];
+        for (int j = 0; j < 4; j++) {
+            const int e = FIRST + 8 * k + 2 * j;
+            words[j] = Element::pack(o[e] * factor[j % 2], o[e + 1] * factor[j % 2]);
+        }
+        store_matrices(line + (((2 * (uint32_t)k + lane / 16) ^ (lane % 8)) * CHUNK_BYTES), words);
+    }
+    __syncwarp();
 #pragma unroll
-                for (int k = 0; k < 4; k++)
-                    words[k] = Element::pack(o[4 * (g + k) + 2 * i] * factor[i],
-                                             o[4 * (g + k) + 2 * i + 1] * factor[i]);
-                quad_transpose(words); /* 16 bytes a lane */
-                if (some) *(uint4 *)(to + 8 * g) = make_uint4(words[0], words[1], words[2], words[3]);
-            }
-        } else if (some) {
-            float *to = p.split.slot_out + slot_row(p, task, row) * D_V + column + 2 * lane;
+    for (int i = 0; i < 4; i++) {
+        const uint4 chunk = load_shared_16(lines + swizzle_128(lane / 8 + 4 * (uint32_t)i, lane % 8));
+        if (stores[i]) *(uint4 *)(to + offset[i] + 8 * (lane % 8)) = chunk;
+    }
+    __syncwarp();
+}
+
+/* 128 columns of one of the thread's rows (half 0 or 1 of the fragment) to a slot. */
+__device__ __forceinline__ void store_row(float *to, bool stores, const float (&o)[64], int half,
+                                          float factor)
+{
 #pragma unroll
-            for (int g = 0; g < 16; g++)
-                *(float2 *)(to + 8 * g) =
-                    make_float2(o[4 * g + 2 * i] * factor[i], o[4 * g + 2 * i + 1] * factor[i]);
+    for (int g = 0; g < 16; g++)
+        if (stores)
+            *(float2 *)(to + 8 * g) =
+                make_float2(o[4 * g + 2 * half] * factor, o[4 * g + 2 * half + 1] * factor);
+}
+
+/* The warp's 16 rows from `tile_row` on, 256 columns from `column` on. The keys' part of shared memory belongs to the next
+ * piece already. `lines`: the warp's, of its side's P. */
+template <typename Element>
+__device__ __forceinline__ void store_rows(const struct dense_decode_params &p, const Task &task,
+                                           const float (&left)[64], const float (&right)[64],
+                                           const float (&factor)[2], int tile_row, int column, uint32_t lines)
+{
+    const int lane = fresh_thread() % 32, first = task.first_row + tile_row;
+    if (__any_sync(~0u, task.piece.slot == DIRECT)) {
+        int64_t own[2], offset[4]; /* of the rows whose sums this lane has; of those that it stores */
+        bool stores[4];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            own[i] = out_offset(p.output, task.piece.request,
+                                row_place(min(first + lane / 4 + 8 * i, p.rows - 1), task.kv_head, p.group));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            offset[i] = __shfl_sync(~0u, own[i / 2], 4 * (i % 2 * 4 + lane / 8));
+            stores[i] = first + lane / 8 + 4 * i < p.rows;
+        }
+        uint16_t *to = p.output.out + column;
+        store_group<Element, 0>(to, offset, stores, left, factor, lines);
+        store_group<Element, 32>(to + 64, offset, stores, left, factor, lines);
+        store_group<Element, 0>(to + 128, offset, stores, right, factor, lines);
+        store_group<Element, 32>(to + 192, offset, stores, right, factor, lines);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = first + lane / 4 + 8 * i;
+            float *to = p.split.slot_out + slot_row(p, task, row) * D_V + column + 2 * (lane % 4);
+            store_row(to, row < p.rows, left, i, factor[i]);
+            store_row(to + 128, row < p.rows, right, i, factor[i]);
         }
     }
 }
