@@ -16,7 +16,8 @@
 enum {
     ALIGNMENT = 256,     /* what the driver's allocations have */
     WORKERS_PER_SM = 16, /* batch-invariant: chunks in hand at a time; lengths differ, so more than SMs */
-    BLOCKS_PER_SM = 256  /* of the join, whose rows are short: then a block takes several */
+    BLOCKS_PER_SM = 256, /* of the join, whose rows are short: then a block takes several */
+    FEW_BLOCKS_PER_SM = 2
 };
 
 static const char op[] = "dense_decode";
@@ -128,6 +129,7 @@ static struct dense_decode_params parameters(const struct dense_decode_problem *
         .rows = (int32_t)p->s_q * group,
         .page_size = (int32_t)p->page_size,
         .page_divisor = divisor_of((uint32_t)p->page_size),
+        .group_divisor = divisor_of((uint32_t)group),
         .capacity = (int32_t)p->capacity,
         .causal = p->causal,
         .vectors_aligned = cuda_rows_aligned(p->q, q_shape, p->q_stride, 3, 2, 16) &&
@@ -199,6 +201,8 @@ static fmla_status launch_decode_sm90(const struct cuda_scope *scope, const stru
         .call = *call,
         .q_heads = (int32_t)sm90_dense_decode_q_heads(p),
         .tiles_of_head = (int32_t)(w->tiles / p->h_kv),
+        .tiles_of_head_divisor = divisor_of((uint32_t)(w->tiles / p->h_kv)),
+        .tiles_divisor = divisor_of((uint32_t)w->tiles),
         .request_step = p->q_stride[0] != 0,
         .page_step = p->kv_stride[0] != 0,
     };
@@ -228,7 +232,9 @@ static fmla_status launch_join(const struct cuda_scope *scope, const struct dens
     const int64_t parts = p->batch_invariant ? w->chunks : w->num_partitions / p->b;
     int32_t rows_per_block = parts > MANY_PARTS ? 1 : JOIN_WARPS;
     const int64_t blocks = units * ceil_div(p->h_q * p->s_q, rows_per_block);
-    const int64_t most = (int64_t)BLOCKS_PER_SM * scope->device->sms;
+    /* Blocks that all fit beside the last ones of the decode: where nothing was cut, they have come and gone with it. */
+    const bool few = (flags & LAUNCH_OVERLAP) && rows_per_block > 1;
+    const int64_t most = (int64_t)(few ? FEW_BLOCKS_PER_SM : BLOCKS_PER_SM) * scope->device->sms;
     const struct cuda_launch launch = {
         .kernel = &cuda_kernel_join[p->element],
         .blocks = blocks < most ? blocks : most,

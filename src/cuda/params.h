@@ -58,7 +58,8 @@ struct dense_decode_params {
     int32_t d_qk;
     int32_t rows; /* of a key head: s_q · group */
     int32_t page_size;
-    struct divisor page_divisor; /* page_size */
+    struct divisor page_divisor;  /* page_size */
+    struct divisor group_divisor; /* group */
     int32_t capacity;
     int32_t causal;
     int32_t vectors_aligned; /* q and the cache may be read 16 bytes at a time */
@@ -88,6 +89,7 @@ struct dense_decode_sm90_params {
     struct tensor_map queries; /* 64 rows × 128 columns */
     int32_t q_heads;       /* rows of a key head that the map takes for one token's: s_q · group, or group */
     int32_t tiles_of_head; /* of 64 rows */
+    struct divisor tiles_of_head_divisor, tiles_divisor; /* … and of all key heads */
     int32_t request_step, page_step; /* 0 where all requests share the queries, or the cache: a stride of 0 */
 };
 

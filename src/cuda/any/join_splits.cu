@@ -113,7 +113,7 @@ __device__ __forceinline__ void write_row(const struct dense_decode_params &p, i
                                           float lse, const float4 sum[LANE_VECTORS])
 {
     const int lane = (int)threadIdx.x % 32;
-    const RowPlace place = row_place((int)(row % p.rows), (int)(row / p.rows), p.group);
+    const RowPlace place = row_place(p, (int)(row % p.rows), (int)(row / p.rows));
     const float factor = result_sink_factor(p.output.rules, place.head, lse);
     const int64_t at = out_offset(p.output, request, place) + 4 * lane;
 #pragma unroll
@@ -124,7 +124,8 @@ __device__ __forceinline__ void write_row(const struct dense_decode_params &p, i
     if (lane == 0) store_lse(p.output, request, place, lse);
 }
 
-/* Launched with LAUNCH_OVERLAP, it may be here before the kernel that makes the parts has ended. */
+/* Launched with LAUNCH_OVERLAP, it may be here before the kernel that makes the parts has ended. The plan and the lengths
+ * are there already: that kernel has waited for them before it let this one start. */
 __device__ __forceinline__ void wait_for_parts()
 {
 #if __CUDA_ARCH__ >= 900
@@ -138,11 +139,16 @@ __device__ __forceinline__ void join_splits(const struct dense_decode_params &p,
     __shared__ float4 shared[JOIN_WARPS][D_V / 4];
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int64_t rows = (int64_t)p.h_q * p.s_q, row_blocks = (rows + rows_per_block - 1) / rows_per_block;
-    const int64_t units = p.split.plan ? p.split.num_partitions : p.b;
+    const int64_t items = row_blocks * (p.split.plan ? p.split.num_partitions : p.b);
+    const auto parts_of_item = [&](int64_t item) {
+        const int unit = (int)(min(item, items - 1) / row_blocks);
+        return p.split.plan ? parts_of_partition(p, unit) : parts_of_request(p, unit);
+    };
+    Parts next = parts_of_item(blockIdx.x);
     wait_for_parts();
-    for (int64_t item = blockIdx.x; item < units * row_blocks; item += gridDim.x) {
-        const int unit = (int)(item / row_blocks);
-        const Parts parts = p.split.plan ? parts_of_partition(p, unit) : parts_of_request(p, unit);
+    for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+        const Parts parts = next;
+        next = parts_of_item(item + gridDim.x);
         if (!parts.count) continue;
         const bool one_row = rows_per_block == 1, shares = one_row && parts.count > MANY_PARTS;
         if (one_row && !shares && warp) continue;

@@ -30,7 +30,7 @@ __device__ void attend_by_rows(const struct dense_decode_params &p, const Task &
     constexpr int D_V = 512, LANE_COLUMNS = D_V / 32;
     const int lane = (int)threadIdx.x % 32;
     for (int row = task.first_row + warp; row < min(task.first_row + rows, p.rows); row += warps) {
-        const RowPlace place = row_place(row, task.kv_head, p.group);
+        const RowPlace place = row_place(p, row, task.kv_head);
         const uint16_t *q = p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] +
                             place.head * p.q_stride[2];
         float most = -INFINITY, sum = 0.0f, o[LANE_COLUMNS] = {};

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "../params.h"
+#include "divide.cuh"
 
 #include <math.h>
 
@@ -38,11 +39,11 @@ struct RowPlace {
 };
 
 /* Row `row` of a key head. */
-__device__ __forceinline__ RowPlace row_place(int row, int kv_head, int group)
+__device__ __forceinline__ RowPlace row_place(const struct dense_decode_params &p, int row, int kv_head)
 {
     RowPlace place;
-    place.token = row / group;
-    place.head = kv_head * group + row % group;
+    place.token = fast_divide(row, p.group_divisor);
+    place.head = kv_head * p.group + row - place.token * p.group;
     return place;
 }
 

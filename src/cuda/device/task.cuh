@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "divide.cuh"
 #include "pieces.cuh"
 
 struct Task {
@@ -17,10 +18,10 @@ struct Task {
 /* The first key that row `row` of the tile does not see. */
 __device__ __forceinline__ int visible_end(const struct dense_decode_params &p, const Task &task, int row)
 {
-    /* Unsigned: rows of padding, which nobody stores, may pass 2^31. */
-    const unsigned token = (unsigned)(task.first_row + row) / (unsigned)p.group;
-    const int end = (int)((unsigned)task.length - (unsigned)p.s_q + token + 1);
-    return p.causal ? min(task.length, end) : task.length;
+    if (!p.causal) return task.length;
+    /* The last one stands for rows of padding, which may pass 2^31. */
+    const int row_of_head = (int)min((unsigned)(task.first_row + row), (unsigned)p.rows - 1u);
+    return min(task.length, task.length - p.s_q + fast_divide(row_of_head, p.group_divisor) + 1);
 }
 
 /* Where row `row` of the key head lies among the rows of the piece's slot. */

@@ -9,9 +9,9 @@
 
 /* threadIdx.x and blockIdx.x, read anew: what a rare step computes from them is not kept in registers through the loops
  * around it. */
-__device__ __forceinline__ int fresh_thread()
+__device__ __forceinline__ unsigned fresh_thread()
 {
-    int thread;
+    unsigned thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
 }

@@ -131,7 +131,7 @@ struct DenseDecode {
             const int row = (int)threadIdx.x / 8 + pass * KEYS_AT_ONCE, chunk = (int)threadIdx.x % 8;
             if (row >= ROWS) break;
             const bool valid = task.first_row + row < p.rows;
-            const RowPlace place = row_place(valid ? task.first_row + row : 0, task.kv_head, p.group);
+            const RowPlace place = row_place(p, valid ? task.first_row + row : 0, task.kv_head);
             const uint16_t *from = p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] +
                                    place.head * p.q_stride[2] + chunk * CHUNK_ELEMENTS;
             copy_row(q_at + swizzle_128((uint32_t)row, (uint32_t)chunk), Q_GROUP, from, valid);
@@ -521,7 +521,7 @@ struct DenseDecode {
             for (int g = 0; g < KEY_GROUPS; g++) sum += sums[g * ROWS + my_row + 8 * i];
             const bool empty = state.reference[i] == -INFINITY && sum == 0.0f;
             const float lse = empty ? -INFINITY : (state.reference[i] + log2f(sum)) * LN_2;
-            const RowPlace place = row_place(row, task.kv_head, p.group);
+            const RowPlace place = row_place(p, row, task.kv_head);
             float factor = empty ? 0.0f : 1.0f / sum;
             if (task.piece.slot == DIRECT) {
                 factor *= result_sink_factor(p.output.rules, place.head, lse);
@@ -542,8 +542,7 @@ struct DenseDecode {
                 const int column = WARP_COLUMNS * warp + 2 * (lane % 4);
                 if (task.piece.slot == DIRECT) {
                     const int64_t at =
-                        out_offset(p.output, task.piece.request, row_place(row, task.kv_head, p.group)) +
-                        column;
+                        out_offset(p.output, task.piece.request, row_place(p, row, task.kv_head)) + column;
 #pragma unroll
                     for (int n = 0; n < 2 * COLUMN_PAIRS; n++)
                         store_pair<Element>(p.output, at + 8 * n, o[m][n][2 * i] * factor,

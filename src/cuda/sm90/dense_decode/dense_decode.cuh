@@ -67,10 +67,13 @@ template <typename V> struct Side {
         return __all_sync(~0u, threadIdx.x < 2 * WARPGROUP_THREADS);
     }
 
-    static __device__ __forceinline__ int side() { return fresh_thread() / WARPGROUP_THREADS - 1; }
+    static __device__ __forceinline__ int side() { return (int)(fresh_thread() / WARPGROUP_THREADS) - 1; }
 
     /* Of the tile: this thread has it, and the one eight on. */
-    static __device__ __forceinline__ int row() { return wgmma_d_row(fresh_thread() % WARPGROUP_THREADS, 0); }
+    static __device__ __forceinline__ int row()
+    {
+        return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0);
+    }
 
     /* Of the piece in hand, in shared memory; every warp has its own. */
     __device__ __forceinline__ Task &task() const
@@ -238,30 +241,31 @@ template <typename V> struct Side {
     }
 
     /* Each side has summed its own blocks; both hold the same references by now. */
-    __device__ __forceinline__ void join_sums()
+    __device__ __forceinline__ void join_sums(int my_side, int my_row)
     {
+        float *own_sums = shared.sum[pieces % 2][my_side], *other_sums = shared.sum[pieces % 2][1 - my_side];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             state.sum[i] = quad_sum(state.sum[i]);
-            if (lane() % 4 == 0) shared.sum[pieces % 2][side()][row() + 8 * i] = state.sum[i];
+            if (lane() % 4 == 0) own_sums[my_row + 8 * i] = state.sum[i];
         }
         barrier_sync(PIECE_BARRIER, 2 * WARPGROUP_THREADS);
 #pragma unroll
-        for (int i = 0; i < 2; i++) state.sum[i] += shared.sum[pieces % 2][1 - side()][row() + 8 * i];
+        for (int i = 0; i < 2; i++) state.sum[i] += other_sums[my_row + 8 * i];
     }
 
-    __device__ __forceinline__ void store()
+    __device__ __forceinline__ void end_piece()
     {
-        const bool stores_lse = side() == 0 && lane() % 4 == 0;
+        const int my_side = side(), my_row = row(), first_row = my_row / 16 * 16; /* of the warp */
+        const bool stores_lse = my_side == 0 && lane() % 4 == 0;
+        join_sums(my_side, my_row);
         float factor[2];
 #pragma unroll
         for (int i = 0; i < 2; i++)
             factor[i] =
-                finish_row(p.call, task(), state.reference[i], state.sum[i], row() + 8 * i, stores_lse);
-        const int warp_now = fresh_thread() / 32 % 4;
-        const uint32_t lines =
-            SHARED_AT(base, p) + (uint32_t)(side() * TILE_BYTES + 16 * warp_now * LINE_BYTES);
-        store_rows<Element>(p.call, task(), left, right, factor, 16 * warp_now, side() * (D_V / 2), lines);
+                finish_row(p.call, task(), state.reference[i], state.sum[i], my_row + 8 * i, stores_lse);
+        const uint32_t lines = SHARED_AT(base, p) + (uint32_t)(my_side * TILE_BYTES + first_row * LINE_BYTES);
+        store_rows<Element>(p.call, task(), left, right, factor, first_row, my_side * (D_V / 2), lines);
     }
 
     __device__ __forceinline__ void run_piece(const Work &work)
@@ -281,8 +285,7 @@ template <typename V> struct Side {
             run_blocks<0>(blocks, begin, all_see);
         else
             run_blocks<1>(blocks, begin, all_see);
-        join_sums();
-        store();
+        end_piece();
         pieces++;
     }
 

@@ -90,8 +90,9 @@ struct Place {
 
     __device__ __forceinline__ explicit Place(const struct dense_decode_sm90_params &p)
     {
-        const int tiles = p.call.h_kv * p.tiles_of_head, block = fresh_block(), within = block % tiles;
-        worker = block / tiles;
-        kv_head = within / p.tiles_of_head, tile = within % p.tiles_of_head;
+        const int block = fresh_block();
+        worker = fast_divide(block, p.tiles_divisor);
+        const int within = block - worker * p.call.h_kv * p.tiles_of_head;
+        kv_head = fast_divide(within, p.tiles_of_head_divisor), tile = within - kv_head * p.tiles_of_head;
     }
 };

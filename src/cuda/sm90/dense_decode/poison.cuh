@@ -16,7 +16,8 @@ __device__ __forceinline__ void clear_keys(uint32_t base, int side, int from)
 {
     constexpr int CHUNKS = D_V / CHUNK_ELEMENTS;
 #pragma unroll 1
-    for (int i = fresh_thread() % WARPGROUP_THREADS; i < (KEYS - from) * CHUNKS; i += WARPGROUP_THREADS)
+    for (int i = (int)(fresh_thread() % WARPGROUP_THREADS); i < (KEYS - from) * CHUNKS;
+         i += WARPGROUP_THREADS)
         store_zero_16(unit_at(base, side, 0) + (uint32_t)(i / 8 % 8) * TILE_BYTES +
                       (uint32_t)(from + i / CHUNKS) * LINE_BYTES + (uint32_t)(i % 8) * CHUNK_BYTES);
 }
@@ -28,7 +29,7 @@ __device__ __forceinline__ bool not_finite(uint32_t base, int side, int from, in
     constexpr int WORDS = D_V / 2;
     bool found = false;
 #pragma unroll 1
-    for (int i = fresh_thread() % WARPGROUP_THREADS; i < (to - from) * WORDS; i += WARPGROUP_THREADS)
+    for (int i = (int)(fresh_thread() % WARPGROUP_THREADS); i < (to - from) * WORDS; i += WARPGROUP_THREADS)
         found |= any_not_finite<Element>(
             load_shared_4(unit_at(base, side, 0) + (uint32_t)(i / 32 % 8) * TILE_BYTES +
                           (uint32_t)(from + i / WORDS) * LINE_BYTES + (uint32_t)(i % 32) * 4));

@@ -18,7 +18,7 @@ __device__ __forceinline__ void load_q_rope(uint32_t (&q)[4][4], const struct de
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const RowPlace place = row_place(row + 8 * i, task.kv_head, p.group);
+        const RowPlace place = row_place(p, row + 8 * i, task.kv_head);
         const uint16_t *from = p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] +
                                place.head * p.q_stride[2] + D_V + 2 * (fresh_thread() % 4);
         const bool some = row + 8 * i < p.rows;

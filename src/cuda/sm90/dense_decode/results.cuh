@@ -12,7 +12,7 @@ template <typename Element, int FIRST>
 __device__ __forceinline__ void store_group(uint16_t *to, const int64_t (&offset)[4], const bool (&stores)[4],
                                             const float (&o)[64], const float (&factor)[2], uint32_t lines)
 {
-    const uint32_t lane = (uint32_t)fresh_thread() % 32;
+    const uint32_t lane = fresh_thread() % 32;
     const uint32_t line = lines + ldmatrix_tile_row((int)lane) * LINE_BYTES;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
@@ -51,14 +51,14 @@ __device__ __forceinline__ void store_rows(const struct dense_decode_params &p, 
                                            const float (&left)[64], const float (&right)[64],
                                            const float (&factor)[2], int tile_row, int column, uint32_t lines)
 {
-    const int lane = fresh_thread() % 32, first = task.first_row + tile_row;
+    const int lane = (int)(fresh_thread() % 32), first = task.first_row + tile_row;
     if (__any_sync(~0u, task.piece.slot == DIRECT)) {
         int64_t own[2], offset[4]; /* of the rows whose sums this lane has; of those that it stores */
         bool stores[4];
 #pragma unroll
         for (int i = 0; i < 2; i++)
             own[i] = out_offset(p.output, task.piece.request,
-                                row_place(min(first + lane / 4 + 8 * i, p.rows - 1), task.kv_head, p.group));
+                                row_place(p, min(first + lane / 4 + 8 * i, p.rows - 1), task.kv_head));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             offset[i] = __shfl_sync(~0u, own[i / 2], 4 * (i % 2 * 4 + lane / 8));
@@ -88,7 +88,7 @@ __device__ __forceinline__ float finish_row(const struct dense_decode_params &p,
     if (row >= p.rows) return 0.0f;
     const bool empty = sum == 0.0f; /* the largest weight of a row that sees a key is 2^-8 at least */
     const float lse = empty ? -INFINITY : fmaf(reference, p.scale_log2, log2f(sum)) * LN_2;
-    const RowPlace place = row_place(row, task.kv_head, p.group);
+    const RowPlace place = row_place(p, row, task.kv_head);
     const bool direct = task.piece.slot == DIRECT;
     if (stores && direct) store_lse(p.output, task.piece.request, place, lse);
     if (stores && !direct) p.split.slot_lse[slot_row(p, task, row)] = lse;
@@ -99,14 +99,14 @@ __device__ __forceinline__ float finish_row(const struct dense_decode_params &p,
 /* A piece without keys; by the 128 threads of one side. */
 __device__ __forceinline__ void store_empty(const struct dense_decode_params &p, const Task &task)
 {
-    const int thread = fresh_thread() % WARPGROUP_THREADS;
+    const int thread = (int)(fresh_thread() % WARPGROUP_THREADS);
     constexpr int CHUNKS = D_V / CHUNK_ELEMENTS;
     const int rows = min(ROWS, p.rows - task.first_row);
     if (thread < rows) finish_row(p, task, 0.0f, 0.0f, thread, true);
     if (task.piece.slot != DIRECT) return;
 #pragma unroll 1
     for (int i = thread; i < rows * CHUNKS; i += WARPGROUP_THREADS) {
-        const RowPlace place = row_place(task.first_row + i / CHUNKS, task.kv_head, p.group);
+        const RowPlace place = row_place(p, task.first_row + i / CHUNKS, task.kv_head);
         uint16_t *to = p.output.out + out_offset(p.output, task.piece.request, place);
         ((uint4 *)to)[i % CHUNKS] = make_uint4(0, 0, 0, 0);
     }
