@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # kernel-hashes.sh OUTPUT [ARCHITECTURE...] - SHA-256 of the machine code that nvcc makes of each .cu file of the library,
-#     for each architecture (80 and 90 unless others are given). checkattn --json takes the file kernels.sha256 beside
-#     itself into what it records.
+#     for each architecture (80 and 90 unless others are given); of those under sm90/ for 90a alone, where 90 or 90a is
+#     among the architectures. checkattn --json takes the file kernels.sha256 beside itself into what it records.
 # kernel-hashes.sh --check RECORD... - are the kernels still those that the records (checkattn.json) say were checked on a
 #     GPU? The same toolkit makes the same machine code of the same kernel; a record of another toolkit is passed over. Exits
-#     1 if a kernel differs, is in no line of a record, or had failed; 77 if there is no nvcc, or no record of its toolkit.
+#     1 if a kernel differs, is in no line of a record (those under sm90/: of a GPU of 9.0), or had failed; 77 if there is no
+#     nvcc, or no record of its toolkit.
 # kernel-hashes.sh --self-test
 #
 # Compiled anew, with the flags of the build (cmake/cuda.cmake), because a toolkit need not have cuobjdump, which could
@@ -29,21 +30,42 @@ find_nvcc() { # find_nvcc CODE: exits with it where there is none
 
 sources() { (cd "$root" && find src/cuda -name '*.cu' | LC_ALL=C sort); }
 
-# hash SOURCE ARCHITECTURE: paths within the machine code are those from the root.
+hopper_only() { [[ $1 == src/cuda/sm90/* ]]; } # hopper_only SOURCE
+
+# targets SOURCE ARCHITECTURE...: those that the source is compiled for.
+targets() {
+    local source=$1 architecture
+    shift
+    if hopper_only "$source"; then
+        for architecture; do
+            if [ "${architecture%a}" = 90 ]; then
+                echo 90a
+                return
+            fi
+        done
+    else
+        printf '%s\n' "$@"
+    fi
+}
+
+# hash SOURCE ARCHITECTURE: paths within the machine code are those from the root. Fails if nvcc does.
 hash() {
-    (cd "$root" && "$nvcc" -std=c++17 -O3 -cubin -arch="sm_$2" -o "$folder/cubin" "$1")
-    sha256sum <"$folder/cubin" | cut -d ' ' -f 1
+    (cd "$root" && "$nvcc" -std=c++17 -O3 -cubin -arch="sm_$2" -o "$folder/cubin" "$1") &&
+        sha256sum <"$folder/cubin" | cut -d ' ' -f 1
 }
 
 make_list() {
-    local output=$1 source architecture
+    local output=$1 source architecture sum
     shift
     [ $# -gt 0 ] || set -- 80 90
     find_nvcc 3
     {
         echo "# toolkit $toolkit"
         sources | while IFS= read -r source; do
-            for architecture; do echo "$(hash "$source" "$architecture")  $source sm_$architecture"; done
+            for architecture in $(targets "$source" "$@"); do
+                sum=$(hash "$source" "$architecture") || exit 1
+                echo "$sum  $source sm_$architecture"
+            done
         done
     } >"$folder/list"
     grep -q '^[0-9a-f]\{64\} ' "$folder/list" || {
@@ -63,6 +85,7 @@ check_record() {
         bad=1
     fi
     while IFS= read -r source; do
+        if hopper_only "$source" && ! grep -q '"compute_capability": "9\.0"' "$record"; then continue; fi
         grep -q "^$source " "$folder/recorded" || {
             echo "$record: $source: was not checked on that GPU"
             bad=1
@@ -70,7 +93,7 @@ check_record() {
     done < <(sources)
     while read -r source architecture was; do
         now=missing
-        [ ! -f "$root/$source" ] || now=$(hash "$source" "$architecture")
+        [ ! -f "$root/$source" ] || now=$(hash "$source" "$architecture") || now=refused
         [ "$now" = "$was" ] || {
             echo "$record: $source: its machine code for sm_$architecture is no longer what was checked on that GPU"
             bad=1
@@ -95,28 +118,35 @@ check() {
     exit $bad
 }
 
-# A compiler that copies what it is given, and faults that must be seen.
+# A compiler that copies what it is given, but for Hopper's alone, and faults that must be seen.
 self_test() {
     local tree=$folder/tree seen=0 rc
-    mkdir -p "$tree/src/cuda/any"
+    mkdir -p "$tree/src/cuda/any" "$tree/src/cuda/sm90/decode"
     cat >"$folder/nvcc" <<'NVCC'
 #!/bin/sh
 if [ "$1" = --version ]; then echo "release 1, V1.2.3"; exit; fi
 while [ $# -gt 1 ]; do
     [ "$1" = -o ] && out=$2
+    case $1 in -arch=*) arch=$1 ;; esac
     shift
 done
-cp "$1" "$out"
+case $1 in
+*/sm90/*) [ "$arch" = -arch=sm_90a ] || exit 1 ;;
+esac
+if grep -q fault "$1"; then exit 1; fi
+{ echo "$arch" && cat "$1"; } >"$out"
 NVCC
     chmod +x "$folder/nvcc"
     export CUDACXX=$folder/nvcc FMLA_ROOT=$tree
     fresh() {
         printf 'one\n' >"$tree/src/cuda/any/one.cu"
         printf 'two\n' >"$tree/src/cuda/two.cu"
+        printf 'hopper\n' >"$tree/src/cuda/sm90/decode/hopper.cu"
         rm -f "$tree/src/cuda/new.cu"
-        "$here/kernel-hashes.sh" "$folder/hashes" 90
+        "$here/kernel-hashes.sh" "$folder/hashes" "${1:-90}"
         {
-            printf '{\n  "complete": true,\n    {"passed": true}\n  "toolkit": "1.2.3",\n'
+            printf '{\n  "complete": true,\n  "compute_capability": "%s",\n    {"passed": true}\n' "${2:-9.0}"
+            printf '  "toolkit": "1.2.3",\n'
             sed -n 's/^\([0-9a-f]*\)  \(.*\) \(sm_.*\)$/    {"source": "\2", "target": "\3", "sha256": "\1"},/p' "$folder/hashes"
         } >"$folder/record"
     }
@@ -129,7 +159,32 @@ NVCC
         }
         seen=$((seen + 1))
     }
+    listed() { # listed LINES ARCHITECTURE...: the list of the architectures has these lines, "file target" each
+        local lines=$1 came
+        shift
+        "$here/kernel-hashes.sh" "$folder/hashes" "$@"
+        came=$(sed -n 's/^[0-9a-f]\{64\}  src\/cuda\/\(.*\) sm_\(.*\)/\1 \2/p' "$folder/hashes" | tr '\n' ',')
+        [ "$came" = "$lines" ] || {
+            echo "self-test: for $*: listed $came, expected $lines"
+            exit 1
+        }
+        seen=$((seen + 1))
+    }
+    fresh
+    listed 'any/one.cu 80,any/one.cu 90,sm90/decode/hopper.cu 90a,two.cu 80,two.cu 90,' 80 90
+    listed 'any/one.cu 80,any/one.cu 90,sm90/decode/hopper.cu 90a,two.cu 80,two.cu 90,'
+    listed 'any/one.cu 90a,sm90/decode/hopper.cu 90a,two.cu 90a,' 90a
+    listed 'any/one.cu 80,any/one.cu 100,two.cu 80,two.cu 100,' 80 100
+    echo fault >>"$tree/src/cuda/two.cu"
+    if "$here/kernel-hashes.sh" "$folder/hashes" 80 2>/dev/null; then
+        echo 'self-test: a kernel that does not compile was listed'
+        exit 1
+    fi
     fresh && expect 0 'nothing has changed'
+    fresh && echo more >>"$tree/src/cuda/sm90/decode/hopper.cu" && expect 1 "Hopper's kernel has changed"
+    fresh && echo fault >>"$tree/src/cuda/two.cu" && expect 1 'a kernel does not compile'
+    fresh && sed -i '/sm90/d' "$folder/record" && expect 1 "Hopper's kernel was not checked on a Hopper"
+    fresh 80 8.0 && expect 0 'a GPU that has no such kernel'
     fresh && echo more >>"$tree/src/cuda/two.cu" && expect 1 'a kernel has changed'
     fresh && echo new >"$tree/src/cuda/new.cu" && expect 1 'a kernel is new'
     fresh && rm "$tree/src/cuda/two.cu" && expect 1 'a kernel is gone'

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 # kernels.sh REPORT NAMES | --self-test - reads the build's list of kernels (scripts/kernel_report.sh). No kernel spills
 # registers, ptxas warns of nothing, every kernel was compiled for the same GPUs, and all that the library may launch
-# (the output of NAMES --names: file and kernel) are there.
+# (the output of NAMES --names: file and kernel) are there. Kernels of sm90/ are compiled for sm_90a alone, and are there
+# if and only if the others were compiled for sm_90 or sm_90a.
 set -euo pipefail
 export LC_ALL=C
 
@@ -15,13 +16,26 @@ check() { # check REPORT NAMES_FILE
         file == 1 {
             kernels++
             compiled[$1 " " $2]++
-            gpus[$3]
+            if ($1 !~ /^sm90\//) gpus[$3]
+            else if ($3 != "sm_90a") { print $2 " was compiled for " $3 ", and is for sm_90a alone"; bad++ }
             if ($5 + $6 > 0) { print $2 " for " $3 " spills: " $5 " bytes stored, " $6 " loaded"; bad++ }
         }
-        file == 2 { names++; if (!($0 in compiled)) { print "the library launches " $0 ", which was not compiled"; bad++ } }
+        file == 2 { names++; launched[$0] }
         END {
             for (gpu in gpus) count++
-            for (name in compiled) if (compiled[name] != count) { print name " was not compiled for every GPU"; bad++ }
+            hopper = "sm_90" in gpus || "sm_90a" in gpus
+            for (name in compiled) {
+                if (name !~ /^sm90\//) wanted = count + 0
+                else wanted = hopper + 0
+                if (compiled[name] == wanted) continue
+                print name " was compiled " compiled[name] " times, for " wanted " GPUs"
+                bad++
+            }
+            for (name in launched) {
+                if (name in compiled || (name ~ /^sm90\// && !hopper)) continue
+                print "the library launches " name ", which was not compiled"
+                bad++
+            }
             if (!kernels || !names) { print "no kernel was looked at"; bad++ }
             print kernels + 0 " kernels for " count + 0 " GPUs, " bad + 0 " faults"
             exit bad > 0
@@ -40,8 +54,9 @@ self_test() {
                 echo "any/merge merge $gpu 40 0 0 0 512"
                 echo "sm80/decode decode_bf16 $gpu 255 0 0 0 0"
             done
+            echo 'sm90/decode decode_hopper sm_90a 168 0 0 0 0'
         } >"$folder/report"
-        printf '%s\n' 'any/merge merge' 'sm80/decode decode_bf16' >"$folder/names"
+        printf '%s\n' 'any/merge merge' 'sm80/decode decode_bf16' 'sm90/decode decode_hopper' >"$folder/names"
     }
     red() { # red SED FILE
         fresh
@@ -52,11 +67,17 @@ self_test() {
             exit 1
         fi
     }
-    fresh
-    if ! check "$folder/report" "$folder/names"; then
-        echo 'self-test: a list without a fault was refused'
-        exit 1
-    fi
+    green() { # green SED: of the list
+        fresh
+        sed -i "$1" "$folder/report"
+        if ! check "$folder/report" "$folder/names"; then
+            echo "self-test: a list without a fault was refused: $1"
+            exit 1
+        fi
+    }
+    green ''
+    green 's/^\(any\|sm80\)\(.*\) sm_90a/\1\2 sm_90/' # the portable ones for every 9.x
+    green '/sm_90a/d'                                 # a build without 9.0
     red 's/decode_bf16 sm_80 255 0/decode_bf16 sm_80 255 8/' report
     red 's/merge sm_90a 40 0 0/merge sm_90a 40 0 4/' report
     red '3d' report
@@ -65,6 +86,11 @@ self_test() {
     red "\$a ! sm80/decode Potential Performance Loss: wgmma.mma_async" report
     red "\$a something else" report
     red "\$a any/merge merge_more" names
+    red '/^sm90/d' report                        # 9.0 without its kernels
+    red '/^any.*sm_90a/d; /^sm80.*sm_90a/d' report # its kernels without 9.0
+    red 's/hopper sm_90a/hopper sm_90/' report
+    red "\$a sm90/decode decode_hopper sm_80 168 0 0 0 0" report
+    red "\$a sm90/decode decode_more" names
     red 'd' names
     # The list itself, from what ptxas prints.
     mkdir -p "$folder/cuda/any"
