@@ -130,8 +130,10 @@ static void described(void)
     for (int64_t i = 0;; i++) {
         fmla_capability row = FMLA_INIT(fmla_capability);
         if (fmla_capabilities((fmla_device){FMLA_DEVICE_CUDA, 1}, i, &row) != FMLA_OK) break;
-        CHECK(row.available && !*row.reason && !row.forced_only, "%s %s: %s", row.operation, row.kernel,
-              row.reason);
+        const int elsewhere = !strcmp(row.kernel, "cuda-sm90");
+        CHECK(row.available == !elsewhere && !row.forced_only &&
+                  !strcmp(row.reason, elsewhere ? "this GPU's compute capability is not 9.0" : ""),
+              "%s %s: %s", row.operation, row.kernel, row.reason);
         available += row.available;
     }
     CHECK(available >= 3, "%d kernels", available);
@@ -226,6 +228,15 @@ static void during_a_capture(void)
     CHECK_EQ(fake->calls[CALL_cuThreadExchangeStreamCaptureMode], exchanges);
 }
 
+/* Machine code for 9.0 alone is not loaded for another GPU. */
+static void prepared_elsewhere(void)
+{
+    fake_open();
+    fake->capability = 80, fake->shared_bytes = 166912;
+    CHECK(fmla_prepare(gpu) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], (int64_t)cuda_build.count - 2);
+}
+
 static void prepared(void)
 {
     fake_open();
@@ -257,7 +268,8 @@ static void refused_by_the_driver(void)
         {CALL_cuLibraryLoadData, "cuLibraryLoadData of |any/"},
         {CALL_cuLibraryGetKernel, "cuLibraryGetKernel of |decode_plan"},
         {CALL_cuKernelGetFunction, "cuKernelGetFunction of |decode_plan"},
-        {CALL_cuKernelSetAttribute, "cuKernelSetAttribute of |sm80_dense_decode_bf16_16x64"},
+        {CALL_cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled of kv_cache"},
+        {CALL_cuKernelSetAttribute, "cuKernelSetAttribute of |sm90_dense_decode_bf16_576"},
         {CALL_cuLaunchKernelEx, "launch of |decode_plan"},
     };
     fake_open();
@@ -330,6 +342,7 @@ static const struct scenario scenarios[] = {
     {"other context", other_context},
     {"during a capture", during_a_capture},
     {"prepared", prepared},
+    {"prepared for another GPU", prepared_elsewhere},
     {"refused by the driver", refused_by_the_driver},
     {"many threads", many_threads},
 };

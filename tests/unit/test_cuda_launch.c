@@ -41,15 +41,29 @@ static void check_kernels(int before, const char *names)
         snprintf(came + strlen(came), sizeof came - strlen(came), "%s%s", *came ? "|" : "",
                  fake->launch[i].kernel);
     CHECK(!strcmp(came, names), "launched %s, expected %s", came, names);
-    for (int i = before; i < fake->launches; i++)
-        CHECK(fake->launch[i].config.stream == stream && !fake->launch[i].config.num_attributes, "launch %d",
-              i);
+    unsigned overlapping = 0; /* Hopper's decode, and the join behind it */
+    for (int i = before; i < fake->launches; i++) {
+        const struct fake_launch *launch = &fake->launch[i];
+        if (strncmp(launch->kernel, "join", 4) != 0) overlapping = !strncmp(launch->kernel, "sm90", 4);
+        CHECK(launch->config.stream == stream && launch->config.num_attributes == overlapping,
+              "launch %d: %u attributes", i, launch->config.num_attributes);
+        if (overlapping)
+            CHECK(launch->attributes[0].id == CU_LAUNCH_OVERLAP && launch->attributes[0].value.overlap == 1,
+                  "launch %d: attribute %u", i, launch->attributes[0].id);
+    }
 }
 
-static void run(struct decode_call *call)
+static void run_best(struct decode_call *call)
 {
     call->args.stream = stream;
     CHECK(decode_run(call) == FMLA_OK, "%s", fmla_last_error());
+}
+
+/* With the portable decode, which the fake GPU, a Hopper, would not choose. */
+static void run(struct decode_call *call)
+{
+    call->args.kernel = "cuda-sm80";
+    run_best(call);
 }
 
 /* ---- Dense decode ---------------------------------------------------------------------------------------- */
@@ -324,6 +338,155 @@ static void too_large(void)
     }
 }
 
+/* ---- Dense decode on Hopper -------------------------------------------------------------------------------- */
+
+static struct dense_decode_sm90_params sm90_params_of(const struct fake_launch *launch)
+{
+    struct dense_decode_sm90_params params;
+    memcpy(&params, launch->parameters, sizeof params);
+    return params;
+}
+
+/* The call is the portable kernel's; only the grid and what TMA is told differ. */
+static void hopper(void)
+{
+    fake_open();
+    struct decode_call c;
+    const struct decode_shape shape = {5, 2, 16, 2, 99, 64, 40, bf16};
+    decode_call(&c, &shape, 0);
+    c.args.causal = 1, c.args.softmax_scale = 0.25f;
+    run(&c);
+    const struct dense_decode_params portable = params_of(launched(1));
+    const struct cu_launch_config portable_join = launched(0)->config;
+    const size_t bytes = c.bytes;
+    CHECK_EQ(fake->tensors, 0);
+    const int before = fake->launches;
+    c.args.kernel = NULL;
+    run_best(&c);
+    check_kernels(before, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16");
+    CHECK_EQ(c.bytes, bytes);
+    const struct cu_launch_config decode = launched(1)->config, join = launched(0)->config;
+    CHECK_EQ(decode.grid_x, 66 * 2);
+    CHECK_EQ(decode.block_x, 384);
+    CHECK_EQ(decode.shared_bytes, 232448);
+    CHECK_EQ(join.grid_x, portable_join.grid_x);
+    CHECK_EQ(join.block_x, portable_join.block_x);
+    const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
+    CHECK(!memcmp(&p.call, &portable, sizeof portable), "%s", "another call than the portable kernel's");
+    CHECK(!memcmp(launched(0)->parameters, &portable, sizeof portable), "%s",
+          "the join has other parameters");
+    CHECK_EQ(p.q_heads, 8);
+    CHECK_EQ(p.tiles_of_head, 1);
+    CHECK_EQ(p.request_step, 1);
+    CHECK_EQ(p.page_step, 1);
+    CHECK_EQ(fake->tensors, 3);
+    CHECK((char *)told_of(&p.keys)->base == memory[1] && (char *)told_of(&p.rope)->base == memory[1] &&
+              (char *)told_of(&p.queries)->base == memory[0],
+          "%s", "the tensors' data");
+    CHECK_EQ(told_of(&p.keys)->box[2], 2);
+    CHECK_EQ(told_of(&p.rope)->box[2], 1);
+    CHECK_EQ(told_of(&p.queries)->box[1], 8);
+    CHECK_EQ(told_of(&p.queries)->box[2], 8);
+}
+
+static void hopper_variants(void)
+{
+    fake_open();
+    for (int k = 0; k < 8; k++) {
+        const int64_t d_qk = k & 1 ? 576 : 512, h_q = k & 2 ? 65 : 64;
+        const struct decode_shape shape = {2, 1, h_q, 1, 9, 64, 8, k & 4 ? fp16 : bf16};
+        struct decode_call c;
+        char names[96];
+        decode_call(&c, &shape, 0);
+        c.q.shape[3] = c.kv.shape[3] = d_qk;
+        const int before = fake->launches;
+        run_best(&c);
+        const char *type = k & 4 ? "fp16" : "bf16";
+        snprintf(names, sizeof names, "decode_plan|sm90_dense_decode_%s_%d%s|join_splits_%s", type, (int)d_qk,
+                 k & 2 ? "_shared" : "", type);
+        check_kernels(before, names);
+        const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
+        CHECK_EQ(p.tiles_of_head, k & 2 ? 2 : 1);
+        CHECK_EQ(p.q_heads, h_q);
+        CHECK_EQ(launched(1)->config.grid_x, (k & 2 ? 66 : 132) * p.tiles_of_head);
+        CHECK_EQ(told_of(&p.keys)->type, k & 4 ? CU_TENSOR_FLOAT16 : CU_TENSOR_BFLOAT16);
+        CHECK_EQ(told_of(&p.queries)->sizes[3], d_qk / 64);
+        CHECK_EQ(told_of(&p.keys)->sizes[2], d_qk / 64);
+    }
+}
+
+/* All requests share one query tensor and one cache: one request, one page, and steps of 0. */
+static void hopper_shared_tensors(void)
+{
+    fake_open();
+    struct decode_call c;
+    decode_call(&c, &small_shape, 0);
+    c.q.strides[0] = 0, c.kv.strides[0] = 0;
+    run_best(&c);
+    check_kernels(0, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16");
+    const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
+    CHECK_EQ(p.request_step, 0);
+    CHECK_EQ(p.page_step, 0);
+    CHECK_EQ(told_of(&p.queries)->sizes[4], 1);
+    CHECK_EQ(told_of(&p.keys)->sizes[3], 1);
+}
+
+static void hopper_without_cuts(void)
+{
+    fake_open();
+    struct decode_call c;
+    const struct decode_shape shape = {3, 1, 16, 1, 9, 64, 1000, bf16};
+    decode_call(&c, &shape, 0);
+    c.args.batch_invariant = 1;
+    run_best(&c);
+    check_kernels(0, "sm90_dense_decode_bf16_576|join_splits_bf16");
+    CHECK_EQ(launched(1)->config.grid_x, 3 * 32);
+    CHECK_EQ(sm90_params_of(launched(1)).call.split.chunk_lanes, 32);
+    int before = fake->launches;
+    decode_call(&c, &small_shape, 0);
+    c.args.plan = memory[7] + MEMORY / 2, c.args.plan_size = plan_bytes(2, 1), c.args.num_partitions = 1;
+    run_best(&c);
+    check_kernels(before, "sm90_dense_decode_bf16_576"); /* nothing to join */
+    /* No request: nothing is launched, and the driver is told of no tensor. */
+    before = fake->launches;
+    const int tensors = fake->tensors;
+    HELD(&c.q, NULL, bf16, 4, 0, 1, 16, 576), HELD(&c.out, NULL, bf16, 4, 0, 1, 16, 512);
+    HELD(&c.seqlens, NULL, i32, 1, 0), HELD(&c.table, NULL, i32, 2, 0, 32),
+        HELD(&c.lse, NULL, f32, 3, 0, 16, 1);
+    struct held *all[] = {&c.q, &c.out, &c.seqlens, &c.table, &c.lse};
+    for (int i = 0; i < 5; i++) all[i]->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    run_best(&c);
+    CHECK_EQ(fake->launches, before);
+    CHECK_EQ(fake->tensors, tensors);
+}
+
+/* The same call on the GPUs around. */
+static void on_a_gpu(int capability, int shared_bytes, const char *names)
+{
+    fake_open();
+    fake->capability = capability, fake->shared_bytes = shared_bytes;
+    struct decode_call c;
+    decode_call(&c, &small_shape, 0);
+    run_best(&c);
+    check_kernels(0, names);
+    CHECK_EQ(fake->tensors, strstr(names, "sm90") ? 3 : 0);
+}
+
+static void on_8_0(void)
+{
+    on_a_gpu(80, 166912, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16");
+}
+
+static void on_9_0(void)
+{
+    on_a_gpu(90, 232448, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16");
+}
+
+static void on_10_0(void)
+{
+    on_a_gpu(100, 232448, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16");
+}
+
 /* ---- The other operations ---------------------------------------------------------------------------------- */
 
 static void merge_and_plan(void)
@@ -476,6 +639,13 @@ static const struct scenario scenarios[] = {
     {"without options", without_options},
     {"alignment", alignment},
     {"too large", too_large},
+    {"on Hopper", hopper},
+    {"every kernel of Hopper", hopper_variants},
+    {"shared tensors on Hopper", hopper_shared_tensors},
+    {"without cuts on Hopper", hopper_without_cuts},
+    {"on 8.0", on_8_0},
+    {"on 9.0", on_9_0},
+    {"on 10.0", on_10_0},
     {"merge and plan", merge_and_plan},
     {"planned on the host", planned_on_the_host},
     {"planned on the host for another GPU", planned_on_the_host_for_another},

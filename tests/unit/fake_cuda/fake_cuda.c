@@ -34,6 +34,8 @@ static struct CUkern_st kernels[KERNELS] = {
     {"any/merge", "merge", {sizeof(struct merge_params)}, {0}},
 };
 
+_Static_assert(sizeof(struct dense_decode_sm90_params) <= FAKE_PARAMETERS, "room for parameters");
+
 static struct CUlib_st libraries[KERNELS];
 static int num_libraries;
 static struct CUctx_st primaries[FAKE_DEVICES];
@@ -196,23 +198,37 @@ cu_result cuLibraryLoadData(cu_library *library, const void *image, unsigned *ji
     return CU_SUCCESS;
 }
 
-/* The dense kernels are found by the form of their names: which there are is the table's business (shape.h). */
+/* Bytes of a dense kernel's parameters, known by the form of its name: which there are is the table's business (shape.h)
+ * for the portable ones, and for Hopper's d_qk and how keys are read. 0: it is none of `image`. */
+static size_t dense_parameters(const char *image, const char *name)
+{
+    char element[8], folder[8], file[64];
+    int rows, keys, d_qk, end = 0;
+    size_t size = 0;
+    if (sscanf(name, "%4[sm0-9]_dense_decode_%4[bfp16]_%n", folder, element, &end) != 2 || !end) return 0;
+    name += end, end = 0;
+    if (!strcmp(folder, "sm80") && sscanf(name, "%dx%d%n", &rows, &keys, &end) == 2 && !name[end])
+        size = sizeof(struct dense_decode_params);
+    else if (!strcmp(folder, "sm90") && sscanf(name, "%d%n", &d_qk, &end) == 1 &&
+             (d_qk == 512 || d_qk == 576) && (!name[end] || !strcmp(name + end, "_shared")))
+        size = sizeof(struct dense_decode_sm90_params);
+    snprintf(file, sizeof file, "%s/dense_decode/dense_decode_%s", folder, element);
+    return strcmp(image, file) ? 0 : size;
+}
+
 static struct CUkern_st *dense_kernel(const char *image, const char *name)
 {
     static char names[KERNELS][64];
     static int count;
-    char element[8];
-    int rows, keys, end = 0;
-    if (sscanf(name, "sm80_dense_decode_%4[bfp16]_%dx%d%n", element, &rows, &keys, &end) != 3 || name[end] ||
-        strncmp(image, "sm80/dense_decode/dense_decode_", 31) != 0 || strcmp(image + 31, element) != 0)
-        return NULL;
+    const size_t parameters = dense_parameters(image, name);
+    if (!parameters) return NULL;
     for (int i = 0; i < KERNELS; i++) {
         if (!kernels[i].name) {
             const size_t size = strlen(name) + 1;
             if (count == KERNELS || size > sizeof names[count]) return NULL;
             memcpy(names[count], name, size);
             kernels[i].image = image, kernels[i].name = names[count++];
-            kernels[i].sizes[0] = sizeof(struct dense_decode_params);
+            kernels[i].sizes[0] = parameters;
         }
         if (strcmp(kernels[i].name, name) == 0) return &kernels[i];
     }
@@ -308,5 +324,47 @@ cu_result cuThreadExchangeStreamCaptureMode(unsigned *mode)
     const unsigned before = capture_mode;
     capture_mode = *mode;
     *mode = before;
+    return CU_SUCCESS;
+}
+
+/* What the driver's documentation asks of a map without interleaving, of 16-bit elements. */
+cu_result cuTensorMapEncodeTiled(cu_tensor_map map, unsigned type, uint32_t rank, void *base,
+                                 const uint64_t *sizes, const uint64_t *strides, const uint32_t *box,
+                                 const uint32_t *steps, unsigned interleave, unsigned swizzle,
+                                 unsigned promotion, unsigned fill)
+{
+    enum { ELEMENT_BYTES = 2, LINE_BYTES = 128, MOST_BOX = 256, MOST_STEP = 8 };
+    CALLED(cuTensorMapEncodeTiled);
+    if (!map || (uintptr_t)map % 64 || !base || (uintptr_t)base % 16 || rank < 1 || rank > 5)
+        return FAKE_INVALID_VALUE;
+    if ((type != CU_TENSOR_FLOAT16 && type != CU_TENSOR_BFLOAT16) ||
+        interleave != CU_TENSOR_INTERLEAVE_NONE || swizzle > CU_TENSOR_SWIZZLE_128B ||
+        promotion > 3 /* 256 bytes */ || fill > 1 /* NaN */)
+        return FAKE_INVALID_VALUE;
+    struct fake_tensor told = {.type = type,
+                               .rank = rank,
+                               .base = base,
+                               .interleave = interleave,
+                               .swizzle = swizzle,
+                               .promotion = promotion,
+                               .fill = fill};
+    for (uint32_t i = 0; i < rank; i++) {
+        told.sizes[i] = sizes[i], told.box[i] = box[i], told.steps[i] = steps[i];
+        if (!sizes[i] || sizes[i] > UINT64_C(1) << 32 || !box[i] || box[i] > MOST_BOX || !steps[i] ||
+            steps[i] > MOST_STEP)
+            return FAKE_INVALID_VALUE;
+        if (i == 0) continue;
+        told.strides[i - 1] = strides[i - 1];
+        if (!strides[i - 1] || strides[i - 1] % 16 || strides[i - 1] >= UINT64_C(1) << 40)
+            return FAKE_INVALID_VALUE;
+    }
+    const uint32_t inner_bytes = box[0] * ELEMENT_BYTES;
+    if (inner_bytes % 16 || (swizzle == CU_TENSOR_SWIZZLE_128B && inner_bytes > LINE_BYTES))
+        return FAKE_INVALID_VALUE;
+    pthread_mutex_lock(&mutex);
+    memset(map, 0, sizeof(struct tensor_map));
+    memcpy(map, &fake.tensors, sizeof fake.tensors);
+    fake.tensor[fake.tensors++ % FAKE_TENSORS] = told;
+    pthread_mutex_unlock(&mutex);
     return CU_SUCCESS;
 }

@@ -31,6 +31,7 @@ enum {
     FAKE_DEVICES = 70,
     FAKE_CONTEXTS = 4,
     FAKE_LAUNCHES = 4096,
+    FAKE_TENSORS = 64, /* that are remembered: the last ones */
     FAKE_PARAMETERS = 1024,
     FAKE_HANDLE = 1000 /* device k has the handle 1000 + k: a handle is no ordinal */
 };
@@ -48,6 +49,16 @@ struct fake_launch {
     unsigned char parameters[FAKE_PARAMETERS]; /* one after the other */
 };
 
+/* What cuTensorMapEncodeTiled was told. */
+struct fake_tensor {
+    unsigned type;
+    uint32_t rank;
+    void *base;
+    uint64_t sizes[5], strides[4];
+    uint32_t box[5], steps[5];
+    unsigned interleave, swizzle, promotion, fill;
+};
+
 struct fake_cuda {
     /* Set by tests. */
     int version, devices;
@@ -61,6 +72,8 @@ struct fake_cuda {
     int calls[CALLS];
     int launches;
     struct fake_launch launch[FAKE_LAUNCHES];
+    int tensors; /* maps made; map k (from 0) begins with k and is told in tensor[k % FAKE_TENSORS] */
+    struct fake_tensor tensor[FAKE_TENSORS];
     int retained[FAKE_DEVICES];
 };
 

@@ -15,6 +15,10 @@ static const struct cuda_image images[] = {
     IMAGE("any/merge"),
     IMAGE("sm80/dense_decode/dense_decode_bf16"),
     IMAGE("sm80/dense_decode/dense_decode_fp16"),
+#if !defined(FAKE_WITHOUT_SM90) /* as where 9.0 was not among the GPUs of a build */
+    IMAGE("sm90/dense_decode/dense_decode_bf16"),
+    IMAGE("sm90/dense_decode/dense_decode_fp16"),
+#endif
 };
 
 static void *loaded[sizeof images / sizeof *images];
@@ -22,7 +26,11 @@ static void *loaded[sizeof images / sizeof *images];
 const struct cuda_build cuda_build = {
     .toolkit = 13000,
     .driver = 13000,
+#if defined(FAKE_WITHOUT_SM90)
+    .targets = "80",
+#else
     .targets = "80 90a",
+#endif
     .ptx = 80,
     .count = sizeof images / sizeof *images,
     .images = images,
