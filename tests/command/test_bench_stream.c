@@ -104,7 +104,9 @@ static void check_code(void)
         "0000000000000000000000000000000000000000000000000000000000000003  "
         "src/cuda/sm80/dense_decode/dense_decode_bf16.cu sm_90a\n"
         "0000000000000000000000000000000000000000000000000000000000000004  "
-        "src/cuda/sm80/dense_decode/dense_decode_fp16.cu sm_90\n";
+        "src/cuda/sm80/dense_decode/dense_decode_fp16.cu sm_90\n"
+        "0000000000000000000000000000000000000000000000000000000000000005  "
+        "src/cuda/sm90/dense_decode/dense_decode_fp16.cu sm_90a\n";
     FILE *file = fopen(path, "w");
     if (!file || fputs(text, file) < 0 || fclose(file)) exit(1);
     struct batch_shape shape = shapes[0];
@@ -115,6 +117,8 @@ static void check_code(void)
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '4', "fp16: %s", hash);
     CHECK(!bench_report_code(path, &row, 8, 0, hash), "another GPU's: %s", hash);
     CHECK(!bench_report_code("there is no such file", &row, 9, 0, hash), "of no file: %s", hash);
+    row.kernel = "cuda-sm90";
+    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '5', "Hopper's: %s", hash);
     row.kernel = "cuda", row.parts = 2;
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '1', "merge: %s", hash);
     unlink(path);

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A build for 8.0 alone, whose PTX serves a Hopper: the portable dense decode runs there, and the kernel that was left out
+ * is said to be missing, not launched.
+ */
+#include "fake_cuda/calls.h"
+
+static const fmla_device gpu = {FMLA_DEVICE_CUDA, 0};
+
+static void left_out(void)
+{
+    fake_open();
+    int rows = 0;
+    for (int64_t i = 0;; i++) {
+        fmla_capability row = FMLA_INIT(fmla_capability);
+        if (fmla_capabilities(gpu, i, &row) != FMLA_OK) break;
+        if (strcmp(row.operation, "dense_decode") != 0) continue;
+        const int missing = !strcmp(row.kernel, "cuda-sm90");
+        rows += 1 + 100 * missing;
+        CHECK(
+            row.available == !missing &&
+                !strcmp(row.reason, missing ? "this build has no machine code of it (FMLA_CUDA_ARCHS)" : ""),
+            "%s: %s", row.kernel, row.reason);
+    }
+    CHECK_EQ(rows, 102); /* two kernels, one of them missing */
+    struct decode_call c;
+    const char *name = "";
+    decode_call(&c, &small_shape, 0);
+    CHECK(fmla_dense_decode_kernel(&c.args, &name) == FMLA_OK && !strcmp(name, "cuda-sm80"), "%s: %s", name,
+          fmla_last_error());
+    CHECK(decode_run(&c) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(fake->tensors, 0);
+    c.args.kernel = "cuda-sm90";
+    check_rejected("forced", decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", "q",
+                   "kernel cuda-sm90|no machine code|FMLA_CUDA_ARCHS");
+}
+
+static void prepared(void)
+{
+    fake_open();
+    CHECK(fmla_prepare(gpu) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], 5);
+}
+
+static const struct scenario scenarios[] = {{"left out", left_out}, {"prepared", prepared}};
+
+int main(int argc, char **argv)
+{
+    return run_scenarios("test_cuda_no_sm90", scenarios, sizeof scenarios / sizeof *scenarios, argc, argv);
+}

@@ -1,0 +1,633 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Hopper's dense decode on the host: what it takes, how TMA is told of the queries and the cache, and whether the boxes that
+ * the kernel asks for hold the rows and keys that it takes them for; what the driver is told; what dispatch makes of it.
+ */
+#include "fake_cuda/calls.h"
+
+#include "cuda/kernels.h"
+
+#include "random.h"
+
+#include <math.h>
+
+/* ---- Problems ------------------------------------------------------------------------------------------- */
+
+enum { ROWS = SM90_DENSE_DECODE_ROWS, COLUMNS = 64 /* of a line */ };
+
+struct sizes {
+    int64_t b, s_q, h_q, h_kv, d_qk, pages, page_size;
+};
+
+/* Contiguous, with a block table. */
+static struct dense_decode_problem problem_of(const struct sizes *s)
+{
+    struct dense_decode_problem p = {
+        .b = s->b,
+        .s_q = s->s_q,
+        .h_q = s->h_q,
+        .h_kv = s->h_kv,
+        .d_qk = s->d_qk,
+        .d_v = 512,
+        .pages = s->pages,
+        .page_size = s->page_size,
+        .max_pages = 4,
+        .capacity = 4 * s->page_size,
+        .element = ELEMENT_BF16,
+        .device = {FMLA_DEVICE_CUDA, 0},
+        .q = (const uint16_t *)(const void *)memory[0],
+        .q_stride = {s->s_q * s->h_q * s->d_qk, s->h_q * s->d_qk, s->d_qk},
+        .kv = (const uint16_t *)(const void *)memory[1],
+        .kv_stride = {s->page_size * s->h_kv * s->d_qk, s->h_kv * s->d_qk, s->d_qk},
+        .block_table = (const int32_t *)(const void *)memory[2],
+        .block_table_stride = 4,
+        .seqlens = (const int32_t *)(const void *)memory[3],
+        .out = (uint16_t *)(void *)memory[5],
+        .out_stride = {s->s_q * s->h_q * 512, s->h_q * 512, 512},
+        .scale = 0.125f,
+    };
+    return p;
+}
+
+static const struct sizes plain_sizes = {3, 2, 16, 2, 576, 9, 64};
+
+/* ---- What it takes -------------------------------------------------------------------------------------- */
+
+static void check_taken(const char *label, const struct dense_decode_problem *p)
+{
+    const char *argument = "";
+    const char *why = sm90_dense_decode_refuses(p, &argument);
+    CHECK(!why, "%s: refused: %s %s", label, argument, why ? why : "");
+}
+
+static void check_refused(const char *label, const struct dense_decode_problem *p, const char *argument,
+                          const char *words)
+{
+    const char *named = "";
+    const char *why = sm90_dense_decode_refuses(p, &named);
+    CHECK(why && !strcmp(named, argument) && has_words(why, words), "%s: %s: %s", label, named,
+          why ? why : "taken");
+}
+
+/* One thing of a problem that it takes is changed. */
+#define PROBLEM(...)                                                                                         \
+    struct dense_decode_problem p = problem_of(&plain_sizes);                                                \
+    __VA_ARGS__
+#define TAKEN(...)                                                                                           \
+    do {                                                                                                     \
+        PROBLEM(__VA_ARGS__);                                                                                \
+        check_taken(#__VA_ARGS__, &p);                                                                       \
+    } while (0)
+#define REFUSED(argument, words, ...)                                                                        \
+    do {                                                                                                     \
+        PROBLEM(__VA_ARGS__);                                                                                \
+        check_refused(#__VA_ARGS__, &p, argument, words);                                                    \
+    } while (0)
+
+static const uint16_t *uneven(const void *data)
+{
+    return (const uint16_t *)(const void *)((const char *)data + 8);
+}
+
+static void takes_caches(void)
+{
+    static const char aligned[] = "base and strides|16 bytes", pages[] = "multiple of 64 keys";
+    TAKEN();
+    TAKEN(p.page_size = 128);
+    TAKEN(p.page_size = 256);
+    REFUSED("kv_cache", pages, p.page_size = 16);
+    REFUSED("kv_cache", pages, p.page_size = 61);
+    REFUSED("kv_cache", pages, p.page_size = 96);
+    TAKEN(p.block_table = NULL, p.page_size = 61); /* a request's keys are one page */
+    TAKEN(p.block_table = NULL, p.page_size = 16);
+    REFUSED("kv_cache", aligned, p.kv = uneven(p.kv));
+    REFUSED("kv_cache", aligned, p.kv_stride[0] += 4);
+    REFUSED("kv_cache", aligned, p.kv_stride[1] += 4);
+    REFUSED("kv_cache", aligned, p.kv_stride[2] += 4);
+    REFUSED("kv_cache", aligned, p.kv_stride[1] = 0);
+    REFUSED("kv_cache", aligned, p.kv_stride[2] = 0);
+    REFUSED("kv_cache", aligned, p.kv_stride[0] = INT64_C(1) << 39); /* 2^40 bytes */
+    TAKEN(p.kv_stride[0] = (INT64_C(1) << 39) - 8);
+    TAKEN(p.kv_stride[0] = 0); /* every page the same */
+    TAKEN(p.kv_stride[0] = 4, p.pages = 1);
+    TAKEN(p.kv_stride[1] += 8, p.kv_stride[0] += 16);
+    TAKEN(p.h_kv = 1, p.kv_stride[2] = 3);
+    TAKEN(p.pages = 0, p.kv = NULL); /* an empty cache is not read */
+    TAKEN(p.pages = 0, p.kv = uneven(p.kv), p.kv_stride[1] = 3);
+}
+
+static void takes_queries(void)
+{
+    static const char aligned[] = "base and strides|16 bytes", heads[] = "several tokens|64";
+    REFUSED("q", aligned, p.q = uneven(p.q));
+    for (int i = 0; i < 3; i++) REFUSED("q", aligned, p.q_stride[i] += 4);
+    REFUSED("q", aligned, p.q_stride[1] = 0);
+    REFUSED("q", aligned, p.q_stride[2] = 0);
+    REFUSED("q", aligned, p.q_stride[0] = INT64_C(1) << 39);
+    TAKEN(p.q_stride[0] = 0); /* every request the same */
+    TAKEN(p.q_stride[0] = 4, p.b = 1);
+    TAKEN(p.q_stride[1] = 3, p.s_q = 1);
+    TAKEN(p.q_stride[2] = 3, p.h_q = p.h_kv = 1);
+    TAKEN(p.q_stride[1] += 8, p.q_stride[0] += 16); /* 8 heads a key head, which divide 64 */
+    TAKEN(p.h_q = 40, p.h_kv = 1, p.q_stride[1] = 40 * 576, p.q_stride[0] = 80 * 576);
+    REFUSED("q", heads, p.h_q = 40, p.h_kv = 1, p.q_stride[1] = 41 * 576, p.q_stride[0] = 82 * 576);
+    REFUSED("q", heads, p.h_q = 80, p.q_stride[1] = 80 * 576, p.q_stride[0] = 160 * 576);
+    REFUSED("q", heads, p.h_q = 192, p.q_stride[1] = 192 * 576, p.q_stride[0] = 384 * 576);
+    TAKEN(p.h_q = 256, p.q_stride[1] = 256 * 576, p.q_stride[0] = 512 * 576);
+    TAKEN(p.h_q = 80, p.s_q = 1); /* one token: its rows beyond the key head's are another's, and not kept */
+    /* As many blocks of threads as fit an int, with 2^20 to spare for lanes. */
+    const int64_t most = (INT32_MAX - (1 << 20)) / 2;
+    TAKEN(p.b = most);
+    REFUSED("q", "2^31 tiles", p.b = most + 1);
+    TAKEN(p.num_partitions = (int32_t)most);
+    REFUSED("q", "2^31 tiles", p.num_partitions = (int32_t)most + 1);
+    REFUSED("q", "2^31 tiles", p.s_q = 9, p.num_partitions = (int32_t)(most / 2 + 1)); /* 72 rows */
+    TAKEN(p.s_q = 8, p.num_partitions = (int32_t)(most / 2 + 1));
+}
+
+static void takes_the_rest(void)
+{
+    static const char aligned[] = "output|base and strides|16 bytes";
+    REFUSED("out", aligned, p.out++);
+    for (int i = 0; i < 3; i++) REFUSED("out", aligned, p.out_stride[i] += 4);
+    TAKEN(p.out_stride[0] += 8);
+    TAKEN(p.out_stride[0] = 3, p.b = 1);
+    TAKEN(p.out_stride[1] = 3, p.s_q = 1);
+    TAKEN(p.scale = 1e-30f);
+    REFUSED("softmax_scale", "at least 1e-30", p.scale = 0.99e-30f);
+    REFUSED("softmax_scale", "at least 1e-30", p.scale = -0.125f);
+    REFUSED("softmax_scale", "at least 1e-30", p.scale = NAN);
+    /* No request: nothing is looked at. */
+    TAKEN(p.b = 0, p.page_size = 61, p.q = uneven(p.q), p.kv = uneven(p.kv), p.out++, p.scale = -1.0f);
+}
+
+/* ---- Views ---------------------------------------------------------------------------------------------- */
+
+static void check_dims(const char *label, const struct tensor_view *v, const int64_t sizes[5],
+                       const int32_t box[5])
+{
+    for (int i = 0; i < TENSOR_DIMS; i++)
+        CHECK(v->size[i] == sizes[i] && v->box[i] == box[i],
+              "%s: dimension %d: size %" PRId64 ", box %d; expected %" PRId64 ", %d", label, i, v->size[i],
+              v->box[i], sizes[i], box[i]);
+}
+
+#define DIMS(label, view, sizes, box) check_dims(label, &(view), (const int64_t[])sizes, (const int32_t[])box)
+#define LIST(...)                                                                                            \
+    {                                                                                                        \
+        __VA_ARGS__                                                                                          \
+    }
+
+/* Sizes of the queries' view and its box, for each way in which 64 rows are one box. */
+static void query_views(void)
+{
+    static const struct {
+        const char *label;
+        struct sizes s;
+        int64_t padding; /* of a token */
+        int64_t q_heads, size[5];
+        int32_t box[5];
+    } cases[] = {
+        {"one key head", {3, 1, 128, 1, 576, 9, 64}, 0, 128, {64, 128, 1, 9, 3}, {64, 64, 1, 2, 1}},
+        {"few heads", {3, 1, 5, 1, 512, 9, 64}, 0, 5, {64, 5, 1, 8, 3}, {64, 64, 1, 2, 1}},
+        {"tokens follow each other", {3, 2, 40, 1, 576, 9, 64}, 0, 80, {64, 80, 1, 9, 3}, {64, 64, 1, 2, 1}},
+        {"padded tokens", {3, 2, 16, 1, 576, 9, 64}, 8, 16, {64, 16, 2, 9, 3}, {64, 16, 4, 2, 1}},
+        {"padded large tokens", {3, 2, 128, 1, 576, 9, 64}, 8, 128, {64, 128, 2, 9, 3}, {64, 64, 1, 2, 1}},
+        {"padded tokens of 64", {3, 2, 64, 1, 576, 9, 64}, 8, 64, {64, 64, 2, 9, 3}, {64, 64, 1, 2, 1}},
+        {"key heads, a token", {3, 1, 24, 2, 576, 9, 64}, 0, 12, {64, 24, 1, 9, 3}, {64, 64, 1, 2, 1}},
+        {"key heads, tokens", {3, 5, 16, 2, 576, 9, 64}, 0, 8, {64, 16, 5, 9, 3}, {64, 8, 8, 2, 1}},
+        {"key heads, large", {3, 5, 256, 2, 576, 9, 64}, 0, 128, {64, 256, 5, 9, 3}, {64, 64, 1, 2, 1}},
+        {"a query a key head", {3, 5, 8, 8, 512, 9, 64}, 0, 1, {64, 8, 5, 8, 3}, {64, 1, 64, 2, 1}},
+        {"one head, tokens", {3, 7, 1, 1, 512, 9, 64}, 0, 7, {64, 7, 1, 8, 3}, {64, 64, 1, 2, 1}},
+        {"no one view", {3, 2, 40, 1, 576, 9, 64}, 8, 0, {0}, {0}},
+        {"no one view, key heads", {3, 2, 24, 2, 576, 9, 64}, 0, 0, {0}, {0}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct dense_decode_problem p = problem_of(&cases[i].s);
+        p.q_stride[1] += cases[i].padding, p.q_stride[0] = p.s_q * p.q_stride[1];
+        const int64_t heads = sm90_dense_decode_q_heads(&p);
+        CHECK(heads == cases[i].q_heads, "%s: %" PRId64 " heads", cases[i].label, heads);
+        if (!cases[i].q_heads) continue;
+        check_taken(cases[i].label, &p);
+        const struct tensor_view v = sm90_dense_decode_q_view(&p);
+        check_dims(cases[i].label, &v, cases[i].size, cases[i].box);
+        CHECK(v.data == p.q && v.element == p.element, "%s", cases[i].label);
+    }
+    /* One head has no stride of heads: tokens follow each other, however far apart. */
+    struct dense_decode_problem p = problem_of(&(struct sizes){3, 7, 1, 1, 512, 9, 64});
+    p.q_stride[1] = 1024, p.q_stride[0] = 8192, p.q_stride[2] = 5;
+    check_taken("one head, tokens apart", &p);
+    CHECK_EQ(sm90_dense_decode_q_heads(&p), 7);
+    CHECK_EQ(sm90_dense_decode_q_view(&p).stride[1], 1024);
+    p.q_stride[0] = 0;
+    CHECK_EQ(sm90_dense_decode_q_view(&p).size[4], 1);
+}
+
+static void key_views(void)
+{
+    struct dense_decode_problem p = problem_of(&plain_sizes);
+    struct tensor_view v = sm90_dense_decode_key_view(&p, 2);
+    DIMS("pages", v, LIST(64, 64, 9, 9, 2), LIST(64, 64, 2, 1, 1));
+    CHECK(v.data == p.kv, "%p", v.data);
+    CHECK(v.stride[1] == 2 * 576 && v.stride[2] == 64 && v.stride[3] == 64 * 2 * 576 && v.stride[4] == 576,
+          "%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64, v.stride[1], v.stride[2], v.stride[3],
+          v.stride[4]);
+    v = sm90_dense_decode_key_view(&p, 1);
+    DIMS("rope", v, LIST(64, 64, 9, 9, 2), LIST(64, 64, 1, 1, 1));
+    p.page_size = 256;
+    v = sm90_dense_decode_key_view(&p, 2);
+    DIMS("pages of 256", v, LIST(64, 256, 9, 9, 2), LIST(64, 64, 2, 1, 1));
+    p.block_table = NULL, p.page_size = 61, p.d_qk = 512;
+    v = sm90_dense_decode_key_view(&p, 2);
+    DIMS("no table", v, LIST(64, 61, 8, 9, 2), LIST(64, 64, 2, 1, 1));
+    p.kv_stride[0] = 0;
+    v = sm90_dense_decode_key_view(&p, 2);
+    DIMS("one for all", v, LIST(64, 61, 8, 1, 2), LIST(64, 64, 2, 1, 1));
+    p.pages = 0, p.kv = NULL;
+    v = sm90_dense_decode_key_view(&p, 2);
+    CHECK(v.size[3] == 0 && v.data == p.q, "an empty cache: %" PRId64 " pages at %p", v.size[3], v.data);
+}
+
+/* ---- Where boxes lie ------------------------------------------------------------------------------------- */
+
+/* The element of the tensor, from its first, that TMA brings as element `at` of the box at `place`; -1: a zero, for it lies
+ * outside. Innermost dimension first, in memory as in coordinates. */
+static int64_t element_of(const struct tensor_view *v, const int64_t place[5], int64_t at)
+{
+    int64_t offset = 0;
+    for (int i = 0; i < TENSOR_DIMS; i++) {
+        const int64_t x = place[i] + at % v->box[i];
+        at /= v->box[i];
+        if (x < 0 || x >= v->size[i]) return -1;
+        offset += x * (i ? v->stride[i] : 1);
+    }
+    return offset;
+}
+
+static int64_t elements_of_box(const struct tensor_view *v)
+{
+    int64_t count = 1;
+    for (int i = 0; i < TENSOR_DIMS; i++) count *= v->box[i];
+    return count;
+}
+
+/* The last element that a box can bring. */
+static int64_t last_element(const struct tensor_view *v)
+{
+    int64_t last = v->size[0] - 1;
+    for (int i = 1; i < TENSOR_DIMS; i++) last += (v->size[i] - 1) * v->stride[i];
+    return last;
+}
+
+static int64_t far(int64_t size, int64_t stride)
+{
+    return size > 1 ? (size - 1) * stride : 0;
+}
+
+/* The queries of a tile: the places are those of produce_queries (sm90/dense_decode/producer.cuh). */
+static int64_t wrong_query(const struct dense_decode_problem *p, int64_t request, int64_t kv_head,
+                           int64_t tile)
+{
+    const struct tensor_view v = sm90_dense_decode_q_view(p);
+    const int64_t q_heads = sm90_dense_decode_q_heads(p), group = p->h_q / p->h_kv;
+    const int64_t rows = p->s_q * group, row = tile * ROWS, request_step = p->q_stride[0] != 0;
+    if (elements_of_box(&v) != 2 * COLUMNS * ROWS) return -2;
+    for (int64_t unit = 0; 2 * unit < p->d_qk / COLUMNS; unit++) {
+        const int64_t place[5] = {0, kv_head * q_heads + row % q_heads, row / q_heads, 2 * unit,
+                                  request * request_step};
+        for (int64_t at = 0; at < 2 * COLUMNS * ROWS; at++) {
+            const int64_t mine = row + at / COLUMNS % ROWS;
+            const int64_t column = (2 * unit + at / COLUMNS / ROWS) * COLUMNS + at % COLUMNS;
+            if (mine >= rows) continue; /* not kept */
+            const int64_t expected = request * p->q_stride[0] + mine / group * p->q_stride[1] +
+                                     (kv_head * group + mine % group) * p->q_stride[2] + column;
+            if (element_of(&v, place, at) != (column < p->d_qk ? expected : -1)) return mine;
+        }
+    }
+    return -1;
+}
+
+/* 64 keys of a page: the places are those of block_place and load_block. */
+static int64_t wrong_key(const struct dense_decode_problem *p, int64_t page, int64_t kv_head, int64_t block)
+{
+    const int64_t first = block * 64, page_step = p->kv_stride[0] != 0;
+    for (int64_t group = 0; group < p->d_qk / COLUMNS; group += 2) {
+        const int32_t groups = group < 8 ? 2 : 1; /* those behind d_v have a map of their own */
+        const struct tensor_view v = sm90_dense_decode_key_view(p, groups);
+        const int64_t place[5] = {0, first, group, page * page_step, kv_head};
+        if (elements_of_box(&v) != groups * COLUMNS * 64) return -2;
+        for (int64_t at = 0; at < groups * COLUMNS * 64; at++) {
+            const int64_t key = first + at / COLUMNS % 64;
+            const int64_t column = (group + at / COLUMNS / 64) * COLUMNS + at % COLUMNS;
+            const int64_t expected =
+                page * p->kv_stride[0] + key * p->kv_stride[1] + kv_head * p->kv_stride[2] + column;
+            if (element_of(&v, place, at) != (key < p->page_size ? expected : -1)) return key;
+        }
+    }
+    return -1;
+}
+
+static int64_t padded(struct random_state *random, int64_t stride)
+{
+    return stride + (random_between(random, 0, 3) ? 0 : 8 * random_between(random, 1, 9));
+}
+
+static struct dense_decode_problem random_problem(struct random_state *random)
+{
+    static const int64_t groups[] = {1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 80, 96, 128, 192},
+                         pages[] = {64, 128, 256, 16, 61};
+    struct sizes s = {.b = random_between(random, 1, 3),
+                      .s_q = random_between(random, 1, random_between(random, 1, 9)),
+                      .h_kv = random_between(random, 0, 1) ? 1 : random_between(random, 2, 4),
+                      .d_qk = random_between(random, 0, 1) ? 576 : 512,
+                      .pages = random_between(random, 1, 4),
+                      .page_size = pages[random_between(random, 0, 4)]};
+    s.h_q = s.h_kv * groups[random_between(random, 0, 13)];
+    struct dense_decode_problem p = problem_of(&s);
+    p.q_stride[2] = padded(random, s.d_qk);
+    p.q_stride[1] = padded(random, s.h_q * p.q_stride[2]);
+    p.q_stride[0] = random_between(random, 0, 7) ? padded(random, s.s_q * p.q_stride[1]) : 0;
+    if (s.h_q == 1) p.q_stride[2] = random_between(random, 0, 5);
+    p.kv_stride[2] = padded(random, s.d_qk);
+    p.kv_stride[1] = padded(random, s.h_kv * p.kv_stride[2]);
+    p.kv_stride[0] = random_between(random, 0, 7) ? padded(random, s.page_size * p.kv_stride[1]) : 0;
+    if (random_between(random, 0, 2) == 0) p.block_table = NULL;
+    return p;
+}
+
+static void boxes(void)
+{
+    struct random_state random = {90};
+    int taken = 0, merged = 0, whole_tokens = 0, shared = 0;
+    for (int i = 0; i < 600; i++) {
+        const struct dense_decode_problem p = random_problem(&random);
+        const char *argument;
+        if (sm90_dense_decode_refuses(&p, &argument)) continue;
+        const struct tensor_view q = sm90_dense_decode_q_view(&p), keys = sm90_dense_decode_key_view(&p, 2);
+        taken++, shared += !p.q_stride[0] && p.b > 1;
+        merged += p.s_q > 1 && sm90_dense_decode_q_heads(&p) == p.s_q * p.h_q;
+        whole_tokens += q.box[2] > 1;
+        const int64_t tiles = (p.s_q * (p.h_q / p.h_kv) + ROWS - 1) / ROWS;
+        const int64_t request = random_between(&random, 0, p.b - 1);
+        const int64_t kv_head = random_between(&random, 0, p.h_kv - 1);
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            const int64_t wrong = wrong_query(&p, request, kv_head, tile);
+            CHECK(wrong == -1,
+                  "b %" PRId64 ", s_q %" PRId64 ", h_q %" PRId64 ", h_kv %" PRId64 ": tile %" PRId64
+                  ": row %" PRId64 " (-2: the box)",
+                  p.b, p.s_q, p.h_q, p.h_kv, tile, wrong);
+        }
+        const int64_t blocks = (p.page_size + 63) / 64, page = random_between(&random, 0, p.pages - 1);
+        const int64_t wrong = wrong_key(&p, page, kv_head, random_between(&random, 0, blocks - 1));
+        CHECK(wrong == -1,
+              "pages of %" PRId64 ", h_kv %" PRId64 ", d_qk %" PRId64 ": key %" PRId64 " (-2: the box)",
+              p.page_size, p.h_kv, p.d_qk, wrong);
+        /* No box, wherever it lies, reads past the tensor. */
+        CHECK_EQ(last_element(&q), far(p.b, p.q_stride[0]) + far(p.s_q, p.q_stride[1]) +
+                                       far(p.h_q, p.q_stride[2]) + p.d_qk - 1);
+        CHECK_EQ(last_element(&keys), far(p.pages, p.kv_stride[0]) + far(p.page_size, p.kv_stride[1]) +
+                                          far(p.h_kv, p.kv_stride[2]) + p.d_qk - 1);
+    }
+    CHECK(taken > 200 && merged > 20 && whole_tokens > 20 && shared > 5,
+          "%d problems taken, %d merged, %d of whole tokens, %d of shared queries", taken, merged,
+          whole_tokens, shared);
+}
+
+/* ---- What the driver is told ------------------------------------------------------------------------------ */
+
+static void enter(struct cuda_scope *scope)
+{
+    CHECK(cuda_enter("test", "x", 0, scope) == FMLA_OK, "%s", fmla_last_error());
+}
+
+static void encoded(void)
+{
+    fake_open();
+    struct cuda_scope scope;
+    struct tensor_map map;
+    enter(&scope);
+    struct tensor_view v = {
+        .data = memory[0],
+        .element = ELEMENT_FP16,
+        .size = {64, 100, 9, 1, 7},
+        .stride = {12345, 576, 64, 3, 65536},
+        .box = {64, 32, 2, 1, 1},
+    };
+    CHECK(tensor_map_make("test", &scope, "x", &v, &map) == FMLA_OK, "%s", fmla_last_error());
+    const struct fake_tensor *told = told_of(&map);
+    CHECK_EQ(told->type, CU_TENSOR_FLOAT16);
+    CHECK_EQ(told->rank, 5);
+    CHECK((char *)told->base == memory[0], "%p", told->base);
+    CHECK_EQ(told->swizzle, CU_TENSOR_SWIZZLE_128B);
+    CHECK_EQ(told->interleave, CU_TENSOR_INTERLEAVE_NONE);
+    CHECK_EQ(told->promotion, CU_TENSOR_PROMOTION_128B);
+    CHECK_EQ(told->fill, CU_TENSOR_FILL_ZERO);
+    for (int i = 0; i < TENSOR_DIMS; i++) {
+        CHECK_EQ(told->sizes[i], v.size[i]);
+        CHECK_EQ(told->box[i], v.box[i]);
+        CHECK_EQ(told->steps[i], 1);
+    }
+    CHECK_EQ(told->strides[0], 2 * 576);
+    CHECK_EQ(told->strides[1], 2 * 64);
+    CHECK_EQ(told->strides[2], 16); /* of a single element: never made */
+    CHECK_EQ(told->strides[3], 2 * 65536);
+    /* An empty tensor: one element stands for it. */
+    v.element = ELEMENT_BF16, v.size[4] = 0;
+    CHECK(tensor_map_make("test", &scope, "x", &v, &map) == FMLA_OK, "%s", fmla_last_error());
+    told = told_of(&map);
+    CHECK_EQ(told->type, CU_TENSOR_BFLOAT16);
+    for (int i = 0; i < TENSOR_DIMS; i++) CHECK_EQ(told->sizes[i], 1);
+    for (int i = 0; i < TENSOR_DIMS - 1; i++) CHECK_EQ(told->strides[i], 16);
+    cuda_leave(&scope);
+}
+
+/* What the driver does not take comes back as its error, with the tensor's name. */
+static void not_encoded(void)
+{
+    fake_open();
+    struct cuda_scope scope;
+    struct tensor_map map;
+    enter(&scope);
+    for (int k = 0; k < 10; k++) {
+        struct tensor_view v = {.data = memory[0],
+                                .element = ELEMENT_BF16,
+                                .size = {64, 8, 8, 8, 8},
+                                .stride = {1, 64, 512, 4096, 32768},
+                                .box = {64, 8, 8, 1, 1}};
+        switch (k) {
+        case 0: v.data = memory[0] + 8; break;
+        case 1: v.data = NULL; break;
+        case 2: v.stride[1] = 68; break;
+        case 3: v.stride[4] = 0; break;
+        case 4: v.stride[4] = INT64_C(1) << 39; break;
+        case 5: v.box[0] = 128; break;
+        case 6: v.box[1] = 257; break;
+        case 7: v.box[4] = 0; break;
+        case 8: v.size[2] = (INT64_C(1) << 32) + 1; break;
+        case 9: break; /* taken, so that what came before was refused for its own sake */
+        }
+        const fmla_status status = tensor_map_make("test", &scope, "the_tensor", &v, &map);
+        if (k == 9)
+            CHECK(status == FMLA_OK, "%s", fmla_last_error());
+        else
+            check_rejected("map", status, FMLA_DEVICE_ERROR, "test", "cuda:0",
+                           "cuTensorMapEncodeTiled of the_tensor");
+    }
+    CHECK_EQ(fake->tensors, 1);
+    cuda_leave(&scope);
+}
+
+/* tensor_stride_possible and the driver agree. */
+static void strides(void)
+{
+    fake_open();
+    struct cuda_scope scope;
+    struct tensor_map map;
+    enter(&scope);
+    const int64_t most = INT64_C(1) << 39;
+    const int64_t cases[] = {0, 1, 4, 7, 8, 9, 12, 16, 576, most - 8, most - 1, most, most + 8};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int64_t size = 1; size <= 3; size++) {
+            const struct tensor_view v = {.data = memory[0],
+                                          .size = {64, size, 1, 1, 1},
+                                          .stride = {1, cases[i], 8, 8, 8},
+                                          .box = {64, 64, 1, 1, 1}};
+            CHECK(tensor_stride_possible(size, cases[i]) ==
+                      (tensor_map_make("test", &scope, "x", &v, &map) == FMLA_OK),
+                  "size %" PRId64 ", stride %" PRId64, size, cases[i]);
+        }
+    CHECK(!tensor_stride_possible(2, -8), "%s", "a negative stride");
+    cuda_leave(&scope);
+}
+
+/* Maps that a call makes: whatever it takes, the driver takes. */
+static void taken_is_encoded(void)
+{
+    fake_open();
+    struct cuda_scope scope;
+    struct random_state random = {91};
+    struct tensor_map map;
+    int taken = 0;
+    enter(&scope);
+    for (int i = 0; i < 2000; i++) {
+        struct dense_decode_problem p = random_problem(&random);
+        const char *argument;
+        if (i % 16 == 0) p.pages = 0, p.kv = NULL;
+        if (sm90_dense_decode_refuses(&p, &argument)) continue;
+        taken++;
+        const struct tensor_view views[] = {sm90_dense_decode_key_view(&p, 2),
+                                            sm90_dense_decode_key_view(&p, 1), sm90_dense_decode_q_view(&p)};
+        for (int k = 0; k < 3; k++)
+            CHECK(tensor_map_make("test", &scope, "x", &views[k], &map) == FMLA_OK, "%d: %s", k,
+                  fmla_last_error());
+    }
+    CHECK(taken > 500, "%d taken", taken);
+    cuda_leave(&scope);
+}
+
+static void refused_by_the_driver(void)
+{
+    fake_open();
+    struct decode_call c;
+    decode_call(&c, &small_shape, 0);
+    fake->fails[CALL_cuTensorMapEncodeTiled] = FAKE_LAUNCH_FAILED;
+    check_rejected("map", decode_run(&c), FMLA_DEVICE_ERROR, "dense_decode", "cuda:0",
+                   "cuTensorMapEncodeTiled of kv_cache|CUDA_ERROR_LAUNCH_FAILED");
+    CHECK_EQ(fake_depth(), 0);
+    CHECK(!fake->launches || !strcmp(fake->launch[fake->launches - 1].kernel, "decode_plan"), "%s",
+          "launched without maps");
+    fake->fails[CALL_cuTensorMapEncodeTiled] = CU_SUCCESS;
+    CHECK(decode_run(&c) == FMLA_OK, "%s", fmla_last_error());
+}
+
+/* ---- Dispatch --------------------------------------------------------------------------------------------- */
+
+/* Calls with one thing that Hopper's kernel does not take: not chosen, and if forced refused by the argument's name. */
+static void dispatched(void)
+{
+    fake_open();
+    static const char *const arguments[] = {"", "kv_cache", "kv_cache", "q", "q", "out", "softmax_scale"};
+    for (int k = 0; k < 7; k++) {
+        struct decode_call c;
+        struct decode_shape shape = small_shape;
+        const char *name = "";
+        if (k == 1) shape.page_size = 61;
+        if (k == 4) shape.s_q = 2, shape.h_q = 24, shape.h_kv = 2;
+        decode_call(&c, &shape, 0);
+        switch (k) {
+        case 2: c.kv.strides[0] += 4; break;
+        case 3: c.q.tensor.byte_offset = 8; break;
+        case 5: c.out.tensor.byte_offset = 2; break;
+        case 6: c.args.softmax_scale = -0.5f; break;
+        }
+        CHECK(fmla_dense_decode_kernel(&c.args, &name) == FMLA_OK &&
+                  !strcmp(name, k ? "cuda-sm80" : "cuda-sm90"),
+              "case %d: %s", k, name);
+        CHECK(decode_run(&c) == FMLA_OK, "case %d: %s", k, fmla_last_error());
+        CHECK_EQ(fake->tensors, 3); /* of the first case */
+        c.args.kernel = "cuda-sm90";
+        if (!k) continue;
+        check_rejected("forced", decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", arguments[k],
+                       "kernel cuda-sm90 takes");
+    }
+}
+
+static void forced_elsewhere(void)
+{
+    fake_open();
+    fake->capability = 100;
+    struct decode_call c;
+    decode_call(&c, &small_shape, 0);
+    c.args.kernel = "cuda-sm90";
+    check_rejected("forced", decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", "q",
+                   "kernel cuda-sm90|compute capability is not 9.0");
+    CHECK_EQ(fake->launches, 0);
+}
+
+/* A caller may ask for the size and change its mind about the kernel. */
+static void workspace(void)
+{
+    fake_open();
+    static const struct decode_shape shapes[] = {
+        {2, 1, 16, 1, 64, 64, 32, {FMLA_TYPE_BFLOAT, 16, 1}},
+        {5, 2, 16, 2, 99, 64, 40, {FMLA_TYPE_FLOAT, 16, 1}},
+        {128, 2, 128, 1, 9, 64, 1, {FMLA_TYPE_FLOAT, 16, 1}},
+        {3, 1, 65, 1, 9, 128, 1000, {FMLA_TYPE_BFLOAT, 16, 1}},
+    };
+    for (int k = 0; k < 8; k++) {
+        size_t bytes[3], alignment[3];
+        static const char *const kernels[] = {NULL, "cuda-sm80", "cuda-sm90"};
+        struct decode_call c;
+        decode_call(&c, &shapes[k / 2], 0);
+        c.args.batch_invariant = k % 2;
+        for (int i = 0; i < 3; i++) {
+            c.args.kernel = kernels[i];
+            CHECK(fmla_dense_decode_workspace_size(&c.args, &bytes[i], &alignment[i]) == FMLA_OK, "%s",
+                  fmla_last_error());
+        }
+        CHECK(bytes[0] == bytes[1] && bytes[1] == bytes[2] && alignment[1] == alignment[2],
+              "case %d: %zu, %zu, %zu bytes", k, bytes[0], bytes[1], bytes[2]);
+    }
+}
+
+static const struct scenario scenarios[] = {
+    {"caches that it takes", takes_caches},
+    {"queries that it takes", takes_queries},
+    {"what else it takes", takes_the_rest},
+    {"the queries' view", query_views},
+    {"the keys' view", key_views},
+    {"where boxes lie", boxes},
+    {"encoded", encoded},
+    {"not encoded", not_encoded},
+    {"strides", strides},
+    {"what is taken is encoded", taken_is_encoded},
+    {"refused by the driver", refused_by_the_driver},
+    {"dispatched", dispatched},
+    {"forced elsewhere", forced_elsewhere},
+    {"the workspace", workspace},
+};
+
+int main(int argc, char **argv)
+{
+    return run_scenarios("test_cuda_sm90", scenarios, sizeof scenarios / sizeof *scenarios, argc, argv);
+}
