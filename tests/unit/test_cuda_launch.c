@@ -26,6 +26,11 @@ static struct dense_decode_params params_of(const struct fake_launch *launch)
     return params;
 }
 
+static bool divides(struct divisor divisor, uint32_t by)
+{
+    return 1234567u * (uint64_t)divisor.multiplier >> divisor.shift == 1234567u / by;
+}
+
 static int32_t rows_per_block_of(const struct fake_launch *launch)
 {
     int32_t rows;
@@ -137,8 +142,7 @@ static void planned_inside(void)
     CHECK_EQ(decode.block_x, 256);
     CHECK_EQ(decode.shared_bytes, 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4);
     CHECK_EQ(p.stages, 3);
-    CHECK(1234567u * (uint64_t)p.page_divisor.multiplier >> p.page_divisor.shift == 1234567u / 64, "%s",
-          "page_divisor");
+    CHECK(divides(p.page_divisor, 64) && divides(p.group_divisor, 8), "%s", "divisors");
     CHECK(!memcmp(launched(0)->parameters, launched(1)->parameters, sizeof p), "%s",
           "the join has other parameters");
     CHECK_EQ(rows_per_block_of(launched(0)), 1); /* 66 / 5 parts a request */
@@ -377,6 +381,7 @@ static void hopper(void)
           "the join has other parameters");
     CHECK_EQ(p.q_heads, 8);
     CHECK_EQ(p.tiles_of_head, 1);
+    CHECK(divides(p.tiles_of_head_divisor, 1) && divides(p.tiles_divisor, 2), "%s", "divisors");
     CHECK_EQ(p.request_step, 1);
     CHECK_EQ(p.page_step, 1);
     CHECK_EQ(fake->tensors, 3);
@@ -413,6 +418,25 @@ static void hopper_variants(void)
         CHECK_EQ(told_of(&p.queries)->sizes[3], d_qk / 64);
         CHECK_EQ(told_of(&p.keys)->sizes[2], d_qk / 64);
     }
+}
+
+/* 256 rows of two key heads each; and a join of few blocks, which all fit beside the decode's last ones. */
+static void hopper_large_tiles(void)
+{
+    fake_open();
+    struct decode_call c;
+    const struct decode_shape shape = {128, 2, 256, 2, 9, 64, 1, bf16};
+    decode_call(&c, &shape, 0);
+    c.args.num_partitions = 33;
+    run_best(&c);
+    check_kernels(0, "decode_plan|sm90_dense_decode_bf16_576_shared|join_splits_bf16");
+    const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
+    CHECK_EQ(p.q_heads, 128);
+    CHECK_EQ(p.tiles_of_head, 4);
+    CHECK(divides(p.tiles_of_head_divisor, 4) && divides(p.tiles_divisor, 8), "%s", "divisors");
+    CHECK_EQ(launched(1)->config.grid_x, 33 * 8);
+    CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS);
+    CHECK_EQ(launched(0)->config.grid_x, 2 * 132);
 }
 
 /* All requests share one query tensor and one cache: one request, one page, and steps of 0. */
@@ -641,6 +665,7 @@ static const struct scenario scenarios[] = {
     {"too large", too_large},
     {"on Hopper", hopper},
     {"every kernel of Hopper", hopper_variants},
+    {"large tiles on Hopper", hopper_large_tiles},
     {"shared tensors on Hopper", hopper_shared_tensors},
     {"without cuts on Hopper", hopper_without_cuts},
     {"on 8.0", on_8_0},
