@@ -163,20 +163,18 @@ static void takes_the_rest(void)
 
 /* ---- Views ---------------------------------------------------------------------------------------------- */
 
-static void check_dims(const char *label, const struct tensor_view *v, const int64_t sizes[5],
-                       const int32_t box[5])
+struct dims {
+    int64_t size[TENSOR_DIMS];
+    int32_t box[TENSOR_DIMS];
+};
+
+static void check_dims(const char *label, const struct tensor_view *v, struct dims expected)
 {
     for (int i = 0; i < TENSOR_DIMS; i++)
-        CHECK(v->size[i] == sizes[i] && v->box[i] == box[i],
+        CHECK(v->size[i] == expected.size[i] && v->box[i] == expected.box[i],
               "%s: dimension %d: size %" PRId64 ", box %d; expected %" PRId64 ", %d", label, i, v->size[i],
-              v->box[i], sizes[i], box[i]);
+              v->box[i], expected.size[i], expected.box[i]);
 }
-
-#define DIMS(label, view, sizes, box) check_dims(label, &(view), (const int64_t[])sizes, (const int32_t[])box)
-#define LIST(...)                                                                                            \
-    {                                                                                                        \
-        __VA_ARGS__                                                                                          \
-    }
 
 /* Sizes of the queries' view and its box, for each way in which 64 rows are one box. */
 static void query_views(void)
@@ -185,22 +183,26 @@ static void query_views(void)
         const char *label;
         struct sizes s;
         int64_t padding; /* of a token */
-        int64_t q_heads, size[5];
-        int32_t box[5];
+        int64_t q_heads;
+        struct dims dims;
     } cases[] = {
-        {"one key head", {3, 1, 128, 1, 576, 9, 64}, 0, 128, {64, 128, 1, 9, 3}, {64, 64, 1, 2, 1}},
-        {"few heads", {3, 1, 5, 1, 512, 9, 64}, 0, 5, {64, 5, 1, 8, 3}, {64, 64, 1, 2, 1}},
-        {"tokens follow each other", {3, 2, 40, 1, 576, 9, 64}, 0, 80, {64, 80, 1, 9, 3}, {64, 64, 1, 2, 1}},
-        {"padded tokens", {3, 2, 16, 1, 576, 9, 64}, 8, 16, {64, 16, 2, 9, 3}, {64, 16, 4, 2, 1}},
-        {"padded large tokens", {3, 2, 128, 1, 576, 9, 64}, 8, 128, {64, 128, 2, 9, 3}, {64, 64, 1, 2, 1}},
-        {"padded tokens of 64", {3, 2, 64, 1, 576, 9, 64}, 8, 64, {64, 64, 2, 9, 3}, {64, 64, 1, 2, 1}},
-        {"key heads, a token", {3, 1, 24, 2, 576, 9, 64}, 0, 12, {64, 24, 1, 9, 3}, {64, 64, 1, 2, 1}},
-        {"key heads, tokens", {3, 5, 16, 2, 576, 9, 64}, 0, 8, {64, 16, 5, 9, 3}, {64, 8, 8, 2, 1}},
-        {"key heads, large", {3, 5, 256, 2, 576, 9, 64}, 0, 128, {64, 256, 5, 9, 3}, {64, 64, 1, 2, 1}},
-        {"a query a key head", {3, 5, 8, 8, 512, 9, 64}, 0, 1, {64, 8, 5, 8, 3}, {64, 1, 64, 2, 1}},
-        {"one head, tokens", {3, 7, 1, 1, 512, 9, 64}, 0, 7, {64, 7, 1, 8, 3}, {64, 64, 1, 2, 1}},
-        {"no one view", {3, 2, 40, 1, 576, 9, 64}, 8, 0, {0}, {0}},
-        {"no one view, key heads", {3, 2, 24, 2, 576, 9, 64}, 0, 0, {0}, {0}},
+        {"one key head", {3, 1, 128, 1, 576, 9, 64}, 0, 128, {{64, 128, 1, 9, 3}, {64, 64, 1, 2, 1}}},
+        {"few heads", {3, 1, 5, 1, 512, 9, 64}, 0, 5, {{64, 5, 1, 8, 3}, {64, 64, 1, 2, 1}}},
+        {"tokens follow each other",
+         {3, 2, 40, 1, 576, 9, 64},
+         0,
+         80,
+         {{64, 80, 1, 9, 3}, {64, 64, 1, 2, 1}}},
+        {"padded tokens", {3, 2, 16, 1, 576, 9, 64}, 8, 16, {{64, 16, 2, 9, 3}, {64, 16, 4, 2, 1}}},
+        {"padded large tokens", {3, 2, 128, 1, 576, 9, 64}, 8, 128, {{64, 128, 2, 9, 3}, {64, 64, 1, 2, 1}}},
+        {"padded tokens of 64", {3, 2, 64, 1, 576, 9, 64}, 8, 64, {{64, 64, 2, 9, 3}, {64, 64, 1, 2, 1}}},
+        {"key heads, a token", {3, 1, 24, 2, 576, 9, 64}, 0, 12, {{64, 24, 1, 9, 3}, {64, 64, 1, 2, 1}}},
+        {"key heads, tokens", {3, 5, 16, 2, 576, 9, 64}, 0, 8, {{64, 16, 5, 9, 3}, {64, 8, 8, 2, 1}}},
+        {"key heads, large", {3, 5, 256, 2, 576, 9, 64}, 0, 128, {{64, 256, 5, 9, 3}, {64, 64, 1, 2, 1}}},
+        {"a query a key head", {3, 5, 8, 8, 512, 9, 64}, 0, 1, {{64, 8, 5, 8, 3}, {64, 1, 64, 2, 1}}},
+        {"one head, tokens", {3, 7, 1, 1, 512, 9, 64}, 0, 7, {{64, 7, 1, 8, 3}, {64, 64, 1, 2, 1}}},
+        {"no one view", {3, 2, 40, 1, 576, 9, 64}, 8, 0, {{0}, {0}}},
+        {"no one view, key heads", {3, 2, 24, 2, 576, 9, 64}, 0, 0, {{0}, {0}}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct dense_decode_problem p = problem_of(&cases[i].s);
@@ -210,7 +212,7 @@ static void query_views(void)
         if (!cases[i].q_heads) continue;
         check_taken(cases[i].label, &p);
         const struct tensor_view v = sm90_dense_decode_q_view(&p);
-        check_dims(cases[i].label, &v, cases[i].size, cases[i].box);
+        check_dims(cases[i].label, &v, cases[i].dims);
         CHECK(v.data == p.q && v.element == p.element, "%s", cases[i].label);
     }
     /* One head has no stride of heads: tokens follow each other, however far apart. */
@@ -227,22 +229,22 @@ static void key_views(void)
 {
     struct dense_decode_problem p = problem_of(&plain_sizes);
     struct tensor_view v = sm90_dense_decode_key_view(&p, 2);
-    DIMS("pages", v, LIST(64, 64, 9, 9, 2), LIST(64, 64, 2, 1, 1));
+    check_dims("pages", &v, (struct dims){{64, 64, 9, 9, 2}, {64, 64, 2, 1, 1}});
     CHECK(v.data == p.kv, "%p", v.data);
     CHECK(v.stride[1] == 2 * 576 && v.stride[2] == 64 && v.stride[3] == 64 * 2 * 576 && v.stride[4] == 576,
           "%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64, v.stride[1], v.stride[2], v.stride[3],
           v.stride[4]);
     v = sm90_dense_decode_key_view(&p, 1);
-    DIMS("rope", v, LIST(64, 64, 9, 9, 2), LIST(64, 64, 1, 1, 1));
+    check_dims("rope", &v, (struct dims){{64, 64, 9, 9, 2}, {64, 64, 1, 1, 1}});
     p.page_size = 256;
     v = sm90_dense_decode_key_view(&p, 2);
-    DIMS("pages of 256", v, LIST(64, 256, 9, 9, 2), LIST(64, 64, 2, 1, 1));
+    check_dims("pages of 256", &v, (struct dims){{64, 256, 9, 9, 2}, {64, 64, 2, 1, 1}});
     p.block_table = NULL, p.page_size = 61, p.d_qk = 512;
     v = sm90_dense_decode_key_view(&p, 2);
-    DIMS("no table", v, LIST(64, 61, 8, 9, 2), LIST(64, 64, 2, 1, 1));
+    check_dims("no table", &v, (struct dims){{64, 61, 8, 9, 2}, {64, 64, 2, 1, 1}});
     p.kv_stride[0] = 0;
     v = sm90_dense_decode_key_view(&p, 2);
-    DIMS("one for all", v, LIST(64, 61, 8, 1, 2), LIST(64, 64, 2, 1, 1));
+    check_dims("one for all", &v, (struct dims){{64, 61, 8, 1, 2}, {64, 64, 2, 1, 1}});
     p.pages = 0, p.kv = NULL;
     v = sm90_dense_decode_key_view(&p, 2);
     CHECK(v.size[3] == 0 && v.data == p.q, "an empty cache: %" PRId64 " pages at %p", v.size[3], v.data);
