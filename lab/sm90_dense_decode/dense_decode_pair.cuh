@@ -52,7 +52,7 @@
 #define LAB_Q_REG_GROUPS 0
 #endif
 #ifndef LAB_PRODUCER_REGS
-#define LAB_PRODUCER_REGS (CLUSTER == 1 ? 24 : 32) // 32 + 2 x 240 is all there is
+#define LAB_PRODUCER_REGS 24 // 24 + 2 x 240 is what a block of 384 threads is launched with (3 x 168): with 32 the sides wait for ever
 #endif
 #ifndef LAB_SIDE1_REGS
 #define LAB_SIDE1_REGS 240

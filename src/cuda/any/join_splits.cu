@@ -133,22 +133,32 @@ __device__ __forceinline__ void wait_for_parts()
 #endif
 }
 
+/* Has this thread seen that a request is cut? All threads of the block together look at every partition, or request. */
+__device__ __forceinline__ bool cuts_some(const struct dense_decode_params &p)
+{
+    bool found = false;
+    if (p.split.plan)
+        for (int i = (int)threadIdx.x; i + 1 < p.split.num_partitions; i += (int)blockDim.x)
+            found |= plan_goes_on(plan_row(p.split, i), plan_row(p.split, i + 1));
+    else
+        for (int64_t r = threadIdx.x; r < p.b; r += blockDim.x)
+            found |= chunks_of(request_length(p, (int)r)) > 1;
+    return found;
+}
+
 template <typename Element>
 __device__ __forceinline__ void join_splits(const struct dense_decode_params &p, int rows_per_block)
 {
     __shared__ float4 shared[JOIN_WARPS][D_V / 4];
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int64_t rows = (int64_t)p.h_q * p.s_q, row_blocks = (rows + rows_per_block - 1) / rows_per_block;
-    const int64_t items = row_blocks * (p.split.plan ? p.split.num_partitions : p.b);
-    const auto parts_of_item = [&](int64_t item) {
-        const int unit = (int)(min(item, items - 1) / row_blocks);
-        return p.split.plan ? parts_of_partition(p, unit) : parts_of_request(p, unit);
-    };
-    Parts next = parts_of_item(blockIdx.x);
+    const int64_t units = p.split.plan ? p.split.num_partitions : p.b;
+    const bool some = __syncthreads_or(cuts_some(p));
     wait_for_parts();
-    for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
-        const Parts parts = next;
-        next = parts_of_item(item + gridDim.x);
+    if (!some) return;
+    for (int64_t item = blockIdx.x; item < units * row_blocks; item += gridDim.x) {
+        const int unit = (int)(item / row_blocks);
+        const Parts parts = p.split.plan ? parts_of_partition(p, unit) : parts_of_request(p, unit);
         if (!parts.count) continue;
         const bool one_row = rows_per_block == 1, shares = one_row && parts.count > MANY_PARTS;
         if (one_row && !shares && warp) continue;

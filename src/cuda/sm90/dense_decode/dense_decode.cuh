@@ -6,9 +6,9 @@
  * warpgroup each, do the same work on alternate blocks, so that one's softmax runs beside the other's products:
  *
  *      who                    what                                                                        registers
- *      warpgroup 0, producer  one thread asks TMA for keys, one for queries; it never drains                     32
- *      warpgroup 1, side 0    S and softmax of even blocks; O of columns   0 … 255, of all blocks               240
- *      warpgroup 2, side 1    S and softmax of odd blocks;  O of columns 256 … 511, of all blocks               240
+ *      warpgroup 0, producer  one thread asks TMA for keys, one for queries; it never drains                     40
+ *      warpgroup 1, side 0    S and softmax of even blocks; O of columns   0 … 255, of all blocks               232
+ *      warpgroup 2, side 1    S and softmax of odd blocks;  O of columns 256 … 511, of all blocks               232
  *
  * Time, with blocks k - 1 (side 1) and k (side 0); the home units of a block are the two that hold a side's columns of V:
  *
