@@ -14,10 +14,9 @@
 #include <string.h>
 
 enum {
-    ALIGNMENT = 256,     /* what the driver's allocations have */
-    WORKERS_PER_SM = 16, /* batch-invariant: chunks in hand at a time; lengths differ, so more than SMs */
-    BLOCKS_PER_SM = 256, /* of the join, whose rows are short: then a block takes several */
-    FEW_BLOCKS_PER_SM = 2
+    ALIGNMENT = 256,       /* what the driver's allocations have */
+    WORKERS_PER_SM = 16,   /* batch-invariant: chunks in hand at a time; lengths differ, so more than SMs */
+    JOIN_BLOCKS_PER_SM = 2 /* enough to keep the memory busy; they take turns at the rows */
 };
 
 static const char op[] = "dense_decode";
@@ -228,13 +227,12 @@ static fmla_status launch_join(const struct cuda_scope *scope, const struct dens
                                const struct work *w, struct dense_decode_params *params, unsigned flags)
 {
     if (!w->slots) return FMLA_OK;
-    const int64_t units = p->batch_invariant ? p->b : w->num_partitions;
+    /* Requests that may be cut: a partition cuts one at most. */
+    const int64_t requests = p->batch_invariant || p->b < w->num_partitions ? p->b : w->num_partitions;
     const int64_t parts = p->batch_invariant ? w->chunks : w->num_partitions / p->b;
     int32_t rows_per_block = parts > MANY_PARTS ? 1 : JOIN_WARPS;
-    const int64_t blocks = units * ceil_div(p->h_q * p->s_q, rows_per_block);
-    /* Blocks that all fit beside the last ones of the decode: where nothing was cut, they have come and gone with it. */
-    const bool few = (flags & LAUNCH_OVERLAP) && rows_per_block > 1;
-    const int64_t most = (int64_t)(few ? FEW_BLOCKS_PER_SM : BLOCKS_PER_SM) * scope->device->sms;
+    const int64_t blocks = requests * ceil_div(p->h_q * p->s_q, rows_per_block);
+    const int64_t most = (int64_t)JOIN_BLOCKS_PER_SM * scope->device->sms;
     const struct cuda_launch launch = {
         .kernel = &cuda_kernel_join[p->element],
         .blocks = blocks < most ? blocks : most,

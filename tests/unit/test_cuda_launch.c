@@ -146,7 +146,7 @@ static void planned_inside(void)
     CHECK(!memcmp(launched(0)->parameters, launched(1)->parameters, sizeof p), "%s",
           "the join has other parameters");
     CHECK_EQ(rows_per_block_of(launched(0)), 1); /* 66 / 5 parts a request */
-    CHECK_EQ(join.grid_x, 66 * 32);
+    CHECK_EQ(join.grid_x, 5 * 32); /* a request and row a block */
     CHECK_EQ(join.block_x, 32 * JOIN_WARPS);
     CHECK_EQ(join.shared_bytes, 0);
 }
@@ -163,7 +163,7 @@ static void large_tiles(void)
     CHECK_EQ(launched(1)->config.block_x, 256);
     CHECK_EQ(launched(1)->config.shared_bytes, 64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4);
     CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS); /* fewer partitions than requests */
-    CHECK_EQ(launched(0)->config.grid_x, 33 * (256 / JOIN_WARPS));
+    CHECK_EQ(launched(0)->config.grid_x, 2 * 132); /* of 33 requests × 32 row blocks: they take turns */
     CHECK(isinf(params_of(launched(0)).output.rules.lse_of_empty), "%s", "lse_of_empty");
 }
 
@@ -197,7 +197,7 @@ static void plan_given(void)
     CHECK_EQ(params_of(launched(1)).split.num_partitions, 7);
     CHECK((char *)params_of(launched(1)).split.slot_out == memory[7], "%s", "room was kept for a plan");
     CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS); /* 3 parts a request */
-    CHECK_EQ(launched(0)->config.grid_x, 7 * 2);
+    CHECK_EQ(launched(0)->config.grid_x, 2 * 2); /* requests × row blocks */
     /* Without the number: what the planner takes for this GPU. */
     c.args.num_partitions = 0, c.args.plan_size = plan_bytes(2, 132);
     run(&c);
@@ -256,7 +256,7 @@ static void batch_invariant(void)
     CHECK_EQ(c.bytes, 0);
 }
 
-/* A long list of join items is capped; blocks then take several. */
+/* Row blocks of the join are many more than its blocks of threads, which take turns. */
 static void join_is_capped(void)
 {
     fake_open();
@@ -265,10 +265,11 @@ static void join_is_capped(void)
     decode_call(&c, &shape, 0);
     c.args.num_partitions = 2;
     run(&c);
-    CHECK_EQ(launched(0)->config.grid_x, 2 * 1024 * 128 / JOIN_WARPS);
-    c.args.num_partitions = 3;
+    CHECK_EQ(launched(0)->config.grid_x, 2 * 132);
+    c.args.num_partitions = 20; /* many parts: a row a block */
     run(&c);
-    CHECK_EQ(launched(0)->config.grid_x, 256 * 132);
+    CHECK_EQ(rows_per_block_of(launched(0)), 1);
+    CHECK_EQ(launched(0)->config.grid_x, 2 * 132);
 }
 
 static void without_options(void)

@@ -6,6 +6,9 @@
  * row (rows_per_block = 1), each taking every JOIN_WARPS-th part, and join in shared memory. A request of few parts among
  * ones of many is added by one warp all the same: in the same order, so with the same bits, whatever else is there.
  * Either way every lane has PARTS_AT_ONCE parts in flight: the latency of one part is paid once for four.
+ *
+ * Every block of threads first lists the cut requests, a thread a partition (batch-invariant: a request), and then takes
+ * every gridDim-th row block of them: few blocks do, and where nothing was cut they have nothing to do.
  */
 #include "../device/element.cuh"
 #include "../device/pieces.cuh"
@@ -35,14 +38,10 @@ __device__ static Parts parts_of_partition(const struct dense_decode_params &p, 
     if (!plan_fits(p.split, p.b)) return parts;
     const bool begins_here = partition.last > partition.first || !partition.continued;
     if (!partition.goes_on || partition.last < partition.first || !begins_here) return parts;
-    int end = index + 1; /* the partition with the last part */
-    while (end + 1 < p.split.num_partitions) {
-        const struct plan_partition row = plan_row(p.split, end);
-        if (row.end_request != partition.last || !plan_goes_on(row, plan_row(p.split, end + 1))) break;
-        end++;
-    }
+    const int32_t *splits = plan_num_splits_of(p.split.plan, p.split.num_partitions) + partition.last;
+    const int64_t planned = (int64_t)splits[1] - splits[0];
+    parts.count = (int)min(max(planned, (int64_t)1), (int64_t)p.split.num_partitions - index);
     parts.request = partition.last;
-    parts.count = end - index + 1;
     parts.first = 2 * (int64_t)index + (partition.last == partition.first ? 0 : 1);
     parts.second = 2 * (int64_t)(index + 1);
     parts.step = 2;
@@ -133,56 +132,80 @@ __device__ __forceinline__ void wait_for_parts()
 #endif
 }
 
-/* Has this thread seen that a request is cut? All threads of the block together look at every partition, or request. */
-__device__ __forceinline__ bool cuts_some(const struct dense_decode_params &p)
+/* By all threads of the block: puts what they have to be joined (count > 0) into a list, in their order; returns its
+ * length. */
+__device__ __forceinline__ int list_parts(const Parts &mine, Parts list[32 * JOIN_WARPS],
+                                          int counts[JOIN_WARPS])
 {
-    bool found = false;
-    if (p.split.plan)
-        for (int i = (int)threadIdx.x; i + 1 < p.split.num_partitions; i += (int)blockDim.x)
-            found |= plan_goes_on(plan_row(p.split, i), plan_row(p.split, i + 1));
-    else
-        for (int64_t r = threadIdx.x; r < p.b; r += blockDim.x)
-            found |= chunks_of(request_length(p, (int)r)) > 1;
-    return found;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const uint32_t votes = __ballot_sync(~0u, mine.count > 0);
+    if (lane == 0) counts[warp] = __popc(votes);
+    __syncthreads();
+    int before = 0, all = 0;
+#pragma unroll
+    for (int w = 0; w < JOIN_WARPS; w++) {
+        before += w < warp ? counts[w] : 0;
+        all += counts[w];
+    }
+    if (mine.count) list[before + __popc(votes & ((1u << lane) - 1u))] = mine;
+    __syncthreads();
+    return all;
+}
+
+/* One row block of a request, by all threads of the block. */
+template <typename Element>
+__device__ __forceinline__ void join_rows(const struct dense_decode_params &p, const Parts &parts,
+                                          int64_t row_block, int rows_per_block,
+                                          float4 shared[JOIN_WARPS][D_V / 4])
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int64_t rows = (int64_t)p.h_q * p.s_q;
+    const bool one_row = rows_per_block == 1, shares = one_row && parts.count > MANY_PARTS;
+    if (one_row && !shares && warp) return;
+    const int64_t row = row_block * rows_per_block + (one_row ? 0 : warp);
+    if (row >= rows) return; /* never with a shared row: no barrier is left out by some */
+    const float lse = total_lse(p, parts, rows, row);
+    float4 sum[LANE_VECTORS] = {};
+    add_parts(p, parts, rows, row, shares ? warp : 0, shares ? JOIN_WARPS : 1, lse, sum);
+    if (shares) {
+#pragma unroll
+        for (int v = 0; v < LANE_VECTORS; v++) shared[warp][lane + 32 * v] = sum[v];
+        __syncthreads();
+        if (warp == 0) {
+#pragma unroll
+            for (int v = 0; v < LANE_VECTORS; v++)
+                for (int w = 1; w < JOIN_WARPS; w++) {
+                    const float4 other = shared[w][lane + 32 * v];
+                    sum[v].x += other.x, sum[v].y += other.y, sum[v].z += other.z, sum[v].w += other.w;
+                }
+        }
+        __syncthreads();
+        if (warp) return;
+    }
+    write_row<Element>(p, parts.request, row, lse, sum);
 }
 
 template <typename Element>
 __device__ __forceinline__ void join_splits(const struct dense_decode_params &p, int rows_per_block)
 {
     __shared__ float4 shared[JOIN_WARPS][D_V / 4];
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const int64_t rows = (int64_t)p.h_q * p.s_q, row_blocks = (rows + rows_per_block - 1) / rows_per_block;
-    const int64_t units = p.split.plan ? p.split.num_partitions : p.b;
-    const bool some = __syncthreads_or(cuts_some(p));
-    wait_for_parts();
-    if (!some) return;
-    for (int64_t item = blockIdx.x; item < units * row_blocks; item += gridDim.x) {
-        const int unit = (int)(item / row_blocks);
-        const Parts parts = p.split.plan ? parts_of_partition(p, unit) : parts_of_request(p, unit);
-        if (!parts.count) continue;
-        const bool one_row = rows_per_block == 1, shares = one_row && parts.count > MANY_PARTS;
-        if (one_row && !shares && warp) continue;
-        const int64_t row = item % row_blocks * rows_per_block + (one_row ? 0 : warp);
-        if (row >= rows) continue; /* never with a shared row: no barrier is left out by some */
-        const float lse = total_lse(p, parts, rows, row);
-        float4 sum[LANE_VECTORS] = {};
-        add_parts(p, parts, rows, row, shares ? warp : 0, shares ? JOIN_WARPS : 1, lse, sum);
-        if (shares) {
-#pragma unroll
-            for (int v = 0; v < LANE_VECTORS; v++) shared[warp][lane + 32 * v] = sum[v];
-            __syncthreads();
-            if (warp == 0) {
-#pragma unroll
-                for (int v = 0; v < LANE_VECTORS; v++)
-                    for (int w = 1; w < JOIN_WARPS; w++) {
-                        const float4 other = shared[w][lane + 32 * v];
-                        sum[v].x += other.x, sum[v].y += other.y, sum[v].z += other.z, sum[v].w += other.w;
-                    }
-            }
-            __syncthreads();
-            if (warp) continue;
-        }
-        write_row<Element>(p, parts.request, row, lse, sum);
+    __shared__ Parts list[32 * JOIN_WARPS];
+    __shared__ int counts[JOIN_WARPS];
+    const int64_t row_blocks = ((int64_t)p.h_q * p.s_q + rows_per_block - 1) / rows_per_block;
+    const int units = p.split.plan ? p.split.num_partitions : p.b;
+    int64_t item = blockIdx.x,
+            first_item = 0; /* row blocks of all cut requests are numbered; of the first of the list */
+    for (int first = 0; first < units; first += 32 * JOIN_WARPS) {
+        const int unit = first + (int)threadIdx.x;
+        Parts mine = {};
+        if (unit < units) mine = p.split.plan ? parts_of_partition(p, unit) : parts_of_request(p, unit);
+        const int64_t end_item = first_item + list_parts(mine, list, counts) * row_blocks;
+        if (first == 0) wait_for_parts();
+        for (; item < end_item; item += gridDim.x)
+            join_rows<Element>(p, list[(item - first_item) / row_blocks], (item - first_item) % row_blocks,
+                               rows_per_block, shared);
+        first_item = end_item;
+        __syncthreads(); /* the list has been read */
     }
 }
 
