@@ -146,7 +146,7 @@ static void planned_inside(void)
     CHECK(!memcmp(launched(0)->parameters, launched(1)->parameters, sizeof p), "%s",
           "the join has other parameters");
     CHECK_EQ(rows_per_block_of(launched(0)), 1); /* 66 / 5 parts a request */
-    CHECK_EQ(join.grid_x, 5 * 32); /* a request and row a block */
+    CHECK_EQ(join.grid_x, 5 * 32);               /* a request and row a block */
     CHECK_EQ(join.block_x, 32 * JOIN_WARPS);
     CHECK_EQ(join.shared_bytes, 0);
 }
@@ -197,7 +197,7 @@ static void plan_given(void)
     CHECK_EQ(params_of(launched(1)).split.num_partitions, 7);
     CHECK((char *)params_of(launched(1)).split.slot_out == memory[7], "%s", "room was kept for a plan");
     CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS); /* 3 parts a request */
-    CHECK_EQ(launched(0)->config.grid_x, 2 * 2); /* requests × row blocks */
+    CHECK_EQ(launched(0)->config.grid_x, 2 * 2);          /* requests × row blocks */
     /* Without the number: what the planner takes for this GPU. */
     c.args.num_partitions = 0, c.args.plan_size = plan_bytes(2, 132);
     run(&c);

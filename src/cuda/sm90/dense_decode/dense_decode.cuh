@@ -221,6 +221,7 @@ template <typename V> struct Side {
     /* The last block of the piece where it is the other side's. */
     template <int SIDE> __device__ __forceinline__ void multiply_last(bool add)
     {
+        wait_for_turn<SIDE>(); /* over before P came: so that no phase of a barrier goes by unwaited for */
         wait_for_weights<SIDE>();
         follow_reference<SIDE>();
         multiply_others<SIDE>(add);
