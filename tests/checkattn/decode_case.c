@@ -335,7 +335,7 @@ bool decode_case_taken(const char *kernel, const int64_t v[AXES])
 {
     if (strcmp(kernel, "cuda-sm90") != 0 || !v[A_B]) return true;
     if (v[A_LAYOUT] == LAYOUT_ODD || (v[A_PAGE] > 0 && v[A_PAGE] % 64)) return false;
-    if (v[A_SQ] <= 1 || v[A_HQ] < 0 || v[A_HKV] < 0 || v[A_LAYOUT] < 0) return true;
+    if (v[A_SQ] <= 1 || v[A_HQ] < 0 || v[A_HKV] < 1 || v[A_LAYOUT] < 0) return true;
     const int64_t group = v[A_HQ] / v[A_HKV];
     const bool rows_follow = v[A_HKV] == 1 && (v[A_HQ] == 1 || v[A_LAYOUT] == LAYOUT_CONTIGUOUS);
     return rows_follow || group % 64 == 0 || 64 % group == 0;

@@ -59,9 +59,10 @@ static void run_case(const struct run *run, const struct plan_case *c, uint64_t 
     struct device_scratch scratch;
     fmla_tensor seqlens;
     char name[160];
+    const long long rows = c->s_q * c->h_q;
     snprintf(name, sizeof name, "b %lld, partitions %d, lengths %d, capacity %lld, rows %lld%s%s",
-             (long long)c->b, c->partitions, (int)c->lengths, (long long)c->capacity,
-             (long long)(c->s_q * c->h_q), c->odd ? ", odd address" : "", c->for_cpu ? ", for the CPU" : "");
+             (long long)c->b, c->partitions, (int)c->lengths, (long long)c->capacity, rows,
+             c->odd ? ", odd address" : "", c->for_cpu ? ", for the CPU" : "");
     tally->cases++;
     guarded_make(&lengths, dtype_i32, 1, &c->b, c->odd ? LAYOUT_ODD : LAYOUT_CONTIGUOUS);
     for (int64_t r = 0; r < c->b; r++)

@@ -147,7 +147,7 @@ static uint32_t sum_of(const struct batch *batch, int64_t vector, int64_t vector
 static uint32_t sum_on_gpu(const struct gpu_stream *stream, const struct gpu_stream_list *list)
 {
     struct fault fault;
-    void *to, *sum;
+    void *to = NULL, *sum = NULL;
     uint32_t came = 0;
     must(gpu_stream_open(&to, &fault) && gpu_alloc(&sum, 4, &fault) && gpu_fill(sum, 0, 4, &fault), &fault);
     must(gpu_stream_send(stream, list, NULL, to, &fault) && gpu_stream_send(stream, list, sum, to, &fault) &&
