@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The portable dense decode by itself, launched by hand: a quick check against double precision, the device's plan against
- * the host's, then times. `bench check`, `bench time`, `bench plan`.
+ * the host's, then times. `bench check`, `bench time`, `bench plan`,
+ * `bench plans` (a table).
  */
 extern "C" {
 #include "../../src/plan.h"
@@ -308,15 +309,32 @@ static void time_case(const Case &c)
     free_run(r);
 }
 
-static int plan_case(int64_t b, int partitions, int kind, int tiles, bool timed)
+enum { PLAN_KINDS = 9 };
+
+static int32_t plan_length(int kind)
+{
+    switch (kind) {
+    case 0: return 4096;
+    case 1: return (int32_t)(draw() % 8192);
+    case 2: return (int32_t)(draw() % 64);
+    case 3: return draw() % 8 ? 0 : 1000000;
+    case 4: return (int32_t)(draw() % 640);
+    case 5: return (int32_t)(8000 + draw() % 193);
+    case 6: return (int32_t)(2000 + draw() % 4001);
+    case 7: return 65536;
+    default: return 1024;
+    }
+}
+
+struct Planned {
+    bool same, in_step;
+    float us; // 0: not timed
+};
+
+static Planned plan_run(int64_t b, int partitions, int kind, int tiles, bool timed)
 {
     std::vector<int32_t> lengths(b + 1);
-    for (int64_t i = 0; i < b; i++)
-        lengths[i] = kind == 0   ? 4096
-                     : kind == 1 ? (int32_t)(draw() % 8192)
-                     : kind == 2 ? (int32_t)(draw() % 64)
-                     : kind == 3 ? (draw() % 8 ? 0 : 1000000)
-                                 : (int32_t)(draw() % 640);
+    for (int64_t i = 0; i < b; i++) lengths[i] = plan_length(kind);
     const size_t bytes = plan_bytes(b, partitions);
     std::vector<char> host(bytes), mine(bytes);
     struct plan_params p = {};
@@ -324,31 +342,76 @@ static int plan_case(int64_t b, int partitions, int kind, int tiles, bool timed)
     plan_build_by_costs((struct plan_header *)host.data(), b, partitions, lengths.data(), INT32_MAX, p.costs);
     const std::vector<char> chosen = host;
     plan_build((struct plan_header *)host.data(), b, partitions, lengths.data(), INT32_MAX);
-    const bool in_step = chosen != host;
     int32_t *device_lengths;
     CHECK(cudaMalloc(&device_lengths, lengths.size() * 4));
     CHECK(cudaMalloc(&p.plan, bytes));
     CHECK(cudaMemcpy(device_lengths, lengths.data(), lengths.size() * 4, cudaMemcpyHostToDevice));
     CHECK(cudaMemset(p.plan, 0xff, bytes));
     p.seqlens = device_lengths, p.b = b, p.capacity = INT32_MAX, p.num_partitions = partitions;
+    p.partitions_divisor = divisor_of(partitions);
     decode_plan<<<1, PLAN_THREADS>>>(p);
     CHECK(cudaMemcpy(mine.data(), p.plan, bytes, cudaMemcpyDeviceToHost));
-    const bool same = chosen == mine;
-    if (!same || timed) {
-        printf("%s plan b %lld partitions %d kind %d tiles %d%s", same ? "ok    " : "FAILED", (long long)b,
-               partitions, kind, tiles, in_step ? " in step" : "");
-        if (timed)
-            printf(
-                ": %.1f us",
-                graph_time([&](cudaStream_t stream) { decode_plan<<<1, PLAN_THREADS, 0, stream>>>(p); }, 15));
-        printf("\n");
-    }
+    Planned planned = {chosen == mine, chosen != host, 0.0f};
+    if (timed)
+        planned.us = graph_time(
+            [&](cudaStream_t stream) { decode_plan<<<1, PLAN_THREADS, 0, stream>>>(p); }, 15);
     CHECK(cudaFree(device_lengths));
     CHECK(cudaFree(p.plan));
-    return !same;
+    return planned;
+}
+
+static int plan_case(int64_t b, int partitions, int kind, int tiles, bool timed)
+{
+    const Planned planned = plan_run(b, partitions, kind, tiles, timed);
+    if (!planned.same || timed) {
+        printf("%s plan b %lld partitions %d kind %d tiles %d%s", planned.same ? "ok    " : "FAILED",
+               (long long)b, partitions, kind, tiles, planned.in_step ? " in step" : "");
+        if (timed) printf(": %.1f us", planned.us);
+        printf("\n");
+    }
+    return !planned.same;
 }
 
 __global__ void nothing() {}
+
+static float nothing_time()
+{
+    return graph_time([&](cudaStream_t stream) { nothing<<<1, 32, 0, stream>>>(); }, 15);
+}
+
+// Over an empty kernel, the slowest of all kinds of lengths: without costs, and by costs where they choose either plan.
+static int plan_table()
+{
+    static const char *const columns[] = {"no costs", "filled", "in step"};
+    int failed = 0;
+    float worst = 0.0f;
+    const float empty = nothing_time();
+    printf("us over an empty kernel (%.2f), slowest kind of lengths (its number, row tiles)\n", empty);
+    for (int64_t b : {1, 16, 64, 128, 256, 512, 1024})
+        for (int partitions : {132, 66, 33}) {
+            float most[3] = {};
+            int kinds[3] = {}, tiles_of[3] = {};
+            for (int tiles = 0; tiles < 3; tiles++)
+                for (int kind = 0; kind < PLAN_KINDS; kind++) {
+                    const Planned planned = plan_run(b, partitions, kind, tiles, true);
+                    const int column = !tiles ? 0 : 1 + planned.in_step;
+                    failed += !planned.same;
+                    if (planned.us > most[column])
+                        most[column] = planned.us, kinds[column] = kind, tiles_of[column] = tiles;
+                }
+            printf("b %4lld partitions %3d", (long long)b, partitions);
+            for (int i = 0; i < 3; i++) {
+                if (most[i] > worst) worst = most[i];
+                if (most[i] > 0.0f)
+                    printf(" | %s %5.2f (%d, %d)", columns[i], most[i] - empty, kinds[i], tiles_of[i]);
+                else
+                    printf(" | %s      -       ", columns[i]);
+            }
+            printf("\n");
+        }
+    printf("worst %.2f; empty kernel again %.2f\n", worst - empty, nothing_time());
+    return failed;
+}
 
 int main(int argc, char **argv)
 {
@@ -374,10 +437,9 @@ int main(int argc, char **argv)
             {3, 64, 140, 3, 1, 1, 0, 65}};
         for (const Case &c : cases) failed += check(c);
     } else if (!strcmp(what, "plan")) {
-        printf("empty kernel %.1f us\n",
-               graph_time([&](cudaStream_t stream) { nothing<<<1, 32, 0, stream>>>(); }, 15));
+        printf("empty kernel %.1f us\n", nothing_time());
         for (int tiles = 0; tiles < 3; tiles++) // 0: without costs
-            for (int kind = 0; kind < 5; kind++)
+            for (int kind = 0; kind < PLAN_KINDS; kind++)
                 for (int64_t b : {0, 1, 2, 31, 32, 33, 128, 1000, 1024, 1025, 5000, 100000})
                     for (int partitions : {1, 2, 66, 78, 132, 1000, 65536})
                         failed += plan_case(b, partitions, kind, tiles, false);
@@ -388,6 +450,8 @@ int main(int argc, char **argv)
             for (int64_t b : {64, 128, 1000}) failed += plan_case(b, 66, 0, tiles, true);
             failed += plan_case(100000, 132, 1, tiles, true);
         }
+    } else if (!strcmp(what, "plans")) {
+        failed += plan_table();
     } else if (!strcmp(what,
                        "one")) { /* one ROWS SEQ_LEN PARTITIONS TILE: a single launch, for the profiler */
         Run r;

@@ -111,6 +111,7 @@ struct plan_params {
     int64_t capacity;
     struct plan_header *plan;
     int32_t num_partitions;
+    struct divisor partitions_divisor; /* num_partitions; set by the launch */
     struct plan_costs costs;
 };
 

@@ -8,6 +8,7 @@ fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *sco
     const struct cuda_launch launch = {
         .kernel = &cuda_kernel_plan, .blocks = 1, .threads = PLAN_THREADS, .stream = stream};
     struct plan_params copy = *params;
+    copy.partitions_divisor = divisor_of((uint32_t)params->num_partitions);
     return cuda_launch(operation, scope, &launch, (void *[]){&copy});
 }
 

@@ -91,6 +91,9 @@ static void planned_inside(void)
           "%lld, %lld", (long long)plan.b, (long long)plan.capacity);
     CHECK((char *)plan.plan == memory[7], "%p", (void *)plan.plan);
     CHECK_EQ(plan.num_partitions, 66); /* 132 SMs, 2 key heads */
+    const struct divisor partitions = divisor_of(66);
+    CHECK_EQ(plan.partitions_divisor.multiplier, partitions.multiplier);
+    CHECK_EQ(plan.partitions_divisor.shift, partitions.shift);
     CHECK_EQ(plan.costs.row_tiles, 2); /* a tile a key head */
     CHECK_EQ(plan.costs.tiles_of_head, 1);
 

@@ -10,10 +10,10 @@
 extern "C" __global__ void __launch_bounds__(PLAN_THREADS)
     decode_plan(const __grid_constant__ struct plan_params p)
 {
-    const bool few = 0 < p.b && p.b <= TILE;
-    const int64_t cost = few ? blocks_of(p, threadIdx.x) + PLAN_OVERHEAD : 0;
-    if (few && !__syncthreads_or(cost > PLAN_MOST_COST))
-        plan_by_jumps(p, (uint32_t)cost);
-    else
-        plan_by_walk(p);
+    __shared__ union {
+        Jumps jumps;
+        Tile tile;
+    } shared;
+    if (0 < p.b && p.b <= TILE && plan_by_jumps(p, shared.jumps)) return;
+    plan_by_walk(p, shared.tile);
 }

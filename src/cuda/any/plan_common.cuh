@@ -17,12 +17,15 @@ static constexpr int TILE = PLAN_THREADS, WARPS = PLAN_THREADS / 32;
 static_assert(TILE == PLAN_FEW, "the host planner looks at costs where plan_jumps.cuh does");
 static_assert(WARPS == 32 && TILE == 32 * 32, "a tile is searched in two looks of a warp");
 
-__device__ __forceinline__ int64_t blocks_of(const struct plan_params &p, int64_t request)
+__device__ __forceinline__ int32_t blocks_of_length(const struct plan_params &p, int32_t length)
 {
-    if (request >= p.b) return -PLAN_OVERHEAD; /* no cost */
-    int64_t length = p.seqlens[request];
-    length = length < 0 ? 0 : length > p.capacity ? p.capacity : length;
-    return length > PLAN_BLOCK ? (length + PLAN_BLOCK - 1) / PLAN_BLOCK : 1;
+    length = (int32_t)min((int64_t)length, p.capacity);
+    return (int32_t)((uint32_t)(max(length, 1) - 1) / PLAN_BLOCK) + 1;
+}
+
+__device__ __forceinline__ int64_t cost_of(const struct plan_params &p, int64_t request)
+{
+    return request < p.b ? blocks_of_length(p, p.seqlens[request]) + PLAN_OVERHEAD : 0;
 }
 
 template <typename Int> __device__ __forceinline__ Int warp_inclusive_sum(Int x)
@@ -34,12 +37,29 @@ template <typename Int> __device__ __forceinline__ Int warp_inclusive_sum(Int x)
     return x;
 }
 
+/* The same, and what the warp sums to in sums (one a warp). */
+template <typename Int> __device__ __forceinline__ Int sum_within_warp(Int x, Int sums[WARPS])
+{
+    x = warp_inclusive_sum(x);
+    if (threadIdx.x % 32 == 31) sums[threadIdx.x / 32] = x;
+    return x;
+}
+
+/* After a barrier: what the warps before this one sum to, and in *whole all `warps` of them. */
+__device__ __forceinline__ uint32_t sum_of_warps_before(const uint32_t sums[WARPS], int warps,
+                                                        uint32_t *whole)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const uint32_t sum = lane < warps ? sums[lane] : 0;
+    *whole = __reduce_add_sync(~0u, sum);
+    return __reduce_add_sync(~0u, lane < (int)threadIdx.x / 32 ? sum : 0);
+}
+
 /* Inclusive sum over the block of threads, and in *whole the sum of all. sums (one a warp) must not be in use. */
 template <typename Int> __device__ __forceinline__ Int block_inclusive_sum(Int x, Int sums[WARPS], Int *whole)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    x = warp_inclusive_sum(x);
-    if (lane == 31) sums[warp] = x;
+    x = sum_within_warp(x, sums);
     __syncthreads();
     const Int sum = warp_inclusive_sum(sums[lane]); /* every warp for itself */
     *whole = __shfl_sync(~0u, sum, WARPS - 1);
@@ -58,16 +78,21 @@ __device__ __forceinline__ void write_header(const struct plan_params &p, int64_
     plan_num_splits_of(p.plan, p.num_partitions)[0] = 0;
 }
 
+/* A row in two stores: plans are aligned to 16 bytes. */
+__device__ __forceinline__ void write_row(const struct plan_params &p, int32_t i,
+                                          const struct plan_partition &row)
+{
+    int4 *to = (int4 *)(plan_partitions(p.plan) + i);
+    to[0] = make_int4(row.begin_request, row.end_request, row.begin_block, row.end_block);
+    to[1] = make_int4(row.begin_split, row.first_is_split, row.last_is_split, row.zero);
+}
+
 /* The last i in [0, count) with values[i] ≤ x; values rise, and the first is ≤ x. */
 template <typename Int> __device__ __forceinline__ int last_not_above(const Int *values, int count, Int x)
 {
-    int low = 0, high = count;
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (values[middle] <= x)
-            low = middle;
-        else
-            high = middle;
-    }
+    int low = 0;
+#pragma unroll 1
+    for (int step = 1 << (31 - __clz(count)); step > 0; step >>= 1)
+        if (low + step < count && values[low + step] <= x) low += step;
     return low;
 }

@@ -9,18 +9,31 @@
  *
  *      e = the first request after q with (start[e] - start[q]) mod step ≤ PLAN_OVERHEAD
  *
- * after n = ceil((start[e] - start[q] - PLAN_OVERHEAD) / step) partitions. Every thread finds e for one q, as far as LOOK
- * requests on. The chain from meeting to meeting is followed SPAN meetings at a time, along jumps that all threads have put
- * together by doubling; where e was too far, a warp looks on. If partitions are so long that e is usually further, the
- * warp looks for all of them. Everything between the meetings is arithmetic.
+ * after n = ceil((start[e] - start[q] - PLAN_OVERHEAD) / step) partitions. Every thread finds e and n for one q, as far as
+ * LOOK requests on. The chain from meeting to meeting is followed SPAN meetings at a time, along hops that all threads have
+ * put together by doubling; where e was too far, a warp looks on. If partitions are so long that e is usually further, the
+ * warp looks for all of them. Everything between the meetings is arithmetic: every row, and every request's number of
+ * splits, is by itself.
+ *
+ * A warp's instructions cost the others time: warps that will have neither requests nor rows leave once the costs are summed
+ * (barriers wait for those that are left).
  */
 #pragma once
 
+#include "../device/divide.cuh"
 #include "plan_in_step.cuh"
 
 static constexpr int LOOK = 64, SPAN = 8;
+static constexpr int LOADS_AT_ONCE = 8; /* that do not wait for each other */
+static constexpr int ROWS_OF_WARP = 30; /* the first and the last lane lack a neighbour */
 static constexpr uint32_t FAR_STEP = 64 * (PLAN_OVERHEAD + 1); /* one request in 64 is met */
-static constexpr uint32_t NOWHERE = 0x80000000u;               /* far from every residue */
+static_assert(LOOK % LOADS_AT_ONCE == 0 && SPAN == 8, "");
+
+/* From one meeting to a later one, so many partitions on; from request 0, the number of the partition that begins there. */
+struct alignas(8) Hop {
+    int32_t request; /* that is met; b: none */
+    int32_t partitions;
+};
 
 /* Where a partition begins, if those before it do not take everything. */
 struct Begin {
@@ -30,47 +43,72 @@ struct Begin {
 
 struct Jumps {
     uint32_t start[TILE + 1];
-    union {
-        struct {                           /* until the meetings are known */
-            uint32_t residue[TILE + LOOK]; /* start mod step; NOWHERE from b on */
-            int32_t next[TILE + 1];        /* e; b, which leads to itself, if it is not among the next LOOK */
-            int32_t further[TILE + 1];     /* after SPAN meetings */
-        };
-        Begin begins[PLAN_THREADS];
-    };
-    int32_t meeting[TILE + SPAN]; /* requests that partitions begin with, in order */
-    int32_t partition[TILE + 1];  /* which partitions */
+    uint32_t phase[TILE + LOADS_AT_ONCE]; /* start modulo step, times Steps::unit; anything from b on */
+    Hop next[TILE + 1];             /* to e; b, which leads to itself, if it is not among the next LOOK */
+    Hop further[2][TILE + 1];       /* 8 (for a while 2) meetings on; 4 */
+    int32_t meeting[TILE + SPAN];   /* requests that partitions begin with, in order, and b behind them */
+    int32_t partition[TILE + SPAN]; /* which partitions */
     int32_t meetings;
-    int32_t cuts[TILE];
-    uint32_t cost_sums[WARPS];
-    int32_t step_sums[WARPS], cut_sums[WARPS];
+    uint32_t cost_sums[WARPS], part_sums[WARPS];
+    int32_t before[TILE + 1]; /* in step: parts of the requests before this one */
     Costs costs;
 };
 
-/* (other - residue) mod step ≤ PLAN_OVERHEAD, for residues below step; never for NOWHERE. */
-__device__ __forceinline__ bool meets(uint32_t residue, uint32_t other, uint32_t step)
+/* What is worked out modulo step. Where one in FAR_STEP is near, phases are scaled such that a whole step is 2^32, which
+ * spares the test below the modulus; what is left over, 2^32 mod step, is less than a unit. */
+struct Steps {
+    struct reciprocal step;
+    bool near;
+    uint32_t unit, whole; /* 0: 2^32 */
+    uint32_t reach;       /* the largest phase that is PLAN_OVERHEAD or less */
+};
+
+__device__ __forceinline__ Steps steps_of(uint32_t step)
 {
-    const uint32_t ahead = other - residue;
-    return min(ahead, ahead + step) <= PLAN_OVERHEAD;
+    Steps steps = {reciprocal_of(step), step < FAR_STEP, 1, step, PLAN_OVERHEAD};
+    if (steps.near) {
+        steps.unit = steps.step.inverse;
+        steps.whole = 0;
+        steps.reach = step > PLAN_OVERHEAD ? (PLAN_OVERHEAD + 1) * steps.unit - 1 : UINT32_MAX;
+    }
+    return steps;
 }
 
-__device__ __forceinline__ int32_t find_meeting(const Jumps &jumps, int q, int b, uint32_t step)
+__device__ __forceinline__ uint32_t phase_of(const Steps &steps, uint32_t start)
 {
-    constexpr int AT_ONCE = 8; /* loads that do not wait for each other */
-    static_assert(LOOK % AT_ONCE == 0, "");
-    const uint32_t residue = jumps.residue[q];
-    for (int first = q + 1; first < q + 1 + LOOK; first += AT_ONCE) {
+    return (start - divide(start, steps.step) * steps.step.divisor) * steps.unit;
+}
+
+/* (start - start of q) mod step ≤ PLAN_OVERHEAD, by their phases. */
+__device__ __forceinline__ bool meets(uint32_t phase_of_q, uint32_t phase, uint32_t whole, uint32_t reach)
+{
+    const uint32_t ahead = phase - phase_of_q;
+    return min(ahead, ahead + whole) <= reach;
+}
+
+/* Partitions from one that begins with a request to the first that begins at `to - PLAN_OVERHEAD` or later. */
+__device__ __forceinline__ int32_t partitions_between(uint32_t from, uint32_t to, const Steps &steps)
+{
+    return (int32_t)divide(to - from - PLAN_OVERHEAD - 1, steps.step) + 1;
+}
+
+/* Where requests are near. */
+__device__ __forceinline__ int32_t find_meeting(const Jumps &jumps, int q, int b, const Steps &steps)
+{
+    const uint32_t phase = jumps.phase[q];
+    const int end = min(q + 1 + LOOK, b);
+    for (int first = q + 1; first < end; first += LOADS_AT_ONCE) {
         int32_t found = 0;
 #pragma unroll
-        for (int i = AT_ONCE - 1; i >= 0; i--)
-            if (meets(residue, jumps.residue[first + i], step)) found = first + i;
-        if (found) return found;
+        for (int i = LOADS_AT_ONCE - 1; i >= 0; i--)
+            if (meets(phase, jumps.phase[first + i], 0, steps.reach)) found = first + i;
+        if (found) return min(found, b);
     }
     return b;
 }
 
 /* By the first warp: the first request from `first` on that the chain from q meets, or b. */
-__device__ __forceinline__ int32_t look_on(const Jumps &jumps, int q, int first, int b, uint32_t step)
+__device__ __forceinline__ int32_t look_on(const Jumps &jumps, int q, int first, int b, const Steps &steps)
 {
     constexpr int AT_ONCE = 4;
     const int lane = (int)threadIdx.x % 32;
@@ -79,7 +117,7 @@ __device__ __forceinline__ int32_t look_on(const Jumps &jumps, int q, int first,
 #pragma unroll
         for (int i = AT_ONCE - 1; i >= 0; i--) {
             const int e = first + 32 * i + lane;
-            if (e < b && meets(jumps.residue[q], jumps.residue[e], step)) found = e;
+            if (e < b && meets(jumps.phase[q], jumps.phase[e], steps.whole, steps.reach)) found = e;
         }
         found = __reduce_min_sync(~0u, found);
         if (found < b) return found;
@@ -87,145 +125,189 @@ __device__ __forceinline__ int32_t look_on(const Jumps &jumps, int q, int first,
     return b;
 }
 
-/* By the first warp: appends the meetings from request q on that follow each other within LOOK; the last one. */
-__device__ __forceinline__ int32_t follow_spans(Jumps &jumps, int b, int32_t q, int &count)
+__device__ __forceinline__ Hop hop_on(Hop hop, Hop next)
+{
+    return {next.request, hop.partitions + next.partitions};
+}
+
+__device__ __forceinline__ void add_meeting(Jumps &jumps, int i, Hop hop)
+{
+    jumps.meeting[i] = hop.request;
+    jumps.partition[i] = hop.partitions;
+}
+
+/* By the first warp: appends the meetings from this one on that follow each other within LOOK; the last one. */
+__device__ __forceinline__ Hop follow_spans(Jumps &jumps, int b, Hop hop, int &count)
 {
     const int lane = (int)threadIdx.x % 32;
-    int32_t last = q;
-    while (q < b) {
-        int32_t head = b; /* of up to 32 spans, one a lane; then all spans at once */
-        for (int i = 0; i < 32 && q < b; i++) {
-            if (lane == i) head = q;
-            q = jumps.further[q];
+    Hop last = hop;
+    while (hop.request < b) {
+        Hop head = {b, 0}; /* of up to 32 spans, one a lane; then all spans at once */
+#pragma unroll 1
+        for (int i = 0; i < 32 && hop.request < b; i++) {
+            if (lane == i) head = hop;
+            hop = hop_on(hop, jumps.further[0][hop.request]);
         }
         int in_span = 0;
         for (int i = 0; i < SPAN; i++) {
-            if (head < b) jumps.meeting[count + SPAN * lane + i] = last = head, in_span++;
-            head = jumps.next[head];
+            if (head.request < b) add_meeting(jumps, count + SPAN * lane + i, last = head), in_span++;
+            head = hop_on(head, jumps.next[head.request]);
         }
         count += __reduce_add_sync(~0u, in_span);
-        last = __reduce_max_sync(~0u, last);
+        last.request = __reduce_max_sync(~0u, last.request);
+        last.partitions = __reduce_max_sync(~0u, last.partitions);
     }
     return last;
 }
 
 /* By the first warp: the meetings from request 0 on. */
-__device__ __forceinline__ void follow(Jumps &jumps, int b, uint32_t step)
+__device__ __forceinline__ void follow(Jumps &jumps, int b, const Steps &steps)
 {
     int count = 0;
-    for (int32_t q = 0; q < b;) {
-        const int looked = step < FAR_STEP ? LOOK : 0;
-        if (looked && jumps.next[q] < b) {
-            q = follow_spans(jumps, b, q, count);
+    for (Hop hop = {0, 0}; hop.request < b;) {
+        if (steps.near && jumps.next[hop.request].request < b) {
+            hop = follow_spans(jumps, b, hop, count);
         } else {
-            if (threadIdx.x == 0) jumps.meeting[count] = q;
+            if (threadIdx.x == 0) add_meeting(jumps, count, hop);
             count++;
         }
-        q = look_on(jumps, q, q + 1 + looked, b, step);
+        const int q = hop.request;
+        hop.request = look_on(jumps, q, q + 1 + (steps.near ? LOOK : 0), b, steps);
+        hop.partitions += partitions_between(jumps.start[q], jumps.start[hop.request], steps);
     }
-    if (threadIdx.x == 0) jumps.meetings = count;
+    if (threadIdx.x == 0) jumps.meetings = count, jumps.meeting[count] = b;
 }
 
-/* By all threads. */
-__device__ __forceinline__ void prepare_spans(Jumps &jumps, int b, uint32_t step)
+/* By all threads; the block has yet to wait for each other. */
+__device__ __forceinline__ void prepare_spans(Jumps &jumps, int b, const Steps &steps)
 {
-    const int thread = (int)threadIdx.x;
-    const int32_t next = thread < b ? find_meeting(jumps, thread, b, step) : b;
-    jumps.next[thread] = next;
-    if (thread == 0) jumps.next[TILE] = jumps.further[TILE] = TILE;
-    int32_t further = next;
-    for (int span = 1; span < SPAN; span *= 2) { /* from here: `span` meetings on, and as many again */
-        jumps.further[thread] = further;
-        __syncthreads();
-        further = jumps.further[further];
-        __syncthreads();
+    const int q = (int)threadIdx.x;
+    if (q == 0) jumps.next[b] = jumps.further[0][b] = jumps.further[1][b] = {b, 0};
+    Hop hop = {b, 0};
+    if (q < b) {
+        hop.request = find_meeting(jumps, q, b, steps);
+        hop.partitions = partitions_between(jumps.start[q], jumps.start[hop.request], steps);
+        jumps.next[q] = hop;
     }
-    jumps.further[thread] = further;
+    const Hop *hops = jumps.next;
+    for (int span = 2, level = 0; span <= SPAN;
+         span *= 2, level = !level) { /* half of it, and as much again */
+        __syncthreads();
+        if (q < b) jumps.further[level][q] = hop = hop_on(hop, hops[hop.request]);
+        hops = jumps.further[level];
+    }
 }
 
-__device__ __forceinline__ Begin begin_of(const Jumps &jumps, int b, int32_t partition, uint32_t step)
+__device__ __forceinline__ Begin begin_of(const Jumps &jumps, int b, int32_t partition, const Steps &steps)
 {
     const int i = last_not_above(jumps.partition, jumps.meetings, partition), q = jumps.meeting[i];
     const int32_t ordinal = partition - jumps.partition[i];
-    const uint64_t at = jumps.start[q] + (uint64_t)ordinal * step;
+    const uint32_t at = jumps.start[q] + (uint32_t)ordinal * steps.step.divisor;
     Begin begin = {jumps.start[b], b, 0, 0};
     if (at >= jumps.start[b]) return begin;
-    begin.at = (uint32_t)at;
-    begin.request = q + last_not_above(jumps.start + q, b - q, begin.at);
-    begin.block = (int32_t)(begin.at - jumps.start[begin.request]);
+    begin.at = at;
+    begin.request = q + last_not_above(jumps.start + q, jumps.meeting[i + 1] - q, at);
+    begin.block = (int32_t)(at - jumps.start[begin.request]);
     if (begin.block) /* as many as begin within the request, up to this one */
-        begin.split = ordinal - (int32_t)((jumps.start[begin.request] - jumps.start[q]) / step);
+        begin.split = ordinal - (int32_t)divide(jumps.start[begin.request] - jumps.start[q], steps.step);
     return begin;
 }
 
-/* The whole plan of at most TILE requests, none of which costs more than PLAN_MOST_COST. */
-__device__ __forceinline__ void plan_by_jumps(const struct plan_params &p, uint32_t cost)
+/* Writes and counts the rows of partitions first - 1 + lane, but for the first and the last lane. By a whole warp. */
+__device__ __forceinline__ void fill_rows(const struct plan_params &p, const Jumps &jumps, int32_t first,
+                                          const Steps &steps, uint32_t mean, struct plan_tally *tally)
 {
-    __shared__ Jumps jumps;
-    const int thread = (int)threadIdx.x, b = (int)p.b;
-    uint32_t line_end;
-    const uint32_t end = block_inclusive_sum(cost, jumps.cost_sums, &line_end);
-    const uint32_t step = (line_end + (uint32_t)p.num_partitions - 1) / (uint32_t)p.num_partitions;
-    const uint64_t payload = step + PLAN_OVERHEAD;
+    const int lane = (int)threadIdx.x % 32, b = (int)p.b;
+    const int32_t i = first - 1 + lane;
+    const uint32_t line_end = jumps.start[b], payload = steps.step.divisor + PLAN_OVERHEAD;
+    const Begin begin = begin_of(jumps, b, max(i, 0), steps);
+    const uint32_t before = __shfl_up_sync(~0u, begin.at, 1);
+    const int32_t after = __shfl_down_sync(~0u, begin.request, 1);
+    const int32_t after_block = __shfl_down_sync(~0u, begin.block, 1);
+    if (lane == 0 || lane == 31 || i >= p.num_partitions) return;
+    /* The first partition with room up to the end of the line takes what is left; those after it are idle. */
+    const bool idle = i > 0 && before + payload >= line_end;
+    const bool takes_all = idle || begin.at + payload >= line_end;
+    const bool cut = !takes_all && after_block > 0;
+    const int32_t last = takes_all ? b - 1 : cut ? after : after - 1;
+    const int32_t blocks = cut ? after_block : (int32_t)plan_request_blocks(jumps.start, last);
+    const struct plan_partition row =
+        plan_row(idle ? b : begin.request, idle ? 0 : begin.block, idle ? 0 : begin.split, last, blocks, cut);
+    write_row(p, i, row);
+    if (p.costs.row_tiles) plan_tally_row(tally, p.costs, mean, jumps.start, &row);
+}
+
+/* How many splits requests 0 … r have: one each, and one for each partition that begins inside of one. */
+__device__ __forceinline__ int32_t splits_up_to(const Jumps &jumps, int32_t r, const Steps &steps,
+                                                int32_t *of_request)
+{
+    const int i = last_not_above(jumps.meeting, jumps.meetings, r), q = jumps.meeting[i];
+    const int32_t begun = partitions_between(jumps.start[q], jumps.start[r + 1], steps);
+    *of_request = r == q ? begun : begun - partitions_between(jumps.start[q], jumps.start[r], steps) + 1;
+    return r + jumps.partition[i] + begun - i;
+}
+
+/* The whole plan of at most TILE requests; false, and nothing done, if one of them costs more than PLAN_MOST_COST. */
+__device__ __forceinline__ bool plan_by_jumps(const struct plan_params &p, Jumps &jumps)
+{
+    const int thread = (int)threadIdx.x, warp = thread / 32, b = (int)p.b;
+    const int warps_of_requests = (b + 31) / 32;
+    const int warps = min(WARPS, warps_of_requests + (p.num_partitions + ROWS_OF_WARP - 1) / ROWS_OF_WARP);
+    const int32_t length = thread < b ? p.seqlens[thread] : 0;
+    const struct plan_step in_step = plan_step_of(b, p.num_partitions);
+    const uint32_t blocks = (uint32_t)blocks_of_length(p, length);
+    const uint32_t cost = thread < b ? blocks + PLAN_OVERHEAD : 0;
+    uint32_t end = 0, parts = 0; /* sums up to this request */
+    if (warp < warps_of_requests) {
+        end = sum_within_warp(cost, jumps.cost_sums);
+        if (in_step.parts > 1)
+            parts =
+                sum_within_warp(thread < b ? (uint32_t)plan_step_parts(in_step, blocks) : 0, jumps.part_sums);
+    }
+    if (__syncthreads_or(cost > PLAN_MOST_COST)) return false;
+    if (warp >= warps) return true;
+
+    uint32_t line_end, all_parts;
+    end += sum_of_warps_before(jumps.cost_sums, warps_of_requests, &line_end);
+    if (in_step.parts > 1) parts += sum_of_warps_before(jumps.part_sums, warps_of_requests, &all_parts);
+    const Steps steps = steps_of((uint32_t)fast_divide((int)line_end - 1, p.partitions_divisor) + 1);
     const bool by_costs = p.costs.row_tiles && line_end <= PLAN_MOST_LINE;
-    const uint32_t mean = by_costs ? plan_mean(line_end - (uint32_t)b * PLAN_OVERHEAD, p.num_partitions) : 0;
-    if (thread == 0) write_header(p, (int64_t)payload), jumps.start[0] = 0, costs_clear(jumps.costs);
-    jumps.start[thread + 1] = end;
-    jumps.residue[thread] = thread < b ? (end - cost) % step : NOWHERE;
-    if (thread < LOOK) jumps.residue[TILE + thread] = NOWHERE;
-    jumps.cuts[thread] = 0;
+    const int all_blocks = (int)line_end - b * PLAN_OVERHEAD;
+    const uint32_t mean = /* plan_mean, by a multiplication */
+        by_costs ? (uint32_t)fast_divide(all_blocks * PLAN_UNIT, p.partitions_divisor) : 0;
+    if (thread == 0) jumps.start[0] = 0, jumps.before[0] = 0, costs_clear(jumps.costs);
+    if (thread < b) {
+        jumps.start[thread + 1] = end;
+        jumps.phase[thread] = phase_of(steps, end - cost);
+        jumps.before[thread + 1] = (int32_t)parts;
+    }
     __syncthreads();
-    if (step < FAR_STEP) prepare_spans(jumps, b, step);
+    if (steps.near) prepare_spans(jumps, b, steps);
     __syncthreads();
-    if (thread < 32)
-        follow(jumps, b, step);
+    if (warp == 0)
+        follow(jumps, b, steps);
     else if (by_costs)
-        cost_in_step(p, mean, jumps.start, thread - 32, PLAN_THREADS - 32, jumps.costs);
+        cost_in_step(p, mean, jumps.start, in_step, thread - 32, 32 * (warps - 1), jumps.costs);
+    if (thread == 32) write_header(p, (int64_t)steps.step.divisor + PLAN_OVERHEAD);
     __syncthreads();
 
-    /* Partitions from meeting to meeting; no more of them count than there are. */
-    int32_t steps = 0;
-    if (thread + 1 < jumps.meetings) {
-        const uint32_t way = jumps.start[jumps.meeting[thread + 1]] - jumps.start[jumps.meeting[thread]];
-        steps = (int32_t)min((way - PLAN_OVERHEAD + step - 1) / step, (uint32_t)p.num_partitions);
-    }
-    int32_t all_steps, all_cuts;
-    const int32_t before = block_inclusive_sum(steps, jumps.step_sums, &all_steps);
-    jumps.partition[thread + 1] = before;
-    if (thread == 0) jumps.partition[0] = 0;
-    __syncthreads();
-
-    struct plan_partition *rows = plan_partitions(p.plan);
+    /* Rows from the last warp on: the first ones have requests. */
     struct plan_tally tally = plan_tally_none();
-    for (int32_t first = 0; first < p.num_partitions; first += PLAN_THREADS - 2) {
-        /* A row needs the beginnings of three partitions: the first and the last thread write none. */
-        const int32_t i = first + thread - 1;
-        jumps.begins[thread] = begin_of(jumps, b, max(i, 0), step);
-        __syncthreads();
-        if (0 < thread && thread < PLAN_THREADS - 1 && i < p.num_partitions) {
-            /* The first partition with room up to the end of the line takes what is left; those after it are idle. */
-            const Begin before = jumps.begins[thread - 1], begin = jumps.begins[thread],
-                        after = jumps.begins[thread + 1];
-            const bool idle = i > 0 && before.at + payload >= line_end;
-            const bool takes_all = idle || begin.at + payload >= line_end;
-            const bool cut = !takes_all && after.block > 0;
-            const int32_t last = takes_all ? b - 1 : cut ? after.request : after.request - 1;
-            const int32_t blocks = cut ? after.block : (int32_t)plan_request_blocks(jumps.start, last);
-            const struct plan_partition row = plan_row(idle ? b : begin.request, idle ? 0 : begin.block,
-                                                       idle ? 0 : begin.split, last, blocks, cut);
-            rows[i] = row;
-            if (by_costs) plan_tally_row(&tally, p.costs, mean, jumps.start, &row);
-            if (cut) atomicAdd(&jumps.cuts[after.request], 1);
-        }
-        __syncthreads();
-    }
+#pragma unroll 1
+    for (int32_t first = ROWS_OF_WARP * (warps - 1 - warp); first < p.num_partitions;
+         first += ROWS_OF_WARP * warps)
+        fill_rows(p, jumps, first, steps, mean, &tally);
+    int32_t splits = 0, of_request = 0;
+    if (thread < b) splits = splits_up_to(jumps, thread, steps, &of_request);
     if (by_costs) {
-        plan_tally_request(&tally, (uint32_t)jumps.cuts[thread] + 1);
+        plan_tally_request(&tally, (uint32_t)of_request);
         costs_gather(tally, jumps.costs.filled);
+        __syncthreads();
+        if (plan_time(&jumps.costs.in_step, p.costs, mean) < plan_time(&jumps.costs.filled, p.costs, mean)) {
+            write_in_step(p, jumps.start, jumps.before, in_step, 32 * warps, jumps.costs.payload);
+            splits = in_step.parts > 1 ? (int32_t)parts : thread + 1;
+        }
     }
-    int32_t splits = thread + 1 + block_inclusive_sum(jumps.cuts[thread], jumps.cut_sums, &all_cuts);
-    if (by_costs &&
-        plan_time(&jumps.costs.in_step, p.costs, mean) < plan_time(&jumps.costs.filled, p.costs, mean))
-        splits = write_in_step(p, jumps.start, jumps.partition, jumps.step_sums, jumps.costs.payload);
     if (thread < b) plan_num_splits_of(p.plan, p.num_partitions)[thread + 1] = splits;
+    return true;
 }

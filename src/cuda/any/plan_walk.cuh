@@ -90,12 +90,11 @@ __device__ __forceinline__ void walk_tile(const struct plan_params &p, int64_t p
 }
 
 /* The whole plan. */
-__device__ __forceinline__ void plan_by_walk(const struct plan_params &p)
+__device__ __forceinline__ void plan_by_walk(const struct plan_params &p, Tile &tile)
 {
-    __shared__ Tile tile;
     const int thread = (int)threadIdx.x;
     int64_t cost = 0, total;
-    for (int64_t r = thread; r < p.b; r += PLAN_THREADS) cost += blocks_of(p, r) + PLAN_OVERHEAD;
+    for (int64_t r = thread; r < p.b; r += PLAN_THREADS) cost += cost_of(p, r);
     block_inclusive_sum(cost, tile.sums[1], &total);
     const int64_t payload = (total + p.num_partitions - 1) / p.num_partitions + PLAN_OVERHEAD;
     int32_t *num_splits = plan_num_splits_of(p.plan, p.num_partitions);
@@ -107,8 +106,7 @@ __device__ __forceinline__ void plan_by_walk(const struct plan_params &p)
     for (int64_t first = 0; first < p.b; first += TILE) {
         int64_t tile_cost;
         int32_t tile_cuts;
-        tile.start[thread + 1] =
-            block_inclusive_sum(blocks_of(p, first + thread) + PLAN_OVERHEAD, tile.sums[0], &tile_cost);
+        tile.start[thread + 1] = block_inclusive_sum(cost_of(p, first + thread), tile.sums[0], &tile_cost);
         if (thread == 0) tile.start[0] = 0;
         tile.cuts[thread] = 0;
         __syncthreads();
