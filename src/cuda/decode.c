@@ -3,7 +3,7 @@
  * Dense decode on a GPU: the workspace, and the launches of a call: plan, if none is given | decode | join, where
  * requests may be cut. All on the caller's stream; nothing here waits or reads device memory.
  *
- * Workspace:  plan, if made inside the call | out of the slots | lse of the slots
+ * Workspace:  plan, if made inside the call | out of the slots | lse of the slots | marks
  * with two slots a partition of the plan, or, batch-invariant, one a chunk of a request (src/cuda/params.h).
  */
 #include "cuda.h"
@@ -39,7 +39,8 @@ struct work {
     int32_t num_partitions;
     int64_t chunks, chunk_lanes; /* batch-invariant; else 0 */
     int64_t slots;
-    size_t plan_offset, slot_out_offset, slot_lse_offset, bytes;
+    int64_t mark_tiles; /* of a request, as marks count them; 0: no marks */
+    size_t plan_offset, slot_out_offset, slot_lse_offset, marks_offset, bytes;
 };
 
 /* A plan in device memory is not read here. What is known of it must do: how large it is, and the number of partitions
@@ -82,7 +83,10 @@ static fmla_status lay_out(const struct dense_decode_problem *p, int64_t rows_of
         } else {
             at += line_up(plan_bytes(p->b, w->num_partitions));
         }
-        if (w->num_partitions > 1) w->slots = 2 * (int64_t)w->num_partitions;
+        if (w->num_partitions > 1) {
+            w->slots = 2 * (int64_t)w->num_partitions;
+            w->mark_tiles = p->h_kv * ceil_div(rows_of_head, ROWS_OF_MARK); /* fewer than rows */
+        }
     }
     w->slot_out_offset = at;
     int64_t rows, floats, bytes;
@@ -97,6 +101,8 @@ static fmla_status lay_out(const struct dense_decode_problem *p, int64_t rows_of
     at += line_up((size_t)rows * (size_t)p->d_v * sizeof(float));
     w->slot_lse_offset = at;
     at += line_up((size_t)rows * sizeof(float));
+    w->marks_offset = at;
+    at += line_up((size_t)(w->mark_tiles * w->num_partitions) * MARKS_OF_TILE * sizeof(uint32_t));
     w->bytes = at;
     return FMLA_OK;
 }
@@ -231,16 +237,22 @@ static fmla_status launch_join(const struct cuda_scope *scope, const struct dens
     const int64_t requests = p->batch_invariant || p->b < w->num_partitions ? p->b : w->num_partitions;
     const int64_t parts = p->batch_invariant ? w->chunks : w->num_partitions / p->b;
     int32_t rows_per_block = parts > MANY_PARTS ? 1 : JOIN_WARPS;
-    const int64_t blocks = requests * ceil_div(p->h_q * p->s_q, rows_per_block);
+    const int64_t row_blocks = ceil_div(p->h_q * p->s_q, rows_per_block);
     const int64_t most = (int64_t)JOIN_BLOCKS_PER_SM * scope->device->sms;
+    /* Rows are cut into columns, as long as there are threads for it: 1, 2 or 4 pieces. */
+    int cuts = 0;
+    while (cuts < 2 && (requests * row_blocks) << (cuts + 1) <= most) cuts++;
+    const int64_t most_rows = most >> cuts;
+    int32_t row_lanes = (int32_t)(row_blocks < most_rows ? row_blocks : most_rows);
+    const int64_t request_lanes = requests < most_rows / row_lanes ? requests : most_rows / row_lanes;
     const struct cuda_launch launch = {
-        .kernel = &cuda_kernel_join[p->element],
-        .blocks = blocks < most ? blocks : most,
+        .kernel = &cuda_kernel_join[p->element][cuts],
+        .blocks = (request_lanes * row_lanes) << cuts,
         .threads = 32 * JOIN_WARPS,
         .flags = flags,
         .stream = p->stream,
     };
-    return cuda_launch(op, scope, &launch, (void *[]){params, &rows_per_block});
+    return cuda_launch(op, scope, &launch, (void *[]){params, &rows_per_block, &row_lanes});
 }
 
 static fmla_status dense_decode(const struct dense_decode_problem *p, bool sm90)
@@ -250,6 +262,11 @@ static fmla_status dense_decode(const struct dense_decode_problem *p, bool sm90)
     fmla_status status = lay_out(p, sm90 ? SM90_DENSE_DECODE_ROWS : 0, &w);
     if (status || !p->b) return status;
     struct dense_decode_params params = parameters(p, &w);
+    if (sm90 && w.mark_tiles) {
+        params.split.marks = (uint32_t *)(void *)((char *)p->workspace + w.marks_offset);
+        params.split.tiles = (int32_t)w.mark_tiles,
+        params.split.tiles_of_head = (int32_t)(w.mark_tiles / p->h_kv);
+    }
     status = cuda_enter(op, "q", p->device.id, &scope);
     if (status) return status;
     status = launch_plan(&scope, p, &w);

@@ -5,9 +5,13 @@
 
 struct cuda_kernel cuda_kernel_plan = {.image = "any/decode_plan", .name = "decode_plan"};
 struct cuda_kernel cuda_kernel_merge = {.image = "any/merge", .name = "merge"};
-struct cuda_kernel cuda_kernel_join[2] = {
-    [ELEMENT_BF16] = {.image = "any/join_splits", .name = "join_splits_bf16"},
-    [ELEMENT_FP16] = {.image = "any/join_splits", .name = "join_splits_fp16"},
+struct cuda_kernel cuda_kernel_join[2][3] = {
+    [ELEMENT_BF16] = {{.image = "any/join_splits", .name = "join_splits_bf16"},
+                      {.image = "any/join_splits", .name = "join_splits_bf16_halves"},
+                      {.image = "any/join_splits", .name = "join_splits_bf16_quarters"}},
+    [ELEMENT_FP16] = {{.image = "any/join_splits", .name = "join_splits_fp16"},
+                      {.image = "any/join_splits", .name = "join_splits_fp16_halves"},
+                      {.image = "any/join_splits", .name = "join_splits_fp16_quarters"}},
 };
 struct cuda_kernel cuda_kernel_dense_decode[2][DENSE_DECODE_SHAPE_COUNT] = {
 #define SHAPE(rows, keys, warps, stages, q)                                                                  \
@@ -57,7 +61,7 @@ fmla_status cuda_prepare(int32_t id)
     status = cuda_load(op, &scope, &cuda_kernel_plan, 0);
     if (!status) status = cuda_load(op, &scope, &cuda_kernel_merge, 0);
     for (int e = 0; e < 2; e++) {
-        if (!status) status = cuda_load(op, &scope, &cuda_kernel_join[e], 0);
+        for (int i = 0; i < 3 && !status; i++) status = cuda_load(op, &scope, &cuda_kernel_join[e][i], 0);
         for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) {
             const struct dense_decode_shape *shape = &dense_decode_shapes[i];
             const int32_t stages = dense_decode_stages(shape, scope.device->shared_bytes);

@@ -51,7 +51,14 @@ struct split_params {
     int32_t chunk_lanes;            /* workers that take turns at the chunks of a request */
     float *slot_out; /* [slots][h_q · s_q][d_v], rows ordered by key head, then as tiles are */
     float *slot_lse; /* [slots][h_q · s_q], natural, -inf where no key was seen */
+    /* Hopper's kernel, by a plan: how far requests are that are cut once (second_part.cuh there); else NULL. */
+    uint32_t *marks; /* [partitions][tiles][MARKS_OF_TILE] */
+    int32_t tiles;   /* of ROWS_OF_MARK rows, of a request */
+    int32_t tiles_of_head;
 };
+
+/* A mark; anything else: not yet. Each warp that has a share of a tile has a mark. */
+enum { PART_STORED = 0x57ed, PART_JOINED = 0x301d, MARKS_OF_TILE = 8, ROWS_OF_MARK = 64 };
 
 struct dense_decode_params {
     int32_t b, s_q, h_q, h_kv, group; /* group: h_q / h_kv */

@@ -38,6 +38,13 @@ static int32_t rows_per_block_of(const struct fake_launch *launch)
     return rows;
 }
 
+static int32_t row_lanes_of(const struct fake_launch *launch)
+{
+    int32_t lanes;
+    memcpy(&lanes, launch->parameters + sizeof(struct dense_decode_params) + sizeof lanes, sizeof lanes);
+    return lanes;
+}
+
 /* The launches since `before`, by name. */
 static void check_kernels(int before, const char *names)
 {
@@ -138,7 +145,9 @@ static void planned_inside(void)
     const size_t plan_end = (plan_bytes(5, 66) + 255) / 256 * 256, rows = 2 * 66 * 32;
     CHECK_EQ((char *)p.split.slot_out - memory[7], (int64_t)plan_end);
     CHECK_EQ((char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4));
-    CHECK_EQ(c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256);
+    const size_t marks = 66 * 2 * MARKS_OF_TILE * 4; /* a tile a key head */
+    CHECK_EQ(c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256 + (marks + 255) / 256 * 256);
+    CHECK(!p.split.marks, "%s", "marks are for Hopper's kernel");
 
     const struct cu_launch_config decode = launched(1)->config, join = launched(0)->config;
     CHECK_EQ(decode.grid_x, 66 * 2); /* a tile holds the 16 rows of a key head */
@@ -166,7 +175,8 @@ static void large_tiles(void)
     CHECK_EQ(launched(1)->config.block_x, 256);
     CHECK_EQ(launched(1)->config.shared_bytes, 64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4);
     CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS); /* fewer partitions than requests */
-    CHECK_EQ(launched(0)->config.grid_x, 2 * 132); /* of 33 requests × 32 row blocks: they take turns */
+    CHECK_EQ(row_lanes_of(launched(0)), 32);
+    CHECK_EQ(launched(0)->config.grid_x, 8 * 32); /* of 33 requests: they take turns; at most 2 · 132 */
     CHECK(isinf(params_of(launched(0)).output.rules.lse_of_empty), "%s", "lse_of_empty");
 }
 
@@ -195,12 +205,13 @@ static void plan_given(void)
     decode_call(&c, &small_shape, 0);
     c.args.plan = memory[7] + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7), c.args.num_partitions = 7;
     run(&c);
-    check_kernels(0, "sm80_dense_decode_bf16_16x64|join_splits_bf16");
+    check_kernels(0, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
     CHECK((const char *)params_of(launched(1)).split.plan == memory[7] + MEMORY / 2, "%s", "another plan");
     CHECK_EQ(params_of(launched(1)).split.num_partitions, 7);
     CHECK((char *)params_of(launched(1)).split.slot_out == memory[7], "%s", "room was kept for a plan");
     CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS); /* 3 parts a request */
-    CHECK_EQ(launched(0)->config.grid_x, 2 * 2);          /* requests × row blocks */
+    CHECK_EQ(row_lanes_of(launched(0)), 2);
+    CHECK_EQ(launched(0)->config.grid_x, 2 * 2 * 4); /* requests × row blocks × columns */
     /* Without the number: what the planner takes for this GPU. */
     c.args.num_partitions = 0, c.args.plan_size = plan_bytes(2, 132);
     run(&c);
@@ -229,14 +240,15 @@ static void batch_invariant(void)
     c.args.batch_invariant = 1;
     c.args.plan = memory[0] + 1; /* not read */
     run(&c);
-    check_kernels(0, "sm80_dense_decode_bf16_16x64|join_splits_bf16");
+    check_kernels(0, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
     struct dense_decode_params p = params_of(launched(1));
     CHECK(!p.split.plan, "%p", (const void *)p.split.plan);
     CHECK_EQ(p.split.chunks, 32); /* ⌈64000 / 2048⌉ */
     CHECK_EQ(p.split.chunk_lanes, 32);
     CHECK_EQ(launched(1)->config.grid_x, 3 * 32);
     CHECK_EQ(rows_per_block_of(launched(0)), 1);
-    CHECK_EQ(launched(0)->config.grid_x, 3 * 16);
+    CHECK_EQ(row_lanes_of(launched(0)), 16);
+    CHECK_EQ(launched(0)->config.grid_x, 3 * 16 * 4);
     CHECK((char *)p.split.slot_out == memory[7], "%s", "room was kept for a plan");
     CHECK_EQ(c.bytes, 3 * 32 * 16 * (512 * 4 + 4));
     /* Many requests: a worker takes several chunks. */
@@ -355,7 +367,7 @@ static struct dense_decode_sm90_params sm90_params_of(const struct fake_launch *
     return params;
 }
 
-/* The call is the portable kernel's; only the grid and what TMA is told differ. */
+/* The call is the portable kernel's; only the grid, the marks and what TMA is told differ. */
 static void hopper(void)
 {
     fake_open();
@@ -364,7 +376,7 @@ static void hopper(void)
     decode_call(&c, &shape, 0);
     c.args.causal = 1, c.args.softmax_scale = 0.25f;
     run(&c);
-    const struct dense_decode_params portable = params_of(launched(1));
+    struct dense_decode_params expected = params_of(launched(1));
     const struct cu_launch_config portable_join = launched(0)->config;
     const size_t bytes = c.bytes;
     CHECK_EQ(fake->tensors, 0);
@@ -380,8 +392,12 @@ static void hopper(void)
     CHECK_EQ(join.grid_x, portable_join.grid_x);
     CHECK_EQ(join.block_x, portable_join.block_x);
     const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
-    CHECK(!memcmp(&p.call, &portable, sizeof portable), "%s", "another call than the portable kernel's");
-    CHECK(!memcmp(launched(0)->parameters, &portable, sizeof portable), "%s",
+    const size_t slots = 2 * 66, marks = 66 * 2 * MARKS_OF_TILE * 4;
+    expected.split.marks = (uint32_t *)(void *)((char *)expected.split.slot_lse + slots * 32 * 4);
+    expected.split.tiles = 2, expected.split.tiles_of_head = 1;
+    CHECK_EQ((char *)expected.split.marks + (marks + 255) / 256 * 256 - memory[7], (int64_t)bytes);
+    CHECK(!memcmp(&p.call, &expected, sizeof expected), "%s", "another call than the portable kernel's");
+    CHECK(!memcmp(launched(0)->parameters, &expected, sizeof expected), "%s",
           "the join has other parameters");
     CHECK_EQ(p.q_heads, 8);
     CHECK_EQ(p.tiles_of_head, 1);
@@ -411,8 +427,8 @@ static void hopper_variants(void)
         const int before = fake->launches;
         run_best(&c);
         const char *type = k & 4 ? "fp16" : "bf16";
-        snprintf(names, sizeof names, "decode_plan|sm90_dense_decode_%s_%d%s|join_splits_%s", type, (int)d_qk,
-                 k & 2 ? "_shared" : "", type);
+        snprintf(names, sizeof names, "decode_plan|sm90_dense_decode_%s_%d%s|join_splits_%s_halves", type,
+                 (int)d_qk, k & 2 ? "_shared" : "", type);
         check_kernels(before, names);
         const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
         CHECK_EQ(p.tiles_of_head, k & 2 ? 2 : 1);
@@ -439,8 +455,10 @@ static void hopper_large_tiles(void)
     CHECK_EQ(p.tiles_of_head, 4);
     CHECK(divides(p.tiles_of_head_divisor, 4) && divides(p.tiles_divisor, 8), "%s", "divisors");
     CHECK_EQ(launched(1)->config.grid_x, 33 * 8);
+    CHECK_EQ(params_of(launched(0)).split.tiles, 8);
+    CHECK_EQ(params_of(launched(0)).split.tiles_of_head, 4);
     CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS);
-    CHECK_EQ(launched(0)->config.grid_x, 2 * 132);
+    CHECK_EQ(launched(0)->config.grid_x, 4 * 64); /* 512 rows; at most 2 · 132 */
 }
 
 /* All requests share one query tensor and one cache: one request, one page, and steps of 0. */
@@ -451,7 +469,7 @@ static void hopper_shared_tensors(void)
     decode_call(&c, &small_shape, 0);
     c.q.strides[0] = 0, c.kv.strides[0] = 0;
     run_best(&c);
-    check_kernels(0, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16");
+    check_kernels(0, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
     const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
     CHECK_EQ(p.request_step, 0);
     CHECK_EQ(p.page_step, 0);
@@ -467,7 +485,7 @@ static void hopper_without_cuts(void)
     decode_call(&c, &shape, 0);
     c.args.batch_invariant = 1;
     run_best(&c);
-    check_kernels(0, "sm90_dense_decode_bf16_576|join_splits_bf16");
+    check_kernels(0, "sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
     CHECK_EQ(launched(1)->config.grid_x, 3 * 32);
     CHECK_EQ(sm90_params_of(launched(1)).call.split.chunk_lanes, 32);
     int before = fake->launches;
@@ -502,17 +520,17 @@ static void on_a_gpu(int capability, int shared_bytes, const char *names)
 
 static void on_8_0(void)
 {
-    on_a_gpu(80, 166912, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16");
+    on_a_gpu(80, 166912, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
 }
 
 static void on_9_0(void)
 {
-    on_a_gpu(90, 232448, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16");
+    on_a_gpu(90, 232448, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
 }
 
 static void on_10_0(void)
 {
-    on_a_gpu(100, 232448, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16");
+    on_a_gpu(100, 232448, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
 }
 
 /* ---- The other operations ---------------------------------------------------------------------------------- */

@@ -117,7 +117,7 @@ static void print_names(void)
     print_name(&cuda_kernel_plan);
     print_name(&cuda_kernel_merge);
     for (int e = 0; e < 2; e++) {
-        print_name(&cuda_kernel_join[e]);
+        for (int i = 0; i < 3; i++) print_name(&cuda_kernel_join[e][i]);
         for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) print_name(&cuda_kernel_dense_decode[e][i]);
         for (int i = 0; i < 4; i++) print_name(&cuda_kernel_dense_decode_sm90[e][i / 2][i % 2]);
     }

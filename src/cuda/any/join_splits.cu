@@ -2,20 +2,24 @@
  *
  * Joins the partial results of requests that were cut, in split order.
  *
- * With few parts a request, a warp takes a row (rows_per_block = JOIN_WARPS); with many, all warps of a block share one
- * row (rows_per_block = 1), each taking every JOIN_WARPS-th part, and join in shared memory. A request of few parts among
- * ones of many is added by one warp all the same: in the same order, so with the same bits, whatever else is there.
- * Either way every lane has PARTS_AT_ONCE parts in flight: the latency of one part is paid once for four.
+ * A block of threads takes items: some columns of a few rows of a request. With few parts a request, a warp takes a row
+ * (rows_per_block = JOIN_WARPS); with many, all warps share one row (rows_per_block = 1), each taking every JOIN_WARPS-th
+ * part, and join in shared memory. A request of few parts among ones of many is added by one warp all the same: in the same
+ * order, so with the same bits, whatever else is there. Either way what a lane reads of a part does not wait for the sums of
+ * weights, and several parts are under way together. Where there are few rows, an item is a half or a quarter of the columns.
  *
  * Every block of threads first lists the cut requests, a thread a partition (batch-invariant: a request), and then takes
- * every gridDim-th row block of them: few blocks do, and where nothing was cut they have nothing to do.
+ * its items in turns: few blocks do, and where nothing was cut they have nothing to do. On Hopper that happens
+ * before the kernel that makes the parts has ended. Requests cut once may have been joined by then
+ * (src/cuda/sm90/dense_decode/second_part.cuh): those are taken from the list afterwards. All of this is done once and in
+ * little code: at the end of a call instructions, too, come from far.
  */
 #include "../device/element.cuh"
 #include "../device/pieces.cuh"
 #include "../device/result.cuh"
 #include "../device/warpgroup.cuh"
 
-static constexpr int D_V = 512, LANE_VECTORS = D_V / (32 * 4), PARTS_AT_ONCE = 4;
+static constexpr int D_V = 512, VECTOR_COLUMNS = 32 * 4 /* of a vector of every lane of a warp */;
 
 /* Where the parts of a request are: slots first, second, second + step, … */
 struct Parts {
@@ -23,6 +27,7 @@ struct Parts {
     int count; /* 0: nothing to join */
     int64_t first, second;
     int step;
+    const uint32_t *marks; /* [tiles][MARKS_OF_TILE]: may have been joined already; NULL: has not */
 
     __device__ __forceinline__ int64_t slot(int part) const
     {
@@ -39,12 +44,13 @@ __device__ static Parts parts_of_partition(const struct dense_decode_params &p, 
     const bool begins_here = partition.last > partition.first || !partition.continued;
     if (!partition.goes_on || partition.last < partition.first || !begins_here) return parts;
     const int32_t *splits = plan_num_splits_of(p.split.plan, p.split.num_partitions) + partition.last;
-    const int64_t planned = (int64_t)splits[1] - splits[0];
+    const int64_t planned = partition.ends_cut_once ? 2 : (int64_t)splits[1] - splits[0];
     parts.count = (int)min(max(planned, (int64_t)1), (int64_t)p.split.num_partitions - index);
     parts.request = partition.last;
     parts.first = 2 * (int64_t)index + (partition.last == partition.first ? 0 : 1);
     parts.second = 2 * (int64_t)(index + 1);
     parts.step = 2;
+    if (p.split.marks && partition.ends_cut_once) parts.marks = marks_of(p.split, index + 1);
     return parts;
 }
 
@@ -60,67 +66,96 @@ __device__ static Parts parts_of_request(const struct dense_decode_params &p, in
     return parts;
 }
 
-/* Sums over the parts begin, begin + stride, … of a row; weights are relative to `lse`. */
-__device__ __forceinline__ void add_parts(const struct dense_decode_params &p, const Parts &parts,
-                                          int64_t rows, int64_t row, int begin, int stride, float lse,
-                                          float4 sum[LANE_VECTORS])
+__device__ __forceinline__ bool tile_is_joined(const uint32_t *marks, int tile)
 {
-    const int lane = (int)threadIdx.x % 32;
-    for (int part = begin; part < parts.count; part += PARTS_AT_ONCE * stride) {
-        float weight[PARTS_AT_ONCE];
-        float4 values[PARTS_AT_ONCE][LANE_VECTORS] = {};
-#pragma unroll
-        for (int i = 0; i < PARTS_AT_ONCE; i++) {
-            weight[i] = 0.0f;
-            if (part + i * stride >= parts.count) continue;
-            const int64_t slot_row = parts.slot(part + i * stride) * rows + row;
-            const float part_lse = __ldg(p.split.slot_lse + slot_row);
-            if (isinf(part_lse)) continue; /* it saw no key */
-            weight[i] = expf(part_lse - lse);
-            const float4 *from = (const float4 *)(p.split.slot_out + slot_row * D_V) + lane;
-#pragma unroll
-            for (int v = 0; v < LANE_VECTORS; v++) values[i][v] = __ldg(from + 32 * v);
-        }
-#pragma unroll
-        for (int i = 0; i < PARTS_AT_ONCE; i++)
-#pragma unroll
-            for (int v = 0; v < LANE_VECTORS; v++) {
-                sum[v].x += weight[i] * values[i][v].x, sum[v].y += weight[i] * values[i][v].y;
-                sum[v].z += weight[i] * values[i][v].z, sum[v].w += weight[i] * values[i][v].w;
-            }
-    }
+    return __ldg(marks + MARKS_OF_TILE * tile) == PART_JOINED;
 }
 
+__device__ __forceinline__ bool all_joined(const struct dense_decode_params &p, const Parts &parts)
+{
+    bool joined = true;
+#pragma unroll 1
+    for (int tile = 0; tile < p.split.tiles; tile++) joined &= tile_is_joined(parts.marks, tile);
+    return joined;
+}
+
+/* Of row `row` of a request: where it is in the slot of a part. */
+__device__ __forceinline__ int64_t slot_row_of(const struct dense_decode_params &p, const Parts &parts,
+                                               int part, int row)
+{
+    return parts.slot(part) * (p.h_q * p.s_q) + row;
+}
+
+/* Of a few parts of a row, what a lane reads: 4 columns in each of VECTORS vectors. */
+template <int VECTORS> struct PartsOfLane {
+    static constexpr int COUNT = VECTORS == 1 ? 8 : VECTORS == 2 ? 4 : 3; /* registers */
+    float lse[COUNT];
+    float4 values[COUNT][VECTORS];
+
+    /* Parts begin, begin + stride, … */
+    __device__ __forceinline__ void load(const struct dense_decode_params &p, const Parts &parts, int row,
+                                         int begin, int stride, int column)
+    {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const int part = begin + i * stride;
+            lse[i] = -INFINITY;
+            if (part >= parts.count) continue;
+            const int64_t slot_row = slot_row_of(p, parts, part, row);
+            lse[i] = __ldg(p.split.slot_lse + slot_row);
+            const float4 *from = (const float4 *)(p.split.slot_out + slot_row * D_V + column);
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++) values[i][v] = __ldg(from + VECTOR_COLUMNS / 4 * v);
+        }
+    }
+
+    /* In the order of the parts. */
+    __device__ __forceinline__ void add_to(float4 (&sum)[VECTORS], float whole_lse) const
+    {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            if (isinf(lse[i])) continue; /* it saw no key, or is none: what was read means nothing */
+            const float weight = expf(lse[i] - whole_lse);
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++) {
+                sum[v].x = fmaf(weight, values[i][v].x, sum[v].x);
+                sum[v].y = fmaf(weight, values[i][v].y, sum[v].y);
+                sum[v].z = fmaf(weight, values[i][v].z, sum[v].z);
+                sum[v].w = fmaf(weight, values[i][v].w, sum[v].w);
+            }
+        }
+    }
+};
+
 /* The natural lse over all parts of a row; every warp finds the same. */
-__device__ __forceinline__ float total_lse(const struct dense_decode_params &p, const Parts &parts,
-                                           int64_t rows, int64_t row)
+__device__ __forceinline__ float total_lse(const struct dense_decode_params &p, const Parts &parts, int row)
 {
     const int lane = (int)threadIdx.x % 32;
     float most = -INFINITY, sum = 0.0f;
+#pragma unroll 1
     for (int part = lane; part < parts.count; part += 32)
-        most = fmaxf(most, __ldg(p.split.slot_lse + parts.slot(part) * rows + row));
+        most = fmaxf(most, __ldg(p.split.slot_lse + slot_row_of(p, parts, part, row)));
     for (int lanes = 16; lanes; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
     if (most == -INFINITY) most = 0.0f; /* no part saw a key, or all are NaN */
+#pragma unroll 1
     for (int part = lane; part < parts.count; part += 32)
-        sum += expf(__ldg(p.split.slot_lse + parts.slot(part) * rows + row) - most);
+        sum += expf(__ldg(p.split.slot_lse + slot_row_of(p, parts, part, row)) - most);
     for (int lanes = 16; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
     return sum == 0.0f ? -INFINITY : most + logf(sum);
 }
 
-template <typename Element>
-__device__ __forceinline__ void write_row(const struct dense_decode_params &p, int request, int64_t row,
-                                          float lse, const float4 sum[LANE_VECTORS])
+template <typename Element, int VECTORS>
+__device__ __forceinline__ void write_row(const struct dense_decode_params &p, int request, RowPlace place,
+                                          int column, float lse, const float4 (&sum)[VECTORS])
 {
-    const int lane = (int)threadIdx.x % 32;
-    const RowPlace place = row_place(p, (int)(row % p.rows), (int)(row / p.rows));
     const float factor = result_sink_factor(p.output.rules, place.head, lse);
-    const int64_t at = out_offset(p.output, request, place) + 4 * lane;
+    const int64_t at = out_offset(p.output, request, place) + column;
 #pragma unroll
-    for (int v = 0; v < LANE_VECTORS; v++) {
-        store_pair<Element>(p.output, at + 128 * v, sum[v].x * factor, sum[v].y * factor);
-        store_pair<Element>(p.output, at + 128 * v + 2, sum[v].z * factor, sum[v].w * factor);
+    for (int v = 0; v < VECTORS; v++) {
+        store_pair<Element>(p.output, at + VECTOR_COLUMNS * v, sum[v].x * factor, sum[v].y * factor);
+        store_pair<Element>(p.output, at + VECTOR_COLUMNS * v + 2, sum[v].z * factor, sum[v].w * factor);
     }
-    if (lane == 0) store_lse(p.output, request, place, lse);
+    if (column == 0) store_lse(p.output, request, place, lse);
 }
 
 /* Launched with LAUNCH_OVERLAP, it may be here before the kernel that makes the parts has ended. The plan and the lengths
@@ -152,28 +187,39 @@ __device__ __forceinline__ int list_parts(const Parts &mine, Parts list[32 * JOI
     return all;
 }
 
-/* One row block of a request, by all threads of the block. */
-template <typename Element>
-__device__ __forceinline__ void join_rows(const struct dense_decode_params &p, const Parts &parts,
-                                          int64_t row_block, int rows_per_block,
+/* An item of a request, by all threads of the block: rows from `row` on. */
+template <typename Element, int VECTORS>
+__device__ __forceinline__ void join_rows(const struct dense_decode_params &p, const Parts &parts, int row,
+                                          int first_column, int rows_per_block,
                                           float4 shared[JOIN_WARPS][D_V / 4])
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const int64_t rows = (int64_t)p.h_q * p.s_q;
     const bool one_row = rows_per_block == 1, shares = one_row && parts.count > MANY_PARTS;
     if (one_row && !shares && warp) return;
-    const int64_t row = row_block * rows_per_block + (one_row ? 0 : warp);
-    if (row >= rows) return; /* never with a shared row: no barrier is left out by some */
-    const float lse = total_lse(p, parts, rows, row);
-    float4 sum[LANE_VECTORS] = {};
-    add_parts(p, parts, rows, row, shares ? warp : 0, shares ? JOIN_WARPS : 1, lse, sum);
+    row += one_row ? 0 : warp;
+    if ((unsigned)row >= (unsigned)(p.h_q * p.s_q))
+        return; /* never with a shared row: no barrier is left out by some */
+    const int kv_head = row / p.rows, row_of_head = row - kv_head * p.rows;
+    if (parts.marks &&
+        tile_is_joined(parts.marks, kv_head * p.split.tiles_of_head + row_of_head / ROWS_OF_MARK))
+        return;
+    const int first = shares ? warp : 0, stride = shares ? JOIN_WARPS : 1, column = first_column + 4 * lane;
+    PartsOfLane<VECTORS> some;
+    float4 sum[VECTORS] = {};
+    float lse = 0.0f;
+#pragma unroll 1
+    for (int part = first; part < parts.count; part += some.COUNT * stride) {
+        some.load(p, parts, row, part, stride, column);
+        if (part == first) lse = total_lse(p, parts, row);
+        some.add_to(sum, lse);
+    }
     if (shares) {
 #pragma unroll
-        for (int v = 0; v < LANE_VECTORS; v++) shared[warp][lane + 32 * v] = sum[v];
+        for (int v = 0; v < VECTORS; v++) shared[warp][lane + 32 * v] = sum[v];
         __syncthreads();
         if (warp == 0) {
 #pragma unroll
-            for (int v = 0; v < LANE_VECTORS; v++)
+            for (int v = 0; v < VECTORS; v++)
                 for (int w = 1; w < JOIN_WARPS; w++) {
                     const float4 other = shared[w][lane + 32 * v];
                     sum[v].x += other.x, sum[v].y += other.y, sum[v].z += other.z, sum[v].w += other.w;
@@ -182,41 +228,62 @@ __device__ __forceinline__ void join_rows(const struct dense_decode_params &p, c
         __syncthreads();
         if (warp) return;
     }
-    write_row<Element>(p, parts.request, row, lse, sum);
+    write_row<Element>(p, parts.request, row_place(p, row_of_head, kv_head), column, lse, sum);
 }
 
-template <typename Element>
-__device__ __forceinline__ void join_splits(const struct dense_decode_params &p, int rows_per_block)
+struct JoinShared {
+    float4 sums[JOIN_WARPS][D_V / 4];
+    Parts list[32 * JOIN_WARPS];
+    int counts[JOIN_WARPS];
+};
+
+/* Blocks of threads are numbered by request, lane of row blocks, columns: no division at the end. */
+template <typename Element, int VECTORS>
+__device__ __forceinline__ void join_splits(const struct dense_decode_params &p, int rows_per_block,
+                                            int row_lanes)
 {
     __shared__ float4 shared[JOIN_WARPS][D_V / 4];
     __shared__ Parts list[32 * JOIN_WARPS];
     __shared__ int counts[JOIN_WARPS];
-    const int64_t row_blocks = ((int64_t)p.h_q * p.s_q + rows_per_block - 1) / rows_per_block;
+    constexpr int SPLITS = D_V / VECTOR_COLUMNS / VECTORS;
+    const int column = (int)blockIdx.x % SPLITS * VECTORS * VECTOR_COLUMNS;
+    const int row_lane = (int)blockIdx.x / SPLITS % row_lanes,
+              request_lane = (int)blockIdx.x / SPLITS / row_lanes,
+              request_lanes = (int)gridDim.x / SPLITS / row_lanes;
+    const int64_t rows = (int64_t)p.h_q * p.s_q, row_step = (int64_t)row_lanes * rows_per_block;
     const int units = p.split.plan ? p.split.num_partitions : p.b;
-    int64_t item = blockIdx.x,
-            first_item = 0; /* row blocks of all cut requests are numbered; of the first of the list */
+#pragma unroll 1
     for (int first = 0; first < units; first += 32 * JOIN_WARPS) {
         const int unit = first + (int)threadIdx.x;
         Parts mine = {};
         if (unit < units) mine = p.split.plan ? parts_of_partition(p, unit) : parts_of_request(p, unit);
-        const int64_t end_item = first_item + list_parts(mine, list, counts) * row_blocks;
+        const bool perhaps = __syncthreads_or(mine.marks != NULL);
+        int listed = list_parts(mine, list, counts);
         if (first == 0) wait_for_parts();
-        for (; item < end_item; item += gridDim.x)
-            join_rows<Element>(p, list[(item - first_item) / row_blocks], (item - first_item) % row_blocks,
-                               rows_per_block, shared);
-        first_item = end_item;
+        if (perhaps) {
+            if (mine.marks && all_joined(p, mine)) mine.count = 0;
+            listed = list_parts(mine, list, counts);
+        }
+        if (listed == 0) continue;
+#pragma unroll 1
+        for (int i = request_lane; i < listed; i += request_lanes)
+#pragma unroll 1
+            for (int64_t row = row_lane * rows_per_block; row < rows; row += row_step)
+                join_rows<Element, VECTORS>(p, list[i], (int)row, column, rows_per_block, shared);
         __syncthreads(); /* the list has been read */
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * JOIN_WARPS)
-    join_splits_bf16(const __grid_constant__ struct dense_decode_params p, int32_t rows_per_block)
-{
-    join_splits<Bf16>(p, rows_per_block);
-}
+#define JOIN_KERNEL(NAME, ELEMENT, VECTORS)                                                                  \
+    extern "C" __global__ void __launch_bounds__(32 * JOIN_WARPS, VECTORS == 4 ? 2 : 3) NAME(                \
+        const __grid_constant__ struct dense_decode_params p, int32_t rows_per_block, int32_t row_lanes)     \
+    {                                                                                                        \
+        join_splits<ELEMENT, VECTORS>(p, rows_per_block, row_lanes);                                         \
+    }
 
-extern "C" __global__ void __launch_bounds__(32 * JOIN_WARPS)
-    join_splits_fp16(const __grid_constant__ struct dense_decode_params p, int32_t rows_per_block)
-{
-    join_splits<Fp16>(p, rows_per_block);
-}
+JOIN_KERNEL(join_splits_bf16, Bf16, 4)
+JOIN_KERNEL(join_splits_bf16_halves, Bf16, 2)
+JOIN_KERNEL(join_splits_bf16_quarters, Bf16, 1)
+JOIN_KERNEL(join_splits_fp16, Fp16, 4)
+JOIN_KERNEL(join_splits_fp16_halves, Fp16, 2)
+JOIN_KERNEL(join_splits_fp16_quarters, Fp16, 1)

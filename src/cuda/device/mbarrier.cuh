@@ -49,6 +49,12 @@ __device__ __forceinline__ void mbarrier_wait_thread(uint32_t barrier, uint32_t 
     }
 }
 
+/* A converged warp waits long, and leaves the schedulers to others; half a microsecond late is soon enough. */
+__device__ __forceinline__ void mbarrier_wait_long(uint32_t barrier, uint32_t parity)
+{
+    while (!__all_sync(~0u, mbarrier_try(barrier, parity))) __nanosleep(500);
+}
+
 /* A converged warp waits. The vote makes the branch uniform: after a loop that ptxas takes for a divergent one it keeps no
  * matrix descriptor in uniform registers. */
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)

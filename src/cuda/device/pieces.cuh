@@ -13,6 +13,7 @@ struct Piece {
     int request;
     int begin, end; /* keys */
     int64_t slot;   /* of the partial results; DIRECT where the piece is the whole request */
+    bool first_of_two, second_of_two; /* of a request that is cut_once */
 };
 
 enum { DIRECT = -1 };
@@ -36,6 +37,8 @@ struct Partition {
     int first, last; /* requests, clamped; last < first if it is idle */
     int begin_block, end_block;
     bool continued, goes_on; /* the first request began before; the last one goes on in the next partition */
+    bool begins_cut_once,
+        ends_cut_once; /* the first request is, and this has its second part; the last one is */
 };
 
 /* Is it a plan of this batch, with as many partitions as the call was told? Any other cannot be followed: its requests are
@@ -55,6 +58,13 @@ __device__ __forceinline__ bool plan_goes_on(const struct plan_partition &row,
 {
     return (next.begin_request == row.end_request) & (next.begin_split > 0) &
            (row.end_request >= row.begin_request);
+}
+
+/* Where a request goes on in partition `row`: the plan cuts it once, and this partition has other requests after it. Its second
+ * part is then there long before the first, which is the last piece of its partition. */
+__device__ __forceinline__ bool plan_cuts_once(const struct plan_partition &row)
+{
+    return (row.begin_split == 1) & (row.end_request > row.begin_request);
 }
 
 /* What this needs of a row; any index. */
@@ -83,6 +93,9 @@ __device__ __forceinline__ Partition partition_of(const struct split_params &spl
     partition.continued = (row.begin_request == partition.first) & continues;
     partition.goes_on =
         (row.end_request == partition.last) & (i + 1 < split.num_partitions) & plan_goes_on(row, after);
+    partition.begins_cut_once = partition.continued & plan_cuts_once(row);
+    partition.ends_cut_once = partition.goes_on & plan_cuts_once(after) &
+                              !(partition.continued & (partition.first == partition.last));
     return partition;
 }
 
@@ -96,7 +109,15 @@ __device__ __forceinline__ Piece partition_piece(const Partition &partition, int
     piece.end = goes_on ? clamp_int(partition.end_block * PLAN_BLOCK, piece.begin, length) : length;
     piece.slot = !continued && !goes_on ? (int64_t)DIRECT
                                         : 2 * (int64_t)partition.index + (request == partition.first ? 0 : 1);
+    piece.first_of_two = partition.ends_cut_once && request == partition.last;
+    piece.second_of_two = partition.begins_cut_once && request == partition.first;
     return piece;
+}
+
+/* Of a partition's first request, where it may be the second part of one that is cut once. */
+__device__ __forceinline__ uint32_t *marks_of(const struct split_params &split, int64_t partition)
+{
+    return split.marks + partition * split.tiles * MARKS_OF_TILE;
 }
 
 /* ---- Batch-invariant ------------------------------------------------------------------------- */
@@ -114,6 +135,7 @@ __device__ __forceinline__ Piece chunk_piece(const struct split_params &split, i
     piece.begin = chunk * INVARIANT_CHUNK;
     piece.end = length - piece.begin > INVARIANT_CHUNK ? piece.begin + INVARIANT_CHUNK : length;
     piece.slot = chunks_of(length) == 1 ? (int64_t)DIRECT : (int64_t)request * split.chunks + chunk;
+    piece.first_of_two = piece.second_of_two = false;
     return piece;
 }
 
@@ -135,6 +157,7 @@ __device__ __forceinline__ PieceList piece_list(const struct dense_decode_params
         list.first = list.partition.first, list.last = list.partition.last, list.step = 1;
     } else if (p.split.plan) {
         list.partition.continued = list.partition.goes_on = false;
+        list.partition.begins_cut_once = list.partition.ends_cut_once = false;
         list.first = (int)worker, list.last = p.b - 1, list.step = p.split.num_partitions;
     } else {
         list.request = (int)(worker / p.split.chunk_lanes);

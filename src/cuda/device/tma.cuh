@@ -29,6 +29,20 @@ __device__ __forceinline__ void tma_prefetch(const struct tensor_map *map, BoxPl
                  : "memory");
 }
 
+/* Without a description: `bytes` bytes in a row, a multiple of 16, both addresses aligned to 16. */
+__device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+
+__device__ __forceinline__ void bulk_prefetch(const void *from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 /* The description itself, ahead of its first use. */
 __device__ __forceinline__ void tma_prefetch_map(const struct tensor_map *map)
 {

@@ -54,6 +54,12 @@ __device__ __forceinline__ void fence_async_shared()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* What other blocks of threads wrote to global memory, and this thread has acquired, comes before what bulk copies read. */
+__device__ __forceinline__ void fence_async_global()
+{
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 /* In a kernel launched with LAUNCH_OVERLAP: waits until the kernels in front have ended and their writes are seen. */
 __device__ __forceinline__ void wait_for_kernels_before()
 {

@@ -23,14 +23,25 @@ struct CUlib_st {
 /* The kernels of every image, and the sizes of their parameters. */
 struct CUkern_st {
     const char *image, *name;
-    size_t sizes[2];
+    size_t sizes[3];
     int shared_bytes[FAKE_DEVICES]; /* set by attribute */
 };
 
+#define JOIN(name)                                                                                           \
+    {                                                                                                        \
+        "any/join_splits", name, {sizeof(struct dense_decode_params), sizeof(int32_t), sizeof(int32_t)},     \
+        {                                                                                                    \
+            0                                                                                                \
+        }                                                                                                    \
+    }
 static struct CUkern_st kernels[KERNELS] = {
     {"any/decode_plan", "decode_plan", {sizeof(struct plan_params)}, {0}},
-    {"any/join_splits", "join_splits_bf16", {sizeof(struct dense_decode_params), sizeof(int32_t)}, {0}},
-    {"any/join_splits", "join_splits_fp16", {sizeof(struct dense_decode_params), sizeof(int32_t)}, {0}},
+    JOIN("join_splits_bf16"),
+    JOIN("join_splits_fp16"),
+    JOIN("join_splits_bf16_halves"),
+    JOIN("join_splits_fp16_halves"),
+    JOIN("join_splits_bf16_quarters"),
+    JOIN("join_splits_fp16_quarters"),
     {"any/merge", "merge", {sizeof(struct merge_params)}, {0}},
 };
 
@@ -289,7 +300,7 @@ cu_result cuLaunchKernelEx(const struct cu_launch_config *config, cu_function fu
         launch->config = *c;
         for (unsigned i = 0; i < c->num_attributes; i++) launch->attributes[i] = c->attributes[i];
         size_t at = 0;
-        for (int i = 0; i < 2 && kernel->sizes[i]; i++) {
+        for (int i = 0; i < 3 && kernel->sizes[i]; i++) {
             memcpy(launch->parameters + at, parameters[i], kernel->sizes[i]);
             at += kernel->sizes[i];
         }

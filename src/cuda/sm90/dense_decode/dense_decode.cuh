@@ -32,6 +32,7 @@
 #include "producer.cuh"
 #include "products.cuh"
 #include "results.cuh"
+#include "second_part.cuh"
 #include "softmax.cuh"
 
 enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 40, SIDE_REGISTERS = 232 };
@@ -257,16 +258,42 @@ template <typename V> struct Side {
 
     __device__ __forceinline__ void end_piece()
     {
-        const int my_side = side(), my_row = row(), first_row = my_row / 16 * 16; /* of the warp */
+        const int my_side = side(), my_row = row();
+        const int column = my_side * (D_V / 2), first_row = my_row / 16 * 16; /* of the warp */
+        const uint32_t lines = SHARED_AT(base, p) + (uint32_t)(my_side * TILE_BYTES + first_row * LINE_BYTES);
         const bool stores_lse = my_side == 0 && lane() % 4 == 0;
+        const bool looks = __any_sync(~0u, looks_for_second_part(p.call, task().piece));
         join_sums(my_side, my_row);
-        float factor[2];
+        float lse[2], factor[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            lse[i] = natural_lse(p.call, state.reference[i], state.sum[i]);
+            factor[i] = state.sum[i] == 0.0f ? 0.0f : 1.0f / state.sum[i];
+        }
+        if (looks) mbarrier_wait(SHARED_AT(base, second_full), 0);
+        /* A piece that is poisoned is written again later. */
+        if (__all_sync(~0u, looks & (shared.second_part != 0) & !shared.poisoned)) {
+            WithSecond both(shared, my_row, column + 2 * (lane() % 4), lse, factor);
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                both.factor[i] =
+                    finish_row(p.call, task(), true, both.parts[i].lse, my_row + 8 * i, stores_lse);
+            store_out<Element>(p.call, task(), left, right, both, first_row, column, lines);
+            if (threadIdx.x == WARPGROUP_THREADS) mark_joined(p.call);
+            return;
+        }
+        const bool direct = __any_sync(~0u, task().piece.slot == DIRECT);
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            factor[i] =
-                finish_row(p.call, task(), state.reference[i], state.sum[i], my_row + 8 * i, stores_lse);
-        const uint32_t lines = SHARED_AT(base, p) + (uint32_t)(my_side * TILE_BYTES + first_row * LINE_BYTES);
-        store_rows<Element>(p.call, task(), left, right, factor, first_row, my_side * (D_V / 2), lines);
+            factor[i] *= finish_row(p.call, task(), direct, lse[i], my_row + 8 * i, stores_lse);
+        if (direct) {
+            Scaled scaled = {factor};
+            store_out<Element>(p.call, task(), left, right, scaled, first_row, column, lines);
+        } else {
+            store_slot(p.call, task(), left, right, factor, first_row, column);
+            if (__any_sync(~0u, (p.call.split.marks != NULL) & task().piece.second_of_two & !shared.poisoned))
+                mark_stored(p.call, (int)(fresh_thread() - WARPGROUP_THREADS) / 32);
+        }
     }
 
     __device__ __forceinline__ void run_piece(const Work &work)
@@ -323,7 +350,8 @@ __device__ __forceinline__ void prepare(const struct dense_decode_sm90_params &p
         init(shared.rope_full[side], 1), init(shared.rope_empty[side], WARPS_OF_SIDE);
         init(shared.p_full[side], WARPS_OF_SIDE), init(shared.scored[side], WARPS_OF_SIDE);
     }
-    shared.poisoned = 0;
+    shared.poisoned = shared.second_part = 0;
+    init(shared.keys_asked, 1), init(shared.second_full, 32);
     init(shared.q_full, 1), init(shared.q_empty, 2 * WARPS_OF_SIDE);
     mbarrier_fence_init();
     fence_async_shared();
@@ -340,8 +368,12 @@ template <typename V> __device__ __forceinline__ void dense_decode(const struct 
     let_next_kernel_start();
     if (threadIdx.x < WARPGROUP_THREADS) {
         give_registers<PRODUCER_REGISTERS>();
-        if (threadIdx.x / 32 == 0 && elect_one()) produce_keys<V>(p, Place(p), base);
+        if (threadIdx.x / 32 == 0 && elect_one()) {
+            shared.parities = produce_keys<V>(p, Place(p), base);
+            mbarrier_arrive(SHARED_AT(base, keys_asked));
+        }
         if (threadIdx.x / 32 == 1 && elect_one()) produce_queries<V>(p, Place(p), base);
+        if (threadIdx.x / 32 == 2) produce_second_part<V>(p, Place(p), shared, base);
     } else {
         take_registers<SIDE_REGISTERS>();
         Side<V>(p, shared).run();

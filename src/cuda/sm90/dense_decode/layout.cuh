@@ -13,7 +13,7 @@
 
 enum { ROWS = 64 /* of a tile */, KEYS = PLAN_BLOCK /* of a block */, D_V = 512 };
 enum { UNIT_BYTES = 2 * TILE_BYTES /* 64 lines of 128 columns */, UNITS = 4 /* of V */ };
-static_assert(KEYS == TILE_LINES && ROWS == TILE_LINES, "");
+static_assert(KEYS == TILE_LINES && ROWS == TILE_LINES && ROWS == ROWS_OF_MARK, "");
 
 /* With SHARED_KEYS several tiles of rows read the same keys, from L2 but for the first: they bring them there in turns, and
  * the early Q·Kᵀ is the longer one. A tile by itself is bound by memory, and loses by both. */
@@ -48,7 +48,12 @@ struct Shared {
     Barrier rope_full[2], rope_empty[2];
     Barrier q_full, q_empty;
     Barrier p_full[2];
-    Barrier scored[2]; /* Q·Kᵀ of the block has been issued */
+    Barrier scored[2];  /* Q·Kᵀ of the block has been issued */
+    Barrier keys_asked; /* all of them */
+    Barrier second_full;
+    uint32_t second_part; /* of the last piece's request is in the keys' place (second_part.cuh) */
+    uint32_t parities;    /* of the producer, after the last block */
+    float second_lse[ROWS];
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 

@@ -54,6 +54,15 @@ __device__ __forceinline__ void load_block(const struct dense_decode_sm90_params
     }
 }
 
+/* Until nobody reads what is where the side's next block would go. */
+template <typename V> __device__ __forceinline__ void wait_for_place(uint32_t base, int side, uint32_t parity)
+{
+    if constexpr (V::ROPE) mbarrier_wait_thread(barrier_at(SHARED_AT(base, rope_empty), side), parity ^ 1);
+#pragma unroll
+    for (int unit = 0; unit < UNITS; unit++)
+        mbarrier_wait_thread(barrier_at(SHARED_AT(base, keys_empty), side * UNITS + unit), parity ^ 1);
+}
+
 template <typename V>
 __device__ __forceinline__ void prefetch_block(const struct dense_decode_sm90_params &p, BoxPlace place)
 {
@@ -62,9 +71,10 @@ __device__ __forceinline__ void prefetch_block(const struct dense_decode_sm90_pa
     if (V::ROPE) tma_prefetch(&p.rope, columns_from(place, D_V / LINE_ELEMENTS));
 }
 
+/* Returns the parities (bit `side`) as they would be for the next block of either side. */
 template <typename V>
-__device__ __forceinline__ void produce_keys(const struct dense_decode_sm90_params &p, const Place &place,
-                                             uint32_t base)
+__device__ __forceinline__ uint32_t produce_keys(const struct dense_decode_sm90_params &p, const Place &place,
+                                                 uint32_t base)
 {
     uint32_t parities = 0; /* bit `side`: of the side's blocks so far */
     const PieceList list = piece_list(p.call, place.worker);
@@ -92,6 +102,7 @@ __device__ __forceinline__ void produce_keys(const struct dense_decode_sm90_para
             page = next;
         }
     }
+    return parities;
 }
 
 template <typename V>

@@ -6,11 +6,23 @@
 
 #include "softmax.cuh"
 
+/* What becomes of an element of O on its way to `out`: it is multiplied by its row's factor. */
+struct Scaled {
+    const float (&factor)[2]; /* of the thread's two rows */
+
+    /* Element e, in the group of 64 columns that begins at element FIRST, and at `column` of the side's. */
+    template <int FIRST> __device__ __forceinline__ float value(const float (&o)[64], int e, int) const
+    {
+        return o[e] * factor[e / 2 % 2];
+    }
+};
+
 /* 64 columns of the warp's 16 rows to `out`: through the warp's lines of P in shared memory, which nobody reads between two
  * pieces, so that eight lanes write 128 bytes of a row. `offset` and `stores`: of rows lane / 8 + 4 i. */
-template <typename Element, int FIRST>
+template <typename Element, int FIRST, typename Finish>
 __device__ __forceinline__ void store_group(uint16_t *to, const int64_t (&offset)[4], const bool (&stores)[4],
-                                            const float (&o)[64], const float (&factor)[2], uint32_t lines)
+                                            const float (&o)[64], const Finish &finish, int column,
+                                            uint32_t lines)
 {
     const uint32_t lane = fresh_thread() % 32;
     const uint32_t line = lines + ldmatrix_tile_row((int)lane) * LINE_BYTES;
@@ -20,7 +32,8 @@ __device__ __forceinline__ void store_group(uint16_t *to, const int64_t (&offset
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const int e = FIRST + 8 * k + 2 * j;
-            words[j] = Element::pack(o[e] * factor[j % 2], o[e + 1] * factor[j % 2]);
+            words[j] = Element::pack(finish.template value<FIRST>(o, e, column),
+                                     finish.template value<FIRST>(o, e + 1, column));
         }
         store_matrices(line + (((2 * (uint32_t)k + lane / 16) ^ (lane % 8)) * CHUNK_BYTES), words);
     }
@@ -31,6 +44,32 @@ __device__ __forceinline__ void store_group(uint16_t *to, const int64_t (&offset
         if (stores[i]) *(uint4 *)(to + offset[i] + 8 * (lane % 8)) = chunk;
     }
     __syncwarp();
+}
+
+/* The warp's 16 rows from `tile_row` on, 256 columns from `column` on, to `out`. The keys' part of shared memory belongs to the
+ * next piece already. `lines`: the warp's, of its side's P. */
+template <typename Element, typename Finish>
+__device__ __forceinline__ void store_out(const struct dense_decode_params &p, const Task &task,
+                                          const float (&left)[64], const float (&right)[64],
+                                          const Finish &finish, int tile_row, int column, uint32_t lines)
+{
+    const int lane = (int)(fresh_thread() % 32), first = task.first_row + tile_row;
+    int64_t own[2], offset[4]; /* of the rows whose sums this lane has; of those that it stores */
+    bool stores[4];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        own[i] = out_offset(p.output, task.piece.request,
+                            row_place(p, min(first + lane / 4 + 8 * i, p.rows - 1), task.kv_head));
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        offset[i] = __shfl_sync(~0u, own[i / 2], 4 * (i % 2 * 4 + lane / 8));
+        stores[i] = first + lane / 8 + 4 * i < p.rows;
+    }
+    uint16_t *to = p.output.out + column;
+    store_group<Element, 0>(to, offset, stores, left, finish, 0, lines);
+    store_group<Element, 32>(to + 64, offset, stores, left, finish, 64, lines);
+    store_group<Element, 0>(to + 128, offset, stores, right, finish, 128, lines);
+    store_group<Element, 32>(to + 192, offset, stores, right, finish, 192, lines);
 }
 
 /* 128 columns of one of the thread's rows (half 0 or 1 of the fragment) to a slot. */
@@ -44,56 +83,39 @@ __device__ __forceinline__ void store_row(float *to, bool stores, const float (&
                 make_float2(o[4 * g + 2 * half] * factor, o[4 * g + 2 * half + 1] * factor);
 }
 
-/* The warp's 16 rows from `tile_row` on, 256 columns from `column` on. The keys' part of shared memory belongs to the next
- * piece already. `lines`: the warp's, of its side's P. */
-template <typename Element>
-__device__ __forceinline__ void store_rows(const struct dense_decode_params &p, const Task &task,
+/* The same rows and columns to the piece's slot. */
+__device__ __forceinline__ void store_slot(const struct dense_decode_params &p, const Task &task,
                                            const float (&left)[64], const float (&right)[64],
-                                           const float (&factor)[2], int tile_row, int column, uint32_t lines)
+                                           const float (&factor)[2], int tile_row, int column)
 {
     const int lane = (int)(fresh_thread() % 32), first = task.first_row + tile_row;
-    if (__any_sync(~0u, task.piece.slot == DIRECT)) {
-        int64_t own[2], offset[4]; /* of the rows whose sums this lane has; of those that it stores */
-        bool stores[4];
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            own[i] = out_offset(p.output, task.piece.request,
-                                row_place(p, min(first + lane / 4 + 8 * i, p.rows - 1), task.kv_head));
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            offset[i] = __shfl_sync(~0u, own[i / 2], 4 * (i % 2 * 4 + lane / 8));
-            stores[i] = first + lane / 8 + 4 * i < p.rows;
-        }
-        uint16_t *to = p.output.out + column;
-        store_group<Element, 0>(to, offset, stores, left, factor, lines);
-        store_group<Element, 32>(to + 64, offset, stores, left, factor, lines);
-        store_group<Element, 0>(to + 128, offset, stores, right, factor, lines);
-        store_group<Element, 32>(to + 192, offset, stores, right, factor, lines);
-    } else {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int row = first + lane / 4 + 8 * i;
-            float *to = p.split.slot_out + slot_row(p, task, row) * D_V + column + 2 * (lane % 4);
-            store_row(to, row < p.rows, left, i, factor[i]);
-            store_row(to + 128, row < p.rows, right, i, factor[i]);
-        }
+    for (int i = 0; i < 2; i++) {
+        const int row = first + lane / 4 + 8 * i;
+        float *to = p.split.slot_out + slot_row(p, task, row) * D_V + column + 2 * (lane % 4);
+        store_row(to, row < p.rows, left, i, factor[i]);
+        store_row(to + 128, row < p.rows, right, i, factor[i]);
     }
 }
 
-/* What a row's O is to be multiplied by, given the sum of its weights; one lane of four stores lse where `stores`. */
+/* The natural lse of a row, given the sum of its weights; -inf if it saw no key: the largest weight of a row that sees one
+ * is 2^-8 at least. */
+__device__ __forceinline__ float natural_lse(const struct dense_decode_params &p, float reference, float sum)
+{
+    return sum == 0.0f ? -INFINITY : fmaf(reference, p.scale_log2, log2f(sum)) * LN_2;
+}
+
+/* Returns what the sink leaves of the row if it is written to `out` (`direct`), else 1; one lane of four stores lse where
+ * `stores`. */
 __device__ __forceinline__ float finish_row(const struct dense_decode_params &p, const Task &task,
-                                            float reference, float sum, int tile_row, bool stores)
+                                            bool direct, float lse, int tile_row, bool stores)
 {
     const int row = task.first_row + tile_row;
     if (row >= p.rows) return 0.0f;
-    const bool empty = sum == 0.0f; /* the largest weight of a row that sees a key is 2^-8 at least */
-    const float lse = empty ? -INFINITY : fmaf(reference, p.scale_log2, log2f(sum)) * LN_2;
     const RowPlace place = row_place(p, row, task.kv_head);
-    const bool direct = task.piece.slot == DIRECT;
     if (stores && direct) store_lse(p.output, task.piece.request, place, lse);
     if (stores && !direct) p.split.slot_lse[slot_row(p, task, row)] = lse;
-    const float factor = empty ? 0.0f : 1.0f / sum;
-    return direct ? factor * result_sink_factor(p.output.rules, place.head, lse) : factor;
+    return direct ? result_sink_factor(p.output.rules, place.head, lse) : 1.0f;
 }
 
 /* A piece without keys; by the 128 threads of one side. */
@@ -102,8 +124,9 @@ __device__ __forceinline__ void store_empty(const struct dense_decode_params &p,
     const int thread = (int)(fresh_thread() % WARPGROUP_THREADS);
     constexpr int CHUNKS = D_V / CHUNK_ELEMENTS;
     const int rows = min(ROWS, p.rows - task.first_row);
-    if (thread < rows) finish_row(p, task, 0.0f, 0.0f, thread, true);
-    if (task.piece.slot != DIRECT) return;
+    const bool direct = task.piece.slot == DIRECT;
+    if (thread < rows) finish_row(p, task, direct, -INFINITY, thread, true);
+    if (!direct) return;
 #pragma unroll 1
     for (int i = thread; i < rows * CHUNKS; i += WARPGROUP_THREADS) {
         const RowPlace place = row_place(p, task.first_row + i / CHUNKS, task.kv_head);

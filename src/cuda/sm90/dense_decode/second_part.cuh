@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Requests that the plan cuts once. The second part is what its block of threads does first, the first part what the block
+ * before it does last: by then the second has long been stored, as a rule. The block with the first part then adds the second
+ * to what it has in registers and writes the result; nobody waits for anybody: where the second part is not there yet, the
+ * first is stored too, and the kernel that joins the other requests joins this one. Either gives the same bits.
+ *
+ *      block i       … | pieces of other requests | first part of r | r's second part there? adds it, writes out
+ *      block i + 1   second part of r, stored, marked | pieces of other requests | …
+ *
+ * A mark for each warp of either side says that its rows and columns are stored. The workspace comes as it is, so marks of
+ * an earlier call are cleared first, by the warp that reads them: what it finds later is of this call. If the other
+ * block was faster than that, its marks are lost, and the request is left to the join.
+ *
+ * A warp beside the producer looks when the last keys have been asked for; there is time then to bring the second part to
+ * L2, and, when the last keys have been used, to their place in shared memory. (The producer's own warp must not do it: lanes
+ * that wait for the one that produces make that one slower, by 2 % of all with 256 rows.)
+ */
+#pragma once
+
+#include "results.cuh"
+
+/* ---- Marks ------------------------------------------------------------------------------------- */
+
+/* Of the tile in hand: those that this block of threads sets, and those that it reads. */
+__device__ __forceinline__ uint32_t *own_marks(const struct dense_decode_params &p)
+{
+    return p.split.marks + (int64_t)fresh_block() * MARKS_OF_TILE;
+}
+
+__device__ __forceinline__ uint32_t *next_marks(const struct dense_decode_params &p)
+{
+    return own_marks(p) + (int64_t)p.split.tiles * MARKS_OF_TILE;
+}
+
+/* By one warp, the same that looks at them. */
+__device__ __forceinline__ void clear_next_marks(const struct dense_decode_params &p)
+{
+    const unsigned lane = fresh_thread() % 32;
+    if (lane < MARKS_OF_TILE) next_marks(p)[lane] = 0;
+    __syncwarp();
+}
+
+/* By every warp that has stored its share of a piece; `share`: which, of MARKS_OF_TILE. */
+__device__ __forceinline__ void mark_stored(const struct dense_decode_params &p, int share)
+{
+    __syncwarp();
+    if (fresh_thread() % 32 == 0)
+        asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(own_marks(p) + share), "r"((int)PART_STORED)
+                     : "memory");
+}
+
+/* By one warp. */
+__device__ __forceinline__ bool second_part_is_there(const struct dense_decode_params &p)
+{
+    uint32_t mark;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                 : "=r"(mark)
+                 : "l"(next_marks(p) + fresh_thread() % MARKS_OF_TILE)
+                 : "memory");
+    return __all_sync(~0u, mark == PART_STORED);
+}
+
+__device__ __forceinline__ void mark_joined(const struct dense_decode_params &p)
+{
+    *next_marks(p) = PART_JOINED;
+}
+
+/* ---- The second part in shared memory ---------------------------------------------------------- */
+
+enum {
+    SECOND_ROW_BYTES = D_V * (int)sizeof(float),
+    SECOND_LINE_BYTES = SECOND_ROW_BYTES + 32 /* no bank conflicts */
+};
+static_assert(ROWS * SECOND_LINE_BYTES <= offsetof(Shared, q), "it lies where keys and rope columns were");
+
+/* Does the block of threads wait for second_full at the end of this piece, its last? */
+__device__ __forceinline__ bool looks_for_second_part(const struct dense_decode_params &p, const Piece &piece)
+{
+    return (p.split.marks != NULL) & piece.first_of_two;
+}
+
+/* By one warp that has nothing else to do. */
+template <typename V>
+__device__ __forceinline__ void produce_second_part(const struct dense_decode_sm90_params &p,
+                                                    const Place &place, Shared &shared, uint32_t base)
+{
+    const int lane = (int)(fresh_thread() % 32);
+    const PieceList list = piece_list(p.call, place.worker);
+    if (list.last < list.first) return;
+    const Work work(p, list, list.last, place.kv_head, place.tile * ROWS);
+    if (!looks_for_second_part(p.call, work.task.piece)) return;
+    clear_next_marks(p.call);
+    if (work.blocks == 0) return;
+
+    mbarrier_wait_long(SHARED_AT(base, keys_asked), 0);
+    const uint32_t parities = shared.parities;
+
+    Task second = work.task;
+    second.piece.slot = 2 * (work.task.piece.slot / 2 + 1);
+    const int64_t first_row = slot_row(p.call, second, work.task.first_row);
+    const float *from = p.call.split.slot_out + first_row * D_V;
+    const int rows = min(ROWS, p.call.rows - work.task.first_row);
+    const uint32_t full = SHARED_AT(base, second_full);
+    const bool there = second_part_is_there(p.call);
+    uint32_t bytes = 0;
+    if (there) {
+        if (lane == 0) bulk_prefetch(from, (uint32_t)(rows * SECOND_ROW_BYTES));
+        for (int row = lane; row < rows; row += 32) {
+            shared.second_lse[row] = __ldcg(p.call.split.slot_lse + first_row + row);
+            bytes += SECOND_ROW_BYTES;
+        }
+        wait_for_place<V>(base, 0, parities & 1), wait_for_place<V>(base, 1, parities >> 1 & 1);
+        fence_async_global();
+    }
+    if (lane == 0) shared.second_part = there;
+    mbarrier_arrive_expect(full, bytes);
+    if (there)
+        for (int row = lane; row < rows; row += 32)
+            bulk_load(base + (uint32_t)(row * SECOND_LINE_BYTES), from + row * D_V, SECOND_ROW_BYTES, full);
+}
+
+/* ---- The sum ----------------------------------------------------------------------------------- */
+
+/* The weights of both parts of a row, as the join takes them; a part that saw no key (lse -inf) has none. */
+struct TwoParts {
+    float lse, weight[2];
+
+    TwoParts() = default;
+    __device__ __forceinline__ TwoParts(float first, float second)
+    {
+        float most = fmaxf(first, second);
+        if (most == -INFINITY) most = 0.0f;
+        const float sum = expf(first - most) + expf(second - most);
+        lse = sum == 0.0f ? -INFINITY : most + logf(sum);
+        weight[0] = isinf(first) ? 0.0f : expf(first - lse);
+        weight[1] = isinf(second) ? 0.0f : expf(second - lse);
+    }
+};
+
+/* Of a thread's two rows: what becomes of an element of O on its way to `out`, where the second part is added. */
+struct WithSecond {
+    TwoParts parts[2];
+    float own_factor[2], factor[2]; /* finishes the first part; what the sink leaves */
+    const float *second[2];         /* in shared memory, of the group of columns in hand */
+
+    /* `row`: the first of the thread's two; lse and own are of the first part. */
+    __device__ __forceinline__ WithSecond(const Shared &shared, int row, int column, const float (&lse)[2],
+                                          const float (&own)[2])
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            parts[i] = TwoParts(lse[i], shared.second_lse[row + 8 * i]);
+            second[i] = (const float *)(shared.keys[0][0] + (row + 8 * i) * SECOND_LINE_BYTES) + column;
+            own_factor[i] = own[i];
+        }
+    }
+
+    template <int FIRST> __device__ __forceinline__ float value(const float (&o)[64], int e, int column) const
+    {
+        const int i = e / 2 % 2;
+        const float first = fmaf(parts[i].weight[0], o[e] * own_factor[i], 0.0f),
+                    other = second[i][column + (e - FIRST) / 4 * 8 + e % 2];
+        return (parts[i].weight[1] == 0.0f ? first : fmaf(parts[i].weight[1], other, first)) * factor[i];
+    }
+};
