@@ -84,7 +84,7 @@ struct Run {
     struct plan_header *plan;
     int pages, max_pages, rows_of_tile;
     size_t shared_bytes;
-    int grid, join_grid, rows_per_block;
+    int grid, join_grid, rows_per_block, row_lanes;
     bool small, narrow;
 };
 
@@ -163,7 +163,8 @@ static void make(Run &r, const Case &c)
     r.shared_bytes = fixed + (size_t)p.stages * keys * 1152;
     r.grid = partitions * ((p.rows + r.rows_of_tile - 1) / r.rows_of_tile);
     r.rows_per_block = partitions / c.b > 8 ? 1 : JOIN_WARPS;
-    r.join_grid = partitions * ((p.rows + r.rows_per_block - 1) / r.rows_per_block);
+    r.row_lanes = (p.rows + r.rows_per_block - 1) / r.rows_per_block;
+    r.join_grid = partitions * r.row_lanes;
 }
 
 static void free_run(Run &r)
@@ -184,7 +185,7 @@ static void launch(const Run &r, cudaStream_t stream)
         k16<<<r.grid, 256, r.shared_bytes, stream>>>(r.p);
     else
         k64<<<r.grid, 256, r.shared_bytes, stream>>>(r.p);
-    join_splits_bf16<<<r.join_grid, 32 * JOIN_WARPS, 0, stream>>>(r.p, r.rows_per_block);
+    join_splits_bf16<<<r.join_grid, 32 * JOIN_WARPS, 0, stream>>>(r.p, r.rows_per_block, r.row_lanes);
     CHECK(cudaGetLastError());
 }
 
