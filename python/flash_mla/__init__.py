@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: MIT
+"""Attention kernels for multi-head latent attention (MLA), with the interface of FlashMLA.
+
+>>> from flash_mla import flash_mla_with_kvcache, get_mla_metadata
+
+takes PyTorch tensors (which are imported by nobody but the caller), NumPy arrays, and any that speak DLPack, on the CPU and
+on NVIDIA GPUs. The functions are documented where they are defined, in flash_mla.flash_mla_interface; what they compute,
+in docs/semantics.md of the project.
+"""
+
+from .flash_mla_interface import *  # noqa: F403
+from .flash_mla_interface import __all__ as _names
+
+__all__ = [*_names, "__version__"]
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        from ._library import library
+
+        return library.fmla_version_string().decode()
+    raise AttributeError(f"module 'flash_mla' has no attribute {name!r}")

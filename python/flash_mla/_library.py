@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: MIT
+"""The shared library as Python sees it: its structs, its functions, its errors.
+
+The structs mirror include/flashmla/flashmla.h member for member; tests/python/test_layout.py compares them with what a C
+compiler makes of the header.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+from ctypes import c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint64, c_void_p
+from typing import Mapping, NoReturn
+
+# ---- Structs --------------------------------------------------------------------------------------------------------
+
+
+class Device(ctypes.Structure):
+    _fields_ = [("type", c_int32), ("id", c_int32)]
+
+
+class DType(ctypes.Structure):
+    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("device", Device),
+        ("ndim", c_int32),
+        ("dtype", DType),
+        ("shape", c_void_p),
+        ("strides", c_void_p),
+        ("byte_offset", c_uint64),
+    ]
+
+
+class Capability(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("operation", c_char_p),
+        ("kernel", c_char_p),
+        ("dtypes", c_char_p),
+        ("shapes", c_char_p),
+        ("reason", c_char_p),
+        ("available", c_int32),
+        ("forced_only", c_int32),
+    ]
+
+
+class DecodePlanArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("seqlens", c_void_p),
+        ("s_q", c_int64),
+        ("h_q", c_int64),
+        ("h_kv", c_int64),
+        ("capacity", c_int64),
+        ("target", Device),
+        ("num_workers", c_int32),
+        ("num_partitions", c_int32),
+        ("plan", c_void_p),
+        ("plan_size", c_size_t),
+        ("stream", c_void_p),
+    ]
+
+
+class PlanView(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("batch", c_int64),
+        ("num_partitions", c_int64),
+        ("payload", c_int64),
+        ("partitions", c_void_p),
+        ("num_splits", c_void_p),
+    ]
+
+
+class DenseDecodeArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("q", c_void_p),
+        ("kv_cache", c_void_p),
+        ("block_table", c_void_p),
+        ("seqlens", c_void_p),
+        ("attn_sink", c_void_p),
+        ("out", c_void_p),
+        ("lse", c_void_p),
+        ("plan", c_void_p),
+        ("plan_size", c_size_t),
+        ("workspace", c_void_p),
+        ("workspace_size", c_size_t),
+        ("stream", c_void_p),
+        ("kernel", c_char_p),
+        ("softmax_scale", c_float),
+        ("causal", c_int32),
+        ("lse_empty", c_int32),
+        ("log_base", c_int32),
+        ("batch_invariant", c_int32),
+        ("num_partitions", c_int32),
+    ]
+
+
+class MergeArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("out_parts", c_void_p),
+        ("lse_parts", c_void_p),
+        ("attn_sink", c_void_p),
+        ("out", c_void_p),
+        ("lse", c_void_p),
+        ("stream", c_void_p),
+        ("kernel", c_char_p),
+        ("lse_empty", c_int32),
+        ("log_base", c_int32),
+    ]
+
+
+CPU, CUDA, CUDA_HOST = 1, 2, 3  # FMLA_DEVICE_…
+
+# ---- The library ----------------------------------------------------------------------------------------------------
+
+_STRUCTS = ctypes.POINTER
+_FUNCTIONS: Mapping[str, tuple[object, list[object]]] = {
+    "fmla_version_string": (c_char_p, []),
+    "fmla_last_error": (c_char_p, []),
+    "fmla_capabilities": (c_int32, [Device, c_int64, _STRUCTS(Capability)]),
+    "fmla_prepare": (c_int32, [Device]),
+    "fmla_set_num_threads": (c_int32, [c_int32]),
+    # These take the address of a struct: a Call's memory (_call.py).
+    "fmla_decode_plan_size": (c_int32, [c_void_p, _STRUCTS(c_size_t)]),
+    "fmla_decode_plan": (c_int32, [c_void_p]),
+    "fmla_plan_describe": (c_int32, [c_void_p, c_size_t, _STRUCTS(PlanView)]),
+    "fmla_dense_decode_workspace_size": (c_int32, [c_void_p, _STRUCTS(c_size_t), _STRUCTS(c_size_t)]),
+    "fmla_dense_decode_kernel": (c_int32, [c_void_p, _STRUCTS(c_char_p)]),
+    "fmla_dense_decode": (c_int32, [c_void_p]),
+    "fmla_merge": (c_int32, [c_void_p]),
+}
+
+
+def _path() -> str:
+    """FLASHMLA_LIBRARY names one; else the one in this package; else the loader's (an installed libflashmla)."""
+    named = os.environ.get("FLASHMLA_LIBRARY")
+    if named:
+        return named
+    bundled = pathlib.Path(__file__).parent / "libflashmla.so"
+    return str(bundled) if bundled.exists() else "libflashmla.so.0.1"
+
+
+def _load() -> ctypes.CDLL:
+    path = _path()
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(
+            f"flash_mla: cannot load {path}: {error}. Install the package with pip, which builds and bundles the "
+            "library, or name a libflashmla.so in the environment variable FLASHMLA_LIBRARY"
+        ) from error
+    for name, (result, arguments) in _FUNCTIONS.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError as error:
+            raise ImportError(f"flash_mla: {path} has no {name}: it is another version of the library") from error
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+library = _load()
+
+# ---- Errors ---------------------------------------------------------------------------------------------------------
+
+# fmla_status → what Python raises. A buffer that is too small is this package's own mistake.
+_EXCEPTIONS = {1: ValueError, 2: NotImplementedError, 3: RuntimeError, 4: RuntimeError}
+
+
+def fail(status: int, function: str, names: Mapping[str, str]) -> NoReturn:
+    """Raises what the library says of the last call, in the caller's words.
+
+    The library's text is "operation: argument: what came and what is allowed". The operation becomes the name of the Python
+    `function`, the argument what `names` calls it.
+    """
+    text = library.fmla_last_error().decode()
+    operation, _, rest = text.partition(": ")
+    argument, colon, what = rest.partition(": ")
+    if colon and argument in names:
+        rest = f"{names[argument]}: {what}"
+    raise _EXCEPTIONS[status](f"{function}: {rest}" if rest else text)

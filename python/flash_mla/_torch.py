@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: MIT
+"""PyTorch: its tensors described, and the operations registered with its dispatcher.
+
+Imported when the first of its tensors arrives. Registered are flash_mla::decode_plan, ::dense_decode, ::merge, which make
+their results, and ::dense_decode_out, ::merge_out, which write into given ones; each with what torch.compile asks of it. They
+run on the current stream, take their memory from PyTorch's allocator and do not synchronise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import ContextManager, Tuple
+
+import torch
+
+from . import _library, _operations
+from ._call import View, dtype_word
+
+# ---- Tensors --------------------------------------------------------------------------------------------------------
+
+_KINDS = {"bool": 6, "uint": 1, "int": 0, "float": 2, "bfloat": 4, "complex": 5}  # DLPack's codes
+
+
+def _dtype_words() -> dict[torch.dtype, int]:
+    """Of every dtype that DLPack has a name for. Others get a code that the library does not know, so that it refuses them."""
+    words = {}
+    for dtype in {value for value in vars(torch).values() if isinstance(value, torch.dtype)}:
+        name = str(dtype).removeprefix("torch.")
+        kind = name.rstrip("0123456789")
+        bits = 8 * torch.empty(0, dtype=dtype).element_size()
+        words[dtype] = dtype_word(_KINDS.get(kind, 255), bits)
+    return words
+
+
+_WORDS = _dtype_words()
+
+
+def view(tensor: torch.Tensor) -> View:
+    device = tensor.get_device()  # -1: the CPU
+    if device < 0:
+        place, device = _library.CPU, 0
+    else:
+        place = _library.CUDA
+    return tensor.data_ptr(), place, device, _WORDS[tensor.dtype], tensor.shape, tensor.stride()
+
+
+def scratch(like: torch.Tensor, size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=like.device)
+
+
+def device_of(tensor: torch.Tensor) -> Tuple[int, int]:
+    return (_library.CUDA, tensor.device.index) if tensor.is_cuda else (_library.CPU, 0)
+
+
+def is_array(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+KIND = "torch.Tensor"
+
+# ---- GPUs -----------------------------------------------------------------------------------------------------------
+
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a tenth of a microsecond, for the public way's one
+_current_device = getattr(torch._C, "_cuda_getDevice", None)
+_nothing: ContextManager[None] = contextlib.nullcontext()
+
+
+def _stream(tensor: torch.Tensor) -> int:
+    """The current stream of the tensor's device; 0 on the CPU."""
+    if not tensor.is_cuda:
+        return 0
+    if _raw_stream is not None:
+        return _raw_stream(tensor.get_device())
+    return torch.cuda.current_stream(tensor.device).cuda_stream
+
+
+def _on_device(tensor: torch.Tensor) -> ContextManager[object]:
+    """Makes the tensor's GPU the current one, where another is."""
+    if not tensor.is_cuda:
+        return _nothing
+    current = _current_device() if _current_device is not None else torch.cuda.current_device()
+    return _nothing if current == tensor.get_device() else torch.cuda.device(tensor.device)
+
+
+# ---- Operators ------------------------------------------------------------------------------------------------------
+
+_operators = torch.library.Library("flash_mla", "DEF")
+
+
+def _operator(schema: str):
+    """Registers a function as the operator of its name, on the CPU and on NVIDIA GPUs."""
+
+    def register(function):
+        name = function.__name__
+        tag = getattr(torch.Tag, "pt2_compliant_tag", None)
+        _operators.define(name + schema, **({"tags": (tag,)} if tag is not None else {}))
+        for key in ("CPU", "CUDA"):
+            _operators.impl(name, function, key)
+        return function
+
+    return register
+
+
+def _fake(function):
+    """Registers what an operator's results look like, for a call whose tensors have no memory."""
+    register = getattr(torch.library, "register_fake", None) or getattr(torch.library, "impl_abstract", None)
+    if register is not None:
+        register("flash_mla::" + function.__name__.removeprefix("_fake_"))(function)
+    return function
+
+
+@_operator("(Tensor seqlens, int s_q, int h_q, int h_kv) -> Tensor")
+def decode_plan(seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int) -> torch.Tensor:
+    words = _operations.decode_plan_words(view(seqlens), s_q, h_q, h_kv)
+    plan = torch.empty(words, dtype=torch.int32, device=seqlens.device)
+    with _on_device(seqlens):
+        _operations.decode_plan(view(seqlens), s_q, h_q, h_kv, view(plan), _stream(seqlens))
+    return plan
+
+
+@_fake
+def _fake_decode_plan(seqlens, s_q, h_q, h_kv):
+    place = (_library.CUDA, seqlens.device.index or 0) if seqlens.device.type == "cuda" else (_library.CPU, 0)
+    no_requests = (0, *place, _WORDS[seqlens.dtype], (0,), (1,))
+    words = _operations.decode_plan_words(no_requests, s_q, h_q, h_kv)
+    return seqlens.new_empty(words + seqlens.shape[0], dtype=torch.int32)  # a number of splits for each request
+
+
+_DECODE = (
+    "Tensor q, Tensor kv_cache, Tensor? block_table, Tensor seqlens, Tensor? plan, Tensor? attn_sink"
+    "{results}, float softmax_scale, bool causal, int lse_empty, int log_base, bool batch_invariant"
+)
+
+
+@_operator("(" + _DECODE.format(results=", Tensor(a!) out, Tensor(b!) lse") + ") -> ()")
+def dense_decode_out(
+    q,
+    kv_cache,
+    block_table,
+    seqlens,
+    plan,
+    attn_sink,
+    out,
+    lse,
+    softmax_scale,
+    causal,
+    lse_empty,
+    log_base,
+    batch_invariant,
+):
+    with _on_device(q):
+        _operations.dense_decode(
+            _THIS, q, kv_cache, block_table, seqlens, plan, attn_sink, out, lse,
+            softmax_scale, causal, lse_empty, log_base, batch_invariant, _stream(q),
+        )  # fmt: skip
+
+
+@_fake
+def _fake_dense_decode_out(*arguments):
+    pass
+
+
+def _decode_results(q: torch.Tensor, d_v: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    b, s_q, h_q, _ = q.shape
+    out = torch.empty((b, s_q, h_q, d_v), dtype=q.dtype, device=q.device)
+    return out, torch.empty((b, h_q, s_q), dtype=torch.float32, device=q.device)
+
+
+@_operator("(" + _DECODE.format(results=", int d_v") + ") -> (Tensor, Tensor)")
+def dense_decode(
+    q, kv_cache, block_table, seqlens, plan, attn_sink, d_v, softmax_scale, causal, lse_empty, log_base, batch_invariant
+):
+    out, lse = _decode_results(q, d_v)
+    dense_decode_out(
+        q, kv_cache, block_table, seqlens, plan, attn_sink, out, lse,
+        softmax_scale, causal, lse_empty, log_base, batch_invariant,
+    )  # fmt: skip
+    return out, lse
+
+
+@_fake
+def _fake_dense_decode(q, kv_cache, block_table, seqlens, plan, attn_sink, d_v, *options):
+    return _decode_results(q, d_v)
+
+
+_MERGE = "Tensor out_parts, Tensor lse_parts, Tensor? attn_sink{results}, int lse_empty, int log_base"
+
+
+@_operator("(" + _MERGE.format(results=", Tensor(a!) out, Tensor(b!) lse") + ") -> ()")
+def merge_out(out_parts, lse_parts, attn_sink, out, lse, lse_empty, log_base):
+    with _on_device(out_parts):
+        _operations.merge(_THIS, out_parts, lse_parts, attn_sink, out, lse, lse_empty, log_base, _stream(out_parts))
+
+
+@_fake
+def _fake_merge_out(*arguments):
+    pass
+
+
+def _merge_results(out_parts: torch.Tensor, lse_parts: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    return tuple(
+        torch.empty(parts.shape[1:], dtype=parts.dtype, device=parts.device) for parts in (out_parts, lse_parts)
+    )
+
+
+@_operator("(" + _MERGE.format(results="") + ") -> (Tensor, Tensor)")
+def merge(out_parts, lse_parts, attn_sink, lse_empty, log_base):
+    out, lse = _merge_results(out_parts, lse_parts)
+    merge_out(out_parts, lse_parts, attn_sink, out, lse, lse_empty, log_base)
+    return out, lse
+
+
+@_fake
+def _fake_merge(out_parts, lse_parts, attn_sink, lse_empty, log_base):
+    return _merge_results(out_parts, lse_parts)
+
+
+# ---- What the public functions call -----------------------------------------------------------------------------------
+
+_THIS = sys.modules[__name__]
+_ops = torch.ops.flash_mla
+_decode_plan = _ops.decode_plan.default
+_dense_decode, _dense_decode_out = _ops.dense_decode.default, _ops.dense_decode_out.default
+_merge, _merge_out = _ops.merge.default, _ops.merge_out.default
+
+
+# They take a `stream` as those of _arrays do, and have no use for it: it is the current one.
+
+
+def plan_decode(seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int, stream: int) -> torch.Tensor:
+    return _decode_plan(seqlens, s_q, h_q, h_kv)
+
+
+def decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, d_v, out, lse, options, stream):
+    inputs = q, k_cache, block_table, cache_seqlens, plan, attn_sink
+    if out is None and lse is None:
+        return _dense_decode(*inputs, d_v, *options)
+    new_out, new_lse = _decode_results(q, d_v) if out is None or lse is None else (out, lse)
+    out, lse = new_out if out is None else out, new_lse if lse is None else lse
+    _dense_decode_out(*inputs, out, lse, *options)
+    return out, lse
+
+
+def merge_states(out_parts, lse_parts, attn_sink, out, lse, options, stream):
+    inputs = out_parts, lse_parts, attn_sink
+    if out is None and lse is None:
+        return _merge(*inputs, *options)
+    new_out, new_lse = _merge_results(out_parts, lse_parts) if out is None or lse is None else (out, lse)
+    out, lse = new_out if out is None else out, new_lse if lse is None else lse
+    _merge_out(*inputs, out, lse, *options)
+    return out, lse

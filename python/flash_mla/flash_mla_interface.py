@@ -1,0 +1,453 @@
+# SPDX-License-Identifier: MIT
+"""The functions of FlashMLA (github.com/deepseek-ai/FlashMLA), with its names, signatures and conventions.
+
+Arrays are PyTorch tensors, NumPy arrays, or any that speak DLPack; all of one call are of one kind and on one device, which
+chooses the back end. What is computed stands in docs/semantics.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from typing import Any, NoReturn, Optional, Tuple
+
+from . import _library, _operations
+
+__all__ = [
+    "FlashMLASchedMeta",
+    "capabilities",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_mla_sparse_fwd",
+    "flash_mla_with_kvcache",
+    "get_mla_metadata",
+    "merge_states",
+]
+
+# ---- Arguments ------------------------------------------------------------------------------------------------------
+
+
+def _module_of(function: str, name: str, array: Any) -> Any:
+    """The module for the kind of `array`: _torch, which is imported for the first tensor, or _arrays."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        from . import _torch
+
+        return _torch
+    from . import _arrays
+
+    if not _arrays.is_array(array):
+        raise TypeError(f"{function}: {name}: is {type(array).__name__}, must be a torch.Tensor or {_arrays.KIND}")
+    return _arrays
+
+
+def _check_kinds(function: str, module: Any, *arrays: Tuple[str, Any]) -> None:
+    """The arrays that are there must be of the first one's kind."""
+    for name, array in arrays:
+        if array is not None and not module.is_array(array):
+            raise TypeError(f"{function}: {name}: is {type(array).__name__}, must be {module.KIND}")
+
+
+def _lse_options(function: str, lse_empty: float, log_base: float) -> Tuple[int, int]:
+    """As the library counts them."""
+    if lse_empty == math.inf:
+        empty = 0
+    elif lse_empty == -math.inf:
+        empty = 1
+    else:
+        raise ValueError(f"{function}: lse_empty: is {lse_empty!r}, must be math.inf or -math.inf")
+    if log_base == math.e:
+        return empty, 0
+    if log_base == 2:
+        return empty, 2
+    raise ValueError(f"{function}: log_base: is {log_base!r}, must be math.e or 2")
+
+
+def _not_there(function: str, operation: str, name: str, array: Any) -> NoReturn:
+    """For an operation that the library may not have: it decides, by its capabilities."""
+    _operations.require(function, operation, *_module_of(function, name, array).device_of(array))
+    raise NotImplementedError(f"{function}: {operation}: this version of the package does not call it yet")
+
+
+# ---- The scheduler's metadata -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class FlashMLASchedMeta:
+    """How the keys of a batch are shared among the SMs: made by `get_mla_metadata`, filled by the first
+    `flash_mla_with_kvcache` that it is given to, used by the next ones.
+
+    It may serve every layer of a model in one step: it depends on the lengths and the shapes only. With lengths that have
+    changed since it was filled results stay right, and the load becomes uneven.
+    """
+
+    @dataclasses.dataclass
+    class Config:
+        """What it was filled for; the calls after the first must agree."""
+
+        b: int
+        s_q: int
+        h_q: int
+        page_block_size: int
+        h_k: int
+        causal: bool
+        is_fp8_kvcache: bool
+        topk: Optional[int]
+        extra_page_block_size: Optional[int]
+        extra_topk: Optional[int]
+
+    have_initialized: bool = False
+    config: Optional[Config] = None
+    plan: Optional[Any] = None
+    """The split plan, one-dimensional int32 on the device of the lengths; opaque."""
+
+
+def get_mla_metadata(*args: Any, **kwargs: Any) -> Tuple[FlashMLASchedMeta, None]:
+    """Returns a `FlashMLASchedMeta` that is still empty, and None.
+
+    Arguments are taken and not looked at, as FlashMLA's function of 2026 does.
+    """
+    return FlashMLASchedMeta(), None
+
+
+_CONFIG_NAMES = {
+    "b": "q.shape[0]",
+    "s_q": "q.shape[1]",
+    "h_q": "q.shape[2]",
+    "page_block_size": "k_cache.shape[1]",
+    "h_k": "k_cache.shape[2]",
+    "topk": "indices.shape[-1]",
+    "extra_page_block_size": "extra_k_cache.shape[1]",
+    "extra_topk": "extra_indices_in_kvcache.shape[-1]",
+}
+
+
+def _check_config(meta: FlashMLASchedMeta, config: FlashMLASchedMeta.Config) -> None:
+    if meta.config == config:
+        return
+    for field in dataclasses.fields(config):
+        first, now = getattr(meta.config, field.name), getattr(config, field.name)
+        if first != now:
+            name = _CONFIG_NAMES.get(field.name, field.name)
+            raise ValueError(
+                f"{_operations.DECODE}: tile_scheduler_metadata: was filled by a call where {name} is {first}, it is {now}; "
+                "take a new one from get_mla_metadata"
+            )
+
+
+# ---- Decode ---------------------------------------------------------------------------------------------------------
+
+
+def flash_mla_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    block_table: Optional[Any],
+    cache_seqlens: Optional[Any],
+    head_dim_v: int,
+    tile_scheduler_metadata: Optional[FlashMLASchedMeta],
+    num_splits: None = None,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    is_fp8_kvcache: bool = False,
+    indices: Optional[Any] = None,
+    attn_sink: Optional[Any] = None,
+    extra_k_cache: Optional[Any] = None,
+    extra_indices_in_kvcache: Optional[Any] = None,
+    topk_length: Optional[Any] = None,
+    extra_topk_length: Optional[Any] = None,
+    *,
+    out: Optional[Any] = None,
+    lse: Optional[Any] = None,
+    batch_invariant: bool = False,
+    lse_empty: float = math.inf,
+    log_base: float = math.e,
+    stream: int = 0,
+) -> Tuple[Any, Any]:
+    """Attention of a few new tokens of each request over its cached latent keys; V is the first head_dim_v values of K.
+
+    Args:
+        q: [b, s_q, h_q, d_qk], bf16 or fp16; d_qk is 576 or 512.
+        k_cache: [pages, page_size, h_k, d_qk], the type of q. Page size 64 is the fastest.
+        block_table: [b, max_pages], int32: the page of each page_size keys of a request. What stands past the last page
+            that a request uses is not looked at. None: page r holds the keys of request r.
+        cache_seqlens: [b], int32: the keys of each request. 0 is allowed.
+        head_dim_v: 512.
+        tile_scheduler_metadata: from `get_mla_metadata`. None: planned anew in this call.
+        num_splits: None.
+        softmax_scale: None: 1 / sqrt(d_qk).
+        causal: token j of s_q sees the keys t ≤ length - s_q + j; else all of them.
+        is_fp8_kvcache, indices, extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length: of sparse
+            attention over an FP8 cache (NotImplementedError where the library has no kernel for it).
+        attn_sink: [h_q], fp32: out *= 1 / (1 + exp(attn_sink - lse)).
+        out, lse: where to write the results, in place of new ones. They may have strides.
+        batch_invariant: a request's result has the same bits whatever else is in the batch.
+        lse_empty: lse of a row that sees no key, math.inf or -math.inf (which merging wants). Its out is 0.
+        log_base: of lse: math.e or 2.
+        stream: the CUDA stream's handle, for arrays other than PyTorch's, whose current stream is used.
+
+    Returns:
+        (out, lse): [b, s_q, h_q, head_dim_v] of the type of q, and [b, h_q, s_q] fp32, the log-sum-exp of each row's scores.
+
+    Raises:
+        TypeError, ValueError: an argument is not what it must be; the message names it and what is allowed.
+        NotImplementedError: no kernel for this call runs on this machine; the message says why.
+        RuntimeError: the GPU's driver refused something.
+    """
+    this = _operations.DECODE
+    module = _module_of(this, "q", q)
+    if indices is not None:
+        _not_there(this, "sparse_decode", "q", q)
+    if is_fp8_kvcache:
+        raise NotImplementedError(
+            f"{this}: is_fp8_kvcache: an FP8 cache has kernels for sparse attention only; pass indices"
+        )
+    _check_kinds(
+        this,
+        module,
+        ("k_cache", k_cache),
+        ("block_table", block_table),
+        ("cache_seqlens", cache_seqlens),
+        ("attn_sink", attn_sink),
+        ("out", out),
+        ("lse", lse),
+    )
+    if extra_k_cache is not None or extra_indices_in_kvcache is not None:
+        raise ValueError(f"{this}: extra_k_cache, extra_indices_in_kvcache: must be None where indices is None")
+    if topk_length is not None or extra_topk_length is not None:
+        raise ValueError(f"{this}: topk_length, extra_topk_length: must be None where indices is None")
+    if k_cache is None or cache_seqlens is None:
+        name = "k_cache" if k_cache is None else "cache_seqlens"
+        raise TypeError(f"{this}: {name}: is None, must be {module.KIND} where indices is None")
+    if q.ndim != 4 or k_cache.ndim != 4:
+        name, array = ("q", q) if q.ndim != 4 else ("k_cache", k_cache)
+        raise ValueError(f"{this}: {name}: has {array.ndim} dimensions, must have 4")
+    b, s_q, h_q, d_qk = q.shape
+    if not 1 <= head_dim_v <= d_qk:
+        raise ValueError(f"{this}: head_dim_v: is {head_dim_v}, must be in [1, {d_qk}]")
+    if softmax_scale is None:
+        softmax_scale = d_qk**-0.5
+    elif softmax_scale == 0:
+        raise ValueError(f"{this}: softmax_scale: is 0, must be another number (None = 1 / sqrt(d_qk))")
+
+    plan = None
+    if not batch_invariant:
+        plan = _plan_of(tile_scheduler_metadata, num_splits, module, q, k_cache, cache_seqlens, causal, stream)
+    options = (softmax_scale, causal, *_lse_options(this, lse_empty, log_base), batch_invariant)
+    return module.decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, head_dim_v, out, lse, options, stream)
+
+
+def _plan_of(
+    meta: Optional[FlashMLASchedMeta],
+    num_splits: None,
+    module: Any,
+    q: Any,
+    k_cache: Any,
+    cache_seqlens: Any,
+    causal: bool,
+    stream: int,
+) -> Optional[Any]:
+    """The plan to follow, made if it is not there yet; None: one is planned in the call."""
+    this = _operations.DECODE
+    if num_splits is not None:
+        raise ValueError(
+            f"{this}: num_splits: is {type(num_splits).__name__}, must be None, as get_mla_metadata returns it"
+        )
+    if meta is None:
+        return None
+    if not isinstance(meta, FlashMLASchedMeta):
+        kind = type(meta).__name__
+        raise TypeError(
+            f"{this}: tile_scheduler_metadata: is {kind}, must be the FlashMLASchedMeta of get_mla_metadata"
+        )
+    b, s_q, h_q, _ = q.shape
+    _, page_size, h_k, _ = k_cache.shape
+    config = FlashMLASchedMeta.Config(b, s_q, h_q, page_size, h_k, causal, False, None, None, None)
+    if meta.have_initialized:
+        _check_config(meta, config)
+    else:
+        meta.plan = module.plan_decode(cache_seqlens, s_q, h_q, h_k, stream)
+        meta.config = config
+        meta.have_initialized = True
+    return meta.plan
+
+
+# ---- Merge ----------------------------------------------------------------------------------------------------------
+
+
+def merge_states(
+    out_parts: Any,
+    lse_parts: Any,
+    attn_sink: Optional[Any] = None,
+    *,
+    out: Optional[Any] = None,
+    lse: Optional[Any] = None,
+    lse_empty: float = math.inf,
+    log_base: float = math.e,
+    stream: int = 0,
+) -> Tuple[Any, Any]:
+    """Joins n results over disjoint sets of keys into the result over all of them: parts of one machine or of several.
+
+    Args:
+        out_parts: [n, b, s_q, h_q, d_v], bf16, fp16 or fp32.
+        lse_parts: [n, b, h_q, s_q], fp32. A part whose lse is +inf or -inf saw no key, and its out is not read.
+        attn_sink: [h_q], fp32: applied once, to the whole. The parts are made without it.
+        out, lse: where to write the results, in place of new ones; out may be of another type than the parts.
+        lse_empty: lse of a row that no part saw a key for, math.inf or -math.inf.
+        log_base: of the lse of the parts and of the result: math.e or 2.
+        stream: as in `flash_mla_with_kvcache`.
+
+    Returns:
+        (out, lse): [b, s_q, h_q, d_v] and [b, h_q, s_q] fp32.
+
+    Raises:
+        As `flash_mla_with_kvcache`.
+    """
+    this = _operations.MERGE
+    module = _module_of(this, "out_parts", out_parts)
+    _check_kinds(this, module, ("lse_parts", lse_parts), ("attn_sink", attn_sink), ("out", out), ("lse", lse))
+    if lse_parts is None:
+        raise TypeError(f"{this}: lse_parts: is None, must be {module.KIND}")
+    options = _lse_options(this, lse_empty, log_base)
+    return module.merge_states(out_parts, lse_parts, attn_sink, out, lse, options, stream)
+
+
+# ---- Prefill --------------------------------------------------------------------------------------------------------
+
+
+def flash_mla_sparse_fwd(
+    q: Any,
+    kv: Any,
+    indices: Any,
+    sm_scale: float,
+    d_v: int = 512,
+    attn_sink: Optional[Any] = None,
+    topk_length: Optional[Any] = None,
+) -> Tuple[Any, Any, Any]:
+    """Attention of each query token over the keys that `indices` names.
+
+    Args:
+        q: [s_q, h_q, d_qk], bf16.
+        kv: [s_kv, h_kv, d_qk], bf16; V is its first d_v values.
+        indices: [s_q, h_kv, topk], int32; an entry that is -1 or ≥ s_kv is no key.
+        sm_scale: the factor of the scores.
+        d_v: 512.
+        attn_sink: [h_q], fp32: out *= 1 / (1 + exp(attn_sink - lse)).
+        topk_length: [s_q], int32: only so many entries of a token are looked at.
+
+    Returns:
+        (out, max_logits, lse): [s_q, h_q, d_v] bf16, [s_q, h_q] fp32, [s_q, h_q] fp32.
+
+    Raises:
+        NotImplementedError: the library has no kernel for it, which this version has not.
+    """
+    _not_there("flash_mla_sparse_fwd", "sparse_prefill", "q", q)
+
+
+def flash_attn_varlen_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_qo: Any,
+    cu_seqlens_kv: Any,
+    max_seqlen_qo: int,
+    max_seqlen_kv: int,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    deterministic: bool = False,
+    is_varlen: bool = True,
+) -> Tuple[Any, Any]:
+    """Multi-head attention of a batch of sequences packed one after the other, with autograd.
+
+    Args:
+        q: [tokens, h_q, d_qk]; k: [keys, h_kv, d_qk]; v: [keys, h_kv, d_v]; bf16 or fp16.
+        cu_seqlens_qo, cu_seqlens_kv: [b + 1], int32: where each sequence begins.
+        max_seqlen_qo, max_seqlen_kv: the longest sequence.
+        dropout_p: 0.
+        softmax_scale: None: 1 / sqrt(d_qk).
+        causal: masks aligned bottom-right.
+        deterministic: the gradients have the same bits in every run.
+        is_varlen: the sequences may have different lengths.
+
+    Returns:
+        (out, lse): [tokens, h_q, d_v] of the type of q, and [tokens, h_q] fp32.
+
+    Raises:
+        NotImplementedError: the library has no kernel for it, which this version has not.
+    """
+    _not_there("flash_attn_varlen_func", "mha_forward", "q", q)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Any,
+    cu_seqlens: Any,
+    max_seqlen: int,
+    head_dim_qk: int,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    deterministic: bool = False,
+    is_varlen: bool = True,
+) -> Tuple[Any, Any]:
+    """`flash_attn_varlen_func` on qkv [tokens, h, 2 · head_dim_qk + d_v]: q, k and v side by side."""
+    q, k, v = qkv[:, :, :head_dim_qk], qkv[:, :, head_dim_qk : 2 * head_dim_qk], qkv[:, :, 2 * head_dim_qk :]
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        deterministic,
+        is_varlen,
+    )
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Any,
+    kv: Any,
+    cu_seqlens_qo: Any,
+    cu_seqlens_kv: Any,
+    max_seqlen_qo: int,
+    max_seqlen_kv: int,
+    head_dim_qk: int,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    deterministic: bool = False,
+    is_varlen: bool = True,
+) -> Tuple[Any, Any]:
+    """`flash_attn_varlen_func` on kv [keys, h_kv, head_dim_qk + d_v]: k and v side by side."""
+    return flash_attn_varlen_func(
+        q, kv[:, :, :head_dim_qk], kv[:, :, head_dim_qk:], cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv,
+        dropout_p, softmax_scale, causal, deterministic, is_varlen,
+    )  # fmt: skip
+
+
+# ---- What runs here -------------------------------------------------------------------------------------------------
+
+
+def capabilities(device: str = "cpu") -> list[dict[str, Any]]:
+    """The kernels of the library as one device sees them.
+
+    Args:
+        device: "cpu", "cuda", or "cuda:1".
+
+    Returns:
+        A row for each kernel: operation, kernel, dtypes, shapes, reason (why it does not run there; "" if it does),
+        available, forced_only. kernel, dtypes and shapes are None in a row for an operation without a kernel there.
+
+    Raises:
+        ValueError: the device is none of these.
+    """
+    kind, _, index = str(device).partition(":")
+    places = {"cpu": _library.CPU, "cuda": _library.CUDA}
+    if kind not in places or not (index.isdigit() or device == kind):
+        raise ValueError(f"capabilities: device: is {device!r}, must be 'cpu', 'cuda' or 'cuda:1'")
+    return _operations.capabilities(places[kind], int(index or 0))
