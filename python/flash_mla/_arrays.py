@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import sys
 from typing import Any, Optional, Tuple
 
 from . import _library, _operations
-from ._call import View, dtype_word
+from ._call import Form, dtype_word
 
 KIND = "an array with __dlpack__"
 _THIS = sys.modules[__name__]
@@ -54,14 +55,14 @@ class _Described:
         if _is_numpy(array):
             if written and not array.flags.writeable:
                 raise ValueError(f"{name}: is read-only, must be writable")
-            self.view = _numpy_view(name, array)
+            self.address, self.form = _describe_numpy(name, array)
         else:
             on_gpu = array.__dlpack_device__()[0] == _library.CUDA
             self._capsule = array.__dlpack__(stream=_DEFAULT_STREAM) if on_gpu else array.__dlpack__()
-            self.view = _capsule_view(name, self._capsule)
+            self.address, self.form = _describe_capsule(name, self._capsule)
 
 
-def _numpy_view(name: str, array: Any) -> View:
+def _describe_numpy(name: str, array: Any) -> Tuple[int, Form]:
     dtype, item = array.dtype, array.itemsize
     if not dtype.isnative:
         raise ValueError(f"{name}: dtype is {dtype}, must be of this machine's byte order")
@@ -70,10 +71,10 @@ def _numpy_view(name: str, array: Any) -> View:
     kind = 4 if dtype.name == "bfloat16" else _NUMPY_KINDS.get(dtype.kind, 255)
     data = array.__array_interface__["data"][0]
     strides = tuple(stride // item for stride in array.strides)
-    return data, _library.CPU, 0, dtype_word(kind, 8 * item), array.shape, strides
+    return data, (_library.CPU, 0, dtype_word(kind, 8 * item), array.shape, strides)
 
 
-def _capsule_view(name: str, capsule: object) -> View:
+def _describe_capsule(name: str, capsule: object) -> Tuple[int, Form]:
     label, offset = b"dltensor", 0
     if not _is_valid(capsule, label):
         label, offset = b"dltensor_versioned", 32  # version, manager's context, deleter and flags come first
@@ -88,11 +89,15 @@ def _capsule_view(name: str, capsule: object) -> View:
     else:
         strides = tuple(math.prod(shape[i + 1 :]) for i in range(ndim))
     data = (tensor.data or 0) + tensor.byte_offset
-    return data, device.type, device.id, dtype_word(dtype.code, dtype.bits), shape, strides
+    return data, (device.type, device.id, dtype_word(dtype.code, dtype.bits), shape, strides)
 
 
-def view(described: _Described) -> View:
-    return described.view
+def form(described: _Described) -> Form:
+    return described.form
+
+
+def address(described: Any) -> int:
+    return described.address
 
 
 # ---- Made -----------------------------------------------------------------------------------------------------------
@@ -112,7 +117,17 @@ def _empty(name: str, like: Any, shape: Tuple[int, ...], dtype: Any) -> Any:
     return namespace.empty(shape, dtype=dtype, device=like.device)
 
 
-def scratch(like: _Described, size: int) -> _Described:
+class _HostMemory:
+    """Scratch memory of the host, aligned to a page."""
+
+    def __init__(self, size: int):
+        self._pages = mmap.mmap(-1, max(size, 1))
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
+
+
+def scratch(like: _Described, size: int) -> Any:
+    if like.form[0] != _library.CUDA:
+        return _HostMemory(size)
     return _Described("workspace", _empty("workspace", like.array, (size,), "uint8"))
 
 
@@ -125,9 +140,9 @@ def _inputs(**arrays: Any) -> list[Optional[_Described]]:
 
 def plan_decode(seqlens: Any, s_q: int, h_q: int, h_kv: int, stream: int) -> Any:
     (lengths,) = _inputs(cache_seqlens=seqlens)
-    words = _operations.decode_plan_words(lengths.view, s_q, h_q, h_kv)
+    words = _operations.decode_plan_words(lengths.form, s_q, h_q, h_kv)
     plan = _empty("plan", seqlens, (words,), "int32")
-    _operations.decode_plan(lengths.view, s_q, h_q, h_kv, _Described("plan", plan).view, stream)
+    _operations.decode_plan(_THIS, lengths, s_q, h_q, h_kv, _Described("plan", plan), words, stream)
     return plan
 
 

@@ -2,9 +2,12 @@
 """One call's arguments as C sees them.
 
 A call of the library takes a struct, which points to tensors, which point to shapes and strides. A Call keeps all of them in
-one piece of memory whose inner pointers are set once, and which is filled anew for every call:
+one piece of memory whose inner pointers are set once:
 
     | args | tensor | shape 8 × int64 | strides 8 × int64 | tensor | shape | strides | …
+
+Calls of a model differ in little but addresses. So a tensor is described by its form, everything but the address, and a
+Call writes forms only where they are others than those of the call before.
 """
 
 from __future__ import annotations
@@ -12,14 +15,12 @@ from __future__ import annotations
 import ctypes
 import itertools
 import struct
-from typing import Optional, Sequence, Tuple
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 from . import _library
 
-_MOST_DIMS = 8  # of a shape that is looked at; the library refuses one of more dimensions by their number alone
-
-View = Tuple[int, int, int, int, Sequence[int], Sequence[int]]
-"""A tensor, described: address, device type, device id, dtype (as `dtype_word`), shape, strides in elements."""
+Form = Tuple[int, int, int, Sequence[int], Sequence[int]]
+"""A tensor without its address: device type, device id, dtype (a `dtype_word`), shape, strides in elements."""
 
 
 def dtype_word(code: int, bits: int) -> int:
@@ -27,55 +28,51 @@ def dtype_word(code: int, bits: int) -> int:
     return code | bits << 8 | 1 << 16
 
 
+_MOST_DIMS = 8  # of a shape that is looked at; the library refuses one of more dimensions by their number alone
+_FORM = struct.Struct("=iiiI")  # fmla_tensor's device, ndim, dtype, after its data
 _POINTER = struct.Struct("=Q")
-# fmla_tensor, the shape, the strides, for each number of dimensions.
-_TENSOR = [struct.Struct(f"=QiiiIQQQ{n}q{8 * (_MOST_DIMS - n)}x{n}q") for n in range(_MOST_DIMS + 1)]
-_DIMS_BYTES = _MOST_DIMS * 8
+_DIMS = [struct.Struct(f"={n}q{8 * (_MOST_DIMS - n)}x{n}q") for n in range(_MOST_DIMS + 1)]
 
 
 class Call:
-    """The arguments of one operation. `args` has the scalar members; tensors are put in by name."""
+    """The arguments of one operation. `args` has the scalar members and pointers to memory; tensors are known by their order."""
 
     def __init__(self, struct_type: type[ctypes.Structure], tensors: Sequence[str]):
         size, tensor_size = ctypes.sizeof(struct_type), ctypes.sizeof(_library.Tensor)
-        stride = tensor_size + 2 * _DIMS_BYTES
-        self._memory = ctypes.create_string_buffer(size + stride * len(tensors))
+        step = tensor_size + 2 * _MOST_DIMS * 8
+        self._memory = ctypes.create_string_buffer(size + step * len(tensors))
         self.address = ctypes.addressof(self._memory)
-        self.args = struct_type.from_buffer(self._memory)
+        self.args: Any = struct_type.from_buffer(self._memory)
         self.args.struct_size = size
-        # Of each tensor: where the pointer to it is, where it is itself, and its address.
-        self._places = {
-            name: (getattr(struct_type, name).offset, at, self.address + at)
-            for name, at in zip(tensors, itertools.count(size, stride))
-        }
-        self._shape = tensor_size  # from a tensor's address to its shape's
-        self._strides = tensor_size + _DIMS_BYTES
+        self.known: Any = None
+        """What the caller filled this in with, forms and options; None: nothing yet."""
+        self.size = ctypes.c_size_t()
+        """The workspace that this takes."""
+        self._members = [getattr(struct_type, name).offset for name in tensors]
+        self._offsets = list(itertools.islice(itertools.count(size, step), len(tensors)))
+        self._tensors = [_library.Tensor.from_buffer(self._memory, at) for at in self._offsets]
+        for tensor, at in zip(self._tensors, self._offsets):
+            tensor.shape = self.address + at + tensor_size
+            tensor.strides = tensor.shape + _MOST_DIMS * 8
 
-    def put(self, name: str, view: Optional[View]) -> None:
-        """Sets tensor `name`; None: there is none."""
-        member, at, address = self._places[name]
-        if view is None:
-            _POINTER.pack_into(self._memory, member, 0)
-            return
-        data, place, device, dtype, shape, strides = view
-        ndim = n = len(shape)
-        if n > _MOST_DIMS:
-            shape, strides, n = shape[:_MOST_DIMS], strides[:_MOST_DIMS], _MOST_DIMS
-        _POINTER.pack_into(self._memory, member, address)
-        _TENSOR[n].pack_into(
-            self._memory,
-            at,
-            data,
-            place,
-            device,
-            ndim,
-            dtype,
-            address + self._shape,
-            address + self._strides,
-            0,
-            *shape,
-            *strides,
-        )
+    def set_forms(self, forms: Sequence[Optional[Form]]) -> None:
+        """Of all tensors; None: there is none."""
+        for form, member, at in zip(forms, self._members, self._offsets):
+            if form is None:
+                _POINTER.pack_into(self._memory, member, 0)
+                continue
+            place, device, dtype, shape, strides = form
+            ndim = len(shape)
+            seen = min(ndim, _MOST_DIMS)
+            _POINTER.pack_into(self._memory, member, self.address + at)
+            _FORM.pack_into(self._memory, at + 8, place, device, ndim, dtype)
+            dims = at + ctypes.sizeof(_library.Tensor)
+            _DIMS[seen].pack_into(self._memory, dims, *shape[:seen], *strides[:seen])
+
+    def set_addresses(self, addresses: Sequence[int]) -> None:
+        """Of all tensors; of one that is not there, anything."""
+        for tensor, address in zip(self._tensors, addresses):
+            tensor.data = address
 
 
 class Calls:
@@ -85,7 +82,7 @@ class Calls:
     def __init__(self, struct_type: type[ctypes.Structure], tensors: Sequence[str]):
         self._new = lambda: Call(struct_type, tensors)
         self._idle: list[Call] = []
-        self.give_back = self._idle.append
+        self.give_back: Callable[[Call], None] = self._idle.append
 
     def take(self) -> Call:
         try:

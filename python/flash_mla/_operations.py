@@ -1,46 +1,50 @@
 # SPDX-License-Identifier: MIT
-"""The library's operations on described tensors (_call.View): what every kind of array shares.
+"""The library's operations, for every kind of array.
 
-`arrays` is the module that knows the caller's kind of array: _torch or _arrays. It describes arrays and makes new ones.
+`arrays` is the module that knows the caller's kind: _torch or _arrays. It tells the form and the address of an array, and
+makes scratch memory.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping, Optional, Tuple
 
 from . import _library
-from ._call import Call, Calls, View
+from ._call import Call, Calls, Form
 from ._library import library
 
 _plans = Calls(_library.DecodePlanArgs, ["seqlens"])
 _decodes = Calls(_library.DenseDecodeArgs, ["q", "kv_cache", "block_table", "seqlens", "attn_sink", "out", "lse"])
 _merges = Calls(_library.MergeArgs, ["out_parts", "lse_parts", "attn_sink", "out", "lse"])
 
-# What the Python functions call the library's arguments, where that differs.
-DECODE = "flash_mla_with_kvcache"
-DECODE_NAMES = {"kv_cache": "k_cache", "seqlens": "cache_seqlens"}
-PLAN = "get_mla_metadata"
-PLAN_NAMES = {"seqlens": "cache_seqlens"}
-MERGE = "merge_states"
+# The functions' names, and what they call the library's arguments where that differs.
+PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
+_NAMES: Mapping[str, Mapping[str, str]] = {
+    PLAN: {"seqlens": "cache_seqlens"},
+    DECODE: {"kv_cache": "k_cache", "seqlens": "cache_seqlens"},
+    MERGE: {},
+}
+_BUFFER_TOO_SMALL = 3  # FMLA_BUFFER_TOO_SMALL
 
 
-def capabilities(device_type: int, device_id: int = 0) -> list[dict[str, Any]]:
+def _check(status: int, function: str) -> None:
+    if status:
+        _library.fail(status, function, _NAMES[function])
+
+
+# ---- What runs here -------------------------------------------------------------------------------------------------
+
+
+def capabilities(device_type: int, device_id: int) -> list[dict[str, Any]]:
     """The rows of fmla_capabilities for one device."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     row = _library.Capability(struct_size=ctypes.sizeof(_library.Capability))
-    while True:
-        status = library.fmla_capabilities(_library.Device(device_type, device_id), len(rows), row)
-        if status:  # past the end, or no such type of device
-            if not rows:
-                _library.fail(status, "capabilities", {})
-            return rows
-        text = {
-            name: value.decode() if value is not None else None
-            for name in ("operation", "kernel", "dtypes", "shapes", "reason")
-            for value in [getattr(row, name)]
-        }
+    while not library.fmla_capabilities(_library.Device(device_type, device_id), len(rows), row):
+        words = {name: getattr(row, name) for name in ("operation", "kernel", "dtypes", "shapes", "reason")}
+        text = {name: None if word is None else word.decode() for name, word in words.items()}
         rows.append({**text, "available": bool(row.available), "forced_only": bool(row.forced_only)})
+    return rows
 
 
 def require(function: str, operation: str, device_type: int, device_id: int) -> None:
@@ -56,32 +60,30 @@ def require(function: str, operation: str, device_type: int, device_id: int) -> 
 # ---- The plan -------------------------------------------------------------------------------------------------------
 
 
-def _describe_plan(seqlens: View, s_q: int, h_q: int, h_kv: int) -> Call:
+def _plan_call(seqlens: Form, address: int, s_q: int, h_q: int, h_kv: int) -> Call:
     call = _plans.take()
-    call.put("seqlens", seqlens)
+    call.set_forms([seqlens])
+    call.set_addresses([address])
     args = call.args
     args.s_q, args.h_q, args.h_kv = s_q, h_q, h_kv
-    args.plan, args.plan_size, args.stream = None, 0, None
     return call
 
 
-def decode_plan_words(seqlens: View, s_q: int, h_q: int, h_kv: int) -> int:
-    """How many int32 a plan for these requests takes. Depends on the shape and the device of `seqlens` alone."""
-    call, size = _describe_plan(seqlens, s_q, h_q, h_kv), ctypes.c_size_t()
-    status = library.fmla_decode_plan_size(call.address, size)
-    if status:
-        _library.fail(status, PLAN, PLAN_NAMES)
+def decode_plan_words(seqlens: Form, s_q: int, h_q: int, h_kv: int) -> int:
+    """How many int32 a plan for these requests takes."""
+    call = _plan_call(seqlens, 0, s_q, h_q, h_kv)
+    _check(library.fmla_decode_plan_size(call.address, call.size), PLAN)
+    words = call.size.value // 4
     _plans.give_back(call)
-    return size.value // 4
+    return words
 
 
-def decode_plan(seqlens: View, s_q: int, h_q: int, h_kv: int, plan: View, stream: int) -> None:
-    """Writes the plan of the requests into `plan`, int32."""
-    call = _describe_plan(seqlens, s_q, h_q, h_kv)
-    call.args.plan, call.args.plan_size, call.args.stream = plan[0], 4 * plan[4][0], stream
-    status = library.fmla_decode_plan(call.address)
-    if status:
-        _library.fail(status, PLAN, PLAN_NAMES)
+def decode_plan(arrays: Any, seqlens: Any, s_q: int, h_q: int, h_kv: int, plan: Any, words: int, stream: int) -> None:
+    """Writes the plan of the requests into `plan`, that many int32."""
+    call = _plan_call(arrays.form(seqlens), arrays.address(seqlens), s_q, h_q, h_kv)
+    args = call.args
+    args.plan, args.plan_size, args.stream = arrays.address(plan), 4 * words, stream
+    _check(library.fmla_decode_plan(call.address), PLAN)
     _plans.give_back(call)
 
 
@@ -105,35 +107,60 @@ def dense_decode(
     batch_invariant: bool,
     stream: int,
 ) -> None:
-    """fmla_dense_decode into `out` and `lse`; the workspace is one of the arrays' own."""
-    view = arrays.view
+    """fmla_dense_decode into `out` and `lse`."""
+    form, address = arrays.form, arrays.address
+    known = (
+        form(q),
+        form(kv_cache),
+        None if block_table is None else form(block_table),
+        form(seqlens),
+        None if attn_sink is None else form(attn_sink),
+        form(out),
+        form(lse),
+        None if plan is None else form(plan),
+        (softmax_scale, causal, lse_empty, log_base, batch_invariant),
+    )
     call = _decodes.take()
-    put = call.put
-    put("q", view(q))
-    put("kv_cache", view(kv_cache))
-    put("block_table", None if block_table is None else view(block_table))
-    put("seqlens", view(seqlens))
-    put("attn_sink", None if attn_sink is None else view(attn_sink))
-    put("out", view(out))
-    put("lse", view(lse))
     args = call.args
-    if plan is None:
-        args.plan, args.plan_size = None, 0
-    else:
-        described = view(plan)
-        args.plan, args.plan_size = described[0], 4 * described[4][0]
-    args.softmax_scale, args.causal = softmax_scale, causal
-    args.lse_empty, args.log_base, args.batch_invariant = lse_empty, log_base, batch_invariant
-    args.workspace, args.workspace_size, args.stream = None, 0, stream
-    size = ctypes.c_size_t()
-    status = library.fmla_dense_decode_workspace_size(call.address, size, None)
-    if not status:
-        workspace = arrays.scratch(q, size.value)
-        args.workspace, args.workspace_size = view(workspace)[0], size.value
-        status = library.fmla_dense_decode(call.address)
-    if status:
-        _library.fail(status, DECODE, DECODE_NAMES)
+    args.plan = None if plan is None else address(plan)
+    call.set_addresses(
+        (
+            address(q),
+            address(kv_cache),
+            0 if block_table is None else address(block_table),
+            address(seqlens),
+            0 if attn_sink is None else address(attn_sink),
+            address(out),
+            address(lse),
+        )
+    )
+    if call.known != known:
+        call.known = None
+        _set_decode(call, known)
+        call.known = known
+    args.stream = stream
+    status = _run_decode(arrays, call, q)
+    if status == _BUFFER_TOO_SMALL:  # what a call takes changes with the number of threads
+        _check(library.fmla_dense_decode_workspace_size(call.address, call.size, None), DECODE)
+        status = _run_decode(arrays, call, q)
+    _check(status, DECODE)
     _decodes.give_back(call)
+
+
+def _set_decode(call: Call, known: Tuple[Any, ...]) -> None:
+    *tensors, plan, options = known
+    call.set_forms(tensors)
+    args = call.args
+    args.plan_size = 0 if plan is None else 4 * plan[3][0]
+    args.softmax_scale, args.causal, args.lse_empty, args.log_base, args.batch_invariant = options
+    _check(library.fmla_dense_decode_workspace_size(call.address, call.size, None), DECODE)
+
+
+def _run_decode(arrays: Any, call: Call, q: Any) -> int:
+    size = call.size.value
+    workspace = arrays.scratch(q, size)
+    call.args.workspace, call.args.workspace_size = arrays.address(workspace), size
+    return library.fmla_dense_decode(call.address)
 
 
 # ---- Merge ----------------------------------------------------------------------------------------------------------
@@ -151,16 +178,11 @@ def merge(
     stream: int,
 ) -> None:
     """fmla_merge into `out` and `lse`."""
-    view = arrays.view
+    tensors = (out_parts, lse_parts, attn_sink, out, lse)
     call = _merges.take()
-    call.put("out_parts", view(out_parts))
-    call.put("lse_parts", view(lse_parts))
-    call.put("attn_sink", None if attn_sink is None else view(attn_sink))
-    call.put("out", view(out))
-    call.put("lse", view(lse))
+    call.set_forms([None if tensor is None else arrays.form(tensor) for tensor in tensors])
+    call.set_addresses([0 if tensor is None else arrays.address(tensor) for tensor in tensors])
     args = call.args
     args.lse_empty, args.log_base, args.stream = lse_empty, log_base, stream
-    status = library.fmla_merge(call.address)
-    if status:
-        _library.fail(status, MERGE, {})
+    _check(library.fmla_merge(call.address), MERGE)
     _merges.give_back(call)

@@ -8,6 +8,7 @@ chooses the back end. What is computed stands in docs/semantics.md.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 import sys
 from typing import Any, NoReturn, Optional, Tuple
@@ -29,18 +30,27 @@ __all__ = [
 # ---- Arguments ------------------------------------------------------------------------------------------------------
 
 
+_torch: Any = None  # the module, from the first tensor on
+
+
 def _module_of(function: str, name: str, array: Any) -> Any:
     """The module for the kind of `array`: _torch, which is imported for the first tensor, or _arrays."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
-        from . import _torch
-
-        return _torch
+    if _torch is not None:
+        if _torch.is_array(array):
+            return _torch
+    elif "torch" in sys.modules and isinstance(array, sys.modules["torch"].Tensor):
+        return _import_torch()
     from . import _arrays
 
     if not _arrays.is_array(array):
         raise TypeError(f"{function}: {name}: is {type(array).__name__}, must be a torch.Tensor or {_arrays.KIND}")
     return _arrays
+
+
+def _import_torch() -> Any:
+    global _torch
+    _torch = importlib.import_module("._torch", __package__)
+    return _torch
 
 
 def _check_kinds(function: str, module: Any, *arrays: Tuple[str, Any]) -> None:
