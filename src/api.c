@@ -121,13 +121,49 @@ static fmla_status choose_partitions(const fmla_decode_plan_args *args, fmla_dev
     return FMLA_OK;
 }
 
-/* `extra`: CHECK_SHAPE_ONLY where only a size is asked, else 0. */
+/* A plan as two tables, in place of `plan`: both or neither (tables->name is then NULL). `like` has b requests.
+ * `extra`: CHECK_… */
+static fmla_status check_tables(const char *operation, const fmla_tensor *partitions,
+                                const fmla_tensor *num_splits, const void *plan, int32_t num_partitions,
+                                const struct checked_tensor *like, unsigned extra,
+                                struct checked_tensor *rows, struct checked_tensor *splits)
+{
+    enum { ALIGNMENT = 16 };
+    TRY(check_tensor(operation, "partitions", partitions, 2, ALLOW_I32 | ALLOW_NULL | extra, rows));
+    TRY(check_tensor(operation, "num_splits", num_splits, 1, ALLOW_I32 | ALLOW_NULL | extra, splits));
+    if (!rows->name && !splits->name) return FMLA_OK;
+    if (!rows->name || !splits->name)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must be given as %s is", operation,
+                    rows->name ? "num_splits" : "partitions", rows->name ? rows->name : splits->name);
+    if (plan)
+        return fail(FMLA_INVALID_ARGUMENT,
+                    "%s: plan: is given, must be NULL as partitions and num_splits are", operation);
+    TRY(check_same_device(operation, rows, like));
+    TRY(check_same_device(operation, splits, like));
+    TRY(check_range(operation, "partitions: rows (dimension 0)", rows->shape[0], 1, MAX_PARTITIONS));
+    TRY(check_size(operation, rows, 1, "fields", FMLA_PARTITION_FIELDS, "every plan"));
+    if (rows->shape[0] > 1 && rows->stride[0] != FMLA_PARTITION_FIELDS)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: partitions: stride of dimension 0 is %lld, must be %d",
+                    operation, (long long)rows->stride[0], FMLA_PARTITION_FIELDS);
+    if (!(extra & CHECK_SHAPE_ONLY) && (uintptr_t)rows->data % ALIGNMENT)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: partitions: data + byte_offset is not aligned to %d bytes",
+                    operation, ALIGNMENT);
+    TRY(check_size(operation, splits, 0, "b + 1", like->shape[0] + 1, like->name));
+    if (num_partitions && num_partitions != rows->shape[0])
+        return fail(FMLA_INVALID_ARGUMENT,
+                    "%s: num_partitions: is %d, must be 0 or the %lld rows of partitions", operation,
+                    num_partitions, (long long)rows->shape[0]);
+    return FMLA_OK;
+}
+
+/* `extra`: CHECK_SHAPE_ONLY where only a size is asked, else 0. Of a plan in one piece, only num_partitions is set. */
 static fmla_status check_plan_args(const fmla_decode_plan_args *caller, fmla_decode_plan_args *args,
                                    unsigned extra, struct plan_problem *problem, const struct kernel **kernel)
 {
-    static const size_t sizes[] = {sizeof(fmla_decode_plan_args), 0};
+    static const size_t sizes[] = {offsetof(fmla_decode_plan_args, partitions), sizeof(fmla_decode_plan_args),
+                                   0};
     const int64_t most = INT32_MAX;
-    struct checked_tensor seqlens;
+    struct checked_tensor seqlens, rows = {0}, splits = {0};
     TRY(check_struct(plan_operation, "args", caller, args, sizeof *args, sizes));
     TRY(check_tensor(plan_operation, "seqlens", args->seqlens, 1, ALLOW_I32 | extra, &seqlens));
     TRY(check_range(plan_operation, "seqlens: b (dimension 0)", seqlens.shape[0], 0, max_batch));
@@ -139,6 +175,9 @@ static fmla_status check_plan_args(const fmla_decode_plan_args *caller, fmla_dec
     TRY(check_range(plan_operation, "capacity", args->capacity, 0, INT64_MAX));
     TRY(check_range(plan_operation, "num_workers", args->num_workers, 0, MAX_PARTITIONS));
     TRY(check_range(plan_operation, "num_partitions", args->num_partitions, 0, MAX_PARTITIONS));
+    if (!(extra & CHECK_SHAPE_ONLY))
+        TRY(check_tables(plan_operation, args->partitions, args->num_splits, args->plan, args->num_partitions,
+                         &seqlens, CHECK_OUTPUT, &rows, &splits));
     fmla_device target = seqlens.device;
     if (args->target.type || args->target.id) {
         target = args->target;
@@ -152,11 +191,14 @@ static fmla_status check_plan_args(const fmla_decode_plan_args *caller, fmla_dec
         .capacity = args->capacity ? args->capacity : INT32_MAX,
         .seqlens = (const int32_t *)(const void *)seqlens.data,
         .device = seqlens.device,
-        .plan = args->plan,
         .stream = args->stream,
     };
     if (dispatch_has_plan_costs(target)) problem->costs = plan_costs_of(args->s_q, args->h_q, args->h_kv);
-    return choose_partitions(args, target, &problem->num_partitions);
+    if (!rows.name) return choose_partitions(args, target, &problem->plan.num_partitions);
+    problem->plan = (struct plan_tables){.partitions = (struct plan_partition *)(void *)rows.data,
+                                         .num_splits = (int32_t *)(void *)splits.data,
+                                         .num_partitions = (int32_t)rows.shape[0]};
+    return FMLA_OK;
 }
 
 fmla_status fmla_decode_plan_size(const fmla_decode_plan_args *caller, size_t *bytes)
@@ -166,7 +208,18 @@ fmla_status fmla_decode_plan_size(const fmla_decode_plan_args *caller, size_t *b
     const struct kernel *kernel;
     TRY(check_plan_args(caller, &args, CHECK_SHAPE_ONLY, &problem, &kernel));
     if (!bytes) return fail(FMLA_INVALID_ARGUMENT, "decode_plan: bytes: is NULL, must point to the answer");
-    *bytes = plan_bytes(problem.b, problem.num_partitions);
+    *bytes = plan_bytes(problem.b, problem.plan.num_partitions);
+    return FMLA_OK;
+}
+
+fmla_status fmla_decode_plan_partitions(const fmla_decode_plan_args *caller, int32_t *count)
+{
+    fmla_decode_plan_args args;
+    struct plan_problem problem;
+    const struct kernel *kernel;
+    TRY(check_plan_args(caller, &args, CHECK_SHAPE_ONLY, &problem, &kernel));
+    if (!count) return fail(FMLA_INVALID_ARGUMENT, "decode_plan: count: is NULL, must point to the answer");
+    *count = problem.plan.num_partitions;
     return FMLA_OK;
 }
 
@@ -190,8 +243,11 @@ fmla_status fmla_decode_plan(const fmla_decode_plan_args *caller)
     struct plan_problem problem;
     const struct kernel *kernel;
     TRY(check_plan_args(caller, &args, 0, &problem, &kernel));
-    const size_t needed = plan_bytes(problem.b, problem.num_partitions);
-    TRY(check_buffer(plan_operation, "plan", args.plan, args.plan_size, needed, 16));
+    if (!problem.plan.partitions) {
+        const size_t needed = plan_bytes(problem.b, problem.plan.num_partitions);
+        TRY(check_buffer(plan_operation, "plan", args.plan, args.plan_size, needed, 16));
+        problem.plan = plan_tables_of(args.plan, problem.plan.num_partitions);
+    }
     return kernel->decode_plan(&problem);
 }
 
@@ -294,14 +350,25 @@ static fmla_status check_decode_sizes(const char *op, const struct checked_tenso
     return FMLA_OK;
 }
 
+/* Tables in host memory: any plan ends with the last request, so one of another batch shows. */
+static fmla_status check_last_partition(const char *op, const struct dense_decode_problem *p)
+{
+    const int32_t end = p->partitions[p->num_partitions - 1].end_request;
+    if (end == p->b - 1) return FMLA_OK;
+    return fail(FMLA_INVALID_ARGUMENT,
+                "%s: partitions: end with request %d, must end with %lld: made for another batch than q's",
+                op, end, (long long)p->b - 1);
+}
+
 /* Everything but the workspace. `extra`: CHECK_SHAPE_ONLY where only a size is asked, else 0. */
 static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla_dense_decode_args *args,
                                       unsigned extra, struct dense_decode_problem *p,
                                       const struct kernel **kernel)
 {
-    static const size_t sizes[] = {sizeof(fmla_dense_decode_args), 0};
+    static const size_t sizes[] = {offsetof(fmla_dense_decode_args, partitions),
+                                   sizeof(fmla_dense_decode_args), 0};
     static const char op[] = "dense_decode";
-    struct checked_tensor q, kv, table, seqlens, sink, out, lse;
+    struct checked_tensor q, kv, table, seqlens, sink, out, lse, rows, splits;
     TRY(check_struct(op, "args", caller, args, sizeof *args, sizes));
     TRY(check_tensor(op, "q", args->q, 4, ALLOW_BF16 | ALLOW_FP16 | extra, &q));
     const unsigned same = 1u << q.element;
@@ -320,6 +387,8 @@ static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla
     TRY(check_range(op, "causal", args->causal, 0, 1));
     TRY(check_range(op, "batch_invariant", args->batch_invariant, 0, 1));
     TRY(check_range(op, "num_partitions", args->num_partitions, 0, MAX_PARTITIONS));
+    TRY(check_tables(op, args->partitions, args->num_splits, args->plan, args->num_partitions, &q, extra,
+                     &rows, &splits));
     if (!isfinite(args->softmax_scale))
         return fail(FMLA_INVALID_ARGUMENT, "%s: softmax_scale: is %f, must be finite (0 = 1/sqrt(d_qk))", op,
                     (double)args->softmax_scale);
@@ -358,6 +427,12 @@ static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla
                             p->num_partitions, plan->num_partitions);
         }
         p->plan = args->plan, p->plan_size = args->plan_size;
+    }
+    if (rows.name && !p->batch_invariant) {
+        p->plan_in_tables = true, p->num_partitions = (int32_t)rows.shape[0];
+        p->partitions = (const struct plan_partition *)(const void *)rows.data;
+        p->num_splits = (const int32_t *)(const void *)splits.data;
+        if (q.device.type == FMLA_DEVICE_CPU && !extra) TRY(check_last_partition(op, p));
     }
     return FMLA_OK;
 }

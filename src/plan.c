@@ -5,8 +5,6 @@
  */
 #include "plan.h"
 
-#include <string.h>
-
 int64_t plan_row_tiles(int64_t s_q, int64_t h_q, int64_t h_kv)
 {
     return h_kv * ((s_q * (h_q / h_kv) + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE);
@@ -42,20 +40,20 @@ static int64_t blocks_of(const int32_t *seqlens, int64_t request, int64_t capaci
     return length > PLAN_BLOCK ? (length + PLAN_BLOCK - 1) / PLAN_BLOCK : 1;
 }
 
-void plan_build(struct plan_header *plan, int64_t batch, int32_t num_partitions, const int32_t *seqlens,
-                int64_t capacity)
+/* Of a plan in one piece, the header. */
+static void write_header(struct plan_tables plan, int64_t batch, int64_t payload)
 {
+    if (plan.header) *plan.header = (struct plan_header){PLAN_MAGIC, plan.num_partitions, batch, payload, 0};
+}
+
+void plan_build(struct plan_tables plan, int64_t batch, const int32_t *seqlens, int64_t capacity)
+{
+    const int32_t num_partitions = plan.num_partitions;
+    int32_t *num_splits = plan.num_splits;
     int64_t total = 0;
     for (int64_t r = 0; r < batch; r++) total += blocks_of(seqlens, r, capacity) + PLAN_OVERHEAD;
     const int64_t payload = (total + num_partitions - 1) / num_partitions + PLAN_OVERHEAD;
-
-    memset(plan, 0, sizeof *plan);
-    plan->magic = PLAN_MAGIC;
-    plan->num_partitions = num_partitions;
-    plan->batch = batch;
-    plan->payload = payload;
-    struct plan_partition *partitions = plan_partitions(plan);
-    int32_t *num_splits = plan_num_splits(plan);
+    write_header(plan, batch, payload);
     num_splits[0] = 0;
 
     int64_t request = 0;     /* the next one to place */
@@ -88,7 +86,7 @@ void plan_build(struct plan_header *plan, int64_t batch, int32_t num_partitions,
         const int alone = row.end_request == row.begin_request;
         row.first_is_split = !idle && (first_split > 0 || (alone && cut));
         row.last_is_split = !idle && (cut || (alone && first_split > 0));
-        partitions[p] = row;
+        plan.partitions[p] = row;
     }
 }
 
@@ -109,13 +107,12 @@ static bool line_up(uint32_t *start, int64_t batch, const int32_t *seqlens, int6
     return true;
 }
 
-static void write_in_step(struct plan_header *plan, const uint32_t *start, struct plan_step step,
+static void write_in_step(struct plan_tables plan, int32_t b, const uint32_t *start, struct plan_step step,
                           uint32_t payload)
 {
-    const int32_t b = (int32_t)plan->batch;
-    struct plan_partition *row = plan_partitions(plan), *const end = row + plan->num_partitions;
-    int32_t *num_splits = plan_num_splits(plan);
-    plan->payload = payload;
+    struct plan_partition *row = plan.partitions, *const end = row + plan.num_partitions;
+    int32_t *num_splits = plan.num_splits;
+    write_header(plan, b, payload);
     for (int32_t r = 0; r < b; r++) {
         const int32_t parts = plan_step_parts(step, plan_request_blocks(start, r));
         num_splits[r + 1] = num_splits[r] + parts;
@@ -125,23 +122,23 @@ static void write_in_step(struct plan_header *plan, const uint32_t *start, struc
     while (row < end) *row++ = plan_step_row(start, b, step, b, 0);
 }
 
-void plan_build_by_costs(struct plan_header *plan, int64_t batch, int32_t num_partitions,
-                         const int32_t *seqlens, int64_t capacity, struct plan_costs costs)
+void plan_build_by_costs(struct plan_tables plan, int64_t batch, const int32_t *seqlens, int64_t capacity,
+                         struct plan_costs costs)
 {
     uint32_t start[PLAN_FEW + 1];
-    plan_build(plan, batch, num_partitions, seqlens, capacity);
+    plan_build(plan, batch, seqlens, capacity);
     if (!costs.row_tiles || !line_up(start, batch, seqlens, capacity)) return;
-    const int32_t b = (int32_t)batch, *num_splits = plan_num_splits(plan);
+    const int32_t b = (int32_t)batch, num_partitions = plan.num_partitions, *num_splits = plan.num_splits;
     const uint32_t mean = plan_mean(start[b] - (uint32_t)b * PLAN_OVERHEAD, num_partitions);
     const struct plan_step step = plan_step_of(b, num_partitions);
     struct plan_tally filled = plan_tally_none(), in_step = plan_tally_none();
     uint32_t payload = 0;
     for (int32_t p = 0; p < num_partitions; p++)
-        plan_tally_row(&filled, costs, mean, start, &plan_partitions(plan)[p]);
+        plan_tally_row(&filled, costs, mean, start, &plan.partitions[p]);
     for (int32_t r = 0; r < b; r++) {
         plan_tally_request(&filled, (uint32_t)(num_splits[r + 1] - num_splits[r]));
         plan_tally_step(&in_step, &payload, costs, mean, start, b, step, r);
     }
     if (plan_time(&in_step, costs, mean) < plan_time(&filled, costs, mean))
-        write_in_step(plan, start, step, payload);
+        write_in_step(plan, b, start, step, payload);
 }

@@ -25,7 +25,7 @@ struct plan_partition {
     int32_t zero;
 };
 
-/* A plan in memory: this, then num_partitions × plan_partition, then num_splits [batch + 1]. */
+/* A plan in one piece: this, then num_partitions × plan_partition, then num_splits [batch + 1]. */
 struct plan_header {
     uint32_t magic; /* PLAN_MAGIC */
     int32_t num_partitions;
@@ -55,15 +55,25 @@ PLAN_FN struct plan_partition *plan_partitions(const struct plan_header *plan)
     return (struct plan_partition *)(plan + 1);
 }
 
-/* The device planner knows the number before the header has it. */
-PLAN_FN int32_t *plan_num_splits_of(const struct plan_header *plan, int32_t num_partitions)
-{
-    return (int32_t *)(plan_partitions(plan) + num_partitions);
-}
-
 PLAN_FN int32_t *plan_num_splits(const struct plan_header *plan)
 {
-    return plan_num_splits_of(plan, plan->num_partitions);
+    return (int32_t *)(plan_partitions(plan) + plan->num_partitions);
+}
+
+/* Where a plan is: in one piece, or in two tables by themselves. */
+struct plan_tables {
+    struct plan_header *header;        /* NULL: the tables are by themselves */
+    struct plan_partition *partitions; /* [num_partitions], aligned to 16 bytes */
+    int32_t *num_splits;               /* [batch + 1] */
+    int32_t num_partitions;
+};
+
+/* Of a plan in one piece. Its header is not read: a planner has yet to write it. */
+static inline struct plan_tables plan_tables_of(void *plan, int32_t num_partitions)
+{
+    struct plan_header *header = (struct plan_header *)plan;
+    struct plan_partition *partitions = plan_partitions(header);
+    return (struct plan_tables){header, partitions, (int32_t *)(partitions + num_partitions), num_partitions};
 }
 
 /* Row tiles of a request over all key heads: how many workers one partition keeps busy. */
@@ -82,16 +92,15 @@ static inline int64_t plan_clamp_length(int32_t length, int64_t capacity)
     return length < 0 ? 0 : length > capacity ? capacity : length;
 }
 
-/* Writes the default plan of `batch` requests; lengths are clamped to [0, capacity].
- * plan has plan_bytes(batch, num_partitions) bytes. */
-void plan_build(struct plan_header *plan, int64_t batch, int32_t num_partitions, const int32_t *seqlens,
-                int64_t capacity);
+/* Writes the default plan of `batch` requests; lengths are clamped to [0, capacity]. In one piece it has
+ * plan_bytes(batch, num_partitions) bytes. */
+void plan_build(struct plan_tables plan, int64_t batch, const int32_t *seqlens, int64_t capacity);
 
 /* The costs of a request with these heads. */
 struct plan_costs plan_costs_of(int64_t s_q, int64_t h_q, int64_t h_kv);
 
 /* The same; where `costs` says so and the plan in step takes less time by them, that one. */
-void plan_build_by_costs(struct plan_header *plan, int64_t batch, int32_t num_partitions,
-                         const int32_t *seqlens, int64_t capacity, struct plan_costs costs);
+void plan_build_by_costs(struct plan_tables plan, int64_t batch, const int32_t *seqlens, int64_t capacity,
+                         struct plan_costs costs);
 
 #endif

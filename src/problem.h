@@ -24,11 +24,10 @@ struct result_rules {
 struct plan_problem {
     int64_t b;
     int64_t capacity;
-    const int32_t *seqlens; /* [b] */
-    fmla_device device;     /* of seqlens and of the plan */
-    int32_t num_partitions;
+    const int32_t *seqlens;  /* [b] */
+    fmla_device device;      /* of seqlens and of the plan */
     struct plan_costs costs; /* of the device that will use the plan */
-    void *plan;
+    struct plan_tables plan;
     void *stream;
 };
 
@@ -54,8 +53,11 @@ struct dense_decode_problem {
     float scale;
     bool causal;
     bool batch_invariant;
-    const void *plan; /* NULL: planned inside the call */
+    const void *plan; /* NULL: in tables, or planned inside the call */
     size_t plan_size;
+    bool plan_in_tables; /* of num_partitions rows; both may be NULL where a size is asked */
+    const struct plan_partition *partitions;
+    const int32_t *num_splits;
     int32_t num_partitions; /* of the plan made inside the call; 0 = the kernel's choice */
     void *workspace;
     size_t workspace_size;

@@ -235,14 +235,24 @@ typedef struct fmla_decode_plan_args {
     void *plan;             /* where to write; 16-byte aligned memory of the device of seqlens */
     size_t plan_size;       /* its size in bytes, at least what fmla_decode_plan_size answered */
     void *stream;           /* CUDA stream, for seqlens in device memory */
+    /* In place of `plan`, both: the tables of the plan alone (fmla_plan_view), each in memory of its own on the device of
+     * seqlens; written. Their rows are then the number of partitions: num_partitions is 0 or the same, num_workers not
+     * read. */
+    const fmla_tensor *partitions; /* [num_partitions, 8] int32, rows without gaps, 16-byte aligned */
+    const fmla_tensor *num_splits; /* [b + 1] int32 */
 } fmla_decode_plan_args;
 
-/* How many bytes a plan takes; depends on b and the number of partitions alone. args->plan, plan_size, stream and
- * the data of seqlens are not looked at.
+/* How many bytes a plan takes; depends on b and the number of partitions alone. args->plan, plan_size, partitions,
+ * num_splits, stream and the data of seqlens are not looked at.
  * Errors: FMLA_INVALID_ARGUMENT; FMLA_UNSUPPORTED for a device without a kernel. */
 FMLA_API fmla_status fmla_decode_plan_size(const fmla_decode_plan_args *args, size_t *bytes);
 
-/* Writes the plan.
+/* How many partitions it has, which a table of them should have as rows. Looks at what fmla_decode_plan_size looks at;
+ * the lengths play no part.
+ * Errors: as there. */
+FMLA_API fmla_status fmla_decode_plan_partitions(const fmla_decode_plan_args *args, int32_t *count);
+
+/* Writes the plan, or its tables.
  * Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL, FMLA_UNSUPPORTED.
  * On a GPU it can be captured, and replayed after the lengths changed in place. */
 FMLA_API fmla_status fmla_decode_plan(const fmla_decode_plan_args *args);
@@ -304,7 +314,14 @@ typedef struct fmla_dense_decode_args {
                                        to the capacity of the table */
     int32_t num_partitions; /* of the plan made inside the call, in [0, 65536]: 0 = by the device. With a plan
                                        in host memory: 0, or what it was made with; in device memory: what it was
-                                       made with, which the host cannot read */
+                                       made with, which the host cannot read. With tables: 0, or their rows */
+    /* In place of `plan`, both: the tables of a plan for this b (of fmla_decode_plan, or copies of those that a
+     * fmla_plan_view shows), each in memory of its own on the device of q. They do not say what batch they were made for.
+     * Tables of another one are refused on the CPU; on a GPU they lead to no bad access, but results may be wrong, and those
+     * of requests that they leave out are not written. Not read if batch_invariant. Those that FlashMLA itself makes have
+     * other fields. */
+    const fmla_tensor *partitions; /* [partitions of the plan, 8] int32, rows without gaps, 16-byte aligned */
+    const fmla_tensor *num_splits; /* [b + 1] int32 */
 } fmla_dense_decode_args;
 
 /* How much workspace fmla_dense_decode takes with these arguments, and its alignment (either may be NULL),

@@ -34,8 +34,8 @@ struct work {
     const struct dense_decode_problem *problem;
     const struct cpu_attention *attention;
     struct thread_pool pool;
-    const struct plan_header *plan; /* NULL in batch-invariant mode */
-    int64_t row_tiles;              /* of a request: h_kv × tiles of a key head */
+    const struct plan_partition *partitions; /* [num_partitions]; NULL in batch-invariant mode */
+    int64_t row_tiles;                       /* of a request: h_kv × tiles of a key head */
     int64_t tiles_of_head;
     int64_t chunks; /* most chunks of a request; batch-invariant mode */
     int64_t slots;
@@ -68,7 +68,7 @@ static fmla_status lay_out(const struct kernel *kernel, const struct dense_decod
                             : p->num_partitions
                                 ? p->num_partitions
                                 : plan_even_partitions(w->pool.workers, p->s_q, p->h_q, p->h_kv);
-        if (!given) at += line_up(plan_bytes(p->b, w->num_partitions));
+        if (!given && !p->plan_in_tables) at += line_up(plan_bytes(p->b, w->num_partitions));
         if (w->num_partitions > 1) w->slots = 2 * (int64_t)w->num_partitions;
     }
     w->slots_offset = at;
@@ -208,13 +208,13 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
 
 static const struct plan_partition *partition_of(const struct work *w, int64_t p)
 {
-    return &plan_partitions(w->plan)[p];
+    return &w->partitions[p];
 }
 
 /* The last request of partition p goes on in the next one. */
 static bool goes_on(const struct work *w, int64_t p)
 {
-    if (p + 1 >= w->plan->num_partitions) return false;
+    if (p + 1 >= w->num_partitions) return false;
     const struct plan_partition *row = partition_of(w, p), *next = partition_of(w, p + 1);
     return next->begin_request == row->end_request && next->begin_split > 0 &&
            row->end_request >= row->begin_request;
@@ -327,11 +327,14 @@ fmla_status cpu_dense_decode(const struct kernel *kernel, const struct dense_dec
         if (w.slots) w.pool.run(w.pool.pool, p->b * w.row_tiles, join_chunks, &w);
         return FMLA_OK;
     }
-    w.plan = p->plan;
-    if (!w.plan) {
-        struct plan_header *plan = (struct plan_header *)(void *)(w.workspace + w.plan_offset);
-        plan_build(plan, p->b, w.num_partitions, p->seqlens, p->capacity);
-        w.plan = plan;
+    if (p->plan_in_tables) {
+        w.partitions = p->partitions;
+    } else if (p->plan) {
+        w.partitions = plan_partitions(p->plan);
+    } else {
+        const struct plan_tables plan = plan_tables_of(w.workspace + w.plan_offset, w.num_partitions);
+        plan_build(plan, p->b, p->seqlens, p->capacity);
+        w.partitions = plan.partitions;
     }
     w.pool.run(w.pool.pool, w.num_partitions * w.row_tiles, run_partition, &w);
     if (w.slots) w.pool.run(w.pool.pool, w.num_partitions * w.row_tiles, join_partition, &w);
@@ -340,6 +343,6 @@ fmla_status cpu_dense_decode(const struct kernel *kernel, const struct dense_dec
 
 fmla_status cpu_decode_plan(const struct plan_problem *p)
 {
-    plan_build_by_costs(p->plan, p->b, p->num_partitions, p->seqlens, p->capacity, p->costs);
+    plan_build_by_costs(p->plan, p->b, p->seqlens, p->capacity, p->costs);
     return FMLA_OK;
 }

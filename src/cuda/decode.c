@@ -80,7 +80,7 @@ static fmla_status lay_out(const struct dense_decode_problem *p, int64_t rows_of
         if (p->plan) {
             const fmla_status status = check_plan(p, w->num_partitions);
             if (status) return status;
-        } else {
+        } else if (!p->plan_in_tables) {
             at += line_up(plan_bytes(p->b, w->num_partitions));
         }
         if (w->num_partitions > 1) {
@@ -162,9 +162,12 @@ static struct dense_decode_params parameters(const struct dense_decode_problem *
         params.split.slot_out = (float *)(void *)(workspace + w->slot_out_offset);
         params.split.slot_lse = (float *)(void *)(workspace + w->slot_lse_offset);
     }
-    if (!p->batch_invariant) {
-        const void *plan = p->plan ? p->plan : workspace + w->plan_offset;
-        params.split.plan = plan;
+    if (p->plan_in_tables) {
+        params.split.partitions = p->partitions, params.split.num_splits = p->num_splits;
+    } else if (!p->batch_invariant) {
+        const struct plan_header *plan = p->plan ? p->plan : (const void *)(workspace + w->plan_offset);
+        params.split.header = plan, params.split.partitions = plan_partitions(plan);
+        params.split.num_splits = (const int32_t *)(params.split.partitions + w->num_partitions);
     }
     return params;
 }
@@ -172,12 +175,15 @@ static struct dense_decode_params parameters(const struct dense_decode_problem *
 static fmla_status launch_plan(const struct cuda_scope *scope, const struct dense_decode_problem *p,
                                const struct work *w)
 {
-    if (p->batch_invariant || p->plan) return FMLA_OK;
+    if (p->batch_invariant || p->plan || p->plan_in_tables) return FMLA_OK;
+    const struct plan_tables plan = plan_tables_of((char *)p->workspace + w->plan_offset, w->num_partitions);
     struct plan_params params = {
         .seqlens = p->seqlens,
         .b = p->b,
         .capacity = p->capacity,
-        .plan = (struct plan_header *)(void *)((char *)p->workspace + w->plan_offset),
+        .header = plan.header,
+        .partitions = plan.partitions,
+        .num_splits = plan.num_splits,
         .num_partitions = w->num_partitions,
     };
     if (cuda_has_plan_costs(scope->device)) params.costs = plan_costs_of(p->s_q, p->h_q, p->h_kv);

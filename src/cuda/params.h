@@ -45,12 +45,14 @@ struct output_params {
 
 /* How a call is cut into pieces (a range of keys of one request), and where pieces of cut requests are kept. */
 struct split_params {
-    const struct plan_header *plan; /* NULL: batch-invariant, chunks of INVARIANT_CHUNK keys */
-    int32_t num_partitions;         /* that there is room for */
-    int32_t chunks;                 /* most chunks of a request; batch-invariant */
-    int32_t chunk_lanes;            /* workers that take turns at the chunks of a request */
-    float *slot_out; /* [slots][h_q · s_q][d_v], rows ordered by key head, then as tiles are */
-    float *slot_lse; /* [slots][h_q · s_q], natural, -inf where no key was seen */
+    const struct plan_header *header;        /* of a plan in one piece; NULL: the tables are by themselves */
+    const struct plan_partition *partitions; /* NULL: batch-invariant, chunks of INVARIANT_CHUNK keys */
+    const int32_t *num_splits;
+    int32_t num_partitions; /* that there is room for */
+    int32_t chunks;         /* most chunks of a request; batch-invariant */
+    int32_t chunk_lanes;    /* workers that take turns at the chunks of a request */
+    float *slot_out;        /* [slots][h_q · s_q][d_v], rows ordered by key head, then as tiles are */
+    float *slot_lse;        /* [slots][h_q · s_q], natural, -inf where no key was seen */
     /* Hopper's kernel, by a plan: how far requests are that are cut once (second_part.cuh there); else NULL. */
     uint32_t *marks; /* [partitions][tiles][MARKS_OF_TILE] */
     int32_t tiles;   /* of ROWS_OF_MARK rows, of a request */
@@ -116,7 +118,9 @@ struct plan_params {
     const int32_t *seqlens;
     int64_t b;
     int64_t capacity;
-    struct plan_header *plan;
+    struct plan_header *header; /* NULL: none is written */
+    struct plan_partition *partitions;
+    int32_t *num_splits;
     int32_t num_partitions;
     struct divisor partitions_divisor; /* num_partitions; set by the launch */
     struct plan_costs costs;

@@ -19,8 +19,10 @@ fmla_status cuda_decode_plan(const struct plan_problem *p)
         .seqlens = p->seqlens,
         .b = p->b,
         .capacity = p->capacity,
-        .plan = p->plan,
-        .num_partitions = p->num_partitions,
+        .header = p->plan.header,
+        .partitions = p->plan.partitions,
+        .num_splits = p->plan.num_splits,
+        .num_partitions = p->plan.num_partitions,
         .costs = p->costs,
     };
     struct cuda_scope scope;

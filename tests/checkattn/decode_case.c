@@ -211,6 +211,52 @@ static bool same_on_device(const struct decode_case *c, const struct guarded *le
     return same;
 }
 
+static bool holds(const struct guarded *guarded, const void *bytes)
+{
+    return !memcmp(guarded->memory + GUARDED_FRONT, bytes, guarded->bytes);
+}
+
+static bool are_tables_of(const struct decode_case *c, const fmla_plan_view *view)
+{
+    return holds(&c->partitions, view->partitions) && holds(&c->num_splits, view->num_splits) &&
+           guarded_intact(&c->partitions) && guarded_intact(&c->num_splits);
+}
+
+/* Makes the tables of the plan by themselves, as it was made on the host, and on a GPU there again, where they stay. */
+static fmla_status make_tables(struct decode_case *c, const struct guarded *lengths,
+                               const fmla_decode_plan_args *whole, bool *same)
+{
+    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
+    fmla_decode_plan_args args = *whole;
+    fmla_status status = fmla_plan_describe(args.plan, args.plan_size, &view);
+    if (status) return status;
+    guarded_make(&c->partitions, dtype_i32, 2, (int64_t[]){view.num_partitions, FMLA_PARTITION_FIELDS},
+                 LAYOUT_CONTIGUOUS);
+    guarded_make(&c->num_splits, dtype_i32, 1, (int64_t[]){c->b + 1}, LAYOUT_CONTIGUOUS);
+    args.plan = NULL, args.plan_size = 0;
+    args.partitions = &c->partitions.tensor, args.num_splits = &c->num_splits.tensor;
+    status = fmla_decode_plan(&args);
+    *same &= status || are_tables_of(c, &view);
+    if (status || c->device.type == FMLA_DEVICE_CPU) return status;
+
+    struct device_blocks blocks = {0};
+    fmla_tensor seqlens, partitions, num_splits;
+    guarded_reset(&c->partitions), guarded_reset(&c->num_splits);
+    device_add_guarded(&blocks, lengths);
+    device_add_guarded(&c->blocks, &c->partitions), device_add_guarded(&c->blocks, &c->num_splits);
+    args.seqlens = device_tensor(&blocks, args.seqlens, &seqlens);
+    args.partitions = device_tensor(&c->blocks, args.partitions, &partitions);
+    args.num_splits = device_tensor(&c->blocks, args.num_splits, &num_splits);
+    status = fmla_decode_plan(&args);
+    if (!status) {
+        device_wait(NULL);
+        device_down(&c->blocks, c->partitions.memory), device_down(&c->blocks, c->num_splits.memory);
+        *same &= are_tables_of(c, &view);
+    }
+    device_free(&blocks);
+    return status;
+}
+
 fmla_status decode_case_plan(struct decode_case *c, bool *same)
 {
     struct guarded other;
@@ -233,8 +279,16 @@ fmla_status decode_case_plan(struct decode_case *c, bool *same)
         device_add(&c->blocks, c->plan, args.plan_size);
     }
     c->args.plan = c->plan, c->args.plan_size = args.plan_size;
+    if (!status) status = make_tables(c, &other, &args, same);
     guarded_free(&other);
     return status;
+}
+
+void decode_case_use_tables(struct decode_case *c)
+{
+    if (!c->args.plan) return;
+    c->args.plan = NULL;
+    c->args.partitions = &c->partitions.tensor, c->args.num_splits = &c->num_splits.tensor;
 }
 
 void decode_case_make(struct decode_case *c, const struct run *run, const int64_t v[AXES], uint64_t seed)
@@ -287,7 +341,8 @@ void decode_case_make(struct decode_case *c, const struct run *run, const int64_
 void decode_case_free(struct decode_case *c)
 {
     if (c->far) munmap(c->far, c->far_bytes);
-    struct guarded *all[] = {&c->q, &c->kv, &c->table, &c->seqlens, &c->sink, &c->out, &c->lse};
+    struct guarded *all[] = {&c->q,   &c->kv,  &c->table,      &c->seqlens,   &c->sink,
+                             &c->out, &c->lse, &c->partitions, &c->num_splits};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) guarded_free(all[i]);
     free(c->plan), free(c->length);
     device_free(&c->blocks);
@@ -391,7 +446,7 @@ void decode_case_request(const struct decode_case *c, int64_t request, struct re
     v->args.q = &v->q, v->args.kv_cache = &v->kv, v->args.seqlens = &v->seqlens;
     if (c->paged) v->args.block_table = &v->table;
     if (c->args.attn_sink) v->args.attn_sink = &v->sink;
-    v->args.plan = NULL;
+    v->args.plan = NULL, v->args.partitions = v->args.num_splits = NULL;
 }
 
 fmla_status decode_case_row(const struct decode_case *c, const char *kernel, int64_t request, int64_t token,

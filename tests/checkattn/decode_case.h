@@ -63,9 +63,10 @@ struct decode_case {
     void *far; /* LAYOUT_FAR: where the pages are */
     size_t far_bytes;
     void *plan;
-    fmla_dense_decode_args args; /* of tensors in host memory, on a GPU too */
-    fmla_device device;          /* where it runs */
-    struct device_blocks blocks; /* on a GPU: the copies there */
+    struct guarded partitions, num_splits; /* its tables by themselves */
+    fmla_dense_decode_args args;           /* of tensors in host memory, on a GPU too */
+    fmla_device device;                    /* where it runs */
+    struct device_blocks blocks;           /* on a GPU: the copies there */
 };
 
 /* Draws the values that caches and queries are copied from; before the first case. */
@@ -82,9 +83,12 @@ void decode_case_refused(struct decode_case *c, const struct run *run, struct ta
 void decode_case_make(struct decode_case *c, const struct run *run, const int64_t v[AXES], uint64_t seed);
 void decode_case_free(struct decode_case *c);
 
-/* Makes the plan that the case asks for, and passes it. On a GPU the device makes it too, and *same says whether both
- * have the same bits. */
+/* Makes the plan that the case asks for, and passes it. On a GPU the device makes it too, and *same says whether all that
+ * were made, in one piece and as tables, have the same bits. */
 fmla_status decode_case_plan(struct decode_case *c, bool *same);
+
+/* From now on a plan that was made is passed as its tables. */
+void decode_case_use_tables(struct decode_case *c);
 
 /* Copies the case to the device that it is for; nothing to do on the CPU. With `like`, a case of the same shapes and
  * no smaller cache, into the memory of that one. */

@@ -188,7 +188,8 @@ void decode_compare_elsewhere(struct decode_case *c, const struct run *run, stru
 
 uint64_t decode_hash_inputs(const struct decode_case *c)
 {
-    const struct guarded *all[] = {&c->q, &c->kv, &c->table, &c->seqlens, &c->sink};
+    const struct guarded *all[] = {&c->q,    &c->kv,         &c->table,     &c->seqlens,
+                                   &c->sink, &c->partitions, &c->num_splits};
     uint64_t hash = 0xcbf29ce484222325u;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         for (size_t at = 0; at < all[i]->whole; at += sizeof hash) { /* whole is a multiple of 64 */

@@ -61,36 +61,87 @@ static size_t workspace_bytes(const fmla_dense_decode_args *args, const struct d
 
 /* ---- Graphs --------------------------------------------------------------------------------- */
 
-enum graph_kind { GRAPH_PLAN_INSIDE, GRAPH_PLAN_CAPTURED, GRAPH_INVARIANT, GRAPH_KINDS };
+enum graph_kind {
+    GRAPH_PLAN_INSIDE,
+    GRAPH_PLAN_CAPTURED,
+    GRAPH_TABLES_CAPTURED,
+    GRAPH_TABLES_COPIED, /* made on the host and copied to where the graph reads them, before every replay */
+    GRAPH_INVARIANT,
+    GRAPH_KINDS
+};
 
 /* A call in a graph, with the memory that it needs beside the case's. */
 struct graph {
+    enum graph_kind kind;
     void *graph, *stream;
-    struct device_scratch workspace, plan;
+    struct device_scratch workspace, plan, splits; /* plan: or the rows of a plan in tables */
+    fmla_decode_plan_args plan_args;
+    fmla_tensor partitions, num_splits;
+    int64_t rows_shape[2], splits_shape[1];
 };
+
+/* Memory for a plan as the graph has it, which goes to plan_args and to the call. */
+static fmla_status graph_make_plan(struct graph *g, const struct decode_case *c, fmla_dense_decode_args *call)
+{
+    enum { FILL = 0x3c };
+    fmla_decode_plan_args *args = &g->plan_args;
+    fmla_status status = FMLA_OK;
+    if (g->kind == GRAPH_PLAN_CAPTURED) {
+        status = fmla_decode_plan_size(args, &args->plan_size);
+        device_scratch_make(&g->plan, args->plan_size, FILL);
+        call->plan = args->plan = g->plan.memory, call->plan_size = args->plan_size;
+    } else if (g->kind == GRAPH_TABLES_CAPTURED || g->kind == GRAPH_TABLES_COPIED) {
+        int32_t count = 0;
+        status = fmla_decode_plan_partitions(args, &count);
+        g->rows_shape[0] = count, g->rows_shape[1] = FMLA_PARTITION_FIELDS, g->splits_shape[0] = c->b + 1;
+        device_scratch_make(&g->plan, (size_t)count * FMLA_PARTITION_FIELDS * sizeof(int32_t), FILL);
+        device_scratch_make(&g->splits, (size_t)(c->b + 1) * sizeof(int32_t), FILL);
+        g->partitions = (fmla_tensor){g->plan.memory, c->device, 2, dtype_i32, g->rows_shape, NULL, 0};
+        g->num_splits = (fmla_tensor){g->splits.memory, c->device, 1, dtype_i32, g->splits_shape, NULL, 0};
+        call->partitions = args->partitions = &g->partitions;
+        call->num_splits = args->num_splits = &g->num_splits;
+    }
+    return status;
+}
+
+/* The tables of the case's lengths, made on the host, to the device. */
+static fmla_status graph_copy_tables(const struct graph *g, const struct decode_case *c)
+{
+    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
+    fmla_tensor partitions = g->partitions, num_splits = g->num_splits;
+    fmla_decode_plan_args args = g->plan_args;
+    partitions.data = aligned_alloc(64, (g->plan.bytes + 63) / 64 * 64);
+    num_splits.data = malloc(g->splits.bytes);
+    if (!partitions.data || !num_splits.data) exit(1);
+    partitions.device = num_splits.device = cpu;
+    args.seqlens = &c->seqlens.tensor, args.target = c->device, args.stream = NULL;
+    args.partitions = &partitions, args.num_splits = &num_splits;
+    const fmla_status status = fmla_decode_plan(&args);
+    device_scratch_write(&g->plan, 0, partitions.data, g->plan.bytes);
+    device_scratch_write(&g->splits, 0, num_splits.data, g->splits.bytes);
+    free(partitions.data), free(num_splits.data);
+    return status;
+}
 
 static void graph_capture(struct graph *g, const struct decode_case *c, enum graph_kind kind,
                           const struct run *run, struct tally *tally)
 {
     struct device_decode_args call;
-    fmla_status status = FMLA_OK;
+    fmla_decode_plan_args *plan = &g->plan_args;
     device_decode_args_make(&call, &c->blocks, &c->args);
+    g->kind = kind;
     g->stream = call.args.stream = device_stream_open();
-    fmla_decode_plan_args plan = FMLA_INIT(fmla_decode_plan_args);
-    plan.seqlens = call.args.seqlens, plan.stream = g->stream;
-    plan.s_q = c->s_q, plan.h_q = c->h_q, plan.h_kv = c->h_kv;
-    plan.capacity = c->max_pages * c->page_size;
-    if (kind == GRAPH_PLAN_CAPTURED) {
-        status = fmla_decode_plan_size(&plan, &plan.plan_size);
-        device_scratch_make(&g->plan, plan.plan_size, 0x3c);
-        plan.plan = g->plan.memory;
-        call.args.plan = plan.plan, call.args.plan_size = plan.plan_size;
-    }
+    *plan = FMLA_INIT(fmla_decode_plan_args);
+    plan->seqlens = call.args.seqlens, plan->stream = g->stream;
+    plan->s_q = c->s_q, plan->h_q = c->h_q, plan->h_kv = c->h_kv;
+    plan->capacity = c->max_pages * c->page_size;
+    fmla_status status = graph_make_plan(g, c, &call.args);
     device_scratch_make(&g->workspace, workspace_bytes(&call.args, c, run, tally), 0x3c);
     call.args.workspace = g->workspace.memory, call.args.workspace_size = g->workspace.bytes;
 
     device_capture_begin(g->stream);
-    if (!status && kind == GRAPH_PLAN_CAPTURED) status = fmla_decode_plan(&plan);
+    if (!status && (kind == GRAPH_PLAN_CAPTURED || kind == GRAPH_TABLES_CAPTURED))
+        status = fmla_decode_plan(plan);
     if (!status) status = fmla_dense_decode(&call.args);
     if (status) report(tally, run, c->name, fmla_last_error());
     g->graph = device_capture_end(g->stream);
@@ -103,11 +154,15 @@ static void graph_check(const struct graph *g, struct decode_case *c, int fill, 
     const uint64_t inputs = decode_hash_inputs(c);
     device_scratch_fill(&g->workspace, fill);
     if (g->plan.memory) device_scratch_fill(&g->plan, fill);
+    if (g->splits.memory) device_scratch_fill(&g->splits, fill);
+    if (g->kind == GRAPH_TABLES_COPIED && graph_copy_tables(g, c))
+        report(tally, run, c->name, fmla_last_error());
     device_launch(g->graph, g->stream);
     device_wait(g->stream);
     device_down(&c->blocks, NULL);
     if (decode_hash_inputs(c) != inputs) report(tally, run, c->name, "the call changed its inputs");
-    if (!device_scratch_intact(&g->workspace) || (g->plan.memory && !device_scratch_intact(&g->plan)))
+    if (!device_scratch_intact(&g->workspace) || (g->plan.memory && !device_scratch_intact(&g->plan)) ||
+        (g->splits.memory && !device_scratch_intact(&g->splits)))
         report(tally, run, c->name, "bytes behind the workspace or the plan were written");
     compare(c, run, tally);
 }
@@ -115,7 +170,9 @@ static void graph_check(const struct graph *g, struct decode_case *c, int fill, 
 static void check_graph(enum graph_kind kind, const struct run *run, struct tally *tally)
 {
     static const char *const names[GRAPH_KINDS] = {
-        "a graph, planned inside the call", "a graph, its plan captured too", "a graph, batch-invariant"};
+        "a graph, planned inside the call", "a graph, its plan captured too",
+        "a graph, its plan captured as tables", "a graph, tables copied before it",
+        "a graph, batch-invariant"};
     int64_t v[AXES] = {[A_B] = 6,
                        [A_SQ] = 2,
                        [A_SK] = 5000,
@@ -146,6 +203,7 @@ static void check_graph(enum graph_kind kind, const struct run *run, struct tall
     graph_check(&graph, &first, 0x7f, run, tally);
     device_graph_close(graph.graph), device_stream_close(graph.stream);
     device_scratch_free(&graph.workspace), device_scratch_free(&graph.plan);
+    device_scratch_free(&graph.splits);
     decode_case_free(&first);
 }
 
@@ -246,6 +304,60 @@ static void check_foreign_plan(const struct run *run, struct tally *tally)
         c.args.num_partitions = told;
         if (decode_case_run(&c, &c.args, 0xff)) report(tally, run, c.name, fmla_last_error());
         compare(&c, run, tally);
+        decode_case_free(&c);
+    }
+}
+
+/* Bends tables such as no header tells: all rows by some requests, as those of another batch would be, or anything in some
+ * fields. */
+static void bend_tables(struct decode_case *c, int how, struct random_state *random)
+{
+    static const int32_t extremes[] = {INT32_MIN, -1, 0, 1, 8, 9, 10, 1 << 26, INT32_MAX};
+    static const int32_t shifts[] = {-9, -4, 1, 1000};
+    int32_t *rows = c->partitions.tensor.data, *splits = c->num_splits.tensor.data;
+    const int64_t fields = c->partitions.shape[0] * FMLA_PARTITION_FIELDS;
+    if (how < 4) {
+        for (int64_t i = 0; i < fields; i += FMLA_PARTITION_FIELDS)
+            rows[i] += shifts[how], rows[i + 1] += shifts[how];
+        return;
+    }
+    for (int64_t n = random_between(random, 1, 20); n > 0; n--) {
+        const int64_t at = random_between(random, 0, fields + c->b);
+        *(at < fields ? rows + at : splits + (at - fields)) = extremes[random_between(random, 0, 8)];
+    }
+}
+
+/* Tables that do not fit, which nobody can see on a GPU: results mean nothing then, and nothing else is written. */
+static void check_foreign_tables(const struct run *run, struct tally *tally)
+{
+    enum { WAYS = 60 };
+    struct random_state random = {run->seed};
+    const int64_t v[AXES] = {[A_B] = 9,
+                             [A_SQ] = 2,
+                             [A_SK] = 1500,
+                             [A_HQ] = 64,
+                             [A_HKV] = 1,
+                             [A_PAGE] = 64,
+                             [A_CAUSAL] = 1,
+                             [A_DQK] = 576,
+                             [A_PLAN] = PLAN_GIVEN,
+                             [A_PARTITIONS] = 13,
+                             [A_LENGTHS] = LENGTHS_VARIED};
+    for (int how = 0; how < WAYS; how++) {
+        struct decode_case c;
+        make_case(&c, run, tally, "tables that do not fit", v, 270 + (uint64_t)how);
+        bool same;
+        if (decode_case_plan(&c, &same)) report(tally, run, c.name, fmla_last_error());
+        decode_case_use_tables(&c);
+        bend_tables(&c, how, &random);
+        decode_case_to_device(&c, NULL);
+        device_up(&c.blocks, NULL);
+        const uint64_t inputs = decode_hash_inputs(&c);
+        if (decode_case_run(&c, &c.args, 0xff)) report(tally, run, c.name, fmla_last_error());
+        device_down(&c.blocks, NULL);
+        if (decode_hash_inputs(&c) != inputs) report(tally, run, c.name, "the call changed its inputs");
+        if (!guarded_intact(&c.out) || !guarded_intact(&c.lse))
+            report(tally, run, c.name, "bytes outside the elements of out and lse were written");
         decode_case_free(&c);
     }
 }
@@ -420,6 +532,7 @@ void check_device_decode(const struct run *run, struct tally *tally)
     check_repeats(run, tally);
     check_positions(run, tally);
     check_foreign_plan(run, tally);
+    check_foreign_tables(run, tally);
     check_streams(run, tally);
     check_threads(run, tally);
     check_large_cache(run, tally);

@@ -247,9 +247,9 @@ void device_decode_args_make(struct device_decode_args *to, const struct device_
                              const fmla_dense_decode_args *from)
 {
     to->args = *from;
-    const fmla_tensor **tensors[] = {&to->args.q,       &to->args.kv_cache,  &to->args.block_table,
-                                     &to->args.seqlens, &to->args.attn_sink, &to->args.out,
-                                     &to->args.lse};
+    const fmla_tensor **tensors[] = {&to->args.q,       &to->args.kv_cache,   &to->args.block_table,
+                                     &to->args.seqlens, &to->args.attn_sink,  &to->args.out,
+                                     &to->args.lse,     &to->args.partitions, &to->args.num_splits};
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
         *tensors[i] = device_tensor(blocks, *tensors[i], &to->tensor[i]);
     to->args.plan = device_address(blocks, from->plan);

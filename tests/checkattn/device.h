@@ -81,10 +81,10 @@ void *device_capture_end(void *stream);
 void device_launch(void *graph, void *stream);
 void device_graph_close(void *graph);
 
-/* Arguments on the device: tensors and plan are where their host memory has its copy. */
+/* Arguments on the device: tensors, plan and tables are where their host memory has its copy. */
 struct device_decode_args {
     fmla_dense_decode_args args;
-    fmla_tensor tensor[7];
+    fmla_tensor tensor[9];
 };
 
 void device_decode_args_make(struct device_decode_args *to, const struct device_blocks *blocks,

@@ -49,6 +49,33 @@ static int32_t length_of(const struct plan_case *c, int64_t request, struct rand
     }
 }
 
+/* The plan's tables by themselves, made on the device; `args` are those of the plan there. */
+static void check_tables(const struct run *run, const struct plan_case *c, fmla_decode_plan_args args,
+                         const unsigned char *plan, size_t plan_size, const char *name, struct tally *tally)
+{
+    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
+    int32_t count = 0;
+    if (fmla_plan_describe(plan, plan_size, &view) || fmla_decode_plan_partitions(&args, &count) ||
+        count != view.num_partitions) {
+        report(tally, run, name, "the number of partitions is another than the plan's");
+        return;
+    }
+    const int64_t rows_shape[2] = {count, FMLA_PARTITION_FIELDS}, splits_shape[1] = {c->b + 1};
+    struct device_scratch rows, splits;
+    device_scratch_make(&rows, (size_t)count * FMLA_PARTITION_FIELDS * sizeof(int32_t), 0xff);
+    device_scratch_make(&splits, (size_t)(c->b + 1) * sizeof(int32_t), 0xff);
+    const fmla_tensor partitions = {rows.memory, run->device, 2, dtype_i32, rows_shape, NULL, 0},
+                      num_splits = {splits.memory, run->device, 1, dtype_i32, splits_shape, NULL, 0};
+    args.plan = NULL, args.partitions = &partitions, args.num_splits = &num_splits;
+    if (fmla_decode_plan(&args)) report(tally, run, name, fmla_last_error());
+    device_wait(args.stream);
+    if (!device_scratch_is(&rows, view.partitions) || !device_scratch_is(&splits, view.num_splits))
+        report(tally, run, name, "the tables have other bits than those of the plan");
+    if (!device_scratch_intact(&rows) || !device_scratch_intact(&splits))
+        report(tally, run, name, "bytes behind the tables were written");
+    device_scratch_free(&rows), device_scratch_free(&splits);
+}
+
 /* Both plans; the host's is left in *plan (freed by the caller), NULL if something was refused. */
 static void run_case(const struct run *run, const struct plan_case *c, uint64_t seed, struct tally *tally,
                      unsigned char **plan, size_t *bytes)
@@ -99,6 +126,7 @@ static void run_case(const struct run *run, const struct plan_case *c, uint64_t 
             report(tally, run, name, "the device's plan has other bits than the host's");
     }
     if (!device_scratch_intact(&scratch)) report(tally, run, name, "bytes behind the plan were written");
+    if (!status) check_tables(run, c, args, *plan, *bytes, name, tally);
     tally->rows++;
     device_stream_close(stream);
     device_scratch_free(&scratch);

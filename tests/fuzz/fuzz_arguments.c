@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-enum { MOST_DIMS = 6, MOST_BYTES = 1 << 15, MOST_ELEMENTS = 1 << 14, FILL = 0xa5, TENSORS = 7 };
+enum { MOST_DIMS = 6, MOST_BYTES = 1 << 15, MOST_ELEMENTS = 1 << 14, FILL = 0xa5, TENSORS = 9 };
 enum { MOST_WORKSPACE = 1 << 21 };
 
 struct made {
@@ -218,9 +218,27 @@ static void *garbage(size_t bytes)
 
 /* ---- The operations ------------------------------------------------------------------------- */
 
+/* A plan in tables, or none. */
+static void start_tables(struct bytes *in, struct made *rows, struct made *splits, int64_t b, bool output)
+{
+    const bool given = choose(in, 4) == 3;
+    start(rows, i32, 2, (int64_t[]){1 + choose(in, 5), FMLA_PARTITION_FIELDS}, output);
+    start(splits, i32, 1, (int64_t[]){b + 1}, output);
+    rows->present = splits->present = given;
+}
+
+/* Rows of anything, but for where the last one ends: else all calls would be refused for that. */
+static void end_with(struct made *t, int64_t rows, int32_t last)
+{
+    const size_t at = (size_t)((rows - 1) * FMLA_PARTITION_FIELDS + 1) * sizeof last + t->tensor.byte_offset;
+    if (!t->memory || at + sizeof last > t->bytes) return;
+    memcpy(t->memory + at, &last, sizeof last);
+    memcpy(t->before + at, &last, sizeof last);
+}
+
 static void fuzz_decode(struct bytes *in)
 {
-    enum { Q, KV, TABLE, SEQLENS, SINK, OUT, LSE };
+    enum { Q, KV, TABLE, SEQLENS, SINK, OUT, LSE, ROWS, SPLITS };
     struct made t[TENSORS];
     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
     args.kernel = any_kernel(in);
@@ -240,6 +258,9 @@ static void fuzz_decode(struct bytes *in)
     args.batch_invariant = (int32_t)choose(in, 2), args.num_partitions = (int32_t)choose(in, 4);
     if (choose(in, 2)) t[TABLE].present = false;
     if (choose(in, 2)) t[SINK].present = false;
+    start_tables(in, &t[ROWS], &t[SPLITS], b, false);
+    if (t[ROWS].present) args.num_partitions = 0;
+    const int64_t rows = t[ROWS].shape[0];
     const uint32_t times = choose(in, 5);
     for (uint32_t i = 0; i < times; i++) {
         const uint32_t which = choose(in, TENSORS + 5);
@@ -257,8 +278,10 @@ static void fuzz_decode(struct bytes *in)
             args.plan = t, args.plan_size = (size_t)any(in) % sizeof t;
     }
     for (int i = 0; i < TENSORS; i++) back(in, &t[i]);
-    const fmla_tensor **members[] = {&args.q,         &args.kv_cache, &args.block_table, &args.seqlens,
-                                     &args.attn_sink, &args.out,      &args.lse};
+    end_with(&t[ROWS], rows, (int32_t)b - 1);
+    const fmla_tensor **members[] = {&args.q,       &args.kv_cache,   &args.block_table,
+                                     &args.seqlens, &args.attn_sink,  &args.out,
+                                     &args.lse,     &args.partitions, &args.num_splits};
     for (int i = 0; i < TENSORS; i++) *members[i] = t[i].present ? &t[i].tensor : NULL;
 
     fmla_dense_decode_args *handed = hand_over(in, &args, sizeof args);
@@ -316,12 +339,15 @@ static void fuzz_merge(struct bytes *in)
 
 static void fuzz_plan(struct bytes *in)
 {
-    struct made t;
+    enum { SEQLENS, ROWS, SPLITS, COUNT };
+    struct made t[COUNT];
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
     const int64_t b = choose(in, 30);
-    start(&t, i32, 1, &b, false);
+    start(&t[SEQLENS], i32, 1, &b, false);
     args.s_q = 1 + choose(in, 4), args.h_kv = 1 + choose(in, 4), args.h_q = args.h_kv * (1 + choose(in, 9));
     args.num_partitions = (int32_t)choose(in, 9);
+    start_tables(in, &t[ROWS], &t[SPLITS], b, true);
+    if (t[ROWS].present) args.num_partitions = 0;
     const uint32_t times = choose(in, 5);
     for (uint32_t i = 0; i < times; i++) {
         switch (choose(in, 8)) {
@@ -332,27 +358,36 @@ static void fuzz_plan(struct bytes *in)
         case 4: args.target.type = (int32_t)choose(in, 5), args.target.id = (int32_t)any(in); break;
         case 5: args.num_workers = (int32_t)any(in); break;
         case 6: args.num_partitions = (int32_t)any(in); break;
-        default: spoil_tensor(in, &t); break;
+        default: spoil_tensor(in, &t[choose(in, COUNT)]); break;
         }
     }
-    back(in, &t);
-    args.seqlens = t.present ? &t.tensor : NULL;
+    for (int i = 0; i < COUNT; i++) back(in, &t[i]);
+    const fmla_tensor **members[] = {&args.seqlens, &args.partitions, &args.num_splits};
+    for (int i = 0; i < COUNT; i++) *members[i] = t[i].present ? &t[i].tensor : NULL;
+    const bool in_tables = t[ROWS].present || t[SPLITS].present;
     fmla_decode_plan_args *handed = hand_over(in, &args, sizeof args);
     size_t bytes = 0;
+    int32_t count = 0;
     const fmla_status asked = fmla_decode_plan_size(handed, &bytes);
     check_status(asked, "decode_plan: ");
+    PROMISE(fmla_decode_plan_partitions(handed, &count) == asked && (asked || count > 0), "%d partitions",
+            count);
     const size_t given = asked || bytes > MOST_WORKSPACE ? 32 : bytes;
-    handed->plan = garbage(given), handed->plan_size = given;
+    if (!in_tables || choose(in, 16) == 15) handed->plan = garbage(given), handed->plan_size = given;
     const fmla_status status = fmla_decode_plan(handed);
     check_status(status, "decode_plan: ");
-    PROMISE(status || (!asked && bytes <= given), "a plan without a size was accepted");
-    check_memory(&t, status);
-    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
-    const fmla_status described = fmla_plan_describe(handed->plan, given, &view);
-    check_status(described, "plan_describe: ");
-    PROMISE(status || !described, "a plan that is none: %s", fmla_last_error());
+    PROMISE(status || in_tables || (!asked && bytes <= given), "a plan without a size was accepted");
+    PROMISE(status || !in_tables || (t[ROWS].present && t[SPLITS].present && !handed->plan),
+            "both ways at once");
+    for (int i = 0; i < COUNT; i++) check_memory(&t[i], status);
+    if (!in_tables) {
+        fmla_plan_view view = FMLA_INIT(fmla_plan_view);
+        const fmla_status described = fmla_plan_describe(handed->plan, given, &view);
+        check_status(described, "plan_describe: ");
+        PROMISE(status || !described, "a plan that is none: %s", fmla_last_error());
+    }
     free(handed);
-    free_all(&t, 1);
+    free_all(t, COUNT);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

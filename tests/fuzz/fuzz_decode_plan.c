@@ -17,8 +17,26 @@ static const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
 static const fmla_dtype i32 = {FMLA_TYPE_INT, 32, 1}, f32 = {FMLA_TYPE_FLOAT, 32, 1},
                         bf16 = {FMLA_TYPE_BFLOAT, 16, 1};
 
+/* A plan's tables, each in memory of its own. */
+struct tables {
+    fmla_tensor rows, splits;
+    int64_t rows_shape[2], splits_shape[1];
+};
+
+static void tables_make(struct tables *t, const void *plan, int64_t b, int32_t partitions)
+{
+    const size_t rows_bytes = (size_t)partitions * sizeof(struct plan_partition),
+                 splits_bytes = (size_t)(b + 1) * sizeof(int32_t);
+    t->rows_shape[0] = partitions, t->rows_shape[1] = FMLA_PARTITION_FIELDS, t->splits_shape[0] = b + 1;
+    t->rows = (fmla_tensor){exactly(rows_bytes), cpu, 2, i32, t->rows_shape, NULL, 0};
+    t->splits = (fmla_tensor){exactly(splits_bytes), cpu, 1, i32, t->splits_shape, NULL, 0};
+    const char *at = (const char *)plan + sizeof(struct plan_header);
+    memcpy(t->rows.data, at, rows_bytes), memcpy(t->splits.data, at + rows_bytes, splits_bytes);
+}
+
 /* A decode in which every key counts the same: q is 0, K is 1 everywhere. So lse = ln(keys) and out = 1. */
-static void decode(struct bytes *in, void *plan, size_t plan_size, int64_t b, bool damaged)
+static void decode(struct bytes *in, void *plan, size_t plan_size, int64_t b, const struct tables *tables,
+                   bool damaged)
 {
     enum { KEYS = 150, D_QK = 512, D_V = 512, HEADS = 300, MOST_ROWS = 300 };
     static uint16_t kv[KEYS * D_QK];
@@ -43,6 +61,7 @@ static void decode(struct bytes *in, void *plan, size_t plan_size, int64_t b, bo
     args.q = &tq, args.kv_cache = &tkv, args.seqlens = &tlengths, args.out = &tout, args.lse = &tlse;
     args.kernel = kernels[choose(in, 2)], args.causal = (int32_t)choose(in, 2);
     args.plan = plan, args.plan_size = plan_size;
+    if (tables) args.plan = NULL, args.partitions = &tables->rows, args.num_splits = &tables->splits;
     fmla_status status = fmla_dense_decode_workspace_size(&args, &args.workspace_size, NULL);
     PROMISE(damaged || status == FMLA_OK, "%s", fmla_last_error());
     if (status == FMLA_OK && args.workspace_size < (4u << 20)) {
@@ -101,9 +120,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const size_t bytes = plan_bytes(b, partitions);
     void *plan = exactly(bytes);
     const struct plan_costs costs = {what >> 4 & 1, 1}; /* or none */
-    plan_build_by_costs(plan, b, partitions, lengths, capacity, costs);
+    plan_build_by_costs(plan_tables_of(plan, partitions), b, lengths, capacity, costs);
     if (damaged) damage(&in, plan, bytes);
-    decode(&in, plan, bytes, b, damaged);
+    struct tables tables;
+    const bool in_tables = (what & 0x60) == 0x20;
+    if (in_tables) tables_make(&tables, plan, b, partitions);
+    decode(&in, plan, bytes, b, in_tables ? &tables : NULL, damaged);
+    if (in_tables) free(tables.rows.data), free(tables.splits.data);
     fmla_plan_view view = FMLA_INIT(fmla_plan_view);
     const fmla_status status = fmla_plan_describe(plan, bytes, &view);
     PROMISE(damaged || status == FMLA_OK, "%s", fmla_last_error());

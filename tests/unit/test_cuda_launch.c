@@ -96,7 +96,9 @@ static void planned_inside(void)
     CHECK_EQ(launched(2)->config.block_x, PLAN_THREADS);
     CHECK(plan.seqlens == (int32_t *)(void *)memory[3] && plan.b == 5 && plan.capacity == 40 * 64,
           "%lld, %lld", (long long)plan.b, (long long)plan.capacity);
-    CHECK((char *)plan.plan == memory[7], "%p", (void *)plan.plan);
+    CHECK((char *)plan.header == memory[7], "%p", (void *)plan.header);
+    CHECK((char *)plan.partitions == memory[7] + 32 && (char *)plan.num_splits == memory[7] + 32 + 66 * 32,
+          "%p, %p", (void *)plan.partitions, (void *)plan.num_splits);
     CHECK_EQ(plan.num_partitions, 66); /* 132 SMs, 2 key heads */
     const struct divisor partitions = divisor_of(66);
     CHECK_EQ(plan.partitions_divisor.multiplier, partitions.multiplier);
@@ -139,7 +141,10 @@ static void planned_inside(void)
     CHECK_EQ(p.output.lse_stride[1], 2);
 
     /* Plan, then two slots a partition, each 256-byte aligned, and none past the size asked for. */
-    CHECK(p.split.plan == plan.plan, "%p", (const void *)p.split.plan);
+    CHECK(p.split.header == plan.header && p.split.partitions == plan.partitions &&
+              p.split.num_splits == plan.num_splits,
+          "%p, %p, %p", (const void *)p.split.header, (const void *)p.split.partitions,
+          (const void *)p.split.num_splits);
     CHECK_EQ(p.split.num_partitions, 66);
     CHECK_EQ(p.split.chunks, 0);
     const size_t plan_end = (plan_bytes(5, 66) + 255) / 256 * 256, rows = 2 * 66 * 32;
@@ -206,9 +211,13 @@ static void plan_given(void)
     c.args.plan = memory[7] + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7), c.args.num_partitions = 7;
     run(&c);
     check_kernels(0, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
-    CHECK((const char *)params_of(launched(1)).split.plan == memory[7] + MEMORY / 2, "%s", "another plan");
-    CHECK_EQ(params_of(launched(1)).split.num_partitions, 7);
-    CHECK((char *)params_of(launched(1)).split.slot_out == memory[7], "%s", "room was kept for a plan");
+    const struct split_params split = params_of(launched(1)).split;
+    const char *plan = memory[7] + MEMORY / 2;
+    CHECK((const char *)split.header == plan && (const char *)split.partitions == plan + 32 &&
+              (const char *)split.num_splits == plan + 32 + 7 * 32,
+          "%s", "another plan");
+    CHECK_EQ(split.num_partitions, 7);
+    CHECK((char *)split.slot_out == memory[7], "%s", "room was kept for a plan");
     CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS); /* 3 parts a request */
     CHECK_EQ(row_lanes_of(launched(0)), 2);
     CHECK_EQ(launched(0)->config.grid_x, 2 * 2 * 4); /* requests × row blocks × columns */
@@ -231,6 +240,84 @@ static void plan_given(void)
                    "16 bytes");
 }
 
+/* Tables of 7 rows in memory[4] and memory[5], which the call has other uses for and nobody touches. */
+static void give_tables(struct held *rows, struct held *splits, int64_t b, const fmla_tensor **partitions,
+                        const fmla_tensor **num_splits)
+{
+    HELD(rows, memory[4], i32, 2, 7, FMLA_PARTITION_FIELDS);
+    HELD(splits, memory[5] + 4, i32, 1, b + 1);
+    rows->tensor.device = splits->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    *partitions = &rows->tensor, *num_splits = &splits->tensor;
+}
+
+/* A plan in tables: without a header, which no kernel reads then; their rows are the number of partitions. */
+static void tables_given(void)
+{
+    fake_open();
+    for (int hopper = 0; hopper < 2; hopper++) {
+        struct decode_call c;
+        struct held rows, splits;
+        const int before = fake->launches;
+        decode_call(&c, &small_shape, 0);
+        give_tables(&rows, &splits, 2, &c.args.partitions, &c.args.num_splits);
+        (hopper ? run_best : run)(&c);
+        check_kernels(before, hopper ? "sm90_dense_decode_bf16_576|join_splits_bf16_quarters"
+                                     : "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
+        for (int i = 0; i < 2; i++) { /* the parameters of Hopper's kernel begin with those of the others */
+            const struct split_params split = params_of(launched(i)).split;
+            CHECK(!split.header && (const char *)split.partitions == memory[4] &&
+                      (const char *)split.num_splits == memory[5] + 4,
+                  "launch %d: %p, %p, %p", i, (const void *)split.header, (const void *)split.partitions,
+                  (const void *)split.num_splits);
+            CHECK_EQ(split.num_partitions, 7);
+            CHECK((char *)split.slot_out == memory[7], "%s", "room was kept for a plan");
+        }
+        CHECK_EQ(row_lanes_of(launched(0)), 2);
+        /* The same workspace as with a plan of as many partitions. */
+        const size_t bytes = c.bytes;
+        c.args.partitions = c.args.num_splits = NULL;
+        c.args.plan = memory[7] + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7), c.args.num_partitions = 7;
+        (hopper ? run_best : run)(&c);
+        CHECK_EQ(c.bytes, bytes);
+        /* Not read in batch-invariant mode; checked all the same. */
+        c.args.plan = NULL, c.args.num_partitions = 0, c.args.batch_invariant = 1;
+        c.args.partitions = &rows.tensor, c.args.num_splits = &splits.tensor;
+        (hopper ? run_best : run)(&c);
+        CHECK(!params_of(launched(0)).split.partitions, "%s", "batch-invariant, and by a plan");
+        rows.tensor.device.id = 1;
+        check_rejected("a table elsewhere", decode_run(&c), FMLA_INVALID_ARGUMENT, "dense_decode",
+                       "partitions", "cuda:1|cuda:0");
+    }
+}
+
+/* The device's planner writes the tables alone, and decode takes them from there. */
+static void tables_planned(void)
+{
+    fake_open();
+    struct held seqlens, rows, splits;
+    HELD(&seqlens, memory[0], i32, 1, 5);
+    seqlens.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 16, args.h_kv = 1, args.num_workers = 99;
+    int32_t count = 0;
+    CHECK(fmla_decode_plan_partitions(&args, &count) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(count, 99);
+    args.num_workers = 0;
+    CHECK(fmla_decode_plan_partitions(&args, &count) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(count, 132);
+    give_tables(&rows, &splits, 5, &args.partitions, &args.num_splits);
+    CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s", fmla_last_error());
+    struct plan_params p;
+    memcpy(&p, launched(0)->parameters, sizeof p);
+    CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
+    CHECK(!p.header && (char *)p.partitions == memory[4] && (char *)p.num_splits == memory[5] + 4,
+          "%p, %p, %p", (void *)p.header, (void *)p.partitions, (void *)p.num_splits);
+    CHECK_EQ(p.num_partitions, 7);
+    CHECK_EQ(p.costs.row_tiles, 1);
+    const struct divisor partitions = divisor_of(7);
+    CHECK_EQ(p.partitions_divisor.multiplier, partitions.multiplier);
+}
+
 static void batch_invariant(void)
 {
     fake_open();
@@ -242,7 +329,8 @@ static void batch_invariant(void)
     run(&c);
     check_kernels(0, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
     struct dense_decode_params p = params_of(launched(1));
-    CHECK(!p.split.plan, "%p", (const void *)p.split.plan);
+    CHECK(!p.split.header && !p.split.partitions && !p.split.num_splits, "%p",
+          (const void *)p.split.partitions);
     CHECK_EQ(p.split.chunks, 32); /* ⌈64000 / 2048⌉ */
     CHECK_EQ(p.split.chunk_lanes, 32);
     CHECK_EQ(launched(1)->config.grid_x, 3 * 32);
@@ -569,7 +657,9 @@ static void merge_and_plan(void)
     CHECK_EQ(p.num_partitions, 132);
     CHECK_EQ(p.costs.row_tiles, 1);
     CHECK_EQ(p.costs.tiles_of_head, 1);
-    CHECK((char *)p.plan == memory[1] && (const char *)p.seqlens == memory[0], "%s", "pointers");
+    CHECK((char *)p.header == memory[1] && (char *)p.partitions == memory[1] + 32 &&
+              (char *)p.num_splits == memory[1] + 32 + 132 * 32 && (const char *)p.seqlens == memory[0],
+          "%s", "pointers");
 }
 
 /* The payload of a plan of 128 requests of 8192 keys, made on the host for a device. */
@@ -680,6 +770,8 @@ static const struct scenario scenarios[] = {
     {"large tiles", large_tiles},
     {"little shared memory", little_shared_memory},
     {"plan given", plan_given},
+    {"tables given", tables_given},
+    {"tables planned", tables_planned},
     {"batch-invariant", batch_invariant},
     {"join is capped", join_is_capped},
     {"without options", without_options},

@@ -7,6 +7,7 @@
 #include "random.h"
 
 #include <math.h>
+#include <stdbool.h>
 
 enum { B = 2, S_Q = 2, H_Q = 4, H_KV = 2, D_QK = 576, D_V = 512, PAGES = 6, PAGE = 16, MAX_PAGES = 3 };
 enum { OUT = B * S_Q * H_Q * D_V, LSE = B * H_Q * S_Q, PATTERN = 0xc3, WORKSPACE = 1 << 22 };
@@ -445,6 +446,20 @@ static void test_damaged_plans(void)
                 extremes[random_between(&random, 0, 7)];
         ARGS.plan = damaged, ARGS.workspace_size = workspace_bytes;
         CHECK(fmla_dense_decode(&ARGS) == FMLA_OK, "%s", fmla_last_error());
+        /* The same as tables, each in memory of its own. One that does not end with the last request is refused. */
+        const int32_t count = 1 + n % 4;
+        const size_t of_rows = (size_t)count * FMLA_PARTITION_FIELDS, of_splits = B + 1;
+        int32_t *its_rows = aligned_alloc(16, of_rows * 4), *its_splits = malloc(of_splits * 4);
+        if (!its_rows || !its_splits) abort();
+        memcpy(its_rows, damaged + rows, of_rows * 4);
+        memcpy(its_splits, damaged + rows + of_rows, of_splits * 4);
+        struct held row_table, split_table;
+        HELD(&row_table, its_rows, i32, 2, count, FMLA_PARTITION_FIELDS);
+        HELD(&split_table, its_splits, i32, 1, B + 1);
+        ARGS.plan = NULL, ARGS.partitions = &row_table.tensor, ARGS.num_splits = &split_table.tensor;
+        const bool whole = its_rows[of_rows - FMLA_PARTITION_FIELDS + 1] == B - 1;
+        CHECK(fmla_dense_decode(&ARGS) == (whole ? FMLA_OK : FMLA_INVALID_ARGUMENT), "%s", fmla_last_error());
+        free(its_rows), free(its_splits);
         CHECK(out_data[OUT] == out_before[OUT] && !memcmp(&lse_data[LSE], &lse_before[LSE], 4),
               "damaged plan %d: written past the end", n);
         free(damaged), free(ARGS.workspace);
@@ -471,6 +486,163 @@ static void test_huge_capacity(void)
         }
 }
 
+/* ---- A plan in tables -------------------------------------------------------------------------------- */
+
+enum { ROWS = 3, MOST_ROWS = 8, FIELDS = FMLA_PARTITION_FIELDS };
+
+static _Alignas(64) int32_t rows_data[MOST_ROWS * FIELDS + 4], splits_data[B + 2];
+static struct held rows, splits;
+
+static const struct argument tables[] = {
+    {"partitions", &rows, &ARGS.partitions, "int32", 0, 0},
+    {"num_splits", &splits, &ARGS.num_splits, "int32", 0, 0},
+};
+
+/* A good call with the tables of a plan of `count` partitions, for `requests` requests; num_splits has the right size. */
+static void set_up_tables(int64_t requests, int32_t count)
+{
+    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
+    make_plan(requests, count, plan_data, &plan_bytes);
+    CHECK(fmla_plan_describe(plan_data, plan_bytes, &view) == FMLA_OK, "%s", fmla_last_error());
+    set_up();
+    memcpy(rows_data, view.partitions, (size_t)count * FIELDS * sizeof(int32_t));
+    memset(splits_data, 0, sizeof splits_data);
+    memcpy(splits_data, view.num_splits, (size_t)(requests < B ? requests + 1 : B + 1) * sizeof(int32_t));
+    HELD(&rows, rows_data, i32, 2, count, FIELDS);
+    HELD(&splits, splits_data, i32, 1, B + 1);
+    ARGS.partitions = &rows.tensor, ARGS.num_splits = &splits.tensor;
+}
+
+MUTATION(tables_and_plan, ARGS.plan = plan_data; ARGS.plan_size = plan_bytes)
+MUTATION(rows_none, HELD(&rows, NULL, i32, 2, 0, FIELDS))
+MUTATION(rows_65537, rows.shape[0] = 65537)
+MUTATION(fields_7, HELD(&rows, rows_data, i32, 2, ROWS, 7))
+MUTATION(fields_9, HELD(&rows, rows_data, i32, 2, ROWS - 1, 9))
+MUTATION(rows_apart, rows.shape[0] = 2; rows.strides[0] = 2 * FIELDS)
+MUTATION(rows_aliased, rows.strides[0] = 0)
+MUTATION(splits_less, splits.shape[0] = B)
+MUTATION(splits_more, splits.shape[0] = B + 2)
+MUTATION(told_others, ARGS.num_partitions = ROWS + 1)
+MUTATION(rows_on_cuda, rows.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 3})
+MUTATION(splits_on_cuda, splits.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 3})
+MUTATION(invariant_fields, ARGS.batch_invariant = 1; fields_7())
+MUTATION(rows_off_8, rows.tensor.data = rows_data + 2)
+MUTATION(rows_off_by_offset, rows.tensor.byte_offset = 4)
+MUTATION(of_more, set_up_tables(5, ROWS))
+MUTATION(of_fewer, set_up_tables(1, ROWS))
+
+static const struct mutation table_mutations[] =
+    {
+        {"tables and a plan", tables_and_plan, FMLA_INVALID_ARGUMENT, "plan", "NULL|partitions"},
+        {"no partition", rows_none, FMLA_INVALID_ARGUMENT, "partitions", "rows|0|[1, 65536]"},
+        {"65537 partitions", rows_65537, FMLA_INVALID_ARGUMENT, "partitions", "rows|65537|[1, 65536]"},
+        {"7 fields", fields_7, FMLA_INVALID_ARGUMENT, "partitions", "fields|7|8"},
+        {"9 fields", fields_9, FMLA_INVALID_ARGUMENT, "partitions", "fields|9|8"},
+        {"rows apart", rows_apart, FMLA_INVALID_ARGUMENT, "partitions", "stride|0|16|8"},
+        {"rows in one place", rows_aliased, FMLA_INVALID_ARGUMENT, "partitions", "stride|0|0|8"},
+        {"b of num_splits", splits_less, FMLA_INVALID_ARGUMENT, "num_splits", "b + 1|2|3|q"},
+        {"b + 2 of num_splits", splits_more, FMLA_INVALID_ARGUMENT, "num_splits", "b + 1|4|3|q"},
+        {"another number of partitions", told_others, FMLA_INVALID_ARGUMENT, "num_partitions", "4|0|3"},
+        {"partitions on cuda:3", rows_on_cuda, FMLA_INVALID_ARGUMENT, "partitions", "cuda:3|cpu"},
+        {"num_splits on cuda:3", splits_on_cuda, FMLA_INVALID_ARGUMENT, "num_splits", "cuda:3|cpu"},
+        {"batch-invariant, 7 fields", invariant_fields, FMLA_INVALID_ARGUMENT, "partitions", "fields|7|8"},
+},
+                             table_call_mutations[] = {
+                                 {"rows off 16 bytes", rows_off_8, FMLA_INVALID_ARGUMENT, "partitions",
+                                  "aligned|16"},
+                                 {"rows off 16 bytes by byte_offset", rows_off_by_offset,
+                                  FMLA_INVALID_ARGUMENT, "partitions", "aligned|16"},
+                                 {"tables of more requests", of_more, FMLA_INVALID_ARGUMENT, "partitions",
+                                  "request 4|1|batch"},
+                                 {"tables of fewer requests", of_fewer, FMLA_INVALID_ARGUMENT, "partitions",
+                                  "request 0|1|batch"},
+};
+
+static void test_tables(void)
+{
+    char words[160], label[96];
+    for (int i = 0; i < 2; i++)
+        for (int fault = 0; fault < FAULTS; fault++) {
+            set_up_tables(B, ROWS);
+            const char *what = spoil(&tables[i], fault, words);
+            if (!what) continue;
+            snprintf(label, sizeof label, "%s: %s", tables[i].name, what);
+            check_both(label, FMLA_INVALID_ARGUMENT, tables[i].name, words,
+                       fault == FAULT_DATA_NULL || fault == FAULT_DATA_MISALIGNED ||
+                           fault == FAULT_OFFSET_MISALIGNED);
+        }
+    for (size_t k = 0; k < sizeof table_mutations / sizeof table_mutations[0]; k++) {
+        const struct mutation *m = &table_mutations[k];
+        set_up_tables(B, ROWS);
+        m->apply();
+        check_both(m->label, m->status, m->argument, m->words, 0);
+    }
+    for (size_t k = 0; k < sizeof table_call_mutations / sizeof table_call_mutations[0]; k++) {
+        const struct mutation *m = &table_call_mutations[k];
+        set_up_tables(B, ROWS);
+        m->apply();
+        check_both(m->label, m->status, m->argument, m->words, 1);
+    }
+}
+
+/* The same bits as with the plan in one piece, and the same workspace. */
+static void test_tables_accepted(void)
+{
+    static uint16_t expected_out[OUT];
+    static float expected_lse[LSE];
+    for (int32_t count = 1; count <= MOST_ROWS; count++) {
+        set_up_tables(B, count);
+        ARGS.partitions = ARGS.num_splits = NULL, ARGS.plan = plan_data, ARGS.plan_size = plan_bytes;
+        size_t bytes = 0, with_tables = 1;
+        CHECK(fmla_dense_decode_workspace_size(&ARGS, &bytes, NULL) == FMLA_OK, "%s", fmla_last_error());
+        check_accepted("a plan");
+        memcpy(expected_out, out_data, sizeof expected_out),
+            memcpy(expected_lse, lse_data, sizeof expected_lse);
+        for (int way = 0; way < 5; way++) {
+            set_up_tables(B, count);
+            if (way == 1) ARGS.num_partitions = count;
+            if (way == 2) rows.tensor.strides = splits.tensor.strides = NULL;
+            if (way == 3)
+                memmove(rows_data + 4, rows_data, sizeof rows_data - 16), rows.tensor.byte_offset = 16;
+            if (way == 4 && count == 1) rows.strides[0] = INT64_MAX; /* never used */
+            if (way == 4)
+                memmove(splits_data + 1, splits_data, (B + 1) * 4), splits.tensor.data = splits_data + 1;
+            CHECK(fmla_dense_decode_workspace_size(&ARGS, &with_tables, NULL) == FMLA_OK, "%s",
+                  fmla_last_error());
+            CHECK_EQ(with_tables, bytes);
+            check_accepted("tables");
+            check_written("tables");
+            CHECK(!memcmp(expected_out, out_data, sizeof expected_out) &&
+                      !memcmp(expected_lse, lse_data, sizeof expected_lse),
+                  "%d partitions, way %d: other bits than with the plan", count, way);
+        }
+    }
+    /* The workspace is asked for before there are tables. */
+    set_up_tables(B, ROWS);
+    size_t bytes = 0, without = 1;
+    CHECK(fmla_dense_decode_workspace_size(&ARGS, &bytes, NULL) == FMLA_OK, "%s", fmla_last_error());
+    rows.tensor.data = splits.tensor.data = NULL;
+    CHECK(fmla_dense_decode_workspace_size(&ARGS, &without, NULL) == FMLA_OK && without == bytes, "%s",
+          fmla_last_error());
+    /* Not read in batch-invariant mode. */
+    set_up_tables(B, ROWS);
+    memset(rows_data, PATTERN, sizeof rows_data), memset(splits_data, PATTERN, sizeof splits_data);
+    ARGS.batch_invariant = 1;
+    check_accepted("tables that are not read");
+    /* No request, and tables of a plan of none. */
+    set_up_tables(0, ROWS);
+    HELD(&q, NULL, bf16, 4, 0, S_Q, H_Q, D_QK), HELD(&out, NULL, bf16, 4, 0, S_Q, H_Q, D_V);
+    HELD(&table, NULL, i32, 2, 0, MAX_PAGES), HELD(&seqlens, NULL, i32, 1, 0);
+    HELD(&lse, NULL, f32, 3, 0, H_Q, S_Q), HELD(&splits, splits_data, i32, 1, 1);
+    check_accepted("tables, b = 0");
+    /* A caller from before there were tables: what stands behind its struct is not looked at. */
+    set_up();
+    ARGS.struct_size = offsetof(fmla_dense_decode_args, partitions);
+    memset(call.bytes + ARGS.struct_size, PATTERN, sizeof call - ARGS.struct_size);
+    check_accepted("an older struct");
+    check_written("an older struct");
+}
+
 int main(void)
 {
     CHECK(fmla_set_num_threads(2) == FMLA_OK, "%s", fmla_last_error());
@@ -481,6 +653,8 @@ int main(void)
     test_tensors();
     test_sizes();
     test_mutations();
+    test_tables();
+    test_tables_accepted();
     test_damaged_plans();
     test_huge_capacity();
     return check_done("test_decode_errors");

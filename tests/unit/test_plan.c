@@ -76,10 +76,30 @@ static struct plan_header *build_inside(const struct batch *batch)
     const size_t bytes = size_of(batch);
     CHECK_EQ(plan_bytes(batch->requests, (int32_t)batch->partitions), bytes);
     struct plan_header *plan = poisoned(bytes);
-    plan_build(plan, batch->requests, (int32_t)batch->partitions, batch->seqlens,
+    plan_build(plan_tables_of(plan, (int32_t)batch->partitions), batch->requests, batch->seqlens,
                batch->capacity ? batch->capacity : INT64_MAX);
     check_guards((const uint8_t *)plan, bytes);
     return plan;
+}
+
+/* Planned into two tables of their own by `args`, they are those of `plan`, and no header is written. */
+static void check_tables(const struct batch *batch, fmla_decode_plan_args args, const fmla_plan_view *plan)
+{
+    const int64_t rows_shape[2] = {batch->partitions, FMLA_PARTITION_FIELDS};
+    const int64_t splits_shape[1] = {batch->requests + 1};
+    const size_t rows_bytes = 32 * (size_t)batch->partitions,
+                 splits_bytes = 4 * ((size_t)batch->requests + 1);
+    const fmla_dtype int32 = {FMLA_TYPE_INT, 32, 1};
+    const fmla_tensor rows = {poisoned(rows_bytes), {FMLA_DEVICE_CPU, 0}, 2, int32, rows_shape, NULL, 0};
+    const fmla_tensor splits = {
+        poisoned(splits_bytes), {FMLA_DEVICE_CPU, 0}, 1, int32, splits_shape, NULL, 0};
+    args.plan = NULL, args.plan_size = 0, args.partitions = &rows, args.num_splits = &splits;
+    CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s: tables: %s", which, fmla_last_error());
+    check_guards(rows.data, rows_bytes), check_guards(splits.data, splits_bytes);
+    CHECK(!memcmp(rows.data, plan->partitions, rows_bytes) &&
+              !memcmp(splits.data, plan->num_splits, splits_bytes),
+          "%s: other tables than those of the plan", which);
+    release(rows.data), release(splits.data);
 }
 
 static void *build_public(const struct batch *batch, fmla_plan_view *view)
@@ -107,7 +127,10 @@ static void *build_public(const struct batch *batch, fmla_plan_view *view)
         status = fmla_plan_describe(args.plan, bytes, view);
         CHECK(status == FMLA_OK, "%s: describe: %s", which, fmla_last_error());
     }
-    if (!status) return args.plan;
+    if (!status) {
+        check_tables(batch, args, view);
+        return args.plan;
+    }
     release(args.plan);
     return NULL;
 }
@@ -375,9 +398,21 @@ static struct plan_header *build_by_costs(const struct batch *batch, struct plan
 {
     const size_t bytes = size_of(batch);
     struct plan_header *plan = poisoned(bytes);
-    plan_build_by_costs(plan, batch->requests, (int32_t)batch->partitions, batch->seqlens,
+    plan_build_by_costs(plan_tables_of(plan, (int32_t)batch->partitions), batch->requests, batch->seqlens,
                         batch->capacity ? batch->capacity : INT64_MAX, costs);
     check_guards((const uint8_t *)plan, bytes);
+    /* Its tables alone have the same bits. */
+    const size_t rows_bytes = 32 * (size_t)batch->partitions, splits_bytes = bytes - 32 - rows_bytes;
+    const struct plan_tables tables = {NULL, poisoned(rows_bytes), poisoned(splits_bytes),
+                                       (int32_t)batch->partitions};
+    plan_build_by_costs(tables, batch->requests, batch->seqlens,
+                        batch->capacity ? batch->capacity : INT64_MAX, costs);
+    check_guards((const uint8_t *)tables.partitions, rows_bytes);
+    check_guards((const uint8_t *)tables.num_splits, splits_bytes);
+    CHECK(!memcmp(tables.partitions, plan_partitions(plan), rows_bytes) &&
+              !memcmp(tables.num_splits, plan_num_splits(plan), splits_bytes),
+          "%s: other tables than those of the plan", which);
+    release(tables.partitions), release(tables.num_splits);
     return plan;
 }
 

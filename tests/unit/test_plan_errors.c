@@ -36,8 +36,11 @@ static void check_failed(const char *label, fmla_status status, const char *argu
 {
     if (!only_call) {
         size_t bytes = 12345;
+        int32_t count = 54321;
         check_rejected(label, fmla_decode_plan_size(&ARGS, &bytes), status, op, argument, words);
         CHECK(bytes == 12345, "%s: a failed question answered %zu", label, bytes);
+        check_rejected(label, fmla_decode_plan_partitions(&ARGS, &count), status, op, argument, words);
+        CHECK(count == 54321, "%s: a failed question answered %d", label, count);
     }
     check_rejected(label, fmla_decode_plan(&ARGS), status, op, argument, words);
     CHECK(!memcmp(plan, before, sizeof plan), "%s: a failed call wrote to the plan", label);
@@ -46,8 +49,12 @@ static void check_failed(const char *label, fmla_status status, const char *argu
 static void check_accepted(const char *label)
 {
     size_t bytes = 0;
+    int32_t count = 0;
     CHECK(fmla_decode_plan_size(&ARGS, &bytes) == FMLA_OK && bytes <= ARGS.plan_size, "%s: size %zu: %s",
           label, bytes, fmla_last_error());
+    CHECK(fmla_decode_plan_partitions(&ARGS, &count) == FMLA_OK &&
+              bytes == 32 + 32 * (size_t)count + 4 * (size_t)(seqlens.shape[0] + 1),
+          "%s: %d partitions, %zu bytes: %s", label, count, bytes, fmla_last_error());
     CHECK(fmla_decode_plan(&ARGS) == FMLA_OK, "%s: %s", label, fmla_last_error());
     CHECK(!memcmp(plan + bytes, before + bytes, sizeof plan - bytes), "%s: wrote behind the plan", label);
     CHECK(memcmp(plan, before, 16) != 0, "%s: wrote no plan", label);
@@ -150,6 +157,11 @@ static void test_plan(void)
     set_up();
     check_rejected("NULL bytes", fmla_decode_plan_size(&ARGS, NULL), FMLA_INVALID_ARGUMENT, op, "bytes",
                    "NULL");
+    int32_t count = 0;
+    check_rejected("NULL args", fmla_decode_plan_partitions(NULL, &count), FMLA_INVALID_ARGUMENT, op, "args",
+                   "NULL");
+    check_rejected("NULL count", fmla_decode_plan_partitions(&ARGS, NULL), FMLA_INVALID_ARGUMENT, op, "count",
+                   "NULL");
 
     /* The size is asked for before there is any data. */
     set_up();
@@ -170,6 +182,127 @@ static void test_plan(void)
     set_up();
     ARGS.target = (fmla_device){FMLA_DEVICE_CUDA, 0}, ARGS.num_workers = 4, ARGS.num_partitions = 0;
     check_accepted("planned on the host for a GPU");
+}
+
+/* ---- Tables ------------------------------------------------------------------------------------------ */
+
+enum { FIELDS = FMLA_PARTITION_FIELDS, SPARE = 4 /* behind each table, to be left alone */ };
+
+static _Alignas(16) int32_t rows_data[PARTITIONS * FIELDS + SPARE], splits_data[B + 1 + SPARE];
+static _Alignas(16) int32_t rows_before[PARTITIONS * FIELDS + SPARE], splits_before[B + 1 + SPARE];
+static struct held rows, splits;
+
+static const struct argument tables[] = {{"partitions", &rows, &ARGS.partitions, "int32", 0, 1},
+                                         {"num_splits", &splits, &ARGS.num_splits, "int32", 0, 1}};
+
+static void set_up_tables(void)
+{
+    set_up();
+    memset(rows_data, PATTERN, sizeof rows_data), memset(splits_data, PATTERN, sizeof splits_data);
+    memcpy(rows_before, rows_data, sizeof rows_data), memcpy(splits_before, splits_data, sizeof splits_data);
+    HELD(&rows, rows_data, i32, 2, PARTITIONS, FIELDS);
+    HELD(&splits, splits_data, i32, 1, B + 1);
+    ARGS.num_partitions = 0, ARGS.plan = NULL, ARGS.plan_size = 0;
+    ARGS.partitions = &rows.tensor, ARGS.num_splits = &splits.tensor;
+}
+
+MUTATION(tables_and_plan, ARGS.plan = plan; ARGS.plan_size = PLAN)
+MUTATION(rows_none, HELD(&rows, NULL, i32, 2, 0, FIELDS))
+MUTATION(rows_65537, rows.shape[0] = 65537)
+MUTATION(fields_7, HELD(&rows, rows_data, i32, 2, PARTITIONS, 7))
+MUTATION(rows_apart, rows.shape[0] = 2; rows.strides[0] = 2 * FIELDS)
+MUTATION(rows_off_8, rows.tensor.data = rows_data + 2)
+MUTATION(splits_less, splits.shape[0] = B)
+MUTATION(splits_more, splits.shape[0] = B + 2)
+MUTATION(told_others, ARGS.num_partitions = PARTITIONS - 1)
+MUTATION(rows_on_cuda, rows.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 3})
+MUTATION(splits_on_cuda, splits.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 3})
+
+static const struct mutation table_mutations[] = {
+    {"tables and a plan", tables_and_plan, FMLA_INVALID_ARGUMENT, "plan", "NULL|partitions"},
+    {"no partition", rows_none, FMLA_INVALID_ARGUMENT, "partitions", "rows|0|[1, 65536]"},
+    {"65537 partitions", rows_65537, FMLA_INVALID_ARGUMENT, "partitions", "rows|65537|[1, 65536]"},
+    {"7 fields", fields_7, FMLA_INVALID_ARGUMENT, "partitions", "fields|7|8"},
+    {"rows apart", rows_apart, FMLA_INVALID_ARGUMENT, "partitions", "stride|0|16|8"},
+    {"rows off 16 bytes", rows_off_8, FMLA_INVALID_ARGUMENT, "partitions", "aligned|16"},
+    {"b of num_splits", splits_less, FMLA_INVALID_ARGUMENT, "num_splits", "b + 1|3|4|seqlens"},
+    {"b + 2 of num_splits", splits_more, FMLA_INVALID_ARGUMENT, "num_splits", "b + 1|5|4|seqlens"},
+    {"another number of partitions", told_others, FMLA_INVALID_ARGUMENT, "num_partitions", "3|0|4"},
+    {"partitions on cuda:3", rows_on_cuda, FMLA_INVALID_ARGUMENT, "partitions", "cuda:3|cpu"},
+    {"num_splits on cuda:3", splits_on_cuda, FMLA_INVALID_ARGUMENT, "num_splits", "cuda:3|cpu"},
+};
+
+/* Sizes are asked for without tables, so only the call may fail. */
+static void check_tables_failed(const char *label, fmla_status status, const char *argument,
+                                const char *words)
+{
+    size_t bytes = 0;
+    int32_t count = 0;
+    CHECK(fmla_decode_plan_size(&ARGS, &bytes) == FMLA_OK &&
+              fmla_decode_plan_partitions(&ARGS, &count) == FMLA_OK,
+          "%s: %s", label, fmla_last_error());
+    check_failed(label, status, argument, words, 1);
+    CHECK(!memcmp(rows_data, rows_before, sizeof rows_data) &&
+              !memcmp(splits_data, splits_before, sizeof splits_data),
+          "%s: a failed call wrote to the tables", label);
+}
+
+/* The tables are those of the plan with as many partitions. */
+static void check_tables_accepted(const char *label, int64_t requests, int32_t partitions)
+{
+    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
+    CHECK(fmla_decode_plan(&ARGS) == FMLA_OK, "%s: %s", label, fmla_last_error());
+    ARGS.partitions = ARGS.num_splits = NULL;
+    ARGS.num_partitions = partitions, ARGS.plan = plan, ARGS.plan_size = PLAN;
+    CHECK(fmla_decode_plan(&ARGS) == FMLA_OK && fmla_plan_describe(plan, PLAN, &view) == FMLA_OK, "%s: %s",
+          label, fmla_last_error());
+    const size_t of_rows = (size_t)partitions * FIELDS, of_splits = (size_t)requests + 1;
+    CHECK(!memcmp(rows_data, view.partitions, of_rows * 4) &&
+              !memcmp(splits_data, view.num_splits, of_splits * 4),
+          "%s: other tables than the plan's", label);
+    CHECK(!memcmp(rows_data + of_rows, rows_before + of_rows, sizeof rows_data - of_rows * 4) &&
+              !memcmp(splits_data + of_splits, splits_before + of_splits, sizeof splits_data - of_splits * 4),
+          "%s: wrote behind the tables", label);
+}
+
+static void test_tables(void)
+{
+    char words[160];
+    for (int i = 0; i < 2; i++)
+        for (int fault = 0; fault < FAULTS; fault++) {
+            set_up_tables();
+            const char *what = spoil(&tables[i], fault, words);
+            if (what) check_tables_failed(what, FMLA_INVALID_ARGUMENT, tables[i].name, words);
+        }
+    for (size_t k = 0; k < sizeof table_mutations / sizeof table_mutations[0]; k++) {
+        const struct mutation *m = &table_mutations[k];
+        set_up_tables();
+        m->apply();
+        check_tables_failed(m->label, m->status, m->argument, m->words);
+    }
+    for (int32_t partitions = 1; partitions <= PARTITIONS; partitions++) {
+        set_up_tables();
+        rows.shape[0] = partitions;
+        if (partitions == 1) rows.strides[0] = INT64_MIN; /* never used */
+        if (partitions % 2) ARGS.num_partitions = partitions;
+        check_tables_accepted("tables", B, partitions);
+    }
+    set_up_tables();
+    rows.tensor.strides = splits.tensor.strides = NULL;
+    splits.tensor.byte_offset = 4, splits.tensor.data = (void *)((uintptr_t)splits_data - 4);
+    check_tables_accepted("tables without strides, and one by an offset", B, PARTITIONS);
+    set_up_tables();
+    HELD(&seqlens, NULL, i32, 1, 0), HELD(&splits, splits_data, i32, 1, 1);
+    check_tables_accepted("tables, b = 0", 0, PARTITIONS);
+    /* Their rows say how many partitions there are, so nobody asks a GPU that is not there. */
+    set_up_tables();
+    target_cuda();
+    check_tables_accepted("tables for a GPU", B, PARTITIONS);
+    /* A caller from before there were tables: what stands behind its struct is not looked at. */
+    set_up();
+    ARGS.struct_size = offsetof(fmla_decode_plan_args, partitions);
+    memset(call.bytes + ARGS.struct_size, PATTERN, sizeof call - ARGS.struct_size);
+    check_accepted("an older struct");
 }
 
 /* ---- Describing -------------------------------------------------------------------------------------- */
@@ -274,6 +407,7 @@ static void test_describe(void)
 int main(void)
 {
     test_plan();
+    test_tables();
     test_describe();
     return check_done("test_plan_errors");
 }

@@ -43,7 +43,7 @@ __device__ static Parts parts_of_partition(const struct dense_decode_params &p, 
     if (!plan_fits(p.split, p.b)) return parts;
     const bool begins_here = partition.last > partition.first || !partition.continued;
     if (!partition.goes_on || partition.last < partition.first || !begins_here) return parts;
-    const int32_t *splits = plan_num_splits_of(p.split.plan, p.split.num_partitions) + partition.last;
+    const int32_t *splits = p.split.num_splits + partition.last;
     const int64_t planned = partition.ends_cut_once ? 2 : (int64_t)splits[1] - splits[0];
     parts.count = (int)min(max(planned, (int64_t)1), (int64_t)p.split.num_partitions - index);
     parts.request = partition.last;
@@ -251,12 +251,12 @@ __device__ __forceinline__ void join_splits(const struct dense_decode_params &p,
               request_lane = (int)blockIdx.x / SPLITS / row_lanes,
               request_lanes = (int)gridDim.x / SPLITS / row_lanes;
     const int64_t rows = (int64_t)p.h_q * p.s_q, row_step = (int64_t)row_lanes * rows_per_block;
-    const int units = p.split.plan ? p.split.num_partitions : p.b;
+    const int units = p.split.partitions ? p.split.num_partitions : p.b;
 #pragma unroll 1
     for (int first = 0; first < units; first += 32 * JOIN_WARPS) {
         const int unit = first + (int)threadIdx.x;
         Parts mine = {};
-        if (unit < units) mine = p.split.plan ? parts_of_partition(p, unit) : parts_of_request(p, unit);
+        if (unit < units) mine = p.split.partitions ? parts_of_partition(p, unit) : parts_of_request(p, unit);
         const bool perhaps = __syncthreads_or(mine.marks != NULL);
         int listed = list_parts(mine, list, counts);
         if (first == 0) wait_for_parts();

@@ -67,22 +67,23 @@ template <typename Int> __device__ __forceinline__ Int block_inclusive_sum(Int x
     return warp ? x + before : x;
 }
 
-/* By one thread. */
+/* By one thread: what stands before the rows, and before the first request's splits. */
 __device__ __forceinline__ void write_header(const struct plan_params &p, int64_t payload)
 {
-    p.plan->magic = PLAN_MAGIC;
-    p.plan->num_partitions = p.num_partitions;
-    p.plan->batch = p.b;
-    p.plan->payload = payload;
-    p.plan->zero = 0;
-    plan_num_splits_of(p.plan, p.num_partitions)[0] = 0;
+    p.num_splits[0] = 0;
+    if (!p.header) return;
+    p.header->magic = PLAN_MAGIC;
+    p.header->num_partitions = p.num_partitions;
+    p.header->batch = p.b;
+    p.header->payload = payload;
+    p.header->zero = 0;
 }
 
 /* A row in two stores: plans are aligned to 16 bytes. */
 __device__ __forceinline__ void write_row(const struct plan_params &p, int32_t i,
                                           const struct plan_partition &row)
 {
-    int4 *to = (int4 *)(plan_partitions(p.plan) + i);
+    int4 *to = (int4 *)(p.partitions + i);
     to[0] = make_int4(row.begin_request, row.end_request, row.begin_block, row.end_block);
     to[1] = make_int4(row.begin_split, row.first_is_split, row.last_is_split, row.zero);
 }

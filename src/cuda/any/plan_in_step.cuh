@@ -67,5 +67,5 @@ __device__ __forceinline__ void write_in_step(const struct plan_params &p, const
         }
         write_row(p, i, plan_step_row(start, b, step, request, part));
     }
-    if (threadIdx.x == 0) p.plan->payload = payload;
+    if (threadIdx.x == 0 && p.header) p.header->payload = payload;
 }

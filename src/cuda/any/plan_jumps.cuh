@@ -308,6 +308,6 @@ __device__ __forceinline__ bool plan_by_jumps(const struct plan_params &p, Jumps
             splits = in_step.parts > 1 ? (int32_t)parts : thread + 1;
         }
     }
-    if (thread < b) plan_num_splits_of(p.plan, p.num_partitions)[thread + 1] = splits;
+    if (thread < b) p.num_splits[thread + 1] = splits;
     return true;
 }

@@ -44,9 +44,8 @@ __device__ __forceinline__ void write_rows(const struct plan_params &p, int32_t 
     const int local = (int)(next_request - first_request);
     const int32_t before =
         local ? (int32_t)(tile.start[local] - tile.start[local - 1]) - PLAN_OVERHEAD : walk.last_blocks;
-    plan_partitions(p.plan)[partition] =
-        plan_row(begun.request, begun.block, begun.split, cut ? next_request : next_request - 1,
-                 cut ? next_block : before, cut);
+    p.partitions[partition] = plan_row(begun.request, begun.block, begun.split,
+                                       cut ? next_request : next_request - 1, cut ? next_block : before, cut);
     if (cut) atomicAdd(&tile.cuts[local], 1);
 }
 
@@ -97,7 +96,6 @@ __device__ __forceinline__ void plan_by_walk(const struct plan_params &p, Tile &
     for (int64_t r = thread; r < p.b; r += PLAN_THREADS) cost += cost_of(p, r);
     block_inclusive_sum(cost, tile.sums[1], &total);
     const int64_t payload = (total + p.num_partitions - 1) / p.num_partitions + PLAN_OVERHEAD;
-    int32_t *num_splits = plan_num_splits_of(p.plan, p.num_partitions);
     Walk walk = {};
     Begun begun = {};
     walk.room_end = payload;
@@ -119,7 +117,7 @@ __device__ __forceinline__ void plan_by_walk(const struct plan_params &p, Tile &
         __syncthreads();
         const int32_t cuts = block_inclusive_sum(tile.cuts[thread], tile.cut_sums, &tile_cuts);
         if (first + thread < p.b)
-            num_splits[first + thread + 1] = (int32_t)(first + thread + 1) + cuts_before + cuts;
+            p.num_splits[first + thread + 1] = (int32_t)(first + thread + 1) + cuts_before + cuts;
         cuts_before += tile_cuts;
         const int64_t last = min(p.b - first, (int64_t)TILE) - 1;
         walk.last_blocks = (int32_t)(tile.start[last + 1] - tile.start[last]) - PLAN_OVERHEAD;
@@ -129,10 +127,9 @@ __device__ __forceinline__ void plan_by_walk(const struct plan_params &p, Tile &
 
     /* The partition in hand takes what is left; those after it are idle. */
     if (thread >= 32) return;
-    struct plan_partition *rows = plan_partitions(p.plan);
     for (int32_t i = walk.partition + thread; i < p.num_partitions; i += 32) {
         const bool last = i == walk.partition;
-        rows[i] = plan_row(last ? walk.request : (int32_t)p.b, last ? walk.block : 0, last ? walk.split : 0,
-                           (int32_t)p.b - 1, walk.last_blocks, false);
+        p.partitions[i] = plan_row(last ? walk.request : (int32_t)p.b, last ? walk.block : 0,
+                                   last ? walk.split : 0, (int32_t)p.b - 1, walk.last_blocks, false);
     }
 }

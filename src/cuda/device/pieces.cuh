@@ -42,13 +42,14 @@ struct Partition {
 };
 
 /* Is it a plan of this batch, with as many partitions as the call was told? Any other cannot be followed: its requests are
- * taken whole then, in turns. Here and below all loads are under way together: where one waits for a comparison with what
- * another brought, a kernel begins a microsecond later. */
+ * taken whole then, in turns. Of tables by themselves the caller has said so. Here and below all loads are under way
+ * together: where one waits for a comparison with what another brought, a kernel begins a microsecond later. */
 __device__ __forceinline__ bool plan_fits(const struct split_params &split, int b)
 {
-    const uint32_t magic = split.plan->magic;
-    const int num_partitions = split.plan->num_partitions;
-    const int64_t batch = split.plan->batch;
+    if (!split.header) return true;
+    const uint32_t magic = split.header->magic;
+    const int num_partitions = split.header->num_partitions;
+    const int64_t batch = split.header->batch;
     return (magic == PLAN_MAGIC) & (num_partitions == split.num_partitions) & (batch == b);
 }
 
@@ -70,8 +71,7 @@ __device__ __forceinline__ bool plan_cuts_once(const struct plan_partition &row)
 /* What this needs of a row; any index. */
 __device__ __forceinline__ struct plan_partition plan_row(const struct split_params &split, int i)
 {
-    const struct plan_partition *row =
-        plan_partitions(split.plan) + clamp_int(i, 0, split.num_partitions - 1);
+    const struct plan_partition *row = split.partitions + clamp_int(i, 0, split.num_partitions - 1);
     struct plan_partition copy;
     copy.begin_request = row->begin_request, copy.end_request = row->end_request;
     copy.begin_block = row->begin_block, copy.end_block = row->end_block;
@@ -152,10 +152,10 @@ struct PieceList {
 __device__ __forceinline__ PieceList piece_list(const struct dense_decode_params &p, int64_t worker)
 {
     PieceList list;
-    if (p.split.plan && plan_fits(p.split, p.b)) {
+    if (p.split.partitions && plan_fits(p.split, p.b)) {
         list.partition = partition_of(p.split, (int)worker, p.b);
         list.first = list.partition.first, list.last = list.partition.last, list.step = 1;
-    } else if (p.split.plan) {
+    } else if (p.split.partitions) {
         list.partition.continued = list.partition.goes_on = false;
         list.partition.begins_cut_once = list.partition.ends_cut_once = false;
         list.first = (int)worker, list.last = p.b - 1, list.step = p.split.num_partitions;
@@ -170,7 +170,7 @@ __device__ __forceinline__ PieceList piece_list(const struct dense_decode_params
 __device__ __forceinline__ Piece list_piece(const struct dense_decode_params &p, const PieceList &list, int i,
                                             int *length)
 {
-    *length = request_length(p, p.split.plan ? i : list.request);
-    return p.split.plan ? partition_piece(list.partition, i, *length)
-                        : chunk_piece(p.split, list.request, i, *length);
+    *length = request_length(p, p.split.partitions ? i : list.request);
+    return p.split.partitions ? partition_piece(list.partition, i, *length)
+                              : chunk_piece(p.split, list.request, i, *length);
 }

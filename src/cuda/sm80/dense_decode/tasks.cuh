@@ -18,7 +18,7 @@ __device__ __forceinline__ bool next_task(const struct dense_decode_params &p, i
                                           Task &task)
 {
     const int tiles_of_head = (p.rows + rows - 1) / rows, tiles = p.h_kv * tiles_of_head;
-    const int64_t workers = p.split.plan ? p.split.num_partitions : (int64_t)p.b * p.split.chunk_lanes;
+    const int64_t workers = p.split.partitions ? p.split.num_partitions : (int64_t)p.b * p.split.chunk_lanes;
     while (turn.next > turn.list.last) {
         turn.item += gridDim.x;
         if (turn.item >= workers * tiles) return false;
