@@ -138,20 +138,29 @@ def _inputs(**arrays: Any) -> list[Optional[_Described]]:
     return [None if array is None else _Described(name, array) for name, array in arrays.items()]
 
 
-def plan_decode(seqlens: Any, s_q: int, h_q: int, h_kv: int, stream: int) -> Any:
+def plan_decode(seqlens: Any, s_q: int, h_q: int, h_kv: int, stream: int) -> Tuple[Any, Any]:
     (lengths,) = _inputs(cache_seqlens=seqlens)
-    words = _operations.decode_plan_words(lengths.form, s_q, h_q, h_kv)
-    plan = _empty("plan", seqlens, (words,), "int32")
-    _operations.decode_plan(_THIS, lengths, s_q, h_q, h_kv, _Described("plan", plan), words, stream)
-    return plan
+    rows = _operations.decode_partitions(lengths.form, s_q, h_q, h_kv)
+    partitions = _empty("tile_scheduler_metadata", seqlens, (rows, _library.PARTITION_FIELDS), "int32")
+    num_splits = _empty("num_splits", seqlens, (seqlens.shape[0] + 1,), "int32")
+    tables = _inputs(tile_scheduler_metadata=partitions, num_splits=num_splits)
+    _operations.decode_plan(_THIS, lengths, s_q, h_q, h_kv, *tables, stream)
+    return partitions, num_splits
 
 
 def decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, d_v, out, lse, options, stream):
     b, s_q, h_q, _ = q.shape
     out = _empty("out", q, (b, s_q, h_q, d_v), q.dtype) if out is None else out
     lse = _empty("lse", q, (b, h_q, s_q), "float32") if lse is None else lse
+    partitions, num_splits = plan
     inputs = _inputs(
-        q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, plan=plan, attn_sink=attn_sink
+        q=q,
+        k_cache=k_cache,
+        block_table=block_table,
+        cache_seqlens=cache_seqlens,
+        tile_scheduler_metadata=partitions,
+        num_splits=num_splits,
+        attn_sink=attn_sink,
     )
     results = _Described("out", out, written=True), _Described("lse", lse, written=True)
     _operations.dense_decode(_THIS, *inputs, *results, *options, stream)

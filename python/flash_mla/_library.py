@@ -63,6 +63,8 @@ class DecodePlanArgs(ctypes.Structure):
         ("plan", c_void_p),
         ("plan_size", c_size_t),
         ("stream", c_void_p),
+        ("partitions", c_void_p),
+        ("num_splits", c_void_p),
     ]
 
 
@@ -99,6 +101,8 @@ class DenseDecodeArgs(ctypes.Structure):
         ("log_base", c_int32),
         ("batch_invariant", c_int32),
         ("num_partitions", c_int32),
+        ("partitions", c_void_p),
+        ("num_splits", c_void_p),
     ]
 
 
@@ -118,6 +122,7 @@ class MergeArgs(ctypes.Structure):
 
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3  # FMLA_DEVICE_…
+PARTITION_FIELDS = 8  # FMLA_PARTITION_FIELDS
 
 # ---- The library ----------------------------------------------------------------------------------------------------
 
@@ -129,7 +134,7 @@ _FUNCTIONS: Mapping[str, tuple[object, list[object]]] = {
     "fmla_prepare": (c_int32, [Device]),
     "fmla_set_num_threads": (c_int32, [c_int32]),
     # These take the address of a struct: a Call's memory (_call.py).
-    "fmla_decode_plan_size": (c_int32, [c_void_p, _STRUCTS(c_size_t)]),
+    "fmla_decode_plan_partitions": (c_int32, [c_void_p, _STRUCTS(c_int32)]),
     "fmla_decode_plan": (c_int32, [c_void_p]),
     "fmla_plan_describe": (c_int32, [c_void_p, c_size_t, _STRUCTS(PlanView)]),
     "fmla_dense_decode_workspace_size": (c_int32, [c_void_p, _STRUCTS(c_size_t), _STRUCTS(c_size_t)]),

@@ -14,15 +14,18 @@ from . import _library
 from ._call import Call, Calls, Form
 from ._library import library
 
-_plans = Calls(_library.DecodePlanArgs, ["seqlens"])
-_decodes = Calls(_library.DenseDecodeArgs, ["q", "kv_cache", "block_table", "seqlens", "attn_sink", "out", "lse"])
+_plans = Calls(_library.DecodePlanArgs, ["seqlens", "partitions", "num_splits"])
+_decodes = Calls(
+    _library.DenseDecodeArgs,
+    ["q", "kv_cache", "block_table", "seqlens", "partitions", "num_splits", "attn_sink", "out", "lse"],
+)
 _merges = Calls(_library.MergeArgs, ["out_parts", "lse_parts", "attn_sink", "out", "lse"])
 
 # The functions' names, and what they call the library's arguments where that differs.
 PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
 _NAMES: Mapping[str, Mapping[str, str]] = {
     PLAN: {"seqlens": "cache_seqlens"},
-    DECODE: {"kv_cache": "k_cache", "seqlens": "cache_seqlens"},
+    DECODE: {"kv_cache": "k_cache", "seqlens": "cache_seqlens", "partitions": "tile_scheduler_metadata"},
     MERGE: {},
 }
 _BUFFER_TOO_SMALL = 3  # FMLA_BUFFER_TOO_SMALL
@@ -60,29 +63,26 @@ def require(function: str, operation: str, device_type: int, device_id: int) -> 
 # ---- The plan -------------------------------------------------------------------------------------------------------
 
 
-def _plan_call(seqlens: Form, address: int, s_q: int, h_q: int, h_kv: int) -> Call:
-    call = _plans.take()
-    call.set_forms([seqlens])
-    call.set_addresses([address])
-    args = call.args
-    args.s_q, args.h_q, args.h_kv = s_q, h_q, h_kv
-    return call
-
-
-def decode_plan_words(seqlens: Form, s_q: int, h_q: int, h_kv: int) -> int:
-    """How many int32 a plan for these requests takes."""
-    call = _plan_call(seqlens, 0, s_q, h_q, h_kv)
-    _check(library.fmla_decode_plan_size(call.address, call.size), PLAN)
-    words = call.size.value // 4
+def decode_partitions(seqlens: Form, s_q: int, h_q: int, h_kv: int) -> int:
+    """How many partitions a plan has; the lengths and their number play no part."""
+    call, count = _plans.take(), ctypes.c_int32()
+    call.set_forms([seqlens, None, None])
+    call.args.s_q, call.args.h_q, call.args.h_kv = s_q, h_q, h_kv
+    _check(library.fmla_decode_plan_partitions(call.address, count), PLAN)
     _plans.give_back(call)
-    return words
+    return count.value
 
 
-def decode_plan(arrays: Any, seqlens: Any, s_q: int, h_q: int, h_kv: int, plan: Any, words: int, stream: int) -> None:
-    """Writes the plan of the requests into `plan`, that many int32."""
-    call = _plan_call(arrays.form(seqlens), arrays.address(seqlens), s_q, h_q, h_kv)
+def decode_plan(
+    arrays: Any, seqlens: Any, s_q: int, h_q: int, h_kv: int, partitions: Any, num_splits: Any, stream: int
+) -> None:
+    """fmla_decode_plan into the two tables."""
+    tensors = (seqlens, partitions, num_splits)
+    call = _plans.take()
+    call.set_forms([arrays.form(tensor) for tensor in tensors])
+    call.set_addresses([arrays.address(tensor) for tensor in tensors])
     args = call.args
-    args.plan, args.plan_size, args.stream = arrays.address(plan), 4 * words, stream
+    args.s_q, args.h_q, args.h_kv, args.stream = s_q, h_q, h_kv, stream
     _check(library.fmla_decode_plan(call.address), PLAN)
     _plans.give_back(call)
 
@@ -96,7 +96,8 @@ def dense_decode(
     kv_cache: Any,
     block_table: Optional[Any],
     seqlens: Any,
-    plan: Optional[Any],
+    partitions: Optional[Any],
+    num_splits: Optional[Any],
     attn_sink: Optional[Any],
     out: Any,
     lse: Any,
@@ -114,21 +115,22 @@ def dense_decode(
         form(kv_cache),
         None if block_table is None else form(block_table),
         form(seqlens),
+        None if partitions is None else form(partitions),
+        None if num_splits is None else form(num_splits),
         None if attn_sink is None else form(attn_sink),
         form(out),
         form(lse),
-        None if plan is None else form(plan),
         (softmax_scale, causal, lse_empty, log_base, batch_invariant),
     )
     call = _decodes.take()
-    args = call.args
-    args.plan = None if plan is None else address(plan)
     call.set_addresses(
         (
             address(q),
             address(kv_cache),
             0 if block_table is None else address(block_table),
             address(seqlens),
+            0 if partitions is None else address(partitions),
+            0 if num_splits is None else address(num_splits),
             0 if attn_sink is None else address(attn_sink),
             address(out),
             address(lse),
@@ -138,7 +140,7 @@ def dense_decode(
         call.known = None
         _set_decode(call, known)
         call.known = known
-    args.stream = stream
+    call.args.stream = stream
     status = _run_decode(arrays, call, q)
     if status == _BUFFER_TOO_SMALL:  # what a call takes changes with the number of threads
         _check(library.fmla_dense_decode_workspace_size(call.address, call.size, None), DECODE)
@@ -148,10 +150,9 @@ def dense_decode(
 
 
 def _set_decode(call: Call, known: Tuple[Any, ...]) -> None:
-    *tensors, plan, options = known
+    *tensors, options = known
     call.set_forms(tensors)
     args = call.args
-    args.plan_size = 0 if plan is None else 4 * plan[3][0]
     args.softmax_scale, args.causal, args.lse_empty, args.log_base, args.batch_invariant = options
     _check(library.fmla_dense_decode_workspace_size(call.address, call.size, None), DECODE)
 

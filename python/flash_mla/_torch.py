@@ -112,25 +112,35 @@ def _fake(function):
     return function
 
 
-@_operator("(Tensor seqlens, int s_q, int h_q, int h_kv) -> Tensor")
-def decode_plan(seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int) -> torch.Tensor:
-    words = _operations.decode_plan_words(form(seqlens), s_q, h_q, h_kv)
-    plan = torch.empty(words, dtype=torch.int32, device=seqlens.device)
+@_operator("(Tensor seqlens, int s_q, int h_q, int h_kv) -> (Tensor, Tensor)")
+def decode_plan(seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    tables = _plan_tables(seqlens, s_q, h_q, h_kv)
     with _on_device(seqlens):
-        _operations.decode_plan(_THIS, seqlens, s_q, h_q, h_kv, plan, words, _stream(seqlens))
-    return plan
+        _operations.decode_plan(_THIS, seqlens, s_q, h_q, h_kv, *tables, _stream(seqlens))
+    return tables
+
+
+def _plan_tables(seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    place = (_library.CUDA, seqlens.device.index or 0) if seqlens.is_cuda else (_library.CPU, 0)
+    nothing = (
+        *place,
+        _WORDS[seqlens.dtype],
+        (0,) * seqlens.ndim,
+        (1,) * seqlens.ndim,
+    )  # a fake tensor's b is no number
+    rows = _operations.decode_partitions(nothing, s_q, h_q, h_kv)
+    partitions = seqlens.new_empty((rows, _library.PARTITION_FIELDS), dtype=torch.int32)
+    return partitions, seqlens.new_empty((seqlens.shape[0] + 1,), dtype=torch.int32)
 
 
 @_fake
 def _fake_decode_plan(seqlens, s_q, h_q, h_kv):
-    place = (_library.CUDA, seqlens.device.index or 0) if seqlens.device.type == "cuda" else (_library.CPU, 0)
-    no_requests = (*place, _WORDS[seqlens.dtype], (0,), (1,))
-    words = _operations.decode_plan_words(no_requests, s_q, h_q, h_kv)
-    return seqlens.new_empty(words + seqlens.shape[0], dtype=torch.int32)  # a number of splits for each request
+    return _plan_tables(seqlens, s_q, h_q, h_kv)
 
 
 _DECODE = (
-    "Tensor q, Tensor kv_cache, Tensor? block_table, Tensor seqlens, Tensor? plan, Tensor? attn_sink"
+    "Tensor q, Tensor kv_cache, Tensor? block_table, Tensor seqlens, Tensor? partitions, "
+    "Tensor? num_splits, Tensor? attn_sink"
     "{results}, float softmax_scale, bool causal, int lse_empty, int log_base, bool batch_invariant"
 )
 
@@ -141,7 +151,8 @@ def dense_decode_out(
     kv_cache,
     block_table,
     seqlens,
-    plan,
+    partitions,
+    num_splits,
     attn_sink,
     out,
     lse,
@@ -153,7 +164,7 @@ def dense_decode_out(
 ):
     with _on_device(q):
         _operations.dense_decode(
-            _THIS, q, kv_cache, block_table, seqlens, plan, attn_sink, out, lse,
+            _THIS, q, kv_cache, block_table, seqlens, partitions, num_splits, attn_sink, out, lse,
             softmax_scale, causal, lse_empty, log_base, batch_invariant, _stream(q),
         )  # fmt: skip
 
@@ -170,18 +181,30 @@ def _decode_results(q: torch.Tensor, d_v: int) -> Tuple[torch.Tensor, torch.Tens
 
 @_operator("(" + _DECODE.format(results=", int d_v") + ") -> (Tensor, Tensor)")
 def dense_decode(
-    q, kv_cache, block_table, seqlens, plan, attn_sink, d_v, softmax_scale, causal, lse_empty, log_base, batch_invariant
+    q,
+    kv_cache,
+    block_table,
+    seqlens,
+    partitions,
+    num_splits,
+    attn_sink,
+    d_v,
+    softmax_scale,
+    causal,
+    lse_empty,
+    log_base,
+    batch_invariant,
 ):
     out, lse = _decode_results(q, d_v)
     dense_decode_out(
-        q, kv_cache, block_table, seqlens, plan, attn_sink, out, lse,
+        q, kv_cache, block_table, seqlens, partitions, num_splits, attn_sink, out, lse,
         softmax_scale, causal, lse_empty, log_base, batch_invariant,
     )  # fmt: skip
     return out, lse
 
 
 @_fake
-def _fake_dense_decode(q, kv_cache, block_table, seqlens, plan, attn_sink, d_v, *options):
+def _fake_dense_decode(q, kv_cache, block_table, seqlens, partitions, num_splits, attn_sink, d_v, *options):
     return _decode_results(q, d_v)
 
 
@@ -244,12 +267,12 @@ _tracing_state = torch._C._get_tracing_state
 # They take a `stream` as those of _arrays do, and have no use for it: it is the current one.
 
 
-def plan_decode(seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int, stream: int) -> torch.Tensor:
+def plan_decode(seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int, stream: int) -> Tuple[torch.Tensor, torch.Tensor]:
     return _decode_plan(seqlens, s_q, h_q, h_kv)
 
 
 def decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, d_v, out, lse, options, stream):
-    inputs = q, k_cache, block_table, cache_seqlens, plan, attn_sink
+    inputs = q, k_cache, block_table, cache_seqlens, *plan, attn_sink
     plain = _is_plain(q)
     if out is None and lse is None:
         return (dense_decode if plain else _dense_decode)(*inputs, d_v, *options)

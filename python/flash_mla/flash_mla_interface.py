@@ -110,16 +110,67 @@ class FlashMLASchedMeta:
 
     have_initialized: bool = False
     config: Optional[Config] = None
-    plan: Optional[Any] = None
-    """The split plan, one-dimensional int32 on the device of the lengths; opaque."""
+    tile_scheduler_metadata: Optional[Any] = None
+    """[partitions, 8], int32, on the device of the lengths: what each partition has (docs/semantics.md, "The split plan")."""
+    num_splits: Optional[Any] = None
+    """[b + 1], int32: prefix sums of the number of splits of each request."""
 
 
-def get_mla_metadata(*args: Any, **kwargs: Any) -> Tuple[FlashMLASchedMeta, None]:
-    """Returns a `FlashMLASchedMeta` that is still empty, and None.
+def get_mla_metadata(
+    cache_seqlens: Optional[Any] = None,
+    num_q_tokens_per_head_k: Optional[int] = None,
+    num_heads_k: Optional[int] = None,
+    num_heads_q: Optional[int] = None,
+    is_fp8_kvcache: bool = False,
+    topk: Optional[int] = None,
+) -> Tuple[Any, Any]:
+    """What `flash_mla_with_kvcache` wants to know of a batch before, in the way of either generation of FlashMLA.
 
-    Arguments are taken and not looked at, as FlashMLA's function of 2026 does.
+    Without arguments: (FlashMLASchedMeta, None). It is still empty; the first call fills it.
+
+    With arguments: (tile_scheduler_metadata, num_splits), the split plan as two int32 arrays on the device of the lengths.
+    Both may be copied into arrays of the same shapes that are kept, while a CUDA graph that reads those is replayed. The
+    first one given without the second does what a FlashMLASchedMeta does.
+
+    Args:
+        cache_seqlens: [b], int32: the keys of each request.
+        num_q_tokens_per_head_k: s_q · h_q / h_k.
+        num_heads_k: h_k.
+        num_heads_q, is_fp8_kvcache, topk: of sparse attention over an FP8 cache (NotImplementedError where the library has no
+            kernel for it).
+
+    Returns:
+        (FlashMLASchedMeta, None), or two arrays: [partitions, 8], where the number of partitions depends on the device and
+        on num_q_tokens_per_head_k and num_heads_k, and [b + 1].
+
+    Raises:
+        As `flash_mla_with_kvcache`.
     """
-    return FlashMLASchedMeta(), None
+    this = _operations.PLAN
+    if cache_seqlens is None:
+        return FlashMLASchedMeta(), None
+    module = _module_of(this, "cache_seqlens", cache_seqlens)
+    if topk is not None:
+        _not_there(this, "sparse_decode", "cache_seqlens", cache_seqlens)
+    if cache_seqlens.ndim != 1:
+        raise ValueError(f"{this}: cache_seqlens: has {cache_seqlens.ndim} dimensions, must have 1")
+    for name, value in (("num_q_tokens_per_head_k", num_q_tokens_per_head_k), ("num_heads_k", num_heads_k)):
+        if not isinstance(value, int):
+            raise TypeError(f"{this}: {name}: is {type(value).__name__}, must be an int")
+        if value < 1:
+            raise ValueError(f"{this}: {name}: is {value}, must be at least 1")
+    tables = module.plan_decode(cache_seqlens, 1, num_q_tokens_per_head_k * num_heads_k, num_heads_k, 0)
+    _attach(tables[0], FlashMLASchedMeta())
+    return tables
+
+
+def _attach(partitions: Any, meta: FlashMLASchedMeta) -> None:
+    """Callers of the newer generation pass arguments too, which their FlashMLA does not look at, and pass the first result on
+    alone: it must then be filled by the first call, which may be under capture."""
+    try:
+        partitions.sched_meta = meta
+    except AttributeError:  # an array that takes no attributes, as NumPy's
+        pass
 
 
 _CONFIG_NAMES = {
@@ -156,8 +207,8 @@ def flash_mla_with_kvcache(
     block_table: Optional[Any],
     cache_seqlens: Optional[Any],
     head_dim_v: int,
-    tile_scheduler_metadata: Optional[FlashMLASchedMeta],
-    num_splits: None = None,
+    tile_scheduler_metadata: Optional[Any],
+    num_splits: Optional[Any] = None,
     softmax_scale: Optional[float] = None,
     causal: bool = False,
     is_fp8_kvcache: bool = False,
@@ -184,8 +235,8 @@ def flash_mla_with_kvcache(
             that a request uses is not looked at. None: page r holds the keys of request r.
         cache_seqlens: [b], int32: the keys of each request. 0 is allowed.
         head_dim_v: 512.
-        tile_scheduler_metadata: from `get_mla_metadata`. None: planned anew in this call.
-        num_splits: None.
+        tile_scheduler_metadata, num_splits: both results of `get_mla_metadata`, of either generation. None: planned anew in
+            this call.
         softmax_scale: None: 1 / sqrt(d_qk).
         causal: token j of s_q sees the keys t ≤ length - s_q + j; else all of them.
         is_fp8_kvcache, indices, extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length: of sparse
@@ -241,7 +292,7 @@ def flash_mla_with_kvcache(
     elif softmax_scale == 0:
         raise ValueError(f"{this}: softmax_scale: is 0, must be another number (None = 1 / sqrt(d_qk))")
 
-    plan = None
+    plan = (None, None)
     if not batch_invariant:
         plan = _plan_of(tile_scheduler_metadata, num_splits, module, q, k_cache, cache_seqlens, causal, stream)
     options = (softmax_scale, causal, *_lse_options(this, lse_empty, log_base), batch_invariant)
@@ -249,38 +300,45 @@ def flash_mla_with_kvcache(
 
 
 def _plan_of(
-    meta: Optional[FlashMLASchedMeta],
-    num_splits: None,
+    metadata: Optional[Any],
+    num_splits: Optional[Any],
     module: Any,
     q: Any,
     k_cache: Any,
     cache_seqlens: Any,
     causal: bool,
     stream: int,
-) -> Optional[Any]:
-    """The plan to follow, made if it is not there yet; None: one is planned in the call."""
+) -> Tuple[Optional[Any], Optional[Any]]:
+    """The two tables of the plan to follow, made if they are not there yet; None: a plan is made in the call."""
     this = _operations.DECODE
-    if num_splits is not None:
-        raise ValueError(
-            f"{this}: num_splits: is {type(num_splits).__name__}, must be None, as get_mla_metadata returns it"
-        )
+    if num_splits is not None:  # the older generation
+        _check_kinds(this, module, ("tile_scheduler_metadata", metadata), ("num_splits", num_splits))
+        if metadata is None:
+            raise TypeError(f"{this}: tile_scheduler_metadata: is None, must be {module.KIND} as num_splits is")
+        return metadata, num_splits
+    if metadata is None:
+        return None, None
+    meta = metadata if isinstance(metadata, FlashMLASchedMeta) else getattr(metadata, "sched_meta", None)
     if meta is None:
-        return None
-    if not isinstance(meta, FlashMLASchedMeta):
-        kind = type(meta).__name__
         raise TypeError(
-            f"{this}: tile_scheduler_metadata: is {kind}, must be the FlashMLASchedMeta of get_mla_metadata"
+            f"{this}: tile_scheduler_metadata: is {type(metadata).__name__}, must be what get_mla_metadata returned, with "
+            "num_splits if that was an array"
         )
     b, s_q, h_q, _ = q.shape
     _, page_size, h_k, _ = k_cache.shape
     config = FlashMLASchedMeta.Config(b, s_q, h_q, page_size, h_k, causal, False, None, None, None)
     if meta.have_initialized:
         _check_config(meta, config)
-    else:
-        meta.plan = module.plan_decode(cache_seqlens, s_q, h_q, h_k, stream)
-        meta.config = config
-        meta.have_initialized = True
-    return meta.plan
+        return meta.tile_scheduler_metadata, meta.num_splits
+    if getattr(metadata, "tile_scheduler_metadata", None) is not None:
+        raise ValueError(
+            f"{this}: tile_scheduler_metadata: has tables that get_mla_metadata did not make; for results that do not depend "
+            "on the batch pass batch_invariant=True"
+        )
+    tables = module.plan_decode(cache_seqlens, s_q, h_q, h_k, stream)
+    meta.tile_scheduler_metadata, meta.num_splits = tables
+    meta.config, meta.have_initialized = config, True
+    return tables
 
 
 # ---- Merge ----------------------------------------------------------------------------------------------------------
