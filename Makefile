@@ -35,7 +35,7 @@ help:
 	@echo 'make demo        compute, check, time and draw one decode batch; leaves its files in demo/'
 	@echo 'make test        run every test'
 	@echo 'make test-fresh  make demo and make test inside a minimal Debian tree (root or sudo, network)'
-	@echo 'make lint        clang-format, clang-tidy, cppcheck, shellcheck'
+	@echo 'make lint        clang-format, clang-tidy, cppcheck, shellcheck, black, mypy'
 	@echo 'make install     install it under PREFIX (/usr/local), staged in DESTDIR if set; make uninstall removes it'
 	@echo 'make clean       remove build/, demo/ and dist/'
 	@echo

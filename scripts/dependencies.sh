@@ -85,6 +85,8 @@ need_lint() {
     have clang-tidy || need clang-tidy clang-tidy
     have cppcheck || need cppcheck cppcheck
     have shellcheck || need shellcheck shellcheck
+    have black || need black black
+    have mypy || need mypy mypy
 }
 
 # What else the Python package's build needs it gets from pip, CMake and ninja included where they are missing.
