@@ -139,7 +139,7 @@ def _inputs(**arrays: Any) -> list[Optional[_Described]]:
 
 
 def plan_decode(seqlens: Any, s_q: int, h_q: int, h_kv: int, stream: int) -> Any:
-    (lengths,) = _inputs(cache_seqlens=seqlens)
+    lengths = _Described("cache_seqlens", seqlens)
     words = _operations.decode_plan_words(lengths.form, s_q, h_q, h_kv)
     plan = _empty("plan", seqlens, (words,), "int32")
     _operations.decode_plan(_THIS, lengths, s_q, h_q, h_kv, _Described("plan", plan), words, stream)

@@ -69,4 +69,18 @@ grep -qF "\"$soname\"" "$packages/flash_mla/_library.py" || fail "_library.py do
 awk '/^```/ { show = 0 } /^import numpy/ { show = seen = 1 } show
      END { if (!seen) print "raise SystemExit(\"README.md has no example\")" }' "$root/README.md" >example.py
 "$work/venv/bin/python" example.py || fail '^ the example of README.md'
+
+# ---- Editable ------------------------------------------------------------------------------------------------------
+
+# The modules stay in the checkout, the library goes to the environment.
+"$pip" install --editable "$root" >"$work/log" 2>&1 || {
+    cat "$work/log"
+    exit 1
+}
+"$work/venv/bin/python" - "$root" <<'PYTHON' || fail '^ an editable install'
+import pathlib, sys
+import flash_mla
+assert pathlib.Path(flash_mla.__file__).resolve() == pathlib.Path(sys.argv[1], "python/flash_mla/__init__.py").resolve()
+print(f"flash_mla {flash_mla.__version__}, editable")
+PYTHON
 exit $bad
