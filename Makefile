@@ -28,15 +28,15 @@ uninstall:
 	@scripts/install.sh uninstall
 
 clean:
-	rm -rf build demo
+	rm -rf build demo dist
 
 help:
 	@echo 'make             build the library and the command into build/release'
 	@echo 'make demo        compute, check, time and draw one decode batch; leaves its files in demo/'
 	@echo 'make test        run every test'
 	@echo 'make test-fresh  make demo and make test inside a minimal Debian tree (root or sudo, network)'
-	@echo 'make lint        clang-format, clang-tidy, cppcheck, shellcheck'
+	@echo 'make lint        clang-format, clang-tidy, cppcheck, shellcheck, black, mypy'
 	@echo 'make install     install it under PREFIX (/usr/local), staged in DESTDIR if set; make uninstall removes it'
-	@echo 'make clean       remove build/ and demo/'
+	@echo 'make clean       remove build/, demo/ and dist/'
 	@echo
 	@echo 'Missing Debian packages are installed as root or with passwordless sudo; else their names are printed.'

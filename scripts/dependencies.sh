@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# dependencies.sh [build|lint|ci|aarch64|fresh] - sees to it that the tools of one purpose are there.
+# dependencies.sh [build|lint|wheel|ci|aarch64|fresh] - sees to it that the tools of one purpose are there.
 #
 # Silent, and without root or network, when they are. Otherwise installs the Debian packages that bring them if
 # that takes no question (root, or sudo without a password); if not, prints the one line to run. Exit codes:
@@ -85,6 +85,14 @@ need_lint() {
     have clang-tidy || need clang-tidy clang-tidy
     have cppcheck || need cppcheck cppcheck
     have shellcheck || need shellcheck shellcheck
+    have black || need black black
+    have mypy || need mypy mypy
+}
+
+# What else the Python package's build needs it gets from pip, CMake and ninja included where they are missing.
+need_wheel() {
+    need_compiler
+    "$(dirname "${BASH_SOURCE[0]}")/python.sh" >/dev/null || need 'Python 3.9 or later with venv and pip' python3 python3-venv
 }
 
 need_ci() {
@@ -99,6 +107,7 @@ need_ci() {
         need "gcc's ThreadSanitizer" gcc
     need_fuzz
     have valgrind || need valgrind valgrind
+    need_wheel
 }
 
 # libFuzzer comes with the run-time library of clang's own version, which Debian packs as libclang-rt, and
@@ -135,9 +144,9 @@ need_fresh() {
 
 PATH=$PATH:/usr/sbin:/sbin # debootstrap's home, which users other than root seldom have in PATH
 case $purpose in
-build | lint | ci | aarch64 | fresh) "need_$purpose" ;;
+build | lint | wheel | ci | aarch64 | fresh) "need_$purpose" ;;
 *)
-    echo "usage: $0 [build|lint|ci|aarch64|fresh]" >&2
+    echo "usage: $0 [build|lint|wheel|ci|aarch64|fresh]" >&2
     exit 2
     ;;
 esac

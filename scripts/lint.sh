@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# lint.sh - clang-format, clang-tidy, cppcheck and shellcheck over the files that git tracks, lab/ left out.
+# lint.sh - clang-format, clang-tidy, cppcheck, shellcheck, black and mypy over the files that git tracks, lab/ left out.
 # Every tool runs even after one has found something; exits 1 if any has.
 #
-# clang-format is pinned to one major version, since each lays out code differently. Where another one is
+# clang-format and black are pinned to one major version, since each lays out code differently. Where another one is
 # installed, that step alone is skipped, except under CI (CI=true), where it is an error.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 clang_format_major=14
+black_major=23
 jobs=$(nproc)
 failed=()
 
@@ -67,6 +68,23 @@ shell() {
     } | xargs -0 -r -n 8 -P "$jobs" shellcheck
 }
 
+# Line length and Python version of both are pyproject.toml's.
+black_format() {
+    local version
+    version=$(black --version)
+    if ! [[ $version =~ ^black,\ ([0-9]+) ]] || [ "${BASH_REMATCH[1]}" != "$black_major" ]; then
+        echo "the Python code's format is black $black_major's, and here is: $version"
+        [ "${CI:-}" != true ] && echo 'skipped here'
+        return
+    fi
+    tracked '*.py' | xargs -0 -r black --quiet --check --diff
+}
+
+# The package alone. PyTorch and NumPy need not be installed.
+types() {
+    mypy --no-error-summary --cache-dir "$1/mypy"
+}
+
 # The compile commands alone; nothing is built.
 database=build/lint
 rm -rf "$database"
@@ -79,6 +97,8 @@ mkdir -p "$database/cppcheck"
 step clang-format format
 step shellcheck shell
 step cppcheck check_c "$database"
+step black black_format
+step mypy types "$database"
 step clang-tidy tidy "$database"
 [ ${#failed[@]} -eq 0 ] || {
     echo "lint: failed: ${failed[*]}"

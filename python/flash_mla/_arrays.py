@@ -139,7 +139,7 @@ def _inputs(**arrays: Any) -> list[Optional[_Described]]:
 
 
 def plan_decode(seqlens: Any, s_q: int, h_q: int, h_kv: int, stream: int) -> Tuple[Any, Any]:
-    (lengths,) = _inputs(cache_seqlens=seqlens)
+    lengths = _Described("cache_seqlens", seqlens)
     rows = _operations.decode_partitions(lengths.form, s_q, h_q, h_kv)
     partitions = _empty("tile_scheduler_metadata", seqlens, (rows, _library.PARTITION_FIELDS), "int32")
     num_splits = _empty("num_splits", seqlens, (seqlens.shape[0] + 1,), "int32")

