@@ -51,8 +51,10 @@ struct split_params {
     int32_t num_partitions; /* that there is room for */
     int32_t chunks;         /* most chunks of a request; batch-invariant */
     int32_t chunk_lanes;    /* workers that take turns at the chunks of a request */
-    float *slot_out;        /* [slots][h_q · s_q][d_v], rows ordered by key head, then as tiles are */
-    float *slot_lse;        /* [slots][h_q · s_q], natural, -inf where no key was seen */
+    /* [slots][h_q · s_q][d_v], rows ordered by key head, then as tiles are; columns as slot_position has them
+     * (device/fragment.h) */
+    float *slot_out;
+    float *slot_lse; /* [slots][h_q · s_q], natural, -inf where no key was seen */
     /* Hopper's kernel, by a plan: how far requests are that are cut once (second_part.cuh there); else NULL. */
     uint32_t *marks; /* [partitions][tiles][MARKS_OF_TILE] */
     int32_t tiles;   /* of ROWS_OF_MARK rows, of a request */

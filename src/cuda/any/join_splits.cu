@@ -15,6 +15,7 @@
  * little code: at the end of a call instructions, too, come from far.
  */
 #include "../device/element.cuh"
+#include "../device/fragment.h"
 #include "../device/pieces.cuh"
 #include "../device/result.cuh"
 #include "../device/warpgroup.cuh"
@@ -86,7 +87,7 @@ __device__ __forceinline__ int64_t slot_row_of(const struct dense_decode_params 
     return parts.slot(part) * (p.h_q * p.s_q) + row;
 }
 
-/* Of a few parts of a row, what a lane reads: 4 columns in each of VECTORS vectors. */
+/* Of a few parts of a row, what a lane reads: 4 columns (slot_position) in each of VECTORS vectors. */
 template <int VECTORS> struct PartsOfLane {
     static constexpr int COUNT = VECTORS == 1 ? 8 : VECTORS == 2 ? 4 : 3; /* registers */
     float lse[COUNT];
@@ -94,7 +95,7 @@ template <int VECTORS> struct PartsOfLane {
 
     /* Parts begin, begin + stride, … */
     __device__ __forceinline__ void load(const struct dense_decode_params &p, const Parts &parts, int row,
-                                         int begin, int stride, int column)
+                                         int begin, int stride, int position)
     {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
@@ -103,7 +104,7 @@ template <int VECTORS> struct PartsOfLane {
             if (part >= parts.count) continue;
             const int64_t slot_row = slot_row_of(p, parts, part, row);
             lse[i] = __ldg(p.split.slot_lse + slot_row);
-            const float4 *from = (const float4 *)(p.split.slot_out + slot_row * D_V + column);
+            const float4 *from = (const float4 *)(p.split.slot_out + slot_row * D_V + position);
 #pragma unroll
             for (int v = 0; v < VECTORS; v++) values[i][v] = __ldg(from + VECTOR_COLUMNS / 4 * v);
         }
@@ -144,6 +145,7 @@ __device__ __forceinline__ float total_lse(const struct dense_decode_params &p, 
     return sum == 0.0f ? -INFINITY : most + logf(sum);
 }
 
+/* `column`: the lane's first. */
 template <typename Element, int VECTORS>
 __device__ __forceinline__ void write_row(const struct dense_decode_params &p, int request, RowPlace place,
                                           int column, float lse, const float4 (&sum)[VECTORS])
@@ -153,7 +155,7 @@ __device__ __forceinline__ void write_row(const struct dense_decode_params &p, i
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
         store_pair<Element>(p.output, at + VECTOR_COLUMNS * v, sum[v].x * factor, sum[v].y * factor);
-        store_pair<Element>(p.output, at + VECTOR_COLUMNS * v + 2, sum[v].z * factor, sum[v].w * factor);
+        store_pair<Element>(p.output, at + VECTOR_COLUMNS * v + 8, sum[v].z * factor, sum[v].w * factor);
     }
     if (column == 0) store_lse(p.output, request, place, lse);
 }
@@ -203,13 +205,13 @@ __device__ __forceinline__ void join_rows(const struct dense_decode_params &p, c
     if (parts.marks &&
         tile_is_joined(parts.marks, kv_head * p.split.tiles_of_head + row_of_head / ROWS_OF_MARK))
         return;
-    const int first = shares ? warp : 0, stride = shares ? JOIN_WARPS : 1, column = first_column + 4 * lane;
+    const int first = shares ? warp : 0, stride = shares ? JOIN_WARPS : 1, position = first_column + 4 * lane;
     PartsOfLane<VECTORS> some;
     float4 sum[VECTORS] = {};
     float lse = 0.0f;
 #pragma unroll 1
     for (int part = first; part < parts.count; part += some.COUNT * stride) {
-        some.load(p, parts, row, part, stride, column);
+        some.load(p, parts, row, part, stride, position);
         if (part == first) lse = total_lse(p, parts, row);
         some.add_to(sum, lse);
     }
@@ -228,7 +230,7 @@ __device__ __forceinline__ void join_rows(const struct dense_decode_params &p, c
         __syncthreads();
         if (warp) return;
     }
-    write_row<Element>(p, parts.request, row_place(p, row_of_head, kv_head), column, lse, sum);
+    write_row<Element>(p, parts.request, row_place(p, row_of_head, kv_head), slot_column(position), lse, sum);
 }
 
 struct JoinShared {

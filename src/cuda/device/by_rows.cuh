@@ -8,8 +8,10 @@
 
 #include "divide.cuh"
 #include "element.cuh"
+#include "fragment.h"
 #include "result.cuh"
 #include "task.cuh"
+#include "warpgroup.cuh"
 
 /* Key `key` of a task's request, in memory. */
 __device__ __forceinline__ const uint16_t *key_of(const struct dense_decode_params &p, const Task &task,
@@ -53,20 +55,18 @@ __device__ void attend_by_rows(const struct dense_decode_params &p, const Task &
         const bool empty = most == -INFINITY && sum == 0.0f;
         const float lse = empty ? -INFINITY : (most + log2f(sum)) * LN_2;
         float factor = empty ? 0.0f : 1.0f / sum;
-        const int64_t at = out_offset(p.output, task.piece.request, place);
-        if (task.piece.slot == DIRECT) factor *= result_sink_factor(p.output.rules, place.head, lse);
+        const int column = (int)(fresh_thread() % 32); /* the lane's first */
+        if (task.piece.slot == DIRECT) {
+            factor *= result_sink_factor(p.output.rules, place.head, lse);
+            uint16_t *to = p.output.out + out_offset(p.output, task.piece.request, place) + column;
 #pragma unroll
-        for (int i = 0; i < LANE_COLUMNS; i++) {
-            const int column = lane + 32 * i;
-            if (task.piece.slot == DIRECT)
-                p.output.out[at + column] = Element::from_float(o[i] * factor);
-            else
-                p.split.slot_out[slot_row(p, task, row) * D_V + column] = o[i] * factor;
+            for (int i = 0; i < LANE_COLUMNS; i++) to[32 * i] = Element::from_float(o[i] * factor);
+            if (lane == 0) store_lse(p.output, task.piece.request, place, lse);
+        } else {
+            float *to = p.split.slot_out + slot_row(p, task, row) * D_V + slot_position(column);
+#pragma unroll
+            for (int i = 0; i < LANE_COLUMNS; i++) to[32 * i] = o[i] * factor;
+            if (lane == 0) p.split.slot_lse[slot_row(p, task, row)] = lse;
         }
-        if (lane) continue;
-        if (task.piece.slot == DIRECT)
-            store_lse(p.output, task.piece.request, place, lse);
-        else
-            p.split.slot_lse[slot_row(p, task, row)] = lse;
     }
 }

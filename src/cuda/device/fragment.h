@@ -137,6 +137,34 @@ FRAGMENT_FN int wgmma_d_column(int thread, int e)
     return 8 * (e / 4) + mma_c_column(thread % WARP_LANES, e % 4);
 }
 
+/* ---- Slots: rows of partial results in the workspace ------------------------------------------- */
+
+/* Of 16 columns of a row a lane holds two pairs, 8 columns apart: of two neighbouring C. In a slot they stand together, so
+ * that a lane stores, and reads again, 16 bytes:
+ *
+ *      position    0  1  2  3   4  5  6  7   8  9 10 11  12 13 14 15
+ *      column      0  1  8  9   2  3 10 11   4  5 12 13   6  7 14 15
+ *      lane % 4    0            1            2            3
+ */
+FRAGMENT_FN int slot_position(int column)
+{
+    const unsigned c = (unsigned)column;
+    return (int)(c / 16 * 16 + c % 8 / 2 * 4 + c / 8 % 2 * 2 + c % 2);
+}
+
+/* Where what a lane holds of the first 16 columns stands, four in a row. */
+FRAGMENT_FN int slot_position_of_lane(int lane)
+{
+    return 4 * (lane % 4);
+}
+
+/* What stands at a position: the inverse of slot_position. */
+FRAGMENT_FN int slot_column(int position)
+{
+    const unsigned p = (unsigned)position;
+    return (int)(p / 16 * 16 + p / 2 % 2 * 8 + p / 4 % 4 * 2 + p % 2);
+}
+
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
 enum { LINE_BYTES = 128, CHUNK_BYTES = 16, LINE_ELEMENTS = 64 /* of 16 bits */, CHUNK_ELEMENTS = 8 };

@@ -548,11 +548,13 @@ struct DenseDecode {
                         store_pair<Element>(p.output, at + 8 * n, o[m][n][2 * i] * factor,
                                             o[m][n][2 * i + 1] * factor);
                 } else {
-                    float *to = p.split.slot_out + slot_row(p, task, row) * D_V + column;
+                    float *to = p.split.slot_out + slot_row(p, task, row) * D_V + WARP_COLUMNS * warp +
+                                slot_position_of_lane(lane);
 #pragma unroll
-                    for (int n = 0; n < 2 * COLUMN_PAIRS; n++)
-                        *(float2 *)(to + 8 * n) =
-                            make_float2(o[m][n][2 * i] * factor, o[m][n][2 * i + 1] * factor);
+                    for (int n = 0; n < 2 * COLUMN_PAIRS; n += 2)
+                        *(float4 *)(to + 8 * n) =
+                            make_float4(o[m][n][2 * i] * factor, o[m][n][2 * i + 1] * factor,
+                                        o[m][n + 1][2 * i] * factor, o[m][n + 1][2 * i + 1] * factor);
                 }
             }
     }

@@ -273,7 +273,7 @@ template <typename V> struct Side {
         if (looks) mbarrier_wait(SHARED_AT(base, second_full), 0);
         /* A piece that is poisoned is written again later. */
         if (__all_sync(~0u, looks & (shared.second_part != 0) & !shared.poisoned)) {
-            WithSecond both(shared, my_row, column + 2 * (lane() % 4), lse, factor);
+            WithSecond both(shared, my_row, column + slot_position_of_lane(lane()), lse, factor);
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 both.factor[i] =

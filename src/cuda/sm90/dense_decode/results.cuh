@@ -6,16 +6,33 @@
 
 #include "softmax.cuh"
 
+/* A row's elements of 16 columns, of which e is the first, multiplied. */
+__device__ __forceinline__ float4 scaled_values(const float (&o)[64], int e, float factor)
+{
+    return make_float4(o[e] * factor, o[e + 1] * factor, o[e + 4] * factor, o[e + 5] * factor);
+}
+
 /* What becomes of an element of O on its way to `out`: it is multiplied by its row's factor. */
 struct Scaled {
     const float (&factor)[2]; /* of the thread's two rows */
 
-    /* Element e, in the group of 64 columns that begins at element FIRST, and at `column` of the side's. */
-    template <int FIRST> __device__ __forceinline__ float value(const float (&o)[64], int e, int) const
+    /* Of row i of the thread's two what it holds of 16 columns (slot_position): from element e on, in the group of 64 columns
+     * that begins at element FIRST, and at `column` of the side's. */
+    template <int FIRST>
+    __device__ __forceinline__ float4 values(const float (&o)[64], int e, int i, int) const
     {
-        return o[e] * factor[e / 2 % 2];
+        return scaled_values(o, e, factor[i]);
     }
 };
+
+/* nvcc makes four stores of a plain one where it stands in a branch of its own. */
+__device__ __forceinline__ void store_global_16(void *to, uint4 words, bool stores)
+{
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+        "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w), "r"((int)stores)
+        : "memory");
+}
 
 /* 64 columns of the warp's 16 rows to `out`: through the warp's lines of P in shared memory, which nobody reads between two
  * pieces, so that eight lanes write 128 bytes of a row. `offset` and `stores`: of rows lane / 8 + 4 i. */
@@ -30,10 +47,9 @@ __device__ __forceinline__ void store_group(uint16_t *to, const int64_t (&offset
     for (int k = 0; k < 4; k++) {
         uint32_t words[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int e = FIRST + 8 * k + 2 * j;
-            words[j] = Element::pack(finish.template value<FIRST>(o, e, column),
-                                     finish.template value<FIRST>(o, e + 1, column));
+        for (int i = 0; i < 2; i++) {
+            const float4 four = finish.template values<FIRST>(o, FIRST + 8 * k + 2 * i, i, column);
+            words[i] = Element::pack(four.x, four.y), words[i + 2] = Element::pack(four.z, four.w);
         }
         store_matrices(line + (((2 * (uint32_t)k + lane / 16) ^ (lane % 8)) * CHUNK_BYTES), words);
     }
@@ -41,7 +57,7 @@ __device__ __forceinline__ void store_group(uint16_t *to, const int64_t (&offset
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint4 chunk = load_shared_16(lines + swizzle_128(lane / 8 + 4 * (uint32_t)i, lane % 8));
-        if (stores[i]) *(uint4 *)(to + offset[i] + 8 * (lane % 8)) = chunk;
+        store_global_16(to + offset[i] + 8 * (lane % 8), chunk, stores[i]);
     }
     __syncwarp();
 }
@@ -77,10 +93,8 @@ __device__ __forceinline__ void store_row(float *to, bool stores, const float (&
                                           float factor)
 {
 #pragma unroll
-    for (int g = 0; g < 16; g++)
-        if (stores)
-            *(float2 *)(to + 8 * g) =
-                make_float2(o[4 * g + 2 * half] * factor, o[4 * g + 2 * half + 1] * factor);
+    for (int k = 0; k < 8; k++)
+        if (stores) *(float4 *)(to + 16 * k) = scaled_values(o, 8 * k + 2 * half, factor);
 }
 
 /* The same rows and columns to the piece's slot. */
@@ -92,7 +106,7 @@ __device__ __forceinline__ void store_slot(const struct dense_decode_params &p, 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int row = first + lane / 4 + 8 * i;
-        float *to = p.split.slot_out + slot_row(p, task, row) * D_V + column + 2 * (lane % 4);
+        float *to = p.split.slot_out + slot_row(p, task, row) * D_V + column + slot_position_of_lane(lane);
         store_row(to, row < p.rows, left, i, factor[i]);
         store_row(to + 128, row < p.rows, right, i, factor[i]);
     }

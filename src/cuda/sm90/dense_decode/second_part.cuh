@@ -70,7 +70,8 @@ __device__ __forceinline__ void mark_joined(const struct dense_decode_params &p)
 
 enum {
     SECOND_ROW_BYTES = D_V * (int)sizeof(float),
-    SECOND_LINE_BYTES = SECOND_ROW_BYTES + 32 /* no bank conflicts */
+    SECOND_LINE_BYTES =
+        SECOND_ROW_BYTES + 64 /* eight lanes read 64 bytes of each of two rows: in other banks */
 };
 static_assert(ROWS * SECOND_LINE_BYTES <= offsetof(Shared, q), "it lies where keys and rope columns were");
 
@@ -142,25 +143,32 @@ struct TwoParts {
 struct WithSecond {
     TwoParts parts[2];
     float own_factor[2], factor[2]; /* finishes the first part; what the sink leaves */
-    const float *second[2];         /* in shared memory, of the group of columns in hand */
+    const float *second[2];         /* in shared memory, of the thread's first columns of the side */
 
-    /* `row`: the first of the thread's two; lse and own are of the first part. */
-    __device__ __forceinline__ WithSecond(const Shared &shared, int row, int column, const float (&lse)[2],
+    /* `row`: the first of the thread's two; `position`: of its first column; lse and own are of the first part. */
+    __device__ __forceinline__ WithSecond(const Shared &shared, int row, int position, const float (&lse)[2],
                                           const float (&own)[2])
     {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             parts[i] = TwoParts(lse[i], shared.second_lse[row + 8 * i]);
-            second[i] = (const float *)(shared.keys[0][0] + (row + 8 * i) * SECOND_LINE_BYTES) + column;
+            second[i] = (const float *)(shared.keys[0][0] + (row + 8 * i) * SECOND_LINE_BYTES) + position;
             own_factor[i] = own[i];
         }
     }
 
-    template <int FIRST> __device__ __forceinline__ float value(const float (&o)[64], int e, int column) const
+    __device__ __forceinline__ float joined(float own, float other, int i) const
     {
-        const int i = e / 2 % 2;
-        const float first = fmaf(parts[i].weight[0], o[e] * own_factor[i], 0.0f),
-                    other = second[i][column + (e - FIRST) / 4 * 8 + e % 2];
+        const float first = fmaf(parts[i].weight[0], own, 0.0f);
         return (parts[i].weight[1] == 0.0f ? first : fmaf(parts[i].weight[1], other, first)) * factor[i];
+    }
+
+    template <int FIRST>
+    __device__ __forceinline__ float4 values(const float (&o)[64], int e, int i, int column) const
+    {
+        const float4 own = scaled_values(o, e, own_factor[i]),
+                     other = *(const float4 *)(second[i] + column + (e - FIRST) / 8 * 16);
+        return make_float4(joined(own.x, other.x, i), joined(own.y, other.y, i), joined(own.z, other.z, i),
+                           joined(own.w, other.w, i));
     }
 };
