@@ -152,13 +152,15 @@ struct PieceList {
 __device__ __forceinline__ PieceList piece_list(const struct dense_decode_params &p, int64_t worker)
 {
     PieceList list;
-    if (p.split.partitions && plan_fits(p.split, p.b)) {
-        list.partition = partition_of(p.split, (int)worker, p.b);
-        list.first = list.partition.first, list.last = list.partition.last, list.step = 1;
-    } else if (p.split.partitions) {
-        list.partition.continued = list.partition.goes_on = false;
-        list.partition.begins_cut_once = list.partition.ends_cut_once = false;
-        list.first = (int)worker, list.last = p.b - 1, list.step = p.split.num_partitions;
+    if (p.split.partitions) {
+        list.partition =
+            partition_of(p.split, (int)worker, p.b); /* its loads are under way with the header's */
+        const bool fits = plan_fits(p.split, p.b);
+        list.partition.continued &= fits, list.partition.goes_on &= fits;
+        list.partition.begins_cut_once &= fits, list.partition.ends_cut_once &= fits;
+        list.first = fits ? list.partition.first : (int)worker;
+        list.last = fits ? list.partition.last : p.b - 1;
+        list.step = fits ? 1 : p.split.num_partitions;
     } else {
         list.request = (int)(worker / p.split.chunk_lanes);
         list.first = (int)(worker % p.split.chunk_lanes), list.step = p.split.chunk_lanes;
