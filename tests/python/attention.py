@@ -47,11 +47,11 @@ def dense(q, keys, d_v, scale=None, causal=False):
     out, lse = numpy.zeros((s_q, h_q, d_v)), numpy.zeros((h_q, s_q))
     for token in range(s_q):
         seen = max(0, s_k - s_q + token + 1) if causal else s_k
-        visible = numpy.repeat(keys[:seen], h_q // h_kv, axis=1)
-        scores = scale * numpy.einsum("hd,khd->hk", q[token], visible, optimize=True)
+        visible = keys[:seen].transpose(1, 0, 2)  # [h_kv, seen, d]
+        scores = scale * (q[token].reshape(h_kv, h_q // h_kv, d) @ visible.transpose(0, 2, 1)).reshape(h_q, seen)
         lse[:, token] = log_sum_exp(scores, 1)
         weights = numpy.exp(scores - numpy.where(lse[:, token] == -math.inf, 0.0, lse[:, token])[:, None])
-        out[token] = numpy.einsum("hk,khd->hd", weights, visible[..., :d_v], optimize=True)
+        out[token] = (weights.reshape(h_kv, h_q // h_kv, seen) @ visible[..., :d_v]).reshape(h_q, d_v)
     return out, lse
 
 
@@ -59,7 +59,7 @@ def dense(q, keys, d_v, scale=None, causal=False):
 
 
 class Batch:
-    """A batch of requests over a paged cache, in NumPy. The cache holds NaN wherever no key is, and the table garbage."""
+    """A batch of requests over a paged cache, in NumPy. Where no key is the cache holds NaN, and the table garbage."""
 
     def __init__(self, lengths, s_q=1, h_q=4, h_kv=1, d=576, page_size=64, table=True, seed=0, spare=2):
         random = numpy.random.default_rng(seed)

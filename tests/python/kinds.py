@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: MIT
 """The kinds of array that the tests run on: NumPy's, and PyTorch's on the CPU and on a GPU, where they are installed.
 
-A Kind makes arrays from NumPy's and turns them back, so a test is written once. FMLA_TEST_KINDS, a regular expression, leaves
-only the kinds whose name it is found in.
+A Kind makes arrays from NumPy's and turns them back, so a test is written once. Where FMLA_TEST_LIBRARIES is set, to
+"numpy" say, those libraries alone are tested.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import re
 
 import numpy
 import pytest
@@ -18,8 +17,9 @@ try:
     import ml_dtypes
 except ImportError:
     ml_dtypes = None
+LIBRARIES = os.environ.get("FMLA_TEST_LIBRARIES", "numpy torch").split()
 torch = None
-if importlib.util.find_spec("torch"):
+if "torch" in LIBRARIES and importlib.util.find_spec("torch"):
     import torch
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
@@ -98,8 +98,7 @@ def _kinds():
         kinds += [Kind("torch", "bfloat16"), Kind("torch", "float16")]
         if torch.cuda.is_available():
             kinds += [Kind("torch", "bfloat16", "cuda"), Kind("torch", "float16", "cuda")]
-    chosen = re.compile(os.environ.get("FMLA_TEST_KINDS", ""))
-    return [kind for kind in kinds if chosen.search(kind.name)]
+    return [kind for kind in kinds if kind.library in LIBRARIES]
 
 
 KINDS = _kinds()

@@ -282,7 +282,7 @@ def test_given_results_transposed(kind):
 
 
 def strided(kind, array, dtype=None):
-    """The same values as a part of a larger array of NaN, or of garbage, with strides in every dimension but the last."""
+    """The same values as a part of a larger array of NaN, or garbage, with strides in all dimensions but the last."""
     array = numpy.asarray(array)
     large = numpy.full([2 * size + 1 for size in array.shape[:-1]] + [array.shape[-1] + 24], math.nan)
     if array.dtype.kind == "i":
@@ -375,7 +375,7 @@ for head_dim_v in (1, 24, 40):
     check_decode(kind, got, batch.expected(kind, d_v=head_dim_v))
 """
     path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
-    environment = dict(os.environ, FLASHMLA_KERNEL="dense_decode=ref", PYTHONPATH=path)
+    environment = dict(os.environ, FLASHMLA_KERNEL="dense_decode=ref", FMLA_TEST_LIBRARIES="numpy", PYTHONPATH=path)
     done = subprocess.run([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -415,7 +415,7 @@ def test_metadata_serves_every_layer(kind):
 
 @each_kind
 def test_lengths_that_change_in_place_after_metadata_was_filled(kind):
-    """On the CPU results stay right; on a GPU a plan is for its lengths (docs/semantics.md), and new ones want a new plan."""
+    """On the CPU results stay right; on a GPU a plan is for its lengths (docs/semantics.md): new ones, a new plan."""
     batch = Batch([300, 20, 65, 140], h_q=16)
     arrays = batch.arrays(kind)
     meta, _ = get_mla_metadata()

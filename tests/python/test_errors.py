@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every argument, wrong in every way that makes sense: the exception's type, and a message that names function and argument."""
+"""Every argument, wrong in every way that makes sense: the exception; a message that names function and argument."""
 
 import ctypes
 import math
@@ -101,7 +101,7 @@ class Defect:
 
 
 def cases(table, arguments=None):
-    """Parameters (argument, value, exception) of {argument: [(exception, value, …), …]}; a value may be a Defect of some."""
+    """Parameters (argument, value, exception) of {argument: [(exception, value or Defect, …), …]}."""
     parameters = []
     for argument in arguments or table:
         for exception, *values in table[argument]:

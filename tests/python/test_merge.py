@@ -16,7 +16,7 @@ ELEMENTS = ["element", "float32"]
 
 
 def parts(n=N, seed=0, d_v=D_V):
-    """Parts of different weight, with a row that none of them saw, one that a single one saw, and parts without keys."""
+    """Parts of different weight, with a row that none of them saw, one that a single one saw, parts without keys."""
     random = numpy.random.default_rng(seed)
     out = random.normal(0, 0.1, (n, B, S_Q, H_Q, d_v))
     lse = random.normal(0, 3, (n, B, H_Q, S_Q))

@@ -566,7 +566,7 @@ def change(arrays, lengths):
 @each_cuda_kind
 @pytest.mark.parametrize("options", [{}, {"batch_invariant": True}, {"causal": True}], ids=str)
 def test_cuda_graph(kind, options):
-    """Captured with the plan made inside, replayed after lengths changed in place; without and with a first call before."""
+    """Captured with the plan made inside the call, or by metadata within the graph; lengths change in place."""
     batch = Batch([300, 20, 65, 140], s_q=2, h_q=16)
     arrays = batch.arrays(kind)
     sink = kind.fp32(batch.sink)
