@@ -10,9 +10,12 @@ candidates=(python3 /usr/bin/python3)
 [ -n "${FMLA_PYTHON:-}" ] && candidates=("$FMLA_PYTHON")
 for python in "${candidates[@]}"; do
     if "$python" -c 'import sys, numpy, pytest; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
-        # Nothing is left behind in the source tree. The library's threads, PyTorch's and NumPy's are of three pools, which
-        # would keep each other from the cores where they wait by turning.
-        PYTHONDONTWRITEBYTECODE=1 OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} "$python" -m pytest -p no:cacheprovider --durations=3 -q -rs "$1"
+        # Nothing is left behind in the source tree.
+        export PYTHONDONTWRITEBYTECODE=1
+        # The threads of the library, of PyTorch and of NumPy are three pools, which would keep each other from the cores
+        # if they turned while they wait.
+        export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+        "$python" -m pytest -p no:cacheprovider --durations=3 -q -rs "$1"
         code=$?
         [ $code -eq 5 ] && exit 77 # pytest's word for: no test ran
         exit $code

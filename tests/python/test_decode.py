@@ -11,7 +11,7 @@ import pytest
 
 from attention import DECODE_OUT, Batch, check_close, check_decode
 from flash_mla import FlashMLASchedMeta, flash_mla_with_kvcache, get_mla_metadata
-from kinds import each_kind, each_torch_kind, torch
+from kinds import defect, each_kind, each_torch_kind, torch
 
 
 def call(arrays, head_dim_v=512, meta=None, **options):
@@ -168,6 +168,28 @@ def test_default_scale_base_and_empty(kind):
         batch.arrays(kind), softmax_scale=576**-0.5, causal=False, lse_empty=math.inf, log_base=math.e, stream=0
     )
     assert [kind.bits(array) for array in default] == [kind.bits(array) for array in said]
+
+
+@pytest.mark.filterwarnings("error")
+@each_kind
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(softmax_scale=numpy.float32(0.25)),
+        dict(softmax_scale=numpy.float64(0.25), lse_empty=numpy.float32(-math.inf), log_base=numpy.int64(2)),
+        defect(dict(causal=numpy.bool_(True)), why="numpy.bool_ cannot be interpreted as an integer"),
+        defect(dict(batch_invariant=numpy.bool_(True)), why="the same"),
+    ],
+    ids=str,
+)
+def test_scalars_of_numpy(kind, options):
+    """What comes out of a configuration, or of a comparison."""
+    batch = Batch([70, 0], s_q=2, h_q=7)
+    plain = {name: value if name == "log_base" else float(value) for name, value in options.items()}
+    got = call(batch.arrays(kind), numpy.int64(512), **options)
+    plain.pop("batch_invariant", None)
+    scale = plain.pop("softmax_scale", None)
+    check_decode(kind, got, batch.expected(kind, scale=scale, **plain))
 
 
 @each_kind

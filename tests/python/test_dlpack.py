@@ -9,7 +9,7 @@ import pytest
 
 from attention import Batch, check_decode
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
-from kinds import Kind, defect
+from kinds import Kind, defect, needs_cuda, torch
 
 KIND = Kind("numpy", "float16")
 
@@ -40,6 +40,41 @@ WRAPPERS = [
     defect(OnlyDLPack, why="AttributeError: ndim and shape are asked of q and k_cache themselves", id="OnlyDLPack"),
     pytest.param(ShapedDLPack, id="ShapedDLPack"),
 ]
+
+
+class Versioned(ShapedDLPack):
+    """A producer whose capsules have a version, and flags."""
+
+    def __dlpack__(self, stream=None):
+        return self._array.__dlpack__(max_version=(1, 0))
+
+
+class Foreign(ShapedDLPack):
+    """An array of a library that has the array API's standard names, as CuPy's and JAX's do."""
+
+    device = property(lambda self: self._array.device if hasattr(self._array, "device") else "cpu")
+
+    def __array_namespace__(self, api_version=None):
+        return ForeignLibrary(torch if torch is not None and isinstance(self._array, torch.Tensor) else numpy)
+
+    def __dlpack__(self, stream=None):
+        on_cpu = self.__dlpack_device__()[0] == 1
+        assert (stream is None) if on_cpu else (stream == 1), "the default stream of CUDA is 1"
+        return self._array.__dlpack__(**({} if on_cpu else {"stream": stream}))
+
+
+class ForeignLibrary:
+    def __init__(self, library):
+        self._library = library
+
+    def __getattr__(self, name):
+        return getattr(self._library, name)  # dtypes
+
+    def empty(self, shape, *, dtype, device):
+        if self._library is numpy:
+            assert device == "cpu"
+            return Foreign(numpy.empty(shape, dtype))
+        return Foreign(torch.empty(shape, dtype=dtype, device=device))
 
 
 def decode(wrap, batch, meta=None, **options):
@@ -134,6 +169,64 @@ def test_merge_without_results(wrap, missing):
     out_parts, lse_parts = numpy.zeros((3, 2, 1, 4, 8), numpy.float32), numpy.zeros((3, 2, 4, 1), numpy.float32)
     with pytest.raises(TypeError, match=rf"^merge_states: {missing}: .*{missing}="):
         merge_states(wrap(out_parts), wrap(lse_parts), **given)
+
+
+@pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
+def test_results_are_made_by_the_arrays_own_library(planned):
+    batch = Batch([60, 0, 100], s_q=2)
+    meta = get_mla_metadata()[0] if planned else None
+    for _ in range(2):
+        out, lse = decode(Foreign, batch, meta, attn_sink=Foreign(batch.sink))
+        assert isinstance(out, Foreign) and isinstance(lse, Foreign)
+        check_decode(KIND, (out._array, lse._array), batch.expected(KIND, sink=batch.sink))
+    merged = merge_states(Foreign(out._array[None]), Foreign(lse._array[None]))
+    assert isinstance(merged[0], Foreign) and numpy.array_equal(merged[0]._array, out._array)
+    assert not planned or isinstance(meta.plan, Foreign)
+
+
+@needs_cuda
+@pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
+@pytest.mark.parametrize("on_stream", [False, True])
+def test_arrays_of_a_gpu(planned, on_stream):
+    """As CuPy's would come; the stream is an argument."""
+    kind, batch = Kind("torch", "float16", "cuda"), Batch([60, 0, 100], s_q=2)
+    arrays = {name: Foreign(array) for name, array in batch.arrays(kind).items()}
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    handle = stream.cuda_stream if on_stream else 0
+    meta = get_mla_metadata()[0] if planned else None
+    out, lse = flash_mla_with_kvcache(*arrays.values(), 512, meta, stream=handle)
+    torch.cuda.synchronize()
+    check_decode(kind, (out._array, lse._array), batch.expected(kind))
+    merged = merge_states(Foreign(out._array[None]), Foreign(lse._array[None]), stream=handle)
+    torch.cuda.synchronize()
+    assert torch.equal(merged[0]._array, out._array)
+
+
+HAS_VERSIONS = pytest.mark.skipif(
+    tuple(int(n) for n in numpy.__version__.split(".")[:2]) < (2, 1), reason="NumPy before 2.1 makes no such capsules"
+)
+
+
+@HAS_VERSIONS
+def test_capsules_with_a_version():
+    batch = Batch([60, 100], s_q=2)
+    out, lse = results(batch)
+    decode(Versioned, batch, out=Versioned(out), lse=Versioned(lse))
+    check_decode(KIND, (out, lse), batch.expected(KIND))
+
+
+@HAS_VERSIONS
+@pytest.mark.xfail(
+    reason="the flag of a capsule that says read-only is not looked at: the array is written", strict=True
+)
+def test_result_whose_capsule_says_that_it_is_read_only():
+    batch = Batch([60, 100])
+    out, lse = results(batch)
+    out.flags.writeable = False
+    with pytest.raises((TypeError, ValueError), match="^flash_mla_with_kvcache: out: "):
+        decode(Versioned, batch, out=Versioned(out), lse=lse)
+    assert not numpy.any(out)
 
 
 def test_numpy_arrays_beside_those_of_others():

@@ -4,13 +4,15 @@
 import concurrent.futures
 import importlib
 import math
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from attention import Batch, check_decode
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
-from kinds import TORCH_KINDS, Kind, each_torch_kind, needs_cuda, torch
+from kinds import TORCH_KINDS, Kind, defect, each_torch_kind, needs_cuda, torch
 
 if torch is None:
     pytest.skip("PyTorch is not installed", allow_module_level=True)
@@ -342,6 +344,42 @@ class TestCompile:
             compiled(*arrays.values(), None)
 
 
+FIRST_USE = """
+import torch
+from flash_mla import flash_mla_with_kvcache
+
+class Layer(torch.nn.Module):
+    def forward(self, q, k_cache, block_table, cache_seqlens):
+        return flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, None)
+
+q, k_cache = torch.zeros(1, 1, 4, 576, dtype=torch.float16), torch.zeros(2, 64, 1, 576, dtype=torch.float16)
+block_table, cache_seqlens = torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+arrays = q, k_cache, block_table, cache_seqlens
+if {how!r} == "compile":
+    out, lse = torch.compile(Layer(), backend="aot_eager", fullgraph=True)(*arrays)
+elif {how!r} == "operator":
+    out, lse = torch.ops.flash_mla.dense_decode(*arrays, None, None, 512, 1.0, False, 0, 0, False)
+else:
+    program = torch.export.export(Layer(), arrays)
+    out, lse = program.module()(*arrays)
+assert out.shape == (1, 1, 4, 512)
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        defect("compile", why="Dynamo refuses the import of flash_mla._torch, which the first tensor brings"),
+        "export",
+        defect("operator", why="operators are registered by the first tensor: a stored program finds none"),
+    ],
+)
+def test_compiled_before_anything_else_was_called(how):
+    """In a process of its own: there is no eager call before."""
+    done = subprocess.run([sys.executable, "-c", FIRST_USE.format(how=how)], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 # ---- Modes ----------------------------------------------------------------------------------------------------------
 
 
@@ -600,6 +638,12 @@ def test_cuda_graph_of_given_results_and_a_merge(kind):
         assert kind.bits(merged_out) == kind.bits(out)
 
 
+def use_everything_once(arrays):
+    """Loads kernels, and leaves PyTorch's allocator with the memory that a call takes: both may wait for the GPU."""
+    out, lse = decode(arrays, get_mla_metadata()[0])
+    merge_states(out[None], lse[None])
+
+
 @needs_cuda
 @each_cuda_kind
 def test_cuda_stream(kind):
@@ -607,8 +651,10 @@ def test_cuda_stream(kind):
     batch = Batch([300, 20, 65, 140], h_q=16)
     arrays, expected = batch.arrays(kind), batch.expected(kind)
     late = {name: torch.zeros_like(array) for name, array in arrays.items()}
-    torch.cuda.synchronize()
     stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        use_everything_once(arrays)
+    torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(100_000_000)
         for name, array in arrays.items():
@@ -626,7 +672,7 @@ def test_cuda_stream(kind):
 @each_cuda_kind
 def test_cuda_calls_do_not_synchronise(kind):
     arrays = BATCH.arrays(kind)
-    decode(arrays, get_mla_metadata()[0])
+    use_everything_once(arrays)
     torch.cuda.synchronize()
     torch.cuda._sleep(100_000_000)
     out, lse = decode(arrays, get_mla_metadata()[0])
