@@ -26,9 +26,20 @@ needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed
 needs_cuda = pytest.mark.skipif(torch is None or not torch.cuda.is_available(), reason="PyTorch sees no GPU")
 
 
-def defect(*values, why, id=None):
-    """Parameters of a case that shows a known defect. It turns red when the defect is gone: then take the mark away."""
-    return pytest.param(*values, marks=pytest.mark.xfail(reason=why, strict=True), id=id)
+def defective(why, raises):
+    """The mark of a test that shows a known defect. It turns red when the defect is gone: then take the mark away.
+
+    The test fails with `raises`: AssertionError, NOT_REFUSED (what pytest.raises fails with), or what the package raises.
+    """
+    return pytest.mark.xfail(reason=why, raises=raises, strict=True)
+
+
+NOT_REFUSED = pytest.fail.Exception
+
+
+def defect(*values, why, raises=AssertionError, id=None):
+    """Parameters of a test that is defective for them."""
+    return pytest.param(*values, marks=defective(why, raises), id=id)
 
 
 class Kind:

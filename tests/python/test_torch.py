@@ -12,7 +12,7 @@ import pytest
 
 from attention import Batch, check_decode
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
-from kinds import TORCH_KINDS, Kind, defect, each_torch_kind, needs_cuda, torch
+from kinds import TORCH_KINDS, Kind, defect, defective, each_torch_kind, needs_cuda, torch
 
 if torch is None:
     pytest.skip("PyTorch is not installed", allow_module_level=True)
@@ -152,7 +152,10 @@ def test_fake_tensors(planned, device):
         pytest.param(
             True,
             marks=pytest.mark.xfail(
-                not torch.cuda.is_available(), reason="the fake plan asks the GPU that is not there", strict=True
+                not torch.cuda.is_available(),
+                reason="the fake plan asks the GPU that is not there",
+                raises=NotImplementedError,
+                strict=True,
             ),
         ),
     ],
@@ -451,7 +454,7 @@ def test_modes_of_dispatch_see_the_operators(kind):
 BYPASSED = "plain eager calls go round the dispatcher, also where one of functorch's transforms is at work"
 
 
-@pytest.mark.xfail(reason=BYPASSED, strict=True)
+@defective(BYPASSED, ValueError)
 @each_torch_kind
 def test_functionalize(kind):
     """What is written into is seen."""
@@ -493,9 +496,7 @@ def test_gradient_of_functorch_is_refused_or_none(argument, kind):
     assert not torch.any(gradient)
 
 
-@pytest.mark.xfail(
-    reason="plain eager calls go round the dispatcher, and take the meta device for the CPU", strict=True
-)
+@defective("plain eager calls go round the dispatcher, and take the meta device for the CPU", ValueError)
 @pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
 def test_meta_device(planned):
     """Shapes and types without memory, as every operator of PyTorch gives them."""
