@@ -29,7 +29,7 @@ needs_cuda = pytest.mark.skipif(torch is None or not torch.cuda.is_available(), 
 def defective(why, raises):
     """The mark of a test that shows a known defect. It turns red when the defect is gone: then take the mark away.
 
-    The test fails with `raises`: AssertionError, NOT_REFUSED (what pytest.raises fails with), or what the package raises.
+    The test fails with `raises`: AssertionError, NOT_REFUSED (pytest.raises fails with it), or what the package raises.
     """
     return pytest.mark.xfail(reason=why, raises=raises, strict=True)
 

@@ -432,6 +432,39 @@ def test_subclasses_of_tensor(kind, wrap):
 
 
 @each_torch_kind
+@pytest.mark.parametrize("argument", ["q", defect("k_cache", why="plain eager calls: q alone is looked at")])
+def test_subclass_sees_the_operators(argument, kind):
+    """One that does something of its own with every function that is called with it."""
+
+    class Watching(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    arrays, seen = BATCH.arrays(kind), []
+    expected = bits(kind, decode(arrays))
+    arrays[argument] = arrays[argument].as_subclass(Watching)
+    got = decode(arrays)
+    assert "flash_mla.dense_decode.default" in seen
+    assert bits(kind, [array.as_subclass(torch.Tensor) for array in got]) == expected
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
+@each_torch_kind
+def test_torch_jit_trace(kind):
+    """The traced function calls the operators again, and returns no constants."""
+
+    def step(q, k_cache, block_table, cache_seqlens):
+        return flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, None, causal=True)
+
+    arrays = BATCH.arrays(kind)
+    traced = torch.jit.trace(step, tuple(arrays.values()), check_trace=False)
+    arrays["cache_seqlens"] = kind.int32([64, 0, 65, 3])
+    assert bits(kind, traced(*arrays.values())) == bits(kind, step(*arrays.values()))
+
+
+@each_torch_kind
 def test_modes_of_dispatch_see_the_operators(kind):
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -545,6 +578,16 @@ def test_conjugate_and_negative_views_stay_out(kind):
 # ---- Threads --------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def restless():
+    """Python changes threads as often as it can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("restless")
 @each_torch_kind
 def test_threads(kind):
     """Eight at once, with shapes of their own, and errors among them."""
