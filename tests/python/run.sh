@@ -12,8 +12,8 @@ for python in "${candidates[@]}"; do
     if "$python" -c 'import sys, numpy, pytest; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
         # Nothing is left behind in the source tree.
         export PYTHONDONTWRITEBYTECODE=1
-        # The threads of the library, of PyTorch and of NumPy are three pools. Turning while they wait, they would keep
-        # each other from the cores.
+        # The threads of the library and those of NumPy's products are two pools. Turning while they wait, each would
+        # keep the other from the cores.
         export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
         "$python" -m pytest -p no:cacheprovider --durations=3 -q -rs "$1"
         code=$?

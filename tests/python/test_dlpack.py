@@ -60,7 +60,7 @@ class Foreign(ShapedDLPack):
 
     def __dlpack__(self, stream=None):
         on_cpu = self.__dlpack_device__()[0] == 1
-        assert (stream is None) if on_cpu else (stream == 1), "the default stream of CUDA is 1"
+        assert (stream is None) == on_cpu, "of a GPU, the stream that the consumer works on"
         return self._array.__dlpack__(**({} if on_cpu else {"stream": stream}))
 
 

@@ -2,7 +2,10 @@
 """Every argument, wrong in every way that makes sense: the exception; a message that names function and argument."""
 
 import math
+import os
 import re
+import subprocess
+import sys
 
 import numpy
 import pytest
@@ -364,15 +367,31 @@ def test_tensors_on_two_devices(argument, q_on):
     check_message(caught.value, "flash_mla_with_kvcache", argument)
 
 
+OTHER_DEVICE = """
+from attention import Batch
+from flash_mla import flash_mla_with_kvcache, get_mla_metadata
+from kinds import Kind
+
+batch, (meta, _) = Batch([100, 20]), get_mla_metadata()
+flash_mla_with_kvcache(*batch.arrays(Kind("torch", "float16", {first!r})).values(), 512, meta)
+try:
+    flash_mla_with_kvcache(*batch.arrays(Kind("torch", "float16", {then!r})).values(), 512, meta)
+except ValueError as error:
+    assert str(error).startswith("flash_mla_with_kvcache: tile_scheduler_metadata: "), error
+else:
+    raise AssertionError("it was taken")
+"""
+
+
+@defective("the device of the plan is not compared: an address of one is followed on the other", AssertionError)
 @needs_cuda
-@pytest.mark.parametrize("filled_on", ["cpu", "cuda"])
-def test_metadata_that_another_device_filled(filled_on):
-    first, then = (Kind("torch", "float16", device) for device in (filled_on, "cuda" if filled_on == "cpu" else "cpu"))
-    meta, _ = get_mla_metadata()
-    flash_mla_with_kvcache(**dict(decode_arguments(first), tile_scheduler_metadata=meta))
-    with pytest.raises(ValueError) as caught:
-        flash_mla_with_kvcache(**dict(decode_arguments(then), tile_scheduler_metadata=meta))
-    check_message(caught.value, "flash_mla_with_kvcache", "tile_scheduler_metadata")
+@pytest.mark.parametrize("first,then", [("cpu", "cuda"), ("cuda", "cpu")])
+def test_metadata_that_another_device_filled(first, then):
+    """In a process of its own, which a wrong address would end."""
+    path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+    program = OTHER_DEVICE.format(first=first, then=then)
+    done = subprocess.run([sys.executable, "-c", program], env=dict(os.environ, PYTHONPATH=path))
+    assert done.returncode == 0
 
 
 @needs_torch
