@@ -18,11 +18,27 @@ _plans = Calls(_library.DecodePlanArgs, ["seqlens"])
 _decodes = Calls(_library.DenseDecodeArgs, ["q", "kv_cache", "block_table", "seqlens", "attn_sink", "out", "lse"])
 _merges = Calls(_library.MergeArgs, ["out_parts", "lse_parts", "attn_sink", "out", "lse"])
 
-# The functions' names, and what they call the library's arguments where that differs.
+# The functions' names, and how they call what the library's messages begin with, where that differs.
 PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
 _NAMES: Mapping[str, Mapping[str, str]] = {
-    PLAN: {"seqlens": "cache_seqlens"},
-    DECODE: {"kv_cache": "k_cache", "seqlens": "cache_seqlens"},
+    PLAN: {
+        "seqlens:": "cache_seqlens:",
+        "s_q:": "num_q_tokens_per_head_k:",
+        "h_q:": "num_q_tokens_per_head_k:",
+        "h_kv:": "num_heads_k:",
+    },
+    DECODE: {
+        "kv_cache:": "k_cache:",
+        "seqlens:": "cache_seqlens:",
+        "q: d_v": "head_dim_v: d_v",
+        # Of the plan that is made for it:
+        "s_q:": "q: s_q:",
+        "h_q:": "q: h_q:",
+        "h_kv:": "k_cache: h_k:",
+        "capacity:": "block_table: capacity:",
+        "plan:": "tile_scheduler_metadata: plan:",
+        "plan_size:": "tile_scheduler_metadata: plan_size:",
+    },
     MERGE: {},
 }
 _BUFFER_TOO_SMALL = 3  # FMLA_BUFFER_TOO_SMALL
@@ -69,21 +85,23 @@ def _plan_call(seqlens: Form, address: int, s_q: int, h_q: int, h_kv: int) -> Ca
     return call
 
 
-def decode_plan_words(seqlens: Form, s_q: int, h_q: int, h_kv: int) -> int:
+def decode_plan_words(function: str, seqlens: Form, s_q: int, h_q: int, h_kv: int) -> int:
     """How many int32 a plan for these requests takes."""
     call = _plan_call(seqlens, 0, s_q, h_q, h_kv)
-    _check(library.fmla_decode_plan_size(call.address, call.size), PLAN)
+    _check(library.fmla_decode_plan_size(call.address, call.size), function)
     words = call.size.value // 4
     _plans.give_back(call)
     return words
 
 
-def decode_plan(arrays: Any, seqlens: Any, s_q: int, h_q: int, h_kv: int, plan: Any, words: int, stream: int) -> None:
+def decode_plan(
+    function: str, arrays: Any, seqlens: Any, s_q: int, h_q: int, h_kv: int, plan: Any, words: int, stream: int
+) -> None:
     """Writes the plan of the requests into `plan`, that many int32."""
     call = _plan_call(arrays.form(seqlens), arrays.address(seqlens), s_q, h_q, h_kv)
     args = call.args
     args.plan, args.plan_size, args.stream = arrays.address(plan), 4 * words, stream
-    _check(library.fmla_decode_plan(call.address), PLAN)
+    _check(library.fmla_decode_plan(call.address), function)
     _plans.give_back(call)
 
 

@@ -26,22 +26,6 @@ needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed
 needs_cuda = pytest.mark.skipif(torch is None or not torch.cuda.is_available(), reason="PyTorch sees no GPU")
 
 
-def defective(why, raises):
-    """The mark of a test that shows a known defect. It turns red when the defect is gone: then take the mark away.
-
-    The test fails with `raises`: AssertionError, NOT_REFUSED (pytest.raises fails with it), or what the package raises.
-    """
-    return pytest.mark.xfail(reason=why, raises=raises, strict=True)
-
-
-NOT_REFUSED = pytest.fail.Exception
-
-
-def defect(*values, why, raises=AssertionError, id=None):
-    """Parameters of a test that is defective for them."""
-    return pytest.param(*values, marks=defective(why, raises), id=id)
-
-
 class Kind:
     """A library's arrays of one element type on one device."""
 

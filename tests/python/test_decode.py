@@ -11,7 +11,7 @@ import pytest
 
 from attention import DECODE_OUT, Batch, check_close, check_decode
 from flash_mla import FlashMLASchedMeta, flash_mla_with_kvcache, get_mla_metadata
-from kinds import defect, each_kind, each_torch_kind, torch
+from kinds import each_kind, each_torch_kind, torch
 
 
 def call(arrays, head_dim_v=512, meta=None, **options):
@@ -177,8 +177,8 @@ def test_default_scale_base_and_empty(kind):
     [
         dict(softmax_scale=numpy.float32(0.25)),
         dict(softmax_scale=numpy.float64(0.25), lse_empty=numpy.float32(-math.inf), log_base=numpy.int64(2)),
-        defect(dict(causal=numpy.bool_(True)), why="numpy.bool_ is no integer", raises=(TypeError, DeprecationWarning)),
-        defect(dict(batch_invariant=numpy.bool_(True)), why="the same", raises=(TypeError, DeprecationWarning)),
+        dict(causal=numpy.bool_(True)),
+        dict(batch_invariant=numpy.bool_(True)),
     ],
     ids=str,
 )
