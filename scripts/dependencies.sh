@@ -108,7 +108,10 @@ need_ci() {
     need_fuzz
     have valgrind || need valgrind valgrind
     need_wheel
+    tests_python python3 || tests_python /usr/bin/python3 || need 'NumPy and pytest' python3-numpy python3-pytest
 }
+
+tests_python() { "$1" -c 'import numpy, pytest' 2>/dev/null; }
 
 # libFuzzer comes with the run-time library of clang's own version, which Debian packs as libclang-rt, and
 # Ubuntu 22.04 with libclang-common.

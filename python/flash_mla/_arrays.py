@@ -26,14 +26,19 @@ def _is_numpy(value: object) -> bool:
 
 
 def is_array(value: object) -> bool:
-    return _is_numpy(value) or hasattr(value, "__dlpack__")
+    return _is_numpy(value) or hasattr(value, "__dlpack__") or isinstance(value, HostArray)
 
 
 def device_of(array: Any) -> Tuple[int, int]:
-    if _is_numpy(array):
+    if not hasattr(array, "__dlpack_device__") or _is_numpy(array):
         return _library.CPU, 0
     place, index = array.__dlpack_device__()
     return int(place), int(index)
+
+
+def shape_of(function: str, name: str, array: Any) -> Tuple[int, ...]:
+    """Also of an array that has nothing but DLPack's two methods."""
+    return tuple(array.shape) if hasattr(array, "shape") else tuple(_Described(function, name, array).form[3])
 
 
 # ---- Described ------------------------------------------------------------------------------------------------------
@@ -47,49 +52,71 @@ _NUMPY_KINDS = {"b": 6, "i": 0, "u": 1, "f": 2, "c": 5}  # NumPy's → DLPack's
 _DEFAULT_STREAM = 1  # CUDA's, as the array API's standard names it
 
 
+class _VersionedHead(ctypes.Structure):
+    """What comes before the tensor in DLPack's DLManagedTensorVersioned."""
+
+    _fields_ = [
+        ("version", ctypes.c_uint32 * 2),
+        ("manager_context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+    ]
+
+
+_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
+
+
 class _Described:
-    """An array and its description, which stays valid as long as this lives."""
+    """An array, its form and its address, which stay valid as long as this lives."""
 
-    def __init__(self, name: str, array: Any, written: bool = False):
+    def __init__(self, function: str, name: str, array: Any, stream: int = 0, written: bool = False):
         self.array = array
-        if _is_numpy(array):
-            if written and not array.flags.writeable:
-                raise ValueError(f"{name}: is read-only, must be writable")
-            self.address, self.form = _describe_numpy(name, array)
+        self.form: Form
+        self._what = f"{function}: {name}"
+        if isinstance(array, HostArray):
+            self.address, self.form = array.address, array.form
+        elif _is_numpy(array):
+            self._describe_numpy(written)
         else:
-            on_gpu = array.__dlpack_device__()[0] == _library.CUDA
-            self._capsule = array.__dlpack__(stream=_DEFAULT_STREAM) if on_gpu else array.__dlpack__()
-            self.address, self.form = _describe_capsule(name, self._capsule)
+            on_gpu = device_of(array)[0] == _library.CUDA
+            self._capsule = array.__dlpack__(stream=stream or _DEFAULT_STREAM) if on_gpu else array.__dlpack__()
+            self._describe_capsule(written)
 
+    def _describe_numpy(self, written: bool) -> None:
+        array = self.array
+        dtype, item = array.dtype, array.itemsize
+        if written and not array.flags.writeable:
+            raise ValueError(f"{self._what}: is read-only, must be writable")
+        if not dtype.isnative:
+            raise ValueError(f"{self._what}: dtype is {dtype}, must be of this machine's byte order")
+        if any(stride % item for stride in array.strides):
+            raise ValueError(
+                f"{self._what}: strides are {array.strides} bytes, must be multiples of an element's {item}"
+            )
+        kind = 4 if dtype.name == "bfloat16" else _NUMPY_KINDS.get(dtype.kind, 255)
+        strides = tuple(stride // item for stride in array.strides)
+        self.address = array.__array_interface__["data"][0]
+        self.form = _library.CPU, 0, dtype_word(kind, 8 * item), array.shape, strides
 
-def _describe_numpy(name: str, array: Any) -> Tuple[int, Form]:
-    dtype, item = array.dtype, array.itemsize
-    if not dtype.isnative:
-        raise ValueError(f"{name}: dtype is {dtype}, must be of this machine's byte order")
-    if any(stride % item for stride in array.strides):
-        raise ValueError(f"{name}: strides are {array.strides} bytes, must be multiples of the {item} of an element")
-    kind = 4 if dtype.name == "bfloat16" else _NUMPY_KINDS.get(dtype.kind, 255)
-    data = array.__array_interface__["data"][0]
-    strides = tuple(stride // item for stride in array.strides)
-    return data, (_library.CPU, 0, dtype_word(kind, 8 * item), array.shape, strides)
-
-
-def _describe_capsule(name: str, capsule: object) -> Tuple[int, Form]:
-    label, offset = b"dltensor", 0
-    if not _is_valid(capsule, label):
-        label, offset = b"dltensor_versioned", 32  # version, manager's context, deleter and flags come first
-    tensor = _library.Tensor.from_address(_get_pointer(capsule, label) + offset)
-    dtype, device, ndim = tensor.dtype, tensor.device, tensor.ndim
-    if dtype.lanes != 1:
-        raise ValueError(f"{name}: its elements have {dtype.lanes} lanes, must have 1")
-    dims = ctypes.c_int64 * ndim
-    shape = tuple(dims.from_address(tensor.shape)) if ndim else ()
-    if tensor.strides and ndim:
-        strides = tuple(dims.from_address(tensor.strides))
-    else:
-        strides = tuple(math.prod(shape[i + 1 :]) for i in range(ndim))
-    data = (tensor.data or 0) + tensor.byte_offset
-    return data, (device.type, device.id, dtype_word(dtype.code, dtype.bits), shape, strides)
+    def _describe_capsule(self, written: bool) -> None:
+        label, offset = b"dltensor", 0
+        if not _is_valid(self._capsule, label):
+            label, offset = b"dltensor_versioned", ctypes.sizeof(_VersionedHead)
+        start = _get_pointer(self._capsule, label)
+        if offset and written and _VersionedHead.from_address(start).flags & _READ_ONLY:
+            raise ValueError(f"{self._what}: is read-only, must be writable")
+        tensor = _library.Tensor.from_address(start + offset)
+        dtype, device, ndim = tensor.dtype, tensor.device, tensor.ndim
+        if dtype.lanes != 1:
+            raise ValueError(f"{self._what}: its elements have {dtype.lanes} lanes, must have 1")
+        dims = ctypes.c_int64 * ndim
+        shape = tuple(dims.from_address(tensor.shape)) if ndim else ()
+        if tensor.strides and ndim:
+            strides = tuple(dims.from_address(tensor.strides))
+        else:
+            strides = tuple(math.prod(shape[i + 1 :]) for i in range(ndim))
+        self.address = (tensor.data or 0) + tensor.byte_offset
+        self.form = device.type, device.id, dtype_word(dtype.code, dtype.bits), shape, strides
 
 
 def form(described: _Described) -> Form:
@@ -103,57 +130,76 @@ def address(described: Any) -> int:
 # ---- Made -----------------------------------------------------------------------------------------------------------
 
 
-def _empty(name: str, like: Any, shape: Tuple[int, ...], dtype: Any) -> Any:
-    """A new array of the kind and on the device of `like`; `dtype` is one, or the name of one."""
+class HostArray:
+    """An int32 or uint8 array in host memory of its own, aligned to a page, for callers whose arrays cannot be made."""
+
+    def __init__(self, shape: Tuple[int, ...], bits: int):
+        self.shape = shape
+        self._pages = mmap.mmap(-1, max(math.prod(shape) * bits // 8, 1))
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
+        strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        self.form: Form = _library.CPU, 0, dtype_word(0 if bits == 32 else 1, bits), shape, strides
+
+
+def _make(like: Any, shape: Tuple[int, ...], dtype: Any) -> Optional[Any]:
+    """A new array of the kind and on the device of `like`, or None; `dtype` is one, or the name of one."""
     if _is_numpy(like):
         return sys.modules["numpy"].empty(shape, dtype)
     if not hasattr(like, "__array_namespace__"):
-        kind = type(like).__name__
-        raise TypeError(
-            f"{name}: cannot be made for inputs that are {kind}, which has no __array_namespace__; pass {name}="
-        )
+        return None
     namespace = like.__array_namespace__()
     dtype = getattr(namespace, dtype) if isinstance(dtype, str) else dtype
     return namespace.empty(shape, dtype=dtype, device=like.device)
 
 
-class _HostMemory:
-    """Scratch memory of the host, aligned to a page."""
+def _result(function: str, name: str, given: Optional[Any], like: Any, shape: Tuple[int, ...], dtype: Any) -> Any:
+    """`given`, or a new one."""
+    made = _make(like, shape, dtype or getattr(like, "dtype", None)) if given is None else given
+    if made is None:
+        kind = type(like).__name__
+        raise TypeError(
+            f"{function}: {name}: cannot be made where arrays are {kind}, without __array_namespace__; pass {name}="
+        )
+    return made
 
-    def __init__(self, size: int):
-        self._pages = mmap.mmap(-1, max(size, 1))
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
+
+def _memory(function: str, name: str, like: Any, shape: Tuple[int, ...], bits: int) -> Any:
+    """Of the array's own library; else, as the caller does not look at it as a rule, of the host."""
+    made = _make(like, shape, "int32" if bits == 32 else "uint8")
+    if made is None and device_of(like)[0] == _library.CUDA:
+        kind = type(like).__name__
+        raise TypeError(f"{function}: {name}: its memory cannot be made: {kind} has no __array_namespace__")
+    return HostArray(shape, bits) if made is None else made
 
 
 def scratch(like: _Described, size: int) -> Any:
     if like.form[0] != _library.CUDA:
-        return _HostMemory(size)
-    return _Described("workspace", _empty("workspace", like.array, (size,), "uint8"))
+        return HostArray((size,), 8)
+    return _Described(_operations.DECODE, "workspace", _memory(_operations.DECODE, "q", like.array, (size,), 8))
 
 
 # ---- What the public functions call -----------------------------------------------------------------------------------
 
 
-def _inputs(**arrays: Any) -> list[Optional[_Described]]:
-    return [None if array is None else _Described(name, array) for name, array in arrays.items()]
-
-
-def plan_decode(seqlens: Any, s_q: int, h_q: int, h_kv: int, stream: int) -> Tuple[Any, Any]:
-    lengths = _Described("cache_seqlens", seqlens)
-    rows = _operations.decode_partitions(lengths.form, s_q, h_q, h_kv)
-    partitions = _empty("tile_scheduler_metadata", seqlens, (rows, _library.PARTITION_FIELDS), "int32")
-    num_splits = _empty("num_splits", seqlens, (seqlens.shape[0] + 1,), "int32")
-    tables = _inputs(tile_scheduler_metadata=partitions, num_splits=num_splits)
-    _operations.decode_plan(_THIS, lengths, s_q, h_q, h_kv, *tables, stream)
+def plan_decode(function: str, seqlens: Any, s_q: int, h_q: int, h_kv: int, stream: int) -> Tuple[Any, Any]:
+    lengths = _Described(function, "cache_seqlens", seqlens, stream)
+    rows = _operations.decode_partitions(function, lengths.form, s_q, h_q, h_kv)
+    partitions = _memory(function, "tile_scheduler_metadata", seqlens, (rows, _library.PARTITION_FIELDS), 32)
+    num_splits = _memory(function, "num_splits", seqlens, (lengths.form[3][0] + 1,), 32)
+    rows_of, splits_of = (_Described(function, "num_splits", table, stream) for table in (partitions, num_splits))
+    _operations.decode_plan(function, _THIS, lengths, s_q, h_q, h_kv, rows_of, splits_of, stream)
     return partitions, num_splits
 
 
 def decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, d_v, out, lse, options, stream):
-    b, s_q, h_q, _ = q.shape
-    out = _empty("out", q, (b, s_q, h_q, d_v), q.dtype) if out is None else out
-    lse = _empty("lse", q, (b, h_q, s_q), "float32") if lse is None else lse
+    this = _operations.DECODE
+    b, s_q, h_q, _ = shape_of(this, "q", q)
+    out = _result(this, "out", out, q, (b, s_q, h_q, d_v), None)
+    lse = _result(this, "lse", lse, q, (b, h_q, s_q), "float32")
     partitions, num_splits = plan
     inputs = _inputs(
+        this,
+        stream,
         q=q,
         k_cache=k_cache,
         block_table=block_table,
@@ -162,15 +208,22 @@ def decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, d_v, out, ls
         num_splits=num_splits,
         attn_sink=attn_sink,
     )
-    results = _Described("out", out, written=True), _Described("lse", lse, written=True)
-    _operations.dense_decode(_THIS, *inputs, *results, *options, stream)
+    _operations.dense_decode(_THIS, *inputs, *_outputs(this, stream, out, lse), *options, stream)
     return out, lse
 
 
 def merge_states(out_parts, lse_parts, attn_sink, out, lse, options, stream):
-    out = _empty("out", out_parts, tuple(out_parts.shape[1:]), out_parts.dtype) if out is None else out
-    lse = _empty("lse", lse_parts, tuple(lse_parts.shape[1:]), "float32") if lse is None else lse
-    inputs = _inputs(out_parts=out_parts, lse_parts=lse_parts, attn_sink=attn_sink)
-    results = _Described("out", out, written=True), _Described("lse", lse, written=True)
-    _operations.merge(_THIS, *inputs, *results, *options, stream)
+    this = _operations.MERGE
+    out = _result(this, "out", out, out_parts, shape_of(this, "out_parts", out_parts)[1:], None)
+    lse = _result(this, "lse", lse, lse_parts, shape_of(this, "lse_parts", lse_parts)[1:], "float32")
+    inputs = _inputs(this, stream, out_parts=out_parts, lse_parts=lse_parts, attn_sink=attn_sink)
+    _operations.merge(_THIS, *inputs, *_outputs(this, stream, out, lse), *options, stream)
     return out, lse
+
+
+def _inputs(function: str, stream: int, **arrays: Any) -> list[Optional[_Described]]:
+    return [None if array is None else _Described(function, name, array, stream) for name, array in arrays.items()]
+
+
+def _outputs(function: str, stream: int, out: Any, lse: Any) -> Tuple[_Described, _Described]:
+    return _Described(function, "out", out, stream, True), _Described(function, "lse", lse, stream, True)

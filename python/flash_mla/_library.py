@@ -186,11 +186,11 @@ def fail(status: int, function: str, names: Mapping[str, str]) -> NoReturn:
     """Raises what the library says of the last call, in the caller's words.
 
     The library's text is "operation: argument: what came and what is allowed". The operation becomes the name of the Python
-    `function`, the argument what `names` calls it.
+    `function`, the beginning of the rest what `names` has in its place.
     """
-    text = library.fmla_last_error().decode()
-    operation, _, rest = text.partition(": ")
-    argument, colon, what = rest.partition(": ")
-    if colon and argument in names:
-        rest = f"{names[argument]}: {what}"
-    raise _EXCEPTIONS[status](f"{function}: {rest}" if rest else text)
+    operation, _, text = library.fmla_last_error().decode().partition(": ")
+    for theirs, ours in names.items():
+        if text.startswith(theirs):
+            text = ours + text[len(theirs) :]
+            break
+    raise _EXCEPTIONS[status](f"{function}: {text or operation}")

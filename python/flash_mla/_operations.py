@@ -21,11 +21,26 @@ _decodes = Calls(
 )
 _merges = Calls(_library.MergeArgs, ["out_parts", "lse_parts", "attn_sink", "out", "lse"])
 
-# The functions' names, and what they call the library's arguments where that differs.
+# The functions' names, and how they call what the library's messages begin with, where that differs.
 PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
 _NAMES: Mapping[str, Mapping[str, str]] = {
-    PLAN: {"seqlens": "cache_seqlens"},
-    DECODE: {"kv_cache": "k_cache", "seqlens": "cache_seqlens", "partitions": "tile_scheduler_metadata"},
+    PLAN: {
+        "seqlens:": "cache_seqlens:",
+        "s_q:": "num_q_tokens_per_head_k:",
+        "h_q:": "num_q_tokens_per_head_k:",
+        "h_kv:": "num_heads_k:",
+    },
+    DECODE: {
+        "kv_cache:": "k_cache:",
+        "seqlens:": "cache_seqlens:",
+        "q: d_v": "head_dim_v: d_v",
+        # Of the plan that is made for it:
+        "s_q:": "q: s_q:",
+        "h_q:": "q: h_q:",
+        "h_kv:": "k_cache: h_k:",
+        "capacity:": "block_table: capacity:",
+        "partitions:": "tile_scheduler_metadata:",
+    },
     MERGE: {},
 }
 _BUFFER_TOO_SMALL = 3  # FMLA_BUFFER_TOO_SMALL
@@ -63,18 +78,26 @@ def require(function: str, operation: str, device_type: int, device_id: int) -> 
 # ---- The plan -------------------------------------------------------------------------------------------------------
 
 
-def decode_partitions(seqlens: Form, s_q: int, h_q: int, h_kv: int) -> int:
+def decode_partitions(function: str, seqlens: Form, s_q: int, h_q: int, h_kv: int) -> int:
     """How many partitions a plan has; the lengths and their number play no part."""
     call, count = _plans.take(), ctypes.c_int32()
     call.set_forms([seqlens, None, None])
     call.args.s_q, call.args.h_q, call.args.h_kv = s_q, h_q, h_kv
-    _check(library.fmla_decode_plan_partitions(call.address, count), PLAN)
+    _check(library.fmla_decode_plan_partitions(call.address, count), function)
     _plans.give_back(call)
     return count.value
 
 
 def decode_plan(
-    arrays: Any, seqlens: Any, s_q: int, h_q: int, h_kv: int, partitions: Any, num_splits: Any, stream: int
+    function: str,
+    arrays: Any,
+    seqlens: Any,
+    s_q: int,
+    h_q: int,
+    h_kv: int,
+    partitions: Any,
+    num_splits: Any,
+    stream: int,
 ) -> None:
     """fmla_decode_plan into the two tables."""
     tensors = (seqlens, partitions, num_splits)
@@ -83,7 +106,7 @@ def decode_plan(
     call.set_addresses([arrays.address(tensor) for tensor in tensors])
     args = call.args
     args.s_q, args.h_q, args.h_kv, args.stream = s_q, h_q, h_kv, stream
-    _check(library.fmla_decode_plan(call.address), PLAN)
+    _check(library.fmla_decode_plan(call.address), function)
     _plans.give_back(call)
 
 

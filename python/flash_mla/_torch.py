@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import ContextManager, Tuple
+from typing import Any, ContextManager, Optional, Tuple
 
 import torch
 
@@ -57,6 +57,10 @@ def device_of(tensor: torch.Tensor) -> Tuple[int, int]:
 
 def is_array(value: object) -> bool:
     return isinstance(value, torch.Tensor)
+
+
+def shape_of(function: str, name: str, tensor: torch.Tensor) -> torch.Size:
+    return tensor.shape
 
 
 KIND = "torch.Tensor"
@@ -116,19 +120,16 @@ def _fake(function):
 def decode_plan(seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int) -> Tuple[torch.Tensor, torch.Tensor]:
     tables = _plan_tables(seqlens, s_q, h_q, h_kv)
     with _on_device(seqlens):
-        _operations.decode_plan(_THIS, seqlens, s_q, h_q, h_kv, *tables, _stream(seqlens))
+        _operations.decode_plan(_operations.DECODE, _THIS, seqlens, s_q, h_q, h_kv, *tables, _stream(seqlens))
     return tables
 
 
 def _plan_tables(seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    if seqlens.ndim != 1:
+        raise ValueError(f"{_operations.DECODE}: cache_seqlens: has {seqlens.ndim} dimensions, must have 1")
     place = (_library.CUDA, seqlens.device.index or 0) if seqlens.is_cuda else (_library.CPU, 0)
-    nothing = (
-        *place,
-        _WORDS[seqlens.dtype],
-        (0,) * seqlens.ndim,
-        (1,) * seqlens.ndim,
-    )  # a fake tensor's b is no number
-    rows = _operations.decode_partitions(nothing, s_q, h_q, h_kv)
+    no_requests = (*place, _WORDS[seqlens.dtype], (0,), (1,))  # of a fake tensor, b is no number
+    rows = _operations.decode_partitions(_operations.DECODE, no_requests, s_q, h_q, h_kv)
     partitions = seqlens.new_empty((rows, _library.PARTITION_FIELDS), dtype=torch.int32)
     return partitions, seqlens.new_empty((seqlens.shape[0] + 1,), dtype=torch.int32)
 
@@ -248,31 +249,47 @@ _dense_decode, _dense_decode_out = _ops.dense_decode.default, _ops.dense_decode_
 _merge, _merge_out = _ops.merge.default, _ops.merge_out.default
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Nobody is tracing, compiling or watching: an operator's function may then be called without the dispatcher, which
-    takes 4 of some 20 microseconds."""
-    return (
-        type(tensor) is torch.Tensor
-        and not torch.compiler.is_compiling()
-        and not _dispatch_modes()
-        and _tracing_state() is None
-    )
+def _is_plain(first: torch.Tensor, *others: Optional[torch.Tensor]) -> bool:
+    """Nobody is compiling, tracing, transforming or watching, and these are tensors with memory: an operator's function may
+    then be called without the dispatcher, which takes 4 of some 20 microseconds."""
+    if (
+        torch.compiler.is_compiling()
+        or _dispatch_modes()
+        or _transforms()
+        or _profiled()
+        or _tracing_state() is not None
+    ):
+        return False
+    for tensor in others:
+        if type(tensor) is not torch.Tensor and tensor is not None:
+            return False
+    return type(first) is torch.Tensor and (first.is_cuda or first.is_cpu)
 
 
-_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-_tracing_state = torch._C._get_tracing_state
+def _of_c(*names: str) -> Any:
+    """A function of torch._C that may not be there in every version; then it says that somebody watches."""
+    value: Any = torch._C
+    for name in names:
+        value = getattr(value, name, None)
+    return value or (lambda: True)
+
+
+_dispatch_modes, _transforms = _of_c("_len_torch_dispatch_stack"), _of_c("_functorch", "peek_interpreter_stack")
+_profiled, _tracing_state = _of_c("_autograd", "_profiler_enabled"), _of_c("_get_tracing_state")
 
 
 # They take a `stream` as those of _arrays do, and have no use for it: it is the current one.
 
 
-def plan_decode(seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int, stream: int) -> Tuple[torch.Tensor, torch.Tensor]:
+def plan_decode(
+    function: str, seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int, stream: int
+) -> Tuple[torch.Tensor, torch.Tensor]:
     return _decode_plan(seqlens, s_q, h_q, h_kv)
 
 
 def decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, d_v, out, lse, options, stream):
     inputs = q, k_cache, block_table, cache_seqlens, *plan, attn_sink
-    plain = _is_plain(q)
+    plain = _is_plain(*inputs, out, lse)
     if out is None and lse is None:
         return (dense_decode if plain else _dense_decode)(*inputs, d_v, *options)
     new_out, new_lse = _decode_results(q, d_v) if out is None or lse is None else (out, lse)

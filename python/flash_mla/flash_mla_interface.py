@@ -8,8 +8,8 @@ chooses the back end. What is computed stands in docs/semantics.md.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
+import operator
 import sys
 from typing import Any, NoReturn, Optional, Tuple
 
@@ -30,16 +30,18 @@ __all__ = [
 # ---- Arguments ------------------------------------------------------------------------------------------------------
 
 
-_torch: Any = None  # the module, from the first tensor on
+_torch: Any = None
+"""The module, as soon as PyTorch is there: this package does not import it for those who do not."""
 
 
 def _module_of(function: str, name: str, array: Any) -> Any:
-    """The module for the kind of `array`: _torch, which is imported for the first tensor, or _arrays."""
+    """The module for the kind of `array`: _torch or _arrays."""
     if _torch is not None:
         if _torch.is_array(array):
             return _torch
-    elif "torch" in sys.modules and isinstance(array, sys.modules["torch"].Tensor):
-        return _import_torch()
+    elif "torch" in sys.modules:
+        _import_torch()
+        return _module_of(function, name, array)
     from . import _arrays
 
     if not _arrays.is_array(array):
@@ -47,10 +49,15 @@ def _module_of(function: str, name: str, array: Any) -> Any:
     return _arrays
 
 
-def _import_torch() -> Any:
+def _import_torch() -> None:
     global _torch
-    _torch = importlib.import_module("._torch", __package__)
-    return _torch
+    from . import _torch as module
+
+    _torch = module
+
+
+if "torch" in sys.modules:  # its operators are then there for programs that were stored
+    _import_torch()
 
 
 def _check_kinds(function: str, module: Any, *arrays: Tuple[str, Any]) -> None:
@@ -58,6 +65,33 @@ def _check_kinds(function: str, module: Any, *arrays: Tuple[str, Any]) -> None:
     for name, array in arrays:
         if array is not None and not module.is_array(array):
             raise TypeError(f"{function}: {name}: is {type(array).__name__}, must be {module.KIND}")
+
+
+def _flag(function: str, name: str, value: Any) -> bool:
+    if value is True or value is False:
+        return value
+    if not hasattr(value, "__index__") and type(value).__name__ not in ("bool", "bool_"):  # NumPy's
+        raise TypeError(f"{function}: {name}: is {type(value).__name__}, must be a bool")
+    if value not in (0, 1):
+        raise ValueError(f"{function}: {name}: is {value!r}, must be True or False")
+    return bool(value)
+
+
+def _integer(function: str, name: str, value: Any) -> int:
+    if type(value) is int:
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{function}: {name}: is {type(value).__name__}, must be an int") from None
+
+
+def _number(function: str, name: str, value: Any) -> float:
+    if type(value) is float:
+        return value
+    if not hasattr(value, "__float__"):
+        raise TypeError(f"{function}: {name}: is {type(value).__name__}, must be a float")
+    return float(value)
 
 
 def _lse_options(function: str, lse_empty: float, log_base: float) -> Tuple[int, int]:
@@ -89,8 +123,8 @@ class FlashMLASchedMeta:
     """How the keys of a batch are shared among the SMs: made by `get_mla_metadata`, filled by the first
     `flash_mla_with_kvcache` that it is given to, used by the next ones.
 
-    It may serve every layer of a model in one step: it depends on the lengths and the shapes only. With lengths that have
-    changed since it was filled results stay right, and the load becomes uneven.
+    It serves every layer of a model in one step: it depends on the lengths and the shapes only. Take a new one when lengths
+    have changed: with the old one, what a GPU computes may be wrong, though it stays within its memory.
     """
 
     @dataclasses.dataclass
@@ -152,14 +186,17 @@ def get_mla_metadata(
     module = _module_of(this, "cache_seqlens", cache_seqlens)
     if topk is not None:
         _not_there(this, "sparse_decode", "cache_seqlens", cache_seqlens)
-    if cache_seqlens.ndim != 1:
-        raise ValueError(f"{this}: cache_seqlens: has {cache_seqlens.ndim} dimensions, must have 1")
-    for name, value in (("num_q_tokens_per_head_k", num_q_tokens_per_head_k), ("num_heads_k", num_heads_k)):
-        if not isinstance(value, int):
-            raise TypeError(f"{this}: {name}: is {type(value).__name__}, must be an int")
+    shape = module.shape_of(this, "cache_seqlens", cache_seqlens)
+    if len(shape) != 1:
+        raise ValueError(f"{this}: cache_seqlens: has {len(shape)} dimensions, must have 1")
+    rows, heads = (
+        _integer(this, name, value)
+        for name, value in (("num_q_tokens_per_head_k", num_q_tokens_per_head_k), ("num_heads_k", num_heads_k))
+    )
+    for name, value in (("num_q_tokens_per_head_k", rows), ("num_heads_k", heads)):
         if value < 1:
             raise ValueError(f"{this}: {name}: is {value}, must be at least 1")
-    tables = module.plan_decode(cache_seqlens, 1, num_q_tokens_per_head_k * num_heads_k, num_heads_k, 0)
+    tables = module.plan_decode(this, cache_seqlens, 1, rows * heads, heads, 0)
     _attach(tables[0], FlashMLASchedMeta())
     return tables
 
@@ -281,20 +318,29 @@ def flash_mla_with_kvcache(
     if k_cache is None or cache_seqlens is None:
         name = "k_cache" if k_cache is None else "cache_seqlens"
         raise TypeError(f"{this}: {name}: is None, must be {module.KIND} where indices is None")
-    if q.ndim != 4 or k_cache.ndim != 4:
-        name, array = ("q", q) if q.ndim != 4 else ("k_cache", k_cache)
-        raise ValueError(f"{this}: {name}: has {array.ndim} dimensions, must have 4")
-    b, s_q, h_q, d_qk = q.shape
+    q_shape, cache_shape = module.shape_of(this, "q", q), module.shape_of(this, "k_cache", k_cache)
+    if len(q_shape) != 4 or len(cache_shape) != 4:
+        name, shape = ("q", q_shape) if len(q_shape) != 4 else ("k_cache", cache_shape)
+        raise ValueError(f"{this}: {name}: has {len(shape)} dimensions, must have 4")
+    d_qk, head_dim_v = q_shape[3], _integer(this, "head_dim_v", head_dim_v)
     if not 1 <= head_dim_v <= d_qk:
         raise ValueError(f"{this}: head_dim_v: is {head_dim_v}, must be in [1, {d_qk}]")
+    if out is not None and module.shape_of(this, "out", out)[-1:] != (head_dim_v,):
+        shape = tuple(module.shape_of(this, "out", out))
+        raise ValueError(f"{this}: out: shape is {shape}, must end with head_dim_v, {head_dim_v}")
     if softmax_scale is None:
         softmax_scale = d_qk**-0.5
-    elif softmax_scale == 0:
-        raise ValueError(f"{this}: softmax_scale: is 0, must be another number (None = 1 / sqrt(d_qk))")
+    else:
+        softmax_scale = _number(this, "softmax_scale", softmax_scale)
+        if softmax_scale == 0:
+            raise ValueError(f"{this}: softmax_scale: is 0, must be another number (None = 1 / sqrt(d_qk))")
+    causal, batch_invariant = _flag(this, "causal", causal), _flag(this, "batch_invariant", batch_invariant)
+    stream = _integer(this, "stream", stream)
 
-    plan = (None, None)
-    if not batch_invariant:
-        plan = _plan_of(tile_scheduler_metadata, num_splits, module, q, k_cache, cache_seqlens, causal, stream)
+    b, s_q, h_q, _ = q_shape
+    _, page_size, h_k, _ = cache_shape
+    config = FlashMLASchedMeta.Config(b, s_q, h_q, page_size, h_k, causal, False, None, None, None)
+    plan = _plan_of(tile_scheduler_metadata, num_splits, config, module, cache_seqlens, stream, batch_invariant)
     options = (softmax_scale, causal, *_lse_options(this, lse_empty, log_base), batch_invariant)
     return module.decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, head_dim_v, out, lse, options, stream)
 
@@ -302,14 +348,13 @@ def flash_mla_with_kvcache(
 def _plan_of(
     metadata: Optional[Any],
     num_splits: Optional[Any],
+    config: FlashMLASchedMeta.Config,
     module: Any,
-    q: Any,
-    k_cache: Any,
     cache_seqlens: Any,
-    causal: bool,
     stream: int,
+    batch_invariant: bool,
 ) -> Tuple[Optional[Any], Optional[Any]]:
-    """The two tables of the plan to follow, made if they are not there yet; None: a plan is made in the call."""
+    """The two tables of the plan to follow, made if they are not there yet; None: a plan is made in the call, if one is needed."""
     this = _operations.DECODE
     if num_splits is not None:  # the older generation
         _check_kinds(this, module, ("tile_scheduler_metadata", metadata), ("num_splits", num_splits))
@@ -324,21 +369,23 @@ def _plan_of(
             f"{this}: tile_scheduler_metadata: is {type(metadata).__name__}, must be what get_mla_metadata returned, with "
             "num_splits if that was an array"
         )
-    b, s_q, h_q, _ = q.shape
-    _, page_size, h_k, _ = k_cache.shape
-    config = FlashMLASchedMeta.Config(b, s_q, h_q, page_size, h_k, causal, False, None, None, None)
-    if meta.have_initialized:
-        _check_config(meta, config)
-        return meta.tile_scheduler_metadata, meta.num_splits
-    if getattr(metadata, "tile_scheduler_metadata", None) is not None:
-        raise ValueError(
-            f"{this}: tile_scheduler_metadata: has tables that get_mla_metadata did not make; for results that do not depend "
-            "on the batch pass batch_invariant=True"
-        )
-    tables = module.plan_decode(cache_seqlens, s_q, h_q, h_k, stream)
-    meta.tile_scheduler_metadata, meta.num_splits = tables
-    meta.config, meta.have_initialized = config, True
-    return tables
+    if batch_invariant:
+        return None, None
+    if not meta.have_initialized:
+        if getattr(metadata, "tile_scheduler_metadata", None) is not None:
+            raise ValueError(
+                f"{this}: tile_scheduler_metadata: has tables that get_mla_metadata did not make; for results that do not "
+                "depend on the batch pass batch_invariant=True"
+            )
+        tables = module.plan_decode(this, cache_seqlens, config.s_q, config.h_q, config.h_k, stream)
+        meta.tile_scheduler_metadata, meta.num_splits = tables
+        meta.config, meta.have_initialized = config, True
+        return tables
+    _check_config(meta, config)
+    if not module.is_array(meta.tile_scheduler_metadata):
+        kind = type(meta.tile_scheduler_metadata).__name__
+        raise TypeError(f"{this}: tile_scheduler_metadata: was filled by a call with {kind}, must be {module.KIND}")
+    return meta.tile_scheduler_metadata, meta.num_splits
 
 
 # ---- Merge ----------------------------------------------------------------------------------------------------------
@@ -378,7 +425,7 @@ def merge_states(
     if lse_parts is None:
         raise TypeError(f"{this}: lse_parts: is None, must be {module.KIND}")
     options = _lse_options(this, lse_empty, log_base)
-    return module.merge_states(out_parts, lse_parts, attn_sink, out, lse, options, stream)
+    return module.merge_states(out_parts, lse_parts, attn_sink, out, lse, options, _integer(this, "stream", stream))
 
 
 # ---- Prefill --------------------------------------------------------------------------------------------------------
@@ -501,11 +548,11 @@ def flash_attn_varlen_kvpacked_func(
 # ---- What runs here -------------------------------------------------------------------------------------------------
 
 
-def capabilities(device: str = "cpu") -> list[dict[str, Any]]:
+def capabilities(device: Any = "cpu") -> list[dict[str, Any]]:
     """The kernels of the library as one device sees them.
 
     Args:
-        device: "cpu", "cuda", or "cuda:1".
+        device: "cpu", "cuda", "cuda:1", or a torch.device.
 
     Returns:
         A row for each kernel: operation, kernel, dtypes, shapes, reason (why it does not run there; "" if it does),
@@ -514,8 +561,8 @@ def capabilities(device: str = "cpu") -> list[dict[str, Any]]:
     Raises:
         ValueError: the device is none of these.
     """
-    kind, _, index = str(device).partition(":")
+    kind, colon, index = str(device).partition(":")
     places = {"cpu": _library.CPU, "cuda": _library.CUDA}
-    if kind not in places or not (index.isdigit() or device == kind):
+    if kind not in places or not (index.isdigit() or not colon):
         raise ValueError(f"capabilities: device: is {device!r}, must be 'cpu', 'cuda' or 'cuda:1'")
     return _operations.capabilities(places[kind], int(index or 0))

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: MIT
+"""What the tests compare with: attention written out in double precision, batches of requests, and the tolerances.
+
+The formulas and the bounds are those of docs/semantics.md.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+
+GARBAGE = (-1, 2147480000)  # what stands in a block table past the last page of a request
+
+
+# ---- Attention ------------------------------------------------------------------------------------------------------
+
+
+def log_sum_exp(scores, axis):
+    """ln Σ exp(scores); -inf where there are none, or all are -inf."""
+    most = numpy.max(scores, axis=axis, keepdims=True, initial=-math.inf)
+    safe = numpy.where(numpy.isfinite(most), most, 0.0)
+    with numpy.errstate(divide="ignore"):
+        return numpy.squeeze(numpy.log(numpy.sum(numpy.exp(scores - safe), axis=axis, keepdims=True)) + safe, axis)
+
+
+def with_sink(out, lse, sink):
+    """out [b, s_q, h_q, d_v], lse [b, h_q, s_q] natural, sink [h_q]."""
+    if sink is None:
+        return out
+    with numpy.errstate(over="ignore", invalid="ignore"):
+        factor = 1 / (1 + numpy.exp(sink[:, None] - lse))
+    return out * numpy.where(numpy.isfinite(lse), factor, 0.0).transpose(0, 2, 1)[..., None]
+
+
+def conventions(lse, lse_empty, log_base):
+    """A natural lse, -inf where a row sees no key, as the caller wants it."""
+    empty = lse == -math.inf
+    return numpy.where(empty, lse_empty, lse / math.log(log_base))
+
+
+def dense(q, keys, d_v, scale=None, causal=False):
+    """q [s_q, h_q, d], keys [s_k, h_kv, d] → out [s_q, h_q, d_v], lse [h_q, s_q], -inf where a row sees no key."""
+    s_q, h_q, d = q.shape
+    s_k, h_kv, _ = keys.shape
+    scale = d**-0.5 if scale is None else scale
+    out, lse = numpy.zeros((s_q, h_q, d_v)), numpy.zeros((h_q, s_q))
+    for token in range(s_q):
+        seen = max(0, s_k - s_q + token + 1) if causal else s_k
+        visible = keys[:seen].transpose(1, 0, 2)  # [h_kv, seen, d]
+        scores = scale * (q[token].reshape(h_kv, h_q // h_kv, d) @ visible.transpose(0, 2, 1)).reshape(h_q, seen)
+        lse[:, token] = log_sum_exp(scores, 1)
+        weights = numpy.exp(scores - numpy.where(lse[:, token] == -math.inf, 0.0, lse[:, token])[:, None])
+        out[token] = (weights.reshape(h_kv, h_q // h_kv, seen) @ visible[..., :d_v]).reshape(h_q, d_v)
+    return out, lse
+
+
+# ---- Batches --------------------------------------------------------------------------------------------------------
+
+
+class Batch:
+    """A batch of requests over a paged cache, in NumPy. Where no key is the cache holds NaN, and the table garbage."""
+
+    def __init__(self, lengths, s_q=1, h_q=4, h_kv=1, d=576, page_size=64, table=True, seed=0, spare=2):
+        random = numpy.random.default_rng(seed)
+        self.lengths = list(lengths)
+        self.b, self.s_q, self.h_q, self.h_kv, self.d, self.page_size = len(lengths), s_q, h_q, h_kv, d, page_size
+        self.q = self._values(random, (self.b, s_q, h_q, d))
+        self.keys = [self._values(random, (length, h_kv, d)) for length in lengths]
+        self.sink = random.normal(0, 2, h_q).astype(numpy.float32)
+        used = [-(-length // page_size) for length in lengths]
+        if table:
+            pages = random.permutation(sum(used) + spare)
+            self.table = numpy.resize(numpy.array(GARBAGE, numpy.int32), (self.b, max(used, default=0) + spare))
+        else:
+            assert max(used, default=0) <= 1, "without a table, a request has one page"
+            pages = numpy.arange(self.b + spare)
+            self.table = None
+        self.cache = numpy.full((len(pages), page_size, h_kv, d), math.nan, numpy.float32)
+        first = 0
+        for request, keys in enumerate(self.keys):
+            for i in range(used[request]):
+                page = pages[first + i] if table else request
+                part = keys[i * page_size : (i + 1) * page_size]
+                self.cache[page, : len(part)] = part
+                if table:
+                    self.table[request, i] = page
+            first += used[request]
+
+    @staticmethod
+    def _values(random, shape):
+        return numpy.clip(random.normal(0, 0.1, shape), -1, 1).astype(numpy.float32)
+
+    def arrays(self, kind):
+        """The arguments of a call."""
+        return {
+            "q": kind.array(self.q),
+            "k_cache": kind.array(self.cache),
+            "block_table": None if self.table is None else kind.int32(self.table),
+            "cache_seqlens": kind.int32(numpy.array(self.lengths, numpy.int32)),
+        }
+
+    def expected(
+        self, kind, d_v=512, scale=None, causal=False, sink=None, lse_empty=math.inf, log_base=math.e, lengths=None
+    ):
+        """(out, lse) of the values that the kind rounds them to, in double precision."""
+        out, lse = numpy.zeros((self.b, self.s_q, self.h_q, d_v)), numpy.zeros((self.b, self.h_q, self.s_q))
+        q = kind.float64(kind.array(self.q))
+        for r, length in enumerate(self.lengths if lengths is None else lengths):
+            keys = kind.float64(kind.array(self.keys[r][:length]))
+            out[r], lse[r] = dense(q[r], keys, d_v, scale, causal)
+        return with_sink(out, lse, sink), conventions(lse, lse_empty, log_base)
+
+
+# ---- Comparison -----------------------------------------------------------------------------------------------------
+
+DECODE_OUT = (8e-4, 2.01 / 128, 5e-6)
+DECODE_LSE = (1e-6, 8.01 / 65536, 1e-7)
+EXACT_FP32 = (1e-6, 1e-5, 1e-9)  # a merge of fp32 parts
+
+
+def check_close(name, values, reference, tolerance):
+    """docs/semantics.md, "Tolerances"."""
+    absolute, relative, cosine = tolerance
+    assert values.shape == reference.shape, f"{name}: shape is {values.shape}, must be {reference.shape}"
+    finite = numpy.isfinite(values) & numpy.isfinite(reference)
+    special = (values == reference) | (numpy.isnan(values) & numpy.isnan(reference))
+    assert numpy.all(finite | special), f"{name}: infinities or NaN differ at {numpy.argwhere(~(finite | special))[:3]}"
+    a, b = values[finite], reference[finite]
+    off = numpy.abs(a - b)
+    wrong = (off >= absolute) & (off >= relative * numpy.abs(b))
+    assert not numpy.any(wrong), f"{name}: {numpy.sum(wrong)} of {off.size} are off, by up to {numpy.max(off)}"
+    if numpy.sum(b * b) >= 1e-12:
+        difference = 1 - 2 * numpy.sum(a * b) / numpy.sum(a * a + b * b)
+        assert difference < cosine, f"{name}: cosine difference is {difference}, must be below {cosine}"
+
+
+def check_decode(kind, got, expected):
+    """Results of a decode call against (out, lse), their types included."""
+    out, lse = got
+    assert kind.is_one(out) and kind.is_one(lse)
+    assert (kind.dtype_name(out), kind.dtype_name(lse)) == (kind.element, "float32")
+    check_close("out", kind.float64(out), expected[0], DECODE_OUT)
+    check_close("lse", kind.float64(lse), expected[1], DECODE_LSE)

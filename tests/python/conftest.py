@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: MIT
+"""What every test of the Python package starts from: the library that it loads is named, and said once."""
+
+import os
+import tempfile
+
+
+def pytest_configure(config):
+    # What PyTorch's compiler leaves behind goes away with the tests.
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        config._inductor_cache = tempfile.TemporaryDirectory(prefix="flash_mla-inductor-")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = config._inductor_cache.name
+
+
+def pytest_report_header(config):
+    return f"FLASHMLA_LIBRARY: {os.environ.get('FLASHMLA_LIBRARY', 'not set')}"

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""The kinds of array that the tests run on: NumPy's, and PyTorch's on the CPU and on a GPU, where they are installed.
+
+A Kind makes arrays from NumPy's and turns them back, so a test is written once. Where FMLA_TEST_LIBRARIES is set, to
+"numpy" say, those libraries alone are tested.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import numpy
+import pytest
+
+try:
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None
+LIBRARIES = os.environ.get("FMLA_TEST_LIBRARIES", "numpy torch").split()
+torch = None
+if "torch" in LIBRARIES and importlib.util.find_spec("torch"):
+    import torch
+
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+needs_cuda = pytest.mark.skipif(torch is None or not torch.cuda.is_available(), reason="PyTorch sees no GPU")
+
+
+class Kind:
+    """A library's arrays of one element type on one device."""
+
+    def __init__(self, library, element, device="cpu"):
+        self.library, self.element, self.device = library, element, device
+        self.is_torch = library == "torch"
+        self.name = f"{library}-{device}-{element}" if self.is_torch else f"{library}-{element}"
+
+    def _dtype(self, dtype):
+        dtype = self.element if dtype is None else dtype
+        if self.is_torch:
+            return getattr(torch, dtype)
+        return numpy.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+    def array(self, values, dtype=None):
+        """A new array of these values; dtype None: the kind's element."""
+        values = numpy.asarray(values)
+        if not self.is_torch:
+            with numpy.errstate(invalid="ignore"):  # NaN to bfloat16
+                return values.astype(self._dtype(dtype))
+        return torch.from_numpy(numpy.array(values)).to(self.device, self._dtype(dtype))
+
+    def int32(self, values):
+        return self.array(numpy.asarray(values), "int32")
+
+    def fp32(self, values):
+        return self.array(numpy.asarray(values), "float32")
+
+    def full(self, shape, value, dtype=None):
+        return self.array(numpy.full(shape, value, numpy.float32), dtype)
+
+    def float64(self, array):
+        """What an array holds."""
+        if self.is_torch:
+            return array.detach().cpu().double().numpy()
+        return numpy.asarray(array, dtype=numpy.float64)
+
+    def bits(self, array):
+        """The bytes of an array, which are the same where it is, NaN and the sign of zero included."""
+        if self.is_torch:
+            return array.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        return numpy.ascontiguousarray(array).tobytes()
+
+    def transpose(self, array, *dims):
+        return array.permute(*dims) if self.is_torch else array.transpose(*dims)
+
+    def dtype_name(self, array):
+        return str(array.dtype).replace("torch.", "")
+
+    def is_one(self, array):
+        """Whether an array is of this library, on this device."""
+        if not self.is_torch:
+            return isinstance(array, numpy.ndarray)
+        return isinstance(array, torch.Tensor) and array.device.type == torch.device(self.device).type
+
+    def __repr__(self):
+        return self.name
+
+
+def _kinds():
+    kinds = [Kind("numpy", "float16")]
+    if ml_dtypes is not None:
+        kinds.append(Kind("numpy", "bfloat16"))
+    if torch is not None:
+        kinds += [Kind("torch", "bfloat16"), Kind("torch", "float16")]
+        if torch.cuda.is_available():
+            kinds += [Kind("torch", "bfloat16", "cuda"), Kind("torch", "float16", "cuda")]
+    return [kind for kind in kinds if kind.library in LIBRARIES]
+
+
+KINDS = _kinds()
+TORCH_KINDS = [kind for kind in KINDS if kind.is_torch]
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=repr)
+each_torch_kind = pytest.mark.parametrize("kind", TORCH_KINDS, ids=repr)

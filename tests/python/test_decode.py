@@ -1,0 +1,500 @@
+# SPDX-License-Identifier: MIT
+"""flash_mla_with_kvcache against attention in double precision and against PyTorch's own, on every kind of array."""
+
+import math
+import os
+import subprocess
+import sys
+
+import numpy
+import pytest
+
+from attention import DECODE_OUT, Batch, check_close, check_decode
+from flash_mla import FlashMLASchedMeta, flash_mla_with_kvcache, get_mla_metadata
+from kinds import each_kind, each_torch_kind, torch
+
+
+def call(arrays, head_dim_v=512, meta=None, **options):
+    return flash_mla_with_kvcache(
+        arrays["q"],
+        arrays["k_cache"],
+        arrays["block_table"],
+        arrays["cache_seqlens"],
+        head_dim_v,
+        meta,
+        **options,
+    )
+
+
+# ---- Values ---------------------------------------------------------------------------------------------------------
+
+# Every value of an axis, and lengths from nothing to several pages; the caches hold NaN and the tables garbage.
+SHAPES = [
+    dict(lengths=[100], h_q=16),
+    dict(lengths=[1, 64, 65, 0, 200], h_q=1),
+    dict(lengths=[130, 3], h_q=128),
+    dict(lengths=[0, 0], h_q=3),
+    dict(lengths=[63, 128, 7], h_q=3, d=512),
+    dict(lengths=[300, 1], h_q=16, s_q=2, causal=True),
+    dict(lengths=[3, 70, 0], h_q=3, s_q=4, causal=True),
+    dict(lengths=[129, 64], h_q=128, s_q=2, d=512, causal=True),
+    dict(lengths=[90, 260], h_q=16, s_q=4, d=512),
+    dict(lengths=[40, 17, 0, 33], h_q=16, page_size=16),
+    dict(lengths=[25, 48], h_q=1, s_q=4, page_size=16, d=512, causal=True),
+    dict(lengths=[20, 1, 9], h_q=16, page_size=1),
+    dict(lengths=[11, 30], h_q=3, s_q=2, page_size=1, d=512, causal=True),
+    dict(lengths=[100, 10], h_q=16, h_kv=2),
+    dict(lengths=[66, 0, 5], h_q=3, h_kv=3, s_q=2, causal=True),
+    dict(lengths=[70, 31], h_q=128, h_kv=4, d=512, page_size=16),
+    dict(lengths=[64, 20, 0], h_q=16, table=False),
+    dict(lengths=[50, 7], h_q=3, s_q=2, table=False, page_size=100, causal=True),
+    dict(lengths=[80] * 20, h_q=16),
+    dict(lengths=[2000, 5], h_q=16, causal=True),
+]
+
+
+def name_of(shape):
+    return "-".join(f"{key}={value}" for key, value in shape.items() if key != "lengths" or len(value) < 6)
+
+
+@each_kind
+@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
+def test_values(kind, shape):
+    shape = dict(shape)
+    causal = shape.pop("causal", False)
+    batch = Batch(**shape)
+    arrays, expected = batch.arrays(kind), batch.expected(kind, causal=causal)
+    for meta in (None, get_mla_metadata()[0]):  # planned in the call, and before it
+        check_decode(kind, call(arrays, meta=meta, causal=causal), expected)
+
+
+@each_torch_kind
+@pytest.mark.parametrize("causal", [False, True])
+def test_against_plain_pytorch(kind, causal):
+    """Keys gathered page by page, a matrix product, a softmax, another product."""
+    batch = Batch([200, 77, 64], s_q=2, h_q=16)
+    arrays = batch.arrays(kind)
+    out, lse = call(arrays, causal=causal)
+    for request, length in enumerate(batch.lengths):
+        pages = arrays["block_table"][request][: -(-length // 64)].long()
+        keys = arrays["k_cache"][pages].reshape(-1, 576)[:length].float()
+        scores = torch.einsum("qhd,kd->qhk", arrays["q"][request].float(), keys) * 576**-0.5
+        if causal:
+            hidden = torch.ones(2, length, dtype=torch.bool, device=keys.device).tril(length - 2).logical_not()
+            scores = scores.masked_fill(hidden[:, None, :], -math.inf)
+        plain = torch.softmax(scores, dim=-1) @ keys[:, :512]
+        check_close("out", kind.float64(out[request]), kind.float64(plain), DECODE_OUT)
+        torch.testing.assert_close(
+            lse[request].cpu(), torch.logsumexp(scores, dim=-1).T.cpu(), atol=1e-5, rtol=8.01 / 65536
+        )
+
+
+@each_kind
+@pytest.mark.parametrize("scale", [0.02, 1.0, -0.1, 3])
+def test_softmax_scale(kind, scale):
+    batch = Batch([100, 30])
+    check_decode(kind, call(batch.arrays(kind), softmax_scale=scale), batch.expected(kind, scale=scale))
+
+
+@each_kind
+def test_positional_arguments_are_those_of_flash_mla(kind):
+    """As its README calls it."""
+    batch = Batch([100, 30], s_q=2)
+    meta, num_splits = get_mla_metadata(kind.int32(batch.lengths), 2 * 4 // 1, 1)
+    assert num_splits is None
+    got = flash_mla_with_kvcache(*batch.arrays(kind).values(), 512, meta, num_splits, 0.3, True, False)
+    check_decode(kind, got, batch.expected(kind, scale=0.3, causal=True))
+
+
+@each_kind
+def test_keyword_arguments_are_those_of_flash_mla(kind):
+    """As vLLM and SGLang call it."""
+    batch = Batch([100, 30])
+    meta, _ = get_mla_metadata(kind.int32(batch.lengths), 4, 1, is_fp8_kvcache=False, num_heads_q=4, topk=None)
+    got = flash_mla_with_kvcache(
+        q=kind.array(batch.q),
+        k_cache=kind.array(batch.cache),
+        block_table=kind.int32(batch.table),
+        cache_seqlens=kind.int32(batch.lengths),
+        head_dim_v=512,
+        tile_scheduler_metadata=meta,
+        num_splits=None,
+        softmax_scale=0.3,
+        causal=True,
+        is_fp8_kvcache=False,
+        indices=None,
+        attn_sink=None,
+        extra_k_cache=None,
+        extra_indices_in_kvcache=None,
+        topk_length=None,
+        extra_topk_length=None,
+    )
+    check_decode(kind, got, batch.expected(kind, scale=0.3, causal=True))
+
+
+# ---- Conventions ----------------------------------------------------------------------------------------------------
+
+
+@each_kind
+@pytest.mark.parametrize("log_base", [math.e, 2])
+@pytest.mark.parametrize("lse_empty", [math.inf, -math.inf])
+def test_lse(kind, lse_empty, log_base):
+    """Rows without keys are there for two reasons: an empty request, and a causal mask with fewer keys than tokens."""
+    batch = Batch([70, 0, 2], s_q=4)
+    options = dict(causal=True, lse_empty=lse_empty, log_base=log_base)
+    expected = batch.expected(kind, **options)
+    assert numpy.sum(expected[1] == lse_empty) == 4 * (4 + 2)
+    check_decode(kind, call(batch.arrays(kind), **options), expected)
+
+
+@each_kind
+@pytest.mark.parametrize("log_base", [math.e, 2])
+def test_attn_sink(kind, log_base):
+    batch = Batch([150, 0, 65], h_q=6)
+    sink = batch.sink.copy()
+    sink[1], sink[4] = math.inf, -math.inf
+    got = call(batch.arrays(kind), attn_sink=kind.fp32(sink), log_base=log_base)
+    expected = batch.expected(kind, sink=sink, log_base=log_base)
+    assert not numpy.any(expected[0][:, :, 1]) and numpy.any(expected[0][:, :, 4])
+    check_decode(kind, got, expected)
+
+
+@each_kind
+def test_default_scale_base_and_empty(kind):
+    """What is said twice is the same to the bit."""
+    batch = Batch([70, 0], s_q=2)
+    default = call(batch.arrays(kind))
+    said = call(
+        batch.arrays(kind), softmax_scale=576**-0.5, causal=False, lse_empty=math.inf, log_base=math.e, stream=0
+    )
+    assert [kind.bits(array) for array in default] == [kind.bits(array) for array in said]
+
+
+@pytest.mark.filterwarnings("error")
+@each_kind
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(softmax_scale=numpy.float32(0.25)),
+        dict(softmax_scale=numpy.float64(0.25), lse_empty=numpy.float32(-math.inf), log_base=numpy.int64(2)),
+        dict(causal=numpy.bool_(True)),
+        dict(batch_invariant=numpy.bool_(True)),
+    ],
+    ids=str,
+)
+def test_scalars_of_numpy(kind, options):
+    """What comes out of a configuration, or of a comparison."""
+    batch = Batch([70, 0], s_q=2, h_q=7)
+    plain = {name: value if name == "log_base" else float(value) for name, value in options.items()}
+    got = call(batch.arrays(kind), numpy.int64(512), **options)
+    plain.pop("batch_invariant", None)
+    scale = plain.pop("softmax_scale", None)
+    check_decode(kind, got, batch.expected(kind, scale=scale, **plain))
+
+
+@each_kind
+def test_lengths_are_clamped(kind):
+    """To what the table has room for, and to 0."""
+    batch = Batch([128, 0], spare=0)
+    assert batch.table.shape == (2, 2)
+    arrays = batch.arrays(kind)
+    arrays["cache_seqlens"] = kind.int32([1000000, -5])
+    check_decode(kind, call(arrays), batch.expected(kind))
+
+
+@each_kind
+def test_pages_may_be_shared(kind):
+    batch = Batch([100, 100])
+    batch.table[1, :2] = batch.table[0, :2]
+    batch.keys[1] = batch.keys[0]
+    check_decode(kind, call(batch.arrays(kind)), batch.expected(kind))
+
+
+@each_kind
+def test_nan_in_a_key_that_is_seen_goes_through(kind):
+    """Only the rows that see it: a causal mask keeps the first token away from the last key."""
+    batch = Batch([70, 70], s_q=2, h_q=2)
+    batch.keys[1][69] = math.nan
+    batch.cache[batch.table[1, 1], 5] = math.nan
+    out, lse = call(batch.arrays(kind), causal=True)
+    expected = batch.expected(kind, causal=True)
+    assert numpy.all(numpy.isnan(expected[0][1, 1])) and not numpy.any(numpy.isnan(expected[0][1, 0]))
+    check_decode(kind, (out, lse), expected)
+
+
+@each_kind
+def test_batch_invariant(kind):
+    """The same bits alone, in a batch, elsewhere in a batch, and beside longer and shorter requests."""
+    batch = Batch([1500, 64, 0, 700, 129], h_q=16, seed=1)
+    arrays = batch.arrays(kind)
+    whole = call(arrays, batch_invariant=True)
+    check_decode(kind, whole, batch.expected(kind))
+    for chosen in [[0], [1], [2], [3], [4], [3, 0], [4, 3, 2, 1, 0]]:
+        some = {name: kind.array(batch.q[chosen]) if name == "q" else array for name, array in arrays.items()}
+        some["block_table"] = kind.int32(batch.table[chosen])
+        some["cache_seqlens"] = kind.int32([batch.lengths[r] for r in chosen])
+        got = call(some, batch_invariant=True)
+        for place, request in enumerate(chosen):
+            for array, of_whole in zip(got, whole):
+                assert kind.bits(array[place]) == kind.bits(of_whole[request]), f"request {request} of {chosen}"
+
+
+@each_kind
+def test_the_same_call_gives_the_same_bits(kind):
+    batch = Batch([500, 64, 0, 70], h_q=16)
+    arrays = batch.arrays(kind)
+    first = [kind.bits(array) for array in call(arrays)]
+    for _ in range(3):
+        assert [kind.bits(array) for array in call(arrays)] == first
+
+
+@each_kind
+def test_inputs_stay_as_they_are(kind):
+    batch = Batch([100, 3], s_q=2)
+    arrays = batch.arrays(kind)
+    sink = kind.fp32(batch.sink)
+    before = {name: kind.bits(array) for name, array in arrays.items()}
+    call(arrays, meta=get_mla_metadata()[0], attn_sink=sink, causal=True)
+    assert {name: kind.bits(array) for name, array in arrays.items()} == before
+    assert kind.bits(sink) == kind.bits(kind.fp32(batch.sink))
+
+
+# ---- Results of the caller's ----------------------------------------------------------------------------------------
+
+
+@each_kind
+@pytest.mark.parametrize("which", ["out", "lse", "both"])
+def test_given_results(kind, which):
+    batch = Batch([100, 3], s_q=2)
+    given = {
+        "out": kind.full((2, 2, 4, 512), math.nan),
+        "lse": kind.full((2, 4, 2), math.nan, "float32"),
+    }
+    if which != "both":
+        given = {which: given[which]}
+    out, lse = call(batch.arrays(kind), **given)
+    assert given.get("out", out) is out and given.get("lse", lse) is lse
+    check_decode(kind, (out, lse), batch.expected(kind))
+
+
+@each_kind
+def test_given_results_with_strides(kind):
+    """Parts of larger arrays, whose rest stays as it is."""
+    batch = Batch([100, 3, 64], s_q=2)
+    large_out = kind.full((3, 3, 6, 600), 7)
+    large_lse = kind.full((3, 5, 9), 7, "float32")
+    out, lse = large_out[:, 1:, 1:5, 8:520], large_lse[:, :4, 3:5]
+    got = call(batch.arrays(kind), out=out, lse=lse)
+    assert got[0] is out and got[1] is lse
+    check_decode(kind, got, batch.expected(kind))
+    assert numpy.sum(kind.float64(large_out) != 7) == numpy.sum(kind.float64(out) != 7)
+    assert numpy.sum(kind.float64(large_lse) != 7) == numpy.sum(kind.float64(lse) != 7)
+
+
+@each_kind
+def test_given_results_transposed(kind):
+    """[h_q, s_q, b, d_v] in memory: any order of the outer dimensions."""
+    batch = Batch([100, 3, 64], s_q=2)
+    out = kind.transpose(kind.full((4, 2, 3, 512), math.nan), 2, 1, 0, 3)
+    got = call(batch.arrays(kind), out=out)
+    check_decode(kind, got, batch.expected(kind))
+
+
+# ---- Strides of the inputs ------------------------------------------------------------------------------------------
+
+
+def strided(kind, array, dtype=None):
+    """The same values as a part of a larger array of NaN, or garbage, with strides in all dimensions but the last."""
+    array = numpy.asarray(array)
+    large = numpy.full([2 * size + 1 for size in array.shape[:-1]] + [array.shape[-1] + 24], math.nan)
+    if array.dtype.kind == "i":
+        large = numpy.full(large.shape, 2147480000, array.dtype)
+    part = tuple([slice(1, None, 2)] * (array.ndim - 1) + [slice(8, array.shape[-1] + 8)])
+    large[part] = array
+    return kind.array(large, dtype)[part]
+
+
+@each_kind
+@pytest.mark.parametrize("which", ["q", "k_cache", "block_table", "cache_seqlens", "attn_sink", "all"])
+def test_inputs_with_strides(kind, which):
+    batch = Batch([100, 3, 64], s_q=2)
+    arrays = dict(batch.arrays(kind), attn_sink=kind.fp32(batch.sink))
+    originals = {
+        "q": (batch.q, None),
+        "k_cache": (batch.cache, None),
+        "block_table": (batch.table, "int32"),
+        "cache_seqlens": (numpy.array(batch.lengths, numpy.int32), "int32"),
+        "attn_sink": (batch.sink, "float32"),
+    }
+    for name, (values, dtype) in originals.items():
+        if which in (name, "all"):
+            arrays[name] = strided(kind, values, dtype)
+    sink = arrays.pop("attn_sink")
+    check_decode(kind, call(arrays, attn_sink=sink), batch.expected(kind, sink=batch.sink))
+
+
+@each_kind
+def test_inputs_that_start_anywhere(kind):
+    """An element's alignment is enough: nothing here is a multiple of 16 bytes."""
+    batch = Batch([100, 3, 64], s_q=2)
+    arrays = batch.arrays(kind)
+    for name in ("q", "k_cache"):
+        values = batch.q if name == "q" else batch.cache
+        large = numpy.full((*values.shape[:-1], values.shape[-1] + 5), math.nan)
+        large[..., 3:-2] = values
+        arrays[name] = kind.array(large)[..., 3:-2]
+    check_decode(kind, call(arrays), batch.expected(kind))
+
+
+@each_kind
+def test_q_of_one_token_with_any_stride(kind):
+    """q[:, None], as a model gives it, and a q whose dimension of one has an odd stride."""
+    batch = Batch([100, 3, 64])
+    arrays = batch.arrays(kind)
+    arrays["q"] = kind.array(batch.q[:, 0])[:, None]
+    check_decode(kind, call(arrays), batch.expected(kind))
+    arrays["q"] = kind.array(numpy.repeat(batch.q, 3, axis=1))[:, 1:2]
+    check_decode(kind, call(arrays), batch.expected(kind))
+
+
+# ---- Edges ----------------------------------------------------------------------------------------------------------
+
+
+@each_kind
+@pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
+def test_no_requests(kind, planned):
+    batch = Batch([], s_q=2)
+    out, lse = call(batch.arrays(kind), meta=get_mla_metadata()[0] if planned else None)
+    assert tuple(out.shape) == (0, 2, 4, 512) and tuple(lse.shape) == (0, 4, 2)
+    assert (kind.dtype_name(out), kind.dtype_name(lse)) == (kind.element, "float32")
+
+
+@each_kind
+def test_no_pages(kind):
+    """A cache without pages, a table without columns: no request has a key."""
+    batch = Batch([0, 0], spare=0)
+    assert batch.cache.shape[0] == 0 and batch.table.shape == (2, 0)
+    check_decode(kind, call(batch.arrays(kind)), batch.expected(kind))
+
+
+@each_kind
+def test_smaller_head_dim_v(kind):
+    """No kernel has it: the message says what there is. The oracle computes it (below)."""
+    with pytest.raises(NotImplementedError, match="^flash_mla_with_kvcache: .*d_v is 256"):
+        call(Batch([10]).arrays(kind), head_dim_v=256)
+
+
+def test_smaller_head_dim_v_by_the_oracle():
+    """FLASHMLA_KERNEL is read once, so a process of its own asks for the oracle."""
+    program = """
+from attention import Batch, check_decode
+from flash_mla import flash_mla_with_kvcache
+from kinds import Kind
+kind, batch = Kind("numpy", "float16"), Batch([70, 0], d=40, page_size=16)
+for head_dim_v in (1, 24, 40):
+    got = flash_mla_with_kvcache(*batch.arrays(kind).values(), head_dim_v, None)
+    assert got[0].shape == (2, 1, 4, head_dim_v)
+    check_decode(kind, got, batch.expected(kind, d_v=head_dim_v))
+"""
+    path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+    environment = dict(os.environ, FLASHMLA_KERNEL="dense_decode=ref", FMLA_TEST_LIBRARIES="numpy", PYTHONPATH=path)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- The scheduler's metadata ---------------------------------------------------------------------------------------
+
+
+def test_metadata_is_empty_at_first():
+    for meta, num_splits in (get_mla_metadata(), get_mla_metadata("anything", 1, whatever=2)):
+        assert isinstance(meta, FlashMLASchedMeta) and num_splits is None
+        assert (meta.have_initialized, meta.config) == (False, None)
+
+
+@each_kind
+def test_metadata_is_filled_by_the_first_call_and_used_by_the_next(kind):
+    batch = Batch([300, 0, 65], s_q=2, h_q=16)
+    meta, _ = get_mla_metadata()
+    first = call(batch.arrays(kind), meta=meta, causal=True)
+    assert meta.have_initialized and kind.is_one(meta.plan) and kind.dtype_name(meta.plan) == "int32"
+    config = FlashMLASchedMeta.Config(3, 2, 16, 64, 1, True, False, None, None, None)
+    assert meta.config == config
+    plan, bits = meta.plan, kind.bits(meta.plan)
+    second = call(batch.arrays(kind), meta=meta, causal=True)
+    assert meta.plan is plan and kind.bits(plan) == bits and meta.config == config
+    assert [kind.bits(array) for array in first] == [kind.bits(array) for array in second]
+    check_decode(kind, first, batch.expected(kind, causal=True))
+
+
+@each_kind
+def test_metadata_serves_every_layer(kind):
+    """Other values, another cache, another head size: it depends on the lengths and the shapes alone."""
+    meta, _ = get_mla_metadata()
+    for layer, d in enumerate([576, 576, 512]):
+        batch = Batch([300, 0, 65], h_q=16, d=d, seed=layer)
+        check_decode(kind, call(batch.arrays(kind), meta=meta), batch.expected(kind))
+
+
+@each_kind
+def test_lengths_that_change_in_place_after_metadata_was_filled(kind):
+    """On the CPU results stay right; on a GPU a plan is for its lengths (docs/semantics.md): new ones, a new plan."""
+    batch = Batch([300, 20, 65, 140], h_q=16)
+    arrays = batch.arrays(kind)
+    meta, _ = get_mla_metadata()
+    check_decode(kind, call(arrays, meta=meta), batch.expected(kind))
+    for lengths in ([1, 20, 0, 64], [300, 0, 65, 139], [0, 0, 0, 0], [300, 20, 65, 140]):
+        arrays["cache_seqlens"][:] = kind.int32(lengths)
+        if kind.device != "cpu":
+            meta, _ = get_mla_metadata()
+        check_decode(kind, call(arrays, meta=meta), batch.expected(kind, lengths=lengths))
+
+
+BASE = dict(lengths=[100, 3], s_q=2, h_q=4, h_kv=1, page_size=64)
+MISMATCHES = [
+    ("q.shape[0]", dict(lengths=[100, 3, 5])),
+    ("q.shape[1]", dict(s_q=1)),
+    ("q.shape[2]", dict(h_q=8)),
+    ("k_cache.shape[1]", dict(page_size=16)),
+    ("k_cache.shape[2]", dict(h_kv=2)),
+]
+
+
+@each_kind
+@pytest.mark.parametrize("argument,change", MISMATCHES, ids=[argument for argument, _ in MISMATCHES])
+def test_metadata_of_another_shape_is_refused(kind, argument, change):
+    meta, _ = get_mla_metadata()
+    call(Batch(**BASE).arrays(kind), meta=meta)
+    with pytest.raises(ValueError) as caught:
+        call(Batch(**dict(BASE, **change)).arrays(kind), meta=meta)
+    message = str(caught.value)
+    assert message.startswith("flash_mla_with_kvcache: tile_scheduler_metadata: ") and argument in message
+    call(Batch(**BASE).arrays(kind), meta=meta)  # and it still serves what it was filled for
+
+
+@each_kind
+def test_metadata_of_another_mask_is_refused(kind):
+    meta, _ = get_mla_metadata()
+    call(Batch(**BASE).arrays(kind), meta=meta)
+    with pytest.raises(ValueError, match="^flash_mla_with_kvcache: tile_scheduler_metadata: .*causal"):
+        call(Batch(**BASE).arrays(kind), meta=meta, causal=True)
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "field,value,argument",
+    [
+        ("is_fp8_kvcache", True, "is_fp8_kvcache"),
+        ("topk", 64, "indices.shape"),
+        ("extra_page_block_size", 64, "extra_k_cache.shape"),
+        ("extra_topk", 64, "extra_indices_in_kvcache.shape"),
+    ],
+)
+def test_metadata_of_sparse_attention_is_refused(kind, field, value, argument):
+    """As a call of sparse attention will leave it; dense attention never does."""
+    meta, _ = get_mla_metadata()
+    call(Batch(**BASE).arrays(kind), meta=meta)
+    setattr(meta.config, field, value)
+    with pytest.raises(ValueError) as caught:
+        call(Batch(**BASE).arrays(kind), meta=meta)
+    assert str(caught.value).startswith("flash_mla_with_kvcache: tile_scheduler_metadata: ")
+    assert argument in str(caught.value)

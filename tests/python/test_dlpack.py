@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: MIT
+"""Arrays that are nobody's: all that they have is __dlpack__ and __dlpack_device__. out= and lse= are given."""
+
+import gc
+import weakref
+
+import numpy
+import pytest
+
+from attention import Batch, check_decode
+from capsules import Capsuled
+from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
+from kinds import Kind, needs_cuda, torch
+
+KIND = Kind("numpy", "float16")
+
+
+class OnlyDLPack:
+    """A NumPy array seen through DLPack alone."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+    def __dlpack__(self, stream=None):
+        assert stream is None, "the CPU has no streams"
+        return self._array.__dlpack__()
+
+
+class ShapedDLPack(OnlyDLPack):
+    """One that says its shape too, as every array library's does."""
+
+    shape = property(lambda self: self._array.shape)
+    ndim = property(lambda self: self._array.ndim)
+    dtype = property(lambda self: self._array.dtype)
+
+
+WRAPPERS = [
+    pytest.param(OnlyDLPack, id="OnlyDLPack"),
+    pytest.param(ShapedDLPack, id="ShapedDLPack"),
+]
+
+
+class Versioned(ShapedDLPack):
+    """A producer whose capsules have a version, and flags."""
+
+    def __dlpack__(self, stream=None):
+        return self._array.__dlpack__(max_version=(1, 0))
+
+
+class Foreign(ShapedDLPack):
+    """An array of a library that has the array API's standard names, as CuPy's and JAX's do."""
+
+    device = property(lambda self: self._array.device if hasattr(self._array, "device") else "cpu")
+
+    def __array_namespace__(self, api_version=None):
+        return ForeignLibrary(torch if torch is not None and isinstance(self._array, torch.Tensor) else numpy)
+
+    def __dlpack__(self, stream=None):
+        on_cpu = self.__dlpack_device__()[0] == 1
+        assert (stream is None) == on_cpu, "of a GPU, the stream that the consumer works on"
+        return self._array.__dlpack__(**({} if on_cpu else {"stream": stream}))
+
+
+class ForeignLibrary:
+    def __init__(self, library):
+        self._library = library
+
+    def __getattr__(self, name):
+        return getattr(self._library, name)  # dtypes
+
+    def empty(self, shape, *, dtype, device):
+        if self._library is numpy:
+            assert device == "cpu"
+            return Foreign(numpy.empty(shape, dtype))
+        return Foreign(torch.empty(shape, dtype=dtype, device=device))
+
+
+def decode(wrap, batch, meta=None, **options):
+    q, k_cache, block_table, cache_seqlens = (None if a is None else wrap(a) for a in batch.arrays(KIND).values())
+    return flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, meta, **options)
+
+
+def results(batch):
+    return (
+        numpy.zeros((batch.b, batch.s_q, batch.h_q, 512), numpy.float16),
+        numpy.zeros((batch.b, batch.h_q, batch.s_q), numpy.float32),
+    )
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+@pytest.mark.parametrize("table", [True, False])
+def test_decode(wrap, table):
+    batch = Batch([60, 0, 64], s_q=2, table=table)
+    out, lse = results(batch)
+    given = wrap(out), wrap(lse)
+    got = decode(wrap, batch, out=given[0], lse=given[1], attn_sink=wrap(batch.sink), causal=True)
+    assert got[0] is given[0] and got[1] is given[1]
+    check_decode(KIND, (out, lse), batch.expected(KIND, causal=True, sink=batch.sink))
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_decode_into_numpy_arrays(wrap, batch_invariant):
+    batch = Batch([60, 100])
+    out, lse = results(batch)
+    got = decode(wrap, batch, out=out, lse=lse, batch_invariant=batch_invariant)
+    assert got[0] is out and got[1] is lse
+    check_decode(KIND, got, batch.expected(KIND))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        pytest.param(OnlyDLPack, id="OnlyDLPack"),
+        pytest.param(ShapedDLPack, id="ShapedDLPack"),
+    ],
+)
+def test_decode_with_metadata(wrap):
+    batch = Batch([60, 100])
+    meta, _ = get_mla_metadata()
+    for _ in range(2):
+        out, lse = results(batch)
+        decode(wrap, batch, meta, out=out, lse=lse)
+        check_decode(KIND, (out, lse), batch.expected(KIND))
+    assert meta.have_initialized
+
+
+@pytest.mark.parametrize("missing", ["out", "lse"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        pytest.param(OnlyDLPack, id="OnlyDLPack"),
+        pytest.param(ShapedDLPack, id="ShapedDLPack"),
+    ],
+)
+def test_decode_without_results(wrap, missing):
+    batch = Batch([60, 100])
+    given = dict(zip(("out", "lse"), results(batch)))
+    del given[missing]
+    with pytest.raises(TypeError, match=rf"^flash_mla_with_kvcache: {missing}: .*{missing}="):
+        decode(wrap, batch, **given)
+
+
+@pytest.mark.parametrize("wrap", [OnlyDLPack, ShapedDLPack])
+def test_merge(wrap):
+    out_parts = numpy.full((3, 2, 1, 4, 8), 2, numpy.float32)
+    lse_parts = numpy.zeros((3, 2, 4, 1), numpy.float32)
+    out, lse = numpy.zeros((2, 1, 4, 8), numpy.float32), numpy.zeros((2, 4, 1), numpy.float32)
+    merge_states(wrap(out_parts), wrap(lse_parts), out=wrap(out), lse=wrap(lse))
+    numpy.testing.assert_allclose(out, 2, rtol=1e-6)
+    numpy.testing.assert_allclose(lse, numpy.log(3), rtol=1e-6)
+
+
+@pytest.mark.parametrize("missing", ["out", "lse"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        pytest.param(OnlyDLPack, id="OnlyDLPack"),
+        pytest.param(ShapedDLPack, id="ShapedDLPack"),
+    ],
+)
+def test_merge_without_results(wrap, missing):
+    given = {"out": numpy.zeros((2, 1, 4, 8), numpy.float32), "lse": numpy.zeros((2, 4, 1), numpy.float32)}
+    del given[missing]
+    out_parts, lse_parts = numpy.zeros((3, 2, 1, 4, 8), numpy.float32), numpy.zeros((3, 2, 4, 1), numpy.float32)
+    with pytest.raises(TypeError, match=rf"^merge_states: {missing}: .*{missing}="):
+        merge_states(wrap(out_parts), wrap(lse_parts), **given)
+
+
+@pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
+def test_results_are_made_by_the_arrays_own_library(planned):
+    batch = Batch([60, 0, 100], s_q=2)
+    meta = get_mla_metadata()[0] if planned else None
+    for _ in range(2):
+        out, lse = decode(Foreign, batch, meta, attn_sink=Foreign(batch.sink))
+        assert isinstance(out, Foreign) and isinstance(lse, Foreign)
+        check_decode(KIND, (out._array, lse._array), batch.expected(KIND, sink=batch.sink))
+    merged = merge_states(Foreign(out._array[None]), Foreign(lse._array[None]))
+    assert isinstance(merged[0], Foreign) and numpy.array_equal(merged[0]._array, out._array)
+    assert not planned or isinstance(meta.plan, Foreign)
+
+
+@needs_cuda
+@pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
+@pytest.mark.parametrize("on_stream", [False, True])
+def test_arrays_of_a_gpu(planned, on_stream):
+    """As CuPy's would come; the stream is an argument."""
+    kind, batch = Kind("torch", "float16", "cuda"), Batch([60, 0, 100], s_q=2)
+    arrays = {name: Foreign(array) for name, array in batch.arrays(kind).items()}
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    handle = stream.cuda_stream if on_stream else 0
+    meta = get_mla_metadata()[0] if planned else None
+    out, lse = flash_mla_with_kvcache(*arrays.values(), 512, meta, stream=handle)
+    torch.cuda.synchronize()
+    check_decode(kind, (out._array, lse._array), batch.expected(kind))
+    merged = merge_states(Foreign(out._array[None]), Foreign(lse._array[None]), stream=handle)
+    torch.cuda.synchronize()
+    assert torch.equal(merged[0]._array, out._array)
+
+
+HAS_VERSIONS = pytest.mark.skipif(
+    tuple(int(n) for n in numpy.__version__.split(".")[:2]) < (2, 1), reason="NumPy before 2.1 makes no such capsules"
+)
+
+
+@HAS_VERSIONS
+def test_capsules_with_a_version():
+    batch = Batch([60, 100], s_q=2)
+    out, lse = results(batch)
+    decode(Versioned, batch, out=Versioned(out), lse=Versioned(lse))
+    check_decode(KIND, (out, lse), batch.expected(KIND))
+
+
+@HAS_VERSIONS
+def test_result_whose_capsule_says_that_it_is_read_only():
+    batch = Batch([60, 100])
+    out, lse = results(batch)
+    out.flags.writeable = False
+    with pytest.raises((TypeError, ValueError), match="^flash_mla_with_kvcache: out: "):
+        decode(Versioned, batch, out=Versioned(out), lse=lse)
+    assert not numpy.any(out)
+
+
+def test_numpy_arrays_beside_those_of_others():
+    """q decides what results are made by."""
+    batch = Batch([60, 100])
+    arrays = batch.arrays(KIND)
+    arrays["k_cache"] = ShapedDLPack(arrays["k_cache"])
+    check_decode(KIND, flash_mla_with_kvcache(*arrays.values(), 512, None), batch.expected(KIND))
+
+
+def test_strides_and_offset_come_through():
+    batch = Batch([60, 100], s_q=2)
+    arrays = batch.arrays(KIND)
+    large = numpy.full((3, 2, 9, 600), numpy.nan, numpy.float16)
+    large[1:, :, 2:6, 8:584] = arrays["q"]
+    arrays["q"] = ShapedDLPack(large[1:, :, 2:6, 8:584])
+    out, lse = results(batch)
+    flash_mla_with_kvcache(*arrays.values(), 512, None, out=out, lse=lse)
+    check_decode(KIND, (out, lse), batch.expected(KIND))
+
+
+@pytest.mark.parametrize("strides", [False, True])
+@pytest.mark.parametrize("byte_offset", [0, 48])
+def test_capsule_with_an_offset_and_without_strides(byte_offset, strides):
+    """Strides that are not there are those of a contiguous array; the offset is added to the address."""
+    batch = Batch([60, 100], s_q=2)
+    arrays = batch.arrays(KIND)
+    array = arrays["k_cache"]
+    address = array.__array_interface__["data"][0] - byte_offset
+    of_elements = [stride // array.itemsize for stride in array.strides] if strides else None
+    arrays["k_cache"] = Capsuled(address, array.shape, 2, 16, byte_offset=byte_offset, strides=of_elements)
+    check_decode(KIND, flash_mla_with_kvcache(*arrays.values(), 512, None), batch.expected(KIND))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(lanes=2),
+        dict(bits=8),
+        dict(code=4),
+        dict(device=(7, 0)),
+        dict(device=(1, -1)),
+        dict(shape=(4, 64, 1, -576)),
+    ],
+    ids=str,
+)
+def test_capsule_that_is_refused(wrong):
+    batch = Batch([60, 100], s_q=2)
+    arrays = batch.arrays(KIND)
+    array = arrays["k_cache"]
+    good = dict(data=array.__array_interface__["data"][0], shape=array.shape, code=2, bits=16)
+    arrays["k_cache"] = Capsuled(**dict(good, **wrong))
+    with pytest.raises(ValueError) as caught:
+        flash_mla_with_kvcache(*arrays.values(), 512, None)
+    assert str(caught.value).startswith("flash_mla_with_kvcache: k_cache: ")
+
+
+def test_nothing_is_held_after_the_call():
+    """A capsule that nobody took is destroyed with its array."""
+
+    class Owned(numpy.ndarray):
+        pass
+
+    cache = Batch([60, 100]).arrays(KIND)
+    arrays = {name: array.view(Owned) for name, array in cache.items()}
+    alive = [weakref.ref(array) for array in arrays.values()]
+    batch = Batch([60, 100])
+    out, lse = results(batch)
+    wrapped = [ShapedDLPack(array) for array in arrays.values()]
+    flash_mla_with_kvcache(*wrapped, 512, None, out=out, lse=lse)
+    del arrays, wrapped
+    gc.collect()
+    assert [reference() for reference in alive] == [None] * 4
+
+
+@pytest.mark.parametrize("argument", ["k_cache", "block_table", "cache_seqlens", "attn_sink", "out", "lse"])
+def test_argument_without_dlpack(argument):
+    batch = Batch([60, 100])
+    out, lse = results(batch)
+    arguments = dict(
+        batch.arrays(KIND), head_dim_v=512, tile_scheduler_metadata=None, attn_sink=batch.sink, out=out, lse=lse
+    )
+    arguments[argument] = memoryview(b"bytes")
+    with pytest.raises(TypeError, match=f"^flash_mla_with_kvcache: {argument}: is memoryview"):
+        flash_mla_with_kvcache(**arguments)

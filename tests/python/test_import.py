@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: MIT
+"""What importing the package costs and brings, each in a process of its own."""
+
+import inspect
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+import flash_mla
+from kinds import needs_torch
+
+FOLDER = pathlib.Path(flash_mla.__file__).parent
+
+
+def python(program, **environment):
+    """Runs a program; its standard output."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=dict(os.environ, **environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_neither_numpy_nor_torch_is_imported():
+    loaded = python("import sys, flash_mla; print(*sys.modules)").split()
+    assert "flash_mla.flash_mla_interface" in loaded
+    assert not {"numpy", "torch", "ml_dtypes", "flash_mla._torch"} & set(loaded)
+
+
+def test_numpy_arrays_do_not_bring_torch():
+    program = """
+import sys, numpy, flash_mla
+flash_mla.merge_states(numpy.zeros((2, 1, 1, 1, 8), "float32"), numpy.zeros((2, 1, 1, 1), "float32"))
+print(*sys.modules)
+"""
+    assert "torch" not in python(program).split()
+
+
+@needs_torch
+def test_first_tensor_warns_of_nothing():
+    program = "import torch, flash_mla; flash_mla.merge_states(torch.zeros(2, 1, 1, 1, 8), torch.zeros(2, 1, 1, 1))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_is_quick():
+    """The best of several runs, less what the interpreter and nothing else takes."""
+
+    def seconds(program):
+        best = float("inf")
+        for _ in range(7):
+            start = time.perf_counter()
+            subprocess.run([sys.executable, "-c", program], check=True)
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    flash_mla_takes = seconds("import flash_mla") - seconds("pass")
+    assert flash_mla_takes < 0.15
+
+
+def test_version_is_the_header_s():
+    header = pathlib.Path(__file__).resolve().parents[2] / "include" / "flashmla" / "flashmla.h"
+    numbers = [re.search(rf"FMLA_VERSION_{part} (\d+)", header.read_text()) for part in ("MAJOR", "MINOR", "PATCH")]
+    assert flash_mla.__version__ == ".".join(number.group(1) for number in numbers)
+
+
+def test_attribute_that_is_not_there():
+    with pytest.raises(AttributeError, match="'flash_mla' has no attribute 'nothing'"):
+        flash_mla.nothing
+
+
+def test_star_import():
+    program = "from flash_mla import *; print(*sorted(name for name in globals() if not name.startswith('__')))"
+    assert set(python(program).split()) == set(flash_mla.__all__) - {"__version__"}
+
+
+def test_names_of_flash_mla():
+    """What code that is written for FlashMLA imports."""
+    program = """
+from flash_mla import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
+from flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
+from flash_mla.flash_mla_interface import FlashMLASchedMeta
+import flash_mla.flash_mla_interface as interface
+assert interface.flash_mla_with_kvcache is flash_mla_with_kvcache
+"""
+    python(program)
+
+
+def test_library_that_is_missing():
+    program = """
+try:
+    import flash_mla
+except ImportError as error:
+    print(error)
+"""
+    message = python(program, FLASHMLA_LIBRARY="/nowhere/libflashmla.so")
+    for words in ("flash_mla: cannot load /nowhere/libflashmla.so", "pip", "FLASHMLA_LIBRARY"):
+        assert words in message
+
+
+def test_library_that_is_another():
+    """One without our functions: the C library's own mathematics."""
+    program = """
+try:
+    import flash_mla
+except ImportError as error:
+    print(error)
+"""
+    assert "has no fmla_" in python(program, FLASHMLA_LIBRARY="libm.so.6")
+
+
+def test_library_of_the_package(tmp_path):
+    """Without FLASHMLA_LIBRARY, the one that lies in the package."""
+    shutil.copytree(FOLDER, tmp_path / "flash_mla")
+    shutil.copy(flash_mla._library.library._name, tmp_path / "flash_mla" / "libflashmla.so")
+    program = "import flash_mla; print(flash_mla._library.library._name)"
+    name = python(program, FLASHMLA_LIBRARY="", PYTHONPATH=str(tmp_path)).strip()
+    assert name == str(tmp_path / "flash_mla" / "libflashmla.so")
+
+
+def test_types_are_declared():
+    assert (FOLDER / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("name", [name for name in flash_mla.__all__ if name != "__version__"])
+def test_documentation(name):
+    """Every argument of a function is spoken of; those of the packed functions are flash_attn_varlen_func's."""
+    value = getattr(flash_mla, name)
+    text = inspect.getdoc(value)
+    assert text and not text.startswith(f"{name}("), "a docstring, not what dataclass makes up"
+    if inspect.isfunction(value) and "packed" not in name and name != "get_mla_metadata":
+        for argument in inspect.signature(value).parameters:
+            assert re.search(rf"\b{argument}\b", text), argument
+
+
+SIGNATURES = {
+    "get_mla_metadata": "(*args, **kwargs)",
+    "flash_mla_with_kvcache": "(q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, "
+    "num_splits=None, softmax_scale=None, causal=False, is_fp8_kvcache=False, indices=None, attn_sink=None, "
+    "extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None)",
+    "flash_mla_sparse_fwd": "(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None)",
+    "flash_attn_varlen_func": "(q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, dropout_p=0.0, "
+    "softmax_scale=None, causal=False, deterministic=False, is_varlen=True)",
+    "flash_attn_varlen_qkvpacked_func": "(qkv, cu_seqlens, max_seqlen, head_dim_qk, dropout_p=0.0, softmax_scale=None, "
+    "causal=False, deterministic=False, is_varlen=True)",
+    "flash_attn_varlen_kvpacked_func": "(q, kv, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, "
+    "head_dim_qk, dropout_p=0.0, softmax_scale=None, causal=False, deterministic=False, is_varlen=True)",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature_begins_as_that_of_flash_mla(name):
+    """Names, order and defaults; what this package adds can be given by name only."""
+    signature = inspect.signature(getattr(flash_mla, name))
+    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.kind != p.KEYWORD_ONLY]
+    assert str(inspect.Signature(plain)) == SIGNATURES[name]

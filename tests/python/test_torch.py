@@ -1,0 +1,754 @@
+# SPDX-License-Identifier: MIT
+"""What PyTorch asks of an operator: its compiler, its tracers, its modes, threads; on a GPU streams and graphs."""
+
+import concurrent.futures
+import importlib
+import math
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from attention import Batch, check_decode
+from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
+from kinds import TORCH_KINDS, Kind, each_torch_kind, needs_cuda, torch
+
+if torch is None:
+    pytest.skip("PyTorch is not installed", allow_module_level=True)
+importlib.import_module("flash_mla._torch")  # which registers the operators, and is else imported for the first tensor
+
+DEVICES = sorted({kind.device for kind in TORCH_KINDS})
+each_device = pytest.mark.parametrize("device", DEVICES)
+BATCH = Batch([100, 0, 65, 7], s_q=2, h_q=4)
+
+
+def decode(arrays, meta=None, **options):
+    return flash_mla_with_kvcache(*arrays.values(), 512, meta, **options)
+
+
+def bits(kind, arrays):
+    return [kind.bits(array) for array in arrays]
+
+
+# ---- The operators --------------------------------------------------------------------------------------------------
+
+
+def plan_of(arrays):
+    return torch.ops.flash_mla.decode_plan(arrays["cache_seqlens"], BATCH.s_q, BATCH.h_q, 1)
+
+
+def samples(device):
+    """(operator, arguments) of each, in several ways."""
+    kind = Kind("torch", "bfloat16", device)
+    arrays = BATCH.arrays(kind)
+    q, cache, table, lengths = arrays.values()
+    small = Batch([5, 64], h_q=2, table=False).arrays(Kind("torch", "float16", device))
+    sink = kind.fp32(BATCH.sink)
+    scale = 576**-0.5
+    large = kind.full((4, 2, 4, 600), 0), kind.full((4, 5, 2), 0, "float32")
+
+    def results():
+        return kind.full((4, 2, 4, 512), 0), kind.full((4, 4, 2), 0, "float32")
+
+    def small_results():
+        return torch.zeros(2, 1, 2, 512, dtype=torch.float16, device=device), torch.zeros(2, 2, 1, device=device)
+
+    parts = kind.full((3, 2, 2, 4, 16), 1), kind.full((3, 2, 4, 2), 0.5, "float32")
+    wide = kind.full((2, 1, 1, 3, 8), 1, "float32"), kind.full((2, 1, 3, 1), -math.inf, "float32")
+    return {
+        "flash_mla::decode_plan": [
+            (lengths, 2, 4, 1),
+            (lengths[:1], 1, 128, 1),
+            (lengths[1:3], 4, 16, 4),
+        ],
+        "flash_mla::dense_decode": [
+            (q, cache, table, lengths, None, None, 512, scale, False, 0, 0, False),
+            (q, cache, table, lengths, plan_of(arrays), None, 512, scale, True, 0, 0, False),
+            (q, cache, table, lengths, None, sink, 512, 0.1, True, 1, 2, True),
+            (q[1:, :, :2], cache, table[1:], lengths[1:], None, sink[:2], 512, scale, False, 0, 0, False),
+            (*small.values(), None, None, 512, scale, False, 0, 0, False),
+        ],
+        "flash_mla::dense_decode_out": [
+            (q, cache, table, lengths, None, None, *results(), scale, False, 0, 0, False),
+            (q, cache, table, lengths, plan_of(arrays), sink, *results(), scale, True, 1, 2, False),
+            (q, cache, table, lengths, None, None, large[0][..., 8:520], large[1][:, 1:], scale, False, 0, 0, True),
+            (*small.values(), None, None, *small_results(), scale, False, 0, 0, False),
+        ],
+        "flash_mla::merge": [
+            (*parts, None, 0, 0),
+            (*parts, sink, 1, 2),
+            (*wide, None, 0, 0),
+            (parts[0][:, 1:], parts[1][:, 1:], None, 0, 2),
+        ],
+        "flash_mla::merge_out": [
+            (*parts, None, kind.full((2, 2, 4, 16), 0), kind.full((2, 4, 2), 0, "float32"), 0, 0),
+            (*parts, sink, kind.full((2, 2, 4, 16), 0, "float32"), kind.full((2, 4, 2), 0, "float32"), 1, 2),
+            (*wide, None, kind.full((1, 1, 3, 8), 0), kind.full((1, 3, 1), 0, "float32"), 1, 0),
+        ],
+    }
+
+
+def operator(name):
+    namespace, name = name.split("::")
+    return getattr(getattr(torch.ops, namespace), name).default
+
+
+def test_every_operator_has_samples():
+    assert {n for n in torch._C._dispatch_get_all_op_names() if n.startswith("flash_mla::")} == set(samples("cpu"))
+
+
+@each_device
+@pytest.mark.parametrize(
+    "name,index", [(name, index) for name, several in samples("cpu").items() for index in range(len(several))]
+)
+def test_opcheck(name, index, device):
+    """The schema says what is written, results do not alias inputs, the fake results are as the real ones, …"""
+    torch.library.opcheck(operator(name), samples(device)[name][index])
+
+
+@each_device
+@pytest.mark.parametrize("b", [0, 1, 5])
+@pytest.mark.parametrize("s_q,h_q,h_kv", [(1, 128, 1), (2, 16, 4)])
+def test_fake_plan_has_the_size_of_the_real_one(b, s_q, h_q, h_kv, device):
+    lengths = torch.arange(b, dtype=torch.int32, device=device)
+    real = torch.ops.flash_mla.decode_plan(lengths, s_q, h_q, h_kv)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = torch.ops.flash_mla.decode_plan(mode.from_tensor(lengths), s_q, h_q, h_kv)
+    assert (fake.shape, fake.dtype, fake.device) == (real.shape, real.dtype, real.device)
+
+
+# ---- Tracing --------------------------------------------------------------------------------------------------------
+
+
+@each_device
+@pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
+def test_fake_tensors(planned, device):
+    kind = Kind("torch", "bfloat16", device)
+    real = decode(BATCH.arrays(kind))
+    parts = kind.full((3, 4, 2, 4, 512), 0), kind.full((3, 4, 4, 2), 0, "float32")
+    with torch._subclasses.FakeTensorMode() as mode:
+        arrays = {name: mode.from_tensor(array) for name, array in BATCH.arrays(kind).items()}
+        fake = decode(arrays, get_mla_metadata()[0] if planned else None)
+        merged = merge_states(*(mode.from_tensor(part) for part in parts))
+        out, lse = mode.from_tensor(real[0]), mode.from_tensor(real[1])
+        given = decode(arrays, out=out, lse=lse)
+    for results in (fake, merged, given):
+        for array, like in zip(results, real):
+            assert isinstance(array, torch._subclasses.FakeTensor)
+            assert (array.shape, array.dtype, array.stride(), array.device) == (
+                like.shape,
+                like.dtype,
+                like.stride(),
+                like.device,
+            )
+    assert given[0] is out and given[1] is lse
+
+
+@pytest.mark.parametrize(
+    "planned",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.xfail(
+                not torch.cuda.is_available(),
+                reason="the fake plan asks the GPU that is not there",
+                raises=NotImplementedError,
+                strict=True,
+            ),
+        ),
+    ],
+    ids=["plan=inside", "plan=meta"],
+)
+def test_fake_tensors_of_a_gpu_that_may_not_be_there(planned):
+    """As a model is traced, or exported, on a machine without one."""
+    with torch._subclasses.FakeTensorMode():
+        arrays = {
+            "q": torch.empty(4, 2, 4, 576, dtype=torch.bfloat16, device="cuda"),
+            "k_cache": torch.empty(8, 64, 1, 576, dtype=torch.bfloat16, device="cuda"),
+            "block_table": torch.empty(4, 2, dtype=torch.int32, device="cuda"),
+            "cache_seqlens": torch.empty(4, dtype=torch.int32, device="cuda"),
+        }
+        out, lse = decode(arrays, get_mla_metadata()[0] if planned else None)
+    assert tuple(out.shape) == (4, 2, 4, 512) and tuple(lse.shape) == (4, 4, 2) and out.device.type == "cuda"
+
+
+@each_device
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+def test_make_fx(tracing_mode, device):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    kind = Kind("torch", "bfloat16", device)
+
+    def step(q, k_cache, block_table, cache_seqlens):
+        meta, _ = get_mla_metadata()
+        out, lse = flash_mla_with_kvcache(q * 2, k_cache, block_table, cache_seqlens, 512, meta, causal=True)
+        return merge_states(out[None], lse[None])
+
+    arrays = BATCH.arrays(kind)
+    graph = make_fx(step, tracing_mode=tracing_mode)(*arrays.values())
+    called = [str(node.target) for node in graph.graph.nodes if "flash_mla" in str(node.target)]
+    assert called == ["flash_mla.decode_plan.default", "flash_mla.dense_decode.default", "flash_mla.merge.default"]
+    assert bits(kind, graph(*arrays.values())) == bits(kind, step(*arrays.values()))
+    arrays["cache_seqlens"] = kind.int32([64, 0, 65, 3])  # nothing of the values is in the graph
+    assert bits(kind, graph(*arrays.values())) == bits(kind, step(*arrays.values()))
+
+
+@each_device
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict, device):
+    class Layer(torch.nn.Module):
+        def forward(self, q, k_cache, block_table, cache_seqlens):
+            return flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, None, causal=True)
+
+    kind = Kind("torch", "bfloat16", device)
+    arrays = tuple(BATCH.arrays(kind).values())
+    program = torch.export.export(Layer(), arrays, strict=strict)
+    assert bits(kind, program.module()(*arrays)) == bits(kind, Layer()(*arrays))
+
+
+# ---- torch.compile --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+class TestCompile:
+    @staticmethod
+    def step(q, k_cache, block_table, cache_seqlens, meta=None):
+        out, lse = flash_mla_with_kvcache(q * 2, k_cache, block_table, cache_seqlens, 512, meta, None, 0.1, True)
+        return out + 1, lse
+
+    @each_device
+    @pytest.mark.parametrize("meta", ["none", "empty", "filled"])
+    def test_decode(self, meta, device):
+        kind = Kind("torch", "bfloat16", device)
+        arrays = BATCH.arrays(kind).values()
+        plain = get_mla_metadata()[0] if meta != "none" else None
+        expected = self.step(*arrays, plain)
+        compiled = torch.compile(self.step, backend="aot_eager", fullgraph=True)
+        mine = get_mla_metadata()[0] if meta != "none" else None
+        if meta == "filled":
+            self.step(*arrays, mine)
+            plan = mine.plan
+        for _ in range(3):
+            assert bits(kind, compiled(*arrays, mine)) == bits(kind, expected)
+        if mine is not None:
+            assert mine.have_initialized and mine.config == plain.config
+            assert kind.bits(mine.plan) == kind.bits(plain.plan)
+        if meta == "filled":
+            assert mine.plan is plan
+
+    @each_device
+    def test_one_metadata_for_several_layers(self, device):
+        def model(q, k_cache, block_table, cache_seqlens):
+            meta, _ = get_mla_metadata()
+            for _ in range(3):
+                out, _ = flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, meta, causal=True)
+                q = torch.cat([out, q[..., 512:]], dim=-1)
+            return q
+
+        kind = Kind("torch", "bfloat16", device)
+        arrays = BATCH.arrays(kind).values()
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        assert kind.bits(compiled(*arrays)) == kind.bits(model(*arrays))
+
+    @each_device
+    @pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
+    def test_dynamic_batch(self, planned, device):
+        """One graph for every number of requests."""
+        kind = Kind("torch", "bfloat16", device)
+        graphs = []
+
+        def counting(graph, inputs):
+            graphs.append(graph)
+            return graph.forward
+
+        compiled = torch.compile(self.step, backend=counting, fullgraph=True)
+        for lengths in ([100, 0, 65], [3, 64], [10] * 7):
+            batch = Batch(lengths, s_q=2)
+            arrays = batch.arrays(kind)
+            for name in ("q", "block_table", "cache_seqlens"):
+                torch._dynamo.mark_dynamic(arrays[name], 0)
+            torch._dynamo.maybe_mark_dynamic(arrays["block_table"], 1)
+            torch._dynamo.maybe_mark_dynamic(arrays["k_cache"], 0)
+            metas = [get_mla_metadata()[0] if planned else None for _ in range(2)]
+            got, expected = compiled(*arrays.values(), metas[0]), self.step(*arrays.values(), metas[1])
+            assert bits(kind, got) == bits(kind, expected)
+        assert len(graphs) == 1
+
+    @each_device
+    def test_dynamic_batch_through_autograd_s_tracer(self, device):
+        """aot_eager asks the fake operators about sizes that are symbols."""
+        kind = Kind("torch", "bfloat16", device)
+        compiled = torch.compile(self.step, backend="aot_eager", fullgraph=True, dynamic=True)
+        for lengths in ([100, 0, 65], [3, 64]):
+            arrays = Batch(lengths, s_q=2).arrays(kind).values()
+            metas = get_mla_metadata()[0], get_mla_metadata()[0]
+            assert bits(kind, compiled(*arrays, metas[0])) == bits(kind, self.step(*arrays, metas[1]))
+
+    @each_device
+    def test_given_results(self, device):
+        """What is written into is written into, a part of a larger tensor too."""
+
+        def step(q, k_cache, block_table, cache_seqlens, large, lse):
+            out = large[:, :, :4, 8:520]
+            flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, None, out=out, lse=lse)
+            return out * 2
+
+        kind = Kind("torch", "bfloat16", device)
+        arrays = BATCH.arrays(kind).values()
+        results = [(kind.full((4, 2, 6, 528), 7), kind.full((4, 4, 2), 7, "float32")) for _ in range(2)]
+        got = torch.compile(step, backend="aot_eager", fullgraph=True)(*arrays, *results[0])
+        assert kind.bits(got) == kind.bits(step(*arrays, *results[1]))
+        assert bits(kind, results[0]) == bits(kind, results[1])
+
+    @each_device
+    def test_merge(self, device):
+        def step(out_parts, lse_parts, sink):
+            out, lse = merge_states(out_parts, lse_parts, sink, lse_empty=-math.inf, log_base=2)
+            return out * 2, lse + 1
+
+        kind = Kind("torch", "bfloat16", device)
+        parts = torch.randn(3, 2, 2, 4, 16, device=device), torch.randn(3, 2, 4, 2, device=device)
+        sink = torch.zeros(4, device=device)
+        compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+        assert bits(kind, compiled(*parts, sink)) == bits(kind, step(*parts, sink))
+
+    @each_device
+    def test_inductor(self, device):
+        """Nothing here but our operators, so that no C++ compiler works for half a minute."""
+
+        def step(q, k_cache, block_table, cache_seqlens, out, meta):
+            first = flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, meta, causal=True, out=out)
+            second = flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, meta, causal=True)
+            return *first, *merge_states(second[0][None], second[1][None])
+
+        kind = Kind("torch", "bfloat16", device)
+        arrays = BATCH.arrays(kind).values()
+        results = [kind.full((4, 2, 4, 512), 7) for _ in range(2)]
+        expected = step(*arrays, results[0], get_mla_metadata()[0])
+        got = torch.compile(step, backend="inductor", fullgraph=True)(*arrays, results[1], get_mla_metadata()[0])
+        assert bits(kind, got) == bits(kind, expected) and kind.bits(results[1]) == kind.bits(results[0])
+
+    @each_device
+    def test_wrong_argument(self, device):
+        """An eager call's words where tracing finds it; PyTorch's compiler wraps what is raised within it."""
+        kind = Kind("torch", "bfloat16", device)
+        arrays = dict(BATCH.arrays(kind), cache_seqlens=kind.array(BATCH.lengths, "int64"))
+        compiled = torch.compile(self.step, backend="aot_eager", fullgraph=True)
+        with pytest.raises(Exception, match="cache_seqlens: dtype is int64, must be int32"):
+            compiled(*arrays.values(), None)
+
+
+FIRST_USE = """
+import torch
+from flash_mla import flash_mla_with_kvcache
+
+class Layer(torch.nn.Module):
+    def forward(self, q, k_cache, block_table, cache_seqlens):
+        return flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, None)
+
+q, k_cache = torch.zeros(1, 1, 4, 576, dtype=torch.float16), torch.zeros(2, 64, 1, 576, dtype=torch.float16)
+block_table, cache_seqlens = torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+arrays = q, k_cache, block_table, cache_seqlens
+if {how!r} == "compile":
+    out, lse = torch.compile(Layer(), backend="aot_eager", fullgraph=True)(*arrays)
+elif {how!r} == "operator":
+    out, lse = torch.ops.flash_mla.dense_decode(*arrays, None, None, 512, 1.0, False, 0, 0, False)
+else:
+    program = torch.export.export(Layer(), arrays)
+    out, lse = program.module()(*arrays)
+assert out.shape == (1, 1, 4, 512)
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "compile",
+        "export",
+        "operator",
+    ],
+)
+def test_compiled_before_anything_else_was_called(how):
+    """In a process of its own: there is no eager call before."""
+    done = subprocess.run([sys.executable, "-c", FIRST_USE.format(how=how)], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- Modes ----------------------------------------------------------------------------------------------------------
+
+
+@each_torch_kind
+def test_inference_mode(kind):
+    expected = bits(kind, decode(BATCH.arrays(kind), causal=True))
+    meta, _ = get_mla_metadata()
+    with torch.inference_mode():
+        arrays = BATCH.arrays(kind)
+        for _ in range(2):
+            out, lse = decode(arrays, meta, causal=True)
+            assert out.is_inference() and bits(kind, (out, lse)) == expected
+        parts = merge_states(out[None], lse[None])
+    assert bits(kind, parts)[1] == expected[1]
+    assert bits(kind, decode(BATCH.arrays(kind), meta, causal=True)) == expected  # outside, with a plan from inside
+
+
+@each_torch_kind
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+def test_inputs_that_require_gradients(kind, grad):
+    """There is no gradient of decode; the results are there all the same."""
+    arrays = BATCH.arrays(kind)
+    expected = bits(kind, decode(arrays))
+    arrays["q"].requires_grad_()
+    arrays["k_cache"].requires_grad_()
+    with torch.set_grad_enabled(grad):
+        out, lse = decode(arrays)
+        assert bits(kind, (out, lse)) == expected
+        assert bits(kind, decode(arrays, out=torch.empty_like(out).detach())) == expected
+        merge_states(out[None].detach().requires_grad_(), lse[None].detach())
+
+
+@each_torch_kind
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        pytest.param(lambda q: torch.nn.Parameter(q, requires_grad=False), id="Parameter"),
+        pytest.param(lambda q: q.as_subclass(type("Sub", (torch.Tensor,), {})), id="subclass"),
+    ],
+)
+def test_subclasses_of_tensor(kind, wrap):
+    arrays = BATCH.arrays(kind)
+    expected = bits(kind, decode(arrays))
+    arrays["q"] = wrap(arrays["q"])
+    got = decode(arrays)
+    assert bits(kind, [array.as_subclass(torch.Tensor) for array in got]) == expected
+
+
+@each_torch_kind
+@pytest.mark.parametrize("argument", ["q", "k_cache"])
+def test_subclass_sees_the_operators(argument, kind):
+    """One that does something of its own with every function that is called with it."""
+
+    class Watching(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    arrays, seen = BATCH.arrays(kind), []
+    expected = bits(kind, decode(arrays))
+    arrays[argument] = arrays[argument].as_subclass(Watching)
+    got = decode(arrays)
+    assert "flash_mla.dense_decode.default" in seen
+    assert bits(kind, [array.as_subclass(torch.Tensor) for array in got]) == expected
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
+@each_torch_kind
+def test_torch_jit_trace(kind):
+    """The traced function calls the operators again, and returns no constants."""
+
+    def step(q, k_cache, block_table, cache_seqlens):
+        return flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, None, causal=True)
+
+    arrays = BATCH.arrays(kind)
+    traced = torch.jit.trace(step, tuple(arrays.values()), check_trace=False)
+    arrays["cache_seqlens"] = kind.int32([64, 0, 65, 3])
+    assert bits(kind, traced(*arrays.values())) == bits(kind, step(*arrays.values()))
+
+
+@each_torch_kind
+def test_modes_of_dispatch_see_the_operators(kind):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    arrays, seen = BATCH.arrays(kind), []
+    with Watch():
+        out, lse = decode(arrays, get_mla_metadata()[0])
+        decode(arrays, out=out, lse=lse)
+        merge_states(out[None], lse[None])
+    ours = [name for name in seen if "flash_mla" in name]
+    assert ours == [
+        f"flash_mla.{name}.default" for name in ("decode_plan", "dense_decode", "dense_decode_out", "merge")
+    ]
+
+
+@each_torch_kind
+def test_functionalize(kind):
+    """Results that are made are seen. functorch functionalizes no operator of others that writes into what it is given."""
+    arrays = BATCH.arrays(kind)
+
+    def step(q):
+        return decode(dict(arrays, q=q))
+
+    def step_into(q):
+        out = torch.zeros(4, 2, 4, 512, dtype=q.dtype, device=q.device)
+        return decode(dict(arrays, q=q), out=out)
+
+    assert bits(kind, torch.func.functionalize(step)(arrays["q"])) == bits(kind, decode(arrays))
+    with pytest.raises(RuntimeError, match="functionalizing"):
+        torch.func.functionalize(step_into)(arrays["q"])
+
+
+@each_torch_kind
+@pytest.mark.parametrize("argument", ["q", "k_cache"])
+def test_vmap_has_no_rule(argument, kind):
+    """It says so, or takes one after the other; nothing else is computed."""
+    arrays = BATCH.arrays(kind)
+    expected = bits(kind, decode(arrays))
+    try:
+        results = torch.func.vmap(lambda array: decode(dict(arrays, **{argument: array})))(arrays[argument][None])
+    except (RuntimeError, ValueError):
+        return
+    assert bits(kind, [array[0] for array in results]) == expected
+
+
+@each_torch_kind
+@pytest.mark.parametrize("argument", ["q", "k_cache"])
+def test_gradient_of_functorch_is_refused_or_none(argument, kind):
+    arrays = BATCH.arrays(kind)
+
+    def total(array):
+        return decode(dict(arrays, **{argument: array}))[0].float().sum()
+
+    try:
+        gradient = torch.func.grad(total)(arrays[argument])
+    except (RuntimeError, ValueError):
+        return
+    assert not torch.any(gradient)
+
+
+@pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
+def test_meta_device(planned):
+    """Shapes and types without memory, as every operator of PyTorch gives them."""
+    arrays = {name: array.to("meta") for name, array in BATCH.arrays(Kind("torch", "bfloat16")).items()}
+    out, lse = decode(arrays, get_mla_metadata()[0] if planned else None)
+    assert out.is_meta and tuple(out.shape) == (4, 2, 4, 512) and out.dtype == torch.bfloat16
+    assert lse.is_meta and tuple(lse.shape) == (4, 4, 2) and lse.dtype == torch.float32
+    merged = merge_states(out[None], lse[None])
+    assert merged[0].is_meta and merged[0].shape == out.shape
+
+
+@each_torch_kind
+@pytest.mark.parametrize("argument", ["k_cache", "block_table", "cache_seqlens"])
+def test_one_tensor_without_memory(argument, kind):
+    """A fake tensor outside its mode, and one of the meta device, among real ones: no result may come of nothing."""
+    arrays = BATCH.arrays(kind)
+    fake = torch._subclasses.FakeTensorMode().from_tensor(arrays[argument])
+    for array in (fake, arrays[argument].to("meta")):
+        try:
+            out, lse = decode(dict(arrays, **{argument: array}))
+        except Exception:
+            continue
+        assert out.is_meta or isinstance(out, torch._subclasses.FakeTensor)
+
+
+@pytest.mark.parametrize("layout", ["sparse", "quantized"])
+def test_tensor_of_another_layout(layout):
+    """A tensor that has no strides, or whose elements are not what its bytes say."""
+    arrays = BATCH.arrays(Kind("torch", "bfloat16"))
+    if layout == "sparse":
+        arrays["q"] = arrays["q"].to_sparse()
+    else:
+        arrays["q"] = torch.quantize_per_tensor(arrays["q"].float(), 0.1, 0, torch.qint8)
+    with pytest.raises((TypeError, ValueError, RuntimeError)):
+        decode(arrays)
+
+
+@each_torch_kind
+def test_conjugate_and_negative_views_stay_out(kind):
+    """A tensor whose values are not what lies in its memory is none of the types that are taken."""
+    arrays = BATCH.arrays(kind)
+    with pytest.raises(ValueError, match="^flash_mla_with_kvcache: q: dtype"):
+        decode(dict(arrays, q=torch.zeros(4, 2, 4, 576, dtype=torch.complex64, device=kind.device).conj()))
+
+
+# ---- Threads --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def restless():
+    """Python changes threads as often as it can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("restless")
+@each_torch_kind
+def test_threads(kind):
+    """Eight at once, with shapes of their own, and errors among them."""
+    batches = [Batch([50 * i + 1, 3, 0], s_q=1 + i % 2, h_q=4 * (1 + i % 3), seed=i) for i in range(8)]
+    start = threading.Barrier(len(batches))
+
+    def work(i):
+        batch = batches[i]
+        arrays = batch.arrays(kind)
+        sink = kind.fp32(batch.sink) if i % 2 else None
+        expected = batch.expected(kind, causal=i % 3 == 0, sink=batch.sink if i % 2 else None)
+        start.wait()
+        for turn in range(12):
+            meta = get_mla_metadata()[0] if turn % 2 else None
+            check_decode(kind, decode(arrays, meta, attn_sink=sink, causal=i % 3 == 0), expected)
+            if turn % 4 == i % 4:
+                with pytest.raises(ValueError, match="attn_sink: dtype is float64"):
+                    decode(arrays, attn_sink=torch.zeros(batch.h_q, dtype=torch.float64, device=kind.device))
+
+    with concurrent.futures.ThreadPoolExecutor(len(batches)) as pool:
+        for done in [pool.submit(work, i) for i in range(len(batches))]:
+            done.result()
+
+
+@each_torch_kind
+def test_threads_that_share_metadata(kind):
+    """Who comes first fills it; all get the same."""
+    arrays = BATCH.arrays(kind)
+    expected = BATCH.expected(kind)
+    for _ in range(5):
+        meta, _ = get_mla_metadata()
+        start = threading.Barrier(4)
+
+        def work():
+            start.wait()
+            return decode(arrays, meta)
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(work) for _ in range(4)]:
+                check_decode(kind, done.result(), expected)
+
+
+# ---- On a GPU -------------------------------------------------------------------------------------------------------
+
+
+def cuda_kinds():
+    return [kind for kind in TORCH_KINDS if kind.device == "cuda"] or [Kind("torch", "bfloat16", "cuda")]
+
+
+each_cuda_kind = pytest.mark.parametrize("kind", cuda_kinds(), ids=repr)
+
+
+def change(arrays, lengths):
+    arrays["cache_seqlens"].copy_(torch.tensor(lengths, dtype=torch.int32))
+
+
+@needs_cuda
+@each_cuda_kind
+@pytest.mark.parametrize("options", [{}, {"batch_invariant": True}, {"causal": True}], ids=str)
+def test_cuda_graph(kind, options):
+    """Captured with the plan made inside the call, or by metadata within the graph; lengths change in place."""
+    batch = Batch([300, 20, 65, 140], s_q=2, h_q=16)
+    arrays = batch.arrays(kind)
+    sink = kind.fp32(batch.sink)
+    for meta_of in (lambda: None, lambda: get_mla_metadata()[0]):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = decode(arrays, meta_of(), attn_sink=sink, **options)
+        for lengths in ([300, 20, 65, 140], [1, 20, 0, 64], [0, 0, 0, 0], [299, 1, 2, 100], [300, 20, 65, 140]):
+            change(arrays, lengths)
+            graph.replay()
+            causal = options.get("causal", False)
+            expected = batch.expected(kind, lengths=lengths, causal=causal, sink=batch.sink)
+            check_decode(kind, got, expected)
+
+
+@needs_cuda
+@each_cuda_kind
+def test_cuda_graph_of_given_results_and_a_merge(kind):
+    batch = Batch([300, 20, 65, 140], h_q=16)
+    arrays = batch.arrays(kind)
+    out, lse = kind.full((4, 1, 16, 512), 7), kind.full((4, 16, 1), 7, "float32")
+    merged_out, merged_lse = torch.empty_like(out), torch.empty_like(lse)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        decode(arrays, out=out, lse=lse)
+        merge_states(out[None], lse[None], out=merged_out, lse=merged_lse)
+    for lengths in ([300, 20, 65, 140], [5, 0, 64, 1]):
+        change(arrays, lengths)
+        graph.replay()
+        check_decode(kind, (out, lse), batch.expected(kind, lengths=lengths))
+        assert kind.bits(merged_out) == kind.bits(out)
+
+
+def use_everything_once(arrays):
+    """Loads kernels, and leaves PyTorch's allocator with the memory that a call takes: both may wait for the GPU."""
+    out, lse = decode(arrays, get_mla_metadata()[0])
+    merge_states(out[None], lse[None])
+
+
+@needs_cuda
+@each_cuda_kind
+def test_cuda_stream(kind):
+    """The current stream's order is kept: the inputs come late, on a stream that is not the default one."""
+    batch = Batch([300, 20, 65, 140], h_q=16)
+    arrays, expected = batch.arrays(kind), batch.expected(kind)
+    late = {name: torch.zeros_like(array) for name, array in arrays.items()}
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        use_everything_once(arrays)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        for name, array in arrays.items():
+            late[name].copy_(array, non_blocking=True)
+        meta, _ = get_mla_metadata()
+        out, lse = decode(late, meta)
+        merged = merge_states(out[None], lse[None])
+        assert not stream.query(), "nothing waits for the GPU"
+    stream.synchronize()
+    check_decode(kind, (out, lse), expected)
+    assert kind.bits(merged[0]) == kind.bits(out)
+
+
+@needs_cuda
+@each_cuda_kind
+def test_cuda_calls_do_not_synchronise(kind):
+    arrays = BATCH.arrays(kind)
+    use_everything_once(arrays)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(100_000_000)
+    out, lse = decode(arrays, get_mla_metadata()[0])
+    merge_states(out[None], lse[None])
+    assert not torch.cuda.current_stream().query()
+    check_decode(kind, (out, lse), BATCH.expected(kind))
+
+
+@needs_cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_cuda_device_that_is_not_the_current_one():
+    kind = Kind("torch", "bfloat16", "cuda:1")
+    arrays = BATCH.arrays(kind)
+    expected = BATCH.expected(kind)
+    with torch.cuda.device(0):
+        meta, _ = get_mla_metadata()
+        for _ in range(2):
+            out, lse = decode(arrays, meta)
+            assert out.device == torch.device("cuda:1") and torch.cuda.current_device() == 0
+            check_decode(kind, (out, lse), expected)
+        merge_states(out[None], lse[None])
+        with pytest.raises(ValueError, match="^flash_mla_with_kvcache: k_cache: device is cuda:0, must be cuda:1"):
+            decode(dict(arrays, k_cache=arrays["k_cache"].to("cuda:0")))
+
+
+@needs_cuda
+def test_cuda_memory_comes_from_the_allocator_of_pytorch():
+    kind = Kind("torch", "bfloat16", "cuda")
+    arrays = BATCH.arrays(kind)
+    decode(arrays)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(20):
+        decode(arrays, get_mla_metadata()[0])
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
