@@ -99,8 +99,7 @@ def _operator(schema: str):
 
     def register(function):
         name = function.__name__
-        tag = getattr(torch.Tag, "pt2_compliant_tag", None)
-        _operators.define(name + schema, **({"tags": (tag,)} if tag is not None else {}))
+        _operators.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
         for key in ("CPU", "CUDA"):
             _operators.impl(name, function, key)
         return function
@@ -110,10 +109,7 @@ def _operator(schema: str):
 
 def _fake(function):
     """Registers what an operator's results look like, for a call whose tensors have no memory."""
-    register = getattr(torch.library, "register_fake", None) or getattr(torch.library, "impl_abstract", None)
-    if register is not None:
-        register("flash_mla::" + function.__name__.removeprefix("_fake_"))(function)
-    return function
+    return torch.library.register_fake("flash_mla::" + function.__name__.removeprefix("_fake_"))(function)
 
 
 @_operator("(Tensor seqlens, int s_q, int h_q, int h_kv) -> (Tensor, Tensor)")
