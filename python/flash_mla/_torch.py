@@ -114,25 +114,31 @@ def _fake(function):
 
 @_operator("(Tensor seqlens, int s_q, int h_q, int h_kv) -> (Tensor, Tensor)")
 def decode_plan(seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    tables = _plan_tables(seqlens, s_q, h_q, h_kv)
+    return _plan(_operations.DECODE, seqlens, s_q, h_q, h_kv)
+
+
+def _plan(function: str, seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    tables = _plan_tables(function, seqlens, s_q, h_q, h_kv)
     with _on_device(seqlens):
-        _operations.decode_plan(_operations.DECODE, _THIS, seqlens, s_q, h_q, h_kv, *tables, _stream(seqlens))
+        _operations.decode_plan(function, _THIS, seqlens, s_q, h_q, h_kv, *tables, _stream(seqlens))
     return tables
 
 
-def _plan_tables(seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int) -> Tuple[torch.Tensor, torch.Tensor]:
+def _plan_tables(
+    function: str, seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int
+) -> Tuple[torch.Tensor, torch.Tensor]:
     if seqlens.ndim != 1:
-        raise ValueError(f"{_operations.DECODE}: cache_seqlens: has {seqlens.ndim} dimensions, must have 1")
+        raise ValueError(f"{function}: cache_seqlens: has {seqlens.ndim} dimensions, must have 1")
     place = (_library.CUDA, seqlens.device.index or 0) if seqlens.is_cuda else (_library.CPU, 0)
     no_requests = (*place, _WORDS[seqlens.dtype], (0,), (1,))  # of a fake tensor, b is no number
-    rows = _operations.decode_partitions(_operations.DECODE, no_requests, s_q, h_q, h_kv)
+    rows = _operations.decode_partitions(function, no_requests, s_q, h_q, h_kv)
     partitions = seqlens.new_empty((rows, _library.PARTITION_FIELDS), dtype=torch.int32)
     return partitions, seqlens.new_empty((seqlens.shape[0] + 1,), dtype=torch.int32)
 
 
 @_fake
 def _fake_decode_plan(seqlens, s_q, h_q, h_kv):
-    return _plan_tables(seqlens, s_q, h_q, h_kv)
+    return _plan_tables(_operations.DECODE, seqlens, s_q, h_q, h_kv)
 
 
 _DECODE = (
@@ -280,6 +286,8 @@ _profiled, _tracing_state = _of_c("_autograd", "_profiler_enabled"), _of_c("_get
 def plan_decode(
     function: str, seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int, stream: int
 ) -> Tuple[torch.Tensor, torch.Tensor]:
+    if _is_plain(seqlens):
+        return _plan(function, seqlens, s_q, h_q, h_kv)
     return _decode_plan(seqlens, s_q, h_q, h_kv)
 
 

@@ -110,9 +110,10 @@ def _lse_options(function: str, lse_empty: float, log_base: float) -> Tuple[int,
 
 
 def _not_there(function: str, operation: str, name: str, array: Any) -> NoReturn:
-    """For an operation that the library may not have: it decides, by its capabilities."""
-    _operations.require(function, operation, *_module_of(function, name, array).device_of(array))
-    raise NotImplementedError(f"{function}: {operation}: this version of the package does not call it yet")
+    """For an operation that the library may not have, asked for by argument `name`: its capabilities for the device of `array`
+    decide."""
+    _operations.require(f"{function}: {name}", operation, *_module_of(function, name, array).device_of(array))
+    raise NotImplementedError(f"{function}: {name}: {operation}: this version of the package does not call it yet")
 
 
 # ---- The scheduler's metadata -----------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ def get_mla_metadata(
         return FlashMLASchedMeta(), None
     module = _module_of(this, "cache_seqlens", cache_seqlens)
     if topk is not None:
-        _not_there(this, "sparse_decode", "cache_seqlens", cache_seqlens)
+        _not_there(this, "sparse_decode", "topk", cache_seqlens)
     shape = module.shape_of(this, "cache_seqlens", cache_seqlens)
     if len(shape) != 1:
         raise ValueError(f"{this}: cache_seqlens: has {len(shape)} dimensions, must have 1")
@@ -196,6 +197,8 @@ def get_mla_metadata(
     for name, value in (("num_q_tokens_per_head_k", rows), ("num_heads_k", heads)):
         if value < 1:
             raise ValueError(f"{this}: {name}: is {value}, must be at least 1")
+    if rows * heads >= 2**31:
+        raise ValueError(f"{this}: num_q_tokens_per_head_k: times num_heads_k is {rows * heads}, must be below 2^31")
     tables = module.plan_decode(this, cache_seqlens, 1, rows * heads, heads, 0)
     _attach(tables[0], FlashMLASchedMeta())
     return tables
@@ -296,7 +299,7 @@ def flash_mla_with_kvcache(
     this = _operations.DECODE
     module = _module_of(this, "q", q)
     if indices is not None:
-        _not_there(this, "sparse_decode", "q", q)
+        _not_there(this, "sparse_decode", "indices", q)
     if is_fp8_kvcache:
         raise NotImplementedError(
             f"{this}: is_fp8_kvcache: an FP8 cache has kernels for sparse attention only; pass indices"

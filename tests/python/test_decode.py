@@ -101,7 +101,6 @@ def test_positional_arguments_are_those_of_flash_mla(kind):
     """As its README calls it."""
     batch = Batch([100, 30], s_q=2)
     meta, num_splits = get_mla_metadata(kind.int32(batch.lengths), 2 * 4 // 1, 1)
-    assert num_splits is None
     got = flash_mla_with_kvcache(*batch.arrays(kind).values(), 512, meta, num_splits, 0.3, True, False)
     check_decode(kind, got, batch.expected(kind, scale=0.3, causal=True))
 
@@ -110,7 +109,7 @@ def test_positional_arguments_are_those_of_flash_mla(kind):
 def test_keyword_arguments_are_those_of_flash_mla(kind):
     """As vLLM and SGLang call it."""
     batch = Batch([100, 30])
-    meta, _ = get_mla_metadata(kind.int32(batch.lengths), 4, 1, is_fp8_kvcache=False, num_heads_q=4, topk=None)
+    meta, num_splits = get_mla_metadata(kind.int32(batch.lengths), 4, 1, is_fp8_kvcache=False, num_heads_q=4, topk=None)
     got = flash_mla_with_kvcache(
         q=kind.array(batch.q),
         k_cache=kind.array(batch.cache),
@@ -118,7 +117,7 @@ def test_keyword_arguments_are_those_of_flash_mla(kind):
         cache_seqlens=kind.int32(batch.lengths),
         head_dim_v=512,
         tile_scheduler_metadata=meta,
-        num_splits=None,
+        num_splits=num_splits,
         softmax_scale=0.3,
         causal=True,
         is_fp8_kvcache=False,
@@ -406,9 +405,14 @@ for head_dim_v in (1, 24, 40):
 
 
 def test_metadata_is_empty_at_first():
-    for meta, num_splits in (get_mla_metadata(), get_mla_metadata("anything", 1, whatever=2)):
-        assert isinstance(meta, FlashMLASchedMeta) and num_splits is None
-        assert (meta.have_initialized, meta.config) == (False, None)
+    meta, num_splits = get_mla_metadata()
+    assert isinstance(meta, FlashMLASchedMeta) and num_splits is None
+    assert (meta.have_initialized, meta.config, meta.tile_scheduler_metadata, meta.num_splits) == (
+        False,
+        None,
+        None,
+        None,
+    )
 
 
 @each_kind
@@ -416,14 +420,65 @@ def test_metadata_is_filled_by_the_first_call_and_used_by_the_next(kind):
     batch = Batch([300, 0, 65], s_q=2, h_q=16)
     meta, _ = get_mla_metadata()
     first = call(batch.arrays(kind), meta=meta, causal=True)
-    assert meta.have_initialized and kind.is_one(meta.plan) and kind.dtype_name(meta.plan) == "int32"
     config = FlashMLASchedMeta.Config(3, 2, 16, 64, 1, True, False, None, None, None)
-    assert meta.config == config
-    plan, bits = meta.plan, kind.bits(meta.plan)
+    tables = meta.tile_scheduler_metadata, meta.num_splits
+    check_tables(kind, tables, 3)
+    held = [kind.bits(table) for table in tables]
+    assert meta.have_initialized and meta.config == config
     second = call(batch.arrays(kind), meta=meta, causal=True)
-    assert meta.plan is plan and kind.bits(plan) == bits and meta.config == config
+    assert (meta.tile_scheduler_metadata, meta.num_splits) == tables and meta.config == config
+    assert [kind.bits(table) for table in tables] == held
     assert [kind.bits(array) for array in first] == [kind.bits(array) for array in second]
     check_decode(kind, first, batch.expected(kind, causal=True))
+
+
+def check_tables(kind, tables, b):
+    partitions, num_splits = tables
+    assert kind.is_one(partitions) and kind.dtype_name(partitions) == "int32" and partitions.shape[1] == 8
+    assert kind.is_one(num_splits) and kind.dtype_name(num_splits) == "int32" and tuple(num_splits.shape) == (b + 1,)
+
+
+@each_kind
+def test_metadata_as_two_tables(kind):
+    """Of the older generation. Those of a smaller batch are copied into the ones of the largest, which a graph would read."""
+    kept = get_mla_metadata(kind.int32([1] * 5), 2 * 16, 1)
+    check_tables(kind, kept, 5)
+    for lengths in ([300, 0, 65], [64, 1000, 2], [5, 4, 3, 2, 1]):
+        batch, b = Batch(lengths, s_q=2, h_q=16), len(lengths)
+        tables = get_mla_metadata(kind.int32(lengths), 2 * 16, 1)
+        check_tables(kind, tables, b)
+        assert tables[0].shape == kept[0].shape
+        kept[0][:] = tables[0]
+        kept[1][: b + 1] = tables[1]
+        expected = call(batch.arrays(kind), meta=get_mla_metadata()[0], causal=True)
+        for partitions, num_splits in (tables, (kept[0], kept[1][: b + 1])):
+            got = flash_mla_with_kvcache(*batch.arrays(kind).values(), 512, partitions, num_splits, causal=True)
+            assert [kind.bits(array) for array in got] == [kind.bits(array) for array in expected]
+        check_decode(kind, got, batch.expected(kind, causal=True))
+
+
+@each_torch_kind
+def test_the_first_table_alone_is_filled_by_the_first_call(kind):
+    """As vLLM passes it on, which gives arguments too: it may be used under capture, after the lengths have changed."""
+    batch = Batch([300, 0, 65], s_q=2, h_q=16)
+    stale, _ = get_mla_metadata(kind.int32([1, 1, 1]), 2 * 16, 1)
+    for _ in range(2):
+        check_decode(kind, call(batch.arrays(kind), meta=stale, causal=True), batch.expected(kind, causal=True))
+        assert stale.sched_meta.have_initialized
+    with pytest.raises(TypeError, match="^flash_mla_with_kvcache: tile_scheduler_metadata: .*num_splits"):
+        call(batch.arrays(kind), meta=stale.clone(), causal=True)
+
+
+@each_torch_kind
+@pytest.mark.parametrize("arguments", [(), (32, 1)], ids=["meta", "tensor"])
+def test_tables_that_others_made_are_refused(arguments, kind):
+    """As vLLM puts them there for results that do not depend on the batch."""
+    batch = Batch([300, 0, 65], s_q=2, h_q=16)
+    meta, _ = get_mla_metadata(*((kind.int32(batch.lengths), *arguments) if arguments else ()))
+    meta.tile_scheduler_metadata, meta.num_splits = kind.int32([[0, 0, 2, 5, 0, 0, 0, 0]]), kind.int32([0, 0, 0, 0])
+    with pytest.raises(ValueError, match="^flash_mla_with_kvcache: tile_scheduler_metadata: .*batch_invariant=True"):
+        call(batch.arrays(kind), meta=meta)
+    check_decode(kind, call(batch.arrays(kind), meta=meta, batch_invariant=True), batch.expected(kind))
 
 
 @each_kind

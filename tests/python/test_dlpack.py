@@ -180,7 +180,7 @@ def test_results_are_made_by_the_arrays_own_library(planned):
         check_decode(KIND, (out._array, lse._array), batch.expected(KIND, sink=batch.sink))
     merged = merge_states(Foreign(out._array[None]), Foreign(lse._array[None]))
     assert isinstance(merged[0], Foreign) and numpy.array_equal(merged[0]._array, out._array)
-    assert not planned or isinstance(meta.plan, Foreign)
+    assert not planned or isinstance(meta.tile_scheduler_metadata, Foreign)
 
 
 @needs_cuda

@@ -134,7 +134,7 @@ DECODE = {
         (NOT_THERE, 256, 1),
     ],
     "tile_scheduler_metadata": [(TYPE, 1, "text", (1, 2), full(8, 8, dtype="int32"))],
-    "num_splits": [(VALUE, 1, full(B + 1, dtype="int32"))],
+    "num_splits": [(TYPE, 1, full(B + 1, dtype="int32").as_("tile_scheduler_metadata"))],
     "softmax_scale": [(TYPE, "text", [1]), (VALUE, 0, 0.0, math.inf, -math.inf, math.nan, 1e300)],
     "causal": [(TYPE, "text", [1])],
     "is_fp8_kvcache": [(NOT_THERE, True)],
@@ -223,6 +223,58 @@ def test_decode_with_metadata(kind, argument, value, exception):
     check_refused(flash_mla_with_kvcache, arguments, argument, value, exception, kind)
 
 
+# Beside tables that fit.
+TABLES = {
+    "tile_scheduler_metadata": [
+        (TYPE, None, 1),
+        (
+            VALUE,
+            full(8, 7, dtype="int32"),
+            full(8, 8, dtype="int64"),
+            full(64, dtype="int32"),
+            full(0, 8, dtype="int32"),
+        ),
+        (VALUE, part((8, 16), (slice(None), slice(0, 8)), "int32"), full(8, 8, dtype="int32")),  # the last: of no batch
+    ],
+    "num_splits": [
+        (TYPE, 1),
+        (VALUE, full(B, dtype="int32"), full(B + 1, dtype="int64"), full(B + 1, 1, dtype="int32")),
+        (VALUE, part((2 * B + 2,), (slice(None, None, 2),), "int32")),
+    ],
+}
+
+
+@each_kind
+@pytest.mark.parametrize("argument,value,exception", cases(TABLES))
+def test_decode_with_tables(kind, argument, value, exception):
+    lengths = decode_arguments(kind)["cache_seqlens"]
+    partitions, num_splits = get_mla_metadata(lengths, S_Q * H_Q // 2, 2)
+    arguments = dict(decode_arguments(kind), tile_scheduler_metadata=partitions, num_splits=num_splits)
+    flash_mla_with_kvcache(**arguments)
+    check_refused(flash_mla_with_kvcache, arguments, argument, value, exception, kind)
+
+
+# ---- get_mla_metadata -----------------------------------------------------------------------------------------------
+
+METADATA = {
+    "cache_seqlens": [
+        (TYPE, *NO_ARRAY),
+        (VALUE, full(B, dtype="int64"), full(dtype="int32"), full(B, 1, dtype="int32")),
+        (VALUE, part((2 * B,), (slice(None, None, 2),), "int32")),
+    ],
+    "num_q_tokens_per_head_k": [(TYPE, None, "1", 1.0), (VALUE, 0, -1, 2**40)],
+    "num_heads_k": [(TYPE, None, "1", 1.0), (VALUE, 0, -1, 2**40)],
+    "topk": [(NOT_THERE, 2048)],
+}
+
+
+@each_kind
+@pytest.mark.parametrize("argument,value,exception", cases(METADATA))
+def test_metadata(kind, argument, value, exception):
+    arguments = dict(cache_seqlens=kind.int32([1] * B), num_q_tokens_per_head_k=8, num_heads_k=2)
+    check_refused(flash_mla.get_mla_metadata, arguments, argument, value, exception, kind)
+
+
 def test_every_argument_of_decode_is_in_the_table():
     code = flash_mla_with_kvcache.__code__
     arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -234,7 +286,7 @@ def test_every_argument_of_decode_is_in_the_table():
     "argument,value,exception",
     [
         pytest.param("tile_scheduler_metadata", 1, TypeError),
-        pytest.param("num_splits", 1, ValueError),
+        pytest.param("num_splits", 1, TypeError),
     ],
 )
 def test_batch_invariant_decode(kind, argument, value, exception):
@@ -248,7 +300,7 @@ def test_sparse_decode_is_not_there(kind, is_fp8_kvcache):
     arguments = dict(
         decode_arguments(kind), indices=kind.int32(numpy.zeros((B, S_Q, 64))), is_fp8_kvcache=is_fp8_kvcache
     )
-    with pytest.raises(NotImplementedError, match="^flash_mla_with_kvcache: sparse_decode: "):
+    with pytest.raises(NotImplementedError, match="^flash_mla_with_kvcache: indices: sparse_decode: "):
         flash_mla_with_kvcache(**arguments)
 
 
@@ -532,7 +584,7 @@ def test_operation_that_is_not_there(kind, function, operation, shapes):
     arrays = [kind.full(shape, 0) for shape in shapes]
     if any(row["operation"] == operation and row["available"] for row in flash_mla.capabilities(kind.device)):
         pytest.skip("it is there")
-    with pytest.raises(NotImplementedError, match=f"^flash_attn_varlen_func: {operation}: |^{function}: {operation}: "):
+    with pytest.raises(NotImplementedError, match=f"^(flash_attn_varlen_func|{function}): q: {operation}: "):
         getattr(flash_mla, function)(*arrays, *numbers[function])
 
 
