@@ -11,10 +11,10 @@ import ctypes
 import math
 import mmap
 import sys
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 from . import _library, _operations
-from ._call import Form, dtype_word
+from ._call import dtype_word, put_tensor
 
 KIND = "an array with __dlpack__"
 _THIS = sys.modules[__name__]
@@ -40,6 +40,9 @@ def shape_of(function: str, name: str, array: Any) -> Tuple[int, ...]:
     """Also of an array that has nothing but DLPack's two methods."""
     return tuple(array.shape) if hasattr(array, "shape") else tuple(_Described(function, name, array).form[3])
 
+
+Form = Tuple[int, int, int, Sequence[int], Sequence[int]]
+"""An array without its address: device type, device id, dtype (a dtype_word), shape, strides in elements."""
 
 # ---- Described ------------------------------------------------------------------------------------------------------
 
@@ -119,12 +122,12 @@ class _Described:
         self.form = device.type, device.id, dtype_word(dtype.code, dtype.bits), shape, strides
 
 
-def form(described: _Described) -> Form:
-    return described.form
-
-
-def address(described: Any) -> int:
-    return described.address
+def describe(described: Optional[_Described], at: int) -> Optional[int]:
+    """Writes the array to `at`, which is returned; None: there is none."""
+    if described is None:
+        return None
+    put_tensor(at, described.address, *described.form)
+    return at
 
 
 # ---- Made -----------------------------------------------------------------------------------------------------------
@@ -172,10 +175,14 @@ def _memory(function: str, name: str, like: Any, shape: Tuple[int, ...], bits: i
     return HostArray(shape, bits) if made is None else made
 
 
-def scratch(like: _Described, size: int) -> Any:
+def scratch(like: _Described, size: int) -> Tuple[Any, int]:
+    """Memory and its address."""
     if like.form[0] != _library.CUDA:
-        return HostArray((size,), 8)
-    return _Described(_operations.DECODE, "workspace", _memory(_operations.DECODE, "q", like.array, (size,), 8))
+        memory = HostArray((size,), 8)
+        return memory, memory.address
+    this = _operations.DECODE
+    described = _Described(this, "workspace", _memory(this, "q", like.array, (size,), 8))
+    return described, described.address
 
 
 # ---- What the public functions call -----------------------------------------------------------------------------------
@@ -183,9 +190,12 @@ def scratch(like: _Described, size: int) -> Any:
 
 def plan_decode(function: str, seqlens: Any, s_q: int, h_q: int, h_kv: int, stream: int) -> Tuple[Any, Any]:
     lengths = _Described(function, "cache_seqlens", seqlens, stream)
-    rows = _operations.decode_partitions(function, lengths.form, s_q, h_q, h_kv)
+    shape = lengths.form[3]
+    if len(shape) != 1:
+        raise ValueError(f"{function}: cache_seqlens: has {len(shape)} dimensions, must have 1")
+    rows = _operations.decode_partitions(function, *lengths.form[:2], s_q, h_q, h_kv)
     partitions = _memory(function, "tile_scheduler_metadata", seqlens, (rows, _library.PARTITION_FIELDS), 32)
-    num_splits = _memory(function, "num_splits", seqlens, (lengths.form[3][0] + 1,), 32)
+    num_splits = _memory(function, "num_splits", seqlens, (shape[0] + 1,), 32)
     rows_of, splits_of = (_Described(function, "num_splits", table, stream) for table in (partitions, num_splits))
     _operations.decode_plan(function, _THIS, lengths, s_q, h_q, h_kv, rows_of, splits_of, stream)
     return partitions, num_splits

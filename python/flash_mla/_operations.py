@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: MIT
 """The library's operations, for every kind of array.
 
-`arrays` is the module that knows the caller's kind: _torch or _arrays. It tells the form and the address of an array, and
-makes scratch memory.
+`arrays` is the module that knows the caller's kind: _torch or _arrays. It describes arrays, as C sees them, and makes scratch
+memory.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Mapping, Optional, Tuple
+from typing import Any, Mapping, Optional
 
 from . import _library
-from ._call import Call, Calls, Form
+from ._call import Call, Calls, dtype_word, put_tensor
 from ._library import library
 
 _plans = Calls(_library.DecodePlanArgs, ["seqlens", "partitions", "num_splits"])
@@ -43,7 +43,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     },
     MERGE: {},
 }
-_BUFFER_TOO_SMALL = 3  # FMLA_BUFFER_TOO_SMALL
+INT32 = dtype_word(0, 32)
 
 
 def _check(status: int, function: str) -> None:
@@ -78,11 +78,13 @@ def require(function: str, operation: str, device_type: int, device_id: int) -> 
 # ---- The plan -------------------------------------------------------------------------------------------------------
 
 
-def decode_partitions(function: str, seqlens: Form, s_q: int, h_q: int, h_kv: int) -> int:
-    """How many partitions a plan has; the lengths and their number play no part."""
+def decode_partitions(function: str, device_type: int, device: int, s_q: int, h_q: int, h_kv: int) -> int:
+    """How many partitions a plan has on a device; the lengths and their number play no part."""
     call, count = _plans.take(), ctypes.c_int32()
-    call.set_forms([seqlens, None, None])
-    call.args.s_q, call.args.h_q, call.args.h_kv = s_q, h_q, h_kv
+    args = call.args
+    put_tensor(call.at.seqlens, 0, device_type, device, INT32, (0,), (1,))
+    args.seqlens, args.partitions, args.num_splits = call.at.seqlens, None, None
+    args.s_q, args.h_q, args.h_kv = s_q, h_q, h_kv
     _check(library.fmla_decode_plan_partitions(call.address, count), function)
     _plans.give_back(call)
     return count.value
@@ -100,11 +102,11 @@ def decode_plan(
     stream: int,
 ) -> None:
     """fmla_decode_plan into the two tables."""
-    tensors = (seqlens, partitions, num_splits)
     call = _plans.take()
-    call.set_forms([arrays.form(tensor) for tensor in tensors])
-    call.set_addresses([arrays.address(tensor) for tensor in tensors])
-    args = call.args
+    args, at, describe = call.args, call.at, arrays.describe
+    args.seqlens = describe(seqlens, at.seqlens)
+    args.partitions = describe(partitions, at.partitions)
+    args.num_splits = describe(num_splits, at.num_splits)
     args.s_q, args.h_q, args.h_kv, args.stream = s_q, h_q, h_kv, stream
     _check(library.fmla_decode_plan(call.address), function)
     _plans.give_back(call)
@@ -132,59 +134,30 @@ def dense_decode(
     stream: int,
 ) -> None:
     """fmla_dense_decode into `out` and `lse`."""
-    form, address = arrays.form, arrays.address
-    known = (
-        form(q),
-        form(kv_cache),
-        None if block_table is None else form(block_table),
-        form(seqlens),
-        None if partitions is None else form(partitions),
-        None if num_splits is None else form(num_splits),
-        None if attn_sink is None else form(attn_sink),
-        form(out),
-        form(lse),
-        (softmax_scale, causal, lse_empty, log_base, batch_invariant),
-    )
     call = _decodes.take()
-    call.set_addresses(
-        (
-            address(q),
-            address(kv_cache),
-            0 if block_table is None else address(block_table),
-            address(seqlens),
-            0 if partitions is None else address(partitions),
-            0 if num_splits is None else address(num_splits),
-            0 if attn_sink is None else address(attn_sink),
-            address(out),
-            address(lse),
-        )
-    )
-    if call.known != known:
-        call.known = None
-        _set_decode(call, known)
-        call.known = known
-    call.args.stream = stream
-    status = _run_decode(arrays, call, q)
-    if status == _BUFFER_TOO_SMALL:  # what a call takes changes with the number of threads
-        _check(library.fmla_dense_decode_workspace_size(call.address, call.size, None), DECODE)
-        status = _run_decode(arrays, call, q)
-    _check(status, DECODE)
+    args, at, describe = call.args, call.at, arrays.describe
+    args.q = describe(q, at.q)
+    args.kv_cache = describe(kv_cache, at.kv_cache)
+    args.block_table = describe(block_table, at.block_table)
+    args.seqlens = describe(seqlens, at.seqlens)
+    args.partitions = describe(partitions, at.partitions)
+    args.num_splits = describe(num_splits, at.num_splits)
+    args.attn_sink = describe(attn_sink, at.attn_sink)
+    args.out = describe(out, at.out)
+    args.lse = describe(lse, at.lse)
+    args.softmax_scale, args.causal = softmax_scale, causal
+    args.lse_empty, args.log_base, args.batch_invariant = lse_empty, log_base, batch_invariant
+    args.stream = stream
+    _run_decode(arrays, call, q)
     _decodes.give_back(call)
 
 
-def _set_decode(call: Call, known: Tuple[Any, ...]) -> None:
-    *tensors, options = known
-    call.set_forms(tensors)
-    args = call.args
-    args.softmax_scale, args.causal, args.lse_empty, args.log_base, args.batch_invariant = options
-    _check(library.fmla_dense_decode_workspace_size(call.address, call.size, None), DECODE)
-
-
-def _run_decode(arrays: Any, call: Call, q: Any) -> int:
-    size = call.size.value
-    workspace = arrays.scratch(q, size)
-    call.args.workspace, call.args.workspace_size = arrays.address(workspace), size
-    return library.fmla_dense_decode(call.address)
+def _run_decode(arrays: Any, call: Call, q: Any) -> None:
+    size = ctypes.c_size_t()
+    _check(library.fmla_dense_decode_workspace_size(call.address, size, None), DECODE)
+    workspace, call.args.workspace = arrays.scratch(q, size.value)
+    call.args.workspace_size = size.value
+    _check(library.fmla_dense_decode(call.address), DECODE)
 
 
 # ---- Merge ----------------------------------------------------------------------------------------------------------
@@ -202,11 +175,13 @@ def merge(
     stream: int,
 ) -> None:
     """fmla_merge into `out` and `lse`."""
-    tensors = (out_parts, lse_parts, attn_sink, out, lse)
     call = _merges.take()
-    call.set_forms([None if tensor is None else arrays.form(tensor) for tensor in tensors])
-    call.set_addresses([0 if tensor is None else arrays.address(tensor) for tensor in tensors])
-    args = call.args
+    args, at, describe = call.args, call.at, arrays.describe
+    args.out_parts = describe(out_parts, at.out_parts)
+    args.lse_parts = describe(lse_parts, at.lse_parts)
+    args.attn_sink = describe(attn_sink, at.attn_sink)
+    args.out = describe(out, at.out)
+    args.lse = describe(lse, at.lse)
     args.lse_empty, args.log_base, args.stream = lse_empty, log_base, stream
     _check(library.fmla_merge(call.address), MERGE)
     _merges.give_back(call)
