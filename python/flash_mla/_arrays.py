@@ -11,10 +11,10 @@ import ctypes
 import math
 import mmap
 import sys
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 from . import _library, _operations
-from ._call import Form, dtype_word
+from ._call import dtype_word, put_tensor
 
 KIND = "an array with __dlpack__"
 _THIS = sys.modules[__name__]
@@ -41,6 +41,9 @@ def shape_of(function: str, name: str, array: Any) -> Tuple[int, ...]:
     return tuple(array.shape) if hasattr(array, "shape") else tuple(_Described(function, name, array).form[3])
 
 
+Form = Tuple[int, int, int, Sequence[int], Sequence[int]]
+"""An array without its address: device type, device id, dtype (a dtype_word), shape, strides in elements."""
+
 # ---- Described ------------------------------------------------------------------------------------------------------
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -50,6 +53,11 @@ _is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.
 
 _NUMPY_KINDS = {"b": 6, "i": 0, "u": 1, "f": 2, "c": 5}  # NumPy's → DLPack's
 _DEFAULT_STREAM = 1  # CUDA's, as the array API's standard names it
+
+
+def _contiguous(shape: Sequence[int]) -> Tuple[int, ...]:
+    """The strides of an array without gaps."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 class _VersionedHead(ctypes.Structure):
@@ -114,17 +122,17 @@ class _Described:
         if tensor.strides and ndim:
             strides = tuple(dims.from_address(tensor.strides))
         else:
-            strides = tuple(math.prod(shape[i + 1 :]) for i in range(ndim))
+            strides = _contiguous(shape)
         self.address = (tensor.data or 0) + tensor.byte_offset
         self.form = device.type, device.id, dtype_word(dtype.code, dtype.bits), shape, strides
 
 
-def form(described: _Described) -> Form:
-    return described.form
-
-
-def address(described: Any) -> int:
-    return described.address
+def describe(described: Optional[_Described], at: int) -> Optional[int]:
+    """Writes the array to `at`, which is returned; None: there is none."""
+    if described is None:
+        return None
+    put_tensor(at, described.address, *described.form)
+    return at
 
 
 # ---- Made -----------------------------------------------------------------------------------------------------------
@@ -137,8 +145,7 @@ class HostArray:
         self.shape = shape
         self._pages = mmap.mmap(-1, max(math.prod(shape) * bits // 8, 1))
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
-        strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-        self.form: Form = _library.CPU, 0, dtype_word(0 if bits == 32 else 1, bits), shape, strides
+        self.form: Form = _library.CPU, 0, dtype_word(0 if bits == 32 else 1, bits), shape, _contiguous(shape)
 
 
 def _make(like: Any, shape: Tuple[int, ...], dtype: Any) -> Optional[Any]:
@@ -172,21 +179,27 @@ def _memory(function: str, name: str, like: Any, shape: Tuple[int, ...], bits: i
     return HostArray(shape, bits) if made is None else made
 
 
-def scratch(like: _Described, size: int) -> Any:
+def scratch(like: _Described, size: int) -> Tuple[Any, int]:
+    """Memory and its address."""
     if like.form[0] != _library.CUDA:
-        return HostArray((size,), 8)
-    return _Described(_operations.DECODE, "workspace", _memory(_operations.DECODE, "q", like.array, (size,), 8))
+        memory = HostArray((size,), 8)
+        return memory, memory.address
+    this = _operations.DECODE
+    described = _Described(this, "workspace", _memory(this, "q", like.array, (size,), 8))
+    return described, described.address
 
 
 # ---- What the public functions call -----------------------------------------------------------------------------------
 
 
-def plan_decode(function: str, seqlens: Any, s_q: int, h_q: int, h_kv: int, stream: int) -> Any:
-    lengths = _Described(function, "cache_seqlens", seqlens, stream)
-    words = _operations.decode_plan_words(function, lengths.form, s_q, h_q, h_kv)
-    plan = _memory(function, "tile_scheduler_metadata", seqlens, (words,), 32)
-    described = _Described(function, "tile_scheduler_metadata", plan, stream)
-    _operations.decode_plan(function, _THIS, lengths, s_q, h_q, h_kv, described, words, stream)
+def plan_decode(seqlens: Any, s_q: int, h_q: int, h_kv: int, stream: int) -> Any:
+    this = _operations.DECODE
+    lengths = _Described(this, "cache_seqlens", seqlens, stream)
+    device_type, device, _, shape, _ = lengths.form
+    words = _operations.decode_plan_words(device_type, device, math.prod(shape), s_q, h_q, h_kv)
+    plan = _memory(this, "tile_scheduler_metadata", seqlens, (words,), 32)
+    place = _Described(this, "tile_scheduler_metadata", plan, stream).address
+    _operations.decode_plan(_THIS, lengths, s_q, h_q, h_kv, place, words, stream)
     return plan
 
 
@@ -195,17 +208,14 @@ def decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, d_v, out, ls
     b, s_q, h_q, _ = shape_of(this, "q", q)
     out = _result(this, "out", out, q, (b, s_q, h_q, d_v), None)
     lse = _result(this, "lse", lse, q, (b, h_q, s_q), "float32")
-    inputs = _inputs(
-        this,
-        stream,
-        q=q,
-        k_cache=k_cache,
-        block_table=block_table,
-        cache_seqlens=cache_seqlens,
-        tile_scheduler_metadata=plan,
-        attn_sink=attn_sink,
-    )
-    _operations.dense_decode(_THIS, *inputs, *_outputs(this, stream, out, lse), *options, stream)
+    inputs = _inputs(this, stream, q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens)
+    (sink,) = _inputs(this, stream, attn_sink=attn_sink)
+    plan_place = None, 0
+    if plan is not None:
+        described = _Described(this, "tile_scheduler_metadata", plan, stream)
+        plan_place = described.address, 4 * described.form[3][0]
+    results = _outputs(this, stream, out, lse)
+    _operations.dense_decode(_THIS, *inputs, plan_place, sink, *results, *options, stream)
     return out, lse
 
 

@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: MIT
 """One call's arguments as C sees them.
 
-A call of the library takes a struct, which points to tensors, which point to shapes and strides. A Call keeps all of them in
-one piece of memory whose inner pointers are set once:
+A call of the library takes a struct, which points to tensors, which point to shapes and strides. A Call keeps the struct and
+the tensors in one piece of memory, which is filled anew for every call:
 
     | args | tensor | shape 8 × int64 | strides 8 × int64 | tensor | shape | strides | …
 
-Calls of a model differ in little but addresses. So a tensor is described by its form, everything but the address, and a
-Call writes forms only where they are others than those of the call before.
+Whoever knows an array fills its tensor in: `describe` of _torch and _arrays, which `put_tensor` serves.
 """
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import struct
-from typing import Any, Callable, Optional, Sequence, Tuple
+from types import SimpleNamespace
+from typing import Any, Callable, Sequence
 
 from . import _library
 
-Form = Tuple[int, int, int, Sequence[int], Sequence[int]]
-"""A tensor without its address: device type, device id, dtype (a `dtype_word`), shape, strides in elements."""
+_MOST_DIMS = 8  # of a shape that is looked at; the library refuses one of more dimensions by their number alone
+_HEAD = struct.Struct("=QiiiIQQQ")  # fmla_tensor
+_DIMS = struct.Struct(f"={_MOST_DIMS}q")
+_STRUCT_SIZE = ctypes.sizeof(_library.Tensor) + 2 * _DIMS.size
 
 
 def dtype_word(code: int, bits: int) -> int:
@@ -28,51 +29,34 @@ def dtype_word(code: int, bits: int) -> int:
     return code | bits << 8 | 1 << 16
 
 
-_MOST_DIMS = 8  # of a shape that is looked at; the library refuses one of more dimensions by their number alone
-_FORM = struct.Struct("=iiiI")  # fmla_tensor's device, ndim, dtype, after its data
-_POINTER = struct.Struct("=Q")
-_DIMS = [struct.Struct(f"={n}q{8 * (_MOST_DIMS - n)}x{n}q") for n in range(_MOST_DIMS + 1)]
+def put_tensor(
+    at: int,
+    data: int,
+    device_type: int,
+    device: int,
+    dtype: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+) -> None:
+    """Writes a tensor to the address `at` of a Call; `dtype` is a dtype_word, strides count elements."""
+    memory = (ctypes.c_char * _STRUCT_SIZE).from_address(at)
+    head = ctypes.sizeof(_library.Tensor)
+    nothing = (0,) * _MOST_DIMS
+    _DIMS.pack_into(memory, head, *(*shape, *nothing)[:_MOST_DIMS])
+    _DIMS.pack_into(memory, head + _DIMS.size, *(*strides, *nothing)[:_MOST_DIMS])
+    _HEAD.pack_into(memory, 0, data, device_type, device, len(shape), dtype, at + head, at + head + _DIMS.size, 0)
 
 
 class Call:
-    """The arguments of one operation. `args` has the scalar members and pointers to memory; tensors are known by their order."""
+    """The arguments of one operation: `args`, the struct, and `at`, the addresses of the tensors that it may point to."""
 
     def __init__(self, struct_type: type[ctypes.Structure], tensors: Sequence[str]):
-        size, tensor_size = ctypes.sizeof(struct_type), ctypes.sizeof(_library.Tensor)
-        step = tensor_size + 2 * _MOST_DIMS * 8
-        self._memory = ctypes.create_string_buffer(size + step * len(tensors))
+        size = ctypes.sizeof(struct_type)
+        self._memory = ctypes.create_string_buffer(size + _STRUCT_SIZE * len(tensors))
         self.address = ctypes.addressof(self._memory)
         self.args: Any = struct_type.from_buffer(self._memory)
         self.args.struct_size = size
-        self.known: Any = None
-        """What the caller filled this in with, forms and options; None: nothing yet."""
-        self.size = ctypes.c_size_t()
-        """The workspace that this takes."""
-        self._members = [getattr(struct_type, name).offset for name in tensors]
-        self._offsets = list(itertools.islice(itertools.count(size, step), len(tensors)))
-        self._tensors = [_library.Tensor.from_buffer(self._memory, at) for at in self._offsets]
-        for tensor, at in zip(self._tensors, self._offsets):
-            tensor.shape = self.address + at + tensor_size
-            tensor.strides = tensor.shape + _MOST_DIMS * 8
-
-    def set_forms(self, forms: Sequence[Optional[Form]]) -> None:
-        """Of all tensors; None: there is none."""
-        for form, member, at in zip(forms, self._members, self._offsets):
-            if form is None:
-                _POINTER.pack_into(self._memory, member, 0)
-                continue
-            place, device, dtype, shape, strides = form
-            ndim = len(shape)
-            seen = min(ndim, _MOST_DIMS)
-            _POINTER.pack_into(self._memory, member, self.address + at)
-            _FORM.pack_into(self._memory, at + 8, place, device, ndim, dtype)
-            dims = at + ctypes.sizeof(_library.Tensor)
-            _DIMS[seen].pack_into(self._memory, dims, *shape[:seen], *strides[:seen])
-
-    def set_addresses(self, addresses: Sequence[int]) -> None:
-        """Of all tensors; of one that is not there, anything."""
-        for tensor, address in zip(self._tensors, addresses):
-            tensor.data = address
+        self.at = SimpleNamespace(**{name: self.address + size + i * _STRUCT_SIZE for i, name in enumerate(tensors)})
 
 
 class Calls:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The library's operations, for every kind of array.
 
-`arrays` is the module that knows the caller's kind: _torch or _arrays. It tells the form and the address of an array, and
-makes scratch memory.
+`arrays` is the module that knows the caller's kind: _torch or _arrays. It describes arrays, as C sees them, and makes scratch
+memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 from typing import Any, Mapping, Optional, Tuple
 
 from . import _library
-from ._call import Call, Calls, Form
+from ._call import Call, Calls, dtype_word, put_tensor
 from ._library import library
 
 _plans = Calls(_library.DecodePlanArgs, ["seqlens"])
@@ -19,14 +19,8 @@ _decodes = Calls(_library.DenseDecodeArgs, ["q", "kv_cache", "block_table", "seq
 _merges = Calls(_library.MergeArgs, ["out_parts", "lse_parts", "attn_sink", "out", "lse"])
 
 # The functions' names, and how they call what the library's messages begin with, where that differs.
-PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
+DECODE, MERGE = "flash_mla_with_kvcache", "merge_states"
 _NAMES: Mapping[str, Mapping[str, str]] = {
-    PLAN: {
-        "seqlens:": "cache_seqlens:",
-        "s_q:": "num_q_tokens_per_head_k:",
-        "h_q:": "num_q_tokens_per_head_k:",
-        "h_kv:": "num_heads_k:",
-    },
     DECODE: {
         "kv_cache:": "k_cache:",
         "seqlens:": "cache_seqlens:",
@@ -35,13 +29,11 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "s_q:": "q: s_q:",
         "h_q:": "q: h_q:",
         "h_kv:": "k_cache: h_k:",
-        "capacity:": "block_table: capacity:",
         "plan:": "tile_scheduler_metadata: plan:",
-        "plan_size:": "tile_scheduler_metadata: plan_size:",
     },
     MERGE: {},
 }
-_BUFFER_TOO_SMALL = 3  # FMLA_BUFFER_TOO_SMALL
+INT32 = dtype_word(0, 32)
 
 
 def _check(status: int, function: str) -> None:
@@ -76,32 +68,25 @@ def require(function: str, operation: str, device_type: int, device_id: int) -> 
 # ---- The plan -------------------------------------------------------------------------------------------------------
 
 
-def _plan_call(seqlens: Form, address: int, s_q: int, h_q: int, h_kv: int) -> Call:
-    call = _plans.take()
-    call.set_forms([seqlens])
-    call.set_addresses([address])
+def decode_plan_words(device_type: int, device: int, b: int, s_q: int, h_q: int, h_kv: int) -> int:
+    """How many int32 a plan for `b` requests takes on a device; the lengths play no part."""
+    call, size = _plans.take(), ctypes.c_size_t()
+    put_tensor(call.at.seqlens, 0, device_type, device, INT32, (b,), (1,))
     args = call.args
-    args.s_q, args.h_q, args.h_kv = s_q, h_q, h_kv
-    return call
-
-
-def decode_plan_words(function: str, seqlens: Form, s_q: int, h_q: int, h_kv: int) -> int:
-    """How many int32 a plan for these requests takes."""
-    call = _plan_call(seqlens, 0, s_q, h_q, h_kv)
-    _check(library.fmla_decode_plan_size(call.address, call.size), function)
-    words = call.size.value // 4
+    args.seqlens, args.s_q, args.h_q, args.h_kv = call.at.seqlens, s_q, h_q, h_kv
+    _check(library.fmla_decode_plan_size(call.address, size), DECODE)
     _plans.give_back(call)
-    return words
+    return size.value // 4
 
 
-def decode_plan(
-    function: str, arrays: Any, seqlens: Any, s_q: int, h_q: int, h_kv: int, plan: Any, words: int, stream: int
-) -> None:
-    """Writes the plan of the requests into `plan`, that many int32."""
-    call = _plan_call(arrays.form(seqlens), arrays.address(seqlens), s_q, h_q, h_kv)
+def decode_plan(arrays: Any, seqlens: Any, s_q: int, h_q: int, h_kv: int, plan: int, words: int, stream: int) -> None:
+    """fmla_decode_plan into so many int32 at the address `plan`."""
+    call = _plans.take()
     args = call.args
-    args.plan, args.plan_size, args.stream = arrays.address(plan), 4 * words, stream
-    _check(library.fmla_decode_plan(call.address), function)
+    args.seqlens = arrays.describe(seqlens, call.at.seqlens)
+    args.s_q, args.h_q, args.h_kv = s_q, h_q, h_kv
+    args.plan, args.plan_size, args.stream = plan, 4 * words, stream
+    _check(library.fmla_decode_plan(call.address), DECODE)
     _plans.give_back(call)
 
 
@@ -114,7 +99,7 @@ def dense_decode(
     kv_cache: Any,
     block_table: Optional[Any],
     seqlens: Any,
-    plan: Optional[Any],
+    plan: Tuple[Optional[int], int],
     attn_sink: Optional[Any],
     out: Any,
     lse: Any,
@@ -125,60 +110,30 @@ def dense_decode(
     batch_invariant: bool,
     stream: int,
 ) -> None:
-    """fmla_dense_decode into `out` and `lse`."""
-    form, address = arrays.form, arrays.address
-    known = (
-        form(q),
-        form(kv_cache),
-        None if block_table is None else form(block_table),
-        form(seqlens),
-        None if attn_sink is None else form(attn_sink),
-        form(out),
-        form(lse),
-        None if plan is None else form(plan),
-        (softmax_scale, causal, lse_empty, log_base, batch_invariant),
-    )
+    """fmla_dense_decode into `out` and `lse`; `plan`: its address, if there is one, and its size in bytes."""
     call = _decodes.take()
-    args = call.args
-    args.plan = None if plan is None else address(plan)
-    call.set_addresses(
-        (
-            address(q),
-            address(kv_cache),
-            0 if block_table is None else address(block_table),
-            address(seqlens),
-            0 if attn_sink is None else address(attn_sink),
-            address(out),
-            address(lse),
-        )
-    )
-    if call.known != known:
-        call.known = None
-        _set_decode(call, known)
-        call.known = known
+    args, at, describe = call.args, call.at, arrays.describe
+    args.q = describe(q, at.q)
+    args.kv_cache = describe(kv_cache, at.kv_cache)
+    args.block_table = describe(block_table, at.block_table)
+    args.seqlens = describe(seqlens, at.seqlens)
+    args.plan, args.plan_size = plan
+    args.attn_sink = describe(attn_sink, at.attn_sink)
+    args.out = describe(out, at.out)
+    args.lse = describe(lse, at.lse)
+    args.softmax_scale, args.causal = softmax_scale, causal
+    args.lse_empty, args.log_base, args.batch_invariant = lse_empty, log_base, batch_invariant
     args.stream = stream
-    status = _run_decode(arrays, call, q)
-    if status == _BUFFER_TOO_SMALL:  # what a call takes changes with the number of threads
-        _check(library.fmla_dense_decode_workspace_size(call.address, call.size, None), DECODE)
-        status = _run_decode(arrays, call, q)
-    _check(status, DECODE)
+    _run_decode(arrays, call, q)
     _decodes.give_back(call)
 
 
-def _set_decode(call: Call, known: Tuple[Any, ...]) -> None:
-    *tensors, plan, options = known
-    call.set_forms(tensors)
-    args = call.args
-    args.plan_size = 0 if plan is None else 4 * plan[3][0]
-    args.softmax_scale, args.causal, args.lse_empty, args.log_base, args.batch_invariant = options
-    _check(library.fmla_dense_decode_workspace_size(call.address, call.size, None), DECODE)
-
-
-def _run_decode(arrays: Any, call: Call, q: Any) -> int:
-    size = call.size.value
-    workspace = arrays.scratch(q, size)
-    call.args.workspace, call.args.workspace_size = arrays.address(workspace), size
-    return library.fmla_dense_decode(call.address)
+def _run_decode(arrays: Any, call: Call, q: Any) -> None:
+    size = ctypes.c_size_t()
+    _check(library.fmla_dense_decode_workspace_size(call.address, size, None), DECODE)
+    workspace, call.args.workspace = arrays.scratch(q, size.value)
+    call.args.workspace_size = size.value
+    _check(library.fmla_dense_decode(call.address), DECODE)
 
 
 # ---- Merge ----------------------------------------------------------------------------------------------------------
@@ -196,11 +151,13 @@ def merge(
     stream: int,
 ) -> None:
     """fmla_merge into `out` and `lse`."""
-    tensors = (out_parts, lse_parts, attn_sink, out, lse)
     call = _merges.take()
-    call.set_forms([None if tensor is None else arrays.form(tensor) for tensor in tensors])
-    call.set_addresses([0 if tensor is None else arrays.address(tensor) for tensor in tensors])
-    args = call.args
+    args, at, describe = call.args, call.at, arrays.describe
+    args.out_parts = describe(out_parts, at.out_parts)
+    args.lse_parts = describe(lse_parts, at.lse_parts)
+    args.attn_sink = describe(attn_sink, at.attn_sink)
+    args.out = describe(out, at.out)
+    args.lse = describe(lse, at.lse)
     args.lse_empty, args.log_base, args.stream = lse_empty, log_base, stream
     _check(library.fmla_merge(call.address), MERGE)
     _merges.give_back(call)

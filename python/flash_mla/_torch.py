@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """PyTorch: its tensors described, and the operations registered with its dispatcher.
 
-Imported when the first of its tensors arrives. Registered are flash_mla::decode_plan, ::dense_decode, ::merge, which make
+Imported where PyTorch has been: with this package if it was there before, else with the first array. Registered are flash_mla::decode_plan, ::dense_decode, ::merge, which make
 their results, and ::dense_decode_out, ::merge_out, which write into given ones; each with what torch.compile asks of it. They
 run on the current stream, take their memory from PyTorch's allocator and do not synchronise.
 """
@@ -9,13 +9,14 @@ run on the current stream, take their memory from PyTorch's allocator and do not
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
 from typing import Any, ContextManager, Optional, Tuple
 
 import torch
 
 from . import _library, _operations
-from ._call import Form, dtype_word
+from ._call import dtype_word, put_tensor
 
 # ---- Tensors --------------------------------------------------------------------------------------------------------
 
@@ -36,19 +37,56 @@ def _dtype_words() -> dict[torch.dtype, int]:
 _WORDS = _dtype_words()
 
 
-def form(tensor: torch.Tensor) -> Form:
+def _describe_by_attributes(tensor: torch.Tensor, at: int) -> None:
     device = tensor.get_device()  # -1: the CPU
-    if device < 0:
-        return _library.CPU, 0, _WORDS[tensor.dtype], tensor.shape, tensor.stride()
-    return _library.CUDA, device, _WORDS[tensor.dtype], tensor.shape, tensor.stride()
+    place, device = (_library.CPU, 0) if device < 0 else (_library.CUDA, device)
+    put_tensor(at, tensor.data_ptr(), place, device, _WORDS[tensor.dtype], tensor.shape, tensor.stride())
 
 
-def address(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr()
+def _exchange() -> Optional[Any]:
+    """PyTorch's own function that writes a DLTensor, of DLPack's exchange interface, from PyTorch 2.10 on: a third of the time. The
+    shape and the strides that it points to are the tensor's own."""
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return None
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    table = _ExchangeAPI.from_address(get_pointer(capsule, b"dlpack_exchange_api"))
+    return table.tensor_from_object if table.major == 1 and table.tensor_from_object else None
 
 
-def scratch(like: torch.Tensor, size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device=like.device)
+class _ExchangeAPI(ctypes.Structure):
+    """DLPackExchangeAPI, up to what is used of it."""
+
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("older", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        ("managed_from_object", ctypes.c_void_p),
+        ("managed_to_object", ctypes.c_void_p),
+        ("tensor_from_object", ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)),
+    ]
+
+
+_write = _exchange() or _describe_by_attributes
+
+
+def describe(tensor: Optional[torch.Tensor], at: int) -> Optional[int]:
+    """Writes the tensor to `at`, which is returned; None: there is none."""
+    if tensor is None:
+        return None
+    try:
+        _write(tensor, at)
+    except BufferError:  # of a type that DLPack has no name for: the library says what it wants
+        _describe_by_attributes(tensor, at)
+    return at
+
+
+def scratch(like: torch.Tensor, size: int) -> Tuple[torch.Tensor, int]:
+    """Memory and its address."""
+    memory = torch.empty(size, dtype=torch.uint8, device=like.device)
+    return memory, memory.data_ptr()
 
 
 def device_of(tensor: torch.Tensor) -> Tuple[int, int]:
@@ -67,7 +105,7 @@ KIND = "torch.Tensor"
 
 # ---- GPUs -----------------------------------------------------------------------------------------------------------
 
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a tenth of a microsecond, for the public way's one
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without the object that the public way makes
 _current_device = getattr(torch._C, "_cuda_getDevice", None)
 _nothing: ContextManager[None] = contextlib.nullcontext()
 
@@ -114,18 +152,17 @@ def _fake(function):
 
 @_operator("(Tensor seqlens, int s_q, int h_q, int h_kv) -> Tensor")
 def decode_plan(seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int) -> torch.Tensor:
-    words = _operations.decode_plan_words(_operations.DECODE, form(seqlens), s_q, h_q, h_kv)
-    plan = torch.empty(words, dtype=torch.int32, device=seqlens.device)
+    words = _operations.decode_plan_words(*device_of(seqlens), seqlens.numel(), s_q, h_q, h_kv)
+    plan = seqlens.new_empty(words, dtype=torch.int32)
     with _on_device(seqlens):
-        _operations.decode_plan(_operations.DECODE, _THIS, seqlens, s_q, h_q, h_kv, plan, words, _stream(seqlens))
+        _operations.decode_plan(_THIS, seqlens, s_q, h_q, h_kv, plan.data_ptr(), words, _stream(seqlens))
     return plan
 
 
 @_fake
 def _fake_decode_plan(seqlens, s_q, h_q, h_kv):
     place = (_library.CUDA, seqlens.device.index or 0) if seqlens.device.type == "cuda" else (_library.CPU, 0)
-    no_requests = (*place, _WORDS[seqlens.dtype], (0,), (1,))
-    words = _operations.decode_plan_words(_operations.DECODE, no_requests, s_q, h_q, h_kv)
+    words = _operations.decode_plan_words(*place, 0, s_q, h_q, h_kv)  # b may be no number here
     return seqlens.new_empty(words + seqlens.shape[0], dtype=torch.int32)  # a number of splits for each request
 
 
@@ -151,9 +188,10 @@ def dense_decode_out(
     log_base,
     batch_invariant,
 ):
+    plan_place = (None, 0) if plan is None else (plan.data_ptr(), 4 * plan.numel())
     with _on_device(q):
         _operations.dense_decode(
-            _THIS, q, kv_cache, block_table, seqlens, plan, attn_sink, out, lse,
+            _THIS, q, kv_cache, block_table, seqlens, plan_place, attn_sink, out, lse,
             softmax_scale, causal, lse_empty, log_base, batch_invariant, _stream(q),
         )  # fmt: skip
 
@@ -227,7 +265,7 @@ _merge, _merge_out = _ops.merge.default, _ops.merge_out.default
 
 def _is_plain(first: torch.Tensor, *others: Optional[torch.Tensor]) -> bool:
     """Nobody is compiling, tracing, transforming or watching, and these are tensors with memory: an operator's function may
-    then be called without the dispatcher, which takes 4 of some 20 microseconds."""
+    then be called without the dispatcher, whose time a call of few microseconds feels."""
     if (
         torch.compiler.is_compiling()
         or _dispatch_modes()
@@ -257,7 +295,7 @@ _profiled, _tracing_state = _of_c("_autograd", "_profiler_enabled"), _of_c("_get
 # They take a `stream` as those of _arrays do, and have no use for it: it is the current one.
 
 
-def plan_decode(function: str, seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int, stream: int) -> torch.Tensor:
+def plan_decode(seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int, stream: int) -> torch.Tensor:
     return _decode_plan(seqlens, s_q, h_q, h_kv)
 
 
@@ -266,17 +304,23 @@ def decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, d_v, out, ls
     plain = _is_plain(*inputs, out, lse)
     if out is None and lse is None:
         return (dense_decode if plain else _dense_decode)(*inputs, d_v, *options)
-    new_out, new_lse = _decode_results(q, d_v) if out is None or lse is None else (out, lse)
-    out, lse = new_out if out is None else out, new_lse if lse is None else lse
-    (dense_decode_out if plain else _dense_decode_out)(*inputs, out, lse, *options)
-    return out, lse
+    results = _complete(out, lse, _decode_results, q, d_v)
+    (dense_decode_out if plain else _dense_decode_out)(*inputs, *results, *options)
+    return results
 
 
 def merge_states(out_parts, lse_parts, attn_sink, out, lse, options, stream):
     inputs = out_parts, lse_parts, attn_sink
     if out is None and lse is None:
         return _merge(*inputs, *options)
-    new_out, new_lse = _merge_results(out_parts, lse_parts) if out is None or lse is None else (out, lse)
-    out, lse = new_out if out is None else out, new_lse if lse is None else lse
-    _merge_out(*inputs, out, lse, *options)
-    return out, lse
+    results = _complete(out, lse, _merge_results, out_parts, lse_parts)
+    _merge_out(*inputs, *results, *options)
+    return results
+
+
+def _complete(out, lse, make, *arguments):
+    """The results that were given, at least one of them, and a new one for the other."""
+    if out is not None and lse is not None:
+        return out, lse
+    new_out, new_lse = make(*arguments)
+    return (new_out, lse) if out is None else (out, new_lse)
