@@ -21,6 +21,7 @@ need() { # need WHAT PACKAGE...
 }
 
 have() { command -v "$1" >/dev/null 2>&1; }
+have_python() { "$(dirname "${BASH_SOURCE[0]}")/python.sh" "$@" >/dev/null; }
 
 # The probe is what the build itself asks of a compiler.
 compiles() {
@@ -92,7 +93,7 @@ need_lint() {
 # What else the Python package's build needs it gets from pip, CMake and ninja included where they are missing.
 need_wheel() {
     need_compiler
-    "$(dirname "${BASH_SOURCE[0]}")/python.sh" >/dev/null || need 'Python 3.9 or later with venv and pip' python3 python3-venv
+    have_python venv ensurepip || need 'Python 3.9 or later with venv and pip' python3 python3-venv
 }
 
 need_ci() {
@@ -108,10 +109,8 @@ need_ci() {
     need_fuzz
     have valgrind || need valgrind valgrind
     need_wheel
-    tests_python python3 || tests_python /usr/bin/python3 || need 'NumPy and pytest' python3-numpy python3-pytest
+    have_python numpy pytest || need 'Python 3.9 or later with NumPy and pytest' python3-numpy python3-pytest
 }
-
-tests_python() { "$1" -c 'import numpy, pytest' 2>/dev/null; }
 
 # libFuzzer comes with the run-time library of clang's own version, which Debian packs as libclang-rt, and
 # Ubuntu 22.04 with libclang-common.

@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD output=$(realpath -m -- "${1:-dist}")
 scripts/dependencies.sh wheel
-python=$(scripts/python.sh)
+python=$(scripts/python.sh venv ensurepip)
 export PIP_DISABLE_PIP_VERSION_CHECK=1 CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 unset FLASHMLA_LIBRARY PYTHONPATH
 work=$(mktemp -d)

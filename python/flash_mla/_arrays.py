@@ -55,6 +55,11 @@ _NUMPY_KINDS = {"b": 6, "i": 0, "u": 1, "f": 2, "c": 5}  # NumPy's → DLPack's
 _DEFAULT_STREAM = 1  # CUDA's, as the array API's standard names it
 
 
+def _contiguous(shape: Sequence[int]) -> Tuple[int, ...]:
+    """The strides of an array without gaps."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
 class _VersionedHead(ctypes.Structure):
     """What comes before the tensor in DLPack's DLManagedTensorVersioned."""
 
@@ -117,7 +122,7 @@ class _Described:
         if tensor.strides and ndim:
             strides = tuple(dims.from_address(tensor.strides))
         else:
-            strides = tuple(math.prod(shape[i + 1 :]) for i in range(ndim))
+            strides = _contiguous(shape)
         self.address = (tensor.data or 0) + tensor.byte_offset
         self.form = device.type, device.id, dtype_word(dtype.code, dtype.bits), shape, strides
 
@@ -140,8 +145,7 @@ class HostArray:
         self.shape = shape
         self._pages = mmap.mmap(-1, max(math.prod(shape) * bits // 8, 1))
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
-        strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-        self.form: Form = _library.CPU, 0, dtype_word(0 if bits == 32 else 1, bits), shape, strides
+        self.form: Form = _library.CPU, 0, dtype_word(0 if bits == 32 else 1, bits), shape, _contiguous(shape)
 
 
 def _make(like: Any, shape: Tuple[int, ...], dtype: Any) -> Optional[Any]:

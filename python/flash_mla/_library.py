@@ -68,17 +68,6 @@ class DecodePlanArgs(ctypes.Structure):
     ]
 
 
-class PlanView(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("batch", c_int64),
-        ("num_partitions", c_int64),
-        ("payload", c_int64),
-        ("partitions", c_void_p),
-        ("num_splits", c_void_p),
-    ]
-
-
 class DenseDecodeArgs(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -121,7 +110,7 @@ class MergeArgs(ctypes.Structure):
     ]
 
 
-CPU, CUDA, CUDA_HOST = 1, 2, 3  # FMLA_DEVICE_…
+CPU, CUDA = 1, 2  # FMLA_DEVICE_…
 PARTITION_FIELDS = 8  # FMLA_PARTITION_FIELDS
 
 # ---- The library ----------------------------------------------------------------------------------------------------
@@ -131,14 +120,10 @@ _FUNCTIONS: Mapping[str, tuple[object, list[object]]] = {
     "fmla_version_string": (c_char_p, []),
     "fmla_last_error": (c_char_p, []),
     "fmla_capabilities": (c_int32, [Device, c_int64, _STRUCTS(Capability)]),
-    "fmla_prepare": (c_int32, [Device]),
-    "fmla_set_num_threads": (c_int32, [c_int32]),
     # These take the address of a struct: a Call's memory (_call.py).
     "fmla_decode_plan_partitions": (c_int32, [c_void_p, _STRUCTS(c_int32)]),
     "fmla_decode_plan": (c_int32, [c_void_p]),
-    "fmla_plan_describe": (c_int32, [c_void_p, c_size_t, _STRUCTS(PlanView)]),
     "fmla_dense_decode_workspace_size": (c_int32, [c_void_p, _STRUCTS(c_size_t), _STRUCTS(c_size_t)]),
-    "fmla_dense_decode_kernel": (c_int32, [c_void_p, _STRUCTS(c_char_p)]),
     "fmla_dense_decode": (c_int32, [c_void_p]),
     "fmla_merge": (c_int32, [c_void_p]),
 }

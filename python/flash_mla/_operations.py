@@ -38,7 +38,6 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "s_q:": "q: s_q:",
         "h_q:": "q: h_q:",
         "h_kv:": "k_cache: h_k:",
-        "capacity:": "block_table: capacity:",
         "partitions:": "tile_scheduler_metadata:",
     },
     MERGE: {},

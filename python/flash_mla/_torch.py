@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """PyTorch: its tensors described, and the operations registered with its dispatcher.
 
-Imported when the first of its tensors arrives. Registered are flash_mla::decode_plan, ::dense_decode, ::merge, which make
+Imported where PyTorch has been: with this package if it was there before, else with the first array. Registered are flash_mla::decode_plan, ::dense_decode, ::merge, which make
 their results, and ::dense_decode_out, ::merge_out, which write into given ones; each with what torch.compile asks of it. They
 run on the current stream, take their memory from PyTorch's allocator and do not synchronise.
 """
@@ -105,7 +105,7 @@ KIND = "torch.Tensor"
 
 # ---- GPUs -----------------------------------------------------------------------------------------------------------
 
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a tenth of a microsecond, for the public way's one
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without the object that the public way makes
 _current_device = getattr(torch._C, "_cuda_getDevice", None)
 _nothing: ContextManager[None] = contextlib.nullcontext()
 
@@ -290,7 +290,7 @@ _merge, _merge_out = _ops.merge.default, _ops.merge_out.default
 
 def _is_plain(first: torch.Tensor, *others: Optional[torch.Tensor]) -> bool:
     """Nobody is compiling, tracing, transforming or watching, and these are tensors with memory: an operator's function may
-    then be called without the dispatcher, which takes 4 of some 20 microseconds."""
+    then be called without the dispatcher, whose time a call of few microseconds feels."""
     if (
         torch.compiler.is_compiling()
         or _dispatch_modes()
@@ -333,17 +333,23 @@ def decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, d_v, out, ls
     plain = _is_plain(*inputs, out, lse)
     if out is None and lse is None:
         return (dense_decode if plain else _dense_decode)(*inputs, d_v, *options)
-    new_out, new_lse = _decode_results(q, d_v) if out is None or lse is None else (out, lse)
-    out, lse = new_out if out is None else out, new_lse if lse is None else lse
-    (dense_decode_out if plain else _dense_decode_out)(*inputs, out, lse, *options)
-    return out, lse
+    results = _complete(out, lse, _decode_results, q, d_v)
+    (dense_decode_out if plain else _dense_decode_out)(*inputs, *results, *options)
+    return results
 
 
 def merge_states(out_parts, lse_parts, attn_sink, out, lse, options, stream):
     inputs = out_parts, lse_parts, attn_sink
     if out is None and lse is None:
         return _merge(*inputs, *options)
-    new_out, new_lse = _merge_results(out_parts, lse_parts) if out is None or lse is None else (out, lse)
-    out, lse = new_out if out is None else out, new_lse if lse is None else lse
-    _merge_out(*inputs, out, lse, *options)
-    return out, lse
+    results = _complete(out, lse, _merge_results, out_parts, lse_parts)
+    _merge_out(*inputs, *results, *options)
+    return results
+
+
+def _complete(out, lse, make, *arguments):
+    """The results that were given, at least one of them, and a new one for the other."""
+    if out is not None and lse is not None:
+        return out, lse
+    new_out, new_lse = make(*arguments)
+    return (new_out, lse) if out is None else (out, new_lse)

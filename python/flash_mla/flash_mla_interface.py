@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The functions of FlashMLA (github.com/deepseek-ai/FlashMLA), with its names, signatures and conventions.
 
-Arrays are PyTorch tensors, NumPy arrays, or any that speak DLPack; all of one call are of one kind and on one device, which
-chooses the back end. What is computed stands in docs/semantics.md.
+Arrays are PyTorch's tensors, or NumPy's and any others that speak DLPack; results are of the first argument's kind. All of one
+call are on one device, which chooses the back end. What is computed stands in docs/semantics.md.
 """
 
 from __future__ import annotations
@@ -510,21 +510,10 @@ def flash_attn_varlen_qkvpacked_func(
     is_varlen: bool = True,
 ) -> Tuple[Any, Any]:
     """`flash_attn_varlen_func` on qkv [tokens, h, 2 · head_dim_qk + d_v]: q, k and v side by side."""
-    q, k, v = qkv[:, :, :head_dim_qk], qkv[:, :, head_dim_qk : 2 * head_dim_qk], qkv[:, :, 2 * head_dim_qk :]
-    return flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens,
-        cu_seqlens,
-        max_seqlen,
-        max_seqlen,
-        dropout_p,
-        softmax_scale,
-        causal,
-        deterministic,
-        is_varlen,
-    )
+    return flash_attn_varlen_kvpacked_func(
+        qkv[:, :, :head_dim_qk], qkv[:, :, head_dim_qk:], cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, head_dim_qk,
+        dropout_p, softmax_scale, causal, deterministic, is_varlen,
+    )  # fmt: skip
 
 
 def flash_attn_varlen_kvpacked_func(

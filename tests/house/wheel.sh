@@ -20,7 +20,7 @@ skip() {
     exit 77
 }
 
-python=$("$root/scripts/python.sh") || skip 'no Python 3.9 or later with venv and pip'
+python=$("$root/scripts/python.sh" venv ensurepip) || skip 'no Python 3.9 or later with venv and pip'
 "$python" -m venv "$work/venv"
 pip=$work/venv/bin/pip
 # What is wanted here is an answer now; a build's own retries come to minutes without a network.

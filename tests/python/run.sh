@@ -1,26 +1,21 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# run.sh FILE - runs one file of the Python package's tests with the first Python that has NumPy and pytest:
-# $FMLA_PYTHON if it is set (and no other then), else python3, else /usr/bin/python3.
+# run.sh FILE - runs one file of the Python package's tests with a Python that has NumPy and pytest: $FMLA_PYTHON if it is set,
+# else what scripts/python.sh finds.
 #
 # Exit codes: pytest's; 77 where there is no such Python, or where all of the file wants what is not installed.
 set -uo pipefail
 
-candidates=(python3 /usr/bin/python3)
-[ -n "${FMLA_PYTHON:-}" ] && candidates=("$FMLA_PYTHON")
-for python in "${candidates[@]}"; do
-    if "$python" -c 'import sys, numpy, pytest; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
-        # Nothing is left behind in the source tree.
-        export PYTHONDONTWRITEBYTECODE=1
-        # The threads of the library and those of NumPy's products are two pools. Turning while they wait, each would
-        # keep the other from the cores.
-        export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-        "$python" -m pytest -p no:cacheprovider --durations=3 -q -rs "$1"
-        code=$?
-        [ $code -eq 5 ] && exit 77 # pytest's word for: no test ran
-        exit $code
-    fi
-done
-echo "no Python 3.9 or later with NumPy and pytest here (looked at: ${candidates[*]})"
-[ -n "${FMLA_PYTHON:-}" ] && exit 1 # it was asked for
-exit 77
+python=${FMLA_PYTHON:-$("$(dirname "${BASH_SOURCE[0]}")/../../scripts/python.sh" numpy pytest)} || {
+    echo 'no Python 3.9 or later with NumPy and pytest here'
+    exit 77
+}
+# Nothing is left behind in the source tree.
+export PYTHONDONTWRITEBYTECODE=1
+# The threads of the library and those of NumPy's products are two pools. Turning while they wait, each would keep the other
+# from the cores.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+"$python" -m pytest -p no:cacheprovider --durations=3 -q -rs "$1"
+code=$?
+[ $code -eq 5 ] && exit 77 # pytest's word for: no test ran
+exit $code

@@ -37,10 +37,7 @@ class ShapedDLPack(OnlyDLPack):
     dtype = property(lambda self: self._array.dtype)
 
 
-WRAPPERS = [
-    pytest.param(OnlyDLPack, id="OnlyDLPack"),
-    pytest.param(ShapedDLPack, id="ShapedDLPack"),
-]
+WRAPPERS = [OnlyDLPack, ShapedDLPack]
 
 
 class Versioned(ShapedDLPack):
@@ -111,13 +108,7 @@ def test_decode_into_numpy_arrays(wrap, batch_invariant):
     check_decode(KIND, got, batch.expected(KIND))
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        pytest.param(OnlyDLPack, id="OnlyDLPack"),
-        pytest.param(ShapedDLPack, id="ShapedDLPack"),
-    ],
-)
+@pytest.mark.parametrize("wrap", WRAPPERS)
 def test_decode_with_metadata(wrap):
     batch = Batch([60, 100])
     meta, _ = get_mla_metadata()
@@ -129,13 +120,7 @@ def test_decode_with_metadata(wrap):
 
 
 @pytest.mark.parametrize("missing", ["out", "lse"])
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        pytest.param(OnlyDLPack, id="OnlyDLPack"),
-        pytest.param(ShapedDLPack, id="ShapedDLPack"),
-    ],
-)
+@pytest.mark.parametrize("wrap", WRAPPERS)
 def test_decode_without_results(wrap, missing):
     batch = Batch([60, 100])
     given = dict(zip(("out", "lse"), results(batch)))
@@ -144,7 +129,7 @@ def test_decode_without_results(wrap, missing):
         decode(wrap, batch, **given)
 
 
-@pytest.mark.parametrize("wrap", [OnlyDLPack, ShapedDLPack])
+@pytest.mark.parametrize("wrap", WRAPPERS)
 def test_merge(wrap):
     out_parts = numpy.full((3, 2, 1, 4, 8), 2, numpy.float32)
     lse_parts = numpy.zeros((3, 2, 4, 1), numpy.float32)
@@ -155,13 +140,7 @@ def test_merge(wrap):
 
 
 @pytest.mark.parametrize("missing", ["out", "lse"])
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        pytest.param(OnlyDLPack, id="OnlyDLPack"),
-        pytest.param(ShapedDLPack, id="ShapedDLPack"),
-    ],
-)
+@pytest.mark.parametrize("wrap", WRAPPERS)
 def test_merge_without_results(wrap, missing):
     given = {"out": numpy.zeros((2, 1, 4, 8), numpy.float32), "lse": numpy.zeros((2, 4, 1), numpy.float32)}
     del given[missing]

@@ -95,6 +95,11 @@ def check_refused(function, arguments, argument, value, exception, kind):
 # ---- flash_mla_with_kvcache -----------------------------------------------------------------------------------------
 
 NO_ARRAY = [1, 1.5, "text", [1, 2]]
+OPTIONS = {  # which other functions have too
+    "lse_empty": [(VALUE, "text", None, 0, math.nan, [1])],
+    "log_base": [(VALUE, "text", None, 10, 1, 0, -2, math.nan, [1])],
+    "stream": [(TYPE, "text", 1.5)],
+}
 DECODE = {
     "q": [
         (TYPE, None, *NO_ARRAY),
@@ -165,9 +170,7 @@ DECODE = {
         (VALUE, broadcast(B, H_Q, S_Q, dtype="float32")),
     ],
     "batch_invariant": [(TYPE, "text", [1])],
-    "lse_empty": [(VALUE, "text", None, 0, math.nan, [1])],
-    "log_base": [(VALUE, "text", None, 10, 1, 0, -2, math.nan, [1])],
-    "stream": [(TYPE, "text", 1.5)],
+    **OPTIONS,
 }
 
 
@@ -285,8 +288,8 @@ def test_every_argument_of_decode_is_in_the_table():
 @pytest.mark.parametrize(
     "argument,value,exception",
     [
-        pytest.param("tile_scheduler_metadata", 1, TypeError),
-        pytest.param("num_splits", 1, TypeError),
+        ("tile_scheduler_metadata", 1, TypeError),
+        ("num_splits", 1, TypeError),
     ],
 )
 def test_batch_invariant_decode(kind, argument, value, exception):
@@ -530,9 +533,7 @@ MERGE = {
         (VALUE, full(N, B, H_Q, S_Q, dtype="float32"), full(B, S_Q, H_Q, dtype="float32")),
         (VALUE, broadcast(B, H_Q, S_Q, dtype="float32")),
     ],
-    "lse_empty": [(VALUE, "text", None, 0, math.nan, [1])],
-    "log_base": [(VALUE, "text", None, 10, 1, math.nan, [1])],
-    "stream": [(TYPE, "text", 1.5)],
+    **OPTIONS,
 }
 
 

@@ -233,12 +233,6 @@ __device__ __forceinline__ void join_rows(const struct dense_decode_params &p, c
     write_row<Element>(p, parts.request, row_place(p, row_of_head, kv_head), slot_column(position), lse, sum);
 }
 
-struct JoinShared {
-    float4 sums[JOIN_WARPS][D_V / 4];
-    Parts list[32 * JOIN_WARPS];
-    int counts[JOIN_WARPS];
-};
-
 /* Blocks of threads are numbered by request, lane of row blocks, columns: no division at the end. */
 template <typename Element, int VECTORS>
 __device__ __forceinline__ void join_splits(const struct dense_decode_params &p, int rows_per_block,
