@@ -21,6 +21,19 @@ __device__ __forceinline__ void tma_load(uint32_t to, const struct tensor_map *m
                  : "memory");
 }
 
+/* The same of what nobody reads again soon: the first to leave L2. */
+__device__ __forceinline__ void tma_load_once(uint32_t to, const struct tensor_map *map, uint32_t barrier,
+                                              BoxPlace at)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.v), "r"(at.w), "l"(policy)
+        : "memory");
+}
+
 /* Brings the box to L2 alone. */
 __device__ __forceinline__ void tma_prefetch(const struct tensor_map *map, BoxPlace at)
 {

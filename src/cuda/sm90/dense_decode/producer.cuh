@@ -32,6 +32,18 @@ __device__ __forceinline__ BoxPlace columns_from(BoxPlace place, int group)
     return place;
 }
 
+/* Keys that only this block of threads reads leave L2 first: partial results of cut requests then stay there until they are
+ * joined, and never wait for memory. */
+template <typename V>
+__device__ __forceinline__ void load_keys(uint32_t to, const struct tensor_map *map, uint32_t barrier,
+                                          BoxPlace at)
+{
+    if (V::SHARED_KEYS)
+        tma_load(to, map, barrier, at);
+    else
+        tma_load_once(to, map, barrier, at);
+}
+
 /* The keys of one block, in the order in which the owner's products take them: those columns first that are freed first. */
 template <typename V>
 __device__ __forceinline__ void load_block(const struct dense_decode_sm90_params &p, uint32_t base, int side,
@@ -41,8 +53,8 @@ __device__ __forceinline__ void load_block(const struct dense_decode_sm90_params
         const uint32_t full = barrier_at(SHARED_AT(base, rope_full), side);
         mbarrier_wait_thread(barrier_at(SHARED_AT(base, rope_empty), side), parity ^ 1);
         mbarrier_arrive_expect(full, TILE_BYTES);
-        tma_load(SHARED_AT(base, rope) + (uint32_t)side * TILE_BYTES, &p.rope, full,
-                 columns_from(place, D_V / LINE_ELEMENTS));
+        load_keys<V>(SHARED_AT(base, rope) + (uint32_t)side * TILE_BYTES, &p.rope, full,
+                     columns_from(place, D_V / LINE_ELEMENTS));
     }
 #pragma unroll
     for (int i = 0; i < UNITS; i++) {
@@ -50,7 +62,7 @@ __device__ __forceinline__ void load_block(const struct dense_decode_sm90_params
         const uint32_t full = barrier_at(SHARED_AT(base, keys_full), side * UNITS + unit);
         mbarrier_wait_thread(barrier_at(SHARED_AT(base, keys_empty), side * UNITS + unit), parity ^ 1);
         mbarrier_arrive_expect(full, UNIT_BYTES);
-        tma_load(unit_at(base, side, unit), &p.keys, full, columns_from(place, 2 * unit));
+        load_keys<V>(unit_at(base, side, unit), &p.keys, full, columns_from(place, 2 * unit));
     }
 }
 
