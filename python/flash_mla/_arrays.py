@@ -14,7 +14,7 @@ import sys
 from typing import Any, Optional, Sequence, Tuple
 
 from . import _library, _operations
-from ._call import dtype_word, put_tensor
+from ._call import Place, dtype_word, put_tensor
 
 KIND = "an array with __dlpack__"
 _THIS = sys.modules[__name__]
@@ -127,12 +127,9 @@ class _Described:
         self.form = device.type, device.id, dtype_word(dtype.code, dtype.bits), shape, strides
 
 
-def describe(described: Optional[_Described], at: int) -> Optional[int]:
-    """Writes the array to `at`, which is returned; None: there is none."""
-    if described is None:
-        return None
-    put_tensor(at, described.address, *described.form)
-    return at
+def put(described: Optional[_Described], place: Place) -> Optional[int]:
+    """Writes the array to `place`, whose address is returned; None: there is none."""
+    return None if described is None else put_tensor(place, described.address, *described.form)
 
 
 # ---- Made -----------------------------------------------------------------------------------------------------------
@@ -179,14 +176,18 @@ def _memory(function: str, name: str, like: Any, shape: Tuple[int, ...], bits: i
     return HostArray(shape, bits) if made is None else made
 
 
-def scratch(like: _Described, size: int) -> Tuple[Any, int]:
-    """Memory and its address."""
+def scratch(like: _Described, size: int, stream: int) -> Tuple[Any, int]:
+    """Memory for one call on the stream, and its address."""
     if like.form[0] != _library.CUDA:
         memory = HostArray((size,), 8)
         return memory, memory.address
     this = _operations.DECODE
     described = _Described(this, "workspace", _memory(this, "q", like.array, (size,), 8))
     return described, described.address
+
+
+def free_scratch(memory: Any) -> None:
+    """It goes with its last name."""
 
 
 # ---- What the public functions call -----------------------------------------------------------------------------------

@@ -120,10 +120,10 @@ _FUNCTIONS: Mapping[str, tuple[object, list[object]]] = {
     "fmla_version_string": (c_char_p, []),
     "fmla_last_error": (c_char_p, []),
     "fmla_capabilities": (c_int32, [Device, c_int64, _STRUCTS(Capability)]),
-    # These take the address of a struct: a Call's memory (_call.py).
-    "fmla_decode_plan_partitions": (c_int32, [c_void_p, _STRUCTS(c_int32)]),
+    # These take the addresses of a struct (of a Call: _call.py) and of what is asked.
+    "fmla_decode_plan_partitions": (c_int32, [c_void_p, c_void_p]),
     "fmla_decode_plan": (c_int32, [c_void_p]),
-    "fmla_dense_decode_workspace_size": (c_int32, [c_void_p, _STRUCTS(c_size_t), _STRUCTS(c_size_t)]),
+    "fmla_dense_decode_workspace_size": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "fmla_dense_decode": (c_int32, [c_void_p]),
     "fmla_merge": (c_int32, [c_void_p]),
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The library's operations, for every kind of array.
 
-`arrays` is the module that knows the caller's kind: _torch or _arrays. It describes arrays, as C sees them, and makes scratch
+`arrays` is the module that knows the caller's kind: _torch or _arrays. It puts arrays down as C sees them, and makes scratch
 memory.
 """
 
@@ -14,12 +14,13 @@ from . import _library
 from ._call import Call, Calls, dtype_word, put_tensor
 from ._library import library
 
-_plans = Calls(_library.DecodePlanArgs, ["seqlens", "partitions", "num_splits"])
+_plans = Calls(_library.DecodePlanArgs, ["seqlens"], optional=["partitions", "num_splits"])
 _decodes = Calls(
     _library.DenseDecodeArgs,
-    ["q", "kv_cache", "block_table", "seqlens", "partitions", "num_splits", "attn_sink", "out", "lse"],
+    ["q", "kv_cache", "seqlens", "out", "lse"],
+    optional=["block_table", "partitions", "num_splits", "attn_sink"],
 )
-_merges = Calls(_library.MergeArgs, ["out_parts", "lse_parts", "attn_sink", "out", "lse"])
+_merges = Calls(_library.MergeArgs, ["out_parts", "lse_parts", "out", "lse"], optional=["attn_sink"])
 
 # The functions' names, and how they call what the library's messages begin with, where that differs.
 PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
@@ -43,6 +44,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     MERGE: {},
 }
 INT32 = dtype_word(0, 32)
+_WORKSPACE_SIZE = _library.DenseDecodeArgs.workspace_size.offset  # where the library writes it
 
 
 def _check(status: int, function: str) -> None:
@@ -82,9 +84,9 @@ def decode_partitions(function: str, device_type: int, device: int, s_q: int, h_
     call, count = _plans.take(), ctypes.c_int32()
     args = call.args
     put_tensor(call.at.seqlens, 0, device_type, device, INT32, (0,), (1,))
-    args.seqlens, args.partitions, args.num_splits = call.at.seqlens, None, None
+    args.partitions, args.num_splits = None, None
     args.s_q, args.h_q, args.h_kv = s_q, h_q, h_kv
-    _check(library.fmla_decode_plan_partitions(call.address, count), function)
+    _check(library.fmla_decode_plan_partitions(call.address, ctypes.addressof(count)), function)
     _plans.give_back(call)
     return count.value
 
@@ -102,10 +104,10 @@ def decode_plan(
 ) -> None:
     """fmla_decode_plan into the two tables."""
     call = _plans.take()
-    args, at, describe = call.args, call.at, arrays.describe
-    args.seqlens = describe(seqlens, at.seqlens)
-    args.partitions = describe(partitions, at.partitions)
-    args.num_splits = describe(num_splits, at.num_splits)
+    args, at, put = call.args, call.at, arrays.put
+    put(seqlens, at.seqlens)
+    args.partitions = put(partitions, at.partitions)
+    args.num_splits = put(num_splits, at.num_splits)
     args.s_q, args.h_q, args.h_kv, args.stream = s_q, h_q, h_kv, stream
     _check(library.fmla_decode_plan(call.address), function)
     _plans.give_back(call)
@@ -134,29 +136,31 @@ def dense_decode(
 ) -> None:
     """fmla_dense_decode into `out` and `lse`."""
     call = _decodes.take()
-    args, at, describe = call.args, call.at, arrays.describe
-    args.q = describe(q, at.q)
-    args.kv_cache = describe(kv_cache, at.kv_cache)
-    args.block_table = describe(block_table, at.block_table)
-    args.seqlens = describe(seqlens, at.seqlens)
-    args.partitions = describe(partitions, at.partitions)
-    args.num_splits = describe(num_splits, at.num_splits)
-    args.attn_sink = describe(attn_sink, at.attn_sink)
-    args.out = describe(out, at.out)
-    args.lse = describe(lse, at.lse)
+    args, at, put = call.args, call.at, arrays.put
+    put(q, at.q)
+    put(kv_cache, at.kv_cache)
+    put(seqlens, at.seqlens)
+    put(out, at.out)
+    put(lse, at.lse)
+    args.block_table = put(block_table, at.block_table)
+    args.partitions = put(partitions, at.partitions)
+    args.num_splits = put(num_splits, at.num_splits)
+    args.attn_sink = put(attn_sink, at.attn_sink)
     args.softmax_scale, args.causal = softmax_scale, causal
     args.lse_empty, args.log_base, args.batch_invariant = lse_empty, log_base, batch_invariant
     args.stream = stream
-    _run_decode(arrays, call, q)
+    _run_decode(arrays, call, q, stream)
     _decodes.give_back(call)
 
 
-def _run_decode(arrays: Any, call: Call, q: Any) -> None:
-    size = ctypes.c_size_t()
-    _check(library.fmla_dense_decode_workspace_size(call.address, size, None), DECODE)
-    workspace, call.args.workspace = arrays.scratch(q, size.value)
-    call.args.workspace_size = size.value
-    _check(library.fmla_dense_decode(call.address), DECODE)
+def _run_decode(arrays: Any, call: Call, q: Any, stream: int) -> None:
+    args, address = call.args, call.address
+    _check(library.fmla_dense_decode_workspace_size(address, address + _WORKSPACE_SIZE, None), DECODE)
+    memory, args.workspace = arrays.scratch(q, args.workspace_size, stream)
+    try:
+        _check(library.fmla_dense_decode(address), DECODE)
+    finally:
+        arrays.free_scratch(memory)
 
 
 # ---- Merge ----------------------------------------------------------------------------------------------------------
@@ -175,12 +179,12 @@ def merge(
 ) -> None:
     """fmla_merge into `out` and `lse`."""
     call = _merges.take()
-    args, at, describe = call.args, call.at, arrays.describe
-    args.out_parts = describe(out_parts, at.out_parts)
-    args.lse_parts = describe(lse_parts, at.lse_parts)
-    args.attn_sink = describe(attn_sink, at.attn_sink)
-    args.out = describe(out, at.out)
-    args.lse = describe(lse, at.lse)
+    args, at, put = call.args, call.at, arrays.put
+    put(out_parts, at.out_parts)
+    put(lse_parts, at.lse_parts)
+    put(out, at.out)
+    put(lse, at.lse)
+    args.attn_sink = put(attn_sink, at.attn_sink)
     args.lse_empty, args.log_base, args.stream = lse_empty, log_base, stream
     _check(library.fmla_merge(call.address), MERGE)
     _merges.give_back(call)

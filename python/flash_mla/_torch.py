@@ -8,15 +8,14 @@ run on the current stream, take their memory from PyTorch's allocator and do not
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import sys
-from typing import Any, ContextManager, Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 
 from . import _library, _operations
-from ._call import dtype_word, put_tensor
+from ._call import Place, dtype_word, put_tensor
 
 # ---- Tensors --------------------------------------------------------------------------------------------------------
 
@@ -37,10 +36,11 @@ def _dtype_words() -> dict[torch.dtype, int]:
 _WORDS = _dtype_words()
 
 
-def _describe_by_attributes(tensor: torch.Tensor, at: int) -> None:
+def _put_by_attributes(tensor: torch.Tensor, place: Place) -> int:
     device = tensor.get_device()  # -1: the CPU
-    place, device = (_library.CPU, 0) if device < 0 else (_library.CUDA, device)
-    put_tensor(at, tensor.data_ptr(), place, device, _WORDS[tensor.dtype], tensor.shape, tensor.stride())
+    device_type, device = (_library.CPU, 0) if device < 0 else (_library.CUDA, device)
+    form = device_type, device, _WORDS[tensor.dtype], tensor.shape, tensor.stride()
+    return put_tensor(place, tensor.data_ptr(), *form)
 
 
 def _exchange() -> Optional[Any]:
@@ -65,28 +65,47 @@ class _ExchangeAPI(ctypes.Structure):
         ("allocate", ctypes.c_void_p),
         ("managed_from_object", ctypes.c_void_p),
         ("managed_to_object", ctypes.c_void_p),
-        ("tensor_from_object", ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)),
+        # Called with the tensor's id, which is its address, and a Place, which is not declared: either way ctypes has least to
+        # convert.
+        ("tensor_from_object", ctypes.PYFUNCTYPE(None, ctypes.c_void_p)),
     ]
 
 
-_write = _exchange() or _describe_by_attributes
+_write = _exchange()
 
 
-def describe(tensor: Optional[torch.Tensor], at: int) -> Optional[int]:
-    """Writes the tensor to `at`, which is returned; None: there is none."""
+def put(tensor: Optional[torch.Tensor], place: Place) -> Optional[int]:
+    """Writes the tensor to `place`, whose address is returned; None: there is none."""
     if tensor is None:
         return None
-    try:
-        _write(tensor, at)
-    except BufferError:  # of a type that DLPack has no name for: the library says what it wants
-        _describe_by_attributes(tensor, at)
-    return at
+    if _write is not None:
+        try:
+            _write(id(tensor), place)
+            return place.address
+        except RuntimeError:  # of a type that DLPack has no name for: the library says what it wants
+            pass
+    return _put_by_attributes(tensor, place)
 
 
-def scratch(like: torch.Tensor, size: int) -> Tuple[torch.Tensor, int]:
-    """Memory and its address."""
-    memory = torch.empty(size, dtype=torch.uint8, device=like.device)
+# What torch.cuda.caching_allocator_alloc and _delete call: the memory that a tensor would have, from the same pool.
+_allocate: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None)
+_free: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", None)
+
+
+def scratch(like: torch.Tensor, size: int, stream: int) -> Tuple[Any, int]:
+    """Memory for one call on the stream of the current GPU, and its address."""
+    if like.is_cuda and _allocate is not None:
+        address = _allocate(size, stream)
+        return address, address
+    memory = like.new_empty(size, dtype=torch.uint8)
     return memory, memory.data_ptr()
+
+
+def free_scratch(memory: Any) -> None:
+    """Once the call is in its stream, or in the graph that is captured from it: whoever gets the memory next comes after it
+    there."""
+    if type(memory) is int and memory:
+        _free(memory)
 
 
 def device_of(tensor: torch.Tensor) -> Tuple[int, int]:
@@ -106,8 +125,7 @@ KIND = "torch.Tensor"
 # ---- GPUs -----------------------------------------------------------------------------------------------------------
 
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without the object that the public way makes
-_current_device = getattr(torch._C, "_cuda_getDevice", None)
-_nothing: ContextManager[None] = contextlib.nullcontext()
+_current_device = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
 
 
 def _stream(tensor: torch.Tensor) -> int:
@@ -119,12 +137,9 @@ def _stream(tensor: torch.Tensor) -> int:
     return torch.cuda.current_stream(tensor.device).cuda_stream
 
 
-def _on_device(tensor: torch.Tensor) -> ContextManager[object]:
-    """Makes the tensor's GPU the current one, where another is."""
-    if not tensor.is_cuda:
-        return _nothing
-    current = _current_device() if _current_device is not None else torch.cuda.current_device()
-    return _nothing if current == tensor.get_device() else torch.cuda.device(tensor.device)
+def _is_elsewhere(tensor: torch.Tensor) -> bool:
+    """Whether another GPU than the tensor's is the current one."""
+    return tensor.is_cuda and _current_device() != tensor.get_device()
 
 
 # ---- Operators ------------------------------------------------------------------------------------------------------
@@ -156,9 +171,11 @@ def decode_plan(seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int) -> Tuple[t
 
 
 def _plan(function: str, seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    if _is_elsewhere(seqlens):
+        with torch.cuda.device(seqlens.device):
+            return _plan(function, seqlens, s_q, h_q, h_kv)
     tables = _plan_tables(function, seqlens, s_q, h_q, h_kv)
-    with _on_device(seqlens):
-        _operations.decode_plan(function, _THIS, seqlens, s_q, h_q, h_kv, *tables, _stream(seqlens))
+    _operations.decode_plan(function, _THIS, seqlens, s_q, h_q, h_kv, *tables, _stream(seqlens))
     return tables
 
 
@@ -202,11 +219,16 @@ def dense_decode_out(
     log_base,
     batch_invariant,
 ):
-    with _on_device(q):
-        _operations.dense_decode(
-            _THIS, q, kv_cache, block_table, seqlens, partitions, num_splits, attn_sink, out, lse,
-            softmax_scale, causal, lse_empty, log_base, batch_invariant, _stream(q),
-        )  # fmt: skip
+    if _is_elsewhere(q):
+        with torch.cuda.device(q.device):
+            return dense_decode_out(
+                q, kv_cache, block_table, seqlens, partitions, num_splits, attn_sink, out, lse,
+                softmax_scale, causal, lse_empty, log_base, batch_invariant,
+            )  # fmt: skip
+    _operations.dense_decode(
+        _THIS, q, kv_cache, block_table, seqlens, partitions, num_splits, attn_sink, out, lse,
+        softmax_scale, causal, lse_empty, log_base, batch_invariant, _stream(q),
+    )  # fmt: skip
 
 
 @_fake
@@ -216,7 +238,7 @@ def _fake_dense_decode_out(*arguments):
 
 def _decode_results(q: torch.Tensor, d_v: int) -> Tuple[torch.Tensor, torch.Tensor]:
     b, s_q, h_q, _ = q.shape
-    return q.new_empty((b, s_q, h_q, d_v)), q.new_empty((b, h_q, s_q), dtype=torch.float32)
+    return q.new_empty(b, s_q, h_q, d_v), q.new_empty(b, h_q, s_q, dtype=torch.float32)
 
 
 @_operator("(" + _DECODE.format(results=", int d_v") + ") -> (Tensor, Tensor)")
@@ -253,8 +275,10 @@ _MERGE = "Tensor out_parts, Tensor lse_parts, Tensor? attn_sink{results}, int ls
 
 @_operator("(" + _MERGE.format(results=", Tensor(a!) out, Tensor(b!) lse") + ") -> ()")
 def merge_out(out_parts, lse_parts, attn_sink, out, lse, lse_empty, log_base):
-    with _on_device(out_parts):
-        _operations.merge(_THIS, out_parts, lse_parts, attn_sink, out, lse, lse_empty, log_base, _stream(out_parts))
+    if _is_elsewhere(out_parts):
+        with torch.cuda.device(out_parts.device):
+            return merge_out(out_parts, lse_parts, attn_sink, out, lse, lse_empty, log_base)
+    _operations.merge(_THIS, out_parts, lse_parts, attn_sink, out, lse, lse_empty, log_base, _stream(out_parts))
 
 
 @_fake
@@ -291,18 +315,12 @@ _merge, _merge_out = _ops.merge.default, _ops.merge_out.default
 def _is_plain(first: torch.Tensor, *others: Optional[torch.Tensor]) -> bool:
     """Nobody is compiling, tracing, transforming or watching, and these are tensors with memory: an operator's function may
     then be called without the dispatcher, whose time a call of few microseconds feels."""
-    if (
-        torch.compiler.is_compiling()
-        or _dispatch_modes()
-        or _transforms()
-        or _profiled()
-        or _tracing_state() is not None
-    ):
+    if _is_compiling() or _dispatch_modes() or _transforms() or _is_profiled() or _is_tracing():
         return False
     for tensor in others:
-        if type(tensor) is not torch.Tensor and tensor is not None:
+        if type(tensor) is not _Tensor and tensor is not None:
             return False
-    return type(first) is torch.Tensor and (first.is_cuda or first.is_cpu)
+    return type(first) is _Tensor and (first.is_cuda or first.is_cpu)
 
 
 def _of_c(*names: str) -> Any:
@@ -313,8 +331,9 @@ def _of_c(*names: str) -> Any:
     return value or (lambda: True)
 
 
+_Tensor, _is_compiling = torch.Tensor, torch.compiler.is_compiling
 _dispatch_modes, _transforms = _of_c("_len_torch_dispatch_stack"), _of_c("_functorch", "peek_interpreter_stack")
-_profiled, _tracing_state = _of_c("_autograd", "_profiler_enabled"), _of_c("_get_tracing_state")
+_is_profiled, _is_tracing = _of_c("_autograd", "_profiler_enabled"), _of_c("_is_tracing")
 
 
 # They take a `stream` as those of _arrays do, and have no use for it: it is the current one.
@@ -329,10 +348,15 @@ def plan_decode(
 
 
 def decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, d_v, out, lse, options, stream):
-    inputs = q, k_cache, block_table, cache_seqlens, *plan, attn_sink
-    plain = _is_plain(*inputs, out, lse)
+    partitions, num_splits = plan
+    scale, causal, lse_empty, log_base, batch_invariant = options
+    plain = _is_plain(q, k_cache, block_table, cache_seqlens, partitions, num_splits, attn_sink, out, lse)
     if out is None and lse is None:
-        return (dense_decode if plain else _dense_decode)(*inputs, d_v, *options)
+        return (dense_decode if plain else _dense_decode)(
+            q, k_cache, block_table, cache_seqlens, partitions, num_splits, attn_sink, d_v,
+            scale, causal, lse_empty, log_base, batch_invariant,
+        )  # fmt: skip
+    inputs = q, k_cache, block_table, cache_seqlens, partitions, num_splits, attn_sink
     results = _complete(out, lse, _decode_results, q, d_v)
     (dense_decode_out if plain else _dense_decode_out)(*inputs, *results, *options)
     return results

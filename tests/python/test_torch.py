@@ -570,15 +570,23 @@ def test_one_tensor_without_memory(argument, kind):
         assert out.is_meta or isinstance(out, torch._subclasses.FakeTensor)
 
 
-@pytest.mark.parametrize("layout", ["sparse", "quantized"])
-def test_tensor_of_another_layout(layout):
-    """A tensor that has no strides, or whose elements are not what its bytes say."""
+def test_tensor_without_strides():
     arrays = BATCH.arrays(Kind("torch", "bfloat16"))
-    if layout == "sparse":
-        arrays["q"] = arrays["q"].to_sparse()
-    else:
-        arrays["q"] = torch.quantize_per_tensor(arrays["q"].float(), 0.1, 0, torch.qint8)
     with pytest.raises((TypeError, ValueError, RuntimeError)):
+        decode(dict(arrays, q=arrays["q"].to_sparse()))
+
+
+@pytest.mark.filterwarnings("ignore")  # quantized tensors are deprecated
+@pytest.mark.parametrize("argument", ["q", "k_cache", "block_table", "cache_seqlens"])
+@pytest.mark.parametrize("dtype", ["qint8", "bits8"])
+def test_dtype_that_dlpack_has_no_name_for(dtype, argument):
+    """The message is the library's own, not that of PyTorch's DLPack."""
+    arrays = BATCH.arrays(Kind("torch", "bfloat16"))
+    if dtype == "bits8":
+        arrays[argument] = arrays[argument].to(torch.uint8).view(torch.bits8)
+    else:
+        arrays[argument] = torch.quantize_per_tensor(arrays[argument].float(), 1.0, 0, torch.qint8)
+    with pytest.raises(ValueError, match=f"^flash_mla_with_kvcache: {argument}: dtype"):
         decode(arrays)
 
 
@@ -768,3 +776,17 @@ def test_cuda_memory_comes_from_the_allocator_of_pytorch():
         decode(arrays, get_mla_metadata()[0])
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == before
+
+
+@needs_cuda
+def test_cuda_workspace_comes_from_the_allocator_of_pytorch():
+    """With results and plan given there is nothing else to allocate."""
+    arrays = BATCH.arrays(Kind("torch", "bfloat16", "cuda"))
+    meta, _ = get_mla_metadata()
+    out, lse = decode(arrays, meta)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    decode(arrays, meta, out=out, lse=lse)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before < torch.cuda.max_memory_allocated()
