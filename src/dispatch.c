@@ -206,6 +206,8 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
                  shapes);
     else if (!has_size(kernel->d_v, wanted->d_v))
         snprintf(why, size, "d_v is %lld, kernel %s takes %s", (long long)wanted->d_v, kernel->name, shapes);
+    else if (wanted->plan_sparse && !kernel->plans_sparse)
+        snprintf(why, size, "kernel %s plans for dense decode alone", kernel->name);
     else if (wanted->dense_decode && kernel->dense_decode_refuses &&
              (takes = kernel->dense_decode_refuses(wanted->dense_decode, argument)))
         snprintf(why, size, "kernel %s %s", kernel->name, takes);

@@ -37,6 +37,7 @@ struct kernel {
     int32_t d_v[KERNEL_SIZES];
     bool forced_only;
     bool slow_on_intel; /* another kernel is chosen on Intel processors */
+    bool plans_sparse;  /* a planner for sparse decode too */
 
     fmla_status (*decode_plan)(const struct plan_problem *problem);
     /* NULL if it takes the problem; else what it takes, and which argument differs. NULL pointer: it takes all. The
@@ -58,6 +59,7 @@ struct wanted {
     unsigned elements;                               /* all of these must be taken; 0 = not asked */
     int64_t d_qk, d_v;                               /* 0 = not asked */
     const struct dense_decode_problem *dense_decode; /* NULL = not asked */
+    bool plan_sparse;                                /* of a planner */
 };
 
 const char *operation_name(enum operation operation);

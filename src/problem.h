@@ -25,9 +25,11 @@ struct plan_problem {
     int64_t b;
     int64_t capacity;
     const int32_t *seqlens;  /* [b] */
-    fmla_device device;      /* of seqlens and of the plan */
+    fmla_device device;      /* of the lengths and of the plan */
     struct plan_costs costs; /* of the device that will use the plan */
     struct plan_tables plan;
+    bool sparse; /* for sparse decode, by `topk`; capacity, seqlens and costs are then 0 */
+    struct plan_topk topk;
     void *stream;
 };
 

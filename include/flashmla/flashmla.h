@@ -219,7 +219,8 @@ FMLA_API fmla_status fmla_prepare(fmla_device device);
 
 /* How a batch of requests of different lengths is cut into equal loads (docs/semantics.md, "The split plan";
  * the method is FlashMLA's, of February 2025). The plan depends on the lengths,
- * the heads, s_q and the target only, so one plan serves every layer of a model for one step. */
+ * the heads, s_q and the target only, so one plan serves every layer of a model for one step. One for dense decode and one
+ * for sparse decode are different plans. */
 typedef struct fmla_decode_plan_args {
     size_t struct_size;
     const fmla_tensor
@@ -240,6 +241,15 @@ typedef struct fmla_decode_plan_args {
      * read. */
     const fmla_tensor *partitions; /* [num_partitions, 8] int32, rows without gaps, 16-byte aligned */
     const fmla_tensor *num_splits; /* [b + 1] int32 */
+    /* For fmla_sparse_decode; all of it 0 otherwise. The lengths are those below: seqlens is NULL, capacity 0, h_kv 0
+     * or 1. What is said above of seqlens goes for topk_length or extra_topk_length, whichever are given; with neither, the
+     * plan is in memory of `target`, and {0, 0} is host memory. */
+    int32_t sparse;     /* 1: a plan for fmla_sparse_decode */
+    int32_t b;          /* requests, < 2^31 - 65537; 0 where a tensor of lengths says it, or the same */
+    int64_t topk;       /* indices of a query token, in [0, 2^31) */
+    int64_t extra_topk; /* of the extra cache; 0 without one */
+    const fmla_tensor *topk_length;       /* [b] int32, clamped to [0, topk]; NULL = topk */
+    const fmla_tensor *extra_topk_length; /* [b] int32, clamped to [0, extra_topk]; NULL = extra_topk */
 } fmla_decode_plan_args;
 
 /* How many bytes a plan takes; depends on b and the number of partitions alone. args->plan, plan_size, partitions,

@@ -65,6 +65,12 @@ class DecodePlanArgs(ctypes.Structure):
         ("stream", c_void_p),
         ("partitions", c_void_p),
         ("num_splits", c_void_p),
+        ("sparse", c_int32),
+        ("b", c_int32),
+        ("topk", c_int64),
+        ("extra_topk", c_int64),
+        ("topk_length", c_void_p),
+        ("extra_topk_length", c_void_p),
     ]
 
 

@@ -343,6 +343,9 @@ fmla_status cpu_dense_decode(const struct kernel *kernel, const struct dense_dec
 
 fmla_status cpu_decode_plan(const struct plan_problem *p)
 {
-    plan_build_by_costs(p->plan, p->b, p->seqlens, p->capacity, p->costs);
+    if (p->sparse)
+        plan_build_sparse(p->plan, p->b, p->topk);
+    else
+        plan_build_by_costs(p->plan, p->b, p->seqlens, p->capacity, p->costs);
     return FMLA_OK;
 }
