@@ -11,7 +11,7 @@ static const fmla_dtype dtypes[] = {{FMLA_TYPE_BFLOAT, 16, 1}, /* in the order o
                                     {FMLA_TYPE_FLOAT, 32, 1},
                                     {FMLA_TYPE_INT, 32, 1}};
 static const char *const dtype_names[] = {"bfloat16", "float16", "float32", "int32"};
-enum { DTYPES = 4 };
+enum { DTYPES = 4, BYTE = DTYPES };
 
 static const char *name_of_dtype(fmla_dtype dtype, char buffer[48])
 {
@@ -37,6 +37,11 @@ static fmla_status check_dtype(const char *operation, const char *name, fmla_dty
             return FMLA_OK;
         }
         text_append(allowed, sizeof allowed, "%s%s", *allowed ? " or " : "", dtype_names[i]);
+    }
+    if (allow & ALLOW_BYTE) {
+        *which = BYTE;
+        if (dtype.bits == 8 && dtype.lanes == 1) return FMLA_OK;
+        text_append(allowed, sizeof allowed, "%sa type of 1 byte", *allowed ? " or " : "");
     }
     return fail(FMLA_INVALID_ARGUMENT, "%s: %s: dtype is %s, must be %s", operation, name,
                 name_of_dtype(dtype, came), allowed);
@@ -140,9 +145,9 @@ fmla_status check_tensor(const char *operation, const char *name, const fmla_ten
     fmla_status status = check_dtype(operation, name, tensor->dtype, allow, &which);
     if (!status) status = check_device(operation, name, tensor->device, &checked->device);
     if (status) return status;
-    checked->element = (enum element)which; /* not read for int32 */
+    checked->element = (enum element)which; /* not read for int32 and bytes */
 
-    const int64_t element_bytes = dtypes[which].bits / 8;
+    const int64_t element_bytes = which == BYTE ? 1 : dtypes[which].bits / 8;
     bool empty;
     status = check_layout(operation, tensor, element_bytes, checked, &empty);
     if (status) return status;

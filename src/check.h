@@ -26,9 +26,10 @@ enum { /* types a check may allow */
        ALLOW_FP16 = 1 << ELEMENT_FP16,
        ALLOW_F32 = 1 << ELEMENT_F32,
        ALLOW_I32 = 1 << 3,
-       ALLOW_NULL = 1 << 4,      /* the tensor may be absent: FMLA_OK and data = NULL, name = NULL */
-       CHECK_OUTPUT = 1 << 5,    /* no two elements may share memory */
-       CHECK_SHAPE_ONLY = 1 << 6 /* a size is asked: data is not looked at, and may be NULL */
+       ALLOW_NULL = 1 << 4,       /* the tensor may be absent: FMLA_OK and data = NULL, name = NULL */
+       CHECK_OUTPUT = 1 << 5,     /* no two elements may share memory */
+       CHECK_SHAPE_ONLY = 1 << 6, /* a size is asked: data is not looked at, and may be NULL */
+       ALLOW_BYTE = 1 << 7        /* any type of 1 byte */
 };
 
 /* operation and name are kept by reference. */

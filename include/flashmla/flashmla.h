@@ -350,6 +350,76 @@ FMLA_API fmla_status fmla_dense_decode_kernel(const fmla_dense_decode_args *args
  * of block_table that is used and is no page of the cache is FMLA_INVALID_ARGUMENT; on a GPU it is undefined. */
 FMLA_API fmla_status fmla_dense_decode(const fmla_dense_decode_args *args);
 
+/* ---- Sparse decode -------------------------------------------------------------------------- */
+
+/* What the tokens of a cache are made of (docs/semantics.md, "Cache formats"): the caller names it, and nothing is
+ * concluded from a shape. 0 = not named. */
+enum {
+    FMLA_KV_BF16 = 1,
+    FMLA_KV_FP16 = 2,
+    FMLA_KV_FP8_656 = 3, /* d_qk 576: 512 e4m3, 4 f32 scales, 64 bf16 */
+    FMLA_KV_FP8_584 = 4  /* d_qk 512: 448 e4m3, 64 bf16, 7 ue8m0 scales behind the tokens of the page */
+};
+
+/* Attention of a few new tokens of each request over the cached keys that each of them names (docs/semantics.md, "Sparse
+ * decode"): as dense decode, with a key list for every query token in place of a request's keys, and one key head. */
+typedef struct fmla_sparse_decode_args {
+    size_t struct_size;
+    const fmla_tensor *q; /* [b, s_q, h_q, d_qk] bf16 or fp16 */
+    /* [pages, page_size, 1, d_qk] of the type of q; or bytes, of any type of 1 byte: [pages, page_size, 1, 656], whose
+     * pages and tokens lie at strides and addresses that are multiples of 4, or [pages, page_size, 1, 584], whose pages
+     * are in one piece each, at strides and addresses that are multiples of 2 (dimension 1 has stride 584, which says
+     * nothing of where a token is) */
+    const fmla_tensor *kv_cache;
+    const fmla_tensor
+        *indices; /* [b, s_q, topk] int32: page · page_size + slot; outside [0, pages · page_size) there
+                                   is no key, anywhere in the list. One that stands twice counts twice */
+    const fmla_tensor
+        *topk_length; /* [b] int32 or NULL = topk: how many of the indices count, from the first on;
+                                       clamped to [0, topk] */
+    const fmla_tensor *attn_sink; /* [h_q] fp32 or NULL: out *= 1 / (1 + exp(sink - lse)), natural lse */
+    /* A second cache, of the same format, with page size, indices and lengths of its own: a token sees the keys that it
+     * names in either. The first two both or neither; the last only with them. */
+    const fmla_tensor *extra_kv_cache;    /* as kv_cache */
+    const fmla_tensor *extra_indices;     /* [b, s_q, extra_topk] int32 */
+    const fmla_tensor *extra_topk_length; /* [b] int32 or NULL = extra_topk; clamped to [0, extra_topk] */
+    const fmla_tensor *out;               /* [b, s_q, h_q, d_v], the type of q; written */
+    const fmla_tensor *lse;               /* [b, h_q, s_q] fp32, written; NULL = not wanted */
+    const void
+        *plan; /* from fmla_decode_plan with `sparse`, for this b; NULL = planned inside the call. A plan made
+                         for other lengths is safe; made for other heads, safe and unbalanced */
+    size_t plan_size; /* its size in bytes */
+    /* In place of `plan`, both: its tables, as in fmla_dense_decode_args. */
+    const fmla_tensor *partitions; /* [partitions of the plan, 8] int32, rows without gaps, 16-byte aligned */
+    const fmla_tensor *num_splits; /* [b + 1] int32 */
+    void *workspace;               /* fmla_sparse_decode_workspace_size bytes on the device of q */
+    size_t workspace_size;
+    void *stream;            /* CUDA stream; not used on the CPU */
+    const char *kernel;      /* force a kernel by name (fmla_capabilities lists them); NULL = the best */
+    int32_t kv_format;       /* FMLA_KV_…; may be 0 where kv_cache has the type of q */
+    float softmax_scale;     /* 0 = 1/sqrt(d_qk); finite */
+    int32_t lse_empty;       /* FMLA_LSE_EMPTY_… */
+    int32_t log_base;        /* FMLA_LOG_… */
+    int32_t batch_invariant; /* 1: a request's result has the same bits whatever else is in the batch and
+                                wherever it stands in it; plan is then not read. Takes workspace in proportion
+                                to topk and extra_topk */
+    int32_t num_partitions;  /* of the plan made inside the call, as in fmla_dense_decode_args */
+} fmla_sparse_decode_args;
+
+/* How much workspace fmla_sparse_decode takes with these arguments, and its alignment (either may be NULL),
+ * from shapes, types, options and device, as fmla_dense_decode_workspace_size does.
+ * Errors: as fmla_sparse_decode, workspace aside. */
+FMLA_API fmla_status fmla_sparse_decode_workspace_size(const fmla_sparse_decode_args *args, size_t *bytes,
+                                                       size_t *alignment);
+
+/* The kernel that fmla_sparse_decode would run with these arguments, as fmla_capabilities names it (static).
+ * Errors: as there. */
+FMLA_API fmla_status fmla_sparse_decode_kernel(const fmla_sparse_decode_args *args, const char **name);
+
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace, plan), FMLA_UNSUPPORTED. No value of an index is an
+ * error. */
+FMLA_API fmla_status fmla_sparse_decode(const fmla_sparse_decode_args *args);
+
 /* ---- Merge ---------------------------------------------------------------------------------- */
 
 /* Joins n results over disjoint sets of keys into the result over all of them (docs/semantics.md, "Merge"):

@@ -36,6 +36,7 @@ ENDS_WITH(fmla_device_info, ptx);
 ENDS_WITH(fmla_decode_plan_args, extra_topk_length);
 ENDS_WITH(fmla_plan_view, num_splits);
 ENDS_WITH(fmla_dense_decode_args, num_splits);
+ENDS_WITH(fmla_sparse_decode_args, num_partitions);
 ENDS_WITH(fmla_merge_args, log_base);
 
 /* The sizes before a struct grew: what came later begins there, and the library still takes them (src/api.c). */
