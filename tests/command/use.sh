@@ -42,6 +42,23 @@ good make-input big.safetensors --seq-lens 3000,50,2000 --heads 128 --query-toke
 good run big.safetensors --check --repeat 1
 has '^check +PASS: 64 of 1536 rows'
 
+# Sparse decode, in every format.
+good make-input s.safetensors --op sparse_decode --batch 3 --seq-len 300 --topk 200 --cache fp8_656 --query-tokens 2 --sink
+has 'FP8_656 cache of 15 pages of 64, 200 indices, sink$'
+good run s.safetensors --check --out s.out --repeat 1
+has '^check +PASS: 96 of 96 rows'
+has '^keys +1200 '
+good make-input s.safetensors --op sparse_decode --batch 2 --seq-len 500 --topk 100 --cache fp8_584 --extra-topk 90 \
+    --extra-page-size 7 --short-lists --heads 70 --page-size 61
+good run s.safetensors --check --batch-invariant --lse-empty neg --log-base 2 --repeat 1
+has '^extra cache +\[144, 7, 1, 584\] FP8_584, 90 indices'
+has '^check +PASS: '
+good make-input s.safetensors --op sparse_decode --batch 1 --dtype fp16 --d-qk 512 --topk 4100
+good run s.safetensors --check --kernel cpu-generic --repeat 1
+has '^keys +4096 ' # the rest of the list names none
+good make-input s.safetensors --op sparse_decode --batch 0 --topk 0
+good run s.safetensors --check --out s.out
+
 # The same options give the same bytes, another seed others.
 good make-input c.safetensors --batch 3 --min-len 1 --max-len 300
 cmp a.safetensors c.safetensors || wrong 'make-input is not repeatable'
@@ -86,6 +103,7 @@ grep -q '<title>request 5, keys 0 to ' plan.svg || wrong 'plan.svg does not show
 # Every kernel of this machine agrees with the oracle.
 good verify
 has '^ok +dense_decode +cpu-generic '
+has '^ok +sparse_decode +cpu-generic '
 has '^ok +merge +cpu-generic '
 good verify --json
 has '"passed": true'
