@@ -21,8 +21,8 @@ static const struct {
     {"not named", KV_BF16, 0, 0, 0, 1},
     {"FMLA_KV_BF16", KV_BF16, ALLOW_BF16, 0, 0, 1},
     {"FMLA_KV_FP16", KV_FP16, ALLOW_FP16, 0, 0, 1},
-    {"FMLA_KV_FP8_656", KV_FP8_656, ALLOW_BYTE, 576, 656, 4},
-    {"FMLA_KV_FP8_584", KV_FP8_584, ALLOW_BYTE, 512, 584, 2},
+    {"FMLA_KV_FP8_656", KV_FP8_656, ALLOW_BYTES, 576, 656, 4},
+    {"FMLA_KV_FP8_584", KV_FP8_584, ALLOW_BYTES, 512, 584, 2},
 };
 enum { FORMATS = sizeof formats / sizeof formats[0] };
 
@@ -42,7 +42,7 @@ static fmla_status check_format(const fmla_sparse_decode_args *args, const struc
                 FMLA_KV_FP8_584);
         *which = q->element == ELEMENT_BF16 ? FMLA_KV_BF16 : FMLA_KV_FP16;
     }
-    if (formats[*which].allow != ALLOW_BYTE && formats[*which].allow != 1u << q->element)
+    if (formats[*which].allow != ALLOW_BYTES && formats[*which].allow != 1u << q->element)
         return fail(FMLA_INVALID_ARGUMENT, "%s: kv_format: is %s, whose values must have the type of q, %s",
                     op, formats[*which].name, q->element == ELEMENT_BF16 ? "bfloat16" : "float16");
     return FMLA_OK;
@@ -53,7 +53,7 @@ static fmla_status check_cache(const struct checked_tensor *kv, int which, int64
                                struct sparse_cache *cache)
 {
     const int64_t unit = formats[which].unit;
-    const int64_t bytes = formats[which].allow == ALLOW_BYTE ? 1 : 2;
+    const int64_t bytes = formats[which].allow == ALLOW_BYTES ? 1 : 2;
     const char *const about[] = {"kv_cache: pages (dimension 0)", "kv_cache: page_size (dimension 1)",
                                  "extra_kv_cache: pages (dimension 0)",
                                  "extra_kv_cache: page_size (dimension 1)"};

@@ -38,10 +38,10 @@ static fmla_status check_dtype(const char *operation, const char *name, fmla_dty
         }
         text_append(allowed, sizeof allowed, "%s%s", *allowed ? " or " : "", dtype_names[i]);
     }
-    if (allow & ALLOW_BYTE) {
+    if (allow & ALLOW_BYTES) {
         *which = BYTE;
         if (dtype.bits == 8 && dtype.lanes == 1) return FMLA_OK;
-        text_append(allowed, sizeof allowed, "%sa type of 1 byte", *allowed ? " or " : "");
+        text_append(allowed, sizeof allowed, "%sa type of one byte", *allowed ? " or " : "");
     }
     return fail(FMLA_INVALID_ARGUMENT, "%s: %s: dtype is %s, must be %s", operation, name,
                 name_of_dtype(dtype, came), allowed);

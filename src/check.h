@@ -29,7 +29,7 @@ enum { /* types a check may allow */
        ALLOW_NULL = 1 << 4,       /* the tensor may be absent: FMLA_OK and data = NULL, name = NULL */
        CHECK_OUTPUT = 1 << 5,     /* no two elements may share memory */
        CHECK_SHAPE_ONLY = 1 << 6, /* a size is asked: data is not looked at, and may be NULL */
-       ALLOW_BYTE = 1 << 7        /* any type of 1 byte */
+       ALLOW_BYTES = 1 << 7       /* any type of one byte */
 };
 
 /* operation and name are kept by reference. */

@@ -366,7 +366,7 @@ enum {
 typedef struct fmla_sparse_decode_args {
     size_t struct_size;
     const fmla_tensor *q; /* [b, s_q, h_q, d_qk] bf16 or fp16 */
-    /* [pages, page_size, 1, d_qk] of the type of q; or bytes, of any type of 1 byte: [pages, page_size, 1, 656], whose
+    /* [pages, page_size, 1, d_qk] of the type of q; or bytes, of any type of one byte: [pages, page_size, 1, 656], whose
      * pages and tokens lie at strides and addresses that are multiples of 4, or [pages, page_size, 1, 584], whose pages
      * are in one piece each, at strides and addresses that are multiples of 2 (dimension 1 has stride 584, which says
      * nothing of where a token is) */
