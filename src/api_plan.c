@@ -70,9 +70,7 @@ static fmla_status check_plan_topk(const fmla_decode_plan_args *args, unsigned e
     }
     TRY(check_same_device(plan_operation, &extra_length, like));
     if (extra_length.name) TRY(check_size(plan_operation, &extra_length, 0, "b", like->shape[0], like->name));
-    if (args->b && args->b != like->shape[0])
-        return fail(FMLA_INVALID_ARGUMENT, "decode_plan: b: is %d, must be 0 or the %lld of %s", args->b,
-                    (long long)like->shape[0], like->name);
+    if (args->b) TRY(check_size(plan_operation, like, 0, "b", args->b, "b"));
     *topk = (struct plan_topk){.topk = args->topk,
                                .extra_topk = args->extra_topk,
                                .length = (const int32_t *)(const void *)length.data,

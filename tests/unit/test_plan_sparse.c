@@ -166,7 +166,7 @@ static const struct mutation mutations[] = {
     {"h_kv 2", h_kv_2, FMLA_INVALID_ARGUMENT, "h_kv", "2|[0, 1]"},
     {"b -1", b_minus, FMLA_INVALID_ARGUMENT, "b", "-1"},
     {"b 2^31 - 1", b_many, FMLA_INVALID_ARGUMENT, "b", "2147483647|2147418110"},
-    {"another b", b_other, FMLA_INVALID_ARGUMENT, "b", "4|3|topk_length"},
+    {"another b", b_other, FMLA_INVALID_ARGUMENT, "topk_length", "b|3|4 as in b"},
     {"b of the extra lengths", extra_b, FMLA_INVALID_ARGUMENT, "extra_topk_length", "4|3|topk_length"},
     {"extra lengths on cuda:3", extra_cuda, FMLA_INVALID_ARGUMENT, "extra_topk_length", "cuda:3|cpu"},
     {"b of topk_length", length_many, FMLA_INVALID_ARGUMENT, "topk_length", "b|2147483648"},
