@@ -129,6 +129,13 @@ json_lines chosen.jsonl 4
 good bench --op merge --grid quick --parts 2,3 --repeat 1 --json merge.jsonl
 has '^ +3 .* cpu-generic '
 json_lines merge.jsonl 2
+good bench --op sparse_decode --grid quick --repeat 1 --json sparse.jsonl
+has '^ +1 +1024 +1 +16 +1 +576 +bf16 FP8_656 .* topk 256'
+json_lines sparse.jsonl 2
+good bench --op sparse_decode --grid cpu --repeat 1 --seq-len 200 --topk 100,300 --batch 1 --heads 8 --kernel cpu-generic --json sparse.jsonl
+has ' FP8_584 +cpu-generic .* topk 300 \+ 1024'
+json_lines sparse.jsonl 6
+grep -q '"topk":300,"extra":{' sparse.jsonl || wrong 'no extra cache in sparse.jsonl'
 export FLASHMLA_KERNEL=cpu-generic
 good bench --grid quick --repeat 1 --seq-len 64
 has ' cpu-generic +[0-9.]'
