@@ -11,12 +11,14 @@ set(cuda_images
   any/decode_plan
   any/join_splits
   any/merge
+  any/sparse_decode
   sm80/dense_decode/dense_decode_bf16
   sm80/dense_decode/dense_decode_fp16)
 # Machine code for Hopper alone (90a): left out where 9.0 is not among the GPUs.
 set(cuda_images_sm90
   sm90/dense_decode/dense_decode_bf16
-  sm90/dense_decode/dense_decode_fp16)
+  sm90/dense_decode/dense_decode_fp16
+  sm90/sparse_decode/sparse_decode_bf16)
 
 # Sets `why` to what is wrong with nvcc, or to nothing.
 function(cuda_probe why)

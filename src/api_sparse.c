@@ -243,6 +243,7 @@ static fmla_status check_sparse_decode(const fmla_sparse_decode_args *caller, fm
                                   .elements = 1u << p->element,
                                   .d_qk = p->d_qk,
                                   .d_v = p->d_v,
+                                  .sparse_decode = p,
                                   .formats = 1u << p->format};
     TRY(dispatch(&wanted, args->kernel, kernel));
     return check_given_plan(args, extra, &rows, &splits, p);

@@ -224,6 +224,9 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
     else if (wanted->dense_decode && kernel->dense_decode_refuses &&
              (takes = kernel->dense_decode_refuses(wanted->dense_decode, argument)))
         snprintf(why, size, "kernel %s %s", kernel->name, takes);
+    else if (wanted->sparse_decode && kernel->sparse_decode_refuses &&
+             (takes = kernel->sparse_decode_refuses(wanted->sparse_decode, argument)))
+        snprintf(why, size, "kernel %s %s", kernel->name, takes);
     else
         return false;
     return true;

@@ -50,6 +50,7 @@ struct kernel {
     /* NULL if it takes the problem; else what it takes, and which argument differs. NULL pointer: it takes all. The
      * workspace is as large as that of the device's other kernels. */
     const char *(*dense_decode_refuses)(const struct dense_decode_problem *problem, const char **argument);
+    const char *(*sparse_decode_refuses)(const struct sparse_decode_problem *problem, const char **argument);
     /* Bytes of workspace; *alignment is preset to 16. */
     fmla_status (*dense_decode_size)(const struct kernel *kernel, const struct dense_decode_problem *problem,
                                      size_t *bytes, size_t *alignment);
@@ -70,8 +71,9 @@ struct wanted {
     unsigned elements;                               /* all of these must be taken; 0 = not asked */
     int64_t d_qk, d_v;                               /* 0 = not asked */
     const struct dense_decode_problem *dense_decode; /* NULL = not asked */
-    unsigned formats;                                /* FORMATS_… of the cache; 0 = not asked */
-    bool plan_sparse;                                /* of a planner */
+    const struct sparse_decode_problem *sparse_decode;
+    unsigned formats; /* FORMATS_… of the cache; 0 = not asked */
+    bool plan_sparse; /* of a planner */
 };
 
 const char *operation_name(enum operation operation);

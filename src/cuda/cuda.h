@@ -17,6 +17,14 @@ fmla_status cuda_dense_decode(const struct kernel *kernel, const struct dense_de
 /* Hopper's; what it takes: sm90/dense_decode/choice.h. */
 const char *cuda_sm90_dense_decode_refuses(const struct dense_decode_problem *problem, const char **argument);
 fmla_status cuda_sm90_dense_decode(const struct kernel *kernel, const struct dense_decode_problem *problem);
+/* Sparse decode: the portable one, and Hopper's (sm90/sparse_decode/choice.h). */
+fmla_status cuda_sparse_decode_size(const struct kernel *kernel, const struct sparse_decode_problem *problem,
+                                    size_t *bytes, size_t *alignment);
+const char *cuda_sparse_decode_refuses(const struct sparse_decode_problem *problem, const char **argument);
+fmla_status cuda_sparse_decode(const struct kernel *kernel, const struct sparse_decode_problem *problem);
+const char *cuda_sm90_sparse_decode_refuses(const struct sparse_decode_problem *problem,
+                                            const char **argument);
+fmla_status cuda_sm90_sparse_decode(const struct kernel *kernel, const struct sparse_decode_problem *problem);
 fmla_status cuda_merge(const struct merge_problem *problem);
 
 /* Loads every kernel that the device may be given. */

@@ -3,59 +3,26 @@
  * Dense decode on a GPU: the workspace, and the launches of a call: plan, if none is given | decode | join, where
  * requests may be cut. All on the caller's stream; nothing here waits or reads device memory.
  *
- * Workspace:  plan, if made inside the call | out of the slots | lse of the slots | marks
- * with two slots a partition of the plan, or, batch-invariant, one a chunk of a request (src/cuda/params.h).
+ * Workspace: that of split.h | marks
  */
 #include "cuda.h"
-#include "kernels.h"
+#include "split.h"
 
 #include "../plan.h"
 
 #include <string.h>
 
-enum {
-    ALIGNMENT = 256,       /* what the driver's allocations have */
-    WORKERS_PER_SM = 16,   /* batch-invariant: chunks in hand at a time; lengths differ, so more than SMs */
-    JOIN_BLOCKS_PER_SM = 2 /* enough to keep the memory busy; they take turns at the rows */
-};
-
 static const char op[] = "dense_decode";
-
-static size_t line_up(size_t bytes)
-{
-    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return a / b + (a % b != 0);
-}
 
 /* ---- The workspace -------------------------------------------------------------------------- */
 
 struct work {
     struct dense_decode_choice choice;
-    int64_t tiles; /* of a request: key heads × row tiles of one */
-    int32_t num_partitions;
-    int64_t chunks, chunk_lanes; /* batch-invariant; else 0 */
-    int64_t slots;
+    struct cuda_cut cut;
+    struct cuda_split split;
     int64_t mark_tiles; /* of a request, as marks count them; 0: no marks */
-    size_t plan_offset, slot_out_offset, slot_lse_offset, marks_offset, bytes;
+    size_t marks_offset, bytes;
 };
-
-/* A plan in device memory is not read here. What is known of it must do: how large it is, and the number of partitions
- * that the caller gives or that the planner takes for this device. */
-static fmla_status check_plan(const struct dense_decode_problem *p, int32_t num_partitions)
-{
-    const size_t needed = plan_bytes(p->b, num_partitions);
-    if (p->plan_size < needed)
-        return fail(FMLA_BUFFER_TOO_SMALL,
-                    "%s: plan_size: is %zu, must be at least %zu bytes for %d partitions of %lld requests",
-                    op, p->plan_size, needed, num_partitions, (long long)p->b);
-    if ((uintptr_t)p->plan % 16)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: plan: is not aligned to 16 bytes", op);
-    return FMLA_OK;
-}
 
 /* `rows_of_tile`: of Hopper's kernel, or 0: of the portable one's choice. What it changes is how many workers there are, not
  * what they need. */
@@ -66,44 +33,28 @@ static fmla_status lay_out(const struct dense_decode_problem *p, int64_t rows_of
     const int64_t rows_of_head = p->s_q * (p->h_q / p->h_kv);
     w->choice = dense_decode_choose(rows_of_head, device->shared_bytes);
     if (!rows_of_tile) rows_of_tile = dense_decode_shapes[w->choice.shape].rows;
-    w->tiles = p->h_kv * ceil_div(rows_of_head, rows_of_tile);
-    size_t at = 0;
-    if (p->batch_invariant) {
-        /* Who takes which chunk changes no bit; how many there are depends on the capacity alone. */
-        w->chunks = p->capacity > INVARIANT_CHUNK ? ceil_div(p->capacity, INVARIANT_CHUNK) : 1;
-        const int64_t wanted = ceil_div((int64_t)WORKERS_PER_SM * device->sms, (p->b ? p->b : 1) * w->tiles);
-        w->chunk_lanes = wanted < 1 ? 1 : wanted < w->chunks ? wanted : w->chunks;
-        if (w->chunks > 1) w->slots = p->b * w->chunks; /* < 2^31 · 2^20 */
-    } else {
-        w->num_partitions = p->num_partitions ? p->num_partitions
-                                              : plan_default_partitions(device->sms, p->s_q, p->h_q, p->h_kv);
-        if (p->plan) {
-            const fmla_status status = check_plan(p, w->num_partitions);
-            if (status) return status;
-        } else if (!p->plan_in_tables) {
-            at += line_up(plan_bytes(p->b, w->num_partitions));
-        }
-        if (w->num_partitions > 1) {
-            w->slots = 2 * (int64_t)w->num_partitions;
-            w->mark_tiles = p->h_kv * ceil_div(rows_of_head, ROWS_OF_MARK); /* fewer than rows */
-        }
-    }
-    w->slot_out_offset = at;
-    int64_t rows, floats, bytes;
-    if (__builtin_mul_overflow(w->slots, p->h_q * p->s_q, &rows) ||
-        __builtin_mul_overflow(rows, p->d_v + 1, &floats) ||
-        __builtin_mul_overflow(floats, (int64_t)sizeof(float), &bytes) || bytes > INT64_MAX / 4)
-        return fail(
-            FMLA_UNSUPPORTED,
-            "%s: q: the partial results of %lld requests of up to %lld keys would not fit into memory that "
-            "can be addressed",
-            op, (long long)p->b, (long long)p->capacity);
-    at += line_up((size_t)rows * (size_t)p->d_v * sizeof(float));
-    w->slot_lse_offset = at;
-    at += line_up((size_t)rows * sizeof(float));
-    w->marks_offset = at;
-    at += line_up((size_t)(w->mark_tiles * w->num_partitions) * MARKS_OF_TILE * sizeof(uint32_t));
-    w->bytes = at;
+    w->cut = (struct cuda_cut){
+        .operation = op,
+        .b = p->b,
+        .rows = p->h_q * p->s_q,
+        .d_v = p->d_v,
+        .capacity = p->capacity,
+        .tiles = p->h_kv * cuda_ceil_div(rows_of_head, rows_of_tile),
+        .sms = device->sms,
+        .batch_invariant = p->batch_invariant,
+        .plan = p->plan,
+        .plan_size = p->plan_size,
+        .plan_in_tables = p->plan_in_tables,
+        .num_partitions = p->num_partitions ? p->num_partitions
+                                            : plan_default_partitions(device->sms, p->s_q, p->h_q, p->h_kv),
+    };
+    const fmla_status status = cuda_split_lay_out(&w->cut, &w->split);
+    if (status) return status;
+    if (w->split.num_partitions > 1)
+        w->mark_tiles = p->h_kv * cuda_ceil_div(rows_of_head, ROWS_OF_MARK); /* fewer than rows */
+    w->marks_offset = w->split.bytes;
+    w->bytes = w->marks_offset + cuda_line_up((size_t)(w->mark_tiles * w->split.num_partitions) *
+                                              MARKS_OF_TILE * sizeof(uint32_t));
     return FMLA_OK;
 }
 
@@ -113,7 +64,7 @@ fmla_status cuda_dense_decode_size(const struct kernel *kernel, const struct den
     (void)kernel;
     struct work w;
     const fmla_status status = lay_out(p, 0, &w);
-    *bytes = w.bytes, *alignment = ALIGNMENT;
+    *bytes = w.bytes, *alignment = CUDA_WORKSPACE_ALIGNMENT;
     return status;
 }
 
@@ -122,7 +73,6 @@ fmla_status cuda_dense_decode_size(const struct kernel *kernel, const struct den
 static struct dense_decode_params parameters(const struct dense_decode_problem *p, const struct work *w)
 {
     const int64_t q_shape[] = {p->b, p->s_q, p->h_q}, kv_shape[] = {p->pages, p->page_size, p->h_kv};
-    char *workspace = p->workspace;
     const int32_t group = (int32_t)(p->h_q / p->h_kv);
     struct dense_decode_params params = {
         .b = (int32_t)p->b,
@@ -146,9 +96,7 @@ static struct dense_decode_params parameters(const struct dense_decode_problem *
         .block_table = p->block_table,
         .seqlens = p->seqlens,
         .block_table_stride = p->block_table_stride,
-        .split = {.num_partitions = w->num_partitions,
-                  .chunks = (int32_t)w->chunks,
-                  .chunk_lanes = (int32_t)w->chunk_lanes},
+        .split = cuda_split_params(&w->cut, &w->split, p->partitions, p->num_splits, p->workspace),
         .output = {.out = p->out,
                    .lse = p->lse,
                    .rules = cuda_result_params(&p->rules),
@@ -158,17 +106,6 @@ static struct dense_decode_params parameters(const struct dense_decode_problem *
     memcpy(params.kv_stride, p->kv_stride, sizeof params.kv_stride);
     memcpy(params.output.out_stride, p->out_stride, sizeof params.output.out_stride);
     memcpy(params.output.lse_stride, p->lse_stride, sizeof params.output.lse_stride);
-    if (w->slots) {
-        params.split.slot_out = (float *)(void *)(workspace + w->slot_out_offset);
-        params.split.slot_lse = (float *)(void *)(workspace + w->slot_lse_offset);
-    }
-    if (p->plan_in_tables) {
-        params.split.partitions = p->partitions, params.split.num_splits = p->num_splits;
-    } else if (!p->batch_invariant) {
-        const struct plan_header *plan = p->plan ? p->plan : (const void *)(workspace + w->plan_offset);
-        params.split.header = plan, params.split.partitions = plan_partitions(plan);
-        params.split.num_splits = (const int32_t *)(params.split.partitions + w->num_partitions);
-    }
     return params;
 }
 
@@ -176,7 +113,8 @@ static fmla_status launch_plan(const struct cuda_scope *scope, const struct dens
                                const struct work *w)
 {
     if (p->batch_invariant || p->plan || p->plan_in_tables) return FMLA_OK;
-    const struct plan_tables plan = plan_tables_of((char *)p->workspace + w->plan_offset, w->num_partitions);
+    const struct plan_tables plan =
+        plan_tables_of((char *)p->workspace + w->split.plan_offset, w->split.num_partitions);
     struct plan_params params = {
         .seqlens = p->seqlens,
         .b = p->b,
@@ -184,7 +122,7 @@ static fmla_status launch_plan(const struct cuda_scope *scope, const struct dens
         .header = plan.header,
         .partitions = plan.partitions,
         .num_splits = plan.num_splits,
-        .num_partitions = w->num_partitions,
+        .num_partitions = w->split.num_partitions,
     };
     if (cuda_has_plan_costs(scope->device)) params.costs = plan_costs_of(p->s_q, p->h_q, p->h_kv);
     return cuda_launch_plan(op, scope, &params, p->stream);
@@ -193,10 +131,9 @@ static fmla_status launch_plan(const struct cuda_scope *scope, const struct dens
 static fmla_status launch_decode(const struct cuda_scope *scope, const struct dense_decode_problem *p,
                                  const struct work *w, struct dense_decode_params *params)
 {
-    const int64_t workers = p->batch_invariant ? p->b * w->chunk_lanes : w->num_partitions;
     const struct cuda_launch launch = {
         .kernel = &cuda_kernel_dense_decode[p->element][w->choice.shape],
-        .blocks = workers * w->tiles,
+        .blocks = cuda_split_workers(&w->cut, &w->split) * w->cut.tiles,
         .threads = 32 * dense_decode_shapes[w->choice.shape].warps,
         .shared_bytes = w->choice.shared_bytes,
         .stream = p->stream,
@@ -207,13 +144,12 @@ static fmla_status launch_decode(const struct cuda_scope *scope, const struct de
 static fmla_status launch_decode_sm90(const struct cuda_scope *scope, const struct dense_decode_problem *p,
                                       const struct work *w, const struct dense_decode_params *call)
 {
-    const int64_t workers = p->batch_invariant ? p->b * w->chunk_lanes : w->num_partitions;
     struct dense_decode_sm90_params params = {
         .call = *call,
         .q_heads = (int32_t)sm90_dense_decode_q_heads(p),
-        .tiles_of_head = (int32_t)(w->tiles / p->h_kv),
-        .tiles_of_head_divisor = divisor_of((uint32_t)(w->tiles / p->h_kv)),
-        .tiles_divisor = divisor_of((uint32_t)w->tiles),
+        .tiles_of_head = (int32_t)(w->cut.tiles / p->h_kv),
+        .tiles_of_head_divisor = divisor_of((uint32_t)(w->cut.tiles / p->h_kv)),
+        .tiles_divisor = divisor_of((uint32_t)w->cut.tiles),
         .request_step = p->q_stride[0] != 0,
         .page_step = p->kv_stride[0] != 0,
     };
@@ -225,7 +161,7 @@ static fmla_status launch_decode_sm90(const struct cuda_scope *scope, const stru
     if (status) return status;
     const struct cuda_launch launch = {
         .kernel = &cuda_kernel_dense_decode_sm90[p->element][p->d_qk > p->d_v][params.tiles_of_head > 1],
-        .blocks = workers * w->tiles,
+        .blocks = cuda_split_workers(&w->cut, &w->split) * w->cut.tiles,
         .threads = SM90_DENSE_DECODE_THREADS,
         .shared_bytes = SM90_DENSE_DECODE_SHARED_BYTES,
         .flags = LAUNCH_OVERLAP,
@@ -234,31 +170,20 @@ static fmla_status launch_decode_sm90(const struct cuda_scope *scope, const stru
     return cuda_launch(op, scope, &launch, (void *[]){&params});
 }
 
-/* `flags`: LAUNCH_…; the join waits itself for what it reads. */
-static fmla_status launch_join(const struct cuda_scope *scope, const struct dense_decode_problem *p,
-                               const struct work *w, struct dense_decode_params *params, unsigned flags)
+static struct join_params join_parameters(const struct dense_decode_params *call)
 {
-    if (!w->slots) return FMLA_OK;
-    /* Requests that may be cut: a partition cuts one at most. */
-    const int64_t requests = p->batch_invariant || p->b < w->num_partitions ? p->b : w->num_partitions;
-    const int64_t parts = p->batch_invariant ? w->chunks : w->num_partitions / p->b;
-    int32_t rows_per_block = parts > MANY_PARTS ? 1 : JOIN_WARPS;
-    const int64_t row_blocks = ceil_div(p->h_q * p->s_q, rows_per_block);
-    const int64_t most = (int64_t)JOIN_BLOCKS_PER_SM * scope->device->sms;
-    /* Rows are cut into columns, as long as there are threads for it: 1, 2 or 4 pieces. */
-    int cuts = 0;
-    while (cuts < 2 && (requests * row_blocks) << (cuts + 1) <= most) cuts++;
-    const int64_t most_rows = most >> cuts;
-    int32_t row_lanes = (int32_t)(row_blocks < most_rows ? row_blocks : most_rows);
-    const int64_t request_lanes = requests < most_rows / row_lanes ? requests : most_rows / row_lanes;
-    const struct cuda_launch launch = {
-        .kernel = &cuda_kernel_join[p->element][cuts],
-        .blocks = (request_lanes * row_lanes) << cuts,
-        .threads = 32 * JOIN_WARPS,
-        .flags = flags,
-        .stream = p->stream,
+    return (struct join_params){
+        .b = call->b,
+        .s_q = call->s_q,
+        .h_q = call->h_q,
+        .group = call->group,
+        .rows = call->rows,
+        .group_divisor = call->group_divisor,
+        .seqlens = call->seqlens,
+        .capacity = call->capacity,
+        .split = call->split,
+        .output = call->output,
     };
-    return cuda_launch(op, scope, &launch, (void *[]){params, &rows_per_block, &row_lanes});
 }
 
 static fmla_status dense_decode(const struct dense_decode_problem *p, bool sm90)
@@ -278,7 +203,9 @@ static fmla_status dense_decode(const struct dense_decode_problem *p, bool sm90)
     status = launch_plan(&scope, p, &w);
     if (!status)
         status = sm90 ? launch_decode_sm90(&scope, p, &w, &params) : launch_decode(&scope, p, &w, &params);
-    if (!status) status = launch_join(&scope, p, &w, &params, sm90 ? LAUNCH_OVERLAP : 0);
+    const struct join_params join = join_parameters(&params);
+    if (!status)
+        status = cuda_launch_join(op, &scope, p->element, &join, sm90 ? LAUNCH_OVERLAP : 0, p->stream);
     cuda_leave(&scope);
     return status;
 }

@@ -37,6 +37,24 @@ struct cuda_kernel cuda_kernel_dense_decode_sm90[2][2][2] = {
 };
 #undef SM90
 
+#define SPARSE(kind)                                                                                         \
+    {                                                                                                        \
+        .image = "any/sparse_decode", .name = "sparse_decode_" kind                                          \
+    }
+struct cuda_kernel cuda_kernel_sparse_decode[2][KV_FORMATS] = {
+    [ELEMENT_BF16] = {[KV_BF16] = SPARSE("bf16"),
+                      [KV_FP8_656] = SPARSE("fp8_656_bf16"),
+                      [KV_FP8_584] = SPARSE("fp8_584_bf16")},
+    [ELEMENT_FP16] = {[KV_FP16] = SPARSE("fp16"),
+                      [KV_FP8_656] = SPARSE("fp8_656_fp16"),
+                      [KV_FP8_584] = SPARSE("fp8_584_fp16")},
+};
+#undef SPARSE
+struct cuda_kernel cuda_kernel_sparse_decode_sm90[2] = {
+    {.image = "sm90/sparse_decode/sparse_decode_bf16", .name = "sm90_sparse_decode_bf16_fp8_656"},
+    {.image = "sm90/sparse_decode/sparse_decode_bf16", .name = "sm90_sparse_decode_bf16_fp8_584"},
+};
+
 struct result_params cuda_result_params(const struct result_rules *rules)
 {
     return (struct result_params){
@@ -74,7 +92,14 @@ fmla_status cuda_prepare(int32_t id)
         for (int i = 0; i < 4 && hopper && !status; i++)
             status = cuda_load(op, &scope, &cuda_kernel_dense_decode_sm90[e][i / 2][i % 2],
                                SM90_DENSE_DECODE_SHARED_BYTES);
+        for (int f = 0; f < KV_FORMATS && !status; f++)
+            if (cuda_kernel_sparse_decode[e][f].name)
+                status = cuda_load(op, &scope, &cuda_kernel_sparse_decode[e][f], 0);
     }
+    const bool hopper = scope.device->capability == 90 &&
+                        cuda_build_has(&cuda_build, cuda_kernel_sparse_decode_sm90[0].image);
+    for (int i = 0; i < 2 && hopper && !status; i++)
+        status = cuda_load(op, &scope, &cuda_kernel_sparse_decode_sm90[i], SM90_SPARSE_DECODE_SHARED_BYTES);
     cuda_leave(&scope);
     return status;
 }

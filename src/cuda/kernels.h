@@ -9,6 +9,7 @@
 #include "params.h"
 #include "sm80/dense_decode/shape.h"
 #include "sm90/dense_decode/choice.h"
+#include "sm90/sparse_decode/choice.h"
 
 /* The index of those that differ by type is an enum element: ELEMENT_BF16 or ELEMENT_FP16. */
 extern struct cuda_kernel cuda_kernel_plan, cuda_kernel_merge,
@@ -16,6 +17,9 @@ extern struct cuda_kernel cuda_kernel_plan, cuda_kernel_merge,
 extern struct cuda_kernel cuda_kernel_dense_decode[2][DENSE_DECODE_SHAPE_COUNT];
 /* [type][d_qk is 576][several tiles of rows read the same keys] */
 extern struct cuda_kernel cuda_kernel_dense_decode_sm90[2][2][2];
+/* [type][format]; no name where there is none */
+extern struct cuda_kernel cuda_kernel_sparse_decode[2][KV_FORMATS];
+extern struct cuda_kernel cuda_kernel_sparse_decode_sm90[2]; /* [the format is FP8_584] */
 
 /* Launches the planner in a scope that is open. */
 fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *scope,

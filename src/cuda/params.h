@@ -104,6 +104,44 @@ struct dense_decode_sm90_params {
     int32_t request_step, page_step; /* 0 where all requests share the queries, or the cache: a stride of 0 */
 };
 
+/* A cache of sparse decode, and the keys that are named in it (struct sparse_cache of problem.h). */
+struct sparse_cache_params {
+    const uint8_t *data;
+    int64_t page_bytes, slot_bytes;
+    const int32_t *indices;
+    int64_t indices_stride[2]; /* request, token */
+    uint32_t slots;            /* an index below this is a key: pages · page_size, 2^31 at most */
+    int32_t page_size;
+    struct divisor page_divisor;
+};
+
+struct sparse_decode_params {
+    int32_t b, s_q, h_q, d_qk;
+    int32_t tiles;                               /* blocks of threads that take a worker's pieces together */
+    int32_t tiles_of_token;                      /* Hopper's kernel: of heads */
+    struct divisor tiles_divisor, token_divisor; /* tiles; tiles_of_token */
+    struct divisor heads_divisor;                /* h_q */
+    float scale, scale_log2;                     /* softmax_scale, and times log2(e) */
+    const uint16_t *q;
+    int64_t q_stride[3];
+    struct sparse_cache_params cache[2];
+    struct plan_topk topk;
+    struct split_params split;
+    struct output_params output;
+};
+
+/* What the join of either decode reads. */
+struct join_params {
+    int32_t b, s_q, h_q;
+    int32_t group, rows; /* heads and rows of a key head; of sparse decode h_q and s_q · h_q */
+    struct divisor group_divisor;
+    const int32_t *seqlens; /* NULL: sparse, by topk */
+    int32_t capacity;
+    struct plan_topk topk;
+    struct split_params split;
+    struct output_params output;
+};
+
 struct merge_params {
     int64_t n, b, s_q, h_q, d_v;
     const void *out_parts;
@@ -117,9 +155,10 @@ struct merge_params {
 };
 
 struct plan_params {
-    const int32_t *seqlens;
+    const int32_t *seqlens; /* NULL: sparse, by topk */
     int64_t b;
     int64_t capacity;
+    struct plan_topk topk;
     struct plan_header *header; /* NULL: none is written */
     struct plan_partition *partitions;
     int32_t *num_splits;
@@ -135,6 +174,6 @@ enum { INVARIANT_CHUNK = 2048 /* keys of a chunk in batch-invariant mode */ };
 enum { MANY_PARTS = 8 };
 
 /* Threads of a block; kernels and their launches read it here. */
-enum { JOIN_WARPS = 8, MERGE_THREADS = 128, PLAN_THREADS = 1024 };
+enum { JOIN_WARPS = 8, MERGE_THREADS = 128, PLAN_THREADS = 1024, SPARSE_WARPS = 8 };
 
 #endif

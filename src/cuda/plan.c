@@ -19,6 +19,7 @@ fmla_status cuda_decode_plan(const struct plan_problem *p)
         .seqlens = p->seqlens,
         .b = p->b,
         .capacity = p->capacity,
+        .topk = p->topk,
         .header = p->plan.header,
         .partitions = p->plan.partitions,
         .num_splits = p->plan.num_splits,

@@ -37,7 +37,7 @@ struct Parts {
 };
 
 /* Of a partition: the request that is cut for the first time at its end. */
-__device__ static Parts parts_of_partition(const struct dense_decode_params &p, int index)
+__device__ static Parts parts_of_partition(const struct join_params &p, int index)
 {
     Parts parts = {};
     const Partition partition = partition_of(p.split, index, p.b);
@@ -55,7 +55,7 @@ __device__ static Parts parts_of_partition(const struct dense_decode_params &p, 
     return parts;
 }
 
-__device__ static Parts parts_of_request(const struct dense_decode_params &p, int request)
+__device__ static Parts parts_of_request(const struct join_params &p, int request)
 {
     Parts parts = {};
     const int chunks = chunks_of(request_length(p, request));
@@ -72,7 +72,7 @@ __device__ __forceinline__ bool tile_is_joined(const uint32_t *marks, int tile)
     return __ldg(marks + MARKS_OF_TILE * tile) == PART_JOINED;
 }
 
-__device__ __forceinline__ bool all_joined(const struct dense_decode_params &p, const Parts &parts)
+__device__ __forceinline__ bool all_joined(const struct join_params &p, const Parts &parts)
 {
     bool joined = true;
 #pragma unroll 1
@@ -81,8 +81,8 @@ __device__ __forceinline__ bool all_joined(const struct dense_decode_params &p, 
 }
 
 /* Of row `row` of a request: where it is in the slot of a part. */
-__device__ __forceinline__ int64_t slot_row_of(const struct dense_decode_params &p, const Parts &parts,
-                                               int part, int row)
+__device__ __forceinline__ int64_t slot_row_of(const struct join_params &p, const Parts &parts, int part,
+                                               int row)
 {
     return parts.slot(part) * (p.h_q * p.s_q) + row;
 }
@@ -94,8 +94,8 @@ template <int VECTORS> struct PartsOfLane {
     float4 values[COUNT][VECTORS];
 
     /* Parts begin, begin + stride, … */
-    __device__ __forceinline__ void load(const struct dense_decode_params &p, const Parts &parts, int row,
-                                         int begin, int stride, int position)
+    __device__ __forceinline__ void load(const struct join_params &p, const Parts &parts, int row, int begin,
+                                         int stride, int position)
     {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
@@ -129,7 +129,7 @@ template <int VECTORS> struct PartsOfLane {
 };
 
 /* The natural lse over all parts of a row; every warp finds the same. */
-__device__ __forceinline__ float total_lse(const struct dense_decode_params &p, const Parts &parts, int row)
+__device__ __forceinline__ float total_lse(const struct join_params &p, const Parts &parts, int row)
 {
     const int lane = (int)threadIdx.x % 32;
     float most = -INFINITY, sum = 0.0f;
@@ -147,7 +147,7 @@ __device__ __forceinline__ float total_lse(const struct dense_decode_params &p, 
 
 /* `column`: the lane's first. */
 template <typename Element, int VECTORS>
-__device__ __forceinline__ void write_row(const struct dense_decode_params &p, int request, RowPlace place,
+__device__ __forceinline__ void write_row(const struct join_params &p, int request, RowPlace place,
                                           int column, float lse, const float4 (&sum)[VECTORS])
 {
     const float factor = result_sink_factor(p.output.rules, place.head, lse);
@@ -191,7 +191,7 @@ __device__ __forceinline__ int list_parts(const Parts &mine, Parts list[32 * JOI
 
 /* An item of a request, by all threads of the block: rows from `row` on. */
 template <typename Element, int VECTORS>
-__device__ __forceinline__ void join_rows(const struct dense_decode_params &p, const Parts &parts, int row,
+__device__ __forceinline__ void join_rows(const struct join_params &p, const Parts &parts, int row,
                                           int first_column, int rows_per_block,
                                           float4 shared[JOIN_WARPS][D_V / 4])
 {
@@ -235,8 +235,7 @@ __device__ __forceinline__ void join_rows(const struct dense_decode_params &p, c
 
 /* Blocks of threads are numbered by request, lane of row blocks, columns: no division at the end. */
 template <typename Element, int VECTORS>
-__device__ __forceinline__ void join_splits(const struct dense_decode_params &p, int rows_per_block,
-                                            int row_lanes)
+__device__ __forceinline__ void join_splits(const struct join_params &p, int rows_per_block, int row_lanes)
 {
     __shared__ float4 shared[JOIN_WARPS][D_V / 4];
     __shared__ Parts list[32 * JOIN_WARPS];
@@ -271,8 +270,8 @@ __device__ __forceinline__ void join_splits(const struct dense_decode_params &p,
 }
 
 #define JOIN_KERNEL(NAME, ELEMENT, VECTORS)                                                                  \
-    extern "C" __global__ void __launch_bounds__(32 * JOIN_WARPS, VECTORS == 4 ? 2 : 3) NAME(                \
-        const __grid_constant__ struct dense_decode_params p, int32_t rows_per_block, int32_t row_lanes)     \
+    extern "C" __global__ void __launch_bounds__(32 * JOIN_WARPS, VECTORS == 4 ? 2 : 3)                      \
+        NAME(const __grid_constant__ struct join_params p, int32_t rows_per_block, int32_t row_lanes)        \
     {                                                                                                        \
         join_splits<ELEMENT, VECTORS>(p, rows_per_block, row_lanes);                                         \
     }

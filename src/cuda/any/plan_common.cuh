@@ -17,15 +17,23 @@ static constexpr int TILE = PLAN_THREADS, WARPS = PLAN_THREADS / 32;
 static_assert(TILE == PLAN_FEW, "the host planner looks at costs where plan_jumps.cuh does");
 static_assert(WARPS == 32 && TILE == 32 * 32, "a tile is searched in two looks of a warp");
 
-__device__ __forceinline__ int32_t blocks_of_length(const struct plan_params &p, int32_t length)
+/* Of a request that there is. */
+__device__ __forceinline__ int32_t blocks_of(const struct plan_params &p, int64_t request)
 {
-    length = (int32_t)min((int64_t)length, p.capacity);
+    if (!p.seqlens) {
+        const struct plan_topk &topk = p.topk;
+        const int64_t length =
+            plan_topk_length(plan_topk_count(topk.topk, topk.length, request), topk.extra_topk,
+                             plan_topk_count(topk.extra_topk, topk.extra_length, request));
+        return (int32_t)((uint64_t)(length - 1) / PLAN_BLOCK) + 1;
+    }
+    const int32_t length = (int32_t)min((int64_t)p.seqlens[request], p.capacity);
     return (int32_t)((uint32_t)(max(length, 1) - 1) / PLAN_BLOCK) + 1;
 }
 
 __device__ __forceinline__ int64_t cost_of(const struct plan_params &p, int64_t request)
 {
-    return request < p.b ? blocks_of_length(p, p.seqlens[request]) + PLAN_OVERHEAD : 0;
+    return request < p.b ? blocks_of(p, request) + PLAN_OVERHEAD : 0;
 }
 
 template <typename Int> __device__ __forceinline__ Int warp_inclusive_sum(Int x)

@@ -253,9 +253,8 @@ __device__ __forceinline__ bool plan_by_jumps(const struct plan_params &p, Jumps
     const int thread = (int)threadIdx.x, warp = thread / 32, b = (int)p.b;
     const int warps_of_requests = (b + 31) / 32;
     const int warps = min(WARPS, warps_of_requests + (p.num_partitions + ROWS_OF_WARP - 1) / ROWS_OF_WARP);
-    const int32_t length = thread < b ? p.seqlens[thread] : 0;
+    const uint32_t blocks = thread < b ? (uint32_t)blocks_of(p, thread) : 1;
     const struct plan_step in_step = plan_step_of(b, p.num_partitions);
-    const uint32_t blocks = (uint32_t)blocks_of_length(p, length);
     const uint32_t cost = thread < b ? blocks + PLAN_OVERHEAD : 0;
     uint32_t end = 0, parts = 0; /* sums up to this request */
     if (warp < warps_of_requests) {

@@ -19,6 +19,13 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void *from, bool 
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
+/* The same of 8 bytes. */
+__device__ __forceinline__ void cp_async_8(uint32_t to, const void *from, bool valid)
+{
+    const int bytes = valid ? 8 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");

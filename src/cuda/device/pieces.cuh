@@ -28,6 +28,23 @@ __device__ __forceinline__ int request_length(const struct dense_decode_params &
     return clamp_int(__ldg(p.seqlens + request), 0, p.capacity);
 }
 
+/* In sparse decode: of the list that the plan cuts (plan_topk_length). */
+__device__ __forceinline__ int topk_length(const struct plan_topk &topk, int request)
+{
+    return (int)plan_topk_length(plan_topk_count(topk.topk, topk.length, request), topk.extra_topk,
+                                 plan_topk_count(topk.extra_topk, topk.extra_length, request));
+}
+
+__device__ __forceinline__ int request_length(const struct sparse_decode_params &p, int request)
+{
+    return topk_length(p.topk, request);
+}
+
+__device__ __forceinline__ int request_length(const struct join_params &p, int request)
+{
+    return p.seqlens ? clamp_int(__ldg(p.seqlens + request), 0, p.capacity) : topk_length(p.topk, request);
+}
+
 /* ---- By the plan ----------------------------------------------------------------------------- */
 
 /* One partition's row. The slots of partition i are 2i for its first request and 2i + 1 for its last, if that is
@@ -149,7 +166,7 @@ struct PieceList {
     Partition partition;
 };
 
-__device__ __forceinline__ PieceList piece_list(const struct dense_decode_params &p, int64_t worker)
+template <typename Params> __device__ __forceinline__ PieceList piece_list(const Params &p, int64_t worker)
 {
     PieceList list;
     if (p.split.partitions) {
@@ -169,8 +186,8 @@ __device__ __forceinline__ PieceList piece_list(const struct dense_decode_params
     return list;
 }
 
-__device__ __forceinline__ Piece list_piece(const struct dense_decode_params &p, const PieceList &list, int i,
-                                            int *length)
+template <typename Params>
+__device__ __forceinline__ Piece list_piece(const Params &p, const PieceList &list, int i, int *length)
 {
     *length = request_length(p, p.split.partitions ? i : list.request);
     return p.split.partitions ? partition_piece(list.partition, i, *length)

@@ -39,7 +39,8 @@ struct RowPlace {
 };
 
 /* Row `row` of a key head. */
-__device__ __forceinline__ RowPlace row_place(const struct dense_decode_params &p, int row, int kv_head)
+template <typename Params>
+__device__ __forceinline__ RowPlace row_place(const Params &p, int row, int kv_head)
 {
     RowPlace place;
     place.token = fast_divide(row, p.group_divisor);

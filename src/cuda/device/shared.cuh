@@ -15,6 +15,19 @@ __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&wor
                  : "memory");
 }
 
+/* The same, each matrix transposed. */
+__device__ __forceinline__ void store_matrices_transposed(uint32_t to, const uint32_t (&words)[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                 "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_shared_4(uint32_t to, uint32_t word)
+{
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
+
 __device__ __forceinline__ void store_zero_16(uint32_t to)
 {
     asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");

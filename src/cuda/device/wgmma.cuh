@@ -81,6 +81,13 @@ __device__ __forceinline__ uint64_t wgmma_columns(uint32_t tile, int step)
     "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, " \
     "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, " \
     "%58, %59, %60, %61, %62, %63"
+#define WGMMA_SUMS_128(d) \
+    WGMMA_SUMS_32(d, 0), WGMMA_SUMS_32(d, 32), WGMMA_SUMS_32(d, 64), WGMMA_SUMS_32(d, 96)
+#define WGMMA_NAMES_128 WGMMA_NAMES_64 ", " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 /* clang-format on */
 
 /* SHAPE, NAMES: of D; then A, B, whether to add to what D holds, and the two (A in shared memory) or one flags that say of B
@@ -143,4 +150,18 @@ __device__ __forceinline__ void wgmma_128_columns(float (&d)[64], const uint32_t
         asm volatile(WGMMA("m64n128k16", "f16", WGMMA_NAMES_64, "%69", "{%64, %65, %66, %67}", "%68", "1")
                      : WGMMA_SUMS_32(d, 0), WGMMA_SUMS_32(d, 32)
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+/* 256 columns, A in lines, B as columns. */
+template <typename Element>
+__device__ __forceinline__ void wgmma_256_columns(float (&d)[128], uint64_t a, uint64_t b, int add)
+{
+    if constexpr (Element::IS_BF16)
+        asm volatile(WGMMA("m64n256k16", "bf16", WGMMA_NAMES_128, "%130", "%128", "%129", "0, 1")
+                     : WGMMA_SUMS_128(d)
+                     : "l"(a), "l"(b), "r"(add));
+    else
+        asm volatile(WGMMA("m64n256k16", "f16", WGMMA_NAMES_128, "%130", "%128", "%129", "0, 1")
+                     : WGMMA_SUMS_128(d)
+                     : "l"(a), "l"(b), "r"(add));
 }

@@ -13,11 +13,13 @@ static const struct cuda_image images[] = {
     IMAGE("any/decode_plan"),
     IMAGE("any/join_splits"),
     IMAGE("any/merge"),
+    IMAGE("any/sparse_decode"),
     IMAGE("sm80/dense_decode/dense_decode_bf16"),
     IMAGE("sm80/dense_decode/dense_decode_fp16"),
 #if !defined(FAKE_WITHOUT_SM90) /* as where 9.0 was not among the GPUs of a build */
     IMAGE("sm90/dense_decode/dense_decode_bf16"),
     IMAGE("sm90/dense_decode/dense_decode_fp16"),
+    IMAGE("sm90/sparse_decode/sparse_decode_bf16"),
 #endif
 };
 

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Keys of sparse decode: where the entries of a query token's lists stand in the list that the plan cuts, and where the key
+ * is that an index names. Entries that do not count are never read.
+ */
+#pragma once
+
+#include "../../kvformat.h"
+#include "divide.cuh"
+#include "pieces.cuh"
+
+#include <stddef.h>
+
+/* Of a request: the entries of the cache that count are [0, count), those of the extra one [extra_begin, extra_end). */
+struct ListEnds {
+    int count, extra_begin, extra_end;
+};
+
+__device__ __forceinline__ ListEnds list_ends(const struct sparse_decode_params &p, int request)
+{
+    const int64_t count = plan_topk_count(p.topk.topk, p.topk.length, request);
+    ListEnds ends = {(int)count, INT32_MAX, INT32_MAX};
+    if (p.topk.extra_topk) {
+        ends.extra_begin = (int)plan_extra_begin(count);
+        ends.extra_end =
+            ends.extra_begin + (int)plan_topk_count(p.topk.extra_topk, p.topk.extra_length, request);
+    }
+    return ends;
+}
+
+/* Entry `at` of the list; -1 where there is none. */
+__device__ __forceinline__ int list_entry(const struct sparse_decode_params &p, const ListEnds &ends,
+                                          int request, int token, int at)
+{
+    const bool extra = at >= ends.extra_begin;
+    if (at >= (extra ? ends.extra_end : ends.count)) return -1;
+    const struct sparse_cache_params &cache = p.cache[extra];
+    return __ldg(cache.indices + request * cache.indices_stride[0] + token * cache.indices_stride[1] +
+                 (at - (extra ? ends.extra_begin : 0)));
+}
+
+/* Where a key is. */
+struct KeyPlace {
+    const uint8_t *token; /* NULL: the index names none */
+    const uint8_t *scales;
+};
+
+template <enum kv_format FORMAT>
+__device__ __forceinline__ KeyPlace key_place(const struct sparse_cache_params &cache, int index)
+{
+    const struct kv_layout layout = kv_layout_of(FORMAT, 0);
+    if ((uint32_t)index >= cache.slots) return {NULL, NULL};
+    const int page = fast_divide(index, cache.page_divisor), slot = index - page * cache.page_size;
+    const uint8_t *data = cache.data + page * cache.page_bytes, *token = data + slot * cache.slot_bytes;
+    return {token, FORMAT == KV_FP8_584 ? data + (int64_t)cache.page_size * layout.token_bytes +
+                                              (int64_t)slot * layout.scale_bytes
+                                        : token + layout.scale_offset};
+}

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The way of the scores' warps through the keys: indices two blocks ahead, raw keys one block ahead, by cp.async, every thread
+ * its own: 16 bytes of every 64 codes of two keys. What an entry does not name is zero-filled. Pieces follow each other without
+ * a gap.
+ */
+#pragma once
+
+#include "convert.cuh"
+
+template <typename F> struct Keys {
+    const struct sparse_decode_params &p;
+    Shared &shared;
+    const uint32_t base;
+    int next_piece, at; /* of the list; where the block begins whose indices are loaded next */
+    int index[2];       /* of the thread's keys, of a block whose raw keys are yet to be asked for */
+    const uint8_t *token[2], *scales; /* of the block whose raw keys are asked for */
+    bool there[2];                    /* a key is; where none is nothing is read */
+
+    __device__ __forceinline__ Keys(const struct sparse_decode_params &params, Shared &memory)
+        : p(params), shared(memory), base(shared_address(&memory))
+    {
+    }
+
+    static __device__ __forceinline__ int lane() { return (int)fresh_thread() % 32; }
+    static __device__ __forceinline__ int warp() { return (int)fresh_thread() / 32; }
+
+    /* Of a block, the thread's keys 0 and 1. */
+    static __device__ __forceinline__ int key(int i) { return wgmma_d_row((int)fresh_thread(), 2 * i); }
+
+    __device__ __forceinline__ Shared::Ahead &ahead() { return shared.ahead[warp()]; }
+
+    __device__ __forceinline__ void enter_piece()
+    {
+        int length;
+        const Piece piece = list_piece(p, shared.list, next_piece, &length);
+        const ListEnds ends = list_ends(p, piece.request);
+        const Place place(p);
+        at = piece.begin;
+        __syncwarp();
+        if (lane() == 0) {
+            Shared::Ahead &to = ahead();
+            to.count = ends.count, to.extra_begin = ends.extra_begin;
+            to.extra_end = ends.extra_end, to.end = piece.end;
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                to.entries[i] = p.cache[i].indices + piece.request * p.cache[i].indices_stride[0] +
+                                place.token * p.cache[i].indices_stride[1] - (i ? ends.extra_begin : 0);
+        }
+        __syncwarp();
+    }
+
+    /* A block begins at a multiple of 64 of the list, so that its entries are of one cache. */
+    __device__ __forceinline__ void load_indices()
+    {
+        index[0] = index[1] = -1;
+        if (__any_sync(~0u, next_piece > shared.list.last)) return;
+        const Shared::Ahead &piece = ahead();
+        const bool of_extra = at >= piece.extra_begin;
+        const int end = min(piece.end, of_extra ? piece.extra_end : piece.count);
+        const int32_t *entries = piece.entries[of_extra];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (at + key(i) < end) index[i] = __ldg(entries + at + key(i));
+        at += KEYS;
+        ahead().of_extra = of_extra; /* the same in all lanes */
+        if (__any_sync(~0u, at >= piece.end)) {
+            next_piece += shared.list.step;
+            if (__any_sync(~0u, next_piece <= shared.list.last)) enter_piece();
+        }
+    }
+
+    __device__ __forceinline__ void take_indices()
+    {
+        const struct sparse_cache_params &cache = p.cache[ahead().of_extra];
+        const KeyPlace first = key_place<F::FORMAT>(cache, index[0]),
+                       second = key_place<F::FORMAT>(cache, index[1]);
+        there[0] = first.token != NULL, there[1] = second.token != NULL;
+        token[0] = (there[0] ? first.token : cache.data) + 16 * (lane() % 4);
+        token[1] = (there[1] ? second.token : cache.data) + 16 * (lane() % 4);
+        const uint8_t *const first_scales = there[0] ? first.scales : cache.data, *const second_scales =
+                                                                                      there[1] ? second.scales
+                                                                                               : cache.data;
+        scales = lane() % 2 ? second_scales : first_scales;
+    }
+
+    __device__ __forceinline__ uint32_t raw_at(int c, int i) const
+    {
+        return SHARED_AT(base, raw) + (uint32_t)((c * 2 + i) * WARPGROUP_THREADS + (int)threadIdx.x) * 16;
+    }
+
+    __device__ __forceinline__ uint32_t rope_at(int i, int half) const
+    {
+        return SHARED_AT(base, rope) + (uint32_t)((i * 2 + half) * WARPGROUP_THREADS + (int)threadIdx.x) * 16;
+    }
+
+    __device__ __forceinline__ uint32_t scales_at(int i) const
+    {
+        return SHARED_AT(base, scale) + (uint32_t)key(i) * 16;
+    }
+
+    /* ---- Asking: a group of cp.async each, nine a block, always in the same order -------------------- */
+
+    __device__ __forceinline__ void ask_codes(int c)
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) cp_async_16(raw_at(c, i), token[i] + LINE_ELEMENTS * c, there[i]);
+        cp_async_commit();
+    }
+
+    __device__ __forceinline__ void copy_rope()
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                cp_async_16(rope_at(i, half), token[i] + F::ROPE_OFFSET + 16 * (lane() % 4) + 16 * half,
+                            there[i]);
+    }
+
+    __device__ __forceinline__ void copy_scales()
+    {
+        const int i = lane() % 4;
+        const bool valid = i ? there[1] : there[0];
+        if (i >= 2) return;
+        if constexpr (F::ROPE_IS_V)
+            cp_async_8(scales_at(i), scales, valid);
+        else
+            cp_async_16(scales_at(i), scales, valid);
+    }
+
+    /* The scales first; with them the rope columns, or last, as chunk 7. */
+    __device__ __forceinline__ void ask_first()
+    {
+        if constexpr (!F::ROPE_IS_V) copy_rope();
+        copy_scales();
+        cp_async_commit();
+    }
+
+    __device__ __forceinline__ void ask_chunk(int c)
+    {
+        if (c < F::CODE_CHUNKS) {
+            ask_codes(c);
+        } else {
+            copy_rope();
+            cp_async_commit();
+        }
+    }
+
+    __device__ __forceinline__ void begin()
+    {
+        next_piece = shared.list.first;
+        enter_piece();
+        load_indices(), take_indices(), load_indices();
+        ask_first();
+#pragma unroll
+        for (int c = 0; c < V_TILES; c++) ask_chunk(c);
+    }
+};

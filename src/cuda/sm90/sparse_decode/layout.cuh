@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the roles of Hopper's sparse decode agree on: formats, shared memory, barriers, the order of columns, and the way
+ * through the pieces.
+ */
+#pragma once
+
+#include "../../device/async_copy.cuh"
+#include "../../device/element.cuh"
+#include "../../device/gather.cuh"
+#include "../../device/mbarrier.cuh"
+#include "../../device/result.cuh"
+#include "../../device/shared.cuh"
+#include "../../device/warpgroup.cuh"
+#include "../../device/wgmma.cuh"
+
+enum {
+    HEADS = 64 /* of a tile */,
+    KEYS = PLAN_BLOCK /* of a block */,
+    D_V = 512,
+    V_TILES = 8 /* of 64 columns */
+};
+enum { HALVES = 3 /* of V, in turns */, HALF_TILES = V_TILES / 2, HALF_BYTES = HALF_TILES * TILE_BYTES };
+static_assert(KEYS == TILE_LINES && HEADS == TILE_LINES, "");
+
+/* A token is chunks of 64 codes, and 64 bf16 values: of K alone, or, V's last tile, of both. */
+template <enum kv_format FORMAT_> struct Format {
+    static constexpr enum kv_format FORMAT = FORMAT_;
+    static constexpr bool ROPE_IS_V = FORMAT == KV_FP8_584;
+    static constexpr int CODE_CHUNKS = ROPE_IS_V ? 7 : 8;
+    static constexpr int Q_TILES = CODE_CHUNKS + 1;
+    static constexpr int ROPE_OFFSET = ROPE_IS_V ? 448 : 528;
+    static constexpr int SCALE_WORDS = ROPE_IS_V ? 2 : 4; /* of a key */
+};
+
+/* Raw keys: where a thread's own 16 bytes are, by chunk, key of its two, thread. Nobody else reads them. */
+struct Shared {
+    unsigned char v[HALVES][HALF_BYTES];
+    unsigned char q[V_TILES + 1][TILE_BYTES];
+    unsigned char p[2][TILE_BYTES];
+    unsigned char raw[V_TILES][2][WARPGROUP_THREADS][16], rope[2][2][WARPGROUP_THREADS][16];
+    unsigned char scale[KEYS][16];
+    float factor[2][HEADS];         /* by which O shrinks where the references of this block moved */
+    float sum[HEADS], below[HEADS]; /* of the piece: sums, and minus the references */
+    uint32_t moved[2];
+    struct Ahead {
+        const int32_t *entries[2]; /* of the token, in either cache: at its list position */
+        int count, extra_begin, extra_end, end;
+        bool of_extra; /* the block whose raw keys are asked for next is of the extra cache */
+    } ahead[4];        /* [warp] of the scores: the piece whose keys are asked for */
+    PieceList list;    /* of the block of threads; the scores' warps have no registers for it */
+    Piece piece[8];    /* [warp] of the sums: out of the way until the end of the piece */
+    uint64_t full[2], empty[HALVES], sum_full, sum_empty;
+};
+static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
+
+#define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
+
+enum { SCORES_BARRIER = 1 /* of the scores' warps */ };
+
+/* Of every 64 columns lane t of four has 16 neighbours, four of them (c0 … c3, a word of codes) in each step of 16 of a
+ * product: as k = 2t, 2t + 1 and 2t + 8, 2t + 9 of A's fragment. Of codes these pairs are (c0, c2), (c1, c3), which bit moves
+ * make of a word; of bf16 values (c0, c1), (c2, c3). Q, V and O have the same order. */
+
+/* The worker, query token and tile of heads of this block of threads. */
+struct Place {
+    int worker, token, tile;
+
+    __device__ __forceinline__ explicit Place(const struct sparse_decode_params &p)
+    {
+        const int block = fresh_block();
+        worker = fast_divide(block, p.tiles_divisor);
+        const int within = block - worker * p.tiles;
+        token = fast_divide(within, p.token_divisor), tile = within - token * p.tiles_of_token;
+    }
+};
+
+/* Every piece has a block, if only one without keys: its result is written all the same. */
+__device__ __forceinline__ int blocks_of(const Piece &piece)
+{
+    return max(1, (int)((unsigned)(piece.end - piece.begin + KEYS - 1) / KEYS));
+}

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The warpgroups of the sums: O of 256 columns each += P V, and the end of a piece: rows to `out`, or to the piece's slot. A
+ * thread has, of its two rows, 16 neighbouring columns of every 64 (layout.cuh).
+ */
+#pragma once
+
+#include "layout.cuh"
+
+template <typename F> struct Sums {
+    const struct sparse_decode_params &p;
+    Shared &shared;
+    const uint32_t base;
+    float o[128];
+
+    __device__ __forceinline__ Sums(const struct sparse_decode_params &params, Shared &memory)
+        : p(params), shared(memory), base(shared_address(&memory))
+    {
+    }
+
+    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
+    static __device__ __forceinline__ int side() { return (int)(fresh_thread() / WARPGROUP_THREADS) - 1; }
+    static __device__ __forceinline__ int row()
+    {
+        return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0);
+    }
+    __device__ __forceinline__ Piece &piece() const { return shared.piece[fresh_thread() / 32 - 4]; }
+
+    __device__ __forceinline__ void add_block(uint32_t buffer, uint32_t parity, uint32_t half, bool first)
+    {
+        mbarrier_wait(SHARED_AT(base, full) + 8 * buffer, parity);
+        if (__any_sync(~0u, shared.moved[buffer])) {
+            const float factor[2] = {shared.factor[buffer][row()], shared.factor[buffer][row() + 8]};
+#pragma unroll
+            for (int i = 0; i < 128; i++) o[i] *= factor[i / 2 % 2];
+        }
+        hold(o);
+        wgmma_fence();
+        const uint32_t v = SHARED_AT(base, v) + half * HALF_BYTES;
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            wgmma_256_columns<Bf16>(o, wgmma_lines(SHARED_AT(base, p) + buffer * TILE_BYTES, k),
+                                    wgmma_columns(v, k), k > 0 || !first);
+        wgmma_commit();
+        wgmma_wait<0>();
+        hold(o);
+        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, empty) + 8 * half);
+    }
+
+    /* Columns 4 s … 4 s + 3 of the thread's 16 of tile c of the side, of row i of its two. `empty`: it saw no key, and
+     * is 0 whatever weights of 0 made of V. */
+    __device__ __forceinline__ float4 values(int c, int s, int i, float factor, bool empty) const
+    {
+        const float *low = o + 32 * c + 8 * s + 2 * i, *high = low + 4;
+        const bool rope =
+            F::ROPE_IS_V && c == HALF_TILES - 1 && side() == 1; /* bf16 values, in their order */
+        const float second = rope ? low[1] : high[0], third = rope ? high[0] : low[1];
+        return empty ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
+                     : make_float4(low[0] * factor, second * factor, third * factor, high[1] * factor);
+    }
+
+    __device__ __forceinline__ void store_out(uint16_t *to, int i, float factor, bool empty) const
+    {
+#pragma unroll
+        for (int c = 0; c < HALF_TILES; c++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const float4 a = values(c, 2 * h, i, factor, empty),
+                             b = values(c, 2 * h + 1, i, factor, empty);
+                *(uint4 *)(to + LINE_ELEMENTS * c + CHUNK_ELEMENTS * h) = make_uint4(
+                    Bf16::pack(a.x, a.y), Bf16::pack(a.z, a.w), Bf16::pack(b.x, b.y), Bf16::pack(b.z, b.w));
+            }
+    }
+
+    /* Columns as slot_position has them: 0, 1, 8, 9, then 2, 3, 10, 11, … of the thread's 16. */
+    __device__ __forceinline__ void store_slot(float *to, int i, float factor, bool empty) const
+    {
+#pragma unroll
+        for (int c = 0; c < HALF_TILES; c++)
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                const float4 a = values(c, s, i, factor, empty), b = values(c, s + 2, i, factor, empty);
+                float4 *four = (float4 *)(to + LINE_ELEMENTS * c + 8 * s);
+                four[0] = make_float4(a.x, a.y, b.x, b.y), four[1] = make_float4(a.z, a.w, b.z, b.w);
+            }
+    }
+
+    __device__ __forceinline__ void end_row(int i, float sum, float below) const
+    {
+        const Place place(p);
+        const int head = place.tile * HEADS + row() + 8 * i, column = side() * (D_V / 2) + 16 * (lane() % 4);
+        if (head >= p.h_q) return;
+        const int request = piece().request;
+        const int64_t slot = piece().slot;
+        const bool stores_lse = side() == 0 && lane() % 4 == 0;
+        const float lse = sum == 0.0f ? -INFINITY : (log2f(sum) - below) * LN_2;
+        const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+        const RowPlace where = {place.token, head};
+        if (slot == DIRECT) {
+            if (stores_lse) store_lse(p.output, request, where, lse);
+            store_out(p.output.out + out_offset(p.output, request, where) + column, i,
+                      factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f);
+        } else {
+            const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + head;
+            if (stores_lse) p.split.slot_lse[slot_row] = lse;
+            store_slot(p.split.slot_out + slot_row * D_V + column, i, factor, sum == 0.0f);
+        }
+    }
+
+    __device__ __forceinline__ void end_piece(uint32_t parity)
+    {
+        mbarrier_wait(SHARED_AT(base, sum_full), parity);
+        float sum[2], below[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            sum[i] = shared.sum[row() + 8 * i], below[i] = shared.below[row() + 8 * i];
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_empty));
+#pragma unroll
+        for (int i = 0; i < 2; i++) end_row(i, sum[i], below[i]);
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ int begin_piece(int i)
+    {
+        int length;
+        const Piece now = list_piece(p, shared.list, i, &length);
+        if (lane() == 0) piece() = now;
+        __syncwarp();
+        return blocks_of(now);
+    }
+
+    /* Votes: as in Scores. */
+    __device__ __forceinline__ void run()
+    {
+        uint32_t count = 0, parity = 0, half = (uint32_t)side();
+#pragma unroll
+        for (int i = 0; i < 128; i++) o[i] = 0.0f;
+        for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last);
+             i += shared.list.step, parity ^= 1) {
+            const int blocks = begin_piece(i);
+            for (int k = 0; __any_sync(~0u, k < blocks); k++, count++) {
+                add_block(count & 1, count >> 1 & 1, half, k == 0);
+                half += 2;
+                if (half >= HALVES) half -= HALVES;
+            }
+            end_piece(parity);
+        }
+    }
+};

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Sparse decode over FP8 keys on Hopper: keys go through registers (lab/sm90_sparse_decode tells how it came about).
+ *
+ * A block of threads takes a tile of 64 heads of one query token through the keys that the pieces of its partition name, 64 at
+ * a time:
+ *
+ *      who                    what                                                                        registers
+ *      warpgroup 0, scores    gathers raw keys and makes bf16 of them, which are at once A of S^T = K Qᵀ
+ *                             and, stored to shared memory, V; softmax of S^T; P to shared memory             184
+ *      warpgroups 1, 2, sums  O of 256 columns each += P V                                                    160
+ *
+ * Time, with blocks k:
+ *
+ *      scores   raw k → S^T, V k; asks for raw k + 1 | softmax k | raw k + 1 → S^T, V k + 1 | …
+ *      sums                                           … P·V of k - 1 | P·V of k            | …
+ *
+ * The thread that asked for raw bytes is the one that converts them (keys.cuh); their place is asked for anew as soon as it has
+ * been read, so that a block's 42 KB are always under way. K is not read from shared memory by K Qᵀ, whose A comes from
+ * registers. V has room for a block and a half: a half is freed by the warpgroup whose columns it has.
+ *
+ * Barriers: full[count % 2], P and V of a block are there; empty[half], V's half has been multiplied; sum_full, sum_empty: sums and
+ * references of a piece.
+ *
+ * Shared memory (struct Shared): V 98304 bytes, Q 73728, P 16384, raw keys 25600 + 8192; constant addresses.
+ *
+ * The limit: one warp a scheduler makes the scores, some 870 instructions a block.
+ */
+#pragma once
+
+#include "results.cuh"
+#include "scores.cuh"
+
+enum { THREADS = 3 * WARPGROUP_THREADS, SCORE_REGISTERS = 184, SUM_REGISTERS = 160 };
+
+__device__ __forceinline__ void prepare(uint32_t base)
+{
+    enum { WARPS_OF_GROUP = WARPGROUP_THREADS / 32 };
+    for (uint32_t i = 0; i < 2; i++) mbarrier_init(SHARED_AT(base, full) + 8 * i, WARPS_OF_GROUP);
+    for (uint32_t i = 0; i < HALVES; i++) mbarrier_init(SHARED_AT(base, empty) + 8 * i, WARPS_OF_GROUP);
+    mbarrier_init(SHARED_AT(base, sum_full), WARPS_OF_GROUP);
+    mbarrier_init(SHARED_AT(base, sum_empty), 2 * WARPS_OF_GROUP);
+    mbarrier_fence_init();
+}
+
+template <typename F> __device__ __forceinline__ void sparse_decode(const struct sparse_decode_params &p)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    Shared &shared = *(Shared *)memory;
+    if (threadIdx.x == 0) prepare(shared_address(memory));
+    __syncthreads();
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    if (threadIdx.x == 0) shared.list = piece_list(p, Place(p).worker);
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP_THREADS) {
+        take_registers<SCORE_REGISTERS>();
+        if (__any_sync(~0u, shared.list.first <= shared.list.last)) Scores<F>(p, shared).run();
+    } else {
+        give_registers<SUM_REGISTERS>();
+        Sums<F>(p, shared).run();
+    }
+}
+
+#define SPARSE_DECODE_KERNEL(NAME, FORMAT)                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                 \
+        NAME(const __grid_constant__ struct sparse_decode_params p)                                          \
+    {                                                                                                        \
+        sparse_decode<Format<FORMAT>>(p);                                                                    \
+    }

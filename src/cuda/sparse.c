@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Sparse decode on a GPU: plan, if none is given | decode | join, where requests may be cut. A query token's keys are its own:
+ * a partition of the plan is taken by as many blocks of threads as the tokens of a request have tiles of heads.
+ */
+#include "cuda.h"
+#include "split.h"
+
+#include <string.h>
+
+static const char op[] = "sparse_decode";
+
+struct work {
+    struct cuda_cut cut;
+    struct cuda_split split;
+    int64_t tiles_of_token; /* Hopper's kernel; else 0 */
+};
+
+/* Blocks of threads that take a worker's pieces together. */
+static int64_t tiles_of(const struct sparse_decode_problem *p, bool sm90)
+{
+    return sm90 ? p->s_q * cuda_ceil_div(p->h_q, SM90_SPARSE_DECODE_HEADS)
+                : cuda_ceil_div(p->s_q * p->h_q, SPARSE_WARPS);
+}
+
+static fmla_status lay_out(const struct sparse_decode_problem *p, bool sm90, struct work *w)
+{
+    const struct cuda_device *device = cuda_device(p->device.id);
+    w->tiles_of_token = sm90 ? cuda_ceil_div(p->h_q, SM90_SPARSE_DECODE_HEADS) : 0;
+    w->cut = (struct cuda_cut){
+        .operation = op,
+        .b = p->b,
+        .rows = p->h_q * p->s_q,
+        .d_v = p->d_v,
+        .capacity = p->capacity,
+        .tiles = tiles_of(p, sm90),
+        .sms = device->sms,
+        .batch_invariant = p->batch_invariant,
+        .plan = p->plan,
+        .plan_size = p->plan_size,
+        .plan_in_tables = p->plan_in_tables,
+        .num_partitions = p->num_partitions
+                              ? p->num_partitions
+                              : plan_default_partitions(device->sms, 1, p->s_q * p->h_q, p->s_q),
+    };
+    return cuda_split_lay_out(&w->cut, &w->split);
+}
+
+fmla_status cuda_sparse_decode_size(const struct kernel *kernel, const struct sparse_decode_problem *p,
+                                    size_t *bytes, size_t *alignment)
+{
+    (void)kernel;
+    struct work w;
+    const fmla_status status = lay_out(p, false, &w);
+    *bytes = w.split.bytes, *alignment = CUDA_WORKSPACE_ALIGNMENT;
+    return status;
+}
+
+/* Keys are counted in 32 bits, and so are blocks of threads, with room for the lanes of batch-invariant mode. */
+static const char *refuses_size(const struct sparse_decode_problem *p, bool sm90, const char **argument)
+{
+    enum { MOST_LANES = 1 << 20, MOST_KEYS = INT32_MAX - INVARIANT_CHUNK };
+    const int64_t workers = p->b > p->num_partitions ? p->b : p->num_partitions;
+    *argument = p->topk.extra_topk ? "extra_indices" : "indices";
+    if (p->capacity > MOST_KEYS) return "takes fewer than 2^31 - 2048 entries of all caches of a token";
+    *argument = "q";
+    if (workers && tiles_of(p, sm90) > (INT32_MAX - MOST_LANES) / workers)
+        return "takes fewer than 2^31 tiles of heads and partitions";
+    return NULL;
+}
+
+const char *cuda_sparse_decode_refuses(const struct sparse_decode_problem *p, const char **argument)
+{
+    return refuses_size(p, false, argument);
+}
+
+const char *cuda_sm90_sparse_decode_refuses(const struct sparse_decode_problem *p, const char **argument)
+{
+    const char *const why = refuses_size(p, true, argument);
+    return why ? why : sm90_sparse_decode_refuses(p, argument);
+}
+
+static struct sparse_cache_params cache_parameters(const struct sparse_cache *cache)
+{
+    const int64_t slots = cache->pages * cache->page_size, most = (int64_t)1 << 31; /* indices are int32 */
+    struct sparse_cache_params params = {
+        .data = cache->data,
+        .page_bytes = cache->page_bytes,
+        .slot_bytes = cache->slot_bytes,
+        .indices = cache->indices,
+        .slots = (uint32_t)(slots < most ? slots : most),
+        .page_size = (int32_t)cache->page_size,
+        .page_divisor = divisor_of((uint32_t)(cache->page_size ? cache->page_size : 1)),
+    };
+    memcpy(params.indices_stride, cache->indices_stride, sizeof params.indices_stride);
+    return params;
+}
+
+static struct sparse_decode_params parameters(const struct sparse_decode_problem *p, const struct work *w)
+{
+    const int64_t out_shape[] = {p->b, p->s_q, p->h_q};
+    struct sparse_decode_params params = {
+        .b = (int32_t)p->b,
+        .s_q = (int32_t)p->s_q,
+        .h_q = (int32_t)p->h_q,
+        .d_qk = (int32_t)p->d_qk,
+        .tiles = (int32_t)w->cut.tiles,
+        .tiles_of_token = (int32_t)w->tiles_of_token,
+        .tiles_divisor = divisor_of((uint32_t)w->cut.tiles),
+        .token_divisor = divisor_of((uint32_t)(w->tiles_of_token ? w->tiles_of_token : 1)),
+        .heads_divisor = divisor_of((uint32_t)p->h_q),
+        .scale = p->scale,
+        .scale_log2 = (float)((double)p->scale * 1.44269504088896340736),
+        .q = p->q,
+        .cache = {cache_parameters(&p->cache[0]), cache_parameters(&p->cache[1])},
+        .topk = p->topk,
+        .split = cuda_split_params(&w->cut, &w->split, p->partitions, p->num_splits, p->workspace),
+        .output = {.out = p->out,
+                   .lse = p->lse,
+                   .rules = cuda_result_params(&p->rules),
+                   .pairs_aligned = cuda_rows_aligned(p->out, out_shape, p->out_stride, 3, 2, 4)},
+    };
+    memcpy(params.q_stride, p->q_stride, sizeof params.q_stride);
+    memcpy(params.output.out_stride, p->out_stride, sizeof params.output.out_stride);
+    memcpy(params.output.lse_stride, p->lse_stride, sizeof params.output.lse_stride);
+    return params;
+}
+
+static fmla_status launch_plan(const struct cuda_scope *scope, const struct sparse_decode_problem *p,
+                               const struct work *w)
+{
+    if (p->batch_invariant || p->plan || p->plan_in_tables) return FMLA_OK;
+    const struct plan_tables plan =
+        plan_tables_of((char *)p->workspace + w->split.plan_offset, w->split.num_partitions);
+    const struct plan_params params = {
+        .b = p->b,
+        .topk = p->topk,
+        .header = plan.header,
+        .partitions = plan.partitions,
+        .num_splits = plan.num_splits,
+        .num_partitions = w->split.num_partitions,
+    };
+    return cuda_launch_plan(op, scope, &params, p->stream);
+}
+
+static fmla_status launch_decode(const struct cuda_scope *scope, const struct sparse_decode_problem *p,
+                                 const struct work *w, bool sm90, struct sparse_decode_params *params)
+{
+    const struct cuda_launch launch = {
+        .kernel = sm90 ? &cuda_kernel_sparse_decode_sm90[p->format == KV_FP8_584]
+                       : &cuda_kernel_sparse_decode[p->element][p->format],
+        .blocks = cuda_split_workers(&w->cut, &w->split) * w->cut.tiles,
+        .threads = sm90 ? SM90_SPARSE_DECODE_THREADS : 32 * SPARSE_WARPS,
+        .shared_bytes = sm90 ? SM90_SPARSE_DECODE_SHARED_BYTES : 0,
+        .flags = sm90 ? LAUNCH_OVERLAP : 0,
+        .stream = p->stream,
+    };
+    return cuda_launch(op, scope, &launch, (void *[]){params});
+}
+
+static struct join_params join_parameters(const struct sparse_decode_params *call)
+{
+    return (struct join_params){
+        .b = call->b,
+        .s_q = call->s_q,
+        .h_q = call->h_q,
+        .group = call->h_q,
+        .rows = call->s_q * call->h_q,
+        .group_divisor = call->heads_divisor,
+        .topk = call->topk,
+        .split = call->split,
+        .output = call->output,
+    };
+}
+
+static fmla_status sparse_decode(const struct sparse_decode_problem *p, bool sm90)
+{
+    struct work w;
+    struct cuda_scope scope;
+    fmla_status status = lay_out(p, sm90, &w);
+    if (status || !p->b) return status;
+    struct sparse_decode_params params = parameters(p, &w);
+    const struct join_params join = join_parameters(&params);
+    status = cuda_enter(op, "q", p->device.id, &scope);
+    if (status) return status;
+    status = launch_plan(&scope, p, &w);
+    if (!status) status = launch_decode(&scope, p, &w, sm90, &params);
+    if (!status)
+        status = cuda_launch_join(op, &scope, p->element, &join, sm90 ? LAUNCH_OVERLAP : 0, p->stream);
+    cuda_leave(&scope);
+    return status;
+}
+
+fmla_status cuda_sparse_decode(const struct kernel *kernel, const struct sparse_decode_problem *p)
+{
+    (void)kernel;
+    return sparse_decode(p, false);
+}
+
+fmla_status cuda_sm90_sparse_decode(const struct kernel *kernel, const struct sparse_decode_problem *p)
+{
+    (void)kernel;
+    return sparse_decode(p, true);
+}
