@@ -89,7 +89,7 @@ static const struct operation {
 } operations[] = {
     {"decode_plan", NULL /* tests/unit/test_plan.c */, check_device_plan, NULL},
     {"dense_decode", check_dense_decode, check_dense_decode, time_dense_decode},
-    {"sparse_decode", check_sparse_decode, NULL, time_sparse_decode},
+    {"sparse_decode", check_sparse_decode, check_sparse_decode, time_sparse_decode},
     {"merge", check_merge, check_merge, NULL},
 };
 enum { OPERATIONS = sizeof operations / sizeof operations[0] };

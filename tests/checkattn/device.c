@@ -70,6 +70,15 @@ void device_add_guarded(struct device_blocks *blocks, const struct guarded *g)
     if (g->memory) device_add(blocks, g->memory, g->whole);
 }
 
+void device_add_zeros(struct device_blocks *blocks, void *host, size_t bytes)
+{
+    struct fault fault;
+    struct device_block *block = new_block(blocks, host, bytes);
+    void *memory = NULL;
+    must(gpu_alloc(&memory, bytes, &fault) && gpu_fill(memory, 0, bytes, &fault), &fault);
+    block->device = memory;
+}
+
 static const struct device_block *block_of(const struct device_blocks *blocks, const void *host)
 {
     const uintptr_t at = (uintptr_t)host;
@@ -133,6 +142,12 @@ void *device_address(const struct device_blocks *blocks, const void *host)
     if (!host) return NULL;
     const struct device_block *block = block_of(blocks, host);
     return block->device + ((const unsigned char *)host - block->host);
+}
+
+void device_up_part(const struct device_blocks *blocks, const void *host, size_t bytes)
+{
+    struct fault fault;
+    must(gpu_upload(device_address(blocks, host), host, bytes, &fault), &fault);
 }
 
 const fmla_tensor *device_tensor(const struct device_blocks *blocks, const fmla_tensor *tensor,
@@ -289,4 +304,57 @@ fmla_status device_decode_call(const struct device_blocks *blocks, const fmla_de
     struct device_decode_args on_device;
     device_decode_args_make(&on_device, blocks, args);
     return device_decode_run(&on_device, blocks, args, fill);
+}
+
+/* ---- Sparse decode -------------------------------------------------------------------------- */
+
+void device_sparse_args_make(struct device_sparse_args *to, const struct device_blocks *blocks,
+                             const fmla_sparse_decode_args *from)
+{
+    to->args = *from;
+    const fmla_tensor **tensors[] = {&to->args.q,
+                                     &to->args.kv_cache,
+                                     &to->args.indices,
+                                     &to->args.topk_length,
+                                     &to->args.attn_sink,
+                                     &to->args.extra_kv_cache,
+                                     &to->args.extra_indices,
+                                     &to->args.extra_topk_length,
+                                     &to->args.out,
+                                     &to->args.lse,
+                                     &to->args.partitions,
+                                     &to->args.num_splits};
+    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
+        *tensors[i] = device_tensor(blocks, *tensors[i], &to->tensor[i]);
+    to->args.plan = device_address(blocks, from->plan);
+}
+
+fmla_status device_sparse_call(const struct device_blocks *blocks, const fmla_sparse_decode_args *args,
+                               int fill)
+{
+    struct device_sparse_args on_device;
+    struct device_scratch workspace;
+    size_t bytes = 0, alignment = 0;
+    device_sparse_args_make(&on_device, blocks, args);
+    fmla_status status = fmla_sparse_decode_workspace_size(&on_device.args, &bytes, &alignment);
+    if (status) return status;
+    device_scratch_make(&workspace, bytes, fill);
+    device_up(blocks, args->out->data);
+    if (args->lse) device_up(blocks, args->lse->data);
+    void *stream = fill ? device_stream_open() : NULL; /* the default stream too */
+    on_device.args.workspace = workspace.memory, on_device.args.workspace_size = bytes;
+    on_device.args.stream = stream;
+    status = fmla_sparse_decode(&on_device.args);
+    if (!status) {
+        device_wait(stream);
+        device_down(blocks, args->out->data);
+        if (args->lse) device_down(blocks, args->lse->data);
+    }
+    if (!device_scratch_intact(&workspace)) {
+        fprintf(stderr, "checkattn: the call wrote past the end of its workspace\n");
+        exit(3);
+    }
+    device_stream_close(stream);
+    device_scratch_free(&workspace);
+    return status;
 }

@@ -19,7 +19,7 @@ struct device_block {
     bool borrowed; /* the device memory is that of another list */
 };
 
-enum { DEVICE_BLOCKS = 16 };
+enum { DEVICE_BLOCKS = 24 };
 
 /* Zero-initialised: a case on the CPU has none. */
 struct device_blocks {
@@ -36,6 +36,10 @@ size_t device_memory(void); /* of the GPU */
 /* Copies a block to the device. */
 void device_add(struct device_blocks *blocks, void *host, size_t bytes);
 void device_add_guarded(struct device_blocks *blocks, const struct guarded *guarded);
+
+/* A block that is 0 on the device, of which device_up_part copies what is not. */
+void device_add_zeros(struct device_blocks *blocks, void *host, size_t bytes);
+void device_up_part(const struct device_blocks *blocks, const void *host, size_t bytes);
 
 /* Another case of the same shapes takes the place of `blocks` on the device: what the host's blocks of `like` hold now
  * is what memory at the same addresses will hold. */
@@ -97,5 +101,16 @@ fmla_status device_decode_call(const struct device_blocks *blocks, const fmla_de
 /* The same with arguments that are made already, of the case that has these results. */
 fmla_status device_decode_run(struct device_decode_args *on_device, const struct device_blocks *blocks,
                               const fmla_dense_decode_args *args, int fill);
+
+/* The same of sparse decode. */
+struct device_sparse_args {
+    fmla_sparse_decode_args args;
+    fmla_tensor tensor[12];
+};
+
+void device_sparse_args_make(struct device_sparse_args *to, const struct device_blocks *blocks,
+                             const fmla_sparse_decode_args *from);
+fmla_status device_sparse_call(const struct device_blocks *blocks, const fmla_sparse_decode_args *args,
+                               int fill);
 
 #endif

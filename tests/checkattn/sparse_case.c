@@ -348,7 +348,7 @@ void sparse_case_make(struct sparse_case *c, const struct run *run, const int64_
         0, FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP16, FMLA_KV_FP8_656};
     memset(c, 0, sizeof *c);
     memcpy(c->v, v, sizeof c->v);
-    c->random.state = seed;
+    c->random.state = seed, c->device = run->device;
     c->b = v[S_B], c->s_q = v[S_SQ], c->h_q = v[S_HQ];
     c->d_qk = v[S_FORMAT] == S_BF16_512 || v[S_FORMAT] == S_FP8_584 ? 512 : 576;
     c->format = formats[v[S_FORMAT]];
@@ -387,6 +387,7 @@ void sparse_case_make(struct sparse_case *c, const struct run *run, const int64_
 
 void sparse_case_free(struct sparse_case *c)
 {
+    device_free(&c->blocks);
     for (int k = 0; k < S_CACHES; k++) {
         struct sparse_pool *pool = &c->pool[k];
         if (pool->far) munmap(pool->far, pool->far_bytes);
@@ -412,6 +413,33 @@ static bool holds(const struct guarded *guarded, const void *bytes)
     return !memcmp(guarded->memory + GUARDED_FRONT, bytes, guarded->bytes) && guarded_intact(guarded);
 }
 
+/* The plan that the device makes of these lengths; is it the host's, bit by bit? The case has a copy of that there from now
+ * on. `args` are the host's but for the lengths, which are those of `lengths` on the device. */
+static fmla_status plan_on_device(struct sparse_case *c, fmla_decode_plan_args args,
+                                  const struct guarded lengths[S_CACHES], bool *same)
+{
+    struct device_blocks blocks = {0};
+    struct device_scratch plan;
+    fmla_tensor tensor[S_CACHES];
+    const fmla_tensor **to[S_CACHES] = {&args.topk_length, &args.extra_topk_length};
+    for (int k = 0; k < S_CACHES; k++) {
+        if (!*to[k]) continue;
+        device_add_guarded(&blocks, &lengths[k]);
+        *to[k] = device_tensor(&blocks, *to[k], &tensor[k]);
+    }
+    device_scratch_make(&plan, args.plan_size, 0xa7);
+    args.target = c->device, args.plan = plan.memory;
+    args.num_partitions = (int32_t)c->v[S_PARTITIONS];
+    const fmla_status status = fmla_decode_plan(&args);
+    if (!status) {
+        device_wait(NULL);
+        *same = device_scratch_is(&plan, c->plan) && device_scratch_intact(&plan);
+    }
+    device_free(&blocks), device_scratch_free(&plan);
+    device_add(&c->blocks, c->plan, args.plan_size);
+    return status;
+}
+
 fmla_status sparse_case_plan(struct sparse_case *c, bool *same)
 {
     struct guarded other[S_CACHES] = {0};
@@ -432,7 +460,14 @@ fmla_status sparse_case_plan(struct sparse_case *c, bool *same)
     args.topk = c->pool[0].topk, args.extra_topk = c->pool[1].topk;
     args.topk_length = lengths[0], args.extra_topk_length = lengths[1];
     args.num_partitions = (int32_t)c->v[S_PARTITIONS];
-    fmla_status status = fmla_decode_plan_size(&args, &args.plan_size);
+    const bool gpu = c->device.type != FMLA_DEVICE_CPU;
+    fmla_status status = FMLA_OK;
+    if (gpu) { /* its number of partitions; the plan is made on the host all the same */
+        args.target = c->device;
+        status = fmla_decode_plan_partitions(&args, &args.num_partitions);
+        args.target = (fmla_device){0, 0};
+    }
+    if (!status) status = fmla_decode_plan_size(&args, &args.plan_size);
     c->plan = args.plan = aligned_bytes(args.plan_size);
     if (!status) status = fmla_decode_plan(&args);
     c->args.plan = c->plan, c->args.plan_size = args.plan_size;
@@ -447,6 +482,12 @@ fmla_status sparse_case_plan(struct sparse_case *c, bool *same)
         args.partitions = &c->partitions.tensor, args.num_splits = &c->num_splits.tensor;
         status = fmla_decode_plan(&args);
         *same = status || (holds(&c->partitions, view.partitions) && holds(&c->num_splits, view.num_splits));
+    }
+    if (gpu && !status) {
+        bool same_there = true;
+        args.partitions = args.num_splits = NULL, args.plan_size = c->args.plan_size;
+        status = plan_on_device(c, args, other, &same_there);
+        *same &= same_there;
     }
     for (int k = 0; k < S_CACHES; k++) guarded_free(&other[k]);
     return status;
@@ -476,6 +517,67 @@ fmla_status sparse_case_call(fmla_sparse_decode_args *args, int fill)
         }
     free(memory);
     return status;
+}
+
+/* ---- On a device ----------------------------------------------------------------------------- */
+
+void sparse_case_to_device(struct sparse_case *c)
+{
+    if (c->device.type == FMLA_DEVICE_CPU) return;
+    struct guarded *all[] = {&c->q, &c->sink, &c->out, &c->lse, &c->partitions, &c->num_splits};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_add_guarded(&c->blocks, all[i]);
+    for (int k = 0; k < S_CACHES; k++) {
+        struct sparse_pool *pool = &c->pool[k];
+        if (!pool->topk) continue;
+        device_add_guarded(&c->blocks, &pool->indices), device_add_guarded(&c->blocks, &pool->length);
+        device_add_guarded(&c->blocks, &pool->memory);
+        if (!pool->far) continue;
+        device_add_zeros(&c->blocks, pool->far, pool->far_bytes);
+        const int64_t between = pool->strides[0] * (c->layout.element == KV_ELEMENT_E4M3 ? 1 : 2);
+        for (int64_t page = 0; page < pool->pages; page++)
+            device_up_part(&c->blocks, (const uint8_t *)pool->view.data + page * between,
+                           (size_t)pool->page_bytes);
+    }
+}
+
+void sparse_case_from_device(struct sparse_case *c)
+{
+    for (int i = 0; i < c->blocks.count; i++) {
+        const void *host = c->blocks.block[i].host;
+        if (host != c->pool[0].far && host != c->pool[1].far) device_down(&c->blocks, host);
+    }
+}
+
+fmla_status sparse_case_run(const struct sparse_case *c, fmla_sparse_decode_args *args, int fill)
+{
+    return c->device.type == FMLA_DEVICE_CPU ? sparse_case_call(args, fill)
+                                             : device_sparse_call(&c->blocks, args, fill);
+}
+
+fmla_status sparse_case_kernel(const struct sparse_case *c, const char **name)
+{
+    struct device_sparse_args on_device;
+    if (c->device.type == FMLA_DEVICE_CPU) return fmla_sparse_decode_kernel(&c->args, name);
+    device_sparse_args_make(&on_device, &c->blocks, &c->args);
+    return fmla_sparse_decode_kernel(&on_device.args, name);
+}
+
+bool sparse_case_taken(const struct sparse_case *c, const struct run *run)
+{
+    if (strcmp(run->kernel, "cuda-sm90") != 0) return true;
+    if (c->v[S_LAYOUT] == LAYOUT_ODD || c->v[S_FORMAT] == S_FP8_656_Q16) return false;
+    for (int k = 0; k < S_CACHES; k++) /* FP8_584: the bytes of a page are 8 times anything */
+        if (c->pool[k].topk && c->pool[k].pages > 1 && c->pool[k].page_bytes % 16) return false;
+    return true;
+}
+
+void sparse_case_refused(struct sparse_case *c, const struct run *run, struct tally *tally)
+{
+    const char *kernel;
+    sparse_case_to_device(c);
+    const fmla_status status = sparse_case_kernel(c, &kernel);
+    if (status != FMLA_UNSUPPORTED || !strstr(fmla_last_error(), run->kernel))
+        report(tally, run, c->name, "the kernel should refuse this case, by its name");
 }
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
@@ -509,8 +611,8 @@ static void make_view(const struct sparse_case *c, int64_t request, struct spars
         v->args.extra_topk_length = &v->length[1];
 }
 
-void sparse_case_request(const struct sparse_case *c, int64_t request, int64_t more, struct sparse_view *v,
-                         int32_t **memory)
+size_t sparse_case_request(const struct sparse_case *c, int64_t request, int64_t more, struct sparse_view *v,
+                           int32_t **memory)
 {
     make_view(c, request, v);
     int64_t entries = 0;
@@ -525,6 +627,7 @@ void sparse_case_request(const struct sparse_case *c, int64_t request, int64_t m
         for (int64_t j = 0; j < c->s_q; j++, at += count + more)
             if (count) memcpy(at, sparse_case_entry(&c->pool[k], request, j, 0), (size_t)count * sizeof *at);
     }
+    return ((size_t)entries + 1) * sizeof *at;
 }
 
 fmla_status sparse_case_rows(const struct sparse_case *c, const char *kernel, int64_t request, int64_t token,

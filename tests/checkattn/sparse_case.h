@@ -7,6 +7,7 @@
 #define CHECKATTN_SPARSE_CASE_H
 
 #include "checkattn.h"
+#include "device.h"
 #include "kvformat.h"
 #include "random.h"
 
@@ -80,6 +81,8 @@ struct sparse_case {
     void *plan;
     struct guarded partitions, num_splits; /* its tables by themselves */
     fmla_sparse_decode_args args;
+    fmla_device device;          /* where it runs */
+    struct device_blocks blocks; /* on a GPU: the copies there */
 };
 
 /* Draws the values that caches and queries are copied from; before the first case. */
@@ -88,7 +91,8 @@ void sparse_case_draw(uint64_t seed);
 void sparse_case_make(struct sparse_case *c, const struct run *run, const int64_t v[S_AXES], uint64_t seed);
 void sparse_case_free(struct sparse_case *c);
 
-/* Makes the plan that the case asks for, and passes it; *same says whether it has the same bits as tables. */
+/* Makes the plan that the case asks for, and passes it; *same says whether it has the same bits as tables, and, on a GPU, as
+ * the one that the device makes. */
 fmla_status sparse_case_plan(struct sparse_case *c, bool *same);
 
 /* From now on a plan that was made is passed as its tables. */
@@ -96,6 +100,22 @@ void sparse_case_use_tables(struct sparse_case *c);
 
 /* Runs it, with a workspace of exactly the size that was answered, full of `fill`. */
 fmla_status sparse_case_call(fmla_sparse_decode_args *args, int fill);
+
+/* Copies the case to the device that it is for; nothing to do on the CPU. */
+void sparse_case_to_device(struct sparse_case *c);
+
+/* What was copied there, back. */
+void sparse_case_from_device(struct sparse_case *c);
+
+/* sparse_case_call, or the same on the device; what `args` name must be in the case's blocks there. */
+fmla_status sparse_case_run(const struct sparse_case *c, fmla_sparse_decode_args *args, int fill);
+
+/* Which kernel the library says would run. */
+fmla_status sparse_case_kernel(const struct sparse_case *c, const char **name);
+
+/* Is the case one that the kernel under test says it takes? Of those that it does not: it must say so, by its name. */
+bool sparse_case_taken(const struct sparse_case *c, const struct run *run);
+void sparse_case_refused(struct sparse_case *c, const struct run *run, struct tally *tally);
 
 /* Where the bytes of a slot are in a pool, and its scales where they are apart. */
 uint8_t *sparse_case_token(const struct sparse_case *c, const struct sparse_pool *pool, int64_t slot);
@@ -119,9 +139,10 @@ struct sparse_view {
     float sinks[128];
 };
 
-/* One request, its lists cut where they end to count, in room for `more` entries more of anything; free `*memory`. */
-void sparse_case_request(const struct sparse_case *c, int64_t request, int64_t more, struct sparse_view *view,
-                         int32_t **memory);
+/* One request, its lists cut where they end to count, in room for `more` entries more of anything; free `*memory`, of so many
+ * bytes. */
+size_t sparse_case_request(const struct sparse_case *c, int64_t request, int64_t more,
+                           struct sparse_view *view, int32_t **memory);
 
 /* `heads` heads of a token by `kernel`: from `head` on, every `step`-th. out has S_D_V elements for each. */
 fmla_status sparse_case_rows(const struct sparse_case *c, const char *kernel, int64_t request, int64_t token,

@@ -130,9 +130,15 @@ void sparse_compare_alone(struct sparse_case *c, const struct run *run, struct t
     int32_t *memory;
     guarded_make(&out, c->out.tensor.dtype, 4, (int64_t[]){1, c->s_q, c->h_q, S_D_V}, LAYOUT_CONTIGUOUS);
     guarded_make(&lse, dtype_f32, 3, (int64_t[]){1, c->h_q, c->s_q}, LAYOUT_CONTIGUOUS);
-    sparse_case_request(c, r, more, &view, &memory);
+    const size_t bytes = sparse_case_request(c, r, more, &view, &memory);
     view.args.out = &out.tensor, view.args.lse = c->args.lse ? &lse.tensor : NULL;
-    if (sparse_case_call(&view.args, 0x11)) report(tally, run, c->name, fmla_last_error());
+    const int blocks = c->blocks.count;
+    if (on_gpu(run)) {
+        device_add(&c->blocks, memory, bytes), device_add(&c->blocks, view.count, sizeof view.count);
+        device_add_guarded(&c->blocks, &out), device_add_guarded(&c->blocks, &lse);
+    }
+    if (sparse_case_run(c, &view.args, 0x11)) report(tally, run, c->name, fmla_last_error());
+    device_drop(&c->blocks, blocks);
     bool same = true;
     for (int64_t j = 0; j < c->s_q; j++)
         for (int64_t h = 0; h < c->h_q; h++) {

@@ -26,6 +26,31 @@ static struct dense_decode_params params_of(const struct fake_launch *launch)
     return params;
 }
 
+static struct join_params join_of(const struct fake_launch *launch)
+{
+    struct join_params params;
+    memcpy(&params, launch->parameters, sizeof params);
+    return params;
+}
+
+static struct split_params split_of(const struct fake_launch *launch)
+{
+    return strncmp(launch->kernel, "join", 4) ? params_of(launch).split : join_of(launch).split;
+}
+
+/* The last launch joins the slots of that call. */
+static void check_join(const struct dense_decode_params *p)
+{
+    const struct join_params join = join_of(&fake->launch[fake->launches - 1]);
+    CHECK(join.b == p->b && join.s_q == p->s_q && join.h_q == p->h_q && join.group == p->group &&
+              join.rows == p->rows && join.capacity == p->capacity && join.seqlens == p->seqlens,
+          "%s", "the join has other sizes or lengths");
+    CHECK(!memcmp(&join.group_divisor, &p->group_divisor, sizeof join.group_divisor) &&
+              !memcmp(&join.split, &p->split, sizeof join.split) &&
+              !memcmp(&join.output, &p->output, sizeof join.output),
+          "%s", "the join has other parameters");
+}
+
 static bool divides(struct divisor divisor, uint32_t by)
 {
     return 1234567u * (uint64_t)divisor.multiplier >> divisor.shift == 1234567u / by;
@@ -34,14 +59,14 @@ static bool divides(struct divisor divisor, uint32_t by)
 static int32_t rows_per_block_of(const struct fake_launch *launch)
 {
     int32_t rows;
-    memcpy(&rows, launch->parameters + sizeof(struct dense_decode_params), sizeof rows);
+    memcpy(&rows, launch->parameters + sizeof(struct join_params), sizeof rows);
     return rows;
 }
 
 static int32_t row_lanes_of(const struct fake_launch *launch)
 {
     int32_t lanes;
-    memcpy(&lanes, launch->parameters + sizeof(struct dense_decode_params) + sizeof lanes, sizeof lanes);
+    memcpy(&lanes, launch->parameters + sizeof(struct join_params) + sizeof lanes, sizeof lanes);
     return lanes;
 }
 
@@ -160,8 +185,7 @@ static void planned_inside(void)
     CHECK_EQ(decode.shared_bytes, 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4);
     CHECK_EQ(p.stages, 3);
     CHECK(divides(p.page_divisor, 64) && divides(p.group_divisor, 8), "%s", "divisors");
-    CHECK(!memcmp(launched(0)->parameters, launched(1)->parameters, sizeof p), "%s",
-          "the join has other parameters");
+    check_join(&p);
     CHECK_EQ(rows_per_block_of(launched(0)), 1); /* 66 / 5 parts a request */
     CHECK_EQ(join.grid_x, 5 * 32);               /* a request and row a block */
     CHECK_EQ(join.block_x, 32 * JOIN_WARPS);
@@ -182,7 +206,7 @@ static void large_tiles(void)
     CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS); /* fewer partitions than requests */
     CHECK_EQ(row_lanes_of(launched(0)), 32);
     CHECK_EQ(launched(0)->config.grid_x, 8 * 32); /* of 33 requests: they take turns; at most 2 · 132 */
-    CHECK(isinf(params_of(launched(0)).output.rules.lse_of_empty), "%s", "lse_of_empty");
+    CHECK(isinf(join_of(launched(0)).output.rules.lse_of_empty), "%s", "lse_of_empty");
 }
 
 /* A GPU that gives a block 99 KiB takes the smallest tile for every call. */
@@ -224,7 +248,7 @@ static void plan_given(void)
     /* Without the number: what the planner takes for this GPU. */
     c.args.num_partitions = 0, c.args.plan_size = plan_bytes(2, 132);
     run(&c);
-    CHECK_EQ(params_of(launched(0)).split.num_partitions, 132);
+    CHECK_EQ(split_of(launched(0)).num_partitions, 132);
     /* One partition: nothing is ever cut. */
     const int before = fake->launches;
     c.args.num_partitions = 1;
@@ -264,7 +288,7 @@ static void tables_given(void)
         check_kernels(before, hopper ? "sm90_dense_decode_bf16_576|join_splits_bf16_quarters"
                                      : "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
         for (int i = 0; i < 2; i++) { /* the parameters of Hopper's kernel begin with those of the others */
-            const struct split_params split = params_of(launched(i)).split;
+            const struct split_params split = split_of(launched(i));
             CHECK(!split.header && (const char *)split.partitions == memory[4] &&
                       (const char *)split.num_splits == memory[5] + 4,
                   "launch %d: %p, %p, %p", i, (const void *)split.header, (const void *)split.partitions,
@@ -283,7 +307,7 @@ static void tables_given(void)
         c.args.plan = NULL, c.args.num_partitions = 0, c.args.batch_invariant = 1;
         c.args.partitions = &rows.tensor, c.args.num_splits = &splits.tensor;
         (hopper ? run_best : run)(&c);
-        CHECK(!params_of(launched(0)).split.partitions, "%s", "batch-invariant, and by a plan");
+        CHECK(!split_of(launched(0)).partitions, "%s", "batch-invariant, and by a plan");
         rows.tensor.device.id = 1;
         check_rejected("a table elsewhere", decode_run(&c), FMLA_INVALID_ARGUMENT, "dense_decode",
                        "partitions", "cuda:1|cuda:0");
@@ -485,8 +509,7 @@ static void hopper(void)
     expected.split.tiles = 2, expected.split.tiles_of_head = 1;
     CHECK_EQ((char *)expected.split.marks + (marks + 255) / 256 * 256 - memory[7], (int64_t)bytes);
     CHECK(!memcmp(&p.call, &expected, sizeof expected), "%s", "another call than the portable kernel's");
-    CHECK(!memcmp(launched(0)->parameters, &expected, sizeof expected), "%s",
-          "the join has other parameters");
+    check_join(&expected);
     CHECK_EQ(p.q_heads, 8);
     CHECK_EQ(p.tiles_of_head, 1);
     CHECK(divides(p.tiles_of_head_divisor, 1) && divides(p.tiles_divisor, 2), "%s", "divisors");
@@ -543,8 +566,8 @@ static void hopper_large_tiles(void)
     CHECK_EQ(p.tiles_of_head, 4);
     CHECK(divides(p.tiles_of_head_divisor, 4) && divides(p.tiles_divisor, 8), "%s", "divisors");
     CHECK_EQ(launched(1)->config.grid_x, 33 * 8);
-    CHECK_EQ(params_of(launched(0)).split.tiles, 8);
-    CHECK_EQ(params_of(launched(0)).split.tiles_of_head, 4);
+    CHECK_EQ(join_of(launched(0)).split.tiles, 8);
+    CHECK_EQ(join_of(launched(0)).split.tiles_of_head, 4);
     CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS);
     CHECK_EQ(launched(0)->config.grid_x, 4 * 64); /* 512 rows; at most 2 · 132 */
 }

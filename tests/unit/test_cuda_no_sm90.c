@@ -39,7 +39,7 @@ static void prepared(void)
 {
     fake_open();
     CHECK(fmla_prepare(gpu) == FMLA_OK, "%s", fmla_last_error());
-    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], 5);
+    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], 6);
 }
 
 static const struct scenario scenarios[] = {{"left out", left_out}, {"prepared", prepared}};

@@ -14,7 +14,7 @@ CUDA_DRIVER_ENTRIES(ENTRY)
 #undef ENTRY
 cu_result cuDriverGetVersion(int *version);
 
-enum { DEPTH = 8, KERNELS = 32, SHARED_BYTES_UNASKED = 48 * 1024 };
+enum { DEPTH = 8, KERNELS = 48, SHARED_BYTES_UNASKED = 48 * 1024 };
 
 struct CUlib_st {
     const char *image; /* the images of these tests are their own names */
@@ -29,7 +29,14 @@ struct CUkern_st {
 
 #define JOIN(name)                                                                                           \
     {                                                                                                        \
-        "any/join_splits", name, {sizeof(struct dense_decode_params), sizeof(int32_t), sizeof(int32_t)},     \
+        "any/join_splits", name, {sizeof(struct join_params), sizeof(int32_t), sizeof(int32_t)},             \
+        {                                                                                                    \
+            0                                                                                                \
+        }                                                                                                    \
+    }
+#define SPARSE(image, name)                                                                                  \
+    {                                                                                                        \
+        image, name, {sizeof(struct sparse_decode_params)},                                                  \
         {                                                                                                    \
             0                                                                                                \
         }                                                                                                    \
@@ -43,6 +50,14 @@ static struct CUkern_st kernels[KERNELS] = {
     JOIN("join_splits_bf16_quarters"),
     JOIN("join_splits_fp16_quarters"),
     {"any/merge", "merge", {sizeof(struct merge_params)}, {0}},
+    SPARSE("any/sparse_decode", "sparse_decode_bf16"),
+    SPARSE("any/sparse_decode", "sparse_decode_fp16"),
+    SPARSE("any/sparse_decode", "sparse_decode_fp8_656_bf16"),
+    SPARSE("any/sparse_decode", "sparse_decode_fp8_656_fp16"),
+    SPARSE("any/sparse_decode", "sparse_decode_fp8_584_bf16"),
+    SPARSE("any/sparse_decode", "sparse_decode_fp8_584_fp16"),
+    SPARSE("sm90/sparse_decode/sparse_decode_bf16", "sm90_sparse_decode_bf16_fp8_656"),
+    SPARSE("sm90/sparse_decode/sparse_decode_bf16", "sm90_sparse_decode_bf16_fp8_584"),
 };
 
 _Static_assert(sizeof(struct dense_decode_sm90_params) <= FAKE_PARAMETERS, "room for parameters");

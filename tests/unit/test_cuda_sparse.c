@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Sparse decode on a GPU, the host's side: which kernel takes a call, what it, the planner and the join are told, how many
+ * blocks of threads there are, and how large the workspace is.
+ */
+#include "fake_cuda/calls.h"
+
+#include "plan.h"
+
+#include <math.h>
+
+static const fmla_dtype bytes = {FMLA_TYPE_UINT, 8, 1};
+
+/* A good call: 5 requests of 2 tokens and 96 heads, 200 of the keys in 9 pages of 64, and 70 of an extra cache of 4 pages
+ * of 2. */
+enum { B = 5, S_Q = 2, H_Q = 96, TOPK = 200, EXTRA = 70 };
+
+struct sparse_call {
+    fmla_sparse_decode_args args;
+    struct held q, kv, indices, length, extra_kv, extra_indices, out, lse;
+    size_t bytes;
+};
+
+static void sparse_call(struct sparse_call *c, int32_t format, bool extra)
+{
+    memset(c, 0, sizeof *c);
+    const bool fp8 = format == FMLA_KV_FP8_656 || format == FMLA_KV_FP8_584;
+    const int64_t d_qk = format == FMLA_KV_FP8_584 ? 512 : 576;
+    const int64_t token = format == FMLA_KV_FP8_656 ? 656 : format == FMLA_KV_FP8_584 ? 584 : d_qk;
+    const fmla_dtype dtype = fp8 ? bytes : bf16;
+    HELD(&c->q, memory[0], bf16, 4, B, S_Q, H_Q, d_qk);
+    HELD(&c->kv, memory[1], dtype, 4, 9, 64, 1, token);
+    HELD(&c->indices, memory[2], i32, 3, B, S_Q, TOPK);
+    HELD(&c->length, memory[3], i32, 1, B);
+    HELD(&c->extra_kv, memory[4], dtype, 4, 4, 2, 1, token);
+    HELD(&c->extra_indices, memory[5], i32, 3, B, S_Q, EXTRA);
+    HELD(&c->out, memory[6], bf16, 4, B, S_Q, H_Q, 512);
+    HELD(&c->lse, memory[6] + MEMORY / 2, f32, 3, B, H_Q, S_Q);
+    struct held *all[] = {&c->q,   &c->kv, &c->indices, &c->length, &c->extra_kv, &c->extra_indices,
+                          &c->out, &c->lse};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        all[i]->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    c->args = FMLA_INIT(fmla_sparse_decode_args);
+    c->args.q = &c->q.tensor, c->args.kv_cache = &c->kv.tensor, c->args.indices = &c->indices.tensor;
+    c->args.topk_length = &c->length.tensor, c->args.out = &c->out.tensor, c->args.lse = &c->lse.tensor;
+    if (extra) c->args.extra_kv_cache = &c->extra_kv.tensor, c->args.extra_indices = &c->extra_indices.tensor;
+    c->args.kv_format = format;
+    c->args.workspace = memory[7];
+}
+
+static fmla_status sparse_run(struct sparse_call *c)
+{
+    size_t alignment;
+    const fmla_status status = fmla_sparse_decode_workspace_size(&c->args, &c->bytes, &alignment);
+    if (status) return status;
+    CHECK_EQ(alignment, 256);
+    c->args.workspace_size = c->bytes;
+    return fmla_sparse_decode(&c->args);
+}
+
+static void run(struct sparse_call *c)
+{
+    CHECK(sparse_run(c) == FMLA_OK, "%s", fmla_last_error());
+}
+
+static const struct fake_launch *launched(int from_last)
+{
+    return &fake->launch[fake->launches - 1 - from_last];
+}
+
+static struct sparse_decode_params params_of(const struct fake_launch *launch)
+{
+    struct sparse_decode_params params;
+    memcpy(&params, launch->parameters, sizeof params);
+    return params;
+}
+
+static bool divides(struct divisor divisor, uint32_t by)
+{
+    return 1234567u * (uint64_t)divisor.multiplier >> divisor.shift == 1234567u / by;
+}
+
+/* The launches since `before`, by name; Hopper's and the join behind it overlap with what is in front of them. */
+static void check_kernels(int before, const char *names)
+{
+    char came[512] = "";
+    unsigned overlapping = 0;
+    for (int i = before; i < fake->launches; i++) {
+        const struct fake_launch *launch = &fake->launch[i];
+        snprintf(came + strlen(came), sizeof came - strlen(came), "%s%s", *came ? "|" : "", launch->kernel);
+        if (strncmp(launch->kernel, "join", 4) != 0) overlapping = !strncmp(launch->kernel, "sm90", 4);
+        CHECK(launch->config.num_attributes == overlapping, "%s: %u attributes", launch->kernel,
+              launch->config.num_attributes);
+    }
+    CHECK(!strcmp(came, names), "launched %s, expected %s", came, names);
+}
+
+/* ---- What kernels are told -------------------------------------------------------------------- */
+
+static void on_hopper(void)
+{
+    fake_open();
+    struct sparse_call c;
+    sparse_call(&c, FMLA_KV_FP8_656, true);
+    c.args.softmax_scale = 0.25f;
+    run(&c);
+    check_kernels(0, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_splits_bf16_halves");
+
+    /* 132 SMs, two tokens, two tiles of heads. */
+    enum { PARTITIONS = 33 };
+    struct plan_params plan;
+    memcpy(&plan, launched(2)->parameters, sizeof plan);
+    CHECK(!plan.seqlens, "%s", "a plan of dense decode");
+    CHECK_EQ(plan.b, B);
+    CHECK_EQ(plan.num_partitions, PARTITIONS);
+    CHECK_EQ(plan.topk.topk, TOPK);
+    CHECK_EQ(plan.topk.extra_topk, EXTRA);
+    CHECK((const char *)plan.topk.length == memory[3] && !plan.topk.extra_length, "%s", "lengths");
+    CHECK((char *)plan.header == memory[7], "%s", "the plan is not at the workspace's begin");
+    CHECK_EQ(plan.costs.row_tiles, 0);
+
+    const struct sparse_decode_params p = params_of(launched(1));
+    CHECK_EQ(launched(1)->config.grid_x, PARTITIONS * S_Q * 2);
+    CHECK_EQ(launched(1)->config.block_x, 384);
+    CHECK_EQ(launched(1)->config.shared_bytes, 227 * 1024);
+    CHECK_EQ(p.b, B);
+    CHECK_EQ(p.s_q, S_Q);
+    CHECK_EQ(p.h_q, H_Q);
+    CHECK_EQ(p.d_qk, 576);
+    CHECK_EQ(p.tiles, S_Q * 2);
+    CHECK_EQ(p.tiles_of_token, 2);
+    CHECK(divides(p.tiles_divisor, S_Q * 2) && divides(p.token_divisor, 2) && divides(p.heads_divisor, H_Q),
+          "%s", "divisors");
+    CHECK(fabsf(p.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f", (double)p.scale_log2);
+    CHECK((const char *)p.q == memory[0] && (char *)p.output.out == memory[6], "%s", "q, out");
+    CHECK_EQ(p.q_stride[0], S_Q * H_Q * 576);
+    CHECK_EQ(p.q_stride[2], 576);
+    CHECK((const char *)p.cache[0].data == memory[1] && (const char *)p.cache[1].data == memory[4], "%s",
+          "caches");
+    CHECK((const char *)p.cache[0].indices == memory[2] && (const char *)p.cache[1].indices == memory[5],
+          "%s", "indices");
+    CHECK_EQ(p.cache[0].slots, 9 * 64);
+    CHECK_EQ(p.cache[1].slots, 4 * 2);
+    CHECK_EQ(p.cache[0].page_bytes, 64 * 656);
+    CHECK_EQ(p.cache[0].slot_bytes, 656);
+    CHECK_EQ(p.cache[1].page_bytes, 2 * 656);
+    CHECK_EQ(p.cache[0].indices_stride[0], S_Q * TOPK);
+    CHECK_EQ(p.cache[1].indices_stride[1], EXTRA);
+    CHECK_EQ(p.cache[1].page_size, 2);
+    CHECK(divides(p.cache[0].page_divisor, 64) && divides(p.cache[1].page_divisor, 2), "%s", "page sizes");
+
+    /* Plan, then two slots a partition, and none past the size asked for. */
+    CHECK(p.split.header == plan.header && p.split.partitions == plan.partitions &&
+              p.split.num_splits == plan.num_splits && !p.split.marks,
+          "%s", "another plan");
+    const size_t plan_end = (plan_bytes(B, PARTITIONS) + 255) / 256 * 256, rows = 2 * PARTITIONS * S_Q * H_Q;
+    CHECK_EQ((char *)p.split.slot_out - memory[7], (int64_t)plan_end);
+    CHECK_EQ((char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4));
+    CHECK_EQ(c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256);
+
+    /* One key head: rows are a token's heads, one token after the other. */
+    struct join_params join;
+    memcpy(&join, launched(0)->parameters, sizeof join);
+    CHECK(!join.seqlens && !memcmp(&join.topk, &p.topk, sizeof join.topk), "%s", "the join's lengths");
+    CHECK(!memcmp(&join.split, &p.split, sizeof join.split) &&
+              !memcmp(&join.output, &p.output, sizeof join.output),
+          "%s", "the join is of another call");
+    CHECK_EQ(join.h_q, H_Q);
+    CHECK_EQ(join.group, H_Q);
+    CHECK_EQ(join.rows, S_Q * H_Q);
+    CHECK(divides(join.group_divisor, H_Q), "%s", "the join's divisor");
+}
+
+static void formats(void)
+{
+    static const struct {
+        int32_t format;
+        bool fp16;
+        const char *kernel;
+    } all[] = {{FMLA_KV_FP8_656, false, "sm90_sparse_decode_bf16_fp8_656"},
+               {FMLA_KV_FP8_584, false, "sm90_sparse_decode_bf16_fp8_584"},
+               {FMLA_KV_FP8_656, true, "sparse_decode_fp8_656_fp16"},
+               {FMLA_KV_FP8_584, true, "sparse_decode_fp8_584_fp16"},
+               {FMLA_KV_BF16, false, "sparse_decode_bf16"},
+               {FMLA_KV_FP16, true, "sparse_decode_fp16"}};
+    fake_open();
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        struct sparse_call c;
+        sparse_call(&c, all[i].format, false);
+        if (all[i].fp16) {
+            c.q.tensor.dtype = c.out.tensor.dtype = fp16;
+            if (all[i].format == FMLA_KV_FP16) c.kv.tensor.dtype = fp16;
+        }
+        c.args.num_partitions = 1;
+        const int before = fake->launches;
+        run(&c);
+        char names[96];
+        snprintf(names, sizeof names, "decode_plan|%s", all[i].kernel);
+        check_kernels(before, names); /* one partition: nothing is cut */
+        const bool hopper = all[i].kernel[1] == 'm';
+        CHECK_EQ(launched(0)->config.grid_x, hopper ? S_Q * 2 : S_Q * H_Q / SPARSE_WARPS);
+        CHECK_EQ(params_of(launched(0)).tiles, launched(0)->config.grid_x);
+    }
+}
+
+/* What Hopper's kernel does not take goes to the portable one, with as large a workspace; and says so if it is forced. */
+static void refused(const char *label, struct sparse_call *c, const char *argument, const char *words)
+{
+    const int before = fake->launches;
+    run(c);
+    check_kernels(before, "decode_plan|sparse_decode_fp8_656_bf16|join_splits_bf16_halves");
+    CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * H_Q / SPARSE_WARPS);
+    const size_t size = c->bytes;
+    c->args.kernel = "cuda-sm90";
+    check_rejected(label, sparse_run(c), FMLA_UNSUPPORTED, "sparse_decode", argument, words);
+    sparse_call(c, FMLA_KV_FP8_656, true);
+    run(c);
+    CHECK_EQ(c->bytes, size);
+    sparse_call(c, FMLA_KV_FP8_656, true);
+}
+
+static void not_taken(void)
+{
+    fake_open();
+    struct sparse_call c;
+    sparse_call(&c, FMLA_KV_FP8_656, true);
+    c.q.tensor.byte_offset = 2;
+    refused("q at an odd address", &c, "q", "multiples of 16 bytes");
+    c.q.strides[2] = 577;
+    refused("q with odd strides", &c, "q", "multiples of 16 bytes");
+    c.kv.tensor.byte_offset = 4;
+    refused("a cache at an odd address", &c, "kv_cache", "multiples of 16 bytes");
+    c.extra_kv.strides[0] = 2 * 656 + 4;
+    refused("an extra cache with odd pages", &c, "extra_kv_cache", "multiples of 16 bytes");
+    c.out.strides[1] += 2, c.out.strides[0] += 4;
+    refused("out with odd strides", &c, "out", "multiples of 16 bytes");
+    c.args.softmax_scale = -1.0f;
+    refused("a negative scale", &c, "softmax_scale", "at least");
+}
+
+/* A page of FP8_584 whose bytes are no multiple of 16 is not Hopper's; padded, it is. */
+static void odd_pages(void)
+{
+    fake_open();
+    struct sparse_call c;
+    sparse_call(&c, FMLA_KV_FP8_584, false);
+    c.kv.shape[1] = 61, c.kv.strides[0] = 61 * 584;
+    run(&c);
+    check_kernels(0, "decode_plan|sparse_decode_fp8_584_bf16|join_splits_bf16_halves");
+    c.kv.strides[0] = 61 * 584 + 8;
+    const int before = fake->launches;
+    run(&c);
+    check_kernels(before, "decode_plan|sm90_sparse_decode_bf16_fp8_584|join_splits_bf16_halves");
+    CHECK_EQ(params_of(launched(1)).cache[0].page_bytes, 61 * 584 + 8);
+    CHECK_EQ(params_of(launched(1)).cache[0].slot_bytes, 576);
+}
+
+static void batch_invariant(void)
+{
+    fake_open();
+    struct sparse_call c;
+    sparse_call(&c, FMLA_KV_FP8_656, false);
+    c.indices.shape[2] = 5000, c.indices.strides[1] = 5000, c.indices.strides[0] = S_Q * 5000;
+    c.args.batch_invariant = 1;
+    run(&c);
+    check_kernels(0, "sm90_sparse_decode_bf16_fp8_656|join_splits_bf16_halves");
+    const struct sparse_decode_params p = params_of(launched(1));
+    CHECK(!p.split.partitions && !p.split.header, "%s", "by a plan");
+    CHECK_EQ(p.split.chunks, 3);
+    CHECK_EQ(p.split.chunk_lanes, 3);
+    CHECK_EQ(launched(1)->config.grid_x, B * 3 * S_Q * 2);
+    const size_t rows = B * 3 * S_Q * H_Q;
+    CHECK_EQ(c.bytes, rows * 512 * 4 + rows * 4);
+    c.indices.shape[2] = 2048;
+    const int before = fake->launches;
+    run(&c);
+    check_kernels(before, "sm90_sparse_decode_bf16_fp8_656"); /* a chunk a request: nothing to join */
+    CHECK_EQ(c.bytes, 0);
+}
+
+/* No more indices than 2^31, and slots past that are named by none. */
+static void large(void)
+{
+    fake_open();
+    struct sparse_call c;
+    sparse_call(&c, FMLA_KV_FP8_656, false);
+    c.kv.shape[0] = INT64_C(1) << 30, c.kv.strides[0] = 0;
+    run(&c);
+    CHECK_EQ(params_of(launched(1)).cache[0].slots, INT64_C(1) << 31);
+    c.indices.shape[2] = INT32_MAX - 100;
+    for (int i = 0; i < 2; i++) c.indices.strides[i] = 0;
+    check_rejected("too many entries", sparse_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "indices",
+                   "entries of all caches");
+}
+
+static void elsewhere(void)
+{
+    fake_open();
+    fake->capability = 80, fake->shared_bytes = 166912;
+    struct sparse_call c;
+    sparse_call(&c, FMLA_KV_FP8_656, true);
+    run(&c);
+    check_kernels(0, "decode_plan|sparse_decode_fp8_656_bf16|join_splits_bf16_halves");
+}
+
+static void no_requests(void)
+{
+    fake_open();
+    struct sparse_call c;
+    sparse_call(&c, FMLA_KV_FP8_656, false);
+    c.q.shape[0] = c.indices.shape[0] = c.length.shape[0] = c.out.shape[0] = c.lse.shape[0] = 0;
+    run(&c);
+    CHECK_EQ(fake->launches, 0);
+}
+
+/* The plan by itself, of lengths on the device and of none. */
+static void planner(void)
+{
+    fake_open();
+    struct held length;
+    HELD(&length, memory[3], i32, 1, B);
+    length.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    args.sparse = 1, args.b = B, args.s_q = S_Q, args.h_q = H_Q, args.topk = TOPK, args.extra_topk = EXTRA;
+    args.target = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    args.plan = memory[0], args.plan_size = MEMORY;
+    for (int i = 0; i < 2; i++) {
+        args.topk_length = i ? &length.tensor : NULL;
+        CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s", fmla_last_error());
+        struct plan_params plan;
+        memcpy(&plan, launched(0)->parameters, sizeof plan);
+        CHECK(!plan.seqlens && (const char *)plan.topk.length == (i ? memory[3] : NULL), "%s", "lengths");
+        CHECK_EQ(plan.topk.topk, TOPK);
+        CHECK_EQ(plan.topk.extra_topk, EXTRA);
+        CHECK_EQ(plan.num_partitions, 33);
+        CHECK_EQ(plan.b, B);
+    }
+    check_kernels(0, "decode_plan|decode_plan");
+}
+
+int main(int argc, char **argv)
+{
+    static const struct scenario scenarios[] = {
+        {"on Hopper", on_hopper},
+        {"formats", formats},
+        {"not taken", not_taken},
+        {"odd pages", odd_pages},
+        {"batch-invariant", batch_invariant},
+        {"large", large},
+        {"elsewhere", elsewhere},
+        {"no requests", no_requests},
+        {"planner", planner},
+    };
+    return run_scenarios("test_cuda_sparse", scenarios, sizeof scenarios / sizeof scenarios[0], argc, argv);
+}
