@@ -59,7 +59,7 @@ void sparse_case_draw(uint64_t seed)
 {
     static const enum kv_format formats[FP8] = {KV_FP8_656, KV_FP8_584};
     struct random_state random = {seed};
-    float values[WIDEST];
+    float values[WIDEST] = {0};
     for (int i = 0; i < DRAWN; i++) {
         const float q = random_input(&random, 0.0f, 1.0f), key = random_input(&random, 0.0f, 0.1f);
         drawn_q[0][i] = num_to_bf16(q), drawn_q[1][i] = num_to_fp16(q);
