@@ -129,10 +129,8 @@ fmla_status bench_time_calls(struct session *s, struct bench_timed *timed, int c
     return status;
 }
 
-/* The same on a GPU, into the median of each; the first one's times are the row's. *status is the library's; false where
- * it or the GPU refused. */
-static bool time_on_gpu(struct session *s, struct bench_timed *timed, int count, struct bench_row *row,
-                        double *medians, fmla_status *status, struct fault *fault)
+bool bench_time_on_gpu(struct session *s, struct bench_timed *timed, int count, struct bench_row *row,
+                       double *medians, fmla_status *status, struct fault *fault)
 {
     row->runs = s->options->repeat;
     if (!make_times(timed, count, row->runs))
@@ -201,8 +199,8 @@ static bool time_decode_on_gpu(struct session *s, const struct gpu_call *call,
     if (fixed)
         timed[fixed_at] =
             (struct bench_timed){.call = call_decode, .args = &fixed->args, .stream = fixed->args.stream};
-    if (!time_on_gpu(s, &plan, 1, row, &row->plan, status, fault) ||
-        !time_on_gpu(s, timed, count, row, medians, status, fault))
+    if (!bench_time_on_gpu(s, &plan, 1, row, &row->plan, status, fault) ||
+        !bench_time_on_gpu(s, timed, count, row, medians, status, fault))
         return false;
     if (bare) row->stream = medians[bare_at];
     if (fixed) row->fixed = medians[fixed_at];
@@ -309,7 +307,7 @@ static bool bench_merge_on_gpu(struct session *s, const fmla_merge_args *host, c
     }
     struct bench_timed timed = {.call = call_merge, .args = &args, .stream = args.stream};
     double median;
-    good = good && time_on_gpu(s, &timed, 1, row, &median, &status, &why);
+    good = good && bench_time_on_gpu(s, &timed, 1, row, &median, &status, &why);
     for (int i = 0; i < 3; i++) gpu_free(tensors[i].data);
     gpu_stream_close(args.stream);
     if (good) return bench_finish_row(s, row, fault);

@@ -40,6 +40,10 @@ struct session {
  * after the other. The first one's times are the row's. */
 fmla_status bench_time_calls(struct session *s, struct bench_timed *timed, int count, struct bench_row *row);
 
+/* The same on a GPU, into the median of each. *status is the library's; false where it or the GPU refused. */
+bool bench_time_on_gpu(struct session *s, struct bench_timed *timed, int count, struct bench_row *row,
+                       double *medians, fmla_status *status, struct fault *fault);
+
 /* Tells a timed row. */
 bool bench_finish_row(struct session *s, const struct bench_row *row, struct fault *fault);
 
@@ -57,5 +61,9 @@ struct bench_row *bench_sparse_grid(const char *name, const struct bench_axes *c
 void bench_sparse_free(struct bench_row *rows, int64_t count);
 
 bool bench_sparse(struct session *s, struct bench_row *row, struct fault *fault);
+
+/* The call on copies of its tensors (bench_sparse_gpu.c). */
+bool bench_sparse_on_gpu(struct session *s, const fmla_sparse_decode_args *host, struct bench_row *row,
+                         struct fault *fault);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Rows of sparse decode. On the CPU: no GPU has a kernel of it yet.
+ * Rows of sparse decode.
  */
 #include "bench_session.h"
 #include "gpu_call.h"
@@ -180,7 +180,6 @@ static fmla_status call_sparse(const void *args)
 
 bool bench_sparse(struct session *s, struct bench_row *row, struct fault *fault)
 {
-    if (device_is_gpu(s->device)) return bench_pass_over(s, row, "no GPU has a kernel of sparse_decode yet");
     if (bench_too_large(s, sparse_batch_bytes(row->sparse)))
         return bench_pass_over(s, row, "too large for this machine's memory");
     struct sparse_batch batch;
@@ -192,6 +191,11 @@ bool bench_sparse(struct session *s, struct bench_row *row, struct fault *fault)
         struct bench_timed timed = {.call = call_sparse, .args = args};
         row->flop = work.flop, row->bytes = work.bytes;
         args->kernel = s->options->kernel;
+        if (device_is_gpu(s->device)) {
+            good = bench_sparse_on_gpu(s, args, row, fault);
+            sparse_batch_free(&batch);
+            return good;
+        }
         fmla_status status = fmla_sparse_decode_kernel(args, &row->kernel);
         if (!status) status = sparse_call_workspace(args);
         if (!status && !args->workspace)
