@@ -175,6 +175,105 @@ static bool run_both(const struct run *run, struct plan_case *c, uint64_t seed, 
     return other;
 }
 
+/* ---- For sparse decode ------------------------------------------------------------------------ */
+
+struct sparse_plan_case {
+    int64_t b, topk, extra_topk;
+    int32_t partitions; /* 0: what the device suggests */
+    bool given[2];      /* are there lengths, of the indices and of the extra ones? */
+};
+
+/* Lengths between 0 and past the most, some of them negative, as they are to be clamped. */
+static void draw_lengths(struct guarded *lengths, int64_t b, int64_t most, struct random_state *random)
+{
+    guarded_make(lengths, dtype_i32, 1, &b, LAYOUT_ODD);
+    for (int64_t r = 0; r < b; r++) {
+        const int64_t kind = random_between(random, 0, 9);
+        *(int32_t *)guarded_at(lengths, r, 0, 0, 0) =
+            (int32_t)(kind == 0   ? -random_between(random, 1, 100)
+                      : kind == 1 ? 0
+                      : kind == 2 ? INT32_MAX - r
+                                  : random_between(random, 0, most));
+    }
+}
+
+static void run_sparse_case(const struct run *run, const struct sparse_plan_case *c, uint64_t seed,
+                            struct tally *tally)
+{
+    struct random_state random = {seed};
+    struct guarded lengths[2] = {0};
+    struct device_blocks blocks = {0};
+    struct device_scratch scratch;
+    fmla_tensor there[2];
+    char name[160];
+    const int64_t most[2] = {c->topk, c->extra_topk};
+    snprintf(name, sizeof name, "sparse: b %lld, topk %lld%s, extra %lld%s, partitions %d", (long long)c->b,
+             (long long)c->topk, c->given[0] ? " at most" : "", (long long)c->extra_topk,
+             c->given[1] ? " at most" : "", c->partitions);
+    tally->cases++;
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    args.sparse = 1, args.b = (int32_t)c->b, args.s_q = 2, args.h_q = 100;
+    args.topk = c->topk, args.extra_topk = c->extra_topk, args.num_partitions = c->partitions;
+    const fmla_tensor **tensors[2] = {&args.topk_length, &args.extra_topk_length};
+    for (int k = 0; k < 2; k++) {
+        if (!c->given[k]) continue;
+        draw_lengths(&lengths[k], c->b, most[k], &random);
+        device_add_guarded(&blocks, &lengths[k]);
+        *tensors[k] = &lengths[k].tensor;
+    }
+    fmla_decode_plan_args device = args;
+    device.target = run->device;
+    device.topk_length = device_tensor(&blocks, args.topk_length, &there[0]);
+    device.extra_topk_length = device_tensor(&blocks, args.extra_topk_length, &there[1]);
+    fmla_status status = fmla_decode_plan_partitions(&device, &args.num_partitions);
+    if (!status) status = fmla_decode_plan_size(&args, &args.plan_size);
+    unsigned char *plan = aligned_alloc(64, (args.plan_size + 127) / 64 * 64);
+    args.plan = plan;
+    if (!status) status = fmla_decode_plan(&args);
+    if (!status) status = fmla_decode_plan_size(&device, &device.plan_size);
+    if (!status && device.plan_size != args.plan_size)
+        report(tally, run, name, "a plan on the device has another size than on the host");
+    device_scratch_make(&scratch, device.plan_size, 0xff);
+    device.plan = scratch.memory;
+    for (int fill = 0xff; !status && fill >= 0; fill -= 0xff) { /* whatever the memory held */
+        device_scratch_fill(&scratch, fill);
+        status = fmla_decode_plan(&device);
+        device_wait(NULL);
+        if (!status && device.plan_size == args.plan_size && !device_scratch_is(&scratch, plan))
+            report(tally, run, name, "the device's plan has other bits than the host's");
+    }
+    if (status) report(tally, run, name, fmla_last_error());
+    if (!device_scratch_intact(&scratch)) report(tally, run, name, "bytes behind the plan were written");
+    tally->rows++;
+    free(plan);
+    device_scratch_free(&scratch);
+    device_free(&blocks);
+    for (int k = 0; k < 2; k++) guarded_free(&lengths[k]);
+}
+
+static void check_sparse_plans(const struct run *run, struct tally *tally)
+{
+    static const int64_t batches[] = {0, 1, 2, 33, 128, 1024, 1025, 5000, 100000};
+    static const int64_t topks[] = {0, 1, 63, 64, 65, 2048, 16384, INT32_MAX};
+    static const int64_t extras[] = {0, 1, 64, 100, 1024, INT32_MAX};
+    static const int32_t partitions[] = {0, 1, 3, 132, 1000};
+    enum {
+        BATCHES = sizeof batches / sizeof batches[0],
+        TOPKS = sizeof topks / sizeof topks[0],
+        EXTRAS = sizeof extras / sizeof extras[0],
+        PARTITIONS = sizeof partitions / sizeof partitions[0]
+    };
+    for (uint64_t i = 0; i < BATCHES * TOPKS * EXTRAS; i++)
+        for (unsigned given = 0; given < 4; given++) {
+            const struct sparse_plan_case c = {.b = batches[i % BATCHES],
+                                               .topk = topks[i / BATCHES % TOPKS],
+                                               .extra_topk = extras[i / BATCHES / TOPKS],
+                                               .partitions = partitions[(i + given) % PARTITIONS],
+                                               .given = {given & 1, given & 2}};
+            run_sparse_case(run, &c, run->seed * 17 + 4 * i + given, tally);
+        }
+}
+
 void check_device_plan(const struct run *run, struct tally *tally)
 {
     static const int64_t batches[] = {0,    1,    2,    3,    31,   32,    33,    128,   1000,
@@ -187,10 +286,12 @@ void check_device_plan(const struct run *run, struct tally *tally)
         DRAWN = 400
     };
     struct random_state random = {run->seed};
-    const int64_t before = tally->cases;
+    int64_t before;
     int64_t by_costs = 0;
     bool all = true;
     check_published(run, tally);
+    if (!wants_grid_only(run) && !run->most_cases) check_sparse_plans(run, tally);
+    before = tally->cases;
     for (int i = 0; i < GRID + DRAWN; i++) {
         const bool wanted = wants_case(run, tally, (uint64_t)i + 1);
         struct plan_case c = {.b = batches[i % BATCHES],
