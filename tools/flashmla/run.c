@@ -60,7 +60,7 @@ struct job {
     bool sparse;
     struct input input;                  /* of dense decode */
     struct sparse_input sparse_input;    /* of sparse decode */
-    fmla_sparse_decode_args sparse_args; /* on the CPU: no GPU has a kernel of it yet */
+    fmla_sparse_decode_args sparse_args; /* on the CPU alone */
     int64_t out_shape[4], lse_shape[3];
     fmla_tensor out, lse;
     fmla_dense_decode_args args; /* in host memory */
