@@ -389,8 +389,8 @@ typedef struct fmla_cache_append_args {
     const fmla_tensor *kv_cache;
     const fmla_tensor
         *slot_mapping;  /* [tokens] int64: where each token goes; -1: nowhere, and its vector is not used.
-                                        A slot that occurs twice: the last token wins on the CPU; on a GPU one of
-                                        them, whole tokens unless they are written by different calls at a time */
+                                        A slot that occurs twice: the last token stays on the CPU; on a GPU it is not
+                                        said which, and pieces of several may */
     void *stream;       /* CUDA stream; not used on the CPU */
     const char *kernel; /* force a kernel by name; NULL = the best */
     int32_t kv_format;  /* FMLA_KV_…, not FMLA_KV_NONE */
