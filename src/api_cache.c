@@ -58,8 +58,9 @@ static fmla_status check_cache(const char *op, const fmla_tensor *tensor, unsign
     p->d_qk = kv_width(&p->layout);
     p->page_size = cache->shape[1];
     p->slots_of_cache = cache->shape[0] * cache->shape[1];
-    p->page_stride = cache->stride[0] * element_bytes;
-    p->slot_stride = cache->stride[1] * element_bytes;
+    /* A single page or slot may have any stride, also one that cannot be multiplied. */
+    p->page_stride = cache->shape[0] > 1 ? cache->stride[0] * element_bytes : 0;
+    p->slot_stride = cache->shape[1] > 1 ? cache->stride[1] * element_bytes : 0;
     if (p->layout.scale_bytes) { /* tokens, then scales: slots are no rows of the tensor */
         if (p->page_size > 1 && p->slots_of_cache && p->slot_stride != slot_bytes)
             return fail(FMLA_INVALID_ARGUMENT,

@@ -57,7 +57,7 @@ fmla_status ref_cache_append(const struct kernel *kernel, const struct cache_pro
     for (int64_t t = 0; t < p->tokens; t++) {
         if (p->slots[t] == -1) continue;
         const struct place at = place_of(p, p->slots[t]);
-        float values[576];
+        float values[576] = {0};
         if (p->layout.element == KV_ELEMENT_E4M3) {
             for (int64_t i = 0; i < p->d_qk; i++) values[i] = value_of(p, t, i);
             kv_store_token(&p->layout, at.page, at.page_size, at.slot, values, p->cache_scale);

@@ -193,18 +193,21 @@ static void fill_vectors(struct cache_case *c, const int64_t v[AXES], struct ran
     }
 }
 
+static int64_t common_divisor(int64_t a, int64_t b)
+{
+    while (b) {
+        const int64_t rest = a % b;
+        a = b, b = rest;
+    }
+    return a;
+}
+
 /* Distinct slots in a random order, by steps that share no divisor with their number. */
 static void fill_slots(struct cache_case *c, const int64_t v[AXES], bool any, struct random_state *random)
 {
     static const int64_t outside[] = {-2, INT64_MIN, INT64_MAX, INT64_C(1) << 32};
-    int64_t step = random_between(random, 1, c->slots), a = step, b = c->slots;
-    while (a != 1) { /* until the greatest common divisor is 1 */
-        for (a = step, b = c->slots; b;) {
-            const int64_t rest = a % b;
-            a = b, b = rest;
-        }
-        if (a != 1) step++;
-    }
+    int64_t step = random_between(random, 1, c->slots);
+    while (common_divisor(step, c->slots) != 1) step++;
     const int64_t first = random_between(random, 0, c->slots - 1);
     int64_t *slot = guarded_at(&c->slot_list, 0, 0, 0, 0);
     for (int64_t t = 0; t < v[A_TOKENS]; t++) {

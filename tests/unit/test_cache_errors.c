@@ -232,6 +232,10 @@ static void test_accepted(void)
     check_accepted("another type of one byte", 1);
     set_up(), cache.tensor.byte_offset = 1, check_accepted("an odd address", 1);
     set_up(), cache.strides[0] = 2 * PAGE_SIZE * BYTES, check_accepted("pages apart", 1);
+    set_up(), HELD(&cache, cache_data, u8, 4, 1, 2 * PAGE_SIZE, 1, BYTES), cache.strides[0] = INT64_MAX;
+    check_accepted("one page, of any stride", 1);
+    set_up(), HELD(&cache, cache_data, u8, 4, 2 * PAGE_SIZE, 1, 1, BYTES), cache.strides[1] = INT64_MAX;
+    check_accepted("pages of one slot, of any stride", 1);
     set_up(), cache.strides[1] = BYTES + 3, cache.strides[0] = PAGE_SIZE * (BYTES + 3);
     check_accepted("slots apart", 1);
     set_up(), APPEND.rope = NULL, HELD(&latent, latent_data, f32, 2, TOKENS, D_QK);
