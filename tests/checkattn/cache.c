@@ -4,6 +4,7 @@
  * between pages included; the oracle has a copy of it, and afterwards both are compared whole, so that every byte that is
  * wrong, missing or not the call's to write shows. Of a NaN that was gathered only that it is one is compared.
  */
+#include "cache_far.h"
 #include "checkattn.h"
 #include "device.h"
 #include "grid.h"
@@ -312,9 +313,10 @@ static fmla_status call_on_device(struct cache_case *c, const int64_t v[AXES], c
         append.latent = device_tensor(&blocks, append.latent, &tensor[2]),
         append.rope = device_tensor(&blocks, append.rope, &tensor[3]);
     void *stream = append.stream = gathered.stream = device_stream_open(), *graph = NULL;
-    if (v[A_GRAPH]) device_capture_begin(stream);
+    const bool captured = v[A_GRAPH] && v[A_TOKENS]; /* else nothing is sent */
+    if (captured) device_capture_begin(stream);
     const fmla_status status = call(&append, &gathered);
-    if (v[A_GRAPH]) {
+    if (captured) {
         graph = device_capture_end(stream);
         if (!status) device_launch(graph, stream);
     }
@@ -454,6 +456,26 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
     case_free(&c);
 }
 
+/* Every pattern of bf16 and fp16, and as many of fp32, into (or out of) every format; then pages that are far apart. */
+static void check_apart_from_grid(const struct run *run, struct tally *tally)
+{
+    tally->number = 0;
+    for (int format = FMLA_KV_BF16; format <= FMLA_KV_FP8_576; format++)
+        for (int element = 0; element < 3; element++)
+            for (int scale = 0; scale < (format == FMLA_KV_FP8_576 ? CACHE_SCALES : 1); scale++) {
+                const int64_t v[AXES] = {[A_FORMAT] = format,
+                                         [A_ELEMENT] = element,
+                                         [A_TOKENS] = 129,
+                                         [A_PAGE_SIZE] = 64,
+                                         [A_D_QK] = 576,
+                                         [A_SCALE] = scale,
+                                         [A_ROPE] = !gather && element,
+                                         [A_VALUES] = VALUES_ALL};
+                run_case(run, v, run->seed + (uint64_t)format, tally);
+            }
+    check_cache_far(run, gather, tally);
+}
+
 static void check_cache(const struct run *run, struct tally *tally)
 {
     axes[A_THREADS].count = on_gpu(run) ? 1 : 2;
@@ -479,6 +501,8 @@ static void check_cache(const struct run *run, struct tally *tally)
     }
     tally->pairs += grid.pairs, tally->covered += grid.covered;
     grid_end(&grid);
+    if (!wants_grid_only(run) && run->fault == FAULT_NONE && !run->most_cases)
+        check_apart_from_grid(run, tally);
 }
 
 void check_cache_append(const struct run *run, struct tally *tally)
