@@ -111,9 +111,9 @@ static const fmla_dtype u8 = {FMLA_TYPE_UINT, 8, 1}, i64 = {FMLA_TYPE_INT, 64, 1
 /* One token into slot 1 of a page of two, byte by byte, and out of it. */
 static void check_cache(const char *append_kernel, const char *gather_kernel)
 {
-    float values[576] = {3.0f, -1.5f, 0.0f}, back[576];
+    float values[576] = {3.0f, -1.5f, 0.0f}, back[576] = {0};
     values[512] = 1.0f; /* the first of RoPE */
-    uint8_t cache[2 * 656], small[2 * 576];
+    uint8_t cache[2 * 656] = {0}, small[2 * 576] = {0};
     const int64_t shape[] = {1, 576}, cache_shape[] = {1, 2, 1, 656}, small_shape[] = {1, 2, 1, 576}, one = 1;
     int64_t slot = 1;
     const fmla_tensor tvalues = {values, cpu, 2, f32, shape, NULL, 0},
