@@ -22,7 +22,8 @@ static const struct kernel kernels[] = {
 
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
-static const char *const operation_names[OPERATIONS] = {"decode_plan", "dense_decode", "merge"};
+static const char *const operation_names[OPERATIONS] = {"decode_plan", "dense_decode", "merge",
+                                                        "cache_append", "cache_gather"};
 
 const char *operation_name(enum operation operation)
 {

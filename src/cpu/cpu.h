@@ -57,12 +57,23 @@ static inline const uint16_t *cpu_key(const struct dense_decode_problem *p, int6
            kv_head * p->kv_stride[2];
 }
 
-/* ---- Operations (plan.c aside: decode.c, merge.c) ------------------------------------------- */
+/* One instruction set's way of a token into a cache and out of it. */
+struct cpu_cache {
+    void (*store)(const struct cache_problem *problem, int64_t token, int64_t slot);
+    void (*load)(const struct cache_problem *problem, int64_t token, int64_t slot); /* slot -1: zeros */
+};
+
+/* Where the build has them: FMLA_AVX512, FMLA_AVX2. */
+extern const struct cpu_cache cpu_avx512_cache, cpu_avx2_cache, cpu_generic_cache;
+
+/* ---- Operations (plan.c aside: decode.c, merge.c, cache.c) ---------------------------------- */
 
 fmla_status cpu_decode_plan(const struct plan_problem *problem);
 fmla_status cpu_dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *problem,
                                   size_t *bytes, size_t *alignment);
 fmla_status cpu_dense_decode(const struct kernel *kernel, const struct dense_decode_problem *problem);
 fmla_status cpu_merge(const struct merge_problem *problem);
+fmla_status cpu_cache_append(const struct kernel *kernel, const struct cache_problem *problem);
+fmla_status cpu_cache_gather(const struct kernel *kernel, const struct cache_problem *problem);
 
 #endif

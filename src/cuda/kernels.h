@@ -16,6 +16,10 @@ extern struct cuda_kernel cuda_kernel_plan, cuda_kernel_merge,
 extern struct cuda_kernel cuda_kernel_dense_decode[2][DENSE_DECODE_SHAPE_COUNT];
 /* [type][d_qk is 576][several tiles of rows read the same keys] */
 extern struct cuda_kernel cuda_kernel_dense_decode_sm90[2][2][2];
+/* [enum kv_format][enum element of the vectors] */
+enum { CACHE_FORMATS = 5, CACHE_ELEMENTS = 3 };
+extern struct cuda_kernel cuda_kernel_cache_append[CACHE_FORMATS][CACHE_ELEMENTS],
+    cuda_kernel_cache_gather[CACHE_FORMATS][CACHE_ELEMENTS];
 
 /* Launches the planner in a scope that is open. */
 fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *scope,

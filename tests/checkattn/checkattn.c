@@ -19,9 +19,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const fault_names[FAULTS] = {"none",          "dropped-key", "mask",      "swapped-page",
-                                         "out-of-bounds", "gap",         "unwritten", "nan",
-                                         "lse",           "unstable",    "merge-base"};
+const char *const fault_names[FAULTS] = {
+    "none",        "dropped-key", "mask",      "swapped-page", "out-of-bounds", "gap",
+    "unwritten",   "nan",         "lse",       "unstable",     "merge-base",    "cache-slot",
+    "cache-value", "cache-scale", "cache-gap", "gather-value", "gather-zero"};
 
 void report(struct tally *tally, const struct run *run, const char *where, const char *what)
 {
@@ -83,6 +84,8 @@ static const struct operation {
     {"decode_plan", NULL /* tests/unit/test_plan.c */, check_device_plan, NULL},
     {"dense_decode", check_dense_decode, check_dense_decode, time_dense_decode},
     {"merge", check_merge, check_merge, NULL},
+    {"cache_append", check_cache_append, check_cache_append, NULL},
+    {"cache_gather", check_cache_gather, check_cache_gather, NULL},
 };
 enum { OPERATIONS = sizeof operations / sizeof operations[0] };
 
@@ -221,11 +224,14 @@ static int check_faults(uint64_t seed, fmla_device device, bool verbose)
     int unseen = 0;
     if (device.type == FMLA_DEVICE_CUDA) device_open(device);
     for (int fault = FAULT_NONE + 1; fault < FAULTS; fault++) {
-        const bool merge = fault == FAULT_MERGE_BASE;
+        const char *name = fault >= FAULT_GATHER_VALUE ? "cache_gather"
+                           : fault >= FAULT_CACHE_SLOT ? "cache_append"
+                           : fault == FAULT_MERGE_BASE ? "merge"
+                                                       : "dense_decode";
         struct run run = {.seed = seed, .fault = (enum defect)fault, .verbose = verbose};
         struct tally tally = {0};
-        if (!kernel_for_faults(device, merge ? "merge" : "dense_decode", &run)) return unseen + 1;
-        (merge ? check_merge : check_dense_decode)(&run, &tally);
+        if (!kernel_for_faults(device, name, &run)) return unseen + 1;
+        operation_of(name)->check(&run, &tally);
         const bool seen = tally.planted && tally.failed > 0;
         printf("%s fault %s: %s\n", seen ? "ok" : "FAILED", fault_names[fault],
                seen            ? "seen"

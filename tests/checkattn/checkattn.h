@@ -23,6 +23,12 @@ enum defect {
     FAULT_LSE,           /* one lse is of the other convention for rows without a key */
     FAULT_UNSTABLE,      /* the second run differs in one bit */
     FAULT_MERGE_BASE,    /* parts joined in the wrong base */
+    FAULT_CACHE_SLOT,    /* two tokens in each other's slots */
+    FAULT_CACHE_VALUE,   /* one value of the cache is rounded the other way */
+    FAULT_CACHE_SCALE,   /* one scale is not the right power of two */
+    FAULT_CACHE_GAP,     /* one byte written between two pages */
+    FAULT_GATHER_VALUE,  /* one value of a vector is off by its last bit */
+    FAULT_GATHER_ZERO,   /* the row of no slot is not all zeros */
     FAULTS
 };
 
@@ -72,6 +78,8 @@ static inline bool on_gpu(const struct run *run)
 
 void check_dense_decode(const struct run *run, struct tally *tally);
 void check_merge(const struct run *run, struct tally *tally);
+void check_cache_append(const struct run *run, struct tally *tally);
+void check_cache_gather(const struct run *run, struct tally *tally);
 
 /* The device's planner against the host's, which tests/unit/test_plan.c checks. */
 void check_device_plan(const struct run *run, struct tally *tally);

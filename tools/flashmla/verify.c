@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "gpu_call.h"
 #include "options.h"
+#include "verify_cache.h"
 
 #include "elements.h"
 #include "gpu.h"
@@ -248,6 +249,18 @@ static void verify_merge(fmla_device device, const char *kernel, int32_t log_bas
     add(tally, name, &result);
 }
 
+static void verify_caches(fmla_device device, bool gather, const char *kernel, struct tally *tally)
+{
+    for (int i = 0; i < VERIFY_CACHE_CASES; i++) {
+        struct check_result result = {.rows = VERIFY_CACHE_ROWS, .passed = true};
+        struct fault fault;
+        if (verify_cache(device, gather, kernel, i, &fault))
+            add(tally, verify_cache_name(i), &result);
+        else
+            add_fault(tally, verify_cache_name(i), fault.text);
+    }
+}
+
 static void report(const fmla_capability *row, const struct tally *tally, json_t *list)
 {
     if (list)
@@ -278,6 +291,8 @@ static int verify_all(bool json, fmla_device device)
         if (!strcmp(row.operation, "merge"))
             verify_merge(device, row.kernel, FMLA_LOG_NATURAL, &tally),
                 verify_merge(device, row.kernel, FMLA_LOG_BASE_2, &tally);
+        if (!strcmp(row.operation, "cache_append")) verify_caches(device, false, row.kernel, &tally);
+        if (!strcmp(row.operation, "cache_gather")) verify_caches(device, true, row.kernel, &tally);
         if (!tally.cases) continue; /* decode_plan: exact, and held to hand-made plans by its unit test */
         progress_wipe(&progress);
         report(&row, &tally, list);
