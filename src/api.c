@@ -2,25 +2,15 @@
  *
  * The public functions: check the arguments, choose the kernel, call it. No arithmetic of attention.
  */
-#include "check.h"
-#include "dispatch.h"
-#include "plan.h"
+#include "api.h"
+
 #include "threads.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#define TRY(call)                                                                                            \
-    do {                                                                                                     \
-        const fmla_status try_status = (call);                                                               \
-        if (try_status) return try_status;                                                                   \
-    } while (0)
-
-enum { MAX_WORKERS = 4096, MAX_PARTITIONS = 65536 };
-
-/* Batches are counted in 32 bits in plans; leave room for one split more a partition. */
-static const int64_t max_batch = INT32_MAX - MAX_PARTITIONS - 1;
+enum { MAX_WORKERS = 4096 };
 
 /* ---- Threads -------------------------------------------------------------------------------- */
 
@@ -45,7 +35,7 @@ int32_t fmla_num_threads(void)
 
 /* ---- What runs here ------------------------------------------------------------------------- */
 
-static fmla_status check_device_argument(const char *operation, const char *name, fmla_device *device)
+fmla_status check_device_argument(const char *operation, const char *name, fmla_device *device)
 {
     if (device->type == FMLA_DEVICE_CUDA_HOST) device->type = FMLA_DEVICE_CPU;
     TRY(check_range(operation, name, device->type, FMLA_DEVICE_CPU, FMLA_DEVICE_CUDA_HOST));
@@ -86,210 +76,10 @@ fmla_status fmla_device_describe(fmla_device device, fmla_device_info *info)
     return FMLA_OK;
 }
 
-/* ---- The split plan ------------------------------------------------------------------------- */
-
-static const char plan_operation[] = "decode_plan";
-
-static fmla_status check_heads(const char *operation, const char *name, int64_t h_q, int64_t h_kv)
-{
-    if (h_q % h_kv == 0) return FMLA_OK;
-    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: h_q is %lld, must be a multiple of the %lld key heads",
-                operation, name, (long long)h_q, (long long)h_kv);
-}
-
-/* The partitions to plan: as asked, or what the target's workers suggest. */
-static fmla_status choose_partitions(const fmla_decode_plan_args *args, fmla_device target,
-                                     int32_t *partitions)
-{
-    char name[32];
-    *partitions = args->num_partitions;
-    if (*partitions) return FMLA_OK;
-    if (args->num_workers) {
-        *partitions = plan_default_partitions(args->num_workers, args->s_q, args->h_q, args->h_kv);
-    } else if (target.type == FMLA_DEVICE_CPU) {
-        *partitions = plan_even_partitions(threads_now().workers, args->s_q, args->h_q, args->h_kv);
-    } else {
-        const int32_t workers = dispatch_workers(target);
-        if (!workers)
-            return fail(
-                FMLA_UNSUPPORTED,
-                "decode_plan: target: is %s, whose number of SMs is not known here; set num_workers or "
-                "num_partitions: %s",
-                device_name(target, name), dispatch_device_reason(target));
-        *partitions = plan_default_partitions(workers, args->s_q, args->h_q, args->h_kv);
-    }
-    return FMLA_OK;
-}
-
-/* A plan as two tables, in place of `plan`: both or neither (tables->name is then NULL). `like` has b requests.
- * `extra`: CHECK_… */
-static fmla_status check_tables(const char *operation, const fmla_tensor *partitions,
-                                const fmla_tensor *num_splits, const void *plan, int32_t num_partitions,
-                                const struct checked_tensor *like, unsigned extra,
-                                struct checked_tensor *rows, struct checked_tensor *splits)
-{
-    enum { ALIGNMENT = 16 };
-    TRY(check_tensor(operation, "partitions", partitions, 2, ALLOW_I32 | ALLOW_NULL | extra, rows));
-    TRY(check_tensor(operation, "num_splits", num_splits, 1, ALLOW_I32 | ALLOW_NULL | extra, splits));
-    if (!rows->name && !splits->name) return FMLA_OK;
-    if (!rows->name || !splits->name)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must be given as %s is", operation,
-                    rows->name ? "num_splits" : "partitions", rows->name ? rows->name : splits->name);
-    if (plan)
-        return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: plan: is given, must be NULL as partitions and num_splits are", operation);
-    TRY(check_same_device(operation, rows, like));
-    TRY(check_same_device(operation, splits, like));
-    TRY(check_range(operation, "partitions: rows (dimension 0)", rows->shape[0], 1, MAX_PARTITIONS));
-    TRY(check_size(operation, rows, 1, "fields", FMLA_PARTITION_FIELDS, "every plan"));
-    if (rows->shape[0] > 1 && rows->stride[0] != FMLA_PARTITION_FIELDS)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: partitions: stride of dimension 0 is %lld, must be %d",
-                    operation, (long long)rows->stride[0], FMLA_PARTITION_FIELDS);
-    if (!(extra & CHECK_SHAPE_ONLY) && (uintptr_t)rows->data % ALIGNMENT)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: partitions: data + byte_offset is not aligned to %d bytes",
-                    operation, ALIGNMENT);
-    TRY(check_size(operation, splits, 0, "b + 1", like->shape[0] + 1, like->name));
-    if (num_partitions && num_partitions != rows->shape[0])
-        return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: num_partitions: is %d, must be 0 or the %lld rows of partitions", operation,
-                    num_partitions, (long long)rows->shape[0]);
-    return FMLA_OK;
-}
-
-/* `extra`: CHECK_SHAPE_ONLY where only a size is asked, else 0. Of a plan in one piece, only num_partitions is set. */
-static fmla_status check_plan_args(const fmla_decode_plan_args *caller, fmla_decode_plan_args *args,
-                                   unsigned extra, struct plan_problem *problem, const struct kernel **kernel)
-{
-    static const size_t sizes[] = {offsetof(fmla_decode_plan_args, partitions), sizeof(fmla_decode_plan_args),
-                                   0};
-    const int64_t most = INT32_MAX;
-    struct checked_tensor seqlens, rows = {0}, splits = {0};
-    TRY(check_struct(plan_operation, "args", caller, args, sizeof *args, sizes));
-    TRY(check_tensor(plan_operation, "seqlens", args->seqlens, 1, ALLOW_I32 | extra, &seqlens));
-    TRY(check_range(plan_operation, "seqlens: b (dimension 0)", seqlens.shape[0], 0, max_batch));
-    TRY(check_range(plan_operation, "s_q", args->s_q, 1, most));
-    TRY(check_range(plan_operation, "h_q", args->h_q, 1, most));
-    TRY(check_range(plan_operation, "h_kv", args->h_kv, 1, most));
-    TRY(check_range(plan_operation, "s_q: times h_q", args->s_q * args->h_q, 1, most));
-    TRY(check_heads(plan_operation, "h_q", args->h_q, args->h_kv));
-    TRY(check_range(plan_operation, "capacity", args->capacity, 0, INT64_MAX));
-    TRY(check_range(plan_operation, "num_workers", args->num_workers, 0, MAX_PARTITIONS));
-    TRY(check_range(plan_operation, "num_partitions", args->num_partitions, 0, MAX_PARTITIONS));
-    if (!(extra & CHECK_SHAPE_ONLY))
-        TRY(check_tables(plan_operation, args->partitions, args->num_splits, args->plan, args->num_partitions,
-                         &seqlens, CHECK_OUTPUT, &rows, &splits));
-    fmla_device target = seqlens.device;
-    if (args->target.type || args->target.id) {
-        target = args->target;
-        TRY(check_device_argument(plan_operation, "target", &target));
-    }
-    const struct wanted wanted = {
-        .operation = OP_DECODE_PLAN, .device = seqlens.device, .argument = "seqlens"};
-    TRY(dispatch(&wanted, NULL, kernel));
-    *problem = (struct plan_problem){
-        .b = seqlens.shape[0],
-        .capacity = args->capacity ? args->capacity : INT32_MAX,
-        .seqlens = (const int32_t *)(const void *)seqlens.data,
-        .device = seqlens.device,
-        .stream = args->stream,
-    };
-    if (dispatch_has_plan_costs(target)) problem->costs = plan_costs_of(args->s_q, args->h_q, args->h_kv);
-    if (!rows.name) return choose_partitions(args, target, &problem->plan.num_partitions);
-    problem->plan = (struct plan_tables){.partitions = (struct plan_partition *)(void *)rows.data,
-                                         .num_splits = (int32_t *)(void *)splits.data,
-                                         .num_partitions = (int32_t)rows.shape[0]};
-    return FMLA_OK;
-}
-
-fmla_status fmla_decode_plan_size(const fmla_decode_plan_args *caller, size_t *bytes)
-{
-    fmla_decode_plan_args args;
-    struct plan_problem problem;
-    const struct kernel *kernel;
-    TRY(check_plan_args(caller, &args, CHECK_SHAPE_ONLY, &problem, &kernel));
-    if (!bytes) return fail(FMLA_INVALID_ARGUMENT, "decode_plan: bytes: is NULL, must point to the answer");
-    *bytes = plan_bytes(problem.b, problem.plan.num_partitions);
-    return FMLA_OK;
-}
-
-fmla_status fmla_decode_plan_partitions(const fmla_decode_plan_args *caller, int32_t *count)
-{
-    fmla_decode_plan_args args;
-    struct plan_problem problem;
-    const struct kernel *kernel;
-    TRY(check_plan_args(caller, &args, CHECK_SHAPE_ONLY, &problem, &kernel));
-    if (!count) return fail(FMLA_INVALID_ARGUMENT, "decode_plan: count: is NULL, must point to the answer");
-    *count = problem.plan.num_partitions;
-    return FMLA_OK;
-}
-
-static fmla_status check_buffer(const char *operation, const char *name, const void *buffer, size_t size,
-                                size_t needed, size_t alignment)
-{
-    if (size < needed)
-        return fail(FMLA_BUFFER_TOO_SMALL, "%s: %s_size: is %zu, must be at least %zu bytes", operation, name,
-                    size, needed);
-    if (needed && !buffer)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must point to %zu bytes", operation, name,
-                    needed);
-    if (needed && (uintptr_t)buffer % alignment)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is not aligned to %zu bytes", operation, name, alignment);
-    return FMLA_OK;
-}
-
-fmla_status fmla_decode_plan(const fmla_decode_plan_args *caller)
-{
-    fmla_decode_plan_args args;
-    struct plan_problem problem;
-    const struct kernel *kernel;
-    TRY(check_plan_args(caller, &args, 0, &problem, &kernel));
-    if (!problem.plan.partitions) {
-        const size_t needed = plan_bytes(problem.b, problem.plan.num_partitions);
-        TRY(check_buffer(plan_operation, "plan", args.plan, args.plan_size, needed, 16));
-        problem.plan = plan_tables_of(args.plan, problem.plan.num_partitions);
-    }
-    return kernel->decode_plan(&problem);
-}
-
-/* Is this a plan in host memory, whole? `batch` < 0: of any batch. */
-static fmla_status check_plan(const char *operation, const void *plan, size_t plan_size, int64_t batch)
-{
-    const struct plan_header *header = plan;
-    TRY(check_buffer(operation, "plan", plan, plan_size, sizeof *header, 16));
-    if (header->magic != PLAN_MAGIC)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: plan: holds no plan, must come from fmla_decode_plan",
-                    operation);
-    if (header->num_partitions < 1 || header->num_partitions > MAX_PARTITIONS || header->batch < 0 ||
-        header->batch > max_batch)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: plan: is damaged: %d partitions of %lld requests", operation,
-                    header->num_partitions, (long long)header->batch);
-    if (batch >= 0 && header->batch != batch)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: plan: was made for %lld requests, must be for the %lld of q",
-                    operation, (long long)header->batch, (long long)batch);
-    return check_buffer(operation, "plan", plan, plan_size, plan_bytes(header->batch, header->num_partitions),
-                        16);
-}
-
-fmla_status fmla_plan_describe(const void *plan, size_t plan_size, fmla_plan_view *view)
-{
-    static const size_t sizes[] = {sizeof(fmla_plan_view), 0};
-    fmla_plan_view full;
-    TRY(check_struct("plan_describe", "view", view, &full, sizeof full, sizes));
-    TRY(check_plan("plan_describe", plan, plan_size, -1));
-    const struct plan_header *header = plan;
-    full.batch = header->batch;
-    full.num_partitions = header->num_partitions;
-    full.payload = header->payload;
-    full.partitions = &plan_partitions(header)->begin_request;
-    full.num_splits = plan_num_splits(header);
-    memcpy(view, &full, full.struct_size < sizeof full ? full.struct_size : sizeof full);
-    return FMLA_OK;
-}
-
 /* ---- Dense decode --------------------------------------------------------------------------- */
 
-static fmla_status check_result_rules(const char *operation, const struct checked_tensor *sink,
-                                      int32_t lse_empty, int32_t log_base, struct result_rules *rules)
+fmla_status check_result_rules(const char *operation, const struct checked_tensor *sink, int32_t lse_empty,
+                               int32_t log_base, struct result_rules *rules)
 {
     TRY(check_range(operation, "lse_empty", lse_empty, FMLA_LSE_EMPTY_POSITIVE_INFINITY,
                     FMLA_LSE_EMPTY_NEGATIVE_INFINITY));
@@ -312,7 +102,7 @@ static fmla_status check_decode_sizes(const char *op, const struct checked_tenso
     p->b = q->shape[0], p->s_q = q->shape[1], p->h_q = q->shape[2], p->d_qk = q->shape[3];
     p->pages = kv->shape[0], p->page_size = kv->shape[1], p->h_kv = kv->shape[2];
     p->d_v = out->shape[3];
-    TRY(check_range(op, "q: b (dimension 0)", p->b, 0, max_batch));
+    TRY(check_range(op, "q: b (dimension 0)", p->b, 0, MAX_BATCH));
     TRY(check_range(op, "q: s_q (dimension 1)", p->s_q, 1, INT32_MAX));
     TRY(check_range(op, "q: h_q (dimension 2)", p->h_q, 1, INT32_MAX));
     TRY(check_range(op, "q: s_q · h_q (dimensions 1 and 2)", p->s_q * p->h_q, 1, INT32_MAX));
@@ -348,16 +138,6 @@ static fmla_status check_decode_sizes(const char *op, const struct checked_tenso
         TRY(check_size(op, lse, 2, "s_q", p->s_q, "q"));
     }
     return FMLA_OK;
-}
-
-/* Tables in host memory: any plan ends with the last request, so one of another batch shows. */
-static fmla_status check_last_partition(const char *op, const struct dense_decode_problem *p)
-{
-    const int32_t end = p->partitions[p->num_partitions - 1].end_request;
-    if (end == p->b - 1) return FMLA_OK;
-    return fail(FMLA_INVALID_ARGUMENT,
-                "%s: partitions: end with request %d, must end with %lld: made for another batch than q's",
-                op, end, (long long)p->b - 1);
 }
 
 /* Everything but the workspace. `extra`: CHECK_SHAPE_ONLY where only a size is asked, else 0. */
@@ -432,7 +212,8 @@ static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla
         p->plan_in_tables = true, p->num_partitions = (int32_t)rows.shape[0];
         p->partitions = (const struct plan_partition *)(const void *)rows.data;
         p->num_splits = (const int32_t *)(const void *)splits.data;
-        if (q.device.type == FMLA_DEVICE_CPU && !extra) TRY(check_last_partition(op, p));
+        if (q.device.type == FMLA_DEVICE_CPU && !extra)
+            TRY(check_last_partition(op, p->partitions, p->num_partitions, p->b));
     }
     return FMLA_OK;
 }

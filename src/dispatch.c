@@ -22,8 +22,8 @@ static const struct kernel kernels[] = {
 
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
-static const char *const operation_names[OPERATIONS] = {"decode_plan", "dense_decode", "merge",
-                                                        "cache_append", "cache_gather"};
+static const char *const operation_names[OPERATIONS] = {"decode_plan", "dense_decode", "sparse_decode",
+                                                        "merge", "cache_append", "cache_gather"};
 
 const char *operation_name(enum operation operation)
 {
@@ -84,6 +84,14 @@ static void describe_sizes(char *text, size_t size, const char *name, const int3
     for (int i = 0; i < KERNEL_SIZES && sizes[i]; i++) text_append(text, size, " %d", sizes[i]);
 }
 
+static void describe_formats(char *text, size_t size, unsigned formats)
+{
+    static const char *const names[KV_FORMATS] = {"BF16", "FP16", "FP8_656", "FP8_584", "FP8_576"};
+    text_append(text, size, ", cache");
+    for (int f = 0; f < KV_FORMATS; f++)
+        if (formats & (1u << f)) text_append(text, size, " %s", names[f]);
+}
+
 static void describe_kernel(int index)
 {
     static const char *const element_names[] = {"bf16", "fp16", "fp32"};
@@ -96,9 +104,10 @@ static void describe_kernel(int index)
     snprintf(state.capabilities[index], sizeof state.capabilities[index],
              "this GPU's compute capability is %s %d.%d", kernel->this_capability ? "not" : "below",
              kernel->capability / 10, kernel->capability % 10);
-    if (kernel->operation != OP_DENSE_DECODE) return;
+    if (kernel->operation != OP_DENSE_DECODE && kernel->operation != OP_SPARSE_DECODE) return;
     describe_sizes(state.shapes[index], sizeof state.shapes[index], "d_qk", kernel->d_qk);
     describe_sizes(state.shapes[index], sizeof state.shapes[index], "d_v", kernel->d_v);
+    if (kernel->formats) describe_formats(state.shapes[index], sizeof state.shapes[index], kernel->formats);
 }
 
 #if defined(__x86_64__)
@@ -207,6 +216,11 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
                  shapes);
     else if (!has_size(kernel->d_v, wanted->d_v))
         snprintf(why, size, "d_v is %lld, kernel %s takes %s", (long long)wanted->d_v, kernel->name, shapes);
+    else if (wanted->formats & ~kernel->formats) {
+        *argument = "kv_format";
+        snprintf(why, size, "kernel %s takes %s", kernel->name, shapes);
+    } else if (wanted->plan_sparse && !kernel->plans_sparse)
+        snprintf(why, size, "kernel %s plans for dense decode alone", kernel->name);
     else if (wanted->dense_decode && kernel->dense_decode_refuses &&
              (takes = kernel->dense_decode_refuses(wanted->dense_decode, argument)))
         snprintf(why, size, "kernel %s %s", kernel->name, takes);

@@ -9,7 +9,15 @@
 #include "error.h"
 #include "problem.h"
 
-enum operation { OP_DECODE_PLAN, OP_DENSE_DECODE, OP_MERGE, OP_CACHE_APPEND, OP_CACHE_GATHER, OPERATIONS };
+enum operation {
+    OP_DECODE_PLAN,
+    OP_DENSE_DECODE,
+    OP_SPARSE_DECODE,
+    OP_MERGE,
+    OP_CACHE_APPEND,
+    OP_CACHE_GATHER,
+    OPERATIONS
+};
 
 /* What a CPU kernel needs of the machine, as bits. */
 enum { NEEDS_AVX2 = 1 << 0 /* with FMA and F16C */, NEEDS_AVX512 = 1 << 1, NEEDS_AVX512_BF16 = 1 << 2 };
@@ -18,6 +26,12 @@ enum {
     ELEMENTS_BF16 = 1 << ELEMENT_BF16,
     ELEMENTS_FP16 = 1 << ELEMENT_FP16,
     ELEMENTS_F32 = 1 << ELEMENT_F32
+};
+enum { /* of caches, as bits */
+       FORMATS_BF16 = 1 << KV_BF16,
+       FORMATS_FP16 = 1 << KV_FP16,
+       FORMATS_FP8_656 = 1 << KV_FP8_656,
+       FORMATS_FP8_584 = 1 << KV_FP8_584
 };
 enum { KERNEL_SIZES = 4 };
 
@@ -36,8 +50,10 @@ struct kernel {
     unsigned elements;          /* ELEMENTS_…; 0 = any */
     int32_t d_qk[KERNEL_SIZES]; /* allowed sizes, zero-terminated; empty = any */
     int32_t d_v[KERNEL_SIZES];
+    unsigned formats; /* FORMATS_… of a cache; 0 = not asked */
     bool forced_only;
     bool slow_on_intel; /* another kernel is chosen on Intel processors */
+    bool plans_sparse;  /* a planner for sparse decode too */
 
     fmla_status (*decode_plan)(const struct plan_problem *problem);
     /* NULL if it takes the problem; else what it takes, and which argument differs. NULL pointer: it takes all. The
@@ -47,6 +63,10 @@ struct kernel {
     fmla_status (*dense_decode_size)(const struct kernel *kernel, const struct dense_decode_problem *problem,
                                      size_t *bytes, size_t *alignment);
     fmla_status (*dense_decode)(const struct kernel *kernel, const struct dense_decode_problem *problem);
+    fmla_status (*sparse_decode_size)(const struct kernel *kernel,
+                                      const struct sparse_decode_problem *problem, size_t *bytes,
+                                      size_t *alignment);
+    fmla_status (*sparse_decode)(const struct kernel *kernel, const struct sparse_decode_problem *problem);
     fmla_status (*merge)(const struct merge_problem *problem);
     fmla_status (*cache)(const struct kernel *kernel,
                          const struct cache_problem *problem); /* append or gather */
@@ -62,6 +82,8 @@ struct wanted {
     unsigned elements;                               /* all of these must be taken; 0 = not asked */
     int64_t d_qk, d_v;                               /* 0 = not asked */
     const struct dense_decode_problem *dense_decode; /* NULL = not asked */
+    unsigned formats;                                /* FORMATS_… of the cache; 0 = not asked */
+    bool plan_sparse;                                /* of a planner */
 };
 
 const char *operation_name(enum operation operation);

@@ -76,6 +76,32 @@ static inline struct plan_tables plan_tables_of(void *plan, int32_t num_partitio
     return (struct plan_tables){header, partitions, (int32_t *)(partitions + num_partitions), num_partitions};
 }
 
+/* The lengths of sparse decode: each query token of request r names `topk` keys, of which the first length[r] count, and
+ * `extra_topk` keys of a second cache. */
+struct plan_topk {
+    int64_t topk, extra_topk;
+    const int32_t *length, *extra_length; /* [batch]; NULL: all */
+};
+
+PLAN_FN int64_t plan_topk_count(int64_t topk, const int32_t *length, int64_t request)
+{
+    if (!length) return topk;
+    return length[request] < 0 ? 0 : length[request] > topk ? topk : length[request];
+}
+
+/* Where the keys of the second cache start in the list that the plan cuts: behind those of the first, which has one entry
+ * at least, at a block's edge. */
+PLAN_FN int64_t plan_extra_begin(int64_t count)
+{
+    return count > PLAN_BLOCK ? (count + PLAN_BLOCK - 1) / PLAN_BLOCK * PLAN_BLOCK : PLAN_BLOCK;
+}
+
+/* The length of that list. */
+PLAN_FN int64_t plan_topk_length(int64_t count, int64_t extra_topk, int64_t extra_count)
+{
+    return extra_topk ? plan_extra_begin(count) + extra_count : count > 1 ? count : 1;
+}
+
 /* Row tiles of a request over all key heads: how many workers one partition keeps busy. */
 int64_t plan_row_tiles(int64_t s_q, int64_t h_q, int64_t h_kv);
 
@@ -95,6 +121,9 @@ static inline int64_t plan_clamp_length(int32_t length, int64_t capacity)
 /* Writes the default plan of `batch` requests; lengths are clamped to [0, capacity]. In one piece it has
  * plan_bytes(batch, num_partitions) bytes. */
 void plan_build(struct plan_tables plan, int64_t batch, const int32_t *seqlens, int64_t capacity);
+
+/* The same for sparse decode. */
+void plan_build_sparse(struct plan_tables plan, int64_t batch, struct plan_topk topk);
 
 /* The costs of a request with these heads. */
 struct plan_costs plan_costs_of(int64_t s_q, int64_t h_q, int64_t h_kv);

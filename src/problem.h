@@ -26,9 +26,11 @@ struct plan_problem {
     int64_t b;
     int64_t capacity;
     const int32_t *seqlens;  /* [b] */
-    fmla_device device;      /* of seqlens and of the plan */
+    fmla_device device;      /* of the lengths and of the plan */
     struct plan_costs costs; /* of the device that will use the plan */
     struct plan_tables plan;
+    bool sparse; /* for sparse decode, by `topk`; capacity, seqlens and costs are then 0 */
+    struct plan_topk topk;
     void *stream;
 };
 
@@ -64,6 +66,54 @@ struct dense_decode_problem {
     size_t workspace_size;
     void *stream;
 };
+
+/* A cache of sparse decode, and the keys that are named in it. */
+struct sparse_cache {
+    const uint8_t *data;
+    int64_t pages, page_size;
+    int64_t page_bytes; /* from one page to the next */
+    int64_t slot_bytes; /* from one token to the next; in FP8_584 that of its layout */
+    const int32_t *indices;
+    int64_t indices_stride[2]; /* request, token */
+};
+
+enum { SPARSE_CACHES = 2 };
+
+struct sparse_decode_problem {
+    int64_t b, s_q, h_q, d_qk, d_v;
+    enum element element; /* of q and out */
+    enum kv_format format;
+    fmla_device device;
+    const uint16_t *q;
+    int64_t q_stride[3];                      /* request, token, head */
+    struct sparse_cache cache[SPARSE_CACHES]; /* where there is no extra cache, topk.extra_topk is 0 */
+    struct plan_topk topk;
+    int64_t capacity; /* the longest list of keys that the plan may cut: plan_topk_length */
+    uint16_t *out;
+    int64_t out_stride[3]; /* request, token, head */
+    float *lse;            /* NULL: not wanted */
+    int64_t lse_stride[2]; /* request, head */
+    struct result_rules rules;
+    float scale;
+    bool batch_invariant;
+    const void *plan; /* NULL: in tables, or planned inside the call */
+    size_t plan_size;
+    bool plan_in_tables; /* of num_partitions rows; both may be NULL where a size is asked */
+    const struct plan_partition *partitions;
+    const int32_t *num_splits;
+    int32_t num_partitions; /* of the plan made inside the call; 0 = the kernel's choice */
+    void *workspace;
+    size_t workspace_size;
+    void *stream;
+};
+
+/* The page of an index, *slot in it; -1 where there is no key. */
+static inline int64_t sparse_page(const struct sparse_cache *cache, int32_t index, int64_t *slot)
+{
+    if (index < 0 || index >= cache->pages * cache->page_size) return -1;
+    *slot = (uint32_t)index % (uint32_t)cache->page_size;
+    return (uint32_t)index / (uint32_t)cache->page_size;
+}
 
 struct merge_problem {
     int64_t n, b, s_q, h_q, d_v;

@@ -219,7 +219,8 @@ FMLA_API fmla_status fmla_prepare(fmla_device device);
 
 /* How a batch of requests of different lengths is cut into equal loads (docs/semantics.md, "The split plan";
  * the method is FlashMLA's, of February 2025). The plan depends on the lengths,
- * the heads, s_q and the target only, so one plan serves every layer of a model for one step. */
+ * the heads, s_q and the target only, so one plan serves every layer of a model for one step. One for dense decode and one
+ * for sparse decode are different plans. */
 typedef struct fmla_decode_plan_args {
     size_t struct_size;
     const fmla_tensor
@@ -240,6 +241,15 @@ typedef struct fmla_decode_plan_args {
      * read. */
     const fmla_tensor *partitions; /* [num_partitions, 8] int32, rows without gaps, 16-byte aligned */
     const fmla_tensor *num_splits; /* [b + 1] int32 */
+    /* For fmla_sparse_decode; all of it 0 otherwise. The lengths are those below: seqlens is NULL, capacity 0, h_kv 0
+     * or 1. What is said above of seqlens goes for topk_length or extra_topk_length, whichever are given; with neither, the
+     * plan is in memory of `target`, and {0, 0} is host memory. */
+    int32_t sparse;     /* 1: a plan for fmla_sparse_decode */
+    int32_t b;          /* requests, < 2^31 - 65537; 0 where a tensor of lengths says it, or the same */
+    int64_t topk;       /* indices of a query token, in [0, 2^31) */
+    int64_t extra_topk; /* of the extra cache; 0 without one */
+    const fmla_tensor *topk_length;       /* [b] int32, clamped to [0, topk]; NULL = topk */
+    const fmla_tensor *extra_topk_length; /* [b] int32, clamped to [0, extra_topk]; NULL = extra_topk */
 } fmla_decode_plan_args;
 
 /* How many bytes a plan takes; depends on b and the number of partitions alone. args->plan, plan_size, partitions,
@@ -340,6 +350,80 @@ FMLA_API fmla_status fmla_dense_decode_kernel(const fmla_dense_decode_args *args
  * of block_table that is used and is no page of the cache is FMLA_INVALID_ARGUMENT; on a GPU it is undefined. */
 FMLA_API fmla_status fmla_dense_decode(const fmla_dense_decode_args *args);
 
+/* ---- Cache formats -------------------------------------------------------------------------- */
+
+/* How a token lies in a cache, byte by byte (docs/semantics.md, "Cache formats"); always named by the caller, never
+ * guessed. The values are stable. */
+typedef enum fmla_kv_format {
+    FMLA_KV_NONE = 0,    /* not given */
+    FMLA_KV_BF16 = 1,    /* d_qk bf16 */
+    FMLA_KV_FP16 = 2,    /* d_qk fp16 */
+    FMLA_KV_FP8_656 = 3, /* d_qk 576: 512 e4m3, 4 f32 scales, 64 bf16 */
+    FMLA_KV_FP8_584 = 4, /* d_qk 512: 448 e4m3, 64 bf16; behind the tokens of a page 8 bytes of scales each */
+    FMLA_KV_FP8_576 = 5  /* d_qk 576: 576 e4m3; one scale for the whole cache */
+} fmla_kv_format;
+
+/* ---- Sparse decode -------------------------------------------------------------------------- */
+
+/* Attention of a few new tokens of each request over the cached keys that each of them names (docs/semantics.md, "Sparse
+ * decode"): as dense decode, with a key list for every query token in place of a request's keys, and one key head. */
+typedef struct fmla_sparse_decode_args {
+    size_t struct_size;
+    const fmla_tensor *q; /* [b, s_q, h_q, d_qk] bf16 or fp16 */
+    /* [pages, page_size, 1, d_qk] of the type of q; or bytes, of any type of one byte: [pages, page_size, 1, 656], whose
+     * pages and tokens lie at strides and addresses that are multiples of 4, or [pages, page_size, 1, 584], whose pages
+     * are in one piece each, at strides and addresses that are multiples of 2 (dimension 1 has stride 584, which says
+     * nothing of where a token is) */
+    const fmla_tensor *kv_cache;
+    const fmla_tensor
+        *indices; /* [b, s_q, topk] int32: page · page_size + slot; outside [0, pages · page_size) there
+                                   is no key, anywhere in the list. One that stands twice counts twice */
+    const fmla_tensor
+        *topk_length; /* [b] int32 or NULL = topk: how many of the indices count, from the first on;
+                                       clamped to [0, topk] */
+    const fmla_tensor *attn_sink; /* [h_q] fp32 or NULL: out *= 1 / (1 + exp(sink - lse)), natural lse */
+    /* A second cache, of the same format, with page size, indices and lengths of its own: a token sees the keys that it
+     * names in either. The first two both or neither; the last only with them. */
+    const fmla_tensor *extra_kv_cache;    /* as kv_cache */
+    const fmla_tensor *extra_indices;     /* [b, s_q, extra_topk] int32 */
+    const fmla_tensor *extra_topk_length; /* [b] int32 or NULL = extra_topk; clamped to [0, extra_topk] */
+    const fmla_tensor *out;               /* [b, s_q, h_q, d_v], the type of q; written */
+    const fmla_tensor *lse;               /* [b, h_q, s_q] fp32, written; NULL = not wanted */
+    const void
+        *plan; /* from fmla_decode_plan with `sparse`, for this b; NULL = planned inside the call. A plan made
+                         for other lengths is safe; made for other heads, safe and unbalanced */
+    size_t plan_size; /* its size in bytes */
+    /* In place of `plan`, both: its tables, as in fmla_dense_decode_args. */
+    const fmla_tensor *partitions; /* [partitions of the plan, 8] int32, rows without gaps, 16-byte aligned */
+    const fmla_tensor *num_splits; /* [b + 1] int32 */
+    void *workspace;               /* fmla_sparse_decode_workspace_size bytes on the device of q */
+    size_t workspace_size;
+    void *stream;            /* CUDA stream; not used on the CPU */
+    const char *kernel;      /* force a kernel by name (fmla_capabilities lists them); NULL = the best */
+    int32_t kv_format;       /* FMLA_KV_…; may be 0 where kv_cache has the type of q */
+    float softmax_scale;     /* 0 = 1/sqrt(d_qk); finite */
+    int32_t lse_empty;       /* FMLA_LSE_EMPTY_… */
+    int32_t log_base;        /* FMLA_LOG_… */
+    int32_t batch_invariant; /* 1: a request's result has the same bits whatever else is in the batch and
+                                wherever it stands in it; plan is then not read. Takes workspace in proportion
+                                to topk and extra_topk */
+    int32_t num_partitions;  /* of the plan made inside the call, as in fmla_dense_decode_args */
+} fmla_sparse_decode_args;
+
+/* How much workspace fmla_sparse_decode takes with these arguments, and its alignment (either may be NULL),
+ * from shapes, types, options and device, as fmla_dense_decode_workspace_size does.
+ * Errors: as fmla_sparse_decode, workspace aside. */
+FMLA_API fmla_status fmla_sparse_decode_workspace_size(const fmla_sparse_decode_args *args, size_t *bytes,
+                                                       size_t *alignment);
+
+/* The kernel that fmla_sparse_decode would run with these arguments, as fmla_capabilities names it (static).
+ * Errors: as there. */
+FMLA_API fmla_status fmla_sparse_decode_kernel(const fmla_sparse_decode_args *args, const char **name);
+
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace, plan), FMLA_UNSUPPORTED. No value of an index is an
+ * error. */
+FMLA_API fmla_status fmla_sparse_decode(const fmla_sparse_decode_args *args);
+
 /* ---- Merge ---------------------------------------------------------------------------------- */
 
 /* Joins n results over disjoint sets of keys into the result over all of them (docs/semantics.md, "Merge"):
@@ -360,19 +444,6 @@ typedef struct fmla_merge_args {
 
 /* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED. */
 FMLA_API fmla_status fmla_merge(const fmla_merge_args *args);
-
-/* ---- Cache formats -------------------------------------------------------------------------- */
-
-/* How a token lies in a cache, byte by byte (docs/semantics.md, "Cache formats"); always named by the caller, never
- * guessed. The values are stable. */
-typedef enum fmla_kv_format {
-    FMLA_KV_NONE = 0,    /* not given */
-    FMLA_KV_BF16 = 1,    /* d_qk bf16 */
-    FMLA_KV_FP16 = 2,    /* d_qk fp16 */
-    FMLA_KV_FP8_656 = 3, /* d_qk 576: 512 e4m3, 4 f32 scales, 64 bf16 */
-    FMLA_KV_FP8_584 = 4, /* d_qk 512: 448 e4m3, 64 bf16; behind the tokens of a page 8 bytes of scales each */
-    FMLA_KV_FP8_576 = 5  /* d_qk 576: 576 e4m3; one scale for the whole cache */
-} fmla_kv_format;
 
 /* ---- Cache append --------------------------------------------------------------------------- */
 

@@ -227,6 +227,31 @@ def decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, d_v, out, ls
     return out, lse
 
 
+def plan_sparse(function, q, topk_length, extra_topk_length, sizes, stream):
+    """`sizes`: b, topk, extra_topk, s_q, h_q."""
+    b, _, _, s_q, h_q = sizes
+    place = device_of(q)
+    lengths = _inputs(function, stream, topk_length=topk_length, extra_topk_length=extra_topk_length)
+    rows = _operations.sparse_partitions(function, *place, s_q, h_q)
+    partitions = _memory(function, "tile_scheduler_metadata", q, (rows, _library.PARTITION_FIELDS), 32)
+    num_splits = _memory(function, "num_splits", q, (b + 1,), 32)
+    tables = [_Described(function, "num_splits", table, stream) for table in (partitions, num_splits)]
+    _operations.sparse_plan(function, _THIS, place, *lengths, *sizes, *tables, stream)
+    return partitions, num_splits
+
+
+def decode_sparse(q, inputs, plan, d_v, out, lse, options, stream):
+    """`inputs`: by the names that flash_mla_with_kvcache has for them, in the order of the library's operation."""
+    this = _operations.DECODE
+    b, s_q, h_q, _ = shape_of(this, "q", q)
+    out = _result(this, "out", out, q, (b, s_q, h_q, d_v), None)
+    lse = _result(this, "lse", lse, q, (b, h_q, s_q), "float32")
+    tables = dict(zip(("tile_scheduler_metadata", "num_splits"), plan))
+    described = _inputs(this, stream, q=q, **inputs, **tables)
+    _operations.sparse_decode(_THIS, *described, *_outputs(this, stream, out, lse), *options, stream)
+    return out, lse
+
+
 def merge_states(out_parts, lse_parts, attn_sink, out, lse, options, stream):
     this = _operations.MERGE
     out = _result(this, "out", out, out_parts, shape_of(this, "out_parts", out_parts)[1:], None)

@@ -65,6 +65,12 @@ class DecodePlanArgs(ctypes.Structure):
         ("stream", c_void_p),
         ("partitions", c_void_p),
         ("num_splits", c_void_p),
+        ("sparse", c_int32),
+        ("b", c_int32),
+        ("topk", c_int64),
+        ("extra_topk", c_int64),
+        ("topk_length", c_void_p),
+        ("extra_topk_length", c_void_p),
     ]
 
 
@@ -92,6 +98,36 @@ class DenseDecodeArgs(ctypes.Structure):
         ("num_partitions", c_int32),
         ("partitions", c_void_p),
         ("num_splits", c_void_p),
+    ]
+
+
+class SparseDecodeArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("q", c_void_p),
+        ("kv_cache", c_void_p),
+        ("indices", c_void_p),
+        ("topk_length", c_void_p),
+        ("attn_sink", c_void_p),
+        ("extra_kv_cache", c_void_p),
+        ("extra_indices", c_void_p),
+        ("extra_topk_length", c_void_p),
+        ("out", c_void_p),
+        ("lse", c_void_p),
+        ("plan", c_void_p),
+        ("plan_size", c_size_t),
+        ("partitions", c_void_p),
+        ("num_splits", c_void_p),
+        ("workspace", c_void_p),
+        ("workspace_size", c_size_t),
+        ("stream", c_void_p),
+        ("kernel", c_char_p),
+        ("kv_format", c_int32),
+        ("softmax_scale", c_float),
+        ("lse_empty", c_int32),
+        ("log_base", c_int32),
+        ("batch_invariant", c_int32),
+        ("num_partitions", c_int32),
     ]
 
 
@@ -139,6 +175,7 @@ class CacheGatherArgs(ctypes.Structure):
 
 CPU, CUDA = 1, 2  # FMLA_DEVICE_…
 PARTITION_FIELDS = 8  # FMLA_PARTITION_FIELDS
+FP8_FORMATS: Mapping[int, int] = {656: 3, 584: 4}  # bytes of a token → FMLA_KV_FP8_…
 
 # ---- The library ----------------------------------------------------------------------------------------------------
 
@@ -152,6 +189,8 @@ _FUNCTIONS: Mapping[str, tuple[object, list[object]]] = {
     "fmla_decode_plan": (c_int32, [c_void_p]),
     "fmla_dense_decode_workspace_size": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "fmla_dense_decode": (c_int32, [c_void_p]),
+    "fmla_sparse_decode_workspace_size": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "fmla_sparse_decode": (c_int32, [c_void_p]),
     "fmla_merge": (c_int32, [c_void_p]),
     "fmla_cache_append": (c_int32, [c_void_p]),
     "fmla_cache_gather": (c_int32, [c_void_p]),

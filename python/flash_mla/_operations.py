@@ -20,6 +20,17 @@ _decodes = Calls(
     ["q", "kv_cache", "seqlens", "out", "lse"],
     optional=["block_table", "partitions", "num_splits", "attn_sink"],
 )
+_sparse_plans = Calls(
+    _library.DecodePlanArgs, [], optional=["topk_length", "extra_topk_length", "partitions", "num_splits"]
+)
+_sparse_decodes = Calls(
+    _library.SparseDecodeArgs,
+    ["q", "kv_cache", "indices", "out", "lse"],
+    optional=[
+        *("topk_length", "attn_sink", "extra_kv_cache", "extra_indices", "extra_topk_length"),
+        *("partitions", "num_splits"),
+    ],
+)
 _merges = Calls(_library.MergeArgs, ["out_parts", "lse_parts", "out", "lse"], optional=["attn_sink"])
 
 _appends = Calls(_library.CacheAppendArgs, ["latent", "kv_cache", "slot_mapping"], optional=["rope"])
@@ -34,15 +45,22 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "s_q:": "num_q_tokens_per_head_k:",
         "h_q:": "num_q_tokens_per_head_k:",
         "h_kv:": "num_heads_k:",
+        "b:": "cache_seqlens:",  # of a plan for sparse attention, on a device that has none
     },
     DECODE: {
         "kv_cache:": "k_cache:",
         "seqlens:": "cache_seqlens:",
         "q: d_v": "head_dim_v: d_v",
+        "extra_kv_cache:": "extra_k_cache:",
+        "extra_indices:": "extra_indices_in_kvcache:",
+        "kv_format:": "is_fp8_kvcache:",
         # Of the plan that is made for it:
         "s_q:": "q: s_q:",
         "h_q:": "q: h_q:",
         "h_kv:": "k_cache: h_k:",
+        "b:": "q: b:",
+        "topk:": "indices: topk:",
+        "extra_topk:": "extra_indices_in_kvcache: extra_topk:",
         "partitions:": "tile_scheduler_metadata:",
     },
     MERGE: {},
@@ -167,6 +185,99 @@ def _run_decode(arrays: Any, call: Call, q: Any, stream: int) -> None:
         _check(library.fmla_dense_decode(address), DECODE)
     finally:
         arrays.free_scratch(memory)
+
+
+# ---- Sparse decode --------------------------------------------------------------------------------------------------
+
+
+def sparse_partitions(function: str, device_type: int, device: int, s_q: int, h_q: int) -> int:
+    """How many partitions a plan for sparse decode has on a device."""
+    call, count = _sparse_plans.take(), ctypes.c_int32()
+    args = call.args
+    args.topk_length = args.extra_topk_length = args.partitions = args.num_splits = None
+    args.sparse, args.s_q, args.h_q, args.b, args.topk, args.extra_topk = 1, s_q, h_q, 0, 0, 0
+    args.target.type, args.target.id = device_type, device
+    _check(library.fmla_decode_plan_partitions(call.address, ctypes.addressof(count)), function)
+    _sparse_plans.give_back(call)
+    return count.value
+
+
+def sparse_plan(
+    function: str,
+    arrays: Any,
+    place: tuple[int, int],
+    topk_length: Optional[Any],
+    extra_topk_length: Optional[Any],
+    b: int,
+    topk: int,
+    extra_topk: int,
+    s_q: int,
+    h_q: int,
+    partitions: Any,
+    num_splits: Any,
+    stream: int,
+) -> None:
+    """fmla_decode_plan for sparse decode into the two tables, which are on device `place`."""
+    call = _sparse_plans.take()
+    args, at, put = call.args, call.at, arrays.put
+    args.topk_length = put(topk_length, at.topk_length)
+    args.extra_topk_length = put(extra_topk_length, at.extra_topk_length)
+    args.partitions = put(partitions, at.partitions)
+    args.num_splits = put(num_splits, at.num_splits)
+    args.sparse, args.b, args.topk, args.extra_topk = 1, b, topk, extra_topk
+    args.s_q, args.h_q, args.stream = s_q, h_q, stream
+    args.target.type, args.target.id = place
+    _check(library.fmla_decode_plan(call.address), function)
+    _sparse_plans.give_back(call)
+
+
+def sparse_decode(
+    arrays: Any,
+    q: Any,
+    kv_cache: Any,
+    indices: Any,
+    topk_length: Optional[Any],
+    attn_sink: Optional[Any],
+    extra_kv_cache: Optional[Any],
+    extra_indices: Optional[Any],
+    extra_topk_length: Optional[Any],
+    partitions: Optional[Any],
+    num_splits: Optional[Any],
+    out: Any,
+    lse: Any,
+    kv_format: int,
+    softmax_scale: float,
+    lse_empty: int,
+    log_base: int,
+    batch_invariant: bool,
+    stream: int,
+) -> None:
+    """fmla_sparse_decode into `out` and `lse`."""
+    call = _sparse_decodes.take()
+    args, at, put = call.args, call.at, arrays.put
+    put(q, at.q)
+    put(kv_cache, at.kv_cache)
+    put(indices, at.indices)
+    put(out, at.out)
+    put(lse, at.lse)
+    args.topk_length = put(topk_length, at.topk_length)
+    args.attn_sink = put(attn_sink, at.attn_sink)
+    args.extra_kv_cache = put(extra_kv_cache, at.extra_kv_cache)
+    args.extra_indices = put(extra_indices, at.extra_indices)
+    args.extra_topk_length = put(extra_topk_length, at.extra_topk_length)
+    args.partitions = put(partitions, at.partitions)
+    args.num_splits = put(num_splits, at.num_splits)
+    args.kv_format, args.softmax_scale = kv_format, softmax_scale
+    args.lse_empty, args.log_base, args.batch_invariant = lse_empty, log_base, batch_invariant
+    args.stream = stream
+    size = call.address + _library.SparseDecodeArgs.workspace_size.offset
+    _check(library.fmla_sparse_decode_workspace_size(call.address, size, None), DECODE)
+    memory, args.workspace = arrays.scratch(q, args.workspace_size, stream)
+    try:
+        _check(library.fmla_sparse_decode(call.address), DECODE)
+    finally:
+        arrays.free_scratch(memory)
+    _sparse_decodes.give_back(call)
 
 
 # ---- Merge ----------------------------------------------------------------------------------------------------------

@@ -270,6 +270,108 @@ def _fake_dense_decode(q, kv_cache, block_table, seqlens, partitions, num_splits
     return _decode_results(q, d_v)
 
 
+@_operator(
+    "(Tensor q, Tensor? topk_length, Tensor? extra_topk_length, int b, int topk, int extra_topk, int s_q, int h_q)"
+    " -> (Tensor, Tensor)"
+)
+def sparse_plan(q, topk_length, extra_topk_length, b, topk, extra_topk, s_q, h_q):
+    return _sparse_plan(_operations.DECODE, q, topk_length, extra_topk_length, b, topk, extra_topk, s_q, h_q)
+
+
+def _sparse_plan(function, q, topk_length, extra_topk_length, b, topk, extra_topk, s_q, h_q):
+    if _is_elsewhere(q):
+        with torch.cuda.device(q.device):
+            return _sparse_plan(function, q, topk_length, extra_topk_length, b, topk, extra_topk, s_q, h_q)
+    place, tables = device_of(q), _sparse_tables(function, q, b, s_q, h_q)
+    lengths = topk_length, extra_topk_length
+    _operations.sparse_plan(function, _THIS, place, *lengths, b, topk, extra_topk, s_q, h_q, *tables, _stream(q))
+    return tables
+
+
+def _sparse_tables(function: str, q: torch.Tensor, b: int, s_q: int, h_q: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    place = (_library.CUDA, q.device.index or 0) if q.is_cuda else (_library.CPU, 0)
+    rows = _operations.sparse_partitions(function, *place, s_q, h_q)
+    partitions = q.new_empty((rows, _library.PARTITION_FIELDS), dtype=torch.int32)
+    return partitions, q.new_empty((b + 1,), dtype=torch.int32)
+
+
+@_fake
+def _fake_sparse_plan(q, topk_length, extra_topk_length, b, topk, extra_topk, s_q, h_q):
+    return _sparse_tables(_operations.DECODE, q, b, s_q, h_q)
+
+
+_SPARSE = (
+    "(Tensor q, Tensor kv_cache, Tensor indices, Tensor? topk_length, Tensor? attn_sink, Tensor? extra_kv_cache, "
+    "Tensor? extra_indices, Tensor? extra_topk_length, Tensor? partitions, Tensor? num_splits"
+    "{results}, int kv_format, float softmax_scale, int lse_empty, int log_base, bool batch_invariant)"
+)
+
+
+@_operator(_SPARSE.format(results=", Tensor(a!) out, Tensor(b!) lse") + " -> ()")
+def sparse_decode_out(
+    q,
+    kv_cache,
+    indices,
+    topk_length,
+    attn_sink,
+    extra_kv_cache,
+    extra_indices,
+    extra_topk_length,
+    partitions,
+    num_splits,
+    out,
+    lse,
+    kv_format,
+    softmax_scale,
+    lse_empty,
+    log_base,
+    batch_invariant,
+):
+    inputs = q, kv_cache, indices, topk_length, attn_sink, extra_kv_cache, extra_indices, extra_topk_length
+    rest = partitions, num_splits, out, lse, kv_format, softmax_scale, lse_empty, log_base, batch_invariant
+    if _is_elsewhere(q):
+        with torch.cuda.device(q.device):
+            return sparse_decode_out(*inputs, *rest)
+    _operations.sparse_decode(_THIS, *inputs, *rest, _stream(q))
+
+
+@_fake
+def _fake_sparse_decode_out(*arguments):
+    pass
+
+
+@_operator(_SPARSE.format(results=", int d_v") + " -> (Tensor, Tensor)")
+def sparse_decode(
+    q,
+    kv_cache,
+    indices,
+    topk_length,
+    attn_sink,
+    extra_kv_cache,
+    extra_indices,
+    extra_topk_length,
+    partitions,
+    num_splits,
+    d_v,
+    kv_format,
+    softmax_scale,
+    lse_empty,
+    log_base,
+    batch_invariant,
+):
+    inputs = q, kv_cache, indices, topk_length, attn_sink, extra_kv_cache, extra_indices, extra_topk_length
+    out, lse = _decode_results(q, d_v)
+    sparse_decode_out(
+        *inputs, partitions, num_splits, out, lse, kv_format, softmax_scale, lse_empty, log_base, batch_invariant
+    )
+    return out, lse
+
+
+@_fake
+def _fake_sparse_decode(q, *arguments):
+    return _decode_results(q, arguments[9])
+
+
 _MERGE = "Tensor out_parts, Tensor lse_parts, Tensor? attn_sink{results}, int lse_empty, int log_base"
 
 
@@ -357,6 +459,8 @@ _THIS = sys.modules[__name__]
 _ops = torch.ops.flash_mla
 _decode_plan = _ops.decode_plan.default
 _dense_decode, _dense_decode_out = _ops.dense_decode.default, _ops.dense_decode_out.default
+_sparse_plan_op = _ops.sparse_plan.default
+_sparse_decode, _sparse_decode_out = _ops.sparse_decode.default, _ops.sparse_decode_out.default
 _merge, _merge_out = _ops.merge.default, _ops.merge_out.default
 _cache_append = _ops.cache_append.default
 _cache_gather, _cache_gather_out = _ops.cache_gather.default, _ops.cache_gather_out.default
@@ -409,6 +513,21 @@ def decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, d_v, out, ls
     inputs = q, k_cache, block_table, cache_seqlens, partitions, num_splits, attn_sink
     results = _complete(out, lse, _decode_results, q, d_v)
     (dense_decode_out if plain else _dense_decode_out)(*inputs, *results, *options)
+    return results
+
+
+def plan_sparse(function, q, topk_length, extra_topk_length, sizes, stream):
+    if _is_plain(q, topk_length, extra_topk_length):
+        return _sparse_plan(function, q, topk_length, extra_topk_length, *sizes)
+    return _sparse_plan_op(q, topk_length, extra_topk_length, *sizes)
+
+
+def decode_sparse(q, inputs, plan, d_v, out, lse, options, stream):
+    tensors = (q, *inputs.values(), *plan)
+    if out is None and lse is None:
+        return _sparse_decode(*tensors, d_v, *options)
+    results = _complete(out, lse, _decode_results, q, d_v)
+    _sparse_decode_out(*tensors, *results, *options)
     return results
 
 

@@ -170,8 +170,8 @@ def get_mla_metadata(
         cache_seqlens: [b], int32: the keys of each request.
         num_q_tokens_per_head_k: s_q · h_q / h_k.
         num_heads_k: h_k.
-        num_heads_q, is_fp8_kvcache, topk: of sparse attention over an FP8 cache (NotImplementedError where the library has no
-            kernel for it).
+        num_heads_q, is_fp8_kvcache, topk: of sparse attention, where every query token names topk keys; the lengths are not
+            looked at then, but for their number. is_fp8_kvcache makes no difference.
 
     Returns:
         (FlashMLASchedMeta, None), or two arrays: [partitions, 8], where the number of partitions depends on the device and
@@ -184,8 +184,6 @@ def get_mla_metadata(
     if cache_seqlens is None:
         return FlashMLASchedMeta(), None
     module = _module_of(this, "cache_seqlens", cache_seqlens)
-    if topk is not None:
-        _not_there(this, "sparse_decode", "topk", cache_seqlens)
     shape = module.shape_of(this, "cache_seqlens", cache_seqlens)
     if len(shape) != 1:
         raise ValueError(f"{this}: cache_seqlens: has {len(shape)} dimensions, must have 1")
@@ -198,7 +196,16 @@ def get_mla_metadata(
             raise ValueError(f"{this}: {name}: is {value}, must be at least 1")
     if rows * heads >= 2**31:
         raise ValueError(f"{this}: num_q_tokens_per_head_k: times num_heads_k is {rows * heads}, must be below 2^31")
-    tables = module.plan_decode(this, cache_seqlens, 1, rows * heads, heads, 0)
+    if topk is None:
+        tables = module.plan_decode(this, cache_seqlens, 1, rows * heads, heads, 0)
+    else:
+        h_q, topk = _integer(this, "num_heads_q", num_heads_q), _integer(this, "topk", topk)
+        if heads != 1:
+            raise ValueError(f"{this}: num_heads_k: is {heads}, must be 1 where topk is given")
+        if h_q < 1 or rows % h_q:
+            raise ValueError(f"{this}: num_heads_q: is {h_q}, must divide num_q_tokens_per_head_k, {rows}")
+        sizes = shape[0], topk, 0, rows // h_q, h_q
+        tables = module.plan_sparse(this, cache_seqlens, None, None, sizes, 0)
     _attach(tables[0], FlashMLASchedMeta())
     return tables
 
@@ -270,14 +277,18 @@ def flash_mla_with_kvcache(
         k_cache: [pages, page_size, h_k, d_qk], the type of q. Page size 64 is the fastest.
         block_table: [b, max_pages], int32: the page of each page_size keys of a request. What stands past the last page
             that a request uses is not looked at. None: page r holds the keys of request r.
-        cache_seqlens: [b], int32: the keys of each request. 0 is allowed.
+        cache_seqlens: [b], int32: the keys of each request. 0 is allowed. Neither is looked at where indices is given.
         head_dim_v: 512.
         tile_scheduler_metadata, num_splits: both results of `get_mla_metadata`, of either generation. None: planned anew in
             this call.
         softmax_scale: None: 1 / sqrt(d_qk).
         causal: token j of s_q sees the keys t ≤ length - s_q + j; else all of them.
-        is_fp8_kvcache, indices, extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length: of sparse
-            attention over an FP8 cache (NotImplementedError where the library has no kernel for it).
+        indices: [b, s_q, topk], int32: sparse attention: the keys that each token sees, page · page_size + slot; one that is
+            no slot of the cache is no key. h_k is then 1.
+        is_fp8_kvcache: of sparse attention: k_cache is bytes, of any type of one byte, [pages, page_size, 1, 656] (d_qk is
+            576) or [pages, page_size, 1, 584] (512); docs/semantics.md, "Cache formats". Else it has the type of q.
+        topk_length: [b], int32: only so many indices of a token are looked at.
+        extra_k_cache, extra_indices_in_kvcache, extra_topk_length: of a second cache of the same format, beside the first.
         attn_sink: [h_q], fp32: out *= 1 / (1 + exp(attn_sink - lse)).
         out, lse: where to write the results, in place of new ones. They may have strides.
         batch_invariant: a request's result has the same bits whatever else is in the batch.
@@ -296,7 +307,11 @@ def flash_mla_with_kvcache(
     this = _operations.DECODE
     module = _module_of(this, "q", q)
     if indices is not None:
-        _not_there(this, "sparse_decode", "indices", q)
+        return _decode_sparse(
+            module, q, k_cache, indices, topk_length, attn_sink, extra_k_cache, extra_indices_in_kvcache,
+            extra_topk_length, is_fp8_kvcache, head_dim_v, tile_scheduler_metadata, num_splits, softmax_scale, causal,
+            out, lse, batch_invariant, lse_empty, log_base, stream,
+        )  # fmt: skip
     if is_fp8_kvcache:
         raise NotImplementedError(
             f"{this}: is_fp8_kvcache: an FP8 cache has kernels for sparse attention only; pass indices"
@@ -325,18 +340,7 @@ def flash_mla_with_kvcache(
     if len(q_shape) != 4 or len(cache_shape) != 4:
         name, shape = ("q", q_shape) if len(q_shape) != 4 else ("k_cache", cache_shape)
         raise ValueError(f"{this}: {name}: has {len(shape)} dimensions, must have 4")
-    d_qk, head_dim_v = q_shape[3], _integer(this, "head_dim_v", head_dim_v)
-    if not 1 <= head_dim_v <= d_qk:
-        raise ValueError(f"{this}: head_dim_v: is {head_dim_v}, must be in [1, {d_qk}]")
-    if out is not None and module.shape_of(this, "out", out)[-1:] != (head_dim_v,):
-        shape = tuple(module.shape_of(this, "out", out))
-        raise ValueError(f"{this}: out: shape is {shape}, must end with head_dim_v, {head_dim_v}")
-    if softmax_scale is None:
-        softmax_scale = d_qk**-0.5
-    else:
-        softmax_scale = _number(this, "softmax_scale", softmax_scale)
-        if softmax_scale == 0:
-            raise ValueError(f"{this}: softmax_scale: is 0, must be another number (None = 1 / sqrt(d_qk))")
+    head_dim_v, softmax_scale = _of_values(module, q_shape[3], head_dim_v, softmax_scale, out)
     causal, batch_invariant = _flag(this, "causal", causal), _flag(this, "batch_invariant", batch_invariant)
     stream = _integer(this, "stream", stream)
 
@@ -348,16 +352,88 @@ def flash_mla_with_kvcache(
     return module.decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, head_dim_v, out, lse, options, stream)
 
 
+def _of_values(
+    module: Any, d_qk: int, head_dim_v: Any, softmax_scale: Optional[Any], out: Optional[Any]
+) -> Tuple[int, float]:
+    """head_dim_v and softmax_scale, looked at."""
+    this = _operations.DECODE
+    head_dim_v = _integer(this, "head_dim_v", head_dim_v)
+    if not 1 <= head_dim_v <= d_qk:
+        raise ValueError(f"{this}: head_dim_v: is {head_dim_v}, must be in [1, {d_qk}]")
+    if out is not None and module.shape_of(this, "out", out)[-1:] != (head_dim_v,):
+        shape = tuple(module.shape_of(this, "out", out))
+        raise ValueError(f"{this}: out: shape is {shape}, must end with head_dim_v, {head_dim_v}")
+    if softmax_scale is None:
+        return head_dim_v, d_qk**-0.5
+    softmax_scale = _number(this, "softmax_scale", softmax_scale)
+    if softmax_scale == 0:
+        raise ValueError(f"{this}: softmax_scale: is 0, must be another number (None = 1 / sqrt(d_qk))")
+    return head_dim_v, softmax_scale
+
+
+def _decode_sparse(
+    module, q, k_cache, indices, topk_length, attn_sink, extra_k_cache, extra_indices_in_kvcache,
+    extra_topk_length, is_fp8_kvcache, head_dim_v, tile_scheduler_metadata, num_splits, softmax_scale, causal,
+    out, lse, batch_invariant, lse_empty, log_base, stream,
+):  # fmt: skip
+    this = _operations.DECODE
+    inputs = {
+        "k_cache": k_cache,
+        "indices": indices,
+        "topk_length": topk_length,
+        "attn_sink": attn_sink,
+        "extra_k_cache": extra_k_cache,
+        "extra_indices_in_kvcache": extra_indices_in_kvcache,
+        "extra_topk_length": extra_topk_length,
+    }
+    _check_kinds(this, module, *inputs.items(), ("out", out), ("lse", lse))
+    if k_cache is None:
+        raise TypeError(f"{this}: k_cache: is None, must be {module.KIND}")
+    if _flag(this, "causal", causal):
+        raise ValueError(f"{this}: causal: is True, must be False where indices is given: it names what a token sees")
+    shapes = {}
+    for name, array, rank in (
+        ("q", q, 4),
+        ("k_cache", k_cache, 4),
+        ("indices", indices, 3),
+        ("extra_k_cache", extra_k_cache, 4),
+        ("extra_indices_in_kvcache", extra_indices_in_kvcache, 3),
+    ):
+        shapes[name] = None if array is None else module.shape_of(this, name, array)
+        if array is not None and len(shapes[name]) != rank:
+            raise ValueError(f"{this}: {name}: has {len(shapes[name])} dimensions, must have {rank}")
+    b, s_q, h_q, d_qk = shapes["q"]
+    _, page_size, h_k, width = shapes["k_cache"]
+    is_fp8_kvcache = _flag(this, "is_fp8_kvcache", is_fp8_kvcache)
+    if is_fp8_kvcache and width not in _library.FP8_FORMATS:
+        raise ValueError(
+            f"{this}: k_cache: shape is {tuple(shapes['k_cache'])}, must end with 656 or 584 where it is FP8"
+        )
+    head_dim_v, softmax_scale = _of_values(module, d_qk, head_dim_v, softmax_scale, out)
+    batch_invariant, stream = _flag(this, "batch_invariant", batch_invariant), _integer(this, "stream", stream)
+    topk = shapes["indices"][2]
+    extra_page_size = None if shapes["extra_k_cache"] is None else shapes["extra_k_cache"][1]
+    extra_topk = None if shapes["extra_indices_in_kvcache"] is None else shapes["extra_indices_in_kvcache"][2]
+    config = b, s_q, h_q, page_size, h_k, False, is_fp8_kvcache, topk, extra_page_size, extra_topk
+    lengths = topk_length, extra_topk_length
+    plan = _plan_of(tile_scheduler_metadata, num_splits, config, module, q, stream, batch_invariant, lengths)
+    kv_format = _library.FP8_FORMATS[width] if is_fp8_kvcache else 0
+    options = (kv_format, softmax_scale, *_lse_options(this, lse_empty, log_base), batch_invariant)
+    return module.decode_sparse(q, inputs, plan, head_dim_v, out, lse, options, stream)
+
+
 def _plan_of(
     metadata: Optional[Any],
     num_splits: Optional[Any],
     config: Tuple[Any, ...],
     module: Any,
-    cache_seqlens: Any,
+    like: Any,
     stream: int,
     batch_invariant: bool,
+    lengths: Optional[Tuple[Optional[Any], Optional[Any]]] = None,
 ) -> Tuple[Optional[Any], Optional[Any]]:
-    """The two tables of the plan to follow, made if they are not there yet; None: a plan is made in the call, if one is needed."""
+    """The two tables of the plan to follow, made if they are not there yet; None: a plan is made in the call, if one is needed.
+    `like`: cache_seqlens; with `lengths`, those of sparse attention, q."""
     this = _operations.DECODE
     if num_splits is not None:  # the older generation
         _check_kinds(this, module, ("tile_scheduler_metadata", metadata), ("num_splits", num_splits))
@@ -381,7 +457,11 @@ def _plan_of(
                 "depend on the batch pass batch_invariant=True"
             )
         filled = FlashMLASchedMeta.Config(*config)
-        tables = module.plan_decode(this, cache_seqlens, filled.s_q, filled.h_q, filled.h_k, stream)
+        if lengths is None:
+            tables = module.plan_decode(this, like, filled.s_q, filled.h_q, filled.h_k, stream)
+        else:
+            sizes = filled.b, filled.topk, filled.extra_topk or 0, filled.s_q, filled.h_q
+            tables = module.plan_sparse(this, like, *lengths, sizes, stream)
         meta.tile_scheduler_metadata, meta.num_splits = tables
         meta.config, meta.have_initialized = filled, True
         return tables

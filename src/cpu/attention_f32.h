@@ -24,15 +24,10 @@
  *
  *   Limit: the two products, 2 · (d_qk + d_v) FLOP per row and key, at the rate of the multiply-adds.
  */
+#include "convert.h"
 #include "tile.h"
 
-#include "../num.h"
-
 #include <string.h>
-
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
 
 enum { GROUP_ROWS = LANES * VECTORS, GROUPS = PLAN_ROW_TILE / GROUP_ROWS, BLOCK = PLAN_BLOCK };
 _Static_assert(GROUP_ROWS == 16, "a group is 16 rows");
@@ -48,7 +43,7 @@ struct scratch {
 };
 
 /* Lays the scratch of a worker out from `base` on; returns its floats. With base = NULL it only counts. */
-static size_t scratch_floats(const struct dense_decode_problem *p, float *base, struct scratch *scratch)
+static size_t scratch_floats(const struct cpu_decode *p, float *base, struct scratch *scratch)
 {
     const size_t rows = PLAN_ROW_TILE, d_qk = ((size_t)p->d_qk + 15) / 16 * 16, d_v = (size_t)p->d_v;
     const size_t sizes[6] = {rows * d_qk, BLOCK * d_qk, rows * d_v, (size_t)BLOCK * GROUP_ROWS, rows, rows};
@@ -63,40 +58,22 @@ static size_t scratch_floats(const struct dense_decode_problem *p, float *base, 
     return at;
 }
 
-static size_t scratch_bytes(const struct dense_decode_problem *p)
+static size_t scratch_bytes(const struct cpu_decode *p)
 {
     struct scratch unused;
     return scratch_floats(p, NULL, &unused) * sizeof(float);
-}
-
-static void to_float(float *to, const uint16_t *from, int64_t count, enum element element)
-{
-    int64_t i = 0;
-    if (element == ELEMENT_BF16) {
-        for (; i < count; i++) to[i] = num_from_bf16(from[i]);
-        return;
-    }
-#if defined(__F16C__)
-    for (; i + 8 <= count; i += 8)
-        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(from + i))));
-#endif
-    for (; i < count; i++) to[i] = num_from_fp16(from[i]);
 }
 
 /* Q of the tile with lanes innermost, the softmax scale in base 2 folded in; lanes without a row are 0. `row` has room
  * for d_qk floats. */
 static void pack_q(const struct cpu_tile *tile, float *q, float *row)
 {
-    const struct dense_decode_problem *p = tile->problem;
-    const int64_t group = p->h_q / p->h_kv;
+    const struct cpu_decode *p = tile->call;
     const int32_t groups = (tile->rows + GROUP_ROWS - 1) / GROUP_ROWS;
     const float scale = p->scale * TILE_LOG2_E;
     memset(q, 0, (size_t)groups * (size_t)p->d_qk * GROUP_ROWS * sizeof(float));
     for (int32_t i = 0; i < tile->rows; i++) {
-        const int64_t token = (tile->first_row + i) / group;
-        const int64_t head = tile->kv_head * group + (tile->first_row + i) % group;
-        to_float(row, p->q + tile->request * p->q_stride[0] + token * p->q_stride[1] + head * p->q_stride[2],
-                 p->d_qk, p->element);
+        convert(row, cpu_query(tile, i), p->d_qk, p->element == ELEMENT_BF16);
         float *to = q + i / GROUP_ROWS * p->d_qk * GROUP_ROWS + i % GROUP_ROWS;
         for (int64_t d = 0; d < p->d_qk; d++) to[d * GROUP_ROWS] = row[d] * scale;
     }
@@ -243,11 +220,11 @@ static void softmax_step(float *s, int32_t count, int32_t fewest, const int32_t 
 /* ---- A tile --------------------------------------------------------------------------------- */
 
 static void attend_block(const struct cpu_tile *tile, const struct scratch *scratch, int32_t group,
-                         int64_t begin)
+                         int64_t begin, int32_t count)
 {
-    const struct dense_decode_problem *p = tile->problem;
+    const struct cpu_decode *p = tile->call;
     int32_t visible[GROUP_ROWS], fewest, most;
-    tile_visible(tile, group * GROUP_ROWS, begin, GROUP_ROWS, visible, &fewest, &most);
+    tile_visible(tile, group * GROUP_ROWS, begin, count, GROUP_ROWS, visible, &fewest, &most);
     if (!most) return;
     _Alignas(64) float rescale[GROUP_ROWS];
     float *o = scratch->o + group * p->d_v * GROUP_ROWS;
@@ -261,7 +238,7 @@ static void attend_block(const struct cpu_tile *tile, const struct scratch *scra
 
 static void attend(const struct cpu_tile *tile, void *memory)
 {
-    const struct dense_decode_problem *p = tile->problem;
+    const struct cpu_decode *p = tile->call;
     const int32_t groups = (tile->rows + GROUP_ROWS - 1) / GROUP_ROWS;
     struct scratch scratch;
     scratch_floats(p, memory, &scratch);
@@ -270,12 +247,18 @@ static void attend(const struct cpu_tile *tile, void *memory)
 
     pack_q(tile, scratch.q, scratch.keys);
     const int64_t end = cpu_visible_end(tile, tile->rows - 1); /* the last row sees most */
-    for (int64_t begin = tile->begin_key; begin < end; begin += BLOCK) {
-        const int64_t count = end - begin < BLOCK ? end - begin : BLOCK;
-        for (int64_t t = 0; t < count; t++)
-            to_float(scratch.keys + t * p->d_qk, cpu_key(p, tile->request, tile->kv_head, begin + t), p->d_qk,
-                     p->element);
-        for (int32_t g = 0; g < groups; g++) attend_block(tile, &scratch, g, begin);
+    struct cpu_key keys[2][BLOCK];                             /* of this block and the next */
+    int64_t begin, at = tile->begin_key;
+    begin = at;
+    int32_t count = cpu_next_keys(tile, &at, end, keys[0]);
+    for (int now = 0; count; now ^= 1) {
+        const int64_t next_begin = at;
+        const int32_t next = cpu_next_keys(tile, &at, end, keys[now ^ 1]);
+        if (p->sparse) tile_prefetch(p, keys[now ^ 1], next); /* pages that lie in a row are foreseen */
+        for (int32_t t = 0; t < count; t++)
+            convert_key(scratch.keys + t * p->d_qk, &p->layout, &keys[now][t]);
+        for (int32_t g = 0; g < groups; g++) attend_block(tile, &scratch, g, begin, count);
+        begin = next_begin, count = next;
     }
     for (int32_t g = 0; g < groups; g++)
         tile_write(tile, g * GROUP_ROWS, GROUP_ROWS, scratch.o + g * p->d_v * GROUP_ROWS, GROUP_ROWS,

@@ -10,16 +10,57 @@
 #include "../plan.h"
 #include "../threads.h"
 
+/* ---- A call --------------------------------------------------------------------------------- */
+
+/* What dense and sparse decode have in common, as the driver and the inner kernels see it. Query rows that read the same
+ * keys are a set: in dense decode those of a key head, in sparse decode those of a query token. */
+struct cpu_decode {
+    const struct dense_decode_problem *dense; /* one of these two, */
+    const struct sparse_decode_problem *sparse;
+    const char *operation;
+    int64_t b, s_q, h_q, d_qk, d_v;
+    int64_t sets, set_rows; /* sets · set_rows = s_q · h_q */
+    int64_t capacity;       /* the most keys of a request: entries of a list in sparse decode */
+    enum element element;   /* of q and out */
+    struct kv_layout layout;
+    const uint16_t *q;
+    const int64_t *q_stride; /* request, token, head */
+    uint16_t *out;
+    const int64_t *out_stride; /* request, token, head */
+    float *lse;                /* NULL: not wanted */
+    const int64_t *lse_stride; /* request, head */
+    const struct result_rules *rules;
+    float scale;
+    bool batch_invariant;
+    const void *plan; /* NULL: in tables, or planned inside the call */
+    bool plan_in_tables;
+    const struct plan_partition *partitions;
+    int32_t num_partitions; /* of the plan made inside the call; 0 = by the threads */
+    void *workspace;
+    size_t workspace_size;
+};
+
+struct cpu_row {
+    int64_t token, head;
+};
+
+/* Which query row is row `row` of a set. */
+static inline struct cpu_row cpu_row_of(const struct cpu_decode *call, int64_t set, int64_t row)
+{
+    if (call->sparse) return (struct cpu_row){set, row};
+    const int64_t group = call->h_q / call->sets;
+    return (struct cpu_row){row / group, set * group + row % group};
+}
+
 /* ---- Inner kernels -------------------------------------------------------------------------- */
 
-/* A row tile: up to PLAN_ROW_TILE rows of one request that read the same key head, over a range of keys.
- * Row i of the key head is query token i / group, query head kv_head · group + i % group, with group = h_q /
- * h_kv. */
+/* A row tile: up to PLAN_ROW_TILE rows of one set, over a range of the request's keys (in sparse decode: of the entries of
+ * the token's list, which name a key each, or none). */
 struct cpu_tile {
-    const struct dense_decode_problem *problem;
+    const struct cpu_decode *call;
     int64_t request;
-    int64_t kv_head;
-    int64_t first_row;
+    int64_t set;
+    int64_t first_row; /* of the set */
     int32_t rows;
     int64_t begin_key, end_key; /* end_key ≤ length */
     int64_t length;             /* keys of the request: what causal masks count from */
@@ -29,33 +70,76 @@ struct cpu_tile {
 
 /* One instruction set's attention over a tile. */
 struct cpu_attention {
-    size_t (*scratch_bytes)(const struct dense_decode_problem *problem); /* of one worker; a multiple of 64 */
-    void (*attend)(const struct cpu_tile *tile, void *scratch);          /* scratch is 64-byte aligned */
+    size_t (*scratch_bytes)(const struct cpu_decode *call);     /* of one worker; a multiple of 64 */
+    void (*attend)(const struct cpu_tile *tile, void *scratch); /* scratch is 64-byte aligned */
 };
 
 /* Where the build has them: FMLA_AVX512_BF16, FMLA_AVX512, FMLA_AVX2. */
 extern const struct cpu_attention cpu_avx512bf16_attention, cpu_avx512_attention, cpu_avx2_attention;
 extern const struct cpu_attention cpu_generic_attention;
 
+/* The query of a row of a tile. */
+static inline const uint16_t *cpu_query(const struct cpu_tile *tile, int32_t row)
+{
+    const struct cpu_decode *call = tile->call;
+    const struct cpu_row at = cpu_row_of(call, tile->set, tile->first_row + row);
+    return call->q + tile->request * call->q_stride[0] + at.token * call->q_stride[1] +
+           at.head * call->q_stride[2];
+}
+
+static inline bool cpu_causal(const struct cpu_decode *call)
+{
+    return call->dense && call->dense->causal;
+}
+
 /* The end of the keys that row `row` of a tile sees: the first one it does not. */
 static inline int64_t cpu_visible_end(const struct cpu_tile *tile, int32_t row)
 {
-    const struct dense_decode_problem *p = tile->problem;
-    if (!p->causal) return tile->end_key;
-    const int64_t token = (tile->first_row + row) / (p->h_q / p->h_kv);
-    const int64_t end = tile->length - p->s_q + token + 1;
+    const struct cpu_decode *call = tile->call;
+    if (!cpu_causal(call)) return tile->end_key;
+    const int64_t end =
+        tile->length - call->s_q + cpu_row_of(call, tile->set, tile->first_row + row).token + 1;
     return end < tile->end_key ? end : tile->end_key;
 }
 
-/* Where key `key` of key head `kv_head` of a request is. */
-static inline const uint16_t *cpu_key(const struct dense_decode_problem *p, int64_t request, int64_t kv_head,
-                                      int64_t key)
+/* Where a key is. */
+struct cpu_key {
+    const uint8_t *token;
+    const uint8_t *scales; /* of FP8 formats */
+};
+
+/* (sparse.c) */
+int32_t cpu_next_sparse_keys(const struct cpu_tile *tile, int64_t *at, int64_t end,
+                             struct cpu_key keys[PLAN_BLOCK]);
+
+/* Up to a block of the keys of a tile from entry *at on, which it moves past them; before `end`. In dense decode that is
+ * one key an entry, in sparse decode entries without a key are passed over, and the last keys may be fewer, or none. */
+static inline int32_t cpu_next_keys(const struct cpu_tile *tile, int64_t *at, int64_t end,
+                                    struct cpu_key keys[PLAN_BLOCK])
 {
-    const int64_t index = key / p->page_size;
-    const int64_t page = p->block_table ? p->block_table[request * p->block_table_stride + index] : request;
-    return p->kv + page * p->kv_stride[0] + (key % p->page_size) * p->kv_stride[1] +
-           kv_head * p->kv_stride[2];
+    const struct dense_decode_problem *dense = tile->call->dense;
+    if (!dense) return cpu_next_sparse_keys(tile, at, end, keys);
+    int32_t count = 0;
+    for (; *at < end && count < PLAN_BLOCK; ++*at) {
+        const int64_t index = *at / dense->page_size;
+        const int64_t page = dense->block_table
+                                 ? dense->block_table[tile->request * dense->block_table_stride + index]
+                                 : tile->request;
+        keys[count++].token = (const uint8_t *)(dense->kv + page * dense->kv_stride[0] +
+                                                (*at % dense->page_size) * dense->kv_stride[1] +
+                                                tile->set * dense->kv_stride[2]);
+    }
+    return count;
 }
+
+/* ---- The driver of decode (decode.c) --------------------------------------------------------- */
+
+/* Workspace of a call, and the call. */
+fmla_status cpu_decode_size(const struct kernel *kernel, const struct cpu_decode *call, size_t *bytes,
+                            size_t *alignment);
+fmla_status cpu_decode_run(const struct kernel *kernel, const struct cpu_decode *call);
+
+/* ---- Cache operations ------------------------------------------------------------------------ */
 
 /* One instruction set's way of a token into a cache and out of it. */
 struct cpu_cache {
@@ -66,12 +150,16 @@ struct cpu_cache {
 /* Where the build has them: FMLA_AVX512, FMLA_AVX2. */
 extern const struct cpu_cache cpu_avx512_cache, cpu_avx2_cache, cpu_generic_cache;
 
-/* ---- Operations (plan.c aside: decode.c, merge.c, cache.c) ---------------------------------- */
+/* ---- Operations (dense.c, sparse.c, merge.c, cache.c) ---------------------------------------- */
+
 
 fmla_status cpu_decode_plan(const struct plan_problem *problem);
 fmla_status cpu_dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *problem,
                                   size_t *bytes, size_t *alignment);
 fmla_status cpu_dense_decode(const struct kernel *kernel, const struct dense_decode_problem *problem);
+fmla_status cpu_sparse_decode_size(const struct kernel *kernel, const struct sparse_decode_problem *problem,
+                                   size_t *bytes, size_t *alignment);
+fmla_status cpu_sparse_decode(const struct kernel *kernel, const struct sparse_decode_problem *problem);
 fmla_status cpu_merge(const struct merge_problem *problem);
 fmla_status cpu_cache_append(const struct kernel *kernel, const struct cache_problem *problem);
 fmla_status cpu_cache_gather(const struct kernel *kernel, const struct cache_problem *problem);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense decode on the CPU: who computes what, and where it goes. The arithmetic is in the inner kernels.
+ * Decode on the CPU, dense and sparse: who computes what, and where it goes. The arithmetic is in the inner kernels.
  *
- * Work is cut twice: the rows of a request into row tiles (by key head, then 64 rows), and the keys into
+ * Work is cut twice: the rows of a request into row tiles (by what keys they read, then 64 rows), and the keys into
  * pieces, by the split plan or, batch-invariant, every INVARIANT_CHUNK keys. One item of work is a partition
  * of the plan (or one chunk of one request) for one row tile. A piece that is a whole request goes straight
  * to `out`; any other leaves its fp32 rows and lse in a slot of the workspace, and a second pass joins the
@@ -31,12 +31,12 @@ static size_t line_up(size_t bytes)
 /* ---- The work of a call, and its workspace -------------------------------------------------- */
 
 struct work {
-    const struct dense_decode_problem *problem;
+    const struct cpu_decode *call;
     const struct cpu_attention *attention;
     struct thread_pool pool;
     const struct plan_partition *partitions; /* [num_partitions]; NULL in batch-invariant mode */
-    int64_t row_tiles;                       /* of a request: h_kv × tiles of a key head */
-    int64_t tiles_of_head;
+    int64_t row_tiles;                       /* of a request: sets × tiles of a set */
+    int64_t tiles_of_set;
     int64_t chunks; /* most chunks of a request; batch-invariant mode */
     int64_t slots;
     size_t plan_offset, slots_offset, slot_lse_offset, scratch_offset, scratch_bytes, bytes;
@@ -44,20 +44,15 @@ struct work {
     char *workspace;
 };
 
-static int64_t rows_of_head(const struct dense_decode_problem *p)
-{
-    return p->s_q * (p->h_q / p->h_kv);
-}
-
 /* Lays the workspace out; fails where its size would not fit. */
-static fmla_status lay_out(const struct kernel *kernel, const struct dense_decode_problem *p, struct work *w)
+static fmla_status lay_out(const struct kernel *kernel, const struct cpu_decode *p, struct work *w)
 {
     memset(w, 0, sizeof *w);
-    w->problem = p;
+    w->call = p;
     w->attention = kernel->cpu_attention;
     w->pool = threads_now();
-    w->tiles_of_head = (rows_of_head(p) + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
-    w->row_tiles = p->h_kv * w->tiles_of_head;
+    w->tiles_of_set = (p->set_rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
+    w->row_tiles = p->sets * w->tiles_of_set;
     size_t at = 0;
     if (p->batch_invariant) {
         w->chunks = p->capacity > INVARIANT_CHUNK ? (p->capacity + INVARIANT_CHUNK - 1) / INVARIANT_CHUNK : 1;
@@ -67,7 +62,7 @@ static fmla_status lay_out(const struct kernel *kernel, const struct dense_decod
         w->num_partitions = given ? given->num_partitions
                             : p->num_partitions
                                 ? p->num_partitions
-                                : plan_even_partitions(w->pool.workers, p->s_q, p->h_q, p->h_kv);
+                                : plan_even_partitions(w->pool.workers, 1, p->sets * p->set_rows, p->sets);
         if (!given && !p->plan_in_tables) at += line_up(plan_bytes(p->b, w->num_partitions));
         if (w->num_partitions > 1) w->slots = 2 * (int64_t)w->num_partitions;
     }
@@ -87,13 +82,13 @@ static fmla_status lay_out(const struct kernel *kernel, const struct dense_decod
     return FMLA_OK;
 too_large:
     return fail(FMLA_UNSUPPORTED,
-                "dense_decode: q: the partial results of %lld requests of up to %lld keys would not fit "
+                "%s: q: the partial results of %lld requests of up to %lld keys would not fit "
                 "into memory that can be addressed",
-                (long long)p->b, (long long)p->capacity);
+                p->operation, (long long)p->b, (long long)p->capacity);
 }
 
-fmla_status cpu_dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *p,
-                                  size_t *bytes, size_t *alignment)
+fmla_status cpu_decode_size(const struct kernel *kernel, const struct cpu_decode *p, size_t *bytes,
+                            size_t *alignment)
 {
     struct work w;
     const fmla_status status = lay_out(kernel, p, &w);
@@ -101,9 +96,12 @@ fmla_status cpu_dense_decode_size(const struct kernel *kernel, const struct dens
     return status;
 }
 
-static int64_t length_of(const struct dense_decode_problem *p, int64_t request)
+static int64_t length_of(const struct cpu_decode *p, int64_t request)
 {
-    return plan_clamp_length(p->seqlens[request], p->capacity);
+    if (p->dense) return plan_clamp_length(p->dense->seqlens[request], p->capacity);
+    const struct plan_topk *topk = &p->sparse->topk;
+    return plan_topk_length(plan_topk_count(topk->topk, topk->length, request), topk->extra_topk,
+                            plan_topk_count(topk->extra_topk, topk->extra_length, request));
 }
 
 /* ---- One piece: a range of keys of a request, for one row tile ------------------------------ */
@@ -112,53 +110,53 @@ enum { DIRECT = -1 }; /* instead of a slot: the piece is the whole request */
 
 static float *slot_out(const struct work *w, int64_t slot, int64_t row)
 {
-    const struct dense_decode_problem *p = w->problem;
+    const struct cpu_decode *p = w->call;
     return (float *)(void *)(w->workspace + w->slots_offset) + (slot * p->h_q * p->s_q + row) * p->d_v;
 }
 
 static float *slot_lse(const struct work *w, int64_t slot, int64_t row)
 {
-    const struct dense_decode_problem *p = w->problem;
+    const struct cpu_decode *p = w->call;
     return (float *)(void *)(w->workspace + w->slot_lse_offset) + slot * p->h_q * p->s_q + row;
 }
 
-/* Row `row` of a key head, finished, to the caller's tensors. */
-static void write_row(const struct dense_decode_problem *p, int64_t request, int64_t kv_head, int64_t row,
+/* Row `row` of a set, finished, to the caller's tensors. */
+static void write_row(const struct cpu_decode *p, int64_t request, int64_t set, int64_t row,
                       const float *values, float lse)
 {
-    const int64_t group = p->h_q / p->h_kv;
-    const int64_t token = row / group, head = kv_head * group + row % group;
-    const int64_t at = request * p->out_stride[0] + token * p->out_stride[1] + head * p->out_stride[2];
-    result_store(p->out, p->element, at, values, result_sink_factor(&p->rules, head, lse), p->d_v);
+    const struct cpu_row to = cpu_row_of(p, set, row);
+    const int64_t at = request * p->out_stride[0] + to.token * p->out_stride[1] + to.head * p->out_stride[2];
+    result_store(p->out, p->element, at, values, result_sink_factor(p->rules, to.head, lse), p->d_v);
     if (p->lse)
-        p->lse[request * p->lse_stride[0] + head * p->lse_stride[1] + token] = result_lse(&p->rules, lse);
+        p->lse[request * p->lse_stride[0] + to.head * p->lse_stride[1] + to.token] =
+            result_lse(p->rules, lse);
 }
 
 struct tile_rows {
-    int64_t kv_head, first_row;
+    int64_t set, first_row;
     int32_t rows;
 };
 
 static struct tile_rows tile_rows(const struct work *w, int64_t row_tile)
 {
-    const int64_t first = row_tile % w->tiles_of_head * PLAN_ROW_TILE;
-    const int64_t left = rows_of_head(w->problem) - first;
-    return (struct tile_rows){row_tile / w->tiles_of_head, first,
+    const int64_t first = row_tile % w->tiles_of_set * PLAN_ROW_TILE;
+    const int64_t left = w->call->set_rows - first;
+    return (struct tile_rows){row_tile / w->tiles_of_set, first,
                               (int32_t)(left < PLAN_ROW_TILE ? left : PLAN_ROW_TILE)};
 }
 
 static void run_piece(const struct work *w, int64_t request, int64_t row_tile, int64_t begin, int64_t end,
                       int64_t slot, int32_t worker)
 {
-    const struct dense_decode_problem *p = w->problem;
+    const struct cpu_decode *p = w->call;
     const struct tile_rows t = tile_rows(w, row_tile);
     char *scratch = w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes;
     float *rows = (float *)(void *)scratch;
-    const int64_t slot_row = t.kv_head * rows_of_head(p) + t.first_row;
+    const int64_t slot_row = t.set * p->set_rows + t.first_row;
     struct cpu_tile tile = {
-        .problem = p,
+        .call = p,
         .request = request,
-        .kv_head = t.kv_head,
+        .set = t.set,
         .first_row = t.first_row,
         .rows = t.rows,
         .begin_key = begin,
@@ -171,18 +169,18 @@ static void run_piece(const struct work *w, int64_t request, int64_t row_tile, i
                          scratch + line_up((size_t)PLAN_ROW_TILE * ((size_t)p->d_v + 1) * sizeof(float)));
     if (slot != DIRECT) return;
     for (int32_t i = 0; i < t.rows; i++)
-        write_row(p, request, t.kv_head, t.first_row + i, tile.out + i * p->d_v, tile.lse[i]);
+        write_row(p, request, t.set, t.first_row + i, tile.out + i * p->d_v, tile.lse[i]);
 }
 
 /* Joins `count` slots of a request, first, second, second + step, …, for one row tile. */
 static void join_slots(const struct work *w, int64_t request, int64_t row_tile, int64_t count, int64_t first,
                        int64_t second, int64_t step, int32_t worker)
 {
-    const struct dense_decode_problem *p = w->problem;
+    const struct cpu_decode *p = w->call;
     const struct tile_rows t = tile_rows(w, row_tile);
     float *sum = (float *)(void *)(w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes);
     for (int64_t i = t.first_row; i < t.first_row + t.rows; i++) {
-        const int64_t row = t.kv_head * rows_of_head(p) + i;
+        const int64_t row = t.set * p->set_rows + i;
         struct lse_sum total = lse_sum_empty;
         for (int64_t s = 0; s < count; s++)
             lse_sum_add(&total, *slot_lse(w, s ? second + (s - 1) * step : first, row));
@@ -196,7 +194,7 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
             const float *part = slot_out(w, slot, row);
             for (int64_t d = 0; d < p->d_v; d++) sum[d] += weight * part[d];
         }
-        write_row(p, request, t.kv_head, i, sum, lse);
+        write_row(p, request, t.set, i, sum, lse);
     }
 }
 
@@ -228,7 +226,7 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high)
 static void run_partition(void *data, int64_t index, int32_t worker)
 {
     const struct work *w = data;
-    const struct dense_decode_problem *p = w->problem;
+    const struct cpu_decode *p = w->call;
     const int64_t partition = index / w->row_tiles, row_tile = index % w->row_tiles;
     const struct plan_partition *row = partition_of(w, partition);
     const bool cut = goes_on(w, partition);
@@ -255,10 +253,10 @@ static void join_partition(void *data, int64_t index, int32_t worker)
     const struct plan_partition *row = partition_of(w, partition);
     const int64_t request = row->end_request;
     const bool begins_here = request > row->begin_request || !partition || !goes_on(w, partition - 1);
-    if (!begins_here || !goes_on(w, partition) || request < 0 || request >= w->problem->b) return;
+    if (!begins_here || !goes_on(w, partition) || request < 0 || request >= w->call->b) return;
     int64_t end = partition + 1; /* the partition with the last split */
     while (partition_of(w, end)->end_request == request && goes_on(w, end)) end++;
-    const int64_t first = 2 * partition + (request == clamp(row->begin_request, 0, w->problem->b) ? 0 : 1);
+    const int64_t first = 2 * partition + (request == clamp(row->begin_request, 0, w->call->b) ? 0 : 1);
     join_slots(w, request, row_tile, end - partition + 1, first, 2 * (partition + 1), 2, worker);
 }
 
@@ -274,7 +272,7 @@ static void run_chunk(void *data, int64_t index, int32_t worker)
     const struct work *w = data;
     const int64_t row_tile = index % w->row_tiles;
     const int64_t chunk = index / w->row_tiles % w->chunks, request = index / w->row_tiles / w->chunks;
-    const int64_t length = length_of(w->problem, request), chunks = chunks_of(length);
+    const int64_t length = length_of(w->call, request), chunks = chunks_of(length);
     if (chunk >= chunks) return;
     const int64_t begin = chunk * INVARIANT_CHUNK;
     const int64_t end = chunk + 1 < chunks ? begin + INVARIANT_CHUNK : length;
@@ -285,41 +283,21 @@ static void join_chunks(void *data, int64_t index, int32_t worker)
 {
     const struct work *w = data;
     const int64_t row_tile = index % w->row_tiles, request = index / w->row_tiles;
-    const int64_t chunks = chunks_of(length_of(w->problem, request)), first = request * w->chunks;
+    const int64_t chunks = chunks_of(length_of(w->call, request)), first = request * w->chunks;
     if (chunks > 1) join_slots(w, request, row_tile, chunks, first, first + 1, 1, worker);
 }
 
 /* ---- The call ------------------------------------------------------------------------------- */
 
-/* Every page that will be read is one of the cache. */
-static fmla_status check_pages(const struct dense_decode_problem *p)
-{
-    if (!p->block_table) return FMLA_OK;
-    for (int64_t r = 0; r < p->b; r++) {
-        const int64_t pages = (length_of(p, r) + p->page_size - 1) / p->page_size;
-        const int32_t *row = p->block_table + r * p->block_table_stride;
-        for (int64_t i = 0; i < pages; i++)
-            if (row[i] < 0 || row[i] >= p->pages)
-                return fail(FMLA_INVALID_ARGUMENT,
-                            "dense_decode: block_table: entry [%lld, %lld] is %d, must be in [0, %lld): "
-                            "request %lld has "
-                            "%lld keys",
-                            (long long)r, (long long)i, row[i], (long long)p->pages, (long long)r,
-                            (long long)length_of(p, r));
-    }
-    return FMLA_OK;
-}
-
-fmla_status cpu_dense_decode(const struct kernel *kernel, const struct dense_decode_problem *p)
+fmla_status cpu_decode_run(const struct kernel *kernel, const struct cpu_decode *p)
 {
     struct work w;
-    fmla_status status = lay_out(kernel, p, &w);
-    if (!status) status = check_pages(p);
+    const fmla_status status = lay_out(kernel, p, &w);
     if (status || !p->b) return status;
     /* The number of threads is global and may have changed since the caller's workspace was checked. */
     if (w.bytes > p->workspace_size)
-        return fail(FMLA_BUFFER_TOO_SMALL, "dense_decode: workspace_size: is %zu, must be at least %zu bytes",
-                    p->workspace_size, w.bytes);
+        return fail(FMLA_BUFFER_TOO_SMALL, "%s: workspace_size: is %zu, must be at least %zu bytes",
+                    p->operation, p->workspace_size, w.bytes);
     w.workspace = p->workspace;
 
     if (p->batch_invariant) {
@@ -333,16 +311,13 @@ fmla_status cpu_dense_decode(const struct kernel *kernel, const struct dense_dec
         w.partitions = plan_partitions(p->plan);
     } else {
         const struct plan_tables plan = plan_tables_of(w.workspace + w.plan_offset, w.num_partitions);
-        plan_build(plan, p->b, p->seqlens, p->capacity);
+        if (p->dense)
+            plan_build(plan, p->b, p->dense->seqlens, p->capacity);
+        else
+            plan_build_sparse(plan, p->b, p->sparse->topk);
         w.partitions = plan.partitions;
     }
     w.pool.run(w.pool.pool, w.num_partitions * w.row_tiles, run_partition, &w);
     if (w.slots) w.pool.run(w.pool.pool, w.num_partitions * w.row_tiles, join_partition, &w);
-    return FMLA_OK;
-}
-
-fmla_status cpu_decode_plan(const struct plan_problem *p)
-{
-    plan_build_by_costs(p->plan, p->b, p->seqlens, p->capacity, p->costs);
     return FMLA_OK;
 }

@@ -13,11 +13,16 @@
 #define TILE_LOG2_E 1.44269504088896341f
 #define TILE_LN_2   0.693147180559945309f
 
-/* How many keys of the block at `begin` each of `lanes` rows from `first_row` of the tile on sees; gives the least and
- * the most. Lanes without a row see what the last row sees. */
-static inline void tile_visible(const struct cpu_tile *tile, int32_t first_row, int64_t begin, int lanes,
-                                int32_t *visible, int32_t *fewest, int32_t *most)
+/* How many of the `count` keys of the block at `begin` each of `lanes` rows from `first_row` of the tile on sees; gives
+ * the least and the most. Lanes without a row see what the last row sees. */
+static inline void tile_visible(const struct cpu_tile *tile, int32_t first_row, int64_t begin, int32_t count,
+                                int lanes, int32_t *visible, int32_t *fewest, int32_t *most)
 {
+    if (!cpu_causal(tile->call)) {
+        for (int l = 0; l < lanes; l++) visible[l] = count;
+        *fewest = *most = count;
+        return;
+    }
     *fewest = PLAN_BLOCK, *most = 0;
     for (int l = 0; l < lanes; l++) {
         const int32_t row = first_row + l < tile->rows ? first_row + l : tile->rows - 1;
@@ -28,11 +33,21 @@ static inline void tile_visible(const struct cpu_tile *tile, int32_t first_row, 
     }
 }
 
+/* Brings the keys that are worked on next into the second-level cache: gathered ones no processor foresees. */
+static inline void tile_prefetch(const struct cpu_decode *call, const struct cpu_key *keys, int32_t count)
+{
+    for (int32_t t = 0; t < count; t++) {
+        for (int32_t byte = 0; byte < call->layout.token_bytes; byte += 64)
+            __builtin_prefetch(keys[t].token + byte, 0, 2);
+        if (call->layout.scale_bytes) __builtin_prefetch(keys[t].scales, 0, 2);
+    }
+}
+
 /* Rows first_row … of a tile, up to `lanes` of them, from o[d · stride + lane] and the softmax's maxima and sums. */
 static inline void tile_write(const struct cpu_tile *tile, int32_t first_row, int lanes, const float *o,
                               int64_t stride, const float *max, const float *sum)
 {
-    const int64_t d_v = tile->problem->d_v;
+    const int64_t d_v = tile->call->d_v;
     for (int l = 0; l < lanes && first_row + l < tile->rows; l++) {
         float *out = tile->out + (first_row + l) * d_v;
         if (sum[l] == 0.0f) { /* no key, or none whose score is above -inf */

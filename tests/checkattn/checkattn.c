@@ -20,9 +20,9 @@
 #include <string.h>
 
 const char *const fault_names[FAULTS] = {
-    "none",        "dropped-key", "mask",      "swapped-page", "out-of-bounds", "gap",
-    "unwritten",   "nan",         "lse",       "unstable",     "merge-base",    "cache-slot",
-    "cache-value", "cache-scale", "cache-gap", "gather-value", "gather-zero"};
+    "none",        "dropped-key", "mask",        "swapped-page", "out-of-bounds", "gap",        "unwritten",
+    "nan",         "lse",         "unstable",    "merge-base",   "invalid-key",   "late-key",   "wrong-scale",
+    "no-extra",    "cache-slot",  "cache-value", "cache-scale",  "cache-gap",     "gather-value", "gather-zero"};
 
 void report(struct tally *tally, const struct run *run, const char *where, const char *what)
 {
@@ -73,6 +73,13 @@ void pthread_for(void *pool, int64_t count, fmla_task task, void *task_data)
     for (int i = 1; i <= started; i++) pthread_join(threads[i], NULL);
 }
 
+void use_threads(const struct run *run, int64_t threads)
+{
+    fmla_set_parallel_for(run->own_threads || threads == THREADS_OWN ? pthread_for : NULL, NULL,
+                          PTHREAD_WORKERS);
+    fmla_set_num_threads(threads == THREADS_ONE ? 1 : 0);
+}
+
 /* ---- The operations ------------------------------------------------------------------------- */
 
 static const struct operation {
@@ -83,6 +90,7 @@ static const struct operation {
 } operations[] = {
     {"decode_plan", NULL /* tests/unit/test_plan.c */, check_device_plan, NULL},
     {"dense_decode", check_dense_decode, check_dense_decode, time_dense_decode},
+    {"sparse_decode", check_sparse_decode, NULL, time_sparse_decode},
     {"merge", check_merge, check_merge, NULL},
     {"cache_append", check_cache_append, check_cache_append, NULL},
     {"cache_gather", check_cache_gather, check_cache_gather, NULL},
@@ -218,26 +226,39 @@ static bool kernel_for_faults(fmla_device device, const char *operation, struct 
     return false;
 }
 
+/* Can a kernel of that operation have the defect? */
+static bool has_fault(const char *operation, enum defect fault)
+{
+    if (!strcmp(operation, "merge")) return fault == FAULT_MERGE_BASE;
+    if (!strcmp(operation, "cache_append")) return fault >= FAULT_CACHE_SLOT && fault < FAULT_GATHER_VALUE;
+    if (!strcmp(operation, "cache_gather")) return fault >= FAULT_GATHER_VALUE;
+    if (!strcmp(operation, "sparse_decode"))
+        return fault < FAULT_CACHE_SLOT && fault != FAULT_MASK && fault != FAULT_MERGE_BASE;
+    return fault < FAULT_MERGE_BASE;
+}
+
 /* Every planted defect must go red, and the same cases without one stay green (check_all says so). */
 static int check_faults(uint64_t seed, fmla_device device, bool verbose)
 {
     int unseen = 0;
     if (device.type == FMLA_DEVICE_CUDA) device_open(device);
-    for (int fault = FAULT_NONE + 1; fault < FAULTS; fault++) {
-        const char *name = fault >= FAULT_GATHER_VALUE ? "cache_gather"
-                           : fault >= FAULT_CACHE_SLOT ? "cache_append"
-                           : fault == FAULT_MERGE_BASE ? "merge"
-                                                       : "dense_decode";
-        struct run run = {.seed = seed, .fault = (enum defect)fault, .verbose = verbose};
-        struct tally tally = {0};
-        if (!kernel_for_faults(device, name, &run)) return unseen + 1;
-        operation_of(name)->check(&run, &tally);
-        const bool seen = tally.planted && tally.failed > 0;
-        printf("%s fault %s: %s\n", seen ? "ok" : "FAILED", fault_names[fault],
-               seen            ? "seen"
-               : tally.planted ? "planted, and not seen"
-                               : "found no place to be planted");
-        unseen += !seen;
+    for (int i = 0; i < OPERATIONS; i++) {
+        const struct operation *operation = &operations[i];
+        const bool gpu = device.type == FMLA_DEVICE_CUDA;
+        if (!(gpu ? operation->check_device : operation->check) || !operation->check) continue;
+        for (int fault = FAULT_NONE + 1; fault < FAULTS; fault++) {
+            struct run run = {.seed = seed, .fault = (enum defect)fault, .verbose = verbose};
+            struct tally tally = {0};
+            if (!has_fault(operation->name, run.fault)) continue;
+            if (!kernel_for_faults(device, operation->name, &run)) return unseen + 1;
+            operation->check(&run, &tally);
+            const bool seen = tally.planted && tally.failed > 0;
+            printf("%s fault %s: %s: %s\n", seen ? "ok" : "FAILED", operation->name, fault_names[fault],
+                   seen            ? "seen"
+                   : tally.planted ? "planted, and not seen"
+                                   : "found no place to be planted");
+            unseen += !seen;
+        }
     }
     return unseen;
 }

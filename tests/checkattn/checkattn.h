@@ -23,6 +23,10 @@ enum defect {
     FAULT_LSE,           /* one lse is of the other convention for rows without a key */
     FAULT_UNSTABLE,      /* the second run differs in one bit */
     FAULT_MERGE_BASE,    /* parts joined in the wrong base */
+    FAULT_INVALID_KEY,   /* sparse: an index of no key is taken for key 0 */
+    FAULT_LATE_KEY,      /* sparse: an index past the length counts */
+    FAULT_WRONG_SCALE,   /* sparse: a group of values has the scale of another */
+    FAULT_NO_EXTRA,      /* sparse: the extra cache is left out */
     FAULT_CACHE_SLOT,    /* two tokens in each other's slots */
     FAULT_CACHE_VALUE,   /* one value of the cache is rounded the other way */
     FAULT_CACHE_SCALE,   /* one scale is not the right power of two */
@@ -84,8 +88,15 @@ void check_cache_gather(const struct run *run, struct tally *tally);
 /* The device's planner against the host's, which tests/unit/test_plan.c checks. */
 void check_device_plan(const struct run *run, struct tally *tally);
 
+void check_sparse_decode(const struct run *run, struct tally *tally);
+
 /* Prints GFLOP/s of a few plain shapes. */
 void time_dense_decode(const struct run *run);
+void time_sparse_decode(const struct run *run);
+
+/* The threads that calls use from now on. */
+enum { THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN };
+void use_threads(const struct run *run, int64_t threads);
 
 /* A loop over threads of our own, for fmla_set_parallel_for. */
 void pthread_for(void *pool, int64_t count, fmla_task task, void *task_data);

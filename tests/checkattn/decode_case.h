@@ -43,7 +43,6 @@ enum {
     INPUTS_STEEP,  /* scores of ±200: without the maximum taken out, everything overflows */
     INPUTS_NAN_ENDS /* causal, s_q > 1: the last key of every request is NaN, and rows that may not see it must not notice */
 };
-enum { THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN };
 /* Besides those of memory.h, for the cache of a paged case: pages so far apart that the elements of the third and later
  * ones are more than 2^31 elements from the first, those of the fifth more than 2^32. They cost address space, not memory.
  * Everything else is contiguous. */

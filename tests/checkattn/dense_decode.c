@@ -191,13 +191,6 @@ static bool plant_after(struct decode_case *c, enum defect fault)
     }
 }
 
-static void set_threads(const struct run *run, int64_t threads)
-{
-    fmla_set_parallel_for(run->own_threads || threads == THREADS_OWN ? pthread_for : NULL, NULL,
-                          PTHREAD_WORKERS);
-    fmla_set_num_threads(threads == THREADS_ONE ? 1 : 0);
-}
-
 /* Every row was written: none starts and ends with the bytes it was filled with. */
 static bool all_written(const struct decode_case *c)
 {
@@ -229,7 +222,7 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
         decode_case_free(&c);
         return;
     }
-    set_threads(run, v[A_THREADS]);
+    use_threads(run, v[A_THREADS]);
     fmla_status status = FMLA_OK;
     bool same_plan = true;
     const char *kernel = "";
@@ -274,7 +267,7 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
         for (int i = 0; c.args.batch_invariant && i < (on_gpu(run) ? 4 : 1); i++)
             decode_compare_elsewhere(&c, run, tally);
     }
-    set_threads(run, THREADS_BUILT_IN);
+    use_threads(run, THREADS_BUILT_IN);
     decode_case_free(&c);
 }
 

@@ -51,6 +51,17 @@ bad 1 'is a directory' run folder
 bad 1 'nowhere: cannot open' run nowhere
 # A page that the cache does not have.
 good make-input table.safetensors --seq-lens 5
+good make-input sparse.safetensors --op sparse_decode --batch 2 --seq-len 100 --topk 20 --cache fp8_656
+bad 2 '--causal: not with sparse decode' run sparse.safetensors --causal
+bad 1 'sparse_decode: kernel: is "cpu-avx9", must be one of: ' run sparse.safetensors --kernel cpu-avx9
+sed 's/"FP8_656"/"FP8_657"/' sparse.safetensors >format.safetensors
+bad 1 "kv_format is 'FP8_657'" run format.safetensors
+sed 's/"FP8_656"/"FP8_584"/' sparse.safetensors >format.safetensors
+bad 1 'q: d_qk (dimension 3) is 576, must be 512 as in FMLA_KV_FP8_584' run format.safetensors
+sed 's/"kv_format"/"kv_farmot"/' sparse.safetensors >format.safetensors
+bad 1 'kv_format: is 0, must name the format' run format.safetensors
+sed 's/"topk_length"/"topk_lengtg"/; s/"kv_cache"/"kv_cashe"/' sparse.safetensors >format.safetensors
+bad 1 'has no tensor "kv_cache"' run format.safetensors
 printf '\377\377\377\177' | dd of=table.safetensors bs=1 conv=notrunc status=none \
     seek=$(($(stat -c %s table.safetensors) - 8))
 bad 1 'table.safetensors: dense_decode: block_table' run table.safetensors --out o
@@ -79,6 +90,11 @@ bad 2 "--seq-lens: not together with" plan --seq-lens 1,2 --batch 2
 bad 2 '--min-len: 9 must not exceed --max-len 8' make-input x --min-len 9 --max-len 8
 bad 2 '--d-qk: 513 must be 512 or 576' make-input x --d-qk 513
 bad 2 '--kv-heads: 3 must divide --heads 16' make-input x --kv-heads 3
+bad 2 '--topk: only with --op sparse_decode' make-input x --topk 5
+bad 2 '--causal: not with --op sparse_decode' make-input x --op sparse_decode --causal
+bad 2 '--d-qk: 512 must be the 576 of that cache' make-input x --op sparse_decode --cache fp8_656 --d-qk 512
+bad 2 '--dtype: fp16 only with --cache plain' make-input x --op sparse_decode --cache fp8_584 --dtype fp16
+bad 1 'more than indices count' make-input x --op sparse_decode --batch 1000 --seq-len 10000000
 bad 2 "lengths, heads and query tokens are the file's" plan fine.safetensors --heads 3
 bad 1 'nosuch' run fine.safetensors --kernel nosuch
 

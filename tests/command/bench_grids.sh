@@ -46,6 +46,21 @@ for name in cpu h20 latency peers varlen; do
     [ -s expected ] || wrong "no rows expected of $name"
     diff expected came >difference || wrong "--grid $name: $(head -n 5 difference)"
 done
+sparse() { # sparse "B…" S_K "S_Q…" "H_Q…" D_QK FORMAT
+    local h_q s_q b
+    for h_q in $4; do for s_q in $3; do for b in $1; do
+        echo "$b $2 $s_q $h_q 1 $5 bf16 $6 $too_large"
+    done; done; done
+}
+bad 3 'no row of the grid runs here' bench --op sparse_decode --grid peers --threads 1 --json rows.jsonl
+grep 'skipped' stdout | sed 's/^ *//; s/  */ /g' | sort >came
+{
+    sparse '1 2 16 64 128' 32768 '1 2' '64 128' 576 FP8_656
+    sparse '2 64 128' 16384 2 '64 128' 512 FP8_584
+    sparse 148 32768 2 128 576 FP8_656
+} | sort >expected
+checks=$((checks + 1))
+diff expected came >difference || wrong "sparse --grid peers: $(head -n 5 difference)"
 bad 3 'no row of the grid runs here' bench --op merge --grid quick --threads 1 --parts 2,3 --json rows.jsonl
 has "^ +3 +1 .*$too_large$"
 unset FMLA_LITTLE_MEMORY

@@ -3,7 +3,7 @@
  * Linked into a flashmla of the tests' own, where ld's --wrap puts these functions in the place of the library's and
  * libc's: kernels that err, and a machine with little memory. The command that is installed has nothing of it.
  *
- * FMLA_PLANT says what cpu-generic does wrong: out, nan, lse, refused; merge; append; gather.
+ * FMLA_PLANT says what cpu-generic does wrong: out, nan, lse, refused; sparse-out, sparse-lse; merge; append; gather.
  * FMLA_LITTLE_MEMORY: the machine has one page of it.
  */
 #include "flashmla/flashmla.h"
@@ -15,6 +15,8 @@
 
 fmla_status __real_fmla_dense_decode(const fmla_dense_decode_args *args);
 fmla_status __wrap_fmla_dense_decode(const fmla_dense_decode_args *args);
+fmla_status __real_fmla_sparse_decode(const fmla_sparse_decode_args *args);
+fmla_status __wrap_fmla_sparse_decode(const fmla_sparse_decode_args *args);
 fmla_status __real_fmla_merge(const fmla_merge_args *args);
 fmla_status __wrap_fmla_merge(const fmla_merge_args *args);
 fmla_status __real_fmla_cache_append(const fmla_cache_append_args *args);
@@ -49,6 +51,17 @@ fmla_status __wrap_fmla_dense_decode(const fmla_dense_decode_args *args)
     if (planted(args->kernel, "out")) out[last] = bf16 ? 0x3f80 : 0x3c00; /* 1: none is near it */
     if (planted(args->kernel, "nan")) out[last] = 0x7fff;
     if (planted(args->kernel, "lse")) lse[count(args->lse) - 1] += 0.01f;
+    return status;
+}
+
+fmla_status __wrap_fmla_sparse_decode(const fmla_sparse_decode_args *args)
+{
+    const fmla_status status = __real_fmla_sparse_decode(args);
+    const bool bf16 = args->out->dtype.code == FMLA_TYPE_BFLOAT;
+    uint16_t *out = args->out->data;
+    float *lse = args->lse->data;
+    if (planted(args->kernel, "sparse-out")) out[count(args->out) - 1] = bf16 ? 0x3f80 : 0x3c00;
+    if (planted(args->kernel, "sparse-lse")) lse[count(args->lse) - 1] += 0.01f;
     return status;
 }
 

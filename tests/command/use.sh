@@ -42,6 +42,23 @@ good make-input big.safetensors --seq-lens 3000,50,2000 --heads 128 --query-toke
 good run big.safetensors --check --repeat 1
 has '^check +PASS: 64 of 1536 rows'
 
+# Sparse decode, in every format.
+good make-input s.safetensors --op sparse_decode --batch 3 --seq-len 300 --topk 200 --cache fp8_656 --query-tokens 2 --sink
+has 'FP8_656 cache of 15 pages of 64, 200 indices, sink$'
+good run s.safetensors --check --out s.out --repeat 1
+has '^check +PASS: 96 of 96 rows'
+has '^keys +1200 '
+good make-input s.safetensors --op sparse_decode --batch 2 --seq-len 500 --topk 100 --cache fp8_584 --extra-topk 90 \
+    --extra-page-size 7 --short-lists --heads 70 --page-size 61
+good run s.safetensors --check --batch-invariant --lse-empty neg --log-base 2 --repeat 1
+has '^extra cache +\[144, 7, 1, 584\] FP8_584, 90 indices'
+has '^check +PASS: '
+good make-input s.safetensors --op sparse_decode --batch 1 --dtype fp16 --d-qk 512 --topk 4100
+good run s.safetensors --check --kernel cpu-generic --repeat 1
+has '^keys +4096 ' # the rest of the list names none
+good make-input s.safetensors --op sparse_decode --batch 0 --topk 0
+good run s.safetensors --check --out s.out
+
 # The same options give the same bytes, another seed others.
 good make-input c.safetensors --batch 3 --min-len 1 --max-len 300
 cmp a.safetensors c.safetensors || wrong 'make-input is not repeatable'
@@ -86,6 +103,7 @@ grep -q '<title>request 5, keys 0 to ' plan.svg || wrong 'plan.svg does not show
 # Every kernel of this machine agrees with the oracle.
 good verify
 has '^ok +dense_decode +cpu-generic '
+has '^ok +sparse_decode +cpu-generic '
 has '^ok +merge +cpu-generic '
 has '^ok +cache_append +cpu-generic '
 has '^ok +cache_gather +cpu-generic '
@@ -118,6 +136,13 @@ for op in cache_append cache_gather; do
     has "^$op +70 +fp16 +FP8_584 +16 +cpu-generic "
     json_lines cache.jsonl 20
 done
+good bench --op sparse_decode --grid quick --repeat 1 --json sparse.jsonl
+has '^ +1 +1024 +1 +16 +1 +576 +bf16 FP8_656 .* topk 256'
+json_lines sparse.jsonl 2
+good bench --op sparse_decode --grid cpu --repeat 1 --seq-len 200 --topk 100,300 --batch 1 --heads 8 --kernel cpu-generic --json sparse.jsonl
+has ' FP8_584 +cpu-generic .* topk 300 \+ 1024'
+json_lines sparse.jsonl 6
+grep -q '"topk":300,"extra":{' sparse.jsonl || wrong 'no extra cache in sparse.jsonl'
 export FLASHMLA_KERNEL=cpu-generic
 good bench --grid quick --repeat 1 --seq-len 64
 has ' cpu-generic +[0-9.]'

@@ -25,6 +25,8 @@ verify_fails() {
 }
 verify_fails out dense_decode 'paged: 1 values of out and 0 of lse differ'
 verify_fails refused dense_decode 'paged: dense_decode: workspace'
+verify_fails sparse-out sparse_decode 'sparse, FP8_656: 1 values of out and 0 of lse differ'
+verify_fails sparse-lse sparse_decode 'sparse, FP8_656: 0 values of out and 1 of lse differ'
 verify_fails merge merge 'merge: 1 values of out and 0 of lse differ'
 verify_fails append cache_append "BF16: 1 bytes differ from the oracle's"
 verify_fails gather cache_gather "BF16: 1 bytes differ from the oracle's"
@@ -35,6 +37,12 @@ has '"passed": false'
 for plant in out nan lse; do
     export FMLA_PLANT=$plant
     bad 1 'the result is wrong: ' run batch.safetensors --kernel cpu-generic --check --repeat 1 --out result
+    has '^check +FAIL: '
+done
+good make-input sparse.safetensors --op sparse_decode --batch 2 --seq-len 200 --topk 100
+for plant in sparse-out sparse-lse; do
+    export FMLA_PLANT=$plant
+    bad 1 'the result is wrong: ' run sparse.safetensors --kernel cpu-generic --check --repeat 1 --out result
     has '^check +FAIL: '
 done
 finish

@@ -33,9 +33,10 @@ _Static_assert(FMLA_TYPE_INT == 0 && FMLA_TYPE_UINT == 1 && FMLA_TYPE_FLOAT == 2
     _Static_assert(sizeof(type) == offsetof(type, member) + sizeof(((type *)0)->member), #type " is padded")
 ENDS_WITH(fmla_capability, forced_only);
 ENDS_WITH(fmla_device_info, ptx);
-ENDS_WITH(fmla_decode_plan_args, num_splits);
+ENDS_WITH(fmla_decode_plan_args, extra_topk_length);
 ENDS_WITH(fmla_plan_view, num_splits);
 ENDS_WITH(fmla_dense_decode_args, num_splits);
+ENDS_WITH(fmla_sparse_decode_args, num_partitions);
 ENDS_WITH(fmla_merge_args, log_base);
 ENDS_WITH(fmla_cache_append_args, cache_scale);
 ENDS_WITH(fmla_cache_gather_args, cache_scale);

@@ -269,7 +269,6 @@ METADATA = {
     ],
     "num_q_tokens_per_head_k": [(TYPE, None, "1", 1.0), (VALUE, 0, -1, 2**40)],
     "num_heads_k": [(TYPE, None, "1", 1.0), (VALUE, 0, -1, 2**40)],
-    "topk": [(NOT_THERE, 2048)],
 }
 
 
@@ -297,16 +296,6 @@ def test_every_argument_of_decode_is_in_the_table():
 def test_batch_invariant_decode(kind, argument, value, exception):
     arguments = dict(decode_arguments(kind), batch_invariant=True)
     check_refused(flash_mla_with_kvcache, arguments, argument, value, exception, kind)
-
-
-@each_kind
-@pytest.mark.parametrize("is_fp8_kvcache", [False, True])
-def test_sparse_decode_is_not_there(kind, is_fp8_kvcache):
-    arguments = dict(
-        decode_arguments(kind), indices=kind.int32(numpy.zeros((B, S_Q, 64))), is_fp8_kvcache=is_fp8_kvcache
-    )
-    with pytest.raises(NotImplementedError, match="^flash_mla_with_kvcache: indices: sparse_decode: "):
-        flash_mla_with_kvcache(**arguments)
 
 
 @each_kind

@@ -130,6 +130,7 @@ static void described(void)
     for (int64_t i = 0;; i++) {
         fmla_capability row = FMLA_INIT(fmla_capability);
         if (fmla_capabilities((fmla_device){FMLA_DEVICE_CUDA, 1}, i, &row) != FMLA_OK) break;
+        if (!row.kernel) continue; /* an operation without a kernel for any GPU yet */
         const int elsewhere = !strcmp(row.kernel, "cuda-sm90");
         CHECK(row.available == !elsewhere && !row.forced_only &&
                   !strcmp(row.reason, elsewhere ? "this GPU's compute capability is not 9.0" : ""),

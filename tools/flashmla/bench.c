@@ -4,10 +4,7 @@
  * described in docs/performance.md.
  */
 #include "bench_cache.h"
-#include "bench_cpu.h"
-#include "bench_gpu.h"
-#include "bench_grid.h"
-#include "bench_report.h"
+#include "bench_session.h"
 #include "bench_stream.h"
 #include "call.h"
 #include "commands.h"
@@ -46,39 +43,19 @@ static const struct command bench = {
     "fixed\n"
     "length with as many keys, and tells var / fixed; the grid varlen (the large batches of peers) always "
     "does.\n"
-    "--json writes one JSON object a row.\n"
+    "--json writes one JSON object a row. sparse_decode has the grids cpu, peers and quick, with caches of "
+    "their own "
+    "formats.\n"
     "\n"
     "Examples\n"
     "  flashmla bench\n"
     "  flashmla bench --heads 128 --seq-len 4096,16384 --batch 1 --threads 1 --kernel cpu-avx2\n"
     "  flashmla bench --grid quick --json quick.jsonl\n"
     "  flashmla bench --op merge --parts 2,8\n"
+    "  flashmla bench --op sparse_decode --grid quick --heads 16,128\n"
     "  flashmla bench --op cache_append --device cuda:0 --tokens 128,65536\n"
     "  flashmla bench --device cuda:0 --grid peers --json dense_decode.jsonl\n"
     "  flashmla bench --device cuda:0 --grid varlen --seq-len 4096,8192 --no-stream\n"};
-
-enum { OP_CACHE_APPEND = 2, OP_CACHE_GATHER }; /* of the choices of --op */
-
-struct bench_options {
-    const char *grid, *kernel, *json, *device;
-    int op, dtype, causal, varlen; /* indices of the choices */
-    int64_t repeat, threads;
-    bool warm, no_stream, fixed;
-    struct option_counts parts, tokens;
-    struct bench_axes axes;
-};
-
-struct session {
-    const struct bench_options *options;
-    fmla_device device;
-    struct bench_cpu machine; /* the CPU */
-    struct bench_gpu gpu;     /* where the device is one */
-    struct bench_report report;
-    struct outfile *json;
-    struct progress progress;
-    int64_t timed, skipped;
-    int exit_code;
-};
 
 /* ---- Timing --------------------------------------------------------------------------------- */
 
@@ -123,9 +100,7 @@ static bool make_times(struct bench_timed *timed, int count, int64_t runs)
     return seconds != NULL;
 }
 
-/* Times one or two calls on the CPU after a first one of each that is not counted; in turns, but with warm caches one
- * after the other. The first one's times are the row's. */
-static fmla_status time_calls(struct session *s, struct bench_timed *timed, int count, struct bench_row *row)
+fmla_status bench_time_calls(struct session *s, struct bench_timed *timed, int count, struct bench_row *row)
 {
     enum { LEAST_RUNS = 3 };
     const bool warm = s->options->warm;
@@ -173,7 +148,7 @@ static bool time_on_gpu(struct session *s, struct bench_timed *timed, int count,
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-static bool finish_row(struct session *s, const struct bench_row *row, struct fault *fault)
+bool bench_finish_row(struct session *s, const struct bench_row *row, struct fault *fault)
 {
     progress_wipe(&s->progress);
     bench_report_row(&s->report, row);
@@ -181,23 +156,22 @@ static bool finish_row(struct session *s, const struct bench_row *row, struct fa
     return !s->json || bench_report_json(&s->report, row, s->json, fault);
 }
 
-/* A row that cannot run here is told and passed over; other refusals end the command. */
-static bool pass_over(struct session *s, const struct batch_shape *shape, int64_t parts, const char *why)
+bool bench_pass_over(struct session *s, const struct bench_row *row, const char *why)
 {
     progress_wipe(&s->progress);
-    bench_report_skipped(shape, parts, why);
+    bench_report_skipped(row, why);
     s->skipped++;
     return true;
 }
 
-static bool library_fault(struct session *s, const struct batch_shape *shape, int64_t parts,
-                          fmla_status status, struct fault *fault)
+bool bench_library_fault(struct session *s, const struct bench_row *row, fmla_status status,
+                         struct fault *fault)
 {
-    if (status == FMLA_UNSUPPORTED) return pass_over(s, shape, parts, fmla_last_error());
+    if (status == FMLA_UNSUPPORTED) return bench_pass_over(s, row, fmla_last_error());
     return fault_set(fault, "%s", fmla_last_error());
 }
 
-static bool too_large(const struct session *s, double bytes)
+bool bench_too_large(const struct session *s, double bytes)
 {
     if (device_is_gpu(s->device) && bytes > 0.8 * (double)s->gpu.peak.gpu.memory) return true;
     const double all = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
@@ -253,8 +227,8 @@ static bool bench_decode_on_gpu(struct session *s, const struct batch *batch, co
         good && time_decode_on_gpu(s, &call, bare ? &list : NULL, fixed ? &other : NULL, row, &status, &why);
     gpu_free(list.chunks);
     gpu_call_close(&call), gpu_call_close(&other);
-    if (good) return finish_row(s, row, fault);
-    if (status == FMLA_UNSUPPORTED) return pass_over(s, row->shape, 0, why.text);
+    if (good) return bench_finish_row(s, row, fault);
+    if (status == FMLA_UNSUPPORTED) return bench_pass_over(s, row, why.text);
     return fault_set(fault, "%s", why.text);
 }
 
@@ -267,10 +241,10 @@ static bool bench_decode_on_cpu(struct session *s, struct batch *batch, struct b
     fmla_status status = fmla_dense_decode_kernel(args[0], &row->kernel);
     for (int i = 0; i < (fixed ? 2 : 1) && !status; i++) {
         status = call_workspace(args[i]);
-        if (!status && !args[i]->workspace) return pass_over(s, row->shape, 0, "no memory for its workspace");
+        if (!status && !args[i]->workspace) return bench_pass_over(s, row, "no memory for its workspace");
     }
-    if (!status) status = time_calls(s, timed, fixed ? 2 : 1, row);
-    return status ? library_fault(s, row->shape, 0, status, fault) : finish_row(s, row, fault);
+    if (!status) status = bench_time_calls(s, timed, fixed ? 2 : 1, row);
+    return status ? bench_library_fault(s, row, status, fault) : bench_finish_row(s, row, fault);
 }
 
 /* As many keys as in the batch of this shape, spread evenly. */
@@ -291,8 +265,8 @@ static bool bench_decode(struct session *s, const struct batch_shape *shape, str
 {
     struct bench_row row = {.shape = shape};
     struct batch batch, even = {0}, *fixed = s->options->fixed && shape->varlen ? &even : NULL;
-    if (too_large(s, batch_bytes(shape) * (fixed ? 2.0 : 1.0)))
-        return pass_over(s, shape, 0, "too large for this machine's memory");
+    if (bench_too_large(s, batch_bytes(shape) * (fixed ? 2.0 : 1.0)))
+        return bench_pass_over(s, &row, "too large for this machine's memory");
     struct fault why = {""};
     bool good;
     if (batch_make(&batch, shape, &why) && (!fixed || make_fixed(fixed, shape, batch.lengths, &why))) {
@@ -302,7 +276,7 @@ static bool bench_decode(struct session *s, const struct batch_shape *shape, str
         good = device_is_gpu(s->device) ? bench_decode_on_gpu(s, &batch, fixed, &row, fault)
                                         : bench_decode_on_cpu(s, &batch, fixed, &row, fault);
     } else {
-        good = pass_over(s, shape, 0, why.text);
+        good = bench_pass_over(s, &row, why.text);
     }
     batch_free(&batch), batch_free(&even);
     return good;
@@ -340,8 +314,8 @@ static bool bench_merge_on_gpu(struct session *s, const fmla_merge_args *host, c
     good = good && time_on_gpu(s, &timed, 1, row, &median, &status, &why);
     for (int i = 0; i < 3; i++) gpu_free(tensors[i].data);
     gpu_stream_close(args.stream);
-    if (good) return finish_row(s, row, fault);
-    if (status == FMLA_UNSUPPORTED) return pass_over(s, row->shape, row->parts, why.text);
+    if (good) return bench_finish_row(s, row, fault);
+    if (status == FMLA_UNSUPPORTED) return bench_pass_over(s, row, why.text);
     return fault_set(fault, "%s", why.text);
 }
 
@@ -352,7 +326,8 @@ static bool bench_merge(struct session *s, const struct batch_shape *shape, int6
     const int64_t parts_shape[] = {parts, shape->b, shape->s_q, shape->h_q, BATCH_D_V};
     const int64_t lse_shape[] = {parts, shape->b, shape->h_q, shape->s_q};
     const double bytes = 4.0 * (double)parts * (double)(values + rows) + 2.0 * (double)values;
-    if (too_large(s, bytes)) return pass_over(s, shape, parts, "too large for this machine's memory");
+    struct bench_row row = {.shape = shape, .parts = parts, .kernel = merge_kernel(s)};
+    if (bench_too_large(s, bytes)) return bench_pass_over(s, &row, "too large for this machine's memory");
     const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
     const fmla_dtype fp32 = dtype_of(FMLA_TYPE_FLOAT, 32);
     const fmla_dtype type = dtype_of(shape->fp16 ? FMLA_TYPE_FLOAT : FMLA_TYPE_BFLOAT, 16);
@@ -367,7 +342,6 @@ static bool bench_merge(struct session *s, const struct batch_shape *shape, int6
         fmla_merge_args args = FMLA_INIT(fmla_merge_args);
         args.out_parts = &out_parts, args.lse_parts = &lse_parts, args.out = &out;
         args.kernel = s->options->kernel;
-        struct bench_row row = {.shape = shape, .parts = parts, .kernel = merge_kernel(s)};
         row.flop = 2.0 * (double)parts * (double)values, row.bytes = bytes;
         if (device_is_gpu(s->device)) {
             const size_t sizes[3] = {(size_t)(parts * values) * 4, (size_t)(parts * rows) * 4,
@@ -375,11 +349,11 @@ static bool bench_merge(struct session *s, const struct batch_shape *shape, int6
             good = bench_merge_on_gpu(s, &args, sizes, &row, fault);
         } else {
             struct bench_timed timed = {.call = call_merge, .args = &args};
-            const fmla_status status = time_calls(s, &timed, 1, &row);
-            good = status ? library_fault(s, shape, parts, status, fault) : finish_row(s, &row, fault);
+            const fmla_status status = bench_time_calls(s, &timed, 1, &row);
+            good = status ? bench_library_fault(s, &row, status, fault) : bench_finish_row(s, &row, fault);
         }
     } else {
-        good = pass_over(s, shape, parts, "no memory for its tensors");
+        good = bench_pass_over(s, &row, "no memory for its tensors");
     }
     free(out_parts.data), free(lse_parts.data), free(out.data);
     return good;
@@ -392,13 +366,15 @@ static bool bench_row(struct session *s, const struct batch_shape *shape, struct
     static int64_t usual[] = {2, 8};
     const struct option_counts *given = &s->options->parts;
     const struct option_counts parts = given->count ? *given : (struct option_counts){usual, 2};
-    if (!s->options->op) return bench_decode(s, shape, fault);
+    if (s->options->op == BENCH_DENSE) return bench_decode(s, shape, fault);
     for (int64_t i = 0; i < parts.count; i++)
         if (!bench_merge(s, shape, parts.items[i], fault)) return false;
     return true;
 }
 
-static bool work(struct session *s, const struct batch_shape *shapes, int64_t count, struct fault *fault)
+/* `sparse`: the rows of sparse decode, in place of shapes. */
+static bool work(struct session *s, const struct batch_shape *shapes, struct bench_row *sparse, int64_t count,
+                 struct fault *fault)
 {
     const char *path = s->options->json;
     if (path && !(s->json = outfile_open(path, 0, fault))) return false;
@@ -413,7 +389,9 @@ static bool work(struct session *s, const struct batch_shape *shapes, int64_t co
     }
     bench_report_head(&s->report);
     progress_begin(&s->progress, "this row's runs");
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; sparse && i < count; i++)
+        if (!bench_sparse(s, &sparse[i], fault)) return false;
+    for (int64_t i = 0; !sparse && i < count; i++) {
         /* What distinguishes the shapes of a merge: keys do not. */
         if (s->options->op && i && shapes[i].b == shapes[i - 1].b && shapes[i].h_q == shapes[i - 1].h_q &&
             shapes[i].s_q == shapes[i - 1].s_q)
@@ -447,11 +425,16 @@ static int bench_all(struct bench_options *o, const bool given[3])
     choose(&o->axes.axis[AXIS_DTYPE], o->dtype, given[0], no_yes);
     choose(&o->axes.axis[AXIS_CAUSAL], o->causal, given[1], no_yes);
     choose(&o->axes.axis[AXIS_VARLEN], o->varlen, given[2], no_yes);
-    struct batch_shape *shapes = bench_grid(o->grid, &o->axes, &count);
+    struct batch_shape *shapes = NULL;
+    struct bench_row *sparse = NULL;
+    if (o->op == BENCH_SPARSE)
+        sparse = bench_sparse_grid(o->grid, &o->axes, &o->topk, &count);
+    else
+        shapes = bench_grid(o->grid, &o->axes, &count);
     if (count < 0)
         return complain(&bench, EXIT_USAGE, "--grid: '%s' must be one of %s", o->grid, bench_grid_names());
-    if (!shapes) return complain(&bench, EXIT_FAILED, "no memory for so many rows");
-    for (int64_t i = 0; i < count; i++)
+    if (!shapes && !sparse) return complain(&bench, EXIT_FAILED, "no memory for so many rows");
+    for (int64_t i = 0; shapes && i < count; i++)
         if (shapes[i].h_q % shapes[i].h_kv || (shapes[i].d_qk != 512 && shapes[i].d_qk != 576)) {
             free(shapes);
             return complain(&bench, EXIT_USAGE, "--kv-heads must divide --heads, and --d-qk be 512 or 576");
@@ -464,16 +447,16 @@ static int bench_all(struct bench_options *o, const bool given[3])
     s.report = (struct bench_report){.device = device,
                                      .cpu = &s.machine,
                                      .gpu = gpu ? &s.gpu : NULL,
-                                     .merge = o->op,
-                                     .stream = gpu && !o->op && !o->no_stream,
+                                     .merge = o->op == BENCH_MERGE,
+                                     .stream = gpu && o->op == BENCH_DENSE && !o->no_stream,
                                      .warm = o->warm,
                                      .repeat = o->repeat};
-    const bool good = work(&s, shapes, count, &fault);
+    const bool good = work(&s, shapes, sparse, count, &fault);
     progress_wipe(&s.progress);
     outfile_abandon(s.json);
     peak_memory_close(&s.machine.memory);
     if (gpu) bench_gpu_close(&s.gpu);
-    free(shapes);
+    free(shapes), bench_sparse_free(sparse, count);
     return good ? EXIT_GOOD : complain(&bench, s.exit_code, "%s", fault.text);
 }
 
@@ -481,7 +464,7 @@ static int bench_all(struct bench_options *o, const bool given[3])
 static int bench_caches(const struct bench_options *o)
 {
     const struct option_counts *page_sizes = &o->axes.axis[AXIS_PAGE_SIZE];
-    struct bench_cache bench_these = {.gather = o->op == OP_CACHE_GATHER,
+    struct bench_cache bench_these = {.gather = o->op == BENCH_CACHE_GATHER,
                                       .warm = o->warm || !strcmp(o->grid, "quick"),
                                       .tokens = o->tokens,
                                       .bf16 = o->dtype != 1,
@@ -513,10 +496,10 @@ int command_bench(int argc, char **argv)
          OPTION_CHOICE,
          &o.op,
          "NAME",
-         "dense_decode (the default), merge, cache_append or cache_gather",
+         "dense_decode (the default), sparse_decode, merge, cache_append or cache_gather",
          0,
          0,
-         {"dense_decode", "merge", "cache_append", "cache_gather", NULL},
+         {"dense_decode", "merge", "sparse_decode", "cache_append", "cache_gather", NULL},
          NULL},
         {"--grid",
          OPTION_TEXT,
@@ -561,6 +544,7 @@ int command_bench(int argc, char **argv)
          0,
          {"no", "yes", "both"},
          &given[2]},
+        {"--topk", OPTION_COUNTS, &o.topk, "A,B", "sparse: indices of a token", 1, 1 << 24, {NULL}, NULL},
         {"--parts", OPTION_COUNTS, &o.parts, "A,B", "parts to merge; default 2,8", 1, 1024, {NULL}, NULL},
         {"--tokens",
          OPTION_COUNTS,
@@ -624,10 +608,10 @@ int command_bench(int argc, char **argv)
     switch (options_parse(&bench, options, argc, argv, NULL)) {
     case OPTIONS_HELPED: break;
     case OPTIONS_WRONG: status = EXIT_USAGE; break;
-    case OPTIONS_PARSED: status = o.op >= OP_CACHE_APPEND ? bench_caches(&o) : bench_all(&o, given); break;
+    case OPTIONS_PARSED: status = o.op >= BENCH_CACHE_APPEND ? bench_caches(&o) : bench_all(&o, given); break;
     }
     for (int a = 0; a < BENCH_AXES; a++)
         if (a != AXIS_DTYPE && a != AXIS_CAUSAL && a != AXIS_VARLEN) free(o.axes.axis[a].items);
-    free(o.parts.items), free(o.tokens.items);
+    free(o.parts.items), free(o.tokens.items), free(o.topk.items);
     return status;
 }

@@ -2,6 +2,7 @@
 #include "bench_report.h"
 
 #include "gpu_call.h"
+#include "input.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -21,11 +22,14 @@ void bench_report_head(const struct bench_report *report)
     printf(" %7s %6s\n", "x floor", "% peak");
 }
 
-static void print_shape(const struct batch_shape *shape, int64_t parts)
+static void print_shape(const struct bench_row *row)
 {
+    const struct batch_shape *shape = row->shape;
+    const int64_t parts = row->parts;
     char options[32], number[24] = "";
     snprintf(options, sizeof options, "%s%s%s", shape->causal ? "causal" : "",
              shape->causal && shape->varlen ? "," : "", shape->varlen ? "var" : "");
+    if (row->sparse) snprintf(options, sizeof options, "%s", input_format_name(row->sparse->format));
     if (parts) snprintf(number, sizeof number, "%" PRId64, parts);
     printf("%5s %4" PRId64 " %6" PRId64 " %4" PRId64 " %5" PRId64 " %5" PRId64 " %5" PRId64 " %5s %-9s ",
            number, shape->b, shape->s_k, shape->s_q, shape->h_q, shape->h_kv, shape->d_qk,
@@ -34,7 +38,7 @@ static void print_shape(const struct batch_shape *shape, int64_t parts)
 
 void bench_report_row(const struct bench_report *report, const struct bench_row *row)
 {
-    print_shape(row->shape, row->parts);
+    print_shape(row);
     printf("%-15s %10.1f %10.1f %10.1f %8.1f %7.2f %10.1f", row->kernel, 1e6 * row->median, 1e6 * row->least,
            1e6 * row->most, 1e-9 * row->flop / row->median, 1e-9 * row->bytes / row->median,
            1e6 * row->floor);
@@ -43,14 +47,16 @@ void bench_report_row(const struct bench_report *report, const struct bench_row 
     if (row->plan > 0.0) printf(" plan %.1f us", 1e6 * row->plan);
     if (row->fixed > 0.0)
         printf(" fixed %.1f us, var / fixed %.3f", 1e6 * row->fixed, row->median / row->fixed);
+    if (row->sparse) printf(" topk %" PRId64, row->sparse->cache[0].topk);
+    if (row->sparse && row->sparse->cache[1].topk) printf(" + %" PRId64, row->sparse->cache[1].topk);
     if (row->runs < report->repeat) printf(" (%" PRId64 " runs)", row->runs);
     putchar('\n');
     fflush(stdout);
 }
 
-void bench_report_skipped(const struct batch_shape *shape, int64_t parts, const char *why)
+void bench_report_skipped(const struct bench_row *row, const char *why)
 {
-    print_shape(shape, parts);
+    print_shape(row);
     printf("skipped: %s\n", why);
 }
 
@@ -130,20 +136,46 @@ static bool set_time(json_t *line, const char *name, double value)
     return value <= 0.0 || !json_object_set_new(line, name, json_real(value));
 }
 
+/* What only rows of this operation have. */
+static json_t *of_operation(const struct bench_row *row)
+{
+    const struct batch_shape *shape = row->shape;
+    const struct sparse_shape *sparse = row->sparse;
+    if (row->parts) return json_pack("{s:I}", "parts", (json_int_t)row->parts);
+    if (!sparse)
+        return json_pack("{s:I, s:I, s:I, s:s, s:I, s:b, s:b}", "s_k", (json_int_t)shape->s_k, "h_kv",
+                         (json_int_t)shape->h_kv, "d_qk", (json_int_t)shape->d_qk, "cache",
+                         shape->fp16 ? "FP16" : "BF16", "page_size", (json_int_t)shape->page_size, "causal",
+                         shape->causal, "varlen", shape->varlen);
+    json_t *object = json_pack("{s:I, s:I, s:I, s:s, s:I, s:I}", "s_k", (json_int_t)shape->s_k, "h_kv",
+                               (json_int_t)shape->h_kv, "d_qk", (json_int_t)shape->d_qk, "cache",
+                               input_format_name(sparse->format), "page_size", (json_int_t)shape->page_size,
+                               "topk", (json_int_t)sparse->cache[0].topk);
+    const struct sparse_cache_shape *extra = &sparse->cache[1];
+    json_t *second = extra->topk
+                         ? json_pack("{s:I, s:I, s:I}", "s_k", (json_int_t)extra->s_k, "topk",
+                                     (json_int_t)extra->topk, "page_size", (json_int_t)extra->page_size)
+                         : NULL;
+    if (!extra->topk || (object && second && !json_object_set(object, "extra", second))) {
+        json_decref(second);
+        return object;
+    }
+    json_decref(object), json_decref(second);
+    return NULL;
+}
+
 bool bench_report_json(const struct bench_report *report, const struct bench_row *row, struct outfile *file,
                        struct fault *fault)
 {
     const struct batch_shape *shape = row->shape;
-    json_t *line = json_pack(
-        "{s:s, s:s, s:I, s:I, s:I, s:I, s:s}", "op", row->parts ? "merge" : "dense_decode", "kernel",
-        row->kernel, "b", (json_int_t)shape->b, "s_q", (json_int_t)shape->s_q, "h_q", (json_int_t)shape->h_q,
-        "d_v", (json_int_t)BATCH_D_V, "dtype", shape->fp16 ? "fp16" : "bf16");
-    json_t *of_op = row->parts
-                        ? json_pack("{s:I}", "parts", (json_int_t)row->parts)
-                        : json_pack("{s:I, s:I, s:I, s:s, s:I, s:b, s:b}", "s_k", (json_int_t)shape->s_k,
-                                    "h_kv", (json_int_t)shape->h_kv, "d_qk", (json_int_t)shape->d_qk, "cache",
-                                    shape->fp16 ? "FP16" : "BF16", "page_size", (json_int_t)shape->page_size,
-                                    "causal", shape->causal, "varlen", shape->varlen);
+    json_t *line = json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:s}", "op",
+                             row->parts    ? "merge"
+                             : row->sparse ? "sparse_decode"
+                                           : "dense_decode",
+                             "kernel", row->kernel, "b", (json_int_t)shape->b, "s_q", (json_int_t)shape->s_q,
+                             "h_q", (json_int_t)shape->h_q, "d_v", (json_int_t)BATCH_D_V, "dtype",
+                             shape->fp16 ? "fp16" : "bf16");
+    json_t *of_op = of_operation(row);
     json_t *figures =
         json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:f, s:b, s:s}", "us", 1e6 * row->median,
                   "us_min", 1e6 * row->least, "us_max", 1e6 * row->most, "tflops",

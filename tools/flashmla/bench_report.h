@@ -9,6 +9,8 @@
 #include "bench_cpu.h"
 #include "bench_gpu.h"
 
+#include "sparse_batch.h"
+
 #include "outfile.h"
 
 #include <jansson.h>
@@ -16,7 +18,8 @@
 /* One timed row; times in seconds, 0 where that was not timed. */
 struct bench_row {
     const struct batch_shape *shape;
-    int64_t parts; /* merge; 0 = dense decode */
+    int64_t parts;                     /* merge; 0 = decode */
+    const struct sparse_shape *sparse; /* of sparse decode; else NULL */
     const char *kernel;
     double median, least, most;
     double plan;   /* on a GPU */
@@ -37,7 +40,7 @@ struct bench_report {
 
 void bench_report_head(const struct bench_report *report);
 void bench_report_row(const struct bench_report *report, const struct bench_row *row);
-void bench_report_skipped(const struct batch_shape *shape, int64_t parts, const char *why);
+void bench_report_skipped(const struct bench_row *row, const char *why);
 
 /* What does not apply to the operation is left out. */
 bool bench_report_json(const struct bench_report *report, const struct bench_row *row, struct outfile *file,

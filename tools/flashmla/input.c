@@ -36,21 +36,23 @@ static bool view(const struct safetensors_file *file, const char *path, const ch
     return true;
 }
 
+static bool read_scale(const struct safetensors_file *file, const char *path, double *to, struct fault *fault)
+{
+    const char *scale = safetensors_metadata(file, "softmax_scale");
+    if (!scale) return true;
+    char *end;
+    *to = strtod(scale, &end);
+    if (end != scale && !*end && isfinite((float)*to)) return true;
+    return fault_set(fault, "%s: __metadata__: softmax_scale is '%s', must be a finite number", path, scale);
+}
+
 static bool read_options(struct input *input, const char *path, struct fault *fault)
 {
     const char *causal = safetensors_metadata(input->file, "causal");
-    const char *scale = safetensors_metadata(input->file, "softmax_scale");
     input->causal = causal && !strcmp(causal, "true");
     if (causal && !input->causal && strcmp(causal, "false") != 0)
         return fault_set(fault, "%s: __metadata__: causal is '%s', must be true or false", path, causal);
-    if (scale) {
-        char *end;
-        input->softmax_scale = strtod(scale, &end);
-        if (end == scale || *end || !isfinite((float)input->softmax_scale))
-            return fault_set(fault, "%s: __metadata__: softmax_scale is '%s', must be a finite number", path,
-                             scale);
-    }
-    return true;
+    return read_scale(input->file, path, &input->softmax_scale, fault);
 }
 
 static bool check_lengths(const struct input *input, const char *path, struct fault *fault)
@@ -85,6 +87,68 @@ void input_close(struct input *input)
     safetensors_close(input->file);
     input->file = NULL;
 }
+
+/* ---- Sparse decode --------------------------------------------------------------------------- */
+
+static const char *const format_names[] = {
+    [FMLA_KV_BF16] = "BF16",
+    [FMLA_KV_FP16] = "FP16",
+    [FMLA_KV_FP8_656] = "FP8_656",
+    [FMLA_KV_FP8_584] = "FP8_584",
+};
+enum { FORMATS = sizeof format_names / sizeof *format_names };
+
+const char *input_format_name(int32_t kv_format)
+{
+    return kv_format > 0 && kv_format < FORMATS ? format_names[kv_format] : NULL;
+}
+
+bool input_is_sparse(const char *path)
+{
+    struct fault unused;
+    struct safetensors_file *file = safetensors_open(path, &unused);
+    const bool sparse = file && safetensors_find(file, "indices");
+    safetensors_close(file);
+    return sparse;
+}
+
+static bool read_format(struct sparse_input *input, const char *path, struct fault *fault)
+{
+    const char *name = safetensors_metadata(input->file, "kv_format");
+    for (int32_t i = 1; name && i < FORMATS; i++)
+        if (!strcmp(name, format_names[i])) input->kv_format = i;
+    if (!name || input->kv_format) return true;
+    return fault_set(fault, "%s: __metadata__: kv_format is '%s', must be BF16, FP16, FP8_656 or FP8_584",
+                     path, name);
+}
+
+bool sparse_input_open(struct sparse_input *input, const char *path, struct fault *fault)
+{
+    memset(input, 0, sizeof *input);
+    input->file = safetensors_open(path, fault);
+    if (!input->file) return false;
+    const struct safetensors_file *file = input->file;
+    if (view(file, path, "q", 4, true, &input->q, fault) &&
+        view(file, path, "kv_cache", 4, true, &input->kv_cache, fault) &&
+        view(file, path, "indices", 3, true, &input->indices, fault) &&
+        view(file, path, "topk_length", 1, false, &input->topk_length, fault) &&
+        view(file, path, "extra_kv_cache", 4, false, &input->extra_kv_cache, fault) &&
+        view(file, path, "extra_indices", 3, false, &input->extra_indices, fault) &&
+        view(file, path, "extra_topk_length", 1, false, &input->extra_topk_length, fault) &&
+        view(file, path, "attn_sink", 1, false, &input->attn_sink, fault) &&
+        read_format(input, path, fault) && read_scale(file, path, &input->softmax_scale, fault))
+        return true;
+    sparse_input_close(input);
+    return false;
+}
+
+void sparse_input_close(struct sparse_input *input)
+{
+    safetensors_close(input->file);
+    input->file = NULL;
+}
+
+/* ---- Dense decode ---------------------------------------------------------------------------- */
 
 int64_t input_capacity(const struct input *input)
 {

@@ -20,6 +20,24 @@ struct input {
 bool input_open(struct input *input, const char *path, struct fault *fault);
 void input_close(struct input *input);
 
+/* The same of sparse decode: a file is one that has indices. */
+struct sparse_input {
+    struct safetensors_file *file;
+    fmla_tensor q, kv_cache, indices, topk_length, extra_kv_cache, extra_indices, extra_topk_length,
+        attn_sink;
+    int32_t kv_format;    /* "kv_format" of the metadata; 0 without */
+    double softmax_scale; /* as above */
+};
+
+bool sparse_input_open(struct sparse_input *input, const char *path, struct fault *fault);
+void sparse_input_close(struct sparse_input *input);
+
+/* Does the file (which may not be one at all) hold a batch of sparse decode? */
+bool input_is_sparse(const char *path);
+
+/* "FP8_656" and so on; NULL for a format that has no name. */
+const char *input_format_name(int32_t kv_format);
+
 /* Keys that the cache has room for, of one request. */
 int64_t input_capacity(const struct input *input);
 

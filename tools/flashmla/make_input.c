@@ -5,6 +5,7 @@
  */
 #include "commands.h"
 #include "lengths.h"
+#include "make_sparse.h"
 #include "options.h"
 #include "pages.h"
 
@@ -26,9 +27,16 @@ static const struct command make_input = {
     "(int32), and attn_sink [h_q] (fp32) with --sink. Values are N(0, 0.1^2), clamped to [-1, 1]. Without\n"
     "--seq-len or --seq-lens the lengths are random. The same options give the same bytes.\n"
     "\n"
+    "--op sparse_decode writes q, kv_cache in the format of --cache, indices [b, s_q, topk], and with "
+    "--extra-topk "
+    "the\n"
+    "tensors of an extra cache; then --seq-len is the keys that a request's tokens choose from.\n"
+    "\n"
     "Examples\n"
     "  flashmla make-input batch.safetensors --batch 4 --min-len 100 --max-len 2000\n"
-    "  flashmla make-input mtp.safetensors --seq-lens 0,1,64,5000 --query-tokens 2 --causal --dtype fp16\n"};
+    "  flashmla make-input mtp.safetensors --seq-lens 0,1,64,5000 --query-tokens 2 --causal --dtype fp16\n"
+    "  flashmla make-input sparse.safetensors --op sparse_decode --cache fp8_656 --topk 2048 --seq-len "
+    "8192\n"};
 
 enum { TENSOR_CACHE, TENSOR_Q, TENSOR_TABLE, TENSOR_SEQLENS, TENSOR_SINK, TENSORS };
 
@@ -153,8 +161,20 @@ int command_make_input(int argc, char **argv)
                               .kv_heads = 1,
                               .d_qk = 576,
                               .pages = {.page_size = 64}};
+    struct sparse_options sparse = {.topk = 2048, .extra_page_size = 64};
+    int op = 0; /* index of the choice */
+    bool kv_heads_given = false, d_qk_given = false;
     const char *path = NULL;
     const struct option options[] = {
+        {"--op",
+         OPTION_CHOICE,
+         &op,
+         "OPERATION",
+         "dense_decode (the default) or sparse_decode",
+         0,
+         0,
+         {"dense_decode", "sparse_decode", NULL},
+         NULL},
         LENGTHS_OPTIONS(made.lengths),
         {"--query-tokens",
          OPTION_COUNT,
@@ -166,7 +186,15 @@ int command_make_input(int argc, char **argv)
          {NULL},
          NULL},
         {"--heads", OPTION_COUNT, &made.heads, "N", "query heads; default 16", 1, 4096, {NULL}, NULL},
-        {"--kv-heads", OPTION_COUNT, &made.kv_heads, "N", "key heads; default 1", 1, 4096, {NULL}, NULL},
+        {"--kv-heads",
+         OPTION_COUNT,
+         &made.kv_heads,
+         "N",
+         "key heads; default 1",
+         1,
+         4096,
+         {NULL},
+         &kv_heads_given},
         {"--d-qk",
          OPTION_COUNT,
          &made.d_qk,
@@ -175,7 +203,7 @@ int command_make_input(int argc, char **argv)
          512,
          576,
          {NULL},
-         NULL},
+         &d_qk_given},
         {"--page-size",
          OPTION_COUNT,
          &made.pages.page_size,
@@ -196,12 +224,31 @@ int command_make_input(int argc, char **argv)
          NULL},
         {"--causal", OPTION_ON, &made.causal, NULL, "later query tokens see more keys", 0, 0, {NULL}, NULL},
         {"--sink", OPTION_ON, &made.sink, NULL, "add attn_sink", 0, 0, {NULL}, NULL},
+        SPARSE_OPTIONS(sparse),
         {0}};
     int status = EXIT_GOOD;
     switch (options_parse(&make_input, options, argc, argv, &path)) {
     case OPTIONS_HELPED: break;
     case OPTIONS_WRONG: status = EXIT_USAGE; break;
-    case OPTIONS_PARSED: status = make(&made, path); break;
+    case OPTIONS_PARSED:
+        sparse.batch = made.lengths.batch,
+        sparse.seq_len = made.lengths.seq_len_given ? made.lengths.seq_len : 4096;
+        sparse.query_tokens = made.query_tokens, sparse.heads = made.heads,
+        sparse.page_size = made.pages.page_size;
+        sparse.d_qk = d_qk_given ? made.d_qk : 0, sparse.fp16 = made.dtype, sparse.sink = made.sink;
+        sparse.seed = (uint64_t)made.lengths.seed;
+        sparse.dense_given = made.causal               ? "--causal"
+                             : kv_heads_given          ? "--kv-heads"
+                             : made.lengths.list_given ? "--seq-lens"
+                             : made.lengths.min_given  ? "--min-len"
+                             : made.lengths.max_given  ? "--max-len"
+                                                       : NULL;
+        status = op ? make_sparse(&make_input, &sparse, path)
+                 : sparse_options_given(&sparse)
+                     ? complain(&make_input, EXIT_USAGE, "%s: only with --op sparse_decode",
+                                sparse_options_given(&sparse))
+                     : make(&made, path);
+        break;
     }
     free(made.lengths.list.items), free(made.seqlens);
     pages_free(&made.pages);

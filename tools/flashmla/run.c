@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * flashmla run: dense decode over a tensor file. The output file is opened before anything is computed, and
+ * flashmla run: dense or sparse decode over a tensor file. The output file is opened before anything is computed, and
  * appears only after everything, the check included, went well.
  */
 #include "call.h"
@@ -9,6 +9,8 @@
 #include "gpu_call.h"
 #include "input.h"
 #include "options.h"
+#include "sparse_batch.h"
+#include "sparse_check.h"
 
 #include "elements.h"
 #include "gpu.h"
@@ -30,7 +32,12 @@ static const struct command run = {
     "the\n"
     "tensors out and lse. With --check the result is compared with the oracle - all of it if that is quick, "
     "else\n"
-    "64 rows - and a wrong one is not written.\n"
+    "64 rows - and a wrong one is not written. A file with the tensor indices is one of sparse decode: q, "
+    "kv_cache, "
+    "and\n"
+    "optionally topk_length, extra_kv_cache, extra_indices, extra_topk_length and attn_sink, with "
+    "\"kv_format\" in its\n"
+    "metadata.\n"
     "\n"
     "Examples\n"
     "  flashmla run batch.safetensors --check\n"
@@ -50,7 +57,10 @@ struct run_options {
 
 /* Everything one call needs, and what it made. */
 struct job {
-    struct input input;
+    bool sparse;
+    struct input input;                  /* of dense decode */
+    struct sparse_input sparse_input;    /* of sparse decode */
+    fmla_sparse_decode_args sparse_args; /* on the CPU: no GPU has a kernel of it yet */
     int64_t out_shape[4], lse_shape[3];
     fmla_tensor out, lse;
     fmla_dense_decode_args args; /* in host memory */
@@ -64,6 +74,16 @@ static bool library_fault(const char *path, fmla_status status, int *exit_code, 
 {
     *exit_code = status == FMLA_UNSUPPORTED ? EXIT_UNSUPPORTED : EXIT_FAILED;
     return fault_set(fault, "%s: %s", path, fmla_last_error());
+}
+
+static void set_sparse_options(struct job *job, const struct run_options *options)
+{
+    fmla_sparse_decode_args *args = &job->sparse_args;
+    args->kernel = options->kernel;
+    args->softmax_scale =
+        (float)(options->scale_given ? options->softmax_scale : job->sparse_input.softmax_scale);
+    args->lse_empty = job->args.lse_empty, args->log_base = job->args.log_base;
+    args->batch_invariant = options->batch_invariant;
 }
 
 static void set_options(struct job *job, const struct run_options *options)
@@ -81,7 +101,7 @@ static void set_options(struct job *job, const struct run_options *options)
 /* Results of the shapes that q asks for. */
 static bool make_results(struct job *job, const char *path, struct fault *fault)
 {
-    const fmla_tensor *q = &job->input.q;
+    const fmla_tensor *q = job->sparse ? &job->sparse_input.q : &job->input.q;
     int64_t rows, bytes;
     if (__builtin_mul_overflow(q->shape[0], q->shape[1], &rows) ||
         __builtin_mul_overflow(rows, q->shape[2], &rows) ||
@@ -104,9 +124,32 @@ static bool make_results(struct job *job, const char *path, struct fault *fault)
     return fault_set(fault, "%s: no memory for the results of %" PRId64 " rows", path, rows);
 }
 
+static bool prepare_sparse(struct job *job, const char *path, const struct run_options *options,
+                           int *exit_code, struct fault *fault)
+{
+    struct sparse_input *input = &job->sparse_input;
+    if (!sparse_input_open(input, path, fault) || !make_results(job, path, fault)) return false;
+    job->sparse_args = FMLA_INIT(fmla_sparse_decode_args);
+    fmla_sparse_decode_args *args = &job->sparse_args;
+    args->q = &input->q, args->kv_cache = &input->kv_cache, args->indices = &input->indices;
+    args->topk_length = input_optional(&input->topk_length);
+    args->extra_kv_cache = input_optional(&input->extra_kv_cache);
+    args->extra_indices = input_optional(&input->extra_indices);
+    args->extra_topk_length = input_optional(&input->extra_topk_length);
+    args->attn_sink = input_optional(&input->attn_sink);
+    args->out = &job->out, args->lse = &job->lse, args->kv_format = input->kv_format;
+    set_options(job, options); /* what the output file tells */
+    set_sparse_options(job, options);
+    const fmla_status status = sparse_call_workspace(args);
+    if (status != FMLA_OK) return library_fault(path, status, exit_code, fault);
+    return args->workspace ||
+           fault_set(fault, "%s: no memory for a workspace of %zu bytes", path, args->workspace_size);
+}
+
 static bool prepare(struct job *job, const char *path, const struct run_options *options, int *exit_code,
                     struct fault *fault)
 {
+    if (job->sparse) return prepare_sparse(job, path, options, exit_code, fault);
     if (!input_open(&job->input, path, fault) || !make_results(job, path, fault)) return false;
     job->args = FMLA_INIT(fmla_dense_decode_args);
     fmla_dense_decode_args *args = &job->args;
@@ -158,7 +201,8 @@ static bool call_once(struct job *job, double *seconds, fmla_status *status, str
 {
     const double start = timing_now();
     const bool on_gpu = device_is_gpu(job->device);
-    *status = fmla_dense_decode(on_gpu ? &job->gpu.args : &job->args);
+    *status = job->sparse ? fmla_sparse_decode(&job->sparse_args)
+                          : fmla_dense_decode(on_gpu ? &job->gpu.args : &job->args);
     if (*status == FMLA_OK && on_gpu && !gpu_stream_wait(job->gpu.args.stream, fault)) return false;
     *seconds = timing_now() - start;
     return true;
@@ -195,8 +239,44 @@ static const char *kernel_used(const fmla_dense_decode_args *args)
     return name;
 }
 
+static void print_cache(const char *name, const fmla_tensor *cache, const fmla_tensor *indices,
+                        const char *format)
+{
+    if (!cache) return;
+    const int64_t *s = cache->shape;
+    printf("%-12s [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "] %s, %" PRId64 " indices a token\n",
+           name, s[0], s[1], s[2], s[3], format, indices->shape[2]);
+}
+
+static void print_sparse_report(const struct job *job, int64_t repeat)
+{
+    const fmla_sparse_decode_args *args = &job->sparse_args;
+    const int64_t *q = args->q->shape;
+    const struct sparse_work work = sparse_work(args);
+    const bool bf16 = args->q->dtype.code == FMLA_TYPE_BFLOAT;
+    const char *format = args->kv_format ? input_format_name(args->kv_format)
+                         : bf16          ? "BF16"
+                                         : "FP16",
+               *kernel = "";
+    fmla_sparse_decode_kernel(args, &kernel); /* the call has succeeded: so does this */
+    printf("%-12s [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "] %s%s\n", "q", q[0], q[1], q[2], q[3],
+           bf16 ? "bf16" : "fp16", args->attn_sink ? ", sink" : "");
+    print_cache("kv_cache", args->kv_cache, args->indices, format);
+    print_cache("extra cache", args->extra_kv_cache, args->extra_indices, format);
+    printf("%-12s %.0f (token, key) pairs attended\n", "keys", work.keys);
+    printf("%-12s %s, %d threads\n", "kernel", kernel, (int)fmla_num_threads());
+    printf("%-12s %zu bytes\n", "workspace", args->workspace_size);
+    printf("%-12s %.3f ms, median of %" PRId64 "\n", "time", 1e3 * job->median_seconds, repeat);
+    printf("%-12s %.2f GFLOP/s, %.2f GB/s\n", "speed", 1e-9 * work.flop / job->median_seconds,
+           1e-9 * work.bytes / job->median_seconds);
+}
+
 static void print_report(const struct job *job, int64_t repeat)
 {
+    if (job->sparse) {
+        print_sparse_report(job, repeat);
+        return;
+    }
     const fmla_dense_decode_args *args = &job->args;
     const int64_t *q = args->q->shape, *cache = args->kv_cache->shape;
     const struct call_work work = call_work(args);
@@ -221,7 +301,9 @@ static void print_report(const struct job *job, int64_t repeat)
 static bool check(const struct job *job, struct fault *fault)
 {
     struct check_result result;
-    if (!check_against_oracle(&job->args, &result, fault)) return false;
+    if (!(job->sparse ? sparse_check_against_oracle(&job->sparse_args, &result, fault)
+                      : check_against_oracle(&job->args, &result, fault)))
+        return false;
     printf("%-12s %s: %" PRId64 " of %" PRId64 " rows against the oracle; out: worst difference %.2e, cosine "
            "%.1e; lse: worst difference %.2e\n",
            "check", result.passed ? "PASS" : "FAIL", result.rows, result.all_rows, result.out.worst_abs,
@@ -260,11 +342,16 @@ static int run_file(const char *path, const struct run_options *options)
         return complain(&run, EXIT_USAGE, "--device: '%s' must be cpu or cuda:N", options->device);
     if (options->threads && fmla_set_num_threads((int32_t)options->threads) != FMLA_OK)
         return complain(&run, EXIT_FAILED, "%s", fmla_last_error());
+    job.sparse = input_is_sparse(path);
+    if (job.sparse && (options->causal || options->no_causal))
+        return complain(&run, EXIT_USAGE, "--%scausal: not with sparse decode", options->causal ? "" : "no-");
+    if (job.sparse && device_is_gpu(job.device))
+        return complain(&run, EXIT_UNSUPPORTED, "--device: sparse decode has no kernel for GPUs yet");
     const bool good = work(&job, path, options, &exit_code, &fault);
     safetensors_abandon(job.writer);
     gpu_call_close(&job.gpu);
-    free(job.args.workspace), free(job.out.data), free(job.lse.data);
-    input_close(&job.input);
+    free(job.args.workspace), free(job.sparse_args.workspace), free(job.out.data), free(job.lse.data);
+    input_close(&job.input), sparse_input_close(&job.sparse_input);
     return good ? EXIT_GOOD : complain(&run, exit_code, "%s", fault.text);
 }
 

@@ -9,6 +9,8 @@
 #include "commands.h"
 #include "gpu_call.h"
 #include "options.h"
+#include "sparse_batch.h"
+#include "sparse_check.h"
 #include "verify_cache.h"
 
 #include "elements.h"
@@ -182,6 +184,93 @@ static void verify_decode(fmla_device device, const fmla_capability *row, struct
     }
 }
 
+/* In every format; holes, lists that end early, a second cache. */
+static const struct {
+    const char *name;
+    struct sparse_shape shape;
+    int32_t batch_invariant;
+} sparse_cases[] = {
+    {"sparse, FP8_656",
+     {.b = 2,
+      .s_q = 2,
+      .h_q = 16,
+      .d_qk = 576,
+      .format = FMLA_KV_FP8_656,
+      .cache = {{300, 130, 64}},
+      .holes = true},
+     0},
+    {"sparse, FP8_584 and an extra cache",
+     {.b = 2,
+      .s_q = 1,
+      .h_q = 64,
+      .d_qk = 512,
+      .format = FMLA_KV_FP8_584,
+      .cache = {{200, 128, 64}, {300, 70, 2}},
+      .varlen = true,
+      .sink = true},
+     0},
+    {"sparse, BF16",
+     {.b = 3,
+      .s_q = 1,
+      .h_q = 128,
+      .d_qk = 576,
+      .format = FMLA_KV_BF16,
+      .cache = {{100, 128, 16}},
+      .varlen = true},
+     0},
+    {"sparse, FP16",
+     {.b = 2,
+      .s_q = 1,
+      .h_q = 3,
+      .d_qk = 512,
+      .format = FMLA_KV_FP16,
+      .cache = {{500, 65, 61}, {20, 20, 64}},
+      .holes = true},
+     0},
+    {"sparse, batch-invariant",
+     {.b = 2,
+      .s_q = 1,
+      .h_q = 16,
+      .d_qk = 576,
+      .format = FMLA_KV_FP8_656,
+      .cache = {{2500, 2200, 64}},
+      .varlen = true},
+     1},
+};
+enum { SPARSE_CASES = sizeof sparse_cases / sizeof *sparse_cases };
+
+static void verify_sparse_case(const char *kernel, int index, struct tally *tally)
+{
+    struct sparse_batch batch;
+    struct fault fault = {""};
+    struct check_result result;
+    bool good = sparse_batch_make(&batch, &sparse_cases[index].shape, &fault);
+    fmla_sparse_decode_args *args = &batch.args;
+    if (good) {
+        args->kernel = kernel, args->batch_invariant = sparse_cases[index].batch_invariant;
+        fmla_status status = sparse_call_workspace(args);
+        if (!status && args->workspace) status = fmla_sparse_decode(args);
+        good =
+            (!status && args->workspace) || fault_set(&fault, "%s", status ? fmla_last_error() : "no memory");
+    }
+    good = good && sparse_check_against_oracle(args, &result, &fault);
+    if (good)
+        add(tally, sparse_cases[index].name, &result);
+    else
+        add_fault(tally, sparse_cases[index].name, fault.text);
+    sparse_batch_free(&batch);
+}
+
+/* No GPU has a kernel of it yet. */
+static void verify_sparse(const fmla_capability *row, struct progress *progress, struct tally *tally)
+{
+    for (int i = 0; i < SPARSE_CASES; i++) {
+        progress_update(progress, i, SPARSE_CASES);
+        if (strstr(row->dtypes, sparse_cases[i].shape.format == FMLA_KV_FP16 ? "fp16" : "bf16"))
+            verify_sparse_case(row->kernel, i, tally);
+    }
+}
+
 enum { PARTS = 3, ROWS = 4, D_V = BATCH_D_V };
 
 /* The call on copies of its tensors; the results come back. */
@@ -288,6 +377,7 @@ static int verify_all(bool json, fmla_device device)
         if (!row.kernel || !row.available || row.forced_only) continue;
         struct tally tally = {0};
         if (!strcmp(row.operation, "dense_decode")) verify_decode(device, &row, &progress, &tally);
+        if (!strcmp(row.operation, "sparse_decode")) verify_sparse(&row, &progress, &tally);
         if (!strcmp(row.operation, "merge"))
             verify_merge(device, row.kernel, FMLA_LOG_NATURAL, &tally),
                 verify_merge(device, row.kernel, FMLA_LOG_BASE_2, &tally);

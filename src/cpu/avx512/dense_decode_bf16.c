@@ -16,6 +16,7 @@
  *     values  [d_v / 32][32][32] pairs           the block's values, two keys a pair 64 × 512 × 2 B =  64 KiB
  *     o       [d_v][vectors][16] float           unnormalised output                 64 × 512 × 4 B = 128 KiB
  *     max, sum, rescale [vectors][16] float
+ *     keys    [64][d_qk] bf16                    keys that lie in another format       64 × 576 × 2 B =  72 KiB
  *
  *   for each block of 64 keys:  S = K Q  →  softmax step, P to bf16  →  interleave V  →  O = O · rescale + Vᵀ P
  *
@@ -23,9 +24,8 @@
  *   so that enough sums are in flight to cover the latency of vdpbf16ps.
  *   Limit: the issue rate of vdpbf16ps, 64 FLOP each.
  */
+#include "../convert.h"
 #include "../tile.h"
-
-#include "../../num.h"
 
 #include <immintrin.h>
 #include <math.h>
@@ -33,22 +33,32 @@
 
 #include "softmax.h"
 
-enum { VECTOR = 16, VECTORS = PLAN_ROW_TILE / VECTOR, BLOCK = 64, PAIRS = BLOCK / 2, GROUP = 32 };
+enum {
+    VECTOR = 16,
+    VECTORS = PLAN_ROW_TILE / VECTOR,
+    BLOCK = 64,
+    PAIRS = BLOCK / 2,
+    GROUP = 32,
+    WIDEST_FP8 = 576
+};
 
 struct scratch {
     uint32_t *q, *p, *values;
+    uint16_t *keys;
     float *s, *o, *max, *sum, *rescale;
 };
 
 /* Lays the scratch of a worker out from `base` on; returns its bytes. With base = NULL it only counts. */
-static size_t scratch_layout(const struct dense_decode_problem *problem, char *base, struct scratch *scratch)
+static size_t scratch_layout(const struct cpu_decode *call, char *base, struct scratch *scratch)
 {
-    const size_t rows = PLAN_ROW_TILE, d_qk = (size_t)problem->d_qk, d_v = (size_t)problem->d_v;
-    const size_t sizes[8] = {rows * d_qk * 2, rows * BLOCK * 4, rows * BLOCK * 2, BLOCK * d_v * 2,
-                             rows * d_v * 4,  rows * 4,         rows * 4,         rows * 4};
-    void *parts[8];
+    const size_t rows = PLAN_ROW_TILE, d_qk = (size_t)call->d_qk, d_v = (size_t)call->d_v;
+    const size_t keys = call->layout.element == KV_ELEMENT_BF16 ? 0 : BLOCK * d_qk * 2;
+    const size_t sizes[9] = {rows * d_qk * 2, rows * BLOCK * 4, rows * BLOCK * 2,
+                             BLOCK * d_v * 2, rows * d_v * 4,   rows * 4,
+                             rows * 4,        rows * 4,         keys};
+    void *parts[9];
     size_t at = 0;
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 9; i++) {
         parts[i] = base ? base + at : NULL;
         at += sizes[i];
     }
@@ -59,14 +69,15 @@ static size_t scratch_layout(const struct dense_decode_problem *problem, char *b
                                 .o = parts[4],
                                 .max = parts[5],
                                 .sum = parts[6],
-                                .rescale = parts[7]};
+                                .rescale = parts[7],
+                                .keys = parts[8]};
     return at;
 }
 
-static size_t scratch_bytes(const struct dense_decode_problem *problem)
+static size_t scratch_bytes(const struct cpu_decode *call)
 {
     struct scratch unused;
-    return scratch_layout(problem, NULL, &unused);
+    return scratch_layout(call, NULL, &unused);
 }
 
 #define INLINE static inline __attribute__((always_inline))
@@ -198,32 +209,37 @@ static void add_value_where_seen(float *o, const uint16_t *key, const float *s, 
 
 static void pack_q(const struct cpu_tile *tile, uint32_t *q, int vectors)
 {
-    const struct dense_decode_problem *p = tile->problem;
-    const int64_t group = p->h_q / p->h_kv;
+    const struct cpu_decode *p = tile->call;
     memset(q, 0, (size_t)p->d_qk / 2 * (size_t)vectors * VECTOR * sizeof *q);
     for (int32_t i = 0; i < tile->rows; i++) {
-        const int64_t token = (tile->first_row + i) / group;
-        const int64_t head = tile->kv_head * group + (tile->first_row + i) % group;
-        const uint16_t *row =
-            p->q + tile->request * p->q_stride[0] + token * p->q_stride[1] + head * p->q_stride[2];
+        const uint16_t *row = cpu_query(tile, i);
         for (int64_t d = 0; d < p->d_qk / 2; d++) q[d * vectors * VECTOR + i] = pair_at(row + 2 * d);
     }
 }
 
-/* Prefetches the keys after a block into the second-level cache while the block is worked on. */
-static void prefetch(const struct cpu_tile *tile, int64_t begin, int64_t end)
+/* The keys of a block as bf16: where they lie, or in `memory` if they lie in another format. */
+static void find_keys(const struct cpu_decode *p, const struct cpu_key *from, int32_t count, uint16_t *memory,
+                      const uint16_t **keys)
 {
-    const struct dense_decode_problem *p = tile->problem;
-    for (int64_t t = begin; t < end; t++) {
-        const char *key = (const char *)cpu_key(p, tile->request, tile->kv_head, t);
-        for (int64_t byte = 0; byte < p->d_qk * 2; byte += 64) _mm_prefetch(key + byte, _MM_HINT_T1);
+    _Alignas(64) float row[WIDEST_FP8];
+    for (int32_t t = 0; t < count; t++) {
+        if (p->layout.element == KV_ELEMENT_BF16) {
+            keys[t] = (const uint16_t *)(const void *)from[t].token;
+            continue;
+        }
+        uint16_t *to = memory + t * p->d_qk;
+        convert_key(row, &p->layout, &from[t]);
+        for (int64_t d = 0; d < p->d_qk; d += 32)
+            _mm512_store_si512(
+                to + d, (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(row + d + 16), _mm512_load_ps(row + d)));
+        keys[t] = to;
     }
 }
 
 INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *scratch, const int vectors,
                            const int keys_at_once, const int values_at_once)
 {
-    const struct dense_decode_problem *p = tile->problem;
+    const struct cpu_decode *p = tile->call;
     const int lanes = vectors * VECTOR;
     const float scale = p->scale * TILE_LOG2_E;
     memset(scratch->o, 0, (size_t)p->d_v * (size_t)lanes * sizeof(float));
@@ -231,14 +247,18 @@ INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *sc
     pack_q(tile, scratch->q, vectors);
 
     const int64_t end = cpu_visible_end(tile, tile->rows - 1); /* the last row sees most */
-    for (int64_t begin = tile->begin_key; begin < end; begin += BLOCK) {
-        const int32_t most = (int32_t)(end - begin < BLOCK ? end - begin : BLOCK);
+    struct cpu_key found[2][BLOCK];                            /* of this block and the next */
+    int64_t at = tile->begin_key, begin = at;
+    int32_t most = cpu_next_keys(tile, &at, end, found[0]);
+    for (int now = 0; most; now ^= 1) {
+        const int64_t next_begin = at;
+        const int32_t next = cpu_next_keys(tile, &at, end, found[now ^ 1]);
+        tile_prefetch(p, found[now ^ 1], next);
         const uint16_t *keys[BLOCK];
-        for (int32_t t = 0; t < most; t++) keys[t] = cpu_key(p, tile->request, tile->kv_head, begin + t);
+        find_keys(p, found[now], most, scratch->keys, keys);
         int32_t visible[PLAN_ROW_TILE], fewest, unused;
-        tile_visible(tile, 0, begin, lanes, visible, &fewest, &unused);
+        tile_visible(tile, 0, begin, most, lanes, visible, &fewest, &unused);
 
-        prefetch(tile, begin + most, begin + most + BLOCK < end ? begin + most + BLOCK : end);
         scores(scratch->s, keys, scratch->q, most, p->d_qk / 2, vectors, keys_at_once);
         softmax_step(scratch->s, most, fewest, visible, scale, vectors, scratch->max, scratch->sum,
                      scratch->rescale);
@@ -249,6 +269,7 @@ INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *sc
         for (int32_t t = fewest; t < most; t++)
             add_value_where_seen(scratch->o, keys[t], scratch->s + (int64_t)t * lanes, p->d_v, t, visible,
                                  vectors);
+        begin = next_begin, most = next;
     }
     tile_write(tile, 0, lanes, scratch->o, lanes, scratch->max, scratch->sum);
 }
@@ -256,7 +277,7 @@ INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *sc
 static void attend(const struct cpu_tile *tile, void *memory)
 {
     struct scratch scratch;
-    scratch_layout(tile->problem, memory, &scratch);
+    scratch_layout(tile->call, memory, &scratch);
     switch ((tile->rows + VECTOR - 1) / VECTOR) {
     case 1: attend_vectors(tile, &scratch, 1, 12, 16); break;
     case 2: attend_vectors(tile, &scratch, 2, 8, 8); break;

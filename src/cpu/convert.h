@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Keys as they lie in a cache, to fp32: bf16, fp16, and the FP8 formats. Compiled with the flags of the instruction set
+ * that includes it.
+ *
+ * FP8: e4m3 moved up by 7 bits is an fp16 with the value times 2^-8, subnormals included, which one instruction (F16C)
+ * turns into fp32; the 2^8 goes into the scale. Without it, e4m3 becomes fp32 by its bits. Groups with a NaN, or with a scale
+ * that is not well inside the normal numbers, go value by value through num.h. A power of two leaves nothing to round;
+ * after any other scale the product is rounded to bf16, as the format says.
+ */
+#ifndef FMLA_CPU_CONVERT_H
+#define FMLA_CPU_CONVERT_H
+
+#include "cpu.h"
+
+#include <math.h>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+/* bf16 or fp16. */
+static inline void convert(float *to, const uint16_t *from, int64_t count, bool is_bf16)
+{
+    int64_t i = 0;
+    if (is_bf16) {
+        for (; i < count; i++) to[i] = num_from_bf16(from[i]);
+        return;
+    }
+#if defined(__F16C__)
+    for (; i + 8 <= count; i += 8)
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(from + i))));
+#endif
+    for (; i < count; i++) to[i] = num_from_fp16(from[i]);
+}
+
+/* Is any of `count` e4m3 a NaN? count is a multiple of 8. */
+static inline bool convert_any_nan(const uint8_t *from, int32_t count)
+{
+    uint64_t found = 0;
+    for (int32_t i = 0; i < count; i += 8) {
+        uint64_t v;
+        memcpy(&v, from + i, sizeof v);
+        found |= (v & 0x7f7f7f7f7f7f7f7fu) + 0x0101010101010101u;
+    }
+    return found & 0x8080808080808080u;
+}
+
+/* `count` finite e4m3 times a scale, which is finite; count is a multiple of 16. */
+static inline void convert_e4m3(float *to, const uint8_t *from, int32_t count, float scale)
+{
+    int32_t i = 0;
+#if defined(__AVX512F__) && defined(__AVX2__)
+    const __m512 by16 = _mm512_set1_ps(scale * 256.0f);
+    for (; i + 16 <= count; i += 16) {
+        const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(from + i)));
+        const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbfff));
+        _mm512_storeu_ps(to + i, _mm512_mul_ps(_mm512_cvtph_ps(half), by16));
+    }
+#elif defined(__F16C__) && defined(__AVX2__)
+    const __m256 by8 = _mm256_set1_ps(scale * 256.0f);
+    for (; i + 8 <= count; i += 8) {
+        const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)(from + i)));
+        const __m128i half = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbfff));
+        _mm256_storeu_ps(to + i, _mm256_mul_ps(_mm256_cvtph_ps(half), by8));
+    }
+#endif
+    for (; i < count; i++) { /* without branches, for the compiler's vectors */
+        const uint32_t magnitude = from[i] & 0x7fu, sign = (uint32_t)(from[i] & 0x80u) << 24;
+        /* A subnormal's bits under the least normal exponent, and that normal taken away again. */
+        const uint32_t subnormal = magnitude < 8u;
+        const float least = num_float(subnormal ? (127u - 6u) << 23 : 0u);
+        const float x = num_float((magnitude << 20) + ((120u + subnormal) << 23)) - least;
+        to[i] = num_float(num_bits(x) | sign) * scale;
+    }
+}
+
+/* Rounds to bf16; there is no NaN. */
+static inline void convert_round(float *x, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++) {
+        const uint32_t u = num_bits(x[i]);
+        x[i] = num_float((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u);
+    }
+}
+
+/* A key to fp32. */
+static inline void convert_key(float *to, const struct kv_layout *layout, const struct cpu_key *key)
+{
+    if (layout->element != KV_ELEMENT_E4M3) {
+        convert(to, (const uint16_t *)(const void *)key->token, layout->nope,
+                layout->element == KV_ELEMENT_BF16);
+        return;
+    }
+    for (int32_t group = 0, i = 0; i < layout->nope; group++, i += layout->group) {
+        float scale;
+        if (layout->scale == KV_SCALE_F32)
+            memcpy(&scale, key->scales + 4 * group, sizeof scale);
+        else
+            scale = num_from_ue8m0(key->scales[group]);
+        const uint32_t bits = num_bits(scale), exponent = bits >> 23 & 0xffu;
+        const uint8_t *from = key->token + i;
+        if (exponent < 32u || exponent > 222u || convert_any_nan(from, layout->group)) {
+            for (int32_t k = 0; k < layout->group; k++)
+                to[i + k] = num_from_bf16(num_to_bf16(num_from_e4m3(from[k]) * scale));
+            continue;
+        }
+        convert_e4m3(to + i, from, layout->group, scale);
+        if (bits & 0x7fffffu) convert_round(to + i, layout->group);
+    }
+    convert(to + layout->nope, (const uint16_t *)(const void *)(key->token + layout->rope_offset),
+            layout->rope, true);
+}
+
+#endif

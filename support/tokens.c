@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: MIT */
+#include "tokens.h"
+
+#include "kvformat.h"
+
+#include "flashmla/flashmla.h"
+
+#include <string.h>
+
+static struct kv_layout layout_of(int32_t format)
+{
+    return kv_layout_of(format == FMLA_KV_FP8_656 ? KV_FP8_656 : KV_FP8_584, 0);
+}
+
+int64_t tokens_size(int32_t format)
+{
+    return layout_of(format).page_bytes_a_slot;
+}
+
+void tokens_store(int32_t format, void *page, int64_t page_size, int64_t slot, const float *values)
+{
+    const struct kv_layout layout = layout_of(format);
+    kv_store_token(&layout, page, page_size, slot, values, 1.0f);
+}
+
+void tokens_copy(int32_t format, void *page, int64_t page_size, int64_t slot, const void *one)
+{
+    const struct kv_layout layout = layout_of(format);
+    uint8_t *to = page;
+    const uint8_t *from = one;
+    memcpy(to + kv_token_at(&layout, slot), from, (size_t)layout.token_bytes);
+    if (layout.scale_bytes)
+        memcpy(to + kv_scales_at(&layout, page_size, slot), from + kv_scales_at(&layout, 1, 0),
+               (size_t)layout.scale_bytes);
+}

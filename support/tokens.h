@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tokens of byte-packed caches (FMLA_KV_FP8_656, FMLA_KV_FP8_584): what tools need to make a cache.
+ */
+#ifndef FMLA_SUPPORT_TOKENS_H
+#define FMLA_SUPPORT_TOKENS_H
+
+#include <stdint.h>
+
+enum { TOKENS_WIDTH = 576 /* values, at most */, TOKENS_BYTES = 656 /* of a page of one token, at most */ };
+
+/* Bytes of a token, scales included: the last dimension of a cache. */
+int64_t tokens_size(int32_t format);
+
+/* Quantises a token's values, 576 or 512, into a slot of a page. */
+void tokens_store(int32_t format, void *page, int64_t page_size, int64_t slot, const float *values);
+
+/* Copies the token of a page of one into a slot of another page. */
+void tokens_copy(int32_t format, void *page, int64_t page_size, int64_t slot, const void *one);
+
+#endif

@@ -1,0 +1,560 @@
+/* SPDX-License-Identifier: MIT */
+#define _GNU_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
+#include "sparse_case.h"
+
+#include "num.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+const int64_t sparse_shapes[SPARSE_SHAPES][3] = {{512, 64, 2},    {512, 64, 64},   {512, 64, 69},
+                                                 {1024, 576, 61}, {2046, 2048, 2}, {2046, 2048, 576},
+                                                 {650, 576, 53}};
+
+/* Requests share keys: as many as these have keys of their own. */
+enum { APART = 4 };
+
+/* ---- Drawn values ---------------------------------------------------------------------------- */
+
+/* Queries are N(0, 1), keys N(0, 0.1²), both clamped to ±1; drawn once and copied from random places. */
+enum { DRAWN = 1 << 16, TOKENS = 256, WIDEST = 576, FP8 = 2 /* formats */, CODES = 3 };
+static uint16_t drawn_q[2][DRAWN], drawn_keys[2][DRAWN]; /* [bf16, fp16] */
+static struct token {
+    uint8_t bytes[656], scales[8];
+} drawn_tokens[FP8][CODES][TOKENS];
+
+/* A token whose groups have scales of any kind. The values stay within ±1. */
+static void draw_scales(struct random_state *random, bool extreme, const struct kv_layout *layout,
+                        struct token *token)
+{
+    for (int g = 0; g * layout->group < layout->nope; g++) {
+        const float amax = (float)(0.05 + 0.3 * random_unit(random));
+        float scale = amax / 448.0f;
+        if (layout->scale == KV_SCALE_UE8M0 || extreme)
+            scale = ldexpf(1.0f, (int)random_between(random, extreme ? -14 : -12, extreme ? -2 : -9));
+        if (layout->scale == KV_SCALE_UE8M0)
+            token->scales[g] = (uint8_t)(127 + ilogbf(scale));
+        else
+            memcpy(token->bytes + layout->scale_offset + 4 * g, &scale, sizeof scale);
+        for (int i = g * layout->group; i < (g + 1) * layout->group; i++) {
+            uint8_t code = num_to_e4m3(random_input(random, 0.0f, amax / 3.0f) / scale);
+            if (extreme) {
+                const bool small = scale * 448.0f > 1.0f; /* then only small codes stay within ±1 */
+                const int64_t kind = random_between(random, 0, 2);
+                code = (uint8_t)(kind == 0   ? random_between(random, 0, 1) * 0x80
+                                 : kind == 1 ? random_between(random, 1, 7) /* subnormal */
+                                 : small     ? random_between(random, 8, 0x38)
+                                             : 0x7e);
+                if (random_between(random, 0, 1)) code ^= 0x80;
+            }
+            token->bytes[i] = code;
+        }
+    }
+}
+
+void sparse_case_draw(uint64_t seed)
+{
+    static const enum kv_format formats[FP8] = {KV_FP8_656, KV_FP8_584};
+    struct random_state random = {seed};
+    float values[WIDEST];
+    for (int i = 0; i < DRAWN; i++) {
+        const float q = random_input(&random, 0.0f, 1.0f), key = random_input(&random, 0.0f, 0.1f);
+        drawn_q[0][i] = num_to_bf16(q), drawn_q[1][i] = num_to_fp16(q);
+        drawn_keys[0][i] = num_to_bf16(key), drawn_keys[1][i] = num_to_fp16(key);
+    }
+    for (int f = 0; f < FP8; f++)
+        for (int codes = 0; codes < CODES; codes++)
+            for (int t = 0; t < TOKENS; t++) {
+                const struct kv_layout layout = kv_layout_of(formats[f], 0);
+                struct token *token = &drawn_tokens[f][codes][t];
+                uint8_t page[656];
+                for (int d = 0; d < WIDEST; d++) values[d] = random_input(&random, 0.0f, 0.1f);
+                kv_store_token(&layout, page, 1, 0, values, 1.0f); /* a page of one token: scales behind it */
+                memcpy(token->bytes, page, (size_t)layout.token_bytes);
+                memcpy(token->scales, page + layout.token_bytes, (size_t)layout.scale_bytes);
+                token->scales[7] = 0xff; /* the pad byte is anything */
+                if (codes != S_CODES_WRITTEN) draw_scales(&random, codes == S_CODES_EXTREME, &layout, token);
+            }
+}
+
+static bool is_fp16(const struct sparse_case *c)
+{
+    return c->v[S_FORMAT] == S_FP16 || c->v[S_FORMAT] == S_FP8_656_Q16;
+}
+
+static int64_t from_place(struct sparse_case *c)
+{
+    return random_between(&c->random, 0, DRAWN - c->d_qk);
+}
+
+/* A spike: the last values of a vector are 1/2. Two vectors with spikes have a product larger by SPIKE / 4. */
+enum { SPIKE = 32 };
+
+static void put_spike(uint8_t *end, bool fp16)
+{
+    const uint16_t half = fp16 ? 0x3800 : 0x3f00;
+    for (int i = 1; i <= SPIKE; i++) memcpy(end - 2 * i, &half, sizeof half);
+}
+
+/* ---- Lists ----------------------------------------------------------------------------------- */
+
+static int64_t slots_of(const struct sparse_pool *pool)
+{
+    return pool->pages * pool->page_size;
+}
+
+bool sparse_case_is_key(const struct sparse_pool *pool, int32_t index)
+{
+    return index >= 0 && index < slots_of(pool);
+}
+
+int32_t *sparse_case_entry(const struct sparse_pool *pool, int64_t request, int64_t token, int64_t i)
+{
+    return guarded_at(&pool->indices, request, token, i, 0);
+}
+
+bool sparse_case_sees_none(const struct sparse_case *c, int64_t request, int64_t token)
+{
+    for (int k = 0; k < S_CACHES; k++)
+        for (int64_t i = 0; c->pool[k].topk && i < c->pool[k].count[request]; i++)
+            if (sparse_case_is_key(&c->pool[k], *sparse_case_entry(&c->pool[k], request, token, i)))
+                return false;
+    return true;
+}
+
+static void make_lengths(struct sparse_case *c, struct sparse_pool *pool, int64_t kind)
+{
+    pool->has_length = kind != S_LENGTHS_NONE;
+    guarded_make(&pool->length, dtype_i32, 1, &c->b, LAYOUT_CONTIGUOUS);
+    pool->count = calloc((size_t)c->b + 1, sizeof *pool->count);
+    for (int64_t r = 0; r < c->b; r++) {
+        int64_t length = pool->topk;
+        if (kind == S_LENGTHS_VARIED)
+            length = random_between(&c->random, 0, 3) ? random_between(&c->random, 0, pool->topk) : 0;
+        if (kind == S_LENGTHS_ZERO) length = 0;
+        if (kind == S_LENGTHS_BEYOND) length = r % 3 == 1 ? -7 : 2147483647 - r; /* to be clamped */
+        *(int32_t *)guarded_at(&pool->length, r, 0, 0, 0) = (int32_t)length;
+        pool->count[r] = length < 0 ? 0 : length > pool->topk ? pool->topk : length;
+    }
+}
+
+static int32_t no_key(struct sparse_case *c, const struct sparse_pool *pool)
+{
+    const int32_t none[] = {-1, 2147480000, -2147483647 - 1, (int32_t)slots_of(pool),
+                            (int32_t)slots_of(pool) + 3};
+    return none[random_between(&c->random, 0, 4)];
+}
+
+/* A token's list: keys of its request in an order of its own, each once, and what else the case asks for. Entries that do
+ * not count are sound indices, or none. */
+static void make_list(struct sparse_case *c, struct sparse_pool *pool, int64_t request, int64_t token)
+{
+    static const int64_t steps[] = {1,   7,   61,
+                                    101, 211, 509}; /* without a factor in common with any s_k but 1 */
+    const int64_t first = request % APART * pool->s_k, step = steps[random_between(&c->random, 0, 5)];
+    const int64_t start = random_between(&c->random, 0, pool->s_k - 1), kind = c->v[S_INDICES];
+    for (int64_t i = 0; i < pool->topk; i++) {
+        int64_t index = i < pool->s_k ? first + (start + i * step) % pool->s_k : -1;
+        const bool none =
+            kind == S_INDICES_NONE || (kind == S_INDICES_SOME && !random_between(&c->random, 0, 7));
+        if (kind == S_INDICES_TWICE) index = first + (start + i / 2 * step) % pool->s_k;
+        if (i >= pool->count[request]) index = random_between(&c->random, 0, slots_of(pool) - 1);
+        *sparse_case_entry(pool, request, token, i) = none || index < 0 ? no_key(c, pool) : (int32_t)index;
+    }
+}
+
+/* ---- Caches ---------------------------------------------------------------------------------- */
+
+uint8_t *sparse_case_token(const struct sparse_case *c, const struct sparse_pool *pool, int64_t slot)
+{
+    const int64_t at = slot % pool->page_size;
+    uint8_t *page = (uint8_t *)pool->memory.tensor.data + pool->memory.tensor.byte_offset +
+                    slot / pool->page_size * pool->page_bytes;
+    return page + (c->layout.scale_bytes ? (int64_t)kv_token_at(&c->layout, at) : at * pool->slot_bytes);
+}
+
+uint8_t *sparse_case_scales(const struct sparse_case *c, const struct sparse_pool *pool, int64_t slot)
+{
+    const int64_t at = slot % pool->page_size;
+    uint8_t *token = sparse_case_token(c, pool, slot);
+    if (!c->layout.scale_bytes) return token + c->layout.scale_offset;
+    return token - kv_token_at(&c->layout, at) + kv_scales_at(&c->layout, pool->page_size, at);
+}
+
+/* Memory of a cache, NaN everywhere, and the view of it that is the argument. Bytes lie in units that alignment asks for. */
+static void make_memory(struct sparse_case *c, struct sparse_pool *pool, enum layout layout)
+{
+    struct guarded *g = &pool->memory;
+    const int64_t pages = pool->pages, page_size = pool->page_size;
+    static const fmla_dtype bytes[] = {
+        {FMLA_TYPE_UINT, 8, 1}, {FMLA_TYPE_INT, 8, 1}, {10 /* DLPack's e4m3fn */, 8, 1}};
+    pool->shape[0] = pages, pool->shape[1] = page_size, pool->shape[2] = 1;
+    switch (c->format) {
+    case KV_FP8_656:
+        guarded_make(g, dtype_i32, 3, (int64_t[]){pages, page_size, 656 / 4}, layout);
+        pool->page_bytes = 4 * g->strides[0], pool->slot_bytes = 4 * g->strides[1];
+        pool->shape[3] = 656;
+        break;
+    case KV_FP8_584:
+        guarded_make(g, dtype_bf16, 2, (int64_t[]){pages, page_size * 584 / 2}, layout);
+        pool->page_bytes = 2 * g->strides[0], pool->slot_bytes = 584;
+        pool->shape[3] = 584;
+        break;
+    default:
+        guarded_make(g, c->format == KV_FP16 ? dtype_fp16 : dtype_bf16, 4,
+                     (int64_t[]){pages, page_size, 1, c->d_qk}, layout);
+        pool->page_bytes = 2 * g->strides[0], pool->slot_bytes = 2 * g->strides[1];
+        pool->shape[3] = c->d_qk;
+    }
+    const int64_t size = c->layout.element == KV_ELEMENT_E4M3 ? 1 : 2;
+    pool->view = g->tensor;
+    if (size == 1) pool->view.dtype = bytes[random_between(&c->random, 0, 2)];
+    pool->view.ndim = 4, pool->view.shape = pool->shape, pool->view.strides = pool->strides;
+    pool->strides[0] = pool->page_bytes / size, pool->strides[1] = pool->slot_bytes / size;
+    pool->strides[2] = pool->shape[3], pool->strides[3] = 1;
+}
+
+/* With spiked inputs, entries beside a border of a block of 64 and the last ones weigh more than others, so that losing one
+ * shows even among thousands. */
+static bool is_border(const struct sparse_pool *pool, int64_t request, int64_t i)
+{
+    return i % 64 == 0 || i % 64 == 63 || i + 1 == pool->count[request];
+}
+
+static void put_token(struct sparse_case *c, struct sparse_pool *pool, int64_t slot, bool spike)
+{
+    uint8_t *to = sparse_case_token(c, pool, slot);
+    const int fp8 = c->format == KV_FP8_584;
+    if (c->layout.element == KV_ELEMENT_E4M3) {
+        const int64_t codes = c->v[S_CODES] == S_CODES_NAN ? S_CODES_WRITTEN : c->v[S_CODES];
+        const struct token *token = &drawn_tokens[fp8][codes][random_between(&c->random, 0, TOKENS - 1)];
+        memcpy(to, token->bytes, (size_t)c->layout.token_bytes);
+        memcpy(sparse_case_scales(c, pool, slot), fp8 ? token->scales : token->bytes + c->layout.scale_offset,
+               fp8 ? 8 : 16);
+    } else {
+        memcpy(to, drawn_keys[c->format == KV_FP16] + from_place(c), (size_t)c->layout.token_bytes);
+    }
+    if (spike)
+        put_spike(to + (c->layout.rope ? c->layout.rope_offset + 2 * c->layout.rope : c->layout.token_bytes),
+                  c->format == KV_FP16);
+}
+
+/* One value of a key that is seen: NaN, by its code or by its scale. */
+static void put_nan(struct sparse_case *c, struct sparse_pool *pool, int64_t slot)
+{
+    uint8_t *token = sparse_case_token(c, pool, slot);
+    static const uint16_t nan16 = 0x7fff; /* none of these is what outputs are filled with */
+    static const uint32_t nan32 = 0x7fc00000;
+    if (c->layout.element != KV_ELEMENT_E4M3)
+        memcpy(token + 100, &nan16, sizeof nan16);
+    else if (random_between(&c->random, 0, 1))
+        token[random_between(&c->random, 0, c->layout.nope - 1)] = 0x7f;
+    else if (c->layout.scale_bytes)
+        *sparse_case_scales(c, pool, slot) = 0xff;
+    else
+        memcpy(sparse_case_scales(c, pool, slot), &nan32, sizeof nan32);
+}
+
+/* Writes every slot that a counted index names. */
+static void fill_cache(struct sparse_case *c, struct sparse_pool *pool)
+{
+    enum { NAMED = 1, BORDER = 2 };
+    unsigned char *named = calloc((size_t)slots_of(pool) + 1, 1);
+    for (int64_t r = 0; r < c->b; r++)
+        for (int64_t j = 0; j < c->s_q; j++)
+            for (int64_t i = 0; i < pool->count[r]; i++) {
+                const int32_t index = *sparse_case_entry(pool, r, j, i);
+                if (!sparse_case_is_key(pool, index)) continue;
+                named[index] |= is_border(pool, r, i) ? NAMED | BORDER : NAMED;
+            }
+    int64_t first = -1;
+    for (int64_t slot = 0; slot < slots_of(pool); slot++) {
+        if (!named[slot]) continue;
+        put_token(c, pool, slot, c->v[S_INPUTS] == S_SPIKED && (named[slot] & BORDER));
+        if (first < 0) first = slot;
+    }
+    if (c->v[S_CODES] == S_CODES_NAN && first >= 0) put_nan(c, pool, first);
+    free(named);
+}
+
+/* An offset that is cut to 32 bits leads to the first page, or into the 2^31 bytes before it, which hold zeros. */
+static void spread_pages(struct sparse_case *c, struct sparse_pool *pool)
+{
+    const size_t front = (size_t)1 << 31, between = front + 64;
+    pool->far_bytes = front + (size_t)pool->pages * between;
+    pool->far = mmap(NULL, pool->far_bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pool->far == MAP_FAILED) {
+        fprintf(stderr, "checkattn: no address space for %zu bytes\n", pool->far_bytes);
+        exit(1);
+    }
+    uint8_t *pages = (uint8_t *)pool->far + front;
+    for (int64_t i = 0; i < pool->pages; i++)
+        memcpy(pages + (size_t)i * between, sparse_case_token(c, pool, i * pool->page_size),
+               (size_t)pool->page_bytes);
+    mprotect(pool->far, pool->far_bytes, PROT_READ);
+    pool->view.data = pages, pool->view.byte_offset = 0;
+    pool->strides[0] = (int64_t)between / (c->layout.element == KV_ELEMENT_E4M3 ? 1 : 2);
+}
+
+static void make_pool(struct sparse_case *c, int k, int64_t shape, int64_t lengths)
+{
+    struct sparse_pool *pool = &c->pool[k];
+    const bool far = c->v[S_LAYOUT] == S_LAYOUT_FAR;
+    const enum layout layout = far ? LAYOUT_CONTIGUOUS : (enum layout)c->v[S_LAYOUT];
+    pool->s_k = sparse_shapes[shape][0], pool->topk = sparse_shapes[shape][1];
+    pool->page_size = sparse_shapes[shape][2];
+    pool->pages = ((c->b < APART ? c->b : APART) * pool->s_k + pool->page_size - 1) / pool->page_size;
+    guarded_make(&pool->indices, dtype_i32, 3, (int64_t[]){c->b, c->s_q, pool->topk}, layout);
+    make_lengths(c, pool, lengths);
+    for (int64_t r = 0; r < c->b; r++)
+        for (int64_t j = 0; j < c->s_q; j++) make_list(c, pool, r, j);
+    make_memory(c, pool, layout);
+    fill_cache(c, pool);
+    if (far) spread_pages(c, pool);
+}
+
+/* ---- The case -------------------------------------------------------------------------------- */
+
+static void make_sink(struct sparse_case *c)
+{
+    guarded_make(&c->sink, dtype_f32, 1, &c->h_q, LAYOUT_CONTIGUOUS);
+    for (int64_t h = 0; h < c->h_q; h++) {
+        float sink = random_normal(&c->random) * 3.0f;
+        if (c->v[S_SINK] == S_SINK_INFINITE && h % 3 < 2) sink = h % 3 ? INFINITY : -INFINITY;
+        *(float *)guarded_at(&c->sink, h, 0, 0, 0) = sink;
+    }
+}
+
+static void make_q(struct sparse_case *c)
+{
+    for (int64_t r = 0; r < c->b; r++)
+        for (int64_t j = 0; j < c->s_q; j++)
+            for (int64_t h = 0; h < c->h_q; h++) {
+                uint8_t *row = guarded_at(&c->q, r, j, h, 0);
+                memcpy(row, drawn_q[is_fp16(c)] + from_place(c), (size_t)c->d_qk * 2);
+                if (c->v[S_INPUTS] == S_SPIKED) put_spike(row + c->d_qk * 2, is_fp16(c));
+            }
+}
+
+void sparse_case_make(struct sparse_case *c, const struct run *run, const int64_t v[S_AXES], uint64_t seed)
+{
+    static const enum kv_format formats[S_FORMATS] = {KV_BF16,    KV_BF16, KV_FP8_656,
+                                                      KV_FP8_584, KV_FP16, KV_FP8_656};
+    static const int32_t names[S_FORMATS] = {
+        0, FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP16, FMLA_KV_FP8_656};
+    memset(c, 0, sizeof *c);
+    memcpy(c->v, v, sizeof c->v);
+    c->random.state = seed;
+    c->b = v[S_B], c->s_q = v[S_SQ], c->h_q = v[S_HQ];
+    c->d_qk = v[S_FORMAT] == S_BF16_512 || v[S_FORMAT] == S_FP8_584 ? 512 : 576;
+    c->format = formats[v[S_FORMAT]];
+    c->layout = kv_layout_of(c->format, (int32_t)c->d_qk);
+    const fmla_dtype dtype = is_fp16(c) ? dtype_fp16 : dtype_bf16;
+    const enum layout layout = v[S_LAYOUT] == S_LAYOUT_FAR ? LAYOUT_CONTIGUOUS : (enum layout)v[S_LAYOUT];
+    guarded_make(&c->q, dtype, 4, (int64_t[]){c->b, c->s_q, c->h_q, c->d_qk}, layout);
+    guarded_make(&c->out, dtype, 4, (int64_t[]){c->b, c->s_q, c->h_q, S_D_V}, layout);
+    guarded_make(&c->lse, dtype_f32, 3, (int64_t[]){c->b, c->h_q, c->s_q}, layout);
+    make_q(c);
+    make_pool(c, 0, v[S_SHAPE], v[S_LENGTHS]);
+    if (v[S_EXTRA]) make_pool(c, 1, v[S_EXTRA] - 1, v[S_EXTRA_LENGTHS]);
+
+    fmla_sparse_decode_args *args = &c->args;
+    *args = FMLA_INIT(fmla_sparse_decode_args);
+    args->q = &c->q.tensor, args->kv_cache = &c->pool[0].view, args->indices = &c->pool[0].indices.tensor;
+    args->topk_length = c->pool[0].has_length ? &c->pool[0].length.tensor : NULL;
+    if (v[S_EXTRA]) {
+        args->extra_kv_cache = &c->pool[1].view, args->extra_indices = &c->pool[1].indices.tensor;
+        args->extra_topk_length = c->pool[1].has_length ? &c->pool[1].length.tensor : NULL;
+    }
+    args->out = &c->out.tensor, args->lse = v[S_LSE] ? &c->lse.tensor : NULL;
+    if (v[S_SINK] != S_SINK_NONE) {
+        make_sink(c);
+        args->attn_sink = &c->sink.tensor;
+    }
+    args->kernel = run->kernel;
+    args->kv_format = names[v[S_FORMAT]];
+    args->softmax_scale = v[S_INPUTS] == S_SPIKED  ? 0.5f
+                          : v[S_INPUTS] == S_STEEP ? 60.0f
+                                                   : (float)pow((double)c->d_qk, -0.55);
+    args->lse_empty = (int32_t)v[S_EMPTY], args->log_base = (int32_t)v[S_BASE];
+    args->batch_invariant = (int32_t)v[S_INVARIANT];
+    args->num_partitions = (int32_t)v[S_PARTITIONS];
+}
+
+void sparse_case_free(struct sparse_case *c)
+{
+    for (int k = 0; k < S_CACHES; k++) {
+        struct sparse_pool *pool = &c->pool[k];
+        if (pool->far) munmap(pool->far, pool->far_bytes);
+        guarded_free(&pool->memory), guarded_free(&pool->indices), guarded_free(&pool->length);
+        free(pool->count);
+    }
+    struct guarded *all[] = {&c->q, &c->sink, &c->out, &c->lse, &c->partitions, &c->num_splits};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) guarded_free(all[i]);
+    free(c->plan);
+}
+
+/* ---- Plan and call --------------------------------------------------------------------------- */
+
+static void *aligned_bytes(size_t bytes)
+{
+    void *memory = aligned_alloc(64, (bytes + 127) / 64 * 64);
+    if (!memory) exit(1);
+    return memory;
+}
+
+static bool holds(const struct guarded *guarded, const void *bytes)
+{
+    return !memcmp(guarded->memory + GUARDED_FRONT, bytes, guarded->bytes) && guarded_intact(guarded);
+}
+
+fmla_status sparse_case_plan(struct sparse_case *c, bool *same)
+{
+    struct guarded other[S_CACHES] = {0};
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    const bool stale = c->v[S_PLAN] == S_PLAN_STALE;
+    const fmla_tensor *lengths[S_CACHES] = {NULL, NULL};
+    for (int k = 0; k < S_CACHES; k++) {
+        const struct sparse_pool *pool = &c->pool[k];
+        if (!pool->topk || (!stale && !pool->has_length)) continue;
+        guarded_make(&other[k], dtype_i32, 1, &c->b, LAYOUT_CONTIGUOUS);
+        for (int64_t r = 0; r < c->b; r++)
+            *(int32_t *)guarded_at(&other[k], r, 0, 0, 0) =
+                stale ? (int32_t)random_between(&c->random, 0, pool->topk)
+                      : *(const int32_t *)guarded_at(&pool->length, r, 0, 0, 0);
+        lengths[k] = &other[k].tensor;
+    }
+    args.sparse = 1, args.b = (int32_t)c->b, args.s_q = c->s_q, args.h_q = c->h_q;
+    args.topk = c->pool[0].topk, args.extra_topk = c->pool[1].topk;
+    args.topk_length = lengths[0], args.extra_topk_length = lengths[1];
+    args.num_partitions = (int32_t)c->v[S_PARTITIONS];
+    fmla_status status = fmla_decode_plan_size(&args, &args.plan_size);
+    c->plan = args.plan = aligned_bytes(args.plan_size);
+    if (!status) status = fmla_decode_plan(&args);
+    c->args.plan = c->plan, c->args.plan_size = args.plan_size;
+
+    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
+    if (!status) status = fmla_plan_describe(args.plan, args.plan_size, &view);
+    if (!status) {
+        guarded_make(&c->partitions, dtype_i32, 2, (int64_t[]){view.num_partitions, FMLA_PARTITION_FIELDS},
+                     LAYOUT_CONTIGUOUS);
+        guarded_make(&c->num_splits, dtype_i32, 1, (int64_t[]){c->b + 1}, LAYOUT_CONTIGUOUS);
+        args.plan = NULL, args.plan_size = 0;
+        args.partitions = &c->partitions.tensor, args.num_splits = &c->num_splits.tensor;
+        status = fmla_decode_plan(&args);
+        *same = status || (holds(&c->partitions, view.partitions) && holds(&c->num_splits, view.num_splits));
+    }
+    for (int k = 0; k < S_CACHES; k++) guarded_free(&other[k]);
+    return status;
+}
+
+void sparse_case_use_tables(struct sparse_case *c)
+{
+    if (!c->args.plan) return;
+    c->args.plan = NULL;
+    c->args.partitions = &c->partitions.tensor, c->args.num_splits = &c->num_splits.tensor;
+}
+
+fmla_status sparse_case_call(fmla_sparse_decode_args *args, int fill)
+{
+    size_t bytes = 0, alignment = 0;
+    fmla_status status = fmla_sparse_decode_workspace_size(args, &bytes, &alignment);
+    if (status) return status;
+    char *memory = aligned_bytes(bytes + 64);
+    memset(memory, fill, bytes);
+    memset(memory + bytes, 0x5a, 64);
+    args->workspace = memory, args->workspace_size = bytes;
+    status = fmla_sparse_decode(args);
+    for (int i = 0; i < 64; i++)
+        if (memory[bytes + (size_t)i] != 0x5a) {
+            fprintf(stderr, "checkattn: the call wrote past the end of its workspace\n");
+            exit(1);
+        }
+    free(memory);
+    return status;
+}
+
+/* ---- Parts ----------------------------------------------------------------------------------- */
+
+/* What requests and rows have in common; indices are still to be set. */
+static void make_view(const struct sparse_case *c, int64_t request, struct sparse_view *v)
+{
+    memset(v, 0, sizeof *v);
+    v->args = c->args;
+    v->args.plan = NULL, v->args.partitions = v->args.num_splits = NULL;
+    v->q = c->q.tensor, v->sink = c->sink.tensor;
+    v->q_shape[0] = 1, v->q_shape[1] = c->s_q, v->q_shape[2] = c->h_q, v->q_shape[3] = c->d_qk;
+    memcpy(v->q_strides, c->q.strides, sizeof v->q_strides);
+    v->q.shape = v->q_shape, v->q.strides = v->q_strides;
+    v->q.data = guarded_at(&c->q, request, 0, 0, 0), v->q.byte_offset = 0;
+    v->args.q = &v->q;
+    v->length_shape[0] = 1;
+    for (int k = 0; k < S_CACHES; k++) {
+        const struct sparse_pool *pool = &c->pool[k];
+        if (!pool->topk) continue;
+        v->kv[k] = pool->view;
+        v->count[k] = (int32_t)pool->count[request];
+        v->length[k] =
+            (fmla_tensor){&v->count[k], {FMLA_DEVICE_CPU, 0}, 1, dtype_i32, v->length_shape, NULL, 0};
+        v->indices[k] = pool->indices.tensor;
+        v->indices[k].shape = v->indices_shape[k], v->indices[k].byte_offset = 0;
+    }
+    v->args.kv_cache = &v->kv[0], v->args.indices = &v->indices[0], v->args.topk_length = &v->length[0];
+    if (c->pool[1].topk)
+        v->args.extra_kv_cache = &v->kv[1], v->args.extra_indices = &v->indices[1],
+        v->args.extra_topk_length = &v->length[1];
+}
+
+void sparse_case_request(const struct sparse_case *c, int64_t request, int64_t more, struct sparse_view *v,
+                         int32_t **memory)
+{
+    make_view(c, request, v);
+    int64_t entries = 0;
+    for (int k = 0; k < S_CACHES; k++)
+        entries += c->s_q * (c->pool[k].count ? c->pool[k].count[request] + more : 0);
+    int32_t *at = *memory = calloc((size_t)entries + 1, sizeof *at); /* what does not count is key 0 */
+    for (int k = 0; k < S_CACHES; k++) {
+        if (!c->pool[k].topk) continue;
+        const int64_t count = c->pool[k].count[request];
+        v->indices_shape[k][0] = 1, v->indices_shape[k][1] = c->s_q, v->indices_shape[k][2] = count + more;
+        v->indices[k].data = at, v->indices[k].strides = NULL;
+        for (int64_t j = 0; j < c->s_q; j++, at += count + more)
+            if (count) memcpy(at, sparse_case_entry(&c->pool[k], request, j, 0), (size_t)count * sizeof *at);
+    }
+}
+
+fmla_status sparse_case_rows(const struct sparse_case *c, const char *kernel, int64_t request, int64_t token,
+                             int64_t head, int64_t step, int64_t heads, uint16_t *out, float *lse)
+{
+    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
+    const int64_t out_shape[4] = {1, 1, heads, S_D_V}, lse_shape[3] = {1, heads, 1};
+    const fmla_tensor out_tensor = {out, cpu, 4, c->q.tensor.dtype, out_shape, NULL, 0};
+    const fmla_tensor lse_tensor = {lse, cpu, 3, dtype_f32, lse_shape, NULL, 0};
+    struct sparse_view v;
+    make_view(c, request, &v);
+    v.q.data = guarded_at(&c->q, request, token, head, 0);
+    v.q_shape[1] = 1, v.q_shape[2] = heads, v.q_strides[2] *= step;
+    for (int k = 0; k < S_CACHES; k++) {
+        if (!c->pool[k].topk) continue;
+        v.indices_shape[k][0] = v.indices_shape[k][1] = 1, v.indices_shape[k][2] = c->pool[k].topk;
+        v.indices[k].data = sparse_case_entry(&c->pool[k], request, token, 0);
+        /* Rows are taken from pages where they were made, so that no kernel and oracle share a defect of far ones. */
+        if (!c->pool[k].far) continue;
+        v.kv[k].data = c->pool[k].memory.tensor.data;
+        v.kv[k].strides = NULL;
+    }
+    if (c->args.attn_sink) {
+        for (int64_t i = 0; i < heads; i++)
+            v.sinks[i] = *(const float *)guarded_at(&c->sink, head + i * step, 0, 0, 0);
+        v.sink_shape[0] = heads;
+        v.sink.data = v.sinks, v.sink.byte_offset = 0, v.sink.shape = v.sink_shape;
+        v.args.attn_sink = &v.sink;
+    }
+    v.args.out = &out_tensor, v.args.lse = &lse_tensor;
+    v.args.kernel = kernel, v.args.batch_invariant = 0, v.args.num_partitions = 0;
+    return sparse_case_call(&v.args, 0xff);
+}

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: MIT
+"""flash_mla_with_kvcache with indices: sparse attention over plain and FP8 caches, against plain attention over the same keys."""
+
+import math
+
+import numpy
+import pytest
+
+import flash_mla
+from attention import check_close, conventions, dense, with_sink
+from flash_mla import FlashMLASchedMeta, flash_mla_with_kvcache, get_mla_metadata
+from kinds import KINDS, each_kind, needs_torch, torch
+
+SPARSE_OUT, LSE = (1e-3, 2.01 / 128, 5e-6), (1e-6, 8.01 / 65536, 1e-7)
+D_V = 512
+
+# ---- Caches ---------------------------------------------------------------------------------------------------------
+
+
+def e4m3(code):
+    """The value of a byte."""
+    exponent, mantissa = code >> 3 & 15, code & 7
+    value = mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+    return -value if code & 128 else value
+
+
+E4M3 = numpy.array([math.nan if code & 127 == 127 else e4m3(code) for code in range(256)])
+
+
+def bf16_bits(values):
+    """Of values that bf16 holds, or cut off."""
+    return (numpy.asarray(values, numpy.float32).view(numpy.uint32) >> 16).astype(numpy.uint16)
+
+
+class Cache:
+    """Pages of tokens of one format, all of whose slots hold keys; `values` are what they are worth."""
+
+    def __init__(self, random, layout, pages, page_size, d):
+        self.layout, self.pages, self.page_size = layout, pages, page_size
+        slots = pages * page_size
+        if layout == "plain":
+            self.memory = numpy.clip(random.normal(0, 0.1, (pages, page_size, 1, d)), -1, 1).astype(numpy.float32)
+            return
+        nope, group = (512, 128) if layout == 656 else (448, 64)
+        codes = random.integers(0, 0x70, (slots, nope)) | random.integers(0, 2, (slots, nope)) << 7
+        exponents = random.integers(-11, -8, (slots, nope // group))
+        rope = numpy.clip(random.normal(0, 0.1, (slots, 64)), -1, 1).astype(numpy.float32)
+        bits = bf16_bits(rope)
+        scales = numpy.repeat(2.0**exponents, group, axis=1)
+        rope_values = (bits.astype(numpy.uint32) << 16).view(numpy.float32)
+        self.values = numpy.concatenate([E4M3[codes] * scales, rope_values], axis=1)
+        rope_bytes = bits.view(numpy.uint8).reshape(slots, 128)
+        if layout == 656:
+            scale_bytes = (2.0**exponents).astype(numpy.float32).view(numpy.uint8).reshape(slots, 16)
+            tokens = numpy.concatenate([codes.astype(numpy.uint8), scale_bytes, rope_bytes], axis=1)
+            self.memory = tokens.reshape(pages, page_size, 1, 656)
+        else:
+            tokens = numpy.concatenate([codes.astype(numpy.uint8), rope_bytes], axis=1).reshape(pages, -1)
+            scale_bytes = numpy.full((slots, 8), 255, numpy.uint8)
+            scale_bytes[:, :7] = exponents + 127
+            parts = [tokens, scale_bytes.reshape(pages, -1)]
+            self.memory = numpy.concatenate(parts, axis=1).reshape(pages, page_size, 1, 584)
+
+    def array(self, kind):
+        return kind.array(self.memory, None if self.layout == "plain" else "uint8")
+
+    def keys(self, kind, slots):
+        """In double precision, as a call of this kind of array takes them."""
+        if self.layout != "plain":
+            return self.values[slots]
+        return kind.float64(self.array(kind)).reshape(-1, self.memory.shape[-1])[slots]
+
+
+class Sparse:
+    """A batch: lists of any keys, with holes; where a length is given, what stands behind it names keys too."""
+
+    def __init__(
+        self, layout="plain", b=2, s_q=2, h_q=4, topk=90, pages=5, page_size=64, extra=None, lengths=None, seed=0
+    ):
+        random = numpy.random.default_rng(seed)
+        self.b, self.s_q, self.h_q, self.layout = b, s_q, h_q, layout
+        self.d = 512 if layout == 584 else 576
+        self.q = numpy.clip(random.normal(0, 1, (b, s_q, h_q, self.d)), -1, 1).astype(numpy.float32)
+        self.sink = random.normal(0, 2, h_q).astype(numpy.float32)
+        self.caches, self.lists, self.lengths = [], [], []
+        for i, (count, of_pages, of_page) in enumerate([(topk, pages, page_size), *([extra] if extra else [])]):
+            self.caches.append(Cache(random, layout, of_pages, of_page, self.d))
+            slots = of_pages * of_page
+            self.lists.append(random.integers(-slots // 8, slots + slots // 8, (b, s_q, count)).astype(numpy.int32))
+            self.lengths.append(None if lengths is None else numpy.array(lengths[i], numpy.int32))
+
+    def arguments(self, kind):
+        arguments = dict(
+            q=kind.array(self.q),
+            k_cache=self.caches[0].array(kind),
+            block_table=None,
+            cache_seqlens=None,
+            head_dim_v=D_V,
+            tile_scheduler_metadata=None,
+            is_fp8_kvcache=self.layout != "plain",
+            indices=kind.int32(self.lists[0]),
+        )
+        if self.lengths[0] is not None:
+            arguments["topk_length"] = kind.int32(self.lengths[0])
+        if len(self.caches) > 1:
+            arguments["extra_k_cache"] = self.caches[1].array(kind)
+            arguments["extra_indices_in_kvcache"] = kind.int32(self.lists[1])
+            if self.lengths[1] is not None:
+                arguments["extra_topk_length"] = kind.int32(self.lengths[1])
+        return arguments
+
+    def expected(self, kind, scale=None, sink=None, lse_empty=math.inf, log_base=math.e):
+        out, lse = numpy.zeros((self.b, self.s_q, self.h_q, D_V)), numpy.zeros((self.b, self.h_q, self.s_q))
+        q = kind.float64(kind.array(self.q))
+        for r in range(self.b):
+            for j in range(self.s_q):
+                keys = []
+                for cache, lists, lengths in zip(self.caches, self.lists, self.lengths):
+                    counted = lists[r, j] if lengths is None else lists[r, j][: max(0, lengths[r])]
+                    named = counted[(counted >= 0) & (counted < cache.pages * cache.page_size)]
+                    keys.append(cache.keys(kind, named))
+                all_keys = numpy.concatenate(keys)[:, None, :]
+                one_out, one_lse = dense(q[r, j][None], all_keys, D_V, scale)
+                out[r, j], lse[r, :, j] = one_out[0], one_lse[:, 0]
+        return with_sink(out, lse, sink), conventions(lse, lse_empty, log_base)
+
+
+def check(kind, got, expected):
+    out, lse = got
+    assert kind.is_one(out) and kind.is_one(lse)
+    assert (kind.dtype_name(out), kind.dtype_name(lse)) == (kind.element, "float32")
+    check_close("out", kind.float64(out), expected[0], SPARSE_OUT)
+    check_close("lse", kind.float64(lse), expected[1], LSE)
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(request):
+    """No GPU has a kernel of it yet."""
+    kind = request.node.callspec.params.get("kind") if hasattr(request.node, "callspec") else None
+    if kind is not None and kind.device != "cpu" and "gpu" not in request.node.name:
+        pytest.skip("the library has no kernel of sparse_decode for GPUs")
+
+
+# ---- Values ---------------------------------------------------------------------------------------------------------
+
+SHAPES = [
+    dict(),
+    dict(layout=656),
+    dict(layout=584),
+    dict(layout=656, h_q=128, s_q=1, topk=300),
+    dict(layout=584, extra=(70, 30, 2), h_q=64),
+    dict(extra=(70, 7, 16), page_size=61),
+    dict(layout=656, lengths=[[0, 90]]),
+    dict(layout=584, lengths=[[-3, 1000], [70, 0]], extra=(70, 30, 2)),
+    dict(layout=656, page_size=1, pages=50, topk=1),
+    dict(topk=0),
+]
+
+
+@each_kind
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values(kind, shape):
+    batch = Sparse(**shape)
+    arguments, expected = batch.arguments(kind), batch.expected(kind)
+    for meta in (None, get_mla_metadata()[0]):  # planned in the call, and before it
+        check(kind, flash_mla_with_kvcache(**dict(arguments, tile_scheduler_metadata=meta)), expected)
+
+
+@each_kind
+def test_options(kind):
+    batch = Sparse(layout=656, lengths=[[0, 60]])
+    arguments = dict(batch.arguments(kind), softmax_scale=0.3, attn_sink=kind.fp32(batch.sink))
+    arguments.update(lse_empty=-math.inf, log_base=2, batch_invariant=True)
+    expected = batch.expected(kind, 0.3, batch.sink, -math.inf, 2)
+    check(kind, flash_mla_with_kvcache(**arguments), expected)
+    out, lse = kind.full((2, 2, 4, D_V), 7), kind.full((2, 4, 2), 7, "float32")
+    got = flash_mla_with_kvcache(**arguments, out=out, lse=lse)
+    assert got[0] is out and got[1] is lse
+    check(kind, got, expected)
+
+
+@each_kind
+def test_what_dense_attention_reads_is_not_looked_at(kind):
+    """vLLM passes both, always."""
+    batch = Sparse(layout=656)
+    arguments = dict(batch.arguments(kind), block_table=kind.int32([[7]]), cache_seqlens=kind.int32([1, 2, 3]))
+    check(kind, flash_mla_with_kvcache(**arguments), batch.expected(kind))
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "float8_e4m3fn"])
+def test_types_of_one_byte(dtype):
+    kind = next(kind for kind in KINDS if kind.is_torch)
+    batch = Sparse(layout=656)
+    arguments = batch.arguments(kind)
+    arguments["k_cache"] = arguments["k_cache"].view(getattr(torch, dtype))
+    check(kind, flash_mla_with_kvcache(**arguments), batch.expected(kind))
+
+
+# ---- The plan -------------------------------------------------------------------------------------------------------
+
+
+@each_kind
+def test_metadata_serves_every_layer(kind):
+    meta, nothing = get_mla_metadata()
+    assert isinstance(meta, FlashMLASchedMeta) and nothing is None
+    for seed in range(3):
+        batch = Sparse(layout=584, extra=(70, 30, 2), lengths=[[0, 90], [70, 30]], seed=seed)
+        check(
+            kind,
+            flash_mla_with_kvcache(**dict(batch.arguments(kind), tile_scheduler_metadata=meta)),
+            batch.expected(kind),
+        )
+    assert meta.config == (2, 2, 4, 64, 1, False, True, 90, 2, 70)
+    assert tuple(meta.tile_scheduler_metadata.shape)[1:] == (8,) and tuple(meta.num_splits.shape) == (3,)
+
+
+@each_kind
+def test_metadata_of_the_older_generation(kind):
+    """As vLLM calls it for DeepSeek-V3.2."""
+    batch = Sparse(layout=656)
+    lengths = kind.int32([1000, 2000])
+    meta, num_splits = get_mla_metadata(lengths, 2 * 4 // 1, 1, num_heads_q=4, is_fp8_kvcache=True, topk=90)
+    arguments = dict(batch.arguments(kind), tile_scheduler_metadata=meta, num_splits=num_splits)
+    check(kind, flash_mla_with_kvcache(**arguments), batch.expected(kind))
+    if kind.is_torch:  # as the newer generation is called
+        arguments["num_splits"] = None
+        check(kind, flash_mla_with_kvcache(**arguments), batch.expected(kind))
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "change,argument",
+    [
+        (dict(topk=91), "indices.shape"),
+        (dict(extra=(71, 30, 2)), "extra_indices_in_kvcache.shape"),
+        (dict(extra=(70, 30, 3)), "extra_k_cache.shape"),
+        (dict(page_size=32), "k_cache.shape"),
+        (dict(layout="plain"), "is_fp8_kvcache"),
+        (dict(b=3), "q.shape"),
+    ],
+    ids=str,
+)
+def test_metadata_of_another_call_is_refused(kind, change, argument):
+    shape = dict(layout=656, extra=(70, 30, 2))
+    meta, _ = get_mla_metadata()
+    flash_mla_with_kvcache(**dict(Sparse(**shape).arguments(kind), tile_scheduler_metadata=meta))
+    with pytest.raises(ValueError) as caught:
+        flash_mla_with_kvcache(**dict(Sparse(**{**shape, **change}).arguments(kind), tile_scheduler_metadata=meta))
+    message = str(caught.value)
+    assert message.startswith("flash_mla_with_kvcache: tile_scheduler_metadata: ") and argument in message
+
+
+# ---- Errors ---------------------------------------------------------------------------------------------------------
+
+
+def zeros(*shape, dtype="int32"):
+    return lambda kind: kind.full(shape, 0, dtype)
+
+
+WRONG = [
+    ("causal", True, ValueError, "causal"),
+    ("causal", "text", TypeError, "causal"),
+    ("k_cache", None, TypeError, "k_cache"),
+    ("k_cache", 1, TypeError, "k_cache"),
+    ("k_cache", zeros(5, 64, 1, 576, dtype="uint8"), ValueError, "k_cache"),
+    ("k_cache", zeros(5, 64, 656, dtype="uint8"), ValueError, "k_cache"),
+    ("k_cache", zeros(5, 64, 2, 656, dtype="uint8"), ValueError, "k_cache"),
+    ("k_cache", zeros(5, 64, 1, 656, dtype="int32"), ValueError, "k_cache"),
+    ("k_cache", zeros(5, 64, 1, 584, dtype="uint8"), ValueError, "q"),  # whose d_qk is 512
+    ("is_fp8_kvcache", False, ValueError, "is_fp8_kvcache"),
+    ("indices", zeros(2, 90), ValueError, "indices"),
+    ("indices", zeros(2, 2, 90, dtype="int64"), ValueError, "indices"),
+    ("indices", zeros(3, 2, 90), ValueError, "indices"),
+    ("indices", zeros(2, 1, 90), ValueError, "indices"),
+    ("indices", [[1]], TypeError, "indices"),
+    ("topk_length", zeros(3), ValueError, "topk_length"),
+    ("topk_length", zeros(2, dtype="int64"), ValueError, "topk_length"),
+    ("topk_length", 1, TypeError, "topk_length"),
+    ("extra_k_cache", zeros(5, 64, 1, 656, dtype="uint8"), ValueError, "extra_indices_in_kvcache"),
+    ("extra_indices_in_kvcache", zeros(2, 2, 9), ValueError, "extra_k_cache"),
+    ("extra_topk_length", zeros(2), ValueError, "extra_topk_length"),
+    ("softmax_scale", 0, ValueError, "softmax_scale"),
+    ("head_dim_v", 577, ValueError, "head_dim_v"),
+    ("head_dim_v", 256, NotImplementedError, "head_dim_v"),
+    ("attn_sink", zeros(3, dtype="float32"), ValueError, "attn_sink"),
+]
+
+
+@each_kind
+@pytest.mark.parametrize("with_metadata", [False, True])
+@pytest.mark.parametrize("argument,value,exception,named", WRONG)
+def test_wrong_arguments(kind, argument, value, exception, named, with_metadata):
+    arguments = Sparse(layout=656).arguments(kind)
+    flash_mla_with_kvcache(**arguments)
+    if with_metadata:
+        arguments["tile_scheduler_metadata"] = get_mla_metadata()[0]
+    with pytest.raises(exception) as caught:
+        flash_mla_with_kvcache(**{**arguments, argument: value(kind) if callable(value) else value})
+    assert caught.type is exception
+    assert str(caught.value).startswith(f"flash_mla_with_kvcache: {named}"), str(caught.value)
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "change,exception,named",
+    [
+        (dict(num_heads_q=None), TypeError, "num_heads_q"),
+        (dict(num_heads_q=3), ValueError, "num_heads_q"),
+        (dict(num_heads_q=0), ValueError, "num_heads_q"),
+        (dict(num_heads_k=2), ValueError, "num_heads_k"),
+        (dict(topk="2048"), TypeError, "topk"),
+        (dict(topk=-1), ValueError, "topk"),
+        (dict(topk=2**31), ValueError, "topk"),
+    ],
+    ids=str,
+)
+def test_wrong_metadata(kind, change, exception, named):
+    arguments = dict(cache_seqlens=kind.int32([1, 2]), num_q_tokens_per_head_k=8, num_heads_k=1, num_heads_q=4, topk=64)
+    get_mla_metadata(**arguments)
+    with pytest.raises(exception, match=f"^get_mla_metadata: {named}: "):
+        get_mla_metadata(**{**arguments, **change})
+
+
+@each_kind
+def test_gpu_without_a_kernel_says_so(kind):
+    if kind.device == "cpu":
+        assert any(row["operation"] == "sparse_decode" and row["available"] for row in flash_mla.capabilities("cpu"))
+        return
+    with pytest.raises(NotImplementedError, match="^flash_mla_with_kvcache: .*sparse_decode"):
+        flash_mla_with_kvcache(**Sparse(layout=656).arguments(kind))
