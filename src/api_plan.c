@@ -135,7 +135,7 @@ static fmla_status check_plan_args(const fmla_decode_plan_args *caller, fmla_dec
     static const size_t sizes[] = {offsetof(fmla_decode_plan_args, partitions),
                                    offsetof(fmla_decode_plan_args, sparse), sizeof(fmla_decode_plan_args), 0};
     const int64_t most = INT32_MAX;
-    struct checked_tensor lengths, rows = {0}, splits = {0};
+    struct checked_tensor lengths = {0}, rows = {0}, splits = {0};
     struct plan_topk topk = {0};
     char name[64];
     TRY(check_struct(plan_operation, "args", caller, args, sizeof *args, sizes));

@@ -178,6 +178,13 @@ static fmla_status check_sizes(const struct tensors *t, int which, unsigned extr
     return FMLA_OK;
 }
 
+static fmla_status check_scale(float scale)
+{
+    if (isfinite(scale)) return FMLA_OK;
+    return fail(FMLA_INVALID_ARGUMENT, "%s: softmax_scale: is %f, must be finite (0 = 1/sqrt(d_qk))", op,
+                (double)scale);
+}
+
 /* The plan that the call brings; the problem is whole otherwise. */
 static fmla_status check_given_plan(const fmla_sparse_decode_args *args, unsigned extra,
                                     const struct checked_tensor *rows, const struct checked_tensor *splits,
@@ -223,9 +230,7 @@ static fmla_status check_sparse_decode(const fmla_sparse_decode_args *caller, fm
     TRY(check_range(op, "num_partitions", args->num_partitions, 0, MAX_PARTITIONS));
     TRY(check_tables(op, args->partitions, args->num_splits, args->plan, args->num_partitions, &t.q, extra,
                      &rows, &splits));
-    if (!isfinite(args->softmax_scale))
-        return fail(FMLA_INVALID_ARGUMENT, "%s: softmax_scale: is %f, must be finite (0 = 1/sqrt(d_qk))", op,
-                    (double)args->softmax_scale);
+    TRY(check_scale(args->softmax_scale));
 
     p->element = t.q.element, p->device = t.q.device, p->format = formats[which].format;
     p->q = (const uint16_t *)(const void *)t.q.data;

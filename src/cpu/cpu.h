@@ -135,9 +135,9 @@ static inline int32_t cpu_next_keys(const struct cpu_tile *tile, int64_t *at, in
 /* ---- The driver of decode (decode.c) --------------------------------------------------------- */
 
 /* Workspace of a call, and the call. */
-fmla_status cpu_decode_size(const struct kernel *kernel, const struct cpu_decode *call, size_t *bytes,
+fmla_status cpu_decode_size(const struct kernel *kernel, const struct cpu_decode *p, size_t *bytes,
                             size_t *alignment);
-fmla_status cpu_decode_run(const struct kernel *kernel, const struct cpu_decode *call);
+fmla_status cpu_decode_run(const struct kernel *kernel, const struct cpu_decode *p);
 
 /* ---- Cache operations ------------------------------------------------------------------------ */
 

@@ -59,7 +59,7 @@ void sparse_case_draw(uint64_t seed)
 {
     static const enum kv_format formats[FP8] = {KV_FP8_656, KV_FP8_584};
     struct random_state random = {seed};
-    float values[WIDEST];
+    float values[WIDEST] = {0};
     for (int i = 0; i < DRAWN; i++) {
         const float q = random_input(&random, 0.0f, 1.0f), key = random_input(&random, 0.0f, 0.1f);
         drawn_q[0][i] = num_to_bf16(q), drawn_q[1][i] = num_to_fp16(q);
@@ -270,13 +270,14 @@ static void fill_cache(struct sparse_case *c, struct sparse_pool *pool)
                 if (!sparse_case_is_key(pool, index)) continue;
                 named[index] |= is_border(pool, r, i) ? NAMED | BORDER : NAMED;
             }
-    int64_t first = -1;
-    for (int64_t slot = 0; slot < slots_of(pool); slot++) {
-        if (!named[slot]) continue;
-        put_token(c, pool, slot, c->v[S_INPUTS] == S_SPIKED && (named[slot] & BORDER));
-        if (first < 0) first = slot;
+    for (int64_t slot = 0; slot < slots_of(pool); slot++)
+        if (named[slot]) put_token(c, pool, slot, c->v[S_INPUTS] == S_SPIKED && (named[slot] & BORDER));
+    for (int64_t i = 0; c->v[S_CODES] == S_CODES_NAN && i < pool->count[0]; i++) {
+        const int32_t index = *sparse_case_entry(pool, 0, 0, i); /* of the token that is always compared */
+        if (!sparse_case_is_key(pool, index)) continue;
+        put_nan(c, pool, index);
+        break;
     }
-    if (c->v[S_CODES] == S_CODES_NAN && first >= 0) put_nan(c, pool, first);
     free(named);
 }
 

@@ -23,7 +23,8 @@ struct made {
 };
 
 static const fmla_dtype bf16 = {FMLA_TYPE_BFLOAT, 16, 1}, fp16 = {FMLA_TYPE_FLOAT, 16, 1},
-                        f32 = {FMLA_TYPE_FLOAT, 32, 1}, i32 = {FMLA_TYPE_INT, 32, 1};
+                        f32 = {FMLA_TYPE_FLOAT, 32, 1}, i32 = {FMLA_TYPE_INT, 32, 1},
+                        u8 = {FMLA_TYPE_UINT, 8, 1};
 
 static const int64_t hostile[] = {0,
                                   1,
@@ -75,14 +76,14 @@ static void start(struct made *t, fmla_dtype dtype, int ndim, const int64_t *sha
 
 static void spoil_tensor(struct bytes *in, struct made *t)
 {
-    static const fmla_dtype *const dtypes[] = {&bf16, &fp16, &f32, &i32};
+    static const fmla_dtype *const dtypes[] = {&bf16, &fp16, &f32, &i32, &u8};
     const uint32_t dim = choose(in, MOST_DIMS);
     switch (choose(in, 12)) {
     case 0: t->shape[dim] = any(in); break;
     case 1: t->strides[dim] = any(in); break;
     case 2: t->strides[dim] = (int64_t)((uint64_t)t->strides[dim] + choose(in, 5)); break;
     case 3: t->tensor.strides = NULL; break;
-    case 4: t->tensor.dtype = *dtypes[choose(in, 4)]; break;
+    case 4: t->tensor.dtype = *dtypes[choose(in, 5)]; break;
     case 5: t->tensor.dtype.lanes = (uint16_t)take(in); break;
     case 6: t->tensor.dtype.bits = (uint8_t)take(in), t->tensor.dtype.code = (uint8_t)take(in); break;
     case 7: t->tensor.ndim = choose(in, 4) ? (int32_t)choose(in, MOST_DIMS + 1) : (int32_t)any(in); break;
@@ -302,6 +303,75 @@ static void fuzz_decode(struct bytes *in)
     free_all(t, TENSORS);
 }
 
+/* Indices are anything at all. */
+static void fuzz_sparse(struct bytes *in)
+{
+    enum { Q, KV, INDICES, LENGTH, SINK, EXTRA, EXTRA_INDICES, EXTRA_LENGTH, OUT, LSE, COUNT };
+    static const struct {
+        int32_t format;
+        int64_t d_qk, token;
+    } formats[] = {
+        {0, 512, 512}, {FMLA_KV_FP8_656, 576, 656}, {FMLA_KV_FP8_584, 512, 584}, {FMLA_KV_BF16, 512, 512}};
+    struct made t[COUNT];
+    fmla_sparse_decode_args args = FMLA_INIT(fmla_sparse_decode_args);
+    args.kernel = any_kernel(in);
+    const uint32_t which_format = choose(in, 4);
+    const int64_t token = formats[which_format].token, d_qk = formats[which_format].d_qk;
+    const fmla_dtype cache = token == d_qk ? bf16 : u8;
+    const int64_t b = choose(in, 4), s_q = 1 + choose(in, 2), h_q = 1 + choose(in, 3);
+    start(&t[Q], bf16, 4, (int64_t[]){b, s_q, h_q, d_qk}, false);
+    start(&t[KV], cache, 4, (int64_t[]){choose(in, 4), 1 + choose(in, 6), 1, token}, false);
+    start(&t[INDICES], i32, 3, (int64_t[]){b, s_q, choose(in, 70)}, false);
+    start(&t[LENGTH], i32, 1, &b, false);
+    start(&t[SINK], f32, 1, &h_q, false);
+    start(&t[EXTRA], cache, 4, (int64_t[]){choose(in, 4), 1 + choose(in, 6), 1, token}, false);
+    start(&t[EXTRA_INDICES], i32, 3, (int64_t[]){b, s_q, choose(in, 70)}, false);
+    start(&t[EXTRA_LENGTH], i32, 1, &b, false);
+    start(&t[OUT], bf16, 4, (int64_t[]){b, s_q, h_q, 512}, true);
+    start(&t[LSE], f32, 3, (int64_t[]){b, h_q, s_q}, true);
+    args.kv_format = formats[which_format].format;
+    args.batch_invariant = (int32_t)choose(in, 2), args.num_partitions = (int32_t)choose(in, 4);
+    if (choose(in, 2)) t[EXTRA].present = t[EXTRA_INDICES].present = t[EXTRA_LENGTH].present = false;
+    if (choose(in, 2)) t[LENGTH].present = false;
+    const uint32_t times = choose(in, 5);
+    for (uint32_t i = 0; i < times; i++) {
+        const uint32_t which = choose(in, COUNT + 3);
+        if (which < COUNT)
+            spoil_tensor(in, &t[which]);
+        else if (which == COUNT)
+            args.kv_format = (int32_t)any(in);
+        else if (which == COUNT + 1)
+            args.num_partitions = (int32_t)any(in), args.batch_invariant = (int32_t)any(in);
+        else
+            args.plan = t, args.plan_size = (size_t)any(in) % sizeof t;
+    }
+    for (int i = 0; i < COUNT; i++) back(in, &t[i]);
+    const fmla_tensor **members[] = {&args.q,
+                                     &args.kv_cache,
+                                     &args.indices,
+                                     &args.topk_length,
+                                     &args.attn_sink,
+                                     &args.extra_kv_cache,
+                                     &args.extra_indices,
+                                     &args.extra_topk_length,
+                                     &args.out,
+                                     &args.lse};
+    for (int i = 0; i < COUNT; i++) *members[i] = t[i].present ? &t[i].tensor : NULL;
+    fmla_sparse_decode_args *handed = hand_over(in, &args, sizeof args);
+    size_t bytes = 0, alignment = 0;
+    const fmla_status asked = fmla_sparse_decode_workspace_size(handed, &bytes, &alignment);
+    check_status(asked, "sparse_decode: ");
+    PROMISE(asked || alignment, "alignment %zu", alignment);
+    const size_t given = asked || bytes > MOST_WORKSPACE ? 64 : bytes;
+    handed->workspace = garbage(given), handed->workspace_size = given;
+    const fmla_status status = fmla_sparse_decode(handed);
+    check_status(status, "sparse_decode: ");
+    PROMISE(status || (!asked && bytes <= given), "a call without a size was accepted");
+    for (int i = 0; i < COUNT; i++) check_memory(&t[i], status);
+    free(handed);
+    free_all(t, COUNT);
+}
+
 static void fuzz_merge(struct bytes *in)
 {
     enum { PARTS, LSE_PARTS, SINK, OUT, LSE, COUNT };
@@ -460,9 +530,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct bytes in = {data, size};
     if (fmla_set_parallel_for(in_order, NULL, 1)) abort();
-    switch (choose(&in, 6)) {
+    switch (choose(&in, 7)) {
     case 0: fuzz_plan(&in); break;
     case 1: fuzz_merge(&in); break;
+    case 2: fuzz_sparse(&in); break;
     case 4: fuzz_cache(&in); break;
     default: fuzz_decode(&in); break;
     }

@@ -104,6 +104,35 @@ static fmla_status decode_invariant(const char *kernel)
     return decode_with(kernel, 1, NULL, 0);
 }
 
+static fmla_status sparse_with(const char *kernel, int32_t invariant)
+{
+    enum { TOKEN = 656, TOPK = 130 };
+    static int32_t indices_data[B * TOPK];
+    struct held q, kv, indices, length, out;
+    for (int32_t i = 0; i < B * TOPK; i++) indices_data[i] = i % 150;
+    HELD(&q, q_data, bf16, 4, B, 1, H_Q, D_QK);
+    HELD(&kv, kv_data, ((fmla_dtype){FMLA_TYPE_UINT, 8, 1}), 4, 2, 100, 1, TOKEN);
+    HELD(&indices, indices_data, i32, 3, B, 1, TOPK);
+    HELD(&length, lengths, i32, 1, B);
+    HELD(&out, out_data, bf16, 4, B, 1, H_Q, D_V);
+    fmla_sparse_decode_args args = FMLA_INIT(fmla_sparse_decode_args);
+    args.q = &q.tensor, args.kv_cache = &kv.tensor, args.indices = &indices.tensor;
+    args.topk_length = &length.tensor, args.out = &out.tensor;
+    args.kv_format = FMLA_KV_FP8_656, args.kernel = kernel, args.batch_invariant = invariant;
+    args.workspace = workspace, args.workspace_size = sizeof workspace;
+    return fmla_sparse_decode(&args);
+}
+
+static fmla_status sparse(const char *kernel)
+{
+    return sparse_with(kernel, 0);
+}
+
+static fmla_status sparse_invariant(const char *kernel)
+{
+    return sparse_with(kernel, 1);
+}
+
 static fmla_status merge(const char *kernel)
 {
     struct held parts, lse, out;
@@ -180,6 +209,10 @@ int main(void)
         if (!row.available) continue;
         if (!strcmp(row.operation, "decode_plan")) count("plan", row.kernel, make_plan);
         if (!strcmp(row.operation, "merge")) count("merge", row.kernel, merge);
+        if (!strcmp(row.operation, "sparse_decode")) {
+            count("sparse decode", row.kernel, sparse);
+            count("batch-invariant sparse decode", row.kernel, sparse_invariant);
+        }
         if (!strcmp(row.operation, "cache_append")) count("append", row.kernel, cache_append);
         if (!strcmp(row.operation, "cache_gather")) count("gather", row.kernel, cache_gather);
         if (strcmp(row.operation, "dense_decode") != 0) continue;

@@ -176,7 +176,7 @@ static void make_cache(struct cache *c, const struct format *f, int64_t pages, i
                        struct random_state *random)
 {
     const struct kv_layout layout = kv_layout_of(f->format, (int32_t)f->d_qk);
-    float values[WIDEST];
+    float values[WIDEST] = {0};
     c->pages = pages, c->page_size = page_size;
     c->slot_stride = f->last == 584 ? 584 : layout.token_bytes + 12;
     c->page_stride = page_size * c->slot_stride + 36;

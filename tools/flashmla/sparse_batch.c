@@ -55,7 +55,7 @@ static void fill_bytes(const struct sparse_shape *s, fmla_tensor *cache, struct 
     enum { TOKENS = 512 };
     static uint8_t tokens[TOKENS][TOKENS_BYTES];
     const int64_t slots = cache->shape[0] * cache->shape[1], page_size = cache->shape[1];
-    float values[TOKENS_WIDTH];
+    float values[TOKENS_WIDTH] = {0};
     for (int t = 0; t < TOKENS; t++) {
         for (int d = 0; d < TOKENS_WIDTH; d++) values[d] = random_input(random, 0.0f, 0.1f);
         tokens_store(s->format, tokens[t], 1, 0, values);
@@ -102,7 +102,8 @@ static bool make_cache(struct sparse_batch *batch, int k, const struct sparse_sh
     struct sparse_cache_memory *to = &batch->cache[k];
     const fmla_dtype int32 = dtype_of(FMLA_TYPE_INT, 32);
     struct pages pages = {.page_size = c->page_size};
-    const double slots = (double)s->b * (double)((c->s_k + c->page_size - 1) / c->page_size * c->page_size);
+    const int64_t of_request = (c->s_k + c->page_size - 1) / c->page_size * c->page_size;
+    const double slots = (double)s->b * (double)of_request;
     if (slots > INT32_MAX) return fault_set(fault, "a cache of %.0f slots is more than indices count", slots);
     int32_t *lengths = malloc((size_t)(s->b + 1) * sizeof *lengths);
     if (!lengths) return fault_set(fault, "no memory for the lengths");
@@ -227,7 +228,7 @@ struct sparse_work sparse_work(const fmla_sparse_decode_args *args)
             for (int64_t i = 0; i < count; i++) work.keys += sparse_is_key(caches[k], list[i]);
         }
     work.flop = 2.0 * work.keys * (double)q[2] * row;
-    work.bytes = work.keys * (double)args->kv_cache->shape[3] * (args->kv_cache->dtype.bits / 8) +
-                 2.0 * (double)(q[0] * q[1] * q[2]) * row;
+    const int64_t token_bytes = args->kv_cache->shape[3] * (args->kv_cache->dtype.bits / 8);
+    work.bytes = work.keys * (double)token_bytes + 2.0 * (double)(q[0] * q[1] * q[2]) * row;
     return work;
 }

@@ -96,7 +96,11 @@ bool sparse_check_against_oracle(const fmla_sparse_decode_args *args, struct che
     *result = (struct check_result){.all_rows = tokens * h_q};
     void *out = malloc((size_t)(h_q * args->out->shape[3]) * 2 + 1);
     float *lse = malloc((size_t)h_q * sizeof *lse + 1);
-    bool good = (out && lse) || fault_set(fault, "no memory for the oracle's result");
+    bool good = true;
+    if (!out || !lse) {
+        free(out), free(lse);
+        return fault_set(fault, "no memory for the oracle's result");
+    }
     progress_begin(&progress, "comparing with the oracle");
     for (int64_t i = 0; good && i < tokens && (whole || i < 2 || result->rows < SAMPLED_ROWS); i++) {
         const int64_t token = whole || !i ? i : i == 1 ? tokens - 1 : random_between(&random, 0, tokens - 1);
