@@ -422,7 +422,7 @@ static void fuzz_cache(struct bytes *in)
     enum { VECTORS, ROPE, CACHE, SLOTS, COUNT };
     static const fmla_dtype *const types[] = {&bf16, &fp16, &f32};
     static const int64_t widths[] = {0, 70, 66, 656, 584, 576}; /* by format; of bf16 and fp16 any */
-    const fmla_dtype u8 = {FMLA_TYPE_UINT, 8, 1}, i64 = {FMLA_TYPE_INT, 64, 1};
+    const fmla_dtype i64 = {FMLA_TYPE_INT, 64, 1};
     struct made t[COUNT];
     const bool append = choose(in, 2), apart = append && choose(in, 2);
     int32_t format = 1 + (int32_t)choose(in, 5);
