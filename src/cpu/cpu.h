@@ -152,7 +152,6 @@ extern const struct cpu_cache cpu_avx512_cache, cpu_avx2_cache, cpu_generic_cach
 
 /* ---- Operations (dense.c, sparse.c, merge.c, cache.c) ---------------------------------------- */
 
-
 fmla_status cpu_decode_plan(const struct plan_problem *problem);
 fmla_status cpu_dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *problem,
                                   size_t *bytes, size_t *alignment);

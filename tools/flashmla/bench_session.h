@@ -13,7 +13,13 @@
 #include "outfile.h"
 #include "progress.h"
 
-enum { BENCH_DENSE, BENCH_MERGE, BENCH_SPARSE, BENCH_CACHE_APPEND, BENCH_CACHE_GATHER }; /* the choices of --op */
+enum {
+    BENCH_DENSE,
+    BENCH_MERGE,
+    BENCH_SPARSE,
+    BENCH_CACHE_APPEND,
+    BENCH_CACHE_GATHER
+}; /* the choices of --op */
 
 struct bench_options {
     const char *grid, *kernel, *json, *device;
