@@ -8,6 +8,8 @@ set(FMLA_CUDA_ARCHS "$ENV{FMLA_CUDA_ARCHS}" CACHE STRING
   "Compute capabilities to make machine code for, as 80;90a; empty: all that the kernels are for")
 
 set(cuda_images
+  any/cache_append
+  any/cache_gather
   any/decode_plan
   any/join_splits
   any/merge

@@ -6,12 +6,19 @@
 #include <stdio.h>
 #include <string.h>
 
-static const fmla_dtype dtypes[] = {{FMLA_TYPE_BFLOAT, 16, 1}, /* in the order of ALLOW_… */
-                                    {FMLA_TYPE_FLOAT, 16, 1},
-                                    {FMLA_TYPE_FLOAT, 32, 1},
-                                    {FMLA_TYPE_INT, 32, 1}};
-static const char *const dtype_names[] = {"bfloat16", "float16", "float32", "int32"};
-enum { DTYPES = 4, BYTE = DTYPES };
+static const struct {
+    unsigned allowed_by; /* the first ones in the order of enum element */
+    fmla_dtype dtype;
+    const char *name;
+} dtypes[] = {
+    {ALLOW_BF16, {FMLA_TYPE_BFLOAT, 16, 1}, "bfloat16"},
+    {ALLOW_FP16, {FMLA_TYPE_FLOAT, 16, 1}, "float16"},
+    {ALLOW_F32, {FMLA_TYPE_FLOAT, 32, 1}, "float32"},
+    {ALLOW_I32, {FMLA_TYPE_INT, 32, 1}, "int32"},
+    {ALLOW_I64, {FMLA_TYPE_INT, 64, 1}, "int64"},
+    {ALLOW_BYTES, {FMLA_TYPE_UINT, 8, 1}, "a type of one byte"}, /* of any code */
+};
+enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
 
 static const char *name_of_dtype(fmla_dtype dtype, char buffer[48])
 {
@@ -31,17 +38,13 @@ static fmla_status check_dtype(const char *operation, const char *name, fmla_dty
 {
     char allowed[64] = "", came[48];
     for (int i = 0; i < DTYPES; i++) {
-        if (!(allow & (1u << i))) continue;
-        if (dtype.code == dtypes[i].code && dtype.bits == dtypes[i].bits && dtype.lanes == 1) {
+        if (!(allow & dtypes[i].allowed_by)) continue;
+        if ((dtype.code == dtypes[i].dtype.code || dtypes[i].allowed_by == ALLOW_BYTES) &&
+            dtype.bits == dtypes[i].dtype.bits && dtype.lanes == 1) {
             *which = i;
             return FMLA_OK;
         }
-        text_append(allowed, sizeof allowed, "%s%s", *allowed ? " or " : "", dtype_names[i]);
-    }
-    if (allow & ALLOW_BYTES) {
-        *which = BYTE;
-        if (dtype.bits == 8 && dtype.lanes == 1) return FMLA_OK;
-        text_append(allowed, sizeof allowed, "%sa type of one byte", *allowed ? " or " : "");
+        text_append(allowed, sizeof allowed, "%s%s", *allowed ? " or " : "", dtypes[i].name);
     }
     return fail(FMLA_INVALID_ARGUMENT, "%s: %s: dtype is %s, must be %s", operation, name,
                 name_of_dtype(dtype, came), allowed);
@@ -145,9 +148,9 @@ fmla_status check_tensor(const char *operation, const char *name, const fmla_ten
     fmla_status status = check_dtype(operation, name, tensor->dtype, allow, &which);
     if (!status) status = check_device(operation, name, tensor->device, &checked->device);
     if (status) return status;
-    checked->element = (enum element)which; /* not read for int32 and bytes */
+    checked->element = (enum element)which; /* not read for integers and bytes */
 
-    const int64_t element_bytes = which == BYTE ? 1 : dtypes[which].bits / 8;
+    const int64_t element_bytes = dtypes[which].dtype.bits / 8;
     bool empty;
     status = check_layout(operation, tensor, element_bytes, checked, &empty);
     if (status) return status;

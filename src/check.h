@@ -29,7 +29,8 @@ enum { /* types a check may allow */
        ALLOW_NULL = 1 << 4,       /* the tensor may be absent: FMLA_OK and data = NULL, name = NULL */
        CHECK_OUTPUT = 1 << 5,     /* no two elements may share memory */
        CHECK_SHAPE_ONLY = 1 << 6, /* a size is asked: data is not looked at, and may be NULL */
-       ALLOW_BYTES = 1 << 7       /* any type of one byte */
+       ALLOW_I64 = 1 << 7,
+       ALLOW_BYTES = 1 << 8 /* any type of one byte */
 };
 
 /* operation and name are kept by reference. */

@@ -23,7 +23,7 @@ static const struct kernel kernels[] = {
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
 static const char *const operation_names[OPERATIONS] = {"decode_plan", "dense_decode", "sparse_decode",
-                                                        "merge"};
+                                                        "merge",       "cache_append", "cache_gather"};
 
 const char *operation_name(enum operation operation)
 {

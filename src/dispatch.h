@@ -9,7 +9,15 @@
 #include "error.h"
 #include "problem.h"
 
-enum operation { OP_DECODE_PLAN, OP_DENSE_DECODE, OP_SPARSE_DECODE, OP_MERGE, OPERATIONS };
+enum operation {
+    OP_DECODE_PLAN,
+    OP_DENSE_DECODE,
+    OP_SPARSE_DECODE,
+    OP_MERGE,
+    OP_CACHE_APPEND,
+    OP_CACHE_GATHER,
+    OPERATIONS
+};
 
 /* What a CPU kernel needs of the machine, as bits. */
 enum { NEEDS_AVX2 = 1 << 0 /* with FMA and F16C */, NEEDS_AVX512 = 1 << 1, NEEDS_AVX512_BF16 = 1 << 2 };
@@ -28,6 +36,7 @@ enum { /* of caches, as bits */
 enum { KERNEL_SIZES = 4 };
 
 struct cpu_attention;
+struct cpu_cache;
 
 struct kernel {
     enum operation operation;
@@ -60,7 +69,10 @@ struct kernel {
                                       size_t *alignment);
     fmla_status (*sparse_decode)(const struct kernel *kernel, const struct sparse_decode_problem *problem);
     fmla_status (*merge)(const struct merge_problem *problem);
-    const struct cpu_attention *cpu_attention; /* the inner part of a CPU kernel */
+    fmla_status (*cache)(const struct kernel *kernel,
+                         const struct cache_problem *problem); /* append or gather */
+    const struct cpu_attention *cpu_attention;                 /* the inner part of a CPU kernel */
+    const struct cpu_cache *cpu_cache;
 };
 
 /* What a call asks of a kernel. `argument` is the one to name in a refusal. */

@@ -131,4 +131,27 @@ struct merge_problem {
     void *stream;
 };
 
+/* New vectors into pages, or vectors out of pages. */
+struct cache_problem {
+    int64_t tokens;
+    int64_t d_qk;
+    int64_t page_size;
+    int64_t slots_of_cache; /* pages · page_size */
+    enum kv_format format;
+    struct kv_layout layout; /* of the format */
+    enum element element;    /* of the vectors */
+    fmla_device device;
+    const int64_t *slots; /* [tokens] */
+    const void
+        *latent; /* append: [tokens][latent_width], and rope the rest of d_qk, NULL where there is none */
+    const void *rope;
+    int64_t latent_width, latent_stride, rope_stride;
+    void *out; /* gather: [tokens][d_qk] */
+    int64_t out_stride;
+    uint8_t *cache;
+    int64_t page_stride, slot_stride; /* bytes */
+    float cache_scale;
+    void *stream;
+};
+
 #endif

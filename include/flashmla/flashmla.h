@@ -350,16 +350,20 @@ FMLA_API fmla_status fmla_dense_decode_kernel(const fmla_dense_decode_args *args
  * of block_table that is used and is no page of the cache is FMLA_INVALID_ARGUMENT; on a GPU it is undefined. */
 FMLA_API fmla_status fmla_dense_decode(const fmla_dense_decode_args *args);
 
-/* ---- Sparse decode -------------------------------------------------------------------------- */
+/* ---- Cache formats -------------------------------------------------------------------------- */
 
-/* What the tokens of a cache are made of (docs/semantics.md, "Cache formats"): the caller names it, and nothing is
- * concluded from a shape. 0 = not named. */
-enum {
-    FMLA_KV_BF16 = 1,
-    FMLA_KV_FP16 = 2,
+/* How a token lies in a cache, byte by byte (docs/semantics.md, "Cache formats"); always named by the caller, never
+ * guessed. The values are stable. */
+typedef enum fmla_kv_format {
+    FMLA_KV_NONE = 0,    /* not given */
+    FMLA_KV_BF16 = 1,    /* d_qk bf16 */
+    FMLA_KV_FP16 = 2,    /* d_qk fp16 */
     FMLA_KV_FP8_656 = 3, /* d_qk 576: 512 e4m3, 4 f32 scales, 64 bf16 */
-    FMLA_KV_FP8_584 = 4  /* d_qk 512: 448 e4m3, 64 bf16, 7 ue8m0 scales behind the tokens of the page */
-};
+    FMLA_KV_FP8_584 = 4, /* d_qk 512: 448 e4m3, 64 bf16; behind the tokens of a page 8 bytes of scales each */
+    FMLA_KV_FP8_576 = 5  /* d_qk 576: 576 e4m3; one scale for the whole cache */
+} fmla_kv_format;
+
+/* ---- Sparse decode -------------------------------------------------------------------------- */
 
 /* Attention of a few new tokens of each request over the cached keys that each of them names (docs/semantics.md, "Sparse
  * decode"): as dense decode, with a key list for every query token in place of a request's keys, and one key head. */
@@ -440,6 +444,51 @@ typedef struct fmla_merge_args {
 
 /* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED. */
 FMLA_API fmla_status fmla_merge(const fmla_merge_args *args);
+
+/* ---- Cache append --------------------------------------------------------------------------- */
+
+/* Writes the vectors of new tokens into pages, quantised as the format says (docs/semantics.md, "Cache append"). Slot s is
+ * slot s mod page_size of page s / page_size. Bytes of the cache that belong to no slot written stay as they are. */
+typedef struct fmla_cache_append_args {
+    size_t struct_size;
+    const fmla_tensor *latent; /* [tokens, d_qk - 64] bf16, fp16 or fp32; [tokens, d_qk] without rope */
+    const fmla_tensor
+        *rope; /* [tokens, 64], the type of latent: the last 64 values of each token. NULL: latent has
+                                  them; two views of one tensor do as well */
+    /* [pages, page_size, 1, d_qk] bf16 or fp16; or [pages, page_size, 1, bytes of a token: 656, 584 or 576] of any type of
+     * one byte, where a token is without gaps, and with FMLA_KV_FP8_584 a page. Written. */
+    const fmla_tensor *kv_cache;
+    const fmla_tensor
+        *slot_mapping;  /* [tokens] int64: where each token goes; -1: nowhere, and its vector is not used.
+                                        A slot that occurs twice: the last token stays on the CPU; on a GPU it is not
+                                        said which, and pieces of several may */
+    void *stream;       /* CUDA stream; not used on the CPU */
+    const char *kernel; /* force a kernel by name; NULL = the best */
+    int32_t kv_format;  /* FMLA_KV_…, not FMLA_KV_NONE */
+    float cache_scale;  /* of FMLA_KV_FP8_576, finite and > 0; 0 = 1. Others: 0 */
+} fmla_cache_append_args;
+
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED. On the CPU a slot that is neither -1 nor in [0, pages · page_size) is
+ * FMLA_INVALID_ARGUMENT, and nothing was written; on a GPU its token is skipped. */
+FMLA_API fmla_status fmla_cache_append(const fmla_cache_append_args *args);
+
+/* ---- Cache gather --------------------------------------------------------------------------- */
+
+/* Reads the vectors of tokens out of pages, as the values that attention takes them for (docs/semantics.md, "Cache gather"). */
+typedef struct fmla_cache_gather_args {
+    size_t struct_size;
+    const fmla_tensor *kv_cache; /* as of fmla_cache_append_args; read */
+    const fmla_tensor
+        *slots; /* [tokens] int64; -1, or any other that is no slot of the cache: a row of zeros */
+    const fmla_tensor *out; /* [tokens, d_qk] bf16, fp16 or fp32; written */
+    void *stream;           /* CUDA stream; not used on the CPU */
+    const char *kernel;     /* force a kernel by name; NULL = the best */
+    int32_t kv_format;      /* FMLA_KV_…, not FMLA_KV_NONE */
+    float cache_scale;      /* of FMLA_KV_FP8_576, finite and > 0; 0 = 1. Others: 0 */
+} fmla_cache_gather_args;
+
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED. */
+FMLA_API fmla_status fmla_cache_gather(const fmla_cache_gather_args *args);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -261,6 +261,24 @@ def merge_states(out_parts, lse_parts, attn_sink, out, lse, options, stream):
     return out, lse
 
 
+def append(latent, rope, kv_cache, slot_mapping, options, stream):
+    this = _operations.APPEND
+    latents, ropes, slots = _inputs(this, stream, latent=latent, rope=rope, slot_mapping=slot_mapping)
+    cache = _Described(this, "kv_cache", kv_cache, stream, True)
+    _operations.cache_append(_THIS, latents, ropes, cache, slots, *options, stream)
+
+
+def gather(kv_cache, slots, out, options, stream):
+    this = _operations.GATHER
+    kv_format = options[0]
+    shapes = shape_of(this, "kv_cache", kv_cache), shape_of(this, "slots", slots)
+    dtype = "float32" if kv_format > 2 else None
+    out = _result(this, "out", out, kv_cache, _operations.gathered_shape(*shapes, kv_format), dtype)
+    inputs = _inputs(this, stream, kv_cache=kv_cache, slots=slots)
+    _operations.cache_gather(_THIS, *inputs, _Described(this, "out", out, stream, True), *options, stream)
+    return out
+
+
 def _inputs(function: str, stream: int, **arrays: Any) -> list[Optional[_Described]]:
     return [None if array is None else _Described(function, name, array, stream) for name, array in arrays.items()]
 

@@ -146,6 +146,33 @@ class MergeArgs(ctypes.Structure):
     ]
 
 
+class CacheAppendArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("latent", c_void_p),
+        ("rope", c_void_p),
+        ("kv_cache", c_void_p),
+        ("slot_mapping", c_void_p),
+        ("stream", c_void_p),
+        ("kernel", c_char_p),
+        ("kv_format", c_int32),
+        ("cache_scale", c_float),
+    ]
+
+
+class CacheGatherArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("kv_cache", c_void_p),
+        ("slots", c_void_p),
+        ("out", c_void_p),
+        ("stream", c_void_p),
+        ("kernel", c_char_p),
+        ("kv_format", c_int32),
+        ("cache_scale", c_float),
+    ]
+
+
 CPU, CUDA = 1, 2  # FMLA_DEVICE_…
 PARTITION_FIELDS = 8  # FMLA_PARTITION_FIELDS
 FP8_FORMATS: Mapping[int, int] = {656: 3, 584: 4}  # bytes of a token → FMLA_KV_FP8_…
@@ -165,6 +192,8 @@ _FUNCTIONS: Mapping[str, tuple[object, list[object]]] = {
     "fmla_sparse_decode_workspace_size": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "fmla_sparse_decode": (c_int32, [c_void_p]),
     "fmla_merge": (c_int32, [c_void_p]),
+    "fmla_cache_append": (c_int32, [c_void_p]),
+    "fmla_cache_gather": (c_int32, [c_void_p]),
 }
 
 

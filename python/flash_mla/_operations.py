@@ -33,8 +33,12 @@ _sparse_decodes = Calls(
 )
 _merges = Calls(_library.MergeArgs, ["out_parts", "lse_parts", "out", "lse"], optional=["attn_sink"])
 
+_appends = Calls(_library.CacheAppendArgs, ["latent", "kv_cache", "slot_mapping"], optional=["rope"])
+_gathers = Calls(_library.CacheGatherArgs, ["kv_cache", "slots", "out"])
+
 # The functions' names, and how they call what the library's messages begin with, where that differs.
 PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
+APPEND, GATHER = "cache_append", "cache_gather"
 _NAMES: Mapping[str, Mapping[str, str]] = {
     PLAN: {
         "seqlens:": "cache_seqlens:",
@@ -60,6 +64,8 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "partitions:": "tile_scheduler_metadata:",
     },
     MERGE: {},
+    APPEND: {},
+    GATHER: {},
 }
 INT32 = dtype_word(0, 32)
 _WORKSPACE_SIZE = _library.DenseDecodeArgs.workspace_size.offset  # where the library writes it
@@ -299,3 +305,53 @@ def merge(
     args.lse_empty, args.log_base, args.stream = lse_empty, log_base, stream
     _check(library.fmla_merge(call.address), MERGE)
     _merges.give_back(call)
+
+
+# ---- The cache ------------------------------------------------------------------------------------------------------
+
+
+def cache_append(
+    arrays: Any,
+    latent: Any,
+    rope: Optional[Any],
+    kv_cache: Any,
+    slot_mapping: Any,
+    kv_format: int,
+    cache_scale: float,
+    stream: int,
+) -> None:
+    """fmla_cache_append."""
+    call = _appends.take()
+    args, at, put = call.args, call.at, arrays.put
+    put(latent, at.latent)
+    put(kv_cache, at.kv_cache)
+    put(slot_mapping, at.slot_mapping)
+    args.rope = put(rope, at.rope)
+    args.kv_format, args.cache_scale, args.stream = kv_format, cache_scale, stream
+    _check(library.fmla_cache_append(call.address), APPEND)
+    _appends.give_back(call)
+
+
+def cache_gather(
+    arrays: Any, kv_cache: Any, slots: Any, out: Any, kv_format: int, cache_scale: float, stream: int
+) -> None:
+    """fmla_cache_gather into `out`."""
+    call = _gathers.take()
+    args, at, put = call.args, call.at, arrays.put
+    put(kv_cache, at.kv_cache)
+    put(slots, at.slots)
+    put(out, at.out)
+    args.kv_format, args.cache_scale, args.stream = kv_format, cache_scale, stream
+    _check(library.fmla_cache_gather(call.address), GATHER)
+    _gathers.give_back(call)
+
+
+FP8_584 = 4  # FMLA_KV_FP8_584
+
+
+def gathered_shape(kv_cache_shape: Any, slots_shape: Any, kv_format: int) -> tuple[int, int]:
+    """Of `out`: what is no shape of a cache or of slots is the library's to refuse."""
+    tokens = slots_shape[0] if len(slots_shape) else 0
+    if kv_format > 2:
+        return tokens, 512 if kv_format == FP8_584 else 576
+    return tokens, kv_cache_shape[-1] if len(kv_cache_shape) else 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """PyTorch: its tensors described, and the operations registered with its dispatcher.
 
-Imported where PyTorch has been: with this package if it was there before, else with the first array. Registered are flash_mla::decode_plan, ::dense_decode, ::merge, which make
-their results, and ::dense_decode_out, ::merge_out, which write into given ones; each with what torch.compile asks of it. They
+Imported where PyTorch has been: with this package if it was there before, else with the first array. Registered are flash_mla::decode_plan, ::dense_decode, ::merge,
+::cache_gather, which make their results, and ::dense_decode_out, ::merge_out, ::cache_gather_out, ::cache_append, which write into given ones; each with what torch.compile asks of it. They
 run on the current stream, take their memory from PyTorch's allocator and do not synchronise.
 """
 
@@ -405,6 +405,54 @@ def _fake_merge(out_parts, lse_parts, attn_sink, lse_empty, log_base):
     return _merge_results(out_parts, lse_parts)
 
 
+_APPEND = "Tensor latent, Tensor? rope, Tensor(a!) kv_cache, Tensor slot_mapping, int kv_format, float cache_scale"
+
+
+@_operator("(" + _APPEND + ") -> ()")
+def cache_append(latent, rope, kv_cache, slot_mapping, kv_format, cache_scale):
+    if _is_elsewhere(latent):
+        with torch.cuda.device(latent.device):
+            return cache_append(latent, rope, kv_cache, slot_mapping, kv_format, cache_scale)
+    _operations.cache_append(
+        _THIS, latent, rope, kv_cache, slot_mapping, kv_format, cache_scale, _stream(latent)
+    )  # fmt: skip
+
+
+@_fake
+def _fake_cache_append(*arguments):
+    pass
+
+
+@_operator("(Tensor kv_cache, Tensor slots, Tensor(a!) out, int kv_format, float cache_scale) -> ()")
+def cache_gather_out(kv_cache, slots, out, kv_format, cache_scale):
+    if _is_elsewhere(kv_cache):
+        with torch.cuda.device(kv_cache.device):
+            return cache_gather_out(kv_cache, slots, out, kv_format, cache_scale)
+    _operations.cache_gather(_THIS, kv_cache, slots, out, kv_format, cache_scale, _stream(kv_cache))
+
+
+@_fake
+def _fake_cache_gather_out(*arguments):
+    pass
+
+
+def _gathered(kv_cache: torch.Tensor, slots: torch.Tensor, kv_format: int) -> torch.Tensor:
+    shape = _operations.gathered_shape(kv_cache.shape, slots.shape, kv_format)
+    return kv_cache.new_empty(shape, dtype=torch.bfloat16 if kv_format > 2 else kv_cache.dtype)
+
+
+@_operator("(Tensor kv_cache, Tensor slots, int kv_format, float cache_scale) -> Tensor")
+def cache_gather(kv_cache, slots, kv_format, cache_scale):
+    out = _gathered(kv_cache, slots, kv_format)
+    cache_gather_out(kv_cache, slots, out, kv_format, cache_scale)
+    return out
+
+
+@_fake
+def _fake_cache_gather(kv_cache, slots, kv_format, cache_scale):
+    return _gathered(kv_cache, slots, kv_format)
+
+
 # ---- What the public functions call -----------------------------------------------------------------------------------
 
 _THIS = sys.modules[__name__]
@@ -414,6 +462,8 @@ _dense_decode, _dense_decode_out = _ops.dense_decode.default, _ops.dense_decode_
 _sparse_plan_op = _ops.sparse_plan.default
 _sparse_decode, _sparse_decode_out = _ops.sparse_decode.default, _ops.sparse_decode_out.default
 _merge, _merge_out = _ops.merge.default, _ops.merge_out.default
+_cache_append = _ops.cache_append.default
+_cache_gather, _cache_gather_out = _ops.cache_gather.default, _ops.cache_gather_out.default
 
 
 def _is_plain(first: torch.Tensor, *others: Optional[torch.Tensor]) -> bool:
@@ -488,6 +538,19 @@ def merge_states(out_parts, lse_parts, attn_sink, out, lse, options, stream):
     results = _complete(out, lse, _merge_results, out_parts, lse_parts)
     _merge_out(*inputs, *results, *options)
     return results
+
+
+def append(latent, rope, kv_cache, slot_mapping, options, stream):
+    plain = _is_plain(latent, rope, kv_cache, slot_mapping)
+    (cache_append if plain else _cache_append)(latent, rope, kv_cache, slot_mapping, *options)
+
+
+def gather(kv_cache, slots, out, options, stream):
+    plain = _is_plain(kv_cache, slots, out)
+    if out is None:
+        return (cache_gather if plain else _cache_gather)(kv_cache, slots, *options)
+    (cache_gather_out if plain else _cache_gather_out)(kv_cache, slots, out, *options)
+    return out
 
 
 def _complete(out, lse, make, *arguments):

@@ -132,14 +132,25 @@ static inline int32_t cpu_next_keys(const struct cpu_tile *tile, int64_t *at, in
     return count;
 }
 
-/* ---- The driver (decode.c) ------------------------------------------------------------------- */
+/* ---- The driver of decode (decode.c) --------------------------------------------------------- */
 
 /* Workspace of a call, and the call. */
 fmla_status cpu_decode_size(const struct kernel *kernel, const struct cpu_decode *p, size_t *bytes,
                             size_t *alignment);
 fmla_status cpu_decode_run(const struct kernel *kernel, const struct cpu_decode *p);
 
-/* ---- Operations (dense.c, sparse.c, merge.c) ------------------------------------------------- */
+/* ---- Cache operations ------------------------------------------------------------------------ */
+
+/* One instruction set's way of a token into a cache and out of it. */
+struct cpu_cache {
+    void (*store)(const struct cache_problem *problem, int64_t token, int64_t slot);
+    void (*load)(const struct cache_problem *problem, int64_t token, int64_t slot); /* slot -1: zeros */
+};
+
+/* Where the build has them: FMLA_AVX512, FMLA_AVX2. */
+extern const struct cpu_cache cpu_avx512_cache, cpu_avx2_cache, cpu_generic_cache;
+
+/* ---- Operations (dense.c, sparse.c, merge.c, cache.c) ---------------------------------------- */
 
 fmla_status cpu_decode_plan(const struct plan_problem *problem);
 fmla_status cpu_dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *problem,
@@ -149,5 +160,7 @@ fmla_status cpu_sparse_decode_size(const struct kernel *kernel, const struct spa
                                    size_t *bytes, size_t *alignment);
 fmla_status cpu_sparse_decode(const struct kernel *kernel, const struct sparse_decode_problem *problem);
 fmla_status cpu_merge(const struct merge_problem *problem);
+fmla_status cpu_cache_append(const struct kernel *kernel, const struct cache_problem *problem);
+fmla_status cpu_cache_gather(const struct kernel *kernel, const struct cache_problem *problem);
 
 #endif

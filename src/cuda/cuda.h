@@ -26,6 +26,8 @@ const char *cuda_sm90_sparse_decode_refuses(const struct sparse_decode_problem *
                                             const char **argument);
 fmla_status cuda_sm90_sparse_decode(const struct kernel *kernel, const struct sparse_decode_problem *problem);
 fmla_status cuda_merge(const struct merge_problem *problem);
+fmla_status cuda_cache_append(const struct kernel *kernel, const struct cache_problem *problem);
+fmla_status cuda_cache_gather(const struct kernel *kernel, const struct cache_problem *problem);
 
 /* Loads every kernel that the device may be given. */
 fmla_status cuda_prepare(int32_t id);

@@ -36,6 +36,22 @@ struct cuda_kernel cuda_kernel_dense_decode_sm90[2][2][2] = {
     [ELEMENT_FP16] = {SM90(fp16, 512), SM90(fp16, 576)},
 };
 #undef SM90
+#define CACHE(operation, format)                                                                             \
+    {                                                                                                        \
+        [ELEMENT_BF16] = {.image = "any/" #operation, .name = #operation "_" #format "_bf16"},               \
+        [ELEMENT_FP16] = {.image = "any/" #operation, .name = #operation "_" #format "_fp16"},               \
+        [ELEMENT_F32] = {.image = "any/" #operation, .name = #operation "_" #format "_fp32"},                \
+    }
+#define CACHES(operation)                                                                                    \
+    [KV_BF16] = CACHE(operation, bf16), [KV_FP16] = CACHE(operation, fp16),                                  \
+    [KV_FP8_656] = CACHE(operation, fp8_656), [KV_FP8_584] = CACHE(operation, fp8_584),                      \
+    [KV_FP8_576] = CACHE(operation, fp8_576)
+_Static_assert(CACHE_FORMATS == (int)KV_FORMATS && CACHE_ELEMENTS == (int)ELEMENT_F32 + 1,
+               "a kernel for each");
+struct cuda_kernel cuda_kernel_cache_append[CACHE_FORMATS][CACHE_ELEMENTS] = {CACHES(cache_append)};
+struct cuda_kernel cuda_kernel_cache_gather[CACHE_FORMATS][CACHE_ELEMENTS] = {CACHES(cache_gather)};
+#undef CACHES
+#undef CACHE
 
 #define SPARSE(kind)                                                                                         \
     {                                                                                                        \
@@ -78,6 +94,11 @@ fmla_status cuda_prepare(int32_t id)
     if (status) return status;
     status = cuda_load(op, &scope, &cuda_kernel_plan, 0);
     if (!status) status = cuda_load(op, &scope, &cuda_kernel_merge, 0);
+    for (int i = 0; i < CACHE_FORMATS * CACHE_ELEMENTS; i++) {
+        const int format = i / CACHE_ELEMENTS, element = i % CACHE_ELEMENTS;
+        if (!status) status = cuda_load(op, &scope, &cuda_kernel_cache_append[format][element], 0);
+        if (!status) status = cuda_load(op, &scope, &cuda_kernel_cache_gather[format][element], 0);
+    }
     for (int e = 0; e < 2; e++) {
         for (int i = 0; i < 3 && !status; i++) status = cuda_load(op, &scope, &cuda_kernel_join[e][i], 0);
         for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) {

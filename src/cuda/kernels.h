@@ -20,6 +20,10 @@ extern struct cuda_kernel cuda_kernel_dense_decode_sm90[2][2][2];
 /* [type][format]; no name where there is none */
 extern struct cuda_kernel cuda_kernel_sparse_decode[2][KV_FORMATS];
 extern struct cuda_kernel cuda_kernel_sparse_decode_sm90[2]; /* [the format is FP8_584] */
+/* [enum kv_format][enum element of the vectors] */
+enum { CACHE_FORMATS = 5, CACHE_ELEMENTS = 3 };
+extern struct cuda_kernel cuda_kernel_cache_append[CACHE_FORMATS][CACHE_ELEMENTS],
+    cuda_kernel_cache_gather[CACHE_FORMATS][CACHE_ELEMENTS];
 
 /* Launches the planner in a scope that is open. */
 fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *scope,

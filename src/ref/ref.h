@@ -16,5 +16,7 @@ fmla_status ref_sparse_decode_size(const struct kernel *kernel, const struct spa
                                    size_t *bytes, size_t *alignment);
 fmla_status ref_sparse_decode(const struct kernel *kernel, const struct sparse_decode_problem *problem);
 fmla_status ref_merge(const struct merge_problem *problem);
+fmla_status ref_cache_append(const struct kernel *kernel, const struct cache_problem *problem);
+fmla_status ref_cache_gather(const struct kernel *kernel, const struct cache_problem *problem);
 
 #endif

@@ -20,8 +20,9 @@
 #include <string.h>
 
 const char *const fault_names[FAULTS] = {
-    "none", "dropped-key", "mask",       "swapped-page", "out-of-bounds", "gap",         "unwritten", "nan",
-    "lse",  "unstable",    "merge-base", "invalid-key",  "late-key",      "wrong-scale", "no-extra"};
+    "none",     "dropped-key", "mask",        "swapped-page", "out-of-bounds", "gap",          "unwritten",
+    "nan",      "lse",         "unstable",    "merge-base",   "invalid-key",   "late-key",     "wrong-scale",
+    "no-extra", "cache-slot",  "cache-value", "cache-scale",  "cache-gap",     "gather-value", "gather-zero"};
 
 void report(struct tally *tally, const struct run *run, const char *where, const char *what)
 {
@@ -91,6 +92,8 @@ static const struct operation {
     {"dense_decode", check_dense_decode, check_dense_decode, time_dense_decode},
     {"sparse_decode", check_sparse_decode, check_sparse_decode, time_sparse_decode},
     {"merge", check_merge, check_merge, NULL},
+    {"cache_append", check_cache_append, check_cache_append, NULL},
+    {"cache_gather", check_cache_gather, check_cache_gather, NULL},
 };
 enum { OPERATIONS = sizeof operations / sizeof operations[0] };
 
@@ -227,7 +230,10 @@ static bool kernel_for_faults(fmla_device device, const char *operation, struct 
 static bool has_fault(const char *operation, enum defect fault)
 {
     if (!strcmp(operation, "merge")) return fault == FAULT_MERGE_BASE;
-    if (!strcmp(operation, "sparse_decode")) return fault != FAULT_MASK && fault != FAULT_MERGE_BASE;
+    if (!strcmp(operation, "cache_append")) return fault >= FAULT_CACHE_SLOT && fault < FAULT_GATHER_VALUE;
+    if (!strcmp(operation, "cache_gather")) return fault >= FAULT_GATHER_VALUE;
+    if (!strcmp(operation, "sparse_decode"))
+        return fault < FAULT_CACHE_SLOT && fault != FAULT_MASK && fault != FAULT_MERGE_BASE;
     return fault < FAULT_MERGE_BASE;
 }
 

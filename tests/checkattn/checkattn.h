@@ -27,6 +27,12 @@ enum defect {
     FAULT_LATE_KEY,      /* sparse: an index past the length counts */
     FAULT_WRONG_SCALE,   /* sparse: a group of values has the scale of another */
     FAULT_NO_EXTRA,      /* sparse: the extra cache is left out */
+    FAULT_CACHE_SLOT,    /* two tokens in each other's slots */
+    FAULT_CACHE_VALUE,   /* one value of the cache is rounded the other way */
+    FAULT_CACHE_SCALE,   /* one scale is not the right power of two */
+    FAULT_CACHE_GAP,     /* one byte written between two pages */
+    FAULT_GATHER_VALUE,  /* one value of a vector is off by its last bit */
+    FAULT_GATHER_ZERO,   /* the row of no slot is not all zeros */
     FAULTS
 };
 
@@ -76,6 +82,8 @@ static inline bool on_gpu(const struct run *run)
 
 void check_dense_decode(const struct run *run, struct tally *tally);
 void check_merge(const struct run *run, struct tally *tally);
+void check_cache_append(const struct run *run, struct tally *tally);
+void check_cache_gather(const struct run *run, struct tally *tally);
 
 /* The device's planner against the host's, which tests/unit/test_plan.c checks. */
 void check_device_plan(const struct run *run, struct tally *tally);

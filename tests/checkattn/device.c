@@ -184,6 +184,12 @@ void device_scratch_write(const struct device_scratch *scratch, size_t at, const
     must(gpu_upload(scratch->memory + at, bytes, count, &fault), &fault);
 }
 
+void device_scratch_read(const struct device_scratch *scratch, size_t at, void *bytes, size_t count)
+{
+    struct fault fault;
+    must(gpu_download(bytes, scratch->memory + at, count, &fault), &fault);
+}
+
 bool device_scratch_intact(const struct device_scratch *scratch)
 {
     struct fault fault;

@@ -70,6 +70,7 @@ struct device_scratch {
 
 void device_scratch_make(struct device_scratch *scratch, size_t bytes, int fill);
 void device_scratch_fill(const struct device_scratch *scratch, int fill);
+void device_scratch_read(const struct device_scratch *scratch, size_t at, void *bytes, size_t count);
 void device_scratch_write(const struct device_scratch *scratch, size_t at, const void *bytes, size_t count);
 bool device_scratch_intact(const struct device_scratch *scratch);
 bool device_scratch_is(const struct device_scratch *scratch,

@@ -3,7 +3,7 @@
  * Linked into a flashmla of the tests' own, where ld's --wrap puts these functions in the place of the library's and
  * libc's: kernels that err, and a machine with little memory. The command that is installed has nothing of it.
  *
- * FMLA_PLANT says what cpu-generic does wrong: out, nan, lse, refused; sparse-out, sparse-lse; merge.
+ * FMLA_PLANT says what cpu-generic does wrong: out, nan, lse, refused; sparse-out, sparse-lse; merge; append; gather.
  * FMLA_LITTLE_MEMORY: the machine has one page of it.
  */
 #include "flashmla/flashmla.h"
@@ -19,6 +19,10 @@ fmla_status __real_fmla_sparse_decode(const fmla_sparse_decode_args *args);
 fmla_status __wrap_fmla_sparse_decode(const fmla_sparse_decode_args *args);
 fmla_status __real_fmla_merge(const fmla_merge_args *args);
 fmla_status __wrap_fmla_merge(const fmla_merge_args *args);
+fmla_status __real_fmla_cache_append(const fmla_cache_append_args *args);
+fmla_status __wrap_fmla_cache_append(const fmla_cache_append_args *args);
+fmla_status __real_fmla_cache_gather(const fmla_cache_gather_args *args);
+fmla_status __wrap_fmla_cache_gather(const fmla_cache_gather_args *args);
 long __real_sysconf(int name);
 long __wrap_sysconf(int name);
 
@@ -66,6 +70,21 @@ fmla_status __wrap_fmla_merge(const fmla_merge_args *args)
     const fmla_status status = __real_fmla_merge(args);
     float *out = args->out->data;
     if (planted(args->kernel, "merge")) out[count(args->out) - 1] += 0.001f;
+    return status;
+}
+
+/* One bit of one byte. */
+fmla_status __wrap_fmla_cache_append(const fmla_cache_append_args *args)
+{
+    const fmla_status status = __real_fmla_cache_append(args);
+    if (planted(args->kernel, "append")) *(char *)args->kv_cache->data ^= 1;
+    return status;
+}
+
+fmla_status __wrap_fmla_cache_gather(const fmla_cache_gather_args *args)
+{
+    const fmla_status status = __real_fmla_cache_gather(args);
+    if (planted(args->kernel, "gather")) *(char *)args->out->data ^= 1;
     return status;
 }
 

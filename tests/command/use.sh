@@ -105,6 +105,8 @@ good verify
 has '^ok +dense_decode +cpu-generic '
 has '^ok +sparse_decode +cpu-generic '
 has '^ok +merge +cpu-generic '
+has '^ok +cache_append +cpu-generic '
+has '^ok +cache_gather +cpu-generic '
 good verify --json
 has '"passed": true'
 
@@ -129,6 +131,11 @@ json_lines chosen.jsonl 4
 good bench --op merge --grid quick --parts 2,3 --repeat 1 --json merge.jsonl
 has '^ +3 .* cpu-generic '
 json_lines merge.jsonl 2
+for op in cache_append cache_gather; do
+    good bench --op $op --grid quick --tokens 1,70 --dtype both --page-size 16 --repeat 2 --kernel cpu-generic --json cache.jsonl
+    has "^$op +70 +fp16 +FP8_584 +16 +cpu-generic "
+    json_lines cache.jsonl 20
+done
 good bench --op sparse_decode --grid quick --repeat 1 --json sparse.jsonl
 has '^ +1 +1024 +1 +16 +1 +576 +bf16 FP8_656 .* topk 256'
 json_lines sparse.jsonl 2

@@ -28,6 +28,8 @@ verify_fails refused dense_decode 'paged: dense_decode: workspace'
 verify_fails sparse-out sparse_decode 'sparse, FP8_656: 1 values of out and 0 of lse differ'
 verify_fails sparse-lse sparse_decode 'sparse, FP8_656: 0 values of out and 1 of lse differ'
 verify_fails merge merge 'merge: 1 values of out and 0 of lse differ'
+verify_fails append cache_append "BF16: 1 bytes differ from the oracle's"
+verify_fails gather cache_gather "BF16: 1 bytes differ from the oracle's"
 export FMLA_PLANT=lse
 bad 1 'flashmla verify: dense_decode cpu-generic: paged: 0 values of out and 1 of lse differ' verify --json
 has '"passed": false'

@@ -407,6 +407,72 @@ static void fuzz_merge(struct bytes *in)
     free_all(t, COUNT);
 }
 
+/* Slots of the cache as a rule, for anything else is refused at once. */
+static void draw_slots(struct bytes *in, struct made *t)
+{
+    for (size_t at = 0; t->memory && at + 8 <= t->bytes; at += 8) {
+        const int64_t slot = choose(in, 8) ? (int64_t)choose(in, 14) - 1 : any(in);
+        memcpy(t->memory + at, &slot, sizeof slot);
+        memcpy(t->before + at, &slot, sizeof slot);
+    }
+}
+
+static void fuzz_cache(struct bytes *in)
+{
+    enum { VECTORS, ROPE, CACHE, SLOTS, COUNT };
+    static const fmla_dtype *const types[] = {&bf16, &fp16, &f32};
+    static const int64_t widths[] = {0, 70, 66, 656, 584, 576}; /* by format; of bf16 and fp16 any */
+    const fmla_dtype i64 = {FMLA_TYPE_INT, 64, 1};
+    struct made t[COUNT];
+    const bool append = choose(in, 2), apart = append && choose(in, 2);
+    int32_t format = 1 + (int32_t)choose(in, 5);
+    const int64_t tokens = choose(in, 4), pages = choose(in, 4), page_size = 1 + choose(in, 4);
+    const int64_t d_qk = format < 3 ? widths[format] : format == FMLA_KV_FP8_584 ? 512 : 576;
+    const fmla_dtype type = *types[choose(in, 3)], of_cache = format == 1 ? bf16 : format == 2 ? fp16 : u8;
+    const char *const kernel = any_kernel(in);
+    float scale = format == FMLA_KV_FP8_576 ? 0.5f : 0.0f;
+    start(&t[VECTORS], type, 2, (int64_t[]){tokens, d_qk - (apart ? 64 : 0)}, !append);
+    start(&t[ROPE], type, 2, (int64_t[]){tokens, 64}, false);
+    start(&t[CACHE], of_cache, 4, (int64_t[]){pages, page_size, 1, widths[format]}, append);
+    start(&t[SLOTS], i64, 1, &tokens, false);
+    t[ROPE].present = apart;
+    const uint32_t times = choose(in, 5);
+    for (uint32_t i = 0; i < times; i++) {
+        const uint32_t which = choose(in, COUNT + 2);
+        if (which < COUNT)
+            spoil_tensor(in, &t[which]);
+        else if (which == COUNT)
+            format = (int32_t)any(in);
+        else
+            scale = choose(in, 2) ? NAN : (float)any(in);
+    }
+    for (int i = 0; i < COUNT; i++) back(in, &t[i]);
+    draw_slots(in, &t[SLOTS]);
+    const fmla_tensor *given[COUNT];
+    for (int i = 0; i < COUNT; i++) given[i] = t[i].present ? &t[i].tensor : NULL;
+    fmla_status status;
+    void *handed;
+    if (append) {
+        fmla_cache_append_args args = FMLA_INIT(fmla_cache_append_args);
+        args.latent = given[VECTORS], args.rope = given[ROPE], args.kv_cache = given[CACHE];
+        args.slot_mapping = given[SLOTS], args.kernel = kernel;
+        args.kv_format = format, args.cache_scale = scale;
+        handed = hand_over(in, &args, sizeof args);
+        status = fmla_cache_append(handed);
+        check_status(status, "cache_append: ");
+    } else {
+        fmla_cache_gather_args args = FMLA_INIT(fmla_cache_gather_args);
+        args.kv_cache = given[CACHE], args.slots = given[SLOTS], args.out = given[VECTORS];
+        args.kernel = kernel, args.kv_format = format, args.cache_scale = scale;
+        handed = hand_over(in, &args, sizeof args);
+        status = fmla_cache_gather(handed);
+        check_status(status, "cache_gather: ");
+    }
+    for (int i = 0; i < COUNT; i++) check_memory(&t[i], status);
+    free(handed);
+    free_all(t, COUNT);
+}
+
 static void fuzz_plan(struct bytes *in)
 {
     enum { SEQLENS, ROWS, SPLITS, COUNT };
@@ -464,10 +530,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct bytes in = {data, size};
     if (fmla_set_parallel_for(in_order, NULL, 1)) abort();
-    switch (choose(&in, 5)) {
+    switch (choose(&in, 7)) {
     case 0: fuzz_plan(&in); break;
     case 1: fuzz_merge(&in); break;
     case 2: fuzz_sparse(&in); break;
+    case 4: fuzz_cache(&in); break;
     default: fuzz_decode(&in); break;
     }
     return 0;

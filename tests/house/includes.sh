@@ -56,7 +56,7 @@ check() {
             if (a == "src") return shared
             if (a ~ /^src\//) return a == b || shared
             if (a == "support") return b == "support" || to ~ /^src\/(num|kvformat)\.h$/
-            if (a ~ /^tests\/(unit|checkattn|fuzz)$/ && to ~ /^src\/(num|kvformat|plan)\.h$/) return 1
+            if (a ~ /^tests\/(unit|checkattn|fuzz)$/ && to ~ /^src\/(num|num_fast|kvformat|plan)\.h$/) return 1
             if (from == "tools/flashmla/layout.c" && to == "src/cuda/device/fragment.h") return 1
             if (a == "tests/unit" && b == "src/cuda" && to ~ /\.h$/) return 1
             if (a == "tests/command" && ((b == "tools" && to ~ /\.h$/) || to == "tests/unit/check.h")) return 1

@@ -38,6 +38,8 @@ ENDS_WITH(fmla_plan_view, num_splits);
 ENDS_WITH(fmla_dense_decode_args, num_splits);
 ENDS_WITH(fmla_sparse_decode_args, num_partitions);
 ENDS_WITH(fmla_merge_args, log_base);
+ENDS_WITH(fmla_cache_append_args, cache_scale);
+ENDS_WITH(fmla_cache_gather_args, cache_scale);
 
 /* The sizes before a struct grew: what came later begins there, and the library still takes them (src/api.c). */
 #define ENDED_BEFORE(type, member, size)                                                                     \

@@ -23,6 +23,8 @@ STRUCTS = {
     _library.DenseDecodeArgs: "fmla_dense_decode_args",
     _library.SparseDecodeArgs: "fmla_sparse_decode_args",
     _library.MergeArgs: "fmla_merge_args",
+    _library.CacheAppendArgs: "fmla_cache_append_args",
+    _library.CacheGatherArgs: "fmla_cache_gather_args",
 }
 # What a member is to ctypes: a number of this kind, a pointer, or a struct.
 NUMBERS = {

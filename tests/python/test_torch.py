@@ -48,6 +48,7 @@ def samples(device):
     sink = kind.fp32(BATCH.sink)
     scale = 576**-0.5
     large = kind.full((4, 2, 4, 600), 0), kind.full((4, 5, 2), 0, "float32")
+    slots, wide_format = kind.array([5, -1, 0], "int64"), 1  # FMLA_KV_BF16
 
     def results():
         return kind.full((4, 2, 4, 512), 0), kind.full((4, 4, 2), 0, "float32")
@@ -102,6 +103,21 @@ def samples(device):
             (*parts, None, kind.full((2, 2, 4, 16), 0), kind.full((2, 4, 2), 0, "float32"), 0, 0),
             (*parts, sink, kind.full((2, 2, 4, 16), 0, "float32"), kind.full((2, 4, 2), 0, "float32"), 1, 2),
             (*wide, None, kind.full((1, 1, 3, 8), 0), kind.full((1, 3, 1), 0, "float32"), 1, 0),
+        ],
+        "flash_mla::cache_append": [
+            (kind.full((3, 512), 1), kind.full((3, 64), 2), kind.full((2, 4, 1, 656), 0, "uint8"), slots, 3, 0.0),
+            (kind.full((3, 448), 1), kind.full((3, 64), 2), kind.full((2, 4, 1, 584), 0, "uint8"), slots, 4, 0.0),
+            (kind.full((3, 576), 1, "float32"), None, kind.full((2, 4, 1, 576), 0, "uint8"), slots, 5, 0.5),
+            (kind.full((3, 40), 1), None, kind.full((2, 4, 1, 40), 0), slots, wide_format, 0.0),
+        ],
+        "flash_mla::cache_gather": [
+            (kind.full((2, 4, 1, 656), 60, "uint8"), slots, 3, 0.0),
+            (kind.full((2, 4, 1, 584), 60, "uint8"), slots[1:], 4, 0.0),
+            (kind.full((2, 4, 1, 40), 0), slots, wide_format, 0.0),
+        ],
+        "flash_mla::cache_gather_out": [
+            (kind.full((2, 4, 1, 576), 60, "uint8"), slots, kind.full((3, 576), 0, "float32"), 5, 0.5),
+            (kind.full((2, 4, 1, 40), 0), slots, kind.full((3, 80), 0)[:, :40], wide_format, 0.0),
         ],
     }
 

@@ -145,6 +145,37 @@ static fmla_status merge(const char *kernel)
     return fmla_merge(&args);
 }
 
+enum { TOKENS = 70 };
+static float vectors_data[TOKENS * 512];
+static uint8_t cache_data[2 * 64 * 584];
+static int64_t slots_data[TOKENS];
+
+static fmla_status cache(const char *kernel, int gather)
+{
+    static const fmla_dtype i64 = {FMLA_TYPE_INT, 64, 1}, u8 = {FMLA_TYPE_UINT, 8, 1};
+    struct held vectors, pages, slots;
+    HELD(&vectors, vectors_data, f32, 2, TOKENS, 512);
+    HELD(&pages, cache_data, u8, 4, 2, 64, 1, 584);
+    HELD(&slots, slots_data, i64, 1, TOKENS);
+    fmla_cache_append_args append = FMLA_INIT(fmla_cache_append_args);
+    fmla_cache_gather_args gathered = FMLA_INIT(fmla_cache_gather_args);
+    append.latent = gathered.out = &vectors.tensor, append.kv_cache = gathered.kv_cache = &pages.tensor;
+    append.slot_mapping = gathered.slots = &slots.tensor;
+    append.kv_format = gathered.kv_format = FMLA_KV_FP8_584;
+    append.kernel = gathered.kernel = kernel;
+    return gather ? fmla_cache_gather(&gathered) : fmla_cache_append(&append);
+}
+
+static fmla_status cache_append(const char *kernel)
+{
+    return cache(kernel, 0);
+}
+
+static fmla_status cache_gather(const char *kernel)
+{
+    return cache(kernel, 1);
+}
+
 /* Being refused allocates no more than being served. */
 static fmla_status be_refused(const char *kernel)
 {
@@ -182,6 +213,8 @@ int main(void)
             count("sparse decode", row.kernel, sparse);
             count("batch-invariant sparse decode", row.kernel, sparse_invariant);
         }
+        if (!strcmp(row.operation, "cache_append")) count("append", row.kernel, cache_append);
+        if (!strcmp(row.operation, "cache_gather")) count("gather", row.kernel, cache_gather);
         if (strcmp(row.operation, "dense_decode") != 0) continue;
         count("decode", row.kernel, decode);
         count("decode without a plan", row.kernel, decode_unplanned);

@@ -88,9 +88,16 @@ static float parts_data[PARTS * B * S_Q * H_Q * D_V], lse_parts_data[PARTS * B *
 static void *plan;
 static size_t plan_size;
 
+enum {
+    TOKENS = 12,
+    CACHE_SLOTS = 8
+}; /* of the cache operations: slots occur twice, and the last token stays */
+
 struct result {
     uint16_t out[B * S_Q * H_Q * D_V];
     float lse[B * H_Q * S_Q], merged[B * S_Q * H_Q * D_V], merged_lse[B * H_Q * S_Q];
+    uint8_t cache[CACHE_SLOTS * 656];
+    float rows[TOKENS * 576];
 };
 
 static void draw(void)
@@ -151,6 +158,29 @@ static fmla_status merge(struct result *result)
     return fmla_merge(&args);
 }
 
+/* The parts are vectors too. */
+static fmla_status append_and_gather(struct result *result)
+{
+    static const fmla_dtype i64 = {FMLA_TYPE_INT, 64, 1}, u8 = {FMLA_TYPE_UINT, 8, 1};
+    _Static_assert(sizeof parts_data >= sizeof result->rows, "vectors for all tokens");
+    int64_t list[TOKENS];
+    for (int t = 0; t < TOKENS; t++) list[t] = t % 5 == 4 ? -1 : t * 3 % CACHE_SLOTS;
+    struct held vectors, cache, slots, rows;
+    memset(result->cache, 0, sizeof result->cache); /* one slot stays as it was */
+    HELD(&vectors, parts_data, f32, 2, TOKENS, 576);
+    HELD(&cache, result->cache, u8, 4, 1, CACHE_SLOTS, 1, 656);
+    HELD(&slots, list, i64, 1, TOKENS);
+    HELD(&rows, result->rows, f32, 2, TOKENS, 576);
+    fmla_cache_append_args append = FMLA_INIT(fmla_cache_append_args);
+    append.latent = &vectors.tensor, append.kv_cache = &cache.tensor, append.slot_mapping = &slots.tensor;
+    append.kv_format = FMLA_KV_FP8_656;
+    fmla_cache_gather_args gather = FMLA_INIT(fmla_cache_gather_args);
+    gather.kv_cache = &cache.tensor, gather.slots = &slots.tensor, gather.out = &rows.tensor;
+    gather.kv_format = FMLA_KV_FP8_656;
+    const fmla_status status = fmla_cache_append(&append);
+    return status ? status : fmla_cache_gather(&gather);
+}
+
 /* ---- The host program ----------------------------------------------------------------------- */
 
 static struct caller {
@@ -175,6 +205,7 @@ static void call_round(struct caller *caller, void *workspace, struct result *re
     memset(workspace, 0xff, workspace_size);
     if (decode(result, workspace, workspace_size, NULL)) WRONG("decode: %s", fmla_last_error());
     if (merge(result)) WRONG("merge: %s", fmla_last_error());
+    if (append_and_gather(result)) WRONG("append, gather: %s", fmla_last_error());
     if (fmla_capabilities(cpu, 0, &row) || !row.available) WRONG("capabilities: %s", fmla_last_error());
     /* A failure of this thread's own, told in its own words. */
     snprintf(expected, sizeof expected, "set_num_threads: n: is %d, must", -1 - caller->number);
@@ -241,7 +272,8 @@ int main(void)
     CHECK(!fmla_set_parallel_for(in_order, NULL, 1), "%s", fmla_last_error());
     void *workspace = aligned_alloc(64, (workspace_size + 63) / 64 * 64);
     if (!workspace) abort();
-    CHECK(!decode(&alone, workspace, workspace_size, NULL) && !merge(&alone), "%s", fmla_last_error());
+    CHECK(!decode(&alone, workspace, workspace_size, NULL) && !merge(&alone) && !append_and_gather(&alone),
+          "%s", fmla_last_error());
     for (int i = 0; i < THREADS; i++) {
         CHECK(!*callers[i].wrong, "thread %d: %s", i, callers[i].wrong);
         CHECK(!memcmp(&alone, &callers[i].first, sizeof alone), "thread %d has other bits than alone", i);

@@ -5,6 +5,7 @@
  */
 #include "fake_cuda/calls.h"
 
+#include "cuda/cache_params.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cuda/params.h"
@@ -685,6 +686,115 @@ static void merge_and_plan(void)
           "%s", "pointers");
 }
 
+/* What the last launch of a cache operation was given. */
+static struct cache_params cache_launched(const char *kernel)
+{
+    struct cache_params p;
+    memcpy(&p, launched(0)->parameters, sizeof p);
+    CHECK(!strcmp(launched(0)->kernel, kernel), "launched %s, not %s", launched(0)->kernel, kernel);
+    CHECK_EQ(launched(0)->config.block_x, 32 * CACHE_WARPS);
+    CHECK(launched(0)->config.stream == stream, "the stream is %p", launched(0)->config.stream);
+    return p;
+}
+
+static void cache_operations(void)
+{
+    static const char *const formats[] = {"bf16", "fp16", "fp8_656", "fp8_584", "fp8_576"};
+    static const int64_t widths[] = {576, 576, 656, 584, 576};
+    const fmla_dtype dtypes[] = {bf16, fp16, f32};
+    static const char *const names[] = {"bf16", "fp16", "fp32"};
+    char name[64];
+    struct cache_call c;
+    fake_open();
+    for (int i = 0; i < 15; i++) { /* each format and type has a kernel of its own */
+        cache_call(&c, 0);
+        c.append.stream = c.gather.stream = stream;
+        c.append.kv_format = c.gather.kv_format = 1 + i / 3;
+        c.cache.shape[3] = widths[i / 3];
+        if (i / 3 < 2) c.cache.tensor.dtype = i / 3 ? fp16 : bf16;
+        c.cache.strides[1] = widths[i / 3], c.cache.strides[0] = 64 * widths[i / 3];
+        c.latent.tensor.dtype = c.rope.tensor.dtype = c.out.tensor.dtype = dtypes[i % 3];
+        const int64_t d_qk = i / 3 == 3 ? 512 : 576;
+        c.latent.shape[1] = c.latent.strides[0] = d_qk - 64, c.out.shape[1] = c.out.strides[0] = d_qk;
+        CHECK(fmla_cache_append(&c.append) == FMLA_OK, "%s", fmla_last_error());
+        snprintf(name, sizeof name, "cache_append_%s_%s", formats[i / 3], names[i % 3]);
+        struct cache_params p = cache_launched(name);
+        CHECK_EQ(p.d_qk, d_qk);
+        CHECK_EQ(p.latent_width, d_qk - 64);
+        CHECK_EQ(p.page_stride, 64 * widths[i / 3] * (i / 3 < 2 ? 2 : 1));
+        CHECK_EQ(p.slot_stride, i / 3 < 2 ? 1152 : i / 3 == 2 ? 656 : 576);
+        CHECK_EQ(p.aligned, 1);
+        CHECK(fmla_cache_gather(&c.gather) == FMLA_OK, "%s", fmla_last_error());
+        snprintf(name, sizeof name, "cache_gather_%s_%s", formats[i / 3], names[i % 3]);
+        p = cache_launched(name);
+        CHECK_EQ(p.aligned, 1);
+        CHECK_EQ(p.out_stride, d_qk);
+    }
+    cache_call(&c, 0);
+    c.append.stream = c.gather.stream = stream;
+    c.latent.strides[0] = 520, c.rope.strides[0] = 1024;
+    CHECK(fmla_cache_append(&c.append) == FMLA_OK, "%s", fmla_last_error());
+    struct cache_params p = cache_launched("cache_append_fp8_656_bf16");
+    CHECK((const char *)p.latent == memory[0] && (const char *)p.rope == memory[1] &&
+              (char *)p.cache == memory[2] && (const char *)p.slots == memory[3],
+          "%s", "pointers");
+    CHECK_EQ(p.latent_stride, 520);
+    CHECK_EQ(p.rope_stride, 1024);
+    CHECK_EQ(p.tokens, 2);
+    CHECK_EQ(p.slots_of_cache, 256);
+    CHECK_EQ(p.few_slots, 1);
+    CHECK(divides(p.page_divisor, 64), "%s", "not the divisor of a page");
+    CHECK_EQ(launched(0)->config.grid_x, 1);
+
+    /* What is no multiple of 16 bytes goes another way. */
+    struct held *const held[] = {&c.latent, &c.rope, &c.cache, &c.cache, &c.cache};
+    for (int i = 0; i < 5; i++) {
+        cache_call(&c, 0);
+        c.append.stream = stream;
+        if (i < 2) held[i]->strides[0] += 4;
+        if (i == 2) c.cache.tensor.byte_offset = 8;
+        if (i == 3) c.cache.strides[0] += 8;
+        if (i == 4) c.cache.strides[1] = 660, c.cache.strides[0] = 64 * 660;
+        CHECK(fmla_cache_append(&c.append) == FMLA_OK, "%s", fmla_last_error());
+        p = cache_launched("cache_append_fp8_656_bf16");
+        CHECK_EQ(p.aligned, 0);
+    }
+    /* More slots than 32 bits count; blocks for all tokens. */
+    cache_call(&c, 0);
+    c.gather.stream = stream;
+    c.cache.shape[0] = INT64_C(1) << 28, c.slots.shape[0] = c.out.shape[0] = 4001;
+    CHECK(fmla_cache_gather(&c.gather) == FMLA_OK, "%s", fmla_last_error());
+    p = cache_launched("cache_gather_fp8_656_fp32");
+    CHECK_EQ(p.few_slots, 0);
+    CHECK_EQ(p.slots_of_cache, INT64_C(1) << 34);
+    CHECK_EQ(launched(0)->config.grid_x, 1001);
+    const int before = fake->launches;
+    c.slots.shape[0] = c.out.shape[0] = 0;
+    CHECK(fmla_cache_gather(&c.gather) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(fake->launches, before); /* nothing to do */
+
+    /* The scale of the cache, as the quotient wants it. */
+    static const struct {
+        float scale, prescale;
+    } scales[] = {{0.0f, 1.0f}, {0.037f, 1.0f}, {0x1p-100f, 0x1p80f}, {0x1p100f, 0x1p-64f}};
+    for (int i = 0; i < 4; i++) {
+        cache_call(&c, 0);
+        c.append.stream = c.gather.stream = stream;
+        c.cache.shape[3] = 576, c.append.kv_format = c.gather.kv_format = FMLA_KV_FP8_576;
+        c.append.cache_scale = c.gather.cache_scale = scales[i].scale;
+        const float scale = scales[i].scale == 0.0f ? 1.0f : scales[i].scale;
+        CHECK(fmla_cache_append(&c.append) == FMLA_OK, "%s", fmla_last_error());
+        p = cache_launched("cache_append_fp8_576_bf16");
+        CHECK(p.prescale == scales[i].prescale && p.cache_scale == scale * p.prescale &&
+                  p.inverse == 1.0f / p.cache_scale,
+              "scale %a: %a %a %a", (double)scale, (double)p.prescale, (double)p.cache_scale,
+              (double)p.inverse);
+        CHECK(fmla_cache_gather(&c.gather) == FMLA_OK, "%s", fmla_last_error());
+        p = cache_launched("cache_gather_fp8_576_fp32");
+        CHECK(p.cache_scale == scale, "%a", (double)p.cache_scale);
+    }
+}
+
 /* The payload of a plan of 128 requests of 8192 keys, made on the host for a device. */
 static int64_t payload_for(fmla_device target, int32_t num_workers, int64_t *partitions)
 {
@@ -809,6 +919,7 @@ static const struct scenario scenarios[] = {
     {"on 9.0", on_9_0},
     {"on 10.0", on_10_0},
     {"merge and plan", merge_and_plan},
+    {"cache operations", cache_operations},
     {"planned on the host", planned_on_the_host},
     {"planned on the host for another GPU", planned_on_the_host_for_another},
     {"planned on the GPU for the CPU", planned_on_the_gpu_for_the_cpu},

@@ -116,6 +116,10 @@ static void print_names(void)
 {
     print_name(&cuda_kernel_plan);
     print_name(&cuda_kernel_merge);
+    for (int i = 0; i < CACHE_FORMATS * CACHE_ELEMENTS; i++) {
+        print_name(&cuda_kernel_cache_append[i / CACHE_ELEMENTS][i % CACHE_ELEMENTS]);
+        print_name(&cuda_kernel_cache_gather[i / CACHE_ELEMENTS][i % CACHE_ELEMENTS]);
+    }
     for (int e = 0; e < 2; e++) {
         for (int i = 0; i < 3; i++) print_name(&cuda_kernel_join[e][i]);
         for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) print_name(&cuda_kernel_dense_decode[e][i]);

@@ -106,9 +106,52 @@ static void check_merge(const char *kernel, int32_t log_base)
           (double)out[0], (double)merged);
 }
 
+static const fmla_dtype u8 = {FMLA_TYPE_UINT, 8, 1}, i64 = {FMLA_TYPE_INT, 64, 1};
+
+/* One token into slot 1 of a page of two, byte by byte, and out of it. */
+static void check_cache(const char *append_kernel, const char *gather_kernel)
+{
+    float values[576] = {3.0f, -1.5f, 0.0f}, back[576] = {0};
+    values[512] = 1.0f; /* the first of RoPE */
+    uint8_t cache[2 * 656] = {0}, small[2 * 576] = {0};
+    const int64_t shape[] = {1, 576}, cache_shape[] = {1, 2, 1, 656}, small_shape[] = {1, 2, 1, 576}, one = 1;
+    int64_t slot = 1;
+    const fmla_tensor tvalues = {values, cpu, 2, f32, shape, NULL, 0},
+                      tback = {back, cpu, 2, f32, shape, NULL, 0},
+                      tcache = {cache, cpu, 4, u8, cache_shape, NULL, 0},
+                      tsmall = {small, cpu, 4, u8, small_shape, NULL, 0},
+                      tslot = {&slot, cpu, 1, i64, &one, NULL, 0};
+    fmla_cache_append_args append = FMLA_INIT(fmla_cache_append_args);
+    fmla_cache_gather_args gather = FMLA_INIT(fmla_cache_gather_args);
+    memset(cache, 0x11, sizeof cache), memset(small, 0x11, sizeof small);
+    append.latent = &tvalues, append.kv_cache = gather.kv_cache = &tcache, gather.out = &tback;
+    append.slot_mapping = gather.slots = &tslot, append.kernel = append_kernel, gather.kernel = gather_kernel;
+    append.kv_format = gather.kv_format = FMLA_KV_FP8_656;
+    CHECK(!fmla_cache_append(&append) && !fmla_cache_gather(&gather), "%s", fmla_last_error());
+    const uint8_t *token = cache + 656;
+    /* 3 / 448 rounds up to 2^-7: 384 = 1.5 · 2^8, and -192. Groups of zeros have the least scale, 2^-13. */
+    CHECK(token[0] == 0x7c && token[1] == 0xf4 && token[2] == 0 && token[511] == 0, "%s: %#x %#x",
+          append_kernel, token[0], token[1]);
+    CHECK(!memcmp(token + 512, "\0\0\0\x3c\0\0\0\x39\0\0\0\x39\0\0\0\x39", 16), "%s: scales", append_kernel);
+    CHECK(token[528] == 0x80 && token[529] == 0x3f && token[530] == 0, "%s: RoPE", append_kernel);
+    CHECK(cache[0] == 0x11 && cache[655] == 0x11, "%s: the other slot was written", append_kernel);
+    CHECK(back[0] == 3.0f && back[1] == -1.5f && back[2] == 0.0f && back[512] == 1.0f, "%s: %g %g %g",
+          gather_kernel, (double)back[0], (double)back[1], (double)back[512]);
+
+    /* One scale of a half: 2, -4, beyond 448, and 1.024 of the least subnormal. */
+    values[0] = 1.0f, values[1] = -2.0f, values[2] = 500.0f, values[3] = 0.001f;
+    append.kv_cache = gather.kv_cache = &tsmall, append.kv_format = gather.kv_format = FMLA_KV_FP8_576;
+    append.cache_scale = gather.cache_scale = 0.5f;
+    CHECK(!fmla_cache_append(&append) && !fmla_cache_gather(&gather), "%s", fmla_last_error());
+    CHECK(!memcmp(small + 576, "\x40\xc8\x7e\x01", 4), "%s: %#x %#x %#x %#x", append_kernel, small[576],
+          small[577], small[578], small[579]);
+    CHECK(back[0] == 1.0f && back[1] == -2.0f && back[2] == 224.0f && back[3] == 0x1p-10f, "%s: %g %g",
+          gather_kernel, (double)back[2], (double)back[3]);
+}
+
 int main(void)
 {
-    int decoders = 0, mergers = 0;
+    int decoders = 0, mergers = 0, appenders = 0;
     fmla_capability row = FMLA_INIT(fmla_capability);
     for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++) {
         if (!row.available) continue;
@@ -119,8 +162,12 @@ int main(void)
             mergers++;
             check_merge(row.kernel, FMLA_LOG_NATURAL);
             check_merge(row.kernel, FMLA_LOG_BASE_2);
+        } else if (!strcmp(row.operation, "cache_append")) {
+            appenders++;
+            check_cache(row.kernel, row.kernel); /* gather's have the same names */
         }
     }
-    CHECK(decoders >= 2 && mergers >= 2, "%d and %d kernels, the oracle among them", decoders, mergers);
+    CHECK(decoders >= 2 && mergers >= 2 && appenders >= 2, "%d, %d and %d kernels, the oracle among them",
+          decoders, mergers, appenders);
     return check_done("test_values");
 }

@@ -3,6 +3,7 @@
  * flashmla bench: times the kernels of a device, and measures in the same run what it can do at best. The method is
  * described in docs/performance.md.
  */
+#include "bench_cache.h"
 #include "bench_session.h"
 #include "bench_stream.h"
 #include "call.h"
@@ -52,6 +53,7 @@ static const struct command bench = {
     "  flashmla bench --grid quick --json quick.jsonl\n"
     "  flashmla bench --op merge --parts 2,8\n"
     "  flashmla bench --op sparse_decode --grid quick --heads 16,128\n"
+    "  flashmla bench --op cache_append --device cuda:0 --tokens 128,65536\n"
     "  flashmla bench --device cuda:0 --grid peers --json dense_decode.jsonl\n"
     "  flashmla bench --device cuda:0 --grid varlen --seq-len 4096,8192 --no-stream\n"};
 
@@ -456,6 +458,28 @@ static int bench_all(struct bench_options *o, const bool given[3])
     return good ? EXIT_GOOD : complain(&bench, s.exit_code, "%s", fault.text);
 }
 
+/* Each number of tokens in every format; of the grid's axes, the types and the first page size. */
+static int bench_caches(const struct bench_options *o)
+{
+    const struct option_counts *page_sizes = &o->axes.axis[AXIS_PAGE_SIZE];
+    struct bench_cache bench_these = {.gather = o->op == BENCH_CACHE_GATHER,
+                                      .warm = o->warm || !strcmp(o->grid, "quick"),
+                                      .tokens = o->tokens,
+                                      .bf16 = o->dtype != 1,
+                                      .fp16 = o->dtype != 0,
+                                      .page_size = page_sizes->count ? page_sizes->items[0] : 64,
+                                      .repeat = o->repeat,
+                                      .kernel = o->kernel,
+                                      .json = o->json};
+    struct fault fault = {""};
+    int exit_code = EXIT_FAILED;
+    if (!device_parse(o->device, &bench_these.device))
+        return complain(&bench, EXIT_USAGE, "--device: '%s' must be cpu or cuda:N", o->device);
+    if (o->threads) fmla_set_num_threads((int32_t)o->threads);
+    return bench_cache(&bench_these, &exit_code, &fault) ? EXIT_GOOD
+                                                         : complain(&bench, exit_code, "%s", fault.text);
+}
+
 #define LIST(name, which, least, most, help)                                                                 \
     {                                                                                                        \
         name, OPTION_COUNTS, &o.axes.axis[which], "A,B", help, least, most, {NULL}, NULL                     \
@@ -470,10 +494,10 @@ int command_bench(int argc, char **argv)
          OPTION_CHOICE,
          &o.op,
          "NAME",
-         "dense_decode (the default), merge or sparse_decode",
+         "dense_decode (the default), sparse_decode, merge, cache_append or cache_gather",
          0,
          0,
-         {"dense_decode", "merge", "sparse_decode", NULL},
+         {"dense_decode", "merge", "sparse_decode", "cache_append", "cache_gather", NULL},
          NULL},
         {"--grid",
          OPTION_TEXT,
@@ -520,6 +544,15 @@ int command_bench(int argc, char **argv)
          &given[2]},
         {"--topk", OPTION_COUNTS, &o.topk, "A,B", "sparse: indices of a token", 1, 1 << 24, {NULL}, NULL},
         {"--parts", OPTION_COUNTS, &o.parts, "A,B", "parts to merge; default 2,8", 1, 1024, {NULL}, NULL},
+        {"--tokens",
+         OPTION_COUNTS,
+         &o.tokens,
+         "A,B",
+         "of the cache operations; default 128,4096,65536",
+         1,
+         1 << 24,
+         {NULL},
+         NULL},
         {"--device", OPTION_TEXT, &o.device, "DEVICE", "cpu (the default) or cuda:N", 0, 0, {NULL}, NULL},
         {"--kernel",
          OPTION_TEXT,
@@ -573,10 +606,10 @@ int command_bench(int argc, char **argv)
     switch (options_parse(&bench, options, argc, argv, NULL)) {
     case OPTIONS_HELPED: break;
     case OPTIONS_WRONG: status = EXIT_USAGE; break;
-    case OPTIONS_PARSED: status = bench_all(&o, given); break;
+    case OPTIONS_PARSED: status = o.op >= BENCH_CACHE_APPEND ? bench_caches(&o) : bench_all(&o, given); break;
     }
     for (int a = 0; a < BENCH_AXES; a++)
         if (a != AXIS_DTYPE && a != AXIS_CAUSAL && a != AXIS_VARLEN) free(o.axes.axis[a].items);
-    free(o.parts.items), free(o.topk.items);
+    free(o.parts.items), free(o.tokens.items), free(o.topk.items);
     return status;
 }

@@ -62,15 +62,20 @@ void bench_report_skipped(const struct bench_row *row, const char *why)
 
 /* ---- JSON ----------------------------------------------------------------------------------- */
 
-bool bench_report_code(const char *path, const struct bench_row *row, int major, int minor, char hash[65])
+/* The .cu file of a row's kernel. */
+static void source_of(const struct bench_row *row, char source[256])
 {
-    char line[512], wanted[256], source[256], target[64], capability[32];
     const char *family = strchr(row->kernel, '-'); /* cuda-sm90 */
     if (row->parts)
-        snprintf(wanted, sizeof wanted, "src/cuda/any/merge.cu");
+        snprintf(source, 256, "src/cuda/any/merge.cu");
     else
-        snprintf(wanted, sizeof wanted, "src/cuda/%s/dense_decode/dense_decode_%s.cu",
-                 family ? family + 1 : "", row->shape->fp16 ? "fp16" : "bf16");
+        snprintf(source, 256, "src/cuda/%s/dense_decode/dense_decode_%s.cu", family ? family + 1 : "",
+                 row->shape->fp16 ? "fp16" : "bf16");
+}
+
+static bool find_code(const char *path, const char *wanted, int major, int minor, char hash[65])
+{
+    char line[512], source[256], target[64], capability[32];
     const int digits = snprintf(capability, sizeof capability, "sm_%d%d", major, minor);
     FILE *list = fopen(path, "r");
     bool found = false;
@@ -82,8 +87,15 @@ bool bench_report_code(const char *path, const struct bench_row *row, int major,
     return found;
 }
 
+bool bench_report_code(const char *path, const struct bench_row *row, int major, int minor, char hash[65])
+{
+    char source[256];
+    source_of(row, source);
+    return find_code(path, source, major, minor, hash);
+}
+
 /* The list lies beside the program. */
-static bool code_here(const struct gpu_description *gpu, const struct bench_row *row, char hash[65])
+static bool code_here(const struct gpu_description *gpu, const char *source, char hash[65])
 {
     static const char name[] = "kernels.sha256";
     char path[4096];
@@ -93,7 +105,20 @@ static bool code_here(const struct gpu_description *gpu, const struct bench_row 
     char *slash = strrchr(path, '/');
     if (!slash) return false;
     memcpy(slash + 1, name, sizeof name);
-    return bench_report_code(path, row, gpu->major, gpu->minor, hash);
+    return find_code(path, source, gpu->major, gpu->minor, hash);
+}
+
+json_t *bench_report_gpu(const struct gpu_description *gpu, fmla_device device, const char *source)
+{
+    char hash[65];
+    json_t *object = json_pack("{s:s, s:s, s:i}", "gpu", gpu->name, "driver", gpu->driver, "sm_mhz",
+                               gpu_sm_mhz(device.id));
+    if (object && code_here(gpu, source, hash) &&
+        json_object_set_new(object, "code_sha", json_string(hash))) {
+        json_decref(object);
+        return NULL;
+    }
+    return object;
 }
 
 /* What the row was timed on and beside. */
@@ -101,15 +126,9 @@ static json_t *surroundings(const struct bench_report *report, const struct benc
 {
     if (!report->gpu)
         return json_pack("{s:s, s:i}", "cpu", report->cpu->cpu, "threads", report->cpu->threads);
-    const struct gpu_description *gpu = &report->gpu->peak.gpu;
-    char hash[65];
-    json_t *object = json_pack("{s:s, s:s, s:i}", "gpu", gpu->name, "driver", gpu->driver, "sm_mhz",
-                               gpu_sm_mhz(report->device.id));
-    if (object && code_here(gpu, row, hash) && json_object_set_new(object, "code_sha", json_string(hash))) {
-        json_decref(object);
-        return NULL;
-    }
-    return object;
+    char source[256];
+    source_of(row, source);
+    return bench_report_gpu(&report->gpu->peak.gpu, report->device, source);
 }
 
 static bool set_time(json_t *line, const char *name, double value)

@@ -13,6 +13,8 @@
 
 #include "outfile.h"
 
+#include <jansson.h>
+
 /* One timed row; times in seconds, 0 where that was not timed. */
 struct bench_row {
     const struct batch_shape *shape;
@@ -43,6 +45,9 @@ void bench_report_skipped(const struct bench_row *row, const char *why);
 /* What does not apply to the operation is left out. */
 bool bench_report_json(const struct bench_report *report, const struct bench_row *row, struct outfile *file,
                        struct fault *fault);
+
+/* {"gpu", "driver", "sm_mhz", "code_sha"} of a row whose kernel is of that source; NULL without memory. */
+json_t *bench_report_gpu(const struct gpu_description *gpu, fmla_device device, const char *source);
 
 /* The SHA-256 of the machine code of a GPU kernel, from `path`, a list by scripts/kernel-hashes.sh, into hash[65]; false
  * where the list has none for this GPU. */

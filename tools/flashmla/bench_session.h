@@ -13,14 +13,20 @@
 #include "outfile.h"
 #include "progress.h"
 
-enum { BENCH_DENSE, BENCH_MERGE, BENCH_SPARSE };
+enum {
+    BENCH_DENSE,
+    BENCH_MERGE,
+    BENCH_SPARSE,
+    BENCH_CACHE_APPEND,
+    BENCH_CACHE_GATHER
+}; /* the choices of --op */
 
 struct bench_options {
     const char *grid, *kernel, *json, *device;
     int op, dtype, causal, varlen; /* indices of the choices */
     int64_t repeat, threads;
     bool warm, no_stream, fixed;
-    struct option_counts parts, topk;
+    struct option_counts parts, topk, tokens;
     struct bench_axes axes;
 };
 

@@ -11,6 +11,7 @@
 #include "options.h"
 #include "sparse_batch.h"
 #include "sparse_check.h"
+#include "verify_cache.h"
 
 #include "elements.h"
 #include "gpu.h"
@@ -109,6 +110,7 @@ enum { CASES = sizeof cases / sizeof *cases };
 
 struct tally {
     int64_t cases, rows, wrong;
+    int64_t passed_over; /* cases that the kernel does not take */
     double worst_out, worst_lse;
     char first[1024]; /* what went wrong */
 };
@@ -138,11 +140,12 @@ static bool call_on_cpu(fmla_dense_decode_args *args, struct fault *fault)
     return (!status && args->workspace) || fault_set(fault, "%s", status ? fmla_last_error() : "no memory");
 }
 
-static bool call_on_gpu(fmla_device device, const fmla_dense_decode_args *args, struct fault *fault)
+/* *status: FMLA_UNSUPPORTED where the kernel does not take the call. */
+static bool call_on_gpu(fmla_device device, const fmla_dense_decode_args *args, fmla_status *status,
+                        struct fault *fault)
 {
     struct gpu_call call = {0};
-    fmla_status status;
-    bool good = gpu_call_open(&call, device, args, &status, fault);
+    bool good = gpu_call_open(&call, device, args, status, fault);
     if (good && fmla_dense_decode(&call.args) != FMLA_OK) good = fault_set(fault, "%s", fmla_last_error());
     good = good && gpu_call_results(&call, fault);
     gpu_call_close(&call);
@@ -154,6 +157,7 @@ static void verify_decode_case(fmla_device device, const char *kernel, int index
     struct batch batch;
     struct fault fault = {""};
     struct check_result result;
+    fmla_status status = FMLA_OK;
     bool good = batch_make(&batch, &cases[index].shape, &fault);
     fmla_dense_decode_args *args = &batch.args;
     if (good) {
@@ -163,11 +167,13 @@ static void verify_decode_case(fmla_device device, const char *kernel, int index
         /* What a kernel fails to write must not pass. */
         memset(batch.memory[2], 0xff,
                (size_t)(batch.b[0] * batch.out_shape[1] * batch.h_q[0] * BATCH_D_V) * 2);
-        good = device_is_gpu(device) ? call_on_gpu(device, args, &fault) : call_on_cpu(args, &fault);
+        good = device_is_gpu(device) ? call_on_gpu(device, args, &status, &fault) : call_on_cpu(args, &fault);
     }
     good = good && check_against_oracle(args, &result, &fault);
     if (good)
         add(tally, cases[index].name, &result);
+    else if (status == FMLA_UNSUPPORTED)
+        tally->passed_over++;
     else
         add_fault(tally, cases[index].name, fault.text);
     batch_free(&batch);
@@ -337,6 +343,18 @@ static void verify_merge(fmla_device device, const char *kernel, int32_t log_bas
     add(tally, name, &result);
 }
 
+static void verify_caches(fmla_device device, bool gather, const char *kernel, struct tally *tally)
+{
+    for (int i = 0; i < VERIFY_CACHE_CASES; i++) {
+        struct check_result result = {.rows = VERIFY_CACHE_ROWS, .passed = true};
+        struct fault fault;
+        if (verify_cache(device, gather, kernel, i, &fault))
+            add(tally, verify_cache_name(i), &result);
+        else
+            add_fault(tally, verify_cache_name(i), fault.text);
+    }
+}
+
 static void report(const fmla_capability *row, const struct tally *tally, json_t *list)
 {
     if (list)
@@ -368,6 +386,9 @@ static int verify_all(bool json, fmla_device device)
         if (!strcmp(row.operation, "merge"))
             verify_merge(device, row.kernel, FMLA_LOG_NATURAL, &tally),
                 verify_merge(device, row.kernel, FMLA_LOG_BASE_2, &tally);
+        if (!strcmp(row.operation, "cache_append")) verify_caches(device, false, row.kernel, &tally);
+        if (!strcmp(row.operation, "cache_gather")) verify_caches(device, true, row.kernel, &tally);
+        if (!tally.cases && tally.passed_over) add_fault(&tally, "every case", "the kernel does not take it");
         if (!tally.cases) continue; /* decode_plan: exact, and held to hand-made plans by its unit test */
         progress_wipe(&progress);
         report(&row, &tally, list);

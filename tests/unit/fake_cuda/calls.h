@@ -83,6 +83,46 @@ static inline fmla_status merge_small(int32_t device)
     return fmla_merge(&args);
 }
 
+/* Two tokens into, or out of, 4 pages of 64 slots. */
+struct cache_call {
+    fmla_cache_append_args append;
+    fmla_cache_gather_args gather;
+    struct held latent, rope, cache, slots, out;
+};
+
+static inline void cache_call(struct cache_call *c, int32_t device)
+{
+    static const fmla_dtype i64 = {FMLA_TYPE_INT, 64, 1}, u8 = {FMLA_TYPE_UINT, 8, 1};
+    memset(c, 0, sizeof *c);
+    HELD(&c->latent, memory[0], bf16, 2, 2, 512);
+    HELD(&c->rope, memory[1], bf16, 2, 2, 64);
+    HELD(&c->cache, memory[2], u8, 4, 4, 64, 1, 656);
+    HELD(&c->slots, memory[3], i64, 1, 2);
+    HELD(&c->out, memory[4], f32, 2, 2, 576);
+    struct held *all[] = {&c->latent, &c->rope, &c->cache, &c->slots, &c->out};
+    for (int i = 0; i < 5; i++) all[i]->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, device};
+    c->append = FMLA_INIT(fmla_cache_append_args), c->gather = FMLA_INIT(fmla_cache_gather_args);
+    c->append.latent = &c->latent.tensor, c->append.rope = &c->rope.tensor;
+    c->append.kv_cache = c->gather.kv_cache = &c->cache.tensor;
+    c->append.slot_mapping = c->gather.slots = &c->slots.tensor;
+    c->gather.out = &c->out.tensor;
+    c->append.kv_format = c->gather.kv_format = FMLA_KV_FP8_656;
+}
+
+static inline fmla_status append_small(int32_t device)
+{
+    struct cache_call c;
+    cache_call(&c, device);
+    return fmla_cache_append(&c.append);
+}
+
+static inline fmla_status gather_small(int32_t device)
+{
+    struct cache_call c;
+    cache_call(&c, device);
+    return fmla_cache_gather(&c.gather);
+}
+
 static inline fmla_status plan_small(int32_t device)
 {
     struct held seqlens;
@@ -99,6 +139,8 @@ static inline void check_unusable(int32_t device, const char *words)
 {
     check_rejected("decode", decode_small(device), FMLA_UNSUPPORTED, "dense_decode", "q", words);
     check_rejected("merge", merge_small(device), FMLA_UNSUPPORTED, "merge", "out_parts", words);
+    check_rejected("append", append_small(device), FMLA_UNSUPPORTED, "cache_append", "kv_cache", words);
+    check_rejected("gather", gather_small(device), FMLA_UNSUPPORTED, "cache_gather", "kv_cache", words);
     check_rejected("plan", plan_small(device), FMLA_UNSUPPORTED, "decode_plan", "seqlens", words);
     check_rejected("prepare", fmla_prepare((fmla_device){FMLA_DEVICE_CUDA, device}), FMLA_UNSUPPORTED,
                    "prepare", "device", words);
@@ -110,7 +152,7 @@ static inline void check_unusable(int32_t device, const char *words)
         CHECK(!row.available && has_words(row.reason, strchr(words, '|') + 1), "%s %s: %s", row.operation,
               row.kernel, row.reason);
     }
-    CHECK(rows >= 3, "%" PRId64 " rows", rows);
+    CHECK(rows >= 5, "%" PRId64 " rows", rows);
     fmla_device_info info = FMLA_INIT(fmla_device_info);
     CHECK(fmla_device_describe((fmla_device){FMLA_DEVICE_CUDA, device}, &info) == FMLA_OK, "%s",
           fmla_last_error());

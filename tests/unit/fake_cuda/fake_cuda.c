@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "fake_cuda.h"
 
-#include "cuda/params.h"
+#include "cuda/cache_params.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@ CUDA_DRIVER_ENTRIES(ENTRY)
 #undef ENTRY
 cu_result cuDriverGetVersion(int *version);
 
-enum { DEPTH = 8, KERNELS = 48, SHARED_BYTES_UNASKED = 48 * 1024 };
+enum { DEPTH = 8, KERNELS = 80, SHARED_BYTES_UNASKED = 48 * 1024 };
 
 struct CUlib_st {
     const char *image; /* the images of these tests are their own names */
@@ -224,6 +224,20 @@ cu_result cuLibraryLoadData(cu_library *library, const void *image, unsigned *ji
     return CU_SUCCESS;
 }
 
+/* Bytes of a cache kernel's parameters: they are named by operation, format and type of the vectors. */
+static size_t cache_parameters(const char *image, const char *name)
+{
+    static const char *const formats[] = {"bf16", "fp16", "fp8_656", "fp8_584", "fp8_576"};
+    static const char *const elements[] = {"bf16", "fp16", "fp32"};
+    char wanted[64];
+    if (strncmp(image, "any/cache_", 10) != 0) return 0;
+    for (int i = 0; i < 15; i++) {
+        snprintf(wanted, sizeof wanted, "%s_%s_%s", image + 4, formats[i / 3], elements[i % 3]);
+        if (!strcmp(name, wanted)) return sizeof(struct cache_params);
+    }
+    return 0;
+}
+
 /* Bytes of a dense kernel's parameters, known by the form of its name: which there are is the table's business (shape.h)
  * for the portable ones, and for Hopper's d_qk and how keys are read. 0: it is none of `image`. */
 static size_t dense_parameters(const char *image, const char *name)
@@ -242,11 +256,12 @@ static size_t dense_parameters(const char *image, const char *name)
     return strcmp(image, file) ? 0 : size;
 }
 
-static struct CUkern_st *dense_kernel(const char *image, const char *name)
+static struct CUkern_st *named_kernel(const char *image, const char *name)
 {
     static char names[KERNELS][64];
     static int count;
-    const size_t parameters = dense_parameters(image, name);
+    size_t parameters = dense_parameters(image, name);
+    if (!parameters) parameters = cache_parameters(image, name);
     if (!parameters) return NULL;
     for (int i = 0; i < KERNELS; i++) {
         if (!kernels[i].name) {
@@ -269,7 +284,7 @@ cu_result cuLibraryGetKernel(cu_kernel *kernel, cu_library library, const char *
             *kernel = &kernels[i];
             return CU_SUCCESS;
         }
-    *kernel = dense_kernel(library->image, name);
+    *kernel = named_kernel(library->image, name);
     return *kernel ? CU_SUCCESS : FAKE_NOT_FOUND;
 }
 

@@ -10,6 +10,8 @@
     }
 
 static const struct cuda_image images[] = {
+    IMAGE("any/cache_append"),
+    IMAGE("any/cache_gather"),
     IMAGE("any/decode_plan"),
     IMAGE("any/join_splits"),
     IMAGE("any/merge"),

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT
+"""New vectors into a paged cache, and vectors out of one: what the functions of FlashMLA read is written by these."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from . import _operations
+from .flash_mla_interface import _check_kinds, _integer, _module_of, _number
+
+FORMATS = {"BF16": 1, "FP16": 2, "FP8_656": 3, "FP8_584": 4, "FP8_576": 5}  # fmla_kv_format
+
+
+def _format(function: str, kv_format: Any) -> int:
+    if not isinstance(kv_format, str):
+        raise TypeError(f"{function}: kv_format: is {type(kv_format).__name__}, must be a str")
+    if kv_format not in FORMATS:
+        raise ValueError(f"{function}: kv_format: is {kv_format!r}, must be one of {', '.join(FORMATS)}")
+    return FORMATS[kv_format]
+
+
+def cache_append(
+    latent: Any,
+    rope: Optional[Any],
+    kv_cache: Any,
+    slot_mapping: Any,
+    kv_format: str,
+    *,
+    cache_scale: float = 0.0,
+    stream: int = 0,
+) -> None:
+    """Writes the vectors of new tokens into pages, quantised as the format says.
+
+    Args:
+        latent: [tokens, d_qk - 64], bf16, fp16 or fp32; [tokens, d_qk] where rope is None.
+        rope: [tokens, 64], of the same type: the last 64 values of each token.
+        kv_cache: [pages, page_size, 1, d_qk] bf16 or fp16, or [pages, page_size, 1, bytes of a token] of any type of one byte;
+            written.
+        slot_mapping: [tokens], int64: page · page_size + offset; -1: the token is skipped. On a GPU, so is one that is no slot.
+        kv_format: "BF16", "FP16", "FP8_656", "FP8_584" or "FP8_576" (docs/semantics.md, "Cache formats").
+        cache_scale: of FP8_576, one for the whole cache; 0: 1. Of others 0.
+        stream: as in `flash_mla_with_kvcache`.
+
+    Raises:
+        As `flash_mla_with_kvcache`.
+    """
+    this = _operations.APPEND
+    module = _module_of(this, "latent", latent)
+    for name, array in (("kv_cache", kv_cache), ("slot_mapping", slot_mapping)):
+        if array is None:
+            raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
+    _check_kinds(this, module, ("rope", rope), ("kv_cache", kv_cache), ("slot_mapping", slot_mapping))
+    options = _format(this, kv_format), _number(this, "cache_scale", cache_scale)
+    module.append(latent, rope, kv_cache, slot_mapping, options, _integer(this, "stream", stream))
+
+
+def cache_gather(
+    kv_cache: Any,
+    slots: Any,
+    kv_format: str,
+    *,
+    out: Optional[Any] = None,
+    cache_scale: float = 0.0,
+    stream: int = 0,
+) -> Any:
+    """Reads the vectors of tokens out of pages, as the values that attention takes them for.
+
+    Args:
+        kv_cache, kv_format, cache_scale, stream: as in `cache_append`.
+        slots: [tokens], int64: page · page_size + offset; for -1, or any other that is no slot, a row of zeros is made.
+        out: [tokens, d_qk], bf16, fp16 or fp32: where to write, in place of a new one. That is of the type of a BF16 or FP16
+            cache; of an FP8 cache bf16, or fp32 where arrays are not PyTorch's.
+
+    Returns:
+        out.
+
+    Raises:
+        As `flash_mla_with_kvcache`.
+    """
+    this = _operations.GATHER
+    module = _module_of(this, "kv_cache", kv_cache)
+    if slots is None:
+        raise TypeError(f"{this}: slots: is None, must be {module.KIND}")
+    _check_kinds(this, module, ("slots", slots), ("out", out))
+    options = _format(this, kv_format), _number(this, "cache_scale", cache_scale)
+    return module.gather(kv_cache, slots, out, options, _integer(this, "stream", stream))

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Cache append and gather on the CPU: who does which token. What becomes of one is cache_token.h's.
+ */
+#include "cpu.h"
+
+#include "../error.h"
+
+struct work {
+    const struct cache_problem *problem;
+    const struct cpu_cache *inner;
+    int64_t shares;
+};
+
+/* ---- Append --------------------------------------------------------------------------------- */
+
+/* Whose a slot is. All tokens of a slot are written by one share, in their order, so that the last one stays, and without
+ * memory to sort them in; the multiplication spreads slots that have a step in common. */
+static int64_t share_of(int64_t slot, int64_t shares)
+{
+    return (int64_t)(((uint64_t)slot * UINT64_C(0x9e3779b97f4a7c15) >> 32) % (uint64_t)shares);
+}
+
+static void append_share(void *data, int64_t index, int32_t worker)
+{
+    const struct work *work = data;
+    const struct cache_problem *p = work->problem;
+    (void)worker;
+    for (int64_t t = 0; t < p->tokens; t++)
+        if (p->slots[t] >= 0 && (work->shares == 1 || share_of(p->slots[t], work->shares) == index))
+            work->inner->store(p, t, p->slots[t]);
+}
+
+fmla_status cpu_cache_append(const struct kernel *kernel, const struct cache_problem *p)
+{
+    for (int64_t t = 0; t < p->tokens; t++)
+        if (p->slots[t] < -1 || p->slots[t] >= p->slots_of_cache)
+            return fail(FMLA_INVALID_ARGUMENT,
+                        "cache_append: slot_mapping: entry %lld is %lld, must be -1 or in [0, %lld)",
+                        (long long)t, (long long)p->slots[t], (long long)p->slots_of_cache);
+    const struct thread_pool pool = threads_now();
+    struct work work = {p, kernel->cpu_cache, pool.workers < p->tokens ? pool.workers : p->tokens};
+    pool.run(pool.pool, work.shares, append_share, &work);
+    return FMLA_OK;
+}
+
+/* ---- Gather --------------------------------------------------------------------------------- */
+
+enum { TOKENS_OF_ITEM = 16 };
+
+static void gather_item(void *data, int64_t index, int32_t worker)
+{
+    const struct work *work = data;
+    const struct cache_problem *p = work->problem;
+    (void)worker;
+    for (int64_t t = index * TOKENS_OF_ITEM; t < p->tokens && t < (index + 1) * TOKENS_OF_ITEM; t++) {
+        const int64_t slot = p->slots[t];
+        work->inner->load(p, t, slot >= 0 && slot < p->slots_of_cache ? slot : -1);
+    }
+}
+
+fmla_status cpu_cache_gather(const struct kernel *kernel, const struct cache_problem *p)
+{
+    const struct thread_pool pool = threads_now();
+    struct work work = {p, kernel->cpu_cache, 0};
+    pool.run(pool.pool, (p->tokens + TOKENS_OF_ITEM - 1) / TOKENS_OF_ITEM, gather_item, &work);
+    return FMLA_OK;
+}

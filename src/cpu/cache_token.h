@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * One token into a cache and out of it, as loops that compilers make vectors of: the text of the kernels cpu-generic,
+ * cpu-avx2 and cpu-avx512. A file that includes it defines CACHE_NAME, the struct cpu_cache to define, and is compiled
+ * with the flags of its instruction set.
+ *
+ * Tokens are handled in spans of values that share a scale, or of SPAN where none is. Bytes of FP8 formats may lie at any
+ * address, so that 16-bit values and scales go there by memcpy.
+ */
+#include "cpu.h"
+
+#include "../num_fast.h"
+
+#include <string.h>
+
+enum { SPAN = 128 };
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- The caller's vectors ------------------------------------------------------------------- */
+
+static void load_elements(const void *data, enum element element, int64_t at, int64_t count,
+                          float *restrict values)
+{
+    const uint16_t *narrow = (const uint16_t *)data + at;
+    switch (element) {
+    case ELEMENT_BF16:
+        for (int64_t i = 0; i < count; i++) values[i] = num_from_bf16(narrow[i]);
+        break;
+    case ELEMENT_FP16:
+        for (int64_t i = 0; i < count; i++) values[i] = num_from_fp16(narrow[i]);
+        break;
+    case ELEMENT_F32: memcpy(values, (const float *)data + at, (size_t)count * sizeof *values); break;
+    }
+}
+
+static void store_elements(void *data, enum element element, int64_t at, int64_t count,
+                           const float *restrict values)
+{
+    uint16_t *restrict narrow = (uint16_t *)data + at;
+    switch (element) {
+    case ELEMENT_BF16:
+        for (int64_t i = 0; i < count; i++) narrow[i] = fast_to_bf16(values[i]);
+        break;
+    case ELEMENT_FP16:
+        for (int64_t i = 0; i < count; i++) narrow[i] = fast_to_fp16(values[i]);
+        break;
+    case ELEMENT_F32: memcpy((float *)data + at, values, (size_t)count * sizeof *values); break;
+    }
+}
+
+/* Values first … first + count - 1 of a token: those of latent, then those of rope. */
+static void load_vector(const struct cache_problem *p, int64_t token, int64_t first, int64_t count,
+                        float *values)
+{
+    int64_t of_latent = least(count, p->latent_width - first);
+    if (of_latent < 0) of_latent = 0;
+    if (of_latent) load_elements(p->latent, p->element, token * p->latent_stride + first, of_latent, values);
+    if (of_latent < count)
+        load_elements(p->rope, p->element, token * p->rope_stride + first + of_latent - p->latent_width,
+                      count - of_latent, values + of_latent);
+}
+
+/* ---- Where a token is ----------------------------------------------------------------------- */
+
+struct token_place {
+    uint8_t *values, *scales;
+};
+
+static struct token_place place_of(const struct cache_problem *p, int64_t slot)
+{
+    uint8_t *page = p->cache + slot / p->page_size * p->page_stride;
+    const int64_t in_page = slot % p->page_size;
+    uint8_t *values = page + in_page * p->slot_stride;
+    return (struct token_place){values, p->layout.scale_bytes
+                                            ? page + kv_scales_at(&p->layout, p->page_size, in_page)
+                                            : values + p->layout.scale_offset};
+}
+
+/* ---- Append --------------------------------------------------------------------------------- */
+
+/* The largest magnitude, NaN left out, as bits: integers, whose maximum may be taken in any order. */
+static uint32_t amax_of(const float *values, int64_t count)
+{
+    int32_t most = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int32_t a = (int32_t)(num_bits(values[i]) & 0x7fffffffu);
+        const int32_t counted = a > 0x7f800000 ? 0 : a;
+        most = counted > most ? counted : most;
+    }
+    return (uint32_t)most;
+}
+
+static void store_e4m3(const struct cache_problem *p, int64_t token, struct token_place at)
+{
+    const struct kv_layout *l = &p->layout;
+    const int32_t span = l->group ? l->group : 64;
+    if (l->scale_bytes) memset(at.scales, 0, (size_t)l->scale_bytes);
+    for (int32_t first = 0; first < l->nope; first += span) {
+        float values[SPAN];
+        uint8_t bytes[SPAN];
+        load_vector(p, token, first, span, values);
+        if (l->scale == KV_SCALE_OF_CACHE) {
+            for (int32_t i = 0; i < span; i++) bytes[i] = fast_to_e4m3(values[i] / p->cache_scale);
+        } else {
+            const uint8_t code = fast_ue8m0_scale(amax_of(values, span));
+            const float scale = num_from_ue8m0(code), inverse = fast_ue8m0_inverse(code);
+            if (l->scale == KV_SCALE_F32)
+                memcpy(at.scales + first / span * 4, &scale, sizeof scale);
+            else
+                at.scales[first / span] = code;
+            for (int32_t i = 0; i < span; i++) bytes[i] = fast_to_e4m3(values[i] * inverse);
+        }
+        memcpy(at.values + first, bytes, (size_t)span);
+    }
+}
+
+static void store_token(const struct cache_problem *p, int64_t token, int64_t slot)
+{
+    const struct kv_layout *l = &p->layout;
+    const struct token_place at = place_of(p, slot);
+    float values[SPAN];
+    uint16_t rope[64];
+    if (l->element == KV_ELEMENT_E4M3) {
+        store_e4m3(p, token, at);
+        if (!l->rope) return;
+        load_vector(p, token, l->nope, l->rope, values);
+        store_elements(rope, ELEMENT_BF16, 0, l->rope, values);
+        memcpy(at.values + l->rope_offset, rope, sizeof rope);
+        return;
+    }
+    const enum element element = l->element == KV_ELEMENT_BF16 ? ELEMENT_BF16 : ELEMENT_FP16;
+    for (int64_t first = 0; first < p->d_qk; first += SPAN) {
+        const int64_t count = least(p->d_qk - first, SPAN);
+        load_vector(p, token, first, count, values);
+        store_elements(at.values, element, first, count, values);
+    }
+}
+
+/* ---- Gather --------------------------------------------------------------------------------- */
+
+static void load_e4m3(const struct kv_layout *l, struct token_place at, float cache_scale, int32_t first,
+                      int32_t span, float *restrict values)
+{
+    float scale = cache_scale;
+    if (l->scale == KV_SCALE_F32) memcpy(&scale, at.scales + first / span * 4, sizeof scale);
+    if (l->scale == KV_SCALE_UE8M0) scale = num_from_ue8m0(at.scales[first / span]);
+    for (int32_t i = 0; i < span; i++)
+        values[i] = num_from_bf16(fast_to_bf16(num_from_e4m3(at.values[first + i]) * scale));
+}
+
+/* slot = -1: zeros. */
+static void load_token(const struct cache_problem *p, int64_t token, int64_t slot)
+{
+    const struct kv_layout *l = &p->layout;
+    const int64_t to = token * p->out_stride;
+    float values[SPAN];
+    uint16_t rope[64];
+    if (slot < 0) {
+        const int64_t bytes = p->element == ELEMENT_F32 ? 4 : 2;
+        memset((char *)p->out + to * bytes, 0, (size_t)(p->d_qk * bytes));
+        return;
+    }
+    const struct token_place at = place_of(p, slot);
+    if (l->element == KV_ELEMENT_E4M3) {
+        const int32_t span = l->group ? l->group : 64;
+        for (int32_t first = 0; first < l->nope; first += span) {
+            load_e4m3(l, at, p->cache_scale, first, span, values);
+            store_elements(p->out, p->element, to + first, span, values);
+        }
+        if (!l->rope) return;
+        memcpy(rope, at.values + l->rope_offset, sizeof rope);
+        load_elements(rope, ELEMENT_BF16, 0, l->rope, values);
+        store_elements(p->out, p->element, to + l->nope, l->rope, values);
+        return;
+    }
+    const enum element element = l->element == KV_ELEMENT_BF16 ? ELEMENT_BF16 : ELEMENT_FP16;
+    for (int64_t first = 0; first < p->d_qk; first += SPAN) {
+        const int64_t count = least(p->d_qk - first, SPAN);
+        load_elements(at.values, element, first, count, values);
+        store_elements(p->out, p->element, to + first, count, values);
+    }
+}
+
+const struct cpu_cache CACHE_NAME = {store_token, load_token};

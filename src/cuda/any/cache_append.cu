@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * New vectors into pages (fmla_cache_append): a warp a token, CACHE_WARPS of them in a block of threads.
+ *
+ *   slot of the token, and all units of its vector   loads that do not wait for each other
+ *   FP8: the largest magnitude of each group         a group is 8, 16 or 32 neighbouring lanes of one round: shuffles
+ *   e4m3, scales, RoPE into the slot                 by lanes side by side
+ *
+ * Registers only: 3 (16-bit vectors) or 5 (fp32) units a lane. Limit: memory, 1152 bytes in and 656 out of a bf16 token of
+ * FP8_656. Bytes are those of kv_store_token (kvformat.h), NaN included.
+ */
+#include "../device/cache.cuh"
+
+/* ---- The caller's vectors ------------------------------------------------------------------- */
+
+/* A token's vector. Values below latent_width are latent's; both pointers count from the first value of all. */
+template <typename In> struct VectorPlace {
+    static constexpr int BYTES = 16 / Unit<In>::VALUES;
+    const uint8_t *latent, *rope;
+    int latent_width;
+
+    __device__ __forceinline__ VectorPlace(const struct cache_params &p, int64_t token)
+        : latent((const uint8_t *)p.latent + token * p.latent_stride * BYTES),
+          rope((const uint8_t *)p.rope + (token * p.rope_stride - p.latent_width) * BYTES),
+          latent_width(p.latent_width)
+    {
+    }
+    __device__ __forceinline__ const uint8_t *at(int value) const
+    {
+        return (value < latent_width ? latent : rope) + (int64_t)value * BYTES;
+    }
+    /* A unit is whole in one of the two tensors. */
+    template <bool ALIGNED> __device__ __forceinline__ uint4 load_unit(int first) const
+    {
+        const uint8_t *from = at(first);
+        if constexpr (ALIGNED) {
+            return load_once_16(from);
+        } else {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                words[i] = BYTES == 4 ? ((const uint32_t *)from)[i]
+                                      : ((const uint16_t *)from)[2 * i] |
+                                            (uint32_t)((const uint16_t *)from)[2 * i + 1] << 16;
+            return make_uint4(words[0], words[1], words[2], words[3]);
+        }
+    }
+};
+
+/* ---- Into the cache ------------------------------------------------------------------------- */
+
+/* COUNT words to an address that is a multiple of their bytes, or to any. */
+template <bool ALIGNED, int COUNT>
+__device__ __forceinline__ void store_words(uint8_t *at, const uint32_t words[COUNT])
+{
+    if (!ALIGNED) {
+#pragma unroll
+        for (int i = 0; i < 4 * COUNT; i++) at[i] = (uint8_t)(words[i / 4] >> i % 4 * 8);
+    } else if (COUNT == 4) {
+        *(uint4 *)at = make_uint4(words[0], words[1], words[COUNT - 2], words[COUNT - 1]);
+    } else if (COUNT == 2) {
+        *(uint2 *)at = make_uint2(words[0], words[COUNT - 1]);
+    } else {
+        *(uint32_t *)at = words[0];
+    }
+}
+
+template <typename To> struct Cache;
+template <> struct Cache<Bf16> {
+    static constexpr uint32_t INFINITE = 0x7f80, QUIET = 0x40;
+    static __device__ __forceinline__ uint16_t exact(float x) { return num_to_bf16(x); }
+};
+template <> struct Cache<Fp16> {
+    static constexpr uint32_t INFINITE = 0x7c00, QUIET = 0x200;
+    static __device__ __forceinline__ uint16_t exact(float x) { return num_to_fp16(x); }
+};
+
+/* A word of two values of the same type: a NaN becomes a quiet one, all else stays. */
+template <typename To> __device__ __forceinline__ uint32_t quiet(uint32_t word)
+{
+    if ((word & 0x7fffu) > Cache<To>::INFINITE) word |= Cache<To>::QUIET;
+    if ((word & 0x7fffffffu) >= (Cache<To>::INFINITE << 16 | 0x10000u)) word |= Cache<To>::QUIET << 16;
+    return word;
+}
+
+/* value_of, with the digits of a NaN too. */
+template <typename In> __device__ __forceinline__ float exact_value_of(const uint4 &unit, int i)
+{
+    return value_of<In>(unit, i);
+}
+template <> __device__ __forceinline__ float exact_value_of<Fp16>(const uint4 &unit, int i)
+{
+    return num_from_fp16((uint16_t)(word_of(unit, i / 2) >> i % 2 * 16));
+}
+
+/* Values 2i and 2i + 1 of a unit as a word. Of a NaN the hardware would lose sign and digits. */
+template <typename In, typename To> struct Convert {
+    static __device__ __forceinline__ uint32_t word(const uint4 &unit, int i)
+    {
+        const float low = value_of<In>(unit, 2 * i), high = value_of<In>(unit, 2 * i + 1);
+        if (low == low && high == high) return To::pack(low, high);
+        return Cache<To>::exact(exact_value_of<In>(unit, 2 * i)) |
+               (uint32_t)Cache<To>::exact(exact_value_of<In>(unit, 2 * i + 1)) << 16;
+    }
+};
+template <typename To> struct Convert<To, To> {
+    static __device__ __forceinline__ uint32_t word(const uint4 &unit, int i)
+    {
+        return quiet<To>(word_of(unit, i));
+    }
+};
+
+/* A unit as 16-bit values. */
+template <bool ALIGNED, typename In, typename To>
+__device__ __forceinline__ void store_unit(uint8_t *at, const uint4 &unit)
+{
+    constexpr int WORDS = Unit<In>::VALUES / 2;
+    uint32_t words[WORDS];
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) words[i] = Convert<In, To>::word(unit, i);
+    store_words<ALIGNED, WORDS>(at, words);
+}
+
+/* ---- FP8 ------------------------------------------------------------------------------------ */
+
+/* A round of units that share scales by groups; all lanes take part. Lanes past `nope` keep their own. */
+template <bool ALIGNED, typename In>
+__device__ __forceinline__ void append_groups(const struct kv_layout &l, const uint4 &unit, int first,
+                                              uint8_t *values, uint8_t *scales)
+{
+    constexpr int VALUES = Unit<In>::VALUES;
+    float x[VALUES], y[VALUES], amax = 0.0f;
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        x[i] = value_of<In>(unit, i);
+        amax = fmaxf(amax, fabsf(x[i])); /* a NaN does not count */
+    }
+#pragma unroll
+    for (int lanes = l.group / VALUES / 2; lanes; lanes /= 2)
+        amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, lanes));
+    const uint8_t code = fast_ue8m0_scale(__float_as_uint(amax));
+    const float inverse = fast_ue8m0_inverse(code);
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) y[i] = x[i] * inverse;
+    if (first >= l.nope) return;
+    uint32_t words[VALUES / 4];
+#pragma unroll
+    for (int i = 0; i < VALUES / 4; i++) words[i] = to_e4m3_4(y + 4 * i, x + 4 * i);
+    store_words<ALIGNED, VALUES / 4>(values + first, words);
+    if (first % l.group) return;
+    const uint32_t scale = __float_as_uint(num_from_ue8m0(code));
+    if (l.scale == KV_SCALE_F32)
+        store_words<ALIGNED, 1>(scales + first / l.group * 4, &scale);
+    else
+        scales[first / l.group] = code;
+}
+
+/* One scale for all. */
+template <bool ALIGNED, typename In>
+__device__ __forceinline__ void append_unit(const struct cache_params &p, const uint4 &unit, uint8_t *at)
+{
+    constexpr int VALUES = Unit<In>::VALUES;
+    float x[VALUES], y[VALUES];
+    uint32_t words[VALUES / 4];
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        x[i] = value_of<In>(unit, i);
+        y[i] = fast_quotient(x[i] * p.prescale, p.cache_scale, p.inverse);
+    }
+#pragma unroll
+    for (int i = 0; i < VALUES / 4; i++) words[i] = to_e4m3_4(y + 4 * i, x + 4 * i);
+    store_words<ALIGNED, VALUES / 4>(at, words);
+}
+
+template <bool ALIGNED, typename In, int FORMAT>
+__device__ __forceinline__ void append_fp8(const struct cache_params &p, int64_t token, int64_t slot)
+{
+    constexpr int VALUES = Unit<In>::VALUES, MOST = 576, ROUNDS = (MOST / VALUES + 31) / 32;
+    const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
+    const int lane = threadIdx.x & 31, width = l.nope + l.rope;
+    const VectorPlace<In> vector(p, token);
+    uint4 unit[ROUNDS];
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++) {
+        const int first = (lane + 32 * r) * VALUES;
+        unit[r] = make_uint4(0, 0, 0, 0);
+        if (first < width) unit[r] = vector.template load_unit<ALIGNED>(first);
+    }
+    __syncwarp(); /* loads above it do not sink below the question whether they are needed */
+    if (!is_slot(p, slot)) return;
+    const SlotPlace place = slot_place(p, slot);
+    uint8_t *scales = scales_at(p, l, place);
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++) {
+        const int first = (lane + 32 * r) * VALUES;
+        if (l.group && 32 * r * VALUES < l.nope)
+            append_groups<ALIGNED, In>(l, unit[r], first, place.values, scales);
+        if (!l.group && first < l.nope) append_unit<ALIGNED, In>(p, unit[r], place.values + first);
+        if (first >= l.nope && first < width)
+            store_unit<ALIGNED, In, Bf16>(place.values + l.rope_offset + 2 * (first - l.nope), unit[r]);
+    }
+    if (l.scale == KV_SCALE_UE8M0 && lane == 31) scales[l.scales] = 0; /* the pad byte */
+}
+
+/* ---- 16 bits -------------------------------------------------------------------------------- */
+
+template <bool ALIGNED, typename In, typename To>
+__device__ __forceinline__ void append_16(const struct cache_params &p, int64_t token, int64_t slot)
+{
+    constexpr int VALUES = Unit<In>::VALUES, ROUNDS = (576 / VALUES + 31) / 32;
+    const int lane = threadIdx.x & 31;
+    const VectorPlace<In> vector(p, token);
+    if constexpr (ALIGNED) {
+        for (int begin = 0; begin < p.d_qk; begin += 32 * VALUES * ROUNDS) {
+            uint4 unit[ROUNDS];
+#pragma unroll
+            for (int r = 0; r < ROUNDS; r++) {
+                const int first = begin + (lane + 32 * r) * VALUES;
+                unit[r] = make_uint4(0, 0, 0, 0);
+                if (first < p.d_qk) unit[r] = vector.template load_unit<ALIGNED>(first);
+            }
+            __syncwarp();
+            if (!is_slot(p, slot)) return;
+            uint8_t *const values = slot_place(p, slot).values;
+#pragma unroll
+            for (int r = 0; r < ROUNDS; r++) {
+                const int first = begin + (lane + 32 * r) * VALUES;
+                if (first < p.d_qk) store_unit<ALIGNED, In, To>(values + 2 * (int64_t)first, unit[r]);
+            }
+        }
+    } else { /* one value after the other */
+        if (!is_slot(p, slot)) return;
+        uint16_t *const values = (uint16_t *)slot_place(p, slot).values;
+        for (int i = lane; i < p.d_qk; i += 32) {
+            const uint8_t *at = vector.at(i);
+            const uint32_t bits = VALUES == 4 ? *(const uint32_t *)at : *(const uint16_t *)at;
+            values[i] = (uint16_t)Convert<In, To>::word(make_uint4(bits, 0, 0, 0), 0);
+        }
+    }
+}
+
+/* Aligned or not is decided once, so that no load waits for the other way's. */
+#define EACH_TOKEN(call, ...)                                                                                \
+    const int64_t step = (int64_t)gridDim.x * CACHE_WARPS;                                                   \
+    int64_t token = (int64_t)blockIdx.x * CACHE_WARPS + threadIdx.x / 32;                                    \
+    if (p.aligned)                                                                                           \
+        for (; token < p.tokens; token += step) call<true, __VA_ARGS__>(p, token, __ldg(p.slots + token));   \
+    else                                                                                                     \
+        for (; token < p.tokens; token += step) call<false, __VA_ARGS__>(p, token, __ldg(p.slots + token))
+
+#define KERNEL(format, in, ...)                                                                              \
+    extern "C" __global__ void __launch_bounds__(32 * CACHE_WARPS)                                           \
+        cache_append_##format##_##in(const __grid_constant__ struct cache_params p)                          \
+    {                                                                                                        \
+        EACH_TOKEN(__VA_ARGS__);                                                                             \
+    }
+
+KERNEL(bf16, bf16, append_16, Bf16, Bf16)
+KERNEL(bf16, fp16, append_16, Fp16, Bf16)
+KERNEL(bf16, fp32, append_16, F32, Bf16)
+KERNEL(fp16, bf16, append_16, Bf16, Fp16)
+KERNEL(fp16, fp16, append_16, Fp16, Fp16)
+KERNEL(fp16, fp32, append_16, F32, Fp16)
+KERNEL(fp8_656, bf16, append_fp8, Bf16, KV_FP8_656)
+KERNEL(fp8_656, fp16, append_fp8, Fp16, KV_FP8_656)
+KERNEL(fp8_656, fp32, append_fp8, F32, KV_FP8_656)
+KERNEL(fp8_584, bf16, append_fp8, Bf16, KV_FP8_584)
+KERNEL(fp8_584, fp16, append_fp8, Fp16, KV_FP8_584)
+KERNEL(fp8_584, fp32, append_fp8, F32, KV_FP8_584)
+KERNEL(fp8_576, bf16, append_fp8, Bf16, KV_FP8_576)
+KERNEL(fp8_576, fp16, append_fp8, Fp16, KV_FP8_576)
+KERNEL(fp8_576, fp32, append_fp8, F32, KV_FP8_576)

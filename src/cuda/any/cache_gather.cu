@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Vectors out of pages (fmla_cache_gather): a warp a token, CACHE_WARPS of them in a block of threads.
+ *
+ *   slot of the token               everything waits for it; the other warps of the SM fill the gap
+ *   all units of the token, scales  loads that do not wait for each other, of 16, 8 or 4 bytes a lane
+ *   16 bytes a lane into out
+ *
+ * Registers only. Limit: memory, 656 bytes in and 1152 out of a bf16 token of FP8_656. Values are those of kv_load
+ * (kvformat.h); of a NaN, only that it is one.
+ */
+#include "../device/cache.cuh"
+
+/* ---- Out of the cache ------------------------------------------------------------------------ */
+
+/* COUNT words of an address that is a multiple of their bytes. */
+template <int COUNT> __device__ __forceinline__ uint4 load_words(const uint8_t *at)
+{
+    return COUNT == 4 ? load_once_16(at) : COUNT == 2 ? load_once_8(at) : load_once_4(at);
+}
+
+/* The scale of a group. */
+__device__ __forceinline__ float load_scale(const struct kv_layout &l, const uint8_t *scales, int group)
+{
+    float scale;
+    uint32_t code;
+    if (l.scale == KV_SCALE_F32) {
+        asm volatile("ld.global.f32 %0, [%1];" : "=f"(scale) : "l"(scales + 4 * group) : "memory");
+        return scale;
+    }
+    asm volatile("ld.global.u8 %0, [%1];" : "=r"(code) : "l"(scales + group) : "memory");
+    return num_from_ue8m0((uint8_t)code);
+}
+
+/* ---- Into out -------------------------------------------------------------------------------- */
+
+template <typename Out> struct Vector {
+    static constexpr int BYTES = 2;
+    static __device__ __forceinline__ uint4 make(const float *x)
+    {
+        return make_uint4(Out::pack(x[0], x[1]), Out::pack(x[2], x[3]), Out::pack(x[4], x[5]),
+                          Out::pack(x[6], x[7]));
+    }
+    static __device__ __forceinline__ void store_one(uint8_t *at, float x)
+    {
+        *(uint16_t *)at = Out::from_float(x);
+    }
+};
+template <> struct Vector<F32> {
+    static constexpr int BYTES = 4;
+    static __device__ __forceinline__ uint4 make(const float *x)
+    {
+        return make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
+                          __float_as_uint(x[3]));
+    }
+    static __device__ __forceinline__ void store_one(uint8_t *at, float x) { *(float *)at = x; }
+};
+
+/* A unit of 16-bit values as one of the caller's vector. */
+template <typename From, typename Out> struct Convert {
+    static __device__ __forceinline__ uint4 unit(const uint4 &raw)
+    {
+        float x[Unit<Out>::VALUES];
+#pragma unroll
+        for (int i = 0; i < Unit<Out>::VALUES; i++) x[i] = value_of<From>(raw, i);
+        return Vector<Out>::make(x);
+    }
+};
+template <typename Same> struct Convert<Same, Same> {
+    static __device__ __forceinline__ uint4 unit(const uint4 &raw) { return raw; }
+};
+
+/* e4m3 × scale, rounded to bf16, as a unit of the caller's vector. */
+template <typename Out> __device__ __forceinline__ uint4 from_e4m3(const uint4 &raw, float scale)
+{
+    constexpr int VALUES = Unit<Out>::VALUES;
+    uint32_t pairs[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < VALUES / 2; i++) {
+        const float2 two = from_e4m3_2(word_of(raw, i / 2) >> i % 2 * 16);
+        pairs[i] = Bf16::pack(two.x * scale, two.y * scale);
+    }
+    return Convert<Bf16, Out>::unit(make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+}
+
+/* One value after the other, from any address. */
+template <typename Out>
+__device__ __forceinline__ void gather_any(const struct cache_params &p, const struct kv_layout &l,
+                                           const SlotPlace &place, bool some, uint8_t *to)
+{
+    const bool whole_page = l.scale_bytes > 0; /* others are pages of one slot to kvformat.h */
+#pragma unroll 1
+    for (int i = threadIdx.x & 31; i < p.d_qk; i += 32) {
+        float x = 0.0f;
+        if (some)
+            x = kv_load(&l, whole_page ? place.page : place.values, whole_page ? p.page_size : 1,
+                        whole_page ? place.in_page : 0, i, p.cache_scale);
+        Vector<Out>::store_one(to + (int64_t)i * Vector<Out>::BYTES, x);
+    }
+}
+
+/* ---- A token --------------------------------------------------------------------------------- */
+
+template <bool ALIGNED, typename Out, int FORMAT>
+__device__ __forceinline__ void gather_fp8(const struct cache_params &p, int64_t token, int64_t slot)
+{
+    constexpr int VALUES = Unit<Out>::VALUES, MOST = 576, ROUNDS = (MOST / VALUES + 31) / 32;
+    const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
+    const int lane = threadIdx.x & 31, width = l.nope + l.rope;
+    const bool some = is_slot(p, slot);
+    const SlotPlace place = slot_place(p, some ? slot : 0);
+    uint8_t *to = (uint8_t *)p.out + token * p.out_stride * Vector<Out>::BYTES;
+    if constexpr (!ALIGNED) {
+        gather_any<Out>(p, l, place, some, to);
+    } else {
+        const uint8_t *scales = scales_at(p, l, place);
+        uint4 raw[ROUNDS];
+        float scale[ROUNDS];
+#pragma unroll
+        for (int r = 0; r < ROUNDS; r++) {
+            const int first = (lane + 32 * r) * VALUES;
+            raw[r] = make_uint4(0, 0, 0, 0), scale[r] = 0.0f;
+            if (!some) continue;
+            if (first < l.nope) {
+                raw[r] = load_words<VALUES / 4>(place.values + first);
+                scale[r] = l.group ? load_scale(l, scales, first / l.group) : p.cache_scale;
+            } else if (first < width) {
+                raw[r] = load_words<VALUES / 2>(place.values + l.rope_offset + 2 * (first - l.nope));
+            }
+        }
+        __syncwarp(); /* all loads are on their way before the first is waited for */
+#pragma unroll
+        for (int r = 0; r < ROUNDS; r++) {
+            const int first = (lane + 32 * r) * VALUES;
+            uint4 *at = (uint4 *)(to + first * Vector<Out>::BYTES);
+            if (first < l.nope)
+                *at = from_e4m3<Out>(raw[r], scale[r]);
+            else if (first < width)
+                *at = Convert<Bf16, Out>::unit(raw[r]);
+        }
+    }
+}
+
+template <bool ALIGNED, typename Out, typename From>
+__device__ __forceinline__ void gather_16(const struct cache_params &p, int64_t token, int64_t slot)
+{
+    constexpr int VALUES = Unit<Out>::VALUES, ROUNDS = (576 / VALUES + 31) / 32;
+    const int lane = threadIdx.x & 31;
+    const bool some = is_slot(p, slot);
+    const SlotPlace place = slot_place(p, some ? slot : 0);
+    uint8_t *to = (uint8_t *)p.out + token * p.out_stride * Vector<Out>::BYTES;
+    if constexpr (!ALIGNED) {
+        gather_any<Out>(p, kv_layout_of(From::IS_BF16 ? KV_BF16 : KV_FP16, p.d_qk), place, some, to);
+    } else {
+#pragma unroll 1
+        for (int begin = 0; begin < p.d_qk; begin += 32 * VALUES * ROUNDS) {
+            uint4 raw[ROUNDS];
+#pragma unroll
+            for (int r = 0; r < ROUNDS; r++) {
+                const int first = begin + (lane + 32 * r) * VALUES;
+                raw[r] = make_uint4(0, 0, 0, 0);
+                if (some && first < p.d_qk)
+                    raw[r] = load_words<VALUES / 2>(place.values + 2 * (int64_t)first);
+            }
+            __syncwarp();
+#pragma unroll
+            for (int r = 0; r < ROUNDS; r++) {
+                const int first = begin + (lane + 32 * r) * VALUES;
+                if (first < p.d_qk)
+                    *(uint4 *)(to + (int64_t)first * Vector<Out>::BYTES) = Convert<From, Out>::unit(raw[r]);
+            }
+        }
+    }
+}
+
+/* Aligned or not is decided once. */
+#define EACH_TOKEN(call, ...)                                                                                \
+    const int64_t step = (int64_t)gridDim.x * CACHE_WARPS;                                                   \
+    int64_t token = (int64_t)blockIdx.x * CACHE_WARPS + threadIdx.x / 32;                                    \
+    if (p.aligned)                                                                                           \
+        for (; token < p.tokens; token += step) call<true, __VA_ARGS__>(p, token, __ldg(p.slots + token));   \
+    else                                                                                                     \
+        for (; token < p.tokens; token += step) call<false, __VA_ARGS__>(p, token, __ldg(p.slots + token))
+
+#define KERNEL(format, out, ...)                                                                             \
+    extern "C" __global__ void __launch_bounds__(32 * CACHE_WARPS)                                           \
+        cache_gather_##format##_##out(const __grid_constant__ struct cache_params p)                         \
+    {                                                                                                        \
+        EACH_TOKEN(__VA_ARGS__);                                                                             \
+    }
+
+KERNEL(bf16, bf16, gather_16, Bf16, Bf16)
+KERNEL(bf16, fp16, gather_16, Fp16, Bf16)
+KERNEL(bf16, fp32, gather_16, F32, Bf16)
+KERNEL(fp16, bf16, gather_16, Bf16, Fp16)
+KERNEL(fp16, fp16, gather_16, Fp16, Fp16)
+KERNEL(fp16, fp32, gather_16, F32, Fp16)
+KERNEL(fp8_656, bf16, gather_fp8, Bf16, KV_FP8_656)
+KERNEL(fp8_656, fp16, gather_fp8, Fp16, KV_FP8_656)
+KERNEL(fp8_656, fp32, gather_fp8, F32, KV_FP8_656)
+KERNEL(fp8_584, bf16, gather_fp8, Bf16, KV_FP8_584)
+KERNEL(fp8_584, fp16, gather_fp8, Fp16, KV_FP8_584)
+KERNEL(fp8_584, fp32, gather_fp8, F32, KV_FP8_584)
+KERNEL(fp8_576, bf16, gather_fp8, Bf16, KV_FP8_576)
+KERNEL(fp8_576, fp16, gather_fp8, Fp16, KV_FP8_576)
+KERNEL(fp8_576, fp32, gather_fp8, F32, KV_FP8_576)

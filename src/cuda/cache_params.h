@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the cache kernels are given (params.h has the others'). Strides of vectors are in elements, of the cache in bytes.
+ */
+#ifndef FMLA_CUDA_CACHE_PARAMS_H
+#define FMLA_CUDA_CACHE_PARAMS_H
+
+#include "params.h"
+
+struct cache_params {
+    const int64_t *slots;
+    const void *latent, *rope; /* append; rope NULL: latent has all values */
+    void *out;                 /* gather */
+    uint8_t *cache;
+    int64_t tokens;
+    int64_t page_size, slots_of_cache;
+    int64_t latent_stride, rope_stride, out_stride;
+    int64_t page_stride, slot_stride;
+    int32_t d_qk, latent_width;
+    struct divisor page_divisor; /* page_size, where slots_of_cache is below 2^31 */
+    int32_t few_slots;           /* … and it is */
+    int32_t aligned;             /* vectors and cache may be read and written 16 bytes at a time */
+    float cache_scale;           /* gather; append: prescaled, */
+    float prescale, inverse;     /* as fast_quotient of num_fast.h has them */
+};
+
+/* A warp a token. */
+enum { CACHE_WARPS = 4 };
+
+#endif

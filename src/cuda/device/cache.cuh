@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the cache kernels share: types of vectors, where a slot is, e4m3 against fp32.
+ *
+ * The values of a token are handled in units: as many as fill 16 bytes of the caller's vector. Unit u is lane u mod 32's, so
+ * that every load and store of a warp is one contiguous piece, of 16 bytes a lane on the side of the vectors and of what
+ * that makes (16, 8 or 4) on the cache's.
+ */
+#pragma once
+
+#include "../cache_params.h"
+#include "divide.cuh"
+#include "element.cuh"
+
+#include "../../kvformat.h"
+#include "../../num_fast.h"
+
+struct F32 {};
+
+template <typename Element> struct Unit {
+    static constexpr int VALUES = 8;
+};
+template <> struct Unit<F32> {
+    static constexpr int VALUES = 4;
+};
+
+/* ---- Where a slot is ------------------------------------------------------------------------ */
+
+struct SlotPlace {
+    uint8_t *page, *values;
+    int64_t in_page;
+};
+
+__device__ __forceinline__ SlotPlace slot_place(const struct cache_params &p, int64_t slot)
+{
+    int64_t page;
+    if (p.few_slots)
+        page = fast_divide((int)slot, p.page_divisor);
+    else
+        page = slot / p.page_size;
+    SlotPlace place;
+    place.in_page = slot - page * p.page_size;
+    place.page = p.cache + page * p.page_stride;
+    place.values = place.page + place.in_page * p.slot_stride;
+    return place;
+}
+
+__device__ __forceinline__ bool is_slot(const struct cache_params &p, int64_t slot)
+{
+    return slot >= 0 && slot < p.slots_of_cache;
+}
+
+__device__ __forceinline__ uint8_t *scales_at(const struct cache_params &p, const struct kv_layout &l,
+                                              const SlotPlace &place)
+{
+    return l.scale_bytes ? place.page + kv_scales_at(&l, p.page_size, place.in_page)
+                         : place.values + l.scale_offset;
+}
+
+/* ---- Memory --------------------------------------------------------------------------------- */
+
+/* Loads of what is read once, so that it does not stay in L1. Not ld.global.nc, and with "memory": __syncwarp() behind a group
+ * of them keeps the compiler from moving one below the wait for another. */
+__device__ __forceinline__ uint4 load_once_16(const void *at)
+{
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(at)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ uint4 load_once_8(const void *at)
+{
+    uint4 v = make_uint4(0, 0, 0, 0);
+    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(v.x), "=r"(v.y)
+                 : "l"(at)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ uint4 load_once_4(const void *at)
+{
+    uint4 v = make_uint4(0, 0, 0, 0);
+    asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v.x) : "l"(at) : "memory");
+    return v;
+}
+
+/* ---- A unit as fp32 ------------------------------------------------------------------------- */
+
+__device__ __forceinline__ uint32_t word_of(const uint4 &v, int i)
+{
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+template <typename Element> __device__ __forceinline__ float value_of(const uint4 &unit, int i)
+{
+    return Element::to_float((uint16_t)(word_of(unit, i / 2) >> i % 2 * 16));
+}
+
+/* The hardware's NaN has no sign: it is that of what came. */
+template <> __device__ __forceinline__ float value_of<Fp16>(const uint4 &unit, int i)
+{
+    const uint16_t bits = (uint16_t)(word_of(unit, i / 2) >> i % 2 * 16);
+    return __uint_as_float(__float_as_uint(Fp16::to_float(bits)) | (uint32_t)(bits & 0x8000u) << 16);
+}
+
+template <> __device__ __forceinline__ float value_of<F32>(const uint4 &unit, int i)
+{
+    return __uint_as_float(word_of(unit, i));
+}
+
+/* ---- e4m3 ----------------------------------------------------------------------------------- */
+
+/* Four values that came of `signs` times something positive. The hardware's NaN, and a NaN that went through a product, has
+ * no sign: it is that of what came. */
+__device__ __forceinline__ uint32_t to_e4m3_4(const float value[4], const float signs[4])
+{
+    uint32_t word;
+#if __CUDA_ARCH__ >= 890
+    uint16_t low, high;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(value[1]), "f"(value[0]));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(value[3]), "f"(value[2]));
+    word = (uint32_t)high << 16 | low;
+#else
+    word = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) word |= (uint32_t)fast_to_e4m3(value[i]) << 8 * i;
+#endif
+    const uint32_t low_signs = __byte_perm(__float_as_uint(signs[0]), __float_as_uint(signs[1]), 0x0073);
+    const uint32_t high_signs = __byte_perm(__float_as_uint(signs[2]), __float_as_uint(signs[3]), 0x0073);
+    return word | (__byte_perm(low_signs, high_signs, 0x5410) & 0x80808080u);
+}
+
+/* The lower two bytes of `bytes`. */
+__device__ __forceinline__ float2 from_e4m3_2(uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 890
+    uint32_t halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)bytes));
+    return make_float2(Fp16::to_float((uint16_t)halves), Fp16::to_float((uint16_t)(halves >> 16)));
+#else
+    return make_float2(num_from_e4m3((uint8_t)bytes), num_from_e4m3((uint8_t)(bytes >> 8)));
+#endif
+}

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What num.h defines, in forms without branches for vector units and GPUs: the same bits for every input, NaN included,
+ * which tests/unit/test_num_fast.c shows. num.h stays the definition. They count on rounding to nearest even, which is the
+ * default; what they would lose by flushing subnormals to zero is below half of what the result can tell apart.
+ */
+#ifndef FMLA_NUM_FAST_H
+#define FMLA_NUM_FAST_H
+
+#include "num.h"
+
+#include <math.h>
+
+NUM_FN uint16_t fast_to_bf16(float x)
+{
+    const uint32_t u = num_bits(x);
+    const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, nan = (u >> 16) | 0x40u;
+    return (uint16_t)((int32_t)(u & 0x7fffffffu) > 0x7f800000 ? nan : rounded);
+}
+
+/* Below the least normal value a sum with a number whose last bit is worth the least subnormal rounds in its place. */
+NUM_FN uint16_t fast_to_fp16(float x)
+{
+    const uint32_t u = num_bits(x);
+    const int32_t a = (int32_t)(u & 0x7fffffffu);
+    const int32_t normal = (a - ((127 - 15) << 23) + 0xfff + ((a >> 13) & 1)) >> 13;
+    const int32_t subnormal = (int32_t)num_bits(num_float((uint32_t)a) + 0.5f) - 0x3f000000;
+    const int32_t nan = 0x7e00 | ((a >> 13) & 0x3ff);
+    int32_t v = a < 0x38800000 ? subnormal : normal;
+    v = a >= 0x477ff000 ? 0x7c00 : v;
+    v = a > 0x7f800000 ? nan : v;
+    return (uint16_t)((uint32_t)v | ((u >> 16) & 0x8000u));
+}
+
+NUM_FN uint8_t fast_to_e4m3(float x)
+{
+    const uint32_t u = num_bits(x);
+    const int32_t a = (int32_t)(u & 0x7fffffffu);
+    const int32_t normal = (a - ((127 - 7) << 23) + 0x7ffff + ((a >> 20) & 1)) >> 20;
+    const int32_t subnormal = (int32_t)num_bits(num_float((uint32_t)a) + 0x1p14f) - 0x46800000;
+    int32_t v = a < 0x3c800000 ? subnormal : normal;
+    v = a >= 0x43e00000 ? 0x7e : v;
+    v = a > 0x7f800000 ? 0x7f : v;
+    return (uint8_t)((uint32_t)v | ((u >> 24) & 0x80u));
+}
+
+/* Of the bits of amax, which is no NaN and not negative: 448 is 1.75 · 2^8, so the quotient's logarithm is the exponent's
+ * difference, one more where the mantissa is above 1.75. 114: 2^-13, the first power of two above 1e-4. */
+NUM_FN uint8_t fast_ue8m0_scale(uint32_t amax)
+{
+    const int32_t exponent = (int32_t)((amax + 0x1fffffu) >> 23) - 8;
+    const int32_t finite = exponent > 114 ? exponent : 114;
+    return (uint8_t)(amax >= 0x7f800000u ? 254 : finite);
+}
+
+/* 1 / the scale of a code that fast_ue8m0_scale gives. A product with it is the quotient: both are the same power of two. */
+NUM_FN float fast_ue8m0_inverse(uint8_t code)
+{
+    return num_from_ue8m0((uint8_t)(254 - code));
+}
+
+/* What x and the scale of a quotient are multiplied by, so that nothing in fast_quotient over- or underflows that e4m3
+ * could tell from 0 or from its largest value. A power of two: the quotient stays the same. */
+NUM_FN float fast_prescale(float scale)
+{
+    return scale < 0x1p-80f ? 0x1p80f : scale > 0x1p80f ? 0x1p-64f : 1.0f;
+}
+
+/* x / scale as conversion to e4m3 sees it, but for the sign of a NaN; both are prescaled, inverse = 1.0f / scale. One step
+ * of correction makes the product the correctly rounded quotient (Markstein), wherever it is not far beyond what e4m3 holds. */
+NUM_FN float fast_quotient(float x, float scale, float inverse)
+{
+    const float q = x * inverse;
+    const float corrected = fmaf(fmaf(-q, scale, x), inverse, q);
+    return (q < 0.0f ? -q : q) < 1024.0f ? corrected : q;
+}
+
+#endif

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Cache append and gather, token after token, by kvformat.h alone.
+ */
+#include "ref.h"
+
+#include <string.h>
+
+static float load(const void *data, enum element element, int64_t i)
+{
+    if (element == ELEMENT_F32) return ((const float *)data)[i];
+    const uint16_t narrow = ((const uint16_t *)data)[i];
+    return element == ELEMENT_BF16 ? num_from_bf16(narrow) : num_from_fp16(narrow);
+}
+
+static void store(void *data, enum element element, int64_t i, float x)
+{
+    if (element == ELEMENT_F32)
+        ((float *)data)[i] = x;
+    else
+        ((uint16_t *)data)[i] = element == ELEMENT_BF16 ? num_to_bf16(x) : num_to_fp16(x);
+}
+
+static bool is_slot(const struct cache_problem *p, int64_t slot)
+{
+    return slot >= 0 && slot < p->slots_of_cache;
+}
+
+/* A slot as kvformat.h counts it: pages whose slots do not follow each other are pages of one slot to it. */
+struct place {
+    uint8_t *page;
+    int64_t page_size, slot;
+};
+
+static struct place place_of(const struct cache_problem *p, int64_t slot)
+{
+    uint8_t *page = p->cache + slot / p->page_size * p->page_stride;
+    const int64_t in_page = slot % p->page_size;
+    if (p->layout.scale_bytes) return (struct place){page, p->page_size, in_page};
+    return (struct place){page + in_page * p->slot_stride, 1, 0};
+}
+
+static float value_of(const struct cache_problem *p, int64_t token, int64_t i)
+{
+    return i < p->latent_width ? load(p->latent, p->element, token * p->latent_stride + i)
+                               : load(p->rope, p->element, token * p->rope_stride + i - p->latent_width);
+}
+
+fmla_status ref_cache_append(const struct kernel *kernel, const struct cache_problem *p)
+{
+    (void)kernel;
+    for (int64_t t = 0; t < p->tokens; t++)
+        if (p->slots[t] != -1 && !is_slot(p, p->slots[t]))
+            return fail(FMLA_INVALID_ARGUMENT,
+                        "cache_append: slot_mapping: entry %lld is %lld, must be -1 or in [0, %lld)",
+                        (long long)t, (long long)p->slots[t], (long long)p->slots_of_cache);
+    for (int64_t t = 0; t < p->tokens; t++) {
+        if (p->slots[t] == -1) continue;
+        const struct place at = place_of(p, p->slots[t]);
+        float values[576] = {0};
+        if (p->layout.element == KV_ELEMENT_E4M3) {
+            for (int64_t i = 0; i < p->d_qk; i++) values[i] = value_of(p, t, i);
+            kv_store_token(&p->layout, at.page, at.page_size, at.slot, values, p->cache_scale);
+        } else { /* any number of values, each by itself */
+            const struct kv_layout one = kv_layout_of(p->format, 1);
+            for (int64_t i = 0; i < p->d_qk; i++) {
+                values[0] = value_of(p, t, i);
+                kv_store_token(&one, at.page, 1, i, values, p->cache_scale);
+            }
+        }
+    }
+    return FMLA_OK;
+}
+
+fmla_status ref_cache_gather(const struct kernel *kernel, const struct cache_problem *p)
+{
+    (void)kernel;
+    for (int64_t t = 0; t < p->tokens; t++) {
+        const bool some = is_slot(p, p->slots[t]);
+        const struct place at = place_of(p, some ? p->slots[t] : 0);
+        for (int64_t i = 0; i < p->d_qk; i++)
+            store(p->out, p->element, t * p->out_stride + i,
+                  some ? kv_load(&p->layout, at.page, at.page_size, at.slot, (int32_t)i, p->cache_scale)
+                       : 0.0f);
+    }
+    return FMLA_OK;
+}

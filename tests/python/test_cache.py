@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: MIT
+"""cache_append and cache_gather against the formats as docs/semantics.md describes them, in NumPy; and their arguments."""
+
+import re
+
+import numpy
+import pytest
+
+import flash_mla
+from flash_mla import cache_append, cache_gather
+from kinds import each_kind, each_torch_kind, torch
+
+TOKENS, PAGES, PAGE_SIZE, SCALE = 7, 3, 4, 0.25
+SLOTS = [11, 0, -1, 4, 7, 2, 9]
+BYTES = {"FP8_656": 656, "FP8_584": 584, "FP8_576": 576}
+FORMATS = ["BF16", "FP16", *BYTES]
+
+
+def d_qk(kv_format):
+    return 512 if kv_format == "FP8_584" else 576
+
+
+def scale_of(kv_format):
+    return SCALE if kv_format == "FP8_576" else 0.0
+
+
+def vectors(kv_format, tokens=TOKENS):
+    """Small multiples of powers of two, which bf16 and fp16 hold whole."""
+    random = numpy.random.default_rng(5)
+    size = 2.0 ** random.integers(-6, 4, (tokens, d_qk(kv_format) // 64)).repeat(64, axis=1)
+    return (random.integers(-120, 121, (tokens, d_qk(kv_format))) / 8 * size).astype(numpy.float32)
+
+
+def new_cache(kind, kv_format, fill=60):
+    if kv_format in BYTES:
+        return kind.array(numpy.full((PAGES, PAGE_SIZE, 1, BYTES[kv_format]), fill), "uint8")
+    dtype = {"BF16": "bfloat16", "FP16": "float16"}[kv_format]
+    if not kind.is_torch and dtype == "bfloat16" and kind.element != dtype:
+        pytest.skip("NumPy has no bf16")
+    return kind.array(numpy.full((PAGES, PAGE_SIZE, 1, 576), 1.0), dtype)
+
+
+def to_e4m3(x):
+    """The values of e4m3 nearest to x, ties to even."""
+    magnitude = numpy.abs(x)
+    exponent = numpy.floor(numpy.log2(numpy.maximum(magnitude, 2.0**-6)))
+    step = 2.0 ** (exponent - 3)
+    return numpy.sign(x) * numpy.minimum(numpy.round(magnitude / step) * step, 448.0)
+
+
+def kept(kv_format, values):
+    """What a cache of the format makes of the values."""
+    values = values.astype(numpy.float64)
+    if kv_format in ("BF16", "FP16"):
+        return values
+    if kv_format == "FP8_576":
+        return to_e4m3(values / SCALE) * SCALE
+    nope, group = (512, 128) if kv_format == "FP8_656" else (448, 64)
+    groups = values[:, :nope].reshape(len(values), -1, group)
+    amax = numpy.abs(groups).max(-1, keepdims=True)
+    scale = 2.0 ** numpy.ceil(numpy.log2(numpy.maximum(amax / 448, 1e-4)))
+    return numpy.concatenate([(to_e4m3(groups / scale) * scale).reshape(len(values), nope), values[:, nope:]], axis=1)
+
+
+def append(kind, kv_format, cache, apart, values):
+    whole = kind.array(values)
+    latent, rope = (whole[:, :-64], whole[:, -64:]) if apart else (whole, None)
+    cache_append(latent, rope, cache, kind.array(SLOTS, "int64"), kv_format, cache_scale=scale_of(kv_format))
+
+
+def expected(kv_format, values):
+    rows = kept(kv_format, values)
+    rows[[slot < 0 for slot in SLOTS]] = 0
+    return rows
+
+
+@each_kind
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_was_appended_is_gathered(kind, kv_format, apart):
+    cache, values = new_cache(kind, kv_format), vectors(kv_format)
+    append(kind, kv_format, cache, apart, values)
+    slots = kind.array(SLOTS, "int64")
+    out = kind.full((TOKENS, d_qk(kv_format)), 9, "float32")
+    options = {"cache_scale": scale_of(kv_format)}
+    assert cache_gather(cache, slots, kv_format, out=out, **options) is out
+    assert numpy.array_equal(kind.float64(out), expected(kv_format, values))
+    made = cache_gather(cache, slots, kv_format, **options)
+    assert kind.is_one(made) and tuple(made.shape) == (TOKENS, d_qk(kv_format))
+    assert numpy.array_equal(kind.float64(made), expected(kv_format, values))
+    wide = "bfloat16" if kind.is_torch else "float32"
+    assert kind.dtype_name(made) == (wide if kv_format in BYTES else kind.dtype_name(cache))
+
+
+@each_kind
+def test_other_slots_stay(kind):
+    cache = new_cache(kind, "FP8_656")
+    append(kind, "FP8_656", cache, True, vectors("FP8_656"))
+    rows = kind.float64(cache).reshape(PAGES * PAGE_SIZE, 656)
+    others = [slot for slot in range(PAGES * PAGE_SIZE) if slot not in SLOTS]
+    assert (rows[others] == 60).all() and (rows[11] != 60).any()
+
+
+@each_kind
+@pytest.mark.parametrize("kv_format", list(BYTES))
+def test_no_slot_is_a_row_of_zeros(kind, kv_format):
+    cache = new_cache(kind, kv_format)
+    slots = kind.array([-1, 12, -7, 2**40, 3], "int64")
+    rows = kind.float64(cache_gather(cache, slots, kv_format, cache_scale=scale_of(kv_format)))
+    assert (rows[:4] == 0).all() and (rows[4] != 0).all()
+
+
+@each_torch_kind
+def test_torch_types_of_one_byte(kind):
+    values = vectors("FP8_656")
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        cache = new_cache(kind, "FP8_656").view(dtype)
+        append(kind, "FP8_656", cache, True, values)
+        made = cache_gather(cache, kind.array(SLOTS, "int64"), "FP8_656")
+        assert numpy.array_equal(kind.float64(made), expected("FP8_656", values))
+
+
+@each_torch_kind
+def test_compiled(kind):
+    """One graph, without a break, with the same bits."""
+    values = kind.array(vectors("FP8_584"))
+    slots = kind.array(SLOTS, "int64")
+
+    def step(cache):
+        cache_append(values[:, :448], values[:, 448:], cache, slots, "FP8_584")
+        return cache_gather(cache, slots, "FP8_584")
+
+    caches = [new_cache(kind, "FP8_584") for _ in range(2)]
+    plain = step(caches[0])
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(caches[1])
+    assert kind.bits(plain) == kind.bits(compiled) and kind.bits(caches[0]) == kind.bits(caches[1])
+
+
+# ---- Arguments ------------------------------------------------------------------------------------------------------
+
+
+def append_arguments(kind):
+    return {
+        "latent": kind.full((TOKENS, 512), 1),
+        "rope": kind.full((TOKENS, 64), 1),
+        "kv_cache": new_cache(kind, "FP8_656"),
+        "slot_mapping": kind.array(SLOTS, "int64"),
+        "kv_format": "FP8_656",
+    }
+
+
+def gather_arguments(kind):
+    return {"kv_cache": new_cache(kind, "FP8_656"), "slots": kind.array(SLOTS, "int64"), "kv_format": "FP8_656"}
+
+
+def array(shape, dtype=None):
+    return lambda kind: kind.full(shape, 1, dtype)
+
+
+WRONG = {
+    "latent": [array((TOKENS, 511)), array((TOKENS, 512), "int32"), array((TOKENS + 1, 512)), array((512,)), None, 3],
+    "rope": [array((TOKENS, 63)), array((TOKENS, 64), "float64"), array((TOKENS - 1, 64)), "rope"],
+    "kv_cache": [array((PAGES, 4, 1, 655), "uint8"), array((PAGES, 4, 1, 656)), array((4, 656), "uint8"), None, 3],
+    "slot_mapping": [array((TOKENS,), "int32"), array((TOKENS + 1,), "int64"), array((TOKENS, 1), "int64"), None],
+    "slots": [array((TOKENS,), "int32"), array((TOKENS, 1), "int64"), None],
+    "out": [array((TOKENS, 512)), array((TOKENS + 1, 576)), array((TOKENS, 576), "int32"), 3],
+    "kv_format": ["FP8", "fp8_656", "", "FP8_584", None, 3],
+    "cache_scale": [0.5, float("nan"), None, "1"],
+}
+
+
+@each_kind
+@pytest.mark.parametrize("function,arguments", [(cache_append, append_arguments), (cache_gather, gather_arguments)])
+@pytest.mark.parametrize("name,wrong", [(name, wrong) for name, all in WRONG.items() for wrong in all])
+def test_refused(kind, function, arguments, name, wrong):
+    code = function.__code__
+    if name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+        pytest.skip(f"{function.__name__} has no {name}")
+    given = {**arguments(kind), name: wrong(kind) if callable(wrong) else wrong}
+    with pytest.raises((ValueError, TypeError)) as caught:
+        function(**given)
+    named = {"latent": "(latent|rope)", "kv_format": "(kv_format|kv_cache)", "slots": "(slots|out)"}.get(name, name)
+    assert re.match(f"{function.__name__}: {named}: ", str(caught.value)), str(caught.value)
+
+
+@each_kind
+def test_slot_that_is_none(kind):
+    arguments = append_arguments(kind)
+    arguments["slot_mapping"] = kind.array([0, 1, 2, 3, 4, 5, 12], "int64")
+    if kind.device != "cpu":  # skipped
+        cache_append(**arguments)
+        return
+    with pytest.raises(ValueError, match=r"^cache_append: slot_mapping: entry 6 is 12, must be -1 or in \[0, 12\)"):
+        cache_append(**arguments)
+
+
+def test_they_are_there():
+    operations = {row["operation"] for row in flash_mla.capabilities() if row["available"]}
+    assert {"cache_append", "cache_gather"} <= operations
+    assert {"cache_append", "cache_gather"} <= set(flash_mla.__all__)
