@@ -522,16 +522,25 @@ fmla_status sparse_case_call(fmla_sparse_decode_args *args, int fill)
 
 /* ---- On a device ----------------------------------------------------------------------------- */
 
-void sparse_case_to_device(struct sparse_case *c)
+static void add_to_device(struct sparse_case *c, const struct guarded *guarded,
+                          const struct sparse_case *like)
+{
+    if (like && guarded->memory)
+        device_add_in_place(&c->blocks, guarded->memory, guarded->whole, &like->blocks);
+    else
+        device_add_guarded(&c->blocks, guarded);
+}
+
+void sparse_case_to_device(struct sparse_case *c, const struct sparse_case *like)
 {
     if (c->device.type == FMLA_DEVICE_CPU) return;
     struct guarded *all[] = {&c->q, &c->sink, &c->out, &c->lse, &c->partitions, &c->num_splits};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_add_guarded(&c->blocks, all[i]);
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) add_to_device(c, all[i], like);
     for (int k = 0; k < S_CACHES; k++) {
         struct sparse_pool *pool = &c->pool[k];
         if (!pool->topk) continue;
-        device_add_guarded(&c->blocks, &pool->indices), device_add_guarded(&c->blocks, &pool->length);
-        device_add_guarded(&c->blocks, &pool->memory);
+        add_to_device(c, &pool->indices, like), add_to_device(c, &pool->length, like);
+        add_to_device(c, &pool->memory, like);
         if (!pool->far) continue;
         device_add_zeros(&c->blocks, pool->far, pool->far_bytes);
         const int64_t between = pool->strides[0] * (c->layout.element == KV_ELEMENT_E4M3 ? 1 : 2);
@@ -575,7 +584,7 @@ bool sparse_case_taken(const struct sparse_case *c, const struct run *run)
 void sparse_case_refused(struct sparse_case *c, const struct run *run, struct tally *tally)
 {
     const char *kernel;
-    sparse_case_to_device(c);
+    sparse_case_to_device(c, NULL);
     const fmla_status status = sparse_case_kernel(c, &kernel);
     if (status != FMLA_UNSUPPORTED || !strstr(fmla_last_error(), run->kernel))
         report(tally, run, c->name, "the kernel should refuse this case, by its name");

@@ -101,8 +101,9 @@ void sparse_case_use_tables(struct sparse_case *c);
 /* Runs it, with a workspace of exactly the size that was answered, full of `fill`. */
 fmla_status sparse_case_call(fmla_sparse_decode_args *args, int fill);
 
-/* Copies the case to the device that it is for; nothing to do on the CPU. */
-void sparse_case_to_device(struct sparse_case *c);
+/* Copies the case to the device that it is for; nothing to do on the CPU. With `like`, a case of the same shapes without a
+ * plan of its own, it takes that one's place there: a graph of `like` then reads this one. */
+void sparse_case_to_device(struct sparse_case *c, const struct sparse_case *like);
 
 /* What was copied there, back. */
 void sparse_case_from_device(struct sparse_case *c);

@@ -5,6 +5,7 @@
  */
 #include "grid.h"
 #include "sparse_case.h"
+#include "sparse_device.h"
 #include "timing.h"
 
 #include <stdio.h>
@@ -208,7 +209,7 @@ static void run_case(const struct run *run, const int64_t v[S_AXES], uint64_t se
     if (v[S_PLAN] != S_PLAN_INSIDE) status = sparse_case_plan(&c, &same_plan);
     if (!same_plan) report(tally, run, c.name, "plans of the same lengths have different bits");
     bool planted = run->fault != FAULT_NONE && plant_before(&c, run->fault, &patch);
-    sparse_case_to_device(&c);
+    sparse_case_to_device(&c, NULL);
     if (sparse_case_kernel(&c, &kernel) || strcmp(kernel, run->kernel) != 0)
         report(tally, run, c.name, "the library says that another kernel would run");
     const uint64_t inputs = sparse_hash_inputs(&c);
@@ -253,6 +254,15 @@ static bool has_format(int64_t format)
 {
     for (int i = 0; i < axes[S_FORMAT].count; i++)
         if (axes[S_FORMAT].values[i] == format) return true;
+    return false;
+}
+
+/* Pages far apart take memory on a GPU. */
+static bool has_room(const struct run *run, const int64_t v[S_AXES])
+{
+    const size_t needed = (size_t)64 << 30;
+    if (v[S_LAYOUT] != S_LAYOUT_FAR || !on_gpu(run) || device_memory() > needed) return true;
+    printf("  not on this GPU: pages of a cache 2^31 bytes apart\n");
     return false;
 }
 
@@ -319,7 +329,8 @@ static void check_special(const struct run *run, struct tally *tally)
          [S_LSE] = 1},
     };
     for (size_t i = 0; i < sizeof special / sizeof special[0]; i++)
-        if (has_format(special[i][S_FORMAT])) run_case(run, special[i], run->seed + i, tally);
+        if (has_format(special[i][S_FORMAT]) && has_room(run, special[i]))
+            run_case(run, special[i], run->seed + i, tally);
     if (on_gpu(run)) return;
     struct run oracle = *run;
     oracle.kernel = "ref";
@@ -379,7 +390,10 @@ void check_sparse_decode(const struct run *run, struct tally *tally)
         check_fault(run, tally);
         return;
     }
-    if (!wants_grid_only(run)) check_special(run, tally);
+    if (!wants_grid_only(run)) {
+        if (on_gpu(run)) check_sparse_device(run, tally);
+        check_special(run, tally);
+    }
     struct grid grid = {.axes = S_AXES,
                         .axis = axes,
                         .possible = possible,

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a GPU kernel of sparse decode promises beyond the values of one call.
+ */
+#ifndef CHECKATTN_SPARSE_DEVICE_H
+#define CHECKATTN_SPARSE_DEVICE_H
+
+#include "checkattn.h"
+
+/* Graphs, captured once and replayed with other inputs in place: the first calls of the process, so that loading the kernel
+ * does not disturb a capture. The same bits on 20 runs and on two streams at once; every request of a batch alone; tables that
+ * do not fit. */
+void check_sparse_device(const struct run *run, struct tally *tally);
+
+#endif
