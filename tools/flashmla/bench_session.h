@@ -68,8 +68,4 @@ void bench_sparse_free(struct bench_row *rows, int64_t count);
 
 bool bench_sparse(struct session *s, struct bench_row *row, struct fault *fault);
 
-/* The call on copies of its tensors (bench_sparse_gpu.c). */
-bool bench_sparse_on_gpu(struct session *s, const fmla_sparse_decode_args *host, struct bench_row *row,
-                         struct fault *fault);
-
 #endif

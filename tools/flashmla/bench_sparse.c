@@ -4,6 +4,7 @@
  */
 #include "bench_session.h"
 #include "gpu_call.h"
+#include "gpu_sparse.h"
 #include "sparse_batch.h"
 
 #include <stdlib.h>
@@ -178,6 +179,31 @@ static fmla_status call_sparse(const void *args)
     return fmla_sparse_decode(args);
 }
 
+static fmla_status call_plan(const void *call)
+{
+    return gpu_sparse_plan(call);
+}
+
+static bool on_gpu(struct session *s, const fmla_sparse_decode_args *args, struct bench_row *row,
+                   struct fault *fault)
+{
+    struct gpu_sparse call = {0};
+    struct fault why = {""};
+    fmla_status status = FMLA_OK;
+    double median;
+    bool good =
+        gpu_sparse_open(&call, s->device, args, &status, &why) && gpu_sparse_plan_open(&call, &status, &why);
+    struct bench_timed plan = {.call = call_plan, .args = &call, .stream = call.args.stream},
+                       timed = {.call = call_sparse, .args = &call.args, .stream = call.args.stream};
+    if (good) fmla_sparse_decode_kernel(&call.args, &row->kernel);
+    good = good && bench_time_on_gpu(s, &plan, 1, row, &row->plan, &status, &why) &&
+           bench_time_on_gpu(s, &timed, 1, row, &median, &status, &why);
+    gpu_sparse_close(&call);
+    if (good) return bench_finish_row(s, row, fault);
+    if (status == FMLA_UNSUPPORTED) return bench_pass_over(s, row, why.text);
+    return fault_set(fault, "%s", why.text);
+}
+
 bool bench_sparse(struct session *s, struct bench_row *row, struct fault *fault)
 {
     if (bench_too_large(s, sparse_batch_bytes(row->sparse)))
@@ -192,7 +218,7 @@ bool bench_sparse(struct session *s, struct bench_row *row, struct fault *fault)
         row->flop = work.flop, row->bytes = work.bytes;
         args->kernel = s->options->kernel;
         if (device_is_gpu(s->device)) {
-            good = bench_sparse_on_gpu(s, args, row, fault);
+            good = on_gpu(s, args, row, fault);
             sparse_batch_free(&batch);
             return good;
         }
