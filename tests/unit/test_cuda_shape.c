@@ -125,6 +125,11 @@ static void print_names(void)
         for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) print_name(&cuda_kernel_dense_decode[e][i]);
         for (int i = 0; i < 4; i++) print_name(&cuda_kernel_dense_decode_sm90[e][i / 2][i % 2]);
     }
+    for (int i = 0; i < 2 * KV_FORMATS; i++) {
+        const struct cuda_kernel *kernel = &cuda_kernel_sparse_decode[i / KV_FORMATS][i % KV_FORMATS];
+        if (kernel->name) print_name(kernel);
+    }
+    for (int i = 0; i < 2; i++) print_name(&cuda_kernel_sparse_decode_sm90[i]);
 }
 
 int main(int argc, char **argv)
