@@ -576,8 +576,10 @@ bool sparse_case_taken(const struct sparse_case *c, const struct run *run)
 {
     if (strcmp(run->kernel, "cuda-sm90") != 0) return true;
     if (c->v[S_LAYOUT] == LAYOUT_ODD || c->v[S_FORMAT] == S_FP8_656_Q16) return false;
-    for (int k = 0; k < S_CACHES; k++) /* FP8_584: the bytes of a page are 8 times anything */
-        if (c->pool[k].topk && c->pool[k].pages > 1 && c->pool[k].page_bytes % 16) return false;
+    const int64_t size = c->layout.element == KV_ELEMENT_E4M3 ? 1 : 2;
+    for (int k = 0; k < S_CACHES;
+         k++) /* FP8_584: the bytes of a page are 8 times anything; far pages are not */
+        if (c->pool[k].topk && c->pool[k].pages > 1 && c->pool[k].strides[0] * size % 16) return false;
     return true;
 }
 
