@@ -45,16 +45,17 @@ struct sparse_params {
     int tokens, heads, topk, keys;
     float scale_log2;
     long long *clocks; // of block 0: see CLOCK_NAMES
+    unsigned char *dump; // LAB_DUMP: of the first block of keys of cluster 0, [rank][P, P of the other, V]
     int *stuck;        // LAB_BOUND: [block][warp][4] on the host: 1 + barrier's offset, parity, count, lane's thread
 };
 
 enum { HEADS = 128, ROWS = 64 /* heads a block has the softmax of */, KEYS = 64, WG = 128, THREADS = 3 * WG, TOKEN_BYTES = 656 };
 enum { CHUNKS = 4 /* of 64 columns */, V_BLOCKS = 3, V_BYTES = CHUNKS * TILE_BYTES, Q_TILE_BYTES = HEADS * LINE_BYTES };
 #ifndef SCORE_REGISTERS
-#define SCORE_REGISTERS 200 // 200 + 2 * 152 = 504 = 3 * 168, what the block is launched with
+#define SCORE_REGISTERS 184 // 184 + 2 * 160 = 504 = 3 * 168, what the block is launched with
 #endif
 #ifndef PV_REGISTERS
-#define PV_REGISTERS 152
+#define PV_REGISTERS 160
 #endif
 #ifndef BEGIN_AT // after which chunk of k + 1 the sums of k are waited for
 #define BEGIN_AT 1
@@ -73,7 +74,7 @@ struct Shared {
     unsigned char part[8][WG][16];
     unsigned char raw[CHUNKS][2][WG][16], rope[2][WG][16], scale[KEYS][8];
     Header header, header_peer;
-    float most[4][ROWS], sum[ROWS], last_reference[ROWS], sum_peer[ROWS];
+    float most[4][ROWS], sum[ROWS], reference[ROWS], last_reference[ROWS], sum_peer[ROWS];
     uint64_t part_full, part_empty, p_full, p_peer_full, p_empty, v_full[V_BLOCKS], v_empty[V_BLOCKS], sum_full, sum_peer_full, sum_empty;
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "");
@@ -223,15 +224,15 @@ struct Score {
     Shared &shared;
     uint32_t base, rank, peer; // base of the other block
     int items, blocks;
-    float2 scale[2];
-    uint4 raw[3][2];
-    bool valid[2], kept_valid[2], next_valid[2];
-    const uint8_t *next[2];
+    uint32_t scale[2]; // two in fp16
+    uint4 raw[2];
+    bool valid[2], kept_valid[2];
+    int next[2]; // keys, or -1
     int index[2];
     const int32_t *indices; // of the token `ahead`
     Walk ahead;             // whose indices are in `index`
     float s[64];            // part of S^T of keys (lane / 4) + 8 (i / 2 % 2), lines 8 (i / 4) + 2 (lane % 4) + i % 2
-    float kept[32], sums[16], reference[16]; // of heads 8 (h / 2) + 2 (lane % 4) + h % 2 of the block's 64
+    float kept[32], sums[16]; // of heads 8 (h / 2) + 2 (lane % 4) + h % 2 of the block's 64
     uint32_t count = 0;                      // blocks multiplied; `kept` is of block count - 1
     uint32_t v_at = 0, v_parity = 0, kept_v = 0;
     long long clocks[CLOCKS] = {};
@@ -260,23 +261,22 @@ struct Score {
     __device__ __forceinline__ void take_indices()
     {
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            next_valid[i] = (uint32_t)index[i] < (uint32_t)p.keys;
-            next[i] = p.cache + (next_valid[i] ? (int64_t)index[i] : 0) * TOKEN_BYTES + 256 * rank + 16 * (lane() % 4);
-        }
+        for (int i = 0; i < 2; i++)
+            next[i] = (uint32_t)index[i] < (uint32_t)p.keys ? index[i] : -1;
     }
+    __device__ __forceinline__ const uint8_t *token(int i) const { return p.cache + (int64_t)max(next[i], 0) * TOKEN_BYTES; }
     // Chunk c of this block, from shared memory.
     __device__ __forceinline__ void take_raw(int c)
     {
 #pragma unroll
-        for (int i = 0; i < 2; i++) raw[c % 3][i] = load_shared_16(AT(raw) + ((c * 2 + i) * WG + threadIdx.x) * 16);
+        for (int i = 0; i < 2; i++) raw[i] = load_shared_16(AT(raw) + ((c * 2 + i) * WG + threadIdx.x) * 16);
     }
     // Raw bytes of the next block; a group each.
     __device__ __forceinline__ void ask_chunk(int c)
     {
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            cp_async_16(AT(raw) + ((c * 2 + i) * WG + threadIdx.x) * 16, next[i] + 64 * c, next_valid[i]);
+            cp_async_16(AT(raw) + ((c * 2 + i) * WG + threadIdx.x) * 16, token(i) + (256 * rank + 16 * (lane() % 4)) + 64 * c, next[i] >= 0);
         cp_async_commit();
     }
     __device__ __forceinline__ void ask_rope_and_scales()
@@ -284,10 +284,9 @@ struct Score {
         const int t = lane() % 4;
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            cp_async_16(AT(rope) + (i * WG + threadIdx.x) * 16, next[i] - 192 * (int)rank + 528, next_valid[i]);
-        const uint8_t *const scales_of = t ? next[1] : next[0];
-        const bool there = t ? next_valid[1] : next_valid[0];
-        if (t < 2) cp_async_8(AT(scale) + (key(0) + 8 * t) * 8, scales_of - 16 * t - 248 * (int)rank + 512, there);
+            cp_async_16(AT(rope) + (i * WG + threadIdx.x) * 16, token(i) + (64 * rank + 16 * t) + 528, next[i] >= 0);
+        const int mine = t ? next[1] : next[0];
+        if (t < 2) cp_async_8(AT(scale) + (key(0) + 8 * t) * 8, p.cache + (int64_t)max(mine, 0) * TOKEN_BYTES + 8 * rank + 512, mine >= 0);
         cp_async_commit();
     }
     __device__ __forceinline__ void first_loads()
@@ -350,14 +349,15 @@ struct Score {
     // Part of S^T, V stored, and the next block's raw keys asked for. PENDING: the softmax of the block before between its products.
     template <bool PENDING> __device__ __forceinline__ void score_block(bool first)
     {
-        cp_async_wait<2>();
+        cp_async_wait<3>();
         __syncwarp();
-        take_raw(0), take_raw(1);
+        take_raw(0);
         uint4 rope[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            valid[i] = next_valid[i];
-            scale[i] = load_shared_floats(AT(scale) + key(i) * 8);
+            valid[i] = next[i] >= 0;
+            const float2 two = load_shared_floats(AT(scale) + key(i) * 8);
+            scale[i] = Work::pack(two.x, two.y);
             const uint4 w = load_shared_16(AT(rope) + (i * WG + threadIdx.x) * 16);
             rope[i] = make_uint4(to_fp16(w.x), to_fp16(w.y), to_fp16(w.z), to_fp16(w.w));
         }
@@ -377,10 +377,10 @@ struct Score {
         const uint32_t my_key = 16 * warp() + lane() % 16;
         const uint32_t v_line = AT(v) + my_key * 128 + ((lane() / 16) ^ (my_key & 7)) * 16;
         uint32_t at[4]; // where a step's matrices go: registers of their own, so that no store waits for one before it
-        uint32_t frag[2][4][4];
+        uint32_t frag[2][2][4]; // of two steps, multiplied while the next two are converted
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
-            if (c >= 1) wgmma_wait<1>();
+            if (c >= 1) cp_async_wait<CHUNKS>(), take_raw(c);
             if (c == 0) {
                 const long long a = CLOCK();
                 WAIT_AT(AT(v_empty) + 8 * v_at, v_parity ^ 1, count);
@@ -388,25 +388,24 @@ struct Score {
 #pragma unroll
                 for (int k = 0; k < 4; k++) at[k] = (v_line ^ (32 * k)) + v_at * V_BYTES;
             }
-            uint32_t (&f)[4][4] = frag[c % 2];
-            if (c < CHUNKS - 2) cp_async_wait<2>(), take_raw(c + 2);
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const float x = c < 2 ? scale[i].x : scale[i].y;
-                const uint32_t two = Work::pack(x, x);
-                const uint4 w = raw[c % 3][i];
-                convert(w.x, two, f[0][i], f[0][i + 2]);
-                convert(w.y, two, f[1][i], f[1][i + 2]);
-                convert(w.z, two, f[2][i], f[2][i + 2]);
-                convert(w.w, two, f[3][i], f[3][i + 2]);
+            for (int h = 0; h < 2; h++) {
+                if (c || h) wgmma_wait<1>();
+                uint32_t (&f)[2][4] = frag[h];
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const uint32_t two = __byte_perm(scale[i], 0, c < 2 ? 0x1010 : 0x3232);
+                    convert(h ? raw[i].z : raw[i].x, two, f[0][i], f[0][i + 2]);
+                    convert(h ? raw[i].w : raw[i].y, two, f[1][i], f[1][i + 2]);
+                }
+                wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < 2; k++) wgmma_scores(s, f[k], wgmma_lines(AT(q) + c * Q_TILE_BYTES, 2 * h + k), 1);
+                wgmma_commit();
+                if (h == 1) ask_chunk(c);
+#pragma unroll
+                for (int k = 0; k < 2; k++) store_matrices(at[2 * h + k] + c * TILE_BYTES, f[k]);
             }
-            wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < 4; k++) wgmma_scores(s, f[k], wgmma_lines(AT(q) + c * Q_TILE_BYTES, k), 1);
-            wgmma_commit();
-            ask_chunk(c);
-#pragma unroll
-            for (int k = 0; k < 4; k++) store_matrices(at[k] + c * TILE_BYTES, f[k]);
             if constexpr (PENDING) {
                 if (c == BEGIN_AT) softmax_begin(first);
                 if (c == BEGIN_AT + 1) softmax_slice<0, 4>();
@@ -439,6 +438,7 @@ struct Score {
         count++;
     }
 
+    __device__ __forceinline__ float2 reference(int j) const { return load_shared_floats(AT(reference) + (8 * j + 2 * (lane() % 4)) * 4); }
     // The scores are whole; references that hold for them.
     __device__ __forceinline__ void softmax_begin(bool first)
     {
@@ -460,9 +460,11 @@ struct Score {
                 for (int j = 0; j < 8; j++) kept[4 * j + 2 * i] = kept[4 * j + 2 * i + 1] = -INFINITY;
         float over = -INFINITY;
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            over = fmaxf(over, fmaxf(fmaf(fmaxf(kept[4 * j], kept[4 * j + 2]), p.scale_log2, -reference[2 * j]),
-                                     fmaf(fmaxf(kept[4 * j + 1], kept[4 * j + 3]), p.scale_log2, -reference[2 * j + 1])));
+        for (int j = 0; j < 8; j++) {
+            const float2 r = reference(j);
+            over = fmaxf(over, fmaxf(fmaf(fmaxf(kept[4 * j], kept[4 * j + 2]), p.scale_log2, -r.x),
+                                     fmaf(fmaxf(kept[4 * j + 1], kept[4 * j + 3]), p.scale_log2, -r.y)));
+        }
         const bool moves = any_of_128(1, first || over > 8.0f);
         if (lane() == 0) arrive_remote(AT_PEER(part_empty)); // all lanes' part has been read
         const long long b = CLOCK();
@@ -481,14 +483,16 @@ struct Score {
                     if (lane() < 4) shared.most[warp()][8 * j + 2 * t + e] = m;
                 }
             barrier_sync(1, WG);
-#pragma unroll
-            for (int h = 0; h < 16; h++) {
-                const int head = 8 * (h / 2) + 2 * t + h % 2;
-                const float m = fmaxf(fmaxf(shared.most[0][head], shared.most[1][head]), fmaxf(shared.most[2][head], shared.most[3][head]));
-                const float to = fmaxf(m, first ? -1e30f : reference[h]), factor = first ? 0.0f : exp2_fast(reference[h] - to);
-                sums[h] *= factor, reference[h] = to;
-                if (threadIdx.x < 4) shared.header.factor[head] = factor;
+            if (threadIdx.x < ROWS) {
+                const int h = threadIdx.x;
+                const float m = fmaxf(fmaxf(shared.most[0][h], shared.most[1][h]), fmaxf(shared.most[2][h], shared.most[3][h]));
+                const float from = shared.reference[h], to = fmaxf(m, first ? -1e30f : from);
+                shared.header.factor[h] = first ? 0.0f : exp2_fast(from - to);
+                shared.reference[h] = to;
             }
+            barrier_sync(1, WG);
+#pragma unroll
+            for (int h = 0; h < 16; h++) sums[h] *= shared.header.factor[8 * (h / 2) + 2 * t + h % 2];
         }
         if (threadIdx.x == 0) shared.header.moved = moves && !first;
     }
@@ -500,14 +504,16 @@ struct Score {
         for (int j = FROM; j < TO; j += 2) {
             uint32_t words[4];
 #pragma unroll
-            for (int h = 0; h < 2; h++)
+            for (int h = 0; h < 2; h++) {
+                const float2 r = reference(j + h);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    const float x = exp2_fast(fmaf(kept[4 * (j + h) + 2 * i], p.scale_log2, -reference[2 * (j + h)])),
-                                y = exp2_fast(fmaf(kept[4 * (j + h) + 2 * i + 1], p.scale_log2, -reference[2 * (j + h) + 1]));
+                    const float x = exp2_fast(fmaf(kept[4 * (j + h) + 2 * i], p.scale_log2, -r.x)),
+                                y = exp2_fast(fmaf(kept[4 * (j + h) + 2 * i + 1], p.scale_log2, -r.y));
                     sums[2 * (j + h)] += x, sums[2 * (j + h) + 1] += y;
                     words[2 * h + i] = Work::pack(x, y);
                 }
+            }
             store_matrices(AT(p) + line * 128 + (((j + m / 2) ^ (line & 7)) * 16), words);
         }
     }
@@ -571,12 +577,9 @@ struct Score {
             if (threadIdx.x < ROWS) {
                 const int h = threadIdx.x;
                 const float sum = shared.most[0][h] + shared.most[1][h] + shared.most[2][h] + shared.most[3][h];
-                shared.sum[h] = sum;
+                shared.sum[h] = sum, shared.last_reference[h] = shared.reference[h];
                 store_remote_4(AT_PEER(sum_peer) + 4 * h, AT_PEER(sum_peer_full), sum);
             }
-            if (threadIdx.x < 4)
-#pragma unroll
-                for (int h = 0; h < 16; h++) shared.last_reference[8 * (h / 2) + 2 * lane() + h % 2] = reference[h];
             __syncwarp();
             if (lane() == 0) mbarrier_arrive(AT(sum_full));
             clocks[C_ITEM] += CLOCK() - a;
@@ -588,110 +591,128 @@ struct Score {
     }
 };
 
+// 128 of its registers are O, 24 are for all else: what is needed once an item is computed anew there.
 struct Multiply {
     const sparse_params &p;
     Shared &shared;
-    uint32_t base, rank;
+    uint32_t base;
     float o[128];
 
-    __device__ __forceinline__ Multiply(const sparse_params &params, Shared &memory, uint32_t address, uint32_t r)
-        : p(params), shared(memory), base(address), rank(r)
+    __device__ __forceinline__ Multiply(const sparse_params &params, Shared &memory, uint32_t address)
+        : p(params), shared(memory), base(address)
     {
     }
-    template <bool OWN> __device__ __forceinline__ void free_p(uint32_t peer) const
+    template <bool OWN> __device__ __forceinline__ void free_p() const
     {
         if (threadIdx.x % 32) return;
         if (OWN) mbarrier_arrive(AT(p_empty));
-        else arrive_remote(AT_PEER(p_empty));
+        else arrive_remote(address_at(AT(p_empty), cluster_rank() ^ 1));
     }
     // OWN: the heads whose softmax this block does; or those of the other block.
     template <bool OWN> __device__ __forceinline__ void run()
     {
-        const int items = p.tokens, blocks = (p.topk + KEYS - 1) / KEYS;
-        const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
-        const uint32_t peer = address_at(base, rank ^ 1);
-        const Header &header = OWN ? shared.header : shared.header_peer;
-#ifdef P_REGISTERS
-        // Matrix m = lane / 8 of a step of 16 keys: heads 8 (m % 2) … of the warp's 16, keys 8 (m / 2) …
-        const int m = lane / 8, r = lane % 8;
-        const uint32_t p_line = (OWN ? AT(p) : AT(p_peer)) + (r + 8 * (m / 2)) * 128 + (((2 * (threadIdx.x / 32 % 4) + m % 2) ^ r) * 16);
-#endif
         long long waited = 0, worked = 0;
         uint32_t count = 0, done = 0, v_at = 0, v_parity = 0;
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i] = 0.0f;
-        for (int item = blockIdx.x / 2; item < items; item += gridDim.x / 2, done++) {
-            for (int k = 0; k < blocks; k++, count++) {
+        for (int item = fresh_block() / 2; item < p.tokens; item += gridDim.x / 2, done ^= 1) {
+#pragma unroll 1
+            for (int key = 0; key < p.topk; key += KEYS, count ^= 1) {
                 const long long a = CLOCK();
                 if (OWN) {
-                    WAIT(p_full, count & 1, count);
+                    WAIT(p_full, count, count);
                 } else {
-                    WAIT(p_peer_full, count & 1, count);
+                    WAIT(p_peer_full, count, count);
                     if (threadIdx.x == 2 * WG) mbarrier_arrive_expect(AT(p_peer_full), P_PEER_BYTES);
                 }
                 const long long b = CLOCK();
-#ifdef P_REGISTERS
-                uint32_t weights[4][4];
+                const uint32_t header = OWN ? AT(header) : AT(header_peer);
+                if (__any_sync(~0u, load_shared_4(header + offsetof(Header, moved)))) {
+                    const int t = fresh_thread(), row = t / 32 % 4 * 16 + t % 32 / 4;
 #pragma unroll
-                for (int s = 0; s < 4; s++)
-                    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                                 : "=r"(weights[s][0]), "=r"(weights[s][1]), "=r"(weights[s][2]), "=r"(weights[s][3])
-                                 : "r"(p_line + s * 2048) : "memory");
-#endif
-                if (__any_sync(~0u, header.moved)) {
-                    const float factor[2] = {header.factor[row], header.factor[row + 8]};
+                    for (int half = 0; half < 2; half++) {
+                        const float factor = __uint_as_float(load_shared_4(header + 4 * (row + 8 * half)));
 #pragma unroll
-                    for (int i = 0; i < 128; i++) o[i] *= factor[i / 2 % 2];
+                        for (int i = 0; i < 128; i++)
+                            if (i / 2 % 2 == half) o[i] *= factor;
+                    }
                 }
 #ifdef P_REGISTERS
+                uint32_t weights[4][4];
+                {
+                    // Matrix m of a step of 16 keys: heads 8 (m % 2) … of the warp's 16, keys 8 (m / 2) …
+                    const int t = fresh_thread(), m = t % 32 / 8, r = t % 8;
+                    const uint32_t line = (OWN ? AT(p) : AT(p_peer)) + (r + 8 * (m / 2)) * 128 + (((2 * (t / 32 % 4) + m % 2) ^ r) * 16);
+#pragma unroll
+                    for (int s = 0; s < 4; s++)
+                        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                                     : "=r"(weights[s][0]), "=r"(weights[s][1]), "=r"(weights[s][2]), "=r"(weights[s][3])
+                                     : "r"(line + s * 2048) : "memory");
+                }
                 __syncwarp();
-                free_p<OWN>(peer);
+                free_p<OWN>();
 #endif
                 if (!OWN) WAIT_AT(AT(v_full) + 8 * v_at, v_parity, count);
+#ifdef LAB_DUMP
+                if (!OWN && p.dump && blockIdx.x < 2 && item == 0 && key == 0) {
+                    WAIT(p_full, 0, 99); // P of the block's own heads too
+                    for (int i = threadIdx.x - 2 * WG; i < (2 * TILE_BYTES + V_BYTES) / 4; i += WG)
+                        ((uint32_t *)p.dump)[blockIdx.x * ((2 * TILE_BYTES + V_BYTES) / 4) + i] =
+                            load_shared_4(i < 2 * TILE_BYTES / 4 ? AT(p) + 4 * i : AT(v) + 4 * i - 2 * TILE_BYTES);
+                    __syncwarp();
+                }
+#endif
                 hold(o);
                 wgmma_fence();
                 const uint32_t v = AT(v) + v_at * V_BYTES;
 #pragma unroll
                 for (int s = 0; s < 4; s++)
 #ifdef P_REGISTERS
-                    wgmma_output(o, weights[s], wgmma_columns(v, s), s > 0 || k > 0);
+                    wgmma_output(o, weights[s], wgmma_columns(v, s), s > 0 || key > 0);
 #else
-                    wgmma_output(o, wgmma_columns(OWN ? AT(p) : AT(p_peer), s), wgmma_columns(v, s), s > 0 || k > 0);
+                    wgmma_output(o, wgmma_columns(OWN ? AT(p) : AT(p_peer), s), wgmma_columns(v, s), s > 0 || key > 0);
 #endif
                 wgmma_commit();
                 wgmma_wait<0>();
                 hold(o);
 #ifndef P_REGISTERS
-                free_p<OWN>(peer);
+                free_p<OWN>();
 #endif
-                if (lane == 0) mbarrier_arrive(AT(v_empty) + 8 * v_at);
+                if (threadIdx.x % 32 == 0) mbarrier_arrive(AT(v_empty) + 8 * v_at);
                 waited += b - a, worked += CLOCK() - b;
                 if (++v_at == V_BLOCKS) v_at = 0, v_parity ^= 1;
             }
             if (OWN) {
-                WAIT(sum_full, done & 1, done);
+                WAIT(sum_full, done, done);
             } else {
-                WAIT(sum_peer_full, done & 1, done);
+                WAIT(sum_peer_full, done, done);
                 if (threadIdx.x == 2 * WG) mbarrier_arrive_expect(AT(sum_peer_full), SUM_BYTES);
             }
-            const int64_t first = (int64_t)item * HEADS + ROWS * (OWN ? rank : rank ^ 1);
             float inverse[2];
+            {
+                const uint32_t sums = OWN ? AT(sum) : AT(sum_peer);
+                const int t = fresh_thread(), h = t / 32 % 4 * 16 + t % 32 / 4;
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int h = row + 8 * i;
-                const float sum = OWN ? shared.sum[h] : shared.sum_peer[h];
-                inverse[i] = sum == 0.0f ? 0.0f : 1.0f / sum;
-                if (OWN && lane % 4 == 0)
-                    p.lse[first + h] = sum == 0.0f ? INFINITY : (shared.last_reference[h] + log2f(sum)) * 0.69314718056f;
+                for (int i = 0; i < 2; i++) {
+                    const float sum = __uint_as_float(load_shared_4(sums + 4 * (h + 8 * i)));
+                    inverse[i] = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
+                    if (OWN && t % 4 == 0)
+                        p.lse[item * HEADS + ROWS * cluster_rank() + h + 8 * i] =
+                            sum == 0.0f ? INFINITY : (shared.last_reference[h + 8 * i] + __log2f(sum)) * 0.69314718056f;
+                }
             }
+#pragma unroll
+            for (int i = 0; i < 128; i++) o[i] *= inverse[i / 2 % 2];
+            hold(o);
             __syncwarp();
-            if (lane == 0) {
+            if (threadIdx.x % 32 == 0) {
                 if (OWN) mbarrier_arrive(AT(sum_empty));
-                else arrive_remote(AT_PEER(sum_empty));
+                else arrive_remote(address_at(AT(sum_empty), cluster_rank() ^ 1));
             }
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                uint16_t *to = p.out + (first + row + 8 * i) * 512 + rank * 256 + 16 * (lane % 4);
+                const uint32_t t = fresh_thread(), rank = cluster_rank(), h = t / 32 % 4 * 16 + t % 32 / 4 + 8 * i;
+                uint4 *to = (uint4 *)p.out + ((item * HEADS + ROWS * (OWN ? rank : rank ^ 1) + h) * 64 + rank * 32 + 2 * (t % 4));
 #pragma unroll
                 for (int c = 0; c < 4; c++)
 #pragma unroll
@@ -700,10 +721,10 @@ struct Multiply {
 #pragma unroll
                         for (int k = 0; k < 2; k++) {
                             const float *low = o + 32 * c + 8 * (2 * h + k) + 2 * i, *high = low + 4;
-                            w[2 * k] = Bf16::pack(low[0] * inverse[i], low[1] * inverse[i]);
-                            w[2 * k + 1] = Bf16::pack(high[0] * inverse[i], high[1] * inverse[i]);
+                            w[2 * k] = Bf16::pack(low[0], low[1]);
+                            w[2 * k + 1] = Bf16::pack(high[0], high[1]);
                         }
-                        *(uint4 *)(to + 64 * c + 8 * h) = make_uint4(w[0], w[1], w[2], w[3]);
+                        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to + 8 * c + h), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
                     }
             }
         }
@@ -738,9 +759,10 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 
     } else {
         give_registers<PV_REGISTERS>();
 #ifndef NO_PV
-        if (threadIdx.x < 2 * WG) Multiply(p, shared, base, rank).run<true>();
-        else Multiply(p, shared, base, rank).run<false>();
+        if (threadIdx.x < 2 * WG) Multiply(p, shared, base).run<true>();
+        else Multiply(p, shared, base).run<false>();
 #endif
     }
+    __syncwarp();
     cluster_sync(); // nothing comes here any more
 }
