@@ -78,6 +78,9 @@ struct Shared {
     uint64_t part_full, part_empty, p_full, p_peer_full, p_empty, v_full[V_BLOCKS], v_empty[V_BLOCKS], sum_full, sum_peer_full, sum_empty;
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "");
+// Where products find it. An address in shared memory has the block's rank in its cluster in bits 24 and up; in a descriptor it would end in
+// the stride between tiles.
+#define TILE_AT(member) ((base & 0x3ffff) + (uint32_t)offsetof(Shared, member))
 #define AT(member) (base + (uint32_t)offsetof(Shared, member))
 enum { PART_BYTES = 8 * WG * 16, P_PEER_BYTES = TILE_BYTES + sizeof(Header), SUM_BYTES = 4 * ROWS };
 
@@ -367,7 +370,7 @@ struct Score {
         for (int k = 0; k < 2; k++) {
             const uint4 &a = rope[0], &b = rope[1];
             const uint32_t frag[4] = {k ? a.z : a.x, k ? b.z : b.x, k ? a.w : a.y, k ? b.w : b.y};
-            wgmma_scores(s, frag, wgmma_short_lines(AT(q_rope), k), k > 0);
+            wgmma_scores(s, frag, wgmma_short_lines(TILE_AT(q_rope), k), k > 0);
         }
         wgmma_commit();
         take_indices(), load_indices();
@@ -400,7 +403,7 @@ struct Score {
                 }
                 wgmma_fence();
 #pragma unroll
-                for (int k = 0; k < 2; k++) wgmma_scores(s, f[k], wgmma_lines(AT(q) + c * Q_TILE_BYTES, 2 * h + k), 1);
+                for (int k = 0; k < 2; k++) wgmma_scores(s, f[k], wgmma_lines(TILE_AT(q) + c * Q_TILE_BYTES, 2 * h + k), 1);
                 wgmma_commit();
                 if (h == 1) ask_chunk(c);
 #pragma unroll
@@ -664,13 +667,13 @@ struct Multiply {
 #endif
                 hold(o);
                 wgmma_fence();
-                const uint32_t v = AT(v) + v_at * V_BYTES;
+                const uint32_t v = TILE_AT(v) + v_at * V_BYTES;
 #pragma unroll
                 for (int s = 0; s < 4; s++)
 #ifdef P_REGISTERS
                     wgmma_output(o, weights[s], wgmma_columns(v, s), s > 0 || key > 0);
 #else
-                    wgmma_output(o, wgmma_columns(OWN ? AT(p) : AT(p_peer), s), wgmma_columns(v, s), s > 0 || key > 0);
+                    wgmma_output(o, wgmma_columns(OWN ? TILE_AT(p) : TILE_AT(p_peer), s), wgmma_columns(v, s), s > 0 || key > 0);
 #endif
                 wgmma_commit();
                 wgmma_wait<0>();
