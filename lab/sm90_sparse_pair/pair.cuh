@@ -229,7 +229,7 @@ struct Score {
     int items, blocks;
     uint32_t scale[2]; // two in fp16
     uint4 raw[2];
-    bool valid[2], kept_valid[2];
+    uint32_t valid;         // bit i: key i of the block that is multiplied
     int next[2]; // keys, or -1
     int index[2];
     const int32_t *indices; // of the token `ahead`
@@ -314,17 +314,24 @@ struct Score {
         barrier_sync(1, WG); // all products with the old Q are done
         const uint4 *const q = (const uint4 *)(p.q + (int64_t)item * HEADS * 576);
         // Eight lanes take 128 bytes of a head, so that both sides of the copy take all banks and whole sectors.
-        const int u = lane() % 8, t = u / 2, first = 4 * warp() + lane() / 8;
-#pragma unroll 1
-        for (int c = 0; c < CHUNKS; c++) {
-            uint4 w[8];
+        const int u = lane() % 8, t = u / 2, first = 4 * warp() + lane() / 8, tr = lane() % 4, first_r = 8 * warp() + lane() / 4;
+        const uint4 *const codes = q + (first ^ (int)(64 * rank)) * 72 + 32 * rank + u; // line first + 16 i: 64 rank flips i's bit 2
+        const uint4 *const ropes = q + (first_r ^ (int)(64 * rank)) * 72 + 64 + 4 * rank + tr;
+        const int flip = rank ? -2 * 64 * 72 : 0;
+        uint4 wr[4];
 #pragma unroll
-            for (int i = 0; i < 8; i++) w[i] = __ldg(q + ((first + 16 * i) ^ (int)(64 * rank)) * 72 + 32 * rank + 8 * c + u);
+        for (int i = 0; i < 4; i++) wr[i] = __ldg(ropes + 32 * i * 72 + (i >= 2 ? flip : 0));
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const int n = first + 16 * i;
-                const uint32_t line = AT(q) + c * Q_TILE_BYTES + n * 128 + 4 * t;
-                const uint32_t in[4] = {to_fp16(w[i].x), to_fp16(w[i].y), to_fp16(w[i].z), to_fp16(w[i].w)};
+        for (int part = 0; part < CHUNKS / 2; part++) {
+            uint4 w[2][8];
+#pragma unroll
+            for (int i = 0; i < 16; i++) w[i / 8][i % 8] = __ldg(codes + 16 * (i % 8) * 72 + (i % 8 >= 4 ? flip : 0) + 8 * (2 * part + i / 8));
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                const int n = first + 16 * (i % 8);
+                const uint4 x = w[i / 8][i % 8];
+                const uint32_t line = AT(q) + (2 * part + i / 8) * Q_TILE_BYTES + n * 128 + 4 * t;
+                const uint32_t in[4] = {to_fp16(x.x), to_fp16(x.y), to_fp16(x.z), to_fp16(x.w)};
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     const int step = 2 * (u % 2) + half;
@@ -333,15 +340,11 @@ struct Score {
                 }
             }
         }
-        const int tr = lane() % 4;
-        uint4 w[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) w[i] = __ldg(q + ((8 * warp() + lane() / 4 + 32 * i) ^ (int)(64 * rank)) * 72 + 64 + 4 * rank + tr);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int n = 8 * warp() + lane() / 4 + 32 * i;
+            const int n = first_r + 32 * i;
             const uint32_t line = AT(q_rope) + n * 64 + 4 * tr;
-            const uint32_t in[4] = {to_fp16(w[i].x), to_fp16(w[i].y), to_fp16(w[i].z), to_fp16(w[i].w)};
+            const uint32_t in[4] = {to_fp16(wr[i].x), to_fp16(wr[i].y), to_fp16(wr[i].z), to_fp16(wr[i].w)};
 #pragma unroll
             for (int piece = 0; piece < 4; piece++) store_shared_4(line + ((piece ^ (n / 2 & 3)) * 16), in[piece]);
         }
@@ -355,10 +358,11 @@ struct Score {
         cp_async_wait<3>();
         __syncwarp();
         take_raw(0);
+        valid = (uint32_t)(next[0] >= 0) | (uint32_t)(next[1] >= 0) << 1;
         uint4 rope[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            valid[i] = next[i] >= 0;
+            
             const float2 two = load_shared_floats(AT(scale) + key(i) * 8);
             scale[i] = Work::pack(two.x, two.y);
             const uint4 w = load_shared_16(AT(rope) + (i * WG + threadIdx.x) * 16);
@@ -433,9 +437,8 @@ struct Score {
         for (int j = 0; j < 8; j++) {
             store_remote_16(to + j * (WG * 16), barrier, s[32 + 4 * j], s[33 + 4 * j], s[34 + 4 * j], s[35 + 4 * j]);
 #pragma unroll
-            for (int i = 0; i < 4; i++) kept[4 * j + i] = s[4 * j + i];
+            for (int i = 0; i < 4; i++) kept[4 * j + i] = valid >> i / 2 & 1 ? s[4 * j + i] : -INFINITY;
         }
-        kept_valid[0] = valid[0], kept_valid[1] = valid[1];
         kept_v = v_at;
         if (++v_at == V_BLOCKS) v_at = 0, v_parity ^= 1;
         count++;
@@ -456,11 +459,6 @@ struct Score {
             kept[4 * j] += __uint_as_float(w.x), kept[4 * j + 1] += __uint_as_float(w.y);
             kept[4 * j + 2] += __uint_as_float(w.z), kept[4 * j + 3] += __uint_as_float(w.w);
         }
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (!kept_valid[i])
-#pragma unroll
-                for (int j = 0; j < 8; j++) kept[4 * j + 2 * i] = kept[4 * j + 2 * i + 1] = -INFINITY;
         float over = -INFINITY;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
