@@ -16,9 +16,10 @@ template <typename F> struct Keys {
     int index[2];       /* of the thread's keys, of a block whose raw keys are yet to be asked for */
     const uint8_t *token[2], *scales; /* of the block whose raw keys are asked for */
     bool there[2];                    /* a key is; where none is nothing is read */
+    uint32_t rope;                    /* where the thread's rope values of the block are that is taken next */
 
     __device__ __forceinline__ Keys(const struct sparse_decode_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory))
+        : p(params), shared(memory), base(shared_address(&memory)), rope(SHARED_AT(base, rope))
     {
     }
 
@@ -89,9 +90,16 @@ template <typename F> struct Keys {
         return SHARED_AT(base, raw) + (uint32_t)((c * 2 + i) * WARPGROUP_THREADS + (int)threadIdx.x) * 16;
     }
 
-    __device__ __forceinline__ uint32_t rope_at(int i, int half) const
+    __device__ __forceinline__ uint32_t rope_at(uint32_t rope_base, int i, int half) const
     {
-        return SHARED_AT(base, rope) + (uint32_t)((i * 2 + half) * WARPGROUP_THREADS + (int)threadIdx.x) * 16;
+        return rope_base + (uint32_t)((i * 2 + half) * WARPGROUP_THREADS + (int)threadIdx.x) * 16;
+    }
+
+    /* Where the rope values of the block after that go: V takes them last, when the next ones are under way. */
+    __device__ __forceinline__ uint32_t next_rope() const
+    {
+        static_assert(sizeof(Shared::rope) == TILE_BYTES, "");
+        return F::ROPE_IS_V ? SHARED_AT(base, rope) + SHARED_AT(base, q[V_TILES]) - rope : rope;
     }
 
     __device__ __forceinline__ uint32_t scales_at(int i) const
@@ -108,13 +116,13 @@ template <typename F> struct Keys {
         cp_async_commit();
     }
 
-    __device__ __forceinline__ void copy_rope()
+    __device__ __forceinline__ void copy_rope(uint32_t to)
     {
 #pragma unroll
         for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                cp_async_16(rope_at(i, half), token[i] + F::ROPE_OFFSET + 16 * (lane() % 4) + 16 * half,
+                cp_async_16(rope_at(to, i, half), token[i] + F::ROPE_OFFSET + 16 * (lane() % 4) + 16 * half,
                             there[i]);
     }
 
@@ -129,22 +137,19 @@ template <typename F> struct Keys {
             cp_async_16(scales_at(i), scales, valid);
     }
 
-    /* The scales first; with them the rope columns, or last, as chunk 7. */
-    __device__ __forceinline__ void ask_first()
+    __device__ __forceinline__ void ask_first(uint32_t rope_to)
     {
-        if constexpr (!F::ROPE_IS_V) copy_rope();
+        copy_rope(rope_to);
         copy_scales();
         cp_async_commit();
     }
 
     __device__ __forceinline__ void ask_chunk(int c)
     {
-        if (c < F::CODE_CHUNKS) {
+        if (c < F::CODE_CHUNKS)
             ask_codes(c);
-        } else {
-            copy_rope();
-            cp_async_commit();
-        }
+        else
+            cp_async_commit(); /* of nothing */
     }
 
     __device__ __forceinline__ void begin()
@@ -152,7 +157,7 @@ template <typename F> struct Keys {
         next_piece = shared.list.first;
         enter_piece();
         load_indices(), take_indices(), load_indices();
-        ask_first();
+        ask_first(rope);
 #pragma unroll
         for (int c = 0; c < V_TILES; c++) ask_chunk(c);
     }

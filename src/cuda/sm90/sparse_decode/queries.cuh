@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "layout.cuh"
+#include "convert.cuh"
 
 __device__ __forceinline__ const uint16_t *first_query(const struct sparse_decode_params &p, int request,
                                                        const Place &place)
@@ -26,10 +26,10 @@ __device__ __forceinline__ void prefetch_queries(const struct sparse_decode_para
                                                       line % F::Q_TILES * LINE_BYTES));
 }
 
-/* By the scores' warps. Eight lanes take 128 bytes of a head, so that both sides of the copy take all banks and whole
- * sectors. */
-template <typename F>
-__device__ __forceinline__ void load_queries(const struct sparse_decode_params &p, int request, uint32_t base)
+/* By the scores' warps; whether fp16 holds the queries. Eight lanes take 128 bytes of a head, so that both sides of the copy
+ * take all banks and whole sectors. */
+template <typename F, typename Element>
+__device__ __forceinline__ bool load_queries(const struct sparse_decode_params &p, int request, uint32_t base)
 {
     enum { HEADS_OF_ROUND = 2, HEADS_APART = 16 };
     const Place place(p);
@@ -40,6 +40,7 @@ __device__ __forceinline__ void load_queries(const struct sparse_decode_params &
     /* A line of a tile by itself: its chunk 2 · step, and the one after it, XOR the head. */
     const uint32_t chunk = (4 * (uint32_t)(piece % 2)) ^ (first_head & 7u);
     uint32_t to = SHARED_AT(base, q) + (uint32_t)(first_head * LINE_BYTES + 4 * t);
+    uint32_t most = 0;
     barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* all products with the queries before are done */
 #pragma unroll 1
     for (int head = first_head; head < HEADS; head += HEADS_OF_ROUND * HEADS_APART) {
@@ -58,19 +59,16 @@ __device__ __forceinline__ void load_queries(const struct sparse_decode_params &
             for (int c = 0; c < F::Q_TILES; c++) {
                 const uint32_t line = to + (uint32_t)(i * HEADS_APART * LINE_BYTES + c * TILE_BYTES);
                 const uint4 x = words[i][c];
-                const bool of_codes = c < F::CODE_CHUNKS;
+                const uint32_t two[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-                for (uint32_t half = 0; half < 2; half++) {
-                    const uint32_t a = half ? x.z : x.x, b = half ? x.w : x.y;
-                    store_shared_4(line + ((chunk ^ (2 * half)) * CHUNK_BYTES),
-                                   of_codes ? __byte_perm(a, b, 0x5410) : a);
-                    store_shared_4(line + ((chunk ^ (2 * half + 1)) * CHUNK_BYTES),
-                                   of_codes ? __byte_perm(a, b, 0x7632) : b);
+                for (uint32_t k = 0; k < 4; k++) {
+                    if (!Element::IS_BF16) most = larger_bf16x2(most, two[k]);
+                    store_shared_4(line + (chunk ^ k) * CHUNK_BYTES, convert_bf16x2<Element>(two[k]));
                 }
             }
         from += HEADS_OF_ROUND * HEADS_APART * p.q_stride[2];
         to += HEADS_OF_ROUND * HEADS_APART * LINE_BYTES;
     }
     fence_async_shared();
-    barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
+    return !any_of_scores(too_large_for_fp16(most)); /* and all queries are there */
 }

@@ -29,22 +29,32 @@ template <typename F> struct Sums {
     __device__ __forceinline__ void add_block(uint32_t buffer, uint32_t parity, uint32_t half, bool first)
     {
         mbarrier_wait(SHARED_AT(base, full) + 8 * buffer, parity);
-        if (__any_sync(~0u, shared.moved[buffer])) {
+        const uint32_t block = shared.block[buffer];
+        if (__any_sync(~0u, block & BLOCK_MOVED)) {
             const float factor[2] = {shared.factor[buffer][row()], shared.factor[buffer][row() + 8]};
 #pragma unroll
             for (int i = 0; i < 128; i++) o[i] *= factor[i / 2 % 2];
         }
+        if (__any_sync(~0u, block & BLOCK_BF16))
+            multiply<Bf16>(buffer, half, first);
+        else
+            multiply<Fp16>(buffer, half, first);
+        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, empty) + 8 * half);
+    }
+
+    template <typename Element>
+    __device__ __forceinline__ void multiply(uint32_t buffer, uint32_t half, bool first)
+    {
+        const uint32_t v = SHARED_AT(base, v) + half * HALF_BYTES;
         hold(o);
         wgmma_fence();
-        const uint32_t v = SHARED_AT(base, v) + half * HALF_BYTES;
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            wgmma_256_columns<Bf16>(o, wgmma_lines(SHARED_AT(base, p) + buffer * TILE_BYTES, k),
-                                    wgmma_columns(v, k), k > 0 || !first);
+            wgmma_256_columns<Element>(o, wgmma_lines(SHARED_AT(base, p) + buffer * TILE_BYTES, k),
+                                       wgmma_columns(v, k), k > 0 || !first);
         wgmma_commit();
         wgmma_wait<0>();
         hold(o);
-        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, empty) + 8 * half);
     }
 
     /* Columns 4 s … 4 s + 3 of the thread's 16 of tile c of the side, of row i of its two. `empty`: it saw no key, and
@@ -52,11 +62,8 @@ template <typename F> struct Sums {
     __device__ __forceinline__ float4 values(int c, int s, int i, float factor, bool empty) const
     {
         const float *low = o + 32 * c + 8 * s + 2 * i, *high = low + 4;
-        const bool rope =
-            F::ROPE_IS_V && c == HALF_TILES - 1 && side() == 1; /* bf16 values, in their order */
-        const float second = rope ? low[1] : high[0], third = rope ? high[0] : low[1];
         return empty ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
-                     : make_float4(low[0] * factor, second * factor, third * factor, high[1] * factor);
+                     : make_float4(low[0] * factor, low[1] * factor, high[0] * factor, high[1] * factor);
     }
 
     __device__ __forceinline__ void store_out(uint16_t *to, int i, float factor, bool empty) const

@@ -10,18 +10,6 @@
 
 static constexpr float LEAST_REFERENCE = -1e30f, REFERENCE_SLACK = 8.0f; /* in powers of two */
 
-/* By 128 threads: is `mine` true in any of them? */
-__device__ __forceinline__ bool any_of_scores(bool mine)
-{
-    uint32_t any;
-    asm volatile(
-        "{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, %3, p;\nselp.u32 %0, 1, 0, q;\n}"
-        : "=r"(any)
-        : "r"((int)mine), "n"((int)SCORES_BARRIER), "n"((int)WARPGROUP_THREADS)
-        : "memory");
-    return any;
-}
-
 struct Softmax {
     const struct sparse_decode_params &p;
     Shared &shared;
@@ -67,18 +55,23 @@ struct Softmax {
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* P goes where the maxima are */
     }
 
-    /* Weights of a block to P; tells the other warpgroups that P and V are there. */
-    __device__ __forceinline__ void block(const float (&s)[32], uint32_t buffer)
+    /* Weights of a block to P; tells the other warpgroups that P and V are there. What `mine` is asked of all threads for
+     * comes with a vote that is taken anyway: is it true in any of them? */
+    template <typename Element>
+    __device__ __forceinline__ bool block(const float (&s)[32], uint32_t buffer, bool mine)
     {
         float over = -INFINITY;
 #pragma unroll
         for (int h = 0; h < 16; h++)
             over = fmaxf(over, fmaf(fmaxf(s[4 * (h / 2) + h % 2], s[4 * (h / 2) + 2 + h % 2]), p.scale_log2,
                                     below[h]));
-        const bool moves = any_of_scores(over > REFERENCE_SLACK);
-        if (moves) move_references(s, buffer);
-        if (threadIdx.x == 0)
-            shared.moved[buffer] = moves; /* the first block of a piece finds no O that counts */
+        bool any = false, moves = false;
+        if (any_of_scores(mine | (over > REFERENCE_SLACK))) {
+            any = any_of_scores(mine), moves = any_of_scores(over > REFERENCE_SLACK);
+            if (moves) move_references(s, buffer);
+        }
+        if (threadIdx.x == 0) /* the first block of a piece finds no O that counts */
+            shared.block[buffer] = (moves ? BLOCK_MOVED : 0) | (Element::IS_BF16 ? BLOCK_BF16 : 0);
         const uint32_t p_tile = SHARED_AT(base, p) + buffer * TILE_BYTES;
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {
@@ -91,7 +84,7 @@ struct Softmax {
                     const float x = exp2_approx(fmaf(s[e], p.scale_log2, below[own])),
                                 y = exp2_approx(fmaf(s[e + 1], p.scale_log2, below[own + 1]));
                     sums[own] += x, sums[own + 1] += y;
-                    words[2 * h + i] = Bf16::pack(x, y);
+                    words[2 * h + i] = Element::pack(x, y);
                 }
             const uint32_t matrix = (uint32_t)lane() / 8,
                            row = 8 * ((uint32_t)j + matrix / 2) + (uint32_t)lane() % 8;
@@ -100,6 +93,7 @@ struct Softmax {
         fence_async_shared();
         __syncwarp();
         if (lane() == 0) mbarrier_arrive(SHARED_AT(base, full) + 8 * buffer);
+        return any;
     }
 
     /* The sums of the piece and its references to the other warpgroups. `parity`: of the piece. */
