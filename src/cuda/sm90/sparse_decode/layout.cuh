@@ -20,6 +20,7 @@ enum {
     D_V = 512,
     V_TILES = 8 /* of 64 columns */
 };
+enum { Q_GROUPS = 5 /* of Q's tiles: that of the rope values, then two each */ };
 enum { HALVES = 3 /* of V, in turns */, HALF_TILES = V_TILES / 2, HALF_BYTES = HALF_TILES * TILE_BYTES };
 static_assert(KEYS == TILE_LINES && HEADS == TILE_LINES, "");
 
@@ -51,7 +52,8 @@ struct Shared {
     } ahead[4];        /* [warp] of the scores: the piece whose keys are asked for */
     PieceList list;    /* of the block of threads; the scores' warps have no registers for it */
     Piece piece[8];    /* [warp] of the sums: out of the way until the end of the piece */
-    uint64_t full[2], empty[HALVES], sum_full, sum_empty;
+    uint32_t q_beyond; /* the piece, counted from 1, whose queries fp16 does not hold */
+    uint64_t full[2], empty[HALVES], sum_full, sum_empty, q_full, q_free[Q_GROUPS];
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 

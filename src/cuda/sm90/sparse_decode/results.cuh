@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#include "layout.cuh"
+#include "queries.cuh"
 
 template <typename F> struct Sums {
     const struct sparse_decode_params &p;
@@ -137,21 +137,35 @@ template <typename F> struct Sums {
         return blocks_of(now);
     }
 
-    /* Votes: as in Scores. */
+    __device__ __forceinline__ int request_of(int i) const
+    {
+        return p.split.partitions ? i : shared.list.request;
+    }
+
+    /* Votes: as in Scores. The queries of the next piece go to L2 some blocks before the end of a piece, and to shared memory
+     * beside the scores of its last block. */
     __device__ __forceinline__ void run()
     {
-        uint32_t count = 0, parity = 0, half = (uint32_t)side();
+        uint32_t count = 0, pieces = 0, half = (uint32_t)side();
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i] = 0.0f;
-        for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last);
-             i += shared.list.step, parity ^= 1) {
-            const int blocks = begin_piece(i);
-            for (int k = 0; __any_sync(~0u, k < blocks); k++, count++) {
+        for (int i = shared.list.first - shared.list.step; __any_sync(~0u, i <= shared.list.last);
+             i += shared.list.step) {
+            /* Before the first piece there is none, whose queries go ahead all the same. */
+            const bool none = i < shared.list.first, more = shared.list.last - i >= shared.list.step;
+            const int blocks = none ? 1 : begin_piece(i);
+            for (int k = 0; __any_sync(~0u, k < blocks); k++) {
+                if (__any_sync(~0u, more && k == max(0, blocks - PREFETCH_BLOCKS)))
+                    prefetch_queries<F>(p, request_of(i + shared.list.step));
+                if (__any_sync(~0u, more && k == blocks - 1))
+                    load_queries<F>(p, request_of(i + shared.list.step), shared, base, pieces);
+                if (__any_sync(~0u, none)) continue;
                 add_block(count & 1, count >> 1 & 1, half, k == 0);
-                half += 2;
+                count++, half += 2;
                 if (half >= HALVES) half -= HALVES;
             }
-            end_piece(parity);
+            if (__any_sync(~0u, !none)) end_piece((pieces & 1) ^ 1);
+            pieces++;
         }
     }
 };

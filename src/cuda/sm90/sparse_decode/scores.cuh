@@ -120,7 +120,7 @@ template <typename F> struct Scores {
 
     /* S^T of a block, whose scales and rope values are taken, and V stored; the next block's raw keys asked for, and those
      * taken; whether fp16 holds that one, as far as the thread has seen. */
-    template <typename Element> __device__ __forceinline__ bool score_block()
+    template <typename Element> __device__ __forceinline__ bool score_block(bool last)
     {
         cp_async_wait<6>(); /* chunks 0 and 1; from here on always the oldest but six */
         take_chunk(0), take_chunk(1);
@@ -141,7 +141,8 @@ template <typename F> struct Scores {
 #pragma unroll
         for (int c = 0; c < V_TILES; c++) {
             uint32_t(&f)[4][4] = frag[c % 2];
-            if (c >= 1) wgmma_wait<1>();
+            if (c >= 1) wgmma_wait<1>(); /* products before c - 1 are done */
+            if (c % 2) free_queries(c / 2, last);
             if (c % HALF_TILES == 0) {
                 mbarrier_wait(SHARED_AT(base, empty) + 8 * half, half_parity ^ 1);
 #pragma unroll
@@ -163,7 +164,14 @@ template <typename F> struct Scores {
         const bool fits = take_first();
         wgmma_wait<0>();
         hold(s);
+        free_queries(Q_GROUPS - 1, last);
         return fits;
+    }
+
+    /* The sums' warps may load a group of the next piece's. */
+    __device__ __forceinline__ void free_queries(int group, bool last)
+    {
+        if (last && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_free) + 8 * (uint32_t)group);
     }
 
     /* Scores of keys that are none do not count. */
@@ -176,9 +184,9 @@ template <typename F> struct Scores {
                 for (int j = 0; j < 8; j++) s[4 * j + 2 * i] = s[4 * j + 2 * i + 1] = -INFINITY;
     }
 
-    template <typename Element> __device__ __forceinline__ void add_block(uint32_t buffer)
+    template <typename Element> __device__ __forceinline__ void add_block(uint32_t buffer, bool last)
     {
-        const bool fits = score_block<Element>();
+        const bool fits = score_block<Element>(last);
         mask();
         next_fits = !softmax.block<Element>(s, buffer, !fits);
     }
@@ -188,13 +196,10 @@ template <typename F> struct Scores {
         return p.split.partitions ? i : shared.list.request;
     }
 
-    /* Starts a piece; its blocks. */
-    __device__ __forceinline__ int begin_piece(int i)
+    __device__ __forceinline__ int blocks_of_piece(int i) const
     {
         int length;
-        const Piece piece = list_piece(p, shared.list, i, &length);
-        softmax.begin();
-        return blocks_of(piece);
+        return blocks_of(list_piece(p, shared.list, i, &length));
     }
 
     /* A piece is multiplied in fp16 until a block comes that this does not hold, from there on in bf16. The votes tell ptxas
@@ -203,20 +208,20 @@ template <typename F> struct Scores {
     {
         keys.begin();
         next_fits = !any_of_scores(!take_first());
-        uint32_t buffer = 0, parity = 0;
-        for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last);
-             i += shared.list.step, parity ^= 1) {
-            int left = begin_piece(i);
-            const bool fp16 = load_queries<F, Fp16>(p, request_of(i), base);
-            const int next = i + shared.list.step;
-            if (p.split.partitions && next <= shared.list.last) prefetch_queries<F>(p, next);
+        uint32_t buffer = 0, count = 0;
+        for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {
+            int left = blocks_of_piece(i);
+            softmax.begin();
+            mbarrier_wait(SHARED_AT(base, q_full), count++ & 1);
+            const bool fp16 = shared.q_beyond != count;
             for (; __any_sync(~0u, fp16 && next_fits && left > 0); left--, buffer ^= 1)
-                add_block<Fp16>(buffer);
+                add_block<Fp16>(buffer, left == 1);
             if (__any_sync(~0u, left > 0)) {
-                load_queries<F, Bf16>(p, request_of(i), base);
-                for (; __any_sync(~0u, left > 0); left--, buffer ^= 1) add_block<Bf16>(buffer);
+                reload_queries<F>(p, request_of(i), base);
+                for (; __any_sync(~0u, left > 0); left--, buffer ^= 1) add_block<Bf16>(buffer, left == 1);
             }
-            softmax.end(parity);
+            mbarrier_wait(SHARED_AT(base, empty) + 8 * half, half_parity ^ 1);
+            softmax.end((float(*)[HEADS])shared.v[half], (count & 1) ^ 1);
         }
         cp_async_wait<0>();
     }

@@ -96,11 +96,10 @@ struct Softmax {
         return any;
     }
 
-    /* The sums of the piece and its references to the other warpgroups. `parity`: of the piece. */
-    __device__ __forceinline__ void end(uint32_t parity)
+    /* The sums of the piece and its references to the other warpgroups. `parts`: free memory of [warps, HEADS], which the first
+     * warp alone reads; `parity`: of the piece. */
+    __device__ __forceinline__ void end(float (*parts)[HEADS], uint32_t parity)
     {
-        mbarrier_wait(SHARED_AT(base, sum_empty), parity ^ 1);
-        float(*parts)[HEADS] = (float(*)[HEADS])shared.q[0]; /* nobody reads the queries any more */
 #pragma unroll
         for (int h = 0; h < 16; h++) {
             float sum = sums[h];
@@ -109,10 +108,12 @@ struct Softmax {
             if (lane() < 4) parts[warp()][head(h)] = sum;
         }
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
-        if (threadIdx.x < HEADS)
-            shared.sum[threadIdx.x] =
-                parts[0][threadIdx.x] + parts[1][threadIdx.x] + parts[2][threadIdx.x] + parts[3][threadIdx.x];
-        if (threadIdx.x < 4)
+        if (warp() > 0) return;
+        mbarrier_wait(SHARED_AT(base, sum_empty), parity ^ 1);
+#pragma unroll
+        for (int row = lane(); row < HEADS; row += 32)
+            shared.sum[row] = parts[0][row] + parts[1][row] + parts[2][row] + parts[3][row];
+        if (lane() < 4)
 #pragma unroll
             for (int h = 0; h < 16; h++) shared.below[head(h)] = below[h];
         __syncwarp();
