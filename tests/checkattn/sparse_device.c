@@ -133,7 +133,7 @@ static void check_repeats(const struct run *run, struct tally *tally)
          [S_FORMAT] = S_FP8_656,
          [S_LENGTHS] = S_LENGTHS_VARIED,
          [S_CODES] = S_CODES_SCALES},
-        {[S_SHAPE] = 1, [S_B] = 128, [S_SQ] = 1, [S_HQ] = 128, [S_FORMAT] = S_FP8_584, [S_EXTRA] = 1 + BUSY},
+        {[S_SHAPE] = 1, [S_B] = 128, [S_SQ] = 1, [S_HQ] = 128, [S_FORMAT] = S_FP8_584, [S_EXTRA] = 1 + WIDE},
         {[S_SHAPE] = WIDE,
          [S_B] = 7,
          [S_SQ] = 3,

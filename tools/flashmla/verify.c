@@ -147,7 +147,8 @@ static bool call_on_gpu(fmla_device device, const fmla_dense_decode_args *args, 
 {
     struct gpu_call call = {0};
     bool good = gpu_call_open(&call, device, args, status, fault);
-    if (good && fmla_dense_decode(&call.args) != FMLA_OK) good = fault_set(fault, "%s", fmla_last_error());
+    if (good) *status = fmla_dense_decode(&call.args);
+    good = good && (*status == FMLA_OK || fault_set(fault, "%s", fmla_last_error()));
     good = good && gpu_call_results(&call, fault);
     gpu_call_close(&call);
     return good;
@@ -258,7 +259,8 @@ static bool sparse_on_gpu(fmla_device device, const fmla_sparse_decode_args *arg
 {
     struct gpu_sparse call = {0};
     bool good = gpu_sparse_open(&call, device, args, status, fault);
-    if (good && fmla_sparse_decode(&call.args) != FMLA_OK) good = fault_set(fault, "%s", fmla_last_error());
+    if (good) *status = fmla_sparse_decode(&call.args);
+    good = good && (*status == FMLA_OK || fault_set(fault, "%s", fmla_last_error()));
     good = good && gpu_sparse_results(&call, fault);
     gpu_sparse_close(&call);
     return good;
