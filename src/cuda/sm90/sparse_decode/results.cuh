@@ -66,51 +66,84 @@ template <typename F> struct Sums {
                      : make_float4(low[0] * factor, low[1] * factor, high[0] * factor, high[1] * factor);
     }
 
-    __device__ __forceinline__ void store_out(uint16_t *to, int i, float factor, bool empty) const
+    /* x, y: 32 bytes that this lane has for its own place; the other lane of the pair has those of the place `apart` bytes away.
+     * Together they write one after the other: what goes to memory is whole sectors. `to`: place_of_pair. */
+    static __device__ __forceinline__ void store_sectors(char *to, int apart, const uint4 &x, const uint4 &y,
+                                                         bool there)
     {
+        const bool odd = lane() % 2;
+        const uint4 send = odd ? x : y;
+        uint4 got;
+        got.x = __shfl_xor_sync(~0u, send.x, 1), got.y = __shfl_xor_sync(~0u, send.y, 1);
+        got.z = __shfl_xor_sync(~0u, send.z, 1), got.w = __shfl_xor_sync(~0u, send.w, 1);
+        if (!there) return;
+        *(uint4 *)to = odd ? got : x, *(uint4 *)(to + apart) = odd ? y : got;
+    }
+
+    /* Where the lane's half of either sector begins. */
+    static __device__ __forceinline__ char *place_of_pair(void *own, int apart)
+    {
+        return (char *)own + (lane() % 2 ? 16 - apart : 0);
+    }
+
+    __device__ __forceinline__ void store_out(uint16_t *own, int i, float factor, bool empty,
+                                              bool there) const
+    {
+        enum { APART = 16 * sizeof *own };
+        char *to = place_of_pair(own, APART);
 #pragma unroll
-        for (int c = 0; c < HALF_TILES; c++)
+        for (int c = 0; c < HALF_TILES; c++) {
+            uint4 words[2];
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const float4 a = values(c, 2 * h, i, factor, empty),
                              b = values(c, 2 * h + 1, i, factor, empty);
-                *(uint4 *)(to + LINE_ELEMENTS * c + CHUNK_ELEMENTS * h) = make_uint4(
-                    Bf16::pack(a.x, a.y), Bf16::pack(a.z, a.w), Bf16::pack(b.x, b.y), Bf16::pack(b.z, b.w));
+                words[h] = make_uint4(Bf16::pack(a.x, a.y), Bf16::pack(a.z, a.w), Bf16::pack(b.x, b.y),
+                                      Bf16::pack(b.z, b.w));
             }
+            store_sectors(to + LINE_ELEMENTS * c * sizeof *own, APART, words[0], words[1], there);
+        }
+    }
+
+    static __device__ __forceinline__ uint4 bits(float a, float b, float c, float d)
+    {
+        return make_uint4(__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d));
     }
 
     /* Columns as slot_position has them: 0, 1, 8, 9, then 2, 3, 10, 11, … of the thread's 16. */
-    __device__ __forceinline__ void store_slot(float *to, int i, float factor, bool empty) const
+    __device__ __forceinline__ void store_slot(float *own, int i, float factor, bool empty, bool there) const
     {
+        enum { APART = 16 * sizeof *own };
+        char *to = place_of_pair(own, APART);
 #pragma unroll
         for (int c = 0; c < HALF_TILES; c++)
 #pragma unroll
             for (int s = 0; s < 2; s++) {
                 const float4 a = values(c, s, i, factor, empty), b = values(c, s + 2, i, factor, empty);
-                float4 *four = (float4 *)(to + LINE_ELEMENTS * c + 8 * s);
-                four[0] = make_float4(a.x, a.y, b.x, b.y), four[1] = make_float4(a.z, a.w, b.z, b.w);
+                store_sectors(to + (LINE_ELEMENTS * c + 8 * s) * sizeof *own, APART, bits(a.x, a.y, b.x, b.y),
+                              bits(a.z, a.w, b.z, b.w), there);
             }
     }
 
+    /* All lanes, also those of heads that are none. */
     __device__ __forceinline__ void end_row(int i, float sum, float below) const
     {
         const Place place(p);
-        const int head = place.tile * HEADS + row() + 8 * i, column = side() * (D_V / 2) + 16 * (lane() % 4);
-        if (head >= p.h_q) return;
-        const int request = piece().request;
+        const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
+        const int column = side() * (D_V / 2) + 16 * (lane() % 4), request = piece().request;
         const int64_t slot = piece().slot;
-        const bool stores_lse = side() == 0 && lane() % 4 == 0;
+        const bool there = asked < p.h_q, stores_lse = there && side() == 0 && lane() % 4 == 0;
         const float lse = sum == 0.0f ? -INFINITY : (log2f(sum) - below) * LN_2;
         const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
         const RowPlace where = {place.token, head};
-        if (slot == DIRECT) {
+        if (__any_sync(~0u, slot == DIRECT)) {
             if (stores_lse) store_lse(p.output, request, where, lse);
             store_out(p.output.out + out_offset(p.output, request, where) + column, i,
-                      factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f);
+                      factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f, there);
         } else {
             const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + head;
             if (stores_lse) p.split.slot_lse[slot_row] = lse;
-            store_slot(p.split.slot_out + slot_row * D_V + column, i, factor, sum == 0.0f);
+            store_slot(p.split.slot_out + slot_row * D_V + column, i, factor, sum == 0.0f, there);
         }
     }
 

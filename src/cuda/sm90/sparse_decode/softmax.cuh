@@ -33,24 +33,53 @@ struct Softmax {
         for (int h = 0; h < 16; h++) sums[h] = 0.0f, below[h] = -LEAST_REFERENCE;
     }
 
+    /* Of what eight lanes have for 16 heads, what all of them make of heads pair() and pair() + 1. A lane hands over half of what
+     * it has and takes half of the other's, so that 14 values are exchanged. */
+    template <typename Join>
+    static __device__ __forceinline__ float2 join_lanes(const float (&x)[16], const Join &join)
+    {
+        const int own = lane();
+        float eight[8], four[4], two[2];
+#pragma unroll
+        for (int h = 0; h < 8; h++) eight[h] = join_halves<4>(x[h], x[h + 8], own, join);
+#pragma unroll
+        for (int h = 0; h < 4; h++) four[h] = join_halves<8>(eight[h], eight[h + 4], own, join);
+#pragma unroll
+        for (int h = 0; h < 2; h++) two[h] = join_halves<16>(four[h], four[h + 2], own, join);
+        return make_float2(two[0], two[1]);
+    }
+
+    template <int LANES, typename Join>
+    static __device__ __forceinline__ float join_halves(float low, float high, int own, const Join &join)
+    {
+        const float other = __shfl_xor_sync(~0u, own & LANES ? low : high, LANES);
+        return join(own & LANES ? high : low, other);
+    }
+
+    static __device__ __forceinline__ int pair()
+    {
+        const int own = lane();
+        return head(2 * ((own & 4) + (own & 8) / 4 + (own & 16) / 16));
+    }
+
     __device__ __forceinline__ void move_references(const float (&s)[32], uint32_t buffer)
     {
-        float(*most)[HEADS] = (float(*)[HEADS])shared.p[buffer]; /* free until P goes there */
+        float4 *most = (float4 *)shared.p[buffer]; /* [head], of the four warps; free until P goes there */
+        float m[16];
 #pragma unroll
-        for (int h = 0; h < 16; h++) {
-            float m = fmaxf(s[4 * (h / 2) + h % 2], s[4 * (h / 2) + 2 + h % 2]) * p.scale_log2;
-#pragma unroll
-            for (int lanes = 4; lanes < 32; lanes *= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, lanes));
-            if (lane() < 4) most[warp()][head(h)] = m;
-        }
+        for (int h = 0; h < 16; h++) m[h] = fmaxf(s[4 * (h / 2) + h % 2], s[4 * (h / 2) + 2 + h % 2]);
+        const float2 two = join_lanes(m, [](float a, float b) { return fmaxf(a, b); });
+        const int own = pair();
+        ((float *)(most + own))[warp()] = two.x, ((float *)(most + own + 1))[warp()] = two.y;
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
 #pragma unroll
         for (int h = 0; h < 16; h++) {
             const int row = head(h);
-            const float m = fmaxf(fmaxf(most[0][row], most[1][row]), fmaxf(most[2][row], most[3][row]));
-            const float to = fminf(-m, below[h]), factor = exp2_approx(to - below[h]);
+            const float4 of = most[row];
+            const float all = fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w)) * p.scale_log2;
+            const float to = fminf(-all, below[h]), factor = exp2_approx(to - below[h]);
             sums[h] *= factor, below[h] = to;
-            if (lane() < 4 && warp() == 0) shared.factor[buffer][row] = factor;
+            if (threadIdx.x < 4) shared.factor[buffer][row] = factor;
         }
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* P goes where the maxima are */
     }
@@ -100,15 +129,10 @@ struct Softmax {
      * warp alone reads; `parity`: of the piece. */
     __device__ __forceinline__ void end(float (*parts)[HEADS], uint32_t parity)
     {
-#pragma unroll
-        for (int h = 0; h < 16; h++) {
-            float sum = sums[h];
-#pragma unroll
-            for (int lanes = 4; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-            if (lane() < 4) parts[warp()][head(h)] = sum;
-        }
+        const float2 two = join_lanes(sums, [](float a, float b) { return a + b; });
+        *(float2 *)&parts[warp()][pair()] = two;
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
-        if (warp() > 0) return;
+        if (__any_sync(~0u, warp() > 0)) return;
         mbarrier_wait(SHARED_AT(base, sum_empty), parity ^ 1);
 #pragma unroll
         for (int row = lane(); row < HEADS; row += 32)
