@@ -23,11 +23,16 @@ template <typename F> struct Keys {
     {
     }
 
-    static __device__ __forceinline__ int lane() { return (int)fresh_thread() % 32; }
-    static __device__ __forceinline__ int warp() { return (int)fresh_thread() / 32; }
+    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
+    static __device__ __forceinline__ int warp() { return (int)(fresh_thread() / 32); }
 
     /* Of a block, the thread's keys 0 and 1. */
-    static __device__ __forceinline__ int key(int i) { return wgmma_d_row((int)fresh_thread(), 2 * i); }
+    static __device__ __forceinline__ int key(int i)
+    {
+        const unsigned thread =
+            fresh_thread(); /* unsigned: halves the instructions; as wgmma_d_row(thread, 2 * i) */
+        return (int)(16 * (thread / 32) + thread % 32 / 4) + 8 * i;
+    }
 
     __device__ __forceinline__ Shared::Ahead &ahead() { return shared.ahead[warp()]; }
 
@@ -60,9 +65,9 @@ template <typename F> struct Keys {
         const bool of_extra = at >= piece.extra_begin;
         const int end = min(piece.end, of_extra ? piece.extra_end : piece.count);
         const int32_t *entries = piece.entries[of_extra];
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (at + key(i) < end) index[i] = __ldg(entries + at + key(i));
+        const int first = at + key(0);
+        if (first < end) index[0] = __ldg(entries + first);
+        if (first + 8 < end) index[1] = __ldg(entries + first + 8);
         at += KEYS;
         ahead().of_extra = of_extra; /* the same in all lanes */
         if (__any_sync(~0u, at >= piece.end)) {
@@ -74,15 +79,14 @@ template <typename F> struct Keys {
     __device__ __forceinline__ void take_indices()
     {
         const struct sparse_cache_params &cache = p.cache[ahead().of_extra];
-        const KeyPlace first = key_place<F::FORMAT>(cache, index[0]),
-                       second = key_place<F::FORMAT>(cache, index[1]);
-        there[0] = first.token != NULL, there[1] = second.token != NULL;
-        token[0] = (there[0] ? first.token : cache.data) + 16 * (lane() % 4);
-        token[1] = (there[1] ? second.token : cache.data) + 16 * (lane() % 4);
-        const uint8_t *const first_scales = there[0] ? first.scales : cache.data, *const second_scales =
-                                                                                      there[1] ? second.scales
-                                                                                               : cache.data;
-        scales = lane() % 2 ? second_scales : first_scales;
+        KeyPlace place[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) { /* without branches, so that neither key waits for the other */
+            there[i] = names_key(cache, index[i]);
+            place[i] = place_of_key<F::FORMAT>(cache, there[i] ? index[i] : 0);
+            token[i] = place[i].token + 16 * (lane() % 4);
+        }
+        scales = lane() % 2 ? place[1].scales : place[0].scales;
     }
 
     __device__ __forceinline__ uint32_t raw_at(int c, int i) const

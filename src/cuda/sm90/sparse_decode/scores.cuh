@@ -15,7 +15,7 @@ template <typename F> struct Scores {
     Keys<F> keys;
     Scales<F> scales[2];
     uint4 raw[3][2], rope[2][2];
-    bool valid[2];
+    bool valid[2], next_valid[2];
     float s[32];
     Softmax softmax;
     uint32_t half, half_parity; /* of V: the next one to fill */
@@ -27,8 +27,8 @@ template <typename F> struct Scores {
     {
     }
 
-    static __device__ __forceinline__ int lane() { return (int)fresh_thread() % 32; }
-    static __device__ __forceinline__ int warp() { return (int)fresh_thread() / 32; }
+    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
+    static __device__ __forceinline__ int warp() { return (int)(fresh_thread() / 32); }
 
     /* Chunk c of this block, from shared memory. */
     __device__ __forceinline__ void take_chunk(int c)
@@ -47,26 +47,30 @@ template <typename F> struct Scores {
             for (int h = 0; h < 2; h++) rope[i][h] = load_shared_16(keys.rope_at(keys.rope, i, h));
     }
 
-    /* Scales and rope values of the block that is asked for; whether fp16 holds all that the thread has seen. */
+    /* Scales and rope values of the block that is asked for; whether fp16 holds all that the thread has seen. Where the keys
+     * of the one after it are. */
     __device__ __forceinline__ bool take_first()
     {
         cp_async_wait<V_TILES>();
         __syncwarp();
         bool fits = true;
-        uint32_t most = 0;
+        uint32_t most[4] = {0, 0, 0, 0};
         take_rope();
+        scales[0].load(keys.scales_at(0)), scales[1].load(keys.scales_at(1));
+        next_valid[0] = keys.there[0], next_valid[1] = keys.there[1];
+        keys.take_indices();
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            scales[i].load(keys.scales_at(i));
-            fits &= scales[i].fit(p.scale) | (F::ROPE_IS_V && !keys.there[i]); /* of no key: 0, which fits */
+            fits &= scales[i].fit(p.scale) | (F::ROPE_IS_V && !next_valid[i]); /* of no key: 0, which fits */
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const uint4 &x = rope[i][h];
-                most = larger_bf16x2(larger_bf16x2(most, x.x), x.y);
-                most = larger_bf16x2(larger_bf16x2(most, x.z), x.w);
+                most[0] = larger_bf16x2(most[0], x.x), most[1] = larger_bf16x2(most[1], x.y);
+                most[2] = larger_bf16x2(most[2], x.z), most[3] = larger_bf16x2(most[3], x.w);
             }
         }
-        return fits & !too_large_for_fp16(most);
+        return fits & !too_large_for_fp16(
+                          larger_bf16x2(larger_bf16x2(most[0], most[1]), larger_bf16x2(most[2], most[3])));
     }
 
     /* From bf16 in memory. */
@@ -124,13 +128,14 @@ template <typename F> struct Scores {
     {
         cp_async_wait<6>(); /* chunks 0 and 1; from here on always the oldest but six */
         take_chunk(0), take_chunk(1);
-        valid[0] = keys.there[0], valid[1] = keys.there[1];
+        valid[0] = next_valid[0], valid[1] = next_valid[1];
         uint32_t frag[2][4][4];
+        if constexpr (Element::IS_BF16) take_rope(); /* once more: registers are as fp16 wants them */
         convert_rope<Element>();
         rope_fragments(frag[1]);
         hold(s);
         multiply_chunk<Element>(frag[1], F::ROPE_TILE, true);
-        keys.take_indices(), keys.load_indices();
+        keys.load_indices();
         __syncwarp(); /* every lane has its scales */
         keys.ask_first(keys.next_rope());
         /* Of matrix l / 8 of a step: keys 0 to 7 or 8 to 15 of the warp's, the first or last eight of the step's columns. */
@@ -177,6 +182,7 @@ template <typename F> struct Scores {
     /* Scores of keys that are none do not count. */
     __device__ __forceinline__ void mask()
     {
+        if (__all_sync(~0u, valid[0] & valid[1])) return;
 #pragma unroll
         for (int i = 0; i < 2; i++)
             if (!valid[i])

@@ -23,8 +23,8 @@ struct Softmax {
     {
     }
 
-    static __device__ __forceinline__ int lane() { return (int)fresh_thread() % 32; }
-    static __device__ __forceinline__ int warp() { return (int)fresh_thread() / 32; }
+    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
+    static __device__ __forceinline__ int warp() { return (int)(fresh_thread() / 32); }
     static __device__ __forceinline__ int head(int h) { return 8 * (h / 2) + 2 * (lane() % 4) + h % 2; }
 
     __device__ __forceinline__ void begin()
@@ -89,11 +89,12 @@ struct Softmax {
     template <typename Element>
     __device__ __forceinline__ bool block(const float (&s)[32], uint32_t buffer, bool mine)
     {
-        float over = -INFINITY;
+        float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}; /* four: short chains */
 #pragma unroll
         for (int h = 0; h < 16; h++)
-            over = fmaxf(over, fmaf(fmaxf(s[4 * (h / 2) + h % 2], s[4 * (h / 2) + 2 + h % 2]), p.scale_log2,
-                                    below[h]));
+            most[h % 4] = fmaxf(most[h % 4], fmaf(fmaxf(s[4 * (h / 2) + h % 2], s[4 * (h / 2) + 2 + h % 2]),
+                                                  p.scale_log2, below[h]));
+        const float over = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
         bool any = false, moves = false;
         if (any_of_scores(mine | (over > REFERENCE_SLACK))) {
             any = any_of_scores(mine), moves = any_of_scores(over > REFERENCE_SLACK);
