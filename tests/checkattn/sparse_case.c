@@ -20,7 +20,7 @@ enum { APART = 4 };
 /* ---- Drawn values ---------------------------------------------------------------------------- */
 
 /* Queries are N(0, 1), keys N(0, 0.1²), both clamped to ±1; drawn once and copied from random places. */
-enum { DRAWN = 1 << 16, TOKENS = 256, WIDEST = 576, FP8 = 2 /* formats */, CODES = 3 };
+enum { DRAWN = 1 << 16, TOKENS = 256, WIDEST = 576, FP8 = 2 /* formats */, CODES = 4 };
 static uint16_t drawn_q[2][DRAWN], drawn_keys[2][DRAWN]; /* [bf16, fp16] */
 static struct token {
     uint8_t bytes[656], scales[8];
@@ -55,6 +55,26 @@ static void draw_scales(struct random_state *random, bool extreme, const struct 
     }
 }
 
+/* Tokens of the drawn ones that are beyond fp16, so few that most blocks of 64 keys have none, and 1e5 in bf16. Where queries
+ * and scales are beyond it, all keys and codes are 0: taken for infinite, they give NaN. */
+enum { BEYOND_LARGE = 17, BEYOND_SMALL = 33, BEYOND_ROPE = 101, LARGE_BF16 = 0x47c3 };
+
+static void draw_beyond(int t, const struct kv_layout *layout, struct token *token)
+{
+    const bool large = t == BEYOND_LARGE;
+    token->bytes[0] = 0;
+    if (large) memset(token->bytes + layout->group, 0, (size_t)layout->group);
+    if (large || t == BEYOND_SMALL) {
+        const float scale = large ? 0x1p127f : 0x1p-40f; /* of the second group */
+        if (layout->scale == KV_SCALE_UE8M0)
+            token->scales[1] = (uint8_t)(127 + ilogbf(scale));
+        else
+            memcpy(token->bytes + layout->scale_offset + 4, &scale, sizeof scale);
+    }
+    if (t == BEYOND_ROPE)
+        memcpy(token->bytes + layout->rope_offset, &(uint16_t){LARGE_BF16}, sizeof(uint16_t));
+}
+
 void sparse_case_draw(uint64_t seed)
 {
     static const enum kv_format formats[FP8] = {KV_FP8_656, KV_FP8_584};
@@ -76,7 +96,10 @@ void sparse_case_draw(uint64_t seed)
                 memcpy(token->bytes, page, (size_t)layout.token_bytes);
                 memcpy(token->scales, page + layout.token_bytes, (size_t)layout.scale_bytes);
                 token->scales[7] = 0xff; /* the pad byte is anything */
-                if (codes != S_CODES_WRITTEN) draw_scales(&random, codes == S_CODES_EXTREME, &layout, token);
+                if (codes == S_CODES_BEYOND)
+                    draw_beyond(t, &layout, token);
+                else if (codes != S_CODES_WRITTEN)
+                    draw_scales(&random, codes == S_CODES_EXTREME, &layout, token);
             }
 }
 
@@ -230,6 +253,7 @@ static void put_token(struct sparse_case *c, struct sparse_pool *pool, int64_t s
     const int fp8 = c->format == KV_FP8_584;
     if (c->layout.element == KV_ELEMENT_E4M3) {
         const int64_t codes = c->v[S_CODES] == S_CODES_NAN ? S_CODES_WRITTEN : c->v[S_CODES];
+        _Static_assert((int)S_CODES_NAN == (int)CODES, "the others are drawn");
         const struct token *token = &drawn_tokens[fp8][codes][random_between(&c->random, 0, TOKENS - 1)];
         memcpy(to, token->bytes, (size_t)c->layout.token_bytes);
         memcpy(sparse_case_scales(c, pool, slot), fp8 ? token->scales : token->bytes + c->layout.scale_offset,
@@ -338,6 +362,11 @@ static void make_q(struct sparse_case *c)
                 uint8_t *row = guarded_at(&c->q, r, j, h, 0);
                 memcpy(row, drawn_q[is_fp16(c)] + from_place(c), (size_t)c->d_qk * 2);
                 if (c->v[S_INPUTS] == S_SPIKED) put_spike(row + c->d_qk * 2, is_fp16(c));
+                if (c->v[S_CODES] == S_CODES_BEYOND && c->layout.element == KV_ELEMENT_E4M3) {
+                    memset(row + 2 * (c->d_qk - c->layout.rope), 0, 2); /* what the large rope value meets */
+                    if (r % 4 == 3 && h % 61 == 60 && !is_fp16(c))
+                        memcpy(row, &(uint16_t){LARGE_BF16}, sizeof(uint16_t));
+                }
             }
 }
 

@@ -42,6 +42,7 @@ enum {
     S_CODES_WRITTEN, /* as cache writers leave them: scales are powers of two */
     S_CODES_SCALES,  /* any scales, where the format has others */
     S_CODES_EXTREME, /* subnormals, ±448, zeros of both signs */
+    S_CODES_BEYOND,  /* as written, and now and then a scale, a rope value or a query that is none in fp16 */
     S_CODES_NAN      /* as written, and one key that is seen has a NaN */
 };
 enum { S_NORMAL, S_SPIKED /* entries at borders weigh more */, S_STEEP /* scores of some ±200 */ };

@@ -45,14 +45,25 @@ struct KeyPlace {
     const uint8_t *scales;
 };
 
+__device__ __forceinline__ bool names_key(const struct sparse_cache_params &cache, int index)
+{
+    return (uint32_t)index < cache.slots;
+}
+
+/* Of an index that names one. */
 template <enum kv_format FORMAT>
-__device__ __forceinline__ KeyPlace key_place(const struct sparse_cache_params &cache, int index)
+__device__ __forceinline__ KeyPlace place_of_key(const struct sparse_cache_params &cache, int index)
 {
     const struct kv_layout layout = kv_layout_of(FORMAT, 0);
-    if ((uint32_t)index >= cache.slots) return {NULL, NULL};
     const int page = fast_divide(index, cache.page_divisor), slot = index - page * cache.page_size;
     const uint8_t *data = cache.data + page * cache.page_bytes, *token = data + slot * cache.slot_bytes;
     return {token, FORMAT == KV_FP8_584 ? data + (int64_t)cache.page_size * layout.token_bytes +
                                               (int64_t)slot * layout.scale_bytes
                                         : token + layout.scale_offset};
+}
+
+template <enum kv_format FORMAT>
+__device__ __forceinline__ KeyPlace key_place(const struct sparse_cache_params &cache, int index)
+{
+    return names_key(cache, index) ? place_of_key<FORMAT>(cache, index) : KeyPlace{NULL, NULL};
 }

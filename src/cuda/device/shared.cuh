@@ -28,6 +28,13 @@ __device__ __forceinline__ void store_shared_4(uint32_t to, uint32_t word)
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
 }
 
+__device__ __forceinline__ void store_shared_16(uint32_t to, const uint4 &words)
+{
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words.x), "r"(words.y),
+                 "r"(words.z), "r"(words.w)
+                 : "memory");
+}
+
 __device__ __forceinline__ void store_zero_16(uint32_t to)
 {
     asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");

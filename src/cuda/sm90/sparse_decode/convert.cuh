@@ -1,54 +1,64 @@
 /* SPDX-License-Identifier: MIT
  *
- * FP8 codes to bf16: bf16(e4m3 × scale), as everywhere. Where the scales of a warp's keys are powers of two below 2^8, by bit
- * moves and one multiplication, which is exact; the others by fp32. NaN codes are noticed by their bits alone: a key that
- * has one makes NaN of all that sees it, so that its scores are set to NaN (softmax.cuh) and its values do not matter.
+ * FP8 codes and bf16 values to what is multiplied: fp16, or bf16 for the keys that fp16 does not hold. Codes become
+ * bf16(e4m3 × scale), as everywhere; in fp16 exactly, where the scale is a power of two, and else e4m3 × fp16(scale), nearer to
+ * the product than bf16 is. NaN codes become NaN either way.
  */
 #pragma once
 
 #include "layout.cuh"
 
-enum {
-    CODE_SHIFT = 120 /* the bits of a code, moved to those of a bf16, are worth 2^-120 of it */,
-    MOST_EXPONENT = 254 - CODE_SHIFT /* of a scale whose product with 2^120 is finite */
-};
+/* Scales that are multiplied in fp16: every code times 2^-15 is a multiple of 2^-24, as all of fp16 is, so that powers of two
+ * lose nothing; with others a value loses 2^-10 of itself and 2^-25, less than bf16 loses wherever the code is 1/2 or more. Above,
+ * 448 times the scale is infinite. Of ue8m0 a range that shows in the upper bits of a byte. */
+enum : uint32_t { LEAST_SCALE = 0x38000000 /* 2^-15 */, MOST_SCALE = 0x43120000 /* 146 */ };
+static constexpr uint32_t SCALE_CODES = 0x70 /* 2^-15 … 1: with the lower four bits anything */;
 
-__device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b)
-{
-    uint32_t product;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-    return product;
-}
+/* Scales that are no powers of two may be rounded. How far that moves a score goes by softmax_scale: some 1e-4 here, of queries
+ * and keys around 1 and 1/10. With larger ones they go by bf16. */
+static constexpr float MOST_SOFTMAX_SCALE_FOR_ROUNDED = 0.0625f;
 
-/* Codes c0 … c3 to (c0, c2), (c1, c3); `scale`: scale · 2^120, twice. */
-__device__ __forceinline__ void convert_plain(uint32_t codes, uint32_t scale, uint32_t &even, uint32_t &odd)
-{
-    even = multiply_bf16x2(((codes << 8) & 0x80008000u) | ((codes << 4) & 0x07f007f0u), scale);
-    odd = multiply_bf16x2((codes & 0x80008000u) | ((codes >> 4) & 0x07f007f0u), scale);
-}
+/* |x| of a bf16 value from here on is infinite in fp16. */
+static constexpr uint32_t BF16_TOO_LARGE = 0x4780;
 
-/* The same by fp32, for any scale. */
-__device__ __forceinline__ void convert_any(uint32_t codes, float scale, uint32_t &even, uint32_t &odd)
+/* Codes c0 … c3 to (c0, c1), (c2, c3); `scale`: in fp16, twice. */
+__device__ __forceinline__ void convert_codes(uint32_t codes, uint32_t scale, uint32_t &low, uint32_t &high)
 {
-    uint32_t low, high;
-    asm("{\n.reg .b16 x, y;\nmov.b32 {x, y}, %2;\ncvt.rn.f16x2.e4m3x2 %0, x;\ncvt.rn.f16x2.e4m3x2 %1, y;\n}"
+    asm("{\n.reg .b16 x, y;\n.reg .b32 a, b;\nmov.b32 {x, y}, %2;\ncvt.rn.f16x2.e4m3x2 a, x;\n"
+        "cvt.rn.f16x2.e4m3x2 b, y;\nmul.rn.f16x2 %0, a, %3;\nmul.rn.f16x2 %1, b, %3;\n}"
         : "=r"(low), "=r"(high)
+        : "r"(codes), "r"(scale));
+}
+
+/* The same to bf16, for any scale. */
+__device__ __forceinline__ void convert_codes(uint32_t codes, float scale, uint32_t &low, uint32_t &high)
+{
+    uint32_t a, b;
+    asm("{\n.reg .b16 x, y;\nmov.b32 {x, y}, %2;\ncvt.rn.f16x2.e4m3x2 %0, x;\ncvt.rn.f16x2.e4m3x2 %1, y;\n}"
+        : "=r"(a), "=r"(b)
         : "r"(codes));
-    even = Bf16::pack(Fp16::to_float((uint16_t)low) * scale, Fp16::to_float((uint16_t)high) * scale);
-    odd = Bf16::pack(Fp16::to_float((uint16_t)(low >> 16)) * scale,
-                     Fp16::to_float((uint16_t)(high >> 16)) * scale);
+    low = Bf16::pack(Fp16::to_float((uint16_t)a) * scale, Fp16::to_float((uint16_t)(a >> 16)) * scale);
+    high = Bf16::pack(Fp16::to_float((uint16_t)b) * scale, Fp16::to_float((uint16_t)(b >> 16)) * scale);
 }
 
-/* Gathers in bit 7 of a byte whether its code was NaN (S.1111.111): adding 1 then changes that bit. A carry comes out of a NaN
- * alone. */
-__device__ __forceinline__ void notice_nan(uint32_t &noticed, uint32_t codes)
+/* Two bf16 values to what is multiplied. */
+template <typename Element> __device__ __forceinline__ uint32_t convert_bf16x2(uint32_t word)
 {
-    noticed |= (codes + 0x01010101u) ^ codes;
+    if constexpr (Element::IS_BF16) return word;
+    return Fp16::pack(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
 }
 
-__device__ __forceinline__ bool nan_noticed(uint32_t noticed)
+/* The larger magnitudes of two words of bf16 values, with some sign; NaN does not count. */
+__device__ __forceinline__ uint32_t larger_bf16x2(uint32_t a, uint32_t b)
 {
-    return noticed & 0x80808080u;
+    uint32_t larger;
+    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+}
+
+__device__ __forceinline__ bool too_large_for_fp16(uint32_t word)
+{
+    return (word & 0x7fffu) >= BF16_TOO_LARGE || (word >> 16 & 0x7fffu) >= BF16_TOO_LARGE;
 }
 
 /* The scales of a key. */
@@ -62,38 +72,41 @@ template <typename F> struct Scales {
         if constexpr (!F::ROPE_IS_V) word[2] = words.z, word[3] = words.w;
     }
 
-    /* Are all powers of two up to 2^7? */
-    __device__ __forceinline__ bool plain() const
+    /* Does fp16 hold what the codes make with them? */
+    __device__ __forceinline__ bool fit(float softmax_scale) const
     {
         if constexpr (F::ROPE_IS_V) {
-            const uint32_t high = (word[0] & ((word[0] & 0x7f7f7f7fu) + 0x79797979u)) | /* 135 and above */
-                                  ((word[1] & ((word[1] & 0x7f7f7f7fu) + 0x79797979u)) & 0x00ffffffu);
-            static_assert(MOST_EXPONENT + 1 + 0x79 == 0x100, "a byte above it carries into bit 7");
-            return !(high & 0x80808080u);
+            constexpr uint32_t all = SCALE_CODES * 0x01010101u;
+            return !((word[0] ^ all) & 0xf0f0f0f0u) & !((word[1] ^ all) & 0x00f0f0f0u);
         } else {
-            bool all = true;
+            const uint32_t fraction = softmax_scale > MOST_SOFTMAX_SCALE_FOR_ROUNDED ? 0x007fffffu : 0;
+            uint32_t most = 0, least = ~0u, odd = 0;
 #pragma unroll
             for (int i = 0; i < F::SCALE_WORDS; i++)
-                all &= !(word[i] & 0x807fffffu) & (word[i] - 1u < (uint32_t)MOST_EXPONENT << 23);
-            return all;
+                most = max(most, word[i]), least = min(least, word[i] - 1u) /* 0 fits */, odd |= word[i];
+            return most <= MOST_SCALE & least >= LEAST_SCALE - 1u & !(odd & fraction);
         }
+    }
+
+    /* Of a chunk, for either conversion. */
+    template <typename Element> __device__ __forceinline__ auto of_chunk(int chunk) const
+    {
+        if constexpr (Element::IS_BF16) {
+            return F::ROPE_IS_V ? num_from_ue8m0((uint8_t)code_of(chunk)) : __uint_as_float(word_of(chunk));
+        } else {
+            const float scale = __uint_as_float(F::ROPE_IS_V ? code_of(chunk) << 23 : word_of(chunk));
+            return Fp16::pack(scale, scale);
+        }
+    }
+
+  private:
+    __device__ __forceinline__ uint32_t word_of(int chunk) const
+    {
+        return word[chunk / 2 % F::SCALE_WORDS];
     }
 
     __device__ __forceinline__ uint32_t code_of(int chunk) const /* ue8m0 */
     {
         return word[chunk / 4 % F::SCALE_WORDS] >> (8 * (chunk % 4)) & 0xffu;
-    }
-
-    /* Of a chunk: times 2^120 in bf16, twice in a word, if all are plain; a key that is none has scales 0, and codes 0. */
-    __device__ __forceinline__ uint32_t shifted(int chunk) const
-    {
-        if constexpr (F::ROPE_IS_V) return ((code_of(chunk) + CODE_SHIFT) << 7) * 0x10001u;
-        return __byte_perm(word[chunk / 2] + ((uint32_t)CODE_SHIFT << 23), 0, 0x3232);
-    }
-
-    __device__ __forceinline__ float value(int chunk) const
-    {
-        if constexpr (F::ROPE_IS_V) return num_from_ue8m0((uint8_t)code_of(chunk));
-        return __uint_as_float(word[chunk / 2]);
     }
 };

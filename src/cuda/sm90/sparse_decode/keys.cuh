@@ -16,17 +16,23 @@ template <typename F> struct Keys {
     int index[2];       /* of the thread's keys, of a block whose raw keys are yet to be asked for */
     const uint8_t *token[2], *scales; /* of the block whose raw keys are asked for */
     bool there[2];                    /* a key is; where none is nothing is read */
+    uint32_t rope;                    /* where the thread's rope values of the block are that is taken next */
 
     __device__ __forceinline__ Keys(const struct sparse_decode_params &params, Shared &memory)
-        : p(params), shared(memory), base(shared_address(&memory))
+        : p(params), shared(memory), base(shared_address(&memory)), rope(SHARED_AT(base, rope))
     {
     }
 
-    static __device__ __forceinline__ int lane() { return (int)fresh_thread() % 32; }
-    static __device__ __forceinline__ int warp() { return (int)fresh_thread() / 32; }
+    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
+    static __device__ __forceinline__ int warp() { return (int)(fresh_thread() / 32); }
 
     /* Of a block, the thread's keys 0 and 1. */
-    static __device__ __forceinline__ int key(int i) { return wgmma_d_row((int)fresh_thread(), 2 * i); }
+    static __device__ __forceinline__ int key(int i)
+    {
+        const unsigned thread =
+            fresh_thread(); /* unsigned: halves the instructions; as wgmma_d_row(thread, 2 * i) */
+        return (int)(16 * (thread / 32) + thread % 32 / 4) + 8 * i;
+    }
 
     __device__ __forceinline__ Shared::Ahead &ahead() { return shared.ahead[warp()]; }
 
@@ -59,9 +65,9 @@ template <typename F> struct Keys {
         const bool of_extra = at >= piece.extra_begin;
         const int end = min(piece.end, of_extra ? piece.extra_end : piece.count);
         const int32_t *entries = piece.entries[of_extra];
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (at + key(i) < end) index[i] = __ldg(entries + at + key(i));
+        const int first = at + key(0);
+        if (first < end) index[0] = __ldg(entries + first);
+        if (first + 8 < end) index[1] = __ldg(entries + first + 8);
         at += KEYS;
         ahead().of_extra = of_extra; /* the same in all lanes */
         if (__any_sync(~0u, at >= piece.end)) {
@@ -73,15 +79,14 @@ template <typename F> struct Keys {
     __device__ __forceinline__ void take_indices()
     {
         const struct sparse_cache_params &cache = p.cache[ahead().of_extra];
-        const KeyPlace first = key_place<F::FORMAT>(cache, index[0]),
-                       second = key_place<F::FORMAT>(cache, index[1]);
-        there[0] = first.token != NULL, there[1] = second.token != NULL;
-        token[0] = (there[0] ? first.token : cache.data) + 16 * (lane() % 4);
-        token[1] = (there[1] ? second.token : cache.data) + 16 * (lane() % 4);
-        const uint8_t *const first_scales = there[0] ? first.scales : cache.data, *const second_scales =
-                                                                                      there[1] ? second.scales
-                                                                                               : cache.data;
-        scales = lane() % 2 ? second_scales : first_scales;
+        KeyPlace place[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) { /* without branches, so that neither key waits for the other */
+            there[i] = names_key(cache, index[i]);
+            place[i] = place_of_key<F::FORMAT>(cache, there[i] ? index[i] : 0);
+            token[i] = place[i].token + 16 * (lane() % 4);
+        }
+        scales = lane() % 2 ? place[1].scales : place[0].scales;
     }
 
     __device__ __forceinline__ uint32_t raw_at(int c, int i) const
@@ -89,9 +94,16 @@ template <typename F> struct Keys {
         return SHARED_AT(base, raw) + (uint32_t)((c * 2 + i) * WARPGROUP_THREADS + (int)threadIdx.x) * 16;
     }
 
-    __device__ __forceinline__ uint32_t rope_at(int i, int half) const
+    __device__ __forceinline__ uint32_t rope_at(uint32_t rope_base, int i, int half) const
     {
-        return SHARED_AT(base, rope) + (uint32_t)((i * 2 + half) * WARPGROUP_THREADS + (int)threadIdx.x) * 16;
+        return rope_base + (uint32_t)((i * 2 + half) * WARPGROUP_THREADS + (int)threadIdx.x) * 16;
+    }
+
+    /* Where the rope values of the block after that go: V takes them last, when the next ones are under way. */
+    __device__ __forceinline__ uint32_t next_rope() const
+    {
+        static_assert(sizeof(Shared::rope) == TILE_BYTES, "");
+        return F::ROPE_IS_V ? SHARED_AT(base, rope) + SHARED_AT(base, q[V_TILES]) - rope : rope;
     }
 
     __device__ __forceinline__ uint32_t scales_at(int i) const
@@ -108,13 +120,13 @@ template <typename F> struct Keys {
         cp_async_commit();
     }
 
-    __device__ __forceinline__ void copy_rope()
+    __device__ __forceinline__ void copy_rope(uint32_t to)
     {
 #pragma unroll
         for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                cp_async_16(rope_at(i, half), token[i] + F::ROPE_OFFSET + 16 * (lane() % 4) + 16 * half,
+                cp_async_16(rope_at(to, i, half), token[i] + F::ROPE_OFFSET + 16 * (lane() % 4) + 16 * half,
                             there[i]);
     }
 
@@ -129,22 +141,19 @@ template <typename F> struct Keys {
             cp_async_16(scales_at(i), scales, valid);
     }
 
-    /* The scales first; with them the rope columns, or last, as chunk 7. */
-    __device__ __forceinline__ void ask_first()
+    __device__ __forceinline__ void ask_first(uint32_t rope_to)
     {
-        if constexpr (!F::ROPE_IS_V) copy_rope();
+        copy_rope(rope_to);
         copy_scales();
         cp_async_commit();
     }
 
     __device__ __forceinline__ void ask_chunk(int c)
     {
-        if (c < F::CODE_CHUNKS) {
+        if (c < F::CODE_CHUNKS)
             ask_codes(c);
-        } else {
-            copy_rope();
-            cp_async_commit();
-        }
+        else
+            cp_async_commit(); /* of nothing */
     }
 
     __device__ __forceinline__ void begin()
@@ -152,7 +161,7 @@ template <typename F> struct Keys {
         next_piece = shared.list.first;
         enter_piece();
         load_indices(), take_indices(), load_indices();
-        ask_first();
+        ask_first(rope);
 #pragma unroll
         for (int c = 0; c < V_TILES; c++) ask_chunk(c);
     }

@@ -20,6 +20,7 @@ enum {
     D_V = 512,
     V_TILES = 8 /* of 64 columns */
 };
+enum { Q_GROUPS = 5 /* of Q's tiles: that of the rope values, then two each */ };
 enum { HALVES = 3 /* of V, in turns */, HALF_TILES = V_TILES / 2, HALF_BYTES = HALF_TILES * TILE_BYTES };
 static_assert(KEYS == TILE_LINES && HEADS == TILE_LINES, "");
 
@@ -28,6 +29,7 @@ template <enum kv_format FORMAT_> struct Format {
     static constexpr enum kv_format FORMAT = FORMAT_;
     static constexpr bool ROPE_IS_V = FORMAT == KV_FP8_584;
     static constexpr int CODE_CHUNKS = ROPE_IS_V ? 7 : 8;
+    static constexpr int ROPE_TILE = CODE_CHUNKS; /* of Q, and of V if it is in V */
     static constexpr int Q_TILES = CODE_CHUNKS + 1;
     static constexpr int ROPE_OFFSET = ROPE_IS_V ? 448 : 528;
     static constexpr int SCALE_WORDS = ROPE_IS_V ? 2 : 4; /* of a key */
@@ -36,13 +38,13 @@ template <enum kv_format FORMAT_> struct Format {
 /* Raw keys: where a thread's own 16 bytes are, by chunk, key of its two, thread. Nobody else reads them. */
 struct Shared {
     unsigned char v[HALVES][HALF_BYTES];
-    unsigned char q[V_TILES + 1][TILE_BYTES];
+    unsigned char q[V_TILES + 1][TILE_BYTES]; /* FP8_584 has no ninth: rope values of every other block */
     unsigned char p[2][TILE_BYTES];
     unsigned char raw[V_TILES][2][WARPGROUP_THREADS][16], rope[2][2][WARPGROUP_THREADS][16];
     unsigned char scale[KEYS][16];
     float factor[2][HEADS];         /* by which O shrinks where the references of this block moved */
     float sum[HEADS], below[HEADS]; /* of the piece: sums, and minus the references */
-    uint32_t moved[2];
+    uint32_t block[2];              /* BLOCK_… */
     struct Ahead {
         const int32_t *entries[2]; /* of the token, in either cache: at its list position */
         int count, extra_begin, extra_end, end;
@@ -50,7 +52,8 @@ struct Shared {
     } ahead[4];        /* [warp] of the scores: the piece whose keys are asked for */
     PieceList list;    /* of the block of threads; the scores' warps have no registers for it */
     Piece piece[8];    /* [warp] of the sums: out of the way until the end of the piece */
-    uint64_t full[2], empty[HALVES], sum_full, sum_empty;
+    uint32_t q_beyond; /* the piece, counted from 1, whose queries fp16 does not hold */
+    uint64_t full[2], empty[HALVES], sum_full, sum_empty, q_full, q_free[Q_GROUPS];
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 
@@ -59,8 +62,25 @@ static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 enum { SCORES_BARRIER = 1 /* of the scores' warps */ };
 
 /* Of every 64 columns lane t of four has 16 neighbours, four of them (c0 … c3, a word of codes) in each step of 16 of a
- * product: as k = 2t, 2t + 1 and 2t + 8, 2t + 9 of A's fragment. Of codes these pairs are (c0, c2), (c1, c3), which bit moves
- * make of a word; of bf16 values (c0, c1), (c2, c3). Q, V and O have the same order. */
+ * product: as k = 2t, 2t + 1 (c0, c1) and 2t + 8, 2t + 9 (c2, c3) of A's fragment. Q, V and O have the same order. */
+
+/* What the sums' warpgroups are told of a block. */
+enum {
+    BLOCK_MOVED = 1 /* references have: O shrinks by `factor` */,
+    BLOCK_BF16 = 2 /* P and V; else fp16 */
+};
+
+/* By 128 threads: is `mine` true in any of them? */
+__device__ __forceinline__ bool any_of_scores(bool mine)
+{
+    uint32_t any;
+    asm volatile(
+        "{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, %3, p;\nselp.u32 %0, 1, 0, q;\n}"
+        : "=r"(any)
+        : "r"((int)mine), "n"((int)SCORES_BARRIER), "n"((int)WARPGROUP_THREADS)
+        : "memory");
+    return any;
+}
 
 /* The worker, query token and tile of heads of this block of threads. */
 struct Place {

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "layout.cuh"
+#include "convert.cuh"
 
 __device__ __forceinline__ const uint16_t *first_query(const struct sparse_decode_params &p, int request,
                                                        const Place &place)
@@ -13,7 +13,33 @@ __device__ __forceinline__ const uint16_t *first_query(const struct sparse_decod
            (int64_t)(place.tile * HEADS) * p.q_stride[2];
 }
 
-/* By the scores' warps: the tile of another request to L2, ahead of its use. */
+/* Where a thread's part of the queries goes. Eight lanes take 128 bytes of a head, so that both sides of the copy take all
+ * banks and whole sectors: of a tile, columns 8 · piece … of a head, and of others a multiple of 8 away. */
+struct QueryLanes {
+    int head, piece;
+
+    __device__ __forceinline__ explicit QueryLanes(int warp)
+        : head(4 * warp + (int)fresh_thread() % 32 / 8), piece((int)fresh_thread() % 8)
+    {
+    }
+
+    /* To the head's line of a tile. */
+    template <typename Element> __device__ __forceinline__ void store(uint32_t line, const uint4 &x) const
+    {
+        const uint32_t chunk = (4 * (uint32_t)(piece % 2)) ^ (head & 7u),
+                       to = line + 4 * (uint32_t)(piece / 2);
+        store_shared_4(to + chunk * CHUNK_BYTES, convert_bf16x2<Element>(x.x));
+        store_shared_4(to + (chunk ^ 1) * CHUNK_BYTES, convert_bf16x2<Element>(x.y));
+        store_shared_4(to + (chunk ^ 2) * CHUNK_BYTES, convert_bf16x2<Element>(x.z));
+        store_shared_4(to + (chunk ^ 3) * CHUNK_BYTES, convert_bf16x2<Element>(x.w));
+    }
+};
+
+/* ---- By the sums' warps, ahead of the piece ------------------------------------------------------ */
+
+enum { LOADING_THREADS = 2 * WARPGROUP_THREADS, PREFETCH_BLOCKS = 4 };
+
+/* To L2. Early enough to come, and late enough to be there still: keys pass through L2 all the time. */
 template <typename F>
 __device__ __forceinline__ void prefetch_queries(const struct sparse_decode_params &p, int request)
 {
@@ -21,55 +47,81 @@ __device__ __forceinline__ void prefetch_queries(const struct sparse_decode_para
     const char *from = (const char *)first_query(p, request, place);
     const int heads = min((int)HEADS, p.h_q - place.tile * HEADS);
 #pragma unroll 1
-    for (int line = (int)threadIdx.x; line < heads * F::Q_TILES; line += WARPGROUP_THREADS)
+    for (int line = (int)fresh_thread() - WARPGROUP_THREADS; line < heads * F::Q_TILES;
+         line += LOADING_THREADS)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(from + line / F::Q_TILES * (2 * p.q_stride[2]) +
                                                       line % F::Q_TILES * LINE_BYTES));
 }
 
-/* By the scores' warps. Eight lanes take 128 bytes of a head, so that both sides of the copy take all banks and whole
- * sectors. */
+/* To shared memory, as fp16, a group of tiles as soon as the scores' warps need it no more. `count`: of the piece. */
 template <typename F>
-__device__ __forceinline__ void load_queries(const struct sparse_decode_params &p, int request, uint32_t base)
+__device__ __forceinline__ void load_queries(const struct sparse_decode_params &p, int request,
+                                             Shared &shared, uint32_t base, uint32_t count)
 {
-    enum { HEADS_OF_ROUND = 2, HEADS_APART = 16 };
-    const Place place(p);
-    const int lane = (int)fresh_thread() % 32, piece = lane % 8, t = piece / 2;
-    const int first_head = 4 * ((int)fresh_thread() / 32) + lane / 8, heads = p.h_q - place.tile * HEADS;
-    const uint16_t *from =
-        first_query(p, request, place) + first_head * p.q_stride[2] + CHUNK_ELEMENTS * piece;
-    /* A line of a tile by itself: its chunk 2 · step, and the one after it, XOR the head. */
-    const uint32_t chunk = (4 * (uint32_t)(piece % 2)) ^ (first_head & 7u);
-    uint32_t to = SHARED_AT(base, q) + (uint32_t)(first_head * LINE_BYTES + 4 * t);
-    barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* all products with the queries before are done */
+    enum { ROUNDS = 2, HEADS_APART = HEADS / ROUNDS };
 #pragma unroll 1
-    for (int head = first_head; head < HEADS; head += HEADS_OF_ROUND * HEADS_APART) {
-        uint4 words[HEADS_OF_ROUND][F::Q_TILES];
+    for (int group = 0; group < Q_GROUPS; group++) {
+        /* Anew each time: O leaves few registers. */
+        const Place place(p);
+        const QueryLanes lanes((int)fresh_thread() / 32 - WARPGROUP_THREADS / 32);
+        const int heads = p.h_q - place.tile * HEADS - lanes.head;
+        const uint16_t *from =
+            first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.piece;
+        const int first = group ? 2 * group - 2 : F::ROPE_TILE;
+        const bool two = group && first + 1 < F::CODE_CHUNKS;
+        uint4 words[2][ROUNDS];
 #pragma unroll
-        for (int i = 0; i < HEADS_OF_ROUND; i++)
+        for (int c = 0; c < 2; c++)
 #pragma unroll
-            for (int c = 0; c < F::Q_TILES; c++)
-                words[i][c] =
-                    head + i * HEADS_APART < heads
-                        ? __ldg((const uint4 *)(from + i * HEADS_APART * p.q_stride[2] + LINE_ELEMENTS * c))
-                        : make_uint4(0, 0, 0, 0);
+            for (int i = 0; i < ROUNDS; i++)
+                words[c][i] = (c == 0 || two) && i * HEADS_APART < heads
+                                  ? __ldg((const uint4 *)(from + i * HEADS_APART * p.q_stride[2] +
+                                                          LINE_ELEMENTS * (first + c)))
+                                  : make_uint4(0, 0, 0, 0);
+        mbarrier_wait(SHARED_AT(base, q_free) + 8 * (uint32_t)group, (count & 1) ^ 1);
+        uint32_t most = 0;
 #pragma unroll
-        for (int i = 0; i < HEADS_OF_ROUND; i++)
+        for (int c = 0; c < 2; c++)
+            if (c == 0 || two)
 #pragma unroll
-            for (int c = 0; c < F::Q_TILES; c++) {
-                const uint32_t line = to + (uint32_t)(i * HEADS_APART * LINE_BYTES + c * TILE_BYTES);
-                const uint4 x = words[i][c];
-                const bool of_codes = c < F::CODE_CHUNKS;
-#pragma unroll
-                for (uint32_t half = 0; half < 2; half++) {
-                    const uint32_t a = half ? x.z : x.x, b = half ? x.w : x.y;
-                    store_shared_4(line + ((chunk ^ (2 * half)) * CHUNK_BYTES),
-                                   of_codes ? __byte_perm(a, b, 0x5410) : a);
-                    store_shared_4(line + ((chunk ^ (2 * half + 1)) * CHUNK_BYTES),
-                                   of_codes ? __byte_perm(a, b, 0x7632) : b);
+                for (int i = 0; i < ROUNDS; i++) {
+                    const uint4 &x = words[c][i];
+                    most = larger_bf16x2(larger_bf16x2(most, x.x), x.y);
+                    most = larger_bf16x2(larger_bf16x2(most, x.z), x.w);
+                    lanes.store<Fp16>(SHARED_AT(base, q) + (uint32_t)(first + c) * TILE_BYTES +
+                                          (uint32_t)(lanes.head + i * HEADS_APART) * LINE_BYTES,
+                                      x);
                 }
-            }
-        from += HEADS_OF_ROUND * HEADS_APART * p.q_stride[2];
-        to += HEADS_OF_ROUND * HEADS_APART * LINE_BYTES;
+        if (too_large_for_fp16(most)) shared.q_beyond = count + 1;
+    }
+    fence_async_shared();
+    __syncwarp();
+    if (fresh_thread() % 32 == 0) mbarrier_arrive(SHARED_AT(base, q_full));
+}
+
+/* ---- By the scores' warps, as bf16 ---------------------------------------------------------------- */
+
+/* Of a piece whose queries are there as fp16; rare, so that it need not be fast. */
+template <typename F>
+__device__ __forceinline__ void reload_queries(const struct sparse_decode_params &p, int request,
+                                               uint32_t base)
+{
+    enum { HEADS_APART = 16 };
+    const Place place(p);
+    const QueryLanes lanes((int)fresh_thread() / 32);
+    const int heads = p.h_q - place.tile * HEADS;
+    const uint16_t *from =
+        first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.piece;
+    uint32_t line = SHARED_AT(base, q) + (uint32_t)lanes.head * LINE_BYTES;
+    barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* all products with the others are done */
+#pragma unroll 1
+    for (int head = lanes.head; head < HEADS; head += HEADS_APART) {
+#pragma unroll 1
+        for (int c = 0; c < F::Q_TILES; c++)
+            lanes.store<Bf16>(line + (uint32_t)c * TILE_BYTES,
+                              head < heads ? __ldg((const uint4 *)(from + LINE_ELEMENTS * c))
+                                           : make_uint4(0, 0, 0, 0));
+        from += HEADS_APART * p.q_stride[2], line += HEADS_APART * LINE_BYTES;
     }
     fence_async_shared();
     barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);

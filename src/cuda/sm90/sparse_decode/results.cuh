@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#include "layout.cuh"
+#include "queries.cuh"
 
 template <typename F> struct Sums {
     const struct sparse_decode_params &p;
@@ -29,22 +29,32 @@ template <typename F> struct Sums {
     __device__ __forceinline__ void add_block(uint32_t buffer, uint32_t parity, uint32_t half, bool first)
     {
         mbarrier_wait(SHARED_AT(base, full) + 8 * buffer, parity);
-        if (__any_sync(~0u, shared.moved[buffer])) {
+        const uint32_t block = shared.block[buffer];
+        if (__any_sync(~0u, block & BLOCK_MOVED)) {
             const float factor[2] = {shared.factor[buffer][row()], shared.factor[buffer][row() + 8]};
 #pragma unroll
             for (int i = 0; i < 128; i++) o[i] *= factor[i / 2 % 2];
         }
+        if (__any_sync(~0u, block & BLOCK_BF16))
+            multiply<Bf16>(buffer, half, first);
+        else
+            multiply<Fp16>(buffer, half, first);
+        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, empty) + 8 * half);
+    }
+
+    template <typename Element>
+    __device__ __forceinline__ void multiply(uint32_t buffer, uint32_t half, bool first)
+    {
+        const uint32_t v = SHARED_AT(base, v) + half * HALF_BYTES;
         hold(o);
         wgmma_fence();
-        const uint32_t v = SHARED_AT(base, v) + half * HALF_BYTES;
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            wgmma_256_columns<Bf16>(o, wgmma_lines(SHARED_AT(base, p) + buffer * TILE_BYTES, k),
-                                    wgmma_columns(v, k), k > 0 || !first);
+            wgmma_256_columns<Element>(o, wgmma_lines(SHARED_AT(base, p) + buffer * TILE_BYTES, k),
+                                       wgmma_columns(v, k), k > 0 || !first);
         wgmma_commit();
         wgmma_wait<0>();
         hold(o);
-        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, empty) + 8 * half);
     }
 
     /* Columns 4 s … 4 s + 3 of the thread's 16 of tile c of the side, of row i of its two. `empty`: it saw no key, and
@@ -52,58 +62,88 @@ template <typename F> struct Sums {
     __device__ __forceinline__ float4 values(int c, int s, int i, float factor, bool empty) const
     {
         const float *low = o + 32 * c + 8 * s + 2 * i, *high = low + 4;
-        const bool rope =
-            F::ROPE_IS_V && c == HALF_TILES - 1 && side() == 1; /* bf16 values, in their order */
-        const float second = rope ? low[1] : high[0], third = rope ? high[0] : low[1];
         return empty ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
-                     : make_float4(low[0] * factor, second * factor, third * factor, high[1] * factor);
+                     : make_float4(low[0] * factor, low[1] * factor, high[0] * factor, high[1] * factor);
     }
 
-    __device__ __forceinline__ void store_out(uint16_t *to, int i, float factor, bool empty) const
+    /* x, y: 32 bytes that this lane has for its own place; the other lane of the pair has those of the place `apart` bytes away.
+     * Together they write one after the other: what goes to memory is whole sectors. `to`: place_of_pair. */
+    static __device__ __forceinline__ void store_sectors(char *to, int apart, const uint4 &x, const uint4 &y,
+                                                         bool there)
     {
+        const bool odd = lane() % 2;
+        const uint4 send = odd ? x : y;
+        uint4 got;
+        got.x = __shfl_xor_sync(~0u, send.x, 1), got.y = __shfl_xor_sync(~0u, send.y, 1);
+        got.z = __shfl_xor_sync(~0u, send.z, 1), got.w = __shfl_xor_sync(~0u, send.w, 1);
+        if (!there) return;
+        *(uint4 *)to = odd ? got : x, *(uint4 *)(to + apart) = odd ? y : got;
+    }
+
+    /* Where the lane's half of either sector begins. */
+    static __device__ __forceinline__ char *place_of_pair(void *own, int apart)
+    {
+        return (char *)own + (lane() % 2 ? 16 - apart : 0);
+    }
+
+    __device__ __forceinline__ void store_out(uint16_t *own, int i, float factor, bool empty,
+                                              bool there) const
+    {
+        enum { APART = 16 * sizeof *own };
+        char *to = place_of_pair(own, APART);
 #pragma unroll
-        for (int c = 0; c < HALF_TILES; c++)
+        for (int c = 0; c < HALF_TILES; c++) {
+            uint4 words[2];
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const float4 a = values(c, 2 * h, i, factor, empty),
                              b = values(c, 2 * h + 1, i, factor, empty);
-                *(uint4 *)(to + LINE_ELEMENTS * c + CHUNK_ELEMENTS * h) = make_uint4(
-                    Bf16::pack(a.x, a.y), Bf16::pack(a.z, a.w), Bf16::pack(b.x, b.y), Bf16::pack(b.z, b.w));
+                words[h] = make_uint4(Bf16::pack(a.x, a.y), Bf16::pack(a.z, a.w), Bf16::pack(b.x, b.y),
+                                      Bf16::pack(b.z, b.w));
             }
+            store_sectors(to + LINE_ELEMENTS * c * sizeof *own, APART, words[0], words[1], there);
+        }
+    }
+
+    static __device__ __forceinline__ uint4 bits(float a, float b, float c, float d)
+    {
+        return make_uint4(__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d));
     }
 
     /* Columns as slot_position has them: 0, 1, 8, 9, then 2, 3, 10, 11, … of the thread's 16. */
-    __device__ __forceinline__ void store_slot(float *to, int i, float factor, bool empty) const
+    __device__ __forceinline__ void store_slot(float *own, int i, float factor, bool empty, bool there) const
     {
+        enum { APART = 16 * sizeof *own };
+        char *to = place_of_pair(own, APART);
 #pragma unroll
         for (int c = 0; c < HALF_TILES; c++)
 #pragma unroll
             for (int s = 0; s < 2; s++) {
                 const float4 a = values(c, s, i, factor, empty), b = values(c, s + 2, i, factor, empty);
-                float4 *four = (float4 *)(to + LINE_ELEMENTS * c + 8 * s);
-                four[0] = make_float4(a.x, a.y, b.x, b.y), four[1] = make_float4(a.z, a.w, b.z, b.w);
+                store_sectors(to + (LINE_ELEMENTS * c + 8 * s) * sizeof *own, APART, bits(a.x, a.y, b.x, b.y),
+                              bits(a.z, a.w, b.z, b.w), there);
             }
     }
 
+    /* All lanes, also those of heads that are none. */
     __device__ __forceinline__ void end_row(int i, float sum, float below) const
     {
         const Place place(p);
-        const int head = place.tile * HEADS + row() + 8 * i, column = side() * (D_V / 2) + 16 * (lane() % 4);
-        if (head >= p.h_q) return;
-        const int request = piece().request;
+        const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
+        const int column = side() * (D_V / 2) + 16 * (lane() % 4), request = piece().request;
         const int64_t slot = piece().slot;
-        const bool stores_lse = side() == 0 && lane() % 4 == 0;
+        const bool there = asked < p.h_q, stores_lse = there && side() == 0 && lane() % 4 == 0;
         const float lse = sum == 0.0f ? -INFINITY : (log2f(sum) - below) * LN_2;
         const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
         const RowPlace where = {place.token, head};
-        if (slot == DIRECT) {
+        if (__any_sync(~0u, slot == DIRECT)) {
             if (stores_lse) store_lse(p.output, request, where, lse);
             store_out(p.output.out + out_offset(p.output, request, where) + column, i,
-                      factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f);
+                      factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f, there);
         } else {
             const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + head;
             if (stores_lse) p.split.slot_lse[slot_row] = lse;
-            store_slot(p.split.slot_out + slot_row * D_V + column, i, factor, sum == 0.0f);
+            store_slot(p.split.slot_out + slot_row * D_V + column, i, factor, sum == 0.0f, there);
         }
     }
 
@@ -130,21 +170,35 @@ template <typename F> struct Sums {
         return blocks_of(now);
     }
 
-    /* Votes: as in Scores. */
+    __device__ __forceinline__ int request_of(int i) const
+    {
+        return p.split.partitions ? i : shared.list.request;
+    }
+
+    /* Votes: as in Scores. The queries of the next piece go to L2 some blocks before the end of a piece, and to shared memory
+     * beside the scores of its last block. */
     __device__ __forceinline__ void run()
     {
-        uint32_t count = 0, parity = 0, half = (uint32_t)side();
+        uint32_t count = 0, pieces = 0, half = (uint32_t)side();
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i] = 0.0f;
-        for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last);
-             i += shared.list.step, parity ^= 1) {
-            const int blocks = begin_piece(i);
-            for (int k = 0; __any_sync(~0u, k < blocks); k++, count++) {
+        for (int i = shared.list.first - shared.list.step; __any_sync(~0u, i <= shared.list.last);
+             i += shared.list.step) {
+            /* Before the first piece there is none, whose queries go ahead all the same. */
+            const bool none = i < shared.list.first, more = shared.list.last - i >= shared.list.step;
+            const int blocks = none ? 1 : begin_piece(i);
+            for (int k = 0; __any_sync(~0u, k < blocks); k++) {
+                if (__any_sync(~0u, more && k == max(0, blocks - PREFETCH_BLOCKS)))
+                    prefetch_queries<F>(p, request_of(i + shared.list.step));
+                if (__any_sync(~0u, more && k == blocks - 1))
+                    load_queries<F>(p, request_of(i + shared.list.step), shared, base, pieces);
+                if (__any_sync(~0u, none)) continue;
                 add_block(count & 1, count >> 1 & 1, half, k == 0);
-                half += 2;
+                count++, half += 2;
                 if (half >= HALVES) half -= HALVES;
             }
-            end_piece(parity);
+            if (__any_sync(~0u, !none)) end_piece((pieces & 1) ^ 1);
+            pieces++;
         }
     }
 };

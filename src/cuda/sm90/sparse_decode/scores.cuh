@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The scores' warpgroup: raw keys to bf16, in registers; from there at once S^T = K Qᵀ, and V to shared memory; softmax.
+ * The scores' warpgroup: raw keys to fp16 or bf16, in registers; from there at once S^T = K Qᵀ, and V to shared memory; softmax.
  */
 #pragma once
 
@@ -15,11 +15,11 @@ template <typename F> struct Scores {
     Keys<F> keys;
     Scales<F> scales[2];
     uint4 raw[3][2], rope[2][2];
-    bool valid[2];
-    uint32_t noticed[2]; /* NaN codes of the thread's keys */
+    bool valid[2], next_valid[2];
     float s[32];
     Softmax softmax;
     uint32_t half, half_parity; /* of V: the next one to fill */
+    bool next_fits;             /* fp16 holds the keys of the block that comes next */
 
     __device__ __forceinline__ Scores(const struct sparse_decode_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)), keys(params, memory),
@@ -27,8 +27,8 @@ template <typename F> struct Scores {
     {
     }
 
-    static __device__ __forceinline__ int lane() { return (int)fresh_thread() % 32; }
-    static __device__ __forceinline__ int warp() { return (int)fresh_thread() / 32; }
+    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
+    static __device__ __forceinline__ int warp() { return (int)(fresh_thread() / 32); }
 
     /* Chunk c of this block, from shared memory. */
     __device__ __forceinline__ void take_chunk(int c)
@@ -36,7 +36,7 @@ template <typename F> struct Scores {
 #pragma unroll
         for (int i = 0; i < 2; i++)
             if (c < F::CODE_CHUNKS) raw[c % 3][i] = load_shared_16(keys.raw_at(c, i));
-        if (F::ROPE_IS_V && c == F::CODE_CHUNKS) take_rope();
+        if (F::ROPE_IS_V && c == F::ROPE_TILE) take_rope();
     }
 
     __device__ __forceinline__ void take_rope()
@@ -44,7 +44,48 @@ template <typename F> struct Scores {
 #pragma unroll
         for (int i = 0; i < 2; i++)
 #pragma unroll
-            for (int h = 0; h < 2; h++) rope[i][h] = load_shared_16(keys.rope_at(i, h));
+            for (int h = 0; h < 2; h++) rope[i][h] = load_shared_16(keys.rope_at(keys.rope, i, h));
+    }
+
+    /* Scales and rope values of the block that is asked for; whether fp16 holds all that the thread has seen. Where the keys
+     * of the one after it are. */
+    __device__ __forceinline__ bool take_first()
+    {
+        cp_async_wait<V_TILES>();
+        __syncwarp();
+        bool fits = true;
+        uint32_t most[4] = {0, 0, 0, 0};
+        take_rope();
+        scales[0].load(keys.scales_at(0)), scales[1].load(keys.scales_at(1));
+        next_valid[0] = keys.there[0], next_valid[1] = keys.there[1];
+        keys.take_indices();
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            fits &= scales[i].fit(p.scale) | (F::ROPE_IS_V && !next_valid[i]); /* of no key: 0, which fits */
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint4 &x = rope[i][h];
+                most[0] = larger_bf16x2(most[0], x.x), most[1] = larger_bf16x2(most[1], x.y);
+                most[2] = larger_bf16x2(most[2], x.z), most[3] = larger_bf16x2(most[3], x.w);
+            }
+        }
+        return fits & !too_large_for_fp16(
+                          larger_bf16x2(larger_bf16x2(most[0], most[1]), larger_bf16x2(most[2], most[3])));
+    }
+
+    /* From bf16 in memory. */
+    template <typename Element> __device__ __forceinline__ void convert_rope()
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                uint4 &x = rope[i][h];
+                x = make_uint4(convert_bf16x2<Element>(x.x), convert_bf16x2<Element>(x.y),
+                               convert_bf16x2<Element>(x.z), convert_bf16x2<Element>(x.w));
+                if (F::ROPE_IS_V && !Element::IS_BF16)
+                    store_shared_16(keys.rope_at(keys.rope, i, h), x); /* V's turn comes later */
+            }
     }
 
     __device__ __forceinline__ void rope_fragments(uint32_t (&f)[4][4]) const
@@ -58,67 +99,45 @@ template <typename F> struct Scores {
             }
     }
 
-    __device__ __forceinline__ void code_fragments(int c, bool plain, uint32_t (&f)[4][4])
+    template <typename Element>
+    __device__ __forceinline__ void code_fragments(int c, uint32_t (&f)[4][4]) const
     {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
+            const auto by = scales[i].template of_chunk<Element>(c);
             const uint4 x = raw[c % 3][i];
-            notice_nan(noticed[i], x.x), notice_nan(noticed[i], x.y);
-            notice_nan(noticed[i], x.z), notice_nan(noticed[i], x.w);
-        }
-        if (plain) {
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const uint32_t by = scales[i].shifted(c);
-                const uint4 x = raw[c % 3][i];
-                convert_plain(x.x, by, f[0][i], f[0][i + 2]), convert_plain(x.y, by, f[1][i], f[1][i + 2]);
-                convert_plain(x.z, by, f[2][i], f[2][i + 2]), convert_plain(x.w, by, f[3][i], f[3][i + 2]);
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const float by = scales[i].value(c);
-                const uint4 x = raw[c % 3][i];
-                convert_any(x.x, by, f[0][i], f[0][i + 2]), convert_any(x.y, by, f[1][i], f[1][i + 2]);
-                convert_any(x.z, by, f[2][i], f[2][i + 2]), convert_any(x.w, by, f[3][i], f[3][i + 2]);
-            }
+            convert_codes(x.x, by, f[0][i], f[0][i + 2]), convert_codes(x.y, by, f[1][i], f[1][i + 2]);
+            convert_codes(x.z, by, f[2][i], f[2][i + 2]), convert_codes(x.w, by, f[3][i], f[3][i + 2]);
         }
     }
 
+    template <typename Element>
     __device__ __forceinline__ void multiply_chunk(const uint32_t (&f)[4][4], int tile, bool first)
     {
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            wgmma_64<Bf16>(s, f[k], wgmma_lines(SHARED_AT(base, q) + (uint32_t)tile * TILE_BYTES, k),
-                           !first || k > 0);
+            wgmma_64<Element>(s, f[k], wgmma_lines(SHARED_AT(base, q) + (uint32_t)tile * TILE_BYTES, k),
+                              !first || k > 0);
         wgmma_commit();
     }
 
-    /* S^T of a block, V stored; and the next block's raw keys asked for. */
-    __device__ __forceinline__ void score_block()
+    /* S^T of a block, whose scales and rope values are taken, and V stored; the next block's raw keys asked for, and those
+     * taken; whether fp16 holds that one, as far as the thread has seen. */
+    template <typename Element> __device__ __forceinline__ bool score_block(bool last)
     {
-        cp_async_wait<6>(); /* scales, chunks 0 and 1; from here on always the oldest but six */
-        __syncwarp();
+        cp_async_wait<6>(); /* chunks 0 and 1; from here on always the oldest but six */
         take_chunk(0), take_chunk(1);
-        bool plain = true;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            valid[i] = keys.there[i], noticed[i] = 0;
-            scales[i].load(keys.scales_at(i));
-            plain &= !valid[i] || scales[i].plain();
-        }
-        plain = __all_sync(~0u, plain); /* also: every lane has its scales */
+        valid[0] = next_valid[0], valid[1] = next_valid[1];
         uint32_t frag[2][4][4];
+        if constexpr (Element::IS_BF16) take_rope(); /* once more: registers are as fp16 wants them */
+        convert_rope<Element>();
+        rope_fragments(frag[1]);
         hold(s);
-        if constexpr (!F::ROPE_IS_V) {
-            take_rope();
-            rope_fragments(frag[1]);
-            multiply_chunk(frag[1], F::CODE_CHUNKS, true);
-        }
-        keys.take_indices(), keys.load_indices();
-        __syncwarp();
-        keys.ask_first();
+        multiply_chunk<Element>(frag[1], F::ROPE_TILE, true);
+        keys.load_indices();
+        __syncwarp(); /* every lane has its scales */
+        keys.ask_first(keys.next_rope());
         /* Of matrix l / 8 of a step: keys 0 to 7 or 8 to 15 of the warp's, the first or last eight of the step's columns. */
         const uint32_t line = 16 * (uint32_t)warp() + (uint32_t)ldmatrix_tile_row(lane());
         const uint32_t v = SHARED_AT(base, v) + swizzle_128(line, (uint32_t)ldmatrix_tile_chunk(lane()));
@@ -127,68 +146,88 @@ template <typename F> struct Scores {
 #pragma unroll
         for (int c = 0; c < V_TILES; c++) {
             uint32_t(&f)[4][4] = frag[c % 2];
-            if (c >= 1) wgmma_wait<1>();
+            if (c >= 1) wgmma_wait<1>(); /* products before c - 1 are done */
+            if (c % 2) free_queries(c / 2, last);
             if (c % HALF_TILES == 0) {
                 mbarrier_wait(SHARED_AT(base, empty) + 8 * half, half_parity ^ 1);
 #pragma unroll
                 for (uint32_t k = 0; k < 4; k++) to[k] = (v ^ (32 * k)) + half * HALF_BYTES;
             }
             if (c < 6) cp_async_wait<6>(), take_chunk(c + 2);
-            if (c < F::CODE_CHUNKS)
-                code_fragments(c, plain, f);
-            else
-                rope_fragments(f);
-            multiply_chunk(f, c, F::ROPE_IS_V && c == 0);
+            if (c < F::CODE_CHUNKS) {
+                code_fragments<Element>(c, f);
+                multiply_chunk<Element>(f, c, false);
+            } else {
+                rope_fragments(f); /* converted before */
+            }
             keys.ask_chunk(c);
 #pragma unroll
             for (int k = 0; k < 4; k++) store_matrices(to[k] + (uint32_t)(c % HALF_TILES) * TILE_BYTES, f[k]);
             if (c % HALF_TILES == HALF_TILES - 1 && ++half == HALVES) half = 0, half_parity ^= 1;
         }
+        keys.rope = keys.next_rope();
+        const bool fits = take_first();
         wgmma_wait<0>();
         hold(s);
+        free_queries(Q_GROUPS - 1, last);
+        return fits;
     }
 
-    /* Scores of keys that are none do not count; those of a key with a NaN code are NaN, whatever its other values made of
-     * them. The four lanes that have a key look at a quarter of it each. */
+    /* The sums' warps may load a group of the next piece's. */
+    __device__ __forceinline__ void free_queries(int group, bool last)
+    {
+        if (last && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_free) + 8 * (uint32_t)group);
+    }
+
+    /* Scores of keys that are none do not count. */
     __device__ __forceinline__ void mask()
     {
+        if (__all_sync(~0u, valid[0] & valid[1])) return;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            uint32_t bits = noticed[i];
-            bits |= __shfl_xor_sync(~0u, bits, 1), bits |= __shfl_xor_sync(~0u, bits, 2);
-            const bool nan = nan_noticed(bits);
-            const float instead = valid[i] ? __int_as_float(0x7fc00000) : -INFINITY;
-            if (!valid[i] || nan)
+        for (int i = 0; i < 2; i++)
+            if (!valid[i])
 #pragma unroll
-                for (int j = 0; j < 8; j++) s[4 * j + 2 * i] = s[4 * j + 2 * i + 1] = instead;
-        }
+                for (int j = 0; j < 8; j++) s[4 * j + 2 * i] = s[4 * j + 2 * i + 1] = -INFINITY;
     }
 
-    /* Starts a piece; its blocks. */
-    __device__ __forceinline__ int begin_piece(int i)
+    template <typename Element> __device__ __forceinline__ void add_block(uint32_t buffer, bool last)
+    {
+        const bool fits = score_block<Element>(last);
+        mask();
+        next_fits = !softmax.block<Element>(s, buffer, !fits);
+    }
+
+    __device__ __forceinline__ int request_of(int i) const
+    {
+        return p.split.partitions ? i : shared.list.request;
+    }
+
+    __device__ __forceinline__ int blocks_of_piece(int i) const
     {
         int length;
-        const Piece piece = list_piece(p, shared.list, i, &length);
-        const int next = i + shared.list.step;
-        load_queries<F>(p, piece.request, base);
-        if (p.split.partitions && next <= shared.list.last) prefetch_queries<F>(p, next);
-        softmax.begin();
-        return blocks_of(piece);
+        return blocks_of(list_piece(p, shared.list, i, &length));
     }
 
-    /* The votes tell ptxas that a warp stays together: it then keeps matrix descriptors in uniform registers. */
+    /* A piece is multiplied in fp16 until a block comes that this does not hold, from there on in bf16. The votes tell ptxas
+     * that a warp stays together: it then keeps matrix descriptors in uniform registers. */
     __device__ __forceinline__ void run()
     {
         keys.begin();
-        uint32_t buffer = 0, parity = 0;
-        for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last);
-             i += shared.list.step, parity ^= 1) {
-            for (int left = begin_piece(i); __any_sync(~0u, left > 0); left--, buffer ^= 1) {
-                score_block();
-                mask();
-                softmax.block(s, buffer);
+        next_fits = !any_of_scores(!take_first());
+        uint32_t buffer = 0, count = 0;
+        for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {
+            int left = blocks_of_piece(i);
+            softmax.begin();
+            mbarrier_wait(SHARED_AT(base, q_full), count++ & 1);
+            const bool fp16 = shared.q_beyond != count;
+            for (; __any_sync(~0u, fp16 && next_fits && left > 0); left--, buffer ^= 1)
+                add_block<Fp16>(buffer, left == 1);
+            if (__any_sync(~0u, left > 0)) {
+                reload_queries<F>(p, request_of(i), base);
+                for (; __any_sync(~0u, left > 0); left--, buffer ^= 1) add_block<Bf16>(buffer, left == 1);
             }
-            softmax.end(parity);
+            mbarrier_wait(SHARED_AT(base, empty) + 8 * half, half_parity ^ 1);
+            softmax.end((float(*)[HEADS])shared.v[half], (count & 1) ^ 1);
         }
         cp_async_wait<0>();
     }

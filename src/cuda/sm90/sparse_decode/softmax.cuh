@@ -10,18 +10,6 @@
 
 static constexpr float LEAST_REFERENCE = -1e30f, REFERENCE_SLACK = 8.0f; /* in powers of two */
 
-/* By 128 threads: is `mine` true in any of them? */
-__device__ __forceinline__ bool any_of_scores(bool mine)
-{
-    uint32_t any;
-    asm volatile(
-        "{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, %3, p;\nselp.u32 %0, 1, 0, q;\n}"
-        : "=r"(any)
-        : "r"((int)mine), "n"((int)SCORES_BARRIER), "n"((int)WARPGROUP_THREADS)
-        : "memory");
-    return any;
-}
-
 struct Softmax {
     const struct sparse_decode_params &p;
     Shared &shared;
@@ -35,8 +23,8 @@ struct Softmax {
     {
     }
 
-    static __device__ __forceinline__ int lane() { return (int)fresh_thread() % 32; }
-    static __device__ __forceinline__ int warp() { return (int)fresh_thread() / 32; }
+    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
+    static __device__ __forceinline__ int warp() { return (int)(fresh_thread() / 32); }
     static __device__ __forceinline__ int head(int h) { return 8 * (h / 2) + 2 * (lane() % 4) + h % 2; }
 
     __device__ __forceinline__ void begin()
@@ -45,40 +33,75 @@ struct Softmax {
         for (int h = 0; h < 16; h++) sums[h] = 0.0f, below[h] = -LEAST_REFERENCE;
     }
 
+    /* Of what eight lanes have for 16 heads, what all of them make of heads pair() and pair() + 1. A lane hands over half of what
+     * it has and takes half of the other's, so that 14 values are exchanged. */
+    template <typename Join>
+    static __device__ __forceinline__ float2 join_lanes(const float (&x)[16], const Join &join)
+    {
+        const int own = lane();
+        float eight[8], four[4], two[2];
+#pragma unroll
+        for (int h = 0; h < 8; h++) eight[h] = join_halves<4>(x[h], x[h + 8], own, join);
+#pragma unroll
+        for (int h = 0; h < 4; h++) four[h] = join_halves<8>(eight[h], eight[h + 4], own, join);
+#pragma unroll
+        for (int h = 0; h < 2; h++) two[h] = join_halves<16>(four[h], four[h + 2], own, join);
+        return make_float2(two[0], two[1]);
+    }
+
+    template <int LANES, typename Join>
+    static __device__ __forceinline__ float join_halves(float low, float high, int own, const Join &join)
+    {
+        const float other = __shfl_xor_sync(~0u, own & LANES ? low : high, LANES);
+        return join(own & LANES ? high : low, other);
+    }
+
+    static __device__ __forceinline__ int pair()
+    {
+        const int own = lane();
+        return head(2 * ((own & 4) + (own & 8) / 4 + (own & 16) / 16));
+    }
+
     __device__ __forceinline__ void move_references(const float (&s)[32], uint32_t buffer)
     {
-        float(*most)[HEADS] = (float(*)[HEADS])shared.p[buffer]; /* free until P goes there */
+        float4 *most = (float4 *)shared.p[buffer]; /* [head], of the four warps; free until P goes there */
+        float m[16];
 #pragma unroll
-        for (int h = 0; h < 16; h++) {
-            float m = fmaxf(s[4 * (h / 2) + h % 2], s[4 * (h / 2) + 2 + h % 2]) * p.scale_log2;
-#pragma unroll
-            for (int lanes = 4; lanes < 32; lanes *= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, lanes));
-            if (lane() < 4) most[warp()][head(h)] = m;
-        }
+        for (int h = 0; h < 16; h++) m[h] = fmaxf(s[4 * (h / 2) + h % 2], s[4 * (h / 2) + 2 + h % 2]);
+        const float2 two = join_lanes(m, [](float a, float b) { return fmaxf(a, b); });
+        const int own = pair();
+        ((float *)(most + own))[warp()] = two.x, ((float *)(most + own + 1))[warp()] = two.y;
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
 #pragma unroll
         for (int h = 0; h < 16; h++) {
             const int row = head(h);
-            const float m = fmaxf(fmaxf(most[0][row], most[1][row]), fmaxf(most[2][row], most[3][row]));
-            const float to = fminf(-m, below[h]), factor = exp2_approx(to - below[h]);
+            const float4 of = most[row];
+            const float all = fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w)) * p.scale_log2;
+            const float to = fminf(-all, below[h]), factor = exp2_approx(to - below[h]);
             sums[h] *= factor, below[h] = to;
-            if (lane() < 4 && warp() == 0) shared.factor[buffer][row] = factor;
+            if (threadIdx.x < 4) shared.factor[buffer][row] = factor;
         }
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* P goes where the maxima are */
     }
 
-    /* Weights of a block to P; tells the other warpgroups that P and V are there. */
-    __device__ __forceinline__ void block(const float (&s)[32], uint32_t buffer)
+    /* Weights of a block to P; tells the other warpgroups that P and V are there. What `mine` is asked of all threads for
+     * comes with a vote that is taken anyway: is it true in any of them? */
+    template <typename Element>
+    __device__ __forceinline__ bool block(const float (&s)[32], uint32_t buffer, bool mine)
     {
-        float over = -INFINITY;
+        float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}; /* four: short chains */
 #pragma unroll
         for (int h = 0; h < 16; h++)
-            over = fmaxf(over, fmaf(fmaxf(s[4 * (h / 2) + h % 2], s[4 * (h / 2) + 2 + h % 2]), p.scale_log2,
-                                    below[h]));
-        const bool moves = any_of_scores(over > REFERENCE_SLACK);
-        if (moves) move_references(s, buffer);
-        if (threadIdx.x == 0)
-            shared.moved[buffer] = moves; /* the first block of a piece finds no O that counts */
+            most[h % 4] = fmaxf(most[h % 4], fmaf(fmaxf(s[4 * (h / 2) + h % 2], s[4 * (h / 2) + 2 + h % 2]),
+                                                  p.scale_log2, below[h]));
+        const float over = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+        bool any = false, moves = false;
+        if (any_of_scores(mine | (over > REFERENCE_SLACK))) {
+            any = any_of_scores(mine), moves = any_of_scores(over > REFERENCE_SLACK);
+            if (moves) move_references(s, buffer);
+        }
+        if (threadIdx.x == 0) /* the first block of a piece finds no O that counts */
+            shared.block[buffer] = (moves ? BLOCK_MOVED : 0) | (Element::IS_BF16 ? BLOCK_BF16 : 0);
         const uint32_t p_tile = SHARED_AT(base, p) + buffer * TILE_BYTES;
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {
@@ -91,7 +114,7 @@ struct Softmax {
                     const float x = exp2_approx(fmaf(s[e], p.scale_log2, below[own])),
                                 y = exp2_approx(fmaf(s[e + 1], p.scale_log2, below[own + 1]));
                     sums[own] += x, sums[own + 1] += y;
-                    words[2 * h + i] = Bf16::pack(x, y);
+                    words[2 * h + i] = Element::pack(x, y);
                 }
             const uint32_t matrix = (uint32_t)lane() / 8,
                            row = 8 * ((uint32_t)j + matrix / 2) + (uint32_t)lane() % 8;
@@ -100,25 +123,22 @@ struct Softmax {
         fence_async_shared();
         __syncwarp();
         if (lane() == 0) mbarrier_arrive(SHARED_AT(base, full) + 8 * buffer);
+        return any;
     }
 
-    /* The sums of the piece and its references to the other warpgroups. `parity`: of the piece. */
-    __device__ __forceinline__ void end(uint32_t parity)
+    /* The sums of the piece and its references to the other warpgroups. `parts`: free memory of [warps, HEADS], which the first
+     * warp alone reads; `parity`: of the piece. */
+    __device__ __forceinline__ void end(float (*parts)[HEADS], uint32_t parity)
     {
-        mbarrier_wait(SHARED_AT(base, sum_empty), parity ^ 1);
-        float(*parts)[HEADS] = (float(*)[HEADS])shared.q[0]; /* nobody reads the queries any more */
-#pragma unroll
-        for (int h = 0; h < 16; h++) {
-            float sum = sums[h];
-#pragma unroll
-            for (int lanes = 4; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-            if (lane() < 4) parts[warp()][head(h)] = sum;
-        }
+        const float2 two = join_lanes(sums, [](float a, float b) { return a + b; });
+        *(float2 *)&parts[warp()][pair()] = two;
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
-        if (threadIdx.x < HEADS)
-            shared.sum[threadIdx.x] =
-                parts[0][threadIdx.x] + parts[1][threadIdx.x] + parts[2][threadIdx.x] + parts[3][threadIdx.x];
-        if (threadIdx.x < 4)
+        if (__any_sync(~0u, warp() > 0)) return;
+        mbarrier_wait(SHARED_AT(base, sum_empty), parity ^ 1);
+#pragma unroll
+        for (int row = lane(); row < HEADS; row += 32)
+            shared.sum[row] = parts[0][row] + parts[1][row] + parts[2][row] + parts[3][row];
+        if (lane() < 4)
 #pragma unroll
             for (int h = 0; h < 16; h++) shared.below[head(h)] = below[h];
         __syncwarp();

@@ -38,8 +38,10 @@ __device__ __forceinline__ void prepare(uint32_t base)
     enum { WARPS_OF_GROUP = WARPGROUP_THREADS / 32 };
     for (uint32_t i = 0; i < 2; i++) mbarrier_init(SHARED_AT(base, full) + 8 * i, WARPS_OF_GROUP);
     for (uint32_t i = 0; i < HALVES; i++) mbarrier_init(SHARED_AT(base, empty) + 8 * i, WARPS_OF_GROUP);
-    mbarrier_init(SHARED_AT(base, sum_full), WARPS_OF_GROUP);
+    mbarrier_init(SHARED_AT(base, sum_full), 1);
     mbarrier_init(SHARED_AT(base, sum_empty), 2 * WARPS_OF_GROUP);
+    mbarrier_init(SHARED_AT(base, q_full), 2 * WARPS_OF_GROUP);
+    for (uint32_t i = 0; i < Q_GROUPS; i++) mbarrier_init(SHARED_AT(base, q_free) + 8 * i, WARPS_OF_GROUP);
     mbarrier_fence_init();
 }
 
@@ -47,7 +49,7 @@ template <typename F> __device__ __forceinline__ void sparse_decode(const struct
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &shared = *(Shared *)memory;
-    if (threadIdx.x == 0) prepare(shared_address(memory));
+    if (threadIdx.x == 0) prepare(shared_address(memory)), shared.q_beyond = 0;
     __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
