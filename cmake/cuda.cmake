@@ -20,6 +20,7 @@ set(cuda_images
 set(cuda_images_sm90
   sm90/dense_decode/dense_decode_bf16
   sm90/dense_decode/dense_decode_fp16
+  sm90/sparse_decode/small/sparse_decode_bf16
   sm90/sparse_decode/sparse_decode_bf16)
 
 # Sets `why` to what is wrong with nvcc, or to nothing.

@@ -19,7 +19,7 @@ fmla_status check_heads(const char *operation, const char *name, int64_t h_q, in
 }
 
 /* The partitions to plan: as asked, or what the target's workers suggest. */
-static fmla_status choose_partitions(const fmla_decode_plan_args *args, fmla_device target,
+static fmla_status choose_partitions(const fmla_decode_plan_args *args, int64_t b, fmla_device target,
                                      int32_t *partitions)
 {
     char name[32];
@@ -40,7 +40,9 @@ static fmla_status choose_partitions(const fmla_decode_plan_args *args, fmla_dev
                 "decode_plan: target: is %s, whose number of SMs is not known here; set num_workers or "
                 "num_partitions: %s",
                 device_name(target, name), dispatch_device_reason(target));
-        *partitions = plan_default_partitions(workers, s_q, h_q, h_kv);
+        *partitions = args->sparse ? dispatch_sparse_partitions(target, b, args->s_q, args->h_q, args->topk,
+                                                                args->extra_topk)
+                                   : plan_default_partitions(workers, s_q, h_q, h_kv);
     }
     return FMLA_OK;
 }
@@ -178,7 +180,7 @@ static fmla_status check_plan_args(const fmla_decode_plan_args *caller, fmla_dec
     };
     if (!args->sparse && dispatch_has_plan_costs(target))
         problem->costs = plan_costs_of(args->s_q, args->h_q, args->h_kv);
-    if (!rows.name) return choose_partitions(args, target, &problem->plan.num_partitions);
+    if (!rows.name) return choose_partitions(args, lengths.shape[0], target, &problem->plan.num_partitions);
     problem->plan = (struct plan_tables){.partitions = (struct plan_partition *)(void *)rows.data,
                                          .num_splits = (int32_t *)(void *)splits.data,
                                          .num_partitions = (int32_t)rows.shape[0]};

@@ -58,6 +58,12 @@ bool dispatch_has_plan_costs(fmla_device device)
     return device.type == FMLA_DEVICE_CUDA && cuda_has_plan_costs(cuda_device(device.id));
 }
 
+int32_t dispatch_sparse_partitions(fmla_device device, int64_t b, int64_t s_q, int64_t h_q, int64_t topk,
+                                   int64_t extra_topk)
+{
+    return cuda_sparse_partitions(device.id, b, s_q, h_q, topk, extra_topk);
+}
+
 fmla_status dispatch_prepare(fmla_device device)
 {
     return device.type == FMLA_DEVICE_CUDA ? cuda_prepare(device.id) : FMLA_OK;

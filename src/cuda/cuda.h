@@ -17,7 +17,8 @@ fmla_status cuda_dense_decode(const struct kernel *kernel, const struct dense_de
 /* Hopper's; what it takes: sm90/dense_decode/choice.h. */
 const char *cuda_sm90_dense_decode_refuses(const struct dense_decode_problem *problem, const char **argument);
 fmla_status cuda_sm90_dense_decode(const struct kernel *kernel, const struct dense_decode_problem *problem);
-/* Sparse decode: the portable one, and Hopper's (sm90/sparse_decode/choice.h). */
+/* Sparse decode: the portable one, and Hopper's (sm90/sparse_decode/choice.h): with tiles as the problem says, of 64 heads, of
+ * 16. */
 fmla_status cuda_sparse_decode_size(const struct kernel *kernel, const struct sparse_decode_problem *problem,
                                     size_t *bytes, size_t *alignment);
 const char *cuda_sparse_decode_refuses(const struct sparse_decode_problem *problem, const char **argument);
@@ -25,6 +26,13 @@ fmla_status cuda_sparse_decode(const struct kernel *kernel, const struct sparse_
 const char *cuda_sm90_sparse_decode_refuses(const struct sparse_decode_problem *problem,
                                             const char **argument);
 fmla_status cuda_sm90_sparse_decode(const struct kernel *kernel, const struct sparse_decode_problem *problem);
+fmla_status cuda_sm90_sparse_decode_64(const struct kernel *kernel,
+                                       const struct sparse_decode_problem *problem);
+fmla_status cuda_sm90_sparse_decode_16(const struct kernel *kernel,
+                                       const struct sparse_decode_problem *problem);
+/* Partitions of a plan for sparse decode where the caller names none: the same for all kernels. */
+int32_t cuda_sparse_partitions(int32_t device, int64_t b, int64_t s_q, int64_t h_q, int64_t topk,
+                               int64_t extra_topk);
 fmla_status cuda_merge(const struct merge_problem *problem);
 fmla_status cuda_cache_append(const struct kernel *kernel, const struct cache_problem *problem);
 fmla_status cuda_cache_gather(const struct kernel *kernel, const struct cache_problem *problem);

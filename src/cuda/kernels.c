@@ -66,9 +66,13 @@ struct cuda_kernel cuda_kernel_sparse_decode[2][KV_FORMATS] = {
                       [KV_FP8_584] = SPARSE("fp8_584_fp16")},
 };
 #undef SPARSE
-struct cuda_kernel cuda_kernel_sparse_decode_sm90[2] = {
-    {.image = "sm90/sparse_decode/sparse_decode_bf16", .name = "sm90_sparse_decode_bf16_fp8_656"},
-    {.image = "sm90/sparse_decode/sparse_decode_bf16", .name = "sm90_sparse_decode_bf16_fp8_584"},
+struct cuda_kernel cuda_kernel_sparse_decode_sm90[2][2] = {
+    {{.image = "sm90/sparse_decode/sparse_decode_bf16", .name = "sm90_sparse_decode_bf16_fp8_656"},
+     {.image = "sm90/sparse_decode/sparse_decode_bf16", .name = "sm90_sparse_decode_bf16_fp8_584"}},
+    {{.image = "sm90/sparse_decode/small/sparse_decode_bf16",
+      .name = "sm90_sparse_decode_small_bf16_fp8_656"},
+     {.image = "sm90/sparse_decode/small/sparse_decode_bf16",
+      .name = "sm90_sparse_decode_small_bf16_fp8_584"}},
 };
 
 struct result_params cuda_result_params(const struct result_rules *rules)
@@ -118,9 +122,10 @@ fmla_status cuda_prepare(int32_t id)
                 status = cuda_load(op, &scope, &cuda_kernel_sparse_decode[e][f], 0);
     }
     const bool hopper = scope.device->capability == 90 &&
-                        cuda_build_has(&cuda_build, cuda_kernel_sparse_decode_sm90[0].image);
-    for (int i = 0; i < 2 && hopper && !status; i++)
-        status = cuda_load(op, &scope, &cuda_kernel_sparse_decode_sm90[i], SM90_SPARSE_DECODE_SHARED_BYTES);
+                        cuda_build_has(&cuda_build, cuda_kernel_sparse_decode_sm90[0][0].image);
+    for (int i = 0; i < 4 && hopper && !status; i++)
+        status = cuda_load(op, &scope, &cuda_kernel_sparse_decode_sm90[i / 2][i % 2],
+                           i / 2 ? SM90_SPARSE_DECODE_SMALL_SHARED_BYTES : SM90_SPARSE_DECODE_SHARED_BYTES);
     cuda_leave(&scope);
     return status;
 }

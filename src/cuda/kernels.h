@@ -19,7 +19,8 @@ extern struct cuda_kernel cuda_kernel_dense_decode[2][DENSE_DECODE_SHAPE_COUNT];
 extern struct cuda_kernel cuda_kernel_dense_decode_sm90[2][2][2];
 /* [type][format]; no name where there is none */
 extern struct cuda_kernel cuda_kernel_sparse_decode[2][KV_FORMATS];
-extern struct cuda_kernel cuda_kernel_sparse_decode_sm90[2]; /* [the format is FP8_584] */
+/* [tiles of 16 heads, not of 64][the format is FP8_584] */
+extern struct cuda_kernel cuda_kernel_sparse_decode_sm90[2][2];
 /* [enum kv_format][enum element of the vectors] */
 enum { CACHE_FORMATS = 5, CACHE_ELEMENTS = 3 };
 extern struct cuda_kernel cuda_kernel_cache_append[CACHE_FORMATS][CACHE_ELEMENTS],

@@ -16,32 +16,59 @@ struct work {
     int64_t tiles_of_token; /* Hopper's kernel; else 0 */
 };
 
+/* The kernel that takes a call, by the heads of its tiles. */
+enum { PORTABLE = 0, HOPPER = SM90_SPARSE_DECODE_HEADS, HOPPER_SMALL = SM90_SPARSE_DECODE_SMALL_HEADS };
+
 /* Blocks of threads that take a worker's pieces together. */
-static int64_t tiles_of(const struct sparse_decode_problem *p, bool sm90)
+static int64_t tiles_of(const struct sparse_decode_problem *p, int heads)
 {
-    return sm90 ? p->s_q * cuda_ceil_div(p->h_q, SM90_SPARSE_DECODE_HEADS)
-                : cuda_ceil_div(p->s_q * p->h_q, SPARSE_WARPS);
+    return heads ? p->s_q * cuda_ceil_div(p->h_q, heads) : cuda_ceil_div(p->s_q * p->h_q, SPARSE_WARPS);
 }
 
-static fmla_status lay_out(const struct sparse_decode_problem *p, bool sm90, struct work *w)
+static struct sm90_sparse_shape shape_of(const struct sparse_decode_problem *p)
+{
+    return (struct sm90_sparse_shape){.b = p->b,
+                                      .s_q = p->s_q,
+                                      .h_q = p->h_q,
+                                      .topk = p->topk.topk,
+                                      .extra_topk = p->topk.extra_topk,
+                                      .sms = cuda_device(p->device.id)->sms};
+}
+
+static int32_t partitions_of(const struct cuda_device *device, const struct sm90_sparse_shape *shape)
+{
+    const bool hopper =
+        device->capability == 90 && cuda_build_has(&cuda_build, cuda_kernel_sparse_decode_sm90[1][0].image);
+    return hopper && sm90_sparse_decode_is_small(shape, false)
+               ? sm90_sparse_decode_small_partitions(shape)
+               : plan_default_partitions(shape->sms, 1, shape->s_q * shape->h_q, shape->s_q);
+}
+
+int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, int64_t topk,
+                               int64_t extra_topk)
+{
+    const struct cuda_device *device = cuda_device(id);
+    return partitions_of(device, &(struct sm90_sparse_shape){b, s_q, h_q, topk, extra_topk, device->sms});
+}
+
+static fmla_status lay_out(const struct sparse_decode_problem *p, int heads, struct work *w)
 {
     const struct cuda_device *device = cuda_device(p->device.id);
-    w->tiles_of_token = sm90 ? cuda_ceil_div(p->h_q, SM90_SPARSE_DECODE_HEADS) : 0;
+    const struct sm90_sparse_shape shape = shape_of(p);
+    w->tiles_of_token = heads ? cuda_ceil_div(p->h_q, heads) : 0;
     w->cut = (struct cuda_cut){
         .operation = op,
         .b = p->b,
         .rows = p->h_q * p->s_q,
         .d_v = p->d_v,
         .capacity = p->capacity,
-        .tiles = tiles_of(p, sm90),
+        .tiles = tiles_of(p, heads),
         .sms = device->sms,
         .batch_invariant = p->batch_invariant,
         .plan = p->plan,
         .plan_size = p->plan_size,
         .plan_in_tables = p->plan_in_tables,
-        .num_partitions = p->num_partitions
-                              ? p->num_partitions
-                              : plan_default_partitions(device->sms, 1, p->s_q * p->h_q, p->s_q),
+        .num_partitions = p->num_partitions ? p->num_partitions : partitions_of(device, &shape),
     };
     return cuda_split_lay_out(&w->cut, &w->split);
 }
@@ -51,32 +78,32 @@ fmla_status cuda_sparse_decode_size(const struct kernel *kernel, const struct sp
 {
     (void)kernel;
     struct work w;
-    const fmla_status status = lay_out(p, false, &w);
+    const fmla_status status = lay_out(p, PORTABLE, &w);
     *bytes = w.split.bytes, *alignment = CUDA_WORKSPACE_ALIGNMENT;
     return status;
 }
 
 /* Keys are counted in 32 bits, and so are blocks of threads, with room for the lanes of batch-invariant mode. */
-static const char *refuses_size(const struct sparse_decode_problem *p, bool sm90, const char **argument)
+static const char *refuses_size(const struct sparse_decode_problem *p, int heads, const char **argument)
 {
     enum { MOST_LANES = 1 << 20, MOST_KEYS = INT32_MAX - INVARIANT_CHUNK };
     const int64_t workers = p->b > p->num_partitions ? p->b : p->num_partitions;
     *argument = p->topk.extra_topk ? "extra_indices" : "indices";
     if (p->capacity > MOST_KEYS) return "takes fewer than 2^31 - 2048 entries of all caches of a token";
     *argument = "q";
-    if (workers && tiles_of(p, sm90) > (INT32_MAX - MOST_LANES) / workers)
+    if (workers && tiles_of(p, heads) > (INT32_MAX - MOST_LANES) / workers)
         return "takes fewer than 2^31 tiles of heads and partitions";
     return NULL;
 }
 
 const char *cuda_sparse_decode_refuses(const struct sparse_decode_problem *p, const char **argument)
 {
-    return refuses_size(p, false, argument);
+    return refuses_size(p, PORTABLE, argument);
 }
 
 const char *cuda_sm90_sparse_decode_refuses(const struct sparse_decode_problem *p, const char **argument)
 {
-    const char *const why = refuses_size(p, true, argument);
+    const char *const why = refuses_size(p, HOPPER_SMALL, argument);
     return why ? why : sm90_sparse_decode_refuses(p, argument);
 }
 
@@ -144,15 +171,20 @@ static fmla_status launch_plan(const struct cuda_scope *scope, const struct spar
 }
 
 static fmla_status launch_decode(const struct cuda_scope *scope, const struct sparse_decode_problem *p,
-                                 const struct work *w, bool sm90, struct sparse_decode_params *params)
+                                 const struct work *w, int heads, struct sparse_decode_params *params)
 {
+    const bool small = heads == HOPPER_SMALL;
     const struct cuda_launch launch = {
-        .kernel = sm90 ? &cuda_kernel_sparse_decode_sm90[p->format == KV_FP8_584]
-                       : &cuda_kernel_sparse_decode[p->element][p->format],
+        .kernel = heads ? &cuda_kernel_sparse_decode_sm90[small][p->format == KV_FP8_584]
+                        : &cuda_kernel_sparse_decode[p->element][p->format],
         .blocks = cuda_split_workers(&w->cut, &w->split) * w->cut.tiles,
-        .threads = sm90 ? SM90_SPARSE_DECODE_THREADS : 32 * SPARSE_WARPS,
-        .shared_bytes = sm90 ? SM90_SPARSE_DECODE_SHARED_BYTES : 0,
-        .flags = sm90 ? LAUNCH_OVERLAP : 0,
+        .threads = !heads  ? 32 * SPARSE_WARPS
+                   : small ? SM90_SPARSE_DECODE_SMALL_THREADS
+                           : SM90_SPARSE_DECODE_THREADS,
+        .shared_bytes = !heads  ? 0
+                        : small ? SM90_SPARSE_DECODE_SMALL_SHARED_BYTES
+                                : SM90_SPARSE_DECODE_SHARED_BYTES,
+        .flags = heads ? LAUNCH_OVERLAP : 0,
         .stream = p->stream,
     };
     return cuda_launch(op, scope, &launch, (void *[]){params});
@@ -173,20 +205,20 @@ static struct join_params join_parameters(const struct sparse_decode_params *cal
     };
 }
 
-static fmla_status sparse_decode(const struct sparse_decode_problem *p, bool sm90)
+static fmla_status sparse_decode(const struct sparse_decode_problem *p, int heads)
 {
     struct work w;
     struct cuda_scope scope;
-    fmla_status status = lay_out(p, sm90, &w);
+    fmla_status status = lay_out(p, heads, &w);
     if (status || !p->b) return status;
     struct sparse_decode_params params = parameters(p, &w);
     const struct join_params join = join_parameters(&params);
     status = cuda_enter(op, "q", p->device.id, &scope);
     if (status) return status;
     status = launch_plan(&scope, p, &w);
-    if (!status) status = launch_decode(&scope, p, &w, sm90, &params);
+    if (!status) status = launch_decode(&scope, p, &w, heads, &params);
     if (!status)
-        status = cuda_launch_join(op, &scope, p->element, &join, sm90 ? LAUNCH_OVERLAP : 0, p->stream);
+        status = cuda_launch_join(op, &scope, p->element, &join, heads ? LAUNCH_OVERLAP : 0, p->stream);
     cuda_leave(&scope);
     return status;
 }
@@ -194,11 +226,24 @@ static fmla_status sparse_decode(const struct sparse_decode_problem *p, bool sm9
 fmla_status cuda_sparse_decode(const struct kernel *kernel, const struct sparse_decode_problem *p)
 {
     (void)kernel;
-    return sparse_decode(p, false);
+    return sparse_decode(p, PORTABLE);
 }
 
 fmla_status cuda_sm90_sparse_decode(const struct kernel *kernel, const struct sparse_decode_problem *p)
 {
     (void)kernel;
-    return sparse_decode(p, true);
+    const struct sm90_sparse_shape shape = shape_of(p);
+    return sparse_decode(p, sm90_sparse_decode_is_small(&shape, p->batch_invariant) ? HOPPER_SMALL : HOPPER);
+}
+
+fmla_status cuda_sm90_sparse_decode_64(const struct kernel *kernel, const struct sparse_decode_problem *p)
+{
+    (void)kernel;
+    return sparse_decode(p, HOPPER);
+}
+
+fmla_status cuda_sm90_sparse_decode_16(const struct kernel *kernel, const struct sparse_decode_problem *p)
+{
+    (void)kernel;
+    return sparse_decode(p, HOPPER_SMALL);
 }

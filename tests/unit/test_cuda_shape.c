@@ -129,7 +129,7 @@ static void print_names(void)
         const struct cuda_kernel *kernel = &cuda_kernel_sparse_decode[i / KV_FORMATS][i % KV_FORMATS];
         if (kernel->name) print_name(kernel);
     }
-    for (int i = 0; i < 2; i++) print_name(&cuda_kernel_sparse_decode_sm90[i]);
+    for (int i = 0; i < 4; i++) print_name(&cuda_kernel_sparse_decode_sm90[i / 2][i % 2]);
 }
 
 int main(int argc, char **argv)

@@ -11,9 +11,9 @@
 
 static const fmla_dtype bytes = {FMLA_TYPE_UINT, 8, 1};
 
-/* A good call: 5 requests of 2 tokens and 96 heads, 200 of the keys in 9 pages of 64, and 70 of an extra cache of 4 pages
- * of 2. */
-enum { B = 5, S_Q = 2, H_Q = 96, TOPK = 200, EXTRA = 70 };
+/* A good call: 5 requests of 2 tokens and 96 heads, 2000 entries that name keys in 9 pages of 64, and 70 of an extra cache of 4
+ * pages of 2. With a tenth of the entries it is for Hopper's kernel for small batches. */
+enum { B = 5, S_Q = 2, H_Q = 96, TOPK = 2000, SMALL_TOPK = 200, EXTRA = 70 };
 
 struct sparse_call {
     fmla_sparse_decode_args args;
@@ -171,6 +171,116 @@ static void on_hopper(void)
     CHECK(divides(join.group_divisor, H_Q), "%s", "the join's divisor");
 }
 
+/* Few entries: tiles of 16 heads, and a plan for as many blocks of threads as begin at once; forced, either kernel follows it. */
+static void small_batch(void)
+{
+    static const struct {
+        const char *kernel, *launched;
+        int heads, threads, shared_bytes;
+    } all[] = {{NULL, "sm90_sparse_decode_small_bf16_fp8_656", 16, 256, 96 * 1024},
+               {"cuda-sm90", "sm90_sparse_decode_small_bf16_fp8_656", 16, 256, 96 * 1024},
+               {"cuda-sm90-16", "sm90_sparse_decode_small_bf16_fp8_656", 16, 256, 96 * 1024},
+               {"cuda-sm90-64", "sm90_sparse_decode_bf16_fp8_656", 64, 384, 227 * 1024},
+               {"cuda", "sparse_decode_fp8_656_bf16", 0, 32 * SPARSE_WARPS, 0}};
+    /* 264 blocks of threads at once, 12 tiles: 22 partitions for 5 requests of 4 + 2 blocks, so that two are a piece. */
+    enum { PARTITIONS = (5 * (6 + 5) + 1) / 2 };
+    fake_open();
+    size_t size = 0;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        struct sparse_call c;
+        sparse_call(&c, FMLA_KV_FP8_656, true);
+        c.indices.shape[2] = SMALL_TOPK;
+        c.args.kernel = all[i].kernel;
+        const int before = fake->launches;
+        run(&c);
+        char names[128];
+        snprintf(names, sizeof names, "decode_plan|%s|join_splits_bf16_halves", all[i].launched);
+        check_kernels(before, names);
+        struct plan_params plan;
+        memcpy(&plan, launched(2)->parameters, sizeof plan);
+        CHECK_EQ(plan.num_partitions, PARTITIONS);
+        const int tiles =
+            all[i].heads ? S_Q * ((H_Q + all[i].heads - 1) / all[i].heads) : S_Q * H_Q / SPARSE_WARPS;
+        CHECK_EQ(params_of(launched(1)).tiles, tiles);
+        if (all[i].heads) CHECK_EQ(params_of(launched(1)).tiles_of_token, tiles / S_Q);
+        CHECK_EQ(launched(1)->config.grid_x, PARTITIONS * tiles);
+        CHECK_EQ(launched(1)->config.block_x, all[i].threads);
+        CHECK_EQ(launched(1)->config.shared_bytes, all[i].shared_bytes);
+        if (i) CHECK_EQ(c.bytes, size);
+        size = c.bytes;
+    }
+    struct sparse_call c;
+    sparse_call(&c, FMLA_KV_FP8_584, true);
+    c.args.kernel = "cuda-sm90-16";
+    const int before = fake->launches;
+    run(&c);
+    check_kernels(before, "decode_plan|sm90_sparse_decode_small_bf16_fp8_584|join_splits_bf16_halves");
+    CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * 6);
+}
+
+/* Which bits come out of a request may not depend on the requests beside it, nor on how many there are: few heads decide. */
+static void small_batch_invariant(void)
+{
+    fake_open();
+    struct sparse_call c;
+    sparse_call(&c, FMLA_KV_FP8_656, false);
+    c.indices.shape[2] = SMALL_TOPK, c.args.batch_invariant = 1;
+    c.q.shape[0] = c.indices.shape[0] = c.length.shape[0] = c.out.shape[0] = c.lse.shape[0] = 1;
+    run(&c);
+    check_kernels(0, "sm90_sparse_decode_bf16_fp8_656");
+    c.q.shape[2] = c.out.shape[2] = c.lse.shape[1] = 16;
+    const int before = fake->launches;
+    run(&c);
+    check_kernels(before, "sm90_sparse_decode_small_bf16_fp8_656");
+}
+
+/* Of plans for 132 SMs: partitions, and blocks of the longest piece where every entry is there. */
+static void small_plans(void)
+{
+    static const struct {
+        int b, s_q, h_q, topk, extra, partitions, longest;
+    } all[] = {
+        {1, 1, 64, 2048, 0, 37, 1},  {1, 1, 128, 2048, 0, 37, 1}, {2, 1, 64, 2048, 0, 74, 1},
+        {2, 2, 128, 2048, 0, 19, 4}, {4, 1, 64, 2048, 0, 74, 2},  {1, 1, 16, 2048, 0, 37, 1},
+        {1, 1, 64, 128, 512, 15, 1}, {1, 1, 64, 1, 0, 1, 1},      {128, 1, 16, 2048, 0, 264, 18},
+        {1, 1, 64, 0, 0, 1, 1},      {1, 1, 4096, 64, 0, 1, 1},   {1, 1, 65536, 64, 0, 1, 1},
+        {16, 1, 64, 2048, 0, 74, 8}, {0, 1, 64, 2048, 0, 66, 0},
+    };
+    fake_open();
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+        args.sparse = 1, args.b = all[i].b, args.s_q = all[i].s_q, args.h_q = all[i].h_q;
+        args.topk = all[i].topk, args.extra_topk = all[i].extra;
+        args.target = (fmla_device){FMLA_DEVICE_CUDA, 0};
+        int32_t partitions = 0;
+        CHECK(fmla_decode_plan_partitions(&args, &partitions) == FMLA_OK, "%s", fmla_last_error());
+        CHECK(partitions == all[i].partitions, "%zu: %d partitions, expected %d", i, partitions,
+              all[i].partitions);
+        struct plan_params plan;
+        args.plan = memory[0], args.plan_size = MEMORY;
+        CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s", fmla_last_error());
+        memcpy(&plan, launched(0)->parameters, sizeof plan);
+        CHECK_EQ(plan.num_partitions, all[i].partitions);
+        const struct plan_tables tables = plan_tables_of(memory[1], partitions);
+        plan_build_sparse(tables, all[i].b, (struct plan_topk){all[i].topk, all[i].extra, NULL, NULL});
+        const int64_t length = plan_topk_length(all[i].topk, all[i].extra, all[i].extra);
+        const int blocks = (int)((length + PLAN_BLOCK - 1) / PLAN_BLOCK);
+        int longest = 0;
+        for (int32_t k = 0; k < partitions; k++) {
+            const struct plan_partition row = tables.partitions[k];
+            const int taken =
+                (row.end_request - row.begin_request) * blocks + row.end_block - row.begin_block;
+            if (row.end_request >= row.begin_request && taken > longest) longest = taken;
+        }
+        CHECK(longest == all[i].longest, "%zu: a piece of %d blocks, expected %d", i, longest,
+              all[i].longest);
+        /* The caller's word goes, and other GPUs are planned for as they were. */
+        args.num_workers = 132;
+        CHECK(fmla_decode_plan_partitions(&args, &partitions) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_EQ(partitions, plan_default_partitions(132, 1, all[i].s_q * all[i].h_q, all[i].s_q));
+    }
+}
+
 static void formats(void)
 {
     static const struct {
@@ -299,8 +409,10 @@ static void elsewhere(void)
     fake->capability = 80, fake->shared_bytes = 166912;
     struct sparse_call c;
     sparse_call(&c, FMLA_KV_FP8_656, true);
+    c.indices.shape[2] = SMALL_TOPK;
     run(&c);
     check_kernels(0, "decode_plan|sparse_decode_fp8_656_bf16|join_splits_bf16_halves");
+    CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * H_Q / SPARSE_WARPS);
 }
 
 static void no_requests(void)
@@ -342,6 +454,9 @@ int main(int argc, char **argv)
 {
     static const struct scenario scenarios[] = {
         {"on Hopper", on_hopper},
+        {"a small batch", small_batch},
+        {"small, batch-invariant", small_batch_invariant},
+        {"plans of small batches", small_plans},
         {"formats", formats},
         {"not taken", not_taken},
         {"odd pages", odd_pages},

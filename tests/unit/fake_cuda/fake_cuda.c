@@ -58,6 +58,8 @@ static struct CUkern_st kernels[KERNELS] = {
     SPARSE("any/sparse_decode", "sparse_decode_fp8_584_fp16"),
     SPARSE("sm90/sparse_decode/sparse_decode_bf16", "sm90_sparse_decode_bf16_fp8_656"),
     SPARSE("sm90/sparse_decode/sparse_decode_bf16", "sm90_sparse_decode_bf16_fp8_584"),
+    SPARSE("sm90/sparse_decode/small/sparse_decode_bf16", "sm90_sparse_decode_small_bf16_fp8_656"),
+    SPARSE("sm90/sparse_decode/small/sparse_decode_bf16", "sm90_sparse_decode_small_bf16_fp8_584"),
 };
 
 _Static_assert(sizeof(struct dense_decode_sm90_params) <= FAKE_PARAMETERS, "room for parameters");

@@ -3,6 +3,13 @@
 
 enum { ALIGNMENT = 16 };
 
+/* Measured (docs/performance.md): with so many blocks of 64 keys and 64 heads an SM or fewer the kernel for small batches is ahead,
+ * and where a tile of 16 heads has them all. */
+enum { SMALL_MOST_BLOCKS = 4 };
+
+/* Up to so many blocks a piece the plan's overhead of a request would cut them unevenly. */
+enum { SMALL_FEW_BLOCKS = 8, MOST_PARTITIONS = 65536 };
+
 static bool strides_aligned(const int64_t *shape, const int64_t *stride, int dims, int64_t element_bytes)
 {
     for (int i = 0; i < dims; i++)
@@ -41,4 +48,36 @@ const char *sm90_sparse_decode_refuses(const struct sparse_decode_problem *p, co
     *argument = "softmax_scale";
     if (!(p->scale >= 1e-30f)) return "takes a scale of at least 1e-30";
     return NULL;
+}
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+static int64_t blocks_of(const struct sm90_sparse_shape *shape)
+{
+    return ceil_div(plan_topk_length(shape->topk, shape->extra_topk, shape->extra_topk), PLAN_BLOCK);
+}
+
+bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant)
+{
+    if (shape->h_q <= SM90_SPARSE_DECODE_SMALL_HEADS) return true;
+    if (batch_invariant) return false;
+    const double tiles =
+        (double)shape->b * (double)shape->s_q * (double)ceil_div(shape->h_q, SM90_SPARSE_DECODE_HEADS);
+    return tiles * (double)blocks_of(shape) <= (double)SMALL_MOST_BLOCKS * shape->sms;
+}
+
+int32_t sm90_sparse_decode_small_partitions(const struct sm90_sparse_shape *shape)
+{
+    const int64_t tiles = shape->s_q * ceil_div(shape->h_q, SM90_SPARSE_DECODE_SMALL_HEADS);
+    const int64_t fit = (int64_t)SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM * shape->sms / tiles;
+    const int64_t at_once = fit > 1 ? fit : 1;
+    const int64_t blocks = shape->b * blocks_of(shape), piece = ceil_div(blocks, at_once);
+    if (!blocks || piece > SMALL_FEW_BLOCKS) return (int32_t)at_once;
+    if (piece >= blocks_of(shape)) return (int32_t)(shape->b < at_once ? shape->b : at_once); /* none is cut */
+    /* The planner then cuts after at most `piece` blocks; what is too many stays idle. */
+    const int64_t partitions = ceil_div(blocks + shape->b * PLAN_OVERHEAD, piece);
+    return (int32_t)(partitions < MOST_PARTITIONS ? partitions : MOST_PARTITIONS);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What Hopper's sparse decode takes. A function of the problem alone.
+ * What Hopper's sparse decode takes, which of its two kernels, and how many partitions that one is best given. Functions of the
+ * problem and of the number of SMs alone: the plan, the workspace and the launch ask each for itself.
  */
 #ifndef FMLA_SM90_SPARSE_DECODE_CHOICE_H
 #define FMLA_SM90_SPARSE_DECODE_CHOICE_H
@@ -13,7 +14,27 @@ enum {
     SM90_SPARSE_DECODE_SHARED_BYTES = 227 * 1024
 };
 
+/* The kernel for small batches (small/): two blocks of threads fit an SM. */
+enum {
+    SM90_SPARSE_DECODE_SMALL_HEADS = 16,
+    SM90_SPARSE_DECODE_SMALL_THREADS = 256,
+    SM90_SPARSE_DECODE_SMALL_SHARED_BYTES = 96 * 1024,
+    SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM = 2
+};
+
 /* NULL if it takes the problem; else what it takes, and which argument differs. */
 const char *sm90_sparse_decode_refuses(const struct sparse_decode_problem *problem, const char **argument);
+
+/* As far as the choice depends on a call. */
+struct sm90_sparse_shape {
+    int64_t b, s_q, h_q, topk, extra_topk;
+    int32_t sms;
+};
+
+/* Is it for the kernel for small batches? In batch-invariant mode that is not to depend on the batch. */
+bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant);
+
+/* Partitions for a call that is: as many as let every block of threads begin at once, with pieces as even as can be. */
+int32_t sm90_sparse_decode_small_partitions(const struct sm90_sparse_shape *shape);
 
 #endif

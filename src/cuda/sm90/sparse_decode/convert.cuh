@@ -6,7 +6,9 @@
  */
 #pragma once
 
-#include "layout.cuh"
+#include "../../device/element.cuh"
+#include "../../device/shared.cuh"
+#include "common.cuh"
 
 /* Scales that are multiplied in fp16: every code times 2^-15 is a multiple of 2^-24, as all of fp16 is, so that powers of two
  * lose nothing; with others a value loses 2^-10 of itself and 2^-25, less than bf16 loses wherever the code is 1/2 or more. Above,

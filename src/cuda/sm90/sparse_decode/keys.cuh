@@ -7,6 +7,7 @@
 #pragma once
 
 #include "convert.cuh"
+#include "layout.cuh"
 
 template <typename F> struct Keys {
     const struct sparse_decode_params &p;

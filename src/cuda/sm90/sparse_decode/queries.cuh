@@ -5,6 +5,7 @@
 #pragma once
 
 #include "convert.cuh"
+#include "layout.cuh"
 
 __device__ __forceinline__ const uint16_t *first_query(const struct sparse_decode_params &p, int request,
                                                        const Place &place)

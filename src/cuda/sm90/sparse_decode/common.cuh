@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What both kernels of Hopper's sparse decode share: the formats as they take them, and the way through the pieces.
+ */
+#pragma once
+
+#include "../../device/gather.cuh"
+#include "../../device/warpgroup.cuh"
+
+enum { KEYS = PLAN_BLOCK /* of a block */, D_V = 512, V_TILES = 8 /* of 64 columns */ };
+
+/* A token is chunks of 64 codes, and 64 bf16 values: of K alone, or, V's last tile, of both. */
+template <enum kv_format FORMAT_> struct Format {
+    static constexpr enum kv_format FORMAT = FORMAT_;
+    static constexpr bool ROPE_IS_V = FORMAT == KV_FP8_584;
+    static constexpr int CODE_CHUNKS = ROPE_IS_V ? 7 : 8;
+    static constexpr int ROPE_TILE = CODE_CHUNKS; /* of Q, and of V if it is in V */
+    static constexpr int Q_TILES = CODE_CHUNKS + 1;
+    static constexpr int ROPE_OFFSET = ROPE_IS_V ? 448 : 528;
+    static constexpr int SCALE_WORDS = ROPE_IS_V ? 2 : 4; /* of a key */
+};
+
+/* The worker, query token and tile of heads of this block of threads. */
+struct Place {
+    int worker, token, tile;
+
+    __device__ __forceinline__ explicit Place(const struct sparse_decode_params &p)
+    {
+        const int block = fresh_block();
+        worker = fast_divide(block, p.tiles_divisor);
+        const int within = block - worker * p.tiles;
+        token = fast_divide(within, p.token_divisor), tile = within - token * p.tiles_of_token;
+    }
+};
+
+/* Every piece has a block, if only one without keys: its result is written all the same. */
+__device__ __forceinline__ int blocks_of(const Piece &piece)
+{
+    return max(1, (int)((unsigned)(piece.end - piece.begin + KEYS - 1) / KEYS));
+}

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The way of a block of threads through the keys: raw ones to registers, one block ahead, indices two. A thread has, of two keys,
+ * 16 codes of every 64 of its half, 8 rope values and the scales. What an entry does not name is 0.
+ */
+#pragma once
+
+#include "layout.cuh"
+
+template <typename F> struct SmallKeys {
+    enum { SCALES = F::ROPE_IS_V ? 1 : 2 /* words */ };
+
+    const struct sparse_decode_params &p;
+    Shared &shared;
+    int at;    /* where the block begins whose indices are loaded next */
+    int index; /* the lane's key of 16, of the block before, whose raw keys are asked for next */
+    uint4 code[HALF_CHUNKS][2], rope[2];
+    uint32_t scale[2][SCALES];
+    bool there[2];
+
+    __device__ __forceinline__ SmallKeys(const struct sparse_decode_params &params, Shared &memory)
+        : p(params), shared(memory)
+    {
+    }
+
+    /* A block begins at a multiple of 64 of the list, so that its entries are of one cache. */
+    __device__ __forceinline__ void load_index()
+    {
+        const SmallPiece &piece = shared.piece;
+        const bool of_extra = at >= piece.extra_begin;
+        const int end = min(piece.end, of_extra ? piece.extra_end : piece.count),
+                  entry = at + 16 * key_group() + lane() % 16;
+        index = entry < end ? __ldg(piece.entries[of_extra] + entry) : -1;
+        at += KEYS;
+    }
+
+    static __device__ __forceinline__ const uint8_t *of_lane(const uint8_t *pointer, int from)
+    {
+        return (const uint8_t *)__shfl_sync(~0u, (unsigned long long)pointer, from);
+    }
+
+    __device__ __forceinline__ void ask()
+    {
+        const KeyPlace place = key_place<F::FORMAT>(p.cache[at - KEYS >= shared.piece.extra_begin], index);
+        const int t = lane() % 4;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int from = lane() / 4 + 8 * i;
+            const uint8_t *const token = of_lane(place.token, from),
+                                 *const scales =
+                                     F::ROPE_IS_V
+                                         ? of_lane(place.scales, from) + 4 * side()
+                                         : token + kv_layout_of(F::FORMAT, 0).scale_offset + 8 * side();
+            there[i] = token != NULL;
+            /* Of FP8_584 the last chunk of the second half is rope values, which nobody takes for codes. */
+            const uint8_t *const own = token + LINE_ELEMENTS * HALF_CHUNKS * side() + 16 * t;
+#pragma unroll
+            for (int c = 0; c < HALF_CHUNKS; c++)
+                code[c][i] = load_or_zero_16(own + LINE_ELEMENTS * c, there[i]);
+            rope[i] = load_or_zero_16(token + F::ROPE_OFFSET + 64 * side() + 16 * t, there[i]);
+            if constexpr (F::ROPE_IS_V) {
+                scale[i][0] = load_or_zero_4(scales, there[i]);
+            } else {
+                const uint2 two = load_or_zero_8(scales, there[i]);
+                scale[i][0] = two.x, scale[i][1] = two.y;
+            }
+        }
+    }
+
+    /* Does fp16 hold what the thread has of the block? */
+    __device__ __forceinline__ bool fits() const
+    {
+        bool fit = true;
+        uint32_t most = 0;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            fit &= scales_fit(scale[i]) | (F::ROPE_IS_V && !there[i]); /* of no key: 0, which fits */
+            const uint4 &x = rope[i];
+            most = larger_bf16x2(larger_bf16x2(most, x.x), x.y);
+            most = larger_bf16x2(larger_bf16x2(most, x.z), x.w);
+        }
+        return fit & !too_large_for_fp16(most);
+    }
+
+    /* As Scales::fit, of the half's. */
+    __device__ __forceinline__ bool scales_fit(const uint32_t (&word)[SCALES]) const
+    {
+        if constexpr (F::ROPE_IS_V) {
+            return !((word[0] ^ SCALE_CODES * 0x01010101u) & (side() ? 0x00f0f0f0u : 0xf0f0f0f0u));
+        } else {
+            const uint32_t fraction = p.scale > MOST_SOFTMAX_SCALE_FOR_ROUNDED ? 0x007fffffu : 0;
+            const uint32_t most = max(word[0], word[1]), least = min(word[0] - 1u, word[1] - 1u);
+            return most <= MOST_SCALE & least >= LEAST_SCALE - 1u & !((word[0] | word[1]) & fraction);
+        }
+    }
+
+    /* Of the chunk that is converted now: of key i, for either conversion. */
+    template <typename Element> __device__ __forceinline__ auto scale_now(int i) const
+    {
+        const uint32_t word = scale[i][0];
+        if constexpr (Element::IS_BF16) {
+            return F::ROPE_IS_V ? num_from_ue8m0((uint8_t)word) : __uint_as_float(word);
+        } else {
+            const float x = __uint_as_float(F::ROPE_IS_V ? (word & 0xffu) << 23 : word);
+            return Fp16::pack(x, x);
+        }
+    }
+
+    /* From chunk c to the next, which takes its place: the loop over them is not unrolled. */
+    __device__ __forceinline__ void advance(int c)
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+#pragma unroll
+            for (int k = 1; k < HALF_CHUNKS; k++) code[k - 1][i] = code[k][i];
+            if constexpr (F::ROPE_IS_V)
+                scale[i][0] >>= 8;
+            else if (c == 1)
+                scale[i][0] = scale[i][1];
+        }
+    }
+};

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Raw keys to fp16 or bf16, in registers; from there S = K Qᵀ of the warp's 16 keys and its half of the columns, and V to shared
+ * memory.
+ */
+#pragma once
+
+#include "keys.cuh"
+
+/* Of four steps of 16 columns, or of two, the part whose B comes from 16 bytes of a head: two steps. y: of both keys. */
+template <typename Element>
+__device__ __forceinline__ void multiply_steps(float (&s)[2][4], const uint4 (&y)[2], uint32_t q)
+{
+    const uint32_t a[2][4] = {{y[0].x, y[1].x, y[0].y, y[1].y}, {y[0].z, y[1].z, y[0].w, y[1].w}};
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        const uint4 b = load_shared_16(q + (uint32_t)j * 8 * LINE_BYTES);
+        mma_16816<Element>(s[j], a[0], b.x, b.y);
+        mma_16816<Element>(s[j], a[1], b.z, b.w);
+    }
+}
+
+/* 16 neighbours, or the rope's 8, of both keys to V. */
+__device__ __forceinline__ void store_values(uint32_t to, const uint4 (&y)[2])
+{
+    store_shared_16(to, y[0]), store_shared_16(to + 8 * LINE_BYTES, y[1]);
+}
+
+template <typename F, typename Element>
+__device__ __forceinline__ void score_block(SmallKeys<F> &keys, float (&s)[2][4], uint32_t base)
+{
+    const uint32_t of_half = (uint32_t)(HALF_CHUNKS * side()),
+                   of_group = (uint32_t)key_group() * 16 * LINE_BYTES;
+    uint32_t q = SHARED_AT(base, q) + of_half * Q_TILE_BYTES + own_line(),
+             v = SHARED_AT(base, v) + of_half * V_TILE_BYTES + of_group + own_line();
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) s[j][e] = 0.0f;
+    uint4 y[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint4 &x = keys.rope[i];
+        y[i] = make_uint4(convert_bf16x2<Element>(x.x), convert_bf16x2<Element>(x.y),
+                          convert_bf16x2<Element>(x.z), convert_bf16x2<Element>(x.w));
+    }
+    multiply_steps<Element>(s, y, SHARED_AT(base, q[F::ROPE_TILE]) + own_rope());
+    if (F::ROPE_IS_V) store_values(SHARED_AT(base, v[V_TILES - 1]) + of_group + own_rope(), y);
+    const int chunks = min((int)HALF_CHUNKS, F::CODE_CHUNKS - HALF_CHUNKS * side());
+#pragma unroll 1
+    for (int c = 0; __any_sync(~0u, c < chunks); c++) {
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const auto by = keys.template scale_now<Element>(i);
+                const uint4 &x = keys.code[0][i];
+                convert_codes(part ? x.z : x.x, by, y[i].x, y[i].y);
+                convert_codes(part ? x.w : x.y, by, y[i].z, y[i].w);
+            }
+            store_values(v ^ (uint32_t)(part * CHUNK_BYTES), y);
+            multiply_steps<Element>(s, y, q ^ (uint32_t)(part * CHUNK_BYTES));
+        }
+        keys.advance(c);
+        q += Q_TILE_BYTES, v += V_TILE_BYTES;
+    }
+}
+
+/* Those of keys that are none do not count. */
+template <typename F>
+__device__ __forceinline__ void store_scores(Shared &shared, const SmallKeys<F> &keys, const float (&s)[2][4])
+{
+    float *to = &shared.s[side()][2 * (lane() % 4)][16 * key_group() + lane() / 4];
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            to[(8 * j + e % 2) * SCORE_LINE + 8 * (e / 2)] = keys.there[e / 2] ? s[j][e] : -INFINITY;
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Softmax of a block: a warp has two heads, a lane four keys of one of them.
+ */
+#pragma once
+
+#include "layout.cuh"
+
+static constexpr float LEAST_REFERENCE = -1e30f; /* in powers of two */
+
+struct SmallSoftmax {
+    const struct sparse_decode_params &p;
+    Shared &shared;
+    float sum,
+        below; /* of the lane's keys; of its head: minus the reference, to which weights are relative */
+
+    __device__ __forceinline__ SmallSoftmax(const struct sparse_decode_params &params, Shared &memory)
+        : p(params), shared(memory)
+    {
+    }
+
+    static __device__ __forceinline__ int head() { return 2 * warp() + lane() / 16; }
+    static __device__ __forceinline__ int column() { return lane() % 16; }
+
+    __device__ __forceinline__ void begin() { sum = 0.0f, below = -LEAST_REFERENCE; }
+
+    __device__ __forceinline__ void block(uint32_t base, bool bf16)
+    {
+        const float4 a = *(const float4 *)&shared.s[0][head()][4 * column()],
+                     b = *(const float4 *)&shared.s[1][head()][4 * column()];
+        const float x[4] = {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+        float most = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])) * p.scale_log2;
+#pragma unroll
+        for (int lanes = 1; lanes < 16; lanes *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
+        const float to = fminf(-most, below), factor = exp2_approx(to - below);
+        below = to;
+        float w[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[i] = exp2_approx(fmaf(x[i], p.scale_log2, to));
+        sum = fmaf(sum, factor, (w[0] + w[1]) + (w[2] + w[3]));
+        if (column() == 0) shared.factor[head()] = factor;
+        const uint2 words = bf16 ? make_uint2(Bf16::pack(w[0], w[1]), Bf16::pack(w[2], w[3]))
+                                 : make_uint2(Fp16::pack(w[0], w[1]), Fp16::pack(w[2], w[3]));
+        const uint32_t place = SHARED_AT(base, p) + swizzle_128((uint32_t)head(), (uint32_t)column() / 2) +
+                               8 * ((uint32_t)column() % 2);
+        store_shared_4(place, words.x), store_shared_4(place + 4, words.y);
+    }
+
+    /* After the last block: lse of the piece, and what O is multiplied by. */
+    __device__ __forceinline__ void end()
+    {
+#pragma unroll
+        for (int lanes = 1; lanes < 16; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+        const Place place(p);
+        const int row = place.tile * SMALL_HEADS + head();
+        if (column() != 0 || row >= p.h_q) return;
+        const float lse = sum == 0.0f ? -INFINITY : (log2f(sum) - below) * LN_2;
+        float factor = 1.0f / sum;
+        if (shared.piece.slot == DIRECT) {
+            store_lse(p.output, shared.piece.request, {place.token, row}, lse);
+            factor *= result_sink_factor(p.output.rules, row, lse);
+        } else {
+            p.split
+                .slot_lse[shared.piece.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + row] =
+                lse;
+        }
+        shared.last_factor[head()] = sum == 0.0f ? -1.0f : factor;
+    }
+};

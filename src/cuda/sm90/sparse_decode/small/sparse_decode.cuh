@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Sparse decode over FP8 keys on Hopper for few tokens, where latency is all: tiles of 16 heads instead of 64, so that all SMs
+ * take part, and every warp does the same.
+ *
+ * A block of threads takes a tile of 16 heads of one query token through the keys that the pieces of its partition name, 64 at a
+ * time:
+ *
+ *      all 8 warps     raw keys to registers, a block ahead
+ *      warp w          16 keys (w % 4), half of their columns (w / 4): to fp16; S = K Qᵀ from registers; V to shared memory
+ *      warp w          softmax of heads 2 w, 2 w + 1; P to shared memory
+ *      warp w          O of columns 64 w … 64 w + 63 += P V
+ *
+ * with a barrier after each. The matrix instructions are mma: two tiles of 16 heads and 64 keys take them some hundred clocks,
+ * and a warpgroup's instructions would have to be waited for.
+ *
+ * What costs time is code that comes from memory the first time it runs, some ten clocks an instruction: so loops are not unrolled, and
+ * nothing is done twice in two ways. Two blocks of threads fit an SM (128 registers, 93 KB).
+ */
+#pragma once
+
+#include "queries.cuh"
+#include "results.cuh"
+#include "scores.cuh"
+#include "softmax.cuh"
+
+template <typename F> struct SmallDecode {
+    const struct sparse_decode_params &p;
+    Shared &shared;
+    const uint32_t base;
+    SmallKeys<F> keys;
+    SmallSoftmax softmax;
+    SmallSums sums;
+
+    __device__ __forceinline__ SmallDecode(const struct sparse_decode_params &params, Shared &memory)
+        : p(params), shared(memory), base(shared_address(&memory)), keys(params, memory),
+          softmax(params, memory), sums(params, memory)
+    {
+    }
+
+    /* By one thread: the next piece of the list, or that there is none. */
+    __device__ __forceinline__ void find_piece()
+    {
+        SmallPiece &to = shared.piece;
+        const PieceList &list = shared.list;
+        const int i = shared.next_piece;
+        shared.next_piece = i + list.step;
+        to.there = i <= list.last, to.beyond = false;
+        if (i > list.last) return;
+        int length;
+        const Piece piece = list_piece(p, list, i, &length);
+        const ListEnds ends = list_ends(p, piece.request);
+        const Place place(p);
+        to.request = piece.request, to.slot = piece.slot;
+        to.begin = piece.begin, to.end = piece.end, to.blocks = blocks_of(piece);
+        to.count = ends.count, to.extra_begin = ends.extra_begin, to.extra_end = ends.extra_end;
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+            to.entries[c] = p.cache[c].indices + piece.request * p.cache[c].indices_stride[0] +
+                            place.token * p.cache[c].indices_stride[1] - (c ? ends.extra_begin : 0);
+    }
+
+    template <typename Element> __device__ __forceinline__ void score_and_store()
+    {
+        float s[2][4];
+        score_block<F, Element>(keys, s, base);
+        store_scores(shared, keys, s);
+    }
+
+    /* A piece is multiplied in fp16 until a block comes that this does not hold, from there on in bf16. Before the first block there
+     * is a turn that asks for its keys alone: one place in the code asks. */
+    __device__ __forceinline__ void take_piece()
+    {
+        keys.at = shared.piece.begin;
+        keys.load_index();
+        SmallQueries<F>::ask(p, shared.piece.request, base);
+        bool bf16 = false;
+#pragma unroll 1
+        for (int k = -1, last = shared.piece.blocks - 1; __any_sync(~0u, k <= last); k++) {
+            if (__any_sync(~0u, k >= 0)) {
+                /* V, P and the scores before are done with; the queries are there. */
+                const bool beyond = __syncthreads_or(!keys.fits());
+                if (!bf16 && (beyond || shared.piece.beyond)) bf16 = true, reload_queries();
+                if (bf16)
+                    score_and_store<Bf16>();
+                else
+                    score_and_store<Fp16>();
+            }
+            if (__any_sync(~0u, k < last)) keys.ask(), keys.load_index();
+            if (__any_sync(~0u, k < 0)) {
+                if (!SmallQueries<F>::convert(base)) shared.piece.beyond = true;
+                softmax.begin(), sums.begin();
+                continue;
+            }
+            __syncthreads();
+            softmax.block(base, bf16);
+            if (__any_sync(~0u, k == last)) softmax.end();
+            __syncthreads();
+            if (__any_sync(~0u, k > 0)) sums.shrink();
+            if (bf16)
+                sums.multiply<Bf16>(base);
+            else
+                sums.multiply<Fp16>(base);
+        }
+        sums.end();
+    }
+
+    /* As bf16. */
+    __device__ __forceinline__ void reload_queries()
+    {
+        SmallQueries<F>::ask(p, shared.piece.request, base);
+        cp_async_wait<0>();
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ void run()
+    {
+        if (threadIdx.x == 0) {
+            shared.list = piece_list(p, Place(p).worker);
+            shared.next_piece = shared.list.first;
+        }
+#pragma unroll 1
+        for (;;) {
+            if (threadIdx.x == 0) find_piece();
+            __syncthreads();
+            if (!shared.piece.there) break;
+            take_piece();
+            __syncthreads(); /* what is known of the piece has been read */
+        }
+    }
+};
+
+template <typename F>
+__device__ __forceinline__ void sparse_decode_small(const struct sparse_decode_params &p)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    SmallDecode<F>(p, *(Shared *)memory).run();
+}
+
+#define SPARSE_DECODE_SMALL_KERNEL(NAME, FORMAT)                                                             \
+    extern "C" __global__ void __launch_bounds__(SMALL_THREADS, 2)                                           \
+        NAME(const __grid_constant__ struct sparse_decode_params p)                                          \
+    {                                                                                                        \
+        sparse_decode_small<Format<FORMAT>>(p);                                                              \
+    }
