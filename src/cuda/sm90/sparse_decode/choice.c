@@ -3,9 +3,10 @@
 
 enum { ALIGNMENT = 16 };
 
-/* Measured (docs/performance.md): with so many blocks of 64 keys and 64 heads an SM or fewer the kernel for small batches is ahead,
- * and where a tile of 16 heads has them all. */
-enum { SMALL_MOST_BLOCKS = 4 };
+/* Units of a block of 64 keys and a tile of 16 heads, an SM. Measured on an H200 (64 and 128 heads, 2048 entries): at 1024
+ * units, 7.8 an SM, the kernel for small batches takes 32.5 µs and the large one 35.5; at 2048 units it is 47 and 44, since
+ * every tile converts the keys for itself. */
+enum { SMALL_MOST_UNITS = 8 };
 
 /* Up to so many blocks a piece the plan's overhead of a request would cut them unevenly. */
 enum { SMALL_FEW_BLOCKS = 8, MOST_PARTITIONS = 65536 };
@@ -65,8 +66,8 @@ bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool bat
     if (shape->h_q <= SM90_SPARSE_DECODE_SMALL_HEADS) return true;
     if (batch_invariant) return false;
     const double tiles =
-        (double)shape->b * (double)shape->s_q * (double)ceil_div(shape->h_q, SM90_SPARSE_DECODE_HEADS);
-    return tiles * (double)blocks_of(shape) <= (double)SMALL_MOST_BLOCKS * shape->sms;
+        (double)shape->b * (double)shape->s_q * (double)ceil_div(shape->h_q, SM90_SPARSE_DECODE_SMALL_HEADS);
+    return tiles * (double)blocks_of(shape) <= (double)SMALL_MOST_UNITS * shape->sms;
 }
 
 int32_t sm90_sparse_decode_small_partitions(const struct sm90_sparse_shape *shape)
@@ -76,7 +77,8 @@ int32_t sm90_sparse_decode_small_partitions(const struct sm90_sparse_shape *shap
     const int64_t at_once = fit > 1 ? fit : 1;
     const int64_t blocks = shape->b * blocks_of(shape), piece = ceil_div(blocks, at_once);
     if (!blocks || piece > SMALL_FEW_BLOCKS) return (int32_t)at_once;
-    if (piece >= blocks_of(shape)) return (int32_t)(shape->b < at_once ? shape->b : at_once); /* none is cut */
+    if (piece >= blocks_of(shape))
+        return (int32_t)(shape->b < at_once ? shape->b : at_once); /* none is cut */
     /* The planner then cuts after at most `piece` blocks; what is too many stays idle. */
     const int64_t partitions = ceil_div(blocks + shape->b * PLAN_OVERHEAD, piece);
     return (int32_t)(partitions < MOST_PARTITIONS ? partitions : MOST_PARTITIONS);

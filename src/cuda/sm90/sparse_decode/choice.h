@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What Hopper's sparse decode takes, which of its two kernels, and how many partitions that one is best given. Functions of the
- * problem and of the number of SMs alone: the plan, the workspace and the launch ask each for itself.
+ * What Hopper's sparse decode takes, which of its two kernels, and how many partitions that one is best given.
+ * Functions of the problem and of the number of SMs alone: the plan, the workspace and the launch ask each for itself.
  */
 #ifndef FMLA_SM90_SPARSE_DECODE_CHOICE_H
 #define FMLA_SM90_SPARSE_DECODE_CHOICE_H
@@ -34,7 +34,8 @@ struct sm90_sparse_shape {
 /* Is it for the kernel for small batches? In batch-invariant mode that is not to depend on the batch. */
 bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant);
 
-/* Partitions for a call that is: as many as let every block of threads begin at once, with pieces as even as can be. */
+/* Partitions for a call that is: as many as let every block of threads begin at once, with pieces as even as can
+ * be. */
 int32_t sm90_sparse_decode_small_partitions(const struct sm90_sparse_shape *shape);
 
 #endif

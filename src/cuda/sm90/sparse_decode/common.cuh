@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What both kernels of Hopper's sparse decode share: the formats as they take them, and the way through the pieces.
+ * What both kernels of Hopper's sparse decode share: the formats as they take them, their place, blocks of a piece.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The way of a block of threads through the keys: raw ones to registers, one block ahead, indices two. A thread has, of two keys,
- * 16 codes of every 64 of its half, 8 rope values and the scales. What an entry does not name is 0.
+ * The way of a block of threads through the keys: raw ones to registers, one block ahead, indices two. A thread has,
+ * of two keys, 16 codes of every 64 of its half, 8 rope values and the scales. What an entry does not name is 0.
  */
 #pragma once
 

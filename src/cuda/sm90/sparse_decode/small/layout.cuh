@@ -54,8 +54,8 @@ static __device__ __forceinline__ int warp()
     return (int)(fresh_thread() / 32);
 }
 
-/* 16 bytes that nothing changes while the kernel runs; where `valid` is false nothing is read, and they are 0. Without a copy: the
- * compiler makes two of them from a choice. */
+/* 16 bytes that nothing changes while the kernel runs; where `valid` is false nothing is read, and they are 0. Without
+ * a copy: the compiler makes some of a choice between the two. */
 static __device__ __forceinline__ uint4 load_or_zero_16(const void *from, bool valid)
 {
     uint4 x;
@@ -97,10 +97,10 @@ static __device__ __forceinline__ int side()
     return warp() / 4;
 }
 
-/* Of every 64 columns lane t of four has 16 neighbours, four of them (c0 … c3, a word of codes) in each step of 16 of a product:
- * as k = 2t, 2t + 1 (c0, c1) and 2t + 8, 2t + 9 (c2, c3) of both fragments. So V and Q lie in their own order, and of the rope
- * values lane t of a half has 8 neighbours of 32, in two steps. Where the first 16 bytes of those 16 neighbours are, in a line
- * of eight; the others: ^ CHUNK_BYTES. */
+/* Of every 64 columns lane t of four has 16 neighbours, four of them (c0 … c3, a word of codes) in each step of 16 of a
+ * product: as k = 2t, 2t + 1 (c0, c1) and 2t + 8, 2t + 9 (c2, c3) of both fragments. So V and Q lie in their own order.
+ * Of the rope values lane t of a half has 8 neighbours of 32, in two steps. Here: where the first 16 bytes of the
+ * 16 neighbours are, in eight lines; the others: ^ CHUNK_BYTES. */
 static __device__ __forceinline__ uint32_t own_line()
 {
     return swizzle_128((uint32_t)lane() / 4, 2 * ((uint32_t)lane() % 4));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The queries of a tile of 16 heads to shared memory. Eight lanes take a line of 128 bytes, the block of threads two tiles at a
- * time; what a thread copied, it converts.
+ * The queries of a tile of 16 heads to shared memory. Eight lanes take a line of 128 bytes, the block of threads two
+ * tiles of 64 columns at a time; what a thread copied, it converts.
  */
 #pragma once
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Raw keys to fp16 or bf16, in registers; from there S = K Qᵀ of the warp's 16 keys and its half of the columns, and V to shared
- * memory.
+ * Raw keys to fp16 or bf16, in registers; from there S = K Qᵀ of the warp's 16 keys and its half of the columns, and
+ * V to shared memory.
  */
 #pragma once
 
 #include "keys.cuh"
 
-/* Of four steps of 16 columns, or of two, the part whose B comes from 16 bytes of a head: two steps. y: of both keys. */
+/* Two steps of 16 columns, whose B comes from 16 bytes of a head. y: of both keys. */
 template <typename Element>
 __device__ __forceinline__ void multiply_steps(float (&s)[2][4], const uint4 (&y)[2], uint32_t q)
 {

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse decode over FP8 keys on Hopper for few tokens, where latency is all: tiles of 16 heads instead of 64, so that all SMs
- * take part, and every warp does the same.
+ * Sparse decode over FP8 keys on Hopper for few tokens, where latency is all: tiles of 16 heads instead of 64, so
+ * that all SMs take part, and every warp does the same.
  *
- * A block of threads takes a tile of 16 heads of one query token through the keys that the pieces of its partition name, 64 at a
- * time:
+ * A block of threads takes a tile of 16 heads of one query token through the keys that the pieces of its partition
+ * name, 64 at a time:
  *
  *      all 8 warps     raw keys to registers, a block ahead
- *      warp w          16 keys (w % 4), half of their columns (w / 4): to fp16; S = K Qᵀ from registers; V to shared memory
+ *      warp w          16 keys (w % 4), half of their columns (w / 4): to fp16; S = K Qᵀ from registers; V to shared
+ *                      memory
  *      warp w          softmax of heads 2 w, 2 w + 1; P to shared memory
  *      warp w          O of columns 64 w … 64 w + 63 += P V
  *
- * with a barrier after each. The matrix instructions are mma: two tiles of 16 heads and 64 keys take them some hundred clocks,
- * and a warpgroup's instructions would have to be waited for.
+ * with a barrier after each. The matrix instructions are mma: a tile of 16 heads and 64 keys takes them some hundred
+ * clocks, and nothing has to be waited for as with a warpgroup's.
  *
- * What costs time is code that comes from memory the first time it runs, some ten clocks an instruction: so loops are not unrolled, and
- * nothing is done twice in two ways. Two blocks of threads fit an SM (128 registers, 93 KB).
+ * What costs time is code that comes from memory the first time it runs, some ten clocks an instruction: loops are
+ * not unrolled. Two blocks of threads fit an SM (128 registers, 93 KB).
  */
 #pragma once
 
@@ -67,8 +68,8 @@ template <typename F> struct SmallDecode {
         store_scores(shared, keys, s);
     }
 
-    /* A piece is multiplied in fp16 until a block comes that this does not hold, from there on in bf16. Before the first block there
-     * is a turn that asks for its keys alone: one place in the code asks. */
+    /* A piece is multiplied in fp16 until a block comes that this does not hold, from there on in bf16. Before the
+     * first block there is a turn that asks for its keys alone: one place in the code asks. */
     __device__ __forceinline__ void take_piece()
     {
         keys.at = shared.piece.begin;
