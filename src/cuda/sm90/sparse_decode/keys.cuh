@@ -76,9 +76,14 @@ template <typename F> struct Keys {
         }
     }
 
-    __device__ __forceinline__ void take_indices()
+    __device__ __forceinline__ uint32_t read_of_extra()
     {
-        const struct sparse_cache_params &cache = p.cache[ahead().of_extra];
+        return load_shared_4(shared_address(&ahead().of_extra));
+    }
+
+    __device__ __forceinline__ void take_indices(uint32_t of_extra)
+    {
+        const struct sparse_cache_params &cache = p.cache[of_extra];
         KeyPlace place[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) { /* without branches, so that neither key waits for the other */
@@ -160,7 +165,7 @@ template <typename F> struct Keys {
     {
         next_piece = shared.list.first;
         enter_piece();
-        load_indices(), take_indices(), load_indices();
+        load_indices(), take_indices(read_of_extra()), load_indices();
         ask_first(rope);
 #pragma unroll
         for (int c = 0; c < V_TILES; c++) ask_chunk(c);

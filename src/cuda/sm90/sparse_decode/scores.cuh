@@ -49,7 +49,7 @@ template <typename F> struct Scores {
 
     /* Scales and rope values of the block that is asked for; whether fp16 holds all that the thread has seen. Where the keys
      * of the one after it are. */
-    __device__ __forceinline__ bool take_first()
+    __device__ __forceinline__ bool take_first(uint32_t of_extra)
     {
         cp_async_wait<V_TILES>();
         __syncwarp();
@@ -58,7 +58,7 @@ template <typename F> struct Scores {
         take_rope();
         scales[0].load(keys.scales_at(0)), scales[1].load(keys.scales_at(1));
         next_valid[0] = keys.there[0], next_valid[1] = keys.there[1];
-        keys.take_indices();
+        keys.take_indices(of_extra);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             fits &= scales[i].fit(p.scale) | (F::ROPE_IS_V && !next_valid[i]); /* of no key: 0, which fits */
@@ -141,6 +141,7 @@ template <typename F> struct Scores {
         /* Of matrix l / 8 of a step: keys 0 to 7 or 8 to 15 of the warp's, the first or last eight of the step's columns. */
         const uint32_t line = 16 * (uint32_t)warp() + (uint32_t)ldmatrix_tile_row(lane());
         const uint32_t v = SHARED_AT(base, v) + swizzle_128(line, (uint32_t)ldmatrix_tile_chunk(lane()));
+        uint32_t of_extra;
         uint32_t to
             [4]; /* where a step's matrices go: registers of their own, so that no store waits for one before it */
 #pragma unroll
@@ -161,12 +162,14 @@ template <typename F> struct Scores {
                 rope_fragments(f); /* converted before */
             }
             keys.ask_chunk(c);
+            if (c == V_TILES - 1)
+                of_extra = keys.read_of_extra(); /* before V's stores: it waits for what is before it */
 #pragma unroll
             for (int k = 0; k < 4; k++) store_matrices(to[k] + (uint32_t)(c % HALF_TILES) * TILE_BYTES, f[k]);
             if (c % HALF_TILES == HALF_TILES - 1 && ++half == HALVES) half = 0, half_parity ^= 1;
         }
         keys.rope = keys.next_rope();
-        const bool fits = take_first();
+        const bool fits = take_first(of_extra);
         wgmma_wait<0>();
         hold(s);
         free_queries(Q_GROUPS - 1, last);
@@ -213,7 +216,7 @@ template <typename F> struct Scores {
     __device__ __forceinline__ void run()
     {
         keys.begin();
-        next_fits = !any_of_scores(!take_first());
+        next_fits = !any_of_scores(!take_first(keys.read_of_extra()));
         uint32_t buffer = 0, count = 0;
         for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {
             int left = blocks_of_piece(i);
