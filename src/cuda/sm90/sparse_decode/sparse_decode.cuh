@@ -6,9 +6,9 @@
  * a time:
  *
  *      who                    what                                                                        registers
- *      warpgroup 0, scores    gathers raw keys and makes bf16 of them, which are at once A of S^T = K Qᵀ
+ *      warpgroup 0, scores    gathers raw keys and makes fp16 of them, which are at once A of S^T = K Qᵀ
  *                             and, stored to shared memory, V; softmax of S^T; P to shared memory             160
- *      warpgroups 1, 2, sums  O of 256 columns each += P V                                                    168
+ *      warpgroups 1, 2, sums  O of 256 columns each += P V; Q of the next piece                               168
  *
  * Time, with blocks k:
  *
@@ -20,11 +20,13 @@
  * registers. V has room for a block and a half: a half is freed by the warpgroup whose columns it has.
  *
  * Barriers: full[count % 2], P and V of a block are there; empty[half], V's half has been multiplied; sum_full, sum_empty: sums and
- * references of a piece.
+ * references of a piece; q_full, q_free[group]: Q of a piece is there, a group of its tiles has been multiplied for the last time.
+ *
+ * fp16 does not hold all that the formats do: from the first block on that has such, a piece is multiplied in bf16 (scores.cuh).
  *
  * Shared memory (struct Shared): V 98304 bytes, Q 73728, P 16384, raw keys 25600 + 8192; constant addresses.
  *
- * The limit: one warp a scheduler makes the scores, some 870 instructions a block.
+ * The limit: one warp a scheduler makes the scores, some 1000 instructions a block.
  */
 #pragma once
 
