@@ -15,6 +15,7 @@ template <typename F> struct Keys {
     int next_piece, at; /* of the list; where the block begins whose indices are loaded next */
     int index[2];       /* of the thread's keys, of a block whose raw keys are yet to be asked for */
     const uint8_t *token[2], *scales; /* of the block whose raw keys are asked for */
+    bool over;                        /* no piece is left whose indices are to be loaded */
     bool there[2];                    /* a key is; where none is nothing is read */
     uint32_t rope;                    /* where the thread's rope values of the block are that is taken next */
 
@@ -60,7 +61,7 @@ template <typename F> struct Keys {
     __device__ __forceinline__ void load_indices()
     {
         index[0] = index[1] = -1;
-        if (__any_sync(~0u, next_piece > shared.list.last)) return;
+        if (__any_sync(~0u, over)) return;
         const Shared::Ahead &piece = ahead();
         const bool of_extra = at >= piece.extra_begin;
         const int end = min(piece.end, of_extra ? piece.extra_end : piece.count);
@@ -72,7 +73,8 @@ template <typename F> struct Keys {
         ahead().of_extra = of_extra; /* the same in all lanes */
         if (__any_sync(~0u, at >= piece.end)) {
             next_piece += shared.list.step;
-            if (__any_sync(~0u, next_piece <= shared.list.last)) enter_piece();
+            over = next_piece > shared.list.last;
+            if (__any_sync(~0u, !over)) enter_piece();
         }
     }
 
@@ -163,7 +165,7 @@ template <typename F> struct Keys {
 
     __device__ __forceinline__ void begin()
     {
-        next_piece = shared.list.first;
+        next_piece = shared.list.first, over = false;
         enter_piece();
         load_indices(), take_indices(read_of_extra()), load_indices();
         ask_first(rope);

@@ -34,7 +34,7 @@
 #include "scores.cuh"
 
 /* Of 168 that all begin with. With more, ptxas converts chunks long before their turn: some 5 % slower. */
-enum { THREADS = 3 * WARPGROUP_THREADS, SCORE_REGISTERS = 160 };
+enum { THREADS = 3 * WARPGROUP_THREADS, SCORE_REGISTERS = 160, SUM_REGISTERS = 168 };
 
 __device__ __forceinline__ void prepare(uint32_t base)
 {
@@ -62,6 +62,7 @@ template <typename F> __device__ __forceinline__ void sparse_decode(const struct
         give_registers<SCORE_REGISTERS>();
         if (__any_sync(~0u, shared.list.first <= shared.list.last)) Scores<F>(p, shared).run();
     } else {
+        take_registers<SUM_REGISTERS>(); /* as many as it has; but ptxas spills without it */
         Sums<F>(p, shared).run();
     }
 }
