@@ -227,8 +227,23 @@ def sparse_plan(
     args.sparse, args.b, args.topk, args.extra_topk = 1, b, topk, extra_topk
     args.s_q, args.h_q, args.stream = s_q, h_q, stream
     args.target.type, args.target.id = place
+    _check_place(function, place, topk_length=args.topk_length, extra_topk_length=args.extra_topk_length)
     _check(library.fmla_decode_plan(call.address), function)
     _sparse_plans.give_back(call)
+
+
+def _check_place(function: str, place: tuple[int, int], **lengths: Optional[int]) -> None:
+    """The library would plan where the lengths are, and take the tables to be in the wrong place. `lengths`: addresses of
+    tensors as C sees them."""
+    for name, address in lengths.items():
+        if address is None:
+            continue
+        device = _library.Tensor.from_address(address).device
+        theirs, ours = (
+            f"cuda:{number}" if kind == _library.CUDA else "cpu" for kind, number in ((device.type, device.id), place)
+        )
+        if theirs != ours:
+            raise ValueError(f"{function}: {name}: device is {theirs}, must be {ours} as q's")
 
 
 def sparse_decode(

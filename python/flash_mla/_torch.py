@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """PyTorch: its tensors described, and the operations registered with its dispatcher.
 
-Imported where PyTorch has been: with this package if it was there before, else with the first array. Registered are flash_mla::decode_plan, ::dense_decode, ::merge,
-::cache_gather, which make their results, and ::dense_decode_out, ::merge_out, ::cache_gather_out, ::cache_append, which write into given ones; each with what torch.compile asks of it. They
-run on the current stream, take their memory from PyTorch's allocator and do not synchronise.
+Imported where PyTorch has been: with this package if it was there before, else with the first array. Registered are
+flash_mla::decode_plan, ::dense_decode, ::sparse_plan, ::sparse_decode, ::merge, ::cache_gather, which make their results, and
+::dense_decode_out, ::sparse_decode_out, ::merge_out, ::cache_gather_out, ::cache_append, which write into given ones; each with
+what torch.compile asks of it. They run on the current stream, take their memory from PyTorch's allocator and do not synchronise.
 """
 
 from __future__ import annotations

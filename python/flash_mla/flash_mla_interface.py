@@ -124,8 +124,9 @@ class FlashMLASchedMeta:
     """How the keys of a batch are shared among the SMs: made by `get_mla_metadata`, filled by the first
     `flash_mla_with_kvcache` that it is given to, used by the next ones.
 
-    It serves every layer of a model in one step: it depends on the lengths and the shapes only. Take a new one when lengths
-    have changed: with the old one, what a GPU computes may be wrong, though it stays within its memory.
+    It serves every layer of a model in one step: it depends on the lengths (of sparse attention: topk_length and
+    extra_topk_length) and the shapes only. Take a new one when lengths have changed: with the old one, what a GPU computes
+    may be wrong, though it stays within its memory.
     """
 
     class Config(NamedTuple):
@@ -145,7 +146,7 @@ class FlashMLASchedMeta:
     have_initialized: bool = False
     config: Optional[Config] = None
     tile_scheduler_metadata: Optional[Any] = None
-    """[partitions, 8], int32, on the device of the lengths: what each partition has (docs/semantics.md, "The split plan")."""
+    """[partitions, 8], int32, on the device of the call: what each partition has (docs/semantics.md, "The split plan")."""
     num_splits: Optional[Any] = None
     """[b + 1], int32: prefix sums of the number of splits of each request."""
 

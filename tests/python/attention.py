@@ -100,6 +100,10 @@ class Batch:
             "cache_seqlens": kind.int32(numpy.array(self.lengths, numpy.int32)),
         }
 
+    def arguments(self, kind):
+        """All that a call must have, by name."""
+        return dict(self.arrays(kind), head_dim_v=512, tile_scheduler_metadata=None)
+
     def expected(
         self, kind, d_v=512, scale=None, causal=False, sink=None, lse_empty=math.inf, log_base=math.e, lengths=None
     ):
@@ -112,9 +116,21 @@ class Batch:
         return with_sink(out, lse, sink), conventions(lse, lse_empty, log_base)
 
 
+def strided(kind, array, dtype=None):
+    """The same values as a part of a larger array of NaN, or garbage, with strides in all dimensions but the last."""
+    array = numpy.asarray(array)
+    large = numpy.full([2 * size + 1 for size in array.shape[:-1]] + [array.shape[-1] + 24], math.nan)
+    if array.dtype.kind == "i":
+        large = numpy.full(large.shape, 2147480000, array.dtype)
+    part = tuple([slice(1, None, 2)] * (array.ndim - 1) + [slice(8, array.shape[-1] + 8)])
+    large[part] = array
+    return kind.array(large, dtype)[part]
+
+
 # ---- Comparison -----------------------------------------------------------------------------------------------------
 
 DECODE_OUT = (8e-4, 2.01 / 128, 5e-6)
+SPARSE_OUT = (1e-3, 2.01 / 128, 5e-6)
 DECODE_LSE = (1e-6, 8.01 / 65536, 1e-7)
 EXACT_FP32 = (1e-6, 1e-5, 1e-9)  # a merge of fp32 parts
 
@@ -135,10 +151,10 @@ def check_close(name, values, reference, tolerance):
         assert difference < cosine, f"{name}: cosine difference is {difference}, must be below {cosine}"
 
 
-def check_decode(kind, got, expected):
-    """Results of a decode call against (out, lse), their types included."""
+def check_decode(kind, got, expected, tolerance=DECODE_OUT):
+    """Results of a decode call against (out, lse), their types included. `tolerance`: of out."""
     out, lse = got
     assert kind.is_one(out) and kind.is_one(lse)
     assert (kind.dtype_name(out), kind.dtype_name(lse)) == (kind.element, "float32")
-    check_close("out", kind.float64(out), expected[0], DECODE_OUT)
+    check_close("out", kind.float64(out), expected[0], tolerance)
     check_close("lse", kind.float64(lse), expected[1], DECODE_LSE)

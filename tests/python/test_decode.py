@@ -9,7 +9,7 @@ import sys
 import numpy
 import pytest
 
-from attention import DECODE_OUT, Batch, check_close, check_decode
+from attention import DECODE_OUT, Batch, check_close, check_decode, strided
 from flash_mla import FlashMLASchedMeta, flash_mla_with_kvcache, get_mla_metadata
 from kinds import each_kind, each_torch_kind, torch
 
@@ -300,17 +300,6 @@ def test_given_results_transposed(kind):
 
 
 # ---- Strides of the inputs ------------------------------------------------------------------------------------------
-
-
-def strided(kind, array, dtype=None):
-    """The same values as a part of a larger array of NaN, or garbage, with strides in all dimensions but the last."""
-    array = numpy.asarray(array)
-    large = numpy.full([2 * size + 1 for size in array.shape[:-1]] + [array.shape[-1] + 24], math.nan)
-    if array.dtype.kind == "i":
-        large = numpy.full(large.shape, 2147480000, array.dtype)
-    part = tuple([slice(1, None, 2)] * (array.ndim - 1) + [slice(8, array.shape[-1] + 8)])
-    large[part] = array
-    return kind.array(large, dtype)[part]
 
 
 @each_kind

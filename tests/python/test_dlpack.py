@@ -11,6 +11,8 @@ from attention import Batch, check_decode
 from capsules import Capsuled
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
 from kinds import Kind, needs_cuda, torch
+from test_sparse import Sparse
+from test_sparse import check as check_sparse
 
 KIND = Kind("numpy", "float16")
 
@@ -165,17 +167,26 @@ def test_results_are_made_by_the_arrays_own_library(planned):
 @needs_cuda
 @pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
 @pytest.mark.parametrize("on_stream", [False, True])
-def test_arrays_of_a_gpu(planned, on_stream):
+@pytest.mark.parametrize(
+    "batch,check",
+    [
+        (Batch([60, 0, 100], s_q=2), check_decode),
+        (Sparse(layout=584, extra=(70, 30, 2), lengths=[[0, 90], [70, 3]]), check_sparse),
+    ],
+    ids=["dense", "sparse"],
+)
+def test_arrays_of_a_gpu(batch, check, planned, on_stream):
     """As CuPy's would come; the stream is an argument."""
-    kind, batch = Kind("torch", "float16", "cuda"), Batch([60, 0, 100], s_q=2)
-    arrays = {name: Foreign(array) for name, array in batch.arrays(kind).items()}
+    kind = Kind("torch", "float16", "cuda")
+    arguments = batch.arguments(kind)
+    arguments.update({name: Foreign(value) for name, value in arguments.items() if isinstance(value, torch.Tensor)})
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     handle = stream.cuda_stream if on_stream else 0
-    meta = get_mla_metadata()[0] if planned else None
-    out, lse = flash_mla_with_kvcache(*arrays.values(), 512, meta, stream=handle)
+    arguments["tile_scheduler_metadata"] = get_mla_metadata()[0] if planned else None
+    out, lse = flash_mla_with_kvcache(**arguments, stream=handle)
     torch.cuda.synchronize()
-    check_decode(kind, (out._array, lse._array), batch.expected(kind))
+    check(kind, (out._array, lse._array), batch.expected(kind))
     merged = merge_states(Foreign(out._array[None]), Foreign(lse._array[None]), stream=handle)
     torch.cuda.synchronize()
     assert torch.equal(merged[0]._array, out._array)

@@ -49,6 +49,7 @@ void bench_report_row(const struct bench_report *report, const struct bench_row 
         printf(" fixed %.1f us, var / fixed %.3f", 1e6 * row->fixed, row->median / row->fixed);
     if (row->sparse) printf(" topk %" PRId64, row->sparse->cache[0].topk);
     if (row->sparse && row->sparse->cache[1].topk) printf(" + %" PRId64, row->sparse->cache[1].topk);
+    if (row->sparse && row->sparse->extra_varlen) printf(" varlen");
     if (row->runs < report->repeat) printf(" (%" PRId64 " runs)", row->runs);
     putchar('\n');
     fflush(stdout);
@@ -153,8 +154,9 @@ static json_t *of_operation(const struct bench_row *row)
                                "topk", (json_int_t)sparse->cache[0].topk);
     const struct sparse_cache_shape *extra = &sparse->cache[1];
     json_t *second = extra->topk
-                         ? json_pack("{s:I, s:I, s:I}", "s_k", (json_int_t)extra->s_k, "topk",
-                                     (json_int_t)extra->topk, "page_size", (json_int_t)extra->page_size)
+                         ? json_pack("{s:I, s:I, s:I, s:b}", "s_k", (json_int_t)extra->s_k, "topk",
+                                     (json_int_t)extra->topk, "page_size", (json_int_t)extra->page_size,
+                                     "varlen", (int)sparse->extra_varlen)
                          : NULL;
     if (!extra->topk || (object && second && !json_object_set(object, "extra", second))) {
         json_decref(second);

@@ -12,11 +12,12 @@
 
 /* ---- Grids ----------------------------------------------------------------------------------- */
 
-enum { MOST = 8, PRODUCTS = 4 };
+enum { MOST = 8, PRODUCTS = 5 };
 
-/* Lists end with 0. `extra`: a second cache of as many keys. */
+/* Lists end with 0. `extra`: a second cache of as many keys. extra_varlen: its lists count from 0 to all of their entries. */
 struct product {
     int64_t b[MOST], s_q[MOST], h_q[MOST], s_k, topk[MOST], page_size, extra_topk, extra_page_size;
+    bool extra_varlen;
     int32_t format;
 };
 
@@ -74,6 +75,16 @@ static const struct grid {
        .page_size = 256,
        .extra_topk = 1024,
        .extra_page_size = 64,
+       .format = FMLA_KV_FP8_584},
+      {.b = {2, 64, 128},
+       .s_q = {2},
+       .h_q = {128},
+       .s_k = 16384,
+       .topk = {128},
+       .page_size = 256,
+       .extra_topk = 1024,
+       .extra_page_size = 2,
+       .extra_varlen = true,
        .format = FMLA_KV_FP8_584},
       {.b = {148},
        .s_q = {2},
@@ -143,7 +154,8 @@ static bool append_product(struct bench_row **rows, int64_t *count, const struct
         shape.cache[0].page_size = page.items[rest % page.count];
         if (p->extra_topk)
             shape.cache[1] =
-                (struct sparse_cache_shape){shape.cache[0].s_k, p->extra_topk, p->extra_page_size};
+                (struct sparse_cache_shape){shape.cache[0].s_k, p->extra_topk, p->extra_page_size},
+            shape.extra_varlen = p->extra_varlen;
         if (!append(rows, count, &shape)) return false;
     }
     return true;

@@ -143,7 +143,7 @@ static void make_args(struct sparse_batch *batch, const struct sparse_shape *s)
     if (s->varlen) args->topk_length = &batch->cache[0].length;
     if (s->cache[1].page_size) {
         args->extra_kv_cache = &batch->cache[1].cache, args->extra_indices = &batch->cache[1].indices;
-        if (s->varlen) args->extra_topk_length = &batch->cache[1].length;
+        if (s->varlen || s->extra_varlen) args->extra_topk_length = &batch->cache[1].length;
     }
     if (s->sink) args->attn_sink = &batch->sink;
     args->out = &batch->out, args->lse = &batch->lse;

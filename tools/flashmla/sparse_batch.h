@@ -21,8 +21,9 @@ struct sparse_shape {
     int32_t format; /* FMLA_KV_… */
     struct sparse_cache_shape cache[SPARSE_CACHES];
     bool sink;
-    bool holes;  /* one index in eight names no key */
-    bool varlen; /* topk_length between 0 and topk; else none is given */
+    bool holes;        /* one index in eight names no key */
+    bool varlen;       /* topk_length between 0 and topk; else none is given */
+    bool extra_varlen; /* the same of the second cache alone */
     uint64_t seed;
 };
 
