@@ -16,6 +16,7 @@ template <typename F> struct Keys {
     int next_piece, at; /* of the list; where the block begins whose indices are loaded next */
     int index[2];       /* of the thread's keys, of a block whose raw keys are yet to be asked for */
     const uint8_t *token[2], *scales; /* of the block whose raw keys are asked for */
+    bool over;                        /* no piece is left whose indices are to be loaded */
     bool there[2];                    /* a key is; where none is nothing is read */
     uint32_t rope;                    /* where the thread's rope values of the block are that is taken next */
 
@@ -61,7 +62,7 @@ template <typename F> struct Keys {
     __device__ __forceinline__ void load_indices()
     {
         index[0] = index[1] = -1;
-        if (__any_sync(~0u, next_piece > shared.list.last)) return;
+        if (__any_sync(~0u, over)) return;
         const Shared::Ahead &piece = ahead();
         const bool of_extra = at >= piece.extra_begin;
         const int end = min(piece.end, of_extra ? piece.extra_end : piece.count);
@@ -73,13 +74,19 @@ template <typename F> struct Keys {
         ahead().of_extra = of_extra; /* the same in all lanes */
         if (__any_sync(~0u, at >= piece.end)) {
             next_piece += shared.list.step;
-            if (__any_sync(~0u, next_piece <= shared.list.last)) enter_piece();
+            over = next_piece > shared.list.last;
+            if (__any_sync(~0u, !over)) enter_piece();
         }
     }
 
-    __device__ __forceinline__ void take_indices()
+    __device__ __forceinline__ uint32_t read_of_extra()
     {
-        const struct sparse_cache_params &cache = p.cache[ahead().of_extra];
+        return load_shared_4(shared_address(&ahead().of_extra));
+    }
+
+    __device__ __forceinline__ void take_indices(uint32_t of_extra)
+    {
+        const struct sparse_cache_params &cache = p.cache[of_extra];
         KeyPlace place[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) { /* without branches, so that neither key waits for the other */
@@ -159,9 +166,9 @@ template <typename F> struct Keys {
 
     __device__ __forceinline__ void begin()
     {
-        next_piece = shared.list.first;
+        next_piece = shared.list.first, over = false;
         enter_piece();
-        load_indices(), take_indices(), load_indices();
+        load_indices(), take_indices(read_of_extra()), load_indices();
         ask_first(rope);
 #pragma unroll
         for (int c = 0; c < V_TILES; c++) ask_chunk(c);

@@ -32,11 +32,11 @@ struct Shared {
     struct Ahead {
         const int32_t *entries[2]; /* of the token, in either cache: at its list position */
         int count, extra_begin, extra_end, end;
-        bool of_extra; /* the block whose raw keys are asked for next is of the extra cache */
-    } ahead[4];        /* [warp] of the scores: the piece whose keys are asked for */
-    PieceList list;    /* of the block of threads; the scores' warps have no registers for it */
-    Piece piece[8];    /* [warp] of the sums: out of the way until the end of the piece */
-    uint32_t q_beyond; /* the piece, counted from 1, whose queries fp16 does not hold */
+        uint32_t of_extra; /* the block whose raw keys are asked for next is of the extra cache */
+    } ahead[4];            /* [warp] of the scores: the piece whose keys are asked for */
+    PieceList list;        /* of the block of threads; the scores' warps have no registers for it */
+    Piece piece[8];        /* [warp] of the sums: out of the way until the end of the piece */
+    uint32_t q_beyond;     /* the piece, counted from 1, whose queries fp16 does not hold */
     uint64_t full[2], empty[HALVES], sum_full, sum_empty, q_full, q_free[Q_GROUPS];
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");

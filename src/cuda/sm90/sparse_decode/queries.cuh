@@ -25,14 +25,14 @@ struct QueryLanes {
     }
 
     /* To the head's line of a tile. */
-    template <typename Element> __device__ __forceinline__ void store(uint32_t line, const uint4 &x) const
+    __device__ __forceinline__ void store(uint32_t line, const uint4 &x) const
     {
         const uint32_t chunk = (4 * (uint32_t)(piece % 2)) ^ (head & 7u),
                        to = line + 4 * (uint32_t)(piece / 2);
-        store_shared_4(to + chunk * CHUNK_BYTES, convert_bf16x2<Element>(x.x));
-        store_shared_4(to + (chunk ^ 1) * CHUNK_BYTES, convert_bf16x2<Element>(x.y));
-        store_shared_4(to + (chunk ^ 2) * CHUNK_BYTES, convert_bf16x2<Element>(x.z));
-        store_shared_4(to + (chunk ^ 3) * CHUNK_BYTES, convert_bf16x2<Element>(x.w));
+        store_shared_4(to + chunk * CHUNK_BYTES, x.x);
+        store_shared_4(to + (chunk ^ 1) * CHUNK_BYTES, x.y);
+        store_shared_4(to + (chunk ^ 2) * CHUNK_BYTES, x.z);
+        store_shared_4(to + (chunk ^ 3) * CHUNK_BYTES, x.w);
     }
 };
 
@@ -54,9 +54,9 @@ __device__ __forceinline__ void prefetch_queries(const struct sparse_decode_para
                                                       line % F::Q_TILES * LINE_BYTES));
 }
 
-/* To shared memory, as fp16, a group of tiles as soon as the scores' warps need it no more. `count`: of the piece. */
-template <typename F>
-__device__ __forceinline__ void load_queries(const struct sparse_decode_params &p, int request,
+/* To shared memory, as fp16, that of the rope values as it is; a group of tiles as soon as the scores' warps need it no more. `count`: of the piece. */
+template <typename F, typename Request>
+__device__ __forceinline__ void load_queries(const struct sparse_decode_params &p, const Request &request,
                                              Shared &shared, uint32_t base, uint32_t count)
 {
     enum { ROUNDS = 2, HEADS_APART = HEADS / ROUNDS };
@@ -67,7 +67,7 @@ __device__ __forceinline__ void load_queries(const struct sparse_decode_params &
         const QueryLanes lanes((int)fresh_thread() / 32 - WARPGROUP_THREADS / 32);
         const int heads = p.h_q - place.tile * HEADS - lanes.head;
         const uint16_t *from =
-            first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.piece;
+            first_query(p, request(), place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.piece;
         const int first = group ? 2 * group - 2 : F::ROPE_TILE;
         const bool two = group && first + 1 < F::CODE_CHUNKS;
         uint4 words[2][ROUNDS];
@@ -86,14 +86,17 @@ __device__ __forceinline__ void load_queries(const struct sparse_decode_params &
             if (c == 0 || two)
 #pragma unroll
                 for (int i = 0; i < ROUNDS; i++) {
-                    const uint4 &x = words[c][i];
+                    uint4 &x = words[c][i];
                     most = larger_bf16x2(larger_bf16x2(most, x.x), x.y);
                     most = larger_bf16x2(larger_bf16x2(most, x.z), x.w);
-                    lanes.store<Fp16>(SHARED_AT(base, q) + (uint32_t)(first + c) * TILE_BYTES +
-                                          (uint32_t)(lanes.head + i * HEADS_APART) * LINE_BYTES,
-                                      x);
+                    if (group)
+                        x = make_uint4(convert_bf16x2<Fp16>(x.x), convert_bf16x2<Fp16>(x.y),
+                                       convert_bf16x2<Fp16>(x.z), convert_bf16x2<Fp16>(x.w));
+                    lanes.store(SHARED_AT(base, q) + (uint32_t)(first + c) * TILE_BYTES +
+                                    (uint32_t)(lanes.head + i * HEADS_APART) * LINE_BYTES,
+                                x);
                 }
-        if (too_large_for_fp16(most)) shared.q_beyond = count + 1;
+        if (group && too_large_for_fp16(most)) shared.q_beyond = count + 1;
     }
     fence_async_shared();
     __syncwarp();
@@ -119,9 +122,9 @@ __device__ __forceinline__ void reload_queries(const struct sparse_decode_params
     for (int head = lanes.head; head < HEADS; head += HEADS_APART) {
 #pragma unroll 1
         for (int c = 0; c < F::Q_TILES; c++)
-            lanes.store<Bf16>(line + (uint32_t)c * TILE_BYTES,
-                              head < heads ? __ldg((const uint4 *)(from + LINE_ELEMENTS * c))
-                                           : make_uint4(0, 0, 0, 0));
+            lanes.store(line + (uint32_t)c * TILE_BYTES,
+                        head < heads ? __ldg((const uint4 *)(from + LINE_ELEMENTS * c))
+                                     : make_uint4(0, 0, 0, 0));
         from += HEADS_APART * p.q_stride[2], line += HEADS_APART * LINE_BYTES;
     }
     fence_async_shared();

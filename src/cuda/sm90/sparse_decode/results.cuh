@@ -191,7 +191,8 @@ template <typename F> struct Sums {
                 if (__any_sync(~0u, more && k == max(0, blocks - PREFETCH_BLOCKS)))
                     prefetch_queries<F>(p, request_of(i + shared.list.step));
                 if (__any_sync(~0u, more && k == blocks - 1))
-                    load_queries<F>(p, request_of(i + shared.list.step), shared, base, pieces);
+                    load_queries<F>(
+                        p, [&] { return request_of(i + shared.list.step); }, shared, base, pieces);
                 if (__any_sync(~0u, none)) continue;
                 add_block(count & 1, count >> 1 & 1, half, k == 0);
                 count++, half += 2;

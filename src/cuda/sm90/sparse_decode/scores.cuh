@@ -47,9 +47,9 @@ template <typename F> struct Scores {
             for (int h = 0; h < 2; h++) rope[i][h] = load_shared_16(keys.rope_at(keys.rope, i, h));
     }
 
-    /* Scales and rope values of the block that is asked for; whether fp16 holds all that the thread has seen. Where the keys
-     * of the one after it are. */
-    __device__ __forceinline__ bool take_first()
+    /* Scales and rope values of the block that is asked for; whether fp16 holds all that the thread has seen and V needs. Where
+     * the keys of the one after it are. */
+    __device__ __forceinline__ bool take_first(uint32_t of_extra)
     {
         cp_async_wait<V_TILES>();
         __syncwarp();
@@ -58,44 +58,32 @@ template <typename F> struct Scores {
         take_rope();
         scales[0].load(keys.scales_at(0)), scales[1].load(keys.scales_at(1));
         next_valid[0] = keys.there[0], next_valid[1] = keys.there[1];
-        keys.take_indices();
+        keys.take_indices(of_extra);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             fits &= scales[i].fit(p.scale) | (F::ROPE_IS_V && !next_valid[i]); /* of no key: 0, which fits */
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
+            for (int h = 0; F::ROPE_IS_V && h < 2; h++) { /* else they are multiplied as bf16 in any case */
                 const uint4 &x = rope[i][h];
                 most[0] = larger_bf16x2(most[0], x.x), most[1] = larger_bf16x2(most[1], x.y);
                 most[2] = larger_bf16x2(most[2], x.z), most[3] = larger_bf16x2(most[3], x.w);
             }
         }
+        if constexpr (!F::ROPE_IS_V) return fits;
         return fits & !too_large_for_fp16(
                           larger_bf16x2(larger_bf16x2(most[0], most[1]), larger_bf16x2(most[2], most[3])));
     }
 
-    /* From bf16 in memory. */
-    template <typename Element> __device__ __forceinline__ void convert_rope()
-    {
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                uint4 &x = rope[i][h];
-                x = make_uint4(convert_bf16x2<Element>(x.x), convert_bf16x2<Element>(x.y),
-                               convert_bf16x2<Element>(x.z), convert_bf16x2<Element>(x.w));
-                if (F::ROPE_IS_V && !Element::IS_BF16)
-                    store_shared_16(keys.rope_at(keys.rope, i, h), x); /* V's turn comes later */
-            }
-    }
-
-    __device__ __forceinline__ void rope_fragments(uint32_t (&f)[4][4]) const
+    template <typename Element> __device__ __forceinline__ void rope_fragments(uint32_t (&f)[4][4]) const
     {
 #pragma unroll
         for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const uint4 &x = rope[i][h];
-                f[2 * h][i] = x.x, f[2 * h][i + 2] = x.y, f[2 * h + 1][i] = x.z, f[2 * h + 1][i + 2] = x.w;
+                f[2 * h][i] = convert_bf16x2<Element>(x.x), f[2 * h][i + 2] = convert_bf16x2<Element>(x.y);
+                f[2 * h + 1][i] = convert_bf16x2<Element>(x.z),
+                          f[2 * h + 1][i + 2] = convert_bf16x2<Element>(x.w);
             }
     }
 
@@ -126,21 +114,20 @@ template <typename F> struct Scores {
      * taken; whether fp16 holds that one, as far as the thread has seen. */
     template <typename Element> __device__ __forceinline__ bool score_block(bool last)
     {
-        cp_async_wait<6>(); /* chunks 0 and 1; from here on always the oldest but six */
-        take_chunk(0), take_chunk(1);
+        cp_async_wait<5>(); /* chunks 0 to 2; from here on always the oldest but six */
+        take_chunk(0), take_chunk(1), take_chunk(2);
         valid[0] = next_valid[0], valid[1] = next_valid[1];
         uint32_t frag[2][4][4];
-        if constexpr (Element::IS_BF16) take_rope(); /* once more: registers are as fp16 wants them */
-        convert_rope<Element>();
-        rope_fragments(frag[1]);
+        rope_fragments<Bf16>(frag[1]);
         hold(s);
-        multiply_chunk<Element>(frag[1], F::ROPE_TILE, true);
+        multiply_chunk<Bf16>(frag[1], F::ROPE_TILE, true);
         keys.load_indices();
         __syncwarp(); /* every lane has its scales */
         keys.ask_first(keys.next_rope());
         /* Of matrix l / 8 of a step: keys 0 to 7 or 8 to 15 of the warp's, the first or last eight of the step's columns. */
         const uint32_t line = 16 * (uint32_t)warp() + (uint32_t)ldmatrix_tile_row(lane());
         const uint32_t v = SHARED_AT(base, v) + swizzle_128(line, (uint32_t)ldmatrix_tile_chunk(lane()));
+        uint32_t of_extra;
         uint32_t to
             [4]; /* where a step's matrices go: registers of their own, so that no store waits for one before it */
 #pragma unroll
@@ -153,20 +140,22 @@ template <typename F> struct Scores {
 #pragma unroll
                 for (uint32_t k = 0; k < 4; k++) to[k] = (v ^ (32 * k)) + half * HALF_BYTES;
             }
-            if (c < 6) cp_async_wait<6>(), take_chunk(c + 2);
             if (c < F::CODE_CHUNKS) {
                 code_fragments<Element>(c, f);
                 multiply_chunk<Element>(f, c, false);
             } else {
-                rope_fragments(f); /* converted before */
+                rope_fragments<Element>(f); /* V alone: K was first */
             }
             keys.ask_chunk(c);
+            if (c + 3 < V_TILES) cp_async_wait<6>(), take_chunk(c + 3);
+            if (c == V_TILES - 1)
+                of_extra = keys.read_of_extra(); /* before V's stores: it waits for what is before it */
 #pragma unroll
             for (int k = 0; k < 4; k++) store_matrices(to[k] + (uint32_t)(c % HALF_TILES) * TILE_BYTES, f[k]);
             if (c % HALF_TILES == HALF_TILES - 1 && ++half == HALVES) half = 0, half_parity ^= 1;
         }
         keys.rope = keys.next_rope();
-        const bool fits = take_first();
+        const bool fits = take_first(of_extra);
         wgmma_wait<0>();
         hold(s);
         free_queries(Q_GROUPS - 1, last);
@@ -213,7 +202,7 @@ template <typename F> struct Scores {
     __device__ __forceinline__ void run()
     {
         keys.begin();
-        next_fits = !any_of_scores(!take_first());
+        next_fits = !any_of_scores(!take_first(keys.read_of_extra()));
         uint32_t buffer = 0, count = 0;
         for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {
             int left = blocks_of_piece(i);

@@ -6,9 +6,9 @@
  * a time:
  *
  *      who                    what                                                                        registers
- *      warpgroup 0, scores    gathers raw keys and makes bf16 of them, which are at once A of S^T = K Qᵀ
- *                             and, stored to shared memory, V; softmax of S^T; P to shared memory             184
- *      warpgroups 1, 2, sums  O of 256 columns each += P V                                                    160
+ *      warpgroup 0, scores    gathers raw keys and makes fp16 of them, which are at once A of S^T = K Qᵀ
+ *                             and, stored to shared memory, V; softmax of S^T; P to shared memory             160
+ *      warpgroups 1, 2, sums  O of 256 columns each += P V; Q of the next piece                               168
  *
  * Time, with blocks k:
  *
@@ -20,18 +20,21 @@
  * registers. V has room for a block and a half: a half is freed by the warpgroup whose columns it has.
  *
  * Barriers: full[count % 2], P and V of a block are there; empty[half], V's half has been multiplied; sum_full, sum_empty: sums and
- * references of a piece.
+ * references of a piece; q_full, q_free[group]: Q of a piece is there, a group of its tiles has been multiplied for the last time.
+ *
+ * fp16 does not hold all that the formats do: from the first block on that has such, a piece is multiplied in bf16 (scores.cuh).
  *
  * Shared memory (struct Shared): V 98304 bytes, Q 73728, P 16384, raw keys 25600 + 8192; constant addresses.
  *
- * The limit: one warp a scheduler makes the scores, some 870 instructions a block.
+ * The limit: one warp a scheduler makes the scores, some 1000 instructions a block.
  */
 #pragma once
 
 #include "results.cuh"
 #include "scores.cuh"
 
-enum { THREADS = 3 * WARPGROUP_THREADS, SCORE_REGISTERS = 184, SUM_REGISTERS = 160 };
+/* Of 168 that all begin with. With more, ptxas converts chunks long before their turn: some 5 % slower. */
+enum { THREADS = 3 * WARPGROUP_THREADS, SCORE_REGISTERS = 160, SUM_REGISTERS = 168 };
 
 __device__ __forceinline__ void prepare(uint32_t base)
 {
@@ -56,10 +59,10 @@ template <typename F> __device__ __forceinline__ void sparse_decode(const struct
     if (threadIdx.x == 0) shared.list = piece_list(p, Place(p).worker);
     __syncthreads();
     if (threadIdx.x < WARPGROUP_THREADS) {
-        take_registers<SCORE_REGISTERS>();
+        give_registers<SCORE_REGISTERS>();
         if (__any_sync(~0u, shared.list.first <= shared.list.last)) Scores<F>(p, shared).run();
     } else {
-        give_registers<SUM_REGISTERS>();
+        take_registers<SUM_REGISTERS>(); /* as many as it has; but ptxas spills without it */
         Sums<F>(p, shared).run();
     }
 }
