@@ -2,10 +2,12 @@
 //
 //   warpgroup 0, scores   loads raw keys (a thread: 16 columns of every 64, of two keys), makes bf16 of them, which are at
 //                         once A of S^T = K Q^T and, stored to shared memory, V; softmax of S^T; P to shared memory
-//   warpgroups 1, 2       O of 256 columns each += P V
+//   warpgroups 1, 2       O of 256 columns each += P V, in products of 128 columns, and one warpgroup after the other, so that
+//                         those of the scores, which take turns with them, need not wait long
 //
 // Raw keys come by cp.async, every thread its own, into as much shared memory as a block of raw keys takes; a slot is asked for
-// anew as soon as it has been read, so that 42 KB an SM are always under way. V has room for one block and a half.
+// anew as soon as it has been read, so that 42 KB an SM are always under way. V has room for one block and a half: a ring of
+// pairs of tiles, each free again as soon as it has been multiplied by.
 // Column order: of every 64 columns lane t of four has 16, four of them (c0..c3, one raw word) in each step of 16: as k = 2t, 2t + 1
 // and 2t + 8, 2t + 9 of A's fragment. Q is permuted likewise; V, stored by stmatrix from the fragments, and O have the same
 // order, so that a thread ends with 16 neighbouring columns of every 64. bf16 (bit moves) makes the pairs (c0, c2), (c1, c3),
@@ -41,15 +43,15 @@ enum { ROWS = 64, KEYS = 64, WG = 128, THREADS = 3 * WG, TILES = 9, TOKEN_BYTES 
 #define PV_REGISTERS 160
 #endif
 
-enum { HALVES = 3 /* of V: 4 tiles of 64 columns each */, HALF_BYTES = 4 * TILE_BYTES };
+enum { PAIRS = 6 /* of V: 2 tiles of 64 columns each */, PAIR_BYTES = 2 * TILE_BYTES };
 struct Shared {
-    unsigned char v[HALVES][HALF_BYTES];
+    unsigned char v[PAIRS][PAIR_BYTES];
     unsigned char q[TILES][TILE_BYTES];
     unsigned char p[2][TILE_BYTES];
     unsigned char raw[8][2][WG][16], rope[2][2][WG][16], scale[KEYS][16];
     float factor[2][ROWS], sum[ROWS], last_reference[ROWS];
     uint32_t moved[2];
-    uint64_t full[2], empty[HALVES], sum_full, sum_empty;
+    uint64_t full[2], turn[2], empty[PAIRS], sum_full, sum_empty;
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "");
 #define AT(member) (base + (uint32_t)offsetof(Shared, member))
@@ -61,21 +63,30 @@ __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
-#define SUMS_128(d) WGMMA_SUMS_32(d, 0), WGMMA_SUMS_32(d, 32), WGMMA_SUMS_32(d, 64), WGMMA_SUMS_32(d, 96)
-#define NAMES_128 WGMMA_NAMES_64 ", " \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-__device__ __forceinline__ void wgmma_256_columns(float (&d)[128], uint64_t a, uint64_t b, int add)
+__device__ __forceinline__ float inverse_of(float x)
 {
-#ifdef FP16
-    asm volatile(WGMMA("m64n256k16", "f16", NAMES_128, "%130", "%128", "%129", "0, 1")
-                 : SUMS_128(d) : "l"(a), "l"(b), "r"(add));
-    return;
-#endif
-    asm volatile(WGMMA("m64n256k16", "bf16", NAMES_128, "%130", "%128", "%129", "0, 1")
-                 : SUMS_128(d) : "l"(a), "l"(b), "r"(add));
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float log2_fast(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Eight values times `factor`, if `there`. In one piece: otherwise ptxas computes all words that it has registers for, and more.
+__device__ __forceinline__ void store_bf16(uint16_t *to, int there, float factor, float a, float b, float c, float d, float e, float f, float g, float h)
+{
+    asm volatile("{\n.reg .pred p;\n.reg .f32 x, y;\n.reg .b32 w0, w1, w2, w3;\nsetp.ne.s32 p, %1, 0;\n"
+                 "mul.f32 x, %3, %2;\nmul.f32 y, %4, %2;\ncvt.rn.bf16x2.f32 w0, y, x;\n"
+                 "mul.f32 x, %5, %2;\nmul.f32 y, %6, %2;\ncvt.rn.bf16x2.f32 w1, y, x;\n"
+                 "mul.f32 x, %7, %2;\nmul.f32 y, %8, %2;\ncvt.rn.bf16x2.f32 w2, y, x;\n"
+                 "mul.f32 x, %9, %2;\nmul.f32 y, %10, %2;\ncvt.rn.bf16x2.f32 w3, y, x;\n"
+                 "@p st.global.v4.b32 [%0], {w0, w1, w2, w3};\n}"
+                 ::"l"(to), "r"(there), "f"(factor), "f"(a), "f"(b), "f"(c), "f"(d), "f"(e), "f"(f), "f"(g), "f"(h) : "memory");
 }
 
 __device__ __forceinline__ uint4 load_16(const uint8_t *from, bool valid)
@@ -153,7 +164,8 @@ struct Score {
     const int32_t *indices; // of the token `ahead`
     Walk ahead; // whose indices are in `index`
     float s[32], sums[16], reference[16]; // of heads 8 (h / 2) + 2 (lane % 4) + h % 2
-    uint32_t count = 0, half = 0, half_parity = 0;
+    uint32_t count = 0, pair = 0, pair_parity = 1;
+    bool pair_free = false; // as was seen ahead
     long long clocks[4] = {};
 
     __device__ __forceinline__ Score(const sparse_params &params, Shared &memory, uint32_t address)
@@ -323,12 +335,13 @@ struct Score {
 #pragma unroll
         for (int c = 0; c < 8; c++) {
             if (c >= 1) wgmma_wait<1>();
-            if (c % 4 == 0) {
+            if (c % 2 == 0) {
                 const long long a = CLOCK();
-                mbarrier_wait(AT(empty) + 8 * half, (half_parity ^ 1) & 1);
+                if (!__all_sync(~0u, pair_free)) mbarrier_wait(AT(empty) + 8 * pair, pair_parity);
                 clocks[0] += CLOCK() - a;
 #pragma unroll
-                for (int k = 0; k < 4; k++) at[k] = (v_line ^ (32 * k)) + half * HALF_BYTES;
+                for (int k = 0; k < 4; k++) at[k] = (v_line ^ (32 * k)) + pair * PAIR_BYTES;
+                if (++pair == PAIRS) pair = 0, pair_parity ^= 1;
             }
             uint32_t (&f)[4][4] = frag[c % 2];
             const uint32_t scales[2] = {scale_of(0, c), scale_of(1, c)};
@@ -345,10 +358,10 @@ struct Score {
 #pragma unroll
             for (int k = 0; k < 4; k++) wgmma_64<Work>(s, f[k], wgmma_lines(AT(q) + c * TILE_BYTES, k), 1);
             wgmma_commit();
+            if (c % 2) pair_free = mbarrier_try(AT(empty) + 8 * pair, pair_parity);
             ask_chunk(c);
 #pragma unroll
-            for (int k = 0; k < 4; k++) store_matrices(at[k] + c % 4 * TILE_BYTES, f[k]);
-            if (c % 4 == 3 && ++half == HALVES) half = 0, half_parity ^= 1;
+            for (int k = 0; k < 4; k++) store_matrices(at[k] + c % 2 * TILE_BYTES, f[k]);
         }
         wgmma_wait<0>();
         hold(s);
@@ -458,84 +471,103 @@ struct Score {
     }
 };
 
-struct Multiply {
+// What is not to stay in registers from item to item.
+__device__ __forceinline__ int fresh(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+__device__ __forceinline__ int fresh_grid()
+{
+    int blocks;
+    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));
+    return blocks;
+}
+
+template <int SIDE> struct Multiply {
     const sparse_params &p;
     Shared &shared;
     uint32_t base;
-    float o[128];
+    float o[2][64];
 
     __device__ __forceinline__ Multiply(const sparse_params &params, Shared &memory, uint32_t address)
         : p(params), shared(memory), base(address)
     {
     }
+    static __device__ __forceinline__ int row() { return fresh_thread() / 32 % 4 * 16 + fresh_thread() % 32 / 4; }
     __device__ __forceinline__ void run()
     {
-        const int tiles = (p.heads + ROWS - 1) / ROWS, items = p.tokens * tiles, blocks = (p.topk + KEYS - 1) / KEYS;
-        const int lane = threadIdx.x % 32, side = threadIdx.x / WG - 1, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
         long long waited = 0, worked = 0;
-        uint32_t count = 0, done = 0, half = side;
+        uint32_t count = 0, pair = 2 * SIDE, done = 0;
+        for (int item = fresh_block(); item < p.tokens * ((p.heads + ROWS - 1) / ROWS); item += fresh_grid(), done++) {
 #pragma unroll
-        for (int i = 0; i < 128; i++) o[i] = 0.0f;
-        for (int item = blockIdx.x; item < items; item += gridDim.x, done++) {
-            for (int k = 0; k < blocks; k++, count++) {
+            for (int i = 0; i < 128; i++) o[i / 64][i % 64] = 0.0f;
+#pragma unroll 1
+            for (int left = (fresh(p.topk) + KEYS - 1) / KEYS; left; left--, count++) {
                 const uint32_t buffer = count & 1;
                 const long long a = CLOCK();
                 mbarrier_wait(AT(full) + 8 * buffer, count >> 1 & 1);
                 const long long b = CLOCK();
                 if (__any_sync(~0u, shared.moved[buffer])) {
-                    const float factor[2] = {shared.factor[buffer][row], shared.factor[buffer][row + 8]};
+                    const float factor[2] = {shared.factor[buffer][row()], shared.factor[buffer][row() + 8]};
 #pragma unroll
-                    for (int i = 0; i < 128; i++) o[i] *= factor[i / 2 % 2];
+                    for (int i = 0; i < 128; i++) o[i / 64][i % 64] *= factor[i / 2 % 2];
                 }
-                hold(o);
+#ifndef TOGETHER
+                if (SIDE == 1) mbarrier_wait(AT(turn) + 8 * buffer, count >> 1 & 1);
+#endif
+                hold(o[0]), hold(o[1]);
                 wgmma_fence();
-                const uint32_t v = AT(v) + half * HALF_BYTES;
 #pragma unroll
-                for (int s = 0; s < 4; s++)
-                    wgmma_256_columns(o, wgmma_lines(AT(p) + buffer * TILE_BYTES, s), wgmma_columns(v, s), s > 0 || k > 0);
-                wgmma_commit();
+                for (int c = 0; c < 2; c++) {
+                    const uint32_t v = AT(v) + (pair + c) * PAIR_BYTES;
+#pragma unroll
+                    for (int s = 0; s < 4; s++) {
+                        wgmma_128_columns<Work>(o[c], wgmma_lines(AT(p) + buffer * TILE_BYTES, s), wgmma_columns(v, s), 1);
+                        if (s == 3 || (c == 1 && s == 2)) wgmma_commit();
+                    }
+                }
+                wgmma_wait<2>();
+                if (fresh_thread() % 32 == 0) mbarrier_arrive(AT(empty) + 8 * pair);
+#ifndef TOGETHER
+                wgmma_wait<1>();
+                if (SIDE == 0 && fresh_thread() % 32 == 0) mbarrier_arrive(AT(turn) + 8 * buffer); // with one product to go
+#endif
                 wgmma_wait<0>();
-                hold(o);
-                if (lane == 0) mbarrier_arrive(AT(empty) + 8 * half);
+                hold(o[0]), hold(o[1]);
+                if (fresh_thread() % 32 == 0) mbarrier_arrive(AT(empty) + 8 * pair + 8);
+                pair += 4;
+                if (pair >= PAIRS) pair -= PAIRS;
                 waited += b - a, worked += CLOCK() - b;
-                half += 2;
-                if (half >= HALVES) half -= HALVES;
             }
             mbarrier_wait(AT(sum_full), done & 1);
-            const int token = item / tiles, first = item % tiles * ROWS;
+            const int lane = fresh_thread() % 32, tiles = (p.heads + ROWS - 1) / ROWS, token = item / tiles, first = (item - token * tiles) * ROWS,
+                      item_row = token * p.heads + first, rows = p.heads - first;
             float inverse[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int r = row + 8 * i;
+                const int r = row() + 8 * i;
                 const float sum = shared.sum[r];
-                inverse[i] = sum == 0.0f ? 0.0f : 1.0f / sum;
-                if (side == 0 && lane % 4 == 0 && first + r < p.heads)
-                    p.lse[(int64_t)token * p.heads + first + r] =
-                        sum == 0.0f ? INFINITY : (shared.last_reference[r] + log2f(sum)) * 0.69314718056f;
+                inverse[i] = sum == 0.0f ? 0.0f : inverse_of(sum);
+                if (SIDE == 0 && lane % 4 == 0 && r < rows)
+                    p.lse[item_row + r] = sum == 0.0f ? INFINITY : (shared.last_reference[r] + log2_fast(sum)) * 0.69314718056f;
             }
             __syncwarp();
             if (lane == 0) mbarrier_arrive(AT(sum_empty));
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                if (first + row + 8 * i >= p.heads) continue;
-                uint16_t *to = p.out + ((int64_t)token * p.heads + first + row + 8 * i) * 512 + side * 256 + 16 * (lane % 4);
+                uint16_t *to = p.out + (int64_t)(item_row + row() + 8 * i) * 512 + SIDE * 256 + 16 * (lane % 4);
+                const int there = row() + 8 * i < rows;
 #pragma unroll
                 for (int c = 0; c < 4; c++)
 #pragma unroll
                     for (int h = 0; h < 2; h++) { // 8 of the 16 columns that this thread has of 64
-                        uint32_t w[4];
-#pragma unroll
-                        for (int k = 0; k < 2; k++) {
-                            const float *even = o + 32 * c + 8 * (2 * h + k) + 2 * i, *odd = even + 4;
+                        const float *x = o[c / 2] + c % 2 * 32 + 16 * h + 2 * i;
 #ifdef FP16
-                            w[2 * k] = Bf16::pack(even[0] * inverse[i], even[1] * inverse[i]);
-                            w[2 * k + 1] = Bf16::pack(odd[0] * inverse[i], odd[1] * inverse[i]);
+                        store_bf16(to + 64 * c + 8 * h, there, inverse[i], x[0], x[1], x[4], x[5], x[8], x[9], x[12], x[13]);
 #else
-                            w[2 * k] = Bf16::pack(even[0] * inverse[i], odd[0] * inverse[i]);
-                            w[2 * k + 1] = Bf16::pack(even[1] * inverse[i], odd[1] * inverse[i]);
+                        store_bf16(to + 64 * c + 8 * h, there, inverse[i], x[0], x[4], x[1], x[5], x[8], x[12], x[9], x[13]);
 #endif
-                        }
-                        *(uint4 *)(to + 64 * c + 8 * h) = make_uint4(w[0], w[1], w[2], w[3]);
                     }
             }
         }
@@ -549,8 +581,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sparse_kernel(const __g
     Shared &shared = *(Shared *)memory;
     const uint32_t base = shared_address(memory);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 2; i++) mbarrier_init(AT(full) + 8 * i, 4);
-        for (int i = 0; i < HALVES; i++) mbarrier_init(AT(empty) + 8 * i, 4);
+        for (int i = 0; i < 2; i++) mbarrier_init(AT(full) + 8 * i, 4), mbarrier_init(AT(turn) + 8 * i, 4);
+        for (int i = 0; i < PAIRS; i++) mbarrier_init(AT(empty) + 8 * i, 4);
         mbarrier_init(AT(sum_full), 4), mbarrier_init(AT(sum_empty), 8);
         mbarrier_fence_init();
     }
@@ -560,6 +592,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sparse_kernel(const __g
         Score(p, shared, base).run();
     } else {
         give_registers<PV_REGISTERS>();
-        Multiply(p, shared, base).run();
+        if (threadIdx.x < 2 * WG)
+            Multiply<0>(p, shared, base).run();
+        else
+            Multiply<1>(p, shared, base).run();
     }
 }
