@@ -43,15 +43,19 @@ enum { ROWS = 64, KEYS = 64, WG = 128, THREADS = 3 * WG, TILES = 9, TOKEN_BYTES 
 #define PV_REGISTERS 160
 #endif
 
+#ifndef SETS
+#define SETS 2 // of 16 heads of P a chunk
+#endif
+
 enum { PAIRS = 6 /* of V: 2 tiles of 64 columns each */, PAIR_BYTES = 2 * TILE_BYTES };
 struct Shared {
     unsigned char v[PAIRS][PAIR_BYTES];
     unsigned char q[TILES][TILE_BYTES];
     unsigned char p[2][TILE_BYTES];
     unsigned char raw[8][2][WG][16], rope[2][2][WG][16], scale[KEYS][16];
-    float factor[2][ROWS], sum[ROWS], last_reference[ROWS];
+    float factor[2][ROWS], reference[ROWS], last_reference[ROWS];
     uint32_t moved[2];
-    uint64_t full[2], turn[2], empty[PAIRS], sum_full, sum_empty;
+    uint64_t full[2], turn[2], empty[PAIRS], last_full, last_empty;
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "");
 #define AT(member) (base + (uint32_t)offsetof(Shared, member))
@@ -96,6 +100,31 @@ __device__ __forceinline__ uint4 load_16(const uint8_t *from, bool valid)
                  "@p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
                  : "=&r"(r.x), "=&r"(r.y), "=&r"(r.z), "=&r"(r.w) : "l"(from), "r"((int)valid));
     return r;
+}
+
+__device__ __forceinline__ float2 load_shared_8(uint32_t from)
+{
+    float2 r;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(from) : "memory");
+    return r;
+}
+
+__device__ __forceinline__ void load_matrices(uint32_t (&w)[4], uint32_t from)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+}
+
+// Both halves of a word, added.
+__device__ __forceinline__ float sum_of(uint32_t w)
+{
+#ifdef FP16
+    float x, y;
+    asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}" : "=f"(x), "=f"(y) : "r"(w));
+    return x + y;
+#else
+    return __uint_as_float(w << 16) + __uint_as_float(w & 0xffff0000u);
+#endif
 }
 
 __device__ __forceinline__ void store_16(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
@@ -163,7 +192,8 @@ struct Score {
     int index[2];
     const int32_t *indices; // of the token `ahead`
     Walk ahead; // whose indices are in `index`
-    float s[32], sums[16], reference[16]; // of heads 8 (h / 2) + 2 (lane % 4) + h % 2
+    uint4 rope[2][2];
+    float s[32], before[32]; // of this block, of the one before it: of heads 8 (i / 4) + 2 (lane % 4) + i % 2, keys key(i / 2 % 2)
     uint32_t count = 0, pair = 0, pair_parity = 1;
     bool pair_free = false; // as was seen ahead
     long long clocks[4] = {};
@@ -246,6 +276,7 @@ struct Score {
     {
         const int token = item / tiles, first = item % tiles * ROWS;
         barrier_sync(1, WG); // all products with the old Q are done
+        if (threadIdx.x < ROWS) shared.reference[threadIdx.x] = -1e30f;
         // Eight lanes take 128 bytes of a head, so that both sides of the copy take all banks and whole sectors.
         const int u = lane() % 8, t = u / 2, head_0 = 4 * warp() + lane() / 8;
         const uint4 *from = (const uint4 *)(p.q + ((int64_t)token * p.heads + first) * 576) + u;
@@ -293,16 +324,14 @@ struct Score {
         return Bf16::pack(g, g);
     }
 
-    // S^T, V stored; and the next block's raw keys asked for.
-    __device__ __forceinline__ void score_block()
+    // What the next block begins with, into registers.
+    __device__ __forceinline__ void prepare()
     {
         cp_async_wait<6>();
         __syncwarp();
         take_raw(0), take_raw(1);
-        uint4 rope[2][2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            valid[i] = next_valid[i];
             const uint4 w = load_shared_16(AT(scale) + key(i) * 16);
             scale[i] = make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w));
 #pragma unroll
@@ -315,6 +344,13 @@ struct Score {
             w = make_uint4(to_fp16(w.x), to_fp16(w.y), to_fp16(w.z), to_fp16(w.w));
         }
 #endif
+    }
+
+    // S^T, V stored; the next block's raw keys asked for; and, while products are under way, softmax of the block before.
+    __device__ __forceinline__ void score_block(int block)
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) valid[i] = next_valid[i];
         hold(s);
         wgmma_fence();
 #pragma unroll
@@ -327,6 +363,7 @@ struct Score {
         take_indices(), load_indices();
         __syncwarp(); // every lane has its scales
         ask_rope_and_scales();
+        if (block > 0) refer(block == 1);
         // Of matrix l / 8 of a step: keys 0 to 7 or 8 to 15 of the warp's, the first or last eight of the step's columns.
         const uint32_t my_key = 16 * warp() + lane() % 16;
         const uint32_t v_line = AT(v) + my_key * 128 + ((lane() / 16) ^ (my_key & 7)) * 16;
@@ -335,14 +372,6 @@ struct Score {
 #pragma unroll
         for (int c = 0; c < 8; c++) {
             if (c >= 1) wgmma_wait<1>();
-            if (c % 2 == 0) {
-                const long long a = CLOCK();
-                if (!__all_sync(~0u, pair_free)) mbarrier_wait(AT(empty) + 8 * pair, pair_parity);
-                clocks[0] += CLOCK() - a;
-#pragma unroll
-                for (int k = 0; k < 4; k++) at[k] = (v_line ^ (32 * k)) + pair * PAIR_BYTES;
-                if (++pair == PAIRS) pair = 0, pair_parity ^= 1;
-            }
             uint32_t (&f)[4][4] = frag[c % 2];
             const uint32_t scales[2] = {scale_of(0, c), scale_of(1, c)};
             if (c < 6) cp_async_wait<6>(), take_raw(c + 2);
@@ -358,113 +387,122 @@ struct Score {
 #pragma unroll
             for (int k = 0; k < 4; k++) wgmma_64<Work>(s, f[k], wgmma_lines(AT(q) + c * TILE_BYTES, k), 1);
             wgmma_commit();
-            if (c % 2) pair_free = mbarrier_try(AT(empty) + 8 * pair, pair_parity);
             ask_chunk(c);
+            if (c % 2 == 0) {
+                const long long a = CLOCK();
+                if (!__all_sync(~0u, pair_free)) mbarrier_wait(AT(empty) + 8 * pair, pair_parity);
+                clocks[0] += CLOCK() - a;
+#pragma unroll
+                for (int k = 0; k < 4; k++) at[k] = (v_line ^ (32 * k)) + pair * PAIR_BYTES;
+                if (++pair == PAIRS) pair = 0, pair_parity ^= 1;
+            }
 #pragma unroll
             for (int k = 0; k < 4; k++) store_matrices(at[k] + c % 2 * TILE_BYTES, f[k]);
+            if (c % 2) pair_free = mbarrier_try(AT(empty) + 8 * pair, pair_parity);
+            if (c < 4 / SETS && block > 0) {
+#pragma unroll
+                for (int i = 0; i < SETS; i++) weigh(2 * (SETS * c + i));
+                if (c == 4 / SETS - 1) publish();
+            }
         }
+        prepare();
         wgmma_wait<0>();
         hold(s);
+#pragma unroll
+        for (int i = 0; i < 32; i++) before[i] = valid[i / 2 % 2] ? s[i] : -INFINITY;
     }
 
-    __device__ __forceinline__ void softmax(bool first)
+    // Softmax of `before`, first part: are the references still near enough? Rarely they are not.
+    __device__ __forceinline__ void refer(bool first)
     {
         const uint32_t buffer = count & 1;
         const int t = lane() % 4;
-        float (*most)[ROWS] = (float (*)[ROWS])shared.p[buffer]; // free until P goes there
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (!valid[i])
-#pragma unroll
-                for (int j = 0; j < 8; j++) s[4 * j + 2 * i] = s[4 * j + 2 * i + 1] = -INFINITY;
         float over = -INFINITY;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            const float2 r = make_float2(reference[2 * j], reference[2 * j + 1]);
-            over = fmaxf(over, fmaxf(fmaf(fmaxf(s[4 * j], s[4 * j + 2]), p.scale_log2, -r.x),
-                                     fmaf(fmaxf(s[4 * j + 1], s[4 * j + 3]), p.scale_log2, -r.y)));
+            const float2 r = load_shared_8(AT(reference) + (8 * j + 2 * t) * 4);
+            over = fmaxf(over, fmaxf(fmaf(fmaxf(before[4 * j], before[4 * j + 2]), p.scale_log2, -r.x),
+                                     fmaf(fmaxf(before[4 * j + 1], before[4 * j + 3]), p.scale_log2, -r.y)));
         }
-        const bool moves = any_of_128(1, first || over > 8.0f);
+        const bool moves = any_of_128(1, over > 8.0f);
         if (moves) {
+            float (*most)[ROWS] = (float (*)[ROWS])shared.p[buffer]; // free until P goes there
 #pragma unroll
             for (int j = 0; j < 8; j++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    float m = fmaxf(s[4 * j + e], s[4 * j + 2 + e]) * p.scale_log2;
+                    float m = fmaxf(before[4 * j + e], before[4 * j + 2 + e]) * p.scale_log2;
                     m = fmaxf(m, __shfl_xor_sync(~0u, m, 4));
                     m = fmaxf(m, __shfl_xor_sync(~0u, m, 8));
                     m = fmaxf(m, __shfl_xor_sync(~0u, m, 16));
                     if (lane() < 4) most[warp()][8 * j + 2 * t + e] = m;
                 }
             barrier_sync(1, WG);
-#pragma unroll
-            for (int h = 0; h < 16; h++) {
-                const int head = 8 * (h / 2) + 2 * t + h % 2;
-                const float m = fmaxf(fmaxf(most[0][head], most[1][head]), fmaxf(most[2][head], most[3][head]));
-                const float to = fmaxf(m, first ? -1e30f : reference[h]), factor = first ? 0.0f : exp2_fast(reference[h] - to);
-                sums[h] *= factor, reference[h] = to;
-                if (lane() < 4 && warp() == 0) shared.factor[buffer][head] = factor;
+            if (threadIdx.x < ROWS) {
+                const int head = threadIdx.x;
+                const float from = shared.reference[head], m = fmaxf(fmaxf(most[0][head], most[1][head]), fmaxf(most[2][head], most[3][head]));
+                const float to = fmaxf(m, from);
+                shared.factor[buffer][head] = exp2_fast(from - to), shared.reference[head] = to;
             }
             barrier_sync(1, WG); // P goes where the maxima are
         }
         if (threadIdx.x == 0) shared.moved[buffer] = moves && !first;
-        const uint32_t line = AT(p) + buffer * TILE_BYTES;
+    }
+    // Second part: P of heads 8 j to 8 j + 15.
+    __device__ __forceinline__ void weigh(int j)
+    {
+        uint32_t words[4];
 #pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-            uint32_t words[4];
+        for (int h = 0; h < 2; h++) {
+            const float2 r = load_shared_8(AT(reference) + (8 * (j + h) + 2 * (lane() % 4)) * 4);
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const float2 r = make_float2(reference[2 * (j + h)], reference[2 * (j + h) + 1]);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const float x = exp2_fast(fmaf(s[4 * (j + h) + 2 * i], p.scale_log2, -r.x)),
-                                y = exp2_fast(fmaf(s[4 * (j + h) + 2 * i + 1], p.scale_log2, -r.y));
-                    sums[2 * (j + h)] += x, sums[2 * (j + h) + 1] += y;
-                    words[2 * h + i] = Work::pack(x, y);
-                }
+            for (int i = 0; i < 2; i++) {
+                const float x = exp2_fast(fmaf(before[4 * (j + h) + 2 * i], p.scale_log2, -r.x)),
+                            y = exp2_fast(fmaf(before[4 * (j + h) + 2 * i + 1], p.scale_log2, -r.y));
+                words[2 * h + i] = Work::pack(x, y);
             }
-            const int m = lane() / 8, head = 8 * (j + m / 2) + lane() % 8;
-            const uint32_t to = line + head * 128 + (((2 * warp() + m % 2) ^ (head & 7)) * 16);
-            asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]),
-                         "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
         }
+        const int m = lane() / 8, head = 8 * (j + m / 2) + lane() % 8;
+        store_matrices_transposed(AT(p) + (count & 1) * TILE_BYTES + head * 128 + (((2 * warp() + m % 2) ^ (head & 7)) * 16), words);
+    }
+    // Third part: P, and V since long, are there.
+    __device__ __forceinline__ void publish()
+    {
         fence_async_shared();
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(AT(full) + 8 * buffer);
+        if (lane() == 0) mbarrier_arrive(AT(full) + 8 * (count & 1));
+        count++;
     }
 
     __device__ __forceinline__ void run()
     {
         first_loads();
+        prepare();
         uint32_t done = 0;
         for (int item = blockIdx.x; item < items; item += gridDim.x, done++) {
             load_q(item);
+#ifdef EARLY_PREFETCH
             prefetch_q(item + gridDim.x);
-#pragma unroll
-            for (int i = 0; i < 16; i++) sums[i] = 0.0f;
-            for (int k = 0; k < blocks; k++, count++) {
+#endif
+#pragma unroll 1
+            for (int k = 0; k < blocks; k++) {
+#ifndef EARLY_PREFETCH
+                if (k == max(blocks - 4, 0)) prefetch_q(item + gridDim.x);
+#endif
                 const long long a = CLOCK();
-                score_block();
-                const long long b = CLOCK();
-                softmax(k == 0);
-                if (p.clocks) clocks[1] += b - a, clocks[2] += CLOCK() - b, clocks[3]++;
+                score_block(k);
+                if (p.clocks) clocks[1] += CLOCK() - a, clocks[3]++;
             }
-            mbarrier_wait(AT(sum_empty), (done & 1) ^ 1);
-            float (*parts)[ROWS] = (float (*)[ROWS])shared.q[0]; // nobody reads Q any more
+            const long long a = CLOCK();
+            refer(blocks == 1);
 #pragma unroll
-            for (int h = 0; h < 16; h++) {
-                float x = sums[h];
-                x += __shfl_xor_sync(~0u, x, 4), x += __shfl_xor_sync(~0u, x, 8), x += __shfl_xor_sync(~0u, x, 16);
-                if (lane() < 4) parts[warp()][8 * (h / 2) + 2 * (lane() % 4) + h % 2] = x;
-            }
-            barrier_sync(1, WG);
-            if (threadIdx.x < ROWS)
-                shared.sum[threadIdx.x] = parts[0][threadIdx.x] + parts[1][threadIdx.x] + parts[2][threadIdx.x] + parts[3][threadIdx.x];
-            if (threadIdx.x < 4)
-#pragma unroll
-                for (int h = 0; h < 16; h++) shared.last_reference[8 * (h / 2) + 2 * lane() + h % 2] = reference[h];
+            for (int j = 0; j < 8; j += 2) weigh(j);
+            publish();
+            if (p.clocks) clocks[2] += CLOCK() - a;
+            mbarrier_wait(AT(last_empty), (done & 1) ^ 1);
+            if (threadIdx.x < ROWS) shared.last_reference[threadIdx.x] = shared.reference[threadIdx.x];
             __syncwarp();
-            if (lane() == 0) mbarrier_arrive(AT(sum_full));
+            if (lane() == 0) mbarrier_arrive(AT(last_full));
         }
         if (p.clocks && blockIdx.x == 0 && threadIdx.x == 0)
             for (int i = 0; i < 4; i++) p.clocks[i] = clocks[i];
@@ -488,7 +526,7 @@ template <int SIDE> struct Multiply {
     const sparse_params &p;
     Shared &shared;
     uint32_t base;
-    float o[2][64];
+    float o[2][64], sum[2]; // sum: of P as multiplied, of this thread's keys
 
     __device__ __forceinline__ Multiply(const sparse_params &params, Shared &memory, uint32_t address)
         : p(params), shared(memory), base(address)
@@ -502,6 +540,7 @@ template <int SIDE> struct Multiply {
         for (int item = fresh_block(); item < p.tokens * ((p.heads + ROWS - 1) / ROWS); item += fresh_grid(), done++) {
 #pragma unroll
             for (int i = 0; i < 128; i++) o[i / 64][i % 64] = 0.0f;
+            sum[0] = sum[1] = 0.0f;
 #pragma unroll 1
             for (int left = (fresh(p.topk) + KEYS - 1) / KEYS; left; left--, count++) {
                 const uint32_t buffer = count & 1;
@@ -512,6 +551,7 @@ template <int SIDE> struct Multiply {
                     const float factor[2] = {shared.factor[buffer][row()], shared.factor[buffer][row() + 8]};
 #pragma unroll
                     for (int i = 0; i < 128; i++) o[i / 64][i % 64] *= factor[i / 2 % 2];
+                    sum[0] *= factor[0], sum[1] *= factor[1];
                 }
 #ifndef TOGETHER
                 if (SIDE == 1) mbarrier_wait(AT(turn) + 8 * buffer, count >> 1 & 1);
@@ -527,6 +567,14 @@ template <int SIDE> struct Multiply {
                         if (s == 3 || (c == 1 && s == 2)) wgmma_commit();
                     }
                 }
+                const uint32_t my_row = fresh_thread() / 32 % 4 * 16 + fresh_thread() % 16;
+                const uint32_t line = AT(p) + buffer * TILE_BYTES + my_row * 128 + ((fresh_thread() % 32 / 16) ^ (my_row & 7)) * 16;
+#pragma unroll
+                for (int s = 0; s < 4; s++) {
+                    uint32_t w[4];
+                    load_matrices(w, line ^ (32 * s));
+                    sum[0] += sum_of(w[0]) + sum_of(w[2]), sum[1] += sum_of(w[1]) + sum_of(w[3]);
+                }
                 wgmma_wait<2>();
                 if (fresh_thread() % 32 == 0) mbarrier_arrive(AT(empty) + 8 * pair);
 #ifndef TOGETHER
@@ -540,20 +588,21 @@ template <int SIDE> struct Multiply {
                 if (pair >= PAIRS) pair -= PAIRS;
                 waited += b - a, worked += CLOCK() - b;
             }
-            mbarrier_wait(AT(sum_full), done & 1);
-            const int lane = fresh_thread() % 32, tiles = (p.heads + ROWS - 1) / ROWS, token = item / tiles, first = (item - token * tiles) * ROWS,
-                      item_row = token * p.heads + first, rows = p.heads - first;
+            const int tiles = (p.heads + ROWS - 1) / ROWS, token = item / tiles, first = (item - token * tiles) * ROWS,
+                      item_row = token * p.heads + first, rows = p.heads - first, lane = fresh_thread() % 32;
             float inverse[2];
+            if (SIDE == 0) mbarrier_wait(AT(last_full), done & 1);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const int r = row() + 8 * i;
-                const float sum = shared.sum[r];
-                inverse[i] = sum == 0.0f ? 0.0f : inverse_of(sum);
+                float x = sum[i];
+                x += __shfl_xor_sync(~0u, x, 1), x += __shfl_xor_sync(~0u, x, 2);
+                inverse[i] = x == 0.0f ? 0.0f : inverse_of(x);
                 if (SIDE == 0 && lane % 4 == 0 && r < rows)
-                    p.lse[item_row + r] = sum == 0.0f ? INFINITY : (shared.last_reference[r] + log2_fast(sum)) * 0.69314718056f;
+                    p.lse[item_row + r] = x == 0.0f ? INFINITY : (shared.last_reference[r] + log2_fast(x)) * 0.69314718056f;
             }
             __syncwarp();
-            if (lane == 0) mbarrier_arrive(AT(sum_empty));
+            if (SIDE == 0 && lane == 0) mbarrier_arrive(AT(last_empty));
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 uint16_t *to = p.out + (int64_t)(item_row + row() + 8 * i) * 512 + SIDE * 256 + 16 * (lane % 4);
@@ -583,7 +632,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sparse_kernel(const __g
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++) mbarrier_init(AT(full) + 8 * i, 4), mbarrier_init(AT(turn) + 8 * i, 4);
         for (int i = 0; i < PAIRS; i++) mbarrier_init(AT(empty) + 8 * i, 4);
-        mbarrier_init(AT(sum_full), 4), mbarrier_init(AT(sum_empty), 8);
+        mbarrier_init(AT(last_full), 4), mbarrier_init(AT(last_empty), 4);
         mbarrier_fence_init();
     }
     __syncthreads();
