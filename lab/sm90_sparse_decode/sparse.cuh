@@ -43,10 +43,6 @@ enum { ROWS = 64, KEYS = 64, WG = 128, THREADS = 3 * WG, TILES = 9, TOKEN_BYTES 
 #define PV_REGISTERS 160
 #endif
 
-#ifndef SETS
-#define SETS 2 // of 16 heads of P a chunk
-#endif
-
 enum { PAIRS = 6 /* of V: 2 tiles of 64 columns each */, PAIR_BYTES = 2 * TILE_BYTES };
 struct Shared {
     unsigned char v[PAIRS][PAIR_BYTES];
@@ -187,7 +183,7 @@ struct Score {
     int tiles, items, blocks;
     float4 scale[2];
     uint4 raw[3][2];
-    bool valid[2], next_valid[2];
+    bool valid[2], coming_valid[2], next_valid[2]; // of this block, of the next one, of that whose raw keys are asked for
     const uint8_t *next[2];
     int index[2];
     const int32_t *indices; // of the token `ahead`
@@ -324,7 +320,7 @@ struct Score {
         return Bf16::pack(g, g);
     }
 
-    // What the next block begins with, into registers.
+    // What the next block begins with, into registers; and what the one after it begins with asked for.
     __device__ __forceinline__ void prepare()
     {
         cp_async_wait<6>();
@@ -336,7 +332,11 @@ struct Score {
             scale[i] = make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w));
 #pragma unroll
             for (int h = 0; h < 2; h++) rope[i][h] = load_shared_16(AT(rope) + ((i * 2 + h) * WG + threadIdx.x) * 16);
+            coming_valid[i] = next_valid[i];
         }
+        take_indices(), load_indices();
+        __syncwarp(); // every lane has its scales
+        ask_rope_and_scales();
 #ifdef FP16
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -350,7 +350,7 @@ struct Score {
     __device__ __forceinline__ void score_block(int block)
     {
 #pragma unroll
-        for (int i = 0; i < 2; i++) valid[i] = next_valid[i];
+        for (int i = 0; i < 2; i++) valid[i] = coming_valid[i];
         hold(s);
         wgmma_fence();
 #pragma unroll
@@ -360,14 +360,11 @@ struct Score {
             wgmma_64<Work>(s, frag, wgmma_lines(AT(q) + 8 * TILE_BYTES, k), k > 0);
         }
         wgmma_commit();
-        take_indices(), load_indices();
-        __syncwarp(); // every lane has its scales
-        ask_rope_and_scales();
-        if (block > 0) refer(block == 1);
         // Of matrix l / 8 of a step: keys 0 to 7 or 8 to 15 of the warp's, the first or last eight of the step's columns.
         const uint32_t my_key = 16 * warp() + lane() % 16;
         const uint32_t v_line = AT(v) + my_key * 128 + ((lane() / 16) ^ (my_key & 7)) * 16;
         uint32_t at[4]; // where a step's matrices go: registers of their own, so that no store waits for one before it
+        const uint32_t p_to = place_of_p();
         uint32_t frag[2][4][4];
 #pragma unroll
         for (int c = 0; c < 8; c++) {
@@ -388,22 +385,21 @@ struct Score {
             for (int k = 0; k < 4; k++) wgmma_64<Work>(s, f[k], wgmma_lines(AT(q) + c * TILE_BYTES, k), 1);
             wgmma_commit();
             ask_chunk(c);
+            if (c % 4 == 0) // two pairs: `pair` is even; addresses are rarely written, for that waits until stores have read them
+#pragma unroll
+                for (int k = 0; k < 4; k++) at[k] = (v_line ^ (32 * k)) + pair * PAIR_BYTES;
             if (c % 2 == 0) {
                 const long long a = CLOCK();
                 if (!__all_sync(~0u, pair_free)) mbarrier_wait(AT(empty) + 8 * pair, pair_parity);
                 clocks[0] += CLOCK() - a;
-#pragma unroll
-                for (int k = 0; k < 4; k++) at[k] = (v_line ^ (32 * k)) + pair * PAIR_BYTES;
                 if (++pair == PAIRS) pair = 0, pair_parity ^= 1;
             }
 #pragma unroll
-            for (int k = 0; k < 4; k++) store_matrices(at[k] + c % 2 * TILE_BYTES, f[k]);
+            for (int k = 0; k < 4; k++) store_matrices(at[k] + c % 4 * TILE_BYTES, f[k]);
             if (c % 2) pair_free = mbarrier_try(AT(empty) + 8 * pair, pair_parity);
-            if (c < 4 / SETS && block > 0) {
-#pragma unroll
-                for (int i = 0; i < SETS; i++) weigh(2 * (SETS * c + i));
-                if (c == 4 / SETS - 1) publish();
-            }
+            if (c == 0) refer(block > 0, block == 1);
+            if (c == 1) weigh<0>(p_to, block > 0), weigh<2>(p_to, block > 0);
+            if (c == 2) weigh<4>(p_to, block > 0), weigh<6>(p_to, block > 0), publish(block > 0);
         }
         prepare();
         wgmma_wait<0>();
@@ -412,8 +408,8 @@ struct Score {
         for (int i = 0; i < 32; i++) before[i] = valid[i / 2 % 2] ? s[i] : -INFINITY;
     }
 
-    // Softmax of `before`, first part: are the references still near enough? Rarely they are not.
-    __device__ __forceinline__ void refer(bool first)
+    // Softmax of `before` (if it is `there`: no branches around what other work is to be mixed with), first part: are the references still near enough? Rarely they are not.
+    __device__ __forceinline__ void refer(bool there, bool first)
     {
         const uint32_t buffer = count & 1;
         const int t = lane() % 4;
@@ -446,11 +442,12 @@ struct Score {
             }
             barrier_sync(1, WG); // P goes where the maxima are
         }
-        if (threadIdx.x == 0) shared.moved[buffer] = moves && !first;
+        if (there && threadIdx.x == 0) shared.moved[buffer] = moves && !first;
     }
-    // Second part: P of heads 8 j to 8 j + 15.
-    __device__ __forceinline__ void weigh(int j)
+    // Second part: P of heads 8 J to 8 J + 15.
+    template <int J> __device__ __forceinline__ void weigh(uint32_t to, bool there)
     {
+        constexpr int j = J;
         uint32_t words[4];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -462,16 +459,21 @@ struct Score {
                 words[2 * h + i] = Work::pack(x, y);
             }
         }
-        const int m = lane() / 8, head = 8 * (j + m / 2) + lane() % 8;
-        store_matrices_transposed(AT(p) + (count & 1) * TILE_BYTES + head * 128 + (((2 * warp() + m % 2) ^ (head & 7)) * 16), words);
+        asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0 + %6], {%1, %2, %3, %4};\n}" ::"r"(to),
+                     "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"((int)there), "n"(8 * J * 128) : "memory");
+    }
+    __device__ __forceinline__ uint32_t place_of_p() const
+    {
+        const int m = lane() / 8, head = 8 * (m / 2) + lane() % 8;
+        return AT(p) + (count & 1) * TILE_BYTES + head * 128 + (((2 * warp() + m % 2) ^ (head & 7)) * 16);
     }
     // Third part: P, and V since long, are there.
-    __device__ __forceinline__ void publish()
+    __device__ __forceinline__ void publish(bool there)
     {
         fence_async_shared();
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(AT(full) + 8 * (count & 1));
-        count++;
+        if (there && lane() == 0) mbarrier_arrive(AT(full) + 8 * (count & 1));
+        count += there;
     }
 
     __device__ __forceinline__ void run()
@@ -484,6 +486,8 @@ struct Score {
 #ifdef EARLY_PREFETCH
             prefetch_q(item + gridDim.x);
 #endif
+#pragma unroll
+            for (int i = 0; i < 32; i++) before[i] = -INFINITY;
 #pragma unroll 1
             for (int k = 0; k < blocks; k++) {
 #ifndef EARLY_PREFETCH
@@ -494,10 +498,10 @@ struct Score {
                 if (p.clocks) clocks[1] += CLOCK() - a, clocks[3]++;
             }
             const long long a = CLOCK();
-            refer(blocks == 1);
-#pragma unroll
-            for (int j = 0; j < 8; j += 2) weigh(j);
-            publish();
+            refer(true, blocks == 1);
+            const uint32_t p_to = place_of_p();
+            weigh<0>(p_to, true), weigh<2>(p_to, true), weigh<4>(p_to, true), weigh<6>(p_to, true);
+            publish(true);
             if (p.clocks) clocks[2] += CLOCK() - a;
             mbarrier_wait(AT(last_empty), (done & 1) ^ 1);
             if (threadIdx.x < ROWS) shared.last_reference[threadIdx.x] = shared.reference[threadIdx.x];
