@@ -32,8 +32,10 @@ struct sparse_params {
 
 #ifdef LAB_CLOCK
 #define CLOCK() clock64()
+#define CLOCKS p.clocks
 #else
 #define CLOCK() 0ll
+#define CLOCKS false
 #endif
 enum { ROWS = 64, KEYS = 64, WG = 128, THREADS = 3 * WG, TILES = 9, TOKEN_BYTES = 656 };
 #ifndef SCORE_REGISTERS
@@ -291,7 +293,7 @@ struct Score {
                 if (c >= TILES) continue;
                 const uint4 x = w[i / 4][i % 4];
 #ifdef FP16
-                const uint32_t in[4] = {to_fp16(x.x), to_fp16(x.y), to_fp16(x.z), to_fp16(x.w)};
+                const uint32_t in[4] = {c < 8 ? to_fp16(x.x) : x.x, c < 8 ? to_fp16(x.y) : x.y, c < 8 ? to_fp16(x.z) : x.z, c < 8 ? to_fp16(x.w) : x.w};
 #else
                 const uint32_t in[4] = {x.x, x.y, x.z, x.w};
 #endif
@@ -330,20 +332,18 @@ struct Score {
         for (int i = 0; i < 2; i++) {
             const uint4 w = load_shared_16(AT(scale) + key(i) * 16);
             scale[i] = make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w));
-#pragma unroll
-            for (int h = 0; h < 2; h++) rope[i][h] = load_shared_16(AT(rope) + ((i * 2 + h) * WG + threadIdx.x) * 16);
             coming_valid[i] = next_valid[i];
         }
-        take_indices(), load_indices();
+        take_indices();
         __syncwarp(); // every lane has its scales
         ask_rope_and_scales();
-#ifdef FP16
+    }
+    // Its rope, before.
+    __device__ __forceinline__ void take_rope()
+    {
+        cp_async_wait<6>();
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint4 &w = rope[i / 2][i % 2];
-            w = make_uint4(to_fp16(w.x), to_fp16(w.y), to_fp16(w.z), to_fp16(w.w));
-        }
-#endif
+        for (int i = 0; i < 4; i++) rope[i / 2][i % 2] = load_shared_16(AT(rope) + (i * WG + threadIdx.x) * 16);
     }
 
     // S^T, V stored; the next block's raw keys asked for; and, while products are under way, softmax of the block before.
@@ -357,9 +357,10 @@ struct Score {
         for (int k = 0; k < 4; k++) {
             const uint4 &a = rope[0][k / 2], &b = rope[1][k / 2];
             const uint32_t frag[4] = {k % 2 ? a.z : a.x, k % 2 ? b.z : b.x, k % 2 ? a.w : a.y, k % 2 ? b.w : b.y};
-            wgmma_64<Work>(s, frag, wgmma_lines(AT(q) + 8 * TILE_BYTES, k), k > 0);
+            wgmma_64<Bf16>(s, frag, wgmma_lines(AT(q) + 8 * TILE_BYTES, k), k > 0); // rope stays bf16
         }
         wgmma_commit();
+        load_indices(); // long before they are taken
         // Of matrix l / 8 of a step: keys 0 to 7 or 8 to 15 of the warp's, the first or last eight of the step's columns.
         const uint32_t my_key = 16 * warp() + lane() % 16;
         const uint32_t v_line = AT(v) + my_key * 128 + ((lane() / 16) ^ (my_key & 7)) * 16;
@@ -372,6 +373,7 @@ struct Score {
             uint32_t (&f)[4][4] = frag[c % 2];
             const uint32_t scales[2] = {scale_of(0, c), scale_of(1, c)};
             if (c < 6) cp_async_wait<6>(), take_raw(c + 2);
+            if (c == 7) take_rope();
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const uint4 x = raw[c % 3][i];
@@ -402,10 +404,11 @@ struct Score {
             if (c == 2) weigh<4>(p_to, block > 0), weigh<6>(p_to, block > 0), publish(block > 0);
         }
         prepare();
+        const float bias[2] = {valid[0] ? 0.0f : -INFINITY, valid[1] ? 0.0f : -INFINITY};
         wgmma_wait<0>();
         hold(s);
 #pragma unroll
-        for (int i = 0; i < 32; i++) before[i] = valid[i / 2 % 2] ? s[i] : -INFINITY;
+        for (int i = 0; i < 32; i++) before[i] = s[i] + bias[i / 2 % 2];
     }
 
     // Softmax of `before` (if it is `there`: no branches around what other work is to be mixed with), first part: are the references still near enough? Rarely they are not.
@@ -479,7 +482,7 @@ struct Score {
     __device__ __forceinline__ void run()
     {
         first_loads();
-        prepare();
+        take_rope(), prepare();
         uint32_t done = 0;
         for (int item = blockIdx.x; item < items; item += gridDim.x, done++) {
             load_q(item);
@@ -495,20 +498,20 @@ struct Score {
 #endif
                 const long long a = CLOCK();
                 score_block(k);
-                if (p.clocks) clocks[1] += CLOCK() - a, clocks[3]++;
+                if (CLOCKS) clocks[1] += CLOCK() - a, clocks[3]++;
             }
             const long long a = CLOCK();
             refer(true, blocks == 1);
             const uint32_t p_to = place_of_p();
             weigh<0>(p_to, true), weigh<2>(p_to, true), weigh<4>(p_to, true), weigh<6>(p_to, true);
             publish(true);
-            if (p.clocks) clocks[2] += CLOCK() - a;
+            if (CLOCKS) clocks[2] += CLOCK() - a;
             mbarrier_wait(AT(last_empty), (done & 1) ^ 1);
             if (threadIdx.x < ROWS) shared.last_reference[threadIdx.x] = shared.reference[threadIdx.x];
             __syncwarp();
             if (lane() == 0) mbarrier_arrive(AT(last_full));
         }
-        if (p.clocks && blockIdx.x == 0 && threadIdx.x == 0)
+        if (CLOCKS && blockIdx.x == 0 && threadIdx.x == 0)
             for (int i = 0; i < 4; i++) p.clocks[i] = clocks[i];
     }
 };
@@ -624,7 +627,7 @@ template <int SIDE> struct Multiply {
                     }
             }
         }
-        if (p.clocks && blockIdx.x == 0 && threadIdx.x == WG) p.clocks[4] = waited, p.clocks[5] = worked;
+        if (CLOCKS && blockIdx.x == 0 && threadIdx.x == WG) p.clocks[4] = waited, p.clocks[5] = worked;
     }
 };
 
