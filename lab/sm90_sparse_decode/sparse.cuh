@@ -574,6 +574,9 @@ template <int SIDE> struct Multiply {
                         if (s == 3 || (c == 1 && s == 2)) wgmma_commit();
                     }
                 }
+                wgmma_wait<2>();
+                if (fresh_thread() % 32 == 0) mbarrier_arrive(AT(empty) + 8 * pair);
+                // Here, that it does not come between the products.
                 const uint32_t my_row = fresh_thread() / 32 % 4 * 16 + fresh_thread() % 16;
                 const uint32_t line = AT(p) + buffer * TILE_BYTES + my_row * 128 + ((fresh_thread() % 32 / 16) ^ (my_row & 7)) * 16;
 #pragma unroll
@@ -582,8 +585,6 @@ template <int SIDE> struct Multiply {
                     load_matrices(w, line ^ (32 * s));
                     sum[0] += sum_of(w[0]) + sum_of(w[2]), sum[1] += sum_of(w[1]) + sum_of(w[3]);
                 }
-                wgmma_wait<2>();
-                if (fresh_thread() % 32 == 0) mbarrier_arrive(AT(empty) + 8 * pair);
 #ifndef TOGETHER
                 wgmma_wait<1>();
                 if (SIDE == 0 && fresh_thread() % 32 == 0) mbarrier_arrive(AT(turn) + 8 * buffer); // with one product to go
