@@ -1,9 +1,8 @@
 // Sparse decode over FP8_656 on Hopper, 64 heads a block of threads: keys go through registers.
 //
-//   warpgroup 0, scores   loads raw keys (a thread: 16 columns of every 64, of two keys), makes bf16 of them, which are at
-//                         once A of S^T = K Q^T and, stored to shared memory, V; softmax of S^T; P to shared memory
-//   warpgroups 1, 2       O of 256 columns each += P V, in products of 128 columns, and one warpgroup after the other, so that
-//                         those of the scores, which take turns with them, need not wait long
+//   warpgroup 0, scores   loads raw keys (a thread: 16 columns of every 64, of two keys), converts them to what is at once A of
+//                         S^T = K Q^T and, stored to shared memory, V; S^T to shared memory as it lies in registers
+//   warpgroups 1, 2       softmax of 32 heads each, P to shared memory; O of 256 columns each += P V
 //
 // Raw keys come by cp.async, every thread its own, into as much shared memory as a block of raw keys takes; a slot is asked for
 // anew as soon as it has been read, so that 42 KB an SM are always under way. V has room for one block and a half: a ring of
@@ -39,21 +38,21 @@ struct sparse_params {
 #endif
 enum { ROWS = 64, KEYS = 64, WG = 128, THREADS = 3 * WG, TILES = 9, TOKEN_BYTES = 656 };
 #ifndef SCORE_REGISTERS
-#define SCORE_REGISTERS 184
+#define SCORE_REGISTERS 152
 #endif
 #ifndef PV_REGISTERS
-#define PV_REGISTERS 160
+#define PV_REGISTERS 176
 #endif
 
 enum { PAIRS = 6 /* of V: 2 tiles of 64 columns each */, PAIR_BYTES = 2 * TILE_BYTES };
 struct Shared {
     unsigned char v[PAIRS][PAIR_BYTES];
     unsigned char q[TILES][TILE_BYTES];
-    unsigned char p[2][TILE_BYTES];
+    unsigned char s[8][WG][16]; // S^T: [j] s[4 j .. 4 j + 3] of a thread; P in the first half, once all have read theirs
     unsigned char raw[8][2][WG][16], rope[2][2][WG][16], scale[KEYS][16];
-    float factor[2][ROWS], reference[ROWS], last_reference[ROWS];
-    uint32_t moved[2];
-    uint64_t full[2], turn[2], empty[PAIRS], last_full, last_empty;
+    uint8_t valid[2][WG]; // of a score thread's two keys
+    float parts[4][ROWS], factor[ROWS], reference[ROWS]; // by warp: maxima, or sums at an item's end
+    uint64_t full, s_empty, empty[PAIRS];
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "");
 #define AT(member) (base + (uint32_t)offsetof(Shared, member))
@@ -100,31 +99,6 @@ __device__ __forceinline__ uint4 load_16(const uint8_t *from, bool valid)
     return r;
 }
 
-__device__ __forceinline__ float2 load_shared_8(uint32_t from)
-{
-    float2 r;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(from) : "memory");
-    return r;
-}
-
-__device__ __forceinline__ void load_matrices(uint32_t (&w)[4], uint32_t from)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
-}
-
-// Both halves of a word, added.
-__device__ __forceinline__ float sum_of(uint32_t w)
-{
-#ifdef FP16
-    float x, y;
-    asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}" : "=f"(x), "=f"(y) : "r"(w));
-    return x + y;
-#else
-    return __uint_as_float(w << 16) + __uint_as_float(w & 0xffff0000u);
-#endif
-}
-
 __device__ __forceinline__ void store_16(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
@@ -144,10 +118,11 @@ __device__ __forceinline__ void convert(uint32_t w, uint32_t scale, uint32_t &ev
     odd = mul_bf16x2((w & 0x80008000u) | ((w >> 4) & 0x07f007f0u), scale);
 }
 
-__device__ __forceinline__ bool any_of_128(int barrier, bool mine)
+// Of the two warpgroups of the sums.
+__device__ __forceinline__ bool any_of_256(int barrier, bool mine)
 {
     uint32_t any;
-    asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, 128, p;\nselp.u32 %0, 1, 0, q;\n}"
+    asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, 256, p;\nselp.u32 %0, 1, 0, q;\n}"
                  : "=r"(any) : "r"((int)mine), "r"(barrier) : "memory");
     return any;
 }
@@ -183,15 +158,15 @@ struct Score {
     Shared &shared;
     uint32_t base;
     int tiles, items, blocks;
-    float4 scale[2];
+    uint32_t scale[2][2]; // of a key's four quarters, two in a word
     uint4 raw[3][2];
-    bool valid[2], coming_valid[2], next_valid[2]; // of this block, of the next one, of that whose raw keys are asked for
+    bool next_valid[2];
     const uint8_t *next[2];
     int index[2];
     const int32_t *indices; // of the token `ahead`
     Walk ahead; // whose indices are in `index`
     uint4 rope[2][2];
-    float s[32], before[32]; // of this block, of the one before it: of heads 8 (i / 4) + 2 (lane % 4) + i % 2, keys key(i / 2 % 2)
+    float s[32]; // of heads 8 (i / 4) + 2 (lane % 4) + i % 2, keys key(i / 2 % 2)
     uint32_t count = 0, pair = 0, pair_parity = 1;
     bool pair_free = false; // as was seen ahead
     long long clocks[4] = {};
@@ -274,7 +249,6 @@ struct Score {
     {
         const int token = item / tiles, first = item % tiles * ROWS;
         barrier_sync(1, WG); // all products with the old Q are done
-        if (threadIdx.x < ROWS) shared.reference[threadIdx.x] = -1e30f;
         // Eight lanes take 128 bytes of a head, so that both sides of the copy take all banks and whole sectors.
         const int u = lane() % 8, t = u / 2, head_0 = 4 * warp() + lane() / 8;
         const uint4 *from = (const uint4 *)(p.q + ((int64_t)token * p.heads + first) * 576) + u;
@@ -314,12 +288,12 @@ struct Score {
 
     __device__ __forceinline__ uint32_t scale_of(int i, int c) const
     {
-        const float f = c < 2 ? scale[i].x : c < 4 ? scale[i].y : c < 6 ? scale[i].z : scale[i].w;
-#ifdef FP16
-        return Fp16::pack(f, f);
-#endif
-        const float g = f * 0x1p120f;
-        return Bf16::pack(g, g);
+        uint32_t r;
+        if (c / 2 % 2)
+            asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %1;\nmov.b32 %0, {b, b};\n}" : "=r"(r) : "r"(scale[i][c / 4]));
+        else
+            asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %1;\nmov.b32 %0, {a, a};\n}" : "=r"(r) : "r"(scale[i][c / 4]));
+        return r;
     }
 
     // What the next block begins with, into registers; and what the one after it begins with asked for.
@@ -331,9 +305,11 @@ struct Score {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const uint4 w = load_shared_16(AT(scale) + key(i) * 16);
-            scale[i] = make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w));
-            coming_valid[i] = next_valid[i];
+            const float by = Work::IS_BF16 ? 0x1p120f : 1.0f;
+            scale[i][0] = Work::pack(__uint_as_float(w.x) * by, __uint_as_float(w.y) * by);
+            scale[i][1] = Work::pack(__uint_as_float(w.z) * by, __uint_as_float(w.w) * by);
         }
+        shared.valid[count & 1][threadIdx.x] = next_valid[0] + 2 * next_valid[1];
         take_indices();
         __syncwarp(); // every lane has its scales
         ask_rope_and_scales();
@@ -346,11 +322,9 @@ struct Score {
         for (int i = 0; i < 4; i++) rope[i / 2][i % 2] = load_shared_16(AT(rope) + (i * WG + threadIdx.x) * 16);
     }
 
-    // S^T, V stored; the next block's raw keys asked for; and, while products are under way, softmax of the block before.
+    // S^T and V stored, the next block's raw keys asked for. The block before is published meanwhile: its stores are done then.
     __device__ __forceinline__ void score_block(int block)
     {
-#pragma unroll
-        for (int i = 0; i < 2; i++) valid[i] = coming_valid[i];
         hold(s);
         wgmma_fence();
 #pragma unroll
@@ -365,7 +339,6 @@ struct Score {
         const uint32_t my_key = 16 * warp() + lane() % 16;
         const uint32_t v_line = AT(v) + my_key * 128 + ((lane() / 16) ^ (my_key & 7)) * 16;
         uint32_t at[4]; // where a step's matrices go: registers of their own, so that no store waits for one before it
-        const uint32_t p_to = place_of_p();
         uint32_t frag[2][4][4];
 #pragma unroll
         for (int c = 0; c < 8; c++) {
@@ -387,6 +360,7 @@ struct Score {
             for (int k = 0; k < 4; k++) wgmma_64<Work>(s, f[k], wgmma_lines(AT(q) + c * TILE_BYTES, k), 1);
             wgmma_commit();
             ask_chunk(c);
+            if (c == 0) publish(block > 0);
             if (c % 4 == 0) // two pairs: `pair` is even; addresses are rarely written, for that waits until stores have read them
 #pragma unroll
                 for (int k = 0; k < 4; k++) at[k] = (v_line ^ (32 * k)) + pair * PAIR_BYTES;
@@ -399,98 +373,33 @@ struct Score {
 #pragma unroll
             for (int k = 0; k < 4; k++) store_matrices(at[k] + c % 4 * TILE_BYTES, f[k]);
             if (c % 2) pair_free = mbarrier_try(AT(empty) + 8 * pair, pair_parity);
-            if (c == 0) refer(block > 0, block == 1);
-            if (c == 1) weigh<0>(p_to, block > 0), weigh<2>(p_to, block > 0);
-            if (c == 2) weigh<4>(p_to, block > 0), weigh<6>(p_to, block > 0), publish(block > 0);
         }
+        mbarrier_wait(AT(s_empty), (count & 1) ^ 1);
+        count++;
         prepare();
-        const float bias[2] = {valid[0] ? 0.0f : -INFINITY, valid[1] ? 0.0f : -INFINITY};
         wgmma_wait<0>();
         hold(s);
 #pragma unroll
-        for (int i = 0; i < 32; i++) before[i] = s[i] + bias[i / 2 % 2];
+        for (int j = 0; j < 8; j++)
+            store_16(AT(s) + (j * WG + threadIdx.x) * 16, __float_as_uint(s[4 * j]), __float_as_uint(s[4 * j + 1]), __float_as_uint(s[4 * j + 2]),
+                     __float_as_uint(s[4 * j + 3]));
     }
-
-    // Softmax of `before` (if it is `there`: no branches around what other work is to be mixed with), first part: are the references still near enough? Rarely they are not.
-    __device__ __forceinline__ void refer(bool there, bool first)
-    {
-        const uint32_t buffer = count & 1;
-        const int t = lane() % 4;
-        float over = -INFINITY;
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const float2 r = load_shared_8(AT(reference) + (8 * j + 2 * t) * 4);
-            over = fmaxf(over, fmaxf(fmaf(fmaxf(before[4 * j], before[4 * j + 2]), p.scale_log2, -r.x),
-                                     fmaf(fmaxf(before[4 * j + 1], before[4 * j + 3]), p.scale_log2, -r.y)));
-        }
-        const bool moves = any_of_128(1, over > 8.0f);
-        if (moves) {
-            float (*most)[ROWS] = (float (*)[ROWS])shared.p[buffer]; // free until P goes there
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float m = fmaxf(before[4 * j + e], before[4 * j + 2 + e]) * p.scale_log2;
-                    m = fmaxf(m, __shfl_xor_sync(~0u, m, 4));
-                    m = fmaxf(m, __shfl_xor_sync(~0u, m, 8));
-                    m = fmaxf(m, __shfl_xor_sync(~0u, m, 16));
-                    if (lane() < 4) most[warp()][8 * j + 2 * t + e] = m;
-                }
-            barrier_sync(1, WG);
-            if (threadIdx.x < ROWS) {
-                const int head = threadIdx.x;
-                const float from = shared.reference[head], m = fmaxf(fmaxf(most[0][head], most[1][head]), fmaxf(most[2][head], most[3][head]));
-                const float to = fmaxf(m, from);
-                shared.factor[buffer][head] = exp2_fast(from - to), shared.reference[head] = to;
-            }
-            barrier_sync(1, WG); // P goes where the maxima are
-        }
-        if (there && threadIdx.x == 0) shared.moved[buffer] = moves && !first;
-    }
-    // Second part: P of heads 8 J to 8 J + 15.
-    template <int J> __device__ __forceinline__ void weigh(uint32_t to, bool there)
-    {
-        constexpr int j = J;
-        uint32_t words[4];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float2 r = load_shared_8(AT(reference) + (8 * (j + h) + 2 * (lane() % 4)) * 4);
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const float x = exp2_fast(fmaf(before[4 * (j + h) + 2 * i], p.scale_log2, -r.x)),
-                            y = exp2_fast(fmaf(before[4 * (j + h) + 2 * i + 1], p.scale_log2, -r.y));
-                words[2 * h + i] = Work::pack(x, y);
-            }
-        }
-        asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0 + %6], {%1, %2, %3, %4};\n}" ::"r"(to),
-                     "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"((int)there), "n"(8 * J * 128) : "memory");
-    }
-    __device__ __forceinline__ uint32_t place_of_p() const
-    {
-        const int m = lane() / 8, head = 8 * (m / 2) + lane() % 8;
-        return AT(p) + (count & 1) * TILE_BYTES + head * 128 + (((2 * warp() + m % 2) ^ (head & 7)) * 16);
-    }
-    // Third part: P, and V since long, are there.
     __device__ __forceinline__ void publish(bool there)
     {
         fence_async_shared();
         __syncwarp();
-        if (there && lane() == 0) mbarrier_arrive(AT(full) + 8 * (count & 1));
-        count += there;
+        if (there && lane() == 0) mbarrier_arrive(AT(full));
     }
 
     __device__ __forceinline__ void run()
     {
         first_loads();
         take_rope(), prepare();
-        uint32_t done = 0;
-        for (int item = blockIdx.x; item < items; item += gridDim.x, done++) {
+        for (int item = blockIdx.x; item < items; item += gridDim.x) {
             load_q(item);
 #ifdef EARLY_PREFETCH
             prefetch_q(item + gridDim.x);
 #endif
-#pragma unroll
-            for (int i = 0; i < 32; i++) before[i] = -INFINITY;
 #pragma unroll 1
             for (int k = 0; k < blocks; k++) {
 #ifndef EARLY_PREFETCH
@@ -500,130 +409,155 @@ struct Score {
                 score_block(k);
                 if (CLOCKS) clocks[1] += CLOCK() - a, clocks[3]++;
             }
-            const long long a = CLOCK();
-            refer(true, blocks == 1);
-            const uint32_t p_to = place_of_p();
-            weigh<0>(p_to, true), weigh<2>(p_to, true), weigh<4>(p_to, true), weigh<6>(p_to, true);
             publish(true);
-            if (CLOCKS) clocks[2] += CLOCK() - a;
-            mbarrier_wait(AT(last_empty), (done & 1) ^ 1);
-            if (threadIdx.x < ROWS) shared.last_reference[threadIdx.x] = shared.reference[threadIdx.x];
-            __syncwarp();
-            if (lane() == 0) mbarrier_arrive(AT(last_full));
         }
         if (CLOCKS && blockIdx.x == 0 && threadIdx.x == 0)
             for (int i = 0; i < 4; i++) p.clocks[i] = clocks[i];
     }
 };
 
-// What is not to stay in registers from item to item.
-__device__ __forceinline__ int fresh(int x)
-{
-    asm volatile("" : "+r"(x));
-    return x;
-}
-__device__ __forceinline__ int fresh_grid()
-{
-    int blocks;
-    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));
-    return blocks;
-}
-
 template <int SIDE> struct Multiply {
     const sparse_params &p;
     Shared &shared;
     uint32_t base;
-    float o[2][64], sum[2]; // sum: of P as multiplied, of this thread's keys
+    float o[2][64];                // of columns 256 c + 128 SIDE …
+    float reference[8], sums[8];   // of heads 32 SIDE + 8 (h / 2) + 2 (lane % 4) + h % 2; sums of this thread's keys
 
     __device__ __forceinline__ Multiply(const sparse_params &params, Shared &memory, uint32_t address)
         : p(params), shared(memory), base(address)
     {
     }
-    static __device__ __forceinline__ int row() { return fresh_thread() / 32 % 4 * 16 + fresh_thread() % 32 / 4; }
+    static __device__ __forceinline__ int lane() { return fresh_thread() % 32; }
+    static __device__ __forceinline__ int warp() { return fresh_thread() / 32 % 4; }
+    static __device__ __forceinline__ int row() { return warp() * 16 + lane() / 4; }
+    static __device__ __forceinline__ int head(int h) { return 32 * SIDE + 8 * (h / 2) + 2 * (lane() % 4) + h % 2; }
+
+    // P of this warpgroup's heads, in shared memory; true if O must be multiplied by `factor` first. All 256 threads together.
+    __device__ __forceinline__ bool softmax(uint32_t count)
+    {
+        float s[16];
+        const int valid = shared.valid[count & 1][fresh_thread() % WG];
+        const float bias[2] = {valid & 1 ? 0.0f : -INFINITY, valid & 2 ? 0.0f : -INFINITY};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint4 w = load_shared_16(AT(s) + ((4 * SIDE + j) * WG + fresh_thread() % WG) * 16);
+            s[4 * j] = __uint_as_float(w.x) + bias[0], s[4 * j + 1] = __uint_as_float(w.y) + bias[0], s[4 * j + 2] = __uint_as_float(w.z) + bias[1],
+                  s[4 * j + 3] = __uint_as_float(w.w) + bias[1];
+        }
+        float over = -INFINITY;
+#pragma unroll
+        for (int h = 0; h < 8; h++)
+            over = fmaxf(over, fmaf(fmaxf(s[4 * (h / 2) + h % 2], s[4 * (h / 2) + h % 2 + 2]), p.scale_log2, -reference[h]));
+        const bool moves = any_of_256(2, over > 8.0f);
+        if (moves) {
+#pragma unroll
+            for (int h = 0; h < 8; h++) {
+                float m = fmaxf(s[4 * (h / 2) + h % 2], s[4 * (h / 2) + h % 2 + 2]) * p.scale_log2;
+                m = fmaxf(m, __shfl_xor_sync(~0u, m, 4));
+                m = fmaxf(m, __shfl_xor_sync(~0u, m, 8));
+                m = fmaxf(m, __shfl_xor_sync(~0u, m, 16));
+                if (lane() < 4) shared.parts[warp()][head(h)] = m;
+            }
+            barrier_sync(3 + SIDE, WG);
+#pragma unroll
+            for (int h = 0; h < 8; h++) {
+                const int at = head(h);
+                const float to = fmaxf(reference[h], fmaxf(fmaxf(shared.parts[0][at], shared.parts[1][at]), fmaxf(shared.parts[2][at], shared.parts[3][at])));
+                const float factor = exp2_fast(reference[h] - to);
+                sums[h] *= factor, reference[h] = to;
+                if (lane() < 4 && warp() == 0) shared.factor[at] = factor;
+            }
+        }
+        const int m = lane() / 8, line = 32 * SIDE + 8 * (m / 2) + lane() % 8;
+        const uint32_t to = AT(s) + line * 128 + (((2 * warp() + m % 2) ^ (line & 7)) * 16);
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            uint32_t words[4];
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const int h = 2 * (j + n);
+                    const float x = exp2_fast(fmaf(s[4 * (j + n) + 2 * i], p.scale_log2, -reference[h])),
+                                y = exp2_fast(fmaf(s[4 * (j + n) + 2 * i + 1], p.scale_log2, -reference[h + 1]));
+                    sums[h] += x, sums[h + 1] += y;
+                    words[2 * n + i] = Work::pack(x, y);
+                }
+            store_matrices_transposed(to + j * 1024, words);
+        }
+        fence_async_shared();
+        barrier_sync(2, 2 * WG);
+        return moves;
+    }
+
     __device__ __forceinline__ void run()
     {
         long long waited = 0, worked = 0;
-        uint32_t count = 0, pair = 2 * SIDE, done = 0;
-        for (int item = fresh_block(); item < p.tokens * ((p.heads + ROWS - 1) / ROWS); item += fresh_grid(), done++) {
+        uint32_t count = 0, pair = SIDE;
+        for (int item = blockIdx.x; item < p.tokens * ((p.heads + ROWS - 1) / ROWS); item += gridDim.x) {
 #pragma unroll
             for (int i = 0; i < 128; i++) o[i / 64][i % 64] = 0.0f;
-            sum[0] = sum[1] = 0.0f;
+#pragma unroll
+            for (int h = 0; h < 8; h++) sums[h] = 0.0f, reference[h] = -1e30f;
 #pragma unroll 1
-            for (int left = (fresh(p.topk) + KEYS - 1) / KEYS; left; left--, count++) {
-                const uint32_t buffer = count & 1;
+            for (int left = (p.topk + KEYS - 1) / KEYS; left; left--, count++) {
                 const long long a = CLOCK();
-                mbarrier_wait(AT(full) + 8 * buffer, count >> 1 & 1);
+                mbarrier_wait(AT(full), count & 1);
                 const long long b = CLOCK();
-                if (__any_sync(~0u, shared.moved[buffer])) {
-                    const float factor[2] = {shared.factor[buffer][row()], shared.factor[buffer][row() + 8]};
+                if (softmax(count)) {
+                    const float factor[2] = {shared.factor[row()], shared.factor[row() + 8]};
 #pragma unroll
                     for (int i = 0; i < 128; i++) o[i / 64][i % 64] *= factor[i / 2 % 2];
-                    sum[0] *= factor[0], sum[1] *= factor[1];
                 }
-#ifndef TOGETHER
-                if (SIDE == 1) mbarrier_wait(AT(turn) + 8 * buffer, count >> 1 & 1);
-#endif
                 hold(o[0]), hold(o[1]);
                 wgmma_fence();
+                uint32_t next = pair + 2;
+                if (next >= PAIRS) next -= PAIRS;
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
-                    const uint32_t v = AT(v) + (pair + c) * PAIR_BYTES;
+                    const uint32_t v = AT(v) + (c ? next : pair) * PAIR_BYTES;
 #pragma unroll
-                    for (int s = 0; s < 4; s++) {
-                        wgmma_128_columns<Work>(o[c], wgmma_lines(AT(p) + buffer * TILE_BYTES, s), wgmma_columns(v, s), 1);
-                        if (s == 3 || (c == 1 && s == 2)) wgmma_commit();
-                    }
+                    for (int s = 0; s < 4; s++) wgmma_128_columns<Work>(o[c], wgmma_lines(AT(s), s), wgmma_columns(v, s), 1);
+                    wgmma_commit();
                 }
-                wgmma_wait<2>();
-                if (fresh_thread() % 32 == 0) mbarrier_arrive(AT(empty) + 8 * pair);
-                // Here, that it does not come between the products.
-                const uint32_t my_row = fresh_thread() / 32 % 4 * 16 + fresh_thread() % 16;
-                const uint32_t line = AT(p) + buffer * TILE_BYTES + my_row * 128 + ((fresh_thread() % 32 / 16) ^ (my_row & 7)) * 16;
-#pragma unroll
-                for (int s = 0; s < 4; s++) {
-                    uint32_t w[4];
-                    load_matrices(w, line ^ (32 * s));
-                    sum[0] += sum_of(w[0]) + sum_of(w[2]), sum[1] += sum_of(w[1]) + sum_of(w[3]);
-                }
-#ifndef TOGETHER
                 wgmma_wait<1>();
-                if (SIDE == 0 && fresh_thread() % 32 == 0) mbarrier_arrive(AT(turn) + 8 * buffer); // with one product to go
-#endif
+                if (lane() == 0) mbarrier_arrive(AT(empty) + 8 * pair);
                 wgmma_wait<0>();
                 hold(o[0]), hold(o[1]);
-                if (fresh_thread() % 32 == 0) mbarrier_arrive(AT(empty) + 8 * pair + 8);
-                pair += 4;
+                if (lane() == 0) mbarrier_arrive(AT(s_empty)), mbarrier_arrive(AT(empty) + 8 * next);
+                pair = next + 2;
                 if (pair >= PAIRS) pair -= PAIRS;
                 waited += b - a, worked += CLOCK() - b;
             }
-            const int tiles = (p.heads + ROWS - 1) / ROWS, token = item / tiles, first = (item - token * tiles) * ROWS,
-                      item_row = token * p.heads + first, rows = p.heads - first, lane = fresh_thread() % 32;
-            float inverse[2];
-            if (SIDE == 0) mbarrier_wait(AT(last_full), done & 1);
+#pragma unroll
+            for (int h = 0; h < 8; h++) {
+                float x = sums[h];
+                x += __shfl_xor_sync(~0u, x, 4), x += __shfl_xor_sync(~0u, x, 8), x += __shfl_xor_sync(~0u, x, 16);
+                if (lane() < 4) shared.parts[warp()][head(h)] = x;
+                if (lane() < 4 && warp() == 0) shared.reference[head(h)] = reference[h];
+            }
+            barrier_sync(2, 2 * WG);
+            const int tiles = (p.heads + ROWS - 1) / ROWS, token = item / tiles, of = (item - token * tiles) * ROWS,
+                      item_row = token * p.heads + of, rows = p.heads - of;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const int r = row() + 8 * i;
-                float x = sum[i];
-                x += __shfl_xor_sync(~0u, x, 1), x += __shfl_xor_sync(~0u, x, 2);
-                inverse[i] = x == 0.0f ? 0.0f : inverse_of(x);
-                if (SIDE == 0 && lane % 4 == 0 && r < rows)
-                    p.lse[item_row + r] = x == 0.0f ? INFINITY : (shared.last_reference[r] + log2_fast(x)) * 0.69314718056f;
-            }
-            __syncwarp();
-            if (SIDE == 0 && lane == 0) mbarrier_arrive(AT(last_empty));
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                uint16_t *to = p.out + (int64_t)(item_row + row() + 8 * i) * 512 + SIDE * 256 + 16 * (lane % 4);
-                const int there = row() + 8 * i < rows;
+                const float x = shared.parts[0][r] + shared.parts[1][r] + shared.parts[2][r] + shared.parts[3][r];
+                const float inverse = x == 0.0f ? 0.0f : inverse_of(x);
+                if (SIDE == 0 && lane() % 4 == 0 && r < rows)
+                    p.lse[item_row + r] = x == 0.0f ? INFINITY : (shared.reference[r] + log2_fast(x)) * 0.69314718056f;
+                uint16_t *to = p.out + (int64_t)(item_row + r) * 512 + SIDE * 128 + 16 * (lane() % 4);
+                const int there = r < rows;
 #pragma unroll
                 for (int c = 0; c < 4; c++)
 #pragma unroll
                     for (int h = 0; h < 2; h++) { // 8 of the 16 columns that this thread has of 64
                         const float *x = o[c / 2] + c % 2 * 32 + 16 * h + 2 * i;
+                        uint16_t *const at = to + c / 2 * 256 + c % 2 * 64 + 8 * h;
 #ifdef FP16
-                        store_bf16(to + 64 * c + 8 * h, there, inverse[i], x[0], x[1], x[4], x[5], x[8], x[9], x[12], x[13]);
+                        store_bf16(at, there, inverse, x[0], x[1], x[4], x[5], x[8], x[9], x[12], x[13]);
 #else
-                        store_bf16(to + 64 * c + 8 * h, there, inverse[i], x[0], x[4], x[1], x[5], x[8], x[12], x[9], x[13]);
+                        store_bf16(at, there, inverse, x[0], x[4], x[1], x[5], x[8], x[12], x[9], x[13]);
 #endif
                     }
             }
@@ -632,23 +566,30 @@ template <int SIDE> struct Multiply {
     }
 };
 
+template <int REGISTERS> __device__ __forceinline__ void set_registers()
+{
+    if constexpr (REGISTERS > 168)
+        take_registers<REGISTERS>();
+    else
+        give_registers<REGISTERS>();
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) sparse_kernel(const __grid_constant__ sparse_params p)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &shared = *(Shared *)memory;
     const uint32_t base = shared_address(memory);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 2; i++) mbarrier_init(AT(full) + 8 * i, 4), mbarrier_init(AT(turn) + 8 * i, 4);
+        mbarrier_init(AT(full), 4), mbarrier_init(AT(s_empty), 8);
         for (int i = 0; i < PAIRS; i++) mbarrier_init(AT(empty) + 8 * i, 4);
-        mbarrier_init(AT(last_full), 4), mbarrier_init(AT(last_empty), 4);
         mbarrier_fence_init();
     }
     __syncthreads();
     if (threadIdx.x < WG) {
-        take_registers<SCORE_REGISTERS>();
+        set_registers<SCORE_REGISTERS>();
         Score(p, shared, base).run();
     } else {
-        give_registers<PV_REGISTERS>();
+        set_registers<PV_REGISTERS>();
         if (threadIdx.x < 2 * WG)
             Multiply<0>(p, shared, base).run();
         else
