@@ -52,7 +52,7 @@ struct Shared {
     unsigned char raw[8][2][WG][16], rope[2][2][WG][16], scale[KEYS][16];
     uint8_t valid[2][WG]; // of a score thread's two keys
     float parts[4][ROWS], factor[ROWS], reference[ROWS]; // by warp: maxima, or sums at an item's end
-    uint64_t full, s_empty, empty[PAIRS];
+    uint64_t empty[PAIRS];
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "");
 #define AT(member) (base + (uint32_t)offsetof(Shared, member))
@@ -116,6 +116,20 @@ __device__ __forceinline__ void convert(uint32_t w, uint32_t scale, uint32_t &ev
 {
     even = mul_bf16x2(((w << 8) & 0x80008000u) | ((w << 4) & 0x07f007f0u), scale);
     odd = mul_bf16x2((w & 0x80008000u) | ((w >> 4) & 0x07f007f0u), scale);
+}
+
+// A barrier that some only arrive at: who waits does not poll.
+__device__ __forceinline__ void barrier_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Has the phase ended? Unlike mbarrier_try, does not suspend the warp.
+__device__ __forceinline__ bool mbarrier_test(uint32_t barrier, uint32_t parity)
+{
+    uint32_t ended;
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(ended) : "r"(barrier), "r"(parity) : "memory");
+    return ended;
 }
 
 // Of the two warpgroups of the sums.
@@ -372,9 +386,9 @@ struct Score {
             }
 #pragma unroll
             for (int k = 0; k < 4; k++) store_matrices(at[k] + c % 4 * TILE_BYTES, f[k]);
-            if (c % 2) pair_free = mbarrier_try(AT(empty) + 8 * pair, pair_parity);
+            if (c % 2) pair_free = mbarrier_test(AT(empty) + 8 * pair, pair_parity);
         }
-        mbarrier_wait(AT(s_empty), (count & 1) ^ 1);
+        if (count > 0) barrier_sync(6, THREADS);
         count++;
         prepare();
         wgmma_wait<0>();
@@ -387,8 +401,7 @@ struct Score {
     __device__ __forceinline__ void publish(bool there)
     {
         fence_async_shared();
-        __syncwarp();
-        if (there && lane() == 0) mbarrier_arrive(AT(full));
+        if (there) barrier_arrive(5, THREADS);
     }
 
     __device__ __forceinline__ void run()
@@ -411,6 +424,7 @@ struct Score {
             }
             publish(true);
         }
+        if (count > 0) barrier_sync(6, THREADS);
         if (CLOCKS && blockIdx.x == 0 && threadIdx.x == 0)
             for (int i = 0; i < 4; i++) p.clocks[i] = clocks[i];
     }
@@ -502,7 +516,7 @@ template <int SIDE> struct Multiply {
 #pragma unroll 1
             for (int left = (p.topk + KEYS - 1) / KEYS; left; left--, count++) {
                 const long long a = CLOCK();
-                mbarrier_wait(AT(full), count & 1);
+                barrier_sync(5, THREADS);
                 const long long b = CLOCK();
                 if (softmax(count)) {
                     const float factor[2] = {shared.factor[row()], shared.factor[row() + 8]};
@@ -524,7 +538,8 @@ template <int SIDE> struct Multiply {
                 if (lane() == 0) mbarrier_arrive(AT(empty) + 8 * pair);
                 wgmma_wait<0>();
                 hold(o[0]), hold(o[1]);
-                if (lane() == 0) mbarrier_arrive(AT(s_empty)), mbarrier_arrive(AT(empty) + 8 * next);
+                barrier_arrive(6, THREADS);
+                if (lane() == 0) mbarrier_arrive(AT(empty) + 8 * next);
                 pair = next + 2;
                 if (pair >= PAIRS) pair -= PAIRS;
                 waited += b - a, worked += CLOCK() - b;
@@ -580,7 +595,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sparse_kernel(const __g
     Shared &shared = *(Shared *)memory;
     const uint32_t base = shared_address(memory);
     if (threadIdx.x == 0) {
-        mbarrier_init(AT(full), 4), mbarrier_init(AT(s_empty), 8);
         for (int i = 0; i < PAIRS; i++) mbarrier_init(AT(empty) + 8 * i, 4);
         mbarrier_fence_init();
     }
