@@ -282,7 +282,7 @@ template <int G> struct Score {
         barrier_sync(1, 2 * WG); // all products with the old Q are done
         if (threadIdx.x < ROWS) shared.reference[threadIdx.x] = -1e30f;
         // Eight lanes take 128 bytes of a head, so that both sides of the copy take all banks and whole sectors.
-        const int u = lane() % 8, t = u / 2, head_0 = 4 * warp() + lane() / 8;
+        const int me = fresh_thread() % WG, u = me % 8, t = u / 2, head_0 = me / 8;
         const uint4 *from = (const uint4 *)(p.q + ((int64_t)token * p.heads + first) * 576) + u;
 #pragma unroll 1
         for (int c = G; c < TILES; c += 2) {
@@ -290,7 +290,7 @@ template <int G> struct Score {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int head = head_0 + 16 * i;
-                w[i] = first + head < p.heads ? __ldg(from + head * 72 + c * 8) : make_uint4(0, 0, 0, 0);
+                w[i] = load_16((const uint8_t *)(from + head * 72 + c * 8), first + head < p.heads);
             }
 #pragma unroll
             for (int i = 0; i < 4; i++) {
