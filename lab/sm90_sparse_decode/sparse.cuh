@@ -252,7 +252,7 @@ struct Score {
                 if (c >= TILES) continue;
                 const uint4 x = w[i / 4][i % 4];
 #ifdef FP16
-                const uint32_t in[4] = {to_fp16(x.x), to_fp16(x.y), to_fp16(x.z), to_fp16(x.w)};
+                const uint32_t in[4] = {c < 8 ? to_fp16(x.x) : x.x, c < 8 ? to_fp16(x.y) : x.y, c < 8 ? to_fp16(x.z) : x.z, c < 8 ? to_fp16(x.w) : x.w};
 #else
                 const uint32_t in[4] = {x.x, x.y, x.z, x.w};
 #endif
@@ -296,20 +296,13 @@ struct Score {
 #pragma unroll
             for (int h = 0; h < 2; h++) rope[i][h] = load_shared_16(AT(rope) + ((i * 2 + h) * WG + threadIdx.x) * 16);
         }
-#ifdef FP16
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint4 &w = rope[i / 2][i % 2];
-            w = make_uint4(to_fp16(w.x), to_fp16(w.y), to_fp16(w.z), to_fp16(w.w));
-        }
-#endif
         hold(s);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const uint4 &a = rope[0][k / 2], &b = rope[1][k / 2];
             const uint32_t frag[4] = {k % 2 ? a.z : a.x, k % 2 ? b.z : b.x, k % 2 ? a.w : a.y, k % 2 ? b.w : b.y};
-            wgmma_64<Work>(s, frag, wgmma_lines(AT(q) + 8 * TILE_BYTES, k), k > 0);
+            wgmma_64<Bf16>(s, frag, wgmma_lines(AT(q) + 8 * TILE_BYTES, k), k > 0); // rope stays bf16
         }
         wgmma_commit();
         take_indices(), load_indices();
@@ -426,10 +419,10 @@ struct Score {
         uint32_t done = 0;
         for (int item = blockIdx.x; item < items; item += gridDim.x, done++) {
             load_q(item);
-            prefetch_q(item + gridDim.x);
 #pragma unroll
             for (int i = 0; i < 16; i++) sums[i] = 0.0f;
             for (int k = 0; k < blocks; k++, count++) {
+                if (k == max(blocks - 4, 0)) prefetch_q(item + gridDim.x); // not earlier: the keys stream through L2
                 const long long a = CLOCK();
                 score_block();
                 const long long b = CLOCK();
