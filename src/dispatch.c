@@ -199,6 +199,17 @@ static const char *missing_feature(const struct kernel *kernel, fmla_device devi
                                            : "this processor has no AVX2 with FMA and F16C";
 }
 
+/* What a kernel that refuses the problem itself takes, with the argument; NULL if it takes it. */
+static const char *refused_problem(const struct kernel *kernel, const struct wanted *wanted,
+                                   const char **argument)
+{
+    if (wanted->dense_decode && kernel->dense_decode_refuses)
+        return kernel->dense_decode_refuses(wanted->dense_decode, argument);
+    if (wanted->sparse_decode && kernel->sparse_decode_refuses)
+        return kernel->sparse_decode_refuses(wanted->sparse_decode, argument);
+    return NULL;
+}
+
 /* Writes why `kernel` cannot run `wanted`, with the argument that it cannot take, and returns true; false if it can. */
 static bool refuses(const struct kernel *kernel, const struct wanted *wanted, const char **argument,
                     char *why, size_t size)
@@ -227,11 +238,7 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
         snprintf(why, size, "kernel %s takes %s", kernel->name, shapes);
     } else if (wanted->plan_sparse && !kernel->plans_sparse)
         snprintf(why, size, "kernel %s plans for dense decode alone", kernel->name);
-    else if (wanted->dense_decode && kernel->dense_decode_refuses &&
-             (takes = kernel->dense_decode_refuses(wanted->dense_decode, argument)))
-        snprintf(why, size, "kernel %s %s", kernel->name, takes);
-    else if (wanted->sparse_decode && kernel->sparse_decode_refuses &&
-             (takes = kernel->sparse_decode_refuses(wanted->sparse_decode, argument)))
+    else if ((takes = refused_problem(kernel, wanted, argument)))
         snprintf(why, size, "kernel %s %s", kernel->name, takes);
     else
         return false;

@@ -134,7 +134,7 @@ static struct sparse_decode_params parameters(const struct sparse_decode_problem
         .tiles = (int32_t)w->cut.tiles,
         .tiles_of_token = (int32_t)w->tiles_of_token,
         .tiles_divisor = divisor_of((uint32_t)w->cut.tiles),
-        .token_divisor = divisor_of((uint32_t)(w->tiles_of_token ? w->tiles_of_token : 1)),
+        .token_divisor = divisor_of((uint32_t)w->tiles_of_token),
         .heads_divisor = divisor_of((uint32_t)p->h_q),
         .scale = p->scale,
         .scale_log2 = (float)((double)p->scale * 1.44269504088896340736),

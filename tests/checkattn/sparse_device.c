@@ -199,7 +199,7 @@ static void check_streams(const struct run *run, struct tally *tally)
                                [S_PLAN] = S_PLAN_GIVEN};
     struct sparse_case c;
     struct guarded out, lse;
-    struct device_sparse_args call[AT_ONCE];
+    struct device_sparse_args call[AT_ONCE] = {0};
     struct device_scratch workspace[AT_ONCE];
     fmla_tensor other[2];
     bool same_plan = true;
