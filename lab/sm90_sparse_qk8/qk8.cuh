@@ -62,16 +62,18 @@ static_assert(sizeof(Shared) <= 227 * 1024, "");
 #define TICK(i) \
     do { \
         const unsigned now_ = (unsigned)clock(); \
-        if (threadIdx.x % WG == 0) asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(AT(clocks) + 4 * (i)), "r"(now_ - tick_) : "memory"); \
+        if (threadIdx.x % WG == 0 && threadIdx.x / WG < 2) asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(AT(clocks) + 4 * (i)), "r"(now_ - tick_) : "memory"); \
         tick_ = now_; \
     } while (0)
+#define RETICK() tick_ = (unsigned)clock()
 #else
+#define RETICK() (void)0
 #define TICK_BEGIN() (void)0
 #define TICK(i) (void)0
 #endif
 #define CLOCK_NAMES \
-    "S: scores", "S: of it raw_free", "S: wait p_free", "S: softmax", "S: item's rest", "S: blocks (count)", "", "", \
-    "PV: wait P", "PV: wait raw, convert 0", "PV: wait A", "PV: wait raw, convert 1", "PV: wait B", "PV: item's rest", "", ""
+    "S: scores", "S: of it raw_free", "S: wait p_free", "S: softmax", "S: item's rest", "S: blocks (count)", "S: of it wait raw 0", "S: wait raw 1", \
+    "PV: wait P", "PV: wait raw, convert 0", "PV: wait A", "PV: wait raw, convert 1", "PV: wait B", "PV: item's rest", "S: wait raw 2", "S: wait raw 3"
 
 // wait for a phase; LAB_BOUND: half a second at most; then it says so, and no wait waits any more, so that the kernel ends.
 #ifdef LAB_BOUND
@@ -239,7 +241,9 @@ struct Score {
     // The same of the next block, from global memory, when the sums have read this block's; a group of copies.
     template <bool FIRST> __device__ __forceinline__ void ask_raw(int g)
     {
+        TICK_BEGIN();
         if (!FIRST) WAIT(raw_free, g, count & 1);
+        TICK(1);
 #pragma unroll
         for (int c = 2 * g; c < 2 * g + 2; c++)
 #pragma unroll
@@ -349,8 +353,10 @@ struct Score {
     // S^T; and the next block's raw keys asked for.
     __device__ __forceinline__ void score_block()
     {
+        TICK_BEGIN();
         cp_async_wait<3>();
         __syncwarp();
+        TICK(6);
         float4 scale[2];
         uint4 rope[2][2];
 #pragma unroll
@@ -380,7 +386,9 @@ struct Score {
         ask_rope_and_scales(count + 1);
         wgmma_wait<1>();
         hold(s);
+        RETICK();
         cp_async_wait<3>();
+        TICK(7);
         take_raw(1);
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
@@ -390,8 +398,18 @@ struct Score {
             float (&d)[SUMS] = part[u % 2];
             hold(d);
             const bool last = u % PARTS == PARTS - 1; // of the group
-            if (last && g == 0) cp_async_wait<2>(), take_raw(2);
-            if (last && g == 1) cp_async_wait<1>(), take_raw(3);
+            if (last && g == 0) {
+                RETICK();
+                cp_async_wait<2>();
+                TICK(14);
+                take_raw(2);
+            }
+            if (last && g == 1) {
+                RETICK();
+                cp_async_wait<1>();
+                TICK(15);
+                take_raw(3);
+            }
             const float by[2] = {g == 0 ? scale[0].x : g == 1 ? scale[0].y : g == 2 ? scale[0].z : scale[0].w,
                                  g == 0 ? scale[1].x : g == 1 ? scale[1].y : g == 2 ? scale[1].z : scale[1].w};
 #pragma unroll
