@@ -4,9 +4,10 @@
 //                         Q = (q1 + q2) / 256, two e4m3 parts; sums of 128 columns times their scales; softmax; P
 //   warpgroups 1, 2, sums make fp16 V of the same raw bytes, two times 128 columns each, and O += P V
 //
-// Between them, for every 128 columns g: raw_full[g] (all raw bytes are there: 128 threads' cp.async), raw_free[g] (the sums' warps have
-// read them; warpgroup 1 takes groups 0 and 2, warpgroup 2 groups 1 and 3). P: full, p_free. V belongs to a warpgroup: three places
-// of 128 columns, in turns: the halves of block k + 1 take the third and, after its product, the first half's of block k.
+// Between them, for every 128 columns g: raw_full[place][g] (all raw bytes are there: 128 threads' cp.async), raw_free[place][g] (the sums' warps
+// have read them; warpgroup 1 takes groups 0 and 2, warpgroup 2 groups 1 and 3). Raw bytes have places for two blocks: those of k + 1
+// are asked for while k is multiplied. P: full, p_free. V belongs to a warpgroup and has one place: a half is converted when the
+// half before it has been multiplied.
 // Column order: of every 64 columns lane t of four has 16, as words w0..w3. As bytes of A step 0 (K = 32) is w0 (k = 4t..), w1 (k = 16 + 4t..), step 1
 // w2, w3; Q is permuted likewise. As fp16 V word j is k = 2t, 2t + 1 and 2t + 8, 2t + 9 of 16 columns, so that a thread ends with 16
 // neighbouring columns of O of every 64.
@@ -40,17 +41,20 @@ enum { ROWS = 64, KEYS = 64, WG = 128, THREADS = 3 * WG, TILES = 9, TOKEN_BYTES 
 #ifndef HEADS_AT_ONCE // of a product of K and Q
 #define HEADS_AT_ONCE 32
 #endif
+#ifndef ORDER // of P V's two halves and the conversions; 0: both at once, 1: the second after the first conversion, 2: before it
+#define ORDER 1
+#endif
 #define Q_SCALE 256.0f // |q| <= 1: q * 256 has no digits below 1 / 1024 that count
 
-enum { PLACES = 3 /* of V, of each warpgroup: 2 tiles of 64 columns each */, PLACE_BYTES = 2 * TILE_BYTES };
+enum { PLACES = 2 /* of V, of each warpgroup: 2 tiles of 64 columns each */, PLACE_BYTES = 2 * TILE_BYTES, RAW_BYTES = 16 * WG * 16 };
 struct Shared {
     unsigned char v[2][PLACES][PLACE_BYTES];
     unsigned char q[TILES][TILE_BYTES]; // q1: 4 tiles of 128 columns; q2: 4; rope
     unsigned char p[2][TILE_BYTES];
-    unsigned char raw[8][2][WG][16], rope[2][2][WG][16], scale[2][KEYS][16];
+    unsigned char raw[2][8][2][WG][16], rope[2][2][WG][16], scale[2][KEYS][16];
     float factor[2][ROWS], sum[ROWS];
     uint32_t moved[2];
-    uint64_t full[2], p_free[2], raw_full[4], raw_free[4], sum_full, sum_empty;
+    uint64_t full[2], p_free[2], raw_full[2][4], raw_free[2][4], sum_full, sum_empty;
     unsigned clocks[16];
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "");
@@ -72,8 +76,8 @@ static_assert(sizeof(Shared) <= 227 * 1024, "");
 #define TICK(i) (void)0
 #endif
 #define CLOCK_NAMES \
-    "S: scores", "S: of it raw_free", "S: wait p_free", "S: softmax", "S: item's rest", "S: blocks (count)", "S: of it wait raw 0", "S: wait raw 1", \
-    "PV: wait P", "PV: wait raw, convert 0", "PV: wait A", "PV: wait raw, convert 1", "PV: wait B", "PV: item's rest", "S: wait raw 2", "S: wait raw 3"
+    "S: scores", "S: of it raw_free", "S: wait p_free", "S: softmax", "S: item's rest", "S: blocks (count)", "S: of it wait raw", "", \
+    "PV: wait P", "PV: A", "PV: wait raw, convert 0", "PV: wait B", "PV: wait raw, convert 1", "PV: item's rest", "", ""
 
 // wait for a phase; LAB_BOUND: half a second at most; then it says so, and no wait waits any more, so that the kernel ends.
 #ifdef LAB_BOUND
@@ -86,7 +90,7 @@ __device__ __noinline__ void bounded_wait(uint32_t barrier, uint32_t parity, int
         if (clock64() - begin < 800000000ll) continue;
         if (threadIdx.x % 32 == 0)
             printf("block %d warp %d waits for full[%d] p_free[%d] raw_full[%d] raw_free[%d] sum_full[%d] sum_empty[%d] (the smallest from 0 is it), parity %u\n", blockIdx.x, threadIdx.x / 32,
-                   (offset - (int)offsetof(Shared, full)) / 8, (offset - (int)offsetof(Shared, p_free)) / 8, (offset - (int)offsetof(Shared, raw_full)) / 8,
+                   (offset - (int)offsetof(Shared, full)) / 8, (offset - (int)offsetof(Shared, p_free)) / 8, (offset - (int)offsetof(Shared, raw_full)) / 8 /* 4 a place */,
                    (offset - (int)offsetof(Shared, raw_free)) / 8, (offset - (int)offsetof(Shared, sum_full)) / 8, (offset - (int)offsetof(Shared, sum_empty)) / 8, parity);
         const long long more = clock64();
         while (clock64() - more < 400000000ll) __nanosleep(1000); // others say their part
@@ -233,24 +237,28 @@ struct Score {
     // Columns 128 g … of this block, from shared memory.
     __device__ __forceinline__ void take_raw(int g)
     {
+        const uint32_t from = AT(raw) + count % 2 * RAW_BYTES + threadIdx.x * 16;
 #pragma unroll
         for (int c = 0; c < 2; c++)
 #pragma unroll
-            for (int i = 0; i < 2; i++) raw[g % 2][c][i] = load_shared_16(AT(raw) + (((2 * g + c) * 2 + i) * WG + threadIdx.x) * 16);
+            for (int i = 0; i < 2; i++) raw[g % 2][c][i] = load_shared_16(from + ((2 * g + c) * 2 + i) * WG * 16);
     }
-    // The same of the next block, from global memory, when the sums have read this block's; a group of copies.
-    template <bool FIRST> __device__ __forceinline__ void ask_raw(int g)
+    // Waits until the sums have read block - 2's raw bytes and scales, whose places `block` takes.
+    __device__ __forceinline__ void wait_free(uint32_t block)
     {
         TICK_BEGIN();
-        if (!FIRST) WAIT(raw_free, g, count & 1);
+#pragma unroll
+        for (int g = 0; g < 4; g++) WAIT(raw_free, block % 2 * 4 + g, (block >> 1 & 1) ^ 1);
         TICK(1);
+    }
+    __device__ __forceinline__ void ask_raw(int g, uint32_t block)
+    {
+        const uint32_t to = AT(raw) + block % 2 * RAW_BYTES + threadIdx.x * 16;
 #pragma unroll
         for (int c = 2 * g; c < 2 * g + 2; c++)
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                cp_async_16(AT(raw) + ((c * 2 + i) * WG + threadIdx.x) * 16, next[i] + 64 * c, next_valid[i]);
-        cp_async_commit();
-        cp_async_arrive(AT(raw_full) + 8 * g);
+            for (int i = 0; i < 2; i++) cp_async_16(to + (c * 2 + i) * WG * 16, next[i] + 64 * c, next_valid[i]);
+        cp_async_arrive(AT(raw_full) + block % 2 * 32 + 8 * g);
     }
     // `block` counts blocks: the scales have two places.
     __device__ __forceinline__ void ask_rope_and_scales(uint32_t block)
@@ -266,7 +274,6 @@ struct Score {
         const uint8_t *const scales_of = t ? next[1] : next[0];
         const bool there = t ? next_valid[1] : next_valid[0];
         if (t < 2) cp_async_16(AT(scale) + block % 2 * (KEYS * 16) + (key(0) + 8 * t) * 16, scales_of - 16 * t + 512, there);
-        cp_async_commit();
     }
     __device__ __forceinline__ void first_loads()
     {
@@ -275,7 +282,8 @@ struct Score {
         load_indices(), take_indices(), load_indices();
         ask_rope_and_scales(0);
 #pragma unroll
-        for (int g = 0; g < 4; g++) ask_raw<true>(g);
+        for (int g = 0; g < 4; g++) ask_raw(g, 0);
+        cp_async_commit();
     }
 
     __device__ __forceinline__ void prefetch_q(int item)
@@ -354,7 +362,7 @@ struct Score {
     __device__ __forceinline__ void score_block()
     {
         TICK_BEGIN();
-        cp_async_wait<3>();
+        cp_async_wait<0>();
         __syncwarp();
         TICK(6);
         float4 scale[2];
@@ -383,13 +391,9 @@ struct Score {
         float part[2][SUMS];
         multiply(part[0], 0);
         take_indices(), load_indices();
-        ask_rope_and_scales(count + 1);
-        wgmma_wait<1>();
-        hold(s);
-        RETICK();
-        cp_async_wait<3>();
-        TICK(7);
         take_raw(1);
+        wait_free(count + 1);
+        ask_rope_and_scales(count + 1);
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
             const int g = u / PARTS;
@@ -397,27 +401,16 @@ struct Score {
             else wgmma_wait<0>();
             float (&d)[SUMS] = part[u % 2];
             hold(d);
+            if (u == 0) hold(s);
             const bool last = u % PARTS == PARTS - 1; // of the group
-            if (last && g == 0) {
-                RETICK();
-                cp_async_wait<2>();
-                TICK(14);
-                take_raw(2);
-            }
-            if (last && g == 1) {
-                RETICK();
-                cp_async_wait<1>();
-                TICK(15);
-                take_raw(3);
-            }
+            if (last && g < 2) take_raw(g + 2);
             const float by[2] = {g == 0 ? scale[0].x : g == 1 ? scale[0].y : g == 2 ? scale[0].z : scale[0].w,
                                  g == 0 ? scale[1].x : g == 1 ? scale[1].y : g == 2 ? scale[1].z : scale[1].w};
 #pragma unroll
             for (int i = 0; i < SUMS; i++) s[u % PARTS * SUMS + i] = fmaf(d[i], by[i / 2 % 2], s[u % PARTS * SUMS + i]);
-            if (last && g == 1) ask_raw<false>(0);
-            if (last && g == 2) ask_raw<false>(1);
+            if (last) ask_raw(g, count + 1);
         }
-        ask_raw<false>(2), ask_raw<false>(3);
+        cp_async_commit();
     }
 
     __device__ __forceinline__ void softmax(bool first)
@@ -541,69 +534,71 @@ struct Multiply {
     uint32_t base;
     float o[2][64]; // of columns 256 h + 128 side …
 
+    int side;
+    uint32_t raw_at, scales_at, v_at; // of this thread
+
     __device__ __forceinline__ Multiply(const sparse_params &params, Shared &memory, uint32_t address)
         : p(params), shared(memory), base(address)
     {
-    }
-    static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
-    static __device__ __forceinline__ int side() { return threadIdx.x / WG - 1; }
-    static __device__ __forceinline__ int warp() { return threadIdx.x / 32 % 4; }
-
-    // V of 128 columns of block `count`, to `place`.
-    __device__ __forceinline__ void convert_half(int h, uint32_t count, uint32_t place)
-    {
-        const int g = 2 * h + side();
-        WAIT(raw_full, g, count & 1);
-        const uint32_t from = AT(raw) + (4 * g * WG + threadIdx.x % WG) * 16;
-        const uint32_t scales_at = AT(scale) + count % 2 * (KEYS * 16) + (16 * warp() + lane() / 4) * 16 + 4 * g;
+        side = __shfl_sync(~0u, (int)threadIdx.x / WG - 1, 0);
+        raw_at = AT(raw) + (4 * side * WG + threadIdx.x % WG) * 16;
+        scales_at = AT(scale) + (16 * warp() + lane() / 4) * 16 + 4 * side;
         // Of matrix l / 8 of a step: keys 0 to 7 or 8 to 15 of the warp's, the first or last eight of the step's columns.
         const uint32_t my_key = 16 * warp() + lane() % 16;
-        const uint32_t to = AT(v) + (side() * PLACES + place) * PLACE_BYTES + my_key * 128 + ((lane() / 16) ^ (my_key & 7)) * 16;
+        v_at = AT(v) + side * PLACES * PLACE_BYTES + my_key * 128 + ((lane() / 16) ^ (my_key & 7)) * 16;
+    }
+    static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+    static __device__ __forceinline__ int warp() { return threadIdx.x / 32 % 4; }
+
+    // V of 128 columns, half h of this warpgroup's, of block `count`.
+    __device__ __forceinline__ void convert_half(int h, uint32_t count)
+    {
+        WAIT(raw_full, count % 2 * 4 + 2 * h + side, count >> 1 & 1);
+        const uint32_t from = raw_at + count % 2 * RAW_BYTES + h * (8 * WG * 16);
         uint32_t scale[2];
+        uint4 x = load_shared_16(from), y = load_shared_16(from + WG * 16);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float f = __uint_as_float(load_shared_4(scales_at + 8 * 16 * i));
+            const float f = __uint_as_float(load_shared_4(scales_at + count % 2 * (KEYS * 16) + 8 * h + 8 * 16 * i));
             scale[i] = Fp16::pack(f, f);
         }
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-            const uint4 x = load_shared_16(from + 2 * c * WG * 16), y = load_shared_16(from + (2 * c + 1) * WG * 16);
+            if (c) x = load_shared_16(from + 2 * WG * 16), y = load_shared_16(from + 3 * WG * 16);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 uint32_t f[4];
                 convert(k == 0 ? x.x : k == 1 ? x.y : k == 2 ? x.z : x.w, scale[0], f[0], f[2]);
                 convert(k == 0 ? y.x : k == 1 ? y.y : k == 2 ? y.z : y.w, scale[1], f[1], f[3]);
-                store_matrices((to ^ (32 * k)) + c * TILE_BYTES, f);
+                store_matrices((v_at ^ (32 * k)) + h * PLACE_BYTES + c * TILE_BYTES, f);
             }
         }
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(AT(raw_free) + 8 * g);
+        if (lane() == 0) mbarrier_arrive(AT(raw_free) + count % 2 * 32 + 8 * (2 * h + side));
         fence_async_shared();
     }
-    __device__ __forceinline__ void multiply(float (&d)[64], uint32_t buffer, uint32_t place, bool add)
+    __device__ __forceinline__ void multiply(float (&d)[64], uint32_t buffer, int h, bool add)
     {
         hold(d);
         wgmma_fence();
 #pragma unroll
         for (int s = 0; s < 4; s++)
-            wgmma_128_columns<Work>(d, wgmma_lines(AT(p) + buffer * TILE_BYTES, s), wgmma_columns(AT(v) + (side() * PLACES + place) * PLACE_BYTES, s), s > 0 || add);
+            wgmma_128_columns<Work>(d, wgmma_lines(AT(p) + buffer * TILE_BYTES, s), wgmma_columns(AT(v) + (side * PLACES + h) * PLACE_BYTES, s), s > 0 || add);
         wgmma_commit();
     }
-    static __device__ __forceinline__ uint32_t after(uint32_t place) { return place == PLACES - 1 ? 0 : place + 1; }
-
     __device__ __forceinline__ void run()
     {
         const int tiles = (p.heads + ROWS - 1) / ROWS, items = p.tokens * tiles, blocks = (p.topk + KEYS - 1) / KEYS;
         const int row = warp() * 16 + lane() / 4;
-        uint32_t count = 0, done = 0, place = 0; // place of this block's first half
+        uint32_t count = 0, done = 0;
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i / 64][i % 64] = 0.0f;
-        convert_half(0, 0, 0), convert_half(1, 0, 1);
-        barrier_sync(2 + side(), WG);
+        convert_half(0, 0), convert_half(1, 0);
+        barrier_sync(2 + side, WG);
         TICK_BEGIN();
         for (int item = blockIdx.x; item < items; item += gridDim.x, done++) {
             for (int k = 0; k < blocks; k++, count++) {
-                const uint32_t buffer = count & 1, second = after(place), third = after(second);
+                const uint32_t buffer = count & 1;
                 WAIT(full, buffer, count >> 1 & 1);
                 TICK(8);
                 if (__any_sync(~0u, shared.moved[buffer])) {
@@ -611,35 +606,33 @@ struct Multiply {
 #pragma unroll
                     for (int i = 0; i < 128; i++) o[i / 64][i % 64] *= factor[i / 2 % 2];
                 }
-                multiply(o[0], buffer, place, k > 0);
-#ifdef EARLY_B
-                multiply(o[1], buffer, second, k > 0);
-#endif
-                // V of the next block; after the last one of zeros or old keys, which nobody takes.
-                convert_half(0, count + 1, third);
-                TICK(9);
-#ifdef EARLY_B
+                multiply(o[0], buffer, 0, k > 0);
+#if ORDER == 0
+                multiply(o[1], buffer, 1, k > 0);
                 wgmma_wait<1>();
 #else
                 wgmma_wait<0>();
 #endif
                 hold(o[0]);
-                barrier_sync(2 + side(), WG); // all have ended with this block's first half
+#if ORDER == 2
+                multiply(o[1], buffer, 1, k > 0);
+#endif
+                TICK(9);
+                barrier_sync(2 + side, WG); // all have ended with the first half
+                // V of the next block; after the last one of zeros or old keys, which nobody takes.
+                convert_half(0, count + 1);
+#if ORDER == 1
+                multiply(o[1], buffer, 1, k > 0);
+#endif
                 TICK(10);
-#if !defined EARLY_B && defined MIDDLE_B
-                multiply(o[1], buffer, second, k > 0);
-#endif
-                convert_half(1, count + 1, place);
-#if !defined EARLY_B && !defined MIDDLE_B
-                multiply(o[1], buffer, second, k > 0);
-#endif
-                TICK(11);
                 wgmma_wait<0>();
                 hold(o[1]);
                 if (lane() == 0) mbarrier_arrive(AT(p_free) + 8 * buffer);
-                barrier_sync(2 + side(), WG); // all V of the next block is there, all have ended with this one's
+                barrier_sync(2 + side, WG);
+                TICK(11);
+                convert_half(1, count + 1);
+                barrier_sync(2 + side, WG); // all V of the next block is there
                 TICK(12);
-                place = third;
             }
             WAIT(sum_full, 0, done & 1);
             const int token = item / tiles, first = item % tiles * ROWS;
@@ -654,7 +647,7 @@ struct Multiply {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 if (first + row + 8 * i >= p.heads) continue;
-                uint16_t *to = p.out + ((int64_t)token * p.heads + first + row + 8 * i) * 512 + side() * 128 + 16 * (lane() % 4);
+                uint16_t *to = p.out + ((int64_t)token * p.heads + first + row + 8 * i) * 512 + side * 128 + 16 * (lane() % 4);
 #pragma unroll
                 for (int c = 0; c < 4; c++)
 #pragma unroll
@@ -681,7 +674,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sparse_kernel(const __g
     const uint32_t base = shared_address(memory);
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++) mbarrier_init(AT(full) + 8 * i, 4), mbarrier_init(AT(p_free) + 8 * i, 8);
-        for (int i = 0; i < 4; i++) mbarrier_init(AT(raw_full) + 8 * i, WG), mbarrier_init(AT(raw_free) + 8 * i, 4);
+        for (int i = 0; i < 8; i++) mbarrier_init(AT(raw_full) + 8 * i, WG), mbarrier_init(AT(raw_free) + 8 * i, 4);
         mbarrier_init(AT(sum_full), 4), mbarrier_init(AT(sum_empty), 8);
         mbarrier_fence_init();
     }
