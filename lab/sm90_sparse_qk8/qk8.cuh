@@ -38,9 +38,6 @@ enum { ROWS = 64, KEYS = 64, WG = 128, THREADS = 3 * WG, TILES = 9, TOKEN_BYTES 
 #ifndef PV_REGISTERS
 #define PV_REGISTERS 160
 #endif
-#ifndef HEADS_AT_ONCE // of a product of K and Q
-#define HEADS_AT_ONCE 32
-#endif
 #ifndef ORDER // of P V's two halves and the conversions; 0: both at once, 1: the second after the first conversion, 2: before it
 #define ORDER 1
 #endif
@@ -53,7 +50,7 @@ struct Shared {
     unsigned char p[2][TILE_BYTES];
     unsigned char raw[2][8][2][WG][16], rope[2][2][WG][16], scale[2][KEYS][16];
     float factor[2][ROWS], sum[ROWS];
-    uint32_t moved[2];
+    uint32_t moved[2][2]; // of each half of the heads
     uint64_t full[2], p_free[2], raw_full[2][4], raw_free[2][4], sum_full, sum_empty;
     unsigned clocks[16];
 };
@@ -76,7 +73,7 @@ static_assert(sizeof(Shared) <= 227 * 1024, "");
 #define TICK(i) (void)0
 #endif
 #define CLOCK_NAMES \
-    "S: scores", "S: of it raw_free", "S: wait p_free", "S: softmax", "S: item's rest", "S: blocks (count)", "S: of it wait raw", "", \
+    "S: all", "S: of it raw_free", "S: wait p_free", "S: softmax of other half", "S: item's rest", "S: blocks (count)", "S: of it wait raw", "S: products, softmax of half", \
     "PV: wait P", "PV: A", "PV: wait raw, convert 0", "PV: wait B", "PV: wait raw, convert 1", "PV: item's rest", "", ""
 
 // wait for a phase; LAB_BOUND: half a second at most; then it says so, and no wait waits any more, so that the kernel ends.
@@ -110,17 +107,18 @@ __device__ __forceinline__ float exp2_fast(float x)
 }
 
 // D (+)= A B, K = 32: A in registers, B lines of 32 bytes.
-__device__ __forceinline__ void wgmma_e4m3(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" WGMMA_NAMES_32
-                 "}, {%32, %33, %34, %35}, %36, p, 1, 1;\n}"
-                 : WGMMA_SUMS_32(d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
 __device__ __forceinline__ void wgmma_e4m3(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\nwgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1;\n}"
+                 : WGMMA_SUMS_8(d, 0), WGMMA_SUMS_8(d, 8)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+__device__ __forceinline__ void wgmma_bf16(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\nwgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}"
                  : WGMMA_SUMS_8(d, 0), WGMMA_SUMS_8(d, 8)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
@@ -199,12 +197,13 @@ struct Score {
     int tiles, items, blocks;
     uint4 raw[2][2][2];
     float score_scale; // of S, which is 256 times too large
-    bool valid[2], next_valid[2];
+    bool valid[2], next_valid[2], all_valid;
     const uint8_t *next[2];
     int index[2];
     const int32_t *indices; // of the token `ahead`
     Walk ahead; // whose indices are in `index`
-    float s[32], sums[16], reference[16]; // of heads 8 (h / 2) + 2 (lane % 4) + h % 2
+    float s[2][16]; // of each half of the heads
+    float sums[16], reference[16]; // of heads 8 (h / 2) + 2 (lane % 4) + h % 2
     uint32_t count = 0;
 
     __device__ __forceinline__ Score(const sparse_params &params, Shared &memory, uint32_t address)
@@ -260,8 +259,7 @@ struct Score {
             for (int i = 0; i < 2; i++) cp_async_16(to + (c * 2 + i) * WG * 16, next[i] + 64 * c, next_valid[i]);
         cp_async_arrive(AT(raw_full) + block % 2 * 32 + 8 * g);
     }
-    // `block` counts blocks: the scales have two places.
-    __device__ __forceinline__ void ask_rope_and_scales(uint32_t block)
+    __device__ __forceinline__ void ask_rope()
     {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -270,6 +268,10 @@ struct Score {
             for (int h = 0; h < 2; h++)
                 cp_async_16(AT(rope) + ((i * 2 + h) * WG + threadIdx.x) * 16, token + 528 + 32 * (lane() % 4) + 16 * h, next_valid[i]);
         }
+    }
+    // Before the raw bytes: raw_full tells of them too.
+    __device__ __forceinline__ void ask_scales(uint32_t block)
+    {
         const int t = lane() % 4;
         const uint8_t *const scales_of = t ? next[1] : next[0];
         const bool there = t ? next_valid[1] : next_valid[0];
@@ -280,7 +282,7 @@ struct Score {
         ahead = {(int)blockIdx.x, 0};
         find_indices();
         load_indices(), take_indices(), load_indices();
-        ask_rope_and_scales(0);
+        ask_scales(0), ask_rope();
 #pragma unroll
         for (int g = 0; g < 4; g++) ask_raw(g, 0);
         cp_async_commit();
@@ -337,11 +339,9 @@ struct Score {
         barrier_sync(1, WG);
     }
 
-    enum { PARTS = 64 / HEADS_AT_ONCE, UNITS = 4 * PARTS, SUMS = HEADS_AT_ONCE / 2 };
-    // Products of a unit: 128 columns, HEADS_AT_ONCE heads. The small part of Q first: the sums keep few digits.
-    __device__ __forceinline__ void multiply(float (&d)[SUMS], int unit)
+    // Products of 128 columns g and 32 heads. The small part of Q first: the sums keep few digits.
+    __device__ __forceinline__ void multiply(float (&d)[16], int h, int g)
     {
-        const int g = unit / PARTS;
         hold(d);
         wgmma_fence();
 #pragma unroll
@@ -352,91 +352,96 @@ struct Score {
                 for (int k = 0; k < 2; k++) {
                     const uint4 &x = raw[g % 2][c][0], &y = raw[g % 2][c][1];
                     const uint32_t frag[4] = {k ? x.z : x.x, k ? y.z : y.x, k ? x.w : x.y, k ? y.w : y.y};
-                    wgmma_e4m3(d, frag, wgmma_descriptor(AT(q), 0, (part * 4 + g) * TILE_BYTES + unit % PARTS * (HEADS_AT_ONCE * 128) + (2 * c + k) * 32),
+                    wgmma_e4m3(d, frag, wgmma_descriptor(AT(q), 0, (part * 4 + g) * TILE_BYTES + h * (32 * 128) + (2 * c + k) * 32),
                                !(part == 1 && c == 0 && k == 0));
                 }
         wgmma_commit();
     }
-
-    // S^T; and the next block's raw keys asked for.
-    __device__ __forceinline__ void score_block()
+    __device__ __forceinline__ void multiply_rope(int h)
     {
-        TICK_BEGIN();
-        cp_async_wait<0>();
-        __syncwarp();
-        TICK(6);
-        float4 scale[2];
         uint4 rope[2][2];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            valid[i] = next_valid[i];
-#pragma unroll
-            for (int h = 0; h < 2; h++) rope[i][h] = load_shared_16(AT(rope) + ((i * 2 + h) * WG + threadIdx.x) * 16);
-        }
-        take_raw(0);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint4 w = load_shared_16(AT(scale) + count % 2 * (KEYS * 16) + key(i) * 16);
-            scale[i] = make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w));
-        }
-        hold(s);
+        for (int i = 0; i < 4; i++) rope[i / 2][i % 2] = load_shared_16(AT(rope) + (i * WG + threadIdx.x) * 16);
+        hold(s[h]);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const uint4 &a = rope[0][k / 2], &b = rope[1][k / 2];
             const uint32_t frag[4] = {k % 2 ? a.z : a.x, k % 2 ? b.z : b.x, k % 2 ? a.w : a.y, k % 2 ? b.w : b.y};
-            wgmma_64<Bf16>(s, frag, wgmma_lines(AT(q) + 8 * TILE_BYTES, k), k > 0);
+            wgmma_bf16(s[h], frag, wgmma_descriptor(AT(q), 0, 8 * TILE_BYTES + h * (32 * 128) + 32 * k), k > 0);
         }
         wgmma_commit();
-        float part[2][SUMS];
-        multiply(part[0], 0);
-        take_indices(), load_indices();
-        take_raw(1);
-        wait_free(count + 1);
-        ask_rope_and_scales(count + 1);
-#pragma unroll
-        for (int u = 0; u < UNITS; u++) {
-            const int g = u / PARTS;
-            if (u + 1 < UNITS) multiply(part[(u + 1) % 2], u + 1), wgmma_wait<1>();
-            else wgmma_wait<0>();
-            float (&d)[SUMS] = part[u % 2];
-            hold(d);
-            if (u == 0) hold(s);
-            const bool last = u % PARTS == PARTS - 1; // of the group
-            if (last && g < 2) take_raw(g + 2);
-            const float by[2] = {g == 0 ? scale[0].x : g == 1 ? scale[0].y : g == 2 ? scale[0].z : scale[0].w,
-                                 g == 0 ? scale[1].x : g == 1 ? scale[1].y : g == 2 ? scale[1].z : scale[1].w};
-#pragma unroll
-            for (int i = 0; i < SUMS; i++) s[u % PARTS * SUMS + i] = fmaf(d[i], by[i / 2 % 2], s[u % PARTS * SUMS + i]);
-            if (last) ask_raw(g, count + 1);
-        }
-        cp_async_commit();
     }
 
-    __device__ __forceinline__ void softmax(bool first)
+    // S^T of 32 heads and then of the others, beside whose products goes the softmax of the first; and the next block's raw keys asked for.
+    __device__ __forceinline__ void score_block(bool first)
+    {
+        TICK_BEGIN();
+        cp_async_wait<0>();
+        __syncwarp();
+        TICK(6);
+#pragma unroll
+        for (int i = 0; i < 2; i++) valid[i] = next_valid[i];
+        all_valid = __all_sync(~0u, valid[0] && valid[1]);
+        const uint32_t scales = AT(scale) + count % 2 * (KEYS * 16) + key(0) * 16;
+        float part[2][16];
+        take_raw(0);
+        multiply_rope(0);
+        multiply(part[0], 0, 0);
+        take_raw(1);
+#pragma unroll
+        for (int u = 0; u < 8; u++) {
+            const int h = u / 4, g = u % 4;
+            const float by[2] = {__uint_as_float(load_shared_4(scales + 4 * g)), __uint_as_float(load_shared_4(scales + 4 * g + 8 * 16))};
+            if (u == 3) multiply_rope(1);
+            if (u < 7) multiply(part[(u + 1) % 2], (u + 1) / 4, (u + 1) % 4);
+            if (u == 0) take_indices(), load_indices(), wait_free(count + 1), ask_scales(count + 1);
+            if (u == 4) begin_softmax(0, first);
+            if (u == 5) weights(0, 0);
+            if (u == 6) weights(0, 1);
+            if (u == 3) wgmma_wait<2>();
+            else if (u < 7) wgmma_wait<1>();
+            else wgmma_wait<0>();
+            hold(part[u % 2]);
+            if (g == 0) hold(s[h]);
+            if (u < 6) take_raw((u + 2) % 4);
+#pragma unroll
+            for (int i = 0; i < 16; i++) s[h][i] = fmaf(part[u % 2][i], by[i / 2 % 2], s[h][i]);
+            if (u < 4) ask_raw(u, count + 1);
+            if (u == 4) ask_rope(), cp_async_commit();
+        }
+        TICK(7);
+        begin_softmax(1, first), weights(1, 0), weights(1, 1);
+        fence_async_shared();
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(AT(full) + 8 * (count & 1));
+        TICK(3);
+    }
+
+    // Of 32 heads: are the references still good?
+    __device__ __forceinline__ void begin_softmax(int half, bool first)
     {
         const uint32_t buffer = count & 1;
-        TICK_BEGIN();
-        WAIT(p_free, buffer, (count >> 1 & 1) ^ 1);
-        TICK(2);
+        if (half == 0) WAIT(p_free, buffer, (count >> 1 & 1) ^ 1);
         const int t = lane() % 4;
-        float (*most)[ROWS] = (float (*)[ROWS])shared.p[buffer]; // free until P goes there
+        float (&s)[16] = this->s[half];
+        float *const sums = this->sums + 8 * half, *const reference = this->reference + 8 * half;
+        float (*most)[32] = (float (*)[32])(shared.p[buffer] + half * (32 * 128)); // free until P goes there
+        if (!all_valid)
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (!valid[i])
+            for (int i = 0; i < 2; i++)
+                if (!valid[i])
 #pragma unroll
-                for (int j = 0; j < 8; j++) s[4 * j + 2 * i] = s[4 * j + 2 * i + 1] = -INFINITY;
+                    for (int j = 0; j < 4; j++) s[4 * j + 2 * i] = s[4 * j + 2 * i + 1] = -INFINITY;
         float over = -INFINITY;
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const float2 r = make_float2(reference[2 * j], reference[2 * j + 1]);
-            over = fmaxf(over, fmaxf(fmaf(fmaxf(s[4 * j], s[4 * j + 2]), score_scale, -r.x),
-                                     fmaf(fmaxf(s[4 * j + 1], s[4 * j + 3]), score_scale, -r.y)));
-        }
+        for (int j = 0; j < 4; j++)
+            over = fmaxf(over, fmaxf(fmaf(fmaxf(s[4 * j], s[4 * j + 2]), score_scale, -reference[2 * j]),
+                                     fmaf(fmaxf(s[4 * j + 1], s[4 * j + 3]), score_scale, -reference[2 * j + 1])));
         const bool moves = any_of_128(1, first || over > 8.0f);
         if (moves) {
 #pragma unroll
-            for (int j = 0; j < 8; j++)
+            for (int j = 0; j < 4; j++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     float m = fmaxf(s[4 * j + e], s[4 * j + 2 + e]) * score_scale;
@@ -447,40 +452,34 @@ struct Score {
                 }
             barrier_sync(1, WG);
 #pragma unroll
-            for (int h = 0; h < 16; h++) {
+            for (int h = 0; h < 8; h++) {
                 const int head = 8 * (h / 2) + 2 * t + h % 2;
                 const float m = fmaxf(fmaxf(most[0][head], most[1][head]), fmaxf(most[2][head], most[3][head]));
                 const float to = fmaxf(m, first ? -1e30f : reference[h]), factor = first ? 0.0f : exp2_fast(reference[h] - to);
                 sums[h] *= factor, reference[h] = to;
-                if (lane() < 4 && warp() == 0) shared.factor[buffer][head] = factor;
+                if (lane() < 4 && warp() == 0) shared.factor[buffer][32 * half + head] = factor;
             }
             barrier_sync(1, WG); // P goes where the maxima are
         }
-        if (threadIdx.x == 0) shared.moved[buffer] = moves && !first;
-        const uint32_t line = AT(p) + buffer * TILE_BYTES;
+        if (threadIdx.x == 0) shared.moved[buffer][half] = moves && !first;
+    }
+    // P of 16 heads of a half.
+    __device__ __forceinline__ void weights(int half, int quarter)
+    {
+        uint32_t words[4];
 #pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-            uint32_t words[4];
+        for (int h = 0; h < 2; h++) {
+            const int j = 2 * quarter + h, at = 8 * half + 2 * j;
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const float2 r = make_float2(reference[2 * (j + h)], reference[2 * (j + h) + 1]);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const float x = exp2_fast(fmaf(s[4 * (j + h) + 2 * i], score_scale, -r.x)),
-                                y = exp2_fast(fmaf(s[4 * (j + h) + 2 * i + 1], score_scale, -r.y));
-                    sums[2 * (j + h)] += x, sums[2 * (j + h) + 1] += y;
-                    words[2 * h + i] = Work::pack(x, y);
-                }
+            for (int i = 0; i < 2; i++) {
+                const float x = exp2_fast(fmaf(s[half][4 * j + 2 * i], score_scale, -reference[at])),
+                            y = exp2_fast(fmaf(s[half][4 * j + 2 * i + 1], score_scale, -reference[at + 1]));
+                sums[at] += x, sums[at + 1] += y;
+                words[2 * h + i] = Work::pack(x, y);
             }
-            const int m = lane() / 8, head = 8 * (j + m / 2) + lane() % 8;
-            const uint32_t to = line + head * 128 + (((2 * warp() + m % 2) ^ (head & 7)) * 16);
-            asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]),
-                         "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
         }
-        fence_async_shared();
-        __syncwarp();
-        if (lane() == 0) mbarrier_arrive(AT(full) + 8 * buffer);
-        TICK(3);
+        const int m = lane() / 8, head = 32 * half + 16 * quarter + 8 * (m / 2) + lane() % 8;
+        store_matrices_transposed(AT(p) + (count & 1) * TILE_BYTES + head * 128 + (((2 * warp() + m % 2) ^ (head & 7)) * 16), words);
     }
 
     __device__ __forceinline__ void run()
@@ -495,9 +494,8 @@ struct Score {
             for (int i = 0; i < 16; i++) sums[i] = 0.0f;
             TICK(4);
             for (int k = 0; k < blocks; k++, count++) {
-                score_block();
+                score_block(k == 0);
                 TICK(0);
-                softmax(k == 0);
 #ifdef LAB_CLOCK
                 if (threadIdx.x == 0) shared.clocks[5]++;
                 tick_ = (unsigned)clock();
@@ -601,7 +599,7 @@ struct Multiply {
                 const uint32_t buffer = count & 1;
                 WAIT(full, buffer, count >> 1 & 1);
                 TICK(8);
-                if (__any_sync(~0u, shared.moved[buffer])) {
+                if (__any_sync(~0u, shared.moved[buffer][warp() / 2])) {
                     const float factor[2] = {shared.factor[buffer][row], shared.factor[buffer][row + 8]};
 #pragma unroll
                     for (int i = 0; i < 128; i++) o[i / 64][i % 64] *= factor[i / 2 % 2];
