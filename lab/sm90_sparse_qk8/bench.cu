@@ -1,5 +1,9 @@
-// bench.cu - checks and times the sparse decode of qk8.cuh: bench [check|time] [b,s_q,h_q,topk ...]
+// bench.cu - checks and times the sparse decode of qk8.cuh (-DAHEAD: of qk8_ahead.cuh): bench [check|time] [b,s_q,h_q,topk ...]
+#ifdef AHEAD
+#include "qk8_ahead.cuh"
+#else
 #include "qk8.cuh"
+#endif
 
 #include <algorithm>
 #include <cmath>

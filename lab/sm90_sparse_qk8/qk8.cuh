@@ -4,10 +4,9 @@
 //                         Q = (q1 + q2) / 256, two e4m3 parts; sums of 128 columns times their scales; softmax; P
 //   warpgroups 1, 2, sums make fp16 V of the same raw bytes, two times 128 columns each, and O += P V
 //
-// Between them, for every 128 columns g: raw_full[place][g] (all raw bytes are there: 128 threads' cp.async), raw_free[place][g] (the sums' warps
-// have read them; warpgroup 1 takes groups 0 and 2, warpgroup 2 groups 1 and 3). Raw bytes have places for two blocks: those of k + 1
-// are asked for while k is multiplied. P: full, p_free. V belongs to a warpgroup and has one place: a half is converted when the
-// half before it has been multiplied.
+// Between them, for every 128 columns g: raw_full[g] (all raw bytes are there: 128 threads' cp.async), raw_free[g] (the sums' warps have
+// read them; warpgroup 1 takes groups 0 and 2, warpgroup 2 groups 1 and 3). P: full, p_free. V belongs to a warpgroup: three places
+// of 128 columns, in turns: the halves of block k + 1 take the third and, after its product, the first half's of block k.
 // Column order: of every 64 columns lane t of four has 16, as words w0..w3. As bytes of A step 0 (K = 32) is w0 (k = 4t..), w1 (k = 16 + 4t..), step 1
 // w2, w3; Q is permuted likewise. As fp16 V word j is k = 2t, 2t + 1 and 2t + 8, 2t + 9 of 16 columns, so that a thread ends with 16
 // neighbouring columns of O of every 64.
@@ -38,20 +37,20 @@ enum { ROWS = 64, KEYS = 64, WG = 128, THREADS = 3 * WG, TILES = 9, TOKEN_BYTES 
 #ifndef PV_REGISTERS
 #define PV_REGISTERS 160
 #endif
-#ifndef ORDER // of P V's two halves and the conversions; 0: both at once, 1: the second after the first conversion, 2: before it
-#define ORDER 1
+#ifndef HEADS_AT_ONCE // of a product of K and Q
+#define HEADS_AT_ONCE 32
 #endif
 #define Q_SCALE 256.0f // |q| <= 1: q * 256 has no digits below 1 / 1024 that count
 
-enum { PLACES = 2 /* of V, of each warpgroup: 2 tiles of 64 columns each */, PLACE_BYTES = 2 * TILE_BYTES, RAW_BYTES = 16 * WG * 16 };
+enum { PLACES = 3 /* of V, of each warpgroup: 2 tiles of 64 columns each */, PLACE_BYTES = 2 * TILE_BYTES };
 struct Shared {
     unsigned char v[2][PLACES][PLACE_BYTES];
     unsigned char q[TILES][TILE_BYTES]; // q1: 4 tiles of 128 columns; q2: 4; rope
     unsigned char p[2][TILE_BYTES];
-    unsigned char raw[2][8][2][WG][16], rope[2][2][WG][16], scale[2][KEYS][16];
+    unsigned char raw[8][2][WG][16], rope[2][2][WG][16], scale[2][KEYS][16];
     float factor[2][ROWS], sum[ROWS];
-    uint32_t moved[2][2]; // of each half of the heads
-    uint64_t full[2], p_free[2], raw_full[2][4], raw_free[2][4], sum_full, sum_empty;
+    uint32_t moved[2];
+    uint64_t full[2], p_free[2], raw_full[4], raw_free[4], sum_full, sum_empty;
     unsigned clocks[16];
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "");
@@ -73,8 +72,8 @@ static_assert(sizeof(Shared) <= 227 * 1024, "");
 #define TICK(i) (void)0
 #endif
 #define CLOCK_NAMES \
-    "S: all", "S: of it raw_free", "S: wait p_free", "S: softmax of other half", "S: item's rest", "S: blocks (count)", "S: of it wait raw", "S: products, softmax of half", \
-    "PV: wait P", "PV: A", "PV: wait raw, convert 0", "PV: wait B", "PV: wait raw, convert 1", "PV: item's rest", "", ""
+    "S: scores", "S: of it raw_free", "S: wait p_free", "S: softmax", "S: item's rest", "S: blocks (count)", "S: of it wait raw 0", "S: wait raw 1", \
+    "PV: wait P", "PV: wait raw, convert 0", "PV: wait A", "PV: wait raw, convert 1", "PV: wait B", "PV: item's rest", "S: wait raw 2", "S: wait raw 3"
 
 // wait for a phase; LAB_BOUND: half a second at most; then it says so, and no wait waits any more, so that the kernel ends.
 #ifdef LAB_BOUND
@@ -87,7 +86,7 @@ __device__ __noinline__ void bounded_wait(uint32_t barrier, uint32_t parity, int
         if (clock64() - begin < 800000000ll) continue;
         if (threadIdx.x % 32 == 0)
             printf("block %d warp %d waits for full[%d] p_free[%d] raw_full[%d] raw_free[%d] sum_full[%d] sum_empty[%d] (the smallest from 0 is it), parity %u\n", blockIdx.x, threadIdx.x / 32,
-                   (offset - (int)offsetof(Shared, full)) / 8, (offset - (int)offsetof(Shared, p_free)) / 8, (offset - (int)offsetof(Shared, raw_full)) / 8 /* 4 a place */,
+                   (offset - (int)offsetof(Shared, full)) / 8, (offset - (int)offsetof(Shared, p_free)) / 8, (offset - (int)offsetof(Shared, raw_full)) / 8,
                    (offset - (int)offsetof(Shared, raw_free)) / 8, (offset - (int)offsetof(Shared, sum_full)) / 8, (offset - (int)offsetof(Shared, sum_empty)) / 8, parity);
         const long long more = clock64();
         while (clock64() - more < 400000000ll) __nanosleep(1000); // others say their part
@@ -107,18 +106,17 @@ __device__ __forceinline__ float exp2_fast(float x)
 }
 
 // D (+)= A B, K = 32: A in registers, B lines of 32 bytes.
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" WGMMA_NAMES_32
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1;\n}"
+                 : WGMMA_SUMS_32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
 __device__ __forceinline__ void wgmma_e4m3(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\nwgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1;\n}"
-                 : WGMMA_SUMS_8(d, 0), WGMMA_SUMS_8(d, 8)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-
-__device__ __forceinline__ void wgmma_bf16(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\nwgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}"
                  : WGMMA_SUMS_8(d, 0), WGMMA_SUMS_8(d, 8)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
@@ -197,13 +195,12 @@ struct Score {
     int tiles, items, blocks;
     uint4 raw[2][2][2];
     float score_scale; // of S, which is 256 times too large
-    bool valid[2], next_valid[2], all_valid;
+    bool valid[2], next_valid[2];
     const uint8_t *next[2];
     int index[2];
     const int32_t *indices; // of the token `ahead`
     Walk ahead; // whose indices are in `index`
-    float s[2][16]; // of each half of the heads
-    float sums[16], reference[16]; // of heads 8 (h / 2) + 2 (lane % 4) + h % 2
+    float s[32], sums[16], reference[16]; // of heads 8 (h / 2) + 2 (lane % 4) + h % 2
     uint32_t count = 0;
 
     __device__ __forceinline__ Score(const sparse_params &params, Shared &memory, uint32_t address)
@@ -236,30 +233,27 @@ struct Score {
     // Columns 128 g … of this block, from shared memory.
     __device__ __forceinline__ void take_raw(int g)
     {
-        const uint32_t from = AT(raw) + count % 2 * RAW_BYTES + threadIdx.x * 16;
 #pragma unroll
         for (int c = 0; c < 2; c++)
 #pragma unroll
-            for (int i = 0; i < 2; i++) raw[g % 2][c][i] = load_shared_16(from + ((2 * g + c) * 2 + i) * WG * 16);
+            for (int i = 0; i < 2; i++) raw[g % 2][c][i] = load_shared_16(AT(raw) + (((2 * g + c) * 2 + i) * WG + threadIdx.x) * 16);
     }
-    // Waits until the sums have read block - 2's raw bytes and scales, whose places `block` takes.
-    __device__ __forceinline__ void wait_free(uint32_t block)
+    // The same of the next block, from global memory, when the sums have read this block's; a group of copies.
+    template <bool FIRST> __device__ __forceinline__ void ask_raw(int g)
     {
         TICK_BEGIN();
-#pragma unroll
-        for (int g = 0; g < 4; g++) WAIT(raw_free, block % 2 * 4 + g, (block >> 1 & 1) ^ 1);
+        if (!FIRST) WAIT(raw_free, g, count & 1);
         TICK(1);
-    }
-    __device__ __forceinline__ void ask_raw(int g, uint32_t block)
-    {
-        const uint32_t to = AT(raw) + block % 2 * RAW_BYTES + threadIdx.x * 16;
 #pragma unroll
         for (int c = 2 * g; c < 2 * g + 2; c++)
 #pragma unroll
-            for (int i = 0; i < 2; i++) cp_async_16(to + (c * 2 + i) * WG * 16, next[i] + 64 * c, next_valid[i]);
-        cp_async_arrive(AT(raw_full) + block % 2 * 32 + 8 * g);
+            for (int i = 0; i < 2; i++)
+                cp_async_16(AT(raw) + ((c * 2 + i) * WG + threadIdx.x) * 16, next[i] + 64 * c, next_valid[i]);
+        cp_async_commit();
+        cp_async_arrive(AT(raw_full) + 8 * g);
     }
-    __device__ __forceinline__ void ask_rope()
+    // `block` counts blocks: the scales have two places.
+    __device__ __forceinline__ void ask_rope_and_scales(uint32_t block)
     {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -268,24 +262,20 @@ struct Score {
             for (int h = 0; h < 2; h++)
                 cp_async_16(AT(rope) + ((i * 2 + h) * WG + threadIdx.x) * 16, token + 528 + 32 * (lane() % 4) + 16 * h, next_valid[i]);
         }
-    }
-    // Before the raw bytes: raw_full tells of them too.
-    __device__ __forceinline__ void ask_scales(uint32_t block)
-    {
         const int t = lane() % 4;
         const uint8_t *const scales_of = t ? next[1] : next[0];
         const bool there = t ? next_valid[1] : next_valid[0];
         if (t < 2) cp_async_16(AT(scale) + block % 2 * (KEYS * 16) + (key(0) + 8 * t) * 16, scales_of - 16 * t + 512, there);
+        cp_async_commit();
     }
     __device__ __forceinline__ void first_loads()
     {
         ahead = {(int)blockIdx.x, 0};
         find_indices();
         load_indices(), take_indices(), load_indices();
-        ask_scales(0), ask_rope();
+        ask_rope_and_scales(0);
 #pragma unroll
-        for (int g = 0; g < 4; g++) ask_raw(g, 0);
-        cp_async_commit();
+        for (int g = 0; g < 4; g++) ask_raw<true>(g);
     }
 
     __device__ __forceinline__ void prefetch_q(int item)
@@ -339,9 +329,11 @@ struct Score {
         barrier_sync(1, WG);
     }
 
-    // Products of 128 columns g and 32 heads. The small part of Q first: the sums keep few digits.
-    __device__ __forceinline__ void multiply(float (&d)[16], int h, int g)
+    enum { PARTS = 64 / HEADS_AT_ONCE, UNITS = 4 * PARTS, SUMS = HEADS_AT_ONCE / 2 };
+    // Products of a unit: 128 columns, HEADS_AT_ONCE heads. The small part of Q first: the sums keep few digits.
+    __device__ __forceinline__ void multiply(float (&d)[SUMS], int unit)
     {
+        const int g = unit / PARTS;
         hold(d);
         wgmma_fence();
 #pragma unroll
@@ -352,96 +344,106 @@ struct Score {
                 for (int k = 0; k < 2; k++) {
                     const uint4 &x = raw[g % 2][c][0], &y = raw[g % 2][c][1];
                     const uint32_t frag[4] = {k ? x.z : x.x, k ? y.z : y.x, k ? x.w : x.y, k ? y.w : y.y};
-                    wgmma_e4m3(d, frag, wgmma_descriptor(AT(q), 0, (part * 4 + g) * TILE_BYTES + h * (32 * 128) + (2 * c + k) * 32),
+                    wgmma_e4m3(d, frag, wgmma_descriptor(AT(q), 0, (part * 4 + g) * TILE_BYTES + unit % PARTS * (HEADS_AT_ONCE * 128) + (2 * c + k) * 32),
                                !(part == 1 && c == 0 && k == 0));
                 }
         wgmma_commit();
     }
-    __device__ __forceinline__ void multiply_rope(int h)
+
+    // S^T; and the next block's raw keys asked for.
+    __device__ __forceinline__ void score_block()
     {
+        TICK_BEGIN();
+        cp_async_wait<3>();
+        __syncwarp();
+        TICK(6);
+        float4 scale[2];
         uint4 rope[2][2];
 #pragma unroll
-        for (int i = 0; i < 4; i++) rope[i / 2][i % 2] = load_shared_16(AT(rope) + (i * WG + threadIdx.x) * 16);
-        hold(s[h]);
+        for (int i = 0; i < 2; i++) {
+            valid[i] = next_valid[i];
+#pragma unroll
+            for (int h = 0; h < 2; h++) rope[i][h] = load_shared_16(AT(rope) + ((i * 2 + h) * WG + threadIdx.x) * 16);
+        }
+        take_raw(0);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint4 w = load_shared_16(AT(scale) + count % 2 * (KEYS * 16) + key(i) * 16);
+            scale[i] = make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w));
+        }
+        hold(s);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const uint4 &a = rope[0][k / 2], &b = rope[1][k / 2];
             const uint32_t frag[4] = {k % 2 ? a.z : a.x, k % 2 ? b.z : b.x, k % 2 ? a.w : a.y, k % 2 ? b.w : b.y};
-            wgmma_bf16(s[h], frag, wgmma_descriptor(AT(q), 0, 8 * TILE_BYTES + h * (32 * 128) + 32 * k), k > 0);
+            wgmma_64<Bf16>(s, frag, wgmma_lines(AT(q) + 8 * TILE_BYTES, k), k > 0);
         }
         wgmma_commit();
-    }
-
-    // S^T of 32 heads and then of the others, beside whose products goes the softmax of the first; and the next block's raw keys asked for.
-    __device__ __forceinline__ void score_block(bool first)
-    {
-        TICK_BEGIN();
-        cp_async_wait<0>();
-        __syncwarp();
-        TICK(6);
-#pragma unroll
-        for (int i = 0; i < 2; i++) valid[i] = next_valid[i];
-        all_valid = __all_sync(~0u, valid[0] && valid[1]);
-        const uint32_t scales = AT(scale) + count % 2 * (KEYS * 16) + key(0) * 16;
-        float part[2][16];
-        take_raw(0);
-        multiply_rope(0);
-        multiply(part[0], 0, 0);
+        float part[2][SUMS];
+        multiply(part[0], 0);
+        take_indices(), load_indices();
+        ask_rope_and_scales(count + 1);
+        wgmma_wait<1>();
+        hold(s);
+        RETICK();
+        cp_async_wait<3>();
+        TICK(7);
         take_raw(1);
 #pragma unroll
-        for (int u = 0; u < 8; u++) {
-            const int h = u / 4, g = u % 4;
-            const float by[2] = {__uint_as_float(load_shared_4(scales + 4 * g)), __uint_as_float(load_shared_4(scales + 4 * g + 8 * 16))};
-            if (u == 3) multiply_rope(1);
-            if (u < 7) multiply(part[(u + 1) % 2], (u + 1) / 4, (u + 1) % 4);
-            if (u == 0) take_indices(), load_indices(), wait_free(count + 1), ask_scales(count + 1);
-            if (u == 4) begin_softmax(0, first);
-            if (u == 5) weights(0, 0);
-            if (u == 6) weights(0, 1);
-            if (u == 3) wgmma_wait<2>();
-            else if (u < 7) wgmma_wait<1>();
+        for (int u = 0; u < UNITS; u++) {
+            const int g = u / PARTS;
+            if (u + 1 < UNITS) multiply(part[(u + 1) % 2], u + 1), wgmma_wait<1>();
             else wgmma_wait<0>();
-            hold(part[u % 2]);
-            if (g == 0) hold(s[h]);
-            if (u < 6) take_raw((u + 2) % 4);
+            float (&d)[SUMS] = part[u % 2];
+            hold(d);
+            const bool last = u % PARTS == PARTS - 1; // of the group
+            if (last && g == 0) {
+                RETICK();
+                cp_async_wait<2>();
+                TICK(14);
+                take_raw(2);
+            }
+            if (last && g == 1) {
+                RETICK();
+                cp_async_wait<1>();
+                TICK(15);
+                take_raw(3);
+            }
+            const float by[2] = {g == 0 ? scale[0].x : g == 1 ? scale[0].y : g == 2 ? scale[0].z : scale[0].w,
+                                 g == 0 ? scale[1].x : g == 1 ? scale[1].y : g == 2 ? scale[1].z : scale[1].w};
 #pragma unroll
-            for (int i = 0; i < 16; i++) s[h][i] = fmaf(part[u % 2][i], by[i / 2 % 2], s[h][i]);
-            if (u < 4) ask_raw(u, count + 1);
-            if (u == 4) ask_rope(), cp_async_commit();
+            for (int i = 0; i < SUMS; i++) s[u % PARTS * SUMS + i] = fmaf(d[i], by[i / 2 % 2], s[u % PARTS * SUMS + i]);
+            if (last && g == 1) ask_raw<false>(0);
+            if (last && g == 2) ask_raw<false>(1);
         }
-        TICK(7);
-        begin_softmax(1, first), weights(1, 0), weights(1, 1);
-        fence_async_shared();
-        __syncwarp();
-        if (lane() == 0) mbarrier_arrive(AT(full) + 8 * (count & 1));
-        TICK(3);
+        ask_raw<false>(2), ask_raw<false>(3);
     }
 
-    // Of 32 heads: are the references still good?
-    __device__ __forceinline__ void begin_softmax(int half, bool first)
+    __device__ __forceinline__ void softmax(bool first)
     {
         const uint32_t buffer = count & 1;
-        if (half == 0) WAIT(p_free, buffer, (count >> 1 & 1) ^ 1);
+        TICK_BEGIN();
+        WAIT(p_free, buffer, (count >> 1 & 1) ^ 1);
+        TICK(2);
         const int t = lane() % 4;
-        float (&s)[16] = this->s[half];
-        float *const sums = this->sums + 8 * half, *const reference = this->reference + 8 * half;
-        float (*most)[32] = (float (*)[32])(shared.p[buffer] + half * (32 * 128)); // free until P goes there
-        if (!all_valid)
+        float (*most)[ROWS] = (float (*)[ROWS])shared.p[buffer]; // free until P goes there
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                if (!valid[i])
+        for (int i = 0; i < 2; i++)
+            if (!valid[i])
 #pragma unroll
-                    for (int j = 0; j < 4; j++) s[4 * j + 2 * i] = s[4 * j + 2 * i + 1] = -INFINITY;
+                for (int j = 0; j < 8; j++) s[4 * j + 2 * i] = s[4 * j + 2 * i + 1] = -INFINITY;
         float over = -INFINITY;
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            over = fmaxf(over, fmaxf(fmaf(fmaxf(s[4 * j], s[4 * j + 2]), score_scale, -reference[2 * j]),
-                                     fmaf(fmaxf(s[4 * j + 1], s[4 * j + 3]), score_scale, -reference[2 * j + 1])));
+        for (int j = 0; j < 8; j++) {
+            const float2 r = make_float2(reference[2 * j], reference[2 * j + 1]);
+            over = fmaxf(over, fmaxf(fmaf(fmaxf(s[4 * j], s[4 * j + 2]), score_scale, -r.x),
+                                     fmaf(fmaxf(s[4 * j + 1], s[4 * j + 3]), score_scale, -r.y)));
+        }
         const bool moves = any_of_128(1, first || over > 8.0f);
         if (moves) {
 #pragma unroll
-            for (int j = 0; j < 4; j++)
+            for (int j = 0; j < 8; j++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     float m = fmaxf(s[4 * j + e], s[4 * j + 2 + e]) * score_scale;
@@ -452,34 +454,40 @@ struct Score {
                 }
             barrier_sync(1, WG);
 #pragma unroll
-            for (int h = 0; h < 8; h++) {
+            for (int h = 0; h < 16; h++) {
                 const int head = 8 * (h / 2) + 2 * t + h % 2;
                 const float m = fmaxf(fmaxf(most[0][head], most[1][head]), fmaxf(most[2][head], most[3][head]));
                 const float to = fmaxf(m, first ? -1e30f : reference[h]), factor = first ? 0.0f : exp2_fast(reference[h] - to);
                 sums[h] *= factor, reference[h] = to;
-                if (lane() < 4 && warp() == 0) shared.factor[buffer][32 * half + head] = factor;
+                if (lane() < 4 && warp() == 0) shared.factor[buffer][head] = factor;
             }
             barrier_sync(1, WG); // P goes where the maxima are
         }
-        if (threadIdx.x == 0) shared.moved[buffer][half] = moves && !first;
-    }
-    // P of 16 heads of a half.
-    __device__ __forceinline__ void weights(int half, int quarter)
-    {
-        uint32_t words[4];
+        if (threadIdx.x == 0) shared.moved[buffer] = moves && !first;
+        const uint32_t line = AT(p) + buffer * TILE_BYTES;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int j = 2 * quarter + h, at = 8 * half + 2 * j;
+        for (int j = 0; j < 8; j += 2) {
+            uint32_t words[4];
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const float x = exp2_fast(fmaf(s[half][4 * j + 2 * i], score_scale, -reference[at])),
-                            y = exp2_fast(fmaf(s[half][4 * j + 2 * i + 1], score_scale, -reference[at + 1]));
-                sums[at] += x, sums[at + 1] += y;
-                words[2 * h + i] = Work::pack(x, y);
+            for (int h = 0; h < 2; h++) {
+                const float2 r = make_float2(reference[2 * (j + h)], reference[2 * (j + h) + 1]);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const float x = exp2_fast(fmaf(s[4 * (j + h) + 2 * i], score_scale, -r.x)),
+                                y = exp2_fast(fmaf(s[4 * (j + h) + 2 * i + 1], score_scale, -r.y));
+                    sums[2 * (j + h)] += x, sums[2 * (j + h) + 1] += y;
+                    words[2 * h + i] = Work::pack(x, y);
+                }
             }
+            const int m = lane() / 8, head = 8 * (j + m / 2) + lane() % 8;
+            const uint32_t to = line + head * 128 + (((2 * warp() + m % 2) ^ (head & 7)) * 16);
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]),
+                         "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
         }
-        const int m = lane() / 8, head = 32 * half + 16 * quarter + 8 * (m / 2) + lane() % 8;
-        store_matrices_transposed(AT(p) + (count & 1) * TILE_BYTES + head * 128 + (((2 * warp() + m % 2) ^ (head & 7)) * 16), words);
+        fence_async_shared();
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(AT(full) + 8 * buffer);
+        TICK(3);
     }
 
     __device__ __forceinline__ void run()
@@ -494,8 +502,9 @@ struct Score {
             for (int i = 0; i < 16; i++) sums[i] = 0.0f;
             TICK(4);
             for (int k = 0; k < blocks; k++, count++) {
-                score_block(k == 0);
+                score_block();
                 TICK(0);
+                softmax(k == 0);
 #ifdef LAB_CLOCK
                 if (threadIdx.x == 0) shared.clocks[5]++;
                 tick_ = (unsigned)clock();
@@ -532,105 +541,105 @@ struct Multiply {
     uint32_t base;
     float o[2][64]; // of columns 256 h + 128 side …
 
-    int side;
-    uint32_t raw_at, scales_at, v_at; // of this thread
-
     __device__ __forceinline__ Multiply(const sparse_params &params, Shared &memory, uint32_t address)
         : p(params), shared(memory), base(address)
     {
-        side = __shfl_sync(~0u, (int)threadIdx.x / WG - 1, 0);
-        raw_at = AT(raw) + (4 * side * WG + threadIdx.x % WG) * 16;
-        scales_at = AT(scale) + (16 * warp() + lane() / 4) * 16 + 4 * side;
-        // Of matrix l / 8 of a step: keys 0 to 7 or 8 to 15 of the warp's, the first or last eight of the step's columns.
-        const uint32_t my_key = 16 * warp() + lane() % 16;
-        v_at = AT(v) + side * PLACES * PLACE_BYTES + my_key * 128 + ((lane() / 16) ^ (my_key & 7)) * 16;
     }
     static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+    static __device__ __forceinline__ int side() { return threadIdx.x / WG - 1; }
     static __device__ __forceinline__ int warp() { return threadIdx.x / 32 % 4; }
 
-    // V of 128 columns, half h of this warpgroup's, of block `count`.
-    __device__ __forceinline__ void convert_half(int h, uint32_t count)
+    // V of 128 columns of block `count`, to `place`.
+    __device__ __forceinline__ void convert_half(int h, uint32_t count, uint32_t place)
     {
-        WAIT(raw_full, count % 2 * 4 + 2 * h + side, count >> 1 & 1);
-        const uint32_t from = raw_at + count % 2 * RAW_BYTES + h * (8 * WG * 16);
+        const int g = 2 * h + side();
+        WAIT(raw_full, g, count & 1);
+        const uint32_t from = AT(raw) + (4 * g * WG + threadIdx.x % WG) * 16;
+        const uint32_t scales_at = AT(scale) + count % 2 * (KEYS * 16) + (16 * warp() + lane() / 4) * 16 + 4 * g;
+        // Of matrix l / 8 of a step: keys 0 to 7 or 8 to 15 of the warp's, the first or last eight of the step's columns.
+        const uint32_t my_key = 16 * warp() + lane() % 16;
+        const uint32_t to = AT(v) + (side() * PLACES + place) * PLACE_BYTES + my_key * 128 + ((lane() / 16) ^ (my_key & 7)) * 16;
         uint32_t scale[2];
-        uint4 x = load_shared_16(from), y = load_shared_16(from + WG * 16);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float f = __uint_as_float(load_shared_4(scales_at + count % 2 * (KEYS * 16) + 8 * h + 8 * 16 * i));
+            const float f = __uint_as_float(load_shared_4(scales_at + 8 * 16 * i));
             scale[i] = Fp16::pack(f, f);
         }
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-            if (c) x = load_shared_16(from + 2 * WG * 16), y = load_shared_16(from + 3 * WG * 16);
+            const uint4 x = load_shared_16(from + 2 * c * WG * 16), y = load_shared_16(from + (2 * c + 1) * WG * 16);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 uint32_t f[4];
                 convert(k == 0 ? x.x : k == 1 ? x.y : k == 2 ? x.z : x.w, scale[0], f[0], f[2]);
                 convert(k == 0 ? y.x : k == 1 ? y.y : k == 2 ? y.z : y.w, scale[1], f[1], f[3]);
-                store_matrices((v_at ^ (32 * k)) + h * PLACE_BYTES + c * TILE_BYTES, f);
+                store_matrices((to ^ (32 * k)) + c * TILE_BYTES, f);
             }
         }
         __syncwarp();
-        if (lane() == 0) mbarrier_arrive(AT(raw_free) + count % 2 * 32 + 8 * (2 * h + side));
+        if (lane() == 0) mbarrier_arrive(AT(raw_free) + 8 * g);
         fence_async_shared();
     }
-    __device__ __forceinline__ void multiply(float (&d)[64], uint32_t buffer, int h, bool add)
+    __device__ __forceinline__ void multiply(float (&d)[64], uint32_t buffer, uint32_t place, bool add)
     {
         hold(d);
         wgmma_fence();
 #pragma unroll
         for (int s = 0; s < 4; s++)
-            wgmma_128_columns<Work>(d, wgmma_lines(AT(p) + buffer * TILE_BYTES, s), wgmma_columns(AT(v) + (side * PLACES + h) * PLACE_BYTES, s), s > 0 || add);
+            wgmma_128_columns<Work>(d, wgmma_lines(AT(p) + buffer * TILE_BYTES, s), wgmma_columns(AT(v) + (side() * PLACES + place) * PLACE_BYTES, s), s > 0 || add);
         wgmma_commit();
     }
+    static __device__ __forceinline__ uint32_t after(uint32_t place) { return place == PLACES - 1 ? 0 : place + 1; }
+
     __device__ __forceinline__ void run()
     {
         const int tiles = (p.heads + ROWS - 1) / ROWS, items = p.tokens * tiles, blocks = (p.topk + KEYS - 1) / KEYS;
         const int row = warp() * 16 + lane() / 4;
-        uint32_t count = 0, done = 0;
+        uint32_t count = 0, done = 0, place = 0; // place of this block's first half
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i / 64][i % 64] = 0.0f;
-        convert_half(0, 0), convert_half(1, 0);
-        barrier_sync(2 + side, WG);
+        convert_half(0, 0, 0), convert_half(1, 0, 1);
+        barrier_sync(2 + side(), WG);
         TICK_BEGIN();
         for (int item = blockIdx.x; item < items; item += gridDim.x, done++) {
             for (int k = 0; k < blocks; k++, count++) {
-                const uint32_t buffer = count & 1;
+                const uint32_t buffer = count & 1, second = after(place), third = after(second);
                 WAIT(full, buffer, count >> 1 & 1);
                 TICK(8);
-                if (__any_sync(~0u, shared.moved[buffer][warp() / 2])) {
+                if (__any_sync(~0u, shared.moved[buffer])) {
                     const float factor[2] = {shared.factor[buffer][row], shared.factor[buffer][row + 8]};
 #pragma unroll
                     for (int i = 0; i < 128; i++) o[i / 64][i % 64] *= factor[i / 2 % 2];
                 }
-                multiply(o[0], buffer, 0, k > 0);
-#if ORDER == 0
-                multiply(o[1], buffer, 1, k > 0);
+                multiply(o[0], buffer, place, k > 0);
+#ifdef EARLY_B
+                multiply(o[1], buffer, second, k > 0);
+#endif
+                // V of the next block; after the last one of zeros or old keys, which nobody takes.
+                convert_half(0, count + 1, third);
+                TICK(9);
+#ifdef EARLY_B
                 wgmma_wait<1>();
 #else
                 wgmma_wait<0>();
 #endif
                 hold(o[0]);
-#if ORDER == 2
-                multiply(o[1], buffer, 1, k > 0);
-#endif
-                TICK(9);
-                barrier_sync(2 + side, WG); // all have ended with the first half
-                // V of the next block; after the last one of zeros or old keys, which nobody takes.
-                convert_half(0, count + 1);
-#if ORDER == 1
-                multiply(o[1], buffer, 1, k > 0);
-#endif
+                barrier_sync(2 + side(), WG); // all have ended with this block's first half
                 TICK(10);
+#if !defined EARLY_B && defined MIDDLE_B
+                multiply(o[1], buffer, second, k > 0);
+#endif
+                convert_half(1, count + 1, place);
+#if !defined EARLY_B && !defined MIDDLE_B
+                multiply(o[1], buffer, second, k > 0);
+#endif
+                TICK(11);
                 wgmma_wait<0>();
                 hold(o[1]);
                 if (lane() == 0) mbarrier_arrive(AT(p_free) + 8 * buffer);
-                barrier_sync(2 + side, WG);
-                TICK(11);
-                convert_half(1, count + 1);
-                barrier_sync(2 + side, WG); // all V of the next block is there
+                barrier_sync(2 + side(), WG); // all V of the next block is there, all have ended with this one's
                 TICK(12);
+                place = third;
             }
             WAIT(sum_full, 0, done & 1);
             const int token = item / tiles, first = item % tiles * ROWS;
@@ -645,7 +654,7 @@ struct Multiply {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 if (first + row + 8 * i >= p.heads) continue;
-                uint16_t *to = p.out + ((int64_t)token * p.heads + first + row + 8 * i) * 512 + side * 128 + 16 * (lane() % 4);
+                uint16_t *to = p.out + ((int64_t)token * p.heads + first + row + 8 * i) * 512 + side() * 128 + 16 * (lane() % 4);
 #pragma unroll
                 for (int c = 0; c < 4; c++)
 #pragma unroll
@@ -672,7 +681,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sparse_kernel(const __g
     const uint32_t base = shared_address(memory);
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++) mbarrier_init(AT(full) + 8 * i, 4), mbarrier_init(AT(p_free) + 8 * i, 8);
-        for (int i = 0; i < 8; i++) mbarrier_init(AT(raw_full) + 8 * i, WG), mbarrier_init(AT(raw_free) + 8 * i, 4);
+        for (int i = 0; i < 4; i++) mbarrier_init(AT(raw_full) + 8 * i, WG), mbarrier_init(AT(raw_free) + 8 * i, 4);
         mbarrier_init(AT(sum_full), 4), mbarrier_init(AT(sum_empty), 8);
         mbarrier_fence_init();
     }
