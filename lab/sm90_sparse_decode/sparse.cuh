@@ -49,7 +49,7 @@ struct Shared {
     unsigned char raw[8][2][WG][16], rope[2][2][WG][16], scale[KEYS][16];
     float factor[2][ROWS], sum[ROWS], last_reference[ROWS];
     uint32_t moved[2];
-    uint64_t full[2], empty[HALVES], sum_full, sum_empty;
+    uint64_t full[2], empty[HALVES], sum_full, sum_empty, products_done;
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "");
 #define AT(member) (base + (uint32_t)offsetof(Shared, member))
@@ -345,6 +345,10 @@ struct Score {
         }
         wgmma_wait<0>();
         hold(s);
+#ifdef LATE
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(AT(products_done));
+#endif
     }
 
     __device__ __forceinline__ void softmax(bool first)
@@ -474,6 +478,11 @@ struct Multiply {
                 const uint32_t buffer = count & 1;
                 const long long a = CLOCK();
                 mbarrier_wait(AT(full) + 8 * buffer, count >> 1 & 1);
+#ifdef LATE
+                // The tensor cores have nothing to do during softmax: the second warpgroup's product is kept for it, until the
+                // products of the next block's scores have ended (not those of the next item).
+                if (side == 1 && k + 1 < blocks) mbarrier_wait(AT(products_done), (count + 1) & 1);
+#endif
                 const long long b = CLOCK();
                 if (__any_sync(~0u, shared.moved[buffer])) {
                     const float factor[2] = {shared.factor[buffer][row], shared.factor[buffer][row + 8]};
@@ -544,7 +553,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) sparse_kernel(const __g
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++) mbarrier_init(AT(full) + 8 * i, 4);
         for (int i = 0; i < HALVES; i++) mbarrier_init(AT(empty) + 8 * i, 4);
-        mbarrier_init(AT(sum_full), 4), mbarrier_init(AT(sum_empty), 8);
+        mbarrier_init(AT(products_done), 4), mbarrier_init(AT(sum_full), 4), mbarrier_init(AT(sum_empty), 8);
         mbarrier_fence_init();
     }
     __syncthreads();
