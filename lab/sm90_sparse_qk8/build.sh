@@ -1,4 +1,4 @@
 #!/bin/sh
-# build.sh OUTPUT [-D...]: one variant of the bench.
-cd "$(dirname "$0")" && out=$1 && shift &&
-exec nvcc -O3 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -Xptxas -v "$@" -o "$out" bench.cu
+# build.sh OUTPUT [-D...]: one variant, in the bench of ../sm90_sparse_decode.
+here=$(cd "$(dirname "$0")" && pwd) && out=$1 && shift &&
+exec "$here/../sm90_sparse_decode/build.sh" "$out" "-DKERNEL=\"$here/qk8.cuh\"" "$@"
