@@ -346,7 +346,7 @@ static int run_file(const char *path, const struct run_options *options)
     if (job.sparse && (options->causal || options->no_causal))
         return complain(&run, EXIT_USAGE, "--%scausal: not with sparse decode", options->causal ? "" : "no-");
     if (job.sparse && device_is_gpu(job.device))
-        return complain(&run, EXIT_UNSUPPORTED, "--device: sparse decode has no kernel for GPUs yet");
+        return complain(&run, EXIT_UNSUPPORTED, "--device: of sparse decode, run takes the CPU alone");
     const bool good = work(&job, path, options, &exit_code, &fault);
     safetensors_abandon(job.writer);
     gpu_call_close(&job.gpu);
