@@ -134,7 +134,9 @@ template <typename F> struct Keys {
         for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                cp_async_16(rope_at(to, i, half), token[i] + F::ROPE_OFFSET + 16 * (lane() % 4) + 16 * half,
+                cp_async_16(rope_at(to, i, half),
+                            token[i] + F::ROPE_OFFSET +
+                                (F::ROPE_IS_V ? 16 * (lane() % 4) + 16 * half : 64 * half),
                             there[i]);
     }
 

@@ -37,7 +37,7 @@ struct Shared {
     PieceList list;        /* of the block of threads; the scores' warps have no registers for it */
     Piece piece[8];        /* [warp] of the sums: out of the way until the end of the piece */
     uint32_t q_beyond;     /* the piece, counted from 1, whose queries fp16 does not hold */
-    uint64_t full[2], empty[HALVES], sum_full, sum_empty, q_full, q_free[Q_GROUPS];
+    uint64_t full[2], empty[HALVES], products_done, sum_full, sum_empty, q_full, q_free[Q_GROUPS];
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 
@@ -46,7 +46,8 @@ static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 enum { SCORES_BARRIER = 1 /* of the scores' warps */ };
 
 /* Of every 64 columns lane t of four has 16 neighbours, four of them (c0 … c3, a word of codes) in each step of 16 of a
- * product: as k = 2t, 2t + 1 (c0, c1) and 2t + 8, 2t + 9 (c2, c3) of A's fragment. Q, V and O have the same order. */
+ * product: as k = 2t, 2t + 1 (c0, c1) and 2t + 8, 2t + 9 (c2, c3) of A's fragment. Q, V and O have the same order. Of FP8_656's rope values, which are in
+ * no V and no O, it is 8 neighbours in either half of the 64: a load then has 64 bytes of a key in a row. */
 
 /* What the sums' warpgroups are told of a block. */
 enum {

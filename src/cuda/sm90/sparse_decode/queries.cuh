@@ -24,11 +24,11 @@ struct QueryLanes {
     {
     }
 
-    /* To the head's line of a tile. */
-    __device__ __forceinline__ void store(uint32_t line, const uint4 &x) const
+    /* To the head's line of a tile; `halves`: in the order of FP8_656's rope values. */
+    __device__ __forceinline__ void store(uint32_t line, const uint4 &x, bool halves) const
     {
-        const uint32_t chunk = (4 * (uint32_t)(piece % 2)) ^ (head & 7u),
-                       to = line + 4 * (uint32_t)(piece / 2);
+        const int lane = halves ? piece % 4 : piece / 2, half = halves ? piece / 4 : piece % 2;
+        const uint32_t chunk = (4 * (uint32_t)half) ^ (head & 7u), to = line + 4 * (uint32_t)lane;
         store_shared_4(to + chunk * CHUNK_BYTES, x.x);
         store_shared_4(to + (chunk ^ 1) * CHUNK_BYTES, x.y);
         store_shared_4(to + (chunk ^ 2) * CHUNK_BYTES, x.z);
@@ -94,7 +94,7 @@ __device__ __forceinline__ void load_queries(const struct sparse_decode_params &
                                        convert_bf16x2<Fp16>(x.z), convert_bf16x2<Fp16>(x.w));
                     lanes.store(SHARED_AT(base, q) + (uint32_t)(first + c) * TILE_BYTES +
                                     (uint32_t)(lanes.head + i * HEADS_APART) * LINE_BYTES,
-                                x);
+                                x, !F::ROPE_IS_V && !group);
                 }
         if (group && too_large_for_fp16(most)) shared.q_beyond = count + 1;
     }
@@ -124,7 +124,8 @@ __device__ __forceinline__ void reload_queries(const struct sparse_decode_params
         for (int c = 0; c < F::Q_TILES; c++)
             lanes.store(line + (uint32_t)c * TILE_BYTES,
                         head < heads ? __ldg((const uint4 *)(from + LINE_ELEMENTS * c))
-                                     : make_uint4(0, 0, 0, 0));
+                                     : make_uint4(0, 0, 0, 0),
+                        !F::ROPE_IS_V && c == F::ROPE_TILE);
         from += HEADS_APART * p.q_stride[2], line += HEADS_APART * LINE_BYTES;
     }
     fence_async_shared();

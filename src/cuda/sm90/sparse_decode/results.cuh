@@ -26,9 +26,14 @@ template <typename F> struct Sums {
     }
     __device__ __forceinline__ Piece &piece() const { return shared.piece[fresh_thread() / 32 - 4]; }
 
-    __device__ __forceinline__ void add_block(uint32_t buffer, uint32_t parity, uint32_t half, bool first)
+    /* The tensor cores have nothing to do during a softmax, so the second warpgroup keeps its product for that of the block
+     * after, until the products of those scores are done (`late`). */
+    __device__ __forceinline__ void add_block(uint32_t count, uint32_t half, bool first, bool late)
     {
-        mbarrier_wait(SHARED_AT(base, full) + 8 * buffer, parity);
+        const uint32_t buffer = count & 1;
+        mbarrier_wait(SHARED_AT(base, full) + 8 * buffer, count >> 1 & 1);
+        if (__any_sync(~0u, late && side() == 1))
+            mbarrier_wait(SHARED_AT(base, products_done), (count + 1) & 1);
         const uint32_t block = shared.block[buffer];
         if (__any_sync(~0u, block & BLOCK_MOVED)) {
             const float factor[2] = {shared.factor[buffer][row()], shared.factor[buffer][row() + 8]};
@@ -176,7 +181,7 @@ template <typename F> struct Sums {
     }
 
     /* Votes: as in Scores. The queries of the next piece go to L2 some blocks before the end of a piece, and to shared memory
-     * beside the scores of its last block. */
+     * beside the scores of its last block: the product before that is not kept. */
     __device__ __forceinline__ void run()
     {
         uint32_t count = 0, pieces = 0, half = (uint32_t)side();
@@ -194,7 +199,7 @@ template <typename F> struct Sums {
                     load_queries<F>(
                         p, [&] { return request_of(i + shared.list.step); }, shared, base, pieces);
                 if (__any_sync(~0u, none)) continue;
-                add_block(count & 1, count >> 1 & 1, half, k == 0);
+                add_block(count, half, k == 0, k + 2 < blocks);
                 count++, half += 2;
                 if (half >= HALVES) half -= HALVES;
             }

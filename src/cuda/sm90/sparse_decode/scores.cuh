@@ -158,6 +158,8 @@ template <typename F> struct Scores {
         const bool fits = take_first(of_extra);
         wgmma_wait<0>();
         hold(s);
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, products_done));
         free_queries(Q_GROUPS - 1, last);
         return fits;
     }

@@ -15,12 +15,15 @@
  *      scores   raw k → S^T, V k; asks for raw k + 1 | softmax k | raw k + 1 → S^T, V k + 1 | …
  *      sums                                           … P·V of k - 1 | P·V of k            | …
  *
+ * The second warpgroup's products come half a block later than the picture has them, beside the next softmax.
+ *
  * The thread that asked for raw bytes is the one that converts them (keys.cuh); their place is asked for anew as soon as it has
  * been read, so that a block's 42 KB are always under way. K is not read from shared memory by K Qᵀ, whose A comes from
  * registers. V has room for a block and a half: a half is freed by the warpgroup whose columns it has.
  *
- * Barriers: full[count % 2], P and V of a block are there; empty[half], V's half has been multiplied; sum_full, sum_empty: sums and
- * references of a piece; q_full, q_free[group]: Q of a piece is there, a group of its tiles has been multiplied for the last time.
+ * Barriers: full[count % 2], P and V of a block are there; empty[half], V's half has been multiplied; products_done, of a
+ * block's scores; sum_full, sum_empty: sums and references of a piece; q_full, q_free[group]: Q of a piece is there, a group of
+ * its tiles has been multiplied for the last time.
  *
  * fp16 does not hold all that the formats do: from the first block on that has such, a piece is multiplied in bf16 (scores.cuh).
  *
@@ -41,6 +44,7 @@ __device__ __forceinline__ void prepare(uint32_t base)
     enum { WARPS_OF_GROUP = WARPGROUP_THREADS / 32 };
     for (uint32_t i = 0; i < 2; i++) mbarrier_init(SHARED_AT(base, full) + 8 * i, WARPS_OF_GROUP);
     for (uint32_t i = 0; i < HALVES; i++) mbarrier_init(SHARED_AT(base, empty) + 8 * i, WARPS_OF_GROUP);
+    mbarrier_init(SHARED_AT(base, products_done), WARPS_OF_GROUP);
     mbarrier_init(SHARED_AT(base, sum_full), 1);
     mbarrier_init(SHARED_AT(base, sum_empty), 2 * WARPS_OF_GROUP);
     mbarrier_init(SHARED_AT(base, q_full), 2 * WARPS_OF_GROUP);
