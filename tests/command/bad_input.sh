@@ -43,6 +43,7 @@ bad 1 'nowhere: cannot open' run nowhere
 good make-input table.safetensors --seq-lens 5
 good make-input sparse.safetensors --op sparse_decode --batch 2 --seq-len 100 --topk 20 --cache fp8_656
 bad 2 '--causal: not with sparse decode' run sparse.safetensors --causal
+bad 3 'GPU: ' run sparse.safetensors --device cuda:999 --out o
 bad 2 "--device: 'cuda' must be cpu or cuda:N" run sparse.safetensors --device cuda
 put odd.safetensors "$(odd_indices)" 2061
 bad 1 'tensor "indices": does not begin at a multiple of 4 bytes' run odd.safetensors --out o
