@@ -178,7 +178,8 @@ typedef struct fmla_capability {
     const char *shapes;    /* "d_qk 512 576, d_v 512"; "" where every shape is taken; NULL with kernel */
     const char *reason;    /* why it does not run here; "" if it does */
     int32_t available;     /* 1: this kernel runs on this device */
-    int32_t forced_only;   /* 1: the oracle; runs only when named, and never counts as support */
+    int32_t forced_only;   /* 1: the oracle, or a part; runs only when named, and never counts as support */
+    const char *part_of;   /* the kernel that runs this one where it suits the call; "" for all others */
 } fmla_capability;
 
 /* The index-th row for a device, in order of operation and then of preference: of the available kernels whose

@@ -79,12 +79,15 @@ def _check(status: int, function: str) -> None:
 # ---- What runs here -------------------------------------------------------------------------------------------------
 
 
+_WORDS = ("operation", "kernel", "dtypes", "shapes", "reason", "part_of")
+
+
 def capabilities(device_type: int, device_id: int) -> list[dict[str, Any]]:
     """The rows of fmla_capabilities for one device."""
     rows: list[dict[str, Any]] = []
     row = _library.Capability(struct_size=ctypes.sizeof(_library.Capability))
     while not library.fmla_capabilities(_library.Device(device_type, device_id), len(rows), row):
-        words = {name: getattr(row, name) for name in ("operation", "kernel", "dtypes", "shapes", "reason")}
+        words = {name: getattr(row, name) for name in _WORDS}
         text = {name: None if word is None else word.decode() for name, word in words.items()}
         rows.append({**text, "available": bool(row.available), "forced_only": bool(row.forced_only)})
     return rows

@@ -74,6 +74,19 @@ bad 1 'tensor "indices": does not begin at a multiple of 4 bytes' run odd.safete
 good run s.safetensors --device cuda:0 --kernel cuda --check --repeat 1
 has '^kernel +cuda on cuda:0$'
 
+# Parts of a kernel are told as such, and verify takes them too; the fake one computes nothing but decode.
+good info
+has '^cuda:0 +sparse_decode +cuda .* yes$'
+if grep -Eq '^cuda:0 +sparse_decode +cuda-sm90 .* yes$' stdout; then
+    has '^cuda:0 +sparse_decode +cuda-sm90-64 .* only when named, part of cuda-sm90$'
+    has '^cuda:0 +sparse_decode +cuda-sm90-16 .* only when named, part of cuda-sm90$'
+    good make-input s.safetensors --op sparse_decode --batch 3 --seq-len 300 --topk 200 --cache fp8_656 --heads 20
+    for kernel in cuda-sm90-64 cuda-sm90-16; do
+        good run s.safetensors --device cuda:0 --kernel $kernel --check --repeat 1
+        has "^kernel +$kernel on cuda:0$"
+    done
+fi
+
 if [ "$fake" = --fake ]; then
     export FMLA_IDLE=1
     bad 1 'the result is wrong: ' run s.safetensors --device cuda:0 --check --repeat 1 --out o
