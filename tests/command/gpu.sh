@@ -74,7 +74,17 @@ bad 1 'tensor "indices": does not begin at a multiple of 4 bytes' run odd.safete
 good run s.safetensors --device cuda:0 --kernel cuda --check --repeat 1
 has '^kernel +cuda on cuda:0$'
 
-# Parts of a kernel are told as such, and verify takes them too; the fake one computes nothing but decode.
+# Parts of a kernel are told as such, and verify takes them too (of the fake GPU it finds that only decode computes).
+if [ "$fake" = --fake ]; then
+    bad 1 ': ' verify --device cuda:0
+else
+    good verify --device cuda:0
+fi
+has '^ok +sparse_decode +cuda +'
+if "$flashmla" info | grep -Eq '^cuda:0 +sparse_decode +cuda-sm90 .* yes$'; then
+    has '^ok +sparse_decode +cuda-sm90-64 +'
+    has '^ok +sparse_decode +cuda-sm90-16 +'
+fi
 good info
 has '^cuda:0 +sparse_decode +cuda .* yes$'
 if grep -Eq '^cuda:0 +sparse_decode +cuda-sm90 .* yes$' stdout; then

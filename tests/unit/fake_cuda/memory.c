@@ -15,7 +15,9 @@ typedef uint64_t device_pointer;
 enum { OUT_OF_MEMORY = 2, INVALID_VALUE = 1, NOT_SUPPORTED = 801 };
 static int memories, streams;
 
+cu_result cuCtxGetCurrent(cu_context *context);
 cu_result cuCtxPushCurrent_v2(cu_context context);
+cu_result cuCtxPopCurrent_v2(cu_context *context);
 cu_result cuDeviceTotalMem_v2(size_t *bytes, cu_device device);
 cu_result cuCtxSetCurrent(cu_context context);
 cu_result cuCtxSynchronize(void);
@@ -43,7 +45,10 @@ cu_result cuDeviceTotalMem_v2(size_t *bytes, cu_device device)
 
 cu_result cuCtxSetCurrent(cu_context context)
 {
-    return cuCtxPushCurrent_v2(context); /* there was none */
+    cu_context before;
+    cu_result result = cuCtxGetCurrent(&before);
+    if (!result && before) result = cuCtxPopCurrent_v2(&before);
+    return result ? result : cuCtxPushCurrent_v2(context);
 }
 
 cu_result cuCtxSynchronize(void)
