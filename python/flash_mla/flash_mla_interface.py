@@ -176,7 +176,7 @@ def get_mla_metadata(
 
     Returns:
         (FlashMLASchedMeta, None), or two arrays: [partitions, 8], where the number of partitions depends on the device and
-        on num_q_tokens_per_head_k and num_heads_k, and [b + 1].
+        on num_q_tokens_per_head_k and num_heads_k (of sparse attention also on b and topk), and [b + 1].
 
     Raises:
         As `flash_mla_with_kvcache`.
