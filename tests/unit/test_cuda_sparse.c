@@ -392,6 +392,36 @@ static void batch_invariant(void)
     CHECK_EQ(c.bytes, 0);
 }
 
+/* As many blocks of threads as a grid has none: the partitions may be the caller's, or rows of its tables. */
+static void many_blocks(void)
+{
+    enum { MOST = 65536, HEADS = 1 << 20 };
+    fake_open();
+    for (int way = 0; way < 4; way++) {
+        struct sparse_call c;
+        struct held rows, splits;
+        sparse_call(&c, FMLA_KV_FP8_656, false);
+        HELD(&c.q, memory[0], bf16, 4, B, S_Q, HEADS, 576);
+        HELD(&c.out, memory[6], bf16, 4, B, S_Q, HEADS, 512);
+        HELD(&rows, memory[4], i32, 2, MOST, 8);
+        HELD(&splits, memory[5], i32, 1, B + 1);
+        struct held *all[] = {&c.q, &c.out, &rows, &splits};
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+            all[i]->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+        c.args.lse = NULL;
+        if (way % 2)
+            c.args.partitions = &rows.tensor, c.args.num_splits = &splits.tensor;
+        else
+            c.args.num_partitions = MOST;
+        if (way / 2) c.args.kernel = "cuda-sm90";
+        check_rejected(way % 2 ? "many rows" : "many partitions", sparse_run(&c), FMLA_UNSUPPORTED,
+                       "sparse_decode", "q", "tiles of heads and partitions");
+        c.args.batch_invariant = 1; /* by no plan */
+        c.args.num_partitions = 0;
+        run(&c);
+    }
+}
+
 /* No more indices than 2^31, and slots past that are named by none. */
 static void large(void)
 {
@@ -465,6 +495,7 @@ int main(int argc, char **argv)
         {"not taken", not_taken},
         {"odd pages", odd_pages},
         {"batch-invariant", batch_invariant},
+        {"many blocks", many_blocks},
         {"large", large},
         {"elsewhere", elsewhere},
         {"no requests", no_requests},
