@@ -74,7 +74,7 @@ static fmla_status check_cache(const struct checked_tensor *kv, int which, int64
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: %s: stride of dimension 1 is %lld, must be 584: a page of %s is in one piece", op,
                     kv->name, (long long)kv->stride[1], formats[which].name);
-    if (!(extra & CHECK_SHAPE_ONLY) && (uintptr_t)kv->data % (uintptr_t)unit)
+    if (!(extra & CHECK_SHAPE_ONLY) && kv->shape[0] && (uintptr_t)kv->data % (uintptr_t)unit)
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: %s: data + byte_offset is not a multiple of %lld bytes as %s wants", op, kv->name,
                     (long long)unit, formats[which].name);
