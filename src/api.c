@@ -44,7 +44,7 @@ fmla_status check_device_argument(const char *operation, const char *name, fmla_
 
 fmla_status fmla_capabilities(fmla_device device, int64_t index, fmla_capability *capability)
 {
-    static const size_t sizes[] = {sizeof(fmla_capability), 0};
+    static const size_t sizes[] = {sizeof(fmla_capability), offsetof(fmla_capability, part_of), 0};
     fmla_capability row;
     TRY(check_struct("capabilities", "capability", capability, &row, sizeof row, sizes));
     TRY(check_device_argument("capabilities", "device", &device));
@@ -187,7 +187,8 @@ static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla
     memcpy(p->lse_stride, lse.stride, sizeof p->lse_stride);
     p->scale = args->softmax_scale != 0.0f ? args->softmax_scale : (float)(1.0 / sqrt((double)p->d_qk));
     p->causal = args->causal, p->batch_invariant = args->batch_invariant;
-    p->num_partitions = args->num_partitions;
+    p->plan_in_tables = rows.name && !p->batch_invariant;
+    p->num_partitions = p->plan_in_tables ? (int32_t)rows.shape[0] : args->num_partitions;
     p->stream = args->stream;
     const struct wanted wanted = {.operation = OP_DENSE_DECODE,
                                   .device = q.device,
@@ -208,8 +209,7 @@ static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla
         }
         p->plan = args->plan, p->plan_size = args->plan_size;
     }
-    if (rows.name && !p->batch_invariant) {
-        p->plan_in_tables = true, p->num_partitions = (int32_t)rows.shape[0];
+    if (p->plan_in_tables) {
         p->partitions = (const struct plan_partition *)(const void *)rows.data;
         p->num_splits = (const int32_t *)(const void *)splits.data;
         if (q.device.type == FMLA_DEVICE_CPU && !extra)

@@ -74,7 +74,7 @@ static fmla_status check_cache(const struct checked_tensor *kv, int which, int64
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: %s: stride of dimension 1 is %lld, must be 584: a page of %s is in one piece", op,
                     kv->name, (long long)kv->stride[1], formats[which].name);
-    if (!(extra & CHECK_SHAPE_ONLY) && (uintptr_t)kv->data % (uintptr_t)unit)
+    if (!(extra & CHECK_SHAPE_ONLY) && kv->shape[0] && (uintptr_t)kv->data % (uintptr_t)unit)
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: %s: data + byte_offset is not a multiple of %lld bytes as %s wants", op, kv->name,
                     (long long)unit, formats[which].name);
@@ -202,8 +202,7 @@ static fmla_status check_given_plan(const fmla_sparse_decode_args *args, unsigne
         }
         p->plan = args->plan, p->plan_size = args->plan_size;
     }
-    if (rows->name) {
-        p->plan_in_tables = true, p->num_partitions = (int32_t)rows->shape[0];
+    if (p->plan_in_tables) {
         p->partitions = (const struct plan_partition *)(const void *)rows->data;
         p->num_splits = (const int32_t *)(const void *)splits->data;
         if (p->device.type == FMLA_DEVICE_CPU && !extra)
@@ -240,7 +239,9 @@ static fmla_status check_sparse_decode(const fmla_sparse_decode_args *caller, fm
     memcpy(p->out_stride, t.out.stride, sizeof p->out_stride);
     memcpy(p->lse_stride, t.lse.stride, sizeof p->lse_stride);
     p->scale = args->softmax_scale != 0.0f ? args->softmax_scale : (float)(1.0 / sqrt((double)p->d_qk));
-    p->batch_invariant = args->batch_invariant, p->num_partitions = args->num_partitions;
+    p->batch_invariant = args->batch_invariant;
+    p->plan_in_tables = rows.name && !p->batch_invariant;
+    p->num_partitions = p->plan_in_tables ? (int32_t)rows.shape[0] : args->num_partitions;
     p->stream = args->stream;
     const struct wanted wanted = {.operation = OP_SPARSE_DECODE,
                                   .device = t.q.device,

@@ -362,6 +362,7 @@ bool dispatch_capability(fmla_device device, int64_t index, fmla_capability *cap
             capability->reason = missing_feature(kernel, device);
             capability->available = !*capability->reason;
             capability->forced_only = kernel->forced_only;
+            capability->part_of = kernel->part_of ? kernel->part_of : "";
             return true;
         }
         if (supported || row++ != index) continue;
@@ -369,6 +370,7 @@ bool dispatch_capability(fmla_device device, int64_t index, fmla_capability *cap
         capability->kernel = capability->dtypes = capability->shapes = NULL;
         capability->reason = "this build has no kernel of it for this device";
         capability->available = capability->forced_only = 0;
+        capability->part_of = "";
         return true;
     }
     return false;

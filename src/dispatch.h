@@ -52,8 +52,9 @@ struct kernel {
     int32_t d_v[KERNEL_SIZES];
     unsigned formats; /* FORMATS_… of a cache; 0 = not asked */
     bool forced_only;
-    bool slow_on_intel; /* another kernel is chosen on Intel processors */
-    bool plans_sparse;  /* a planner for sparse decode too */
+    const char *part_of; /* the kernel that runs this one where it suits; NULL for all others */
+    bool slow_on_intel;  /* another kernel is chosen on Intel processors */
+    bool plans_sparse;   /* a planner for sparse decode too */
 
     fmla_status (*decode_plan)(const struct plan_problem *problem);
     /* NULL if it takes the problem; else what it takes, and which argument differs. NULL pointer: it takes all. The

@@ -178,7 +178,8 @@ typedef struct fmla_capability {
     const char *shapes;    /* "d_qk 512 576, d_v 512"; "" where every shape is taken; NULL with kernel */
     const char *reason;    /* why it does not run here; "" if it does */
     int32_t available;     /* 1: this kernel runs on this device */
-    int32_t forced_only;   /* 1: the oracle; runs only when named, and never counts as support */
+    int32_t forced_only;   /* 1: the oracle, or a part; runs only when named, and never counts as support */
+    const char *part_of;   /* the kernel that runs this one where it suits the call; "" for all others */
 } fmla_capability;
 
 /* The index-th row for a device, in order of operation and then of preference: of the available kernels whose
@@ -232,8 +233,8 @@ typedef struct fmla_decode_plan_args {
     fmla_device target;  /* the device that will use the plan; {0, 0} = that of seqlens. A plan is position-
                             independent bytes: one made on the host may be copied to the device */
     int32_t num_workers; /* SMs or threads to plan for, in [0, 65536]; 0 = all that the target has */
-    int32_t num_partitions; /* 0 = from num_workers, h_q, h_kv and s_q, of sparse decode also from b, topk and
-                               extra_topk; else in [1, 65536] */
+    int32_t num_partitions; /* 0 = from num_workers, h_q, h_kv and s_q, of sparse decode also from b (0: for large
+                               batches), topk and extra_topk; else in [1, 65536] */
     void *plan;             /* where to write; 16-byte aligned memory of the device of seqlens */
     size_t plan_size;       /* its size in bytes, at least what fmla_decode_plan_size answered */
     void *stream;           /* CUDA stream, for seqlens in device memory */

@@ -229,10 +229,10 @@ def decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, d_v, out, ls
 
 def plan_sparse(function, q, topk_length, extra_topk_length, sizes, stream):
     """`sizes`: b, topk, extra_topk, s_q, h_q."""
-    b, _, _, s_q, h_q = sizes
+    b = sizes[0]
     place = device_of(q)
     lengths = _inputs(function, stream, topk_length=topk_length, extra_topk_length=extra_topk_length)
-    rows = _operations.sparse_partitions(function, *place, s_q, h_q)
+    rows = _operations.sparse_partitions(function, *place, *sizes)
     partitions = _memory(function, "tile_scheduler_metadata", q, (rows, _library.PARTITION_FIELDS), 32)
     num_splits = _memory(function, "num_splits", q, (b + 1,), 32)
     tables = [_Described(function, "num_splits", table, stream) for table in (partitions, num_splits)]

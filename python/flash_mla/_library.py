@@ -46,6 +46,7 @@ class Capability(ctypes.Structure):
         ("reason", c_char_p),
         ("available", c_int32),
         ("forced_only", c_int32),
+        ("part_of", c_char_p),
     ]
 
 

@@ -79,12 +79,15 @@ def _check(status: int, function: str) -> None:
 # ---- What runs here -------------------------------------------------------------------------------------------------
 
 
+_WORDS = ("operation", "kernel", "dtypes", "shapes", "reason", "part_of")
+
+
 def capabilities(device_type: int, device_id: int) -> list[dict[str, Any]]:
     """The rows of fmla_capabilities for one device."""
     rows: list[dict[str, Any]] = []
     row = _library.Capability(struct_size=ctypes.sizeof(_library.Capability))
     while not library.fmla_capabilities(_library.Device(device_type, device_id), len(rows), row):
-        words = {name: getattr(row, name) for name in ("operation", "kernel", "dtypes", "shapes", "reason")}
+        words = {name: getattr(row, name) for name in _WORDS}
         text = {name: None if word is None else word.decode() for name, word in words.items()}
         rows.append({**text, "available": bool(row.available), "forced_only": bool(row.forced_only)})
     return rows
@@ -190,12 +193,15 @@ def _run_decode(arrays: Any, call: Call, q: Any, stream: int) -> None:
 # ---- Sparse decode --------------------------------------------------------------------------------------------------
 
 
-def sparse_partitions(function: str, device_type: int, device: int, s_q: int, h_q: int) -> int:
-    """How many partitions a plan for sparse decode has on a device."""
+def sparse_partitions(
+    function: str, device_type: int, device: int, b: int, topk: int, extra_topk: int, s_q: int, h_q: int
+) -> int:
+    """How many partitions a plan for sparse decode has on a device. b and the lists may be 0, where they are not known: as many as a
+    large batch wants."""
     call, count = _sparse_plans.take(), ctypes.c_int32()
     args = call.args
     args.topk_length = args.extra_topk_length = args.partitions = args.num_splits = None
-    args.sparse, args.s_q, args.h_q, args.b, args.topk, args.extra_topk = 1, s_q, h_q, 0, 0, 0
+    args.sparse, args.s_q, args.h_q, args.b, args.topk, args.extra_topk = 1, s_q, h_q, b, topk, extra_topk
     args.target.type, args.target.id = device_type, device
     _check(library.fmla_decode_plan_partitions(call.address, ctypes.addressof(count)), function)
     _sparse_plans.give_back(call)

@@ -276,29 +276,35 @@ def _fake_dense_decode(q, kv_cache, block_table, seqlens, partitions, num_splits
     " -> (Tensor, Tensor)"
 )
 def sparse_plan(q, topk_length, extra_topk_length, b, topk, extra_topk, s_q, h_q):
-    return _sparse_plan(_operations.DECODE, q, topk_length, extra_topk_length, b, topk, extra_topk, s_q, h_q)
+    sizes = b, topk, extra_topk, s_q, h_q
+    return _sparse_plan(_operations.DECODE, q, topk_length, extra_topk_length, sizes, _of_any_batch(sizes))
 
 
-def _sparse_plan(function, q, topk_length, extra_topk_length, b, topk, extra_topk, s_q, h_q):
+def _of_any_batch(sizes):
+    """What the number of partitions may depend on in a compiled graph, where b can be a symbol: one graph serves every b."""
+    return 0, 0, 0, *sizes[3:]
+
+
+def _sparse_plan(function, q, topk_length, extra_topk_length, sizes, known):
+    """`sizes`: b, topk, extra_topk, s_q, h_q; `known`: of those, what the number of partitions is to depend on."""
     if _is_elsewhere(q):
         with torch.cuda.device(q.device):
-            return _sparse_plan(function, q, topk_length, extra_topk_length, b, topk, extra_topk, s_q, h_q)
-    place, tables = device_of(q), _sparse_tables(function, q, b, s_q, h_q)
-    lengths = topk_length, extra_topk_length
-    _operations.sparse_plan(function, _THIS, place, *lengths, b, topk, extra_topk, s_q, h_q, *tables, _stream(q))
+            return _sparse_plan(function, q, topk_length, extra_topk_length, sizes, known)
+    place, tables = device_of(q), _sparse_tables(function, q, sizes[0], known)
+    _operations.sparse_plan(function, _THIS, place, topk_length, extra_topk_length, *sizes, *tables, _stream(q))
     return tables
 
 
-def _sparse_tables(function: str, q: torch.Tensor, b: int, s_q: int, h_q: int) -> Tuple[torch.Tensor, torch.Tensor]:
+def _sparse_tables(function: str, q: torch.Tensor, b: int, known: Tuple[int, ...]) -> Tuple[torch.Tensor, torch.Tensor]:
     place = (_library.CUDA, q.device.index or 0) if q.is_cuda else (_library.CPU, 0)
-    rows = _operations.sparse_partitions(function, *place, s_q, h_q)
+    rows = _operations.sparse_partitions(function, *place, *known)
     partitions = q.new_empty((rows, _library.PARTITION_FIELDS), dtype=torch.int32)
     return partitions, q.new_empty((b + 1,), dtype=torch.int32)
 
 
 @_fake
 def _fake_sparse_plan(q, topk_length, extra_topk_length, b, topk, extra_topk, s_q, h_q):
-    return _sparse_tables(_operations.DECODE, q, b, s_q, h_q)
+    return _sparse_tables(_operations.DECODE, q, b, _of_any_batch((b, topk, extra_topk, s_q, h_q)))
 
 
 _SPARSE = (
@@ -519,7 +525,7 @@ def decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, d_v, out, ls
 
 def plan_sparse(function, q, topk_length, extra_topk_length, sizes, stream):
     if _is_plain(q, topk_length, extra_topk_length):
-        return _sparse_plan(function, q, topk_length, extra_topk_length, *sizes)
+        return _sparse_plan(function, q, topk_length, extra_topk_length, sizes, sizes)
     return _sparse_plan_op(q, topk_length, extra_topk_length, *sizes)
 
 

@@ -176,7 +176,7 @@ def get_mla_metadata(
 
     Returns:
         (FlashMLASchedMeta, None), or two arrays: [partitions, 8], where the number of partitions depends on the device and
-        on num_q_tokens_per_head_k and num_heads_k, and [b + 1].
+        on num_q_tokens_per_head_k and num_heads_k (of sparse attention also on b and topk), and [b + 1].
 
     Raises:
         As `flash_mla_with_kvcache`.
@@ -631,7 +631,8 @@ def capabilities(device: Any = "cpu") -> list[dict[str, Any]]:
 
     Returns:
         A row for each kernel: operation, kernel, dtypes, shapes, reason (why it does not run there; "" if it does),
-        available, forced_only. kernel, dtypes and shapes are None in a row for an operation without a kernel there.
+        available, forced_only (it runs only when named), part_of (the kernel that runs this one where it suits; "" for
+        others). kernel, dtypes and shapes are None in a row for an operation without a kernel there.
 
     Raises:
         ValueError: the device is none of these.

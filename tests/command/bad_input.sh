@@ -6,16 +6,6 @@ export flashmla=$1
 # shellcheck disable=SC1091 # checked by itself
 . "$(dirname "$0")/common.sh"
 
-# put FILE HEADER BYTES [CLAIMED]: a tensor file with zeros for data, the header padded to a multiple of 8; it claims
-# CLAIMED bytes of header if that is given.
-put() {
-    local header=$2 octal='' claimed i
-    while [ $((${#header} % 8)) -ne 0 ]; do header+=' '; done
-    claimed=${4:-${#header}}
-    for ((i = 0; i < 8; i++)); do octal+=$(printf '\\%03o' $((claimed >> (8 * i) & 255))); done
-    # shellcheck disable=SC2059 # the format is the bytes
-    { printf "$octal"; printf '%s' "$header"; head -c "$3" /dev/zero; } >"$1"
-}
 q='"q":{"dtype":"BF16","shape":[1,1,1,576],"data_offsets":[0,1152]}'
 cache='"kv_cache":{"dtype":"BF16","shape":[1,1,1,576],"data_offsets":[1152,2304]}'
 seqlens='"seqlens":{"dtype":"I32","shape":[1],"data_offsets":[2304,2308]}'
@@ -53,6 +43,10 @@ bad 1 'nowhere: cannot open' run nowhere
 good make-input table.safetensors --seq-lens 5
 good make-input sparse.safetensors --op sparse_decode --batch 2 --seq-len 100 --topk 20 --cache fp8_656
 bad 2 '--causal: not with sparse decode' run sparse.safetensors --causal
+bad 3 'GPU: ' run sparse.safetensors --device cuda:999 --out o
+bad 2 "--device: 'cuda' must be cpu or cuda:N" run sparse.safetensors --device cuda
+put odd.safetensors "$(odd_indices)" 2061
+bad 1 'tensor "indices": does not begin at a multiple of 4 bytes' run odd.safetensors --out o
 bad 1 'sparse_decode: kernel: is "cpu-avx9", must be one of: ' run sparse.safetensors --kernel cpu-avx9
 sed 's/"FP8_656"/"FP8_657"/' sparse.safetensors >format.safetensors
 bad 1 "kv_format is 'FP8_657'" run format.safetensors

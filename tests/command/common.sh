@@ -45,6 +45,25 @@ bad() {
     [ "$before" = "$after" ] || wrong "flashmla $*: left files: $(ls -A)"
 }
 
+# put FILE HEADER BYTES [CLAIMED]: a tensor file with zeros for data, the header padded to a multiple of 8; it claims
+# CLAIMED bytes of header if that is given.
+put() {
+    local header=$2 octal='' claimed i
+    while [ $((${#header} % 8)) -ne 0 ]; do header+=' '; done
+    claimed=${4:-${#header}}
+    for ((i = 0; i < 8; i++)); do octal+=$(printf '\\%03o' $((claimed >> (8 * i) & 255))); done
+    # shellcheck disable=SC2059 # the format is the bytes
+    { printf "$octal"; printf '%s' "$header"; head -c "$3" /dev/zero; } >"$1"
+}
+
+# odd_indices: the header of sparse decode over one key, 2061 bytes of data, whose list begins at an odd byte.
+odd_indices() {
+    echo -n '{"q":{"dtype":"BF16","shape":[1,1,1,512],"data_offsets":[0,1024]},' \
+        '"kv_cache":{"dtype":"BF16","shape":[1,1,1,512],"data_offsets":[1024,2048]},' \
+        '"pad":{"dtype":"U8","shape":[1],"data_offsets":[2048,2049]},' \
+        '"indices":{"dtype":"I32","shape":[1,1,3],"data_offsets":[2049,2061]}}'
+}
+
 finish() {
     echo "$checks checks, $failed failed"
     [ "$failed" -eq 0 ] && [ "$checks" -gt 0 ]

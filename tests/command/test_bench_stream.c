@@ -106,12 +106,22 @@ static void check_code(void)
         "0000000000000000000000000000000000000000000000000000000000000004  "
         "src/cuda/sm80/dense_decode/dense_decode_fp16.cu sm_90\n"
         "0000000000000000000000000000000000000000000000000000000000000005  "
-        "src/cuda/sm90/dense_decode/dense_decode_fp16.cu sm_90a\n";
+        "src/cuda/sm90/dense_decode/dense_decode_fp16.cu sm_90a\n"
+        "0000000000000000000000000000000000000000000000000000000000000006  "
+        "src/cuda/sm90/dense_decode/dense_decode_bf16.cu sm_90a\n"
+        "0000000000000000000000000000000000000000000000000000000000000007  "
+        "src/cuda/any/sparse_decode.cu sm_90\n"
+        "0000000000000000000000000000000000000000000000000000000000000008  "
+        "src/cuda/any/sparse_decode.cu sm_80\n"
+        "0000000000000000000000000000000000000000000000000000000000000009  "
+        "src/cuda/sm90/sparse_decode/small/sparse_decode_bf16.cu sm_90a\n"
+        "000000000000000000000000000000000000000000000000000000000000000a  "
+        "src/cuda/sm90/sparse_decode/sparse_decode_bf16.cu sm_90a\n";
     FILE *file = fopen(path, "w");
     if (!file || fputs(text, file) < 0 || fclose(file)) exit(1);
     struct batch_shape shape = shapes[0];
     struct bench_row row = {.shape = &shape, .kernel = "cuda-sm80"};
-    char hash[65] = "";
+    char hash[BENCH_CODE] = "";
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '3', "bf16: %s", hash);
     shape.fp16 = true;
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '4', "fp16: %s", hash);
@@ -121,6 +131,30 @@ static void check_code(void)
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '5', "Hopper's: %s", hash);
     row.kernel = "cuda", row.parts = 2;
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '1', "merge: %s", hash);
+
+    struct sparse_shape sparse = {.format = FMLA_KV_FP8_656};
+    shape.fp16 = false, row.parts = 0, row.sparse = &sparse;
+    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '7' && strlen(hash) == 64,
+          "sparse decode's: %s", hash);
+    CHECK(bench_report_code(path, &row, 8, 0, hash) && hash[63] == '8', "another GPU's: %s", hash);
+    row.kernel = "cuda-sm90";
+    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'a' && hash[64] == ' ' &&
+              hash[128] == '9' && strlen(hash) == 129,
+          "Hopper's two: %s", hash);
+    row.kernel = "cuda-sm90-64";
+    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'a' && strlen(hash) == 64,
+          "Hopper's for large batches: %s", hash);
+    row.kernel = "cuda-sm90-16";
+    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '9' && strlen(hash) == 64,
+          "Hopper's for small batches: %s", hash);
+    fmla_capability has = FMLA_INIT(fmla_capability); /* none was forgotten */
+    for (int64_t i = 0; fmla_capabilities((fmla_device){FMLA_DEVICE_CUDA, 0}, i, &has) == FMLA_OK; i++) {
+        if (!has.kernel || strcmp(has.operation, "sparse_decode") != 0) continue;
+        row.kernel = has.kernel;
+        CHECK(bench_report_code(path, &row, 9, 0, hash), "%s: none", row.kernel);
+    }
+    row.kernel = "another";
+    CHECK(!bench_report_code(path, &row, 9, 0, hash), "of no such kernel: %s", hash);
     unlink(path);
 }
 

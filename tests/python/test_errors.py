@@ -594,6 +594,7 @@ def test_capabilities_of_the_cpu():
         "reason": (str,),
         "available": (bool,),
         "forced_only": (bool,),
+        "part_of": (str,),
     }
     for row in rows:
         assert {name: isinstance(row[name], types) for name, types in columns.items()} == dict.fromkeys(row, True)
@@ -607,6 +608,8 @@ def test_capabilities_of_a_gpu():
     for device in ("cuda", "cuda:0", "cuda:1", "cuda:63"):
         rows = flash_mla.capabilities(device)
         assert rows and all(row["available"] == (row["reason"] == "") for row in rows)
+        parts = {row["kernel"]: row["part_of"] for row in rows if row["part_of"]}
+        assert parts == {"cuda-sm90-64": "cuda-sm90", "cuda-sm90-16": "cuda-sm90"}
     assert not any(row["available"] for row in flash_mla.capabilities("cuda:63"))
 
 

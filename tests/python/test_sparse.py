@@ -10,7 +10,7 @@ import pytest
 import flash_mla
 from attention import SPARSE_OUT, check_decode, conventions, dense, strided, with_sink
 from capsules import Capsuled
-from flash_mla import FlashMLASchedMeta, _operations, flash_mla_with_kvcache, get_mla_metadata
+from flash_mla import FlashMLASchedMeta, _library, _operations, flash_mla_with_kvcache, get_mla_metadata
 from kinds import Kind, each_kind, each_torch_kind, torch
 
 D_V = 512
@@ -325,7 +325,7 @@ def test_kernel(kind, shape, hopper, monkeypatch):
     (name,) = library.names
     assert name in available
     if kind.device != "cpu":
-        assert {"cuda"} <= available <= {"cuda", "cuda-sm90", "cuda-sm90-16", "cuda-sm90-64"}  # the last two by name
+        assert {"cuda"} <= available <= {"cuda", "cuda-sm90"}
         fast = hopper and kind.element == "bfloat16" and "cuda-sm90" in available
         assert name == ("cuda-sm90" if fast else "cuda")
         assert "cuda-sm90" not in available or torch.cuda.get_device_capability() == (9, 0)
@@ -347,6 +347,32 @@ def test_metadata_serves_every_layer(kind):
         )
     assert meta.config == (2, 2, 4, 64, 1, False, True, 90, 2, 70)
     assert tuple(meta.tile_scheduler_metadata.shape)[1:] == (8,) and tuple(meta.num_splits.shape) == (3,)
+
+
+class Planned:
+    """The library; what the number of partitions of a plan for sparse decode was asked of."""
+
+    def __init__(self, library):
+        self._library, self.asked = library, []
+
+    def __getattr__(self, name):
+        return getattr(self._library, name)
+
+    def fmla_decode_plan_partitions(self, address, count):
+        args = _library.DecodePlanArgs.from_address(address)
+        self.asked.append((args.sparse, args.b, args.topk, args.extra_topk, args.s_q, args.h_q))
+        return self._library.fmla_decode_plan_partitions(address, count)
+
+
+@each_kind
+def test_partitions_are_those_of_the_call(kind, monkeypatch):
+    """On Hopper they depend on the number of requests and on the lists: large batches want others than small ones."""
+    library = Planned(_operations.library)
+    monkeypatch.setattr(_operations, "library", library)
+    batch = Sparse(layout=584, b=3, extra=(70, 30, 2))
+    flash_mla_with_kvcache(**dict(batch.arguments(kind), tile_scheduler_metadata=get_mla_metadata()[0]))
+    get_mla_metadata(kind.int32([0, 0]), 2 * 4, 1, num_heads_q=4, is_fp8_kvcache=True, topk=90)
+    assert library.asked == [(1, 3, 90, 70, 2, 4), (1, 2, 90, 0, 2, 4)]
 
 
 @each_kind

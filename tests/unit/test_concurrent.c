@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A host program with 64 threads that call at once: dense decode with workspaces of their own and one shared plan, merge,
+ * A host program with 64 threads that call at once: dense and sparse decode with workspaces of their own and shared plans, merge,
  * failing calls and capabilities, while one more thread changes how many threads are used and whose. Every result has the
  * bits of the same call made alone.
  *
@@ -36,7 +36,9 @@ enum {
     D_V = 512,
     PAGE = 16,
     PAGES = 24,
-    TABLE = 8
+    TABLE = 8,
+    TOPK = 150,
+    EXTRA = 40
 };
 enum { PARTS = 3, PLAN_PARTITIONS = 4, MOST_WORKERS = 4 };
 
@@ -85,8 +87,11 @@ static void two_threads(void *pool, int64_t count, fmla_task task, void *task_da
 static uint16_t q_data[B * S_Q * H_Q * D_QK], kv_data[PAGES * PAGE * D_QK];
 static int32_t table_data[B * TABLE], lengths[B] = {128, 1, 77};
 static float parts_data[PARTS * B * S_Q * H_Q * D_V], lse_parts_data[PARTS * B * H_Q * S_Q];
-static void *plan;
-static size_t plan_size;
+static uint8_t fp8_data[PAGES * PAGE * 656];
+static int32_t indices_data[B * S_Q * TOPK], extra_indices_data[B * S_Q * EXTRA],
+    topk_lengths[B] = {TOPK, 0, 77};
+static void *plan, *sparse_plan;
+static size_t plan_size, sparse_plan_size;
 
 enum {
     TOKENS = 12,
@@ -95,7 +100,9 @@ enum {
 
 struct result {
     uint16_t out[B * S_Q * H_Q * D_V];
-    float lse[B * H_Q * S_Q], merged[B * S_Q * H_Q * D_V], merged_lse[B * H_Q * S_Q];
+    uint16_t sparse_out[B * S_Q * H_Q * D_V];
+    float lse[B * H_Q * S_Q], sparse_lse[B * H_Q * S_Q], merged[B * S_Q * H_Q * D_V],
+        merged_lse[B * H_Q * S_Q];
     uint8_t cache[CACHE_SLOTS * 656];
     float rows[TOKENS * 576];
 };
@@ -112,6 +119,17 @@ static void draw(void)
         parts_data[i] = random_normal(&random);
     for (size_t i = 0; i < sizeof lse_parts_data / sizeof *lse_parts_data; i++)
         lse_parts_data[i] = random_normal(&random);
+    for (int i = 0; i < PAGES * PAGE; i++) {
+        uint8_t *token = fp8_data + (size_t)i * 656;
+        const float scales[4] = {0.02f, 0.01f, 0.03f, 0.04f};
+        for (int d = 0; d < 512; d++) token[d] = (uint8_t)random_between(&random, 0, 0x3f);
+        memcpy(token + 512, scales, sizeof scales);
+        memcpy(token + 528, kv_data + (size_t)i * D_QK, 128);
+    }
+    for (int i = 0; i < B * S_Q * TOPK; i++) /* some name no key */
+        indices_data[i] = (int32_t)random_between(&random, -20, PAGES * PAGE - 1);
+    for (int i = 0; i < B * S_Q * EXTRA; i++)
+        extra_indices_data[i] = (int32_t)random_between(&random, -20, PAGES * PAGE - 1);
 }
 
 static fmla_status make_plan(void)
@@ -125,6 +143,20 @@ static fmla_status make_plan(void)
     if (status) return status;
     plan = args.plan = aligned_alloc(64, (args.plan_size + 63) / 64 * 64), plan_size = args.plan_size;
     return plan ? fmla_decode_plan(&args) : FMLA_BUFFER_TOO_SMALL;
+}
+
+static fmla_status make_sparse_plan(void)
+{
+    struct held length;
+    HELD(&length, topk_lengths, i32, 1, B);
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    args.sparse = 1, args.topk_length = &length.tensor, args.topk = TOPK, args.extra_topk = EXTRA;
+    args.s_q = S_Q, args.h_q = H_Q, args.num_partitions = PLAN_PARTITIONS;
+    fmla_status status = fmla_decode_plan_size(&args, &args.plan_size);
+    if (status) return status;
+    sparse_plan = args.plan = aligned_alloc(64, (args.plan_size + 63) / 64 * 64);
+    sparse_plan_size = args.plan_size;
+    return sparse_plan ? fmla_decode_plan(&args) : FMLA_BUFFER_TOO_SMALL;
 }
 
 /* The workspace serves any number of workers up to MOST_WORKERS: it grows with them. */
@@ -143,6 +175,28 @@ static fmla_status decode(struct result *result, void *workspace, size_t workspa
     args.plan = plan, args.plan_size = plan_size, args.causal = 1;
     args.workspace = workspace, args.workspace_size = workspace_size;
     return wanted ? fmla_dense_decode_workspace_size(&args, wanted, NULL) : fmla_dense_decode(&args);
+}
+
+/* Over FP8 keys, which each worker unpacks into memory of its own; the second cache is the first one again. */
+static fmla_status decode_sparse(struct result *result, void *workspace, size_t workspace_size,
+                                 size_t *wanted)
+{
+    static const fmla_dtype u8 = {FMLA_TYPE_UINT, 8, 1};
+    struct held q, kv, indices, length, extra_indices, out, lse;
+    HELD(&q, q_data, bf16, 4, B, S_Q, H_Q, D_QK);
+    HELD(&kv, fp8_data, u8, 4, PAGES, PAGE, 1, 656);
+    HELD(&indices, indices_data, i32, 3, B, S_Q, TOPK);
+    HELD(&length, topk_lengths, i32, 1, B);
+    HELD(&extra_indices, extra_indices_data, i32, 3, B, S_Q, EXTRA);
+    HELD(&out, result->sparse_out, bf16, 4, B, S_Q, H_Q, D_V);
+    HELD(&lse, result->sparse_lse, f32, 3, B, H_Q, S_Q);
+    fmla_sparse_decode_args args = FMLA_INIT(fmla_sparse_decode_args);
+    args.q = &q.tensor, args.kv_cache = args.extra_kv_cache = &kv.tensor, args.kv_format = FMLA_KV_FP8_656;
+    args.indices = &indices.tensor, args.topk_length = &length.tensor;
+    args.extra_indices = &extra_indices.tensor, args.out = &out.tensor, args.lse = &lse.tensor;
+    args.plan = sparse_plan, args.plan_size = sparse_plan_size;
+    args.workspace = workspace, args.workspace_size = workspace_size;
+    return wanted ? fmla_sparse_decode_workspace_size(&args, wanted, NULL) : fmla_sparse_decode(&args);
 }
 
 static fmla_status merge(struct result *result)
@@ -204,6 +258,8 @@ static void call_round(struct caller *caller, void *workspace, struct result *re
     memset(result, 0xff, sizeof *result);
     memset(workspace, 0xff, workspace_size);
     if (decode(result, workspace, workspace_size, NULL)) WRONG("decode: %s", fmla_last_error());
+    memset(workspace, 0xff, workspace_size);
+    if (decode_sparse(result, workspace, workspace_size, NULL)) WRONG("sparse: %s", fmla_last_error());
     if (merge(result)) WRONG("merge: %s", fmla_last_error());
     if (append_and_gather(result)) WRONG("append, gather: %s", fmla_last_error());
     if (fmla_capabilities(cpu, 0, &row) || !row.available) WRONG("capabilities: %s", fmla_last_error());
@@ -261,10 +317,13 @@ int main(void)
     }
     pthread_barrier_wait(&barrier);
     pthread_barrier_wait(&barrier);
-    CHECK(make_plan() == FMLA_OK, "%s", fmla_last_error());
+    CHECK(make_plan() == FMLA_OK && make_sparse_plan() == FMLA_OK, "%s", fmla_last_error());
     CHECK(!fmla_set_parallel_for(in_order, NULL, MOST_WORKERS), "%s", fmla_last_error());
     CHECK(!fmla_set_num_threads(2), "%s", fmla_last_error());
+    size_t of_sparse = 0;
     CHECK(!decode(&alone, NULL, 0, &workspace_size) && workspace_size, "%s", fmla_last_error());
+    CHECK(!decode_sparse(&alone, NULL, 0, &of_sparse) && of_sparse, "%s", fmla_last_error());
+    if (of_sparse > workspace_size) workspace_size = of_sparse;
     pthread_barrier_wait(&barrier);
     change_settings();
     for (int i = 0; i < THREADS; i++) pthread_join(callers[i].thread, NULL);
@@ -272,12 +331,17 @@ int main(void)
     CHECK(!fmla_set_parallel_for(in_order, NULL, 1), "%s", fmla_last_error());
     void *workspace = aligned_alloc(64, (workspace_size + 63) / 64 * 64);
     if (!workspace) abort();
-    CHECK(!decode(&alone, workspace, workspace_size, NULL) && !merge(&alone) && !append_and_gather(&alone),
+    CHECK(!decode(&alone, workspace, workspace_size, NULL) &&
+              !decode_sparse(&alone, workspace, workspace_size, NULL) && !merge(&alone) &&
+              !append_and_gather(&alone),
           "%s", fmla_last_error());
+    int64_t nothing = 0; /* request 1 sees the second cache alone */
+    for (int i = 0; i < B * S_Q * H_Q * D_V; i++) nothing += !(alone.sparse_out[i] & 0x7fff);
+    CHECK(nothing < B * S_Q * H_Q * D_V / 10, "%" PRId64 " values of sparse decode are 0", nothing);
     for (int i = 0; i < THREADS; i++) {
         CHECK(!*callers[i].wrong, "thread %d: %s", i, callers[i].wrong);
         CHECK(!memcmp(&alone, &callers[i].first, sizeof alone), "thread %d has other bits than alone", i);
     }
-    free(workspace), free(plan);
+    free(workspace), free(plan), free(sparse_plan);
     return check_done("test_concurrent");
 }

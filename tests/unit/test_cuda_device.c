@@ -131,8 +131,10 @@ static void described(void)
         fmla_capability row = FMLA_INIT(fmla_capability);
         if (fmla_capabilities((fmla_device){FMLA_DEVICE_CUDA, 1}, i, &row) != FMLA_OK) break;
         if (!row.kernel) continue; /* an operation without a kernel for any GPU yet */
-        const int elsewhere = !strncmp(row.kernel, "cuda-sm90", 9);
-        CHECK(row.available == !elsewhere && !row.forced_only &&
+        const int elsewhere = !strncmp(row.kernel, "cuda-sm90", 9), part = elsewhere && row.kernel[9];
+        CHECK(row.forced_only == part && !strcmp(row.part_of, part ? "cuda-sm90" : ""), "%s: part of \"%s\"",
+              row.kernel, row.part_of);
+        CHECK(row.available == !elsewhere &&
                   !strcmp(row.reason, elsewhere ? "this GPU's compute capability is not 9.0" : ""),
               "%s %s: %s", row.operation, row.kernel, row.reason);
         available += row.available;

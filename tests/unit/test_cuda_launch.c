@@ -471,6 +471,27 @@ static void too_large(void)
     }
 }
 
+/* Hopper's kernel takes no more blocks of threads than a grid has, also where the rows of a plan's tables make them. */
+static void many_blocks(void)
+{
+    fake_open();
+    const struct decode_shape shape = {2, 1, 1 << 22, 1, 9, 64, 8, bf16};
+    struct decode_call c;
+    struct held rows, splits;
+    decode_call(&c, &shape, 0);
+    HELD(&rows, memory[4], i32, 2, 65536, 8);
+    HELD(&splits, memory[5], i32, 1, 3);
+    rows.tensor.device = splits.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    c.args.kernel = "cuda-sm90";
+    for (int way = 0; way < 2; way++) {
+        size_t bytes;
+        c.args.num_partitions = way ? 0 : 65536;
+        if (way) c.args.partitions = &rows.tensor, c.args.num_splits = &splits.tensor;
+        check_rejected("many blocks", fmla_dense_decode_workspace_size(&c.args, &bytes, NULL),
+                       FMLA_UNSUPPORTED, "dense_decode", "q", "tiles of 64 rows and partitions");
+    }
+}
+
 /* ---- Dense decode on Hopper -------------------------------------------------------------------------------- */
 
 static struct dense_decode_sm90_params sm90_params_of(const struct fake_launch *launch)
@@ -910,6 +931,7 @@ static const struct scenario scenarios[] = {
     {"without options", without_options},
     {"alignment", alignment},
     {"too large", too_large},
+    {"many blocks", many_blocks},
     {"on Hopper", hopper},
     {"every kernel of Hopper", hopper_variants},
     {"large tiles on Hopper", hopper_large_tiles},

@@ -240,12 +240,15 @@ static void small_plans(void)
     static const struct {
         int b, s_q, h_q, topk, extra, partitions, longest;
     } all[] = {
-        {1, 1, 64, 2048, 0, 37, 1},   {1, 1, 128, 2048, 0, 37, 1}, {2, 1, 64, 2048, 0, 74, 1},
-        {2, 2, 128, 2048, 0, 19, 4},  {4, 1, 64, 2048, 0, 74, 2},  {1, 1, 16, 2048, 0, 37, 1},
-        {1, 1, 64, 128, 512, 15, 1},  {1, 1, 64, 1, 0, 1, 1},      {128, 1, 16, 2048, 0, 264, 18},
-        {1, 1, 64, 0, 0, 1, 1},       {1, 1, 4096, 64, 0, 1, 1},   {1, 1, 65536, 64, 0, 1, 1},
-        {16, 1, 64, 2048, 0, 132, 5}, {8, 1, 64, 2048, 0, 74, 4},  {9, 1, 64, 2048, 0, 132, 3},
-        {0, 1, 64, 2048, 0, 66, 0},
+        {1, 1, 64, 2048, 0, 37, 1},     {1, 1, 128, 2048, 0, 37, 1},
+        {2, 1, 64, 2048, 0, 74, 1},     {2, 2, 128, 2048, 0, 19, 4},
+        {4, 1, 64, 2048, 0, 74, 2},     {1, 1, 16, 2048, 0, 37, 1},
+        {1, 1, 64, 128, 512, 15, 1},    {1, 1, 64, 1, 0, 1, 1},
+        {128, 1, 16, 2048, 0, 264, 18}, {1, 1, 64, 0, 0, 1, 1},
+        {1, 1, 4096, 64, 0, 1, 1},      {1, 1, 65536, 64, 0, 1, 1},
+        {16, 1, 64, 2048, 0, 132, 5},   {8, 1, 64, 2048, 0, 74, 4},
+        {9, 1, 64, 2048, 0, 132, 3},    {0, 1, 64, 2048, 0, 132, 0},
+        {0, 2, 128, 0, 0, 33, 0},       {0, 2, 16, 0, 0, 132, 0}, /* b: not known */
     };
     fake_open();
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
@@ -389,6 +392,36 @@ static void batch_invariant(void)
     CHECK_EQ(c.bytes, 0);
 }
 
+/* As many blocks of threads as a grid has none: the partitions may be the caller's, or rows of its tables. */
+static void many_blocks(void)
+{
+    enum { MOST = 65536, HEADS = 1 << 20 };
+    fake_open();
+    for (int way = 0; way < 4; way++) {
+        struct sparse_call c;
+        struct held rows, splits;
+        sparse_call(&c, FMLA_KV_FP8_656, false);
+        HELD(&c.q, memory[0], bf16, 4, B, S_Q, HEADS, 576);
+        HELD(&c.out, memory[6], bf16, 4, B, S_Q, HEADS, 512);
+        HELD(&rows, memory[4], i32, 2, MOST, 8);
+        HELD(&splits, memory[5], i32, 1, B + 1);
+        struct held *all[] = {&c.q, &c.out, &rows, &splits};
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+            all[i]->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+        c.args.lse = NULL;
+        if (way % 2)
+            c.args.partitions = &rows.tensor, c.args.num_splits = &splits.tensor;
+        else
+            c.args.num_partitions = MOST;
+        if (way / 2) c.args.kernel = "cuda-sm90";
+        check_rejected(way % 2 ? "many rows" : "many partitions", sparse_run(&c), FMLA_UNSUPPORTED,
+                       "sparse_decode", "q", "tiles of heads and partitions");
+        c.args.batch_invariant = 1; /* by no plan */
+        c.args.num_partitions = 0;
+        run(&c);
+    }
+}
+
 /* No more indices than 2^31, and slots past that are named by none. */
 static void large(void)
 {
@@ -462,6 +495,7 @@ int main(int argc, char **argv)
         {"not taken", not_taken},
         {"odd pages", odd_pages},
         {"batch-invariant", batch_invariant},
+        {"many blocks", many_blocks},
         {"large", large},
         {"elsewhere", elsewhere},
         {"no requests", no_requests},

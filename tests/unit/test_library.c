@@ -72,8 +72,9 @@ static void test_capabilities(void)
         CHECK(row.operation && row.kernel && row.dtypes && row.shapes && row.reason, "row %" PRId64, rows);
         CHECK(row.available == !*row.reason, "%s %s: available %d, reason \"%s\"", row.operation, row.kernel,
               row.available, row.reason);
-        CHECK(row.forced_only == !strcmp(row.kernel, "ref"), "%s %s: forced_only %d", row.operation,
-              row.kernel, row.forced_only);
+        CHECK(row.forced_only == !strcmp(row.kernel, "ref") && !*row.part_of,
+              "%s %s: forced_only %d, part of \"%s\"", row.operation, row.kernel, row.forced_only,
+              row.part_of);
         runnable += row.available && !row.forced_only;
         /* "Runs when named" is meant. */
         if (!strcmp(row.operation, "dense_decode") && row.available)
@@ -106,6 +107,12 @@ static void test_capabilities(void)
     row.struct_size = 8;
     check_rejected("struct_size 8", fmla_capabilities(cpu, 0, &row), FMLA_INVALID_ARGUMENT, "capabilities",
                    "struct_size", "8");
+    /* The size before part_of: that stays as it was. */
+    memset(&row, 0x55, sizeof row);
+    row.struct_size = offsetof(fmla_capability, part_of);
+    CHECK(fmla_capabilities(cpu, 0, &row) == FMLA_OK && row.available &&
+              !memcmp(&row.part_of, &before.part_of, sizeof row.part_of),
+          "%s", fmla_last_error());
 
     CHECK(fmla_prepare(cpu) == FMLA_OK, "%s", fmla_last_error());
     CHECK(fmla_prepare((fmla_device){FMLA_DEVICE_CUDA_HOST, 0}) == FMLA_OK, "%s", fmla_last_error());

@@ -500,6 +500,14 @@ static void test_accepted(void)
         for (int i = 0; i < LSE; i++) wrong += lse_data[i] != INFINITY;
         CHECK(wrong == 0, "way %d: %" PRId64 " elements are not those of a row without keys", way, wrong);
     }
+    /* A cache without pages may begin anywhere, as every tensor without elements. */
+    for (int32_t format = FMLA_KV_FP8_656; format <= FMLA_KV_FP8_584; format++) {
+        set_up_bytes(format);
+        kv.shape[0] = extra.shape[0] = 0;
+        kv.tensor.byte_offset = extra.tensor.byte_offset = 1;
+        check_accepted("a cache of no bytes at an odd address");
+        check_written("a cache of no bytes at an odd address");
+    }
     /* The workspace is asked for before there is any memory. */
     set_up();
     size_t bytes = 0, again = 0;

@@ -224,6 +224,8 @@ static void print_row(const struct session *s, const struct row *row)
 
 static bool write_row(const struct session *s, const struct row *row, struct fault *fault)
 {
+    static const struct bench_sources sources[] = {{{"src/cuda/any/cache_append.cu"}},
+                                                   {{"src/cuda/any/cache_gather.cu"}}};
     const bool gpu = device_is_gpu(s->asked->device);
     json_t *line = json_pack("{s:s, s:s, s:I, s:s, s:s, s:I, s:I}", "op", operation(s), "kernel", row->kernel,
                              "tokens", (json_int_t)row->tokens, "dtype", row->fp16 ? "fp16" : "bf16", "cache",
@@ -234,9 +236,7 @@ static bool write_row(const struct session *s, const struct row *row, struct fau
                                 1e-9 * row->bytes / row->median, "floor_us", 1e6 * row->bytes / s->copy,
                                 "runs", (json_int_t)s->asked->repeat, gpu ? "copy_gbs" : "read_gbs",
                                 1e-9 * s->copy, "warm", s->asked->warm, "version", fmla_version_string());
-    json_t *machine = gpu ? bench_report_gpu(&s->gpu.peak.gpu, s->asked->device,
-                                             s->asked->gather ? "src/cuda/any/cache_gather.cu"
-                                                              : "src/cuda/any/cache_append.cu")
+    json_t *machine = gpu ? bench_report_gpu(&s->gpu.peak.gpu, s->asked->device, &sources[s->asked->gather])
                           : json_pack("{s:s, s:i}", "cpu", s->cpu.cpu, "threads", s->cpu.threads);
     char *text = NULL;
     if (line && figures && machine && !json_object_update(line, figures) &&

@@ -63,15 +63,36 @@ void bench_report_skipped(const struct bench_row *row, const char *why)
 
 /* ---- JSON ----------------------------------------------------------------------------------- */
 
-/* The .cu file of a row's kernel. */
-static void source_of(const struct bench_row *row, char source[256])
+static void source_of_sparse(const char *kernel, struct bench_sources *sources)
 {
+    static const struct {
+        const char *kernel;
+        struct bench_sources sources;
+    } all[] = {
+        {"cuda-sm90", /* which of the two a call takes is the library's business */
+         {{"src/cuda/sm90/sparse_decode/sparse_decode_bf16.cu",
+           "src/cuda/sm90/sparse_decode/small/sparse_decode_bf16.cu"}}},
+        {"cuda-sm90-64", {{"src/cuda/sm90/sparse_decode/sparse_decode_bf16.cu"}}},
+        {"cuda-sm90-16", {{"src/cuda/sm90/sparse_decode/small/sparse_decode_bf16.cu"}}},
+        {"cuda", {{"src/cuda/any/sparse_decode.cu"}}},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (!strcmp(all[i].kernel, kernel)) *sources = all[i].sources;
+}
+
+/* The .cu files of a row's kernel. */
+static struct bench_sources sources_of(const struct bench_row *row)
+{
+    struct bench_sources sources = {{""}};
     const char *family = strchr(row->kernel, '-'); /* cuda-sm90 */
     if (row->parts)
-        snprintf(source, 256, "src/cuda/any/merge.cu");
+        snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/any/merge.cu");
+    else if (row->sparse)
+        source_of_sparse(row->kernel, &sources);
     else
-        snprintf(source, 256, "src/cuda/%s/dense_decode/dense_decode_%s.cu", family ? family + 1 : "",
-                 row->shape->fp16 ? "fp16" : "bf16");
+        snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/dense_decode/dense_decode_%s.cu",
+                 family ? family + 1 : "", row->shape->fp16 ? "fp16" : "bf16");
+    return sources;
 }
 
 static bool find_code(const char *path, const char *wanted, int major, int minor, char hash[65])
@@ -88,15 +109,29 @@ static bool find_code(const char *path, const char *wanted, int major, int minor
     return found;
 }
 
-bool bench_report_code(const char *path, const struct bench_row *row, int major, int minor, char hash[65])
+/* The hashes of all of the sources, or none. */
+static bool find_codes(const char *path, const struct bench_sources *sources, int major, int minor,
+                       char code[BENCH_CODE])
 {
-    char source[256];
-    source_of(row, source);
-    return find_code(path, source, major, minor, hash);
+    char hash[65];
+    int at = 0;
+    for (int i = 0; i < BENCH_SOURCES && (!i || *sources->file[i]); i++) {
+        if (!find_code(path, sources->file[i], major, minor, hash)) return false;
+        at += snprintf(code + at, (size_t)(BENCH_CODE - at), "%s%s", i ? " " : "", hash);
+    }
+    return true;
+}
+
+bool bench_report_code(const char *path, const struct bench_row *row, int major, int minor,
+                       char code[BENCH_CODE])
+{
+    const struct bench_sources sources = sources_of(row);
+    return find_codes(path, &sources, major, minor, code);
 }
 
 /* The list lies beside the program. */
-static bool code_here(const struct gpu_description *gpu, const char *source, char hash[65])
+static bool code_here(const struct gpu_description *gpu, const struct bench_sources *sources,
+                      char code[BENCH_CODE])
 {
     static const char name[] = "kernels.sha256";
     char path[4096];
@@ -106,16 +141,17 @@ static bool code_here(const struct gpu_description *gpu, const char *source, cha
     char *slash = strrchr(path, '/');
     if (!slash) return false;
     memcpy(slash + 1, name, sizeof name);
-    return find_code(path, source, gpu->major, gpu->minor, hash);
+    return find_codes(path, sources, gpu->major, gpu->minor, code);
 }
 
-json_t *bench_report_gpu(const struct gpu_description *gpu, fmla_device device, const char *source)
+json_t *bench_report_gpu(const struct gpu_description *gpu, fmla_device device,
+                         const struct bench_sources *sources)
 {
-    char hash[65];
+    char code[BENCH_CODE];
     json_t *object = json_pack("{s:s, s:s, s:i}", "gpu", gpu->name, "driver", gpu->driver, "sm_mhz",
                                gpu_sm_mhz(device.id));
-    if (object && code_here(gpu, source, hash) &&
-        json_object_set_new(object, "code_sha", json_string(hash))) {
+    if (object && code_here(gpu, sources, code) &&
+        json_object_set_new(object, "code_sha", json_string(code))) {
         json_decref(object);
         return NULL;
     }
@@ -127,9 +163,8 @@ static json_t *surroundings(const struct bench_report *report, const struct benc
 {
     if (!report->gpu)
         return json_pack("{s:s, s:i}", "cpu", report->cpu->cpu, "threads", report->cpu->threads);
-    char source[256];
-    source_of(row, source);
-    return bench_report_gpu(&report->gpu->peak.gpu, report->device, source);
+    const struct bench_sources sources = sources_of(row);
+    return bench_report_gpu(&report->gpu->peak.gpu, report->device, &sources);
 }
 
 static bool set_time(json_t *line, const char *name, double value)

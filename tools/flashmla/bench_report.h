@@ -46,11 +46,19 @@ void bench_report_skipped(const struct bench_row *row, const char *why);
 bool bench_report_json(const struct bench_report *report, const struct bench_row *row, struct outfile *file,
                        struct fault *fault);
 
-/* {"gpu", "driver", "sm_mhz", "code_sha"} of a row whose kernel is of that source; NULL without memory. */
-json_t *bench_report_gpu(const struct gpu_description *gpu, fmla_device device, const char *source);
+/* The .cu files that a kernel is made of; "" after the last one. */
+enum { BENCH_SOURCES = 2, BENCH_CODE = 65 * BENCH_SOURCES };
+struct bench_sources {
+    char file[BENCH_SOURCES][80];
+};
 
-/* The SHA-256 of the machine code of a GPU kernel, from `path`, a list by scripts/kernel-hashes.sh, into hash[65]; false
- * where the list has none for this GPU. */
-bool bench_report_code(const char *path, const struct bench_row *row, int major, int minor, char hash[65]);
+/* {"gpu", "driver", "sm_mhz", "code_sha"} of a row whose kernel is of these sources; NULL without memory. */
+json_t *bench_report_gpu(const struct gpu_description *gpu, fmla_device device,
+                         const struct bench_sources *sources);
+
+/* The SHA-256 of the machine code of a GPU kernel, from `path`, a list by scripts/kernel-hashes.sh; of one that chooses
+ * between two, both, with a space between. False where the list has not all of it for this GPU. */
+bool bench_report_code(const char *path, const struct bench_row *row, int major, int minor,
+                       char code[BENCH_CODE]);
 
 #endif

@@ -17,7 +17,9 @@ static const struct command info = {"info", NULL, "what runs on this machine, on
                                     "\n"
                                     "A kernel that does not run here stands with the reason. \"only when "
                                     "named\" is the oracle: it runs with\n"
-                                    "run --kernel ref, or with FLASHMLA_KERNEL=ref in the environment.\n"
+                                    "run --kernel ref, or with FLASHMLA_KERNEL=ref in the environment; or a "
+                                    "part of another\n"
+                                    "kernel, which runs it where it suits.\n"
                                     "A GPU that cannot be used stands below the table with the reason.\n"
                                     "\n"
                                     "Examples\n"
@@ -63,15 +65,16 @@ static const char *version_text(int32_t version, char text[16])
 static void print_row(const char *device, const fmla_capability *row)
 {
     const char *state = !row->available ? row->reason : row->forced_only ? "only when named" : "yes";
-    printf("%-7s %-13s %-12s %-10s %-24s %s\n", device, or_dash(row->operation), or_dash(row->kernel),
-           or_dash(row->dtypes), or_dash(row->shapes), state);
+    printf("%-7s %-13s %-12s %-10s %-24s %s%s%s\n", device, or_dash(row->operation), or_dash(row->kernel),
+           or_dash(row->dtypes), or_dash(row->shapes), state, *row->part_of ? ", part of " : "",
+           row->part_of);
 }
 
 static json_t *json_row(const fmla_capability *row)
 {
-    return json_pack("{s:s?, s:s?, s:s?, s:s?, s:b, s:b, s:s?}", "operation", row->operation, "kernel",
+    return json_pack("{s:s?, s:s?, s:s?, s:s?, s:b, s:b, s:s?, s:s}", "operation", row->operation, "kernel",
                      row->kernel, "dtypes", row->dtypes, "shapes", row->shapes, "available", row->available,
-                     "forced_only", row->forced_only, "reason", row->reason);
+                     "forced_only", row->forced_only, "reason", row->reason, "part_of", row->part_of);
 }
 
 /* Walks the rows of a device: into `rows` if it is there, else onto stdout. */

@@ -7,6 +7,7 @@
 #include "check.h"
 #include "commands.h"
 #include "gpu_call.h"
+#include "gpu_sparse.h"
 #include "input.h"
 #include "options.h"
 #include "sparse_batch.h"
@@ -43,7 +44,9 @@ static const struct command run = {
     "  flashmla run batch.safetensors --check\n"
     "  flashmla run batch.safetensors --out result.safetensors --threads 2 --repeat 5\n"
     "  flashmla run batch.safetensors --kernel ref --no-causal --log-base 2\n"
-    "  flashmla run batch.safetensors --device cuda:0 --check\n"};
+    "  flashmla run batch.safetensors --device cuda:0 --check\n"
+    "  flashmla make-input sparse.safetensors --op sparse_decode --cache fp8_656\n"
+    "  flashmla run sparse.safetensors --device cuda:0 --check\n"};
 
 enum { D_V = 512 };
 
@@ -58,17 +61,29 @@ struct run_options {
 /* Everything one call needs, and what it made. */
 struct job {
     bool sparse;
-    struct input input;                  /* of dense decode */
-    struct sparse_input sparse_input;    /* of sparse decode */
-    fmla_sparse_decode_args sparse_args; /* on the CPU alone */
+    struct input input;               /* of dense decode */
+    struct sparse_input sparse_input; /* of sparse decode */
     int64_t out_shape[4], lse_shape[3];
     fmla_tensor out, lse;
     fmla_dense_decode_args args; /* in host memory */
+    fmla_sparse_decode_args sparse_args;
     fmla_device device;
     struct gpu_call gpu; /* the same on the GPU, if that is where it runs */
+    struct gpu_sparse gpu_sparse;
     struct safetensors_writer *writer;
     double median_seconds;
 };
+
+/* The call where it runs. */
+static const fmla_dense_decode_args *dense_call(const struct job *job)
+{
+    return device_is_gpu(job->device) ? &job->gpu.args : &job->args;
+}
+
+static const fmla_sparse_decode_args *sparse_call(const struct job *job)
+{
+    return device_is_gpu(job->device) ? &job->gpu_sparse.args : &job->sparse_args;
+}
 
 static bool library_fault(const char *path, fmla_status status, int *exit_code, struct fault *fault)
 {
@@ -124,6 +139,18 @@ static bool make_results(struct job *job, const char *path, struct fault *fault)
     return fault_set(fault, "%s: no memory for the results of %" PRId64 " rows", path, rows);
 }
 
+/* The call is copied to the GPU. */
+static bool prepare_on_gpu(struct job *job, const char *path, int *exit_code, struct fault *fault)
+{
+    fmla_status refused;
+    struct fault why;
+    if (job->sparse ? gpu_sparse_open(&job->gpu_sparse, job->device, &job->sparse_args, &refused, &why)
+                    : gpu_call_open(&job->gpu, job->device, &job->args, &refused, &why))
+        return true;
+    *exit_code = refused == FMLA_UNSUPPORTED ? EXIT_UNSUPPORTED : EXIT_FAILED;
+    return fault_set(fault, "%s: %s", path, why.text);
+}
+
 static bool prepare_sparse(struct job *job, const char *path, const struct run_options *options,
                            int *exit_code, struct fault *fault)
 {
@@ -140,6 +167,7 @@ static bool prepare_sparse(struct job *job, const char *path, const struct run_o
     args->out = &job->out, args->lse = &job->lse, args->kv_format = input->kv_format;
     set_options(job, options); /* what the output file tells */
     set_sparse_options(job, options);
+    if (device_is_gpu(job->device)) return prepare_on_gpu(job, path, exit_code, fault);
     const fmla_status status = sparse_call_workspace(args);
     if (status != FMLA_OK) return library_fault(path, status, exit_code, fault);
     return args->workspace ||
@@ -158,14 +186,7 @@ static bool prepare(struct job *job, const char *path, const struct run_options 
     args->attn_sink = input_optional(&job->input.attn_sink);
     args->out = &job->out, args->lse = &job->lse;
     set_options(job, options);
-
-    if (device_is_gpu(job->device)) {
-        fmla_status refused;
-        struct fault why;
-        if (gpu_call_open(&job->gpu, job->device, args, &refused, &why)) return true;
-        *exit_code = refused == FMLA_UNSUPPORTED ? EXIT_UNSUPPORTED : EXIT_FAILED;
-        return fault_set(fault, "%s: %s", path, why.text);
-    }
+    if (device_is_gpu(job->device)) return prepare_on_gpu(job, path, exit_code, fault);
     const fmla_status status = call_workspace(args);
     if (status != FMLA_OK) return library_fault(path, status, exit_code, fault);
     return args->workspace ||
@@ -200,12 +221,18 @@ static bool write_output(struct job *job, struct fault *fault)
 static bool call_once(struct job *job, double *seconds, fmla_status *status, struct fault *fault)
 {
     const double start = timing_now();
-    const bool on_gpu = device_is_gpu(job->device);
-    *status = job->sparse ? fmla_sparse_decode(&job->sparse_args)
-                          : fmla_dense_decode(on_gpu ? &job->gpu.args : &job->args);
-    if (*status == FMLA_OK && on_gpu && !gpu_stream_wait(job->gpu.args.stream, fault)) return false;
+    void *const stream = job->sparse ? sparse_call(job)->stream : dense_call(job)->stream;
+    *status = job->sparse ? fmla_sparse_decode(sparse_call(job)) : fmla_dense_decode(dense_call(job));
+    if (*status == FMLA_OK && device_is_gpu(job->device) && !gpu_stream_wait(stream, fault)) return false;
     *seconds = timing_now() - start;
     return true;
+}
+
+/* out and lse into host memory. */
+static bool fetch(struct job *job, struct fault *fault)
+{
+    if (!device_is_gpu(job->device)) return true;
+    return job->sparse ? gpu_sparse_results(&job->gpu_sparse, fault) : gpu_call_results(&job->gpu, fault);
 }
 
 static bool compute(struct job *job, const char *path, int64_t repeat, int *exit_code, struct fault *fault)
@@ -227,16 +254,33 @@ static bool compute(struct job *job, const char *path, int64_t repeat, int *exit
     }
     free(seconds);
     if (status != FMLA_OK) return library_fault(path, status, exit_code, fault);
-    return good && (!device_is_gpu(job->device) || gpu_call_results(&job->gpu, fault));
+    return good && fetch(job, fault);
 }
 
 /* ---- Report ---- */
 
-static const char *kernel_used(const fmla_dense_decode_args *args)
+static void print_kernel(const struct job *job)
 {
     const char *name = "";
-    fmla_dense_decode_kernel(args, &name); /* the call has succeeded: so does this */
-    return name;
+    if (job->sparse) /* the call has succeeded: so does this */
+        fmla_sparse_decode_kernel(sparse_call(job), &name);
+    else
+        fmla_dense_decode_kernel(dense_call(job), &name);
+    if (device_is_gpu(job->device))
+        printf("%-12s %s on cuda:%d\n", "kernel", name, job->device.id);
+    else
+        printf("%-12s %s, %d threads\n", "kernel", name, (int)fmla_num_threads());
+}
+
+/* What both operations tell of a call. */
+static void print_call(const struct job *job, int64_t repeat, double flop, double bytes)
+{
+    print_kernel(job);
+    printf("%-12s %zu bytes\n", "workspace",
+           job->sparse ? sparse_call(job)->workspace_size : dense_call(job)->workspace_size);
+    printf("%-12s %.3f ms, median of %" PRId64 "\n", "time", 1e3 * job->median_seconds, repeat);
+    printf("%-12s %.2f GFLOP/s, %.2f GB/s\n", "speed", 1e-9 * flop / job->median_seconds,
+           1e-9 * bytes / job->median_seconds);
 }
 
 static void print_cache(const char *name, const fmla_tensor *cache, const fmla_tensor *indices,
@@ -254,21 +298,13 @@ static void print_sparse_report(const struct job *job, int64_t repeat)
     const int64_t *q = args->q->shape;
     const struct sparse_work work = sparse_work(args);
     const bool bf16 = args->q->dtype.code == FMLA_TYPE_BFLOAT;
-    const char *format = args->kv_format ? input_format_name(args->kv_format)
-                         : bf16          ? "BF16"
-                                         : "FP16",
-               *kernel = "";
-    fmla_sparse_decode_kernel(args, &kernel); /* the call has succeeded: so does this */
+    const char *format = args->kv_format ? input_format_name(args->kv_format) : bf16 ? "BF16" : "FP16";
     printf("%-12s [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "] %s%s\n", "q", q[0], q[1], q[2], q[3],
            bf16 ? "bf16" : "fp16", args->attn_sink ? ", sink" : "");
     print_cache("kv_cache", args->kv_cache, args->indices, format);
     print_cache("extra cache", args->extra_kv_cache, args->extra_indices, format);
     printf("%-12s %.0f (token, key) pairs attended\n", "keys", work.keys);
-    printf("%-12s %s, %d threads\n", "kernel", kernel, (int)fmla_num_threads());
-    printf("%-12s %zu bytes\n", "workspace", args->workspace_size);
-    printf("%-12s %.3f ms, median of %" PRId64 "\n", "time", 1e3 * job->median_seconds, repeat);
-    printf("%-12s %.2f GFLOP/s, %.2f GB/s\n", "speed", 1e-9 * work.flop / job->median_seconds,
-           1e-9 * work.bytes / job->median_seconds);
+    print_call(job, repeat, work.flop, work.bytes);
 }
 
 static void print_report(const struct job *job, int64_t repeat)
@@ -287,15 +323,7 @@ static void print_report(const struct job *job, int64_t repeat)
            cache[2], cache[3], args->block_table ? "" : ", no block table");
     printf("%-12s %" PRId64 " of %" PRId64 " requests; %.0f (row, key) pairs attended\n", "keys", work.keys,
            q[0], work.pairs);
-    if (device_is_gpu(job->device))
-        printf("%-12s %s on cuda:%d\n", "kernel", kernel_used(&job->gpu.args), job->device.id);
-    else
-        printf("%-12s %s, %d threads\n", "kernel", kernel_used(args), (int)fmla_num_threads());
-    printf("%-12s %zu bytes\n", "workspace",
-           device_is_gpu(job->device) ? job->gpu.args.workspace_size : args->workspace_size);
-    printf("%-12s %.3f ms, median of %" PRId64 "\n", "time", 1e3 * job->median_seconds, repeat);
-    printf("%-12s %.2f GFLOP/s, %.2f GB/s\n", "speed", 1e-9 * work.flop / job->median_seconds,
-           1e-9 * work.bytes / job->median_seconds);
+    print_call(job, repeat, work.flop, work.bytes);
 }
 
 static bool check(const struct job *job, struct fault *fault)
@@ -345,11 +373,9 @@ static int run_file(const char *path, const struct run_options *options)
     job.sparse = input_is_sparse(path);
     if (job.sparse && (options->causal || options->no_causal))
         return complain(&run, EXIT_USAGE, "--%scausal: not with sparse decode", options->causal ? "" : "no-");
-    if (job.sparse && device_is_gpu(job.device))
-        return complain(&run, EXIT_UNSUPPORTED, "--device: of sparse decode, run takes the CPU alone");
     const bool good = work(&job, path, options, &exit_code, &fault);
     safetensors_abandon(job.writer);
-    gpu_call_close(&job.gpu);
+    gpu_call_close(&job.gpu), gpu_sparse_close(&job.gpu_sparse);
     free(job.args.workspace), free(job.sparse_args.workspace), free(job.out.data), free(job.lse.data);
     input_close(&job.input), sparse_input_close(&job.sparse_input);
     return good ? EXIT_GOOD : complain(&run, exit_code, "%s", fault.text);

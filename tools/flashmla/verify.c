@@ -402,7 +402,7 @@ static int verify_all(bool json, fmla_device device)
     progress_begin(&progress, "verifying");
     fmla_capability row = FMLA_INIT(fmla_capability);
     for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
-        if (!row.kernel || !row.available || row.forced_only) continue;
+        if (!row.kernel || !row.available || (row.forced_only && !*row.part_of)) continue;
         struct tally tally = {0};
         if (!strcmp(row.operation, "dense_decode")) verify_decode(device, &row, &progress, &tally);
         if (!strcmp(row.operation, "sparse_decode")) verify_sparse(device, &row, &progress, &tally);

@@ -64,7 +64,7 @@ static int64_t blocks_of(const struct sm90_sparse_shape *shape)
 bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant)
 {
     if (shape->h_q <= SM90_SPARSE_DECODE_SMALL_HEADS) return true;
-    if (batch_invariant) return false;
+    if (batch_invariant || !shape->b) return false;
     const double tiles =
         (double)shape->b * (double)shape->s_q * (double)ceil_div(shape->h_q, SM90_SPARSE_DECODE_SMALL_HEADS);
     return tiles * (double)blocks_of(shape) <= (double)SMALL_MOST_UNITS * shape->sms;

@@ -31,7 +31,9 @@ struct sm90_sparse_shape {
     int32_t sms;
 };
 
-/* Is it for the kernel for small batches? In batch-invariant mode that is not to depend on the batch. */
+/* Is it for the kernel for small batches? In batch-invariant mode that is not to depend on the batch. Where b is 0, how many
+ * requests there will be is not known: partitions for large batches serve small ones, where those for small batches would
+ * leave SMs without work in large ones. */
 bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant);
 
 /* Partitions for a call that is: as many as let every block of threads begin at once, with pieces as even as can

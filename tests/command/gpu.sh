@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# gpu.sh FLASHMLA [--fake] - run on cuda:0: against the oracle, and beside what it makes on the CPU. Exits 77 where no GPU can
+# be used. --fake: one without a GPU, which must then be there, and whose results can be kept away.
+set -u
+export flashmla=$1
+fake=${2:-}
+# shellcheck disable=SC1091 # checked by itself
+. "$(dirname "$0")/common.sh"
+
+if ! "$flashmla" info | grep -Eq '^cuda:0 +sparse_decode .* yes$'; then
+    echo "SKIP: $("$flashmla" info | grep -E 'not used: |^cuda:0 .* sparse_decode ')"
+    [ "$fake" = --fake ] && exit 1
+    exit 77
+fi
+
+# both WORDS…: on the GPU and on the CPU, checked; the files differ in their numbers alone.
+both() {
+    good run "$@" --device cuda:0 --check --repeat 2 --out gpu.out
+    has '^kernel +cuda[a-z0-9-]* on cuda:0$'
+    has '^workspace +[0-9]+ bytes$'
+    has '^check +PASS: '
+    sed -n '/^q /,/^kernel /{/^kernel /!p}' stdout >on_gpu # the call, before the kernel
+    good run "$@" --check --repeat 1 --out cpu.out
+    has '^check +PASS: '
+    sed -n '/^q /,/^kernel /{/^kernel /!p}' stdout >on_cpu
+    checks=$((checks + 1))
+    { [ -s on_cpu ] && cmp -s on_gpu on_cpu; } || wrong "run $*: says other things of the call: $(cat on_gpu)"
+    [ "$(header gpu.out)" = "$(header cpu.out)" ] || wrong "run $*: another header: $(header gpu.out)"
+    [ "$(stat -c %s gpu.out)" -eq "$(stat -c %s cpu.out)" ] || wrong "run $*: another size"
+}
+header() { # header FILE
+    head -c $((8 + $(od -An -t u8 -N 8 "$1"))) "$1" | tail -c +9
+}
+
+good make-input d.safetensors --seq-lens 0,1,63,64,65,200 --query-tokens 3 --heads 6 --kv-heads 2 --d-qk 512 --page-size 17 \
+    --dtype fp16 --causal --sink
+both d.safetensors --log-base 2 --lse-empty neg
+
+# Sparse decode: every format, either type, two caches, lists that end early and have holes, a sink.
+good make-input s.safetensors --op sparse_decode --batch 3 --seq-len 300 --topk 200 --cache fp8_656 --query-tokens 2 --sink
+both s.safetensors
+has '^kv_cache .* FP8_656, 200 indices a token$'
+both s.safetensors --batch-invariant --softmax-scale -0.5
+both s.safetensors --lse-empty neg --log-base 2
+good make-input s.safetensors --op sparse_decode --batch 2 --seq-len 500 --topk 100 --cache fp8_584 --extra-topk 90 \
+    --extra-page-size 7 --short-lists --heads 70 --page-size 61
+both s.safetensors --lse-empty neg
+has '^extra cache +\[144, 7, 1, 584\] FP8_584, 90 indices'
+if [ "$fake" != --fake ]; then # of which the oracle takes a while
+    good make-input s.safetensors --op sparse_decode --batch 40 --seq-len 3000 --topk 2048 --cache fp8_656 --heads 64 --query-tokens 2
+    both s.safetensors
+fi
+for dtype in bf16 fp16; do
+    for d_qk in 512 576; do
+        good make-input s.safetensors --op sparse_decode --batch 3 --seq-len 150 --dtype $dtype --d-qk $d_qk --topk 140 --heads 17 \
+            --page-size 16 --extra-topk 20 --extra-page-size 3 --short-lists --sink --query-tokens 2
+        both s.safetensors
+        has "^q +.* $dtype, sink$"
+    done
+done
+good make-input s.safetensors --op sparse_decode --batch 0 --topk 0
+both s.safetensors
+good make-input s.safetensors --op sparse_decode --batch 2 --topk 0 # rows without a key
+both s.safetensors
+
+# What it refuses: one line, no file.
+good make-input s.safetensors --op sparse_decode --batch 1 --seq-len 100 --topk 50 --dtype fp16
+bad 3 'sparse_decode: ' run s.safetensors --device cuda:0 --kernel cuda-sm90 --out o
+bad 3 'kernel cpu-generic runs on cpu' run s.safetensors --device cuda:0 --kernel cpu-generic --out o
+bad 1 'sparse_decode: kernel: is "cpu-avx9", must be one of: ' run s.safetensors --device cuda:0 --kernel cpu-avx9 --out o
+put odd.safetensors "$(odd_indices)" 2061
+bad 1 'tensor "indices": does not begin at a multiple of 4 bytes' run odd.safetensors --device cuda:0 --out o
+good run s.safetensors --device cuda:0 --kernel cuda --check --repeat 1
+has '^kernel +cuda on cuda:0$'
+
+# Parts of a kernel are told as such, and verify takes them too (of the fake GPU it finds that only decode computes).
+if [ "$fake" = --fake ]; then
+    bad 1 ': ' verify --device cuda:0
+else
+    good verify --device cuda:0
+fi
+has '^ok +sparse_decode +cuda +'
+if "$flashmla" info | grep -Eq '^cuda:0 +sparse_decode +cuda-sm90 .* yes$'; then
+    has '^ok +sparse_decode +cuda-sm90-64 +'
+    has '^ok +sparse_decode +cuda-sm90-16 +'
+fi
+good info
+has '^cuda:0 +sparse_decode +cuda .* yes$'
+if grep -Eq '^cuda:0 +sparse_decode +cuda-sm90 .* yes$' stdout; then
+    has '^cuda:0 +sparse_decode +cuda-sm90-64 .* only when named, part of cuda-sm90$'
+    has '^cuda:0 +sparse_decode +cuda-sm90-16 .* only when named, part of cuda-sm90$'
+    good make-input s.safetensors --op sparse_decode --batch 3 --seq-len 300 --topk 200 --cache fp8_656 --heads 20
+    for kernel in cuda-sm90-64 cuda-sm90-16; do
+        good run s.safetensors --device cuda:0 --kernel $kernel --check --repeat 1
+        has "^kernel +$kernel on cuda:0$"
+    done
+fi
+
+if [ "$fake" = --fake ]; then
+    export FMLA_IDLE=1
+    bad 1 'the result is wrong: ' run s.safetensors --device cuda:0 --check --repeat 1 --out o
+    has '^check +FAIL: '
+    bad 1 'the result is wrong: ' run d.safetensors --device cuda:0 --check --repeat 1 --out o
+fi
+finish
