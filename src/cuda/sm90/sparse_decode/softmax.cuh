@@ -10,7 +10,7 @@
 
 static constexpr float LEAST_REFERENCE = -1e30f, REFERENCE_SLACK = 8.0f; /* in powers of two */
 
-struct Softmax {
+template <typename Shared> struct Softmax {
     const struct sparse_decode_params &p;
     Shared &shared;
     const uint32_t base;
