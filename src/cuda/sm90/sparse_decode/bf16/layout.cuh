@@ -21,6 +21,8 @@ template <int D_QK_, typename Element_> struct Rows {
     static constexpr int GROUPS = HALF_TILES + HAS_ROPE;
 
     struct Shared {
+        /* All threads write `block`: a branch there keeps ptxas from having matrix descriptors in uniform registers. */
+        static constexpr bool ALL_TELL = true;
         unsigned char keys[KEY_BUFFERS][TILES][TILE_BYTES];
         unsigned char q[TILES][TILE_BYTES];
         unsigned char p[1][TILE_BYTES];
