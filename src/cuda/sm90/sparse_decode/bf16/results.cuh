@@ -13,11 +13,13 @@ template <typename R> struct Sums {
     using Shared = typename R::Shared;
     using Element = typename R::Element;
     enum { ROWS_APART = 16 /* a warpgroup takes so many rows at a time, eight lanes each */ };
+    enum { PARTS = 2 /* of a side's columns: multiplied, freed and asked for one after the other */ };
+    enum { PART_TILES = HALF_TILES / PARTS, PART_COLUMNS = PART_TILES * LINE_ELEMENTS };
 
     const struct sparse_decode_params &p;
     Shared &shared;
     const uint32_t base;
-    float o[128];
+    float o[PARTS][64];
 
     __device__ __forceinline__ Sums(const struct sparse_decode_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory))
@@ -71,23 +73,23 @@ template <typename R> struct Sums {
         cp_async_arrive(arrived_at(buffer, HALF_TILES));
     }
 
-    /* The side's columns. */
-    __device__ __forceinline__ void gather_half(uint32_t buffer)
+    /* A part of the side's columns. */
+    __device__ __forceinline__ void gather_part(uint32_t buffer, int part)
     {
         enum { ROUNDS = KEYS / ROWS_APART };
-        const int from = side() * HALF_TILES * LINE_BYTES + CHUNK_BYTES * chunk();
-        const uint32_t to =
-            tile_at(buffer, side() * HALF_TILES) + swizzle_128((uint32_t)line(), (uint32_t)chunk());
+        const int first = side() * HALF_TILES + part * PART_TILES;
+        const int from = first * LINE_BYTES + CHUNK_BYTES * chunk();
+        const uint32_t to = tile_at(buffer, first) + swizzle_128((uint32_t)line(), (uint32_t)chunk());
         uint64_t token[ROUNDS];
 #pragma unroll
         for (int i = 0; i < ROUNDS; i++) token[i] = place_of(buffer, line() + i * ROWS_APART) + from;
 #pragma unroll
-        for (int c = 0; c < HALF_TILES; c++) {
+        for (int c = 0; c < PART_TILES; c++) {
 #pragma unroll
             for (int i = 0; i < ROUNDS; i++)
                 copy_chunk(to + (uint32_t)(c * TILE_BYTES + i * ROWS_APART * LINE_BYTES), token[i],
                            c * LINE_BYTES);
-            cp_async_arrive(arrived_at(buffer, c));
+            cp_async_arrive(arrived_at(buffer, part * PART_TILES + c));
         }
     }
 
@@ -123,24 +125,32 @@ template <typename R> struct Sums {
         if (__any_sync(~0u, shared.block[0] & BLOCK_MOVED)) {
             const float factor[2] = {shared.factor[0][row()], shared.factor[0][row() + 8]};
 #pragma unroll
-            for (int i = 0; i < 128; i++) o[i] *= factor[i / 2 % 2];
+            for (int i = 0; i < 128; i++) o[i / 64][i % 64] *= factor[i / 2 % 2];
         }
-        const uint32_t v = tile_at(buffer, side() * HALF_TILES);
-        hold(o);
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) hold(o[part]);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < KEYS / 16; k++)
-            wgmma_256_columns<Element>(o, wgmma_lines(SHARED_AT(base, p), k), wgmma_columns(v, k),
-                                       k > 0 || !first);
-        wgmma_commit();
+        for (int part = 0; part < PARTS; part++) {
+            const uint32_t v = tile_at(buffer, side() * HALF_TILES + part * PART_TILES);
+#pragma unroll
+            for (int k = 0; k < KEYS / 16; k++)
+                wgmma_128_columns<Element>(o[part], wgmma_lines(SHARED_AT(base, p), k), wgmma_columns(v, k),
+                                           k > 0 || !first);
+            wgmma_commit();
+        }
         gather_rope(buffer); /* its scores are made, and so are those with the piece's queries */
         load();
+        wgmma_wait<1>();
+        barrier_sync(SIDE_BARRIER + side(), WARPGROUP_THREADS); /* no warp reads this part of V any more */
+        gather_part(buffer, 0);
         wgmma_wait<0>();
-        hold(o);
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) hold(o[part]);
         __syncwarp();
         if (lane() == 0) mbarrier_arrive(SHARED_AT(base, empty));
-        barrier_sync(SIDE_BARRIER + side(), WARPGROUP_THREADS); /* no warp reads V any more */
-        gather_half(buffer);
+        barrier_sync(SIDE_BARRIER + side(), WARPGROUP_THREADS);
+        gather_part(buffer, 1);
     }
 
     /* ---- The end of a piece --------------------------------------------------------------------------- */
@@ -171,7 +181,7 @@ template <typename R> struct Sums {
             uint32_t words[4];
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const float *pair = o + c / 2 + 4 * e + 2 * i;
+                const float *pair = o[c / PART_COLUMNS] + c % PART_COLUMNS / 2 + 4 * e + 2 * i;
                 words[e] = empty ? 0 : Element::pack(pair[0] * factor, pair[1] * factor);
             }
             const uint4 eight = gather_eight(words);
@@ -184,7 +194,7 @@ template <typename R> struct Sums {
     {
 #pragma unroll
         for (int c = 0; c < D_V / 2; c += 16) {
-            const float *low = o + c / 2 + 2 * i, *high = low + 4;
+            const float *low = o[c / PART_COLUMNS] + c % PART_COLUMNS / 2 + 2 * i, *high = low + 4;
             const float4 four = empty ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
                                       : make_float4(low[0] * factor, low[1] * factor, high[0] * factor,
                                                     high[1] * factor);
@@ -252,11 +262,12 @@ template <typename R> struct Sums {
     {
         uint32_t count = 0, pieces = 0;
 #pragma unroll
-        for (int i = 0; i < 128; i++) o[i] = 0.0f;
+        for (int i = 0; i < 128; i++) o[i / 64][i % 64] = 0.0f;
         load_queries(request_of(shared.list.first));
         barrier_sync(START_BARRIER, 3 * WARPGROUP_THREADS);
 #pragma unroll 1
-        for (uint32_t buffer = 0; buffer < KEY_BUFFERS; buffer++) gather_rope(buffer), gather_half(buffer);
+        for (uint32_t buffer = 0; buffer < KEY_BUFFERS; buffer++)
+            gather_rope(buffer), gather_part(buffer, 0), gather_part(buffer, 1);
         for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {
             const bool more = shared.list.last - i >= shared.list.step;
             const int blocks = begin_piece(i);
