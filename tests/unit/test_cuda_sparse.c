@@ -352,7 +352,8 @@ static void rows(void)
     struct sparse_call c;
     sparse_call(&c, FMLA_KV_BF16, true);
     c.args.kernel = "cuda-sm90-16";
-    check_rejected("tiles of 16 heads", sparse_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "kv_format", "cache FP8_656 FP8_584");
+    check_rejected("tiles of 16 heads", sparse_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "kv_format",
+                   "cache FP8_656 FP8_584");
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.q.tensor.dtype = c.out.tensor.dtype = fp16;
     c.args.kernel = "cuda-sm90";

@@ -41,7 +41,8 @@ template <typename R> struct Sums {
 
     __device__ __forceinline__ uint32_t tile_at(uint32_t buffer, int tile) const
     {
-        return SHARED_AT(base, keys) + buffer * (uint32_t)sizeof(shared.keys[0]) + (uint32_t)tile * TILE_BYTES;
+        return SHARED_AT(base, keys) + buffer * (uint32_t)sizeof(shared.keys[0]) +
+               (uint32_t)tile * TILE_BYTES;
     }
 
     __device__ __forceinline__ uint32_t arrived_at(uint32_t buffer, int group) const
@@ -63,9 +64,9 @@ template <typename R> struct Sums {
     __device__ __forceinline__ void gather_rope(uint32_t buffer)
     {
         if constexpr (!R::HAS_ROPE) return;
-        const int first = side() * (KEYS / 2) + line(), from = R::ROPE_TILE * LINE_BYTES + CHUNK_BYTES * chunk();
-        const uint32_t to =
-            tile_at(buffer, R::ROPE_TILE) + swizzle_128((uint32_t)first, (uint32_t)chunk());
+        const int first = side() * (KEYS / 2) + line(),
+                  from = R::ROPE_TILE * LINE_BYTES + CHUNK_BYTES * chunk();
+        const uint32_t to = tile_at(buffer, R::ROPE_TILE) + swizzle_128((uint32_t)first, (uint32_t)chunk());
 #pragma unroll
         for (int i = 0; i < KEYS / 2 / ROWS_APART; i++)
             copy_chunk(to + (uint32_t)(i * ROWS_APART * LINE_BYTES), place_of(buffer, first + i * ROWS_APART),
@@ -195,9 +196,9 @@ template <typename R> struct Sums {
 #pragma unroll
         for (int c = 0; c < D_V / 2; c += 16) {
             const float *low = o[c / PART_COLUMNS] + c % PART_COLUMNS / 2 + 2 * i, *high = low + 4;
-            const float4 four = empty ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
-                                      : make_float4(low[0] * factor, low[1] * factor, high[0] * factor,
-                                                    high[1] * factor);
+            const float4 four =
+                empty ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
+                      : make_float4(low[0] * factor, low[1] * factor, high[0] * factor, high[1] * factor);
             if (there) *(float4 *)(to + c + slot_position_of_lane(lane())) = four;
         }
     }
