@@ -74,6 +74,16 @@ struct cuda_kernel cuda_kernel_sparse_decode_sm90[2][2] = {
      {.image = "sm90/sparse_decode/small/sparse_decode_bf16",
       .name = "sm90_sparse_decode_small_bf16_fp8_584"}},
 };
+#define SPARSE_ROWS(type, width)                                                                             \
+    {                                                                                                        \
+        .image = "sm90/sparse_decode/bf16/sparse_decode_" #type,                                             \
+        .name = "sm90_sparse_decode_" #type "_" #width                                                       \
+    }
+struct cuda_kernel cuda_kernel_sparse_decode_sm90_rows[2][2] = {
+    [ELEMENT_BF16] = {SPARSE_ROWS(bf16, 512), SPARSE_ROWS(bf16, 576)},
+    [ELEMENT_FP16] = {SPARSE_ROWS(fp16, 512), SPARSE_ROWS(fp16, 576)},
+};
+#undef SPARSE_ROWS
 
 struct result_params cuda_result_params(const struct result_rules *rules)
 {
@@ -126,6 +136,9 @@ fmla_status cuda_prepare(int32_t id)
     for (int i = 0; i < 4 && hopper && !status; i++)
         status = cuda_load(op, &scope, &cuda_kernel_sparse_decode_sm90[i / 2][i % 2],
                            i / 2 ? SM90_SPARSE_DECODE_SMALL_SHARED_BYTES : SM90_SPARSE_DECODE_SHARED_BYTES);
+    for (int i = 0; i < 4 && hopper && !status; i++)
+        status = cuda_load(op, &scope, &cuda_kernel_sparse_decode_sm90_rows[i / 2][i % 2],
+                           SM90_SPARSE_DECODE_SHARED_BYTES);
     cuda_leave(&scope);
     return status;
 }

@@ -21,6 +21,8 @@ extern struct cuda_kernel cuda_kernel_dense_decode_sm90[2][2][2];
 extern struct cuda_kernel cuda_kernel_sparse_decode[2][KV_FORMATS];
 /* [tiles of 16 heads, not of 64][the format is FP8_584] */
 extern struct cuda_kernel cuda_kernel_sparse_decode_sm90[2][2];
+/* Over caches of the queries' type: [type][d_qk is 576] */
+extern struct cuda_kernel cuda_kernel_sparse_decode_sm90_rows[2][2];
 /* [enum kv_format][enum element of the vectors] */
 enum { CACHE_FORMATS = 5, CACHE_ELEMENTS = 3 };
 extern struct cuda_kernel cuda_kernel_cache_append[CACHE_FORMATS][CACHE_ELEMENTS],

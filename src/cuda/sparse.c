@@ -35,11 +35,18 @@ static struct sm90_sparse_shape shape_of(const struct sparse_decode_problem *p)
                                       .sms = cuda_device(p->device.id)->sms};
 }
 
-static int32_t partitions_of(const struct cuda_device *device, const struct sm90_sparse_shape *shape)
+/* Caches of the queries' type: there is no kernel of small tiles for them. */
+static bool has_rows(const struct sparse_decode_problem *p)
+{
+    return p->format == KV_BF16 || p->format == KV_FP16;
+}
+
+static int32_t partitions_of(const struct cuda_device *device, const struct sm90_sparse_shape *shape,
+                             bool rows)
 {
     const bool hopper =
         device->capability == 90 && cuda_build_has(&cuda_build, cuda_kernel_sparse_decode_sm90[1][0].image);
-    return hopper && sm90_sparse_decode_is_small(shape, false)
+    return hopper && !rows && sm90_sparse_decode_is_small(shape, false)
                ? sm90_sparse_decode_small_partitions(shape)
                : plan_default_partitions(shape->sms, 1, shape->s_q * shape->h_q, shape->s_q);
 }
@@ -48,7 +55,8 @@ int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, 
                                int64_t extra_topk)
 {
     const struct cuda_device *device = cuda_device(id);
-    return partitions_of(device, &(struct sm90_sparse_shape){b, s_q, h_q, topk, extra_topk, device->sms});
+    const struct sm90_sparse_shape shape = {b, s_q, h_q, topk, extra_topk, device->sms};
+    return partitions_of(device, &shape, false); /* a plan is made before a format is named */
 }
 
 static fmla_status lay_out(const struct sparse_decode_problem *p, int heads, struct work *w)
@@ -68,7 +76,7 @@ static fmla_status lay_out(const struct sparse_decode_problem *p, int heads, str
         .plan = p->plan,
         .plan_size = p->plan_size,
         .plan_in_tables = p->plan_in_tables,
-        .num_partitions = p->num_partitions ? p->num_partitions : partitions_of(device, &shape),
+        .num_partitions = p->num_partitions ? p->num_partitions : partitions_of(device, &shape, has_rows(p)),
     };
     return cuda_split_lay_out(&w->cut, &w->split);
 }
@@ -170,13 +178,19 @@ static fmla_status launch_plan(const struct cuda_scope *scope, const struct spar
     return cuda_launch_plan(op, scope, &params, p->stream);
 }
 
+static struct cuda_kernel *kernel_of(const struct sparse_decode_problem *p, int heads)
+{
+    if (!heads) return &cuda_kernel_sparse_decode[p->element][p->format];
+    if (has_rows(p)) return &cuda_kernel_sparse_decode_sm90_rows[p->element][p->d_qk == 576];
+    return &cuda_kernel_sparse_decode_sm90[heads == HOPPER_SMALL][p->format == KV_FP8_584];
+}
+
 static fmla_status launch_decode(const struct cuda_scope *scope, const struct sparse_decode_problem *p,
                                  const struct work *w, int heads, struct sparse_decode_params *params)
 {
     const bool small = heads == HOPPER_SMALL;
     const struct cuda_launch launch = {
-        .kernel = heads ? &cuda_kernel_sparse_decode_sm90[small][p->format == KV_FP8_584]
-                        : &cuda_kernel_sparse_decode[p->element][p->format],
+        .kernel = kernel_of(p, heads),
         .blocks = cuda_split_workers(&w->cut, &w->split) * w->cut.tiles,
         .threads = !heads  ? 32 * SPARSE_WARPS
                    : small ? SM90_SPARSE_DECODE_SMALL_THREADS
@@ -233,7 +247,8 @@ fmla_status cuda_sm90_sparse_decode(const struct kernel *kernel, const struct sp
 {
     (void)kernel;
     const struct sm90_sparse_shape shape = shape_of(p);
-    return sparse_decode(p, sm90_sparse_decode_is_small(&shape, p->batch_invariant) ? HOPPER_SMALL : HOPPER);
+    const bool small = !has_rows(p) && sm90_sparse_decode_is_small(&shape, p->batch_invariant);
+    return sparse_decode(p, small ? HOPPER_SMALL : HOPPER);
 }
 
 fmla_status cuda_sm90_sparse_decode_64(const struct kernel *kernel, const struct sparse_decode_problem *p)

@@ -353,10 +353,12 @@ static void check_special(const struct run *run, struct tally *tally)
 static void choose_axes(const struct run *run)
 {
     struct axis *format = &axes[S_FORMAT];
-    const bool fp8_alone = !strncmp(run->kernel, "cuda-sm90", 9);
+    const bool fp8_alone = !strcmp(run->kernel, "cuda-sm90-16"),
+               hopper = !strncmp(run->kernel, "cuda-sm90", 9);
     format->count = 0;
     for (int i = 0; i < S_FORMATS; i++) {
         const bool fp16 = i == S_FP16 || i == S_FP8_656_Q16, fp8 = i == S_FP8_656 || i == S_FP8_584;
+        if (hopper && i == S_FP8_656_Q16) continue;
         if ((!fp16 || strstr(run->dtypes, "fp16")) && (fp8 || !fp8_alone))
             format->values[format->count++] = i;
     }

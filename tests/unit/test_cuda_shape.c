@@ -130,6 +130,7 @@ static void print_names(void)
         if (kernel->name) print_name(kernel);
     }
     for (int i = 0; i < 4; i++) print_name(&cuda_kernel_sparse_decode_sm90[i / 2][i % 2]);
+    for (int i = 0; i < 4; i++) print_name(&cuda_kernel_sparse_decode_sm90_rows[i / 2][i % 2]);
 }
 
 int main(int argc, char **argv)

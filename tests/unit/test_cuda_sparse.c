@@ -295,8 +295,8 @@ static void formats(void)
                {FMLA_KV_FP8_584, false, "sm90_sparse_decode_bf16_fp8_584"},
                {FMLA_KV_FP8_656, true, "sparse_decode_fp8_656_fp16"},
                {FMLA_KV_FP8_584, true, "sparse_decode_fp8_584_fp16"},
-               {FMLA_KV_BF16, false, "sparse_decode_bf16"},
-               {FMLA_KV_FP16, true, "sparse_decode_fp16"}};
+               {FMLA_KV_BF16, false, "sm90_sparse_decode_bf16_576"},
+               {FMLA_KV_FP16, true, "sm90_sparse_decode_fp16_576"}};
     fake_open();
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct sparse_call c;
@@ -311,10 +311,62 @@ static void formats(void)
         char names[96];
         snprintf(names, sizeof names, "decode_plan|%s", all[i].kernel);
         check_kernels(before, names); /* one partition: nothing is cut */
-        const bool hopper = all[i].kernel[1] == 'm';
+        const bool hopper = !strncmp(all[i].kernel, "sm90", 4);
         CHECK_EQ(launched(0)->config.grid_x, hopper ? S_Q * 2 : S_Q * H_Q / SPARSE_WARPS);
         CHECK_EQ(params_of(launched(0)).tiles, launched(0)->config.grid_x);
     }
+}
+
+/* Caches of the queries' type: tiles of 64 heads, however small the batch is, and a plan for those. */
+static void rows(void)
+{
+    static const struct {
+        int64_t d_qk;
+        bool fp16;
+        const char *kernel, *launched;
+    } all[] = {{576, false, NULL, "sm90_sparse_decode_bf16_576"},
+               {512, false, "cuda-sm90", "sm90_sparse_decode_bf16_512"},
+               {576, true, "cuda-sm90-64", "sm90_sparse_decode_fp16_576"},
+               {512, true, NULL, "sm90_sparse_decode_fp16_512"}};
+    fake_open();
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        struct sparse_call c;
+        sparse_call(&c, all[i].fp16 ? FMLA_KV_FP16 : FMLA_KV_BF16, true);
+        struct held *const typed[] = {&c.q, &c.kv, &c.extra_kv, &c.out};
+        for (int k = 0; k < 4 && all[i].fp16; k++) typed[k]->tensor.dtype = fp16;
+        for (int k = 0; k < 3; k++) {
+            typed[k]->shape[3] = all[i].d_qk;
+            for (int d = 0; d < 3; d++) typed[k]->strides[d] = typed[k]->strides[d] / 576 * all[i].d_qk;
+        }
+        c.indices.shape[2] = SMALL_TOPK;
+        c.args.kernel = all[i].kernel;
+        const int before = fake->launches;
+        run(&c);
+        char names[128];
+        snprintf(names, sizeof names, "decode_plan|%s|join_splits_%s_halves", all[i].launched,
+                 all[i].fp16 ? "fp16" : "bf16");
+        check_kernels(before, names);
+        CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * 2);
+        CHECK_EQ(launched(1)->config.block_x, 384);
+        CHECK_EQ(launched(1)->config.shared_bytes, 227 * 1024);
+        CHECK_EQ(params_of(launched(1)).d_qk, all[i].d_qk);
+        CHECK_EQ(params_of(launched(1)).cache[0].slot_bytes, 2 * all[i].d_qk);
+    }
+    struct sparse_call c;
+    sparse_call(&c, FMLA_KV_BF16, true);
+    c.args.kernel = "cuda-sm90-16";
+    check_rejected("tiles of 16 heads", sparse_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "kv_format",
+                   "cache FP8_656 FP8_584");
+    sparse_call(&c, FMLA_KV_FP8_656, true);
+    c.q.tensor.dtype = c.out.tensor.dtype = fp16;
+    c.args.kernel = "cuda-sm90";
+    check_rejected("codes and float16", sparse_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "q",
+                   "float16 queries of FP16 caches alone");
+    sparse_call(&c, FMLA_KV_BF16, true);
+    c.kv.tensor.byte_offset = 2;
+    const int before = fake->launches;
+    run(&c);
+    check_kernels(before, "decode_plan|sparse_decode_bf16|join_splits_bf16_halves");
 }
 
 /* What Hopper's kernel does not take goes to the portable one, with as large a workspace; and says so if it is forced. */
@@ -492,6 +544,7 @@ int main(int argc, char **argv)
         {"small, batch-invariant", small_batch_invariant},
         {"plans of small batches", small_plans},
         {"formats", formats},
+        {"rows", rows},
         {"not taken", not_taken},
         {"odd pages", odd_pages},
         {"batch-invariant", batch_invariant},

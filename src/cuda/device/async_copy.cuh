@@ -37,6 +37,13 @@ template <int PENDING> __device__ __forceinline__ void cp_async_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+/* Arrives at an mbarrier, whose count this is one of, when all copies that this thread has asked for so far are there. sm_90
+ * here, where mbarriers are used. */
+__device__ __forceinline__ void cp_async_arrive(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 __device__ __forceinline__ void store_shared_2(uint32_t to, uint16_t bits)
 {
     asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(bits) : "memory");

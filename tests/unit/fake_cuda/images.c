@@ -21,6 +21,8 @@ static const struct cuda_image images[] = {
 #if !defined(FAKE_WITHOUT_SM90) /* as where 9.0 was not among the GPUs of a build */
     IMAGE("sm90/dense_decode/dense_decode_bf16"),
     IMAGE("sm90/dense_decode/dense_decode_fp16"),
+    IMAGE("sm90/sparse_decode/bf16/sparse_decode_bf16"),
+    IMAGE("sm90/sparse_decode/bf16/sparse_decode_fp16"),
     IMAGE("sm90/sparse_decode/sparse_decode_bf16"),
     IMAGE("sm90/sparse_decode/small/sparse_decode_bf16"),
 #endif

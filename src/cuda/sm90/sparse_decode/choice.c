@@ -32,10 +32,9 @@ const char *sm90_sparse_decode_refuses(const struct sparse_decode_problem *p, co
 {
     const int64_t shape[] = {p->b, p->s_q, p->h_q};
     if (!p->b) return NULL;
-    *argument = "kv_format";
-    if (p->format != KV_FP8_656 && p->format != KV_FP8_584) return "takes FP8_656 and FP8_584 caches";
     *argument = "q";
-    if (p->element != ELEMENT_BF16) return "takes bfloat16 queries";
+    if (p->element != ELEMENT_BF16 && p->format != KV_FP16)
+        return "takes float16 queries of FP16 caches alone";
     if (!aligned(p->q) || !strides_aligned(shape, p->q_stride, 3, 2))
         return "takes queries whose base and strides are multiples of 16 bytes";
     *argument = "kv_cache";

@@ -21,6 +21,7 @@ static_assert(KEYS == TILE_LINES && HEADS == TILE_LINES, "");
 
 /* Raw keys: where a thread's own 16 bytes are, by chunk, key of its two, thread. Nobody else reads them. */
 struct Shared {
+    static constexpr bool ALL_TELL = false; /* one thread writes `block` */
     unsigned char v[HALVES][HALF_BYTES];
     unsigned char q[V_TILES + 1][TILE_BYTES]; /* FP8_584 has no ninth: rope values of every other block */
     unsigned char p[2][TILE_BYTES];

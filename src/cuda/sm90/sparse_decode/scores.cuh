@@ -17,7 +17,7 @@ template <typename F> struct Scores {
     uint4 raw[3][2], rope[2][2];
     bool valid[2], next_valid[2];
     float s[32];
-    Softmax softmax;
+    Softmax<Shared> softmax;
     uint32_t half, half_parity; /* of V: the next one to fill */
     bool next_fits;             /* fp16 holds the keys of the block that comes next */
 

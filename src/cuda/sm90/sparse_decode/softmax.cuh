@@ -10,7 +10,7 @@
 
 static constexpr float LEAST_REFERENCE = -1e30f, REFERENCE_SLACK = 8.0f; /* in powers of two */
 
-struct Softmax {
+template <typename Shared> struct Softmax {
     const struct sparse_decode_params &p;
     Shared &shared;
     const uint32_t base;
@@ -100,7 +100,7 @@ struct Softmax {
             any = any_of_scores(mine), moves = any_of_scores(over > REFERENCE_SLACK);
             if (moves) move_references(s, buffer);
         }
-        if (threadIdx.x == 0) /* the first block of a piece finds no O that counts */
+        if (Shared::ALL_TELL || threadIdx.x == 0) /* the first block of a piece finds no O that counts */
             shared.block[buffer] = (moves ? BLOCK_MOVED : 0) | (Element::IS_BF16 ? BLOCK_BF16 : 0);
         const uint32_t p_tile = SHARED_AT(base, p) + buffer * TILE_BYTES;
 #pragma unroll

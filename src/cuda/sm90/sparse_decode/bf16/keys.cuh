@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The way of the scores' warps through the lists of keys: a lane has an entry of a block, two blocks ahead of its scores, and
+ * tells the sums' warps, who gather, where that token is. Pieces follow each other without a gap.
+ */
+#pragma once
+
+#include "layout.cuh"
+
+template <typename R> struct Keys {
+    using Shared = typename R::Shared;
+    enum { KEYS_OF_WARP = 16 };
+
+    const struct sparse_decode_params &p;
+    Shared &shared;
+    const int32_t *entries[2]; /* of the token, in either cache: at its list position */
+    int count, extra_begin, extra_end, end, at;
+    int next_piece, index;
+    bool over, of_extra; /* no piece is left; the index is one of the extra cache */
+
+    __device__ __forceinline__ Keys(const struct sparse_decode_params &params, Shared &memory)
+        : p(params), shared(memory)
+    {
+    }
+
+    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
+
+    /* Of a block; either half of the warp has the same. */
+    static __device__ __forceinline__ int key()
+    {
+        return KEYS_OF_WARP * (int)(fresh_thread() / 32) + lane() % KEYS_OF_WARP;
+    }
+
+    __device__ __forceinline__ void enter_piece()
+    {
+        int length;
+        const Piece piece = list_piece(p, shared.list, next_piece, &length);
+        const ListEnds ends = list_ends(p, piece.request);
+        const Place place(p);
+        count = ends.count, extra_begin = ends.extra_begin, extra_end = ends.extra_end;
+        at = piece.begin, end = piece.end;
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            entries[i] = p.cache[i].indices + piece.request * p.cache[i].indices_stride[0] +
+                         place.token * p.cache[i].indices_stride[1] - (i ? ends.extra_begin : 0);
+    }
+
+    /* A block begins at a multiple of 64 of the list, so that its entries are of one cache. */
+    __device__ __forceinline__ void load_index()
+    {
+        index = -1;
+        if (__any_sync(~0u, over)) return;
+        of_extra = at >= extra_begin;
+        const int entry = at + key();
+        if (entry < min(end, of_extra ? extra_end : count))
+            index = __ldg((of_extra ? entries[1] : entries[0]) + entry);
+        at += KEYS;
+        if (__any_sync(~0u, at >= end)) {
+            next_piece += shared.list.step;
+            over = next_piece > shared.list.last;
+            if (__any_sync(~0u, !over)) enter_piece();
+        }
+    }
+
+    /* Of the block whose index was loaded; returns which of the warp's keys there are, a bit each. */
+    __device__ __forceinline__ uint32_t tell_places(uint32_t buffer)
+    {
+        const struct sparse_cache_params &cache = p.cache[of_extra];
+        const bool there = names_key(cache, index);
+        const uint8_t *token = place_of_key<R::FORMAT>(cache, there ? index : 0).token;
+        if (lane() < KEYS_OF_WARP) shared.place[buffer][key()] = (uint64_t)token | (there ? 0 : NO_KEY);
+        return __ballot_sync(~0u, there);
+    }
+
+    __device__ __forceinline__ void begin()
+    {
+        next_piece = shared.list.first, over = false, of_extra = false;
+        enter_piece();
+    }
+};

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The warpgroups of the sums: O of 256 columns each += P V. They gather: a warpgroup knows first when its half of the columns of
+ * a block is done with, and asks for those of the block after next. The end of a piece: rows to `out`, or to the piece's slot.
+ */
+#pragma once
+
+#include "../../../device/quad.cuh"
+#include "../queries.cuh"
+#include "layout.cuh"
+
+template <typename R> struct Sums {
+    using Shared = typename R::Shared;
+    using Element = typename R::Element;
+    enum { ROWS_APART = 16 /* a warpgroup takes so many rows at a time, eight lanes each */ };
+    enum { PARTS = 2 /* of a side's columns: multiplied, freed and asked for one after the other */ };
+    enum { PART_TILES = HALF_TILES / PARTS, PART_COLUMNS = PART_TILES * LINE_ELEMENTS };
+
+    const struct sparse_decode_params &p;
+    Shared &shared;
+    const uint32_t base;
+    float o[PARTS][64];
+
+    __device__ __forceinline__ Sums(const struct sparse_decode_params &params, Shared &memory)
+        : p(params), shared(memory), base(shared_address(&memory))
+    {
+    }
+
+    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
+    static __device__ __forceinline__ int side() { return (int)(fresh_thread() / WARPGROUP_THREADS) - 1; }
+    static __device__ __forceinline__ int row()
+    {
+        return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0);
+    }
+
+    /* ---- Gathering --------------------------------------------------------------------------------- */
+
+    /* Of the first 16 rows. */
+    static __device__ __forceinline__ int line() { return (int)(fresh_thread() % WARPGROUP_THREADS / 8); }
+    static __device__ __forceinline__ int chunk() { return (int)(fresh_thread() % 8); }
+
+    __device__ __forceinline__ uint32_t tile_at(uint32_t buffer, int tile) const
+    {
+        return SHARED_AT(base, keys) + buffer * (uint32_t)sizeof(shared.keys[0]) +
+               (uint32_t)tile * TILE_BYTES;
+    }
+
+    __device__ __forceinline__ uint32_t arrived_at(uint32_t buffer, int group) const
+    {
+        return SHARED_AT(base, arrived) + (buffer * R::GROUPS + (uint32_t)group) * 8;
+    }
+
+    __device__ __forceinline__ uint64_t place_of(uint32_t buffer, int key) const
+    {
+        return shared.place[buffer][key];
+    }
+
+    static __device__ __forceinline__ void copy_chunk(uint32_t to, uint64_t token, int offset)
+    {
+        cp_async_16(to, (const uint8_t *)(token & ~NO_KEY) + offset, !(token & NO_KEY));
+    }
+
+    /* Columns that V has not; each side takes half of the keys. */
+    __device__ __forceinline__ void gather_rope(uint32_t buffer)
+    {
+        if constexpr (!R::HAS_ROPE) return;
+        const int first = side() * (KEYS / 2) + line(),
+                  from = R::ROPE_TILE * LINE_BYTES + CHUNK_BYTES * chunk();
+        const uint32_t to = tile_at(buffer, R::ROPE_TILE) + swizzle_128((uint32_t)first, (uint32_t)chunk());
+#pragma unroll
+        for (int i = 0; i < KEYS / 2 / ROWS_APART; i++)
+            copy_chunk(to + (uint32_t)(i * ROWS_APART * LINE_BYTES), place_of(buffer, first + i * ROWS_APART),
+                       from);
+        cp_async_arrive(arrived_at(buffer, HALF_TILES));
+    }
+
+    /* A part of the side's columns. */
+    __device__ __forceinline__ void gather_part(uint32_t buffer, int part)
+    {
+        enum { ROUNDS = KEYS / ROWS_APART };
+        const int first = side() * HALF_TILES + part * PART_TILES;
+        const int from = first * LINE_BYTES + CHUNK_BYTES * chunk();
+        const uint32_t to = tile_at(buffer, first) + swizzle_128((uint32_t)line(), (uint32_t)chunk());
+        uint64_t token[ROUNDS];
+#pragma unroll
+        for (int i = 0; i < ROUNDS; i++) token[i] = place_of(buffer, line() + i * ROWS_APART) + from;
+#pragma unroll
+        for (int c = 0; c < PART_TILES; c++) {
+#pragma unroll
+            for (int i = 0; i < ROUNDS; i++)
+                copy_chunk(to + (uint32_t)(c * TILE_BYTES + i * ROWS_APART * LINE_BYTES), token[i],
+                           c * LINE_BYTES);
+            cp_async_arrive(arrived_at(buffer, part * PART_TILES + c));
+        }
+    }
+
+    /* Both sides together; heads that are none are zeros. */
+    __device__ __forceinline__ void load_queries(int request)
+    {
+        enum { HEADS_APART = 2 * ROWS_APART };
+        const Place place(p);
+        const int first = side() * ROWS_APART + line(), heads = p.h_q - place.tile * HEADS;
+        const uint16_t *tile = first_query(p, request, place) + CHUNK_ELEMENTS * chunk();
+        const uint32_t to = SHARED_AT(base, q) + swizzle_128((uint32_t)first, (uint32_t)chunk());
+#pragma unroll
+        for (int i = 0; i < HEADS / HEADS_APART; i++) {
+            const int head = first + i * HEADS_APART;
+            const bool there = head < heads;
+            const uint16_t *from = tile + (there ? head : 0) * p.q_stride[2];
+#pragma unroll
+            for (int c = 0; c < R::TILES; c++)
+                cp_async_16(to + (uint32_t)(c * TILE_BYTES + i * HEADS_APART * LINE_BYTES),
+                            from + c * LINE_ELEMENTS, there);
+        }
+        cp_async_arrive(SHARED_AT(base, q_full));
+    }
+
+    /* ---- A block ------------------------------------------------------------------------------------ */
+
+    /* `load`: what else is asked for while the products run. */
+    template <typename Load>
+    __device__ __forceinline__ void add_block(uint32_t count, bool first, const Load &load)
+    {
+        const uint32_t buffer = count & 1;
+        mbarrier_wait(SHARED_AT(base, full), count & 1);
+        if (__any_sync(~0u, shared.block[0] & BLOCK_MOVED)) {
+            const float factor[2] = {shared.factor[0][row()], shared.factor[0][row() + 8]};
+#pragma unroll
+            for (int i = 0; i < 128; i++) o[i / 64][i % 64] *= factor[i / 2 % 2];
+        }
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) hold(o[part]);
+        wgmma_fence();
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            const uint32_t v = tile_at(buffer, side() * HALF_TILES + part * PART_TILES);
+#pragma unroll
+            for (int k = 0; k < KEYS / 16; k++)
+                wgmma_128_columns<Element>(o[part], wgmma_lines(SHARED_AT(base, p), k), wgmma_columns(v, k),
+                                           k > 0 || !first);
+            wgmma_commit();
+        }
+        gather_rope(buffer); /* its scores are made, and so are those with the piece's queries */
+        load();
+        wgmma_wait<1>();
+        barrier_sync(SIDE_BARRIER + side(), WARPGROUP_THREADS); /* no warp reads this part of V any more */
+        gather_part(buffer, 0);
+        wgmma_wait<0>();
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) hold(o[part]);
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, empty));
+        barrier_sync(SIDE_BARRIER + side(), WARPGROUP_THREADS);
+        gather_part(buffer, 1);
+    }
+
+    /* ---- The end of a piece --------------------------------------------------------------------------- */
+
+    /* Words of eight columns a lane's pair each, of four neighbouring eights, to all words of one eight. */
+    static __device__ __forceinline__ uint4 gather_eight(uint32_t (&w)[4])
+    {
+        const bool odd = lane() & 1, high = lane() & 2;
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            const uint32_t got = __shfl_xor_sync(~0u, odd ? w[i] : w[i + 1], 1);
+            w[i] = odd ? got : w[i], w[i + 1] = odd ? w[i + 1] : got;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint32_t got = __shfl_xor_sync(~0u, high ? w[i] : w[i + 2], 2);
+            w[i] = high ? got : w[i], w[i + 2] = high ? w[i + 2] : got;
+        }
+        return make_uint4(w[0], w[1], w[2], w[3]);
+    }
+
+    /* Row i of the thread's two, from the side's first column on. `empty`: it saw no key, and is 0 whatever weights of 0 made of
+     * V. */
+    __device__ __forceinline__ void store_out(uint16_t *to, int i, float factor, bool empty, bool there) const
+    {
+#pragma unroll
+        for (int c = 0; c < D_V / 2; c += 32) {
+            uint32_t words[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float *pair = o[c / PART_COLUMNS] + c % PART_COLUMNS / 2 + 4 * e + 2 * i;
+                words[e] = empty ? 0 : Element::pack(pair[0] * factor, pair[1] * factor);
+            }
+            const uint4 eight = gather_eight(words);
+            if (there) *(uint4 *)(to + c + 8 * (lane() % 4)) = eight;
+        }
+    }
+
+    /* Columns as slot_position has them. */
+    __device__ __forceinline__ void store_slot(float *to, int i, float factor, bool empty, bool there) const
+    {
+#pragma unroll
+        for (int c = 0; c < D_V / 2; c += 16) {
+            const float *low = o[c / PART_COLUMNS] + c % PART_COLUMNS / 2 + 2 * i, *high = low + 4;
+            const float4 four =
+                empty ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
+                      : make_float4(low[0] * factor, low[1] * factor, high[0] * factor, high[1] * factor);
+            if (there) *(float4 *)(to + c + slot_position_of_lane(lane())) = four;
+        }
+    }
+
+    /* All lanes, also those of heads that are none. */
+    __device__ __forceinline__ void end_row(int i, float sum, float below) const
+    {
+        const Place place(p);
+        const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
+        const int column = side() * (D_V / 2), warp = (int)fresh_thread() / 32 - 4;
+        const int request = shared.piece[warp].request;
+        const int64_t slot = shared.piece[warp].slot;
+        const bool there = asked < p.h_q, stores_lse = there && side() == 0 && lane() % 4 == 0;
+        const float lse = sum == 0.0f ? -INFINITY : (log2f(sum) - below) * LN_2;
+        const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+        const RowPlace where = {place.token, head};
+        if (__any_sync(~0u, slot == DIRECT)) {
+            if (stores_lse) store_lse(p.output, request, where, lse);
+            store_out(p.output.out + out_offset(p.output, request, where) + column, i,
+                      factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f, there);
+        } else {
+            const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + head;
+            if (stores_lse) p.split.slot_lse[slot_row] = lse;
+            store_slot(p.split.slot_out + slot_row * D_V + column, i, factor, sum == 0.0f, there);
+        }
+    }
+
+    __device__ __forceinline__ void end_piece(uint32_t parity)
+    {
+        mbarrier_wait(SHARED_AT(base, sum_full), parity);
+        float sum[2], below[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int head = row() + 8 * i;
+            sum[i] = shared.sum[0][head] + shared.sum[1][head] + shared.sum[2][head] + shared.sum[3][head];
+            below[i] = shared.below[head];
+        }
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_empty));
+#pragma unroll
+        for (int i = 0; i < 2; i++) end_row(i, sum[i], below[i]);
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ int begin_piece(int i)
+    {
+        int length;
+        const Piece now = list_piece(p, shared.list, i, &length);
+        const int warp = (int)fresh_thread() / 32 - 4;
+        if (lane() == 0) shared.piece[warp].slot = now.slot, shared.piece[warp].request = now.request;
+        __syncwarp();
+        return blocks_of(now);
+    }
+
+    __device__ __forceinline__ int request_of(int i) const
+    {
+        return p.split.partitions ? i : shared.list.request;
+    }
+
+    /* Past the last block two more are gathered, of zeros: the scores' warps say so of every place. */
+    __device__ __forceinline__ void run()
+    {
+        uint32_t count = 0, pieces = 0;
+#pragma unroll
+        for (int i = 0; i < 128; i++) o[i / 64][i % 64] = 0.0f;
+        load_queries(request_of(shared.list.first));
+        barrier_sync(START_BARRIER, 3 * WARPGROUP_THREADS);
+#pragma unroll 1
+        for (uint32_t buffer = 0; buffer < KEY_BUFFERS; buffer++)
+            gather_rope(buffer), gather_part(buffer, 0), gather_part(buffer, 1);
+        for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {
+            const bool more = shared.list.last - i >= shared.list.step;
+            const int blocks = begin_piece(i);
+            for (int k = 0; __any_sync(~0u, k < blocks); k++, count++)
+                add_block(count, k == 0, [&] {
+                    if (__any_sync(~0u, more && k == blocks - 1))
+                        load_queries(request_of(i + shared.list.step));
+                });
+            end_piece(pieces & 1);
+            pieces++;
+        }
+        cp_async_wait<0>();
+    }
+};

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The scores' warpgroup: S^T = K Qᵀ, both from shared memory, as the keys arrive; softmax; where the keys after next are.
+ */
+#pragma once
+
+#include "../softmax.cuh"
+#include "keys.cuh"
+
+template <typename R> struct Scores {
+    using Shared = typename R::Shared;
+    using Element = typename R::Element;
+
+    const struct sparse_decode_params &p;
+    Shared &shared;
+    const uint32_t base;
+    Keys<R> keys;
+    Softmax<Shared> softmax;
+    float s[32];
+    uint32_t there[3]; /* keys of this block, the next one, the one after it: Keys::tell_places */
+    uint32_t count;    /* of blocks */
+
+    __device__ __forceinline__ Scores(const struct sparse_decode_params &params, Shared &memory)
+        : p(params), shared(memory), base(shared_address(&memory)), keys(params, memory),
+          softmax(params, memory), count(0)
+    {
+    }
+
+    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
+    static __device__ __forceinline__ int warp() { return (int)(fresh_thread() / 32); }
+
+    __device__ __forceinline__ void multiply_tile(uint32_t buffer, int tile, bool first)
+    {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            wgmma_64<Element>(s,
+                              wgmma_lines(SHARED_AT(base, keys) + buffer * (uint32_t)sizeof(shared.keys[0]) +
+                                              (uint32_t)tile * TILE_BYTES,
+                                          k),
+                              wgmma_lines(SHARED_AT(base, q) + (uint32_t)tile * TILE_BYTES, k),
+                              !first || k > 0);
+    }
+
+    /* Rope columns come first: their place is free before V's is. */
+    __device__ __forceinline__ void score_block(uint32_t buffer, uint32_t parity)
+    {
+        hold(s);
+#pragma unroll
+        for (int i = 0; i < R::GROUPS; i++) {
+            const int g = R::HAS_ROPE ? (i + HALF_TILES) % R::GROUPS : i;
+            mbarrier_wait(SHARED_AT(base, arrived) + (buffer * R::GROUPS + (uint32_t)g) * 8, parity);
+            fence_async_shared(); /* cp.async writes as threads do */
+            wgmma_fence();
+            if (g == HALF_TILES) {
+                multiply_tile(buffer, R::ROPE_TILE, i == 0);
+            } else {
+                multiply_tile(buffer, g, i == 0);
+                multiply_tile(buffer, g + HALF_TILES, false);
+            }
+            wgmma_commit();
+        }
+        /* All have read where this block's keys were: the place is that of the block after next. */
+        there[2] = keys.tell_places(buffer);
+        keys.load_index();
+        wgmma_wait<0>();
+        hold(s);
+    }
+
+    /* Scores of keys that are none do not count. */
+    __device__ __forceinline__ void mask()
+    {
+        const uint32_t all = (1u << Keys<R>::KEYS_OF_WARP) - 1;
+        if (__all_sync(~0u, (there[0] & all) == all)) return;
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (!(there[0] >> (lane() / 4 + 8 * i) & 1))
+#pragma unroll
+                for (int j = 0; j < 8; j++) s[4 * j + 2 * i] = s[4 * j + 2 * i + 1] = -INFINITY;
+    }
+
+    __device__ __forceinline__ void add_block()
+    {
+        score_block(count & 1, count >> 1 & 1);
+        mask();
+        mbarrier_wait(SHARED_AT(base, empty), (count & 1) ^ 1);
+        softmax.template block<Element>(s, 0, false);
+        there[0] = there[1], there[1] = there[2];
+        count++;
+    }
+
+    /* The sums of the piece and its references to the other warpgroups. */
+    __device__ __forceinline__ void end_piece(uint32_t parity)
+    {
+        const float2 two = softmax.join_lanes(softmax.sums, [](float a, float b) { return a + b; });
+        mbarrier_wait(SHARED_AT(base, sum_empty), parity ^ 1);
+        *(float2 *)&shared.sum[warp()][softmax.pair()] = two;
+        if (threadIdx.x < 4)
+#pragma unroll
+            for (int h = 0; h < 16; h++) shared.below[softmax.head(h)] = softmax.below[h];
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_full));
+    }
+
+    __device__ __forceinline__ int blocks_of_piece(int i) const
+    {
+        int length;
+        return blocks_of(list_piece(p, shared.list, i, &length));
+    }
+
+    /* Votes: as in the kernel for FP8 caches. */
+    __device__ __forceinline__ void run()
+    {
+        keys.begin();
+        keys.load_index(), there[0] = keys.tell_places(0);
+        keys.load_index(), there[1] = keys.tell_places(1);
+        keys.load_index();
+        barrier_sync(START_BARRIER, 3 * WARPGROUP_THREADS);
+        uint32_t pieces = 0;
+        for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {
+            int left = blocks_of_piece(i);
+            softmax.begin();
+            mbarrier_wait(SHARED_AT(base, q_full), pieces & 1);
+            for (; __any_sync(~0u, left > 0); left--) add_block();
+            end_piece(pieces & 1);
+            pieces++;
+        }
+    }
+};

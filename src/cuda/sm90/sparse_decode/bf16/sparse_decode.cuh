@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Sparse decode over BF16 and FP16 caches on Hopper: keys are gathered straight to where the products read them.
+ *
+ * A block of threads takes a tile of 64 heads of one query token through the keys that the pieces of its partition name, 64 at
+ * a time:
+ *
+ *      who                    what                                                                      registers
+ *      warpgroup 0, scores    indices; S^T = K Qᵀ, softmax, P to shared memory                            152
+ *      warpgroups 1, 2, sums  O of 256 columns each += P V; gather those columns of the block after
+ *                             next (cp.async) as soon as they have been multiplied; Q of the next piece     176
+ *
+ * Barriers: arrived[buffer][group], tiles of a block's keys are there; full, P is, and `place` says where the keys of the
+ * block after next are; empty, P has been multiplied; q_full, Q of a piece is there; sum_full, sum_empty: sums and references
+ * of a piece. Q and the rope columns need no barrier to be overwritten: whoever sees P knows that the scores are made.
+ */
+#pragma once
+
+#include "results.cuh"
+#include "scores.cuh"
+
+enum { THREADS = 3 * WARPGROUP_THREADS, SCORE_REGISTERS = 152, SUM_REGISTERS = 176 };
+
+template <typename R> __device__ __forceinline__ void prepare(uint32_t base)
+{
+    using Shared = typename R::Shared;
+    enum { WARPS_OF_GROUP = WARPGROUP_THREADS / 32, GATHERING_THREADS = 2 * WARPGROUP_THREADS };
+    for (uint32_t i = 0; i < KEY_BUFFERS * R::GROUPS; i++)
+        mbarrier_init(SHARED_AT(base, arrived) + 8 * i, GATHERING_THREADS);
+    mbarrier_init(SHARED_AT(base, full), WARPS_OF_GROUP);
+    mbarrier_init(SHARED_AT(base, empty), 2 * WARPS_OF_GROUP);
+    mbarrier_init(SHARED_AT(base, sum_full), WARPS_OF_GROUP);
+    mbarrier_init(SHARED_AT(base, sum_empty), 2 * WARPS_OF_GROUP);
+    mbarrier_init(SHARED_AT(base, q_full), GATHERING_THREADS);
+    mbarrier_fence_init();
+}
+
+template <typename R> __device__ __forceinline__ void sparse_decode(const struct sparse_decode_params &p)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    typename R::Shared &shared = *(typename R::Shared *)memory;
+    if (threadIdx.x == 0) prepare<R>(shared_address(memory));
+    __syncthreads();
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    if (threadIdx.x == 0) shared.list = piece_list(p, Place(p).worker);
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP_THREADS) {
+        give_registers<SCORE_REGISTERS>();
+        if (__any_sync(~0u, shared.list.first <= shared.list.last)) Scores<R>(p, shared).run();
+    } else {
+        take_registers<SUM_REGISTERS>();
+        if (__any_sync(~0u, shared.list.first <= shared.list.last)) Sums<R>(p, shared).run();
+    }
+}
+
+#define SPARSE_DECODE_KERNEL(NAME, D_QK, ELEMENT)                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                 \
+        NAME(const __grid_constant__ struct sparse_decode_params p)                                          \
+    {                                                                                                        \
+        sparse_decode<Rows<D_QK, ELEMENT>>(p);                                                               \
+    }
