@@ -2,7 +2,8 @@
 //
 //   warpgroup 0, scores   loads raw keys (a thread: 16 columns of every 64, of two keys), makes bf16 of them, which are at
 //                         once A of S^T = K Q^T and, stored to shared memory, V; softmax of S^T; P to shared memory
-//   warpgroups 1, 2       O of 256 columns each += P V
+//   warpgroups 1, 2       O of 256 columns each += P V; the second one's product waits until the next block's score products have ended, for its
+//                         softmax, during which the tensor cores would have nothing to do
 //
 // Raw keys come by cp.async, every thread its own, into as much shared memory as a block of raw keys takes; a slot is asked for
 // anew as soon as it has been read, so that 42 KB an SM are always under way. V has room for one block and a half.
@@ -204,7 +205,7 @@ struct Score {
             const uint8_t *token = next[i] - 16 * (lane() % 4);
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                cp_async_16(AT(rope) + ((i * 2 + h) * WG + threadIdx.x) * 16, token + 528 + 32 * (lane() % 4) + 16 * h, next_valid[i]);
+                cp_async_16(AT(rope) + ((i * 2 + h) * WG + threadIdx.x) * 16, token + 528 + 16 * (lane() % 4) + 64 * h, next_valid[i]);
         }
         const int t = lane() % 4;
         const uint8_t *const scales_of = t ? next[1] : next[0];
@@ -248,7 +249,7 @@ struct Score {
 #pragma unroll
             for (int i = 0; i < 20; i++) {
                 const int c = 5 * part + i / 4, head = head_0 + 16 * (i % 4);
-                const uint32_t line = AT(q) + c * TILE_BYTES + head * 128 + 4 * t;
+                const uint32_t line = AT(q) + c * TILE_BYTES + head * 128 + 4 * (c < 8 ? t : u % 4);
                 if (c >= TILES) continue;
                 const uint4 x = w[i / 4][i % 4];
 #ifdef FP16
@@ -258,7 +259,7 @@ struct Score {
 #endif
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const int step = 2 * (u % 2) + half;
+                    const int step = 2 * (c < 8 ? u % 2 : u / 4) + half; // rope values: 8 neighbours in either half of the 64
                     const uint32_t a = in[2 * half], b = in[2 * half + 1];
                     const bool pairs = c < 8 && Work::IS_BF16; // (c0, c2), (c1, c3)
                     const uint32_t low = pairs ? __byte_perm(a, b, 0x5410) : a, high = pairs ? __byte_perm(a, b, 0x7632) : b;
@@ -345,10 +346,8 @@ struct Score {
         }
         wgmma_wait<0>();
         hold(s);
-#ifdef LATE
         __syncwarp();
         if (lane() == 0) mbarrier_arrive(AT(products_done));
-#endif
     }
 
     __device__ __forceinline__ void softmax(bool first)
@@ -478,11 +477,9 @@ struct Multiply {
                 const uint32_t buffer = count & 1;
                 const long long a = CLOCK();
                 mbarrier_wait(AT(full) + 8 * buffer, count >> 1 & 1);
-#ifdef LATE
                 // The tensor cores have nothing to do during softmax: the second warpgroup's product is kept for it, until the
                 // products of the next block's scores have ended (not those of the next item).
                 if (side == 1 && k + 1 < blocks) mbarrier_wait(AT(products_done), (count + 1) & 1);
-#endif
                 const long long b = CLOCK();
                 if (__any_sync(~0u, shared.moved[buffer])) {
                     const float factor[2] = {shared.factor[buffer][row], shared.factor[buffer][row + 8]};
