@@ -197,26 +197,25 @@ template <typename F> struct Sums {
      * beside the scores of its last block: the product before that is not kept. */
     __device__ __forceinline__ void run()
     {
-        uint32_t count = 0, pieces = 0, half = (uint32_t)side();
+        uint32_t count = 0, pieces = 1 /* whose queries have been asked for */, half = (uint32_t)side();
+        if (__any_sync(~0u, shared.list.first > shared.list.last)) return;
+        load_first_queries<F>(p, request_of(shared.list.first), shared, base);
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i] = 0.0f;
-        for (int i = shared.list.first - shared.list.step; __any_sync(~0u, i <= shared.list.last);
-             i += shared.list.step) {
-            /* Before the first piece there is none, whose queries go ahead all the same. */
-            const bool none = i < shared.list.first, more = shared.list.last - i >= shared.list.step;
-            const int blocks = none ? 1 : begin_piece(i);
+        for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {
+            const bool more = shared.list.last - i >= shared.list.step;
+            const int blocks = begin_piece(i);
             for (int k = 0; __any_sync(~0u, k < blocks); k++) {
                 if (__any_sync(~0u, more && k == max(0, blocks - PREFETCH_BLOCKS)))
                     prefetch_queries<F>(p, request_of(i + shared.list.step));
                 if (__any_sync(~0u, more && k == blocks - 1))
                     load_queries<F>(
                         p, [&] { return request_of(i + shared.list.step); }, shared, base, pieces);
-                if (__any_sync(~0u, none)) continue;
                 add_block(count, half, k == 0, k + 2 < blocks);
                 count++, half += 2;
                 if (half >= HALVES) half -= HALVES;
             }
-            if (__any_sync(~0u, !none)) end_piece((pieces & 1) ^ 1);
+            end_piece((pieces & 1) ^ 1);
             pieces++;
         }
     }
