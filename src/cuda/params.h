@@ -55,7 +55,8 @@ struct split_params {
     /* [slots][h_q · s_q][d_v], rows ordered by key head, then as tiles are; columns as slot_position has them
      * (device/fragment.h) */
     float *slot_out;
-    float *slot_lse; /* [slots][h_q · s_q], natural, -inf where no key was seen */
+    int32_t slot_by_fours; /* columns as slot_column_of_fours has them */
+    float *slot_lse;       /* [slots][h_q · s_q], natural, -inf where no key was seen */
     /* Hopper's kernel, by a plan: how far requests are that are cut once (second_part.cuh there); else NULL. */
     uint32_t *marks; /* [partitions][tiles][MARKS_OF_TILE] */
     int32_t tiles;   /* of ROWS_OF_MARK rows, of a request */

@@ -14,6 +14,7 @@ struct work {
     struct cuda_cut cut;
     struct cuda_split split;
     int64_t tiles_of_token; /* Hopper's kernel; else 0 */
+    int tile_heads;         /* PORTABLE, HOPPER, HOPPER_SMALL */
 };
 
 /* The kernel that takes a call, by the heads of its tiles. */
@@ -46,9 +47,9 @@ static int32_t partitions_of(const struct cuda_device *device, const struct sm90
 {
     const bool hopper =
         device->capability == 90 && cuda_build_has(&cuda_build, cuda_kernel_sparse_decode_sm90[1][0].image);
-    return hopper && !rows && sm90_sparse_decode_is_small(shape, false)
-               ? sm90_sparse_decode_small_partitions(shape)
-               : plan_default_partitions(shape->sms, 1, shape->s_q * shape->h_q, shape->s_q);
+    (void)rows;
+    return hopper ? sm90_sparse_decode_partitions(shape)
+                  : plan_default_partitions(shape->sms, 1, shape->s_q * shape->h_q, shape->s_q);
 }
 
 int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, int64_t topk,
@@ -63,6 +64,7 @@ static fmla_status lay_out(const struct sparse_decode_problem *p, int heads, str
 {
     const struct cuda_device *device = cuda_device(p->device.id);
     const struct sm90_sparse_shape shape = shape_of(p);
+    w->tile_heads = heads;
     w->tiles_of_token = heads ? cuda_ceil_div(p->h_q, heads) : 0;
     w->cut = (struct cuda_cut){
         .operation = op,
@@ -131,6 +133,12 @@ static struct sparse_cache_params cache_parameters(const struct sparse_cache *ca
     return params;
 }
 
+/* FP8 caches: Hopper's kernel of them has its own order of columns in slots. */
+static bool has_codes(const struct sparse_decode_problem *p)
+{
+    return p->format == KV_FP8_656 || p->format == KV_FP8_584;
+}
+
 static struct sparse_decode_params parameters(const struct sparse_decode_problem *p, const struct work *w)
 {
     const int64_t out_shape[] = {p->b, p->s_q, p->h_q};
@@ -155,6 +163,7 @@ static struct sparse_decode_params parameters(const struct sparse_decode_problem
                    .rules = cuda_result_params(&p->rules),
                    .pairs_aligned = cuda_rows_aligned(p->out, out_shape, p->out_stride, 3, 2, 4)},
     };
+    params.split.slot_by_fours = w->tile_heads == HOPPER && has_codes(p);
     memcpy(params.q_stride, p->q_stride, sizeof params.q_stride);
     memcpy(params.output.out_stride, p->out_stride, sizeof params.output.out_stride);
     memcpy(params.output.lse_stride, p->lse_stride, sizeof params.output.lse_stride);

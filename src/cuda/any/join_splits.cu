@@ -87,7 +87,7 @@ __device__ __forceinline__ int64_t slot_row_of(const struct join_params &p, cons
     return parts.slot(part) * (p.h_q * p.s_q) + row;
 }
 
-/* Of a few parts of a row, what a lane reads: 4 columns (slot_position) in each of VECTORS vectors. */
+/* Of a few parts of a row, what a lane reads: 4 columns in each of VECTORS vectors. */
 template <int VECTORS> struct PartsOfLane {
     static constexpr int COUNT = VECTORS == 1 ? 8 : VECTORS == 2 ? 4 : 3; /* registers */
     float lse[COUNT];
@@ -145,17 +145,20 @@ __device__ __forceinline__ float total_lse(const struct join_params &p, const Pa
     return sum == 0.0f ? -INFINITY : most + logf(sum);
 }
 
-/* `column`: the lane's first. */
+/* `position`: the lane's first. It has two pairs of columns, 8 apart, or four in a row. */
 template <typename Element, int VECTORS>
 __device__ __forceinline__ void write_row(const struct join_params &p, int request, RowPlace place,
-                                          int column, float lse, const float4 (&sum)[VECTORS])
+                                          int position, float lse, const float4 (&sum)[VECTORS])
 {
     const float factor = result_sink_factor(p.output.rules, place.head, lse);
+    const bool by_fours = p.split.slot_by_fours;
+    const int column = by_fours ? slot_column_of_fours(position) : slot_column(position),
+              second = by_fours ? 2 : 8;
     const int64_t at = out_offset(p.output, request, place) + column;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
         store_pair<Element>(p.output, at + VECTOR_COLUMNS * v, sum[v].x * factor, sum[v].y * factor);
-        store_pair<Element>(p.output, at + VECTOR_COLUMNS * v + 8, sum[v].z * factor, sum[v].w * factor);
+        store_pair<Element>(p.output, at + VECTOR_COLUMNS * v + second, sum[v].z * factor, sum[v].w * factor);
     }
     if (column == 0) store_lse(p.output, request, place, lse);
 }
@@ -230,7 +233,7 @@ __device__ __forceinline__ void join_rows(const struct join_params &p, const Par
         __syncthreads();
         if (warp) return;
     }
-    write_row<Element>(p, parts.request, row_place(p, row_of_head, kv_head), slot_column(position), lse, sum);
+    write_row<Element>(p, parts.request, row_place(p, row_of_head, kv_head), position, lse, sum);
 }
 
 /* Blocks of threads are numbered by request, lane of row blocks, columns: no division at the end. */

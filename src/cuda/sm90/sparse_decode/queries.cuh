@@ -54,12 +54,70 @@ __device__ __forceinline__ void prefetch_queries(const struct sparse_decode_para
                                                       line % F::Q_TILES * LINE_BYTES));
 }
 
-/* To shared memory, as fp16, that of the rope values as it is; a group of tiles as soon as the scores' warps need it no more. `count`: of the piece. */
+enum { ROUNDS = 2, HEADS_APART = HEADS / ROUNDS };
+
+/* What a thread has of a tile to shared memory, as fp16, of the rope values as it is. most: the larger of what it was and the
+ * magnitudes that became fp16. */
+template <typename F, bool ROPE>
+__device__ __forceinline__ void store_queries(const QueryLanes &lanes, uint32_t base, int tile,
+                                              uint4 (&words)[ROUNDS], uint32_t &most)
+{
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++) {
+        uint4 &x = words[i];
+        if (!ROPE) {
+            most = larger_bf16x2(larger_bf16x2(most, x.x), x.y);
+            most = larger_bf16x2(larger_bf16x2(most, x.z), x.w);
+            x = make_uint4(convert_bf16x2<Fp16>(x.x), convert_bf16x2<Fp16>(x.y), convert_bf16x2<Fp16>(x.z),
+                           convert_bf16x2<Fp16>(x.w));
+        }
+        lanes.store(SHARED_AT(base, q) + (uint32_t)tile * TILE_BYTES +
+                        (uint32_t)(lanes.head + i * HEADS_APART) * LINE_BYTES,
+                    x, !F::ROPE_IS_V && ROPE);
+    }
+}
+
+__device__ __forceinline__ void queries_are_there(uint32_t base)
+{
+    fence_async_shared();
+    __syncwarp();
+    if (fresh_thread() % 32 == 0) mbarrier_arrive(SHARED_AT(base, q_full));
+}
+
+/* Of the first piece: all tiles are under way together, in registers that O has no use for yet. */
+template <typename F>
+__device__ __forceinline__ void load_first_queries(const struct sparse_decode_params &p, int request,
+                                                   Shared &shared, uint32_t base)
+{
+    const Place place(p);
+    const QueryLanes lanes((int)fresh_thread() / 32 - WARPGROUP_THREADS / 32);
+    const int heads = p.h_q - place.tile * HEADS - lanes.head;
+    const uint16_t *from =
+        first_query(p, request, place) + lanes.head * p.q_stride[2] + CHUNK_ELEMENTS * lanes.piece;
+    uint4 words[F::Q_TILES][ROUNDS];
+    uint32_t most = 0;
+#pragma unroll
+    for (int c = 0; c < F::Q_TILES; c++)
+#pragma unroll
+        for (int i = 0; i < ROUNDS; i++) {
+            const int tile = (c + F::ROPE_TILE) % F::Q_TILES;
+            words[tile][i] =
+                i * HEADS_APART < heads
+                    ? __ldg((const uint4 *)(from + i * HEADS_APART * p.q_stride[2] + LINE_ELEMENTS * tile))
+                    : make_uint4(0, 0, 0, 0);
+        }
+    store_queries<F, true>(lanes, base, F::ROPE_TILE, words[F::ROPE_TILE], most);
+#pragma unroll
+    for (int c = 0; c < F::CODE_CHUNKS; c++) store_queries<F, false>(lanes, base, c, words[c], most);
+    if (too_large_for_fp16(most)) shared.q_beyond = 1;
+    queries_are_there(base);
+}
+
+/* Of the next piece: a group of tiles as soon as the scores' warps need it no more. `count`: of the piece. */
 template <typename F, typename Request>
 __device__ __forceinline__ void load_queries(const struct sparse_decode_params &p, const Request &request,
                                              Shared &shared, uint32_t base, uint32_t count)
 {
-    enum { ROUNDS = 2, HEADS_APART = HEADS / ROUNDS };
 #pragma unroll 1
     for (int group = 0; group < Q_GROUPS; group++) {
         /* Anew each time: O leaves few registers. */
@@ -81,26 +139,14 @@ __device__ __forceinline__ void load_queries(const struct sparse_decode_params &
                                   : make_uint4(0, 0, 0, 0);
         mbarrier_wait(SHARED_AT(base, q_free) + 8 * (uint32_t)group, (count & 1) ^ 1);
         uint32_t most = 0;
-#pragma unroll
-        for (int c = 0; c < 2; c++)
-            if (c == 0 || two)
-#pragma unroll
-                for (int i = 0; i < ROUNDS; i++) {
-                    uint4 &x = words[c][i];
-                    most = larger_bf16x2(larger_bf16x2(most, x.x), x.y);
-                    most = larger_bf16x2(larger_bf16x2(most, x.z), x.w);
-                    if (group)
-                        x = make_uint4(convert_bf16x2<Fp16>(x.x), convert_bf16x2<Fp16>(x.y),
-                                       convert_bf16x2<Fp16>(x.z), convert_bf16x2<Fp16>(x.w));
-                    lanes.store(SHARED_AT(base, q) + (uint32_t)(first + c) * TILE_BYTES +
-                                    (uint32_t)(lanes.head + i * HEADS_APART) * LINE_BYTES,
-                                x, !F::ROPE_IS_V && !group);
-                }
-        if (group && too_large_for_fp16(most)) shared.q_beyond = count + 1;
+        if (group)
+            store_queries<F, false>(lanes, base, first, words[0], most);
+        else
+            store_queries<F, true>(lanes, base, first, words[0], most);
+        if (two) store_queries<F, false>(lanes, base, first + 1, words[1], most);
+        if (too_large_for_fp16(most)) shared.q_beyond = count + 1;
     }
-    fence_async_shared();
-    __syncwarp();
-    if (fresh_thread() % 32 == 0) mbarrier_arrive(SHARED_AT(base, q_full));
+    queries_are_there(base);
 }
 
 /* ---- By the scores' warps, as bf16 ---------------------------------------------------------------- */

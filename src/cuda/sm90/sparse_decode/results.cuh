@@ -71,31 +71,44 @@ template <typename F> struct Sums {
                      : make_float4(low[0] * factor, low[1] * factor, high[0] * factor, high[1] * factor);
     }
 
-    /* x, y: 32 bytes that this lane has for its own place; the other lane of the pair has those of the place `apart` bytes away.
-     * Together they write one after the other: what goes to memory is whole sectors. `to`: place_of_pair. */
-    static __device__ __forceinline__ void store_sectors(char *to, int apart, const uint4 &x, const uint4 &y,
-                                                         bool there)
+    /* ---- Stores, of whole lines ------------------------------------------------------------------- */
+
+    /* Four lanes have 128 bytes of a row that stand together, 32 each, and so have four of the next row. They exchange halves:
+     * eight write a line of the first row, then one of the second: what a store takes goes by the lines that it touches. */
+    struct LinePair {
+        char *to[2]; /* where the lane's 16 bytes of either line go, of the first tile */
+        bool there[2];
+    };
+
+    /* row: of the first row's columns of the side; `rows`: how many there are from this row on, of the lane's row and its partner's;
+     * `turn`: how far apart a lane's own 16 bytes are. */
+    static __device__ __forceinline__ LinePair line_pair(char *row, int64_t row_bytes, int rows, int of_lane,
+                                                         int turn)
     {
-        const bool odd = lane() % 2;
+        char *const own = row + of_lane * (lane() % 4) + (odd_row() ? turn : 0);
+        return {{own, own + row_bytes}, {rows > 0, rows > 1}};
+    }
+
+    static __device__ __forceinline__ bool odd_row()
+    {
+        return lane() & 4;
+    }
+
+    /* x and y stand `turn` apart. */
+    static __device__ __forceinline__ void store_lines(const LinePair &lines, int at, const uint4 &x,
+                                                       const uint4 &y)
+    {
+        const bool odd = odd_row();
         const uint4 send = odd ? x : y;
         uint4 got;
-        got.x = __shfl_xor_sync(~0u, send.x, 1), got.y = __shfl_xor_sync(~0u, send.y, 1);
-        got.z = __shfl_xor_sync(~0u, send.z, 1), got.w = __shfl_xor_sync(~0u, send.w, 1);
-        if (!there) return;
-        *(uint4 *)to = odd ? got : x, *(uint4 *)(to + apart) = odd ? y : got;
+        got.x = __shfl_xor_sync(~0u, send.x, 4), got.y = __shfl_xor_sync(~0u, send.y, 4);
+        got.z = __shfl_xor_sync(~0u, send.z, 4), got.w = __shfl_xor_sync(~0u, send.w, 4);
+        if (lines.there[0]) *(uint4 *)(lines.to[0] + at) = odd ? got : x;
+        if (lines.there[1]) *(uint4 *)(lines.to[1] + at) = odd ? y : got;
     }
 
-    /* Where the lane's half of either sector begins. */
-    static __device__ __forceinline__ char *place_of_pair(void *own, int apart)
+    __device__ __forceinline__ void store_out(const LinePair &lines, int i, float factor, bool empty) const
     {
-        return (char *)own + (lane() % 2 ? 16 - apart : 0);
-    }
-
-    __device__ __forceinline__ void store_out(uint16_t *own, int i, float factor, bool empty,
-                                              bool there) const
-    {
-        enum { APART = 16 * sizeof *own };
-        char *to = place_of_pair(own, APART);
 #pragma unroll
         for (int c = 0; c < HALF_TILES; c++) {
             uint4 words[2];
@@ -106,28 +119,25 @@ template <typename F> struct Sums {
                 words[h] = make_uint4(Bf16::pack(a.x, a.y), Bf16::pack(a.z, a.w), Bf16::pack(b.x, b.y),
                                       Bf16::pack(b.z, b.w));
             }
-            store_sectors(to + LINE_ELEMENTS * c * sizeof *own, APART, words[0], words[1], there);
+            store_lines(lines, LINE_BYTES * c, words[0], words[1]);
         }
     }
 
-    static __device__ __forceinline__ uint4 bits(float a, float b, float c, float d)
+    static __device__ __forceinline__ uint4 bits(const float4 &x)
     {
-        return make_uint4(__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d));
+        return make_uint4(__float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z),
+                          __float_as_uint(x.w));
     }
 
-    /* Columns as slot_position has them: 0, 1, 8, 9, then 2, 3, 10, 11, … of the thread's 16. */
-    __device__ __forceinline__ void store_slot(float *own, int i, float factor, bool empty, bool there) const
+    /* Columns as slot_column_of_fours has them. */
+    __device__ __forceinline__ void store_slot(const LinePair &lines, int i, float factor, bool empty) const
     {
-        enum { APART = 16 * sizeof *own };
-        char *to = place_of_pair(own, APART);
 #pragma unroll
         for (int c = 0; c < HALF_TILES; c++)
 #pragma unroll
-            for (int s = 0; s < 2; s++) {
-                const float4 a = values(c, s, i, factor, empty), b = values(c, s + 2, i, factor, empty);
-                store_sectors(to + (LINE_ELEMENTS * c + 8 * s) * sizeof *own, APART, bits(a.x, a.y, b.x, b.y),
-                              bits(a.z, a.w, b.z, b.w), there);
-            }
+            for (int s = 0; s < 4; s += 2)
+                store_lines(lines, LINE_BYTES * (2 * c + s / 2), bits(values(c, s, i, factor, empty)),
+                            bits(values(c, s + 1, i, factor, empty)));
     }
 
     /* All lanes, also those of heads that are none. */
@@ -135,20 +145,23 @@ template <typename F> struct Sums {
     {
         const Place place(p);
         const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
-        const int column = side() * (D_V / 2) + 16 * (lane() % 4), request = piece().request;
+        const int first = asked & ~1, rows = p.h_q - first; /* of two rows that are stored together */
+        const int column = side() * (D_V / 2), request = piece().request;
         const int64_t slot = piece().slot;
-        const bool there = asked < p.h_q, stores_lse = there && side() == 0 && lane() % 4 == 0;
+        const bool stores_lse = asked < p.h_q && side() == 0 && lane() % 4 == 0;
         const float lse = sum == 0.0f ? -INFINITY : (log2f(sum) - below) * LN_2;
         const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-        const RowPlace where = {place.token, head};
         if (__any_sync(~0u, slot == DIRECT)) {
-            if (stores_lse) store_lse(p.output, request, where, lse);
-            store_out(p.output.out + out_offset(p.output, request, where) + column, i,
-                      factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f, there);
+            if (stores_lse) store_lse(p.output, request, {place.token, head}, lse);
+            uint16_t *to = p.output.out + out_offset(p.output, request, {place.token, first}) + column;
+            store_out(line_pair((char *)to, 2 * p.output.out_stride[2], rows, 2 * CHUNK_BYTES, CHUNK_BYTES),
+                      i, factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f);
         } else {
-            const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + head;
-            if (stores_lse) p.split.slot_lse[slot_row] = lse;
-            store_slot(p.split.slot_out + slot_row * D_V + column, i, factor, sum == 0.0f, there);
+            const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q;
+            if (stores_lse) p.split.slot_lse[slot_row + head] = lse;
+            float *to = p.split.slot_out + (slot_row + first) * D_V + column;
+            store_slot(line_pair((char *)to, D_V * sizeof *to, rows, CHUNK_BYTES, 4 * CHUNK_BYTES), i, factor,
+                       sum == 0.0f);
         }
     }
 
@@ -184,26 +197,25 @@ template <typename F> struct Sums {
      * beside the scores of its last block: the product before that is not kept. */
     __device__ __forceinline__ void run()
     {
-        uint32_t count = 0, pieces = 0, half = (uint32_t)side();
+        uint32_t count = 0, pieces = 1 /* whose queries have been asked for */, half = (uint32_t)side();
+        if (__any_sync(~0u, shared.list.first > shared.list.last)) return;
+        load_first_queries<F>(p, request_of(shared.list.first), shared, base);
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i] = 0.0f;
-        for (int i = shared.list.first - shared.list.step; __any_sync(~0u, i <= shared.list.last);
-             i += shared.list.step) {
-            /* Before the first piece there is none, whose queries go ahead all the same. */
-            const bool none = i < shared.list.first, more = shared.list.last - i >= shared.list.step;
-            const int blocks = none ? 1 : begin_piece(i);
+        for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {
+            const bool more = shared.list.last - i >= shared.list.step;
+            const int blocks = begin_piece(i);
             for (int k = 0; __any_sync(~0u, k < blocks); k++) {
                 if (__any_sync(~0u, more && k == max(0, blocks - PREFETCH_BLOCKS)))
                     prefetch_queries<F>(p, request_of(i + shared.list.step));
                 if (__any_sync(~0u, more && k == blocks - 1))
                     load_queries<F>(
                         p, [&] { return request_of(i + shared.list.step); }, shared, base, pieces);
-                if (__any_sync(~0u, none)) continue;
                 add_block(count, half, k == 0, k + 2 < blocks);
                 count++, half += 2;
                 if (half >= HALVES) half -= HALVES;
             }
-            if (__any_sync(~0u, !none)) end_piece((pieces & 1) ^ 1);
+            end_piece((pieces & 1) ^ 1);
             pieces++;
         }
     }
