@@ -42,12 +42,11 @@ static bool has_rows(const struct sparse_decode_problem *p)
     return p->format == KV_BF16 || p->format == KV_FP16;
 }
 
-static int32_t partitions_of(const struct cuda_device *device, const struct sm90_sparse_shape *shape,
-                             bool rows)
+/* The same function of the shape for every format: a plan may be made before one is named. */
+static int32_t partitions_of(const struct cuda_device *device, const struct sm90_sparse_shape *shape)
 {
     const bool hopper =
         device->capability == 90 && cuda_build_has(&cuda_build, cuda_kernel_sparse_decode_sm90[1][0].image);
-    (void)rows;
     return hopper ? sm90_sparse_decode_partitions(shape)
                   : plan_default_partitions(shape->sms, 1, shape->s_q * shape->h_q, shape->s_q);
 }
@@ -56,8 +55,7 @@ int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, 
                                int64_t extra_topk)
 {
     const struct cuda_device *device = cuda_device(id);
-    const struct sm90_sparse_shape shape = {b, s_q, h_q, topk, extra_topk, device->sms};
-    return partitions_of(device, &shape, false); /* a plan is made before a format is named */
+    return partitions_of(device, &(struct sm90_sparse_shape){b, s_q, h_q, topk, extra_topk, device->sms});
 }
 
 static fmla_status lay_out(const struct sparse_decode_problem *p, int heads, struct work *w)
@@ -78,7 +76,7 @@ static fmla_status lay_out(const struct sparse_decode_problem *p, int heads, str
         .plan = p->plan,
         .plan_size = p->plan_size,
         .plan_in_tables = p->plan_in_tables,
-        .num_partitions = p->num_partitions ? p->num_partitions : partitions_of(device, &shape, has_rows(p)),
+        .num_partitions = p->num_partitions ? p->num_partitions : partitions_of(device, &shape),
     };
     return cuda_split_lay_out(&w->cut, &w->split);
 }

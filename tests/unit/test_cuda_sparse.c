@@ -319,7 +319,19 @@ static void formats(void)
     }
 }
 
-/* Caches of the queries' type: tiles of 64 heads, however small the batch is, and a plan for those. */
+/* As of a plan that decode_plan makes, which knows no format. */
+static int32_t planned_partitions(void)
+{
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    int32_t partitions = 0;
+    args.sparse = 1, args.b = B, args.s_q = S_Q, args.h_q = H_Q, args.topk = SMALL_TOPK,
+    args.extra_topk = EXTRA;
+    args.target = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    CHECK(fmla_decode_plan_partitions(&args, &partitions) == FMLA_OK, "%s", fmla_last_error());
+    return partitions;
+}
+
+/* Caches of the queries' type: tiles of 64 heads, however small the batch is; plans and workspaces are those of FP8 caches. */
 static void rows(void)
 {
     static const struct {
@@ -331,6 +343,12 @@ static void rows(void)
                {576, true, "cuda-sm90-64", "sm90_sparse_decode_fp16_576"},
                {512, true, NULL, "sm90_sparse_decode_fp16_512"}};
     fake_open();
+    struct sparse_call codes;
+    sparse_call(&codes, FMLA_KV_FP8_656, true);
+    codes.indices.shape[2] = SMALL_TOPK;
+    run(&codes);
+    const int32_t partitions = planned_partitions();
+    CHECK(partitions != 33, "%s", "the batch is not small");
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct sparse_call c;
         sparse_call(&c, all[i].fp16 ? FMLA_KV_FP16 : FMLA_KV_BF16, true);
@@ -348,7 +366,11 @@ static void rows(void)
         snprintf(names, sizeof names, "decode_plan|%s|join_splits_%s_halves", all[i].launched,
                  all[i].fp16 ? "fp16" : "bf16");
         check_kernels(before, names);
-        CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * 2);
+        struct plan_params plan;
+        memcpy(&plan, launched(2)->parameters, sizeof plan);
+        CHECK_EQ(plan.num_partitions, partitions);
+        CHECK_EQ(c.bytes, codes.bytes);
+        CHECK_EQ(launched(1)->config.grid_x, partitions * S_Q * 2);
         CHECK_EQ(launched(1)->config.block_x, 384);
         CHECK_EQ(launched(1)->config.shared_bytes, 227 * 1024);
         CHECK_EQ(params_of(launched(1)).d_qk, all[i].d_qk);
