@@ -224,12 +224,12 @@ static void test_slots_by_fours(void)
     }
     for (int i = 0; i < COLUMNS; i++) CHECK(taken[i] == 1, "slot by fours: %d of column %d", taken[i], i);
     /* What is stored at a time, of four lanes one after the other, are four columns of each. */
-    for (int tile = 0; tile < COLUMNS; tile += TILE)
+    for (int first = 0; first < COLUMNS; first += TILE)
         for (int step = 0; step < 4; step++)
             for (int lane = 0; lane < 4; lane++)
                 for (int e = 0; e < 4; e++)
-                    CHECK_EQ(slot_column_of_fours(tile + 16 * step + 4 * lane + e),
-                             tile + 16 * lane + 4 * step + e);
+                    CHECK_EQ(slot_column_of_fours(first + 16 * step + 4 * lane + e),
+                             first + 16 * lane + 4 * step + e);
     CHECK_EQ(slot_column_of_fours(4), 16);
     CHECK_EQ(slot_column_of_fours(511), 511);
 }
