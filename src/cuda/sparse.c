@@ -40,9 +40,8 @@ static int32_t partitions_of(const struct cuda_device *device, const struct sm90
 {
     const bool hopper =
         device->capability == 90 && cuda_build_has(&cuda_build, cuda_kernel_sparse_decode_sm90[1][0].image);
-    return hopper && sm90_sparse_decode_is_small(shape, false)
-               ? sm90_sparse_decode_small_partitions(shape)
-               : plan_default_partitions(shape->sms, 1, shape->s_q * shape->h_q, shape->s_q);
+    return hopper ? sm90_sparse_decode_partitions(shape)
+                  : plan_default_partitions(shape->sms, 1, shape->s_q * shape->h_q, shape->s_q);
 }
 
 int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, int64_t topk,

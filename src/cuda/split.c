@@ -87,6 +87,19 @@ struct split_params cuda_split_params(const struct cuda_cut *cut, const struct c
     return params;
 }
 
+/* Parts of a request that is cut, as far as the host knows. */
+static int64_t parts_of_request(const struct join_params *params)
+{
+    const struct split_params *split = &params->split;
+    const struct plan_topk *topk = &params->topk;
+    const int64_t b = params->b, partitions = split->num_partitions;
+    if (!split->partitions) return split->chunks;
+    if (params->seqlens) return partitions / b;
+    const int64_t length = plan_topk_length(topk->topk, topk->extra_topk, topk->extra_topk),
+                  blocks = cuda_ceil_div(length, PLAN_BLOCK);
+    return cuda_ceil_div(blocks, cuda_ceil_div(b * (blocks + PLAN_OVERHEAD), partitions));
+}
+
 fmla_status cuda_launch_join(const char *operation, const struct cuda_scope *scope, enum element element,
                              const struct join_params *params, unsigned flags, void *stream)
 {
@@ -96,8 +109,7 @@ fmla_status cuda_launch_join(const char *operation, const struct cuda_scope *sco
     /* Requests that may be cut: a partition cuts one at most. */
     const int64_t requests =
         batch_invariant || params->b < split->num_partitions ? params->b : split->num_partitions;
-    const int64_t parts = batch_invariant ? split->chunks : split->num_partitions / params->b;
-    int32_t rows_per_block = parts > MANY_PARTS ? 1 : JOIN_WARPS;
+    int32_t rows_per_block = parts_of_request(params) > MANY_PARTS ? 1 : JOIN_WARPS;
     const int64_t row_blocks = cuda_ceil_div((int64_t)params->h_q * params->s_q, rows_per_block);
     const int64_t most = (int64_t)JOIN_BLOCKS_PER_SM * scope->device->sms;
     /* Rows are cut into columns, as long as there are threads for it: 1, 2 or 4 pieces. */

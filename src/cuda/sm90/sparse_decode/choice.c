@@ -9,7 +9,7 @@ enum { ALIGNMENT = 16 };
 enum { SMALL_MOST_UNITS = 8 };
 
 /* Up to so many blocks a piece the plan's overhead of a request would cut them unevenly. */
-enum { SMALL_FEW_BLOCKS = 8, MOST_PARTITIONS = 65536 };
+enum { FEW_BLOCKS = 8, MOST_PARTITIONS = 65536 };
 
 static bool strides_aligned(const int64_t *shape, const int64_t *stride, int dims, int64_t element_bytes)
 {
@@ -70,16 +70,19 @@ bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool bat
     return tiles * (double)blocks_of(shape) <= (double)SMALL_MOST_UNITS * shape->sms;
 }
 
-int32_t sm90_sparse_decode_small_partitions(const struct sm90_sparse_shape *shape)
+int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape)
 {
-    const int64_t tiles = shape->s_q * ceil_div(shape->h_q, SM90_SPARSE_DECODE_SMALL_HEADS);
-    const int64_t fit = (int64_t)SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM * shape->sms / tiles;
-    const int64_t at_once = fit > 1 ? fit : 1;
-    const int64_t blocks = shape->b * blocks_of(shape), piece = ceil_div(blocks, at_once);
-    if (!blocks || piece > SMALL_FEW_BLOCKS) return (int32_t)at_once;
-    if (piece >= blocks_of(shape))
-        return (int32_t)(shape->b < at_once ? shape->b : at_once); /* none is cut */
-    /* The planner then cuts after at most `piece` blocks; what is too many stays idle. */
-    const int64_t partitions = ceil_div(blocks + shape->b * PLAN_OVERHEAD, piece);
-    return (int32_t)(partitions < MOST_PARTITIONS ? partitions : MOST_PARTITIONS);
+    const bool small = sm90_sparse_decode_is_small(shape, false);
+    const int64_t heads = small ? SM90_SPARSE_DECODE_SMALL_HEADS : SM90_SPARSE_DECODE_HEADS,
+                  of_sm = small ? SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM : 1;
+    const int64_t fit = of_sm * shape->sms / (shape->s_q * ceil_div(shape->h_q, heads));
+    const int64_t at_once = fit > 1 ? fit : 1, b = shape->b, blocks = blocks_of(shape);
+    for (int64_t piece = 1; b && piece <= FEW_BLOCKS; piece++) {
+        if (b * ceil_div(blocks, piece) > at_once) continue;
+        if (piece >= blocks) return (int32_t)b; /* none is cut */
+        /* The planner then cuts after at most `piece` blocks; what is too many stays idle. */
+        const int64_t partitions = ceil_div(b * (blocks + PLAN_OVERHEAD), piece);
+        return (int32_t)(partitions < MOST_PARTITIONS ? partitions : MOST_PARTITIONS);
+    }
+    return (int32_t)at_once;
 }

@@ -36,8 +36,8 @@ struct sm90_sparse_shape {
  * leave SMs without work in large ones. */
 bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant);
 
-/* Partitions for a call that is: as many as let every block of threads begin at once, with pieces as even as can
- * be. */
-int32_t sm90_sparse_decode_small_partitions(const struct sm90_sparse_shape *shape);
+/* Partitions where the caller names none: as many as let every block of threads begin at once, with pieces as even as
+ * can be. */
+int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape);
 
 #endif
