@@ -233,11 +233,12 @@ typedef struct fmla_decode_plan_args {
     fmla_device target;  /* the device that will use the plan; {0, 0} = that of seqlens. A plan is position-
                             independent bytes: one made on the host may be copied to the device */
     int32_t num_workers; /* SMs or threads to plan for, in [0, 65536]; 0 = all that the target has */
-    int32_t num_partitions; /* 0 = from num_workers, h_q, h_kv and s_q, of sparse decode also from b (0: for large
+    int32_t
+        num_partitions; /* 0 = from num_workers, h_q, h_kv and s_q, of sparse decode also from b (0: for large
                                batches), topk and extra_topk; else in [1, 65536] */
-    void *plan;             /* where to write; 16-byte aligned memory of the device of seqlens */
-    size_t plan_size;       /* its size in bytes, at least what fmla_decode_plan_size answered */
-    void *stream;           /* CUDA stream, for seqlens in device memory */
+    void *plan;         /* where to write; 16-byte aligned memory of the device of seqlens */
+    size_t plan_size;   /* its size in bytes, at least what fmla_decode_plan_size answered */
+    void *stream;       /* CUDA stream, for seqlens in device memory */
     /* In place of `plan`, both: the tables of the plan alone (fmla_plan_view), each in memory of its own on the device of
      * seqlens; written. Their rows are then the number of partitions: num_partitions is 0 or the same, num_workers not
      * read. */
