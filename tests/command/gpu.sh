@@ -65,8 +65,8 @@ good make-input s.safetensors --op sparse_decode --batch 2 --topk 0 # rows witho
 both s.safetensors
 
 # What it refuses: one line, no file.
-good make-input s.safetensors --op sparse_decode --batch 1 --seq-len 100 --topk 50 --dtype fp16
-bad 3 'sparse_decode: ' run s.safetensors --device cuda:0 --kernel cuda-sm90 --out o
+good make-input s.safetensors --op sparse_decode --batch 1 --seq-len 100 --topk 50 --cache fp8_656
+bad 3 'sparse_decode: ' run s.safetensors --device cuda:0 --kernel cuda-sm90 --softmax-scale -0.5 --out o
 bad 3 'kernel cpu-generic runs on cpu' run s.safetensors --device cuda:0 --kernel cpu-generic --out o
 bad 1 'sparse_decode: kernel: is "cpu-avx9", must be one of: ' run s.safetensors --device cuda:0 --kernel cpu-avx9 --out o
 put odd.safetensors "$(odd_indices)" 2061
