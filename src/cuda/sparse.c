@@ -131,12 +131,6 @@ static struct sparse_cache_params cache_parameters(const struct sparse_cache *ca
     return params;
 }
 
-/* FP8 caches: Hopper's kernel of them has its own order of columns in slots. */
-static bool has_codes(const struct sparse_decode_problem *p)
-{
-    return p->format == KV_FP8_656 || p->format == KV_FP8_584;
-}
-
 static struct sparse_decode_params parameters(const struct sparse_decode_problem *p, const struct work *w)
 {
     const int64_t out_shape[] = {p->b, p->s_q, p->h_q};
@@ -161,7 +155,8 @@ static struct sparse_decode_params parameters(const struct sparse_decode_problem
                    .rules = cuda_result_params(&p->rules),
                    .pairs_aligned = cuda_rows_aligned(p->out, out_shape, p->out_stride, 3, 2, 4)},
     };
-    params.split.slot_by_fours = w->tile_heads == HOPPER && has_codes(p);
+    /* Its kernel of FP8 caches. */
+    params.split.slot_by_fours = w->tile_heads == HOPPER && !has_rows(p);
     memcpy(params.q_stride, p->q_stride, sizeof params.q_stride);
     memcpy(params.output.out_stride, p->out_stride, sizeof params.output.out_stride);
     memcpy(params.output.lse_stride, p->lse_stride, sizeof params.output.lse_stride);
