@@ -22,6 +22,7 @@ set(cuda_images_sm90
   sm90/dense_decode/dense_decode_fp16
   sm90/sparse_decode/bf16/sparse_decode_bf16
   sm90/sparse_decode/bf16/sparse_decode_fp16
+  sm90/sparse_decode/join_half_rows
   sm90/sparse_decode/small/sparse_decode_bf16
   sm90/sparse_decode/sparse_decode_bf16)
 

@@ -41,7 +41,7 @@ static fmla_status lay_out(const struct dense_decode_problem *p, int64_t rows_of
         .capacity = p->capacity,
         .tiles = p->h_kv * cuda_ceil_div(rows_of_head, rows_of_tile),
         .sms = device->sms,
-        .batch_invariant = p->batch_invariant,
+        .chunk_keys = p->batch_invariant ? INVARIANT_CHUNK : 0,
         .plan = p->plan,
         .plan_size = p->plan_size,
         .plan_in_tables = p->plan_in_tables,

@@ -5,13 +5,35 @@
 
 struct cuda_kernel cuda_kernel_plan = {.image = "any/decode_plan", .name = "decode_plan"};
 struct cuda_kernel cuda_kernel_merge = {.image = "any/merge", .name = "merge"};
-struct cuda_kernel cuda_kernel_join[2][3] = {
-    [ELEMENT_BF16] = {{.image = "any/join_splits", .name = "join_splits_bf16"},
-                      {.image = "any/join_splits", .name = "join_splits_bf16_halves"},
-                      {.image = "any/join_splits", .name = "join_splits_bf16_quarters"}},
-    [ELEMENT_FP16] = {{.image = "any/join_splits", .name = "join_splits_fp16"},
-                      {.image = "any/join_splits", .name = "join_splits_fp16_halves"},
-                      {.image = "any/join_splits", .name = "join_splits_fp16_quarters"}},
+struct cuda_kernel cuda_kernel_join[2][2][3] = {
+    {
+        [ELEMENT_BF16] =
+            {
+                {.image = "any/join_splits", .name = "join_splits_bf16"},
+                {.image = "any/join_splits", .name = "join_splits_bf16_halves"},
+                {.image = "any/join_splits", .name = "join_splits_bf16_quarters"},
+            },
+        [ELEMENT_FP16] =
+            {
+                {.image = "any/join_splits", .name = "join_splits_fp16"},
+                {.image = "any/join_splits", .name = "join_splits_fp16_halves"},
+                {.image = "any/join_splits", .name = "join_splits_fp16_quarters"},
+            },
+    },
+    {
+        [ELEMENT_BF16] =
+            {
+                {.image = "sm90/sparse_decode/join_half_rows", .name = "join_half_rows_bf16"},
+                {.image = "sm90/sparse_decode/join_half_rows", .name = "join_half_rows_bf16_halves"},
+                {.image = "sm90/sparse_decode/join_half_rows", .name = "join_half_rows_bf16_quarters"},
+            },
+        [ELEMENT_FP16] =
+            {
+                {.image = "sm90/sparse_decode/join_half_rows", .name = "join_half_rows_fp16"},
+                {.image = "sm90/sparse_decode/join_half_rows", .name = "join_half_rows_fp16_halves"},
+                {.image = "sm90/sparse_decode/join_half_rows", .name = "join_half_rows_fp16_quarters"},
+            },
+    },
 };
 struct cuda_kernel cuda_kernel_dense_decode[2][DENSE_DECODE_SHAPE_COUNT] = {
 #define SHAPE(rows, keys, warps, stages, q)                                                                  \
@@ -114,7 +136,7 @@ fmla_status cuda_prepare(int32_t id)
         if (!status) status = cuda_load(op, &scope, &cuda_kernel_cache_gather[format][element], 0);
     }
     for (int e = 0; e < 2; e++) {
-        for (int i = 0; i < 3 && !status; i++) status = cuda_load(op, &scope, &cuda_kernel_join[e][i], 0);
+        for (int i = 0; i < 3 && !status; i++) status = cuda_load(op, &scope, &cuda_kernel_join[0][e][i], 0);
         for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) {
             const struct dense_decode_shape *shape = &dense_decode_shapes[i];
             const int32_t stages = dense_decode_stages(shape, scope.device->shared_bytes);
@@ -136,6 +158,8 @@ fmla_status cuda_prepare(int32_t id)
     for (int i = 0; i < 4 && hopper && !status; i++)
         status = cuda_load(op, &scope, &cuda_kernel_sparse_decode_sm90[i / 2][i % 2],
                            i / 2 ? SM90_SPARSE_DECODE_SMALL_SHARED_BYTES : SM90_SPARSE_DECODE_SHARED_BYTES);
+    for (int i = 0; i < 6 && hopper && !status; i++)
+        status = cuda_load(op, &scope, &cuda_kernel_join[1][i / 3][i % 3], 0);
     for (int i = 0; i < 4 && hopper && !status; i++)
         status = cuda_load(op, &scope, &cuda_kernel_sparse_decode_sm90_rows[i / 2][i % 2],
                            SM90_SPARSE_DECODE_SHARED_BYTES);

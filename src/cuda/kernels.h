@@ -13,7 +13,7 @@
 
 /* The index of those that differ by type is an enum element: ELEMENT_BF16 or ELEMENT_FP16. */
 extern struct cuda_kernel cuda_kernel_plan, cuda_kernel_merge,
-    cuda_kernel_join[2][3] /* element; whole rows, halves, quarters */;
+    cuda_kernel_join[2][2][3] /* slots in halves; element; whole rows, halves, quarters */;
 extern struct cuda_kernel cuda_kernel_dense_decode[2][DENSE_DECODE_SHAPE_COUNT];
 /* [type][d_qk is 576][several tiles of rows read the same keys] */
 extern struct cuda_kernel cuda_kernel_dense_decode_sm90[2][2][2];

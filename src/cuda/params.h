@@ -47,16 +47,17 @@ struct output_params {
 /* How a call is cut into pieces (a range of keys of one request), and where pieces of cut requests are kept. */
 struct split_params {
     const struct plan_header *header;        /* of a plan in one piece; NULL: the tables are by themselves */
-    const struct plan_partition *partitions; /* NULL: batch-invariant, chunks of INVARIANT_CHUNK keys */
+    const struct plan_partition *partitions; /* NULL: in chunks of chunk_keys keys */
     const int32_t *num_splits;
     int32_t num_partitions; /* that there is room for */
-    int32_t chunks;         /* most chunks of a request; batch-invariant */
+    int32_t chunks;         /* most chunks of a request */
     int32_t chunk_lanes;    /* workers that take turns at the chunks of a request */
+    int32_t chunk_keys;     /* a multiple of PLAN_BLOCK; of dense decode INVARIANT_CHUNK */
     /* [slots][h_q · s_q][d_v], rows ordered by key head, then as tiles are; columns as slot_position has them
      * (device/fragment.h) */
     float *slot_out;
-    int32_t slot_by_fours; /* columns as slot_column_of_fours has them */
-    float *slot_lse;       /* [slots][h_q · s_q], natural, -inf where no key was seen */
+    int32_t slots_in_halves; /* rows as device/half_rows.cuh has them */
+    float *slot_lse;         /* [slots][h_q · s_q], natural, -inf where no key was seen */
     /* Hopper's kernel, by a plan: how far requests are that are cut once (second_part.cuh there); else NULL. */
     uint32_t *marks; /* [partitions][tiles][MARKS_OF_TILE] */
     int32_t tiles;   /* of ROWS_OF_MARK rows, of a request */
@@ -128,6 +129,7 @@ struct sparse_decode_params {
     int64_t q_stride[3];
     struct sparse_cache_params cache[2];
     struct plan_topk topk;
+    struct divisor chunks_divisor; /* split.chunks */
     struct split_params split;
     struct output_params output;
 };
@@ -173,7 +175,7 @@ enum { INVARIANT_CHUNK = 2048 /* keys of a chunk in batch-invariant mode */ };
 
 /* Of a request: more are joined by all warps of a block together. How many there are decides how they are added, not how
  * the join was launched: in batch-invariant mode that depends on the table's capacity. */
-enum { MANY_PARTS = 8 };
+enum { MANY_PARTS = 8, MANY_PARTS_IN_HALVES = 16 };
 
 /* Threads of a block; kernels and their launches read it here. */
 enum { JOIN_WARPS = 8, MERGE_THREADS = 128, PLAN_THREADS = 1024, SPARSE_WARPS = 8 };

@@ -33,7 +33,8 @@ static struct sm90_sparse_shape shape_of(const struct sparse_decode_problem *p)
                                       .h_q = p->h_q,
                                       .topk = p->topk.topk,
                                       .extra_topk = p->topk.extra_topk,
-                                      .sms = cuda_device(p->device.id)->sms};
+                                      .sms = cuda_device(p->device.id)->sms,
+                                      .lengths = p->topk.length || p->topk.extra_length};
 }
 
 /* Caches of the queries' type: there is no kernel of small tiles for them. */
@@ -55,13 +56,30 @@ int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, 
                                int64_t extra_topk)
 {
     const struct cuda_device *device = cuda_device(id);
-    return partitions_of(device, &(struct sm90_sparse_shape){b, s_q, h_q, topk, extra_topk, device->sms});
+    return partitions_of(device,
+                         &(struct sm90_sparse_shape){b, s_q, h_q, topk, extra_topk, device->sms, true});
+}
+
+/* Keys of a chunk; 0: by a plan, which evens out what lengths differ in. Partitions that the caller names are followed. */
+static int32_t chunk_of(const struct sparse_decode_problem *p, int heads, int32_t partitions)
+{
+    if (p->batch_invariant) return INVARIANT_CHUNK;
+    if (!heads || (p->num_partitions && p->num_partitions != partitions)) return 0;
+    if (p->topk.length || p->topk.extra_length) return 0;
+    const struct sm90_sparse_shape shape = shape_of(p);
+    const int32_t keys = sm90_sparse_decode_chunk(&shape, heads);
+    if (!keys) return 0;
+    /* The workspace, the same for all kernels, has two slots a partition, if there are several. */
+    const int64_t chunks = cuda_ceil_div(p->capacity, keys),
+                  slots = partitions > 1 ? 2 * (int64_t)partitions : 0;
+    return chunks <= 1 || p->b * chunks <= slots ? keys : 0;
 }
 
 static fmla_status lay_out(const struct sparse_decode_problem *p, int heads, struct work *w)
 {
     const struct cuda_device *device = cuda_device(p->device.id);
     const struct sm90_sparse_shape shape = shape_of(p);
+    const int32_t partitions = partitions_of(device, &shape);
     w->tile_heads = heads;
     w->tiles_of_token = heads ? cuda_ceil_div(p->h_q, heads) : 0;
     w->cut = (struct cuda_cut){
@@ -72,11 +90,12 @@ static fmla_status lay_out(const struct sparse_decode_problem *p, int heads, str
         .capacity = p->capacity,
         .tiles = tiles_of(p, heads),
         .sms = device->sms,
-        .batch_invariant = p->batch_invariant,
+        .chunk_keys = chunk_of(p, heads, partitions),
+        .chunks_at_once = !p->batch_invariant,
         .plan = p->plan,
         .plan_size = p->plan_size,
         .plan_in_tables = p->plan_in_tables,
-        .num_partitions = p->num_partitions ? p->num_partitions : partitions_of(device, &shape),
+        .num_partitions = p->num_partitions ? p->num_partitions : partitions,
     };
     return cuda_split_lay_out(&w->cut, &w->split);
 }
@@ -149,14 +168,14 @@ static struct sparse_decode_params parameters(const struct sparse_decode_problem
         .q = p->q,
         .cache = {cache_parameters(&p->cache[0]), cache_parameters(&p->cache[1])},
         .topk = p->topk,
+        .chunks_divisor = divisor_of((uint32_t)w->split.chunks),
         .split = cuda_split_params(&w->cut, &w->split, p->partitions, p->num_splits, p->workspace),
         .output = {.out = p->out,
                    .lse = p->lse,
                    .rules = cuda_result_params(&p->rules),
                    .pairs_aligned = cuda_rows_aligned(p->out, out_shape, p->out_stride, 3, 2, 4)},
     };
-    /* Its kernel of FP8 caches. */
-    params.split.slot_by_fours = w->tile_heads == HOPPER && !has_rows(p);
+    params.split.slots_in_halves = w->tile_heads != PORTABLE;
     memcpy(params.q_stride, p->q_stride, sizeof params.q_stride);
     memcpy(params.output.out_stride, p->out_stride, sizeof params.output.out_stride);
     memcpy(params.output.lse_stride, p->lse_stride, sizeof params.output.lse_stride);
@@ -166,7 +185,7 @@ static struct sparse_decode_params parameters(const struct sparse_decode_problem
 static fmla_status launch_plan(const struct cuda_scope *scope, const struct sparse_decode_problem *p,
                                const struct work *w)
 {
-    if (p->batch_invariant || p->plan || p->plan_in_tables) return FMLA_OK;
+    if (w->cut.chunk_keys || p->plan || p->plan_in_tables) return FMLA_OK;
     const struct plan_tables plan =
         plan_tables_of((char *)p->workspace + w->split.plan_offset, w->split.num_partitions);
     const struct plan_params params = {

@@ -26,21 +26,21 @@ fmla_status cuda_split_lay_out(const struct cuda_cut *cut, struct cuda_split *s)
 {
     memset(s, 0, sizeof *s);
     size_t at = 0;
-    if (cut->batch_invariant) {
+    if (cut->plan) {
+        const fmla_status status = check_plan(cut);
+        if (status) return status;
+    }
+    if (cut->chunk_keys) {
         /* Who takes which chunk changes no bit; how many there are depends on the capacity alone. */
-        s->chunks = cut->capacity > INVARIANT_CHUNK ? cuda_ceil_div(cut->capacity, INVARIANT_CHUNK) : 1;
-        const int64_t wanted =
-            cuda_ceil_div((int64_t)WORKERS_PER_SM * cut->sms, (cut->b ? cut->b : 1) * cut->tiles);
+        s->chunks = cut->capacity > cut->chunk_keys ? cuda_ceil_div(cut->capacity, cut->chunk_keys) : 1;
+        const int64_t wanted = cut->chunks_at_once ? s->chunks
+                                                   : cuda_ceil_div((int64_t)WORKERS_PER_SM * cut->sms,
+                                                                   (cut->b ? cut->b : 1) * cut->tiles);
         s->chunk_lanes = wanted < 1 ? 1 : wanted < s->chunks ? wanted : s->chunks;
         if (s->chunks > 1) s->slots = cut->b * s->chunks; /* < 2^31 · 2^20 */
     } else {
         s->num_partitions = cut->num_partitions;
-        if (cut->plan) {
-            const fmla_status status = check_plan(cut);
-            if (status) return status;
-        } else if (!cut->plan_in_tables) {
-            at += cuda_line_up(plan_bytes(cut->b, s->num_partitions));
-        }
+        if (!cut->plan && !cut->plan_in_tables) at += cuda_line_up(plan_bytes(cut->b, s->num_partitions));
         if (s->num_partitions > 1) s->slots = 2 * (int64_t)s->num_partitions;
     }
     s->slot_out_offset = at;
@@ -62,7 +62,7 @@ fmla_status cuda_split_lay_out(const struct cuda_cut *cut, struct cuda_split *s)
 
 int64_t cuda_split_workers(const struct cuda_cut *cut, const struct cuda_split *split)
 {
-    return cut->batch_invariant ? cut->b * split->chunk_lanes : split->num_partitions;
+    return cut->chunk_keys ? cut->b * split->chunk_lanes : split->num_partitions;
 }
 
 struct split_params cuda_split_params(const struct cuda_cut *cut, const struct cuda_split *split,
@@ -72,14 +72,16 @@ struct split_params cuda_split_params(const struct cuda_cut *cut, const struct c
     char *at = workspace;
     struct split_params params = {.num_partitions = split->num_partitions,
                                   .chunks = (int32_t)split->chunks,
-                                  .chunk_lanes = (int32_t)split->chunk_lanes};
+                                  .chunk_lanes = (int32_t)split->chunk_lanes,
+                                  .chunk_keys = cut->chunk_keys};
     if (split->slots) {
         params.slot_out = (float *)(void *)(at + split->slot_out_offset);
         params.slot_lse = (float *)(void *)(at + split->slot_lse_offset);
     }
+    if (cut->chunk_keys) return params;
     if (cut->plan_in_tables) {
         params.partitions = partitions, params.num_splits = num_splits;
-    } else if (!cut->batch_invariant) {
+    } else {
         const struct plan_header *plan = cut->plan ? cut->plan : (const void *)(at + split->plan_offset);
         params.header = plan, params.partitions = plan_partitions(plan);
         params.num_splits = (const int32_t *)(params.partitions + split->num_partitions);
@@ -104,12 +106,13 @@ fmla_status cuda_launch_join(const char *operation, const struct cuda_scope *sco
                              const struct join_params *params, unsigned flags, void *stream)
 {
     const struct split_params *split = &params->split;
-    const bool batch_invariant = !split->partitions;
+    const bool in_chunks = !split->partitions;
     if (!split->slot_out) return FMLA_OK;
     /* Requests that may be cut: a partition cuts one at most. */
     const int64_t requests =
-        batch_invariant || params->b < split->num_partitions ? params->b : split->num_partitions;
-    int32_t rows_per_block = parts_of_request(params) > MANY_PARTS ? 1 : JOIN_WARPS;
+        in_chunks || params->b < split->num_partitions ? params->b : split->num_partitions;
+    const int64_t many = split->slots_in_halves ? MANY_PARTS_IN_HALVES : MANY_PARTS;
+    int32_t rows_per_block = parts_of_request(params) > many ? 1 : JOIN_WARPS;
     const int64_t row_blocks = cuda_ceil_div((int64_t)params->h_q * params->s_q, rows_per_block);
     const int64_t most = (int64_t)JOIN_BLOCKS_PER_SM * scope->device->sms;
     /* Rows are cut into columns, as long as there are threads for it: 1, 2 or 4 pieces. */
@@ -120,7 +123,7 @@ fmla_status cuda_launch_join(const char *operation, const struct cuda_scope *sco
     const int64_t request_lanes = requests < most_rows / row_lanes ? requests : most_rows / row_lanes;
     struct join_params copy = *params;
     const struct cuda_launch launch = {
-        .kernel = &cuda_kernel_join[element][cuts],
+        .kernel = &cuda_kernel_join[split->slots_in_halves][element][cuts],
         .blocks = (request_lanes * row_lanes) << cuts,
         .threads = 32 * JOIN_WARPS,
         .flags = flags,

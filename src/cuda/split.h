@@ -4,7 +4,7 @@
  * the slots of partial results; the plan of the caller; the join.
  *
  * Workspace:  plan, if made inside the call | out of the slots | lse of the slots | what the operation adds
- * with two slots a partition of the plan, or, batch-invariant, one a chunk of a request (src/cuda/params.h).
+ * with two slots a partition of the plan, or one a chunk of a request (src/cuda/params.h).
  */
 #ifndef FMLA_CUDA_SPLIT_H
 #define FMLA_CUDA_SPLIT_H
@@ -31,7 +31,8 @@ struct cuda_cut {
     int64_t b, rows /* of a request */, d_v, capacity;
     int64_t tiles; /* of a request: blocks of threads that take a partition together */
     int32_t sms;
-    bool batch_invariant;
+    int32_t chunk_keys;  /* 0: by a plan */
+    bool chunks_at_once; /* a worker for each chunk; else as many as keep the device busy */
     const void *plan;
     size_t plan_size;
     bool plan_in_tables;
@@ -40,7 +41,7 @@ struct cuda_cut {
 
 struct cuda_split {
     int32_t num_partitions;
-    int64_t chunks, chunk_lanes; /* batch-invariant; else 0 */
+    int64_t chunks, chunk_lanes; /* of a request; 0: by a plan */
     int64_t slots;
     size_t plan_offset, slot_out_offset, slot_lse_offset, bytes;
 };

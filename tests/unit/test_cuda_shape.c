@@ -121,8 +121,9 @@ static void print_names(void)
         print_name(&cuda_kernel_cache_gather[i / CACHE_ELEMENTS][i % CACHE_ELEMENTS]);
     }
     for (int e = 0; e < 2; e++) {
-        for (int i = 0; i < 3; i++) print_name(&cuda_kernel_join[e][i]);
+        for (int i = 0; i < 3; i++) print_name(&cuda_kernel_join[0][e][i]);
         for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) print_name(&cuda_kernel_dense_decode[e][i]);
+        for (int i = 0; i < 3; i++) print_name(&cuda_kernel_join[1][e][i]);
         for (int i = 0; i < 4; i++) print_name(&cuda_kernel_dense_decode_sm90[e][i / 2][i % 2]);
     }
     for (int i = 0; i < 2 * KV_FORMATS; i++) {

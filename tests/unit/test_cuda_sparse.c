@@ -104,7 +104,7 @@ static void on_hopper(void)
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.args.softmax_scale = 0.25f;
     run(&c);
-    check_kernels(0, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_splits_bf16_halves");
+    check_kernels(0, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
 
     /* 132 SMs, two tokens, two tiles of heads. */
     enum { PARTITIONS = 33 };
@@ -194,7 +194,8 @@ static void small_batch(void)
         const int before = fake->launches;
         run(&c);
         char names[128];
-        snprintf(names, sizeof names, "decode_plan|%s|join_splits_bf16_halves", all[i].launched);
+        snprintf(names, sizeof names, "decode_plan|%s|join_%s_bf16_halves", all[i].launched,
+                 all[i].heads ? "half_rows" : "splits");
         check_kernels(before, names);
         struct plan_params plan;
         memcpy(&plan, launched(2)->parameters, sizeof plan);
@@ -214,8 +215,74 @@ static void small_batch(void)
     c.args.kernel = "cuda-sm90-16";
     const int before = fake->launches;
     run(&c);
-    check_kernels(before, "decode_plan|sm90_sparse_decode_small_bf16_fp8_584|join_splits_bf16_halves");
+    check_kernels(before, "decode_plan|sm90_sparse_decode_small_bf16_fp8_584|join_half_rows_bf16_halves");
     CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * 6);
+}
+
+/* Without lengths, few entries are cut into chunks: no plan is made, and one that is given is not read. */
+static void chunks(void)
+{
+    static const struct {
+        int b, h_q, topk, extra;
+        const char *kernel;
+        int heads, keys;
+    } all[] = {{1, 64, 2048, 0, "sm90_sparse_decode_small_bf16_fp8_656", 16, 64},
+               {1, 96, SMALL_TOPK, EXTRA, "sm90_sparse_decode_small_bf16_fp8_656", 16, 64},
+               {B, 96, SMALL_TOPK, EXTRA, "sm90_sparse_decode_bf16_fp8_656", 64, 64},
+               {2, 128, 2048, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 128},
+               {16, 64, 2048, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 512},
+               {16, 16, 2048, 0, "sm90_sparse_decode_small_bf16_fp8_656", 16, 256},
+               {64, 64, 500, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 512}};
+    fake_open();
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        for (int given = 0; given < 2; given++) {
+            struct sparse_call c;
+            sparse_call(&c, FMLA_KV_FP8_656, all[i].extra != 0);
+            c.args.topk_length = NULL;
+            c.q.shape[0] = c.indices.shape[0] = c.extra_indices.shape[0] = c.out.shape[0] = c.lse.shape[0] =
+                all[i].b;
+            const int64_t h_q = c.q.shape[2] = c.out.shape[2] = c.lse.shape[1] = all[i].h_q;
+            c.q.strides[1] = h_q * 576, c.q.strides[0] = S_Q * h_q * 576;
+            c.out.strides[1] = h_q * 512, c.out.strides[0] = S_Q * h_q * 512;
+            c.lse.strides[0] = h_q * S_Q;
+            c.indices.shape[2] = all[i].topk, c.indices.strides[1] = all[i].topk;
+            c.indices.strides[0] = S_Q * all[i].topk;
+            if (given) c.args.plan = memory[3], c.args.plan_size = MEMORY;
+            const int before = fake->launches;
+            run(&c);
+            const int length = all[i].extra ? (all[i].topk + 63) / 64 * 64 + all[i].extra : all[i].topk;
+            const int count = (length + all[i].keys - 1) / all[i].keys,
+                      tiles = S_Q * ((all[i].h_q + all[i].heads - 1) / all[i].heads);
+            CHECK_EQ(fake->launches - before, count > 1 ? 2 : 1);
+            const struct fake_launch *const decode = &fake->launch[before];
+            CHECK(!strcmp(decode->kernel, all[i].kernel), "%zu: %s", i, decode->kernel);
+            CHECK_EQ(decode->config.grid_x, all[i].b * count * tiles);
+            const struct sparse_decode_params p = params_of(decode);
+            CHECK(!p.split.partitions && !p.split.header && p.split.slots_in_halves, "%s", "by a plan");
+            CHECK_EQ(p.split.chunk_keys, all[i].keys);
+            CHECK_EQ(p.split.chunks, count);
+            CHECK_EQ(p.split.chunk_lanes, count);
+            CHECK(divides(p.chunks_divisor, (uint32_t)count), "%s", "the divisor of chunks");
+            if (count == 1) continue;
+            const int64_t rows = (int64_t)all[i].b * count * S_Q * all[i].h_q;
+            const char *const end = (const char *)(p.split.slot_lse + rows);
+            CHECK((const char *)p.split.slot_lse - (const char *)p.split.slot_out >= rows * 512 * 4 &&
+                      end <= memory[7] + c.bytes,
+                  "%s", "the slots do not fit the workspace");
+        }
+    /* Partitions that the caller names are followed, and so are plans where there are lengths. */
+    struct sparse_call c;
+    sparse_call(&c, FMLA_KV_FP8_656, true);
+    c.indices.shape[2] = SMALL_TOPK, c.args.topk_length = NULL, c.args.num_partitions = 7;
+    int before = fake->launches;
+    run(&c);
+    check_kernels(before, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
+    CHECK_EQ(params_of(launched(1)).split.num_partitions, 7);
+    sparse_call(&c, FMLA_KV_FP8_656, true);
+    c.indices.shape[2] = SMALL_TOPK;
+    before = fake->launches;
+    run(&c);
+    check_kernels(before, "decode_plan|sm90_sparse_decode_small_bf16_fp8_656|join_half_rows_bf16_halves");
 }
 
 /* Which bits come out of a request may not depend on the requests beside it, nor on how many there are: few heads decide. */
@@ -363,7 +430,7 @@ static void rows(void)
         const int before = fake->launches;
         run(&c);
         char names[128];
-        snprintf(names, sizeof names, "decode_plan|%s|join_splits_%s_halves", all[i].launched,
+        snprintf(names, sizeof names, "decode_plan|%s|join_half_rows_%s_halves", all[i].launched,
                  all[i].fp16 ? "fp16" : "bf16");
         check_kernels(before, names);
         struct plan_params plan;
@@ -440,7 +507,7 @@ static void odd_pages(void)
     c.kv.strides[0] = 61 * 584 + 8;
     const int before = fake->launches;
     run(&c);
-    check_kernels(before, "decode_plan|sm90_sparse_decode_bf16_fp8_584|join_splits_bf16_halves");
+    check_kernels(before, "decode_plan|sm90_sparse_decode_bf16_fp8_584|join_half_rows_bf16_halves");
     CHECK_EQ(params_of(launched(1)).cache[0].page_bytes, 61 * 584 + 8);
     CHECK_EQ(params_of(launched(1)).cache[0].slot_bytes, 576);
 }
@@ -453,7 +520,7 @@ static void batch_invariant(void)
     c.indices.shape[2] = 5000, c.indices.strides[1] = 5000, c.indices.strides[0] = S_Q * 5000;
     c.args.batch_invariant = 1;
     run(&c);
-    check_kernels(0, "sm90_sparse_decode_bf16_fp8_656|join_splits_bf16_halves");
+    check_kernels(0, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
     const struct sparse_decode_params p = params_of(launched(1));
     CHECK(!p.split.partitions && !p.split.header, "%s", "by a plan");
     CHECK_EQ(p.split.chunks, 3);
@@ -565,6 +632,7 @@ int main(int argc, char **argv)
     static const struct scenario scenarios[] = {
         {"on Hopper", on_hopper},
         {"a small batch", small_batch},
+        {"chunks", chunks},
         {"small, batch-invariant", small_batch_invariant},
         {"plans of small batches", small_plans},
         {"formats", formats},

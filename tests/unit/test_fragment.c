@@ -211,29 +211,6 @@ static void test_slots(void)
     CHECK_EQ(slot_position(511), 511);
 }
 
-/* Four lanes with 16 neighbouring columns of 64 each. */
-static void test_slots_by_fours(void)
-{
-    enum { COLUMNS = 512, TILE = 64 };
-    static int taken[COLUMNS];
-    for (int position = 0; position < COLUMNS; position++) {
-        const int column = slot_column_of_fours(position);
-        const int inside = column >= 0 && column < COLUMNS;
-        CHECK(inside, "slot by fours: column %d at %d", column, position);
-        if (inside) taken[column]++;
-    }
-    for (int i = 0; i < COLUMNS; i++) CHECK(taken[i] == 1, "slot by fours: %d of column %d", taken[i], i);
-    /* What is stored at a time, of four lanes one after the other, are four columns of each. */
-    for (int first = 0; first < COLUMNS; first += TILE)
-        for (int step = 0; step < 4; step++)
-            for (int lane = 0; lane < 4; lane++)
-                for (int e = 0; e < 4; e++)
-                    CHECK_EQ(slot_column_of_fours(first + 16 * step + 4 * lane + e),
-                             first + 16 * lane + 4 * step + e);
-    CHECK_EQ(slot_column_of_fours(4), 16);
-    CHECK_EQ(slot_column_of_fours(511), 511);
-}
-
 /* ---- Swizzles ------------------------------------------------------------------------------- */
 
 static const struct swizzle {
@@ -298,7 +275,6 @@ int main(void)
     test_chained();
     test_corners();
     test_slots();
-    test_slots_by_fours();
     test_swizzles();
     return check_done("test_fragment");
 }

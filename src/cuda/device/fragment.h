@@ -165,19 +165,6 @@ FRAGMENT_FN int slot_column(int position)
     return (int)(p / 16 * 16 + p / 2 % 2 * 8 + p / 4 % 4 * 2 + p % 2);
 }
 
-/* Where lane t of four holds columns 16 t … 16 t + 15 of 64 (Hopper's sparse decode) the lanes' first four columns stand
- * together, then their second four, and so on:
- *
- *      position    0 … 3   4 …  7   8 … 11  12 … 15  16 … 19
- *      column      0 … 3  16 … 19  32 … 35  48 … 51   4 …  7
- *      lane % 4    0       1        2        3        0
- */
-FRAGMENT_FN int slot_column_of_fours(int position)
-{
-    const unsigned p = (unsigned)position;
-    return (int)(p / 64 * 64 + p / 4 % 4 * 16 + p / 16 % 4 * 4 + p % 4);
-}
-
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
 enum { LINE_BYTES = 128, CHUNK_BYTES = 16, LINE_ELEMENTS = 64 /* of 16 bits */, CHUNK_ELEMENTS = 8 };

@@ -18,14 +18,39 @@ struct ListEnds {
 
 __device__ __forceinline__ ListEnds list_ends(const struct sparse_decode_params &p, int request)
 {
-    const int64_t count = plan_topk_count(p.topk.topk, p.topk.length, request);
-    ListEnds ends = {(int)count, INT32_MAX, INT32_MAX};
+    const int count = topk_count(p.topk.topk, p.topk.length, request);
+    ListEnds ends = {count, INT32_MAX, INT32_MAX};
     if (p.topk.extra_topk) {
-        ends.extra_begin = (int)plan_extra_begin(count);
-        ends.extra_end =
-            ends.extra_begin + (int)plan_topk_count(p.topk.extra_topk, p.topk.extra_length, request);
+        ends.extra_begin = topk_extra_begin(count);
+        ends.extra_end = ends.extra_begin + topk_count(p.topk.extra_topk, p.topk.extra_length, request);
     }
     return ends;
+}
+
+/* As piece_list and list_piece of all operations, but in chunks without the divisions that a short kernel would wait for. */
+__device__ __forceinline__ PieceList piece_list(const struct sparse_decode_params &p, unsigned worker)
+{
+    const struct split_params &split = p.split;
+    if (split.partitions || split.chunk_lanes < split.chunks) return piece_list(p, (int64_t)worker);
+    PieceList list;
+    list.request = fast_divide((int)worker, p.chunks_divisor);
+    list.first = (int)worker - list.request * split.chunks, list.step = split.chunks;
+    const bool there = list.first == 0 || list.first * split.chunk_keys < request_length(p, list.request);
+    list.last = there ? list.first : -1;
+    return list;
+}
+
+__device__ __forceinline__ Piece list_piece(const struct sparse_decode_params &p, const PieceList &list,
+                                            int i, int *length)
+{
+    const int keys = p.split.chunk_keys, request = p.split.partitions ? i : list.request;
+    *length = request_length(p, request);
+    if (p.split.partitions) return partition_piece(list.partition, i, *length);
+    Piece piece = {};
+    piece.request = request, piece.begin = i * keys;
+    piece.end = *length - piece.begin > keys ? piece.begin + keys : *length;
+    piece.slot = *length <= keys ? (int64_t)DIRECT : (int64_t)request * p.split.chunks + i;
+    return piece;
 }
 
 /* Entry `at` of the list; -1 where there is none. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * How a call's keys are cut into pieces (a range of keys of one request), and which piece writes where: by the split
- * plan, or in chunks of equal length in batch-invariant mode. The plan says where requests are cut; where they end
- * is read from the lengths of now, so a plan for other lengths still covers every key once. What a plan holds is
- * clamped: a damaged one cannot lead out of bounds.
+ * plan, or in chunks of equal length, in batch-invariant mode and in sparse decode of few keys. The plan says where requests
+ * are cut; where they end is read from the lengths of now, so a plan for other lengths still covers every key once. What a
+ * plan holds is clamped: a damaged one cannot lead out of bounds.
  */
 #pragma once
 
@@ -28,11 +28,23 @@ __device__ __forceinline__ int request_length(const struct dense_decode_params &
     return clamp_int(__ldg(p.seqlens + request), 0, p.capacity);
 }
 
-/* In sparse decode: of the list that the plan cuts (plan_topk_length). */
+/* Sparse decode: plan_topk_count, plan_extra_begin and plan_topk_length of plan.h, in 32 bits, which hold the list of all caches
+ * here. */
+__device__ __forceinline__ int topk_count(int64_t topk, const int32_t *length, int request)
+{
+    return length ? clamp_int(__ldg(length + request), 0, (int)topk) : (int)topk;
+}
+
+__device__ __forceinline__ int topk_extra_begin(int count)
+{
+    return max((int)PLAN_BLOCK, (count + (PLAN_BLOCK - 1)) & -PLAN_BLOCK);
+}
+
 __device__ __forceinline__ int topk_length(const struct plan_topk &topk, int request)
 {
-    return (int)plan_topk_length(plan_topk_count(topk.topk, topk.length, request), topk.extra_topk,
-                                 plan_topk_count(topk.extra_topk, topk.extra_length, request));
+    const int count = topk_count(topk.topk, topk.length, request);
+    return topk.extra_topk ? topk_extra_begin(count) + topk_count(topk.extra_topk, topk.extra_length, request)
+                           : max(count, 1);
 }
 
 __device__ __forceinline__ int request_length(const struct sparse_decode_params &p, int request)
@@ -137,32 +149,43 @@ __device__ __forceinline__ uint32_t *marks_of(const struct split_params &split, 
     return split.marks + partition * split.tiles * MARKS_OF_TILE;
 }
 
-/* ---- Batch-invariant ------------------------------------------------------------------------- */
+/* ---- In chunks ------------------------------------------------------------------------------- */
 
-__device__ __forceinline__ int chunks_of(int length)
+/* A constant where dense decode reads it. */
+__device__ __forceinline__ int keys_of_chunk(const struct dense_decode_params &)
 {
-    return length ? (length - 1) / INVARIANT_CHUNK + 1 : 1; /* no sum: a length may be near 2^31 */
+    return INVARIANT_CHUNK;
 }
 
-__device__ __forceinline__ Piece chunk_piece(const struct split_params &split, int request, int chunk,
-                                             int length)
+template <typename Params> __device__ __forceinline__ int keys_of_chunk(const Params &p)
 {
+    return p.split.chunk_keys;
+}
+
+template <typename Params> __device__ __forceinline__ int chunks_of(const Params &p, int length)
+{
+    return length ? (length - 1) / keys_of_chunk(p) + 1 : 1; /* no sum: a length may be near 2^31 */
+}
+
+template <typename Params>
+__device__ __forceinline__ Piece chunk_piece(const Params &p, int request, int chunk, int length)
+{
+    const int keys = keys_of_chunk(p);
     Piece piece;
     piece.request = request;
-    piece.begin = chunk * INVARIANT_CHUNK;
-    piece.end = length - piece.begin > INVARIANT_CHUNK ? piece.begin + INVARIANT_CHUNK : length;
-    piece.slot = chunks_of(length) == 1 ? (int64_t)DIRECT : (int64_t)request * split.chunks + chunk;
+    piece.begin = chunk * keys;
+    piece.end = length - piece.begin > keys ? piece.begin + keys : length;
+    piece.slot = chunks_of(p, length) == 1 ? (int64_t)DIRECT : (int64_t)request * p.split.chunks + chunk;
     piece.first_of_two = piece.second_of_two = false;
     return piece;
 }
 
 /* ---- Either: the pieces of one worker --------------------------------------------------------- */
 
-/* Of a partition: its requests; by a plan that does not fit, every step-th request. Batch-invariant: every step-th chunk of
- * one request. */
+/* Of a partition: its requests; by a plan that does not fit, every step-th request. In chunks: every step-th of one request. */
 struct PieceList {
     int first, last, step;
-    int request; /* batch-invariant */
+    int request; /* in chunks */
     Partition partition;
 };
 
@@ -181,7 +204,7 @@ template <typename Params> __device__ __forceinline__ PieceList piece_list(const
     } else {
         list.request = (int)(worker / p.split.chunk_lanes);
         list.first = (int)(worker % p.split.chunk_lanes), list.step = p.split.chunk_lanes;
-        list.last = chunks_of(request_length(p, list.request)) - 1;
+        list.last = chunks_of(p, request_length(p, list.request)) - 1;
     }
     return list;
 }
@@ -191,5 +214,5 @@ __device__ __forceinline__ Piece list_piece(const Params &p, const PieceList &li
 {
     *length = request_length(p, p.split.partitions ? i : list.request);
     return p.split.partitions ? partition_piece(list.partition, i, *length)
-                              : chunk_piece(p.split, list.request, i, *length);
+                              : chunk_piece(p, list.request, i, *length);
 }

@@ -17,3 +17,20 @@ __device__ __forceinline__ float quad_sum(float x)
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);
 }
+
+/* Of 32 columns of 16 bits a lane has a pair in each eight, as it has them of a C of mma: to all of one eight. */
+__device__ __forceinline__ uint4 quad_gather_eight(uint32_t (&w)[4])
+{
+    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const uint32_t got = __shfl_xor_sync(~0u, odd ? w[i] : w[i + 1], 1);
+        w[i] = odd ? got : w[i], w[i + 1] = odd ? w[i + 1] : got;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t got = __shfl_xor_sync(~0u, high ? w[i] : w[i + 2], 2);
+        w[i] = high ? got : w[i], w[i + 2] = high ? w[i + 2] : got;
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}

@@ -58,6 +58,13 @@ __device__ __forceinline__ uint64_t wgmma_lines(uint32_t tile, int step)
     return wgmma_descriptor(tile, 0, (uint32_t)step * 32);
 }
 
+/* The same of what lies `bytes` behind, in shared memory that begins at 0: one addition, where ptxas otherwise makes the
+ * address first and works out every descriptor anew, among the products. */
+__device__ __forceinline__ uint64_t wgmma_behind(uint64_t descriptor, uint32_t bytes)
+{
+    return descriptor + bytes / 16;
+}
+
 /* A line is a row of B (V as it lies in the cache): step k takes lines 16 k … 16 k + 15. Every 64 columns of N are the next
  * tile. */
 __device__ __forceinline__ uint64_t wgmma_columns(uint32_t tile, int step)

@@ -27,9 +27,9 @@ struct CUkern_st {
     int shared_bytes[FAKE_DEVICES]; /* set by attribute */
 };
 
-#define JOIN(name)                                                                                           \
+#define JOIN(image, name)                                                                                    \
     {                                                                                                        \
-        "any/join_splits", name, {sizeof(struct join_params), sizeof(int32_t), sizeof(int32_t)},             \
+        image, name, {sizeof(struct join_params), sizeof(int32_t), sizeof(int32_t)},                         \
         {                                                                                                    \
             0                                                                                                \
         }                                                                                                    \
@@ -43,12 +43,18 @@ struct CUkern_st {
     }
 static struct CUkern_st kernels[KERNELS] = {
     {"any/decode_plan", "decode_plan", {sizeof(struct plan_params)}, {0}},
-    JOIN("join_splits_bf16"),
-    JOIN("join_splits_fp16"),
-    JOIN("join_splits_bf16_halves"),
-    JOIN("join_splits_fp16_halves"),
-    JOIN("join_splits_bf16_quarters"),
-    JOIN("join_splits_fp16_quarters"),
+    JOIN("any/join_splits", "join_splits_bf16"),
+    JOIN("any/join_splits", "join_splits_fp16"),
+    JOIN("any/join_splits", "join_splits_bf16_halves"),
+    JOIN("any/join_splits", "join_splits_fp16_halves"),
+    JOIN("any/join_splits", "join_splits_bf16_quarters"),
+    JOIN("any/join_splits", "join_splits_fp16_quarters"),
+    JOIN("sm90/sparse_decode/join_half_rows", "join_half_rows_bf16"),
+    JOIN("sm90/sparse_decode/join_half_rows", "join_half_rows_fp16"),
+    JOIN("sm90/sparse_decode/join_half_rows", "join_half_rows_bf16_halves"),
+    JOIN("sm90/sparse_decode/join_half_rows", "join_half_rows_fp16_halves"),
+    JOIN("sm90/sparse_decode/join_half_rows", "join_half_rows_bf16_quarters"),
+    JOIN("sm90/sparse_decode/join_half_rows", "join_half_rows_fp16_quarters"),
     {"any/merge", "merge", {sizeof(struct merge_params)}, {0}},
     SPARSE("any/sparse_decode", "sparse_decode_bf16"),
     SPARSE("any/sparse_decode", "sparse_decode_fp16"),

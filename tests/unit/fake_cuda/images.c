@@ -23,6 +23,7 @@ static const struct cuda_image images[] = {
     IMAGE("sm90/dense_decode/dense_decode_fp16"),
     IMAGE("sm90/sparse_decode/bf16/sparse_decode_bf16"),
     IMAGE("sm90/sparse_decode/bf16/sparse_decode_fp16"),
+    IMAGE("sm90/sparse_decode/join_half_rows"),
     IMAGE("sm90/sparse_decode/sparse_decode_bf16"),
     IMAGE("sm90/sparse_decode/small/sparse_decode_bf16"),
 #endif

@@ -3,13 +3,16 @@
 
 enum { ALIGNMENT = 16 };
 
-/* Units of a block of 64 keys and a tile of 16 heads, an SM. Measured on an H200 (64 and 128 heads, 2048 entries): at 512
- * units, 3.9 an SM, the kernel for small batches takes 21.6 µs; at 1024 it takes 30.7, at 2048 47 and the large one 28.4, since
- * every tile converts the keys for itself. */
+/* Where lists have lengths: units of a block of 64 keys and a tile of 16 heads, an SM, as if all were full. (On an H200, 128
+ * heads, 128 + 1024 entries of which half count on average: at 4.4 17.9 µs, the large kernel 20.8.) */
 enum { SMALL_MOST_UNITS = 6 };
 
 /* Up to so many blocks a piece the plan's overhead of a request would cut them unevenly. */
 enum { FEW_BLOCKS = 8, MOST_PARTITIONS = 65536 };
+
+/* What a plan's cuts cost, in blocks: two pieces where one would do, and the join. Requests that are not cut, or all alike, may
+ * leave so many blocks' time of some SMs unused. */
+enum { CUT_BLOCKS = 2 };
 
 static bool strides_aligned(const int64_t *shape, const int64_t *stride, int dims, int64_t element_bytes)
 {
@@ -60,28 +63,53 @@ static int64_t blocks_of(const struct sm90_sparse_shape *shape)
     return ceil_div(plan_topk_length(shape->topk, shape->extra_topk, shape->extra_topk), PLAN_BLOCK);
 }
 
+/* Workers whose blocks of threads, of tiles of so many heads, the GPU has room for at a time. */
+static int64_t workers_at_once(const struct sm90_sparse_shape *shape, int64_t heads)
+{
+    const int64_t of_sm = heads == SM90_SPARSE_DECODE_SMALL_HEADS ? SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM : 1;
+    const int64_t fit = of_sm * shape->sms / (shape->s_q * ceil_div(shape->h_q, heads));
+    return fit > 1 ? fit : 1;
+}
+
+/* The fewest blocks a piece with which all pieces begin at once; 0: there are too many requests. */
+static int64_t even_piece(const struct sm90_sparse_shape *shape, int64_t heads)
+{
+    const int64_t at_once = workers_at_once(shape, heads), blocks = blocks_of(shape);
+    if (!shape->b || shape->b > at_once) return 0;
+    return blocks ? ceil_div(blocks, at_once / shape->b) : 1;
+}
+
+/* Without lengths: where it has one block of keys for each of its blocks of threads. (On an H200, 2048 entries of 64 and 128
+ * heads: with one 16.7 µs, the large kernel 18.5; with two 20.6, the large one 18.7, since every tile converts the keys for
+ * itself.) */
 bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant)
 {
-    if (shape->h_q <= SM90_SPARSE_DECODE_SMALL_HEADS) return true;
+    const int64_t heads = SM90_SPARSE_DECODE_SMALL_HEADS;
+    if (shape->h_q <= heads) return true;
     if (batch_invariant || !shape->b) return false;
-    const double tiles =
-        (double)shape->b * (double)shape->s_q * (double)ceil_div(shape->h_q, SM90_SPARSE_DECODE_SMALL_HEADS);
+    if (!shape->lengths) return even_piece(shape, heads) == 1;
+    const double tiles = (double)shape->b * (double)shape->s_q * (double)ceil_div(shape->h_q, heads);
     return tiles * (double)blocks_of(shape) <= (double)SMALL_MOST_UNITS * shape->sms;
+}
+
+int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int heads)
+{
+    const int64_t piece = even_piece(shape, heads), at_once = workers_at_once(shape, heads);
+    const bool as_even_as_a_plan =
+        piece <= FEW_BLOCKS || (piece - CUT_BLOCKS) * at_once <= shape->b * blocks_of(shape);
+    return as_even_as_a_plan ? (int32_t)piece * PLAN_BLOCK : 0;
 }
 
 int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape)
 {
-    const bool small = sm90_sparse_decode_is_small(shape, false);
-    const int64_t heads = small ? SM90_SPARSE_DECODE_SMALL_HEADS : SM90_SPARSE_DECODE_HEADS,
-                  of_sm = small ? SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM : 1;
-    const int64_t fit = of_sm * shape->sms / (shape->s_q * ceil_div(shape->h_q, heads));
-    const int64_t at_once = fit > 1 ? fit : 1, b = shape->b, blocks = blocks_of(shape);
-    for (int64_t piece = 1; b && piece <= FEW_BLOCKS; piece++) {
-        if (b * ceil_div(blocks, piece) > at_once) continue;
-        if (piece >= blocks) return (int32_t)b; /* none is cut */
-        /* The planner then cuts after at most `piece` blocks; what is too many stays idle. */
-        const int64_t partitions = ceil_div(b * (blocks + PLAN_OVERHEAD), piece);
-        return (int32_t)(partitions < MOST_PARTITIONS ? partitions : MOST_PARTITIONS);
-    }
-    return (int32_t)at_once;
+    struct sm90_sparse_shape planned = *shape;
+    planned.lengths = true;
+    const int64_t heads = sm90_sparse_decode_is_small(&planned, false) ? SM90_SPARSE_DECODE_SMALL_HEADS
+                                                                       : SM90_SPARSE_DECODE_HEADS;
+    const int64_t piece = even_piece(shape, heads), b = shape->b, blocks = blocks_of(shape);
+    if (!piece || piece > FEW_BLOCKS) return (int32_t)workers_at_once(shape, heads);
+    if (piece >= blocks) return (int32_t)b; /* none is cut */
+    /* The planner then cuts after at most `piece` blocks; what is too many stays idle. */
+    const int64_t partitions = ceil_div(b * (blocks + PLAN_OVERHEAD), piece);
+    return (int32_t)(partitions < MOST_PARTITIONS ? partitions : MOST_PARTITIONS);
 }

@@ -29,6 +29,7 @@ const char *sm90_sparse_decode_refuses(const struct sparse_decode_problem *probl
 struct sm90_sparse_shape {
     int64_t b, s_q, h_q, topk, extra_topk;
     int32_t sms;
+    bool lengths; /* lists have lengths of their own */
 };
 
 /* Is it for the kernel for small batches? In batch-invariant mode that is not to depend on the batch. Where b is 0, how many
@@ -36,8 +37,13 @@ struct sm90_sparse_shape {
  * leave SMs without work in large ones. */
 bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant);
 
+/* Where all keys of the batch are so few that a kernel's blocks of threads for them begin at once: how many keys each is best
+ * given, a multiple of PLAN_BLOCK. Requests are then cut into chunks of so many keys, and no plan need be made or read.
+ * 0: by a plan. `heads`: of the kernel's tiles. */
+int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int heads);
+
 /* Partitions where the caller names none: as many as let every block of threads begin at once, with pieces as even as
- * can be. */
+ * can be. Of the shape alone, with lengths or without: a plan is needed only with them, or where there are many keys. */
 int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape);
 
 #endif

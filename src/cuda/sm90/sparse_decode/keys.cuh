@@ -13,7 +13,8 @@ template <typename F> struct Keys {
     const struct sparse_decode_params &p;
     Shared &shared;
     const uint32_t base;
-    int next_piece, at; /* of the list; where the block begins whose indices are loaded next */
+    int at;             /* where the block begins whose indices are loaded next */
+    int own_next_piece; /* next_piece, where there is a register for it */
     int index[2];       /* of the thread's keys, of a block whose raw keys are yet to be asked for */
     const uint8_t *token[2], *scales; /* of the block whose raw keys are asked for */
     bool over;                        /* no piece is left whose indices are to be loaded */
@@ -38,10 +39,30 @@ template <typename F> struct Keys {
 
     __device__ __forceinline__ Shared::Ahead &ahead() { return shared.ahead[warp()]; }
 
-    __device__ __forceinline__ void enter_piece()
+    /* Of the list: the piece whose indices are loaded next. FP8_584's kernel has no register for it. */
+    __device__ __forceinline__ int next_piece()
+    {
+        if constexpr (F::ROPE_IS_V)
+            return ahead().next_piece;
+        else
+            return own_next_piece;
+    }
+
+    __device__ __forceinline__ void set_next_piece(int which)
+    {
+        if constexpr (!F::ROPE_IS_V) {
+            own_next_piece = which;
+            return;
+        }
+        __syncwarp();
+        if (lane() == 0) ahead().next_piece = which;
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void enter_piece(int which)
     {
         int length;
-        const Piece piece = list_piece(p, shared.list, next_piece, &length);
+        const Piece piece = list_piece(p, shared.list, which, &length);
         const ListEnds ends = list_ends(p, piece.request);
         const Place place(p);
         at = piece.begin;
@@ -73,9 +94,10 @@ template <typename F> struct Keys {
         at += KEYS;
         ahead().of_extra = of_extra; /* the same in all lanes */
         if (__any_sync(~0u, at >= piece.end)) {
-            next_piece += shared.list.step;
-            over = next_piece > shared.list.last;
-            if (__any_sync(~0u, !over)) enter_piece();
+            const int next = next_piece() + shared.list.step;
+            set_next_piece(next);
+            over = next > shared.list.last;
+            if (__any_sync(~0u, !over)) enter_piece(next);
         }
     }
 
@@ -168,8 +190,8 @@ template <typename F> struct Keys {
 
     __device__ __forceinline__ void begin()
     {
-        next_piece = shared.list.first, over = false;
-        enter_piece();
+        set_next_piece(shared.list.first), over = false;
+        enter_piece(shared.list.first);
         load_indices(), take_indices(read_of_extra()), load_indices();
         ask_first(rope);
 #pragma unroll

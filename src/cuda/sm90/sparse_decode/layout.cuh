@@ -33,6 +33,7 @@ struct Shared {
     struct Ahead {
         const int32_t *entries[2]; /* of the token, in either cache: at its list position */
         int count, extra_begin, extra_end, end;
+        int next_piece;    /* of the list: whose indices are loaded next */
         uint32_t of_extra; /* the block whose raw keys are asked for next is of the extra cache */
     } ahead[4];            /* [warp] of the scores: the piece whose keys are asked for */
     PieceList list;        /* of the block of threads; the scores' warps have no registers for it */

@@ -5,6 +5,8 @@
  */
 #pragma once
 
+#include "../../device/half_rows.cuh"
+#include "../../device/quad.cuh"
 #include "queries.cuh"
 
 template <typename F> struct Sums {
@@ -80,13 +82,12 @@ template <typename F> struct Sums {
         bool there[2];
     };
 
-    /* row: of the first row's columns of the side; `rows`: how many there are from this row on, of the lane's row and its partner's;
-     * `turn`: how far apart a lane's own 16 bytes are. */
-    static __device__ __forceinline__ LinePair line_pair(char *row, int64_t row_bytes, int rows, int of_lane,
-                                                         int turn)
+    /* first: the first row's columns of the side; `rows`: how many there are from this row on, of the lane's row and its
+     * partner's. */
+    static __device__ __forceinline__ LinePair line_pair(uint16_t *first, int64_t row_elements, int rows)
     {
-        char *const own = row + of_lane * (lane() % 4) + (odd_row() ? turn : 0);
-        return {{own, own + row_bytes}, {rows > 0, rows > 1}};
+        uint16_t *const own = first + 2 * CHUNK_ELEMENTS * (lane() % 4) + (odd_row() ? CHUNK_ELEMENTS : 0);
+        return {{(char *)own, (char *)(own + row_elements)}, {rows > 0, rows > 1}};
     }
 
     static __device__ __forceinline__ bool odd_row()
@@ -94,7 +95,7 @@ template <typename F> struct Sums {
         return lane() & 4;
     }
 
-    /* x and y stand `turn` apart. */
+    /* x and y stand next to each other. */
     static __device__ __forceinline__ void store_lines(const LinePair &lines, int at, const uint4 &x,
                                                        const uint4 &y)
     {
@@ -107,37 +108,39 @@ template <typename F> struct Sums {
         if (lines.there[1]) *(uint4 *)(lines.to[1] + at) = odd ? y : got;
     }
 
-    __device__ __forceinline__ void store_out(const LinePair &lines, int i, float factor, bool empty) const
+    __device__ __forceinline__ float most_of_tile(int c, int i) const
     {
+        float most = 0.0f;
+#pragma unroll
+        for (int e = 0; e < 32; e += 4)
+            most = fmaxf(most, fmaxf(fabsf(o[32 * c + e + 2 * i]), fabsf(o[32 * c + e + 2 * i + 1])));
+        return quad_max(most);
+    }
+
+    /* `scales`: of a slot's row, the side's; of no use otherwise, or where the row is of no head. */
+    template <typename Stored, bool SLOT>
+    __device__ __forceinline__ void store_row(const LinePair &lines, float *scales, int i, float factor,
+                                              bool empty) const
+    {
+        float down = 0.0f; /* of the lane's of four tiles */
 #pragma unroll
         for (int c = 0; c < HALF_TILES; c++) {
+            float by = factor;
+            if (SLOT) {
+                const HalfScale scale(most_of_tile(c, i) * factor);
+                by *= scale.up;
+                if (lane() % 4 == c) down = scale.down;
+            }
             uint4 words[2];
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const float4 a = values(c, 2 * h, i, factor, empty),
-                             b = values(c, 2 * h + 1, i, factor, empty);
-                words[h] = make_uint4(Bf16::pack(a.x, a.y), Bf16::pack(a.z, a.w), Bf16::pack(b.x, b.y),
-                                      Bf16::pack(b.z, b.w));
+                const float4 a = values(c, 2 * h, i, by, empty), b = values(c, 2 * h + 1, i, by, empty);
+                words[h] = make_uint4(Stored::pack(a.x, a.y), Stored::pack(a.z, a.w), Stored::pack(b.x, b.y),
+                                      Stored::pack(b.z, b.w));
             }
             store_lines(lines, LINE_BYTES * c, words[0], words[1]);
         }
-    }
-
-    static __device__ __forceinline__ uint4 bits(const float4 &x)
-    {
-        return make_uint4(__float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z),
-                          __float_as_uint(x.w));
-    }
-
-    /* Columns as slot_column_of_fours has them. */
-    __device__ __forceinline__ void store_slot(const LinePair &lines, int i, float factor, bool empty) const
-    {
-#pragma unroll
-        for (int c = 0; c < HALF_TILES; c++)
-#pragma unroll
-            for (int s = 0; s < 4; s += 2)
-                store_lines(lines, LINE_BYTES * (2 * c + s / 2), bits(values(c, s, i, factor, empty)),
-                            bits(values(c, s + 1, i, factor, empty)));
+        if (SLOT && scales) scales[lane() % 4] = down;
     }
 
     /* All lanes, also those of heads that are none. */
@@ -154,14 +157,15 @@ template <typename F> struct Sums {
         if (__any_sync(~0u, slot == DIRECT)) {
             if (stores_lse) store_lse(p.output, request, {place.token, head}, lse);
             uint16_t *to = p.output.out + out_offset(p.output, request, {place.token, first}) + column;
-            store_out(line_pair((char *)to, 2 * p.output.out_stride[2], rows, 2 * CHUNK_BYTES, CHUNK_BYTES),
-                      i, factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f);
+            store_row<Bf16, false>(line_pair(to, p.output.out_stride[2], rows), NULL, i,
+                                   factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f);
         } else {
             const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q;
             if (stores_lse) p.split.slot_lse[slot_row + head] = lse;
-            float *to = p.split.slot_out + (slot_row + first) * D_V + column;
-            store_slot(line_pair((char *)to, D_V * sizeof *to, rows, CHUNK_BYTES, 4 * CHUNK_BYTES), i, factor,
-                       sum == 0.0f);
+            float *scales =
+                asked < p.h_q ? half_row_scales(p.split, slot_row + head) + column / HALF_ROW_TILE : NULL;
+            store_row<Fp16, true>(line_pair(half_row(p.split, slot_row + first) + column, 2 * D_V, rows),
+                                  scales, i, factor, sum == 0.0f);
         }
     }
 

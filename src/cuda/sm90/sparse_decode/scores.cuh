@@ -102,10 +102,11 @@ template <typename F> struct Scores {
     template <typename Element>
     __device__ __forceinline__ void multiply_chunk(const uint32_t (&f)[4][4], int tile, bool first)
     {
+        const uint64_t q = wgmma_lines(SHARED_AT(base, q), 0);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            wgmma_64<Element>(s, f[k], wgmma_lines(SHARED_AT(base, q) + (uint32_t)tile * TILE_BYTES, k),
+            wgmma_64<Element>(s, f[k], wgmma_behind(q, (uint32_t)(tile * TILE_BYTES + 32 * k)),
                               !first || k > 0);
         wgmma_commit();
     }

@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "../../../device/half_rows.cuh"
 #include "../../../device/quad.cuh"
 #include "../queries.cuh"
 #include "layout.cuh"
@@ -156,51 +157,51 @@ template <typename R> struct Sums {
 
     /* ---- The end of a piece --------------------------------------------------------------------------- */
 
-    /* Words of eight columns a lane's pair each, of four neighbouring eights, to all words of one eight. */
-    static __device__ __forceinline__ uint4 gather_eight(uint32_t (&w)[4])
+    /* Pair e of eight columns of row i of the thread's two: from `column` of the side's on. */
+    __device__ __forceinline__ const float *pair_of(int column, int e, int i) const
     {
-        const bool odd = lane() & 1, high = lane() & 2;
-#pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-            const uint32_t got = __shfl_xor_sync(~0u, odd ? w[i] : w[i + 1], 1);
-            w[i] = odd ? got : w[i], w[i + 1] = odd ? w[i + 1] : got;
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint32_t got = __shfl_xor_sync(~0u, high ? w[i] : w[i + 2], 2);
-            w[i] = high ? got : w[i], w[i + 2] = high ? w[i + 2] : got;
-        }
-        return make_uint4(w[0], w[1], w[2], w[3]);
+        return o[column / PART_COLUMNS] + column % PART_COLUMNS / 2 + 4 * e + 2 * i;
     }
 
-    /* Row i of the thread's two, from the side's first column on. `empty`: it saw no key, and is 0 whatever weights of 0 made of
-     * V. */
-    __device__ __forceinline__ void store_out(uint16_t *to, int i, float factor, bool empty, bool there) const
+    __device__ __forceinline__ float most_of_tile(int column, int i) const
     {
+        float most = 0.0f;
 #pragma unroll
-        for (int c = 0; c < D_V / 2; c += 32) {
-            uint32_t words[4];
+        for (int e = 0; e < LINE_ELEMENTS / 8; e++) {
+            const float *pair = pair_of(column, e, i);
+            most = fmaxf(most, fmaxf(fabsf(pair[0]), fabsf(pair[1])));
+        }
+        return quad_max(most);
+    }
+
+    /* Row i from the side's first column on. `empty`: it saw no key, and is 0 whatever weights of 0 made of V. `scales`: of a slot's
+     * row; of no use otherwise. */
+    template <typename Stored, bool SLOT>
+    __device__ __forceinline__ void store_row(uint16_t *to, float *scales, int i, float factor, bool empty,
+                                              bool there) const
+    {
+        float down = 0.0f; /* of the lane's of four tiles */
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float *pair = o[c / PART_COLUMNS] + c % PART_COLUMNS / 2 + 4 * e + 2 * i;
-                words[e] = empty ? 0 : Element::pack(pair[0] * factor, pair[1] * factor);
+        for (int tile = 0; tile < HALF_TILES; tile++) {
+            float by = factor;
+            if (SLOT) {
+                const HalfScale scale(most_of_tile(tile * LINE_ELEMENTS, i) * factor);
+                by *= scale.up;
+                if (lane() % 4 == tile) down = scale.down;
             }
-            const uint4 eight = gather_eight(words);
-            if (there) *(uint4 *)(to + c + 8 * (lane() % 4)) = eight;
-        }
-    }
-
-    /* Columns as slot_position has them. */
-    __device__ __forceinline__ void store_slot(float *to, int i, float factor, bool empty, bool there) const
-    {
 #pragma unroll
-        for (int c = 0; c < D_V / 2; c += 16) {
-            const float *low = o[c / PART_COLUMNS] + c % PART_COLUMNS / 2 + 2 * i, *high = low + 4;
-            const float4 four =
-                empty ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
-                      : make_float4(low[0] * factor, low[1] * factor, high[0] * factor, high[1] * factor);
-            if (there) *(float4 *)(to + c + slot_position_of_lane(lane())) = four;
+            for (int column = tile * LINE_ELEMENTS; column < (tile + 1) * LINE_ELEMENTS; column += 32) {
+                uint32_t words[4];
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const float *pair = pair_of(column, e, i);
+                    words[e] = empty ? 0 : Stored::pack(pair[0] * by, pair[1] * by);
+                }
+                const uint4 eight = quad_gather_eight(words);
+                if (there) *(uint4 *)(to + column + 8 * (lane() % 4)) = eight;
+            }
         }
+        if (SLOT && there) scales[lane() % 4] = down;
     }
 
     /* All lanes, also those of heads that are none. */
@@ -217,12 +218,15 @@ template <typename R> struct Sums {
         const RowPlace where = {place.token, head};
         if (__any_sync(~0u, slot == DIRECT)) {
             if (stores_lse) store_lse(p.output, request, where, lse);
-            store_out(p.output.out + out_offset(p.output, request, where) + column, i,
-                      factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f, there);
+            store_row<Element, false>(p.output.out + out_offset(p.output, request, where) + column, NULL, i,
+                                      factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f,
+                                      there);
         } else {
             const int64_t slot_row = slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + head;
             if (stores_lse) p.split.slot_lse[slot_row] = lse;
-            store_slot(p.split.slot_out + slot_row * D_V + column, i, factor, sum == 0.0f, there);
+            store_row<Fp16, true>(half_row(p.split, slot_row) + column,
+                                  half_row_scales(p.split, slot_row) + column / HALF_ROW_TILE, i, factor,
+                                  sum == 0.0f, there);
         }
     }
 

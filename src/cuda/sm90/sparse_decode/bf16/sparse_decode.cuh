@@ -43,7 +43,7 @@ template <typename R> __device__ __forceinline__ void sparse_decode(const struct
     __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
-    if (threadIdx.x == 0) shared.list = piece_list(p, Place(p).worker);
+    if (threadIdx.x == 0) shared.list = piece_list(p, (unsigned)Place(p).worker);
     __syncthreads();
     if (threadIdx.x < WARPGROUP_THREADS) {
         give_registers<SCORE_REGISTERS>();

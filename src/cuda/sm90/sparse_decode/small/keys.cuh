@@ -30,7 +30,7 @@ template <typename F> struct SmallKeys {
         const bool of_extra = at >= piece.extra_begin;
         const int end = min(piece.end, of_extra ? piece.extra_end : piece.count),
                   entry = at + 16 * key_group() + lane() % 16;
-        index = entry < end ? __ldg(piece.entries[of_extra] + entry) : -1;
+        index = load_or_none(piece.entries[of_extra] + entry, entry < end);
         at += KEYS;
     }
 

@@ -86,6 +86,16 @@ static __device__ __forceinline__ uint32_t load_or_zero_4(const void *from, bool
     return x;
 }
 
+/* An index, or -1; before what stands behind it. */
+static __device__ __forceinline__ int load_or_none(const int32_t *from, bool valid)
+{
+    int x;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\nmov.s32 %0, -1;\n@p ld.global.nc.s32 %0, [%1];\n}"
+                 : "=&r"(x)
+                 : "l"(from), "r"((uint32_t)valid));
+    return x;
+}
+
 /* Which 16 keys of a block a warp has, and which half of their columns. */
 static __device__ __forceinline__ int key_group()
 {

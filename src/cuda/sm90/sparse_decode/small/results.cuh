@@ -4,6 +4,8 @@
  */
 #pragma once
 
+#include "../../../device/half_rows.cuh"
+#include "../../../device/quad.cuh"
 #include "layout.cuh"
 
 struct SmallSums {
@@ -54,31 +56,49 @@ struct SmallSums {
         }
     }
 
+    /* Row i of the lane's two, from the warp's first column on. `scale`: of the slot's row; of no use otherwise. */
+    template <typename Stored, bool SLOT>
+    __device__ __forceinline__ void store_row(uint16_t *to, float *scale, int i, float factor,
+                                              bool there) const
+    {
+        float by = factor;
+        if (SLOT) {
+            float most = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 8; j++) most = fmaxf(most, fmaxf(fabsf(o[j][2 * i]), fabsf(o[j][2 * i + 1])));
+            const HalfScale of_row(quad_max(most) * factor);
+            by *= of_row.up;
+            if (there && lane() % 4 == 0) *scale = of_row.down;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j += 4) {
+            uint32_t words[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                words[e] = factor < 0.0f ? 0 : Stored::pack(o[j + e][2 * i] * by, o[j + e][2 * i + 1] * by);
+            const uint4 eight = quad_gather_eight(words);
+            if (there) *(uint4 *)(to + 8 * (j + lane() % 4)) = eight;
+        }
+    }
+
+    /* All lanes, also those of heads that are none. */
     __device__ __forceinline__ void end_row(int i) const
     {
         const Place place(p);
-        const int head = place.tile * SMALL_HEADS + lane() / 4 + 8 * i, column = LINE_ELEMENTS * warp(),
-                  t = lane() % 4;
-        if (head >= p.h_q) return;
-        const float factor = shared.last_factor[lane() / 4 + 8 * i];
-        float x[8][2];
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) x[j][e] = factor < 0.0f ? 0.0f : o[j][2 * i + e] * factor;
-        if (shared.piece.slot == DIRECT) {
-            uint16_t *to = p.output.out + out_offset(p.output, shared.piece.request, {place.token, head}) +
-                           column + 2 * t;
-#pragma unroll
-            for (int j = 0; j < 8; j++) *(uint32_t *)(to + 8 * j) = Bf16::pack(x[j][0], x[j][1]);
+        const int row = lane() / 4 + 8 * i, asked = place.tile * SMALL_HEADS + row,
+                  head = min(asked, p.h_q - 1);
+        const int column = LINE_ELEMENTS * warp();
+        const bool there = asked < p.h_q;
+        const float factor = shared.last_factor[row];
+        if (__any_sync(~0u, shared.piece.slot == DIRECT)) {
+            store_row<Bf16, false>(
+                p.output.out + out_offset(p.output, shared.piece.request, {place.token, head}) + column, NULL,
+                i, factor, there);
         } else {
-            const int64_t row =
+            const int64_t slot_row =
                 shared.piece.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)place.token * p.h_q + head;
-            float *to = p.split.slot_out + row * D_V + column + slot_position_of_lane(lane());
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                *(float4 *)(to + 16 * j) =
-                    make_float4(x[2 * j][0], x[2 * j][1], x[2 * j + 1][0], x[2 * j + 1][1]);
+            store_row<Fp16, true>(half_row(p.split, slot_row) + column,
+                                  half_row_scales(p.split, slot_row) + warp(), i, factor, there);
         }
     }
 

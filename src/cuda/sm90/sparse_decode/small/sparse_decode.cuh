@@ -117,7 +117,7 @@ template <typename F> struct SmallDecode {
     __device__ __forceinline__ void run()
     {
         if (threadIdx.x == 0) {
-            shared.list = piece_list(p, Place(p).worker);
+            shared.list = piece_list(p, (unsigned)Place(p).worker);
             shared.next_piece = shared.list.first;
         }
 #pragma unroll 1

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Joins the partial results of requests that were cut, in split order.
+ *
+ * A block of threads takes items: some columns of a few rows of a request. With few parts a request, a warp takes a row
+ * (rows_per_block = JOIN_WARPS); with many, all warps share one row (rows_per_block = 1), each taking every JOIN_WARPS-th
+ * part, and join in shared memory. A request of few parts among ones of many is added by one warp all the same: in the same
+ * order, so with the same bits, whatever else is there. Either way what a lane reads of a part does not wait for the sums of
+ * weights, and several parts are under way together. Where there are few rows, an item is a half or a quarter of the columns.
+ *
+ * Every block of threads first lists the cut requests, a thread a partition (in chunks: a request), and then takes
+ * its items in turns: few blocks do, and where nothing was cut they have nothing to do. On Hopper that happens
+ * before the kernel that makes the parts has ended. Requests cut once may have been joined by then
+ * (src/cuda/sm90/dense_decode/second_part.cuh): those are taken from the list afterwards. All of this is done once and in
+ * little code: at the end of a call instructions, too, come from far.
+ */
+#pragma once
+
+#include "element.cuh"
+#include "fragment.h"
+#include "pieces.cuh"
+#include "result.cuh"
+#include "warpgroup.cuh"
+
+static constexpr int D_V = 512, VECTOR_COLUMNS = 32 * 4 /* of a vector of every lane of a warp */;
+
+/* Where the parts of a request are: slots first, second, second + step, … */
+struct Parts {
+    int request;
+    int count; /* 0: nothing to join */
+    int64_t first, second;
+    int step;
+    const uint32_t *marks; /* [tiles][MARKS_OF_TILE]: may have been joined already; NULL: has not */
+
+    __device__ __forceinline__ int64_t slot(int part) const
+    {
+        return part == 0 ? first : second + (int64_t)(part - 1) * step;
+    }
+};
+
+/* Of a partition: the request that is cut for the first time at its end. */
+__device__ static Parts parts_of_partition(const struct join_params &p, int index)
+{
+    Parts parts = {};
+    const Partition partition = partition_of(p.split, index, p.b);
+    if (!plan_fits(p.split, p.b)) return parts;
+    const bool begins_here = partition.last > partition.first || !partition.continued;
+    if (!partition.goes_on || partition.last < partition.first || !begins_here) return parts;
+    const int32_t *splits = p.split.num_splits + partition.last;
+    const int64_t planned = partition.ends_cut_once ? 2 : (int64_t)splits[1] - splits[0];
+    parts.count = (int)min(max(planned, (int64_t)1), (int64_t)p.split.num_partitions - index);
+    parts.request = partition.last;
+    parts.first = 2 * (int64_t)index + (partition.last == partition.first ? 0 : 1);
+    parts.second = 2 * (int64_t)(index + 1);
+    parts.step = 2;
+    if (p.split.marks && partition.ends_cut_once) parts.marks = marks_of(p.split, index + 1);
+    return parts;
+}
+
+__device__ static Parts parts_of_request(const struct join_params &p, int request)
+{
+    Parts parts = {};
+    const int chunks = chunks_of(p, request_length(p, request));
+    parts.request = request;
+    parts.count = chunks > 1 ? chunks : 0;
+    parts.first = (int64_t)request * p.split.chunks;
+    parts.second = parts.first + 1;
+    parts.step = 1;
+    return parts;
+}
+
+__device__ __forceinline__ bool tile_is_joined(const uint32_t *marks, int tile)
+{
+    return __ldg(marks + MARKS_OF_TILE * tile) == PART_JOINED;
+}
+
+__device__ __forceinline__ bool all_joined(const struct join_params &p, const Parts &parts)
+{
+    bool joined = true;
+#pragma unroll 1
+    for (int tile = 0; tile < p.split.tiles; tile++) joined &= tile_is_joined(parts.marks, tile);
+    return joined;
+}
+
+/* Of row `row` of a request: where it is in the slot of a part. */
+__device__ __forceinline__ int64_t slot_row_of(const struct join_params &p, const Parts &parts, int part,
+                                               int row)
+{
+    return parts.slot(part) * (p.h_q * p.s_q) + row;
+}
+
+/* Of a few parts of a row, what a lane reads: 4 columns in each of VECTORS vectors. Slots as slot_position has them. */
+template <int VECTORS_> struct PartsOfLane {
+    static constexpr int VECTORS = VECTORS_;
+    static constexpr bool IN_HALVES = false;
+    static constexpr int BLOCKS_OF_SM = VECTORS == 4 ? 2 : 3;
+    static constexpr int MANY = MANY_PARTS;
+    static constexpr int MOST = __CUDA_ARCH__ >= 1200 ? 7 : 8;               /* with 8 ptxas spills there */
+    static constexpr int COUNT = VECTORS == 1 ? MOST : VECTORS == 2 ? 4 : 3; /* registers */
+    float lse[COUNT];
+    float4 values[COUNT][VECTORS];
+
+    __device__ __forceinline__ void load_values(const struct join_params &p, int i, int64_t slot_row,
+                                                int position)
+    {
+        const float4 *from = (const float4 *)(p.split.slot_out + slot_row * D_V + position);
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) values[i][v] = __ldg(from + VECTOR_COLUMNS / 4 * v);
+    }
+
+    __device__ __forceinline__ float4 value(int i, int v) const
+    {
+        return values[i][v];
+    }
+    __device__ __forceinline__ float scale(int, int) const
+    {
+        return 1.0f;
+    }
+};
+
+/* Parts begin, begin + stride, … */
+template <typename Some>
+__device__ __forceinline__ void load_parts(Some &some, const struct join_params &p, const Parts &parts,
+                                           int row, int begin, int stride, int position)
+{
+#pragma unroll
+    for (int i = 0; i < Some::COUNT; i++) {
+        const int part = begin + i * stride;
+        some.lse[i] = -INFINITY;
+        if (part >= parts.count) continue;
+        const int64_t slot_row = slot_row_of(p, parts, part, row);
+        some.lse[i] = __ldg(p.split.slot_lse + slot_row);
+        some.load_values(p, i, slot_row, position);
+    }
+}
+
+/* In the order of the parts. */
+template <typename Some, int VECTORS>
+__device__ __forceinline__ void add_parts(const Some &some, float4 (&sum)[VECTORS], float whole_lse)
+{
+#pragma unroll
+    for (int i = 0; i < Some::COUNT; i++) {
+        if (isinf(some.lse[i])) continue; /* it saw no key, or is none: what was read means nothing */
+        const float of_part = expf(some.lse[i] - whole_lse);
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+            const float weight = of_part * some.scale(i, v);
+            const float4 x = some.value(i, v);
+            sum[v].x = fmaf(weight, x.x, sum[v].x);
+            sum[v].y = fmaf(weight, x.y, sum[v].y);
+            sum[v].z = fmaf(weight, x.z, sum[v].z);
+            sum[v].w = fmaf(weight, x.w, sum[v].w);
+        }
+    }
+}
+
+/* The natural lse over all parts of a row; every warp finds the same. */
+__device__ __forceinline__ float total_lse(const struct join_params &p, const Parts &parts, int row)
+{
+    const int lane = (int)threadIdx.x % 32;
+    float most = -INFINITY, sum = 0.0f;
+#pragma unroll 1
+    for (int part = lane; part < parts.count; part += 32)
+        most = fmaxf(most, __ldg(p.split.slot_lse + slot_row_of(p, parts, part, row)));
+    for (int lanes = 16; lanes; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
+    if (most == -INFINITY) most = 0.0f; /* no part saw a key, or all are NaN */
+#pragma unroll 1
+    for (int part = lane; part < parts.count; part += 32)
+        sum += expf(__ldg(p.split.slot_lse + slot_row_of(p, parts, part, row)) - most);
+    for (int lanes = 16; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    return sum == 0.0f ? -INFINITY : most + logf(sum);
+}
+
+/* `position`: the lane's first. It has two pairs of columns, 8 apart, or four in a row. */
+template <typename Element, bool IN_HALVES, int VECTORS>
+__device__ __forceinline__ void write_row(const struct join_params &p, int request, RowPlace place,
+                                          int position, float lse, const float4 (&sum)[VECTORS])
+{
+    const float factor = result_sink_factor(p.output.rules, place.head, lse);
+    const int column = IN_HALVES ? position : slot_column(position), second = IN_HALVES ? 2 : 8;
+    const int64_t at = out_offset(p.output, request, place) + column;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        store_pair<Element>(p.output, at + VECTOR_COLUMNS * v, sum[v].x * factor, sum[v].y * factor);
+        store_pair<Element>(p.output, at + VECTOR_COLUMNS * v + second, sum[v].z * factor, sum[v].w * factor);
+    }
+    if (column == 0) store_lse(p.output, request, place, lse);
+}
+
+/* Launched with LAUNCH_OVERLAP, it may be here before the kernel that makes the parts has ended. The plan and the lengths
+ * are there already: that kernel has waited for them before it let this one start. */
+__device__ __forceinline__ void wait_for_parts()
+{
+#if __CUDA_ARCH__ >= 900
+    wait_for_kernels_before();
+#endif
+}
+
+/* By all threads of the block: puts what they have to be joined (count > 0) into a list, in their order; returns its
+ * length. */
+__device__ __forceinline__ int list_parts(const Parts &mine, Parts list[32 * JOIN_WARPS],
+                                          int counts[JOIN_WARPS])
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const uint32_t votes = __ballot_sync(~0u, mine.count > 0);
+    if (lane == 0) counts[warp] = __popc(votes);
+    __syncthreads();
+    int before = 0, all = 0;
+#pragma unroll
+    for (int w = 0; w < JOIN_WARPS; w++) {
+        before += w < warp ? counts[w] : 0;
+        all += counts[w];
+    }
+    if (mine.count) list[before + __popc(votes & ((1u << lane) - 1u))] = mine;
+    __syncthreads();
+    return all;
+}
+
+/* An item of a request, by all threads of the block: rows from `row` on. */
+template <typename Element, typename Some>
+__device__ __forceinline__ void join_rows(const struct join_params &p, const Parts &parts, int row,
+                                          int first_column, int rows_per_block,
+                                          float4 shared[JOIN_WARPS][D_V / 4])
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const bool one_row = rows_per_block == 1, shares = one_row && parts.count > Some::MANY;
+    if (one_row && !shares && warp) return;
+    row += one_row ? 0 : warp;
+    if ((unsigned)row >= (unsigned)(p.h_q * p.s_q))
+        return; /* never with a shared row: no barrier is left out by some */
+    const int kv_head = row / p.rows, row_of_head = row - kv_head * p.rows;
+    if (parts.marks &&
+        tile_is_joined(parts.marks, kv_head * p.split.tiles_of_head + row_of_head / ROWS_OF_MARK))
+        return;
+    const int first = shares ? warp : 0, stride = shares ? JOIN_WARPS : 1, position = first_column + 4 * lane;
+    constexpr int VECTORS = Some::VECTORS;
+    Some some;
+    float4 sum[VECTORS] = {};
+    float lse = 0.0f;
+#pragma unroll 1
+    for (int part = first; part < parts.count; part += Some::COUNT * stride) {
+        load_parts(some, p, parts, row, part, stride, position);
+        if (part == first) lse = total_lse(p, parts, row);
+        add_parts(some, sum, lse);
+    }
+    if (shares) {
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) shared[warp][lane + 32 * v] = sum[v];
+        __syncthreads();
+        if (warp == 0) {
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++)
+                for (int w = 1; w < JOIN_WARPS; w++) {
+                    const float4 other = shared[w][lane + 32 * v];
+                    sum[v].x += other.x, sum[v].y += other.y, sum[v].z += other.z, sum[v].w += other.w;
+                }
+        }
+        __syncthreads();
+        if (warp) return;
+    }
+    write_row<Element, Some::IN_HALVES>(p, parts.request, row_place(p, row_of_head, kv_head), position, lse,
+                                        sum);
+}
+
+/* Blocks of threads are numbered by request, lane of row blocks, columns: no division at the end. Of requests that are cut in
+ * chunks, each with blocks of threads of its own, there is no list. */
+template <typename Element, template <int> class Some, int VECTORS>
+__device__ __forceinline__ void join_splits(const struct join_params &p, int rows_per_block, int row_lanes)
+{
+    __shared__ float4 shared[JOIN_WARPS][D_V / 4];
+    __shared__ Parts list[32 * JOIN_WARPS];
+    __shared__ int counts[JOIN_WARPS];
+    constexpr int SPLITS = D_V / VECTOR_COLUMNS / VECTORS;
+    const int column = (int)blockIdx.x % SPLITS * VECTORS * VECTOR_COLUMNS;
+    const int row_lane = (int)blockIdx.x / SPLITS % row_lanes,
+              request_lane = (int)blockIdx.x / SPLITS / row_lanes,
+              request_lanes = (int)gridDim.x / SPLITS / row_lanes;
+    const int64_t rows = (int64_t)p.h_q * p.s_q, row_step = (int64_t)row_lanes * rows_per_block;
+    const bool in_chunks = !p.split.partitions, alone = in_chunks && p.b == request_lanes;
+    const int units = alone ? 1 : in_chunks ? p.b : p.split.num_partitions;
+#pragma unroll 1
+    for (int first = 0; first < units; first += 32 * JOIN_WARPS) {
+        const int unit = alone ? request_lane : first + (int)threadIdx.x;
+        Parts mine = {};
+        if (unit < (alone ? p.b : units))
+            mine = in_chunks ? parts_of_request(p, unit) : parts_of_partition(p, unit);
+        int listed;
+        if (alone) {
+            if (threadIdx.x == 0) list[0] = mine;
+            listed = mine.count > 0;
+            __syncthreads();
+            wait_for_parts();
+        } else {
+            const bool perhaps = __syncthreads_or(mine.marks != NULL);
+            listed = list_parts(mine, list, counts);
+            if (first == 0) wait_for_parts();
+            if (perhaps) {
+                if (mine.marks && all_joined(p, mine)) mine.count = 0;
+                listed = list_parts(mine, list, counts);
+            }
+        }
+        if (listed == 0) continue;
+#pragma unroll 1
+        for (int i = alone ? 0 : request_lane; i < listed; i += request_lanes)
+#pragma unroll 1
+            for (int64_t row = row_lane * rows_per_block; row < rows; row += row_step)
+                join_rows<Element, Some<VECTORS>>(p, list[i], (int)row, column, rows_per_block, shared);
+        __syncthreads(); /* the list has been read */
+    }
+}
+
+#define JOIN_KERNEL(NAME, ELEMENT, SOME, VECTORS)                                                            \
+    extern "C" __global__ void __launch_bounds__(32 * JOIN_WARPS, SOME<VECTORS>::BLOCKS_OF_SM)               \
+        NAME(const __grid_constant__ struct join_params p, int32_t rows_per_block, int32_t row_lanes)        \
+    {                                                                                                        \
+        join_splits<ELEMENT, SOME, VECTORS>(p, rows_per_block, row_lanes);                                   \
+    }

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The join of Hopper's sparse decode, whose parts are rows in halves.
+ */
+#include "../../device/half_rows.cuh"
+#include "../../device/join.cuh"
+
+/* Of a few parts of a row, what a lane reads: as PartsOfLane. */
+template <int VECTORS_> struct HalvesOfLane {
+    static constexpr int VECTORS = VECTORS_;
+    static constexpr bool IN_HALVES = true;
+    static constexpr int MANY = MANY_PARTS_IN_HALVES;
+    static constexpr int BLOCKS_OF_SM = 2;
+    static constexpr int COUNT = VECTORS == 1 ? MANY : VECTORS == 2 ? 8 : 4; /* registers */
+    float lse[COUNT];
+    uint2 values[COUNT][VECTORS];
+    float scales[COUNT][VECTORS];
+
+    __device__ __forceinline__ void load_values(const struct join_params &p, int i, int64_t slot_row,
+                                                int position)
+    {
+        const uint16_t *from = half_row(p.split, slot_row) + position;
+        const float *scale = half_row_scales(p.split, slot_row) + position / HALF_ROW_TILE;
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+            values[i][v] = __ldg((const uint2 *)(from + VECTOR_COLUMNS * v));
+            scales[i][v] = __ldg(scale + VECTOR_COLUMNS / HALF_ROW_TILE * v);
+        }
+    }
+
+    __device__ __forceinline__ float4 value(int i, int v) const
+    {
+        const uint2 x = values[i][v];
+        return make_float4(Fp16::to_float((uint16_t)x.x), Fp16::to_float((uint16_t)(x.x >> 16)),
+                           Fp16::to_float((uint16_t)x.y), Fp16::to_float((uint16_t)(x.y >> 16)));
+    }
+    __device__ __forceinline__ float scale(int i, int v) const
+    {
+        return scales[i][v];
+    }
+};
+
+JOIN_KERNEL(join_half_rows_bf16, Bf16, HalvesOfLane, 4)
+JOIN_KERNEL(join_half_rows_bf16_halves, Bf16, HalvesOfLane, 2)
+JOIN_KERNEL(join_half_rows_bf16_quarters, Bf16, HalvesOfLane, 1)
+JOIN_KERNEL(join_half_rows_fp16, Fp16, HalvesOfLane, 4)
+JOIN_KERNEL(join_half_rows_fp16_halves, Fp16, HalvesOfLane, 2)
+JOIN_KERNEL(join_half_rows_fp16_quarters, Fp16, HalvesOfLane, 1)
