@@ -15,8 +15,8 @@
  * with a barrier after each. The matrix instructions are mma: a tile of 16 heads and 64 keys takes them some hundred
  * clocks, and nothing has to be waited for as with a warpgroup's.
  *
- * What costs time is code that comes from memory the first time it runs, some ten clocks an instruction: loops are
- * not unrolled. Two blocks of threads fit an SM (128 registers, 93 KB).
+ * What costs time is that one thing waits for the other: the piece, indices, keys, scores, weights, results. Little is worked out
+ * before the first index is asked for, and loops are not unrolled. Two blocks of threads fit an SM (128 registers, 93 KB).
  */
 #pragma once
 
