@@ -67,12 +67,12 @@ static int32_t chunk_of(const struct sparse_decode_problem *p, int heads, int32_
     if (!heads || (p->num_partitions && p->num_partitions != partitions)) return 0;
     if (p->topk.length || p->topk.extra_length) return 0;
     const struct sm90_sparse_shape shape = shape_of(p);
-    const int32_t keys = sm90_sparse_decode_chunk(&shape, heads);
+    const int64_t keys = sm90_sparse_decode_chunk(&shape, heads);
     if (!keys) return 0;
-    /* The workspace, the same for all kernels, has two slots a partition, if there are several. */
-    const int64_t chunks = cuda_ceil_div(p->capacity, keys),
-                  slots = partitions > 1 ? 2 * (int64_t)partitions : 0;
-    return chunks <= 1 || p->b * chunks <= slots ? keys : 0;
+    /* The workspace, the same for all kernels, has two slots a partition, if there are several: no more chunks than that. */
+    const int64_t most = partitions > 1 ? 2 * (int64_t)partitions / p->b : 1,
+                  least_keys = cuda_ceil_div(cuda_ceil_div(p->capacity, PLAN_BLOCK), most) * PLAN_BLOCK;
+    return (int32_t)(keys > least_keys ? keys : least_keys);
 }
 
 static fmla_status lay_out(const struct sparse_decode_problem *p, int heads, struct work *w)

@@ -31,7 +31,7 @@ fmla_status cuda_split_lay_out(const struct cuda_cut *cut, struct cuda_split *s)
         if (status) return status;
     }
     if (cut->chunk_keys) {
-        /* Who takes which chunk changes no bit; how many there are depends on the capacity alone. */
+        /* Who takes which chunk changes no bit; batch-invariant, how many there are depends on the capacity alone. */
         s->chunks = cut->capacity > cut->chunk_keys ? cuda_ceil_div(cut->capacity, cut->chunk_keys) : 1;
         const int64_t wanted = cut->chunks_at_once ? s->chunks
                                                    : cuda_ceil_div((int64_t)WORKERS_PER_SM * cut->sms,

@@ -232,7 +232,10 @@ static void chunks(void)
                {2, 128, 2048, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 128},
                {16, 64, 2048, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 512},
                {16, 16, 2048, 0, "sm90_sparse_decode_small_bf16_fp8_656", 16, 256},
-               {64, 64, 500, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 512}};
+               {64, 64, 500, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 512},
+               /* Of 64 keys they would not fit the slots. */
+               {17, 64, 192, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 128},
+               {3, 128, 704, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 128}};
     fake_open();
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         for (int given = 0; given < 2; given++) {
@@ -270,8 +273,17 @@ static void chunks(void)
                       end <= memory[7] + c.bytes,
                   "%s", "the slots do not fit the workspace");
         }
-    /* Partitions that the caller names are followed, and so are plans where there are lengths. */
+    /* More requests than begin at once: a plan, and the kernel that it is for. */
     struct sparse_call c;
+    sparse_call(&c, FMLA_KV_FP8_656, false);
+    c.args.topk_length = NULL, c.args.plan = memory[3], c.args.plan_size = MEMORY;
+    c.q.shape[0] = c.indices.shape[0] = c.out.shape[0] = c.lse.shape[0] = 67;
+    c.q.shape[2] = c.out.shape[2] = c.lse.shape[1] = 64, c.indices.shape[2] = 64;
+    run(&c);
+    CHECK(!strcmp(launched(0)->kernel, "sm90_sparse_decode_small_bf16_fp8_656") ||
+              !strcmp(launched(1)->kernel, "sm90_sparse_decode_small_bf16_fp8_656"),
+          "%s", launched(0)->kernel);
+    /* Partitions that the caller names are followed, and so are plans where there are lengths. */
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK, c.args.topk_length = NULL, c.args.num_partitions = 7;
     int before = fake->launches;

@@ -79,25 +79,26 @@ static int64_t even_piece(const struct sm90_sparse_shape *shape, int64_t heads)
     return blocks ? ceil_div(blocks, at_once / shape->b) : 1;
 }
 
-/* Without lengths: where it has one block of keys for each of its blocks of threads. (On an H200, 2048 entries of 64 and 128
- * heads: with one 16.7 µs, the large kernel 18.5; with two 20.6, the large one 18.7, since every tile converts the keys for
- * itself.) */
-bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant)
-{
-    const int64_t heads = SM90_SPARSE_DECODE_SMALL_HEADS;
-    if (shape->h_q <= heads) return true;
-    if (batch_invariant || !shape->b) return false;
-    if (!shape->lengths) return even_piece(shape, heads) == 1;
-    const double tiles = (double)shape->b * (double)shape->s_q * (double)ceil_div(shape->h_q, heads);
-    return tiles * (double)blocks_of(shape) <= (double)SMALL_MOST_UNITS * shape->sms;
-}
-
 int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int heads)
 {
     const int64_t piece = even_piece(shape, heads), at_once = workers_at_once(shape, heads);
     const bool as_even_as_a_plan =
         piece <= FEW_BLOCKS || (piece - CUT_BLOCKS) * at_once <= shape->b * blocks_of(shape);
     return as_even_as_a_plan ? (int32_t)piece * PLAN_BLOCK : 0;
+}
+
+/* Without lengths: where it has one block of keys for each of its blocks of threads; by a plan as with lengths. (On an H200,
+ * 2048 entries of 64 and 128 heads: with one 16.7 µs, the large kernel 18.5; with two 20.6, the large one 18.7, since every
+ * tile converts the keys for itself.) */
+bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool batch_invariant)
+{
+    const int64_t heads = SM90_SPARSE_DECODE_SMALL_HEADS;
+    if (shape->h_q <= heads) return true;
+    if (batch_invariant || !shape->b) return false;
+    if (!shape->lengths && even_piece(shape, heads) == 1) return true;
+    if (!shape->lengths && sm90_sparse_decode_chunk(shape, SM90_SPARSE_DECODE_HEADS)) return false;
+    const double tiles = (double)shape->b * (double)shape->s_q * (double)ceil_div(shape->h_q, heads);
+    return tiles * (double)blocks_of(shape) <= (double)SMALL_MOST_UNITS * shape->sms;
 }
 
 int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape)
