@@ -392,7 +392,8 @@ typedef struct fmla_sparse_decode_args {
     const fmla_tensor *extra_topk_length; /* [b] int32 or NULL = extra_topk; clamped to [0, extra_topk] */
     const fmla_tensor *out;               /* [b, s_q, h_q, d_v], the type of q; written */
     const fmla_tensor *lse;               /* [b, h_q, s_q] fp32, written; NULL = not wanted */
-    const void *plan; /* from fmla_decode_plan with `sparse`, for this b; NULL = planned inside the call. A plan
+    const void
+        *plan; /* from fmla_decode_plan with `sparse`, for this b; NULL = planned inside the call. A plan
                          made for other lengths is safe; made for other heads, safe and unbalanced. Not read
                          where a GPU's kernel cuts few keys evenly by itself (docs/semantics.md) */
     size_t plan_size; /* its size in bytes */
