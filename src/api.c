@@ -92,6 +92,15 @@ fmla_status check_result_rules(const char *operation, const struct checked_tenso
     return FMLA_OK;
 }
 
+fmla_status check_scale(const char *operation, float softmax_scale, int64_t d_qk, float *scale)
+{
+    if (!isfinite(softmax_scale))
+        return fail(FMLA_INVALID_ARGUMENT, "%s: softmax_scale: is %f, must be finite (0 = 1/sqrt(d_qk))",
+                    operation, (double)softmax_scale);
+    *scale = softmax_scale != 0.0f ? softmax_scale : (float)(1.0 / sqrt((double)d_qk));
+    return FMLA_OK;
+}
+
 /* The shapes against each other; fills the sizes of `p`. */
 static fmla_status check_decode_sizes(const char *op, const struct checked_tensor *q,
                                       const struct checked_tensor *kv, const struct checked_tensor *table,
@@ -169,9 +178,7 @@ static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla
     TRY(check_range(op, "num_partitions", args->num_partitions, 0, MAX_PARTITIONS));
     TRY(check_tables(op, args->partitions, args->num_splits, args->plan, args->num_partitions, &q, extra,
                      &rows, &splits));
-    if (!isfinite(args->softmax_scale))
-        return fail(FMLA_INVALID_ARGUMENT, "%s: softmax_scale: is %f, must be finite (0 = 1/sqrt(d_qk))", op,
-                    (double)args->softmax_scale);
+    TRY(check_scale(op, args->softmax_scale, p->d_qk, &p->scale));
 
     p->element = q.element, p->device = q.device;
     p->q = (const uint16_t *)(const void *)q.data;
@@ -185,7 +192,6 @@ static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla
     memcpy(p->kv_stride, kv.stride, sizeof p->kv_stride);
     memcpy(p->out_stride, out.stride, sizeof p->out_stride);
     memcpy(p->lse_stride, lse.stride, sizeof p->lse_stride);
-    p->scale = args->softmax_scale != 0.0f ? args->softmax_scale : (float)(1.0 / sqrt((double)p->d_qk));
     p->causal = args->causal, p->batch_invariant = args->batch_invariant;
     p->plan_in_tables = rows.name && !p->batch_invariant;
     p->num_partitions = p->plan_in_tables ? (int32_t)rows.shape[0] : args->num_partitions;

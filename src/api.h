@@ -29,6 +29,9 @@ fmla_status check_heads(const char *operation, const char *name, int64_t h_q, in
 fmla_status check_result_rules(const char *operation, const struct checked_tensor *sink, int32_t lse_empty,
                                int32_t log_base, struct result_rules *rules);
 
+/* softmax_scale as the caller gives it, 0 for the default of d_qk, to the scale that is meant. */
+fmla_status check_scale(const char *operation, float softmax_scale, int64_t d_qk, float *scale);
+
 /* Memory of the caller: `needed` bytes, aligned. */
 fmla_status check_buffer(const char *operation, const char *name, const void *buffer, size_t size,
                          size_t needed, size_t alignment);
@@ -45,5 +48,26 @@ fmla_status check_tables(const char *operation, const fmla_tensor *partitions, c
 /* Tables in host memory: any plan ends with the last request, so one of another batch shows. */
 fmla_status check_last_partition(const char *op, const struct plan_partition *partitions,
                                  int32_t num_partitions, int64_t b);
+
+/* ---- Caches of the sparse operations (api_format.c) ------------------------------------------ */
+
+/* A public cache format. */
+struct api_format {
+    const char *name;
+    enum kv_format format;
+    unsigned allow; /* types of a cache; 0: the element's, which must be that of q */
+    int64_t d_qk;   /* 0: any */
+    int64_t token;  /* elements of a token as the tensor's last dimension has them; 0: d_qk */
+    int64_t unit;   /* bytes that strides and addresses must be multiples of */
+};
+
+/* The format that kv_format names; 0: that of q's type, unless `kv` (named `name`, may be NULL) has bytes. */
+fmla_status check_kv_format(const char *operation, int32_t kv_format, const char *name, const fmla_tensor *kv,
+                            const struct checked_tensor *q, const struct api_format **format);
+
+/* Pages of that format, [pages, page_size, 1, …], without what names keys in them. `extra`: CHECK_… */
+fmla_status check_kv_pages(const char *operation, const struct checked_tensor *kv,
+                           const struct api_format *format, int64_t d_qk, unsigned extra,
+                           struct sparse_cache *cache);
 
 #endif

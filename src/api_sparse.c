@@ -4,88 +4,9 @@
  */
 #include "api.h"
 
-#include <math.h>
 #include <string.h>
 
 static const char op[] = "sparse_decode";
-
-/* The cache formats that are public, in the order of FMLA_KV_…. */
-static const struct {
-    const char *name;
-    enum kv_format format;
-    unsigned allow; /* types of a cache; 0: the element's, which must be that of q */
-    int64_t d_qk;   /* 0: any */
-    int64_t token;  /* elements of a token as the tensor's last dimension has them; 0: d_qk */
-    int64_t unit;   /* bytes that strides and addresses must be multiples of */
-} formats[] = {
-    {"not named", KV_BF16, 0, 0, 0, 1},
-    {"FMLA_KV_BF16", KV_BF16, ALLOW_BF16, 0, 0, 1},
-    {"FMLA_KV_FP16", KV_FP16, ALLOW_FP16, 0, 0, 1},
-    {"FMLA_KV_FP8_656", KV_FP8_656, ALLOW_BYTES, 576, 656, 4},
-    {"FMLA_KV_FP8_584", KV_FP8_584, ALLOW_BYTES, 512, 584, 2},
-};
-enum { FORMATS = sizeof formats / sizeof formats[0] };
-
-/* Which one it is: as named, or that of q's type. */
-static fmla_status check_format(const fmla_sparse_decode_args *args, const struct checked_tensor *q,
-                                int *which)
-{
-    const fmla_tensor *kv = args->kv_cache;
-    TRY(check_range(op, "kv_format", args->kv_format, 0, FORMATS - 1));
-    *which = args->kv_format;
-    if (!*which) {
-        if (kv && kv->dtype.bits == 8)
-            return fail(
-                FMLA_INVALID_ARGUMENT,
-                "%s: kv_format: is 0, must name the format of the bytes in kv_cache: %s (%d) or %s (%d)", op,
-                formats[FMLA_KV_FP8_656].name, FMLA_KV_FP8_656, formats[FMLA_KV_FP8_584].name,
-                FMLA_KV_FP8_584);
-        *which = q->element == ELEMENT_BF16 ? FMLA_KV_BF16 : FMLA_KV_FP16;
-    }
-    if (formats[*which].allow != ALLOW_BYTES && formats[*which].allow != 1u << q->element)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: kv_format: is %s, whose values must have the type of q, %s",
-                    op, formats[*which].name, q->element == ELEMENT_BF16 ? "bfloat16" : "float16");
-    return FMLA_OK;
-}
-
-/* One of the caches, without its indices. */
-static fmla_status check_cache(const struct checked_tensor *kv, int which, int64_t d_qk, unsigned extra,
-                               struct sparse_cache *cache)
-{
-    const int64_t unit = formats[which].unit;
-    const int64_t bytes = formats[which].allow == ALLOW_BYTES ? 1 : 2;
-    const char *const about[] = {"kv_cache: pages (dimension 0)", "kv_cache: page_size (dimension 1)",
-                                 "extra_kv_cache: pages (dimension 0)",
-                                 "extra_kv_cache: page_size (dimension 1)"};
-    const int second = *kv->name == 'e' ? 2 : 0;
-    TRY(check_range(op, about[second], kv->shape[0], 0, INT32_MAX));
-    TRY(check_range(op, about[second + 1], kv->shape[1], 1, INT32_MAX));
-    TRY(check_size(op, kv, 2, "h_kv", 1, "every sparse cache"));
-    if (formats[which].token)
-        TRY(check_size(op, kv, 3, "bytes of a token", formats[which].token, formats[which].name));
-    else
-        TRY(check_size(op, kv, 3, "d_qk", d_qk, "q"));
-    for (int i = 0; i < 2; i++)
-        if (kv->shape[0] && kv->shape[i] > 1 && kv->stride[i] % unit)
-            return fail(FMLA_INVALID_ARGUMENT,
-                        "%s: %s: stride of dimension %d is %lld, must be a multiple of %lld in %s", op,
-                        kv->name, i, (long long)kv->stride[i], (long long)unit, formats[which].name);
-    if (which == FMLA_KV_FP8_584 && kv->shape[0] && kv->shape[1] > 1 && kv->stride[1] != 584)
-        return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: %s: stride of dimension 1 is %lld, must be 584: a page of %s is in one piece", op,
-                    kv->name, (long long)kv->stride[1], formats[which].name);
-    if (!(extra & CHECK_SHAPE_ONLY) && kv->shape[0] && (uintptr_t)kv->data % (uintptr_t)unit)
-        return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: %s: data + byte_offset is not a multiple of %lld bytes as %s wants", op, kv->name,
-                    (long long)unit, formats[which].name);
-    cache->data = (const uint8_t *)(const void *)kv->data;
-    cache->pages = kv->shape[0], cache->page_size = kv->shape[1];
-    /* The stride of a dimension of one element may be anything, and is not multiplied. Of others check_tensor has seen
-     * that no offset overflows. */
-    if (cache->pages > 1) cache->page_bytes = kv->stride[0] * bytes;
-    if (cache->page_size > 1) cache->slot_bytes = which == FMLA_KV_FP8_584 ? 576 : kv->stride[1] * bytes;
-    return FMLA_OK;
-}
 
 /* The keys that are named in a cache. */
 static fmla_status check_indices(const struct checked_tensor *indices, const struct checked_tensor *length,
@@ -108,12 +29,12 @@ struct tensors {
 };
 
 static fmla_status check_tensors(const fmla_sparse_decode_args *args, unsigned extra, struct tensors *t,
-                                 int *which)
+                                 const struct api_format **format)
 {
     const unsigned i32 = ALLOW_I32 | extra;
     TRY(check_tensor(op, "q", args->q, 4, ALLOW_BF16 | ALLOW_FP16 | extra, &t->q));
-    TRY(check_format(args, &t->q, which));
-    const unsigned same = 1u << t->q.element, bytes = formats[*which].allow | extra;
+    TRY(check_kv_format(op, args->kv_format, "kv_cache", args->kv_cache, &t->q, format));
+    const unsigned same = 1u << t->q.element, bytes = (*format)->allow | extra;
     TRY(check_tensor(op, "kv_cache", args->kv_cache, 4, bytes, &t->kv));
     TRY(check_tensor(op, "indices", args->indices, 3, i32, &t->indices));
     TRY(check_tensor(op, "topk_length", args->topk_length, 1, i32 | ALLOW_NULL, &t->length));
@@ -142,7 +63,7 @@ static fmla_status check_tensors(const fmla_sparse_decode_args *args, unsigned e
 }
 
 /* The shapes against each other; fills the sizes, the caches and the lengths of `p`. */
-static fmla_status check_sizes(const struct tensors *t, int which, unsigned extra,
+static fmla_status check_sizes(const struct tensors *t, const struct api_format *format, unsigned extra,
                                struct sparse_decode_problem *p)
 {
     const struct checked_tensor *q = &t->q, *out = &t->out, *lse = &t->lse;
@@ -153,13 +74,13 @@ static fmla_status check_sizes(const struct tensors *t, int which, unsigned extr
     TRY(check_range(op, "q: h_q (dimension 2)", p->h_q, 1, INT32_MAX));
     TRY(check_range(op, "q: s_q · h_q (dimensions 1 and 2)", p->s_q * p->h_q, 1, INT32_MAX));
     TRY(check_range(op, "q: d_qk (dimension 3)", p->d_qk, 1, INT32_MAX));
-    if (formats[which].d_qk) TRY(check_size(op, q, 3, "d_qk", formats[which].d_qk, formats[which].name));
-    TRY(check_cache(&t->kv, which, p->d_qk, extra, &p->cache[0]));
+    if (format->d_qk) TRY(check_size(op, q, 3, "d_qk", format->d_qk, format->name));
+    TRY(check_kv_pages(op, &t->kv, format, p->d_qk, extra, &p->cache[0]));
     TRY(check_range(op, "out: d_v (dimension 3)", p->d_v, 1, p->d_qk));
     TRY(check_indices(&t->indices, &t->length, p, "indices: topk (dimension 2)", &p->cache[0],
                       &p->topk.topk));
     if (t->extra_kv.name) {
-        TRY(check_cache(&t->extra_kv, which, p->d_qk, extra, &p->cache[1]));
+        TRY(check_kv_pages(op, &t->extra_kv, format, p->d_qk, extra, &p->cache[1]));
         TRY(check_indices(&t->extra_indices, &t->extra_length, p, "extra_indices: extra_topk (dimension 2)",
                           &p->cache[1], &p->topk.extra_topk));
     }
@@ -176,13 +97,6 @@ static fmla_status check_sizes(const struct tensors *t, int which, unsigned extr
         TRY(check_size(op, lse, 2, "s_q", p->s_q, "q"));
     }
     return FMLA_OK;
-}
-
-static fmla_status check_scale(float scale)
-{
-    if (isfinite(scale)) return FMLA_OK;
-    return fail(FMLA_INVALID_ARGUMENT, "%s: softmax_scale: is %f, must be finite (0 = 1/sqrt(d_qk))", op,
-                (double)scale);
 }
 
 /* The plan that the call brings; the problem is whole otherwise. */
@@ -219,26 +133,25 @@ static fmla_status check_sparse_decode(const fmla_sparse_decode_args *caller, fm
     static const size_t sizes[] = {sizeof(fmla_sparse_decode_args), 0};
     struct checked_tensor rows, splits;
     struct tensors t;
-    int which;
+    const struct api_format *format;
     TRY(check_struct(op, "args", caller, args, sizeof *args, sizes));
-    TRY(check_tensors(args, extra, &t, &which));
+    TRY(check_tensors(args, extra, &t, &format));
     memset(p, 0, sizeof *p);
-    TRY(check_sizes(&t, which, extra, p));
+    TRY(check_sizes(&t, format, extra, p));
     TRY(check_result_rules(op, &t.sink, args->lse_empty, args->log_base, &p->rules));
     TRY(check_range(op, "batch_invariant", args->batch_invariant, 0, 1));
     TRY(check_range(op, "num_partitions", args->num_partitions, 0, MAX_PARTITIONS));
     TRY(check_tables(op, args->partitions, args->num_splits, args->plan, args->num_partitions, &t.q, extra,
                      &rows, &splits));
-    TRY(check_scale(args->softmax_scale));
+    TRY(check_scale(op, args->softmax_scale, p->d_qk, &p->scale));
 
-    p->element = t.q.element, p->device = t.q.device, p->format = formats[which].format;
+    p->element = t.q.element, p->device = t.q.device, p->format = format->format;
     p->q = (const uint16_t *)(const void *)t.q.data;
     p->out = (uint16_t *)(void *)t.out.data;
     p->lse = (float *)(void *)t.lse.data;
     memcpy(p->q_stride, t.q.stride, sizeof p->q_stride);
     memcpy(p->out_stride, t.out.stride, sizeof p->out_stride);
     memcpy(p->lse_stride, t.lse.stride, sizeof p->lse_stride);
-    p->scale = args->softmax_scale != 0.0f ? args->softmax_scale : (float)(1.0 / sqrt((double)p->d_qk));
     p->batch_invariant = args->batch_invariant;
     p->plan_in_tables = rows.name && !p->batch_invariant;
     p->num_partitions = p->plan_in_tables ? (int32_t)rows.shape[0] : args->num_partitions;
