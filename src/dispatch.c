@@ -22,8 +22,9 @@ static const struct kernel kernels[] = {
 
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
-static const char *const operation_names[OPERATIONS] = {"decode_plan", "dense_decode", "sparse_decode",
-                                                        "merge",       "cache_append", "cache_gather"};
+static const char *const operation_names[OPERATIONS] = {"decode_plan",    "dense_decode", "sparse_decode",
+                                                        "sparse_prefill", "merge",        "cache_append",
+                                                        "cache_gather"};
 
 const char *operation_name(enum operation operation)
 {
@@ -110,7 +111,9 @@ static void describe_kernel(int index)
     snprintf(state.capabilities[index], sizeof state.capabilities[index],
              "this GPU's compute capability is %s %d.%d", kernel->this_capability ? "not" : "below",
              kernel->capability / 10, kernel->capability % 10);
-    if (kernel->operation != OP_DENSE_DECODE && kernel->operation != OP_SPARSE_DECODE) return;
+    if (kernel->operation != OP_DENSE_DECODE && kernel->operation != OP_SPARSE_DECODE &&
+        kernel->operation != OP_SPARSE_PREFILL)
+        return;
     describe_sizes(state.shapes[index], sizeof state.shapes[index], "d_qk", kernel->d_qk);
     describe_sizes(state.shapes[index], sizeof state.shapes[index], "d_v", kernel->d_v);
     if (kernel->formats) describe_formats(state.shapes[index], sizeof state.shapes[index], kernel->formats);
@@ -207,6 +210,8 @@ static const char *refused_problem(const struct kernel *kernel, const struct wan
         return kernel->dense_decode_refuses(wanted->dense_decode, argument);
     if (wanted->sparse_decode && kernel->sparse_decode_refuses)
         return kernel->sparse_decode_refuses(wanted->sparse_decode, argument);
+    if (wanted->sparse_prefill && kernel->sparse_prefill_refuses)
+        return kernel->sparse_prefill_refuses(wanted->sparse_prefill, argument);
     return NULL;
 }
 

@@ -13,6 +13,7 @@ enum operation {
     OP_DECODE_PLAN,
     OP_DENSE_DECODE,
     OP_SPARSE_DECODE,
+    OP_SPARSE_PREFILL,
     OP_MERGE,
     OP_CACHE_APPEND,
     OP_CACHE_GATHER,
@@ -61,7 +62,9 @@ struct kernel {
      * workspace is as large as that of the device's other kernels. */
     const char *(*dense_decode_refuses)(const struct dense_decode_problem *problem, const char **argument);
     const char *(*sparse_decode_refuses)(const struct sparse_decode_problem *problem, const char **argument);
-    /* Bytes of workspace; *alignment is preset to 16. */
+    const char *(*sparse_prefill_refuses)(const struct sparse_prefill_problem *problem,
+                                          const char **argument);
+    /* Bytes of workspace; *bytes is preset to 0, *alignment to 16. NULL: none. */
     fmla_status (*dense_decode_size)(const struct kernel *kernel, const struct dense_decode_problem *problem,
                                      size_t *bytes, size_t *alignment);
     fmla_status (*dense_decode)(const struct kernel *kernel, const struct dense_decode_problem *problem);
@@ -69,6 +72,10 @@ struct kernel {
                                       const struct sparse_decode_problem *problem, size_t *bytes,
                                       size_t *alignment);
     fmla_status (*sparse_decode)(const struct kernel *kernel, const struct sparse_decode_problem *problem);
+    fmla_status (*sparse_prefill_size)(const struct kernel *kernel,
+                                       const struct sparse_prefill_problem *problem, size_t *bytes,
+                                       size_t *alignment);
+    fmla_status (*sparse_prefill)(const struct kernel *kernel, const struct sparse_prefill_problem *problem);
     fmla_status (*merge)(const struct merge_problem *problem);
     fmla_status (*cache)(const struct kernel *kernel,
                          const struct cache_problem *problem); /* append or gather */
@@ -85,6 +92,7 @@ struct wanted {
     int64_t d_qk, d_v;                               /* 0 = not asked */
     const struct dense_decode_problem *dense_decode; /* NULL = not asked */
     const struct sparse_decode_problem *sparse_decode;
+    const struct sparse_prefill_problem *sparse_prefill;
     unsigned formats; /* FORMATS_… of the cache; 0 = not asked */
     bool plan_sparse; /* of a planner */
 };

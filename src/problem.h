@@ -107,6 +107,28 @@ struct sparse_decode_problem {
     void *stream;
 };
 
+/* A token of s_q is what a request of one token is in decode; a flat kv is pages of one slot. */
+struct sparse_prefill_problem {
+    int64_t s_q, h_q, h_kv, d_qk, d_v, topk;
+    enum element element; /* of q and out: ELEMENT_BF16 */
+    enum kv_format format;
+    fmla_device device;
+    const uint16_t *q;
+    int64_t q_stride[2];        /* token, head */
+    struct sparse_cache kv;     /* of key head 0; indices_stride: token, key head */
+    int64_t kv_head_bytes;      /* from one key head to the next */
+    const int32_t *topk_length; /* [s_q]; NULL: topk */
+    uint16_t *out;
+    int64_t out_stride[2];          /* token, head */
+    float *max_logits, *lse;        /* NULL: not wanted; heads are without gaps */
+    int64_t max_stride, lse_stride; /* token */
+    struct result_rules rules;
+    float scale;
+    void *workspace;
+    size_t workspace_size;
+    void *stream;
+};
+
 /* The page of an index, *slot in it; -1 where there is no key. */
 static inline int64_t sparse_page(const struct sparse_cache *cache, int32_t index, int64_t *slot)
 {

@@ -428,6 +428,51 @@ FMLA_API fmla_status fmla_sparse_decode_kernel(const fmla_sparse_decode_args *ar
  * error. */
 FMLA_API fmla_status fmla_sparse_decode(const fmla_sparse_decode_args *args);
 
+/* ---- Sparse prefill ------------------------------------------------------------------------- */
+
+/* Attention of the tokens of a prompt over the keys that each of them names (docs/semantics.md, "Sparse prefill"): a list for
+ * every token, as in sparse decode, and no batch. Query head h reads key head h / (h_q / h_kv). */
+typedef struct fmla_sparse_prefill_args {
+    size_t struct_size;
+    const fmla_tensor *q; /* [s_q, h_q, d_qk] bf16 */
+    /* [s_kv, h_kv, d_qk] bf16; or pages, [pages, page_size, 1, d_qk] bf16, or of bytes as in fmla_sparse_decode_args:
+     * [pages, page_size, 1, 656 or 584]. Of pages s_kv is pages · page_size, and h_kv is 1 */
+    const fmla_tensor *kv;
+    const fmla_tensor
+        *indices; /* [s_q, h_kv, topk] int32: a token of kv, of pages page · page_size + slot; outside
+                                   [0, s_kv) there is no key, anywhere in the list. One that stands twice counts twice */
+    const fmla_tensor
+        *topk_length; /* [s_q] int32 or NULL = topk: how many of the indices count, from the first on;
+                                       clamped to [0, topk] */
+    const fmla_tensor *attn_sink; /* [h_q] fp32 or NULL: out *= 1 / (1 + exp(sink - lse)), natural lse */
+    const fmla_tensor *out;       /* [s_q, h_q, d_v] bf16; written */
+    const fmla_tensor
+        *max_logits; /* [s_q, h_q] fp32, written: the largest score, softmax_scale applied, of the base of
+                                       lse; -inf where no key is seen. NULL = not wanted */
+    const fmla_tensor *lse; /* [s_q, h_q] fp32, written; NULL = not wanted */
+    void *workspace;        /* fmla_sparse_prefill_workspace_size bytes on the device of q */
+    size_t workspace_size;
+    void *stream;        /* CUDA stream; not used on the CPU */
+    const char *kernel;  /* force a kernel by name (fmla_capabilities lists them); NULL = the best */
+    int32_t kv_format;   /* FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584; may be 0 where kv is bf16 */
+    float softmax_scale; /* 0 = 1/sqrt(d_qk); finite */
+    int32_t lse_empty;   /* FMLA_LSE_EMPTY_… */
+    int32_t log_base;    /* FMLA_LOG_…, of lse and max_logits */
+} fmla_sparse_prefill_args;
+
+/* How much workspace fmla_sparse_prefill takes with these arguments, and its alignment (either may be NULL),
+ * from shapes, types, options and device, as fmla_dense_decode_workspace_size does. 0 bytes on a GPU.
+ * Errors: as fmla_sparse_prefill, workspace aside. */
+FMLA_API fmla_status fmla_sparse_prefill_workspace_size(const fmla_sparse_prefill_args *args, size_t *bytes,
+                                                        size_t *alignment);
+
+/* The kernel that fmla_sparse_prefill would run with these arguments, as fmla_capabilities names it (static).
+ * Errors: as there. */
+FMLA_API fmla_status fmla_sparse_prefill_kernel(const fmla_sparse_prefill_args *args, const char **name);
+
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace), FMLA_UNSUPPORTED. No value of an index is an error. */
+FMLA_API fmla_status fmla_sparse_prefill(const fmla_sparse_prefill_args *args);
+
 /* ---- Merge ---------------------------------------------------------------------------------- */
 
 /* Joins n results over disjoint sets of keys into the result over all of them (docs/semantics.md, "Merge"):

@@ -254,7 +254,7 @@ static void attend(const struct cpu_tile *tile, void *memory)
     for (int now = 0; count; now ^= 1) {
         const int64_t next_begin = at;
         const int32_t next = cpu_next_keys(tile, &at, end, keys[now ^ 1]);
-        if (p->sparse) tile_prefetch(p, keys[now ^ 1], next); /* pages that lie in a row are foreseen */
+        if (!p->dense) tile_prefetch(p, keys[now ^ 1], next); /* pages that lie in a row are foreseen */
         for (int32_t t = 0; t < count; t++)
             convert_key(scratch.keys + t * p->d_qk, &p->layout, &keys[now][t]);
         for (int32_t g = 0; g < groups; g++) attend_block(tile, &scratch, g, begin, count);

@@ -12,15 +12,22 @@
 
 /* ---- A call --------------------------------------------------------------------------------- */
 
-/* What dense and sparse decode have in common, as the driver and the inner kernels see it. Query rows that read the same
- * keys are a set: in dense decode those of a key head, in sparse decode those of a query token. */
+struct cpu_tile;
+struct cpu_key;
+
+/* What dense decode, sparse decode and sparse prefill have in common, as the driver and the inner kernels see it. Query rows
+ * that read the same keys are a set: in sparse decode those of a query token, otherwise those of a key head. A token of
+ * sparse prefill is a request of one token. */
 struct cpu_decode {
-    const struct dense_decode_problem *dense; /* one of these two, */
+    const struct dense_decode_problem *dense; /* one of these three */
     const struct sparse_decode_problem *sparse;
+    const struct sparse_prefill_problem *prefill;
+    /* cpu_next_keys of the sparse operations; NULL in dense decode. */
+    int32_t (*next_keys)(const struct cpu_tile *tile, int64_t *at, int64_t end, struct cpu_key *keys);
     const char *operation;
     int64_t b, s_q, h_q, d_qk, d_v;
     int64_t sets, set_rows; /* sets · set_rows = s_q · h_q */
-    int64_t capacity;       /* the most keys of a request: entries of a list in sparse decode */
+    int64_t capacity;       /* the most keys of a request: entries of a list in sparse operations */
     enum element element;   /* of q and out */
     struct kv_layout layout;
     const uint16_t *q;
@@ -29,6 +36,8 @@ struct cpu_decode {
     const int64_t *out_stride; /* request, token, head */
     float *lse;                /* NULL: not wanted */
     const int64_t *lse_stride; /* request, head */
+    float *max_logits;         /* of sparse prefill, heads without gaps; NULL: not wanted */
+    int64_t max_stride;        /* request */
     const struct result_rules *rules;
     float scale;
     bool batch_invariant;
@@ -54,8 +63,8 @@ static inline struct cpu_row cpu_row_of(const struct cpu_decode *call, int64_t s
 
 /* ---- Inner kernels -------------------------------------------------------------------------- */
 
-/* A row tile: up to PLAN_ROW_TILE rows of one set, over a range of the request's keys (in sparse decode: of the entries of
- * the token's list, which name a key each, or none). */
+/* A row tile: up to PLAN_ROW_TILE rows of one set, over a range of the request's keys (in sparse operations: of the entries
+ * of the token's list, which name a key each, or none). */
 struct cpu_tile {
     const struct cpu_decode *call;
     int64_t request;
@@ -66,6 +75,7 @@ struct cpu_tile {
     int64_t length;             /* keys of the request: what causal masks count from */
     float *out;                 /* [rows][d_v], written: softmax(S) V over the range */
     float *lse;                 /* [rows], written: natural; -inf where no key of the range is seen */
+    float *max; /* [rows], written unless NULL: the largest score; -inf where no key of the range is seen */
 };
 
 /* One instruction set's attention over a tile. */
@@ -108,17 +118,13 @@ struct cpu_key {
     const uint8_t *scales; /* of FP8 formats */
 };
 
-/* (sparse.c) */
-int32_t cpu_next_sparse_keys(const struct cpu_tile *tile, int64_t *at, int64_t end,
-                             struct cpu_key keys[PLAN_BLOCK]);
-
 /* Up to a block of the keys of a tile from entry *at on, which it moves past them; before `end`. In dense decode that is
- * one key an entry, in sparse decode entries without a key are passed over, and the last keys may be fewer, or none. */
+ * one key an entry, otherwise entries without a key are passed over, and the last keys may be fewer, or none. */
 static inline int32_t cpu_next_keys(const struct cpu_tile *tile, int64_t *at, int64_t end,
                                     struct cpu_key keys[PLAN_BLOCK])
 {
     const struct dense_decode_problem *dense = tile->call->dense;
-    if (!dense) return cpu_next_sparse_keys(tile, at, end, keys);
+    if (!dense) return tile->call->next_keys(tile, at, end, keys);
     int32_t count = 0;
     for (; *at < end && count < PLAN_BLOCK; ++*at) {
         const int64_t index = *at / dense->page_size;
@@ -131,6 +137,12 @@ static inline int32_t cpu_next_keys(const struct cpu_tile *tile, int64_t *at, in
     }
     return count;
 }
+
+/* Appends to `count` keys those that entries [*at, end) of a list name in a cache, until there are PLAN_BLOCK, and moves *at
+ * past them; `indices` begins with entry `first`. (sparse.c) */
+int32_t cpu_gather_keys(const struct kv_layout *layout, const struct sparse_cache *cache,
+                        const int32_t *indices, int64_t first, int64_t *at, int64_t end,
+                        struct cpu_key keys[PLAN_BLOCK], int32_t count);
 
 /* ---- The driver of decode (decode.c) --------------------------------------------------------- */
 
@@ -150,7 +162,7 @@ struct cpu_cache {
 /* Where the build has them: FMLA_AVX512, FMLA_AVX2. */
 extern const struct cpu_cache cpu_avx512_cache, cpu_avx2_cache, cpu_generic_cache;
 
-/* ---- Operations (dense.c, sparse.c, merge.c, cache.c) ---------------------------------------- */
+/* ---- Operations (dense.c, sparse.c, sparse_prefill.c, merge.c, cache.c) ---------------------------------------- */
 
 fmla_status cpu_decode_plan(const struct plan_problem *problem);
 fmla_status cpu_dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *problem,
@@ -159,6 +171,9 @@ fmla_status cpu_dense_decode(const struct kernel *kernel, const struct dense_dec
 fmla_status cpu_sparse_decode_size(const struct kernel *kernel, const struct sparse_decode_problem *problem,
                                    size_t *bytes, size_t *alignment);
 fmla_status cpu_sparse_decode(const struct kernel *kernel, const struct sparse_decode_problem *problem);
+fmla_status cpu_sparse_prefill_size(const struct kernel *kernel, const struct sparse_prefill_problem *problem,
+                                    size_t *bytes, size_t *alignment);
+fmla_status cpu_sparse_prefill(const struct kernel *kernel, const struct sparse_prefill_problem *problem);
 fmla_status cpu_merge(const struct merge_problem *problem);
 fmla_status cpu_cache_append(const struct kernel *kernel, const struct cache_problem *problem);
 fmla_status cpu_cache_gather(const struct kernel *kernel, const struct cache_problem *problem);

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * Decode on the CPU, dense and sparse: who computes what, and where it goes. The arithmetic is in the inner kernels.
+ * Decode on the CPU, dense and sparse, and sparse prefill, whose tokens are requests here: who computes what, and where it
+ * goes. The arithmetic is in the inner kernels.
  *
  * Work is cut twice: the rows of a request into row tiles (by what keys they read, then 64 rows), and the keys into
- * pieces, by the split plan or, batch-invariant, every INVARIANT_CHUNK keys. One item of work is a partition
- * of the plan (or one chunk of one request) for one row tile. A piece that is a whole request goes straight
- * to `out`; any other leaves its fp32 rows and lse in a slot of the workspace, and a second pass joins the
- * slots of a request in split order.
+ * pieces: by the split plan, or into chunks of equal length. Chunks are INVARIANT_CHUNK keys, batch-invariant; in sparse
+ * prefill, which has rows enough as a rule, a whole list, unless there are too few to keep all threads busy. One item of
+ * work is a partition of the plan (or one chunk of one request) for one row tile. A piece that is a whole request goes
+ * straight to `out`; any other leaves its fp32 rows and lse in a slot of the workspace, and a second pass joins the slots
+ * of a request in split order.
  *
- * Workspace:  plan, if made inside the call | out of the slots | lse of the slots | one scratch a worker, in it
- *             the rows of a tile, then what the inner kernel wants
+ * Workspace:  plan, if made inside the call | out of the slots | lse of the slots, in sparse prefill their largest scores |
+ *             one scratch a worker, in it the rows of a tile, then what the inner kernel wants
  */
 #include "cpu.h"
 
@@ -34,15 +36,53 @@ struct work {
     const struct cpu_decode *call;
     const struct cpu_attention *attention;
     struct thread_pool pool;
-    const struct plan_partition *partitions; /* [num_partitions]; NULL in batch-invariant mode */
+    const struct plan_partition *partitions; /* [num_partitions]; NULL in chunks */
     int64_t row_tiles;                       /* of a request: sets × tiles of a set */
     int64_t tiles_of_set;
-    int64_t chunks; /* most chunks of a request; batch-invariant mode */
+    int64_t chunk_keys; /* 0: by the plan */
+    int64_t chunks;     /* most chunks of a request */
     int64_t slots;
-    size_t plan_offset, slots_offset, slot_lse_offset, scratch_offset, scratch_bytes, bytes;
+    size_t plan_offset, slots_offset, slot_lse_offset, slot_max_offset, scratch_offset, scratch_bytes, bytes;
     int32_t num_partitions;
     char *workspace;
 };
+
+/* The chunks of a list: as few as keep the workers busy for 7/8 of the time, if all lists are full. So their slots are about
+ * eight row tiles a worker at most, however many tokens there are. */
+static int64_t even_chunks(int64_t tiles, int64_t workers, int64_t most)
+{
+    int64_t best = 1, best_tiles = 0, best_rounds = 1;
+    if (!tiles || tiles / workers >= 7) return 1;
+    for (int64_t chunks = 1; chunks <= most; chunks++) {
+        const int64_t items = tiles * chunks, rounds = (items + workers - 1) / workers;
+        if (items * best_rounds > best_tiles * rounds)
+            best = chunks, best_tiles = items, best_rounds = rounds;
+        if (8 * items >= 7 * rounds * workers) break;
+    }
+    return best;
+}
+
+/* Keys of a chunk; 0: by the plan. */
+static int64_t chunk_keys_of(const struct cpu_decode *p, const struct work *w)
+{
+    if (p->batch_invariant) return INVARIANT_CHUNK;
+    if (!p->prefill) return 0;
+    const int64_t blocks = (p->capacity + PLAN_BLOCK - 1) / PLAN_BLOCK;
+    const int64_t chunks = even_chunks(p->b * w->row_tiles, w->pool.workers, blocks);
+    const int64_t blocks_of_chunk = (blocks + chunks - 1) / chunks;
+    return (blocks_of_chunk ? blocks_of_chunk : 1) * PLAN_BLOCK;
+}
+
+static int64_t chunks_of(const struct work *w, int64_t length)
+{
+    return length > w->chunk_keys ? (length + w->chunk_keys - 1) / w->chunk_keys : 1;
+}
+
+/* Floats of the rows of a tile: out, lse, the largest score. */
+static size_t tile_floats(const struct cpu_decode *p)
+{
+    return (size_t)PLAN_ROW_TILE * ((size_t)p->d_v + 2);
+}
 
 /* Lays the workspace out; fails where its size would not fit. */
 static fmla_status lay_out(const struct kernel *kernel, const struct cpu_decode *p, struct work *w)
@@ -53,9 +93,10 @@ static fmla_status lay_out(const struct kernel *kernel, const struct cpu_decode 
     w->pool = threads_now();
     w->tiles_of_set = (p->set_rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
     w->row_tiles = p->sets * w->tiles_of_set;
+    w->chunk_keys = chunk_keys_of(p, w);
     size_t at = 0;
-    if (p->batch_invariant) {
-        w->chunks = p->capacity > INVARIANT_CHUNK ? (p->capacity + INVARIANT_CHUNK - 1) / INVARIANT_CHUNK : 1;
+    if (w->chunk_keys) {
+        w->chunks = chunks_of(w, p->capacity);
         if (w->chunks > 1 && __builtin_mul_overflow(p->b, w->chunks, &w->slots)) goto too_large;
     } else {
         const struct plan_header *given = p->plan;
@@ -69,15 +110,16 @@ static fmla_status lay_out(const struct kernel *kernel, const struct cpu_decode 
     w->slots_offset = at;
     int64_t rows, floats, bytes;
     if (__builtin_mul_overflow(w->slots, p->h_q * p->s_q, &rows) ||
-        __builtin_mul_overflow(rows, p->d_v + 1, &floats) ||
+        __builtin_mul_overflow(rows, p->d_v + 2, &floats) ||
         __builtin_mul_overflow(floats, (int64_t)sizeof(float), &bytes) || bytes > INT64_MAX / 4)
         goto too_large;
     at += line_up((size_t)rows * (size_t)p->d_v * sizeof(float));
     w->slot_lse_offset = at;
     at += line_up((size_t)rows * sizeof(float));
+    w->slot_max_offset = at;
+    if (p->prefill) at += line_up((size_t)rows * sizeof(float));
     w->scratch_offset = at;
-    w->scratch_bytes = line_up((size_t)PLAN_ROW_TILE * ((size_t)p->d_v + 1) * sizeof(float)) +
-                       w->attention->scratch_bytes(p);
+    w->scratch_bytes = line_up(tile_floats(p) * sizeof(float)) + w->attention->scratch_bytes(p);
     w->bytes = at + w->scratch_bytes * (size_t)w->pool.workers;
     return FMLA_OK;
 too_large:
@@ -99,6 +141,7 @@ fmla_status cpu_decode_size(const struct kernel *kernel, const struct cpu_decode
 static int64_t length_of(const struct cpu_decode *p, int64_t request)
 {
     if (p->dense) return plan_clamp_length(p->dense->seqlens[request], p->capacity);
+    if (p->prefill) return plan_topk_count(p->capacity, p->prefill->topk_length, request);
     const struct plan_topk *topk = &p->sparse->topk;
     return plan_topk_length(plan_topk_count(topk->topk, topk->length, request), topk->extra_topk,
                             plan_topk_count(topk->extra_topk, topk->extra_length, request));
@@ -120,9 +163,15 @@ static float *slot_lse(const struct work *w, int64_t slot, int64_t row)
     return (float *)(void *)(w->workspace + w->slot_lse_offset) + slot * p->h_q * p->s_q + row;
 }
 
-/* Row `row` of a set, finished, to the caller's tensors. */
+static float *slot_max(const struct work *w, int64_t slot, int64_t row)
+{
+    const struct cpu_decode *p = w->call;
+    return (float *)(void *)(w->workspace + w->slot_max_offset) + slot * p->h_q * p->s_q + row;
+}
+
+/* Row `row` of a set, finished, to the caller's tensors. `max` is read where it is wanted. */
 static void write_row(const struct cpu_decode *p, int64_t request, int64_t set, int64_t row,
-                      const float *values, float lse)
+                      const float *values, float lse, const float *max)
 {
     const struct cpu_row to = cpu_row_of(p, set, row);
     const int64_t at = request * p->out_stride[0] + to.token * p->out_stride[1] + to.head * p->out_stride[2];
@@ -130,6 +179,7 @@ static void write_row(const struct cpu_decode *p, int64_t request, int64_t set, 
     if (p->lse)
         p->lse[request * p->lse_stride[0] + to.head * p->lse_stride[1] + to.token] =
             result_lse(p->rules, lse);
+    if (p->max_logits) p->max_logits[request * p->max_stride + to.head] = *max * p->rules->lse_factor;
 }
 
 struct tile_rows {
@@ -165,11 +215,13 @@ static void run_piece(const struct work *w, int64_t request, int64_t row_tile, i
         .out = slot == DIRECT ? rows : slot_out(w, slot, slot_row),
         .lse = slot == DIRECT ? rows + PLAN_ROW_TILE * p->d_v : slot_lse(w, slot, slot_row),
     };
-    w->attention->attend(&tile,
-                         scratch + line_up((size_t)PLAN_ROW_TILE * ((size_t)p->d_v + 1) * sizeof(float)));
+    if (p->max_logits)
+        tile.max = slot == DIRECT ? rows + PLAN_ROW_TILE * (p->d_v + 1) : slot_max(w, slot, slot_row);
+    w->attention->attend(&tile, scratch + line_up(tile_floats(p) * sizeof(float)));
     if (slot != DIRECT) return;
     for (int32_t i = 0; i < t.rows; i++)
-        write_row(p, request, t.set, t.first_row + i, tile.out + i * p->d_v, tile.lse[i]);
+        write_row(p, request, t.set, t.first_row + i, tile.out + i * p->d_v, tile.lse[i],
+                  tile.max ? &tile.max[i] : NULL);
 }
 
 /* Joins `count` slots of a request, first, second, second + step, …, for one row tile. */
@@ -194,7 +246,10 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
             const float *part = slot_out(w, slot, row);
             for (int64_t d = 0; d < p->d_v; d++) sum[d] += weight * part[d];
         }
-        write_row(p, request, t.set, i, sum, lse);
+        float max = -INFINITY;
+        for (int64_t s = 0; s < count && p->max_logits; s++)
+            max = fmaxf(max, *slot_max(w, s ? second + (s - 1) * step : first, row));
+        write_row(p, request, t.set, i, sum, lse, &max);
     }
 }
 
@@ -260,22 +315,17 @@ static void join_partition(void *data, int64_t index, int32_t worker)
     join_slots(w, request, row_tile, end - partition + 1, first, 2 * (partition + 1), 2, worker);
 }
 
-/* ---- Batch-invariant: every request is cut at the same keys, whatever stands beside it ------ */
-
-static int64_t chunks_of(int64_t length)
-{
-    return length > INVARIANT_CHUNK ? (length + INVARIANT_CHUNK - 1) / INVARIANT_CHUNK : 1;
-}
+/* ---- In chunks: every request is cut at the same keys, whatever stands beside it ------------ */
 
 static void run_chunk(void *data, int64_t index, int32_t worker)
 {
     const struct work *w = data;
     const int64_t row_tile = index % w->row_tiles;
     const int64_t chunk = index / w->row_tiles % w->chunks, request = index / w->row_tiles / w->chunks;
-    const int64_t length = length_of(w->call, request), chunks = chunks_of(length);
+    const int64_t length = length_of(w->call, request), chunks = chunks_of(w, length);
     if (chunk >= chunks) return;
-    const int64_t begin = chunk * INVARIANT_CHUNK;
-    const int64_t end = chunk + 1 < chunks ? begin + INVARIANT_CHUNK : length;
+    const int64_t begin = chunk * w->chunk_keys;
+    const int64_t end = chunk + 1 < chunks ? begin + w->chunk_keys : length;
     run_piece(w, request, row_tile, begin, end, chunks == 1 ? DIRECT : request * w->chunks + chunk, worker);
 }
 
@@ -283,7 +333,7 @@ static void join_chunks(void *data, int64_t index, int32_t worker)
 {
     const struct work *w = data;
     const int64_t row_tile = index % w->row_tiles, request = index / w->row_tiles;
-    const int64_t chunks = chunks_of(length_of(w->call, request)), first = request * w->chunks;
+    const int64_t chunks = chunks_of(w, length_of(w->call, request)), first = request * w->chunks;
     if (chunks > 1) join_slots(w, request, row_tile, chunks, first, first + 1, 1, worker);
 }
 
@@ -300,7 +350,7 @@ fmla_status cpu_decode_run(const struct kernel *kernel, const struct cpu_decode 
                     p->operation, p->workspace_size, w.bytes);
     w.workspace = p->workspace;
 
-    if (p->batch_invariant) {
+    if (w.chunk_keys) {
         w.pool.run(w.pool.pool, p->b * w.chunks * w.row_tiles, run_chunk, &w);
         if (w.slots) w.pool.run(w.pool.pool, p->b * w.row_tiles, join_chunks, &w);
         return FMLA_OK;

@@ -6,10 +6,13 @@
  */
 #include "cpu.h"
 
+static int32_t next_keys(const struct cpu_tile *tile, int64_t *at, int64_t end, struct cpu_key *keys);
+
 static struct cpu_decode call_of(const struct sparse_decode_problem *p)
 {
     return (struct cpu_decode){
         .sparse = p,
+        .next_keys = next_keys,
         .operation = "sparse_decode",
         .b = p->b,
         .s_q = p->s_q,
@@ -57,13 +60,10 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high)
     return x < low ? low : x > high ? high : x;
 }
 
-/* The keys of entries [*at, end) of one cache, whose first entry is `first`, until there are PLAN_BLOCK. */
-static int32_t gather(const struct cpu_tile *tile, const struct sparse_cache *cache, int64_t first,
-                      int64_t *at, int64_t end, struct cpu_key keys[PLAN_BLOCK], int32_t count)
+int32_t cpu_gather_keys(const struct kv_layout *layout, const struct sparse_cache *cache,
+                        const int32_t *indices, int64_t first, int64_t *at, int64_t end,
+                        struct cpu_key keys[PLAN_BLOCK], int32_t count)
 {
-    const struct kv_layout *layout = &tile->call->layout;
-    const int32_t *indices =
-        cache->indices + tile->request * cache->indices_stride[0] + tile->set * cache->indices_stride[1];
     for (; *at < end && count < PLAN_BLOCK; ++*at) {
         int64_t slot;
         const int64_t page = sparse_page(cache, indices[*at - first], &slot);
@@ -77,8 +77,15 @@ static int32_t gather(const struct cpu_tile *tile, const struct sparse_cache *ca
     return count;
 }
 
-int32_t cpu_next_sparse_keys(const struct cpu_tile *tile, int64_t *at, int64_t end,
-                             struct cpu_key keys[PLAN_BLOCK])
+static int32_t gather(const struct cpu_tile *tile, const struct sparse_cache *cache, int64_t first,
+                      int64_t *at, int64_t end, struct cpu_key *keys, int32_t count)
+{
+    const int32_t *indices =
+        cache->indices + tile->request * cache->indices_stride[0] + tile->set * cache->indices_stride[1];
+    return cpu_gather_keys(&tile->call->layout, cache, indices, first, at, end, keys, count);
+}
+
+static int32_t next_keys(const struct cpu_tile *tile, int64_t *at, int64_t end, struct cpu_key *keys)
 {
     const struct sparse_decode_problem *p = tile->call->sparse;
     const int64_t count = plan_topk_count(p->topk.topk, p->topk.length, tile->request);

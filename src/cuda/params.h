@@ -134,6 +134,24 @@ struct sparse_decode_params {
     struct output_params output;
 };
 
+/* Sparse prefill, of one key head and the query heads that read it. */
+struct sparse_prefill_params {
+    int32_t s_q, h_q, d_qk, topk;
+    int32_t tiles; /* of heads, of a token */
+    struct divisor tiles_divisor;
+    float scale, scale_log2; /* softmax_scale, and times log2(e) */
+    const uint16_t *q;
+    int64_t q_stride[2];           /* token, head */
+    struct sparse_cache_params kv; /* indices_stride: token, of no use; of a flat kv a page is a token */
+    const int32_t *topk_length;    /* [s_q]; NULL: topk */
+    uint16_t *out;
+    int64_t out_stride[2];          /* token, head */
+    float *max_logits, *lse;        /* NULL: not wanted */
+    int64_t max_stride, lse_stride; /* token */
+    struct result_params rules;
+    int32_t pairs_aligned; /* two neighbouring elements of out may be stored as one word */
+};
+
 /* What the join of either decode reads. */
 struct join_params {
     int32_t b, s_q, h_q;
