@@ -29,7 +29,7 @@
 
 #include <string.h>
 
-enum { GROUP_ROWS = LANES * VECTORS, GROUPS = PLAN_ROW_TILE / GROUP_ROWS, BLOCK = PLAN_BLOCK };
+enum { GROUP_ROWS = LANES * VECTORS, BLOCK = PLAN_BLOCK };
 _Static_assert(GROUP_ROWS == 16, "a group is 16 rows");
 
 typedef float vector __attribute__((vector_size(LANES * sizeof(float)), may_alias));
@@ -45,7 +45,7 @@ struct scratch {
 /* Lays the scratch of a worker out from `base` on; returns its floats. With base = NULL it only counts. */
 static size_t scratch_floats(const struct cpu_decode *p, float *base, struct scratch *scratch)
 {
-    const size_t rows = PLAN_ROW_TILE, d_qk = ((size_t)p->d_qk + 15) / 16 * 16, d_v = (size_t)p->d_v;
+    const size_t rows = (size_t)p->tile_rows, d_qk = ((size_t)p->d_qk + 15) / 16 * 16, d_v = (size_t)p->d_v;
     const size_t sizes[6] = {rows * d_qk, BLOCK * d_qk, rows * d_v, (size_t)BLOCK * GROUP_ROWS, rows, rows};
     float *parts[6];
     size_t at = 0;
@@ -265,4 +265,4 @@ static void attend(const struct cpu_tile *tile, void *memory)
                    scratch.max + g * GROUP_ROWS, scratch.sum + g * GROUP_ROWS);
 }
 
-const struct cpu_attention ATTENTION_NAME = {scratch_bytes, attend};
+const struct cpu_attention ATTENTION_NAME = {PLAN_ROW_TILE, scratch_bytes, attend};

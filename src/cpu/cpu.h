@@ -27,6 +27,7 @@ struct cpu_decode {
     const char *operation;
     int64_t b, s_q, h_q, d_qk, d_v;
     int64_t sets, set_rows; /* sets · set_rows = s_q · h_q */
+    int32_t tile_rows;      /* most rows of a tile */
     int64_t capacity;       /* the most keys of a request: entries of a list in sparse operations */
     enum element element;   /* of q and out */
     struct kv_layout layout;
@@ -63,7 +64,7 @@ static inline struct cpu_row cpu_row_of(const struct cpu_decode *call, int64_t s
 
 /* ---- Inner kernels -------------------------------------------------------------------------- */
 
-/* A row tile: up to PLAN_ROW_TILE rows of one set, over a range of the request's keys (in sparse operations: of the entries
+/* A row tile: up to tile_rows rows of one set, over a range of the request's keys (in sparse operations: of the entries
  * of the token's list, which name a key each, or none). */
 struct cpu_tile {
     const struct cpu_decode *call;
@@ -80,6 +81,7 @@ struct cpu_tile {
 
 /* One instruction set's attention over a tile. */
 struct cpu_attention {
+    int32_t most_rows;                                          /* of a tile: a multiple of PLAN_ROW_TILE */
     size_t (*scratch_bytes)(const struct cpu_decode *call);     /* of one worker; a multiple of 64 */
     void (*attend)(const struct cpu_tile *tile, void *scratch); /* scratch is 64-byte aligned */
 };

@@ -3,7 +3,7 @@
  * Decode on the CPU, dense and sparse, and sparse prefill, whose tokens are requests here: who computes what, and where it
  * goes. The arithmetic is in the inner kernels.
  *
- * Work is cut twice: the rows of a request into row tiles (by what keys they read, then 64 rows), and the keys into
+ * Work is cut twice: the rows of a request into row tiles (by what keys they read, then tile_rows), and the keys into
  * pieces: by the split plan, or into chunks of equal length. Chunks are INVARIANT_CHUNK keys, batch-invariant; in sparse
  * prefill, which has rows enough as a rule, a whole list, unless there are too few to keep all threads busy. One item of
  * work is a partition of the plan (or one chunk of one request) for one row tile. A piece that is a whole request goes
@@ -81,7 +81,7 @@ static int64_t chunks_of(const struct work *w, int64_t length)
 /* Floats of the rows of a tile: out, lse, the largest score. */
 static size_t tile_floats(const struct cpu_decode *p)
 {
-    return (size_t)PLAN_ROW_TILE * ((size_t)p->d_v + 2);
+    return (size_t)p->tile_rows * ((size_t)p->d_v + 2);
 }
 
 /* Lays the workspace out; fails where its size would not fit. */
@@ -91,7 +91,7 @@ static fmla_status lay_out(const struct kernel *kernel, const struct cpu_decode 
     w->call = p;
     w->attention = kernel->cpu_attention;
     w->pool = threads_now();
-    w->tiles_of_set = (p->set_rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
+    w->tiles_of_set = (p->set_rows + p->tile_rows - 1) / p->tile_rows;
     w->row_tiles = p->sets * w->tiles_of_set;
     w->chunk_keys = chunk_keys_of(p, w);
     size_t at = 0;
@@ -189,10 +189,9 @@ struct tile_rows {
 
 static struct tile_rows tile_rows(const struct work *w, int64_t row_tile)
 {
-    const int64_t first = row_tile % w->tiles_of_set * PLAN_ROW_TILE;
-    const int64_t left = w->call->set_rows - first;
-    return (struct tile_rows){row_tile / w->tiles_of_set, first,
-                              (int32_t)(left < PLAN_ROW_TILE ? left : PLAN_ROW_TILE)};
+    const int32_t most = w->call->tile_rows;
+    const int64_t first = row_tile % w->tiles_of_set * most, left = w->call->set_rows - first;
+    return (struct tile_rows){row_tile / w->tiles_of_set, first, left < most ? (int32_t)left : most};
 }
 
 static void run_piece(const struct work *w, int64_t request, int64_t row_tile, int64_t begin, int64_t end,
@@ -213,10 +212,10 @@ static void run_piece(const struct work *w, int64_t request, int64_t row_tile, i
         .end_key = end,
         .length = length_of(p, request),
         .out = slot == DIRECT ? rows : slot_out(w, slot, slot_row),
-        .lse = slot == DIRECT ? rows + PLAN_ROW_TILE * p->d_v : slot_lse(w, slot, slot_row),
+        .lse = slot == DIRECT ? rows + p->tile_rows * p->d_v : slot_lse(w, slot, slot_row),
     };
     if (p->max_logits)
-        tile.max = slot == DIRECT ? rows + PLAN_ROW_TILE * (p->d_v + 1) : slot_max(w, slot, slot_row);
+        tile.max = slot == DIRECT ? rows + p->tile_rows * (p->d_v + 1) : slot_max(w, slot, slot_row);
     w->attention->attend(&tile, scratch + line_up(tile_floats(p) * sizeof(float)));
     if (slot != DIRECT) return;
     for (int32_t i = 0; i < t.rows; i++)

@@ -16,6 +16,7 @@ static struct cpu_decode call_of(const struct dense_decode_problem *p)
         .d_v = p->d_v,
         .sets = p->h_kv,
         .set_rows = p->s_q * (p->h_q / p->h_kv),
+        .tile_rows = PLAN_ROW_TILE,
         .capacity = p->capacity,
         .element = p->element,
         .layout = kv_layout_of(p->element == ELEMENT_BF16 ? KV_BF16 : KV_FP16, (int32_t)p->d_qk),

@@ -21,6 +21,7 @@ static struct cpu_decode call_of(const struct sparse_decode_problem *p)
         .d_v = p->d_v,
         .sets = p->s_q,
         .set_rows = p->h_q,
+        .tile_rows = PLAN_ROW_TILE,
         .capacity = p->capacity,
         .element = p->element,
         .layout = kv_layout_of(p->format, (int32_t)p->d_qk),

@@ -24,7 +24,17 @@ static int32_t next_keys(const struct cpu_tile *tile, int64_t *at, int64_t end, 
     return cpu_gather_keys(&tile->call->layout, &kv, indices, 0, at, end, keys, 0);
 }
 
-static struct cpu_decode call_of(const struct sparse_prefill_problem *p, const struct strides *strides)
+/* Rows of a tile: as many as the kernel takes, so that the keys of a token are gathered and converted once for them. */
+static int32_t tile_rows(const struct kernel *kernel, int64_t set_rows)
+{
+    const int32_t most = kernel->cpu_attention->most_rows;
+    return set_rows > most - PLAN_ROW_TILE
+               ? most
+               : (int32_t)(set_rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE * PLAN_ROW_TILE;
+}
+
+static struct cpu_decode call_of(const struct kernel *kernel, const struct sparse_prefill_problem *p,
+                                 const struct strides *strides)
 {
     return (struct cpu_decode){
         .prefill = p,
@@ -37,6 +47,7 @@ static struct cpu_decode call_of(const struct sparse_prefill_problem *p, const s
         .d_v = p->d_v,
         .sets = p->h_kv,
         .set_rows = p->h_q / p->h_kv,
+        .tile_rows = tile_rows(kernel, p->h_q / p->h_kv),
         .capacity = p->topk,
         .element = p->element,
         .layout = kv_layout_of(p->format, (int32_t)p->d_qk),
@@ -59,13 +70,13 @@ fmla_status cpu_sparse_prefill_size(const struct kernel *kernel, const struct sp
                                     size_t *bytes, size_t *alignment)
 {
     const struct strides strides = strides_of(p);
-    const struct cpu_decode call = call_of(p, &strides);
+    const struct cpu_decode call = call_of(kernel, p, &strides);
     return cpu_decode_size(kernel, &call, bytes, alignment);
 }
 
 fmla_status cpu_sparse_prefill(const struct kernel *kernel, const struct sparse_prefill_problem *p)
 {
     const struct strides strides = strides_of(p);
-    const struct cpu_decode call = call_of(p, &strides);
+    const struct cpu_decode call = call_of(kernel, p, &strides);
     return cpu_decode_run(kernel, &call);
 }

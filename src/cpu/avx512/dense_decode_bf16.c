@@ -9,16 +9,18 @@
  *   scores   S[t][rows] += (q[2i], q[2i+1])[rows] · (k[t][2i], k[t][2i+1])      pairs along d, as they lie in a key
  *   values   O[d][rows] += (p[2j], p[2j+1])[rows] · (v[2j][d], v[2j+1][d])      pairs along t: values are interleaved
  *
+ *   Rows are handled in parts of 64, one in decode, two in sparse prefill, whose keys are gathered for both at once.
+ *
  *   scratch of a worker
- *     q       [d_qk / 2][vectors][16] pairs      Q of the tile                       64 × 576 × 2 B =  72 KiB
+ *     q       of a part [d_qk / 2][vectors][16] pairs   Q                                64 × 576 × 2 B =  72 KiB
+ *     o       of a part [d_v][vectors][16] float        unnormalised output              64 × 512 × 4 B = 128 KiB
+ *     max, sum, rescale, of a part [vectors][16] float
  *     s       [64][vectors][16] float            scores of one block                 64 ×  64 × 4 B =  16 KiB
  *     p       [32][vectors][16] pairs            probabilities, rounded to bf16      64 ×  64 × 2 B =   8 KiB
  *     values  [d_v / 32][32][32] pairs           the block's values, two keys a pair 64 × 512 × 2 B =  64 KiB
- *     o       [d_v][vectors][16] float           unnormalised output                 64 × 512 × 4 B = 128 KiB
- *     max, sum, rescale [vectors][16] float
  *     keys    [64][d_qk] bf16                    keys that lie in another format       64 × 576 × 2 B =  72 KiB
  *
- *   for each block of 64 keys:  S = K Q  →  softmax step, P to bf16  →  interleave V  →  O = O · rescale + Vᵀ P
+ *   for each block of 64 keys:  interleave V; for each part:  S = K Q  →  softmax step, P to bf16  →  O = O · rescale + Vᵀ P
  *
  *   Registers: 4 vectors × 4 keys (or 4 values) of sums, 4 of Q (or P), 1 broadcast. With fewer vectors more keys,
  *   so that enough sums are in flight to cover the latency of vdpbf16ps.
@@ -42,35 +44,46 @@ enum {
     WIDEST_FP8 = 576
 };
 
-struct scratch {
-    uint32_t *q, *p, *values;
-    uint16_t *keys;
-    float *s, *o, *max, *sum, *rescale;
+enum { PARTS = 2 };
+
+/* Up to PLAN_ROW_TILE rows of a tile. */
+struct part {
+    int32_t first_row, vectors;
+    uint32_t *q;
+    float *o, *max, *sum, *rescale;
 };
+
+struct scratch {
+    struct part part[PARTS];
+    uint32_t *p, *values;
+    uint16_t *keys;
+    float *s;
+};
+
+static void *take(char *base, size_t *at, size_t bytes)
+{
+    void *part = base ? base + *at : NULL;
+    *at += bytes;
+    return part;
+}
 
 /* Lays the scratch of a worker out from `base` on; returns its bytes. With base = NULL it only counts. */
 static size_t scratch_layout(const struct cpu_decode *call, char *base, struct scratch *scratch)
 {
     const size_t rows = PLAN_ROW_TILE, d_qk = (size_t)call->d_qk, d_v = (size_t)call->d_v;
     const size_t keys = call->layout.element == KV_ELEMENT_BF16 ? 0 : BLOCK * d_qk * 2;
-    const size_t sizes[9] = {rows * d_qk * 2, rows * BLOCK * 4, rows * BLOCK * 2,
-                             BLOCK * d_v * 2, rows * d_v * 4,   rows * 4,
-                             rows * 4,        rows * 4,         keys};
-    void *parts[9];
     size_t at = 0;
-    for (int i = 0; i < 9; i++) {
-        parts[i] = base ? base + at : NULL;
-        at += sizes[i];
-    }
-    *scratch = (struct scratch){.q = parts[0],
-                                .s = parts[1],
-                                .p = parts[2],
-                                .values = parts[3],
-                                .o = parts[4],
-                                .max = parts[5],
-                                .sum = parts[6],
-                                .rescale = parts[7],
-                                .keys = parts[8]};
+    for (int32_t i = 0; i * PLAN_ROW_TILE < call->tile_rows; i++)
+        scratch->part[i] = (struct part){.first_row = i * PLAN_ROW_TILE,
+                                         .q = take(base, &at, rows * d_qk * 2),
+                                         .o = take(base, &at, rows * d_v * 4),
+                                         .max = take(base, &at, rows * 4),
+                                         .sum = take(base, &at, rows * 4),
+                                         .rescale = take(base, &at, rows * 4)};
+    scratch->s = take(base, &at, rows * BLOCK * 4);
+    scratch->p = take(base, &at, rows * BLOCK * 2);
+    scratch->values = take(base, &at, BLOCK * d_v * 2);
+    scratch->keys = take(base, &at, keys);
     return at;
 }
 
@@ -207,13 +220,18 @@ static void add_value_where_seen(float *o, const uint16_t *key, const float *s, 
 
 /* ---- A tile --------------------------------------------------------------------------------- */
 
-static void pack_q(const struct cpu_tile *tile, uint32_t *q, int vectors)
+/* A part of `rows` rows without keys yet. */
+static void begin_part(const struct cpu_tile *tile, struct part *part, int32_t rows)
 {
     const struct cpu_decode *p = tile->call;
-    memset(q, 0, (size_t)p->d_qk / 2 * (size_t)vectors * VECTOR * sizeof *q);
-    for (int32_t i = 0; i < tile->rows; i++) {
-        const uint16_t *row = cpu_query(tile, i);
-        for (int64_t d = 0; d < p->d_qk / 2; d++) q[d * vectors * VECTOR + i] = pair_at(row + 2 * d);
+    const int64_t lanes = (rows + VECTOR - 1) / VECTOR * VECTOR;
+    part->vectors = (int32_t)lanes / VECTOR;
+    memset(part->o, 0, (size_t)(p->d_v * lanes) * sizeof(float));
+    for (int64_t i = 0; i < lanes; i++) part->max[i] = -INFINITY, part->sum[i] = 0.0f;
+    memset(part->q, 0, (size_t)(p->d_qk / 2 * lanes) * sizeof *part->q);
+    for (int32_t i = 0; i < rows; i++) {
+        const uint16_t *row = cpu_query(tile, part->first_row + i);
+        for (int64_t d = 0; d < p->d_qk / 2; d++) part->q[d * lanes + i] = pair_at(row + 2 * d);
     }
 }
 
@@ -236,54 +254,78 @@ static void find_keys(const struct cpu_decode *p, const struct cpu_key *from, in
     }
 }
 
-INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *scratch, const int vectors,
+/* A block of keys, as all parts meet it. */
+struct block {
+    const uint16_t *keys[BLOCK];
+    int64_t begin;
+    int32_t count, interleaved;
+};
+
+INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *scratch,
+                           const struct part *part, struct block *block, const int vectors,
                            const int keys_at_once, const int values_at_once)
 {
     const struct cpu_decode *p = tile->call;
     const int lanes = vectors * VECTOR;
-    const float scale = p->scale * TILE_LOG2_E;
-    memset(scratch->o, 0, (size_t)p->d_v * (size_t)lanes * sizeof(float));
-    for (int i = 0; i < lanes; i++) scratch->max[i] = -INFINITY, scratch->sum[i] = 0.0f;
-    pack_q(tile, scratch->q, vectors);
-
-    const int64_t end = cpu_visible_end(tile, tile->rows - 1); /* the last row sees most */
-    struct cpu_key found[2][BLOCK];                            /* of this block and the next */
-    int64_t at = tile->begin_key, begin = at;
-    int32_t most = cpu_next_keys(tile, &at, end, found[0]);
-    for (int now = 0; most; now ^= 1) {
-        const int64_t next_begin = at;
-        const int32_t next = cpu_next_keys(tile, &at, end, found[now ^ 1]);
-        tile_prefetch(p, found[now ^ 1], next);
-        const uint16_t *keys[BLOCK];
-        find_keys(p, found[now], most, scratch->keys, keys);
-        int32_t visible[PLAN_ROW_TILE], fewest, unused;
-        tile_visible(tile, 0, begin, most, lanes, visible, &fewest, &unused);
-
-        scores(scratch->s, keys, scratch->q, most, p->d_qk / 2, vectors, keys_at_once);
-        softmax_step(scratch->s, most, fewest, visible, scale, vectors, scratch->max, scratch->sum,
-                     scratch->rescale);
-        softmax_to_bf16(scratch->p, scratch->s, fewest, vectors);
-        interleave(scratch->values, keys, fewest, p->d_v);
-        add_values(scratch->o, scratch->values, scratch->p, scratch->rescale, (fewest + 1) / 2, p->d_v,
-                   vectors, values_at_once);
-        for (int32_t t = fewest; t < most; t++)
-            add_value_where_seen(scratch->o, keys[t], scratch->s + (int64_t)t * lanes, p->d_v, t, visible,
-                                 vectors);
-        begin = next_begin, most = next;
+    const int32_t most = block->count;
+    int32_t visible[PLAN_ROW_TILE], fewest, unused;
+    tile_visible(tile, part->first_row, block->begin, most, lanes, visible, &fewest, &unused);
+    scores(scratch->s, block->keys, part->q, most, p->d_qk / 2, vectors, keys_at_once);
+    softmax_step(scratch->s, most, fewest, visible, p->scale * TILE_LOG2_E, vectors, part->max, part->sum,
+                 part->rescale);
+    softmax_to_bf16(scratch->p, scratch->s, fewest, vectors);
+    if (fewest != block->interleaved) {
+        interleave(scratch->values, block->keys, fewest, p->d_v);
+        block->interleaved = fewest;
     }
-    tile_write(tile, 0, lanes, scratch->o, lanes, scratch->max, scratch->sum);
+    add_values(part->o, scratch->values, scratch->p, part->rescale, (fewest + 1) / 2, p->d_v, vectors,
+               values_at_once);
+    for (int32_t t = fewest; t < most; t++)
+        add_value_where_seen(part->o, block->keys[t], scratch->s + (int64_t)t * lanes, p->d_v, t, visible,
+                             vectors);
+}
+
+static void attend_part(const struct cpu_tile *tile, const struct scratch *scratch, const struct part *part,
+                        struct block *block)
+{
+    switch (part->vectors) {
+    case 1: attend_vectors(tile, scratch, part, block, 1, 12, 16); break;
+    case 2: attend_vectors(tile, scratch, part, block, 2, 8, 8); break;
+    case 3: attend_vectors(tile, scratch, part, block, 3, 6, 8); break;
+    default: attend_vectors(tile, scratch, part, block, 4, 4, 4); break;
+    }
 }
 
 static void attend(const struct cpu_tile *tile, void *memory)
 {
+    const struct cpu_decode *p = tile->call;
+    const int32_t parts = (tile->rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
     struct scratch scratch;
-    scratch_layout(tile->call, memory, &scratch);
-    switch ((tile->rows + VECTOR - 1) / VECTOR) {
-    case 1: attend_vectors(tile, &scratch, 1, 12, 16); break;
-    case 2: attend_vectors(tile, &scratch, 2, 8, 8); break;
-    case 3: attend_vectors(tile, &scratch, 3, 6, 8); break;
-    default: attend_vectors(tile, &scratch, 4, 4, 4); break;
+    scratch_layout(p, memory, &scratch);
+    for (int32_t i = 0; i < parts; i++) {
+        const int32_t left = tile->rows - i * PLAN_ROW_TILE;
+        begin_part(tile, &scratch.part[i], left < PLAN_ROW_TILE ? left : PLAN_ROW_TILE);
+    }
+
+    const int64_t end = cpu_visible_end(tile, tile->rows - 1); /* the last row sees most */
+    struct cpu_key found[2][BLOCK];                            /* of this block and the next */
+    struct block block = {.begin = tile->begin_key};
+    int64_t at = block.begin;
+    block.count = cpu_next_keys(tile, &at, end, found[0]);
+    for (int now = 0; block.count; now ^= 1) {
+        const int64_t next_begin = at;
+        const int32_t next = cpu_next_keys(tile, &at, end, found[now ^ 1]);
+        tile_prefetch(p, found[now ^ 1], next);
+        find_keys(p, found[now], block.count, scratch.keys, block.keys);
+        block.interleaved = -1;
+        for (int32_t i = 0; i < parts; i++) attend_part(tile, &scratch, &scratch.part[i], &block);
+        block.begin = next_begin, block.count = next;
+    }
+    for (int32_t i = 0; i < parts; i++) {
+        const struct part *part = &scratch.part[i];
+        const int lanes = part->vectors * VECTOR;
+        tile_write(tile, part->first_row, lanes, part->o, lanes, part->max, part->sum);
     }
 }
 
-const struct cpu_attention cpu_avx512bf16_attention = {scratch_bytes, attend};
+const struct cpu_attention cpu_avx512bf16_attention = {PARTS * PLAN_ROW_TILE, scratch_bytes, attend};
