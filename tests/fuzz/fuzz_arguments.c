@@ -372,6 +372,65 @@ static void fuzz_sparse(struct bytes *in)
     free_all(t, COUNT);
 }
 
+/* The same without a batch: over keys as they lie, of any number of key heads, or over pages. */
+static void fuzz_prefill(struct bytes *in)
+{
+    enum { Q, KV, INDICES, LENGTH, SINK, OUT, MAX, LSE, COUNT };
+    static const struct {
+        int32_t format;
+        int64_t d_qk, token;
+    } formats[] = {
+        {0, 512, 512}, {FMLA_KV_FP8_656, 576, 656}, {FMLA_KV_FP8_584, 512, 584}, {FMLA_KV_BF16, 576, 576}};
+    struct made t[COUNT];
+    fmla_sparse_prefill_args args = FMLA_INIT(fmla_sparse_prefill_args);
+    args.kernel = any_kernel(in);
+    const uint32_t which_format = choose(in, 4);
+    const int64_t token = formats[which_format].token, d_qk = formats[which_format].d_qk;
+    const bool bytes_of_tokens = token != d_qk, flat = !bytes_of_tokens && choose(in, 2);
+    const int64_t s_q = choose(in, 5), h_kv = flat ? 1 + choose(in, 2) : 1, h_q = h_kv * (1 + choose(in, 2));
+    start(&t[Q], bf16, 3, (int64_t[]){s_q, h_q, d_qk}, false);
+    if (flat)
+        start(&t[KV], bf16, 3, (int64_t[]){choose(in, 9), h_kv, d_qk}, false);
+    else
+        start(&t[KV], bytes_of_tokens ? u8 : bf16, 4, (int64_t[]){choose(in, 4), 1 + choose(in, 6), 1, token},
+              false);
+    start(&t[INDICES], i32, 3, (int64_t[]){s_q, h_kv, choose(in, 140)}, false);
+    start(&t[LENGTH], i32, 1, &s_q, false);
+    start(&t[SINK], f32, 1, &h_q, false);
+    start(&t[OUT], bf16, 3, (int64_t[]){s_q, h_q, 512}, true);
+    start(&t[MAX], f32, 2, (int64_t[]){s_q, h_q}, true);
+    start(&t[LSE], f32, 2, (int64_t[]){s_q, h_q}, true);
+    args.kv_format = formats[which_format].format;
+    if (choose(in, 2)) t[LENGTH].present = false;
+    const uint32_t times = choose(in, 5);
+    for (uint32_t i = 0; i < times; i++) {
+        const uint32_t which = choose(in, COUNT + 2);
+        if (which < COUNT)
+            spoil_tensor(in, &t[which]);
+        else if (which == COUNT)
+            args.kv_format = (int32_t)any(in);
+        else
+            args.lse_empty = (int32_t)any(in), args.log_base = (int32_t)any(in);
+    }
+    for (int i = 0; i < COUNT; i++) back(in, &t[i]);
+    const fmla_tensor **members[] = {&args.q,         &args.kv,  &args.indices,    &args.topk_length,
+                                     &args.attn_sink, &args.out, &args.max_logits, &args.lse};
+    for (int i = 0; i < COUNT; i++) *members[i] = t[i].present ? &t[i].tensor : NULL;
+    fmla_sparse_prefill_args *handed = hand_over(in, &args, sizeof args);
+    size_t bytes = 0, alignment = 0;
+    const fmla_status asked = fmla_sparse_prefill_workspace_size(handed, &bytes, &alignment);
+    check_status(asked, "sparse_prefill: ");
+    PROMISE(asked || alignment, "alignment %zu", alignment);
+    const size_t given = asked || bytes > MOST_WORKSPACE ? 64 : bytes;
+    handed->workspace = garbage(given), handed->workspace_size = given;
+    const fmla_status status = fmla_sparse_prefill(handed);
+    check_status(status, "sparse_prefill: ");
+    PROMISE(status || (!asked && bytes <= given), "a call without a size was accepted");
+    for (int i = 0; i < COUNT; i++) check_memory(&t[i], status);
+    free(handed);
+    free_all(t, COUNT);
+}
+
 static void fuzz_merge(struct bytes *in)
 {
     enum { PARTS, LSE_PARTS, SINK, OUT, LSE, COUNT };
@@ -535,6 +594,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     case 1: fuzz_merge(&in); break;
     case 2: fuzz_sparse(&in); break;
     case 4: fuzz_cache(&in); break;
+    case 5: fuzz_prefill(&in); break;
     default: fuzz_decode(&in); break;
     }
     return 0;

@@ -26,7 +26,7 @@ HEADERS
         printf '\000\065\000\000\000\000\000\000\000%sabc' "$header" >"$folder/file"
         ;;
     fuzz_arguments)
-        for i in 0 1 2 3 4; do
+        for i in 0 1 2 3 4 5; do
             # shellcheck disable=SC2059 # the format is the byte
             { printf "\\00$i"; printf '\000\001\002\001\003\001\004\001\005\001\001\001\001\001\001\001\001\001\001\001'; } >"$folder/$i"
         done

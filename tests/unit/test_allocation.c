@@ -133,6 +133,26 @@ static fmla_status sparse_invariant(const char *kernel)
     return sparse_with(kernel, 1);
 }
 
+static fmla_status prefill(const char *kernel)
+{
+    enum { TOPK = 130 };
+    static int32_t indices_data[B * TOPK];
+    static float max_data[B * H_Q];
+    struct held q, kv, indices, length, out, max_logits;
+    for (int32_t i = 0; i < B * TOPK; i++) indices_data[i] = i % 150;
+    HELD(&q, q_data, bf16, 3, B, H_Q, D_QK);
+    HELD(&kv, kv_data, bf16, 3, KEYS, 1, D_QK);
+    HELD(&indices, indices_data, i32, 3, B, 1, TOPK);
+    HELD(&length, lengths, i32, 1, B);
+    HELD(&out, out_data, bf16, 3, B, H_Q, D_V);
+    HELD(&max_logits, max_data, f32, 2, B, H_Q);
+    fmla_sparse_prefill_args args = FMLA_INIT(fmla_sparse_prefill_args);
+    args.q = &q.tensor, args.kv = &kv.tensor, args.indices = &indices.tensor;
+    args.topk_length = &length.tensor, args.out = &out.tensor, args.max_logits = &max_logits.tensor;
+    args.kernel = kernel, args.workspace = workspace, args.workspace_size = sizeof workspace;
+    return fmla_sparse_prefill(&args);
+}
+
 static fmla_status merge(const char *kernel)
 {
     struct held parts, lse, out;
@@ -213,6 +233,7 @@ int main(void)
             count("sparse decode", row.kernel, sparse);
             count("batch-invariant sparse decode", row.kernel, sparse_invariant);
         }
+        if (!strcmp(row.operation, "sparse_prefill")) count("sparse prefill", row.kernel, prefill);
         if (!strcmp(row.operation, "cache_append")) count("append", row.kernel, cache_append);
         if (!strcmp(row.operation, "cache_gather")) count("gather", row.kernel, cache_gather);
         if (strcmp(row.operation, "dense_decode") != 0) continue;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A host program with 64 threads that call at once: dense and sparse decode with workspaces of their own and shared plans, merge,
- * failing calls and capabilities, while one more thread changes how many threads are used and whose. Every result has the
+ * A host program with 64 threads that call at once: dense and sparse decode with workspaces of their own and shared plans,
+ * sparse prefill, merge, failing calls and capabilities, while one more thread changes how many threads are used and whose. Every result has the
  * bits of the same call made alone.
  *
  * Under ThreadSanitizer the loops are the test's own: it does not see into libgomp, and would take every OpenMP region for
@@ -93,6 +93,9 @@ static int32_t indices_data[B * S_Q * TOPK], extra_indices_data[B * S_Q * EXTRA]
 static void *plan, *sparse_plan;
 static size_t plan_size, sparse_plan_size;
 
+/* Tokens of sparse prefill: enough that no list is cut, whatever the number of workers. */
+enum { PREFILL = 28, PREFILL_TOPK = 30 };
+
 enum {
     TOKENS = 12,
     CACHE_SLOTS = 8
@@ -101,6 +104,8 @@ enum {
 struct result {
     uint16_t out[B * S_Q * H_Q * D_V];
     uint16_t sparse_out[B * S_Q * H_Q * D_V];
+    uint16_t prefill_out[PREFILL * H_Q * D_V];
+    float max_logits[PREFILL * H_Q];
     float lse[B * H_Q * S_Q], sparse_lse[B * H_Q * S_Q], merged[B * S_Q * H_Q * D_V],
         merged_lse[B * H_Q * S_Q];
     uint8_t cache[CACHE_SLOTS * 656];
@@ -199,6 +204,24 @@ static fmla_status decode_sparse(struct result *result, void *workspace, size_t 
     return wanted ? fmla_sparse_decode_workspace_size(&args, wanted, NULL) : fmla_sparse_decode(&args);
 }
 
+/* The tokens' lists are parts of those of sparse decode. */
+static fmla_status prefill(struct result *result, void *workspace, size_t workspace_size, size_t *wanted)
+{
+    _Static_assert(PREFILL * PREFILL_TOPK <= B * S_Q * TOPK && PREFILL * H_Q <= PAGES * PAGE,
+                   "indices and queries for all tokens");
+    struct held q, kv, indices, out, max_logits;
+    HELD(&q, kv_data, bf16, 3, PREFILL, H_Q, D_QK); /* keys serve as queries too */
+    HELD(&kv, kv_data, bf16, 3, PAGES * PAGE, 1, D_QK);
+    HELD(&indices, indices_data, i32, 3, PREFILL, 1, PREFILL_TOPK);
+    HELD(&out, result->prefill_out, bf16, 3, PREFILL, H_Q, D_V);
+    HELD(&max_logits, result->max_logits, f32, 2, PREFILL, H_Q);
+    fmla_sparse_prefill_args args = FMLA_INIT(fmla_sparse_prefill_args);
+    args.q = &q.tensor, args.kv = &kv.tensor, args.indices = &indices.tensor, args.out = &out.tensor;
+    args.max_logits = &max_logits.tensor;
+    args.workspace = workspace, args.workspace_size = workspace_size;
+    return wanted ? fmla_sparse_prefill_workspace_size(&args, wanted, NULL) : fmla_sparse_prefill(&args);
+}
+
 static fmla_status merge(struct result *result)
 {
     struct held parts, lse_parts, out, lse;
@@ -260,6 +283,8 @@ static void call_round(struct caller *caller, void *workspace, struct result *re
     if (decode(result, workspace, workspace_size, NULL)) WRONG("decode: %s", fmla_last_error());
     memset(workspace, 0xff, workspace_size);
     if (decode_sparse(result, workspace, workspace_size, NULL)) WRONG("sparse: %s", fmla_last_error());
+    memset(workspace, 0xff, workspace_size);
+    if (prefill(result, workspace, workspace_size, NULL)) WRONG("prefill: %s", fmla_last_error());
     if (merge(result)) WRONG("merge: %s", fmla_last_error());
     if (append_and_gather(result)) WRONG("append, gather: %s", fmla_last_error());
     if (fmla_capabilities(cpu, 0, &row) || !row.available) WRONG("capabilities: %s", fmla_last_error());
@@ -320,10 +345,12 @@ int main(void)
     CHECK(make_plan() == FMLA_OK && make_sparse_plan() == FMLA_OK, "%s", fmla_last_error());
     CHECK(!fmla_set_parallel_for(in_order, NULL, MOST_WORKERS), "%s", fmla_last_error());
     CHECK(!fmla_set_num_threads(2), "%s", fmla_last_error());
-    size_t of_sparse = 0;
+    size_t of_sparse = 0, of_prefill = 0;
     CHECK(!decode(&alone, NULL, 0, &workspace_size) && workspace_size, "%s", fmla_last_error());
     CHECK(!decode_sparse(&alone, NULL, 0, &of_sparse) && of_sparse, "%s", fmla_last_error());
+    CHECK(!prefill(&alone, NULL, 0, &of_prefill) && of_prefill, "%s", fmla_last_error());
     if (of_sparse > workspace_size) workspace_size = of_sparse;
+    if (of_prefill > workspace_size) workspace_size = of_prefill;
     pthread_barrier_wait(&barrier);
     change_settings();
     for (int i = 0; i < THREADS; i++) pthread_join(callers[i].thread, NULL);
@@ -332,7 +359,8 @@ int main(void)
     void *workspace = aligned_alloc(64, (workspace_size + 63) / 64 * 64);
     if (!workspace) abort();
     CHECK(!decode(&alone, workspace, workspace_size, NULL) &&
-              !decode_sparse(&alone, workspace, workspace_size, NULL) && !merge(&alone) &&
+              !decode_sparse(&alone, workspace, workspace_size, NULL) &&
+              !prefill(&alone, workspace, workspace_size, NULL) && !merge(&alone) &&
               !append_and_gather(&alone),
           "%s", fmla_last_error());
     int64_t nothing = 0; /* request 1 sees the second cache alone */

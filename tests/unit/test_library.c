@@ -65,7 +65,10 @@ static fmla_status plan(void)
 
 static void test_capabilities(void)
 {
+    static const char *const operations[] = {"decode_plan", "dense_decode", "sparse_decode", "sparse_prefill",
+                                             "merge",       "cache_append", "cache_gather"};
     int64_t rows = 0, runnable = 0;
+    int operation = 0;
     for (;; rows++) {
         fmla_capability row = FMLA_INIT(fmla_capability);
         if (fmla_capabilities(cpu, rows, &row) != FMLA_OK) break;
@@ -76,11 +79,14 @@ static void test_capabilities(void)
               "%s %s: forced_only %d, part of \"%s\"", row.operation, row.kernel, row.forced_only,
               row.part_of);
         runnable += row.available && !row.forced_only;
+        operation += operation < 6 && !strcmp(row.operation, operations[operation + 1]);
+        CHECK(!strcmp(row.operation, operations[operation]), "row %" PRId64 " is of %s, after %s", rows,
+              row.operation, operations[operation]);
         /* "Runs when named" is meant. */
         if (!strcmp(row.operation, "dense_decode") && row.available)
             CHECK(decode(576, row.kernel) == FMLA_OK, "%s: %s", row.kernel, fmla_last_error());
     }
-    CHECK(rows > 0 && runnable >= 3, "%" PRId64 " rows, %" PRId64 " of them run", rows, runnable);
+    CHECK(runnable >= 7 && operation == 6, "%" PRId64 " rows, %" PRId64 " of them run", rows, runnable);
 
     fmla_capability row;
     memset(&row, 0x55, sizeof row);
