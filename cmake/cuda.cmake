@@ -14,6 +14,7 @@ set(cuda_images
   any/join_splits
   any/merge
   any/sparse_decode
+  any/sparse_prefill
   sm80/dense_decode/dense_decode_bf16
   sm80/dense_decode/dense_decode_fp16)
 # Machine code for Hopper alone (90a): left out where 9.0 is not among the GPUs.

@@ -33,6 +33,7 @@ fmla_status cuda_sm90_sparse_decode_16(const struct kernel *kernel,
 /* Partitions of a plan for sparse decode where the caller names none: the same for all kernels. */
 int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, int64_t topk,
                                int64_t extra_topk);
+fmla_status cuda_sparse_prefill(const struct kernel *kernel, const struct sparse_prefill_problem *problem);
 fmla_status cuda_merge(const struct merge_problem *problem);
 fmla_status cuda_cache_append(const struct kernel *kernel, const struct cache_problem *problem);
 fmla_status cuda_cache_gather(const struct kernel *kernel, const struct cache_problem *problem);

@@ -3,6 +3,8 @@
 
 #include "cuda.h"
 
+#include <string.h>
+
 struct cuda_kernel cuda_kernel_plan = {.image = "any/decode_plan", .name = "decode_plan"};
 struct cuda_kernel cuda_kernel_merge = {.image = "any/merge", .name = "merge"};
 struct cuda_kernel cuda_kernel_join[2][2][3] = {
@@ -88,6 +90,11 @@ struct cuda_kernel cuda_kernel_sparse_decode[2][KV_FORMATS] = {
                       [KV_FP8_584] = SPARSE("fp8_584_fp16")},
 };
 #undef SPARSE
+struct cuda_kernel cuda_kernel_sparse_prefill[KV_FORMATS] = {
+    [KV_BF16] = {.image = "any/sparse_prefill", .name = "sparse_prefill_bf16"},
+    [KV_FP8_656] = {.image = "any/sparse_prefill", .name = "sparse_prefill_fp8_656"},
+    [KV_FP8_584] = {.image = "any/sparse_prefill", .name = "sparse_prefill_fp8_584"},
+};
 struct cuda_kernel cuda_kernel_sparse_decode_sm90[2][2] = {
     {{.image = "sm90/sparse_decode/sparse_decode_bf16", .name = "sm90_sparse_decode_bf16_fp8_656"},
      {.image = "sm90/sparse_decode/sparse_decode_bf16", .name = "sm90_sparse_decode_bf16_fp8_584"}},
@@ -111,6 +118,22 @@ struct result_params cuda_result_params(const struct result_rules *rules)
 {
     return (struct result_params){
         .attn_sink = rules->attn_sink, .lse_of_empty = rules->lse_of_empty, .lse_factor = rules->lse_factor};
+}
+
+struct sparse_cache_params cuda_sparse_cache_params(const struct sparse_cache *cache)
+{
+    const int64_t slots = cache->pages * cache->page_size, most = (int64_t)1 << 31; /* indices are int32 */
+    struct sparse_cache_params params = {
+        .data = cache->data,
+        .page_bytes = cache->page_bytes,
+        .slot_bytes = cache->slot_bytes,
+        .indices = cache->indices,
+        .slots = (uint32_t)(slots < most ? slots : most),
+        .page_size = (int32_t)cache->page_size,
+        .page_divisor = divisor_of((uint32_t)(cache->page_size ? cache->page_size : 1)),
+    };
+    memcpy(params.indices_stride, cache->indices_stride, sizeof params.indices_stride);
+    return params;
 }
 
 bool cuda_rows_aligned(const void *data, const int64_t *shape, const int64_t *stride, int dims,
@@ -153,6 +176,9 @@ fmla_status cuda_prepare(int32_t id)
             if (cuda_kernel_sparse_decode[e][f].name)
                 status = cuda_load(op, &scope, &cuda_kernel_sparse_decode[e][f], 0);
     }
+    for (int f = 0; f < KV_FORMATS && !status; f++)
+        if (cuda_kernel_sparse_prefill[f].name)
+            status = cuda_load(op, &scope, &cuda_kernel_sparse_prefill[f], 0);
     const bool hopper = scope.device->capability == 90 &&
                         cuda_build_has(&cuda_build, cuda_kernel_sparse_decode_sm90[0][0].image);
     for (int i = 0; i < 4 && hopper && !status; i++)

@@ -23,6 +23,8 @@ extern struct cuda_kernel cuda_kernel_sparse_decode[2][KV_FORMATS];
 extern struct cuda_kernel cuda_kernel_sparse_decode_sm90[2][2];
 /* Over caches of the queries' type: [type][d_qk is 576] */
 extern struct cuda_kernel cuda_kernel_sparse_decode_sm90_rows[2][2];
+/* [format]; no name where there is none */
+extern struct cuda_kernel cuda_kernel_sparse_prefill[KV_FORMATS];
 /* [enum kv_format][enum element of the vectors] */
 enum { CACHE_FORMATS = 5, CACHE_ELEMENTS = 3 };
 extern struct cuda_kernel cuda_kernel_cache_append[CACHE_FORMATS][CACHE_ELEMENTS],
@@ -34,6 +36,9 @@ fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *sco
 
 struct result_rules;
 struct result_params cuda_result_params(const struct result_rules *rules);
+
+struct sparse_cache;
+struct sparse_cache_params cuda_sparse_cache_params(const struct sparse_cache *cache);
 
 /* Does every row begin at a multiple of `bytes`, where an element has element_bytes? Strides of dimensions with one
  * element are never used. */

@@ -134,22 +134,6 @@ const char *cuda_sm90_sparse_decode_refuses(const struct sparse_decode_problem *
     return why ? why : sm90_sparse_decode_refuses(p, argument);
 }
 
-static struct sparse_cache_params cache_parameters(const struct sparse_cache *cache)
-{
-    const int64_t slots = cache->pages * cache->page_size, most = (int64_t)1 << 31; /* indices are int32 */
-    struct sparse_cache_params params = {
-        .data = cache->data,
-        .page_bytes = cache->page_bytes,
-        .slot_bytes = cache->slot_bytes,
-        .indices = cache->indices,
-        .slots = (uint32_t)(slots < most ? slots : most),
-        .page_size = (int32_t)cache->page_size,
-        .page_divisor = divisor_of((uint32_t)(cache->page_size ? cache->page_size : 1)),
-    };
-    memcpy(params.indices_stride, cache->indices_stride, sizeof params.indices_stride);
-    return params;
-}
-
 static struct sparse_decode_params parameters(const struct sparse_decode_problem *p, const struct work *w)
 {
     const int64_t out_shape[] = {p->b, p->s_q, p->h_q};
@@ -166,7 +150,7 @@ static struct sparse_decode_params parameters(const struct sparse_decode_problem
         .scale = p->scale,
         .scale_log2 = (float)((double)p->scale * 1.44269504088896340736),
         .q = p->q,
-        .cache = {cache_parameters(&p->cache[0]), cache_parameters(&p->cache[1])},
+        .cache = {cuda_sparse_cache_params(&p->cache[0]), cuda_sparse_cache_params(&p->cache[1])},
         .topk = p->topk,
         .chunks_divisor = divisor_of((uint32_t)w->split.chunks),
         .split = cuda_split_params(&w->cut, &w->split, p->partitions, p->num_splits, p->workspace),

@@ -83,6 +83,40 @@ static inline fmla_status merge_small(int32_t device)
     return fmla_merge(&args);
 }
 
+/* Sparse prefill: 70 indices a token and key head, over 100 keys. */
+struct prefill_call {
+    fmla_sparse_prefill_args args;
+    struct held q, kv, indices, length, sink, out, max_logits, lse;
+};
+
+static inline void prefill_call(struct prefill_call *c, int64_t s_q, int64_t h_q, int64_t h_kv,
+                                int32_t device)
+{
+    memset(c, 0, sizeof *c);
+    HELD(&c->q, memory[0], bf16, 3, s_q, h_q, 576);
+    HELD(&c->kv, memory[1], bf16, 3, 100, h_kv, 576);
+    HELD(&c->indices, memory[2], i32, 3, s_q, h_kv, 70);
+    HELD(&c->length, memory[3], i32, 1, s_q);
+    HELD(&c->sink, memory[4], f32, 1, h_q);
+    HELD(&c->out, memory[5], bf16, 3, s_q, h_q, 512);
+    HELD(&c->max_logits, memory[6], f32, 2, s_q, h_q);
+    HELD(&c->lse, memory[7], f32, 2, s_q, h_q);
+    struct held *all[] = {&c->q, &c->kv, &c->indices, &c->length, &c->sink, &c->out, &c->max_logits, &c->lse};
+    for (int i = 0; i < 8; i++) all[i]->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, device};
+    c->args = FMLA_INIT(fmla_sparse_prefill_args);
+    c->args.q = &c->q.tensor, c->args.kv = &c->kv.tensor, c->args.indices = &c->indices.tensor;
+    c->args.topk_length = &c->length.tensor, c->args.attn_sink = &c->sink.tensor;
+    c->args.out = &c->out.tensor, c->args.max_logits = &c->max_logits.tensor;
+    c->args.lse = &c->lse.tensor;
+}
+
+static inline fmla_status prefill_small(int32_t device)
+{
+    struct prefill_call c;
+    prefill_call(&c, 5, 40, 2, device);
+    return fmla_sparse_prefill(&c.args);
+}
+
 /* Two tokens into, or out of, 4 pages of 64 slots. */
 struct cache_call {
     fmla_cache_append_args append;
@@ -138,6 +172,7 @@ static inline fmla_status plan_small(int32_t device)
 static inline void check_unusable(int32_t device, const char *words)
 {
     check_rejected("decode", decode_small(device), FMLA_UNSUPPORTED, "dense_decode", "q", words);
+    check_rejected("prefill", prefill_small(device), FMLA_UNSUPPORTED, "sparse_prefill", "q", words);
     check_rejected("merge", merge_small(device), FMLA_UNSUPPORTED, "merge", "out_parts", words);
     check_rejected("append", append_small(device), FMLA_UNSUPPORTED, "cache_append", "kv_cache", words);
     check_rejected("gather", gather_small(device), FMLA_UNSUPPORTED, "cache_gather", "kv_cache", words);
@@ -152,7 +187,7 @@ static inline void check_unusable(int32_t device, const char *words)
         CHECK(!row.available && has_words(row.reason, strchr(words, '|') + 1), "%s %s: %s", row.operation,
               row.kernel, row.reason);
     }
-    CHECK(rows >= 5, "%" PRId64 " rows", rows);
+    CHECK(rows >= 6, "%" PRId64 " rows", rows);
     fmla_device_info info = FMLA_INIT(fmla_device_info);
     CHECK(fmla_device_describe((fmla_device){FMLA_DEVICE_CUDA, device}, &info) == FMLA_OK, "%s",
           fmla_last_error());

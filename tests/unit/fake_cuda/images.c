@@ -16,6 +16,7 @@ static const struct cuda_image images[] = {
     IMAGE("any/join_splits"),
     IMAGE("any/merge"),
     IMAGE("any/sparse_decode"),
+    IMAGE("any/sparse_prefill"),
     IMAGE("sm80/dense_decode/dense_decode_bf16"),
     IMAGE("sm80/dense_decode/dense_decode_fp16"),
 #if !defined(FAKE_WITHOUT_SM90) /* as where 9.0 was not among the GPUs of a build */

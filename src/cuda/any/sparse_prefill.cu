@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Sparse prefill without tensor cores: every format, any alignment, any GPU; it is not fast. A block of threads takes
+ * SPARSE_WARPS heads of a token, a warp one of them through the token's keys (sparse_row.cuh), and finishes it: nothing is
+ * cut, and nothing kept in a workspace.
+ */
+#include "sparse_row.cuh"
+
+/* Two neighbouring values of a row. */
+__device__ __forceinline__ void store_two(const struct sparse_prefill_params &p, uint16_t *to, float low,
+                                          float high)
+{
+    if (p.pairs_aligned) {
+        *(uint32_t *)to = Bf16::pack(low, high);
+    } else {
+        to[0] = Bf16::from_float(low);
+        to[1] = Bf16::from_float(high);
+    }
+}
+
+template <enum kv_format FORMAT>
+__device__ __forceinline__ void sparse_prefill(const struct sparse_prefill_params &p)
+{
+    const int token = fast_divide((int)blockIdx.x, p.tiles_divisor);
+    const unsigned tile = blockIdx.x - (unsigned)token * (unsigned)p.tiles;
+    const unsigned head = tile * SPARSE_WARPS + threadIdx.x / 32;
+    if (head >= (unsigned)p.h_q) return; /* a whole warp */
+    const int count = topk_count(p.topk, p.topk_length, token);
+    const int32_t *indices = p.kv.indices + token * p.kv.indices_stride[0];
+    SparseRow<FORMAT, Bf16> row(p.d_qk, p.scale);
+    row.begin(p.q + token * p.q_stride[0] + head * p.q_stride[1]);
+    row.add_keys(0, count, [&](int at) { return key_place<FORMAT>(p.kv, __ldg(indices + at)); });
+
+    const float lse = row.lse(), factor = row.factor(result_sink_factor(p.rules, head, lse));
+    uint16_t *out = p.out + token * p.out_stride[0] + head * p.out_stride[1];
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++)
+#pragma unroll
+        for (int e = 0; e < OF_LANE; e += 2)
+            store_two(p, out + column_of(g) + e, row.value(g, e, factor), row.value(g, e + 1, factor));
+    if (lane_of_warp()) return;
+    if (p.max_logits) p.max_logits[token * p.max_stride + head] = row.most * p.rules.lse_factor;
+    if (p.lse) p.lse[token * p.lse_stride + head] = result_lse(p.rules, lse);
+}
+
+#define SPARSE_PREFILL_KERNEL(NAME, FORMAT)                                                                  \
+    extern "C" __global__ void __launch_bounds__(32 * SPARSE_WARPS)                                          \
+        NAME(const __grid_constant__ struct sparse_prefill_params p)                                         \
+    {                                                                                                        \
+        sparse_prefill<FORMAT>(p);                                                                           \
+    }
+
+SPARSE_PREFILL_KERNEL(sparse_prefill_bf16, KV_BF16)
+SPARSE_PREFILL_KERNEL(sparse_prefill_fp8_656, KV_FP8_656)
+SPARSE_PREFILL_KERNEL(sparse_prefill_fp8_584, KV_FP8_584)

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Sparse prefill on a GPU: a launch for every key head, and for no more tokens than its blocks of threads can be counted for.
+ * No plan, no workspace: there are rows enough to keep a GPU busy, and none is cut.
+ */
+#include "cuda.h"
+#include "kernels.h"
+
+static const char op[] = "sparse_prefill";
+
+/* What a launch takes. */
+struct part {
+    int64_t key_head;
+    int64_t first, tokens;
+};
+
+static int64_t group_of(const struct sparse_prefill_problem *p)
+{
+    return p->h_q / p->h_kv;
+}
+
+/* Tiles of `heads` heads of a token. */
+static int64_t tiles_of(const struct sparse_prefill_problem *p, int heads)
+{
+    return (group_of(p) + heads - 1) / heads;
+}
+
+/* A part as kernels are told of it: tokens and heads count from its first. */
+static struct sparse_prefill_params parameters(const struct sparse_prefill_problem *p,
+                                               const struct part *part, int heads)
+{
+    const int64_t head = part->key_head * group_of(p), first = part->first;
+    const int64_t out_shape[] = {part->tokens, group_of(p)};
+    struct sparse_cache kv = p->kv;
+    kv.data += part->key_head * p->kv_head_bytes;
+    kv.indices += first * kv.indices_stride[0] + part->key_head * kv.indices_stride[1];
+    struct sparse_prefill_params params = {
+        .s_q = (int32_t)part->tokens,
+        .h_q = (int32_t)group_of(p),
+        .d_qk = (int32_t)p->d_qk,
+        .topk = (int32_t)p->topk,
+        .tiles = (int32_t)tiles_of(p, heads),
+        .tiles_divisor = divisor_of((uint32_t)tiles_of(p, heads)),
+        .scale = p->scale,
+        .scale_log2 = (float)((double)p->scale * 1.44269504088896340736),
+        .q = p->q + first * p->q_stride[0] + head * p->q_stride[1],
+        .q_stride = {p->q_stride[0], p->q_stride[1]},
+        .kv = cuda_sparse_cache_params(&kv),
+        .topk_length = p->topk_length ? p->topk_length + first : NULL,
+        .out = p->out + first * p->out_stride[0] + head * p->out_stride[1],
+        .out_stride = {p->out_stride[0], p->out_stride[1]},
+        .max_logits = p->max_logits ? p->max_logits + first * p->max_stride + head : NULL,
+        .lse = p->lse ? p->lse + first * p->lse_stride + head : NULL,
+        .max_stride = p->max_stride,
+        .lse_stride = p->lse_stride,
+        .rules = cuda_result_params(&p->rules),
+    };
+    if (params.rules.attn_sink) params.rules.attn_sink += head;
+    params.pairs_aligned = cuda_rows_aligned(params.out, out_shape, p->out_stride, 2, 2, 4);
+    return params;
+}
+
+static fmla_status launch_portable(const struct cuda_scope *scope, const struct sparse_prefill_problem *p,
+                                   const struct part *part)
+{
+    struct sparse_prefill_params params = parameters(p, part, SPARSE_WARPS);
+    const struct cuda_launch launch = {
+        .kernel = &cuda_kernel_sparse_prefill[p->format],
+        .blocks = part->tokens * params.tiles,
+        .threads = 32 * SPARSE_WARPS,
+        .stream = p->stream,
+    };
+    return cuda_launch(op, scope, &launch, (void *[]){&params});
+}
+
+/* The call in parts, whose blocks of threads, one for each tile of `heads` heads of a token, are fewer than 2^31. */
+static fmla_status in_parts(const struct sparse_prefill_problem *p, int heads,
+                            fmla_status (*launch)(const struct cuda_scope *scope,
+                                                  const struct sparse_prefill_problem *p,
+                                                  const struct part *part))
+{
+    const int64_t most = INT32_MAX / tiles_of(p, heads);
+    struct cuda_scope scope;
+    if (!p->s_q) return FMLA_OK;
+    fmla_status status = cuda_enter(op, "q", p->device.id, &scope);
+    if (status) return status;
+    struct part part;
+    for (part.key_head = 0; part.key_head < p->h_kv; part.key_head++)
+        for (part.first = 0; part.first < p->s_q && !status; part.first += part.tokens) {
+            const int64_t left = p->s_q - part.first;
+            part.tokens = left < most ? left : most;
+            status = launch(&scope, p, &part);
+        }
+    cuda_leave(&scope);
+    return status;
+}
+
+fmla_status cuda_sparse_prefill(const struct kernel *kernel, const struct sparse_prefill_problem *p)
+{
+    (void)kernel;
+    return in_parts(p, SPARSE_WARPS, launch_portable);
+}

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Sparse prefill on a GPU, the host's side: which kernel takes a call, what it is told of each key head, and how calls of
+ * more tokens than a launch can count are taken apart.
+ */
+#include "fake_cuda/calls.h"
+
+#include <math.h>
+
+static const fmla_dtype bytes = {FMLA_TYPE_UINT, 8, 1};
+
+enum {
+    S_Q = 5,
+    H_Q = 40,
+    H_KV = 2,
+    GROUP = H_Q / H_KV,
+    TOPK = 70,
+    TILES = (GROUP + SPARSE_WARPS - 1) / SPARSE_WARPS
+};
+
+/* A call by the kernel without tensor cores, which takes all. */
+static void portable(struct prefill_call *c, int64_t s_q, int64_t h_q, int64_t h_kv)
+{
+    prefill_call(c, s_q, h_q, h_kv, 0);
+    c->args.kernel = "cuda";
+}
+
+/* The launches of it. */
+static int run(struct prefill_call *c)
+{
+    size_t size = 77, alignment = 0;
+    const int before = fake->launches;
+    CHECK(fmla_sparse_prefill_workspace_size(&c->args, &size, &alignment) == FMLA_OK, "%s",
+          fmla_last_error());
+    CHECK_EQ(size, 0);
+    CHECK(alignment && !(alignment & (alignment - 1)), "alignment is %zu", alignment);
+    CHECK(fmla_sparse_prefill(&c->args) == FMLA_OK, "%s", fmla_last_error());
+    return fake->launches - before;
+}
+
+static struct sparse_prefill_params params_of(const struct fake_launch *launch)
+{
+    struct sparse_prefill_params params;
+    memcpy(&params, launch->parameters, sizeof params);
+    return params;
+}
+
+static bool divides(struct divisor divisor, uint32_t by)
+{
+    return 1234567u * (uint64_t)divisor.multiplier >> divisor.shift == 1234567u / by;
+}
+
+static int64_t offset(const void *at, int part)
+{
+    return (const char *)at - memory[part];
+}
+
+/* ---- What kernels are told -------------------------------------------------------------------- */
+
+/* A launch a key head, over what is that head's. */
+static void key_heads(void)
+{
+    fake_open();
+    struct prefill_call c;
+    portable(&c, S_Q, H_Q, H_KV);
+    c.args.softmax_scale = 0.25f, c.args.log_base = FMLA_LOG_BASE_2;
+    c.args.lse_empty = FMLA_LSE_EMPTY_NEGATIVE_INFINITY;
+    CHECK_EQ(run(&c), H_KV);
+    for (int k = 0; k < H_KV; k++) {
+        const struct fake_launch *launch = &fake->launch[k];
+        const struct sparse_prefill_params p = params_of(launch);
+        CHECK(!strcmp(launch->kernel, "sparse_prefill_bf16"), "%s", launch->kernel);
+        CHECK_EQ(launch->config.grid_x, S_Q * TILES);
+        CHECK_EQ(launch->config.block_x, 32 * SPARSE_WARPS);
+        CHECK_EQ(launch->config.shared_bytes, 0);
+        CHECK_EQ(p.s_q, S_Q);
+        CHECK_EQ(p.h_q, GROUP);
+        CHECK_EQ(p.d_qk, 576);
+        CHECK_EQ(p.topk, TOPK);
+        CHECK_EQ(p.tiles, TILES);
+        CHECK(divides(p.tiles_divisor, TILES) && divides(p.kv.page_divisor, 1), "%s", "divisors");
+        CHECK(p.scale == 0.25f && fabsf(p.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f", (double)p.scale);
+        CHECK_EQ(offset(p.q, 0), k * GROUP * 576 * 2);
+        CHECK_EQ(p.q_stride[0], H_Q * 576);
+        CHECK_EQ(p.q_stride[1], 576);
+        CHECK_EQ(offset(p.kv.data, 1), k * 576 * 2);
+        CHECK_EQ(p.kv.slots, 100);
+        CHECK_EQ(p.kv.page_size, 1);
+        CHECK_EQ(p.kv.page_bytes, H_KV * 576 * 2);
+        CHECK_EQ(offset(p.kv.indices, 2), k * TOPK * 4);
+        CHECK_EQ(p.kv.indices_stride[0], H_KV * TOPK);
+        CHECK_EQ(offset(p.topk_length, 3), 0);
+        CHECK_EQ(offset(p.rules.attn_sink, 4), k * GROUP * 4);
+        CHECK(p.rules.lse_of_empty == -INFINITY && fabsf(p.rules.lse_factor - 1.442695041f) < 1e-7f, "%f",
+              (double)p.rules.lse_factor);
+        CHECK_EQ(offset(p.out, 5), k * GROUP * 512 * 2);
+        CHECK_EQ(p.out_stride[0], H_Q * 512);
+        CHECK_EQ(p.out_stride[1], 512);
+        CHECK_EQ(offset(p.max_logits, 6), k * GROUP * 4);
+        CHECK_EQ(offset(p.lse, 7), k * GROUP * 4);
+        CHECK_EQ(p.max_stride, H_Q);
+        CHECK_EQ(p.lse_stride, H_Q);
+        CHECK_EQ(p.pairs_aligned, 1);
+    }
+    /* What is left out. */
+    portable(&c, S_Q, H_Q, H_KV);
+    c.args.topk_length = c.args.attn_sink = c.args.max_logits = c.args.lse = NULL;
+    CHECK_EQ(run(&c), H_KV);
+    const struct sparse_prefill_params p = params_of(&fake->launch[fake->launches - 1]);
+    CHECK(!p.topk_length && !p.rules.attn_sink && !p.max_logits && !p.lse, "%s", "optional tensors");
+    /* Strides of 2 elements, and a head or a token that begins at an odd one. */
+    static const struct {
+        int64_t token, head;
+        uint64_t offset;
+        int aligned;
+    } all[] = {
+        {H_Q * 514, 514, 0, 1}, {H_Q * 513, 513, 0, 0}, {H_Q * 512 + 1, 512, 0, 0}, {H_Q * 512, 512, 2, 0}};
+    for (int i = 0; i < 4; i++) {
+        portable(&c, S_Q, H_Q, H_KV);
+        c.out.strides[0] = all[i].token, c.out.strides[1] = all[i].head;
+        c.out.tensor.byte_offset = all[i].offset;
+        CHECK_EQ(run(&c), H_KV);
+        CHECK_EQ(params_of(&fake->launch[fake->launches - 1]).pairs_aligned, all[i].aligned);
+    }
+}
+
+static void formats(void)
+{
+    static const struct {
+        int32_t format;
+        int64_t token, slot_bytes, page_bytes;
+        const char *kernel;
+    } all[] = {{FMLA_KV_BF16, 576, 1152, 64 * 1152, "sparse_prefill_bf16"},
+               {FMLA_KV_FP8_656, 656, 656, 64 * 656, "sparse_prefill_fp8_656"},
+               {FMLA_KV_FP8_584, 584, 576, 64 * 584, "sparse_prefill_fp8_584"}};
+    fake_open();
+    for (int i = 0; i < 3; i++) {
+        struct prefill_call c;
+        portable(&c, S_Q, 64, 1);
+        const int64_t d_qk = all[i].format == FMLA_KV_FP8_584 ? 512 : 576;
+        HELD(&c.q, memory[0], bf16, 3, S_Q, 64, d_qk);
+        HELD(&c.kv, memory[1], all[i].format == FMLA_KV_BF16 ? bf16 : bytes, 4, 9, 64, 1, all[i].token);
+        c.q.tensor.device = c.kv.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+        c.args.kv_format = all[i].format;
+        CHECK_EQ(run(&c), 1);
+        const struct fake_launch *launch = &fake->launch[i];
+        const struct sparse_prefill_params p = params_of(launch);
+        CHECK(!strcmp(launch->kernel, all[i].kernel), "%s", launch->kernel);
+        CHECK_EQ(launch->config.grid_x, S_Q * 8);
+        CHECK_EQ(p.d_qk, d_qk);
+        CHECK_EQ(p.kv.slots, 9 * 64);
+        CHECK_EQ(p.kv.page_size, 64);
+        CHECK_EQ(p.kv.page_bytes, all[i].page_bytes);
+        CHECK_EQ(p.kv.slot_bytes, all[i].slot_bytes);
+        CHECK(divides(p.kv.page_divisor, 64), "%s", "page size");
+    }
+}
+
+/* ---- More than a launch, and less ------------------------------------------------------------- */
+
+/* Blocks of threads of a launch are fewer than 2^31. */
+static void many_tokens(void)
+{
+    enum { HEADS = 128, TILES_OF_TOKEN = HEADS / SPARSE_WARPS };
+    fake_open();
+    struct prefill_call c;
+    portable(&c, INT32_MAX, HEADS, 1);
+    const int launches = run(&c);
+    CHECK_EQ(launches, TILES_OF_TOKEN + 1);
+    int64_t first = 0;
+    for (int i = 0; i < launches; i++) {
+        const struct sparse_prefill_params p = params_of(&fake->launch[i]);
+        CHECK_EQ(fake->launch[i].config.grid_x, (int64_t)p.s_q * TILES_OF_TOKEN);
+        CHECK(p.s_q > 0 && (int64_t)p.s_q * TILES_OF_TOKEN <= INT32_MAX, "%d tokens at once", p.s_q);
+        CHECK_EQ(offset(p.q, 0), first * HEADS * 576 * 2);
+        CHECK_EQ(offset(p.kv.data, 1), 0);
+        CHECK_EQ(offset(p.kv.indices, 2), first * TOPK * 4);
+        CHECK_EQ(offset(p.topk_length, 3), first * 4);
+        CHECK_EQ(offset(p.rules.attn_sink, 4), 0);
+        CHECK_EQ(offset(p.out, 5), first * HEADS * 512 * 2);
+        CHECK_EQ(offset(p.max_logits, 6), first * HEADS * 4);
+        CHECK_EQ(offset(p.lse, 7), first * HEADS * 4);
+        first += p.s_q;
+    }
+    CHECK_EQ(first, INT32_MAX);
+}
+
+static void nothing(void)
+{
+    fake_open();
+    struct prefill_call c;
+    portable(&c, 0, H_Q, H_KV);
+    c.q.tensor.data = c.indices.tensor.data = c.length.tensor.data = c.out.tensor.data = NULL;
+    c.max_logits.tensor.data = c.lse.tensor.data = NULL;
+    CHECK_EQ(run(&c), 0);
+    /* No key, or no index: rows are written all the same. */
+    portable(&c, S_Q, H_Q, H_KV);
+    c.kv.shape[0] = 0, c.kv.tensor.data = NULL;
+    CHECK_EQ(run(&c), H_KV);
+    CHECK_EQ(params_of(&fake->launch[fake->launches - 1]).kv.slots, 0);
+    portable(&c, S_Q, H_Q, H_KV);
+    c.indices.shape[2] = 0, c.indices.tensor.data = NULL;
+    CHECK_EQ(run(&c), H_KV);
+    CHECK_EQ(params_of(&fake->launch[fake->launches - 1]).topk, 0);
+}
+
+/* A launch that fails is the last one. */
+static void failing(void)
+{
+    fake_open();
+    struct prefill_call c;
+    portable(&c, S_Q, H_Q, H_KV);
+    fake->fails[CALL_cuLaunchKernelEx] = FAKE_LAUNCH_FAILED;
+    const int before = fake->calls[CALL_cuLaunchKernelEx];
+    CHECK_EQ(fmla_sparse_prefill(&c.args), FMLA_DEVICE_ERROR);
+    CHECK(!strncmp(fmla_last_error(), "sparse_prefill: cuda:0: ", 24), "%s", fmla_last_error());
+    CHECK_EQ(fake->calls[CALL_cuLaunchKernelEx] - before, 1);
+    CHECK_EQ(fake_depth(), 0);
+}
+
+/* By itself a call is some kernel's, and a GPU before Hopper has one too. */
+static void chosen(void)
+{
+    fake_open();
+    fake->capability = 80;
+    struct prefill_call c;
+    prefill_call(&c, S_Q, H_Q, H_KV, 0);
+    const char *kernel = NULL;
+    CHECK(fmla_sparse_prefill_kernel(&c.args, &kernel) == FMLA_OK && !strcmp(kernel, "cuda"), "%s",
+          fmla_last_error());
+    CHECK_EQ(run(&c), H_KV);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct scenario scenarios[] = {
+        {"key heads", key_heads}, {"formats", formats}, {"many tokens", many_tokens},
+        {"nothing", nothing},     {"failing", failing}, {"chosen", chosen},
+    };
+    return run_scenarios("test_cuda_prefill", scenarios, sizeof scenarios / sizeof scenarios[0], argc, argv);
+}
