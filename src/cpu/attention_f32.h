@@ -139,12 +139,15 @@ INLINE void value_tile(float *o, const float *keys, const float *s, int32_t keys
 }
 
 /* o[d][row] = o[d][row] · rescale[row] + Σ_t keys[t][d] · s[t][row], over keys that every row sees. */
-static void add_values(float *o, const float *keys, const float *s, int32_t count, int64_t d_qk, int64_t d_v,
-                       const float rescale[GROUP_ROWS])
+static void add_values(const struct cpu_decode *call, float *o, const float *keys, const float *s,
+                       int32_t count, const float rescale[GROUP_ROWS], struct tile_ahead *ahead)
 {
+    const int64_t d_qk = call->d_qk, d_v = call->d_v;
     int64_t d = 0;
-    for (; d + AT_ONCE <= d_v; d += AT_ONCE)
+    for (; d + AT_ONCE <= d_v; d += AT_ONCE) {
+        tile_bring(ahead, &call->layout, AT_ONCE);
         value_tile(o + d * GROUP_ROWS, keys + d, s, count, d_qk, rescale, AT_ONCE);
+    }
     for (; d < d_v; d++) value_tile(o + d * GROUP_ROWS, keys + d, s, count, d_qk, rescale, 1);
 }
 
@@ -220,7 +223,7 @@ static void softmax_step(float *s, int32_t count, int32_t fewest, const int32_t 
 /* ---- A tile --------------------------------------------------------------------------------- */
 
 static void attend_block(const struct cpu_tile *tile, const struct scratch *scratch, int32_t group,
-                         int64_t begin, int32_t count)
+                         int64_t begin, int32_t count, struct tile_ahead *ahead)
 {
     const struct cpu_decode *p = tile->call;
     int32_t visible[GROUP_ROWS], fewest, most;
@@ -231,7 +234,7 @@ static void attend_block(const struct cpu_tile *tile, const struct scratch *scra
     scores(scratch->s, scratch->keys, scratch->q + group * p->d_qk * GROUP_ROWS, most, p->d_qk);
     softmax_step(scratch->s, most, fewest, visible, scratch->max + group * GROUP_ROWS,
                  scratch->sum + group * GROUP_ROWS, rescale);
-    add_values(o, scratch->keys, scratch->s, fewest, p->d_qk, p->d_v, rescale);
+    add_values(p, o, scratch->keys, scratch->s, fewest, rescale, ahead);
     for (int32_t t = fewest; t < most; t++)
         add_value_where_seen(o, scratch->keys + t * p->d_qk, scratch->s + t * GROUP_ROWS, p->d_v, t, visible);
 }
@@ -254,10 +257,10 @@ static void attend(const struct cpu_tile *tile, void *memory)
     for (int now = 0; count; now ^= 1) {
         const int64_t next_begin = at;
         const int32_t next = cpu_next_keys(tile, &at, end, keys[now ^ 1]);
-        if (!p->dense) tile_prefetch(p, keys[now ^ 1], next); /* pages that lie in a row are foreseen */
+        struct tile_ahead ahead = tile_ahead_of(p, keys[now ^ 1], next, (groups + 1) / 2 * p->d_v);
         for (int32_t t = 0; t < count; t++)
             convert_key(scratch.keys + t * p->d_qk, &p->layout, &keys[now][t]);
-        for (int32_t g = 0; g < groups; g++) attend_block(tile, &scratch, g, begin, count);
+        for (int32_t g = 0; g < groups; g++) attend_block(tile, &scratch, g, begin, count, &ahead);
         begin = next_begin, count = next;
     }
     for (int32_t g = 0; g < groups; g++)

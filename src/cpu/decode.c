@@ -81,7 +81,7 @@ static int64_t chunks_of(const struct work *w, int64_t length)
 /* Floats of the rows of a tile: out, lse, the largest score. */
 static size_t tile_floats(const struct cpu_decode *p)
 {
-    return (size_t)p->tile_rows * ((size_t)p->d_v + 2);
+    return (size_t)p->tile_rows * ((size_t)p->d_v + (p->prefill ? 2 : 1));
 }
 
 /* Lays the workspace out; fails where its size would not fit. */
@@ -169,9 +169,9 @@ static float *slot_max(const struct work *w, int64_t slot, int64_t row)
     return (float *)(void *)(w->workspace + w->slot_max_offset) + slot * p->h_q * p->s_q + row;
 }
 
-/* Row `row` of a set, finished, to the caller's tensors. `max` is read where it is wanted. */
+/* Row `row` of a set, finished, to the caller's tensors. */
 static void write_row(const struct cpu_decode *p, int64_t request, int64_t set, int64_t row,
-                      const float *values, float lse, const float *max)
+                      const float *values, float lse, float max)
 {
     const struct cpu_row to = cpu_row_of(p, set, row);
     const int64_t at = request * p->out_stride[0] + to.token * p->out_stride[1] + to.head * p->out_stride[2];
@@ -179,7 +179,7 @@ static void write_row(const struct cpu_decode *p, int64_t request, int64_t set, 
     if (p->lse)
         p->lse[request * p->lse_stride[0] + to.head * p->lse_stride[1] + to.token] =
             result_lse(p->rules, lse);
-    if (p->max_logits) p->max_logits[request * p->max_stride + to.head] = *max * p->rules->lse_factor;
+    if (p->max_logits) p->max_logits[request * p->max_stride + to.head] = max * p->rules->lse_factor;
 }
 
 struct tile_rows {
@@ -220,7 +220,7 @@ static void run_piece(const struct work *w, int64_t request, int64_t row_tile, i
     if (slot != DIRECT) return;
     for (int32_t i = 0; i < t.rows; i++)
         write_row(p, request, t.set, t.first_row + i, tile.out + i * p->d_v, tile.lse[i],
-                  tile.max ? &tile.max[i] : NULL);
+                  tile.max ? tile.max[i] : 0.0f);
 }
 
 /* Joins `count` slots of a request, first, second, second + step, …, for one row tile. */
@@ -248,7 +248,7 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
         float max = -INFINITY;
         for (int64_t s = 0; s < count && p->max_logits; s++)
             max = fmaxf(max, *slot_max(w, s ? second + (s - 1) * step : first, row));
-        write_row(p, request, t.set, i, sum, lse, &max);
+        write_row(p, request, t.set, i, sum, lse, max);
     }
 }
 

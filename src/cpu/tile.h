@@ -33,14 +33,52 @@ static inline void tile_visible(const struct cpu_tile *tile, int32_t first_row, 
     }
 }
 
-/* Brings the keys that are worked on next into the second-level cache: gathered ones no processor foresees. */
+enum { CACHE_LINE = 64 };
+
+/* Brings keys into the second-level cache. */
 static inline void tile_prefetch(const struct cpu_decode *call, const struct cpu_key *keys, int32_t count)
 {
     for (int32_t t = 0; t < count; t++) {
-        for (int32_t byte = 0; byte < call->layout.token_bytes; byte += 64)
+        for (int32_t byte = 0; byte < call->layout.token_bytes; byte += CACHE_LINE)
             __builtin_prefetch(keys[t].token + byte, 0, 2);
         if (call->layout.scale_bytes) __builtin_prefetch(keys[t].scales, 0, 2);
     }
+}
+
+/* The keys of the next block on their way there: a few lines at a time while values are added, since all at once they are
+ * more than a core can wait for, and what is lost then is waited for by the scores. Of sparse decode all at once, before
+ * anything else is done: keys from anywhere in memory that few rows meet take longer than the values of a block. */
+struct tile_ahead {
+    const struct cpu_key *keys; /* those that are left */
+    int32_t count, byte;        /* … and bytes of the first that have been asked for */
+    int32_t due, rate;          /* lines · 256: that should have been asked for and are not, and a value */
+};
+
+/* Over `values` values of the block that is worked on now; half of all its rows', for the last lines take their time. */
+static inline struct tile_ahead tile_ahead_of(const struct cpu_decode *call, const struct cpu_key *keys,
+                                              int32_t count, int64_t values)
+{
+    if (call->sparse) {
+        tile_prefetch(call, keys, count);
+        return (struct tile_ahead){0};
+    }
+    const int64_t lines = (int64_t)count * (call->layout.token_bytes / CACHE_LINE + 1);
+    return (struct tile_ahead){.keys = keys, .count = count, .rate = (int32_t)(lines * 256 / values) + 1};
+}
+
+/* With `values` more of them added. */
+static inline void tile_bring(struct tile_ahead *ahead, const struct kv_layout *layout, int32_t values)
+{
+    if (!ahead->count) return;
+    struct tile_ahead now = *ahead;
+    for (now.due += values * now.rate; now.due > 0 && now.count; now.due -= 256) {
+        __builtin_prefetch(now.keys->token + now.byte, 0, 2);
+        now.byte += CACHE_LINE;
+        if (now.byte < layout->token_bytes) continue;
+        if (layout->scale_bytes) __builtin_prefetch(now.keys->scales, 0, 2);
+        now.byte = 0, now.keys++, now.count--;
+    }
+    *ahead = now;
 }
 
 /* Rows first_row … of a tile, up to `lanes` of them, from o[d · stride + lane] and the softmax's maxima and sums. */

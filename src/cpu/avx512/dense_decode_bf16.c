@@ -60,37 +60,38 @@ struct scratch {
     float *s;
 };
 
-static void *take(char *base, size_t *at, size_t bytes)
+static void *take(uintptr_t *at, size_t bytes)
 {
-    void *part = base ? base + *at : NULL;
+    void *const here = (void *)*at;
     *at += bytes;
-    return part;
+    return here;
 }
 
-/* Lays the scratch of a worker out from `base` on; returns its bytes. With base = NULL it only counts. */
-static size_t scratch_layout(const struct cpu_decode *call, char *base, struct scratch *scratch)
+/* Lays the scratch of a worker out from `base` on; returns its bytes. With base 0 it only counts. */
+static size_t scratch_layout(const struct cpu_decode *call, uintptr_t base, struct scratch *scratch)
 {
     const size_t rows = PLAN_ROW_TILE, d_qk = (size_t)call->d_qk, d_v = (size_t)call->d_v;
-    const size_t keys = call->layout.element == KV_ELEMENT_BF16 ? 0 : BLOCK * d_qk * 2;
-    size_t at = 0;
-    for (int32_t i = 0; i * PLAN_ROW_TILE < call->tile_rows; i++)
+    uintptr_t at = base;
+    for (int32_t i = 0; i < PARTS; i++) {
+        const size_t some = i * PLAN_ROW_TILE < call->tile_rows ? rows : 0;
         scratch->part[i] = (struct part){.first_row = i * PLAN_ROW_TILE,
-                                         .q = take(base, &at, rows * d_qk * 2),
-                                         .o = take(base, &at, rows * d_v * 4),
-                                         .max = take(base, &at, rows * 4),
-                                         .sum = take(base, &at, rows * 4),
-                                         .rescale = take(base, &at, rows * 4)};
-    scratch->s = take(base, &at, rows * BLOCK * 4);
-    scratch->p = take(base, &at, rows * BLOCK * 2);
-    scratch->values = take(base, &at, BLOCK * d_v * 2);
-    scratch->keys = take(base, &at, keys);
-    return at;
+                                         .q = take(&at, some * d_qk * 2),
+                                         .o = take(&at, some * d_v * 4),
+                                         .max = take(&at, some * 4),
+                                         .sum = take(&at, some * 4),
+                                         .rescale = take(&at, some * 4)};
+    }
+    scratch->s = take(&at, rows * BLOCK * 4);
+    scratch->p = take(&at, rows * BLOCK * 2);
+    scratch->values = take(&at, BLOCK * d_v * 2);
+    scratch->keys = take(&at, call->layout.element == KV_ELEMENT_BF16 ? 0 : BLOCK * d_qk * 2);
+    return at - base;
 }
 
 static size_t scratch_bytes(const struct cpu_decode *call)
 {
     struct scratch unused;
-    return scratch_layout(call, NULL, &unused);
+    return scratch_layout(call, 0, &unused);
 }
 
 #define INLINE static inline __attribute__((always_inline))
@@ -194,12 +195,15 @@ INLINE void value_tile(float *o, const uint32_t *values, const uint32_t *p, cons
 }
 
 /* o[d][row] = o[d][row] · rescale[row] + Σ_t v[t][d] · p[t][row], over `pairs` pairs of keys that every row sees. */
-INLINE void add_values(float *o, const uint32_t *values, const uint32_t *p, const float *rescale,
-                       int32_t pairs, int64_t d_v, const int vectors, const int at_once)
+INLINE void add_values(const struct cpu_decode *call, float *o, const uint32_t *values, const uint32_t *p,
+                       const float *rescale, int32_t pairs, struct tile_ahead *ahead, const int vectors,
+                       const int at_once)
 {
-    for (int64_t d = 0; d < d_v; d += at_once)
+    for (int64_t d = 0; d < call->d_v; d += at_once) {
+        tile_bring(ahead, &call->layout, at_once);
         value_tile(o + d * vectors * VECTOR, values + d / GROUP * PAIRS * GROUP + d % GROUP, p, rescale,
                    pairs, vectors, at_once);
+    }
 }
 
 /* One key that only some rows see: the others must not meet it, as it may hold NaN or infinity. */
@@ -259,6 +263,7 @@ struct block {
     const uint16_t *keys[BLOCK];
     int64_t begin;
     int32_t count, interleaved;
+    struct tile_ahead ahead;
 };
 
 INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *scratch,
@@ -278,8 +283,8 @@ INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *sc
         interleave(scratch->values, block->keys, fewest, p->d_v);
         block->interleaved = fewest;
     }
-    add_values(part->o, scratch->values, scratch->p, part->rescale, (fewest + 1) / 2, p->d_v, vectors,
-               values_at_once);
+    add_values(p, part->o, scratch->values, scratch->p, part->rescale, (fewest + 1) / 2, &block->ahead,
+               vectors, values_at_once);
     for (int32_t t = fewest; t < most; t++)
         add_value_where_seen(part->o, block->keys[t], scratch->s + (int64_t)t * lanes, p->d_v, t, visible,
                              vectors);
@@ -301,7 +306,7 @@ static void attend(const struct cpu_tile *tile, void *memory)
     const struct cpu_decode *p = tile->call;
     const int32_t parts = (tile->rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
     struct scratch scratch;
-    scratch_layout(p, memory, &scratch);
+    scratch_layout(p, (uintptr_t)memory, &scratch);
     for (int32_t i = 0; i < parts; i++) {
         const int32_t left = tile->rows - i * PLAN_ROW_TILE;
         begin_part(tile, &scratch.part[i], left < PLAN_ROW_TILE ? left : PLAN_ROW_TILE);
@@ -315,7 +320,7 @@ static void attend(const struct cpu_tile *tile, void *memory)
     for (int now = 0; block.count; now ^= 1) {
         const int64_t next_begin = at;
         const int32_t next = cpu_next_keys(tile, &at, end, found[now ^ 1]);
-        tile_prefetch(p, found[now ^ 1], next);
+        block.ahead = tile_ahead_of(p, found[now ^ 1], next, (parts + 1) / 2 * p->d_v);
         find_keys(p, found[now], block.count, scratch.keys, block.keys);
         block.interleaved = -1;
         for (int32_t i = 0; i < parts; i++) attend_part(tile, &scratch, &scratch.part[i], &block);
