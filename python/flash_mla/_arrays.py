@@ -7,6 +7,7 @@ by the Python array API (`__array_namespace__`); an array without it can be give
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import math
 import mmap
@@ -125,6 +126,14 @@ class _Described:
             strides = _contiguous(shape)
         self.address = (tensor.data or 0) + tensor.byte_offset
         self.form = device.type, device.id, dtype_word(dtype.code, dtype.bits), shape, strides
+
+
+def _first(described: Any, count: int) -> _Described:
+    """The first entries of the last dimension."""
+    part = copy.copy(described)
+    *form, shape, strides = described.form
+    part.form = (*form, (*shape[:-1], min(count, shape[-1])), strides)
+    return part
 
 
 def put(described: Optional[_Described], place: Place) -> Optional[int]:
@@ -250,6 +259,33 @@ def decode_sparse(q, inputs, plan, d_v, out, lse, options, stream):
     described = _inputs(this, stream, q=q, **inputs, **tables)
     _operations.sparse_decode(_THIS, *described, *_outputs(this, stream, out, lse), *options, stream)
     return out, lse
+
+
+def prefill_sparse(q, inputs, d_v, indexer_topk, out, max_logits, lse, options, stream):
+    """`inputs`: by the names that flash_mla_sparse_fwd has for them, in the order of the library's operation."""
+    this = _operations.PREFILL
+    rows = shape_of(this, "q", q)[:2]
+    results = [
+        _result(this, "out", out, q, (*rows, d_v), None),
+        _result(this, "max_logits", max_logits, q, rows, "float32"),
+        _result(this, "lse", lse, q, rows, "float32"),
+    ]
+    if indexer_topk:
+        results.append(_make(q, rows, "float32"))
+        if results[3] is None:
+            kind = type(q).__name__
+            raise TypeError(f"{this}: indexer_topk: must be 0 where arrays are {kind}, without __array_namespace__")
+    described = _inputs(this, stream, q=q, **inputs)
+    names = "out", "max_logits", "lse", "lse_indexer"
+    outputs = [_Described(this, name, array, stream, True) for name, array in zip(names, results)]
+    if indexer_topk:  # first: what it leaves in out and max_logits is not wanted
+        queries, keys, indices, lengths, _ = described
+        first = _first(indices, indexer_topk)
+        _operations.sparse_prefill(
+            _THIS, queries, keys, first, lengths, None, *outputs[:2], outputs[3], *options, stream
+        )
+    _operations.sparse_prefill(_THIS, *described, *outputs[:3], *options, stream)
+    return tuple(results)
 
 
 def merge_states(out_parts, lse_parts, attn_sink, out, lse, options, stream):

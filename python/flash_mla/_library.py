@@ -132,6 +132,28 @@ class SparseDecodeArgs(ctypes.Structure):
     ]
 
 
+class SparsePrefillArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("q", c_void_p),
+        ("kv", c_void_p),
+        ("indices", c_void_p),
+        ("topk_length", c_void_p),
+        ("attn_sink", c_void_p),
+        ("out", c_void_p),
+        ("max_logits", c_void_p),
+        ("lse", c_void_p),
+        ("workspace", c_void_p),
+        ("workspace_size", c_size_t),
+        ("stream", c_void_p),
+        ("kernel", c_char_p),
+        ("kv_format", c_int32),
+        ("softmax_scale", c_float),
+        ("lse_empty", c_int32),
+        ("log_base", c_int32),
+    ]
+
+
 class MergeArgs(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -192,6 +214,8 @@ _FUNCTIONS: Mapping[str, tuple[object, list[object]]] = {
     "fmla_dense_decode": (c_int32, [c_void_p]),
     "fmla_sparse_decode_workspace_size": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "fmla_sparse_decode": (c_int32, [c_void_p]),
+    "fmla_sparse_prefill_workspace_size": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "fmla_sparse_prefill": (c_int32, [c_void_p]),
     "fmla_merge": (c_int32, [c_void_p]),
     "fmla_cache_append": (c_int32, [c_void_p]),
     "fmla_cache_gather": (c_int32, [c_void_p]),

@@ -31,6 +31,11 @@ _sparse_decodes = Calls(
         *("partitions", "num_splits"),
     ],
 )
+_prefills = Calls(
+    _library.SparsePrefillArgs,
+    ["q", "kv", "indices", "out", "max_logits", "lse"],
+    optional=["topk_length", "attn_sink"],
+)
 _merges = Calls(_library.MergeArgs, ["out_parts", "lse_parts", "out", "lse"], optional=["attn_sink"])
 
 _appends = Calls(_library.CacheAppendArgs, ["latent", "kv_cache", "slot_mapping"], optional=["rope"])
@@ -38,6 +43,7 @@ _gathers = Calls(_library.CacheGatherArgs, ["kv_cache", "slots", "out"])
 
 # The functions' names, and how they call what the library's messages begin with, where that differs.
 PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
+PREFILL = "flash_mla_sparse_fwd"
 APPEND, GATHER = "cache_append", "cache_gather"
 _NAMES: Mapping[str, Mapping[str, str]] = {
     PLAN: {
@@ -62,6 +68,11 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "topk:": "indices: topk:",
         "extra_topk:": "extra_indices_in_kvcache: extra_topk:",
         "partitions:": "tile_scheduler_metadata:",
+    },
+    PREFILL: {
+        "q: d_v": "d_v: d_v",
+        "kv_format:": "is_fp8_kvcache:",
+        "softmax_scale:": "sm_scale:",
     },
     MERGE: {},
     APPEND: {},
@@ -299,6 +310,48 @@ def sparse_decode(
     finally:
         arrays.free_scratch(memory)
     _sparse_decodes.give_back(call)
+
+
+# ---- Sparse prefill -------------------------------------------------------------------------------------------------
+
+
+def sparse_prefill(
+    arrays: Any,
+    q: Any,
+    kv: Any,
+    indices: Any,
+    topk_length: Optional[Any],
+    attn_sink: Optional[Any],
+    out: Any,
+    max_logits: Any,
+    lse: Any,
+    kv_format: int,
+    softmax_scale: float,
+    lse_empty: int,
+    log_base: int,
+    stream: int,
+) -> None:
+    """fmla_sparse_prefill into `out`, `max_logits` and `lse`."""
+    call = _prefills.take()
+    args, at, put = call.args, call.at, arrays.put
+    put(q, at.q)
+    put(kv, at.kv)
+    put(indices, at.indices)
+    put(out, at.out)
+    put(max_logits, at.max_logits)
+    put(lse, at.lse)
+    args.topk_length = put(topk_length, at.topk_length)
+    args.attn_sink = put(attn_sink, at.attn_sink)
+    args.kv_format, args.softmax_scale = kv_format, softmax_scale
+    args.lse_empty, args.log_base, args.stream = lse_empty, log_base, stream
+    size = call.address + _library.SparsePrefillArgs.workspace_size.offset
+    _check(library.fmla_sparse_prefill_workspace_size(call.address, size, None), PREFILL)
+    memory, args.workspace = arrays.scratch(q, args.workspace_size, stream) if args.workspace_size else (None, None)
+    try:
+        _check(library.fmla_sparse_prefill(call.address), PREFILL)
+    finally:
+        arrays.free_scratch(memory)
+    _prefills.give_back(call)
 
 
 # ---- Merge ----------------------------------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 """PyTorch: its tensors described, and the operations registered with its dispatcher.
 
 Imported where PyTorch has been: with this package if it was there before, else with the first array. Registered are
-flash_mla::decode_plan, ::dense_decode, ::sparse_plan, ::sparse_decode, ::merge, ::cache_gather, which make their results, and
-::dense_decode_out, ::sparse_decode_out, ::merge_out, ::cache_gather_out, ::cache_append, which write into given ones; each with
-what torch.compile asks of it. They run on the current stream, take their memory from PyTorch's allocator and do not synchronise.
+flash_mla::decode_plan, ::dense_decode, ::sparse_plan, ::sparse_decode, ::sparse_prefill, ::merge, ::cache_gather, which make their
+results, and ::dense_decode_out, ::sparse_decode_out, ::sparse_prefill_out, ::merge_out, ::cache_gather_out, ::cache_append, which
+write into given ones; each with what torch.compile asks of it. They run on the current stream, take their memory from PyTorch's
+allocator and do not synchronise.
 """
 
 from __future__ import annotations
@@ -379,6 +380,73 @@ def _fake_sparse_decode(q, *arguments):
     return _decode_results(q, arguments[9])
 
 
+_PREFILL = (
+    "(Tensor q, Tensor kv, Tensor indices, Tensor? topk_length, Tensor? attn_sink"
+    "{results}, int kv_format, float softmax_scale, int lse_empty, int log_base)"
+)
+
+
+@_operator(_PREFILL.format(results=", Tensor(a!) out, Tensor(b!) max_logits, Tensor(c!) lse") + " -> ()")
+def sparse_prefill_out(
+    q,
+    kv,
+    indices,
+    topk_length,
+    attn_sink,
+    out,
+    max_logits,
+    lse,
+    kv_format,
+    softmax_scale,
+    lse_empty,
+    log_base,
+):
+    tensors = q, kv, indices, topk_length, attn_sink, out, max_logits, lse
+    options = kv_format, softmax_scale, lse_empty, log_base
+    if _is_elsewhere(q):
+        with torch.cuda.device(q.device):
+            return sparse_prefill_out(*tensors, *options)
+    _operations.sparse_prefill(_THIS, *tensors, *options, _stream(q))
+
+
+@_fake
+def _fake_sparse_prefill_out(*arguments):
+    pass
+
+
+def _prefill_row(q: torch.Tensor) -> torch.Tensor:
+    """A result of a number a row."""
+    return q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+def _prefill_results(q: torch.Tensor, d_v: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return q.new_empty(*q.shape[:2], d_v), _prefill_row(q), _prefill_row(q)
+
+
+@_operator(_PREFILL.format(results=", int d_v") + " -> (Tensor, Tensor, Tensor)")
+def sparse_prefill(
+    q,
+    kv,
+    indices,
+    topk_length,
+    attn_sink,
+    d_v,
+    kv_format,
+    softmax_scale,
+    lse_empty,
+    log_base,
+):
+    inputs, options = (q, kv, indices, topk_length, attn_sink), (kv_format, softmax_scale, lse_empty, log_base)
+    results = _prefill_results(q, d_v)
+    sparse_prefill_out(*inputs, *results, *options)
+    return results
+
+
+@_fake
+def _fake_sparse_prefill(q, kv, indices, topk_length, attn_sink, d_v, *options):
+    return _prefill_results(q, d_v)
+
+
 _MERGE = "Tensor out_parts, Tensor lse_parts, Tensor? attn_sink{results}, int lse_empty, int log_base"
 
 
@@ -468,6 +536,7 @@ _decode_plan = _ops.decode_plan.default
 _dense_decode, _dense_decode_out = _ops.dense_decode.default, _ops.dense_decode_out.default
 _sparse_plan_op = _ops.sparse_plan.default
 _sparse_decode, _sparse_decode_out = _ops.sparse_decode.default, _ops.sparse_decode_out.default
+_sparse_prefill, _sparse_prefill_out = _ops.sparse_prefill.default, _ops.sparse_prefill_out.default
 _merge, _merge_out = _ops.merge.default, _ops.merge_out.default
 _cache_append = _ops.cache_append.default
 _cache_gather, _cache_gather_out = _ops.cache_gather.default, _ops.cache_gather_out.default
@@ -535,6 +604,25 @@ def decode_sparse(q, inputs, plan, d_v, out, lse, options, stream):
         return _sparse_decode(*tensors, d_v, *options)
     results = _complete(out, lse, _decode_results, q, d_v)
     _sparse_decode_out(*tensors, *results, *options)
+    return results
+
+
+def prefill_sparse(q, inputs, d_v, indexer_topk, out, max_logits, lse, options, stream):
+    tensors = (q, *inputs.values())
+    plain = _is_plain(*tensors, out, max_logits, lse)
+    if out is None and max_logits is None and lse is None and not indexer_topk:
+        return (sparse_prefill if plain else _sparse_prefill)(*tensors, d_v, *options)
+    run = sparse_prefill_out if plain else _sparse_prefill_out
+    out = q.new_empty(*q.shape[:2], d_v) if out is None else out
+    max_logits = _prefill_row(q) if max_logits is None else max_logits
+    lse = _prefill_row(q) if lse is None else lse
+    results = out, max_logits, lse
+    if indexer_topk:  # first: what it leaves in out and max_logits is not wanted
+        kv, indices, topk_length, _ = inputs.values()
+        lse_indexer = _prefill_row(q)
+        run(q, kv, indices[:, :, :indexer_topk], topk_length, None, out, max_logits, lse_indexer, *options)
+        results = (*results, lse_indexer)
+    run(*tensors, out, max_logits, lse, *options)
     return results
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import operator
 import sys
-from typing import Any, NamedTuple, NoReturn, Optional, Tuple
+from typing import Any, NamedTuple, NoReturn, Optional, Tuple, Union
 
 from . import _library, _operations
 
@@ -341,7 +341,7 @@ def flash_mla_with_kvcache(
     if len(q_shape) != 4 or len(cache_shape) != 4:
         name, shape = ("q", q_shape) if len(q_shape) != 4 else ("k_cache", cache_shape)
         raise ValueError(f"{this}: {name}: has {len(shape)} dimensions, must have 4")
-    head_dim_v, softmax_scale = _of_values(module, q_shape[3], head_dim_v, softmax_scale, out)
+    head_dim_v, softmax_scale = _of_values(this, module, q_shape[3], head_dim_v, softmax_scale, out)
     causal, batch_invariant = _flag(this, "causal", causal), _flag(this, "batch_invariant", batch_invariant)
     stream = _integer(this, "stream", stream)
 
@@ -354,22 +354,36 @@ def flash_mla_with_kvcache(
 
 
 def _of_values(
-    module: Any, d_qk: int, head_dim_v: Any, softmax_scale: Optional[Any], out: Optional[Any]
+    this: str,
+    module: Any,
+    d_qk: int,
+    d_v: Any,
+    scale: Optional[Any],
+    out: Optional[Any],
+    name: str = "head_dim_v",
 ) -> Tuple[int, float]:
-    """head_dim_v and softmax_scale, looked at."""
-    this = _operations.DECODE
-    head_dim_v = _integer(this, "head_dim_v", head_dim_v)
-    if not 1 <= head_dim_v <= d_qk:
-        raise ValueError(f"{this}: head_dim_v: is {head_dim_v}, must be in [1, {d_qk}]")
-    if out is not None and module.shape_of(this, "out", out)[-1:] != (head_dim_v,):
+    """d_v, which the function calls `name`, and the factor of the scores, looked at."""
+    d_v = _integer(this, name, d_v)
+    if not 1 <= d_v <= d_qk:
+        raise ValueError(f"{this}: {name}: is {d_v}, must be in [1, {d_qk}]")
+    if out is not None and module.shape_of(this, "out", out)[-1:] != (d_v,):
         shape = tuple(module.shape_of(this, "out", out))
-        raise ValueError(f"{this}: out: shape is {shape}, must end with head_dim_v, {head_dim_v}")
-    if softmax_scale is None:
-        return head_dim_v, d_qk**-0.5
-    softmax_scale = _number(this, "softmax_scale", softmax_scale)
-    if softmax_scale == 0:
+        raise ValueError(f"{this}: out: shape is {shape}, must end with {name}, {d_v}")
+    if scale is None:
+        return d_v, d_qk**-0.5
+    scale = _number(this, "softmax_scale", scale)
+    if scale == 0:  # which is the library's word for None
         raise ValueError(f"{this}: softmax_scale: is 0, must be another number (None = 1 / sqrt(d_qk))")
-    return head_dim_v, softmax_scale
+    return d_v, scale
+
+
+def _kv_format(function: str, name: str, is_fp8_kvcache: Any, shape: Any) -> int:
+    """FMLA_KV_…; 0: that of the type."""
+    if not _flag(function, "is_fp8_kvcache", is_fp8_kvcache):
+        return 0
+    if shape[-1] not in _library.FP8_FORMATS:
+        raise ValueError(f"{function}: {name}: shape is {tuple(shape)}, must end with 656 or 584 where it is FP8")
+    return _library.FP8_FORMATS[shape[-1]]
 
 
 def _decode_sparse(
@@ -404,21 +418,16 @@ def _decode_sparse(
         if array is not None and len(shapes[name]) != rank:
             raise ValueError(f"{this}: {name}: has {len(shapes[name])} dimensions, must have {rank}")
     b, s_q, h_q, d_qk = shapes["q"]
-    _, page_size, h_k, width = shapes["k_cache"]
-    is_fp8_kvcache = _flag(this, "is_fp8_kvcache", is_fp8_kvcache)
-    if is_fp8_kvcache and width not in _library.FP8_FORMATS:
-        raise ValueError(
-            f"{this}: k_cache: shape is {tuple(shapes['k_cache'])}, must end with 656 or 584 where it is FP8"
-        )
-    head_dim_v, softmax_scale = _of_values(module, d_qk, head_dim_v, softmax_scale, out)
+    _, page_size, h_k, _ = shapes["k_cache"]
+    kv_format = _kv_format(this, "k_cache", is_fp8_kvcache, shapes["k_cache"])
+    head_dim_v, softmax_scale = _of_values(this, module, d_qk, head_dim_v, softmax_scale, out)
     batch_invariant, stream = _flag(this, "batch_invariant", batch_invariant), _integer(this, "stream", stream)
     topk = shapes["indices"][2]
     extra_page_size = None if shapes["extra_k_cache"] is None else shapes["extra_k_cache"][1]
     extra_topk = None if shapes["extra_indices_in_kvcache"] is None else shapes["extra_indices_in_kvcache"][2]
-    config = b, s_q, h_q, page_size, h_k, False, is_fp8_kvcache, topk, extra_page_size, extra_topk
+    config = b, s_q, h_q, page_size, h_k, False, kv_format != 0, topk, extra_page_size, extra_topk
     lengths = topk_length, extra_topk_length
     plan = _plan_of(tile_scheduler_metadata, num_splits, config, module, q, stream, batch_invariant, lengths)
-    kv_format = _library.FP8_FORMATS[width] if is_fp8_kvcache else 0
     options = (kv_format, softmax_scale, *_lse_options(this, lse_empty, log_base), batch_invariant)
     return module.decode_sparse(q, inputs, plan, head_dim_v, out, lse, options, stream)
 
@@ -525,25 +534,69 @@ def flash_mla_sparse_fwd(
     d_v: int = 512,
     attn_sink: Optional[Any] = None,
     topk_length: Optional[Any] = None,
-) -> Tuple[Any, Any, Any]:
-    """Attention of each query token over the keys that `indices` names.
+    indexer_topk: int = 0,
+    *,
+    is_fp8_kvcache: bool = False,
+    out: Optional[Any] = None,
+    max_logits: Optional[Any] = None,
+    lse: Optional[Any] = None,
+    lse_empty: float = math.inf,
+    log_base: float = math.e,
+    stream: int = 0,
+) -> Union[Tuple[Any, Any, Any], Tuple[Any, Any, Any, Any]]:
+    """Attention of each token of a prompt over the keys that `indices` names; V is the first d_v values of K.
 
     Args:
-        q: [s_q, h_q, d_qk], bf16.
-        kv: [s_kv, h_kv, d_qk], bf16; V is its first d_v values.
-        indices: [s_q, h_kv, topk], int32; an entry that is -1 or ≥ s_kv is no key.
+        q: [s_q, h_q, d_qk], bf16; d_qk is 576 or 512.
+        kv: [s_kv, h_kv, d_qk], bf16. Or pages, [pages, page_size, 1, d_qk], whose tokens are page · page_size + slot.
+        indices: [s_q, h_kv, topk], int32: the tokens of kv that each token sees; one outside [0, s_kv) is no key, anywhere in
+            the list.
         sm_scale: the factor of the scores.
         d_v: 512.
         attn_sink: [h_q], fp32: out *= 1 / (1 + exp(attn_sink - lse)).
-        topk_length: [s_q], int32: only so many entries of a token are looked at.
+        topk_length: [s_q], int32: only so many indices of a token are looked at.
+        indexer_topk: above 0, lse_indexer is returned too: the lse over those keys alone that are among the first
+            indexer_topk indices of a token, of which topk_length counts as ever. Any number will do, and any h_q. It costs as
+            much as a call with lists of that length; the other results have the same bits with and without.
+        is_fp8_kvcache: kv is pages of bytes, of any type of one byte, [pages, page_size, 1, 656] (d_qk is 576) or [pages,
+            page_size, 1, 584] (512); docs/semantics.md, "Cache formats".
+        out, max_logits, lse: where to write the results, in place of new ones. They may have strides.
+        lse_empty: lse of a row that sees no key, math.inf or -math.inf. Its out is 0, its max_logits -inf.
+        log_base: of lse, lse_indexer and max_logits: math.e, as FlashMLA has it since 2026, or 2, as its documentation had it
+            in 2025.
+        stream: as in `flash_mla_with_kvcache`.
 
     Returns:
-        (out, max_logits, lse): [s_q, h_q, d_v] bf16, [s_q, h_q] fp32, [s_q, h_q] fp32.
+        (out, max_logits, lse), with indexer_topk (out, max_logits, lse, lse_indexer): [s_q, h_q, d_v] bf16 and [s_q, h_q] fp32,
+        the largest of each row's scores and their log-sum-exp.
 
     Raises:
-        NotImplementedError: the library has no kernel for it, which this version has not.
+        As `flash_mla_with_kvcache`.
     """
-    _not_there("flash_mla_sparse_fwd", "sparse_prefill", "q", q)
+    this = _operations.PREFILL
+    module = _module_of(this, "q", q)
+    inputs = {"kv": kv, "indices": indices, "topk_length": topk_length, "attn_sink": attn_sink}
+    _check_kinds(this, module, *inputs.items(), ("out", out), ("max_logits", max_logits), ("lse", lse))
+    for name in ("kv", "indices"):
+        if inputs[name] is None:
+            raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
+    shapes = {}
+    for name, array, ranks in (("q", q, (3,)), ("kv", kv, (3, 4)), ("indices", indices, (3,))):
+        shapes[name] = module.shape_of(this, name, array)
+        if len(shapes[name]) not in ranks:
+            wanted = " or ".join(map(str, ranks))
+            raise ValueError(f"{this}: {name}: has {len(shapes[name])} dimensions, must have {wanted}")
+    sm_scale = _number(this, "sm_scale", sm_scale)
+    if sm_scale == 0 or not math.isfinite(sm_scale):  # 0 is the library's word for 1 / sqrt(d_qk)
+        raise ValueError(f"{this}: sm_scale: is {sm_scale}, must be finite and not 0")
+    d_v, _ = _of_values(this, module, shapes["q"][2], d_v, sm_scale, out, "d_v")
+    indexer_topk = _integer(this, "indexer_topk", indexer_topk)
+    if indexer_topk < 0:
+        raise ValueError(f"{this}: indexer_topk: is {indexer_topk}, must be 0 (no lse_indexer) or more")
+    kv_format = _kv_format(this, "kv", is_fp8_kvcache, shapes["kv"])
+    options = (kv_format, sm_scale, *_lse_options(this, lse_empty, log_base))
+    stream = _integer(this, "stream", stream)
+    return module.prefill_sparse(q, inputs, d_v, indexer_topk, out, max_logits, lse, options, stream)
 
 
 def flash_attn_varlen_func(

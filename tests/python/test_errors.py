@@ -560,7 +560,6 @@ def test_every_argument_of_merge_is_in_the_table():
 @pytest.mark.parametrize(
     "function,operation,shapes",
     [
-        ("flash_mla_sparse_fwd", "sparse_prefill", [(4, 4, 576), (64, 1, 576), (4, 1, 64)]),
         ("flash_attn_varlen_func", "mha_forward", [(4, 4, 192), (8, 4, 192), (8, 4, 128), (3,), (3,)]),
         ("flash_attn_varlen_qkvpacked_func", "mha_forward", [(4, 4, 512), (3,)]),
         ("flash_attn_varlen_kvpacked_func", "mha_forward", [(4, 4, 192), (8, 4, 320), (3,), (3,)]),
@@ -568,7 +567,6 @@ def test_every_argument_of_merge_is_in_the_table():
 )
 def test_operation_that_is_not_there(kind, function, operation, shapes):
     numbers = {
-        "flash_mla_sparse_fwd": [0.1],
         "flash_attn_varlen_func": [4, 8],
         "flash_attn_varlen_qkvpacked_func": [4, 192],
         "flash_attn_varlen_kvpacked_func": [4, 8, 192],

@@ -149,7 +149,7 @@ SIGNATURES = {
     "flash_mla_with_kvcache": "(q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, "
     "num_splits=None, softmax_scale=None, causal=False, is_fp8_kvcache=False, indices=None, attn_sink=None, "
     "extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None)",
-    "flash_mla_sparse_fwd": "(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None)",
+    "flash_mla_sparse_fwd": "(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None, " "indexer_topk=0)",
     "flash_attn_varlen_func": "(q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, dropout_p=0.0, "
     "softmax_scale=None, causal=False, deterministic=False, is_varlen=True)",
     "flash_attn_varlen_qkvpacked_func": "(qkv, cu_seqlens, max_seqlen, head_dim_qk, dropout_p=0.0, softmax_scale=None, "

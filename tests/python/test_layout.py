@@ -22,6 +22,7 @@ STRUCTS = {
     _library.DecodePlanArgs: "fmla_decode_plan_args",
     _library.DenseDecodeArgs: "fmla_dense_decode_args",
     _library.SparseDecodeArgs: "fmla_sparse_decode_args",
+    _library.SparsePrefillArgs: "fmla_sparse_prefill_args",
     _library.MergeArgs: "fmla_merge_args",
     _library.CacheAppendArgs: "fmla_cache_append_args",
     _library.CacheGatherArgs: "fmla_cache_gather_args",

@@ -296,10 +296,13 @@ class WhichKernel:
     def __getattr__(self, name):
         return getattr(self._library, name)
 
-    def fmla_sparse_decode(self, address):
+    def ask(self, function, address):
         name = ctypes.c_char_p()
-        assert not self._library.fmla_sparse_decode_kernel(ctypes.c_void_p(address), ctypes.byref(name))
+        assert not getattr(self._library, function)(ctypes.c_void_p(address), ctypes.byref(name))
         self.names.append(name.value.decode())
+
+    def fmla_sparse_decode(self, address):
+        self.ask("fmla_sparse_decode_kernel", address)
         return self._library.fmla_sparse_decode(address)
 
 

@@ -12,10 +12,12 @@ import threading
 import pytest
 
 from attention import Batch, check_decode
-from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
+from flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata, merge_states
 from kinds import TORCH_KINDS, Kind, each_torch_kind, needs_cuda, torch
 from test_sparse import Sparse
 from test_sparse import check as check_sparse
+from test_sparse_prefill import Prompt
+from test_sparse_prefill import check as check_prefill
 
 if torch is None:
     pytest.skip("PyTorch is not installed", allow_module_level=True)
@@ -117,6 +119,7 @@ def samples(device):
             (*small.values(), None, None, None, *small_results(), scale, False, 0, 0, False),
         ],
         **sparse_samples(kind),
+        **prefill_samples(kind),
         "flash_mla::merge": [
             (*parts, None, 0, 0),
             (*parts, sink, 1, 2),
@@ -183,6 +186,29 @@ def sparse_samples(kind):
     }
 
 
+def prefill_samples(kind):
+    """Of sparse prefill: keys in one piece, of two heads, and pages of bytes."""
+    plain, packed = Prompt(h_kv=2, lengths=[0, 90, -3, 1000, 17]), Prompt(layout=656, pages=(5, 64))
+    names = "q", "kv", "indices", "topk_length"
+    inputs = [[prompt.arguments(kind).get(name) for name in names] for prompt in (plain, packed)]
+    sink = kind.fp32(plain.sink)
+
+    def results():
+        return kind.full((5, 4, 512), 0), kind.full((5, 4), 0, "float32"), kind.full((5, 4), 0, "float32")
+
+    return {
+        "flash_mla::sparse_prefill": [
+            (*inputs[0], None, 512, 0, 0.5, 0, 0),
+            (*inputs[0], sink, 512, 0, 0.5, 1, 2),
+            (*inputs[1], None, 512, 3, 0.5, 0, 0),
+        ],
+        "flash_mla::sparse_prefill_out": [
+            (*inputs[0], sink, *results(), 0, 0.5, 0, 0),
+            (*inputs[1], None, *results(), 3, 0.5, 1, 2),
+        ],
+    }
+
+
 def operator(name):
     namespace, name = name.split("::")
     return getattr(getattr(torch.ops, namespace), name).default
@@ -238,6 +264,19 @@ def test_fake_tensors(planned, device):
                 like.device,
             )
     assert given[0] is out and given[1] is lse
+
+
+def test_fake_tensors_of_sparse_prefill():
+    """Of a GPU that may not be there."""
+    with torch._subclasses.FakeTensorMode():
+        q = torch.empty(70, 64, 576, dtype=torch.bfloat16, device="cuda")
+        kv = torch.empty(1000, 1, 576, dtype=torch.bfloat16, device="cuda")
+        indices = torch.empty(70, 1, 2048, dtype=torch.int32, device="cuda")
+        for results in (flash_mla_sparse_fwd(q, kv, indices, 0.5), flash_mla_sparse_fwd(q, kv, indices, 0.5, 512)):
+            assert [tuple(array.shape) for array in results] == [(70, 64, 512), (70, 64), (70, 64)]
+            assert [array.dtype for array in results] == [torch.bfloat16, torch.float32, torch.float32]
+            assert {array.device.type for array in results} == {"cuda"}
+        assert tuple(flash_mla_sparse_fwd(q, kv, indices, 0.5, indexer_topk=512)[3].shape) == (70, 64)
 
 
 @pytest.mark.parametrize(
@@ -422,6 +461,66 @@ class TestCompile:
         compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
         meta = get_mla_metadata()[0] if planned else None
         check_sparse(kind, compiled(*(given[name] for name in names), meta), batch.expected(kind))
+
+    @each_device
+    @pytest.mark.parametrize("indexer_topk", [0, 64])
+    @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+    def test_sparse_prefill(self, backend, indexer_topk, device):
+        kind = Kind("torch", "bfloat16", device)
+        prompt = Prompt(h_kv=2, lengths=[0, 90, -3, 64, 17])
+
+        def step(q, kv, indices, topk_length, sink):
+            options = dict(attn_sink=sink, topk_length=topk_length, indexer_topk=indexer_topk)
+            return flash_mla_sparse_fwd(q, kv, indices, 0.5, **options)
+
+        given = prompt.arguments(kind)
+        arrays = *(given[name] for name in ("q", "kv", "indices", "topk_length")), kind.fp32(prompt.sink)
+        expected = step(*arrays)
+        got = torch.compile(step, backend=backend, fullgraph=True)(*arrays)
+        assert bits(kind, got) == bits(kind, expected) and len(got) == (4 if indexer_topk else 3)
+        part = [prompt.expected(kind, first=indexer_topk)[2]] if indexer_topk else []
+        check_prefill(kind, tuple(got), (*prompt.expected(kind, sink=prompt.sink), *part))
+
+    @each_device
+    @pytest.mark.parametrize("indexer_topk", [0, 64])
+    def test_sparse_prefill_of_any_length(self, indexer_topk, device):
+        """One graph for every number of tokens and of keys."""
+        kind = Kind("torch", "bfloat16", device)
+        graphs = []
+
+        def counting(graph, inputs):
+            graphs.append(graph)
+            return graph.forward
+
+        def step(q, kv, indices):
+            return flash_mla_sparse_fwd(q * 1, kv, indices, 0.5, indexer_topk=indexer_topk)
+
+        compiled = torch.compile(step, backend=counting, fullgraph=True)
+        traced = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=True)
+        for s_q, s_kv in ((5, 300), (7, 90), (2, 1000)):
+            given = Prompt(s_q=s_q, s_kv=s_kv).arguments(kind)
+            arrays = [given[name] for name in ("q", "kv", "indices")]
+            expected = bits(kind, step(*arrays))
+            assert bits(kind, traced(*arrays)) == expected
+            for array in arrays:
+                torch._dynamo.mark_dynamic(array, 0)
+            assert bits(kind, compiled(*arrays)) == expected
+        assert len(graphs) == 1
+
+    @each_device
+    def test_sparse_prefill_into_given_results(self, device):
+        def step(q, kv, indices, large, lse):
+            out = large[:, :4, 8:520]
+            _, most, _ = flash_mla_sparse_fwd(q, kv, indices, 0.5, out=out, lse=lse)
+            return out * 2, most + 1
+
+        kind = Kind("torch", "bfloat16", device)
+        given = Prompt().arguments(kind)
+        arrays = [given[name] for name in ("q", "kv", "indices")]
+        results = [(kind.full((5, 6, 528), 7), kind.full((5, 4), 7, "float32")) for _ in range(2)]
+        got = torch.compile(step, backend="aot_eager", fullgraph=True)(*arrays, *results[0])
+        assert bits(kind, got) == bits(kind, step(*arrays, *results[1]))
+        assert bits(kind, results[0]) == bits(kind, results[1])
 
     @each_device
     def test_merge(self, device):
@@ -815,6 +914,35 @@ def test_cuda_graph_of_given_results_and_a_merge(kind, make, check):
         graph.replay()
         check(kind, (out, lse), step.expected(kind, lengths=lengths))
         assert torch.equal(merged_out, out)  # a zero may have the other sign
+
+
+@needs_cuda
+@pytest.mark.parametrize("shape", [dict(), dict(layout=656, pages=(5, 64))], ids=str)
+def test_cuda_graph_of_sparse_prefill(shape):
+    """Captured on first use; queries, lists and lengths change in place."""
+    kind = Kind("torch", "bfloat16", "cuda")
+    prompts = [Prompt(**shape, h_q=64, lengths=lengths) for lengths in ([90, 0, 64, 1, 17], [3, 90, 90, 65, 0])]
+    arguments = prompts[0].arguments(kind)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = flash_mla_sparse_fwd(**arguments, indexer_topk=32)
+    for prompt in (*prompts, prompts[0]):
+        for name, array in tensors(prompt.arguments(kind)).items():
+            arguments[name].copy_(array)
+        graph.replay()
+        check_prefill(kind, got, (*prompt.expected(kind), prompt.expected(kind, first=32)[2]))
+
+
+@needs_cuda
+def test_cuda_sparse_prefill_does_not_synchronise():
+    kind, prompt = Kind("torch", "bfloat16", "cuda"), Prompt(h_q=64)
+    arguments = prompt.arguments(kind)
+    flash_mla_sparse_fwd(**arguments, indexer_topk=32)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(100_000_000)
+    got = flash_mla_sparse_fwd(**arguments)
+    assert not torch.cuda.current_stream().query()
+    check_prefill(kind, got, prompt.expected(kind))
 
 
 def use_everything_once(arguments):

@@ -1,0 +1,538 @@
+# SPDX-License-Identifier: MIT
+"""flash_mla_sparse_fwd, over keys in one piece, plain pages and FP8 pages, against plain attention over the same keys."""
+
+import math
+
+import numpy
+import pytest
+
+import flash_mla
+from attention import check_close, conventions, log_sum_exp, strided, with_sink
+from capsules import Capsuled
+from flash_mla import _operations, flash_mla_sparse_fwd
+from kinds import KINDS, Kind, each_torch_kind, torch
+from test_errors import NO_ARRAY, NOT_THERE, OPTIONS, TYPE, VALUE, broadcast, cases, check_refused, full, part
+from test_sparse import Cache, WhichKernel, bf16_bits
+
+D_V = 512
+NO_KEYS = (-1, 2147483647, -2147483648, -123456, 114514)  # and s_kv
+# docs/semantics.md, "Tolerances".
+OUT = (8e-4, 3.01 / 128, 7e-6)
+ROWS = (1e-6, 2.01 / 65536, 1e-7)
+
+# ---- bf16 without a library that has it -------------------------------------------------------------------------------
+
+
+class Words(Capsuled):
+    """bf16 in NumPy's 16-bit words, which DLPack alone says. No library makes such arrays: results are given."""
+
+    dtype = "bfloat16"
+
+    def __init__(self, words):
+        self.words = words = numpy.asarray(words)
+        strides = [stride // 2 for stride in words.strides]
+        super().__init__(words.ctypes.data, words.shape, 4, 16, strides=strides)
+
+    def __getitem__(self, key):
+        return Words(self.words[key])
+
+
+class WordsKind(Kind):
+    """Words, and NumPy's arrays for the rest."""
+
+    def __init__(self):
+        super().__init__("words", "bfloat16")
+
+    def array(self, values, dtype=None):
+        if dtype not in (None, "bfloat16"):
+            return super().array(values, dtype)
+        values = numpy.asarray(values, numpy.float32)
+        bits = values.view(numpy.uint32)
+        rounded = (bits + (bits >> 16 & 1) + numpy.uint32(0x7FFF)) >> 16
+        return Words(numpy.where(numpy.isnan(values), 0x7FC0, rounded).astype(numpy.uint16))
+
+    def float64(self, array):
+        if isinstance(array, Words):
+            array = (array.words.astype(numpy.uint32) << 16).view(numpy.float32)
+        return super().float64(array)
+
+    def bits(self, array):
+        return super().bits(array.words if isinstance(array, Words) else array)
+
+    def is_one(self, array):
+        return isinstance(array, (Words, numpy.ndarray))
+
+
+WORDS = WordsKind()
+KINDS_OF_IT = [WORDS, *(kind for kind in KINDS if kind.element == "bfloat16")]
+each_kind = pytest.mark.parametrize("kind", KINDS_OF_IT, ids=repr)
+each_kind_that_makes = pytest.mark.parametrize("kind", KINDS_OF_IT[1:], ids=repr)
+
+
+def new_results(kind, s_q, h_q):
+    rows = {name: kind.full((s_q, h_q), 7, "float32") for name in ("max_logits", "lse")}
+    return dict(rows, out=kind.full((s_q, h_q, D_V), 7))
+
+
+def call(kind, arguments):
+    """Results are given to those that cannot make them."""
+    if kind is WORDS:
+        arguments = {**new_results(kind, *arguments["q"].shape[:2]), **arguments}
+    return flash_mla_sparse_fwd(**arguments)
+
+
+# ---- Prompts --------------------------------------------------------------------------------------------------------
+
+
+class Prompt:
+    """Lists of any keys with what is none among them; where a length is given, what stands behind it names keys too. Plain keys that
+    no token sees are NaN."""
+
+    def __init__(
+        self, s_q=5, s_kv=300, h_q=4, h_kv=1, topk=90, d=576, pages=None, layout="plain", lengths=None, seed=0
+    ):
+        random = numpy.random.default_rng(seed)
+        self.s_q, self.h_q, self.h_kv, self.layout = s_q, h_q, h_kv, layout
+        self.d = {"plain": d, 656: 576, 584: 512}[layout]
+        self.s_kv = s_kv if pages is None else math.prod(pages)
+        self.lengths = None if lengths is None else numpy.array(lengths, numpy.int32)
+        self.sink = random.normal(0, 2, h_q).astype(numpy.float32)
+        self.lists = random.integers(0, max(self.s_kv, 1), (s_q, h_kv, topk)).astype(numpy.int32)
+        none = random.random(self.lists.shape) < (0.2 if self.s_kv else 1)
+        self.lists[none] = random.choice((*NO_KEYS, self.s_kv), int(numpy.sum(none)))
+        self.q = (random.normal(0.03, 0.1, (s_q, h_q, self.d))).astype(numpy.float32)
+        if layout != "plain":
+            self.cache = Cache(random, layout, *pages, self.d)
+            self.memory = self.cache.memory
+            return
+        self.memory = random.normal(-0.02, 0.1, (self.s_kv, h_kv, self.d)).astype(numpy.float32)
+        for head in range(h_kv):
+            seen = [self.named(token, head) for token in range(s_q)]
+            unseen = numpy.ones(self.s_kv, bool)
+            unseen[numpy.concatenate([numpy.zeros(0, int), *seen])] = False
+            self.memory[unseen, head] = math.nan
+        if pages is not None:
+            self.memory = self.memory.reshape(*pages, 1, self.d)
+
+    def named(self, token, head, first=None):
+        """The keys that a token sees, `first` of its list counted."""
+        entries = self.lists[token, head][:first]
+        if self.lengths is not None:
+            entries = entries[: max(0, self.lengths[token])]
+        return entries[(entries >= 0) & (entries < self.s_kv)]
+
+    def arguments(self, kind):
+        arguments = dict(
+            q=kind.array(self.q),
+            kv=kind.array(self.memory, None if self.layout == "plain" else "uint8"),
+            indices=kind.int32(self.lists),
+            sm_scale=0.5,
+        )
+        if self.layout != "plain":
+            arguments["is_fp8_kvcache"] = True
+        if self.lengths is not None:
+            arguments["topk_length"] = kind.int32(self.lengths)
+        return arguments
+
+    def expected(self, kind, scale=0.5, sink=None, lse_empty=math.inf, log_base=math.e, first=None):
+        """(out, max_logits, lse)."""
+        out, most = numpy.zeros((self.s_q, self.h_q, D_V)), numpy.zeros((self.s_q, self.h_q))
+        lse, group = numpy.zeros(most.shape), self.h_q // self.h_kv
+        q = kind.float64(kind.array(self.q))
+        plain = self.layout == "plain"
+        keys = kind.float64(kind.array(self.memory)).reshape(-1, self.h_kv, self.d) if plain else None
+        for token in range(self.s_q):
+            for head in range(self.h_kv):
+                named, heads = self.named(token, head, first), slice(head * group, (head + 1) * group)
+                seen = keys[named, head] if plain else self.cache.values[named]
+                scores = scale * (q[token, heads] @ seen.T)
+                most[token, heads] = numpy.max(scores, axis=1, initial=-math.inf)
+                lse[token, heads] = log_sum_exp(scores, 1)
+                if len(named):
+                    out[token, heads] = numpy.exp(scores - lse[token, heads, None]) @ seen[:, :D_V]
+        out = with_sink(out[None], lse.T[None], sink)[0]
+        return out, most / math.log(log_base), conventions(lse, lse_empty, log_base)
+
+
+def check(kind, got, expected):
+    assert isinstance(got, tuple) and len(got) == len(expected)
+    assert all(map(kind.is_one, got))
+    assert [kind.dtype_name(array) for array in got] == ["bfloat16", *["float32"] * (len(got) - 1)]
+    for name, array, values in zip(("out", "max_logits", "lse", "lse_indexer"), got, expected):
+        check_close(name, kind.float64(array), values, OUT if name == "out" else ROWS)
+
+
+def bits(kind, arrays):
+    return [kind.bits(array) for array in arrays]
+
+
+# ---- Values ---------------------------------------------------------------------------------------------------------
+
+SHAPES = [
+    dict(),
+    dict(d=512, s_q=1),
+    dict(h_q=128, topk=300, s_kv=1000),
+    dict(h_q=64, d=512, topk=64, s_q=40),
+    dict(h_q=6, h_kv=2),
+    dict(lengths=[0, 90, -3, 1000, 17]),
+    dict(h_q=64, topk=200, lengths=[0, 200, -2147483648, 2147483647, 65]),
+    dict(pages=(5, 64)),
+    dict(pages=(5, 61), d=512, lengths=[0, 90, -3, 1000, 17]),
+    dict(pages=(50, 1)),
+    dict(layout=656, pages=(5, 64)),
+    dict(layout=584, pages=(5, 64), h_q=64),
+    dict(layout=656, pages=(7, 3), h_q=128, topk=300, lengths=[0, 300, 299, 1, 64]),
+    dict(layout=584, pages=(50, 1), topk=1),
+    dict(topk=0),
+    dict(s_kv=0),
+    dict(pages=(0, 64), layout=656),
+    dict(s_q=0),
+    dict(s_q=300, s_kv=40, h_q=16, topk=40),
+]
+
+
+@each_kind
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values(kind, shape):
+    prompt = Prompt(**shape)
+    arguments, expected = prompt.arguments(kind), prompt.expected(kind)
+    check(kind, call(kind, arguments), expected)
+    sink = kind.fp32(prompt.sink)
+    check(kind, call(kind, dict(arguments, attn_sink=sink)), prompt.expected(kind, sink=prompt.sink))
+
+
+@each_kind
+@pytest.mark.parametrize("none", [*NO_KEYS, 300], ids=str)
+@pytest.mark.parametrize("sink", [-math.inf, 0.0, math.inf, None], ids=str)
+def test_rows_without_a_key(kind, none, sink):
+    """Every token but the second; the sink cannot give them an out."""
+    prompt = Prompt()
+    prompt.lists[[0, 2, 3, 4]] = none
+    arguments = prompt.arguments(kind)
+    if sink is not None:
+        arguments["attn_sink"] = kind.full((4,), sink, "float32")
+    for empty in (math.inf, -math.inf):
+        got = call(kind, dict(arguments, lse_empty=empty))
+        check(kind, got, prompt.expected(kind, sink=None if sink is None else numpy.full(4, sink), lse_empty=empty))
+        out, most, lse = map(kind.float64, got)
+        for token in (0, 2, 3, 4):
+            assert not numpy.any(out[token]) and numpy.all(most[token] == -math.inf) and numpy.all(lse[token] == empty)
+
+
+@each_kind
+def test_an_index_that_stands_twice_counts_twice(kind):
+    prompt = Prompt(topk=8)
+    prompt.lists[:] = 7
+    prompt.memory[7] = 0.25
+    got = call(kind, prompt.arguments(kind))
+    check(kind, got, prompt.expected(kind))
+    difference = kind.float64(got[2]) - kind.float64(got[1])
+    assert numpy.allclose(difference, math.log(8), rtol=1e-5)
+
+
+@each_kind
+def test_options(kind):
+    prompt = Prompt(lengths=[0, 90, 3, 64, 65])
+    options = dict(attn_sink=kind.fp32(prompt.sink), sm_scale=-0.3, lse_empty=-math.inf, log_base=2, d_v=D_V)
+    arguments = dict(prompt.arguments(kind), **options)
+    expected = prompt.expected(kind, -0.3, prompt.sink, -math.inf, 2)
+    check(kind, call(kind, arguments), expected)
+    results = new_results(kind, 5, 4)
+    got = flash_mla_sparse_fwd(**arguments, **results)
+    assert all(array is results[name] for array, name in zip(got, ("out", "max_logits", "lse")))
+    check(kind, got, expected)
+
+
+@each_kind_that_makes
+@pytest.mark.parametrize("given", ["out", "max_logits", "lse"])
+def test_one_result_is_given(kind, given):
+    prompt = Prompt()
+    shape = (5, 4, D_V) if given == "out" else (5, 4)
+    array = kind.full(shape, 7, None if given == "out" else "float32")
+    got = call(kind, dict(prompt.arguments(kind), **{given: array}))
+    assert got[("out", "max_logits", "lse").index(given)] is array
+    check(kind, got, prompt.expected(kind))
+
+
+@each_kind
+def test_the_sink_changes_out_alone(kind):
+    prompt = Prompt()
+    arguments = prompt.arguments(kind)
+    without = bits(kind, call(kind, arguments))
+    sunk = bits(kind, call(kind, dict(arguments, attn_sink=kind.fp32(prompt.sink))))
+    assert sunk[0] != without[0] and sunk[1:] == without[1:]
+
+
+@each_torch_kind
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "float8_e4m3fn"])
+def test_types_of_one_byte(kind, dtype):
+    if kind.element != "bfloat16":
+        pytest.skip("queries are bf16")
+    prompt = Prompt(layout=656, pages=(5, 64))
+    arguments = prompt.arguments(kind)
+    arguments["kv"] = arguments["kv"].view(getattr(torch, dtype))
+    check(kind, call(kind, arguments), prompt.expected(kind))
+
+
+@each_kind
+@pytest.mark.parametrize("shape", [dict(h_q=64, s_q=20, topk=200), dict(layout=656, pages=(5, 64))], ids=str)
+def test_the_same_call_gives_the_same_bits_and_writes_only_its_results(kind, shape):
+    prompt = Prompt(**shape)
+    arguments = dict(prompt.arguments(kind), attn_sink=kind.fp32(prompt.sink))
+
+    def held():
+        return {name: kind.bits(array) for name, array in arguments.items() if kind.is_one(array)}
+
+    before, first = held(), bits(kind, call(kind, arguments))
+    for _ in range(3):
+        assert bits(kind, call(kind, arguments)) == first
+    assert held() == before and len(before) == 4
+
+
+@each_kind
+def test_pages_are_keys_in_one_piece(kind):
+    prompt = Prompt(s_kv=320, h_q=64, topk=200)
+    arguments = prompt.arguments(kind)
+    paged = dict(arguments, kv=kind.array(prompt.memory.reshape(5, 64, 1, 576)))
+    expected = prompt.expected(kind)
+    for way in (arguments, paged):
+        check(kind, call(kind, way), expected)
+
+
+# ---- lse_indexer ----------------------------------------------------------------------------------------------------
+
+
+@each_kind_that_makes
+@pytest.mark.parametrize("lengths", [None, [0, 90, 3, 64, 65]], ids=["lists=whole", "lists=cut"])
+@pytest.mark.parametrize("count", [1, 64, 89, 90, 512, 2048, 2**40])
+@pytest.mark.parametrize("shape", [dict(), dict(h_q=6, h_kv=2), dict(layout=656, pages=(5, 64))], ids=str)
+def test_lse_indexer(kind, shape, count, lengths):
+    """Of the first keys of a list; the other results know nothing of it, the sink nothing of any lse."""
+    prompt = Prompt(**shape, lengths=lengths)
+    prompt.lists[1, :, :64] = -1
+    for options in ({}, dict(lse_empty=-math.inf, log_base=2)):
+        arguments = dict(prompt.arguments(kind), attn_sink=kind.fp32(prompt.sink), **options)
+        got = call(kind, dict(arguments, indexer_topk=count))
+        part = prompt.expected(kind, first=count, **options)[2]
+        check(kind, got, (*prompt.expected(kind, sink=prompt.sink, **options), part))
+        assert bits(kind, got[:3]) == bits(kind, call(kind, dict(arguments, indexer_topk=0)))
+
+
+@each_kind_that_makes
+def test_lse_indexer_with_given_results(kind):
+    prompt = Prompt()
+    results = dict(out=kind.full((5, 4, D_V), 7), lse=kind.full((5, 4), 7, "float32"))
+    got = call(kind, dict(prompt.arguments(kind), indexer_topk=64, **results))
+    assert got[0] is results["out"] and got[2] is results["lse"]
+    check(kind, got, (*prompt.expected(kind), prompt.expected(kind, first=64)[2]))
+
+
+def test_lse_indexer_where_arrays_cannot_be_made():
+    with pytest.raises(TypeError, match="^flash_mla_sparse_fwd: indexer_topk: must be 0 where arrays are Words"):
+        call(WORDS, dict(Prompt().arguments(WORDS), indexer_topk=64))
+
+
+# ---- Strides --------------------------------------------------------------------------------------------------------
+
+
+@each_kind
+@pytest.mark.parametrize("which", ["q", "kv", "indices", "out", "max_logits", "lse", "all"])
+@pytest.mark.parametrize("shape", [dict(h_q=6, h_kv=2), dict(pages=(5, 64))], ids=str)
+def test_strides(kind, shape, which):
+    """Parts of larger arrays, whose rest is not looked at, and stays as it is."""
+    prompt = Prompt(**shape)
+    h_q = prompt.h_q
+    large_out = kind.full((11, h_q + 2, 600), 7)
+    large_most, large_lse = kind.full((6, h_q + 3), 7, "float32"), kind.full((6, h_q + 3), 7, "float32")
+    arguments = prompt.arguments(kind)
+    arguments.update(new_results(kind, 5, h_q))
+    parts = {
+        "q": strided(kind, prompt.q),
+        "kv": strided(kind, prompt.memory),
+        "indices": strided(kind, prompt.lists, "int32"),
+        "out": large_out[1::2, 1:-1, 8:520],
+        "max_logits": large_most[1:, 2:-1],
+        "lse": large_lse[1:, 2:-1],
+    }
+    arguments.update(parts if which == "all" else {which: parts[which]})
+    got = flash_mla_sparse_fwd(**arguments)
+    check(kind, got, prompt.expected(kind))
+    for name, large in (("out", large_out), ("max_logits", large_most), ("lse", large_lse)):
+        written = int(numpy.sum(kind.float64(large) != 7))
+        assert written == (kind.float64(parts[name]).size if which in (name, "all") else 0)
+
+
+@each_kind
+def test_queries_and_keys_that_start_anywhere(kind):
+    """An element's alignment is enough: nothing here is a multiple of 16 bytes."""
+    prompt = Prompt()
+    arguments = prompt.arguments(kind)
+    for name, values in (("q", prompt.q), ("kv", prompt.memory)):
+        large = numpy.full((*values.shape[:-1], prompt.d + 5), math.nan)
+        large[..., 3:-2] = values
+        arguments[name] = kind.array(large)[..., 3:-2]
+    check(kind, call(kind, arguments), prompt.expected(kind))
+
+
+# ---- The kernel -----------------------------------------------------------------------------------------------------
+
+
+class WhichPrefillKernel(WhichKernel):
+    """The library, which is asked for the name of the kernel before each call of sparse prefill."""
+
+    def fmla_sparse_prefill(self, address):
+        self.ask("fmla_sparse_prefill_kernel", address)
+        return self._library.fmla_sparse_prefill(address)
+
+
+@each_kind
+@pytest.mark.parametrize("shape", [dict(), dict(layout=656, pages=(5, 64)), dict(layout=584, pages=(5, 1))], ids=str)
+def test_kernel(kind, shape, monkeypatch):
+    """It is one that the capabilities of the device have."""
+    rows = [row for row in flash_mla.capabilities(kind.device) if row["operation"] == "sparse_prefill"]
+    available = {row["kernel"] for row in rows if row["available"] and not row["forced_only"]}
+    library = WhichPrefillKernel(_operations.library)
+    monkeypatch.setattr(_operations, "library", library)
+    prompt = Prompt(**shape)
+    check(kind, call(kind, prompt.arguments(kind)), prompt.expected(kind))
+    (name,) = library.names
+    assert name in available
+
+
+# ---- Errors ---------------------------------------------------------------------------------------------------------
+
+S_Q, S_KV, H_Q, TOPK, D = 3, 40, 4, 30, 576
+EVERY_SECOND = slice(None, None, 2)
+WRONG = {
+    "q": [
+        (TYPE, None, *NO_ARRAY),
+        (VALUE, full(S_Q, H_Q, D, dtype="float32"), full(S_Q, H_Q, D, dtype="float16")),
+        (VALUE, full(H_Q, D), full(1, S_Q, H_Q, D), full(), full(S_Q, 0, D), full(S_Q, H_Q, 0).as_("d_v")),
+        (VALUE, full(S_Q + 1, H_Q, D).as_("indices"), full(S_Q, H_Q, 512).as_("kv"), full(S_Q, 3, D)),
+        (VALUE, part((S_Q, H_Q, 2 * D), (slice(None), slice(None), EVERY_SECOND))),
+    ],
+    "kv": [
+        (TYPE, None, *NO_ARRAY),
+        (VALUE, full(S_KV, 2, D, dtype="float16"), full(S_KV, 2, D, dtype="uint8"), full(S_KV, 2, D, dtype="int32")),
+        (VALUE, full(S_KV, D), full(1, S_KV, 64, 2, D), full(), full(S_KV, 0, D), full(S_KV, 3, D).as_("q")),
+        (VALUE, full(S_KV, 1, D).as_("indices"), full(S_KV, 2, 512), full(S_KV, 64, 2, D), full(S_KV, 64, 1, 512)),
+        (VALUE, full(S_KV, 0, 1, D)),
+        (VALUE, part((S_KV, 2, 2 * D), (slice(None), slice(None), EVERY_SECOND))),
+    ],
+    "indices": [
+        (TYPE, None, *NO_ARRAY),
+        (VALUE, full(S_Q, 2, TOPK, dtype="int64"), full(S_Q, 2, TOPK)),
+        (VALUE, full(S_Q, TOPK, dtype="int32"), full(1, S_Q, 2, TOPK, dtype="int32"), full(dtype="int32")),
+        (VALUE, full(S_Q + 1, 2, TOPK, dtype="int32"), full(S_Q, 1, TOPK, dtype="int32")),
+        (VALUE, part((S_Q, 2, 2 * TOPK), (slice(None), slice(None), EVERY_SECOND), "int32")),
+    ],
+    "sm_scale": [(TYPE, None, "text", [1]), (VALUE, 0, 0.0, math.inf, -math.inf, math.nan, 1e300)],
+    "d_v": [(TYPE, None, "512", 512.0), (VALUE, 0, -1, D + 1, 2**40), (NOT_THERE, 256, 1)],
+    "attn_sink": [
+        (TYPE, *NO_ARRAY),
+        (VALUE, full(H_Q), full(H_Q, dtype="float64"), full(H_Q, dtype="int32")),
+        (VALUE, full(dtype="float32"), full(1, H_Q, dtype="float32"), full(H_Q + 1, dtype="float32")),
+    ],
+    "topk_length": [
+        (TYPE, *NO_ARRAY),
+        (VALUE, full(S_Q, dtype="int64"), full(S_Q), full(S_Q + 1, dtype="int32"), full(S_Q, 1, dtype="int32")),
+    ],
+    "indexer_topk": [(TYPE, None, "512", 512.0, [512]), (VALUE, -1, -512)],
+    "is_fp8_kvcache": [(TYPE, "text", [1]), (VALUE, 2)],
+    "out": [
+        (TYPE, *NO_ARRAY),
+        (VALUE, full(S_Q, H_Q, D_V, dtype="float32"), full(S_Q, H_Q, D_V, dtype="float16")),
+        (VALUE, full(H_Q, D_V), full(S_Q + 1, H_Q, D_V), full(S_Q, 1, D_V), full(S_Q, H_Q, D), full(S_Q, H_Q, 0)),
+        (VALUE, broadcast(S_Q, H_Q, D_V)),
+    ],
+    "lse": [
+        (TYPE, *NO_ARRAY),
+        (VALUE, full(S_Q, H_Q), full(S_Q, H_Q, dtype="float64"), full(H_Q, S_Q, dtype="float32")),
+        (VALUE, full(S_Q, dtype="float32"), full(1, S_Q, H_Q, dtype="float32"), broadcast(S_Q, H_Q, dtype="float32")),
+    ],
+    **OPTIONS,
+}
+WRONG["max_logits"] = WRONG["lse"]
+
+
+def right_arguments(kind):
+    return dict(
+        q=kind.full((S_Q, H_Q, D), 0),
+        kv=kind.full((S_KV, 2, D), 0),
+        indices=kind.int32(numpy.zeros((S_Q, 2, TOPK))),
+        sm_scale=0.1,
+    )
+
+
+@each_kind
+@pytest.mark.parametrize("indexer_topk", [0, 16])
+@pytest.mark.parametrize("argument,value,exception", cases(WRONG))
+def test_wrong_arguments(kind, argument, value, exception, indexer_topk):
+    if argument == "stream" and kind.is_torch:
+        pytest.skip("PyTorch's current stream is used")
+    if kind is WORDS and (indexer_topk or exception is NOT_THERE or getattr(value, "name", None) == "broadcast"):
+        pytest.skip("results of its own are given, and NumPy makes no views of it")
+    arguments = dict(right_arguments(kind), indexer_topk=indexer_topk)
+    if kind is WORDS:
+        arguments.update(new_results(kind, S_Q, H_Q))
+    check_refused(flash_mla_sparse_fwd, arguments, argument, value, exception, kind)
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "kv,named",
+    [
+        (full(S_KV, 64, 1, 656).as_("is_fp8_kvcache", "kv"), "kv"),
+        (full(S_KV, 64, 1, 576, dtype="uint8"), "kv"),
+        (full(S_KV, 1, 656, dtype="uint8"), "kv"),
+        (full(S_KV, 64, 2, 656, dtype="uint8"), "kv"),
+        (full(S_KV, 64, 1, 656, dtype="int32"), "kv"),
+        (full(S_KV, 64, 1, 584, dtype="uint8"), "q"),  # whose d_qk is 512
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_wrong_pages_of_bytes(kind, kv, named):
+    arguments = dict(right_arguments(kind), is_fp8_kvcache=True, indices=kind.int32(numpy.zeros((S_Q, 1, TOPK))))
+    if kind is WORDS:
+        arguments.update(new_results(kind, S_Q, H_Q))
+    flash_mla_sparse_fwd(**dict(arguments, kv=kind.full((2, 64, 1, 656), 0, "uint8")))
+    with pytest.raises(ValueError, match=rf"^flash_mla_sparse_fwd: {named}: "):
+        flash_mla_sparse_fwd(**dict(arguments, kv=kv.make(kind)))
+
+
+def test_every_argument_is_in_the_table():
+    code = flash_mla_sparse_fwd.__code__
+    assert set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) == set(WRONG)
+
+
+@each_kind
+@pytest.mark.parametrize("argument", ["kv", "indices", "topk_length", "attn_sink", "out", "max_logits", "lse"])
+def test_arrays_on_two_devices(kind, argument):
+    """A GPU's array beside NumPy's says where it is and has no memory."""
+    if kind.is_torch:
+        pytest.skip("its arrays are of one kind")
+    prompt = Prompt(lengths=[1, 2, 3, 4, 5])
+    arguments = dict(prompt.arguments(kind), attn_sink=kind.fp32(prompt.sink), **new_results(kind, 5, 4))
+    shape = arguments[argument].shape
+    code, width = {"bfloat16": (4, 16), "int32": (0, 32), "float32": (2, 32)}[str(arguments[argument].dtype)]
+    arguments[argument] = Capsuled(4096, shape, code, width, device=(2, 0))
+    with pytest.raises(ValueError) as caught:
+        flash_mla_sparse_fwd(**arguments)
+    assert str(caught.value) == f"flash_mla_sparse_fwd: {argument}: device is cuda:0, must be cpu as q's"
+
+
+@pytest.mark.parametrize("argument", ["max_logits", "lse"])
+def test_result_that_is_read_only(argument):
+    arguments = dict(Prompt().arguments(WORDS), **{argument: numpy.zeros((5, 4), numpy.float32)})
+    arguments[argument].flags.writeable = False
+    with pytest.raises(ValueError, match=f"^flash_mla_sparse_fwd: {argument}: is read-only"):
+        call(WORDS, arguments)
+
+
+def test_words_are_what_bf16_rounds_to():
+    """Of the tests' own kind of array: against what cuts off, where nothing is to round."""
+    exact = (bf16_bits(numpy.linspace(-3, 3, 101)).astype(numpy.uint32) << 16).view(numpy.float32)
+    assert numpy.array_equal(WORDS.float64(WORDS.array(exact)), exact)
+    halves = numpy.array([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, math.nan, -math.inf])
+    expected = numpy.array([1, 1 + 2**-6, 1 + 2**-7, math.nan, -math.inf])
+    assert numpy.array_equal(WORDS.float64(WORDS.array(halves)), expected, equal_nan=True)
