@@ -587,7 +587,7 @@ def flash_mla_sparse_fwd(
             wanted = " or ".join(map(str, ranks))
             raise ValueError(f"{this}: {name}: has {len(shapes[name])} dimensions, must have {wanted}")
     sm_scale = _number(this, "sm_scale", sm_scale)
-    if sm_scale == 0 or not math.isfinite(sm_scale):  # 0 is the library's word for 1 / sqrt(d_qk)
+    if not 1e-45 < abs(sm_scale) < math.inf:  # what is 0 as fp32 is the library's word for 1 / sqrt(d_qk)
         raise ValueError(f"{this}: sm_scale: is {sm_scale}, must be finite and not 0")
     d_v, _ = _of_values(this, module, shapes["q"][2], d_v, sm_scale, out, "d_v")
     indexer_topk = _integer(this, "indexer_topk", indexer_topk)

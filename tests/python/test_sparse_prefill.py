@@ -426,7 +426,7 @@ WRONG = {
         (VALUE, full(S_Q + 1, 2, TOPK, dtype="int32"), full(S_Q, 1, TOPK, dtype="int32")),
         (VALUE, part((S_Q, 2, 2 * TOPK), (slice(None), slice(None), EVERY_SECOND), "int32")),
     ],
-    "sm_scale": [(TYPE, None, "text", [1]), (VALUE, 0, 0.0, math.inf, -math.inf, math.nan, 1e300)],
+    "sm_scale": [(TYPE, None, "text", [1]), (VALUE, 0, 0.0, 1e-60, math.inf, -math.inf, math.nan, 1e300)],
     "d_v": [(TYPE, None, "512", 512.0), (VALUE, 0, -1, D + 1, 2**40), (NOT_THERE, 256, 1)],
     "attn_sink": [
         (TYPE, *NO_ARRAY),
