@@ -20,9 +20,10 @@
 #include <string.h>
 
 const char *const fault_names[FAULTS] = {
-    "none",     "dropped-key", "mask",        "swapped-page", "out-of-bounds", "gap",          "unwritten",
-    "nan",      "lse",         "unstable",    "merge-base",   "invalid-key",   "late-key",     "wrong-scale",
-    "no-extra", "cache-slot",  "cache-value", "cache-scale",  "cache-gap",     "gather-value", "gather-zero"};
+    "none",      "dropped-key",  "mask",        "swapped-page", "out-of-bounds", "gap",
+    "unwritten", "nan",          "lse",         "unstable",     "merge-base",    "invalid-key",
+    "late-key",  "wrong-scale",  "no-extra",    "cache-slot",   "cache-value",   "cache-scale",
+    "cache-gap", "gather-value", "gather-zero", "lse-base",     "max-scale"};
 
 void report(struct tally *tally, const struct run *run, const char *where, const char *what)
 {
@@ -91,6 +92,7 @@ static const struct operation {
     {"decode_plan", NULL /* tests/unit/test_plan.c */, check_device_plan, NULL},
     {"dense_decode", check_dense_decode, check_dense_decode, time_dense_decode},
     {"sparse_decode", check_sparse_decode, check_sparse_decode, time_sparse_decode},
+    {"sparse_prefill", check_sparse_prefill, check_sparse_prefill, time_sparse_prefill},
     {"merge", check_merge, check_merge, NULL},
     {"cache_append", check_cache_append, check_cache_append, NULL},
     {"cache_gather", check_cache_gather, check_cache_gather, NULL},
@@ -139,6 +141,8 @@ static bool check_here(const struct asked *asked, const fmla_capability *row, fm
            (long long)tally->covered, (long long)tally->pairs, (long long)tally->failed, told.seconds);
     printf("  largest cosine difference of a case: out %.1e, lse %.1e\n", tally->cosine_out,
            tally->cosine_lse);
+    if (tally->refused)
+        printf("  refused, by its name, and left to another kernel: %lld cases\n", (long long)tally->refused);
     if (asked->timed && operation->time && !on_gpu(&run)) operation->time(&run);
     fflush(stdout);
     if (asked->tally_fd >= 0) child_tell(asked->tally_fd, &told);
@@ -231,9 +235,13 @@ static bool has_fault(const char *operation, enum defect fault)
 {
     if (!strcmp(operation, "merge")) return fault == FAULT_MERGE_BASE;
     if (!strcmp(operation, "cache_append")) return fault >= FAULT_CACHE_SLOT && fault < FAULT_GATHER_VALUE;
-    if (!strcmp(operation, "cache_gather")) return fault >= FAULT_GATHER_VALUE;
+    if (!strcmp(operation, "cache_gather")) return fault >= FAULT_GATHER_VALUE && fault < FAULT_LSE_BASE;
     if (!strcmp(operation, "sparse_decode"))
         return fault < FAULT_CACHE_SLOT && fault != FAULT_MASK && fault != FAULT_MERGE_BASE;
+    if (!strcmp(operation, "sparse_prefill"))
+        return (fault < FAULT_CACHE_SLOT && fault != FAULT_MASK && fault != FAULT_MERGE_BASE &&
+                fault != FAULT_NO_EXTRA) ||
+               fault >= FAULT_LSE_BASE;
     return fault < FAULT_MERGE_BASE;
 }
 

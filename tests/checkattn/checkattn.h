@@ -33,6 +33,8 @@ enum defect {
     FAULT_CACHE_GAP,     /* one byte written between two pages */
     FAULT_GATHER_VALUE,  /* one value of a vector is off by its last bit */
     FAULT_GATHER_ZERO,   /* the row of no slot is not all zeros */
+    FAULT_LSE_BASE,      /* sparse prefill: one lse in the other base */
+    FAULT_MAX_SCALE,     /* sparse prefill: one max_logits without softmax_scale */
     FAULTS
 };
 
@@ -53,6 +55,7 @@ struct run {
 struct tally {
     int64_t cases, failed;
     int64_t rows;                  /* compared with the oracle */
+    int64_t refused;               /* cases that the kernel leaves to another one, as it should */
     int64_t pairs, covered;        /* of axis values */
     double cosine_out, cosine_lse; /* the largest cosine difference of a case */
     int64_t number;                /* of the grid's case that runs; 0 = one that is not of the grid */
@@ -89,10 +92,12 @@ void check_cache_gather(const struct run *run, struct tally *tally);
 void check_device_plan(const struct run *run, struct tally *tally);
 
 void check_sparse_decode(const struct run *run, struct tally *tally);
+void check_sparse_prefill(const struct run *run, struct tally *tally);
 
 /* Prints GFLOP/s of a few plain shapes. */
 void time_dense_decode(const struct run *run);
 void time_sparse_decode(const struct run *run);
+void time_sparse_prefill(const struct run *run);
 
 /* The threads that calls use from now on. */
 enum { THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN };

@@ -364,3 +364,48 @@ fmla_status device_sparse_call(const struct device_blocks *blocks, const fmla_sp
     device_scratch_free(&workspace);
     return status;
 }
+
+/* ---- Sparse prefill ------------------------------------------------------------------------- */
+
+void device_prefill_args_make(struct device_prefill_args *to, const struct device_blocks *blocks,
+                              const fmla_sparse_prefill_args *from)
+{
+    to->args = *from;
+    const fmla_tensor **tensors[] = {&to->args.q,           &to->args.kv,        &to->args.indices,
+                                     &to->args.topk_length, &to->args.attn_sink, &to->args.out,
+                                     &to->args.max_logits,  &to->args.lse};
+    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
+        *tensors[i] = device_tensor(blocks, *tensors[i], &to->tensor[i]);
+}
+
+fmla_status device_prefill_call(const struct device_blocks *blocks, const fmla_sparse_prefill_args *args,
+                                int fill)
+{
+    const fmla_tensor *results[] = {args->out, args->max_logits, args->lse};
+    enum { RESULTS = sizeof results / sizeof results[0] };
+    struct device_prefill_args on_device;
+    struct device_scratch workspace;
+    size_t bytes = 0, alignment = 0;
+    device_prefill_args_make(&on_device, blocks, args);
+    fmla_status status = fmla_sparse_prefill_workspace_size(&on_device.args, &bytes, &alignment);
+    if (status) return status;
+    device_scratch_make(&workspace, bytes, fill);
+    for (int i = 0; i < RESULTS; i++)
+        if (results[i]) device_up(blocks, results[i]->data);
+    void *stream = fill ? device_stream_open() : NULL; /* the default stream too */
+    on_device.args.workspace = workspace.memory, on_device.args.workspace_size = bytes;
+    on_device.args.stream = stream;
+    status = fmla_sparse_prefill(&on_device.args);
+    if (!status) {
+        device_wait(stream);
+        for (int i = 0; i < RESULTS; i++)
+            if (results[i]) device_down(blocks, results[i]->data);
+    }
+    if (!device_scratch_intact(&workspace)) {
+        fprintf(stderr, "checkattn: the call wrote past the end of its workspace\n");
+        exit(3);
+    }
+    device_stream_close(stream);
+    device_scratch_free(&workspace);
+    return status;
+}

@@ -114,4 +114,15 @@ void device_sparse_args_make(struct device_sparse_args *to, const struct device_
 fmla_status device_sparse_call(const struct device_blocks *blocks, const fmla_sparse_decode_args *args,
                                int fill);
 
+/* And of sparse prefill. */
+struct device_prefill_args {
+    fmla_sparse_prefill_args args;
+    fmla_tensor tensor[8];
+};
+
+void device_prefill_args_make(struct device_prefill_args *to, const struct device_blocks *blocks,
+                              const fmla_sparse_prefill_args *from);
+fmla_status device_prefill_call(const struct device_blocks *blocks, const fmla_sparse_prefill_args *args,
+                                int fill);
+
 #endif

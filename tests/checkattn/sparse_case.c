@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: MIT */
-#define _GNU_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #include "sparse_case.h"
 
 #include "num.h"
@@ -8,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 const int64_t sparse_shapes[SPARSE_SHAPES][3] = {{512, 64, 2},    {512, 64, 64},   {512, 64, 69},
                                                  {1024, 576, 61}, {2046, 2048, 2}, {2046, 2048, 576},
@@ -19,88 +17,18 @@ enum { APART = 4 };
 
 /* ---- Drawn values ---------------------------------------------------------------------------- */
 
-/* Queries are N(0, 1), keys N(0, 0.1²), both clamped to ±1; drawn once and copied from random places. */
-enum { DRAWN = 1 << 16, TOKENS = 256, WIDEST = 576, FP8 = 2 /* formats */, CODES = 4 };
-static uint16_t drawn_q[2][DRAWN], drawn_keys[2][DRAWN]; /* [bf16, fp16] */
-static struct token {
-    uint8_t bytes[656], scales[8];
-} drawn_tokens[FP8][CODES][TOKENS];
-
-/* A token whose groups have scales of any kind. The values stay within ±1. */
-static void draw_scales(struct random_state *random, bool extreme, const struct kv_layout *layout,
-                        struct token *token)
-{
-    for (int g = 0; g * layout->group < layout->nope; g++) {
-        const float amax = (float)(0.05 + 0.3 * random_unit(random));
-        float scale = amax / 448.0f;
-        if (layout->scale == KV_SCALE_UE8M0 || extreme)
-            scale = ldexpf(1.0f, (int)random_between(random, extreme ? -14 : -12, extreme ? -2 : -9));
-        if (layout->scale == KV_SCALE_UE8M0)
-            token->scales[g] = (uint8_t)(127 + ilogbf(scale));
-        else
-            memcpy(token->bytes + layout->scale_offset + 4 * g, &scale, sizeof scale);
-        for (int i = g * layout->group; i < (g + 1) * layout->group; i++) {
-            uint8_t code = num_to_e4m3(random_input(random, 0.0f, amax / 3.0f) / scale);
-            if (extreme) {
-                const bool small = scale * 448.0f > 1.0f; /* then only small codes stay within ±1 */
-                const int64_t kind = random_between(random, 0, 2);
-                code = (uint8_t)(kind == 0   ? random_between(random, 0, 1) * 0x80
-                                 : kind == 1 ? random_between(random, 1, 7) /* subnormal */
-                                 : small     ? random_between(random, 8, 0x38)
-                                             : 0x7e);
-                if (random_between(random, 0, 1)) code ^= 0x80;
-            }
-            token->bytes[i] = code;
-        }
-    }
-}
-
-/* Tokens of the drawn ones that are beyond fp16, so few that most blocks of 64 keys have none, and 1e5 in bf16. Where queries
- * and scales are beyond it, all keys and codes are 0: taken for infinite, they give NaN. */
-enum { BEYOND_LARGE = 17, BEYOND_SMALL = 33, BEYOND_ROPE = 101, LARGE_BF16 = 0x47c3 };
-
-static void draw_beyond(int t, const struct kv_layout *layout, struct token *token)
-{
-    const bool large = t == BEYOND_LARGE;
-    token->bytes[0] = 0;
-    if (large) memset(token->bytes + layout->group, 0, (size_t)layout->group);
-    if (large || t == BEYOND_SMALL) {
-        const float scale = large ? 0x1p127f : 0x1p-40f; /* of the second group */
-        if (layout->scale == KV_SCALE_UE8M0)
-            token->scales[1] = (uint8_t)(127 + ilogbf(scale));
-        else
-            memcpy(token->bytes + layout->scale_offset + 4, &scale, sizeof scale);
-    }
-    if (t == BEYOND_ROPE)
-        memcpy(token->bytes + layout->rope_offset, &(uint16_t){LARGE_BF16}, sizeof(uint16_t));
-}
+/* Queries are N(0, 1), clamped to ±1; drawn once and copied from random places. */
+enum { DRAWN = 1 << 16 };
+static uint16_t drawn_q[2][DRAWN]; /* [bf16, fp16] */
 
 void sparse_case_draw(uint64_t seed)
 {
-    static const enum kv_format formats[FP8] = {KV_FP8_656, KV_FP8_584};
     struct random_state random = {seed};
-    float values[WIDEST] = {0};
     for (int i = 0; i < DRAWN; i++) {
-        const float q = random_input(&random, 0.0f, 1.0f), key = random_input(&random, 0.0f, 0.1f);
+        const float q = random_input(&random, 0.0f, 1.0f);
         drawn_q[0][i] = num_to_bf16(q), drawn_q[1][i] = num_to_fp16(q);
-        drawn_keys[0][i] = num_to_bf16(key), drawn_keys[1][i] = num_to_fp16(key);
     }
-    for (int f = 0; f < FP8; f++)
-        for (int codes = 0; codes < CODES; codes++)
-            for (int t = 0; t < TOKENS; t++) {
-                const struct kv_layout layout = kv_layout_of(formats[f], 0);
-                struct token *token = &drawn_tokens[f][codes][t];
-                uint8_t page[656];
-                for (int d = 0; d < WIDEST; d++) values[d] = random_input(&random, 0.0f, 0.1f);
-                kv_store_token(&layout, page, 1, 0, values, 1.0f); /* a page of one token: scales behind it */
-                memcpy(token->bytes, page, (size_t)layout.token_bytes);
-                memcpy(token->scales, page + layout.token_bytes, (size_t)layout.scale_bytes);
-                token->scales[7] = 0xff; /* the pad byte is anything */
-                if (codes == S_CODES_BEYOND)
-                    draw_beyond(t, &layout, token);
-                else if (codes != S_CODES_WRITTEN)
-                    draw_scales(&random, codes == S_CODES_EXTREME, &layout, token);
-            }
+    sparse_pool_draw(&random, 0.0f);
 }
 
 static bool is_fp16(const struct sparse_case *c)
@@ -113,26 +41,7 @@ static int64_t from_place(struct sparse_case *c)
     return random_between(&c->random, 0, DRAWN - c->d_qk);
 }
 
-/* A spike: the last values of a vector are 1/2. Two vectors with spikes have a product larger by SPIKE / 4. */
-enum { SPIKE = 32 };
-
-static void put_spike(uint8_t *end, bool fp16)
-{
-    const uint16_t half = fp16 ? 0x3800 : 0x3f00;
-    for (int i = 1; i <= SPIKE; i++) memcpy(end - 2 * i, &half, sizeof half);
-}
-
 /* ---- Lists ----------------------------------------------------------------------------------- */
-
-static int64_t slots_of(const struct sparse_pool *pool)
-{
-    return pool->pages * pool->page_size;
-}
-
-bool sparse_case_is_key(const struct sparse_pool *pool, int32_t index)
-{
-    return index >= 0 && index < slots_of(pool);
-}
 
 int32_t *sparse_case_entry(const struct sparse_pool *pool, int64_t request, int64_t token, int64_t i)
 {
@@ -143,7 +52,7 @@ bool sparse_case_sees_none(const struct sparse_case *c, int64_t request, int64_t
 {
     for (int k = 0; k < S_CACHES; k++)
         for (int64_t i = 0; c->pool[k].topk && i < c->pool[k].count[request]; i++)
-            if (sparse_case_is_key(&c->pool[k], *sparse_case_entry(&c->pool[k], request, token, i)))
+            if (sparse_pool_is_key(&c->pool[k], *sparse_case_entry(&c->pool[k], request, token, i)))
                 return false;
     return true;
 }
@@ -166,8 +75,8 @@ static void make_lengths(struct sparse_case *c, struct sparse_pool *pool, int64_
 
 static int32_t no_key(struct sparse_case *c, const struct sparse_pool *pool)
 {
-    const int32_t none[] = {-1, 2147480000, -2147483647 - 1, (int32_t)slots_of(pool),
-                            (int32_t)slots_of(pool) + 3};
+    const int32_t none[] = {-1, 2147480000, -2147483647 - 1, (int32_t)sparse_pool_slots(pool),
+                            (int32_t)sparse_pool_slots(pool) + 3};
     return none[random_between(&c->random, 0, 4)];
 }
 
@@ -184,61 +93,12 @@ static void make_list(struct sparse_case *c, struct sparse_pool *pool, int64_t r
         const bool none =
             kind == S_INDICES_NONE || (kind == S_INDICES_SOME && !random_between(&c->random, 0, 7));
         if (kind == S_INDICES_TWICE) index = first + (start + i / 2 * step) % pool->s_k;
-        if (i >= pool->count[request]) index = random_between(&c->random, 0, slots_of(pool) - 1);
+        if (i >= pool->count[request]) index = random_between(&c->random, 0, sparse_pool_slots(pool) - 1);
         *sparse_case_entry(pool, request, token, i) = none || index < 0 ? no_key(c, pool) : (int32_t)index;
     }
 }
 
 /* ---- Caches ---------------------------------------------------------------------------------- */
-
-uint8_t *sparse_case_token(const struct sparse_case *c, const struct sparse_pool *pool, int64_t slot)
-{
-    const int64_t at = slot % pool->page_size;
-    uint8_t *page = (uint8_t *)pool->memory.tensor.data + pool->memory.tensor.byte_offset +
-                    slot / pool->page_size * pool->page_bytes;
-    return page + (c->layout.scale_bytes ? (int64_t)kv_token_at(&c->layout, at) : at * pool->slot_bytes);
-}
-
-uint8_t *sparse_case_scales(const struct sparse_case *c, const struct sparse_pool *pool, int64_t slot)
-{
-    const int64_t at = slot % pool->page_size;
-    uint8_t *token = sparse_case_token(c, pool, slot);
-    if (!c->layout.scale_bytes) return token + c->layout.scale_offset;
-    return token - kv_token_at(&c->layout, at) + kv_scales_at(&c->layout, pool->page_size, at);
-}
-
-/* Memory of a cache, NaN everywhere, and the view of it that is the argument. Bytes lie in units that alignment asks for. */
-static void make_memory(struct sparse_case *c, struct sparse_pool *pool, enum layout layout)
-{
-    struct guarded *g = &pool->memory;
-    const int64_t pages = pool->pages, page_size = pool->page_size;
-    static const fmla_dtype bytes[] = {
-        {FMLA_TYPE_UINT, 8, 1}, {FMLA_TYPE_INT, 8, 1}, {10 /* DLPack's e4m3fn */, 8, 1}};
-    pool->shape[0] = pages, pool->shape[1] = page_size, pool->shape[2] = 1;
-    switch (c->format) {
-    case KV_FP8_656:
-        guarded_make(g, dtype_i32, 3, (int64_t[]){pages, page_size, 656 / 4}, layout);
-        pool->page_bytes = 4 * g->strides[0], pool->slot_bytes = 4 * g->strides[1];
-        pool->shape[3] = 656;
-        break;
-    case KV_FP8_584:
-        guarded_make(g, dtype_bf16, 2, (int64_t[]){pages, page_size * 584 / 2}, layout);
-        pool->page_bytes = 2 * g->strides[0], pool->slot_bytes = 584;
-        pool->shape[3] = 584;
-        break;
-    default:
-        guarded_make(g, c->format == KV_FP16 ? dtype_fp16 : dtype_bf16, 4,
-                     (int64_t[]){pages, page_size, 1, c->d_qk}, layout);
-        pool->page_bytes = 2 * g->strides[0], pool->slot_bytes = 2 * g->strides[1];
-        pool->shape[3] = c->d_qk;
-    }
-    const int64_t size = c->layout.element == KV_ELEMENT_E4M3 ? 1 : 2;
-    pool->view = g->tensor;
-    if (size == 1) pool->view.dtype = bytes[random_between(&c->random, 0, 2)];
-    pool->view.ndim = 4, pool->view.shape = pool->shape, pool->view.strides = pool->strides;
-    pool->strides[0] = pool->page_bytes / size, pool->strides[1] = pool->slot_bytes / size;
-    pool->strides[2] = pool->shape[3], pool->strides[3] = 1;
-}
 
 /* With spiked inputs, entries beside a border of a block of 64 and the last ones weigh more than others, so that losing one
  * shows even among thousands. */
@@ -247,82 +107,30 @@ static bool is_border(const struct sparse_pool *pool, int64_t request, int64_t i
     return i % 64 == 0 || i % 64 == 63 || i + 1 == pool->count[request];
 }
 
-static void put_token(struct sparse_case *c, struct sparse_pool *pool, int64_t slot, bool spike)
-{
-    uint8_t *to = sparse_case_token(c, pool, slot);
-    const int fp8 = c->format == KV_FP8_584;
-    if (c->layout.element == KV_ELEMENT_E4M3) {
-        const int64_t codes = c->v[S_CODES] == S_CODES_NAN ? S_CODES_WRITTEN : c->v[S_CODES];
-        _Static_assert((int)S_CODES_NAN == (int)CODES, "the others are drawn");
-        const struct token *token = &drawn_tokens[fp8][codes][random_between(&c->random, 0, TOKENS - 1)];
-        memcpy(to, token->bytes, (size_t)c->layout.token_bytes);
-        memcpy(sparse_case_scales(c, pool, slot), fp8 ? token->scales : token->bytes + c->layout.scale_offset,
-               fp8 ? 8 : 16);
-    } else {
-        memcpy(to, drawn_keys[c->format == KV_FP16] + from_place(c), (size_t)c->layout.token_bytes);
-    }
-    if (spike)
-        put_spike(to + (c->layout.rope ? c->layout.rope_offset + 2 * c->layout.rope : c->layout.token_bytes),
-                  c->format == KV_FP16);
-}
-
-/* One value of a key that is seen: NaN, by its code or by its scale. */
-static void put_nan(struct sparse_case *c, struct sparse_pool *pool, int64_t slot)
-{
-    uint8_t *token = sparse_case_token(c, pool, slot);
-    static const uint16_t nan16 = 0x7fff; /* none of these is what outputs are filled with */
-    static const uint32_t nan32 = 0x7fc00000;
-    if (c->layout.element != KV_ELEMENT_E4M3)
-        memcpy(token + 100, &nan16, sizeof nan16);
-    else if (random_between(&c->random, 0, 1))
-        token[random_between(&c->random, 0, c->layout.nope - 1)] = 0x7f;
-    else if (c->layout.scale_bytes)
-        *sparse_case_scales(c, pool, slot) = 0xff;
-    else
-        memcpy(sparse_case_scales(c, pool, slot), &nan32, sizeof nan32);
-}
-
 /* Writes every slot that a counted index names. */
 static void fill_cache(struct sparse_case *c, struct sparse_pool *pool)
 {
     enum { NAMED = 1, BORDER = 2 };
-    unsigned char *named = calloc((size_t)slots_of(pool) + 1, 1);
+    unsigned char *named = calloc((size_t)sparse_pool_slots(pool) + 1, 1);
     for (int64_t r = 0; r < c->b; r++)
         for (int64_t j = 0; j < c->s_q; j++)
             for (int64_t i = 0; i < pool->count[r]; i++) {
                 const int32_t index = *sparse_case_entry(pool, r, j, i);
-                if (!sparse_case_is_key(pool, index)) continue;
+                if (!sparse_pool_is_key(pool, index)) continue;
                 named[index] |= is_border(pool, r, i) ? NAMED | BORDER : NAMED;
             }
-    for (int64_t slot = 0; slot < slots_of(pool); slot++)
-        if (named[slot]) put_token(c, pool, slot, c->v[S_INPUTS] == S_SPIKED && (named[slot] & BORDER));
+    for (int64_t slot = 0; slot < sparse_pool_slots(pool); slot++)
+        if (named[slot])
+            sparse_pool_put(pool, &c->random, c->v[S_CODES], slot,
+                            c->v[S_INPUTS] == S_SPIKED && (named[slot] & BORDER));
     for (int64_t i = 0; c->v[S_CODES] == S_CODES_NAN && i < pool->count[0]; i++) {
         const int32_t index = *sparse_case_entry(pool, 0, 0, i); /* of the token that is always compared */
-        if (!sparse_case_is_key(pool, index)) continue;
-        put_nan(c, pool, index);
+        if (!sparse_pool_is_key(pool, index)) continue;
+        sparse_pool_put_nan(pool, &c->random, sparse_pool_token(pool, index),
+                            sparse_pool_scales(pool, index));
         break;
     }
     free(named);
-}
-
-/* An offset that is cut to 32 bits leads to the first page, or into the 2^31 bytes before it, which hold zeros. */
-static void spread_pages(struct sparse_case *c, struct sparse_pool *pool)
-{
-    const size_t front = (size_t)1 << 31, between = front + 64;
-    pool->far_bytes = front + (size_t)pool->pages * between;
-    pool->far = mmap(NULL, pool->far_bytes, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (pool->far == MAP_FAILED) {
-        fprintf(stderr, "checkattn: no address space for %zu bytes\n", pool->far_bytes);
-        exit(1);
-    }
-    uint8_t *pages = (uint8_t *)pool->far + front;
-    for (int64_t i = 0; i < pool->pages; i++)
-        memcpy(pages + (size_t)i * between, sparse_case_token(c, pool, i * pool->page_size),
-               (size_t)pool->page_bytes);
-    mprotect(pool->far, pool->far_bytes, PROT_READ);
-    pool->view.data = pages, pool->view.byte_offset = 0;
-    pool->strides[0] = (int64_t)between / (c->layout.element == KV_ELEMENT_E4M3 ? 1 : 2);
 }
 
 static void make_pool(struct sparse_case *c, int k, int64_t shape, int64_t lengths)
@@ -330,6 +138,7 @@ static void make_pool(struct sparse_case *c, int k, int64_t shape, int64_t lengt
     struct sparse_pool *pool = &c->pool[k];
     const bool far = c->v[S_LAYOUT] == S_LAYOUT_FAR;
     const enum layout layout = far ? LAYOUT_CONTIGUOUS : (enum layout)c->v[S_LAYOUT];
+    pool->format = c->format, pool->layout = c->layout, pool->d_qk = c->d_qk;
     pool->s_k = sparse_shapes[shape][0], pool->topk = sparse_shapes[shape][1];
     pool->page_size = sparse_shapes[shape][2];
     pool->pages = ((c->b < APART ? c->b : APART) * pool->s_k + pool->page_size - 1) / pool->page_size;
@@ -337,9 +146,9 @@ static void make_pool(struct sparse_case *c, int k, int64_t shape, int64_t lengt
     make_lengths(c, pool, lengths);
     for (int64_t r = 0; r < c->b; r++)
         for (int64_t j = 0; j < c->s_q; j++) make_list(c, pool, r, j);
-    make_memory(c, pool, layout);
+    sparse_pool_make(pool, &c->random, layout);
     fill_cache(c, pool);
-    if (far) spread_pages(c, pool);
+    if (far) sparse_pool_spread(pool);
 }
 
 /* ---- The case -------------------------------------------------------------------------------- */
@@ -361,11 +170,11 @@ static void make_q(struct sparse_case *c)
             for (int64_t h = 0; h < c->h_q; h++) {
                 uint8_t *row = guarded_at(&c->q, r, j, h, 0);
                 memcpy(row, drawn_q[is_fp16(c)] + from_place(c), (size_t)c->d_qk * 2);
-                if (c->v[S_INPUTS] == S_SPIKED) put_spike(row + c->d_qk * 2, is_fp16(c));
+                if (c->v[S_INPUTS] == S_SPIKED) sparse_pool_spike(row + c->d_qk * 2, is_fp16(c));
                 if (c->v[S_CODES] == S_CODES_BEYOND && c->layout.element == KV_ELEMENT_E4M3) {
                     memset(row + 2 * (c->d_qk - c->layout.rope), 0, 2); /* what the large rope value meets */
                     if (r % 4 == 3 && h % 61 == 60 && !is_fp16(c))
-                        memcpy(row, &(uint16_t){LARGE_BF16}, sizeof(uint16_t));
+                        memcpy(row, &(uint16_t){SPARSE_LARGE_BF16}, sizeof(uint16_t));
                 }
             }
 }
@@ -419,10 +228,7 @@ void sparse_case_free(struct sparse_case *c)
 {
     device_free(&c->blocks);
     for (int k = 0; k < S_CACHES; k++) {
-        struct sparse_pool *pool = &c->pool[k];
-        if (pool->far) munmap(pool->far, pool->far_bytes);
-        guarded_free(&pool->memory), guarded_free(&pool->indices), guarded_free(&pool->length);
-        free(pool->count);
+        sparse_pool_free(&c->pool[k]);
     }
     struct guarded *all[] = {&c->q, &c->sink, &c->out, &c->lse, &c->partitions, &c->num_splits};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) guarded_free(all[i]);

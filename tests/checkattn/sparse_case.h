@@ -8,8 +8,7 @@
 
 #include "checkattn.h"
 #include "device.h"
-#include "kvformat.h"
-#include "random.h"
+#include "sparse_pool.h"
 
 /* The axes of the grid, and what their values mean where they are not numbers. */
 enum {
@@ -36,39 +35,14 @@ enum {
     S_AXES
 };
 enum { S_BF16, S_BF16_512, S_FP8_656, S_FP8_584, S_FP16, S_FP8_656_Q16 /* queries in fp16 */, S_FORMATS };
-enum { S_LENGTHS_NONE, S_LENGTHS_FULL, S_LENGTHS_VARIED, S_LENGTHS_ZERO, S_LENGTHS_BEYOND };
-enum { S_INDICES_SOME /* one in eight names no key */, S_INDICES_ALL, S_INDICES_NONE, S_INDICES_TWICE };
-enum {
-    S_CODES_WRITTEN, /* as cache writers leave them: scales are powers of two */
-    S_CODES_SCALES,  /* any scales, where the format has others */
-    S_CODES_EXTREME, /* subnormals, ±448, zeros of both signs */
-    S_CODES_BEYOND,  /* as written, and now and then a scale, a rope value or a query that is none in fp16 */
-    S_CODES_NAN      /* as written, and one key that is seen has a NaN */
-};
-enum { S_NORMAL, S_SPIKED /* entries at borders weigh more */, S_STEEP /* scores of some ±200 */ };
-enum { S_SINK_NONE, S_SINK_FINITE, S_SINK_INFINITE };
 enum { S_PLAN_INSIDE, S_PLAN_GIVEN, S_PLAN_STALE };
 /* Besides those of memory.h: pages more than 2^31 bytes apart. They cost address space, not memory. */
 enum { S_LAYOUT_FAR = LAYOUTS };
-enum { S_D_V = 512, S_CACHES = 2 };
+enum { S_CACHES = 2 };
 
 /* Keys a request chooses from, indices, page size. */
 enum { SPARSE_SHAPES = 7 };
 extern const int64_t sparse_shapes[SPARSE_SHAPES][3];
-
-/* A cache, and the keys that are named in it. */
-struct sparse_pool {
-    int64_t s_k, topk, page_size, pages; /* topk 0: there is none */
-    struct guarded memory;
-    fmla_tensor view; /* of memory, or of far */
-    int64_t shape[4], strides[4];
-    int64_t page_bytes, slot_bytes; /* in memory */
-    void *far;                      /* S_LAYOUT_FAR: where the pages are */
-    size_t far_bytes;
-    struct guarded indices, length;
-    bool has_length;
-    int64_t *count; /* of each request: indices that count */
-};
 
 struct sparse_case {
     int64_t v[S_AXES];
@@ -118,13 +92,6 @@ fmla_status sparse_case_kernel(const struct sparse_case *c, const char **name);
 /* Is the case one that the kernel under test says it takes? Of those that it does not: it must say so, by its name. */
 bool sparse_case_taken(const struct sparse_case *c, const struct run *run);
 void sparse_case_refused(struct sparse_case *c, const struct run *run, struct tally *tally);
-
-/* Where the bytes of a slot are in a pool, and its scales where they are apart. */
-uint8_t *sparse_case_token(const struct sparse_case *c, const struct sparse_pool *pool, int64_t slot);
-uint8_t *sparse_case_scales(const struct sparse_case *c, const struct sparse_pool *pool, int64_t slot);
-
-/* Is there a key of that index? */
-bool sparse_case_is_key(const struct sparse_pool *pool, int32_t index);
 
 /* An entry of a token's list. */
 int32_t *sparse_case_entry(const struct sparse_pool *pool, int64_t request, int64_t token, int64_t i);

@@ -103,7 +103,7 @@ static bool plant_entry(struct sparse_case *c, enum defect fault, int64_t r, int
 {
     struct sparse_pool *pool = &c->pool[0];
     int32_t *entry = sparse_case_entry(pool, r, j, i);
-    const bool counted = i < pool->count[r], key = sparse_case_is_key(pool, *entry);
+    const bool counted = i < pool->count[r], key = sparse_pool_is_key(pool, *entry);
     switch (fault) {
     case FAULT_DROPPED_KEY: return counted && key && plant_index(patch, entry, -1);
     case FAULT_SWAPPED_PAGE:
@@ -117,7 +117,7 @@ static bool plant_entry(struct sparse_case *c, enum defect fault, int64_t r, int
     }
     case FAULT_WRONG_SCALE: {
         if (!counted || !key) return false;
-        uint8_t *scales = sparse_case_scales(c, pool, *entry);
+        uint8_t *scales = sparse_pool_scales(pool, *entry);
         const size_t size = c->format == KV_FP8_656 ? 4 : 1;
         return plant(patch, scales, scales + size, size); /* the group after it */
     }

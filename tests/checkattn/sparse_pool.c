@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: MIT */
+#define _GNU_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
+#include "sparse_pool.h"
+
+#include "num.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* ---- Drawn values ---------------------------------------------------------------------------- */
+
+/* Drawn once and copied from random places. */
+enum { DRAWN = 1 << 16, TOKENS = 256, FP8 = 2 /* formats */, CODES = 4 };
+static uint16_t drawn_keys[2][DRAWN]; /* [bf16, fp16] */
+static struct token {
+    uint8_t bytes[656], scales[8];
+} drawn_tokens[FP8][CODES][TOKENS];
+
+/* A token whose groups have scales of any kind. The values stay within ±1. */
+static void draw_scales(struct random_state *random, bool extreme, const struct kv_layout *layout,
+                        struct token *token)
+{
+    for (int g = 0; g * layout->group < layout->nope; g++) {
+        const float amax = (float)(0.05 + 0.3 * random_unit(random));
+        float scale = amax / 448.0f;
+        if (layout->scale == KV_SCALE_UE8M0 || extreme)
+            scale = ldexpf(1.0f, (int)random_between(random, extreme ? -14 : -12, extreme ? -2 : -9));
+        if (layout->scale == KV_SCALE_UE8M0)
+            token->scales[g] = (uint8_t)(127 + ilogbf(scale));
+        else
+            memcpy(token->bytes + layout->scale_offset + 4 * g, &scale, sizeof scale);
+        for (int i = g * layout->group; i < (g + 1) * layout->group; i++) {
+            uint8_t code = num_to_e4m3(random_input(random, 0.0f, amax / 3.0f) / scale);
+            if (extreme) {
+                const bool small = scale * 448.0f > 1.0f; /* then only small codes stay within ±1 */
+                const int64_t kind = random_between(random, 0, 2);
+                code = (uint8_t)(kind == 0   ? random_between(random, 0, 1) * 0x80
+                                 : kind == 1 ? random_between(random, 1, 7) /* subnormal */
+                                 : small     ? random_between(random, 8, 0x38)
+                                             : 0x7e);
+                if (random_between(random, 0, 1)) code ^= 0x80;
+            }
+            token->bytes[i] = code;
+        }
+    }
+}
+
+/* Tokens of the drawn ones that are beyond fp16, so few that most blocks of 64 keys have none, and 1e5 in bf16. Where queries
+ * and scales are beyond it, all keys and codes are 0: taken for infinite, they give NaN. */
+enum { BEYOND_LARGE = 17, BEYOND_SMALL = 33, BEYOND_ROPE = 101 };
+
+static void draw_beyond(int t, const struct kv_layout *layout, struct token *token)
+{
+    const bool large = t == BEYOND_LARGE;
+    token->bytes[0] = 0;
+    if (large) memset(token->bytes + layout->group, 0, (size_t)layout->group);
+    if (large || t == BEYOND_SMALL) {
+        const float scale = large ? 0x1p127f : 0x1p-40f; /* of the second group */
+        if (layout->scale == KV_SCALE_UE8M0)
+            token->scales[1] = (uint8_t)(127 + ilogbf(scale));
+        else
+            memcpy(token->bytes + layout->scale_offset + 4, &scale, sizeof scale);
+    }
+    if (t == BEYOND_ROPE)
+        memcpy(token->bytes + layout->rope_offset, &(uint16_t){SPARSE_LARGE_BF16}, sizeof(uint16_t));
+}
+
+void sparse_pool_draw(struct random_state *random, float mean)
+{
+    static const enum kv_format formats[FP8] = {KV_FP8_656, KV_FP8_584};
+    float values[SPARSE_WIDEST] = {0};
+    for (int i = 0; i < DRAWN; i++) {
+        const float key = random_input(random, mean, 0.1f);
+        drawn_keys[0][i] = num_to_bf16(key), drawn_keys[1][i] = num_to_fp16(key);
+    }
+    for (int f = 0; f < FP8; f++)
+        for (int codes = 0; codes < CODES; codes++)
+            for (int t = 0; t < TOKENS; t++) {
+                const struct kv_layout layout = kv_layout_of(formats[f], 0);
+                struct token *token = &drawn_tokens[f][codes][t];
+                uint8_t page[656];
+                for (int d = 0; d < SPARSE_WIDEST; d++) values[d] = random_input(random, mean, 0.1f);
+                kv_store_token(&layout, page, 1, 0, values, 1.0f); /* a page of one token: scales behind it */
+                memcpy(token->bytes, page, (size_t)layout.token_bytes);
+                memcpy(token->scales, page + layout.token_bytes, (size_t)layout.scale_bytes);
+                token->scales[7] = 0xff; /* the pad byte is anything */
+                if (codes == S_CODES_BEYOND)
+                    draw_beyond(t, &layout, token);
+                else if (codes != S_CODES_WRITTEN)
+                    draw_scales(random, codes == S_CODES_EXTREME, &layout, token);
+            }
+}
+
+void sparse_pool_spike(uint8_t *end, bool fp16)
+{
+    enum { SPIKE = 32 };
+    const uint16_t half = fp16 ? 0x3800 : 0x3f00;
+    for (int i = 1; i <= SPIKE; i++) memcpy(end - 2 * i, &half, sizeof half);
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+int64_t sparse_pool_slots(const struct sparse_pool *pool)
+{
+    return pool->pages * pool->page_size;
+}
+
+bool sparse_pool_is_key(const struct sparse_pool *pool, int32_t index)
+{
+    return index >= 0 && index < sparse_pool_slots(pool);
+}
+
+uint8_t *sparse_pool_token(const struct sparse_pool *pool, int64_t slot)
+{
+    const int64_t at = slot % pool->page_size;
+    uint8_t *page = (uint8_t *)pool->memory.tensor.data + pool->memory.tensor.byte_offset +
+                    slot / pool->page_size * pool->page_bytes;
+    return page +
+           (pool->layout.scale_bytes ? (int64_t)kv_token_at(&pool->layout, at) : at * pool->slot_bytes);
+}
+
+uint8_t *sparse_pool_scales(const struct sparse_pool *pool, int64_t slot)
+{
+    const int64_t at = slot % pool->page_size;
+    uint8_t *token = sparse_pool_token(pool, slot);
+    if (!pool->layout.scale_bytes) return token + pool->layout.scale_offset;
+    return token - kv_token_at(&pool->layout, at) + kv_scales_at(&pool->layout, pool->page_size, at);
+}
+
+/* Bytes lie in units that alignment asks for. */
+void sparse_pool_make(struct sparse_pool *pool, struct random_state *random, enum layout layout)
+{
+    struct guarded *g = &pool->memory;
+    const int64_t pages = pool->pages, page_size = pool->page_size;
+    static const fmla_dtype bytes[] = {
+        {FMLA_TYPE_UINT, 8, 1}, {FMLA_TYPE_INT, 8, 1}, {10 /* DLPack's e4m3fn */, 8, 1}};
+    pool->shape[0] = pages, pool->shape[1] = page_size, pool->shape[2] = 1;
+    switch (pool->format) {
+    case KV_FP8_656:
+        guarded_make(g, dtype_i32, 3, (int64_t[]){pages, page_size, 656 / 4}, layout);
+        pool->page_bytes = 4 * g->strides[0], pool->slot_bytes = 4 * g->strides[1];
+        pool->shape[3] = 656;
+        break;
+    case KV_FP8_584:
+        guarded_make(g, dtype_bf16, 2, (int64_t[]){pages, page_size * 584 / 2}, layout);
+        pool->page_bytes = 2 * g->strides[0], pool->slot_bytes = 584;
+        pool->shape[3] = 584;
+        break;
+    default:
+        guarded_make(g, pool->format == KV_FP16 ? dtype_fp16 : dtype_bf16, 4,
+                     (int64_t[]){pages, page_size, 1, pool->d_qk}, layout);
+        pool->page_bytes = 2 * g->strides[0], pool->slot_bytes = 2 * g->strides[1];
+        pool->shape[3] = pool->d_qk;
+    }
+    const int64_t size = pool->layout.element == KV_ELEMENT_E4M3 ? 1 : 2;
+    pool->view = g->tensor;
+    if (size == 1) pool->view.dtype = bytes[random_between(random, 0, 2)];
+    pool->view.ndim = 4, pool->view.shape = pool->shape, pool->view.strides = pool->strides;
+    pool->strides[0] = pool->page_bytes / size, pool->strides[1] = pool->slot_bytes / size;
+    pool->strides[2] = pool->shape[3], pool->strides[3] = 1;
+}
+
+void sparse_pool_free(struct sparse_pool *pool)
+{
+    if (pool->far) munmap(pool->far, pool->far_bytes);
+    guarded_free(&pool->memory), guarded_free(&pool->indices), guarded_free(&pool->length);
+    free(pool->count);
+}
+
+static uint8_t *end_of(const struct sparse_pool *pool, uint8_t *token)
+{
+    const struct kv_layout *l = &pool->layout;
+    return token + (l->rope ? l->rope_offset + 2 * l->rope : l->token_bytes);
+}
+
+void sparse_pool_put_16(const struct sparse_pool *pool, struct random_state *random, uint8_t *to, bool spike)
+{
+    const bool fp16 = pool->format == KV_FP16;
+    memcpy(to, drawn_keys[fp16] + random_between(random, 0, DRAWN - pool->d_qk),
+           (size_t)pool->layout.token_bytes);
+    if (spike) sparse_pool_spike(end_of(pool, to), fp16);
+}
+
+void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random, int64_t codes, int64_t slot,
+                     bool spike)
+{
+    uint8_t *to = sparse_pool_token(pool, slot);
+    const int fp8 = pool->format == KV_FP8_584;
+    if (pool->layout.element != KV_ELEMENT_E4M3) {
+        sparse_pool_put_16(pool, random, to, spike);
+        return;
+    }
+    _Static_assert((int)S_CODES_NAN == (int)CODES, "the others are drawn");
+    const struct token *token = &drawn_tokens[fp8][codes == S_CODES_NAN ? S_CODES_WRITTEN : codes]
+                                             [random_between(random, 0, TOKENS - 1)];
+    memcpy(to, token->bytes, (size_t)pool->layout.token_bytes);
+    memcpy(sparse_pool_scales(pool, slot), fp8 ? token->scales : token->bytes + pool->layout.scale_offset,
+           fp8 ? 8 : 16);
+    if (spike) sparse_pool_spike(end_of(pool, to), false);
+}
+
+void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *random, uint8_t *token,
+                         uint8_t *scales)
+{
+    static const uint16_t nan16 = 0x7fff; /* none of these is what outputs are filled with */
+    static const uint32_t nan32 = 0x7fc00000;
+    if (pool->layout.element != KV_ELEMENT_E4M3)
+        memcpy(token + 100, &nan16, sizeof nan16);
+    else if (random_between(random, 0, 1))
+        token[random_between(random, 0, pool->layout.nope - 1)] = 0x7f;
+    else if (pool->layout.scale_bytes)
+        *scales = 0xff;
+    else
+        memcpy(scales, &nan32, sizeof nan32);
+}
+
+/* An offset that is cut to 32 bits leads to the first page, or into the 2^31 bytes before it, which hold zeros. */
+void sparse_pool_spread(struct sparse_pool *pool)
+{
+    const size_t front = (size_t)1 << 31, between = front + 64;
+    pool->far_bytes = front + (size_t)pool->pages * between;
+    pool->far = mmap(NULL, pool->far_bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pool->far == MAP_FAILED) {
+        fprintf(stderr, "checkattn: no address space for %zu bytes\n", pool->far_bytes);
+        exit(1);
+    }
+    uint8_t *pages = (uint8_t *)pool->far + front;
+    for (int64_t i = 0; i < pool->pages; i++)
+        memcpy(pages + (size_t)i * between, sparse_pool_token(pool, i * pool->page_size),
+               (size_t)pool->page_bytes);
+    mprotect(pool->far, pool->far_bytes, PROT_READ);
+    pool->view.data = pages, pool->view.byte_offset = 0;
+    pool->strides[0] = (int64_t)between / (pool->layout.element == KV_ELEMENT_E4M3 ? 1 : 2);
+}

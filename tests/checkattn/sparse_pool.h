@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Keys that lists of indices name, for cases of sparse decode and of sparse prefill: memory in every format, NaN wherever no
+ * key was put, and what keys are drawn from.
+ */
+#ifndef CHECKATTN_SPARSE_POOL_H
+#define CHECKATTN_SPARSE_POOL_H
+
+#include "kvformat.h"
+#include "memory.h"
+#include "random.h"
+
+enum { S_D_V = 512, SPARSE_WIDEST = 576 };
+
+/* What cases draw from. */
+enum { S_LENGTHS_NONE, S_LENGTHS_FULL, S_LENGTHS_VARIED, S_LENGTHS_ZERO, S_LENGTHS_BEYOND };
+enum {
+    S_INDICES_SOME /* one in eight names no key */,
+    S_INDICES_ALL,
+    S_INDICES_NONE,
+    S_INDICES_TWICE,
+    S_INDICES_BLOCKS /* half of the blocks of 64 name none */,
+    S_INDICES_ANY /* half of the entries are any number */
+};
+enum { S_NORMAL, S_SPIKED /* entries at borders weigh more */, S_STEEP /* scores of some ±200 */ };
+enum { S_SINK_NONE, S_SINK_FINITE, S_SINK_INFINITE };
+
+/* What FP8 keys are made of. */
+enum {
+    S_CODES_WRITTEN, /* as cache writers leave them: scales are powers of two */
+    S_CODES_SCALES,  /* any scales, where the format has others */
+    S_CODES_EXTREME, /* subnormals, ±448, zeros of both signs */
+    S_CODES_BEYOND,  /* as written, and now and then a scale, a rope value or a query that is none in fp16 */
+    S_CODES_NAN      /* as written, and one key that is seen has a NaN */
+};
+
+/* 1e5, which is beyond fp16. */
+enum { SPARSE_LARGE_BF16 = 0x47c3 };
+
+/* A cache, and the keys that are named in it. */
+struct sparse_pool {
+    enum kv_format format;
+    struct kv_layout layout;
+    int64_t d_qk;
+    int64_t s_k, topk, page_size, pages; /* topk 0: there is none */
+    struct guarded memory;
+    fmla_tensor view; /* of memory, or of far */
+    int64_t shape[4], strides[4];
+    int64_t page_bytes, slot_bytes; /* in memory */
+    void *far;                      /* where the pages are, if they are far apart */
+    size_t far_bytes;
+    struct guarded indices, length;
+    bool has_length;
+    int64_t *count; /* of each request: indices that count */
+};
+
+/* Draws what keys are copied from: values N(mean, 0.1²), clamped to ±1. */
+void sparse_pool_draw(struct random_state *random, float mean);
+
+/* Format, d_qk, pages and page_size are set: memory of the cache, and the view of it that is the argument. */
+void sparse_pool_make(struct sparse_pool *pool, struct random_state *random, enum layout layout);
+void sparse_pool_free(struct sparse_pool *pool);
+
+int64_t sparse_pool_slots(const struct sparse_pool *pool);
+
+/* Is there a key of that index? */
+bool sparse_pool_is_key(const struct sparse_pool *pool, int32_t index);
+
+/* Where the bytes of a slot are in memory, and its scales where they are apart. */
+uint8_t *sparse_pool_token(const struct sparse_pool *pool, int64_t slot);
+uint8_t *sparse_pool_scales(const struct sparse_pool *pool, int64_t slot);
+
+/* A drawn key into a slot, or into the bytes of a token of 16-bit values. */
+void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random, int64_t codes, int64_t slot,
+                     bool spike);
+void sparse_pool_put_16(const struct sparse_pool *pool, struct random_state *random, uint8_t *to, bool spike);
+
+/* A spike: the last values of a vector are 1/2. Two vectors with spikes have a product larger by 8. */
+void sparse_pool_spike(uint8_t *end, bool fp16);
+
+/* One value of a key that is seen: NaN, by its code or by its scale. */
+void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *random, uint8_t *token,
+                         uint8_t *scales);
+
+/* Copies the pages to where they are more than 2^31 bytes apart, and sets the view to that. They cost address space, not
+ * memory. */
+void sparse_pool_spread(struct sparse_pool *pool);
+
+#endif
