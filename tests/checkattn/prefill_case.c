@@ -46,23 +46,16 @@ void prefill_case_draw(uint64_t seed)
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
 
-/* Lists are drawn for some tokens and copied to the others. A prime, so that tokens that a kernel takes at once differ. */
-enum { CLASSES = 61, EMPTY_CLASS = 1, SPIKE_EVERY = 32, SPIKED_SLOT = 5 };
+enum { EMPTY_CLASS = 1, SPIKE_EVERY = 32, SPIKED_SLOT = 5 };
 
 static int64_t classes_of(const struct prefill_case *c)
 {
-    return c->s_q < CLASSES ? c->s_q : CLASSES;
-}
-
-int64_t prefill_case_class(const struct prefill_case *c, int64_t token)
-{
-    (void)c;
-    return token % CLASSES;
+    return c->s_q < PREFILL_CLASSES ? c->s_q : PREFILL_CLASSES;
 }
 
 int64_t prefill_case_count(const struct prefill_case *c, int64_t token)
 {
-    return c->pool.count[prefill_case_class(c, token)];
+    return c->pool.count[token % PREFILL_CLASSES];
 }
 
 int32_t *prefill_case_entry(const struct prefill_case *c, int64_t token, int64_t key_head, int64_t i)
@@ -83,7 +76,7 @@ static void make_lengths(struct prefill_case *c)
     const int64_t kind = c->v[P_LENGTHS];
     pool->has_length = kind != S_LENGTHS_NONE;
     guarded_make(&pool->length, dtype_i32, 1, &c->s_q, LAYOUT_CONTIGUOUS);
-    pool->count = calloc(CLASSES, sizeof *pool->count);
+    pool->count = calloc(PREFILL_CLASSES, sizeof *pool->count);
     for (int64_t class = 0; class < classes_of(c); class ++) {
         int64_t count = pool->topk;
         if (kind == S_LENGTHS_VARIED)
@@ -154,7 +147,7 @@ static void make_lists(struct prefill_case *c)
     struct sparse_pool *pool = &c->pool;
     for (int64_t token = 0; token < c->s_q; token++)
         for (int64_t k = 0; k < c->h_kv; k++) {
-            const int64_t class = prefill_case_class(c, token);
+            const int64_t class = token % PREFILL_CLASSES;
             if (class == token)
                 make_list(c, token, k);
             else

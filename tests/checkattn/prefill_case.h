@@ -55,6 +55,9 @@ enum {
 };
 extern const int64_t prefill_shapes[PREFILL_ALL_SHAPES][2];
 
+/* Lists are drawn for so many tokens and copied to the others. A prime, so that tokens that a kernel takes at once differ. */
+enum { PREFILL_CLASSES = 61 };
+
 struct prefill_case {
     int64_t v[P_AXES];
     struct random_state random;
@@ -93,9 +96,6 @@ fmla_status prefill_case_run(const struct prefill_case *c, fmla_sparse_prefill_a
 
 /* Which kernel the library says would run. */
 fmla_status prefill_case_kernel(const struct prefill_case *c, const char **name);
-
-/* Tokens of a class have the same lists. */
-int64_t prefill_case_class(const struct prefill_case *c, int64_t token);
 
 /* How many entries of a token's lists count. */
 int64_t prefill_case_count(const struct prefill_case *c, int64_t token);

@@ -88,6 +88,7 @@ static void check_graph(const struct run *run, struct tally *tally, const int64_
     struct prefill_case first;
     struct graph graph = {0};
     memcpy(v, like, sizeof v);
+    v[P_LENGTHS] = S_LENGTHS_FULL;
     make_case(&first, run, tally, name, v, 1);
     prefill_case_to_device(&first, NULL);
     graph_capture(&graph, &first, run, tally);

@@ -391,9 +391,10 @@ static void choose_axes(const struct run *run)
                                                  "BF16 pages"};
     memset(&leaves, 0, sizeof leaves);
     axes[P_THREADS].count = on_gpu(run) ? 1 : 3;
-    axes[P_SQ].count = on_gpu(run) ? 6 : 5;
-    if (!on_gpu(run) && run->fault == FAULT_NONE)
-        printf("  not on a CPU: s_q %d, but for one case of 8 entries\n", MANY_TOKENS);
+    const bool many = on_gpu(run) && device_memory() >= (size_t)40 << 30;
+    axes[P_SQ].count = many ? 6 : 5;
+    if (!many && run->fault == FAULT_NONE)
+        printf("  not on this device: s_q %d, but for one case of 8 entries\n", MANY_TOKENS);
     if (!on_gpu(run) || !strcmp(run->kernel, "cuda")) return;
     int64_t v[P_AXES] = {[P_SQ] = 1, [P_HQ] = 128};
     prefill_case_complete(v);
