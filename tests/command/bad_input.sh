@@ -142,6 +142,11 @@ wait $process || rc=$?
 bad 2 "--grid: 'big' must be one of cpu, h20, latency, peers, varlen, quick" bench --grid big
 bad 2 '--d-qk be 512 or 576' bench --grid quick --d-qk 513
 bad 2 "'3'" bench --op 3
+bad 2 "--grid: 'h20' must be one of cpu, peers, quick" bench --op sparse_prefill --grid h20
+bad 2 '--kv-heads must divide --heads' bench --op sparse_prefill --grid quick --kv-heads 3
+bad 2 '--d-qk be 512 or 576' bench --op sparse_prefill --grid quick --d-qk 513
+bad 2 '--op: ' bench --op prefill
+bad 1 'sparse_prefill: kernel: is "none", must be one of' bench --op sparse_prefill --grid quick --kernel none --json none.jsonl
 bad 1 'kernel: is "none", must be one of' bench --grid quick --repeat 1 --kernel none --json none.jsonl
 bad 2 'takes no file' verify file
 

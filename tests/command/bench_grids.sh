@@ -62,6 +62,20 @@ grep 'skipped' stdout | sed 's/^ *//; s/  */ /g' | sort >came
 } | sort >expected
 checks=$((checks + 1))
 diff expected came >difference || wrong "sparse --grid peers: $(head -n 5 difference)"
+prefill() { # prefill "S_KV…" H_Q D_QK FORMAT
+    for s_k in $1; do echo "- $s_k 4096 $2 1 $3 bf16 $4 $too_large"; done
+}
+bad 3 'no row of the grid runs here' bench --op sparse_prefill --grid peers --threads 1 --json rows.jsonl
+grep 'skipped' stdout | sed 's/^ *//; s/  */ /g' | sort >came
+{
+    prefill '8192 32768 131072' 128 576 BF16
+    prefill 32768 64 512 BF16
+    prefill 32768 128 512 BF16
+    prefill 32768 128 576 FP8_656
+    prefill 32768 128 512 FP8_584
+} | sort >expected
+checks=$((checks + 1))
+diff expected came >difference || wrong "prefill --grid peers: $(head -n 5 difference)"
 bad 3 'no row of the grid runs here' bench --op merge --grid quick --threads 1 --parts 2,3 --json rows.jsonl
 has "^ +3 +1 .*$too_large$"
 unset FMLA_LITTLE_MEMORY
@@ -104,6 +118,13 @@ good bench --fixed --grid h20 --warm --threads 1 --repeat 3 --batch 2 --seq-len 
 ratio both.jsonl 1
 good bench --no-stream --grid h20 --threads 1 --repeat 1 --batch 2 --seq-len 64 --heads 16 --query-tokens 1 --json none.jsonl
 ratio none.jsonl 0
+# The shapes of peers, where a machine has no room for 4096 tokens and no time for them: 2 keys of each list name none.
+good bench --op sparse_prefill --grid peers --warm --threads 1 --repeat 1 --query-tokens 2 --seq-len 62 --topk 64 --heads 16 --json prefill.jsonl
+has '^ +- +62 +2 +16 +1 +576 +bf16 FP8_656 +[a-z0-9-]+ +[0-9.]+ .* topk 64$'
+[ "$(wc -l <prefill.jsonl)" -eq 5 ] || wrong "not five rows: $(cat prefill.jsonl)"
+good bench --op sparse_prefill --grid quick --threads 1 --repeat 1 --query-tokens 1,1048576 --heads 4096 --seq-len 300 --topk 7 --json prefill.jsonl
+has "^ +- +300 +1048576 +4096 +1 +576 +bf16 BF16 +$too_large$"
+has '^ +- +300 +1 +4096 +1 +576 +bf16 FP8_656 '
 # Two of three are too large: 17.6 TB of parts.
 good bench --op merge --grid quick --threads 1 --repeat 1 --parts 1,1024 --heads 64 --batch 1,65536 --json merge.jsonl
 has "^ +1024 +65536 .*$too_large$"

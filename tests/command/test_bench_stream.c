@@ -116,7 +116,11 @@ static void check_code(void)
         "0000000000000000000000000000000000000000000000000000000000000009  "
         "src/cuda/sm90/sparse_decode/small/sparse_decode_bf16.cu sm_90a\n"
         "000000000000000000000000000000000000000000000000000000000000000a  "
-        "src/cuda/sm90/sparse_decode/sparse_decode_bf16.cu sm_90a\n";
+        "src/cuda/sm90/sparse_decode/sparse_decode_bf16.cu sm_90a\n"
+        "000000000000000000000000000000000000000000000000000000000000000b  "
+        "src/cuda/any/sparse_prefill.cu sm_90\n"
+        "000000000000000000000000000000000000000000000000000000000000000c  "
+        "src/cuda/sm90/sparse_prefill/sparse_prefill_bf16.cu sm_90a\n";
     FILE *file = fopen(path, "w");
     if (!file || fputs(text, file) < 0 || fclose(file)) exit(1);
     struct batch_shape shape = shapes[0];
@@ -133,6 +137,7 @@ static void check_code(void)
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '1', "merge: %s", hash);
 
     struct sparse_shape sparse = {.format = FMLA_KV_FP8_656};
+    struct prefill_shape prefill = {.format = FMLA_KV_FP8_656};
     shape.fp16 = false, row.parts = 0, row.sparse = &sparse;
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '7' && strlen(hash) == 64,
           "sparse decode's: %s", hash);
@@ -149,11 +154,18 @@ static void check_code(void)
           "Hopper's for small batches: %s", hash);
     fmla_capability has = FMLA_INIT(fmla_capability); /* none was forgotten */
     for (int64_t i = 0; fmla_capabilities((fmla_device){FMLA_DEVICE_CUDA, 0}, i, &has) == FMLA_OK; i++) {
-        if (!has.kernel || strcmp(has.operation, "sparse_decode") != 0) continue;
-        row.kernel = has.kernel;
-        CHECK(bench_report_code(path, &row, 9, 0, hash), "%s: none", row.kernel);
+        const bool prompt = !strcmp(has.operation, "sparse_prefill");
+        if (!has.kernel || (!prompt && strcmp(has.operation, "sparse_decode") != 0)) continue;
+        row.kernel = has.kernel, row.sparse = prompt ? NULL : &sparse, row.prefill = prompt ? &prefill : NULL;
+        CHECK(bench_report_code(path, &row, 9, 0, hash), "%s of %s: none", row.kernel, has.operation);
     }
-    row.kernel = "another";
+    row.kernel = "cuda", row.sparse = NULL, row.prefill = &prefill;
+    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'b' && strlen(hash) == 64,
+          "sparse prefill's: %s", hash);
+    row.kernel = "cuda-sm90";
+    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'c' && strlen(hash) == 64,
+          "Hopper's for sparse prefill: %s", hash);
+    row.kernel = "another", row.sparse = &sparse, row.prefill = NULL;
     CHECK(!bench_report_code(path, &row, 9, 0, hash), "of no such kernel: %s", hash);
     unlink(path);
 }

@@ -143,6 +143,25 @@ good bench --op sparse_decode --grid cpu --repeat 1 --seq-len 200 --topk 100,300
 has ' FP8_584 +cpu-generic .* topk 300 \+ 1024'
 json_lines sparse.jsonl 6
 grep -q '"topk":300,"extra":{' sparse.jsonl || wrong 'no extra cache in sparse.jsonl'
+good bench --op sparse_prefill --grid quick --repeat 2 --json prefill.jsonl
+has '^ +- +1024 +8 +16 +1 +576 +bf16 BF16 +[a-z0-9-]+ .* topk 64$'
+has '^ +- +1024 +8 +16 +1 +576 +bf16 FP8_656 .* topk 256$'
+json_lines prefill.jsonl 3
+grep -q '"b":' prefill.jsonl && wrong 'a prompt has no batch'
+[ "$(grep -c '"page_size":64' prefill.jsonl)" -eq 1 ] || wrong 'not one row has pages'
+good bench --op sparse_prefill --grid cpu --repeat 1 --seq-len 200 --topk 100,300 --query-tokens 3 --heads 8,6 --kv-heads 2 \
+    --d-qk 512 --page-size 16 --kernel cpu-generic --threads 1 --json prefill.jsonl
+has '^ +- +200 +3 +6 +2 +512 +bf16 BF16 +cpu-generic .* topk 300$'
+has '^ +- +200 +3 +8 +1 +576 +bf16 FP8_656 +cpu-generic .* topk 100$'
+has '^ +- +200 +3 +8 +1 +512 +bf16 FP8_584 +cpu-generic '
+json_lines prefill.jsonl 12
+[ "$(grep -c '"page_size":16' prefill.jsonl)" -eq 8 ] || wrong 'not eight rows have pages of 16'
+# A multiplication and an addition for each head, each of the 100 keys that 3 tokens name, and both head sizes.
+grep '"h_q":8,.*"d_qk":512,"cache":"BF16","topk":100,' prefill.jsonl | awk '
+    function number(name) { return match($0, "\"" name "\":[0-9.e+-]+") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : 0 }
+    { flop = number("tflops") * number("us") * 1e6 / (2 * 3 * 8 * 100 * 1024) }
+    { bytes = number("gbs") * number("us") * 1e3 / (3 * 8 * (2 * 1024 + 8) + 2 * 200 * 512 * 2 + 4 * 3 * 2 * 100) }
+    END { exit !(NR == 1 && flop > 0.999 && flop < 1.001 && bytes > 0.999 && bytes < 1.001) }' || wrong "other FLOP or bytes: $(cat prefill.jsonl)"
 export FLASHMLA_KERNEL=cpu-generic
 good bench --grid quick --repeat 1 --seq-len 64
 has ' cpu-generic +[0-9.]'

@@ -8,16 +8,22 @@
 
 enum { POOL = 1 << 17, LONGEST = 4096 };
 
-void batch_fill(void *to, fmla_dtype dtype, int64_t count, int64_t length, struct random_state *random)
+void batch_fill_around(float mean, void *to, fmla_dtype dtype, int64_t count, int64_t length,
+                       struct random_state *random)
 {
     static float pool[POOL]; /* as large as the widest type asks */
     const int64_t bytes = dtype.bits / 8;
-    for (int i = 0; i < POOL; i++) element_store(pool, dtype, i, random_input(random, 0.0f, 0.1f));
+    for (int i = 0; i < POOL; i++) element_store(pool, dtype, i, random_input(random, mean, 0.1f));
     for (int64_t done = 0; done < count; done += length) {
         const int64_t now = count - done < length ? count - done : length;
         const int64_t from = random_between(random, 0, POOL - LONGEST);
         memcpy((char *)to + done * bytes, (const char *)pool + from * bytes, (size_t)(now * bytes));
     }
+}
+
+void batch_fill(void *to, fmla_dtype dtype, int64_t count, int64_t length, struct random_state *random)
+{
+    batch_fill_around(0.0f, to, dtype, count, length, random);
 }
 
 double batch_bytes(const struct batch_shape *s)

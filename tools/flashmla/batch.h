@@ -42,4 +42,8 @@ void batch_free(struct batch *batch);
  * than computing with it. Whole vectors of `length` values. */
 void batch_fill(void *to, fmla_dtype dtype, int64_t count, int64_t length, struct random_state *random);
 
+/* The same, N(mean, 0.1²). */
+void batch_fill_around(float mean, void *to, fmla_dtype dtype, int64_t count, int64_t length,
+                       struct random_state *random);
+
 #endif

@@ -43,9 +43,10 @@ static const struct command bench = {
     "fixed\n"
     "length with as many keys, and tells var / fixed; the grid varlen (the large batches of peers) always "
     "does.\n"
-    "--json writes one JSON object a row. sparse_decode has the grids cpu, peers and quick, with caches of "
-    "their own "
-    "formats.\n"
+    "--json writes one JSON object a row. sparse_decode and sparse_prefill have the grids cpu, peers and "
+    "quick, "
+    "with\n"
+    "formats of keys of their own; --d-qk and --kv-heads are for keys that are no bytes.\n"
     "\n"
     "Examples\n"
     "  flashmla bench\n"
@@ -53,6 +54,7 @@ static const struct command bench = {
     "  flashmla bench --grid quick --json quick.jsonl\n"
     "  flashmla bench --op merge --parts 2,8\n"
     "  flashmla bench --op sparse_decode --grid quick --heads 16,128\n"
+    "  flashmla bench --op sparse_prefill --device cuda:0 --grid peers --json sparse_prefill.jsonl\n"
     "  flashmla bench --op cache_append --device cuda:0 --tokens 128,65536\n"
     "  flashmla bench --device cuda:0 --grid peers --json dense_decode.jsonl\n"
     "  flashmla bench --device cuda:0 --grid varlen --seq-len 4096,8192 --no-stream\n"};
@@ -62,11 +64,6 @@ static const struct command bench = {
 static fmla_status call_decode(const void *args)
 {
     return fmla_dense_decode(args);
-}
-
-static fmla_status call_merge(const void *args)
-{
-    return fmla_merge(args);
 }
 
 static fmla_status call_plan(const void *call)
@@ -280,83 +277,6 @@ static bool bench_decode(struct session *s, const struct batch_shape *shape, str
     return good;
 }
 
-/* The library has no question for it: what is forced, or the first that runs here. */
-static const char *merge_kernel(const struct session *s)
-{
-    if (s->options->kernel) return s->options->kernel;
-    fmla_capability row = FMLA_INIT(fmla_capability);
-    for (int64_t i = 0; fmla_capabilities(s->device, i, &row) == FMLA_OK; i++)
-        if (!strcmp(row.operation, "merge") && row.available && !row.forced_only) return row.kernel;
-    return "none";
-}
-
-/* The call on copies of its tensors. */
-static bool bench_merge_on_gpu(struct session *s, const fmla_merge_args *host, const size_t bytes[3],
-                               struct bench_row *row, struct fault *fault)
-{
-    fmla_merge_args args = *host;
-    const fmla_tensor *from[3] = {host->out_parts, host->lse_parts, host->out};
-    const fmla_tensor **to[3] = {&args.out_parts, &args.lse_parts, &args.out};
-    fmla_tensor tensors[3];
-    fmla_status status = FMLA_OK;
-    struct fault why;
-    bool good = gpu_stream_open(&args.stream, &why);
-    for (int i = 0; i < 3; i++) {
-        tensors[i] = *from[i], *to[i] = &tensors[i];
-        tensors[i].device = s->device, tensors[i].data = NULL;
-        good = good && gpu_alloc(&tensors[i].data, bytes[i], &why) &&
-               gpu_upload(tensors[i].data, from[i]->data, bytes[i], &why);
-    }
-    struct bench_timed timed = {.call = call_merge, .args = &args, .stream = args.stream};
-    double median;
-    good = good && bench_time_on_gpu(s, &timed, 1, row, &median, &status, &why);
-    for (int i = 0; i < 3; i++) gpu_free(tensors[i].data);
-    gpu_stream_close(args.stream);
-    if (good) return bench_finish_row(s, row, fault);
-    if (status == FMLA_UNSUPPORTED) return bench_pass_over(s, row, why.text);
-    return fault_set(fault, "%s", why.text);
-}
-
-static bool bench_merge(struct session *s, const struct batch_shape *shape, int64_t parts,
-                        struct fault *fault)
-{
-    const int64_t rows = shape->b * shape->s_q * shape->h_q, values = rows * BATCH_D_V;
-    const int64_t parts_shape[] = {parts, shape->b, shape->s_q, shape->h_q, BATCH_D_V};
-    const int64_t lse_shape[] = {parts, shape->b, shape->h_q, shape->s_q};
-    const double bytes = 4.0 * (double)parts * (double)(values + rows) + 2.0 * (double)values;
-    struct bench_row row = {.shape = shape, .parts = parts, .kernel = merge_kernel(s)};
-    if (bench_too_large(s, bytes)) return bench_pass_over(s, &row, "too large for this machine's memory");
-    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
-    const fmla_dtype fp32 = dtype_of(FMLA_TYPE_FLOAT, 32);
-    const fmla_dtype type = dtype_of(shape->fp16 ? FMLA_TYPE_FLOAT : FMLA_TYPE_BFLOAT, 16);
-    fmla_tensor out_parts = {malloc((size_t)(parts * values) * 4 + 1), cpu, 5, fp32, parts_shape, NULL, 0};
-    fmla_tensor lse_parts = {malloc((size_t)(parts * rows) * 4 + 1), cpu, 4, fp32, lse_shape, NULL, 0};
-    fmla_tensor out = {malloc((size_t)values * 2 + 1), cpu, 4, type, parts_shape + 1, NULL, 0};
-    bool good;
-    if (out_parts.data && lse_parts.data && out.data) {
-        struct random_state random = {2025};
-        batch_fill(out_parts.data, fp32, parts * values, BATCH_D_V, &random);
-        batch_fill(lse_parts.data, fp32, parts * rows, BATCH_D_V, &random);
-        fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-        args.out_parts = &out_parts, args.lse_parts = &lse_parts, args.out = &out;
-        args.kernel = s->options->kernel;
-        row.flop = 2.0 * (double)parts * (double)values, row.bytes = bytes;
-        if (device_is_gpu(s->device)) {
-            const size_t sizes[3] = {(size_t)(parts * values) * 4, (size_t)(parts * rows) * 4,
-                                     (size_t)values * 2};
-            good = bench_merge_on_gpu(s, &args, sizes, &row, fault);
-        } else {
-            struct bench_timed timed = {.call = call_merge, .args = &args};
-            const fmla_status status = bench_time_calls(s, &timed, 1, &row);
-            good = status ? bench_library_fault(s, &row, status, fault) : bench_finish_row(s, &row, fault);
-        }
-    } else {
-        good = bench_pass_over(s, &row, "no memory for its tensors");
-    }
-    free(out_parts.data), free(lse_parts.data), free(out.data);
-    return good;
-}
-
 /* ---- The command ---------------------------------------------------------------------------- */
 
 static bool bench_row(struct session *s, const struct batch_shape *shape, struct fault *fault)
@@ -370,8 +290,8 @@ static bool bench_row(struct session *s, const struct batch_shape *shape, struct
     return true;
 }
 
-/* `sparse`: the rows of sparse decode, in place of shapes. */
-static bool work(struct session *s, const struct batch_shape *shapes, struct bench_row *sparse, int64_t count,
+/* `rows`: those of the sparse operations, in place of shapes. */
+static bool work(struct session *s, const struct batch_shape *shapes, struct bench_row *rows, int64_t count,
                  struct fault *fault)
 {
     const char *path = s->options->json;
@@ -387,9 +307,9 @@ static bool work(struct session *s, const struct batch_shape *shapes, struct ben
     }
     bench_report_head(&s->report);
     progress_begin(&s->progress, "this row's runs");
-    for (int64_t i = 0; sparse && i < count; i++)
-        if (!bench_sparse(s, &sparse[i], fault)) return false;
-    for (int64_t i = 0; !sparse && i < count; i++) {
+    for (int64_t i = 0; rows && i < count; i++)
+        if (!(rows[i].prefill ? bench_prefill : bench_sparse)(s, &rows[i], fault)) return false;
+    for (int64_t i = 0; !rows && i < count; i++) {
         /* What distinguishes the shapes of a merge: keys do not. */
         if (s->options->op && i && shapes[i].b == shapes[i - 1].b && shapes[i].h_q == shapes[i - 1].h_q &&
             shapes[i].s_q == shapes[i - 1].s_q)
@@ -412,6 +332,11 @@ static void choose(struct option_counts *axis, int choice, bool given, int64_t i
     if (given) *axis = (struct option_counts){choice == 1 ? items + 1 : items, choice == 2 ? 2 : 1};
 }
 
+static bool fits(const struct batch_shape *shape)
+{
+    return shape->h_q % shape->h_kv == 0 && (shape->d_qk == 512 || shape->d_qk == 576);
+}
+
 static int bench_all(struct bench_options *o, const bool given[3])
 {
     fmla_device device;
@@ -424,17 +349,21 @@ static int bench_all(struct bench_options *o, const bool given[3])
     choose(&o->axes.axis[AXIS_CAUSAL], o->causal, given[1], no_yes);
     choose(&o->axes.axis[AXIS_VARLEN], o->varlen, given[2], no_yes);
     struct batch_shape *shapes = NULL;
-    struct bench_row *sparse = NULL;
+    struct bench_row *rows = NULL;
     if (o->op == BENCH_SPARSE)
-        sparse = bench_sparse_grid(o->grid, &o->axes, &o->topk, &count);
+        rows = bench_sparse_grid(o->grid, &o->axes, &o->topk, &count);
+    else if (o->op == BENCH_SPARSE_PREFILL)
+        rows = bench_prefill_grid(o->grid, &o->axes, &o->topk, &count);
     else
         shapes = bench_grid(o->grid, &o->axes, &count);
     if (count < 0)
-        return complain(&bench, EXIT_USAGE, "--grid: '%s' must be one of %s", o->grid, bench_grid_names());
-    if (!shapes && !sparse) return complain(&bench, EXIT_FAILED, "no memory for so many rows");
-    for (int64_t i = 0; shapes && i < count; i++)
-        if (shapes[i].h_q % shapes[i].h_kv || (shapes[i].d_qk != 512 && shapes[i].d_qk != 576)) {
-            free(shapes);
+        return complain(&bench, EXIT_USAGE, "--grid: '%s' must be one of %s", o->grid,
+                        o->op == BENCH_SPARSE || o->op == BENCH_SPARSE_PREFILL ? "cpu, peers, quick"
+                                                                               : bench_grid_names());
+    if (!shapes && !rows) return complain(&bench, EXIT_FAILED, "no memory for so many rows");
+    for (int64_t i = 0; i < count; i++)
+        if (!fits(shapes ? &shapes[i] : rows[i].shape)) {
+            free(shapes), bench_free_rows(rows, count);
             return complain(&bench, EXIT_USAGE, "--kv-heads must divide --heads, and --d-qk be 512 or 576");
         }
     if (o->threads) fmla_set_num_threads((int32_t)o->threads); /* in range by its option */
@@ -449,12 +378,12 @@ static int bench_all(struct bench_options *o, const bool given[3])
                                      .stream = gpu && o->op == BENCH_DENSE && !o->no_stream,
                                      .warm = o->warm,
                                      .repeat = o->repeat};
-    const bool good = work(&s, shapes, sparse, count, &fault);
+    const bool good = work(&s, shapes, rows, count, &fault);
     progress_wipe(&s.progress);
     outfile_abandon(s.json);
     peak_memory_close(&s.machine.memory);
     if (gpu) bench_gpu_close(&s.gpu);
-    free(shapes), bench_sparse_free(sparse, count);
+    free(shapes), bench_free_rows(rows, count);
     return good ? EXIT_GOOD : complain(&bench, s.exit_code, "%s", fault.text);
 }
 
@@ -494,10 +423,10 @@ int command_bench(int argc, char **argv)
          OPTION_CHOICE,
          &o.op,
          "NAME",
-         "dense_decode (the default), sparse_decode, merge, cache_append or cache_gather",
+         "dense_decode (the default), sparse_decode, sparse_prefill, merge, cache_append or cache_gather",
          0,
          0,
-         {"dense_decode", "merge", "sparse_decode", "cache_append", "cache_gather", NULL},
+         {"dense_decode", "merge", "sparse_decode", "sparse_prefill", "cache_append", "cache_gather"},
          NULL},
         {"--grid",
          OPTION_TEXT,
@@ -509,8 +438,8 @@ int command_bench(int argc, char **argv)
          {NULL},
          NULL},
         LIST("--batch", AXIS_BATCH, 1, 65536, "requests"),
-        LIST("--query-tokens", AXIS_QUERY_TOKENS, 1, 4096, "query tokens of a request"),
-        LIST("--seq-len", AXIS_SEQ_LEN, 1, 1 << 24, "keys of a request"),
+        LIST("--query-tokens", AXIS_QUERY_TOKENS, 1, 1 << 20, "query tokens of a request, or of a prompt"),
+        LIST("--seq-len", AXIS_SEQ_LEN, 1, 1 << 24, "keys of a request, or all that a prompt can name"),
         LIST("--heads", AXIS_HEADS, 1, 4096, "query heads"),
         LIST("--kv-heads", AXIS_KV_HEADS, 1, 4096, "key heads"),
         LIST("--d-qk", AXIS_D_QK, 512, 576, "head size, 512 or 576"),

@@ -26,14 +26,16 @@ static void print_shape(const struct bench_row *row)
 {
     const struct batch_shape *shape = row->shape;
     const int64_t parts = row->parts;
-    char options[32], number[24] = "";
+    char options[32], number[24] = "", b[24] = "-"; /* a prompt has no batch */
     snprintf(options, sizeof options, "%s%s%s", shape->causal ? "causal" : "",
              shape->causal && shape->varlen ? "," : "", shape->varlen ? "var" : "");
     if (row->sparse) snprintf(options, sizeof options, "%s", input_format_name(row->sparse->format));
+    if (row->prefill) snprintf(options, sizeof options, "%s", input_format_name(row->prefill->format));
+    if (shape->b) snprintf(b, sizeof b, "%" PRId64, shape->b);
     if (parts) snprintf(number, sizeof number, "%" PRId64, parts);
-    printf("%5s %4" PRId64 " %6" PRId64 " %4" PRId64 " %5" PRId64 " %5" PRId64 " %5" PRId64 " %5s %-9s ",
-           number, shape->b, shape->s_k, shape->s_q, shape->h_q, shape->h_kv, shape->d_qk,
-           shape->fp16 ? "fp16" : "bf16", *options ? options : "-");
+    printf("%5s %4s %6" PRId64 " %4" PRId64 " %5" PRId64 " %5" PRId64 " %5" PRId64 " %5s %-9s ", number, b,
+           shape->s_k, shape->s_q, shape->h_q, shape->h_kv, shape->d_qk, shape->fp16 ? "fp16" : "bf16",
+           *options ? options : "-");
 }
 
 void bench_report_row(const struct bench_report *report, const struct bench_row *row)
@@ -50,6 +52,7 @@ void bench_report_row(const struct bench_report *report, const struct bench_row 
     if (row->sparse) printf(" topk %" PRId64, row->sparse->cache[0].topk);
     if (row->sparse && row->sparse->cache[1].topk) printf(" + %" PRId64, row->sparse->cache[1].topk);
     if (row->sparse && row->sparse->extra_varlen) printf(" varlen");
+    if (row->prefill) printf(" topk %" PRId64, row->prefill->topk);
     if (row->runs < report->repeat) printf(" (%" PRId64 " runs)", row->runs);
     putchar('\n');
     fflush(stdout);
@@ -89,6 +92,11 @@ static struct bench_sources sources_of(const struct bench_row *row)
         snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/any/merge.cu");
     else if (row->sparse)
         source_of_sparse(row->kernel, &sources);
+    else if (row->prefill && family)
+        snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/sparse_prefill/sparse_prefill_bf16.cu",
+                 family + 1);
+    else if (row->prefill)
+        snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/any/sparse_prefill.cu");
     else
         snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/dense_decode/dense_decode_%s.cu",
                  family ? family + 1 : "", row->shape->fp16 ? "fp16" : "bf16");
@@ -172,12 +180,25 @@ static bool set_time(json_t *line, const char *name, double value)
     return value <= 0.0 || !json_object_set_new(line, name, json_real(value));
 }
 
+static json_t *of_prefill(const struct batch_shape *shape, const struct prefill_shape *prefill)
+{
+    json_t *object = json_pack("{s:I, s:I, s:I, s:s, s:I}", "s_k", (json_int_t)shape->s_k, "h_kv",
+                               (json_int_t)shape->h_kv, "d_qk", (json_int_t)shape->d_qk, "cache",
+                               input_format_name(prefill->format), "topk", (json_int_t)prefill->topk);
+    if (!object || !shape->page_size ||
+        !json_object_set_new(object, "page_size", json_integer((json_int_t)shape->page_size)))
+        return object;
+    json_decref(object);
+    return NULL;
+}
+
 /* What only rows of this operation have. */
 static json_t *of_operation(const struct bench_row *row)
 {
     const struct batch_shape *shape = row->shape;
     const struct sparse_shape *sparse = row->sparse;
     if (row->parts) return json_pack("{s:I}", "parts", (json_int_t)row->parts);
+    if (row->prefill) return of_prefill(shape, row->prefill);
     if (!sparse)
         return json_pack("{s:I, s:I, s:I, s:s, s:I, s:b, s:b}", "s_k", (json_int_t)shape->s_k, "h_kv",
                          (json_int_t)shape->h_kv, "d_qk", (json_int_t)shape->d_qk, "cache",
@@ -201,17 +222,31 @@ static json_t *of_operation(const struct bench_row *row)
     return NULL;
 }
 
+/* What rows of every operation have; a prompt has no batch. */
+static json_t *of_all(const struct bench_row *row)
+{
+    const struct batch_shape *shape = row->shape;
+    const char *op = row->parts     ? "merge"
+                     : row->sparse  ? "sparse_decode"
+                     : row->prefill ? "sparse_prefill"
+                                    : "dense_decode";
+    json_t *line = json_pack("{s:s, s:s}", "op", op, "kernel", row->kernel);
+    json_t *rest =
+        json_pack("{s:I, s:I, s:I, s:s}", "s_q", (json_int_t)shape->s_q, "h_q", (json_int_t)shape->h_q, "d_v",
+                  (json_int_t)BATCH_D_V, "dtype", shape->fp16 ? "fp16" : "bf16");
+    const bool good = line && rest &&
+                      (!shape->b || !json_object_set_new(line, "b", json_integer((json_int_t)shape->b))) &&
+                      !json_object_update(line, rest);
+    json_decref(rest);
+    if (good) return line;
+    json_decref(line);
+    return NULL;
+}
+
 bool bench_report_json(const struct bench_report *report, const struct bench_row *row, struct outfile *file,
                        struct fault *fault)
 {
-    const struct batch_shape *shape = row->shape;
-    json_t *line = json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:s}", "op",
-                             row->parts    ? "merge"
-                             : row->sparse ? "sparse_decode"
-                                           : "dense_decode",
-                             "kernel", row->kernel, "b", (json_int_t)shape->b, "s_q", (json_int_t)shape->s_q,
-                             "h_q", (json_int_t)shape->h_q, "d_v", (json_int_t)BATCH_D_V, "dtype",
-                             shape->fp16 ? "fp16" : "bf16");
+    json_t *line = of_all(row);
     json_t *of_op = of_operation(row);
     json_t *figures =
         json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:f, s:b, s:s}", "us", 1e6 * row->median,

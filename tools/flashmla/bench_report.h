@@ -9,6 +9,7 @@
 #include "bench_cpu.h"
 #include "bench_gpu.h"
 
+#include "prefill_batch.h"
 #include "sparse_batch.h"
 
 #include "outfile.h"
@@ -18,8 +19,9 @@
 /* One timed row; times in seconds, 0 where that was not timed. */
 struct bench_row {
     const struct batch_shape *shape;
-    int64_t parts;                     /* merge; 0 = decode */
-    const struct sparse_shape *sparse; /* of sparse decode; else NULL */
+    int64_t parts;                       /* merge; 0 = decode */
+    const struct sparse_shape *sparse;   /* of sparse decode; else NULL */
+    const struct prefill_shape *prefill; /* of sparse prefill, whose shape->b is 0; else NULL */
     const char *kernel;
     double median, least, most;
     double plan;   /* on a GPU */

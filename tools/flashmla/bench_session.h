@@ -17,6 +17,7 @@ enum {
     BENCH_DENSE,
     BENCH_MERGE,
     BENCH_SPARSE,
+    BENCH_SPARSE_PREFILL,
     BENCH_CACHE_APPEND,
     BENCH_CACHE_GATHER
 }; /* the choices of --op */
@@ -59,13 +60,25 @@ bool bench_library_fault(struct session *s, const struct bench_row *row, fmla_st
                          struct fault *fault);
 bool bench_too_large(const struct session *s, double bytes);
 
+/* ---- Merge (bench_merge.c) ------------------------------------------------------------------- */
+
+bool bench_merge(struct session *s, const struct batch_shape *shape, int64_t parts, struct fault *fault);
+
 /* ---- Sparse decode (bench_sparse.c) ---------------------------------------------------------- */
 
 /* The rows of a grid, allocated, as bench_grid gives them; their `sparse` is set. */
 struct bench_row *bench_sparse_grid(const char *name, const struct bench_axes *chosen,
                                     const struct option_counts *topk, int64_t *count);
-void bench_sparse_free(struct bench_row *rows, int64_t count);
+void bench_free_rows(struct bench_row *rows, int64_t count);
 
 bool bench_sparse(struct session *s, struct bench_row *row, struct fault *fault);
+
+/* ---- Sparse prefill (bench_prefill.c) -------------------------------------------------------- */
+
+/* The same; their `prefill` is set. bench_free_rows frees them. */
+struct bench_row *bench_prefill_grid(const char *name, const struct bench_axes *chosen,
+                                     const struct option_counts *topk, int64_t *count);
+
+bool bench_prefill(struct session *s, struct bench_row *row, struct fault *fault);
 
 #endif

@@ -171,16 +171,17 @@ struct bench_row *bench_sparse_grid(const char *name, const struct bench_axes *c
     struct bench_row *rows = NULL;
     for (int i = 0; grid && i < PRODUCTS && grid->products[i].b[0]; i++)
         if (!append_product(&rows, count, &grid->products[i], chosen, topk)) {
-            bench_sparse_free(rows, *count);
+            bench_free_rows(rows, *count);
             *count = 0;
             return NULL;
         }
     return rows;
 }
 
-void bench_sparse_free(struct bench_row *rows, int64_t count)
+void bench_free_rows(struct bench_row *rows, int64_t count)
 {
-    for (int64_t i = 0; rows && i < count; i++) free((void *)rows[i].shape), free((void *)rows[i].sparse);
+    for (int64_t i = 0; rows && i < count; i++)
+        free((void *)rows[i].shape), free((void *)rows[i].sparse), free((void *)rows[i].prefill);
     free(rows);
 }
 

@@ -34,7 +34,7 @@ struct option {
     const char *takes; /* "N", as help shows it; NULL for switches */
     const char *help;
     int64_t low, high;
-    const char *choices[6]; /* ends with NULL */
+    const char *choices[7]; /* ends with NULL */
     bool *given;            /* set when the option was there; may be NULL */
 };
 

@@ -36,7 +36,7 @@ double sparse_batch_bytes(const struct sparse_shape *s)
     return bytes;
 }
 
-static fmla_tensor make_tensor(fmla_dtype dtype, int32_t ndim, const int64_t *shape, size_t *size)
+fmla_tensor sparse_tensor(fmla_dtype dtype, int32_t ndim, const int64_t *shape, size_t *size)
 {
     size_t bytes = dtype.bits / 8;
     for (int i = 0; i < ndim; i++) bytes *= (size_t)shape[i];
@@ -48,21 +48,20 @@ static fmla_tensor make_tensor(fmla_dtype dtype, int32_t ndim, const int64_t *sh
                          .shape = shape};
 }
 
-/* Every slot of the cache: quantised tokens are drawn once and copied, as drawing each would take longer than computing
- * with it. */
-static void fill_bytes(const struct sparse_shape *s, fmla_tensor *cache, struct random_state *random)
+/* Quantised tokens are drawn once and copied, as drawing each would take longer than computing with it. */
+void sparse_fill_bytes(int32_t format, float mean, const fmla_tensor *cache, struct random_state *random)
 {
     enum { TOKENS = 512 };
     static uint8_t tokens[TOKENS][TOKENS_BYTES];
     const int64_t slots = cache->shape[0] * cache->shape[1], page_size = cache->shape[1];
     float values[TOKENS_WIDTH] = {0};
     for (int t = 0; t < TOKENS; t++) {
-        for (int d = 0; d < TOKENS_WIDTH; d++) values[d] = random_input(random, 0.0f, 0.1f);
-        tokens_store(s->format, tokens[t], 1, 0, values);
+        for (int d = 0; d < TOKENS_WIDTH; d++) values[d] = random_input(random, mean, 0.1f);
+        tokens_store(format, tokens[t], 1, 0, values);
     }
     for (int64_t i = 0; i < slots; i++)
-        tokens_copy(s->format, (uint8_t *)cache->data + i / page_size * page_size * cache->shape[3],
-                    page_size, i % page_size, tokens[random_u64(random) % TOKENS]);
+        tokens_copy(format, (uint8_t *)cache->data + i / page_size * page_size * cache->shape[3], page_size,
+                    i % page_size, tokens[random_u64(random) % TOKENS]);
 }
 
 /* A token's list: keys of its request, each once, in any order; what is more than those names none. */
@@ -114,16 +113,16 @@ static bool make_cache(struct sparse_batch *batch, int k, const struct sparse_sh
         const int64_t cache[4] = {pages.count, c->page_size, 1, token_size(s)},
                       lists[3] = {s->b, s->s_q, c->topk};
         memcpy(to->cache_shape, cache, sizeof cache), memcpy(to->indices_shape, lists, sizeof lists);
-        to->cache = make_tensor(sparse_is_bytes(s->format) ? dtype_of(FMLA_TYPE_UINT, 8) : type_of(s), 4,
-                                to->cache_shape, &to->cache_bytes);
-        to->indices = make_tensor(int32, 3, to->indices_shape, &to->indices_bytes);
-        to->length = make_tensor(int32, 1, batch->b, NULL);
+        to->cache = sparse_tensor(sparse_is_bytes(s->format) ? dtype_of(FMLA_TYPE_UINT, 8) : type_of(s), 4,
+                                  to->cache_shape, &to->cache_bytes);
+        to->indices = sparse_tensor(int32, 3, to->indices_shape, &to->indices_bytes);
+        to->length = sparse_tensor(int32, 1, batch->b, NULL);
         good =
             (to->cache.data && to->indices.data && to->length.data && make_lists(s, c, &pages, to, random)) ||
             fault_set(fault, "no memory for a cache of %zu bytes", to->cache_bytes);
     }
     if (good && sparse_is_bytes(s->format))
-        fill_bytes(s, &to->cache, random);
+        sparse_fill_bytes(s->format, 0.0f, &to->cache, random);
     else if (good)
         batch_fill(to->cache.data, to->cache.dtype, pages.count * c->page_size * s->d_qk, s->d_qk, random);
     pages_free(&pages);
@@ -160,10 +159,10 @@ bool sparse_batch_make(struct sparse_batch *batch, const struct sparse_shape *s,
     memcpy(batch->lse_shape, lse, sizeof lse);
     batch->b[0] = s->b, batch->h_q[0] = s->h_q;
     size_t out_bytes, lse_bytes;
-    batch->q = make_tensor(type_of(s), 4, batch->q_shape, NULL);
-    batch->out = make_tensor(type_of(s), 4, batch->out_shape, &out_bytes);
-    batch->lse = make_tensor(dtype_of(FMLA_TYPE_FLOAT, 32), 3, batch->lse_shape, &lse_bytes);
-    batch->sink = make_tensor(dtype_of(FMLA_TYPE_FLOAT, 32), 1, batch->h_q, NULL);
+    batch->q = sparse_tensor(type_of(s), 4, batch->q_shape, NULL);
+    batch->out = sparse_tensor(type_of(s), 4, batch->out_shape, &out_bytes);
+    batch->lse = sparse_tensor(dtype_of(FMLA_TYPE_FLOAT, 32), 3, batch->lse_shape, &lse_bytes);
+    batch->sink = sparse_tensor(dtype_of(FMLA_TYPE_FLOAT, 32), 1, batch->h_q, NULL);
     if (!batch->q.data || !batch->out.data || !batch->lse.data || !batch->sink.data)
         return fault_set(fault, "no memory for %zu bytes of results", out_bytes);
     for (int k = 0; k < SPARSE_CACHES; k++)

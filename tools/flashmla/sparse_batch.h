@@ -43,6 +43,12 @@ struct sparse_batch {
 /* Is the format bytes? */
 bool sparse_is_bytes(int32_t format);
 
+/* A tensor in host memory of its own, which free() frees; `data` is NULL without memory. *size, where wanted: its bytes. */
+fmla_tensor sparse_tensor(fmla_dtype dtype, int32_t ndim, const int64_t *shape, size_t *size);
+
+/* Every slot of a cache of bytes: tokens of values N(mean, 0.1²), clamped to [-1, 1]. */
+void sparse_fill_bytes(int32_t format, float mean, const fmla_tensor *cache, struct random_state *random);
+
 /* Bytes of the tensors, to within the rounding of pages. */
 double sparse_batch_bytes(const struct sparse_shape *shape);
 
