@@ -56,6 +56,25 @@ sed 's/"kv_format"/"kv_farmot"/' sparse.safetensors >format.safetensors
 bad 1 'kv_format: is 0, must name the format' run format.safetensors
 sed 's/"topk_length"/"topk_lengtg"/; s/"kv_cache"/"kv_cashe"/' sparse.safetensors >format.safetensors
 bad 1 'has no tensor "kv_cache"' run format.safetensors
+good make-input prompt.safetensors --op sparse_prefill --query-tokens 2 --seq-len 100 --topk 20 --cache fp8_656
+bad 2 '--causal: not with sparse prefill' run prompt.safetensors --causal
+bad 2 '--batch-invariant: not with sparse prefill' run prompt.safetensors --batch-invariant
+bad 3 'GPU: ' run prompt.safetensors --device cuda:999 --out o
+bad 1 'sparse_prefill: kernel: is "cpu-avx9", must be one of: ' run prompt.safetensors --kernel cpu-avx9 --out o
+sed 's/"FP8_656"/"FP8_657"/' prompt.safetensors >format.safetensors
+bad 1 "kv_format is 'FP8_657'" run format.safetensors
+sed 's/"kv_format"/"kv_farmot"/' prompt.safetensors >format.safetensors
+bad 1 'sparse_prefill: kv_format: is 0, must name the format' run format.safetensors --out o
+sed 's/"softmax_scale":"0.5"/"softmax_scale":"0,5"/' prompt.safetensors >format.safetensors
+bad 1 "softmax_scale is '0,5', must be a finite number" run format.safetensors
+put rank.safetensors '{"q":{"dtype":"BF16","shape":[1,512],"data_offsets":[0,1024]},"kv":{"dtype":"BF16","shape":[1,1,512],"data_offsets":[1024,2048]},"indices":{"dtype":"I32","shape":[1,1,1],"data_offsets":[2048,2052]}}' 2052
+bad 1 'tensor "q": has 2 dimensions, must have 3' run rank.safetensors --out o
+put rank.safetensors '{"q":{"dtype":"BF16","shape":[1,1,512],"data_offsets":[0,1024]},"kv":{"dtype":"BF16","shape":[1,512],"data_offsets":[1024,2048]},"indices":{"dtype":"I32","shape":[1,1,1],"data_offsets":[2048,2052]}}' 2052
+bad 1 'tensor "kv": has 2 dimensions, must have 3' run rank.safetensors --out o
+put types.safetensors '{"q":{"dtype":"BF16","shape":[1,1,512],"data_offsets":[0,1024]},"kv":{"dtype":"BF16","shape":[1,1,512],"data_offsets":[1024,2048]},"indices":{"dtype":"F32","shape":[1,1,1],"data_offsets":[2048,2052]}}' 2052
+bad 1 'sparse_prefill: indices: dtype' run types.safetensors --check --out o
+put rows.safetensors '{"q":{"dtype":"BF16","shape":[4611686018427387904,4,0],"data_offsets":[0,0]},"kv":{"dtype":"BF16","shape":[1,1,512],"data_offsets":[0,1024]},"indices":{"dtype":"I32","shape":[1,1,1],"data_offsets":[1024,1028]}}' 1028
+bad 1 'rows.safetensors: ' run rows.safetensors --out o
 printf '\377\377\377\177' | dd of=table.safetensors bs=1 conv=notrunc status=none \
     seek=$(($(stat -c %s table.safetensors) - 8))
 bad 1 'table.safetensors: dense_decode: block_table' run table.safetensors --out o
@@ -84,10 +103,19 @@ bad 2 "--seq-lens: not together with" plan --seq-lens 1,2 --batch 2
 bad 2 '--min-len: 9 must not exceed --max-len 8' make-input x --min-len 9 --max-len 8
 bad 2 '--d-qk: 513 must be 512 or 576' make-input x --d-qk 513
 bad 2 '--kv-heads: 3 must divide --heads 16' make-input x --kv-heads 3
-bad 2 '--topk: only with --op sparse_decode' make-input x --topk 5
+bad 2 '--topk: only with --op sparse_decode or sparse_prefill' make-input x --topk 5
 bad 2 '--causal: not with --op sparse_decode' make-input x --op sparse_decode --causal
 bad 2 '--d-qk: 512 must be the 576 of that cache' make-input x --op sparse_decode --cache fp8_656 --d-qk 512
 bad 2 '--dtype: fp16 only with --cache plain' make-input x --op sparse_decode --cache fp8_584 --dtype fp16
+bad 2 '--batch: not with --op sparse_prefill' make-input x --op sparse_prefill --batch 2
+bad 2 '--causal: not with --op sparse_prefill' make-input x --op sparse_prefill --causal
+bad 2 '--extra-topk: not with --op sparse_prefill' make-input x --op sparse_prefill --extra-topk 2
+bad 2 '--dtype fp16: not with --op sparse_prefill' make-input x --op sparse_prefill --dtype fp16
+bad 2 '--kv-heads: 2 must be 1 with pages' make-input x --op sparse_prefill --kv-heads 2 --cache fp8_656
+bad 2 '--kv-heads: 3 must divide --heads 16' make-input x --op sparse_prefill --kv-heads 3
+bad 2 '--kv-heads: not with --op sparse_decode' make-input x --op sparse_decode --kv-heads 2
+bad 2 '--d-qk: 576 must be the 512 of that cache' make-input x --op sparse_prefill --cache fp8_584 --d-qk 576
+bad 1 'more than indices count' make-input x --op sparse_prefill --seq-len 2147483647 --page-size 64
 bad 1 'more than indices count' make-input x --op sparse_decode --batch 1000 --seq-len 10000000
 bad 2 "lengths, heads and query tokens are the file's" plan fine.safetensors --heads 3
 bad 1 'nosuch' run fine.safetensors --kernel nosuch

@@ -14,6 +14,8 @@ fmla_status __real_fmla_dense_decode(const fmla_dense_decode_args *args);
 fmla_status __wrap_fmla_dense_decode(const fmla_dense_decode_args *args);
 fmla_status __real_fmla_sparse_decode(const fmla_sparse_decode_args *args);
 fmla_status __wrap_fmla_sparse_decode(const fmla_sparse_decode_args *args);
+fmla_status __real_fmla_sparse_prefill(const fmla_sparse_prefill_args *args);
+fmla_status __wrap_fmla_sparse_prefill(const fmla_sparse_prefill_args *args);
 
 enum { MOST = 10 };
 
@@ -71,6 +73,23 @@ fmla_status __wrap_fmla_sparse_decode(const fmla_sparse_decode_args *args)
     const fmla_status asked = fmla_sparse_decode_workspace_size(&call, &call.workspace_size, NULL);
     call.workspace = oracle_workspace(asked, call.workspace_size);
     const fmla_status done = __real_fmla_sparse_decode(&call);
+    free(call.workspace);
+    return done;
+}
+
+fmla_status __wrap_fmla_sparse_prefill(const fmla_sparse_prefill_args *args)
+{
+    const fmla_status status = __real_fmla_sparse_prefill(args);
+    if (!works_on(args->q, status)) return status;
+    fmla_sparse_prefill_args call = *args;
+    fmla_tensor host[MOST];
+    take_over((const fmla_tensor **[]){&call.q, &call.kv, &call.indices, &call.topk_length, &call.attn_sink,
+                                       &call.out, &call.max_logits, &call.lse},
+              8, host);
+    call.kernel = "ref", call.workspace = call.stream = NULL;
+    const fmla_status asked = fmla_sparse_prefill_workspace_size(&call, &call.workspace_size, NULL);
+    call.workspace = oracle_workspace(asked, call.workspace_size);
+    const fmla_status done = __real_fmla_sparse_prefill(&call);
     free(call.workspace);
     return done;
 }

@@ -64,7 +64,21 @@ both s.safetensors
 good make-input s.safetensors --op sparse_decode --batch 2 --topk 0 # rows without a key
 both s.safetensors
 
+# Sparse prefill: keys of two key heads without pages, and every kind of page.
+prompt() {
+    good make-input p.safetensors --op sparse_prefill "$@"
+    both p.safetensors --lse-empty neg --log-base 2
+}
+prompt --query-tokens 5 --seq-len 300 --topk 200 --kv-heads 2 --heads 6 --d-qk 512 --sink --short-lists
+has '^kv +\[300, 2, 512\] BF16, 200 indices a token$'
+prompt --query-tokens 3 --seq-len 150 --topk 140 --page-size 16
+prompt --query-tokens 3 --seq-len 300 --topk 200 --cache fp8_656 --heads 70
+has '^kv +\[5, 64, 1, 656\] FP8_656, 200 indices a token$'
+prompt --query-tokens 2 --seq-len 300 --topk 70 --cache fp8_584 --page-size 7 --short-lists
+prompt --seq-len 0 --topk 0 # rows without a key
+
 # What it refuses: one line, no file.
+bad 1 'sparse_prefill: kernel: is "cpu-avx9", must be one of: ' run p.safetensors --device cuda:0 --kernel cpu-avx9 --out o
 good make-input s.safetensors --op sparse_decode --batch 1 --seq-len 100 --topk 50 --cache fp8_656
 bad 3 'sparse_decode: ' run s.safetensors --device cuda:0 --kernel cuda-sm90 --softmax-scale -0.5 --out o
 bad 3 'kernel cpu-generic runs on cpu' run s.safetensors --device cuda:0 --kernel cpu-generic --out o
@@ -102,5 +116,7 @@ if [ "$fake" = --fake ]; then
     bad 1 'the result is wrong: ' run s.safetensors --device cuda:0 --check --repeat 1 --out o
     has '^check +FAIL: '
     bad 1 'the result is wrong: ' run d.safetensors --device cuda:0 --check --repeat 1 --out o
+    good make-input p.safetensors --op sparse_prefill --query-tokens 2 --seq-len 100 --topk 50
+    bad 1 'the result is wrong: ' run p.safetensors --device cuda:0 --check --repeat 1 --out o
 fi
 finish

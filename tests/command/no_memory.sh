@@ -15,6 +15,7 @@ export LD_LIBRARY_PATH=$PWD/no_cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 good make-input batch.safetensors --seq-lens 5,70 --heads 2 --sink
 # Without an extra cache: jansson 2.14 itself crashes where it has no memory for a string as long as that one's names.
 good make-input sparse.safetensors --op sparse_decode --batch 2 --seq-len 70 --topk 20 --heads 2 --cache fp8_584 --short-lists --sink
+good make-input prompt.safetensors --op sparse_prefill --query-tokens 2 --seq-len 70 --topk 20 --heads 2 --cache fp8_584 --short-lists --sink
 
 # each WORDS…: the command, with whatever it writes in the folder made/.
 each() {
@@ -58,4 +59,6 @@ each make-input made/made.safetensors --seq-lens 5,70 --heads 2
 each run batch.safetensors --check --out made/result.safetensors --repeat 1 --threads 1
 each make-input made/sparse.safetensors --op sparse_decode --batch 1 --seq-len 70 --topk 20 --cache fp8_656 --short-lists
 each run sparse.safetensors --check --out made/result.safetensors --repeat 1 --threads 1
+each make-input made/prompt.safetensors --op sparse_prefill --query-tokens 2 --seq-len 70 --topk 20 --cache fp8_656
+each run prompt.safetensors --check --out made/result.safetensors --repeat 1 --threads 1
 finish

@@ -3,7 +3,8 @@
  * Linked into a flashmla of the tests' own, where ld's --wrap puts these functions in the place of the library's and
  * libc's: kernels that err, and a machine with little memory. The command that is installed has nothing of it.
  *
- * FMLA_PLANT says what cpu-generic does wrong: out, nan, lse, refused; sparse-out, sparse-lse; merge; append; gather.
+ * FMLA_PLANT says what cpu-generic does wrong: out, nan, lse, refused; sparse-out, sparse-lse; prefill-out, prefill-max,
+ * prefill-lse; merge; append; gather.
  * FMLA_LITTLE_MEMORY: the machine has one page of it.
  */
 #include "flashmla/flashmla.h"
@@ -17,6 +18,8 @@ fmla_status __real_fmla_dense_decode(const fmla_dense_decode_args *args);
 fmla_status __wrap_fmla_dense_decode(const fmla_dense_decode_args *args);
 fmla_status __real_fmla_sparse_decode(const fmla_sparse_decode_args *args);
 fmla_status __wrap_fmla_sparse_decode(const fmla_sparse_decode_args *args);
+fmla_status __real_fmla_sparse_prefill(const fmla_sparse_prefill_args *args);
+fmla_status __wrap_fmla_sparse_prefill(const fmla_sparse_prefill_args *args);
 fmla_status __real_fmla_merge(const fmla_merge_args *args);
 fmla_status __wrap_fmla_merge(const fmla_merge_args *args);
 fmla_status __real_fmla_cache_append(const fmla_cache_append_args *args);
@@ -62,6 +65,18 @@ fmla_status __wrap_fmla_sparse_decode(const fmla_sparse_decode_args *args)
     float *lse = args->lse->data;
     if (planted(args->kernel, "sparse-out")) out[count(args->out) - 1] = bf16 ? 0x3f80 : 0x3c00;
     if (planted(args->kernel, "sparse-lse")) lse[count(args->lse) - 1] += 0.01f;
+    return status;
+}
+
+fmla_status __wrap_fmla_sparse_prefill(const fmla_sparse_prefill_args *args)
+{
+    const fmla_status status = __real_fmla_sparse_prefill(args);
+    uint16_t *out = args->out->data;
+    float *max_logits = args->max_logits ? args->max_logits->data : NULL;
+    float *lse = args->lse ? args->lse->data : NULL;
+    if (planted(args->kernel, "prefill-out")) out[count(args->out) - 1] = 0x4000; /* 2 */
+    if (max_logits && planted(args->kernel, "prefill-max")) max_logits[count(args->max_logits) - 1] += 0.01f;
+    if (lse && planted(args->kernel, "prefill-lse")) lse[count(args->lse) - 1] += 0.01f;
     return status;
 }
 

@@ -59,6 +59,29 @@ has '^keys +4096 ' # the rest of the list names none
 good make-input s.safetensors --op sparse_decode --batch 0 --topk 0
 good run s.safetensors --check --out s.out
 
+# Sparse prefill: without pages and with every kind of them.
+good make-input p.safetensors --op sparse_prefill --query-tokens 5 --seq-len 300 --topk 200 --heads 6 --kv-heads 2 --sink --short-lists
+has '5 tokens, 6 heads over 2, d_qk 576, BF16, 300 keys, 200 indices, sink$'
+good run p.safetensors --check --out p.out --repeat 1 --lse-empty neg --log-base 2
+has '^kv +\[300, 2, 576\] BF16, 200 indices a token$'
+has '^check +PASS: 30 of 30 rows .*; max_logits: worst difference '
+grep -aq '"max_logits":{"dtype":"F32","shape":\[5,6\]' p.out || wrong 'no max_logits in p.out'
+good make-input p.safetensors --op sparse_prefill --query-tokens 2 --seq-len 130 --topk 100 --d-qk 512 --page-size 32
+has 'BF16, 5 pages of 32, 100 indices$'
+good run p.safetensors --check --repeat 1 --threads 1
+has '^keys +200 '
+for format in fp8_656 fp8_584; do
+    good make-input p.safetensors --op sparse_prefill --query-tokens 3 --seq-len 150 --topk 170 --cache $format --short-lists --seed 4
+    good run p.safetensors --check --repeat 1 --kernel cpu-generic
+    has '^check +PASS: 48 of 48 rows'
+done
+good make-input p.safetensors --op sparse_prefill --query-tokens 400 --heads 64 --seq-len 1000 --topk 64
+good run p.safetensors --check --repeat 1
+has '^check +PASS: 128 of 25600 rows' # sampled: two tokens
+good make-input p.safetensors --op sparse_prefill --seq-len 0 --topk 3
+good run p.safetensors --check --out p.out
+has '^keys +0 '
+
 # The same options give the same bytes, another seed others.
 good make-input c.safetensors --batch 3 --min-len 1 --max-len 300
 cmp a.safetensors c.safetensors || wrong 'make-input is not repeatable'

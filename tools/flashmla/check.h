@@ -14,6 +14,7 @@ struct check_result {
     int64_t rows;     /* compared */
     int64_t all_rows; /* of the batch */
     struct comparison out, lse;
+    struct comparison max_logits; /* of sparse prefill */
     bool passed;
 };
 

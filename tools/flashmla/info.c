@@ -65,7 +65,7 @@ static const char *version_text(int32_t version, char text[16])
 static void print_row(const char *device, const fmla_capability *row)
 {
     const char *state = !row->available ? row->reason : row->forced_only ? "only when named" : "yes";
-    printf("%-7s %-13s %-12s %-10s %-24s %s%s%s\n", device, or_dash(row->operation), or_dash(row->kernel),
+    printf("%-7s %-14s %-14s %-14s %-54s %s%s%s\n", device, or_dash(row->operation), or_dash(row->kernel),
            or_dash(row->dtypes), or_dash(row->shapes), state, *row->part_of ? ", part of " : "",
            row->part_of);
 }
@@ -110,7 +110,7 @@ static void print_table(void)
     const fmla_device_info first = describe(gpu(0));
     char version[16];
     printf("flashmla %s, %d threads\n\n", fmla_version_string(), (int)fmla_num_threads());
-    printf("%-7s %-13s %-12s %-10s %-24s %s\n", "device", "operation", "kernel", "dtypes", "shapes",
+    printf("%-7s %-14s %-14s %-14s %-54s %s\n", "device", "operation", "kernel", "dtypes", "shapes",
            "runs here");
     walk(cpu, NULL);
     for (int32_t id = 0; id < first.count; id++)

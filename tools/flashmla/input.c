@@ -105,21 +105,23 @@ const char *input_format_name(int32_t kv_format)
     return kv_format > 0 && kv_format < FORMATS ? format_names[kv_format] : NULL;
 }
 
-bool input_is_sparse(const char *path)
+enum input_operation input_operation(const char *path)
 {
     struct fault unused;
     struct safetensors_file *file = safetensors_open(path, &unused);
-    const bool sparse = file && safetensors_find(file, "indices");
+    const bool sparse = file && safetensors_find(file, "indices"),
+               prompt = sparse && safetensors_find(file, "kv") && !safetensors_find(file, "kv_cache");
     safetensors_close(file);
-    return sparse;
+    return prompt ? INPUT_SPARSE_PREFILL : sparse ? INPUT_SPARSE_DECODE : INPUT_DENSE_DECODE;
 }
 
-static bool read_format(struct sparse_input *input, const char *path, struct fault *fault)
+static bool read_format(const struct safetensors_file *file, const char *path, int32_t *format,
+                        struct fault *fault)
 {
-    const char *name = safetensors_metadata(input->file, "kv_format");
+    const char *name = safetensors_metadata(file, "kv_format");
     for (int32_t i = 1; name && i < FORMATS; i++)
-        if (!strcmp(name, format_names[i])) input->kv_format = i;
-    if (!name || input->kv_format) return true;
+        if (!strcmp(name, format_names[i])) *format = i;
+    if (!name || *format) return true;
     return fault_set(fault, "%s: __metadata__: kv_format is '%s', must be BF16, FP16, FP8_656 or FP8_584",
                      path, name);
 }
@@ -138,13 +140,42 @@ bool sparse_input_open(struct sparse_input *input, const char *path, struct faul
         view(file, path, "extra_indices", 3, false, &input->extra_indices, fault) &&
         view(file, path, "extra_topk_length", 1, false, &input->extra_topk_length, fault) &&
         view(file, path, "attn_sink", 1, false, &input->attn_sink, fault) &&
-        read_format(input, path, fault) && read_scale(file, path, &input->softmax_scale, fault))
+        read_format(file, path, &input->kv_format, fault) &&
+        read_scale(file, path, &input->softmax_scale, fault))
         return true;
     sparse_input_close(input);
     return false;
 }
 
 void sparse_input_close(struct sparse_input *input)
+{
+    safetensors_close(input->file);
+    input->file = NULL;
+}
+
+/* ---- Sparse prefill -------------------------------------------------------------------------- */
+
+bool prefill_input_open(struct prefill_input *input, const char *path, struct fault *fault)
+{
+    memset(input, 0, sizeof *input);
+    input->file = safetensors_open(path, fault);
+    if (!input->file) return false;
+    const struct safetensors_file *file = input->file;
+    const struct safetensors_tensor *kv = safetensors_find(file, "kv");
+    const int32_t of_kv = kv && kv->ndim == 4 ? 4 : 3; /* pages have one more */
+    if (view(file, path, "q", 3, true, &input->q, fault) &&
+        view(file, path, "kv", of_kv, true, &input->kv, fault) &&
+        view(file, path, "indices", 3, true, &input->indices, fault) &&
+        view(file, path, "topk_length", 1, false, &input->topk_length, fault) &&
+        view(file, path, "attn_sink", 1, false, &input->attn_sink, fault) &&
+        read_format(file, path, &input->kv_format, fault) &&
+        read_scale(file, path, &input->softmax_scale, fault))
+        return true;
+    prefill_input_close(input);
+    return false;
+}
+
+void prefill_input_close(struct prefill_input *input)
 {
     safetensors_close(input->file);
     input->file = NULL;

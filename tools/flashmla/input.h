@@ -32,8 +32,21 @@ struct sparse_input {
 bool sparse_input_open(struct sparse_input *input, const char *path, struct fault *fault);
 void sparse_input_close(struct sparse_input *input);
 
-/* Does the file (which may not be one at all) hold a batch of sparse decode? */
-bool input_is_sparse(const char *path);
+/* The same of sparse prefill: a file that has indices and kv. */
+struct prefill_input {
+    struct safetensors_file *file;
+    fmla_tensor q, kv, indices, topk_length, attn_sink;
+    int32_t kv_format;
+    double softmax_scale;
+};
+
+bool prefill_input_open(struct prefill_input *input, const char *path, struct fault *fault);
+void prefill_input_close(struct prefill_input *input);
+
+enum input_operation { INPUT_DENSE_DECODE, INPUT_SPARSE_DECODE, INPUT_SPARSE_PREFILL };
+
+/* What the file holds; of one that is no tensor file: INPUT_DENSE_DECODE. */
+enum input_operation input_operation(const char *path);
 
 /* "FP8_656" and so on; NULL for a format that has no name. */
 const char *input_format_name(int32_t kv_format);

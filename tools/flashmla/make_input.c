@@ -31,6 +31,9 @@ static const struct command make_input = {
     "--extra-topk "
     "the\n"
     "tensors of an extra cache; then --seq-len is the keys that a request's tokens choose from.\n"
+    "--op sparse_prefill writes a prompt: q [s_q, h_q, d_qk], kv [--seq-len, h_kv, d_qk], or pages with "
+    "--page-size or\n"
+    "--cache, and indices [s_q, h_kv, topk]; values are around means, and softmax_scale is 0.5.\n"
     "\n"
     "Examples\n"
     "  flashmla make-input batch.safetensors --batch 4 --min-len 100 --max-len 2000\n"
@@ -170,10 +173,10 @@ int command_make_input(int argc, char **argv)
          OPTION_CHOICE,
          &op,
          "OPERATION",
-         "dense_decode (the default) or sparse_decode",
+         "dense_decode (the default), sparse_decode or sparse_prefill",
          0,
          0,
-         {"dense_decode", "sparse_decode", NULL},
+         {"dense_decode", "sparse_decode", "sparse_prefill", NULL},
          NULL},
         LENGTHS_OPTIONS(made.lengths),
         {"--query-tokens",
@@ -212,7 +215,7 @@ int command_make_input(int argc, char **argv)
          1,
          65536,
          {NULL},
-         NULL},
+         &sparse.page_given},
         {"--dtype",
          OPTION_CHOICE,
          &made.dtype,
@@ -237,15 +240,17 @@ int command_make_input(int argc, char **argv)
         sparse.page_size = made.pages.page_size;
         sparse.d_qk = d_qk_given ? made.d_qk : 0, sparse.fp16 = made.dtype, sparse.sink = made.sink;
         sparse.seed = (uint64_t)made.lengths.seed;
+        sparse.kv_heads = made.kv_heads, sparse.kv_heads_given = kv_heads_given;
+        sparse.batch_given = made.lengths.batch_given;
         sparse.dense_given = made.causal               ? "--causal"
-                             : kv_heads_given          ? "--kv-heads"
                              : made.lengths.list_given ? "--seq-lens"
                              : made.lengths.min_given  ? "--min-len"
                              : made.lengths.max_given  ? "--max-len"
                                                        : NULL;
-        status = op ? make_sparse(&make_input, &sparse, path)
+        status = op == 2 ? make_prefill(&make_input, &sparse, path)
+                 : op    ? make_sparse(&make_input, &sparse, path)
                  : sparse_options_given(&sparse)
-                     ? complain(&make_input, EXIT_USAGE, "%s: only with --op sparse_decode",
+                     ? complain(&make_input, EXIT_USAGE, "%s: only with --op sparse_decode or sparse_prefill",
                                 sparse_options_given(&sparse))
                      : make(&made, path);
         break;

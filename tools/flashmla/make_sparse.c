@@ -41,12 +41,6 @@ static struct sparse_shape shape_of(const struct sparse_options *o)
     return shape;
 }
 
-/* A tensor of the batch, by its name in the file. */
-struct member {
-    const char *name;
-    const fmla_tensor *tensor; /* NULL: not there */
-};
-
 static size_t bytes_of(const fmla_tensor *tensor)
 {
     size_t bytes = tensor->dtype.bits / 8;
@@ -54,20 +48,13 @@ static size_t bytes_of(const fmla_tensor *tensor)
     return bytes;
 }
 
-static bool write_file(const struct sparse_batch *batch, const char *path, uint64_t seed, struct fault *fault)
+bool sparse_write(const char *path, const struct sparse_member *members, int member_count, int32_t kv_format,
+                  uint64_t seed, const char *scale, struct fault *fault)
 {
-    enum { MOST = 8 };
-    const fmla_sparse_decode_args *args = &batch->args;
-    /* Those with larger elements first: every tensor is aligned. */
-    const struct member members[MOST] = {
-        {"indices", args->indices},         {"extra_indices", args->extra_indices},
-        {"topk_length", args->topk_length}, {"extra_topk_length", args->extra_topk_length},
-        {"attn_sink", args->attn_sink},     {"q", args->q},
-        {"kv_cache", args->kv_cache},       {"extra_kv_cache", args->extra_kv_cache}};
-    struct safetensors_declaration tensors[MOST];
-    const fmla_tensor *written[MOST];
+    struct safetensors_declaration tensors[SPARSE_MEMBERS];
+    const fmla_tensor *written[SPARSE_MEMBERS];
     size_t count = 0;
-    for (int i = 0; i < MOST; i++) {
+    for (int i = 0; i < member_count; i++) {
         const fmla_tensor *tensor = members[i].tensor;
         if (!tensor) continue;
         tensors[count] = (struct safetensors_declaration){members[i].name, tensor->dtype, tensor->ndim, {0}};
@@ -76,9 +63,9 @@ static bool write_file(const struct sparse_batch *batch, const char *path, uint6
     }
     char number[32];
     snprintf(number, sizeof number, "%" PRIu64, seed);
-    const struct safetensors_note notes[] = {{"kv_format", input_format_name(args->kv_format)},
-                                             {"seed", number}};
-    struct safetensors_writer *writer = safetensors_create(path, tensors, count, notes, 2, fault);
+    const struct safetensors_note notes[] = {
+        {"kv_format", input_format_name(kv_format)}, {"seed", number}, {"softmax_scale", scale}};
+    struct safetensors_writer *writer = safetensors_create(path, tensors, count, notes, scale ? 3 : 2, fault);
     if (!writer) return false;
     bool good = true;
     for (size_t i = 0; good && i < count; i++)
@@ -86,6 +73,17 @@ static bool write_file(const struct sparse_batch *batch, const char *path, uint6
     if (good) return safetensors_commit(writer, fault);
     safetensors_abandon(writer);
     return false;
+}
+
+static bool write_file(const struct sparse_batch *batch, const char *path, uint64_t seed, struct fault *fault)
+{
+    const fmla_sparse_decode_args *args = &batch->args;
+    const struct sparse_member members[] = {
+        {"indices", args->indices},         {"extra_indices", args->extra_indices},
+        {"topk_length", args->topk_length}, {"extra_topk_length", args->extra_topk_length},
+        {"attn_sink", args->attn_sink},     {"q", args->q},
+        {"kv_cache", args->kv_cache},       {"extra_kv_cache", args->extra_kv_cache}};
+    return sparse_write(path, members, SPARSE_MEMBERS, args->kv_format, seed, NULL, fault);
 }
 
 static void print_summary(const struct sparse_shape *s, const struct sparse_batch *batch, const char *path)
@@ -97,18 +95,26 @@ static void print_summary(const struct sparse_shape *s, const struct sparse_batc
            s->sink ? ", sink" : "");
 }
 
+int sparse_check_options(const struct command *command, const struct sparse_options *o, int64_t d_qk)
+{
+    if (d_qk != 512 && d_qk != 576)
+        return complain(command, EXIT_USAGE, "--d-qk: %" PRId64 " must be 512 or 576", d_qk);
+    if (o->cache && o->d_qk && o->d_qk != d_qk)
+        return complain(command, EXIT_USAGE, "--d-qk: %" PRId64 " must be the %" PRId64 " of that cache",
+                        o->d_qk, d_qk);
+    if (o->cache && o->fp16) return complain(command, EXIT_USAGE, "--dtype: fp16 only with --cache plain");
+    return EXIT_GOOD;
+}
+
 int make_sparse(const struct command *command, const struct sparse_options *o, const char *path)
 {
     struct fault fault = {""};
     const struct sparse_shape shape = shape_of(o);
-    if (o->dense_given)
-        return complain(command, EXIT_USAGE, "%s: not with --op sparse_decode", o->dense_given);
-    if (shape.d_qk != 512 && shape.d_qk != 576)
-        return complain(command, EXIT_USAGE, "--d-qk: %" PRId64 " must be 512 or 576", shape.d_qk);
-    if (o->cache && o->d_qk && o->d_qk != shape.d_qk)
-        return complain(command, EXIT_USAGE, "--d-qk: %" PRId64 " must be the %" PRId64 " of that cache",
-                        o->d_qk, shape.d_qk);
-    if (o->cache && o->fp16) return complain(command, EXIT_USAGE, "--dtype: fp16 only with --cache plain");
+    if (o->dense_given || o->kv_heads_given)
+        return complain(command, EXIT_USAGE, "%s: not with --op sparse_decode",
+                        o->dense_given ? o->dense_given : "--kv-heads");
+    const int contradiction = sparse_check_options(command, o, shape.d_qk);
+    if (contradiction) return contradiction;
     struct sparse_batch batch;
     const bool good = sparse_batch_make(&batch, &shape, &fault) && write_file(&batch, path, o->seed, &fault);
     if (good) print_summary(&shape, &batch, path);

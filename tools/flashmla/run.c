@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * flashmla run: dense or sparse decode over a tensor file. The output file is opened before anything is computed, and
+ * flashmla run: dense or sparse decode, or sparse prefill, over a tensor file. The output file is opened before anything is computed, and
  * appears only after everything, the check included, went well.
  */
+#include "run.h"
 #include "call.h"
 #include "check.h"
 #include "commands.h"
@@ -10,6 +11,8 @@
 #include "gpu_sparse.h"
 #include "input.h"
 #include "options.h"
+#include "prefill_batch.h"
+#include "prefill_check.h"
 #include "sparse_batch.h"
 #include "sparse_check.h"
 
@@ -38,7 +41,8 @@ static const struct command run = {
     "and\n"
     "optionally topk_length, extra_kv_cache, extra_indices, extra_topk_length and attn_sink, with "
     "\"kv_format\" in its\n"
-    "metadata.\n"
+    "metadata. One with kv in place of kv_cache is one of sparse prefill, without extra tensors; --out gets "
+    "max_logits, too.\n"
     "\n"
     "Examples\n"
     "  flashmla run batch.safetensors --check\n"
@@ -46,21 +50,13 @@ static const struct command run = {
     "  flashmla run batch.safetensors --kernel ref --no-causal --log-base 2\n"
     "  flashmla run batch.safetensors --device cuda:0 --check\n"
     "  flashmla make-input sparse.safetensors --op sparse_decode --cache fp8_656\n"
-    "  flashmla run sparse.safetensors --device cuda:0 --check\n"};
-
-enum { D_V = 512 };
-
-struct run_options {
-    const char *out, *kernel, *device;
-    bool causal, no_causal, check, batch_invariant, scale_given;
-    double softmax_scale;
-    int lse_empty, log_base; /* indices of the choices */
-    int64_t repeat, threads;
-};
+    "  flashmla run sparse.safetensors --device cuda:0 --check\n"
+    "  flashmla make-input prompt.safetensors --op sparse_prefill --query-tokens 64 --seq-len 8192\n"
+    "  flashmla run prompt.safetensors --check --out result.safetensors\n"};
 
 /* Everything one call needs, and what it made. */
 struct job {
-    bool sparse;
+    bool sparse, prompt;              /* sparse decode, sparse prefill; else dense decode */
     struct input input;               /* of dense decode */
     struct sparse_input sparse_input; /* of sparse decode */
     int64_t out_shape[4], lse_shape[3];
@@ -70,6 +66,7 @@ struct job {
     fmla_device device;
     struct gpu_call gpu; /* the same on the GPU, if that is where it runs */
     struct gpu_sparse gpu_sparse;
+    struct run_prefill prefill;
     struct safetensors_writer *writer;
     double median_seconds;
 };
@@ -85,9 +82,19 @@ static const fmla_sparse_decode_args *sparse_call(const struct job *job)
     return device_is_gpu(job->device) ? &job->gpu_sparse.args : &job->sparse_args;
 }
 
+static const fmla_sparse_prefill_args *prefill_call(const struct job *job)
+{
+    return device_is_gpu(job->device) ? &job->prefill.gpu.args : &job->prefill.args;
+}
+
+static int exit_of(fmla_status refused)
+{
+    return refused == FMLA_UNSUPPORTED ? EXIT_UNSUPPORTED : EXIT_FAILED;
+}
+
 static bool library_fault(const char *path, fmla_status status, int *exit_code, struct fault *fault)
 {
-    *exit_code = status == FMLA_UNSUPPORTED ? EXIT_UNSUPPORTED : EXIT_FAILED;
+    *exit_code = exit_of(status);
     return fault_set(fault, "%s: %s", path, fmla_last_error());
 }
 
@@ -113,19 +120,26 @@ static void set_options(struct job *job, const struct run_options *options)
     args->batch_invariant = options->batch_invariant;
 }
 
+bool run_rows(const char *path, const int64_t *shape, int dimensions, int64_t *rows, struct fault *fault)
+{
+    int64_t bytes;
+    *rows = 1;
+    bool good = true;
+    for (int i = 0; i < dimensions; i++) good = good && !__builtin_mul_overflow(*rows, shape[i], rows);
+    return (good && !__builtin_mul_overflow(*rows, (int64_t)RUN_D_V * (int64_t)sizeof(float), &bytes)) ||
+           fault_set(fault, "%s: tensor \"q\": counts more rows than memory can hold", path);
+}
+
 /* Results of the shapes that q asks for. */
 static bool make_results(struct job *job, const char *path, struct fault *fault)
 {
     const fmla_tensor *q = job->sparse ? &job->sparse_input.q : &job->input.q;
-    int64_t rows, bytes;
-    if (__builtin_mul_overflow(q->shape[0], q->shape[1], &rows) ||
-        __builtin_mul_overflow(rows, q->shape[2], &rows) ||
-        __builtin_mul_overflow(rows, (int64_t)D_V * (int64_t)sizeof(float), &bytes))
-        return fault_set(fault, "%s: tensor \"q\": counts more rows than memory can hold", path);
+    int64_t rows;
+    if (!run_rows(path, q->shape, 3, &rows, fault)) return false;
     memcpy(job->out_shape, q->shape, 3 * sizeof *q->shape);
-    job->out_shape[3] = D_V;
+    job->out_shape[3] = RUN_D_V;
     job->lse_shape[0] = q->shape[0], job->lse_shape[1] = q->shape[2], job->lse_shape[2] = q->shape[1];
-    job->out = (fmla_tensor){.data = calloc((size_t)rows * D_V + 1, sizeof(uint16_t)),
+    job->out = (fmla_tensor){.data = calloc((size_t)rows * RUN_D_V + 1, sizeof(uint16_t)),
                              .device = q->device,
                              .ndim = 4,
                              .dtype = q->dtype,
@@ -147,7 +161,7 @@ static bool prepare_on_gpu(struct job *job, const char *path, int *exit_code, st
     if (job->sparse ? gpu_sparse_open(&job->gpu_sparse, job->device, &job->sparse_args, &refused, &why)
                     : gpu_call_open(&job->gpu, job->device, &job->args, &refused, &why))
         return true;
-    *exit_code = refused == FMLA_UNSUPPORTED ? EXIT_UNSUPPORTED : EXIT_FAILED;
+    *exit_code = exit_of(refused);
     return fault_set(fault, "%s: %s", path, why.text);
 }
 
@@ -177,6 +191,12 @@ static bool prepare_sparse(struct job *job, const char *path, const struct run_o
 static bool prepare(struct job *job, const char *path, const struct run_options *options, int *exit_code,
                     struct fault *fault)
 {
+    fmla_status refused;
+    if (job->prompt) {
+        if (run_prefill_open(&job->prefill, path, options, job->device, &refused, fault)) return true;
+        *exit_code = exit_of(refused);
+        return false;
+    }
     if (job->sparse) return prepare_sparse(job, path, options, exit_code, fault);
     if (!input_open(&job->input, path, fault) || !make_results(job, path, fault)) return false;
     job->args = FMLA_INIT(fmla_dense_decode_args);
@@ -193,45 +213,76 @@ static bool prepare(struct job *job, const char *path, const struct run_options 
            fault_set(fault, "%s: no memory for a workspace of %zu bytes", path, args->workspace_size);
 }
 
-static bool open_output(struct job *job, const char *path, struct fault *fault)
+/* What the output file gets, in its order; NULL after the last one. */
+struct results {
+    const char *name[4];
+    const fmla_tensor *tensor[4];
+};
+
+static struct results results_of(const struct job *job)
 {
-    struct safetensors_declaration tensors[2] = {{"out", job->out.dtype, 4, {0}},
-                                                 {"lse", job->lse.dtype, 3, {0}}};
-    memcpy(tensors[0].shape, job->out_shape, sizeof job->out_shape);
-    memcpy(tensors[1].shape, job->lse_shape, sizeof job->lse_shape);
-    const struct safetensors_note notes[] = {
-        {"lse_empty", job->args.lse_empty == FMLA_LSE_EMPTY_NEGATIVE_INFINITY ? "neg" : "pos"},
-        {"log_base", job->args.log_base == FMLA_LOG_BASE_2 ? "2" : "e"}};
-    job->writer = safetensors_create(path, tensors, 2, notes, 2, fault);
+    const struct run_prefill *p = &job->prefill;
+    if (job->prompt)
+        return (struct results){{"out", "max_logits", "lse"}, {&p->out, &p->max_logits, &p->lse}};
+    return (struct results){{"out", "lse"}, {&job->out, &job->lse}};
+}
+
+static bool open_output(struct job *job, const struct run_options *options, struct fault *fault)
+{
+    const struct results results = results_of(job);
+    struct safetensors_declaration tensors[3];
+    size_t count = 0;
+    for (; results.name[count]; count++) {
+        const fmla_tensor *tensor = results.tensor[count];
+        tensors[count] =
+            (struct safetensors_declaration){results.name[count], tensor->dtype, tensor->ndim, {0}};
+        memcpy(tensors[count].shape, tensor->shape, (size_t)tensor->ndim * sizeof *tensor->shape);
+    }
+    const struct safetensors_note notes[] = {{"lse_empty", options->lse_empty ? "neg" : "pos"},
+                                             {"log_base", options->log_base ? "2" : "e"}};
+    job->writer = safetensors_create(options->out, tensors, count, notes, 2, fault);
     return job->writer != NULL;
 }
 
 static bool write_output(struct job *job, struct fault *fault)
 {
-    const size_t rows = (size_t)(job->out_shape[0] * job->out_shape[1] * job->out_shape[2]);
+    const struct results results = results_of(job);
     struct safetensors_writer *writer = job->writer;
-    if (!safetensors_write(writer, job->out.data, rows * D_V * sizeof(uint16_t), fault) ||
-        !safetensors_write(writer, job->lse.data, rows * sizeof(float), fault))
-        return false;
+    for (int i = 0; results.name[i]; i++) {
+        const fmla_tensor *tensor = results.tensor[i];
+        size_t bytes = tensor->dtype.bits / 8;
+        for (int d = 0; d < tensor->ndim; d++) bytes *= (size_t)tensor->shape[d];
+        if (!safetensors_write(writer, tensor->data, bytes, fault)) return false;
+    }
     job->writer = NULL; /* commit frees it */
     return safetensors_commit(writer, fault);
+}
+
+static void *stream_of(const struct job *job)
+{
+    return job->prompt   ? prefill_call(job)->stream
+           : job->sparse ? sparse_call(job)->stream
+                         : dense_call(job)->stream;
 }
 
 /* One call where it runs, and how long it took. */
 static bool call_once(struct job *job, double *seconds, fmla_status *status, struct fault *fault)
 {
     const double start = timing_now();
-    void *const stream = job->sparse ? sparse_call(job)->stream : dense_call(job)->stream;
-    *status = job->sparse ? fmla_sparse_decode(sparse_call(job)) : fmla_dense_decode(dense_call(job));
-    if (*status == FMLA_OK && device_is_gpu(job->device) && !gpu_stream_wait(stream, fault)) return false;
+    *status = job->prompt   ? fmla_sparse_prefill(prefill_call(job))
+              : job->sparse ? fmla_sparse_decode(sparse_call(job))
+                            : fmla_dense_decode(dense_call(job));
+    if (*status == FMLA_OK && device_is_gpu(job->device) && !gpu_stream_wait(stream_of(job), fault))
+        return false;
     *seconds = timing_now() - start;
     return true;
 }
 
-/* out and lse into host memory. */
+/* The results into host memory. */
 static bool fetch(struct job *job, struct fault *fault)
 {
     if (!device_is_gpu(job->device)) return true;
+    if (job->prompt) return gpu_prefill_results(&job->prefill.gpu, fault);
     return job->sparse ? gpu_sparse_results(&job->gpu_sparse, fault) : gpu_call_results(&job->gpu, fault);
 }
 
@@ -262,7 +313,9 @@ static bool compute(struct job *job, const char *path, int64_t repeat, int *exit
 static void print_kernel(const struct job *job)
 {
     const char *name = "";
-    if (job->sparse) /* the call has succeeded: so does this */
+    if (job->prompt) /* the call has succeeded: so does this */
+        fmla_sparse_prefill_kernel(prefill_call(job), &name);
+    else if (job->sparse)
         fmla_sparse_decode_kernel(sparse_call(job), &name);
     else
         fmla_dense_decode_kernel(dense_call(job), &name);
@@ -272,12 +325,14 @@ static void print_kernel(const struct job *job)
         printf("%-12s %s, %d threads\n", "kernel", name, (int)fmla_num_threads());
 }
 
-/* What both operations tell of a call. */
+/* What all operations tell of a call. */
 static void print_call(const struct job *job, int64_t repeat, double flop, double bytes)
 {
     print_kernel(job);
     printf("%-12s %zu bytes\n", "workspace",
-           job->sparse ? sparse_call(job)->workspace_size : dense_call(job)->workspace_size);
+           job->prompt   ? prefill_call(job)->workspace_size
+           : job->sparse ? sparse_call(job)->workspace_size
+                         : dense_call(job)->workspace_size);
     printf("%-12s %.3f ms, median of %" PRId64 "\n", "time", 1e3 * job->median_seconds, repeat);
     printf("%-12s %.2f GFLOP/s, %.2f GB/s\n", "speed", 1e-9 * flop / job->median_seconds,
            1e-9 * bytes / job->median_seconds);
@@ -309,6 +364,12 @@ static void print_sparse_report(const struct job *job, int64_t repeat)
 
 static void print_report(const struct job *job, int64_t repeat)
 {
+    if (job->prompt) {
+        const struct prefill_work done = prefill_work(&job->prefill.args);
+        run_prefill_print(&job->prefill);
+        print_call(job, repeat, done.flop, done.bytes);
+        return;
+    }
     if (job->sparse) {
         print_sparse_report(job, repeat);
         return;
@@ -329,14 +390,21 @@ static void print_report(const struct job *job, int64_t repeat)
 static bool check(const struct job *job, struct fault *fault)
 {
     struct check_result result;
-    if (!(job->sparse ? sparse_check_against_oracle(&job->sparse_args, &result, fault)
-                      : check_against_oracle(&job->args, &result, fault)))
+    if (!(job->prompt   ? prefill_check_against_oracle(&job->prefill.args, &result, fault)
+          : job->sparse ? sparse_check_against_oracle(&job->sparse_args, &result, fault)
+                        : check_against_oracle(&job->args, &result, fault)))
         return false;
     printf("%-12s %s: %" PRId64 " of %" PRId64 " rows against the oracle; out: worst difference %.2e, cosine "
-           "%.1e; lse: worst difference %.2e\n",
+           "%.1e; lse: worst difference %.2e",
            "check", result.passed ? "PASS" : "FAIL", result.rows, result.all_rows, result.out.worst_abs,
            compare_cosine(&result.out), result.lse.worst_abs);
+    if (job->prompt) printf("; max_logits: worst difference %.2e", result.max_logits.worst_abs);
+    putchar('\n');
     if (result.passed) return true;
+    if (result.max_logits.wrong)
+        return fault_set(fault,
+                         "the result is wrong: %" PRId64 " values of max_logits differ from the oracle",
+                         result.max_logits.wrong);
     return fault_set(
         fault, "the result is wrong: %" PRId64 " values of out and %" PRId64 " of lse differ from the oracle",
         result.out.wrong, result.lse.wrong);
@@ -346,7 +414,7 @@ static bool work(struct job *job, const char *path, const struct run_options *op
                  struct fault *fault)
 {
     if (!prepare(job, path, options, exit_code, fault)) return false;
-    if (options->out && !open_output(job, options->out, fault)) return false;
+    if (options->out && !open_output(job, options, fault)) return false;
     if (!compute(job, path, options->repeat, exit_code, fault)) return false;
     print_report(job, options->repeat);
     if (options->check && !check(job, fault)) return false;
@@ -370,13 +438,18 @@ static int run_file(const char *path, const struct run_options *options)
         return complain(&run, EXIT_USAGE, "--device: '%s' must be cpu or cuda:N", options->device);
     if (options->threads && fmla_set_num_threads((int32_t)options->threads) != FMLA_OK)
         return complain(&run, EXIT_FAILED, "%s", fmla_last_error());
-    job.sparse = input_is_sparse(path);
-    if (job.sparse && (options->causal || options->no_causal))
-        return complain(&run, EXIT_USAGE, "--%scausal: not with sparse decode", options->causal ? "" : "no-");
+    const enum input_operation operation = input_operation(path);
+    job.sparse = operation == INPUT_SPARSE_DECODE, job.prompt = operation == INPUT_SPARSE_PREFILL;
+    if ((job.sparse || job.prompt) && (options->causal || options->no_causal))
+        return complain(&run, EXIT_USAGE, "--%scausal: not with sparse %s", options->causal ? "" : "no-",
+                        job.sparse ? "decode" : "prefill");
+    if (job.prompt && options->batch_invariant)
+        return complain(&run, EXIT_USAGE, "--batch-invariant: not with sparse prefill");
     const bool good = work(&job, path, options, &exit_code, &fault);
     safetensors_abandon(job.writer);
     gpu_call_close(&job.gpu), gpu_sparse_close(&job.gpu_sparse);
     free(job.args.workspace), free(job.sparse_args.workspace), free(job.out.data), free(job.lse.data);
+    run_prefill_close(&job.prefill);
     input_close(&job.input), sparse_input_close(&job.sparse_input);
     return good ? EXIT_GOOD : complain(&run, exit_code, "%s", fault.text);
 }

@@ -387,7 +387,7 @@ static void report(const fmla_capability *row, const struct tally *tally, json_t
                             "failed", (json_int_t)tally->wrong, "rows", (json_int_t)tally->rows, "worst_out",
                             tally->worst_out, "worst_lse", tally->worst_lse, "first_failure", tally->first));
     else
-        printf("%-6s %-13s %-15s %" PRId64 " cases, %" PRId64 " rows; worst difference: out %.1e, lse %.1e\n",
+        printf("%-6s %-14s %-15s %" PRId64 " cases, %" PRId64 " rows; worst difference: out %.1e, lse %.1e\n",
                tally->wrong ? "FAILED" : "ok", row->operation, row->kernel, tally->cases, tally->rows,
                tally->worst_out, tally->worst_lse);
 }
