@@ -170,9 +170,9 @@ struct prefill_work prefill_work(const fmla_sparse_prefill_args *args)
         for (int64_t i = 0; i < count; i++) work.keys += list[i] >= 0 && list[i] < slots;
     }
     const double heads = (double)lists[1], all = (double)slots * heads;
-    const double token_bytes = (double)(kv->shape[kv->ndim - 1] * (kv->dtype.bits / 8));
+    const int64_t token_bytes = kv->shape[kv->ndim - 1] * (kv->dtype.bits / 8);
     work.flop = heads > 0.0 ? 2.0 * work.keys * (double)q[1] / heads * row : 0.0;
-    work.bytes = 2.0 * rows * row + (work.keys < all ? work.keys : all) * token_bytes +
+    work.bytes = 2.0 * rows * row + (work.keys < all ? work.keys : all) * (double)token_bytes +
                  4.0 * (double)lists[0] * heads * (double)lists[2];
     if (args->topk_length) work.bytes += 4.0 * (double)lists[0];
     work.bytes += 4.0 * rows * ((args->max_logits ? 1.0 : 0.0) + (args->lse ? 1.0 : 0.0));

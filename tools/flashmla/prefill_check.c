@@ -86,8 +86,11 @@ bool prefill_check_against_oracle(const fmla_sparse_prefill_args *args, struct c
     const struct room room = {malloc((size_t)(h_q * args->out->shape[2]) * 2 + 1),
                               malloc((size_t)h_q * sizeof(float) + 1),
                               malloc((size_t)h_q * sizeof(float) + 1)};
-    bool good =
-        (room.out && room.max_logits && room.lse) || fault_set(fault, "no memory for the oracle's result");
+    bool good = true;
+    if (!room.out || !room.max_logits || !room.lse) {
+        free(room.out), free(room.max_logits), free(room.lse);
+        return fault_set(fault, "no memory for the oracle's result");
+    }
     progress_begin(&progress, "comparing with the oracle");
     for (int64_t i = 0; good && i < tokens && (whole || i < 2 || result->rows < SAMPLED_ROWS); i++) {
         const int64_t token = whole || !i ? i : i == 1 ? tokens - 1 : random_between(&random, 0, tokens - 1);

@@ -18,7 +18,7 @@ struct run_options {
     int64_t repeat, threads;
 };
 
-/* What all results of an operation take of memory, or of counting, is at most this times their rows. */
+/* The product of the first `dimensions` of q's shape; false with a fault where no memory could hold results of so many rows. */
 bool run_rows(const char *path, const int64_t *shape, int dimensions, int64_t *rows, struct fault *fault);
 
 /* ---- Sparse prefill (run_prefill.c) ---------------------------------------------------------- */
