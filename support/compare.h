@@ -17,8 +17,6 @@ struct tolerance {
 extern const struct tolerance tolerance_dense_decode_out;  /* of bf16 and fp16 outputs */
 extern const struct tolerance tolerance_sparse_decode_out; /* the same */
 extern const struct tolerance tolerance_decode_lse;
-extern const struct tolerance tolerance_sparse_prefill_out;
-extern const struct tolerance tolerance_sparse_prefill_lse; /* and of max_logits */
 extern const struct tolerance
     tolerance_rounded_scale_lse; /* where kernels may round a cache's scales to bf16 */
 extern const struct tolerance tolerance_sparse_prefill_out;

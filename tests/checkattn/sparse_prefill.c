@@ -122,7 +122,8 @@ static double cost_on_cpu(const int *choice)
     const int64_t most = shape[0] * (1 + twice), keys = shape[1] < most ? shape[1] : most;
     const int64_t h_kv = value_of(choice, P_HKV), group = value_of(choice, P_HQ) / h_kv;
     const bool none = value_of(choice, P_INDICES) == S_INDICES_NONE;
-    return 16.0 * (double)(value_of(choice, P_SQ) * h_kv * ((group + 15) / 16) * (none ? 1 : keys));
+    const int64_t tiles = h_kv * ((group + 15) / 16);
+    return 16.0 * (double)(value_of(choice, P_SQ) * tiles * (none ? 1 : keys));
 }
 
 /* Bytes: a GPU is not the slow part. */
@@ -391,10 +392,13 @@ static void choose_axes(const struct run *run)
                                                  "BF16 pages"};
     memset(&leaves, 0, sizeof leaves);
     axes[P_THREADS].count = on_gpu(run) ? 1 : 3;
-    const bool many = on_gpu(run) && device_memory() >= (size_t)40 << 30;
+    /* The portable kernel would take minutes for them. */
+    const bool tuned = on_gpu(run) && strcmp(run->kernel, "cuda") != 0;
+    const bool many = tuned && device_memory() >= (size_t)40 << 30;
     axes[P_SQ].count = many ? 6 : 5;
     if (!many && run->fault == FAULT_NONE)
-        printf("  not on this device: s_q %d, but for one case of 8 entries\n", MANY_TOKENS);
+        printf("  not of this kernel, or not on this device: s_q %d, but for one case of 8 entries\n",
+               MANY_TOKENS);
     if (!on_gpu(run) || !strcmp(run->kernel, "cuda")) return;
     int64_t v[P_AXES] = {[P_SQ] = 1, [P_HQ] = 128};
     prefill_case_complete(v);

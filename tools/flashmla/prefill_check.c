@@ -65,9 +65,9 @@ static bool check_token(const fmla_sparse_prefill_args *args, int64_t token, con
                     element_load(args->out->data, out.dtype, token * h_q * d_v + i),
                     element_load(room->out, out.dtype, i));
     for (int64_t h = 0; h < h_q; h++) {
-        compare_add(&result->max_logits, &tolerance_sparse_prefill_lse,
+        compare_add(&result->max_logits, &tolerance_prefill_lse,
                     element_load(args->max_logits->data, lse.dtype, token * h_q + h), room->max_logits[h]);
-        compare_add(&result->lse, &tolerance_sparse_prefill_lse,
+        compare_add(&result->lse, &tolerance_prefill_lse,
                     element_load(args->lse->data, lse.dtype, token * h_q + h), room->lse[h]);
     }
     result->rows += h_q;
@@ -100,7 +100,7 @@ bool prefill_check_against_oracle(const fmla_sparse_prefill_args *args, struct c
     progress_wipe(&progress);
     free(room.out), free(room.max_logits), free(room.lse);
     result->passed = good && compare_passed(&result->out, &tolerance_sparse_prefill_out) &&
-                     compare_passed(&result->max_logits, &tolerance_sparse_prefill_lse) &&
-                     compare_passed(&result->lse, &tolerance_sparse_prefill_lse);
+                     compare_passed(&result->max_logits, &tolerance_prefill_lse) &&
+                     compare_passed(&result->lse, &tolerance_prefill_lse);
     return good;
 }
