@@ -170,8 +170,7 @@ template <typename V> struct Side {
         if (lane() == 0) shared.rescaled[SIDE][warp()] = moves;
         /* Nobody reads P of the block before last any more: the other side waited for that product before it made the P
          * that this side has already seen. */
-        const uint32_t p_line = SHARED_AT(base, p) + SIDE * TILE_BYTES +
-                                (uint32_t)(16 * warp() + ldmatrix_tile_row(lane())) * LINE_BYTES;
+        const uint32_t p_line = weights_line(SHARED_AT(base, p) + SIDE * TILE_BYTES, warp(), lane());
         exponentials<Element>(s, weights, p_line, p.call.scale_log2, state);
         fence_async_shared();
         __syncwarp();

@@ -5,15 +5,11 @@
 #pragma once
 
 #include "../../device/divide.cuh"
-#include "../../device/mbarrier.cuh"
 #include "../../device/task.cuh"
 #include "../../device/tma.cuh"
-#include "../../device/warpgroup.cuh"
-#include "../../device/wgmma.cuh"
+#include "../sides/layout.cuh"
 
-enum { ROWS = 64 /* of a tile */, KEYS = PLAN_BLOCK /* of a block */, D_V = 512 };
-enum { UNIT_BYTES = 2 * TILE_BYTES /* 64 lines of 128 columns */, UNITS = 4 /* of V */ };
-static_assert(KEYS == TILE_LINES && ROWS == TILE_LINES && ROWS == ROWS_OF_MARK, "");
+static_assert(ROWS == (int)ROWS_OF_MARK, "");
 
 /* With SHARED_KEYS several tiles of rows read the same keys, from L2 but for the first: they bring them there in turns, and
  * the early Q·Kᵀ is the longer one. A tile by itself is bound by memory, and loses by both. */
@@ -27,10 +23,6 @@ template <typename Element_, int D_QK_, bool SHARED_KEYS_> struct Variant {
 };
 
 /* ---- Shared memory ----------------------------------------------------------------------------- */
-
-struct Barrier {
-    uint64_t state;
-};
 
 /* Index [side]: the side that owns the block, 0 for even blocks. Units in the order of their columns; a side multiplies
  * the two units of its half of the columns. */
@@ -56,20 +48,6 @@ struct Shared {
     float second_lse[ROWS];
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
-
-#define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
-
-__device__ __forceinline__ uint32_t unit_at(uint32_t base, int side, int unit)
-{
-    return SHARED_AT(base, keys) + (uint32_t)(side * UNITS + unit) * UNIT_BYTES;
-}
-
-__device__ __forceinline__ uint32_t barrier_at(uint32_t first, int index)
-{
-    return first + (uint32_t)index * (uint32_t)sizeof(Barrier);
-}
-
-enum { SIDE_BARRIER = 1 /* and 2: of one side's warps */, PIECE_BARRIER = 3 /* both sides */ };
 
 /* ---- The way through the pieces ---------------------------------------------------------------- */
 

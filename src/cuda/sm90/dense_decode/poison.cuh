@@ -11,6 +11,8 @@
 #include "../../device/shared.cuh"
 #include "layout.cuh"
 
+#include "../sides/products.cuh"
+
 /* Keys from … 63 of a block become zero; by all threads of its side. */
 __device__ __forceinline__ void clear_keys(uint32_t base, int side, int from)
 {

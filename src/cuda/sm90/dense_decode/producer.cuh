@@ -7,6 +7,8 @@
 
 #include "layout.cuh"
 
+#include "../sides/products.cuh"
+
 /* The page of block `block` of a piece; without a table page r belongs to request r. */
 __device__ __forceinline__ int block_page(const struct dense_decode_sm90_params &p, const Task &task,
                                           int block)

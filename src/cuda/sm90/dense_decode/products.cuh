@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * The matrix products of one side. SIDE's home is its half of the columns of V, units 2·SIDE and 2·SIDE + 1: it multiplies
- * these of every block. All addresses but the base are constants.
+ * Scores, as the keys arrive.
  */
 #pragma once
 
 #include "../../device/result.cuh"
 #include "layout.cuh"
 
-template <int SIDE> struct Home {
-    static constexpr int FIRST = 2 * SIDE, SECOND = 2 * SIDE + 1;
-};
+#include "../sides/products.cuh"
 
 /* A fragments of Q's rope columns, from memory to registers; rows past the end are zero. `row`: of the key head. */
 __device__ __forceinline__ void load_q_rope(uint32_t (&q)[4][4], const struct dense_decode_params &p,
@@ -38,9 +35,7 @@ __device__ __forceinline__ void score_rope(float (&s)[32], const uint32_t (&q)[4
     mbarrier_wait(barrier_at(SHARED_AT(base, rope_full), SIDE), parity);
     hold(s);
     wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        wgmma_64<Element>(s, q[k], wgmma_lines(SHARED_AT(base, rope) + SIDE * TILE_BYTES, k), k > 0);
+    multiply_rope<Element, SIDE>(s, q, base);
 }
 
 /* S (+)= Q·Kᵀ over one unit, as soon as it has arrived. */
@@ -50,38 +45,5 @@ __device__ __forceinline__ void score_unit(float (&s)[32], uint32_t base, uint32
     mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), SIDE * UNITS + UNIT), parity);
     if (!ADD) hold(s);
     wgmma_fence(); /* the wait is a branch: without this ptxas adds one of its own */
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        const uint32_t tile = (uint32_t)(k / 4) * TILE_BYTES;
-        wgmma_64<Element>(s, wgmma_lines(SHARED_AT(base, q) + UNIT * UNIT_BYTES + tile, k % 4),
-                          wgmma_lines(unit_at(base, SIDE, UNIT) + tile, k % 4), ADD || k > 0);
-    }
-}
-
-/* O (+)= P·V over one unit of a block of side OWNER: P in shared memory … */
-template <typename Element, int OWNER>
-__device__ __forceinline__ void multiply_unit(float (&o)[64], uint32_t base, int unit, int add)
-{
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        wgmma_128_columns<Element>(o, wgmma_lines(SHARED_AT(base, p) + OWNER * TILE_BYTES, k),
-                                   wgmma_columns(unit_at(base, OWNER, unit), k), k > 0 || add);
-    wgmma_commit();
-}
-
-/* … or in registers. */
-template <typename Element, int OWNER>
-__device__ __forceinline__ void multiply_unit(float (&o)[64], const uint32_t (&p)[4][4], uint32_t base,
-                                              int unit, int add)
-{
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        wgmma_128_columns<Element>(o, p[k], wgmma_columns(unit_at(base, OWNER, unit), k), k > 0 || add);
-    wgmma_commit();
-}
-
-/* Gives a unit back to the producer; by every warp of SIDE, when its last product has been waited for. */
-template <int OWNER> __device__ __forceinline__ void release_unit(uint32_t base, int unit, int lane)
-{
-    if (lane == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, keys_empty), OWNER * UNITS + unit));
+    multiply_keys<Element, SIDE, UNIT, ADD>(s, base);
 }

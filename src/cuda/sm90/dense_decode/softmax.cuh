@@ -1,33 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * From scores to probabilities, as one side does it: a thread has the scores of two rows of the tile, row and row + 8, in
- * the fragment of wgmma's D; four neighbouring lanes share these rows.
+ * Softmax of a side: what a row sees, references, weights.
  */
 #pragma once
 
-#include "../../device/element.cuh"
-#include "../../device/quad.cuh"
-#include "../../device/result.cuh"
-#include "../../device/shared.cuh"
 #include "layout.cuh"
 
-/* The reference that is subtracted before the exponential follows a row's maximum only when it falls behind by more than
- * this (log2): P then stays below 2^8, which 16 bits hold as precisely as 1, and O is seldom rescaled. */
-static constexpr float REFERENCE_SLACK = 8.0f;
-/* Of a row that saw no key yet: any finite reference will do. */
-static constexpr float LEAST_REFERENCE = -1e30f;
+#include "../sides/softmax.cuh"
 
 /* What a thread knows of its two rows. */
 struct RowState {
     float reference[2]; /* of scores, before they are scaled */
     float sum[2];       /* over this thread's share of the side's blocks */
 };
-
-__device__ __forceinline__ void rescale(float (&o)[64], const float factor[2])
-{
-#pragma unroll
-    for (int i = 0; i < 64; i++) o[i] *= factor[i / 2 % 2];
-}
 
 /* Moves the reference, and with it what was summed relative to the old one. */
 __device__ __forceinline__ void move_reference(RowState &state, const float (&to)[2], float (&left)[64],
@@ -54,16 +39,6 @@ __device__ __forceinline__ void mask_scores(float (&s)[32], const struct dense_d
         if (wgmma_d_column((int)threadIdx.x % 32, e) >= limit[e / 2 % 2]) s[e] = -INFINITY;
 }
 
-/* The largest of this thread's scores of either row, in four chains each. */
-__device__ __forceinline__ void row_maxima(const float (&s)[32], float (&most)[2])
-{
-    float m[8];
-#pragma unroll
-    for (int e = 0; e < 32; e++) m[e % 8] = e < 8 ? s[e] : fmaxf(m[e % 8], s[e]);
-    most[0] = fmaxf(fmaxf(m[0], m[1]), fmaxf(m[4], m[5]));
-    most[1] = fmaxf(fmaxf(m[2], m[3]), fmaxf(m[6], m[7]));
-}
-
 /* P = exp2((S - reference) · scale): kept as A fragments, and written to shared memory for the other side. */
 template <typename Element>
 __device__ __forceinline__ void exponentials(const float (&s)[32], uint32_t (&a)[4][4], uint32_t p_line,
@@ -81,6 +56,6 @@ __device__ __forceinline__ void exponentials(const float (&s)[32], uint32_t (&a)
             state.sum[j % 2] += low + high;
             a[k][j] = Element::pack(low, high);
         }
-        store_matrices(p_line + (((2 * (uint32_t)k + lane / 16) ^ (lane % 8)) * CHUNK_BYTES), a[k]);
+        store_weights(p_line, k, lane, a[k]);
     }
 }

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The schedule of two sides (dense_decode.cuh draws it): two warpgroups that do the same work on alternate blocks of 64 keys, each
+ * with the products of its half of V's columns. What its kernels share: the size of things, and how shared memory is addressed.
+ * A kernel's own layout.cuh includes this and declares `struct Shared`, whose members `keys`, `rope`, `q`, `p`, `keys_empty`
+ * the other files of this room use.
+ */
+#pragma once
+
+#include "../../device/mbarrier.cuh"
+#include "../../device/warpgroup.cuh"
+#include "../../device/wgmma.cuh"
+#include "../../params.h"
+
+enum { ROWS = 64 /* of a tile */, KEYS = PLAN_BLOCK /* of a block */, D_V = 512 };
+enum { UNIT_BYTES = 2 * TILE_BYTES /* 64 lines of 128 columns */, UNITS = 4 /* of V */ };
+static_assert(KEYS == TILE_LINES && ROWS == TILE_LINES, "");
+
+/* SIDE's home is its half of the columns of V, two units: it multiplies these of every block. */
+template <int SIDE> struct Home {
+    static constexpr int FIRST = 2 * SIDE, SECOND = 2 * SIDE + 1;
+};
+
+struct Barrier {
+    uint64_t state;
+};
+
+#define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
+
+__device__ __forceinline__ uint32_t barrier_at(uint32_t first, int index)
+{
+    return first + (uint32_t)index * (uint32_t)sizeof(Barrier);
+}
+
+/* Named barriers: of one side's warps, SIDE_BARRIER + side; of both sides. */
+enum { SIDE_BARRIER = 1, PIECE_BARRIER = 3 };

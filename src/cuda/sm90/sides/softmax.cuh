@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * From scores to probabilities, as one side does it: a thread has the scores of two rows of the tile, row and row + 8, in
+ * the fragment of wgmma's D; four neighbouring lanes share these rows. After a kernel's layout.cuh.
+ */
+#pragma once
+
+#include "../../device/element.cuh"
+#include "../../device/quad.cuh"
+#include "../../device/result.cuh"
+#include "../../device/shared.cuh"
+
+/* The reference that is subtracted before the exponential follows a row's maximum only when it falls behind by more than
+ * this (log2): P then stays below 2^8, which 16 bits hold as precisely as 1, and O is seldom rescaled. */
+static constexpr float REFERENCE_SLACK = 8.0f;
+/* Of a row that saw no key yet: any finite reference will do. */
+static constexpr float LEAST_REFERENCE = -1e30f;
+
+__device__ __forceinline__ void rescale(float (&o)[64], const float factor[2])
+{
+#pragma unroll
+    for (int i = 0; i < 64; i++) o[i] *= factor[i / 2 % 2];
+}
+
+/* The largest of this thread's scores of either row, in four chains each. */
+__device__ __forceinline__ void row_maxima(const float (&s)[32], float (&most)[2])
+{
+    float m[8];
+#pragma unroll
+    for (int e = 0; e < 32; e++) m[e % 8] = e < 8 ? s[e] : fmaxf(m[e % 8], s[e]);
+    most[0] = fmaxf(fmaxf(m[0], m[1]), fmaxf(m[4], m[5]));
+    most[1] = fmaxf(fmaxf(m[2], m[3]), fmaxf(m[6], m[7]));
+}
+
+/* Where a lane's row of P begins, of its side's P; `warp` of the side. */
+__device__ __forceinline__ uint32_t weights_line(uint32_t p, int warp, int lane)
+{
+    return p + (uint32_t)(16 * warp + ldmatrix_tile_row(lane)) * LINE_BYTES;
+}
+
+/* The fragment of keys 16 k … 16 k + 15 to the row's line. */
+__device__ __forceinline__ void store_weights(uint32_t line, int k, uint32_t lane, const uint32_t (&a)[4])
+{
+    store_matrices(line + (((2 * (uint32_t)k + lane / 16) ^ (lane % 8)) * CHUNK_BYTES), a);
+}
