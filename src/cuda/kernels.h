@@ -10,6 +10,7 @@
 #include "sm80/dense_decode/shape.h"
 #include "sm90/dense_decode/choice.h"
 #include "sm90/sparse_decode/choice.h"
+#include "sm90/sparse_prefill/choice.h"
 
 /* The index of those that differ by type is an enum element: ELEMENT_BF16 or ELEMENT_FP16. */
 extern struct cuda_kernel cuda_kernel_plan, cuda_kernel_merge,
@@ -25,6 +26,8 @@ extern struct cuda_kernel cuda_kernel_sparse_decode_sm90[2][2];
 extern struct cuda_kernel cuda_kernel_sparse_decode_sm90_rows[2][2];
 /* [format]; no name where there is none */
 extern struct cuda_kernel cuda_kernel_sparse_prefill[KV_FORMATS];
+/* [d_qk is 576] */
+extern struct cuda_kernel cuda_kernel_sparse_prefill_sm90[2];
 /* [enum kv_format][enum element of the vectors] */
 enum { CACHE_FORMATS = 5, CACHE_ELEMENTS = 3 };
 extern struct cuda_kernel cuda_kernel_cache_append[CACHE_FORMATS][CACHE_ELEMENTS],

@@ -73,13 +73,36 @@ static fmla_status launch_portable(const struct cuda_scope *scope, const struct 
     return cuda_launch(op, scope, &launch, (void *[]){&params});
 }
 
-/* The call in parts, whose blocks of threads, one for each tile of `heads` heads of a token, are fewer than 2^31. */
+/* Blocks of threads stay, and take tiles in turns. */
+static fmla_status launch_sm90(const struct cuda_scope *scope, const struct sparse_prefill_problem *p,
+                               const struct part *part)
+{
+    struct sparse_prefill_sm90_params params = {.call = parameters(p, part, SM90_SPARSE_PREFILL_HEADS)};
+    const struct tensor_view queries =
+        sm90_sparse_prefill_q_view(p, params.call.q, part->tokens, group_of(p));
+    const fmla_status status = tensor_map_make(op, scope, "q", &queries, &params.queries);
+    if (status) return status;
+    params.items = params.call.s_q * params.call.tiles;
+    const struct cuda_launch launch = {
+        .kernel = &cuda_kernel_sparse_prefill_sm90[p->d_qk == 576],
+        .blocks = params.items < scope->device->sms ? params.items : scope->device->sms,
+        .threads = SM90_SPARSE_PREFILL_THREADS,
+        .shared_bytes = SM90_SPARSE_PREFILL_SHARED_BYTES,
+        .flags = LAUNCH_OVERLAP,
+        .stream = p->stream,
+    };
+    return cuda_launch(op, scope, &launch, (void *[]){&params});
+}
+
+/* The call in parts of so few tokens that their tiles, of `heads` heads, are counted in 32 bits: as blocks of threads, or by
+ * such that go from tile to tile, past the last. */
 static fmla_status in_parts(const struct sparse_prefill_problem *p, int heads,
                             fmla_status (*launch)(const struct cuda_scope *scope,
                                                   const struct sparse_prefill_problem *p,
                                                   const struct part *part))
 {
-    const int64_t most = INT32_MAX / tiles_of(p, heads);
+    enum { MOST_BLOCKS = 65536 /* that stay */ };
+    const int64_t most = (INT32_MAX - MOST_BLOCKS) / tiles_of(p, heads);
     struct cuda_scope scope;
     if (!p->s_q) return FMLA_OK;
     fmla_status status = cuda_enter(op, "q", p->device.id, &scope);
@@ -99,4 +122,15 @@ fmla_status cuda_sparse_prefill(const struct kernel *kernel, const struct sparse
 {
     (void)kernel;
     return in_parts(p, SPARSE_WARPS, launch_portable);
+}
+
+const char *cuda_sm90_sparse_prefill_refuses(const struct sparse_prefill_problem *p, const char **argument)
+{
+    return sm90_sparse_prefill_refuses(p, argument);
+}
+
+fmla_status cuda_sm90_sparse_prefill(const struct kernel *kernel, const struct sparse_prefill_problem *p)
+{
+    (void)kernel;
+    return in_parts(p, SM90_SPARSE_PREFILL_HEADS, launch_sm90);
 }

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sparse prefill on a GPU, the host's side: which kernel takes a call, what it is told of each key head, and how calls of
- * more tokens than a launch can count are taken apart.
+ * Sparse prefill on a GPU, the host's side: which kernel takes a call, what it is told of each key head, how TMA is told of the
+ * queries, and how calls of more tokens than a launch can count are taken apart.
  */
 #include "fake_cuda/calls.h"
+
+#include "cuda/kernels.h"
 
 #include <math.h>
 
@@ -231,11 +233,149 @@ static void chosen(void)
     CHECK_EQ(run(&c), H_KV);
 }
 
+/* ---- Hopper's ----------------------------------------------------------------------------------- */
+
+static const char *kernel_of(const struct prefill_call *c)
+{
+    const char *kernel = "";
+    CHECK(fmla_sparse_prefill_kernel(&c->args, &kernel) == FMLA_OK, "%s", fmla_last_error());
+    return kernel;
+}
+
+static struct sparse_prefill_sm90_params sm90_params_of(const struct fake_launch *launch)
+{
+    struct sparse_prefill_sm90_params params;
+    memcpy(&params, launch->parameters, sizeof params);
+    return params;
+}
+
+/* A launch a key head: blocks of threads that stay, no more than there are SMs, and the head's queries in boxes. */
+static void hopper(void)
+{
+    enum { TILES_OF_HEAD = 2 };
+    static const int64_t tokens[] = {1, S_Q, 1000};
+    fake_open();
+    fake->capability = 90, fake->sms = 132;
+    for (int n = 0; n < 3; n++) {
+        struct prefill_call c;
+        prefill_call(&c, tokens[n], 2 * 80, H_KV, 0);
+        CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%s", kernel_of(&c));
+        const int64_t items = tokens[n] * TILES_OF_HEAD;
+        CHECK_EQ(run(&c), H_KV);
+        for (int k = 0; k < H_KV; k++) {
+            const struct fake_launch *launch = &fake->launch[fake->launches - H_KV + k];
+            const struct sparse_prefill_sm90_params p = sm90_params_of(launch);
+            CHECK(!strcmp(launch->kernel, "sm90_sparse_prefill_bf16_576"), "%s", launch->kernel);
+            CHECK_EQ(launch->config.grid_x, items < 132 ? items : 132);
+            CHECK_EQ(launch->config.block_x, SM90_SPARSE_PREFILL_THREADS);
+            CHECK_EQ(launch->config.shared_bytes, SM90_SPARSE_PREFILL_SHARED_BYTES);
+            CHECK_EQ(p.items, items);
+            CHECK_EQ(p.call.h_q, 80);
+            CHECK_EQ(p.call.tiles, TILES_OF_HEAD);
+            CHECK(divides(p.call.tiles_divisor, TILES_OF_HEAD), "%s", "tiles");
+            CHECK_EQ(offset(p.call.kv.data, 1), k * 576 * 2);
+            int map;
+            memcpy(&map, &p.queries, sizeof map);
+            const struct fake_tensor *t = &fake->tensor[map % FAKE_TENSORS];
+            CHECK_EQ(offset(t->base, 0), k * 80 * 576 * 2);
+            const uint64_t sizes[] = {64, 80, 9, (uint64_t)tokens[n], 1};
+            const uint32_t box[] = {64, 64, 2, 1, 1};
+            for (int i = 0; i < 5; i++) {
+                CHECK_EQ(t->sizes[i], sizes[i]);
+                CHECK_EQ(t->box[i], box[i]);
+            }
+            CHECK_EQ(t->strides[0], 576 * 2);
+            CHECK_EQ(t->strides[1], 64 * 2);
+            if (tokens[n] > 1) CHECK_EQ(t->strides[2], 160 * 576 * 2);
+        }
+    }
+    /* The other width. */
+    struct prefill_call c;
+    prefill_call(&c, S_Q, 64, 1, 0);
+    HELD(&c.q, memory[0], bf16, 3, S_Q, 64, 512);
+    HELD(&c.kv, memory[1], bf16, 4, 9, 64, 1, 512);
+    c.q.tensor.device = c.kv.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    CHECK_EQ(run(&c), 1);
+    const struct fake_launch *launch = &fake->launch[fake->launches - 1];
+    CHECK(!strcmp(launch->kernel, "sm90_sparse_prefill_bf16_512"), "%s", launch->kernel);
+    CHECK_EQ(sm90_params_of(launch).call.kv.page_size, 64);
+}
+
+/* Calls with one thing that Hopper's kernel does not take: not chosen, and if forced refused by the argument's name. */
+static void hopper_refuses(void)
+{
+    static const char *const arguments[] = {"",   "q",   "q",   "q",   "kv",           "kv",
+                                            "kv", "out", "out", "out", "softmax_scale"};
+    fake_open();
+    fake->capability = 90;
+    for (int i = 0; i < 11; i++) {
+        struct prefill_call c;
+        prefill_call(&c, S_Q, H_Q, H_KV, 0);
+        switch (i) {
+        case 1: c.q.tensor.byte_offset = 2; break;
+        case 2: c.q.strides[1] = 577, c.q.strides[0] = H_Q * 577; break;
+        case 3: c.q.strides[0] = 0; break;
+        case 4: c.kv.tensor.byte_offset = 8; break;
+        case 5: c.kv.strides[0] = H_KV * 576 + 4; break;
+        case 6: c.kv.strides[1] = 580, c.kv.strides[0] = H_KV * 584; break;
+        case 7: c.out.tensor.byte_offset = 2; break;
+        case 8: c.out.strides[0] += 2; break;
+        case 9: c.out.strides[1] = 514, c.out.strides[0] = H_Q * 520; break;
+        case 10: c.args.softmax_scale = -1.0f; break;
+        default: break;
+        }
+        CHECK(!strcmp(kernel_of(&c), i ? "cuda" : "cuda-sm90"), "%d: %s", i, kernel_of(&c));
+        CHECK_EQ(run(&c), H_KV);
+        c.args.kernel = "cuda-sm90";
+        if (i)
+            check_rejected(arguments[i], fmla_sparse_prefill(&c.args), FMLA_UNSUPPORTED, "sparse_prefill",
+                           arguments[i], "kernel cuda-sm90 takes");
+        else
+            CHECK_EQ(run(&c), H_KV);
+    }
+    /* Bytes are not its. */
+    struct prefill_call c;
+    prefill_call(&c, S_Q, 64, 1, 0);
+    HELD(&c.kv, memory[1], bytes, 4, 9, 64, 1, 656);
+    c.kv.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    c.args.kv_format = FMLA_KV_FP8_656;
+    CHECK(!strcmp(kernel_of(&c), "cuda"), "%s", kernel_of(&c));
+}
+
+/* Tiles of a launch, with those that blocks of threads step over at the end, are counted in 32 bits. */
+static void hopper_many_tokens(void)
+{
+    fake_open();
+    fake->capability = 90, fake->sms = 132;
+    struct prefill_call c;
+    prefill_call(&c, INT32_MAX, 128, 1, 0);
+    const int launches = run(&c);
+    CHECK_EQ(launches, 3);
+    int64_t first = 0;
+    for (int i = 0; i < launches; i++) {
+        const struct sparse_prefill_sm90_params p = sm90_params_of(&fake->launch[i]);
+        CHECK(p.items > 0 && p.items <= INT32_MAX - 132, "%d tiles at once", p.items);
+        CHECK_EQ(p.items, 2 * (int64_t)p.call.s_q);
+        CHECK_EQ(offset(p.call.q, 0), first * 128 * 576 * 2);
+        CHECK_EQ(offset(p.call.kv.indices, 2), first * TOPK * 4);
+        CHECK_EQ(offset(p.call.out, 5), first * 128 * 512 * 2);
+        first += p.call.s_q;
+    }
+    CHECK_EQ(first, INT32_MAX);
+}
+
 int main(int argc, char **argv)
 {
     static const struct scenario scenarios[] = {
-        {"key heads", key_heads}, {"formats", formats}, {"many tokens", many_tokens},
-        {"nothing", nothing},     {"failing", failing}, {"chosen", chosen},
+        {"key heads", key_heads},
+        {"formats", formats},
+        {"many tokens", many_tokens},
+        {"nothing", nothing},
+        {"failing", failing},
+        {"chosen", chosen},
+        {"hopper", hopper},
+        {"hopper refuses", hopper_refuses},
+        {"hopper, many tokens", hopper_many_tokens},
     };
     return run_scenarios("test_cuda_prefill", scenarios, sizeof scenarios / sizeof scenarios[0], argc, argv);
 }

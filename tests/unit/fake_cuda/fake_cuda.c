@@ -14,7 +14,7 @@ CUDA_DRIVER_ENTRIES(ENTRY)
 #undef ENTRY
 cu_result cuDriverGetVersion(int *version);
 
-enum { DEPTH = 8, KERNELS = 80, SHARED_BYTES_UNASKED = 48 * 1024 };
+enum { DEPTH = 8, KERNELS = 96, SHARED_BYTES_UNASKED = 48 * 1024 };
 
 struct CUlib_st {
     const char *image; /* the images of these tests are their own names */
@@ -73,6 +73,14 @@ static struct CUkern_st kernels[KERNELS] = {
     SPARSE("sm90/sparse_decode/sparse_decode_bf16", "sm90_sparse_decode_bf16_fp8_584"),
     SPARSE("sm90/sparse_decode/small/sparse_decode_bf16", "sm90_sparse_decode_small_bf16_fp8_656"),
     SPARSE("sm90/sparse_decode/small/sparse_decode_bf16", "sm90_sparse_decode_small_bf16_fp8_584"),
+    {"sm90/sparse_prefill/sparse_prefill_bf16",
+     "sm90_sparse_prefill_bf16_512",
+     {sizeof(struct sparse_prefill_sm90_params)},
+     {0}},
+    {"sm90/sparse_prefill/sparse_prefill_bf16",
+     "sm90_sparse_prefill_bf16_576",
+     {sizeof(struct sparse_prefill_sm90_params)},
+     {0}},
 };
 
 _Static_assert(sizeof(struct dense_decode_sm90_params) <= FAKE_PARAMETERS, "room for parameters");

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What Hopper's sparse prefill takes, and how a launch of it is made.
+ */
+#ifndef FMLA_SM90_SPARSE_PREFILL_CHOICE_H
+#define FMLA_SM90_SPARSE_PREFILL_CHOICE_H
+
+#include "../../tensor_map.h"
+
+enum {
+    SM90_SPARSE_PREFILL_HEADS = 64, /* of a tile */
+    SM90_SPARSE_PREFILL_THREADS = 384,
+    SM90_SPARSE_PREFILL_SHARED_BYTES = 227 * 1024
+};
+
+/* NULL if it takes the problem; else what it takes, and which argument differs. */
+const char *sm90_sparse_prefill_refuses(const struct sparse_prefill_problem *problem, const char **argument);
+
+/* The queries of `tokens` tokens and `heads` heads from `q` on, as the kernel asks for them. */
+struct tensor_view sm90_sparse_prefill_q_view(const struct sparse_prefill_problem *problem, const uint16_t *q,
+                                              int64_t tokens, int64_t heads);
+
+#endif

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The producer: four warps gather keys, a row by eight lanes, to where the products read them; one thread asks TMA for queries.
+ * It never drains: while the sides finish a tile, the keys of the next one arrive.
+ */
+#pragma once
+
+#include "layout.cuh"
+
+#include "../sides/products.cuh"
+
+template <typename V> struct Producer {
+    enum { ROWS_APART = WARPGROUP_THREADS / 8, ROWS_OF_THREAD = KEYS / ROWS_APART };
+
+    const struct sparse_prefill_sm90_params &p;
+    Shared &shared;
+    const uint32_t base;
+    uint32_t first;            /* of the thread's chunks in a tile of shared memory */
+    int index[ROWS_OF_THREAD]; /* of the block that is next */
+    uint32_t parity[2];        /* of either side's next block */
+    uint32_t tiles;
+
+    __device__ __forceinline__ Producer(const struct sparse_prefill_sm90_params &params, Shared &memory)
+        : p(params), shared(memory), base(shared_address(&memory)),
+          first(swizzle_128((uint32_t)row(), (uint32_t)chunk())), parity{0, 0}, tiles(0)
+    {
+    }
+
+    /* The thread's first, of a block. */
+    static __device__ __forceinline__ int row() { return (int)threadIdx.x / 8; }
+    static __device__ __forceinline__ int chunk() { return (int)threadIdx.x % 8; }
+
+    /* Entries of the token's list; -1 past its end. */
+    __device__ __forceinline__ void load_indices(const Item &item, int block)
+    {
+        const int32_t *entries = p.call.kv.indices + item.token * p.call.kv.indices_stride[0];
+#pragma unroll
+        for (int i = 0; i < ROWS_OF_THREAD; i++) {
+            const int at = block * KEYS + row() + i * ROWS_APART;
+            index[i] = at < item.length ? __ldg(entries + at) : -1;
+        }
+    }
+
+    /* 64 columns; zeros for rows that are not `there`. */
+    __device__ __forceinline__ void load_tile(uint32_t to, const uint8_t *const (&token)[ROWS_OF_THREAD],
+                                              uint32_t there, int tile)
+    {
+#pragma unroll
+        for (int i = 0; i < ROWS_OF_THREAD; i++)
+            cp_async_16(to + first + (uint32_t)(i * ROWS_APART * LINE_BYTES), token[i] + tile * LINE_BYTES,
+                        there >> i & 1);
+    }
+
+    /* Which of the warp's entries name keys: with the block's last unit. */
+    template <int SIDE> __device__ __forceinline__ void tell_keys(uint32_t there)
+    {
+        uint32_t keys = 0;
+#pragma unroll
+        for (int i = 0; i < ROWS_OF_THREAD; i++) {
+            const uint32_t lanes = __ballot_sync(~0u, there >> i & 1) & 0x01010101u; /* a row's first */
+            keys |= (lanes * 0x01020408u >> 24) << 4 * i;                            /* side by side */
+        }
+        if (threadIdx.x % 32) return;
+        shared.there[SIDE][threadIdx.x / 32] = (uint16_t)keys;
+        mbarrier_arrive(barrier_at(SHARED_AT(base, keys_full), SIDE * UNITS + last_unit(SIDE)));
+    }
+
+    template <int SIDE> __device__ __forceinline__ void load_block(const Item &item, int block)
+    {
+        const uint8_t *token[ROWS_OF_THREAD];
+        uint32_t there = 0;
+#pragma unroll
+        for (int i = 0; i < ROWS_OF_THREAD; i++) {
+            const bool is = names_key(p.call.kv, index[i]);
+            token[i] = place_of_key<KV_BF16>(p.call.kv, is ? index[i] : 0).token + chunk() * (int)CHUNK_BYTES;
+            /* One address for all copies of a row: made anew for each, in the same registers, it would wait until the copy
+             * before has read it. */
+            asm volatile("" : "+l"(token[i]));
+            there |= (uint32_t)is << i;
+        }
+        load_indices(item, block + 1);
+        if constexpr (V::ROPE) {
+            mbarrier_wait(barrier_at(SHARED_AT(base, rope_empty), SIDE), parity[SIDE] ^ 1);
+            load_tile(SHARED_AT(base, rope) + SIDE * TILE_BYTES, token, there, D_V / LINE_ELEMENTS);
+            cp_async_arrive(barrier_at(SHARED_AT(base, rope_full), SIDE));
+        }
+#pragma unroll
+        for (int i = 0; i < UNITS; i++) {
+            const int unit = unit_in_turn(SIDE, i), barrier = SIDE * UNITS + unit;
+            mbarrier_wait(barrier_at(SHARED_AT(base, keys_empty), barrier), parity[SIDE] ^ 1);
+            load_tile(unit_at(base, SIDE, unit), token, there, 2 * unit);
+            load_tile(unit_at(base, SIDE, unit) + TILE_BYTES, token, there, 2 * unit + 1);
+            if (i == UNITS - 1) tell_keys<SIDE>(there); /* nobody looks at the last block's any more */
+            cp_async_arrive(barrier_at(SHARED_AT(base, keys_full), barrier));
+        }
+        parity[SIDE] ^= 1;
+    }
+
+    /* By a warp. Heads that are none are zeros. */
+    __device__ __forceinline__ void load_queries(const Item &item)
+    {
+        const uint32_t full = SHARED_AT(base, q_full);
+        mbarrier_wait(SHARED_AT(base, q_empty), ~tiles & 1);
+        if (elect_one()) {
+            mbarrier_arrive_expect(full, UNITS * UNIT_BYTES);
+#pragma unroll
+            for (int unit = 0; unit < UNITS; unit++)
+                tma_load_once(SHARED_AT(base, q) + (uint32_t)unit * UNIT_BYTES, &p.queries, full,
+                              {0, item.tile * ROWS, 2 * unit, item.token, 0});
+        }
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void run()
+    {
+        for (int i = (int)blockIdx.x; i < p.items; i += (int)gridDim.x) {
+            const Item item(p, i);
+            if (item.blocks == 0) continue;
+            load_indices(item, 0);
+            if (threadIdx.x < 32) load_queries(item);
+            tiles++;
+            for (int block = 0; block < item.blocks; block += 2) {
+                load_block<0>(item, block);
+                if (block + 1 < item.blocks) load_block<1>(item, block + 1);
+            }
+        }
+        cp_async_wait<0>();
+    }
+};

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Softmax of a side. References are in powers of two, of scaled scores. From a row's first key on its reference is some key's
+ * score, so that the largest score is found among those above it alone.
+ */
+#pragma once
+
+#include "layout.cuh"
+
+#include "../sides/softmax.cuh"
+
+/* What a thread knows of its two rows. */
+struct RowState {
+    float reference[2]; /* of a row that saw no key yet LEAST_REFERENCE */
+    float sum[2];       /* over this thread's share of the side's blocks */
+    int over[2]; /* bits of by how much the largest of these scores is above the reference; 0 if it is not */
+    bool unset;  /* some row of the warp saw no key yet */
+};
+
+/* Moves the reference, and with it what was summed relative to the old one. */
+__device__ __forceinline__ void move_reference(RowState &state, const float (&to)[2], float (&left)[64],
+                                               float (&right)[64])
+{
+    float factor[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        factor[i] = exp2_approx(state.reference[i] - to[i]);
+        const float over = __int_as_float(state.over[i]) + (state.reference[i] - to[i]);
+        state.over[i] = __float_as_int(fmaxf(over, 0.0f));
+        state.reference[i] = to[i], state.sum[i] *= factor[i];
+    }
+    state.unset = __any_sync(~0u, fminf(to[0], to[1]) <= LEAST_REFERENCE);
+    rescale(left, factor), rescale(right, factor);
+}
+
+/* Of either row the bits of the largest element, or 0 if none is above 0: those of positive numbers are ordered as integers
+ * are, of which three are compared at a time. */
+__device__ __forceinline__ void positive_maxima(const float (&x)[32], int (&most)[2])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int m[2] = {0, 0};
+#pragma unroll
+        for (int e = 2 * i; e < 32; e += 4)
+            m[e / 4 % 2] = __vimax3_s32(m[e / 4 % 2], __float_as_int(x[e]), __float_as_int(x[e + 1]));
+        most[i] = max(m[0], m[1]);
+    }
+}
+
+/* P = 2^x, in place: of keys 16 k … 16 k + 15. */
+__device__ __forceinline__ void exponentials(float (&x)[32], int k)
+{
+#pragma unroll
+    for (int e = 8 * k; e < 8 * k + 8; e++) x[e] = exp2_approx(x[e]);
+}
+
+/* These summed, kept as A fragments, and written to shared memory for the other side. */
+template <typename Element>
+__device__ __forceinline__ void keep_weights(const float (&x)[32], uint32_t (&a)[4][4], int k,
+                                             uint32_t p_line, RowState &state)
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const int e = 8 * k + 2 * j;
+        state.sum[j % 2] += x[e] + x[e + 1];
+        a[k][j] = Element::pack(x[e], x[e + 1]);
+    }
+    store_weights(p_line, k, threadIdx.x % 32, a[k]);
+}

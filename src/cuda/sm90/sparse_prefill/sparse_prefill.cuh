@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Sparse prefill on Hopper: the schedule of two sides, over keys that are gathered (docs/kernels/sparse-prefill.md draws it and
+ * tells how it came about).
+ *
+ * A block of threads takes tiles of 64 heads of a token, one after the other, through the keys that the token's list names, 64 at
+ * a time. Two sides, a warpgroup each, do the same work on alternate blocks, so that one's softmax runs beside the other's
+ * products:
+ *
+ *      who                    what                                                                        registers
+ *      warpgroup 0, producer  gathers rows of keys (cp.async), one thread asks TMA for queries                 56
+ *      warpgroup 1, side 0    S and softmax of even blocks; O of columns   0 … 255, of all blocks               224
+ *      warpgroup 2, side 1    S and softmax of odd blocks;  O of columns 256 … 511, of all blocks               224
+ *
+ * Time, with blocks k - 1 (side 1) and k (side 0); the home units of a block are the two that hold a side's columns of V:
+ *
+ *      side 0   early Q·Kᵀ of k | P·V of k-1, home units | late Q·Kᵀ of k | softmax k | P·V of k, home units | …
+ *      side 1   … softmax of k-1 | P·V of k-1, home units | early Q·Kᵀ of k+1 | P·V of k | late Q·Kᵀ of k+1 | softmax …
+ *
+ * P of a block goes to the other side through shared memory, and stays in registers for its own; so do the references that
+ * both sum relative to. V is the first 512 columns of K: a row is gathered once and used by both products from the same
+ * shared memory, and its units (128 columns) are given back one by one. Of the rope columns only K passes through shared
+ * memory: Q's stay in registers. Entries that name no key are rows of zeros, and their scores are masked.
+ *
+ * Barriers: keys_full, keys_empty (a unit of a side's block), rope_full, rope_empty; q_full, q_empty; p_full: P of a block is
+ * there; scored: its Q·Kᵀ has been issued.
+ *
+ * Shared memory (struct Shared): two blocks of keys 147456 bytes, Q 65536, P of either side 8192. All addresses are constants.
+ *
+ * The limit on an H200 is power: with 128 heads the SMs run at 1.45 to 1.75 of 1.98 GHz.
+ */
+#pragma once
+
+#include "producer.cuh"
+#include "results.cuh"
+
+enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 56, SIDE_REGISTERS = 224 };
+
+/* A fragments of Q's rope columns, from memory to registers; heads past the end are zero. */
+__device__ __forceinline__ void load_q_rope(uint32_t (&q)[4][4], const struct sparse_prefill_params &p,
+                                            int token, int head)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const bool some = head + 8 * i < p.h_q;
+        const uint16_t *from = p.q + token * p.q_stride[0] + (some ? head + 8 * i : 0) * p.q_stride[1] + D_V +
+                               2 * (fresh_thread() % 4);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            q[k][i] = some ? *(const uint32_t *)(from + 16 * k) : 0;
+            q[k][i + 2] = some ? *(const uint32_t *)(from + 16 * k + 8) : 0;
+        }
+    }
+}
+
+/* One side; its state from block to block. What differs between the sides is compiled for either (template argument SIDE):
+ * there all addresses are constants. */
+template <typename V> struct Side {
+    using Element = typename V::Element;
+
+    const struct sparse_prefill_sm90_params &p;
+    Shared &shared;
+    uint32_t base;
+    float s[32], left[64], right[64]; /* S of a block; O of the two home units */
+    uint32_t weights[4][4], q_rope[4][4];
+    RowState state;
+    uint32_t own = 0, others = 0, tiles = 0; /* blocks of both sides and tiles so far: parities of barriers */
+
+    __device__ __forceinline__ Side(const struct sparse_prefill_sm90_params &params, Shared &memory)
+        : p(params), shared(memory), base(shared_address(&memory))
+    {
+    }
+
+    /* ---- Who this thread is ---------------------------------------------------------------------- */
+
+    static __device__ __forceinline__ int lane() { return (int)threadIdx.x % 32; }
+
+    static __device__ __forceinline__ int warp() /* of the side */ { return (int)threadIdx.x / 32 % 4; }
+
+    /* The vote tells ptxas that a warp is of one side. */
+    static __device__ __forceinline__ bool is_first_side()
+    {
+        return __all_sync(~0u, threadIdx.x < 2 * WARPGROUP_THREADS);
+    }
+
+    static __device__ __forceinline__ int side() { return (int)(fresh_thread() / WARPGROUP_THREADS) - 1; }
+
+    /* Of the tile: this thread has it, and the one eight on. */
+    static __device__ __forceinline__ int row()
+    {
+        return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0);
+    }
+
+    /* ---- Steps of a block ---------------------------------------------------------------------- */
+
+    static __device__ __forceinline__ void wait_for_keys(uint32_t barrier, uint32_t parity)
+    {
+        mbarrier_wait(barrier, parity);
+        acquire_for_async(); /* cp.async writes as threads do */
+        wgmma_fence();       /* the wait is a branch: without this ptxas adds one of its own */
+    }
+
+    template <int SIDE, int UNIT, bool ADD = true> __device__ __forceinline__ void score_unit()
+    {
+        if (!ADD) hold(s);
+        wait_for_keys(barrier_at(SHARED_AT(base, keys_full), SIDE * UNITS + UNIT), own & 1);
+        multiply_keys<Element, SIDE, UNIT, ADD>(s, base);
+    }
+
+    /* Until the other side has issued the Q·Kᵀ of the block before: the tensor cores then do that one first, and its
+     * softmax, for which this side waits, begins early. */
+    template <int SIDE> __device__ __forceinline__ void wait_for_turn()
+    {
+        mbarrier_wait(barrier_at(SHARED_AT(base, scored), 1 - SIDE), others & 1);
+    }
+
+    template <int SIDE> __device__ __forceinline__ void score_early(bool follows)
+    {
+        if constexpr (V::ROPE) {
+            hold(s);
+            wait_for_keys(barrier_at(SHARED_AT(base, rope_full), SIDE), own & 1);
+            multiply_rope<Element, SIDE>(s, q_rope, base);
+        }
+        if (follows) wait_for_turn<SIDE>();
+        score_unit<SIDE, Home<SIDE>::FIRST, V::ROPE>();
+        score_unit<SIDE, Home<1 - SIDE>::FIRST>();
+        if constexpr (V::EARLY_UNITS == 3) score_unit<SIDE, Home<SIDE>::SECOND>();
+        wgmma_commit();
+    }
+
+    template <int SIDE> __device__ __forceinline__ void score_late()
+    {
+        if constexpr (V::EARLY_UNITS == 2) score_unit<SIDE, Home<SIDE>::SECOND>();
+        score_unit<SIDE, Home<1 - SIDE>::SECOND>();
+        static_assert(last_unit(SIDE) == Home<1 - SIDE>::SECOND, "after it all of a block is known");
+        wgmma_commit();
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), SIDE));
+    }
+
+    /* P of the other side's block is there; its reference may have moved. */
+    template <int SIDE> __device__ __forceinline__ void wait_for_weights()
+    {
+        mbarrier_wait(barrier_at(SHARED_AT(base, p_full), 1 - SIDE), others & 1);
+    }
+
+    template <int SIDE> __device__ __forceinline__ void follow_reference()
+    {
+        if (!__any_sync(~0u, shared.rescaled[1 - SIDE][warp()])) return;
+        const float to[2] = {shared.reference[1 - SIDE][row()], shared.reference[1 - SIDE][row() + 8]};
+        move_reference(state, to, left, right);
+    }
+
+    template <int SIDE> __device__ __forceinline__ void multiply_others(int add)
+    {
+        hold(left), hold(right);
+        wgmma_fence();
+        multiply_unit<Element, 1 - SIDE>(left, base, Home<SIDE>::FIRST, add);
+        multiply_unit<Element, 1 - SIDE>(right, base, Home<SIDE>::SECOND, add);
+    }
+
+    template <int SIDE> __device__ __forceinline__ void multiply_own(int add)
+    {
+        hold(left), hold(right);
+        wgmma_fence();
+        multiply_unit<Element, SIDE>(left, weights, base, Home<SIDE>::FIRST, add);
+        multiply_unit<Element, SIDE>(right, weights, base, Home<SIDE>::SECOND, add);
+    }
+
+    /* Scores of entries that name no key do not count. `keys`: Shared::there. */
+    __device__ __forceinline__ void mask(uint2 keys)
+    {
+        if (__all_sync(~0u, (keys.x & keys.y) == ~0u)) return;
+        const int q = lane() % 4, shift = 16 * (q / 2) + 2 * (q % 2);
+        const uint32_t there[2] = {keys.x >> shift, keys.y >> shift};
+#pragma unroll
+        for (int e = 0; e < 32; e++)
+            if (!(there[e / 4 % 2] >> (4 * (e / 8) + e % 2) & 1)) s[e] = -INFINITY;
+    }
+
+    template <int SIDE> __device__ __forceinline__ void tell_reference(const float (&to)[2])
+    {
+        move_reference(state, to, left, right);
+        shared.reference[SIDE][row()] = to[0], shared.reference[SIDE][row() + 8] = to[1];
+    }
+
+    /* To the largest score of all that were seen. */
+    template <int SIDE> __device__ __forceinline__ void set_reference(bool first)
+    {
+        float to[2];
+        row_maxima(s, to);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            to[i] = fmaxf(quad_max(to[i]) * p.call.scale_log2, LEAST_REFERENCE);
+            if (!first) to[i] = fmaxf(to[i], state.reference[i]);
+        }
+        tell_reference<SIDE>(to);
+    }
+
+    /* To the largest score of the block, where it is above; scores are relative to the reference by now. NaN is none. */
+    template <int SIDE> __device__ __forceinline__ void raise_reference()
+    {
+        float to[2];
+        row_maxima(s, to);
+#pragma unroll
+        for (int i = 0; i < 2; i++) to[i] = state.reference[i] + fmaxf(quad_max(to[i]), 0.0f);
+#pragma unroll
+        for (int e = 0; e < 32; e++) s[e] -= to[e / 2 % 2] - state.reference[e / 2 % 2];
+        tell_reference<SIDE>(to);
+    }
+
+    template <int SIDE> __device__ __forceinline__ void softmax(bool first)
+    {
+        bool moves = first | state.unset;
+        if (moves) set_reference<SIDE>(first);
+#pragma unroll
+        for (int e = 0; e < 32; e++) s[e] = fmaf(s[e], p.call.scale_log2, -state.reference[e / 2 % 2]);
+        int over[2];
+        positive_maxima(s, over);
+        if (__any_sync(~0u, max(over[0], over[1]) > __float_as_int(REFERENCE_SLACK))) {
+            raise_reference<SIDE>();
+            moves = true, over[0] = over[1] = 0;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) state.over[i] = max(state.over[i], over[i]);
+        if (lane() == 0) shared.rescaled[SIDE][warp()] = moves;
+        /* Nobody reads P of the block before last any more: the other side waited for that product before it made the P
+         * that this side has already seen. */
+        const uint32_t p_line = weights_line(SHARED_AT(base, p) + SIDE * TILE_BYTES, warp(), lane());
+        exponentials(s, 0);
+#pragma unroll
+        for (int k = 0; k < 4; k++) { /* those ahead are under way while these are used */
+            if (k < 3) exponentials(s, k + 1);
+            keep_weights<Element>(s, weights, k, p_line, state);
+        }
+        fence_async_shared();
+        __syncwarp();
+        if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, p_full), SIDE));
+    }
+
+    /* ---- A block, a tile, all tiles -------------------------------------------------------------- */
+
+    /* Block k of the tile, this side's. */
+    template <int SIDE> __device__ __forceinline__ void run_block(int k, int blocks)
+    {
+        const bool follows = SIDE == 1 || k > 0;
+        score_early<SIDE>(follows);
+        if (follows) {
+            wait_for_weights<SIDE>();
+            wgmma_wait<0>();
+            hold(s);
+            follow_reference<SIDE>();
+            multiply_others<SIDE>(SIDE == 0 || k > 1);
+            wgmma_wait<1>();
+            release_unit<1 - SIDE>(base, Home<SIDE>::FIRST, lane());
+        }
+        score_late<SIDE>();
+        const uint2 there = *(const uint2 *)shared.there[SIDE];
+        wgmma_wait<1>();
+        if (follows) {
+            release_unit<1 - SIDE>(base, Home<SIDE>::SECOND, lane());
+            others++;
+        }
+        wgmma_wait<0>();
+        hold(s), hold(left), hold(right);
+        mask(there);
+        softmax<SIDE>(k == 0);
+        multiply_own<SIDE>(k > 0);
+        if (lane() == 0) { /* were read before the softmax, which the other side waits for: time enough now */
+            if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, rope_empty), SIDE));
+            if (k + 2 >= blocks) mbarrier_arrive(SHARED_AT(base, q_empty));
+        }
+        wgmma_wait<1>();
+        release_unit<SIDE>(base, Home<SIDE>::FIRST, lane());
+        wgmma_wait<0>();
+        hold(left), hold(right);
+        release_unit<SIDE>(base, Home<SIDE>::SECOND, lane());
+        own++;
+    }
+
+    /* The last block of the tile where it is the other side's. */
+    template <int SIDE> __device__ __forceinline__ void multiply_last(bool add)
+    {
+        wait_for_turn<SIDE>(); /* over before P came: so that no phase of a barrier goes by unwaited for */
+        wait_for_weights<SIDE>();
+        follow_reference<SIDE>();
+        multiply_others<SIDE>(add);
+        wgmma_wait<0>();
+        hold(left), hold(right);
+        release_unit<1 - SIDE>(base, Home<SIDE>::FIRST, lane());
+        release_unit<1 - SIDE>(base, Home<SIDE>::SECOND, lane());
+        others++;
+    }
+
+    template <int SIDE> __device__ __forceinline__ void run_blocks(int blocks)
+    {
+        if (SIDE == 1 && blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
+        for (int k = SIDE; k < blocks; k += 2) run_block<SIDE>(k, blocks);
+        if ((blocks - 1) % 2 != SIDE) multiply_last<SIDE>(SIDE == 0 || blocks > 1);
+    }
+
+    /* Each side has summed its own blocks; both hold the same references by now. */
+    __device__ __forceinline__ void join_sides(int my_side, int my_row, float (&over)[2])
+    {
+        float2(&ends)[2][ROWS] = shared.end[tiles % 2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            state.sum[i] = quad_sum(state.sum[i]), over[i] = quad_max(__int_as_float(state.over[i]));
+            if (lane() % 4 == 0) ends[my_side][my_row + 8 * i] = make_float2(state.sum[i], over[i]);
+        }
+        barrier_sync(PIECE_BARRIER, 2 * WARPGROUP_THREADS);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float2 other = ends[1 - my_side][my_row + 8 * i];
+            state.sum[i] += other.x, over[i] = fmaxf(over[i], other.y);
+        }
+    }
+
+    __device__ __forceinline__ void end_tile(const Item &item)
+    {
+        const int my_side = side(), my_row = row(), first_row = my_row / 16 * 16; /* of the warp */
+        float factor[2], over[2];
+        join_sides(my_side, my_row, over);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            factor[i] = finish_row(p.call, item, my_row + 8 * i, my_side, state.reference[i], over[i],
+                                   state.sum[i], lane() % 4 == 0);
+        store_out<Element>(p.call, item, left, right, factor, first_row, my_side * (D_V / 2),
+                           SHARED_AT(base, p) +
+                               (uint32_t)(my_side * (int)TILE_BYTES + first_row * (int)LINE_BYTES));
+    }
+
+    __device__ __forceinline__ void run_tile(const Item &item)
+    {
+        if (item.blocks == 0) {
+            store_empty(p.call, item);
+            return;
+        }
+        state = {{LEAST_REFERENCE, LEAST_REFERENCE}, {0.0f, 0.0f}, {0, 0}, false};
+        if constexpr (V::ROPE) load_q_rope(q_rope, p.call, item.token, item.tile * ROWS + row());
+        mbarrier_wait(SHARED_AT(base, q_full), tiles & 1);
+        if (is_first_side())
+            run_blocks<0>(item.blocks);
+        else
+            run_blocks<1>(item.blocks);
+        end_tile(item);
+        tiles++;
+    }
+
+    __device__ __forceinline__ void run()
+    {
+#pragma unroll
+        for (int i = 0; i < 64; i++) left[i] = right[i] = 0.0f;
+        for (int i = (int)blockIdx.x; i < p.items; i += (int)gridDim.x) run_tile(Item(p, i));
+    }
+};
+
+/* ---- The kernel -------------------------------------------------------------------------------- */
+
+template <typename V>
+__device__ __forceinline__ void prepare(const struct sparse_prefill_sm90_params &p, Shared &shared)
+{
+    constexpr int WARPS_OF_SIDE = WARPGROUP_THREADS / 32, WARPS_OF_PRODUCER = WARPGROUP_THREADS / 32;
+    const auto init = [](Barrier &barrier, int arrivals) {
+        mbarrier_init(shared_address(&barrier), arrivals);
+    };
+    tma_prefetch_map(&p.queries);
+    for (int side = 0; side < 2; side++) {
+        for (int unit = 0; unit < UNITS; unit++) {
+            init(shared.keys_full[side][unit],
+                 WARPGROUP_THREADS + (unit == last_unit(side) ? WARPS_OF_PRODUCER : 0));
+            init(shared.keys_empty[side][unit], WARPS_OF_SIDE); /* of the side whose home the unit is */
+        }
+        init(shared.rope_full[side], WARPGROUP_THREADS), init(shared.rope_empty[side], WARPS_OF_SIDE);
+        init(shared.p_full[side], WARPS_OF_SIDE), init(shared.scored[side], WARPS_OF_SIDE);
+    }
+    init(shared.q_full, 1), init(shared.q_empty, 2 * WARPS_OF_SIDE);
+    mbarrier_fence_init();
+    fence_async_shared();
+}
+
+template <typename V>
+__device__ __forceinline__ void sparse_prefill(const struct sparse_prefill_sm90_params &p)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    Shared &shared = *(Shared *)memory;
+    if (threadIdx.x == 0) prepare<V>(p, shared);
+    __syncthreads();
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    if (threadIdx.x < WARPGROUP_THREADS) {
+        give_registers<PRODUCER_REGISTERS>();
+        Producer<V>(p, shared).run();
+    } else {
+        take_registers<SIDE_REGISTERS>();
+        Side<V>(p, shared).run();
+    }
+}
+
+#define SPARSE_PREFILL_KERNEL(NAME, D_QK)                                                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                 \
+        NAME(const __grid_constant__ struct sparse_prefill_sm90_params p)                                    \
+    {                                                                                                        \
+        sparse_prefill<Variant<D_QK>>(p);                                                                    \
+    }
