@@ -333,6 +333,17 @@ static void hopper_refuses(void)
         else
             CHECK_EQ(run(&c), H_KV);
     }
+    /* So long a list. */
+    struct prefill_call longest;
+    prefill_call(&longest, 1, 64, 1, 0);
+    HELD(&longest.indices, memory[2], i32, 3, 1, 1, INT32_MAX - 256);
+    longest.indices.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    CHECK(!strcmp(kernel_of(&longest), "cuda-sm90"), "%s", kernel_of(&longest));
+    longest.indices.shape[2] = INT32_MAX - 255;
+    CHECK(!strcmp(kernel_of(&longest), "cuda"), "%s", kernel_of(&longest));
+    longest.args.kernel = "cuda-sm90";
+    check_rejected("indices", fmla_sparse_prefill(&longest.args), FMLA_UNSUPPORTED, "sparse_prefill",
+                   "indices", "kernel cuda-sm90 takes");
     /* Bytes are not its. */
     struct prefill_call c;
     prefill_call(&c, S_Q, 64, 1, 0);

@@ -20,7 +20,7 @@ struct product {
     int32_t format;
 };
 
-/* peers: the shapes on which the kernels of others were measured, and two of them over bytes. */
+/* peers: the shapes on which the kernels of others were measured, and two more over bytes. */
 static const struct grid {
     const char *name;
     struct product products[PRODUCTS];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Keys of sparse decode: where the entries of a query token's lists stand in the list that the plan cuts, and where the key
+ * Keys of sparse decode, and of sparse prefill: where the entries of a query token's lists stand in the list that the plan cuts, and where the key
  * is that an index names. Entries that do not count are never read.
  */
 #pragma once

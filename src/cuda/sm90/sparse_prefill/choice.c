@@ -2,6 +2,7 @@
 #include "choice.h"
 
 enum { GROUP = 64 /* columns of a line of shared memory */, GROUPS_OF_BOX = 2, ALIGNMENT = 16 };
+enum { MOST_ENTRIES = INT32_MAX - 256 /* of a list: the producer looks a block of 64 ahead */ };
 
 static bool aligned(const void *data)
 {
@@ -26,6 +27,8 @@ const char *sm90_sparse_prefill_refuses(const struct sparse_prefill_problem *p, 
         (!aligned(kv->data) || !steps_aligned(kv->pages, kv->page_bytes) ||
          !steps_aligned(kv->page_size, kv->slot_bytes) || !steps_aligned(p->h_kv, p->kv_head_bytes)))
         return "takes keys whose base and strides are multiples of 16 bytes";
+    *argument = "indices";
+    if (p->topk > MOST_ENTRIES) return "takes fewer than 2^31 - 256 entries of a token";
     *argument = "out";
     if (!aligned(p->out) || !steps_aligned(p->s_q, 2 * p->out_stride[0]) ||
         !steps_aligned(p->h_q, 2 * p->out_stride[1]))

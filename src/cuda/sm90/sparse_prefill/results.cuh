@@ -9,7 +9,7 @@
 #include "../sides/results.cuh"
 
 /* `reference`, `over`: of the row, in powers of two; `sum`: of weights relative to the reference, 0 where no key was seen: the
- * largest weight of a row that sees one is 2^-8 at least. Returns what its O is to be multiplied with. One lane of four stores
+ * reference is a key's score, whose weight is 1. Returns what its O is to be multiplied with. One lane of four stores
  * lse where the side is the first, else max_logits. */
 __device__ __forceinline__ float finish_row(const struct sparse_prefill_params &p, const Item &item, int row,
                                             int side, float reference, float over, float sum, bool stores)
