@@ -95,7 +95,7 @@ template <int VECTORS_> struct PartsOfLane {
     static constexpr bool IN_HALVES = false;
     static constexpr int BLOCKS_OF_SM = VECTORS == 4 ? 2 : 3;
     static constexpr int MANY = MANY_PARTS;
-    static constexpr int MOST = __CUDA_ARCH__ >= 1200 ? 7 : 8;               /* with 8 ptxas spills there */
+    static constexpr int MOST = __CUDA_ARCH__ >= 1000 ? 7 : 8;               /* with 8 ptxas spills there */
     static constexpr int COUNT = VECTORS == 1 ? MOST : VECTORS == 2 ? 4 : 3; /* registers */
     float lse[COUNT];
     float4 values[COUNT][VECTORS];
