@@ -55,7 +55,7 @@ fmla_status check_last_partition(const char *op, const struct plan_partition *pa
 struct api_format {
     const char *name;
     enum kv_format format;
-    unsigned allow; /* types of a cache; 0: the element's, which must be that of q */
+    unsigned allow; /* types of a cache */
     int64_t d_qk;   /* 0: any */
     int64_t token;  /* elements of a token as the tensor's last dimension has them; 0: d_qk */
     int64_t unit;   /* bytes that strides and addresses must be multiples of */

@@ -164,7 +164,7 @@ struct cpu_cache {
 /* Where the build has them: FMLA_AVX512, FMLA_AVX2. */
 extern const struct cpu_cache cpu_avx512_cache, cpu_avx2_cache, cpu_generic_cache;
 
-/* ---- Operations (dense.c, sparse.c, sparse_prefill.c, merge.c, cache.c) ---------------------------------------- */
+/* ---- Operations (dense.c, sparse.c, sparse_prefill.c, merge.c, cache.c) ---------------------- */
 
 fmla_status cpu_decode_plan(const struct plan_problem *problem);
 fmla_status cpu_dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *problem,

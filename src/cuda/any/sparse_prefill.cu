@@ -6,18 +6,6 @@
  */
 #include "sparse_row.cuh"
 
-/* Two neighbouring values of a row. */
-__device__ __forceinline__ void store_two(const struct sparse_prefill_params &p, uint16_t *to, float low,
-                                          float high)
-{
-    if (p.pairs_aligned) {
-        *(uint32_t *)to = Bf16::pack(low, high);
-    } else {
-        to[0] = Bf16::from_float(low);
-        to[1] = Bf16::from_float(high);
-    }
-}
-
 template <enum kv_format FORMAT>
 __device__ __forceinline__ void sparse_prefill(const struct sparse_prefill_params &p)
 {
@@ -37,7 +25,8 @@ __device__ __forceinline__ void sparse_prefill(const struct sparse_prefill_param
     for (int g = 0; g < GROUPS; g++)
 #pragma unroll
         for (int e = 0; e < OF_LANE; e += 2)
-            store_two(p, out + column_of(g) + e, row.value(g, e, factor), row.value(g, e + 1, factor));
+            store_pair<Bf16>(out + column_of(g) + e, p.pairs_aligned, row.value(g, e, factor),
+                             row.value(g, e + 1, factor));
     if (lane_of_warp()) return;
     if (p.max_logits) p.max_logits[token * p.max_stride + head] = row.most * p.rules.lse_factor;
     if (p.lse) p.lse[token * p.lse_stride + head] = result_lse(p.rules, lse);

@@ -63,15 +63,21 @@ __device__ __forceinline__ void store_lse(const struct output_params &output, in
             result_lse(output.rules, lse);
 }
 
-/* Two neighbouring elements. */
+/* Two neighbouring elements; `aligned`: as one word. */
+template <typename Element>
+__device__ __forceinline__ void store_pair(uint16_t *to, bool aligned, float low, float high)
+{
+    if (aligned) {
+        *(uint32_t *)to = Element::pack(low, high);
+    } else {
+        to[0] = Element::from_float(low);
+        to[1] = Element::from_float(high);
+    }
+}
+
 template <typename Element>
 __device__ __forceinline__ void store_pair(const struct output_params &output, int64_t at, float low,
                                            float high)
 {
-    if (output.pairs_aligned) {
-        *(uint32_t *)(output.out + at) = Element::pack(low, high);
-    } else {
-        output.out[at] = Element::from_float(low);
-        output.out[at + 1] = Element::from_float(high);
-    }
+    store_pair<Element>(output.out + at, output.pairs_aligned, low, high);
 }

@@ -17,13 +17,8 @@ __device__ __forceinline__ void load_q_rope(uint32_t (&q)[4][4], const struct de
     for (int i = 0; i < 2; i++) {
         const RowPlace place = row_place(p, row + 8 * i, task.kv_head);
         const uint16_t *from = p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] +
-                               place.head * p.q_stride[2] + D_V + 2 * (fresh_thread() % 4);
-        const bool some = row + 8 * i < p.rows;
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            q[k][i] = some ? *(const uint32_t *)(from + 16 * k) : 0;
-            q[k][i + 2] = some ? *(const uint32_t *)(from + 16 * k + 8) : 0;
-        }
+                               place.head * p.q_stride[2] + D_V;
+        load_rope_row(q, from, row + 8 * i < p.rows, i);
     }
 }
 

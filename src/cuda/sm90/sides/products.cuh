@@ -9,6 +9,18 @@ __device__ __forceinline__ uint32_t unit_at(uint32_t base, int side, int unit)
     return SHARED_AT(base, keys) + (uint32_t)(side * UNITS + unit) * UNIT_BYTES;
 }
 
+/* Of a row of Q, the thread's first or second (i), what the A fragments of its rope columns have; zeros where there is none. `from`: its
+ * first rope column. */
+__device__ __forceinline__ void load_rope_row(uint32_t (&q)[4][4], const uint16_t *from, bool some, int i)
+{
+    from += 2 * (fresh_thread() % 4);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        q[k][i] = some ? *(const uint32_t *)(from + 16 * k) : 0;
+        q[k][i + 2] = some ? *(const uint32_t *)(from + 16 * k + 8) : 0;
+    }
+}
+
 /* S = Q·Kᵀ over the rope columns, which of Q are in registers. */
 template <typename Element, int SIDE>
 __device__ __forceinline__ void multiply_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t base)

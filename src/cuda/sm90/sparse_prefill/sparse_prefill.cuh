@@ -43,13 +43,8 @@ __device__ __forceinline__ void load_q_rope(uint32_t (&q)[4][4], const struct sp
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const bool some = head + 8 * i < p.h_q;
-        const uint16_t *from = p.q + token * p.q_stride[0] + (some ? head + 8 * i : 0) * p.q_stride[1] + D_V +
-                               2 * (fresh_thread() % 4);
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            q[k][i] = some ? *(const uint32_t *)(from + 16 * k) : 0;
-            q[k][i + 2] = some ? *(const uint32_t *)(from + 16 * k + 8) : 0;
-        }
+        const uint16_t *from = p.q + token * p.q_stride[0] + (some ? head + 8 * i : 0) * p.q_stride[1] + D_V;
+        load_rope_row(q, from, some, i);
     }
 }
 
@@ -356,7 +351,6 @@ template <typename V> struct Side {
 
 /* ---- The kernel -------------------------------------------------------------------------------- */
 
-template <typename V>
 __device__ __forceinline__ void prepare(const struct sparse_prefill_sm90_params &p, Shared &shared)
 {
     constexpr int WARPS_OF_SIDE = WARPGROUP_THREADS / 32, WARPS_OF_PRODUCER = WARPGROUP_THREADS / 32;
@@ -383,7 +377,7 @@ __device__ __forceinline__ void sparse_prefill(const struct sparse_prefill_sm90_
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &shared = *(Shared *)memory;
-    if (threadIdx.x == 0) prepare<V>(p, shared);
+    if (threadIdx.x == 0) prepare(p, shared);
     __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
