@@ -135,6 +135,7 @@ struct Problem {
         c.rules = {NULL, INFINITY, 1.0f};
         p.items = (int)(s_q * c.tiles);
         p.queries = map_of(memory[0], d_qk, h_q, s_q, 64, 2);
+        p.results = map_of(memory[3], 512, h_q, s_q, 64, 2);
         make_values<<<1024, 256>>>((uint16_t *)c.q, s_q * h_q * d_qk, 77, size);
         make_values<<<4096, 128>>>((uint16_t *)c.kv.data, s_kv * d_qk, 1ull << 40, size);
         make_indices<<<1024, 256>>>((int32_t *)c.kv.indices, s_q * topk, (int)s_kv, invalid);

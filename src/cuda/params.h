@@ -152,11 +152,11 @@ struct sparse_prefill_params {
     int32_t pairs_aligned; /* two neighbouring elements of out may be stored as one word */
 };
 
-/* The same on Hopper: queries are brought in by TMA. */
+/* The same on Hopper: queries and results go by TMA. */
 struct sparse_prefill_sm90_params {
     struct sparse_prefill_params call;
-    struct tensor_map queries; /* 64 heads × 128 columns */
-    int32_t items;             /* tiles of all tokens */
+    struct tensor_map queries, results; /* 64 heads × 128 columns */
+    int32_t items;                      /* tiles of all tokens */
 };
 
 /* What the join of either decode reads. */

@@ -7,6 +7,7 @@
 #include "kernels.h"
 
 static const char op[] = "sparse_prefill";
+enum { D_V = 512 };
 
 /* What a launch takes. */
 struct part {
@@ -79,8 +80,11 @@ static fmla_status launch_sm90(const struct cuda_scope *scope, const struct spar
 {
     struct sparse_prefill_sm90_params params = {.call = parameters(p, part, SM90_SPARSE_PREFILL_HEADS)};
     const struct tensor_view queries =
-        sm90_sparse_prefill_q_view(p, params.call.q, part->tokens, group_of(p));
-    const fmla_status status = tensor_map_make(op, scope, "q", &queries, &params.queries);
+        sm90_sparse_prefill_view(p, params.call.q, p->q_stride, part->tokens, group_of(p), p->d_qk);
+    const struct tensor_view results =
+        sm90_sparse_prefill_view(p, params.call.out, p->out_stride, part->tokens, group_of(p), D_V);
+    fmla_status status = tensor_map_make(op, scope, "q", &queries, &params.queries);
+    if (!status) status = tensor_map_make(op, scope, "out", &results, &params.results);
     if (status) return status;
     params.items = params.call.s_q * params.call.tiles;
     const struct cuda_launch launch = {

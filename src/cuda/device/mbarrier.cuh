@@ -23,6 +23,12 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+/* For `count` that are expected. */
+__device__ __forceinline__ void mbarrier_arrive_for(uint32_t barrier, uint32_t count)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
 /* Arrives, and the phase lasts until `bytes` more bytes have been written. */
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes)
 {

@@ -19,6 +19,21 @@ __device__ __forceinline__ float exp2_approx(float x)
     return y;
 }
 
+/* log2, likewise: 2^-22 near 1, relative elsewhere. */
+__device__ __forceinline__ float log2_approx(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float reciprocal_approx(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* What the sink leaves of a row whose natural lse is given (-inf: it saw no key, and its out is 0). */
 __device__ __forceinline__ float result_sink_factor(const struct result_params &rules, int64_t head,
                                                     float lse)

@@ -34,6 +34,27 @@ __device__ __forceinline__ void tma_load_once(uint32_t to, const struct tensor_m
         : "memory");
 }
 
+/* Copies a box from shared memory; what lies outside the tensor is not written. It counts towards the thread's next group. */
+__device__ __forceinline__ void tma_store(const struct tensor_map *map, uint32_t from, BoxPlace at)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(
+            map),
+        "r"(from), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.v), "r"(at.w)
+        : "memory");
+}
+
+__device__ __forceinline__ void bulk_commit()
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* Until at most PENDING of this thread's newest groups of stores are yet to read what they copy; the place of others is free. */
+template <int PENDING> __device__ __forceinline__ void bulk_wait_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
 /* Brings the box to L2 alone. */
 __device__ __forceinline__ void tma_prefetch(const struct tensor_map *map, BoxPlace at)
 {

@@ -49,8 +49,6 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 
-enum { SIDE_BARRIER = 1 /* and 2: named barriers of one side's warps */ };
-
 /* ---- The way through the pieces ---------------------------------------------------------------- */
 
 /* Every role goes through the same list by itself. The plan is read by plain loads from addresses that all threads share:

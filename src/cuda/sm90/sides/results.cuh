@@ -34,14 +34,11 @@ __device__ __forceinline__ void store_global_16(void *to, uint4 words, bool stor
         : "memory");
 }
 
-/* 64 columns of the warp's 16 rows to `out`: through the warp's lines of P in shared memory, which nobody reads between two
- * pieces, so that eight lanes write 128 bytes of a row. `offset` and `stores`: of rows lane / 8 + 4 i. */
+/* 64 columns of the warp's 16 rows to 16 lines of shared memory. */
 template <typename Element, int FIRST, typename Finish>
-__device__ __forceinline__ void store_group(uint16_t *to, const int64_t (&offset)[4], const bool (&stores)[4],
-                                            const float (&o)[64], const Finish &finish, int column,
-                                            uint32_t lines)
+__device__ __forceinline__ void stage_group(const float (&o)[64], const Finish &finish, int column, uint32_t lines,
+                                            uint32_t lane)
 {
-    const uint32_t lane = fresh_thread() % 32;
     const uint32_t line = lines + ldmatrix_tile_row((int)lane) * LINE_BYTES;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
@@ -53,6 +50,17 @@ __device__ __forceinline__ void store_group(uint16_t *to, const int64_t (&offset
         }
         store_matrices(line + (((2 * (uint32_t)k + lane / 16) ^ (lane % 8)) * CHUNK_BYTES), words);
     }
+}
+
+/* 64 columns of the warp's 16 rows to `out`: through the warp's lines of P in shared memory, which nobody reads between two
+ * pieces, so that eight lanes write 128 bytes of a row. `offset` and `stores`: of rows lane / 8 + 4 i. */
+template <typename Element, int FIRST, typename Finish>
+__device__ __forceinline__ void store_group(uint16_t *to, const int64_t (&offset)[4], const bool (&stores)[4],
+                                            const float (&o)[64], const Finish &finish, int column,
+                                            uint32_t lines)
+{
+    const uint32_t lane = fresh_thread() % 32;
+    stage_group<Element, FIRST>(o, finish, column, lines, lane);
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 4; i++) {

@@ -30,22 +30,23 @@ const char *sm90_sparse_prefill_refuses(const struct sparse_prefill_problem *p, 
     *argument = "indices";
     if (p->topk > MOST_ENTRIES) return "takes fewer than 2^31 - 256 entries of a token";
     *argument = "out";
-    if (!aligned(p->out) || !steps_aligned(p->s_q, 2 * p->out_stride[0]) ||
-        !steps_aligned(p->h_q, 2 * p->out_stride[1]))
+    if (!aligned(p->out) || !tensor_stride_possible(p->s_q, p->out_stride[0]) ||
+        !tensor_stride_possible(p->h_q, p->out_stride[1]))
         return "takes an output whose base and strides are multiples of 16 bytes";
     *argument = "softmax_scale";
     if (!(p->scale >= 1e-30f)) return "takes a scale of at least 1e-30";
     return NULL;
 }
 
-struct tensor_view sm90_sparse_prefill_q_view(const struct sparse_prefill_problem *p, const uint16_t *q,
-                                              int64_t tokens, int64_t heads)
+struct tensor_view sm90_sparse_prefill_view(const struct sparse_prefill_problem *p, const uint16_t *data,
+                                            const int64_t stride[2], int64_t tokens, int64_t heads,
+                                            int64_t columns)
 {
     return (struct tensor_view){
-        .data = q,
+        .data = data,
         .element = p->element,
-        .size = {GROUP, heads, p->d_qk / GROUP, tokens, 1},
-        .stride = {1, p->q_stride[1], GROUP, p->q_stride[0], 0},
+        .size = {GROUP, heads, columns / GROUP, tokens, 1},
+        .stride = {1, stride[1], GROUP, stride[0], 0},
         .box = {GROUP, SM90_SPARSE_PREFILL_HEADS, GROUPS_OF_BOX, 1, 1},
     };
 }

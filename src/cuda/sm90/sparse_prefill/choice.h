@@ -16,8 +16,10 @@ enum {
 /* NULL if it takes the problem; else what it takes, and which argument differs. */
 const char *sm90_sparse_prefill_refuses(const struct sparse_prefill_problem *problem, const char **argument);
 
-/* The queries of `tokens` tokens and `heads` heads from `q` on, as the kernel asks for them. */
-struct tensor_view sm90_sparse_prefill_q_view(const struct sparse_prefill_problem *problem, const uint16_t *q,
-                                              int64_t tokens, int64_t heads);
+/* `heads` heads of `tokens` tokens of q or out, `columns` wide, from `data` on, in boxes of a tile and 128 columns; strides of
+ * token and head. */
+struct tensor_view sm90_sparse_prefill_view(const struct sparse_prefill_problem *problem,
+                                            const uint16_t *data, const int64_t stride[2], int64_t tokens,
+                                            int64_t heads, int64_t columns);
 
 #endif

@@ -15,7 +15,7 @@
 template <int D_QK_> struct Variant {
     using Element = Bf16;
     static constexpr bool ROPE = D_QK_ > D_V;
-    static constexpr int EARLY_UNITS = ROPE ? 3 : 2; /* of Q·Kᵀ, done before that */
+    static constexpr int EARLY_UNITS = 2; /* of Q·Kᵀ, done before that */
     static_assert(D_QK_ == D_V || D_QK_ == D_V + LINE_ELEMENTS, "");
 };
 
@@ -58,6 +58,13 @@ __device__ __forceinline__ constexpr int last_unit(int side)
 /* A tile of heads of a token. A block of threads takes every gridDim.x-th; every role goes through them by itself. */
 struct Item {
     int token, tile, length, blocks;
+
+    Item() = default;
+
+    __device__ __forceinline__ Item(int token, int tile, int length, int blocks)
+        : token(token), tile(tile), length(length), blocks(blocks)
+    {
+    }
 
     __device__ __forceinline__ Item(const struct sparse_prefill_sm90_params &p, int item)
     {

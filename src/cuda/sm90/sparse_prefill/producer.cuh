@@ -19,11 +19,23 @@ template <typename V> struct Producer {
     int index[ROWS_OF_THREAD]; /* of the block that is next */
     uint32_t parity[2];        /* of either side's next block */
     uint32_t tiles;
+    int seen; /* of the block's tiles */
+    Item
+        next; /* the tile after this one, once this one's last block is asked for; without blocks: none is left */
 
     __device__ __forceinline__ Producer(const struct sparse_prefill_sm90_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)),
-          first(swizzle_128((uint32_t)row(), (uint32_t)chunk())), parity{0, 0}, tiles(0)
+          first(swizzle_128((uint32_t)row(), (uint32_t)chunk())), parity{0, 0}, tiles(0),
+          seen((int)blockIdx.x), next{0, 0, 0, 0}
     {
+    }
+
+    /* To the next tile that has keys; the indices of its first block are asked for. */
+    __device__ __forceinline__ void look_ahead()
+    {
+        next = {0, 0, 0, 0};
+        while (next.blocks == 0 && seen < p.items) next = Item(p, seen), seen += (int)gridDim.x;
+        load_indices(next, 0);
     }
 
     /* The thread's first, of a block. */
@@ -78,7 +90,10 @@ template <typename V> struct Producer {
             asm volatile("" : "+l"(token[i]));
             there |= (uint32_t)is << i;
         }
-        load_indices(item, block + 1);
+        if (block + 1 < item.blocks)
+            load_indices(item, block + 1);
+        else
+            look_ahead();
         if constexpr (V::ROPE) {
             mbarrier_wait(barrier_at(SHARED_AT(base, rope_empty), SIDE), parity[SIDE] ^ 1);
             load_tile(SHARED_AT(base, rope) + SIDE * TILE_BYTES, token, there, D_V / LINE_ELEMENTS);
@@ -113,16 +128,15 @@ template <typename V> struct Producer {
 
     __device__ __forceinline__ void run()
     {
-        for (int i = (int)blockIdx.x; i < p.items; i += (int)gridDim.x) {
-            const Item item(p, i);
-            if (item.blocks == 0) continue;
-            load_indices(item, 0);
-            if (threadIdx.x < 32) load_queries(item);
-            tiles++;
+        look_ahead();
+        while (next.blocks) {
+            const Item item = next;
             for (int block = 0; block < item.blocks; block += 2) {
                 load_block<0>(item, block);
+                if (block == 0 && threadIdx.x < 32) load_queries(item); /* are given back later than keys */
                 if (block + 1 < item.blocks) load_block<1>(item, block + 1);
             }
+            tiles++;
         }
         cp_async_wait<0>();
     }

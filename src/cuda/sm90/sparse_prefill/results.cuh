@@ -8,44 +8,54 @@
 
 #include "../sides/results.cuh"
 
-/* `reference`, `over`: of the row, in powers of two; `sum`: of weights relative to the reference, 0 where no key was seen: the
- * reference is a key's score, whose weight is 1. Returns what its O is to be multiplied with. One lane of four stores
- * lse where the side is the first, else max_logits. */
-__device__ __forceinline__ float finish_row(const struct sparse_prefill_params &p, const Item &item, int row,
-                                            int side, float reference, float over, float sum, bool stores)
-{
-    const bool empty = sum == 0.0f;
-    const int asked = item.tile * ROWS + row, head = min(asked, p.h_q - 1);
-    const float lse = empty ? -INFINITY : (reference + log2f(sum)) * LN_2;
-    if (stores && asked < p.h_q) {
-        if (side == 0 && p.lse) p.lse[item.token * p.lse_stride + head] = result_lse(p.rules, lse);
-        if (side == 1 && p.max_logits)
-            p.max_logits[item.token * p.max_stride + head] =
-                empty ? -INFINITY : (reference + over) * LN_2 * p.rules.lse_factor;
+/* A row that is finished: lse and its largest score, in powers of two. */
+struct RowEnd {
+    float lse, largest; /* -inf: it saw no key */
+
+    /* `reference`, `over`: in powers of two; `sum`: of weights relative to the reference, 0 where no key was seen: the
+     * reference is a key's score, whose weight is 1; where scores were NaN alone, it is still the least. */
+    __device__ __forceinline__ RowEnd(float reference, float over, float sum)
+        : lse(sum == 0.0f ? -INFINITY : reference + log2_approx(sum)),
+          largest(reference <= LEAST_REFERENCE ? -INFINITY : reference + over)
+    {
     }
-    return empty ? 0.0f : result_sink_factor(p.rules, head, lse) / sum;
+};
+
+/* What O is to be multiplied with. */
+__device__ __forceinline__ float row_factor(const struct sparse_prefill_params &p, int head,
+                                            const RowEnd &end, float sum)
+{
+    return sum == 0.0f ? 0.0f : result_sink_factor(p.rules, head, end.lse * LN_2) * reciprocal_approx(sum);
 }
 
-/* The warp's 16 rows from `tile_row` on, 256 columns from `column` on, to `out`; `lines`: the warp's, of its side's P. */
-template <typename Element>
-__device__ __forceinline__ void store_out(const struct sparse_prefill_params &p, const Item &item,
-                                          const float (&left)[64], const float (&right)[64],
-                                          const float (&factor)[2], int tile_row, int column, uint32_t lines)
+/* lse by the first side, max_logits by the other. */
+__device__ __forceinline__ void store_row_end(const struct sparse_prefill_params &p, const Item &item,
+                                              int head, int side, const RowEnd &end)
 {
-    int64_t offset[4];
-    bool stores[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int head = item.tile * ROWS + tile_row + (int)(fresh_thread() % 32) / 8 + 4 * i;
-        stores[i] = head < p.h_q;
-        offset[i] = item.token * p.out_stride[0] + (stores[i] ? head : 0) * p.out_stride[1];
-    }
+    if (side == 0 && p.lse) p.lse[item.token * p.lse_stride + head] = result_lse(p.rules, end.lse * LN_2);
+    if (side == 1 && p.max_logits)
+        p.max_logits[item.token * p.max_stride + head] = end.largest * LN_2 * p.rules.lse_factor;
+}
+
+/* The warp's 16 rows, 256 columns, to lines of four tiles of shared memory, the first at `lines`. */
+template <typename Element>
+__device__ __forceinline__ void stage_rows(const float (&left)[64], const float (&right)[64],
+                                           const float (&factor)[2], uint32_t lines)
+{
+    const uint32_t lane = fresh_thread() % 32;
     const Scaled scaled = {factor};
-    uint16_t *to = p.out + column;
-    store_group<Element, 0>(to, offset, stores, left, scaled, 0, lines);
-    store_group<Element, 32>(to + 64, offset, stores, left, scaled, 64, lines);
-    store_group<Element, 0>(to + 128, offset, stores, right, scaled, 128, lines);
-    store_group<Element, 32>(to + 192, offset, stores, right, scaled, 192, lines);
+    stage_group<Element, 0>(left, scaled, 0, lines, lane);
+    stage_group<Element, 32>(left, scaled, 64, lines + TILE_BYTES, lane);
+    stage_group<Element, 0>(right, scaled, 128, lines + 2 * TILE_BYTES, lane);
+    stage_group<Element, 32>(right, scaled, 192, lines + 3 * TILE_BYTES, lane);
+}
+
+/* The unit's columns of all rows, from the unit to `out`; a group of bulk copies. */
+__device__ __forceinline__ void store_unit(const struct sparse_prefill_sm90_params &p, const Item &item,
+                                           int unit, uint32_t from)
+{
+    tma_store(&p.results, from, {0, item.tile * ROWS, 2 * unit, item.token, 0});
+    bulk_commit();
 }
 
 /* A tile without keys; by the threads of both sides. */

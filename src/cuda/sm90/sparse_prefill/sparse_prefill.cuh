@@ -34,6 +34,7 @@
 #include "producer.cuh"
 #include "results.cuh"
 
+enum { WARPS_OF_SIDE = WARPGROUP_THREADS / 32, WARPS_OF_PRODUCER = WARPGROUP_THREADS / 32 };
 enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 56, SIDE_REGISTERS = 224 };
 
 /* A fragments of Q's rope columns, from memory to registers; heads past the end are zero. */
@@ -60,6 +61,7 @@ template <typename V> struct Side {
     uint32_t weights[4][4], q_rope[4][4];
     RowState state;
     uint32_t own = 0, others = 0, tiles = 0; /* blocks of both sides and tiles so far: parities of barriers */
+    bool keeps_units;                        /* results are still being read from the last block's */
 
     __device__ __forceinline__ Side(const struct sparse_prefill_sm90_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory))
@@ -77,6 +79,8 @@ template <typename V> struct Side {
     {
         return __all_sync(~0u, threadIdx.x < 2 * WARPGROUP_THREADS);
     }
+
+    static __device__ __forceinline__ bool is_first_warp() { return __all_sync(~0u, warp() == 0); }
 
     static __device__ __forceinline__ int side() { return (int)(fresh_thread() / WARPGROUP_THREADS) - 1; }
 
@@ -249,6 +253,7 @@ template <typename V> struct Side {
             release_unit<1 - SIDE>(base, Home<SIDE>::FIRST, lane());
         }
         score_late<SIDE>();
+        if (SIDE == 0 && k == 0 && keeps_units) give_back_units(1);
         const uint2 there = *(const uint2 *)shared.there[SIDE];
         wgmma_wait<1>();
         if (follows) {
@@ -265,10 +270,11 @@ template <typename V> struct Side {
             if (k + 2 >= blocks) mbarrier_arrive(SHARED_AT(base, q_empty));
         }
         wgmma_wait<1>();
-        release_unit<SIDE>(base, Home<SIDE>::FIRST, lane());
+        const bool last = k + 1 >= blocks; /* its units are the results' place */
+        if (!last) release_unit<SIDE>(base, Home<SIDE>::FIRST, lane());
         wgmma_wait<0>();
         hold(left), hold(right);
-        release_unit<SIDE>(base, Home<SIDE>::SECOND, lane());
+        if (!last) release_unit<SIDE>(base, Home<SIDE>::SECOND, lane());
         own++;
     }
 
@@ -281,8 +287,6 @@ template <typename V> struct Side {
         multiply_others<SIDE>(add);
         wgmma_wait<0>();
         hold(left), hold(right);
-        release_unit<1 - SIDE>(base, Home<SIDE>::FIRST, lane());
-        release_unit<1 - SIDE>(base, Home<SIDE>::SECOND, lane());
         others++;
     }
 
@@ -310,42 +314,88 @@ template <typename V> struct Side {
         }
     }
 
+    /* ---- The end of a tile ------------------------------------------------------------------------ */
+
+    /* Rows go to where the last block's keys were, to the units whose columns the side has multiplied: 32 KB, as much as
+     * the rows are. TMA takes them from there. */
     __device__ __forceinline__ void end_tile(const Item &item)
     {
         const int my_side = side(), my_row = row(), first_row = my_row / 16 * 16; /* of the warp */
+        const int slot = (item.blocks - 1) % 2;
+        const int head = item.tile * ROWS + my_row;
         float factor[2], over[2];
         join_sides(my_side, my_row, over);
+        const RowEnd end[2] = {RowEnd(state.reference[0], over[0], state.sum[0]),
+                               RowEnd(state.reference[1], over[1], state.sum[1])};
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            factor[i] = finish_row(p.call, item, my_row + 8 * i, my_side, state.reference[i], over[i],
-                                   state.sum[i], lane() % 4 == 0);
-        store_out<Element>(p.call, item, left, right, factor, first_row, my_side * (D_V / 2),
-                           SHARED_AT(base, p) +
-                               (uint32_t)(my_side * (int)TILE_BYTES + first_row * (int)LINE_BYTES));
+            factor[i] = row_factor(p.call, min(head + 8 * i, p.call.h_q - 1), end[i], state.sum[i]);
+        const uint32_t units = unit_at(base, slot, 2 * my_side);
+        stage_rows<Element>(left, right, factor, units + (uint32_t)(first_row * (int)LINE_BYTES));
+        fence_async_shared();
+        barrier_sync(SIDE_BARRIER + my_side, WARPGROUP_THREADS);
+        if (is_first_warp() && elect_one()) {
+            store_unit(p, item, 2 * my_side, units);
+            store_unit(p, item, 2 * my_side + 1, units + UNIT_BYTES);
+        }
+        __syncwarp();
+        if (lane() % 4 == 0)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (head + 8 * i < p.call.h_q) store_row_end(p.call, item, head + 8 * i, my_side, end[i]);
+        keeps_units = is_first_side() && slot == 1;
+        if (!keeps_units) give_back_units(slot);
     }
 
-    __device__ __forceinline__ void run_tile(const Item &item)
+    /* When they have been read; by the thread that asked for it, in place of every warp. Side 0 scores the next tile's first
+     * block before it waits for that, where that block's place is the other one. */
+    __device__ __forceinline__ void give_back_units(int slot)
+    {
+        const int first = slot * UNITS + 2 * side();
+        keeps_units = false;
+        if (is_first_warp() && elect_one()) {
+            bulk_wait_read<1>();
+            mbarrier_arrive_for(barrier_at(SHARED_AT(base, keys_empty), first), WARPS_OF_SIDE);
+            bulk_wait_read<0>();
+            mbarrier_arrive_for(barrier_at(SHARED_AT(base, keys_empty), first + 1), WARPS_OF_SIDE);
+        }
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void load_next_rope(int item)
+    {
+        if (!V::ROPE || item >= p.items) return;
+        const int token = fast_divide(item, p.call.tiles_divisor);
+        load_q_rope(q_rope, p.call, token, (item - token * p.call.tiles) * ROWS + row());
+    }
+
+    __device__ __forceinline__ void run_tile(const Item &item, int next)
     {
         if (item.blocks == 0) {
             store_empty(p.call, item);
+            load_next_rope(next);
             return;
         }
         state = {{LEAST_REFERENCE, LEAST_REFERENCE}, {0.0f, 0.0f}, {0, 0}, false};
-        if constexpr (V::ROPE) load_q_rope(q_rope, p.call, item.token, item.tile * ROWS + row());
         mbarrier_wait(SHARED_AT(base, q_full), tiles & 1);
         if (is_first_side())
             run_blocks<0>(item.blocks);
         else
             run_blocks<1>(item.blocks);
+        load_next_rope(next);
         end_tile(item);
         tiles++;
     }
 
     __device__ __forceinline__ void run()
     {
+        const int step = (int)gridDim.x;
+        keeps_units = false;
+        load_next_rope((int)blockIdx.x);
 #pragma unroll
         for (int i = 0; i < 64; i++) left[i] = right[i] = 0.0f;
-        for (int i = (int)blockIdx.x; i < p.items; i += (int)gridDim.x) run_tile(Item(p, i));
+        for (int i = (int)blockIdx.x; i < p.items; i += step) run_tile(Item(p, i), i + step);
+        if (keeps_units) give_back_units(1);
     }
 };
 
@@ -353,7 +403,6 @@ template <typename V> struct Side {
 
 __device__ __forceinline__ void prepare(const struct sparse_prefill_sm90_params &p, Shared &shared)
 {
-    constexpr int WARPS_OF_SIDE = WARPGROUP_THREADS / 32, WARPS_OF_PRODUCER = WARPGROUP_THREADS / 32;
     const auto init = [](Barrier &barrier, int arrivals) {
         mbarrier_init(shared_address(&barrier), arrivals);
     };
