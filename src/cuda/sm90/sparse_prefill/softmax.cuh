@@ -6,6 +6,7 @@
 #pragma once
 
 #include "layout.cuh"
+#include "results.cuh"
 
 #include "../sides/softmax.cuh"
 
@@ -66,4 +67,25 @@ __device__ __forceinline__ void keep_weights(const float (&x)[32], uint32_t (&a)
         a[k][j] = Element::pack(x[e], x[e + 1]);
     }
     store_weights(p_line, k, threadIdx.x % 32, a[k]);
+}
+
+/* Of row i of the thread's two; `over`: of all its keys. From the first key on the reference is a key's score; where scores are
+ * NaN alone, it is still the least. */
+__device__ __forceinline__ RowEnd row_end(const RowState &state, float over, int i)
+{
+    const float reference = state.reference[i];
+    return RowEnd(reference, state.sum[i], reference <= LEAST_REFERENCE ? -INFINITY : reference + over);
+}
+
+/* The warp's 16 rows, 256 columns, to lines of four tiles of shared memory, the first at `lines`. */
+template <typename Element>
+__device__ __forceinline__ void stage_rows(const float (&left)[64], const float (&right)[64],
+                                           const float (&factor)[2], uint32_t lines)
+{
+    const uint32_t lane = fresh_thread() % 32;
+    const Scaled scaled = {factor};
+    stage_group<Element, 0>(left, scaled, 0, lines, lane);
+    stage_group<Element, 32>(left, scaled, 64, lines + TILE_BYTES, lane);
+    stage_group<Element, 0>(right, scaled, 128, lines + 2 * TILE_BYTES, lane);
+    stage_group<Element, 32>(right, scaled, 192, lines + 3 * TILE_BYTES, lane);
 }

@@ -33,6 +33,7 @@
 
 #include "producer.cuh"
 #include "results.cuh"
+#include "softmax.cuh"
 
 enum { WARPS_OF_SIDE = WARPGROUP_THREADS / 32, WARPS_OF_PRODUCER = WARPGROUP_THREADS / 32 };
 enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 56, SIDE_REGISTERS = 224 };
@@ -325,8 +326,7 @@ template <typename V> struct Side {
         const int head = item.tile * ROWS + my_row;
         float factor[2], over[2];
         join_sides(my_side, my_row, over);
-        const RowEnd end[2] = {RowEnd(state.reference[0], over[0], state.sum[0]),
-                               RowEnd(state.reference[1], over[1], state.sum[1])};
+        const RowEnd end[2] = {row_end(state, over[0], 0), row_end(state, over[1], 1)};
 #pragma unroll
         for (int i = 0; i < 2; i++)
             factor[i] = row_factor(p.call, min(head + 8 * i, p.call.h_q - 1), end[i], state.sum[i]);
@@ -372,7 +372,7 @@ template <typename V> struct Side {
     __device__ __forceinline__ void run_tile(const Item &item, int next)
     {
         if (item.blocks == 0) {
-            store_empty(p.call, item);
+            store_empty(p.call, item, (int)(fresh_thread() - WARPGROUP_THREADS));
             load_next_rope(next);
             return;
         }
