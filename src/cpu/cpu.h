@@ -75,8 +75,8 @@ struct cpu_tile {
     int64_t begin_key, end_key; /* end_key ≤ length */
     int64_t length;             /* keys of the request: what causal masks count from */
     float *out;                 /* [rows][d_v], written: softmax(S) V over the range */
-    float *lse;                 /* [rows], written: natural; -inf where no key of the range is seen */
-    float *max; /* [rows], written unless NULL: the largest score; -inf where no key of the range is seen */
+    float *lse; /* [rows], written: natural, relative to max; -inf where no key of the range is seen */
+    float *max; /* [rows], written: the largest score; -inf where no key of the range is seen */
 };
 
 /* One instruction set's attention over a tile. */

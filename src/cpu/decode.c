@@ -7,10 +7,10 @@
  * pieces: by the split plan, or into chunks of equal length. Chunks are INVARIANT_CHUNK keys, batch-invariant; in sparse
  * prefill, which has rows enough as a rule, a whole list, unless there are too few to keep all threads busy. One item of
  * work is a partition of the plan (or one chunk of one request) for one row tile. A piece that is a whole request goes
- * straight to `out`; any other leaves its fp32 rows and lse in a slot of the workspace, and a second pass joins the slots
- * of a request in split order.
+ * straight to `out`; any other leaves its fp32 rows, their largest scores and their lse relative to these in a slot of the
+ * workspace, and a second pass joins the slots of a request in split order.
  *
- * Workspace:  plan, if made inside the call | out of the slots | lse of the slots, in sparse prefill their largest scores |
+ * Workspace:  plan, if made inside the call | out of the slots | lse of the slots | largest scores of the slots |
  *             one scratch a worker, in it the rows of a tile, then what the inner kernel wants
  */
 #include "cpu.h"
@@ -81,7 +81,7 @@ static int64_t chunks_of(const struct work *w, int64_t length)
 /* Floats of the rows of a tile: out, lse, the largest score. */
 static size_t tile_floats(const struct cpu_decode *p)
 {
-    return (size_t)p->tile_rows * ((size_t)p->d_v + (p->prefill ? 2 : 1));
+    return (size_t)p->tile_rows * ((size_t)p->d_v + 2);
 }
 
 /* Lays the workspace out; fails where its size would not fit. */
@@ -117,7 +117,7 @@ static fmla_status lay_out(const struct kernel *kernel, const struct cpu_decode 
     w->slot_lse_offset = at;
     at += line_up((size_t)rows * sizeof(float));
     w->slot_max_offset = at;
-    if (p->prefill) at += line_up((size_t)rows * sizeof(float));
+    at += line_up((size_t)rows * sizeof(float));
     w->scratch_offset = at;
     w->scratch_bytes = line_up(tile_floats(p) * sizeof(float)) + w->attention->scratch_bytes(p);
     w->bytes = at + w->scratch_bytes * (size_t)w->pool.workers;
@@ -169,11 +169,18 @@ static float *slot_max(const struct work *w, int64_t slot, int64_t row)
     return (float *)(void *)(w->workspace + w->slot_max_offset) + slot * p->h_q * p->s_q + row;
 }
 
-/* Row `row` of a set, finished, to the caller's tensors. */
+/* What scores are relative to where `max` is the largest: of a row without one above -inf there is none. */
+static float base_of(float max)
+{
+    return max == -INFINITY ? 0.0f : max;
+}
+
+/* Row `row` of a set, finished, to the caller's tensors. lse is relative to max. */
 static void write_row(const struct cpu_decode *p, int64_t request, int64_t set, int64_t row,
-                      const float *values, float lse, float max)
+                      const float *values, float relative_lse, float max)
 {
     const struct cpu_row to = cpu_row_of(p, set, row);
+    const float lse = base_of(max) + relative_lse;
     const int64_t at = request * p->out_stride[0] + to.token * p->out_stride[1] + to.head * p->out_stride[2];
     result_store(p->out, p->element, at, values, result_sink_factor(p->rules, to.head, lse), p->d_v);
     if (p->lse)
@@ -213,17 +220,16 @@ static void run_piece(const struct work *w, int64_t request, int64_t row_tile, i
         .length = length_of(p, request),
         .out = slot == DIRECT ? rows : slot_out(w, slot, slot_row),
         .lse = slot == DIRECT ? rows + p->tile_rows * p->d_v : slot_lse(w, slot, slot_row),
+        .max = slot == DIRECT ? rows + p->tile_rows * (p->d_v + 1) : slot_max(w, slot, slot_row),
     };
-    if (p->max_logits)
-        tile.max = slot == DIRECT ? rows + p->tile_rows * (p->d_v + 1) : slot_max(w, slot, slot_row);
     w->attention->attend(&tile, scratch + line_up(tile_floats(p) * sizeof(float)));
     if (slot != DIRECT) return;
     for (int32_t i = 0; i < t.rows; i++)
-        write_row(p, request, t.set, t.first_row + i, tile.out + i * p->d_v, tile.lse[i],
-                  tile.max ? tile.max[i] : 0.0f);
+        write_row(p, request, t.set, t.first_row + i, tile.out + i * p->d_v, tile.lse[i], tile.max[i]);
 }
 
-/* Joins `count` slots of a request, first, second, second + step, …, for one row tile. */
+/* Joins `count` slots of a request, first, second, second + step, …, for one row tile. Weights are of what is above the
+ * largest score: where that is 2^24 and more, an lse does not tell how many keys have it. */
 static void join_slots(const struct work *w, int64_t request, int64_t row_tile, int64_t count, int64_t first,
                        int64_t second, int64_t step, int32_t worker)
 {
@@ -232,23 +238,22 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
     float *sum = (float *)(void *)(w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes);
     for (int64_t i = t.first_row; i < t.first_row + t.rows; i++) {
         const int64_t row = t.set * p->set_rows + i;
-        struct lse_sum total = lse_sum_empty;
+        float max = -INFINITY, total = 0.0f;
         for (int64_t s = 0; s < count; s++)
-            lse_sum_add(&total, *slot_lse(w, s ? second + (s - 1) * step : first, row));
-        const float lse = lse_sum_value(&total);
+            max = fmaxf(max, *slot_max(w, s ? second + (s - 1) * step : first, row));
         memset(sum, 0, (size_t)p->d_v * sizeof(float));
         for (int64_t s = 0; s < count; s++) {
             const int64_t slot = s ? second + (s - 1) * step : first;
             const float part_lse = *slot_lse(w, slot, row);
             if (isinf(part_lse)) continue;
-            const float weight = lse_weight(part_lse, lse);
+            const float weight = expf(base_of(*slot_max(w, slot, row)) - base_of(max) + part_lse);
             const float *part = slot_out(w, slot, row);
             for (int64_t d = 0; d < p->d_v; d++) sum[d] += weight * part[d];
+            total += weight;
         }
-        float max = -INFINITY;
-        for (int64_t s = 0; s < count && p->max_logits; s++)
-            max = fmaxf(max, *slot_max(w, s ? second + (s - 1) * step : first, row));
-        write_row(p, request, t.set, i, sum, lse, max);
+        if (total != 0.0f)
+            for (int64_t d = 0; d < p->d_v; d++) sum[d] /= total;
+        write_row(p, request, t.set, i, sum, logf(total), max);
     }
 }
 

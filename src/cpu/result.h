@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * From an attention's fp32 row and natural lse to what the caller asked for, and the sum of parts: shared by
- * decode and merge. An lse of ±inf says that no key was seen.
+ * From an attention's fp32 row and natural lse to what the caller asked for, shared by decode and merge, and the sum of
+ * parts of which merge is given the lse alone. An lse of ±inf says that no key was seen.
  */
 #ifndef FMLA_CPU_RESULT_H
 #define FMLA_CPU_RESULT_H

@@ -88,7 +88,7 @@ static inline void tile_write(const struct cpu_tile *tile, int32_t first_row, in
     const int64_t d_v = tile->call->d_v;
     for (int l = 0; l < lanes && first_row + l < tile->rows; l++) {
         float *out = tile->out + (first_row + l) * d_v;
-        if (tile->max) tile->max[first_row + l] = max[l] * TILE_LN_2;
+        tile->max[first_row + l] = max[l] * TILE_LN_2;
         if (sum[l] == 0.0f) { /* no key, or none whose score is above -inf */
             for (int64_t d = 0; d < d_v; d++) out[d] = 0.0f;
             tile->lse[first_row + l] = -INFINITY;
@@ -96,7 +96,7 @@ static inline void tile_write(const struct cpu_tile *tile, int32_t first_row, in
         }
         const float factor = 1.0f / sum[l];
         for (int64_t d = 0; d < d_v; d++) out[d] = o[d * stride + l] * factor;
-        tile->lse[first_row + l] = (max[l] == -INFINITY ? 0.0f : max[l] * TILE_LN_2) + logf(sum[l]);
+        tile->lse[first_row + l] = logf(sum[l]);
     }
 }
 
