@@ -35,6 +35,7 @@ enum defect {
     FAULT_GATHER_ZERO,   /* the row of no slot is not all zeros */
     FAULT_LSE_BASE,      /* sparse prefill: one lse in the other base */
     FAULT_MAX_SCALE,     /* sparse prefill: one max_logits without softmax_scale */
+    FAULT_MAX_NAN,       /* sparse prefill: one max_logits of a row of NaN is a finite number */
     FAULTS
 };
 

@@ -2,6 +2,7 @@
 #include "prefill_case.h"
 
 #include "num.h"
+#include "prefill_extreme.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -24,6 +25,7 @@ const int64_t prefill_shapes[PREFILL_ALL_SHAPES][2] = {
     [P_SHAPE_NO_LISTS] = {64, 0},
     [P_SHAPE_FAR] = {12, 12},
     [P_SHAPE_FAR_PAGES] = {650, 576},
+    [P_SHAPE_BLOCKS] = {130, 130},
 };
 
 /* ---- Drawn values ---------------------------------------------------------------------------- */
@@ -140,6 +142,7 @@ static void make_list(struct prefill_case *c, int64_t class, int64_t key_head)
         if (kind == S_INDICES_ANY && random_between(&c->random, 0, 1))
             list[i] = (int32_t)(uint32_t)random_u64(&c->random);
     }
+    if (c->v[P_INPUTS] == P_EXTREME) prefill_extreme_list(c, class, key_head);
 }
 
 static void make_lists(struct prefill_case *c)
@@ -201,11 +204,12 @@ static void fill_keys(struct prefill_case *c)
         for (int64_t k = 0; k < c->h_kv; k++) {
             const bool spike = c->v[P_INPUTS] == S_SPIKED && slot % SPIKE_EVERY == SPIKED_SLOT;
             if (!named[slot * c->h_kv + k]) continue;
+            uint8_t *token = sparse_pool_token(pool, slot) + k * c->head_bytes;
             if (is_flat(c))
-                sparse_pool_put_16(pool, &c->random, sparse_pool_token(pool, slot) + k * c->head_bytes,
-                                   spike);
+                sparse_pool_put_16(pool, &c->random, token, spike);
             else
                 sparse_pool_put(pool, &c->random, c->v[P_CODES], slot, spike);
+            if (c->v[P_INPUTS] == P_EXTREME) prefill_extreme_key(c, token, slot);
         }
     const int64_t nan =
         c->v[P_CODES] == S_CODES_NAN && c->s_q ? prefill_case_first_key(c, 0, c->h_kv - 1) : -1;
@@ -269,6 +273,7 @@ static void make_q(struct prefill_case *c)
             uint8_t *row = guarded_at(&c->q, 0, t, h, 0);
             memcpy(row, drawn_q + random_between(&c->random, 0, DRAWN - c->d_qk), (size_t)c->d_qk * 2);
             if (c->v[P_INPUTS] == S_SPIKED) sparse_pool_spike(row + c->d_qk * 2, false);
+            if (c->v[P_INPUTS] == P_EXTREME) prefill_extreme_query(c, row, t, h);
         }
 }
 

@@ -40,6 +40,8 @@ enum {
     P_SOURCES
 };
 enum { P_RESULTS_BOTH, P_RESULTS_LSE, P_RESULTS_MAX, P_RESULTS_NONE };
+/* Besides those of sparse_pool.h: scores that are NaN or -inf, far below -1e30, or far above all others (prefill_extreme.h). */
+enum { P_EXTREME = S_STEEP + 1 };
 /* Besides those of memory.h: pages, or keys that are flat, more than 2^31 bytes apart. */
 enum { P_LAYOUT_FAR = LAYOUTS };
 
@@ -51,6 +53,7 @@ enum {
     P_SHAPE_NO_LISTS,
     P_SHAPE_FAR,
     P_SHAPE_FAR_PAGES,
+    P_SHAPE_BLOCKS, /* two blocks of 64 and a part */
     PREFILL_ALL_SHAPES
 };
 extern const int64_t prefill_shapes[PREFILL_ALL_SHAPES][2];
@@ -61,6 +64,7 @@ enum { PREFILL_CLASSES = 61 };
 struct prefill_case {
     int64_t v[P_AXES];
     struct random_state random;
+    int64_t first_kind; /* of extreme queries: of the first tile */
     char name[320];
     int64_t s_q, h_q, h_kv, d_qk;
     struct sparse_pool pool; /* of flat keys: pages of one slot. count is that of each class */

@@ -70,11 +70,12 @@ static void add_rows(const struct prefill_case *c, struct prefill_rows *rows, in
  * each, of all tiles of heads: 64 rows and more. */
 static int64_t choose_rows(struct prefill_case *c, struct prefill_rows *rows)
 {
-    enum { DRAWN = 16, ROLES = 4, HEADS = 4, SMALL = 60000 };
+    enum { DRAWN = 16, ROLES = 4, HEADS = 4, SMALL = 60000, EXTREME = 280000, KINDS = 16 };
     const int64_t group = c->h_q / c->h_kv, last = c->s_q - 1;
     const int64_t keys = c->pool.topk < c->pool.s_k ? c->pool.topk : c->pool.s_k;
+    const bool extreme = c->v[P_INPUTS] == P_EXTREME;
     int64_t count = 0;
-    if (c->s_q * c->h_kv <= MOST_ROWS && c->s_q * c->h_q * keys <= SMALL) {
+    if (c->s_q * c->h_kv <= MOST_ROWS && c->s_q * c->h_q * keys <= (extreme ? EXTREME : SMALL)) {
         for (int64_t t = 0; t < c->s_q; t++)
             for (int64_t k = 0; k < c->h_kv; k++) add_rows(c, rows, &count, t, k * group, 1, group);
         return count;
@@ -88,6 +89,8 @@ static int64_t choose_rows(struct prefill_case *c, struct prefill_rows *rows)
         add_rows(c, rows, &count, t, 0, step, heads);
         found++;
     }
+    for (int64_t t = 1; extreme && t < last && t < KINDS; t++) /* of all lists and tiles */
+        add_rows(c, rows, &count, t, random_between(&c->random, 0, step - 1), step, heads);
     for (int64_t i = 0; i < DRAWN * HEADS / heads; i++)
         add_rows(c, rows, &count, random_between(&c->random, 0, last),
                  random_between(&c->random, 0, c->h_kv - 1) * group + random_between(&c->random, 0, step - 1),

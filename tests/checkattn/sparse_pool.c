@@ -170,7 +170,7 @@ void sparse_pool_free(struct sparse_pool *pool)
     free(pool->count);
 }
 
-static uint8_t *end_of(const struct sparse_pool *pool, uint8_t *token)
+uint8_t *sparse_pool_end(const struct sparse_pool *pool, uint8_t *token)
 {
     const struct kv_layout *l = &pool->layout;
     return token + (l->rope ? l->rope_offset + 2 * l->rope : l->token_bytes);
@@ -181,7 +181,7 @@ void sparse_pool_put_16(const struct sparse_pool *pool, struct random_state *ran
     const bool fp16 = pool->format == KV_FP16;
     memcpy(to, drawn_keys[fp16] + random_between(random, 0, DRAWN - pool->d_qk),
            (size_t)pool->layout.token_bytes);
-    if (spike) sparse_pool_spike(end_of(pool, to), fp16);
+    if (spike) sparse_pool_spike(sparse_pool_end(pool, to), fp16);
 }
 
 void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random, int64_t codes, int64_t slot,
@@ -199,7 +199,7 @@ void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random
     memcpy(to, token->bytes, (size_t)pool->layout.token_bytes);
     memcpy(sparse_pool_scales(pool, slot), fp8 ? token->scales : token->bytes + pool->layout.scale_offset,
            fp8 ? 8 : 16);
-    if (spike) sparse_pool_spike(end_of(pool, to), false);
+    if (spike) sparse_pool_spike(sparse_pool_end(pool, to), false);
 }
 
 void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *random, uint8_t *token,

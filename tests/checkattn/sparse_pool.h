@@ -70,6 +70,9 @@ bool sparse_pool_is_key(const struct sparse_pool *pool, int32_t index);
 uint8_t *sparse_pool_token(const struct sparse_pool *pool, int64_t slot);
 uint8_t *sparse_pool_scales(const struct sparse_pool *pool, int64_t slot);
 
+/* The end of the token's last values, which are 16 bits wide in every format. */
+uint8_t *sparse_pool_end(const struct sparse_pool *pool, uint8_t *token);
+
 /* A drawn key into a slot, or into the bytes of a token of 16-bit values. */
 void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random, int64_t codes, int64_t slot,
                      bool spike);

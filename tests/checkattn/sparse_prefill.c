@@ -8,6 +8,7 @@
 #include "prefill_device.h"
 #include "timing.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +28,7 @@ static struct axis axes[P_AXES] = {
      6,
      {S_INDICES_SOME, S_INDICES_ALL, S_INDICES_NONE, S_INDICES_TWICE, S_INDICES_BLOCKS, S_INDICES_ANY}},
     {"codes", 4, {S_CODES_WRITTEN, S_CODES_SCALES, S_CODES_EXTREME, S_CODES_NAN}},
-    {"inputs", 3, {S_NORMAL, S_SPIKED, S_STEEP}},
+    {"inputs", 4, {S_NORMAL, S_SPIKED, S_STEEP, P_EXTREME}},
     {"sink", 3, {S_SINK_NONE, S_SINK_FINITE, S_SINK_INFINITE}},
     {"lse_empty", 2, {0, 1}},
     {"log_base", 2, {0, 2}},
@@ -81,8 +82,10 @@ static bool may_be_of(const int *choice, int64_t source)
     return codes < 0 || codes == S_CODES_NAN || is_fp8(source);
 }
 
+/* Of few keys with values of ±1 some sums are all but 0, and tolerances are not for the rounded weights of those. */
 static bool possible(const int *choice)
 {
+    if (value_of(choice, P_INPUTS) == P_EXTREME && value_of(choice, P_CODES) == S_CODES_EXTREME) return false;
     for (int64_t source = 0; source < P_SOURCES; source++)
         for (int64_t d_qk = 512; may_be_of(choice, source) && d_qk <= 576; d_qk += 64)
             for (int64_t h_kv = 1; h_kv <= 2; h_kv++) {
@@ -199,7 +202,8 @@ static bool plant_after(struct prefill_case *c, enum defect fault)
     unsigned char *end =
         c->out.memory + c->out.bytes + GUARDED_FRONT; /* the first byte of the canary behind */
     const int64_t last = c->s_q - 1;
-    int64_t seeing = 0, blind = 0; /* tokens */
+    int64_t seeing = 0, blind = 0, nan = 0; /* tokens */
+    while (nan < last && !isnan(*prefill_case_lse(c, nan, 0))) nan++;
     while (seeing < last && prefill_case_first_key(c, seeing, 0) < 0) seeing++;
     while (blind < last && prefill_case_first_key(c, blind, 0) >= 0) blind++;
     switch (fault) {
@@ -212,6 +216,7 @@ static bool plant_after(struct prefill_case *c, enum defect fault)
     case FAULT_LSE: *prefill_case_lse(c, blind, 0) *= -1.0f; return prefill_case_first_key(c, blind, 0) < 0;
     case FAULT_LSE_BASE: *prefill_case_lse(c, seeing, 0) *= 1.44269504f; return true;
     case FAULT_MAX_SCALE: *prefill_case_max(c, seeing, 0) /= c->args.softmax_scale; return true;
+    case FAULT_MAX_NAN: *prefill_case_max(c, nan, 0) = -6.9e29f; return isnan(*prefill_case_lse(c, nan, 0));
     default: return false;
     }
 }
@@ -374,6 +379,33 @@ static void check_special(const struct run *run, struct tally *tally)
     }
 }
 
+/* Extreme scores in every format, with two full tiles of 64 heads and with one and a quarter, and all rows of these compared;
+ * and so few tokens that the CPU cuts their lists for three threads. */
+static void check_extreme(const struct run *run, struct tally *tally)
+{
+    enum { FORMATS = 4, CASES = 2 * FORMATS, TOKENS = 16, FEW = 9, CUT = 7 };
+    static const int64_t formats[FORMATS][2] = {
+        {P_FLAT, 576}, {P_FLAT, 512}, {P_FP8_656, 576}, {P_FP8_584, 512}};
+    for (uint64_t i = 0; i <= CASES; i++) {
+        const bool two_tiles = i < FORMATS, cut = i == CASES;
+        const int64_t v[P_AXES] = {[P_SHAPE] = P_SHAPE_BLOCKS,
+                                   [P_SQ] = cut         ? CUT
+                                            : two_tiles ? TOKENS
+                                                        : FEW,
+                                   [P_HQ] = cut         ? 64
+                                            : two_tiles ? 128
+                                                        : 80,
+                                   [P_HKV] = 1,
+                                   [P_DQK] = formats[i % FORMATS][1],
+                                   [P_SOURCE] = formats[i % FORMATS][0],
+                                   [P_PAGE] = 64,
+                                   [P_INPUTS] = P_EXTREME,
+                                   [P_INDICES] = S_INDICES_ALL,
+                                   [P_THREADS] = cut ? THREADS_OWN : THREADS_BUILT_IN};
+        if (is_sound(v[P_SOURCE], v[P_DQK], v[P_HQ], 1)) run_case(run, v, run->seed + i, tally);
+    }
+}
+
 /* Does the kernel under test refuse such a case? */
 static bool refuses(const struct run *run, const int64_t v[P_AXES])
 {
@@ -428,6 +460,7 @@ static void check_fault(const struct run *run, struct tally *tally)
                                    [P_SOURCE] = source,
                                    [P_LENGTHS] = S_LENGTHS_VARIED,
                                    [P_CODES] = S_CODES_SCALES,
+                                   [P_INPUTS] = run->fault == FAULT_MAX_NAN ? P_EXTREME : S_NORMAL,
                                    [P_LAYOUT] = LAYOUT_PADDED};
         if (is_sound(source, v[P_DQK], v[P_HQ], 1)) run_case(run, v, run->seed + i, tally);
     }
@@ -445,6 +478,7 @@ void check_sparse_prefill(const struct run *run, struct tally *tally)
     if (!wants_grid_only(run)) {
         if (on_gpu(run)) check_prefill_device(run, tally);
         check_special(run, tally);
+        check_extreme(run, tally);
     }
     struct grid grid = {.axes = P_AXES,
                         .axis = axes,

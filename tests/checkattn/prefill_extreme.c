@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: MIT */
+#include "prefill_extreme.h"
+
+#include "num.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Columns from the end of a vector: bf16 in every format, and not of V in keys of 576. */
+enum {
+    COLUMN_LOW = 1, /* makes scores low; 0 in ordinary rows and keys */
+    COLUMN_LARGE,   /* makes the largest one */
+    COLUMN_KEY,     /* -inf in a key, positive in all queries */
+    COLUMN_QUERY    /* -inf in a query, positive in all keys */
+};
+
+static void put(uint8_t *end, int column, float value)
+{
+    const uint16_t bits = num_to_bf16(value);
+    memcpy(end - column * (int)sizeof bits, &bits, sizeof bits);
+}
+
+/* What keys have in the first of these columns: 1 at most where it is in V, else about half of the magnitude of a low score.
+ * All factors are powers of two, so that equal scores are equal however they are summed. */
+static float unit_of(const struct prefill_case *c)
+{
+    return c->d_qk > S_D_V ? 0x1p60f : 1.0f;
+}
+
+/* ---- Keys, by slot % KEYS --------------------------------------------------------------------- */
+
+enum key {
+    KEY_ORDINARY, /* and the next two */
+    KEY_LARGEST = 3,
+    KEY_LOW,      /* of a low query: -2^120, before the scale */
+    KEY_LOWER,    /* -2^126 */
+    KEY_LESS_LOW, /* -2^96 */
+    KEY_INFINITE, /* score -inf; an ordinary one where all columns are V's */
+    KEYS,
+    KEY_ANY = -1
+};
+
+static int32_t slot_of(const struct sparse_pool *pool, int32_t slot, enum key key)
+{
+    if (key == KEY_ANY) return slot;
+    const int32_t at = (int32_t)key + (key == KEY_ORDINARY ? slot % 3 : 0);
+    const int32_t other = slot - slot % KEYS + at;
+    return other < pool->s_k ? other : at;
+}
+
+void prefill_extreme_key(const struct prefill_case *c, uint8_t *token, int64_t slot)
+{
+    static const float low[KEYS] = {[KEY_LOW] = 0x1p-6f, [KEY_LOWER] = 1.0f, [KEY_LESS_LOW] = 0x1p-30f};
+    const enum key key = (enum key)(slot % KEYS);
+    uint8_t *end = sparse_pool_end(&c->pool, token);
+    put(end, COLUMN_LOW, low[key] * unit_of(c));
+    put(end, COLUMN_LARGE, key == KEY_LARGEST ? 1.0f : 0.0f);
+    put(end, COLUMN_QUERY, 0.5f);
+    if (key == KEY_INFINITE && c->d_qk > S_D_V) put(end, COLUMN_KEY, -INFINITY);
+}
+
+/* ---- Lists, by class % LISTS ------------------------------------------------------------------ */
+
+enum list {
+    LIST_ANY,
+    LIST_LOW,
+    LIST_RISING, /* lower, low, less low, and one that is not low */
+    LIST_LARGEST_LAST,
+    LIST_FRONT_EMPTY, /* keys in the last block alone */
+    LIST_FRONT_EMPTY_LOW,
+    LIST_INFINITE,
+    LIST_FRONT_INFINITE, /* the first half */
+    LISTS
+};
+
+/* The n-th of `keys` keys. */
+static enum key key_of(enum list list, int64_t n, int64_t keys)
+{
+    const bool last = n + 1 == keys;
+    switch (list) {
+    case LIST_LOW:
+    case LIST_FRONT_EMPTY_LOW: return n % 2 ? KEY_LOWER : KEY_LOW;
+    case LIST_RISING:
+        return last ? KEY_ORDINARY : n < keys / 3 ? KEY_LOWER : n < keys / 3 * 2 ? KEY_LOW : KEY_LESS_LOW;
+    case LIST_LARGEST_LAST: return last ? KEY_LARGEST : KEY_ORDINARY;
+    case LIST_INFINITE: return KEY_INFINITE;
+    case LIST_FRONT_INFINITE: return n < keys / 2 ? KEY_INFINITE : KEY_ORDINARY;
+    default: return KEY_ANY;
+    }
+}
+
+void prefill_extreme_list(const struct prefill_case *c, int64_t class, int64_t key_head)
+{
+    enum { BLOCK = 64 };
+    const enum list list = (enum list)(class % LISTS);
+    const bool front_empty = list == LIST_FRONT_EMPTY || list == LIST_FRONT_EMPTY_LOW;
+    int64_t keys = 0, last = 0;
+    for (int64_t i = 0; i < prefill_case_count(c, class); i++)
+        if (sparse_pool_is_key(&c->pool, *prefill_case_entry(c, class, key_head, i))) keys++, last = i;
+    for (int64_t i = 0, n = 0; n < keys; i++) {
+        int32_t *entry = prefill_case_entry(c, class, key_head, i);
+        if (!sparse_pool_is_key(&c->pool, *entry)) continue;
+        *entry =
+            front_empty && i / BLOCK < last / BLOCK ? -1 : slot_of(&c->pool, *entry, key_of(list, n, keys));
+        n++;
+    }
+}
+
+/* ---- Queries ---------------------------------------------------------------------------------- */
+
+enum query {
+    QUERY_NAN,
+    QUERY_INFINITE, /* all scores -inf */
+    QUERY_LOW,
+    QUERY_LESS_LOW, /* by 2^-20: scores beside -1e30 */
+    QUERY_LARGE,    /* the weight of the largest score is above the others by 2^46 */
+    QUERY_LARGEST,  /* … by 2^(7e30) */
+    QUERY_ORDINARY, /* … by 2^11; and the next one */
+    QUERIES = QUERY_ORDINARY + 2
+};
+
+/* Tiles of one kind each are followed by as many of all kinds, and one more: a number that has no factor in common with that
+ * of the lists. */
+static enum query query_of(struct prefill_case *c, int64_t token, int64_t head)
+{
+    enum { TILE = 64, UNIFORM = 3, TILES = 7 };
+    if (!token && !head) c->first_kind = random_between(&c->random, 0, TILES - 1);
+    const int64_t tile = (c->first_kind + token + 3 * (head / TILE)) % TILES;
+    return (enum query)(tile < UNIFORM ? tile : random_between(&c->random, 0, QUERIES - 1));
+}
+
+void prefill_extreme_query(struct prefill_case *c, uint8_t *row, int64_t token, int64_t head)
+{
+    static const uint16_t nan = 0x7fff; /* not what outputs are filled with */
+    uint8_t *end = row + c->d_qk * (int)sizeof nan;
+    const enum query query = query_of(c, token, head);
+    const float low = query == QUERY_LOW ? 0x1p126f : query == QUERY_LESS_LOW ? 0x1p106f : 0.0f;
+    put(end, COLUMN_LOW, -low / unit_of(c));
+    put(end, COLUMN_LARGE, query == QUERY_LARGE ? 64.0f : query == QUERY_LARGEST ? 0x1p103f : 16.0f);
+    put(end, COLUMN_KEY, 0.25f);
+    if (query == QUERY_INFINITE) put(end, COLUMN_QUERY, -INFINITY);
+    if (query == QUERY_NAN) memcpy(row + 2 * random_between(&c->random, 0, c->d_qk - 1), &nan, sizeof nan);
+}
