@@ -159,6 +159,13 @@ struct sparse_prefill_sm90_params {
     int32_t items;                      /* tiles of all tokens */
 };
 
+/* Over FP8 pages: a token is what a request is to sparse decode, whose kernel it is. split.num_partitions: workers. */
+struct sparse_prefill_fp8_params {
+    struct sparse_decode_params call;
+    float *max_logits;  /* NULL: not wanted */
+    int64_t max_stride; /* token */
+};
+
 /* What the join of either decode reads. */
 struct join_params {
     int32_t b, s_q, h_q;

@@ -98,6 +98,49 @@ static fmla_status launch_sm90(const struct cuda_scope *scope, const struct spar
     return cuda_launch(op, scope, &launch, (void *[]){&params});
 }
 
+/* FP8 pages: sparse decode's kernel, of as many requests as there are tokens. A block of threads stays with its tile of heads. */
+static fmla_status launch_sm90_fp8(const struct cuda_scope *scope, const struct sparse_prefill_problem *p,
+                                   const struct part *part)
+{
+    const struct sparse_prefill_params call = parameters(p, part, SM90_SPARSE_PREFILL_HEADS);
+    const int32_t sms = scope->device->sms, at_once = sms > call.tiles ? sms / call.tiles : 1;
+    const int32_t workers = call.s_q < at_once ? call.s_q : at_once;
+    struct sparse_prefill_fp8_params params = {
+        .call = {.b = call.s_q,
+                 .s_q = 1,
+                 .h_q = call.h_q,
+                 .d_qk = call.d_qk,
+                 .tiles = call.tiles,
+                 .tiles_of_token = call.tiles,
+                 .tiles_divisor = call.tiles_divisor,
+                 .token_divisor = call.tiles_divisor,
+                 .scale = call.scale,
+                 .scale_log2 = call.scale_log2,
+                 .q = call.q,
+                 .q_stride = {call.q_stride[0], 0, call.q_stride[1]},
+                 .cache = {call.kv},
+                 .topk = {.topk = call.topk, .length = call.topk_length},
+                 .split = {.num_partitions = workers},
+                 .output = {.out = call.out,
+                            .lse = call.lse,
+                            .out_stride = {call.out_stride[0], 0, call.out_stride[1]},
+                            .lse_stride = {call.lse_stride, 1},
+                            .rules = call.rules}},
+        .max_logits = call.max_logits,
+        .max_stride = call.max_stride,
+    };
+    params.call.cache[0].indices_stride[1] = 0; /* of the only query token of a request */
+    const struct cuda_launch launch = {
+        .kernel = &cuda_kernel_sparse_prefill_sm90_fp8[p->format == KV_FP8_584],
+        .blocks = (int64_t)workers * call.tiles,
+        .threads = SM90_SPARSE_PREFILL_THREADS,
+        .shared_bytes = SM90_SPARSE_PREFILL_SHARED_BYTES,
+        .flags = LAUNCH_OVERLAP,
+        .stream = p->stream,
+    };
+    return cuda_launch(op, scope, &launch, (void *[]){&params});
+}
+
 /* The call in parts of so few tokens that their tiles, of `heads` heads, are counted in 32 bits: as blocks of threads, or by
  * such that go from tile to tile, past the last. */
 static fmla_status in_parts(const struct sparse_prefill_problem *p, int heads,
@@ -136,5 +179,5 @@ const char *cuda_sm90_sparse_prefill_refuses(const struct sparse_prefill_problem
 fmla_status cuda_sm90_sparse_prefill(const struct kernel *kernel, const struct sparse_prefill_problem *p)
 {
     (void)kernel;
-    return in_parts(p, SM90_SPARSE_PREFILL_HEADS, launch_sm90);
+    return in_parts(p, SM90_SPARSE_PREFILL_HEADS, p->format == KV_BF16 ? launch_sm90 : launch_sm90_fp8);
 }

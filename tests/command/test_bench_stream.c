@@ -120,7 +120,9 @@ static void check_code(void)
         "000000000000000000000000000000000000000000000000000000000000000b  "
         "src/cuda/any/sparse_prefill.cu sm_90\n"
         "000000000000000000000000000000000000000000000000000000000000000c  "
-        "src/cuda/sm90/sparse_prefill/sparse_prefill_bf16.cu sm_90a\n";
+        "src/cuda/sm90/sparse_prefill/sparse_prefill_bf16.cu sm_90a\n"
+        "000000000000000000000000000000000000000000000000000000000000000d  "
+        "src/cuda/sm90/sparse_prefill/sparse_prefill_fp8.cu sm_90a\n";
     FILE *file = fopen(path, "w");
     if (!file || fputs(text, file) < 0 || fclose(file)) exit(1);
     struct batch_shape shape = shapes[0];
@@ -163,8 +165,12 @@ static void check_code(void)
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'b' && strlen(hash) == 64,
           "sparse prefill's: %s", hash);
     row.kernel = "cuda-sm90";
-    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'c' && strlen(hash) == 64,
-          "Hopper's for sparse prefill: %s", hash);
+    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'd' && strlen(hash) == 64,
+          "Hopper's for sparse prefill from FP8 pages: %s", hash);
+    prefill.format = FMLA_KV_FP8_584;
+    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'd', "and the other format: %s", hash);
+    prefill.format = FMLA_KV_BF16;
+    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'c', "and from bf16 keys: %s", hash);
     row.kernel = "another", row.sparse = &sparse, row.prefill = NULL;
     CHECK(!bench_report_code(path, &row, 9, 0, hash), "of no such kernel: %s", hash);
     unlink(path);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Sparse prefill on a GPU, the host's side: which kernel takes a call, what it is told of each key head, how TMA is told of the
- * queries, and how calls of more tokens than a launch can count are taken apart.
+ * queries and results, and how calls of more tokens than a launch can count are taken apart.
  */
 #include "fake_cuda/calls.h"
 
@@ -249,108 +249,362 @@ static struct sparse_prefill_sm90_params sm90_params_of(const struct fake_launch
     return params;
 }
 
-/* A launch a key head: blocks of threads that stay, no more than there are SMs, and the head's queries in boxes. */
+/* What TMA was told: `columns` of `heads` heads of `tokens` tokens, from `at` bytes on, in boxes of a tile and 128 columns; strides
+ * of elements. */
+struct expected_map {
+    int part;
+    int64_t at, columns, heads, tokens;
+    int64_t stride[2]; /* token, head */
+};
+
+static void check_map(const struct tensor_map *map, const struct expected_map *expected)
+{
+    const struct fake_tensor *t = told_of(map);
+    const int64_t sizes[] = {64, expected->heads, expected->columns / 64, expected->tokens, 1};
+    const int64_t box[] = {64, 64, 2, 1, 1};
+    CHECK_EQ(t->type, CU_TENSOR_BFLOAT16);
+    CHECK_EQ(t->rank, 5);
+    CHECK_EQ(t->swizzle, CU_TENSOR_SWIZZLE_128B);
+    CHECK_EQ(offset(t->base, expected->part), expected->at);
+    for (int i = 0; i < 5; i++) {
+        CHECK_EQ(t->sizes[i], sizes[i]);
+        CHECK_EQ(t->box[i], box[i]);
+        CHECK_EQ(t->steps[i], 1);
+    }
+    if (expected->heads > 1) CHECK_EQ(t->strides[0], 2 * expected->stride[1]);
+    CHECK_EQ(t->strides[1], 64 * 2);
+    if (expected->tokens > 1) CHECK_EQ(t->strides[2], 2 * expected->stride[0]);
+}
+
+/* A launch a key head: blocks of threads that stay, no more than there are SMs, and the head's queries and results in boxes. */
 static void hopper(void)
 {
-    enum { TILES_OF_HEAD = 2 };
-    static const int64_t tokens[] = {1, S_Q, 1000};
+    enum { HEADS = 80, TILES_OF_HEAD = 2, Q_HEAD = 584, OUT_HEAD = 520 };
+    static const int64_t tokens[] = {1, S_Q, 1000}, q_token = 2 * HEADS * Q_HEAD + 8,
+                         out_token = 2 * HEADS * OUT_HEAD + 16;
     fake_open();
     fake->capability = 90, fake->sms = 132;
     for (int n = 0; n < 3; n++) {
         struct prefill_call c;
-        prefill_call(&c, tokens[n], 2 * 80, H_KV, 0);
+        prefill_call(&c, tokens[n], 2 * HEADS, H_KV, 0);
+        c.q.strides[0] = q_token, c.q.strides[1] = Q_HEAD;
+        c.out.strides[0] = out_token, c.out.strides[1] = OUT_HEAD;
         CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%s", kernel_of(&c));
         const int64_t items = tokens[n] * TILES_OF_HEAD;
         CHECK_EQ(run(&c), H_KV);
         for (int k = 0; k < H_KV; k++) {
             const struct fake_launch *launch = &fake->launch[fake->launches - H_KV + k];
             const struct sparse_prefill_sm90_params p = sm90_params_of(launch);
+            const struct expected_map queries = {0,         k * HEADS * Q_HEAD * 2, 576, HEADS,
+                                                 tokens[n], {q_token, Q_HEAD}};
+            const struct expected_map results = {5,         k * HEADS * OUT_HEAD * 2, 512, HEADS,
+                                                 tokens[n], {out_token, OUT_HEAD}};
             CHECK(!strcmp(launch->kernel, "sm90_sparse_prefill_bf16_576"), "%s", launch->kernel);
             CHECK_EQ(launch->config.grid_x, items < 132 ? items : 132);
-            CHECK_EQ(launch->config.block_x, SM90_SPARSE_PREFILL_THREADS);
-            CHECK_EQ(launch->config.shared_bytes, SM90_SPARSE_PREFILL_SHARED_BYTES);
+            CHECK_EQ(launch->config.block_x, 384);
+            CHECK_EQ(launch->config.shared_bytes, 227 * 1024);
             CHECK_EQ(p.items, items);
-            CHECK_EQ(p.call.h_q, 80);
+            CHECK_EQ(p.call.h_q, HEADS);
             CHECK_EQ(p.call.tiles, TILES_OF_HEAD);
             CHECK(divides(p.call.tiles_divisor, TILES_OF_HEAD), "%s", "tiles");
             CHECK_EQ(offset(p.call.kv.data, 1), k * 576 * 2);
-            int map;
-            memcpy(&map, &p.queries, sizeof map);
-            const struct fake_tensor *t = &fake->tensor[map % FAKE_TENSORS];
-            CHECK_EQ(offset(t->base, 0), k * 80 * 576 * 2);
-            const uint64_t sizes[] = {64, 80, 9, (uint64_t)tokens[n], 1};
-            const uint32_t box[] = {64, 64, 2, 1, 1};
-            for (int i = 0; i < 5; i++) {
-                CHECK_EQ(t->sizes[i], sizes[i]);
-                CHECK_EQ(t->box[i], box[i]);
-            }
-            CHECK_EQ(t->strides[0], 576 * 2);
-            CHECK_EQ(t->strides[1], 64 * 2);
-            if (tokens[n] > 1) CHECK_EQ(t->strides[2], 160 * 576 * 2);
+            check_map(&p.queries, &queries);
+            check_map(&p.results, &results);
         }
     }
-    /* The other width. */
-    struct prefill_call c;
-    prefill_call(&c, S_Q, 64, 1, 0);
-    HELD(&c.q, memory[0], bf16, 3, S_Q, 64, 512);
-    HELD(&c.kv, memory[1], bf16, 4, 9, 64, 1, 512);
-    c.q.tensor.device = c.kv.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
-    CHECK_EQ(run(&c), 1);
-    const struct fake_launch *launch = &fake->launch[fake->launches - 1];
-    CHECK(!strcmp(launch->kernel, "sm90_sparse_prefill_bf16_512"), "%s", launch->kernel);
-    CHECK_EQ(sm90_params_of(launch).call.kv.page_size, 64);
 }
 
-/* Calls with one thing that Hopper's kernel does not take: not chosen, and if forced refused by the argument's name. */
+/* Pages of a format: their size, and the bytes from one to the next and from a token to the next. */
+struct pages {
+    int32_t format;
+    int64_t page_size, page_bytes, slot_bytes;
+};
+
+/* A call of one key head over 9 such pages; without a format, over flat keys. */
+static void hopper_call(struct prefill_call *c, const struct pages *pages, int64_t d_qk)
+{
+    const bool fp8 = pages->format == FMLA_KV_FP8_656 || pages->format == FMLA_KV_FP8_584;
+    const int64_t element = fp8 ? 1 : 2;
+    const int64_t token = !fp8 ? d_qk : pages->format == FMLA_KV_FP8_656 ? 656 : 584;
+    prefill_call(c, S_Q, H_Q, 1, 0);
+    HELD(&c->q, memory[0], bf16, 3, S_Q, H_Q, d_qk);
+    if (pages->format) {
+        HELD(&c->kv, memory[1], fp8 ? bytes : bf16, 4, 9, pages->page_size, 1, token);
+        c->kv.strides[0] = pages->page_bytes / element, c->kv.strides[1] = pages->slot_bytes / element;
+    } else {
+        HELD(&c->kv, memory[1], bf16, 3, 100, 1, d_qk);
+        c->kv.strides[0] = pages->page_bytes / element;
+    }
+    c->q.tensor.device = c->kv.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    c->args.kv_format = pages->format;
+}
+
+static void check_stays(const struct fake_launch *launch, const char *kernel, int64_t blocks)
+{
+    CHECK(!strcmp(launch->kernel, kernel), "%s, not %s", launch->kernel, kernel);
+    CHECK_EQ(launch->config.grid_x, blocks);
+    CHECK_EQ(launch->config.block_x, 384);
+    CHECK_EQ(launch->config.shared_bytes, 227 * 1024);
+    CHECK_EQ(launch->config.num_attributes, 1);
+    CHECK(launch->attributes[0].id == CU_LAUNCH_OVERLAP && launch->attributes[0].value.overlap == 1,
+          "attribute %u", launch->attributes[0].id);
+}
+
+static void check_keys(const struct sparse_cache_params *kv, const struct pages *pages, int64_t slot_bytes)
+{
+    CHECK_EQ(offset(kv->data, 1), 0);
+    CHECK_EQ(kv->slots, pages->format ? 9 * pages->page_size : 100);
+    CHECK_EQ(kv->page_size, pages->page_size);
+    CHECK_EQ(kv->page_bytes, pages->page_bytes);
+    CHECK_EQ(kv->slot_bytes, slot_bytes);
+}
+
+/* Flat keys and pages of bf16, in both widths. */
+static void hopper_bf16(void)
+{
+    static const struct {
+        struct pages pages;
+        int64_t d_qk, slot_bytes;
+        const char *kernel;
+    } all[] = {
+        {{0, 1, 1152, 0}, 576, 0, "sm90_sparse_prefill_bf16_576"},
+        {{0, 1, 1024, 0}, 512, 0, "sm90_sparse_prefill_bf16_512"},
+        {{FMLA_KV_BF16, 61, 61 * 1152, 1152}, 576, 1152, "sm90_sparse_prefill_bf16_576"},
+        {{FMLA_KV_BF16, 64, 64 * 1024, 1024}, 512, 1024, "sm90_sparse_prefill_bf16_512"},
+    };
+    fake_open();
+    fake->capability = 90, fake->sms = 132;
+    for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
+        const int64_t d_qk = all[i].d_qk;
+        struct prefill_call c;
+        hopper_call(&c, &all[i].pages, d_qk);
+        CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%d: %s", i, kernel_of(&c));
+        CHECK_EQ(run(&c), 1);
+        const struct fake_launch *launch = &fake->launch[fake->launches - 1];
+        const struct sparse_prefill_sm90_params p = sm90_params_of(launch);
+        const struct expected_map queries = {0, 0, d_qk, H_Q, S_Q, {H_Q * d_qk, d_qk}};
+        const struct expected_map results = {5, 0, 512, H_Q, S_Q, {H_Q * 512, 512}};
+        check_stays(launch, all[i].kernel, S_Q);
+        CHECK_EQ(p.items, S_Q);
+        CHECK_EQ(p.call.d_qk, d_qk);
+        check_keys(&p.call.kv, &all[i].pages, all[i].slot_bytes);
+        check_map(&p.queries, &queries);
+        check_map(&p.results, &results);
+    }
+}
+
+static struct sparse_prefill_fp8_params fp8_params_of(const struct fake_launch *launch)
+{
+    struct sparse_prefill_fp8_params params;
+    memcpy(&params, launch->parameters, sizeof params);
+    return params;
+}
+
+/* FP8 pages go to sparse decode's kernel: a token is a request. Of FP8_584 a token is 576 bytes, its scales 8. */
+static void hopper_fp8(void)
+{
+    static const struct {
+        struct pages pages;
+        int64_t d_qk, slot_bytes;
+        const char *kernel;
+    } all[] = {
+        {{FMLA_KV_FP8_656, 64, 64 * 656, 656}, 576, 656, "sm90_sparse_prefill_fp8_656"},
+        {{FMLA_KV_FP8_656, 1, 656, 656}, 576, 0, "sm90_sparse_prefill_fp8_656"},
+        {{FMLA_KV_FP8_656, 61, 61 * 672 + 16, 672}, 576, 672, "sm90_sparse_prefill_fp8_656"},
+        {{FMLA_KV_FP8_584, 64, 64 * 584, 584}, 512, 576, "sm90_sparse_prefill_fp8_584"},
+        {{FMLA_KV_FP8_584, 2, 2 * 584, 584}, 512, 576, "sm90_sparse_prefill_fp8_584"},
+        {{FMLA_KV_FP8_584, 61, 61 * 584 + 8, 584}, 512, 576, "sm90_sparse_prefill_fp8_584"},
+    };
+    fake_open();
+    fake->capability = 90, fake->sms = 132;
+    for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
+        const int64_t d_qk = all[i].d_qk;
+        struct prefill_call c;
+        hopper_call(&c, &all[i].pages, d_qk);
+        CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%d: %s", i, kernel_of(&c));
+        CHECK_EQ(run(&c), 1);
+        const struct fake_launch *launch = &fake->launch[fake->launches - 1];
+        const struct sparse_prefill_fp8_params p = fp8_params_of(launch);
+        check_stays(launch, all[i].kernel, S_Q);
+        CHECK_EQ(p.call.b, S_Q);
+        CHECK_EQ(p.call.s_q, 1);
+        CHECK_EQ(p.call.h_q, H_Q);
+        CHECK_EQ(p.call.d_qk, d_qk);
+        CHECK_EQ(p.call.split.num_partitions, S_Q);
+        CHECK_EQ(p.call.topk.topk, TOPK);
+        CHECK_EQ(p.call.topk.extra_topk, 0);
+        CHECK_EQ(offset(p.call.q, 0), 0);
+        CHECK_EQ(p.call.q_stride[0], H_Q * d_qk);
+        CHECK_EQ(p.call.q_stride[2], d_qk);
+        CHECK_EQ(offset(p.call.output.out, 5), 0);
+        CHECK_EQ(p.call.output.out_stride[0], H_Q * 512);
+        CHECK_EQ(p.call.output.out_stride[2], 512);
+        CHECK_EQ(offset(p.call.cache[0].indices, 2), 0);
+        CHECK_EQ(p.call.cache[0].indices_stride[0], TOPK);
+        check_keys(&p.call.cache[0], &all[i].pages, all[i].slot_bytes);
+    }
+}
+
+/* Tiles of heads and tokens to blocks of threads that stay with a tile, no more than there are SMs unless a token has more
+ * tiles; where results go. */
+static void hopper_fp8_tiles(void)
+{
+    static const struct {
+        int64_t tokens, heads, tiles, workers;
+    } all[] = {{1, 1, 1, 1},       {5, 64, 1, 5},      {1000, 64, 1, 132},
+               {1000, 128, 2, 66}, {1000, 192, 3, 44}, {3, 64 * 140, 140, 1}};
+    fake_open();
+    fake->capability = 90, fake->sms = 132;
+    for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
+        const int64_t heads = all[i].heads;
+        struct prefill_call c;
+        prefill_call(&c, all[i].tokens, heads, 1, 0);
+        HELD(&c.kv, memory[1], bytes, 4, 9, 64, 1, 656);
+        c.kv.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+        c.args.kv_format = FMLA_KV_FP8_656;
+        CHECK_EQ(run(&c), 1);
+        const struct fake_launch *launch = &fake->launch[fake->launches - 1];
+        const struct sparse_prefill_fp8_params p = fp8_params_of(launch);
+        CHECK_EQ(launch->config.grid_x, all[i].workers * all[i].tiles);
+        CHECK_EQ(p.call.split.num_partitions, all[i].workers);
+        CHECK_EQ(p.call.b, all[i].tokens);
+        CHECK_EQ(p.call.tiles, all[i].tiles);
+        CHECK_EQ(p.call.tiles_of_token, all[i].tiles);
+        CHECK(divides(p.call.tiles_divisor, (uint32_t)all[i].tiles), "%d: tiles", i);
+        CHECK(divides(p.call.token_divisor, (uint32_t)all[i].tiles), "%d: tiles of a token", i);
+        CHECK_EQ(p.call.h_q, heads);
+        CHECK_EQ(offset(p.call.topk.length, 3), 0);
+        CHECK_EQ(offset(p.call.output.rules.attn_sink, 4), 0);
+        CHECK_EQ(offset(p.max_logits, 6), 0);
+        CHECK_EQ(p.max_stride, heads);
+        CHECK_EQ(offset(p.call.output.lse, 7), 0);
+        CHECK_EQ(p.call.output.lse_stride[0], heads);
+        CHECK_EQ(p.call.output.lse_stride[1], 1);
+    }
+}
+
+/* A call that Hopper's kernel does not take for the argument: not chosen, and if forced refused by its name. NULL: it is
+ * taken. */
+static void check_taken(struct prefill_call *c, const char *label, const char *argument, const char *words)
+{
+    char expected[160];
+    c->args.kernel = NULL;
+    CHECK(!strcmp(kernel_of(c), argument ? "cuda" : "cuda-sm90"), "%s: %s", label, kernel_of(c));
+    c->args.kernel = "cuda-sm90";
+    if (!argument) {
+        CHECK(!strcmp(kernel_of(c), "cuda-sm90"), "%s: %s", label, kernel_of(c));
+        return;
+    }
+    snprintf(expected, sizeof expected, "kernel cuda-sm90 takes|%s", words);
+    check_rejected(label, fmla_sparse_prefill(&c->args), FMLA_UNSUPPORTED, "sparse_prefill", argument,
+                   expected);
+}
+
+/* What it takes of queries, results, scales and lists is the same for keys of every format. */
 static void hopper_refuses(void)
 {
-    static const char *const arguments[] = {"",   "q",   "q",   "q",   "kv",           "kv",
-                                            "kv", "out", "out", "out", "softmax_scale"};
+    static const struct pages formats[] = {
+        {0, 1, 1152, 0}, {FMLA_KV_FP8_656, 64, 64 * 656, 656}, {FMLA_KV_FP8_584, 64, 64 * 584, 584}};
+    static const int64_t far = INT64_C(1) << 39; /* 2^40 bytes */
+    static const char *const arguments[] = {NULL,  "q",   "q",   "q",   "q",   "q",  NULL,
+                                            "out", "out", "out", "out", "out", NULL, "softmax_scale"};
+    enum { CASES = sizeof arguments / sizeof arguments[0] };
     fake_open();
     fake->capability = 90;
-    for (int i = 0; i < 11; i++) {
+    for (int n = 0; n < 3 * CASES; n++) {
+        const int i = n % CASES;
+        const struct pages *pages = &formats[n / CASES];
+        const int64_t d_qk = pages->format == FMLA_KV_FP8_584 ? 512 : 576;
         struct prefill_call c;
-        prefill_call(&c, S_Q, H_Q, H_KV, 0);
+        char label[32];
+        snprintf(label, sizeof label, "format %d, case %d", pages->format, i);
+        hopper_call(&c, pages, d_qk);
         switch (i) {
         case 1: c.q.tensor.byte_offset = 2; break;
-        case 2: c.q.strides[1] = 577, c.q.strides[0] = H_Q * 577; break;
+        case 2: c.q.strides[1] = d_qk + 1, c.q.strides[0] = H_Q * (d_qk + 8); break;
         case 3: c.q.strides[0] = 0; break;
-        case 4: c.kv.tensor.byte_offset = 8; break;
-        case 5: c.kv.strides[0] = H_KV * 576 + 4; break;
-        case 6: c.kv.strides[1] = 580, c.kv.strides[0] = H_KV * 584; break;
+        case 4: c.q.strides[0] = far; break;
+        case 5: c.q.strides[1] = far, c.q.strides[0] = d_qk; break;
+        case 6: c.q.strides[0] = far - 8; break;
         case 7: c.out.tensor.byte_offset = 2; break;
         case 8: c.out.strides[0] += 2; break;
         case 9: c.out.strides[1] = 514, c.out.strides[0] = H_Q * 520; break;
-        case 10: c.args.softmax_scale = -1.0f; break;
+        case 10: c.out.strides[0] = far; break;
+        case 11: c.out.strides[1] = far, c.out.strides[0] = 512; break;
+        case 12: c.out.strides[0] = far - 8; break;
+        case 13: c.args.softmax_scale = -1.0f; break;
         default: break;
         }
-        CHECK(!strcmp(kernel_of(&c), i ? "cuda" : "cuda-sm90"), "%d: %s", i, kernel_of(&c));
-        CHECK_EQ(run(&c), H_KV);
-        c.args.kernel = "cuda-sm90";
-        if (i)
-            check_rejected(arguments[i], fmla_sparse_prefill(&c.args), FMLA_UNSUPPORTED, "sparse_prefill",
-                           arguments[i], "kernel cuda-sm90 takes");
-        else
-            CHECK_EQ(run(&c), H_KV);
+        check_taken(&c, label, arguments[i],
+                    i == 13  ? "a scale of at least 1e-30"
+                    : i >= 7 ? "an output whose|multiples of 16 bytes|below 2^40"
+                             : "queries whose|multiples of 16 bytes|below 2^40");
+        c.args.kernel = NULL;
+        CHECK_EQ(run(&c), 1);
+        /* So long a list. */
+        hopper_call(&c, pages, d_qk);
+        HELD(&c.indices, memory[2], i32, 3, S_Q, 1, INT32_MAX - 255 - i % 2);
+        c.indices.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+        check_taken(&c, label, i % 2 ? NULL : "indices", "fewer than 2^31 - 256 entries");
     }
-    /* So long a list. */
-    struct prefill_call longest;
-    prefill_call(&longest, 1, 64, 1, 0);
-    HELD(&longest.indices, memory[2], i32, 3, 1, 1, INT32_MAX - 256);
-    longest.indices.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
-    CHECK(!strcmp(kernel_of(&longest), "cuda-sm90"), "%s", kernel_of(&longest));
-    longest.indices.shape[2] = INT32_MAX - 255;
-    CHECK(!strcmp(kernel_of(&longest), "cuda"), "%s", kernel_of(&longest));
-    longest.args.kernel = "cuda-sm90";
-    check_rejected("indices", fmla_sparse_prefill(&longest.args), FMLA_UNSUPPORTED, "sparse_prefill",
-                   "indices", "kernel cuda-sm90 takes");
-    /* Bytes are not its. */
+}
+
+/* Of keys each format wants its own. */
+static void hopper_refuses_keys(void)
+{
+    static const struct {
+        const char *label;
+        struct pages pages;
+        uint64_t offset;
+        const char *words; /* NULL: taken */
+    } all[] = {
+        {"flat, base", {0, 1, 1152, 0}, 8, "keys whose base and strides"},
+        {"flat, token", {0, 1, 1160, 0}, 0, "keys whose base and strides"},
+        {"bf16, base", {FMLA_KV_BF16, 4, 4 * 1152, 1152}, 2, "keys whose base and strides"},
+        {"bf16, page", {FMLA_KV_BF16, 4, 4 * 1152 + 8, 1152}, 0, "keys whose base and strides"},
+        {"bf16, token", {FMLA_KV_BF16, 4, 4 * 1160, 1160}, 0, "keys whose base and strides"},
+        {"fp8_656, base", {FMLA_KV_FP8_656, 4, 4 * 656, 656}, 8, "FP8_656 pages whose base and strides"},
+        {"fp8_656, page", {FMLA_KV_FP8_656, 4, 4 * 656 + 4, 656}, 0, "FP8_656 pages whose base and strides"},
+        {"fp8_656, token", {FMLA_KV_FP8_656, 4, 4 * 660, 660}, 0, "FP8_656 pages whose base and strides"},
+        {"fp8_656, pages of a token",
+         {FMLA_KV_FP8_656, 1, 664, 1},
+         0,
+         "FP8_656 pages whose base and strides"},
+        {"fp8_656, a token's own stride", {FMLA_KV_FP8_656, 1, 672, 1}, 0, NULL},
+        {"fp8_584, base", {FMLA_KV_FP8_584, 4, 4 * 584, 584}, 8, "FP8_584 pages whose base|even page_size"},
+        {"fp8_584, page",
+         {FMLA_KV_FP8_584, 4, 4 * 584 + 2, 584},
+         0,
+         "FP8_584 pages whose base|even page_size"},
+        {"fp8_584, odd", {FMLA_KV_FP8_584, 61, 61 * 584, 584}, 0, "FP8_584 pages whose base|even page_size"},
+        {"fp8_584, of a token", {FMLA_KV_FP8_584, 1, 584, 1}, 0, "FP8_584 pages whose base|even page_size"},
+    };
+    fake_open();
+    fake->capability = 90;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        const int64_t d_qk = all[i].pages.format == FMLA_KV_FP8_584 ? 512 : 576;
+        struct prefill_call c;
+        hopper_call(&c, &all[i].pages, d_qk);
+        c.kv.tensor.byte_offset = all[i].offset;
+        check_taken(&c, all[i].label, all[i].words ? "kv" : NULL, all[i].words);
+        c.args.kernel = NULL;
+        CHECK_EQ(run(&c), 1);
+    }
     struct prefill_call c;
-    prefill_call(&c, S_Q, 64, 1, 0);
-    HELD(&c.kv, memory[1], bytes, 4, 9, 64, 1, 656);
-    c.kv.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
-    c.args.kv_format = FMLA_KV_FP8_656;
-    CHECK(!strcmp(kernel_of(&c), "cuda"), "%s", kernel_of(&c));
+    /* One page has no stride. */
+    hopper_call(&c, &(struct pages){FMLA_KV_FP8_584, 61, 61 * 584, 584}, 512);
+    c.kv.shape[0] = 1;
+    check_taken(&c, "one page", NULL, NULL);
+    /* Of a second key head the keys, too, begin at a multiple. */
+    prefill_call(&c, S_Q, H_Q, H_KV, 0);
+    c.kv.strides[1] = 580, c.kv.strides[0] = H_KV * 584;
+    check_taken(&c, "key heads", "kv", "keys whose base and strides");
+    /* Without a page there is nothing to be aligned. */
+    hopper_call(&c, &(struct pages){FMLA_KV_FP8_656, 4, 4 * 656, 656}, 576);
+    c.kv.shape[0] = 0, c.kv.tensor.byte_offset = 8;
+    check_taken(&c, "no pages", NULL, NULL);
+    CHECK_EQ(run(&c), 1);
+    CHECK_EQ(fp8_params_of(&fake->launch[fake->launches - 1]).call.cache[0].slots, 0);
 }
 
 /* Tiles of a launch, with those that blocks of threads step over at the end, are counted in 32 bits. */
@@ -370,6 +624,12 @@ static void hopper_many_tokens(void)
         CHECK_EQ(offset(p.call.q, 0), first * 128 * 576 * 2);
         CHECK_EQ(offset(p.call.kv.indices, 2), first * TOPK * 4);
         CHECK_EQ(offset(p.call.out, 5), first * 128 * 512 * 2);
+        const struct expected_map queries = {0,          first * 128 * 576 * 2, 576, 128,
+                                             p.call.s_q, {128 * 576, 576}};
+        const struct expected_map results = {5,          first * 128 * 512 * 2, 512, 128,
+                                             p.call.s_q, {128 * 512, 512}};
+        check_map(&p.queries, &queries);
+        check_map(&p.results, &results);
         first += p.call.s_q;
     }
     CHECK_EQ(first, INT32_MAX);
@@ -385,7 +645,11 @@ int main(int argc, char **argv)
         {"failing", failing},
         {"chosen", chosen},
         {"hopper", hopper},
+        {"hopper, bf16", hopper_bf16},
+        {"hopper, FP8", hopper_fp8},
+        {"hopper, FP8, tiles", hopper_fp8_tiles},
         {"hopper refuses", hopper_refuses},
+        {"hopper refuses keys", hopper_refuses_keys},
         {"hopper, many tokens", hopper_many_tokens},
     };
     return run_scenarios("test_cuda_prefill", scenarios, sizeof scenarios / sizeof scenarios[0], argc, argv);

@@ -93,8 +93,8 @@ static struct bench_sources sources_of(const struct bench_row *row)
     else if (row->sparse)
         source_of_sparse(row->kernel, &sources);
     else if (row->prefill && family)
-        snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/sparse_prefill/sparse_prefill_bf16.cu",
-                 family + 1);
+        snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/sparse_prefill/sparse_prefill_%s.cu",
+                 family + 1, row->prefill->format == FMLA_KV_BF16 ? "bf16" : "fp8");
     else if (row->prefill)
         snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/any/sparse_prefill.cu");
     else

@@ -34,6 +34,13 @@ struct CUkern_st {
             0                                                                                                \
         }                                                                                                    \
     }
+#define PREFILL_SM90(file, name, params)                                                                     \
+    {                                                                                                        \
+        "sm90/sparse_prefill/sparse_prefill_" file, "sm90_sparse_prefill_" name, {sizeof(struct params)},    \
+        {                                                                                                    \
+            0                                                                                                \
+        }                                                                                                    \
+    }
 #define SPARSE(image, name)                                                                                  \
     {                                                                                                        \
         image, name, {sizeof(struct sparse_decode_params)},                                                  \
@@ -73,14 +80,10 @@ static struct CUkern_st kernels[KERNELS] = {
     SPARSE("sm90/sparse_decode/sparse_decode_bf16", "sm90_sparse_decode_bf16_fp8_584"),
     SPARSE("sm90/sparse_decode/small/sparse_decode_bf16", "sm90_sparse_decode_small_bf16_fp8_656"),
     SPARSE("sm90/sparse_decode/small/sparse_decode_bf16", "sm90_sparse_decode_small_bf16_fp8_584"),
-    {"sm90/sparse_prefill/sparse_prefill_bf16",
-     "sm90_sparse_prefill_bf16_512",
-     {sizeof(struct sparse_prefill_sm90_params)},
-     {0}},
-    {"sm90/sparse_prefill/sparse_prefill_bf16",
-     "sm90_sparse_prefill_bf16_576",
-     {sizeof(struct sparse_prefill_sm90_params)},
-     {0}},
+    PREFILL_SM90("bf16", "bf16_512", sparse_prefill_sm90_params),
+    PREFILL_SM90("bf16", "bf16_576", sparse_prefill_sm90_params),
+    PREFILL_SM90("fp8", "fp8_656", sparse_prefill_fp8_params),
+    PREFILL_SM90("fp8", "fp8_584", sparse_prefill_fp8_params),
 };
 
 _Static_assert(sizeof(struct dense_decode_sm90_params) <= FAKE_PARAMETERS, "room for parameters");

@@ -28,6 +28,7 @@ static const struct cuda_image images[] = {
     IMAGE("sm90/sparse_decode/sparse_decode_bf16"),
     IMAGE("sm90/sparse_decode/small/sparse_decode_bf16"),
     IMAGE("sm90/sparse_prefill/sparse_prefill_bf16"),
+    IMAGE("sm90/sparse_prefill/sparse_prefill_fp8"),
 #endif
 };
 

@@ -8,6 +8,33 @@
 
 #include "../sides/results.cuh"
 
+/* nvcc makes four stores of a plain one where it stands in a branch of its own. */
+__device__ __forceinline__ void store_global_16(void *to, uint4 words, bool stores)
+{
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+        "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w), "r"((int)stores)
+        : "memory");
+}
+
+/* 64 columns of the warp's 16 rows to `out`: through the warp's lines of P in shared memory, which nobody reads between two
+ * pieces, so that eight lanes write 128 bytes of a row. `offset` and `stores`: of rows lane / 8 + 4 i. */
+template <typename Element, int FIRST, typename Finish>
+__device__ __forceinline__ void store_group(uint16_t *to, const int64_t (&offset)[4], const bool (&stores)[4],
+                                            const float (&o)[64], const Finish &finish, int column,
+                                            uint32_t lines)
+{
+    const uint32_t lane = fresh_thread() % 32;
+    stage_group<Element, FIRST>(o, finish, column, lines, lane);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint4 chunk = load_shared_16(lines + swizzle_128(lane / 8 + 4 * (uint32_t)i, lane % 8));
+        store_global_16(to + offset[i] + 8 * (lane % 8), chunk, stores[i]);
+    }
+    __syncwarp();
+}
+
 /* The warp's 16 rows from `tile_row` on, 256 columns from `column` on, to `out`. The keys' part of shared memory belongs to the
  * next piece already. `lines`: the warp's, of its side's P. */
 template <typename Element, typename Finish>

@@ -8,6 +8,9 @@
 
 #include "../sides/softmax.cuh"
 
+/* Of a row that saw no key yet: any finite reference will do. */
+static constexpr float LEAST_REFERENCE = -1e30f;
+
 /* What a thread knows of its two rows. */
 struct RowState {
     float reference[2]; /* of scores, before they are scaled */

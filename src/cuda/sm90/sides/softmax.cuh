@@ -13,10 +13,6 @@
 /* The reference that is subtracted before the exponential follows a row's maximum only when it falls behind by more than
  * this (log2): P then stays below 2^8, which 16 bits hold as precisely as 1, and O is seldom rescaled. */
 static constexpr float REFERENCE_SLACK = 8.0f;
-/* Of a row that saw no key yet. Low enough that no score is below it that counts beside another; half of what is finite, so
- * that no difference of two references overflows. */
-static constexpr float LEAST_REFERENCE = -1.7e38f;
-
 __device__ __forceinline__ void rescale(float (&o)[64], const float factor[2])
 {
 #pragma unroll

@@ -12,12 +12,20 @@ enum { KEYS = PLAN_BLOCK /* of a block */, D_V = 512, V_TILES = 8 /* of 64 colum
 /* A token is chunks of 64 codes, and 64 bf16 values: of K alone, or, V's last tile, of both. */
 template <enum kv_format FORMAT_> struct Format {
     static constexpr enum kv_format FORMAT = FORMAT_;
+    static constexpr bool PREFILL = false;
+    static constexpr int SCORE_REGISTERS = 160;
     static constexpr bool ROPE_IS_V = FORMAT == KV_FP8_584;
     static constexpr int CODE_CHUNKS = ROPE_IS_V ? 7 : 8;
     static constexpr int ROPE_TILE = CODE_CHUNKS; /* of Q, and of V if it is in V */
     static constexpr int Q_TILES = CODE_CHUNKS + 1;
     static constexpr int ROPE_OFFSET = ROPE_IS_V ? 448 : 528;
     static constexpr int SCALE_WORDS = ROPE_IS_V ? 2 : 4; /* of a key */
+};
+
+/* Of sparse prefill: requests are tokens, none is cut, and workers take them in turns. Largest scores are asked for. */
+template <enum kv_format FORMAT> struct PrefillFormat : Format<FORMAT> {
+    static constexpr bool PREFILL = true;
+    static constexpr int SCORE_REGISTERS = 168;
 };
 
 /* The worker, query token and tile of heads of this block of threads. */
@@ -32,6 +40,32 @@ struct Place {
         token = fast_divide(within, p.token_divisor), tile = within - token * p.tiles_of_token;
     }
 };
+
+template <typename F>
+__device__ __forceinline__ PieceList pieces_of(const struct sparse_decode_params &p, int worker)
+{
+    if constexpr (!F::PREFILL) return piece_list(p, (unsigned)worker);
+    PieceList list;
+    list.first = worker, list.step = p.split.num_partitions, list.last = p.b - 1;
+    return list;
+}
+
+template <typename F>
+__device__ __forceinline__ Piece piece_of(const struct sparse_decode_params &p, const PieceList &list, int i)
+{
+    int length;
+    if constexpr (!F::PREFILL) return list_piece(p, list, i, &length);
+    Piece piece = {};
+    piece.request = i, piece.begin = 0, piece.end = request_length(p, i), piece.slot = DIRECT;
+    return piece;
+}
+
+/* Of piece i of the list. */
+template <typename F>
+__device__ __forceinline__ int request_of(const struct sparse_decode_params &p, const PieceList &list, int i)
+{
+    return F::PREFILL || p.split.partitions ? i : list.request;
+}
 
 /* Every piece has a block, if only one without keys: its result is written all the same. */
 __device__ __forceinline__ int blocks_of(const Piece &piece)

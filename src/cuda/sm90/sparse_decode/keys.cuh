@@ -61,8 +61,7 @@ template <typename F> struct Keys {
 
     __device__ __forceinline__ void enter_piece(int which)
     {
-        int length;
-        const Piece piece = list_piece(p, shared.list, which, &length);
+        const Piece piece = piece_of<F>(p, shared.list, which);
         const ListEnds ends = list_ends(p, piece.request);
         const Place place(p);
         at = piece.begin;

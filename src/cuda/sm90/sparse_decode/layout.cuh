@@ -29,6 +29,7 @@ struct Shared {
     unsigned char scale[KEYS][16];
     float factor[2][HEADS];         /* by which O shrinks where the references of this block moved */
     float sum[HEADS], below[HEADS]; /* of the piece: sums, and minus the references */
+    float largest[HEADS];           /* of the piece's scores: of prefill */
     uint32_t block[2];              /* BLOCK_… */
     struct Ahead {
         const int32_t *entries[2]; /* of the token, in either cache: at its list position */
@@ -41,6 +42,7 @@ struct Shared {
     uint32_t q_beyond;     /* the piece, counted from 1, whose queries fp16 does not hold */
     uint64_t full[2], empty[HALVES], products_done, sum_full, sum_empty, q_full, q_free[Q_GROUPS];
 };
+
 static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))

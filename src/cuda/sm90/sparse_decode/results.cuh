@@ -143,8 +143,16 @@ template <typename F> struct Sums {
         if (SLOT && scales) scales[lane() % 4] = down;
     }
 
+    /* `most`: of prefill. */
+    __device__ __forceinline__ void store_largest(int token, int head, float most) const
+    {
+        const struct sparse_prefill_fp8_params &call = (const struct sparse_prefill_fp8_params &)p;
+        if (call.max_logits)
+            call.max_logits[token * call.max_stride + head] = most * LN_2 * p.output.rules.lse_factor;
+    }
+
     /* All lanes, also those of heads that are none. */
-    __device__ __forceinline__ void end_row(int i, float sum, float below) const
+    __device__ __forceinline__ void end_row(int i, float sum, float below, float most) const
     {
         const Place place(p);
         const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
@@ -154,8 +162,9 @@ template <typename F> struct Sums {
         const bool stores_lse = asked < p.h_q && side() == 0 && lane() % 4 == 0;
         const float lse = sum == 0.0f ? -INFINITY : (log2f(sum) - below) * LN_2;
         const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-        if (__any_sync(~0u, slot == DIRECT)) {
+        if (F::PREFILL || __any_sync(~0u, slot == DIRECT)) {
             if (stores_lse) store_lse(p.output, request, {place.token, head}, lse);
+            if (F::PREFILL && stores_lse) store_largest(request, head, most);
             uint16_t *to = p.output.out + out_offset(p.output, request, {place.token, first}) + column;
             store_row<Bf16, false>(line_pair(to, p.output.out_stride[2], rows), NULL, i,
                                    factor * result_sink_factor(p.output.rules, head, lse), sum == 0.0f);
@@ -173,28 +182,24 @@ template <typename F> struct Sums {
     {
         mbarrier_wait(SHARED_AT(base, sum_full), parity);
         float sum[2], below[2];
+        float most[2];
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            sum[i] = shared.sum[row() + 8 * i], below[i] = shared.below[row() + 8 * i];
+            sum[i] = shared.sum[row() + 8 * i], below[i] = shared.below[row() + 8 * i],
+            most[i] = F::PREFILL ? shared.largest[row() + 8 * i] : 0.0f;
         __syncwarp();
         if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_empty));
 #pragma unroll
-        for (int i = 0; i < 2; i++) end_row(i, sum[i], below[i]);
+        for (int i = 0; i < 2; i++) end_row(i, sum[i], below[i], most[i]);
         __syncwarp();
     }
 
     __device__ __forceinline__ int begin_piece(int i)
     {
-        int length;
-        const Piece now = list_piece(p, shared.list, i, &length);
+        const Piece now = piece_of<F>(p, shared.list, i);
         if (lane() == 0) piece() = now;
         __syncwarp();
         return blocks_of(now);
-    }
-
-    __device__ __forceinline__ int request_of(int i) const
-    {
-        return p.split.partitions ? i : shared.list.request;
     }
 
     /* Votes: as in Scores. The queries of the next piece go to L2 some blocks before the end of a piece, and to shared memory
@@ -203,7 +208,7 @@ template <typename F> struct Sums {
     {
         uint32_t count = 0, pieces = 1 /* whose queries have been asked for */, half = (uint32_t)side();
         if (__any_sync(~0u, shared.list.first > shared.list.last)) return;
-        load_first_queries<F>(p, request_of(shared.list.first), shared, base);
+        load_first_queries<F>(p, request_of<F>(p, shared.list, shared.list.first), shared, base);
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i] = 0.0f;
         for (int i = shared.list.first; __any_sync(~0u, i <= shared.list.last); i += shared.list.step) {
@@ -211,10 +216,11 @@ template <typename F> struct Sums {
             const int blocks = begin_piece(i);
             for (int k = 0; __any_sync(~0u, k < blocks); k++) {
                 if (__any_sync(~0u, more && k == max(0, blocks - PREFETCH_BLOCKS)))
-                    prefetch_queries<F>(p, request_of(i + shared.list.step));
+                    prefetch_queries<F>(p, request_of<F>(p, shared.list, i + shared.list.step));
                 if (__any_sync(~0u, more && k == blocks - 1))
                     load_queries<F>(
-                        p, [&] { return request_of(i + shared.list.step); }, shared, base, pieces);
+                        p, [&] { return request_of<F>(p, shared.list, i + shared.list.step); }, shared, base,
+                        pieces);
                 add_block(count, half, k == 0, k + 2 < blocks);
                 count++, half += 2;
                 if (half >= HALVES) half -= HALVES;

@@ -17,7 +17,7 @@ template <typename F> struct Scores {
     uint4 raw[3][2], rope[2][2];
     bool valid[2], next_valid[2];
     float s[32];
-    Softmax<Shared> softmax;
+    Softmax<Shared, F::PREFILL> softmax;
     uint32_t half, half_parity; /* of V: the next one to fill */
     bool next_fits;             /* fp16 holds the keys of the block that comes next */
 
@@ -61,7 +61,8 @@ template <typename F> struct Scores {
         keys.take_indices(of_extra);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            fits &= scales[i].fit(p.scale) | (F::ROPE_IS_V && !next_valid[i]); /* of no key: 0, which fits */
+            fits &= scales[i].fit(F::PREFILL ? INFINITY : p.scale) |
+                    (F::ROPE_IS_V && !next_valid[i]); /* of no key: 0, which fits */
 #pragma unroll
             for (int h = 0; F::ROPE_IS_V && h < 2; h++) { /* else they are multiplied as bf16 in any case */
                 const uint4 &x = rope[i][h];
@@ -186,24 +187,20 @@ template <typename F> struct Scores {
     {
         const bool fits = score_block<Element>(last);
         mask();
-        next_fits = !softmax.block<Element>(s, buffer, !fits);
-    }
-
-    __device__ __forceinline__ int request_of(int i) const
-    {
-        return p.split.partitions ? i : shared.list.request;
+        next_fits = !softmax.template block<Element>(s, buffer, !fits);
     }
 
     __device__ __forceinline__ int blocks_of_piece(int i) const
     {
-        int length;
-        return blocks_of(list_piece(p, shared.list, i, &length));
+        return blocks_of(piece_of<F>(p, shared.list, i));
     }
 
     /* A piece is multiplied in fp16 until a block comes that this does not hold, from there on in bf16. The votes tell ptxas
      * that a warp stays together: it then keeps matrix descriptors in uniform registers. */
     __device__ __forceinline__ void run()
     {
+        __align__(16) float kept[F::PREFILL ? 16 : 1];
+        if constexpr (F::PREFILL) softmax.kept = (uint32_t)__cvta_generic_to_local(kept);
         keys.begin();
         next_fits = !any_of_scores(!take_first(keys.read_of_extra()));
         uint32_t buffer = 0, count = 0;
@@ -215,7 +212,7 @@ template <typename F> struct Scores {
             for (; __any_sync(~0u, fp16 && next_fits && left > 0); left--, buffer ^= 1)
                 add_block<Fp16>(buffer, left == 1);
             if (__any_sync(~0u, left > 0)) {
-                reload_queries<F>(p, request_of(i), base);
+                reload_queries<F>(p, request_of<F>(p, shared.list, i), base);
                 for (; __any_sync(~0u, left > 0); left--, buffer ^= 1) add_block<Bf16>(buffer, left == 1);
             }
             mbarrier_wait(SHARED_AT(base, empty) + 8 * half, half_parity ^ 1);

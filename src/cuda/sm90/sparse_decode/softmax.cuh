@@ -8,15 +8,39 @@
 
 #include "layout.cuh"
 
-static constexpr float LEAST_REFERENCE = -1e30f, REFERENCE_SLACK = 8.0f; /* in powers of two */
+static constexpr float LEAST_REFERENCE = -1.7e38f, REFERENCE_SLACK = 8.0f; /* in powers of two */
 
-template <typename Shared> struct Softmax {
+/* References beyond this lose so much when they are rounded that a fused multiply-add would show it in the weights. */
+static constexpr float CAREFUL_REFERENCE = 0x1p27f;
+
+__device__ __forceinline__ void store_local_16(uint32_t to, float4 x)
+{
+    asm volatile("st.local.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+                 : "memory");
+}
+
+__device__ __forceinline__ float4 load_local_16(uint32_t from)
+{
+    float4 x;
+    asm volatile("ld.local.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(from)
+                 : "memory");
+    return x;
+}
+
+/* PREFILL: largest scores are kept, and scores of any size are told apart as fp32 does. */
+template <typename Shared, bool PREFILL = false> struct Softmax {
     const struct sparse_decode_params &p;
     Shared &shared;
     const uint32_t base;
+    enum { WARPS = 4 };
     float sums[16],
         below[16]; /* of the thread's heads; below: minus the reference, and only that: of both one
                                     would be in local memory */
+    uint32_t
+        kept; /* PREFILL: local memory for the largest scores of the thread's heads: there are no registers left */
+    bool careful; /* PREFILL: some reference is beyond CAREFUL_REFERENCE */
 
     __device__ __forceinline__ Softmax(const struct sparse_decode_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory))
@@ -31,6 +55,11 @@ template <typename Shared> struct Softmax {
     {
 #pragma unroll
         for (int h = 0; h < 16; h++) sums[h] = 0.0f, below[h] = -LEAST_REFERENCE;
+        careful = false;
+        if constexpr (PREFILL)
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++)
+                store_local_16(kept + 16 * i, make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY));
     }
 
     /* Of what eight lanes have for 16 heads, what all of them make of heads pair() and pair() + 1. A lane hands over half of what
@@ -62,12 +91,48 @@ template <typename Shared> struct Softmax {
         return head(2 * ((own & 4) + (own & 8) / 4 + (own & 16) / 16));
     }
 
-    __device__ __forceinline__ void move_references(const float (&s)[32], uint32_t buffer)
+    static __device__ __forceinline__ float larger_of_two_keys(const float (&s)[32], int h)
+    {
+        return fmaxf(s[4 * (h / 2) + h % 2], s[4 * (h / 2) + 2 + h % 2]);
+    }
+
+    static __device__ __forceinline__ void multiply(float (&s)[32], float by)
+    {
+#pragma unroll
+        for (int e = 0; e < 32; e++) s[e] = __fmul_rn(s[e], by);
+    }
+
+    __device__ __forceinline__ void load_largest(float (&largest)[16]) const
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float4 four = load_local_16(kept + 16 * (uint32_t)i);
+            largest[4 * i] = four.x, largest[4 * i + 1] = four.y;
+            largest[4 * i + 2] = four.z, largest[4 * i + 3] = four.w;
+        }
+    }
+
+    __device__ __forceinline__ void keep_largest(const float (&s)[32], float scale) const
+    {
+        float4 next = load_local_16(kept);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float4 four = next;
+            if (i < 3) next = load_local_16(kept + 16 * (uint32_t)(i + 1));
+            four.x = fmaxf(four.x, larger_of_two_keys(s, 4 * i) * scale);
+            four.y = fmaxf(four.y, larger_of_two_keys(s, 4 * i + 1) * scale);
+            four.z = fmaxf(four.z, larger_of_two_keys(s, 4 * i + 2) * scale);
+            four.w = fmaxf(four.w, larger_of_two_keys(s, 4 * i + 3) * scale);
+            store_local_16(kept + 16 * (uint32_t)i, four);
+        }
+    }
+
+    __device__ __forceinline__ void move_references(const float (&s)[32], float scale, uint32_t buffer)
     {
         float4 *most = (float4 *)shared.p[buffer]; /* [head], of the four warps; free until P goes there */
         float m[16];
 #pragma unroll
-        for (int h = 0; h < 16; h++) m[h] = fmaxf(s[4 * (h / 2) + h % 2], s[4 * (h / 2) + 2 + h % 2]);
+        for (int h = 0; h < 16; h++) m[h] = larger_of_two_keys(s, h);
         const float2 two = join_lanes(m, [](float a, float b) { return fmaxf(a, b); });
         const int own = pair();
         ((float *)(most + own))[warp()] = two.x, ((float *)(most + own + 1))[warp()] = two.y;
@@ -76,30 +141,38 @@ template <typename Shared> struct Softmax {
         for (int h = 0; h < 16; h++) {
             const int row = head(h);
             const float4 of = most[row];
-            const float all = fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w)) * p.scale_log2;
+            const float all = fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w)) * scale;
             const float to = fminf(-all, below[h]), factor = exp2_approx(to - below[h]);
             sums[h] *= factor, below[h] = to;
             if (threadIdx.x < 4) shared.factor[buffer][row] = factor;
+            if constexpr (PREFILL) careful |= fabsf(to) > CAREFUL_REFERENCE;
         }
+        if constexpr (PREFILL) careful = __any_sync(~0u, careful);
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS); /* P goes where the maxima are */
     }
 
     /* Weights of a block to P; tells the other warpgroups that P and V are there. What `mine` is asked of all threads for
      * comes with a vote that is taken anyway: is it true in any of them? */
     template <typename Element>
-    __device__ __forceinline__ bool block(const float (&s)[32], uint32_t buffer, bool mine)
+    __device__ __forceinline__ bool block(float (&s)[32], uint32_t buffer, bool mine)
     {
+        float scale = p.scale_log2;
+        if (PREFILL && careful) multiply(s, scale), scale = 1.0f;
         float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}; /* four: short chains */
 #pragma unroll
         for (int h = 0; h < 16; h++)
-            most[h % 4] = fmaxf(most[h % 4], fmaf(fmaxf(s[4 * (h / 2) + h % 2], s[4 * (h / 2) + 2 + h % 2]),
-                                                  p.scale_log2, below[h]));
+            most[h % 4] = fmaxf(most[h % 4], fmaf(larger_of_two_keys(s, h), scale, below[h]));
         const float over = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
         bool any = false, moves = false;
         if (any_of_scores(mine | (over > REFERENCE_SLACK))) {
             any = any_of_scores(mine), moves = any_of_scores(over > REFERENCE_SLACK);
-            if (moves) move_references(s, buffer);
+            if (moves) {
+                move_references(s, scale, buffer);
+                if (PREFILL && careful) multiply(s, scale), scale = 1.0f;
+            }
         }
+        /* A reference is a score that has been kept. */
+        if (PREFILL && __any_sync(~0u, moves | (over > 0.0f))) keep_largest(s, scale);
         if (Shared::ALL_TELL || threadIdx.x == 0) /* the first block of a piece finds no O that counts */
             shared.block[buffer] = (moves ? BLOCK_MOVED : 0) | (Element::IS_BF16 ? BLOCK_BF16 : 0);
         const uint32_t p_tile = SHARED_AT(base, p) + buffer * TILE_BYTES;
@@ -111,8 +184,8 @@ template <typename Shared> struct Softmax {
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     const int e = 4 * (j + h) + 2 * i, own = 2 * (j + h);
-                    const float x = exp2_approx(fmaf(s[e], p.scale_log2, below[own])),
-                                y = exp2_approx(fmaf(s[e + 1], p.scale_log2, below[own + 1]));
+                    const float x = exp2_approx(fmaf(s[e], scale, below[own])),
+                                y = exp2_approx(fmaf(s[e + 1], scale, below[own + 1]));
                     sums[own] += x, sums[own + 1] += y;
                     words[2 * h + i] = Element::pack(x, y);
                 }
@@ -130,14 +203,23 @@ template <typename Shared> struct Softmax {
      * warp alone reads; `parity`: of the piece. */
     __device__ __forceinline__ void end(float (*parts)[HEADS], uint32_t parity)
     {
-        const float2 two = join_lanes(sums, [](float a, float b) { return a + b; });
-        *(float2 *)&parts[warp()][pair()] = two;
+        *(float2 *)&parts[warp()][pair()] = join_lanes(sums, [](float a, float b) { return a + b; });
+        if constexpr (PREFILL) {
+            float largest[16];
+            load_largest(largest);
+            *(float2 *)&parts[WARPS + warp()][pair()] =
+                join_lanes(largest, [](float a, float b) { return fmaxf(a, b); });
+        }
         barrier_sync(SCORES_BARRIER, WARPGROUP_THREADS);
         if (__any_sync(~0u, warp() > 0)) return;
         mbarrier_wait(SHARED_AT(base, sum_empty), parity ^ 1);
 #pragma unroll
-        for (int row = lane(); row < HEADS; row += 32)
+        for (int row = lane(); row < HEADS; row += 32) {
             shared.sum[row] = parts[0][row] + parts[1][row] + parts[2][row] + parts[3][row];
+            if constexpr (PREFILL)
+                shared.largest[row] =
+                    fmaxf(fmaxf(parts[4][row], parts[5][row]), fmaxf(parts[6][row], parts[7][row]));
+        }
         if (lane() < 4)
 #pragma unroll
             for (int h = 0; h < 16; h++) shared.below[head(h)] = below[h];

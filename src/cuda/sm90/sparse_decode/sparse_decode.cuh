@@ -30,6 +30,8 @@
  * Shared memory (struct Shared): V 98304 bytes, Q 73728, P 16384, raw keys 25600 + 8192; constant addresses.
  *
  * The limit: one warp a scheduler makes the scores, some 1000 instructions a block.
+ *
+ * Sparse prefill over FP8 pages is this kernel too (F::PREFILL): ../sparse_prefill/sparse_prefill_fp8.cu.
  */
 #pragma once
 
@@ -37,7 +39,7 @@
 #include "scores.cuh"
 
 /* Of 168 that all begin with. With more, ptxas converts chunks long before their turn: some 5 % slower. */
-enum { THREADS = 3 * WARPGROUP_THREADS, SCORE_REGISTERS = 160, SUM_REGISTERS = 168 };
+enum { THREADS = 3 * WARPGROUP_THREADS, SUM_REGISTERS = 168 };
 
 __device__ __forceinline__ void prepare(uint32_t base)
 {
@@ -60,10 +62,10 @@ template <typename F> __device__ __forceinline__ void sparse_decode(const struct
     __syncthreads();
     wait_for_kernels_before();
     let_next_kernel_start();
-    if (threadIdx.x == 0) shared.list = piece_list(p, (unsigned)Place(p).worker);
+    if (threadIdx.x == 0) shared.list = pieces_of<F>(p, Place(p).worker);
     __syncthreads();
     if (threadIdx.x < WARPGROUP_THREADS) {
-        give_registers<SCORE_REGISTERS>();
+        give_registers<F::SCORE_REGISTERS>();
         if (__any_sync(~0u, shared.list.first <= shared.list.last)) Scores<F>(p, shared).run();
     } else {
         take_registers<SUM_REGISTERS>(); /* as many as it has; but ptxas spills without it */

@@ -14,25 +14,43 @@ static bool steps_aligned(int64_t size, int64_t bytes)
     return size <= 1 || bytes % ALIGNMENT == 0;
 }
 
-const char *sm90_sparse_prefill_refuses(const struct sparse_prefill_problem *p, const char **argument)
+/* Every token then is. In a page of FP8_584, which is in one piece, they are 576 bytes apart. */
+static bool keys_aligned(const struct sparse_prefill_problem *p)
 {
     const struct sparse_cache *kv = &p->kv;
+    return !kv->pages ||
+           (aligned(kv->data) && steps_aligned(kv->pages, kv->page_bytes) &&
+            steps_aligned(kv->page_size, kv->slot_bytes) && steps_aligned(p->h_kv, p->kv_head_bytes));
+}
+
+/* TMA steps over tokens and heads. */
+static bool rows_possible(const struct sparse_prefill_problem *p, const uint16_t *data,
+                          const int64_t stride[2])
+{
+    return aligned(data) && tensor_stride_possible(p->s_q, stride[0]) &&
+           tensor_stride_possible(p->h_q, stride[1]);
+}
+
+const char *sm90_sparse_prefill_refuses(const struct sparse_prefill_problem *p, const char **argument)
+{
+    static const char *const keys[KV_FORMATS] = {
+        [KV_BF16] = "takes keys whose base and strides are multiples of 16 bytes",
+        [KV_FP8_656] = "takes FP8_656 pages whose base and strides are multiples of 16 bytes",
+        [KV_FP8_584] =
+            "takes FP8_584 pages whose base and stride are multiples of 16 bytes, as where an even "
+            "page_size has no gaps behind it",
+    };
     if (!p->s_q) return NULL;
     *argument = "q";
-    if (!aligned(p->q) || !tensor_stride_possible(p->s_q, p->q_stride[0]) ||
-        !tensor_stride_possible(p->h_q, p->q_stride[1]))
-        return "takes queries whose base and strides are multiples of 16 bytes";
+    if (!rows_possible(p, p->q, p->q_stride))
+        return "takes queries whose base and strides are multiples of 16 bytes, strides of 16 to below 2^40";
     *argument = "kv";
-    if (kv->pages &&
-        (!aligned(kv->data) || !steps_aligned(kv->pages, kv->page_bytes) ||
-         !steps_aligned(kv->page_size, kv->slot_bytes) || !steps_aligned(p->h_kv, p->kv_head_bytes)))
-        return "takes keys whose base and strides are multiples of 16 bytes";
+    if (!keys_aligned(p)) return keys[p->format];
     *argument = "indices";
     if (p->topk > MOST_ENTRIES) return "takes fewer than 2^31 - 256 entries of a token";
     *argument = "out";
-    if (!aligned(p->out) || !tensor_stride_possible(p->s_q, p->out_stride[0]) ||
-        !tensor_stride_possible(p->h_q, p->out_stride[1]))
-        return "takes an output whose base and strides are multiples of 16 bytes";
+    if (!rows_possible(p, p->out, p->out_stride))
+        return "takes an output whose base and strides are multiples of 16 bytes, strides below 2^40";
     *argument = "softmax_scale";
     if (!(p->scale >= 1e-30f)) return "takes a scale of at least 1e-30";
     return NULL;

@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the roles of Hopper's sparse prefill over bf16 keys agree on: shared memory and barriers.
+ * What the roles of Hopper's sparse prefill over bf16 keys agree on: shared memory, barriers, and the way through the tiles.
  */
 #pragma once
 
 #include "../../device/async_copy.cuh"
+#include "../../device/divide.cuh"
 #include "../../device/element.cuh"
+#include "../../device/gather.cuh"
 #include "../../device/tma.cuh"
 #include "../sides/layout.cuh"
-#include "item.cuh"
 
-/* Where keys of 512 columns are waited for, more of Q·Kᵀ after the block before has been multiplied is faster. */
 template <int D_QK_> struct Variant {
     using Element = Bf16;
     static constexpr bool ROPE = D_QK_ > D_V;
-    static constexpr int EARLY_UNITS = 2; /* of Q·Kᵀ, done before that */
     static_assert(D_QK_ == D_V || D_QK_ == D_V + LINE_ELEMENTS, "");
 };
 
@@ -51,3 +50,24 @@ __device__ __forceinline__ constexpr int last_unit(int side)
 {
     return unit_in_turn(side, UNITS - 1);
 }
+
+/* ---- The way through the tiles ------------------------------------------------------------------ */
+
+/* A tile of heads of a token. A block of threads takes every gridDim.x-th; every role goes through them by itself. */
+struct Item {
+    int token, tile, length, blocks;
+
+    Item() = default;
+
+    __device__ __forceinline__ Item(int token, int tile, int length, int blocks)
+        : token(token), tile(tile), length(length), blocks(blocks)
+    {
+    }
+
+    __device__ __forceinline__ Item(const struct sparse_prefill_sm90_params &p, int item)
+    {
+        token = fast_divide(item, p.call.tiles_divisor), tile = item - token * p.call.tiles;
+        length = topk_count(p.call.topk, p.call.topk_length, token);
+        blocks = (int)((unsigned)(length + KEYS - 1) / KEYS);
+    }
+};

@@ -6,17 +6,22 @@
 #pragma once
 
 #include "layout.cuh"
-#include "results.cuh"
 
 #include "../sides/softmax.cuh"
+
+/* Of a row that saw no key yet: half of what is finite, so that no difference of two references overflows. */
+static constexpr float LEAST_REFERENCE = -1.7e38f;
 
 /* What a thread knows of its two rows. */
 struct RowState {
     float reference[2]; /* of a row that saw no key yet LEAST_REFERENCE */
     float sum[2];       /* over this thread's share of the side's blocks */
-    int over[2]; /* bits of by how much the largest of these scores is above the reference; 0 if it is not */
-    bool unset;  /* some row of the warp saw no key yet */
+    int over[2];  /* bits of by how much the largest of these scores is above the reference; 0 if it is not */
+    bool special; /* some row of the warp saw no key yet, or its reference is beyond CAREFUL_REFERENCE */
 };
+
+/* References beyond this lose so much when they are rounded that a fused multiply-add would show it in the weights. */
+static constexpr float CAREFUL_REFERENCE = 0x1p27f;
 
 /* Moves the reference, and with it what was summed relative to the old one. */
 __device__ __forceinline__ void move_reference(RowState &state, const float (&to)[2], float (&left)[64],
@@ -30,7 +35,7 @@ __device__ __forceinline__ void move_reference(RowState &state, const float (&to
         state.over[i] = __float_as_int(fmaxf(over, 0.0f));
         state.reference[i] = to[i], state.sum[i] *= factor[i];
     }
-    state.unset = __any_sync(~0u, fminf(to[0], to[1]) <= LEAST_REFERENCE);
+    state.special = __any_sync(~0u, fmaxf(fabsf(to[0]), fabsf(to[1])) > CAREFUL_REFERENCE);
     rescale(left, factor), rescale(right, factor);
 }
 
@@ -67,25 +72,4 @@ __device__ __forceinline__ void keep_weights(const float (&x)[32], uint32_t (&a)
         a[k][j] = Element::pack(x[e], x[e + 1]);
     }
     store_weights(p_line, k, threadIdx.x % 32, a[k]);
-}
-
-/* Of row i of the thread's two; `over`: of all its keys. From the first key on the reference is a key's score; where scores are
- * NaN alone, it is still the least. */
-__device__ __forceinline__ RowEnd row_end(const RowState &state, float over, int i)
-{
-    const float reference = state.reference[i];
-    return RowEnd(reference, state.sum[i], reference <= LEAST_REFERENCE ? -INFINITY : reference + over);
-}
-
-/* The warp's 16 rows, 256 columns, to lines of four tiles of shared memory, the first at `lines`. */
-template <typename Element>
-__device__ __forceinline__ void stage_rows(const float (&left)[64], const float (&right)[64],
-                                           const float (&factor)[2], uint32_t lines)
-{
-    const uint32_t lane = fresh_thread() % 32;
-    const Scaled scaled = {factor};
-    stage_group<Element, 0>(left, scaled, 0, lines, lane);
-    stage_group<Element, 32>(left, scaled, 64, lines + TILE_BYTES, lane);
-    stage_group<Element, 0>(right, scaled, 128, lines + 2 * TILE_BYTES, lane);
-    stage_group<Element, 32>(right, scaled, 192, lines + 3 * TILE_BYTES, lane);
 }

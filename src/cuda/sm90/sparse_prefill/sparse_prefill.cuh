@@ -27,13 +27,14 @@
  *
  * Shared memory (struct Shared): two blocks of keys 147456 bytes, Q 65536, P of either side 8192. All addresses are constants.
  *
- * The limit on an H200 is power: with 128 heads and long lists the SMs run at 1.65 to 1.86 of 1.98 GHz.
+ * A tile ends with its rows in the last block's home units, from where TMA takes them to `out`.
+ *
+ * The limit on an H200 is power: with 128 heads the SMs run at 1.4 to 1.7 of 1.98 GHz.
  */
 #pragma once
 
 #include "producer.cuh"
 #include "results.cuh"
-#include "softmax.cuh"
 
 enum { WARPS_OF_SIDE = WARPGROUP_THREADS / 32, WARPS_OF_PRODUCER = WARPGROUP_THREADS / 32 };
 enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 56, SIDE_REGISTERS = 224 };
@@ -124,13 +125,12 @@ template <typename V> struct Side {
         if (follows) wait_for_turn<SIDE>();
         score_unit<SIDE, Home<SIDE>::FIRST, V::ROPE>();
         score_unit<SIDE, Home<1 - SIDE>::FIRST>();
-        if constexpr (V::EARLY_UNITS == 3) score_unit<SIDE, Home<SIDE>::SECOND>();
         wgmma_commit();
     }
 
     template <int SIDE> __device__ __forceinline__ void score_late()
     {
-        if constexpr (V::EARLY_UNITS == 2) score_unit<SIDE, Home<SIDE>::SECOND>();
+        score_unit<SIDE, Home<SIDE>::SECOND>();
         score_unit<SIDE, Home<1 - SIDE>::SECOND>();
         static_assert(last_unit(SIDE) == Home<1 - SIDE>::SECOND, "after it all of a block is known");
         wgmma_commit();
@@ -208,12 +208,22 @@ template <typename V> struct Side {
         tell_reference<SIDE>(to);
     }
 
+    static __device__ __forceinline__ void multiply(float (&s)[32], float by)
+    {
+#pragma unroll
+        for (int e = 0; e < 32; e++) s[e] = __fmul_rn(s[e], by);
+    }
+
     template <int SIDE> __device__ __forceinline__ void softmax(bool first)
     {
-        bool moves = first | state.unset;
-        if (moves) set_reference<SIDE>(first);
+        bool moves = first | state.special;
+        float scale = p.call.scale_log2;
+        if (moves) {
+            set_reference<SIDE>(first);
+            if (state.special) multiply(s, scale), scale = 1.0f;
+        }
 #pragma unroll
-        for (int e = 0; e < 32; e++) s[e] = fmaf(s[e], p.call.scale_log2, -state.reference[e / 2 % 2]);
+        for (int e = 0; e < 32; e++) s[e] = fmaf(s[e], scale, -state.reference[e / 2 % 2]);
         int over[2];
         positive_maxima(s, over);
         if (__any_sync(~0u, max(over[0], over[1]) > __float_as_int(REFERENCE_SLACK))) {
@@ -372,7 +382,7 @@ template <typename V> struct Side {
     __device__ __forceinline__ void run_tile(const Item &item, int next)
     {
         if (item.blocks == 0) {
-            store_empty(p.call, item, (int)(fresh_thread() - WARPGROUP_THREADS));
+            store_empty(p.call, item);
             load_next_rope(next);
             return;
         }

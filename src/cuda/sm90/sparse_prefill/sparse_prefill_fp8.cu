@@ -1,5 +1,16 @@
-/* SPDX-License-Identifier: MIT */
-#include "codes/sparse_prefill.cuh"
+/* SPDX-License-Identifier: MIT
+ *
+ * Sparse prefill over FP8 pages: sparse decode's kernel, whose blocks of threads stay and take tokens in turns, with the largest
+ * scores.
+ */
+#include "../sparse_decode/sparse_decode.cuh"
 
-SPARSE_PREFILL_CODES_KERNEL(sm90_sparse_prefill_fp8_656, KV_FP8_656)
-SPARSE_PREFILL_CODES_KERNEL(sm90_sparse_prefill_fp8_584, KV_FP8_584)
+#define SPARSE_PREFILL_FP8_KERNEL(NAME, FORMAT)                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                 \
+        NAME(const __grid_constant__ struct sparse_prefill_fp8_params p)                                     \
+    {                                                                                                        \
+        sparse_decode<PrefillFormat<FORMAT>>(p.call);                                                        \
+    }
+
+SPARSE_PREFILL_FP8_KERNEL(sm90_sparse_prefill_fp8_656, KV_FP8_656)
+SPARSE_PREFILL_FP8_KERNEL(sm90_sparse_prefill_fp8_584, KV_FP8_584)
