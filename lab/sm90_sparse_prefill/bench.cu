@@ -4,8 +4,6 @@
 #endif
 #include KERNEL
 
-#include <cuda_fp8.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -21,13 +19,8 @@ static void ok(cudaError_t error, int line)
 }
 #define OK(call) ok((call), __LINE__)
 
-#ifdef FP8_PAGES // FP8 pages: time alone, checkattn checks them
-SPARSE_PREFILL_CODES_KERNEL(prefill_512, KV_FP8_584)
-SPARSE_PREFILL_CODES_KERNEL(prefill_576, KV_FP8_656)
-#else
 SPARSE_PREFILL_KERNEL(prefill_512, 512)
 SPARSE_PREFILL_KERNEL(prefill_576, 576)
-#endif
 
 __device__ __forceinline__ uint32_t mix(uint64_t x)
 {
@@ -44,18 +37,6 @@ __global__ void make_values(uint16_t *to, int64_t n, uint64_t seed, float size)
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x)
         to[i] = Bf16::from_float(size * normal(i + seed));
 }
-#ifdef FP8_PAGES
-__global__ void make_codes(uint8_t *to, int64_t n, uint64_t seed)
-{
-    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n * 656; i += (int64_t)gridDim.x * blockDim.x) {
-        const int at = (int)(i % 656);
-        uint8_t code = __nv_cvt_float_to_fp8(__expf(0.0f) * (0.1f * 32) * (((mix(i + seed) & 0xffff) + (mix(i * 7 + seed) & 0xffff)) / 65536.0f - 1) * 2.4f, __NV_SATFINITE, __NV_E4M3);
-        if (at >= 512 && at < 528) code = at % 4 == 3 ? 0x3d : 0; // 2^-5
-        if (at >= 528) code = at % 2 ? 0x3d + (mix(i) & 0x80) : mix(i);
-        to[i] = code;
-    }
-}
-#endif
 // 1 in `invalid` is no key.
 __global__ void make_indices(int32_t *indices, int64_t n, int s_kv, int invalid)
 {
@@ -155,16 +136,8 @@ struct Problem {
         p.items = (int)(s_q * c.tiles);
         p.queries = map_of(memory[0], d_qk, h_q, s_q, 64, 2);
         p.results = map_of(memory[3], 512, h_q, s_q, 64, 2);
-#ifdef FP8_PAGES
-        p.queries = map_of(memory[0], d_qk, h_q, s_q, 64, 1);
-        c.kv.page_bytes = 656;
-#endif
         make_values<<<1024, 256>>>((uint16_t *)c.q, s_q * h_q * d_qk, 77, size);
-#ifdef FP8_PAGES
-        make_codes<<<4096, 128>>>((uint8_t *)c.kv.data, s_kv, 1ull << 40);
-#else
         make_values<<<4096, 128>>>((uint16_t *)c.kv.data, s_kv * d_qk, 1ull << 40, size);
-#endif
         make_indices<<<1024, 256>>>((int32_t *)c.kv.indices, s_q * topk, (int)s_kv, invalid);
         make_lengths<<<64, 256>>>((int32_t *)memory[6], (int)s_q, topk);
         OK(cudaMemset(c.out, 0xff, s_q * h_q * 512 * 2)), OK(cudaMemset(c.lse, 0xff, s_q * h_q * 4));
