@@ -161,9 +161,9 @@ struct sparse_prefill_sm90_params {
 
 /* Over FP8 pages: a token is what a request is to sparse decode, whose kernel it is. split.num_partitions: workers. */
 struct sparse_prefill_fp8_params {
-    struct sparse_decode_params call;
-    float *max_logits;  /* NULL: not wanted */
-    int64_t max_stride; /* token */
+    struct sparse_decode_params call; /* first: the kernel, which is told of this, finds the rest behind it */
+    float *max_logits;                /* NULL: not wanted */
+    int64_t max_stride;               /* token */
 };
 
 /* What the join of either decode reads. */

@@ -129,7 +129,6 @@ static fmla_status launch_sm90_fp8(const struct cuda_scope *scope, const struct 
         .max_logits = call.max_logits,
         .max_stride = call.max_stride,
     };
-    params.call.cache[0].indices_stride[1] = 0; /* of the only query token of a request */
     const struct cuda_launch launch = {
         .kernel = &cuda_kernel_sparse_prefill_sm90_fp8[p->format == KV_FP8_584],
         .blocks = (int64_t)workers * call.tiles,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What both kernels of Hopper's sparse decode share: the formats as they take them, their place, blocks of a piece.
+ * What both kernels of Hopper's sparse decode share: the formats as they take them, their place, the pieces of a list and their
+ * blocks, of sparse prefill too.
  */
 #pragma once
 
@@ -13,7 +14,8 @@ enum { KEYS = PLAN_BLOCK /* of a block */, D_V = 512, V_TILES = 8 /* of 64 colum
 template <enum kv_format FORMAT_> struct Format {
     static constexpr enum kv_format FORMAT = FORMAT_;
     static constexpr bool PREFILL = false;
-    static constexpr int SCORE_REGISTERS = 160;
+    static constexpr int SCORE_REGISTERS =
+        160; /* with more, ptxas converts chunks long before their turn: some 5 % slower */
     static constexpr bool ROPE_IS_V = FORMAT == KV_FP8_584;
     static constexpr int CODE_CHUNKS = ROPE_IS_V ? 7 : 8;
     static constexpr int ROPE_TILE = CODE_CHUNKS; /* of Q, and of V if it is in V */
@@ -25,7 +27,7 @@ template <enum kv_format FORMAT_> struct Format {
 /* Of sparse prefill: requests are tokens, none is cut, and workers take them in turns. Largest scores are asked for. */
 template <enum kv_format FORMAT> struct PrefillFormat : Format<FORMAT> {
     static constexpr bool PREFILL = true;
-    static constexpr int SCORE_REGISTERS = 168;
+    static constexpr int SCORE_REGISTERS = 168; /* with 160 FP8_584's kernel spills */
 };
 
 /* The worker, query token and tile of heads of this block of threads. */

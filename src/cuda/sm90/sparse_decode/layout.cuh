@@ -42,7 +42,6 @@ struct Shared {
     uint32_t q_beyond;     /* the piece, counted from 1, whose queries fp16 does not hold */
     uint64_t full[2], empty[HALVES], products_done, sum_full, sum_empty, q_full, q_free[Q_GROUPS];
 };
-
 static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))

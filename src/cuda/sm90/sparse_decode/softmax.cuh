@@ -199,10 +199,12 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
         return any;
     }
 
-    /* The sums of the piece and its references to the other warpgroups. `parts`: free memory of [warps, HEADS], which the first
-     * warp alone reads; `parity`: of the piece. */
+    /* The sums of the piece and its references to the other warpgroups. `parts`: free memory of [warps, HEADS], of prefill twice,
+     * which the first warp alone reads, and before it writes keys there: the others go on; `parity`: of the piece. */
     __device__ __forceinline__ void end(float (*parts)[HEADS], uint32_t parity)
     {
+        static_assert((PREFILL ? 2 : 1) * WARPS * HEADS * sizeof(float) <= 16 * LINE_BYTES,
+                      "its own 16 lines of keys");
         *(float2 *)&parts[warp()][pair()] = join_lanes(sums, [](float a, float b) { return a + b; });
         if constexpr (PREFILL) {
             float largest[16];

@@ -7,7 +7,7 @@
  *
  *      who                    what                                                                        registers
  *      warpgroup 0, scores    gathers raw keys and makes fp16 of them, which are at once A of S^T = K Qᵀ
- *                             and, stored to shared memory, V; softmax of S^T; P to shared memory             160
+ *                             and, stored to shared memory, V; softmax of S^T; P to shared memory             160, 168
  *      warpgroups 1, 2, sums  O of 256 columns each += P V; Q of the next piece                               168
  *
  * Time, with blocks k:
@@ -27,7 +27,7 @@
  *
  * fp16 does not hold all that the formats do: from the first block on that has such, a piece is multiplied in bf16 (scores.cuh).
  *
- * Shared memory (struct Shared): V 98304 bytes, Q 73728, P 16384, raw keys 25600 + 8192; constant addresses.
+ * Shared memory (struct Shared): V 98304 bytes, Q 73728, P 16384, raw keys 32768 + 8192; constant addresses.
  *
  * The limit: one warp a scheduler makes the scores, some 1000 instructions a block.
  *
@@ -38,8 +38,7 @@
 #include "results.cuh"
 #include "scores.cuh"
 
-/* Of 168 that all begin with. With more, ptxas converts chunks long before their turn: some 5 % slower. */
-enum { THREADS = 3 * WARPGROUP_THREADS, SUM_REGISTERS = 168 };
+enum { THREADS = 3 * WARPGROUP_THREADS, SUM_REGISTERS = 168 /* of 168 that all begin with */ };
 
 __device__ __forceinline__ void prepare(uint32_t base)
 {

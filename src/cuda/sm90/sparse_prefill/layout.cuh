@@ -57,8 +57,6 @@ __device__ __forceinline__ constexpr int last_unit(int side)
 struct Item {
     int token, tile, length, blocks;
 
-    Item() = default;
-
     __device__ __forceinline__ Item(int token, int tile, int length, int blocks)
         : token(token), tile(tile), length(length), blocks(blocks)
     {
