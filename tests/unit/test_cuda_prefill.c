@@ -359,14 +359,29 @@ static void check_keys(const struct sparse_cache_params *kv, const struct pages 
     CHECK_EQ(kv->slot_bytes, slot_bytes);
 }
 
+/* Keys of a format, and the kernel that takes them. */
+struct hopper_format {
+    struct pages pages;
+    int64_t d_qk, slot_bytes;
+    const char *kernel;
+};
+
+/* A call over such keys: chosen, and one launch of that kernel. */
+static const struct fake_launch *launch_of(const struct hopper_format *format)
+{
+    struct prefill_call c;
+    hopper_call(&c, &format->pages, format->d_qk);
+    CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%s: %s", format->kernel, kernel_of(&c));
+    CHECK_EQ(run(&c), 1);
+    const struct fake_launch *launch = &fake->launch[fake->launches - 1];
+    check_stays(launch, format->kernel, S_Q);
+    return launch;
+}
+
 /* Flat keys and pages of bf16, in both widths. */
 static void hopper_bf16(void)
 {
-    static const struct {
-        struct pages pages;
-        int64_t d_qk, slot_bytes;
-        const char *kernel;
-    } all[] = {
+    static const struct hopper_format all[] = {
         {{0, 1, 1152, 0}, 576, 0, "sm90_sparse_prefill_bf16_576"},
         {{0, 1, 1024, 0}, 512, 0, "sm90_sparse_prefill_bf16_512"},
         {{FMLA_KV_BF16, 61, 61 * 1152, 1152}, 576, 1152, "sm90_sparse_prefill_bf16_576"},
@@ -376,15 +391,10 @@ static void hopper_bf16(void)
     fake->capability = 90, fake->sms = 132;
     for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
         const int64_t d_qk = all[i].d_qk;
-        struct prefill_call c;
-        hopper_call(&c, &all[i].pages, d_qk);
-        CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%d: %s", i, kernel_of(&c));
-        CHECK_EQ(run(&c), 1);
-        const struct fake_launch *launch = &fake->launch[fake->launches - 1];
+        const struct fake_launch *launch = launch_of(&all[i]);
         const struct sparse_prefill_sm90_params p = sm90_params_of(launch);
         const struct expected_map queries = {0, 0, d_qk, H_Q, S_Q, {H_Q * d_qk, d_qk}};
         const struct expected_map results = {5, 0, 512, H_Q, S_Q, {H_Q * 512, 512}};
-        check_stays(launch, all[i].kernel, S_Q);
         CHECK_EQ(p.items, S_Q);
         CHECK_EQ(p.call.d_qk, d_qk);
         check_keys(&p.call.kv, &all[i].pages, all[i].slot_bytes);
@@ -403,11 +413,7 @@ static struct sparse_prefill_fp8_params fp8_params_of(const struct fake_launch *
 /* FP8 pages go to sparse decode's kernel: a token is a request. Of FP8_584 a token is 576 bytes, its scales 8. */
 static void hopper_fp8(void)
 {
-    static const struct {
-        struct pages pages;
-        int64_t d_qk, slot_bytes;
-        const char *kernel;
-    } all[] = {
+    static const struct hopper_format all[] = {
         {{FMLA_KV_FP8_656, 64, 64 * 656, 656}, 576, 656, "sm90_sparse_prefill_fp8_656"},
         {{FMLA_KV_FP8_656, 1, 656, 656}, 576, 0, "sm90_sparse_prefill_fp8_656"},
         {{FMLA_KV_FP8_656, 61, 61 * 672 + 16, 672}, 576, 672, "sm90_sparse_prefill_fp8_656"},
@@ -419,13 +425,8 @@ static void hopper_fp8(void)
     fake->capability = 90, fake->sms = 132;
     for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
         const int64_t d_qk = all[i].d_qk;
-        struct prefill_call c;
-        hopper_call(&c, &all[i].pages, d_qk);
-        CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%d: %s", i, kernel_of(&c));
-        CHECK_EQ(run(&c), 1);
-        const struct fake_launch *launch = &fake->launch[fake->launches - 1];
+        const struct fake_launch *launch = launch_of(&all[i]);
         const struct sparse_prefill_fp8_params p = fp8_params_of(launch);
-        check_stays(launch, all[i].kernel, S_Q);
         CHECK_EQ(p.call.b, S_Q);
         CHECK_EQ(p.call.s_q, 1);
         CHECK_EQ(p.call.h_q, H_Q);
