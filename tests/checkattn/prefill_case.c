@@ -299,12 +299,12 @@ void prefill_case_make(struct prefill_case *c, const struct run *run, const int6
     guarded_make(&c->out, dtype_bf16, 4, (int64_t[]){1, c->s_q, c->h_q, S_D_V}, layout);
     guarded_make(&c->max_logits, dtype_f32, 2, (int64_t[]){c->s_q, c->h_q}, layout);
     guarded_make(&c->lse, dtype_f32, 2, (int64_t[]){c->s_q, c->h_q}, layout);
+    fmla_sparse_prefill_args *args = &c->args;
+    *args = FMLA_INIT(fmla_sparse_prefill_args);
+    args->softmax_scale = v[P_INPUTS] == S_STEEP ? 400.0f : 0.5f;
     make_q(c);
     make_keys(c);
     c->q_view = inner(&c->q), c->out_view = inner(&c->out), c->indices_view = inner(&c->pool.indices);
-
-    fmla_sparse_prefill_args *args = &c->args;
-    *args = FMLA_INIT(fmla_sparse_prefill_args);
     args->q = &c->q_view, args->kv = &c->pool.view, args->indices = &c->indices_view,
     args->out = &c->out_view;
     args->topk_length = c->pool.has_length ? &c->pool.length.tensor : NULL;
@@ -317,7 +317,6 @@ void prefill_case_make(struct prefill_case *c, const struct run *run, const int6
     }
     args->kernel = run->kernel;
     args->kv_format = names[v[P_SOURCE]];
-    args->softmax_scale = v[P_INPUTS] == S_STEEP ? 400.0f : 0.5f;
     args->lse_empty = (int32_t)v[P_EMPTY], args->log_base = (int32_t)v[P_BASE];
 }
 

@@ -36,6 +36,7 @@ enum key {
     KEY_LOWER,    /* -2^126 */
     KEY_LESS_LOW, /* -2^96 */
     KEY_INFINITE, /* score -inf; an ordinary one where all columns are V's */
+    KEY_STEP,     /* a 25.6th of the largest */
     KEYS,
     KEY_ANY = -1
 };
@@ -54,7 +55,7 @@ void prefill_extreme_key(const struct prefill_case *c, uint8_t *token, int64_t s
     const enum key key = (enum key)(slot % KEYS);
     uint8_t *end = sparse_pool_end(&c->pool, token);
     put(end, COLUMN_LOW, low[key] * unit_of(c));
-    put(end, COLUMN_LARGE, key == KEY_LARGEST ? 1.0f : 0.0f);
+    put(end, COLUMN_LARGE, key == KEY_LARGEST ? 1.0f : key == KEY_STEP ? 0x1.4p-5f : 0.0f);
     put(end, COLUMN_QUERY, 0.5f);
     if (key == KEY_INFINITE && c->d_qk > S_D_V) put(end, COLUMN_KEY, -INFINITY);
 }
@@ -70,6 +71,7 @@ enum list {
     LIST_FRONT_EMPTY_LOW,
     LIST_INFINITE,
     LIST_FRONT_INFINITE, /* the first half */
+    LIST_STEPS,          /* the largest comes last, by queries of their own */
     LISTS
 };
 
@@ -83,16 +85,22 @@ static enum key key_of(enum list list, int64_t n, int64_t keys)
     case LIST_RISING:
         return last ? KEY_ORDINARY : n < keys / 3 ? KEY_LOWER : n < keys / 3 * 2 ? KEY_LOW : KEY_LESS_LOW;
     case LIST_LARGEST_LAST: return last ? KEY_LARGEST : KEY_ORDINARY;
+    case LIST_STEPS: return last ? KEY_LARGEST : KEY_STEP;
     case LIST_INFINITE: return KEY_INFINITE;
     case LIST_FRONT_INFINITE: return n < keys / 2 ? KEY_INFINITE : KEY_ORDINARY;
     default: return KEY_ANY;
     }
 }
 
+static enum list list_of(int64_t token)
+{
+    return (enum list)(token % PREFILL_CLASSES % LISTS);
+}
+
 void prefill_extreme_list(const struct prefill_case *c, int64_t class, int64_t key_head)
 {
     enum { BLOCK = 64 };
-    const enum list list = (enum list)(class % LISTS);
+    const enum list list = list_of(class);
     const bool front_empty = list == LIST_FRONT_EMPTY || list == LIST_FRONT_EMPTY_LOW;
     int64_t keys = 0, last = 0;
     for (int64_t i = 0; i < prefill_case_count(c, class); i++)
@@ -116,7 +124,9 @@ enum query {
     QUERY_LARGE,    /* the weight of the largest score is above the others by 2^46 */
     QUERY_LARGEST,  /* … by 2^(7e30) */
     QUERY_ORDINARY, /* … by 2^11; and the next one */
-    QUERIES = QUERY_ORDINARY + 2
+    QUERIES = QUERY_ORDINARY + 2,
+    QUERY_STEPS /* of LIST_STEPS: scores a little above 2^26 and then above 2^31, in powers of two, between which
+                   differences are less than 2^31, and rounded less than the scores */
 };
 
 /* Tiles of one kind each are followed by as many of all kinds, and one more: a number that has no factor in common with that
@@ -125,8 +135,21 @@ static enum query query_of(struct prefill_case *c, int64_t token, int64_t head)
 {
     enum { TILE = 64, UNIFORM = 3, TILES = 7 };
     if (!token && !head) c->first_kind = random_between(&c->random, 0, TILES - 1);
+    if (list_of(token) == LIST_STEPS) return random_between(&c->random, 0, 1) ? QUERY_STEPS : QUERY_ORDINARY;
     const int64_t tile = (c->first_kind + token + 3 * (head / TILE)) % TILES;
     return (enum query)(tile < UNIFORM ? tile : random_between(&c->random, 0, QUERIES - 1));
+}
+
+static float large_of(struct prefill_case *c, enum query query)
+{
+    static const double log2_e = 1.44269504088896341;
+    switch (query) {
+    case QUERY_LARGE: return 64.0f;
+    case QUERY_LARGEST: return 0x1p103f;
+    case QUERY_STEPS: /* rounded to bf16 it is still within the bounds */
+        return (float)(0x1p31 * (1.005 + 0.025 * random_unit(&c->random)) / (c->args.softmax_scale * log2_e));
+    default: return 16.0f;
+    }
 }
 
 void prefill_extreme_query(struct prefill_case *c, uint8_t *row, int64_t token, int64_t head)
@@ -136,7 +159,7 @@ void prefill_extreme_query(struct prefill_case *c, uint8_t *row, int64_t token, 
     const enum query query = query_of(c, token, head);
     const float low = query == QUERY_LOW ? 0x1p126f : query == QUERY_LESS_LOW ? 0x1p106f : 0.0f;
     put(end, COLUMN_LOW, -low / unit_of(c));
-    put(end, COLUMN_LARGE, query == QUERY_LARGE ? 64.0f : query == QUERY_LARGEST ? 0x1p103f : 16.0f);
+    put(end, COLUMN_LARGE, large_of(c, query));
     put(end, COLUMN_KEY, 0.25f);
     if (query == QUERY_INFINITE) put(end, COLUMN_QUERY, -INFINITY);
     if (query == QUERY_NAN) memcpy(row + 2 * random_between(&c->random, 0, c->d_qk - 1), &nan, sizeof nan);

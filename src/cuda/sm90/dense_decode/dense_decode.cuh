@@ -163,7 +163,7 @@ template <typename V> struct Side {
         if (moves) {
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                most[i] = fmaxf(fmaxf(state.reference[i], quad_max(most[i])), LEAST_REFERENCE);
+                most[i] = fmaxf(fmaxf(state.reference[i], quad_max(most[i])), LEAST_SCORE);
             move_reference(state, most, left, right, p.call.scale_log2);
             shared.reference[SIDE][row()] = most[0], shared.reference[SIDE][row() + 8] = most[1];
         }

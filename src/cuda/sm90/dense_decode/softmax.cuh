@@ -8,8 +8,8 @@
 
 #include "../sides/softmax.cuh"
 
-/* Of a row that saw no key yet: any finite reference will do. */
-static constexpr float LEAST_REFERENCE = -1e30f;
+/* The reference of a row that saw no key yet, of scores before they are scaled: LEAST_REFERENCE would overflow. */
+static constexpr float LEAST_SCORE = -1e30f;
 
 /* What a thread knows of its two rows. */
 struct RowState {

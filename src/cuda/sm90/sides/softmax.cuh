@@ -7,12 +7,9 @@
 
 #include "../../device/element.cuh"
 #include "../../device/quad.cuh"
+#include "../../device/reference.cuh"
 #include "../../device/result.cuh"
 #include "../../device/shared.cuh"
-
-/* The reference that is subtracted before the exponential follows a row's maximum only when it falls behind by more than
- * this (log2): P then stays below 2^8, which 16 bits hold as precisely as 1, and O is seldom rescaled. */
-static constexpr float REFERENCE_SLACK = 8.0f;
 
 __device__ __forceinline__ void rescale(float (&o)[64], const float factor[2])
 {

@@ -8,26 +8,8 @@
 
 #include "layout.cuh"
 
-static constexpr float LEAST_REFERENCE = -1.7e38f, REFERENCE_SLACK = 8.0f; /* in powers of two */
-
-/* References beyond this lose so much when they are rounded that a fused multiply-add would show it in the weights. */
-static constexpr float CAREFUL_REFERENCE = 0x1p27f;
-
-__device__ __forceinline__ void store_local_16(uint32_t to, float4 x)
-{
-    asm volatile("st.local.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
-                 : "memory");
-}
-
-__device__ __forceinline__ float4 load_local_16(uint32_t from)
-{
-    float4 x;
-    asm volatile("ld.local.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "r"(from)
-                 : "memory");
-    return x;
-}
+#include "../../device/local.cuh"
+#include "../../device/reference.cuh"
 
 /* PREFILL: largest scores are kept, and scores of any size are told apart as fp32 does. */
 template <typename Shared, bool PREFILL = false> struct Softmax {
@@ -96,12 +78,6 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
         return fmaxf(s[4 * (h / 2) + h % 2], s[4 * (h / 2) + 2 + h % 2]);
     }
 
-    static __device__ __forceinline__ void multiply(float (&s)[32], float by)
-    {
-#pragma unroll
-        for (int e = 0; e < 32; e++) s[e] = __fmul_rn(s[e], by);
-    }
-
     __device__ __forceinline__ void load_largest(float (&largest)[16]) const
     {
 #pragma unroll
@@ -157,7 +133,7 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
     __device__ __forceinline__ bool block(float (&s)[32], uint32_t buffer, bool mine)
     {
         float scale = p.scale_log2;
-        if (PREFILL && careful) multiply(s, scale), scale = 1.0f;
+        if (PREFILL && careful) scale_scores(s, scale), scale = 1.0f;
         float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}; /* four: short chains */
 #pragma unroll
         for (int h = 0; h < 16; h++)
@@ -168,7 +144,7 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
             any = any_of_scores(mine), moves = any_of_scores(over > REFERENCE_SLACK);
             if (moves) {
                 move_references(s, scale, buffer);
-                if (PREFILL && careful) multiply(s, scale), scale = 1.0f;
+                if (PREFILL && careful) scale_scores(s, scale), scale = 1.0f;
             }
         }
         /* A reference is a score that has been kept. */

@@ -13,20 +13,15 @@
 struct RowEnd {
     float lse, largest; /* -inf: it saw no key */
 
-    /* `sum`: of weights relative to the reference, 0 where no key was seen. */
-    __device__ __forceinline__ RowEnd(float reference, float sum, float largest)
-        : lse(sum == 0.0f ? -INFINITY : reference + log2_approx(sum)), largest(largest)
+    /* Row i of the thread's two; `over`: of all its keys. From the first key on the reference is a key's score; where scores
+     * are NaN alone, it is still the least. */
+    __device__ __forceinline__ RowEnd(const RowState &state, float over, int i)
     {
+        const float reference = state.reference[i], sum = state.sum[i];
+        lse = sum == 0.0f ? -INFINITY : reference + log2_approx(sum);
+        largest = reference <= LEAST_REFERENCE ? -INFINITY : reference + over;
     }
 };
-
-/* Of row i of the thread's two; `over`: of all its keys. From the first key on the reference is a key's score; where scores are
- * NaN alone, it is still the least. */
-__device__ __forceinline__ RowEnd row_end(const RowState &state, float over, int i)
-{
-    const float reference = state.reference[i];
-    return RowEnd(reference, state.sum[i], reference <= LEAST_REFERENCE ? -INFINITY : reference + over);
-}
 
 /* What O is to be multiplied with. */
 __device__ __forceinline__ float row_factor(const struct sparse_prefill_params &p, int head,

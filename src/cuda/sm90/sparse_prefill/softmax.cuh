@@ -9,9 +9,6 @@
 
 #include "../sides/softmax.cuh"
 
-/* Of a row that saw no key yet: half of what is finite, so that no difference of two references overflows. */
-static constexpr float LEAST_REFERENCE = -1.7e38f;
-
 /* What a thread knows of its two rows. */
 struct RowState {
     float reference[2]; /* of a row that saw no key yet LEAST_REFERENCE */
@@ -19,9 +16,6 @@ struct RowState {
     int over[2];  /* bits of by how much the largest of these scores is above the reference; 0 if it is not */
     bool special; /* some row of the warp saw no key yet, or its reference is beyond CAREFUL_REFERENCE */
 };
-
-/* References beyond this lose so much when they are rounded that a fused multiply-add would show it in the weights. */
-static constexpr float CAREFUL_REFERENCE = 0x1p27f;
 
 /* Moves the reference, and with it what was summed relative to the old one. */
 __device__ __forceinline__ void move_reference(RowState &state, const float (&to)[2], float (&left)[64],

@@ -196,22 +196,23 @@ template <typename V> struct Side {
         tell_reference<SIDE>(to);
     }
 
-    /* To the largest score of the block, where it is above; scores are relative to the reference by now. NaN is none. */
+    /* To the largest score of the block, where it is above; scores are relative to the reference by now. NaN is none. To a
+     * reference that is rounded by much they go by way of the scores themselves, which are rounded as it was: the largest is
+     * relative to it 0. */
     template <int SIDE> __device__ __forceinline__ void raise_reference()
     {
-        float to[2];
+        float to[2], back[2], by[2];
         row_maxima(s, to);
 #pragma unroll
-        for (int i = 0; i < 2; i++) to[i] = state.reference[i] + fmaxf(quad_max(to[i]), 0.0f);
+        for (int i = 0; i < 2; i++) {
+            to[i] = state.reference[i] + fmaxf(quad_max(to[i]), 0.0f);
+            const bool careful = fabsf(to[i]) > CAREFUL_REFERENCE;
+            back[i] = careful ? state.reference[i] : 0.0f;
+            by[i] = careful ? to[i] : to[i] - state.reference[i];
+        }
 #pragma unroll
-        for (int e = 0; e < 32; e++) s[e] -= to[e / 2 % 2] - state.reference[e / 2 % 2];
+        for (int e = 0; e < 32; e++) s[e] = (s[e] + back[e / 2 % 2]) - by[e / 2 % 2];
         tell_reference<SIDE>(to);
-    }
-
-    static __device__ __forceinline__ void multiply(float (&s)[32], float by)
-    {
-#pragma unroll
-        for (int e = 0; e < 32; e++) s[e] = __fmul_rn(s[e], by);
     }
 
     template <int SIDE> __device__ __forceinline__ void softmax(bool first)
@@ -220,7 +221,7 @@ template <typename V> struct Side {
         float scale = p.call.scale_log2;
         if (moves) {
             set_reference<SIDE>(first);
-            if (state.special) multiply(s, scale), scale = 1.0f;
+            if (state.special) scale_scores(s, scale), scale = 1.0f;
         }
 #pragma unroll
         for (int e = 0; e < 32; e++) s[e] = fmaf(s[e], scale, -state.reference[e / 2 % 2]);
@@ -336,7 +337,7 @@ template <typename V> struct Side {
         const int head = item.tile * ROWS + my_row;
         float factor[2], over[2];
         join_sides(my_side, my_row, over);
-        const RowEnd end[2] = {row_end(state, over[0], 0), row_end(state, over[1], 1)};
+        const RowEnd end[2] = {RowEnd(state, over[0], 0), RowEnd(state, over[1], 1)};
 #pragma unroll
         for (int i = 0; i < 2; i++)
             factor[i] = row_factor(p.call, min(head + 8 * i, p.call.h_q - 1), end[i], state.sum[i]);
@@ -416,7 +417,7 @@ __device__ __forceinline__ void prepare(const struct sparse_prefill_sm90_params 
     const auto init = [](Barrier &barrier, int arrivals) {
         mbarrier_init(shared_address(&barrier), arrivals);
     };
-    tma_prefetch_map(&p.queries);
+    tma_prefetch_map(&p.queries), tma_prefetch_map(&p.results);
     for (int side = 0; side < 2; side++) {
         for (int unit = 0; unit < UNITS; unit++) {
             init(shared.keys_full[side][unit],

@@ -6,7 +6,7 @@
 
 #include "layout.cuh"
 
-static constexpr float LEAST_REFERENCE = -1.7e38f; /* in powers of two */
+#include "../../../device/reference.cuh"
 
 struct SmallSoftmax {
     const struct sparse_decode_params &p;
