@@ -26,6 +26,7 @@ set(cuda_images_sm90
   sm90/sparse_decode/join_half_rows
   sm90/sparse_decode/small/sparse_decode_bf16
   sm90/sparse_decode/sparse_decode_bf16
+  sm90/sparse_prefill/join_pieces
   sm90/sparse_prefill/sparse_prefill_bf16
   sm90/sparse_prefill/sparse_prefill_fp8)
 

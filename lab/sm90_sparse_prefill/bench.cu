@@ -3,6 +3,7 @@
 #define KERNEL "../../src/cuda/sm90/sparse_prefill/sparse_prefill.cuh"
 #endif
 #include KERNEL
+#include "../../src/cuda/sm90/sparse_prefill/join_pieces.cuh"
 
 #include <algorithm>
 #include <cmath>
@@ -19,8 +20,14 @@ static void ok(cudaError_t error, int line)
 }
 #define OK(call) ok((call), __LINE__)
 
-SPARSE_PREFILL_KERNEL(prefill_512, 512)
-SPARSE_PREFILL_KERNEL(prefill_576, 576)
+SPARSE_PREFILL_KERNEL(prefill_512, 512, false)
+SPARSE_PREFILL_KERNEL(prefill_576, 576, false)
+SPARSE_PREFILL_KERNEL(pieces_512, 512, true)
+SPARSE_PREFILL_KERNEL(pieces_576, 576, true)
+extern "C" __global__ void __launch_bounds__(32 * PREFILL_JOIN_WARPS) join(const __grid_constant__ struct sparse_prefill_sm90_params p)
+{
+    join_pieces(p);
+}
 
 __device__ __forceinline__ uint32_t mix(uint64_t x)
 {
@@ -116,7 +123,8 @@ struct Problem {
     sparse_prefill_sm90_params p;
     int64_t s_q;
     int d_qk;
-    void *memory[7];
+    void *memory[8];
+    int rest; // tiles that are cut
     Problem(int64_t s_q_, int h_q, int d_qk_, int64_t s_kv, int topk, int invalid, bool lengths, float size = 0.1f) : s_q(s_q_), d_qk(d_qk_)
     {
         OK(cudaMalloc(&memory[0], s_q * h_q * d_qk * 2)), OK(cudaMalloc(&memory[1], s_kv * d_qk * 2));
@@ -133,7 +141,19 @@ struct Problem {
         c.out = (uint16_t *)memory[3], c.out_stride[0] = (int64_t)h_q * 512, c.out_stride[1] = 512;
         c.max_logits = (float *)memory[4], c.lse = (float *)memory[5], c.max_stride = c.lse_stride = h_q;
         c.rules = {NULL, INFINITY, 1.0f};
-        p.items = (int)(s_q * c.tiles);
+        // As sm90_sparse_prefill_cut, but PIECES may say how many.
+        const int tiles = (int)(s_q * c.tiles), blocks = (topk + 63) / 64;
+        rest = tiles % 132;
+        int pieces = rest ? std::min({132 / rest, 32, blocks}) : 1;
+        if (getenv("PIECES")) pieces = std::min(pieces, atoi(getenv("PIECES")));
+        const int chunk = (blocks + pieces - 1) / std::max(pieces, 1);
+        pieces = (blocks + chunk - 1) / chunk;
+        if (blocks - chunk < 3 || tiles > 8 * 132) pieces = 1;
+        if (pieces < 2) pieces = 1, rest = 0;
+        p.cut.whole = tiles - rest, p.cut.pieces = pieces, p.cut.pieces_divisor = divisor_of(pieces);
+        p.items = p.cut.whole + rest * pieces;
+        OK(cudaMalloc(&memory[7], (size_t)(rest * pieces + 1) * PREFILL_SLOT_BYTES)), OK(cudaMemset(memory[7], 0xff, (size_t)rest * pieces * PREFILL_SLOT_BYTES));
+        p.cut.slots = (unsigned char *)memory[7];
         p.queries = map_of(memory[0], d_qk, h_q, s_q, 64, 2);
         p.results = map_of(memory[3], 512, h_q, s_q, 64, 2);
         make_values<<<1024, 256>>>((uint16_t *)c.q, s_q * h_q * d_qk, 77, size);
@@ -147,8 +167,13 @@ struct Problem {
     void launch() const
     {
         const int grid = std::min((int64_t)p.items, (int64_t)132);
-        (d_qk == 576 ? prefill_576 : prefill_512)<<<grid, THREADS, sizeof(Shared)>>>(p);
+        (rest ? d_qk == 576 ? pieces_576 : pieces_512 : d_qk == 576 ? prefill_576 : prefill_512)<<<grid, THREADS, sizeof(Shared)>>>(p);
         OK(cudaGetLastError());
+        if (!rest) return;
+        cudaLaunchAttribute overlap = {cudaLaunchAttributeProgrammaticStreamSerialization};
+        overlap.val.programmaticStreamSerializationAllowed = 1;
+        cudaLaunchConfig_t config = {dim3(rest * 64 / PREFILL_JOIN_WARPS), dim3(32 * PREFILL_JOIN_WARPS), 0, 0, &overlap, 1};
+        OK(cudaLaunchKernelEx(&config, join, p));
     }
     int check(const char *name)
     {
@@ -217,6 +242,8 @@ struct Problem {
 
 int main(int argc, char **argv)
 {
+    OK(cudaFuncSetAttribute(pieces_512, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+    OK(cudaFuncSetAttribute(pieces_576, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
     OK(cudaFuncSetAttribute(prefill_512, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
     OK(cudaFuncSetAttribute(prefill_576, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
     const char *mode = argc > 1 ? argv[1] : "check";
@@ -231,6 +258,9 @@ int main(int argc, char **argv)
         bad += Problem(200, 16, 576, 700, 100, 2, 1).check("16 heads");
         bad += Problem(400, 128, 576, 4096, 2048, 0, 0).check("topk 2048");
         bad += Problem(40, 128, 512, 4096, 300, 1, 0).check("all invalid");
+        bad += Problem(1, 64, 512, 4096, 2048, 0, 0, 1.0f).check("1 token in 32 pieces");
+        bad += Problem(66, 80, 576, 4096, 700, 3, 1).check("80 heads, 1 round");
+        bad += Problem(270, 64, 576, 4096, 1000, 3, 1, 0.5f).check("2 rounds, and 6 tiles in 16 pieces");
         printf(bad ? "FAILED\n" : "all passed\n");
         return bad;
     }
@@ -241,7 +271,7 @@ int main(int argc, char **argv)
         usleep(getenv("COOL") ? atoi(getenv("COOL")) * 1000 : 700000);
         const double us = x.time(15), flop = 2.0 * s_q * h_q * topk * (d_qk + 512);
         printf("%-26s %8.1f us %6.1f TFLOP/s  %.2f us a block\n", argv[i], us, flop / us / 1e6,
-               us / (((x.p.items + 131) / 132) * ((topk + 63) / 64)));
+               us / ((x.p.cut.whole + 131) / 132 * ((topk + 63) / 64)));
     }
     return 0;
 }

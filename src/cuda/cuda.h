@@ -33,6 +33,9 @@ fmla_status cuda_sm90_sparse_decode_16(const struct kernel *kernel,
 /* Partitions of a plan for sparse decode where the caller names none: the same for all kernels. */
 int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, int64_t topk,
                                int64_t extra_topk);
+fmla_status cuda_sparse_prefill_size(const struct kernel *kernel,
+                                     const struct sparse_prefill_problem *problem, size_t *bytes,
+                                     size_t *alignment);
 fmla_status cuda_sparse_prefill(const struct kernel *kernel, const struct sparse_prefill_problem *problem);
 /* Hopper's; what it takes: sm90/sparse_prefill/choice.h. */
 const char *cuda_sm90_sparse_prefill_refuses(const struct sparse_prefill_problem *problem,

@@ -95,10 +95,14 @@ struct cuda_kernel cuda_kernel_sparse_prefill[KV_FORMATS] = {
     [KV_FP8_656] = {.image = "any/sparse_prefill", .name = "sparse_prefill_fp8_656"},
     [KV_FP8_584] = {.image = "any/sparse_prefill", .name = "sparse_prefill_fp8_584"},
 };
-struct cuda_kernel cuda_kernel_sparse_prefill_sm90[2] = {
-    {.image = "sm90/sparse_prefill/sparse_prefill_bf16", .name = "sm90_sparse_prefill_bf16_512"},
-    {.image = "sm90/sparse_prefill/sparse_prefill_bf16", .name = "sm90_sparse_prefill_bf16_576"},
+struct cuda_kernel cuda_kernel_sparse_prefill_sm90[2][2] = {
+    {{.image = "sm90/sparse_prefill/sparse_prefill_bf16", .name = "sm90_sparse_prefill_bf16_512"},
+     {.image = "sm90/sparse_prefill/sparse_prefill_bf16", .name = "sm90_sparse_prefill_bf16_576"}},
+    {{.image = "sm90/sparse_prefill/sparse_prefill_bf16", .name = "sm90_sparse_prefill_bf16_512_pieces"},
+     {.image = "sm90/sparse_prefill/sparse_prefill_bf16", .name = "sm90_sparse_prefill_bf16_576_pieces"}},
 };
+struct cuda_kernel cuda_kernel_sparse_prefill_join = {.image = "sm90/sparse_prefill/join_pieces",
+                                                      .name = "sm90_sparse_prefill_join"};
 struct cuda_kernel cuda_kernel_sparse_prefill_sm90_fp8[2] = {
     {.image = "sm90/sparse_prefill/sparse_prefill_fp8", .name = "sm90_sparse_prefill_fp8_656"},
     {.image = "sm90/sparse_prefill/sparse_prefill_fp8", .name = "sm90_sparse_prefill_fp8_584"},
@@ -197,11 +201,12 @@ fmla_status cuda_prepare(int32_t id)
     for (int i = 0; i < 4 && hopper && !status; i++)
         status = cuda_load(op, &scope, &cuda_kernel_sparse_decode_sm90_rows[i / 2][i % 2],
                            SM90_SPARSE_DECODE_SHARED_BYTES);
-    for (int i = 0; i < 4 && hopper && !status; i++)
+    for (int i = 0; i < 6 && hopper && !status; i++)
         status = cuda_load(op, &scope,
-                           i < 2 ? &cuda_kernel_sparse_prefill_sm90[i]
-                                 : &cuda_kernel_sparse_prefill_sm90_fp8[i - 2],
+                           i < 4 ? &cuda_kernel_sparse_prefill_sm90[i / 2][i % 2]
+                                 : &cuda_kernel_sparse_prefill_sm90_fp8[i - 4],
                            SM90_SPARSE_PREFILL_SHARED_BYTES);
+    if (hopper && !status) status = cuda_load(op, &scope, &cuda_kernel_sparse_prefill_join, 0);
     cuda_leave(&scope);
     return status;
 }

@@ -26,8 +26,9 @@ extern struct cuda_kernel cuda_kernel_sparse_decode_sm90[2][2];
 extern struct cuda_kernel cuda_kernel_sparse_decode_sm90_rows[2][2];
 /* [format]; no name where there is none */
 extern struct cuda_kernel cuda_kernel_sparse_prefill[KV_FORMATS];
-/* [d_qk is 576]; of FP8 pages: [FP8_584] */
-extern struct cuda_kernel cuda_kernel_sparse_prefill_sm90[2], cuda_kernel_sparse_prefill_sm90_fp8[2];
+/* [some tiles are cut][d_qk is 576]; of FP8 pages: [FP8_584] */
+extern struct cuda_kernel cuda_kernel_sparse_prefill_sm90[2][2], cuda_kernel_sparse_prefill_sm90_fp8[2],
+    cuda_kernel_sparse_prefill_join;
 /* [enum kv_format][enum element of the vectors] */
 enum { CACHE_FORMATS = 5, CACHE_ELEMENTS = 3 };
 extern struct cuda_kernel cuda_kernel_cache_append[CACHE_FORMATS][CACHE_ELEMENTS],

@@ -152,11 +152,22 @@ struct sparse_prefill_params {
     int32_t pairs_aligned; /* two neighbouring elements of out may be stored as one word */
 };
 
+/* Which tiles of sparse prefill are cut by keys: those of the last round, where there are fewer of them than SMs. */
+struct prefill_cut {
+    int32_t whole;  /* tiles that are not, the first ones */
+    int32_t pieces; /* of each of the others; 1: no tile is cut */
+    struct divisor pieces_divisor;
+    unsigned char *slots; /* a place for each piece (sm90/sparse_prefill/slot.cuh) */
+};
+enum { PREFILL_SLOT_BYTES = 64 * (512 * 2 + 8 * 4 + 16), MOST_PREFILL_PIECES = 32 };
+enum { PREFILL_JOIN_WARPS = 4 /* a row each */ };
+
 /* The same on Hopper: queries and results go by TMA. */
 struct sparse_prefill_sm90_params {
     struct sparse_prefill_params call;
     struct tensor_map queries, results; /* 64 heads × 128 columns */
-    int32_t items;                      /* tiles of all tokens */
+    int32_t items;                      /* whole tiles, then pieces of the others */
+    struct prefill_cut cut;
 };
 
 /* Over FP8 pages: a token is what a request is to sparse decode, whose kernel it is. split.num_partitions: workers. */

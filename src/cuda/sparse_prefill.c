@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
  * Sparse prefill on a GPU: a launch for every key head, and for no more tokens than its blocks of threads can be counted for.
- * No plan, no workspace: there are rows enough to keep a GPU busy, and none is cut.
+ * No plan. Hopper's kernel over bf16 keys cuts the tiles of a short call's last round, where there are fewer of them than SMs,
+ * and joins their pieces by a second launch.
  */
 #include "cuda.h"
 #include "kernels.h"
+#include "split.h"
 
 static const char op[] = "sparse_prefill";
 enum { D_V = 512 };
@@ -74,7 +76,34 @@ static fmla_status launch_portable(const struct cuda_scope *scope, const struct 
     return cuda_launch(op, scope, &launch, (void *[]){&params});
 }
 
-/* Blocks of threads stay, and take tiles in turns. */
+static struct prefill_cut cut_of(const struct cuda_device *device, const struct sparse_prefill_problem *p,
+                                 int64_t tokens)
+{
+    return sm90_sparse_prefill_cut(tokens * tiles_of(p, SM90_SPARSE_PREFILL_HEADS), p->topk, device->sms);
+}
+
+/* Of the tiles that are cut, by which a launch's differ from its whole ones. */
+static int64_t pieces_of(const struct sparse_prefill_problem *p, const struct prefill_cut *cut,
+                         int64_t tokens)
+{
+    return (tokens * tiles_of(p, SM90_SPARSE_PREFILL_HEADS) - cut->whole) * cut->pieces;
+}
+
+static fmla_status join_sm90(const struct cuda_scope *scope, const struct sparse_prefill_problem *p,
+                             struct sparse_prefill_sm90_params *params)
+{
+    const int64_t tiles = (params->items - params->cut.whole) / params->cut.pieces;
+    const struct cuda_launch launch = {
+        .kernel = &cuda_kernel_sparse_prefill_join,
+        .blocks = tiles * SM90_SPARSE_PREFILL_HEADS / PREFILL_JOIN_WARPS,
+        .threads = 32 * PREFILL_JOIN_WARPS,
+        .flags = LAUNCH_OVERLAP,
+        .stream = p->stream,
+    };
+    return cuda_launch(op, scope, &launch, (void *[]){params});
+}
+
+/* Blocks of threads stay, and take tiles, and then pieces, in turns. */
 static fmla_status launch_sm90(const struct cuda_scope *scope, const struct sparse_prefill_problem *p,
                                const struct part *part)
 {
@@ -86,16 +115,20 @@ static fmla_status launch_sm90(const struct cuda_scope *scope, const struct spar
     fmla_status status = tensor_map_make(op, scope, "q", &queries, &params.queries);
     if (!status) status = tensor_map_make(op, scope, "out", &results, &params.results);
     if (status) return status;
-    params.items = params.call.s_q * params.call.tiles;
+    params.cut = cut_of(scope->device, p, part->tokens);
+    params.cut.slots = p->workspace;
+    const bool cut = params.cut.pieces > 1;
+    params.items = params.cut.whole + (int32_t)pieces_of(p, &params.cut, part->tokens);
     const struct cuda_launch launch = {
-        .kernel = &cuda_kernel_sparse_prefill_sm90[p->d_qk == 576],
+        .kernel = &cuda_kernel_sparse_prefill_sm90[cut][p->d_qk == 576],
         .blocks = params.items < scope->device->sms ? params.items : scope->device->sms,
         .threads = SM90_SPARSE_PREFILL_THREADS,
         .shared_bytes = SM90_SPARSE_PREFILL_SHARED_BYTES,
         .flags = LAUNCH_OVERLAP,
         .stream = p->stream,
     };
-    return cuda_launch(op, scope, &launch, (void *[]){&params});
+    status = cuda_launch(op, scope, &launch, (void *[]){&params});
+    return cut && !status ? join_sm90(scope, p, &params) : status;
 }
 
 /* FP8 pages: sparse decode's kernel, of as many requests as there are tokens. A block of threads stays with its tile of heads. */
@@ -140,15 +173,36 @@ static fmla_status launch_sm90_fp8(const struct cuda_scope *scope, const struct 
     return cuda_launch(op, scope, &launch, (void *[]){&params});
 }
 
-/* The call in parts of so few tokens that their tiles, of `heads` heads, are counted in 32 bits: as blocks of threads, or by
- * such that go from tile to tile, past the last. */
+/* A launch's tokens, if there are so many: their tiles, of `heads` heads, are counted in 32 bits, as blocks of threads, or by such
+ * that go from tile to tile, past the last. */
+static int64_t most_tokens(const struct sparse_prefill_problem *p, int heads)
+{
+    enum { MOST_BLOCKS = 65536 /* that stay */ };
+    return (INT32_MAX - MOST_BLOCKS) / tiles_of(p, heads);
+}
+
+/* As much for all kernels of the device; launches follow one another. */
+fmla_status cuda_sparse_prefill_size(const struct kernel *kernel, const struct sparse_prefill_problem *p,
+                                     size_t *bytes, size_t *alignment)
+{
+    (void)kernel;
+    const struct cuda_device *device = cuda_device(p->device.id);
+    const bool cuts = device->capability == 90 && p->format == KV_BF16 &&
+                      cuda_build_has(&cuda_build, cuda_kernel_sparse_prefill_join.image);
+    const int64_t last = p->s_q % most_tokens(p, SM90_SPARSE_PREFILL_HEADS); /* the others are too many */
+    const struct prefill_cut cut = cut_of(device, p, last);
+    *alignment = CUDA_WORKSPACE_ALIGNMENT;
+    *bytes = cuts && cut.pieces > 1 ? (size_t)pieces_of(p, &cut, last) * PREFILL_SLOT_BYTES : 0;
+    return FMLA_OK;
+}
+
+/* The call in parts of so few tokens. */
 static fmla_status in_parts(const struct sparse_prefill_problem *p, int heads,
                             fmla_status (*launch)(const struct cuda_scope *scope,
                                                   const struct sparse_prefill_problem *p,
                                                   const struct part *part))
 {
-    enum { MOST_BLOCKS = 65536 /* that stay */ };
-    const int64_t most = (INT32_MAX - MOST_BLOCKS) / tiles_of(p, heads);
+    const int64_t most = most_tokens(p, heads);
     struct cuda_scope scope;
     if (!p->s_q) return FMLA_OK;
     fmla_status status = cuda_enter(op, "q", p->device.id, &scope);

@@ -26,6 +26,7 @@ const int64_t prefill_shapes[PREFILL_ALL_SHAPES][2] = {
     [P_SHAPE_FAR] = {12, 12},
     [P_SHAPE_FAR_PAGES] = {650, 576},
     [P_SHAPE_BLOCKS] = {130, 130},
+    [P_SHAPE_PIECES] = {330, 330},
 };
 
 /* ---- Drawn values ---------------------------------------------------------------------------- */

@@ -54,6 +54,7 @@ enum {
     P_SHAPE_FAR,
     P_SHAPE_FAR_PAGES,
     P_SHAPE_BLOCKS, /* two blocks of 64 and a part */
+    P_SHAPE_PIECES, /* five and a part: of few tokens a kernel may cut the lists */
     PREFILL_ALL_SHAPES
 };
 extern const int64_t prefill_shapes[PREFILL_ALL_SHAPES][2];

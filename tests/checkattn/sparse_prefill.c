@@ -380,15 +380,15 @@ static void check_special(const struct run *run, struct tally *tally)
 }
 
 /* Extreme scores in every format, with two full tiles of 64 heads and with one and a quarter, and all rows of these compared;
- * and so few tokens that the CPU cuts their lists for three threads. */
+ * the latter of lists that are long enough for a GPU to cut them; and so few tokens that the CPU cuts theirs for three threads. */
 static void check_extreme(const struct run *run, struct tally *tally)
 {
-    enum { FORMATS = 4, CASES = 2 * FORMATS, TOKENS = 16, FEW = 9, CUT = 7 };
+    enum { FORMATS = 4, CASES = 3 * FORMATS, TOKENS = 16, FEW = 9, CUT = 7 };
     static const int64_t formats[FORMATS][2] = {
         {P_FLAT, 576}, {P_FLAT, 512}, {P_FP8_656, 576}, {P_FP8_584, 512}};
     for (uint64_t i = 0; i <= CASES; i++) {
-        const bool two_tiles = i < FORMATS, cut = i == CASES;
-        const int64_t v[P_AXES] = {[P_SHAPE] = P_SHAPE_BLOCKS,
+        const bool two_tiles = i < FORMATS, cut = i == CASES, long_lists = i >= 2 * FORMATS && !cut;
+        const int64_t v[P_AXES] = {[P_SHAPE] = long_lists ? P_SHAPE_PIECES : P_SHAPE_BLOCKS,
                                    [P_SQ] = cut         ? CUT
                                             : two_tiles ? TOKENS
                                                         : FEW,

@@ -237,7 +237,7 @@ static void prepared_elsewhere(void)
     fake_open();
     fake->capability = 80, fake->shared_bytes = 166912;
     CHECK(fmla_prepare(gpu) == FMLA_OK, "%s", fmla_last_error());
-    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], (int64_t)cuda_build.count - 9);
+    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], (int64_t)cuda_build.count - 10);
 }
 
 static void prepared(void)

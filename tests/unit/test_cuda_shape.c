@@ -132,6 +132,11 @@ static void print_names(void)
     }
     for (int i = 0; i < 4; i++) print_name(&cuda_kernel_sparse_decode_sm90[i / 2][i % 2]);
     for (int i = 0; i < 4; i++) print_name(&cuda_kernel_sparse_decode_sm90_rows[i / 2][i % 2]);
+    for (int f = 0; f < KV_FORMATS; f++)
+        if (cuda_kernel_sparse_prefill[f].name) print_name(&cuda_kernel_sparse_prefill[f]);
+    for (int i = 0; i < 4; i++) print_name(&cuda_kernel_sparse_prefill_sm90[i / 2][i % 2]);
+    for (int i = 0; i < 2; i++) print_name(&cuda_kernel_sparse_prefill_sm90_fp8[i]);
+    print_name(&cuda_kernel_sparse_prefill_join);
 }
 
 int main(int argc, char **argv)

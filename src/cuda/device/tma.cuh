@@ -34,14 +34,16 @@ __device__ __forceinline__ void tma_load_once(uint32_t to, const struct tensor_m
         : "memory");
 }
 
-/* Copies a box from shared memory; what lies outside the tensor is not written. It counts towards the thread's next group. */
-__device__ __forceinline__ void tma_store(const struct tensor_map *map, uint32_t from, BoxPlace at)
+/* Copies a box from shared memory; what lies outside the tensor is not written, and what is written is the first to leave L2. It
+ * counts towards the thread's next group. */
+__device__ __forceinline__ void tma_store_once(const struct tensor_map *map, uint32_t from, BoxPlace at)
 {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(
-            map),
-        "r"(from), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.v), "r"(at.w)
-        : "memory");
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group.L2::cache_hint "
+                 "[%0, {%2, %3, %4, %5, %6}], [%1], %7;" ::"l"(map),
+                 "r"(from), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.v), "r"(at.w), "l"(policy)
+                 : "memory");
 }
 
 __device__ __forceinline__ void bulk_commit()
@@ -70,6 +72,14 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
         "l"(from), "r"(bytes), "r"(barrier)
         : "memory");
+}
+
+/* From shared memory, likewise. */
+__device__ __forceinline__ void bulk_store(void *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+                 "r"(bytes)
+                 : "memory");
 }
 
 __device__ __forceinline__ void bulk_prefetch(const void *from, uint32_t bytes)

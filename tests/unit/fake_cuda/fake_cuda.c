@@ -82,6 +82,12 @@ static struct CUkern_st kernels[KERNELS] = {
     SPARSE("sm90/sparse_decode/small/sparse_decode_bf16", "sm90_sparse_decode_small_bf16_fp8_584"),
     PREFILL_SM90("bf16", "bf16_512", sparse_prefill_sm90_params),
     PREFILL_SM90("bf16", "bf16_576", sparse_prefill_sm90_params),
+    PREFILL_SM90("bf16", "bf16_512_pieces", sparse_prefill_sm90_params),
+    PREFILL_SM90("bf16", "bf16_576_pieces", sparse_prefill_sm90_params),
+    {"sm90/sparse_prefill/join_pieces",
+     "sm90_sparse_prefill_join",
+     {sizeof(struct sparse_prefill_sm90_params)},
+     {0}},
     PREFILL_SM90("fp8", "fp8_656", sparse_prefill_fp8_params),
     PREFILL_SM90("fp8", "fp8_584", sparse_prefill_fp8_params),
 };

@@ -27,6 +27,7 @@ static const struct cuda_image images[] = {
     IMAGE("sm90/sparse_decode/join_half_rows"),
     IMAGE("sm90/sparse_decode/sparse_decode_bf16"),
     IMAGE("sm90/sparse_decode/small/sparse_decode_bf16"),
+    IMAGE("sm90/sparse_prefill/join_pieces"),
     IMAGE("sm90/sparse_prefill/sparse_prefill_bf16"),
     IMAGE("sm90/sparse_prefill/sparse_prefill_fp8"),
 #endif

@@ -68,3 +68,20 @@ struct tensor_view sm90_sparse_prefill_view(const struct sparse_prefill_problem 
         .box = {GROUP, SM90_SPARSE_PREFILL_HEADS, GROUPS_OF_BOX, 1, 1},
     };
 }
+
+struct prefill_cut sm90_sparse_prefill_cut(int64_t tiles, int64_t topk, int32_t sms)
+{
+    enum { BLOCK = 64, LEAST_SAVED = 3 /* blocks: the join takes as long as two or three */ };
+    enum { MOST_ROUNDS = 8 /* of more the last one is too little to pay for what pieces cost */ };
+    const int64_t rest = tiles % sms, blocks = (topk + BLOCK - 1) / BLOCK;
+    const struct prefill_cut none = {.whole = (int32_t)tiles, .pieces = 1, .pieces_divisor = divisor_of(1)};
+    if (!rest || tiles > (int64_t)MOST_ROUNDS * sms) return none;
+    const int64_t at_once = sms / rest;
+    int64_t pieces = at_once < MOST_PREFILL_PIECES ? at_once : MOST_PREFILL_PIECES;
+    const int64_t most = (blocks + pieces - 1) / pieces; /* blocks of a piece */
+    if (blocks - most < LEAST_SAVED) return none;
+    pieces = (blocks + most - 1) / most;
+    return (struct prefill_cut){.whole = (int32_t)(tiles - rest),
+                                .pieces = (int32_t)pieces,
+                                .pieces_divisor = divisor_of((uint32_t)pieces)};
+}

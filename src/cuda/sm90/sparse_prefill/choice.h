@@ -5,6 +5,7 @@
 #ifndef FMLA_SM90_SPARSE_PREFILL_CHOICE_H
 #define FMLA_SM90_SPARSE_PREFILL_CHOICE_H
 
+#include "../../params.h"
 #include "../../tensor_map.h"
 
 enum {
@@ -21,5 +22,8 @@ const char *sm90_sparse_prefill_refuses(const struct sparse_prefill_problem *pro
 struct tensor_view sm90_sparse_prefill_view(const struct sparse_prefill_problem *problem,
                                             const uint16_t *data, const int64_t stride[2], int64_t tokens,
                                             int64_t heads, int64_t columns);
+
+/* Which of a launch's `tiles` are cut, on a GPU of `sms` SMs, with lists of `topk` entries; places are the caller's to give. */
+struct prefill_cut sm90_sparse_prefill_cut(int64_t tiles, int64_t topk, int32_t sms);
 
 #endif

@@ -11,8 +11,10 @@
 #include "../../device/tma.cuh"
 #include "../sides/layout.cuh"
 
-template <int D_QK_> struct Variant {
+/* PIECES_: some items are pieces of tiles. */
+template <int D_QK_, bool PIECES_> struct Variant {
     using Element = Bf16;
+    static constexpr bool PIECES = PIECES_;
     static constexpr bool ROPE = D_QK_ > D_V;
     static_assert(D_QK_ == D_V || D_QK_ == D_V + LINE_ELEMENTS, "");
 };
@@ -53,19 +55,41 @@ __device__ __forceinline__ constexpr int last_unit(int side)
 
 /* ---- The way through the tiles ------------------------------------------------------------------ */
 
-/* A tile of heads of a token. A block of threads takes every gridDim.x-th; every role goes through them by itself. */
-struct Item {
-    int token, tile, length, blocks;
+/* Whose keys: a tile of heads of a token. */
+struct TileOfToken {
+    int token, tile;
 
-    __device__ __forceinline__ Item(int token, int tile, int length, int blocks)
-        : token(token), tile(tile), length(length), blocks(blocks)
+    __device__ __forceinline__ TileOfToken(const struct sparse_prefill_params &p, int index)
+        : token(fast_divide(index, p.tiles_divisor)), tile(index - token * p.tiles)
     {
     }
+};
 
-    __device__ __forceinline__ Item(const struct sparse_prefill_sm90_params &p, int item)
+/* A tile of heads of a token, or a piece of it: some blocks of its keys. A block of threads takes every gridDim.x-th; every role
+ * goes through them by itself. */
+enum { WHOLE = -1 };
+template <typename V> struct ItemOf {
+    int token, tile, length;
+    int first, blocks; /* of keys */
+    int slot;          /* of a piece; of a tile WHOLE */
+
+    __device__ __forceinline__ ItemOf() : token(0), tile(0), length(0), first(0), blocks(0), slot(WHOLE) {}
+
+    __device__ __forceinline__ ItemOf(const struct sparse_prefill_sm90_params &p, int item)
+        : first(0), slot(WHOLE)
     {
-        token = fast_divide(item, p.call.tiles_divisor), tile = item - token * p.call.tiles;
+        int index = item, piece = 0;
+        if (V::PIECES && item >= p.cut.whole) {
+            slot = item - p.cut.whole;
+            const int cut_tile = fast_divide(slot, p.cut.pieces_divisor);
+            index = p.cut.whole + cut_tile, piece = slot - cut_tile * p.cut.pieces;
+        }
+        const TileOfToken of(p.call, index);
+        token = of.token, tile = of.tile;
         length = topk_count(p.call.topk, p.call.topk_length, token);
         blocks = (int)((unsigned)(length + KEYS - 1) / KEYS);
+        if (!V::PIECES || slot == WHOLE) return;
+        const int most = fast_divide(blocks + p.cut.pieces - 1, p.cut.pieces_divisor);
+        first = min(piece * most, blocks), blocks = min(most, blocks - first);
     }
 };

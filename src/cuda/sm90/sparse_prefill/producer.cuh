@@ -10,6 +10,7 @@
 #include "../sides/products.cuh"
 
 template <typename V> struct Producer {
+    using Item = ItemOf<V>;
     enum { ROWS_APART = WARPGROUP_THREADS / 8, ROWS_OF_THREAD = KEYS / ROWS_APART };
 
     const struct sparse_prefill_sm90_params &p;
@@ -26,14 +27,14 @@ template <typename V> struct Producer {
     __device__ __forceinline__ Producer(const struct sparse_prefill_sm90_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)),
           first(swizzle_128((uint32_t)row(), (uint32_t)chunk())), parity{0, 0}, tiles(0),
-          seen((int)blockIdx.x), next{0, 0, 0, 0}
+          seen((int)blockIdx.x)
     {
     }
 
     /* To the next tile that has keys; the indices of its first block are asked for. */
     __device__ __forceinline__ void look_ahead()
     {
-        next = {0, 0, 0, 0};
+        next = Item();
         while (next.blocks == 0 && seen < p.items) next = Item(p, seen), seen += (int)gridDim.x;
         load_indices(next, 0);
     }
@@ -48,7 +49,7 @@ template <typename V> struct Producer {
         const int32_t *entries = p.call.kv.indices + item.token * p.call.kv.indices_stride[0];
 #pragma unroll
         for (int i = 0; i < ROWS_OF_THREAD; i++) {
-            const int at = block * KEYS + row() + i * ROWS_APART;
+            const int at = (item.first + block) * KEYS + row() + i * ROWS_APART;
             index[i] = at < item.length ? __ldg(entries + at) : -1;
         }
     }

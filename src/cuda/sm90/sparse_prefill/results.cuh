@@ -4,70 +4,97 @@
  */
 #pragma once
 
+#include "slot.cuh"
 #include "softmax.cuh"
 
+#include "../../device/half_rows.cuh"
 #include "../../device/result.cuh"
 #include "../sides/results.cuh"
 
-/* A row that is finished: lse and its largest score, in powers of two. */
-struct RowEnd {
-    float lse, largest; /* -inf: it saw no key */
+/* A row that is finished, in powers of two; -inf: it saw no key. `sum`: of its weights. */
+__device__ __forceinline__ float row_lse(float reference, float sum)
+{
+    return sum == 0.0f ? -INFINITY : reference + log2_approx(sum);
+}
 
-    /* Row i of the thread's two; `over`: of all its keys. From the first key on the reference is a key's score; where scores
-     * are NaN alone, it is still the least. */
-    __device__ __forceinline__ RowEnd(const RowState &state, float over, int i)
-    {
-        const float reference = state.reference[i], sum = state.sum[i];
-        lse = sum == 0.0f ? -INFINITY : reference + log2_approx(sum);
-        largest = reference <= LEAST_REFERENCE ? -INFINITY : reference + over;
-    }
-};
+/* Its largest score, which is `over` the reference. From the first key on that is a key's score; where scores are NaN alone, it is
+ * still the least. */
+__device__ __forceinline__ float row_largest(float reference, float over)
+{
+    return reference <= LEAST_REFERENCE ? -INFINITY : reference + over;
+}
 
 /* What O is to be multiplied with. */
-__device__ __forceinline__ float row_factor(const struct sparse_prefill_params &p, int head,
-                                            const RowEnd &end, float sum)
+__device__ __forceinline__ float row_factor(const struct sparse_prefill_params &p, int head, float lse,
+                                            float sum)
 {
-    return sum == 0.0f ? 0.0f : result_sink_factor(p.rules, head, end.lse * LN_2) * reciprocal_approx(sum);
+    return sum == 0.0f ? 0.0f : result_sink_factor(p.rules, head, lse * LN_2) * reciprocal_approx(sum);
 }
 
-/* lse by the first side, max_logits by the other. */
-__device__ __forceinline__ void store_row_end(const struct sparse_prefill_params &p, const Item &item,
-                                              int head, int side, const RowEnd &end)
+__device__ __forceinline__ void store_lse(const struct sparse_prefill_params &p, int token, int head,
+                                          float lse)
 {
-    if (side == 0 && p.lse) p.lse[item.token * p.lse_stride + head] = result_lse(p.rules, end.lse * LN_2);
-    if (side == 1 && p.max_logits)
-        p.max_logits[item.token * p.max_stride + head] = end.largest * LN_2 * p.rules.lse_factor;
+    if (p.lse) p.lse[token * p.lse_stride + head] = result_lse(p.rules, lse * LN_2);
 }
 
-/* The warp's 16 rows, 256 columns, to lines of four tiles of shared memory, the first at `lines`. */
+__device__ __forceinline__ void store_largest(const struct sparse_prefill_params &p, int token, int head,
+                                              float largest)
+{
+    if (p.max_logits) p.max_logits[token * p.max_stride + head] = largest * LN_2 * p.rules.lse_factor;
+}
+
+template <typename Item>
+__device__ __forceinline__ Slot *slot_of(const struct sparse_prefill_sm90_params &p, const Item &piece)
+{
+    return (Slot *)p.cut.slots + piece.slot;
+}
+
+/* The warp's 16 rows of a unit's columns, from the unit's line `lines` on. */
 template <typename Element>
-__device__ __forceinline__ void stage_rows(const float (&left)[64], const float (&right)[64],
-                                           const float (&factor)[2], uint32_t lines)
+__device__ __forceinline__ void stage_rows(const float (&o)[64], const float (&factor)[2], uint32_t lines)
 {
     const uint32_t lane = fresh_thread() % 32;
     const Scaled scaled = {factor};
-    stage_group<Element, 0>(left, scaled, 0, lines, lane);
-    stage_group<Element, 32>(left, scaled, 64, lines + TILE_BYTES, lane);
-    stage_group<Element, 0>(right, scaled, 128, lines + 2 * TILE_BYTES, lane);
-    stage_group<Element, 32>(right, scaled, 192, lines + 3 * TILE_BYTES, lane);
+    stage_group<Element, 0>(o, scaled, 0, lines, lane);
+    stage_group<Element, 32>(o, scaled, 0, lines + TILE_BYTES, lane);
 }
 
-/* The unit's columns of all rows, from the unit to `out`; a group of bulk copies. */
-__device__ __forceinline__ void store_unit(const struct sparse_prefill_sm90_params &p, const Item &item,
-                                           int unit, uint32_t from)
+/* 64 columns of them as a slot has them; `down`: Slot::down of the thread's first row and these columns. */
+template <int FIRST>
+__device__ __forceinline__ void stage_half_group(const float (&o)[64], float *down, uint32_t lines)
 {
-    tma_store(&p.results, from, {0, item.tile * ROWS, 2 * unit, item.token, 0});
-    bulk_commit();
+    float up[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float most = 0.0f;
+#pragma unroll
+        for (int e = FIRST + 2 * i; e < FIRST + 32; e += 4)
+            most = fmaxf(most, fmaxf(fabsf(o[e]), fabsf(o[e + 1])));
+        const HalfScale scale(quad_max(most));
+        up[i] = scale.up;
+        if (fresh_thread() % 4 == 0) down[8 * i * GROUPS] = scale.down;
+    }
+    stage_group<Fp16, FIRST>(o, Scaled{up}, 0, lines, fresh_thread() % 32);
+}
+
+/* A piece without keys. */
+__device__ __forceinline__ void store_empty_slot(Slot *slot)
+{
+    const int thread = (int)(fresh_thread() - WARPGROUP_THREADS);
+    if (thread < ROWS) slot->end[thread] = make_float4(LEAST_REFERENCE, 0.0f, -INFINITY, 0.0f);
 }
 
 /* A tile without keys; by the threads of both sides. */
+template <typename Item>
 __device__ __forceinline__ void store_empty(const struct sparse_prefill_params &p, const Item &item)
 {
     enum { CHUNKS = D_V / CHUNK_ELEMENTS };
     const int thread = (int)(fresh_thread() - WARPGROUP_THREADS);
     const int first = item.tile * ROWS, heads = min((int)ROWS, p.h_q - first);
-    if (thread < heads && p.lse) p.lse[item.token * p.lse_stride + first + thread] = p.rules.lse_of_empty;
-    if (thread < heads && p.max_logits) p.max_logits[item.token * p.max_stride + first + thread] = -INFINITY;
+    if (thread < heads) {
+        store_lse(p, item.token, first + thread, -INFINITY);
+        store_largest(p, item.token, first + thread, -INFINITY);
+    }
 #pragma unroll 1
     for (int i = thread; i < heads * CHUNKS; i += 2 * WARPGROUP_THREADS) {
         uint16_t *to = p.out + item.token * p.out_stride[0] + (first + i / CHUNKS) * p.out_stride[1];

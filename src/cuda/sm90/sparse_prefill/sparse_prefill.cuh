@@ -27,7 +27,9 @@
  *
  * Shared memory (struct Shared): two blocks of keys 147456 bytes, Q 65536, P of either side 8192. All addresses are constants.
  *
- * A tile ends with its rows in the last block's home units, from where TMA takes them to `out`.
+ * A tile ends with its rows in the last block's home units, from where TMA takes them to `out`, the first half while the
+ * products of the second still run. Of a short call the tiles of the last round are cut by keys into pieces, whose rows go to
+ * slots, from where join_pieces.cuh takes them (V::PIECES).
  *
  * The limit on an H200 is power: with 128 heads the SMs run at 1.4 to 1.7 of 1.98 GHz.
  */
@@ -55,6 +57,7 @@ __device__ __forceinline__ void load_q_rope(uint32_t (&q)[4][4], const struct sp
  * there all addresses are constants. */
 template <typename V> struct Side {
     using Element = typename V::Element;
+    using Item = ItemOf<V>;
 
     const struct sparse_prefill_sm90_params &p;
     Shared &shared;
@@ -63,6 +66,7 @@ template <typename V> struct Side {
     uint32_t weights[4][4], q_rope[4][4];
     RowState state;
     uint32_t own = 0, others = 0, tiles = 0; /* blocks of both sides and tiles so far: parities of barriers */
+    int next_item;                           /* after the one in hand */
     bool keeps_units;                        /* results are still being read from the last block's */
 
     __device__ __forceinline__ Side(const struct sparse_prefill_sm90_params &params, Shared &memory)
@@ -80,6 +84,11 @@ template <typename V> struct Side {
     static __device__ __forceinline__ bool is_first_side()
     {
         return __all_sync(~0u, threadIdx.x < 2 * WARPGROUP_THREADS);
+    }
+
+    static __device__ __forceinline__ bool is_piece(const Item &item)
+    {
+        return V::PIECES && item.slot != WHOLE;
     }
 
     static __device__ __forceinline__ bool is_first_warp() { return __all_sync(~0u, warp() == 0); }
@@ -251,7 +260,7 @@ template <typename V> struct Side {
     /* ---- A block, a tile, all tiles -------------------------------------------------------------- */
 
     /* Block k of the tile, this side's. */
-    template <int SIDE> __device__ __forceinline__ void run_block(int k, int blocks)
+    template <int SIDE> __device__ __forceinline__ void run_block(int k, const Item &item)
     {
         const bool follows = SIDE == 1 || k > 0;
         score_early<SIDE>(follows);
@@ -279,87 +288,125 @@ template <typename V> struct Side {
         multiply_own<SIDE>(k > 0);
         if (lane() == 0) { /* were read before the softmax, which the other side waits for: time enough now */
             if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, rope_empty), SIDE));
-            if (k + 2 >= blocks) mbarrier_arrive(SHARED_AT(base, q_empty));
+            if (k + 2 >= item.blocks) mbarrier_arrive(SHARED_AT(base, q_empty));
         }
+        own++;
+        if (k + 1 >= item.blocks) return end_item<SIDE>(item); /* its units are the results' place */
         wgmma_wait<1>();
-        const bool last = k + 1 >= blocks; /* its units are the results' place */
-        if (!last) release_unit<SIDE>(base, Home<SIDE>::FIRST, lane());
+        release_unit<SIDE>(base, Home<SIDE>::FIRST, lane());
         wgmma_wait<0>();
         hold(left), hold(right);
-        if (!last) release_unit<SIDE>(base, Home<SIDE>::SECOND, lane());
-        own++;
+        release_unit<SIDE>(base, Home<SIDE>::SECOND, lane());
     }
 
     /* The last block of the tile where it is the other side's. */
-    template <int SIDE> __device__ __forceinline__ void multiply_last(bool add)
+    template <int SIDE> __device__ __forceinline__ void multiply_last(bool add, const Item &item)
     {
         wait_for_turn<SIDE>(); /* over before P came: so that no phase of a barrier goes by unwaited for */
         wait_for_weights<SIDE>();
         follow_reference<SIDE>();
         multiply_others<SIDE>(add);
-        wgmma_wait<0>();
-        hold(left), hold(right);
         others++;
+        end_item<SIDE>(item);
     }
 
-    template <int SIDE> __device__ __forceinline__ void run_blocks(int blocks)
+    template <int SIDE> __device__ __forceinline__ void run_blocks(const Item &item)
     {
+        const int blocks = item.blocks;
         if (SIDE == 1 && blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
-        for (int k = SIDE; k < blocks; k += 2) run_block<SIDE>(k, blocks);
-        if ((blocks - 1) % 2 != SIDE) multiply_last<SIDE>(SIDE == 0 || blocks > 1);
+        for (int k = SIDE; k < blocks; k += 2) run_block<SIDE>(k, item);
+        if ((blocks - 1) % 2 != SIDE) multiply_last<SIDE>(SIDE == 0 || blocks > 1, item);
     }
+
+    /* ---- The end of a tile, or of a piece ------------------------------------------------------------ */
 
     /* Each side has summed its own blocks; both hold the same references by now. */
-    __device__ __forceinline__ void join_sides(int my_side, int my_row, float (&over)[2])
+    template <int SIDE> __device__ __forceinline__ void join_sides(float (&over)[2])
     {
         float2(&ends)[2][ROWS] = shared.end[tiles % 2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             state.sum[i] = quad_sum(state.sum[i]), over[i] = quad_max(__int_as_float(state.over[i]));
-            if (lane() % 4 == 0) ends[my_side][my_row + 8 * i] = make_float2(state.sum[i], over[i]);
+            if (lane() % 4 == 0) ends[SIDE][row() + 8 * i] = make_float2(state.sum[i], over[i]);
         }
         barrier_sync(PIECE_BARRIER, 2 * WARPGROUP_THREADS);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float2 other = ends[1 - my_side][my_row + 8 * i];
+            const float2 other = ends[1 - SIDE][row() + 8 * i];
             state.sum[i] += other.x, over[i] = fmaxf(over[i], other.y);
         }
     }
 
-    /* ---- The end of a tile ------------------------------------------------------------------------ */
-
-    /* Rows go to where the last block's keys were, to the units whose columns the side has multiplied: 32 KB, as much as
-     * the rows are. TMA takes them from there. */
-    __device__ __forceinline__ void end_tile(const Item &item)
+    /* Rows of a unit's columns: 64 lines from `at` on, where keys were that all warps' products have read. */
+    template <int SIDE>
+    __device__ __forceinline__ void send_unit(const float (&o)[64], const float (&factor)[2],
+                                              const Item &item, int unit, uint32_t at)
     {
-        const int my_side = side(), my_row = row(), first_row = my_row / 16 * 16; /* of the warp */
-        const int slot = (item.blocks - 1) % 2;
-        const int head = item.tile * ROWS + my_row;
-        float factor[2], over[2];
-        join_sides(my_side, my_row, over);
-        const RowEnd end[2] = {RowEnd(state, over[0], 0), RowEnd(state, over[1], 1)};
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            factor[i] = row_factor(p.call, min(head + 8 * i, p.call.h_q - 1), end[i], state.sum[i]);
-        const uint32_t units = unit_at(base, slot, 2 * my_side);
-        stage_rows<Element>(left, right, factor, units + (uint32_t)(first_row * (int)LINE_BYTES));
+        const uint32_t lines = at + (uint32_t)(16 * warp()) * LINE_BYTES;
+        barrier_sync(SIDE_BARRIER + SIDE, WARPGROUP_THREADS); /* a warp waits for its own products alone */
+        if (is_piece(item)) {
+            float *down = &slot_of(p, item)->down[row()][2 * unit];
+            stage_half_group<0>(o, down, lines);
+            stage_half_group<32>(o, down + 1, lines + TILE_BYTES);
+        } else {
+            stage_rows<Element>(o, factor, lines);
+        }
         fence_async_shared();
-        barrier_sync(SIDE_BARRIER + my_side, WARPGROUP_THREADS);
+        barrier_sync(SIDE_BARRIER + SIDE, WARPGROUP_THREADS);
         if (is_first_warp() && elect_one()) {
-            store_unit(p, item, 2 * my_side, units);
-            store_unit(p, item, 2 * my_side + 1, units + UNIT_BYTES);
+            if (is_piece(item))
+                bulk_store(slot_of(p, item)->units[unit], at, UNIT_BYTES);
+            else
+                tma_store_once(&p.results, at, {0, item.tile * ROWS, 2 * unit, item.token, 0});
+            bulk_commit();
         }
         __syncwarp();
+    }
+
+    /* lse by the first side, max_logits by the other. */
+    template <int SIDE>
+    __device__ __forceinline__ void store_end(const Item &item, int i, float lse, float largest)
+    {
+        const int my_row = row() + 8 * i, head = item.tile * ROWS + my_row;
+        if (is_piece(item)) {
+            if (SIDE == 0)
+                slot_of(p, item)->end[my_row] = make_float4(state.reference[i], state.sum[i], largest, 0.0f);
+        } else if (head < p.call.h_q) {
+            if (SIDE == 0) store_lse(p.call, item.token, head, lse);
+            if (SIDE == 1) store_largest(p.call, item.token, head, largest);
+        }
+    }
+
+    /* While the last products run, what the rows are multiplied with is found, and then the first half of them goes out: to where
+     * the last block's keys of these columns were, which the side alone has read, and from there by TMA. */
+    template <int SIDE> __device__ __forceinline__ void end_item(const Item &item)
+    {
+        const int owner = (item.blocks - 1) % 2, head = item.tile * ROWS + row();
+        const uint32_t place = unit_at(base, owner, Home<SIDE>::FIRST);
+        float factor[2], over[2], lse[2];
+        load_next_rope(next_item);
+        join_sides<SIDE>(over);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            lse[i] = row_lse(state.reference[i], state.sum[i]);
+            factor[i] = row_factor(p.call, min(head + 8 * i, p.call.h_q - 1), lse[i], state.sum[i]);
+        }
+        wgmma_wait<1>();
+        hold(left);
+        send_unit<SIDE>(left, factor, item, Home<SIDE>::FIRST, place);
+        wgmma_wait<0>();
+        hold(right);
+        send_unit<SIDE>(right, factor, item, Home<SIDE>::SECOND, place + UNIT_BYTES);
         if (lane() % 4 == 0)
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                if (head + 8 * i < p.call.h_q) store_row_end(p.call, item, head + 8 * i, my_side, end[i]);
-        keeps_units = is_first_side() && slot == 1;
-        if (!keeps_units) give_back_units(slot);
+                store_end<SIDE>(item, i, lse[i], row_largest(state.reference[i], over[i]));
+        keeps_units = SIDE == 0 && owner == 1;
+        if (!keeps_units) give_back_units(owner);
     }
 
-    /* When they have been read; by the thread that asked for it, in place of every warp. Side 0 scores the next tile's first
-     * block before it waits for that, where that block's place is the other one. */
+    /* When results have been read from there; by the thread that asked for it, in place of every warp. Side 0 scores the next
+     * item's first block before it waits for that, where that block's place is the other one. */
     __device__ __forceinline__ void give_back_units(int slot)
     {
         const int first = slot * UNITS + 2 * side();
@@ -376,25 +423,27 @@ template <typename V> struct Side {
     __device__ __forceinline__ void load_next_rope(int item)
     {
         if (!V::ROPE || item >= p.items) return;
-        const int token = fast_divide(item, p.call.tiles_divisor);
-        load_q_rope(q_rope, p.call, token, (item - token * p.call.tiles) * ROWS + row());
+        const Item next(p, item);
+        load_q_rope(q_rope, p.call, next.token, next.tile * ROWS + row());
     }
 
     __device__ __forceinline__ void run_tile(const Item &item, int next)
     {
         if (item.blocks == 0) {
-            store_empty(p.call, item);
+            if (is_piece(item))
+                store_empty_slot(slot_of(p, item));
+            else
+                store_empty(p.call, item);
             load_next_rope(next);
             return;
         }
         state = {{LEAST_REFERENCE, LEAST_REFERENCE}, {0.0f, 0.0f}, {0, 0}, false};
+        next_item = next;
         mbarrier_wait(SHARED_AT(base, q_full), tiles & 1);
         if (is_first_side())
-            run_blocks<0>(item.blocks);
+            run_blocks<0>(item);
         else
-            run_blocks<1>(item.blocks);
-        load_next_rope(next);
-        end_tile(item);
+            run_blocks<1>(item);
         tiles++;
     }
 
@@ -450,9 +499,9 @@ __device__ __forceinline__ void sparse_prefill(const struct sparse_prefill_sm90_
     }
 }
 
-#define SPARSE_PREFILL_KERNEL(NAME, D_QK)                                                                    \
+#define SPARSE_PREFILL_KERNEL(NAME, D_QK, PIECES)                                                            \
     extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                 \
         NAME(const __grid_constant__ struct sparse_prefill_sm90_params p)                                    \
     {                                                                                                        \
-        sparse_prefill<Variant<D_QK>>(p);                                                                    \
+        sparse_prefill<Variant<D_QK, PIECES>>(p);                                                            \
     }

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Joins the pieces of the tiles that sparse prefill has cut. A warp takes a row: a lane the reference and the sum of a piece, then 16
+ * columns of all pieces, in their order.
+ */
+#pragma once
+
+#include "results.cuh"
+
+static_assert(MOST_PREFILL_PIECES == 32, "a lane a piece");
+enum { JOIN_CHUNKS = D_V / CHUNK_ELEMENTS / 32 /* of eight columns, of a lane */, PIECES_AT_ONCE = 4 };
+
+/* What a lane knows: of its piece what it weighs, of the row the rest. */
+struct JoinedRow {
+    float weight, sum, reference, largest;
+
+    __device__ __forceinline__ JoinedRow(const Slot *slots, int pieces, int row, int lane)
+    {
+        float4 end = make_float4(LEAST_REFERENCE, 0.0f, -INFINITY, 0.0f);
+        if (lane < pieces) end = __ldg(&slots[lane].end[row]);
+        const bool some = end.y != 0.0f; /* a piece that saw no key has no rows either */
+        reference = some ? end.x : LEAST_REFERENCE, largest = end.z;
+        for (int lanes = 16; lanes; lanes /= 2) {
+            reference = fmaxf(reference, __shfl_xor_sync(~0u, reference, lanes));
+            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
+        }
+        weight = some ? exp2_approx(end.x - reference) : 0.0f;
+        sum = some ? weight * end.y : 0.0f; /* NaN stays NaN */
+        for (int lanes = 16; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    }
+};
+
+/* Of some pieces of a row, a lane's columns. */
+struct PiecesOfLane {
+    uint4 halves[PIECES_AT_ONCE][JOIN_CHUNKS];
+    float down[PIECES_AT_ONCE][JOIN_CHUNKS];
+
+    __device__ __forceinline__ PiecesOfLane(const Slot *slots, int pieces, int first, int row, int lane)
+    {
+#pragma unroll
+        for (int i = 0; i < PIECES_AT_ONCE; i++)
+#pragma unroll
+            for (int c = 0; c < JOIN_CHUNKS; c++) {
+                const Slot &slot = slots[min(first + i, pieces - 1)];
+                const int chunk = lane + 32 * c, group = chunk / 8;
+                const unsigned char *tile = slot.units[0] + group * TILE_BYTES;
+                halves[i][c] = __ldg((const uint4 *)(tile + swizzle_128((uint32_t)row, (uint32_t)chunk % 8)));
+                down[i][c] = __ldg(&slot.down[row][group]);
+            }
+    }
+};
+
+__device__ __forceinline__ void add_halves(float (&sum)[8], const uint4 &halves, float by)
+{
+    const uint32_t words[4] = {halves.x, halves.y, halves.z, halves.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum[2 * i] = fmaf(by, Fp16::to_float((uint16_t)words[i]), sum[2 * i]);
+        sum[2 * i + 1] = fmaf(by, Fp16::to_float((uint16_t)(words[i] >> 16)), sum[2 * i + 1]);
+    }
+}
+
+/* Row `row` of the cut tile of which `slots` are the pieces. */
+__device__ __forceinline__ void join_row(const struct sparse_prefill_sm90_params &p, const TileOfToken &of,
+                                         const Slot *slots, int row)
+{
+    const int lane = (int)threadIdx.x % 32, head = of.tile * ROWS + row;
+    const struct sparse_prefill_params &call = p.call;
+    PiecesOfLane some(slots, p.cut.pieces, 0, row, lane); /* under way while the weights are found */
+    const JoinedRow joined(slots, p.cut.pieces, row, lane);
+    float sum[JOIN_CHUNKS][8] = {};
+#pragma unroll 1
+    for (int first = 0; first < p.cut.pieces; first += PIECES_AT_ONCE) {
+        if (first) some = PiecesOfLane(slots, p.cut.pieces, first, row, lane);
+#pragma unroll
+        for (int i = 0; i < PIECES_AT_ONCE; i++) {
+            const float weight = __shfl_sync(~0u, joined.weight, first + i);
+            if (weight == 0.0f) continue; /* also past the last */
+#pragma unroll
+            for (int c = 0; c < JOIN_CHUNKS; c++)
+                add_halves(sum[c], some.halves[i][c], weight * some.down[i][c]);
+        }
+    }
+    const float lse = row_lse(joined.reference, joined.sum);
+    const float factor = row_factor(call, head, lse, joined.sum);
+    uint16_t *out = call.out + of.token * call.out_stride[0] + head * call.out_stride[1];
+#pragma unroll
+    for (int c = 0; c < JOIN_CHUNKS; c++) {
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) words[i] = Bf16::pack(sum[c][2 * i] * factor, sum[c][2 * i + 1] * factor);
+        ((uint4 *)out)[lane + 32 * c] = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    if (lane) return;
+    store_lse(call, of.token, head, lse);
+    store_largest(call, of.token, head, joined.largest);
+}
+
+/* Rows of the cut tiles, PREFILL_JOIN_WARPS a block of threads. */
+__device__ __forceinline__ void join_pieces(const struct sparse_prefill_sm90_params &p)
+{
+    const int row = (int)(blockIdx.x * PREFILL_JOIN_WARPS + threadIdx.x / 32), cut_tile = row / ROWS;
+    const TileOfToken of(p.call, p.cut.whole + cut_tile);
+    wait_for_kernels_before();
+    if (of.tile * ROWS + row % ROWS < p.call.h_q)
+        join_row(p, of, (const Slot *)p.cut.slots + cut_tile * p.cut.pieces, row % ROWS);
+}

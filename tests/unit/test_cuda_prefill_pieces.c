@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Sparse prefill on Hopper, the host's side: which tiles of a call are cut by keys, what the launches are told of the pieces, and
+ * how much workspace they take.
+ */
+#include "fake_cuda/calls.h"
+
+#include "cuda/kernels.h"
+
+#include "random.h"
+
+enum { SMS = 132, TILE = 64, BLOCK = 64 };
+
+/* A call of one key head with lists of `topk` entries. */
+static void call_of(struct prefill_call *c, int64_t s_q, int64_t h_q, int64_t topk)
+{
+    prefill_call(c, s_q, h_q, 1, 0);
+    c->indices.shape[2] = topk, c->indices.strides[1] = topk, c->indices.strides[0] = topk;
+    c->args.workspace = memory[7], c->args.workspace_size = SIZE_MAX / 2;
+}
+
+static size_t size_of(const struct prefill_call *c)
+{
+    size_t size = 77, alignment = 0;
+    CHECK(fmla_sparse_prefill_workspace_size(&c->args, &size, &alignment) == FMLA_OK, "%s",
+          fmla_last_error());
+    CHECK(alignment && !(alignment & (alignment - 1)), "alignment is %zu", alignment);
+    return size;
+}
+
+static struct sparse_prefill_sm90_params params_of(const struct fake_launch *launch)
+{
+    struct sparse_prefill_sm90_params params;
+    memcpy(&params, launch->parameters, sizeof params);
+    return params;
+}
+
+static void hopper(void)
+{
+    fake_open();
+    fake->capability = 90, fake->sms = SMS;
+}
+
+/* ---- Which tiles ------------------------------------------------------------------------------- */
+
+static void check_cut(int64_t tiles, int64_t topk, int32_t sms)
+{
+    const struct prefill_cut cut = sm90_sparse_prefill_cut(tiles, topk, sms);
+    const int64_t blocks = (topk + BLOCK - 1) / BLOCK, rest = tiles - cut.whole;
+    if (cut.pieces == 1) {
+        CHECK_EQ(rest, 0);
+        return;
+    }
+    const int64_t most = (blocks + cut.pieces - 1) / cut.pieces;
+    CHECK(rest > 0 && rest < sms && cut.whole % sms == 0, "%lld tiles: %d are whole", (long long)tiles,
+          cut.whole);
+    CHECK(cut.pieces <= MOST_PREFILL_PIECES && rest * cut.pieces <= sms, "%lld tiles in %d pieces",
+          (long long)rest, cut.pieces);
+    CHECK((cut.pieces - 1) * most < blocks && blocks - most >= 3, "%lld blocks in %d pieces",
+          (long long)blocks, cut.pieces);
+    for (int64_t n = 0; n < rest * cut.pieces; n++)
+        CHECK_EQ((int64_t)((uint64_t)n * cut.pieces_divisor.multiplier >> cut.pieces_divisor.shift),
+                 n / cut.pieces);
+}
+
+static void cuts(void)
+{
+    static const struct {
+        int64_t tiles, topk;
+        int32_t whole, pieces;
+    } examples[] = {
+        {1, 2048, 0, 32},  /* a block a piece */
+        {4, 2048, 0, 32},  /* as many as the join takes */
+        {16, 2048, 0, 8},  /* as many as there are SMs: 8 */
+        {15, 2048, 0, 8},  /* not 8.8; pieces of four blocks are 8 */
+        {66, 2048, 0, 2},  /* two for each */
+        {67, 2048, 67, 1}, /* not for all */
+        {132, 2048, 132, 1},
+        {140, 2048, 132, 16},
+        {8 * 132 - 100, 2048, 7 * 132, 4},
+        {8 * 132 + 4, 2048, 8 * 132 + 4, 1}, /* long */
+        {1, 256, 0, 4},
+        {1, 192, 1, 1}, /* two blocks saved */
+        {4, 0, 4, 1},
+        {0, 2048, 0, 1},
+    };
+    for (size_t i = 0; i < sizeof examples / sizeof *examples; i++) {
+        const struct prefill_cut cut = sm90_sparse_prefill_cut(examples[i].tiles, examples[i].topk, SMS);
+        CHECK_EQ(cut.whole, examples[i].whole);
+        CHECK_EQ(cut.pieces, examples[i].pieces);
+    }
+    struct random_state random = {1};
+    for (int i = 0; i < 20000; i++)
+        check_cut(random_between(&random, 0, 3000),
+                  random_between(&random, 0, 1 << random_between(&random, 0, 20)),
+                  (int32_t)random_between(&random, 1, 160));
+}
+
+/* ---- What is launched -------------------------------------------------------------------------- */
+
+static void launches(void)
+{
+    static const struct {
+        int64_t s_q, h_q, topk, whole, pieces;
+    } cases[] = {
+        {1, 64, 2048, 0, 32}, {3, 80, 4096, 0, 22}, {140, 64, 2048, 132, 16}, {70, 128, 300, 132, 5}};
+    hopper();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct prefill_call c;
+        call_of(&c, cases[i].s_q, cases[i].h_q, cases[i].topk);
+        const int64_t tiles = cases[i].s_q * ((cases[i].h_q + TILE - 1) / TILE);
+        const int64_t rest = tiles - cases[i].whole, items = cases[i].whole + rest * cases[i].pieces;
+        const int before = fake->launches;
+        CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_EQ(fake->launches, before + 2);
+        const struct fake_launch *launch = &fake->launch[before];
+        const struct sparse_prefill_sm90_params p = params_of(launch), joined = params_of(launch + 1);
+        CHECK(!strcmp(launch[0].kernel, "sm90_sparse_prefill_bf16_576_pieces"), "%s", launch[0].kernel);
+        CHECK(!strcmp(launch[1].kernel, "sm90_sparse_prefill_join"), "%s", launch[1].kernel);
+        CHECK(!memcmp(&p, &joined, sizeof p), "%s", "the join is told the same");
+        CHECK_EQ(p.items, items);
+        CHECK_EQ(p.cut.whole, cases[i].whole);
+        CHECK_EQ(p.cut.pieces, cases[i].pieces);
+        CHECK((char *)p.cut.slots == memory[7], "%s", "the places are the workspace");
+        CHECK_EQ(launch[0].config.grid_x, items < SMS ? items : SMS);
+        CHECK_EQ(launch[1].config.grid_x * PREFILL_JOIN_WARPS, rest * TILE);
+        CHECK_EQ(launch[1].config.block_x, 32 * PREFILL_JOIN_WARPS);
+        CHECK_EQ(launch[1].config.num_attributes, 1);
+        CHECK_EQ((int64_t)size_of(&c), rest * cases[i].pieces * PREFILL_SLOT_BYTES);
+    }
+}
+
+/* Each head has the workspace in turn. */
+static void key_heads(void)
+{
+    hopper();
+    struct prefill_call c;
+    prefill_call(&c, 2, 128, 2, 0);
+    c.indices.shape[2] = 1024, c.indices.strides[1] = 1024, c.indices.strides[0] = 2048;
+    c.args.workspace = memory[7], c.args.workspace_size = size_of(&c);
+    CHECK_EQ((int64_t)c.args.workspace_size, 2 * 16 * (int64_t)PREFILL_SLOT_BYTES);
+    CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(fake->launches, 4);
+    for (int i = 0; i < 4; i++)
+        CHECK((char *)params_of(&fake->launch[i]).cut.slots == memory[7], "launch %d", i);
+}
+
+/* ---- How much workspace ------------------------------------------------------------------------- */
+
+static void too_small(void)
+{
+    hopper();
+    struct prefill_call c;
+    call_of(&c, 1, 64, 2048);
+    c.args.workspace_size = size_of(&c) - 1;
+    check_rejected("a byte too few", fmla_sparse_prefill(&c.args), FMLA_BUFFER_TOO_SMALL, "sparse_prefill",
+                   "workspace_size", "must be at least 2195456 bytes");
+    c.args.workspace_size = size_of(&c), c.args.workspace = memory[7] + 16;
+    check_rejected("not aligned", fmla_sparse_prefill(&c.args), FMLA_INVALID_ARGUMENT, "sparse_prefill",
+                   "workspace", "aligned");
+    CHECK_EQ(fake->launches, 0);
+}
+
+/* The same for all kernels of the device, whichever the call is for; none where no kernel would cut. */
+static void of_kernels(void)
+{
+    hopper();
+    struct prefill_call c;
+    call_of(&c, 1, 64, 2048);
+    const size_t size = size_of(&c);
+    CHECK_EQ((int64_t)size, 32 * (int64_t)PREFILL_SLOT_BYTES);
+    c.args.kernel = "cuda";
+    CHECK_EQ((int64_t)size_of(&c), (int64_t)size);
+    CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(fake->launches, 1);
+    c.args.kernel = NULL, c.q.tensor.byte_offset = 2; /* Hopper's kernel refuses that */
+    CHECK_EQ((int64_t)size_of(&c), (int64_t)size);
+    call_of(&c, 0, 64, 2048);
+    CHECK_EQ((int64_t)size_of(&c), 0);
+    call_of(&c, INT32_MAX, 64, 2048);
+    CHECK_EQ((int64_t)size_of(&c), 0);
+    call_of(&c, 1, 64, 2048);
+    c.args.kv_format = FMLA_KV_FP8_656;
+    HELD(&c.kv, memory[1], ((fmla_dtype){FMLA_TYPE_UINT, 8, 1}), 4, 9, 64, 1, 656);
+    c.kv.tensor.device = c.q.tensor.device;
+    CHECK_EQ((int64_t)size_of(&c), 0);
+}
+
+static void elsewhere(void)
+{
+    fake_open();
+    fake->capability = 100, fake->sms = SMS;
+    struct prefill_call c;
+    call_of(&c, 1, 64, 2048);
+    CHECK_EQ((int64_t)size_of(&c), 0);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct scenario scenarios[] = {
+        {"cuts", cuts},           {"launches", launches},     {"key heads", key_heads},
+        {"too small", too_small}, {"of kernels", of_kernels}, {"elsewhere", elsewhere},
+    };
+    return run_scenarios("test_cuda_prefill_pieces", scenarios, sizeof scenarios / sizeof scenarios[0], argc,
+                         argv);
+}
