@@ -152,7 +152,7 @@ struct sparse_prefill_params {
     int32_t pairs_aligned; /* two neighbouring elements of out may be stored as one word */
 };
 
-/* Which tiles of sparse prefill are cut by keys: those of the last round, where there are fewer of them than SMs. */
+/* Which tiles of sparse prefill are cut by keys: those of a short call's last round, where at least two pieces of each find an SM. */
 struct prefill_cut {
     int32_t whole;  /* tiles that are not, the first ones */
     int32_t pieces; /* of each of the others; 1: no tile is cut */

@@ -70,7 +70,7 @@ static void add_rows(const struct prefill_case *c, struct prefill_rows *rows, in
  * each, of all tiles of heads: 64 rows and more. */
 static int64_t choose_rows(struct prefill_case *c, struct prefill_rows *rows)
 {
-    enum { DRAWN = 16, ROLES = 4, HEADS = 4, SMALL = 60000, EXTREME = 280000, KINDS = 16 };
+    enum { DRAWN = 16, ROLES = 4, HEADS = 4, SMALL = 60000, EXTREME = 600000, KINDS = 16 };
     const int64_t group = c->h_q / c->h_kv, last = c->s_q - 1;
     const int64_t keys = c->pool.topk < c->pool.s_k ? c->pool.topk : c->pool.s_k;
     const bool extreme = c->v[P_INPUTS] == P_EXTREME;

@@ -173,6 +173,37 @@ static void check_streams(const struct run *run, struct tally *tally, const int6
     prefill_case_free(&c), prefill_case_free(&other);
 }
 
+/* Calls over other inputs behind one another, in one workspace: none begins to write there before the one in front has read it. */
+static void check_workspace(const struct run *run, struct tally *tally, const int64_t v[P_AXES])
+{
+    enum { CASES = 2, LAUNCHES = 20 };
+    struct prefill_case c[CASES];
+    struct device_prefill_args call[CASES] = {0};
+    struct device_scratch workspace;
+    void *stream = device_stream_open();
+    for (int i = 0; i < CASES; i++) {
+        make_case(&c[i], run, tally, "one workspace, calls in turn", v, 400 + (uint64_t)i);
+        prefill_case_to_device(&c[i], NULL);
+        device_prefill_args_make(&call[i], &c[i].blocks, &c[i].args);
+    }
+    device_scratch_make(&workspace, workspace_bytes(&call[0].args, &c[0], run, tally), 0xff);
+    for (int i = 0; i < CASES * LAUNCHES; i++) {
+        fmla_sparse_prefill_args *args = &call[i % CASES].args;
+        args->stream = stream;
+        args->workspace = workspace.memory, args->workspace_size = workspace.bytes;
+        if (fmla_sparse_prefill(args)) report(tally, run, c[i % CASES].name, fmla_last_error());
+    }
+    device_wait(stream);
+    if (!device_scratch_intact(&workspace))
+        report(tally, run, c[0].name, "bytes behind the workspace were written");
+    for (int i = 0; i < CASES; i++) {
+        prefill_case_from_device(&c[i]);
+        compare(&c[i], run, tally);
+        prefill_case_free(&c[i]);
+    }
+    device_stream_close(stream), device_scratch_free(&workspace);
+}
+
 /* ---- All ------------------------------------------------------------------------------------- */
 
 void check_prefill_device(const struct run *run, struct tally *tally)
@@ -193,7 +224,9 @@ void check_prefill_device(const struct run *run, struct tally *tally)
         check_repeats(run, tally, v, 100 + i);
         v[P_SHAPE] = LONG, v[P_INDICES] = S_INDICES_BLOCKS;
         check_repeats(run, tally, v, 200 + i);
-        v[P_SHAPE] = WIDE, v[P_SQ] = 700;
+        v[P_SHAPE] = WIDE;
+        check_workspace(run, tally, v);
+        v[P_SQ] = 700;
         check_streams(run, tally, v);
     }
 }

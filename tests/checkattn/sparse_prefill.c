@@ -379,19 +379,21 @@ static void check_special(const struct run *run, struct tally *tally)
     }
 }
 
-/* Extreme scores in every format, with two full tiles of 64 heads and with one and a quarter, and all rows of these compared;
- * the latter of lists that are long enough for a GPU to cut them; and so few tokens that the CPU cuts theirs for three threads. */
+/* Extreme scores in every format, all rows compared: two full tiles of 64 heads; one and a quarter; such and lists that are long
+ * enough for a GPU to cut them, into six pieces, and, of various lengths, into three; and so few tokens that the CPU cuts their
+ * lists for three threads. */
 static void check_extreme(const struct run *run, struct tally *tally)
 {
-    enum { FORMATS = 4, CASES = 3 * FORMATS, TOKENS = 16, FEW = 9, CUT = 7 };
+    enum { FORMATS = 4, CASES = 4 * FORMATS, TOKENS = 16, FEW = 9, MORE = 20, CUT = 7 };
     static const int64_t formats[FORMATS][2] = {
         {P_FLAT, 576}, {P_FLAT, 512}, {P_FP8_656, 576}, {P_FP8_584, 512}};
     for (uint64_t i = 0; i <= CASES; i++) {
         const bool two_tiles = i < FORMATS, cut = i == CASES, long_lists = i >= 2 * FORMATS && !cut;
         const int64_t v[P_AXES] = {[P_SHAPE] = long_lists ? P_SHAPE_PIECES : P_SHAPE_BLOCKS,
-                                   [P_SQ] = cut         ? CUT
-                                            : two_tiles ? TOKENS
-                                                        : FEW,
+                                   [P_SQ] = cut                ? CUT
+                                            : two_tiles        ? TOKENS
+                                            : i >= 3 * FORMATS ? MORE
+                                                               : FEW,
                                    [P_HQ] = cut         ? 64
                                             : two_tiles ? 128
                                                         : 80,
@@ -401,6 +403,7 @@ static void check_extreme(const struct run *run, struct tally *tally)
                                    [P_PAGE] = 64,
                                    [P_INPUTS] = P_EXTREME,
                                    [P_INDICES] = S_INDICES_ALL,
+                                   [P_LENGTHS] = i >= 3 * FORMATS && !cut ? S_LENGTHS_VARIED : S_LENGTHS_NONE,
                                    [P_THREADS] = cut ? THREADS_OWN : THREADS_BUILT_IN};
         if (is_sound(v[P_SOURCE], v[P_DQK], v[P_HQ], 1)) run_case(run, v, run->seed + i, tally);
     }

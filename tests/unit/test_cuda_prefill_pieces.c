@@ -177,8 +177,6 @@ static void of_kernels(void)
     CHECK_EQ((int64_t)size_of(&c), (int64_t)size);
     call_of(&c, 0, 64, 2048);
     CHECK_EQ((int64_t)size_of(&c), 0);
-    call_of(&c, INT32_MAX, 64, 2048);
-    CHECK_EQ((int64_t)size_of(&c), 0);
     call_of(&c, 1, 64, 2048);
     c.args.kv_format = FMLA_KV_FP8_656;
     HELD(&c.kv, memory[1], ((fmla_dtype){FMLA_TYPE_UINT, 8, 1}), 4, 9, 64, 1, 656);
@@ -192,14 +190,45 @@ static void elsewhere(void)
     fake->capability = 100, fake->sms = SMS;
     struct prefill_call c;
     call_of(&c, 1, 64, 2048);
+    c.args.workspace = NULL, c.args.workspace_size = 0;
     CHECK_EQ((int64_t)size_of(&c), 0);
+    CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(fake->launches, 1);
+}
+
+/* Tokens in two launches, of which the second, of one token, is cut. */
+static void many_tokens(void)
+{
+    hopper();
+    struct prefill_call c;
+    call_of(&c, INT32_MAX, 64, 2048);
+    CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+    const int64_t first = params_of(&fake->launch[0]).call.s_q;
+    call_of(&c, first + 1, 64, 2048);
+    const int before = fake->launches;
+    CHECK_EQ((int64_t)size_of(&c), 32 * (int64_t)PREFILL_SLOT_BYTES);
+    CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_EQ(fake->launches, before + 3);
+    const struct sparse_prefill_sm90_params all = params_of(&fake->launch[before]),
+                                            last = params_of(&fake->launch[before + 1]);
+    CHECK_EQ(all.call.s_q, first);
+    CHECK_EQ(all.cut.pieces, 1);
+    CHECK_EQ(last.call.s_q, 1);
+    CHECK_EQ(last.cut.pieces, 32);
+    CHECK_EQ(last.items, 32);
+    CHECK_EQ((const char *)last.call.out - memory[5], first * 64 * 512 * 2);
 }
 
 int main(int argc, char **argv)
 {
     static const struct scenario scenarios[] = {
-        {"cuts", cuts},           {"launches", launches},     {"key heads", key_heads},
-        {"too small", too_small}, {"of kernels", of_kernels}, {"elsewhere", elsewhere},
+        {"cuts", cuts},
+        {"launches", launches},
+        {"key heads", key_heads},
+        {"too small", too_small},
+        {"of kernels", of_kernels},
+        {"elsewhere", elsewhere},
+        {"many tokens", many_tokens},
     };
     return run_scenarios("test_cuda_prefill_pieces", scenarios, sizeof scenarios / sizeof scenarios[0], argc,
                          argv);

@@ -17,7 +17,7 @@ struct JoinedRow {
     __device__ __forceinline__ JoinedRow(const Slot *slots, int pieces, int row, int lane)
     {
         float4 end = make_float4(LEAST_REFERENCE, 0.0f, -INFINITY, 0.0f);
-        if (lane < pieces) end = __ldg(&slots[lane].end[row]);
+        if (lane < pieces) end = __ldcg(&slots[lane].end[row]);
         const bool some = end.y != 0.0f; /* a piece that saw no key has no rows either */
         reference = some ? end.x : LEAST_REFERENCE, largest = end.z;
         for (int lanes = 16; lanes; lanes /= 2) {
@@ -44,8 +44,9 @@ struct PiecesOfLane {
                 const Slot &slot = slots[min(first + i, pieces - 1)];
                 const int chunk = lane + 32 * c, group = chunk / 8;
                 const unsigned char *tile = slot.units[0] + group * TILE_BYTES;
-                halves[i][c] = __ldg((const uint4 *)(tile + swizzle_128((uint32_t)row, (uint32_t)chunk % 8)));
-                down[i][c] = __ldg(&slot.down[row][group]);
+                halves[i][c] =
+                    __ldcg((const uint4 *)(tile + swizzle_128((uint32_t)row, (uint32_t)chunk % 8)));
+                down[i][c] = __ldcg(&slot.down[row][group]);
             }
     }
 };
