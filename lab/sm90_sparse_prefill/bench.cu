@@ -271,7 +271,7 @@ int main(int argc, char **argv)
         usleep(getenv("COOL") ? atoi(getenv("COOL")) * 1000 : 700000);
         const double us = x.time(15), flop = 2.0 * s_q * h_q * topk * (d_qk + 512);
         printf("%-26s %8.1f us %6.1f TFLOP/s  %.2f us a block\n", argv[i], us, flop / us / 1e6,
-               us / ((x.p.cut.whole + 131) / 132 * ((topk + 63) / 64)));
+               us / ((x.p.call.s_q * x.p.call.tiles + 131) / 132 * ((topk + 63) / 64)));
     }
     return 0;
 }
