@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Sparse prefill on a GPU: a launch for every key head, and for no more tokens than its blocks of threads can be counted for.
- * No plan. Hopper's kernel over bf16 keys cuts the tiles of a short call's last round, where there are fewer of them than SMs,
- * and joins their pieces by a second launch.
+ * No plan. Hopper's kernel over bf16 keys cuts the tiles of a short call's last round, where they are few, and a second launch
+ * joins their pieces.
  */
 #include "cuda.h"
 #include "kernels.h"
@@ -82,7 +82,7 @@ static struct prefill_cut cut_of(const struct cuda_device *device, const struct 
     return sm90_sparse_prefill_cut(tokens * tiles_of(p, SM90_SPARSE_PREFILL_HEADS), p->topk, device->sms);
 }
 
-/* Of the tiles that are cut, by which a launch's differ from its whole ones. */
+/* All pieces of a launch: of its tiles that are not whole. */
 static int64_t pieces_of(const struct sparse_prefill_problem *p, const struct prefill_cut *cut,
                          int64_t tokens)
 {

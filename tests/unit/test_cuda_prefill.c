@@ -242,13 +242,6 @@ static const char *kernel_of(const struct prefill_call *c)
     return kernel;
 }
 
-static struct sparse_prefill_sm90_params sm90_params_of(const struct fake_launch *launch)
-{
-    struct sparse_prefill_sm90_params params;
-    memcpy(&params, launch->parameters, sizeof params);
-    return params;
-}
-
 /* What TMA was told: `columns` of `heads` heads of `tokens` tokens, from `at` bytes on, in boxes of a tile and 128 columns; strides
  * of elements. */
 struct expected_map {
@@ -294,7 +287,7 @@ static void hopper(void)
         CHECK_EQ(run(&c), H_KV);
         for (int k = 0; k < H_KV; k++) {
             const struct fake_launch *launch = &fake->launch[fake->launches - H_KV + k];
-            const struct sparse_prefill_sm90_params p = sm90_params_of(launch);
+            const struct sparse_prefill_sm90_params p = prefill_sm90_params_of(launch);
             const struct expected_map queries = {0,         k * HEADS * Q_HEAD * 2, 576, HEADS,
                                                  tokens[n], {q_token, Q_HEAD}};
             const struct expected_map results = {5,         k * HEADS * OUT_HEAD * 2, 512, HEADS,
@@ -392,7 +385,7 @@ static void hopper_bf16(void)
     for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
         const int64_t d_qk = all[i].d_qk;
         const struct fake_launch *launch = launch_of(&all[i]);
-        const struct sparse_prefill_sm90_params p = sm90_params_of(launch);
+        const struct sparse_prefill_sm90_params p = prefill_sm90_params_of(launch);
         const struct expected_map queries = {0, 0, d_qk, H_Q, S_Q, {H_Q * d_qk, d_qk}};
         const struct expected_map results = {5, 0, 512, H_Q, S_Q, {H_Q * 512, 512}};
         CHECK_EQ(p.items, S_Q);
@@ -619,7 +612,7 @@ static void hopper_many_tokens(void)
     CHECK_EQ(launches, 3);
     int64_t first = 0;
     for (int i = 0; i < launches; i++) {
-        const struct sparse_prefill_sm90_params p = sm90_params_of(&fake->launch[i]);
+        const struct sparse_prefill_sm90_params p = prefill_sm90_params_of(&fake->launch[i]);
         CHECK(p.items > 0 && p.items <= INT32_MAX - 132, "%d tiles at once", p.items);
         CHECK_EQ(p.items, 2 * (int64_t)p.call.s_q);
         CHECK_EQ(offset(p.call.q, 0), first * 128 * 576 * 2);

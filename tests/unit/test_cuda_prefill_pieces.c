@@ -28,13 +28,6 @@ static size_t size_of(const struct prefill_call *c)
     return size;
 }
 
-static struct sparse_prefill_sm90_params params_of(const struct fake_launch *launch)
-{
-    struct sparse_prefill_sm90_params params;
-    memcpy(&params, launch->parameters, sizeof params);
-    return params;
-}
-
 static void hopper(void)
 {
     fake_open();
@@ -114,7 +107,8 @@ static void launches(void)
         CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
         CHECK_EQ(fake->launches, before + 2);
         const struct fake_launch *launch = &fake->launch[before];
-        const struct sparse_prefill_sm90_params p = params_of(launch), joined = params_of(launch + 1);
+        const struct sparse_prefill_sm90_params p = prefill_sm90_params_of(launch),
+                                                joined = prefill_sm90_params_of(launch + 1);
         CHECK(!strcmp(launch[0].kernel, "sm90_sparse_prefill_bf16_576_pieces"), "%s", launch[0].kernel);
         CHECK(!strcmp(launch[1].kernel, "sm90_sparse_prefill_join"), "%s", launch[1].kernel);
         CHECK(!memcmp(&p, &joined, sizeof p), "%s", "the join is told the same");
@@ -142,7 +136,7 @@ static void key_heads(void)
     CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
     CHECK_EQ(fake->launches, 4);
     for (int i = 0; i < 4; i++)
-        CHECK((char *)params_of(&fake->launch[i]).cut.slots == memory[7], "launch %d", i);
+        CHECK((char *)prefill_sm90_params_of(&fake->launch[i]).cut.slots == memory[7], "launch %d", i);
 }
 
 /* ---- How much workspace ------------------------------------------------------------------------- */
@@ -203,14 +197,14 @@ static void many_tokens(void)
     struct prefill_call c;
     call_of(&c, INT32_MAX, 64, 2048);
     CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
-    const int64_t first = params_of(&fake->launch[0]).call.s_q;
+    const int64_t first = prefill_sm90_params_of(&fake->launch[0]).call.s_q;
     call_of(&c, first + 1, 64, 2048);
     const int before = fake->launches;
     CHECK_EQ((int64_t)size_of(&c), 32 * (int64_t)PREFILL_SLOT_BYTES);
     CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
     CHECK_EQ(fake->launches, before + 3);
-    const struct sparse_prefill_sm90_params all = params_of(&fake->launch[before]),
-                                            last = params_of(&fake->launch[before + 1]);
+    const struct sparse_prefill_sm90_params all = prefill_sm90_params_of(&fake->launch[before]),
+                                            last = prefill_sm90_params_of(&fake->launch[before + 1]);
     CHECK_EQ(all.call.s_q, first);
     CHECK_EQ(all.cut.pieces, 1);
     CHECK_EQ(last.call.s_q, 1);

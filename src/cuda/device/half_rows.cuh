@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Rows of partial results in 16 bits (Hopper's sparse decode; sparse prefill has slots of its own): half of what fp32 moves, to the slots and from there to the join.
- * 64 columns of a row are fp16 times a power of two, chosen so that the largest of them is in [2^14, 2^15): values down to
+ * Rows of partial results in 16 bits (Hopper's sparse decode; sparse prefill has slots of its own): half of what fp32 moves, to
+ * the slots and from there to the join. 64 columns of a row are fp16 times a power of two, chosen so that the largest of them is in [2^14, 2^15): values down to
  * 2^-28 of it have all 11 bits, and lose an eighth of what bf16 results lose when they are rounded in the end; what is below
  * 2^-40 of it becomes 0.
  *

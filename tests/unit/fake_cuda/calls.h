@@ -110,6 +110,13 @@ static inline void prefill_call(struct prefill_call *c, int64_t s_q, int64_t h_q
     c->args.lse = &c->lse.tensor;
 }
 
+static inline struct sparse_prefill_sm90_params prefill_sm90_params_of(const struct fake_launch *launch)
+{
+    struct sparse_prefill_sm90_params params;
+    memcpy(&params, launch->parameters, sizeof params);
+    return params;
+}
+
 static inline fmla_status prefill_small(int32_t device)
 {
     struct prefill_call c;
