@@ -50,7 +50,8 @@ __device__ __forceinline__ void mark_stored(const struct dense_decode_params &p,
                      : "memory");
 }
 
-/* By one warp. */
+/* By one warp. Each lane has acquired the mark that it read; the barrier hands that on to the lanes that read what the mark
+ * guards, which a vote alone does not. */
 __device__ __forceinline__ bool second_part_is_there(const struct dense_decode_params &p)
 {
     uint32_t mark;
@@ -58,7 +59,9 @@ __device__ __forceinline__ bool second_part_is_there(const struct dense_decode_p
                  : "=r"(mark)
                  : "l"(next_marks(p) + fresh_thread() % MARKS_OF_TILE)
                  : "memory");
-    return __all_sync(~0u, mark == PART_STORED);
+    const bool there = __all_sync(~0u, mark == PART_STORED);
+    __syncwarp();
+    return there;
 }
 
 __device__ __forceinline__ void mark_joined(const struct dense_decode_params &p)
