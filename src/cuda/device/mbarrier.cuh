@@ -48,6 +48,18 @@ __device__ __forceinline__ bool mbarrier_try(uint32_t barrier, uint32_t parity)
     return ended;
 }
 
+/* The same, without waiting a while for it. */
+__device__ __forceinline__ bool mbarrier_test(uint32_t barrier, uint32_t parity)
+{
+    uint32_t ended;
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(ended)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return ended;
+}
+
 /* One thread waits. */
 __device__ __forceinline__ void mbarrier_wait_thread(uint32_t barrier, uint32_t parity)
 {

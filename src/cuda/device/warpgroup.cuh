@@ -48,21 +48,16 @@ __device__ __forceinline__ void barrier_sync(int id, int threads)
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* What this thread wrote to shared memory, or read from it, comes before what wgmma and TMA do after it. */
+/* Arrives there for threads that wait by barrier_sync: what this thread wrote comes before what they do then. */
+__device__ __forceinline__ void barrier_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* What this thread wrote to shared memory, read from it, or has seen written there, comes before what wgmma and TMA do after it. */
 __device__ __forceinline__ void fence_async_shared()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-/* What others have written to shared memory, as an mbarrier says that this thread has waited on, comes before what wgmma does
- * after it: for the reader the lighter half of the fence above, no instruction at all. */
-__device__ __forceinline__ void acquire_for_async()
-{
-#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 8)
-    asm volatile("fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
-#else
-    fence_async_shared();
-#endif
 }
 
 /* What other blocks of threads wrote to global memory, and this thread has acquired, comes before what bulk copies read. */

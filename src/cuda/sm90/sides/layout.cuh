@@ -32,5 +32,5 @@ __device__ __forceinline__ uint32_t barrier_at(uint32_t first, int index)
     return first + (uint32_t)index * (uint32_t)sizeof(Barrier);
 }
 
-/* Named barriers: of one side's warps, SIDE_BARRIER + side; of both sides, at the end of a piece or of a tile. */
-enum { SIDE_BARRIER = 1, PIECE_BARRIER = 3 };
+/* Named barriers: of one side's warps, SIDE_BARRIER + side; others are the kernel's. */
+enum { SIDE_BARRIER = 1 };

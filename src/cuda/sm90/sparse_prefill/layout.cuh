@@ -42,6 +42,11 @@ struct Shared {
 static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 static_assert(offsetof(Shared, there) % 8 == 0, "read as one");
 
+/* Named barriers, four from here on: at the end of a tile each side tells the other on one, by the tile's parity, that its sums are there.
+ * Two a tile and not one for both, since the sides come to them by instructions of their own; by parity, since one side may
+ * tell of the next tile before the other has waited. */
+enum { SUMS_BARRIER = 3 };
+
 /* The units of a side's block in the order in which they are asked for: those first that are freed first. */
 __device__ __forceinline__ constexpr int unit_in_turn(int side, int i)
 {

@@ -103,18 +103,39 @@ template <typename V> struct Side {
 
     /* ---- Steps of a block ---------------------------------------------------------------------- */
 
-    static __device__ __forceinline__ void wait_for_keys(uint32_t barrier, uint32_t parity)
+    static __device__ __forceinline__ uint32_t keys_full(uint32_t base, int side, int unit)
     {
-        mbarrier_wait(barrier, parity);
-        acquire_for_async(); /* cp.async writes as threads do */
-        wgmma_fence();       /* the wait is a branch: without this ptxas adds one of its own */
+        return barrier_at(SHARED_AT(base, keys_full), side * UNITS + unit);
     }
 
-    template <int SIDE, int UNIT, bool ADD = true> __device__ __forceinline__ void score_unit()
+    /* Which of two units of the block have come, bits 0 and 1: these may be multiplied from here on. cp.async writes keys as threads
+     * do, through the generic proxy, and wgmma reads them through the async one, so that between the wait and the product there is
+     * a fence. It takes time, the more so beside products that are under way: one serves as many units as have come. */
+    template <int SIDE, int FIRST, int SECOND> __device__ __forceinline__ uint32_t see_units()
     {
-        if (!ADD) hold(s);
-        wait_for_keys(barrier_at(SHARED_AT(base, keys_full), SIDE * UNITS + UNIT), own & 1);
-        multiply_keys<Element, SIDE, UNIT, ADD>(s, base);
+        const bool first = __all_sync(~0u, mbarrier_test(keys_full(base, SIDE, FIRST), own & 1)),
+                   second = __all_sync(~0u, mbarrier_test(keys_full(base, SIDE, SECOND), own & 1));
+        fence_async_shared();
+        return (uint32_t)first | (uint32_t)second << 1;
+    }
+
+    /* S (+)= Q·Kᵀ over two units; `come`: of see_units. */
+    template <int SIDE, int FIRST, int SECOND, bool ADD>
+    __device__ __forceinline__ void score_units(uint32_t come)
+    {
+        if (!(come & 1)) {
+            mbarrier_wait(keys_full(base, SIDE, FIRST), own & 1);
+            come = see_units<SIDE, FIRST, SECOND>();
+        }
+        wgmma_fence(); /* the wait is a branch: without this ptxas adds one of its own */
+        multiply_keys<Element, SIDE, FIRST, ADD>(s, base);
+        if (!(come & 2)) {
+            mbarrier_wait(keys_full(base, SIDE, SECOND), own & 1);
+            fence_async_shared();
+        }
+        wgmma_fence();
+        multiply_keys<Element, SIDE, SECOND, true>(s, base);
+        wgmma_commit();
     }
 
     /* Until the other side has issued the Q·Kᵀ of the block before: the tensor cores then do that one first, and its
@@ -126,23 +147,29 @@ template <typename V> struct Side {
 
     template <int SIDE> __device__ __forceinline__ void score_early(bool follows)
     {
+        constexpr int FIRST = Home<SIDE>::FIRST, SECOND = Home<1 - SIDE>::FIRST;
+        uint32_t come = 0;
+        hold(s);
         if constexpr (V::ROPE) {
-            hold(s);
-            wait_for_keys(barrier_at(SHARED_AT(base, rope_full), SIDE), own & 1);
+            mbarrier_wait(barrier_at(SHARED_AT(base, rope_full), SIDE), own & 1);
+            come = see_units<SIDE, FIRST, SECOND>();
+            wgmma_fence();
             multiply_rope<Element, SIDE>(s, q_rope, base);
         }
         if (follows) wait_for_turn<SIDE>();
-        score_unit<SIDE, Home<SIDE>::FIRST, V::ROPE>();
-        score_unit<SIDE, Home<1 - SIDE>::FIRST>();
-        wgmma_commit();
+        score_units<SIDE, FIRST, SECOND, V::ROPE>(come);
     }
 
-    template <int SIDE> __device__ __forceinline__ void score_late()
+    /* The other two units. Where products of the other side's block come between, they are looked for before these. */
+    template <int SIDE> __device__ __forceinline__ uint32_t see_late()
     {
-        score_unit<SIDE, Home<SIDE>::SECOND>();
-        score_unit<SIDE, Home<1 - SIDE>::SECOND>();
+        return see_units<SIDE, Home<SIDE>::SECOND, Home<1 - SIDE>::SECOND>();
+    }
+
+    template <int SIDE> __device__ __forceinline__ void score_late(uint32_t come)
+    {
+        score_units<SIDE, Home<SIDE>::SECOND, Home<1 - SIDE>::SECOND, true>(come);
         static_assert(last_unit(SIDE) == Home<1 - SIDE>::SECOND, "after it all of a block is known");
-        wgmma_commit();
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), SIDE));
     }
 
@@ -263,17 +290,19 @@ template <typename V> struct Side {
     template <int SIDE> __device__ __forceinline__ void run_block(int k, const Item &item)
     {
         const bool follows = SIDE == 1 || k > 0;
+        uint32_t come = 0;
         score_early<SIDE>(follows);
         if (follows) {
             wait_for_weights<SIDE>();
             wgmma_wait<0>();
+            come = see_late<SIDE>();
             hold(s);
             follow_reference<SIDE>();
             multiply_others<SIDE>(SIDE == 0 || k > 1);
             wgmma_wait<1>();
             release_unit<1 - SIDE>(base, Home<SIDE>::FIRST, lane());
         }
-        score_late<SIDE>();
+        score_late<SIDE>(come);
         if (SIDE == 0 && k == 0 && keeps_units) give_back_units(1);
         const uint2 there = *(const uint2 *)shared.there[SIDE];
         wgmma_wait<1>();
@@ -324,12 +353,14 @@ template <typename V> struct Side {
     template <int SIDE> __device__ __forceinline__ void join_sides(float (&over)[2])
     {
         float2(&ends)[2][ROWS] = shared.end[tiles % 2];
+        const int barrier = SUMS_BARRIER + 2 * (int)(tiles % 2);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             state.sum[i] = quad_sum(state.sum[i]), over[i] = quad_max(__int_as_float(state.over[i]));
             if (lane() % 4 == 0) ends[SIDE][row() + 8 * i] = make_float2(state.sum[i], over[i]);
         }
-        barrier_sync(PIECE_BARRIER, 2 * WARPGROUP_THREADS);
+        barrier_arrive(barrier + SIDE, 2 * WARPGROUP_THREADS);
+        barrier_sync(barrier + 1 - SIDE, 2 * WARPGROUP_THREADS);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const float2 other = ends[1 - SIDE][row() + 8 * i];
