@@ -101,6 +101,10 @@ need_ci() {
     compiles clang || need 'clang with OpenMP' clang libomp-dev
     compiles gcc || need gcc gcc libc6-dev
     have g++ || need g++ g++
+    # The examples in other languages. bindgen reads headers with clang's library.
+    bindgen --version >/dev/null 2>&1 || need bindgen bindgen clang
+    rustc --version >/dev/null 2>&1 || need rustc rustc
+    go version >/dev/null 2>&1 || need 'go 1.18 or later' golang-go
     echo '#include <dlpack/dlpack.h>' | gcc -E -x c - >/dev/null 2>&1 || need 'the header of DLPack' libdlpack-dev
     echo 'int main(void) { return 0; }' | gcc -fsanitize=address,undefined -x c - -o /dev/null 2>/dev/null ||
         need 'the sanitizers of gcc' gcc

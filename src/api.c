@@ -37,8 +37,8 @@ int32_t fmla_num_threads(void)
 
 fmla_status check_device_argument(const char *operation, const char *name, fmla_device *device)
 {
-    if (device->type == FMLA_DEVICE_CUDA_HOST) device->type = FMLA_DEVICE_CPU;
-    TRY(check_range(operation, name, device->type, FMLA_DEVICE_CPU, FMLA_DEVICE_CUDA_HOST));
+    if (device->device_type == FMLA_DEVICE_CUDA_HOST) device->device_type = FMLA_DEVICE_CPU;
+    TRY(check_range(operation, name, device->device_type, FMLA_DEVICE_CPU, FMLA_DEVICE_CUDA_HOST));
     return check_range(operation, name, device->id, 0, INT32_MAX);
 }
 
@@ -205,7 +205,7 @@ static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla
                                   .dense_decode = p};
     TRY(dispatch(&wanted, args->kernel, kernel));
     if (args->plan && !p->batch_invariant) {
-        if (q.device.type == FMLA_DEVICE_CPU) {
+        if (q.device.device_type == FMLA_DEVICE_CPU) {
             const struct plan_header *plan = args->plan;
             TRY(check_plan(op, args->plan, args->plan_size, p->b));
             if (p->num_partitions && p->num_partitions != plan->num_partitions)
@@ -218,7 +218,7 @@ static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla
     if (p->plan_in_tables) {
         p->partitions = (const struct plan_partition *)(const void *)rows.data;
         p->num_splits = (const int32_t *)(const void *)splits.data;
-        if (q.device.type == FMLA_DEVICE_CPU && !extra)
+        if (q.device.device_type == FMLA_DEVICE_CPU && !extra)
             TRY(check_last_partition(op, p->partitions, p->num_partitions, p->b));
     }
     return FMLA_OK;

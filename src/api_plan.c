@@ -30,7 +30,7 @@ static fmla_status choose_partitions(const fmla_decode_plan_args *args, int64_t 
     if (*partitions) return FMLA_OK;
     if (args->num_workers) {
         *partitions = plan_default_partitions(args->num_workers, s_q, h_q, h_kv);
-    } else if (target.type == FMLA_DEVICE_CPU) {
+    } else if (target.device_type == FMLA_DEVICE_CPU) {
         *partitions = plan_even_partitions(threads_now().workers, s_q, h_q, h_kv);
     } else {
         const int32_t workers = dispatch_workers(target);
@@ -65,7 +65,7 @@ static fmla_status check_plan_topk(const fmla_decode_plan_args *args, unsigned e
     *like = length.name ? length : extra_length;
     if (!like->name) {
         *like = (struct checked_tensor){.name = "b", .device = {FMLA_DEVICE_CPU, 0}, .shape = {args->b}};
-        if (args->target.type || args->target.id) {
+        if (args->target.device_type || args->target.id) {
             like->device = args->target;
             TRY(check_device_argument(plan_operation, "target", &like->device));
         }
@@ -158,7 +158,7 @@ static fmla_status check_plan_args(const fmla_decode_plan_args *caller, fmla_dec
         TRY(check_tables(plan_operation, args->partitions, args->num_splits, args->plan, args->num_partitions,
                          &lengths, CHECK_OUTPUT, &rows, &splits));
     fmla_device target = lengths.device;
-    if (args->target.type || args->target.id) {
+    if (args->target.device_type || args->target.id) {
         target = args->target;
         TRY(check_device_argument(plan_operation, "target", &target));
     }

@@ -106,7 +106,7 @@ static fmla_status check_given_plan(const fmla_sparse_decode_args *args, unsigne
 {
     if (p->batch_invariant) return FMLA_OK;
     if (args->plan) {
-        if (p->device.type == FMLA_DEVICE_CPU) {
+        if (p->device.device_type == FMLA_DEVICE_CPU) {
             const struct plan_header *plan = args->plan;
             TRY(check_plan(op, args->plan, args->plan_size, p->b));
             if (p->num_partitions && p->num_partitions != plan->num_partitions)
@@ -119,7 +119,7 @@ static fmla_status check_given_plan(const fmla_sparse_decode_args *args, unsigne
     if (p->plan_in_tables) {
         p->partitions = (const struct plan_partition *)(const void *)rows->data;
         p->num_splits = (const int32_t *)(const void *)splits->data;
-        if (p->device.type == FMLA_DEVICE_CPU && !extra)
+        if (p->device.device_type == FMLA_DEVICE_CPU && !extra)
             TRY(check_last_partition(op, p->partitions, p->num_partitions, p->b));
     }
     return FMLA_OK;

@@ -54,15 +54,15 @@ static fmla_status check_device(const char *operation, const char *name, fmla_de
                                 fmla_device *normal)
 {
     char buffer[32];
-    if (device.type != FMLA_DEVICE_CPU && device.type != FMLA_DEVICE_CUDA &&
-        device.type != FMLA_DEVICE_CUDA_HOST)
+    if (device.device_type != FMLA_DEVICE_CPU && device.device_type != FMLA_DEVICE_CUDA &&
+        device.device_type != FMLA_DEVICE_CUDA_HOST)
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: device is %s, must be cpu (1), cuda (2) or cuda_host (3)",
                     operation, name, device_name(device, buffer));
     if (device.id < 0)
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: device id is %d, must be ≥ 0", operation, name,
                     device.id);
     *normal = device;
-    if (device.type != FMLA_DEVICE_CUDA) *normal = (fmla_device){FMLA_DEVICE_CPU, 0};
+    if (device.device_type != FMLA_DEVICE_CUDA) *normal = (fmla_device){FMLA_DEVICE_CPU, 0};
     return FMLA_OK;
 }
 
@@ -186,7 +186,8 @@ fmla_status check_same_device(const char *operation, const struct checked_tensor
                               const struct checked_tensor *other)
 {
     char mine[32], theirs[32];
-    if (!tensor->name || (tensor->device.type == other->device.type && tensor->device.id == other->device.id))
+    if (!tensor->name ||
+        (tensor->device.device_type == other->device.device_type && tensor->device.id == other->device.id))
         return FMLA_OK;
     return fail(FMLA_INVALID_ARGUMENT, "%s: %s: device is %s, must be %s as %s's", operation, tensor->name,
                 device_name(tensor->device, mine), device_name(other->device, theirs), other->name);

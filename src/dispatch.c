@@ -33,11 +33,11 @@ const char *operation_name(enum operation operation)
 
 const char *device_name(fmla_device device, char buffer[32])
 {
-    if (device.type == FMLA_DEVICE_CPU || device.type == FMLA_DEVICE_CUDA_HOST) return "cpu";
-    if (device.type == FMLA_DEVICE_CUDA)
+    if (device.device_type == FMLA_DEVICE_CPU || device.device_type == FMLA_DEVICE_CUDA_HOST) return "cpu";
+    if (device.device_type == FMLA_DEVICE_CUDA)
         snprintf(buffer, 32, "cuda:%d", device.id);
     else
-        snprintf(buffer, 32, "device type %d", device.type);
+        snprintf(buffer, 32, "device type %d", device.device_type);
     return buffer;
 }
 
@@ -45,18 +45,18 @@ const char *device_name(fmla_device device, char buffer[32])
 
 const char *dispatch_device_reason(fmla_device device)
 {
-    return device.type == FMLA_DEVICE_CUDA ? cuda_device(device.id)->unusable : "";
+    return device.device_type == FMLA_DEVICE_CUDA ? cuda_device(device.id)->unusable : "";
 }
 
 int32_t dispatch_workers(fmla_device device)
 {
-    if (device.type == FMLA_DEVICE_CPU) return threads_now().workers;
+    if (device.device_type == FMLA_DEVICE_CPU) return threads_now().workers;
     return *dispatch_device_reason(device) ? 0 : cuda_device(device.id)->sms;
 }
 
 bool dispatch_has_plan_costs(fmla_device device)
 {
-    return device.type == FMLA_DEVICE_CUDA && cuda_has_plan_costs(cuda_device(device.id));
+    return device.device_type == FMLA_DEVICE_CUDA && cuda_has_plan_costs(cuda_device(device.id));
 }
 
 int32_t dispatch_sparse_partitions(fmla_device device, int64_t b, int64_t s_q, int64_t h_q, int64_t topk,
@@ -67,7 +67,7 @@ int32_t dispatch_sparse_partitions(fmla_device device, int64_t b, int64_t s_q, i
 
 fmla_status dispatch_prepare(fmla_device device)
 {
-    return device.type == FMLA_DEVICE_CUDA ? cuda_prepare(device.id) : FMLA_OK;
+    return device.device_type == FMLA_DEVICE_CUDA ? cuda_prepare(device.id) : FMLA_OK;
 }
 
 /* ---- Once a process: machine, environment, texts of fmla_capabilities ----------------------- */
@@ -157,7 +157,7 @@ void dispatch_describe(fmla_device device, fmla_device_info *info)
     info->workers = dispatch_workers(device);
     info->name = info->built_for = info->needs = "";
     info->count = 1;
-    if (device.type != FMLA_DEVICE_CUDA) return;
+    if (device.device_type != FMLA_DEVICE_CUDA) return;
     const struct cuda_device *gpu = cuda_device(device.id);
     info->name = gpu->name;
     info->built_for = cuda_build.targets;
@@ -185,7 +185,7 @@ static bool has_size(const int32_t *sizes, int64_t size)
 /* What the device has not that the kernel needs; "" if it has all. */
 static const char *missing_feature(const struct kernel *kernel, fmla_device device)
 {
-    if (device.type == FMLA_DEVICE_CUDA) {
+    if (device.device_type == FMLA_DEVICE_CUDA) {
         const char *reason = dispatch_device_reason(device);
         if (*reason) return reason;
         const int32_t capability = cuda_device(device.id)->capability;
@@ -223,7 +223,7 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
     const char *takes = NULL;
     *argument = wanted->argument;
     const char *shapes = state.shapes[kernel - kernels];
-    if (kernel->device_type != wanted->device.type)
+    if (kernel->device_type != wanted->device.device_type)
         snprintf(why, size, "device is %s, kernel %s runs on %s", device_name(wanted->device, device),
                  kernel->name, kernel->device_type == FMLA_DEVICE_CPU ? "cpu" : "cuda");
     else if (*dispatch_device_reason(wanted->device))
@@ -305,7 +305,7 @@ static fmla_status from_environment(const struct wanted *wanted, const struct ke
         const struct kernel *named = ours ? find(wanted->operation, name, name_length) : NULL;
         if (ours && !named && (equals || !known))
             return unknown_kernel(wanted->operation, source, name, name_length);
-        if (named && named->device_type == wanted->device.type) *kernel = named;
+        if (named && named->device_type == wanted->device.device_type) *kernel = named;
         at += length;
         if (*at == ',') at++;
     }
@@ -335,7 +335,7 @@ fmla_status dispatch(const struct wanted *wanted, const char *forced, const stru
     for (int i = 0; i < KERNELS; i++) {
         if (kernels[i].operation != wanted->operation || kernels[i].forced_only) continue;
         if (kernels[i].slow_on_intel && state.intel) continue;
-        if (kernels[i].device_type != wanted->device.type) continue;
+        if (kernels[i].device_type != wanted->device.device_type) continue;
         device_has_kernels = true;
         /* The last refusal is told: it is that of the most general kernel. */
         if (refuses(&kernels[i], wanted, &argument, why, sizeof why)) continue;
@@ -357,7 +357,8 @@ bool dispatch_capability(fmla_device device, int64_t index, fmla_capability *cap
         bool supported = false;
         for (int i = 0; i < KERNELS; i++) {
             const struct kernel *kernel = &kernels[i];
-            if (kernel->operation != (enum operation)op || kernel->device_type != device.type) continue;
+            if (kernel->operation != (enum operation)op || kernel->device_type != device.device_type)
+                continue;
             supported |= !kernel->forced_only;
             if (row++ != index) continue;
             capability->operation = operation_names[op];

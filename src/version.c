@@ -6,7 +6,7 @@
 
 int32_t fmla_version(void)
 {
-    return FMLA_VERSION_MAJOR * 10000 + FMLA_VERSION_MINOR * 100 + FMLA_VERSION_PATCH;
+    return FMLA_VERSION;
 }
 
 const char *fmla_version_string(void)

@@ -56,14 +56,29 @@ extern "C" {
 #define FMLA_API
 #endif
 
+/* What follows `enum`: every constant below is an int32_t, for binding generators too, wherever the language can say it.
+ * Before C23 clang, which they read headers with, calls that an extension. */
+#if defined(__cplusplus) || (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 202311L)
+#define FMLA_INT32 : int32_t
+#elif defined(__clang__)
+#define FMLA_INT32                                                                                           \
+    _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wpedantic\"")                      \
+        : int32_t _Pragma("clang diagnostic pop")
+#else
+#define FMLA_INT32
+#endif
+
 /* ---- Version -------------------------------------------------------------------------------- */
 
 #define FMLA_VERSION_MAJOR 0
 #define FMLA_VERSION_MINOR 1
 #define FMLA_VERSION_PATCH 0
 
-/* The version of the library that is linked: major * 10000 + minor * 100 + patch. Compare with the macros
- * above to find a header and a library that do not belong together. Never fails. */
+/* As one number, for #if: major * 10000 + minor * 100 + patch. */
+#define FMLA_VERSION (FMLA_VERSION_MAJOR * 10000 + FMLA_VERSION_MINOR * 100 + FMLA_VERSION_PATCH)
+
+/* The FMLA_VERSION of the library that is linked. Compare the two to find a header and a library that do not belong
+ * together. Never fails. */
 FMLA_API int32_t fmla_version(void);
 
 /* The same as text, "0.1.0". Static storage. */
@@ -72,13 +87,14 @@ FMLA_API const char *fmla_version_string(void);
 /* ---- Status and errors ---------------------------------------------------------------------- */
 
 /* The values are stable: programs may store them. */
-typedef enum fmla_status {
+typedef int32_t fmla_status;
+enum FMLA_INT32 {
     FMLA_OK = 0,
     FMLA_INVALID_ARGUMENT = 1, /* the call can never work as written */
     FMLA_UNSUPPORTED = 2,      /* a sensible call that no kernel of this build, or on this machine, can run */
     FMLA_BUFFER_TOO_SMALL = 3, /* workspace or plan buffer: the message says how many bytes are needed */
     FMLA_DEVICE_ERROR = 4      /* the GPU driver refused something: the message has its words */
-} fmla_status;
+};
 
 /* The name of a status, "FMLA_OK". Static storage; never NULL. */
 FMLA_API const char *fmla_status_name(fmla_status status);
@@ -90,18 +106,18 @@ FMLA_API const char *fmla_last_error(void);
 
 /* ---- Tensors (the layout of DLPack's DLTensor, field for field) ----------------------------- */
 
-enum {
+enum FMLA_INT32 {
     FMLA_DEVICE_CPU = 1,
     FMLA_DEVICE_CUDA = 2,
     FMLA_DEVICE_CUDA_HOST = 3 /* pinned; used as host memory */
 };
 
 typedef struct fmla_device {
-    int32_t type; /* FMLA_DEVICE_… (DLPack's DLDeviceType) */
-    int32_t id;   /* which one of that type, from 0 */
+    int32_t device_type; /* FMLA_DEVICE_… (DLPack's DLDeviceType) */
+    int32_t id;          /* which one of that type, from 0 */
 } fmla_device;
 
-enum { FMLA_TYPE_INT = 0, FMLA_TYPE_UINT = 1, FMLA_TYPE_FLOAT = 2, FMLA_TYPE_BFLOAT = 4 };
+enum FMLA_INT32 { FMLA_TYPE_INT = 0, FMLA_TYPE_UINT = 1, FMLA_TYPE_FLOAT = 2, FMLA_TYPE_BFLOAT = 4 };
 
 typedef struct fmla_dtype {
     uint8_t code;   /* FMLA_TYPE_… (DLPack's DLDataTypeCode) */
@@ -270,7 +286,7 @@ FMLA_API fmla_status fmla_decode_plan_partitions(const fmla_decode_plan_args *ar
  * On a GPU it can be captured, and replayed after the lengths changed in place. */
 FMLA_API fmla_status fmla_decode_plan(const fmla_decode_plan_args *args);
 
-enum { FMLA_PARTITION_FIELDS = 8 };
+enum FMLA_INT32 { FMLA_PARTITION_FIELDS = 8 };
 
 /* A plan, readable. The pointers point into the plan. */
 typedef struct fmla_plan_view {
@@ -292,10 +308,13 @@ FMLA_API fmla_status fmla_plan_describe(const void *plan, size_t plan_size, fmla
 /* ---- Dense decode --------------------------------------------------------------------------- */
 
 /* `lse` (and nothing else) of a row that sees no key. */
-enum { FMLA_LSE_EMPTY_POSITIVE_INFINITY = 0 /* FlashMLA's */, FMLA_LSE_EMPTY_NEGATIVE_INFINITY = 1 };
+enum FMLA_INT32 {
+    FMLA_LSE_EMPTY_POSITIVE_INFINITY = 0 /* FlashMLA's */,
+    FMLA_LSE_EMPTY_NEGATIVE_INFINITY = 1
+};
 
 /* The base of the logarithm in `lse`. */
-enum { FMLA_LOG_NATURAL = 0, FMLA_LOG_BASE_2 = 2 };
+enum FMLA_INT32 { FMLA_LOG_NATURAL = 0, FMLA_LOG_BASE_2 = 2 };
 
 /* Attention of a few new tokens of each request over its cached keys (docs/semantics.md, "Dense decode"):
  *     S = softmax_scale · Q Kᵀ,  lse = ln Σ exp(S),  out = softmax(S) V,  V = the first d_v values of K.
@@ -357,14 +376,15 @@ FMLA_API fmla_status fmla_dense_decode(const fmla_dense_decode_args *args);
 
 /* How a token lies in a cache, byte by byte (docs/semantics.md, "Cache formats"); always named by the caller, never
  * guessed. The values are stable. */
-typedef enum fmla_kv_format {
+typedef int32_t fmla_kv_format;
+enum FMLA_INT32 {
     FMLA_KV_NONE = 0,    /* not given */
     FMLA_KV_BF16 = 1,    /* d_qk bf16 */
     FMLA_KV_FP16 = 2,    /* d_qk fp16 */
     FMLA_KV_FP8_656 = 3, /* d_qk 576: 512 e4m3, 4 f32 scales, 64 bf16 */
     FMLA_KV_FP8_584 = 4, /* d_qk 512: 448 e4m3, 64 bf16; behind the tokens of a page 8 bytes of scales each */
     FMLA_KV_FP8_576 = 5  /* d_qk 576: 576 e4m3; one scale for the whole cache */
-} fmla_kv_format;
+};
 
 /* ---- Sparse decode -------------------------------------------------------------------------- */
 

@@ -125,7 +125,7 @@ class _Described:
         else:
             strides = _contiguous(shape)
         self.address = (tensor.data or 0) + tensor.byte_offset
-        self.form = device.type, device.id, dtype_word(dtype.code, dtype.bits), shape, strides
+        self.form = device.device_type, device.id, dtype_word(dtype.code, dtype.bits), shape, strides
 
 
 def _first(described: Any, count: int) -> _Described:

@@ -17,7 +17,7 @@ from typing import Mapping, NoReturn
 
 
 class Device(ctypes.Structure):
-    _fields_ = [("type", c_int32), ("id", c_int32)]
+    _fields_ = [("device_type", c_int32), ("id", c_int32)]
 
 
 class DType(ctypes.Structure):

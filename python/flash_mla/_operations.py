@@ -213,7 +213,7 @@ def sparse_partitions(
     args = call.args
     args.topk_length = args.extra_topk_length = args.partitions = args.num_splits = None
     args.sparse, args.s_q, args.h_q, args.b, args.topk, args.extra_topk = 1, s_q, h_q, b, topk, extra_topk
-    args.target.type, args.target.id = device_type, device
+    args.target.device_type, args.target.id = device_type, device
     _check(library.fmla_decode_plan_partitions(call.address, ctypes.addressof(count)), function)
     _sparse_plans.give_back(call)
     return count.value
@@ -243,7 +243,7 @@ def sparse_plan(
     args.num_splits = put(num_splits, at.num_splits)
     args.sparse, args.b, args.topk, args.extra_topk = 1, b, topk, extra_topk
     args.s_q, args.h_q, args.stream = s_q, h_q, stream
-    args.target.type, args.target.id = place
+    args.target.device_type, args.target.id = place
     _check_place(function, place, topk_length=args.topk_length, extra_topk_length=args.extra_topk_length)
     _check(library.fmla_decode_plan(call.address), function)
     _sparse_plans.give_back(call)
@@ -257,7 +257,7 @@ def _check_place(function: str, place: tuple[int, int], **lengths: Optional[int]
             continue
         device = _library.Tensor.from_address(address).device
         theirs, ours = (
-            f"cuda:{number}" if kind == _library.CUDA else "cpu" for kind, number in ((device.type, device.id), place)
+            f"cuda:{number}" if kind == _library.CUDA else "cpu" for kind, number in ((device.device_type, device.id), place)
         )
         if theirs != ours:
             raise ValueError(f"{function}: {name}: device is {theirs}, must be {ours} as q's")

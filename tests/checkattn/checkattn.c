@@ -164,7 +164,7 @@ static bool check_apart(struct asked *asked, const fmla_capability *row, fmla_de
 static int check_kernels(struct asked *asked, fmla_device device, int *reached)
 {
     int failed = 0;
-    const bool gpu = device.type == FMLA_DEVICE_CUDA;
+    const bool gpu = device.device_type == FMLA_DEVICE_CUDA;
     fmla_capability row = FMLA_INIT(fmla_capability);
     for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
         if (!row.kernel || (row.forced_only && !*row.part_of)) continue; /* the oracle */
@@ -195,8 +195,8 @@ static int check_all(struct asked *asked)
     const fmla_device gpu = {FMLA_DEVICE_CUDA, asked->device.id};
     struct fault fault;
     int failed = 0, reached = 0;
-    if (asked->device.type != FMLA_DEVICE_CUDA) failed += check_kernels(asked, cpu, &reached);
-    if (asked->device.type != FMLA_DEVICE_CPU) {
+    if (asked->device.device_type != FMLA_DEVICE_CUDA) failed += check_kernels(asked, cpu, &reached);
+    if (asked->device.device_type != FMLA_DEVICE_CPU) {
         if (gpu_describe(gpu.id, &asked->record.gpu, &fault)) {
             if (asked->tally_fd < 0)
                 printf("cuda:%d: %s, driver %s\n", gpu.id, asked->record.gpu.name, asked->record.gpu.driver);
@@ -205,7 +205,7 @@ static int check_all(struct asked *asked)
             if (reached == before) printf("- cuda:%d: none of its kernels was tested\n", gpu.id);
         } else {
             printf("- cuda:%d: no GPU kernel is tested: %s\n", gpu.id, fault.text);
-            failed += asked->device.type == FMLA_DEVICE_CUDA;
+            failed += asked->device.device_type == FMLA_DEVICE_CUDA;
         }
     }
     if (!reached) {
@@ -220,7 +220,7 @@ static bool kernel_for_faults(fmla_device device, const char *operation, struct 
 {
     fmla_capability row = FMLA_INIT(fmla_capability);
     run->device = device, run->kernel = "cpu-generic", run->dtypes = "bf16 fp16";
-    if (device.type == FMLA_DEVICE_CPU) return true;
+    if (device.device_type == FMLA_DEVICE_CPU) return true;
     for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
         if (!row.available || strcmp(row.operation, operation) != 0) continue;
         run->kernel = row.kernel, run->dtypes = row.dtypes;
@@ -249,10 +249,10 @@ static bool has_fault(const char *operation, enum defect fault)
 static int check_faults(uint64_t seed, fmla_device device, bool verbose)
 {
     int unseen = 0;
-    if (device.type == FMLA_DEVICE_CUDA) device_open(device);
+    if (device.device_type == FMLA_DEVICE_CUDA) device_open(device);
     for (int i = 0; i < OPERATIONS; i++) {
         const struct operation *operation = &operations[i];
-        const bool gpu = device.type == FMLA_DEVICE_CUDA;
+        const bool gpu = device.device_type == FMLA_DEVICE_CUDA;
         if (!(gpu ? operation->check_device : operation->check) || !operation->check) continue;
         for (int fault = FAULT_NONE + 1; fault < FAULTS; fault++) {
             struct run run = {.seed = seed, .fault = (enum defect)fault, .verbose = verbose};
@@ -376,7 +376,7 @@ int main(int argc, char **argv)
     if (asked.tally_fd >= 0) return check_all(&asked) ? 1 : 0;
     printf("checkattn: flashmla %s, seed %llu, %d threads\n", fmla_version_string(),
            (unsigned long long)asked.like.seed, fmla_num_threads());
-    if (!asked.device.type && faults) asked.device.type = FMLA_DEVICE_CPU;
+    if (!asked.device.device_type && faults) asked.device.device_type = FMLA_DEVICE_CPU;
     int failed = faults ? check_faults(asked.like.seed, asked.device, verbose) : check_all(&asked);
     asked.record.complete = !asked.like.most_cases && !asked.operation && !asked.kernel;
     if (json) failed += !record_write(&asked.record, asked.like.seed, argv[0], json);

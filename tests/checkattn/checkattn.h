@@ -81,7 +81,7 @@ void report(struct tally *tally, const struct run *run, const char *where, const
 
 static inline bool on_gpu(const struct run *run)
 {
-    return run->device.type == FMLA_DEVICE_CUDA;
+    return run->device.device_type == FMLA_DEVICE_CUDA;
 }
 
 void check_dense_decode(const struct run *run, struct tally *tally);

@@ -237,7 +237,7 @@ static fmla_status make_tables(struct decode_case *c, const struct guarded *leng
     args.partitions = &c->partitions.tensor, args.num_splits = &c->num_splits.tensor;
     status = fmla_decode_plan(&args);
     *same &= status || are_tables_of(c, &view);
-    if (status || c->device.type == FMLA_DEVICE_CPU) return status;
+    if (status || c->device.device_type == FMLA_DEVICE_CPU) return status;
 
     struct device_blocks blocks = {0};
     fmla_tensor seqlens, partitions, num_splits;
@@ -274,7 +274,7 @@ fmla_status decode_case_plan(struct decode_case *c, bool *same)
     c->plan = args.plan = aligned_bytes(args.plan_size);
     if (!status) status = fmla_decode_plan(&args);
     *same = true;
-    if (!status && c->device.type != FMLA_DEVICE_CPU) {
+    if (!status && c->device.device_type != FMLA_DEVICE_CPU) {
         *same = same_on_device(c, &other, &args, &status);
         device_add(&c->blocks, c->plan, args.plan_size);
     }
@@ -371,7 +371,7 @@ fmla_status decode_case_call(fmla_dense_decode_args *args, int fill)
 
 void decode_case_to_device(struct decode_case *c, const struct decode_case *like)
 {
-    if (c->device.type == FMLA_DEVICE_CPU) return;
+    if (c->device.device_type == FMLA_DEVICE_CPU) return;
     const struct guarded *all[] = {&c->q, &c->kv, &c->table, &c->seqlens, &c->sink, &c->out, &c->lse};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (like && all[i]->memory)
@@ -382,8 +382,8 @@ void decode_case_to_device(struct decode_case *c, const struct decode_case *like
 
 fmla_status decode_case_run(const struct decode_case *c, fmla_dense_decode_args *args, int fill)
 {
-    return c->device.type == FMLA_DEVICE_CPU ? decode_case_call(args, fill)
-                                             : device_decode_call(&c->blocks, args, fill);
+    return c->device.device_type == FMLA_DEVICE_CPU ? decode_case_call(args, fill)
+                                                    : device_decode_call(&c->blocks, args, fill);
 }
 
 bool decode_case_taken(const char *kernel, const int64_t v[AXES])
@@ -408,7 +408,7 @@ void decode_case_refused(struct decode_case *c, const struct run *run, struct ta
 fmla_status decode_case_kernel(const struct decode_case *c, const char **name)
 {
     struct device_decode_args on_device;
-    if (c->device.type == FMLA_DEVICE_CPU) return fmla_dense_decode_kernel(&c->args, name);
+    if (c->device.device_type == FMLA_DEVICE_CPU) return fmla_dense_decode_kernel(&c->args, name);
     device_decode_args_make(&on_device, &c->blocks, &c->args);
     return fmla_dense_decode_kernel(&on_device.args, name);
 }

@@ -111,7 +111,7 @@ void decode_compare_alone(struct decode_case *c, int64_t r, const struct run *ru
     guarded_make(&out, c->out.tensor.dtype, 4, (int64_t[]){1, c->s_q, c->h_q, D_V}, LAYOUT_CONTIGUOUS);
     guarded_make(&lse, dtype_f32, 3, (int64_t[]){1, c->h_q, c->s_q}, LAYOUT_CONTIGUOUS);
     const int blocks = c->blocks.count;
-    if (c->device.type != FMLA_DEVICE_CPU)
+    if (c->device.device_type != FMLA_DEVICE_CPU)
         device_add_guarded(&c->blocks, &out), device_add_guarded(&c->blocks, &lse);
     struct request_view view;
     decode_case_request(c, r, &view);
@@ -135,8 +135,8 @@ void decode_compare_elsewhere(struct decode_case *c, const struct run *run, stru
     const int64_t r = random_between(&c->random, 0, c->b - 1);
     const int64_t n = 1 + random_between(&c->random, 0, 1); /* requests of the new batch; the last is r */
     const int64_t first = n == 1 ? r : random_between(&c->random, 0, r);
-    const bool gpu =
-        c->device.type != FMLA_DEVICE_CPU; /* whose join is launched otherwise above 16384 keys of room */
+    const bool gpu = c->device.device_type !=
+                     FMLA_DEVICE_CPU; /* whose join is launched otherwise above 16384 keys of room */
     const int64_t more =
         random_between(&c->random, 0, 3) ? random_between(&c->random, 1, gpu ? 40000 : 4500) : 0;
     const int64_t max_pages = c->max_pages + (more + c->page_size - 1) / c->page_size; /* keys more */

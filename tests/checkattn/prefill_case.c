@@ -382,7 +382,7 @@ static void add_to_device(struct prefill_case *c, const struct guarded *guarded,
 void prefill_case_to_device(struct prefill_case *c, const struct prefill_case *like)
 {
     struct sparse_pool *pool = &c->pool;
-    if (c->device.type == FMLA_DEVICE_CPU) return;
+    if (c->device.device_type == FMLA_DEVICE_CPU) return;
     struct guarded *all[] = {&c->q,   &c->sink,       &c->out,       &c->max_logits,
                              &c->lse, &pool->indices, &pool->length, &pool->memory};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) add_to_device(c, all[i], like);
@@ -404,14 +404,14 @@ void prefill_case_from_device(struct prefill_case *c)
 
 fmla_status prefill_case_run(const struct prefill_case *c, fmla_sparse_prefill_args *args, int fill)
 {
-    return c->device.type == FMLA_DEVICE_CPU ? prefill_case_call(args, fill)
-                                             : device_prefill_call(&c->blocks, args, fill);
+    return c->device.device_type == FMLA_DEVICE_CPU ? prefill_case_call(args, fill)
+                                                    : device_prefill_call(&c->blocks, args, fill);
 }
 
 fmla_status prefill_case_kernel(const struct prefill_case *c, const char **name)
 {
     struct device_prefill_args on_device;
-    if (c->device.type == FMLA_DEVICE_CPU) return fmla_sparse_prefill_kernel(&c->args, name);
+    if (c->device.device_type == FMLA_DEVICE_CPU) return fmla_sparse_prefill_kernel(&c->args, name);
     device_prefill_args_make(&on_device, &c->blocks, &c->args);
     return fmla_sparse_prefill_kernel(&on_device.args, name);
 }

@@ -296,7 +296,7 @@ fmla_status sparse_case_plan(struct sparse_case *c, bool *same)
     args.topk = c->pool[0].topk, args.extra_topk = c->pool[1].topk;
     args.topk_length = lengths[0], args.extra_topk_length = lengths[1];
     args.num_partitions = (int32_t)c->v[S_PARTITIONS];
-    const bool gpu = c->device.type != FMLA_DEVICE_CPU;
+    const bool gpu = c->device.device_type != FMLA_DEVICE_CPU;
     fmla_status status = FMLA_OK;
     if (gpu) { /* its number of partitions; the plan is made on the host all the same */
         args.target = c->device;
@@ -368,7 +368,7 @@ static void add_to_device(struct sparse_case *c, const struct guarded *guarded,
 
 void sparse_case_to_device(struct sparse_case *c, const struct sparse_case *like)
 {
-    if (c->device.type == FMLA_DEVICE_CPU) return;
+    if (c->device.device_type == FMLA_DEVICE_CPU) return;
     struct guarded *all[] = {&c->q, &c->sink, &c->out, &c->lse, &c->partitions, &c->num_splits};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) add_to_device(c, all[i], like);
     for (int k = 0; k < S_CACHES; k++) {
@@ -395,14 +395,14 @@ void sparse_case_from_device(struct sparse_case *c)
 
 fmla_status sparse_case_run(const struct sparse_case *c, fmla_sparse_decode_args *args, int fill)
 {
-    return c->device.type == FMLA_DEVICE_CPU ? sparse_case_call(args, fill)
-                                             : device_sparse_call(&c->blocks, args, fill);
+    return c->device.device_type == FMLA_DEVICE_CPU ? sparse_case_call(args, fill)
+                                                    : device_sparse_call(&c->blocks, args, fill);
 }
 
 fmla_status sparse_case_kernel(const struct sparse_case *c, const char **name)
 {
     struct device_sparse_args on_device;
-    if (c->device.type == FMLA_DEVICE_CPU) return fmla_sparse_decode_kernel(&c->args, name);
+    if (c->device.device_type == FMLA_DEVICE_CPU) return fmla_sparse_decode_kernel(&c->args, name);
     device_sparse_args_make(&on_device, &c->blocks, &c->args);
     return fmla_sparse_decode_kernel(&on_device.args, name);
 }

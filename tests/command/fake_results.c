@@ -32,7 +32,7 @@ static void take_over(const fmla_tensor **tensors[], int count, fmla_tensor host
 
 static bool works_on(const fmla_tensor *q, fmla_status status)
 {
-    return status == FMLA_OK && q->device.type == FMLA_DEVICE_CUDA && !getenv("FMLA_IDLE");
+    return status == FMLA_OK && q->device.device_type == FMLA_DEVICE_CUDA && !getenv("FMLA_IDLE");
 }
 
 static void *oracle_workspace(fmla_status asked, size_t bytes)

@@ -89,7 +89,7 @@ static void spoil_tensor(struct bytes *in, struct made *t)
     case 7: t->tensor.ndim = choose(in, 4) ? (int32_t)choose(in, MOST_DIMS + 1) : (int32_t)any(in); break;
     case 8: t->tensor.byte_offset = take(in); break;
     case 9: /* no GPU that is there: it would be given host memory */
-        t->tensor.device.type = (int32_t)choose(in, 5), t->tensor.device.id = (int32_t)any(in) | 64;
+        t->tensor.device.device_type = (int32_t)choose(in, 5), t->tensor.device.id = (int32_t)any(in) | 64;
         break;
     case 10: t->tensor.shape = NULL; break;
     default: t->present = false; break;
@@ -550,7 +550,7 @@ static void fuzz_plan(struct bytes *in)
         case 1: args.h_q = any(in); break;
         case 2: args.h_kv = any(in); break;
         case 3: args.capacity = any(in); break;
-        case 4: args.target.type = (int32_t)choose(in, 5), args.target.id = (int32_t)any(in); break;
+        case 4: args.target.device_type = (int32_t)choose(in, 5), args.target.id = (int32_t)any(in); break;
         case 5: args.num_workers = (int32_t)any(in); break;
         case 6: args.num_partitions = (int32_t)any(in); break;
         default: spoil_tensor(in, &t[choose(in, COUNT)]); break;

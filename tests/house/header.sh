@@ -12,10 +12,13 @@ strict=(-pedantic -Wall -Wextra -Werror -Wmissing-field-initializers -fsyntax-on
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# A user of every struct that FMLA_INIT is for: as initialiser, in an assignment, and in an expression.
+# A user of every struct that FMLA_INIT is for: as initialiser, in an assignment, and in an expression. Before them, that
+# FMLA_VERSION is a number for #if, and that the types of enumerations are int32_t to the letter.
 write_user() {
     echo '#include <flashmla/flashmla.h>'
     echo '#include <flashmla/flashmla.h>' # the guard works
+    printf '%s\n' '#if !(FMLA_VERSION >= 100) || FMLA_VERSION / 10000 != FMLA_VERSION_MAJOR' '#error FMLA_VERSION' '#endif'
+    printf 'extern %s status;\nextern %s format;\n' fmla_status fmla_kv_format int32_t int32_t
     local count=0 type
     while read -r type; do
         printf 'size_t use_%s(void);\nsize_t use_%s(void)\n{\n' "$type" "$type"

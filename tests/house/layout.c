@@ -12,7 +12,7 @@
 _Static_assert(sizeof(void *) == 8, "these numbers are for 64-bit pointers");
 AT(data, 0);
 AT(device, 8);
-AT(device.type, 8);
+AT(device.device_type, 8);
 AT(device.id, 12);
 AT(ndim, 16);
 AT(dtype, 20);
@@ -58,7 +58,7 @@ ENDED_BEFORE(fmla_dense_decode_args, partitions, 136);
 
 SAME(data, data);
 SAME(device, device);
-SAME(device.type, device.device_type);
+SAME(device.device_type, device.device_type);
 SAME(device.id, device.device_id);
 SAME(ndim, ndim);
 SAME(dtype, dtype);

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# link.sh static|shared|readme ROOT BUILD - builds and runs a program against the library the way a user does,
+# link.sh static|shared|readme|rust|go ROOT BUILD - builds and runs a program against the library the way a user does,
 # without CMake. CC names the compiler, OPENMP_FLAGS its flags for OpenMP. "readme" takes the programs from the
-# ```c blocks of README.md.
+# ```c blocks of README.md. "rust" and "go" run the lines that stand above the programs in examples/; they exit 77 where
+# their tools are not installed.
 set -euo pipefail
 mode=$1 root=$2 build=$3
 read -ra cc <<<"${CC:-cc}"
@@ -12,6 +13,30 @@ trap 'rm -rf "$work"' EXIT
 
 compile() { "${cc[@]}" -std=c11 -Wall -Wextra -Werror -I "$root/include" "$@" -o "$work/program"; }
 against_shared() { compile "$@" -L "$build" -lflashmla -Wl,-rpath,"$build" -lm; }
+
+# tools COMMAND...: each of them answers, or the check is skipped.
+tools() {
+    local command
+    for command in "$@"; do
+        if ! $command >/dev/null 2>&1; then
+            echo "no ${command%% *} here: the example was not built"
+            exit 77
+        fi
+    done
+}
+
+# printed SOURCE: runs the lines of its opening comment that are set in, in a folder that looks like the checkout's root.
+printed() {
+    mkdir "$work/build"
+    ln -s "$root/include" "$root/examples" "$work/"
+    ln -s "$build" "$work/build/release"
+    sed -n -E '/^(package|#\[)/q; s,^//!?(    +|\t),,p' "$root/$1" >"$work/lines"
+    if [ "$(wc -l <"$work/lines")" -lt 2 ]; then
+        echo "$1 does not say how it is built"
+        exit 1
+    fi
+    (cd "$work" && bash -eu lines)
+}
 
 case $mode in
 static)
@@ -39,6 +64,21 @@ readme)
         echo 'README.md has no program in a ```c block'
         exit 1
     fi
+    ;;
+rust)
+    tools 'bindgen --version' 'rustc --version'
+    printed examples/rust/decode.rs
+    # bindgen appends an underscore to what is a keyword of Rust; the other words are keywords of Go, Python and Zig.
+    if grep -nE '^ +pub ([a-z0-9_]+_|chan|defer|from|func|go|import|interface|lambda|map|package|range|select|switch|var):' \
+        "$work/build/flashmla.rs"; then
+        echo '^ members of the header whose name another language has as a keyword'
+        exit 1
+    fi
+    ;;
+go)
+    tools 'go version'
+    export GOCACHE=$work/cache GOFLAGS='' GOPROXY=off GOTOOLCHAIN=local
+    printed examples/go/decode.go
     ;;
 *)
     echo "unknown check $mode" >&2

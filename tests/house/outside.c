@@ -29,8 +29,7 @@ static int failed(const char *what)
 
 int main(void)
 {
-    if (fmla_version() != FMLA_VERSION_MAJOR * 10000 + FMLA_VERSION_MINOR * 100 + FMLA_VERSION_PATCH)
-        return failed("header and library differ in version");
+    if (fmla_version() != FMLA_VERSION) return failed("header and library differ in version");
 
     for (int i = 0; i < HEADS * D_QK; i++) q[i] = 0x3f80;                     /* 1 in bf16 */
     for (int i = 0; i < D_QK; i++) kv[i] = (uint16_t)(0x3c00 + 3 * (i % 64)); /* small numbers */

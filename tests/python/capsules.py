@@ -35,7 +35,7 @@ class Capsuled:
 
     def __dlpack_device__(self):
         device = self._managed.tensor.device
-        return device.type, device.id
+        return device.device_type, device.id
 
     def __dlpack__(self, stream=None):
         return new_capsule(ctypes.addressof(self._managed), b"dltensor", None)

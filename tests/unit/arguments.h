@@ -174,8 +174,8 @@ static inline const char *spoil(const struct argument *argument, int fault, char
         if (!several) return NULL;
         h->strides[inner] = 0, SAY("stride|innermost|0|must be 1");
         return "inner stride 0";
-    case FAULT_DEVICE_UNKNOWN: t->device.type = 99, SAY("device|99|cpu|cuda"); return "unknown device";
-    case FAULT_DEVICE_0: t->device.type = 0, SAY("device|0|cpu|cuda"); return "device type 0";
+    case FAULT_DEVICE_UNKNOWN: t->device.device_type = 99, SAY("device|99|cpu|cuda"); return "unknown device";
+    case FAULT_DEVICE_0: t->device.device_type = 0, SAY("device|0|cpu|cuda"); return "device type 0";
     case FAULT_DEVICE_ID: t->device.id = -1, SAY("device id|-1|≥ 0"); return "negative device id";
     case FAULT_OUTPUT_STRIDE_0:
         if (!argument->output || rank < 2) return NULL;

@@ -266,7 +266,8 @@ static void test_last_error(void)
     char version[32];
     snprintf(version, sizeof version, "%d.%d.%d", FMLA_VERSION_MAJOR, FMLA_VERSION_MINOR, FMLA_VERSION_PATCH);
     CHECK(!strcmp(fmla_version_string(), version), "%s", fmla_version_string());
-    CHECK_EQ(fmla_version(), FMLA_VERSION_MAJOR * 10000 + FMLA_VERSION_MINOR * 100 + FMLA_VERSION_PATCH);
+    CHECK_EQ(FMLA_VERSION, FMLA_VERSION_MAJOR * 10000 + FMLA_VERSION_MINOR * 100 + FMLA_VERSION_PATCH);
+    CHECK_EQ(fmla_version(), FMLA_VERSION);
 }
 
 /* ---- The environment --------------------------------------------------------------------------------- */

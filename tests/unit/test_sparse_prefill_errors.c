@@ -177,7 +177,7 @@ static void test_tensors(void)
         check_both(label, FMLA_INVALID_ARGUMENT, arguments[i].name, "cuda:3|cpu", 0);
     }
     set_up();
-    q.tensor.device.type = FMLA_DEVICE_CUDA;
+    q.tensor.device.device_type = FMLA_DEVICE_CUDA;
     check_both("q on cuda", FMLA_INVALID_ARGUMENT, "kv", "cpu|cuda:0", 0);
 }
 
@@ -401,7 +401,7 @@ static void test_mutations(void)
 /* ---- What must be taken ------------------------------------------------------------------------------ */
 
 MUTATION(as_is, (void)0)
-MUTATION(pinned, for (int i = 0; i < ARGUMENTS; i++) arguments[i].held->tensor.device.type =
+MUTATION(pinned, for (int i = 0; i < ARGUMENTS; i++) arguments[i].held->tensor.device.device_type =
                      i & 1 ? FMLA_DEVICE_CPU : FMLA_DEVICE_CUDA_HOST)
 MUTATION(no_strides, for (int i = 0; i < ARGUMENTS; i++) arguments[i].held->tensor.strides = NULL)
 MUTATION(larger, ARGS.struct_size = sizeof call)

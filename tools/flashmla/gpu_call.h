@@ -14,7 +14,7 @@ bool device_parse(const char *text, fmla_device *device);
 
 static inline bool device_is_gpu(fmla_device device)
 {
-    return device.type == FMLA_DEVICE_CUDA;
+    return device.device_type == FMLA_DEVICE_CUDA;
 }
 
 enum { GPU_CALL_TENSORS = 7 };

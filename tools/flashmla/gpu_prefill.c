@@ -63,7 +63,7 @@ bool gpu_prefill_results(const struct gpu_prefill *call, struct fault *fault)
 
 void gpu_prefill_close(struct gpu_prefill *call)
 {
-    if (call->device.type != FMLA_DEVICE_CUDA) return;
+    if (call->device.device_type != FMLA_DEVICE_CUDA) return;
     for (int i = 0; i < GPU_PREFILL_TENSORS; i++)
         if (call->host[i]) gpu_free(call->tensor[i].data);
     gpu_free(call->args.workspace);

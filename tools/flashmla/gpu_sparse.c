@@ -117,7 +117,7 @@ bool gpu_sparse_results(const struct gpu_sparse *call, struct fault *fault)
 
 void gpu_sparse_close(struct gpu_sparse *call)
 {
-    if (call->device.type != FMLA_DEVICE_CUDA) return;
+    if (call->device.device_type != FMLA_DEVICE_CUDA) return;
     for (int i = 0; i < GPU_SPARSE_TENSORS; i++)
         if (call->host[i]) gpu_free(call->tensor[i].data);
     gpu_free(call->plan), gpu_free(call->args.workspace);

@@ -48,7 +48,7 @@ static fmla_device_info describe(fmla_device device)
 
 static const char *name_of(fmla_device device, char name[16])
 {
-    if (device.type == FMLA_DEVICE_CPU)
+    if (device.device_type == FMLA_DEVICE_CPU)
         snprintf(name, 16, "cpu");
     else
         snprintf(name, 16, "cuda:%d", device.id);
