@@ -69,8 +69,10 @@ static int32_t chunk_of(const struct sparse_decode_problem *p, int heads, int32_
     const struct sm90_sparse_shape shape = shape_of(p);
     const int64_t keys = sm90_sparse_decode_chunk(&shape, heads);
     if (!keys) return 0;
-    /* The workspace, the same for all kernels, has two slots a partition, if there are several: no more chunks than that. */
-    const int64_t most = partitions > 1 ? 2 * (int64_t)partitions / p->b : 1,
+    /* The workspace, the same for all kernels, has two slots a partition, if there are several: no more chunks than that.
+     * Where it has fewer than requests, each request is one chunk, which needs no slot. */
+    const int64_t slots = partitions > 1 ? 2 * (int64_t)partitions : 0,
+                  most = slots > p->b ? slots / p->b : 1,
                   least_keys = cuda_ceil_div(cuda_ceil_div(p->capacity, PLAN_BLOCK), most) * PLAN_BLOCK;
     return (int32_t)(keys > least_keys ? keys : least_keys);
 }
