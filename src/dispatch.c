@@ -67,7 +67,9 @@ int32_t dispatch_sparse_partitions(fmla_device device, int64_t b, int64_t s_q, i
 
 fmla_status dispatch_prepare(fmla_device device)
 {
-    return device.device_type == FMLA_DEVICE_CUDA ? cuda_prepare(device.id) : FMLA_OK;
+    if (device.device_type == FMLA_DEVICE_CUDA) return cuda_prepare(device.id);
+    threads_prepare();
+    return FMLA_OK;
 }
 
 /* ---- Once a process: machine, environment, texts of fmla_capabilities ----------------------- */

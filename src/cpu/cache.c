@@ -5,12 +5,18 @@
 #include "cpu.h"
 
 #include "../error.h"
+#include "cost.h"
 
 struct work {
     const struct cache_problem *problem;
     const struct cpu_cache *inner;
     int64_t shares;
 };
+
+static double cost_of(const struct cache_problem *p)
+{
+    return cost_of_moving((double)p->tokens * (double)p->d_qk * sizeof(float));
+}
 
 /* ---- Append --------------------------------------------------------------------------------- */
 
@@ -39,8 +45,10 @@ fmla_status cpu_cache_append(const struct kernel *kernel, const struct cache_pro
                         "cache_append: slot_mapping: entry %lld is %lld, must be -1 or in [0, %lld)",
                         (long long)t, (long long)p->slots[t], (long long)p->slots_of_cache);
     const struct thread_pool pool = threads_now();
-    struct work work = {p, kernel->cpu_cache, pool.workers < p->tokens ? pool.workers : p->tokens};
-    pool.run(pool.pool, work.shares, append_share, &work);
+    const double cost = cost_of(p);
+    const int32_t threads = threads_worth(&pool, cost);
+    struct work work = {p, kernel->cpu_cache, threads < p->tokens ? threads : p->tokens};
+    threads_run(&pool, work.shares, cost, append_share, &work);
     return FMLA_OK;
 }
 
@@ -63,6 +71,6 @@ fmla_status cpu_cache_gather(const struct kernel *kernel, const struct cache_pro
 {
     const struct thread_pool pool = threads_now();
     struct work work = {p, kernel->cpu_cache, 0};
-    pool.run(pool.pool, (p->tokens + TOKENS_OF_ITEM - 1) / TOKENS_OF_ITEM, gather_item, &work);
+    threads_run(&pool, (p->tokens + TOKENS_OF_ITEM - 1) / TOKENS_OF_ITEM, cost_of(p), gather_item, &work);
     return FMLA_OK;
 }

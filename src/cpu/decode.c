@@ -15,6 +15,7 @@
  */
 #include "cpu.h"
 
+#include "cost.h"
 #include "result.h"
 
 #include <string.h>
@@ -343,6 +344,23 @@ static void join_chunks(void *data, int64_t index, int32_t worker)
 
 /* ---- The call ------------------------------------------------------------------------------- */
 
+/* Of all requests, or of as many as pay for all threads. */
+static double cost_of_pieces(const struct work *w)
+{
+    const struct cpu_decode *p = w->call;
+    double cost = 0;
+    for (int64_t r = 0; r < p->b; r++)
+        cost += cost_of_attention((double)(p->sets * p->set_rows), (double)length_of(p, r), p->d_qk, p->d_v);
+    return cost;
+}
+
+/* As if all slots were in use. */
+static double cost_of_joins(const struct work *w)
+{
+    const struct cpu_decode *p = w->call;
+    return cost_of_moving((double)w->slots * (double)(p->h_q * p->s_q) * (double)p->d_v * sizeof(float));
+}
+
 fmla_status cpu_decode_run(const struct kernel *kernel, const struct cpu_decode *p)
 {
     struct work w;
@@ -355,8 +373,8 @@ fmla_status cpu_decode_run(const struct kernel *kernel, const struct cpu_decode 
     w.workspace = p->workspace;
 
     if (w.chunk_keys) {
-        w.pool.run(w.pool.pool, p->b * w.chunks * w.row_tiles, run_chunk, &w);
-        if (w.slots) w.pool.run(w.pool.pool, p->b * w.row_tiles, join_chunks, &w);
+        threads_run(&w.pool, p->b * w.chunks * w.row_tiles, cost_of_pieces(&w), run_chunk, &w);
+        if (w.slots) threads_run(&w.pool, p->b * w.row_tiles, cost_of_joins(&w), join_chunks, &w);
         return FMLA_OK;
     }
     if (p->plan_in_tables) {
@@ -371,7 +389,7 @@ fmla_status cpu_decode_run(const struct kernel *kernel, const struct cpu_decode 
             plan_build_sparse(plan, p->b, p->sparse->topk);
         w.partitions = plan.partitions;
     }
-    w.pool.run(w.pool.pool, w.num_partitions * w.row_tiles, run_partition, &w);
-    if (w.slots) w.pool.run(w.pool.pool, w.num_partitions * w.row_tiles, join_partition, &w);
+    threads_run(&w.pool, w.num_partitions * w.row_tiles, cost_of_pieces(&w), run_partition, &w);
+    if (w.slots) threads_run(&w.pool, w.num_partitions * w.row_tiles, cost_of_joins(&w), join_partition, &w);
     return FMLA_OK;
 }

@@ -4,6 +4,7 @@
  */
 #include "cpu.h"
 
+#include "cost.h"
 #include "result.h"
 
 /* Values of a row summed at a time: they stay in registers and first-level cache whatever d_v is. */
@@ -55,6 +56,9 @@ fmla_status cpu_merge(const struct merge_problem *p)
     if (!p->h_q || (!p->d_v && !p->lse)) return FMLA_OK; /* nothing to write, however many tokens */
     const struct thread_pool pool = threads_now();
     struct merge_problem problem = *p;
-    pool.run(pool.pool, p->b * p->s_q, merge_token, &problem);
+    const double rows = (double)p->b * (double)p->s_q * (double)p->h_q;
+    threads_run(&pool, p->b * p->s_q,
+                cost_of_moving(rows * (double)(p->n + 1) * (double)(p->d_v + 1) * sizeof(float)), merge_token,
+                &problem);
     return FMLA_OK;
 }

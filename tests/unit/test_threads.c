@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The library's loop over threads, helpers included: every piece is run once, and no worker runs two at a time. The child
+ * of a process that used several threads, its child, and one that was forked in the midst of other threads' calls compute
+ * the same bits as the parent, on threads of their own; so does a process that can start no thread. An alarm ends what
+ * hangs.
+ */
+#include "calls.h"
+
+#include "threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { SECONDS = 20, FORKS = 40, CALLERS = 3, WORKERS = 4 };
+
+static void *workspace;
+static size_t workspace_size;
+
+/* All operations, and the number of threads on which their bits depend. */
+static int compute(struct result *result)
+{
+    memset(result, 0xff, sizeof *result);
+    const fmla_status status[] = {decode(result, workspace, workspace_size, NULL),
+                                  decode_sparse(result, workspace, workspace_size, NULL),
+                                  prefill(result, workspace, workspace_size, NULL), merge(result),
+                                  append_and_gather(result)};
+    for (size_t i = 0; i < sizeof status / sizeof *status; i++)
+        if (status[i]) return 0;
+    return fmla_num_threads() == WORKERS;
+}
+
+/* ---- The loop itself ------------------------------------------------------------------------- */
+
+/* Every piece once, and no worker in two at a time. */
+enum { PIECES = 500 };
+struct pieces {
+    atomic_int runs[PIECES], inside[WORKERS];
+    atomic_int wrong, by_helpers;
+};
+
+static void run_piece(void *data, int64_t index, int32_t worker)
+{
+    struct pieces *pieces = data;
+    if (worker < 0 || worker >= WORKERS || atomic_fetch_add(&pieces->inside[worker], 1))
+        atomic_store(&pieces->wrong, 1);
+    atomic_fetch_add(&pieces->runs[index], 1);
+    if (worker) atomic_fetch_add(&pieces->by_helpers, 1);
+    if (index % 50 == 49) sched_yield(); /* so that others get their turn */
+    atomic_fetch_sub(&pieces->inside[worker], 1);
+}
+
+/* One loop of work that pays for all threads, however busy the machine is. The number of pieces that helpers ran; -1 where
+ * something was wrong. */
+static int run_loop(void)
+{
+    const double second = 1e9;
+    struct pieces pieces = {0};
+    const struct thread_pool pool = threads_now();
+    if (pool.run || pool.workers != WORKERS) return -1;
+    threads_run(&pool, PIECES, second, run_piece, &pieces);
+    for (int i = 0; i < PIECES; i++)
+        if (atomic_load(&pieces.runs[i]) != 1) return -1;
+    return atomic_load(&pieces.wrong) ? -1 : atomic_load(&pieces.by_helpers);
+}
+
+/* Until helpers took part: they may come late. */
+static int run_loops_with_helpers(void)
+{
+    for (int i = 0; i < 100000; i++) {
+        const int by_helpers = run_loop();
+        if (by_helpers) return by_helpers > 0;
+    }
+    return 0;
+}
+
+/* ---- fork --------------------------------------------------------------------------------------- */
+
+static struct result expected;
+
+static int as_expected(void)
+{
+    static struct result result;
+    return compute(&result) && !memcmp(&result, &expected, sizeof result);
+}
+
+/* Ends this process as a child's: 0 if all is well in it, and in the generations after it. */
+static void be_child(int generations)
+{
+    alarm(SECONDS);
+    int well = run_loop() >= 0 && as_expected() && run_loops_with_helpers();
+    while (--generations > 0) {
+        const pid_t pid = fork();
+        int status = -1;
+        if (pid) {
+            well &= pid > 0 && waitpid(pid, &status, 0) == pid && !status;
+            break;
+        }
+        alarm(SECONDS);
+        well = as_expected() && run_loops_with_helpers();
+    }
+    _exit(well ? 0 : 1);
+}
+
+static void fork_once(const char *when, int generations)
+{
+    const pid_t pid = fork();
+    if (!pid) be_child(generations);
+    int status = -1;
+    CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && !status, "%s: the child ended with %x", when,
+          (unsigned)status);
+}
+
+/* ---- Calls of other threads meanwhile ----------------------------------------------------------- */
+
+static atomic_int calling;
+
+static void *keep_calling(void *data)
+{
+    int *well = data;
+    while (atomic_load(&calling)) *well &= run_loop() >= 0;
+    return NULL;
+}
+
+static void fork_among_calls(void)
+{
+    int well[CALLERS];
+    pthread_t callers[CALLERS];
+    atomic_store(&calling, 1);
+    for (int i = 0; i < CALLERS; i++) {
+        well[i] = 1;
+        if (pthread_create(&callers[i], NULL, keep_calling, &well[i])) abort();
+    }
+    for (int i = 0; i < FORKS; i++) fork_once("among calls", 1);
+    atomic_store(&calling, 0);
+    for (int i = 0; i < CALLERS; i++) {
+        pthread_join(callers[i], NULL);
+        CHECK(well[i], "caller %d: pieces were run twice, or not, or two at once by one worker", i);
+    }
+}
+
+/* ---- No threads to be had ------------------------------------------------------------------------ */
+
+/* The linker sends the library's calls here. */
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *data);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *data);
+static atomic_int refuse, refused, started;
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *data)
+{
+    if (atomic_load(&refuse)) {
+        atomic_fetch_add(&refused, 1);
+        return 11; /* EAGAIN */
+    }
+    atomic_fetch_add(&started, 1);
+    return __real_pthread_create(thread, attributes, run, data);
+}
+
+static void without_threads(void)
+{
+    const pid_t pid = fork(); /* where none has been started */
+    if (!pid) {
+        atomic_store(&refuse, 1);
+        alarm(SECONDS);
+        _exit(!run_loop() && as_expected() && atomic_load(&refused) ? 0 : 1);
+    }
+    int status = -1;
+    CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && !status, "without threads: ended with %x",
+          (unsigned)status);
+}
+
+int main(void)
+{
+    unsetenv("FLASHMLA_KERNEL");
+    alarm(10 * SECONDS);
+    draw();
+    CHECK(!fmla_set_num_threads(WORKERS), "%s", fmla_last_error());
+    CHECK(!make_plan() && !make_sparse_plan(), "%s", fmla_last_error());
+    size_t of_decode = 0, of_sparse = 0, of_prefill = 0;
+    CHECK(!decode(&expected, NULL, 0, &of_decode) && !decode_sparse(&expected, NULL, 0, &of_sparse) &&
+              !prefill(&expected, NULL, 0, &of_prefill),
+          "%s", fmla_last_error());
+    workspace_size = of_decode > of_sparse ? of_decode : of_sparse;
+    if (of_prefill > workspace_size) workspace_size = of_prefill;
+    workspace = aligned_alloc(64, (workspace_size + 63) / 64 * 64);
+    if (!workspace) abort();
+
+    CHECK(compute(&expected), "%s", fmla_last_error());
+    CHECK(run_loops_with_helpers(), "%s", "no helper ever took part, or something was wrong");
+    CHECK_EQ(atomic_load(&started), WORKERS - 1);
+    CHECK(as_expected(), "%s", "the parent's second call has other bits");
+    fork_once("after calls", 3);
+    CHECK(as_expected(), "%s", "the parent has other bits after a fork");
+    fork_among_calls();
+    without_threads();
+    free(workspace), free(plan), free(sparse_plan);
+    return check_done("test_threads");
+}
