@@ -20,7 +20,8 @@ good info
 has '^cpu +dense_decode +[a-z0-9-]+ .* yes$'
 has '^cpu +dense_decode +ref .* only when named$'
 has '^cuda:0 +(NVIDIA|not used: [^ ])' # a GPU, or why there is none
-good info --json
+good info --json -
+[ "$(wc -l <stdout)" -eq 1 ] || wrong 'info --json - is not one line'
 has '"dense_decode"'
 has '"built_with"'
 
@@ -113,7 +114,7 @@ good plan --batch 128 --seq-len 4096 --heads 128 --query-tokens 1 --workers 156
 has '78 partitions'
 good plan --batch 0 --partitions 3 --svg none.svg
 good plan --seq-lens 0 --partitions 3 --svg zero.svg
-good plan b.safetensors --partitions 4 --json --svg plan.svg
+good plan b.safetensors --partitions 4 --json - --svg plan.svg
 has '"lengths":\[0,1,63,64,65,200\]'
 good plan --batch 700 --partitions 132 --svg many.svg
 for picture in none zero plan many; do
@@ -130,8 +131,9 @@ has '^ok +sparse_decode +cpu-generic '
 has '^ok +merge +cpu-generic '
 has '^ok +cache_append +cpu-generic '
 has '^ok +cache_gather +cpu-generic '
-good verify --json
-has '"passed": true'
+good verify --json verify.jsonl
+has '^ok +dense_decode +cpu-generic '
+grep -q '^{"operation":"dense_decode","kernel":"cpu-generic","passed":true,' verify.jsonl || wrong "verify.jsonl: $(cat verify.jsonl)"
 
 # bench: peaks, rows, and a line of JSON for each row.
 json_lines() { # json_lines FILE COUNT: every line is an object with these fields
