@@ -21,7 +21,7 @@ cut_while() { # cut_while CONDITION WORDS…: the command, whose input is cut on
         sleep 0.02
     done
     "$condition" $process || wrong "$condition never came: $(cat stderr)"
-    : >cut
+    : >'cut'
     [ ! -p out ] || timeout 20 cat out >/dev/null
     wait $process || rc=$?
     { [ "$rc" -eq 1 ] && [ "$(wc -l <stderr)" -eq 1 ]; } || wrong "an input that was cut: exit $rc: $(cat stderr)"
@@ -42,7 +42,7 @@ rm cut
 # ---- Rows of bench that were timed stay, whatever ends it.
 whole_lines() { # whole_lines FILE: each is an object, the last one too
     checks=$((checks + 1))
-    [ -s "$1" ] && [ -z "$(tail -c 1 "$1")" ] || wrong "$1 does not end with a whole line"
+    { [ -s "$1" ] && [ -z "$(tail -c 1 "$1")" ]; } || wrong "$1 does not end with a whole line"
     [ "$(grep -Ec '^\{"op":"dense_decode",.*\}$' "$1")" -eq "$(wc -l <"$1")" ] || wrong "$1: $(cat "$1")"
 }
 checks=$((checks + 1))
@@ -99,6 +99,7 @@ done
 bad 2 "--out: 'in' is the input file symbolic, must be another" run symbolic --out in
 checks=$((checks + 1))
 rc=0
+# shellcheck disable=SC2094 # that is what must be refused
 "$flashmla" run - --out in <in >stdout 2>stderr || rc=$?
 { [ "$rc" -eq 2 ] && grep -q "'in' is the input file standard input" stderr; } || wrong "run - --out in <in: $rc: $(cat stderr)"
 unharmed 'standard input'
@@ -120,6 +121,7 @@ from_pipe() { # from_pipe FILE WORDS…
     local file=$1
     shift
     checks=$((checks + 1))
+    # shellcheck disable=SC2002 # a pipe is wanted
     cat "$file" | "$flashmla" "$@" >stdout 2>stderr || wrong "cat $file | flashmla $*: $(cat stderr)"
 }
 from_pipe in run - --repeat 1 --out piped --threads 1
@@ -145,7 +147,8 @@ mv stdout rows/stdout
 whole_lines rows/stdout
 [ "$(wc -l <rows/stdout)" -eq 3 ] || wrong 'bench --json - is not three lines'
 mkdir dashes
-(cd dashes && "$flashmla" plan --batch 1 --json ./- >/dev/null) && [ -s dashes/- ] || wrong 'no file of the name -'
+(cd dashes && "$flashmla" plan --batch 1 --json ./- >/dev/null)
+[ -s dashes/- ] || wrong 'no file of the name -'
 
 refused_from() { # refused_from PART BYTES: of what comes through the pipe, with so many bytes of the input
     checks=$((checks + 1))

@@ -108,6 +108,13 @@ static void zsh_text(const char *text)
     }
 }
 
+static void zsh_words(const char *const *words)
+{
+    putchar('(');
+    for (int i = 0; words && words[i]; i++) fputs(i ? " " : "", stdout), zsh_text(words[i]);
+    putchar(')');
+}
+
 void completion_zsh_begin(void)
 {
     puts("#compdef flashmla\n# Completion of flashmla for zsh, made by: flashmla help --as zsh");
@@ -125,7 +132,7 @@ void completion_zsh(const struct command *command, const struct option *options)
             if (is_file_option(option))
                 fputs("_files", stdout);
             else if (option->choices[0])
-                putchar('('), print_words(option->choices), putchar(')');
+                zsh_words(option->choices);
         }
         putchar('\'');
     }
@@ -137,7 +144,7 @@ void completion_zsh(const struct command *command, const struct option *options)
         if (command->use != OPERAND_WORD)
             fputs("_files", stdout);
         else
-            putchar('('), print_words(command->words), putchar(')');
+            zsh_words(command->words);
         putchar('\'');
     }
     puts("\n}");

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "help.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -149,7 +150,8 @@ static void print_man(const struct command *command, const struct option *option
     help_man_word(command->name);
     printf("\\fR%s\\fI%s\\fR [options]\n.PP\n", command->operand ? " " : "",
            command->operand ? command->operand : "");
-    help_man_word(command->summary);
+    putchar(toupper((unsigned char)*command->summary)); /* a sentence of its own here */
+    help_man_word(command->summary + 1);
     puts(".");
     for (const struct option *option = options; option->name; option++) {
         printf(".TP\n\\fB");

@@ -111,7 +111,7 @@ static void print_man(void)
 {
     printf(".\\\" Made by: flashmla help --as man\n.TH FLASHMLA 1 \"\" \"flashmla %s\" \"User Commands\"\n",
            fmla_version_string());
-    printf(".SH NAME\nflashmla \\- ");
+    printf(".ad l\n.nh\n.SH NAME\nflashmla \\- ");
     help_man_word(title);
     puts("\n.SH SYNOPSIS\n\\fBflashmla\\fR \\fICOMMAND\\fR [options]\n.SH DESCRIPTION");
     for (int i = 0; i < COMMANDS; i++) {

@@ -95,6 +95,10 @@ static void print_table(const struct plan_picture *picture)
            view->batch, view->num_partitions, view->payload, BLOCK_KEYS, REQUEST_OVERHEAD);
     printf("load: largest %" PRId64 ", mean %.1f, imbalance %.3f\n", picture->max_load, picture->mean_load,
            imbalance(picture));
+    if (!view->batch) {
+        puts(PLAN_EMPTY);
+        return;
+    }
     printf("splits: %d, %" PRId64 " requests are split, at most into %" PRId64 " (request %" PRId64 ")\n",
            (int)view->num_splits[view->batch], split_requests, most, most_request);
 }
