@@ -48,3 +48,22 @@ install(FILES ${CMAKE_BINARY_DIR}/install/flashmlaConfig.cmake
 if(FMLA_TOOLS)
   install(TARGETS flashmla_cmd RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/flashmla)
+
+# The command itself says what stands in them, from the table of options that it parses by. Sanitizers' builds are not
+# for installing, and a cross build may have nothing to run it with.
+if(FMLA_TOOLS AND NOT FMLA_SANITIZE AND (NOT CMAKE_CROSSCOMPILING OR CMAKE_CROSSCOMPILING_EMULATOR))
+  function(install_help form name destination)
+    set(file ${CMAKE_BINARY_DIR}/install/${form}/${name})
+    file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/install/${form})
+    add_custom_command(OUTPUT ${file}
+      COMMAND sh -c "to=$1; shift; exec \"$@\" >\"$to\"" sh ${file}
+        ${CMAKE_CROSSCOMPILING_EMULATOR} $<TARGET_FILE:flashmla_cmd> help --as ${form}
+      DEPENDS flashmla_cmd VERBATIM)
+    add_custom_target(flashmla_help_${form} ALL DEPENDS ${file})
+    install(FILES ${file} DESTINATION ${destination})
+  endfunction()
+  install_help(man flashmla.1 ${CMAKE_INSTALL_MANDIR}/man1)
+  install_help(bash flashmla ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+  install_help(zsh _flashmla ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+endif()

@@ -18,11 +18,14 @@ enum { BUFFER_BYTES = 1 << 16, UNFINISHED_FILES = 4 };
 
 struct outfile {
     int fd;
-    int slot;        /* in unfinished[]; -1 for a target that is written directly */
-    char *shown;     /* the name the caller gave, for messages */
-    char *target;    /* what the temporary file becomes */
-    char *temporary; /* NULL for a target that is written directly */
-    size_t used;     /* bytes in buffer */
+    int slot;     /* in unfinished[]; -1 for a target that is written directly */
+    char *shown;  /* the name the caller gave, for messages */
+    char *target; /* what the temporary file becomes */
+    char *
+        temporary; /* NULL for a target that is written directly, and for lines that lie under the target's name */
+    bool lines;
+    off_t whole; /* of a file of lines: its size up to the last whole one; -1 where it is no regular file */
+    size_t used; /* bytes in buffer */
     char buffer[BUFFER_BYTES];
 };
 
@@ -30,7 +33,9 @@ struct outfile {
  * file exists, and cleared before its name is freed. */
 static char *volatile unfinished[UNFINISHED_FILES];
 
-static void remove_all(void)
+static int claimed_stdout = -1; /* what was standard output, once it is claimed */
+
+void outfile_remove_unfinished(void)
 {
     for (int i = 0; i < UNFINISHED_FILES; i++)
         if (unfinished[i]) unlink(unfinished[i]);
@@ -38,7 +43,7 @@ static void remove_all(void)
 
 static void remove_unfinished(int signal_number)
 {
-    remove_all();
+    outfile_remove_unfinished();
     signal(signal_number, SIG_DFL);
     raise(signal_number);
 }
@@ -55,7 +60,7 @@ void outfile_handle_signals(void)
         sigaction(fatal[i], &action, NULL);
     }
     signal(SIGXFSZ, SIG_IGN);
-    atexit(remove_all); /* libgomp exits by itself when it has no memory for its threads */
+    atexit(outfile_remove_unfinished); /* libgomp exits by itself when it has no memory for its threads */
 }
 
 static bool write_fault(const struct outfile *file, struct fault *fault)
@@ -99,9 +104,28 @@ static bool open_temporary(struct outfile *file, struct fault *fault)
     return true;
 }
 
+static bool open_stdout(struct outfile *file, struct fault *fault)
+{
+    const int from = claimed_stdout >= 0 ? claimed_stdout : STDOUT_FILENO;
+    file->fd = fcntl(from, F_DUPFD_CLOEXEC, 3);
+    return file->fd >= 0 || write_fault(file, fault);
+}
+
+bool outfile_claim_stdout(struct fault *fault)
+{
+    fflush(stdout);
+    claimed_stdout = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+    const int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    const bool good = claimed_stdout >= 0 && nowhere >= 0 && dup2(nowhere, STDOUT_FILENO) >= 0;
+    if (!good) fault_set(fault, "cannot write to standard output: %s", strerror(errno));
+    if (nowhere >= 0) close(nowhere);
+    return good;
+}
+
 static bool open_target(struct outfile *file, const char *path, struct fault *fault)
 {
     struct stat status;
+    if (!strcmp(path, "-")) return open_stdout(file, fault);
     const bool exists = stat(path, &status) == 0;
     if (!*path) return fault_set(fault, "the name of the output file is empty");
     if (exists && S_ISDIR(status.st_mode))
@@ -119,13 +143,13 @@ static bool open_target(struct outfile *file, const char *path, struct fault *fa
 struct outfile *outfile_open(const char *path, uint64_t expected_bytes, struct fault *fault)
 {
     struct outfile *file = calloc(1, sizeof *file);
-    char *shown = strdup(path);
+    char *shown = strdup(strcmp(path, "-") ? path : "standard output");
     if (!file || !shown) {
         fault_set(fault, "%s: out of memory", path);
         free(file), free(shown);
         return NULL;
     }
-    file->fd = -1, file->slot = -1, file->shown = shown;
+    file->fd = -1, file->slot = -1, file->shown = shown, file->whole = -1;
     if (open_target(file, path, fault) && (!file->temporary || has_room(file, expected_bytes, fault)))
         return file;
     outfile_abandon(file);
@@ -177,10 +201,44 @@ static void forget(struct outfile *file)
     free(file->shown), free(file->target), free(file->temporary), free(file);
 }
 
+struct outfile *outfile_open_lines(const char *path, struct fault *fault)
+{
+    struct outfile *file = outfile_open(path, 0, fault);
+    if (!file) return NULL;
+    file->lines = true;
+    if (file->temporary) file->whole = 0;
+    return file;
+}
+
+/* The temporary file takes the target's name, or is removed. */
+static bool appear(struct outfile *file, struct fault *fault)
+{
+    if (rename(file->temporary, file->target)) return write_fault(file, fault);
+    if (file->slot >= 0) unfinished[file->slot] = NULL;
+    file->slot = -1;
+    free(file->temporary);
+    file->temporary = NULL;
+    return true;
+}
+
+bool outfile_line(struct outfile *file, const char *text, struct fault *fault)
+{
+    const size_t length = strlen(text);
+    if (!outfile_write(file, text, length, fault) || !outfile_write(file, "\n", 1, fault) ||
+        !flush(file, fault)) {
+        /* The disk is full, say: without what is there of this line. */
+        const bool cut = file->whole >= 0 && !ftruncate(file->fd, file->whole);
+        if (cut && lseek(file->fd, file->whole, SEEK_SET) < 0) file->whole = -1;
+        return false;
+    }
+    if (file->whole >= 0) file->whole += (off_t)length + 1;
+    return !file->temporary || appear(file, fault);
+}
+
 bool outfile_commit(struct outfile *file, struct fault *fault)
 {
     bool good = flush(file, fault);
-    if (good && file->temporary && fsync(file->fd)) good = write_fault(file, fault);
+    if (good && (file->temporary || file->whole >= 0) && fsync(file->fd)) good = write_fault(file, fault);
     const int closed = close(file->fd);
     file->fd = -1;
     if (good && closed) good = write_fault(file, fault);

@@ -4,18 +4,14 @@
  */
 #include "safetensors.h"
 
+#include "infile.h"
 #include "json_memory.h"
 #include "outfile.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* The format's reference reader refuses longer headers too. */
 #define HEADER_MAX   ((uint64_t)100 << 20)
@@ -56,80 +52,66 @@ static bool tensor_bytes(fmla_dtype dtype, int32_t ndim, const int64_t *shape, u
 /* ---- Reading ---- */
 
 struct safetensors_file {
-    void *map; /* the whole file; NULL if it has no data */
-    uint64_t map_bytes;
+    struct infile in;
     uint64_t data_begin, data_bytes;
     json_t *header; /* owns the names and the metadata */
     size_t count;
     struct safetensors_tensor *tensors;
 };
 
-static bool read_exactly(int fd, const char *path, void *buffer, uint64_t bytes, uint64_t offset,
-                         struct fault *fault)
+/* Reads the length of the header, and checks it before anything is read or allocated for the header. */
+static bool read_header_length(struct infile *in, const char *path, uint64_t *length, struct fault *fault)
 {
-    char *at = buffer;
-    while (bytes > 0) {
-        const ssize_t got = pread(fd, at, bytes, (off_t)offset);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return fault_set(fault, "%s: cannot read: %s", path, strerror(errno));
-        if (got == 0) return fault_set(fault, "%s: became shorter while it was read", path);
-        at += got, bytes -= (uint64_t)got, offset += (uint64_t)got;
-    }
-    return true;
-}
-
-static bool open_regular(const char *path, int *fd, uint64_t *size, struct fault *fault)
-{
-    struct stat status;
-    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK); /* a pipe must not make us wait */
-    if (*fd < 0) return fault_set(fault, "%s: cannot open: %s", path, strerror(errno));
-    if (fstat(*fd, &status)) return fault_set(fault, "%s: cannot read: %s", path, strerror(errno));
-    if (S_ISDIR(status.st_mode)) return fault_set(fault, "%s: is a directory, must be a file", path);
-    if (!S_ISREG(status.st_mode)) return fault_set(fault, "%s: is no regular file", path);
-    *size = (uint64_t)status.st_size;
-    return true;
-}
-
-/* Reads the length of the header, and checks it before a byte is allocated for the header. */
-static bool read_header_length(int fd, const char *path, uint64_t size, uint64_t *length, struct fault *fault)
-{
-    unsigned char raw[LENGTH_BYTES];
-    if (size < LENGTH_BYTES)
-        return fault_set(fault, "%s: has %" PRIu64 " bytes, a safetensors file has at least %u", path, size,
-                         LENGTH_BYTES + 2);
-    if (!read_exactly(fd, path, raw, sizeof raw, 0, fault)) return false;
+    if (!infile_need(in, LENGTH_BYTES, path, fault)) return false;
+    path = infile_name(path);
+    if (in->size < LENGTH_BYTES)
+        return fault_set(fault, "%s: has %" PRIu64 " bytes, a safetensors file has at least %u", path,
+                         in->size, LENGTH_BYTES + 2);
     *length = 0;
-    for (unsigned i = LENGTH_BYTES; i-- > 0;) *length = *length << 8 | raw[i];
+    for (unsigned i = LENGTH_BYTES; i-- > 0;) *length = *length << 8 | in->bytes[i];
     if (*length > HEADER_MAX)
         return fault_set(fault, "%s: header claims %" PRIu64 " bytes, at most %" PRIu64 " are allowed", path,
                          *length, HEADER_MAX);
-    if (*length > size - LENGTH_BYTES)
-        return fault_set(fault,
-                         "%s: header claims %" PRIu64 " bytes, the file has %" PRIu64 " after its length",
-                         path, *length, size - LENGTH_BYTES);
     return true;
 }
 
-static json_t *read_header(int fd, const char *path, uint64_t length, struct fault *fault)
+static json_t *read_header(struct infile *in, const char *path, uint64_t length, struct fault *fault)
 {
-    char *text = malloc(length + 1);
-    json_t *header = NULL;
     json_error_t error;
-    if (!text) {
-        fault_set(fault, "%s: no memory for a header of %" PRIu64 " bytes", path, length);
+    if (!infile_need(in, LENGTH_BYTES + length, path, fault)) return NULL;
+    path = infile_name(path);
+    if (length > in->size - LENGTH_BYTES) {
+        fault_set(fault, "%s: header claims %" PRIu64 " bytes, the file has %" PRIu64 " after its length",
+                  path, length, in->size - LENGTH_BYTES);
         return NULL;
     }
-    if (read_exactly(fd, path, text, length, LENGTH_BYTES, fault)) {
-        header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
-        if (!header) fault_set(fault, "%s: header: byte %d: %s", path, error.position, error.text);
-    }
-    free(text);
+    json_t *header =
+        json_loadb((const char *)in->bytes + LENGTH_BYTES, length, JSON_REJECT_DUPLICATES, &error);
+    if (!header) fault_set(fault, "%s: header: byte %d: %s", path, error.position, error.text);
     if (header && !json_is_object(header)) {
         fault_set(fault, "%s: header: must be a JSON object", path);
         json_decref(header);
         return NULL;
     }
     return header;
+}
+
+/* Of what is not mapped: the data that the header claims, and one byte more if one follows. What the claims are worth is
+ * checked against what came. */
+static bool read_data(struct safetensors_file *file, const char *path, struct fault *fault)
+{
+    const char *name;
+    json_t *entry;
+    json_int_t claimed = 0;
+    json_object_foreach(file->header, name, entry)
+    {
+        const json_int_t end = json_integer_value(json_array_get(json_object_get(entry, "data_offsets"), 1));
+        if (end > claimed) claimed = end;
+    }
+    const uint64_t all = file->data_begin + (uint64_t)claimed + 1;
+    if (!infile_need(&file->in, all, path, fault)) return false;
+    file->data_bytes = file->in.size - file->data_begin;
+    return true;
 }
 
 static bool check_metadata(const char *path, const json_t *metadata, struct fault *fault)
@@ -253,44 +235,32 @@ static bool parse_header(struct safetensors_file *file, const char *path, struct
     return check_cover(file, path, fault);
 }
 
-/* Mapped whole, since data need not begin at a page. A process that shortens the file while it is mapped ends
- * this one by SIGBUS: the price of not reading a large cache twice. */
-static bool map_data(struct safetensors_file *file, int fd, const char *path, struct fault *fault)
+static void find_data(struct safetensors_file *file)
 {
     static const _Alignas(ALIGNMENT) char nothing[ALIGNMENT];
-    if (file->data_bytes > 0) {
-        void *map = mmap(NULL, file->map_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (map == MAP_FAILED)
-            return fault_set(fault, "%s: cannot map %" PRIu64 " bytes: %s", path, file->map_bytes,
-                             strerror(errno));
-        file->map = map;
+    for (size_t i = 0; i < file->count; i++) {
+        struct safetensors_tensor *tensor = &file->tensors[i];
+        tensor->data = nothing;
+        if (tensor->end > tensor->begin) tensor->data = file->in.bytes + file->data_begin + tensor->begin;
     }
-    const char *data = file->map ? (const char *)file->map + file->data_begin : nothing;
-    for (size_t i = 0; i < file->count; i++)
-        file->tensors[i].data =
-            file->tensors[i].end > file->tensors[i].begin ? data + file->tensors[i].begin : nothing;
-    return true;
 }
 
 struct safetensors_file *safetensors_open(const char *path, struct fault *fault)
 {
     struct safetensors_file *file = calloc(1, sizeof *file);
     uint64_t length = 0;
-    int fd = -1;
-    bool good = false;
     if (!file) {
-        fault_set(fault, "%s: out of memory", path);
+        fault_set(fault, "%s: out of memory", infile_name(path));
         return NULL;
     }
-    if (open_regular(path, &fd, &file->map_bytes, fault) &&
-        read_header_length(fd, path, file->map_bytes, &length, fault) &&
-        (file->header = read_header(fd, path, length, fault)) != NULL) {
+    if (infile_open(&file->in, path, fault) && read_header_length(&file->in, path, &length, fault) &&
+        (file->header = read_header(&file->in, path, length, fault)) != NULL) {
         file->data_begin = LENGTH_BYTES + length;
-        file->data_bytes = file->map_bytes - file->data_begin;
-        good = parse_header(file, path, fault) && map_data(file, fd, path, fault);
+        if (read_data(file, path, fault) && parse_header(file, infile_name(path), fault)) {
+            find_data(file);
+            return file;
+        }
     }
-    if (fd >= 0) close(fd);
-    if (good) return file;
     safetensors_close(file);
     return NULL;
 }
@@ -298,7 +268,7 @@ struct safetensors_file *safetensors_open(const char *path, struct fault *fault)
 void safetensors_close(struct safetensors_file *file)
 {
     if (!file) return;
-    if (file->map) munmap(file->map, file->map_bytes);
+    infile_close(&file->in);
     json_decref(file->header);
     free(file->tensors);
     free(file);

@@ -4,7 +4,7 @@
  * each tensor its dtype, shape and data_offsets; strings under "__metadata__"), then the data.
  *
  * The reader trusts nothing: the file is of the size that its header claims, no two tensors share bytes and
- * no byte is unclaimed, before anything is mapped. Every refusal is one line that names file and tensor.
+ * no byte is unclaimed, before a tensor is handed out. Every refusal is one line that names file and tensor.
  */
 #ifndef FMLA_SUPPORT_SAFETENSORS_H
 #define FMLA_SUPPORT_SAFETENSORS_H
@@ -36,7 +36,7 @@ struct safetensors_tensor {
 
 struct safetensors_file;
 
-/* NULL with a fault if the file cannot be read or is not what it claims. */
+/* `path` may be "-", standard input. NULL with a fault if the file cannot be read or is not what it claims. */
 struct safetensors_file *safetensors_open(const char *path, struct fault *fault);
 void safetensors_close(struct safetensors_file *file);
 

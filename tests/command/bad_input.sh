@@ -47,7 +47,7 @@ bad 3 'GPU: ' run sparse.safetensors --device cuda:999 --out o
 bad 2 "--device: 'cuda' must be cpu or cuda:N" run sparse.safetensors --device cuda
 put odd.safetensors "$(odd_indices)" 2061
 bad 1 'tensor "indices": does not begin at a multiple of 4 bytes' run odd.safetensors --out o
-bad 1 'sparse_decode: kernel: is "cpu-avx9", must be one of: ' run sparse.safetensors --kernel cpu-avx9
+bad 2 "--kernel: 'cpu-avx9' must be a kernel of sparse_decode: " run sparse.safetensors --kernel cpu-avx9
 sed 's/"FP8_656"/"FP8_657"/' sparse.safetensors >format.safetensors
 bad 1 "kv_format is 'FP8_657'" run format.safetensors
 sed 's/"FP8_656"/"FP8_584"/' sparse.safetensors >format.safetensors
@@ -60,13 +60,15 @@ good make-input prompt.safetensors --op sparse_prefill --query-tokens 2 --seq-le
 bad 2 '--causal: not with sparse prefill' run prompt.safetensors --causal
 bad 2 '--batch-invariant: not with sparse prefill' run prompt.safetensors --batch-invariant
 bad 3 'GPU: ' run prompt.safetensors --device cuda:999 --out o
-bad 1 'sparse_prefill: kernel: is "cpu-avx9", must be one of: ' run prompt.safetensors --kernel cpu-avx9 --out o
+bad 2 "--kernel: 'cpu-avx9' must be a kernel of sparse_prefill: " run prompt.safetensors --kernel cpu-avx9 --out o
 sed 's/"FP8_656"/"FP8_657"/' prompt.safetensors >format.safetensors
 bad 1 "kv_format is 'FP8_657'" run format.safetensors
 sed 's/"kv_format"/"kv_farmot"/' prompt.safetensors >format.safetensors
 bad 1 'sparse_prefill: kv_format: is 0, must name the format' run format.safetensors --out o
 sed 's/"softmax_scale":"0.5"/"softmax_scale":"0,5"/' prompt.safetensors >format.safetensors
 bad 1 "softmax_scale is '0,5', must be a finite number" run format.safetensors
+sed 's/"softmax_scale":"0.5"/"softmax_scale":"0e0"/' prompt.safetensors >format.safetensors
+bad 1 "softmax_scale is '0e0', must be a finite number that is not 0 in fp32" run format.safetensors
 put rank.safetensors '{"q":{"dtype":"BF16","shape":[1,512],"data_offsets":[0,1024]},"kv":{"dtype":"BF16","shape":[1,1,512],"data_offsets":[1024,2048]},"indices":{"dtype":"I32","shape":[1,1,1],"data_offsets":[2048,2052]}}' 2052
 bad 1 'tensor "q": has 2 dimensions, must have 3' run rank.safetensors --out o
 put rank.safetensors '{"q":{"dtype":"BF16","shape":[1,1,512],"data_offsets":[0,1024]},"kv":{"dtype":"BF16","shape":[1,512],"data_offsets":[1024,2048]},"indices":{"dtype":"I32","shape":[1,1,1],"data_offsets":[2048,2052]}}' 2052
@@ -88,6 +90,18 @@ bad 2 "--repeat: '0' must be a whole number in [1, 100000]" run fine.safetensors
 bad 2 "--repeat: '3x' must be a whole number" run fine.safetensors --repeat=3x
 bad 2 "--repeat: '99999999999999999999' must be" run fine.safetensors --repeat 99999999999999999999
 bad 2 "--softmax-scale: 'nan' must be a finite number" run fine.safetensors --softmax-scale nan
+bad 2 '--softmax-scale: 1e-50 is 0 in fp32' run fine.safetensors --softmax-scale 1e-50
+bad 2 '--softmax-scale: 0 is 0 in fp32' run fine.safetensors --softmax-scale 0
+bad 2 '--softmax-scale: 1e+39 must be finite in fp32' run fine.safetensors --softmax-scale 1e39
+good run fine.safetensors --softmax-scale 1e-40 --check
+bad 2 "--seed: '18446744073709551616' must be a whole number in [0, 9223372036854775807]" make-input x --seed 18446744073709551616
+bad 2 '--out: is given twice' run fine.safetensors --out o --out o
+bad 2 '--repeat: is given twice' run fine.safetensors --repeat=1 --out o --repeat=2
+bad 2 '--check: is given twice' run fine.safetensors --check --check
+bad 2 '--seq-lens: is given twice' plan --seq-lens 1 --seq-lens 2
+bad 2 'dance: no such command; allowed are info' help dance
+bad 2 '--as: not with a COMMAND' help run --as man
+bad 2 "'run': takes no file" version run
 bad 2 "--log-base: '10' must be one of e, 2" run fine.safetensors --log-base 10
 bad 2 '--check: takes no value' run fine.safetensors --check=yes
 bad 2 "'more': one file is allowed" run fine.safetensors more
@@ -116,9 +130,12 @@ bad 2 '--kv-heads: 3 must divide --heads 16' make-input x --op sparse_prefill --
 bad 2 '--kv-heads: not with --op sparse_decode' make-input x --op sparse_decode --kv-heads 2
 bad 2 '--d-qk: 576 must be the 512 of that cache' make-input x --op sparse_prefill --cache fp8_584 --d-qk 576
 bad 1 'more than indices count' make-input x --op sparse_prefill --seq-len 2147483647 --page-size 64
+bad 1 'no memory for indices [8, 4096, 2147483647] of 281474976579584 bytes' make-input x --op sparse_decode --batch 8 --query-tokens 4096 --seq-len 1 --topk 2147483647
+bad 1 'no memory for indices [4096, 16, 2147483647] of 562949953159168 bytes' make-input x --op sparse_prefill --query-tokens 4096 --kv-heads 16 --seq-len 1 --topk 2147483647
 bad 1 'more than indices count' make-input x --op sparse_decode --batch 1000 --seq-len 10000000
 bad 2 "lengths, heads and query tokens are the file's" plan fine.safetensors --heads 3
-bad 1 'nosuch' run fine.safetensors --kernel nosuch
+bad 2 "--kernel: 'nosuch' must be a kernel of dense_decode: " run fine.safetensors --kernel nosuch
+bad 2 'cpu-generic, ref, cuda-sm90, cuda-sm80' run fine.safetensors --kernel zzz
 
 # ---- Places that cannot be written
 bad 1 '/dev/full: cannot write: No space left on device' make-input /dev/full --batch 1
@@ -174,8 +191,14 @@ bad 2 "--grid: 'h20' must be one of cpu, peers, quick" bench --op sparse_prefill
 bad 2 '--kv-heads must divide --heads' bench --op sparse_prefill --grid quick --kv-heads 3
 bad 2 '--d-qk be 512 or 576' bench --op sparse_prefill --grid quick --d-qk 513
 bad 2 '--op: ' bench --op prefill
-bad 1 'sparse_prefill: kernel: is "none", must be one of' bench --op sparse_prefill --grid quick --kernel none --json none.jsonl
-bad 1 'kernel: is "none", must be one of' bench --grid quick --repeat 1 --kernel none --json none.jsonl
+bad 2 "--kernel: 'none' must be a kernel of sparse_prefill: " bench --op sparse_prefill --grid quick --kernel none --json none.jsonl
+bad 2 "--kernel: 'none' must be a kernel of dense_decode: " bench --grid quick --repeat 1 --kernel none --json none.jsonl
+bad 2 "--kernel: 'none' must be a kernel of merge: cpu-generic, ref, cuda" bench --op merge --kernel none
+bad 2 "--kernel: 'none' must be a kernel of cache_gather: " bench --op cache_gather --kernel none
+if "$flashmla" info | grep -Eq '^cpu +dense_decode +cpu-avx512bf16 .* yes$'; then # a kernel that takes one type
+    bad 3 'no row of the grid runs here: dense_decode: q: kernel cpu-avx512bf16 takes bf16' \
+        bench --grid quick --kernel cpu-avx512bf16 --dtype fp16 --json none.jsonl
+fi
 bad 2 'takes no file' verify file
 
 finish

@@ -78,11 +78,11 @@ prompt --query-tokens 2 --seq-len 300 --topk 70 --cache fp8_584 --page-size 7 --
 prompt --seq-len 0 --topk 0 # rows without a key
 
 # What it refuses: one line, no file.
-bad 1 'sparse_prefill: kernel: is "cpu-avx9", must be one of: ' run p.safetensors --device cuda:0 --kernel cpu-avx9 --out o
+bad 2 "--kernel: 'cpu-avx9' must be a kernel of sparse_prefill: " run p.safetensors --device cuda:0 --kernel cpu-avx9 --out o
 good make-input s.safetensors --op sparse_decode --batch 1 --seq-len 100 --topk 50 --cache fp8_656
 bad 3 'sparse_decode: ' run s.safetensors --device cuda:0 --kernel cuda-sm90 --softmax-scale -0.5 --out o
 bad 3 'kernel cpu-generic runs on cpu' run s.safetensors --device cuda:0 --kernel cpu-generic --out o
-bad 1 'sparse_decode: kernel: is "cpu-avx9", must be one of: ' run s.safetensors --device cuda:0 --kernel cpu-avx9 --out o
+bad 2 "--kernel: 'cpu-avx9' must be a kernel of sparse_decode: " run s.safetensors --device cuda:0 --kernel cpu-avx9 --out o
 put odd.safetensors "$(odd_indices)" 2061
 bad 1 'tensor "indices": does not begin at a multiple of 4 bytes' run odd.safetensors --device cuda:0 --out o
 good run s.safetensors --device cuda:0 --kernel cuda --check --repeat 1

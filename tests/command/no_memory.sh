@@ -51,8 +51,8 @@ each() {
 }
 
 each info
-each info --json
-each plan --seq-lens 5,700 --partitions 3 --json
+each info --json -
+each plan --seq-lens 5,700 --partitions 3 --json -
 each plan batch.safetensors --partitions 2 --svg made/plan.svg
 each layout mma-c --svg made/layout.svg
 each make-input made/made.safetensors --seq-lens 5,70 --heads 2

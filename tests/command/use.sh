@@ -20,7 +20,8 @@ good info
 has '^cpu +dense_decode +[a-z0-9-]+ .* yes$'
 has '^cpu +dense_decode +ref .* only when named$'
 has '^cuda:0 +(NVIDIA|not used: [^ ])' # a GPU, or why there is none
-good info --json
+good info --json -
+[ "$(wc -l <stdout)" -eq 1 ] || wrong 'info --json - is not one line'
 has '"dense_decode"'
 has '"built_with"'
 
@@ -112,11 +113,30 @@ has 'payload 119'
 good plan --batch 128 --seq-len 4096 --heads 128 --query-tokens 1 --workers 156
 has '78 partitions'
 good plan --batch 0 --partitions 3 --svg none.svg
+has '^The batch has no request: every partition is idle\.$'
+grep -q '>The batch has no request: every partition is idle\.<' none.svg || wrong 'none.svg does not say that it is empty'
 good plan --seq-lens 0 --partitions 3 --svg zero.svg
-good plan b.safetensors --partitions 4 --json --svg plan.svg
+good plan b.safetensors --partitions 4 --json - --svg plan.svg
 has '"lengths":\[0,1,63,64,65,200\]'
-good plan --batch 700 --partitions 132 --svg many.svg
-for picture in none zero plan many; do
+# More bars than stay readable are thinned, and the picture says so; those that are drawn are cut where the plan cuts them.
+bars() { # bars FILE COUNT: of so many requests there are bars
+    checks=$((checks + 1))
+    [ "$(grep -o '<title>request [0-9]*' "$1" | sort -u | wc -l)" -eq "$2" ] || wrong "$1 has not $2 bars"
+}
+good plan --batch 128 --partitions 132 --svg full.svg
+bars full.svg 128
+grep -q thinned full.svg && wrong 'full.svg says that it is thinned'
+good plan --batch 1000 --partitions 600 --seed 3 --svg many.svg
+bars many.svg 125
+grep -q '>Bars are thinned: of every 8 requests the longest one is drawn, 125 of 1000\.<' many.svg || wrong 'many.svg does not say that it is thinned'
+grep -q '>Load of each partition: thinned, of every 2 the largest<' many.svg || wrong 'the loads of many.svg do not say that they are thinned'
+lengths=$(seq -s, 1 129) # of every two the second is the longer one
+good plan --seq-lens "$lengths" --partitions 7 --svg odd.svg
+bars odd.svg 65
+checks=$((checks + 1))
+diff <(grep -o '<title>request [0-9]*' odd.svg | sed 's/.* //' | sort -nu) <(seq 1 2 127; echo 128) >difference ||
+    wrong "odd.svg draws others than the longest: $(cat difference)"
+for picture in none zero plan full many odd; do
     checks=$((checks + 1))
     "$xmlcheck" <$picture.svg || wrong "$picture.svg is no well-formed XML"
     if command -v xmllint >/dev/null; then xmllint --noout $picture.svg || wrong "xmllint: $picture.svg"; fi
@@ -130,8 +150,9 @@ has '^ok +sparse_decode +cpu-generic '
 has '^ok +merge +cpu-generic '
 has '^ok +cache_append +cpu-generic '
 has '^ok +cache_gather +cpu-generic '
-good verify --json
-has '"passed": true'
+good verify --json verify.jsonl
+has '^ok +dense_decode +cpu-generic '
+grep -q '^{"operation":"dense_decode","kernel":"cpu-generic","passed":true,' verify.jsonl || wrong "verify.jsonl: $(cat verify.jsonl)"
 
 # bench: peaks, rows, and a line of JSON for each row.
 json_lines() { # json_lines FILE COUNT: every line is an object with these fields

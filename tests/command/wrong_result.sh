@@ -31,8 +31,8 @@ verify_fails merge merge 'merge: 1 values of out and 0 of lse differ'
 verify_fails append cache_append "BF16: 1 bytes differ from the oracle's"
 verify_fails gather cache_gather "BF16: 1 bytes differ from the oracle's"
 export FMLA_PLANT=lse
-bad 1 'flashmla verify: dense_decode cpu-generic: paged: 0 values of out and 1 of lse differ' verify --json
-has '"passed": false'
+bad 1 'flashmla verify: dense_decode cpu-generic: paged: 0 values of out and 1 of lse differ' verify --json -
+has '"passed":false'
 
 for plant in out nan lse; do
     export FMLA_PLANT=$plant

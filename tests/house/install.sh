@@ -39,6 +39,15 @@ done
 if grep -rlF -e "$source" -e "$build" "$prefix"; then fail '^ names the folder that it was built from'; fi
 if grep -rlF -e "$work" "$prefix"; then fail '^ names the prefix, and could not be moved'; fi
 
+# Help in the words of the command, for man and for shells, and the licence. A build with sanitizers or for another machine
+# has no help to install; the tests of the command hold what it says to the options.
+cmp "$source/LICENSE" "$prefix/share/doc/flashmla/LICENSE" || fail 'no licence'
+declare -A help=([man]=share/man/man1/flashmla.1 [bash]=share/bash-completion/completions/flashmla
+    [zsh]=share/zsh/site-functions/_flashmla)
+for form in "${!help[@]}"; do
+    "$prefix/bin/flashmla" help --as "$form" | cmp - "$prefix/${help[$form]}" || fail "${help[$form]} is not what the command says"
+done
+
 # ---- Programs ----------------------------------------------------------------------------------------------------
 
 use_pkg_config() { export PKG_CONFIG_PATH="$1"; }
@@ -139,3 +148,28 @@ mv "$prefix" elsewhere/moved
 shared_program "elsewhere/moved${libdir#"$prefix"}"
 cmake_program "$work/elsewhere/moved"
 elsewhere/moved/bin/flashmla --version
+
+# ---- And away again: as make install and make uninstall do it, whose records of this build are put back afterwards ----
+
+echo '== make install, make uninstall'
+records=(installed.txt install_manifest.txt)
+mkdir records
+for record in "${records[@]}"; do if [ -e "$build/$record" ]; then cp -p "$build/$record" records/; fi; done
+put_back() {
+    for record in "${records[@]}"; do rm -f "$build/$record"; done
+    cp -p "$work"/records/* "$build/" 2>/dev/null || true
+    rm -rf "$work"
+}
+trap put_back EXIT
+mkdir -p stage/opt/share/man/man1
+echo theirs >stage/opt/share/man/man1/other.1
+PREFIX=/opt DESTDIR="$work/stage" bash "$source/scripts/install.sh" install "$build" >log || { cat log; fail 'make install'; }
+for file in LICENSE flashmla.1 _flashmla libflashmla.a libflashmla.so flashmla.h flashmla.pc flashmlaConfig.cmake; do
+    grep -q "/$file\$" log || { cat log; fail "make install does not tell of $file"; }
+done
+[ -x stage/opt/bin/flashmla ] || fail 'make install brought no command'
+bash "$source/scripts/install.sh" uninstall "$build" || fail 'make uninstall'
+if find stage -not -type d | grep -v '^stage/opt/share/man/man1/other.1$'; then fail '^ make uninstall left these'; fi
+if find stage -name flashmla | grep .; then fail '^ make uninstall left these folders'; fi
+[ -e stage/opt/share/man/man1/other.1 ] || fail "make uninstall took another's file"
+if bash "$source/scripts/install.sh" uninstall "$build" 2>log; then fail 'make uninstall twice'; fi

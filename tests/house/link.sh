@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 # link.sh static|shared|readme|rust|go ROOT BUILD - builds and runs a program against the library the way a user does,
 # without CMake. CC names the compiler, OPENMP_FLAGS its flags for OpenMP. "readme" takes the programs from the
-# ```c blocks of README.md. "rust" and "go" run the lines that stand above the programs in examples/; they exit 77 where
-# their tools are not installed.
+# ```c blocks of README.md, and runs the lines that are printed for them, as they are printed. "rust" and "go" run the
+# lines that stand above the programs in examples/; they exit 77 where their tools are not installed.
 set -euo pipefail
 mode=$1 root=$2 build=$3
 read -ra cc <<<"${CC:-cc}"
@@ -50,18 +50,29 @@ shared)
     readelf -d "$work/program" | grep -q 'NEEDED.*\[libflashmla\.so\.[0-9.]*[0-9]\]'
     ;;
 readme)
-    awk -v work="$work" '/^```c[ \t]*$/ { block = 1; n++; next } /^```/ { block = 0 }
-                         block { print > (work "/example" n ".c") }' "$root/README.md"
+    # A checkout as the lines expect it: the library in build/release, the program as example.c, the compiler as cc.
+    mkdir -p "$work"/{checkout/build,bin}
+    ln -s "$root/include" "$work/checkout/include"
+    ln -s "$build" "$work/checkout/build/release"
+    printf '#!/bin/sh\nexec %s "$@"\n' "${cc[*]}" >"$work/bin/cc"
+    chmod +x "$work/bin/cc"
+    cd "$work/checkout"
+    awk '/^```c[ \t]*$/ { block = 1; text = ""; next }
+        /^```/ { block = 0; if (text ~ /int main\(/) { printf "%s", text; exit } }
+        block { text = text $0 "\n" }' "$root/README.md" >example.c
+    grep -q 'int main(' example.c || { echo 'README.md has no program in a ```c block'; exit 1; }
     count=0
-    for example in "$work"/example*.c; do
-        grep -qs 'int main(' "$example" || continue
-        against_shared "$example"
-        echo "--- $(basename "$example")"
-        (cd "$work" && ./program)
+    while IFS= read -r line; do
+        # Another compiler's OpenMP is not always where the linker looks: only gcc's line for the archive is for all.
+        [[ $line != *-lgomp* || ${openmp[*]} == -fopenmp && ${cc[*]} == *gcc* ]] || continue
+        rm -f a.out
+        echo "--- $line"
+        said=$(unset LD_LIBRARY_PATH && PATH=$work/bin:$PATH bash -euc "$line")
+        [ "$said" = attended ] || { echo "said '$said', not 'attended'"; exit 1; }
         count=$((count + 1))
-    done
+    done < <(grep '^cc example\.c -I' "$root/README.md")
     if [ "$count" -eq 0 ]; then
-        echo 'README.md has no program in a ```c block'
+        echo 'README.md has no line that builds example.c'
         exit 1
     fi
     ;;

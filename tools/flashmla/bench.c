@@ -9,6 +9,7 @@
 #include "call.h"
 #include "commands.h"
 #include "gpu_call.h"
+#include "kernels.h"
 
 #include "elements.h"
 #include "gpu.h"
@@ -23,30 +24,30 @@
 #include <unistd.h>
 
 static const struct command bench = {
-    "bench", NULL, "time the kernels of this machine beside its measured peaks",
+    "bench",
+    NULL,
+    "time the kernels of this machine beside its measured peaks",
     "\n"
     "Grids: cpu (the default), h20, latency, peers and varlen (shapes of server GPUs), quick (three small "
-    "rows, "
-    "warm\n"
+    "rows, warm "
     "caches). A list replaces that axis of the grid. Before each run the caches are emptied by reading "
-    "memory "
-    "larger\n"
+    "memory larger "
     "than they are. floor is the longer of bytes / read bandwidth and FLOP / peak, both measured in this run "
-    "on as\n"
-    "many threads. A row that takes over 2 s is run 3 times. On a GPU a call is captured in a graph, the "
-    "plan "
-    "is made\n"
-    "before and timed apart, and the caches are its L2; stream is what a bare kernel takes to read the row's "
-    "keys and\n"
-    "nothing else, timed in turns with the call. --fixed times a batch of varying lengths in turns with one "
-    "of "
-    "fixed\n"
-    "length with as many keys, and tells var / fixed; the grid varlen (the large batches of peers) always "
-    "does.\n"
-    "--json writes one JSON object a row. sparse_decode and sparse_prefill have the grids cpu, peers and "
-    "quick, "
-    "with\n"
-    "formats of keys of their own; --d-qk and --kv-heads are for keys that are no bytes.\n"
+    "on as many "
+    "threads. A row that takes over 2 s is run 3 times. On a GPU a call is captured in a graph, the plan is "
+    "made before "
+    "and timed apart, and the caches are its L2; stream is what a bare kernel takes to read the row's keys "
+    "and nothing "
+    "else, timed in turns with the call. --fixed times a batch of varying lengths in turns with one of fixed "
+    "length with "
+    "as many keys, and tells var / fixed; the grid varlen (the large batches of peers) always does. "
+    "sparse_decode and "
+    "sparse_prefill have the grids cpu, peers and quick, with formats of keys of their own; --d-qk and "
+    "--kv-heads are for "
+    "keys that are no bytes.\n"
+    "\n"
+    "--json writes a line a row, as soon as the row is timed: what has been timed stays, even if the rest is "
+    "stopped.\n"
     "\n"
     "Examples\n"
     "  flashmla bench\n"
@@ -57,7 +58,9 @@ static const struct command bench = {
     "  flashmla bench --op sparse_prefill --device cuda:0 --grid peers --json sparse_prefill.jsonl\n"
     "  flashmla bench --op cache_append --device cuda:0 --tokens 128,65536\n"
     "  flashmla bench --device cuda:0 --grid peers --json dense_decode.jsonl\n"
-    "  flashmla bench --device cuda:0 --grid varlen --seq-len 4096,8192 --no-stream\n"};
+    "  flashmla bench --device cuda:0 --grid varlen --seq-len 4096,8192 --no-stream\n",
+    OPERAND_WORD,
+    NULL};
 
 /* ---- Timing --------------------------------------------------------------------------------- */
 
@@ -155,7 +158,7 @@ bool bench_pass_over(struct session *s, const struct bench_row *row, const char 
 {
     progress_wipe(&s->progress);
     bench_report_skipped(row, why);
-    s->skipped++;
+    if (!*s->passed_over.text) fault_set(&s->passed_over, "%s", why);
     return true;
 }
 
@@ -295,7 +298,7 @@ static bool work(struct session *s, const struct batch_shape *shapes, struct ben
                  struct fault *fault)
 {
     const char *path = s->options->json;
-    if (path && !(s->json = outfile_open(path, 0, fault))) return false;
+    if (path && !(s->json = outfile_open_lines(path, fault))) return false;
     if (device_is_gpu(s->device)) {
         if (!bench_gpu_open(&s->gpu, s->device, s->options->warm, fault) ||
             (s->report.stream && !gpu_stream_kernel_open(&s->gpu.bare, &s->gpu.peak.gpu, fault))) {
@@ -318,7 +321,7 @@ static bool work(struct session *s, const struct batch_shape *shapes, struct ben
     }
     if (!s->timed) {
         s->exit_code = EXIT_UNSUPPORTED;
-        return fault_set(fault, "no row of the grid runs here");
+        return fault_set(fault, "no row of the grid runs here: %s", s->passed_over.text);
     }
     if (!s->json) return true;
     struct outfile *json = s->json;
@@ -337,14 +340,21 @@ static bool fits(const struct batch_shape *shape)
     return shape->h_q % shape->h_kv == 0 && (shape->d_qk == 512 || shape->d_qk == 576);
 }
 
+static const char *const operations[] = {
+    [BENCH_DENSE] = "dense_decode",        [BENCH_MERGE] = "merge",
+    [BENCH_SPARSE] = "sparse_decode",      [BENCH_SPARSE_PREFILL] = "sparse_prefill",
+    [BENCH_CACHE_APPEND] = "cache_append", [BENCH_CACHE_GATHER] = "cache_gather"};
+
 static int bench_all(struct bench_options *o, const bool given[3])
 {
     fmla_device device;
+    struct fault fault = {""};
     if (!device_parse(o->device, &device))
         return complain(&bench, EXIT_USAGE, "--device: '%s' must be cpu or cuda:N", o->device);
+    if (!kernel_exists(operations[o->op], o->kernel, &fault))
+        return complain(&bench, EXIT_USAGE, "%s", fault.text);
     static int64_t no_yes[2] = {0, 1};
     int64_t count;
-    struct fault fault = {""};
     choose(&o->axes.axis[AXIS_DTYPE], o->dtype, given[0], no_yes);
     choose(&o->axes.axis[AXIS_CAUSAL], o->causal, given[1], no_yes);
     choose(&o->axes.axis[AXIS_VARLEN], o->varlen, given[2], no_yes);
@@ -404,6 +414,8 @@ static int bench_caches(const struct bench_options *o)
     int exit_code = EXIT_FAILED;
     if (!device_parse(o->device, &bench_these.device))
         return complain(&bench, EXIT_USAGE, "--device: '%s' must be cpu or cuda:N", o->device);
+    if (!kernel_exists(operations[o->op], o->kernel, &fault))
+        return complain(&bench, EXIT_USAGE, "%s", fault.text);
     if (o->threads) fmla_set_num_threads((int32_t)o->threads);
     return bench_cache(&bench_these, &exit_code, &fault) ? EXIT_GOOD
                                                          : complain(&bench, exit_code, "%s", fault.text);
@@ -435,7 +447,7 @@ int command_bench(int argc, char **argv)
          "cpu (the default), h20, latency, peers, varlen or quick",
          0,
          0,
-         {NULL},
+         {"cpu", "h20", "latency", "peers", "varlen", "quick", NULL},
          NULL},
         LIST("--batch", AXIS_BATCH, 1, 65536, "requests"),
         LIST("--query-tokens", AXIS_QUERY_TOKENS, 1, 1 << 20, "query tokens of a request, or of a prompt"),
@@ -482,7 +494,15 @@ int command_bench(int argc, char **argv)
          1 << 24,
          {NULL},
          NULL},
-        {"--device", OPTION_TEXT, &o.device, "DEVICE", "cpu (the default) or cuda:N", 0, 0, {NULL}, NULL},
+        {"--device",
+         OPTION_TEXT,
+         &o.device,
+         "DEVICE",
+         "cpu (the default) or cuda:N",
+         0,
+         0,
+         {"cpu", "cuda:0", NULL},
+         NULL},
         {"--kernel",
          OPTION_TEXT,
          &o.kernel,
@@ -529,7 +549,7 @@ int command_bench(int argc, char **argv)
          0,
          {NULL},
          NULL},
-        {"--json", OPTION_TEXT, &o.json, "FILE", "write one JSON object a row there", 0, 0, {NULL}, NULL},
+        OPTION_JSON(&o.json),
         {0}};
     int status = EXIT_GOOD;
     switch (options_parse(&bench, options, argc, argv, NULL)) {

@@ -7,6 +7,7 @@
 #include "bench_report.h"
 #include "call.h"
 #include "gpu_call.h"
+#include "json_line.h"
 
 #include "elements.h"
 #include "gpu.h"
@@ -41,6 +42,7 @@ struct session {
     struct outfile *json;
     struct progress progress;
     int64_t timed;
+    struct fault passed_over; /* why the first such row was */
 };
 
 /* The tensors of a call, in host memory, or in a GPU's with copies of it. */
@@ -238,15 +240,12 @@ static bool write_row(const struct session *s, const struct row *row, struct fau
                                 1e-9 * s->copy, "warm", s->asked->warm, "version", fmla_version_string());
     json_t *machine = gpu ? bench_report_gpu(&s->gpu.peak.gpu, s->asked->device, &sources[s->asked->gather])
                           : json_pack("{s:s, s:i}", "cpu", s->cpu.cpu, "threads", s->cpu.threads);
-    char *text = NULL;
-    if (line && figures && machine && !json_object_update(line, figures) &&
-        !json_object_update(line, machine))
-        text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(6));
-    json_decref(line), json_decref(figures), json_decref(machine);
-    const bool good =
-        text ? outfile_printf(s->json, fault, "%s\n", text) : fault_set(fault, "out of memory for JSON");
-    free(text);
-    return good;
+    const bool good = line && figures && machine && !json_object_update(line, figures) &&
+                      !json_object_update(line, machine);
+    json_decref(figures), json_decref(machine);
+    if (good) return json_line(s->json, line, fault);
+    json_decref(line);
+    return fault_set(fault, "out of memory for JSON");
 }
 
 static bool time_row(struct session *s, struct row *row, struct fault *fault)
@@ -273,6 +272,7 @@ static bool time_row(struct session *s, struct row *row, struct fault *fault)
     } else if (status == FMLA_UNSUPPORTED) {
         printf("%-13s %8" PRId64 " %5s %-8s skipped: %s\n", operation(s), row->tokens,
                row->fp16 ? "fp16" : "bf16", formats[f].name, why.text);
+        if (!*s->passed_over.text) s->passed_over = why;
         good = true;
     } else {
         fault_set(fault, "%s", why.text);
@@ -321,13 +321,13 @@ bool bench_cache(const struct bench_cache *asked, int *exit_code, struct fault *
 {
     struct session s = {.asked = asked};
     *exit_code = EXIT_FAILED;
-    bool good = !asked->json || (s.json = outfile_open(asked->json, 0, fault));
+    bool good = !asked->json || (s.json = outfile_open_lines(asked->json, fault));
     good = good && measure(&s, exit_code, fault);
     progress_begin(&s.progress, "this row's runs");
     good = good && all_rows(&s, fault);
     if (good && !s.timed) {
         *exit_code = EXIT_UNSUPPORTED;
-        good = fault_set(fault, "no row of the grid runs here");
+        good = fault_set(fault, "no row of the grid runs here: %s", s.passed_over.text);
     }
     progress_wipe(&s.progress);
     if (good && s.json) {

@@ -3,6 +3,7 @@
 
 #include "gpu_call.h"
 #include "input.h"
+#include "json_line.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -255,16 +256,14 @@ bool bench_report_json(const struct bench_report *report, const struct bench_row
                   1e6 * row->floor, "runs", (json_int_t)row->runs, "peak_tflops", 1e-12 * row->peak,
                   "read_gbs", 1e-9 * row->bandwidth, "warm", report->warm, "version", fmla_version_string());
     json_t *machine = surroundings(report, row);
-    char *text = NULL;
-    if (line && of_op && figures && machine && !json_object_update(line, of_op) &&
-        !json_object_update(line, figures) && !json_object_update(line, machine) &&
-        set_time(line, "plan_us", 1e6 * row->plan) && set_time(line, "stream_us", 1e6 * row->stream) &&
-        set_time(line, "fixed_us", 1e6 * row->fixed) &&
-        set_time(line, "varlen_over_fixed", row->fixed > 0.0 ? row->median / row->fixed : 0.0))
-        text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(6));
-    json_decref(line), json_decref(of_op), json_decref(figures), json_decref(machine);
-    const bool good =
-        text ? outfile_printf(file, fault, "%s\n", text) : fault_set(fault, "out of memory for JSON");
-    free(text);
-    return good;
+    const bool good = line && of_op && figures && machine && !json_object_update(line, of_op) &&
+                      !json_object_update(line, figures) && !json_object_update(line, machine) &&
+                      set_time(line, "plan_us", 1e6 * row->plan) &&
+                      set_time(line, "stream_us", 1e6 * row->stream) &&
+                      set_time(line, "fixed_us", 1e6 * row->fixed) &&
+                      set_time(line, "varlen_over_fixed", row->fixed > 0.0 ? row->median / row->fixed : 0.0);
+    json_decref(of_op), json_decref(figures), json_decref(machine);
+    if (good) return json_line(file, line, fault);
+    json_decref(line);
+    return fault_set(fault, "out of memory for JSON");
 }

@@ -39,7 +39,8 @@ struct session {
     struct bench_report report;
     struct outfile *json;
     struct progress progress;
-    int64_t timed, skipped;
+    int64_t timed;
+    struct fault passed_over; /* why the first such row was */
     int exit_code;
 };
 

@@ -3,6 +3,7 @@
  * flashmla info: version, threads, every kernel of the library as each device sees it, and the GPUs, or why there is none.
  */
 #include "commands.h"
+#include "json_line.h"
 #include "options.h"
 
 #include "json_memory.h"
@@ -11,20 +12,22 @@
 
 #include <jansson.h>
 #include <stdio.h>
-#include <stdlib.h>
 
-static const struct command info = {"info", NULL, "what runs on this machine, on which kernel",
+static const struct command info = {"info",
+                                    NULL,
+                                    "what runs on this machine, on which kernel",
                                     "\n"
                                     "A kernel that does not run here stands with the reason. \"only when "
-                                    "named\" is the oracle: it runs with\n"
-                                    "run --kernel ref, or with FLASHMLA_KERNEL=ref in the environment; or a "
-                                    "part of another\n"
-                                    "kernel, which runs it where it suits.\n"
-                                    "A GPU that cannot be used stands below the table with the reason.\n"
+                                    "named\" is the oracle: it runs with run --kernel "
+                                    "ref, or with FLASHMLA_KERNEL=ref in the environment; or a part of "
+                                    "another kernel, which runs it where it suits. A GPU "
+                                    "that cannot be used stands below the table with the reason.\n"
                                     "\n"
                                     "Examples\n"
                                     "  flashmla info\n"
-                                    "  flashmla info --json\n"};
+                                    "  flashmla info --json -\n",
+                                    OPERAND_WORD,
+                                    NULL};
 
 static const char *or_dash(const char *text)
 {
@@ -138,7 +141,7 @@ static json_t *json_gpu(int32_t id)
                      "built_for", g.built_for);
 }
 
-static int print_json(void)
+static bool write_json(const char *path, struct fault *fault)
 {
     json_memory_watch();
     const int32_t gpus = describe(gpu(0)).count;
@@ -155,22 +158,14 @@ static int print_json(void)
     }
     json_t *all = json_pack("{s:s, s:i, s:o, s:o}", "version", fmla_version_string(), "threads",
                             (int)fmla_num_threads(), "devices", by_device, "gpus", described);
-    char *text = json_dumps(all, JSON_INDENT(2));
-    json_decref(all);
-    if (!text || json_memory_failed()) {
-        free(text);
-        return complain(&info, EXIT_FAILED, "out of memory");
-    }
-    puts(text);
-    free(text);
-    return EXIT_GOOD;
+    return json_file(path, all, fault);
 }
 
 int command_info(int argc, char **argv)
 {
-    bool json = false;
-    const struct option options[] = {{"--json", OPTION_ON, &json, NULL, "print JSON", 0, 0, {NULL}, NULL},
-                                     {0}};
+    const char *json = NULL;
+    struct fault fault = {""};
+    const struct option options[] = {OPTION_JSON(&json), {0}};
     switch (options_parse(&info, options, argc, argv, NULL)) {
     case OPTIONS_HELPED: return EXIT_GOOD;
     case OPTIONS_WRONG: return EXIT_USAGE;
@@ -179,7 +174,7 @@ int command_info(int argc, char **argv)
     if (fmla_version() / 100 != FMLA_VERSION_MAJOR * 100 + FMLA_VERSION_MINOR)
         return complain(&info, EXIT_FAILED, "this command was built for %d.%d, the library is %s",
                         FMLA_VERSION_MAJOR, FMLA_VERSION_MINOR, fmla_version_string());
-    if (json) return print_json();
+    if (json && !write_json(json, &fault)) return complain(&info, EXIT_FAILED, "%s", fault.text);
     print_table();
     return EXIT_GOOD;
 }

@@ -47,47 +47,40 @@ static bool read_scale(const struct safetensors_file *file, const char *path, do
     if (!scale) return true;
     char *end;
     *to = strtod(scale, &end);
-    if (end != scale && !*end && isfinite((float)*to)) return true;
-    return fault_set(fault, "%s: __metadata__: softmax_scale is '%s', must be a finite number", path, scale);
+    if (end != scale && !*end && isfinite((float)*to) && (float)*to != 0.0f) return true;
+    return fault_set(fault,
+                     "%s: __metadata__: softmax_scale is '%s', must be a finite number that is not 0 in fp32",
+                     path, scale);
 }
 
-static bool read_options(struct input *input, const char *path, struct fault *fault)
+static bool read_options(struct input *input, const struct safetensors_file *file, const char *path,
+                         struct fault *fault)
 {
-    const char *causal = safetensors_metadata(input->file, "causal");
+    const char *causal = safetensors_metadata(file, "causal");
     input->causal = causal && !strcmp(causal, "true");
     if (causal && !input->causal && strcmp(causal, "false") != 0)
         return fault_set(fault, "%s: __metadata__: causal is '%s', must be true or false", path, causal);
-    return read_scale(input->file, path, &input->softmax_scale, fault);
+    return read_scale(file, path, &input->softmax_scale, fault);
 }
 
-static bool check_lengths(const struct input *input, const char *path, struct fault *fault)
+static bool check_lengths(const struct input *input, const struct safetensors_file *file, const char *path,
+                          struct fault *fault)
 {
     return dtype_is(input->seqlens.dtype, FMLA_TYPE_INT, 32) ||
            fault_set(fault, "%s: tensor \"seqlens\": dtype is %s, must be I32", path,
-                     safetensors_find(input->file, "seqlens")->type->name);
+                     safetensors_find(file, "seqlens")->type->name);
 }
 
-bool input_open(struct input *input, const char *path, struct fault *fault)
+bool input_view(struct input *input, const struct safetensors_file *file, const char *path,
+                struct fault *fault)
 {
     memset(input, 0, sizeof *input);
-    input->file = safetensors_open(path, fault);
-    if (!input->file) return false;
-    const struct safetensors_file *file = input->file;
-    if (view(file, path, "q", 4, true, &input->q, fault) &&
-        view(file, path, "kv_cache", 4, true, &input->kv_cache, fault) &&
-        view(file, path, "seqlens", 1, true, &input->seqlens, fault) &&
-        view(file, path, "block_table", 2, false, &input->block_table, fault) &&
-        view(file, path, "attn_sink", 1, false, &input->attn_sink, fault) &&
-        check_lengths(input, path, fault) && read_options(input, path, fault))
-        return true;
-    input_close(input);
-    return false;
-}
-
-void input_close(struct input *input)
-{
-    safetensors_close(input->file);
-    input->file = NULL;
+    return view(file, path, "q", 4, true, &input->q, fault) &&
+           view(file, path, "kv_cache", 4, true, &input->kv_cache, fault) &&
+           view(file, path, "seqlens", 1, true, &input->seqlens, fault) &&
+           view(file, path, "block_table", 2, false, &input->block_table, fault) &&
+           view(file, path, "attn_sink", 1, false, &input->attn_sink, fault) &&
+           check_lengths(input, file, path, fault) && read_options(input, file, path, fault);
 }
 
 /* ---- Sparse decode --------------------------------------------------------------------------- */
@@ -105,14 +98,11 @@ const char *input_format_name(int32_t kv_format)
     return kv_format > 0 && kv_format < FORMATS ? format_names[kv_format] : NULL;
 }
 
-enum input_operation input_operation(const char *path)
+enum input_operation input_operation(const struct safetensors_file *file)
 {
-    struct fault unused;
-    struct safetensors_file *file = safetensors_open(path, &unused);
-    const bool sparse = file && safetensors_find(file, "indices"),
-               prompt = sparse && safetensors_find(file, "kv") && !safetensors_find(file, "kv_cache");
-    safetensors_close(file);
-    return prompt ? INPUT_SPARSE_PREFILL : sparse ? INPUT_SPARSE_DECODE : INPUT_DENSE_DECODE;
+    if (!safetensors_find(file, "indices")) return INPUT_DENSE_DECODE;
+    const bool prompt = safetensors_find(file, "kv") && !safetensors_find(file, "kv_cache");
+    return prompt ? INPUT_SPARSE_PREFILL : INPUT_SPARSE_DECODE;
 }
 
 static bool read_format(const struct safetensors_file *file, const char *path, int32_t *format,
@@ -126,59 +116,37 @@ static bool read_format(const struct safetensors_file *file, const char *path, i
                      path, name);
 }
 
-bool sparse_input_open(struct sparse_input *input, const char *path, struct fault *fault)
+bool sparse_input_view(struct sparse_input *input, const struct safetensors_file *file, const char *path,
+                       struct fault *fault)
 {
     memset(input, 0, sizeof *input);
-    input->file = safetensors_open(path, fault);
-    if (!input->file) return false;
-    const struct safetensors_file *file = input->file;
-    if (view(file, path, "q", 4, true, &input->q, fault) &&
-        view(file, path, "kv_cache", 4, true, &input->kv_cache, fault) &&
-        view(file, path, "indices", 3, true, &input->indices, fault) &&
-        view(file, path, "topk_length", 1, false, &input->topk_length, fault) &&
-        view(file, path, "extra_kv_cache", 4, false, &input->extra_kv_cache, fault) &&
-        view(file, path, "extra_indices", 3, false, &input->extra_indices, fault) &&
-        view(file, path, "extra_topk_length", 1, false, &input->extra_topk_length, fault) &&
-        view(file, path, "attn_sink", 1, false, &input->attn_sink, fault) &&
-        read_format(file, path, &input->kv_format, fault) &&
-        read_scale(file, path, &input->softmax_scale, fault))
-        return true;
-    sparse_input_close(input);
-    return false;
-}
-
-void sparse_input_close(struct sparse_input *input)
-{
-    safetensors_close(input->file);
-    input->file = NULL;
+    return view(file, path, "q", 4, true, &input->q, fault) &&
+           view(file, path, "kv_cache", 4, true, &input->kv_cache, fault) &&
+           view(file, path, "indices", 3, true, &input->indices, fault) &&
+           view(file, path, "topk_length", 1, false, &input->topk_length, fault) &&
+           view(file, path, "extra_kv_cache", 4, false, &input->extra_kv_cache, fault) &&
+           view(file, path, "extra_indices", 3, false, &input->extra_indices, fault) &&
+           view(file, path, "extra_topk_length", 1, false, &input->extra_topk_length, fault) &&
+           view(file, path, "attn_sink", 1, false, &input->attn_sink, fault) &&
+           read_format(file, path, &input->kv_format, fault) &&
+           read_scale(file, path, &input->softmax_scale, fault);
 }
 
 /* ---- Sparse prefill -------------------------------------------------------------------------- */
 
-bool prefill_input_open(struct prefill_input *input, const char *path, struct fault *fault)
+bool prefill_input_view(struct prefill_input *input, const struct safetensors_file *file, const char *path,
+                        struct fault *fault)
 {
     memset(input, 0, sizeof *input);
-    input->file = safetensors_open(path, fault);
-    if (!input->file) return false;
-    const struct safetensors_file *file = input->file;
     const struct safetensors_tensor *kv = safetensors_find(file, "kv");
     const int32_t of_kv = kv && kv->ndim == 4 ? 4 : 3; /* pages have one more */
-    if (view(file, path, "q", 3, true, &input->q, fault) &&
-        view(file, path, "kv", of_kv, true, &input->kv, fault) &&
-        view(file, path, "indices", 3, true, &input->indices, fault) &&
-        view(file, path, "topk_length", 1, false, &input->topk_length, fault) &&
-        view(file, path, "attn_sink", 1, false, &input->attn_sink, fault) &&
-        read_format(file, path, &input->kv_format, fault) &&
-        read_scale(file, path, &input->softmax_scale, fault))
-        return true;
-    prefill_input_close(input);
-    return false;
-}
-
-void prefill_input_close(struct prefill_input *input)
-{
-    safetensors_close(input->file);
-    input->file = NULL;
+    return view(file, path, "q", 3, true, &input->q, fault) &&
+           view(file, path, "kv", of_kv, true, &input->kv, fault) &&
+           view(file, path, "indices", 3, true, &input->indices, fault) &&
+           view(file, path, "topk_length", 1, false, &input->topk_length, fault) &&
+           view(file, path, "attn_sink", 1, false, &input->attn_sink, fault) &&
+           read_format(file, path, &input->kv_format, fault) &&
+           read_scale(file, path, &input->softmax_scale, fault);
 }
 
 /* ---- Dense decode ---------------------------------------------------------------------------- */

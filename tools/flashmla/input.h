@@ -7,46 +7,44 @@
 
 #include "safetensors.h"
 
+/* What such a file has of an operation: views, valid while the file is open. data is NULL where it has no such (optional)
+ * tensor. */
 struct input {
-    struct safetensors_file *file;
-    /* Views of the mapped file; data is NULL where the file has no such (optional) tensor. */
     fmla_tensor q, kv_cache, block_table, seqlens, attn_sink;
     bool causal;          /* "causal" of the metadata; false without */
     double softmax_scale; /* "softmax_scale" of the metadata; 0 without */
 };
 
-/* Opens `path` and finds the tensors; ranks and types are checked as far as input_… below rely on them, the
- * rest is the library's to check. */
-bool input_open(struct input *input, const char *path, struct fault *fault);
-void input_close(struct input *input);
+/* Finds the tensors; ranks and types are checked as far as input_… below rely on them, the rest is the library's to check.
+ * `path` is the file's name in messages. */
+bool input_view(struct input *input, const struct safetensors_file *file, const char *path,
+                struct fault *fault);
 
 /* The same of sparse decode: a file is one that has indices. */
 struct sparse_input {
-    struct safetensors_file *file;
     fmla_tensor q, kv_cache, indices, topk_length, extra_kv_cache, extra_indices, extra_topk_length,
         attn_sink;
     int32_t kv_format;    /* "kv_format" of the metadata; 0 without */
     double softmax_scale; /* as above */
 };
 
-bool sparse_input_open(struct sparse_input *input, const char *path, struct fault *fault);
-void sparse_input_close(struct sparse_input *input);
+bool sparse_input_view(struct sparse_input *input, const struct safetensors_file *file, const char *path,
+                       struct fault *fault);
 
 /* The same of sparse prefill: a file that has indices and kv. */
 struct prefill_input {
-    struct safetensors_file *file;
     fmla_tensor q, kv, indices, topk_length, attn_sink;
     int32_t kv_format;
     double softmax_scale;
 };
 
-bool prefill_input_open(struct prefill_input *input, const char *path, struct fault *fault);
-void prefill_input_close(struct prefill_input *input);
+bool prefill_input_view(struct prefill_input *input, const struct safetensors_file *file, const char *path,
+                        struct fault *fault);
 
 enum input_operation { INPUT_DENSE_DECODE, INPUT_SPARSE_DECODE, INPUT_SPARSE_PREFILL };
 
-/* What the file holds; of one that is no tensor file: INPUT_DENSE_DECODE. */
-enum input_operation input_operation(const char *path);
+/* What the file is of. */
+enum input_operation input_operation(const struct safetensors_file *file);
 
 /* "FP8_656" and so on; NULL for a format that has no name. */
 const char *input_format_name(int32_t kv_format);

@@ -13,23 +13,32 @@
 #include <stdio.h>
 #include <string.h>
 
-static const struct command layout_command = {
-    "layout", "[NAME]", "print and draw which lane holds which element of a fragment",
-    "\n"
-    "Without NAME the layouts are listed. A cell T5.3 of a fragment is element 3 of lane 5 (of wgmma: thread "
-    "5\n"
-    "of the warpgroup), elements counted through the registers in order. The tables of ldmatrix also say "
-    "which\n"
-    "lane gives the address of each 8 elements. Those of a swizzle say at which byte a 16-byte chunk of a "
-    "row\n"
-    "lies, and in which of the 8 groups of 4 banks: 144:1 is byte 144, banks 4 to 7.\n"
-    "\n"
-    "Examples\n"
-    "  flashmla layout\n"
-    "  flashmla layout mma-a --svg mma-a.svg\n"
-    "  flashmla layout ldmatrix-tile-trans --lane 9\n"
-    "  flashmla layout wgmma-d --columns 64 --svg wgmma-d.svg\n"
-    "  flashmla layout swizzle-128\n"};
+/* As in the table below, which tests/command/layout.sh holds it to. */
+static const char *const layout_names[] = {
+    "mma-a",         "mma-b",         "mma-c",   "ldmatrix-tile", "ldmatrix-tile-trans",
+    "ldmatrix-8x32", "ldmatrix-pair", "wgmma-a", "wgmma-d",       "swizzle-128",
+    "swizzle-64",    "swizzle-32",    NULL};
+
+static const struct command about = {"layout",
+                                     "[NAME]",
+                                     "print and draw which lane holds which element of a fragment",
+                                     "\n"
+                                     "Without NAME the layouts are listed. A cell T5.3 of a fragment is "
+                                     "element 3 of lane 5 (of wgmma: thread 5 of the "
+                                     "warpgroup), elements counted through the registers in order. The "
+                                     "tables of ldmatrix also say which lane gives the "
+                                     "address of each 8 elements. Those of a swizzle say at which byte a "
+                                     "16-byte chunk of a row lies, and in which of the 8 "
+                                     "groups of 4 banks: 144:1 is byte 144, banks 4 to 7.\n"
+                                     "\n"
+                                     "Examples\n"
+                                     "  flashmla layout\n"
+                                     "  flashmla layout mma-a --svg mma-a.svg\n"
+                                     "  flashmla layout ldmatrix-tile-trans --lane 9\n"
+                                     "  flashmla layout wgmma-d --columns 64 --svg wgmma-d.svg\n"
+                                     "  flashmla layout swizzle-128\n",
+                                     OPERAND_WORD,
+                                     layout_names};
 
 enum { ANY_COLUMNS = 0, DEFAULT_COLUMNS = 16, SWIZZLE_ROWS = 8 };
 
@@ -320,7 +329,7 @@ static int unknown(const char *name)
         const size_t used = strlen(allowed);
         snprintf(allowed + used, sizeof allowed - used, "%s%s", i ? ", " : "", layouts[i].name);
     }
-    return complain(&layout_command, EXIT_USAGE, "%.100s: no such layout; allowed are %s", name, allowed);
+    return complain(&about, EXIT_USAGE, "%.100s: no such layout; allowed are %s", name, allowed);
 }
 
 static int list(const struct layout_options *options)
@@ -329,7 +338,7 @@ static int list(const struct layout_options *options)
                               : options->lane_given    ? "--lane"
                               : options->columns_given ? "--columns"
                                                        : NULL;
-    if (needs) return complain(&layout_command, EXIT_USAGE, "%s: a layout's NAME is missing", needs);
+    if (needs) return complain(&about, EXIT_USAGE, "%s: a layout's NAME is missing", needs);
     print_list();
     return EXIT_GOOD;
 }
@@ -339,22 +348,22 @@ static int show(const char *name, const struct layout_options *options)
     const struct layout *const layout = find(name);
     if (!layout) return unknown(name);
     if (options->columns_given && layout->columns != ANY_COLUMNS)
-        return complain(&layout_command, EXIT_USAGE, "--columns: %s has %d; only wgmma-d takes a number",
-                        name, layout->columns);
+        return complain(&about, EXIT_USAGE, "--columns: %s has %d; only wgmma-d takes a number", name,
+                        layout->columns);
     if (options->columns % 8)
-        return complain(&layout_command, EXIT_USAGE, "--columns: %" PRId64 " must be a multiple of 8",
+        return complain(&about, EXIT_USAGE, "--columns: %" PRId64 " must be a multiple of 8",
                         options->columns);
     if (options->lane_given && !layout->lanes)
-        return complain(&layout_command, EXIT_USAGE, "--lane: %s is shared memory and has no lanes", name);
+        return complain(&about, EXIT_USAGE, "--lane: %s is shared memory and has no lanes", name);
     if (options->lane_given && options->lane >= layout->lanes)
-        return complain(&layout_command, EXIT_USAGE, "--lane: %" PRId64 " must be in [0, %d] with %s",
-                        options->lane, layout->lanes - 1, name);
+        return complain(&about, EXIT_USAGE, "--lane: %" PRId64 " must be in [0, %d] with %s", options->lane,
+                        layout->lanes - 1, name);
     static struct layout_view view; /* 37 KiB */
     struct fault fault = {""};
     const int columns = layout->columns == ANY_COLUMNS ? (int)options->columns : layout->columns;
     fill(&view, layout, columns, options->lane_given ? (int)options->lane : -1);
     if (options->svg && !layout_svg_write(options->svg, &view, &fault))
-        return complain(&layout_command, EXIT_FAILED, "%s", fault.text);
+        return complain(&about, EXIT_FAILED, "%s", fault.text);
     printf("%s: %s\n", view.name, view.summary);
     if (view.in_shared_memory)
         print_shared(&view);
@@ -388,9 +397,9 @@ int command_layout(int argc, char **argv)
          LAYOUT_COLUMNS,
          {NULL},
          &o.columns_given},
-        {"--svg", OPTION_TEXT, &o.svg, "FILE", "draw the layout there", 0, 0, {NULL}, NULL},
+        {"--svg", OPTION_OUTPUT, &o.svg, "FILE", "draw the layout there", 0, 0, {NULL}, NULL},
         {0}};
-    switch (options_parse(&layout_command, options, argc, argv, &name)) {
+    switch (options_parse(&about, options, argc, argv, &name)) {
     case OPTIONS_HELPED: return EXIT_GOOD;
     case OPTIONS_WRONG: return EXIT_USAGE;
     case OPTIONS_PARSED: break;

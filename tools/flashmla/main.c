@@ -4,8 +4,10 @@
  * benchmarks, verification and the layouts of fragments, from the shell.
  */
 #include "commands.h"
+#include "help.h"
 #include "options.h"
 
+#include "infile.h"
 #include "outfile.h"
 
 #include "flashmla/flashmla.h"
@@ -14,7 +16,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const struct command flashmla = {.name = ""};
+static int command_help(int argc, char **argv);
+static int command_version(int argc, char **argv);
 
 static const struct {
     const char *name;
@@ -28,30 +31,191 @@ static const struct {
     {"bench", command_bench, "time the kernels of this machine beside its measured peaks"},
     {"verify", command_verify, "hold this machine's kernels to the oracle"},
     {"layout", command_layout, "print and draw which lane holds which element of a fragment"},
+    {"help", command_help, "print this text, or tell more about a command"},
+    {"version", command_version, "print the version"},
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
-static int print_help(void)
+static const char *const command_names[COMMANDS + 1] = {"info",   "make-input", "run",  "plan",    "bench",
+                                                        "verify", "layout",     "help", "version", NULL};
+
+static const struct command flashmla = {.name = ""};
+
+static const struct command help = {"help",
+                                    "[COMMAND]",
+                                    "print help: of all, or of a command",
+                                    "\n"
+                                    "As man, the whole manual page is printed; as bash or zsh, a completion "
+                                    "for that shell. make install puts them where "
+                                    "man and the shells look for them.\n"
+                                    "\n"
+                                    "Examples\n"
+                                    "  flashmla help run\n"
+                                    "  source <(flashmla help --as bash)\n",
+                                    OPERAND_WORD,
+                                    command_names};
+
+static const struct command version = {"version", NULL, "print the version", "", OPERAND_WORD, NULL};
+
+/* ---- Help ------------------------------------------------------------------------------------ */
+
+static const char title[] = "attention kernels for multi-head latent attention (MLA)";
+
+static const char conventions[] = "Results go to standard output, messages to standard error. A FILE to read "
+                                  "or write may be -, standard input or "
+                                  "output; where a file goes to standard output, nothing else does. --json "
+                                  "means the same wherever it is: the results, "
+                                  "one JSON object a line.\n"
+                                  "\n"
+                                  "A file is written whole or not at all, but for --json: there each line "
+                                  "stays that was written. No file is written "
+                                  "over the one that is read.\n";
+
+static const struct {
+    int code;
+    const char *text;
+} exit_codes[] = {
+    {EXIT_GOOD, "success"},
+    {EXIT_FAILED, "failed: a file, input or output, or a check that found a wrong result"},
+    {EXIT_USAGE, "the command line is wrong"},
+    {EXIT_UNSUPPORTED, "not supported by this build or on this machine"},
+};
+enum { EXIT_CODES = sizeof exit_codes / sizeof *exit_codes };
+
+static const char examples[] = "  flashmla make-input batch.safetensors --batch 4 --max-len 2000\n"
+                               "  flashmla run batch.safetensors --check --out result.safetensors\n"
+                               "  flashmla make-input - | flashmla run - --check\n"
+                               "  flashmla plan batch.safetensors --partitions 8 --svg plan.svg\n"
+                               "  flashmla bench --heads 128 --seq-len 4096\n";
+
+static void print_help(void)
 {
-    puts("flashmla - attention kernels for multi-head latent attention (MLA)\n\n"
-         "Usage: flashmla COMMAND [options]\n");
+    printf("flashmla - %s\n\nUsage: flashmla COMMAND [options]\n\n", title);
     for (int i = 0; i < COMMANDS; i++) printf("  %-12s %s\n", commands[i].name, commands[i].summary);
-    puts("\n"
-         "flashmla COMMAND --help tells more about a command; flashmla --version prints the version.\n"
-         "Results go to standard output, messages to standard error.\n"
-         "\n"
-         "Exit codes\n"
-         "  0  success\n"
-         "  1  failed: a file, input or output, or a check that found a wrong result\n"
-         "  2  the command line is wrong\n"
-         "  3  not supported by this build or on this machine\n"
-         "\n"
-         "Examples\n"
-         "  flashmla make-input batch.safetensors --batch 4 --max-len 2000\n"
-         "  flashmla run batch.safetensors --check --out result.safetensors\n"
-         "  flashmla plan batch.safetensors --partitions 8 --svg plan.svg\n"
-         "  flashmla bench --heads 128 --seq-len 4096");
+    puts("\nflashmla help COMMAND or flashmla COMMAND --help tells more about a command.\n");
+    help_fill(conventions);
+    puts("\nExit codes");
+    for (int i = 0; i < EXIT_CODES; i++) printf("  %d  %s\n", exit_codes[i].code, exit_codes[i].text);
+    printf("\nExamples\n%s", examples);
+}
+
+static int run_command(int index, const char *word)
+{
+    char name[32], argument[32];
+    snprintf(name, sizeof name, "%s", commands[index].name);
+    snprintf(argument, sizeof argument, "%s", word);
+    return commands[index].run(2, (char *[]){name, argument, NULL});
+}
+
+static void print_man(void)
+{
+    printf(".\\\" Made by: flashmla help --as man\n.TH FLASHMLA 1 \"\" \"flashmla %s\" \"User Commands\"\n",
+           fmla_version_string());
+    printf(".ad l\n.nh\n.SH NAME\nflashmla \\- ");
+    help_man_word(title);
+    puts("\n.SH SYNOPSIS\n\\fBflashmla\\fR \\fICOMMAND\\fR [options]\n.SH DESCRIPTION");
+    for (int i = 0; i < COMMANDS; i++) {
+        printf(".TP 14\n\\fB");
+        help_man_word(commands[i].name);
+        puts("\\fR");
+        help_man_word(commands[i].summary);
+        putchar('\n');
+    }
+    help_man_text(conventions);
+    puts(".SH COMMANDS");
+    for (int i = 0; i < COMMANDS; i++) run_command(i, "--help=man");
+    puts(".SH EXIT STATUS");
+    for (int i = 0; i < EXIT_CODES; i++) {
+        printf(".TP 4\n%d\n", exit_codes[i].code);
+        help_man_word(exit_codes[i].text);
+        putchar('\n');
+    }
+    puts(".SH ENVIRONMENT\n.TP\n\\fBFLASHMLA_KERNEL\\fR");
+    puts("names the kernel that calls take which name none.\n.TP\n\\fBOMP_NUM_THREADS\\fR");
+    puts("is the number of threads where \\-\\-threads does not say it.\n.SH EXAMPLES");
+    help_man_text(examples);
+}
+
+static void print_bash(void)
+{
+    completion_bash_begin();
+    for (int i = 0; i < COMMANDS; i++) run_command(i, "--help=bash");
+    completion_bash_end(command_names);
+}
+
+static void print_zsh(void)
+{
+    const char *summaries[COMMANDS];
+    completion_zsh_begin();
+    for (int i = 0; i < COMMANDS; i++) summaries[i] = commands[i].summary, run_command(i, "--help=zsh");
+    completion_zsh_end(command_names, summaries);
+}
+
+/* ---- Commands -------------------------------------------------------------------------------- */
+
+static int find_command(const char *name)
+{
+    for (int i = 0; i < COMMANDS; i++)
+        if (!strcmp(commands[i].name, name)) return i;
+    return -1;
+}
+
+static int unknown_command(const struct command *by, const char *name, const char *others)
+{
+    char allowed[200] = "";
+    for (int i = 0; i < COMMANDS; i++) {
+        const size_t used = strlen(allowed);
+        snprintf(allowed + used, sizeof allowed - used, "%s%s", i ? ", " : "", commands[i].name);
+    }
+    return complain(by, EXIT_USAGE, "%.100s: no such command; allowed are %s%s", name, allowed, others);
+}
+
+static int command_help(int argc, char **argv)
+{
+    int as = HELP_TEXT;
+    const char *name = NULL;
+    const struct option options[] = {{"--as",
+                                      OPTION_CHOICE,
+                                      &as,
+                                      "FORM",
+                                      "text (the default), man, bash or zsh",
+                                      0,
+                                      0,
+                                      {"text", "man", "bash", "zsh", NULL},
+                                      NULL},
+                                     {0}};
+    switch (options_parse(&help, options, argc, argv, &name)) {
+    case OPTIONS_HELPED: return EXIT_GOOD;
+    case OPTIONS_WRONG: return EXIT_USAGE;
+    case OPTIONS_PARSED: break;
+    }
+    if (name && as != HELP_TEXT) return complain(&help, EXIT_USAGE, "--as: not with a COMMAND, '%s'", name);
+    if (name && find_command(name) < 0) return unknown_command(&help, name, "");
+    if (name) return run_command(find_command(name), "--help");
+    switch ((enum help_form)as) {
+    case HELP_TEXT: print_help(); break;
+    case HELP_MAN: print_man(); break;
+    case HELP_BASH: print_bash(); break;
+    case HELP_ZSH: print_zsh(); break;
+    }
     return EXIT_GOOD;
+}
+
+static int print_version(void)
+{
+    printf("flashmla %s\n", fmla_version_string());
+    return EXIT_GOOD;
+}
+
+static int command_version(int argc, char **argv)
+{
+    const struct option none[] = {{0}};
+    switch (options_parse(&version, none, argc, argv, NULL)) {
+    case OPTIONS_HELPED: return EXIT_GOOD;
+    case OPTIONS_WRONG: return EXIT_USAGE;
+    case OPTIONS_PARSED: break;
+    }
+    return print_version();
 }
 
 static int dispatch(int argc, char **argv)
@@ -60,22 +224,21 @@ static int dispatch(int argc, char **argv)
         return complain(&flashmla, EXIT_USAGE,
                         "a command is missing: info, make-input, run, plan, bench, verify or layout; see "
                         "flashmla --help");
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return print_help();
-    if (!strcmp(argv[1], "--version")) {
-        printf("flashmla %s\n", fmla_version_string());
-        return EXIT_GOOD;
-    }
-    for (int i = 0; i < COMMANDS; i++)
-        if (!strcmp(commands[i].name, argv[1])) return commands[i].run(argc - 1, argv + 1);
-    return complain(&flashmla, EXIT_USAGE,
-                    "%s: no such command; allowed are info, make-input, run, plan, bench, verify, layout, "
-                    "--help, --version",
-                    argv[1]);
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return print_help(), EXIT_GOOD;
+    if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V")) return print_version();
+    const int found = find_command(argv[1]);
+    if (found < 0) return unknown_command(&flashmla, argv[1], ", --help, --version");
+    return commands[found].run(argc - 1, argv + 1);
 }
 
 int main(int argc, char **argv)
 {
+    static char program[32]; /* as complain begins a line */
+    const int named = argc > 1 ? find_command(argv[1]) : -1;
+    snprintf(program, sizeof program, "flashmla%s%s", named < 0 ? "" : " ",
+             named < 0 ? "" : commands[named].name);
     outfile_handle_signals();
+    infile_handle_signals(program);
     const int status = dispatch(argc, argv);
     /* Output is buffered: a full disk shows no earlier than here. */
     errno = 0;

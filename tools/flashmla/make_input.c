@@ -20,26 +20,31 @@
 #include <string.h>
 
 static const struct command make_input = {
-    "make-input", "FILE", "write a decode batch over a paged cache to a file",
+    "make-input",
+    "FILE",
+    "write a decode batch over a paged cache to a file",
     "\n"
     "Writes the tensors q [b, s_q, h_q, d_qk], kv_cache [pages, page_size, h_kv, d_qk], block_table and "
-    "seqlens\n"
-    "(int32), and attn_sink [h_q] (fp32) with --sink. Values are N(0, 0.1^2), clamped to [-1, 1]. Without\n"
-    "--seq-len or --seq-lens the lengths are random. The same options give the same bytes.\n"
+    "seqlens (int32), "
+    "and attn_sink [h_q] (fp32) with --sink. Values are N(0, 0.1^2), clamped to [-1, 1]. Without --seq-len "
+    "or --seq-lens "
+    "the lengths are random. The same options give the same bytes.\n"
     "\n"
     "--op sparse_decode writes q, kv_cache in the format of --cache, indices [b, s_q, topk], and with "
-    "--extra-topk "
-    "the\n"
-    "tensors of an extra cache; then --seq-len is the keys that a request's tokens choose from.\n"
-    "--op sparse_prefill writes a prompt: q [s_q, h_q, d_qk], kv [--seq-len, h_kv, d_qk], or pages with "
-    "--page-size or\n"
-    "--cache, and indices [s_q, h_kv, topk]; values are around means, and softmax_scale is 0.5.\n"
+    "--extra-topk the "
+    "tensors of an extra cache; then --seq-len is the keys that a request's tokens choose from. --op "
+    "sparse_prefill writes "
+    "a prompt: q [s_q, h_q, d_qk], kv [--seq-len, h_kv, d_qk], or pages with --page-size or --cache, and "
+    "indices [s_q, "
+    "h_kv, topk]; values are around means, and softmax_scale is 0.5.\n"
     "\n"
     "Examples\n"
     "  flashmla make-input batch.safetensors --batch 4 --min-len 100 --max-len 2000\n"
     "  flashmla make-input mtp.safetensors --seq-lens 0,1,64,5000 --query-tokens 2 --causal --dtype fp16\n"
     "  flashmla make-input sparse.safetensors --op sparse_decode --cache fp8_656 --topk 2048 --seq-len "
-    "8192\n"};
+    "8192\n",
+    OPERAND_OUTPUT,
+    NULL};
 
 enum { TENSOR_CACHE, TENSOR_Q, TENSOR_TABLE, TENSOR_SEQLENS, TENSOR_SINK, TENSORS };
 

@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 #include "options.h"
 
+#include "help.h"
+#include "same_file.h"
+
 #include "fault.h"
+#include "infile.h"
+#include "outfile.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -24,31 +29,6 @@ int complain(const struct command *command, int status, const char *format, ...)
     return status;
 }
 
-/* ---- Help ---- */
-
-static void print_option(const struct option *option)
-{
-    char left[64];
-    snprintf(left, sizeof left, "%s%s%s", option->name, option->takes ? " " : "",
-             option->takes ? option->takes : "");
-    printf("  %-22s %s", left, option->help);
-    if (option->kind == OPTION_COUNT || option->kind == OPTION_COUNTS) {
-        if (option->high == INT64_MAX)
-            printf(" [at least %" PRId64 "]", option->low);
-        else
-            printf(" [%" PRId64 " to %" PRId64 "]", option->low, option->high);
-    }
-    putchar('\n');
-}
-
-static void print_help(const struct command *command, const struct option *options)
-{
-    printf("flashmla %s - %s\n\nUsage: flashmla %s%s%s%s\n\n", command->name, command->summary, command->name,
-           command->operand ? " " : "", command->operand ? command->operand : "", " [options]");
-    for (const struct option *option = options; option->name; option++) print_option(option);
-    printf("  %-22s %s\n%s", "--help", "this text", command->details);
-}
-
 /* ---- Values ---- */
 
 static bool parse_count(const char *text, char **end, int64_t *value)
@@ -65,9 +45,6 @@ static bool range_fault(const struct option *option, const char *text, struct fa
 {
     const char *const what =
         option->kind == OPTION_COUNTS ? "whole numbers separated by commas, each" : "a whole number";
-    if (option->high == INT64_MAX)
-        return fault_set(fault, "%s: '%s' must be %s of at least %" PRId64, option->name, text, what,
-                         option->low);
     return fault_set(fault, "%s: '%s' must be %s in [%" PRId64 ", %" PRId64 "]", option->name, text, what,
                      option->low, option->high);
 }
@@ -116,7 +93,8 @@ static bool parse_value(const struct option *option, const char *text, struct fa
     case OPTION_OFF: *(bool *)option->value = false; return true;
     case OPTION_COUNTS: return parse_counts(option, text, fault);
     case OPTION_CHOICE: return parse_choice(option, text, fault);
-    case OPTION_TEXT: *(const char **)option->value = text; return true;
+    case OPTION_TEXT:
+    case OPTION_OUTPUT: *(const char **)option->value = text; return true;
     case OPTION_COUNT: {
         int64_t value;
         if (!parse_count(text, &end, &value) || *end || value < option->low || value > option->high)
@@ -160,14 +138,18 @@ static bool unknown_fault(const struct option *options, const char *text, struct
     return fault_set(fault, "%.100s: no such option; allowed are%s --help", text, allowed);
 }
 
-/* Reads the option at argv[*i], and steps over its value. */
-static bool parse_option(const struct option *options, int argc, char **argv, int *i, struct fault *fault)
+/* Reads the option at argv[*i], and steps over its value. `seen`: those of the table that came before. */
+static bool parse_option(const struct option *options, int argc, char **argv, int *i, uint64_t *seen,
+                         struct fault *fault)
 {
     const char *const word = argv[*i];
     const char *value = strchr(word, '=');
     const size_t length = value ? (size_t)(value - word) : strlen(word);
     const struct option *option = find_option(options, word, length);
     if (!option) return unknown_fault(options, word, fault);
+    const uint64_t bit = (uint64_t)1 << (option - options);
+    if (*seen & bit) return fault_set(fault, "%s: is given twice, may be given once", option->name);
+    *seen |= bit;
     if (value) value++;
     if (!option->takes) {
         if (value) return fault_set(fault, "%s: takes no value", option->name);
@@ -182,14 +164,66 @@ static bool parse_option(const struct option *options, int argc, char **argv, in
     return parse_value(option, value, fault);
 }
 
+/* ---- Files ---- */
+
+/* A file that the command reads or writes, and what a message calls it: "--out", "FILE". */
+struct used_file {
+    const char *called, *path;
+    bool written;
+};
+
+static bool check_files(const struct used_file *files, int count, struct fault *fault)
+{
+    for (int i = 0; i < count; i++)
+        for (int k = 0; k < i; k++) {
+            if (!same_file(files[k].path, files[k].written, files[i].path, files[i].written)) continue;
+            if (!files[k].written)
+                return fault_set(fault, "%s: '%s' is the input file %s, must be another", files[i].called,
+                                 files[i].path, infile_name(files[k].path));
+            return fault_set(fault, "%s: '%s' is the file that %s writes, must be another", files[i].called,
+                             files[i].path, files[k].called);
+        }
+    return true;
+}
+
+/* The operand first: it is what a message then names second. */
+static bool check_all_files(const struct command *command, const struct option *options, const char *operand,
+                            struct fault *fault)
+{
+    struct used_file files[8];
+    int count = 0;
+    bool to_stdout = false;
+    if (operand && command->use != OPERAND_WORD)
+        files[count++] = (struct used_file){command->operand, operand, command->use == OPERAND_OUTPUT};
+    for (const struct option *option = options; option->name; option++) {
+        const char *path = option->kind == OPTION_OUTPUT ? *(const char **)option->value : NULL;
+        if (path) files[count++] = (struct used_file){option->name, path, true};
+    }
+    for (int i = 0; i < count; i++) to_stdout |= files[i].written && !strcmp(files[i].path, "-");
+    return check_files(files, count, fault) && (!to_stdout || outfile_claim_stdout(fault));
+}
+
+/* ---- All of it ---- */
+
+/* --help, -h, or as the manual page and the completions are made: --help=man. */
+static bool asks_for_help(const char *word, enum help_form *form)
+{
+    static const char option[] = "--help";
+    *form = HELP_TEXT;
+    if (!strcmp(word, option) || !strcmp(word, "-h")) return true;
+    return !strncmp(word, "--help=", sizeof option) && help_form_named(word + sizeof option, form);
+}
+
 enum options_result options_parse(const struct command *command, const struct option *options, int argc,
                                   char **argv, const char **operand)
 {
     struct fault fault = {""};
     bool only_operands = false;
+    uint64_t seen = 0;
+    enum help_form form;
     for (int i = 1; i < argc; i++)
-        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
-            print_help(command, options);
+        if (asks_for_help(argv[i], &form)) {
+            help_print(command, options, form);
             return OPTIONS_HELPED;
         } else if (!strcmp(argv[i], "--")) {
             break;
@@ -199,7 +233,7 @@ enum options_result options_parse(const struct command *command, const struct op
         if (!only_operands && !strcmp(argv[i], "--")) {
             only_operands = true;
         } else if (!only_operands && argv[i][0] == '-' && argv[i][1]) {
-            good = parse_option(options, argc, argv, &i, &fault);
+            good = parse_option(options, argc, argv, &i, &seen, &fault);
         } else if (!command->operand) {
             good = fault_set(&fault, "'%s': takes no file", argv[i]);
         } else if (*operand) {
@@ -216,6 +250,10 @@ enum options_result options_parse(const struct command *command, const struct op
     if (command->operand && *command->operand != '[' && !*operand) {
         complain(command, EXIT_USAGE, "%s is missing; see flashmla %s --help", command->operand,
                  command->name);
+        return OPTIONS_WRONG;
+    }
+    if (!check_all_files(command, options, operand ? *operand : NULL, &fault)) {
+        complain(command, EXIT_USAGE, "%s", fault.text);
         return OPTIONS_WRONG;
     }
     return OPTIONS_PARSED;

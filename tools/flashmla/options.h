@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Command lines by table: one entry an option says what it is called, what it takes and where that goes. The
- * checks, their messages and --help all read the same table.
+ * checks, their messages, --help, the manual page and the completions of shells all read the same table.
  */
 #ifndef FLASHMLA_TOOL_OPTIONS_H
 #define FLASHMLA_TOOL_OPTIONS_H
@@ -12,6 +12,12 @@
 /* Documented in `flashmla --help`. */
 enum { EXIT_GOOD = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_UNSUPPORTED = 3 };
 
+#define OPTION_JSON(path)                                                                                    \
+    {                                                                                                        \
+        "--json", OPTION_OUTPUT, path, "FILE",                                                               \
+            "write the results there, one JSON object a line; - is standard output", 0, 0, {NULL}, NULL      \
+    }
+
 enum option_kind {
     OPTION_ON,     /* value: bool, becomes true */
     OPTION_OFF,    /* value: bool, becomes false */
@@ -19,7 +25,8 @@ enum option_kind {
     OPTION_COUNTS, /* value: struct option_counts, each in [low, high], separated by commas */
     OPTION_REAL,   /* value: double, finite */
     OPTION_CHOICE, /* value: int, the index in choices */
-    OPTION_TEXT    /* value: const char * */
+    OPTION_TEXT,   /* value: const char * */
+    OPTION_OUTPUT  /* value: const char *, a file to write; "-" is standard output */
 };
 
 struct option_counts {
@@ -34,20 +41,26 @@ struct option {
     const char *takes; /* "N", as help shows it; NULL for switches */
     const char *help;
     int64_t low, high;
-    const char *choices[7]; /* ends with NULL */
+    const char *choices[7]; /* ends with NULL; of an OPTION_TEXT: what completions suggest */
     bool *given;            /* set when the option was there; may be NULL */
 };
+
+enum operand_use { OPERAND_WORD, OPERAND_INPUT, OPERAND_OUTPUT };
 
 struct command {
     const char *name;    /* "plan" */
     const char *operand; /* "FILE", "[FILE]" or "[NAME]"; NULL = none */
     const char *summary; /* one line */
-    const char *details; /* what help says below the options: examples first of all */
+    const char *
+        details; /* what help says below the options: paragraphs, whose lines are filled; indented lines stay */
+    enum operand_use use;
+    const char *const *words; /* of an OPERAND_WORD: those that there are, ends with NULL; may be NULL */
 };
 
 enum options_result { OPTIONS_PARSED, OPTIONS_HELPED, OPTIONS_WRONG };
 
-/* Reads argv[1 … argc). The one operand, if it came, goes to *operand (which may be NULL if the command has
+/* Refuses an option that comes twice, and a file to write that is the input, or is written twice. Where a file goes to
+ * standard output, nothing else does. Reads argv[1 … argc). The one operand, if it came, goes to *operand (which may be NULL if the command has
  * none). On OPTIONS_HELPED help stands on stdout; on OPTIONS_WRONG one line on stderr. options ends with an
  * entry without a name. */
 enum options_result options_parse(const struct command *command, const struct option *options, int argc,

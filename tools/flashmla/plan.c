@@ -4,11 +4,13 @@
  */
 #include "commands.h"
 #include "input.h"
+#include "json_line.h"
 #include "lengths.h"
 #include "options.h"
 #include "plan_svg.h"
 #include "plan_view.h"
 
+#include "infile.h"
 #include "json_memory.h"
 
 #include <inttypes.h>
@@ -17,28 +19,32 @@
 #include <stdlib.h>
 
 static const struct command plan = {
-    "plan", "[FILE]", "print the split plan of a batch, and draw it",
+    "plan",
+    "[FILE]",
+    "print the split plan of a batch, and draw it",
     "\n"
     "With FILE, a tensor file as make-input writes it, lengths and heads are the file's; else the options "
-    "say\n"
-    "them. The plan is made for --partitions partitions, or for as many as --workers workers (SMs or "
-    "threads;\n"
-    "default: the threads of this machine) suggest. A row of the table is one partition: it begins in a "
-    "request\n"
-    "at a key, and ends before a key of a request: 64 x blocks at a cut, the length at an end. Its split "
-    "index is\n"
-    "that of its first request. An idle partition ends in the request before the one it begins in.\n"
+    "say them. The "
+    "plan is made for --partitions partitions, or for as many as --workers workers (SMs or threads; default: "
+    "the threads "
+    "of this machine) suggest. A row of the table is one partition: it begins in a request at a key, and "
+    "ends before a key "
+    "of a request: 64 x blocks at a cut, the length at an end. Its split index is that of its first request. "
+    "An idle "
+    "partition ends in the request before the one it begins in.\n"
     "\n"
     "Examples\n"
     "  flashmla plan --batch 128 --seq-len 4096 --partitions 78\n"
     "  flashmla plan --seq-lens 100,9000,0,2500 --partitions 8 --svg plan.svg\n"
-    "  flashmla plan batch.safetensors --workers 132 --json\n"};
+    "  flashmla plan batch.safetensors --workers 132 --json -\n",
+    OPERAND_INPUT,
+    NULL};
 
 struct plan_options {
     struct lengths lengths;
     int64_t heads, kv_heads, query_tokens, workers, partitions;
-    bool heads_given, kv_heads_given, query_tokens_given, json;
-    const char *svg;
+    bool heads_given, kv_heads_given, query_tokens_given;
+    const char *json, *svg;
 };
 
 struct plan_row plan_row_of(const struct plan_picture *picture, int64_t partition)
@@ -89,6 +95,10 @@ static void print_table(const struct plan_picture *picture)
            view->batch, view->num_partitions, view->payload, BLOCK_KEYS, REQUEST_OVERHEAD);
     printf("load: largest %" PRId64 ", mean %.1f, imbalance %.3f\n", picture->max_load, picture->mean_load,
            imbalance(picture));
+    if (!view->batch) {
+        puts(PLAN_EMPTY);
+        return;
+    }
     printf("splits: %d, %" PRId64 " requests are split, at most into %" PRId64 " (request %" PRId64 ")\n",
            (int)view->num_splits[view->batch], split_requests, most, most_request);
 }
@@ -107,7 +117,7 @@ static json_t *json_partitions(const struct plan_picture *picture)
     return rows;
 }
 
-static bool print_json(const struct plan_picture *picture, struct fault *fault)
+static bool write_json(const char *path, const struct plan_picture *picture, struct fault *fault)
 {
     const fmla_plan_view *view = &picture->view;
     json_memory_watch();
@@ -120,15 +130,7 @@ static bool print_json(const struct plan_picture *picture, struct fault *fault)
                             "max_load", (json_int_t)picture->max_load, "mean_load", picture->mean_load,
                             "imbalance", imbalance(picture), "lengths", lengths, "num_splits", splits,
                             "partitions", json_partitions(picture));
-    char *line = all ? json_dumps(all, JSON_COMPACT) : NULL;
-    json_decref(all);
-    if (!line || json_memory_failed()) {
-        free(line);
-        return fault_set(fault, "out of memory");
-    }
-    puts(line);
-    free(line);
-    return true;
+    return json_file(path, all, fault);
 }
 
 /* ---- Making it ---- */
@@ -138,14 +140,20 @@ static int32_t *lengths_of_file(const char *path, struct plan_options *options, 
                                 struct fault *fault)
 {
     struct input input;
-    if (!input_open(&input, path, fault)) return NULL;
+    const char *const name = infile_name(path);
+    struct safetensors_file *file = safetensors_open(path, fault);
+    if (!file) return NULL;
+    if (!input_view(&input, file, name, fault)) {
+        safetensors_close(file);
+        return NULL;
+    }
     *batch = input.seqlens.shape[0];
     int32_t *lengths = malloc(((size_t)*batch + 1) * sizeof *lengths);
-    if (!lengths) fault_set(fault, "%s: no memory for %" PRId64 " lengths", path, *batch);
+    if (!lengths) fault_set(fault, "%s: no memory for %" PRId64 " lengths", name, *batch);
     for (int64_t r = 0; lengths && r < *batch; r++) lengths[r] = (int32_t)input_length(&input, r);
     options->query_tokens = input.q.shape[1], options->heads = input.q.shape[2];
     options->kv_heads = input.kv_cache.shape[2];
-    input_close(&input);
+    safetensors_close(file);
     return lengths;
 }
 
@@ -207,10 +215,8 @@ static int plan_batch(const char *path, struct plan_options *options)
     if (!lengths) return complain(&plan, path ? EXIT_FAILED : EXIT_USAGE, "%s", fault.text);
     bool good = make_plan(options, lengths, batch, &bytes, &picture, &exit_code, &fault);
     if (good && options->svg) good = plan_svg_write(options->svg, &picture, &fault);
-    if (good && options->json)
-        good = print_json(&picture, &fault);
-    else if (good)
-        print_table(&picture);
+    if (good && options->json) good = write_json(options->json, &picture, &fault);
+    if (good) print_table(&picture);
     free(lengths), free(bytes);
     return good ? EXIT_GOOD : complain(&plan, exit_code, "%s", fault.text);
 }
@@ -250,8 +256,8 @@ int command_plan(int argc, char **argv)
          65536,
          {NULL},
          NULL},
-        {"--json", OPTION_ON, &o.json, NULL, "print JSON", 0, 0, {NULL}, NULL},
-        {"--svg", OPTION_TEXT, &o.svg, "FILE", "draw the plan there", 0, 0, {NULL}, NULL},
+        OPTION_JSON(&o.json),
+        {"--svg", OPTION_OUTPUT, &o.svg, "FILE", "draw the plan there", 0, 0, {NULL}, NULL},
         {0}};
     int status = EXIT_GOOD;
     switch (options_parse(&plan, options, argc, argv, &path)) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The picture is laid out from the top: title, requests, axis, loads, notes. Its width is fixed; the height
- * of a request shrinks when there are many.
+ * of a request shrinks when there are many, and of more than that stays readable for, the longest of each few are drawn.
  */
 #include "plan_svg.h"
 
@@ -11,11 +11,14 @@
 #include <math.h>
 
 enum { WIDTH = 1080, LEFT = 84, RIGHT = 96, PLOT = WIDTH - LEFT - RIGHT, TOP = 76, LOADS = 150 };
+enum { MOST_BARS = 128, MOST_LOADS = PLOT / 3 };
 
 struct drawing {
     const struct plan_picture *picture;
     struct svg svg;
-    double row_height, bar_height; /* of a request */
+    double row_height, bar_height; /* of a bar */
+    int64_t bars, each;            /* a bar for so many requests */
+    int64_t shown[MOST_BARS];      /* the longest of them */
     double keys_scale;             /* pixels a key */
     int64_t longest;
 };
@@ -27,14 +30,28 @@ static const char *colour_of(int64_t partition)
     return svg_colours[partition % SVG_COLOURS];
 }
 
-static double request_y(const struct drawing *d, int64_t request)
+static double bar_y(const struct drawing *d, int64_t bar)
 {
-    return TOP + (double)request * d->row_height;
+    return TOP + (double)bar * d->row_height;
 }
 
-static double requests_end(const struct drawing *d)
+static double bars_end(const struct drawing *d)
 {
-    return request_y(d, d->picture->view.batch);
+    return bar_y(d, d->bars);
+}
+
+static void choose_bars(struct drawing *d)
+{
+    const int64_t batch = d->picture->view.batch;
+    const int32_t *lengths = d->picture->lengths;
+    d->each = batch > MOST_BARS ? (batch + MOST_BARS - 1) / MOST_BARS : 1;
+    for (int64_t r = 0; r < batch; r++) {
+        int64_t *shown = &d->shown[r / d->each];
+        if (r % d->each == 0 || lengths[r] > lengths[*shown]) *shown = r;
+    }
+    d->bars = (batch + d->each - 1) / d->each;
+    d->row_height = d->bars <= 60 ? 22.0 : 1320.0 / (double)d->bars;
+    d->bar_height = 0.78 * d->row_height;
 }
 
 static void text(struct drawing *d, double x, double y, const char *style, const char *format, int64_t value)
@@ -61,6 +78,13 @@ static void draw_title(struct drawing *d)
          "number) "
          "is the partition that works on them; a dark line is a cut.</text>\n",
          LEFT);
+    if (d->each > 1)
+        DRAW(d,
+             "<text x=\"%d\" y=\"67\" class=\"note\">Bars are thinned: of every %" PRId64
+             " requests the longest one is drawn, %" PRId64 " of %" PRId64 ".</text>\n",
+             LEFT, d->each, d->bars, view->batch);
+    if (!view->batch)
+        DRAW(d, "<text x=\"%d\" y=\"%d\" class=\"head\">%s</text>\n", LEFT, TOP + 14, PLAN_EMPTY);
 }
 
 /* A round number of keys between grid lines, for about eight of them. */
@@ -73,7 +97,7 @@ static int64_t grid_step(int64_t longest)
 
 static void draw_axis(struct drawing *d)
 {
-    const double bottom = requests_end(d) + 4;
+    const double bottom = bars_end(d) + 4;
     const int64_t step = grid_step(d->longest);
     for (int64_t key = 0; key <= d->longest; key += step) {
         const double x = LEFT + (double)key * d->keys_scale;
@@ -85,15 +109,15 @@ static void draw_axis(struct drawing *d)
 }
 
 /* The part [begin, end) of a request's keys, as partition's. */
-static void draw_part(struct drawing *d, int64_t request, int64_t begin, int64_t end, int64_t partition)
+static void draw_part(struct drawing *d, int64_t bar, int64_t begin, int64_t end, int64_t partition)
 {
-    const double x = LEFT + (double)begin * d->keys_scale, y = request_y(d, request);
+    const double x = LEFT + (double)begin * d->keys_scale, y = bar_y(d, bar);
     const double full = (double)(end - begin) * d->keys_scale;
     const double width = full > 1.0 ? full : 1.0; /* a request without keys is work too */
     DRAW(d,
          "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"><title>request %" PRId64
          ", keys %" PRId64 " to %" PRId64 ": partition %" PRId64 "</title></rect>\n",
-         x, y, width, d->bar_height, colour_of(partition), request, begin, end, partition);
+         x, y, width, d->bar_height, colour_of(partition), d->shown[bar], begin, end, partition);
     if (begin > 0)
         DRAW(d, "<line x1=\"%.2f\" x2=\"%.2f\" y1=\"%.2f\" y2=\"%.2f\" class=\"cut\"/>\n", x, x, y - 1,
              y + d->bar_height + 1);
@@ -106,41 +130,62 @@ static void draw_requests(struct drawing *d)
     const struct plan_picture *picture = d->picture;
     for (int64_t p = 0; p < picture->view.num_partitions; p++) {
         const struct plan_row row = plan_row_of(picture, p);
-        for (int64_t r = row.begin_request; r <= row.end_request; r++)
-            draw_part(d, r, r == row.begin_request ? row.begin_key : 0,
-                      r == row.end_request ? row.end_key : picture->lengths[r], p);
+        for (int64_t bar = row.begin_request / d->each; bar < d->bars; bar++) {
+            const int64_t r = d->shown[bar];
+            if (r > row.end_request) break;
+            if (r >= row.begin_request)
+                draw_part(d, bar, r == row.begin_request ? row.begin_key : 0,
+                          r == row.end_request ? row.end_key : picture->lengths[r], p);
+        }
     }
     /* Labels as densely as they stay apart. */
     const int64_t step = d->row_height >= 12 ? 1 : (int64_t)ceil(14.0 / d->row_height);
-    for (int64_t r = 0; r < picture->view.batch; r += step) {
-        const double y = request_y(d, r) + d->bar_height / 2 + 4;
-        text(d, LEFT - 8, y, "end", "request %" PRId64, r);
+    for (int64_t bar = 0; bar < d->bars; bar += step) {
+        const int64_t r = d->shown[bar];
+        const double y = bar_y(d, bar) + d->bar_height / 2 + 4;
+        text(d, LEFT - 8, y, "end", picture->view.batch > 10000 ? "%" PRId64 : "request %" PRId64, r);
         if (step == 1)
             text(d, LEFT + (double)picture->lengths[r] * d->keys_scale + 7, y, "note", "%" PRId64,
                  picture->lengths[r]);
     }
 }
 
+/* The partition with the largest load of `count` from `first` on. */
+static int64_t largest_load(const struct plan_picture *picture, int64_t first, int64_t count)
+{
+    int64_t largest = first, most = plan_row_of(picture, first).load;
+    for (int64_t p = first + 1; p < first + count && p < picture->view.num_partitions; p++) {
+        const int64_t load = plan_row_of(picture, p).load;
+        if (load > most) most = load, largest = p;
+    }
+    return largest;
+}
+
 static void draw_loads(struct drawing *d, double top)
 {
     const struct plan_picture *picture = d->picture;
     const fmla_plan_view *view = &picture->view;
-    const double base = top + LOADS, pitch = (double)PLOT / (double)view->num_partitions;
+    const int64_t each = (view->num_partitions + MOST_LOADS - 1) / MOST_LOADS;
+    const int64_t columns = (view->num_partitions + each - 1) / each;
+    const double base = top + LOADS, pitch = (double)PLOT / (double)columns;
     const double scale = (LOADS - 34.0) / (double)view->payload;
     const double slot = pitch > 120.0 ? 120.0 : pitch;
     const double width = slot > 4.0 ? slot * 0.84 : slot;
     const double limit = base - (double)view->payload * scale;
-    const int64_t step = (int64_t)ceil(30.0 / slot);
-    DRAW(d, "<text x=\"%d\" y=\"%.1f\" class=\"head\">Load of each partition</text>\n", LEFT, top + 2);
-    for (int64_t p = 0; p < view->num_partitions; p++) {
+    const int64_t step = (int64_t)ceil((view->num_partitions > 1000 ? 44.0 : 30.0) / slot);
+    DRAW(d, "<text x=\"%d\" y=\"%.1f\" class=\"head\">Load of each partition", LEFT, top + 2);
+    if (each > 1) DRAW(d, ": thinned, of every %" PRId64 " the largest", each);
+    DRAW(d, "</text>\n");
+    for (int64_t column = 0; column < columns; column++) {
+        const int64_t p = largest_load(picture, column * each, each);
         const struct plan_row row = plan_row_of(picture, p);
-        const double height = (double)row.load * scale, x = LEFT + (double)p * slot;
+        const double height = (double)row.load * scale, x = LEFT + (double)column * slot;
         DRAW(
             d,
             "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"><title>partition %" PRId64
             ": load %" PRId64 "</title></rect>\n",
             x, base - height, width, height, colour_of(p), p, row.load);
-        if (p % step == 0) text(d, x + width / 2, base + 14, "mid", "%" PRId64, p);
+        if (column % step == 0) text(d, x + width / 2, base + 14, "mid", "%" PRId64, p);
         if (slot >= 30 && row.load > 0)
             text(d, x + width / 2, base - height + 13, "mid", "%" PRId64, row.load);
         if (slot >= 30 && row.load == 0)
@@ -168,12 +213,11 @@ bool plan_svg_write(const char *path, const struct plan_picture *picture, struct
     for (int64_t r = 0; r < batch; r++)
         if (picture->lengths[r] > d.longest) d.longest = picture->lengths[r];
     d.keys_scale = (double)PLOT / (double)d.longest;
-    d.row_height = batch <= 60 ? 22.0 : 1320.0 / (double)batch;
-    d.bar_height = d.row_height > 3.0 ? d.row_height * 0.78 : d.row_height;
-    const double loads_top = requests_end(&d) + 50;
+    choose_bars(&d);
+    const double loads_top = bars_end(&d) + 50;
     if (!svg_open(&d.svg, path, WIDTH, loads_top + LOADS + 52, styles, fault)) return false;
     draw_title(&d);
-    draw_axis(&d);
+    if (batch) draw_axis(&d);
     draw_requests(&d);
     draw_loads(&d, loads_top);
     return svg_close(&d.svg);

@@ -8,6 +8,7 @@
 #include "flashmla/flashmla.h"
 
 enum { BLOCK_KEYS = 64, REQUEST_OVERHEAD = 5 }; /* docs/semantics.md, "The split plan" */
+#define PLAN_EMPTY "The batch has no request: every partition is idle."
 
 struct plan_row {
     int64_t begin_request, end_request; /* inclusive */

@@ -112,8 +112,9 @@ bool prefill_batch_make(struct prefill_batch *batch, const struct prefill_shape 
     batch->out = sparse_tensor(bf16, 3, batch->out_shape, &out_bytes);
     batch->max_logits = sparse_tensor(fp32, 2, batch->row_shape, NULL);
     batch->lse = sparse_tensor(fp32, 2, batch->row_shape, &row_bytes);
-    if (!batch->q.data || !batch->kv.data || !batch->indices.data || !batch->length.data ||
-        !batch->sink.data || !batch->out.data || !batch->max_logits.data || !batch->lse.data)
+    if (!batch->indices.data) return sparse_no_indices(&batch->indices, fault);
+    if (!batch->q.data || !batch->kv.data || !batch->length.data || !batch->sink.data || !batch->out.data ||
+        !batch->max_logits.data || !batch->lse.data)
         return fault_set(fault, "no memory for %.0f bytes of tensors", prefill_batch_bytes(s));
     if (!make_lists(batch, s, &random, fault)) return false;
     fill(batch, s, &random);

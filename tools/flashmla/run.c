@@ -10,6 +10,7 @@
 #include "gpu_call.h"
 #include "gpu_sparse.h"
 #include "input.h"
+#include "kernels.h"
 #include "options.h"
 #include "prefill_batch.h"
 #include "prefill_check.h"
@@ -18,6 +19,7 @@
 
 #include "elements.h"
 #include "gpu.h"
+#include "infile.h"
 #include "progress.h"
 #include "timing.h"
 
@@ -28,21 +30,21 @@
 #include <string.h>
 
 static const struct command run = {
-    "run", "FILE", "compute attention from a tensor file; check and time it",
+    "run",
+    "FILE",
+    "compute attention from a tensor file; check and time it",
     "\n"
     "FILE has the tensors q, kv_cache, seqlens, and optionally block_table and attn_sink, as make-input "
-    "writes\n"
-    "them; \"causal\" and \"softmax_scale\" of its metadata hold unless options say otherwise. --out gets "
-    "the\n"
-    "tensors out and lse. With --check the result is compared with the oracle - all of it if that is quick, "
-    "else\n"
-    "64 rows - and a wrong one is not written. A file with the tensor indices is one of sparse decode: q, "
-    "kv_cache, "
-    "and\n"
-    "optionally topk_length, extra_kv_cache, extra_indices, extra_topk_length and attn_sink, with "
-    "\"kv_format\" in its\n"
-    "metadata. One with kv in place of kv_cache is one of sparse prefill, without extra tensors; --out gets "
-    "max_logits, too.\n"
+    "writes them; "
+    "\"causal\" and \"softmax_scale\" of its metadata hold unless options say otherwise. --out gets the "
+    "tensors out and "
+    "lse. With --check the result is compared with the oracle - all of it if that is quick, else 64 rows - "
+    "and a wrong one "
+    "is not written. A file with the tensor indices is one of sparse decode: q, kv_cache, and optionally "
+    "topk_length, "
+    "extra_kv_cache, extra_indices, extra_topk_length and attn_sink, with \"kv_format\" in its metadata. One "
+    "with kv in "
+    "place of kv_cache is one of sparse prefill, without extra tensors; --out gets max_logits, too.\n"
     "\n"
     "Examples\n"
     "  flashmla run batch.safetensors --check\n"
@@ -52,10 +54,14 @@ static const struct command run = {
     "  flashmla make-input sparse.safetensors --op sparse_decode --cache fp8_656\n"
     "  flashmla run sparse.safetensors --device cuda:0 --check\n"
     "  flashmla make-input prompt.safetensors --op sparse_prefill --query-tokens 64 --seq-len 8192\n"
-    "  flashmla run prompt.safetensors --check --out result.safetensors\n"};
+    "  flashmla run prompt.safetensors --check --out result.safetensors\n"
+    "  flashmla make-input - --batch 2 | flashmla run - --check\n",
+    OPERAND_INPUT,
+    NULL};
 
 /* Everything one call needs, and what it made. */
 struct job {
+    struct safetensors_file *file;
     bool sparse, prompt;              /* sparse decode, sparse prefill; else dense decode */
     struct input input;               /* of dense decode */
     struct sparse_input sparse_input; /* of sparse decode */
@@ -169,7 +175,7 @@ static bool prepare_sparse(struct job *job, const char *path, const struct run_o
                            int *exit_code, struct fault *fault)
 {
     struct sparse_input *input = &job->sparse_input;
-    if (!sparse_input_open(input, path, fault) || !make_results(job, path, fault)) return false;
+    if (!sparse_input_view(input, job->file, path, fault) || !make_results(job, path, fault)) return false;
     job->sparse_args = FMLA_INIT(fmla_sparse_decode_args);
     fmla_sparse_decode_args *args = &job->sparse_args;
     args->q = &input->q, args->kv_cache = &input->kv_cache, args->indices = &input->indices;
@@ -193,12 +199,13 @@ static bool prepare(struct job *job, const char *path, const struct run_options 
 {
     fmla_status refused;
     if (job->prompt) {
-        if (run_prefill_open(&job->prefill, path, options, job->device, &refused, fault)) return true;
+        if (run_prefill_open(&job->prefill, job->file, path, options, job->device, &refused, fault))
+            return true;
         *exit_code = exit_of(refused);
         return false;
     }
     if (job->sparse) return prepare_sparse(job, path, options, exit_code, fault);
-    if (!input_open(&job->input, path, fault) || !make_results(job, path, fault)) return false;
+    if (!input_view(&job->input, job->file, path, fault) || !make_results(job, path, fault)) return false;
     job->args = FMLA_INIT(fmla_dense_decode_args);
     fmla_dense_decode_args *args = &job->args;
     args->q = &job->input.q, args->kv_cache = &job->input.kv_cache, args->seqlens = &job->input.seqlens;
@@ -424,34 +431,56 @@ static bool work(struct job *job, const char *path, const struct run_options *op
     return true;
 }
 
+static const char *operation_name(const struct job *job)
+{
+    return job->prompt ? "sparse_prefill" : job->sparse ? "sparse_decode" : "dense_decode";
+}
+
+/* Of the open file, whose name in messages is `name`. */
+static int run_opened(struct job *job, const char *name, const struct run_options *options)
+{
+    struct fault fault = {""};
+    int exit_code = EXIT_FAILED;
+    const enum input_operation operation = input_operation(job->file);
+    job->sparse = operation == INPUT_SPARSE_DECODE, job->prompt = operation == INPUT_SPARSE_PREFILL;
+    if ((job->sparse || job->prompt) && (options->causal || options->no_causal))
+        return complain(&run, EXIT_USAGE, "--%scausal: not with sparse %s", options->causal ? "" : "no-",
+                        job->sparse ? "decode" : "prefill");
+    if (job->prompt && options->batch_invariant)
+        return complain(&run, EXIT_USAGE, "--batch-invariant: not with sparse prefill");
+    if (!kernel_exists(operation_name(job), options->kernel, &fault))
+        return complain(&run, EXIT_USAGE, "%s", fault.text);
+    const bool good = work(job, name, options, &exit_code, &fault);
+    safetensors_abandon(job->writer);
+    gpu_call_close(&job->gpu), gpu_sparse_close(&job->gpu_sparse);
+    free(job->args.workspace), free(job->sparse_args.workspace), free(job->out.data), free(job->lse.data);
+    run_prefill_close(&job->prefill);
+    return good ? EXIT_GOOD : complain(&run, exit_code, "%s", fault.text);
+}
+
 static int run_file(const char *path, const struct run_options *options)
 {
     struct job job = {0};
     struct fault fault = {""};
-    int exit_code = EXIT_FAILED;
     if (options->causal && options->no_causal)
         return complain(&run, EXIT_USAGE, "--causal: not together with --no-causal");
     if (!isfinite((float)options->softmax_scale))
         return complain(&run, EXIT_USAGE, "--softmax-scale: %g must be finite in fp32",
                         options->softmax_scale);
+    if (options->scale_given && (float)options->softmax_scale == 0.0f)
+        return complain(&run, EXIT_USAGE,
+                        "--softmax-scale: %g is 0 in fp32, must be another number; without the option it is "
+                        "1/sqrt(d_qk)",
+                        options->softmax_scale);
     if (!device_parse(options->device, &job.device))
         return complain(&run, EXIT_USAGE, "--device: '%s' must be cpu or cuda:N", options->device);
     if (options->threads && fmla_set_num_threads((int32_t)options->threads) != FMLA_OK)
         return complain(&run, EXIT_FAILED, "%s", fmla_last_error());
-    const enum input_operation operation = input_operation(path);
-    job.sparse = operation == INPUT_SPARSE_DECODE, job.prompt = operation == INPUT_SPARSE_PREFILL;
-    if ((job.sparse || job.prompt) && (options->causal || options->no_causal))
-        return complain(&run, EXIT_USAGE, "--%scausal: not with sparse %s", options->causal ? "" : "no-",
-                        job.sparse ? "decode" : "prefill");
-    if (job.prompt && options->batch_invariant)
-        return complain(&run, EXIT_USAGE, "--batch-invariant: not with sparse prefill");
-    const bool good = work(&job, path, options, &exit_code, &fault);
-    safetensors_abandon(job.writer);
-    gpu_call_close(&job.gpu), gpu_sparse_close(&job.gpu_sparse);
-    free(job.args.workspace), free(job.sparse_args.workspace), free(job.out.data), free(job.lse.data);
-    run_prefill_close(&job.prefill);
-    input_close(&job.input), sparse_input_close(&job.sparse_input);
-    return good ? EXIT_GOOD : complain(&run, exit_code, "%s", fault.text);
+    job.file = safetensors_open(path, &fault);
+    if (!job.file) return complain(&run, EXIT_FAILED, "%s", fault.text);
+    const int exit_code = run_opened(&job, infile_name(path), options);
+    safetensors_close(job.file);
+    return exit_code;
 }
 
 int command_run(int argc, char **argv)
@@ -459,8 +488,16 @@ int command_run(int argc, char **argv)
     struct run_options o = {.repeat = 3};
     const char *path = NULL;
     const struct option options[] = {
-        {"--out", OPTION_TEXT, &o.out, "FILE", "write out and lse there", 0, 0, {NULL}, NULL},
-        {"--device", OPTION_TEXT, &o.device, "DEVICE", "cpu (the default) or cuda:N", 0, 0, {NULL}, NULL},
+        {"--out", OPTION_OUTPUT, &o.out, "FILE", "write out and lse there", 0, 0, {NULL}, NULL},
+        {"--device",
+         OPTION_TEXT,
+         &o.device,
+         "DEVICE",
+         "cpu (the default) or cuda:N",
+         0,
+         0,
+         {"cpu", "cuda:0", NULL},
+         NULL},
         {"--kernel",
          OPTION_TEXT,
          &o.kernel,

@@ -32,9 +32,11 @@ struct run_prefill {
     struct gpu_prefill gpu;        /* the same on the GPU, if that is where it runs */
 };
 
-/* Reads the file and prepares the call; *refused is the library's where it refused that, else FMLA_OK. */
-bool run_prefill_open(struct run_prefill *run, const char *path, const struct run_options *options,
-                      fmla_device device, fmla_status *refused, struct fault *fault);
+/* Prepares the call of an open file, whose name in messages is `path`; *refused is the library's where it refused that,
+ * else FMLA_OK. */
+bool run_prefill_open(struct run_prefill *run, const struct safetensors_file *file, const char *path,
+                      const struct run_options *options, fmla_device device, fmla_status *refused,
+                      struct fault *fault);
 void run_prefill_close(struct run_prefill *run);
 
 /* What is printed of the call before its kernel. */

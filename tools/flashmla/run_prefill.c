@@ -53,12 +53,13 @@ static void make_args(struct run_prefill *run, const struct run_options *options
     args->log_base = options->log_base ? FMLA_LOG_BASE_2 : FMLA_LOG_NATURAL;
 }
 
-bool run_prefill_open(struct run_prefill *run, const char *path, const struct run_options *options,
-                      fmla_device device, fmla_status *refused, struct fault *fault)
+bool run_prefill_open(struct run_prefill *run, const struct safetensors_file *file, const char *path,
+                      const struct run_options *options, fmla_device device, fmla_status *refused,
+                      struct fault *fault)
 {
     struct fault why;
     *refused = FMLA_OK;
-    if (!prefill_input_open(&run->input, path, fault) || !make_results(run, path, fault)) return false;
+    if (!prefill_input_view(&run->input, file, path, fault) || !make_results(run, path, fault)) return false;
     make_args(run, options);
     if (device_is_gpu(device)) {
         if (gpu_prefill_open(&run->gpu, device, &run->args, refused, &why)) return true;
@@ -74,7 +75,6 @@ void run_prefill_close(struct run_prefill *run)
 {
     gpu_prefill_close(&run->gpu);
     free(run->args.workspace), free(run->out.data), free(run->max_logits.data), free(run->lse.data);
-    prefill_input_close(&run->input);
 }
 
 void run_prefill_print(const struct run_prefill *run)

@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 bool sparse_is_bytes(int32_t format)
 {
@@ -39,9 +40,12 @@ double sparse_batch_bytes(const struct sparse_shape *s)
 fmla_tensor sparse_tensor(fmla_dtype dtype, int32_t ndim, const int64_t *shape, size_t *size)
 {
     size_t bytes = dtype.bits / 8;
-    for (int i = 0; i < ndim; i++) bytes *= (size_t)shape[i];
-    if (size) *size = bytes;
-    return (fmla_tensor){.data = aligned_alloc(64, bytes / 64 * 64 + 64),
+    bool fits = true;
+    for (int i = 0; i < ndim; i++) fits = !__builtin_mul_overflow(bytes, (size_t)shape[i], &bytes) && fits;
+    /* Where memory is promised freely, what is larger than all of it would be granted, and the process ended later. */
+    fits = fits && bytes / (size_t)sysconf(_SC_PAGESIZE) < (size_t)sysconf(_SC_PHYS_PAGES);
+    if (size) *size = fits ? bytes : SIZE_MAX;
+    return (fmla_tensor){.data = fits ? aligned_alloc(64, bytes / 64 * 64 + 64) : NULL,
                          .device = {FMLA_DEVICE_CPU, 0},
                          .ndim = ndim,
                          .dtype = dtype,
@@ -94,6 +98,13 @@ static bool make_lists(const struct sparse_shape *s, const struct sparse_cache_s
     return true;
 }
 
+bool sparse_no_indices(const fmla_tensor *indices, struct fault *fault)
+{
+    const int64_t *n = indices->shape;
+    return fault_set(fault, "no memory for indices [%lld, %lld, %lld] of %.0f bytes", (long long)n[0],
+                     (long long)n[1], (long long)n[2], 4.0 * (double)n[0] * (double)n[1] * (double)n[2]);
+}
+
 static bool make_cache(struct sparse_batch *batch, int k, const struct sparse_shape *s,
                        struct random_state *random, struct fault *fault)
 {
@@ -117,9 +128,10 @@ static bool make_cache(struct sparse_batch *batch, int k, const struct sparse_sh
                                   to->cache_shape, &to->cache_bytes);
         to->indices = sparse_tensor(int32, 3, to->indices_shape, &to->indices_bytes);
         to->length = sparse_tensor(int32, 1, batch->b, NULL);
-        good =
-            (to->cache.data && to->indices.data && to->length.data && make_lists(s, c, &pages, to, random)) ||
-            fault_set(fault, "no memory for a cache of %zu bytes", to->cache_bytes);
+        good = !to->indices.data
+                   ? sparse_no_indices(&to->indices, fault)
+                   : (to->cache.data && to->length.data && make_lists(s, c, &pages, to, random)) ||
+                         fault_set(fault, "no memory for a cache of %zu bytes", to->cache_bytes);
     }
     if (good && sparse_is_bytes(s->format))
         sparse_fill_bytes(s->format, 0.0f, &to->cache, random);

@@ -46,6 +46,9 @@ bool sparse_is_bytes(int32_t format);
 /* A tensor in host memory of its own, which free() frees; `data` is NULL without memory. *size, where wanted: its bytes. */
 fmla_tensor sparse_tensor(fmla_dtype dtype, int32_t ndim, const int64_t *shape, size_t *size);
 
+/* A fault: indices as many as these are more than there is memory for. */
+bool sparse_no_indices(const fmla_tensor *indices, struct fault *fault);
+
 /* Every slot of a cache of bytes: tokens of values N(mean, 0.1²), clamped to [-1, 1]. */
 void sparse_fill_bytes(int32_t format, float mean, const fmla_tensor *cache, struct random_state *random);
 

@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "gpu_call.h"
 #include "gpu_sparse.h"
+#include "json_line.h"
 #include "options.h"
 #include "sparse_batch.h"
 #include "sparse_check.h"
@@ -16,6 +17,7 @@
 
 #include "elements.h"
 #include "gpu.h"
+#include "json_memory.h"
 #include "progress.h"
 #include "timing.h"
 
@@ -27,7 +29,9 @@
 #include <string.h>
 
 static const struct command verify = {
-    "verify", NULL, "hold this machine's kernels to the oracle",
+    "verify",
+    NULL,
+    "hold this machine's kernels to the oracle",
     "\n"
     "Every kernel that runs here, forced by name, on a short list of shapes. Ends "
     "with 1 if a result is wrong.\n"
@@ -35,7 +39,9 @@ static const struct command verify = {
     "Examples\n"
     "  flashmla verify\n"
     "  flashmla verify --device cuda:0\n"
-    "  flashmla verify --json\n"};
+    "  flashmla verify --json -\n",
+    OPERAND_WORD,
+    NULL};
 
 /* lengths 0, 1, 65: no key, one, and one past a block */
 static const int32_t edges[] = {0, 1, 65, 64, 130};
@@ -378,27 +384,26 @@ static void verify_caches(fmla_device device, bool gather, const char *kernel, s
     }
 }
 
-static void report(const fmla_capability *row, const struct tally *tally, json_t *list)
+static bool report(const fmla_capability *row, const struct tally *tally, struct outfile *json,
+                   struct fault *fault)
 {
-    if (list)
-        json_array_append_new(
-            list, json_pack("{s:s, s:s, s:b, s:I, s:I, s:I, s:f, s:f, s:s}", "operation", row->operation,
-                            "kernel", row->kernel, "passed", !tally->wrong, "cases", (json_int_t)tally->cases,
-                            "failed", (json_int_t)tally->wrong, "rows", (json_int_t)tally->rows, "worst_out",
-                            tally->worst_out, "worst_lse", tally->worst_lse, "first_failure", tally->first));
-    else
-        printf("%-6s %-14s %-15s %" PRId64 " cases, %" PRId64 " rows; worst difference: out %.1e, lse %.1e\n",
-               tally->wrong ? "FAILED" : "ok", row->operation, row->kernel, tally->cases, tally->rows,
-               tally->worst_out, tally->worst_lse);
+    printf("%-6s %-14s %-15s %" PRId64 " cases, %" PRId64 " rows; worst difference: out %.1e, lse %.1e\n",
+           tally->wrong ? "FAILED" : "ok", row->operation, row->kernel, tally->cases, tally->rows,
+           tally->worst_out, tally->worst_lse);
+    return !json || json_line(json,
+                              json_pack("{s:s, s:s, s:b, s:I, s:I, s:I, s:f, s:f, s:s}", "operation",
+                                        row->operation, "kernel", row->kernel, "passed", !tally->wrong,
+                                        "cases", (json_int_t)tally->cases, "failed", (json_int_t)tally->wrong,
+                                        "rows", (json_int_t)tally->rows, "worst_out", tally->worst_out,
+                                        "worst_lse", tally->worst_lse, "first_failure", tally->first),
+                              fault);
 }
 
-static int verify_all(bool json, fmla_device device)
+/* What was compared is told in `first`, where a result is wrong; false where a line of JSON could not be written. */
+static bool verify_rows(struct outfile *json, fmla_device device, int64_t *checked, bool *failed,
+                        struct fault *first)
 {
-    json_t *list = json ? json_array() : NULL;
-    struct fault first = {""};
     struct progress progress;
-    int64_t checked = 0;
-    bool failed = false;
     progress_begin(&progress, "verifying");
     fmla_capability row = FMLA_INIT(fmla_capability);
     for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
@@ -414,18 +419,28 @@ static int verify_all(bool json, fmla_device device)
         if (!tally.cases && tally.passed_over) add_fault(&tally, "every case", "the kernel does not take it");
         if (!tally.cases) continue; /* decode_plan: exact, and held to hand-made plans by its unit test */
         progress_wipe(&progress);
-        report(&row, &tally, list);
-        checked += tally.cases;
-        if (tally.wrong && !failed) fault_set(&first, "%s %s: %s", row.operation, row.kernel, tally.first);
-        failed |= tally.wrong > 0;
+        if (!report(&row, &tally, json, first)) return false;
+        *checked += tally.cases;
+        if (tally.wrong && !*failed) fault_set(first, "%s %s: %s", row.operation, row.kernel, tally.first);
+        *failed |= tally.wrong > 0;
     }
-    if (list) {
-        char *text = json_dumps(list, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
-        json_decref(list);
-        if (!text) return complain(&verify, EXIT_FAILED, "out of memory");
-        puts(text);
-        free(text);
-    }
+    return true;
+}
+
+static int verify_all(const char *path, fmla_device device)
+{
+    struct fault first = {""}, why = {""};
+    int64_t checked = 0;
+    bool failed = false;
+    struct outfile *json = path ? outfile_open_lines(path, &first) : NULL;
+    if (path && !json) return complain(&verify, EXIT_FAILED, "%s", first.text);
+    json_memory_watch();
+    const bool written = verify_rows(json, device, &checked, &failed, &first);
+    if (json && !(written && checked))
+        outfile_abandon(json);
+    else if (json && !outfile_commit(json, &why))
+        return complain(&verify, EXIT_FAILED, "%s", why.text);
+    if (!written) return complain(&verify, EXIT_FAILED, "%s", first.text);
     if (failed) return complain(&verify, EXIT_FAILED, "%s", first.text);
     if (checked) return EXIT_GOOD;
     if (device_is_gpu(device) && !gpu_open(device.id, &first))
@@ -435,13 +450,19 @@ static int verify_all(bool json, fmla_device device)
 
 int command_verify(int argc, char **argv)
 {
-    bool json = false;
-    const char *name = NULL;
+    const char *name = NULL, *json = NULL;
     fmla_device device;
-    const struct option options[] = {
-        {"--device", OPTION_TEXT, &name, "DEVICE", "cpu (the default) or cuda:N", 0, 0, {NULL}, NULL},
-        {"--json", OPTION_ON, &json, NULL, "print JSON", 0, 0, {NULL}, NULL},
-        {0}};
+    const struct option options[] = {{"--device",
+                                      OPTION_TEXT,
+                                      &name,
+                                      "DEVICE",
+                                      "cpu (the default) or cuda:N",
+                                      0,
+                                      0,
+                                      {"cpu", "cuda:0", NULL},
+                                      NULL},
+                                     OPTION_JSON(&json),
+                                     {0}};
     switch (options_parse(&verify, options, argc, argv, NULL)) {
     case OPTIONS_HELPED: return EXIT_GOOD;
     case OPTIONS_WRONG: return EXIT_USAGE;

@@ -88,7 +88,7 @@ static inline void plan_of_call(const struct drawn_options *options, fmla_decode
 {
     int32_t partitions = 0;
     *whole = NULL, *bytes = 0;
-    if (options->plan == PLAN_WHOLE && device.type == FMLA_DEVICE_CUDA) {
+    if (options->plan == PLAN_WHOLE && device.device_type == FMLA_DEVICE_CUDA) {
         *whole = draw_memory(12);
         CHECK(fmla_decode_plan_size(plan, bytes) == FMLA_OK, "%s", fmla_last_error());
     } else if (options->plan == PLAN_TABLES) {

@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# help.sh FLASHMLA - help, the manual page and the completions: all say what the table of options has, and each reads well
+# where it is read: in man, in bash, in zsh.
+set -u
+export flashmla=$1
+# shellcheck disable=SC1091 # checked by itself
+. "$(dirname "$0")/common.sh"
+commands='info make-input run plan bench verify layout help version'
+
+# ---- The same by all names
+good --version
+cp stdout version
+for words in -V version; do
+    good "$words"
+    cmp -s version stdout || wrong "$words is not --version"
+done
+good --help
+cp stdout all
+for words in -h help; do
+    good "$words"
+    cmp -s all stdout || wrong "$words is not --help"
+done
+for command in $commands; do
+    grep -q "^  $command " all || wrong "--help does not name $command"
+    good "$command" --help
+    cp stdout "$command.text"
+    good help "$command"
+    cmp -s "$command.text" stdout || wrong "help $command is not $command --help"
+    # Filled: only examples, which are for copying, may be longer.
+    checks=$((checks + 1))
+    grep -Ev '^ +flashmla ' "$command.text" | awk 'length > 80 { exit 1 }' || wrong "help $command has lines of more than 80 columns"
+done
+options_of() { sed -n 's/^  \(--[a-z-]*\).*/\1/p' "$1.text"; }
+[ "$(options_of bench | wc -l)" -gt 15 ] || wrong 'no options in the help of bench'
+
+# ---- The manual page
+good help --as man
+cp stdout flashmla.1
+checks=$((checks + 1))
+for command in $commands; do
+    grep -q "^\.SS ${command//-/\\\\-}\$" flashmla.1 || wrong "the manual page has no section of $command"
+done
+# What troff has to say, and the page as it reads: every option stands in it, and nothing of troff.
+page=
+if command -v man >/dev/null && man --warnings -E UTF-8 -l -Tutf8 flashmla.1 >page 2>complaints; then
+    page='man'
+elif command -v groff >/dev/null && groff -man -ww -Tutf8 flashmla.1 >page 2>complaints; then
+    page=groff
+elif command -v mandoc >/dev/null && mandoc -Tutf8 flashmla.1 >page 2>complaints; then
+    page=mandoc
+fi
+if [ -n "$page" ]; then
+    checks=$((checks + 1))
+    [ ! -s complaints ] || wrong "$page: $(cat complaints)"
+    sed 's/.\x08//g; s/\x1b\[[0-9;]*m//g' page >plain
+    for command in $commands; do
+        for option in $(options_of "$command"); do
+            grep -qE -- "^ +$option( |\$)" plain || [ "$option" = --help ] || wrong "$page shows no $option of $command"
+        done
+    done
+    grep -q "^ *flashmla plan --seq-lens 100,9000,0,2500 --partitions 8 --svg plan.svg$" plain || wrong "$page breaks an example"
+    grep -q '[\]' plain && wrong "$page shows commands of troff: $(grep '[\]' plain)"
+else
+    echo 'SKIP: no man, groff or mandoc here'
+fi
+
+# ---- bash, in a bash that has not read this script
+good help --as bash
+cp stdout completion.bash
+touch batch.safetensors 'with blank'
+mkdir folder
+# complete WORDS…: what is offered for the last of them, sorted, in one line.
+complete() {
+    # shellcheck disable=SC2016 # for the other bash
+    bash --norc --noprofile -c '
+        . ./completion.bash
+        COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+        _flashmla flashmla "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+        printf "%s\n" "${COMPREPLY[@]}"' bash flashmla "$@" | sort | tr '\n' ' ' | sed 's/ $//'
+}
+offers() { # offers EXPECTED WORDS…
+    checks=$((checks + 1))
+    local expected=$1 came
+    shift
+    came=$(complete "$@" 2>&1)
+    [ "$came" = "$expected" ] || wrong "bash offers '$came' for flashmla $*, not '$expected'"
+}
+checks=$((checks + 1))
+bash --norc --noprofile -c '. ./completion.bash && complete -p flashmla' | grep -q -- '-F _flashmla flashmla' || wrong 'bash does not complete flashmla'
+# shellcheck disable=SC2086 # words
+offers "$(printf '%s\n' $commands --help --version | sort | tr '\n' ' ' | sed 's/ $//')" ''
+offers 'verify version' ver
+offers 'plan' pl
+for command in $commands; do # what help lists, and nothing else
+    offers "$(options_of "$command" | sort | tr '\n' ' ' | sed 's/ $//')" "$command" --
+done
+offers '--query-tokens' make-input x --q
+offers '2 e' run --log-base ''
+offers 'fp16' make-input --dtype f
+offers 'neg' run --lse-empty = n # --lse-empty=n
+offers '2 e' run --log-base =
+offers '' run --repeat ''
+offers 'with blank' run w
+offers 'batch.safetensors' run in --out batch
+offers 'folder' plan fol
+offers 'ldmatrix-8x32 ldmatrix-pair ldmatrix-tile ldmatrix-tile-trans' layout ld
+offers 'verify version' help ver
+offers '' verify ''
+offers 'varlen' bench --grid v
+offers '' dance ''
+
+# ---- zsh
+good help --as zsh
+cp stdout _flashmla
+checks=$((checks + 1))
+[ "$(head -n 1 _flashmla)" = '#compdef flashmla' ] || wrong 'zsh would not find its completion'
+for command in $commands; do
+    checks=$((checks + 1))
+    # What _arguments is given for the command: '--option=[…' or '--option[…'.
+    sed -n "/^_flashmla_$command() {/,/^}/s/^ *'\(--[a-z-]*\).*/\1/p" _flashmla | sort >came
+    options_of "$command" | sort | diff - came >difference || wrong "zsh's options of $command: $(cat difference)"
+done
+if command -v zsh >/dev/null; then
+    checks=$((checks + 1))
+    zsh -n _flashmla || wrong 'zsh does not read its completion'
+    # A real completion, in a terminal of zsh's own.
+    cat >complete.zsh <<'SCRIPT'
+zmodload zsh/zpty
+zpty shell 'zsh -f -i'
+zpty -w shell "PS1='ready> '; fpath=($PWD \$fpath); autoload -Uz compinit; compinit -D -u; LISTMAX=1000; stty cols 200 rows 100; print loa''ded"
+zpty -r shell line '*loaded*'
+zpty -w -n shell $'flashmla run batch.safetensors --no-c\t'
+integer i
+text=
+for ((i = 0; i < 200; i++)); do
+    while zpty -r -t shell line; do text+=$line; done
+    [[ $text == *--no-causal* ]] && break
+    sleep 0.1
+done
+print -r -- $text
+zpty -d shell
+SCRIPT
+    TERM=xterm timeout 60 zsh -f complete.zsh >came 2>&1
+    grep -q -- '--no-causal' came || wrong "zsh does not complete --no-c: $(cat -v came)"
+else
+    echo 'SKIP: no zsh here'
+fi
+
+finish
