@@ -20,10 +20,11 @@
 #include <string.h>
 
 const char *const fault_names[FAULTS] = {
-    "none",      "dropped-key",  "mask",        "swapped-page", "out-of-bounds", "gap",
-    "unwritten", "nan",          "lse",         "unstable",     "merge-base",    "invalid-key",
-    "late-key",  "wrong-scale",  "no-extra",    "cache-slot",   "cache-value",   "cache-scale",
-    "cache-gap", "gather-value", "gather-zero", "lse-base",     "max-scale",     "max-nan"};
+    "none",          "dropped-key", "mask",        "swapped-page", "out-of-bounds",
+    "gap",           "unwritten",   "nan",         "lse",          "unstable",
+    "lse-cancelled", "merge-base",  "invalid-key", "late-key",     "wrong-scale",
+    "no-extra",      "cache-slot",  "cache-value", "cache-scale",  "cache-gap",
+    "gather-value",  "gather-zero", "lse-base",    "max-scale",    "max-nan"};
 
 void report(struct tally *tally, const struct run *run, const char *where, const char *what)
 {

@@ -22,6 +22,7 @@ enum defect {
     FAULT_NAN,           /* one element is NaN */
     FAULT_LSE,           /* one lse is of the other convention for rows without a key */
     FAULT_UNSTABLE,      /* the second run differs in one bit */
+    FAULT_LSE_CANCELLED, /* one lse that is small beside what it is summed of is off by 2^-18 of that */
     FAULT_MERGE_BASE,    /* parts joined in the wrong base */
     FAULT_INVALID_KEY,   /* sparse: an index of no key is taken for key 0 */
     FAULT_LATE_KEY,      /* sparse: an index past the length counts */

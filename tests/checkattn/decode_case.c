@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #include "decode_case.h"
 
+#include "magnitude.h"
 #include "num.h"
 
 #include <math.h>
@@ -11,7 +12,7 @@
 #include <sys/mman.h>
 
 /* Values are drawn once and copied from random places. */
-enum { DRAWN = 1 << 18 };
+enum { DRAWN = 1 << 18, WIDEST = 576 };
 static uint16_t drawn[2][DRAWN]; /* [dtype] */
 
 void decode_case_draw(uint64_t seed)
@@ -468,4 +469,24 @@ fmla_status decode_case_row(const struct decode_case *c, const char *kernel, int
     v.args.out = &out_tensor, v.args.lse = &lse_tensor;
     v.args.kernel = kernel, v.args.causal = 0, v.args.batch_invariant = 0;
     return decode_case_call(&v.args, 0xff);
+}
+
+/* Elements of the case's type as floats. */
+static void to_floats(const struct decode_case *c, const void *from, float values[WIDEST])
+{
+    for (int64_t d = 0; d < c->d_qk; d++) values[d] = (float)guarded_value(&c->q, (const uint16_t *)from + d);
+}
+
+double decode_case_bound(const struct decode_case *c, int64_t request, int64_t token, int64_t head)
+{
+    const double scale =
+        c->args.softmax_scale == 0.0f ? 1.0 / sqrt((double)c->d_qk) : (double)c->args.softmax_scale;
+    struct magnitude magnitude = {0};
+    float q[WIDEST], key[WIDEST];
+    to_floats(c, guarded_at(&c->q, request, token, head, 0), q);
+    for (int64_t t = 0; t < decode_case_seen(c, request, token); t++) {
+        to_floats(c, key_at(c, request, t, head / (c->h_q / c->h_kv)), key);
+        magnitude_add(&magnitude, scale, q, key, c->d_qk);
+    }
+    return magnitude_bound(&magnitude, c->args.log_base);
 }

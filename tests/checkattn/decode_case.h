@@ -118,6 +118,9 @@ void decode_case_request(const struct decode_case *c, int64_t request, struct re
 fmla_status decode_case_row(const struct decode_case *c, const char *kernel, int64_t request, int64_t token,
                             int64_t head, int64_t seen, uint16_t *out, float *lse);
 
+/* How far from the oracle's the lse of a row may be for the rounding of its products. */
+double decode_case_bound(const struct decode_case *c, int64_t request, int64_t token, int64_t head);
+
 /* ---- Comparing (decode_compare.c) ----------------------------------------------------------- */
 
 /* What is in out and lse against the oracle: all rows of a small case, chosen ones of a large one. */

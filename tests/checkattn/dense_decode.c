@@ -133,11 +133,25 @@ static bool plant_row(struct decode_case *c, int64_t change)
     return false;
 }
 
+/* Four times as far from the oracle's as the rounding of products lets one be that the tolerance alone does not. */
+static bool plant_cancelled(struct decode_case *c)
+{
+    for (int64_t r = 0; r < c->b; r++)
+        for (int64_t j = 0; j < c->s_q; j++)
+            for (int64_t h = 0; h < c->h_q; h++) {
+                float *lse = guarded_at(&c->lse, r, h, j, 0);
+                const double bound = decode_case_bound(c, r, j, h);
+                if (!compare_misses(&tolerance_decode_lse, (double)*lse + bound, (double)*lse)) continue;
+                *lse += (float)(4.0 * bound);
+                return true;
+            }
+    return false;
+}
+
 /* Planted where every row is compared and one key shows. */
 static bool can_plant(const int64_t v[AXES])
 {
-    return v[A_B] && v[A_LSE] && v[A_INPUTS] == INPUTS_NORMAL && v[A_SK] <= 140 &&
-           v[A_B] * v[A_SQ] * v[A_HQ] * v[A_SK] <= 40000;
+    return v[A_B] && v[A_LSE] && v[A_SK] <= 140 && v[A_B] * v[A_SQ] * v[A_HQ] * v[A_SK] <= 40000;
 }
 
 static bool plant_before(struct decode_case *c, enum defect fault)
@@ -166,6 +180,7 @@ static void undo_before(struct decode_case *c)
 static bool plant_after(struct decode_case *c, enum defect fault)
 {
     if (!can_plant(c->v)) return false;
+    if (fault == FAULT_LSE_CANCELLED) return plant_cancelled(c);
     unsigned char *end =
         c->out.memory + c->out.bytes + GUARDED_FRONT; /* the first byte of the canary behind */
     switch (fault) {
@@ -385,18 +400,20 @@ static void choose_axes(const struct run *run)
     axes[A_THREADS].count = on_gpu(run) ? 1 : 3;
 }
 
-/* A case with room for every fault: pages, empty requests, gaps, causal. */
+/* A case with room for every fault: pages, empty requests, gaps, causal. An lse is small where one key stands alone. */
 static void check_fault(const struct run *run, struct tally *tally)
 {
+    const bool alone = run->fault == FAULT_LSE_CANCELLED;
     const int64_t v[AXES] = {[A_B] = 6,
                              [A_SQ] = 3,
-                             [A_SK] = 140,
+                             [A_SK] = alone ? 1 : 140,
                              [A_HQ] = 8,
                              [A_HKV] = 1,
                              [A_PAGE] = strcmp(run->kernel, "cuda-sm90") ? 16 : 64,
                              [A_CAUSAL] = 1,
                              [A_DQK] = 576,
-                             [A_LENGTHS] = LENGTHS_VARIED,
+                             [A_LENGTHS] = alone ? LENGTHS_FIXED : LENGTHS_VARIED,
+                             [A_INPUTS] = alone ? INPUTS_STEEP : INPUTS_NORMAL,
                              [A_LAYOUT] = LAYOUT_PADDED,
                              [A_LSE] = 1};
     for (uint64_t i = 0; i < 8 && !tally->planted; i++) run_case(run, v, run->seed + i, tally);

@@ -321,6 +321,14 @@ void prefill_case_make(struct prefill_case *c, const struct run *run, const int6
     args->lse_empty = (int32_t)v[P_EMPTY], args->log_base = (int32_t)v[P_BASE];
 }
 
+void prefill_case_leave_one(struct prefill_case *c)
+{
+    for (int64_t class = 0; class < classes_of(c); class ++)
+        if (c->pool.count[class] > 1) c->pool.count[class] = 1;
+    for (int64_t token = 0; token < c->s_q; token++)
+        *(int32_t *)guarded_at(&c->pool.length, token, 0, 0, 0) = (int32_t)prefill_case_count(c, token);
+}
+
 void prefill_case_free(struct prefill_case *c)
 {
     device_free(&c->blocks);

@@ -224,6 +224,15 @@ void sparse_case_make(struct sparse_case *c, const struct run *run, const int64_
     args->num_partitions = (int32_t)v[S_PARTITIONS];
 }
 
+void sparse_case_leave_one(struct sparse_case *c)
+{
+    for (int64_t r = 0; r < c->b; r++) {
+        if (c->pool[0].count[r] <= 1) continue;
+        c->pool[0].count[r] = 1;
+        *(int32_t *)guarded_at(&c->pool[0].length, r, 0, 0, 0) = 1;
+    }
+}
+
 void sparse_case_free(struct sparse_case *c)
 {
     device_free(&c->blocks);
