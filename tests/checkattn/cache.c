@@ -441,11 +441,11 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
     plant_slots(run, &c, v, tally);
     fmla_cache_append_args append = append_args(&c, v);
     fmla_cache_gather_args gathered = gather_args(&c, v);
-    append.kernel = gathered.kernel = run->kernel;
-    if (v[A_THREADS]) fmla_set_parallel_for(pthread_for, NULL, PTHREAD_WORKERS);
-    if (on_gpu(run) ? call_on_device(&c, v, run->kernel) : call(&append, &gathered))
+    append.kernel = gathered.kernel = forced_kernel(run);
+    use_threads(run, v[A_THREADS] ? THREADS_OWN : THREADS_BUILT_IN);
+    if (is_apart(run->device) ? call_on_device(&c, v, forced_kernel(run)) : call(&append, &gathered))
         report(tally, run, name, fmla_last_error());
-    if (!run->own_threads) fmla_set_parallel_for(NULL, NULL, 0);
+    use_threads(run, THREADS_BUILT_IN);
     tally->cases++;
     plant(run, &c, v, tally);
     if (gather)

@@ -9,6 +9,7 @@
 #include "memory.h"
 
 #include <stdint.h>
+#include <string.h>
 
 /* A defect that a kernel could have, planted into its result or its input: the harness must go red. */
 enum defect {
@@ -50,6 +51,8 @@ struct run {
     enum defect fault;
     bool verbose;
     bool own_threads;   /* every loop on threads of our own: OpenMP is not touched */
+    bool keep_threads;  /* of calls: who runs cases from several threads has set them for all */
+    bool by_default;    /* no kernel is forced; `kernel` is a name for messages */
     int64_t most_cases; /* of a kernel; 0 = all that the grid needs. Anything else is told to be partial */
     int64_t only_case;  /* of the grid, by its number; 0 = all */
 };
@@ -77,12 +80,30 @@ static inline bool wants_grid_only(const struct run *run)
     return run->only_case != 0;
 }
 
+/* What args->kernel is. */
+static inline const char *forced_kernel(const struct run *run)
+{
+    return run->by_default ? NULL : run->kernel;
+}
+
+/* Would this kernel be the one under test? */
+static inline bool is_tested(const struct run *run, const char *kernel)
+{
+    return run->by_default || !strcmp(kernel, run->kernel);
+}
+
 /* Prints the first lines of what went wrong in a case and counts it. */
 void report(struct tally *tally, const struct run *run, const char *where, const char *what);
 
 static inline bool on_gpu(const struct run *run)
 {
     return run->device.type == FMLA_DEVICE_CUDA;
+}
+
+/* Are calls made on copies of a case (device.h)? */
+static inline bool is_apart(fmla_device device)
+{
+    return device.type != FMLA_DEVICE_CPU;
 }
 
 void check_dense_decode(const struct run *run, struct tally *tally);

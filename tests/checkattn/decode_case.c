@@ -238,7 +238,7 @@ static fmla_status make_tables(struct decode_case *c, const struct guarded *leng
     args.partitions = &c->partitions.tensor, args.num_splits = &c->num_splits.tensor;
     status = fmla_decode_plan(&args);
     *same &= status || are_tables_of(c, &view);
-    if (status || c->device.type == FMLA_DEVICE_CPU) return status;
+    if (status || !is_apart(c->device)) return status;
 
     struct device_blocks blocks = {0};
     fmla_tensor seqlens, partitions, num_splits;
@@ -275,7 +275,7 @@ fmla_status decode_case_plan(struct decode_case *c, bool *same)
     c->plan = args.plan = aligned_bytes(args.plan_size);
     if (!status) status = fmla_decode_plan(&args);
     *same = true;
-    if (!status && c->device.type != FMLA_DEVICE_CPU) {
+    if (!status && is_apart(c->device)) {
         *same = same_on_device(c, &other, &args, &status);
         device_add(&c->blocks, c->plan, args.plan_size);
     }
@@ -330,7 +330,7 @@ void decode_case_make(struct decode_case *c, const struct run *run, const int64_
         make_sink(c);
         args->attn_sink = &c->sink.tensor;
     }
-    args->kernel = run->kernel;
+    args->kernel = forced_kernel(run);
     args->softmax_scale = v[A_INPUTS] == INPUTS_SPIKED ? 0.5f : v[A_INPUTS] == INPUTS_STEEP ? 300.0f : 0.0f;
     args->causal = (int32_t)v[A_CAUSAL];
     args->lse_empty = (int32_t)v[A_EMPTY];
@@ -372,7 +372,7 @@ fmla_status decode_case_call(fmla_dense_decode_args *args, int fill)
 
 void decode_case_to_device(struct decode_case *c, const struct decode_case *like)
 {
-    if (c->device.type == FMLA_DEVICE_CPU) return;
+    if (!is_apart(c->device)) return;
     const struct guarded *all[] = {&c->q, &c->kv, &c->table, &c->seqlens, &c->sink, &c->out, &c->lse};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (like && all[i]->memory)
@@ -383,8 +383,7 @@ void decode_case_to_device(struct decode_case *c, const struct decode_case *like
 
 fmla_status decode_case_run(const struct decode_case *c, fmla_dense_decode_args *args, int fill)
 {
-    return c->device.type == FMLA_DEVICE_CPU ? decode_case_call(args, fill)
-                                             : device_decode_call(&c->blocks, args, fill);
+    return is_apart(c->device) ? device_decode_call(&c->blocks, args, fill) : decode_case_call(args, fill);
 }
 
 bool decode_case_taken(const char *kernel, const int64_t v[AXES])
@@ -409,7 +408,7 @@ void decode_case_refused(struct decode_case *c, const struct run *run, struct ta
 fmla_status decode_case_kernel(const struct decode_case *c, const char **name)
 {
     struct device_decode_args on_device;
-    if (c->device.type == FMLA_DEVICE_CPU) return fmla_dense_decode_kernel(&c->args, name);
+    if (!is_apart(c->device)) return fmla_dense_decode_kernel(&c->args, name);
     device_decode_args_make(&on_device, &c->blocks, &c->args);
     return fmla_dense_decode_kernel(&on_device.args, name);
 }

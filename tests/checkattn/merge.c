@@ -146,16 +146,17 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
     if (fmla_merge(&args)) report(tally, run, name, fmla_last_error());
 
     args.out = &out.tensor, args.lse = &lse.tensor;
-    args.kernel = run->kernel;
+    args.kernel = forced_kernel(run);
     if (run->fault == FAULT_MERGE_BASE && v[A_B] && v[A_N] > 1 && v[A_EMPTIES] == EMPTIES_NONE) {
         args.log_base = FMLA_LOG_BASE_2 - args.log_base;
         tally->planted = true;
     }
-    if (v[A_THREADS]) fmla_set_parallel_for(pthread_for, NULL, PTHREAD_WORKERS);
+    use_threads(run, v[A_THREADS] ? THREADS_OWN : THREADS_BUILT_IN);
     struct guarded *memory[] = {&parts, &lse_parts, &sink, &out, &lse};
-    if (on_gpu(run) ? merge_on_device(&args, memory, sizeof memory / sizeof memory[0]) : fmla_merge(&args))
+    if (is_apart(run->device) ? merge_on_device(&args, memory, sizeof memory / sizeof memory[0])
+                              : fmla_merge(&args))
         report(tally, run, name, fmla_last_error());
-    if (!run->own_threads) fmla_set_parallel_for(NULL, NULL, 0);
+    use_threads(run, THREADS_BUILT_IN);
     tally->cases++;
 
     /* In fp32 the results differ by rounding alone; narrow outputs may differ by their last bit. */

@@ -316,7 +316,7 @@ void prefill_case_make(struct prefill_case *c, const struct run *run, const int6
         make_sink(c);
         args->attn_sink = &c->sink.tensor;
     }
-    args->kernel = run->kernel;
+    args->kernel = forced_kernel(run);
     args->kv_format = names[v[P_SOURCE]];
     args->lse_empty = (int32_t)v[P_EMPTY], args->log_base = (int32_t)v[P_BASE];
 }
@@ -390,7 +390,7 @@ static void add_to_device(struct prefill_case *c, const struct guarded *guarded,
 void prefill_case_to_device(struct prefill_case *c, const struct prefill_case *like)
 {
     struct sparse_pool *pool = &c->pool;
-    if (c->device.type == FMLA_DEVICE_CPU) return;
+    if (!is_apart(c->device)) return;
     struct guarded *all[] = {&c->q,   &c->sink,       &c->out,       &c->max_logits,
                              &c->lse, &pool->indices, &pool->length, &pool->memory};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) add_to_device(c, all[i], like);
@@ -412,14 +412,13 @@ void prefill_case_from_device(struct prefill_case *c)
 
 fmla_status prefill_case_run(const struct prefill_case *c, fmla_sparse_prefill_args *args, int fill)
 {
-    return c->device.type == FMLA_DEVICE_CPU ? prefill_case_call(args, fill)
-                                             : device_prefill_call(&c->blocks, args, fill);
+    return is_apart(c->device) ? device_prefill_call(&c->blocks, args, fill) : prefill_case_call(args, fill);
 }
 
 fmla_status prefill_case_kernel(const struct prefill_case *c, const char **name)
 {
     struct device_prefill_args on_device;
-    if (c->device.type == FMLA_DEVICE_CPU) return fmla_sparse_prefill_kernel(&c->args, name);
+    if (!is_apart(c->device)) return fmla_sparse_prefill_kernel(&c->args, name);
     device_prefill_args_make(&on_device, &c->blocks, &c->args);
     return fmla_sparse_prefill_kernel(&on_device.args, name);
 }

@@ -201,8 +201,8 @@ static void compare_rows(struct prefill_case *c, const struct run *run, struct t
 
 void prefill_compare(struct prefill_case *c, const struct run *run, struct tally *tally)
 {
-    static struct prefill_rows rows[MOST_ROWS];
-    static int64_t first[MOST_ROWS + 1];
+    struct prefill_rows rows[MOST_ROWS];
+    int64_t first[MOST_ROWS + 1] = {0};
     if (!c->s_q) return;
     const int64_t count = choose_rows(c, rows);
     for (int64_t i = 0; i < count; i++) first[i + 1] = first[i] + rows[i].heads;

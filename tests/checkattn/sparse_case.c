@@ -214,7 +214,7 @@ void sparse_case_make(struct sparse_case *c, const struct run *run, const int64_
         make_sink(c);
         args->attn_sink = &c->sink.tensor;
     }
-    args->kernel = run->kernel;
+    args->kernel = forced_kernel(run);
     args->kv_format = names[v[S_FORMAT]];
     args->softmax_scale = v[S_INPUTS] == S_SPIKED  ? 0.5f
                           : v[S_INPUTS] == S_STEEP ? 60.0f
@@ -305,9 +305,9 @@ fmla_status sparse_case_plan(struct sparse_case *c, bool *same)
     args.topk = c->pool[0].topk, args.extra_topk = c->pool[1].topk;
     args.topk_length = lengths[0], args.extra_topk_length = lengths[1];
     args.num_partitions = (int32_t)c->v[S_PARTITIONS];
-    const bool gpu = c->device.type != FMLA_DEVICE_CPU;
+    const bool apart = is_apart(c->device);
     fmla_status status = FMLA_OK;
-    if (gpu) { /* its number of partitions; the plan is made on the host all the same */
+    if (apart) { /* its number of partitions; the plan is made on the host all the same */
         args.target = c->device;
         status = fmla_decode_plan_partitions(&args, &args.num_partitions);
         args.target = (fmla_device){0, 0};
@@ -328,7 +328,7 @@ fmla_status sparse_case_plan(struct sparse_case *c, bool *same)
         status = fmla_decode_plan(&args);
         *same = status || (holds(&c->partitions, view.partitions) && holds(&c->num_splits, view.num_splits));
     }
-    if (gpu && !status) {
+    if (apart && !status) {
         bool same_there = true;
         args.partitions = args.num_splits = NULL, args.plan_size = c->args.plan_size;
         status = plan_on_device(c, args, other, &same_there);
@@ -377,7 +377,7 @@ static void add_to_device(struct sparse_case *c, const struct guarded *guarded,
 
 void sparse_case_to_device(struct sparse_case *c, const struct sparse_case *like)
 {
-    if (c->device.type == FMLA_DEVICE_CPU) return;
+    if (!is_apart(c->device)) return;
     struct guarded *all[] = {&c->q, &c->sink, &c->out, &c->lse, &c->partitions, &c->num_splits};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) add_to_device(c, all[i], like);
     for (int k = 0; k < S_CACHES; k++) {
@@ -404,14 +404,13 @@ void sparse_case_from_device(struct sparse_case *c)
 
 fmla_status sparse_case_run(const struct sparse_case *c, fmla_sparse_decode_args *args, int fill)
 {
-    return c->device.type == FMLA_DEVICE_CPU ? sparse_case_call(args, fill)
-                                             : device_sparse_call(&c->blocks, args, fill);
+    return is_apart(c->device) ? device_sparse_call(&c->blocks, args, fill) : sparse_case_call(args, fill);
 }
 
 fmla_status sparse_case_kernel(const struct sparse_case *c, const char **name)
 {
     struct device_sparse_args on_device;
-    if (c->device.type == FMLA_DEVICE_CPU) return fmla_sparse_decode_kernel(&c->args, name);
+    if (!is_apart(c->device)) return fmla_sparse_decode_kernel(&c->args, name);
     device_sparse_args_make(&on_device, &c->blocks, &c->args);
     return fmla_sparse_decode_kernel(&on_device.args, name);
 }

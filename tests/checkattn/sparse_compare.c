@@ -81,8 +81,8 @@ double sparse_compare_bound(const struct sparse_case *c, int64_t request, int64_
 
 void sparse_compare_oracle(struct sparse_case *c, const struct run *run, struct tally *tally)
 {
-    static struct rows rows[MOST_TOKENS];
-    static int64_t first[MOST_TOKENS + 1];
+    struct rows rows[MOST_TOKENS];
+    int64_t first[MOST_TOKENS + 1] = {0};
     const int64_t count = choose_rows(c, rows);
     for (int64_t i = 0; i < count; i++) first[i + 1] = first[i] + rows[i].heads;
     struct oracle oracle = {c,
@@ -154,7 +154,7 @@ void sparse_compare_alone(struct sparse_case *c, const struct run *run, struct t
     const size_t bytes = sparse_case_request(c, r, more, &view, &memory);
     view.args.out = &out.tensor, view.args.lse = c->args.lse ? &lse.tensor : NULL;
     const int blocks = c->blocks.count;
-    if (on_gpu(run)) {
+    if (is_apart(c->device)) {
         device_add(&c->blocks, memory, bytes), device_add(&c->blocks, view.count, sizeof view.count);
         device_add_guarded(&c->blocks, &out), device_add_guarded(&c->blocks, &lse);
     }
