@@ -126,6 +126,9 @@ void time_sparse_prefill(const struct run *run);
 enum { THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN };
 void use_threads(const struct run *run, int64_t threads);
 
+/* Does a task for each of `count` rows of a comparison, on threads that suit the run. */
+void for_rows(const struct run *run, int64_t count, fmla_task task, void *task_data);
+
 /* A loop over threads of our own, for fmla_set_parallel_for. */
 void pthread_for(void *pool, int64_t count, fmla_task task, void *task_data);
 enum { PTHREAD_WORKERS = 3 };

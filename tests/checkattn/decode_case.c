@@ -202,6 +202,12 @@ static bool same_on_device(const struct decode_case *c, const struct guarded *le
     device_scratch_make(&plan, args.plan_size, 0xa7);
     args.seqlens = device_tensor(&blocks, &lengths->tensor, &seqlens);
     args.plan = plan.memory;
+    if (device_stress) {
+        args.plan_size--;
+        if (fmla_decode_plan(&args) != FMLA_BUFFER_TOO_SMALL)
+            device_stress->wrong("memory for a plan that is too short by a byte was taken");
+        args.plan_size++;
+    }
     *status = fmla_decode_plan(&args);
     bool same = *status != FMLA_OK; /* which is told apart from a difference */
     if (!same) {
@@ -251,7 +257,8 @@ static fmla_status make_tables(struct decode_case *c, const struct guarded *leng
     status = fmla_decode_plan(&args);
     if (!status) {
         device_wait(NULL);
-        device_down(&c->blocks, c->partitions.memory), device_down(&c->blocks, c->num_splits.memory);
+        device_down(&c->blocks, c->partitions.tensor.data),
+            device_down(&c->blocks, c->num_splits.tensor.data);
         *same &= are_tables_of(c, &view);
     }
     device_free(&blocks);

@@ -68,6 +68,9 @@ struct decode_case {
     struct device_blocks blocks;           /* on a GPU: the copies there */
 };
 
+/* One case through all that is checked of it, by the file that has the grid. */
+void decode_case_check(const struct run *run, const int64_t v[AXES], uint64_t seed, struct tally *tally);
+
 /* Draws the values that caches and queries are copied from; before the first case. */
 void decode_case_draw(uint64_t seed);
 

@@ -69,12 +69,7 @@ void decode_compare_oracle(struct decode_case *c, const struct run *run, struct 
     float *lse = calloc((size_t)count + 1, sizeof *lse);
     if (!out || !lse) exit(1);
     struct oracle_rows oracle = {c, rows, out, lse, 0};
-    if (run->own_threads) {
-        pthread_for(NULL, count, oracle_row, &oracle);
-    } else {
-#pragma omp parallel for schedule(dynamic, 1)
-        for (int64_t i = 0; i < count; i++) oracle_row(&oracle, i, 0);
-    }
+    for_rows(run, count, oracle_row, &oracle);
     const int failures = atomic_load(&oracle.failures);
     if (failures) report(tally, run, c->name, "the oracle refused a row");
 

@@ -226,7 +226,7 @@ static void name_case(struct decode_case *c)
                                  axes[i].name, (long long)c->v[i]);
 }
 
-static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed, struct tally *tally)
+void decode_case_check(const struct run *run, const int64_t v[AXES], uint64_t seed, struct tally *tally)
 {
     struct decode_case c;
     decode_case_make(&c, run, v, seed);
@@ -305,7 +305,7 @@ static void check_oracle(const struct run *run, struct tally *tally)
                              [A_SINK] = SINK_FINITE,
                              [A_LAYOUT] = LAYOUT_ODD,
                              [A_LSE] = 1};
-    run_case(&oracle, v, run->seed, tally);
+    decode_case_check(&oracle, v, run->seed, tally);
 }
 
 /* What pairs do not reach: many splits of one request, a cut among the keys that only some rows see, lengths that pass
@@ -384,7 +384,7 @@ static void check_special(const struct run *run, struct tally *tally)
         int64_t v[AXES];
         memcpy(v, special[i], sizeof v);
         v[A_DTYPE] = axes[A_DTYPE].values[0];
-        run_case(run, v, run->seed + i, tally);
+        decode_case_check(run, v, run->seed + i, tally);
     }
 }
 
@@ -416,7 +416,7 @@ static void check_fault(const struct run *run, struct tally *tally)
                              [A_INPUTS] = alone ? INPUTS_STEEP : INPUTS_NORMAL,
                              [A_LAYOUT] = LAYOUT_PADDED,
                              [A_LSE] = 1};
-    for (uint64_t i = 0; i < 8 && !tally->planted; i++) run_case(run, v, run->seed + i, tally);
+    for (uint64_t i = 0; i < 8 && !tally->planted; i++) decode_case_check(run, v, run->seed + i, tally);
 }
 
 void check_dense_decode(const struct run *run, struct tally *tally)
@@ -445,7 +445,7 @@ void check_dense_decode(const struct run *run, struct tally *tally)
     for (uint64_t i = 1; grid_next(&grid, choice); i++) {
         int64_t v[AXES];
         for (int a = 0; a < AXES; a++) v[a] = value_of(choice, a);
-        if (wants_case(run, tally, i)) run_case(run, v, run->seed * 1000003 + i, tally);
+        if (wants_case(run, tally, i)) decode_case_check(run, v, run->seed * 1000003 + i, tally);
         if (run->most_cases && (int64_t)i >= run->most_cases) break;
     }
     tally->pairs += grid.pairs, tally->covered += grid.covered;

@@ -207,6 +207,12 @@ void *device_address(const struct device_blocks *blocks, const void *host)
     return block->device + ((const unsigned char *)host - block->host);
 }
 
+struct device_scratch device_place(const struct device_blocks *blocks, const void *host)
+{
+    const struct device_block *block = block_of(blocks, host);
+    return (struct device_scratch){block->device, block->bytes};
+}
+
 void device_up_part(const struct device_blocks *blocks, const void *host, size_t bytes)
 {
     upload(device_address(blocks, host), host, bytes);
@@ -368,6 +374,7 @@ static void must_refuse(const struct device_blocks *blocks, const struct call *c
                  workspace, call->bytes, call->alignment, fmla_status_name(status));
         device_stress->wrong(what);
     }
+    if (device_stress->refused) device_stress->refused(blocks, call->results[0]);
     if (!untouched(blocks, call)) device_stress->wrong("a call that was refused wrote to a result");
 }
 

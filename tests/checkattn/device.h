@@ -83,6 +83,9 @@ bool device_scratch_is(const struct device_scratch *scratch,
                        const void *bytes); /* holds these, all of them */
 void device_scratch_free(struct device_scratch *scratch);
 
+/* Where the block of a host address is, and how long it is; to be written by tests of the tests alone. */
+struct device_scratch device_place(const struct device_blocks *blocks, const void *host);
+
 /* Streams and graphs, without a way to fail. */
 void *device_stream_open(void);
 void device_stream_close(void *stream);
@@ -97,6 +100,8 @@ struct device_stress {
     /* After a call, before its results come back: plants what a kernel with a defect would have done. */
     void (*after)(const struct device_blocks *blocks, const fmla_tensor *out, const fmla_tensor *input,
                   struct device_scratch *workspace);
+    /* The same, after a call that was refused. */
+    void (*refused)(const struct device_blocks *blocks, const fmla_tensor *out);
     /* A workspace that is too short, or not aligned, must be refused, and nothing written; also told here are patterns
      * around buffers that were written over. */
     void (*wrong)(const char *what);

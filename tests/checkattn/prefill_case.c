@@ -228,7 +228,9 @@ static void make_keys(struct prefill_case *c)
     struct sparse_pool *pool = &c->pool;
     pool->format = formats[c->v[P_SOURCE]], pool->d_qk = c->d_qk;
     pool->layout = kv_layout_of(pool->format, (int32_t)c->d_qk);
-    pool->s_k = prefill_shapes[c->v[P_SHAPE]][0], pool->topk = prefill_shapes[c->v[P_SHAPE]][1];
+    int64_t sizes[3];
+    sparse_shape_take(c->v[P_SHAPE], prefill_shapes[0], 2, sizes);
+    pool->s_k = sizes[0], pool->topk = sizes[1];
     pool->page_size = is_flat(c) ? 1 : c->v[P_PAGE];
     pool->pages = (pool->s_k + pool->page_size - 1) / pool->page_size;
     const bool far = c->v[P_LAYOUT] == P_LAYOUT_FAR;

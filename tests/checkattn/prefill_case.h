@@ -77,6 +77,9 @@ struct prefill_case {
     struct device_blocks blocks; /* on a GPU: the copies there */
 };
 
+/* One case through all that is checked of it, by the file that has the grid. */
+void prefill_case_check(const struct run *run, const int64_t v[P_AXES], uint64_t seed, struct tally *tally);
+
 /* Draws the values that keys and queries are copied from, each with a mean of its own; before the first case. */
 void prefill_case_draw(uint64_t seed);
 

@@ -71,3 +71,15 @@ void use_threads(const struct run *run, int64_t threads)
                           PTHREAD_WORKERS);
     fmla_set_num_threads(threads == THREADS_ONE ? 1 : 0);
 }
+
+void for_rows(const struct run *run, int64_t count, fmla_task task, void *task_data)
+{
+    if (run->keep_threads) { /* this is one of several threads already */
+        for (int64_t i = 0; i < count; i++) task(task_data, i, 0);
+    } else if (run->own_threads) {
+        pthread_for(NULL, count, task, task_data);
+    } else {
+#pragma omp parallel for schedule(dynamic, 1)
+        for (int64_t i = 0; i < count; i++) task(task_data, i, 0);
+    }
+}

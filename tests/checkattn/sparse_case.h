@@ -60,6 +60,9 @@ struct sparse_case {
     struct device_blocks blocks; /* on a GPU: the copies there */
 };
 
+/* One case through all that is checked of it, by the file that has the grid. */
+void sparse_case_check(const struct run *run, const int64_t v[S_AXES], uint64_t seed, struct tally *tally);
+
 /* Draws the values that caches and queries are copied from; before the first case. */
 void sparse_case_draw(uint64_t seed);
 

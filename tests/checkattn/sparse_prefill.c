@@ -314,7 +314,7 @@ static fmla_status kernel_of(struct prefill_case *c, const char **kernel)
     return status;
 }
 
-static void run_case(const struct run *run, const int64_t v[P_AXES], uint64_t seed, struct tally *tally)
+void prefill_case_check(const struct run *run, const int64_t v[P_AXES], uint64_t seed, struct tally *tally)
 {
     struct prefill_case c;
     const char *kernel;
@@ -375,7 +375,7 @@ static void check_special(const struct run *run, struct tally *tally)
         memcpy(v, special[i], sizeof v);
         prefill_case_complete(v);
         if (is_sound(v[P_SOURCE], v[P_DQK], v[P_HQ], v[P_HKV]) && !(no_far && v[P_LAYOUT] == P_LAYOUT_FAR))
-            run_case(run, v, run->seed + i, tally);
+            prefill_case_check(run, v, run->seed + i, tally);
     }
     if (on_gpu(run)) return;
     struct run oracle = *run;
@@ -391,7 +391,7 @@ static void check_special(const struct run *run, struct tally *tally)
                                    [P_LENGTHS] = S_LENGTHS_VARIED,
                                    [P_SINK] = S_SINK_FINITE,
                                    [P_LAYOUT] = LAYOUT_ODD};
-        run_case(&oracle, v, run->seed, tally);
+        prefill_case_check(&oracle, v, run->seed, tally);
     }
 }
 
@@ -421,7 +421,7 @@ static void check_extreme(const struct run *run, struct tally *tally)
                                    [P_INDICES] = S_INDICES_ALL,
                                    [P_LENGTHS] = i >= 3 * FORMATS && !cut ? S_LENGTHS_VARIED : S_LENGTHS_NONE,
                                    [P_THREADS] = cut ? THREADS_OWN : THREADS_BUILT_IN};
-        if (is_sound(v[P_SOURCE], v[P_DQK], v[P_HQ], 1)) run_case(run, v, run->seed + i, tally);
+        if (is_sound(v[P_SOURCE], v[P_DQK], v[P_HQ], 1)) prefill_case_check(run, v, run->seed + i, tally);
     }
 }
 
@@ -484,7 +484,7 @@ static void check_fault(const struct run *run, struct tally *tally)
                                                 : alone                     ? S_STEEP
                                                                             : S_NORMAL,
                                    [P_LAYOUT] = LAYOUT_PADDED};
-        if (is_sound(source, v[P_DQK], v[P_HQ], 1)) run_case(run, v, run->seed + i, tally);
+        if (is_sound(source, v[P_DQK], v[P_HQ], 1)) prefill_case_check(run, v, run->seed + i, tally);
     }
 }
 
@@ -515,7 +515,7 @@ void check_sparse_prefill(const struct run *run, struct tally *tally)
         int64_t v[P_AXES];
         for (int a = 0; a < P_AXES; a++) v[a] = value_of(choice, a);
         if (i % CASES_OF_A_MEAN == 0) prefill_case_draw(run->seed * 1000003 + i);
-        if (wants_case(run, tally, i)) run_case(run, v, run->seed * 1000003 + i, tally);
+        if (wants_case(run, tally, i)) prefill_case_check(run, v, run->seed * 1000003 + i, tally);
         if (run->most_cases && (int64_t)i >= run->most_cases) break;
     }
     tally->pairs += grid.pairs, tally->covered += grid.covered;
