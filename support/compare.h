@@ -2,7 +2,8 @@
  *
  * Comparison of results with the oracle, as docs/semantics.md ("Tolerances") defines it: infinities and NaN
  * must match exactly and in place; every other element passes if |Δ| < abs or |Δ| / |reference| < rel; and
- * over the whole tensor the cosine difference 1 - 2 Σab / Σ(a² + b²) must stay below its bound.
+ * over the whole tensor the cosine difference 1 - 2 Σab / Σ(a² + b²) must stay below its bound. An lse or a max_logits may
+ * have a bound of its own beside these.
  */
 #ifndef FMLA_SUPPORT_COMPARE_H
 #define FMLA_SUPPORT_COMPARE_H
@@ -35,6 +36,13 @@ struct comparison {
 
 void compare_add(struct comparison *comparison, const struct tolerance *tolerance, double value,
                  double reference);
+
+/* Are both finite, and farther apart than abs and rel allow? */
+bool compare_misses(const struct tolerance *tolerance, double value, double reference);
+
+/* The same, and a finite element passes with |Δ| ≤ within, too; if by that alone, it counts as equal in the cosine. */
+void compare_add_within(struct comparison *comparison, const struct tolerance *tolerance, double value,
+                        double reference, double within);
 
 /* The cosine difference so far; 0 where the reference is all but zero. */
 double compare_cosine(const struct comparison *comparison);

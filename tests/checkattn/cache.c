@@ -4,8 +4,8 @@
  * between pages included; the oracle has a copy of it, and afterwards both are compared whole, so that every byte that is
  * wrong, missing or not the call's to write shows. Of a NaN that was gathered only that it is one is compared.
  */
+#include "cache.h"
 #include "cache_far.h"
-#include "checkattn.h"
 #include "device.h"
 #include "grid.h"
 #include "kvformat.h"
@@ -16,30 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    A_FORMAT,
-    A_ELEMENT,
-    A_TOKENS,
-    A_PAGE_SIZE,
-    A_CACHE,
-    A_VECTORS,
-    A_ROPE,
-    A_D_QK,
-    A_VALUES,
-    A_SCALE,
-    A_SLOTS,
-    A_GRAPH,
-    A_THREADS,
-    AXES
-};
-enum { CACHE_DENSE, CACHE_PADDED, CACHE_ODD, CACHE_SPREAD };
-enum { VALUES_NORMAL, VALUES_HOSTILE, VALUES_ALL };
-enum { SLOTS_DISTINCT, SLOTS_SKIPPED, SLOTS_TWICE };
-enum { FRONT = 256, CACHE_SCALES = 5 };
+enum { FRONT = 256 };
 
 static const float cache_scales[CACHE_SCALES] = {0.0f, 0.25f, 0.037f, 3.1e-33f, 2.7e31f};
 
-static struct axis axes[AXES] = {
+static struct axis axes[C_GATHER] = {
     {"format", 5, {FMLA_KV_BF16, FMLA_KV_FP16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576}},
     {"vectors", 3, {0 /* bf16 */, 1 /* fp16 */, 2 /* fp32 */}},
     {"tokens", 4, {0, 1, 128, 4097}},
@@ -54,8 +35,6 @@ static struct axis axes[AXES] = {
     {"graph", 2, {0, 1}},
     {"own threads", 2, {0, 1}},
 };
-
-static bool gather; /* which of the two is checked */
 
 /* ---- The grid ------------------------------------------------------------------------------- */
 
@@ -72,27 +51,28 @@ static bool is_16_bit(int64_t format)
 /* Sizes are bf16's and fp16's to choose, a scale FP8_576's; other formats have the first of the list. */
 static bool possible(const int *choice)
 {
-    const int64_t format = value_of(choice, A_FORMAT), d_qk = value_of(choice, A_D_QK);
-    const bool known = format >= 0, sized = choice[A_D_QK] > 0, scaled = choice[A_SCALE] > 0;
+    const int64_t format = value_of(choice, C_FORMAT), d_qk = value_of(choice, C_D_QK);
+    const bool known = format >= 0, sized = choice[C_D_QK] > 0, scaled = choice[C_SCALE] > 0;
     if (sized && (scaled || (known && !is_16_bit(format)))) return false;
     if (scaled && known && format != FMLA_KV_FP8_576) return false;
-    if (sized && d_qk <= 64 && value_of(choice, A_ROPE) == 1) return false;
-    return !(format == FMLA_KV_FP8_584 && value_of(choice, A_CACHE) == CACHE_SPREAD);
+    if (sized && d_qk <= 64 && value_of(choice, C_ROPE) == 1) return false;
+    return !(format == FMLA_KV_FP8_584 && value_of(choice, C_CACHE) == CACHE_SPREAD);
 }
 
 static bool counts(const int *choice, int i, int j)
 {
-    return value_of(choice, A_TOKENS) || i == A_TOKENS || j == A_TOKENS;
+    return value_of(choice, C_TOKENS) || i == C_TOKENS || j == C_TOKENS;
 }
 
 static double cost(const int *choice)
 {
-    return (double)value_of(choice, A_TOKENS);
+    return (double)value_of(choice, C_TOKENS);
 }
 
 /* ---- A case --------------------------------------------------------------------------------- */
 
 struct cache_case {
+    bool gather; /* which of the two is checked */
     struct kv_layout layout;
     int64_t d_qk, pages, page_size, slots;
     int64_t shape[4], strides[4];
@@ -114,13 +94,13 @@ static void *must_alloc(size_t bytes)
 }
 
 /* Random bytes everywhere; the scales that a reader may be given are positive and finite. */
-static void make_cache(struct cache_case *c, const int64_t v[AXES], struct random_state *random)
+static void make_cache(struct cache_case *c, const int64_t v[C_AXES], struct random_state *random)
 {
-    const bool wide = is_16_bit(v[A_FORMAT]);
-    const int64_t element = wide ? 2 : 1, kind = v[A_CACHE];
-    c->layout = kv_layout_of((enum kv_format)(v[A_FORMAT] - 1), (int32_t)v[A_D_QK]);
-    c->d_qk = kv_width(&c->layout), c->page_size = v[A_PAGE_SIZE];
-    c->pages = (v[A_TOKENS] + v[A_TOKENS] / 8 + c->page_size) / c->page_size + 1;
+    const bool wide = is_16_bit(v[C_FORMAT]);
+    const int64_t element = wide ? 2 : 1, kind = v[C_CACHE];
+    c->layout = kv_layout_of((enum kv_format)(v[C_FORMAT] - 1), (int32_t)v[C_D_QK]);
+    c->d_qk = kv_width(&c->layout), c->page_size = v[C_PAGE_SIZE];
+    c->pages = (v[C_TOKENS] + v[C_TOKENS] / 8 + c->page_size) / c->page_size + 1;
     c->slots = c->pages * c->page_size;
     const int64_t of_slot = c->layout.page_bytes_a_slot / element;
     const int64_t slot_stride = of_slot + (kind == CACHE_SPREAD ? 48 : 0);
@@ -137,7 +117,7 @@ static void make_cache(struct cache_case *c, const int64_t v[AXES], struct rando
                               .device = {FMLA_DEVICE_CPU, 0},
                               .ndim = 4,
                               .dtype = !wide                         ? dtype_u8
-                                       : v[A_FORMAT] == FMLA_KV_BF16 ? dtype_bf16
+                                       : v[C_FORMAT] == FMLA_KV_BF16 ? dtype_bf16
                                                                      : dtype_fp16,
                               .shape = c->shape,
                               .byte_offset = (uint64_t)shift,
@@ -180,16 +160,16 @@ static void put_value(char *at, int64_t element, int64_t values, int64_t number,
         memcpy(at, &narrow, sizeof narrow);
 }
 
-static void fill_vectors(struct cache_case *c, const int64_t v[AXES], struct random_state *random)
+static void fill_vectors(struct cache_case *c, const int64_t v[C_AXES], struct random_state *random)
 {
-    const int64_t bytes = v[A_ELEMENT] == 2 ? 4 : 2, of_latent = c->latent.shape[1];
-    for (int64_t t = 0; t < v[A_TOKENS]; t++) {
+    const int64_t bytes = v[C_ELEMENT] == 2 ? 4 : 2, of_latent = c->latent.shape[1];
+    for (int64_t t = 0; t < v[C_TOKENS]; t++) {
         float size = 1.0f;
         for (int64_t i = 0; i < c->d_qk; i++) {
             if (i % 64 == 0) size = ldexpf(1.0f, (int)random_between(random, -20, 12));
             char *at = i < of_latent ? (char *)guarded_at(&c->latent, t, 0, 0, 0) + i * bytes
                                      : (char *)guarded_at(&c->rope, t, 0, 0, 0) + (i - of_latent) * bytes;
-            put_value(at, v[A_ELEMENT], v[A_VALUES], t * c->d_qk + i, size, random);
+            put_value(at, v[C_ELEMENT], v[C_VALUES], t * c->d_qk + i, size, random);
         }
     }
 }
@@ -204,38 +184,40 @@ static int64_t common_divisor(int64_t a, int64_t b)
 }
 
 /* Distinct slots in a random order, by steps that share no divisor with their number. */
-static void fill_slots(struct cache_case *c, const int64_t v[AXES], bool any, struct random_state *random)
+static void fill_slots(struct cache_case *c, const int64_t v[C_AXES], bool any, struct random_state *random)
 {
     static const int64_t outside[] = {-2, INT64_MIN, INT64_MAX, INT64_C(1) << 32};
     int64_t step = random_between(random, 1, c->slots);
     while (common_divisor(step, c->slots) != 1) step++;
     const int64_t first = random_between(random, 0, c->slots - 1);
     int64_t *slot = guarded_at(&c->slot_list, 0, 0, 0, 0);
-    for (int64_t t = 0; t < v[A_TOKENS]; t++) {
+    for (int64_t t = 0; t < v[C_TOKENS]; t++) {
         slot[t] = (first + t * step) % c->slots;
-        if (v[A_SLOTS] == SLOTS_SKIPPED && t % 3 == 1)
+        if (v[C_SLOTS] == SLOTS_SKIPPED && t % 3 == 1)
             slot[t] = any && t % 2 ? (t % 5 ? outside[t % 4] : c->slots) : -1;
-        if (v[A_SLOTS] == SLOTS_TWICE && t % 2) slot[t] = slot[t / 2];
+        if (v[C_SLOTS] == SLOTS_TWICE && t % 2) slot[t] = slot[t / 2];
     }
 }
 
-static void case_make(struct cache_case *c, const int64_t v[AXES], bool any, struct random_state *random)
+static void case_make(struct cache_case *c, const int64_t v[C_AXES], bool any, struct random_state *random)
 {
-    const enum layout layout = (enum layout)v[A_VECTORS];
+    const enum layout layout = (enum layout)v[C_VECTORS];
+    const bool gather = c->gather;
     memset(c, 0, sizeof *c);
+    c->gather = gather;
     make_cache(c, v, random);
-    guarded_make(&c->slot_list, dtype_i64, 1, &v[A_TOKENS],
+    guarded_make(&c->slot_list, dtype_i64, 1, &v[C_TOKENS],
                  layout == LAYOUT_ODD ? LAYOUT_ODD : LAYOUT_CONTIGUOUS);
     fill_slots(c, v, any, random);
-    if (gather) {
-        const int64_t shape[] = {v[A_TOKENS], c->d_qk};
-        guarded_make(&c->out, *elements[v[A_ELEMENT]], 2, shape, layout);
-        guarded_make(&c->ref_out, *elements[v[A_ELEMENT]], 2, shape, LAYOUT_CONTIGUOUS);
+    if (c->gather) {
+        const int64_t shape[] = {v[C_TOKENS], c->d_qk};
+        guarded_make(&c->out, *elements[v[C_ELEMENT]], 2, shape, layout);
+        guarded_make(&c->ref_out, *elements[v[C_ELEMENT]], 2, shape, LAYOUT_CONTIGUOUS);
         return;
     }
-    const int64_t shape[] = {v[A_TOKENS], v[A_ROPE] ? c->d_qk - 64 : c->d_qk}, of_rope[] = {v[A_TOKENS], 64};
-    guarded_make(&c->latent, *elements[v[A_ELEMENT]], 2, shape, layout);
-    if (v[A_ROPE]) guarded_make(&c->rope, *elements[v[A_ELEMENT]], 2, of_rope, layout);
+    const int64_t shape[] = {v[C_TOKENS], v[C_ROPE] ? c->d_qk - 64 : c->d_qk}, of_rope[] = {v[C_TOKENS], 64};
+    guarded_make(&c->latent, *elements[v[C_ELEMENT]], 2, shape, layout);
+    if (v[C_ROPE]) guarded_make(&c->rope, *elements[v[C_ELEMENT]], 2, of_rope, layout);
     fill_vectors(c, v, random);
 }
 
@@ -248,40 +230,40 @@ static void case_free(struct cache_case *c)
 
 /* ---- Calls ---------------------------------------------------------------------------------- */
 
-static fmla_cache_append_args append_args(const struct cache_case *c, const int64_t v[AXES])
+static fmla_cache_append_args append_args(const struct cache_case *c, const int64_t v[C_AXES])
 {
     fmla_cache_append_args args = FMLA_INIT(fmla_cache_append_args);
-    args.latent = &c->latent.tensor, args.rope = v[A_ROPE] ? &c->rope.tensor : NULL;
+    args.latent = &c->latent.tensor, args.rope = v[C_ROPE] ? &c->rope.tensor : NULL;
     args.kv_cache = &c->tensor, args.slot_mapping = &c->slot_list.tensor;
-    args.kv_format = (int32_t)v[A_FORMAT];
-    if (v[A_FORMAT] == FMLA_KV_FP8_576) args.cache_scale = cache_scales[v[A_SCALE]];
+    args.kv_format = (int32_t)v[C_FORMAT];
+    if (v[C_FORMAT] == FMLA_KV_FP8_576) args.cache_scale = cache_scales[v[C_SCALE]];
     return args;
 }
 
-static fmla_cache_gather_args gather_args(const struct cache_case *c, const int64_t v[AXES])
+static fmla_cache_gather_args gather_args(const struct cache_case *c, const int64_t v[C_AXES])
 {
     fmla_cache_gather_args args = FMLA_INIT(fmla_cache_gather_args);
     args.kv_cache = &c->tensor, args.slots = &c->slot_list.tensor, args.out = &c->out.tensor;
-    args.kv_format = (int32_t)v[A_FORMAT];
-    if (v[A_FORMAT] == FMLA_KV_FP8_576) args.cache_scale = cache_scales[v[A_SCALE]];
+    args.kv_format = (int32_t)v[C_FORMAT];
+    if (v[C_FORMAT] == FMLA_KV_FP8_576) args.cache_scale = cache_scales[v[C_SCALE]];
     return args;
 }
 
 /* The oracle's result: in the copy of the cache, or in ref_out. On a GPU slots outside the cache are skipped; the oracle
  * is a kernel of the CPU, which refuses them. */
-static fmla_status call_oracle(struct cache_case *c, const int64_t v[AXES])
+static fmla_status call_oracle(struct cache_case *c, const int64_t v[C_AXES])
 {
     fmla_status status;
-    if (gather) {
+    if (c->gather) {
         fmla_cache_gather_args args = gather_args(c, v);
         args.out = &c->ref_out.tensor, args.kernel = "ref";
         return fmla_cache_gather(&args);
     }
     fmla_cache_append_args args = append_args(c, v);
     fmla_tensor cache = c->tensor, slots = c->slot_list.tensor;
-    int64_t *all = malloc((size_t)(v[A_TOKENS] + 1) * sizeof *all),
+    int64_t *all = malloc((size_t)(v[C_TOKENS] + 1) * sizeof *all),
             *given = guarded_at(&c->slot_list, 0, 0, 0, 0);
-    for (int64_t t = 0; t < v[A_TOKENS]; t++) all[t] = given[t] < 0 || given[t] >= c->slots ? -1 : given[t];
+    for (int64_t t = 0; t < v[C_TOKENS]; t++) all[t] = given[t] < 0 || given[t] >= c->slots ? -1 : given[t];
     cache.data = c->copy + FRONT;
     slots.data = all, slots.byte_offset = 0;
     args.kv_cache = &cache, args.slot_mapping = &slots, args.kernel = "ref";
@@ -290,16 +272,29 @@ static fmla_status call_oracle(struct cache_case *c, const int64_t v[AXES])
     return status;
 }
 
-static fmla_status call(const fmla_cache_append_args *append, const fmla_cache_gather_args *gathered)
+static fmla_status call(const struct cache_case *c, const fmla_cache_append_args *append,
+                        const fmla_cache_gather_args *gathered)
 {
-    return gather ? fmla_cache_gather(gathered) : fmla_cache_append(append);
+    return c->gather ? fmla_cache_gather(gathered) : fmla_cache_append(append);
 }
 
-static fmla_status call_on_device(struct cache_case *c, const int64_t v[AXES], const char *kernel)
+/* Bytes from the first of the cache to behind its last token: what a call may touch. */
+static size_t extent_of(const struct cache_case *c, const int64_t v[C_AXES])
+{
+    const int64_t element = is_16_bit(v[C_FORMAT]) ? 2 : 1;
+    return (size_t)((int64_t)c->tensor.byte_offset +
+                    element *
+                        ((c->pages - 1) * c->strides[0] + (c->page_size - 1) * c->strides[1] + c->shape[3]));
+}
+
+static fmla_status call_on_device(struct cache_case *c, const int64_t v[C_AXES], bool gpu, const char *kernel)
 {
     struct device_blocks blocks = {0};
     fmla_tensor tensor[4];
-    device_add(&blocks, c->memory, c->bytes);
+    if (gpu)
+        device_add(&blocks, c->memory, c->bytes);
+    else
+        device_add(&blocks, c->memory + FRONT, extent_of(c, v));
     struct guarded *all[] = {&c->latent, &c->rope, &c->out, &c->slot_list};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_add_guarded(&blocks, all[i]);
     fmla_cache_append_args append = append_args(c, v);
@@ -307,15 +302,15 @@ static fmla_status call_on_device(struct cache_case *c, const int64_t v[AXES], c
     append.kernel = gathered.kernel = kernel;
     append.kv_cache = gathered.kv_cache = device_tensor(&blocks, &c->tensor, &tensor[0]);
     append.slot_mapping = gathered.slots = device_tensor(&blocks, &c->slot_list.tensor, &tensor[1]);
-    if (gather)
+    if (c->gather)
         gathered.out = device_tensor(&blocks, gathered.out, &tensor[2]);
     else
         append.latent = device_tensor(&blocks, append.latent, &tensor[2]),
         append.rope = device_tensor(&blocks, append.rope, &tensor[3]);
     void *stream = append.stream = gathered.stream = device_stream_open(), *graph = NULL;
-    const bool captured = v[A_GRAPH] && v[A_TOKENS]; /* else nothing is sent */
+    const bool captured = v[C_GRAPH] && v[C_TOKENS]; /* else nothing is sent */
     if (captured) device_capture_begin(stream);
-    const fmla_status status = call(&append, &gathered);
+    const fmla_status status = call(c, &append, &gathered);
     if (captured) {
         graph = device_capture_end(stream);
         if (!status) device_launch(graph, stream);
@@ -331,35 +326,35 @@ static fmla_status call_on_device(struct cache_case *c, const int64_t v[AXES], c
 /* ---- Faults ---------------------------------------------------------------------------------- */
 
 /* Where a token of the call lies in the cache; NULL without one. */
-static unsigned char *some_token(struct cache_case *c, const int64_t v[AXES])
+static unsigned char *some_token(struct cache_case *c, const int64_t v[C_AXES])
 {
     const int64_t slot =
-        v[A_TOKENS] ? ((const int64_t *)guarded_at(&c->slot_list, 0, 0, 0, 0))[v[A_TOKENS] / 2] : -1;
+        v[C_TOKENS] ? ((const int64_t *)guarded_at(&c->slot_list, 0, 0, 0, 0))[v[C_TOKENS] / 2] : -1;
     if (slot < 0 || slot >= c->slots) return NULL;
-    const int64_t element = is_16_bit(v[A_FORMAT]) ? 2 : 1;
+    const int64_t element = is_16_bit(v[C_FORMAT]) ? 2 : 1;
     const int64_t in_page = c->layout.scale_bytes ? slot % c->page_size * c->layout.token_bytes
                                                   : slot % c->page_size * c->strides[1] * element;
     return c->memory + FRONT + c->tensor.byte_offset + slot / c->page_size * c->strides[0] * element +
            in_page;
 }
 
-static void plant(const struct run *run, struct cache_case *c, const int64_t v[AXES], struct tally *tally)
+static void plant(const struct run *run, struct cache_case *c, const int64_t v[C_AXES], struct tally *tally)
 {
     unsigned char *token = some_token(c, v), *planted = NULL;
-    const int64_t page = c->strides[0] * (is_16_bit(v[A_FORMAT]) ? 2 : 1);
+    const int64_t page = c->strides[0] * (is_16_bit(v[C_FORMAT]) ? 2 : 1);
     switch (run->fault) {
     case FAULT_CACHE_VALUE: planted = token; break;
     case FAULT_CACHE_SCALE:
         if (token && c->layout.scale == KV_SCALE_F32) planted = token + c->layout.scale_offset + 3;
         break;
     case FAULT_CACHE_GAP:
-        if (v[A_CACHE] == CACHE_PADDED) planted = c->memory + FRONT + page - 1;
+        if (v[C_CACHE] == CACHE_PADDED) planted = c->memory + FRONT + page - 1;
         break;
     case FAULT_GATHER_VALUE:
-        if (v[A_TOKENS] > 1) planted = guarded_at(&c->out, v[A_TOKENS] / 2, c->d_qk / 2, 0, 0);
+        if (v[C_TOKENS] > 1) planted = guarded_at(&c->out, v[C_TOKENS] / 2, c->d_qk / 2, 0, 0);
         break;
     case FAULT_GATHER_ZERO:
-        if (v[A_TOKENS] > 1 && v[A_SLOTS] == SLOTS_SKIPPED) planted = guarded_at(&c->out, 1, 0, 0, 0);
+        if (v[C_TOKENS] > 1 && v[C_SLOTS] == SLOTS_SKIPPED) planted = guarded_at(&c->out, 1, 0, 0, 0);
         break;
     default: break;
     }
@@ -369,11 +364,11 @@ static void plant(const struct run *run, struct cache_case *c, const int64_t v[A
 }
 
 /* Two tokens change places before the call. */
-static void plant_slots(const struct run *run, struct cache_case *c, const int64_t v[AXES],
+static void plant_slots(const struct run *run, struct cache_case *c, const int64_t v[C_AXES],
                         struct tally *tally)
 {
-    if (run->fault != FAULT_CACHE_SLOT || v[A_TOKENS] < 2 || v[A_SLOTS] != SLOTS_DISTINCT) return;
-    if (v[A_VALUES] != VALUES_NORMAL) return; /* others may be the same */
+    if (run->fault != FAULT_CACHE_SLOT || v[C_TOKENS] < 2 || v[C_SLOTS] != SLOTS_DISTINCT) return;
+    if (v[C_VALUES] != VALUES_NORMAL) return; /* others may be the same */
     int64_t *slot = guarded_at(&c->slot_list, 0, 0, 0, 0);
     const int64_t first = slot[0];
     slot[0] = slot[1], slot[1] = first;
@@ -391,17 +386,17 @@ static bool is_nan(const char *at, int64_t element)
     return isnan(element == 0 ? num_from_bf16(narrow) : element == 1 ? num_from_fp16(narrow) : wide);
 }
 
-static void compare_out(const struct run *run, const struct cache_case *c, const int64_t v[AXES],
+static void compare_out(const struct run *run, const struct cache_case *c, const int64_t v[C_AXES],
                         const char *name, struct tally *tally)
 {
-    const int64_t bytes = v[A_ELEMENT] == 2 ? 4 : 2;
+    const int64_t bytes = v[C_ELEMENT] == 2 ? 4 : 2;
     int64_t wrong = 0, token = 0, value = 0;
-    for (int64_t t = 0; t < v[A_TOKENS]; t++, tally->rows++)
+    for (int64_t t = 0; t < v[C_TOKENS]; t++, tally->rows++)
         for (int64_t i = 0; i < c->d_qk; i++) {
             const char *mine = (const char *)guarded_at(&c->out, t, 0, 0, 0) + i * bytes,
                        *theirs = (const char *)guarded_at(&c->ref_out, t, 0, 0, 0) + i * bytes;
             if (!memcmp(mine, theirs, (size_t)bytes)) continue;
-            if (is_nan(mine, v[A_ELEMENT]) && is_nan(theirs, v[A_ELEMENT])) continue;
+            if (is_nan(mine, v[C_ELEMENT]) && is_nan(theirs, v[C_ELEMENT])) continue;
             if (!wrong++) token = t, value = i;
         }
     char what[160];
@@ -427,63 +422,62 @@ static void compare_cache(const struct run *run, const struct cache_case *c, con
     if (wrong) report(tally, run, name, what);
 }
 
-static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed, struct tally *tally)
+void cache_check(const struct run *run, const int64_t v[C_AXES], uint64_t seed, struct tally *tally)
 {
     struct random_state random = {seed};
     struct cache_case c;
     char name[256];
     size_t used = 0;
-    for (int i = 0; i < AXES; i++)
+    for (int i = 0; i < C_GATHER; i++)
         used += (size_t)snprintf(name + used, sizeof name - used, "%s%s %lld", i ? ", " : "", axes[i].name,
                                  (long long)v[i]);
-    case_make(&c, v, gather || on_gpu(run), &random);
+    c.gather = v[C_GATHER];
+    case_make(&c, v, c.gather || on_gpu(run), &random);
     if (call_oracle(&c, v)) report(tally, run, name, fmla_last_error());
     plant_slots(run, &c, v, tally);
     fmla_cache_append_args append = append_args(&c, v);
     fmla_cache_gather_args gathered = gather_args(&c, v);
-    append.kernel = gathered.kernel = run->kernel;
-    if (v[A_THREADS]) fmla_set_parallel_for(pthread_for, NULL, PTHREAD_WORKERS);
-    if (on_gpu(run) ? call_on_device(&c, v, run->kernel) : call(&append, &gathered))
+    append.kernel = gathered.kernel = forced_kernel(run);
+    use_threads(run, v[C_THREADS] ? THREADS_OWN : THREADS_BUILT_IN);
+    if (is_apart(run->device) ? call_on_device(&c, v, on_gpu(run), forced_kernel(run))
+                              : call(&c, &append, &gathered))
         report(tally, run, name, fmla_last_error());
-    if (!run->own_threads) fmla_set_parallel_for(NULL, NULL, 0);
+    use_threads(run, THREADS_BUILT_IN);
     tally->cases++;
     plant(run, &c, v, tally);
-    if (gather)
+    if (c.gather)
         compare_out(run, &c, v, name, tally);
     else
-        tally->rows += v[A_TOKENS];
+        tally->rows += v[C_TOKENS];
     compare_cache(run, &c, name, tally); /* gather leaves it as it was */
     case_free(&c);
 }
 
 /* Every pattern of bf16 and fp16, and as many of fp32, into (or out of) every format; then pages that are far apart. */
-static void check_apart_from_grid(const struct run *run, struct tally *tally)
+static void check_apart_from_grid(const struct run *run, bool gather, struct tally *tally)
 {
     tally->number = 0;
     for (int format = FMLA_KV_BF16; format <= FMLA_KV_FP8_576; format++)
         for (int element = 0; element < 3; element++)
             for (int scale = 0; scale < (format == FMLA_KV_FP8_576 ? CACHE_SCALES : 1); scale++) {
-                const int64_t v[AXES] = {[A_FORMAT] = format,
-                                         [A_ELEMENT] = element,
-                                         [A_TOKENS] = 129,
-                                         [A_PAGE_SIZE] = 64,
-                                         [A_D_QK] = 576,
-                                         [A_SCALE] = scale,
-                                         [A_ROPE] = !gather && element,
-                                         [A_VALUES] = VALUES_ALL};
-                run_case(run, v, run->seed + (uint64_t)format, tally);
+                const int64_t v[C_AXES] = {[C_GATHER] = gather,    [C_FORMAT] = format,
+                                           [C_ELEMENT] = element,  [C_TOKENS] = 129,
+                                           [C_PAGE_SIZE] = 64,     [C_D_QK] = 576,
+                                           [C_SCALE] = scale,      [C_ROPE] = !gather && element,
+                                           [C_VALUES] = VALUES_ALL};
+                cache_check(run, v, run->seed + (uint64_t)format, tally);
             }
     check_cache_far(run, gather, tally);
 }
 
-static void check_cache(const struct run *run, struct tally *tally)
+static void check_cache(const struct run *run, bool gather, struct tally *tally)
 {
-    axes[A_THREADS].count = on_gpu(run) ? 1 : 2;
-    axes[A_GRAPH].count = on_gpu(run) ? 2 : 1;
-    axes[A_ROPE].count = gather ? 1 : 2;
+    axes[C_THREADS].count = on_gpu(run) ? 1 : 2;
+    axes[C_GRAPH].count = on_gpu(run) ? 2 : 1;
+    axes[C_ROPE].count = gather ? 1 : 2;
     /* Which of the tokens of one slot stays is not said of a GPU; reading one twice is. */
-    axes[A_SLOTS].count = on_gpu(run) && !gather ? 2 : 3;
-    struct grid grid = {.axes = AXES,
+    axes[C_SLOTS].count = on_gpu(run) && !gather ? 2 : 3;
+    struct grid grid = {.axes = C_GATHER,
                         .axis = axes,
                         .possible = possible,
                         .cost = cost,
@@ -493,26 +487,24 @@ static void check_cache(const struct run *run, struct tally *tally)
     grid_begin(&grid);
     int choice[GRID_AXES];
     for (uint64_t i = 1; grid_next(&grid, choice); i++) {
-        int64_t v[AXES];
-        for (int a = 0; a < AXES; a++) v[a] = value_of(choice, a);
-        if (wants_case(run, tally, i)) run_case(run, v, run->seed * 1000003 + i, tally);
+        int64_t v[C_AXES] = {[C_GATHER] = gather};
+        for (int a = 0; a < C_GATHER; a++) v[a] = value_of(choice, a);
+        if (wants_case(run, tally, i)) cache_check(run, v, run->seed * 1000003 + i, tally);
         if (run->most_cases && (int64_t)i >= run->most_cases) break;
         if (run->fault != FAULT_NONE && tally->planted) break;
     }
     tally->pairs += grid.pairs, tally->covered += grid.covered;
     grid_end(&grid);
     if (!wants_grid_only(run) && run->fault == FAULT_NONE && !run->most_cases)
-        check_apart_from_grid(run, tally);
+        check_apart_from_grid(run, gather, tally);
 }
 
 void check_cache_append(const struct run *run, struct tally *tally)
 {
-    gather = false;
-    check_cache(run, tally);
+    check_cache(run, false, tally);
 }
 
 void check_cache_gather(const struct run *run, struct tally *tally)
 {
-    gather = true;
-    check_cache(run, tally);
+    check_cache(run, true, tally);
 }

@@ -13,73 +13,9 @@
 
 #include <errno.h>
 #include <getopt.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-const char *const fault_names[FAULTS] = {
-    "none",      "dropped-key",  "mask",        "swapped-page", "out-of-bounds", "gap",
-    "unwritten", "nan",          "lse",         "unstable",     "merge-base",    "invalid-key",
-    "late-key",  "wrong-scale",  "no-extra",    "cache-slot",   "cache-value",   "cache-scale",
-    "cache-gap", "gather-value", "gather-zero", "lse-base",     "max-scale",     "max-nan"};
-
-void report(struct tally *tally, const struct run *run, const char *where, const char *what)
-{
-    enum { SHOWN = 10 };
-    tally->failed++;
-    if (run->fault != FAULT_NONE && !run->verbose) return;
-    char number[32] = "";
-    if (tally->number) snprintf(number, sizeof number, "case %lld: ", (long long)tally->number);
-    if (tally->failed <= SHOWN)
-        fprintf(stderr, "FAILED %s: %s%s\n       %s\n", run->kernel, number, where, what);
-    if (tally->failed == SHOWN) fprintf(stderr, "       (further failures are counted, not shown)\n");
-}
-
-/* ---- A loop over threads of our own --------------------------------------------------------- */
-
-struct loop {
-    int64_t count;
-    _Atomic int64_t next;
-    fmla_task task;
-    void *task_data;
-};
-
-struct loop_worker {
-    struct loop *loop;
-    int32_t number;
-};
-
-static void *loop_thread(void *data)
-{
-    const struct loop_worker *worker = data;
-    struct loop *loop = worker->loop;
-    for (int64_t i; (i = atomic_fetch_add(&loop->next, 1)) < loop->count;)
-        loop->task(loop->task_data, i, worker->number);
-    return NULL;
-}
-
-void pthread_for(void *pool, int64_t count, fmla_task task, void *task_data)
-{
-    (void)pool;
-    struct loop loop = {.count = count, .task = task, .task_data = task_data};
-    struct loop_worker workers[PTHREAD_WORKERS];
-    pthread_t threads[PTHREAD_WORKERS];
-    int started = 0;
-    for (int i = 0; i < PTHREAD_WORKERS; i++) workers[i] = (struct loop_worker){&loop, i};
-    for (int i = 1; i < PTHREAD_WORKERS && !pthread_create(&threads[i], NULL, loop_thread, &workers[i]); i++)
-        started = i;
-    loop_thread(&workers[0]);
-    for (int i = 1; i <= started; i++) pthread_join(threads[i], NULL);
-}
-
-void use_threads(const struct run *run, int64_t threads)
-{
-    fmla_set_parallel_for(run->own_threads || threads == THREADS_OWN ? pthread_for : NULL, NULL,
-                          PTHREAD_WORKERS);
-    fmla_set_num_threads(threads == THREADS_ONE ? 1 : 0);
-}
 
 /* ---- The operations ------------------------------------------------------------------------- */
 

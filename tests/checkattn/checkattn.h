@@ -9,6 +9,7 @@
 #include "memory.h"
 
 #include <stdint.h>
+#include <string.h>
 
 /* A defect that a kernel could have, planted into its result or its input: the harness must go red. */
 enum defect {
@@ -22,6 +23,7 @@ enum defect {
     FAULT_NAN,           /* one element is NaN */
     FAULT_LSE,           /* one lse is of the other convention for rows without a key */
     FAULT_UNSTABLE,      /* the second run differs in one bit */
+    FAULT_LSE_CANCELLED, /* one lse that is small beside what it is summed of is off by 2^-18 of that */
     FAULT_MERGE_BASE,    /* parts joined in the wrong base */
     FAULT_INVALID_KEY,   /* sparse: an index of no key is taken for key 0 */
     FAULT_LATE_KEY,      /* sparse: an index past the length counts */
@@ -49,6 +51,8 @@ struct run {
     enum defect fault;
     bool verbose;
     bool own_threads;   /* every loop on threads of our own: OpenMP is not touched */
+    bool keep_threads;  /* of calls: who runs cases from several threads has set them for all */
+    bool by_default;    /* no kernel is forced; `kernel` is a name for messages */
     int64_t most_cases; /* of a kernel; 0 = all that the grid needs. Anything else is told to be partial */
     int64_t only_case;  /* of the grid, by its number; 0 = all */
 };
@@ -76,12 +80,30 @@ static inline bool wants_grid_only(const struct run *run)
     return run->only_case != 0;
 }
 
+/* What args->kernel is. */
+static inline const char *forced_kernel(const struct run *run)
+{
+    return run->by_default ? NULL : run->kernel;
+}
+
+/* Would this kernel be the one under test? */
+static inline bool is_tested(const struct run *run, const char *kernel)
+{
+    return run->by_default || !strcmp(kernel, run->kernel);
+}
+
 /* Prints the first lines of what went wrong in a case and counts it. */
 void report(struct tally *tally, const struct run *run, const char *where, const char *what);
 
 static inline bool on_gpu(const struct run *run)
 {
     return run->device.device_type == FMLA_DEVICE_CUDA;
+}
+
+/* Are calls made on copies of a case (device.h)? */
+static inline bool is_apart(fmla_device device)
+{
+    return device.type != FMLA_DEVICE_CPU;
 }
 
 void check_dense_decode(const struct run *run, struct tally *tally);
@@ -103,6 +125,9 @@ void time_sparse_prefill(const struct run *run);
 /* The threads that calls use from now on. */
 enum { THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN };
 void use_threads(const struct run *run, int64_t threads);
+
+/* Does a task for each of `count` rows of a comparison, on threads that suit the run. */
+void for_rows(const struct run *run, int64_t count, fmla_task task, void *task_data);
 
 /* A loop over threads of our own, for fmla_set_parallel_for. */
 void pthread_for(void *pool, int64_t count, fmla_task task, void *task_data);

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #include "decode_case.h"
 
+#include "magnitude.h"
 #include "num.h"
 
 #include <math.h>
@@ -11,7 +12,7 @@
 #include <sys/mman.h>
 
 /* Values are drawn once and copied from random places. */
-enum { DRAWN = 1 << 18 };
+enum { DRAWN = 1 << 18, WIDEST = 576 };
 static uint16_t drawn[2][DRAWN]; /* [dtype] */
 
 void decode_case_draw(uint64_t seed)
@@ -201,6 +202,12 @@ static bool same_on_device(const struct decode_case *c, const struct guarded *le
     device_scratch_make(&plan, args.plan_size, 0xa7);
     args.seqlens = device_tensor(&blocks, &lengths->tensor, &seqlens);
     args.plan = plan.memory;
+    if (device_stress) {
+        args.plan_size--;
+        if (fmla_decode_plan(&args) != FMLA_BUFFER_TOO_SMALL)
+            device_stress->wrong("memory for a plan that is too short by a byte was taken");
+        args.plan_size++;
+    }
     *status = fmla_decode_plan(&args);
     bool same = *status != FMLA_OK; /* which is told apart from a difference */
     if (!same) {
@@ -237,7 +244,7 @@ static fmla_status make_tables(struct decode_case *c, const struct guarded *leng
     args.partitions = &c->partitions.tensor, args.num_splits = &c->num_splits.tensor;
     status = fmla_decode_plan(&args);
     *same &= status || are_tables_of(c, &view);
-    if (status || c->device.device_type == FMLA_DEVICE_CPU) return status;
+    if (status || !is_apart(c->device)) return status;
 
     struct device_blocks blocks = {0};
     fmla_tensor seqlens, partitions, num_splits;
@@ -250,7 +257,8 @@ static fmla_status make_tables(struct decode_case *c, const struct guarded *leng
     status = fmla_decode_plan(&args);
     if (!status) {
         device_wait(NULL);
-        device_down(&c->blocks, c->partitions.memory), device_down(&c->blocks, c->num_splits.memory);
+        device_down(&c->blocks, c->partitions.tensor.data),
+            device_down(&c->blocks, c->num_splits.tensor.data);
         *same &= are_tables_of(c, &view);
     }
     device_free(&blocks);
@@ -274,7 +282,7 @@ fmla_status decode_case_plan(struct decode_case *c, bool *same)
     c->plan = args.plan = aligned_bytes(args.plan_size);
     if (!status) status = fmla_decode_plan(&args);
     *same = true;
-    if (!status && c->device.device_type != FMLA_DEVICE_CPU) {
+    if (!status && is_apart(c->device)) {
         *same = same_on_device(c, &other, &args, &status);
         device_add(&c->blocks, c->plan, args.plan_size);
     }
@@ -329,7 +337,7 @@ void decode_case_make(struct decode_case *c, const struct run *run, const int64_
         make_sink(c);
         args->attn_sink = &c->sink.tensor;
     }
-    args->kernel = run->kernel;
+    args->kernel = forced_kernel(run);
     args->softmax_scale = v[A_INPUTS] == INPUTS_SPIKED ? 0.5f : v[A_INPUTS] == INPUTS_STEEP ? 300.0f : 0.0f;
     args->causal = (int32_t)v[A_CAUSAL];
     args->lse_empty = (int32_t)v[A_EMPTY];
@@ -371,7 +379,7 @@ fmla_status decode_case_call(fmla_dense_decode_args *args, int fill)
 
 void decode_case_to_device(struct decode_case *c, const struct decode_case *like)
 {
-    if (c->device.device_type == FMLA_DEVICE_CPU) return;
+    if (!is_apart(c->device)) return;
     const struct guarded *all[] = {&c->q, &c->kv, &c->table, &c->seqlens, &c->sink, &c->out, &c->lse};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (like && all[i]->memory)
@@ -382,8 +390,7 @@ void decode_case_to_device(struct decode_case *c, const struct decode_case *like
 
 fmla_status decode_case_run(const struct decode_case *c, fmla_dense_decode_args *args, int fill)
 {
-    return c->device.device_type == FMLA_DEVICE_CPU ? decode_case_call(args, fill)
-                                                    : device_decode_call(&c->blocks, args, fill);
+    return is_apart(c->device) ? device_decode_call(&c->blocks, args, fill) : decode_case_call(args, fill);
 }
 
 bool decode_case_taken(const char *kernel, const int64_t v[AXES])
@@ -408,7 +415,7 @@ void decode_case_refused(struct decode_case *c, const struct run *run, struct ta
 fmla_status decode_case_kernel(const struct decode_case *c, const char **name)
 {
     struct device_decode_args on_device;
-    if (c->device.device_type == FMLA_DEVICE_CPU) return fmla_dense_decode_kernel(&c->args, name);
+    if (!is_apart(c->device)) return fmla_dense_decode_kernel(&c->args, name);
     device_decode_args_make(&on_device, &c->blocks, &c->args);
     return fmla_dense_decode_kernel(&on_device.args, name);
 }
@@ -468,4 +475,24 @@ fmla_status decode_case_row(const struct decode_case *c, const char *kernel, int
     v.args.out = &out_tensor, v.args.lse = &lse_tensor;
     v.args.kernel = kernel, v.args.causal = 0, v.args.batch_invariant = 0;
     return decode_case_call(&v.args, 0xff);
+}
+
+/* Elements of the case's type as floats. */
+static void to_floats(const struct decode_case *c, const void *from, float values[WIDEST])
+{
+    for (int64_t d = 0; d < c->d_qk; d++) values[d] = (float)guarded_value(&c->q, (const uint16_t *)from + d);
+}
+
+double decode_case_bound(const struct decode_case *c, int64_t request, int64_t token, int64_t head)
+{
+    const double scale =
+        c->args.softmax_scale == 0.0f ? 1.0 / sqrt((double)c->d_qk) : (double)c->args.softmax_scale;
+    struct magnitude magnitude = {0};
+    float q[WIDEST], key[WIDEST];
+    to_floats(c, guarded_at(&c->q, request, token, head, 0), q);
+    for (int64_t t = 0; t < decode_case_seen(c, request, token); t++) {
+        to_floats(c, key_at(c, request, t, head / (c->h_q / c->h_kv)), key);
+        magnitude_add(&magnitude, scale, q, key, c->d_qk);
+    }
+    return magnitude_bound(&magnitude, c->args.log_base);
 }

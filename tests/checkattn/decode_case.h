@@ -68,6 +68,9 @@ struct decode_case {
     struct device_blocks blocks;           /* on a GPU: the copies there */
 };
 
+/* One case through all that is checked of it, by the file that has the grid. */
+void decode_case_check(const struct run *run, const int64_t v[AXES], uint64_t seed, struct tally *tally);
+
 /* Draws the values that caches and queries are copied from; before the first case. */
 void decode_case_draw(uint64_t seed);
 
@@ -117,6 +120,9 @@ void decode_case_request(const struct decode_case *c, int64_t request, struct re
 /* One row by `kernel`, as a problem of its own over the first `seen` keys of its request; out has D_V elements. */
 fmla_status decode_case_row(const struct decode_case *c, const char *kernel, int64_t request, int64_t token,
                             int64_t head, int64_t seen, uint16_t *out, float *lse);
+
+/* How far from the oracle's the lse of a row may be for the rounding of its products. */
+double decode_case_bound(const struct decode_case *c, int64_t request, int64_t token, int64_t head);
 
 /* ---- Comparing (decode_compare.c) ----------------------------------------------------------- */
 

@@ -2,6 +2,7 @@
 #include "device.h"
 
 #include "gpu.h"
+#include "pages.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +10,10 @@
 
 enum { GUARD_BYTES = 256, GUARD = 0x5a };
 
-static fmla_device current;
+const fmla_device device_pages = {0, 0};
+const struct device_stress *device_stress;
+
+static fmla_device current; /* type 0: pages */
 
 static void must(bool good, const struct fault *fault)
 {
@@ -21,6 +25,7 @@ static void must(bool good, const struct fault *fault)
 void device_enter(void)
 {
     struct fault fault;
+    if (current.type != FMLA_DEVICE_CUDA) return;
     must(gpu_open(current.id, &fault), &fault);
 }
 
@@ -43,6 +48,60 @@ size_t device_memory(void)
     return description.memory;
 }
 
+/* ---- A GPU's memory, or pages ----------------------------------------------------------------- */
+
+static bool on_pages(void)
+{
+    return current.type != FMLA_DEVICE_CUDA;
+}
+
+static void *allocate(size_t bytes, size_t alignment)
+{
+    struct fault fault;
+    void *memory = NULL;
+    if (on_pages()) return pages_alloc(bytes, alignment);
+    must(gpu_alloc(&memory, bytes, &fault), &fault);
+    return memory;
+}
+
+static void release(void *memory, size_t bytes)
+{
+    if (!on_pages()) {
+        gpu_free(memory);
+        return;
+    }
+    if (memory && !pages_intact(memory, bytes) && device_stress)
+        device_stress->wrong("bytes beside a buffer were written");
+    pages_free(memory, bytes);
+}
+
+static void upload(void *to, const void *from, size_t bytes)
+{
+    struct fault fault;
+    if (on_pages())
+        memcpy(to, from, bytes);
+    else
+        must(gpu_upload(to, from, bytes, &fault), &fault);
+}
+
+static void download(void *to, const void *from, size_t bytes)
+{
+    struct fault fault;
+    if (on_pages())
+        memcpy(to, from, bytes);
+    else
+        must(gpu_download(to, from, bytes, &fault), &fault);
+}
+
+static void fill_with(void *to, int byte, size_t bytes)
+{
+    struct fault fault;
+    if (on_pages())
+        memset(to, byte, bytes);
+    else
+        must(gpu_fill(to, (unsigned char)byte, bytes, &fault), &fault);
+}
+
 /* ---- Blocks --------------------------------------------------------------------------------- */
 
 static struct device_block *new_block(struct device_blocks *blocks, void *host, size_t bytes)
@@ -56,27 +115,32 @@ static struct device_block *new_block(struct device_blocks *blocks, void *host, 
     return block;
 }
 
+static void add_aligned(struct device_blocks *blocks, void *host, size_t bytes, size_t alignment)
+{
+    struct device_block *block = new_block(blocks, host, bytes);
+    block->device = allocate(bytes, alignment);
+    upload(block->device, host, bytes);
+}
+
 void device_add(struct device_blocks *blocks, void *host, size_t bytes)
 {
-    struct fault fault;
-    struct device_block *block = new_block(blocks, host, bytes);
-    void *memory = NULL;
-    must(gpu_alloc(&memory, bytes, &fault) && gpu_upload(memory, host, bytes, &fault), &fault);
-    block->device = memory;
+    add_aligned(blocks, host, bytes, 16);
 }
 
 void device_add_guarded(struct device_blocks *blocks, const struct guarded *g)
 {
-    if (g->memory) device_add(blocks, g->memory, g->whole);
+    if (!g->memory) return;
+    if (on_pages())
+        add_aligned(blocks, g->memory + GUARDED_FRONT, guarded_extent(g), g->tensor.dtype.bits / 8);
+    else
+        device_add(blocks, g->memory, g->whole);
 }
 
 void device_add_zeros(struct device_blocks *blocks, void *host, size_t bytes)
 {
-    struct fault fault;
     struct device_block *block = new_block(blocks, host, bytes);
-    void *memory = NULL;
-    must(gpu_alloc(&memory, bytes, &fault) && gpu_fill(memory, 0, bytes, &fault), &fault);
-    block->device = memory;
+    block->device = allocate(bytes, 16);
+    fill_with(block->device, 0, bytes);
 }
 
 static const struct device_block *block_of(const struct device_blocks *blocks, const void *host)
@@ -86,6 +150,8 @@ static const struct device_block *block_of(const struct device_blocks *blocks, c
         const uintptr_t begin = (uintptr_t)blocks->block[i].host;
         if (at >= begin && at < begin + blocks->block[i].bytes) return &blocks->block[i];
     }
+    for (int i = 0; i < blocks->count; i++) /* of a block without bytes */
+        if (at == (uintptr_t)blocks->block[i].host + blocks->block[i].bytes) return &blocks->block[i];
     fprintf(stderr, "checkattn: an address is in no block of its case\n");
     exit(3);
 }
@@ -93,7 +159,6 @@ static const struct device_block *block_of(const struct device_blocks *blocks, c
 void device_add_in_place(struct device_blocks *blocks, void *host, size_t bytes,
                          const struct device_blocks *like)
 {
-    struct fault fault;
     const struct device_block *theirs = &like->block[blocks->count];
     struct device_block *block = new_block(blocks, host, bytes);
     if (blocks->count > like->count || bytes > theirs->bytes) {
@@ -101,14 +166,14 @@ void device_add_in_place(struct device_blocks *blocks, void *host, size_t bytes,
         exit(3);
     }
     block->device = theirs->device, block->borrowed = true;
-    must(gpu_upload(block->device, host, bytes, &fault), &fault);
+    upload(block->device, host, bytes);
 }
 
 void device_drop(struct device_blocks *blocks, int count)
 {
     while (blocks->count > count) {
         const struct device_block *last = &blocks->block[--blocks->count];
-        if (!last->borrowed) gpu_free(last->device);
+        if (!last->borrowed) release(last->device, last->bytes);
     }
 }
 
@@ -119,21 +184,19 @@ void device_free(struct device_blocks *blocks)
 
 void device_up(const struct device_blocks *blocks, const void *host)
 {
-    struct fault fault;
     for (int i = 0; i < blocks->count; i++) {
         const struct device_block *block = &blocks->block[i];
         if (host && block_of(blocks, host) != block) continue;
-        must(gpu_upload(block->device, block->host, block->bytes, &fault), &fault);
+        upload(block->device, block->host, block->bytes);
     }
 }
 
 void device_down(const struct device_blocks *blocks, const void *host)
 {
-    struct fault fault;
     for (int i = 0; i < blocks->count; i++) {
         const struct device_block *block = &blocks->block[i];
         if (host && block_of(blocks, host) != block) continue;
-        must(gpu_download(block->host, block->device, block->bytes, &fault), &fault);
+        download(block->host, block->device, block->bytes);
     }
 }
 
@@ -144,10 +207,15 @@ void *device_address(const struct device_blocks *blocks, const void *host)
     return block->device + ((const unsigned char *)host - block->host);
 }
 
+struct device_scratch device_place(const struct device_blocks *blocks, const void *host)
+{
+    const struct device_block *block = block_of(blocks, host);
+    return (struct device_scratch){block->device, block->bytes};
+}
+
 void device_up_part(const struct device_blocks *blocks, const void *host, size_t bytes)
 {
-    struct fault fault;
-    must(gpu_upload(device_address(blocks, host), host, bytes, &fault), &fault);
+    upload(device_address(blocks, host), host, bytes);
 }
 
 const fmla_tensor *device_tensor(const struct device_blocks *blocks, const fmla_tensor *tensor,
@@ -155,46 +223,46 @@ const fmla_tensor *device_tensor(const struct device_blocks *blocks, const fmla_
 {
     if (!tensor) return NULL;
     *storage = *tensor;
-    storage->device = current;
+    storage->device = on_pages() ? (fmla_device){FMLA_DEVICE_CPU, 0} : current;
     storage->data = device_address(blocks, tensor->data);
     return storage;
 }
 
 /* ---- Scratch memory ------------------------------------------------------------------------- */
 
+/* Pages are guard enough. */
+static size_t guard_bytes(void)
+{
+    return on_pages() ? 0 : GUARD_BYTES;
+}
+
 void device_scratch_make(struct device_scratch *scratch, size_t bytes, int fill)
 {
-    struct fault fault;
-    void *memory = NULL;
-    must(gpu_alloc(&memory, bytes + GUARD_BYTES, &fault), &fault);
-    *scratch = (struct device_scratch){memory, bytes};
+    *scratch = (struct device_scratch){allocate(bytes + guard_bytes(), 64), bytes};
     device_scratch_fill(scratch, fill);
-    must(gpu_fill(scratch->memory + bytes, GUARD, GUARD_BYTES, &fault), &fault);
+    fill_with(scratch->memory + bytes, GUARD, guard_bytes());
 }
 
 void device_scratch_fill(const struct device_scratch *scratch, int fill)
 {
-    struct fault fault;
-    must(gpu_fill(scratch->memory, (unsigned char)fill, scratch->bytes, &fault), &fault);
+    fill_with(scratch->memory, fill, scratch->bytes);
 }
 
 void device_scratch_write(const struct device_scratch *scratch, size_t at, const void *bytes, size_t count)
 {
-    struct fault fault;
-    must(gpu_upload(scratch->memory + at, bytes, count, &fault), &fault);
+    upload(scratch->memory + at, bytes, count);
 }
 
 void device_scratch_read(const struct device_scratch *scratch, size_t at, void *bytes, size_t count)
 {
-    struct fault fault;
-    must(gpu_download(bytes, scratch->memory + at, count, &fault), &fault);
+    download(bytes, scratch->memory + at, count);
 }
 
 bool device_scratch_intact(const struct device_scratch *scratch)
 {
-    struct fault fault;
     unsigned char guard[GUARD_BYTES];
-    must(gpu_download(guard, scratch->memory + scratch->bytes, GUARD_BYTES, &fault), &fault);
+    if (on_pages()) return pages_intact(scratch->memory, scratch->bytes);
+    download(guard, scratch->memory + scratch->bytes, GUARD_BYTES);
     bool intact = true;
     for (int i = 0; i < GUARD_BYTES; i++) intact &= guard[i] == GUARD;
     return intact;
@@ -202,9 +270,8 @@ bool device_scratch_intact(const struct device_scratch *scratch)
 
 bool device_scratch_is(const struct device_scratch *scratch, const void *bytes)
 {
-    struct fault fault;
     unsigned char *copy = malloc(scratch->bytes + 1);
-    must(gpu_download(copy, scratch->memory, scratch->bytes, &fault), &fault);
+    download(copy, scratch->memory, scratch->bytes);
     const bool same = !memcmp(copy, bytes, scratch->bytes);
     free(copy);
     return same;
@@ -212,7 +279,7 @@ bool device_scratch_is(const struct device_scratch *scratch, const void *bytes)
 
 void device_scratch_free(struct device_scratch *scratch)
 {
-    gpu_free(scratch->memory);
+    release(scratch->memory, scratch->bytes + guard_bytes());
     *scratch = (struct device_scratch){NULL, 0};
 }
 
@@ -222,18 +289,20 @@ void *device_stream_open(void)
 {
     struct fault fault;
     void *stream;
+    if (on_pages()) return NULL;
     must(gpu_stream_open(&stream, &fault), &fault);
     return stream;
 }
 
 void device_stream_close(void *stream)
 {
-    gpu_stream_close(stream);
+    if (!on_pages()) gpu_stream_close(stream);
 }
 
 void device_wait(void *stream)
 {
     struct fault fault;
+    if (on_pages()) return;
     must(gpu_stream_wait(stream, &fault), &fault);
 }
 
@@ -259,7 +328,98 @@ void device_launch(void *graph, void *stream)
 
 void device_graph_close(void *graph)
 {
-    gpu_graph_close(graph);
+    if (!on_pages()) gpu_graph_close(graph);
+}
+
+/* ---- One call --------------------------------------------------------------------------------- */
+
+enum { RESULTS = 3 };
+
+/* A call of any operation, its arguments on the device already. */
+struct call {
+    fmla_status (*run)(const void *args);
+    const void *args;
+    void **workspace, **stream; /* in args */
+    size_t *workspace_size;
+    size_t bytes, alignment;             /* of the workspace */
+    const fmla_tensor *results[RESULTS]; /* on the host; NULL: not wanted */
+    const fmla_tensor *input;            /* one of them, on the host */
+};
+
+/* Are the results on the device what they are on the host? */
+static bool untouched(const struct device_blocks *blocks, const struct call *call)
+{
+    bool same = true;
+    for (int i = 0; i < RESULTS; i++) {
+        if (!call->results[i]) continue;
+        const struct device_block *block = block_of(blocks, call->results[i]->data);
+        unsigned char *there = malloc(block->bytes + 1);
+        download(there, block->device, block->bytes);
+        same &= !memcmp(there, block->host, block->bytes);
+        free(there);
+    }
+    return same;
+}
+
+/* The call with a workspace that it must refuse. */
+static void must_refuse(const struct device_blocks *blocks, const struct call *call, void *workspace,
+                        size_t bytes, fmla_status expected)
+{
+    char what[400];
+    *call->workspace = workspace, *call->workspace_size = bytes;
+    const fmla_status status = call->run(call->args);
+    if (status != expected) {
+        snprintf(what, sizeof what,
+                 "a workspace of %zu bytes at %p, where %zu at a multiple of %zu are needed, gave %s", bytes,
+                 workspace, call->bytes, call->alignment, fmla_status_name(status));
+        device_stress->wrong(what);
+    }
+    if (device_stress->refused) device_stress->refused(blocks, call->results[0]);
+    if (!untouched(blocks, call)) device_stress->wrong("a call that was refused wrote to a result");
+}
+
+static void refusals(const struct device_blocks *blocks, const struct call *call)
+{
+    if (!call->bytes) return;
+    struct device_scratch scratch;
+    device_scratch_make(&scratch, call->bytes - 1, 0x77);
+    must_refuse(blocks, call, scratch.memory, call->bytes - 1, FMLA_BUFFER_TOO_SMALL);
+    must_refuse(blocks, call, scratch.memory, 0, FMLA_BUFFER_TOO_SMALL);
+    must_refuse(blocks, call, NULL, call->bytes, FMLA_INVALID_ARGUMENT);
+    device_scratch_free(&scratch);
+    if (call->alignment == 1) return;
+    const size_t beside = 1 + call->bytes % (call->alignment - 1);
+    device_scratch_make(&scratch, call->bytes + beside, 0x77);
+    must_refuse(blocks, call, scratch.memory + beside, call->bytes, FMLA_INVALID_ARGUMENT);
+    device_scratch_free(&scratch);
+}
+
+static fmla_status run_call(const struct device_blocks *blocks, const struct call *call, int fill)
+{
+    struct device_scratch workspace;
+    for (int i = 0; i < RESULTS; i++)
+        if (call->results[i]) device_up(blocks, call->results[i]->data);
+    if (device_stress) refusals(blocks, call);
+    device_scratch_make(&workspace, call->bytes, fill);
+    void *stream = fill ? device_stream_open() : NULL; /* the default stream too */
+    *call->workspace = workspace.memory, *call->workspace_size = call->bytes, *call->stream = stream;
+    const fmla_status status = call->run(call->args);
+    if (device_stress && device_stress->after)
+        device_stress->after(blocks, call->results[0], call->input, &workspace);
+    if (!status) {
+        device_wait(stream);
+        for (int i = 0; i < RESULTS; i++)
+            if (call->results[i]) device_down(blocks, call->results[i]->data);
+    }
+    if (!device_scratch_intact(&workspace) && device_stress) {
+        device_stress->wrong("the call wrote past the end of its workspace");
+    } else if (!device_scratch_intact(&workspace)) {
+        fprintf(stderr, "checkattn: the call wrote past the end of its workspace\n");
+        exit(3);
+    }
+    device_stream_close(stream);
+    device_scratch_free(&workspace);
+    return status;
 }
 
 /* ---- Dense decode --------------------------------------------------------------------------- */
@@ -276,32 +436,24 @@ void device_decode_args_make(struct device_decode_args *to, const struct device_
     to->args.plan = device_address(blocks, from->plan);
 }
 
+static fmla_status run_dense(const void *args)
+{
+    return fmla_dense_decode(args);
+}
+
 fmla_status device_decode_run(struct device_decode_args *on_device, const struct device_blocks *blocks,
                               const fmla_dense_decode_args *args, int fill)
 {
-    struct device_scratch workspace;
-    size_t bytes = 0, alignment = 0;
-    fmla_status status = fmla_dense_decode_workspace_size(&on_device->args, &bytes, &alignment);
-    if (status) return status;
-    device_scratch_make(&workspace, bytes, fill);
-    device_up(blocks, args->out->data);
-    if (args->lse) device_up(blocks, args->lse->data);
-    void *stream = fill ? device_stream_open() : NULL; /* the default stream too */
-    on_device->args.workspace = workspace.memory, on_device->args.workspace_size = bytes;
-    on_device->args.stream = stream;
-    status = fmla_dense_decode(&on_device->args);
-    if (!status) {
-        device_wait(stream);
-        device_down(blocks, args->out->data);
-        if (args->lse) device_down(blocks, args->lse->data);
-    }
-    if (!device_scratch_intact(&workspace)) {
-        fprintf(stderr, "checkattn: the call wrote past the end of its workspace\n");
-        exit(3);
-    }
-    device_stream_close(stream);
-    device_scratch_free(&workspace);
-    return status;
+    fmla_dense_decode_args *there = &on_device->args;
+    struct call call = {.run = run_dense,
+                        .args = there,
+                        .workspace = &there->workspace,
+                        .stream = &there->stream,
+                        .workspace_size = &there->workspace_size,
+                        .results = {args->out, args->lse},
+                        .input = args->q};
+    const fmla_status status = fmla_dense_decode_workspace_size(there, &call.bytes, &call.alignment);
+    return status ? status : run_call(blocks, &call, fill);
 }
 
 fmla_status device_decode_call(const struct device_blocks *blocks, const fmla_dense_decode_args *args,
@@ -335,34 +487,26 @@ void device_sparse_args_make(struct device_sparse_args *to, const struct device_
     to->args.plan = device_address(blocks, from->plan);
 }
 
+static fmla_status run_sparse(const void *args)
+{
+    return fmla_sparse_decode(args);
+}
+
 fmla_status device_sparse_call(const struct device_blocks *blocks, const fmla_sparse_decode_args *args,
                                int fill)
 {
     struct device_sparse_args on_device;
-    struct device_scratch workspace;
-    size_t bytes = 0, alignment = 0;
     device_sparse_args_make(&on_device, blocks, args);
-    fmla_status status = fmla_sparse_decode_workspace_size(&on_device.args, &bytes, &alignment);
-    if (status) return status;
-    device_scratch_make(&workspace, bytes, fill);
-    device_up(blocks, args->out->data);
-    if (args->lse) device_up(blocks, args->lse->data);
-    void *stream = fill ? device_stream_open() : NULL; /* the default stream too */
-    on_device.args.workspace = workspace.memory, on_device.args.workspace_size = bytes;
-    on_device.args.stream = stream;
-    status = fmla_sparse_decode(&on_device.args);
-    if (!status) {
-        device_wait(stream);
-        device_down(blocks, args->out->data);
-        if (args->lse) device_down(blocks, args->lse->data);
-    }
-    if (!device_scratch_intact(&workspace)) {
-        fprintf(stderr, "checkattn: the call wrote past the end of its workspace\n");
-        exit(3);
-    }
-    device_stream_close(stream);
-    device_scratch_free(&workspace);
-    return status;
+    fmla_sparse_decode_args *there = &on_device.args;
+    struct call call = {.run = run_sparse,
+                        .args = there,
+                        .workspace = &there->workspace,
+                        .stream = &there->stream,
+                        .workspace_size = &there->workspace_size,
+                        .results = {args->out, args->lse},
+                        .input = args->q};
+    const fmla_status status = fmla_sparse_decode_workspace_size(there, &call.bytes, &call.alignment);
+    return status ? status : run_call(blocks, &call, fill);
 }
 
 /* ---- Sparse prefill ------------------------------------------------------------------------- */
@@ -378,34 +522,24 @@ void device_prefill_args_make(struct device_prefill_args *to, const struct devic
         *tensors[i] = device_tensor(blocks, *tensors[i], &to->tensor[i]);
 }
 
+static fmla_status run_prefill(const void *args)
+{
+    return fmla_sparse_prefill(args);
+}
+
 fmla_status device_prefill_call(const struct device_blocks *blocks, const fmla_sparse_prefill_args *args,
                                 int fill)
 {
-    const fmla_tensor *results[] = {args->out, args->max_logits, args->lse};
-    enum { RESULTS = sizeof results / sizeof results[0] };
     struct device_prefill_args on_device;
-    struct device_scratch workspace;
-    size_t bytes = 0, alignment = 0;
     device_prefill_args_make(&on_device, blocks, args);
-    fmla_status status = fmla_sparse_prefill_workspace_size(&on_device.args, &bytes, &alignment);
-    if (status) return status;
-    device_scratch_make(&workspace, bytes, fill);
-    for (int i = 0; i < RESULTS; i++)
-        if (results[i]) device_up(blocks, results[i]->data);
-    void *stream = fill ? device_stream_open() : NULL; /* the default stream too */
-    on_device.args.workspace = workspace.memory, on_device.args.workspace_size = bytes;
-    on_device.args.stream = stream;
-    status = fmla_sparse_prefill(&on_device.args);
-    if (!status) {
-        device_wait(stream);
-        for (int i = 0; i < RESULTS; i++)
-            if (results[i]) device_down(blocks, results[i]->data);
-    }
-    if (!device_scratch_intact(&workspace)) {
-        fprintf(stderr, "checkattn: the call wrote past the end of its workspace\n");
-        exit(3);
-    }
-    device_stream_close(stream);
-    device_scratch_free(&workspace);
-    return status;
+    fmla_sparse_prefill_args *there = &on_device.args;
+    struct call call = {.run = run_prefill,
+                        .args = there,
+                        .workspace = &there->workspace,
+                        .stream = &there->stream,
+                        .workspace_size = &there->workspace_size,
+                        .results = {args->out, args->max_logits, args->lse},
+                        .input = args->q};
+    const fmla_status status = fmla_sparse_prefill_workspace_size(there, &call.bytes, &call.alignment);
+    return status ? status : run_call(blocks, &call, fill);
 }

@@ -4,6 +4,9 @@
  * has a copy on the device, the call runs on the copies, and what it wrote comes back into the host's blocks. So one
  * set of comparisons serves every device. What goes wrong in the driver ends the process: each GPU kernel has one of
  * its own.
+ *
+ * As long as no GPU is opened, "the device" is host memory behind guard pages (pages.h), to which only what a call may touch
+ * is copied: tensors without canaries, up to their last element. A run whose device is device_pages has its calls there.
  */
 #ifndef CHECKATTN_DEVICE_H
 #define CHECKATTN_DEVICE_H
@@ -11,6 +14,9 @@
 #include "memory.h"
 
 #include <stdint.h>
+
+/* Not a device of the library's: cases know by it that their calls are made on copies. */
+extern const fmla_device device_pages;
 
 struct device_block {
     unsigned char *host; /* not owned */
@@ -33,7 +39,7 @@ void device_enter(void);
 fmla_device device_now(void);
 size_t device_memory(void); /* of the GPU */
 
-/* Copies a block to the device. */
+/* Copies a block to the device, where its address is a multiple of 16. */
 void device_add(struct device_blocks *blocks, void *host, size_t bytes);
 void device_add_guarded(struct device_blocks *blocks, const struct guarded *guarded);
 
@@ -62,7 +68,7 @@ void *device_address(const struct device_blocks *blocks, const void *host);
 const fmla_tensor *device_tensor(const struct device_blocks *blocks, const fmla_tensor *tensor,
                                  fmla_tensor *storage);
 
-/* Device memory that is no copy: filled with a byte, and guarded behind. */
+/* Device memory that is no copy: filled with a byte, and guarded behind. Its address is a multiple of 64. */
 struct device_scratch {
     unsigned char *memory;
     size_t bytes;
@@ -77,6 +83,9 @@ bool device_scratch_is(const struct device_scratch *scratch,
                        const void *bytes); /* holds these, all of them */
 void device_scratch_free(struct device_scratch *scratch);
 
+/* Where the block of a host address is, and how long it is; to be written by tests of the tests alone. */
+struct device_scratch device_place(const struct device_blocks *blocks, const void *host);
+
 /* Streams and graphs, without a way to fail. */
 void *device_stream_open(void);
 void device_stream_close(void *stream);
@@ -85,6 +94,19 @@ void device_capture_begin(void *stream);
 void *device_capture_end(void *stream);
 void device_launch(void *graph, void *stream);
 void device_graph_close(void *graph);
+
+/* What a stress test does beside the calls of a case; NULL, the default: nothing. */
+struct device_stress {
+    /* After a call, before its results come back: plants what a kernel with a defect would have done. */
+    void (*after)(const struct device_blocks *blocks, const fmla_tensor *out, const fmla_tensor *input,
+                  struct device_scratch *workspace);
+    /* The same, after a call that was refused. */
+    void (*refused)(const struct device_blocks *blocks, const fmla_tensor *out);
+    /* A workspace that is too short, or not aligned, must be refused, and nothing written; also told here are patterns
+     * around buffers that were written over. */
+    void (*wrong)(const char *what);
+};
+extern const struct device_stress *device_stress;
 
 /* Arguments on the device: tensors, plan and tables are where their host memory has its copy. */
 struct device_decode_args {

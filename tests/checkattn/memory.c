@@ -64,6 +64,16 @@ void *guarded_at(const struct guarded *g, int64_t i0, int64_t i1, int64_t i2, in
     return (char *)g->tensor.data + g->tensor.byte_offset + at * (g->tensor.dtype.bits / 8);
 }
 
+size_t guarded_extent(const struct guarded *g)
+{
+    int64_t last = 0;
+    for (int i = 0; i < g->tensor.ndim; i++) {
+        if (!g->shape[i]) return (size_t)g->tensor.byte_offset;
+        last += (g->shape[i] - 1) * g->strides[i];
+    }
+    return (size_t)g->tensor.byte_offset + (size_t)(last + 1) * (g->tensor.dtype.bits / 8);
+}
+
 /* Marks the elements below dimension `dim` in a copy of the memory. */
 static void mark(const struct guarded *g, unsigned char *copy, size_t at, int dim)
 {

@@ -37,6 +37,9 @@ void guarded_make(struct guarded *guarded, fmla_dtype dtype, int ndim, const int
 void guarded_free(struct guarded *guarded);
 void guarded_reset(struct guarded *guarded);
 
+/* Bytes up to the last element: what a call may touch. */
+size_t guarded_extent(const struct guarded *guarded);
+
 void *guarded_at(const struct guarded *guarded, int64_t i0, int64_t i1, int64_t i2, int64_t i3);
 
 /* Are the canaries and the gaps as guarded_reset left them? */

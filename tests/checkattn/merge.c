@@ -2,6 +2,7 @@
  *
  * Merge against the oracle, whole tensors.
  */
+#include "merge.h"
 #include "checkattn.h"
 #include "device.h"
 #include "grid.h"
@@ -11,25 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum {
-    A_N,
-    A_B,
-    A_SQ,
-    A_HQ,
-    A_DV,
-    A_PART,
-    A_OUT,
-    A_EMPTY,
-    A_BASE,
-    A_SINK,
-    A_EMPTIES,
-    A_LAYOUT,
-    A_THREADS,
-    AXES
-};
-enum { EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL };
-
-static struct axis axes[AXES] = {
+static struct axis axes[M_AXES] = {
     {"n", 6, {0, 1, 2, 3, 17, 64}},
     {"b", 3, {0, 1, 3}},
     {"s_q", 3, {1, 2, 5}},
@@ -56,33 +39,33 @@ static bool possible(const int *choice)
 static bool counts(const int *choice, int i, int j)
 {
     /* Without a request nothing is computed, without a part only the row of no keys. */
-    return (value_of(choice, A_B) || i == A_B || j == A_B) &&
-           (value_of(choice, A_N) || i == A_N || i == A_B) && j < AXES;
+    return (value_of(choice, M_B) || i == M_B || j == M_B) &&
+           (value_of(choice, M_N) || i == M_N || i == M_B) && j < M_AXES;
 }
 
 static double cost(const int *choice)
 {
-    return (double)(value_of(choice, A_N) + 1) * (double)(value_of(choice, A_B) * value_of(choice, A_SQ)) *
-           (double)(value_of(choice, A_HQ) * value_of(choice, A_DV));
+    return (double)(value_of(choice, M_N) + 1) * (double)(value_of(choice, M_B) * value_of(choice, M_SQ)) *
+           (double)(value_of(choice, M_HQ) * value_of(choice, M_DV));
 }
 
 static void fill(struct guarded *parts, struct guarded *lse_parts, const int64_t *v,
                  struct random_state *random)
 {
-    for (int64_t i = 0; i < v[A_N]; i++)
-        for (int64_t r = 0; r < v[A_B]; r++)
-            for (int64_t j = 0; j < v[A_SQ]; j++)
-                for (int64_t h = 0; h < v[A_HQ]; h++) {
+    for (int64_t i = 0; i < v[M_N]; i++)
+        for (int64_t r = 0; r < v[M_B]; r++)
+            for (int64_t j = 0; j < v[M_SQ]; j++)
+                for (int64_t h = 0; h < v[M_HQ]; h++) {
                     const bool empty =
-                        v[A_EMPTIES] == EMPTIES_ALL || (v[A_EMPTIES] == EMPTIES_SOME && (i + h + r) % 3 == 0);
+                        v[M_EMPTIES] == EMPTIES_ALL || (v[M_EMPTIES] == EMPTIES_SOME && (i + h + r) % 3 == 0);
                     *(float *)guarded_at(lse_parts, i, r, h, j) =
                         empty ? ((i + j) % 2 ? INFINITY : -INFINITY) : 5.0f + 3.0f * random_normal(random);
                     if (empty) continue;                       /* its out stays NaN */
                     char *row = guarded_at(parts, i, r, j, h); /* four indices of five: the row */
-                    for (int64_t d = 0; d < v[A_DV]; d++) {
+                    for (int64_t d = 0; d < v[M_DV]; d++) {
                         const float x = random_input(random, 0.0f, 0.1f);
-                        const uint16_t narrow = v[A_PART] == 1 ? num_to_fp16(x) : num_to_bf16(x);
-                        if (v[A_PART] == 2)
+                        const uint16_t narrow = v[M_PART] == 1 ? num_to_fp16(x) : num_to_bf16(x);
+                        if (v[M_PART] == 2)
                             memcpy(row + 4 * d, &x, sizeof x);
                         else
                             memcpy(row + 2 * d, &narrow, sizeof narrow);
@@ -111,62 +94,63 @@ static fmla_status merge_on_device(const fmla_merge_args *args, struct guarded *
     return status;
 }
 
-static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed, struct tally *tally)
+void merge_check(const struct run *run, const int64_t v[M_AXES], uint64_t seed, struct tally *tally)
 {
     static const fmla_dtype *const dtypes[] = {&dtype_bf16, &dtype_fp16, &dtype_f32};
-    const enum layout layout = (enum layout)v[A_LAYOUT];
+    const enum layout layout = (enum layout)v[M_LAYOUT];
     struct random_state random = {seed};
     struct guarded parts, lse_parts, sink, out, lse, ref_out, ref_lse;
-    const int64_t out_shape[] = {v[A_B], v[A_SQ], v[A_HQ], v[A_DV]}, lse_shape[] = {v[A_B], v[A_HQ], v[A_SQ]};
-    guarded_make(&parts, *dtypes[v[A_PART]], 5, (int64_t[]){v[A_N], v[A_B], v[A_SQ], v[A_HQ], v[A_DV]},
+    const int64_t out_shape[] = {v[M_B], v[M_SQ], v[M_HQ], v[M_DV]}, lse_shape[] = {v[M_B], v[M_HQ], v[M_SQ]};
+    guarded_make(&parts, *dtypes[v[M_PART]], 5, (int64_t[]){v[M_N], v[M_B], v[M_SQ], v[M_HQ], v[M_DV]},
                  layout);
-    guarded_make(&lse_parts, dtype_f32, 4, (int64_t[]){v[A_N], v[A_B], v[A_HQ], v[A_SQ]}, layout);
-    guarded_make(&sink, dtype_f32, 1, &v[A_HQ], LAYOUT_CONTIGUOUS);
-    guarded_make(&out, *dtypes[v[A_OUT]], 4, out_shape, layout);
+    guarded_make(&lse_parts, dtype_f32, 4, (int64_t[]){v[M_N], v[M_B], v[M_HQ], v[M_SQ]}, layout);
+    guarded_make(&sink, dtype_f32, 1, &v[M_HQ], LAYOUT_CONTIGUOUS);
+    guarded_make(&out, *dtypes[v[M_OUT]], 4, out_shape, layout);
     guarded_make(&lse, dtype_f32, 3, lse_shape, layout);
-    guarded_make(&ref_out, *dtypes[v[A_OUT]], 4, out_shape, LAYOUT_CONTIGUOUS);
+    guarded_make(&ref_out, *dtypes[v[M_OUT]], 4, out_shape, LAYOUT_CONTIGUOUS);
     guarded_make(&ref_lse, dtype_f32, 3, lse_shape, LAYOUT_CONTIGUOUS);
     fill(&parts, &lse_parts, v, &random);
-    for (int64_t h = 0; h < v[A_HQ]; h++)
+    for (int64_t h = 0; h < v[M_HQ]; h++)
         *(float *)guarded_at(&sink, h, 0, 0, 0) = h % 5 == 3   ? INFINITY
                                                   : h % 5 == 4 ? -INFINITY
                                                                : 4.0f * random_normal(&random);
 
     char name[256];
     size_t used = 0;
-    for (int i = 0; i < AXES; i++)
+    for (int i = 0; i < M_AXES; i++)
         used += (size_t)snprintf(name + used, sizeof name - used, "%s%s %lld", i ? ", " : "", axes[i].name,
                                  (long long)v[i]);
     fmla_merge_args args = FMLA_INIT(fmla_merge_args);
     args.out_parts = &parts.tensor, args.lse_parts = &lse_parts.tensor;
-    args.attn_sink = v[A_SINK] ? &sink.tensor : NULL;
+    args.attn_sink = v[M_SINK] ? &sink.tensor : NULL;
     args.out = &ref_out.tensor, args.lse = &ref_lse.tensor;
-    args.lse_empty = (int32_t)v[A_EMPTY], args.log_base = (int32_t)v[A_BASE];
+    args.lse_empty = (int32_t)v[M_EMPTY], args.log_base = (int32_t)v[M_BASE];
     args.kernel = "ref";
     if (fmla_merge(&args)) report(tally, run, name, fmla_last_error());
 
     args.out = &out.tensor, args.lse = &lse.tensor;
-    args.kernel = run->kernel;
-    if (run->fault == FAULT_MERGE_BASE && v[A_B] && v[A_N] > 1 && v[A_EMPTIES] == EMPTIES_NONE) {
+    args.kernel = forced_kernel(run);
+    if (run->fault == FAULT_MERGE_BASE && v[M_B] && v[M_N] > 1 && v[M_EMPTIES] == EMPTIES_NONE) {
         args.log_base = FMLA_LOG_BASE_2 - args.log_base;
         tally->planted = true;
     }
-    if (v[A_THREADS]) fmla_set_parallel_for(pthread_for, NULL, PTHREAD_WORKERS);
+    use_threads(run, v[M_THREADS] ? THREADS_OWN : THREADS_BUILT_IN);
     struct guarded *memory[] = {&parts, &lse_parts, &sink, &out, &lse};
-    if (on_gpu(run) ? merge_on_device(&args, memory, sizeof memory / sizeof memory[0]) : fmla_merge(&args))
+    if (is_apart(run->device) ? merge_on_device(&args, memory, sizeof memory / sizeof memory[0])
+                              : fmla_merge(&args))
         report(tally, run, name, fmla_last_error());
-    if (!run->own_threads) fmla_set_parallel_for(NULL, NULL, 0);
+    use_threads(run, THREADS_BUILT_IN);
     tally->cases++;
 
     /* In fp32 the results differ by rounding alone; narrow outputs may differ by their last bit. */
-    const struct tolerance *tolerance = v[A_OUT] == 2 ? &tolerance_exact_f32 : &tolerance_dense_decode_out;
+    const struct tolerance *tolerance = v[M_OUT] == 2 ? &tolerance_exact_f32 : &tolerance_dense_decode_out;
     struct comparison outs = {0}, lses = {0};
     const int64_t element = out.tensor.dtype.bits / 8;
-    for (int64_t r = 0; r < v[A_B]; r++)
-        for (int64_t j = 0; j < v[A_SQ]; j++)
-            for (int64_t h = 0; h < v[A_HQ]; h++, tally->rows++) {
+    for (int64_t r = 0; r < v[M_B]; r++)
+        for (int64_t j = 0; j < v[M_SQ]; j++)
+            for (int64_t h = 0; h < v[M_HQ]; h++, tally->rows++) {
                 const char *mine = guarded_at(&out, r, j, h, 0), *theirs = guarded_at(&ref_out, r, j, h, 0);
-                for (int64_t d = 0; d < v[A_DV]; d++)
+                for (int64_t d = 0; d < v[M_DV]; d++)
                     compare_add(&outs, tolerance, guarded_value(&out, mine + d * element),
                                 guarded_value(&ref_out, theirs + d * element));
                 compare_add(&lses, &tolerance_decode_lse, guarded_value(&lse, guarded_at(&lse, r, h, j, 0)),
@@ -191,8 +175,8 @@ static void run_case(const struct run *run, const int64_t v[AXES], uint64_t seed
 
 void check_merge(const struct run *run, struct tally *tally)
 {
-    axes[A_THREADS].count = on_gpu(run) ? 1 : 2;
-    struct grid grid = {.axes = AXES,
+    axes[M_THREADS].count = on_gpu(run) ? 1 : 2;
+    struct grid grid = {.axes = M_AXES,
                         .axis = axes,
                         .possible = possible,
                         .cost = cost,
@@ -202,9 +186,9 @@ void check_merge(const struct run *run, struct tally *tally)
     grid_begin(&grid);
     int choice[GRID_AXES];
     for (uint64_t i = 1; grid_next(&grid, choice); i++) {
-        int64_t v[AXES];
-        for (int a = 0; a < AXES; a++) v[a] = value_of(choice, a);
-        if (wants_case(run, tally, i)) run_case(run, v, run->seed * 1000003 + i, tally);
+        int64_t v[M_AXES];
+        for (int a = 0; a < M_AXES; a++) v[a] = value_of(choice, a);
+        if (wants_case(run, tally, i)) merge_check(run, v, run->seed * 1000003 + i, tally);
         if (run->most_cases && (int64_t)i >= run->most_cases) break;
         if (run->fault != FAULT_NONE && tally->planted) break;
     }

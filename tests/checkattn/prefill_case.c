@@ -228,7 +228,9 @@ static void make_keys(struct prefill_case *c)
     struct sparse_pool *pool = &c->pool;
     pool->format = formats[c->v[P_SOURCE]], pool->d_qk = c->d_qk;
     pool->layout = kv_layout_of(pool->format, (int32_t)c->d_qk);
-    pool->s_k = prefill_shapes[c->v[P_SHAPE]][0], pool->topk = prefill_shapes[c->v[P_SHAPE]][1];
+    int64_t sizes[3];
+    sparse_shape_take(c->v[P_SHAPE], prefill_shapes[0], 2, sizes);
+    pool->s_k = sizes[0], pool->topk = sizes[1];
     pool->page_size = is_flat(c) ? 1 : c->v[P_PAGE];
     pool->pages = (pool->s_k + pool->page_size - 1) / pool->page_size;
     const bool far = c->v[P_LAYOUT] == P_LAYOUT_FAR;
@@ -316,9 +318,17 @@ void prefill_case_make(struct prefill_case *c, const struct run *run, const int6
         make_sink(c);
         args->attn_sink = &c->sink.tensor;
     }
-    args->kernel = run->kernel;
+    args->kernel = forced_kernel(run);
     args->kv_format = names[v[P_SOURCE]];
     args->lse_empty = (int32_t)v[P_EMPTY], args->log_base = (int32_t)v[P_BASE];
+}
+
+void prefill_case_leave_one(struct prefill_case *c)
+{
+    for (int64_t class = 0; class < classes_of(c); class ++)
+        if (c->pool.count[class] > 1) c->pool.count[class] = 1;
+    for (int64_t token = 0; token < c->s_q; token++)
+        *(int32_t *)guarded_at(&c->pool.length, token, 0, 0, 0) = (int32_t)prefill_case_count(c, token);
 }
 
 void prefill_case_free(struct prefill_case *c)
@@ -382,7 +392,7 @@ static void add_to_device(struct prefill_case *c, const struct guarded *guarded,
 void prefill_case_to_device(struct prefill_case *c, const struct prefill_case *like)
 {
     struct sparse_pool *pool = &c->pool;
-    if (c->device.device_type == FMLA_DEVICE_CPU) return;
+    if (!is_apart(c->device)) return;
     struct guarded *all[] = {&c->q,   &c->sink,       &c->out,       &c->max_logits,
                              &c->lse, &pool->indices, &pool->length, &pool->memory};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) add_to_device(c, all[i], like);
@@ -404,14 +414,13 @@ void prefill_case_from_device(struct prefill_case *c)
 
 fmla_status prefill_case_run(const struct prefill_case *c, fmla_sparse_prefill_args *args, int fill)
 {
-    return c->device.device_type == FMLA_DEVICE_CPU ? prefill_case_call(args, fill)
-                                                    : device_prefill_call(&c->blocks, args, fill);
+    return is_apart(c->device) ? device_prefill_call(&c->blocks, args, fill) : prefill_case_call(args, fill);
 }
 
 fmla_status prefill_case_kernel(const struct prefill_case *c, const char **name)
 {
     struct device_prefill_args on_device;
-    if (c->device.device_type == FMLA_DEVICE_CPU) return fmla_sparse_prefill_kernel(&c->args, name);
+    if (!is_apart(c->device)) return fmla_sparse_prefill_kernel(&c->args, name);
     device_prefill_args_make(&on_device, &c->blocks, &c->args);
     return fmla_sparse_prefill_kernel(&on_device.args, name);
 }

@@ -77,6 +77,9 @@ struct prefill_case {
     struct device_blocks blocks; /* on a GPU: the copies there */
 };
 
+/* One case through all that is checked of it, by the file that has the grid. */
+void prefill_case_check(const struct run *run, const int64_t v[P_AXES], uint64_t seed, struct tally *tally);
+
 /* Draws the values that keys and queries are copied from, each with a mean of its own; before the first case. */
 void prefill_case_draw(uint64_t seed);
 
@@ -85,6 +88,9 @@ void prefill_case_complete(int64_t v[P_AXES]);
 
 void prefill_case_make(struct prefill_case *c, const struct run *run, const int64_t v[P_AXES], uint64_t seed);
 void prefill_case_free(struct prefill_case *c);
+
+/* From now on no list has more than one entry that counts; before the case is copied to a device. */
+void prefill_case_leave_one(struct prefill_case *c);
 
 /* Runs it, with a workspace of exactly the size that was answered, full of `fill`. */
 fmla_status prefill_case_call(fmla_sparse_prefill_args *args, int fill);
@@ -124,6 +130,9 @@ struct prefill_rows {
 /* These rows alone by the oracle: its keys and its list are views of the case's. out has S_D_V elements for each. */
 fmla_status prefill_case_rows(const struct prefill_case *c, const struct prefill_rows *rows, uint16_t *out,
                               float *max_logits, float *lse);
+
+/* How far from the oracle's lse and max_logits of a row may be for the rounding of its products. */
+double prefill_compare_bound(const struct prefill_case *c, int64_t token, int64_t head);
 
 /* What is in the results against the oracle: all rows of a small case, chosen ones of a large one. */
 void prefill_compare(struct prefill_case *c, const struct run *run, struct tally *tally);

@@ -3,6 +3,7 @@
  * A case of sparse prefill against the oracle: small cases whole, large ones in chosen rows. The oracle is given the rows of
  * one token and one key head as a problem of their own.
  */
+#include "magnitude.h"
 #include "prefill_case.h"
 
 #include <math.h>
@@ -131,6 +132,32 @@ static void tell(const struct prefill_case *c, const struct run *run, struct tal
     report(tally, run, c->name, what);
 }
 
+double prefill_compare_bound(const struct prefill_case *c, int64_t token, int64_t head)
+{
+    const struct sparse_pool *pool = &c->pool;
+    const int64_t key_head = head / (c->h_q / c->h_kv);
+    struct magnitude magnitude = {0};
+    float q[SPARSE_WIDEST], key[SPARSE_WIDEST];
+    for (int64_t d = 0; d < c->d_qk; d++)
+        q[d] = (float)guarded_value(&c->q, (const uint16_t *)guarded_at(&c->q, 0, token, head, 0) + d);
+    for (int64_t i = 0; i < prefill_case_count(c, token); i++) {
+        const int32_t slot = *prefill_case_entry(c, token, key_head, i);
+        if (!sparse_pool_is_key(pool, slot)) continue;
+        sparse_pool_values(pool, sparse_pool_token(pool, slot) + key_head * c->head_bytes, slot, key);
+        magnitude_add(&magnitude, (double)c->args.softmax_scale, q, key, c->d_qk);
+    }
+    return magnitude_bound(&magnitude, c->args.log_base);
+}
+
+/* Adds a max_logits or an lse. */
+static void add_row(struct comparison *comparison, const struct tolerance *tolerance,
+                    const struct prefill_case *c, int64_t token, int64_t head, float mine, float theirs)
+{
+    const bool misses = compare_misses(tolerance, (double)mine, (double)theirs);
+    compare_add_within(comparison, tolerance, (double)mine, (double)theirs,
+                       misses ? prefill_compare_bound(c, token, head) : 0.0);
+}
+
 static void compare_rows(struct prefill_case *c, const struct run *run, struct tally *tally,
                          const struct oracle *o, int64_t count)
 {
@@ -154,9 +181,8 @@ static void compare_rows(struct prefill_case *c, const struct run *run, struct t
             for (int d = 0; d < S_D_V; d++)
                 compare_add(&results[OUT], tolerances[OUT], guarded_value(&c->out, mine + d),
                             guarded_value(&c->out, &o->out[at][d]));
-            if (c->args.max_logits)
-                compare_add(&results[MAX], &row, (double)my_max, (double)o->max_logits[at]);
-            if (c->args.lse) compare_add(&results[LSE], &row, (double)my_lse, (double)o->lse[at]);
+            if (c->args.max_logits) add_row(&results[MAX], &row, c, token, head, my_max, o->max_logits[at]);
+            if (c->args.lse) add_row(&results[LSE], &row, c, token, head, my_lse, o->lse[at]);
             if (!*where && results[OUT].wrong + results[MAX].wrong + results[LSE].wrong)
                 snprintf(where, sizeof where,
                          "first in token %lld, head %lld (max_logits %g, oracle %g; lse %g, oracle %g)",
@@ -175,8 +201,8 @@ static void compare_rows(struct prefill_case *c, const struct run *run, struct t
 
 void prefill_compare(struct prefill_case *c, const struct run *run, struct tally *tally)
 {
-    static struct prefill_rows rows[MOST_ROWS];
-    static int64_t first[MOST_ROWS + 1];
+    struct prefill_rows rows[MOST_ROWS];
+    int64_t first[MOST_ROWS + 1] = {0};
     if (!c->s_q) return;
     const int64_t count = choose_rows(c, rows);
     for (int64_t i = 0; i < count; i++) first[i + 1] = first[i] + rows[i].heads;
@@ -187,12 +213,7 @@ void prefill_compare(struct prefill_case *c, const struct run *run, struct tally
                             .max_logits = calloc((size_t)first[count], sizeof(float)),
                             .lse = calloc((size_t)first[count], sizeof(float))};
     if (!oracle.out || !oracle.max_logits || !oracle.lse) exit(1);
-    if (run->own_threads) {
-        pthread_for(NULL, count, oracle_rows, &oracle);
-    } else {
-#pragma omp parallel for schedule(dynamic, 1)
-        for (int64_t i = 0; i < count; i++) oracle_rows(&oracle, i, 0);
-    }
+    for_rows(run, count, oracle_rows, &oracle);
     if (atomic_load(&oracle.failures)) report(tally, run, c->name, "the oracle refused rows");
     compare_rows(c, run, tally, &oracle, count);
     free(oracle.out), free(oracle.max_logits), free(oracle.lse);

@@ -87,13 +87,15 @@ static void make_list(struct sparse_case *c, struct sparse_pool *pool, int64_t r
     static const int64_t steps[] = {1,   7,   61,
                                     101, 211, 509}; /* without a factor in common with any s_k but 1 */
     const int64_t first = request % APART * pool->s_k, step = steps[random_between(&c->random, 0, 5)];
-    const int64_t start = random_between(&c->random, 0, pool->s_k - 1), kind = c->v[S_INDICES];
+    const int64_t start = pool->s_k ? random_between(&c->random, 0, pool->s_k - 1) : 0,
+                  kind = c->v[S_INDICES];
     for (int64_t i = 0; i < pool->topk; i++) {
         int64_t index = i < pool->s_k ? first + (start + i * step) % pool->s_k : -1;
         const bool none =
             kind == S_INDICES_NONE || (kind == S_INDICES_SOME && !random_between(&c->random, 0, 7));
-        if (kind == S_INDICES_TWICE) index = first + (start + i / 2 * step) % pool->s_k;
-        if (i >= pool->count[request]) index = random_between(&c->random, 0, sparse_pool_slots(pool) - 1);
+        if (kind == S_INDICES_TWICE && pool->s_k) index = first + (start + i / 2 * step) % pool->s_k;
+        if (i >= pool->count[request] && sparse_pool_slots(pool))
+            index = random_between(&c->random, 0, sparse_pool_slots(pool) - 1);
         *sparse_case_entry(pool, request, token, i) = none || index < 0 ? no_key(c, pool) : (int32_t)index;
     }
 }
@@ -139,8 +141,9 @@ static void make_pool(struct sparse_case *c, int k, int64_t shape, int64_t lengt
     const bool far = c->v[S_LAYOUT] == S_LAYOUT_FAR;
     const enum layout layout = far ? LAYOUT_CONTIGUOUS : (enum layout)c->v[S_LAYOUT];
     pool->format = c->format, pool->layout = c->layout, pool->d_qk = c->d_qk;
-    pool->s_k = sparse_shapes[shape][0], pool->topk = sparse_shapes[shape][1];
-    pool->page_size = sparse_shapes[shape][2];
+    int64_t sizes[3];
+    sparse_shape_take(shape, sparse_shapes[0], 3, sizes);
+    pool->s_k = sizes[0], pool->topk = sizes[1], pool->page_size = sizes[2];
     pool->pages = ((c->b < APART ? c->b : APART) * pool->s_k + pool->page_size - 1) / pool->page_size;
     guarded_make(&pool->indices, dtype_i32, 3, (int64_t[]){c->b, c->s_q, pool->topk}, layout);
     make_lengths(c, pool, lengths);
@@ -214,7 +217,7 @@ void sparse_case_make(struct sparse_case *c, const struct run *run, const int64_
         make_sink(c);
         args->attn_sink = &c->sink.tensor;
     }
-    args->kernel = run->kernel;
+    args->kernel = forced_kernel(run);
     args->kv_format = names[v[S_FORMAT]];
     args->softmax_scale = v[S_INPUTS] == S_SPIKED  ? 0.5f
                           : v[S_INPUTS] == S_STEEP ? 60.0f
@@ -222,6 +225,15 @@ void sparse_case_make(struct sparse_case *c, const struct run *run, const int64_
     args->lse_empty = (int32_t)v[S_EMPTY], args->log_base = (int32_t)v[S_BASE];
     args->batch_invariant = (int32_t)v[S_INVARIANT];
     args->num_partitions = (int32_t)v[S_PARTITIONS];
+}
+
+void sparse_case_leave_one(struct sparse_case *c)
+{
+    for (int64_t r = 0; r < c->b; r++) {
+        if (c->pool[0].count[r] <= 1) continue;
+        c->pool[0].count[r] = 1;
+        *(int32_t *)guarded_at(&c->pool[0].length, r, 0, 0, 0) = 1;
+    }
 }
 
 void sparse_case_free(struct sparse_case *c)
@@ -284,7 +296,7 @@ fmla_status sparse_case_plan(struct sparse_case *c, bool *same)
     const fmla_tensor *lengths[S_CACHES] = {NULL, NULL};
     for (int k = 0; k < S_CACHES; k++) {
         const struct sparse_pool *pool = &c->pool[k];
-        if (!pool->topk || (!stale && !pool->has_length)) continue;
+        if (!sparse_pool_given(pool) || (!stale && !pool->has_length)) continue;
         guarded_make(&other[k], dtype_i32, 1, &c->b, LAYOUT_CONTIGUOUS);
         for (int64_t r = 0; r < c->b; r++)
             *(int32_t *)guarded_at(&other[k], r, 0, 0, 0) =
@@ -296,9 +308,9 @@ fmla_status sparse_case_plan(struct sparse_case *c, bool *same)
     args.topk = c->pool[0].topk, args.extra_topk = c->pool[1].topk;
     args.topk_length = lengths[0], args.extra_topk_length = lengths[1];
     args.num_partitions = (int32_t)c->v[S_PARTITIONS];
-    const bool gpu = c->device.device_type != FMLA_DEVICE_CPU;
+    const bool apart = is_apart(c->device);
     fmla_status status = FMLA_OK;
-    if (gpu) { /* its number of partitions; the plan is made on the host all the same */
+    if (apart) { /* its number of partitions; the plan is made on the host all the same */
         args.target = c->device;
         status = fmla_decode_plan_partitions(&args, &args.num_partitions);
         args.target = (fmla_device){0, 0};
@@ -319,7 +331,7 @@ fmla_status sparse_case_plan(struct sparse_case *c, bool *same)
         status = fmla_decode_plan(&args);
         *same = status || (holds(&c->partitions, view.partitions) && holds(&c->num_splits, view.num_splits));
     }
-    if (gpu && !status) {
+    if (apart && !status) {
         bool same_there = true;
         args.partitions = args.num_splits = NULL, args.plan_size = c->args.plan_size;
         status = plan_on_device(c, args, other, &same_there);
@@ -368,12 +380,12 @@ static void add_to_device(struct sparse_case *c, const struct guarded *guarded,
 
 void sparse_case_to_device(struct sparse_case *c, const struct sparse_case *like)
 {
-    if (c->device.device_type == FMLA_DEVICE_CPU) return;
+    if (!is_apart(c->device)) return;
     struct guarded *all[] = {&c->q, &c->sink, &c->out, &c->lse, &c->partitions, &c->num_splits};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) add_to_device(c, all[i], like);
     for (int k = 0; k < S_CACHES; k++) {
         struct sparse_pool *pool = &c->pool[k];
-        if (!pool->topk) continue;
+        if (!sparse_pool_given(pool)) continue;
         add_to_device(c, &pool->indices, like), add_to_device(c, &pool->length, like);
         add_to_device(c, &pool->memory, like);
         if (!pool->far) continue;
@@ -395,14 +407,13 @@ void sparse_case_from_device(struct sparse_case *c)
 
 fmla_status sparse_case_run(const struct sparse_case *c, fmla_sparse_decode_args *args, int fill)
 {
-    return c->device.device_type == FMLA_DEVICE_CPU ? sparse_case_call(args, fill)
-                                                    : device_sparse_call(&c->blocks, args, fill);
+    return is_apart(c->device) ? device_sparse_call(&c->blocks, args, fill) : sparse_case_call(args, fill);
 }
 
 fmla_status sparse_case_kernel(const struct sparse_case *c, const char **name)
 {
     struct device_sparse_args on_device;
-    if (c->device.device_type == FMLA_DEVICE_CPU) return fmla_sparse_decode_kernel(&c->args, name);
+    if (!is_apart(c->device)) return fmla_sparse_decode_kernel(&c->args, name);
     device_sparse_args_make(&on_device, &c->blocks, &c->args);
     return fmla_sparse_decode_kernel(&on_device.args, name);
 }
@@ -414,7 +425,8 @@ bool sparse_case_taken(const struct sparse_case *c, const struct run *run)
     const int64_t size = c->layout.element == KV_ELEMENT_E4M3 ? 1 : 2;
     for (int k = 0; k < S_CACHES;
          k++) /* FP8_584: the bytes of a page are 8 times anything; far pages are not */
-        if (c->pool[k].topk && c->pool[k].pages > 1 && c->pool[k].strides[0] * size % 16) return false;
+        if (sparse_pool_given(&c->pool[k]) && c->pool[k].pages > 1 && c->pool[k].strides[0] * size % 16)
+            return false;
     return true;
 }
 
@@ -444,7 +456,7 @@ static void make_view(const struct sparse_case *c, int64_t request, struct spars
     v->length_shape[0] = 1;
     for (int k = 0; k < S_CACHES; k++) {
         const struct sparse_pool *pool = &c->pool[k];
-        if (!pool->topk) continue;
+        if (!sparse_pool_given(pool)) continue;
         v->kv[k] = pool->view;
         v->count[k] = (int32_t)pool->count[request];
         v->length[k] =
@@ -453,7 +465,7 @@ static void make_view(const struct sparse_case *c, int64_t request, struct spars
         v->indices[k].shape = v->indices_shape[k], v->indices[k].byte_offset = 0;
     }
     v->args.kv_cache = &v->kv[0], v->args.indices = &v->indices[0], v->args.topk_length = &v->length[0];
-    if (c->pool[1].topk)
+    if (sparse_pool_given(&c->pool[1]))
         v->args.extra_kv_cache = &v->kv[1], v->args.extra_indices = &v->indices[1],
         v->args.extra_topk_length = &v->length[1];
 }
@@ -467,7 +479,7 @@ size_t sparse_case_request(const struct sparse_case *c, int64_t request, int64_t
         entries += c->s_q * (c->pool[k].count ? c->pool[k].count[request] + more : 0);
     int32_t *at = *memory = calloc((size_t)entries + 1, sizeof *at); /* what does not count is key 0 */
     for (int k = 0; k < S_CACHES; k++) {
-        if (!c->pool[k].topk) continue;
+        if (!sparse_pool_given(&c->pool[k])) continue;
         const int64_t count = c->pool[k].count[request];
         v->indices_shape[k][0] = 1, v->indices_shape[k][1] = c->s_q, v->indices_shape[k][2] = count + more;
         v->indices[k].data = at, v->indices[k].strides = NULL;
@@ -489,7 +501,7 @@ fmla_status sparse_case_rows(const struct sparse_case *c, const char *kernel, in
     v.q.data = guarded_at(&c->q, request, token, head, 0);
     v.q_shape[1] = 1, v.q_shape[2] = heads, v.q_strides[2] *= step;
     for (int k = 0; k < S_CACHES; k++) {
-        if (!c->pool[k].topk) continue;
+        if (!sparse_pool_given(&c->pool[k])) continue;
         v.indices_shape[k][0] = v.indices_shape[k][1] = 1, v.indices_shape[k][2] = c->pool[k].topk;
         v.indices[k].data = sparse_case_entry(&c->pool[k], request, token, 0);
         /* Rows are taken from pages where they were made, so that no kernel and oracle share a defect of far ones. */

@@ -60,11 +60,17 @@ struct sparse_case {
     struct device_blocks blocks; /* on a GPU: the copies there */
 };
 
+/* One case through all that is checked of it, by the file that has the grid. */
+void sparse_case_check(const struct run *run, const int64_t v[S_AXES], uint64_t seed, struct tally *tally);
+
 /* Draws the values that caches and queries are copied from; before the first case. */
 void sparse_case_draw(uint64_t seed);
 
 void sparse_case_make(struct sparse_case *c, const struct run *run, const int64_t v[S_AXES], uint64_t seed);
 void sparse_case_free(struct sparse_case *c);
+
+/* From now on no list has more than one entry that counts; before the case is copied to a device. */
+void sparse_case_leave_one(struct sparse_case *c);
 
 /* Makes the plan that the case asks for, and passes it; *same says whether it has the same bits as tables, and, on a GPU, as
  * the one that the device makes. */
@@ -118,6 +124,9 @@ fmla_status sparse_case_rows(const struct sparse_case *c, const char *kernel, in
                              int64_t head, int64_t step, int64_t heads, uint16_t *out, float *lse);
 
 /* ---- Comparing (sparse_compare.c) ------------------------------------------------------------ */
+
+/* How far from the oracle's the lse of a row may be for the rounding of its products. */
+double sparse_compare_bound(const struct sparse_case *c, int64_t request, int64_t token, int64_t head);
 
 /* What is in out and lse against the oracle: all rows of a small case, chosen ones of a large one. */
 void sparse_compare_oracle(struct sparse_case *c, const struct run *run, struct tally *tally);

@@ -130,6 +130,17 @@ uint8_t *sparse_pool_scales(const struct sparse_pool *pool, int64_t slot)
     return token - kv_token_at(&pool->layout, at) + kv_scales_at(&pool->layout, pool->page_size, at);
 }
 
+void sparse_pool_values(const struct sparse_pool *pool, const uint8_t *token, int64_t slot, float *values)
+{
+    const int64_t at = slot % pool->page_size;
+    const bool in_page =
+        pool->layout.scale_bytes != 0; /* where others lie apart, each is a page of one slot */
+    const uint8_t *page = in_page ? token - kv_token_at(&pool->layout, at) : token;
+    for (int64_t d = 0; d < pool->d_qk; d++)
+        values[d] =
+            kv_load(&pool->layout, page, in_page ? pool->page_size : 1, in_page ? at : 0, (int32_t)d, 1.0f);
+}
+
 /* Bytes lie in units that alignment asks for. */
 void sparse_pool_make(struct sparse_pool *pool, struct random_state *random, enum layout layout)
 {

@@ -59,6 +59,28 @@ void sparse_pool_draw(struct random_state *random, float mean);
 
 /* Format, d_qk, pages and page_size are set: memory of the cache, and the view of it that is the argument. */
 void sparse_pool_make(struct sparse_pool *pool, struct random_state *random, enum layout layout);
+/* Was the cache given to the call? */
+static inline bool sparse_pool_given(const struct sparse_pool *pool)
+{
+    return pool->memory.memory != NULL;
+}
+
+/* The value of an axis of shapes that stands for one that is in no table: keys to choose from, entries of a list, and slots of
+ * a page, which sparse prefill has an axis of its own for. All are below 2^20. */
+static inline int64_t sparse_shape(int64_t s_k, int64_t topk, int64_t page_size)
+{
+    return INT64_C(1) << 60 | s_k << 40 | topk << 20 | page_size;
+}
+
+/* Such a value, or a row of the table, taken apart. */
+static inline void sparse_shape_take(int64_t value, const int64_t *row, int64_t columns, int64_t shape[3])
+{
+    for (int i = 0; i < 3; i++)
+        shape[i] = value >> 60            ? value >> (40 - 20 * i) & 0xfffff
+                   : (int64_t)i < columns ? row[value * columns + i]
+                                          : 0;
+}
+
 void sparse_pool_free(struct sparse_pool *pool);
 
 int64_t sparse_pool_slots(const struct sparse_pool *pool);
@@ -72,6 +94,9 @@ uint8_t *sparse_pool_scales(const struct sparse_pool *pool, int64_t slot);
 
 /* The end of the token's last values, which are 16 bits wide in every format. */
 uint8_t *sparse_pool_end(const struct sparse_pool *pool, uint8_t *token);
+
+/* The values of a key, as attention takes them: d_qk of them, from the bytes of its token. */
+void sparse_pool_values(const struct sparse_pool *pool, const uint8_t *token, int64_t slot, float *values);
 
 /* A drawn key into a slot, or into the bytes of a token of 16-bit values. */
 void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random, int64_t codes, int64_t slot,

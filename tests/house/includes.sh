@@ -14,6 +14,7 @@
 #     tests/fuzz
 #   tools/flashmla/layout.c       also src/cuda/device/fragment.h, which it prints
 #   tests/unit                    also src/cuda/*.h: the host side is tested with a driver that is none
+#   tests/stress                  also the headers of tests/checkattn, whose cases it runs
 #   tests/command                 also the headers of tools/, whose parts it tests, and tests/unit/check.h
 #   tests/house                   also src/cuda/driver.h, which it compares with cuda.h
 # and everybody the public header. Prints one line for every include that is against it.
@@ -60,6 +61,7 @@ check() {
             if (from == "tools/flashmla/layout.c" && to == "src/cuda/device/fragment.h") return 1
             if (a == "tests/unit" && b == "src/cuda" && to ~ /\.h$/) return 1
             if (a == "tests/command" && ((b == "tools" && to ~ /\.h$/) || to == "tests/unit/check.h")) return 1
+            if (a == "tests/stress" && b == "tests/checkattn" && to ~ /\.h$/) return 1
             if (a == "tests/house" && to == "src/cuda/driver.h") return 1
             return b == a || b == "support"
         }
@@ -113,7 +115,7 @@ self_test() {
     }
     fresh() {
         rm -rf "${tree:?}"/*
-        mkdir -p "$tree"/{include/flashmla,src/{ref,cpu/generic,cuda/{device,sm90}},support,tools/flashmla,tests/{unit,checkattn,command}}
+        mkdir -p "$tree"/{include/flashmla,src/{ref,cpu/generic,cuda/{device,sm90}},support,tools/flashmla,tests/{unit,checkattn,stress,command}}
         plant include/flashmla/flashmla.h '#include <stdint.h>'
         for file in num kvformat plan error dispatch; do
             plant src/$file.h '#include "flashmla/flashmla.h"'
@@ -138,6 +140,8 @@ self_test() {
         plant tests/unit/num.c '#include "num.h"'
         plant tests/unit/launch.c '#include "cuda/cuda.h"'
         plant tests/checkattn/main.c '#include <flashmla/flashmla.h>'
+        plant tests/checkattn/case.h '#include <stdint.h>'
+        plant tests/stress/main.c '#include "../checkattn/case.h"'
     }
     red() { # red FILE LINE
         fresh
@@ -166,6 +170,7 @@ self_test() {
     red src/api.c '#include "cuda/cuda.h"'
     red src/plan.h '#include "cuda/cuda.h"'
     red tests/checkattn/main.c '#include "cuda/cuda.h"'
+    red tests/stress/main.c '#include "../checkattn/main.c"'
     red tests/unit/launch.c '#include "cpu/cpu.h"'
     red tools/flashmla/main.c '#include "cuda/cuda.h"'
     red tools/flashmla/main.c '#include "../../src/cuda/device/fragment.h"'

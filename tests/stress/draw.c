@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: MIT */
+#include "draw.h"
+
+#include "../checkattn/cache.h"
+#include "../checkattn/decode_case.h"
+#include "../checkattn/merge.h"
+#include "../checkattn/prefill_case.h"
+#include "../checkattn/sparse_case.h"
+
+#include <string.h>
+
+const char *const operation_names[OPERATIONS] = {"dense_decode", "sparse_decode", "sparse_prefill",
+                                                 "merge",        "cache_append",  "cache_gather"};
+
+_Static_assert((int)AXES <= MOST_AXES && (int)S_AXES <= MOST_AXES && (int)P_AXES <= MOST_AXES &&
+                   (int)C_AXES <= MOST_AXES && (int)M_AXES <= MOST_AXES,
+               "room for every operation's axes");
+
+/* ---- Numbers --------------------------------------------------------------------------------- */
+
+/* One of a list that ends with -1. */
+static int64_t one_of(struct random_state *random, const int64_t *list)
+{
+    int64_t count = 0;
+    while (list[count] >= 0) count++;
+    return list[random_between(random, 0, count - 1)];
+}
+
+#define ONE_OF(random, ...) one_of(random, (const int64_t[]){__VA_ARGS__, -1})
+
+/* Of as many kinds, from 0 on. */
+static int64_t kind(struct random_state *random, int64_t kinds)
+{
+    return random_between(random, 0, kinds - 1);
+}
+
+/* A size up to `most`: primes, and what lies beside borders of tiles and blocks; now and then none. */
+static int64_t size_of(struct random_state *random, int64_t most)
+{
+    static const int64_t sizes[] = {1,   2,   3,   5,   7,   8,   11,  13,  16,  17,   31,  32,  61,
+                                    63,  64,  65,  67,  101, 127, 128, 129, 131, 191,  192, 193, 257,
+                                    320, 321, 509, 512, 513, 577, 640, 641, 769, 1024, 1025};
+    int64_t count = 0;
+    while (count < (int64_t)(sizeof sizes / sizeof sizes[0]) && sizes[count] <= most) count++;
+    if (!random_between(random, 0, 11)) return 0;
+    return random_between(random, 0, 4) ? sizes[random_between(random, 0, count - 1)]
+                                        : random_between(random, 1, most);
+}
+
+static int64_t heads_of(struct random_state *random)
+{
+    return ONE_OF(random, 1, 2, 3, 5, 7, 8, 13, 15, 16, 17, 31, 33, 61, 63, 64, 65, 80, 127, 128);
+}
+
+static int64_t page_of(struct random_state *random)
+{
+    return ONE_OF(random, 1, 2, 3, 7, 16, 31, 61, 64, 64, 64, 67, 128, 131);
+}
+
+static int64_t layout_of(struct random_state *random)
+{
+    return ONE_OF(random, LAYOUT_CONTIGUOUS, LAYOUT_PADDED, LAYOUT_SWAPPED, LAYOUT_ODD);
+}
+
+/* ---- Operations ------------------------------------------------------------------------------ */
+
+/* Rows and keys of a case: what the oracle computes. */
+enum { MOST_WORK = 12000 };
+
+static void draw_dense(struct random_state *random, const char *dtypes, int64_t *v)
+{
+    do {
+        v[A_B] = ONE_OF(random, 0, 1, 1, 2, 3, 5, 7);
+        v[A_SQ] = ONE_OF(random, 1, 1, 2, 3, 5, 7);
+        v[A_SK] = size_of(random, 1025);
+        v[A_HKV] = ONE_OF(random, 1, 1, 1, 2, 3);
+        v[A_HQ] = v[A_HKV] * heads_of(random);
+    } while (v[A_B] * v[A_SQ] * v[A_HQ] * (v[A_SK] + 1) > MOST_WORK);
+    v[A_PAGE] = kind(random, 5) ? page_of(random) : 0 /* contiguous */;
+    v[A_CAUSAL] = kind(random, 2);
+    v[A_DTYPE] = strstr(dtypes, "fp16") ? kind(random, 2) : 0;
+    v[A_DQK] = ONE_OF(random, 512, 576);
+    v[A_LENGTHS] = kind(random, LENGTHS_BEYOND + 1);
+    v[A_SINK] = kind(random, SINK_INFINITE + 1);
+    v[A_EMPTY] = kind(random, 2), v[A_BASE] = 2 * kind(random, 2);
+    v[A_INVARIANT] = !kind(random, 3);
+    v[A_PLAN] = kind(random, PLAN_STALE + 1);
+    v[A_PARTITIONS] = ONE_OF(random, 0, 0, 1, 2, 3, 7, 78);
+    v[A_LAYOUT] = layout_of(random);
+    v[A_INPUTS] = kind(random, INPUTS_NAN_ENDS + 1);
+    v[A_LSE] = kind(random, 4) != 0;
+}
+
+static int64_t lengths_of(struct random_state *random)
+{
+    return ONE_OF(random, S_LENGTHS_NONE, S_LENGTHS_FULL, S_LENGTHS_VARIED, S_LENGTHS_VARIED, S_LENGTHS_ZERO,
+                  S_LENGTHS_BEYOND);
+}
+
+static void draw_sparse(struct random_state *random, const char *dtypes, int64_t *v)
+{
+    int64_t topk, extra;
+    do {
+        v[S_B] = ONE_OF(random, 0, 1, 1, 2, 3, 5);
+        v[S_SQ] = ONE_OF(random, 1, 1, 2, 3);
+        v[S_HQ] = heads_of(random);
+        topk = size_of(random, 641), extra = kind(random, 2) ? size_of(random, 193) : 0;
+    } while (v[S_B] * v[S_SQ] * v[S_HQ] * (topk + extra + 1) > MOST_WORK);
+    v[S_SHAPE] = sparse_shape(size_of(random, 1025), topk, page_of(random));
+    v[S_EXTRA] = kind(random, 2) ? 1 + sparse_shape(size_of(random, 257), extra, page_of(random)) : 0;
+    v[S_FORMAT] = strstr(dtypes, "fp16") ? kind(random, S_FORMATS)
+                                         : ONE_OF(random, S_BF16, S_BF16_512, S_FP8_656, S_FP8_584);
+    v[S_LENGTHS] = lengths_of(random), v[S_EXTRA_LENGTHS] = lengths_of(random);
+    v[S_INDICES] = kind(random, S_INDICES_TWICE + 1);
+    v[S_CODES] = kind(random, S_CODES_NAN + 1);
+    v[S_INPUTS] = kind(random, S_STEEP + 1);
+    v[S_SINK] = kind(random, S_SINK_INFINITE + 1);
+    v[S_EMPTY] = kind(random, 2), v[S_BASE] = 2 * kind(random, 2);
+    v[S_INVARIANT] = !kind(random, 3);
+    v[S_PLAN] = kind(random, S_PLAN_STALE + 1);
+    v[S_PARTITIONS] = ONE_OF(random, 0, 0, 1, 2, 3, 7, 78);
+    v[S_LAYOUT] = layout_of(random);
+    v[S_LSE] = kind(random, 4) != 0;
+}
+
+static void draw_prefill(struct random_state *random, int64_t *v)
+{
+    int64_t topk;
+    v[P_SOURCE] = kind(random, P_SOURCES);
+    const bool flat = v[P_SOURCE] == P_FLAT || v[P_SOURCE] == P_FLAT_GAPS;
+    do {
+        v[P_SQ] = ONE_OF(random, 0, 1, 2, 3, 5, 7, 11, 13, 31, 61, 62, 67);
+        v[P_HKV] = flat ? ONE_OF(random, 1, 1, 2, 3) : 1;
+        v[P_HQ] = v[P_HKV] * heads_of(random);
+        topk = size_of(random, 641);
+    } while (v[P_SQ] * v[P_HQ] * (topk + 1) > MOST_WORK);
+    v[P_SHAPE] = sparse_shape(size_of(random, 1025), topk, 0);
+    v[P_DQK] = v[P_SOURCE] == P_FP8_656 ? 576 : v[P_SOURCE] == P_FP8_584 ? 512 : ONE_OF(random, 512, 576);
+    v[P_PAGE] = page_of(random);
+    v[P_LENGTHS] = ONE_OF(random, S_LENGTHS_NONE, S_LENGTHS_VARIED, S_LENGTHS_BEYOND);
+    v[P_INDICES] = kind(random, S_INDICES_ANY + 1);
+    v[P_CODES] = ONE_OF(random, S_CODES_WRITTEN, S_CODES_SCALES, S_CODES_EXTREME, S_CODES_NAN);
+    v[P_INPUTS] = ONE_OF(random, S_NORMAL, S_SPIKED, S_STEEP, P_EXTREME);
+    /* As in the grid: of few keys with values of ±1 some sums are all but 0, and tolerances are not for those. */
+    if (v[P_INPUTS] == P_EXTREME && v[P_CODES] == S_CODES_EXTREME) v[P_CODES] = S_CODES_WRITTEN;
+    v[P_SINK] = kind(random, S_SINK_INFINITE + 1);
+    v[P_EMPTY] = kind(random, 2), v[P_BASE] = 2 * kind(random, 2);
+    v[P_RESULTS] = kind(random, P_RESULTS_NONE + 1);
+    v[P_LAYOUT] = layout_of(random);
+}
+
+static void draw_merge(struct random_state *random, int64_t *v)
+{
+    do {
+        v[M_N] = ONE_OF(random, 0, 1, 2, 3, 5, 17, 67);
+        v[M_B] = ONE_OF(random, 0, 1, 2, 3, 7);
+        v[M_SQ] = ONE_OF(random, 1, 2, 3, 5);
+        v[M_HQ] = heads_of(random);
+        v[M_DV] = ONE_OF(random, 1, 2, 3, 61, 64, 67, 127, 512, 513, 577);
+    } while (v[M_N] * v[M_B] * v[M_SQ] * v[M_HQ] * v[M_DV] > 50 * MOST_WORK);
+    v[M_PART] = kind(random, 3), v[M_OUT] = kind(random, 3);
+    v[M_EMPTY] = kind(random, 2), v[M_BASE] = 2 * kind(random, 2);
+    v[M_SINK] = kind(random, 2);
+    v[M_EMPTIES] = kind(random, EMPTIES_ALL + 1);
+    v[M_LAYOUT] = layout_of(random);
+}
+
+static void draw_cache(struct random_state *random, bool gather, bool gpu, int64_t *v)
+{
+    v[C_GATHER] = gather;
+    v[C_FORMAT] =
+        ONE_OF(random, FMLA_KV_BF16, FMLA_KV_FP16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576);
+    const bool wide = v[C_FORMAT] == FMLA_KV_BF16 || v[C_FORMAT] == FMLA_KV_FP16;
+    v[C_ELEMENT] = kind(random, 3);
+    v[C_TOKENS] = size_of(random, 193);
+    v[C_PAGE_SIZE] = page_of(random);
+    v[C_CACHE] = kind(random, v[C_FORMAT] == FMLA_KV_FP8_584 ? CACHE_SPREAD : CACHE_SPREAD + 1);
+    v[C_VECTORS] = ONE_OF(random, LAYOUT_CONTIGUOUS, LAYOUT_PADDED, LAYOUT_ODD);
+    v[C_D_QK] = wide ? ONE_OF(random, 1, 2, 3, 61, 64, 67, 130, 512, 576, 577, 1040) : 512;
+    v[C_ROPE] = !gather && v[C_D_QK] > 64 && kind(random, 2);
+    v[C_VALUES] = kind(random, VALUES_ALL + 1);
+    v[C_SCALE] = v[C_FORMAT] == FMLA_KV_FP8_576 ? kind(random, CACHE_SCALES) : 0;
+    v[C_SLOTS] = kind(random, gpu && !gather ? SLOTS_TWICE : SLOTS_TWICE + 1);
+}
+
+void draw_case(struct random_state *random, enum operation operation, const char *dtypes, bool gpu,
+               int64_t v[MOST_AXES])
+{
+    memset(v, 0, MOST_AXES * sizeof *v);
+    switch (operation) {
+    case DENSE_DECODE: draw_dense(random, dtypes, v); break;
+    case SPARSE_DECODE: draw_sparse(random, dtypes, v); break;
+    case SPARSE_PREFILL: draw_prefill(random, v); break;
+    case MERGE: draw_merge(random, v); break;
+    case CACHE_APPEND:
+    case CACHE_GATHER: draw_cache(random, operation == CACHE_GATHER, gpu, v); break;
+    case OPERATIONS: break;
+    }
+}
+
+void run_drawn(const struct run *run, enum operation operation, const int64_t v[MOST_AXES], uint64_t seed,
+               struct tally *tally)
+{
+    switch (operation) {
+    case DENSE_DECODE: decode_case_check(run, v, seed, tally); break;
+    case SPARSE_DECODE: sparse_case_check(run, v, seed, tally); break;
+    case SPARSE_PREFILL: prefill_case_check(run, v, seed, tally); break;
+    case MERGE: merge_check(run, v, seed, tally); break;
+    case CACHE_APPEND:
+    case CACHE_GATHER: cache_check(run, v, seed, tally); break;
+    case OPERATIONS: break;
+    }
+}

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: MIT */
+#define _GNU_SOURCE /* popen */
+#include "faults.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static volatile unsigned char sink;
+
+static void past_end(const struct device_blocks *blocks, const fmla_tensor *out, const fmla_tensor *input,
+                     struct device_scratch *workspace)
+{
+    const struct device_scratch place = device_place(blocks, out->data);
+    (void)input, (void)workspace;
+    place.memory[place.bytes] ^= 1;
+}
+
+static void before_begin(const struct device_blocks *blocks, const fmla_tensor *out, const fmla_tensor *input,
+                         struct device_scratch *workspace)
+{
+    (void)input, (void)workspace;
+    device_place(blocks, out->data).memory[-1] ^= 1;
+}
+
+/* Where the result does not end with its pages, and nothing but a pattern tells. */
+static void past_end_quietly(const struct device_blocks *blocks, const fmla_tensor *out,
+                             const fmla_tensor *input, struct device_scratch *workspace)
+{
+    const struct device_scratch place = device_place(blocks, out->data);
+    (void)input, (void)workspace;
+    if ((uintptr_t)(place.memory + place.bytes) % (uintptr_t)sysconf(_SC_PAGESIZE))
+        place.memory[place.bytes] ^= 1;
+}
+
+/* Where the input ends with its pages; elsewhere reading is not seen. */
+static void read_beyond(const struct device_blocks *blocks, const fmla_tensor *out, const fmla_tensor *input,
+                        struct device_scratch *workspace)
+{
+    const struct device_scratch place = device_place(blocks, input->data);
+    (void)out, (void)workspace;
+    sink = place.memory[place.bytes];
+}
+
+static void workspace_end(const struct device_blocks *blocks, const fmla_tensor *out,
+                          const fmla_tensor *input, struct device_scratch *workspace)
+{
+    (void)blocks, (void)out, (void)input;
+    workspace->memory[workspace->bytes] ^= 1;
+}
+
+static void input_written(const struct device_blocks *blocks, const fmla_tensor *out,
+                          const fmla_tensor *input, struct device_scratch *workspace)
+{
+    const struct device_scratch place = device_place(blocks, input->data);
+    (void)out, (void)workspace;
+    if (place.bytes) place.memory[place.bytes - 1] ^= 1;
+}
+
+static void written_though_refused(const struct device_blocks *blocks, const fmla_tensor *out)
+{
+    const struct device_scratch place = device_place(blocks, out->data);
+    if (place.bytes) place.memory[place.bytes / 2] ^= 1;
+}
+
+static const struct fault_kind kinds[] = {
+    {.name = "past-end", .after = past_end},
+    {.name = "past-end-quietly", .after = past_end_quietly},
+    {.name = "before-begin", .after = before_begin},
+    {.name = "read-beyond", .after = read_beyond},
+    {.name = "workspace", .after = workspace_end},
+    {.name = "input", .after = input_written},
+    {.name = "refused", .refused = written_though_refused},
+    {.name = "dropped-key", .defect = FAULT_DROPPED_KEY},
+    {.name = "gap", .defect = FAULT_GAP},
+    {.name = "merge-base", .defect = FAULT_MERGE_BASE},
+    {.name = "cache-value", .defect = FAULT_CACHE_VALUE},
+    {.name = "gather-value", .defect = FAULT_GATHER_VALUE},
+};
+enum { KINDS = sizeof kinds / sizeof kinds[0] };
+
+const struct fault_kind *fault_of(const char *name)
+{
+    for (int i = 0; i < KINDS; i++)
+        if (!strcmp(kinds[i].name, name)) return &kinds[i];
+    return NULL;
+}
+
+/* Does a run with the fault end with 1, and name a call? */
+static bool is_seen(const char *program, uint64_t seed, const char *name)
+{
+    char command[4500], line[4096];
+    bool named = false;
+    snprintf(command, sizeof command, "'%s' --seed %llu --threads 1 --calls 60 --fault %s 2>&1", program,
+             (unsigned long long)seed, name);
+    FILE *output = popen(command, "r"); // NOLINT(cert-env33-c): of this program's own name
+    if (!output) return false;
+    while (fgets(line, sizeof line, output)) named |= strstr(line, " --call ") != NULL;
+    const int status = pclose(output);
+    return named && WIFEXITED(status) && WEXITSTATUS(status) == 1;
+}
+
+int faults_check(const char *program, uint64_t seed)
+{
+    int unseen = 0;
+    for (int i = 0; i < KINDS; i++) {
+        const bool seen = is_seen(program, seed, kinds[i].name);
+        printf("%s fault %s: %s\n", seen ? "ok" : "FAILED", kinds[i].name, seen ? "seen" : "not seen");
+        unseen += !seen;
+    }
+    return unseen > 0;
+}

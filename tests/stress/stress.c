@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * stress: random calls of every operation, from several host threads at once, through the cases of checkattn. Each call has its
+ * memory behind guard pages (pages.h; on a GPU between canaries), is made with workspaces that must be refused and with
+ * one of exactly the size that was answered, twice, and is compared with the oracle.
+ *
+ * Call N of a seed is the same call whatever ran before it, so that one that failed can be made again alone.
+ */
+#include "../checkattn/device.h"
+#include "draw.h"
+
+#include "../checkattn/decode_case.h"
+#include "../checkattn/pages.h"
+#include "../checkattn/prefill_case.h"
+#include "../checkattn/sparse_case.h"
+#include "faults.h"
+#include "timing.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    MOST_THREADS = 32,
+    MOST_KERNELS = 32,
+    ROUND = 64 /* calls, with the same settings of the library's threads */
+};
+
+/* A kernel of an operation that can be forced. */
+struct tested {
+    enum operation operation;
+    const char *kernel, *dtypes;
+};
+
+static struct {
+    uint64_t seed;
+    fmla_device device; /* type 0: the CPU, behind guard pages */
+    double end;
+    int64_t calls; /* 0: until the end */
+    enum defect defect;
+    int kernels;
+    struct tested kernel[MOST_KERNELS];
+    const char *dtypes[OPERATIONS]; /* of the kernels that dispatch chooses from */
+    _Atomic int64_t next, made, rows, failed, of_operation[OPERATIONS];
+    _Atomic int64_t under_way[MOST_THREADS]; /* the call that each host thread is making; 0: none */
+} stress = {.seed = 1};
+
+/* ---- What went wrong ------------------------------------------------------------------------- */
+
+static _Thread_local struct {
+    const struct run *run;
+    struct tally *tally;
+} now;
+
+static void wrong(const char *what)
+{
+    report(now.tally, now.run, "beside the call", what);
+}
+
+static size_t put_text(char *line, size_t at, const char *text)
+{
+    while (*text) line[at++] = *text++;
+    return at;
+}
+
+static size_t put_number(char *line, size_t at, uint64_t number)
+{
+    char digits[24];
+    int count = 0;
+    do digits[count++] = (char)('0' + number % 10);
+    while (number /= 10);
+    while (count) line[at++] = digits[--count];
+    return at;
+}
+
+/* A kernel touched what is no part of its call. Its threads may be the library's own, so all calls that are under way are
+ * named. */
+static void bad_access(int signal)
+{
+    char line[64 + 32 * MOST_THREADS];
+    size_t at = put_text(line, 0, signal == SIGBUS ? "stress: SIGBUS" : "stress: SIGSEGV");
+    at = put_text(line, at, ": memory beside a buffer was touched; again, one of: --seed ");
+    at = put_number(line, at, stress.seed);
+    for (int i = 0; i < MOST_THREADS; i++) {
+        const int64_t call = atomic_load(&stress.under_way[i]);
+        if (!call) continue;
+        at = put_text(line, at, " --call ");
+        at = put_number(line, at, (uint64_t)call);
+    }
+    line[at++] = '\n';
+    if (write(STDERR_FILENO, line, at) < 0) _exit(3);
+    _exit(1);
+}
+
+static void catch_bad_accesses(void)
+{
+    struct sigaction action = {.sa_handler = bad_access};
+    sigaction(SIGSEGV, &action, NULL);
+    sigaction(SIGBUS, &action, NULL);
+}
+
+/* ---- Kernels --------------------------------------------------------------------------------- */
+
+/* A GPU's tuned kernels refuse some calls: they run where dispatch chooses them, and the portable ones when forced. */
+static bool takes_everything(const char *kernel)
+{
+    return strncmp(kernel, "cuda", 4) != 0 || !strcmp(kernel, "cuda") || !strcmp(kernel, "cuda-sm80");
+}
+
+static bool find_kernels(fmla_device device)
+{
+    fmla_capability row = FMLA_INIT(fmla_capability);
+    for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
+        int operation = 0;
+        while (operation < OPERATIONS && strcmp(row.operation, operation_names[operation]) != 0) operation++;
+        if (operation == OPERATIONS || !row.kernel || !row.available || row.forced_only) continue;
+        const char **dtypes = &stress.dtypes[operation];
+        if (!*dtypes || strlen(row.dtypes) > strlen(*dtypes)) *dtypes = row.dtypes;
+        if (takes_everything(row.kernel) && stress.kernels < MOST_KERNELS)
+            stress.kernel[stress.kernels++] =
+                (struct tested){(enum operation)operation, row.kernel, row.dtypes};
+    }
+    for (int operation = 0; operation < OPERATIONS; operation++)
+        if (!stress.dtypes[operation]) {
+            fprintf(stderr, "stress: there is no kernel of %s on that device\n", operation_names[operation]);
+            return false;
+        }
+    return true;
+}
+
+/* ---- Calls ----------------------------------------------------------------------------------- */
+
+/* What the library's calls run on. A loop of the host's own is one of the settings. */
+static void set_threads(int64_t call)
+{
+    static const int32_t threads[] = {0, 1, 3};
+    const int64_t setting = call / ROUND % 4;
+    fmla_set_parallel_for(setting == 3 ? pthread_for : NULL, NULL, PTHREAD_WORKERS);
+    fmla_set_num_threads(setting == 3 ? 0 : threads[setting]);
+}
+
+/* Cases are smaller the cheaper their operation is to set up: most calls are of attention. */
+static enum operation draw_operation(struct random_state *random)
+{
+    static const enum operation of[] = {DENSE_DECODE,   DENSE_DECODE,  DENSE_DECODE,   SPARSE_DECODE,
+                                        SPARSE_DECODE,  SPARSE_DECODE, SPARSE_PREFILL, SPARSE_PREFILL,
+                                        SPARSE_PREFILL, MERGE,         CACHE_APPEND,   CACHE_GATHER};
+    return of[random_between(random, 0, (int64_t)(sizeof of / sizeof of[0]) - 1)];
+}
+
+static void make_call(int64_t call)
+{
+    struct random_state random = {stress.seed * 0x9e3779b97f4a7c15u + (uint64_t)call * 0xd1342543de82ef95u};
+    int64_t v[MOST_AXES];
+    struct tally tally = {.number = call};
+    struct run run = {.device = stress.device,
+                      .seed = stress.seed,
+                      .keep_threads = true,
+                      .verbose = true,
+                      .fault = stress.defect};
+    random_u64(&random);
+    const enum operation operation = draw_operation(&random);
+    int of[MOST_KERNELS], count = 0;
+    for (int i = 0; i < stress.kernels; i++)
+        if (stress.kernel[i].operation == operation) of[count++] = i;
+    const int64_t chosen = random_between(&random, 0, count); /* the last: what dispatch chooses */
+    run.by_default = chosen == count;
+    run.kernel = run.by_default ? "(the best)" : stress.kernel[of[chosen]].kernel;
+    run.dtypes = run.by_default ? stress.dtypes[operation] : stress.kernel[of[chosen]].dtypes;
+    const bool gpu = on_gpu(&run);
+    draw_case(&random, operation, run.dtypes, gpu, v);
+    now.run = &run, now.tally = &tally;
+    pages_draw(random_u64(&random));
+    run_drawn(&run, operation, v, random_u64(&random), &tally);
+    atomic_fetch_add(&stress.made, 1);
+    atomic_fetch_add(&stress.of_operation[operation], 1);
+    atomic_fetch_add(&stress.rows, tally.rows);
+    if (!tally.failed) return;
+    atomic_fetch_add(&stress.failed, 1);
+    fprintf(stderr, "stress: call %lld of %s by %s failed; again: --seed %llu --call %lld\n", (long long)call,
+            operation_names[operation], run.kernel, (unsigned long long)stress.seed, (long long)call);
+}
+
+struct host_thread {
+    int number;
+    int64_t last; /* call of the round */
+};
+
+static void *host_thread(void *data)
+{
+    enum { ENOUGH = 10 };
+    const struct host_thread *me = data;
+    device_enter();
+    for (int64_t call; (call = atomic_fetch_add(&stress.next, 1)) <= me->last;) {
+        atomic_store(&stress.under_way[me->number], call);
+        if (timing_now() < stress.end && atomic_load(&stress.failed) < ENOUGH) make_call(call);
+        atomic_store(&stress.under_way[me->number], 0);
+    }
+    return NULL;
+}
+
+/* Rounds of calls, each with a setting of the library's threads, until time or calls are used up. */
+static void make_calls(int threads)
+{
+    struct host_thread host[MOST_THREADS];
+    pthread_t thread[MOST_THREADS];
+    for (int64_t first = 1; timing_now() < stress.end && !(stress.calls && first > stress.calls);) {
+        int64_t last = first / ROUND * ROUND + ROUND - 1;
+        if (stress.calls && last > stress.calls) last = stress.calls;
+        set_threads(first);
+        atomic_store(&stress.next, first);
+        int started = 0;
+        for (int i = 0; i < threads; i++) host[i] = (struct host_thread){i, last};
+        while (started + 1 < threads &&
+               !pthread_create(&thread[started], NULL, host_thread, &host[started + 1]))
+            started++;
+        host_thread(&host[0]);
+        while (started) pthread_join(thread[--started], NULL);
+        first = last + 1;
+    }
+}
+
+/* ---- The command line ------------------------------------------------------------------------ */
+
+static int usage(FILE *to, int status)
+{
+    fputs("usage: stress [--seconds N] [--calls N] [--seed N] [--threads N] [--device cpu|cuda:N]\n"
+          "       stress --call N [--seed N] [--device cpu|cuda:N]\n"
+          "       stress --faults [--seed N]\n"
+          "Random calls of every operation and kernel, from N host threads at once (1 to 32, default 3), "
+          "between\n"
+          "guard pages, compared with the oracle: for N seconds (default 60), or N calls of a seed (default "
+          "1).\n"
+          "--call N: that call alone. --faults: planted defects must be seen, and name their call.\n"
+          "Exit: 0 all passed, 1 something failed, 2 wrong usage, 3 the GPU failed.\n",
+          to);
+    return status;
+}
+
+static bool read_number(const char *text, uint64_t least, uint64_t most, uint64_t *number)
+{
+    char *end;
+    errno = 0;
+    *number = strtoull(text, &end, 10);
+    return !errno && !*end && end != text && *text != '-' && *number >= least && *number <= most;
+}
+
+static bool read_device(const char *text, fmla_device *device)
+{
+    uint64_t id;
+    *device = device_pages;
+    if (!strcmp(text, "cpu")) return true;
+    if (strncmp(text, "cuda:", 5) != 0 || !read_number(text + 5, 0, INT32_MAX, &id)) return false;
+    *device = (fmla_device){FMLA_DEVICE_CUDA, (int32_t)id};
+    return true;
+}
+
+static int summary(double start)
+{
+    const int64_t made = atomic_load(&stress.made), failed = atomic_load(&stress.failed);
+    printf("stress: seed %llu: %lld calls in %.0f s (", (unsigned long long)stress.seed, (long long)made,
+           timing_now() - start);
+    for (int i = 0; i < OPERATIONS; i++)
+        printf("%s%s %lld", i ? ", " : "", operation_names[i],
+               (long long)atomic_load(&stress.of_operation[i]));
+    printf("), %lld rows against the oracle, %lld calls failed\n", (long long)atomic_load(&stress.rows),
+           (long long)failed);
+    return failed || !made;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct option options[] = {{"seconds", required_argument, NULL, 's'},
+                                            {"calls", required_argument, NULL, 'n'},
+                                            {"call", required_argument, NULL, 'c'},
+                                            {"seed", required_argument, NULL, 'S'},
+                                            {"threads", required_argument, NULL, 't'},
+                                            {"device", required_argument, NULL, 'd'},
+                                            {"faults", no_argument, NULL, 'F'},
+                                            {"fault", required_argument, NULL, 'f'}, /* one of them, here */
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
+    uint64_t seconds = 60, threads = 3, calls = 0, only = 0;
+    const struct fault_kind *fault = NULL;
+    bool faults = false;
+    for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        bool good = true;
+        switch (option) {
+        case 's': good = read_number(optarg, 1, 1000000, &seconds); break;
+        case 'n': good = read_number(optarg, 1, INT64_MAX, &calls); break;
+        case 'c': good = read_number(optarg, 1, INT64_MAX, &only); break;
+        case 'S': good = read_number(optarg, 0, UINT64_MAX, &stress.seed); break;
+        case 't': good = read_number(optarg, 1, MOST_THREADS, &threads); break;
+        case 'd': good = read_device(optarg, &stress.device); break;
+        case 'f': good = (fault = fault_of(optarg)) != NULL; break;
+        case 'F': faults = true; break;
+        case 'h': return usage(stdout, 0);
+        default: good = false;
+        }
+        if (!good) return usage(stderr, 2);
+    }
+    if (optind < argc) return usage(stderr, 2);
+    if (faults) return faults_check(argv[0], stress.seed);
+
+    const bool gpu = stress.device.type == FMLA_DEVICE_CUDA;
+    if (gpu) device_open(stress.device);
+    if (!find_kernels(gpu ? stress.device : (fmla_device){FMLA_DEVICE_CPU, 0})) return 3;
+    if (!gpu) catch_bad_accesses();
+    struct device_stress watch = {.wrong = wrong};
+    if (fault) watch.after = fault->after, watch.refused = fault->refused, stress.defect = fault->defect;
+    device_stress = &watch;
+    decode_case_draw(stress.seed);
+    prefill_case_draw(stress.seed), sparse_case_draw(stress.seed);
+    const double start = timing_now();
+    stress.end = start + (only ? 1e9 : (double)seconds);
+    stress.calls = (int64_t)calls;
+    if (only) {
+        set_threads((int64_t)only);
+        atomic_store(&stress.under_way[0], (int64_t)only);
+        make_call((int64_t)only);
+    } else {
+        make_calls((int)threads);
+    }
+    return summary(start);
+}
