@@ -15,7 +15,8 @@ import sys
 from typing import Any, Optional, Sequence, Tuple
 
 from . import _library, _operations
-from ._call import Place, dtype_word, put_tensor
+from ._call import Place, put_tensor
+from ._types import dtype_word
 
 KIND = "an array with __dlpack__"
 _THIS = sys.modules[__name__]

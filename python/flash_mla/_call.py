@@ -30,11 +30,6 @@ class Place(ctypes.c_char * (_STRIDES + _DIMS.size)):  # type: ignore[misc]
         self.address = ctypes.addressof(self)
 
 
-def dtype_word(code: int, bits: int) -> int:
-    """A DLPack dtype (code, bits, one lane) as the four bytes of fmla_dtype."""
-    return code | bits << 8 | 1 << 16
-
-
 def put_tensor(
     place: Place,
     data: int,

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from ctypes import c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint64, c_void_p
 from typing import Mapping, NoReturn
+
+from . import _types
 
 # ---- Structs --------------------------------------------------------------------------------------------------------
 
@@ -260,15 +263,29 @@ library = _load()
 _EXCEPTIONS = {1: ValueError, 2: NotImplementedError, 3: RuntimeError, 4: RuntimeError}
 
 
-def fail(status: int, function: str, names: Mapping[str, str]) -> NoReturn:
+_BY_CODE = re.compile(r"type code (\d+) with (\d+) bits")
+
+
+def _type(found: re.Match[str]) -> str:
+    return _types.name_of(int(found[1]), int(found[2])) or found[0]
+
+
+def in_words_of(names: Mapping[str, str], text: str) -> str:
+    """A text that begins with an argument's name, with what `names` has in the place of it."""
+    for theirs, ours in names.items():
+        if text.startswith(theirs):
+            return ours + text[len(theirs) :]
+    return text
+
+
+def fail(status: int, function: str, names: Mapping[str, str], sentences: Mapping[str, str]) -> NoReturn:
     """Raises what the library says of the last call, in the caller's words.
 
     The library's text is "operation: argument: what came and what is allowed". The operation becomes the name of the Python
-    `function`, the beginning of the rest what `names` has in its place.
+    `function`, the beginning of the rest what `names` has in its place, the code of a type its name. A text that begins with one of
+    `sentences` becomes that sentence.
     """
     operation, _, text = library.fmla_last_error().decode().partition(": ")
-    for theirs, ours in names.items():
-        if text.startswith(theirs):
-            text = ours + text[len(theirs) :]
-            break
+    sentence = next((ours for theirs, ours in sentences.items() if text.startswith(theirs)), None)
+    text = sentence or _BY_CODE.sub(_type, in_words_of(names, text))
     raise _EXCEPTIONS[status](f"{function}: {text or operation}")

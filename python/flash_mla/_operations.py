@@ -11,8 +11,9 @@ import ctypes
 from typing import Any, Mapping, Optional
 
 from . import _library
-from ._call import Call, Calls, dtype_word, put_tensor
+from ._call import Call, Calls, put_tensor
 from ._library import library
+from ._types import dtype_word
 
 _plans = Calls(_library.DecodePlanArgs, ["seqlens"], optional=["partitions", "num_splits"])
 _decodes = Calls(
@@ -78,13 +79,22 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     APPEND: {},
     GATHER: {},
 }
+# What Python says in another way: the format is a number there, and here a flag and the number of bytes.
+_SENTENCES: Mapping[str, str] = {
+    "kv_format: is 0, must name the format": "is_fp8_kvcache: is False, must be True where the cache has elements of one byte",
+}
 INT32 = dtype_word(0, 32)
 _WORKSPACE_SIZE = _library.DenseDecodeArgs.workspace_size.offset  # where the library writes it
 
 
 def _check(status: int, function: str) -> None:
     if status:
-        _library.fail(status, function, _NAMES[function])
+        _library.fail(status, function, _NAMES[function], _SENTENCES)
+
+
+def in_words_of(function: str, text: str) -> str:
+    """A text that begins with an argument of the library's operation, with the name that the function has for it."""
+    return _library.in_words_of(_NAMES[function], text)
 
 
 # ---- What runs here -------------------------------------------------------------------------------------------------

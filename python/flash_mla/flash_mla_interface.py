@@ -302,7 +302,8 @@ def flash_mla_with_kvcache(
 
     Raises:
         TypeError, ValueError: an argument is not what it must be; the message names it and what is allowed.
-        NotImplementedError: no kernel for this call runs on this machine; the message says why.
+        NotImplementedError: no kernel for this call runs on this machine; the message says why. Or, under grad mode, a tensor
+            requires a gradient: there is no backward pass.
         RuntimeError: the GPU's driver refused something.
     """
     this = _operations.DECODE
@@ -313,7 +314,7 @@ def flash_mla_with_kvcache(
             extra_topk_length, is_fp8_kvcache, head_dim_v, tile_scheduler_metadata, num_splits, softmax_scale, causal,
             out, lse, batch_invariant, lse_empty, log_base, stream,
         )  # fmt: skip
-    if is_fp8_kvcache:
+    if _flag(this, "is_fp8_kvcache", is_fp8_kvcache):
         raise NotImplementedError(
             f"{this}: is_fp8_kvcache: an FP8 cache has kernels for sparse attention only; pass indices"
         )

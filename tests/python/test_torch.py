@@ -614,21 +614,6 @@ def test_inference_mode(kind):
 
 
 @each_torch_kind
-@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
-def test_inputs_that_require_gradients(kind, grad):
-    """There is no gradient of decode; the results are there all the same."""
-    arrays = BATCH.arrays(kind)
-    expected = bits(kind, decode(arrays))
-    arrays["q"].requires_grad_()
-    arrays["k_cache"].requires_grad_()
-    with torch.set_grad_enabled(grad):
-        out, lse = decode(arrays)
-        assert bits(kind, (out, lse)) == expected
-        assert bits(kind, decode(arrays, out=torch.empty_like(out).detach())) == expected
-        merge_states(out[None].detach().requires_grad_(), lse[None].detach())
-
-
-@each_torch_kind
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -714,34 +699,6 @@ def test_functionalize(kind):
         torch.func.functionalize(step_into)(arrays["q"])
 
 
-@each_torch_kind
-@pytest.mark.parametrize("argument", ["q", "k_cache"])
-def test_vmap_has_no_rule(argument, kind):
-    """It says so, or takes one after the other; nothing else is computed."""
-    arrays = BATCH.arrays(kind)
-    expected = bits(kind, decode(arrays))
-    try:
-        results = torch.func.vmap(lambda array: decode(dict(arrays, **{argument: array})))(arrays[argument][None])
-    except (RuntimeError, ValueError):
-        return
-    assert bits(kind, [array[0] for array in results]) == expected
-
-
-@each_torch_kind
-@pytest.mark.parametrize("argument", ["q", "k_cache"])
-def test_gradient_of_functorch_is_refused_or_none(argument, kind):
-    arrays = BATCH.arrays(kind)
-
-    def total(array):
-        return decode(dict(arrays, **{argument: array}))[0].float().sum()
-
-    try:
-        gradient = torch.func.grad(total)(arrays[argument])
-    except (RuntimeError, ValueError):
-        return
-    assert not torch.any(gradient)
-
-
 @pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
 def test_meta_device(planned):
     """Shapes and types without memory, as every operator of PyTorch gives them."""
@@ -751,26 +708,6 @@ def test_meta_device(planned):
     assert lse.is_meta and tuple(lse.shape) == (4, 4, 2) and lse.dtype == torch.float32
     merged = merge_states(out[None], lse[None])
     assert merged[0].is_meta and merged[0].shape == out.shape
-
-
-@each_torch_kind
-@pytest.mark.parametrize("argument", ["k_cache", "block_table", "cache_seqlens"])
-def test_one_tensor_without_memory(argument, kind):
-    """A fake tensor outside its mode, and one of the meta device, among real ones: no result may come of nothing."""
-    arrays = BATCH.arrays(kind)
-    fake = torch._subclasses.FakeTensorMode().from_tensor(arrays[argument])
-    for array in (fake, arrays[argument].to("meta")):
-        try:
-            out, lse = decode(dict(arrays, **{argument: array}))
-        except Exception:
-            continue
-        assert out.is_meta or isinstance(out, torch._subclasses.FakeTensor)
-
-
-def test_tensor_without_strides():
-    arrays = BATCH.arrays(Kind("torch", "bfloat16"))
-    with pytest.raises((TypeError, ValueError, RuntimeError)):
-        decode(dict(arrays, q=arrays["q"].to_sparse()))
 
 
 @pytest.mark.filterwarnings("ignore")  # quantized tensors are deprecated
@@ -785,14 +722,6 @@ def test_dtype_that_dlpack_has_no_name_for(dtype, argument):
         arrays[argument] = torch.quantize_per_tensor(arrays[argument].float(), 1.0, 0, torch.qint8)
     with pytest.raises(ValueError, match=f"^flash_mla_with_kvcache: {argument}: dtype"):
         decode(arrays)
-
-
-@each_torch_kind
-def test_conjugate_and_negative_views_stay_out(kind):
-    """A tensor whose values are not what lies in its memory is none of the types that are taken."""
-    arrays = BATCH.arrays(kind)
-    with pytest.raises(ValueError, match="^flash_mla_with_kvcache: q: dtype"):
-        decode(dict(arrays, q=torch.zeros(4, 2, 4, 576, dtype=torch.complex64, device=kind.device).conj()))
 
 
 # ---- Threads --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: MIT
+"""PyTorch's tensors as C sees them: where their memory is, what they are not, scratch memory, streams."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Iterable, Mapping, Optional, Tuple
+
+import torch
+
+from . import _library
+from ._call import Place, put_tensor
+from ._types import word_of
+
+# ---- Tensors --------------------------------------------------------------------------------------------------------
+
+# Of every dtype by its name.
+_WORDS = {
+    dtype: word_of(str(dtype).removeprefix("torch."), 8 * dtype.itemsize)
+    for dtype in {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+}
+
+
+def _put_by_attributes(tensor: torch.Tensor, place: Place) -> int:
+    form = *device_of(tensor), _WORDS[tensor.dtype], tensor.shape, tensor.stride()
+    return put_tensor(place, tensor.data_ptr(), *form)
+
+
+def _exchange() -> Optional[Any]:
+    """PyTorch's own function that writes a DLTensor, of DLPack's exchange interface, from PyTorch 2.10 on: a third of the time. The
+    shape and the strides that it points to are the tensor's own."""
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return None
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    table = _ExchangeAPI.from_address(get_pointer(capsule, b"dlpack_exchange_api"))
+    return table.tensor_from_object if table.major == 1 and table.tensor_from_object else None
+
+
+class _ExchangeAPI(ctypes.Structure):
+    """DLPackExchangeAPI, up to what is used of it."""
+
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("older", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        ("managed_from_object", ctypes.c_void_p),
+        ("managed_to_object", ctypes.c_void_p),
+        # Called with the tensor's id, which is its address, and a Place, which is not declared: either way ctypes has least to
+        # convert.
+        ("tensor_from_object", ctypes.PYFUNCTYPE(None, ctypes.c_void_p)),
+    ]
+
+
+_write = _exchange()
+
+
+def put(tensor: Optional[torch.Tensor], place: Place) -> Optional[int]:
+    """Writes the tensor to `place`, whose address is returned; None: there is none."""
+    if tensor is None:
+        return None
+    if _write is not None:
+        try:
+            _write(id(tensor), place)
+            return place.address
+        except RuntimeError:  # of a type that DLPack has no name for: the library says what it wants
+            pass
+    return _put_by_attributes(tensor, place)
+
+
+# What torch.cuda.caching_allocator_alloc and _delete call: the memory that a tensor would have, from the same pool.
+_allocate: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None)
+_free: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", None)
+
+
+def scratch(like: torch.Tensor, size: int, stream: int) -> Tuple[Any, int]:
+    """Memory for one call on the stream of the current GPU, and its address."""
+    if like.is_cuda and _allocate is not None:
+        address = _allocate(size, stream)
+        return address, address
+    memory = like.new_empty(size, dtype=torch.uint8)
+    return memory, memory.data_ptr()
+
+
+def free_scratch(memory: Any) -> None:
+    """Once the call is in its stream, or in the graph that is captured from it: whoever gets the memory next comes after it
+    there."""
+    if type(memory) is int and memory:
+        _free(memory)
+
+
+_OTHER_DEVICE = 12  # kDLExtDev: the library refuses it
+
+
+def device_of(tensor: torch.Tensor) -> Tuple[int, int]:
+    if tensor.is_cuda:
+        return _library.CUDA, tensor.get_device()
+    return (_library.CPU, 0) if tensor.is_cpu or tensor.is_meta else (_OTHER_DEVICE, tensor.get_device())
+
+
+def is_array(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def shape_of(function: str, name: str, tensor: torch.Tensor) -> torch.Size:
+    try:
+        return tensor.shape
+    except RuntimeError:  # of a nested tensor, of a parameter that waits for its first input
+        raise ValueError(strange(function, [(name, tensor)]) or f"{function}: {name}: has no shape") from None
+
+
+KIND = "torch.Tensor"
+
+# ---- Tensors that are not what lies in their memory -------------------------------------------------------------------
+
+
+def strange(
+    function: str, tensors: Iterable[Tuple[str, Optional[torch.Tensor]]], written: Iterable[str] = ()
+) -> Optional[str]:
+    """Why one of the tensors that a function was given has no memory to read or, if it is one of those `written`, to write; None:
+    all have. It is asked where a call goes wrong, or is out of the ordinary: the questions take longer than a call does.
+    """
+    present = [(name, tensor) for name, tensor in tensors if tensor is not None]
+    for name, tensor in present:
+        why = _why_strange(tensor) or (_why_unwritable(tensor) if name in written else None)
+        if why is not None:
+            return f"{function}: {name}: {why}"
+    return _why_apart(function, {name: tensor.device for name, tensor in present if type(tensor) is torch.Tensor})
+
+
+def _why_apart(function: str, devices: Mapping[str, torch.device]) -> Optional[str]:
+    """Where a tensor is that can be with none of the others, which PyTorch's dispatcher does not mind."""
+    for name, device in devices.items():
+        other = next((other for other in devices if devices[other].type != device.type), None)
+        if device.type not in ("cpu", "cuda") and other is not None:
+            return f"{function}: {name}: device is {device}, must be {devices[other]}, where {other} is"
+    return None
+
+
+def _why_strange(tensor: torch.Tensor) -> Optional[str]:
+    if torch.nn.parameter.is_lazy(tensor):
+        return "is an uninitialized parameter, must have a shape and memory"
+    if tensor.is_nested:
+        return "is a nested tensor, must be one of one shape; pass torch.nested.to_padded_tensor of it, or its parts"
+    if tensor.layout is not torch.strided:
+        return f"layout is {tensor.layout}, must be torch.strided; pass the tensor's to_dense()"
+    if tensor.is_quantized:
+        return f"dtype is {str(tensor.dtype).removeprefix('torch.')} (a quantized tensor), must be a plain one"
+    if tensor._is_zerotensor():
+        return "is a zero tensor, which has no memory; pass torch.zeros_like of it"
+    if _is_wrapped(tensor) and not _transforms():
+        return "is a tensor of a torch.func transform that has ended"
+    return None
+
+
+def _why_unwritable(tensor: torch.Tensor) -> Optional[str]:
+    if tensor.is_neg() or tensor.is_conj():
+        lazily = "negated" if tensor.is_neg() else "conjugated"
+        return f"is a lazily {lazily} view, into which no kernel writes; pass a tensor of its own"
+    return None
+
+
+def of_c(*names: str) -> Any:
+    """A function of torch._C that may not be there in every version; then it says that something is so."""
+    value: Any = torch._C
+    for name in names:
+        value = getattr(value, name, None)
+    return value or (lambda *arguments: True)
+
+
+_transforms = of_c("_functorch", "peek_interpreter_stack")
+_is_wrapped = of_c("_functorch", "is_functorch_wrapped_tensor")
+
+# ---- GPUs -----------------------------------------------------------------------------------------------------------
+
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without the object that the public way makes
+_current_device = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
+
+
+def current_stream(tensor: torch.Tensor) -> int:
+    """The current stream of the tensor's device; 0 on the CPU."""
+    if not tensor.is_cuda:
+        return 0
+    if _raw_stream is not None:
+        return _raw_stream(tensor.get_device())
+    return torch.cuda.current_stream(tensor.device).cuda_stream
+
+
+def is_elsewhere(tensor: torch.Tensor) -> bool:
+    """Whether another GPU than the tensor's is the current one."""
+    return tensor.is_cuda and _current_device() != tensor.get_device()

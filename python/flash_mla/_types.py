@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: MIT
+"""The types of elements: their codes in DLPack, and their names where the library has none for them."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+KINDS = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}  # with the number of bits
+_ONE_SIZE = {
+    "float8_e3m4": 7,
+    "float8_e4m3": 8,
+    "float8_e4m3b11fnuz": 9,
+    "float8_e4m3fn": 10,
+    "float8_e4m3fnuz": 11,
+    "float8_e5m2": 12,
+    "float8_e5m2fnuz": 13,
+    "float8_e8m0fnu": 14,
+    "float6_e2m3fn": 15,
+    "float6_e3m2fn": 16,
+    "float4_e2m1fn": 17,
+}
+_NOBODY_S = 128  # DLPack gives none of the codes from here to 255
+_others: dict[str, int] = {}
+
+
+def dtype_word(code: int, bits: int) -> int:
+    """A DLPack dtype (code, bits, one lane) as the four bytes of fmla_dtype."""
+    return code | bits << 8 | 1 << 16
+
+
+def word_of(name: str, bits: int) -> int:
+    """The dtype_word of a type by its name, "bfloat16" say. One that DLPack has no name for gets a code that is nobody's, so that the
+    library refuses it, and `name_of` tells what it was."""
+    kind = name.rstrip("0123456789")
+    code = KINDS.get(kind) if kind in KINDS else _ONE_SIZE.get(name)
+    if code is None:
+        code = _others.setdefault(name, min(_NOBODY_S + len(_others), 255))
+    return dtype_word(code, bits & 255)
+
+
+def name_of(code: int, bits: int) -> Optional[str]:
+    """Of a type that the library knows by its code alone."""
+    if code == KINDS["complex"]:
+        return f"complex{bits}"
+    return next((name for names in (_ONE_SIZE, _others) for name, known in names.items() if known == code), None)

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: MIT
+"""Tensors that are not what lies in their memory, or have none: each is taken for what it means, or refused by name."""
+
+import importlib
+import warnings
+
+import pytest
+
+from attention import Batch
+from kinds import TORCH_KINDS, Kind, each_torch_kind, needs_cuda, torch
+from test_errors import check_message
+
+if torch is None:
+    pytest.skip("PyTorch is not installed", allow_module_level=True)
+torch_calls = importlib.import_module("torch_calls")
+from flash_mla import flash_mla_with_kvcache, get_mla_metadata  # noqa: E402
+
+DEVICES = sorted({kind.device for kind in TORCH_KINDS})
+each_device = pytest.mark.parametrize("device", DEVICES)
+each_input = pytest.mark.parametrize("name,argument", torch_calls.INPUTS)
+each_output = pytest.mark.parametrize("name,argument", torch_calls.OUTPUTS)
+
+
+def same(got, expected):
+    """Bit by bit: there is one kernel for a call."""
+    return len(got) == len(expected) and all(
+        torch.equal(mine.contiguous().view(torch.uint8), its.contiguous().view(torch.uint8))
+        for mine, its in zip(got, expected)
+    )
+
+
+# ---- Taken for what it means ------------------------------------------------------------------------------------------
+
+
+def negative(tensor):
+    return torch._neg_view(-tensor)
+
+
+def imaginary(tensor):
+    """Of what is conjugated: the way to a negative view without PyTorch's private functions. There is no complex bf16."""
+    return torch.complex(torch.zeros(tensor.shape, device=tensor.device), -tensor.float()).conj().imag.to(tensor.dtype)
+
+
+MEANT = {
+    "negative": negative,
+    "negated twice": lambda tensor: torch._neg_view(torch._neg_view(tensor)),
+    "negative part of a larger one": lambda tensor: negative(torch.cat([tensor, tensor]))[: len(tensor)],
+    "imaginary part of a conjugate": imaginary,
+    "parameter": lambda tensor: torch.nn.Parameter(tensor, requires_grad=False),
+    "copied on write": torch._lazy_clone,
+    "subclass": lambda tensor: tensor.as_subclass(type("Sub", (torch.Tensor,), {})),
+}
+
+
+@each_device
+@each_input
+@pytest.mark.parametrize("wrap", MEANT.values(), ids=MEANT)
+def test_input_that_means_other_values_than_it_holds(name, argument, wrap, device):
+    call = torch_calls.of(name, device)
+    expected = call(**torch_calls.given(call))
+    call = torch_calls.of(name, device)
+    meant = wrap(call.inputs[argument])
+    assert torch.equal(meant.as_subclass(torch.Tensor), call.inputs[argument])
+    assert same(
+        [array.as_subclass(torch.Tensor) for array in call(**torch_calls.given(call), **{argument: meant})], expected
+    )
+
+
+@each_device
+@pytest.mark.parametrize("name", torch_calls.NAMES)
+def test_all_inputs_negative_at_once(name, device):
+    call = torch_calls.of(name, device)
+    expected = call(**torch_calls.given(call))
+    call = torch_calls.of(name, device)
+    changed = {argument: negative(tensor) for argument, tensor in call.inputs.items()}
+    assert same(call(**torch_calls.given(call), **changed), expected)
+
+
+@each_device
+@pytest.mark.parametrize("made_by", ["meta", "tables"])
+def test_plan_of_negative_lengths(made_by, device):
+    """Tables that are negative views too."""
+    batch = Batch([100, 0, 65], s_q=2)
+    arrays = batch.arrays(Kind("torch", "bfloat16", device))
+    expected = flash_mla_with_kvcache(*arrays.values(), 512, get_mla_metadata()[0])
+    lengths = arrays["cache_seqlens"] = negative(arrays["cache_seqlens"])
+    if made_by == "meta":
+        plan = get_mla_metadata()
+    else:
+        plan = [negative(table) for table in get_mla_metadata(lengths, 2 * 4, 1)]
+    assert same(flash_mla_with_kvcache(*arrays.values(), 512, *plan), expected)
+
+
+@each_device
+@each_input
+def test_input_that_is_repeated_by_its_strides(name, argument, device):
+    """All of the first dimension in one place; a list that needs a stride of 1 is refused by name."""
+    call = torch_calls.of(name, device)
+    first = call.inputs[argument][:1]
+    call.inputs[argument] = first.repeat(len(call.inputs[argument]), *[1] * (first.ndim - 1))
+    expected = call(**torch_calls.given(call))
+    call.outputs = torch_calls.of(name, device).outputs
+    repeated = first.expand_as(call.inputs[argument])
+    if first.ndim == 1:
+        with pytest.raises(ValueError) as caught:
+            call(**torch_calls.given(call), **{argument: repeated})
+        check_message(caught.value, call.name, argument)
+    else:
+        assert same(call(**torch_calls.given(call), **{argument: repeated}), expected)
+
+
+@each_device
+@each_output
+def test_output_that_is_a_copy_on_write(name, argument, device):
+    """The one that it was copied from keeps its values."""
+    call = torch_calls.of(name, device)
+    other = call.outputs[argument]
+    call.outputs[argument] = torch._lazy_clone(other)
+    results = call(**call.outputs)
+    assert torch.all(other == 7) and any(result is call.outputs[argument] for result in results)
+    expected = torch_calls.of(name, device)
+    assert same(results, expected(**expected.outputs))
+
+
+# ---- Refused ----------------------------------------------------------------------------------------------------------
+
+
+def lists_of(tensor):
+    return list(tensor) if tensor.ndim > 1 else [tensor]
+
+
+REFUSED = {
+    "sparse": lambda tensor: tensor.to_sparse(),
+    "sparse rows": lambda tensor: tensor.reshape(-1, tensor.shape[-1]).to_sparse_csr(),
+    "mkldnn": lambda tensor: tensor.to_mkldnn(),
+    "nested": lambda tensor: torch.nested.nested_tensor(lists_of(tensor)),
+    "jagged": lambda tensor: torch.nested.nested_tensor(lists_of(tensor), layout=torch.jagged),
+    "zero": lambda tensor: torch._efficientzerotensor(tensor.shape, dtype=tensor.dtype, device=tensor.device),
+    "uninitialized": lambda tensor: torch.nn.parameter.UninitializedParameter(requires_grad=False),
+    "meta": lambda tensor: tensor.to("meta"),
+    "float8": lambda tensor: tensor.to(torch.float8_e4m3fn),
+    "quantized": lambda tensor: torch.quantize_per_tensor(tensor.float(), 1.0, 0, torch.qint8),
+    "conjugate": lambda tensor: tensor.to(torch.complex64).conj(),
+    "without storage": lambda tensor: emptied(tensor.clone()),
+}
+
+
+def emptied(tensor):
+    """As sharded parameters are, between their uses."""
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def make(wrap, tensor):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some kinds are called prototypes, or deprecated
+        try:
+            return wrap(tensor)
+        except (RuntimeError, NotImplementedError, ValueError) as error:
+            pytest.skip(f"PyTorch makes no such tensor: {str(error).splitlines()[0]}")
+
+
+SAID = {  # what the message speaks of
+    "sparse": "torch.sparse_coo",
+    "mkldnn": "torch._mkldnn",
+    "nested": "nested tensor",
+    "jagged": "nested tensor",
+    "zero": "zero tensor",
+    "uninitialized": "uninitialized parameter",
+    "meta": "device is meta",
+    "quantized": "dtype is qint8",
+    "conjugate": "dtype is complex64",
+    "without storage": "data is NULL",
+}
+
+
+@each_device
+@each_input
+@pytest.mark.parametrize("kind", REFUSED)
+def test_input_that_is_refused(name, argument, kind, device):
+    call = torch_calls.of(name, device)
+    strange = make(REFUSED[kind], call.inputs[argument])
+    with pytest.raises(ValueError) as caught:
+        call(**torch_calls.given(call), **{argument: strange})
+    message = str(caught.value)
+    is_bytes = kind == "float8" and name.startswith("sparse") and argument in ("k_cache", "kv")
+    check_message(caught.value, call.name, "is_fp8_kvcache" if is_bytes else argument)
+    assert SAID.get(kind, "") in message and "type code" not in message, message
+    assert all(torch.all(tensor == 7) for tensor in call.outputs.values()), "nothing is written"
+
+
+@each_device
+@each_output
+@pytest.mark.parametrize("kind", [*REFUSED, "negative", "conjugated"])
+def test_output_that_is_refused(name, argument, kind, device):
+    call = torch_calls.of(name, device)
+    wrap = {
+        **REFUSED,
+        "negative": negative,
+        "conjugated": lambda tensor: torch.view_as_complex(torch.zeros(*tensor.shape, 2, device=device)).conj(),
+    }[kind]
+    outputs = dict(call.outputs)
+    outputs[argument] = make(wrap, outputs[argument])
+    with pytest.raises(ValueError) as caught:
+        call(**outputs)
+    check_message(caught.value, call.name, argument)
+    for other, tensor in call.outputs.items():
+        assert torch.all(tensor == 7), f"nothing is written into {other}"
+
+
+@each_device
+@each_output
+def test_output_that_several_elements_share(name, argument, device):
+    call = torch_calls.of(name, device)
+    call.outputs[argument] = call.outputs[argument][:1].expand_as(call.outputs[argument])
+    with pytest.raises(ValueError) as caught:
+        call(**call.outputs)
+    check_message(caught.value, call.name, argument)
+
+
+@each_device
+@each_input
+def test_fake_tensor_among_real_ones(name, argument, device):
+    """PyTorch's own words."""
+    call = torch_calls.of(name, device)
+    fake = torch._subclasses.FakeTensorMode().from_tensor(call.inputs[argument])
+    with pytest.raises(AssertionError, match="FakeTensor"):
+        call(**torch_calls.given(call), **{argument: fake})
+
+
+@each_device
+def test_tensor_that_left_its_transform(device):
+    call, left = torch_calls.of("dense_decode", device), []
+    torch.func.vmap(lambda q: (left.append(q), q)[1])(call.inputs["q"][None])
+    with pytest.raises(ValueError, match="^flash_mla_with_kvcache: q: .*torch.func transform"):
+        call(q=left[0])
+
+
+def test_tensor_of_another_device():
+    """One that is neither the CPU nor a GPU of CUDA's; its index is not taken for a GPU's."""
+    import torch._lazy.ts_backend as backend
+
+    try:
+        backend.init()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    call = torch_calls.of("dense_decode")
+    with pytest.raises(ValueError, match="^flash_mla_with_kvcache: k_cache: device is lazy:0, must be cpu"):
+        call(k_cache=call.inputs["k_cache"].to("lazy"))
+
+
+# ---- Transforms -------------------------------------------------------------------------------------------------------
+
+
+@each_device
+@pytest.mark.filterwarnings("ignore")  # of vmap, that it is slow
+@each_input
+def test_vmap_takes_one_after_the_other(name, argument, device):
+    """Or says that it has no rule; nothing else is computed."""
+    call = torch_calls.of(name, device)
+    given = torch_calls.given(call)
+    expected = call(**given)
+    stacked = call.inputs[argument][None]
+    try:
+        results = torch.func.vmap(lambda tensor: call(**given, **{argument: tensor}))(stacked)
+    except (RuntimeError, ValueError):
+        assert name == "cache_append", "what writes into its arguments has no rule"
+        return
+    assert same([array[0] for array in results], expected)
+
+
+@each_device
+@pytest.mark.filterwarnings("ignore")
+def test_vmap_over_a_negative_view(device):
+    call = torch_calls.of("dense_decode", device)
+    expected = call()
+    cache = negative(call.inputs["k_cache"])
+    results = torch.func.vmap(lambda q: call(q=q, k_cache=cache))(call.inputs["q"][None])
+    assert same([array[0] for array in results], expected)
+
+
+@each_device
+@pytest.mark.parametrize("name", [name for name in torch_calls.NAMES if name != "cache_append"])
+def test_functionalize(name, device):
+    """Results that are made are seen, negative views too."""
+    call = torch_calls.of(name, device)
+    expected, first = call(), next(iter(call.inputs))
+    got = torch.func.functionalize(lambda tensor: call(**{first: torch._neg_view(tensor)}))(-call.inputs[first])
+    assert same(got, expected)
+
+
+@each_device
+@pytest.mark.parametrize("name", torch_calls.NAMES)
+def test_compiled_with_a_negative_view(name, device):
+    """Made outside of the graph, and inside."""
+    call = torch_calls.of(name, device)
+    first = next(iter(call.inputs))
+    expected = call(**torch_calls.given(call))
+    torch._dynamo.reset()
+
+    def outside(tensor, outputs):
+        return call(**outputs, **{first: tensor})
+
+    def inside(tensor, outputs):
+        return call(**outputs, **{first: torch._neg_view(tensor)})
+
+    for step, tensor in ((outside, negative(call.inputs[first])), (inside, -call.inputs[first])):
+        fresh = torch_calls.given(torch_calls.of(name, device))
+        assert same(torch.compile(step, backend="aot_eager", fullgraph=True)(tensor, fresh), expected)
+    torch._dynamo.reset()
+
+
+@needs_cuda
+@each_torch_kind
+def test_cuda_negative_view_on_a_stream(kind):
+    """What is resolved is ordered with the call."""
+    if kind.device != "cuda":
+        pytest.skip("of a GPU")
+    call = torch_calls.of("dense_decode", "cuda")
+    expected = call()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        got = call(q=negative(call.inputs["q"]))
+    torch.cuda.synchronize()
+    assert same(got, expected)
