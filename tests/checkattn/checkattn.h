@@ -103,7 +103,7 @@ static inline bool on_gpu(const struct run *run)
 /* Are calls made on copies of a case (device.h)? */
 static inline bool is_apart(fmla_device device)
 {
-    return device.type != FMLA_DEVICE_CPU;
+    return device.device_type != FMLA_DEVICE_CPU;
 }
 
 void check_dense_decode(const struct run *run, struct tally *tally);

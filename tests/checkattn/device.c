@@ -25,7 +25,7 @@ static void must(bool good, const struct fault *fault)
 void device_enter(void)
 {
     struct fault fault;
-    if (current.type != FMLA_DEVICE_CUDA) return;
+    if (current.device_type != FMLA_DEVICE_CUDA) return;
     must(gpu_open(current.id, &fault), &fault);
 }
 
@@ -52,7 +52,7 @@ size_t device_memory(void)
 
 static bool on_pages(void)
 {
-    return current.type != FMLA_DEVICE_CUDA;
+    return current.device_type != FMLA_DEVICE_CUDA;
 }
 
 static void *allocate(size_t bytes, size_t alignment)

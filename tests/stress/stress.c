@@ -308,7 +308,7 @@ int main(int argc, char **argv)
     if (optind < argc) return usage(stderr, 2);
     if (faults) return faults_check(argv[0], stress.seed);
 
-    const bool gpu = stress.device.type == FMLA_DEVICE_CUDA;
+    const bool gpu = stress.device.device_type == FMLA_DEVICE_CUDA;
     if (gpu) device_open(stress.device);
     if (!find_kernels(gpu ? stress.device : (fmla_device){FMLA_DEVICE_CPU, 0})) return 3;
     if (!gpu) catch_bad_accesses();
