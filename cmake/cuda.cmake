@@ -5,7 +5,7 @@
 set(FMLA_CUDA AUTO CACHE STRING "Kernels for NVIDIA GPUs: AUTO (where a working nvcc is found), ON, OFF")
 set_property(CACHE FMLA_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(FMLA_CUDA_ARCHS "$ENV{FMLA_CUDA_ARCHS}" CACHE STRING
-  "Compute capabilities to make machine code for, as 80;90a; empty: all that the kernels are for")
+  "Compute capabilities to make machine code for, as 80;90a; all; native: this machine's GPUs. Empty: all, of the Python package native")
 
 set(cuda_images
   any/cache_append
@@ -61,6 +61,31 @@ function(cuda_probe why)
   endif()
 endfunction()
 
+# Sets `archs` to the compute capabilities of this machine's GPUs, of those that nvcc knows and the kernels are for. Where
+# there is none: 80, whose machine code runs on all of 8.x and whose PTX on every later GPU, and 90a for Hopper's kernels.
+function(cuda_native archs known)
+  find_program(nvidia_smi nvidia-smi PATHS /usr/lib/wsl/lib NO_CACHE)
+  set(said "")
+  if(nvidia_smi)
+    execute_process(COMMAND ${nvidia_smi} --query-gpu=compute_cap --format=csv,noheader
+      OUTPUT_VARIABLE said ERROR_QUIET TIMEOUT 60)
+  endif()
+  set(found "")
+  string(REGEX MATCHALL "[0-9]+\\.[0-9]" said "${said}")
+  foreach(capability IN LISTS said)
+    string(REPLACE "." "" number ${capability})
+    if(number IN_LIST known AND number GREATER_EQUAL 80)
+      list(APPEND found ${number})
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES found)
+  list(SORT found COMPARE NATURAL)
+  if(NOT found)
+    set(found 80 90a)
+  endif()
+  set(${archs} ${found} PARENT_SCOPE)
+endfunction()
+
 set(cuda_missing "FMLA_CUDA is OFF")
 if(FMLA_CUDA)
   find_program(FMLA_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin PATHS /usr/local/cuda/bin)
@@ -82,7 +107,10 @@ else()
   execute_process(COMMAND ${FMLA_NVCC} --list-gpu-code OUTPUT_VARIABLE cuda_known)
   string(REGEX MATCHALL "[0-9]+[a-z]?" cuda_known "${cuda_known}")
   set(cuda_archs ${FMLA_CUDA_ARCHS})
-  if(NOT cuda_archs)
+  if(cuda_archs STREQUAL native OR (FMLA_PYTHON AND NOT cuda_archs))
+    cuda_native(cuda_archs "${cuda_known}")
+  elseif(cuda_archs STREQUAL all OR NOT cuda_archs)
+    set(cuda_archs "")
     foreach(arch IN ITEMS 80 86 89 90 100 103 120 121)
       if(arch IN_LIST cuda_known) # the last of these GPUs came after the first of these compilers
         list(APPEND cuda_archs ${arch})
@@ -96,7 +124,7 @@ else()
     # nvcc lists 90, not 90a, in some versions: the number is what it must know.
     string(REGEX MATCH "^[0-9]+" number "${arch}")
     if(NOT number IN_LIST cuda_known OR number LESS 80)
-      message(FATAL_ERROR "FMLA_CUDA_ARCHS: ${arch}: must be one of 80 and above that ${FMLA_NVCC} knows: ${cuda_known}")
+      message(FATAL_ERROR "FMLA_CUDA_ARCHS: ${arch}: must be native, all, or of 80 and above what ${FMLA_NVCC} knows: ${cuda_known}")
     endif()
     list(APPEND cuda_targets -gencode arch=compute_${arch},code=sm_${arch})
     if(arch STREQUAL number AND number GREATER cuda_ptx)

@@ -4,13 +4,15 @@
 # and the wheel that is built from it. auditwheel puts OpenMP's library into the wheel and names it after the oldest glibc
 # that it runs with (manylinux_2_34 if built on Debian 12). Then the wheel is installed in an environment of its own, and used.
 #
-# FMLA_CUDA_ARCHS and CMAKE_ARGS=-DFMLA_CUDA=OFF choose the kernels for GPUs. Needs the network for pip; exits 77 if pip
+# Kernels are for all GPUs, not for this machine's as those of pip install . are; FMLA_CUDA_ARCHS and
+# CMAKE_ARGS=-DFMLA_CUDA=OFF choose others. Needs the network for pip; exits 77 if pip
 # cannot get the tools, 3 if there is no Python to run them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD output=$(realpath -m -- "${1:-dist}")
 scripts/dependencies.sh wheel
 python=$(scripts/python.sh venv ensurepip)
+export FMLA_CUDA_ARCHS=${FMLA_CUDA_ARCHS:-all}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 unset FLASHMLA_LIBRARY PYTHONPATH
 work=$(mktemp -d)

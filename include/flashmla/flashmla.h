@@ -56,8 +56,8 @@ extern "C" {
 #define FMLA_API
 #endif
 
-/* What follows `enum`: every constant below is an int32_t, for binding generators too, wherever the language can say it.
- * Before C23 clang, which they read headers with, calls that an extension. */
+/* What follows `enum`: every constant below is an int32_t wherever the language can say so; in C before C23 clang can, by
+ * which binding generators (bindgen for one) read headers. Elsewhere it is an int of the same values. */
 #if defined(__cplusplus) || (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 202311L)
 #define FMLA_INT32 : int32_t
 #elif defined(__clang__)

@@ -53,6 +53,24 @@ class Capability(ctypes.Structure):
     ]
 
 
+class DeviceInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("reason", c_char_p),
+        ("built_for", c_char_p),
+        ("needs", c_char_p),
+        ("count", c_int32),
+        ("workers", c_int32),
+        ("compute_capability", c_int32),
+        ("shared_bytes", c_int32),
+        ("driver", c_int32),
+        ("driver_needed", c_int32),
+        ("built_with", c_int32),
+        ("ptx", c_int32),
+    ]
+
+
 class DecodePlanArgs(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -210,6 +228,7 @@ _FUNCTIONS: Mapping[str, tuple[object, list[object]]] = {
     "fmla_version_string": (c_char_p, []),
     "fmla_last_error": (c_char_p, []),
     "fmla_capabilities": (c_int32, [Device, c_int64, _STRUCTS(Capability)]),
+    "fmla_device_describe": (c_int32, [Device, _STRUCTS(DeviceInfo)]),
     # These take the addresses of a struct (of a Call: _call.py) and of what is asked.
     "fmla_decode_plan_partitions": (c_int32, [c_void_p, c_void_p]),
     "fmla_decode_plan": (c_int32, [c_void_p]),

@@ -267,7 +267,8 @@ def _check_place(function: str, place: tuple[int, int], **lengths: Optional[int]
             continue
         device = _library.Tensor.from_address(address).device
         theirs, ours = (
-            f"cuda:{number}" if kind == _library.CUDA else "cpu" for kind, number in ((device.device_type, device.id), place)
+            f"cuda:{number}" if kind == _library.CUDA else "cpu"
+            for kind, number in ((device.device_type, device.id), place)
         )
         if theirs != ours:
             raise ValueError(f"{function}: {name}: device is {theirs}, must be {ours} as q's")

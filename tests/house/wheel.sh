@@ -30,7 +30,10 @@ requires=$(sed -n 's/^requires = \["\(.*\)"\]$/\1/p' "$root/pyproject.toml")
 
 mkdir "$work/empty"
 cd "$work/empty"
-"$pip" install "${root}[numpy]" >"$work/log" 2>&1 || {
+# With the extras that README.md's line for it names.
+extras=$(sed -n "s/^pip install '\.\(\[[a-z,]*\]\)'.*/\1/p" "$root/README.md")
+[ -n "$extras" ] || fail "README.md has no line pip install '.[...]'"
+"$pip" install "$root$extras" >"$work/log" 2>&1 || {
     cat "$work/log"
     exit 1
 }
@@ -65,10 +68,14 @@ grep -qF "\"$soname\"" "$packages/flash_mla/_library.py" || fail "_library.py do
 # ---- Does it work ------------------------------------------------------------------------------------------------
 
 "$work/venv/bin/python" "$root/tests/house/wheel.py" || bad=1
-# README's example; the one with PyTorch goes on from there.
-awk '/^```/ { show = 0 } /^import numpy/ { show = seen = 1 } show
+# README's first example. tests/python/test_readme.py has the ones that need PyTorch and a GPU.
+awk '/^```/ { show = 0 } show { print; seen = 1 } /^```python$/ && !seen { show = 1 }
      END { if (!seen) print "raise SystemExit(\"README.md has no example\")" }' "$root/README.md" >example.py
 "$work/venv/bin/python" example.py || fail '^ the example of README.md'
+"$work/venv/bin/python" -m flash_mla.info >info || fail '^ python -m flash_mla.info'
+for line in "library  $library" 'build    without kernels for GPUs' '  dense_decode '; do
+    grep -qF "$line" info || fail "python -m flash_mla.info does not say '$line': $(cat info)"
+done
 
 # ---- Editable ------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ STRUCTS = {
     _library.DType: "fmla_dtype",
     _library.Tensor: "fmla_tensor",
     _library.Capability: "fmla_capability",
+    _library.DeviceInfo: "fmla_device_info",
     _library.DecodePlanArgs: "fmla_decode_plan_args",
     _library.DenseDecodeArgs: "fmla_dense_decode_args",
     _library.SparseDecodeArgs: "fmla_sparse_decode_args",
