@@ -26,14 +26,21 @@
  *                    flight; a plan is read-only, may serve many calls at once, and may be copied to other memory
  *                    that is 16-byte aligned.
  *   Errors           Every function that can fail returns a fmla_status. On failure fmla_last_error() names
- *                    the argument, what came and what is allowed, and nothing was written to any output.
+ *                    the argument, what came and what is allowed. What is wrong with a call is found before any
+ *                    of it runs: nothing was written. FMLA_DEVICE_ERROR alone, which operations on a GPU may
+ *                    answer, can come later, where the driver refuses a step behind others that already went to
+ *                    the stream. Outputs and workspace may hold anything then, once the stream has passed these
+ *                    steps; inputs and all other memory are as they were, and the call may be made again. What
+ *                    goes wrong on the GPU after a call returned is told by a later call of the driver in that
+ *                    context, which may be inside another operation.
  *                    Nothing prints, exits, aborts or throws.
  *   Threads          Every function may be called from any thread at any time. CPU operations return when the
  *                    result is there; they run on the threads that fmla_set_num_threads and
  *                    fmla_set_parallel_for arrange.
  *   GPUs             The driver is loaded at the first use of a GPU. An operation runs in the calling thread's
  *                    current context, which must be of the tensors' device (else FMLA_INVALID_ARGUMENT); a
- *                    thread without one borrows the device's primary context for the call.
+ *                    thread without one borrows the device's primary context for the call. Between calls that
+ *                    context may be reset (cuDevicePrimaryCtxReset), and others may be destroyed.
  *   Graphs           On a GPU, operations are asynchronous on args->stream, never synchronise, never read
  *                    device memory on the host, and can be captured into a CUDA graph. On the CPU, stream is
  *                    not used.
@@ -93,7 +100,7 @@ enum FMLA_INT32 {
     FMLA_INVALID_ARGUMENT = 1, /* the call can never work as written */
     FMLA_UNSUPPORTED = 2,      /* a sensible call that no kernel of this build, or on this machine, can run */
     FMLA_BUFFER_TOO_SMALL = 3, /* workspace or plan buffer: the message says how many bytes are needed */
-    FMLA_DEVICE_ERROR = 4      /* the GPU driver refused something: the message has its words */
+    FMLA_DEVICE_ERROR = 4      /* the GPU driver refused something: the message has its words; see Errors */
 };
 
 /* The name of a status, "FMLA_OK". Static storage; never NULL. */
@@ -229,7 +236,7 @@ typedef struct fmla_device_info {
 FMLA_API fmla_status fmla_device_describe(fmla_device device, fmla_device_info *info);
 
 /* Does ahead what the first call on a device would do once: detection, and loading of kernels.
- * Errors: FMLA_UNSUPPORTED if nothing of this build runs on the device. On a GPU also as its operations (below). */
+ * Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED if nothing of this build runs on the device, FMLA_DEVICE_ERROR. */
 FMLA_API fmla_status fmla_prepare(fmla_device device);
 
 /* ---- The split plan ------------------------------------------------------------------------- */
@@ -282,7 +289,7 @@ FMLA_API fmla_status fmla_decode_plan_size(const fmla_decode_plan_args *args, si
 FMLA_API fmla_status fmla_decode_plan_partitions(const fmla_decode_plan_args *args, int32_t *count);
 
 /* Writes the plan, or its tables.
- * Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL, FMLA_UNSUPPORTED.
+ * Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL, FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR.
  * On a GPU it can be captured, and replayed after the lengths changed in place. */
 FMLA_API fmla_status fmla_decode_plan(const fmla_decode_plan_args *args);
 
@@ -363,13 +370,27 @@ typedef struct fmla_dense_decode_args {
 FMLA_API fmla_status fmla_dense_decode_workspace_size(const fmla_dense_decode_args *args, size_t *bytes,
                                                       size_t *alignment);
 
+/* For a workspace that is made once and serves calls of many sizes: the most that fmla_dense_decode takes in any call whose
+ * b, s_q, h_q, pages and max_pages are at most those of these arguments, and whose types, d_qk, d_v, h_kv, page_size, options,
+ * device and kernel are the same; whether attn_sink and lse are there or not, and whatever the data and the strides. The
+ * calls may plan inside or be given a plan or tables, if these have as many partitions as these arguments name (by
+ * num_partitions, the rows of partitions, or a plan in host memory), or where they name none, as many as fmla_decode_plan
+ * and the call itself choose for their sizes. On the CPU for calls with the same fmla_num_threads().
+ * It never falls as sizes grow, and is at most about twice what the call that takes the most takes. What
+ * fmla_dense_decode_workspace_size answers grows with b, pages and max_pages too, but with s_q and h_q only if batch_invariant
+ * is set or the partitions are named; otherwise it may fall.
+ * Errors: as fmla_dense_decode_workspace_size. */
+FMLA_API fmla_status fmla_dense_decode_workspace_bound(const fmla_dense_decode_args *args, size_t *bytes,
+                                                       size_t *alignment);
+
 /* The kernel that fmla_dense_decode would run with these arguments, as fmla_capabilities names it (static). Looks
  * at what fmla_dense_decode_workspace_size looks at.
  * Errors: as there. */
 FMLA_API fmla_status fmla_dense_decode_kernel(const fmla_dense_decode_args *args, const char **name);
 
-/* Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace, plan), FMLA_UNSUPPORTED. On the CPU an entry
- * of block_table that is used and is no page of the cache is FMLA_INVALID_ARGUMENT; on a GPU it is undefined. */
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace, plan), FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. On the CPU
+ * an entry of block_table that is used and is no page of the cache is FMLA_INVALID_ARGUMENT; on a GPU it is
+ * undefined. */
 FMLA_API fmla_status fmla_dense_decode(const fmla_dense_decode_args *args);
 
 /* ---- Cache formats -------------------------------------------------------------------------- */
@@ -440,12 +461,22 @@ typedef struct fmla_sparse_decode_args {
 FMLA_API fmla_status fmla_sparse_decode_workspace_size(const fmla_sparse_decode_args *args, size_t *bytes,
                                                        size_t *alignment);
 
+/* As fmla_dense_decode_workspace_bound: the most that fmla_sparse_decode takes in any call whose b, s_q, h_q, topk and
+ * extra_topk are at most these (extra_topk is 0 without extra_indices), whose types, formats, d_qk, d_v, options, device and
+ * kernel are the same, with lengths or without, caches of any pages, and plans as there; of those that were made with b 0, too.
+ * What fmla_sparse_decode_workspace_size answers grows with every size if batch_invariant is set or the partitions are
+ * named. Otherwise it may fall with s_q and h_q, and on GPUs of compute capability 9.0 with every size: smaller batches
+ * may take more.
+ * Errors: as fmla_sparse_decode_workspace_size. */
+FMLA_API fmla_status fmla_sparse_decode_workspace_bound(const fmla_sparse_decode_args *args, size_t *bytes,
+                                                        size_t *alignment);
+
 /* The kernel that fmla_sparse_decode would run with these arguments, as fmla_capabilities names it (static).
  * Errors: as there. */
 FMLA_API fmla_status fmla_sparse_decode_kernel(const fmla_sparse_decode_args *args, const char **name);
 
-/* Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace, plan), FMLA_UNSUPPORTED. No value of an index is an
- * error. */
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace, plan), FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. No value of an
+ * index is an error. */
 FMLA_API fmla_status fmla_sparse_decode(const fmla_sparse_decode_args *args);
 
 /* ---- Sparse prefill ------------------------------------------------------------------------- */
@@ -487,11 +518,19 @@ typedef struct fmla_sparse_prefill_args {
 FMLA_API fmla_status fmla_sparse_prefill_workspace_size(const fmla_sparse_prefill_args *args, size_t *bytes,
                                                         size_t *alignment);
 
+/* As fmla_dense_decode_workspace_bound: the most that fmla_sparse_prefill takes in any call whose s_q, h_q and topk are at most
+ * these, and whose types, formats, d_qk, d_v, h_kv, options, device and kernel are the same, with lengths or without, and as many
+ * keys as there may be. What fmla_sparse_prefill_workspace_size answers may fall with every size.
+ * Errors: as fmla_sparse_prefill_workspace_size. */
+FMLA_API fmla_status fmla_sparse_prefill_workspace_bound(const fmla_sparse_prefill_args *args, size_t *bytes,
+                                                         size_t *alignment);
+
 /* The kernel that fmla_sparse_prefill would run with these arguments, as fmla_capabilities names it (static).
  * Errors: as there. */
 FMLA_API fmla_status fmla_sparse_prefill_kernel(const fmla_sparse_prefill_args *args, const char **name);
 
-/* Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace), FMLA_UNSUPPORTED. No value of an index is an error. */
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace), FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. No value of an index
+ * is an error. */
 FMLA_API fmla_status fmla_sparse_prefill(const fmla_sparse_prefill_args *args);
 
 /* ---- Merge ---------------------------------------------------------------------------------- */
@@ -512,7 +551,7 @@ typedef struct fmla_merge_args {
     int32_t log_base;       /* FMLA_LOG_…, of the parts and of the result */
 } fmla_merge_args;
 
-/* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED. */
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. */
 FMLA_API fmla_status fmla_merge(const fmla_merge_args *args);
 
 /* ---- Cache append --------------------------------------------------------------------------- */
@@ -538,7 +577,7 @@ typedef struct fmla_cache_append_args {
     float cache_scale;  /* of FMLA_KV_FP8_576, finite and > 0; 0 = 1. Others: 0 */
 } fmla_cache_append_args;
 
-/* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED. On the CPU a slot that is neither -1 nor in [0, pages · page_size) is
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. On the CPU a slot that is neither -1 nor in [0, pages · page_size) is
  * FMLA_INVALID_ARGUMENT, and nothing was written; on a GPU its token is skipped. */
 FMLA_API fmla_status fmla_cache_append(const fmla_cache_append_args *args);
 
@@ -557,7 +596,7 @@ typedef struct fmla_cache_gather_args {
     float cache_scale;      /* of FMLA_KV_FP8_576, finite and > 0; 0 = 1. Others: 0 */
 } fmla_cache_gather_args;
 
-/* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED. */
+/* Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. */
 FMLA_API fmla_status fmla_cache_gather(const fmla_cache_gather_args *args);
 
 #ifdef __cplusplus

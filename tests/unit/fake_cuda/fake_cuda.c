@@ -141,10 +141,11 @@ static void hold(int call, int device)
 static cu_result called(int call)
 {
     pthread_mutex_lock(&mutex);
-    const int fails = ++fake.calls[call] > fake.passes[call];
+    const cu_result answer = ++fake.calls[call] > fake.passes[call] ? fake.fails[call] : CU_SUCCESS;
+    if (answer && fake.once[call]) fake.fails[call] = CU_SUCCESS;
     pthread_mutex_unlock(&mutex);
     if (depth) hold(call, stack[depth - 1]->device);
-    return fails ? fake.fails[call] : CU_SUCCESS;
+    return answer;
 }
 
 /* The current context; NULL where there is none. */

@@ -70,6 +70,7 @@ struct fake_cuda {
     int capability, sms, shared_bytes;
     cu_result fails[CALLS]; /* what an entry answers instead of working */
     int passes[CALLS];      /* … after it has worked so many times */
+    int once[CALLS];        /* … and then works again */
     int resets_move;        /* a primary context that was reset has another handle afterwards */
     /* An entry that does not go on in contexts of a device until it is released: who waits for it stands still. */
     int held_call, held_device;
