@@ -55,7 +55,7 @@ void outfile_handle_signals(void)
         sigaction(fatal[i], &action, NULL);
     }
     signal(SIGXFSZ, SIG_IGN);
-    atexit(remove_all); /* libgomp exits by itself when it has no memory for its threads */
+    atexit(remove_all); /* also where a library of the process ends it */
 }
 
 static bool write_fault(const struct outfile *file, struct fault *fault)

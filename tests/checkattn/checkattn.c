@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 const char *const fault_names[FAULTS] = {
     "none",      "dropped-key",  "mask",        "swapped-page", "out-of-bounds", "gap",
@@ -60,18 +61,32 @@ static void *loop_thread(void *data)
     return NULL;
 }
 
-void pthread_for(void *pool, int64_t count, fmla_task task, void *task_data)
+enum { MOST_WORKERS = 64 };
+
+static void run_loop(int count_of_workers, int64_t count, fmla_task task, void *task_data)
 {
-    (void)pool;
     struct loop loop = {.count = count, .task = task, .task_data = task_data};
-    struct loop_worker workers[PTHREAD_WORKERS];
-    pthread_t threads[PTHREAD_WORKERS];
+    struct loop_worker workers[MOST_WORKERS];
+    pthread_t threads[MOST_WORKERS];
     int started = 0;
-    for (int i = 0; i < PTHREAD_WORKERS; i++) workers[i] = (struct loop_worker){&loop, i};
-    for (int i = 1; i < PTHREAD_WORKERS && !pthread_create(&threads[i], NULL, loop_thread, &workers[i]); i++)
+    for (int i = 0; i < count_of_workers; i++) workers[i] = (struct loop_worker){&loop, i};
+    for (int i = 1; i < count_of_workers && !pthread_create(&threads[i], NULL, loop_thread, &workers[i]); i++)
         started = i;
     loop_thread(&workers[0]);
     for (int i = 1; i <= started; i++) pthread_join(threads[i], NULL);
+}
+
+void pthread_for(void *pool, int64_t count, fmla_task task, void *task_data)
+{
+    (void)pool;
+    run_loop(PTHREAD_WORKERS, count, task, task_data);
+}
+
+void oracle_for(int64_t count, fmla_task task, void *task_data)
+{
+    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    const int64_t workers = processors < 1 ? 1 : processors < MOST_WORKERS ? processors : MOST_WORKERS;
+    run_loop((int)(workers < count ? workers : count > 0 ? count : 1), count, task, task_data);
 }
 
 void use_threads(const struct run *run, int64_t threads)
@@ -277,7 +292,8 @@ static int usage(FILE *to, int status)
           "                 [--threads own] [--cases N] [--case N] [--json FILE] [--here]\n"
           "       checkattn --faults [--seed N] [--device cpu|cuda:N] [--verbose]\n"
           "Compares every kernel of this machine with the oracle. --faults: planted defects must go red.\n"
-          "--threads own: no OpenMP, for tools that do not see into it. --cases N: at most N cases a kernel; "
+          "--threads own: every loop on three threads, however short, for tools that look for races. --cases "
+          "N: at most N cases a kernel; "
           "that\n"
           "is no full test, and says so. --case N: that one of the grid alone. --json FILE: what was tested "
           "on the GPU, with the hashes of its "

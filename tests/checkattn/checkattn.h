@@ -48,7 +48,7 @@ struct run {
     uint64_t seed;
     enum defect fault;
     bool verbose;
-    bool own_threads;   /* every loop on threads of our own: OpenMP is not touched */
+    bool own_threads;   /* every loop of the library on threads of our own */
     int64_t most_cases; /* of a kernel; 0 = all that the grid needs. Anything else is told to be partial */
     int64_t only_case;  /* of the grid, by its number; 0 = all */
 };
@@ -107,5 +107,8 @@ void use_threads(const struct run *run, int64_t threads);
 /* A loop over threads of our own, for fmla_set_parallel_for. */
 void pthread_for(void *pool, int64_t count, fmla_task task, void *task_data);
 enum { PTHREAD_WORKERS = 3 };
+
+/* A loop of the harness itself, on all processors. */
+void oracle_for(int64_t count, fmla_task task, void *task_data);
 
 #endif

@@ -65,12 +65,7 @@ void decode_compare_oracle(struct decode_case *c, const struct run *run, struct 
     const int64_t all = c->b * c->s_q * c->h_q;
     const int64_t count = choose_rows(c, rows, all * c->s_k <= 40000 && all <= MOST ? MOST : CHOSEN);
     struct oracle_rows oracle = {c, rows, out, lse, 0};
-    if (run->own_threads) {
-        pthread_for(NULL, count, oracle_row, &oracle);
-    } else {
-#pragma omp parallel for schedule(dynamic, 1)
-        for (int64_t i = 0; i < count; i++) oracle_row(&oracle, i, 0);
-    }
+    oracle_for(count, oracle_row, &oracle);
     const int failures = atomic_load(&oracle.failures);
     if (failures) report(tally, run, c->name, "the oracle refused a row");
 

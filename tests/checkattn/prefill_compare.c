@@ -187,12 +187,7 @@ void prefill_compare(struct prefill_case *c, const struct run *run, struct tally
                             .max_logits = calloc((size_t)first[count], sizeof(float)),
                             .lse = calloc((size_t)first[count], sizeof(float))};
     if (!oracle.out || !oracle.max_logits || !oracle.lse) exit(1);
-    if (run->own_threads) {
-        pthread_for(NULL, count, oracle_rows, &oracle);
-    } else {
-#pragma omp parallel for schedule(dynamic, 1)
-        for (int64_t i = 0; i < count; i++) oracle_rows(&oracle, i, 0);
-    }
+    oracle_for(count, oracle_rows, &oracle);
     if (atomic_load(&oracle.failures)) report(tally, run, c->name, "the oracle refused rows");
     compare_rows(c, run, tally, &oracle, count);
     free(oracle.out), free(oracle.max_logits), free(oracle.lse);

@@ -74,12 +74,7 @@ void sparse_compare_oracle(struct sparse_case *c, const struct run *run, struct 
                             calloc((size_t)first[count], sizeof *oracle.out),
                             calloc((size_t)first[count], sizeof(float)),
                             0};
-    if (run->own_threads) {
-        pthread_for(NULL, count, oracle_rows, &oracle);
-    } else {
-#pragma omp parallel for schedule(dynamic, 1)
-        for (int64_t i = 0; i < count; i++) oracle_rows(&oracle, i, 0);
-    }
+    oracle_for(count, oracle_rows, &oracle);
     const int failures = atomic_load(&oracle.failures);
     if (failures) report(tally, run, c->name, "the oracle refused rows");
 

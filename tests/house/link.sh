@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # link.sh static|shared|readme ROOT BUILD - builds and runs a program against the library the way a user does,
-# without CMake. CC names the compiler, OPENMP_FLAGS its flags for OpenMP. "readme" takes the programs from the
-# ```c blocks of README.md.
+# without CMake. CC names the compiler. "readme" takes the programs from the ```c blocks of README.md.
 set -euo pipefail
 mode=$1 root=$2 build=$3
 read -ra cc <<<"${CC:-cc}"
-read -ra openmp <<<"${OPENMP_FLAGS:-}"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -15,7 +13,7 @@ against_shared() { compile "$@" -L "$build" -lflashmla -Wl,-rpath,"$build" -lm; 
 
 case $mode in
 static)
-    compile "$(dirname "${BASH_SOURCE[0]}")/outside.c" "$build/libflashmla.a" "${openmp[@]}" -lm -ldl
+    compile "$(dirname "${BASH_SOURCE[0]}")/outside.c" "$build/libflashmla.a" -pthread -lm -ldl
     "$work/program"
     ;;
 shared)
