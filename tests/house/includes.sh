@@ -13,8 +13,8 @@
 #   tests/unit, tests/checkattn,  also the formats and the planner, src/plan.h
 #     tests/fuzz
 #   tools/flashmla/layout.c       also src/cuda/device/fragment.h, which it prints
-#   tests/unit                    also src/cuda/*.h: the host side is tested with a driver that is none; the test of the
-#                                 loop over threads also src/threads.h
+#   tests/unit                    also src/cuda/*.h: the host side is tested with a driver that is none; the tests of
+#                                 the loop over threads and of the choice also src/threads.h, src/dispatch.h
 #   tests/command                 also the headers of tools/, whose parts it tests, and tests/unit/check.h
 #   tests/house                   also src/cuda/driver.h, which it compares with cuda.h
 # and everybody the public header. Prints one line for every include that is against it.
@@ -61,6 +61,7 @@ check() {
             if (from == "tools/flashmla/layout.c" && to == "src/cuda/device/fragment.h") return 1
             if (a == "tests/unit" && b == "src/cuda" && to ~ /\.h$/) return 1
             if (from == "tests/unit/test_threads.c" && to == "src/threads.h") return 1
+            if (from == "tests/unit/test_dispatch.c" && to == "src/dispatch.h") return 1
             if (a == "tests/command" && ((b == "tools" && to ~ /\.h$/) || to == "tests/unit/check.h")) return 1
             if (a == "tests/house" && to == "src/cuda/driver.h") return 1
             return b == a || b == "support"
@@ -140,6 +141,7 @@ self_test() {
         plant tests/unit/num.c '#include "num.h"'
         plant tests/unit/launch.c '#include "cuda/cuda.h"'
         plant tests/unit/test_threads.c '#include "threads.h"'
+        plant tests/unit/test_dispatch.c '#include "dispatch.h"'
         plant tests/checkattn/main.c '#include <flashmla/flashmla.h>'
     }
     red() { # red FILE LINE
