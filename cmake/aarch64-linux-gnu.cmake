@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# 64-bit ARM from another machine, as Debian and Ubuntu have it: gcc-aarch64-linux-gnu brings libgomp along,
-# libc6-dev-arm64-cross the C library. Programs run under qemu's user emulation.
+# 64-bit ARM from another machine, as Debian and Ubuntu have it: gcc-aarch64-linux-gnu, and
+# libc6-dev-arm64-cross for the C library. Programs run under qemu's user emulation.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)

@@ -4,13 +4,8 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# The archive brings no OpenMP; its users link the one whose functions its compiler called. gcc's is found by every
-# compiler under its name. Others' often lie outside of the linker's folders: only that compiler knows where.
-if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
-  set(static_needs -lgomp -pthread -lm -ldl)
-else()
-  set(static_needs ${OpenMP_C_FLAGS} -pthread -lm -ldl)
-endif()
+# What users of the archive link beside it.
+set(static_needs -pthread -lm -ldl)
 list(JOIN static_needs " " pc_private)
 
 # Folders that were given as absolute paths cannot move with the tree, and stay as they were given.

@@ -6,7 +6,7 @@
 # that takes no question (root, or sudo without a password); if not, prints the one line to run. Exit codes:
 # 0 all there, 3 something is missing that this script may not or cannot install.
 #
-# A tool counts as there when it works (a compiler: when it compiles, links and finds OpenMP), never because a
+# A tool counts as there when it works (a compiler: when it compiles and links), never because a
 # package of that name is installed: tools come from elsewhere too.
 set -euo pipefail
 
@@ -25,8 +25,9 @@ have_python() { "$(dirname "${BASH_SOURCE[0]}")/python.sh" "$@" >/dev/null; }
 
 # The probe is what the build itself asks of a compiler.
 compiles() {
-    "$@" -x c -std=c11 -fopenmp - -o /dev/null >/dev/null 2>&1 <<'PROBE'
-#include <omp.h>
+    "$@" -x c -std=c11 -pthread - -o /dev/null >/dev/null 2>&1 <<'PROBE'
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #if defined(__clang__)
 #if __clang_major__ < 14
@@ -35,7 +36,7 @@ compiles() {
 #elif !defined(__GNUC__) || __GNUC__ < 10
 #error "gcc 10 or later"
 #endif
-int main(void) { return printf("%d\n", omp_get_max_threads()) < 0; }
+int main(void) { return printf("%d\n", pthread_self() == 0) < 0; }
 PROBE
 }
 
@@ -46,16 +47,15 @@ need_compiler() {
         if compiles "${words[@]}"; then return; fi
         case ${words[0]} in
         gcc | gcc-[0-9]*) need "a working $CC (gcc 10 or later)" "${words[0]}" libc6-dev ;;
-        clang) need "a working $CC (clang 14 or later) with OpenMP" clang libomp-dev libc6-dev ;;
-        clang-[0-9]*) need "a working $CC (clang 14 or later) with OpenMP" \
-            "${words[0]}" "libomp-${words[0]#clang-}-dev" libc6-dev ;;
+        clang) need "a working $CC (clang 14 or later)" clang libc6-dev ;;
+        clang-[0-9]*) need "a working $CC (clang 14 or later)" "${words[0]}" libc6-dev ;;
         *) # which package brings it is anybody's guess
-            echo "CC is '$CC', which is no gcc (10 or later) or clang (14 or later) that works with -fopenmp." >&2
+            echo "CC is '$CC', which is no gcc (10 or later) or clang (14 or later) that works." >&2
             exit 3
             ;;
         esac
     elif ! compiles cc && ! compiles gcc && ! compiles clang; then
-        need 'a C compiler with OpenMP (gcc 10 or clang 14 or later)' gcc libc6-dev
+        need 'a C compiler (gcc 10 or clang 14 or later)' gcc libc6-dev
     fi
 }
 
@@ -98,7 +98,7 @@ need_wheel() {
 
 need_ci() {
     need_lint
-    compiles clang || need 'clang with OpenMP' clang libomp-dev
+    compiles clang || need 'clang 14 or later' clang
     compiles gcc || need gcc gcc libc6-dev
     have g++ || need g++ g++
     # The examples in other languages. bindgen reads headers with clang's library.
@@ -133,7 +133,7 @@ need_fuzz() {
     fi
 }
 
-# The cross compiler brings libgomp along. cmake/aarch64-linux-gnu.cmake knows where its libraries lie.
+# cmake/aarch64-linux-gnu.cmake knows where its libraries lie.
 need_aarch64() {
     need_build
     compiles aarch64-linux-gnu-gcc ||

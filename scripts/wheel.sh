@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # wheel.sh [FOLDER] - the Python package for other machines of this platform, into FOLDER (dist/): the source distribution,
-# and the wheel that is built from it. auditwheel puts OpenMP's library into the wheel and names it after the oldest glibc
-# that it runs with (manylinux_2_34 if built on Debian 12). Then the wheel is installed in an environment of its own, and used.
+# and the wheel that is built from it. auditwheel names the wheel after the oldest glibc that it runs
+# with (manylinux_2_34 if built on Debian 12). Then the wheel is installed in an environment of its own, and used.
 #
 # Kernels are for all GPUs, not for this machine's as those of pip install . are; FMLA_CUDA_ARCHS and
 # CMAKE_ARGS=-DFMLA_CUDA=OFF choose others. Needs the network for pip; exits 77 if pip

@@ -76,8 +76,9 @@ fmla_status dispatch_prepare(fmla_device device)
 
 static struct {
     pthread_once_t once;
-    unsigned machine; /* NEEDS_… that it meets */
-    bool intel;
+    struct processor processor;
+    int order
+        [KERNELS]; /* the rows of the table, for one operation after the other, best first on this processor */
     char environment[512];
     bool environment_too_long;
     char dtypes[KERNELS][32];
@@ -101,11 +102,13 @@ static void describe_formats(char *text, size_t size, unsigned formats)
         if (formats & (1u << f)) text_append(text, size, " %s", names[f]);
 }
 
+/* Also after a fork in the midst of it, which begins it again in the child. */
 static void describe_kernel(int index)
 {
     static const char *const element_names[] = {"bf16", "fp16", "fp32"};
     const struct kernel *kernel = &kernels[index];
     char *dtypes = state.dtypes[index];
+    *dtypes = *state.shapes[index] = 0;
     for (int e = 0; e < 3; e++) {
         if (!(kernel->elements & (1u << e))) continue;
         text_append(dtypes, sizeof state.dtypes[index], "%s%s", *dtypes ? " " : "", element_names[e]);
@@ -130,19 +133,44 @@ static bool has_f16c(void)
 }
 #endif
 
-static void initialise(void)
+static struct processor this_processor(void)
 {
+    struct processor found = {0}, *processor = &found;
 #if defined(__x86_64__)
-    state.intel = __builtin_cpu_is("intel");
+    processor->intel = __builtin_cpu_is("intel");
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
-        state.machine |= NEEDS_AVX2;
-    if ((state.machine & NEEDS_AVX2) && __builtin_cpu_supports("avx512f") &&
+        processor->meets |= NEEDS_AVX2;
+    if ((processor->meets & NEEDS_AVX2) && __builtin_cpu_supports("avx512f") &&
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq"))
-        state.machine |= NEEDS_AVX512;
-    if ((state.machine & NEEDS_AVX512) && __builtin_cpu_supports("avx512bf16"))
-        state.machine |= NEEDS_AVX512_BF16;
+        processor->meets |= NEEDS_AVX512;
+    if ((processor->meets & NEEDS_AVX512) && __builtin_cpu_supports("avx512bf16"))
+        processor->meets |= NEEDS_AVX512_BF16;
 #endif
+    return found;
+}
+
+/* The one place that knows what is better than what: dispatch and fmla_capabilities go by it. */
+static void order_kernels(void)
+{
+    int count = 0;
+    for (int op = 0; op < OPERATIONS; op++)
+        for (int i = 0; i < KERNELS; i++)
+            if (kernels[i].operation == (enum operation)op) state.order[count++] = i;
+    for (int at = 0; at + 1 < KERNELS; at++) {
+        const struct kernel *kernel = &kernels[state.order[at]], *next = &kernels[state.order[at + 1]];
+        if (!kernel->slow_on_intel || !state.processor.intel) continue;
+        if (next->operation != kernel->operation || next->needs != NEEDS_AVX512) continue;
+        const int row = state.order[at];
+        state.order[at] = state.order[at + 1], state.order[at + 1] = row;
+        at++;
+    }
+}
+
+static void initialise(void)
+{
+    state.processor = this_processor();
+    order_kernels();
     const char *environment = getenv("FLASHMLA_KERNEL");
     if (environment) {
         const int length = snprintf(state.environment, sizeof state.environment, "%s", environment);
@@ -150,6 +178,13 @@ static void initialise(void)
     }
     for (int i = 0; i < KERNELS; i++) describe_kernel(i);
     driver_version_words(cuda_build.driver, state.driver_needed);
+}
+
+void dispatch_pretend(const struct processor *processor)
+{
+    pthread_once(&state.once, initialise);
+    state.processor = processor ? *processor : this_processor();
+    order_kernels();
 }
 
 void dispatch_describe(fmla_device device, fmla_device_info *info)
@@ -197,7 +232,7 @@ static const char *missing_feature(const struct kernel *kernel, fmla_device devi
                    ? "this build has no machine code of it (FMLA_CUDA_ARCHS)"
                    : "";
     }
-    const unsigned missing = kernel->needs & ~state.machine;
+    const unsigned missing = kernel->needs & ~state.processor.meets;
     return !missing                        ? ""
            : (missing & NEEDS_AVX512_BF16) ? "this processor has no AVX-512 BF16"
            : (missing & NEEDS_AVX512)      ? "this processor has no AVX-512 (F, BW, VL, DQ)"
@@ -334,14 +369,14 @@ fmla_status dispatch(const struct wanted *wanted, const char *forced, const stru
     }
 
     bool device_has_kernels = false;
-    for (int i = 0; i < KERNELS; i++) {
-        if (kernels[i].operation != wanted->operation || kernels[i].forced_only) continue;
-        if (kernels[i].slow_on_intel && state.intel) continue;
-        if (kernels[i].device_type != wanted->device.device_type) continue;
+    for (int at = 0; at < KERNELS; at++) {
+        const struct kernel *row = &kernels[state.order[at]];
+        if (row->operation != wanted->operation || row->forced_only) continue;
+        if (row->device_type != wanted->device.device_type) continue;
         device_has_kernels = true;
         /* The last refusal is told: it is that of the most general kernel. */
-        if (refuses(&kernels[i], wanted, &argument, why, sizeof why)) continue;
-        *kernel = &kernels[i];
+        if (refuses(row, wanted, &argument, why, sizeof why)) continue;
+        *kernel = row;
         return FMLA_OK;
     }
     if (device_has_kernels) return fail(FMLA_UNSUPPORTED, "%s: %s: %s", operation, argument, why);
@@ -357,7 +392,8 @@ bool dispatch_capability(fmla_device device, int64_t index, fmla_capability *cap
     int64_t row = 0;
     for (int op = 0; op < OPERATIONS; op++) {
         bool supported = false;
-        for (int i = 0; i < KERNELS; i++) {
+        for (int at = 0; at < KERNELS; at++) {
+            const int i = state.order[at];
             const struct kernel *kernel = &kernels[i];
             if (kernel->operation != (enum operation)op || kernel->device_type != device.device_type)
                 continue;

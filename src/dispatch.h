@@ -54,7 +54,7 @@ struct kernel {
     unsigned formats; /* FORMATS_… of a cache; 0 = not asked */
     bool forced_only;
     const char *part_of; /* the kernel that runs this one where it suits; NULL for all others */
-    bool slow_on_intel;  /* another kernel is chosen on Intel processors */
+    bool slow_on_intel;  /* on Intel processors the next row of the table is the better one */
     bool plans_sparse;   /* a planner for sparse decode too */
 
     fmla_status (*decode_plan)(const struct plan_problem *problem);
@@ -101,6 +101,15 @@ const char *operation_name(enum operation operation);
 
 /* The best kernel for `wanted`, or the one that `forced` (may be NULL) or the environment names. */
 fmla_status dispatch(const struct wanted *wanted, const char *forced, const struct kernel **kernel);
+
+/* What of a processor the choice depends on. */
+struct processor {
+    unsigned meets; /* NEEDS_… */
+    bool intel;
+};
+
+/* For tests: from now on the choice is that of another processor; NULL: of this one. No other thread is in a call. */
+void dispatch_pretend(const struct processor *processor);
 
 /* Row `index` of fmla_capabilities; false past the end. */
 bool dispatch_capability(fmla_device device, int64_t index, fmla_capability *capability);

@@ -60,7 +60,7 @@ void outfile_handle_signals(void)
         sigaction(fatal[i], &action, NULL);
     }
     signal(SIGXFSZ, SIG_IGN);
-    atexit(outfile_remove_unfinished); /* libgomp exits by itself when it has no memory for its threads */
+    atexit(outfile_remove_unfinished); /* also where a library of the process ends it */
 }
 
 static bool write_fault(const struct outfile *file, struct fault *fault)

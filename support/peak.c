@@ -8,6 +8,9 @@
 
 #include "timing.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
+
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -93,18 +96,62 @@ bool peak_unit_available(enum peak_unit unit)
     return true;
 }
 
-/* Seconds of `steps` steps on every one of `threads` threads. */
-static double run_loop(const struct unit *unit, int threads, int64_t steps)
+/* ---- Threads -------------------------------------------------------------------------------- */
+
+struct share {
+    void (*work)(void *data, int index);
+    void *data;
+    int index;
+};
+
+static void *run_share(void *data)
 {
-    const double start = timing_now();
-#pragma omp parallel num_threads(threads)
-    {
-        struct registers r;
-        registers_fill(&r);
-        unit->loop(&r, steps);
-        volatile float used = r.sums[0]; /* or the loop would be dead */
-        (void)used;
+    const struct share *share = data;
+    share->work(share->data, share->index);
+    return NULL;
+}
+
+/* work(data, i) for i in [0, threads), each on a thread of its own; what gets none is done by the caller. Starting them takes
+ * little beside what is measured here. */
+static void on_threads(int threads, void (*work)(void *data, int index), void *data)
+{
+    enum { MOST = 4096 };
+    static pthread_t started[MOST]; /* peaks are measured by one caller at a time */
+    static struct share shares[MOST];
+    int count = 1;
+    for (; count < threads && count < MOST; count++) {
+        shares[count] = (struct share){work, data, count};
+        if (pthread_create(&started[count], NULL, run_share, &shares[count])) break;
     }
+    work(data, 0);
+    for (int i = count; i < threads; i++) work(data, i);
+    for (int i = 1; i < count; i++) pthread_join(started[i], NULL);
+}
+
+/* ---- Arithmetic ----------------------------------------------------------------------------- */
+
+struct steps {
+    const struct unit *unit;
+    int64_t count;
+};
+
+static void run_steps(void *data, int index)
+{
+    const struct steps *steps = data;
+    (void)index;
+    struct registers r;
+    registers_fill(&r);
+    steps->unit->loop(&r, steps->count);
+    volatile float used = r.sums[0]; /* or the loop would be dead */
+    (void)used;
+}
+
+/* Seconds of `count` steps on every one of `threads` threads. */
+static double run_loop(const struct unit *unit, int threads, int64_t count)
+{
+    struct steps steps = {unit, count};
+    const double start = timing_now();
+    on_threads(threads, run_steps, &steps);
     return timing_now() - start;
 }
 
@@ -133,6 +180,26 @@ static size_t system_bytes(int name)
     return value > 0 ? (size_t)value : 0;
 }
 
+/* Thread `index` has the same part of the memory whatever is done with it. */
+struct parts {
+    uint64_t *words;
+    int64_t pieces;
+    int threads;
+    _Atomic uint64_t all;
+};
+
+static int64_t part_begin(const struct parts *parts, int index)
+{
+    return parts->pieces * index / parts->threads;
+}
+
+static void fill_part(void *data, int index)
+{
+    const struct parts *parts = data;
+    for (int64_t i = part_begin(parts, index); i < part_begin(parts, index + 1); i++)
+        memset((char *)parts->words + i * MEBI, 1, MEBI);
+}
+
 bool peak_memory_open(struct peak_memory *memory, int threads)
 {
     memset(memory, 0, sizeof *memory);
@@ -148,10 +215,9 @@ bool peak_memory_open(struct peak_memory *memory, int threads)
     memory->words = aligned_alloc(64, bytes);
     memory->bytes = bytes;
     if (!memory->words) return false;
-    const int64_t pieces = (int64_t)(bytes / MEBI);
-    /* Pages lie with the thread that will read them. */
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t i = 0; i < pieces; i++) memset((char *)memory->words + i * MEBI, 1, MEBI);
+    /* Pages lie near a thread that will read them. */
+    struct parts parts = {memory->words, (int64_t)(bytes / MEBI), threads, 0};
+    on_threads(threads, fill_part, &parts);
     return true;
 }
 
@@ -170,15 +236,21 @@ static uint64_t read_piece(const uint64_t *words)
     return all;
 }
 
+static void read_part(void *data, int index)
+{
+    struct parts *parts = data;
+    uint64_t all = 0;
+    for (int64_t i = part_begin(parts, index); i < part_begin(parts, index + 1); i++)
+        all ^= read_piece(parts->words + i * (MEBI / (int64_t)sizeof *parts->words));
+    atomic_fetch_xor(&parts->all, all);
+}
+
 double peak_memory_read(const struct peak_memory *memory, int threads)
 {
-    const int64_t pieces = (int64_t)(memory->bytes / MEBI);
-    const uint64_t *words = memory->words;
-    uint64_t all = 0;
+    struct parts parts = {memory->words, (int64_t)(memory->bytes / MEBI), threads, 0};
     const double start = timing_now();
-#pragma omp parallel for schedule(static) num_threads(threads) reduction(^ : all)
-    for (int64_t i = 0; i < pieces; i++) all ^= read_piece(words + i * (MEBI / (int64_t)sizeof *words));
-    volatile uint64_t used = all;
+    on_threads(threads, read_part, &parts);
+    volatile uint64_t used = atomic_load(&parts.all);
     (void)used;
     return timing_now() - start;
 }

@@ -21,7 +21,8 @@
  *                    and strides that are multiples of 16 bytes are fastest.
  *   Arguments        One struct an operation, made by FMLA_INIT(type); a member that is zero has its default.
  *   Memory           The caller owns all of it. No function keeps a pointer after it returned (GPU
- *                    operations: after the stream has passed them), and no operation allocates. Outputs do
+ *                    operations: after the stream has passed them), and no operation allocates, but for the
+ *                    threads that the built-in loop starts when it first wants them. Outputs do
  *                    not overlap anything else. A workspace may hold anything on entry and serves one call in
  *                    flight; a plan is read-only, may serve many calls at once, and may be copied to other memory
  *                    that is 16-byte aligned.
@@ -36,7 +37,10 @@
  *                    Nothing prints, exits, aborts or throws.
  *   Threads          Every function may be called from any thread at any time. CPU operations return when the
  *                    result is there; they run on the threads that fmla_set_num_threads and
- *                    fmla_set_parallel_for arrange.
+ *                    fmla_set_parallel_for arrange. After a fork, whatever other threads were doing, the child may
+ *                    make CPU calls: they start threads of its own, and give the same bits. The threads of the
+ *                    built-in loop stay, asleep, until the process ends, and so does the shared library after
+ *                    dlclose; what has the archive in it must not be unloaded after CPU calls.
  *   GPUs             The driver is loaded at the first use of a GPU. An operation runs in the calling thread's
  *                    current context, which must be of the tensors' device (else FMLA_INVALID_ARGUMENT); a
  *                    thread without one borrows the device's primary context for the call. Between calls that
@@ -175,19 +179,20 @@ typedef void (*fmla_task)(void *task_data, int64_t index, int32_t worker);
 typedef void (*fmla_parallel_for)(void *pool, int64_t count, fmla_task task, void *task_data);
 
 /* Sends CPU work through the caller's own threads: `run` with `pool` as its first argument, using worker
- * numbers in [0, workers). run = NULL goes back to the built-in OpenMP loop (workers is then not read). The
+ * numbers in [0, workers). run = NULL goes back to the built-in loop (workers is then not read). The
  * setting is global and taken up by the calls that start afterwards; run and pool must stay valid while such
  * calls are in flight.
  * Errors: FMLA_INVALID_ARGUMENT if run is given and workers is not in [1, 4096]. */
 FMLA_API fmla_status fmla_set_parallel_for(fmla_parallel_for run, void *pool, int32_t workers);
 
-/* How many threads the built-in loop uses: n in [1, 4096]; 0 = what OpenMP says on the calling thread
- * (OMP_NUM_THREADS, else all cores), the default. A workspace size asked before a change may be too small after it: the call then says
+/* How many threads the built-in loop uses at most: n in [1, 4096]; 0 = the environment variable OMP_NUM_THREADS, read
+ * once, else all processors that the process may run on, the default. A call wakes as many of them as its work pays for,
+ * short calls on a busy machine none; its bits depend on n alone. A workspace size asked before a change may be too small after it: the call then says
  * so.
  * Errors: FMLA_INVALID_ARGUMENT for other n. */
 FMLA_API fmla_status fmla_set_num_threads(int32_t n);
 
-/* How many workers the next CPU call uses. Never fails. */
+/* How many workers the next CPU call may use. Never fails. */
 FMLA_API int32_t fmla_num_threads(void);
 
 /* ---- What runs here ------------------------------------------------------------------------- */
@@ -235,7 +240,7 @@ typedef struct fmla_device_info {
  * Errors: FMLA_INVALID_ARGUMENT (NULL, struct_size, a device type that is unknown). */
 FMLA_API fmla_status fmla_device_describe(fmla_device device, fmla_device_info *info);
 
-/* Does ahead what the first call on a device would do once: detection, and loading of kernels.
+/* Does ahead what the first call on a device would do once: detection, loading of kernels, on the CPU starting threads.
  * Errors: FMLA_INVALID_ARGUMENT, FMLA_UNSUPPORTED if nothing of this build runs on the device, FMLA_DEVICE_ERROR. */
 FMLA_API fmla_status fmla_prepare(fmla_device device);
 

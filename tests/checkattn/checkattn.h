@@ -50,7 +50,7 @@ struct run {
     uint64_t seed;
     enum defect fault;
     bool verbose;
-    bool own_threads;   /* every loop on threads of our own: OpenMP is not touched */
+    bool own_threads;   /* every loop of the library on threads of our own */
     bool keep_threads;  /* of calls: who runs cases from several threads has set them for all */
     bool by_default;    /* no kernel is forced; `kernel` is a name for messages */
     int64_t most_cases; /* of a kernel; 0 = all that the grid needs. Anything else is told to be partial */
@@ -126,7 +126,7 @@ void time_sparse_prefill(const struct run *run);
 enum { THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN };
 void use_threads(const struct run *run, int64_t threads);
 
-/* Does a task for each of `count` rows of a comparison, on threads that suit the run. */
+/* Does a task for each of `count` rows of a comparison, on all processors, unless this is one of several threads already. */
 void for_rows(const struct run *run, int64_t count, fmla_task task, void *task_data);
 
 /* A loop over threads of our own, for fmla_set_parallel_for. */

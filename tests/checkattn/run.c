@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <unistd.h>
 
 const char *const fault_names[FAULTS] = {
     "none",          "dropped-key", "mask",        "swapped-page", "out-of-bounds",
@@ -50,18 +51,25 @@ static void *loop_thread(void *data)
     return NULL;
 }
 
-void pthread_for(void *pool, int64_t count, fmla_task task, void *task_data)
+enum { MOST_WORKERS = 64 };
+
+static void run_loop(int count_of_workers, int64_t count, fmla_task task, void *task_data)
 {
-    (void)pool;
     struct loop loop = {.count = count, .task = task, .task_data = task_data};
-    struct loop_worker workers[PTHREAD_WORKERS];
-    pthread_t threads[PTHREAD_WORKERS];
+    struct loop_worker workers[MOST_WORKERS];
+    pthread_t threads[MOST_WORKERS];
     int started = 0;
-    for (int i = 0; i < PTHREAD_WORKERS; i++) workers[i] = (struct loop_worker){&loop, i};
-    for (int i = 1; i < PTHREAD_WORKERS && !pthread_create(&threads[i], NULL, loop_thread, &workers[i]); i++)
+    for (int i = 0; i < count_of_workers; i++) workers[i] = (struct loop_worker){&loop, i};
+    for (int i = 1; i < count_of_workers && !pthread_create(&threads[i], NULL, loop_thread, &workers[i]); i++)
         started = i;
     loop_thread(&workers[0]);
     for (int i = 1; i <= started; i++) pthread_join(threads[i], NULL);
+}
+
+void pthread_for(void *pool, int64_t count, fmla_task task, void *task_data)
+{
+    (void)pool;
+    run_loop(PTHREAD_WORKERS, count, task, task_data);
 }
 
 void use_threads(const struct run *run, int64_t threads)
@@ -74,12 +82,11 @@ void use_threads(const struct run *run, int64_t threads)
 
 void for_rows(const struct run *run, int64_t count, fmla_task task, void *task_data)
 {
-    if (run->keep_threads) { /* this is one of several threads already */
+    if (run->keep_threads) {
         for (int64_t i = 0; i < count; i++) task(task_data, i, 0);
-    } else if (run->own_threads) {
-        pthread_for(NULL, count, task, task_data);
-    } else {
-#pragma omp parallel for schedule(dynamic, 1)
-        for (int64_t i = 0; i < count; i++) task(task_data, i, 0);
+        return;
     }
+    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    const int64_t workers = processors < 1 ? 1 : processors < MOST_WORKERS ? processors : MOST_WORKERS;
+    run_loop((int)(workers < count ? workers : count > 0 ? count : 1), count, task, task_data);
 }

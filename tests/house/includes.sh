@@ -13,7 +13,8 @@
 #   tests/unit, tests/checkattn,  also the formats and the planner, src/plan.h
 #     tests/fuzz
 #   tools/flashmla/layout.c       also src/cuda/device/fragment.h, which it prints
-#   tests/unit                    also src/cuda/*.h: the host side is tested with a driver that is none
+#   tests/unit                    also src/cuda/*.h: the host side is tested with a driver that is none; the tests of
+#                                 the loop over threads and of the choice also src/threads.h, src/dispatch.h
 #   tests/stress                  also the headers of tests/checkattn, whose cases it runs
 #   tests/command                 also the headers of tools/, whose parts it tests, and tests/unit/check.h
 #   tests/house                   also src/cuda/driver.h, which it compares with cuda.h
@@ -60,6 +61,8 @@ check() {
             if (a ~ /^tests\/(unit|checkattn|fuzz)$/ && to ~ /^src\/(num|num_fast|kvformat|plan)\.h$/) return 1
             if (from == "tools/flashmla/layout.c" && to == "src/cuda/device/fragment.h") return 1
             if (a == "tests/unit" && b == "src/cuda" && to ~ /\.h$/) return 1
+            if (from == "tests/unit/test_threads.c" && to == "src/threads.h") return 1
+            if (from == "tests/unit/test_dispatch.c" && to == "src/dispatch.h") return 1
             if (a == "tests/command" && ((b == "tools" && to ~ /\.h$/) || to == "tests/unit/check.h")) return 1
             if (a == "tests/stress" && b == "tests/checkattn" && to ~ /\.h$/) return 1
             if (a == "tests/house" && to == "src/cuda/driver.h") return 1
@@ -117,7 +120,7 @@ self_test() {
         rm -rf "${tree:?}"/*
         mkdir -p "$tree"/{include/flashmla,src/{ref,cpu/generic,cuda/{device,sm90}},support,tools/flashmla,tests/{unit,checkattn,stress,command}}
         plant include/flashmla/flashmla.h '#include <stdint.h>'
-        for file in num kvformat plan error dispatch; do
+        for file in num kvformat plan error dispatch threads; do
             plant src/$file.h '#include "flashmla/flashmla.h"'
         done
         for file in ref/ref.h cpu/cpu.h cuda/cuda.h; do plant src/$file '#include "../num.h"'; done
@@ -139,6 +142,8 @@ self_test() {
         plant tests/command/call.c '#include "../unit/check.h"'
         plant tests/unit/num.c '#include "num.h"'
         plant tests/unit/launch.c '#include "cuda/cuda.h"'
+        plant tests/unit/test_threads.c '#include "threads.h"'
+        plant tests/unit/test_dispatch.c '#include "dispatch.h"'
         plant tests/checkattn/main.c '#include <flashmla/flashmla.h>'
         plant tests/checkattn/case.h '#include <stdint.h>'
         plant tests/stress/main.c '#include "../checkattn/case.h"'
@@ -172,6 +177,7 @@ self_test() {
     red tests/checkattn/main.c '#include "cuda/cuda.h"'
     red tests/stress/main.c '#include "../checkattn/main.c"'
     red tests/unit/launch.c '#include "cpu/cpu.h"'
+    red tests/unit/launch.c '#include "threads.h"'
     red tools/flashmla/main.c '#include "cuda/cuda.h"'
     red tools/flashmla/main.c '#include "../../src/cuda/device/fragment.h"'
     red tools/flashmla/layout.c '#include "../../src/cuda/device/other.h"'

@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # link.sh static|shared|readme|rust|go ROOT BUILD - builds and runs a program against the library the way a user does,
-# without CMake. CC names the compiler, OPENMP_FLAGS its flags for OpenMP. "readme" takes the programs from the
+# without CMake. CC names the compiler. "readme" takes the programs from the
 # ```c blocks of README.md, and runs the lines that are printed for them, as they are printed. "rust" and "go" run the
 # lines that stand above the programs in examples/; they exit 77 where their tools are not installed.
 set -euo pipefail
 mode=$1 root=$2 build=$3
 read -ra cc <<<"${CC:-cc}"
-read -ra openmp <<<"${OPENMP_FLAGS:-}"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -40,7 +39,7 @@ printed() {
 
 case $mode in
 static)
-    compile "$(dirname "${BASH_SOURCE[0]}")/outside.c" "$build/libflashmla.a" "${openmp[@]}" -lm -ldl
+    compile "$(dirname "${BASH_SOURCE[0]}")/outside.c" "$build/libflashmla.a" -pthread -lm -ldl
     "$work/program"
     ;;
 shared)
@@ -63,8 +62,6 @@ readme)
     grep -q 'int main(' example.c || { echo 'README.md has no program in a ```c block'; exit 1; }
     count=0
     while IFS= read -r line; do
-        # Another compiler's OpenMP is not always where the linker looks: only gcc's line for the archive is for all.
-        [[ $line != *-lgomp* || ${openmp[*]} == -fopenmp && ${cc[*]} == *gcc* ]] || continue
         rm -f a.out
         echo "--- $line"
         said=$(unset LD_LIBRARY_PATH && PATH=$work/bin:$PATH bash -euc "$line")

@@ -12,8 +12,8 @@ python=${FMLA_PYTHON:-$("$(dirname "${BASH_SOURCE[0]}")/../../scripts/python.sh"
 }
 # Nothing is left behind in the source tree.
 export PYTHONDONTWRITEBYTECODE=1
-# The threads of the library and those of NumPy's products are two pools. Turning while they wait, each would keep the other
-# from the cores.
+# PyTorch's threads are another pool than the library's. Turning while they wait, they would keep the library's from the
+# cores.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 "$python" -m pytest -p no:cacheprovider --durations=3 -q -rs "$1"
 code=$?

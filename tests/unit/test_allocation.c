@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * No operation allocates. The test stands in for malloc and its relatives (glibc lets a program do so, and keeps its own
- * under other names) and counts while the library works; on the caller's loop, since the threads of OpenMP are not the
- * library's. The first call of each kind is not counted: it sets up what a process sets up once.
+ * under other names) and counts while the library works; on the caller's loop: the library's own starts threads at
+ * first. The first call of each kind is not counted: it sets up what a process sets up once.
  */
 #include "arguments.h"
 
