@@ -115,20 +115,25 @@ void sparse_compare_oracle(struct sparse_case *c, const struct run *run, struct 
         for (int64_t h = 0; h < rows[i].heads; h++) {
             const int64_t head = rows[i].head + h * rows[i].step, at = first[i] + h;
             const uint16_t *mine = guarded_at(&c->out, rows[i].request, rows[i].token, head, 0);
-            const float *my_lse = guarded_at(&c->lse, rows[i].request, head, rows[i].token, 0);
+            const float my_lse = as_infinite_row(
+                run, c->v[S_INPUTS] == S_INFINITE,
+                *(const float *)guarded_at(&c->lse, rows[i].request, head, rows[i].token, 0), oracle.lse[at]);
+            /* Of rows whose scores fp32 does not hold nothing is promised. */
+            if (c->v[S_INPUTS] == S_BEYOND && !sparse_case_sees_none(c, rows[i].request, rows[i].token))
+                continue;
             const int64_t wrong = outs.wrong + lses.wrong;
             for (int d = 0; d < S_D_V; d++)
                 add_out(&outs, guarded_value(&c->out, mine + d), guarded_value(&c->out, &oracle.out[at][d]));
-            const bool misses = compare_misses(lse_tolerance, (double)*my_lse, (double)oracle.lse[at]);
+            const bool misses = compare_misses(lse_tolerance, (double)my_lse, (double)oracle.lse[at]);
             if (c->args.lse)
-                compare_add_within(&lses, lse_tolerance, (double)*my_lse, (double)oracle.lse[at],
+                compare_add_within(&lses, lse_tolerance, (double)my_lse, (double)oracle.lse[at],
                                    misses ? sparse_compare_bound(c, rows[i].request, rows[i].token, head)
                                           : 0.0);
             if (wrong == 0 && outs.wrong + lses.wrong)
                 snprintf(where, sizeof where,
                          "first in request %lld, token %lld, head %lld (lse %g, oracle %g)",
                          (long long)rows[i].request, (long long)rows[i].token, (long long)head,
-                         (double)*my_lse, (double)oracle.lse[at]);
+                         (double)my_lse, (double)oracle.lse[at]);
         }
     free(oracle.out), free(oracle.lse);
     tally->rows += first[count];
