@@ -8,6 +8,7 @@
 #include "compare.h"
 #include "memory.h"
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -125,6 +126,14 @@ void time_sparse_prefill(const struct run *run);
 /* The threads that calls use from now on. */
 enum { THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN };
 void use_threads(const struct run *run, int64_t threads);
+
+/* A row with a score of +inf: its lse is NaN. On a GPU it may be +inf, and max_logits NaN (docs/semantics.md), which count here as
+ * what the oracle has. */
+static inline float as_infinite_row(const struct run *run, bool infinite, float mine, float theirs)
+{
+    const bool other = isnan(theirs) ? mine == INFINITY : theirs == INFINITY && isnan(mine);
+    return infinite && on_gpu(run) && other ? theirs : mine;
+}
 
 /* Does a task for each of `count` rows of a comparison, on all processors, unless this is one of several threads already. */
 void for_rows(const struct run *run, int64_t count, fmla_task task, void *task_data);

@@ -40,6 +40,16 @@ static void copy_drawn(struct decode_case *c, void *to, bool spike)
         memcpy((uint16_t *)to + d, &half[dtype], sizeof(uint16_t));
 }
 
+/* Scores of +inf, by the last two columns: every third row has only such, and every other request one key that
+ * is one for all rows. */
+static void make_infinite(const struct decode_case *c, uint16_t *vector, bool of_key, bool special)
+{
+    static const uint16_t infinity[2] = {0x7f80, 0x7c00}, half[2] = {0x3f00, 0x3800};
+    const uint16_t large = infinity[c->v[A_DTYPE]], small = half[c->v[A_DTYPE]];
+    vector[c->d_qk - 1] = of_key ? small : special ? large : 0;
+    vector[c->d_qk - 2] = !of_key ? small : special ? large : 0;
+}
+
 /* With spiked inputs, keys beside a border of a block of 64, a page or the request weigh more than others, so
  * that losing one shows even among thousands. */
 static bool is_border(const struct decode_case *c, int64_t key, int64_t length)
@@ -110,9 +120,12 @@ static void fill_cache(struct decode_case *c, bool aliased)
                 continue;
             }
             filled[page] = 1;
-            for (int64_t h = 0; h < c->h_kv; h++)
+            for (int64_t h = 0; h < c->h_kv; h++) {
                 copy_drawn(c, key_at(c, r, t, h),
                            c->v[A_INPUTS] == INPUTS_SPIKED && is_border(c, t, c->length[r]));
+                if (c->v[A_INPUTS] == INPUTS_INFINITE)
+                    make_infinite(c, key_at(c, r, t, h), true, r % 2 && t == c->length[r] / 2);
+            }
         }
         if (c->length[r] > shared) shared = c->length[r];
     }
@@ -325,8 +338,11 @@ void decode_case_make(struct decode_case *c, const struct run *run, const int64_
     if (far) spread_pages(c);
     for (int64_t r = 0; r < c->b; r++)
         for (int64_t j = 0; j < c->s_q; j++)
-            for (int64_t h = 0; h < c->h_q; h++)
+            for (int64_t h = 0; h < c->h_q; h++) {
                 copy_drawn(c, guarded_at(&c->q, r, j, h, 0), v[A_INPUTS] == INPUTS_SPIKED);
+                if (v[A_INPUTS] == INPUTS_INFINITE)
+                    make_infinite(c, guarded_at(&c->q, r, j, h, 0), false, (j + h) % 3 == 0);
+            }
 
     fmla_dense_decode_args *args = &c->args;
     *args = FMLA_INIT(fmla_dense_decode_args);
@@ -338,7 +354,10 @@ void decode_case_make(struct decode_case *c, const struct run *run, const int64_
         args->attn_sink = &c->sink.tensor;
     }
     args->kernel = forced_kernel(run);
-    args->softmax_scale = v[A_INPUTS] == INPUTS_SPIKED ? 0.5f : v[A_INPUTS] == INPUTS_STEEP ? 300.0f : 0.0f;
+    args->softmax_scale = v[A_INPUTS] == INPUTS_SPIKED   ? 0.5f
+                          : v[A_INPUTS] == INPUTS_STEEP  ? 300.0f
+                          : v[A_INPUTS] == INPUTS_BEYOND ? 3e38f
+                                                         : 0.0f;
     args->causal = (int32_t)v[A_CAUSAL];
     args->lse_empty = (int32_t)v[A_EMPTY];
     args->log_base = (int32_t)v[A_BASE];

@@ -41,7 +41,9 @@ enum {
     INPUTS_NORMAL,
     INPUTS_SPIKED, /* keys at borders weigh more */
     INPUTS_STEEP,  /* scores of ±200: without the maximum taken out, everything overflows */
-    INPUTS_NAN_ENDS /* causal, s_q > 1: the last key of every request is NaN, and rows that may not see it must not notice */
+    INPUTS_NAN_ENDS, /* causal, s_q > 1: the last key of every request is NaN, and rows that may not see it must not notice */
+    INPUTS_INFINITE, /* not of the grid: scores of +inf, all of a row, or one among others */
+    INPUTS_BEYOND    /* neither: a softmax_scale of 3e38, whose scores fp32 does not hold */
 };
 /* Besides those of memory.h, for the cache of a paged case: pages so far apart that the elements of the third and later
  * ones are more than 2^31 elements from the first, those of the fifth more than 2^32. They cost address space, not memory.

@@ -309,7 +309,7 @@ static void check_oracle(const struct run *run, struct tally *tally)
 }
 
 /* What pairs do not reach: many splits of one request, a cut among the keys that only some rows see, lengths that pass
- * 2^16, more than two chunks in batch-invariant mode, and offsets into the cache of more than 32 bits. */
+ * 2^16, more than two chunks in batch-invariant mode, offsets into the cache of more than 32 bits, and scores of +inf. */
 static void check_special(const struct run *run, struct tally *tally)
 {
     static const int64_t special[][AXES] = {
@@ -376,6 +376,40 @@ static void check_special(const struct run *run, struct tally *tally)
          [A_DQK] = 576,
          [A_PARTITIONS] = 3,
          [A_LAYOUT] = LAYOUT_FAR,
+         [A_LSE] = 1},
+        {[A_B] = 3,
+         [A_SQ] = 3,
+         [A_SK] = 200,
+         [A_HQ] = 16,
+         [A_HKV] = 1,
+         [A_PAGE] = 64,
+         [A_CAUSAL] = 1,
+         [A_DQK] = 576,
+         [A_PARTITIONS] = 5,
+         [A_INPUTS] = INPUTS_INFINITE,
+         [A_SINK] = SINK_FINITE,
+         [A_LSE] = 1},
+        {[A_B] = 4,
+         [A_SQ] = 1,
+         [A_SK] = 65,
+         [A_HQ] = 64,
+         [A_HKV] = 1,
+         [A_PAGE] = 64,
+         [A_DQK] = 512,
+         [A_LENGTHS] = LENGTHS_VARIED,
+         [A_INPUTS] = INPUTS_INFINITE,
+         [A_LSE] = 1},
+        {[A_B] = 6,
+         [A_SQ] = 2,
+         [A_SK] = 140,
+         [A_HQ] = 16,
+         [A_HKV] = 1,
+         [A_PAGE] = 64,
+         [A_CAUSAL] = 1,
+         [A_DQK] = 576,
+         [A_LENGTHS] = LENGTHS_VARIED,
+         [A_PARTITIONS] = 3,
+         [A_INPUTS] = INPUTS_BEYOND,
          [A_LSE] = 1},
     };
     for (size_t i = 0; i < sizeof special / sizeof special[0]; i++) {

@@ -23,7 +23,7 @@ static struct axis axes[M_AXES] = {
     {"lse_empty", 2, {0, 1}},
     {"log_base", 2, {0, 2}},
     {"sink", 2, {0, 1}},
-    {"empty parts", 3, {EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL}},
+    {"empty parts", 4, {EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL, EMPTIES_NAN}},
     {"layout", 4, {LAYOUT_CONTIGUOUS, LAYOUT_PADDED, LAYOUT_SWAPPED, LAYOUT_ODD}},
     {"own threads", 2, {0, 1}},
 };
@@ -60,6 +60,8 @@ static void fill(struct guarded *parts, struct guarded *lse_parts, const int64_t
                         v[M_EMPTIES] == EMPTIES_ALL || (v[M_EMPTIES] == EMPTIES_SOME && (i + h + r) % 3 == 0);
                     *(float *)guarded_at(lse_parts, i, r, h, j) =
                         empty ? ((i + j) % 2 ? INFINITY : -INFINITY) : 5.0f + 3.0f * random_normal(random);
+                    if (v[M_EMPTIES] == EMPTIES_NAN && (h + r) % 3 == 0 && i == h % v[M_N])
+                        *(float *)guarded_at(lse_parts, i, r, h, j) = NAN;
                     if (empty) continue;                       /* its out stays NaN */
                     char *row = guarded_at(parts, i, r, j, h); /* four indices of five: the row */
                     for (int64_t d = 0; d < v[M_DV]; d++) {

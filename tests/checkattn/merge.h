@@ -23,7 +23,12 @@ enum {
     M_THREADS,
     M_AXES
 };
-enum { EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL };
+enum {
+    EMPTIES_NONE,
+    EMPTIES_SOME,
+    EMPTIES_ALL,
+    EMPTIES_NAN /* of some rows one part has an lse of NaN */
+};
 
 /* One case, compared with the oracle. */
 void merge_check(const struct run *run, const int64_t v[M_AXES], uint64_t seed, struct tally *tally);

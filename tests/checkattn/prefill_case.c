@@ -304,7 +304,7 @@ void prefill_case_make(struct prefill_case *c, const struct run *run, const int6
     guarded_make(&c->lse, dtype_f32, 2, (int64_t[]){c->s_q, c->h_q}, layout);
     fmla_sparse_prefill_args *args = &c->args;
     *args = FMLA_INIT(fmla_sparse_prefill_args);
-    args->softmax_scale = v[P_INPUTS] == S_STEEP ? 400.0f : 0.5f;
+    args->softmax_scale = v[P_INPUTS] == S_STEEP ? 400.0f : v[P_INPUTS] == S_BEYOND ? 3e38f : 0.5f;
     make_q(c);
     make_keys(c);
     c->q_view = inner(&c->q), c->out_view = inner(&c->out), c->indices_view = inner(&c->pool.indices);

@@ -40,8 +40,8 @@ enum {
     P_SOURCES
 };
 enum { P_RESULTS_BOTH, P_RESULTS_LSE, P_RESULTS_MAX, P_RESULTS_NONE };
-/* Besides those of sparse_pool.h: scores that are NaN or -inf, far below -1e30, or far above all others (prefill_extreme.h). */
-enum { P_EXTREME = S_STEEP + 1 };
+/* Besides those of sparse_pool.h: scores that are NaN or infinite, far below -1e30, or far above all others (prefill_extreme.h). */
+enum { P_EXTREME = S_BEYOND + 1 };
 /* Besides those of memory.h: pages, or keys that are flat, more than 2^31 bytes apart. */
 enum { P_LAYOUT_FAR = LAYOUTS };
 

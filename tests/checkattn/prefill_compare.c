@@ -176,8 +176,14 @@ static void compare_rows(struct prefill_case *c, const struct run *run, struct t
             const int64_t token = o->rows[i].token, head = o->rows[i].head + h * o->rows[i].step;
             const int64_t at = o->first[i] + h;
             const uint16_t *mine = prefill_case_out(c, token, head);
-            const float my_max = *prefill_case_max(c, token, head),
-                        my_lse = *prefill_case_lse(c, token, head);
+            const bool infinite = o->max_logits[at] == INFINITY;
+            const float my_max = as_infinite_row(run, infinite, *prefill_case_max(c, token, head),
+                                                 o->max_logits[at]),
+                        my_lse =
+                            as_infinite_row(run, infinite, *prefill_case_lse(c, token, head), o->lse[at]);
+            /* Of rows whose scores fp32 does not hold nothing is promised. */
+            if (c->v[P_INPUTS] == S_BEYOND && prefill_case_first_key(c, token, o->rows[i].key_head) >= 0)
+                continue;
             for (int d = 0; d < S_D_V; d++)
                 compare_add(&results[OUT], tolerances[OUT], guarded_value(&c->out, mine + d),
                             guarded_value(&c->out, &o->out[at][d]));

@@ -11,7 +11,8 @@ enum {
     COLUMN_LOW = 1, /* makes scores low; 0 in ordinary rows and keys */
     COLUMN_LARGE,   /* makes the largest one */
     COLUMN_KEY,     /* -inf in a key, positive in all queries */
-    COLUMN_QUERY    /* -inf in a query, positive in all keys */
+    COLUMN_QUERY,   /* ±inf in a query, positive in all keys */
+    COLUMN_ONE      /* +inf in a query, positive in the largest key alone and negative in the others */
 };
 
 static void put(uint8_t *end, int column, float value)
@@ -57,6 +58,7 @@ void prefill_extreme_key(const struct prefill_case *c, uint8_t *token, int64_t s
     put(end, COLUMN_LOW, low[key] * unit_of(c));
     put(end, COLUMN_LARGE, key == KEY_LARGEST ? 1.0f : key == KEY_STEP ? 0x1.4p-5f : 0.0f);
     put(end, COLUMN_QUERY, 0.5f);
+    put(end, COLUMN_ONE, key == KEY_LARGEST ? 0.5f : -0.5f);
     if (key == KEY_INFINITE && c->d_qk > S_D_V) put(end, COLUMN_KEY, -INFINITY);
 }
 
@@ -123,6 +125,8 @@ enum query {
     QUERY_LESS_LOW, /* by 2^-20: scores beside -1e30 */
     QUERY_LARGE,    /* the weight of the largest score is above the others by 2^46 */
     QUERY_LARGEST,  /* … by 2^(7e30) */
+    QUERY_ABOVE,    /* all scores +inf */
+    QUERY_ONE,      /* that of the largest key is +inf, the others are -inf */
     QUERY_ORDINARY, /* … by 2^11; and the next one */
     QUERIES = QUERY_ORDINARY + 2,
     QUERY_STEPS /* of LIST_STEPS: scores a little above 2^26 and then above 2^31, in powers of two, between which
@@ -161,6 +165,8 @@ void prefill_extreme_query(struct prefill_case *c, uint8_t *row, int64_t token, 
     put(end, COLUMN_LOW, -low / unit_of(c));
     put(end, COLUMN_LARGE, large_of(c, query));
     put(end, COLUMN_KEY, 0.25f);
-    if (query == QUERY_INFINITE) put(end, COLUMN_QUERY, -INFINITY);
+    put(end, COLUMN_ONE, query == QUERY_ONE ? INFINITY : 0.0f);
+    if (query == QUERY_INFINITE || query == QUERY_ABOVE)
+        put(end, COLUMN_QUERY, query == QUERY_ABOVE ? INFINITY : -INFINITY);
     if (query == QUERY_NAN) memcpy(row + 2 * random_between(&c->random, 0, c->d_qk - 1), &nan, sizeof nan);
 }

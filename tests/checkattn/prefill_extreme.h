@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Inputs of sparse prefill whose scores are not of ordinary size, one kind beside the other: rows of NaN and of -inf, among
- * others and by whole tiles of 64 heads; scores from -6e37 on, in powers of two, alone or with ordinary ones; a largest score
- * that comes last; lists whose first blocks name no key, or only keys of score -inf. No score is so large that fp32 does not
+ * others and by whole tiles of 64 heads; rows of +inf, and of one +inf among -inf; scores from -6e37 on, in powers of two, alone or with ordinary ones; a largest score
+ * that comes last; lists whose first blocks name no key, or only keys of score -inf. No finite score is so large that fp32 does not
  * hold it, and where one is -inf the values of the key are finite.
  */
 #ifndef CHECKATTN_PREFILL_EXTREME_H

@@ -121,10 +121,14 @@ static void fill_cache(struct sparse_case *c, struct sparse_pool *pool)
                 if (!sparse_pool_is_key(pool, index)) continue;
                 named[index] |= is_border(pool, r, i) ? NAMED | BORDER : NAMED;
             }
-    for (int64_t slot = 0; slot < sparse_pool_slots(pool); slot++)
-        if (named[slot])
-            sparse_pool_put(pool, &c->random, c->v[S_CODES], slot,
-                            c->v[S_INPUTS] == S_SPIKED && (named[slot] & BORDER));
+    for (int64_t slot = 0; slot < sparse_pool_slots(pool); slot++) {
+        if (!named[slot]) continue;
+        sparse_pool_put(pool, &c->random, c->v[S_CODES], slot,
+                        c->v[S_INPUTS] == S_SPIKED && (named[slot] & BORDER));
+        if (c->v[S_INPUTS] == S_INFINITE)
+            sparse_pool_infinite(sparse_pool_end(pool, sparse_pool_token(pool, slot)),
+                                 pool->format == KV_FP16, true, slot == pool->s_k / 2);
+    }
     for (int64_t i = 0; c->v[S_CODES] == S_CODES_NAN && i < pool->count[0]; i++) {
         const int32_t index = *sparse_case_entry(pool, 0, 0, i); /* of the token that is always compared */
         if (!sparse_pool_is_key(pool, index)) continue;
@@ -174,6 +178,8 @@ static void make_q(struct sparse_case *c)
                 uint8_t *row = guarded_at(&c->q, r, j, h, 0);
                 memcpy(row, drawn_q[is_fp16(c)] + from_place(c), (size_t)c->d_qk * 2);
                 if (c->v[S_INPUTS] == S_SPIKED) sparse_pool_spike(row + c->d_qk * 2, is_fp16(c));
+                if (c->v[S_INPUTS] == S_INFINITE)
+                    sparse_pool_infinite(row + c->d_qk * 2, is_fp16(c), false, (j + h) % 3 == 0);
                 if (c->v[S_CODES] == S_CODES_BEYOND && c->layout.element == KV_ELEMENT_E4M3) {
                     memset(row + 2 * (c->d_qk - c->layout.rope), 0, 2); /* what the large rope value meets */
                     if (r % 4 == 3 && h % 61 == 60 && !is_fp16(c))
@@ -219,9 +225,10 @@ void sparse_case_make(struct sparse_case *c, const struct run *run, const int64_
     }
     args->kernel = forced_kernel(run);
     args->kv_format = names[v[S_FORMAT]];
-    args->softmax_scale = v[S_INPUTS] == S_SPIKED  ? 0.5f
-                          : v[S_INPUTS] == S_STEEP ? 60.0f
-                                                   : (float)pow((double)c->d_qk, -0.55);
+    args->softmax_scale = v[S_INPUTS] == S_SPIKED   ? 0.5f
+                          : v[S_INPUTS] == S_STEEP  ? 60.0f
+                          : v[S_INPUTS] == S_BEYOND ? 3e38f
+                                                    : (float)pow((double)c->d_qk, -0.55);
     args->lse_empty = (int32_t)v[S_EMPTY], args->log_base = (int32_t)v[S_BASE];
     args->batch_invariant = (int32_t)v[S_INVARIANT];
     args->num_partitions = (int32_t)v[S_PARTITIONS];

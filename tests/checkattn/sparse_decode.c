@@ -284,7 +284,8 @@ static bool has_room(const struct run *run, const int64_t v[S_AXES])
 }
 
 /* What pairs do not reach: the oracle's own strides and batches against its rows, many splits of one request, a cut inside
- * the extra cache, more than two chunks in batch-invariant mode, and offsets of more than 32 bits in every format. */
+ * the extra cache, more than two chunks in batch-invariant mode, offsets of more than 32 bits in every format, and scores of +inf or
+ * beyond fp32. */
 static void check_special(const struct run *run, struct tally *tally)
 {
     static const int64_t special[][S_AXES] = {
@@ -345,6 +346,21 @@ static void check_special(const struct run *run, struct tally *tally)
          [S_LAYOUT] = S_LAYOUT_FAR,
          [S_LSE] = 1},
     };
+    for (int64_t format = 0; format < 2 * S_FORMATS; format++) {
+        const int64_t v[S_AXES] = {[S_SHAPE] = 2,
+                                   [S_B] = 5,
+                                   [S_SQ] = 2,
+                                   [S_HQ] = 16,
+                                   [S_FORMAT] = format % S_FORMATS,
+                                   [S_LENGTHS] = S_LENGTHS_VARIED,
+                                   [S_EXTRA] = 3,
+                                   [S_EXTRA_LENGTHS] = S_LENGTHS_VARIED,
+                                   [S_INPUTS] = format < S_FORMATS ? S_INFINITE : S_BEYOND,
+                                   [S_PARTITIONS] = 7,
+                                   [S_SINK] = S_SINK_FINITE,
+                                   [S_LSE] = 1};
+        if (has_format(v[S_FORMAT])) sparse_case_check(run, v, run->seed, tally);
+    }
     for (size_t i = 0; i < sizeof special / sizeof special[0]; i++)
         if (has_format(special[i][S_FORMAT]) && has_room(run, special[i]))
             sparse_case_check(run, special[i], run->seed + i, tally);

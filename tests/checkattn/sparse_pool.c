@@ -101,6 +101,18 @@ void sparse_pool_spike(uint8_t *end, bool fp16)
     for (int i = 1; i <= SPIKE; i++) memcpy(end - 2 * i, &half, sizeof half);
 }
 
+void sparse_pool_infinite(uint8_t *end, bool fp16, bool of_key, bool special)
+{
+    const uint16_t large = fp16 ? 0x7c00 : 0x7f80, small = fp16 ? 0x3800 : 0x3f00;
+    const uint16_t last = of_key    ? small
+                          : special ? large
+                                    : 0,
+                   before = !of_key   ? small
+                            : special ? large
+                                      : 0;
+    memcpy(end - 2, &last, sizeof last), memcpy(end - 4, &before, sizeof before);
+}
+
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 int64_t sparse_pool_slots(const struct sparse_pool *pool)

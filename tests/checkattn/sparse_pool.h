@@ -22,7 +22,15 @@ enum {
     S_INDICES_BLOCKS /* half of the blocks of 64 name none */,
     S_INDICES_ANY /* half of the entries are any number */
 };
-enum { S_NORMAL, S_SPIKED /* entries at borders weigh more */, S_STEEP /* scores of some ±200 */ };
+enum {
+    S_NORMAL,
+    S_SPIKED, /* entries at borders weigh more */
+    S_STEEP,  /* scores of some ±200 */
+    /* Not of a grid: scores of +inf, all of a row, or one among others; a softmax_scale of 3e38, whose scores fp32 does not hold.
+     * Sparse prefill has the former among its extreme ones. */
+    S_INFINITE,
+    S_BEYOND
+};
 enum { S_SINK_NONE, S_SINK_FINITE, S_SINK_INFINITE };
 
 /* What FP8 keys are made of. */
@@ -105,6 +113,10 @@ void sparse_pool_put_16(const struct sparse_pool *pool, struct random_state *ran
 
 /* A spike: the last values of a vector are 1/2. Two vectors with spikes have a product larger by 8. */
 void sparse_pool_spike(uint8_t *end, bool fp16);
+
+/* Scores of +inf, by the last two columns of a key or a query: all that a special query has, and those of a special key with
+ * all queries. */
+void sparse_pool_infinite(uint8_t *end, bool fp16, bool of_key, bool special);
 
 /* One value of a key that is seen: NaN, by its code or by its scale. */
 void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *random, uint8_t *token,

@@ -337,8 +337,8 @@ void prefill_case_check(const struct run *run, const int64_t v[P_AXES], uint64_t
 
 /* ---- What is run ----------------------------------------------------------------------------- */
 
-/* What pairs do not reach: no keys, no lists, as many tokens as take a GPU with long lists, offsets of more than 32 bits, and
- * the oracle's own strides and tokens against its rows. */
+/* What pairs do not reach: no keys, no lists, as many tokens as take a GPU with long lists, offsets of more than 32 bits, scores beyond
+ * fp32, and the oracle's own strides and tokens against its rows. */
 static void check_special(const struct run *run, struct tally *tally)
 {
     enum { FEW = 9 };
@@ -348,6 +348,12 @@ static void check_special(const struct run *run, struct tally *tally)
         {[P_SHAPE] = P_SHAPE_NO_KEYS, [P_SQ] = FEW, [P_SOURCE] = P_FP8_656, [P_INDICES] = S_INDICES_ANY},
         {[P_SHAPE] = P_SHAPE_NO_LISTS, [P_SQ] = FEW, [P_LENGTHS] = S_LENGTHS_BEYOND},
         {[P_SHAPE] = P_SHAPE_NO_LISTS, [P_SQ] = FEW, [P_DQK] = 512, [P_SOURCE] = P_FP8_584},
+        {[P_SHAPE] = P_SHAPE_BLOCKS, [P_SQ] = FEW, [P_LENGTHS] = S_LENGTHS_VARIED, [P_INPUTS] = S_BEYOND},
+        {[P_SHAPE] = P_SHAPE_BLOCKS,
+         [P_SQ] = FEW,
+         [P_SOURCE] = P_FP8_656,
+         [P_LENGTHS] = S_LENGTHS_VARIED,
+         [P_INPUTS] = S_BEYOND},
         {[P_SHAPE] = P_SHAPE_FAR, [P_SQ] = FEW, [P_INPUTS] = S_SPIKED, [P_LAYOUT] = P_LAYOUT_FAR},
         {[P_SHAPE] = P_SHAPE_FAR, [P_SQ] = FEW, [P_HKV] = 2, [P_DQK] = 512, [P_LAYOUT] = P_LAYOUT_FAR},
         {[P_SHAPE] = P_SHAPE_FAR_PAGES,

@@ -87,7 +87,7 @@ static void draw_dense(struct random_state *random, const char *dtypes, int64_t 
     v[A_PLAN] = kind(random, PLAN_STALE + 1);
     v[A_PARTITIONS] = ONE_OF(random, 0, 0, 1, 2, 3, 7, 78);
     v[A_LAYOUT] = layout_of(random);
-    v[A_INPUTS] = kind(random, INPUTS_NAN_ENDS + 1);
+    v[A_INPUTS] = kind(random, INPUTS_BEYOND + 1);
     v[A_LSE] = kind(random, 4) != 0;
 }
 
@@ -113,7 +113,7 @@ static void draw_sparse(struct random_state *random, const char *dtypes, int64_t
     v[S_LENGTHS] = lengths_of(random), v[S_EXTRA_LENGTHS] = lengths_of(random);
     v[S_INDICES] = kind(random, S_INDICES_TWICE + 1);
     v[S_CODES] = kind(random, S_CODES_NAN + 1);
-    v[S_INPUTS] = kind(random, S_STEEP + 1);
+    v[S_INPUTS] = kind(random, S_BEYOND + 1);
     v[S_SINK] = kind(random, S_SINK_INFINITE + 1);
     v[S_EMPTY] = kind(random, 2), v[S_BASE] = 2 * kind(random, 2);
     v[S_INVARIANT] = !kind(random, 3);
@@ -140,7 +140,7 @@ static void draw_prefill(struct random_state *random, int64_t *v)
     v[P_LENGTHS] = ONE_OF(random, S_LENGTHS_NONE, S_LENGTHS_VARIED, S_LENGTHS_BEYOND);
     v[P_INDICES] = kind(random, S_INDICES_ANY + 1);
     v[P_CODES] = ONE_OF(random, S_CODES_WRITTEN, S_CODES_SCALES, S_CODES_EXTREME, S_CODES_NAN);
-    v[P_INPUTS] = ONE_OF(random, S_NORMAL, S_SPIKED, S_STEEP, P_EXTREME);
+    v[P_INPUTS] = ONE_OF(random, S_NORMAL, S_SPIKED, S_STEEP, S_BEYOND, P_EXTREME);
     /* As in the grid: of few keys with values of ±1 some sums are all but 0, and tolerances are not for those. */
     if (v[P_INPUTS] == P_EXTREME && v[P_CODES] == S_CODES_EXTREME) v[P_CODES] = S_CODES_WRITTEN;
     v[P_SINK] = kind(random, S_SINK_INFINITE + 1);
@@ -161,7 +161,7 @@ static void draw_merge(struct random_state *random, int64_t *v)
     v[M_PART] = kind(random, 3), v[M_OUT] = kind(random, 3);
     v[M_EMPTY] = kind(random, 2), v[M_BASE] = 2 * kind(random, 2);
     v[M_SINK] = kind(random, 2);
-    v[M_EMPTIES] = kind(random, EMPTIES_ALL + 1);
+    v[M_EMPTIES] = kind(random, EMPTIES_NAN + 1);
     v[M_LAYOUT] = layout_of(random);
 }
 
