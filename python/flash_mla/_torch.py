@@ -13,10 +13,17 @@ from torch.autograd import forward_ad
 
 from . import _operations
 from . import _torch_operators as operators
-from ._torch_tensors import KIND, device_of, is_array, of_c, shape_of, strange
+from ._torch_tensors import KIND, device_of, is_array, kind_of, of_c, shape_of, strange
 
-__all__ = ["KIND", "device_of", "is_array", "shape_of"]  # what it has for the public functions beside those below
+__all__ = [
+    "KIND",
+    "device_of",
+    "is_array",
+    "kind_of",
+    "shape_of",
+]  # what it has for the public functions beside those below
 _ops = torch.ops.flash_mla
+is_compiling = torch.compiler.is_compiling
 
 # ---- How an operation is called ---------------------------------------------------------------------------------------
 
@@ -25,7 +32,7 @@ def _is_plain(first: torch.Tensor, *others: Optional[torch.Tensor]) -> bool:
     """Nobody is compiling, tracing, transforming, watching or asking for gradients, and these are tensors whose values lie in their
     memory: an operator's function may then be called without the dispatcher, whose time a call of few microseconds feels.
     """
-    if _is_compiling() or _dispatch_modes() or _transforms() or _is_profiled() or _is_tracing():
+    if is_compiling() or _dispatch_modes() or _transforms() or _is_profiled() or _is_tracing():
         return False
     if forward_ad._current_level >= 0:
         return False
@@ -42,7 +49,7 @@ def _is_plain(first: torch.Tensor, *others: Optional[torch.Tensor]) -> bool:
     return True
 
 
-_Tensor, _is_compiling, _grad_is_enabled = torch.Tensor, torch.compiler.is_compiling, torch.is_grad_enabled
+_Tensor, _grad_is_enabled = torch.Tensor, torch.is_grad_enabled
 _dispatch_modes, _transforms = of_c("_len_torch_dispatch_stack"), of_c("_functorch", "peek_interpreter_stack")
 _is_profiled, _is_tracing = of_c("_autograd", "_profiler_enabled"), of_c("_is_tracing")
 
@@ -58,7 +65,7 @@ def _run(
     """Calls an operator with tensors, among them those that are `written`, and what comes after them. `names`: what the public
     function calls the tensors."""
     if not _is_plain(*tensors):
-        if not _is_compiling():
+        if not is_compiling():
             _refuse_strange(this, names, tensors)
         return getattr(_ops, operator).default(*tensors, *rest)
     try:

@@ -140,9 +140,12 @@ DECODE = {
     ],
     "tile_scheduler_metadata": [(TYPE, 1, "text", (1, 2), full(8, 8, dtype="int32"))],
     "num_splits": [(TYPE, 1, full(B + 1, dtype="int32").as_("tile_scheduler_metadata"))],
-    "softmax_scale": [(TYPE, "text", [1]), (VALUE, 0, 0.0, math.inf, -math.inf, math.nan, 1e300)],
+    "softmax_scale": [
+        (TYPE, "text", [1]),
+        (VALUE, 0, 0.0, 1e-50, -1e-50, 7e-46, math.inf, -math.inf, math.nan, 1e300, 3.5e38),
+    ],
     "causal": [(TYPE, "text", [1])],
-    "is_fp8_kvcache": [(NOT_THERE, True)],
+    "is_fp8_kvcache": [(TYPE, "text", [1]), (NOT_THERE, True)],
     "attn_sink": [
         (TYPE, *NO_ARRAY),
         (VALUE, full(H_Q, dtype="float16"), full(H_Q, dtype="float64"), full(H_Q, dtype="int32")),
