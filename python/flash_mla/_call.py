@@ -28,6 +28,7 @@ class Place(ctypes.c_char * (_STRIDES + _DIMS.size)):  # type: ignore[misc]
     by its address."""
 
     def __init__(self) -> None:
+        super().__init__()  # which makes the memory, in PyPy's ctypes
         self.address = ctypes.addressof(self)
         self.data = ctypes.c_void_p.from_buffer(self)
         self.form: Any = None  # what stands here already, in the terms of whoever put it there

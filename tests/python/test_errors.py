@@ -435,63 +435,6 @@ def test_metadata_that_another_library_filled(filled_by):
         assert then.is_one(out)
 
 
-ARRAYS = ["q", "k_cache", "block_table", "cache_seqlens", "attn_sink", "out", "lse"]
-
-
-def numpy_arguments():
-    return dict(
-        decode_arguments(Kind("numpy", "float16")),
-        attn_sink=numpy.zeros(H_Q, numpy.float32),
-        out=numpy.zeros((B, S_Q, H_Q, D_V), numpy.float16),
-        lse=numpy.zeros((B, H_Q, S_Q), numpy.float32),
-    )
-
-
-@pytest.mark.parametrize("argument", ["q", "k_cache", "block_table", "cache_seqlens", "attn_sink"])
-def test_input_of_numpy_may_be_read_only(argument):
-    arguments = numpy_arguments()
-    arguments[argument].flags.writeable = False
-    flash_mla_with_kvcache(**arguments)
-
-
-@pytest.mark.parametrize("argument", ["out", "lse"])
-def test_result_of_numpy_that_is_read_only(argument):
-    arguments = numpy_arguments()
-    arguments[argument].flags.writeable = False
-    with pytest.raises(ValueError) as caught:
-        flash_mla_with_kvcache(**arguments)
-    check_message(caught.value, "flash_mla_with_kvcache", argument)
-
-
-@pytest.mark.parametrize("argument", ARRAYS)
-def test_array_of_numpy_in_the_other_byte_order(argument):
-    arguments = numpy_arguments()
-    arguments[argument] = arguments[argument].astype(arguments[argument].dtype.newbyteorder("S"))
-    with pytest.raises(ValueError) as caught:
-        flash_mla_with_kvcache(**arguments)
-    check_message(caught.value, "flash_mla_with_kvcache", argument)
-
-
-@pytest.mark.parametrize("argument", ARRAYS)
-def test_array_of_numpy_that_runs_backwards(argument):
-    arguments = numpy_arguments()
-    arguments[argument] = arguments[argument][::-1]
-    with pytest.raises(ValueError) as caught:
-        flash_mla_with_kvcache(**arguments)
-    check_message(caught.value, "flash_mla_with_kvcache", argument)
-
-
-@pytest.mark.parametrize("argument", ARRAYS)
-def test_array_of_numpy_with_strides_that_are_no_elements(argument):
-    """A field of an array of records."""
-    arguments = numpy_arguments()
-    array = arguments[argument]
-    arguments[argument] = numpy.zeros(array.shape, [("value", array.dtype), ("byte", "u1")])["value"]
-    with pytest.raises(ValueError) as caught:
-        flash_mla_with_kvcache(**arguments)
-    check_message(caught.value, "flash_mla_with_kvcache", argument)
-
-
 # ---- merge_states ---------------------------------------------------------------------------------------------------
 
 N = 3
