@@ -1,29 +1,73 @@
 # SPDX-License-Identifier: MIT
 """What a call of flash_mla_with_kvcache takes on the host: the median of many, with the GPU idle and the plan reused.
 
-    python3 bench/host_overhead.py [--device cuda] [--rounds 21] [--calls 200]
+    python3 bench/host_overhead.py [--arrays torch] [--device cuda] [--rounds 21] [--calls 200]
+    OMP_NUM_THREADS=1 python3 bench/host_overhead.py --arrays numpy
 
 The breakdown comes from calls that end early: each stage is left out together with all that follow it, and the difference of
 two such times is what it takes. The last one, the library's call, launches the kernels. A round times them all, one after the
 other, so that what disturbs the machine for longer disturbs both sides of a difference. Shown is the median over the rounds;
-the quartiles and the ends say how far to trust it. What PyTorch's own steps take is the floor for a call made of such.
+the quartiles and the ends say how far to trust it. What PyTorch's own steps take is the floor for a call made of such. NumPy's
+arrays are of the smallest problem, one head over one key, and without PyTorch in the process.
 """
 
 import argparse
 import statistics
 import time
 
-import torch
-
 import flash_mla
-from flash_mla import _operations, _torch
+from flash_mla import _operations
 
 
-def inputs(device):
+def of_torch(device):
+    """(inputs, stages, steps to compare with, wait, words) of a call."""
+    import torch
+
+    from flash_mla import _torch, _torch_operators
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     q = torch.randn(1, 1, 16, 576, device=device).bfloat16()
     cache = torch.randn(4, 64, 1, 576, device=device).bfloat16()
     table = torch.arange(4, dtype=torch.int32, device=device).view(1, 4)
-    return q, cache, table, torch.tensor([200], dtype=torch.int32, device=device)
+    lengths = torch.tensor([200], dtype=torch.int32, device=device)
+    stages = [
+        ("checks of arguments, the plan looked up", _torch, "decode"),
+        ("is anybody tracing or watching", _torch_operators, "dense_decode"),
+        ("out and lse, made by PyTorch", _torch_operators, "dense_decode_out"),
+        *in_the_library("the workspace, from PyTorch"),
+    ]
+    one = torch.zeros(1, device=device)
+    steps = {
+        "torch.empty of 8192 bytes": lambda: torch.empty(8192, dtype=torch.uint8, device=device),
+        "Tensor.zero_ of one element": one.zero_,
+    }
+    wait = torch.cuda.synchronize if device.startswith("cuda") else (lambda: None)
+    return (q, cache, table, lengths), stages, steps, wait, f"torch {torch.__version__} on {device}"
+
+
+def of_numpy(device):
+    import numpy
+
+    from flash_mla import _arrays
+
+    if device not in (None, "cpu"):
+        raise SystemExit(f"host_overhead.py: --device: is {device}, must be cpu where arrays are NumPy's")
+    q, cache = numpy.zeros((1, 1, 1, 576), numpy.float16), numpy.zeros((1, 64, 1, 576), numpy.float16)
+    table, lengths = numpy.zeros((1, 1), numpy.int32), numpy.ones(1, numpy.int32)
+    stages = [
+        ("checks of arguments, the plan looked up", _arrays, "decode"),
+        ("out and lse, made by NumPy", _operations, "dense_decode"),
+        *in_the_library("the workspace, kept from the last call"),
+    ]
+    steps = {"numpy.empty of 8192 bytes": lambda: numpy.empty(8192, numpy.uint8)}
+    return (q, cache, table, lengths), stages, steps, lambda: None, f"numpy {numpy.__version__}"
+
+
+def in_the_library(workspace):
+    return [
+        ("arguments put down as C has them", _operations, "_run_decode"),
+        (workspace, _operations.library, "fmla_dense_decode"),
+    ]
 
 
 def median_us(call, calls, wait):
@@ -60,36 +104,25 @@ def show(text, times):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--arrays", choices=["torch", "numpy"], default="torch")
+    parser.add_argument("--device", help="of PyTorch's tensors; the GPU where there is one")
     parser.add_argument("--rounds", type=int, default=21, help="at least 2")
     parser.add_argument("--calls", type=int, default=200, help="of each kind in a round, at least 10")
     options = parser.parse_args()
-    wait = torch.cuda.synchronize if options.device.startswith("cuda") else (lambda: None)
-    arrays = inputs(options.device)
-    one = torch.zeros(1, device=options.device)
+    arrays, stages, floor, wait, words = (of_torch if options.arrays == "torch" else of_numpy)(options.device)
     meta, _ = flash_mla.get_mla_metadata()
 
     def call():
         return flash_mla.flash_mla_with_kvcache(*arrays, 512, meta, causal=True)
 
     results = call()
-    stages = [
-        ("checks of arguments, the plan looked up", _torch, "decode", results),
-        ("is anybody tracing or watching", _torch, "dense_decode", results),
-        ("out and lse, made by PyTorch", _torch, "dense_decode_out", None),
-        ("arguments put down as C has them", _operations, "_run_decode", 0),
-        ("the workspace, from PyTorch", _operations.library, "fmla_dense_decode", 0),
-    ]
-    floor = {
-        "torch.empty of 8192 bytes": lambda: torch.empty(8192, dtype=torch.uint8, device=options.device),
-        "Tensor.zero_ of one element": one.zero_,
-    }
+    nothing = {"fmla_dense_decode": 0}  # a status
     texts = [text for text, *_ in stages] + ["the library's call"]
     rounds = {text: [] for text in ["a call", *texts, *floor]}
     for _ in range(options.rounds):
         until = [0.0]
-        for _, module, name, result in stages:
-            with Without(module, name, result):
+        for _, module, name in stages:
+            with Without(module, name, nothing.get(name, results)):
                 until.append(median_us(call, options.calls, wait))
         until.append(median_us(call, options.calls, wait))
         rounds["a call"].append(until[-1])
@@ -97,7 +130,7 @@ def main():
             rounds[text].append(after - before)
         for text, step in floor.items():
             rounds[text].append(median_us(step, options.calls, wait))
-    print(f"torch {torch.__version__} on {options.device}; median, quartiles and ends of {options.rounds} rounds")
+    print(f"{words}; median, quartiles and ends of {options.rounds} rounds")
     for text, times in rounds.items():
         show(text, times)
 

@@ -8,6 +8,8 @@ on NVIDIA GPUs. The functions are documented where they are defined, in flash_ml
 flash_mla._cache; what they compute, in docs/semantics.md of the project.
 """
 
+from typing import TYPE_CHECKING
+
 from ._cache import cache_append, cache_gather
 from .flash_mla_interface import *  # noqa: F403
 from .flash_mla_interface import __all__ as _names
@@ -15,9 +17,13 @@ from .flash_mla_interface import __all__ as _names
 __all__ = [*_names, "cache_append", "cache_gather", "__version__"]
 
 
-def __getattr__(name: str) -> str:
-    if name == "__version__":
-        from ._library import library
+if TYPE_CHECKING:
+    __version__: str
+else:  # else every name that is not there would be a str to a type checker
 
-        return library.fmla_version_string().decode()
-    raise AttributeError(f"module 'flash_mla' has no attribute {name!r}")
+    def __getattr__(name):
+        if name == "__version__":
+            from ._library import library
+
+            return library.fmla_version_string().decode()
+        raise AttributeError(f"module 'flash_mla' has no attribute {name!r}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from . import _operations
-from .flash_mla_interface import _check_kinds, _integer, _module_of, _number
+from ._arguments import check_kinds, integer_of, module_of, number_of, scale_of
 
 FORMATS = {"BF16": 1, "FP16": 2, "FP8_656": 3, "FP8_584": 4, "FP8_576": 5}  # fmla_kv_format
 
@@ -17,6 +17,11 @@ def _format(function: str, kv_format: Any) -> int:
     if kv_format not in FORMATS:
         raise ValueError(f"{function}: kv_format: is {kv_format!r}, must be one of {', '.join(FORMATS)}")
     return FORMATS[kv_format]
+
+
+def _cache_scale(function: str, cache_scale: Any) -> float:
+    value = number_of(function, "cache_scale", cache_scale)
+    return value if value == 0 else scale_of(function, "cache_scale", value, "0 = 1")
 
 
 def cache_append(
@@ -36,7 +41,8 @@ def cache_append(
         rope: [tokens, 64], of the same type: the last 64 values of each token.
         kv_cache: [pages, page_size, 1, d_qk] bf16 or fp16, or [pages, page_size, 1, bytes of a token] of any type of one byte;
             written.
-        slot_mapping: [tokens], int64: page · page_size + offset; -1: the token is skipped. On a GPU, so is one that is no slot.
+        slot_mapping: [tokens], int64 (int32 is converted): page · page_size + offset; -1: the token is skipped. On a GPU, so is
+            one that is no slot.
         kv_format: "BF16", "FP16", "FP8_656", "FP8_584" or "FP8_576" (docs/semantics.md, "Cache formats").
         cache_scale: of FP8_576, one for the whole cache; 0: 1. Of others 0.
         stream: as in `flash_mla_with_kvcache`.
@@ -45,13 +51,13 @@ def cache_append(
         As `flash_mla_with_kvcache`.
     """
     this = _operations.APPEND
-    module = _module_of(this, "latent", latent)
+    module = module_of(this, "latent", latent)
     for name, array in (("kv_cache", kv_cache), ("slot_mapping", slot_mapping)):
         if array is None:
             raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
-    _check_kinds(this, module, ("rope", rope), ("kv_cache", kv_cache), ("slot_mapping", slot_mapping))
-    options = _format(this, kv_format), _number(this, "cache_scale", cache_scale)
-    module.append(latent, rope, kv_cache, slot_mapping, options, _integer(this, "stream", stream))
+    check_kinds(this, module, ("rope", rope), ("kv_cache", kv_cache), ("slot_mapping", slot_mapping))
+    options = _format(this, kv_format), _cache_scale(this, cache_scale)
+    module.append(latent, rope, kv_cache, slot_mapping, options, integer_of(this, "stream", stream))
 
 
 def cache_gather(
@@ -67,7 +73,8 @@ def cache_gather(
 
     Args:
         kv_cache, kv_format, cache_scale, stream: as in `cache_append`.
-        slots: [tokens], int64: page · page_size + offset; for -1, or any other that is no slot, a row of zeros is made.
+        slots: [tokens], int64 (int32 is converted): page · page_size + offset; for -1, or any other that is no slot, a row of
+            zeros is made.
         out: [tokens, d_qk], bf16, fp16 or fp32: where to write, in place of a new one. That is of the type of a BF16 or FP16
             cache; of an FP8 cache bf16, or fp32 where arrays are not PyTorch's.
 
@@ -78,9 +85,9 @@ def cache_gather(
         As `flash_mla_with_kvcache`.
     """
     this = _operations.GATHER
-    module = _module_of(this, "kv_cache", kv_cache)
+    module = module_of(this, "kv_cache", kv_cache)
     if slots is None:
         raise TypeError(f"{this}: slots: is None, must be {module.KIND}")
-    _check_kinds(this, module, ("slots", slots), ("out", out))
-    options = _format(this, kv_format), _number(this, "cache_scale", cache_scale)
-    return module.gather(kv_cache, slots, out, options, _integer(this, "stream", stream))
+    check_kinds(this, module, ("slots", slots), ("out", out))
+    options = _format(this, kv_format), _cache_scale(this, cache_scale)
+    return module.gather(kv_cache, slots, out, options, integer_of(this, "stream", stream))

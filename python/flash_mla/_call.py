@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections import defaultdict
 from types import SimpleNamespace
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 from . import _library
 
@@ -27,7 +28,10 @@ class Place(ctypes.c_char * (_STRIDES + _DIMS.size)):  # type: ignore[misc]
     by its address."""
 
     def __init__(self) -> None:
+        super().__init__()  # which makes the memory, in PyPy's ctypes
         self.address = ctypes.addressof(self)
+        self.data = ctypes.c_void_p.from_buffer(self)
+        self.form: Any = None  # what stands here already, in the terms of whoever put it there
 
 
 def put_tensor(
@@ -50,27 +54,31 @@ def put_tensor(
 
 class Call:
     """The arguments of one operation: `args`, the struct; `address`, its own; `at`, the Places of the tensors. Those that are
-    `always` there it points to from the first."""
+    `always` there it points to from the first. `memory`: what whoever fills it keeps for its next call."""
 
     def __init__(self, struct_type: type[ctypes.Structure], always: Sequence[str], optional: Sequence[str]):
         self.args: Any = struct_type(struct_size=ctypes.sizeof(struct_type))
         self.address = ctypes.addressof(self.args)
         self.at = SimpleNamespace(**{name: Place() for name in (*always, *optional)})
+        self.memory: Any = None
         for name in always:
             setattr(self.args, name, getattr(self.at, name).address)
 
 
 class Calls:
-    """Calls of one operation that nobody is filling. Whoever takes one has it alone until it is given back, so threads, and
-    finalizers that run amid a call, do not meet. One that an error leaves behind is not given back."""
+    """Calls of one operation that nobody is filling, those of each kind of array by themselves. Whoever takes one has it alone until
+    it is given back, so threads, and finalizers that run amid a call, do not meet. One that an error leaves behind is not given back.
+    """
 
     def __init__(self, struct_type: type[ctypes.Structure], always: Sequence[str], optional: Sequence[str] = ()):
         self._new = lambda: Call(struct_type, always, optional)
-        self._idle: list[Call] = []
-        self.give_back: Callable[[Call], None] = self._idle.append
+        self._idle: defaultdict[Any, list[Call]] = defaultdict(list)
 
-    def take(self) -> Call:
+    def take(self, kind: Any) -> Call:
         try:
-            return self._idle.pop()
+            return self._idle[kind].pop()
         except IndexError:
             return self._new()
+
+    def give_back(self, call: Call, kind: Any) -> None:
+        self._idle[kind].append(call)

@@ -80,8 +80,11 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     GATHER: {},
 }
 # What Python says in another way: the format is a number there, and here a flag and the number of bytes.
-_SENTENCES: Mapping[str, str] = {
-    "kv_format: is 0, must name the format": "is_fp8_kvcache: is False, must be True where the cache has elements of one byte",
+_SENTENCES: Mapping[str, Mapping[str, str]] = {
+    function: {
+        "kv_format: is 0, must name the format": f"is_fp8_kvcache: is False, must be True where {cache} has bytes"
+    }
+    for function, cache in ((DECODE, "k_cache"), (PREFILL, "kv"))
 }
 INT32 = dtype_word(0, 32)
 _WORKSPACE_SIZE = _library.DenseDecodeArgs.workspace_size.offset  # where the library writes it
@@ -89,7 +92,7 @@ _WORKSPACE_SIZE = _library.DenseDecodeArgs.workspace_size.offset  # where the li
 
 def _check(status: int, function: str) -> None:
     if status:
-        _library.fail(status, function, _NAMES[function], _SENTENCES)
+        _library.fail(status, function, _NAMES[function], _SENTENCES.get(function, {}))
 
 
 def in_words_of(function: str, text: str) -> str:
@@ -129,13 +132,13 @@ def require(function: str, operation: str, device_type: int, device_id: int) -> 
 
 def decode_partitions(function: str, device_type: int, device: int, s_q: int, h_q: int, h_kv: int) -> int:
     """How many partitions a plan has on a device; the lengths and their number play no part."""
-    call, count = _plans.take(), ctypes.c_int32()
+    call, count = _plans.take(None), ctypes.c_int32()
     args = call.args
     put_tensor(call.at.seqlens, 0, device_type, device, INT32, (0,), (1,))
     args.partitions, args.num_splits = None, None
     args.s_q, args.h_q, args.h_kv = s_q, h_q, h_kv
     _check(library.fmla_decode_plan_partitions(call.address, ctypes.addressof(count)), function)
-    _plans.give_back(call)
+    _plans.give_back(call, None)
     return count.value
 
 
@@ -151,14 +154,14 @@ def decode_plan(
     stream: int,
 ) -> None:
     """fmla_decode_plan into the two tables."""
-    call = _plans.take()
+    call = _plans.take(arrays)
     args, at, put = call.args, call.at, arrays.put
     put(seqlens, at.seqlens)
     args.partitions = put(partitions, at.partitions)
     args.num_splits = put(num_splits, at.num_splits)
     args.s_q, args.h_q, args.h_kv, args.stream = s_q, h_q, h_kv, stream
     _check(library.fmla_decode_plan(call.address), function)
-    _plans.give_back(call)
+    _plans.give_back(call, arrays)
 
 
 # ---- Dense decode ---------------------------------------------------------------------------------------------------
@@ -183,7 +186,7 @@ def dense_decode(
     stream: int,
 ) -> None:
     """fmla_dense_decode into `out` and `lse`."""
-    call = _decodes.take()
+    call = _decodes.take(arrays)
     args, at, put = call.args, call.at, arrays.put
     put(q, at.q)
     put(kv_cache, at.kv_cache)
@@ -198,13 +201,13 @@ def dense_decode(
     args.lse_empty, args.log_base, args.batch_invariant = lse_empty, log_base, batch_invariant
     args.stream = stream
     _run_decode(arrays, call, q, stream)
-    _decodes.give_back(call)
+    _decodes.give_back(call, arrays)
 
 
 def _run_decode(arrays: Any, call: Call, q: Any, stream: int) -> None:
     args, address = call.args, call.address
     _check(library.fmla_dense_decode_workspace_size(address, address + _WORKSPACE_SIZE, None), DECODE)
-    memory, args.workspace = arrays.scratch(q, args.workspace_size, stream)
+    memory, args.workspace = arrays.scratch(call, q, args.workspace_size, stream)
     try:
         _check(library.fmla_dense_decode(address), DECODE)
     finally:
@@ -219,13 +222,13 @@ def sparse_partitions(
 ) -> int:
     """How many partitions a plan for sparse decode has on a device. b and the lists may be 0, where they are not known: as many as a
     large batch wants."""
-    call, count = _sparse_plans.take(), ctypes.c_int32()
+    call, count = _sparse_plans.take(None), ctypes.c_int32()
     args = call.args
     args.topk_length = args.extra_topk_length = args.partitions = args.num_splits = None
     args.sparse, args.s_q, args.h_q, args.b, args.topk, args.extra_topk = 1, s_q, h_q, b, topk, extra_topk
     args.target.device_type, args.target.id = device_type, device
     _check(library.fmla_decode_plan_partitions(call.address, ctypes.addressof(count)), function)
-    _sparse_plans.give_back(call)
+    _sparse_plans.give_back(call, None)
     return count.value
 
 
@@ -245,7 +248,7 @@ def sparse_plan(
     stream: int,
 ) -> None:
     """fmla_decode_plan for sparse decode into the two tables, which are on device `place`."""
-    call = _sparse_plans.take()
+    call = _sparse_plans.take(arrays)
     args, at, put = call.args, call.at, arrays.put
     args.topk_length = put(topk_length, at.topk_length)
     args.extra_topk_length = put(extra_topk_length, at.extra_topk_length)
@@ -256,7 +259,7 @@ def sparse_plan(
     args.target.device_type, args.target.id = place
     _check_place(function, place, topk_length=args.topk_length, extra_topk_length=args.extra_topk_length)
     _check(library.fmla_decode_plan(call.address), function)
-    _sparse_plans.give_back(call)
+    _sparse_plans.give_back(call, arrays)
 
 
 def _check_place(function: str, place: tuple[int, int], **lengths: Optional[int]) -> None:
@@ -296,7 +299,7 @@ def sparse_decode(
     stream: int,
 ) -> None:
     """fmla_sparse_decode into `out` and `lse`."""
-    call = _sparse_decodes.take()
+    call = _sparse_decodes.take(arrays)
     args, at, put = call.args, call.at, arrays.put
     put(q, at.q)
     put(kv_cache, at.kv_cache)
@@ -315,12 +318,12 @@ def sparse_decode(
     args.stream = stream
     size = call.address + _library.SparseDecodeArgs.workspace_size.offset
     _check(library.fmla_sparse_decode_workspace_size(call.address, size, None), DECODE)
-    memory, args.workspace = arrays.scratch(q, args.workspace_size, stream)
+    memory, args.workspace = arrays.scratch(call, q, args.workspace_size, stream)
     try:
         _check(library.fmla_sparse_decode(call.address), DECODE)
     finally:
         arrays.free_scratch(memory)
-    _sparse_decodes.give_back(call)
+    _sparse_decodes.give_back(call, arrays)
 
 
 # ---- Sparse prefill -------------------------------------------------------------------------------------------------
@@ -343,7 +346,7 @@ def sparse_prefill(
     stream: int,
 ) -> None:
     """fmla_sparse_prefill into `out`, `max_logits` and `lse`."""
-    call = _prefills.take()
+    call = _prefills.take(arrays)
     args, at, put = call.args, call.at, arrays.put
     put(q, at.q)
     put(kv, at.kv)
@@ -357,12 +360,14 @@ def sparse_prefill(
     args.lse_empty, args.log_base, args.stream = lse_empty, log_base, stream
     size = call.address + _library.SparsePrefillArgs.workspace_size.offset
     _check(library.fmla_sparse_prefill_workspace_size(call.address, size, None), PREFILL)
-    memory, args.workspace = arrays.scratch(q, args.workspace_size, stream) if args.workspace_size else (None, None)
+    memory, args.workspace = (
+        arrays.scratch(call, q, args.workspace_size, stream) if args.workspace_size else (None, None)
+    )
     try:
         _check(library.fmla_sparse_prefill(call.address), PREFILL)
     finally:
         arrays.free_scratch(memory)
-    _prefills.give_back(call)
+    _prefills.give_back(call, arrays)
 
 
 # ---- Merge ----------------------------------------------------------------------------------------------------------
@@ -380,7 +385,7 @@ def merge(
     stream: int,
 ) -> None:
     """fmla_merge into `out` and `lse`."""
-    call = _merges.take()
+    call = _merges.take(arrays)
     args, at, put = call.args, call.at, arrays.put
     put(out_parts, at.out_parts)
     put(lse_parts, at.lse_parts)
@@ -389,7 +394,7 @@ def merge(
     args.attn_sink = put(attn_sink, at.attn_sink)
     args.lse_empty, args.log_base, args.stream = lse_empty, log_base, stream
     _check(library.fmla_merge(call.address), MERGE)
-    _merges.give_back(call)
+    _merges.give_back(call, arrays)
 
 
 # ---- The cache ------------------------------------------------------------------------------------------------------
@@ -406,7 +411,7 @@ def cache_append(
     stream: int,
 ) -> None:
     """fmla_cache_append."""
-    call = _appends.take()
+    call = _appends.take(arrays)
     args, at, put = call.args, call.at, arrays.put
     put(latent, at.latent)
     put(kv_cache, at.kv_cache)
@@ -414,21 +419,21 @@ def cache_append(
     args.rope = put(rope, at.rope)
     args.kv_format, args.cache_scale, args.stream = kv_format, cache_scale, stream
     _check(library.fmla_cache_append(call.address), APPEND)
-    _appends.give_back(call)
+    _appends.give_back(call, arrays)
 
 
 def cache_gather(
     arrays: Any, kv_cache: Any, slots: Any, out: Any, kv_format: int, cache_scale: float, stream: int
 ) -> None:
     """fmla_cache_gather into `out`."""
-    call = _gathers.take()
+    call = _gathers.take(arrays)
     args, at, put = call.args, call.at, arrays.put
     put(kv_cache, at.kv_cache)
     put(slots, at.slots)
     put(out, at.out)
     args.kv_format, args.cache_scale, args.stream = kv_format, cache_scale, stream
     _check(library.fmla_cache_gather(call.address), GATHER)
-    _gathers.give_back(call)
+    _gathers.give_back(call, arrays)
 
 
 FP8_584 = 4  # FMLA_KV_FP8_584

@@ -13,36 +13,40 @@ from torch.autograd import forward_ad
 
 from . import _operations
 from . import _torch_operators as operators
-from ._torch_tensors import KIND, device_of, is_array, of_c, shape_of, strange
+from ._torch_tensors import KIND, device_of, is_array, kind_of, of_c, shape_of, strange
 
-__all__ = ["KIND", "device_of", "is_array", "shape_of"]  # what it has for the public functions beside those below
+__all__ = [
+    "KIND",
+    "device_of",
+    "is_array",
+    "kind_of",
+    "shape_of",
+]  # what it has for the public functions beside those below
 _ops = torch.ops.flash_mla
+is_compiling = torch.compiler.is_compiling
 
 # ---- How an operation is called ---------------------------------------------------------------------------------------
 
 
-def _is_plain(first: torch.Tensor, *others: Optional[torch.Tensor]) -> bool:
+def _is_plain(tensors: Tuple[Optional[torch.Tensor], ...]) -> bool:
     """Nobody is compiling, tracing, transforming, watching or asking for gradients, and these are tensors whose values lie in their
-    memory: an operator's function may then be called without the dispatcher, whose time a call of few microseconds feels.
-    """
-    if _is_compiling() or _dispatch_modes() or _transforms() or _is_profiled() or _is_tracing():
+    memory: an operator's function may then be called without the dispatcher, whose time a call of few microseconds feels. The first
+    is there."""
+    if is_compiling() or _dispatch_modes() or _transforms() or _is_profiled() or _is_tracing():
         return False
     if forward_ad._current_level >= 0:
         return False
-    for tensor in others:
-        if tensor is not None and (type(tensor) is not _Tensor or tensor.is_neg()):
+    with_gradients = _grad_is_enabled()
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) is not _Tensor or _is_negative(tensor) or (with_gradients and tensor.requires_grad):
             return False
-    if type(first) is not _Tensor or first.is_neg() or not (first.is_cuda or first.is_cpu):
-        return False
-    if _grad_is_enabled():
-        for tensor in others:
-            if tensor is not None and tensor.requires_grad:
-                return False
-        return not first.requires_grad
-    return True
+    first: Any = tensors[0]
+    return first.is_cuda or first.is_cpu
 
 
-_Tensor, _is_compiling, _grad_is_enabled = torch.Tensor, torch.compiler.is_compiling, torch.is_grad_enabled
+_Tensor, _is_negative, _grad_is_enabled = torch.Tensor, torch.Tensor.is_neg, torch.is_grad_enabled
 _dispatch_modes, _transforms = of_c("_len_torch_dispatch_stack"), of_c("_functorch", "peek_interpreter_stack")
 _is_profiled, _is_tracing = of_c("_autograd", "_profiler_enabled"), of_c("_is_tracing")
 
@@ -57,8 +61,8 @@ def _run(
 ) -> Any:
     """Calls an operator with tensors, among them those that are `written`, and what comes after them. `names`: what the public
     function calls the tensors."""
-    if not _is_plain(*tensors):
-        if not _is_compiling():
+    if not _is_plain(tensors):
+        if not is_compiling():
             _refuse_strange(this, names, tensors)
         return getattr(_ops, operator).default(*tensors, *rest)
     try:
@@ -95,7 +99,7 @@ _WRITTEN = {
 def plan_decode(
     function: str, seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int, stream: int
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    if _is_plain(seqlens):
+    if _is_plain((seqlens,)):
         return operators.plan(function, seqlens, s_q, h_q, h_kv)
     return _run(function, "decode_plan", ("cache_seqlens",), (seqlens,), s_q, h_q, h_kv)
 
@@ -115,7 +119,7 @@ def decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, d_v, out, ls
 
 
 def plan_sparse(function, q, topk_length, extra_topk_length, sizes, stream):
-    if _is_plain(q, topk_length, extra_topk_length):
+    if _is_plain((q, topk_length, extra_topk_length)):
         return operators.plan_of_lists(function, q, topk_length, extra_topk_length, sizes, sizes)
     names = "q", "topk_length", "extra_topk_length"
     return _run(function, "sparse_plan", names, (q, topk_length, extra_topk_length), *sizes)

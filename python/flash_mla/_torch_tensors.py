@@ -9,7 +9,7 @@ from typing import Any, Iterable, Mapping, Optional, Tuple
 import torch
 
 from . import _library
-from ._call import Place, put_tensor
+from ._call import Call, Place, put_tensor
 from ._types import word_of
 
 # ---- Tensors --------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ _allocate: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None)
 _free: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", None)
 
 
-def scratch(like: torch.Tensor, size: int, stream: int) -> Tuple[Any, int]:
+def scratch(call: Call, like: torch.Tensor, size: int, stream: int) -> Tuple[Any, int]:
     """Memory for one call on the stream of the current GPU, and its address."""
     if like.is_cuda and _allocate is not None:
         address = _allocate(size, stream)
@@ -112,6 +112,12 @@ def shape_of(function: str, name: str, tensor: torch.Tensor) -> torch.Size:
 
 
 KIND = "torch.Tensor"
+
+
+def kind_of(value: object) -> str:
+    """What a value is that is no tensor."""
+    return type(value).__name__
+
 
 # ---- Tensors that are not what lies in their memory -------------------------------------------------------------------
 

@@ -40,6 +40,6 @@ def word_of(name: str, bits: int) -> int:
 
 def name_of(code: int, bits: int) -> Optional[str]:
     """Of a type that the library knows by its code alone."""
-    if code == KINDS["complex"]:
-        return f"complex{bits}"
+    if code in (KINDS["complex"], KINDS["bool"]):
+        return f"complex{bits}" if code == KINDS["complex"] else "bool"
     return next((name for names in (_ONE_SIZE, _others) for name, known in names.items() if known == code), None)

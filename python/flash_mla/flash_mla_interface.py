@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
-import sys
-from typing import Any, NamedTuple, NoReturn, Optional, Tuple, Union
+from typing import Any, Literal, NamedTuple, Optional, Tuple, overload
 
 from . import _library, _operations
+from ._arguments import check_kinds, flag_of, integer_of, lse_options, module_of, not_there, scale_of
 
 __all__ = [
     "FlashMLASchedMeta",
@@ -26,95 +25,6 @@ __all__ = [
     "get_mla_metadata",
     "merge_states",
 ]
-
-# ---- Arguments ------------------------------------------------------------------------------------------------------
-
-
-_torch: Any = None
-"""The module, as soon as PyTorch is there: this package does not import it for those who do not."""
-
-
-def _module_of(function: str, name: str, array: Any) -> Any:
-    """The module for the kind of `array`: _torch or _arrays."""
-    if _torch is not None:
-        if _torch.is_array(array):
-            return _torch
-    elif "torch" in sys.modules:
-        _import_torch()
-        return _module_of(function, name, array)
-    from . import _arrays
-
-    if not _arrays.is_array(array):
-        raise TypeError(f"{function}: {name}: is {type(array).__name__}, must be a torch.Tensor or {_arrays.KIND}")
-    return _arrays
-
-
-def _import_torch() -> None:
-    global _torch
-    from . import _torch as module
-
-    _torch = module
-
-
-if "torch" in sys.modules:  # its operators are then there for programs that were stored
-    _import_torch()
-
-
-def _check_kinds(function: str, module: Any, *arrays: Tuple[str, Any]) -> None:
-    """The arrays that are there must be of the first one's kind."""
-    for name, array in arrays:
-        if array is not None and not module.is_array(array):
-            raise TypeError(f"{function}: {name}: is {type(array).__name__}, must be {module.KIND}")
-
-
-def _flag(function: str, name: str, value: Any) -> bool:
-    if value is True or value is False:
-        return value
-    if not hasattr(value, "__index__") and type(value).__name__ not in ("bool", "bool_"):  # NumPy's
-        raise TypeError(f"{function}: {name}: is {type(value).__name__}, must be a bool")
-    if value not in (0, 1):
-        raise ValueError(f"{function}: {name}: is {value!r}, must be True or False")
-    return bool(value)
-
-
-def _integer(function: str, name: str, value: Any) -> int:
-    if type(value) is int:
-        return value
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{function}: {name}: is {type(value).__name__}, must be an int") from None
-
-
-def _number(function: str, name: str, value: Any) -> float:
-    if type(value) is float:
-        return value
-    if not hasattr(value, "__float__"):
-        raise TypeError(f"{function}: {name}: is {type(value).__name__}, must be a float")
-    return float(value)
-
-
-def _lse_options(function: str, lse_empty: float, log_base: float) -> Tuple[int, int]:
-    """As the library counts them."""
-    if lse_empty == math.inf:
-        empty = 0
-    elif lse_empty == -math.inf:
-        empty = 1
-    else:
-        raise ValueError(f"{function}: lse_empty: is {lse_empty!r}, must be math.inf or -math.inf")
-    if log_base == math.e:
-        return empty, 0
-    if log_base == 2:
-        return empty, 2
-    raise ValueError(f"{function}: log_base: is {log_base!r}, must be math.e or 2")
-
-
-def _not_there(function: str, operation: str, name: str, array: Any) -> NoReturn:
-    """For an operation that the library may not have, asked for by argument `name`: its capabilities for the device of `array`
-    decide."""
-    _operations.require(f"{function}: {name}", operation, *_module_of(function, name, array).device_of(array))
-    raise NotImplementedError(f"{function}: {name}: {operation}: this version of the package does not call it yet")
-
 
 # ---- The scheduler's metadata -----------------------------------------------------------------------------------------
 
@@ -184,12 +94,12 @@ def get_mla_metadata(
     this = _operations.PLAN
     if cache_seqlens is None:
         return FlashMLASchedMeta(), None
-    module = _module_of(this, "cache_seqlens", cache_seqlens)
+    module = module_of(this, "cache_seqlens", cache_seqlens)
     shape = module.shape_of(this, "cache_seqlens", cache_seqlens)
     if len(shape) != 1:
         raise ValueError(f"{this}: cache_seqlens: has {len(shape)} dimensions, must have 1")
     rows, heads = (
-        _integer(this, name, value)
+        integer_of(this, name, value)
         for name, value in (("num_q_tokens_per_head_k", num_q_tokens_per_head_k), ("num_heads_k", num_heads_k))
     )
     for name, value in (("num_q_tokens_per_head_k", rows), ("num_heads_k", heads)):
@@ -200,14 +110,15 @@ def get_mla_metadata(
     if topk is None:
         tables = module.plan_decode(this, cache_seqlens, 1, rows * heads, heads, 0)
     else:
-        h_q, topk = _integer(this, "num_heads_q", num_heads_q), _integer(this, "topk", topk)
+        h_q, topk = integer_of(this, "num_heads_q", num_heads_q), integer_of(this, "topk", topk)
         if heads != 1:
             raise ValueError(f"{this}: num_heads_k: is {heads}, must be 1 where topk is given")
         if h_q < 1 or rows % h_q:
             raise ValueError(f"{this}: num_heads_q: is {h_q}, must divide num_q_tokens_per_head_k, {rows}")
         sizes = shape[0], topk, 0, rows // h_q, h_q
         tables = module.plan_sparse(this, cache_seqlens, None, None, sizes, 0)
-    _attach(tables[0], FlashMLASchedMeta())
+    if not module.is_compiling():
+        _attach(tables[0], FlashMLASchedMeta())
     return tables
 
 
@@ -307,20 +218,20 @@ def flash_mla_with_kvcache(
         RuntimeError: the GPU's driver refused something.
     """
     this = _operations.DECODE
-    module = _module_of(this, "q", q)
+    module = module_of(this, "q", q)
     if indices is not None:
         return _decode_sparse(
             module, q, k_cache, indices, topk_length, attn_sink, extra_k_cache, extra_indices_in_kvcache,
             extra_topk_length, is_fp8_kvcache, head_dim_v, tile_scheduler_metadata, num_splits, softmax_scale, causal,
             out, lse, batch_invariant, lse_empty, log_base, stream,
         )  # fmt: skip
-    if _flag(this, "is_fp8_kvcache", is_fp8_kvcache):
+    if flag_of(this, "is_fp8_kvcache", is_fp8_kvcache):
         raise NotImplementedError(
             f"{this}: is_fp8_kvcache: an FP8 cache has kernels for sparse attention only; pass indices"
         )
     for array in (k_cache, block_table, cache_seqlens, attn_sink, out, lse):
         if array is not None and type(array) is not type(q):  # which most often settles it
-            _check_kinds(
+            check_kinds(
                 this,
                 module,
                 ("k_cache", k_cache),
@@ -343,14 +254,14 @@ def flash_mla_with_kvcache(
         name, shape = ("q", q_shape) if len(q_shape) != 4 else ("k_cache", cache_shape)
         raise ValueError(f"{this}: {name}: has {len(shape)} dimensions, must have 4")
     head_dim_v, softmax_scale = _of_values(this, module, q_shape[3], head_dim_v, softmax_scale, out)
-    causal, batch_invariant = _flag(this, "causal", causal), _flag(this, "batch_invariant", batch_invariant)
-    stream = _integer(this, "stream", stream)
+    causal, batch_invariant = flag_of(this, "causal", causal), flag_of(this, "batch_invariant", batch_invariant)
+    stream = integer_of(this, "stream", stream)
 
     b, s_q, h_q, _ = q_shape
     _, page_size, h_k, _ = cache_shape
     config = b, s_q, h_q, page_size, h_k, causal, False, None, None, None
     plan = _plan_of(tile_scheduler_metadata, num_splits, config, module, cache_seqlens, stream, batch_invariant)
-    options = (softmax_scale, causal, *_lse_options(this, lse_empty, log_base), batch_invariant)
+    options = (softmax_scale, causal, *lse_options(this, lse_empty, log_base), batch_invariant)
     return module.decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, head_dim_v, out, lse, options, stream)
 
 
@@ -364,7 +275,7 @@ def _of_values(
     name: str = "head_dim_v",
 ) -> Tuple[int, float]:
     """d_v, which the function calls `name`, and the factor of the scores, looked at."""
-    d_v = _integer(this, name, d_v)
+    d_v = integer_of(this, name, d_v)
     if not 1 <= d_v <= d_qk:
         raise ValueError(f"{this}: {name}: is {d_v}, must be in [1, {d_qk}]")
     if out is not None and module.shape_of(this, "out", out)[-1:] != (d_v,):
@@ -372,15 +283,12 @@ def _of_values(
         raise ValueError(f"{this}: out: shape is {shape}, must end with {name}, {d_v}")
     if scale is None:
         return d_v, d_qk**-0.5
-    scale = _number(this, "softmax_scale", scale)
-    if scale == 0:  # which is the library's word for None
-        raise ValueError(f"{this}: softmax_scale: is 0, must be another number (None = 1 / sqrt(d_qk))")
-    return d_v, scale
+    return d_v, scale_of(this, "softmax_scale", scale, "None = 1 / sqrt(d_qk)")
 
 
 def _kv_format(function: str, name: str, is_fp8_kvcache: Any, shape: Any) -> int:
     """FMLA_KV_…; 0: that of the type."""
-    if not _flag(function, "is_fp8_kvcache", is_fp8_kvcache):
+    if not flag_of(function, "is_fp8_kvcache", is_fp8_kvcache):
         return 0
     if shape[-1] not in _library.FP8_FORMATS:
         raise ValueError(f"{function}: {name}: shape is {tuple(shape)}, must end with 656 or 584 where it is FP8")
@@ -402,10 +310,10 @@ def _decode_sparse(
         "extra_indices_in_kvcache": extra_indices_in_kvcache,
         "extra_topk_length": extra_topk_length,
     }
-    _check_kinds(this, module, *inputs.items(), ("out", out), ("lse", lse))
+    check_kinds(this, module, *inputs.items(), ("out", out), ("lse", lse))
     if k_cache is None:
         raise TypeError(f"{this}: k_cache: is None, must be {module.KIND}")
-    if _flag(this, "causal", causal):
+    if flag_of(this, "causal", causal):
         raise ValueError(f"{this}: causal: is True, must be False where indices is given: it names what a token sees")
     shapes = {}
     for name, array, rank in (
@@ -422,14 +330,14 @@ def _decode_sparse(
     _, page_size, h_k, _ = shapes["k_cache"]
     kv_format = _kv_format(this, "k_cache", is_fp8_kvcache, shapes["k_cache"])
     head_dim_v, softmax_scale = _of_values(this, module, d_qk, head_dim_v, softmax_scale, out)
-    batch_invariant, stream = _flag(this, "batch_invariant", batch_invariant), _integer(this, "stream", stream)
+    batch_invariant, stream = flag_of(this, "batch_invariant", batch_invariant), integer_of(this, "stream", stream)
     topk = shapes["indices"][2]
     extra_page_size = None if shapes["extra_k_cache"] is None else shapes["extra_k_cache"][1]
     extra_topk = None if shapes["extra_indices_in_kvcache"] is None else shapes["extra_indices_in_kvcache"][2]
     config = b, s_q, h_q, page_size, h_k, False, kv_format != 0, topk, extra_page_size, extra_topk
     lengths = topk_length, extra_topk_length
     plan = _plan_of(tile_scheduler_metadata, num_splits, config, module, q, stream, batch_invariant, lengths)
-    options = (kv_format, softmax_scale, *_lse_options(this, lse_empty, log_base), batch_invariant)
+    options = (kv_format, softmax_scale, *lse_options(this, lse_empty, log_base), batch_invariant)
     return module.decode_sparse(q, inputs, plan, head_dim_v, out, lse, options, stream)
 
 
@@ -447,12 +355,14 @@ def _plan_of(
     `like`: cache_seqlens; with `lengths`, those of sparse attention, q."""
     this = _operations.DECODE
     if num_splits is not None:  # the older generation
-        _check_kinds(this, module, ("tile_scheduler_metadata", metadata), ("num_splits", num_splits))
+        check_kinds(this, module, ("tile_scheduler_metadata", metadata), ("num_splits", num_splits))
         if metadata is None:
             raise TypeError(f"{this}: tile_scheduler_metadata: is None, must be {module.KIND} as num_splits is")
         return metadata, num_splits
     if metadata is None:
         return None, None
+    if module.is_compiling() and module.is_array(metadata) and metadata.shape[1:] == (_library.PARTITION_FIELDS,):
+        return None, None  # a graph's tensor has no attribute to look up: the plan is made in the call, and is the same
     meta = metadata if isinstance(metadata, FlashMLASchedMeta) else getattr(metadata, "sched_meta", None)
     if meta is None:
         raise TypeError(
@@ -516,15 +426,59 @@ def merge_states(
         As `flash_mla_with_kvcache`.
     """
     this = _operations.MERGE
-    module = _module_of(this, "out_parts", out_parts)
-    _check_kinds(this, module, ("lse_parts", lse_parts), ("attn_sink", attn_sink), ("out", out), ("lse", lse))
+    module = module_of(this, "out_parts", out_parts)
+    check_kinds(this, module, ("lse_parts", lse_parts), ("attn_sink", attn_sink), ("out", out), ("lse", lse))
     if lse_parts is None:
         raise TypeError(f"{this}: lse_parts: is None, must be {module.KIND}")
-    options = _lse_options(this, lse_empty, log_base)
-    return module.merge_states(out_parts, lse_parts, attn_sink, out, lse, options, _integer(this, "stream", stream))
+    options = lse_options(this, lse_empty, log_base)
+    return module.merge_states(out_parts, lse_parts, attn_sink, out, lse, options, integer_of(this, "stream", stream))
 
 
 # ---- Prefill --------------------------------------------------------------------------------------------------------
+
+
+@overload
+def flash_mla_sparse_fwd(
+    q: Any,
+    kv: Any,
+    indices: Any,
+    sm_scale: float,
+    d_v: int = 512,
+    attn_sink: Optional[Any] = None,
+    topk_length: Optional[Any] = None,
+    indexer_topk: Literal[0] = 0,
+    *,
+    is_fp8_kvcache: bool = False,
+    out: Optional[Any] = None,
+    max_logits: Optional[Any] = None,
+    lse: Optional[Any] = None,
+    lse_empty: float = math.inf,
+    log_base: float = math.e,
+    stream: int = 0,
+) -> Tuple[Any, Any, Any]:
+    ...
+
+
+@overload
+def flash_mla_sparse_fwd(
+    q: Any,
+    kv: Any,
+    indices: Any,
+    sm_scale: float,
+    d_v: int = 512,
+    attn_sink: Optional[Any] = None,
+    topk_length: Optional[Any] = None,
+    indexer_topk: int = 0,
+    *,
+    is_fp8_kvcache: bool = False,
+    out: Optional[Any] = None,
+    max_logits: Optional[Any] = None,
+    lse: Optional[Any] = None,
+    lse_empty: float = math.inf,
+    log_base: float = math.e,
+    stream: int = 0,
+) -> Tuple[Any, ...]:
+    ...
 
 
 def flash_mla_sparse_fwd(
@@ -544,7 +498,7 @@ def flash_mla_sparse_fwd(
     lse_empty: float = math.inf,
     log_base: float = math.e,
     stream: int = 0,
-) -> Union[Tuple[Any, Any, Any], Tuple[Any, Any, Any, Any]]:
+) -> Tuple[Any, ...]:
     """Attention of each token of a prompt over the keys that `indices` names; V is the first d_v values of K.
 
     Args:
@@ -575,9 +529,9 @@ def flash_mla_sparse_fwd(
         As `flash_mla_with_kvcache`.
     """
     this = _operations.PREFILL
-    module = _module_of(this, "q", q)
+    module = module_of(this, "q", q)
     inputs = {"kv": kv, "indices": indices, "topk_length": topk_length, "attn_sink": attn_sink}
-    _check_kinds(this, module, *inputs.items(), ("out", out), ("max_logits", max_logits), ("lse", lse))
+    check_kinds(this, module, *inputs.items(), ("out", out), ("max_logits", max_logits), ("lse", lse))
     for name in ("kv", "indices"):
         if inputs[name] is None:
             raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
@@ -587,16 +541,14 @@ def flash_mla_sparse_fwd(
         if len(shapes[name]) not in ranks:
             wanted = " or ".join(map(str, ranks))
             raise ValueError(f"{this}: {name}: has {len(shapes[name])} dimensions, must have {wanted}")
-    sm_scale = _number(this, "sm_scale", sm_scale)
-    if not 1e-45 < abs(sm_scale) < math.inf:  # what is 0 as fp32 is the library's word for 1 / sqrt(d_qk)
-        raise ValueError(f"{this}: sm_scale: is {sm_scale}, must be finite and not 0")
+    sm_scale = scale_of(this, "sm_scale", sm_scale)
     d_v, _ = _of_values(this, module, shapes["q"][2], d_v, sm_scale, out, "d_v")
-    indexer_topk = _integer(this, "indexer_topk", indexer_topk)
+    indexer_topk = integer_of(this, "indexer_topk", indexer_topk)
     if indexer_topk < 0:
         raise ValueError(f"{this}: indexer_topk: is {indexer_topk}, must be 0 (no lse_indexer) or more")
     kv_format = _kv_format(this, "kv", is_fp8_kvcache, shapes["kv"])
-    options = (kv_format, sm_scale, *_lse_options(this, lse_empty, log_base))
-    stream = _integer(this, "stream", stream)
+    options = (kv_format, sm_scale, *lse_options(this, lse_empty, log_base))
+    stream = integer_of(this, "stream", stream)
     return module.prefill_sparse(q, inputs, d_v, indexer_topk, out, max_logits, lse, options, stream)
 
 
@@ -632,7 +584,7 @@ def flash_attn_varlen_func(
     Raises:
         NotImplementedError: the library has no kernel for it, which this version has not.
     """
-    _not_there("flash_attn_varlen_func", "mha_forward", "q", q)
+    not_there("flash_attn_varlen_func", "mha_forward", "q", q)
 
 
 def flash_attn_varlen_qkvpacked_func(

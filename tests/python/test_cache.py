@@ -136,6 +136,21 @@ def test_compiled(kind):
     assert kind.bits(plain) == kind.bits(compiled) and kind.bits(caches[0]) == kind.bits(caches[1])
 
 
+@each_kind
+@pytest.mark.parametrize("step", [1, 3])
+def test_slots_of_32_bits(kind, step):
+    """Some libraries make no others unless they are told to. int64 ones have to lie side by side, and these need not."""
+    values = kind.array(vectors("FP8_656"))
+    caches = [new_cache(kind, "FP8_656") for _ in range(2)]
+    wide = kind.array(SLOTS, "int64")
+    narrow = kind.int32(numpy.repeat(numpy.array(SLOTS), step))[::step]
+    cache_append(values[:, :512], values[:, 512:], caches[0], wide, "FP8_656")
+    cache_append(values[:, :512], values[:, 512:], caches[1], narrow, "FP8_656")
+    assert kind.bits(caches[0]) == kind.bits(caches[1])
+    gathered = [cache_gather(caches[0], slots, "FP8_656") for slots in (wide, narrow)]
+    assert kind.bits(gathered[0]) == kind.bits(gathered[1])
+
+
 # ---- Arguments ------------------------------------------------------------------------------------------------------
 
 
@@ -161,11 +176,17 @@ WRONG = {
     "latent": [array((TOKENS, 511)), array((TOKENS, 512), "int32"), array((TOKENS + 1, 512)), array((512,)), None, 3],
     "rope": [array((TOKENS, 63)), array((TOKENS, 64), "float64"), array((TOKENS - 1, 64)), "rope"],
     "kv_cache": [array((PAGES, 4, 1, 655), "uint8"), array((PAGES, 4, 1, 656)), array((4, 656), "uint8"), None, 3],
-    "slot_mapping": [array((TOKENS,), "int32"), array((TOKENS + 1,), "int64"), array((TOKENS, 1), "int64"), None],
-    "slots": [array((TOKENS,), "int32"), array((TOKENS, 1), "int64"), None],
+    "slot_mapping": [
+        array((TOKENS,), "int16"),
+        array((TOKENS, 1), "int32"),
+        array((TOKENS + 1,), "int64"),
+        array((TOKENS, 1), "int64"),
+        None,
+    ],
+    "slots": [array((TOKENS,), "int16"), array((TOKENS, 1), "int32"), array((TOKENS, 1), "int64"), None],
     "out": [array((TOKENS, 512)), array((TOKENS + 1, 576)), array((TOKENS, 576), "int32"), 3],
     "kv_format": ["FP8", "fp8_656", "", "FP8_584", None, 3],
-    "cache_scale": [0.5, float("nan"), None, "1"],
+    "cache_scale": [0.5, 1e-50, float("nan"), None, "1"],
 }
 
 

@@ -128,8 +128,97 @@ def test_library_of_the_package(tmp_path):
     assert name == str(tmp_path / "flash_mla" / "libflashmla.so")
 
 
+WITHOUT_PYTHONAPI = """
+import ctypes
+if hasattr(ctypes, "pythonapi"):
+    del ctypes.pythonapi
+import flash_mla
+assert flash_mla.__version__ and flash_mla.capabilities()
+
+class OnlyDLPack:
+    shape = 3, 1, 1, 4, 8
+    def __dlpack__(self, stream=None):
+        raise AssertionError("nobody could read it")
+    def __dlpack_device__(self):
+        return 1, 0
+
+try:
+    flash_mla.merge_states(OnlyDLPack(), OnlyDLPack(), out=OnlyDLPack(), lse=OnlyDLPack())
+except TypeError as error:
+    print(error)
+try:
+    import numpy
+except ImportError:
+    raise SystemExit
+out, lse = flash_mla.merge_states(numpy.ones((2, 1, 1, 4, 8), "float32"), numpy.zeros((2, 1, 4, 1), "float32"))
+assert out.shape == (1, 1, 4, 8) and abs(out - 1).max() < 1e-6 and abs(lse - numpy.log(2)).max() < 1e-6, (out, lse)
+cache = numpy.zeros((2, 4, 1, 40), "float16")
+flash_mla.cache_append(numpy.ones((3, 40), "float16"), None, cache, numpy.array([0, 1, 7], "int32"), "FP16")
+assert cache.sum() == 120
+q, keys = numpy.ones((1, 1, 4, 576), "float16"), numpy.ones((1, 64, 1, 576), "float16")
+for meta in (None, flash_mla.get_mla_metadata()[0]):
+    for _ in range(2):
+        out, _ = flash_mla.flash_mla_with_kvcache(q, keys, None, numpy.full(1, 9, "int32"), 512, meta)
+        assert (out == 1).all()
+print("numpy")
+"""
+
+
+def test_python_without_ctypes_pythonapi():
+    """As PyPy: NumPy's arrays are taken, a capsule is refused with the reason."""
+    said = python(WITHOUT_PYTHONAPI).splitlines()
+    assert re.match(r"merge_states: out_parts: is OnlyDLPack, must be a NumPy array on this Python, cpython, ", said[0])
+    assert said[1:] == ["numpy"]
+
+
+@pytest.mark.skipif(shutil.which("pypy3") is None and "FMLA_PYPY" not in os.environ, reason="PyPy is not installed")
+def test_pypy():
+    """With its own NumPy where it has one. FMLA_PYPY names an interpreter."""
+    done = subprocess.run(
+        [os.environ.get("FMLA_PYPY", "pypy3"), "-c", WITHOUT_PYTHONAPI],
+        env=dict(os.environ, PYTHONPATH=str(FOLDER.parent)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(
+        "merge_states: out_parts: is OnlyDLPack, must be a NumPy array on this Python, pypy, "
+    )
+
+
 def test_types_are_declared():
     assert (FOLDER / "py.typed").is_file()
+
+
+TYPED = """
+import flash_mla
+from typing import Any, Tuple
+
+three: Tuple[Any, Any, Any] = flash_mla.flash_mla_sparse_fwd(1, 2, 3, 0.5)
+four: Tuple[Any, ...] = flash_mla.flash_mla_sparse_fwd(1, 2, 3, 0.5, indexer_topk=64)
+out, most, lse, of_the_first = four
+version: str = flash_mla.__version__
+a, b = flash_mla.flash_mla_sparse_fwd(1, 2, 3, 0.5)  # wrong: there are three
+flash_mla.flash_mla_sparse(1)  # wrong: a name that is not there
+flash_mla.cache_apend  # wrong: another
+"""
+
+
+@pytest.mark.skipif(shutil.which("mypy") is None, reason="mypy is not installed")
+def test_type_checker_sees_what_is_there(tmp_path):
+    program = tmp_path / "typed.py"
+    program.write_text(TYPED)
+    done = subprocess.run(
+        ["mypy", "--no-error-summary", "--cache-dir", str(tmp_path / "cache"), str(program)],
+        env=dict(os.environ, MYPYPATH=str(FOLDER.parent)),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    marked = [number for number, line in enumerate(TYPED.splitlines(), 1) if "# wrong" in line]
+    found = [int(line.split(":")[1]) for line in done.stdout.splitlines() if "error:" in line]
+    assert found == marked, done.stdout
 
 
 @pytest.mark.parametrize("name", [name for name in flash_mla.__all__ if name != "__version__"])

@@ -380,6 +380,36 @@ class TestCompile:
             assert mine.tile_scheduler_metadata is plan
 
     @each_device
+    @pytest.mark.parametrize("passed_on", ["both", "first"])
+    @pytest.mark.parametrize("made", ["inside", "outside"])
+    def test_tables(self, made, passed_on, device):
+        """Those of the older generation; the first alone is planned for in the call, which gives the same bits."""
+        kind = Kind("torch", "bfloat16", device)
+        arrays = BATCH.arrays(kind)
+
+        def step(q, k_cache, block_table, cache_seqlens, tables):
+            tables = get_mla_metadata(cache_seqlens, 2 * 4, 1) if tables is None else tables
+            splits = tables[1] if passed_on == "both" else None
+            return flash_mla_with_kvcache(q * 1, k_cache, block_table, cache_seqlens, 512, tables[0], splits)
+
+        tables = get_mla_metadata(arrays["cache_seqlens"], 2 * 4, 1) if made == "outside" else None
+        expected = step(*arrays.values(), tables)
+        for dynamic in (None, True):
+            compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+            assert bits(kind, compiled(*arrays.values(), tables)) == bits(kind, expected)
+
+    @each_device
+    def test_table_that_is_none(self, device):
+        def step(q, k_cache, block_table, cache_seqlens):
+            return flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, block_table)
+
+        arrays = BATCH.arrays(Kind("torch", "bfloat16", device)).values()
+        with pytest.raises(
+            Exception, match="tile_scheduler_metadata: is Tensor, must be what get_mla_metadata returned"
+        ):
+            torch.compile(step, backend="aot_eager", fullgraph=True)(*arrays)
+
+    @each_device
     def test_one_metadata_for_several_layers(self, device):
         def model(q, k_cache, block_table, cache_seqlens):
             meta, _ = get_mla_metadata()

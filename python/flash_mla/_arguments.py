@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: MIT
+"""The arguments of the public functions, looked at: of which kind an array is, and what is a flag, a number, an option."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from typing import Any, NoReturn, Tuple
+
+from . import _operations
+
+_torch: Any = None
+"""The module, as soon as PyTorch is there: this package does not import it for those who do not."""
+
+
+_arrays: Any = None
+"""The module for all other arrays, as soon as there is one."""
+
+
+def module_of(function: str, name: str, array: Any) -> Any:
+    """The module for the kind of `array`: _torch or _arrays."""
+    if _torch is not None:
+        if _torch.is_array(array):
+            return _torch
+    elif "torch" in sys.modules:
+        _import_torch()
+        return module_of(function, name, array)
+    if _arrays is None:
+        _import_arrays()
+    if not _arrays.is_array(array):
+        raise TypeError(f"{function}: {name}: is {_arrays.kind_of(array)}, must be a torch.Tensor or {_arrays.KIND}")
+    return _arrays
+
+
+def _import_torch() -> None:
+    global _torch
+    from . import _torch as module
+
+    _torch = module
+
+
+def _import_arrays() -> None:
+    global _arrays
+    from . import _arrays as module
+
+    _arrays = module
+
+
+if "torch" in sys.modules:  # its operators are then there for programs that were stored
+    _import_torch()
+
+
+def check_kinds(function: str, module: Any, *arrays: Tuple[str, Any]) -> None:
+    """The arrays that are there must be of the first one's kind."""
+    for name, array in arrays:
+        if array is not None and not module.is_array(array):
+            raise TypeError(f"{function}: {name}: is {module.kind_of(array)}, must be {module.KIND}")
+
+
+def flag_of(function: str, name: str, value: Any) -> bool:
+    if value is True or value is False:
+        return value
+    if not hasattr(value, "__index__") and type(value).__name__ not in ("bool", "bool_"):  # NumPy's
+        raise TypeError(f"{function}: {name}: is {type(value).__name__}, must be a bool")
+    if value not in (0, 1):
+        raise ValueError(f"{function}: {name}: is {value!r}, must be True or False")
+    return bool(value)
+
+
+def integer_of(function: str, name: str, value: Any) -> int:
+    if type(value) is int:
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{function}: {name}: is {type(value).__name__}, must be an int") from None
+
+
+def number_of(function: str, name: str, value: Any) -> float:
+    if type(value) is float:
+        return value
+    if not hasattr(value, "__float__"):
+        raise TypeError(f"{function}: {name}: is {type(value).__name__}, must be a float")
+    return float(value)
+
+
+def scale_of(function: str, name: str, value: Any, otherwise: str = "") -> float:
+    """A factor, which is fp32 to the library, and whose 0 is its word for the default."""
+    value = number_of(function, name, value)
+    if not _NOTHING_AS_FP32 < abs(value) < _INFINITE_AS_FP32:
+        hint = f" ({otherwise})" if otherwise else ""
+        raise ValueError(f"{function}: {name}: is {value}, must be a number that as fp32 is finite and not 0{hint}")
+    return value
+
+
+# Numbers to here, and from here, are rounded so.
+_NOTHING_AS_FP32, _INFINITE_AS_FP32 = 2.0**-150, (2 - 2**-24) * 2.0**127
+
+
+def lse_options(function: str, lse_empty: float, log_base: float) -> Tuple[int, int]:
+    """As the library counts them."""
+    if lse_empty == math.inf:
+        empty = 0
+    elif lse_empty == -math.inf:
+        empty = 1
+    else:
+        raise ValueError(f"{function}: lse_empty: is {lse_empty!r}, must be math.inf or -math.inf")
+    if log_base == math.e:
+        return empty, 0
+    if log_base == 2:
+        return empty, 2
+    raise ValueError(f"{function}: log_base: is {log_base!r}, must be math.e or 2")
+
+
+def not_there(function: str, operation: str, name: str, array: Any) -> NoReturn:
+    """For an operation that the library may not have, asked for by argument `name`: its capabilities for the device of `array`
+    decide."""
+    _operations.require(f"{function}: {name}", operation, *module_of(function, name, array).device_of(array))
+    raise NotImplementedError(f"{function}: {name}: {operation}: this version of the package does not call it yet")

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: MIT
+"""NumPy's arrays, and everything else that speaks DLPack, as C sees them.
+
+An array of NumPy's is put down as it is: a call of few microseconds feels every object that is made for it, so what C wants to know
+of its shape stays in its Place from call to call, and only the address is new. All others are _Described first.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import math
+import mmap
+import struct
+import sys
+from typing import Any, Optional, Sequence, Tuple
+
+from . import _library
+from ._call import Place, put_tensor
+from ._types import dtype_word, word_of
+
+KIND = "an array with __dlpack__"
+
+Form = Tuple[int, int, int, Sequence[int], Sequence[int]]
+"""An array without its address: device type, device id, dtype (a dtype_word), shape, strides in elements."""
+
+# ---- What an array is -------------------------------------------------------------------------------------------------
+
+
+class _NotThere:
+    """What no array is an instance of."""
+
+
+_ndarray: Any = _NotThere
+"""numpy.ndarray, as soon as NumPy is there."""
+
+
+def is_numpy(value: object) -> bool:
+    if isinstance(value, _ndarray):
+        return True
+    return _ndarray is _NotThere and _find_numpy() and isinstance(value, _ndarray)
+
+
+def _find_numpy() -> bool:
+    global _ndarray
+    _ndarray = getattr(sys.modules.get("numpy"), "ndarray", _NotThere)
+    return _ndarray is not _NotThere
+
+
+def _jax(*names: str) -> Any:
+    """A class of JAX, or one that nothing is an instance of."""
+    value: Any = sys.modules.get("jax")
+    for name in names:
+        value = getattr(value, name, None)
+    return value or _NotThere
+
+
+def is_array(value: object) -> bool:
+    if is_numpy(value):
+        return not isinstance(value, _masked())
+    return isinstance(value, HostArray) or (
+        hasattr(value, "__dlpack__") and not isinstance(value, _jax("core", "Tracer"))
+    )
+
+
+def _masked() -> Any:
+    return getattr(sys.modules.get("numpy.ma"), "MaskedArray", _NotThere)
+
+
+def kind_of(value: object) -> str:
+    """What a value is that is no array."""
+    kind = type(value).__name__
+    if isinstance(value, _jax("core", "Tracer")):
+        return (
+            f"{kind}, which has no values while JAX traces (call this outside of jax.jit, or through jax.pure_callback)"
+        )
+    if isinstance(value, _masked()):
+        return f"{kind}, whose mask no kernel looks at (pass its filled())"
+    return kind
+
+
+def refuse_fixed(function: str, name: str, array: Any) -> None:
+    """Of an array that is given to be written. JAX's says nothing of itself that would tell, so it is known by name."""
+    if not is_numpy(array) and isinstance(array, _jax("Array")):
+        instead = "leave it away, or pass a NumPy array" if name != "kv_cache" else "keep it in a NumPy array"
+        raise ValueError(
+            f"{function}: {name}: is a jax.Array, whose values never change, and must be writable; {instead}"
+        )
+
+
+def device_of(array: Any) -> Tuple[int, int]:
+    if not hasattr(array, "__dlpack_device__") or is_numpy(array):
+        return _library.CPU, 0
+    place, index = array.__dlpack_device__()
+    return int(place), int(index)
+
+
+def shape_of(function: str, name: str, array: Any) -> Tuple[int, ...]:
+    """Also of an array that has nothing but DLPack's two methods."""
+    return tuple(array.shape) if hasattr(array, "shape") else tuple(Described(function, name, array).form[3])
+
+
+# ---- Described ------------------------------------------------------------------------------------------------------
+
+_DEFAULT_STREAM = 1  # CUDA's, as the array API's standard names it
+
+
+def _of_capsules() -> Any:
+    """(get pointer, is valid) of CPython's capsules. None: this Python has no ctypes.pythonapi, as PyPy has none."""
+    api = getattr(ctypes, "pythonapi", None)
+    if api is None:
+        return None
+    get_pointer, is_valid = api.PyCapsule_GetPointer, api.PyCapsule_IsValid
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    is_valid.restype, is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
+    return get_pointer, is_valid
+
+
+_capsules = _of_capsules()
+
+
+def contiguous(shape: Sequence[int]) -> Tuple[int, ...]:
+    """The strides of an array without gaps."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+class _VersionedHead(ctypes.Structure):
+    """What comes before the tensor in DLPack's DLManagedTensorVersioned."""
+
+    _fields_ = [
+        ("version", ctypes.c_uint32 * 2),
+        ("manager_context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+    ]
+
+
+_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
+
+
+class Described:
+    """An array, its form and its address, which stay valid as long as this lives."""
+
+    def __init__(self, function: str, name: str, array: Any, stream: int = 0, written: bool = False):
+        self.array = array
+        self.form: Form
+        self._what = f"{function}: {name}"
+        if isinstance(array, HostArray):
+            self.address, self.form = array.address, array.form
+        elif is_numpy(array):
+            if written and not array.flags.writeable:
+                raise ValueError(f"{self._what}: is read-only, must be writable")
+            self.address, self.form = _address(array), _form(self._what, array)
+        else:
+            self._describe_capsule(stream, written)
+
+    def first(self, count: int) -> Described:
+        """The first entries of the last dimension."""
+        part = copy.copy(self)
+        device_type, device, dtype, shape, strides = self.form
+        part.form = device_type, device, dtype, (*shape[:-1], min(count, shape[-1])), strides
+        return part
+
+    def _describe_capsule(self, stream: int, written: bool) -> None:
+        if _capsules is None:
+            kind = type(self.array).__name__
+            raise TypeError(
+                f"{self._what}: is {kind}, must be a NumPy array on this Python, {sys.implementation.name}, which has no "
+                "ctypes.pythonapi to read a DLPack capsule by"
+            )
+        get_pointer, is_valid = _capsules
+        on_gpu = device_of(self.array)[0] == _library.CUDA
+        self._capsule = self.array.__dlpack__(stream=stream or _DEFAULT_STREAM) if on_gpu else self.array.__dlpack__()
+        label, offset = b"dltensor", 0
+        if not is_valid(self._capsule, label):
+            label, offset = b"dltensor_versioned", ctypes.sizeof(_VersionedHead)
+        start = get_pointer(self._capsule, label)
+        if offset and written and _VersionedHead.from_address(start).flags & _READ_ONLY:
+            raise ValueError(f"{self._what}: is read-only, must be writable")
+        tensor = _library.Tensor.from_address(start + offset)
+        dtype, device, ndim = tensor.dtype, tensor.device, tensor.ndim
+        if dtype.lanes != 1:
+            raise ValueError(f"{self._what}: its elements have {dtype.lanes} lanes, must have 1")
+        dims = ctypes.c_int64 * ndim
+        shape = tuple(dims.from_address(tensor.shape)) if ndim else ()
+        if tensor.strides and ndim:
+            strides = tuple(dims.from_address(tensor.strides))
+        else:
+            strides = contiguous(shape)
+        self.address = (tensor.data or 0) + tensor.byte_offset
+        self.form = device.type, device.id, dtype_word(dtype.code, dtype.bits), shape, strides
+
+
+def described(function: str, name: str, array: Any, stream: int, written: bool = False, named: bool = False) -> Any:
+    """What `put` takes: None and an array of NumPy's own class as they are, all others Described; `named`: that too, so that what is
+    wrong with it is said with its name."""
+    if array is None or type(array) is Described:
+        return array
+    if type(array) is not _ndarray or named:
+        return Described(function, name, array, stream, written)
+    if written and not array.flags.writeable:
+        raise ValueError(f"{function}: {name}: is read-only, must be writable")
+    return array
+
+
+def put(array: Any, place: Place) -> Optional[int]:
+    """Writes what `described` returned to `place`, whose address is returned; None: there is none."""
+    if array is None:
+        return None
+    if type(array) is not _ndarray:
+        place.form = None
+        return put_tensor(place, array.address, *array.form)
+    form = array.shape, array.strides, array.dtype
+    if form != place.form:
+        place.form = None
+        put_tensor(place, 0, *_form("", array))
+        place.form = form
+    place.data.value = _address(array)
+    return place.address
+
+
+# ---- Memory of the package's own --------------------------------------------------------------------------------------
+
+
+class HostArray:
+    """An integer array in host memory of its own, aligned to a page: int32, int64 or uint8. The memory is this process's alone: a
+    child that fork made works in another one."""
+
+    def __init__(self, shape: Tuple[int, ...], bits: int):
+        self.shape = shape
+        size = max(math.prod(shape) * bits // 8, 1)
+        self._pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
+        self.form: Form = _library.CPU, 0, dtype_word(1 if bits == 8 else 0, bits), shape, contiguous(shape)
+
+    def fill(self, values: Sequence[int]) -> None:
+        """An int64 array."""
+        struct.pack_into(f"{len(values)}q", self._pages, 0, *values)
+
+
+# ---- NumPy's ----------------------------------------------------------------------------------------------------------
+
+
+class Unfit(ValueError):
+    """Of an array that `put` cannot put down; it does not know its name."""
+
+
+def _form(what: str, array: Any) -> Form:
+    """`what`: "" for an Unfit in the place of a ValueError that says it."""
+    dtype, item = array.dtype, array.itemsize
+    why = None
+    if not dtype.isnative:
+        why = f"dtype is {dtype}, must be of this machine's byte order"
+    elif any(stride % item for stride in array.strides):
+        why = f"strides are {array.strides} bytes, must be multiples of an element's {item}"
+    if why is not None:
+        raise ValueError(f"{what}: {why}") if what else Unfit(why)
+    strides = tuple(stride // item for stride in array.strides)
+    return _library.CPU, 0, word_of(dtype.name, 8 * item), array.shape, strides
+
+
+def _address_by_attributes(array: Any) -> int:
+    return array.__array_interface__["data"][0]
+
+
+class _ArrayInterface(ctypes.Structure):
+    """PyArrayInterface."""
+
+    _fields_ = [
+        ("two", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("kind", ctypes.c_char),
+        ("item", ctypes.c_int),
+        ("flags", ctypes.c_int),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("data", ctypes.c_void_p),
+    ]
+
+
+_DATA, _pointer_at = _ArrayInterface.data.offset, ctypes.c_void_p.from_address
+
+
+def _address_by_struct(array: Any) -> int:
+    """By NumPy's protocol for C, which takes a third of the time. The array keeps its memory, so the capsule may go."""
+    return _pointer_at(_capsules[0](array.__array_struct__, None) + _DATA).value or 0
+
+
+_address = _address_by_attributes if _capsules is None else _address_by_struct

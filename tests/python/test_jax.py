@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: MIT
+"""JAX's arrays: taken by DLPack, made by its array API, never written where JAX could see it."""
+
+import warnings
+
+import numpy
+import pytest
+
+from attention import Batch, check_decode
+from flash_mla import (
+    cache_append,
+    cache_gather,
+    flash_mla_sparse_fwd,
+    flash_mla_with_kvcache,
+    get_mla_metadata,
+    merge_states,
+)
+from kinds import Kind
+from test_cache import SLOTS, new_cache, vectors
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+KIND = Kind("numpy", "bfloat16")
+BATCH = Batch([100, 0, 65, 7], s_q=2, h_q=4)
+
+
+def arrays():
+    return {name: jnp.asarray(array) for name, array in BATCH.arrays(KIND).items()}
+
+
+def decode(given, meta=None, **options):
+    return flash_mla_with_kvcache(*given.values(), 512, meta, **options)
+
+
+@pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
+def test_decode(planned):
+    meta = get_mla_metadata()[0] if planned else None
+    for _ in range(2):
+        results = decode(arrays(), meta)
+        assert all(isinstance(result, jax.Array) for result in results)
+        check_decode(KIND, tuple(map(numpy.asarray, results)), BATCH.expected(KIND))
+
+
+def test_inputs_that_are_still_computed():
+    """JAX returns arrays before they are there."""
+    given = arrays()
+    slow = jnp.ones((1500, 1500))
+    for _ in range(5):
+        slow = slow @ slow / 1500
+    given["q"] = given["q"] * slow[0, 0].astype(given["q"].dtype)
+    check_decode(KIND, tuple(map(numpy.asarray, decode(given))), BATCH.expected(KIND))
+
+
+def test_results_into_arrays_of_numpy():
+    out = numpy.zeros((4, 2, 4, 512), KIND._dtype(None))
+    lse = numpy.zeros((4, 4, 2), numpy.float32)
+    got = decode(arrays(), out=out, lse=lse)
+    assert got[0] is out and got[1] is lse
+    check_decode(KIND, got, BATCH.expected(KIND))
+
+
+FIXED = {
+    "flash_mla_with_kvcache-out": lambda: decode(arrays(), out=jnp.zeros((4, 2, 4, 512), jnp.bfloat16)),
+    "flash_mla_with_kvcache-lse": lambda: decode(arrays(), lse=jnp.zeros((4, 4, 2), jnp.float32)),
+    "flash_mla_sparse_fwd-max_logits": lambda: flash_mla_sparse_fwd(
+        jnp.zeros((2, 4, 576), jnp.bfloat16),
+        jnp.zeros((9, 1, 576), jnp.bfloat16),
+        jnp.zeros((2, 1, 64), jnp.int32),
+        0.5,
+        max_logits=jnp.zeros((2, 4), jnp.float32),
+    ),
+    "merge_states-out": lambda: merge_states(
+        jnp.zeros((3, 1, 1, 4, 8)), jnp.zeros((3, 1, 4, 1)), out=jnp.zeros((1, 1, 4, 8))
+    ),
+    "cache_append-kv_cache": lambda: cache_append(
+        jnp.zeros((1, 40), jnp.float16), None, jnp.zeros((2, 4, 1, 40), jnp.float16), jnp.zeros(1, jnp.int32), "FP16"
+    ),
+    "cache_gather-out": lambda: cache_gather(
+        jnp.zeros((2, 4, 1, 40), jnp.float16), jnp.zeros(1, jnp.int32), "FP16", out=jnp.zeros((1, 40), jnp.float16)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_array_that_never_changes(name):
+    function, argument = name.split("-")
+    with pytest.raises(ValueError, match=f"^{function}: {argument}: is a jax.Array, whose values never change"):
+        FIXED[name]()
+
+
+@pytest.mark.parametrize("argument", ["q", "k_cache", "cache_seqlens"])
+@pytest.mark.parametrize("transform", ["jit", "vmap", "grad", "eval_shape"])
+def test_tracers(transform, argument):
+    given = arrays()
+
+    def step(array):
+        return decode(dict(given, **{argument: array}))[0].sum()
+
+    array = given[argument]
+    run = {
+        "jit": lambda: jax.jit(step)(array),
+        "vmap": lambda: jax.vmap(step)(array[None]),
+        "grad": lambda: jax.grad(step)(array),
+        "eval_shape": lambda: jax.eval_shape(step, array),
+    }[transform]
+    if transform == "grad" and argument == "cache_seqlens":
+        pytest.skip("JAX itself refuses integers")
+    with pytest.raises(TypeError, match=f"^flash_mla_with_kvcache: {argument}: is .*outside of jax.jit.*pure_callback"):
+        run()
+
+
+def test_pure_callback_inside_of_jit():
+    """What the message proposes."""
+    given = arrays()
+    shapes = jax.ShapeDtypeStruct((4, 2, 4, 512), jnp.bfloat16), jax.ShapeDtypeStruct((4, 4, 2), jnp.float32)
+
+    def attend(*arrays):
+        return flash_mla_with_kvcache(*map(numpy.asarray, arrays), 512, None)
+
+    results = jax.jit(lambda *arrays: jax.pure_callback(attend, shapes, *arrays))(*given.values())
+    check_decode(KIND, tuple(map(numpy.asarray, results)), BATCH.expected(KIND))
+
+
+def test_slots():
+    """Those that JAX makes have 32 bits; no warning says that it made fewer than were asked for."""
+    cache, values = new_cache(KIND, "FP8_656"), KIND.array(vectors("FP8_656"))
+    expected = new_cache(KIND, "FP8_656")
+    cache_append(values[:, :512], values[:, 512:], expected, KIND.array(SLOTS, "int64"), "FP8_656")
+    slots = jnp.asarray(numpy.array(SLOTS, numpy.int32))
+    assert slots.dtype == jnp.int32
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache_append(jnp.asarray(values[:, :512]), jnp.asarray(values[:, 512:]), cache, slots, "FP8_656")
+        assert KIND.bits(cache) == KIND.bits(expected)
+        rows = cache_gather(jnp.asarray(cache), slots, "FP8_656")
+        none = cache_gather(jnp.asarray(cache), slots[:0], "FP8_656")
+    assert isinstance(rows, jax.Array) and none.shape == (0, 576)
+    assert numpy.array_equal(rows, cache_gather(expected, KIND.array(SLOTS, "int64"), "FP8_656"))
+
+
+def test_float8_is_called_by_its_name():
+    with pytest.raises(
+        ValueError, match="^flash_mla_with_kvcache: q: dtype is float8_e4m3fn, must be bfloat16 or float16"
+    ):
+        decode(dict(arrays(), q=jnp.zeros((4, 2, 4, 576), jnp.float8_e4m3fn)))

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: MIT
+"""NumPy's arrays in particular: what they can be, what stays in memory from call to call, and whose that memory is."""
+
+import threading
+
+import numpy
+import pytest
+
+from attention import Batch, check_decode
+from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
+from kinds import Kind
+from test_errors import B, D_V, H_Q, S_Q, check_message, decode_arguments
+
+KIND = Kind("numpy", "float16")
+
+
+def decode(batch, meta=None, **options):
+    return flash_mla_with_kvcache(*batch.arrays(KIND).values(), 512, meta, **options)
+
+
+# ---- What they can be -------------------------------------------------------------------------------------------------
+
+ARRAYS = ["q", "k_cache", "block_table", "cache_seqlens", "attn_sink", "out", "lse"]
+
+
+def numpy_arguments():
+    return dict(
+        decode_arguments(Kind("numpy", "float16")),
+        attn_sink=numpy.zeros(H_Q, numpy.float32),
+        out=numpy.zeros((B, S_Q, H_Q, D_V), numpy.float16),
+        lse=numpy.zeros((B, H_Q, S_Q), numpy.float32),
+    )
+
+
+@pytest.mark.parametrize("argument", ["q", "k_cache", "block_table", "cache_seqlens", "attn_sink"])
+def test_input_of_numpy_may_be_read_only(argument):
+    arguments = numpy_arguments()
+    arguments[argument].flags.writeable = False
+    flash_mla_with_kvcache(**arguments)
+
+
+@pytest.mark.parametrize("argument", ["out", "lse"])
+def test_result_of_numpy_that_is_read_only(argument):
+    arguments = numpy_arguments()
+    arguments[argument].flags.writeable = False
+    with pytest.raises(ValueError) as caught:
+        flash_mla_with_kvcache(**arguments)
+    check_message(caught.value, "flash_mla_with_kvcache", argument)
+
+
+@pytest.mark.parametrize("argument", ARRAYS)
+def test_array_of_numpy_in_the_other_byte_order(argument):
+    arguments = numpy_arguments()
+    arguments[argument] = arguments[argument].astype(arguments[argument].dtype.newbyteorder("S"))
+    with pytest.raises(ValueError) as caught:
+        flash_mla_with_kvcache(**arguments)
+    check_message(caught.value, "flash_mla_with_kvcache", argument)
+
+
+@pytest.mark.parametrize("argument", ARRAYS)
+def test_array_of_numpy_that_runs_backwards(argument):
+    arguments = numpy_arguments()
+    arguments[argument] = arguments[argument][::-1]
+    with pytest.raises(ValueError) as caught:
+        flash_mla_with_kvcache(**arguments)
+    check_message(caught.value, "flash_mla_with_kvcache", argument)
+
+
+@pytest.mark.parametrize("argument", ARRAYS)
+def test_array_of_numpy_with_strides_that_are_no_elements(argument):
+    """A field of an array of records."""
+    arguments = numpy_arguments()
+    array = arguments[argument]
+    arguments[argument] = numpy.zeros(array.shape, [("value", array.dtype), ("byte", "u1")])["value"]
+    with pytest.raises(ValueError) as caught:
+        flash_mla_with_kvcache(**arguments)
+    check_message(caught.value, "flash_mla_with_kvcache", argument)
+
+
+@pytest.mark.parametrize("argument", ARRAYS)
+def test_masked_array(argument):
+    """Its mask would not be looked at."""
+    arguments = numpy_arguments()
+    arguments[argument] = numpy.ma.masked_array(arguments[argument], mask=False)
+    with pytest.raises(TypeError, match="whose mask no kernel looks at") as caught:
+        flash_mla_with_kvcache(**arguments)
+    check_message(caught.value, "flash_mla_with_kvcache", argument)
+
+
+@pytest.mark.parametrize(
+    "dtype,called",
+    [
+        ("object", "object"),
+        ("complex64", "complex64"),
+        ("datetime64[s]", "datetime64[s]"),
+        ("S3", "bytes24"),
+        ("bool", "bool"),
+    ],
+)
+def test_type_is_called_by_its_name(dtype, called):
+    arguments = dict(numpy_arguments(), q=numpy.zeros((B, S_Q, H_Q, 576), dtype))
+    with pytest.raises(ValueError) as caught:
+        flash_mla_with_kvcache(**arguments)
+    assert str(caught.value) == f"flash_mla_with_kvcache: q: dtype is {called}, must be bfloat16 or float16"
+
+
+def test_float8_is_called_by_its_name():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    arguments = dict(numpy_arguments(), q=numpy.zeros((B, S_Q, H_Q, 576), ml_dtypes.float8_e4m3fn))
+    with pytest.raises(ValueError, match="q: dtype is float8_e4m3fn, must be bfloat16 or float16"):
+        flash_mla_with_kvcache(**arguments)
+
+
+def test_memory_map(tmp_path):
+    """An array of a class that is derived from NumPy's own."""
+    batch = Batch([60, 100])
+    arrays = batch.arrays(KIND)
+    arrays["k_cache"].tofile(tmp_path / "cache")
+    arrays["k_cache"] = numpy.memmap(tmp_path / "cache", numpy.float16, "r", shape=arrays["k_cache"].shape)
+    check_decode(KIND, flash_mla_with_kvcache(*arrays.values(), 512, None), batch.expected(KIND))
+
+
+# ---- What stays from call to call -------------------------------------------------------------------------------------
+
+
+def test_calls_of_changing_shapes():
+    """The same number of elements with other dimensions or strides, in turns; what was put down for one is not the other's."""
+    batches = [
+        Batch([60], h_q=8),
+        Batch([60], s_q=2, h_q=4),
+        Batch([60, 60], h_q=4),
+        Batch([60], h_q=8, d=512),
+        Batch([60], h_q=8),
+    ]
+    for _ in range(2):
+        for batch in batches:
+            check_decode(KIND, decode(batch), batch.expected(KIND))
+    batch = batches[0]
+    wide = dict(batch.arrays(KIND))
+    wide["q"] = numpy.repeat(wide["q"], 2, axis=2)[:, :, ::2]  # the shape of before, other strides
+    for arrays in (batch.arrays(KIND), wide, batch.arrays(KIND)):
+        check_decode(KIND, flash_mla_with_kvcache(*arrays.values(), 512, None), batch.expected(KIND))
+
+
+def test_types_of_changing_names():
+    """Of one size: int32 in the place of fp32, and back."""
+    parts = numpy.ones((2, 1, 1, 4, 8), numpy.float32), numpy.zeros((2, 1, 4, 1), numpy.float32)
+    expected = merge_states(*parts)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="lse_parts: dtype is int32"):
+            merge_states(parts[0], parts[1].astype(numpy.int32))
+        got = merge_states(*parts)
+        assert all(numpy.array_equal(mine, its) for mine, its in zip(got, expected))
+
+
+def test_workspaces_of_threads_and_of_children_are_their_own():
+    """The memory that a call keeps for the next one is not another thread's, and a fork does not share it."""
+    batches = [Batch([50 * i + 200, 3], s_q=2, h_q=16, seed=i) for i in range(4)]
+    expected = [batch.expected(KIND) for batch in batches]
+    wrong = []
+
+    def work(i, turns=6):
+        for _ in range(turns):
+            try:
+                check_decode(KIND, decode(batches[i]), expected[i])
+            except AssertionError as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(i % 4,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    addresses = kept_memory()
+    assert addresses
+    for address in addresses:
+        assert "s" not in permissions(address), "a child would write into its parent's"
+
+
+def kept_memory():
+    from flash_mla import _arrays, _operations
+
+    return [call.memory.address for call in _operations._decodes._idle[_arrays] if call.memory is not None]
+
+
+def permissions(address):
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            start, _, end = line.split()[0].partition("-")
+            if int(start, 16) <= address < int(end, 16):
+                return line.split()[1]
+    raise AssertionError("there is no such memory")
+
+
+def test_large_workspaces_are_not_kept():
+    from flash_mla import _arrays
+
+    meta, _ = get_mla_metadata()
+    batch = Batch([64] * 3, s_q=2, h_q=4)
+    check_decode(KIND, decode(batch, meta), batch.expected(KIND))
+    kept, _arrays._KEPT = _arrays._KEPT, 0
+    try:
+        before = sorted(kept_memory())
+        batch = Batch([300] * 20, s_q=4, h_q=128)
+        decode(batch)
+        assert sorted(kept_memory()) == before
+    finally:
+        _arrays._KEPT = kept
+
+
+def test_addresses_are_those_of_the_arrays():
+    """Both ways to ask NumPy."""
+    from flash_mla import _described
+
+    array = numpy.arange(24, dtype=numpy.int16).reshape(4, 6)
+    for part in (array, array[1:, 2:], array[:0], numpy.zeros(()), array.T):
+        address = part.ctypes.data
+        assert _described._address_by_attributes(part) == _described._address_by_struct(part) == address
