@@ -249,7 +249,7 @@ fmla_status fmla_dense_decode_workspace_size(const fmla_dense_decode_args *calle
 int32_t bound_partitions(fmla_device device, const void *plan, int32_t num_partitions)
 {
     const struct plan_header *header = plan; /* which has been checked, in host memory */
-    return header && device.type == FMLA_DEVICE_CPU ? header->num_partitions : num_partitions;
+    return header && device.device_type == FMLA_DEVICE_CPU ? header->num_partitions : num_partitions;
 }
 
 fmla_status fmla_dense_decode_workspace_bound(const fmla_dense_decode_args *caller, size_t *bytes,

@@ -188,7 +188,7 @@ class Described:
         else:
             strides = contiguous(shape)
         self.address = (tensor.data or 0) + tensor.byte_offset
-        self.form = device.type, device.id, dtype_word(dtype.code, dtype.bits), shape, strides
+        self.form = device.device_type, device.id, dtype_word(dtype.code, dtype.bits), shape, strides
 
 
 def described(function: str, name: str, array: Any, stream: int, written: bool = False, named: bool = False) -> Any:

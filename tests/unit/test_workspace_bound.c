@@ -81,7 +81,7 @@ static int64_t less(int64_t most, int64_t lowest)
 static void other_plan(struct drawn_options *o)
 {
     const struct drawn_options drawn = draw_options();
-    o->plan = drawn.plan == PLAN_WHOLE && device.type == FMLA_DEVICE_CPU ? PLAN_NONE : drawn.plan;
+    o->plan = drawn.plan == PLAN_WHOLE && device.device_type == FMLA_DEVICE_CPU ? PLAN_NONE : drawn.plan;
     o->odd = drawn.odd, o->lse = drawn.lse, o->sink = drawn.sink;
 }
 
@@ -165,7 +165,7 @@ static void sparse_bounds(void)
         /* A plan for batches of any size, of b 0. */
         fmla_decode_plan_args plan = FMLA_INIT(fmla_decode_plan_args);
         plan.sparse = 1, plan.s_q = some.s_q, plan.h_q = some.h_q, plan.target = device;
-        if (most.options.num_partitions || device.type == FMLA_DEVICE_CPU) continue;
+        if (most.options.num_partitions || device.device_type == FMLA_DEVICE_CPU) continue;
         HOLDS(fmla_decode_plan_partitions(&plan, &some.options.num_partitions) == FMLA_OK);
         HOLDS(sparse(&some, false) <= bound);
     }
