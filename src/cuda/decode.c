@@ -76,7 +76,8 @@ static fmla_status bound(const struct dense_decode_problem *p, size_t *bytes)
         cuda_most_add(&most, (int32_t)(workers / tiles), p->h_kv * rows);
     }
     status = cuda_split_bound(&w.cut, &most, &w.split);
-    _Static_assert((int)ROWS_OF_MARK == (int)PLAN_ROW_TILE, "there are the most marks where a head is one tile");
+    _Static_assert((int)ROWS_OF_MARK == (int)PLAN_ROW_TILE,
+                   "there are the most marks where a head is one tile");
     const int64_t marks = workers > 1 ? p->h_kv * workers : 0;
     *bytes = w.split.bytes + cuda_line_up((size_t)marks * MARKS_OF_TILE * sizeof(uint32_t));
     return status;

@@ -74,9 +74,8 @@ static int32_t chunk_of(const struct sparse_decode_problem *p, int heads, int32_
     const int64_t keys = sm90_sparse_decode_chunk(&shape, heads);
     if (!keys) return 0;
     /* The workspace, the same for all kernels, has two slots a partition, if there are several: no more chunks than that.
-     * Where it has fewer than requests, each request is one chunk, which needs no slot. */
-    const int64_t slots = partitions > 1 ? 2 * (int64_t)partitions : 0,
-                  most = slots > p->b ? slots / p->b : 1,
+     * Where it has fewer slots than there are requests, each request is one chunk, which needs none. */
+    const int64_t fit = partitions > 1 ? 2 * (int64_t)partitions / p->b : 1, most = fit > 1 ? fit : 1,
                   least_keys = cuda_ceil_div(cuda_ceil_div(p->capacity, PLAN_BLOCK), most) * PLAN_BLOCK;
     return (int32_t)(keys > least_keys ? keys : least_keys);
 }

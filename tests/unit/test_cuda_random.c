@@ -39,20 +39,23 @@ static union {
         struct held latent, cache, slots;
     } cache;
 } call;
-static char shape_words[256];
+static char shape_words[384];
+static int shape_length;
 static const char *forced; /* NULL: dispatch chooses */
 
-#define SHAPE(...) snprintf(shape_words, sizeof shape_words, __VA_ARGS__)
-#define SAYS(format)                                                                                         \
-    "%s %s, case %" PRIu64 " of seed %" PRIu64 ", %d SMs of %d.%d: " format, shape_words,                    \
-        forced ? forced : "as chosen", number, seed, machine.sms, machine.capability / 10,                   \
-        machine.capability % 10
-#define HOLDS(condition) CHECK(condition, SAYS("%s"), fmla_last_error())
+/* In words that a signal's handler may write. */
+#define SHAPE(format, ...)                                                                                   \
+    shape_length = snprintf(shape_words, sizeof shape_words,                                                 \
+                            "case %" PRIu64 " of seed %" PRIu64 ", %d SMs of %d.%d: " format, number, seed,  \
+                            machine.sms, machine.capability / 10, machine.capability % 10, __VA_ARGS__)
+#define HOLDS(condition)                                                                                     \
+    CHECK(condition, "%s, %s: %s", shape_words, forced ? forced : "as chosen", fmla_last_error())
 
 static void died(int signal_number)
 {
-    fprintf(stderr, SAYS("signal %d\n"), signal_number);
-    _exit(98);
+    (void)signal_number;
+    const ssize_t written = write(STDERR_FILENO, shape_words, (size_t)shape_length);
+    _exit(written > 0 ? 98 : 97);
 }
 
 /* ---- What kernels are told --------------------------------------------------------------------- */
