@@ -7,6 +7,7 @@
 
 #include "../checkattn/checkattn.h"
 #include "../checkattn/device.h"
+#include "draw.h"
 
 struct fault_kind {
     const char *name;
@@ -14,6 +15,7 @@ struct fault_kind {
                   struct device_scratch *workspace);
     void (*refused)(const struct device_blocks *blocks, const fmla_tensor *out);
     enum defect defect; /* of checkattn's own */
+    int only;           /* 1 + the operation that can have it; 0: all are drawn */
 };
 
 /* NULL: no fault has that name. */

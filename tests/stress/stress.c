@@ -44,6 +44,7 @@ static struct {
     double end;
     int64_t calls; /* 0: until the end */
     enum defect defect;
+    int only; /* as a fault says */
     int kernels;
     struct tested kernel[MOST_KERNELS];
     const char *dtypes[OPERATIONS]; /* of the kernels that dispatch chooses from */
@@ -165,7 +166,8 @@ static void make_call(int64_t call)
                       .verbose = true,
                       .fault = stress.defect};
     random_u64(&random);
-    const enum operation operation = draw_operation(&random);
+    const enum operation drawn = draw_operation(&random),
+                         operation = stress.only ? (enum operation)(stress.only - 1) : drawn;
     int of[MOST_KERNELS], count = 0;
     for (int i = 0; i < stress.kernels; i++)
         if (stress.kernel[i].operation == operation) of[count++] = i;
@@ -313,7 +315,9 @@ int main(int argc, char **argv)
     if (!find_kernels(gpu ? stress.device : (fmla_device){FMLA_DEVICE_CPU, 0})) return 3;
     if (!gpu) catch_bad_accesses();
     struct device_stress watch = {.wrong = wrong};
-    if (fault) watch.after = fault->after, watch.refused = fault->refused, stress.defect = fault->defect;
+    if (fault)
+        watch.after = fault->after, watch.refused = fault->refused, stress.defect = fault->defect,
+        stress.only = fault->only;
     device_stress = &watch;
     decode_case_draw(stress.seed);
     prefill_case_draw(stress.seed), sparse_case_draw(stress.seed);
