@@ -245,6 +245,29 @@ fmla_status fmla_dense_decode_workspace_size(const fmla_dense_decode_args *calle
     return FMLA_OK;
 }
 
+/* As if a plan were made inside the call, with as many partitions as the one given has. */
+int32_t bound_partitions(fmla_device device, const void *plan, int32_t num_partitions)
+{
+    const struct plan_header *header = plan; /* which has been checked, in host memory */
+    return header && device.type == FMLA_DEVICE_CPU ? header->num_partitions : num_partitions;
+}
+
+fmla_status fmla_dense_decode_workspace_bound(const fmla_dense_decode_args *caller, size_t *bytes,
+                                              size_t *alignment)
+{
+    fmla_dense_decode_args args;
+    struct dense_decode_problem p;
+    const struct kernel *kernel;
+    size_t needed, aligned;
+    TRY(check_dense_decode(caller, &args, CHECK_SHAPE_ONLY, &p, &kernel));
+    p.num_partitions = bound_partitions(p.device, p.plan, p.num_partitions);
+    p.plan = NULL, p.plan_in_tables = false, p.bound = true;
+    TRY(dense_decode_size(kernel, &p, &needed, &aligned));
+    if (bytes) *bytes = needed;
+    if (alignment) *alignment = aligned;
+    return FMLA_OK;
+}
+
 fmla_status fmla_dense_decode_kernel(const fmla_dense_decode_args *caller, const char **name)
 {
     fmla_dense_decode_args args;

@@ -49,6 +49,9 @@ fmla_status check_tables(const char *operation, const fmla_tensor *partitions, c
 fmla_status check_last_partition(const char *op, const struct plan_partition *partitions,
                                  int32_t num_partitions, int64_t b);
 
+/* Partitions of the calls whose bound is asked; 0: by default. `plan` is the call's, or NULL. */
+int32_t bound_partitions(fmla_device device, const void *plan, int32_t num_partitions);
+
 /* ---- Caches of the sparse operations (api_format.c) ------------------------------------------ */
 
 /* A public cache format. */

@@ -189,6 +189,22 @@ fmla_status fmla_sparse_decode_workspace_size(const fmla_sparse_decode_args *cal
     return FMLA_OK;
 }
 
+fmla_status fmla_sparse_decode_workspace_bound(const fmla_sparse_decode_args *caller, size_t *bytes,
+                                               size_t *alignment)
+{
+    fmla_sparse_decode_args args;
+    struct sparse_decode_problem p;
+    const struct kernel *kernel;
+    size_t needed, aligned;
+    TRY(check_sparse_decode(caller, &args, CHECK_SHAPE_ONLY, &p, &kernel));
+    p.num_partitions = bound_partitions(p.device, p.plan, p.num_partitions);
+    p.plan = NULL, p.plan_in_tables = false, p.bound = true;
+    TRY(workspace_size(kernel, &p, &needed, &aligned));
+    if (bytes) *bytes = needed;
+    if (alignment) *alignment = aligned;
+    return FMLA_OK;
+}
+
 fmla_status fmla_sparse_decode_kernel(const fmla_sparse_decode_args *caller, const char **name)
 {
     fmla_sparse_decode_args args;

@@ -155,6 +155,21 @@ fmla_status fmla_sparse_prefill_workspace_size(const fmla_sparse_prefill_args *c
     return FMLA_OK;
 }
 
+fmla_status fmla_sparse_prefill_workspace_bound(const fmla_sparse_prefill_args *caller, size_t *bytes,
+                                                size_t *alignment)
+{
+    fmla_sparse_prefill_args args;
+    struct sparse_prefill_problem p;
+    const struct kernel *kernel;
+    size_t needed, aligned;
+    TRY(check_sparse_prefill(caller, &args, CHECK_SHAPE_ONLY, &p, &kernel));
+    p.bound = true;
+    TRY(workspace_size(kernel, &p, &needed, &aligned));
+    if (bytes) *bytes = needed;
+    if (alignment) *alignment = aligned;
+    return FMLA_OK;
+}
+
 fmla_status fmla_sparse_prefill_kernel(const fmla_sparse_prefill_args *caller, const char **name)
 {
     fmla_sparse_prefill_args args;

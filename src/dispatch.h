@@ -64,7 +64,7 @@ struct kernel {
     const char *(*sparse_decode_refuses)(const struct sparse_decode_problem *problem, const char **argument);
     const char *(*sparse_prefill_refuses)(const struct sparse_prefill_problem *problem,
                                           const char **argument);
-    /* Bytes of workspace; *bytes is preset to 0, *alignment to 16. NULL: none. */
+    /* Bytes of workspace, or the most up to the problem's sizes; *bytes is preset to 0, *alignment to 16. NULL: none. */
     fmla_status (*dense_decode_size)(const struct kernel *kernel, const struct dense_decode_problem *problem,
                                      size_t *bytes, size_t *alignment);
     fmla_status (*dense_decode)(const struct kernel *kernel, const struct dense_decode_problem *problem);

@@ -62,6 +62,7 @@ struct dense_decode_problem {
     const struct plan_partition *partitions;
     const int32_t *num_splits;
     int32_t num_partitions; /* of the plan made inside the call; 0 = the kernel's choice */
+    bool bound; /* asked for its workspace alone: the most of any call up to these sizes; there is no plan */
     void *workspace;
     size_t workspace_size;
     void *stream;
@@ -102,6 +103,7 @@ struct sparse_decode_problem {
     const struct plan_partition *partitions;
     const int32_t *num_splits;
     int32_t num_partitions; /* of the plan made inside the call; 0 = the kernel's choice */
+    bool bound;             /* as above */
     void *workspace;
     size_t workspace_size;
     void *stream;
@@ -124,6 +126,7 @@ struct sparse_prefill_problem {
     int64_t max_stride, lse_stride; /* token */
     struct result_rules rules;
     float scale;
+    bool bound; /* as above */
     void *workspace;
     size_t workspace_size;
     void *stream;

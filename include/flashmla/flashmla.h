@@ -344,6 +344,19 @@ typedef struct fmla_dense_decode_args {
 FMLA_API fmla_status fmla_dense_decode_workspace_size(const fmla_dense_decode_args *args, size_t *bytes,
                                                       size_t *alignment);
 
+/* For a workspace that is made once and serves calls of many sizes: the most that fmla_dense_decode takes in any call whose
+ * b, s_q, h_q, pages and max_pages are at most those of these arguments, and whose types, d_qk, d_v, h_kv, page_size, options,
+ * device and kernel are the same; whether attn_sink and lse are there or not, and whatever the data and the strides. The
+ * calls may plan inside or be given a plan or tables, if these have as many partitions as these arguments name (by
+ * num_partitions, the rows of partitions, or a plan in host memory), or where they name none, as many as fmla_decode_plan
+ * and the call itself choose for their sizes. On the CPU for calls with the same fmla_num_threads().
+ * It never falls as sizes grow, and is at most about twice what the call that takes the most takes. What
+ * fmla_dense_decode_workspace_size answers grows with b, pages and max_pages too, but with s_q and h_q only if batch_invariant
+ * is set or the partitions are named; otherwise it may fall.
+ * Errors: as fmla_dense_decode_workspace_size. */
+FMLA_API fmla_status fmla_dense_decode_workspace_bound(const fmla_dense_decode_args *args, size_t *bytes,
+                                                       size_t *alignment);
+
 /* The kernel that fmla_dense_decode would run with these arguments, as fmla_capabilities names it (static). Looks
  * at what fmla_dense_decode_workspace_size looks at.
  * Errors: as there. */
@@ -420,6 +433,16 @@ typedef struct fmla_sparse_decode_args {
 FMLA_API fmla_status fmla_sparse_decode_workspace_size(const fmla_sparse_decode_args *args, size_t *bytes,
                                                        size_t *alignment);
 
+/* As fmla_dense_decode_workspace_bound: the most that fmla_sparse_decode takes in any call whose b, s_q, h_q, topk and
+ * extra_topk are at most these (extra_topk is 0 without extra_indices), whose types, formats, d_qk, d_v, options, device and
+ * kernel are the same, with lengths or without, caches of any pages, and plans as there; of those that were made with b 0, too.
+ * What fmla_sparse_decode_workspace_size answers grows with every size if batch_invariant is set or the partitions are
+ * named. Otherwise it may fall with s_q and h_q, and on GPUs of compute capability 9.0 with every size: smaller batches
+ * may take more.
+ * Errors: as fmla_sparse_decode_workspace_size. */
+FMLA_API fmla_status fmla_sparse_decode_workspace_bound(const fmla_sparse_decode_args *args, size_t *bytes,
+                                                        size_t *alignment);
+
 /* The kernel that fmla_sparse_decode would run with these arguments, as fmla_capabilities names it (static).
  * Errors: as there. */
 FMLA_API fmla_status fmla_sparse_decode_kernel(const fmla_sparse_decode_args *args, const char **name);
@@ -466,6 +489,13 @@ typedef struct fmla_sparse_prefill_args {
  * Errors: as fmla_sparse_prefill, workspace aside. */
 FMLA_API fmla_status fmla_sparse_prefill_workspace_size(const fmla_sparse_prefill_args *args, size_t *bytes,
                                                         size_t *alignment);
+
+/* As fmla_dense_decode_workspace_bound: the most that fmla_sparse_prefill takes in any call whose s_q, h_q and topk are at most
+ * these, and whose types, formats, d_qk, d_v, h_kv, options, device and kernel are the same, with lengths or without, and as many
+ * keys as there may be. What fmla_sparse_prefill_workspace_size answers may fall with every size.
+ * Errors: as fmla_sparse_prefill_workspace_size. */
+FMLA_API fmla_status fmla_sparse_prefill_workspace_bound(const fmla_sparse_prefill_args *args, size_t *bytes,
+                                                         size_t *alignment);
 
 /* The kernel that fmla_sparse_prefill would run with these arguments, as fmla_capabilities names it (static).
  * Errors: as there. */

@@ -46,6 +46,7 @@ struct cpu_decode {
     bool plan_in_tables;
     const struct plan_partition *partitions;
     int32_t num_partitions; /* of the plan made inside the call; 0 = by the threads */
+    bool bound;             /* asked for its workspace alone: the most of any call up to these sizes */
     void *workspace;
     size_t workspace_size;
 };
@@ -152,6 +153,13 @@ int32_t cpu_gather_keys(const struct kv_layout *layout, const struct sparse_cach
 fmla_status cpu_decode_size(const struct kernel *kernel, const struct cpu_decode *p, size_t *bytes,
                             size_t *alignment);
 fmla_status cpu_decode_run(const struct kernel *kernel, const struct cpu_decode *p);
+
+/* The chunks of a list: as few as keep the workers busy for 7/8 of the time, if all lists are full; `tiles`: of all lists. */
+int64_t cpu_even_chunks(int64_t tiles, int64_t workers, int64_t most);
+
+/* Rows of all slots together, the most of any call up to these sizes, not batch-invariant, whose partitions are those of the
+ * default (bound.c). */
+int64_t cpu_most_slot_rows(const struct kernel *kernel, const struct cpu_decode *p, int32_t workers);
 
 /* ---- Cache operations ------------------------------------------------------------------------ */
 

@@ -47,9 +47,8 @@ struct work {
     char *workspace;
 };
 
-/* The chunks of a list: as few as keep the workers busy for 7/8 of the time, if all lists are full. So their slots are about
- * eight row tiles a worker at most, however many tokens there are. */
-static int64_t even_chunks(int64_t tiles, int64_t workers, int64_t most)
+/* Slots of sparse prefill are fewer than 14 row tiles a worker, however many tokens there are. */
+int64_t cpu_even_chunks(int64_t tiles, int64_t workers, int64_t most)
 {
     int64_t best = 1, best_tiles = 0, best_rounds = 1;
     if (!tiles || tiles / workers >= 7) return 1;
@@ -68,7 +67,7 @@ static int64_t chunk_keys_of(const struct cpu_decode *p, const struct work *w)
     if (p->batch_invariant) return INVARIANT_CHUNK;
     if (!p->prefill) return 0;
     const int64_t blocks = (p->capacity + PLAN_BLOCK - 1) / PLAN_BLOCK;
-    const int64_t chunks = even_chunks(p->b * w->row_tiles, w->pool.workers, blocks);
+    const int64_t chunks = cpu_even_chunks(p->b * w->row_tiles, w->pool.workers, blocks);
     const int64_t blocks_of_chunk = (blocks + chunks - 1) / chunks;
     return (blocks_of_chunk ? blocks_of_chunk : 1) * PLAN_BLOCK;
 }
@@ -84,6 +83,12 @@ static size_t tile_floats(const struct cpu_decode *p)
     return (size_t)p->tile_rows * ((size_t)p->d_v + 2);
 }
 
+/* Any call up to these sizes, with the default's partitions. */
+static bool is_bound(const struct cpu_decode *p)
+{
+    return p->bound && !p->batch_invariant && !p->num_partitions;
+}
+
 /* Lays the workspace out; fails where its size would not fit. */
 static fmla_status lay_out(const struct kernel *kernel, const struct cpu_decode *p, struct work *w)
 {
@@ -95,7 +100,9 @@ static fmla_status lay_out(const struct kernel *kernel, const struct cpu_decode 
     w->row_tiles = p->sets * w->tiles_of_set;
     w->chunk_keys = chunk_keys_of(p, w);
     size_t at = 0;
-    if (w->chunk_keys) {
+    if (is_bound(p)) {
+        if (!p->prefill) at += line_up(plan_bytes(p->b, w->pool.workers));
+    } else if (w->chunk_keys) {
         w->chunks = chunks_of(w, p->capacity);
         if (w->chunks > 1 && __builtin_mul_overflow(p->b, w->chunks, &w->slots)) goto too_large;
     } else {
@@ -108,8 +115,9 @@ static fmla_status lay_out(const struct kernel *kernel, const struct cpu_decode 
         if (w->num_partitions > 1) w->slots = 2 * (int64_t)w->num_partitions;
     }
     w->slots_offset = at;
-    int64_t rows, floats, bytes;
-    if (__builtin_mul_overflow(w->slots, p->h_q * p->s_q, &rows) ||
+    int64_t rows = 0, floats, bytes;
+    if (is_bound(p)) rows = cpu_most_slot_rows(kernel, p, w->pool.workers);
+    if ((!is_bound(p) && __builtin_mul_overflow(w->slots, p->h_q * p->s_q, &rows)) ||
         __builtin_mul_overflow(rows, p->d_v + 2, &floats) ||
         __builtin_mul_overflow(floats, (int64_t)sizeof(float), &bytes) || bytes > INT64_MAX / 4)
         goto too_large;

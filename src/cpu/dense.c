@@ -33,6 +33,7 @@ static struct cpu_decode call_of(const struct dense_decode_problem *p)
         .plan_in_tables = p->plan_in_tables,
         .partitions = p->partitions,
         .num_partitions = p->num_partitions,
+        .bound = p->bound,
         .workspace = p->workspace,
         .workspace_size = p->workspace_size,
     };

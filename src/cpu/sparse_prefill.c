@@ -61,6 +61,7 @@ static struct cpu_decode call_of(const struct kernel *kernel, const struct spars
         .max_stride = p->max_stride,
         .rules = &p->rules,
         .scale = p->scale,
+        .bound = p->bound,
         .workspace = p->workspace,
         .workspace_size = p->workspace_size,
     };

@@ -58,13 +58,39 @@ static fmla_status lay_out(const struct dense_decode_problem *p, int64_t rows_of
     return FMLA_OK;
 }
 
+/* Any call up to these sizes, with the partitions of the default: as many as leave the SMs a tile of PLAN_ROW_TILE rows each, so
+ * every number of tiles of a key head is tried, with as many rows as they hold. With others, or in chunks, larger sizes take
+ * more. */
+static fmla_status bound(const struct dense_decode_problem *p, size_t *bytes)
+{
+    struct work w;
+    fmla_status status = lay_out(p, 0, &w);
+    *bytes = w.bytes;
+    if (status || p->batch_invariant || p->num_partitions) return status;
+    const int64_t rows_of_head = p->s_q * (p->h_q / p->h_kv),
+                  most_tiles = cuda_ceil_div(rows_of_head, PLAN_ROW_TILE);
+    const int64_t workers = w.cut.sms / p->h_kv;
+    struct cuda_most most = {.partitions = 1};
+    for (int64_t tiles = 1; tiles <= most_tiles && tiles <= workers; tiles++) {
+        const int64_t rows = rows_of_head < tiles * PLAN_ROW_TILE ? rows_of_head : tiles * PLAN_ROW_TILE;
+        cuda_most_add(&most, (int32_t)(workers / tiles), p->h_kv * rows);
+    }
+    status = cuda_split_bound(&w.cut, &most, &w.split);
+    _Static_assert((int)ROWS_OF_MARK == (int)PLAN_ROW_TILE, "there are the most marks where a head is one tile");
+    const int64_t marks = workers > 1 ? p->h_kv * workers : 0;
+    *bytes = w.split.bytes + cuda_line_up((size_t)marks * MARKS_OF_TILE * sizeof(uint32_t));
+    return status;
+}
+
 fmla_status cuda_dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *p,
                                    size_t *bytes, size_t *alignment)
 {
     (void)kernel;
     struct work w;
+    *alignment = CUDA_WORKSPACE_ALIGNMENT;
+    if (p->bound) return bound(p, bytes);
     const fmla_status status = lay_out(p, 0, &w);
-    *bytes = w.bytes, *alignment = CUDA_WORKSPACE_ALIGNMENT;
+    *bytes = w.bytes;
     return status;
 }
 

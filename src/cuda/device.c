@@ -15,9 +15,11 @@ static struct {
     struct cuda_device device[CUDA_DEVICES];
     struct cuda_device absent; /* stands for every device past the last */
 
-    pthread_mutex_t mutex;
-    cu_context primary[CUDA_DEVICES]; /* retained at first use, kept */
-} state = {.once = PTHREAD_ONCE_INIT, .mutex = PTHREAD_MUTEX_INITIALIZER};
+    struct primary {
+        pthread_mutex_t mutex;
+        cu_context context; /* retained at first use, and again after it was reset; NULL: not yet */
+    } primary[CUDA_DEVICES];
+} state = {.once = PTHREAD_ONCE_INIT};
 
 bool cuda_build_serves(const struct cuda_build *build, int32_t capability)
 {
@@ -118,6 +120,7 @@ static void look(void)
     state.count = count < CUDA_DEVICES ? count : CUDA_DEVICES;
     for (int32_t id = 0; id < state.count; id++) {
         state.device[id].id = id;
+        (void)pthread_mutex_init(&state.primary[id].mutex, NULL); /* cannot fail on Linux */
         look_at(id);
     }
 }
@@ -144,15 +147,35 @@ fmla_status cuda_failed(const char *operation, const struct cuda_scope *scope, c
                 driver_words(scope->driver, error, words));
 }
 
-/* The primary context is retained once and for good: what it holds would otherwise come and go with every call. */
-static cu_result primary_of(const struct cuda_scope *scope, cu_context *context)
+static bool is_gone(cu_result error)
 {
+    return error == CU_ERROR_INVALID_CONTEXT || error == CU_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+/* Makes the device's primary context current. It is retained for good: what it holds would otherwise come and go with every call.
+ * The application may reset it all the same (cuDevicePrimaryCtxReset): it is inactive then until somebody retains it, and if that
+ * was another, its handle may be another one too. */
+static cu_result push_primary(const struct cuda_scope *scope, const char **asked)
+{
+    const struct driver *driver = scope->driver;
+    const cu_device device = scope->device->handle;
+    struct primary *primary = &state.primary[scope->device->id];
+    unsigned flags;
+    int active = 0;
     cu_result error = CU_SUCCESS;
-    pthread_mutex_lock(&state.mutex);
-    cu_context *primary = &state.primary[scope->device->id];
-    if (!*primary) error = scope->driver->primary_retain(primary, scope->device->handle);
-    *context = *primary;
-    pthread_mutex_unlock(&state.mutex);
+    pthread_mutex_lock(&primary->mutex);
+    *asked = "cuDevicePrimaryCtxGetState";
+    if (primary->context) error = driver->primary_state(device, &flags, &active);
+    for (bool retained = active; !error; retained = false) {
+        *asked = "cuDevicePrimaryCtxRetain";
+        if (!retained) error = driver->primary_retain(&primary->context, device);
+        if (error) break;
+        *asked = "cuCtxPushCurrent";
+        error = driver->context_push(primary->context);
+        if (!retained || !is_gone(error)) break;
+        error = CU_SUCCESS;
+    }
+    pthread_mutex_unlock(&primary->mutex);
     return error;
 }
 
@@ -176,20 +199,27 @@ fmla_status cuda_enter(const char *operation, const char *argument, int32_t id, 
         return fail(FMLA_UNSUPPORTED, "%s: %s: device is cuda:%d: %s", operation, argument, id,
                     scope->device->unusable);
     scope->driver = state.driver;
-    cu_result error = scope->driver->context_get(&scope->context);
+    cu_context context;
+    cu_result error = scope->driver->context_get(&context);
     if (error) return cuda_failed(operation, scope, "cuCtxGetCurrent", error);
-    if (scope->context) {
+    if (context) {
         cu_device current;
         error = scope->driver->context_device(&current);
         if (error) return cuda_failed(operation, scope, "cuCtxGetDevice", error);
         if (current != scope->device->handle) return other_context(operation, argument, scope, current);
-        return FMLA_OK;
+    } else {
+        const char *asked;
+        error = push_primary(scope, &asked);
+        if (error) return cuda_failed(operation, scope, asked, error);
+        scope->pushed = true;
     }
-    error = primary_of(scope, &scope->context);
-    if (error) return cuda_failed(operation, scope, "cuDevicePrimaryCtxRetain", error);
-    error = scope->driver->context_push(scope->context);
-    if (error) return cuda_failed(operation, scope, "cuCtxPushCurrent", error);
-    scope->pushed = true;
+    unsigned long long context_id;
+    error = scope->driver->context_id(NULL, &context_id); /* of the current one */
+    if (error) {
+        cuda_leave(scope);
+        return cuda_failed(operation, scope, "cuCtxGetId", error);
+    }
+    scope->context_id = context_id;
     return FMLA_OK;
 }
 

@@ -52,7 +52,7 @@ bool cuda_build_has(const struct cuda_build *build, const char *image);
 struct cuda_scope {
     const struct driver *driver;
     const struct cuda_device *device;
-    cu_context context; /* the current one */
+    uint64_t context_id; /* of the current one; no later context has it again, as it may have the handle */
     bool pushed;
 };
 

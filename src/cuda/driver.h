@@ -19,7 +19,12 @@ typedef struct CUfunc_st *cu_function;
 typedef struct CUstream_st *cu_stream;
 typedef struct CUtensorMap_st *cu_tensor_map; /* 128 bytes, at a multiple of 128 */
 
-enum { CU_SUCCESS = 0, CU_ERROR_NO_DEVICE = 100 };
+enum {
+    CU_SUCCESS = 0,
+    CU_ERROR_NO_DEVICE = 100,
+    CU_ERROR_INVALID_CONTEXT = 201,
+    CU_ERROR_CONTEXT_IS_DESTROYED = 709
+};
 
 enum {
     CU_ATTRIBUTE_SM_COUNT = 16,
@@ -71,10 +76,12 @@ struct driver {
     cu_result (*device_get_attribute)(int *value, unsigned attribute, cu_device device);
     cu_result (*device_get_name)(char *name, int size, cu_device device);
     cu_result (*primary_retain)(cu_context *context, cu_device device);
+    cu_result (*primary_state)(cu_device device, unsigned *flags, int *active);
     cu_result (*context_get)(cu_context *context);
     cu_result (*context_push)(cu_context context);
     cu_result (*context_pop)(cu_context *context);
     cu_result (*context_device)(cu_device *device);
+    cu_result (*context_id)(cu_context context, unsigned long long *id);
     cu_result (*library_load)(cu_library *library, const void *image, unsigned *jit_options,
                               void **jit_values, unsigned num_jit, unsigned *options, void **values,
                               unsigned num_options);
@@ -101,10 +108,12 @@ struct driver {
     ENTRY(device_get_attribute, cuDeviceGetAttribute)                                                        \
     ENTRY(device_get_name, cuDeviceGetName)                                                                  \
     ENTRY(primary_retain, cuDevicePrimaryCtxRetain)                                                          \
+    ENTRY(primary_state, cuDevicePrimaryCtxGetState)                                                         \
     ENTRY(context_get, cuCtxGetCurrent)                                                                      \
     ENTRY(context_push, cuCtxPushCurrent_v2)                                                                 \
     ENTRY(context_pop, cuCtxPopCurrent_v2)                                                                   \
     ENTRY(context_device, cuCtxGetDevice)                                                                    \
+    ENTRY(context_id, cuCtxGetId)                                                                            \
     ENTRY(library_load, cuLibraryLoadData)                                                                   \
     ENTRY(library_kernel, cuLibraryGetKernel)                                                                \
     ENTRY(kernel_function, cuKernelGetFunction)                                                              \

@@ -9,7 +9,14 @@
 
 enum { SHARED_BYTES_UNASKED = 48 * 1024 /* every kernel may be launched with these */ };
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+/* Loading takes long, so no lock is held meanwhile: what one thread loads, an image, or a kernel in the contexts of one device, is
+ * marked, and only who needs the same waits for it. */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of the marks */
+static pthread_cond_t unmarked = PTHREAD_COND_INITIALIZER;
+static char marked_library; /* its address stands in an image's place meanwhile */
+enum { NOWHERE = 0 };
+static const uint64_t MARKED =
+    UINT64_MAX; /* … and this in that of a kernel's context; contexts are told by their id + 1 */
 
 static fmla_status failed(const char *operation, const struct cuda_scope *scope, const char *entry,
                           const char *subject, cu_result error)
@@ -19,25 +26,42 @@ static fmla_status failed(const char *operation, const struct cuda_scope *scope,
     return cuda_failed(operation, scope, what, error);
 }
 
-/* Libraries and kernels belong to no context: once a process. */
+/* Of image i, in whose place the mark is; *library: as far as it is loaded. */
+static fmla_status load_kernel(const char *operation, const struct cuda_scope *scope,
+                               struct cuda_kernel *kernel, size_t i, cu_library *library)
+{
+    const struct cuda_image *image = &cuda_build.images[i];
+    cu_result error = CU_SUCCESS;
+    if (!*library) error = scope->driver->library_load(library, image->begin, NULL, NULL, 0, NULL, NULL, 0);
+    if (error) {
+        *library = NULL;
+        return failed(operation, scope, "cuLibraryLoadData", image->name, error);
+    }
+    error = scope->driver->library_kernel(&kernel->handle, *library, kernel->name);
+    if (!error) return FMLA_OK;
+    kernel->handle = NULL;
+    return failed(operation, scope, "cuLibraryGetKernel", kernel->name, error);
+}
+
+/* Libraries and kernels belong to no context: once a process. They outlive contexts that are destroyed or reset. */
 static fmla_status find_kernel(const char *operation, const struct cuda_scope *scope,
                                struct cuda_kernel *kernel)
 {
-    const struct driver *driver = scope->driver;
     for (size_t i = 0; i < cuda_build.count; i++) {
-        const struct cuda_image *image = &cuda_build.images[i];
-        if (strcmp(image->name, kernel->image) != 0) continue;
-        cu_library library = cuda_build.loaded[i];
-        cu_result error = CU_SUCCESS;
-        if (!library) {
-            error = driver->library_load(&library, image->begin, NULL, NULL, 0, NULL, NULL, 0);
-            if (error) return failed(operation, scope, "cuLibraryLoadData", image->name, error);
-            cuda_build.loaded[i] = library;
-        }
-        error = driver->library_kernel(&kernel->handle, library, kernel->name);
-        if (!error) return FMLA_OK;
-        kernel->handle = NULL;
-        return failed(operation, scope, "cuLibraryGetKernel", kernel->name, error);
+        void **place = &cuda_build.loaded[i];
+        fmla_status status = FMLA_OK;
+        if (strcmp(cuda_build.images[i].name, kernel->image) != 0) continue;
+        pthread_mutex_lock(&mutex);
+        while (*place == &marked_library) pthread_cond_wait(&unmarked, &mutex);
+        cu_library library = *place;
+        *place = &marked_library;
+        pthread_mutex_unlock(&mutex);
+        if (!kernel->handle) status = load_kernel(operation, scope, kernel, i, &library);
+        pthread_mutex_lock(&mutex);
+        *place = library;
+        pthread_cond_broadcast(&unmarked);
+        pthread_mutex_unlock(&mutex);
+        return status;
     }
     return fail(FMLA_UNSUPPORTED, "%s: kernel: %s is not in this build: it has no image %s", operation,
                 kernel->name, kernel->image);
@@ -47,44 +71,56 @@ static fmla_status make_ready(const char *operation, const struct cuda_scope *sc
                               struct cuda_kernel *kernel, int32_t shared_bytes)
 {
     const int32_t id = scope->device->id;
-    if (!kernel->handle) {
-        const fmla_status status = find_kernel(operation, scope, kernel);
-        if (status) return status;
-    }
-    if (kernel->ready_in[id] != scope->context) {
-        /* The code goes to the GPU here, so that no launch has to wait for it. */
-        cu_function function;
-        const cu_result error = scope->driver->kernel_function(&function, kernel->handle);
-        if (error) return failed(operation, scope, "cuKernelGetFunction", kernel->name, error);
-        kernel->ready_in[id] = scope->context;
-    }
-    if (shared_bytes > SHARED_BYTES_UNASKED && shared_bytes > kernel->shared_bytes[id]) {
-        const cu_result error = scope->driver->kernel_set_attribute(
-            CU_KERNEL_MAX_DYNAMIC_SHARED_BYTES, shared_bytes, kernel->handle, scope->device->handle);
+    const fmla_status status = find_kernel(operation, scope, kernel);
+    if (status) return status;
+    /* The code goes to the GPU here, so that no launch has to wait for it. */
+    cu_function function;
+    cu_result error = scope->driver->kernel_function(&function, kernel->handle);
+    if (error) return failed(operation, scope, "cuKernelGetFunction", kernel->name, error);
+    const int32_t before = atomic_load(&kernel->shared_bytes[id]); /* it may be in use in another context */
+    if (shared_bytes < before) shared_bytes = before;
+    if (shared_bytes > SHARED_BYTES_UNASKED) {
+        error = scope->driver->kernel_set_attribute(CU_KERNEL_MAX_DYNAMIC_SHARED_BYTES, shared_bytes,
+                                                    kernel->handle, scope->device->handle);
         if (error) return failed(operation, scope, "cuKernelSetAttribute", kernel->name, error);
-        kernel->shared_bytes[id] = shared_bytes;
     }
+    atomic_store(&kernel->shared_bytes[id], shared_bytes);
     return FMLA_OK;
+}
+
+/* Whoever reads the context's number sees all that was stored before it: the handle, and how much shared memory goes. */
+static bool is_ready(struct cuda_kernel *kernel, int32_t id, uint64_t context, int32_t shared_bytes)
+{
+    return atomic_load(&kernel->ready_in[id]) == context &&
+           (shared_bytes <= SHARED_BYTES_UNASKED || shared_bytes <= atomic_load(&kernel->shared_bytes[id]));
 }
 
 fmla_status cuda_load(const char *operation, const struct cuda_scope *scope, struct cuda_kernel *kernel,
                       int32_t shared_bytes)
 {
     const int32_t id = scope->device->id;
-    fmla_status status = FMLA_OK;
+    const uint64_t context = scope->context_id + 1;
+    if (is_ready(kernel, id, context, shared_bytes)) return FMLA_OK;
     pthread_mutex_lock(&mutex);
-    if (!kernel->handle || kernel->ready_in[id] != scope->context ||
-        (shared_bytes > SHARED_BYTES_UNASKED && shared_bytes > kernel->shared_bytes[id])) {
-        /* While a stream is captured, what may allocate is refused to its thread, unless that relaxes the mode. */
-        unsigned mode = CU_CAPTURE_RELAXED;
-        const cu_result error = scope->driver->exchange_capture_mode(&mode);
-        if (error) {
-            status = cuda_failed(operation, scope, "cuThreadExchangeStreamCaptureMode", error);
-        } else {
-            status = make_ready(operation, scope, kernel, shared_bytes);
-            (void)scope->driver->exchange_capture_mode(&mode);
-        }
+    while (atomic_load(&kernel->ready_in[id]) == MARKED) pthread_cond_wait(&unmarked, &mutex);
+    const bool ready = is_ready(kernel, id, context, shared_bytes);
+    if (!ready) atomic_store(&kernel->ready_in[id], MARKED);
+    pthread_mutex_unlock(&mutex);
+    if (ready) return FMLA_OK;
+
+    /* While a stream is captured, what may allocate is refused to its thread, unless that relaxes the mode. */
+    unsigned mode = CU_CAPTURE_RELAXED;
+    fmla_status status;
+    const cu_result error = scope->driver->exchange_capture_mode(&mode);
+    if (error) {
+        status = cuda_failed(operation, scope, "cuThreadExchangeStreamCaptureMode", error);
+    } else {
+        status = make_ready(operation, scope, kernel, shared_bytes);
+        (void)scope->driver->exchange_capture_mode(&mode);
     }
+    pthread_mutex_lock(&mutex);
+    atomic_store(&kernel->ready_in[id], status ? NOWHERE : context);
+    pthread_cond_broadcast(&unmarked);
     pthread_mutex_unlock(&mutex);
     return status;
 }

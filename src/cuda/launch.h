@@ -7,14 +7,16 @@
 
 #include "device.h"
 
-/* A kernel by its name. One object a kernel for the life of the process; what stands below the names is launch.c's, under
- * its lock. */
+#include <stdatomic.h>
+
+/* A kernel by its name. One object a kernel for the life of the process; what stands below the names is launch.c's. */
 struct cuda_kernel {
     const char *image; /* of images.h */
     const char *name;
-    cu_kernel handle;                   /* valid in every context; NULL: not loaded */
-    cu_context ready_in[CUDA_DEVICES];  /* the last context it was made ready in */
-    int32_t shared_bytes[CUDA_DEVICES]; /* of dynamic shared memory that it may be launched with */
+    cu_kernel handle; /* valid in every context; NULL: not loaded */
+    /* The last context that it was made ready in, and the dynamic shared memory that it may be launched with. */
+    _Atomic uint64_t ready_in[CUDA_DEVICES];
+    _Atomic int32_t shared_bytes[CUDA_DEVICES];
 };
 
 enum {

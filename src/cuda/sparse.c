@@ -43,13 +43,17 @@ static bool has_rows(const struct sparse_decode_problem *p)
     return p->format == KV_BF16 || p->format == KV_FP16;
 }
 
+static bool has_hoppers(const struct cuda_device *device)
+{
+    return device->capability == 90 &&
+           cuda_build_has(&cuda_build, cuda_kernel_sparse_decode_sm90[1][0].image);
+}
+
 /* The same function of the shape for every format: a plan may be made before one is named. */
 static int32_t partitions_of(const struct cuda_device *device, const struct sm90_sparse_shape *shape)
 {
-    const bool hopper =
-        device->capability == 90 && cuda_build_has(&cuda_build, cuda_kernel_sparse_decode_sm90[1][0].image);
-    return hopper ? sm90_sparse_decode_partitions(shape)
-                  : plan_default_partitions(shape->sms, 1, shape->s_q * shape->h_q, shape->s_q);
+    return has_hoppers(device) ? sm90_sparse_decode_partitions(shape)
+                               : plan_default_partitions(shape->sms, 1, shape->s_q * shape->h_q, shape->s_q);
 }
 
 int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, int64_t topk,
@@ -69,8 +73,10 @@ static int32_t chunk_of(const struct sparse_decode_problem *p, int heads, int32_
     const struct sm90_sparse_shape shape = shape_of(p);
     const int64_t keys = sm90_sparse_decode_chunk(&shape, heads);
     if (!keys) return 0;
-    /* The workspace, the same for all kernels, has two slots a partition, if there are several: no more chunks than that. */
-    const int64_t most = partitions > 1 ? 2 * (int64_t)partitions / p->b : 1,
+    /* The workspace, the same for all kernels, has two slots a partition, if there are several: no more chunks than that.
+     * Where it has fewer than requests, each request is one chunk, which needs no slot. */
+    const int64_t slots = partitions > 1 ? 2 * (int64_t)partitions : 0,
+                  most = slots > p->b ? slots / p->b : 1,
                   least_keys = cuda_ceil_div(cuda_ceil_div(p->capacity, PLAN_BLOCK), most) * PLAN_BLOCK;
     return (int32_t)(keys > least_keys ? keys : least_keys);
 }
@@ -100,13 +106,43 @@ static fmla_status lay_out(const struct sparse_decode_problem *p, int heads, str
     return cuda_split_lay_out(&w->cut, &w->split);
 }
 
+/* Any call up to these sizes, with the partitions of the default: every number of tiles of a request is tried, with as many rows as
+ * they hold. With others, or in chunks, larger sizes take more. */
+static fmla_status bound(const struct sparse_decode_problem *p, size_t *bytes)
+{
+    struct work w;
+    const fmla_status status = lay_out(p, PORTABLE, &w);
+    *bytes = w.split.bytes;
+    if (status || p->batch_invariant || p->num_partitions) return status;
+    const struct cuda_device *device = cuda_device(p->device.id);
+    const struct sm90_sparse_shape shape = shape_of(p);
+    struct cuda_most most = {.partitions = 1};
+    static const int heads[] = {HOPPER, HOPPER_SMALL};
+    for (int i = 0; i < (has_hoppers(device) ? 2 : 1); i++) {
+        const int64_t most_tiles = p->s_q * cuda_ceil_div(p->h_q, heads[i]), all_rows = p->s_q * p->h_q;
+        if (has_hoppers(device) && heads[i] == HOPPER && p->h_q <= HOPPER_SMALL) continue;
+        for (int64_t tiles = 1; tiles <= most_tiles; tiles++) {
+            const int32_t partitions = has_hoppers(device)
+                                           ? sm90_sparse_decode_most_partitions(&shape, tiles, heads[i])
+                                           : (int32_t)(device->sms / tiles);
+            if (partitions < 2) break; /* and so with more tiles */
+            cuda_most_add(&most, partitions, all_rows < tiles * heads[i] ? all_rows : tiles * heads[i]);
+        }
+    }
+    const fmla_status fits = cuda_split_bound(&w.cut, &most, &w.split);
+    *bytes = w.split.bytes;
+    return fits;
+}
+
 fmla_status cuda_sparse_decode_size(const struct kernel *kernel, const struct sparse_decode_problem *p,
                                     size_t *bytes, size_t *alignment)
 {
     (void)kernel;
     struct work w;
+    *alignment = CUDA_WORKSPACE_ALIGNMENT;
+    if (p->bound) return bound(p, bytes);
     const fmla_status status = lay_out(p, PORTABLE, &w);
-    *bytes = w.split.bytes, *alignment = CUDA_WORKSPACE_ALIGNMENT;
+    *bytes = w.split.bytes;
     return status;
 }
 

@@ -189,9 +189,15 @@ fmla_status cuda_sparse_prefill_size(const struct kernel *kernel, const struct s
     const struct cuda_device *device = cuda_device(p->device.id);
     const bool cuts = device->capability == 90 && p->format == KV_BF16 &&
                       cuda_build_has(&cuda_build, cuda_kernel_sparse_prefill_join.image);
+    *alignment = CUDA_WORKSPACE_ALIGNMENT;
+    if (cuts && p->bound) {
+        const int64_t tiles =
+            p->s_q * tiles_of(p, SM90_SPARSE_PREFILL_HEADS); /* of all parts, each of which has fewer */
+        *bytes = (size_t)sm90_sparse_prefill_most_pieces(tiles, p->topk, device->sms) * PREFILL_SLOT_BYTES;
+        return FMLA_OK;
+    }
     const int64_t last = p->s_q % most_tokens(p, SM90_SPARSE_PREFILL_HEADS); /* the others are too many */
     const struct prefill_cut cut = cut_of(device, p, last);
-    *alignment = CUDA_WORKSPACE_ALIGNMENT;
     *bytes = cuts && cut.pieces > 1 ? (size_t)pieces_of(p, &cut, last) * PREFILL_SLOT_BYTES : 0;
     return FMLA_OK;
 }

@@ -22,6 +22,25 @@ static fmla_status check_plan(const struct cuda_cut *cut)
     return FMLA_OK;
 }
 
+/* Behind what is there already; `rows`: of all slots together, < 0 where they do not fit 63 bits. */
+static fmla_status place_slots(const struct cuda_cut *cut, int64_t rows, size_t at, struct cuda_split *s)
+{
+    int64_t floats, bytes;
+    s->slot_out_offset = at;
+    if (rows < 0 || __builtin_mul_overflow(rows, cut->d_v + 1, &floats) ||
+        __builtin_mul_overflow(floats, (int64_t)sizeof(float), &bytes) || bytes > INT64_MAX / 4)
+        return fail(
+            FMLA_UNSUPPORTED,
+            "%s: q: the partial results of %lld requests of up to %lld keys would not fit into memory that "
+            "can be addressed",
+            cut->operation, (long long)cut->b, (long long)cut->capacity);
+    at += cuda_line_up((size_t)rows * (size_t)cut->d_v * sizeof(float));
+    s->slot_lse_offset = at;
+    at += cuda_line_up((size_t)rows * sizeof(float));
+    s->bytes = at;
+    return FMLA_OK;
+}
+
 fmla_status cuda_split_lay_out(const struct cuda_cut *cut, struct cuda_split *s)
 {
     memset(s, 0, sizeof *s);
@@ -43,21 +62,23 @@ fmla_status cuda_split_lay_out(const struct cuda_cut *cut, struct cuda_split *s)
         if (!cut->plan && !cut->plan_in_tables) at += cuda_line_up(plan_bytes(cut->b, s->num_partitions));
         if (s->num_partitions > 1) s->slots = 2 * (int64_t)s->num_partitions;
     }
-    s->slot_out_offset = at;
-    int64_t rows, floats, bytes;
-    if (__builtin_mul_overflow(s->slots, cut->rows, &rows) ||
-        __builtin_mul_overflow(rows, cut->d_v + 1, &floats) ||
-        __builtin_mul_overflow(floats, (int64_t)sizeof(float), &bytes) || bytes > INT64_MAX / 4)
-        return fail(
-            FMLA_UNSUPPORTED,
-            "%s: q: the partial results of %lld requests of up to %lld keys would not fit into memory that "
-            "can be addressed",
-            cut->operation, (long long)cut->b, (long long)cut->capacity);
-    at += cuda_line_up((size_t)rows * (size_t)cut->d_v * sizeof(float));
-    s->slot_lse_offset = at;
-    at += cuda_line_up((size_t)rows * sizeof(float));
-    s->bytes = at;
-    return FMLA_OK;
+    int64_t rows;
+    if (__builtin_mul_overflow(s->slots, cut->rows, &rows)) rows = -1;
+    return place_slots(cut, rows, at, s);
+}
+
+fmla_status cuda_split_bound(const struct cuda_cut *cut, const struct cuda_most *most, struct cuda_split *s)
+{
+    memset(s, 0, sizeof *s);
+    s->num_partitions = most->partitions;
+    return place_slots(cut, most->slot_rows, cuda_line_up(plan_bytes(cut->b, most->partitions)), s);
+}
+
+void cuda_most_add(struct cuda_most *most, int32_t partitions, int64_t rows)
+{
+    if (partitions > most->partitions) most->partitions = partitions;
+    if (partitions > 1 && 2 * (int64_t)partitions * rows > most->slot_rows)
+        most->slot_rows = 2 * (int64_t)partitions * rows;
 }
 
 int64_t cuda_split_workers(const struct cuda_cut *cut, const struct cuda_split *split)

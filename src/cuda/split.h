@@ -48,6 +48,19 @@ struct cuda_split {
 
 fmla_status cuda_split_lay_out(const struct cuda_cut *cut, struct cuda_split *split);
 
+/* The most that calls up to some sizes may have, by plans that are made inside them: partitions, and rows of all slots together. */
+struct cuda_most {
+    int32_t partitions;
+    int64_t slot_rows;
+};
+
+/* Such a call has so many partitions, and requests of so many rows. */
+void cuda_most_add(struct cuda_most *most, int32_t partitions, int64_t rows);
+
+/* A workspace for all of them: its bytes, and no more than that. */
+fmla_status cuda_split_bound(const struct cuda_cut *cut, const struct cuda_most *most,
+                             struct cuda_split *split);
+
 /* Workers, each of which takes pieces in turns: partitions, or lanes of the chunks of a request. */
 int64_t cuda_split_workers(const struct cuda_cut *cut, const struct cuda_split *split);
 

@@ -290,6 +290,10 @@ static void fuzz_decode(struct bytes *in)
     const char *name = NULL;
     const fmla_status asked = fmla_dense_decode_workspace_size(handed, &bytes, &alignment);
     check_status(asked, "dense_decode: ");
+    size_t bound = 0;
+    const fmla_status bounded = fmla_dense_decode_workspace_bound(handed, &bound, NULL);
+    check_status(bounded, "dense_decode: ");
+    PROMISE(asked || bounded || bound >= bytes, "%zu bytes at most, and %zu needed", bound, bytes);
     const fmla_status named = fmla_dense_decode_kernel(handed, &name);
     PROMISE(!asked == !named || (asked && !named), "a size, and no kernel: %s", fmla_last_error());
     PROMISE(asked || (alignment), "alignment %zu", alignment);
@@ -361,6 +365,10 @@ static void fuzz_sparse(struct bytes *in)
     size_t bytes = 0, alignment = 0;
     const fmla_status asked = fmla_sparse_decode_workspace_size(handed, &bytes, &alignment);
     check_status(asked, "sparse_decode: ");
+    size_t bound = 0;
+    const fmla_status bounded = fmla_sparse_decode_workspace_bound(handed, &bound, NULL);
+    check_status(bounded, "sparse_decode: ");
+    PROMISE(asked || bounded || bound >= bytes, "%zu bytes at most, and %zu needed", bound, bytes);
     PROMISE(asked || alignment, "alignment %zu", alignment);
     const size_t given = asked || bytes > MOST_WORKSPACE ? 64 : bytes;
     handed->workspace = garbage(given), handed->workspace_size = given;
@@ -420,6 +428,10 @@ static void fuzz_prefill(struct bytes *in)
     size_t bytes = 0, alignment = 0;
     const fmla_status asked = fmla_sparse_prefill_workspace_size(handed, &bytes, &alignment);
     check_status(asked, "sparse_prefill: ");
+    size_t bound = 0;
+    const fmla_status bounded = fmla_sparse_prefill_workspace_bound(handed, &bound, NULL);
+    check_status(bounded, "sparse_prefill: ");
+    PROMISE(asked || bounded || bound >= bytes, "%zu bytes at most, and %zu needed", bound, bytes);
     PROMISE(asked || alignment, "alignment %zu", alignment);
     const size_t given = asked || bytes > MOST_WORKSPACE ? 64 : bytes;
     handed->workspace = garbage(given), handed->workspace_size = given;

@@ -184,7 +184,7 @@ static void own_context(void)
 {
     fake_open();
     fake->devices = 2;
-    fake->context[1].device = 1;
+    fake_context(&fake->context[1], 1);
     CHECK_EQ(fake_entries.context_push(&fake->context[1]), 0);
     CHECK(decode_small(1) == FMLA_OK, "%s", fmla_last_error());
     CHECK_EQ(fake_depth(), 1);
@@ -194,7 +194,7 @@ static void own_context(void)
         CHECK(fake->launch[i].context == &fake->context[1], "launch %d", i);
     /* Another context of the same GPU: nothing is loaded again, the kernels are made ready there. */
     const int loads = fake->calls[CALL_cuLibraryLoadData], ready = fake->calls[CALL_cuKernelGetFunction];
-    fake->context[2].device = 1;
+    fake_context(&fake->context[2], 1);
     CHECK_EQ(fake_entries.context_push(&fake->context[2]), 0);
     CHECK(decode_small(1) == FMLA_OK && decode_small(1) == FMLA_OK, "%s", fmla_last_error());
     CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], loads);
@@ -205,7 +205,7 @@ static void other_context(void)
 {
     fake_open();
     fake->devices = 3;
-    fake->context[0].device = 2;
+    fake_context(&fake->context[0], 2);
     CHECK_EQ(fake_entries.context_push(&fake->context[0]), 0);
     check_rejected("decode", decode_small(1), FMLA_INVALID_ARGUMENT, "dense_decode", "q", "cuda:1|cuda:2");
     check_rejected("merge", merge_small(0), FMLA_INVALID_ARGUMENT, "merge", "out_parts", "cuda:0|cuda:2");
@@ -267,6 +267,8 @@ static void refused_by_the_driver(void)
         {CALL_cuCtxGetCurrent, "cuCtxGetCurrent"},
         {CALL_cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain"},
         {CALL_cuCtxPushCurrent_v2, "cuCtxPushCurrent"},
+        {CALL_cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState"},
+        {CALL_cuCtxGetId, "cuCtxGetId"},
         {CALL_cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"},
         {CALL_cuLibraryLoadData, "cuLibraryLoadData of |any/"},
         {CALL_cuLibraryGetKernel, "cuLibraryGetKernel of |decode_plan"},

@@ -96,7 +96,11 @@ _Static_assert(sizeof(struct dense_decode_sm90_params) <= FAKE_PARAMETERS, "room
 
 static struct CUlib_st libraries[KERNELS];
 static int num_libraries;
-static struct CUctx_st primaries[FAKE_DEVICES];
+static struct CUctx_st primaries[FAKE_DEVICES][2];
+static int place[FAKE_DEVICES]; /* of the two: the primary context */
+static unsigned long long last_id;
+/* The context where a kernel's function was asked for. */
+static unsigned long long ready_in[KERNELS][FAKE_DEVICES];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local struct CUctx_st *stack[DEPTH];
 static _Thread_local int depth;
@@ -124,13 +128,36 @@ unsigned fake_cuda_capture_mode(void)
     return capture_mode;
 }
 
+static void hold(int call, int device)
+{
+    const struct timespec pause = {0, 1000000};
+    if (!fake.hold || call != fake.held_call || device != fake.held_device) return;
+    fake.held = 1;
+    for (int i = 0; fake.hold && i < 20000; i++) nanosleep(&pause, NULL);
+    fake.held = 0;
+}
+
 /* Counts a call; what a test told it to answer. */
 static cu_result called(int call)
 {
     pthread_mutex_lock(&mutex);
-    fake.calls[call]++;
+    const int fails = ++fake.calls[call] > fake.passes[call];
     pthread_mutex_unlock(&mutex);
-    return fake.fails[call];
+    if (depth) hold(call, stack[depth - 1]->device);
+    return fails ? fake.fails[call] : CU_SUCCESS;
+}
+
+/* The current context; NULL where there is none. */
+static struct CUctx_st *current(void)
+{
+    return depth ? stack[depth - 1] : NULL;
+}
+
+/* What an entry answers that works in the current context. */
+static cu_result usable(void)
+{
+    if (!current()) return FAKE_INVALID_CONTEXT;
+    return current()->destroyed ? FAKE_CONTEXT_IS_DESTROYED : CU_SUCCESS;
 }
 
 #define CALLED(name)                                                                                         \
@@ -197,18 +224,52 @@ cu_result cuDevicePrimaryCtxRetain(cu_context *context, cu_device device)
     CALLED(cuDevicePrimaryCtxRetain);
     const int k = ordinal(device);
     if (k < 0) return FAKE_INVALID_DEVICE;
+    hold(CALL_cuDevicePrimaryCtxRetain, k);
     pthread_mutex_lock(&mutex);
+    struct CUctx_st *primary = &primaries[k][place[k]];
     fake.retained[k]++;
-    primaries[k] = (struct CUctx_st){k, 1};
+    if (!primary->primary || primary->destroyed)
+        *primary = (struct CUctx_st){.device = k, .primary = 1, .id = ++last_id};
     pthread_mutex_unlock(&mutex);
-    *context = &primaries[k];
+    *context = primary;
     return CU_SUCCESS;
+}
+
+cu_result cuDevicePrimaryCtxGetState(cu_device device, unsigned *flags, int *active)
+{
+    CALLED(cuDevicePrimaryCtxGetState);
+    const int k = ordinal(device);
+    if (k < 0) return FAKE_INVALID_DEVICE;
+    const struct CUctx_st *primary = &primaries[k][place[k]];
+    *flags = 0, *active = primary->primary && !primary->destroyed;
+    return CU_SUCCESS;
+}
+
+/* As the driver does: threads keep it as their current one, and retaining it makes it usable again. What was loaded into it, and
+ * what was set there, is gone. */
+cu_result cuDevicePrimaryCtxReset_v2(cu_device device)
+{
+    const int k = ordinal(device);
+    if (k < 0) return FAKE_INVALID_DEVICE;
+    pthread_mutex_lock(&mutex);
+    primaries[k][place[k]].destroyed = 1;
+    if (fake.resets_move) place[k] = !place[k];
+    for (int i = 0; i < KERNELS; i++) kernels[i].shared_bytes[k] = 0;
+    pthread_mutex_unlock(&mutex);
+    return CU_SUCCESS;
+}
+
+void fake_cuda_context(struct CUctx_st *context, int device)
+{
+    pthread_mutex_lock(&mutex);
+    *context = (struct CUctx_st){.device = device, .id = ++last_id};
+    pthread_mutex_unlock(&mutex);
 }
 
 cu_result cuCtxGetCurrent(cu_context *context)
 {
     CALLED(cuCtxGetCurrent);
-    *context = depth ? stack[depth - 1] : NULL;
+    *context = current();
     return CU_SUCCESS;
 }
 
@@ -216,6 +277,7 @@ cu_result cuCtxPushCurrent_v2(cu_context context)
 {
     CALLED(cuCtxPushCurrent_v2);
     if (!context || depth == DEPTH) return FAKE_INVALID_CONTEXT;
+    if (context->destroyed) return FAKE_CONTEXT_IS_DESTROYED;
     stack[depth++] = context;
     return CU_SUCCESS;
 }
@@ -233,6 +295,14 @@ cu_result cuCtxGetDevice(cu_device *device)
     CALLED(cuCtxGetDevice);
     if (!depth) return FAKE_INVALID_CONTEXT;
     *device = FAKE_HANDLE + stack[depth - 1]->device;
+    return CU_SUCCESS;
+}
+
+cu_result cuCtxGetId(cu_context context, unsigned long long *id)
+{
+    CALLED(cuCtxGetId);
+    if (!context && usable()) return usable();
+    *id = (context ? context : current())->id;
     return CU_SUCCESS;
 }
 
@@ -323,8 +393,9 @@ cu_result cuLibraryGetKernel(cu_kernel *kernel, cu_library library, const char *
 cu_result cuKernelGetFunction(cu_function *function, cu_kernel kernel)
 {
     CALLED(cuKernelGetFunction);
-    if (!depth) return FAKE_INVALID_CONTEXT;
+    if (usable()) return usable();
     if (loading_is_refused()) return FAKE_CAPTURE_UNSUPPORTED;
+    ready_in[kernel - kernels][current()->device] = current()->id;
     *function = (cu_function)(void *)kernel;
     return CU_SUCCESS;
 }
@@ -345,7 +416,9 @@ cu_result cuLaunchKernelEx(const struct cu_launch_config *config, cu_function fu
 {
     CALLED(cuLaunchKernelEx);
     struct CUkern_st *kernel = (struct CUkern_st *)(void *)function;
-    if (!depth) return FAKE_INVALID_CONTEXT;
+    if (usable()) return usable();
+    /* The driver would load it now, and a launch that is captured would fail. */
+    if (ready_in[kernel - kernels][current()->device] != current()->id) return FAKE_NOT_FOUND;
     const struct cu_launch_config *c = config;
     const int set = kernel->shared_bytes[stack[depth - 1]->device];
     const unsigned most = set > SHARED_BYTES_UNASKED ? (unsigned)set : SHARED_BYTES_UNASKED;
@@ -375,18 +448,20 @@ cu_result cuLaunchKernelEx(const struct cu_launch_config *config, cu_function fu
 cu_result cuGetErrorName(cu_result error, const char **text)
 {
     CALLED(cuGetErrorName);
-    *text = error == FAKE_LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED"
-            : error == 803              ? "CUDA_ERROR_MISMATCH"
-                                        : NULL;
+    *text = error == FAKE_LAUNCH_FAILED          ? "CUDA_ERROR_LAUNCH_FAILED"
+            : error == FAKE_CONTEXT_IS_DESTROYED ? "CUDA_ERROR_CONTEXT_IS_DESTROYED"
+            : error == 803                       ? "CUDA_ERROR_MISMATCH"
+                                                 : NULL;
     return *text ? CU_SUCCESS : FAKE_INVALID_VALUE;
 }
 
 cu_result cuGetErrorString(cu_result error, const char **text)
 {
     CALLED(cuGetErrorString);
-    *text = error == FAKE_LAUNCH_FAILED ? "unspecified launch failure"
-            : error == 803              ? "driver and library differ"
-                                        : NULL;
+    *text = error == FAKE_LAUNCH_FAILED          ? "unspecified launch failure"
+            : error == FAKE_CONTEXT_IS_DESTROYED ? "context is destroyed"
+            : error == 803                       ? "driver and library differ"
+                                                 : NULL;
     return *text ? CU_SUCCESS : FAKE_INVALID_VALUE;
 }
 

@@ -8,6 +8,7 @@
 
 #include "cuda/driver.h"
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 enum {
@@ -21,8 +22,9 @@ enum {
 enum {
     FAKE_INVALID_VALUE = 1,
     FAKE_INVALID_DEVICE = 101,
-    FAKE_INVALID_CONTEXT = 201,
+    FAKE_INVALID_CONTEXT = CU_ERROR_INVALID_CONTEXT,
     FAKE_NOT_FOUND = 500,
+    FAKE_CONTEXT_IS_DESTROYED = CU_ERROR_CONTEXT_IS_DESTROYED,
     FAKE_LAUNCH_FAILED = 719,
     FAKE_CAPTURE_UNSUPPORTED = 900
 };
@@ -39,6 +41,8 @@ enum {
 struct CUctx_st {
     int device; /* ordinal */
     int primary;
+    unsigned long long id;
+    int destroyed; /* until it is retained again, where it is a primary one */
 };
 
 struct fake_launch {
@@ -65,6 +69,11 @@ struct fake_cuda {
     const char *name;
     int capability, sms, shared_bytes;
     cu_result fails[CALLS]; /* what an entry answers instead of working */
+    int passes[CALLS];      /* … after it has worked so many times */
+    int resets_move;        /* a primary context that was reset has another handle afterwards */
+    /* An entry that does not go on in contexts of a device until it is released: who waits for it stands still. */
+    int held_call, held_device;
+    _Atomic int hold, held; /* set to hold; set while somebody is held */
     int capturing; /* streams are being captured: what loads is refused unless the thread relaxed the mode */
     struct CUctx_st context[FAKE_CONTEXTS]; /* for tests to make current, by push below */
 
@@ -79,7 +88,9 @@ struct fake_cuda {
 
 /* Exported by the fake; found with dlsym. */
 struct fake_cuda *fake_cuda_state(void);
-int fake_cuda_depth(void);             /* contexts on this thread's stack */
-unsigned fake_cuda_capture_mode(void); /* of this thread */
+int fake_cuda_depth(void);                                    /* contexts on this thread's stack */
+unsigned fake_cuda_capture_mode(void);                        /* of this thread */
+void fake_cuda_context(struct CUctx_st *context, int device); /* makes it one that was just created */
+cu_result cuDevicePrimaryCtxReset_v2(cu_device device);       /* as an application calls it */
 
 #endif

@@ -22,6 +22,7 @@ struct scenario {
 static struct fake_cuda *fake;
 static int (*fake_depth)(void);
 static unsigned (*fake_capture_mode)(void);
+static void (*fake_context)(struct CUctx_st *context, int device);
 static struct driver fake_entries; /* to make contexts current as a caller does */
 
 static inline void fake_find(void *library, const char *name, void *entry)
@@ -45,6 +46,7 @@ static inline void fake_open(void)
     fake_find(library, "fake_cuda_state", &state);
     fake_find(library, "fake_cuda_depth", &fake_depth);
     fake_find(library, "fake_cuda_capture_mode", &fake_capture_mode);
+    fake_find(library, "fake_cuda_context", &fake_context);
     fake_find(library, "cuCtxPushCurrent_v2", &fake_entries.context_push);
     fake_find(library, "cuCtxPopCurrent_v2", &fake_entries.context_pop);
     fake = state();

@@ -63,12 +63,17 @@ static int64_t blocks_of(const struct sm90_sparse_shape *shape)
     return ceil_div(plan_topk_length(shape->topk, shape->extra_topk, shape->extra_topk), PLAN_BLOCK);
 }
 
-/* Workers whose blocks of threads, of tiles of so many heads, the GPU has room for at a time. */
-static int64_t workers_at_once(const struct sm90_sparse_shape *shape, int64_t heads)
+/* Workers whose blocks of threads, a tile of so many heads each, the GPU has room for at a time. */
+static int64_t workers_of_tiles(const struct sm90_sparse_shape *shape, int64_t tiles, int64_t heads)
 {
     const int64_t of_sm = heads == SM90_SPARSE_DECODE_SMALL_HEADS ? SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM : 1;
-    const int64_t fit = of_sm * shape->sms / (shape->s_q * ceil_div(shape->h_q, heads));
+    const int64_t fit = of_sm * shape->sms / tiles;
     return fit > 1 ? fit : 1;
+}
+
+static int64_t workers_at_once(const struct sm90_sparse_shape *shape, int64_t heads)
+{
+    return workers_of_tiles(shape, shape->s_q * ceil_div(shape->h_q, heads), heads);
 }
 
 /* The fewest blocks a piece with which all pieces begin at once; 0: there are too many requests. */
@@ -113,4 +118,19 @@ int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape)
     /* The planner then cuts after at most `piece` blocks; what is too many stays idle. */
     const int64_t partitions = ceil_div(b * (blocks + PLAN_OVERHEAD), piece);
     return (int32_t)(partitions < MOST_PARTITIONS ? partitions : MOST_PARTITIONS);
+}
+
+/* Pieces of as few blocks as there may be let more partitions stay idle: of one block, and of two with large tiles, for where one
+ * would do the batch is small (sm90_sparse_decode_is_small). */
+int32_t sm90_sparse_decode_most_partitions(const struct sm90_sparse_shape *shape, int64_t tiles, int heads)
+{
+    const int64_t at_once = workers_of_tiles(shape, tiles, heads), blocks = blocks_of(shape);
+    const int64_t piece = heads == SM90_SPARSE_DECODE_SMALL_HEADS ? 1 : 2;
+    int64_t most = at_once;
+    for (int64_t b = 1; b <= shape->b && b <= at_once / 2; b++) {
+        const int64_t of_request = piece * (at_once / b), some = of_request < blocks ? of_request : blocks;
+        const int64_t partitions = some > piece ? ceil_div(b * (some + PLAN_OVERHEAD), piece) : b;
+        if (partitions > most) most = partitions;
+    }
+    return (int32_t)(most < MOST_PARTITIONS ? most : MOST_PARTITIONS);
 }

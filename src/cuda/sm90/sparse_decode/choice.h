@@ -46,4 +46,8 @@ int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int head
  * can be. Of the shape alone, with lengths or without: a plan is needed only with them, or where there are many keys. */
 int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape);
 
+/* The most that it answers where requests have `tiles` tiles of so many heads, and of everything else at most what the shape
+ * says, of b 0 too. It is never less for fewer tiles; 1 where there are more tiles than half of what fits the GPU at a time. */
+int32_t sm90_sparse_decode_most_partitions(const struct sm90_sparse_shape *shape, int64_t tiles, int heads);
+
 #endif

@@ -69,19 +69,37 @@ struct tensor_view sm90_sparse_prefill_view(const struct sparse_prefill_problem 
     };
 }
 
+enum { BLOCK = 64 /* entries */, LEAST_SAVED = 3 /* blocks: the join takes as long as two or three */ };
+
+/* Of a tile, where there are `rest` in the last round; 1: it is not cut. */
+static int64_t pieces_of_tile(int64_t rest, int64_t blocks, int32_t sms)
+{
+    const int64_t at_once = sms / rest,
+                  pieces = at_once < MOST_PREFILL_PIECES ? at_once : MOST_PREFILL_PIECES;
+    const int64_t most = (blocks + pieces - 1) / pieces; /* blocks of a piece */
+    return blocks - most < LEAST_SAVED ? 1 : (blocks + most - 1) / most;
+}
+
 struct prefill_cut sm90_sparse_prefill_cut(int64_t tiles, int64_t topk, int32_t sms)
 {
-    enum { BLOCK = 64, LEAST_SAVED = 3 /* blocks: the join takes as long as two or three */ };
     enum { MOST_ROUNDS = 8 /* of more the last one is too little to pay for what pieces cost */ };
     const int64_t rest = tiles % sms, blocks = (topk + BLOCK - 1) / BLOCK;
-    const struct prefill_cut none = {.whole = (int32_t)tiles, .pieces = 1, .pieces_divisor = divisor_of(1)};
-    if (!rest || tiles > (int64_t)MOST_ROUNDS * sms) return none;
-    const int64_t at_once = sms / rest;
-    int64_t pieces = at_once < MOST_PREFILL_PIECES ? at_once : MOST_PREFILL_PIECES;
-    const int64_t most = (blocks + pieces - 1) / pieces; /* blocks of a piece */
-    if (blocks - most < LEAST_SAVED) return none;
-    pieces = (blocks + most - 1) / most;
-    return (struct prefill_cut){.whole = (int32_t)(tiles - rest),
+    const bool few = rest && tiles <= (int64_t)MOST_ROUNDS * sms;
+    const int64_t pieces = few ? pieces_of_tile(rest, blocks, sms) : 1;
+    return (struct prefill_cut){.whole = (int32_t)(pieces > 1 ? tiles - rest : tiles),
                                 .pieces = (int32_t)pieces,
                                 .pieces_divisor = divisor_of((uint32_t)pieces)};
+}
+
+/* No list gives more pieces than one of as many blocks as a tile may have pieces, or a few times as many. */
+int64_t sm90_sparse_prefill_most_pieces(int64_t tiles, int64_t topk, int32_t sms)
+{
+    const int64_t blocks = (topk + BLOCK - 1) / BLOCK, enough = 3 * MOST_PREFILL_PIECES;
+    int64_t most = 0;
+    for (int64_t rest = 1; rest <= tiles && rest < sms; rest++)
+        for (int64_t some = blocks < enough ? blocks : enough; some > 0; some--) {
+            const int64_t pieces = pieces_of_tile(rest, some, sms);
+            if (pieces > 1 && rest * pieces > most) most = rest * pieces;
+        }
+    return most;
 }

@@ -26,4 +26,7 @@ struct tensor_view sm90_sparse_prefill_view(const struct sparse_prefill_problem 
 /* Which of a launch's `tiles` are cut, on a GPU of `sms` SMs, with lists of `topk` entries; places are the caller's to give. */
 struct prefill_cut sm90_sparse_prefill_cut(int64_t tiles, int64_t topk, int32_t sms);
 
+/* The most pieces of any launch of at most so many tiles and entries. */
+int64_t sm90_sparse_prefill_most_pieces(int64_t tiles, int64_t topk, int32_t sms);
+
 #endif

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * How many rows the slots of a call have at most, whatever its sizes are up to given ones. Neither the partitions of decode, which
+ * are what the number of row tiles leaves of the threads, nor the chunks of sparse prefill grow with a call, so the sizes that may
+ * have the most are tried.
+ */
+#include "cpu.h"
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Of two slots a partition, with so many row tiles and rows. */
+static int64_t planned_rows(int32_t workers, int64_t tiles, int64_t rows)
+{
+    const int64_t partitions = plan_even_partitions(workers, 1, tiles * PLAN_ROW_TILE, 1);
+    return partitions > 1 ? 2 * partitions * rows : 0;
+}
+
+/* Partitions are the same for every workers-th number of tiles, and more rows are more: no smaller numbers are of interest. */
+static int64_t first_of(int64_t most, int32_t workers)
+{
+    return most > workers ? most - workers + 1 : 1;
+}
+
+/* Dense decode: sets are key heads, as many as in every call. */
+static int64_t dense_rows(const struct cpu_decode *p, int32_t workers)
+{
+    const int64_t most_tiles = (p->set_rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
+    int64_t best = 0;
+    for (int64_t tiles = most_tiles; tiles >= first_of(most_tiles, workers); tiles--) {
+        const int64_t rows = p->sets * least(p->set_rows, tiles * PLAN_ROW_TILE);
+        if (2 * workers * rows <= best) break;
+        const int64_t some = planned_rows(workers, p->sets * tiles, rows);
+        if (some > best) best = some;
+    }
+    return best;
+}
+
+/* Sparse decode: sets are query tokens. */
+static int64_t sparse_rows(const struct cpu_decode *p, int32_t workers)
+{
+    const int64_t most_tiles = (p->set_rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
+    int64_t best = 0;
+    for (int64_t tiles = most_tiles; tiles >= first_of(most_tiles, workers); tiles--)
+        for (int64_t sets = p->sets; sets >= first_of(p->sets, workers); sets--) {
+            const int64_t rows = sets * least(p->set_rows, tiles * PLAN_ROW_TILE);
+            if (2 * workers * rows <= best) break;
+            const int64_t some = planned_rows(workers, sets * tiles, rows);
+            if (some > best) best = some;
+        }
+    return best;
+}
+
+/* Sparse prefill: lists are cut where there are fewer than 7 row tiles a worker. Of a longest list, and of as many rows as
+ * the tiles hold, there are the most. */
+static int64_t prefill_rows(const struct kernel *kernel, const struct cpu_decode *p, int32_t workers)
+{
+    const int64_t blocks = (p->capacity + PLAN_BLOCK - 1) / PLAN_BLOCK,
+                  most = kernel->cpu_attention->most_rows;
+    const int64_t cut = 7 * (int64_t)workers - 1, most_tiles = least((p->set_rows + most - 1) / most, cut);
+    int64_t best = 0;
+    for (int64_t tiles = 1; tiles <= most_tiles; tiles++) {
+        const int64_t rows = p->sets * least(p->set_rows, tiles * most);
+        const int64_t most_tokens = least(p->b, cut / (tiles * p->sets));
+        for (int64_t tokens = 1; tokens <= most_tokens; tokens++) {
+            const int64_t chunks = cpu_even_chunks(tokens * tiles * p->sets, workers, blocks);
+            if (chunks > 1 && tokens * chunks * rows > best) best = tokens * chunks * rows;
+        }
+    }
+    return best;
+}
+
+int64_t cpu_most_slot_rows(const struct kernel *kernel, const struct cpu_decode *p, int32_t workers)
+{
+    if (p->prefill) return prefill_rows(kernel, p, workers);
+    return p->dense ? dense_rows(p, workers) : sparse_rows(p, workers);
+}

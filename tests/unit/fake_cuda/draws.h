@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Drawn shapes, near the edges where choices change, and tensors of them. Memory has addresses alone: nothing of a fake GPU's
+ * is read or written.
+ */
+#ifndef FMLA_DRAWS_H
+#define FMLA_DRAWS_H
+
+#include "scenarios.h"
+
+#include <stdbool.h>
+
+/* splitmix64: every case begins with a state of its own, so that it can be drawn again alone. */
+static uint64_t draw_state;
+
+static inline uint64_t draw_bits(void)
+{
+    uint64_t z = draw_state += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return z ^ z >> 31;
+}
+
+static inline void draw_from(uint64_t seed, uint64_t number)
+{
+    draw_state = seed * UINT64_C(0x2545f4914f6cdd1d) + number;
+    draw_state = draw_bits();
+}
+
+static inline int64_t draw_below(int64_t n)
+{
+    return (int64_t)(draw_bits() % (uint64_t)n);
+}
+
+static inline bool draw_one_in(int64_t n)
+{
+    return !draw_below(n);
+}
+
+static inline int64_t draw_clamp(int64_t x, int64_t low, int64_t high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
+/* In [1, most]: small, beside a power of two, or of any magnitude. */
+static inline int64_t draw_size(int64_t most)
+{
+    int bits = 1;
+    while (bits < 62 && INT64_C(1) << bits < most) bits++;
+    const int64_t magnitude = INT64_C(1) << draw_below(bits + 1);
+    const int64_t kind = draw_below(8);
+    const int64_t x = kind < 3   ? 1 + draw_below(16)
+                      : kind < 5 ? magnitude - 1 + draw_below(3)
+                      : kind < 7 ? magnitude + draw_below(magnitude)
+                                 : most - draw_below(2);
+    return draw_clamp(x, 1, most);
+}
+
+/* Of a list, more often, or any up to `most`. */
+#define DRAW_OF(most, ...)                                                                                   \
+    (draw_one_in(4) ? draw_size(most)                                                                        \
+                    : draw_of((const int64_t[]){__VA_ARGS__},                                                \
+                              sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)))
+
+static inline int64_t draw_of(const int64_t *list, size_t count)
+{
+    return list[draw_below((int64_t)count)];
+}
+
+/* Requests, or tokens: beside those whose tiles are a small multiple, or fraction, of the SMs. */
+static inline int64_t draw_near_sms(int64_t sms, int64_t tiles, int64_t most)
+{
+    static const int64_t numerator[] = {1, 1, 2, 2, 3, 4, 8}, denominator[] = {1, 1, 2, 3, 4};
+    const int64_t at = sms * draw_of(numerator, 7) / draw_of(denominator, 5) / tiles;
+    return draw_clamp(at + draw_below(3) - 1, 0, most);
+}
+
+/* The address of the k-th region, which is aligned as the driver's memory is. */
+static inline void *draw_memory(int k)
+{
+    return (void *)((uintptr_t)(k + 1) << 44);
+}
+
+/* A tensor of the GPU in region k, now and then at an odd address or with gaps between its rows. */
+static inline void draw_tensor(struct held *held, int k, fmla_dtype dtype, int ndim, const int64_t *shape,
+                               bool odd)
+{
+    held_set(held, draw_memory(k), dtype, ndim, shape);
+    held->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    if (!odd) return;
+    if (draw_one_in(2)) held->tensor.byte_offset = (uint64_t)4 << draw_below(4);
+    if (draw_one_in(2)) {
+        const int64_t gap = INT64_C(4) << draw_below(4);
+        int64_t stride = shape[ndim - 1] + gap;
+        for (int i = ndim - 2; i >= 0; i--) held->strides[i] = stride, stride *= shape[i];
+    }
+}
+
+#define DRAW_TENSOR(held, k, dtype, ndim, odd, ...)                                                          \
+    draw_tensor(held, k, dtype, ndim, (const int64_t[]){__VA_ARGS__}, odd)
+
+#endif

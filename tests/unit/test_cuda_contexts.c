@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Contexts that end while the library knows them, and first uses that take long: with a driver that is not one (fake_cuda/).
+ */
+#include "fake_cuda/calls.h"
+
+#include <pthread.h>
+#include <time.h>
+
+static cu_result (*reset)(cu_device device);
+static cu_result (*retain)(cu_context *context, cu_device device);
+
+static void open_both(void)
+{
+    fake_open();
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    fake_find(library, "cuDevicePrimaryCtxReset_v2", &reset);
+    fake_find(library, "cuDevicePrimaryCtxRetain", &retain);
+    fake->devices = 2;
+}
+
+static void decodes(const char *when)
+{
+    CHECK(decode_small(0) == FMLA_OK, "%s: %s", when, fmla_last_error());
+}
+
+/* ---- Contexts that end -------------------------------------------------------------------------------- */
+
+/* What was loaded is made ready again, once; images are not. */
+static void check_made_ready_again(const char *when, const int before[CALLS], int functions)
+{
+    decodes(when);
+    CHECK(fake->calls[CALL_cuKernelGetFunction] == before[CALL_cuKernelGetFunction] + functions &&
+              fake->calls[CALL_cuLibraryLoadData] == before[CALL_cuLibraryLoadData] &&
+              fake->calls[CALL_cuKernelSetAttribute] > before[CALL_cuKernelSetAttribute],
+          "%s: %d functions, %d images, %d attributes", when, fake->calls[CALL_cuKernelGetFunction],
+          fake->calls[CALL_cuLibraryLoadData], fake->calls[CALL_cuKernelSetAttribute]);
+}
+
+/* The application resets the primary context that the library keeps; nobody, or another, makes it usable again. */
+static void primary_is_reset(void)
+{
+    open_both();
+    decodes("first");
+    const int functions = fake->calls[CALL_cuKernelGetFunction];
+    for (int i = 0; i < 4; i++) {
+        const int by_another = i % 2;
+        char when[64];
+        cu_context context;
+        fake->resets_move = i / 2;
+        CHECK_EQ(reset(FAKE_HANDLE), CU_SUCCESS);
+        if (by_another) CHECK_EQ(retain(&context, FAKE_HANDLE), CU_SUCCESS);
+        snprintf(when, sizeof when, "reset%s%s", by_another ? ", retained by another" : "",
+                 fake->resets_move ? ", the handle has moved" : "");
+        int before[CALLS];
+        memcpy(before, fake->calls, sizeof before);
+        check_made_ready_again(when, before, functions);
+        CHECK_EQ(fake_depth(), 0);
+        memcpy(before, fake->calls, sizeof before);
+        decodes(when);
+        CHECK_EQ(fake->calls[CALL_cuKernelGetFunction], before[CALL_cuKernelGetFunction]);
+        CHECK_EQ(fake->calls[CALL_cuDevicePrimaryCtxRetain], before[CALL_cuDevicePrimaryCtxRetain]);
+    }
+}
+
+/* As before, of a thread whose current context it is, which the driver leaves current. */
+static void current_is_reset(void)
+{
+    open_both();
+    cu_context context;
+    CHECK_EQ(retain(&context, FAKE_HANDLE), CU_SUCCESS);
+    CHECK_EQ(fake_entries.context_push(context), CU_SUCCESS);
+    decodes("first");
+    const int functions = fake->calls[CALL_cuKernelGetFunction];
+    CHECK_EQ(reset(FAKE_HANDLE), CU_SUCCESS);
+    check_rejected("a context that is gone", decode_small(0), FMLA_DEVICE_ERROR, "dense_decode", "cuda:0",
+                   "cuCtxGetId|CUDA_ERROR_CONTEXT_IS_DESTROYED 709");
+    CHECK_EQ(fake_depth(), 1);
+    CHECK_EQ(retain(&context, FAKE_HANDLE), CU_SUCCESS);
+    int before[CALLS];
+    memcpy(before, fake->calls, sizeof before);
+    check_made_ready_again("retained again", before, functions);
+    CHECK_EQ(fake_depth(), 1);
+}
+
+/* A later context of the application may have the handle of one that was destroyed. */
+static void handle_used_again(void)
+{
+    open_both();
+    fake_context(&fake->context[0], 0);
+    CHECK_EQ(fake_entries.context_push(&fake->context[0]), CU_SUCCESS);
+    decodes("first");
+    const int functions = fake->calls[CALL_cuKernelGetFunction];
+    fake_context(&fake->context[0], 0);
+    int before[CALLS];
+    memcpy(before, fake->calls, sizeof before);
+    check_made_ready_again("the same handle", before, functions);
+}
+
+/* ---- First uses that take long ------------------------------------------------------------------------- */
+
+/* A first use, on a thread of its own; said when it is over. */
+struct use {
+    fmla_status (*call)(int32_t device);
+    int32_t device;
+    pthread_t thread;
+    _Atomic int over;
+    fmla_status status;
+};
+
+static void *use(void *data)
+{
+    struct use *u = data;
+    u->status = u->call(u->device);
+    u->over = 1;
+    return NULL;
+}
+
+static void begin(struct use *u, fmla_status (*call)(int32_t device), int32_t device)
+{
+    *u = (struct use){.call = call, .device = device};
+    if (pthread_create(&u->thread, NULL, use, u)) abort();
+}
+
+static void end(const char *name, struct use *u)
+{
+    pthread_join(u->thread, NULL);
+    CHECK(u->status == FMLA_OK, "%s: status %d", name, (int)u->status);
+}
+
+/* One thread stands in an entry of the driver, on the first GPU; others do not wait for it, but that which needs the same. */
+static void nobody_waits(int call, const char *name)
+{
+    const struct timespec pause = {0, 1000000};
+    struct use slow, same, elsewhere, other;
+    CHECK(merge_small(0) == FMLA_OK, "%s", fmla_last_error());
+    fake->held_call = call, fake->held_device = 0, fake->hold = 1;
+    begin(&slow, plan_small, 0);
+    for (int i = 0; i < 10000 && !fake->held; i++) nanosleep(&pause, NULL);
+    CHECK(fake->held, "%s: nobody is held", name);
+    begin(&same, plan_small, 0);
+    if (call != CALL_cuLibraryLoadData) {
+        begin(&elsewhere, plan_small, 1); /* the same kernel, whose image is the process's */
+        end(name, &elsewhere);
+    }
+    begin(&elsewhere, gather_small, 1);
+    end(name, &elsewhere);
+    begin(&other, merge_small, 0); /* that is loaded already */
+    end(name, &other);
+    CHECK(fake->held && !slow.over && !same.over, "%s: the others waited", name);
+    const int calls = fake->calls[call];
+    fake->hold = 0;
+    end(name, &slow);
+    end(name, &same);
+    CHECK(fake->calls[call] == calls, "%s: done twice", name);
+}
+
+static void slow_image(void)
+{
+    open_both();
+    nobody_waits(CALL_cuLibraryLoadData, "cuLibraryLoadData");
+}
+
+static void slow_function(void)
+{
+    open_both();
+    nobody_waits(CALL_cuKernelGetFunction, "cuKernelGetFunction");
+}
+
+/* A context of a GPU is made while another GPU has its first use. */
+static void slow_context(void)
+{
+    const struct timespec pause = {0, 1000000};
+    struct use slow, same, elsewhere;
+    open_both();
+    fake->held_call = CALL_cuDevicePrimaryCtxRetain, fake->held_device = 0, fake->hold = 1;
+    begin(&slow, merge_small, 0);
+    for (int i = 0; i < 10000 && !fake->held; i++) nanosleep(&pause, NULL);
+    begin(&same, merge_small, 0);
+    begin(&elsewhere, merge_small, 1);
+    end("elsewhere", &elsewhere);
+    CHECK(fake->held && !slow.over && !same.over, "%s", "the other GPU waited");
+    fake->hold = 0;
+    end("slow", &slow);
+    end("same", &same);
+    CHECK_EQ(fake->retained[0], 1);
+}
+
+/* What fails to load fails for those who wait for it too, or they load it themselves. */
+static void slow_and_refused(void)
+{
+    const struct timespec pause = {0, 1000000};
+    struct use slow, same;
+    open_both();
+    fake->fails[CALL_cuKernelGetFunction] = FAKE_LAUNCH_FAILED;
+    fake->held_call = CALL_cuKernelGetFunction, fake->held_device = 0, fake->hold = 1;
+    begin(&slow, merge_small, 0);
+    for (int i = 0; i < 10000 && !fake->held; i++) nanosleep(&pause, NULL);
+    begin(&same, merge_small, 0);
+    fake->hold = 0;
+    pthread_join(slow.thread, NULL), pthread_join(same.thread, NULL);
+    CHECK_EQ(slow.status, FMLA_DEVICE_ERROR);
+    CHECK_EQ(same.status, FMLA_DEVICE_ERROR);
+    fake->fails[CALL_cuKernelGetFunction] = CU_SUCCESS;
+    CHECK(merge_small(0) == FMLA_OK, "%s", fmla_last_error());
+}
+
+int main(int argc, char **argv)
+{
+    static const struct scenario scenarios[] = {
+        {"the primary context is reset", primary_is_reset},
+        {"the current context is reset", current_is_reset},
+        {"a handle is used again", handle_used_again},
+        {"a slow image", slow_image},
+        {"a slow function", slow_function},
+        {"a slow context", slow_context},
+        {"slow and refused", slow_and_refused},
+    };
+    return run_scenarios("test_cuda_contexts", scenarios, sizeof scenarios / sizeof scenarios[0], argc, argv);
+}
