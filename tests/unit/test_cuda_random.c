@@ -45,16 +45,17 @@ static const char *forced; /* NULL: dispatch chooses */
 
 /* In words that a signal's handler may write. */
 #define SHAPE(format, ...)                                                                                   \
-    shape_length = snprintf(shape_words, sizeof shape_words,                                                 \
-                            "case %" PRIu64 " of seed %" PRIu64 ", %d SMs of %d.%d: " format, number, seed,  \
-                            machine.sms, machine.capability / 10, machine.capability % 10, __VA_ARGS__)
+    shape_length = snprintf(                                                                                 \
+        shape_words, sizeof shape_words, "\ncase %" PRIu64 " of seed %" PRIu64 ", %d SMs of %d.%d: " format, \
+        number, seed, machine.sms, machine.capability / 10, machine.capability % 10, __VA_ARGS__)
 #define HOLDS(condition)                                                                                     \
     CHECK(condition, "%s, %s: %s", shape_words, forced ? forced : "as chosen", fmla_last_error())
 
 static void died(int signal_number)
 {
     (void)signal_number;
-    const ssize_t written = write(STDERR_FILENO, shape_words, (size_t)shape_length);
+    const size_t most = sizeof shape_words - 1, length = shape_length > 0 ? (size_t)shape_length : 0;
+    const ssize_t written = write(STDERR_FILENO, shape_words, length < most ? length : most);
     _exit(written > 0 ? 98 : 97);
 }
 
