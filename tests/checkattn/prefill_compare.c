@@ -215,9 +215,9 @@ void prefill_compare(struct prefill_case *c, const struct run *run, struct tally
     struct oracle oracle = {.c = c,
                             .rows = rows,
                             .first = first,
-                            .out = calloc((size_t)first[count], sizeof *oracle.out),
-                            .max_logits = calloc((size_t)first[count], sizeof(float)),
-                            .lse = calloc((size_t)first[count], sizeof(float))};
+                            .out = calloc((size_t)first[count] + 1, sizeof *oracle.out),
+                            .max_logits = calloc((size_t)first[count] + 1, sizeof(float)),
+                            .lse = calloc((size_t)first[count] + 1, sizeof(float))};
     if (!oracle.out || !oracle.max_logits || !oracle.lse) exit(1);
     for_rows(run, count, oracle_rows, &oracle);
     if (atomic_load(&oracle.failures)) report(tally, run, c->name, "the oracle refused rows");

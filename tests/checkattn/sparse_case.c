@@ -87,13 +87,13 @@ static void make_list(struct sparse_case *c, struct sparse_pool *pool, int64_t r
     static const int64_t steps[] = {1,   7,   61,
                                     101, 211, 509}; /* without a factor in common with any s_k but 1 */
     const int64_t first = request % APART * pool->s_k, step = steps[random_between(&c->random, 0, 5)];
-    const int64_t start = pool->s_k ? random_between(&c->random, 0, pool->s_k - 1) : 0,
-                  kind = c->v[S_INDICES];
+    const int64_t modulus = pool->s_k ? pool->s_k : 1; /* without keys no index is used */
+    const int64_t start = random_between(&c->random, 0, modulus - 1), kind = c->v[S_INDICES];
     for (int64_t i = 0; i < pool->topk; i++) {
-        int64_t index = i < pool->s_k ? first + (start + i * step) % pool->s_k : -1;
+        int64_t index = i < pool->s_k ? first + (start + i * step) % modulus : -1;
         const bool none =
             kind == S_INDICES_NONE || (kind == S_INDICES_SOME && !random_between(&c->random, 0, 7));
-        if (kind == S_INDICES_TWICE && pool->s_k) index = first + (start + i / 2 * step) % pool->s_k;
+        if (kind == S_INDICES_TWICE && pool->s_k) index = first + (start + i / 2 * step) % modulus;
         if (i >= pool->count[request] && sparse_pool_slots(pool))
             index = random_between(&c->random, 0, sparse_pool_slots(pool) - 1);
         *sparse_case_entry(pool, request, token, i) = none || index < 0 ? no_key(c, pool) : (int32_t)index;

@@ -99,8 +99,8 @@ void sparse_compare_oracle(struct sparse_case *c, const struct run *run, struct 
     struct oracle oracle = {c,
                             rows,
                             first,
-                            calloc((size_t)first[count], sizeof *oracle.out),
-                            calloc((size_t)first[count], sizeof(float)),
+                            calloc((size_t)first[count] + 1, sizeof *oracle.out),
+                            calloc((size_t)first[count] + 1, sizeof(float)),
                             0};
     for_rows(run, count, oracle_rows, &oracle);
     const int failures = atomic_load(&oracle.failures);

@@ -168,7 +168,7 @@ static void make_call(int64_t call)
     random_u64(&random);
     const enum operation drawn = draw_operation(&random),
                          operation = stress.only ? (enum operation)(stress.only - 1) : drawn;
-    int of[MOST_KERNELS], count = 0;
+    int of[MOST_KERNELS] = {0}, count = 0;
     for (int i = 0; i < stress.kernels; i++)
         if (stress.kernel[i].operation == operation) of[count++] = i;
     const int64_t chosen = random_between(&random, 0, count); /* the last: what dispatch chooses */
