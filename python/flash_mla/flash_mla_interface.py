@@ -643,8 +643,4 @@ def capabilities(device: Any = "cpu") -> list[dict[str, Any]]:
     Raises:
         ValueError: the device is none of these.
     """
-    kind, colon, index = str(device).partition(":")
-    places = {"cpu": _library.CPU, "cuda": _library.CUDA}
-    if kind not in places or not (index.isdigit() or not colon):
-        raise ValueError(f"capabilities: device: is {device!r}, must be 'cpu', 'cuda' or 'cuda:1'")
-    return _operations.capabilities(places[kind], int(index or 0))
+    return _operations.capabilities(*_operations.place_of("capabilities", device))
