@@ -361,9 +361,12 @@ def _plan_of(
         return metadata, num_splits
     if metadata is None:
         return None, None
-    if module.is_compiling() and module.is_array(metadata) and metadata.shape[1:] == (_library.PARTITION_FIELDS,):
-        return None, None  # a graph's tensor has no attribute to look up: the plan is made in the call, and is the same
-    meta = metadata if isinstance(metadata, FlashMLASchedMeta) else getattr(metadata, "sched_meta", None)
+    if module.is_compiling() and module.is_array(metadata):  # a graph's tensor has no attribute to look up
+        if metadata.shape[1:] == (_library.PARTITION_FIELDS,):
+            return None, None  # the plan is made in the call, and is the same
+        meta = None
+    else:
+        meta = metadata if isinstance(metadata, FlashMLASchedMeta) else getattr(metadata, "sched_meta", None)
     if meta is None:
         raise TypeError(
             f"{this}: tile_scheduler_metadata: is {type(metadata).__name__}, must be what get_mla_metadata returned, with "
