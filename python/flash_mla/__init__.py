@@ -4,17 +4,18 @@
 >>> from flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
 takes PyTorch tensors (which are imported by nobody but the caller), NumPy arrays, and any that speak DLPack, on the CPU and
-on NVIDIA GPUs. The functions are documented where they are defined, in flash_mla.flash_mla_interface and, those of the cache,
-flash_mla._cache; what they compute, in docs/semantics.md of the project.
+on NVIDIA GPUs. The functions are documented where they are defined, in flash_mla.flash_mla_interface, those of the cache in
+flash_mla._cache, workspace_bound in flash_mla._workspace; what they compute, in docs/semantics.md of the project.
 """
 
 from typing import TYPE_CHECKING
 
 from ._cache import cache_append, cache_gather
+from ._workspace import workspace_bound
 from .flash_mla_interface import *  # noqa: F403
 from .flash_mla_interface import __all__ as _names
 
-__all__ = [*_names, "cache_append", "cache_gather", "__version__"]
+__all__ = [*_names, "cache_append", "cache_gather", "workspace_bound", "__version__"]
 
 
 if TYPE_CHECKING:

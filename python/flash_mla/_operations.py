@@ -103,6 +103,15 @@ def in_words_of(function: str, text: str) -> str:
 # ---- What runs here -------------------------------------------------------------------------------------------------
 
 
+def place_of(function: str, device: Any) -> tuple[int, int]:
+    """A device by its name: its type and its number."""
+    kind, colon, index = str(device).partition(":")
+    places = {"cpu": _library.CPU, "cuda": _library.CUDA}
+    if kind not in places or not (index.isdigit() or not colon):
+        raise ValueError(f"{function}: device: is {device!r}, must be 'cpu', 'cuda' or 'cuda:1'")
+    return places[kind], int(index or 0)
+
+
 _WORDS = ("operation", "kernel", "dtypes", "shapes", "reason", "part_of")
 
 

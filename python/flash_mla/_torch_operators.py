@@ -36,7 +36,8 @@ def _operator(schema: str, of: str):
             _operators.impl(name, function, key)
         operator = getattr(torch.ops.flash_mla, name).default
         _operators.impl(name, _without_gradient(operator, of), "Autograd", with_keyset=True)
-        written = [i for i, argument in enumerate(operator._schema.arguments) if argument.is_write]
+        aliases = [argument.alias_info for argument in operator._schema.arguments]
+        written = [i for i, alias in enumerate(aliases) if alias is not None and alias.is_write]
         if written:
             _operators.impl(name, _counting(operator, written), "ADInplaceOrView", with_keyset=True)
         return function

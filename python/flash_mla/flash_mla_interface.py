@@ -361,9 +361,12 @@ def _plan_of(
         return metadata, num_splits
     if metadata is None:
         return None, None
-    if module.is_compiling() and module.is_array(metadata) and metadata.shape[1:] == (_library.PARTITION_FIELDS,):
-        return None, None  # a graph's tensor has no attribute to look up: the plan is made in the call, and is the same
-    meta = metadata if isinstance(metadata, FlashMLASchedMeta) else getattr(metadata, "sched_meta", None)
+    if module.is_compiling() and module.is_array(metadata):  # a graph's tensor has no attribute to look up
+        if metadata.shape[1:] == (_library.PARTITION_FIELDS,):
+            return None, None  # the plan is made in the call, and is the same
+        meta = None
+    else:
+        meta = metadata if isinstance(metadata, FlashMLASchedMeta) else getattr(metadata, "sched_meta", None)
     if meta is None:
         raise TypeError(
             f"{this}: tile_scheduler_metadata: is {type(metadata).__name__}, must be what get_mla_metadata returned, with "
@@ -643,8 +646,4 @@ def capabilities(device: Any = "cpu") -> list[dict[str, Any]]:
     Raises:
         ValueError: the device is none of these.
     """
-    kind, colon, index = str(device).partition(":")
-    places = {"cpu": _library.CPU, "cuda": _library.CUDA}
-    if kind not in places or not (index.isdigit() or not colon):
-        raise ValueError(f"capabilities: device: is {device!r}, must be 'cpu', 'cuda' or 'cuda:1'")
-    return _operations.capabilities(places[kind], int(index or 0))
+    return _operations.capabilities(*_operations.place_of("capabilities", device))

@@ -400,6 +400,8 @@ class TestCompile:
 
     @each_device
     def test_table_that_is_none(self, device):
+        """The compiler leaves the call to Python, which says it."""
+
         def step(q, k_cache, block_table, cache_seqlens):
             return flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, block_table)
 
@@ -407,7 +409,7 @@ class TestCompile:
         with pytest.raises(
             Exception, match="tile_scheduler_metadata: is Tensor, must be what get_mla_metadata returned"
         ):
-            torch.compile(step, backend="aot_eager", fullgraph=True)(*arrays)
+            torch.compile(step, backend="aot_eager")(*arrays)
 
     @each_device
     def test_one_metadata_for_several_layers(self, device):

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: MIT
+"""How much memory calls take beside their arrays, asked before there is an array."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Mapping, Optional, Sequence
+
+from . import _library, _operations
+from ._arguments import flag_of, integer_of
+from ._call import Call, put_tensor
+from ._described import contiguous
+from ._library import library
+from ._types import dtype_word, word_of
+
+_THIS = "workspace_bound"
+_NOWHERE = 1 << 12  # an address that nobody looks at; that of no tensor would be refused
+_D_V = 512
+
+
+def workspace_bound(
+    function: str,
+    device: Any = "cpu",
+    *,
+    s_q: int,
+    h_q: int,
+    b: Optional[int] = None,
+    topk: Optional[int] = None,
+    extra_topk: int = 0,
+    max_pages: Optional[int] = None,
+    page_size: int = 64,
+    h_k: int = 1,
+    d_qk: int = 576,
+    dtype: str = "bfloat16",
+    is_fp8_kvcache: bool = False,
+    batch_invariant: bool = False,
+) -> int:
+    """The most memory that one call takes beside its arrays: what an engine leaves free for it. Smaller batches may take more than
+    the largest one, so a trial run of that does not tell.
+
+    Args:
+        function: "flash_mla_with_kvcache" or "flash_mla_sparse_fwd".
+        device: as in `capabilities`.
+        s_q, h_q, b, topk, extra_topk, max_pages: the largest of any call: tokens of a request (of flash_mla_sparse_fwd: of the
+            prompt), heads, requests, the lengths of the lists of `indices` and of `extra_indices_in_kvcache`, entries of a row of
+            the block table. flash_mla_sparse_fwd has no b, and of flash_mla_with_kvcache either topk (sparse attention) or
+            max_pages is given.
+        page_size, h_k, d_qk, dtype, is_fp8_kvcache, batch_invariant: the same in all calls; dtype is that of q.
+
+    Returns:
+        Bytes. Calls with a plan of `get_mla_metadata`, or without, take no more.
+
+    Raises:
+        As `flash_mla_with_kvcache`.
+    """
+    if function not in (_operations.DECODE, _operations.PREFILL):
+        names = f"{_operations.DECODE!r} or {_operations.PREFILL!r}"
+        raise ValueError(f"{_THIS}: function: is {function!r}, must be {names}")
+    prefill = function == _operations.PREFILL
+    for name, value, wanted in (
+        ("b", b, not prefill),
+        ("max_pages", max_pages, not prefill and topk is None),
+        ("topk", topk, prefill or max_pages is None),
+    ):
+        if (value is not None) != wanted:
+            raise ValueError(f"{_THIS}: {name}: is {value}, must {'be given' if wanted else 'be None'} here")
+    sizes = {"s_q": s_q, "h_q": h_q, "h_k": h_k, "page_size": page_size, "d_qk": d_qk}
+    optional = {"b": b, "topk": topk, "max_pages": max_pages}
+    sizes.update({name: value for name, value in optional.items() if value is not None})
+    for name, value in sizes.items():
+        if not 1 <= integer_of(_THIS, name, value) < 2**31:
+            raise ValueError(f"{_THIS}: {name}: is {value}, must be in [1, 2^31)")
+    if d_qk < _D_V:
+        raise ValueError(f"{_THIS}: d_qk: is {d_qk}, must be at least the {_D_V} of the values")
+    extra_topk = integer_of(_THIS, "extra_topk", extra_topk)
+    if not 0 <= extra_topk < 2**31 or (extra_topk and (prefill or topk is None)):
+        raise ValueError(f"{_THIS}: extra_topk: is {extra_topk}, must be at least 0, and 0 without sparse decode")
+    place = _operations.place_of(_THIS, device)
+    if dtype not in ("bfloat16", "float16"):
+        raise ValueError(f"{_THIS}: dtype: is {dtype!r}, must be 'bfloat16' or 'float16'")
+    packed = flag_of(_THIS, "is_fp8_kvcache", is_fp8_kvcache)
+    if packed and topk is None:
+        raise ValueError(f"{_THIS}: is_fp8_kvcache: is True, must be False without topk")
+    bytes_of = {d: size for size, d in ((656, 576), (584, 512))}
+    if packed and d_qk not in bytes_of:
+        raise ValueError(f"{_THIS}: d_qk: is {d_qk}, must be 576 or 512 where the cache is FP8")
+    options: dict[str, Any] = {"softmax_scale": d_qk**-0.5}
+    if topk is not None:
+        options["kv_format"] = _library.FP8_FORMATS[bytes_of[d_qk]] if packed else 0
+    if not prefill:
+        options["batch_invariant"] = flag_of(_THIS, "batch_invariant", batch_invariant)
+    element = word_of(dtype, 16)
+    cache = (word_of("uint8", 8), (1, page_size, 1, bytes_of[d_qk])) if packed else (element, (1, page_size, h_k, d_qk))
+    int32, fp32 = dtype_word(0, 32), word_of("float32", 32)
+    if prefill:
+        keys = cache if packed else (element, (1, h_k, d_qk))
+        tensors = {"q": (element, (s_q, h_q, d_qk)), "kv": keys, "indices": (int32, (s_q, h_k, topk))}
+        tensors.update(
+            {"out": (element, (s_q, h_q, _D_V)), "max_logits": (fp32, (s_q, h_q)), "lse": (fp32, (s_q, h_q))}
+        )
+        return _ask("sparse_prefill", _library.SparsePrefillArgs, place, tensors, options)
+    tensors = {"q": (element, (b, s_q, h_q, d_qk)), "kv_cache": cache}
+    tensors.update({"out": (element, (b, s_q, h_q, _D_V)), "lse": (fp32, (b, h_q, s_q))})
+    if topk is None:
+        pages = int(b or 0) * int(max_pages or 0)
+        tensors["kv_cache"] = element, (min(pages, 2**31 - 1), page_size, h_k, d_qk)
+        tensors.update({"block_table": (int32, (b, max_pages)), "seqlens": (int32, (b,))})
+        return _ask("dense_decode", _library.DenseDecodeArgs, place, tensors, options)
+    tensors["indices"] = int32, (b, s_q, topk)
+    if extra_topk:
+        tensors.update({"extra_kv_cache": cache, "extra_indices": (int32, (b, s_q, extra_topk))})
+    return _ask("sparse_decode", _library.SparseDecodeArgs, place, tensors, options)
+
+
+def _ask(
+    operation: str,
+    struct_type: type[ctypes.Structure],
+    place: tuple[int, int],
+    tensors: Mapping[str, tuple[int, Sequence[Any]]],
+    options: Mapping[str, Any],
+) -> int:
+    """fmla_…_workspace_bound of tensors by their types and shapes."""
+    call, size = Call(struct_type, list(tensors), []), ctypes.c_size_t()
+    for name, (dtype, shape) in tensors.items():
+        put_tensor(getattr(call.at, name), _NOWHERE, *place, dtype, shape, contiguous(shape))
+    for name, value in options.items():
+        setattr(call.args, name, value)
+    asked = getattr(library, f"fmla_{operation}_workspace_bound")
+    status = asked(call.address, ctypes.addressof(size), None)
+    if status:
+        _library.fail(status, _THIS, {}, {})
+    return size.value

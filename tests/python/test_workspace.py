@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: MIT
+"""workspace_bound: no call up to the sizes takes more, and what it is asked wrongly."""
+
+import math
+import random
+
+import numpy
+import pytest
+
+import flash_mla
+from flash_mla import (
+    _arrays,
+    _operations,
+    flash_mla_sparse_fwd,
+    flash_mla_with_kvcache,
+    get_mla_metadata,
+    workspace_bound,
+)
+from kinds import Kind, ml_dtypes
+from test_errors import check_message
+
+KIND = Kind("numpy", "bfloat16" if ml_dtypes else "float16")
+DEVICES = ["cpu"] + ["cuda"] * any(row["available"] for row in flash_mla.capabilities("cuda"))
+
+
+def taken(calls):
+    """What the last call took."""
+    return calls._idle[_arrays][-1].args.workspace_size
+
+
+def zeros(*shape, dtype=None):
+    return KIND.full(shape, 0, dtype)
+
+
+@pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_dense_decode(batch_invariant, planned):
+    bound = workspace_bound(
+        "flash_mla_with_kvcache", b=6, s_q=3, h_q=32, max_pages=4, batch_invariant=batch_invariant, dtype=KIND.element
+    )
+    cache, draw, most = zeros(24, 64, 1, 576), random.Random(0), 0
+    for b, s_q, h_q in [(6, 3, 32)] + [
+        (draw.randint(1, 6), draw.randint(1, 3), draw.randint(1, 32)) for _ in range(12)
+    ]:
+        table = numpy.arange(4 * b, dtype=numpy.int32).reshape(b, 4)
+        lengths = numpy.array([draw.randint(0, 256) for _ in range(b)], numpy.int32)
+        meta = get_mla_metadata()[0] if planned else None
+        q = zeros(b, s_q, h_q, 576)
+        flash_mla_with_kvcache(q, cache, table, lengths, 512, meta, batch_invariant=batch_invariant)
+        most = max(most, taken(_operations._decodes))
+    assert 0 < most <= bound
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "FP8"])
+@pytest.mark.parametrize("extra_topk", [0, 90])
+def test_sparse_decode(extra_topk, packed):
+    options = dict(b=6, s_q=2, h_q=16, topk=200, extra_topk=extra_topk, is_fp8_kvcache=packed, dtype=KIND.element)
+    bound = workspace_bound("flash_mla_with_kvcache", **options)
+    cache, draw, most = zeros(4, 64, 1, 656, dtype="uint8") if packed else zeros(4, 64, 1, 576), random.Random(0), 0
+    for b, s_q, h_q, topk in [(6, 2, 16, 200)] + [
+        (draw.randint(1, 6), draw.randint(1, 2), draw.randint(1, 16), draw.randint(1, 200)) for _ in range(12)
+    ]:
+        extra = {}
+        if extra_topk:
+            extra = dict(extra_k_cache=cache, extra_indices_in_kvcache=zeros(b, s_q, extra_topk, dtype="int32"))
+        indices = zeros(b, s_q, topk, dtype="int32")
+        q = zeros(b, s_q, h_q, 576)
+        flash_mla_with_kvcache(q, cache, None, None, 512, None, indices=indices, is_fp8_kvcache=packed, **extra)
+        most = max(most, taken(_operations._sparse_decodes))
+    assert 0 < most <= bound
+
+
+@pytest.mark.skipif(ml_dtypes is None, reason="there is no bf16")
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "FP8"])
+def test_sparse_prefill(packed):
+    bound = workspace_bound("flash_mla_sparse_fwd", s_q=40, h_q=16, topk=200, is_fp8_kvcache=packed)
+    keys, draw = zeros(2, 64, 1, 656, dtype="uint8") if packed else zeros(128, 1, 576), random.Random(0)
+    for s_q, h_q, topk in [(40, 16, 200)] + [
+        (draw.randint(1, 40), draw.randint(1, 16), draw.randint(1, 200)) for _ in range(8)
+    ]:
+        indices = zeros(s_q, 1, topk, dtype="int32")
+        flash_mla_sparse_fwd(zeros(s_q, h_q, 576), keys, indices, 0.5, is_fp8_kvcache=packed)
+        assert taken(_operations._prefills) <= bound
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["b", "s_q", "h_q", "topk"])
+def test_it_never_falls(name, device):
+    sizes, last = dict(b=4, s_q=2, h_q=16, topk=128), 0
+    for value in (1, 3, 5, 33, 64, 100, 256):
+        bound = workspace_bound("flash_mla_with_kvcache", device, **dict(sizes, **{name: value}), is_fp8_kvcache=True)
+        assert bound >= last
+        last = bound
+    assert last > 0
+
+
+DENSE = dict(function="flash_mla_with_kvcache", b=4, s_q=2, h_q=16, max_pages=8)
+SPARSE = dict(function="flash_mla_with_kvcache", b=4, s_q=2, h_q=16, topk=64)
+PREFILL = dict(function="flash_mla_sparse_fwd", s_q=2, h_q=16, topk=64)
+NUMBERS = [0, -1, 2**31, "4", 1.5]
+WRONG = [
+    *[(DENSE, "function", value) for value in ("merge_states", "", None, 1)],
+    *[(DENSE, "device", value) for value in ("gpu", None, "cuda:x")],
+    *[
+        (DENSE, name, value)
+        for name in ("b", "s_q", "h_q", "h_k", "max_pages", "page_size", "d_qk")
+        for value in NUMBERS
+    ],
+    *[(SPARSE, "topk", value) for value in NUMBERS],
+    *[(SPARSE, "extra_topk", value) for value in (-1, 2**31, "4", None)],
+    *[(DENSE, name, None) for name in ("b", "max_pages")],
+    *[(PREFILL, name, 3) for name in ("b", "max_pages", "extra_topk")],
+    *[(DENSE, "dtype", value) for value in ("float32", None, 16)],
+    *[(DENSE, "is_fp8_kvcache", value) for value in (True, 2, "yes")],
+    *[(SPARSE, "batch_invariant", value) for value in (2, "yes")],
+    (dict(SPARSE, is_fp8_kvcache=True), "d_qk", 500),
+    (DENSE, "d_qk", 400),
+    (DENSE, "extra_topk", 8),
+    (SPARSE, "max_pages", 8),
+]
+
+
+@pytest.mark.parametrize("right,name,value", WRONG, ids=str)
+def test_refused(right, name, value):
+    assert workspace_bound(**right) >= 0
+    with pytest.raises((TypeError, ValueError, NotImplementedError)) as caught:
+        workspace_bound(**{**right, name: value})
+    check_message(caught.value, "workspace_bound", name)
+
+
+def test_every_argument_is_in_the_table():
+    code = workspace_bound.__code__
+    assert {name for _, name, _ in WRONG} == set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    assert math.isfinite(workspace_bound(**PREFILL))
