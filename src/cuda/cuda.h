@@ -10,6 +10,9 @@
 #include "device.h"
 #include "images.h"
 
+#include <float.h>
+#include <math.h>
+
 fmla_status cuda_decode_plan(const struct plan_problem *problem);
 fmla_status cuda_dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *problem,
                                    size_t *bytes, size_t *alignment);
@@ -45,6 +48,12 @@ fmla_status cuda_sm90_sparse_prefill(const struct kernel *kernel,
 fmla_status cuda_merge(const struct merge_problem *problem);
 fmla_status cuda_cache_append(const struct kernel *kernel, const struct cache_problem *problem);
 fmla_status cuda_cache_gather(const struct kernel *kernel, const struct cache_problem *problem);
+
+/* softmax_scale times log2 e, for exponentials of base 2; finite, so that nothing times it is NaN. */
+static inline float cuda_scale_log2(float scale)
+{
+    return fmaxf(fminf((float)((double)scale * 1.44269504088896340736), FLT_MAX), -FLT_MAX);
+}
 
 /* Loads every kernel that the device may be given. */
 fmla_status cuda_prepare(int32_t id);

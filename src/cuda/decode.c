@@ -117,7 +117,7 @@ static struct dense_decode_params parameters(const struct dense_decode_problem *
         .vectors_aligned = cuda_rows_aligned(p->q, q_shape, p->q_stride, 3, 2, 16) &&
                            cuda_rows_aligned(p->kv, kv_shape, p->kv_stride, 3, 2, 16),
         .stages = w->choice.stages,
-        .scale_log2 = (float)((double)p->scale * 1.44269504088896340736),
+        .scale_log2 = cuda_scale_log2(p->scale),
         .q = p->q,
         .kv = p->kv,
         .block_table = p->block_table,

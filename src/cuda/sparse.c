@@ -183,7 +183,7 @@ static struct sparse_decode_params parameters(const struct sparse_decode_problem
         .token_divisor = divisor_of((uint32_t)w->tiles_of_token),
         .heads_divisor = divisor_of((uint32_t)p->h_q),
         .scale = p->scale,
-        .scale_log2 = (float)((double)p->scale * 1.44269504088896340736),
+        .scale_log2 = cuda_scale_log2(p->scale),
         .q = p->q,
         .cache = {cuda_sparse_cache_params(&p->cache[0]), cuda_sparse_cache_params(&p->cache[1])},
         .topk = p->topk,

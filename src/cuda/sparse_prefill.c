@@ -45,7 +45,7 @@ static struct sparse_prefill_params parameters(const struct sparse_prefill_probl
         .tiles = (int32_t)tiles_of(p, heads),
         .tiles_divisor = divisor_of((uint32_t)tiles_of(p, heads)),
         .scale = p->scale,
-        .scale_log2 = (float)((double)p->scale * 1.44269504088896340736),
+        .scale_log2 = cuda_scale_log2(p->scale),
         .q = p->q + first * p->q_stride[0] + head * p->q_stride[1],
         .q_stride = {p->q_stride[0], p->q_stride[1]},
         .kv = cuda_sparse_cache_params(&kv),

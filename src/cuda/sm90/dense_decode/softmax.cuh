@@ -8,6 +8,8 @@
 
 #include "../sides/softmax.cuh"
 
+#include <float.h>
+
 /* The reference of a row that saw no key yet, of scores before they are scaled: LEAST_REFERENCE would overflow. */
 static constexpr float LEAST_SCORE = -1e30f;
 
@@ -47,7 +49,9 @@ template <typename Element>
 __device__ __forceinline__ void exponentials(const float (&s)[32], uint32_t (&a)[4][4], uint32_t p_line,
                                              float scale_log2, RowState &state)
 {
-    const float shift[2] = {-state.reference[0] * scale_log2, -state.reference[1] * scale_log2};
+    /* Finite, however large the scale: of a row that saw no key yet -inf + inf would be NaN. */
+    const float shift[2] = {fminf(-state.reference[0] * scale_log2, FLT_MAX),
+                            fminf(-state.reference[1] * scale_log2, FLT_MAX)};
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
