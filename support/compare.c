@@ -3,14 +3,18 @@
 
 #include <math.h>
 
-const struct tolerance tolerance_dense_decode_out = {8e-4, 2.01 / 128, 5e-6};
-const struct tolerance tolerance_sparse_decode_out = {1e-3, 2.01 / 128, 5e-6};
-const struct tolerance tolerance_decode_lse = {1e-6, 8.01 / 65536, 1e-7};
-const struct tolerance tolerance_rounded_scale_lse = {1e-3, 8.01 / 65536, 1e-7};
-const struct tolerance tolerance_sparse_prefill_out = {8e-4, 3.01 / 128, 7e-6};
-const struct tolerance tolerance_prefill_lse = {1e-6, 2.01 / 65536, 1e-7};
-const struct tolerance tolerance_rounded_scale_prefill_lse = {1e-3, 2.01 / 65536, 1e-7};
-const struct tolerance tolerance_exact_f32 = {1e-6, 1e-5, 1e-9};
+/* Probabilities and results are rounded to 16 bits, by 2^-9 of each at most. If all of that leans one way, the cosine differs
+ * by (2^-8)²/2. */
+#define LEANING 0x1p-17
+
+const struct tolerance tolerance_dense_decode_out = {8e-4, 2.01 / 128, 5e-6, LEANING};
+const struct tolerance tolerance_sparse_decode_out = {1e-3, 2.01 / 128, 5e-6, LEANING};
+const struct tolerance tolerance_decode_lse = {1e-6, 8.01 / 65536, 1e-7, 0};
+const struct tolerance tolerance_rounded_scale_lse = {1e-3, 8.01 / 65536, 1e-7, 0};
+const struct tolerance tolerance_sparse_prefill_out = {8e-4, 3.01 / 128, 7e-6, LEANING};
+const struct tolerance tolerance_prefill_lse = {1e-6, 2.01 / 65536, 1e-7, 0};
+const struct tolerance tolerance_rounded_scale_prefill_lse = {1e-3, 2.01 / 65536, 1e-7, 0};
+const struct tolerance tolerance_exact_f32 = {1e-6, 1e-5, 1e-9, 0};
 
 bool compare_misses(const struct tolerance *tolerance, double value, double reference)
 {
@@ -37,6 +41,7 @@ void compare_add_within(struct comparison *comparison, const struct tolerance *t
         comparison->sum_ab += value * reference;
         comparison->sum_aabb += value * value + reference * reference;
         comparison->sum_refref += reference * reference;
+        comparison->most_refref = fmax(comparison->most_refref, reference * reference);
     } else {
         /* Matching special values count as 0 in the sums. */
         wrong = isnan(reference) ? !isnan(value) : !(value == reference);
@@ -53,5 +58,6 @@ double compare_cosine(const struct comparison *comparison)
 
 bool compare_passed(const struct comparison *comparison, const struct tolerance *tolerance)
 {
-    return comparison->wrong == 0 && compare_cosine(comparison) < tolerance->cosine;
+    const bool few = tolerance->few > 0.0 && comparison->most_refref > comparison->sum_refref / 256;
+    return comparison->wrong == 0 && compare_cosine(comparison) < (few ? tolerance->few : tolerance->cosine);
 }

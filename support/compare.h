@@ -11,8 +11,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* `few`: the cosine's bound where one element is more than 1/256 of Σ reference², in a tensor of few rows or one whose sum few elements
+ * make; 0: as any other. */
 struct tolerance {
-    double abs, rel, cosine;
+    double abs, rel, cosine, few;
 };
 
 extern const struct tolerance tolerance_dense_decode_out;  /* of bf16 and fp16 outputs */
@@ -31,7 +33,7 @@ struct comparison {
     int64_t wrong;       /* elements that fail, non-finite mismatches included */
     int64_t first_wrong; /* index of the first (in feeding order) */
     double worst_abs;    /* largest |Δ| of finite elements */
-    double sum_ab, sum_aabb, sum_refref;
+    double sum_ab, sum_aabb, sum_refref, most_refref;
 };
 
 void compare_add(struct comparison *comparison, const struct tolerance *tolerance, double value,
