@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """JAX's arrays: taken by DLPack, made by its array API, never written where JAX could see it."""
 
+import os
 import warnings
 
 import numpy
@@ -18,6 +19,7 @@ from flash_mla import (
 from kinds import Kind
 from test_cache import SLOTS, new_cache, vectors
 
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # where the arrays of NumPy that they meet are, too
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 KIND = Kind("numpy", "bfloat16")

@@ -155,7 +155,7 @@ def test_types_of_changing_names():
 
 def test_workspaces_of_threads_and_of_children_are_their_own():
     """The memory that a call keeps for the next one is not another thread's, and a fork does not share it."""
-    batches = [Batch([50 * i + 200, 3], s_q=2, h_q=16, seed=i) for i in range(4)]
+    batches = [Batch([50 * i + 200, 3], s_q=2, h_q=2, seed=i) for i in range(4)]
     expected = [batch.expected(KIND) for batch in batches]
     wrong = []
 

@@ -91,6 +91,11 @@ def test_plan_of_negative_lengths(made_by, device):
     assert same(flash_mla_with_kvcache(*arrays.values(), 512, *plan), expected)
 
 
+def alike(results, expected):
+    """To the tolerances of kernels."""
+    return all(torch.allclose(*pair, rtol=2e-2, atol=1e-3, equal_nan=True) for pair in zip(results, expected))
+
+
 @each_device
 @each_input
 def test_input_that_is_repeated_by_its_strides(name, argument, device):
@@ -106,7 +111,9 @@ def test_input_that_is_repeated_by_its_strides(name, argument, device):
             call(**torch_calls.given(call), **{argument: repeated})
         check_message(caught.value, call.name, argument)
     else:
-        assert same(call(**torch_calls.given(call), **{argument: repeated}), expected)
+        results = call(**torch_calls.given(call), **{argument: repeated})
+        # TMA takes no stride of 0: on Hopper another kernel may run, which rounds otherwise.
+        assert same(results, expected) if device == "cpu" else alike(results, expected)
 
 
 @each_device
