@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from attention import Batch, check_decode
-from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
+from flash_mla import _library, flash_mla_with_kvcache, get_mla_metadata, merge_states
 from kinds import Kind
 from test_errors import B, D_V, H_Q, S_Q, check_message, decode_arguments
 
@@ -155,6 +155,7 @@ def test_types_of_changing_names():
 
 def test_workspaces_of_threads_and_of_children_are_their_own():
     """The memory that a call keeps for the next one is not another thread's, and a fork does not share it."""
+    _library.library.fmla_set_num_threads(2)  # many want more than is kept
     batches = [Batch([50 * i + 200, 3], s_q=2, h_q=2, seed=i) for i in range(4)]
     expected = [batch.expected(KIND) for batch in batches]
     wrong = []
@@ -176,6 +177,7 @@ def test_workspaces_of_threads_and_of_children_are_their_own():
     assert addresses
     for address in addresses:
         assert "s" not in permissions(address), "a child would write into its parent's"
+    _library.library.fmla_set_num_threads(0)
 
 
 def kept_memory():
