@@ -19,7 +19,7 @@ good make-input prompt.safetensors --op sparse_prefill --query-tokens 2 --seq-le
 
 # each WORDS…: the command, with whatever it writes in the folder made/.
 each() {
-    local n mode rc reached lines differs='^time|GFLOP|there is no NVIDIA driver'
+    local n mode rc reached lines differs='^time|GFLOP|there is no NVIDIA driver|"us":'
     rm -rf made && mkdir made
     "$flashmla" "$@" >whole 2>stderr || wrong "flashmla $*: exit $?"
     rm -rf made.whole
@@ -53,6 +53,7 @@ each() {
 each info
 each info --json -
 each plan --seq-lens 5,700 --partitions 3 --json -
+each run batch.safetensors --repeat 1 --json - --out made/out --check --threads 1
 each plan batch.safetensors --partitions 2 --svg made/plan.svg
 each layout mma-c --svg made/layout.svg
 each make-input made/made.safetensors --seq-lens 5,70 --heads 2
