@@ -53,11 +53,10 @@ each() {
 each info
 each info --json -
 each plan --seq-lens 5,700 --partitions 3 --json -
-each run batch.safetensors --repeat 1 --json - --out made/out --check --threads 1
 each plan batch.safetensors --partitions 2 --svg made/plan.svg
 each layout mma-c --svg made/layout.svg
 each make-input made/made.safetensors --seq-lens 5,70 --heads 2
-each run batch.safetensors --check --out made/result.safetensors --repeat 1 --threads 1
+each run batch.safetensors --check --out made/result.safetensors --repeat 1 --threads 1 --json -
 each make-input made/sparse.safetensors --op sparse_decode --batch 1 --seq-len 70 --topk 20 --cache fp8_656 --short-lists
 each run sparse.safetensors --check --out made/result.safetensors --repeat 1 --threads 1
 each make-input made/prompt.safetensors --op sparse_prefill --query-tokens 2 --seq-len 70 --topk 20 --cache fp8_656
