@@ -19,7 +19,7 @@ good make-input prompt.safetensors --op sparse_prefill --query-tokens 2 --seq-le
 
 # each WORDS…: the command, with whatever it writes in the folder made/.
 each() {
-    local n mode rc reached lines differs='^time|GFLOP|there is no NVIDIA driver'
+    local n mode rc reached lines differs='^time|GFLOP|there is no NVIDIA driver|"us":'
     rm -rf made && mkdir made
     "$flashmla" "$@" >whole 2>stderr || wrong "flashmla $*: exit $?"
     rm -rf made.whole
@@ -56,7 +56,7 @@ each plan --seq-lens 5,700 --partitions 3 --json -
 each plan batch.safetensors --partitions 2 --svg made/plan.svg
 each layout mma-c --svg made/layout.svg
 each make-input made/made.safetensors --seq-lens 5,70 --heads 2
-each run batch.safetensors --check --out made/result.safetensors --repeat 1 --threads 1
+each run batch.safetensors --check --out made/result.safetensors --repeat 1 --threads 1 --json -
 each make-input made/sparse.safetensors --op sparse_decode --batch 1 --seq-len 70 --topk 20 --cache fp8_656 --short-lists
 each run sparse.safetensors --check --out made/result.safetensors --repeat 1 --threads 1
 each make-input made/prompt.safetensors --op sparse_prefill --query-tokens 2 --seq-len 70 --topk 20 --cache fp8_656

@@ -34,6 +34,12 @@ good make-input b.safetensors --seq-lens 0,1,63,64,65,200 --query-tokens 3 --hea
 good run b.safetensors --check --log-base 2 --lse-empty neg --out b.out --softmax-scale -0.5 --threads 1
 has 'fp16, causal, sink'
 has '^check +PASS: 108 of 108 rows'
+good run a.safetensors --check --repeat 2 --json run.json --kernel cpu-generic
+has '^check +PASS: '
+grep -q '^{"op":"dense_decode","kernel":"cpu-generic","device":"cpu","q":\[3,1,16,576\],"dtype":"bf16",.*"runs":2,"us":.*"check":{"passed":true,"rows":48,' run.json || wrong "run.json: $(cat run.json)"
+good run a.safetensors --repeat 1 --json -
+has "^[{]\"op\":\"dense_decode\","
+[ "$(wc -l <stdout)" -eq 1 ] || wrong "run --json - prints more: $(cat stdout)"
 good run b.safetensors --no-causal --check --batch-invariant --kernel ref --repeat 1
 has '^kernel +ref'
 good make-input empty.safetensors --batch 0

@@ -44,6 +44,8 @@ for plant in sparse-out sparse-lse; do
     export FMLA_PLANT=$plant
     bad 1 'the result is wrong: ' run sparse.safetensors --kernel cpu-generic --check --repeat 1 --out result
     has '^check +FAIL: '
+    bad 1 'the result is wrong: ' run sparse.safetensors --kernel cpu-generic --check --repeat 1 --out result --json -
+    has '^[{]"op":"sparse_decode",.*"check":[{]"passed":false,'
 done
 good make-input prompt.safetensors --op sparse_prefill --query-tokens 3 --seq-len 200 --topk 100
 for plant in 'prefill-out 1 values of out and 0 of lse' 'prefill-lse 0 values of out and 1 of lse' 'prefill-max 1 values of max_logits'; do

@@ -14,12 +14,14 @@
 #include "options.h"
 #include "prefill_batch.h"
 #include "prefill_check.h"
+#include "run_json.h"
 #include "sparse_batch.h"
 #include "sparse_check.h"
 
 #include "elements.h"
 #include "gpu.h"
 #include "infile.h"
+#include "outfile.h"
 #include "progress.h"
 #include "timing.h"
 
@@ -74,7 +76,8 @@ struct job {
     struct gpu_sparse gpu_sparse;
     struct run_prefill prefill;
     struct safetensors_writer *writer;
-    double median_seconds;
+    struct outfile *json;
+    struct run_told told;
 };
 
 /* The call where it runs. */
@@ -308,7 +311,7 @@ static bool compute(struct job *job, const char *path, int64_t repeat, int *exit
     progress_wipe(&progress);
     if (status == FMLA_OK) {
         qsort(seconds, (size_t)repeat, sizeof *seconds, call_by_value);
-        job->median_seconds = seconds[repeat / 2];
+        job->told.seconds = seconds[repeat / 2], job->told.runs = repeat;
     }
     free(seconds);
     if (status != FMLA_OK) return library_fault(path, status, exit_code, fault);
@@ -317,7 +320,12 @@ static bool compute(struct job *job, const char *path, int64_t repeat, int *exit
 
 /* ---- Report ---- */
 
-static void print_kernel(const struct job *job)
+static const char *operation_name(const struct job *job)
+{
+    return job->prompt ? "sparse_prefill" : job->sparse ? "sparse_decode" : "dense_decode";
+}
+
+static void ask_kernel(struct job *job)
 {
     const char *name = "";
     if (job->prompt) /* the call has succeeded: so does this */
@@ -326,23 +334,28 @@ static void print_kernel(const struct job *job)
         fmla_sparse_decode_kernel(sparse_call(job), &name);
     else
         fmla_dense_decode_kernel(dense_call(job), &name);
-    if (device_is_gpu(job->device))
-        printf("%-12s %s on cuda:%d\n", "kernel", name, job->device.id);
-    else
-        printf("%-12s %s, %d threads\n", "kernel", name, (int)fmla_num_threads());
+    job->told.kernel = name;
 }
 
 /* What all operations tell of a call. */
-static void print_call(const struct job *job, int64_t repeat, double flop, double bytes)
+static void print_call(struct job *job, double flop, double bytes)
 {
-    print_kernel(job);
-    printf("%-12s %zu bytes\n", "workspace",
-           job->prompt   ? prefill_call(job)->workspace_size
-           : job->sparse ? sparse_call(job)->workspace_size
-                         : dense_call(job)->workspace_size);
-    printf("%-12s %.3f ms, median of %" PRId64 "\n", "time", 1e3 * job->median_seconds, repeat);
-    printf("%-12s %.2f GFLOP/s, %.2f GB/s\n", "speed", 1e-9 * flop / job->median_seconds,
-           1e-9 * bytes / job->median_seconds);
+    struct run_told *told = &job->told;
+    ask_kernel(job);
+    told->operation = operation_name(job), told->device = job->device;
+    told->q = job->prompt ? job->prefill.args.q : job->sparse ? job->sparse_args.q : job->args.q;
+    told->workspace = job->prompt   ? prefill_call(job)->workspace_size
+                      : job->sparse ? sparse_call(job)->workspace_size
+                                    : dense_call(job)->workspace_size;
+    told->flop = flop, told->bytes = bytes;
+    if (device_is_gpu(job->device))
+        printf("%-12s %s on cuda:%d\n", "kernel", told->kernel, job->device.id);
+    else
+        printf("%-12s %s, %d threads\n", "kernel", told->kernel, (int)fmla_num_threads());
+    printf("%-12s %zu bytes\n", "workspace", told->workspace);
+    printf("%-12s %.3f ms, median of %" PRId64 "\n", "time", 1e3 * told->seconds, told->runs);
+    printf("%-12s %.2f GFLOP/s, %.2f GB/s\n", "speed", 1e-9 * flop / told->seconds,
+           1e-9 * bytes / told->seconds);
 }
 
 static void print_cache(const char *name, const fmla_tensor *cache, const fmla_tensor *indices,
@@ -354,7 +367,7 @@ static void print_cache(const char *name, const fmla_tensor *cache, const fmla_t
            name, s[0], s[1], s[2], s[3], format, indices->shape[2]);
 }
 
-static void print_sparse_report(const struct job *job, int64_t repeat)
+static void print_sparse_report(struct job *job)
 {
     const fmla_sparse_decode_args *args = &job->sparse_args;
     const int64_t *q = args->q->shape;
@@ -366,19 +379,19 @@ static void print_sparse_report(const struct job *job, int64_t repeat)
     print_cache("kv_cache", args->kv_cache, args->indices, format);
     print_cache("extra cache", args->extra_kv_cache, args->extra_indices, format);
     printf("%-12s %.0f (token, key) pairs attended\n", "keys", work.keys);
-    print_call(job, repeat, work.flop, work.bytes);
+    print_call(job, work.flop, work.bytes);
 }
 
-static void print_report(const struct job *job, int64_t repeat)
+static void print_report(struct job *job)
 {
     if (job->prompt) {
         const struct prefill_work done = prefill_work(&job->prefill.args);
         run_prefill_print(&job->prefill);
-        print_call(job, repeat, done.flop, done.bytes);
+        print_call(job, done.flop, done.bytes);
         return;
     }
     if (job->sparse) {
-        print_sparse_report(job, repeat);
+        print_sparse_report(job);
         return;
     }
     const fmla_dense_decode_args *args = &job->args;
@@ -391,10 +404,10 @@ static void print_report(const struct job *job, int64_t repeat)
            cache[2], cache[3], args->block_table ? "" : ", no block table");
     printf("%-12s %" PRId64 " of %" PRId64 " requests; %.0f (row, key) pairs attended\n", "keys", work.keys,
            q[0], work.pairs);
-    print_call(job, repeat, work.flop, work.bytes);
+    print_call(job, work.flop, work.bytes);
 }
 
-static bool check(const struct job *job, struct fault *fault)
+static bool check(struct job *job, struct fault *fault)
 {
     struct check_result result;
     if (!(job->prompt   ? prefill_check_against_oracle(&job->prefill.args, &result, fault)
@@ -405,6 +418,7 @@ static bool check(const struct job *job, struct fault *fault)
            "%.1e; lse: worst difference %.2e",
            "check", result.passed ? "PASS" : "FAIL", result.rows, result.all_rows, result.out.worst_abs,
            compare_cosine(&result.out), result.lse.worst_abs);
+    job->told.check = result, job->told.checked = true;
     if (job->prompt) printf("; max_logits: worst difference %.2e", result.max_logits.worst_abs);
     putchar('\n');
     if (result.passed) return true;
@@ -417,23 +431,33 @@ static bool check(const struct job *job, struct fault *fault)
         result.out.wrong, result.lse.wrong);
 }
 
+/* A result that is wrong is told all the same; then `fault` says that it is. */
+static bool write_json(struct job *job, bool right, struct fault *fault)
+{
+    struct fault why;
+    if (run_json(job->json, &job->told, &why)) {
+        struct outfile *json = job->json;
+        job->json = NULL; /* commit frees it */
+        if (outfile_commit(json, &why)) return true;
+    }
+    return right ? fault_set(fault, "%s", why.text) : false;
+}
+
 static bool work(struct job *job, const char *path, const struct run_options *options, int *exit_code,
                  struct fault *fault)
 {
     if (!prepare(job, path, options, exit_code, fault)) return false;
     if (options->out && !open_output(job, options, fault)) return false;
+    if (options->json && !(job->json = outfile_open_lines(options->json, fault))) return false;
     if (!compute(job, path, options->repeat, exit_code, fault)) return false;
-    print_report(job, options->repeat);
-    if (options->check && !check(job, fault)) return false;
+    print_report(job);
+    const bool right = !options->check || check(job, fault);
+    if ((right || job->told.checked) && job->json && !write_json(job, right, fault)) return false;
+    if (!right) return false;
     if (!options->out) return true;
     if (!write_output(job, fault)) return false;
     printf("%-12s %s\n", "written", options->out);
     return true;
-}
-
-static const char *operation_name(const struct job *job)
-{
-    return job->prompt ? "sparse_prefill" : job->sparse ? "sparse_decode" : "dense_decode";
 }
 
 /* Of the open file, whose name in messages is `name`. */
@@ -451,7 +475,7 @@ static int run_opened(struct job *job, const char *name, const struct run_option
     if (!kernel_exists(operation_name(job), options->kernel, &fault))
         return complain(&run, EXIT_USAGE, "%s", fault.text);
     const bool good = work(job, name, options, &exit_code, &fault);
-    safetensors_abandon(job->writer);
+    safetensors_abandon(job->writer), outfile_abandon(job->json);
     gpu_call_close(&job->gpu), gpu_sparse_close(&job->gpu_sparse);
     free(job->args.workspace), free(job->sparse_args.workspace), free(job->out.data), free(job->lse.data);
     run_prefill_close(&job->prefill);
@@ -489,6 +513,7 @@ int command_run(int argc, char **argv)
     const char *path = NULL;
     const struct option options[] = {
         {"--out", OPTION_OUTPUT, &o.out, "FILE", "write out and lse there", 0, 0, {NULL}, NULL},
+        OPTION_JSON(&o.json),
         {"--device",
          OPTION_TEXT,
          &o.device,

@@ -11,7 +11,7 @@
 enum { RUN_D_V = 512 };
 
 struct run_options {
-    const char *out, *kernel, *device;
+    const char *out, *json, *kernel, *device;
     bool causal, no_causal, check, batch_invariant, scale_given;
     double softmax_scale;
     int lse_empty, log_base; /* indices of the choices */
