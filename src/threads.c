@@ -12,10 +12,11 @@
  * Helpers belong to the process; loops of several host threads share them. They are started when a loop first wants them,
  * and stay. Where one cannot be started, the loop does without.
  */
-#define _GNU_SOURCE /* sched_getaffinity */
+#define _GNU_SOURCE /* sched_getaffinity, sched_setaffinity */
 #include "threads.h"
 
 #include <errno.h>
+#include <fenv.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -52,20 +53,21 @@ struct loop {
     _Atomic int64_t came;  /* when the first helper joined; 0: none has */
     atomic_int inside;     /* helpers that work on it; after the last one left, `loop` is gone */
     _Atomic int64_t begun; /* pieces */
+    fenv_t environment;    /* the caller's rounding, which helpers take over */
 };
 
 /* One mutex guards all of this, so that fork has one to take. */
 static struct {
     pthread_mutex_t mutex;
-    pthread_cond_t wanted;     /* helpers wait for a loop */
-    pthread_cond_t left;       /* callers wait until the helpers have left */
-    struct loop *loops;        /* that want helpers, the oldest first */
-    _Atomic(int32_t) queued;   /* how many they are */
-    int32_t helpers;           /* threads that were started */
-    bool forks;                /* what fork needs is arranged */
-    struct thread_pool custom; /* run = NULL: none */
-    int32_t threads;           /* of the built-in loop; 0 = `automatic` */
-    int32_t automatic;         /* 0: not known yet */
+    pthread_cond_t wanted;      /* helpers wait for a loop */
+    pthread_cond_t left;        /* callers wait until the helpers have left */
+    struct loop *loops;         /* that want helpers, the oldest first */
+    _Atomic(int32_t) queued;    /* how many they are */
+    int32_t helpers;            /* threads that were started */
+    bool forks;                 /* what fork needs is arranged */
+    struct thread_pool custom;  /* run = NULL: none */
+    int32_t threads;            /* of the built-in loop; 0 = `automatic` */
+    _Atomic(int32_t) automatic; /* 0: not known yet */
 } state = {
     .mutex = PTHREAD_MUTEX_INITIALIZER, .wanted = PTHREAD_COND_INITIALIZER, .left = PTHREAD_COND_INITIALIZER};
 
@@ -109,18 +111,28 @@ __attribute__((constructor)) static void arrange_forks(void)
 
 /* ---- Settings ------------------------------------------------------------------------------- */
 
-/* The processors that this process may run on. */
-static int32_t processors(void)
+/* How many processors the process may run on, by the mask of its first thread: that of the calling one may be narrower, as
+ * engines pin their threads. With `take` the calling thread takes that mask. 0: it is not known. */
+static int32_t processors_of_process(bool take)
 {
     for (int most = 1024; most <= 1 << 20; most *= 2) {
         cpu_set_t *set = CPU_ALLOC(most);
         if (!set) break;
-        const int failed = sched_getaffinity(0, CPU_ALLOC_SIZE(most), set);
-        const int count = failed ? 0 : CPU_COUNT_S(CPU_ALLOC_SIZE(most), set);
+        const size_t size = CPU_ALLOC_SIZE(most);
+        const int failed = sched_getaffinity(getpid(), size, set);
+        const int why = errno, count = failed ? 0 : CPU_COUNT_S(size, set);
+        if (count > 0 && take) sched_setaffinity(0, size, set);
         CPU_FREE(set);
-        if (count > 0) return count < MOST_THREADS ? count : MOST_THREADS;
-        if (errno != EINVAL) break; /* EINVAL: the machine may have more */
+        if (count > 0) return count;
+        if (why != EINVAL) break; /* EINVAL: the machine may have more */
     }
+    return 0;
+}
+
+static int32_t processors(void)
+{
+    const int32_t count = processors_of_process(false);
+    if (count > 0) return count < MOST_THREADS ? count : MOST_THREADS;
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
     return online < 1 ? 1 : online < MOST_THREADS ? (int32_t)online : MOST_THREADS;
 }
@@ -142,9 +154,9 @@ static int32_t automatic_threads(void)
 
 struct thread_pool threads_now(void)
 {
+    if (!atomic_load(&state.automatic)) atomic_store(&state.automatic, automatic_threads());
     pthread_mutex_lock(&state.mutex);
-    if (!state.automatic) state.automatic = automatic_threads();
-    const int32_t threads = state.threads ? state.threads : state.automatic;
+    const int32_t threads = state.threads ? state.threads : atomic_load(&state.automatic);
     const struct thread_pool now =
         state.custom.run ? state.custom : (struct thread_pool){NULL, NULL, threads};
     pthread_mutex_unlock(&state.mutex);
@@ -212,6 +224,7 @@ static void wake(int32_t wanted)
 static void *help(void *unused)
 {
     (void)unused;
+    processors_of_process(true);
     pthread_mutex_lock(&state.mutex);
     for (;;) {
         struct loop *loop = state.loops;
@@ -228,6 +241,7 @@ static void *help(void *unused)
         atomic_fetch_add(&loop->inside, 1);
         pthread_mutex_unlock(&state.mutex);
         wake(wanted);
+        fesetenv(&loop->environment);
         run_pieces(loop, worker);
         pthread_mutex_lock(&state.mutex);
         if (atomic_fetch_sub(&loop->inside, 1) == 1) pthread_cond_broadcast(&state.left);
@@ -235,14 +249,17 @@ static void *help(void *unused)
     return NULL;
 }
 
-/* With the mutex. Signals are left to the host's own threads. */
+/* With the mutex. Signals are left to the host's own threads, but for those of a fault, which come where it is made: blocked,
+ * they would kill the process in place of reaching the host's handler. */
 static void start_helpers(int32_t helpers)
 {
     if (state.helpers >= helpers || !state.forks) return;
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
     sigset_t all, before;
     pthread_attr_t detached;
     if (pthread_attr_init(&detached)) return;
     sigfillset(&all);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&all, faults[i]);
     if (!pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED) &&
         !pthread_sigmask(SIG_SETMASK, &all, &before)) {
         pthread_t thread;
@@ -276,7 +293,9 @@ static bool better_alone(double nanoseconds)
 static void note_load(const struct loop *loop, int64_t begin, int64_t end, int64_t waited)
 {
     const int64_t came = atomic_load(&loop->came);
-    const int64_t missed = atomic_load(&busy.missed) + (came && came < end ? came : end) - begin;
+    /* A helper takes a while to come to on an idle machine, too. */
+    const int64_t without = (came && came < end ? came : end) - begin - NANOSECONDS_OF_A_THREAD;
+    const int64_t missed = atomic_load(&busy.missed) + (without > 0 ? without : 0);
     const bool late = missed >= LATE;
     atomic_store(&busy.missed, came || late ? 0 : missed);
     if (late || (waited >= LONG_WAIT && waited >= end - begin))
@@ -294,6 +313,7 @@ int32_t threads_worth(const struct thread_pool *pool, double nanoseconds)
 static void run_with_helpers(int32_t helpers, int64_t count, fmla_task task, void *task_data)
 {
     struct loop loop = {.task = task, .task_data = task_data, .count = count, .wanted = helpers};
+    fegetenv(&loop.environment);
     const int64_t begin = nanoseconds_now();
     pthread_mutex_lock(&state.mutex);
     start_helpers(helpers);

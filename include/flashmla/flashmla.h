@@ -40,7 +40,9 @@
  *                    fmla_set_parallel_for arrange. After a fork, whatever other threads were doing, the child may
  *                    make CPU calls: they start threads of its own, and give the same bits. The threads of the
  *                    built-in loop stay, asleep, until the process ends, and so does the shared library after
- *                    dlclose; what has the archive in it must not be unloaded after CPU calls.
+ *                    dlclose; what has the archive in it must not be unloaded after CPU calls. They run on the
+ *                    processors of the process's first thread, and keep a process alive whose threads have all
+ *                    left by pthread_exit. No thread may be cancelled (pthread_cancel) inside of a call.
  *   GPUs             The driver is loaded at the first use of a GPU. An operation runs in the calling thread's
  *                    current context, which must be of the tensors' device (else FMLA_INVALID_ARGUMENT); a
  *                    thread without one borrows the device's primary context for the call. Between calls that

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any, Mapping, Optional, Sequence
 
 from . import _library, _operations
@@ -122,6 +123,8 @@ def _ask(
     """fmla_…_workspace_bound of tensors by their types and shapes."""
     call, size = Call(struct_type, list(tensors), []), ctypes.c_size_t()
     for name, (dtype, shape) in tensors.items():
+        if math.prod(shape) >= 2**63:
+            raise ValueError(f"{_THIS}: {name}: would have {math.prod(shape)} elements, must have fewer than 2^63")
         put_tensor(getattr(call.at, name), _NOWHERE, *place, dtype, shape, contiguous(shape))
     for name, value in options.items():
         setattr(call.args, name, value)

@@ -352,7 +352,7 @@ static void join_chunks(void *data, int64_t index, int32_t worker)
 
 /* ---- The call ------------------------------------------------------------------------------- */
 
-/* Of all requests, or of as many as pay for all threads. */
+/* The sum over all requests. */
 static double cost_of_pieces(const struct work *w)
 {
     const struct cpu_decode *p = w->call;
@@ -362,7 +362,7 @@ static double cost_of_pieces(const struct work *w)
     return cost;
 }
 
-/* As if all slots were in use. */
+/* It counts all slots, used or not. */
 static double cost_of_joins(const struct work *w)
 {
     const struct cpu_decode *p = w->call;

@@ -15,8 +15,8 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of the marks */
 static pthread_cond_t unmarked = PTHREAD_COND_INITIALIZER;
 static char marked_library; /* its address stands in an image's place meanwhile */
 enum { NOWHERE = 0 };
-static const uint64_t MARKED =
-    UINT64_MAX; /* … and this in that of a kernel's context; contexts are told by their id + 1 */
+/* This stands in the place of a kernel's context meanwhile; contexts are told by their id + 1. */
+static const uint64_t MARKED = UINT64_MAX;
 
 static fmla_status failed(const char *operation, const struct cuda_scope *scope, const char *entry,
                           const char *subject, cu_result error)

@@ -425,13 +425,12 @@ static void compare_cache(const struct run *run, const struct cache_case *c, con
 void cache_check(const struct run *run, const int64_t v[C_AXES], uint64_t seed, struct tally *tally)
 {
     struct random_state random = {seed};
-    struct cache_case c;
+    struct cache_case c = {.gather = v[C_GATHER]};
     char name[256];
     size_t used = 0;
     for (int i = 0; i < C_GATHER; i++)
         used += (size_t)snprintf(name + used, sizeof name - used, "%s%s %lld", i ? ", " : "", axes[i].name,
                                  (long long)v[i]);
-    c.gather = v[C_GATHER];
     case_make(&c, v, c.gather || on_gpu(run), &random);
     if (call_oracle(&c, v)) report(tally, run, name, fmla_last_error());
     plant_slots(run, &c, v, tally);

@@ -56,10 +56,10 @@ enum { MOST_WORKERS = 64 };
 static void run_loop(int count_of_workers, int64_t count, fmla_task task, void *task_data)
 {
     struct loop loop = {.count = count, .task = task, .task_data = task_data};
-    struct loop_worker workers[MOST_WORKERS];
+    struct loop_worker workers[MOST_WORKERS] = {{&loop, 0}};
     pthread_t threads[MOST_WORKERS];
     int started = 0;
-    for (int i = 0; i < count_of_workers; i++) workers[i] = (struct loop_worker){&loop, i};
+    for (int i = 1; i < count_of_workers; i++) workers[i] = (struct loop_worker){&loop, i};
     for (int i = 1; i < count_of_workers && !pthread_create(&threads[i], NULL, loop_thread, &workers[i]); i++)
         started = i;
     loop_thread(&workers[0]);

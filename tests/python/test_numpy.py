@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """NumPy's arrays in particular: what they can be, what stays in memory from call to call, and whose that memory is."""
 
+import subprocess
+import sys
 import threading
 
 import numpy
@@ -219,3 +221,15 @@ def test_addresses_are_those_of_the_arrays():
     for part in (array, array[1:, 2:], array[:0], numpy.zeros(()), array.T):
         address = part.ctypes.data
         assert _described._address_by_attributes(part) == _described._address_by_struct(part) == address
+
+
+def test_addresses_outlive_what_told_them():
+    """With memory that is spoiled as soon as it is free: an address is read while what holds it is there."""
+    program = (
+        "import numpy, flash_mla\n"
+        "from flash_mla import _described\n"
+        "arrays = [numpy.zeros(n + 1) for n in range(100)]\n"
+        "assert all(_described._address(a) == a.__array_interface__['data'][0] for a in arrays)\n"
+    )
+    done = subprocess.run([sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -288,7 +288,7 @@ int main(int argc, char **argv)
                                             {"fault", required_argument, NULL, 'f'}, /* one of them, here */
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
-    uint64_t seconds = 60, threads = 3, calls = 0, only = 0;
+    uint64_t seconds = 0, threads = 3, calls = 0, only = 0;
     const struct fault_kind *fault = NULL;
     bool faults = false;
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
@@ -322,6 +322,7 @@ int main(int argc, char **argv)
     decode_case_draw(stress.seed);
     prefill_case_draw(stress.seed), sparse_case_draw(stress.seed);
     const double start = timing_now();
+    if (!seconds) seconds = calls ? 1000000 : 60;
     stress.end = start + (only ? 1e9 : (double)seconds);
     stress.calls = (int64_t)calls;
     if (only) {

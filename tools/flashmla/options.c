@@ -125,7 +125,10 @@ static const struct option *find_option(const struct option *options, const char
 /* What a command's operand is called in a message. */
 static const char *operand_word(const struct command *command)
 {
-    return command->operand && strstr(command->operand, "NAME") ? "name" : "file";
+    if (!command->operand) return "file";
+    return strstr(command->operand, "COMMAND") ? "command"
+           : strstr(command->operand, "NAME")  ? "name"
+                                               : "file";
 }
 
 static bool unknown_fault(const struct option *options, const char *text, struct fault *fault)

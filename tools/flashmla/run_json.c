@@ -18,7 +18,8 @@ static json_t *shape_of(const fmla_tensor *tensor)
 bool run_json(struct outfile *file, const struct run_told *told, struct fault *fault)
 {
     char device[16] = "cpu";
-    if (told->device.type == FMLA_DEVICE_CUDA) snprintf(device, sizeof device, "cuda:%d", told->device.id);
+    if (told->device.device_type == FMLA_DEVICE_CUDA)
+        snprintf(device, sizeof device, "cuda:%d", told->device.id);
     json_memory_watch();
     json_t *line = json_pack("{s:s, s:s, s:s, s:o, s:s, s:I, s:I, s:f, s:f, s:f, s:s}", "op", told->operation,
                              "kernel", told->kernel, "device", device, "q", shape_of(told->q), "dtype",

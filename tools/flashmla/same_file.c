@@ -38,7 +38,9 @@ bool same_file(const char *a, bool a_written, const char *b, bool b_written)
 {
     struct stat of_a, of_b;
     const bool a_is = describe(a, a_written, &of_a), b_is = describe(b, b_written, &of_b);
-    if (a_is && b_is) return is_one(&of_a, &of_b) && !S_ISCHR(of_a.st_mode);
+    if (a_is && b_is) /* a socket may be both input and output, a terminal all of them */
+        return is_one(&of_a, &of_b) &&
+               (S_ISREG(of_a.st_mode) || (a_written && b_written && !S_ISCHR(of_a.st_mode)));
     if (a_is || b_is) return false;
     return describe_folder(a, &of_a) && describe_folder(b, &of_b) && is_one(&of_a, &of_b) &&
            !strcmp(last_part(a), last_part(b));
