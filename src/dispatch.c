@@ -135,17 +135,17 @@ static bool has_f16c(void)
 
 static struct processor this_processor(void)
 {
-    struct processor found = {0}, *processor = &found;
+    struct processor found = {0};
 #if defined(__x86_64__)
-    processor->intel = __builtin_cpu_is("intel");
+    found.intel = __builtin_cpu_is("intel");
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
-        processor->meets |= NEEDS_AVX2;
-    if ((processor->meets & NEEDS_AVX2) && __builtin_cpu_supports("avx512f") &&
+        found.meets |= NEEDS_AVX2;
+    if ((found.meets & NEEDS_AVX2) && __builtin_cpu_supports("avx512f") &&
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq"))
-        processor->meets |= NEEDS_AVX512;
-    if ((processor->meets & NEEDS_AVX512) && __builtin_cpu_supports("avx512bf16"))
-        processor->meets |= NEEDS_AVX512_BF16;
+        found.meets |= NEEDS_AVX512;
+    if ((found.meets & NEEDS_AVX512) && __builtin_cpu_supports("avx512bf16"))
+        found.meets |= NEEDS_AVX512_BF16;
 #endif
     return found;
 }
