@@ -13,6 +13,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { SECONDS = 20, FORKS = 40, CALLERS = 3, WORKERS = 4 };
@@ -42,6 +43,9 @@ struct pieces {
     atomic_int wrong, by_helpers;
 };
 
+/* Pieces then sleep now and then, so that a helper finds the loop that it was woken for however late it comes. */
+static atomic_int patient;
+
 static void run_piece(void *data, int64_t index, int32_t worker)
 {
     struct pieces *pieces = data;
@@ -49,7 +53,12 @@ static void run_piece(void *data, int64_t index, int32_t worker)
         atomic_store(&pieces->wrong, 1);
     atomic_fetch_add(&pieces->runs[index], 1);
     if (worker) atomic_fetch_add(&pieces->by_helpers, 1);
-    if (index % 50 == 49) sched_yield(); /* so that others get their turn */
+    if (index % 50 == 49) {
+        if (atomic_load(&patient))
+            nanosleep(&(struct timespec){0, 1000000}, NULL);
+        else
+            sched_yield(); /* so that others get their turn */
+    }
     atomic_fetch_sub(&pieces->inside[worker], 1);
 }
 
@@ -70,11 +79,13 @@ static int run_loop(void)
 /* Until helpers took part: they may come late. */
 static int run_loops_with_helpers(void)
 {
-    for (int i = 0; i < 100000; i++) {
-        const int by_helpers = run_loop();
-        if (by_helpers) return by_helpers > 0;
+    int by_helpers = 0;
+    for (int i = 0; i < 1000 && !by_helpers; i++) {
+        atomic_store(&patient, i >= 500);
+        by_helpers = run_loop();
     }
-    return 0;
+    atomic_store(&patient, 0);
+    return by_helpers > 0;
 }
 
 /* ---- fork --------------------------------------------------------------------------------------- */
