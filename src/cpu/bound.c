@@ -11,7 +11,7 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Of two slots a partition, with so many row tiles and rows. */
+/* The rows of two slots a partition, with so many row tiles and rows. It is 0 where there is one partition. */
 static int64_t planned_rows(int32_t workers, int64_t tiles, int64_t rows)
 {
     const int64_t partitions = plan_even_partitions(workers, 1, tiles * PLAN_ROW_TILE, 1);

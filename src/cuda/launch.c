@@ -26,7 +26,7 @@ static fmla_status failed(const char *operation, const struct cuda_scope *scope,
     return cuda_failed(operation, scope, what, error);
 }
 
-/* Of image i, in whose place the mark is; *library: as far as it is loaded. */
+/* Loads a kernel of image i, in whose place the mark is; *library is NULL until the image is loaded. */
 static fmla_status load_kernel(const char *operation, const struct cuda_scope *scope,
                                struct cuda_kernel *kernel, size_t i, cu_library *library)
 {

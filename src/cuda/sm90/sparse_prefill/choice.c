@@ -71,7 +71,7 @@ struct tensor_view sm90_sparse_prefill_view(const struct sparse_prefill_problem 
 
 enum { BLOCK = 64 /* entries */, LEAST_SAVED = 3 /* blocks: the join takes as long as two or three */ };
 
-/* Of a tile, where there are `rest` in the last round; 1: it is not cut. */
+/* Into how many pieces a tile is cut, where the last round has `rest` tiles; 1: it is not cut. */
 static int64_t pieces_of_tile(int64_t rest, int64_t blocks, int32_t sms)
 {
     const int64_t at_once = sms / rest,
