@@ -501,6 +501,10 @@ static void not_taken(void)
     refused("a cache at an odd address", &c, "kv_cache", "multiples of 16 bytes");
     c.extra_kv.strides[0] = 2 * 656 + 4;
     refused("an extra cache with odd pages", &c, "extra_kv_cache", "multiples of 16 bytes");
+    c.extra_kv.strides[0] = 2 * 656 + 4, c.extra_indices.shape[2] = 0;
+    check_rejected("so without entries", (c.args.kernel = "cuda-sm90", sparse_run(&c)), FMLA_UNSUPPORTED,
+                   "sparse_decode", "extra_kv_cache", "multiples of 16 bytes");
+    sparse_call(&c, FMLA_KV_FP8_656, true);
     c.out.strides[1] += 2, c.out.strides[0] += 4;
     refused("out with odd strides", &c, "out", "multiples of 16 bytes");
     c.args.softmax_scale = -1.0f;

@@ -43,7 +43,8 @@ const char *sm90_sparse_decode_refuses(const struct sparse_decode_problem *p, co
     *argument = "kv_cache";
     if (!cache_aligned(&p->cache[0])) return "takes a cache whose base and strides are multiples of 16 bytes";
     *argument = "extra_kv_cache";
-    if (p->topk.extra_topk && !cache_aligned(&p->cache[1]))
+    /* Without entries too, so that a request's kernel is the same whatever room its lists have. */
+    if (!cache_aligned(&p->cache[1]))
         return "takes a cache whose base and strides are multiples of 16 bytes";
     *argument = "out";
     if (!aligned(p->out) || !strides_aligned(shape, p->out_stride, 3, 2))
