@@ -18,11 +18,11 @@ struct tolerance {
 extern const struct tolerance tolerance_dense_decode_out;  /* of bf16 and fp16 outputs */
 extern const struct tolerance tolerance_sparse_decode_out; /* the same */
 extern const struct tolerance tolerance_decode_lse;
-extern const struct tolerance
-    tolerance_rounded_scale_lse; /* where kernels may round a cache's scales to bf16 */
 extern const struct tolerance tolerance_sparse_prefill_out;
 extern const struct tolerance tolerance_prefill_lse; /* of max_logits too */
-extern const struct tolerance tolerance_rounded_scale_prefill_lse;
+/* How far an lse or a max_logits may be besides, where kernels may round a cache's scales to bf16: the bound of its own that
+ * compare_add_within takes. */
+extern const double rounded_scale_lse;
 extern const struct tolerance tolerance_exact_f32; /* a merge in fp32 against the oracle's */
 
 /* Fed element by element; zero-initialised. */

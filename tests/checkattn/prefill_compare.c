@@ -159,8 +159,7 @@ double prefill_compare_bound(const struct prefill_case *c, int64_t token, int64_
 /* Are these inputs of the kind that the table of tolerances is for? */
 static bool is_ordinary(const struct prefill_case *c)
 {
-    return c->v[P_INPUTS] == S_NORMAL &&
-           (c->v[P_CODES] == S_CODES_WRITTEN || c->v[P_CODES] == S_CODES_NAN);
+    return c->v[P_INPUTS] == S_NORMAL && (c->v[P_CODES] == S_CODES_WRITTEN || c->v[P_CODES] == S_CODES_NAN);
 }
 
 static void add_out(struct comparison *outs, const struct prefill_case *c, int64_t token, int64_t head,
@@ -181,12 +180,12 @@ static void add_out(struct comparison *outs, const struct prefill_case *c, int64
 }
 
 /* Adds a max_logits or an lse. */
-static void add_row(struct comparison *comparison, const struct tolerance *tolerance,
+static void add_row(struct comparison *comparison, const struct tolerance *tolerance, double rounded,
                     const struct prefill_case *c, int64_t token, int64_t head, float mine, float theirs)
 {
     const bool misses = compare_misses(tolerance, (double)mine, (double)theirs);
     compare_add_within(comparison, tolerance, (double)mine, (double)theirs,
-                       misses ? prefill_compare_bound(c, token, head) : 0.0);
+                       misses ? fmax(rounded, prefill_compare_bound(c, token, head)) : 0.0);
 }
 
 static void compare_rows(struct prefill_case *c, const struct run *run, struct tally *tally,
@@ -195,9 +194,8 @@ static void compare_rows(struct prefill_case *c, const struct run *run, struct t
     static const char *const names[RESULTS] = {"out", "max_logits", "lse"};
     /* Only a GPU's kernels round scales. The absolute bound is for a scale of 0.5: products are as exact with a larger one,
      * and scores, which may be all but 0, as much less. */
-    struct tolerance row = on_gpu(run) && c->v[P_CODES] == S_CODES_SCALES
-                               ? tolerance_rounded_scale_prefill_lse
-                               : tolerance_prefill_lse;
+    const double rounded = on_gpu(run) && c->v[P_CODES] == S_CODES_SCALES ? rounded_scale_lse : 0.0;
+    struct tolerance row = tolerance_prefill_lse;
     row.abs = fmax(row.abs, tolerance_prefill_lse.abs * (double)c->args.softmax_scale / 0.5);
     const struct tolerance *tolerances[RESULTS] = {&tolerance_sparse_prefill_out, &row, &row};
     struct comparison results[RESULTS] = {0};
@@ -215,8 +213,9 @@ static void compare_rows(struct prefill_case *c, const struct run *run, struct t
             if (c->v[P_INPUTS] == S_BEYOND && prefill_case_first_key(c, token, o->rows[i].key_head) >= 0)
                 continue;
             add_out(&results[OUT], c, token, head, o->out[at]);
-            if (c->args.max_logits) add_row(&results[MAX], &row, c, token, head, my_max, o->max_logits[at]);
-            if (c->args.lse) add_row(&results[LSE], &row, c, token, head, my_lse, o->lse[at]);
+            if (c->args.max_logits)
+                add_row(&results[MAX], &row, rounded, c, token, head, my_max, o->max_logits[at]);
+            if (c->args.lse) add_row(&results[LSE], &row, rounded, c, token, head, my_lse, o->lse[at]);
             if (!*where && results[OUT].wrong + results[MAX].wrong + results[LSE].wrong)
                 snprintf(where, sizeof where,
                          "first in token %lld, head %lld (max_logits %g, oracle %g; lse %g, oracle %g)",

@@ -90,8 +90,7 @@ double sparse_compare_bound(const struct sparse_case *c, int64_t request, int64_
 /* Are these inputs of the kind that the table of tolerances is for? */
 static bool is_ordinary(const struct sparse_case *c)
 {
-    return c->v[S_INPUTS] == S_NORMAL &&
-           (c->v[S_CODES] == S_CODES_WRITTEN || c->v[S_CODES] == S_CODES_NAN);
+    return c->v[S_INPUTS] == S_NORMAL && (c->v[S_CODES] == S_CODES_WRITTEN || c->v[S_CODES] == S_CODES_NAN);
 }
 
 /* Where one key has a value of 1e5 the cosine would be that of the few elements that it is in, whose weight is as uncertain as the
@@ -137,8 +136,8 @@ void sparse_compare_oracle(struct sparse_case *c, const struct run *run, struct 
     if (failures) report(tally, run, c->name, "the oracle refused rows");
 
     /* Only a GPU's kernels round scales. */
-    const struct tolerance *lse_tolerance =
-        on_gpu(run) && c->v[S_CODES] == S_CODES_SCALES ? &tolerance_rounded_scale_lse : &tolerance_decode_lse;
+    const struct tolerance *lse_tolerance = &tolerance_decode_lse;
+    const double rounded = on_gpu(run) && c->v[S_CODES] == S_CODES_SCALES ? rounded_scale_lse : 0.0;
     struct comparison outs = {0}, lses = {0};
     char where[160] = "";
     for (int64_t i = 0; i < count; i++)
@@ -154,9 +153,10 @@ void sparse_compare_oracle(struct sparse_case *c, const struct run *run, struct 
             add_out(&outs, c, rows[i].request, rows[i].token, head, oracle.out[at]);
             const bool misses = compare_misses(lse_tolerance, (double)my_lse, (double)oracle.lse[at]);
             if (c->args.lse)
-                compare_add_within(&lses, lse_tolerance, (double)my_lse, (double)oracle.lse[at],
-                                   misses ? sparse_compare_bound(c, rows[i].request, rows[i].token, head)
-                                          : 0.0);
+                compare_add_within(
+                    &lses, lse_tolerance, (double)my_lse, (double)oracle.lse[at],
+                    misses ? fmax(rounded, sparse_compare_bound(c, rows[i].request, rows[i].token, head))
+                           : 0.0);
             if (wrong == 0 && outs.wrong + lses.wrong)
                 snprintf(where, sizeof where,
                          "first in request %lld, token %lld, head %lld (lse %g, oracle %g)",
