@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+/* ---- One tensor ------------------------------------------------------------------------------ */
+
 static const struct {
     unsigned allowed_by; /* the first ones in the order of enum element */
     fmla_dtype dtype;
@@ -116,7 +118,7 @@ static fmla_status check_layout(const char *operation, const struct fmla_tensor 
  * before it. */
 static bool elements_are_distinct(const struct checked_tensor *tensor, int ndim)
 {
-    bool used[CHECK_MAX_DIMS] = {false};
+    bool used[MAX_DIMENSIONS] = {false};
     int64_t covered = 1; /* elements that the dimensions so far reach over */
     for (int round = 0; round < ndim; round++) {
         int next = -1;
@@ -131,8 +133,9 @@ static bool elements_are_distinct(const struct checked_tensor *tensor, int ndim)
     return true;
 }
 
-fmla_status check_tensor(const char *operation, const char *name, const fmla_tensor *tensor, int ndim,
-                         unsigned allow, struct checked_tensor *checked)
+/* `allow`: its types are all named. */
+static fmla_status check_tensor(const char *operation, const char *name, const fmla_tensor *tensor, int ndim,
+                                unsigned allow, bool shape_only, struct checked_tensor *checked)
 {
     memset(checked, 0, sizeof *checked);
     if (!tensor) {
@@ -157,13 +160,13 @@ fmla_status check_tensor(const char *operation, const char *name, const fmla_ten
     if (tensor->byte_offset > PTRDIFF_MAX)
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: byte_offset is %llu, must be below 2^63", operation, name,
                     (unsigned long long)tensor->byte_offset);
-    checked->data = tensor->data ? (char *)((uintptr_t)tensor->data + tensor->byte_offset) : NULL;
+    checked->data = tensor->data ? (void *)((uintptr_t)tensor->data + tensor->byte_offset) : NULL;
     if (empty) return FMLA_OK;
-    if ((allow & CHECK_OUTPUT) && !elements_are_distinct(checked, ndim))
+    if ((allow & IS_OUTPUT) && !elements_are_distinct(checked, ndim))
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: %s: strides let elements of this output share memory, must keep them apart",
                     operation, name);
-    if (allow & CHECK_SHAPE_ONLY) return FMLA_OK;
+    if (shape_only) return FMLA_OK;
     if (!tensor->data)
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: data is NULL, but the tensor has elements", operation,
                     name);
@@ -174,16 +177,16 @@ fmla_status check_tensor(const char *operation, const char *name, const fmla_ten
     return FMLA_OK;
 }
 
-fmla_status check_size(const char *operation, const struct checked_tensor *tensor, int dim,
-                       const char *symbol, int64_t size, const char *other)
+fmla_status check_size(const char *operation, const struct checked_tensor *tensor, int dimension,
+                       const char *words, int64_t size, const char *other)
 {
-    if (tensor->shape[dim] == size) return FMLA_OK;
+    if (tensor->shape[dimension] == size) return FMLA_OK;
     return fail(FMLA_INVALID_ARGUMENT, "%s: %s: %s (dimension %d) is %lld, must be %lld as in %s", operation,
-                tensor->name, symbol, dim, (long long)tensor->shape[dim], (long long)size, other);
+                tensor->name, words, dimension, (long long)tensor->shape[dimension], (long long)size, other);
 }
 
-fmla_status check_same_device(const char *operation, const struct checked_tensor *tensor,
-                              const struct checked_tensor *other)
+static fmla_status check_same_device(const char *operation, const struct checked_tensor *tensor,
+                                     const struct checked_tensor *other)
 {
     char mine[32], theirs[32];
     if (!tensor->name ||
@@ -228,5 +231,185 @@ fmla_status check_struct(const char *operation, const char *name, const void *ar
     }
     memset(copy, 0, size);
     memcpy(copy, args, came < size ? came : size);
+    return FMLA_OK;
+}
+
+/* ---- A call ---------------------------------------------------------------------------------- */
+
+static fmla_status check_options(const struct descriptor *descriptor, const char *args,
+                                 struct checked_call *call)
+{
+    for (const struct member *m = descriptor->members; m->name; m++) {
+        int64_t value;
+        if (m->kind == MEMBER_INTEGER || m->kind == MEMBER_FORMAT)
+            value = *(const int32_t *)(const void *)(args + m->offset);
+        else if (m->kind == MEMBER_WIDE)
+            value = *(const int64_t *)(const void *)(args + m->offset);
+        else
+            continue;
+        if (m->kind == MEMBER_FORMAT) call->kv_format = (int32_t)value;
+        TRY(check_range(descriptor->name, m->name, value, m->low, m->high));
+    }
+    return FMLA_OK;
+}
+
+/* The format that kv_format names; 0: that of the first tensor's type, unless the cache has bytes. */
+static fmla_status check_format(const struct member *m, const fmla_tensor *cache, struct checked_call *call)
+{
+    const enum element element = call->tensors[0].element;
+    int32_t which = call->kv_format;
+    if (!which) {
+        if (cache && cache->dtype.bits == 8)
+            return fail(FMLA_INVALID_ARGUMENT,
+                        "%s: kv_format: is 0, must name the format of the bytes in %s: %s (%d) or %s (%d)",
+                        call->operation, m->name, cache_formats[FMLA_KV_FP8_656].name, FMLA_KV_FP8_656,
+                        cache_formats[FMLA_KV_FP8_584].name, FMLA_KV_FP8_584);
+        which = element == ELEMENT_BF16 ? FMLA_KV_BF16 : FMLA_KV_FP16;
+    }
+    call->format = &cache_formats[which];
+    if ((m->allowed & ALLOW_SAME) && !(call->format->allowed & (ALLOW_BYTES | 1u << element)))
+        return fail(FMLA_INVALID_ARGUMENT, "%s: kv_format: is %s, whose values must have the type of q, %s",
+                    call->operation, call->format->name, element == ELEMENT_BF16 ? "bfloat16" : "float16");
+    return FMLA_OK;
+}
+
+/* Are keys flat? What is neither, check_tensor names; bytes are always pages. */
+static fmla_status check_flat(const struct member *m, const fmla_tensor *keys, struct checked_call *call)
+{
+    call->flat = keys && keys->ndim == 3 && !call->format->token;
+    if (!keys || call->flat || keys->ndim == m->rank || call->format->token) return FMLA_OK;
+    return fail(
+        FMLA_INVALID_ARGUMENT,
+        "%s: %s: has %d dimensions, must have 3 ([s_kv, h_kv, d_qk]) or 4 ([pages, page_size, 1, d_qk])",
+        call->operation, m->name, keys->ndim);
+}
+
+/* A dimension of a tensor has a name: the first one binds it, others must agree. */
+static fmla_status bind(const struct descriptor *descriptor, const struct checked_tensor *tensor,
+                        int dimension, enum dimension name, int64_t size, struct checked_call *call)
+{
+    char about[64];
+    const char *words = dimension_words[name];
+    if (call->bound_by[name])
+        return check_size(descriptor->name, tensor, dimension, words, call->size[name],
+                          call->bound_by[name]->name);
+    for (const struct range *r = descriptor->ranges; r->dimension != DIM__; r++) {
+        if (r->dimension != name || (size >= r->low && size <= r->high)) continue;
+        snprintf(about, sizeof about, "%s: %s (dimension %d)", tensor->name, words, dimension);
+        return check_range(descriptor->name, about, size, r->low, r->high);
+    }
+    call->size[name] = size, call->bound_by[name] = tensor, call->bound_at[name] = dimension;
+    return FMLA_OK;
+}
+
+/* The last dimension of bytes is a token's, and says d_qk. */
+static fmla_status bind_token(const struct descriptor *descriptor, const struct checked_tensor *cache,
+                              struct checked_call *call)
+{
+    const struct cache_format *format = call->format;
+    const struct checked_tensor *bound = call->bound_by[DIM_d_qk];
+    TRY(check_size(descriptor->name, cache, 3, "bytes of a token", format->token, format->name));
+    if (bound)
+        return check_size(descriptor->name, bound, call->bound_at[DIM_d_qk], "d_qk", format->d_qk,
+                          format->name);
+    call->size[DIM_d_qk] = format->d_qk, call->bound_by[DIM_d_qk] = cache, call->bound_at[DIM_d_qk] = 3;
+    return FMLA_OK;
+}
+
+static fmla_status check_cache_layout(const struct member *m, const struct checked_tensor *cache,
+                                      const struct checked_call *call)
+{
+    const struct cache_format *format = call->format;
+    const bool in_pieces = format->format == KV_FP8_584; /* tokens of a page, then their scales */
+    if (!cache->shape[0]) return FMLA_OK;
+    for (int i = 0; (m->allowed & IN_UNITS) && i < 2; i++)
+        if (cache->shape[i] > 1 && cache->stride[i] % format->unit)
+            return fail(FMLA_INVALID_ARGUMENT,
+                        "%s: %s: stride of dimension %d is %lld, must be a multiple of %lld in %s",
+                        call->operation, cache->name, i, (long long)cache->stride[i], (long long)format->unit,
+                        format->name);
+    if (in_pieces && cache->shape[1] > 1 && cache->stride[1] != format->token)
+        return fail(FMLA_INVALID_ARGUMENT,
+                    "%s: %s: stride of dimension 1 is %lld, must be %lld: a page of %s is in one piece",
+                    call->operation, cache->name, (long long)cache->stride[1], (long long)format->token,
+                    format->name);
+    if (!call->shape_only && (m->allowed & IN_UNITS) && (uintptr_t)cache->data % (uintptr_t)format->unit)
+        return fail(FMLA_INVALID_ARGUMENT,
+                    "%s: %s: data + byte_offset is not a multiple of %lld bytes as %s wants", call->operation,
+                    cache->name, (long long)format->unit, format->name);
+    return FMLA_OK;
+}
+
+void cache_steps(const struct checked_call *call, const struct checked_tensor *cache, int64_t *page_bytes,
+                 int64_t *slot_bytes)
+{
+    /* The stride of a dimension of one element may be anything, and is not multiplied. Of others check_tensor has seen
+     * that no offset overflows. */
+    const int64_t bytes = call->format->token ? 1 : 2;
+    *page_bytes = cache->shape[0] > 1 ? cache->stride[0] * bytes : 0;
+    *slot_bytes = cache->shape[1] <= 1                 ? 0
+                  : call->format->format == KV_FP8_584 ? kv_layout_of(KV_FP8_584, 0).token_bytes
+                                                       : cache->stride[1] * bytes;
+}
+
+static fmla_status check_rows(const struct checked_tensor *table, const struct checked_call *call)
+{
+    enum { ALIGNMENT = 16 };
+    if (table->shape[0] > 1 && table->stride[0] != table->shape[1])
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: stride of dimension 0 is %lld, must be %lld",
+                    call->operation, table->name, (long long)table->stride[0], (long long)table->shape[1]);
+    if (!call->shape_only && (uintptr_t)table->data % ALIGNMENT)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: data + byte_offset is not aligned to %d bytes",
+                    call->operation, table->name, ALIGNMENT);
+    return FMLA_OK;
+}
+
+static fmla_status check_member(const struct descriptor *descriptor, const struct member *m,
+                                const fmla_tensor *tensor, struct checked_tensor *checked,
+                                struct checked_call *call)
+{
+    unsigned allowed = m->allowed;
+    if (allowed & IS_CACHE) {
+        TRY(check_format(m, tensor, call));
+        if (allowed & OR_FLAT) TRY(check_flat(m, tensor, call));
+        allowed |= call->format->allowed;
+    } else if (allowed & ALLOW_SAME) {
+        allowed |= 1u << call->tensors[0].element;
+    }
+    const bool flat = (allowed & OR_FLAT) && call->flat;
+    const int rank = flat ? 3 : m->rank;
+    const enum dimension *dimensions = flat ? flat_dimensions : m->dimensions;
+    TRY(check_tensor(descriptor->name, m->name, tensor, rank, allowed, call->shape_only, checked));
+    if (!checked->name) return FMLA_OK;
+    if (!call->first) call->first = checked;
+    TRY(check_same_device(descriptor->name, checked, call->first));
+    const bool token = (allowed & IS_CACHE) && call->format->token;
+    for (int i = 0; i < rank - token; i++)
+        TRY(bind(descriptor, checked, i, dimensions[i], checked->shape[i], call));
+    if (token) TRY(bind_token(descriptor, checked, call));
+    if ((allowed & OR_FLAT) && !flat) /* pages have one key head */
+        call->size[DIM_h_kv] = 1, call->bound_by[DIM_h_kv] = checked, call->bound_at[DIM_h_kv] = 2;
+    if ((allowed & IS_CACHE) && !flat) TRY(check_cache_layout(m, checked, call));
+    if (allowed & IN_ROWS) TRY(check_rows(checked, call));
+    return FMLA_OK;
+}
+
+fmla_status check_call(enum operation operation, const void *caller, void *args, bool shape_only,
+                       struct checked_call *call)
+{
+    const struct descriptor *descriptor = &descriptors[operation];
+    const size_t sizes[] = {descriptor->size, 0};
+    struct checked_tensor *checked = call->tensors;
+    memset(call, 0, sizeof *call);
+    call->operation = descriptor->name, call->shape_only = shape_only;
+    TRY(check_struct(descriptor->name, "args", caller, args, descriptor->size, sizes));
+    TRY(check_options(descriptor, args, call));
+    for (const struct member *m = descriptor->members; m->name; m++) {
+        if (m->kind != MEMBER_TENSOR) continue;
+        const fmla_tensor *tensor;
+        memcpy(&tensor, (const char *)args + m->offset, sizeof(fmla_tensor *));
+        if (!(shape_only && (m->allowed & IN_CALLS))) TRY(check_member(descriptor, m, tensor, checked, call));
+        checked++;
+    }
     return FMLA_OK;
 }

@@ -1,48 +1,57 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks of public arguments. Every function returns FMLA_OK or a failure whose message is
- * "operation: argument: what came, what is allowed".
+ * Checks of public arguments by the descriptors of operations.def. Every function returns FMLA_OK or a failure whose message
+ * is "operation: argument: what came, what is allowed".
  */
 #ifndef FMLA_CHECK_H
 #define FMLA_CHECK_H
 
 #include "error.h"
-#include "problem.h"
+#include "operations.h"
 
-enum { CHECK_MAX_DIMS = 5 };
+#include <stdbool.h>
+
+#define TRY(call)                                                                                            \
+    do {                                                                                                     \
+        const fmla_status try_status = (call);                                                               \
+        if (try_status) return try_status;                                                                   \
+    } while (0)
 
 /* A tensor that passed: byte offset applied, strides given. */
 struct checked_tensor {
-    const char *name;
-    char *data;
-    int64_t shape[CHECK_MAX_DIMS];
-    int64_t stride[CHECK_MAX_DIMS];
+    const char *name; /* NULL: there is none */
+    void *data;
+    int64_t shape[MAX_DIMENSIONS];
+    int64_t stride[MAX_DIMENSIONS];
     enum element element; /* floating types */
     fmla_device device;   /* pinned host memory counts as cpu */
 };
 
-enum { /* types a check may allow */
-       ALLOW_BF16 = 1 << ELEMENT_BF16,
-       ALLOW_FP16 = 1 << ELEMENT_FP16,
-       ALLOW_F32 = 1 << ELEMENT_F32,
-       ALLOW_I32 = 1 << 3,
-       ALLOW_NULL = 1 << 4,       /* the tensor may be absent: FMLA_OK and data = NULL, name = NULL */
-       CHECK_OUTPUT = 1 << 5,     /* no two elements may share memory */
-       CHECK_SHAPE_ONLY = 1 << 6, /* a size is asked: data is not looked at, and may be NULL */
-       ALLOW_I64 = 1 << 7,
-       ALLOW_BYTES = 1 << 8 /* any type of one byte */
+/* A call that passed all that its descriptor says. */
+struct checked_call {
+    const char *operation;
+    bool shape_only; /* a size is asked: data is not looked at, and may be NULL */
+    bool flat;       /* the keys are not in pages */
+    int32_t kv_format;
+    const struct cache_format *format;          /* of the caches; NULL where the operation has none */
+    const struct checked_tensor *first;         /* of those that are there: its device is the call's */
+    struct checked_tensor tensors[MAX_TENSORS]; /* by TENSOR_<op>_<member> */
+    int64_t size[DIMENSIONS];                   /* 0 where nothing binds the name */
+    const struct checked_tensor *bound_by[DIMENSIONS];
+    int bound_at[DIMENSIONS]; /* its dimension */
 };
 
-/* operation and name are kept by reference. */
-fmla_status check_tensor(const char *operation, const char *name, const fmla_tensor *tensor, int ndim,
-                         unsigned allow, struct checked_tensor *checked);
+/* Copies a caller's struct into `args`, and checks it. */
+fmla_status check_call(enum operation operation, const void *caller, void *args, bool shape_only,
+                       struct checked_call *call);
 
-/* Dimension `dim` of a tensor (of meaning `symbol`) must have `size`, as in `other`. */
-fmla_status check_size(const char *operation, const struct checked_tensor *tensor, int dim,
-                       const char *symbol, int64_t size, const char *other);
+/* The bytes from one page of a cache, and from one token, to the next; 0 where there is but one. */
+void cache_steps(const struct checked_call *call, const struct checked_tensor *cache, int64_t *page_bytes,
+                 int64_t *slot_bytes);
 
-fmla_status check_same_device(const char *operation, const struct checked_tensor *tensor,
-                              const struct checked_tensor *other);
+/* Dimension `dimension` of a tensor, called `words`, must have `size`, as in `other`. */
+fmla_status check_size(const char *operation, const struct checked_tensor *tensor, int dimension,
+                       const char *words, int64_t size, const char *other);
 
 /* An integer option in [low, high]. */
 fmla_status check_range(const char *operation, const char *name, int64_t value, int64_t low, int64_t high);

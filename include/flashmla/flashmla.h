@@ -251,7 +251,7 @@ FMLA_API fmla_status fmla_prepare(fmla_device device);
 /* How a batch of requests of different lengths is cut into equal loads (docs/semantics.md, "The split plan";
  * the method is FlashMLA's, of February 2025). The plan depends on the lengths,
  * the heads, s_q and the target only, so one plan serves every layer of a model for one step. One for dense decode and one
- * for sparse decode are different plans. */
+ * for sparse decode are different plans, made by different functions; both are described and used alike. */
 typedef struct fmla_decode_plan_args {
     size_t struct_size;
     const fmla_tensor
@@ -263,26 +263,15 @@ typedef struct fmla_decode_plan_args {
     fmla_device target;  /* the device that will use the plan; {0, 0} = that of seqlens. A plan is position-
                             independent bytes: one made on the host may be copied to the device */
     int32_t num_workers; /* SMs or threads to plan for, in [0, 65536]; 0 = all that the target has */
-    int32_t
-        num_partitions; /* 0 = from num_workers, h_q, h_kv and s_q, of sparse decode also from b (0: for large
-                               batches), topk and extra_topk; else in [1, 65536] */
-    void *plan;         /* where to write; 16-byte aligned memory of the device of seqlens */
-    size_t plan_size;   /* its size in bytes, at least what fmla_decode_plan_size answered */
-    void *stream;       /* CUDA stream, for seqlens in device memory */
+    int32_t num_partitions; /* 0 = from num_workers, h_q, h_kv and s_q; else in [1, 65536] */
+    void *plan;             /* where to write; 16-byte aligned memory of the device of seqlens */
+    size_t plan_size;       /* its size in bytes, at least what fmla_decode_plan_size answered */
+    void *stream;           /* CUDA stream, for seqlens in device memory */
     /* In place of `plan`, both: the tables of the plan alone (fmla_plan_view), each in memory of its own on the device of
      * seqlens; written. Their rows are then the number of partitions: num_partitions is 0 or the same, num_workers not
      * read. */
     const fmla_tensor *partitions; /* [num_partitions, 8] int32, rows without gaps, 16-byte aligned */
     const fmla_tensor *num_splits; /* [b + 1] int32 */
-    /* For fmla_sparse_decode; all of it 0 otherwise. The lengths are those below: seqlens is NULL, capacity 0, h_kv 0
-     * or 1. What is said above of seqlens goes for topk_length or extra_topk_length, whichever are given; with neither, the
-     * plan is in memory of `target`, and {0, 0} is host memory. */
-    int32_t sparse;     /* 1: a plan for fmla_sparse_decode */
-    int32_t b;          /* requests, < 2^31 - 65537; 0 where a tensor of lengths says it, or the same */
-    int64_t topk;       /* indices of a query token, in [0, 2^31) */
-    int64_t extra_topk; /* of the extra cache; 0 without one */
-    const fmla_tensor *topk_length;       /* [b] int32, clamped to [0, topk]; NULL = topk */
-    const fmla_tensor *extra_topk_length; /* [b] int32, clamped to [0, extra_topk]; NULL = extra_topk */
 } fmla_decode_plan_args;
 
 /* How many bytes a plan takes; depends on b and the number of partitions alone. args->plan, plan_size, partitions,
@@ -299,6 +288,34 @@ FMLA_API fmla_status fmla_decode_plan_partitions(const fmla_decode_plan_args *ar
  * Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL, FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR.
  * On a GPU it can be captured, and replayed after the lengths changed in place. */
 FMLA_API fmla_status fmla_decode_plan(const fmla_decode_plan_args *args);
+
+/* A plan for fmla_sparse_decode, whose requests are cut by the indices that count. What is said above of seqlens goes for
+ * topk_length or extra_topk_length, whichever are given; with neither, the plan is in memory of `target`, and {0, 0} is host
+ * memory. Members that are not described here are as in fmla_decode_plan_args. */
+typedef struct fmla_sparse_plan_args {
+    size_t struct_size;
+    const fmla_tensor *topk_length;       /* [b] int32, clamped to [0, topk]; NULL = topk */
+    const fmla_tensor *extra_topk_length; /* [b] int32, clamped to [0, extra_topk]; NULL = extra_topk */
+    int64_t b;          /* requests, < 2^31 - 65537; 0 where a tensor of lengths says it, or the same */
+    int64_t s_q;        /* query tokens of a request, ≥ 1 */
+    int64_t h_q;        /* query heads, ≥ 1 */
+    int64_t topk;       /* indices of a query token, in [0, 2^31) */
+    int64_t extra_topk; /* of the extra cache; 0 without one */
+    fmla_device target;
+    int32_t num_workers;
+    int32_t num_partitions; /* 0 = from num_workers, h_q and s_q, and from b (0: for large batches), topk and extra_topk; else
+                               in [1, 65536] */
+    void *plan;
+    size_t plan_size; /* at least what fmla_sparse_plan_size answered */
+    void *stream;
+    const fmla_tensor *partitions;
+    const fmla_tensor *num_splits;
+} fmla_sparse_plan_args;
+
+/* As fmla_decode_plan_size, fmla_decode_plan_partitions and fmla_decode_plan. */
+FMLA_API fmla_status fmla_sparse_plan_size(const fmla_sparse_plan_args *args, size_t *bytes);
+FMLA_API fmla_status fmla_sparse_plan_partitions(const fmla_sparse_plan_args *args, int32_t *count);
+FMLA_API fmla_status fmla_sparse_plan(const fmla_sparse_plan_args *args);
 
 enum FMLA_INT32 { FMLA_PARTITION_FIELDS = 8 };
 
@@ -441,7 +458,7 @@ typedef struct fmla_sparse_decode_args {
     const fmla_tensor *out;               /* [b, s_q, h_q, d_v], the type of q; written */
     const fmla_tensor *lse;               /* [b, h_q, s_q] fp32, written; NULL = not wanted */
     const void
-        *plan; /* from fmla_decode_plan with `sparse`, for this b; NULL = planned inside the call. A plan
+        *plan; /* from fmla_sparse_plan, for this b; NULL = planned inside the call. A plan
                          made for other lengths is safe; made for other heads, safe and unbalanced. Not read
                          where a GPU's kernel cuts few keys evenly by itself (docs/semantics.md) */
     size_t plan_size; /* its size in bytes */

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The public functions of attention: dense decode, sparse decode, sparse prefill. What each asks beyond its descriptor, and the
+ * problem that the back ends see.
+ */
+#include "api.h"
+
+#include <math.h>
+#include <string.h>
+
+/* A public call: what came, what was checked, and who takes it. */
+struct call {
+    union {
+        fmla_dense_decode_args dense;
+        fmla_sparse_decode_args sparse;
+        fmla_sparse_prefill_args prefill;
+    } args;
+    struct checked_call checked;
+    struct attention_problem problem;
+    const struct kernel *kernel;
+    void *workspace;
+    size_t workspace_size;
+};
+
+/* Tensor `member` of operation `op`, for a struct call *c. */
+#define OF(op, member) (&c->checked.tensors[TENSOR_##op##_##member])
+
+/* Members that every one of the argument structs has. */
+struct common {
+    void *workspace;
+    size_t workspace_size;
+    void *stream;
+    float softmax_scale;
+    int32_t lse_empty, log_base;
+};
+#define COMMON(args)                                                                                         \
+    ((struct common){(args)->workspace, (args)->workspace_size, (args)->stream, (args)->softmax_scale,       \
+                     (args)->lse_empty, (args)->log_base})
+
+/* ---- What they share ------------------------------------------------------------------------- */
+
+static fmla_status fill(struct call *c, const struct common *common, const struct checked_tensor *q,
+                        const struct checked_tensor *sink, const struct checked_tensor *out,
+                        const struct checked_tensor *lse)
+{
+    const char *op = c->checked.operation;
+    const int64_t *size = c->checked.size;
+    struct attention_problem *p = &c->problem;
+    p->b = size[DIM_b], p->s_q = size[DIM_s_q], p->h_q = size[DIM_h_q], p->h_kv = size[DIM_h_kv];
+    p->d_qk = size[DIM_d_qk], p->d_v = size[DIM_d_v];
+    TRY(check_range(op, c->checked.bound_at[DIM_d_v] == 3 ? "out: d_v (dimension 3)" : "out: d_v (dimension 2)",
+                    p->d_v, 1, p->d_qk));
+    TRY(check_result_rules(op, sink, common->lse_empty, common->log_base, &p->rules));
+    if (!isfinite(common->softmax_scale))
+        return fail(FMLA_INVALID_ARGUMENT, "%s: softmax_scale: is %f, must be finite (0 = 1/sqrt(d_qk))", op,
+                    (double)common->softmax_scale);
+    p->scale = common->softmax_scale != 0.0f ? common->softmax_scale : (float)(1.0 / sqrt((double)p->d_qk));
+    p->element = q->element, p->device = q->device;
+    p->format = c->checked.format             ? c->checked.format->format
+                : q->element == ELEMENT_BF16 ? KV_BF16
+                                              : KV_FP16;
+    p->q = q->data, p->out = out->data, p->lse = lse->data;
+    memcpy(p->q_stride, q->stride, sizeof p->q_stride);
+    memcpy(p->out_stride, out->stride, sizeof p->out_stride);
+    memcpy(p->lse_stride, lse->stride, sizeof p->lse_stride);
+    p->stream = common->stream;
+    c->workspace = common->workspace, c->workspace_size = common->workspace_size;
+    return FMLA_OK;
+}
+
+/* Pages of a cache format. */
+static void fill_pages(const struct checked_call *call, const struct checked_tensor *cache,
+                       struct key_source *keys)
+{
+    keys->pages = cache->shape[0], keys->page_size = cache->shape[1];
+    keys->k.data = cache->data;
+    cache_steps(call, cache, &keys->k.page_bytes, &keys->k.slot_bytes);
+    keys->v = keys->k;
+}
+
+/* The lists of keys in it, whose lengths may be absent. */
+static void fill_lists(const struct checked_tensor *indices, const struct checked_tensor *lengths,
+                       struct key_source *keys)
+{
+    keys->kind = KEYS_LISTED;
+    keys->table = indices->data;
+    keys->table_stride[0] = indices->stride[0], keys->table_stride[1] = indices->stride[1];
+    keys->lengths = lengths->data;
+    keys->capacity = indices->shape[2];
+}
+
+/* s_q · h_q counts rows in 32 bits. */
+static fmla_status check_rows_of_request(const struct call *c)
+{
+    return check_range(c->checked.operation, "q: s_q · h_q (dimensions 1 and 2)",
+                       c->checked.size[DIM_s_q] * c->checked.size[DIM_h_q], 1, INT32_MAX);
+}
+
+/* The plan that a call brings, in one piece or in tables; the problem is whole otherwise. Only the CPU looks into it: of tables any
+ * plan ends with the last request, so one of another batch shows. */
+static fmla_status take_plan(struct call *c, const void *plan, size_t plan_size,
+                             const struct checked_tensor *rows, const struct checked_tensor *splits)
+{
+    const char *op = c->checked.operation;
+    struct attention_problem *p = &c->problem;
+    const bool on_cpu = p->device.device_type == FMLA_DEVICE_CPU;
+    if (p->cut != CUT_BY_PLAN) return FMLA_OK;
+    if (plan && on_cpu) {
+        const struct plan_header *header = plan;
+        TRY(check_plan(op, plan, plan_size, p->b));
+        if (p->num_partitions && p->num_partitions != header->num_partitions)
+            return fail(FMLA_INVALID_ARGUMENT, "%s: num_partitions: is %d, must be 0 or the %d of the plan",
+                        op, p->num_partitions, header->num_partitions);
+    }
+    p->plan = plan, p->plan_size = plan_size;
+    if (!p->plan_in_tables) return FMLA_OK;
+    p->partitions = rows->data, p->num_splits = splits->data;
+    if (!on_cpu || c->checked.shape_only) return FMLA_OK;
+    const int32_t end = p->partitions[p->num_partitions - 1].end_request;
+    if (end == p->b - 1) return FMLA_OK;
+    return fail(FMLA_INVALID_ARGUMENT,
+                "%s: partitions: end with request %d, must end with %lld: made for another batch than q's",
+                op, end, (long long)p->b - 1);
+}
+
+/* How requests are cut, as far as the kernel is chosen by it. */
+static fmla_status fill_cut(struct call *c, int32_t batch_invariant, int32_t num_partitions, const void *plan,
+                            const struct checked_tensor *rows, const struct checked_tensor *splits)
+{
+    struct attention_problem *p = &c->problem;
+    TRY(check_tables(&c->checked, rows, splits, plan, num_partitions, p->b));
+    p->cut = batch_invariant ? CUT_INVARIANT : CUT_BY_PLAN;
+    p->plan_in_tables = rows->name && p->cut == CUT_BY_PLAN;
+    p->num_partitions = p->plan_in_tables ? (int32_t)rows->shape[0] : num_partitions;
+    return FMLA_OK;
+}
+
+/* A cache of dense decode has the type of q: no format is asked. */
+static fmla_status choose(struct call *c, const char *name)
+{
+    const struct attention_problem *p = &c->problem;
+    const struct wanted wanted = {.operation = p->operation,
+                                  .device = p->device,
+                                  .argument = "q",
+                                  .elements = 1u << p->element,
+                                  .d_qk = p->d_qk,
+                                  .d_v = p->d_v,
+                                  .formats = c->checked.format ? 1u << p->format : 0,
+                                  .problem.attention = p};
+    return dispatch(&wanted, name, &c->kernel);
+}
+
+/* ---- Each ------------------------------------------------------------------------------------ */
+
+static fmla_status prepare_dense_decode(struct call *c)
+{
+    static const char op[] = "dense_decode";
+    const fmla_dense_decode_args *args = &c->args.dense;
+    const struct common common = COMMON(args);
+    const struct checked_tensor *kv = OF(dense_decode, kv_cache), *table = OF(dense_decode, block_table);
+    struct attention_problem *p = &c->problem;
+    struct key_source *keys = &p->keys[0];
+    TRY(check_rows_of_request(c));
+    TRY(fill(c, &common, OF(dense_decode, q), OF(dense_decode, attn_sink), OF(dense_decode, out),
+             OF(dense_decode, lse)));
+    TRY(check_heads(op, "q", p->h_q, p->h_kv));
+    keys->kind = KEYS_PAGED;
+    keys->pages = kv->shape[0], keys->page_size = kv->shape[1];
+    if (!table->name && keys->pages < p->b)
+        return fail(FMLA_INVALID_ARGUMENT,
+                    "%s: kv_cache: pages (dimension 0) is %lld, must be at least the %lld requests of q where "
+                    "there is no block_table",
+                    op, (long long)keys->pages, (long long)p->b);
+    p->capacity = (table->name ? table->shape[1] : 1) * keys->page_size; /* < 2^62 */
+    if (p->capacity > INT32_MAX) p->capacity = INT32_MAX;                /* no length is above it */
+    const uint64_t bytes = sizeof(uint16_t); /* a stride that is never used may wrap */
+    keys->k = (struct key_view){kv->data, (int64_t)((uint64_t)kv->stride[0] * bytes),
+                                (int64_t)((uint64_t)kv->stride[1] * bytes),
+                                (int64_t)((uint64_t)kv->stride[2] * bytes)};
+    keys->v = keys->k;
+    keys->table = table->name ? table->data : NULL, keys->table_stride[0] = table->stride[0];
+    keys->lengths = OF(dense_decode, seqlens)->data;
+    keys->capacity = p->capacity;
+    p->causal = args->causal;
+    const struct checked_tensor *rows = OF(dense_decode, partitions), *splits = OF(dense_decode, num_splits);
+    TRY(fill_cut(c, args->batch_invariant, args->num_partitions, args->plan, rows, splits));
+    TRY(choose(c, args->kernel));
+    return take_plan(c, args->plan, args->plan_size, rows, splits);
+}
+
+static fmla_status check_extra(const struct call *c)
+{
+    static const char op[] = "sparse_decode";
+    const bool cache = OF(sparse_decode, extra_kv_cache)->name, list = OF(sparse_decode, extra_indices)->name;
+    if (cache != list)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must be given as %s is", op,
+                    cache ? "extra_indices" : "extra_kv_cache", cache ? "extra_kv_cache" : "extra_indices");
+    if (!cache && OF(sparse_decode, extra_topk_length)->name)
+        return fail(FMLA_INVALID_ARGUMENT,
+                    "%s: extra_topk_length: is given, must be NULL as extra_kv_cache is", op);
+    return FMLA_OK;
+}
+
+static fmla_status prepare_sparse_decode(struct call *c)
+{
+    const fmla_sparse_decode_args *args = &c->args.sparse;
+    const struct common common = COMMON(args);
+    struct attention_problem *p = &c->problem;
+    TRY(check_extra(c));
+    TRY(check_rows_of_request(c));
+    TRY(fill(c, &common, OF(sparse_decode, q), OF(sparse_decode, attn_sink), OF(sparse_decode, out),
+             OF(sparse_decode, lse)));
+    p->h_kv = 1;
+    fill_pages(&c->checked, OF(sparse_decode, kv_cache), &p->keys[0]);
+    fill_lists(OF(sparse_decode, indices), OF(sparse_decode, topk_length), &p->keys[0]);
+    if (OF(sparse_decode, extra_kv_cache)->name) {
+        fill_pages(&c->checked, OF(sparse_decode, extra_kv_cache), &p->keys[1]);
+        fill_lists(OF(sparse_decode, extra_indices), OF(sparse_decode, extra_topk_length), &p->keys[1]);
+    }
+    p->capacity = plan_topk_length(p->keys[0].capacity, p->keys[1].capacity, p->keys[1].capacity);
+    const struct checked_tensor *rows = OF(sparse_decode, partitions), *splits = OF(sparse_decode, num_splits);
+    TRY(fill_cut(c, args->batch_invariant, args->num_partitions, args->plan, rows, splits));
+    TRY(choose(c, args->kernel));
+    return take_plan(c, args->plan, args->plan_size, rows, splits);
+}
+
+/* Every token is a request of one token; keys that are not in pages are in pages of one slot. */
+static fmla_status prepare_sparse_prefill(struct call *c)
+{
+    const fmla_sparse_prefill_args *args = &c->args.prefill;
+    const struct common common = COMMON(args);
+    const struct checked_tensor *q = OF(sparse_prefill, q), *out = OF(sparse_prefill, out),
+                                *kv = OF(sparse_prefill, kv), *indices = OF(sparse_prefill, indices),
+                                *max = OF(sparse_prefill, max_logits), *lse = OF(sparse_prefill, lse);
+    struct attention_problem *p = &c->problem;
+    struct key_source *keys = &p->keys[0];
+    TRY(fill(c, &common, q, OF(sparse_prefill, attn_sink), out, lse));
+    p->b = c->checked.size[DIM_s_q], p->s_q = 1;
+    if (c->checked.flat) {
+        TRY(check_heads(c->checked.operation, "q", p->h_q, p->h_kv));
+        keys->k.data = kv->data;
+        keys->pages = kv->shape[0], keys->page_size = 1;
+        /* As of pages: the stride of a dimension of one element is not multiplied. */
+        if (kv->shape[0] > 1) keys->k.page_bytes = kv->stride[0] * (int64_t)sizeof(uint16_t);
+        if (p->h_kv > 1) keys->k.head_bytes = kv->stride[1] * (int64_t)sizeof(uint16_t);
+        keys->v = keys->k;
+    } else {
+        fill_pages(&c->checked, kv, keys);
+    }
+    fill_lists(indices, OF(sparse_prefill, topk_length), keys);
+    keys->table_stride[1] = 0, keys->table_stride[2] = indices->stride[1];
+    p->capacity = keys->capacity, p->cut = CUT_EVENLY;
+    p->q_stride[0] = q->stride[0], p->q_stride[1] = 0, p->q_stride[2] = q->stride[1];
+    p->out_stride[0] = out->stride[0], p->out_stride[1] = 0, p->out_stride[2] = out->stride[1];
+    p->max_logits = max->data;
+    p->max_stride[0] = max->stride[0], p->max_stride[1] = 1;
+    p->lse_stride[0] = lse->stride[0], p->lse_stride[1] = 1;
+    return choose(c, args->kernel);
+}
+
+/* Everything but the workspace. */
+static fmla_status prepare(enum operation operation, const void *caller, bool shape_only, struct call *c)
+{
+    TRY(check_call(operation, caller, &c->args, shape_only, &c->checked));
+    memset(&c->problem, 0, sizeof c->problem);
+    c->problem.operation = operation;
+    return operation == OP_DENSE_DECODE    ? prepare_dense_decode(c)
+           : operation == OP_SPARSE_DECODE ? prepare_sparse_decode(c)
+                                           : prepare_sparse_prefill(c);
+}
+
+/* ---- The public functions -------------------------------------------------------------------- */
+
+static fmla_status size_of(const struct call *c, size_t *bytes, size_t *alignment)
+{
+    struct prepared prepared;
+    TRY(dispatch_decide(c->kernel, (union problem){.attention = &c->problem}, &prepared));
+    if (bytes) *bytes = prepared.bytes;
+    if (alignment) *alignment = prepared.alignment;
+    return FMLA_OK;
+}
+
+static fmla_status workspace_size(enum operation operation, const void *caller, size_t *bytes,
+                                  size_t *alignment)
+{
+    struct call c;
+    TRY(prepare(operation, caller, true, &c));
+    return size_of(&c, bytes, alignment);
+}
+
+/* As if a plan were made inside the call, with as many partitions as the one given has. */
+static fmla_status workspace_bound(enum operation operation, const void *caller, size_t *bytes,
+                                   size_t *alignment)
+{
+    struct call c;
+    TRY(prepare(operation, caller, true, &c));
+    struct attention_problem *p = &c.problem;
+    const struct plan_header *header = p->plan; /* which has been checked, in host memory */
+    if (header && p->device.device_type == FMLA_DEVICE_CPU) p->num_partitions = header->num_partitions;
+    p->plan = NULL, p->plan_in_tables = false, p->bound = true;
+    return size_of(&c, bytes, alignment);
+}
+
+static fmla_status kernel_name(enum operation operation, const void *caller, const char **name)
+{
+    struct call c;
+    TRY(check_answer(descriptors[operation].name, "name", (const void *)name));
+    TRY(prepare(operation, caller, true, &c));
+    *name = c.kernel->name;
+    return FMLA_OK;
+}
+
+static fmla_status run(enum operation operation, const void *caller)
+{
+    struct call c;
+    struct prepared prepared;
+    TRY(prepare(operation, caller, false, &c));
+    const union problem problem = {.attention = &c.problem};
+    TRY(dispatch_decide(c.kernel, problem, &prepared));
+    TRY(check_buffer(c.checked.operation, "workspace", c.workspace, c.workspace_size, prepared.bytes,
+                     prepared.alignment));
+    c.problem.workspace = c.workspace;
+    return c.kernel->driver->run(c.kernel, problem, &prepared);
+}
+
+#define PUBLIC(op, OP)                                                                                       \
+    fmla_status fmla_##op##_workspace_size(const fmla_##op##_args *args, size_t *bytes, size_t *alignment)   \
+    {                                                                                                        \
+        return workspace_size(OP, args, bytes, alignment);                                                   \
+    }                                                                                                        \
+    fmla_status fmla_##op##_workspace_bound(const fmla_##op##_args *args, size_t *bytes, size_t *alignment)  \
+    {                                                                                                        \
+        return workspace_bound(OP, args, bytes, alignment);                                                  \
+    }                                                                                                        \
+    fmla_status fmla_##op##_kernel(const fmla_##op##_args *args, const char **name)                          \
+    {                                                                                                        \
+        return kernel_name(OP, args, name);                                                                  \
+    }                                                                                                        \
+    fmla_status fmla_##op(const fmla_##op##_args *args)                                                      \
+    {                                                                                                        \
+        return run(OP, args);                                                                                \
+    }
+
+PUBLIC(dense_decode, OP_DENSE_DECODE)
+PUBLIC(sparse_decode, OP_SPARSE_DECODE)
+PUBLIC(sparse_prefill, OP_SPARSE_PREFILL)
