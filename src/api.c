@@ -101,40 +101,121 @@ fmla_status check_scale(const char *operation, float softmax_scale, int64_t d_qk
     return FMLA_OK;
 }
 
+void fill_attention(const struct checked_tensor *q, const struct checked_tensor *out,
+                    const struct checked_tensor *lse, struct attention_problem *p)
+{
+    p->element = q->element, p->device = q->device;
+    p->q = (const uint16_t *)(const void *)q->data;
+    p->out = (uint16_t *)(void *)out->data;
+    p->lse = (float *)(void *)lse->data;
+    memcpy(p->q_stride, q->stride, sizeof p->q_stride);
+    memcpy(p->out_stride, out->stride, sizeof p->out_stride);
+    memcpy(p->lse_stride, lse->stride, sizeof p->lse_stride);
+}
+
+/* A cache of dense decode has the type of q: no format is asked. */
+fmla_status attention_kernel(const struct attention_problem *p, const char *name,
+                             const struct kernel **kernel)
+{
+    const struct wanted wanted = {.operation = p->operation,
+                                  .device = p->device,
+                                  .argument = "q",
+                                  .elements = 1u << p->element,
+                                  .d_qk = p->d_qk,
+                                  .d_v = p->d_v,
+                                  .formats = p->operation == OP_DENSE_DECODE ? 0 : 1u << p->format,
+                                  .problem.attention = p};
+    return dispatch(&wanted, name, kernel);
+}
+
+fmla_status check_given_plan(struct attention_problem *p, const void *plan, size_t plan_size, unsigned extra,
+                             const struct checked_tensor *rows, const struct checked_tensor *splits)
+{
+    const char *op = operation_name(p->operation);
+    const bool on_cpu = p->device.device_type == FMLA_DEVICE_CPU;
+    if (p->cut != CUT_BY_PLAN) return FMLA_OK;
+    if (plan && on_cpu) {
+        const struct plan_header *header = plan;
+        TRY(check_plan(op, plan, plan_size, p->b));
+        if (p->num_partitions && p->num_partitions != header->num_partitions)
+            return fail(FMLA_INVALID_ARGUMENT, "%s: num_partitions: is %d, must be 0 or the %d of the plan",
+                        op, p->num_partitions, header->num_partitions);
+    }
+    p->plan = plan, p->plan_size = plan_size;
+    if (!p->plan_in_tables) return FMLA_OK;
+    p->partitions = (const struct plan_partition *)(const void *)rows->data;
+    p->num_splits = (const int32_t *)(const void *)splits->data;
+    return on_cpu && !extra ? check_last_partition(op, p->partitions, p->num_partitions, p->b) : FMLA_OK;
+}
+
+fmla_status attention_size(const struct kernel *kernel, const struct attention_problem *p, size_t *bytes,
+                           size_t *alignment)
+{
+    struct prepared prepared;
+    TRY(dispatch_decide(kernel, (union problem){.attention = p}, &prepared));
+    if (bytes) *bytes = prepared.bytes;
+    if (alignment) *alignment = prepared.alignment;
+    return FMLA_OK;
+}
+
+/* As if a plan were made inside the call, with as many partitions as the one given has. */
+fmla_status attention_bound(const struct kernel *kernel, const struct attention_problem *p, size_t *bytes,
+                            size_t *alignment)
+{
+    const struct plan_header *header = p->plan; /* which has been checked, in host memory */
+    struct attention_problem all = *p;
+    if (header && p->device.device_type == FMLA_DEVICE_CPU) all.num_partitions = header->num_partitions;
+    all.plan = NULL, all.plan_in_tables = false, all.bound = true;
+    return attention_size(kernel, &all, bytes, alignment);
+}
+
+fmla_status attention_run(const struct kernel *kernel, struct attention_problem *p, void *workspace,
+                          size_t workspace_size)
+{
+    struct prepared prepared;
+    const union problem problem = {.attention = p};
+    TRY(dispatch_decide(kernel, problem, &prepared));
+    TRY(check_buffer(operation_name(p->operation), "workspace", workspace, workspace_size, prepared.bytes,
+                     prepared.alignment));
+    p->workspace = workspace;
+    return kernel->driver->run(kernel, problem, &prepared);
+}
+
 /* The shapes against each other; fills the sizes of `p`. */
 static fmla_status check_decode_sizes(const char *op, const struct checked_tensor *q,
                                       const struct checked_tensor *kv, const struct checked_tensor *table,
                                       const struct checked_tensor *seqlens, const struct checked_tensor *sink,
                                       const struct checked_tensor *out, const struct checked_tensor *lse,
-                                      struct dense_decode_problem *p)
+                                      struct attention_problem *p)
 {
+    struct key_source *keys = &p->keys[0];
+    int64_t max_pages = 1;
     p->b = q->shape[0], p->s_q = q->shape[1], p->h_q = q->shape[2], p->d_qk = q->shape[3];
-    p->pages = kv->shape[0], p->page_size = kv->shape[1], p->h_kv = kv->shape[2];
+    keys->pages = kv->shape[0], keys->page_size = kv->shape[1], p->h_kv = kv->shape[2];
     p->d_v = out->shape[3];
     TRY(check_range(op, "q: b (dimension 0)", p->b, 0, MAX_BATCH));
     TRY(check_range(op, "q: s_q (dimension 1)", p->s_q, 1, INT32_MAX));
     TRY(check_range(op, "q: h_q (dimension 2)", p->h_q, 1, INT32_MAX));
     TRY(check_range(op, "q: s_q · h_q (dimensions 1 and 2)", p->s_q * p->h_q, 1, INT32_MAX));
     TRY(check_range(op, "q: d_qk (dimension 3)", p->d_qk, 1, INT32_MAX));
-    TRY(check_range(op, "kv_cache: pages (dimension 0)", p->pages, 0, INT32_MAX));
-    TRY(check_range(op, "kv_cache: page_size (dimension 1)", p->page_size, 1, INT32_MAX));
+    TRY(check_range(op, "kv_cache: pages (dimension 0)", keys->pages, 0, INT32_MAX));
+    TRY(check_range(op, "kv_cache: page_size (dimension 1)", keys->page_size, 1, INT32_MAX));
     TRY(check_range(op, "kv_cache: h_kv (dimension 2)", p->h_kv, 1, INT32_MAX));
     TRY(check_heads(op, "q", p->h_q, p->h_kv));
     TRY(check_size(op, kv, 3, "d_qk", p->d_qk, "q"));
     TRY(check_range(op, "out: d_v (dimension 3)", p->d_v, 1, p->d_qk));
-    p->max_pages = 1;
     if (table->name) {
         TRY(check_size(op, table, 0, "b", p->b, "q"));
         TRY(check_range(op, "block_table: max_pages (dimension 1)", table->shape[1], 0, INT32_MAX));
-        p->max_pages = table->shape[1];
-    } else if (p->pages < p->b) {
+        max_pages = table->shape[1];
+    } else if (keys->pages < p->b) {
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: kv_cache: pages (dimension 0) is %lld, must be at least the %lld requests of q "
                     "where there is no "
                     "block_table",
-                    op, (long long)p->pages, (long long)p->b);
+                    op, (long long)keys->pages, (long long)p->b);
     }
-    p->capacity = p->max_pages * p->page_size;            /* < 2^62 */
+    p->capacity = max_pages * keys->page_size;            /* < 2^62 */
     if (p->capacity > INT32_MAX) p->capacity = INT32_MAX; /* no length is above it */
     TRY(check_size(op, seqlens, 0, "b", p->b, "q"));
     if (sink->name) TRY(check_size(op, sink, 0, "h_q", p->h_q, "q"));
@@ -149,9 +230,34 @@ static fmla_status check_decode_sizes(const char *op, const struct checked_tenso
     return FMLA_OK;
 }
 
+static void fill_dense_decode(const fmla_dense_decode_args *args, const struct checked_tensor *q,
+                              const struct checked_tensor *kv, const struct checked_tensor *table,
+                              const struct checked_tensor *seqlens, const struct checked_tensor *out,
+                              const struct checked_tensor *lse, struct attention_problem *p)
+{
+    struct key_source *keys = &p->keys[0];
+    const uint64_t bytes =
+        sizeof(uint16_t); /* that of a dimension of one element may wrap: it is never used */
+    p->operation = OP_DENSE_DECODE;
+    fill_attention(q, out, lse, p);
+    p->format = q->element == ELEMENT_BF16 ? KV_BF16 : KV_FP16;
+    keys->kind = KEYS_PAGED;
+    keys->k = (struct key_view){
+        (const uint8_t *)(const void *)kv->data, (int64_t)((uint64_t)kv->stride[0] * bytes),
+        (int64_t)((uint64_t)kv->stride[1] * bytes), (int64_t)((uint64_t)kv->stride[2] * bytes)};
+    keys->v = keys->k;
+    keys->table = table->name ? (const int32_t *)(const void *)table->data : NULL;
+    keys->table_stride[0] = table->stride[0];
+    keys->lengths = (const int32_t *)(const void *)seqlens->data;
+    keys->capacity = p->capacity;
+    p->causal = args->causal, p->cut = args->batch_invariant ? CUT_INVARIANT : CUT_BY_PLAN;
+    p->num_partitions = args->num_partitions;
+    p->stream = args->stream;
+}
+
 /* Everything but the workspace. `extra`: CHECK_SHAPE_ONLY where only a size is asked, else 0. */
 static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla_dense_decode_args *args,
-                                      unsigned extra, struct dense_decode_problem *p,
+                                      unsigned extra, struct attention_problem *p,
                                       const struct kernel **kernel)
 {
     static const size_t sizes[] = {offsetof(fmla_dense_decode_args, partitions),
@@ -180,98 +286,37 @@ static fmla_status check_dense_decode(const fmla_dense_decode_args *caller, fmla
                      &rows, &splits));
     TRY(check_scale(op, args->softmax_scale, p->d_qk, &p->scale));
 
-    p->element = q.element, p->device = q.device;
-    p->q = (const uint16_t *)(const void *)q.data;
-    p->kv = (const uint16_t *)(const void *)kv.data;
-    p->block_table = table.name ? (const int32_t *)(const void *)table.data : NULL;
-    p->block_table_stride = table.stride[0];
-    p->seqlens = (const int32_t *)(const void *)seqlens.data;
-    p->out = (uint16_t *)(void *)out.data;
-    p->lse = (float *)(void *)lse.data;
-    memcpy(p->q_stride, q.stride, sizeof p->q_stride);
-    memcpy(p->kv_stride, kv.stride, sizeof p->kv_stride);
-    memcpy(p->out_stride, out.stride, sizeof p->out_stride);
-    memcpy(p->lse_stride, lse.stride, sizeof p->lse_stride);
-    p->causal = args->causal, p->batch_invariant = args->batch_invariant;
-    p->plan_in_tables = rows.name && !p->batch_invariant;
-    p->num_partitions = p->plan_in_tables ? (int32_t)rows.shape[0] : args->num_partitions;
-    p->stream = args->stream;
-    const struct wanted wanted = {.operation = OP_DENSE_DECODE,
-                                  .device = q.device,
-                                  .argument = "q",
-                                  .elements = same,
-                                  .d_qk = p->d_qk,
-                                  .d_v = p->d_v,
-                                  .dense_decode = p};
-    TRY(dispatch(&wanted, args->kernel, kernel));
-    if (args->plan && !p->batch_invariant) {
-        if (q.device.device_type == FMLA_DEVICE_CPU) {
-            const struct plan_header *plan = args->plan;
-            TRY(check_plan(op, args->plan, args->plan_size, p->b));
-            if (p->num_partitions && p->num_partitions != plan->num_partitions)
-                return fail(FMLA_INVALID_ARGUMENT,
-                            "%s: num_partitions: is %d, must be 0 or the %d of the plan", op,
-                            p->num_partitions, plan->num_partitions);
-        }
-        p->plan = args->plan, p->plan_size = args->plan_size;
-    }
-    if (p->plan_in_tables) {
-        p->partitions = (const struct plan_partition *)(const void *)rows.data;
-        p->num_splits = (const int32_t *)(const void *)splits.data;
-        if (q.device.device_type == FMLA_DEVICE_CPU && !extra)
-            TRY(check_last_partition(op, p->partitions, p->num_partitions, p->b));
-    }
-    return FMLA_OK;
-}
-
-static fmla_status dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *p,
-                                     size_t *bytes, size_t *alignment)
-{
-    *bytes = 0, *alignment = 16;
-    return kernel->dense_decode_size(kernel, p, bytes, alignment);
+    fill_dense_decode(args, &q, &kv, &table, &seqlens, &out, &lse, p);
+    p->plan_in_tables = rows.name && p->cut == CUT_BY_PLAN;
+    if (p->plan_in_tables) p->num_partitions = (int32_t)rows.shape[0];
+    TRY(attention_kernel(p, args->kernel, kernel));
+    return check_given_plan(p, args->plan, args->plan_size, extra, &rows, &splits);
 }
 
 fmla_status fmla_dense_decode_workspace_size(const fmla_dense_decode_args *caller, size_t *bytes,
                                              size_t *alignment)
 {
     fmla_dense_decode_args args;
-    struct dense_decode_problem p;
+    struct attention_problem p;
     const struct kernel *kernel;
-    size_t needed, aligned;
     TRY(check_dense_decode(caller, &args, CHECK_SHAPE_ONLY, &p, &kernel));
-    TRY(dense_decode_size(kernel, &p, &needed, &aligned));
-    if (bytes) *bytes = needed;
-    if (alignment) *alignment = aligned;
-    return FMLA_OK;
-}
-
-/* As if a plan were made inside the call, with as many partitions as the one given has. */
-int32_t bound_partitions(fmla_device device, const void *plan, int32_t num_partitions)
-{
-    const struct plan_header *header = plan; /* which has been checked, in host memory */
-    return header && device.device_type == FMLA_DEVICE_CPU ? header->num_partitions : num_partitions;
+    return attention_size(kernel, &p, bytes, alignment);
 }
 
 fmla_status fmla_dense_decode_workspace_bound(const fmla_dense_decode_args *caller, size_t *bytes,
                                               size_t *alignment)
 {
     fmla_dense_decode_args args;
-    struct dense_decode_problem p;
+    struct attention_problem p;
     const struct kernel *kernel;
-    size_t needed, aligned;
     TRY(check_dense_decode(caller, &args, CHECK_SHAPE_ONLY, &p, &kernel));
-    p.num_partitions = bound_partitions(p.device, p.plan, p.num_partitions);
-    p.plan = NULL, p.plan_in_tables = false, p.bound = true;
-    TRY(dense_decode_size(kernel, &p, &needed, &aligned));
-    if (bytes) *bytes = needed;
-    if (alignment) *alignment = aligned;
-    return FMLA_OK;
+    return attention_bound(kernel, &p, bytes, alignment);
 }
 
 fmla_status fmla_dense_decode_kernel(const fmla_dense_decode_args *caller, const char **name)
 {
     fmla_dense_decode_args args;
-    struct dense_decode_problem p;
+    struct attention_problem p;
     const struct kernel *kernel;
     if (!name) return fail(FMLA_INVALID_ARGUMENT, "dense_decode: name: is NULL, must point to the answer");
     TRY(check_dense_decode(caller, &args, CHECK_SHAPE_ONLY, &p, &kernel));
@@ -282,14 +327,10 @@ fmla_status fmla_dense_decode_kernel(const fmla_dense_decode_args *caller, const
 fmla_status fmla_dense_decode(const fmla_dense_decode_args *caller)
 {
     fmla_dense_decode_args args;
-    struct dense_decode_problem p;
+    struct attention_problem p;
     const struct kernel *kernel;
-    size_t needed, alignment;
     TRY(check_dense_decode(caller, &args, 0, &p, &kernel));
-    TRY(dense_decode_size(kernel, &p, &needed, &alignment));
-    TRY(check_buffer("dense_decode", "workspace", args.workspace, args.workspace_size, needed, alignment));
-    p.workspace = args.workspace, p.workspace_size = args.workspace_size;
-    return kernel->dense_decode(kernel, &p);
+    return attention_run(kernel, &p, args.workspace, args.workspace_size);
 }
 
 /* ---- Merge ---------------------------------------------------------------------------------- */
@@ -352,5 +393,5 @@ fmla_status fmla_merge(const fmla_merge_args *caller)
     memcpy(p.out_stride, out.stride, sizeof p.out_stride);
     memcpy(p.lse_stride, lse.stride, sizeof p.lse_stride);
     p.stream = args.stream;
-    return kernel->merge(&p);
+    return kernel->driver->run(kernel, (union problem){.merge = &p}, NULL);
 }

@@ -49,8 +49,30 @@ fmla_status check_tables(const char *operation, const fmla_tensor *partitions, c
 fmla_status check_last_partition(const char *op, const struct plan_partition *partitions,
                                  int32_t num_partitions, int64_t b);
 
-/* Partitions of the calls whose bound is asked; 0: by default. `plan` is the call's, or NULL. */
-int32_t bound_partitions(fmla_device device, const void *plan, int32_t num_partitions);
+/* ---- Attention, checked ---------------------------------------------------------------------- */
+
+/* q, out and lse of four, four and three dimensions. */
+void fill_attention(const struct checked_tensor *q, const struct checked_tensor *out,
+                    const struct checked_tensor *lse, struct attention_problem *problem);
+
+/* The plan that a call by plan brings; the problem is whole otherwise. */
+fmla_status check_given_plan(struct attention_problem *problem, const void *plan, size_t plan_size,
+                             unsigned extra, const struct checked_tensor *rows,
+                             const struct checked_tensor *splits);
+
+/* The kernel for a problem that is whole but for its plan and its workspace. */
+fmla_status attention_kernel(const struct attention_problem *problem, const char *name,
+                             const struct kernel **kernel);
+
+/* The workspace of a call, or of any up to its sizes; either answer may be NULL. */
+fmla_status attention_size(const struct kernel *kernel, const struct attention_problem *problem,
+                           size_t *bytes, size_t *alignment);
+fmla_status attention_bound(const struct kernel *kernel, const struct attention_problem *problem,
+                            size_t *bytes, size_t *alignment);
+
+/* Checks the workspace and makes the call. */
+fmla_status attention_run(const struct kernel *kernel, struct attention_problem *problem, void *workspace,
+                          size_t workspace_size);
 
 /* ---- Caches of the sparse operations (api_format.c) ------------------------------------------ */
 
@@ -71,6 +93,10 @@ fmla_status check_kv_format(const char *operation, int32_t kv_format, const char
 /* Pages of that format, [pages, page_size, 1, …], without what names keys in them. `extra`: CHECK_… */
 fmla_status check_kv_pages(const char *operation, const struct checked_tensor *kv,
                            const struct api_format *format, int64_t d_qk, unsigned extra,
-                           struct sparse_cache *cache);
+                           struct key_source *keys);
+
+/* The lists of keys in it, whose lengths may be absent. */
+void fill_lists(const struct checked_tensor *indices, const struct checked_tensor *lengths, int64_t topk,
+                struct key_source *keys);
 
 #endif

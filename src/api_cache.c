@@ -74,13 +74,14 @@ static fmla_status check_cache(const char *op, const fmla_tensor *tensor, unsign
     return FMLA_OK;
 }
 
-static fmla_status run(enum operation operation, const char *kernel_name, const struct cache_problem *p)
+static fmla_status run(enum operation operation, const char *kernel_name, struct cache_problem *p)
 {
     const struct wanted wanted = {
         .operation = operation, .device = p->device, .argument = "kv_cache", .elements = 1u << p->element};
     const struct kernel *kernel;
     TRY(dispatch(&wanted, kernel_name, &kernel));
-    return kernel->cache(kernel, p);
+    p->operation = operation;
+    return kernel->driver->run(kernel, (union problem){.cache = p}, NULL);
 }
 
 fmla_status fmla_cache_append(const fmla_cache_append_args *caller)

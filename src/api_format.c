@@ -37,7 +37,7 @@ fmla_status check_kv_format(const char *op, int32_t kv_format, const char *name,
 }
 
 fmla_status check_kv_pages(const char *op, const struct checked_tensor *kv, const struct api_format *format,
-                           int64_t d_qk, unsigned extra, struct sparse_cache *cache)
+                           int64_t d_qk, unsigned extra, struct key_source *keys)
 {
     const int64_t bytes = format->allow == ALLOW_BYTES ? 1 : 2;
     const bool in_pieces = format->format == KV_FP8_584; /* tokens of a page, then their scales */
@@ -64,12 +64,23 @@ fmla_status check_kv_pages(const char *op, const struct checked_tensor *kv, cons
         return fail(FMLA_INVALID_ARGUMENT,
                     "%s: %s: data + byte_offset is not a multiple of %lld bytes as %s wants", op, kv->name,
                     (long long)format->unit, format->name);
-    cache->data = (const uint8_t *)(const void *)kv->data;
-    cache->pages = kv->shape[0], cache->page_size = kv->shape[1];
+    keys->pages = kv->shape[0], keys->page_size = kv->shape[1];
+    keys->k.data = (const uint8_t *)(const void *)kv->data;
     /* The stride of a dimension of one element may be anything, and is not multiplied. Of others check_tensor has seen
      * that no offset overflows. */
-    if (cache->pages > 1) cache->page_bytes = kv->stride[0] * bytes;
-    if (cache->page_size > 1)
-        cache->slot_bytes = in_pieces ? kv_layout_of(format->format, 0).token_bytes : kv->stride[1] * bytes;
+    if (keys->pages > 1) keys->k.page_bytes = kv->stride[0] * bytes;
+    if (keys->page_size > 1)
+        keys->k.slot_bytes = in_pieces ? kv_layout_of(format->format, 0).token_bytes : kv->stride[1] * bytes;
+    keys->v = keys->k;
     return FMLA_OK;
+}
+
+void fill_lists(const struct checked_tensor *indices, const struct checked_tensor *lengths, int64_t topk,
+                struct key_source *keys)
+{
+    keys->kind = KEYS_LISTED;
+    keys->table = (const int32_t *)(const void *)indices->data;
+    keys->table_stride[0] = indices->stride[0], keys->table_stride[1] = indices->stride[1];
+    keys->lengths = (const int32_t *)(const void *)lengths->data;
+    keys->capacity = topk;
 }

@@ -82,7 +82,7 @@ static fmla_status check_plan_topk(const fmla_decode_plan_args *args, unsigned e
 
 /* The lengths of a plan for dense decode. */
 static fmla_status check_plan_seqlens(const fmla_decode_plan_args *args, unsigned extra,
-                                      struct checked_tensor *seqlens)
+                                      struct checked_tensor *seqlens, struct plan_topk *lists)
 {
     static const char *const names[] = {"topk_length", "extra_topk_length"};
     const fmla_tensor *tensors[] = {args->topk_length, args->extra_topk_length};
@@ -95,6 +95,8 @@ static fmla_status check_plan_seqlens(const fmla_decode_plan_args *args, unsigne
     TRY(check_range(plan_operation, "topk", args->topk, 0, 0));
     TRY(check_range(plan_operation, "extra_topk", args->extra_topk, 0, 0));
     TRY(check_range(plan_operation, "h_kv", args->h_kv, 1, INT32_MAX));
+    *lists = (struct plan_topk){.topk = args->capacity ? args->capacity : INT32_MAX,
+                                .length = (const int32_t *)(const void *)seqlens->data};
     return check_range(plan_operation, "capacity", args->capacity, 0, INT64_MAX);
 }
 
@@ -138,14 +140,14 @@ static fmla_status check_plan_args(const fmla_decode_plan_args *caller, fmla_dec
                                    offsetof(fmla_decode_plan_args, sparse), sizeof(fmla_decode_plan_args), 0};
     const int64_t most = INT32_MAX;
     struct checked_tensor lengths = {0}, rows = {0}, splits = {0};
-    struct plan_topk topk = {0};
+    struct plan_topk lists = {0};
     char name[64];
     TRY(check_struct(plan_operation, "args", caller, args, sizeof *args, sizes));
     TRY(check_range(plan_operation, "sparse", args->sparse, 0, 1));
     if (args->sparse)
-        TRY(check_plan_topk(args, extra, &lengths, &topk));
+        TRY(check_plan_topk(args, extra, &lengths, &lists));
     else
-        TRY(check_plan_seqlens(args, extra, &lengths));
+        TRY(check_plan_seqlens(args, extra, &lengths, &lists));
     snprintf(name, sizeof name, "%s: b (dimension 0)", lengths.name);
     TRY(check_range(plan_operation, name, lengths.shape[0], 0, MAX_BATCH));
     TRY(check_range(plan_operation, "s_q", args->s_q, 1, most));
@@ -162,20 +164,14 @@ static fmla_status check_plan_args(const fmla_decode_plan_args *caller, fmla_dec
         target = args->target;
         TRY(check_device_argument(plan_operation, "target", &target));
     }
-    const struct wanted wanted = {.operation = OP_DECODE_PLAN,
-                                  .device = lengths.device,
-                                  .argument = lengths.name,
-                                  .plan_sparse = args->sparse};
+    const struct wanted wanted = {
+        .operation = OP_DECODE_PLAN, .device = lengths.device, .argument = lengths.name};
     TRY(dispatch(&wanted, NULL, kernel));
     *problem = (struct plan_problem){
         .b = lengths.shape[0],
-        .capacity = args->sparse     ? 0
-                    : args->capacity ? args->capacity
-                                     : INT32_MAX,
-        .seqlens = args->sparse ? NULL : (const int32_t *)(const void *)lengths.data,
+        .kind = args->sparse ? KEYS_LISTED : KEYS_PAGED,
+        .lists = lists,
         .device = lengths.device,
-        .sparse = args->sparse,
-        .topk = topk,
         .stream = args->stream,
     };
     if (!args->sparse && dispatch_has_plan_costs(target))
@@ -234,7 +230,7 @@ fmla_status fmla_decode_plan(const fmla_decode_plan_args *caller)
         TRY(check_buffer(plan_operation, "plan", args.plan, args.plan_size, needed, 16));
         problem.plan = plan_tables_of(args.plan, problem.plan.num_partitions);
     }
-    return kernel->decode_plan(&problem);
+    return kernel->driver->run(kernel, (union problem){.plan = &problem}, NULL);
 }
 
 fmla_status check_plan(const char *operation, const void *plan, size_t plan_size, int64_t batch)

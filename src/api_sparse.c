@@ -10,16 +10,14 @@ static const char op[] = "sparse_decode";
 
 /* The keys that are named in a cache. */
 static fmla_status check_indices(const struct checked_tensor *indices, const struct checked_tensor *length,
-                                 const struct sparse_decode_problem *p, const char *about,
-                                 struct sparse_cache *cache, int64_t *topk)
+                                 const struct attention_problem *p, const char *about,
+                                 struct key_source *keys)
 {
     TRY(check_size(op, indices, 0, "b", p->b, "q"));
     TRY(check_size(op, indices, 1, "s_q", p->s_q, "q"));
     TRY(check_range(op, about, indices->shape[2], 0, INT32_MAX));
     if (length->name) TRY(check_size(op, length, 0, "b", p->b, "q"));
-    cache->indices = (const int32_t *)(const void *)indices->data;
-    memcpy(cache->indices_stride, indices->stride, sizeof cache->indices_stride);
-    *topk = indices->shape[2];
+    fill_lists(indices, length, indices->shape[2], keys);
     return FMLA_OK;
 }
 
@@ -64,7 +62,7 @@ static fmla_status check_tensors(const fmla_sparse_decode_args *args, unsigned e
 
 /* The shapes against each other; fills the sizes, the caches and the lengths of `p`. */
 static fmla_status check_sizes(const struct tensors *t, const struct api_format *format, unsigned extra,
-                               struct sparse_decode_problem *p)
+                               struct attention_problem *p)
 {
     const struct checked_tensor *q = &t->q, *out = &t->out, *lse = &t->lse;
     p->b = q->shape[0], p->s_q = q->shape[1], p->h_q = q->shape[2], p->d_qk = q->shape[3];
@@ -75,18 +73,16 @@ static fmla_status check_sizes(const struct tensors *t, const struct api_format 
     TRY(check_range(op, "q: s_q · h_q (dimensions 1 and 2)", p->s_q * p->h_q, 1, INT32_MAX));
     TRY(check_range(op, "q: d_qk (dimension 3)", p->d_qk, 1, INT32_MAX));
     if (format->d_qk) TRY(check_size(op, q, 3, "d_qk", format->d_qk, format->name));
-    TRY(check_kv_pages(op, &t->kv, format, p->d_qk, extra, &p->cache[0]));
+    TRY(check_kv_pages(op, &t->kv, format, p->d_qk, extra, &p->keys[0]));
     TRY(check_range(op, "out: d_v (dimension 3)", p->d_v, 1, p->d_qk));
-    TRY(check_indices(&t->indices, &t->length, p, "indices: topk (dimension 2)", &p->cache[0],
-                      &p->topk.topk));
+    TRY(check_indices(&t->indices, &t->length, p, "indices: topk (dimension 2)", &p->keys[0]));
     if (t->extra_kv.name) {
-        TRY(check_kv_pages(op, &t->extra_kv, format, p->d_qk, extra, &p->cache[1]));
+        TRY(check_kv_pages(op, &t->extra_kv, format, p->d_qk, extra, &p->keys[1]));
         TRY(check_indices(&t->extra_indices, &t->extra_length, p, "extra_indices: extra_topk (dimension 2)",
-                          &p->cache[1], &p->topk.extra_topk));
+                          &p->keys[1]));
     }
-    p->topk.length = (const int32_t *)(const void *)t->length.data;
-    p->topk.extra_length = (const int32_t *)(const void *)t->extra_length.data;
-    p->capacity = plan_topk_length(p->topk.topk, p->topk.extra_topk, p->topk.extra_topk);
+    p->h_kv = 1;
+    p->capacity = plan_topk_length(p->keys[0].capacity, p->keys[1].capacity, p->keys[1].capacity);
     if (t->sink.name) TRY(check_size(op, &t->sink, 0, "h_q", p->h_q, "q"));
     TRY(check_size(op, out, 0, "b", p->b, "q"));
     TRY(check_size(op, out, 1, "s_q", p->s_q, "q"));
@@ -99,35 +95,9 @@ static fmla_status check_sizes(const struct tensors *t, const struct api_format 
     return FMLA_OK;
 }
 
-/* The plan that the call brings; the problem is whole otherwise. */
-static fmla_status check_given_plan(const fmla_sparse_decode_args *args, unsigned extra,
-                                    const struct checked_tensor *rows, const struct checked_tensor *splits,
-                                    struct sparse_decode_problem *p)
-{
-    if (p->batch_invariant) return FMLA_OK;
-    if (args->plan) {
-        if (p->device.device_type == FMLA_DEVICE_CPU) {
-            const struct plan_header *plan = args->plan;
-            TRY(check_plan(op, args->plan, args->plan_size, p->b));
-            if (p->num_partitions && p->num_partitions != plan->num_partitions)
-                return fail(FMLA_INVALID_ARGUMENT,
-                            "%s: num_partitions: is %d, must be 0 or the %d of the plan", op,
-                            p->num_partitions, plan->num_partitions);
-        }
-        p->plan = args->plan, p->plan_size = args->plan_size;
-    }
-    if (p->plan_in_tables) {
-        p->partitions = (const struct plan_partition *)(const void *)rows->data;
-        p->num_splits = (const int32_t *)(const void *)splits->data;
-        if (p->device.device_type == FMLA_DEVICE_CPU && !extra)
-            TRY(check_last_partition(op, p->partitions, p->num_partitions, p->b));
-    }
-    return FMLA_OK;
-}
-
 /* Everything but the workspace. `extra`: CHECK_SHAPE_ONLY where only a size is asked, else 0. */
 static fmla_status check_sparse_decode(const fmla_sparse_decode_args *caller, fmla_sparse_decode_args *args,
-                                       unsigned extra, struct sparse_decode_problem *p,
+                                       unsigned extra, struct attention_problem *p,
                                        const struct kernel **kernel)
 {
     static const size_t sizes[] = {sizeof(fmla_sparse_decode_args), 0};
@@ -145,72 +115,42 @@ static fmla_status check_sparse_decode(const fmla_sparse_decode_args *caller, fm
                      &rows, &splits));
     TRY(check_scale(op, args->softmax_scale, p->d_qk, &p->scale));
 
-    p->element = t.q.element, p->device = t.q.device, p->format = format->format;
-    p->q = (const uint16_t *)(const void *)t.q.data;
-    p->out = (uint16_t *)(void *)t.out.data;
-    p->lse = (float *)(void *)t.lse.data;
-    memcpy(p->q_stride, t.q.stride, sizeof p->q_stride);
-    memcpy(p->out_stride, t.out.stride, sizeof p->out_stride);
-    memcpy(p->lse_stride, t.lse.stride, sizeof p->lse_stride);
-    p->batch_invariant = args->batch_invariant;
-    p->plan_in_tables = rows.name && !p->batch_invariant;
+    p->operation = OP_SPARSE_DECODE, p->format = format->format;
+    fill_attention(&t.q, &t.out, &t.lse, p);
+    p->cut = args->batch_invariant ? CUT_INVARIANT : CUT_BY_PLAN;
+    p->plan_in_tables = rows.name && p->cut == CUT_BY_PLAN;
     p->num_partitions = p->plan_in_tables ? (int32_t)rows.shape[0] : args->num_partitions;
     p->stream = args->stream;
-    const struct wanted wanted = {.operation = OP_SPARSE_DECODE,
-                                  .device = t.q.device,
-                                  .argument = "q",
-                                  .elements = 1u << p->element,
-                                  .d_qk = p->d_qk,
-                                  .d_v = p->d_v,
-                                  .sparse_decode = p,
-                                  .formats = 1u << p->format};
-    TRY(dispatch(&wanted, args->kernel, kernel));
-    return check_given_plan(args, extra, &rows, &splits, p);
-}
-
-static fmla_status workspace_size(const struct kernel *kernel, const struct sparse_decode_problem *p,
-                                  size_t *bytes, size_t *alignment)
-{
-    *bytes = 0, *alignment = 16;
-    return kernel->sparse_decode_size(kernel, p, bytes, alignment);
+    TRY(attention_kernel(p, args->kernel, kernel));
+    return check_given_plan(p, args->plan, args->plan_size, extra, &rows, &splits);
 }
 
 fmla_status fmla_sparse_decode_workspace_size(const fmla_sparse_decode_args *caller, size_t *bytes,
                                               size_t *alignment)
 {
     fmla_sparse_decode_args args;
-    struct sparse_decode_problem p;
+    struct attention_problem p;
     const struct kernel *kernel;
-    size_t needed, aligned;
     TRY(check_sparse_decode(caller, &args, CHECK_SHAPE_ONLY, &p, &kernel));
-    TRY(workspace_size(kernel, &p, &needed, &aligned));
-    if (bytes) *bytes = needed;
-    if (alignment) *alignment = aligned;
-    return FMLA_OK;
+    return attention_size(kernel, &p, bytes, alignment);
 }
 
 fmla_status fmla_sparse_decode_workspace_bound(const fmla_sparse_decode_args *caller, size_t *bytes,
                                                size_t *alignment)
 {
     fmla_sparse_decode_args args;
-    struct sparse_decode_problem p;
+    struct attention_problem p;
     const struct kernel *kernel;
-    size_t needed, aligned;
     TRY(check_sparse_decode(caller, &args, CHECK_SHAPE_ONLY, &p, &kernel));
-    p.num_partitions = bound_partitions(p.device, p.plan, p.num_partitions);
-    p.plan = NULL, p.plan_in_tables = false, p.bound = true;
-    TRY(workspace_size(kernel, &p, &needed, &aligned));
-    if (bytes) *bytes = needed;
-    if (alignment) *alignment = aligned;
-    return FMLA_OK;
+    return attention_bound(kernel, &p, bytes, alignment);
 }
 
 fmla_status fmla_sparse_decode_kernel(const fmla_sparse_decode_args *caller, const char **name)
 {
     fmla_sparse_decode_args args;
-    struct sparse_decode_problem p;
+    struct attention_problem p;
     const struct kernel *kernel;
-    if (!name) return fail(FMLA_INVALID_ARGUMENT, "%s: name: is NULL, must point to the answer", op);
+    if (!name) return fail(FMLA_INVALID_ARGUMENT, "sparse_decode: name: is NULL, must point to the answer");
     TRY(check_sparse_decode(caller, &args, CHECK_SHAPE_ONLY, &p, &kernel));
     *name = kernel->name;
     return FMLA_OK;
@@ -219,12 +159,8 @@ fmla_status fmla_sparse_decode_kernel(const fmla_sparse_decode_args *caller, con
 fmla_status fmla_sparse_decode(const fmla_sparse_decode_args *caller)
 {
     fmla_sparse_decode_args args;
-    struct sparse_decode_problem p;
+    struct attention_problem p;
     const struct kernel *kernel;
-    size_t needed, alignment;
     TRY(check_sparse_decode(caller, &args, 0, &p, &kernel));
-    TRY(workspace_size(kernel, &p, &needed, &alignment));
-    TRY(check_buffer(op, "workspace", args.workspace, args.workspace_size, needed, alignment));
-    p.workspace = args.workspace, p.workspace_size = args.workspace_size;
-    return kernel->sparse_decode(kernel, &p);
+    return attention_run(kernel, &p, args.workspace, args.workspace_size);
 }
