@@ -21,14 +21,11 @@ static const struct kernel kernels[] = {
 };
 
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
+enum { ATTENTION = 1 << OP_DENSE_DECODE | 1 << OP_SPARSE_DECODE | 1 << OP_SPARSE_PREFILL };
 
-static const char *const operation_names[OPERATIONS] = {"decode_plan",    "dense_decode", "sparse_decode",
-                                                        "sparse_prefill", "merge",        "cache_append",
-                                                        "cache_gather"};
-
-const char *operation_name(enum operation operation)
+static bool serves(const struct kernel *kernel, enum operation operation)
 {
-    return operation_names[operation];
+    return kernel->operations & 1u << operation;
 }
 
 const char *device_name(fmla_device device, char buffer[32])
@@ -77,12 +74,11 @@ fmla_status dispatch_prepare(fmla_device device)
 static struct {
     pthread_once_t once;
     struct processor processor;
-    int order
-        [KERNELS]; /* the rows of the table, for one operation after the other, best first on this processor */
+    int order[OPERATIONS][KERNELS]; /* the rows of each operation, best first on this processor; then -1 */
     char environment[512];
     bool environment_too_long;
     char dtypes[KERNELS][32];
-    char shapes[KERNELS][96];
+    char sizes[KERNELS][48], shapes[KERNELS][96]; /* of attention, without and with formats of a cache */
     char driver_needed[48];
     char capabilities[KERNELS][64]; /* words for a GPU that has less than the kernel needs */
 } state = {.once = PTHREAD_ONCE_INIT};
@@ -108,7 +104,7 @@ static void describe_kernel(int index)
     static const char *const element_names[] = {"bf16", "fp16", "fp32"};
     const struct kernel *kernel = &kernels[index];
     char *dtypes = state.dtypes[index];
-    *dtypes = *state.shapes[index] = 0;
+    *dtypes = *state.sizes[index] = *state.shapes[index] = 0;
     for (int e = 0; e < 3; e++) {
         if (!(kernel->elements & (1u << e))) continue;
         text_append(dtypes, sizeof state.dtypes[index], "%s%s", *dtypes ? " " : "", element_names[e]);
@@ -116,12 +112,18 @@ static void describe_kernel(int index)
     snprintf(state.capabilities[index], sizeof state.capabilities[index],
              "this GPU's compute capability is %s %d.%d", kernel->this_capability ? "not" : "below",
              kernel->capability / 10, kernel->capability % 10);
-    if (kernel->operation != OP_DENSE_DECODE && kernel->operation != OP_SPARSE_DECODE &&
-        kernel->operation != OP_SPARSE_PREFILL)
-        return;
-    describe_sizes(state.shapes[index], sizeof state.shapes[index], "d_qk", kernel->d_qk);
-    describe_sizes(state.shapes[index], sizeof state.shapes[index], "d_v", kernel->d_v);
+    if (!(kernel->operations & ATTENTION)) return;
+    describe_sizes(state.sizes[index], sizeof state.sizes[index], "d_qk", kernel->d_qk);
+    describe_sizes(state.sizes[index], sizeof state.sizes[index], "d_v", kernel->d_v);
+    text_append(state.shapes[index], sizeof state.shapes[index], "%s", state.sizes[index]);
     if (kernel->formats) describe_formats(state.shapes[index], sizeof state.shapes[index], kernel->formats);
+}
+
+/* A cache of dense decode has the type of q. */
+static const char *shapes_of(const struct kernel *kernel, enum operation operation)
+{
+    const ptrdiff_t row = kernel - kernels;
+    return operation == OP_DENSE_DECODE ? state.sizes[row] : state.shapes[row];
 }
 
 #if defined(__x86_64__)
@@ -153,17 +155,17 @@ static struct processor this_processor(void)
 /* The one place that knows what is better than what: dispatch and fmla_capabilities go by it. */
 static void order_kernels(void)
 {
-    int count = 0;
-    for (int op = 0; op < OPERATIONS; op++)
+    for (int op = 0; op < OPERATIONS; op++) {
+        int *row = state.order[op], count = 0;
         for (int i = 0; i < KERNELS; i++)
-            if (kernels[i].operation == (enum operation)op) state.order[count++] = i;
-    for (int at = 0; at + 1 < KERNELS; at++) {
-        const struct kernel *kernel = &kernels[state.order[at]], *next = &kernels[state.order[at + 1]];
-        if (!kernel->slow_on_intel || !state.processor.intel) continue;
-        if (next->operation != kernel->operation || next->needs != NEEDS_AVX512) continue;
-        const int row = state.order[at];
-        state.order[at] = state.order[at + 1], state.order[at + 1] = row;
-        at++;
+            if (serves(&kernels[i], (enum operation)op)) row[count++] = i;
+        if (count < KERNELS) row[count] = -1;
+        for (int at = 0; at + 1 < count; at++) {
+            const int slow = row[at];
+            if (!kernels[slow].slow_on_intel || !state.processor.intel) continue;
+            if (kernels[row[at + 1]].needs != NEEDS_AVX512) continue;
+            row[at] = row[at + 1], row[++at] = slow;
+        }
     }
 }
 
@@ -239,27 +241,15 @@ static const char *missing_feature(const struct kernel *kernel, fmla_device devi
                                            : "this processor has no AVX2 with FMA and F16C";
 }
 
-/* What a kernel that refuses the problem itself takes, with the argument; NULL if it takes it. */
-static const char *refused_problem(const struct kernel *kernel, const struct wanted *wanted,
-                                   const char **argument)
-{
-    if (wanted->dense_decode && kernel->dense_decode_refuses)
-        return kernel->dense_decode_refuses(wanted->dense_decode, argument);
-    if (wanted->sparse_decode && kernel->sparse_decode_refuses)
-        return kernel->sparse_decode_refuses(wanted->sparse_decode, argument);
-    if (wanted->sparse_prefill && kernel->sparse_prefill_refuses)
-        return kernel->sparse_prefill_refuses(wanted->sparse_prefill, argument);
-    return NULL;
-}
-
 /* Writes why `kernel` cannot run `wanted`, with the argument that it cannot take, and returns true; false if it can. */
 static bool refuses(const struct kernel *kernel, const struct wanted *wanted, const char **argument,
                     char *why, size_t size)
 {
     char device[32];
-    const char *takes = NULL;
+    const char *takes;
+    const bool asked = wanted->problem.attention != NULL;
     *argument = wanted->argument;
-    const char *shapes = state.shapes[kernel - kernels];
+    const char *shapes = shapes_of(kernel, wanted->operation);
     if (kernel->device_type != wanted->device.device_type)
         snprintf(why, size, "device is %s, kernel %s runs on %s", device_name(wanted->device, device),
                  kernel->name, kernel->device_type == FMLA_DEVICE_CPU ? "cpu" : "cuda");
@@ -278,9 +268,8 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
     else if (wanted->formats & ~kernel->formats) {
         *argument = "kv_format";
         snprintf(why, size, "kernel %s takes %s", kernel->name, shapes);
-    } else if (wanted->plan_sparse && !kernel->plans_sparse)
-        snprintf(why, size, "kernel %s plans for dense decode alone", kernel->name);
-    else if ((takes = refused_problem(kernel, wanted, argument)))
+    } else if (asked && kernel->driver->refuses &&
+               (takes = kernel->driver->refuses(kernel, wanted->problem, argument)))
         snprintf(why, size, "kernel %s %s", kernel->name, takes);
     else
         return false;
@@ -292,7 +281,7 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
 static const struct kernel *find(enum operation operation, const char *name, size_t length)
 {
     for (int i = 0; i < KERNELS; i++)
-        if (kernels[i].operation == operation && strlen(kernels[i].name) == length &&
+        if (serves(&kernels[i], operation) && strlen(kernels[i].name) == length &&
             memcmp(kernels[i].name, name, length) == 0)
             return &kernels[i];
     return NULL;
@@ -303,10 +292,10 @@ static fmla_status unknown_kernel(enum operation operation, const char *source, 
 {
     char names[160] = "";
     for (int i = 0; i < KERNELS; i++) {
-        if (kernels[i].operation != operation) continue;
+        if (!serves(&kernels[i], operation)) continue;
         text_append(names, sizeof names, "%s%s", *names ? ", " : "", kernels[i].name);
     }
-    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is \"%.*s\", must be one of: %s", operation_names[operation],
+    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is \"%.*s\", must be one of: %s", operation_name(operation),
                 source, (int)length, name, names);
 }
 
@@ -319,19 +308,19 @@ static fmla_status from_environment(const struct wanted *wanted, const struct ke
     *kernel = NULL;
     if (state.environment_too_long)
         return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is longer than %zu bytes",
-                    operation_names[wanted->operation], source, sizeof state.environment - 1);
+                    operation_name(wanted->operation), source, sizeof state.environment - 1);
     for (const char *at = state.environment; *at;) {
         const size_t length = strcspn(at, ",");
         const char *equals = memchr(at, '=', length);
         const char *name = equals ? equals + 1 : at;
         const size_t name_length = length - (size_t)(name - at);
-        const char *operation = operation_names[wanted->operation];
+        const char *operation = operation_name(wanted->operation);
         const size_t target_length = equals ? (size_t)(equals - at) : 0;
         bool known = false, target_known = !equals, ours = !equals;
         for (int op = 0; op < OPERATIONS; op++) {
             known |= find((enum operation)op, name, name_length) != NULL;
-            if (strlen(operation_names[op]) != target_length ||
-                memcmp(operation_names[op], at, target_length) != 0)
+            if (strlen(operation_name((enum operation)op)) != target_length ||
+                memcmp(operation_name((enum operation)op), at, target_length) != 0)
                 continue;
             target_known = true;
             ours |= op == (int)wanted->operation;
@@ -352,7 +341,7 @@ static fmla_status from_environment(const struct wanted *wanted, const struct ke
 fmla_status dispatch(const struct wanted *wanted, const char *forced, const struct kernel **kernel)
 {
     pthread_once(&state.once, initialise);
-    const char *operation = operation_names[wanted->operation];
+    const char *operation = operation_name(wanted->operation);
     const char *argument = wanted->argument;
     char why[480] = "";
 
@@ -369,10 +358,10 @@ fmla_status dispatch(const struct wanted *wanted, const char *forced, const stru
     }
 
     bool device_has_kernels = false;
-    for (int at = 0; at < KERNELS; at++) {
-        const struct kernel *row = &kernels[state.order[at]];
-        if (row->operation != wanted->operation || row->forced_only) continue;
-        if (row->device_type != wanted->device.device_type) continue;
+    const int *order = state.order[wanted->operation];
+    for (int at = 0; at < KERNELS && order[at] >= 0; at++) {
+        const struct kernel *row = &kernels[order[at]];
+        if (row->forced_only || row->device_type != wanted->device.device_type) continue;
         device_has_kernels = true;
         /* The last refusal is told: it is that of the most general kernel. */
         if (refuses(row, wanted, &argument, why, sizeof why)) continue;
@@ -386,23 +375,28 @@ fmla_status dispatch(const struct wanted *wanted, const char *forced, const stru
                 wanted->argument, device_name(wanted->device, device), operation);
 }
 
+fmla_status dispatch_decide(const struct kernel *kernel, union problem problem, struct prepared *prepared)
+{
+    prepared->bytes = 0, prepared->alignment = 16;
+    return kernel->driver->prepare ? kernel->driver->prepare(kernel, problem, prepared) : FMLA_OK;
+}
+
 bool dispatch_capability(fmla_device device, int64_t index, fmla_capability *capability)
 {
     pthread_once(&state.once, initialise);
     int64_t row = 0;
     for (int op = 0; op < OPERATIONS; op++) {
         bool supported = false;
-        for (int at = 0; at < KERNELS; at++) {
-            const int i = state.order[at];
+        for (int at = 0; at < KERNELS && state.order[op][at] >= 0; at++) {
+            const int i = state.order[op][at];
             const struct kernel *kernel = &kernels[i];
-            if (kernel->operation != (enum operation)op || kernel->device_type != device.device_type)
-                continue;
+            if (kernel->device_type != device.device_type) continue;
             supported |= !kernel->forced_only;
             if (row++ != index) continue;
-            capability->operation = operation_names[op];
+            capability->operation = operation_name((enum operation)op);
             capability->kernel = kernel->name;
             capability->dtypes = state.dtypes[i];
-            capability->shapes = state.shapes[i];
+            capability->shapes = shapes_of(kernel, (enum operation)op);
             capability->reason = missing_feature(kernel, device);
             capability->available = !*capability->reason;
             capability->forced_only = kernel->forced_only;
@@ -410,7 +404,7 @@ bool dispatch_capability(fmla_device device, int64_t index, fmla_capability *cap
             return true;
         }
         if (supported || row++ != index) continue;
-        capability->operation = operation_names[op];
+        capability->operation = operation_name((enum operation)op);
         capability->kernel = capability->dtypes = capability->shapes = NULL;
         capability->reason = "this build has no kernel of it for this device";
         capability->available = capability->forced_only = 0;

@@ -33,25 +33,12 @@ struct plan_costs plan_costs_of(int64_t s_q, int64_t h_q, int64_t h_kv)
     return (struct plan_costs){(int32_t)row_tiles, (int32_t)(row_tiles / h_kv)};
 }
 
-/* The lengths of a batch, of either decode. */
-struct lengths {
-    const int32_t *seqlens; /* NULL: sparse */
-    int64_t capacity;
-    struct plan_topk topk;
-};
-
-static int64_t length_of(const struct lengths *lengths, int64_t request)
-{
-    const struct plan_topk *topk = &lengths->topk;
-    if (lengths->seqlens) return plan_clamp_length(lengths->seqlens[request], lengths->capacity);
-    return plan_topk_length(plan_topk_count(topk->topk, topk->length, request), topk->extra_topk,
-                            plan_topk_count(topk->extra_topk, topk->extra_length, request));
-}
-
 /* Blocks of a request; one without keys still has one, so that some partition writes its (empty) result. */
-static int64_t blocks_of(const struct lengths *lengths, int64_t request)
+static int64_t blocks_of(const struct plan_topk *lists, int64_t request)
 {
-    const int64_t length = length_of(lengths, request);
+    const int64_t length =
+        plan_topk_length(plan_topk_count(lists->topk, lists->length, request), lists->extra_topk,
+                         plan_topk_count(lists->extra_topk, lists->extra_length, request));
     return length > PLAN_BLOCK ? (length + PLAN_BLOCK - 1) / PLAN_BLOCK : 1;
 }
 
@@ -61,12 +48,12 @@ static void write_header(struct plan_tables plan, int64_t batch, int64_t payload
     if (plan.header) *plan.header = (struct plan_header){PLAN_MAGIC, plan.num_partitions, batch, payload, 0};
 }
 
-static void build(struct plan_tables plan, int64_t batch, const struct lengths *lengths)
+static void build_default(struct plan_tables plan, int64_t batch, const struct plan_topk *lists)
 {
     const int32_t num_partitions = plan.num_partitions;
     int32_t *num_splits = plan.num_splits;
     int64_t total = 0;
-    for (int64_t r = 0; r < batch; r++) total += blocks_of(lengths, r) + PLAN_OVERHEAD;
+    for (int64_t r = 0; r < batch; r++) total += blocks_of(lists, r) + PLAN_OVERHEAD;
     const int64_t payload = (total + num_partitions - 1) / num_partitions + PLAN_OVERHEAD;
     write_header(plan, batch, payload);
     num_splits[0] = 0;
@@ -81,7 +68,7 @@ static void build(struct plan_tables plan, int64_t batch, const struct lengths *
         int64_t room = payload;
         int cut = 0;
         while (request < batch && !cut) {
-            const int64_t blocks = blocks_of(lengths, request);
+            const int64_t blocks = blocks_of(lists, request);
             const int64_t left = blocks - done;
             if (room >= left + PLAN_OVERHEAD) {
                 room -= left + PLAN_OVERHEAD;
@@ -105,27 +92,15 @@ static void build(struct plan_tables plan, int64_t batch, const struct lengths *
     }
 }
 
-void plan_build(struct plan_tables plan, int64_t batch, const int32_t *seqlens, int64_t capacity)
-{
-    const struct lengths lengths = {.seqlens = seqlens, .capacity = capacity};
-    build(plan, batch, &lengths);
-}
-
-void plan_build_sparse(struct plan_tables plan, int64_t batch, struct plan_topk topk)
-{
-    const struct lengths lengths = {.topk = topk};
-    build(plan, batch, &lengths);
-}
-
 /* ---- By costs -------------------------------------------------------------------------------- */
 
 /* Fills start [batch + 1] (plan_costs.h); false where costs are not looked at. */
-static bool line_up(uint32_t *start, int64_t batch, const struct lengths *lengths)
+static bool line_up(uint32_t *start, int64_t batch, const struct plan_topk *lists)
 {
     if (batch < 1 || batch > PLAN_FEW) return false;
     int64_t line = 0;
     for (int64_t r = 0; r < batch; r++) {
-        const int64_t cost = blocks_of(lengths, r) + PLAN_OVERHEAD;
+        const int64_t cost = blocks_of(lists, r) + PLAN_OVERHEAD;
         start[r] = (uint32_t)line;
         line += cost;
         if (cost > PLAN_MOST_COST || line > PLAN_MOST_LINE) return false;
@@ -149,13 +124,11 @@ static void write_in_step(struct plan_tables plan, int32_t b, const uint32_t *st
     while (row < end) *row++ = plan_step_row(start, b, step, b, 0);
 }
 
-void plan_build_by_costs(struct plan_tables plan, int64_t batch, const int32_t *seqlens, int64_t capacity,
-                         struct plan_costs costs)
+void plan_build(struct plan_tables plan, int64_t batch, struct plan_topk lists, struct plan_costs costs)
 {
     uint32_t start[PLAN_FEW + 1];
-    const struct lengths lengths = {.seqlens = seqlens, .capacity = capacity};
-    build(plan, batch, &lengths);
-    if (!costs.row_tiles || !line_up(start, batch, &lengths)) return;
+    build_default(plan, batch, &lists);
+    if (!costs.row_tiles || !line_up(start, batch, &lists)) return;
     const int32_t b = (int32_t)batch, num_partitions = plan.num_partitions, *num_splits = plan.num_splits;
     const uint32_t mean = plan_mean(start[b] - (uint32_t)b * PLAN_OVERHEAD, num_partitions);
     const struct plan_step step = plan_step_of(b, num_partitions);

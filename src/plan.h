@@ -76,8 +76,8 @@ static inline struct plan_tables plan_tables_of(void *plan, int32_t num_partitio
     return (struct plan_tables){header, partitions, (int32_t *)(partitions + num_partitions), num_partitions};
 }
 
-/* The lengths of sparse decode: each query token of request r names `topk` keys, of which the first length[r] count, and
- * `extra_topk` keys of a second cache. */
+/* The lengths of a batch: request r has `topk` keys at most, of which the first length[r] count, and behind them
+ * `extra_topk` keys of a second cache. In sparse decode these are the entries of a token's lists. */
 struct plan_topk {
     int64_t topk, extra_topk;
     const int32_t *length, *extra_length; /* [batch]; NULL: all */
@@ -112,24 +112,12 @@ int32_t plan_default_partitions(int64_t workers, int64_t s_q, int64_t h_q, int64
  * CPU's choice, where a worker takes one row tile of a partition at a time. */
 int32_t plan_even_partitions(int32_t workers, int64_t s_q, int64_t h_q, int64_t h_kv);
 
-/* A length as the planner and the kernels read it: inside [0, capacity]. */
-static inline int64_t plan_clamp_length(int32_t length, int64_t capacity)
-{
-    return length < 0 ? 0 : length > capacity ? capacity : length;
-}
-
-/* Writes the default plan of `batch` requests; lengths are clamped to [0, capacity]. In one piece it has
- * plan_bytes(batch, num_partitions) bytes. */
-void plan_build(struct plan_tables plan, int64_t batch, const int32_t *seqlens, int64_t capacity);
-
-/* The same for sparse decode. */
-void plan_build_sparse(struct plan_tables plan, int64_t batch, struct plan_topk topk);
-
 /* The costs of a request with these heads. */
 struct plan_costs plan_costs_of(int64_t s_q, int64_t h_q, int64_t h_kv);
 
-/* The same; where `costs` says so and the plan in step takes less time by them, that one. */
-void plan_build_by_costs(struct plan_tables plan, int64_t batch, const int32_t *seqlens, int64_t capacity,
-                         struct plan_costs costs);
+/* Writes the plan of `batch` requests, of the lengths that `lists` has; those of keys in pages are one list's. It is the
+ * default one, or where `costs` says so and the plan in step takes less time by them, that one. In one piece it has
+ * plan_bytes(batch, num_partitions) bytes. */
+void plan_build(struct plan_tables plan, int64_t batch, struct plan_topk lists, struct plan_costs costs);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checked arguments, as kernels see them: what api.c makes and every back end reads. Pointers have their byte
- * offset applied, strides are in elements, innermost strides are 1, defaults are resolved.
+ * Checked arguments, as kernels see them: one struct a family of operations, which the public functions make and every
+ * back end reads. Pointers have their byte offset applied, strides are in elements where nothing else is said, innermost
+ * strides are 1, defaults are resolved.
  */
 #ifndef FMLA_PROBLEM_H
 #define FMLA_PROBLEM_H
@@ -9,11 +10,15 @@
 #include "flashmla/flashmla.h"
 
 #include "kvformat.h"
+#include "operations.h"
 #include "plan.h"
 
 #include <stdbool.h>
 
-enum element { ELEMENT_BF16, ELEMENT_FP16, ELEMENT_F32 };
+static inline const char *operation_name(enum operation operation)
+{
+    return descriptors[operation].name;
+}
 
 /* What becomes of `out` and `lse` once the attention itself is known; the same for every operation. */
 struct result_rules {
@@ -22,40 +27,59 @@ struct result_rules {
     float lse_factor;       /* 1, or log2(e) where logarithms are to base 2 */
 };
 
-struct plan_problem {
-    int64_t b;
-    int64_t capacity;
-    const int32_t *seqlens;  /* [b] */
-    fmla_device device;      /* of the lengths and of the plan */
-    struct plan_costs costs; /* of the device that will use the plan */
-    struct plan_tables plan;
-    bool sparse; /* for sparse decode, by `topk`; capacity, seqlens and costs are then 0 */
-    struct plan_topk topk;
-    void *stream;
+/* ---- Attention ------------------------------------------------------------------------------- */
+
+/* Where the next key of a request is said. */
+enum key_kind {
+    KEYS_NONE,
+    KEYS_PAGED, /* a table has the pages of a request, all of whose tokens see the same keys */
+    KEYS_LISTED /* every token has a list of slots, in which an entry may name no key */
 };
 
-struct dense_decode_problem {
-    int64_t b, s_q, h_q, h_kv, d_qk, d_v;
+/* Vectors in pages; steps in bytes. In FP8_584 a slot's step is that of its layout, without the scales. */
+struct key_view {
+    const uint8_t *data; /* of page 0, slot 0, key head 0 */
+    int64_t page_bytes, slot_bytes, head_bytes;
+};
+
+struct key_source {
+    enum key_kind kind;
+    struct key_view k, v; /* the same where values are the first d_v elements of their keys */
     int64_t pages, page_size;
-    int64_t max_pages; /* 1 without a block table */
-    int64_t capacity;  /* max_pages · page_size */
-    enum element element;
+    const int32_t *table;    /* pages, NULL: page r is request r's; or lists of slots */
+    int64_t table_stride[3]; /* request; of lists also token, key head */
+    const int32_t *lengths;  /* [b]: keys, or entries of a list; NULL: capacity */
+    int64_t capacity;        /* no length counts as more */
+};
+
+enum { KEY_SOURCES = 2 };
+
+/* How requests are cut into pieces, where they are. */
+enum cut {
+    CUT_BY_PLAN,
+    CUT_INVARIANT, /* into chunks, at the same keys whatever stands beside a request */
+    CUT_EVENLY     /* only where there is too little work otherwise; no plan */
+};
+
+/* Every token of a prefill is a request of one token: b is their number and s_q is 1. */
+struct attention_problem {
+    enum operation operation;
+    int64_t b, s_q, h_q, h_kv, d_qk, d_v;
+    enum element element;  /* of q and out */
+    enum kv_format format; /* of all keys and values */
     fmla_device device;
     const uint16_t *q;
     int64_t q_stride[3]; /* request, token, head */
-    const uint16_t *kv;
-    int64_t kv_stride[3];       /* page, slot, head */
-    const int32_t *block_table; /* NULL: page r belongs to request r */
-    int64_t block_table_stride; /* request */
-    const int32_t *seqlens;
     uint16_t *out;
-    int64_t out_stride[3]; /* request, token, head */
-    float *lse;            /* NULL: not wanted */
-    int64_t lse_stride[2]; /* request, head */
+    int64_t out_stride[3];                /* request, token, head */
+    float *lse, *max_logits;              /* NULL: not wanted */
+    int64_t lse_stride[2], max_stride[2]; /* request, head; tokens are without gaps */
+    struct key_source keys[KEY_SOURCES];  /* a request has the first one's keys, then the second one's */
+    int64_t capacity;                     /* the longest list of keys that may be cut (attention_length) */
     struct result_rules rules;
     float scale;
     bool causal;
-    bool batch_invariant;
+    enum cut cut;
     const void *plan; /* NULL: in tables, or planned inside the call */
     size_t plan_size;
     bool plan_in_tables; /* of num_partitions rows; both may be NULL where a size is asked */
@@ -64,81 +88,44 @@ struct dense_decode_problem {
     int32_t num_partitions; /* of the plan made inside the call; 0 = the kernel's choice */
     bool bound; /* asked for its workspace alone: the most of any call up to these sizes; there is no plan */
     void *workspace;
-    size_t workspace_size;
     void *stream;
 };
 
-/* A cache of sparse decode, and the keys that are named in it. */
-struct sparse_cache {
-    const uint8_t *data;
-    int64_t pages, page_size;
-    int64_t page_bytes; /* from one page to the next */
-    int64_t slot_bytes; /* from one token to the next; in FP8_584 that of its layout */
-    const int32_t *indices;
-    int64_t indices_stride[2]; /* request, token */
-};
-
-enum { SPARSE_CACHES = 2 };
-
-struct sparse_decode_problem {
-    int64_t b, s_q, h_q, d_qk, d_v;
-    enum element element; /* of q and out */
-    enum kv_format format;
-    fmla_device device;
-    const uint16_t *q;
-    int64_t q_stride[3];                      /* request, token, head */
-    struct sparse_cache cache[SPARSE_CACHES]; /* where there is no extra cache, topk.extra_topk is 0 */
-    struct plan_topk topk;
-    int64_t capacity; /* the longest list of keys that the plan may cut: plan_topk_length */
-    uint16_t *out;
-    int64_t out_stride[3]; /* request, token, head */
-    float *lse;            /* NULL: not wanted */
-    int64_t lse_stride[2]; /* request, head */
-    struct result_rules rules;
-    float scale;
-    bool batch_invariant;
-    const void *plan; /* NULL: in tables, or planned inside the call */
-    size_t plan_size;
-    bool plan_in_tables; /* of num_partitions rows; both may be NULL where a size is asked */
-    const struct plan_partition *partitions;
-    const int32_t *num_splits;
-    int32_t num_partitions; /* of the plan made inside the call; 0 = the kernel's choice */
-    bool bound;             /* as above */
-    void *workspace;
-    size_t workspace_size;
-    void *stream;
-};
-
-/* A token of s_q is what a request of one token is in decode; a flat kv is pages of one slot. */
-struct sparse_prefill_problem {
-    int64_t s_q, h_q, h_kv, d_qk, d_v, topk;
-    enum element element; /* of q and out: ELEMENT_BF16 */
-    enum kv_format format;
-    fmla_device device;
-    const uint16_t *q;
-    int64_t q_stride[2];        /* token, head */
-    struct sparse_cache kv;     /* of key head 0; indices_stride: token, key head */
-    int64_t kv_head_bytes;      /* from one key head to the next */
-    const int32_t *topk_length; /* [s_q]; NULL: topk */
-    uint16_t *out;
-    int64_t out_stride[2];          /* token, head */
-    float *max_logits, *lse;        /* NULL: not wanted; heads are without gaps */
-    int64_t max_stride, lse_stride; /* token */
-    struct result_rules rules;
-    float scale;
-    bool bound; /* as above */
-    void *workspace;
-    size_t workspace_size;
-    void *stream;
-};
-
-/* The page of an index, *slot in it; -1 where there is no key. */
-static inline int64_t sparse_page(const struct sparse_cache *cache, int32_t index, int64_t *slot)
+/* What the plan of a call cuts. */
+static inline struct plan_topk attention_lists(const struct attention_problem *p)
 {
-    if (index < 0 || index >= cache->pages * cache->page_size) return -1;
-    *slot = (uint32_t)index % (uint32_t)cache->page_size;
-    return (uint32_t)index / (uint32_t)cache->page_size;
+    return (struct plan_topk){p->keys[0].capacity, p->keys[1].capacity, p->keys[0].lengths,
+                              p->keys[1].lengths};
 }
+
+/* Keys of a request, or entries of its lists as they are cut: those of the second source begin at a block's edge. */
+static inline int64_t attention_length(const struct attention_problem *p, int64_t request)
+{
+    const struct key_source *first = &p->keys[0], *second = &p->keys[1];
+    const int64_t count = plan_topk_count(first->capacity, first->lengths, request);
+    if (!second->capacity) return count;
+    return plan_extra_begin(count) + plan_topk_count(second->capacity, second->lengths, request);
+}
+
+/* The page of a slot, *in_page its place there; -1 where there is no key. */
+static inline int64_t key_page(const struct key_source *source, int32_t slot, int64_t *in_page)
+{
+    if (slot < 0 || slot >= source->pages * source->page_size) return -1;
+    *in_page = (uint32_t)slot % (uint32_t)source->page_size;
+    return (uint32_t)slot / (uint32_t)source->page_size;
+}
+
+/* ---- The other families ---------------------------------------------------------------------- */
+
+struct plan_problem {
+    int64_t b;
+    enum key_kind kind;      /* what is cut: keys in pages, or lists */
+    struct plan_topk lists;  /* of paged keys the first alone, and its lengths are given */
+    fmla_device device;      /* of the lengths and of the plan */
+    struct plan_costs costs; /* of the device that will use the plan; none of lists */
+    struct plan_tables plan;
+    void *stream;
+};
 
 struct merge_problem {
     int64_t n, b, s_q, h_q, d_v;
@@ -158,6 +145,7 @@ struct merge_problem {
 
 /* New vectors into pages, or vectors out of pages. */
 struct cache_problem {
+    enum operation operation; /* OP_CACHE_APPEND or OP_CACHE_GATHER */
     int64_t tokens;
     int64_t d_qk;
     int64_t page_size;
@@ -177,6 +165,14 @@ struct cache_problem {
     int64_t page_stride, slot_stride; /* bytes */
     float cache_scale;
     void *stream;
+};
+
+/* A problem of whichever family; NULL: none. */
+union problem {
+    const struct attention_problem *attention;
+    const struct plan_problem *plan;
+    const struct merge_problem *merge;
+    const struct cache_problem *cache;
 };
 
 #endif

@@ -43,9 +43,11 @@ struct scratch {
 };
 
 /* Lays the scratch of a worker out from `base` on; returns its floats. With base = NULL it only counts. */
-static size_t scratch_floats(const struct cpu_decode *p, float *base, struct scratch *scratch)
+static size_t scratch_floats(const struct cpu_call *call, float *base, struct scratch *scratch)
 {
-    const size_t rows = (size_t)p->tile_rows, d_qk = ((size_t)p->d_qk + 15) / 16 * 16, d_v = (size_t)p->d_v;
+    const struct attention_problem *p = call->problem;
+    const size_t rows = (size_t)call->tile_rows, d_qk = ((size_t)p->d_qk + 15) / 16 * 16,
+                 d_v = (size_t)p->d_v;
     const size_t sizes[6] = {rows * d_qk, BLOCK * d_qk, rows * d_v, (size_t)BLOCK * GROUP_ROWS, rows, rows};
     float *parts[6];
     size_t at = 0;
@@ -58,17 +60,17 @@ static size_t scratch_floats(const struct cpu_decode *p, float *base, struct scr
     return at;
 }
 
-static size_t scratch_bytes(const struct cpu_decode *p)
+static size_t scratch_bytes(const struct cpu_call *call)
 {
     struct scratch unused;
-    return scratch_floats(p, NULL, &unused) * sizeof(float);
+    return scratch_floats(call, NULL, &unused) * sizeof(float);
 }
 
 /* Q of the tile with lanes innermost, the softmax scale in base 2 folded in; lanes without a row are 0. `row` has room
  * for d_qk floats. */
 static void pack_q(const struct cpu_tile *tile, float *q, float *row)
 {
-    const struct cpu_decode *p = tile->call;
+    const struct attention_problem *p = tile->call->problem;
     const int32_t groups = (tile->rows + GROUP_ROWS - 1) / GROUP_ROWS;
     const float scale = p->scale * TILE_LOG2_E;
     memset(q, 0, (size_t)groups * (size_t)p->d_qk * GROUP_ROWS * sizeof(float));
@@ -139,10 +141,10 @@ INLINE void value_tile(float *o, const float *keys, const float *s, int32_t keys
 }
 
 /* o[d][row] = o[d][row] · rescale[row] + Σ_t keys[t][d] · s[t][row], over keys that every row sees. */
-static void add_values(const struct cpu_decode *call, float *o, const float *keys, const float *s,
+static void add_values(const struct cpu_call *call, float *o, const float *keys, const float *s,
                        int32_t count, const float rescale[GROUP_ROWS], struct tile_ahead *ahead)
 {
-    const int64_t d_qk = call->d_qk, d_v = call->d_v;
+    const int64_t d_qk = call->problem->d_qk, d_v = call->problem->d_v;
     int64_t d = 0;
     for (; d + AT_ONCE <= d_v; d += AT_ONCE) {
         tile_bring(ahead, &call->layout, AT_ONCE);
@@ -225,7 +227,7 @@ static void softmax_step(float *s, int32_t count, int32_t fewest, const int32_t 
 static void attend_block(const struct cpu_tile *tile, const struct scratch *scratch, int32_t group,
                          int64_t begin, int32_t count, struct tile_ahead *ahead)
 {
-    const struct cpu_decode *p = tile->call;
+    const struct attention_problem *p = tile->call->problem;
     int32_t visible[GROUP_ROWS], fewest, most;
     tile_visible(tile, group * GROUP_ROWS, begin, count, GROUP_ROWS, visible, &fewest, &most);
     if (!most) return;
@@ -234,17 +236,17 @@ static void attend_block(const struct cpu_tile *tile, const struct scratch *scra
     scores(scratch->s, scratch->keys, scratch->q + group * p->d_qk * GROUP_ROWS, most, p->d_qk);
     softmax_step(scratch->s, most, fewest, visible, scratch->max + group * GROUP_ROWS,
                  scratch->sum + group * GROUP_ROWS, rescale);
-    add_values(p, o, scratch->keys, scratch->s, fewest, rescale, ahead);
+    add_values(tile->call, o, scratch->keys, scratch->s, fewest, rescale, ahead);
     for (int32_t t = fewest; t < most; t++)
         add_value_where_seen(o, scratch->keys + t * p->d_qk, scratch->s + t * GROUP_ROWS, p->d_v, t, visible);
 }
 
 static void attend(const struct cpu_tile *tile, void *memory)
 {
-    const struct cpu_decode *p = tile->call;
+    const struct attention_problem *p = tile->call->problem;
     const int32_t groups = (tile->rows + GROUP_ROWS - 1) / GROUP_ROWS;
     struct scratch scratch;
-    scratch_floats(p, memory, &scratch);
+    scratch_floats(tile->call, memory, &scratch);
     memset(scratch.o, 0, (size_t)groups * (size_t)p->d_v * GROUP_ROWS * sizeof(float));
     for (int32_t i = 0; i < groups * GROUP_ROWS; i++) scratch.max[i] = -INFINITY, scratch.sum[i] = 0.0f;
 
@@ -253,13 +255,13 @@ static void attend(const struct cpu_tile *tile, void *memory)
     struct cpu_key keys[2][BLOCK];                             /* of this block and the next */
     int64_t begin, at = tile->begin_key;
     begin = at;
-    int32_t count = cpu_next_keys(tile, &at, end, keys[0]);
+    int32_t count = tile->call->next_keys(tile, &at, end, keys[0]);
     for (int now = 0; count; now ^= 1) {
         const int64_t next_begin = at;
-        const int32_t next = cpu_next_keys(tile, &at, end, keys[now ^ 1]);
-        struct tile_ahead ahead = tile_ahead_of(p, keys[now ^ 1], next, (groups + 1) / 2 * p->d_v);
+        const int32_t next = tile->call->next_keys(tile, &at, end, keys[now ^ 1]);
+        struct tile_ahead ahead = tile_ahead_of(tile->call, keys[now ^ 1], next, (groups + 1) / 2 * p->d_v);
         for (int32_t t = 0; t < count; t++)
-            convert_key(scratch.keys + t * p->d_qk, &p->layout, &keys[now][t]);
+            convert_key(scratch.keys + t * p->d_qk, &tile->call->layout, &keys[now][t]);
         for (int32_t g = 0; g < groups; g++) attend_block(tile, &scratch, g, begin, count, &ahead);
         begin = next_begin, count = next;
     }

@@ -24,30 +24,17 @@ static int64_t first_of(int64_t most, int32_t workers)
     return most > workers ? most - workers + 1 : 1;
 }
 
-/* Dense decode: sets are key heads, as many as in every call. */
-static int64_t dense_rows(const struct cpu_decode *p, int32_t workers)
+/* By a plan: of sets as many as key heads, in every call, times tokens if each has its own. */
+static int64_t plan_rows(const struct cpu_call *call, int32_t workers)
 {
-    const int64_t most_tiles = (p->set_rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
-    int64_t best = 0;
-    for (int64_t tiles = most_tiles; tiles >= first_of(most_tiles, workers); tiles--) {
-        const int64_t rows = p->sets * least(p->set_rows, tiles * PLAN_ROW_TILE);
-        if (2 * workers * rows <= best) break;
-        const int64_t some = planned_rows(workers, p->sets * tiles, rows);
-        if (some > best) best = some;
-    }
-    return best;
-}
-
-/* Sparse decode: sets are query tokens. */
-static int64_t sparse_rows(const struct cpu_decode *p, int32_t workers)
-{
-    const int64_t most_tiles = (p->set_rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
+    const int64_t h_kv = call->problem->h_kv, most_sets = call->sets / h_kv;
+    const int64_t most_tiles = (call->set_rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
     int64_t best = 0;
     for (int64_t tiles = most_tiles; tiles >= first_of(most_tiles, workers); tiles--)
-        for (int64_t sets = p->sets; sets >= first_of(p->sets, workers); sets--) {
-            const int64_t rows = sets * least(p->set_rows, tiles * PLAN_ROW_TILE);
+        for (int64_t sets = most_sets; sets >= first_of(most_sets, workers); sets--) {
+            const int64_t rows = h_kv * sets * least(call->set_rows, tiles * PLAN_ROW_TILE);
             if (2 * workers * rows <= best) break;
-            const int64_t some = planned_rows(workers, sets * tiles, rows);
+            const int64_t some = planned_rows(workers, h_kv * sets * tiles, rows);
             if (some > best) best = some;
         }
     return best;
@@ -55,25 +42,24 @@ static int64_t sparse_rows(const struct cpu_decode *p, int32_t workers)
 
 /* Sparse prefill: lists are cut where there are fewer than 7 row tiles a worker. Of a longest list, and of as many rows as
  * the tiles hold, there are the most. */
-static int64_t prefill_rows(const struct kernel *kernel, const struct cpu_decode *p, int32_t workers)
+static int64_t even_rows(const struct cpu_call *call, int32_t most_rows, int32_t workers)
 {
-    const int64_t blocks = (p->capacity + PLAN_BLOCK - 1) / PLAN_BLOCK,
-                  most = kernel->cpu_attention->most_rows;
-    const int64_t cut = 7 * (int64_t)workers - 1, most_tiles = least((p->set_rows + most - 1) / most, cut);
+    const struct attention_problem *p = call->problem;
+    const int64_t blocks = (p->capacity + PLAN_BLOCK - 1) / PLAN_BLOCK, most = most_rows;
+    const int64_t cut = 7 * (int64_t)workers - 1, most_tiles = least((call->set_rows + most - 1) / most, cut);
     int64_t best = 0;
     for (int64_t tiles = 1; tiles <= most_tiles; tiles++) {
-        const int64_t rows = p->sets * least(p->set_rows, tiles * most);
-        const int64_t most_tokens = least(p->b, cut / (tiles * p->sets));
+        const int64_t rows = call->sets * least(call->set_rows, tiles * most);
+        const int64_t most_tokens = least(p->b, cut / (tiles * call->sets));
         for (int64_t tokens = 1; tokens <= most_tokens; tokens++) {
-            const int64_t chunks = cpu_even_chunks(tokens * tiles * p->sets, workers, blocks);
+            const int64_t chunks = cpu_even_chunks(tokens * tiles * call->sets, workers, blocks);
             if (chunks > 1 && tokens * chunks * rows > best) best = tokens * chunks * rows;
         }
     }
     return best;
 }
 
-int64_t cpu_most_slot_rows(const struct kernel *kernel, const struct cpu_decode *p, int32_t workers)
+int64_t cpu_most_slot_rows(const struct cpu_call *call, int32_t most_rows, int32_t workers)
 {
-    if (p->prefill) return prefill_rows(kernel, p, workers);
-    return p->dense ? dense_rows(p, workers) : sparse_rows(p, workers);
+    return call->problem->cut == CUT_EVENLY ? even_rows(call, most_rows, workers) : plan_rows(call, workers);
 }

@@ -37,7 +37,7 @@ static void append_share(void *data, int64_t index, int32_t worker)
             work->inner->store(p, t, p->slots[t]);
 }
 
-fmla_status cpu_cache_append(const struct kernel *kernel, const struct cache_problem *p)
+static fmla_status append(const struct cpu_cache *inner, const struct cache_problem *p)
 {
     for (int64_t t = 0; t < p->tokens; t++)
         if (p->slots[t] < -1 || p->slots[t] >= p->slots_of_cache)
@@ -47,7 +47,7 @@ fmla_status cpu_cache_append(const struct kernel *kernel, const struct cache_pro
     const struct thread_pool pool = threads_now();
     const double cost = cost_of(p);
     const int32_t threads = threads_worth(&pool, cost);
-    struct work work = {p, kernel->cpu_cache, threads < p->tokens ? threads : p->tokens};
+    struct work work = {p, inner, threads < p->tokens ? threads : p->tokens};
     threads_run(&pool, work.shares, cost, append_share, &work);
     return FMLA_OK;
 }
@@ -67,10 +67,19 @@ static void gather_item(void *data, int64_t index, int32_t worker)
     }
 }
 
-fmla_status cpu_cache_gather(const struct kernel *kernel, const struct cache_problem *p)
+static fmla_status gather(const struct cpu_cache *inner, const struct cache_problem *p)
 {
     const struct thread_pool pool = threads_now();
-    struct work work = {p, kernel->cpu_cache, 0};
+    struct work work = {p, inner, 0};
     threads_run(&pool, (p->tokens + TOKENS_OF_ITEM - 1) / TOKENS_OF_ITEM, cost_of(p), gather_item, &work);
     return FMLA_OK;
 }
+
+static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+{
+    (void)prepared;
+    return problem.cache->operation == OP_CACHE_APPEND ? append(kernel->inner, problem.cache)
+                                                       : gather(kernel->inner, problem.cache);
+}
+
+const struct kernel_driver cpu_cache_driver = {.run = run};

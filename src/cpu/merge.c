@@ -51,14 +51,18 @@ static void merge_token(void *data, int64_t index, int32_t worker)
     for (int64_t head = 0; head < p->h_q; head++) merge_row(p, index / p->s_q, index % p->s_q, head);
 }
 
-fmla_status cpu_merge(const struct merge_problem *p)
+static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
+    const struct merge_problem *p = problem.merge;
+    (void)kernel, (void)prepared;
     if (!p->h_q || (!p->d_v && !p->lse)) return FMLA_OK; /* nothing to write, however many tokens */
     const struct thread_pool pool = threads_now();
-    struct merge_problem problem = *p;
+    struct merge_problem copy = *p;
     const double rows = (double)p->b * (double)p->s_q * (double)p->h_q;
     threads_run(&pool, p->b * p->s_q,
                 cost_of_moving(rows * (double)(p->n + 1) * (double)(p->d_v + 1) * sizeof(float)), merge_token,
-                &problem);
+                &copy);
     return FMLA_OK;
 }
+
+const struct kernel_driver cpu_merge_driver = {.run = run};

@@ -18,7 +18,7 @@
 static inline void tile_visible(const struct cpu_tile *tile, int32_t first_row, int64_t begin, int32_t count,
                                 int lanes, int32_t *visible, int32_t *fewest, int32_t *most)
 {
-    if (!cpu_causal(tile->call)) {
+    if (!tile->call->problem->causal) {
         for (int l = 0; l < lanes; l++) visible[l] = count;
         *fewest = *most = count;
         return;
@@ -36,7 +36,7 @@ static inline void tile_visible(const struct cpu_tile *tile, int32_t first_row, 
 enum { CACHE_LINE = 64 };
 
 /* Brings keys into the second-level cache. */
-static inline void tile_prefetch(const struct cpu_decode *call, const struct cpu_key *keys, int32_t count)
+static inline void tile_prefetch(const struct cpu_call *call, const struct cpu_key *keys, int32_t count)
 {
     for (int32_t t = 0; t < count; t++) {
         for (int32_t byte = 0; byte < call->layout.token_bytes; byte += CACHE_LINE)
@@ -46,8 +46,9 @@ static inline void tile_prefetch(const struct cpu_decode *call, const struct cpu
 }
 
 /* The keys of the next block on their way there: a few lines at a time while values are added, since all at once they are
- * more than a core can wait for, and what is lost then is waited for by the scores. Of sparse decode all at once, before
- * anything else is done: keys from anywhere in memory that few rows meet take longer than the values of a block. */
+ * more than a core can wait for, and what is lost then is waited for by the scores. All at once, before
+ * anything else is done, where the call says so: keys from anywhere in memory that few rows meet take longer than the values
+ * of a block. */
 struct tile_ahead {
     const struct cpu_key *keys; /* those that are left */
     int32_t count, byte;        /* … and bytes of the first that have been asked for */
@@ -55,10 +56,10 @@ struct tile_ahead {
 };
 
 /* Over `values` values of the block that is worked on now; half of all its rows', for the last lines take their time. */
-static inline struct tile_ahead tile_ahead_of(const struct cpu_decode *call, const struct cpu_key *keys,
+static inline struct tile_ahead tile_ahead_of(const struct cpu_call *call, const struct cpu_key *keys,
                                               int32_t count, int64_t values)
 {
-    if (call->sparse) {
+    if (call->keys_at_once) {
         tile_prefetch(call, keys, count);
         return (struct tile_ahead){0};
     }
@@ -85,7 +86,7 @@ static inline void tile_bring(struct tile_ahead *ahead, const struct kv_layout *
 static inline void tile_write(const struct cpu_tile *tile, int32_t first_row, int lanes, const float *o,
                               int64_t stride, const float *max, const float *sum)
 {
-    const int64_t d_v = tile->call->d_v;
+    const int64_t d_v = tile->call->problem->d_v;
     for (int l = 0; l < lanes && first_row + l < tile->rows; l++) {
         float *out = tile->out + (first_row + l) * d_v;
         tile->max[first_row + l] = max[l] * TILE_LN_2;

@@ -128,17 +128,18 @@ fmla_status cuda_load(const char *operation, const struct cuda_scope *scope, str
 fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
                         const struct cuda_launch *launch, void **parameters)
 {
-    const fmla_status status = cuda_load(operation, scope, launch->kernel, launch->shared_bytes);
+    const int32_t shared_bytes = launch->shared_bytes ? launch->shared_bytes : launch->kernel->dynamic_bytes;
+    const fmla_status status = cuda_load(operation, scope, launch->kernel, shared_bytes);
     if (status) return status;
     struct cu_launch_attribute attributes[2];
     struct cu_launch_config config = {
         .grid_x = launch->blocks < INT32_MAX ? (unsigned)launch->blocks : INT32_MAX,
         .grid_y = 1,
         .grid_z = 1,
-        .block_x = (unsigned)launch->threads,
+        .block_x = (unsigned)(launch->threads ? launch->threads : launch->kernel->threads),
         .block_y = 1,
         .block_z = 1,
-        .shared_bytes = (unsigned)launch->shared_bytes,
+        .shared_bytes = (unsigned)shared_bytes,
         .stream = launch->stream,
         .attributes = attributes,
     };
@@ -158,4 +159,13 @@ fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
     const cu_result error =
         scope->driver->launch(&config, (cu_function)(void *)launch->kernel->handle, parameters, NULL);
     return error ? failed(operation, scope, "launch", launch->kernel->name, error) : FMLA_OK;
+}
+
+bool cuda_rows_aligned(const void *data, const int64_t *shape, const int64_t *stride, int dims,
+                       int64_t element_bytes, int64_t bytes)
+{
+    if ((uintptr_t)data % (uintptr_t)bytes) return false;
+    for (int i = 0; i < dims; i++)
+        if (shape[i] > 1 && stride[i] % (bytes / element_bytes)) return false;
+    return true;
 }

@@ -13,7 +13,8 @@
 struct cuda_kernel {
     const char *image; /* of images.h */
     const char *name;
-    cu_kernel handle; /* valid in every context; NULL: not loaded */
+    int32_t capability, threads, dynamic_bytes; /* as kernels.def has them */
+    cu_kernel handle;                           /* valid in every context; NULL: not loaded */
     /* The last context that it was made ready in, and the dynamic shared memory that it may be launched with. */
     _Atomic uint64_t ready_in[CUDA_DEVICES];
     _Atomic int32_t shared_bytes[CUDA_DEVICES];
@@ -27,9 +28,9 @@ enum {
 
 struct cuda_launch {
     struct cuda_kernel *kernel;
-    int64_t blocks; /* ≥ 1 */
-    int32_t threads;
-    int32_t shared_bytes; /* dynamic */
+    int64_t blocks;       /* ≥ 1 */
+    int32_t threads;      /* 0: as the kernel's row says */
+    int32_t shared_bytes; /* dynamic; 0: as the kernel's row says */
     int32_t cluster;      /* blocks of a cluster; 0: none */
     unsigned flags;       /* LAUNCH_… */
     void *stream;
@@ -39,6 +40,11 @@ struct cuda_launch {
  * right while a stream is being captured. */
 fmla_status cuda_load(const char *operation, const struct cuda_scope *scope, struct cuda_kernel *kernel,
                       int32_t shared_bytes);
+
+/* Does every row begin at a multiple of `bytes`, where an element has element_bytes? Strides of dimensions with one
+ * element are never used. */
+bool cuda_rows_aligned(const void *data, const int64_t *shape, const int64_t *stride, int dims,
+                       int64_t element_bytes, int64_t bytes);
 
 /* parameters: a pointer to each of the kernel's, read before this returns. */
 fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,

@@ -1,35 +1,40 @@
 /* SPDX-License-Identifier: MIT */
+#include "plan.h"
+
 #include "cuda.h"
 #include "kernels.h"
 
 fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *scope,
-                             const struct plan_params *params, void *stream)
+                             const struct plan_problem *p)
 {
-    const struct cuda_launch launch = {
-        .kernel = &cuda_kernel_plan, .blocks = 1, .threads = PLAN_THREADS, .stream = stream};
-    struct plan_params copy = *params;
-    copy.partitions_divisor = divisor_of((uint32_t)params->num_partitions);
-    return cuda_launch(operation, scope, &launch, (void *[]){&copy});
-}
-
-fmla_status cuda_decode_plan(const struct plan_problem *p)
-{
-    static const char op[] = "decode_plan";
-    const struct plan_params params = {
-        .seqlens = p->seqlens,
+    struct plan_params params = {
         .b = p->b,
-        .capacity = p->capacity,
-        .topk = p->topk,
         .header = p->plan.header,
         .partitions = p->plan.partitions,
         .num_splits = p->plan.num_splits,
         .num_partitions = p->plan.num_partitions,
+        .partitions_divisor = divisor_of((uint32_t)p->plan.num_partitions),
         .costs = p->costs,
     };
+    if (p->kind == KEYS_PAGED)
+        params.seqlens = p->lists.length, params.capacity = p->lists.topk;
+    else
+        params.topk = p->lists;
+    const struct cuda_launch launch = {
+        .kernel = cuda_kernel_of((struct cuda_key){.schedule = CUDA_PLAN}), .blocks = 1, .stream = p->stream};
+    return cuda_launch(operation, scope, &launch, (void *[]){&params});
+}
+
+static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+{
+    static const char op[] = "decode_plan";
     struct cuda_scope scope;
-    fmla_status status = cuda_enter(op, "seqlens", p->device.id, &scope);
+    (void)kernel, (void)prepared;
+    fmla_status status = cuda_enter(op, "seqlens", problem.plan->device.id, &scope);
     if (status) return status;
-    status = cuda_launch_plan(op, &scope, &params, p->stream);
+    status = cuda_launch_plan(op, &scope, problem.plan);
     cuda_leave(&scope);
     return status;
 }
+
+const struct kernel_driver cuda_plan_driver = {.run = run};

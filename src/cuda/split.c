@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "split.h"
+#include "attention.h"
 
 #include <string.h>
 
@@ -10,68 +10,68 @@ enum {
 
 /* A plan in device memory is not read here. What is known of it must do: how large it is, and the number of partitions
  * that the caller gives or that the planner takes for this device. */
-static fmla_status check_plan(const struct cuda_cut *cut)
+static fmla_status check_plan(const struct attention_problem *p, const struct cuda_work *w)
 {
-    const size_t needed = plan_bytes(cut->b, cut->num_partitions);
-    if (cut->plan_size < needed)
+    const char *operation = operation_name(p->operation);
+    const size_t needed = plan_bytes(p->b, w->num_partitions);
+    if (p->plan_size < needed)
         return fail(FMLA_BUFFER_TOO_SMALL,
                     "%s: plan_size: is %zu, must be at least %zu bytes for %d partitions of %lld requests",
-                    cut->operation, cut->plan_size, needed, cut->num_partitions, (long long)cut->b);
-    if ((uintptr_t)cut->plan % 16)
-        return fail(FMLA_INVALID_ARGUMENT, "%s: plan: is not aligned to 16 bytes", cut->operation);
+                    operation, p->plan_size, needed, w->num_partitions, (long long)p->b);
+    if ((uintptr_t)p->plan % 16)
+        return fail(FMLA_INVALID_ARGUMENT, "%s: plan: is not aligned to 16 bytes", operation);
     return FMLA_OK;
 }
 
 /* Behind what is there already; `rows`: of all slots together, < 0 where they do not fit 63 bits. */
-static fmla_status place_slots(const struct cuda_cut *cut, int64_t rows, size_t at, struct cuda_split *s)
+static fmla_status place_slots(const struct attention_problem *p, int64_t rows, size_t at,
+                               struct cuda_work *w)
 {
     int64_t floats, bytes;
-    s->slot_out_offset = at;
-    if (rows < 0 || __builtin_mul_overflow(rows, cut->d_v + 1, &floats) ||
+    w->slot_out_offset = at;
+    if (rows < 0 || __builtin_mul_overflow(rows, p->d_v + 1, &floats) ||
         __builtin_mul_overflow(floats, (int64_t)sizeof(float), &bytes) || bytes > INT64_MAX / 4)
         return fail(
             FMLA_UNSUPPORTED,
             "%s: q: the partial results of %lld requests of up to %lld keys would not fit into memory that "
             "can be addressed",
-            cut->operation, (long long)cut->b, (long long)cut->capacity);
-    at += cuda_line_up((size_t)rows * (size_t)cut->d_v * sizeof(float));
-    s->slot_lse_offset = at;
-    at += cuda_line_up((size_t)rows * sizeof(float));
-    s->bytes = at;
+            operation_name(p->operation), (long long)p->b, (long long)p->capacity);
+    at += cuda_line_up((size_t)rows * (size_t)p->d_v * sizeof(float));
+    w->slot_lse_offset = at;
+    w->bytes = at + cuda_line_up((size_t)rows * sizeof(float));
     return FMLA_OK;
 }
 
-fmla_status cuda_split_lay_out(const struct cuda_cut *cut, struct cuda_split *s)
+fmla_status cuda_lay_out(const struct attention_problem *p, struct cuda_work *w)
 {
-    memset(s, 0, sizeof *s);
     size_t at = 0;
-    if (cut->plan) {
-        const fmla_status status = check_plan(cut);
+    if (p->plan) {
+        const fmla_status status = check_plan(p, w);
         if (status) return status;
     }
-    if (cut->chunk_keys) {
+    w->makes_plan = !w->chunk_keys && !p->plan && !p->plan_in_tables;
+    w->slots = 0;
+    if (w->chunk_keys) {
         /* Who takes which chunk changes no bit; batch-invariant, how many there are depends on the capacity alone. */
-        s->chunks = cut->capacity > cut->chunk_keys ? cuda_ceil_div(cut->capacity, cut->chunk_keys) : 1;
-        const int64_t wanted = cut->chunks_at_once ? s->chunks
-                                                   : cuda_ceil_div((int64_t)WORKERS_PER_SM * cut->sms,
-                                                                   (cut->b ? cut->b : 1) * cut->tiles);
-        s->chunk_lanes = wanted < 1 ? 1 : wanted < s->chunks ? wanted : s->chunks;
-        if (s->chunks > 1) s->slots = cut->b * s->chunks; /* < 2^31 · 2^20 */
+        w->chunks = p->capacity > w->chunk_keys ? cuda_ceil_div(p->capacity, w->chunk_keys) : 1;
+        const int64_t wanted = w->chunks_at_once ? w->chunks
+                                                 : cuda_ceil_div((int64_t)WORKERS_PER_SM * w->device->sms,
+                                                                 (p->b ? p->b : 1) * w->tiles);
+        w->chunk_lanes = wanted < 1 ? 1 : wanted < w->chunks ? wanted : w->chunks;
+        if (w->chunks > 1) w->slots = p->b * w->chunks; /* < 2^31 · 2^20 */
     } else {
-        s->num_partitions = cut->num_partitions;
-        if (!cut->plan && !cut->plan_in_tables) at += cuda_line_up(plan_bytes(cut->b, s->num_partitions));
-        if (s->num_partitions > 1) s->slots = 2 * (int64_t)s->num_partitions;
+        if (w->makes_plan) at += cuda_line_up(plan_bytes(p->b, w->num_partitions));
+        if (w->num_partitions > 1) w->slots = 2 * (int64_t)w->num_partitions;
     }
     int64_t rows;
-    if (__builtin_mul_overflow(s->slots, cut->rows, &rows)) rows = -1;
-    return place_slots(cut, rows, at, s);
+    if (__builtin_mul_overflow(w->slots, p->h_q * p->s_q, &rows)) rows = -1;
+    return place_slots(p, rows, at, w);
 }
 
-fmla_status cuda_split_bound(const struct cuda_cut *cut, const struct cuda_most *most, struct cuda_split *s)
+fmla_status cuda_lay_out_most(const struct attention_problem *p, const struct cuda_most *most,
+                              struct cuda_work *w)
 {
-    memset(s, 0, sizeof *s);
-    s->num_partitions = most->partitions;
-    return place_slots(cut, most->slot_rows, cuda_line_up(plan_bytes(cut->b, most->partitions)), s);
+    return place_slots(p, most->slot_rows, cuda_line_up(plan_bytes(p->b, most->partitions)), w);
 }
 
 void cuda_most_add(struct cuda_most *most, int32_t partitions, int64_t rows)
@@ -81,60 +81,70 @@ void cuda_most_add(struct cuda_most *most, int32_t partitions, int64_t rows)
         most->slot_rows = 2 * (int64_t)partitions * rows;
 }
 
-int64_t cuda_split_workers(const struct cuda_cut *cut, const struct cuda_split *split)
+int64_t cuda_blocks(const struct attention_problem *p, const struct cuda_work *w)
 {
-    return cut->chunk_keys ? cut->b * split->chunk_lanes : split->num_partitions;
+    return (w->chunk_keys ? p->b * w->chunk_lanes : w->num_partitions) * w->tiles;
 }
 
-struct split_params cuda_split_params(const struct cuda_cut *cut, const struct cuda_split *split,
-                                      const struct plan_partition *partitions, const int32_t *num_splits,
-                                      void *workspace)
+struct split_params cuda_split_params(const struct attention_problem *p, const struct cuda_work *w)
 {
-    char *at = workspace;
-    struct split_params params = {.num_partitions = split->num_partitions,
-                                  .chunks = (int32_t)split->chunks,
-                                  .chunk_lanes = (int32_t)split->chunk_lanes,
-                                  .chunk_keys = cut->chunk_keys};
-    if (split->slots) {
-        params.slot_out = (float *)(void *)(at + split->slot_out_offset);
-        params.slot_lse = (float *)(void *)(at + split->slot_lse_offset);
+    char *at = p->workspace;
+    struct split_params params = {.num_partitions = w->chunk_keys ? 0 : w->num_partitions,
+                                  .chunks = (int32_t)w->chunks,
+                                  .chunk_lanes = (int32_t)w->chunk_lanes,
+                                  .chunk_keys = w->chunk_keys,
+                                  .slots_in_halves = w->slots_in_halves};
+    if (w->slots) {
+        params.slot_out = (float *)(void *)(at + w->slot_out_offset);
+        params.slot_lse = (float *)(void *)(at + w->slot_lse_offset);
     }
-    if (cut->chunk_keys) return params;
-    if (cut->plan_in_tables) {
-        params.partitions = partitions, params.num_splits = num_splits;
+    if (w->mark_tiles) {
+        params.marks = (uint32_t *)(void *)(at + w->marks_offset);
+        params.tiles = (int32_t)w->mark_tiles, params.tiles_of_head = (int32_t)(w->mark_tiles / p->h_kv);
+    }
+    if (w->chunk_keys) return params;
+    if (p->plan_in_tables) {
+        params.partitions = p->partitions, params.num_splits = p->num_splits;
     } else {
-        const struct plan_header *plan = cut->plan ? cut->plan : (const void *)(at + split->plan_offset);
+        const struct plan_header *plan = p->plan ? p->plan : p->workspace;
         params.header = plan, params.partitions = plan_partitions(plan);
-        params.num_splits = (const int32_t *)(params.partitions + split->num_partitions);
+        params.num_splits = (const int32_t *)(params.partitions + w->num_partitions);
     }
     return params;
 }
 
 /* Parts of a request that is cut, as far as the host knows. */
-static int64_t parts_of_request(const struct join_params *params)
+static int64_t parts_of_request(const struct attention_problem *p, const struct cuda_work *w)
 {
-    const struct split_params *split = &params->split;
-    const struct plan_topk *topk = &params->topk;
-    const int64_t b = params->b, partitions = split->num_partitions;
-    if (!split->partitions) return split->chunks;
-    if (params->seqlens) return partitions / b;
-    const int64_t length = plan_topk_length(topk->topk, topk->extra_topk, topk->extra_topk),
-                  blocks = cuda_ceil_div(length, PLAN_BLOCK);
-    return cuda_ceil_div(blocks, cuda_ceil_div(b * (blocks + PLAN_OVERHEAD), partitions));
+    if (w->chunk_keys) return w->chunks;
+    if (p->keys[0].kind == KEYS_PAGED) return w->num_partitions / p->b;
+    const int64_t blocks = cuda_ceil_div(p->capacity, PLAN_BLOCK);
+    return cuda_ceil_div(blocks, cuda_ceil_div(p->b * (blocks + PLAN_OVERHEAD), w->num_partitions));
 }
 
-fmla_status cuda_launch_join(const char *operation, const struct cuda_scope *scope, enum element element,
-                             const struct join_params *params, unsigned flags, void *stream)
+fmla_status cuda_launch_join(const struct cuda_scope *scope, const struct attention_problem *p,
+                             const struct cuda_work *w)
 {
-    const struct split_params *split = &params->split;
-    const bool in_chunks = !split->partitions;
-    if (!split->slot_out) return FMLA_OK;
+    const bool in_chunks = w->chunk_keys != 0, paged = p->keys[0].kind == KEYS_PAGED;
+    const int64_t group = p->h_q / p->h_kv;
+    struct join_params params = {
+        .b = (int32_t)p->b,
+        .s_q = (int32_t)p->s_q,
+        .h_q = (int32_t)p->h_q,
+        .group = (int32_t)group,
+        .rows = (int32_t)(p->s_q * group),
+        .group_divisor = divisor_of((uint32_t)group),
+        .seqlens = paged ? p->keys[0].lengths : NULL,
+        .capacity = paged ? (int32_t)p->capacity : 0,
+        .topk = paged ? (struct plan_topk){0} : attention_lists(p),
+        .split = cuda_split_params(p, w),
+        .output = cuda_output_params(p),
+    };
     /* Requests that may be cut: a partition cuts one at most. */
-    const int64_t requests =
-        in_chunks || params->b < split->num_partitions ? params->b : split->num_partitions;
-    const int64_t many = split->slots_in_halves ? MANY_PARTS_IN_HALVES : MANY_PARTS;
-    int32_t rows_per_block = parts_of_request(params) > many ? 1 : JOIN_WARPS;
-    const int64_t row_blocks = cuda_ceil_div((int64_t)params->h_q * params->s_q, rows_per_block);
+    const int64_t requests = in_chunks || p->b < w->num_partitions ? p->b : w->num_partitions;
+    const int64_t many = w->slots_in_halves ? MANY_PARTS_IN_HALVES : MANY_PARTS;
+    int32_t rows_per_block = parts_of_request(p, w) > many ? 1 : JOIN_WARPS;
+    const int64_t row_blocks = cuda_ceil_div(p->h_q * p->s_q, rows_per_block);
     const int64_t most = (int64_t)JOIN_BLOCKS_PER_SM * scope->device->sms;
     /* Rows are cut into columns, as long as there are threads for it: 1, 2 or 4 pieces. */
     int cuts = 0;
@@ -142,13 +152,15 @@ fmla_status cuda_launch_join(const char *operation, const struct cuda_scope *sco
     const int64_t most_rows = most >> cuts;
     int32_t row_lanes = (int32_t)(row_blocks < most_rows ? row_blocks : most_rows);
     const int64_t request_lanes = requests < most_rows / row_lanes ? requests : most_rows / row_lanes;
-    struct join_params copy = *params;
     const struct cuda_launch launch = {
-        .kernel = &cuda_kernel_join[split->slots_in_halves][element][cuts],
+        .kernel = cuda_kernel_of(
+            (struct cuda_key){.schedule = w->slots_in_halves ? CUDA_SM90_JOIN_HALF_ROWS : CUDA_JOIN,
+                              .element = p->element,
+                              .variant = cuts}),
         .blocks = (request_lanes * row_lanes) << cuts,
-        .threads = 32 * JOIN_WARPS,
-        .flags = flags,
-        .stream = stream,
+        .flags = w->flags,
+        .stream = p->stream,
     };
-    return cuda_launch(operation, scope, &launch, (void *[]){&copy, &rows_per_block, &row_lanes});
+    return cuda_launch(operation_name(p->operation), scope, &launch,
+                       (void *[]){&params, &rows_per_block, &row_lanes});
 }

@@ -46,9 +46,8 @@ static float value_of(const struct cache_problem *p, int64_t token, int64_t i)
                                : load(p->rope, p->element, token * p->rope_stride + i - p->latent_width);
 }
 
-fmla_status ref_cache_append(const struct kernel *kernel, const struct cache_problem *p)
+static fmla_status append(const struct cache_problem *p)
 {
-    (void)kernel;
     for (int64_t t = 0; t < p->tokens; t++)
         if (p->slots[t] != -1 && !is_slot(p, p->slots[t]))
             return fail(FMLA_INVALID_ARGUMENT,
@@ -72,9 +71,8 @@ fmla_status ref_cache_append(const struct kernel *kernel, const struct cache_pro
     return FMLA_OK;
 }
 
-fmla_status ref_cache_gather(const struct kernel *kernel, const struct cache_problem *p)
+static fmla_status gather(const struct cache_problem *p)
 {
-    (void)kernel;
     for (int64_t t = 0; t < p->tokens; t++) {
         const bool some = is_slot(p, p->slots[t]);
         const struct place at = place_of(p, some ? p->slots[t] : 0);
@@ -85,3 +83,11 @@ fmla_status ref_cache_gather(const struct kernel *kernel, const struct cache_pro
     }
     return FMLA_OK;
 }
+
+static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+{
+    (void)kernel, (void)prepared;
+    return problem.cache->operation == OP_CACHE_APPEND ? append(problem.cache) : gather(problem.cache);
+}
+
+const struct kernel_driver ref_cache_driver = {.run = run};

@@ -7,19 +7,8 @@
 #ifndef FMLA_REF_H
 #define FMLA_REF_H
 
-#include "../dispatch.h"
+#include "../kernel.h"
 
-fmla_status ref_dense_decode_size(const struct kernel *kernel, const struct dense_decode_problem *problem,
-                                  size_t *bytes, size_t *alignment);
-fmla_status ref_dense_decode(const struct kernel *kernel, const struct dense_decode_problem *problem);
-fmla_status ref_sparse_decode_size(const struct kernel *kernel, const struct sparse_decode_problem *problem,
-                                   size_t *bytes, size_t *alignment);
-fmla_status ref_sparse_decode(const struct kernel *kernel, const struct sparse_decode_problem *problem);
-fmla_status ref_sparse_prefill_size(const struct kernel *kernel, const struct sparse_prefill_problem *problem,
-                                    size_t *bytes, size_t *alignment);
-fmla_status ref_sparse_prefill(const struct kernel *kernel, const struct sparse_prefill_problem *problem);
-fmla_status ref_merge(const struct merge_problem *problem);
-fmla_status ref_cache_append(const struct kernel *kernel, const struct cache_problem *problem);
-fmla_status ref_cache_gather(const struct kernel *kernel, const struct cache_problem *problem);
+extern const struct kernel_driver ref_attention_driver, ref_merge_driver, ref_cache_driver;
 
 #endif

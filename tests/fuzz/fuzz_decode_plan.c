@@ -120,7 +120,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const size_t bytes = plan_bytes(b, partitions);
     void *plan = exactly(bytes);
     const struct plan_costs costs = {what >> 4 & 1, 1}; /* or none */
-    plan_build_by_costs(plan_tables_of(plan, partitions), b, lengths, capacity, costs);
+    plan_build(plan_tables_of(plan, partitions), b, (struct plan_topk){.topk = capacity, .length = lengths},
+               costs);
     if (damaged) damage(&in, plan, bytes);
     struct tables tables;
     const bool in_tables = (what & 0x60) == 0x20;

@@ -62,7 +62,8 @@ static void check_by_costs(struct bytes *in, const struct plan_header *filled, i
     static const int32_t tiles[] = {1, 2, 4, INT32_MAX, 0};
     const struct plan_costs costs = {tiles[choose(in, 5)], tiles[choose(in, 4)]};
     struct plan_header *plan = exactly(bytes);
-    plan_build_by_costs(plan_tables_of(plan, filled->num_partitions), b, lengths, capacity, costs);
+    plan_build(plan_tables_of(plan, filled->num_partitions), b,
+               (struct plan_topk){.topk = capacity, .length = lengths}, costs);
     if (memcmp(plan, filled, bytes)) {
         fmla_plan_view view = FMLA_INIT(fmla_plan_view);
         PROMISE(costs.row_tiles, "another plan without costs");
@@ -92,7 +93,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     const size_t bytes = plan_bytes(b, partitions);
     struct plan_header *inside = exactly(bytes);
-    plan_build(plan_tables_of(inside, partitions), b, lengths, capacity ? capacity : INT32_MAX);
+    plan_build(plan_tables_of(inside, partitions), b,
+               (struct plan_topk){.topk = capacity ? capacity : INT32_MAX, .length = lengths},
+               (struct plan_costs){0, 0});
     const fmla_tensor seqlens = {lengths, cpu, 1, i32, &b, NULL, 0};
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
     args.seqlens = &seqlens, args.s_q = args.h_q = args.h_kv = 1;

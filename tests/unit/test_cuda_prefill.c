@@ -6,6 +6,7 @@
 #include "fake_cuda/calls.h"
 
 #include "cuda/kernels.h"
+#include "cuda/sm90/sparse_prefill/choice.h"
 
 #include <math.h>
 

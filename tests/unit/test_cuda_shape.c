@@ -6,6 +6,7 @@
 #include "check.h"
 
 #include "cuda/kernels.h"
+#include "cuda/sm80/dense_decode/shape.h"
 
 #include "random.h"
 
@@ -107,36 +108,10 @@ static void test_divisor(void)
     }
 }
 
-static void print_name(const struct cuda_kernel *kernel)
-{
-    printf("%s %s\n", kernel->image, kernel->name);
-}
-
 static void print_names(void)
 {
-    print_name(&cuda_kernel_plan);
-    print_name(&cuda_kernel_merge);
-    for (int i = 0; i < CACHE_FORMATS * CACHE_ELEMENTS; i++) {
-        print_name(&cuda_kernel_cache_append[i / CACHE_ELEMENTS][i % CACHE_ELEMENTS]);
-        print_name(&cuda_kernel_cache_gather[i / CACHE_ELEMENTS][i % CACHE_ELEMENTS]);
-    }
-    for (int e = 0; e < 2; e++) {
-        for (int i = 0; i < 3; i++) print_name(&cuda_kernel_join[0][e][i]);
-        for (int i = 0; i < DENSE_DECODE_SHAPE_COUNT; i++) print_name(&cuda_kernel_dense_decode[e][i]);
-        for (int i = 0; i < 3; i++) print_name(&cuda_kernel_join[1][e][i]);
-        for (int i = 0; i < 4; i++) print_name(&cuda_kernel_dense_decode_sm90[e][i / 2][i % 2]);
-    }
-    for (int i = 0; i < 2 * KV_FORMATS; i++) {
-        const struct cuda_kernel *kernel = &cuda_kernel_sparse_decode[i / KV_FORMATS][i % KV_FORMATS];
-        if (kernel->name) print_name(kernel);
-    }
-    for (int i = 0; i < 4; i++) print_name(&cuda_kernel_sparse_decode_sm90[i / 2][i % 2]);
-    for (int i = 0; i < 4; i++) print_name(&cuda_kernel_sparse_decode_sm90_rows[i / 2][i % 2]);
-    for (int f = 0; f < KV_FORMATS; f++)
-        if (cuda_kernel_sparse_prefill[f].name) print_name(&cuda_kernel_sparse_prefill[f]);
-    for (int i = 0; i < 4; i++) print_name(&cuda_kernel_sparse_prefill_sm90[i / 2][i % 2]);
-    for (int i = 0; i < 2; i++) print_name(&cuda_kernel_sparse_prefill_sm90_fp8[i]);
-    print_name(&cuda_kernel_sparse_prefill_join);
+    const struct cuda_kernel *kernel;
+    for (int i = 0; (kernel = cuda_kernel_at(i)); i++) printf("%s %s\n", kernel->image, kernel->name);
 }
 
 int main(int argc, char **argv)

@@ -6,6 +6,7 @@
 #include "fake_cuda/calls.h"
 
 #include "cuda/kernels.h"
+#include "cuda/sm90/dense_decode/choice.h"
 
 #include "random.h"
 
@@ -20,28 +21,29 @@ struct sizes {
 };
 
 /* Contiguous, with a block table. */
-static struct dense_decode_problem problem_of(const struct sizes *s)
+static struct attention_problem problem_of(const struct sizes *s)
 {
-    struct dense_decode_problem p = {
+    struct attention_problem p = {
         .b = s->b,
         .s_q = s->s_q,
         .h_q = s->h_q,
         .h_kv = s->h_kv,
         .d_qk = s->d_qk,
         .d_v = 512,
-        .pages = s->pages,
-        .page_size = s->page_size,
-        .max_pages = 4,
         .capacity = 4 * s->page_size,
         .element = ELEMENT_BF16,
         .device = {FMLA_DEVICE_CUDA, 0},
         .q = (const uint16_t *)(const void *)memory[0],
         .q_stride = {s->s_q * s->h_q * s->d_qk, s->h_q * s->d_qk, s->d_qk},
-        .kv = (const uint16_t *)(const void *)memory[1],
-        .kv_stride = {s->page_size * s->h_kv * s->d_qk, s->h_kv * s->d_qk, s->d_qk},
-        .block_table = (const int32_t *)(const void *)memory[2],
-        .block_table_stride = 4,
-        .seqlens = (const int32_t *)(const void *)memory[3],
+        .keys = {{.kind = KEYS_PAGED,
+                  .k = {(const uint8_t *)memory[1], 2 * s->page_size * s->h_kv * s->d_qk,
+                        2 * s->h_kv * s->d_qk, 2 * s->d_qk},
+                  .pages = s->pages,
+                  .page_size = s->page_size,
+                  .table = (const int32_t *)(const void *)memory[2],
+                  .table_stride = {4},
+                  .lengths = (const int32_t *)(const void *)memory[3],
+                  .capacity = 4 * s->page_size}},
         .out = (uint16_t *)(void *)memory[5],
         .out_stride = {s->s_q * s->h_q * 512, s->h_q * 512, 512},
         .scale = 0.125f,
@@ -53,14 +55,14 @@ static const struct sizes plain_sizes = {3, 2, 16, 2, 576, 9, 64};
 
 /* ---- What it takes -------------------------------------------------------------------------------------- */
 
-static void check_taken(const char *label, const struct dense_decode_problem *p)
+static void check_taken(const char *label, const struct attention_problem *p)
 {
     const char *argument = "";
     const char *why = sm90_dense_decode_refuses(p, &argument);
     CHECK(!why, "%s: refused: %s %s", label, argument, why ? why : "");
 }
 
-static void check_refused(const char *label, const struct dense_decode_problem *p, const char *argument,
+static void check_refused(const char *label, const struct attention_problem *p, const char *argument,
                           const char *words)
 {
     const char *named = "";
@@ -71,7 +73,7 @@ static void check_refused(const char *label, const struct dense_decode_problem *
 
 /* One thing of a problem that it takes is changed. */
 #define PROBLEM(...)                                                                                         \
-    struct dense_decode_problem p = problem_of(&plain_sizes);                                                \
+    struct attention_problem p = problem_of(&plain_sizes);                                                   \
     __VA_ARGS__
 #define TAKEN(...)                                                                                           \
     do {                                                                                                     \
@@ -84,6 +86,11 @@ static void check_refused(const char *label, const struct dense_decode_problem *
         check_refused(#__VA_ARGS__, &p, argument, words);                                                    \
     } while (0)
 
+static const uint8_t *uneven_bytes(const void *data)
+{
+    return (const uint8_t *)data + 8;
+}
+
 static const uint16_t *uneven(const void *data)
 {
     return (const uint16_t *)(const void *)((const char *)data + 8);
@@ -93,27 +100,27 @@ static void takes_caches(void)
 {
     static const char aligned[] = "base and strides|16 bytes", pages[] = "multiple of 64 keys";
     TAKEN();
-    TAKEN(p.page_size = 128);
-    TAKEN(p.page_size = 256);
-    REFUSED("kv_cache", pages, p.page_size = 16);
-    REFUSED("kv_cache", pages, p.page_size = 61);
-    REFUSED("kv_cache", pages, p.page_size = 96);
-    TAKEN(p.block_table = NULL, p.page_size = 61); /* a request's keys are one page */
-    TAKEN(p.block_table = NULL, p.page_size = 16);
-    REFUSED("kv_cache", aligned, p.kv = uneven(p.kv));
-    REFUSED("kv_cache", aligned, p.kv_stride[0] += 4);
-    REFUSED("kv_cache", aligned, p.kv_stride[1] += 4);
-    REFUSED("kv_cache", aligned, p.kv_stride[2] += 4);
-    REFUSED("kv_cache", aligned, p.kv_stride[1] = 0);
-    REFUSED("kv_cache", aligned, p.kv_stride[2] = 0);
-    REFUSED("kv_cache", aligned, p.kv_stride[0] = INT64_C(1) << 39); /* 2^40 bytes */
-    TAKEN(p.kv_stride[0] = (INT64_C(1) << 39) - 8);
-    TAKEN(p.kv_stride[0] = 0); /* every page the same */
-    TAKEN(p.kv_stride[0] = 4, p.pages = 1);
-    TAKEN(p.kv_stride[1] += 8, p.kv_stride[0] += 16);
-    TAKEN(p.h_kv = 1, p.kv_stride[2] = 3);
-    TAKEN(p.pages = 0, p.kv = NULL); /* an empty cache is not read */
-    TAKEN(p.pages = 0, p.kv = uneven(p.kv), p.kv_stride[1] = 3);
+    TAKEN(p.keys[0].page_size = 128);
+    TAKEN(p.keys[0].page_size = 256);
+    REFUSED("kv_cache", pages, p.keys[0].page_size = 16);
+    REFUSED("kv_cache", pages, p.keys[0].page_size = 61);
+    REFUSED("kv_cache", pages, p.keys[0].page_size = 96);
+    TAKEN(p.keys[0].table = NULL, p.keys[0].page_size = 61); /* a request's keys are one page */
+    TAKEN(p.keys[0].table = NULL, p.keys[0].page_size = 16);
+    REFUSED("kv_cache", aligned, p.keys[0].k.data = uneven_bytes(p.keys[0].k.data));
+    REFUSED("kv_cache", aligned, p.keys[0].k.page_bytes += 8);
+    REFUSED("kv_cache", aligned, p.keys[0].k.slot_bytes += 8);
+    REFUSED("kv_cache", aligned, p.keys[0].k.head_bytes += 8);
+    REFUSED("kv_cache", aligned, p.keys[0].k.slot_bytes = 0);
+    REFUSED("kv_cache", aligned, p.keys[0].k.head_bytes = 0);
+    REFUSED("kv_cache", aligned, p.keys[0].k.page_bytes = INT64_C(1) << 40); /* 2^40 bytes */
+    TAKEN(p.keys[0].k.page_bytes = (INT64_C(1) << 40) - 16);
+    TAKEN(p.keys[0].k.page_bytes = 0); /* every page the same */
+    TAKEN(p.keys[0].k.page_bytes = 8, p.keys[0].pages = 1);
+    TAKEN(p.keys[0].k.slot_bytes += 16, p.keys[0].k.page_bytes += 32);
+    TAKEN(p.h_kv = 1, p.keys[0].k.head_bytes = 6);
+    TAKEN(p.keys[0].pages = 0, p.keys[0].k.data = NULL); /* an empty cache is not read */
+    TAKEN(p.keys[0].pages = 0, p.keys[0].k.data = uneven_bytes(p.keys[0].k.data), p.keys[0].k.slot_bytes = 6);
 }
 
 static void takes_queries(void)
@@ -158,7 +165,8 @@ static void takes_the_rest(void)
     REFUSED("softmax_scale", "at least 1e-30", p.scale = -0.125f);
     REFUSED("softmax_scale", "at least 1e-30", p.scale = NAN);
     /* No request: nothing is looked at. */
-    TAKEN(p.b = 0, p.page_size = 61, p.q = uneven(p.q), p.kv = uneven(p.kv), p.out++, p.scale = -1.0f);
+    TAKEN(p.b = 0, p.keys[0].page_size = 61, p.q = uneven(p.q),
+          p.keys[0].k.data = uneven_bytes(p.keys[0].k.data), p.out++, p.scale = -1.0f);
 }
 
 /* ---- Views ---------------------------------------------------------------------------------------------- */
@@ -205,7 +213,7 @@ static void query_views(void)
         {"no one view, key heads", {3, 2, 24, 2, 576, 9, 64}, 0, 0, {{0}, {0}}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct dense_decode_problem p = problem_of(&cases[i].s);
+        struct attention_problem p = problem_of(&cases[i].s);
         p.q_stride[1] += cases[i].padding, p.q_stride[0] = p.s_q * p.q_stride[1];
         const int64_t heads = sm90_dense_decode_q_heads(&p);
         CHECK(heads == cases[i].q_heads, "%s: %" PRId64 " heads", cases[i].label, heads);
@@ -216,7 +224,7 @@ static void query_views(void)
         CHECK(v.data == p.q && v.element == p.element, "%s", cases[i].label);
     }
     /* One head has no stride of heads: tokens follow each other, however far apart. */
-    struct dense_decode_problem p = problem_of(&(struct sizes){3, 7, 1, 1, 512, 9, 64});
+    struct attention_problem p = problem_of(&(struct sizes){3, 7, 1, 1, 512, 9, 64});
     p.q_stride[1] = 1024, p.q_stride[0] = 8192, p.q_stride[2] = 5;
     check_taken("one head, tokens apart", &p);
     CHECK_EQ(sm90_dense_decode_q_heads(&p), 7);
@@ -227,25 +235,25 @@ static void query_views(void)
 
 static void key_views(void)
 {
-    struct dense_decode_problem p = problem_of(&plain_sizes);
+    struct attention_problem p = problem_of(&plain_sizes);
     struct tensor_view v = sm90_dense_decode_key_view(&p, 2);
     check_dims("pages", &v, (struct dims){{64, 64, 9, 9, 2}, {64, 64, 2, 1, 1}});
-    CHECK(v.data == p.kv, "%p", v.data);
+    CHECK(v.data == p.keys[0].k.data, "%p", v.data);
     CHECK(v.stride[1] == 2 * 576 && v.stride[2] == 64 && v.stride[3] == 64 * 2 * 576 && v.stride[4] == 576,
           "%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64, v.stride[1], v.stride[2], v.stride[3],
           v.stride[4]);
     v = sm90_dense_decode_key_view(&p, 1);
     check_dims("rope", &v, (struct dims){{64, 64, 9, 9, 2}, {64, 64, 1, 1, 1}});
-    p.page_size = 256;
+    p.keys[0].page_size = 256;
     v = sm90_dense_decode_key_view(&p, 2);
     check_dims("pages of 256", &v, (struct dims){{64, 256, 9, 9, 2}, {64, 64, 2, 1, 1}});
-    p.block_table = NULL, p.page_size = 61, p.d_qk = 512;
+    p.keys[0].table = NULL, p.keys[0].page_size = 61, p.d_qk = 512;
     v = sm90_dense_decode_key_view(&p, 2);
     check_dims("no table", &v, (struct dims){{64, 61, 8, 9, 2}, {64, 64, 2, 1, 1}});
-    p.kv_stride[0] = 0;
+    p.keys[0].k.page_bytes = 0;
     v = sm90_dense_decode_key_view(&p, 2);
     check_dims("one for all", &v, (struct dims){{64, 61, 8, 1, 2}, {64, 64, 2, 1, 1}});
-    p.pages = 0, p.kv = NULL;
+    p.keys[0].pages = 0, p.keys[0].k.data = NULL;
     v = sm90_dense_decode_key_view(&p, 2);
     CHECK(v.size[3] == 0 && v.data == p.q, "an empty cache: %" PRId64 " pages at %p", v.size[3], v.data);
 }
@@ -287,8 +295,7 @@ static int64_t far(int64_t size, int64_t stride)
 }
 
 /* The queries of a tile: the places are those of produce_queries (sm90/dense_decode/producer.cuh). */
-static int64_t wrong_query(const struct dense_decode_problem *p, int64_t request, int64_t kv_head,
-                           int64_t tile)
+static int64_t wrong_query(const struct attention_problem *p, int64_t request, int64_t kv_head, int64_t tile)
 {
     const struct tensor_view v = sm90_dense_decode_q_view(p);
     const int64_t q_heads = sm90_dense_decode_q_heads(p), group = p->h_q / p->h_kv;
@@ -310,9 +317,10 @@ static int64_t wrong_query(const struct dense_decode_problem *p, int64_t request
 }
 
 /* 64 keys of a page: the places are those of block_place and load_block. */
-static int64_t wrong_key(const struct dense_decode_problem *p, int64_t page, int64_t kv_head, int64_t block)
+static int64_t wrong_key(const struct attention_problem *p, int64_t page, int64_t kv_head, int64_t block)
 {
-    const int64_t first = block * 64, page_step = p->kv_stride[0] != 0;
+    const struct key_view *k = &p->keys[0].k;
+    const int64_t first = block * 64, page_step = p->keys[0].k.page_bytes != 0;
     for (int64_t group = 0; group < p->d_qk / COLUMNS; group += 2) {
         const int32_t groups = group < 8 ? 2 : 1; /* those behind d_v have a map of their own */
         const struct tensor_view v = sm90_dense_decode_key_view(p, groups);
@@ -322,8 +330,8 @@ static int64_t wrong_key(const struct dense_decode_problem *p, int64_t page, int
             const int64_t key = first + at / COLUMNS % 64;
             const int64_t column = (group + at / COLUMNS / 64) * COLUMNS + at % COLUMNS;
             const int64_t expected =
-                page * p->kv_stride[0] + key * p->kv_stride[1] + kv_head * p->kv_stride[2] + column;
-            if (element_of(&v, place, at) != (key < p->page_size ? expected : -1)) return key;
+                (page * k->page_bytes + key * k->slot_bytes + kv_head * k->head_bytes) / 2 + column;
+            if (element_of(&v, place, at) != (key < p->keys[0].page_size ? expected : -1)) return key;
         }
     }
     return -1;
@@ -334,7 +342,7 @@ static int64_t padded(struct random_state *random, int64_t stride)
     return stride + (random_between(random, 0, 3) ? 0 : 8 * random_between(random, 1, 9));
 }
 
-static struct dense_decode_problem random_problem(struct random_state *random)
+static struct attention_problem random_problem(struct random_state *random)
 {
     static const int64_t groups[] = {1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 80, 96, 128, 192},
                          pages[] = {64, 128, 256, 16, 61};
@@ -345,15 +353,15 @@ static struct dense_decode_problem random_problem(struct random_state *random)
                       .pages = random_between(random, 1, 4),
                       .page_size = pages[random_between(random, 0, 4)]};
     s.h_q = s.h_kv * groups[random_between(random, 0, 13)];
-    struct dense_decode_problem p = problem_of(&s);
+    struct attention_problem p = problem_of(&s);
     p.q_stride[2] = padded(random, s.d_qk);
     p.q_stride[1] = padded(random, s.h_q * p.q_stride[2]);
     p.q_stride[0] = random_between(random, 0, 7) ? padded(random, s.s_q * p.q_stride[1]) : 0;
     if (s.h_q == 1) p.q_stride[2] = random_between(random, 0, 5);
-    p.kv_stride[2] = padded(random, s.d_qk);
-    p.kv_stride[1] = padded(random, s.h_kv * p.kv_stride[2]);
-    p.kv_stride[0] = random_between(random, 0, 7) ? padded(random, s.page_size * p.kv_stride[1]) : 0;
-    if (random_between(random, 0, 2) == 0) p.block_table = NULL;
+    const int64_t head = padded(random, s.d_qk), slot = padded(random, s.h_kv * head);
+    const int64_t page = random_between(random, 0, 7) ? padded(random, s.page_size * slot) : 0;
+    p.keys[0].k.page_bytes = 2 * page, p.keys[0].k.slot_bytes = 2 * slot, p.keys[0].k.head_bytes = 2 * head;
+    if (random_between(random, 0, 2) == 0) p.keys[0].table = NULL;
     return p;
 }
 
@@ -362,7 +370,7 @@ static void boxes(void)
     struct random_state random = {90};
     int taken = 0, merged = 0, whole_tokens = 0, shared = 0;
     for (int i = 0; i < 600; i++) {
-        const struct dense_decode_problem p = random_problem(&random);
+        const struct attention_problem p = random_problem(&random);
         const char *argument;
         if (sm90_dense_decode_refuses(&p, &argument)) continue;
         const struct tensor_view q = sm90_dense_decode_q_view(&p), keys = sm90_dense_decode_key_view(&p, 2);
@@ -379,16 +387,19 @@ static void boxes(void)
                   ": row %" PRId64 " (-2: the box)",
                   p.b, p.s_q, p.h_q, p.h_kv, tile, wrong);
         }
-        const int64_t blocks = (p.page_size + 63) / 64, page = random_between(&random, 0, p.pages - 1);
+        const struct key_view *k = &p.keys[0].k;
+        const int64_t blocks = (p.keys[0].page_size + 63) / 64,
+                      page = random_between(&random, 0, p.keys[0].pages - 1);
         const int64_t wrong = wrong_key(&p, page, kv_head, random_between(&random, 0, blocks - 1));
         CHECK(wrong == -1,
               "pages of %" PRId64 ", h_kv %" PRId64 ", d_qk %" PRId64 ": key %" PRId64 " (-2: the box)",
-              p.page_size, p.h_kv, p.d_qk, wrong);
+              p.keys[0].page_size, p.h_kv, p.d_qk, wrong);
         /* No box, wherever it lies, reads past the tensor. */
         CHECK_EQ(last_element(&q), far(p.b, p.q_stride[0]) + far(p.s_q, p.q_stride[1]) +
                                        far(p.h_q, p.q_stride[2]) + p.d_qk - 1);
-        CHECK_EQ(last_element(&keys), far(p.pages, p.kv_stride[0]) + far(p.page_size, p.kv_stride[1]) +
-                                          far(p.h_kv, p.kv_stride[2]) + p.d_qk - 1);
+        CHECK_EQ(last_element(&keys), far(p.keys[0].pages, k->page_bytes / 2) +
+                                          far(p.keys[0].page_size, k->slot_bytes / 2) +
+                                          far(p.h_kv, k->head_bytes / 2) + p.d_qk - 1);
     }
     CHECK(taken > 200 && merged > 20 && whole_tokens > 20 && shared > 5,
           "%d problems taken, %d merged, %d of whole tokens, %d of shared queries", taken, merged,
@@ -512,9 +523,9 @@ static void taken_is_encoded(void)
     int taken = 0;
     enter(&scope);
     for (int i = 0; i < 2000; i++) {
-        struct dense_decode_problem p = random_problem(&random);
+        struct attention_problem p = random_problem(&random);
         const char *argument;
-        if (i % 16 == 0) p.pages = 0, p.kv = NULL;
+        if (i % 16 == 0) p.keys[0].pages = 0, p.keys[0].k.data = NULL;
         if (sm90_dense_decode_refuses(&p, &argument)) continue;
         taken++;
         const struct tensor_view views[] = {sm90_dense_decode_key_view(&p, 2),

@@ -347,7 +347,8 @@ static void small_plans(void)
         memcpy(&plan, launched(0)->parameters, sizeof plan);
         CHECK_EQ(plan.num_partitions, all[i].partitions);
         const struct plan_tables tables = plan_tables_of(memory[1], partitions);
-        plan_build_sparse(tables, all[i].b, (struct plan_topk){all[i].topk, all[i].extra, NULL, NULL});
+        plan_build(tables, all[i].b, (struct plan_topk){all[i].topk, all[i].extra, NULL, NULL},
+                   (struct plan_costs){0, 0});
         const int64_t length = plan_topk_length(all[i].topk, all[i].extra, all[i].extra);
         const int blocks = (int)((length + PLAN_BLOCK - 1) / PLAN_BLOCK);
         int longest = 0;

@@ -71,13 +71,19 @@ static void check_guards(const uint8_t *plan, size_t bytes)
     CHECK(!touched, "%s: written outside of the plan's %zu bytes", which, bytes);
 }
 
+static struct plan_topk lists_of(const struct batch *batch)
+{
+    return (struct plan_topk){.topk = batch->capacity ? batch->capacity : INT64_MAX,
+                              .length = batch->seqlens};
+}
+
 static struct plan_header *build_inside(const struct batch *batch)
 {
     const size_t bytes = size_of(batch);
     CHECK_EQ(plan_bytes(batch->requests, (int32_t)batch->partitions), bytes);
     struct plan_header *plan = poisoned(bytes);
-    plan_build(plan_tables_of(plan, (int32_t)batch->partitions), batch->requests, batch->seqlens,
-               batch->capacity ? batch->capacity : INT64_MAX);
+    plan_build(plan_tables_of(plan, (int32_t)batch->partitions), batch->requests, lists_of(batch),
+               (struct plan_costs){0, 0});
     check_guards((const uint8_t *)plan, bytes);
     return plan;
 }
@@ -398,15 +404,13 @@ static struct plan_header *build_by_costs(const struct batch *batch, struct plan
 {
     const size_t bytes = size_of(batch);
     struct plan_header *plan = poisoned(bytes);
-    plan_build_by_costs(plan_tables_of(plan, (int32_t)batch->partitions), batch->requests, batch->seqlens,
-                        batch->capacity ? batch->capacity : INT64_MAX, costs);
+    plan_build(plan_tables_of(plan, (int32_t)batch->partitions), batch->requests, lists_of(batch), costs);
     check_guards((const uint8_t *)plan, bytes);
     /* Its tables alone have the same bits. */
     const size_t rows_bytes = 32 * (size_t)batch->partitions, splits_bytes = bytes - 32 - rows_bytes;
     const struct plan_tables tables = {NULL, poisoned(rows_bytes), poisoned(splits_bytes),
                                        (int32_t)batch->partitions};
-    plan_build_by_costs(tables, batch->requests, batch->seqlens,
-                        batch->capacity ? batch->capacity : INT64_MAX, costs);
+    plan_build(tables, batch->requests, lists_of(batch), costs);
     check_guards((const uint8_t *)tables.partitions, rows_bytes);
     check_guards((const uint8_t *)tables.num_splits, splits_bytes);
     CHECK(!memcmp(tables.partitions, plan_partitions(plan), rows_bytes) &&

@@ -388,12 +388,13 @@ static void test_mutations(void)
     set_up();
     check_rejected("NULL name", fmla_sparse_prefill_kernel(&ARGS, NULL), FMLA_INVALID_ARGUMENT, op, "name",
                    "NULL");
-    /* The oracle keeps the keys of a token: more of them than can be addressed. */
+    /* The oracle keeps the scores of all rows that read the same keys: more of them than can be addressed. */
+    const int64_t h_q = INT32_MAX - 1;
     set_up();
     indices.shape[2] = INT32_MAX, indices.strides[0] = INT64_C(1) << 33,
     indices.strides[1] = INT64_C(1) << 32;
-    HELD(&q, q_data, bf16, 3, S_Q, H_Q, INT32_MAX), HELD(&kv, kv_data, bf16, 3, S_KV, H_KV, INT32_MAX);
-    ARGS.kernel = "ref";
+    HELD(&q, q_data, bf16, 3, S_Q, h_q, D_QK), HELD(&out, out_data, bf16, 3, S_Q, h_q, D_V);
+    ARGS.attn_sink = ARGS.max_logits = ARGS.lse = NULL, ARGS.kernel = "ref";
     check_rejected("more keys than fit", fmla_sparse_prefill_workspace_size(&ARGS, &bytes, NULL),
                    FMLA_UNSUPPORTED, op, "indices", "2147483647 keys|memory");
 }

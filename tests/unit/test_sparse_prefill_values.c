@@ -270,7 +270,7 @@ static void check_oracle(int64_t d_qk, struct random_state *random)
 
     for (int k = 0; k < KEY_HEADS; k++) {
         const int first = k * ROWS_OF_HEAD;
-        static double workspace[LIST * (WIDEST + 1) + 2 * WIDEST];
+        static double workspace[ROWS_OF_HEAD * (LIST + 2 * WIDEST + 2) + WIDEST];
         struct held sq, skv, sidx, sout, slse, ssink;
         fmla_sparse_decode_args decode = FMLA_INIT(fmla_sparse_decode_args);
         hold(&sq, q + first * d_qk, bf16, 4, TOKENS, 1, ROWS_OF_HEAD, d_qk);

@@ -285,7 +285,7 @@ static void check_oracle(const struct format *f, int with_extra, struct random_s
             dense.out = hold(&dout, expected, type, 4, 1, 1, H_Q, D_V);
             dense.lse = hold(&dlse, one_lse, f32, 3, 1, H_Q, 1, 0);
             dense.kernel = "ref", dense.softmax_scale = args.softmax_scale;
-            static double workspace[4096];
+            static double workspace[1 << 15];
             dense.workspace = workspace, dense.workspace_size = sizeof workspace;
             CHECK(fmla_dense_decode(&dense) == FMLA_OK, "%s", fmla_last_error());
             CHECK(!memcmp(expected, out + token * H_Q * D_V, sizeof expected),

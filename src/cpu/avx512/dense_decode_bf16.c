@@ -68,9 +68,9 @@ static void *take(uintptr_t *at, size_t bytes)
 }
 
 /* Lays the scratch of a worker out from `base` on; returns its bytes. With base 0 it only counts. */
-static size_t scratch_layout(const struct cpu_decode *call, uintptr_t base, struct scratch *scratch)
+static size_t scratch_layout(const struct cpu_call *call, uintptr_t base, struct scratch *scratch)
 {
-    const size_t rows = PLAN_ROW_TILE, d_qk = (size_t)call->d_qk, d_v = (size_t)call->d_v;
+    const size_t rows = PLAN_ROW_TILE, d_qk = (size_t)call->problem->d_qk, d_v = (size_t)call->problem->d_v;
     uintptr_t at = base;
     for (int32_t i = 0; i < PARTS; i++) {
         const size_t some = i * PLAN_ROW_TILE < call->tile_rows ? rows : 0;
@@ -88,7 +88,7 @@ static size_t scratch_layout(const struct cpu_decode *call, uintptr_t base, stru
     return at - base;
 }
 
-static size_t scratch_bytes(const struct cpu_decode *call)
+static size_t scratch_bytes(const struct cpu_call *call)
 {
     struct scratch unused;
     return scratch_layout(call, 0, &unused);
@@ -195,11 +195,11 @@ INLINE void value_tile(float *o, const uint32_t *values, const uint32_t *p, cons
 }
 
 /* o[d][row] = o[d][row] · rescale[row] + Σ_t v[t][d] · p[t][row], over `pairs` pairs of keys that every row sees. */
-INLINE void add_values(const struct cpu_decode *call, float *o, const uint32_t *values, const uint32_t *p,
+INLINE void add_values(const struct cpu_call *call, float *o, const uint32_t *values, const uint32_t *p,
                        const float *rescale, int32_t pairs, struct tile_ahead *ahead, const int vectors,
                        const int at_once)
 {
-    for (int64_t d = 0; d < call->d_v; d += at_once) {
+    for (int64_t d = 0; d < call->problem->d_v; d += at_once) {
         tile_bring(ahead, &call->layout, at_once);
         value_tile(o + d * vectors * VECTOR, values + d / GROUP * PAIRS * GROUP + d % GROUP, p, rescale,
                    pairs, vectors, at_once);
@@ -227,7 +227,7 @@ static void add_value_where_seen(float *o, const uint16_t *key, const float *s, 
 /* A part of `rows` rows without keys yet. */
 static void begin_part(const struct cpu_tile *tile, struct part *part, int32_t rows)
 {
-    const struct cpu_decode *p = tile->call;
+    const struct attention_problem *p = tile->call->problem;
     const int64_t lanes = (rows + VECTOR - 1) / VECTOR * VECTOR;
     part->vectors = (int32_t)lanes / VECTOR;
     memset(part->o, 0, (size_t)(p->d_v * lanes) * sizeof(float));
@@ -240,18 +240,19 @@ static void begin_part(const struct cpu_tile *tile, struct part *part, int32_t r
 }
 
 /* The keys of a block as bf16: where they lie, or in `memory` if they lie in another format. */
-static void find_keys(const struct cpu_decode *p, const struct cpu_key *from, int32_t count, uint16_t *memory,
-                      const uint16_t **keys)
+static void find_keys(const struct cpu_call *call, const struct cpu_key *from, int32_t count,
+                      uint16_t *memory, const uint16_t **keys)
 {
+    const int64_t d_qk = call->problem->d_qk;
     _Alignas(64) float row[WIDEST_FP8];
     for (int32_t t = 0; t < count; t++) {
-        if (p->layout.element == KV_ELEMENT_BF16) {
+        if (call->layout.element == KV_ELEMENT_BF16) {
             keys[t] = (const uint16_t *)(const void *)from[t].token;
             continue;
         }
-        uint16_t *to = memory + t * p->d_qk;
-        convert_key(row, &p->layout, &from[t]);
-        for (int64_t d = 0; d < p->d_qk; d += 32)
+        uint16_t *to = memory + t * d_qk;
+        convert_key(row, &call->layout, &from[t]);
+        for (int64_t d = 0; d < d_qk; d += 32)
             _mm512_store_si512(
                 to + d, (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(row + d + 16), _mm512_load_ps(row + d)));
         keys[t] = to;
@@ -270,7 +271,7 @@ INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *sc
                            const struct part *part, struct block *block, const int vectors,
                            const int keys_at_once, const int values_at_once)
 {
-    const struct cpu_decode *p = tile->call;
+    const struct attention_problem *p = tile->call->problem;
     const int lanes = vectors * VECTOR;
     const int32_t most = block->count;
     int32_t visible[PLAN_ROW_TILE], fewest, unused;
@@ -283,8 +284,8 @@ INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *sc
         interleave(scratch->values, block->keys, fewest, p->d_v);
         block->interleaved = fewest;
     }
-    add_values(p, part->o, scratch->values, scratch->p, part->rescale, (fewest + 1) / 2, &block->ahead,
-               vectors, values_at_once);
+    add_values(tile->call, part->o, scratch->values, scratch->p, part->rescale, (fewest + 1) / 2,
+               &block->ahead, vectors, values_at_once);
     for (int32_t t = fewest; t < most; t++)
         add_value_where_seen(part->o, block->keys[t], scratch->s + (int64_t)t * lanes, p->d_v, t, visible,
                              vectors);
@@ -303,10 +304,10 @@ static void attend_part(const struct cpu_tile *tile, const struct scratch *scrat
 
 static void attend(const struct cpu_tile *tile, void *memory)
 {
-    const struct cpu_decode *p = tile->call;
+    const struct attention_problem *p = tile->call->problem;
     const int32_t parts = (tile->rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
     struct scratch scratch;
-    scratch_layout(p, (uintptr_t)memory, &scratch);
+    scratch_layout(tile->call, (uintptr_t)memory, &scratch);
     for (int32_t i = 0; i < parts; i++) {
         const int32_t left = tile->rows - i * PLAN_ROW_TILE;
         begin_part(tile, &scratch.part[i], left < PLAN_ROW_TILE ? left : PLAN_ROW_TILE);
@@ -316,12 +317,12 @@ static void attend(const struct cpu_tile *tile, void *memory)
     struct cpu_key found[2][BLOCK];                            /* of this block and the next */
     struct block block = {.begin = tile->begin_key};
     int64_t at = block.begin;
-    block.count = cpu_next_keys(tile, &at, end, found[0]);
+    block.count = tile->call->next_keys(tile, &at, end, found[0]);
     for (int now = 0; block.count; now ^= 1) {
         const int64_t next_begin = at;
-        const int32_t next = cpu_next_keys(tile, &at, end, found[now ^ 1]);
-        block.ahead = tile_ahead_of(p, found[now ^ 1], next, (parts + 1) / 2 * p->d_v);
-        find_keys(p, found[now], block.count, scratch.keys, block.keys);
+        const int32_t next = tile->call->next_keys(tile, &at, end, found[now ^ 1]);
+        block.ahead = tile_ahead_of(tile->call, found[now ^ 1], next, (parts + 1) / 2 * p->d_v);
+        find_keys(tile->call, found[now], block.count, scratch.keys, block.keys);
         block.interleaved = -1;
         for (int32_t i = 0; i < parts; i++) attend_part(tile, &scratch, &scratch.part[i], &block);
         block.begin = next_begin, block.count = next;

@@ -15,12 +15,12 @@ static bool outer_stride_possible(int64_t size, int64_t stride)
     return !stride || tensor_stride_possible(size, stride);
 }
 
-static int64_t row_stride(const struct dense_decode_problem *p)
+static int64_t row_stride(const struct attention_problem *p)
 {
     return p->h_q > 1 ? p->q_stride[2] : p->q_stride[1];
 }
 
-int64_t sm90_dense_decode_q_heads(const struct dense_decode_problem *p)
+int64_t sm90_dense_decode_q_heads(const struct attention_problem *p)
 {
     const int64_t group = p->h_q / p->h_kv;
     const bool rows_follow = p->s_q == 1 || p->q_stride[1] == p->h_q * row_stride(p);
@@ -29,15 +29,16 @@ int64_t sm90_dense_decode_q_heads(const struct dense_decode_problem *p)
     return 0;
 }
 
-const char *sm90_dense_decode_refuses(const struct dense_decode_problem *p, const char **argument)
+const char *sm90_dense_decode_refuses(const struct attention_problem *p, const char **argument)
 {
-    const bool some_keys = p->pages > 0 && p->page_size > 0;
+    const struct key_source *keys = &p->keys[0];
+    const bool some_keys = keys->pages > 0 && keys->page_size > 0;
     if (!p->b) return NULL;
     *argument = "kv_cache";
-    if (p->block_table && p->page_size % KEYS) return "takes pages of a multiple of 64 keys";
-    if (some_keys && (!aligned(p->kv) || !outer_stride_possible(p->pages, p->kv_stride[0]) ||
-                      !tensor_stride_possible(p->page_size, p->kv_stride[1]) ||
-                      !tensor_stride_possible(p->h_kv, p->kv_stride[2])))
+    if (keys->table && keys->page_size % KEYS) return "takes pages of a multiple of 64 keys";
+    if (some_keys && (!aligned(keys->k.data) || !outer_stride_possible(keys->pages, keys->k.page_bytes / 2) ||
+                      !tensor_stride_possible(keys->page_size, keys->k.slot_bytes / 2) ||
+                      !tensor_stride_possible(p->h_kv, keys->k.head_bytes / 2)))
         return "takes a cache whose base and strides are multiples of 16 bytes";
     *argument = "q";
     if (!aligned(p->q) || !outer_stride_possible(p->b, p->q_stride[0]) ||
@@ -62,7 +63,7 @@ const char *sm90_dense_decode_refuses(const struct dense_decode_problem *p, cons
     return NULL;
 }
 
-struct tensor_view sm90_dense_decode_q_view(const struct dense_decode_problem *p)
+struct tensor_view sm90_dense_decode_q_view(const struct attention_problem *p)
 {
     const int64_t heads = sm90_dense_decode_q_heads(p), group = p->h_q / p->h_kv;
     const bool one_token = heads == p->s_q * p->h_q;
@@ -78,14 +79,16 @@ struct tensor_view sm90_dense_decode_q_view(const struct dense_decode_problem *p
     };
 }
 
-struct tensor_view sm90_dense_decode_key_view(const struct dense_decode_problem *p, int32_t groups)
+struct tensor_view sm90_dense_decode_key_view(const struct attention_problem *p, int32_t groups)
 {
+    const struct key_source *keys = &p->keys[0];
+    const bool some_keys = keys->pages && keys->page_size; /* an empty cache may have no address */
     return (struct tensor_view){
-        .data = p->pages && p->page_size ? p->kv : p->q, /* an empty cache may have no address */
+        .data = some_keys ? (const void *)keys->k.data : p->q,
         .element = p->element,
-        .size = {GROUP, p->page_size, p->d_qk / GROUP, p->pages > 0 && !p->kv_stride[0] ? 1 : p->pages,
-                 p->h_kv},
-        .stride = {1, p->kv_stride[1], GROUP, p->kv_stride[0], p->kv_stride[2]},
+        .size = {GROUP, keys->page_size, p->d_qk / GROUP,
+                 keys->pages > 0 && !keys->k.page_bytes ? 1 : keys->pages, p->h_kv},
+        .stride = {1, keys->k.slot_bytes / 2, GROUP, keys->k.page_bytes / 2, keys->k.head_bytes / 2},
         .box = {GROUP, KEYS, groups, 1, 1},
     };
 }

@@ -14,16 +14,16 @@ enum {
 };
 
 /* NULL if it takes the problem; else what it takes, and which argument differs. */
-const char *sm90_dense_decode_refuses(const struct dense_decode_problem *problem, const char **argument);
+const char *sm90_dense_decode_refuses(const struct attention_problem *problem, const char **argument);
 
 /* Rows of a key head that the queries' view counts as heads of one token; 0 if there is no such view. A tile of 64 rows
  * must be one box: of one token's heads, where tokens follow each other as heads do, or where there is one token, or 64
  * divides the heads of a key head; of whole tokens, where these heads divide 64. */
-int64_t sm90_dense_decode_q_heads(const struct dense_decode_problem *problem);
+int64_t sm90_dense_decode_q_heads(const struct attention_problem *problem);
 
-struct tensor_view sm90_dense_decode_q_view(const struct dense_decode_problem *problem);
+struct tensor_view sm90_dense_decode_q_view(const struct attention_problem *problem);
 
 /* `groups`: of 64 columns, that one box brings. */
-struct tensor_view sm90_dense_decode_key_view(const struct dense_decode_problem *problem, int32_t groups);
+struct tensor_view sm90_dense_decode_key_view(const struct attention_problem *problem, int32_t groups);
 
 #endif

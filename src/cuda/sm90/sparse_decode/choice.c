@@ -26,12 +26,12 @@ static bool aligned(const void *data)
     return (uintptr_t)data % ALIGNMENT == 0;
 }
 
-static bool cache_aligned(const struct sparse_cache *cache)
+static bool cache_aligned(const struct key_view *keys)
 {
-    return aligned(cache->data) && cache->page_bytes % ALIGNMENT == 0 && cache->slot_bytes % ALIGNMENT == 0;
+    return aligned(keys->data) && keys->page_bytes % ALIGNMENT == 0 && keys->slot_bytes % ALIGNMENT == 0;
 }
 
-const char *sm90_sparse_decode_refuses(const struct sparse_decode_problem *p, const char **argument)
+const char *sm90_sparse_decode_refuses(const struct attention_problem *p, const char **argument)
 {
     const int64_t shape[] = {p->b, p->s_q, p->h_q};
     if (!p->b) return NULL;
@@ -41,10 +41,11 @@ const char *sm90_sparse_decode_refuses(const struct sparse_decode_problem *p, co
     if (!aligned(p->q) || !strides_aligned(shape, p->q_stride, 3, 2))
         return "takes queries whose base and strides are multiples of 16 bytes";
     *argument = "kv_cache";
-    if (!cache_aligned(&p->cache[0])) return "takes a cache whose base and strides are multiples of 16 bytes";
+    if (!cache_aligned(&p->keys[0].k))
+        return "takes a cache whose base and strides are multiples of 16 bytes";
     *argument = "extra_kv_cache";
     /* Without entries too, so that a request's kernel is the same whatever room its lists have. */
-    if (!cache_aligned(&p->cache[1]))
+    if (!cache_aligned(&p->keys[1].k))
         return "takes a cache whose base and strides are multiples of 16 bytes";
     *argument = "out";
     if (!aligned(p->out) || !strides_aligned(shape, p->out_stride, 3, 2))
@@ -52,6 +53,17 @@ const char *sm90_sparse_decode_refuses(const struct sparse_decode_problem *p, co
     *argument = "softmax_scale";
     if (!(p->scale >= 1e-30f)) return "takes a scale of at least 1e-30";
     return NULL;
+}
+
+struct sm90_sparse_shape sm90_sparse_shape_of(const struct attention_problem *p, int32_t sms)
+{
+    return (struct sm90_sparse_shape){.b = p->b,
+                                      .s_q = p->s_q,
+                                      .h_q = p->h_q,
+                                      .topk = p->keys[0].capacity,
+                                      .extra_topk = p->keys[1].capacity,
+                                      .sms = sms,
+                                      .lengths = p->keys[0].lengths || p->keys[1].lengths};
 }
 
 static int64_t ceil_div(int64_t a, int64_t b)

@@ -23,7 +23,7 @@ enum {
 };
 
 /* NULL if it takes the problem; else what it takes, and which argument differs. */
-const char *sm90_sparse_decode_refuses(const struct sparse_decode_problem *problem, const char **argument);
+const char *sm90_sparse_decode_refuses(const struct attention_problem *problem, const char **argument);
 
 /* As far as the choice depends on a call. */
 struct sm90_sparse_shape {
@@ -31,6 +31,8 @@ struct sm90_sparse_shape {
     int32_t sms;
     bool lengths; /* lists have lengths of their own */
 };
+
+struct sm90_sparse_shape sm90_sparse_shape_of(const struct attention_problem *problem, int32_t sms);
 
 /* Is it for the kernel for small batches? In batch-invariant mode that is not to depend on the batch. Where b is 0, how many
  * requests there will be is not known: partitions for large batches serve small ones, where those for small batches would

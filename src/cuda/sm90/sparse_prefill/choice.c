@@ -15,23 +15,22 @@ static bool steps_aligned(int64_t size, int64_t bytes)
 }
 
 /* Every token then is. In a page of FP8_584, which is in one piece, they are 576 bytes apart. */
-static bool keys_aligned(const struct sparse_prefill_problem *p)
+static bool keys_aligned(const struct attention_problem *p)
 {
-    const struct sparse_cache *kv = &p->kv;
-    return !kv->pages ||
-           (aligned(kv->data) && steps_aligned(kv->pages, kv->page_bytes) &&
-            steps_aligned(kv->page_size, kv->slot_bytes) && steps_aligned(p->h_kv, p->kv_head_bytes));
+    const struct key_source *keys = &p->keys[0];
+    return !keys->pages ||
+           (aligned(keys->k.data) && steps_aligned(keys->pages, keys->k.page_bytes) &&
+            steps_aligned(keys->page_size, keys->k.slot_bytes) && steps_aligned(p->h_kv, keys->k.head_bytes));
 }
 
 /* TMA steps over tokens and heads. */
-static bool rows_possible(const struct sparse_prefill_problem *p, const uint16_t *data,
-                          const int64_t stride[2])
+static bool rows_possible(const struct attention_problem *p, const uint16_t *data, const int64_t stride[3])
 {
-    return aligned(data) && tensor_stride_possible(p->s_q, stride[0]) &&
-           tensor_stride_possible(p->h_q, stride[1]);
+    return aligned(data) && tensor_stride_possible(p->b, stride[0]) &&
+           tensor_stride_possible(p->h_q, stride[2]);
 }
 
-const char *sm90_sparse_prefill_refuses(const struct sparse_prefill_problem *p, const char **argument)
+const char *sm90_sparse_prefill_refuses(const struct attention_problem *p, const char **argument)
 {
     static const char *const keys[KV_FORMATS] = {
         [KV_BF16] = "takes keys whose base and strides are multiples of 16 bytes",
@@ -40,14 +39,14 @@ const char *sm90_sparse_prefill_refuses(const struct sparse_prefill_problem *p, 
             "takes FP8_584 pages whose base and stride are multiples of 16 bytes, as where an even "
             "page_size has no gaps behind it",
     };
-    if (!p->s_q) return NULL;
+    if (!p->b) return NULL;
     *argument = "q";
     if (!rows_possible(p, p->q, p->q_stride))
         return "takes queries whose base and strides are multiples of 16 bytes, strides of 16 to below 2^40";
     *argument = "kv";
     if (!keys_aligned(p)) return keys[p->format];
     *argument = "indices";
-    if (p->topk > MOST_ENTRIES) return "takes fewer than 2^31 - 256 entries of a token";
+    if (p->capacity > MOST_ENTRIES) return "takes fewer than 2^31 - 256 entries of a token";
     *argument = "out";
     if (!rows_possible(p, p->out, p->out_stride))
         return "takes an output whose base and strides are multiples of 16 bytes, strides below 2^40";
@@ -56,7 +55,7 @@ const char *sm90_sparse_prefill_refuses(const struct sparse_prefill_problem *p, 
     return NULL;
 }
 
-struct tensor_view sm90_sparse_prefill_view(const struct sparse_prefill_problem *p, const uint16_t *data,
+struct tensor_view sm90_sparse_prefill_view(const struct attention_problem *p, const uint16_t *data,
                                             const int64_t stride[2], int64_t tokens, int64_t heads,
                                             int64_t columns)
 {

@@ -15,13 +15,13 @@ enum {
 };
 
 /* NULL if it takes the problem; else what it takes, and which argument differs. */
-const char *sm90_sparse_prefill_refuses(const struct sparse_prefill_problem *problem, const char **argument);
+const char *sm90_sparse_prefill_refuses(const struct attention_problem *problem, const char **argument);
 
 /* `heads` heads of `tokens` tokens of q or out, `columns` wide, from `data` on, in boxes of a tile and 128 columns; strides of
  * token and head. */
-struct tensor_view sm90_sparse_prefill_view(const struct sparse_prefill_problem *problem,
-                                            const uint16_t *data, const int64_t stride[2], int64_t tokens,
-                                            int64_t heads, int64_t columns);
+struct tensor_view sm90_sparse_prefill_view(const struct attention_problem *problem, const uint16_t *data,
+                                            const int64_t stride[2], int64_t tokens, int64_t heads,
+                                            int64_t columns);
 
 /* Which of a launch's `tiles` are cut, on a GPU of `sms` SMs, with lists of `topk` entries; places are the caller's to give. */
 struct prefill_cut sm90_sparse_prefill_cut(int64_t tiles, int64_t topk, int32_t sms);

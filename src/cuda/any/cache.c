@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-#include "cache_params.h"
-#include "cuda.h"
-#include "kernels.h"
+#include "../cache_params.h"
+#include "../cuda.h"
+#include "../kernels.h"
 
-#include "../num_fast.h"
+#include "../../num_fast.h"
 
 /* May everything be read and written 16 bytes at a time? Units of a vector are whole in one of its two tensors, and as
  * 16-bit values in the cache, 8 bytes at least. */
@@ -19,8 +19,12 @@ static bool aligned(const struct cache_problem *p)
                              (const int64_t[]){p->page_stride, p->slot_stride}, 2, 1, 16);
 }
 
-static fmla_status launch(const char *operation, const struct cache_problem *p, bool append)
+static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
+    const struct cache_problem *p = problem.cache;
+    const bool append = p->operation == OP_CACHE_APPEND;
+    const char *operation = operation_name(p->operation);
+    (void)kernel, (void)prepared;
     if (!p->tokens) return FMLA_OK; /* nothing to write */
     const float prescale = append ? fast_prescale(p->cache_scale) : 1.0f;
     const bool few_slots = p->slots_of_cache <= INT32_MAX;
@@ -48,10 +52,9 @@ static fmla_status launch(const char *operation, const struct cache_problem *p, 
         .inverse = 1.0f / (p->cache_scale * prescale),
     };
     const struct cuda_launch launch = {
-        .kernel = append ? &cuda_kernel_cache_append[p->format][p->element]
-                         : &cuda_kernel_cache_gather[p->format][p->element],
+        .kernel = cuda_kernel_of(
+            (struct cuda_key){append ? CUDA_CACHE_APPEND : CUDA_CACHE_GATHER, p->element, p->format, 0}),
         .blocks = (p->tokens - 1) / CACHE_WARPS + 1, /* any number of them walks through all tokens */
-        .threads = 32 * CACHE_WARPS,
         .stream = p->stream,
     };
     struct cuda_scope scope;
@@ -62,14 +65,4 @@ static fmla_status launch(const char *operation, const struct cache_problem *p, 
     return status;
 }
 
-fmla_status cuda_cache_append(const struct kernel *kernel, const struct cache_problem *p)
-{
-    (void)kernel;
-    return launch("cache_append", p, true);
-}
-
-fmla_status cuda_cache_gather(const struct kernel *kernel, const struct cache_problem *p)
-{
-    (void)kernel;
-    return launch("cache_gather", p, false);
-}
+const struct kernel_driver cuda_cache_driver = {.run = run};

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Decode on the CPU, dense and sparse, and sparse prefill, whose tokens are requests here: who computes what, and where it
- * goes. The arithmetic is in the inner kernels.
+ * Attention on the CPU: who computes what, and where it goes. The arithmetic is in the inner kernels.
  *
  * Work is cut twice: the rows of a request into row tiles (by what keys they read, then tile_rows), and the keys into
- * pieces: by the split plan, or into chunks of equal length. Chunks are INVARIANT_CHUNK keys, batch-invariant; in sparse
+ * pieces: by the split plan, or into chunks of equal length. Chunks are INVARIANT_CHUNK keys, batch-invariant; in a
  * prefill, which has rows enough as a rule, a whole list, unless there are too few to keep all threads busy. One item of
  * work is a partition of the plan (or one chunk of one request) for one row tile. A piece that is a whole request goes
  * straight to `out`; any other leaves its fp32 rows, their largest scores and their lse relative to these in a slot of the
@@ -34,7 +33,7 @@ static size_t line_up(size_t bytes)
 /* ---- The work of a call, and its workspace -------------------------------------------------- */
 
 struct work {
-    const struct cpu_decode *call;
+    struct cpu_call call;
     const struct cpu_attention *attention;
     struct thread_pool pool;
     const struct plan_partition *partitions; /* [num_partitions]; NULL in chunks */
@@ -43,12 +42,39 @@ struct work {
     int64_t chunk_keys; /* 0: by the plan */
     int64_t chunks;     /* most chunks of a request */
     int64_t slots;
-    size_t plan_offset, slots_offset, slot_lse_offset, slot_max_offset, scratch_offset, scratch_bytes, bytes;
+    size_t plan_offset, slots_offset, slot_lse_offset, slot_max_offset, scratch_offset, scratch_bytes;
     int32_t num_partitions;
     char *workspace;
 };
+_Static_assert(sizeof(struct work) <= sizeof((struct prepared *)0)->decided, "it is decided once a call");
 
-/* Slots of sparse prefill are fewer than 14 row tiles a worker, however many tokens there are. */
+/* Rows of a tile. The plan counts tiles of PLAN_ROW_TILE; without one as many as the kernel takes, so that the keys of a token
+ * are gathered and converted once for them. */
+static int32_t tile_rows_of(const struct attention_problem *p, int32_t most, int64_t set_rows)
+{
+    if (p->cut != CUT_EVENLY) return PLAN_ROW_TILE;
+    return set_rows > most - PLAN_ROW_TILE
+               ? most
+               : (int32_t)(set_rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE * PLAN_ROW_TILE;
+}
+
+static struct cpu_call call_of(const struct attention_problem *p, int32_t most_rows)
+{
+    const bool listed = p->keys[0].kind == KEYS_LISTED;
+    const int64_t tokens = listed ? 1 : p->s_q, set_rows = tokens * (p->h_q / p->h_kv);
+    return (struct cpu_call){
+        .problem = p,
+        .layout = kv_layout_of(p->format, (int32_t)p->d_qk),
+        .next_keys = listed ? cpu_listed_keys : cpu_paged_keys,
+        .tokens_of_set = tokens,
+        .sets = p->s_q / tokens * p->h_kv,
+        .set_rows = set_rows,
+        .tile_rows = tile_rows_of(p, most_rows, set_rows),
+        .keys_at_once = listed && p->cut != CUT_EVENLY,
+    };
+}
+
+/* Slots of a prefill are fewer than 14 row tiles a worker, however many tokens there are. */
 int64_t cpu_even_chunks(int64_t tiles, int64_t workers, int64_t most)
 {
     int64_t best = 1, best_tiles = 0, best_rounds = 1;
@@ -63,10 +89,10 @@ int64_t cpu_even_chunks(int64_t tiles, int64_t workers, int64_t most)
 }
 
 /* Keys of a chunk; 0: by the plan. */
-static int64_t chunk_keys_of(const struct cpu_decode *p, const struct work *w)
+static int64_t chunk_keys_of(const struct attention_problem *p, const struct work *w)
 {
-    if (p->batch_invariant) return INVARIANT_CHUNK;
-    if (!p->prefill) return 0;
+    if (p->cut == CUT_INVARIANT) return INVARIANT_CHUNK;
+    if (p->cut == CUT_BY_PLAN) return 0;
     const int64_t blocks = (p->capacity + PLAN_BLOCK - 1) / PLAN_BLOCK;
     const int64_t chunks = cpu_even_chunks(p->b * w->row_tiles, w->pool.workers, blocks);
     const int64_t blocks_of_chunk = (blocks + chunks - 1) / chunks;
@@ -79,30 +105,32 @@ static int64_t chunks_of(const struct work *w, int64_t length)
 }
 
 /* Floats of the rows of a tile: out, lse, the largest score. */
-static size_t tile_floats(const struct cpu_decode *p)
+static size_t tile_floats(const struct cpu_call *call)
 {
-    return (size_t)p->tile_rows * ((size_t)p->d_v + 2);
+    return (size_t)call->tile_rows * ((size_t)call->problem->d_v + 2);
 }
 
 /* Any call up to these sizes, with the default's partitions. */
-static bool is_bound(const struct cpu_decode *p)
+static bool is_bound(const struct attention_problem *p)
 {
-    return p->bound && !p->batch_invariant && !p->num_partitions;
+    return p->bound && p->cut != CUT_INVARIANT && !p->num_partitions;
 }
 
 /* Lays the workspace out; fails where its size would not fit. */
-static fmla_status lay_out(const struct kernel *kernel, const struct cpu_decode *p, struct work *w)
+static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
 {
+    const struct attention_problem *p = problem.attention;
+    struct work *w = (struct work *)(void *)prepared->decided;
     memset(w, 0, sizeof *w);
-    w->call = p;
-    w->attention = kernel->cpu_attention;
+    w->attention = kernel->inner;
+    w->call = call_of(p, w->attention->most_rows);
     w->pool = threads_now();
-    w->tiles_of_set = (p->set_rows + p->tile_rows - 1) / p->tile_rows;
-    w->row_tiles = p->sets * w->tiles_of_set;
+    w->tiles_of_set = (w->call.set_rows + w->call.tile_rows - 1) / w->call.tile_rows;
+    w->row_tiles = w->call.sets * w->tiles_of_set;
     w->chunk_keys = chunk_keys_of(p, w);
     size_t at = 0;
     if (is_bound(p)) {
-        if (!p->prefill) at += line_up(plan_bytes(p->b, w->pool.workers));
+        if (p->cut == CUT_BY_PLAN) at += line_up(plan_bytes(p->b, w->pool.workers));
     } else if (w->chunk_keys) {
         w->chunks = chunks_of(w, p->capacity);
         if (w->chunks > 1 && __builtin_mul_overflow(p->b, w->chunks, &w->slots)) goto too_large;
@@ -111,13 +139,13 @@ static fmla_status lay_out(const struct kernel *kernel, const struct cpu_decode 
         w->num_partitions = given ? given->num_partitions
                             : p->num_partitions
                                 ? p->num_partitions
-                                : plan_even_partitions(w->pool.workers, 1, p->sets * p->set_rows, p->sets);
+                                : plan_even_partitions(w->pool.workers, 1, p->s_q * p->h_q, w->call.sets);
         if (!given && !p->plan_in_tables) at += line_up(plan_bytes(p->b, w->num_partitions));
         if (w->num_partitions > 1) w->slots = 2 * (int64_t)w->num_partitions;
     }
     w->slots_offset = at;
     int64_t rows = 0, floats, bytes;
-    if (is_bound(p)) rows = cpu_most_slot_rows(kernel, p, w->pool.workers);
+    if (is_bound(p)) rows = cpu_most_slot_rows(&w->call, w->attention->most_rows, w->pool.workers);
     if ((!is_bound(p) && __builtin_mul_overflow(w->slots, p->h_q * p->s_q, &rows)) ||
         __builtin_mul_overflow(rows, p->d_v + 2, &floats) ||
         __builtin_mul_overflow(floats, (int64_t)sizeof(float), &bytes) || bytes > INT64_MAX / 4)
@@ -128,32 +156,14 @@ static fmla_status lay_out(const struct kernel *kernel, const struct cpu_decode 
     w->slot_max_offset = at;
     at += line_up((size_t)rows * sizeof(float));
     w->scratch_offset = at;
-    w->scratch_bytes = line_up(tile_floats(p) * sizeof(float)) + w->attention->scratch_bytes(p);
-    w->bytes = at + w->scratch_bytes * (size_t)w->pool.workers;
+    w->scratch_bytes = line_up(tile_floats(&w->call) * sizeof(float)) + w->attention->scratch_bytes(&w->call);
+    prepared->bytes = at + w->scratch_bytes * (size_t)w->pool.workers, prepared->alignment = CACHE_LINE;
     return FMLA_OK;
 too_large:
     return fail(FMLA_UNSUPPORTED,
                 "%s: q: the partial results of %lld requests of up to %lld keys would not fit "
                 "into memory that can be addressed",
-                p->operation, (long long)p->b, (long long)p->capacity);
-}
-
-fmla_status cpu_decode_size(const struct kernel *kernel, const struct cpu_decode *p, size_t *bytes,
-                            size_t *alignment)
-{
-    struct work w;
-    const fmla_status status = lay_out(kernel, p, &w);
-    *bytes = w.bytes, *alignment = CACHE_LINE;
-    return status;
-}
-
-static int64_t length_of(const struct cpu_decode *p, int64_t request)
-{
-    if (p->dense) return plan_clamp_length(p->dense->seqlens[request], p->capacity);
-    if (p->prefill) return plan_topk_count(p->capacity, p->prefill->topk_length, request);
-    const struct plan_topk *topk = &p->sparse->topk;
-    return plan_topk_length(plan_topk_count(topk->topk, topk->length, request), topk->extra_topk,
-                            plan_topk_count(topk->extra_topk, topk->extra_length, request));
+                operation_name(p->operation), (long long)p->b, (long long)p->capacity);
 }
 
 /* ---- One piece: a range of keys of a request, for one row tile ------------------------------ */
@@ -162,19 +172,19 @@ enum { DIRECT = -1 }; /* instead of a slot: the piece is the whole request */
 
 static float *slot_out(const struct work *w, int64_t slot, int64_t row)
 {
-    const struct cpu_decode *p = w->call;
+    const struct attention_problem *p = w->call.problem;
     return (float *)(void *)(w->workspace + w->slots_offset) + (slot * p->h_q * p->s_q + row) * p->d_v;
 }
 
 static float *slot_lse(const struct work *w, int64_t slot, int64_t row)
 {
-    const struct cpu_decode *p = w->call;
+    const struct attention_problem *p = w->call.problem;
     return (float *)(void *)(w->workspace + w->slot_lse_offset) + slot * p->h_q * p->s_q + row;
 }
 
 static float *slot_max(const struct work *w, int64_t slot, int64_t row)
 {
-    const struct cpu_decode *p = w->call;
+    const struct attention_problem *p = w->call.problem;
     return (float *)(void *)(w->workspace + w->slot_max_offset) + slot * p->h_q * p->s_q + row;
 }
 
@@ -185,17 +195,20 @@ static float base_of(float max)
 }
 
 /* Row `row` of a set, finished, to the caller's tensors. lse is relative to max. */
-static void write_row(const struct cpu_decode *p, int64_t request, int64_t set, int64_t row,
+static void write_row(const struct cpu_call *call, int64_t request, int64_t set, int64_t row,
                       const float *values, float relative_lse, float max)
 {
-    const struct cpu_row to = cpu_row_of(p, set, row);
+    const struct attention_problem *p = call->problem;
+    const struct result_rules *rules = &p->rules;
+    const struct cpu_row to = cpu_row_of(call, set, row);
     const float lse = base_of(max) + relative_lse;
     const int64_t at = request * p->out_stride[0] + to.token * p->out_stride[1] + to.head * p->out_stride[2];
-    result_store(p->out, p->element, at, values, result_sink_factor(p->rules, to.head, lse), p->d_v);
+    result_store(p->out, p->element, at, values, result_sink_factor(rules, to.head, lse), p->d_v);
     if (p->lse)
-        p->lse[request * p->lse_stride[0] + to.head * p->lse_stride[1] + to.token] =
-            result_lse(p->rules, lse);
-    if (p->max_logits) p->max_logits[request * p->max_stride + to.head] = max * p->rules->lse_factor;
+        p->lse[request * p->lse_stride[0] + to.head * p->lse_stride[1] + to.token] = result_lse(rules, lse);
+    if (p->max_logits)
+        p->max_logits[request * p->max_stride[0] + to.head * p->max_stride[1] + to.token] =
+            max * rules->lse_factor;
 }
 
 struct tile_rows {
@@ -205,36 +218,37 @@ struct tile_rows {
 
 static struct tile_rows tile_rows(const struct work *w, int64_t row_tile)
 {
-    const int32_t most = w->call->tile_rows;
-    const int64_t first = row_tile % w->tiles_of_set * most, left = w->call->set_rows - first;
+    const int32_t most = w->call.tile_rows;
+    const int64_t first = row_tile % w->tiles_of_set * most, left = w->call.set_rows - first;
     return (struct tile_rows){row_tile / w->tiles_of_set, first, left < most ? (int32_t)left : most};
 }
 
 static void run_piece(const struct work *w, int64_t request, int64_t row_tile, int64_t begin, int64_t end,
                       int64_t slot, int32_t worker)
 {
-    const struct cpu_decode *p = w->call;
+    const struct attention_problem *p = w->call.problem;
     const struct tile_rows t = tile_rows(w, row_tile);
     char *scratch = w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes;
     float *rows = (float *)(void *)scratch;
-    const int64_t slot_row = t.set * p->set_rows + t.first_row;
+    const int64_t slot_row = t.set * w->call.set_rows + t.first_row;
+    const int64_t most = w->call.tile_rows;
     struct cpu_tile tile = {
-        .call = p,
+        .call = &w->call,
         .request = request,
         .set = t.set,
         .first_row = t.first_row,
         .rows = t.rows,
         .begin_key = begin,
         .end_key = end,
-        .length = length_of(p, request),
+        .length = attention_length(p, request),
         .out = slot == DIRECT ? rows : slot_out(w, slot, slot_row),
-        .lse = slot == DIRECT ? rows + p->tile_rows * p->d_v : slot_lse(w, slot, slot_row),
-        .max = slot == DIRECT ? rows + p->tile_rows * (p->d_v + 1) : slot_max(w, slot, slot_row),
+        .lse = slot == DIRECT ? rows + most * p->d_v : slot_lse(w, slot, slot_row),
+        .max = slot == DIRECT ? rows + most * (p->d_v + 1) : slot_max(w, slot, slot_row),
     };
-    w->attention->attend(&tile, scratch + line_up(tile_floats(p) * sizeof(float)));
+    w->attention->attend(&tile, scratch + line_up(tile_floats(&w->call) * sizeof(float)));
     if (slot != DIRECT) return;
     for (int32_t i = 0; i < t.rows; i++)
-        write_row(p, request, t.set, t.first_row + i, tile.out + i * p->d_v, tile.lse[i], tile.max[i]);
+        write_row(&w->call, request, t.set, t.first_row + i, tile.out + i * p->d_v, tile.lse[i], tile.max[i]);
 }
 
 /* Joins `count` slots of a request, first, second, second + step, …, for one row tile. Weights are of what is above the
@@ -242,11 +256,11 @@ static void run_piece(const struct work *w, int64_t request, int64_t row_tile, i
 static void join_slots(const struct work *w, int64_t request, int64_t row_tile, int64_t count, int64_t first,
                        int64_t second, int64_t step, int32_t worker)
 {
-    const struct cpu_decode *p = w->call;
+    const struct attention_problem *p = w->call.problem;
     const struct tile_rows t = tile_rows(w, row_tile);
     float *sum = (float *)(void *)(w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes);
     for (int64_t i = t.first_row; i < t.first_row + t.rows; i++) {
-        const int64_t row = t.set * p->set_rows + i;
+        const int64_t row = t.set * w->call.set_rows + i;
         float max = -INFINITY, total = 0.0f;
         for (int64_t s = 0; s < count; s++)
             max = fmaxf(max, *slot_max(w, s ? second + (s - 1) * step : first, row));
@@ -262,7 +276,7 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
         }
         if (total != 0.0f)
             for (int64_t d = 0; d < p->d_v; d++) sum[d] /= total;
-        write_row(p, request, t.set, i, sum, logf(total), max);
+        write_row(&w->call, request, t.set, i, sum, logf(total), max);
     }
 }
 
@@ -294,14 +308,14 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high)
 static void run_partition(void *data, int64_t index, int32_t worker)
 {
     const struct work *w = data;
-    const struct cpu_decode *p = w->call;
+    const struct attention_problem *p = w->call.problem;
     const int64_t partition = index / w->row_tiles, row_tile = index % w->row_tiles;
     const struct plan_partition *row = partition_of(w, partition);
     const bool cut = goes_on(w, partition);
     const int64_t first = clamp(row->begin_request, 0, p->b);
     const int64_t last = clamp(row->end_request, -1, p->b - 1);
     for (int64_t r = first; r <= last; r++) {
-        const int64_t length = length_of(p, r);
+        const int64_t length = attention_length(p, r);
         /* Asked of the partition before, so that what is left for a second pass is what it joins. */
         const bool continued = r == row->begin_request && partition > 0 && goes_on(w, partition - 1);
         const bool to_be_continued = r == row->end_request && cut;
@@ -321,10 +335,11 @@ static void join_partition(void *data, int64_t index, int32_t worker)
     const struct plan_partition *row = partition_of(w, partition);
     const int64_t request = row->end_request;
     const bool begins_here = request > row->begin_request || !partition || !goes_on(w, partition - 1);
-    if (!begins_here || !goes_on(w, partition) || request < 0 || request >= w->call->b) return;
+    if (!begins_here || !goes_on(w, partition) || request < 0 || request >= w->call.problem->b) return;
     int64_t end = partition + 1; /* the partition with the last split */
     while (partition_of(w, end)->end_request == request && goes_on(w, end)) end++;
-    const int64_t first = 2 * partition + (request == clamp(row->begin_request, 0, w->call->b) ? 0 : 1);
+    const int64_t first =
+        2 * partition + (request == clamp(row->begin_request, 0, w->call.problem->b) ? 0 : 1);
     join_slots(w, request, row_tile, end - partition + 1, first, 2 * (partition + 1), 2, worker);
 }
 
@@ -335,7 +350,7 @@ static void run_chunk(void *data, int64_t index, int32_t worker)
     const struct work *w = data;
     const int64_t row_tile = index % w->row_tiles;
     const int64_t chunk = index / w->row_tiles % w->chunks, request = index / w->row_tiles / w->chunks;
-    const int64_t length = length_of(w->call, request), chunks = chunks_of(w, length);
+    const int64_t length = attention_length(w->call.problem, request), chunks = chunks_of(w, length);
     if (chunk >= chunks) return;
     const int64_t begin = chunk * w->chunk_keys;
     const int64_t end = chunk + 1 < chunks ? begin + w->chunk_keys : length;
@@ -346,7 +361,8 @@ static void join_chunks(void *data, int64_t index, int32_t worker)
 {
     const struct work *w = data;
     const int64_t row_tile = index % w->row_tiles, request = index / w->row_tiles;
-    const int64_t chunks = chunks_of(w, length_of(w->call, request)), first = request * w->chunks;
+    const int64_t chunks = chunks_of(w, attention_length(w->call.problem, request)),
+                  first = request * w->chunks;
     if (chunks > 1) join_slots(w, request, row_tile, chunks, first, first + 1, 1, worker);
 }
 
@@ -355,29 +371,27 @@ static void join_chunks(void *data, int64_t index, int32_t worker)
 /* The sum over all requests. */
 static double cost_of_pieces(const struct work *w)
 {
-    const struct cpu_decode *p = w->call;
+    const struct attention_problem *p = w->call.problem;
     double cost = 0;
     for (int64_t r = 0; r < p->b; r++)
-        cost += cost_of_attention((double)(p->sets * p->set_rows), (double)length_of(p, r), p->d_qk, p->d_v);
+        cost += cost_of_attention((double)(p->s_q * p->h_q), (double)attention_length(p, r), p->d_qk, p->d_v);
     return cost;
 }
 
 /* It counts all slots, used or not. */
 static double cost_of_joins(const struct work *w)
 {
-    const struct cpu_decode *p = w->call;
+    const struct attention_problem *p = w->call.problem;
     return cost_of_moving((double)w->slots * (double)(p->h_q * p->s_q) * (double)p->d_v * sizeof(float));
 }
 
-fmla_status cpu_decode_run(const struct kernel *kernel, const struct cpu_decode *p)
+static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
-    struct work w;
-    const fmla_status status = lay_out(kernel, p, &w);
+    const struct attention_problem *p = problem.attention;
+    struct work w = *(const struct work *)(const void *)prepared->decided;
+    (void)kernel;
+    const fmla_status status = cpu_check_pages(p);
     if (status || !p->b) return status;
-    /* The number of threads is global and may have changed since the caller's workspace was checked. */
-    if (w.bytes > p->workspace_size)
-        return fail(FMLA_BUFFER_TOO_SMALL, "%s: workspace_size: is %zu, must be at least %zu bytes",
-                    p->operation, p->workspace_size, w.bytes);
     w.workspace = p->workspace;
 
     if (w.chunk_keys) {
@@ -391,13 +405,12 @@ fmla_status cpu_decode_run(const struct kernel *kernel, const struct cpu_decode 
         w.partitions = plan_partitions(p->plan);
     } else {
         const struct plan_tables plan = plan_tables_of(w.workspace + w.plan_offset, w.num_partitions);
-        if (p->dense)
-            plan_build(plan, p->b, p->dense->seqlens, p->capacity);
-        else
-            plan_build_sparse(plan, p->b, p->sparse->topk);
+        plan_build(plan, p->b, attention_lists(p), (struct plan_costs){0, 0});
         w.partitions = plan.partitions;
     }
     threads_run(&w.pool, w.num_partitions * w.row_tiles, cost_of_pieces(&w), run_partition, &w);
     if (w.slots) threads_run(&w.pool, w.num_partitions * w.row_tiles, cost_of_joins(&w), join_partition, &w);
     return FMLA_OK;
 }
+
+const struct kernel_driver cpu_attention_driver = {.prepare = prepare, .run = run};

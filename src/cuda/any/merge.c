@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "cuda.h"
-#include "kernels.h"
+#include "../attention.h"
 
 #include <string.h>
 
@@ -17,9 +16,11 @@ static bool vectors_aligned(const struct merge_problem *p)
            cuda_rows_aligned(p->out, shape + 1, p->out_stride, 3, bytes_of(p->out_element), 16);
 }
 
-fmla_status cuda_merge(const struct merge_problem *p)
+static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
     static const char op[] = "merge";
+    const struct merge_problem *p = problem.merge;
+    (void)kernel, (void)prepared;
     if (!p->b || !p->s_q || !p->h_q || (!p->d_v && !p->lse)) return FMLA_OK; /* nothing to write */
     struct merge_params params = {
         .n = p->n,
@@ -42,9 +43,8 @@ fmla_status cuda_merge(const struct merge_problem *p)
     memcpy(params.lse_stride, p->lse_stride, sizeof params.lse_stride);
 
     const struct cuda_launch launch = {
-        .kernel = &cuda_kernel_merge,
+        .kernel = cuda_kernel_of((struct cuda_key){.schedule = CUDA_MERGE}),
         .blocks = p->b * p->s_q * p->h_q, /* fits: the rows of an output have 63-bit addresses */
-        .threads = MERGE_THREADS,
         .stream = p->stream,
     };
     struct cuda_scope scope;
@@ -54,3 +54,5 @@ fmla_status cuda_merge(const struct merge_problem *p)
     cuda_leave(&scope);
     return status;
 }
+
+const struct kernel_driver cuda_merge_driver = {.run = run};

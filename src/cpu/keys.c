@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Where the keys of a request are, by the kind of their source. Of lists the plan cuts what counts: the entries of the first,
+ * from the next edge of a block on those of the second. An entry that names no key is passed over, so the inner kernels see
+ * keys alone, a block of them at a time, wherever they were gathered from.
+ */
+#include "cpu.h"
+
+static int64_t clamp(int64_t x, int64_t low, int64_t high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
+static struct cpu_key key_at(const struct cpu_tile *tile, const struct key_source *source, int64_t page,
+                             int64_t slot)
+{
+    const struct kv_layout *layout = &tile->call->layout;
+    const int64_t head = tile->set % tile->call->problem->h_kv;
+    const uint8_t *data = source->k.data + page * source->k.page_bytes + head * source->k.head_bytes;
+    const uint8_t *token = data + slot * source->k.slot_bytes;
+    return (struct cpu_key){token, layout->scale_bytes ? data + kv_scales_at(layout, source->page_size, slot)
+                                                       : token + layout->scale_offset};
+}
+
+int32_t cpu_paged_keys(const struct cpu_tile *tile, int64_t *at, int64_t end, struct cpu_key keys[PLAN_BLOCK])
+{
+    const struct key_source *source = &tile->call->problem->keys[0];
+    const int32_t *table = source->table ? source->table + tile->request * source->table_stride[0] : NULL;
+    int32_t count = 0;
+    for (; *at < end && count < PLAN_BLOCK; ++*at)
+        keys[count++] = key_at(tile, source, table ? table[*at / source->page_size] : tile->request,
+                               *at % source->page_size);
+    return count;
+}
+
+fmla_status cpu_check_pages(const struct attention_problem *p)
+{
+    const struct key_source *source = &p->keys[0];
+    if (source->kind != KEYS_PAGED || !source->table) return FMLA_OK;
+    for (int64_t r = 0; r < p->b; r++) {
+        const int64_t length = attention_length(p, r);
+        const int64_t pages = (length + source->page_size - 1) / source->page_size;
+        const int32_t *row = source->table + r * source->table_stride[0];
+        for (int64_t i = 0; i < pages; i++)
+            if (row[i] < 0 || row[i] >= source->pages)
+                return fail(FMLA_INVALID_ARGUMENT,
+                            "%s: block_table: entry [%lld, %lld] is %d, must be in [0, %lld): "
+                            "request %lld has %lld keys",
+                            operation_name(p->operation), (long long)r, (long long)i, row[i],
+                            (long long)source->pages, (long long)r, (long long)length);
+    }
+    return FMLA_OK;
+}
+
+/* Appends to `count` keys those that entries [*at, end) of a list name, until there are PLAN_BLOCK, and moves *at past them;
+ * the list begins with entry `first`. */
+static int32_t gather(const struct cpu_tile *tile, const struct key_source *source, int64_t first,
+                      int64_t *at, int64_t end, struct cpu_key *keys, int32_t count)
+{
+    const int64_t h_kv = tile->call->problem->h_kv;
+    const int32_t *list = source->table + tile->request * source->table_stride[0] +
+                          tile->set / h_kv * source->table_stride[1] +
+                          tile->set % h_kv * source->table_stride[2];
+    for (; *at < end && count < PLAN_BLOCK; ++*at) {
+        int64_t slot;
+        const int64_t page = key_page(source, list[*at - first], &slot);
+        if (page >= 0) keys[count++] = key_at(tile, source, page, slot);
+    }
+    return count;
+}
+
+int32_t cpu_listed_keys(const struct cpu_tile *tile, int64_t *at, int64_t end,
+                        struct cpu_key keys[PLAN_BLOCK])
+{
+    const struct key_source *lists = tile->call->problem->keys;
+    const int64_t count = plan_topk_count(lists[0].capacity, lists[0].lengths, tile->request);
+    const int32_t found = gather(tile, &lists[0], 0, at, clamp(count, 0, end), keys, 0);
+    if (found == PLAN_BLOCK) return found;
+    if (!lists[1].capacity) {
+        *at = end;
+        return found;
+    }
+    const int64_t first = plan_extra_begin(count);
+    const int64_t extra = plan_topk_count(lists[1].capacity, lists[1].lengths, tile->request);
+    if (*at < first) *at = clamp(first, *at, end);
+    if (*at >= end) return found;
+    return gather(tile, &lists[1], first, at, clamp(first + extra, 0, end), keys, found);
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The portable kernels of the sparse operations, a warp a row: what they take, and their launches.
+ */
+#include "../attention.h"
+
+/* ---- Sparse decode --------------------------------------------------------------------------- */
+
+static int64_t tiles_of(const struct attention_problem *p)
+{
+    return cuda_ceil_div(p->s_q * p->h_q, SPARSE_WARPS);
+}
+
+static const char *decode_refuses(const struct attention_problem *p, const char **argument)
+{
+    return cuda_sparse_refuses(p, tiles_of(p), argument);
+}
+
+static fmla_status decode_prepare(const struct attention_problem *p, struct cuda_work *w)
+{
+    w->kernel = cuda_kernel_of((struct cuda_key){CUDA_SPARSE_DECODE, p->element, p->format, 0});
+    return cuda_sparse_prepare(p, tiles_of(p), w);
+}
+
+static fmla_status decode_launch(const struct cuda_scope *scope, const struct attention_problem *p,
+                                 const struct cuda_work *w)
+{
+    struct sparse_decode_params params = cuda_sparse_params(p, w, 0);
+    const struct cuda_launch launch = {.kernel = w->kernel, .blocks = cuda_blocks(p, w), .stream = p->stream};
+    return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
+}
+
+const struct cuda_attention cuda_sparse_decode = {decode_refuses, decode_prepare, decode_launch};
+
+/* ---- Sparse prefill -------------------------------------------------------------------------- */
+
+static fmla_status launch_part(const struct cuda_scope *scope, const struct attention_problem *p,
+                               const struct prefill_part *part)
+{
+    struct sparse_prefill_params params = cuda_prefill_params(p, part, SPARSE_WARPS);
+    const struct cuda_launch launch = {
+        .kernel = cuda_kernel_of((struct cuda_key){CUDA_SPARSE_PREFILL, p->element, p->format, 0}),
+        .blocks = part->tokens * params.tiles,
+        .stream = p->stream,
+    };
+    return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
+}
+
+static fmla_status prefill_launch(const struct cuda_scope *scope, const struct attention_problem *p,
+                                  const struct cuda_work *w)
+{
+    (void)w;
+    return cuda_prefill_launch(scope, p, SPARSE_WARPS, launch_part);
+}
+
+const struct cuda_attention cuda_sparse_prefill = {.prepare = cuda_prefill_prepare, .launch = prefill_launch};

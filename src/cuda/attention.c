@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The driver of attention on a GPU, and what kernels of several operations are given alike.
+ */
+#include "attention.h"
+
+#include "plan.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+/* ---- Parameters ------------------------------------------------------------------------------ */
+
+float cuda_scale_log2(float scale)
+{
+    return fmaxf(fminf((float)((double)scale * 1.44269504088896340736), FLT_MAX), -FLT_MAX);
+}
+
+struct result_params cuda_result_params(const struct result_rules *rules)
+{
+    return (struct result_params){
+        .attn_sink = rules->attn_sink, .lse_of_empty = rules->lse_of_empty, .lse_factor = rules->lse_factor};
+}
+
+struct output_params cuda_output_params(const struct attention_problem *p)
+{
+    const int64_t shape[] = {p->b, p->s_q, p->h_q};
+    struct output_params params = {.out = p->out,
+                                   .lse = p->lse,
+                                   .rules = cuda_result_params(&p->rules),
+                                   .pairs_aligned = cuda_rows_aligned(p->out, shape, p->out_stride, 3, 2, 4)};
+    memcpy(params.out_stride, p->out_stride, sizeof params.out_stride);
+    memcpy(params.lse_stride, p->lse_stride, sizeof params.lse_stride);
+    return params;
+}
+
+struct sparse_cache_params cuda_cache_params(const struct key_source *keys)
+{
+    const int64_t slots = keys->pages * keys->page_size, most = (int64_t)1 << 31; /* indices are int32 */
+    return (struct sparse_cache_params){
+        .data = keys->k.data,
+        .page_bytes = keys->k.page_bytes,
+        .slot_bytes = keys->k.slot_bytes,
+        .indices = keys->table,
+        .indices_stride = {keys->table_stride[0], keys->table_stride[1]},
+        .slots = (uint32_t)(slots < most ? slots : most),
+        .page_size = (int32_t)keys->page_size,
+        .page_divisor = divisor_of((uint32_t)(keys->page_size ? keys->page_size : 1)),
+    };
+}
+
+/* ---- A call ---------------------------------------------------------------------------------- */
+
+_Static_assert(sizeof(struct cuda_work) <= sizeof((struct prepared *)0)->decided,
+               "it is decided once a call");
+
+static const char *refuses(const struct kernel *kernel, union problem problem, const char **argument)
+{
+    const struct cuda_attention *attention = kernel->inner;
+    return attention->refuses ? attention->refuses(problem.attention, argument) : NULL;
+}
+
+static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
+{
+    const struct cuda_attention *attention = kernel->inner;
+    struct cuda_work *work = (struct cuda_work *)(void *)prepared->decided;
+    memset(work, 0, sizeof *work);
+    work->device = cuda_device(problem.attention->device.id);
+    const fmla_status status = attention->prepare(problem.attention, work);
+    prepared->bytes = work->bytes, prepared->alignment = CUDA_WORKSPACE_ALIGNMENT;
+    return status;
+}
+
+static fmla_status launch_plan(const struct cuda_scope *scope, const struct attention_problem *p,
+                               const struct cuda_work *work)
+{
+    struct plan_problem problem = {
+        .b = p->b,
+        .kind = p->keys[0].kind,
+        .lists = attention_lists(p),
+        .plan = plan_tables_of(p->workspace, work->num_partitions),
+        .stream = p->stream,
+    };
+    if (problem.kind == KEYS_PAGED && cuda_has_plan_costs(scope->device))
+        problem.costs = plan_costs_of(p->s_q, p->h_q, p->h_kv);
+    return cuda_launch_plan(operation_name(p->operation), scope, &problem);
+}
+
+static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+{
+    const struct attention_problem *p = problem.attention;
+    const struct cuda_attention *attention = kernel->inner;
+    const struct cuda_work *work = (const struct cuda_work *)(const void *)prepared->decided;
+    struct cuda_scope scope;
+    if (!p->b) return FMLA_OK;
+    fmla_status status = cuda_enter(operation_name(p->operation), "q", p->device.id, &scope);
+    if (status) return status;
+    if (work->makes_plan) status = launch_plan(&scope, p, work);
+    if (!status) status = attention->launch(&scope, p, work);
+    if (!status && work->slots) status = cuda_launch_join(&scope, p, work);
+    cuda_leave(&scope);
+    return status;
+}
+
+const struct kernel_driver cuda_attention_driver = {.refuses = refuses, .prepare = prepare, .run = run};

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Dense decode on a GPU, as all its kernels share it.
+ *
+ * Workspace: that of attention.h | marks
+ */
+#include "attention.h"
+
+#include <string.h>
+
+static size_t mark_bytes(int64_t tiles)
+{
+    return cuda_line_up((size_t)tiles * MARKS_OF_TILE * sizeof(uint32_t));
+}
+
+/* Any call up to these sizes, with the partitions of the default: as many as leave the SMs a tile of PLAN_ROW_TILE rows each, so
+ * every number of tiles of a key head is tried, with as many rows as they hold. With others, or in chunks, larger sizes take
+ * more. */
+static fmla_status lay_out_most(const struct attention_problem *p, struct cuda_work *w)
+{
+    const int64_t rows_of_head = p->s_q * (p->h_q / p->h_kv),
+                  most_tiles = cuda_ceil_div(rows_of_head, PLAN_ROW_TILE);
+    const int64_t workers = w->device->sms / p->h_kv;
+    struct cuda_most most = {.partitions = 1};
+    for (int64_t tiles = 1; tiles <= most_tiles && tiles <= workers; tiles++) {
+        const int64_t rows = rows_of_head < tiles * PLAN_ROW_TILE ? rows_of_head : tiles * PLAN_ROW_TILE;
+        cuda_most_add(&most, (int32_t)(workers / tiles), p->h_kv * rows);
+    }
+    const fmla_status status = cuda_lay_out_most(p, &most, w);
+    _Static_assert((int)ROWS_OF_MARK == (int)PLAN_ROW_TILE,
+                   "there are the most marks where a head is one tile");
+    w->bytes += mark_bytes(workers > 1 ? p->h_kv * workers : 0);
+    return status;
+}
+
+/* What the rows of a tile change is how many workers there are, not what they need. */
+fmla_status cuda_dense_prepare(const struct attention_problem *p, int64_t rows, struct cuda_work *w)
+{
+    const int64_t rows_of_head = p->s_q * (p->h_q / p->h_kv);
+    w->tiles = p->h_kv * cuda_ceil_div(rows_of_head, rows);
+    w->chunk_keys = p->cut == CUT_INVARIANT ? INVARIANT_CHUNK : 0;
+    w->num_partitions = p->num_partitions ? p->num_partitions
+                                          : plan_default_partitions(w->device->sms, p->s_q, p->h_q, p->h_kv);
+    const fmla_status status = cuda_lay_out(p, w);
+    if (status) return status;
+    if (!w->chunk_keys && w->num_partitions > 1)
+        w->mark_tiles = p->h_kv * cuda_ceil_div(rows_of_head, ROWS_OF_MARK); /* fewer than rows */
+    w->marks_offset = w->bytes;
+    w->bytes += mark_bytes(w->mark_tiles * w->num_partitions);
+    return p->bound && !w->chunk_keys && !p->num_partitions ? lay_out_most(p, w) : FMLA_OK;
+}
+
+struct dense_decode_params cuda_dense_params(const struct attention_problem *p, const struct cuda_work *w)
+{
+    const struct key_source *keys = &p->keys[0];
+    const int64_t q_shape[] = {p->b, p->s_q, p->h_q}, kv_shape[] = {keys->pages, keys->page_size, p->h_kv};
+    const int64_t kv_bytes[] = {keys->k.page_bytes, keys->k.slot_bytes, keys->k.head_bytes};
+    const int32_t group = (int32_t)(p->h_q / p->h_kv);
+    struct dense_decode_params params = {
+        .b = (int32_t)p->b,
+        .s_q = (int32_t)p->s_q,
+        .h_q = (int32_t)p->h_q,
+        .h_kv = (int32_t)p->h_kv,
+        .group = group,
+        .d_qk = (int32_t)p->d_qk,
+        .rows = (int32_t)p->s_q * group,
+        .page_size = (int32_t)keys->page_size,
+        .page_divisor = divisor_of((uint32_t)keys->page_size),
+        .group_divisor = divisor_of((uint32_t)group),
+        .capacity = (int32_t)p->capacity,
+        .causal = p->causal,
+        .vectors_aligned = cuda_rows_aligned(p->q, q_shape, p->q_stride, 3, 2, 16) &&
+                           cuda_rows_aligned(keys->k.data, kv_shape, kv_bytes, 3, 1, 16),
+        .stages = w->stages,
+        .scale_log2 = cuda_scale_log2(p->scale),
+        .q = p->q,
+        .kv = (const uint16_t *)(const void *)keys->k.data,
+        .block_table = keys->table,
+        .seqlens = keys->lengths,
+        .block_table_stride = keys->table_stride[0],
+        .split = cuda_split_params(p, w),
+        .output = cuda_output_params(p),
+    };
+    memcpy(params.q_stride, p->q_stride, sizeof params.q_stride);
+    for (int i = 0; i < 3; i++) params.kv_stride[i] = kv_bytes[i] / (int64_t)sizeof(uint16_t);
+    return params;
+}

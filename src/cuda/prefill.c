@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Sparse prefill on a GPU, as all its kernels share it: a launch for every key head, and for no more tokens than its blocks of
+ * threads can be counted for. No plan.
+ */
+#include "attention.h"
+
+#include "sm90/sparse_prefill/choice.h"
+
+struct sparse_prefill_params cuda_prefill_params(const struct attention_problem *p,
+                                                 const struct prefill_part *part, int heads)
+{
+    const int64_t group = p->h_q / p->h_kv, head = part->key_head * group, first = part->first;
+    const int64_t out_shape[] = {part->tokens, group}, out_stride[] = {p->out_stride[0], p->out_stride[2]};
+    const int64_t tiles = cuda_prefill_tiles(p, heads);
+    struct key_source keys = p->keys[0];
+    keys.k.data += part->key_head * keys.k.head_bytes;
+    keys.table += first * keys.table_stride[0] + part->key_head * keys.table_stride[2];
+    struct sparse_prefill_params params = {
+        .s_q = (int32_t)part->tokens,
+        .h_q = (int32_t)group,
+        .d_qk = (int32_t)p->d_qk,
+        .topk = (int32_t)p->capacity,
+        .tiles = (int32_t)tiles,
+        .tiles_divisor = divisor_of((uint32_t)tiles),
+        .scale = p->scale,
+        .scale_log2 = cuda_scale_log2(p->scale),
+        .q = p->q + first * p->q_stride[0] + head * p->q_stride[2],
+        .q_stride = {p->q_stride[0], p->q_stride[2]},
+        .kv = cuda_cache_params(&keys),
+        .topk_length = keys.lengths ? keys.lengths + first : NULL,
+        .out = p->out + first * out_stride[0] + head * out_stride[1],
+        .out_stride = {out_stride[0], out_stride[1]},
+        .max_logits = p->max_logits ? p->max_logits + first * p->max_stride[0] + head : NULL,
+        .lse = p->lse ? p->lse + first * p->lse_stride[0] + head : NULL,
+        .max_stride = p->max_stride[0],
+        .lse_stride = p->lse_stride[0],
+        .rules = cuda_result_params(&p->rules),
+    };
+    params.kv.indices_stride[1] = keys.table_stride[2];
+    if (params.rules.attn_sink) params.rules.attn_sink += head;
+    params.pairs_aligned = cuda_rows_aligned(params.out, out_shape, out_stride, 2, 2, 4);
+    return params;
+}
+
+fmla_status cuda_prefill_launch(const struct cuda_scope *scope, const struct attention_problem *p, int heads,
+                                fmla_status (*launch)(const struct cuda_scope *scope,
+                                                      const struct attention_problem *p,
+                                                      const struct prefill_part *part))
+{
+    const int64_t most = cuda_prefill_most_tokens(p, heads);
+    fmla_status status = FMLA_OK;
+    struct prefill_part part;
+    for (part.key_head = 0; part.key_head < p->h_kv; part.key_head++)
+        for (part.first = 0; part.first < p->b && !status; part.first += part.tokens) {
+            const int64_t left = p->b - part.first;
+            part.tokens = left < most ? left : most;
+            status = launch(scope, p, &part);
+        }
+    return status;
+}
+
+/* Launches follow one another. */
+fmla_status cuda_prefill_prepare(const struct attention_problem *p, struct cuda_work *w)
+{
+    enum { HEADS = SM90_SPARSE_PREFILL_HEADS };
+    const int64_t tiles = cuda_prefill_tiles(p, HEADS), sms = w->device->sms;
+    int64_t pieces = 0;
+    if (p->format != KV_BF16 || !cuda_has_hoppers(w->device, CUDA_SM90_SPARSE_PREFILL_JOIN)) return FMLA_OK;
+    if (p->bound) { /* of all parts, each of which has fewer tiles */
+        pieces = sm90_sparse_prefill_most_pieces(p->b * tiles, p->capacity, (int32_t)sms);
+    } else {
+        const int64_t last = p->b % cuda_prefill_most_tokens(p, HEADS); /* the others are too many */
+        const struct prefill_cut cut = sm90_sparse_prefill_cut(last * tiles, p->capacity, (int32_t)sms);
+        if (cut.pieces > 1) pieces = (last * tiles - cut.whole) * cut.pieces;
+    }
+    w->bytes = (size_t)pieces * PREFILL_SLOT_BYTES;
+    return FMLA_OK;
+}

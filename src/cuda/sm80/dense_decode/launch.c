@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The portable dense decode: its tile shape, and its launch.
+ */
+#include "../../attention.h"
+#include "shape.h"
+
+static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
+{
+    const struct dense_decode_choice choice =
+        dense_decode_choose(p->s_q * (p->h_q / p->h_kv), w->device->shared_bytes);
+    w->kernel = cuda_kernel_of(
+        (struct cuda_key){CUDA_SM80_DENSE_DECODE, .element = p->element, .variant = choice.shape});
+    w->stages = choice.stages, w->shared_bytes = choice.shared_bytes;
+    const fmla_status status = cuda_dense_prepare(p, dense_decode_shapes[choice.shape].rows, w);
+    w->mark_tiles = 0; /* it has room for marks, and makes none */
+    return status;
+}
+
+static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
+                          const struct cuda_work *w)
+{
+    struct dense_decode_params params = cuda_dense_params(p, w);
+    const struct cuda_launch launch = {.kernel = w->kernel,
+                                       .blocks = cuda_blocks(p, w),
+                                       .shared_bytes = w->shared_bytes,
+                                       .stream = p->stream};
+    return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
+}
+
+const struct cuda_attention cuda_sm80_dense_decode = {.prepare = prepare, .launch = launch};

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Hopper's sparse decode: which of its kernels, where requests are cut evenly in place of a plan, and its launch.
+ */
+#include "../../attention.h"
+#include "choice.h"
+
+enum { LARGE = SM90_SPARSE_DECODE_HEADS, SMALL = SM90_SPARSE_DECODE_SMALL_HEADS };
+
+static int64_t tiles_of(const struct attention_problem *p, int heads)
+{
+    return p->s_q * cuda_ceil_div(p->h_q, heads);
+}
+
+static const char *refuses(const struct attention_problem *p, const char **argument)
+{
+    const char *const why = cuda_sparse_refuses(p, tiles_of(p, SMALL), argument);
+    return why ? why : sm90_sparse_decode_refuses(p, argument);
+}
+
+/* Keys of a chunk; 0: by a plan, which evens out what lengths differ in. Partitions that the caller names are followed.
+ * `partitions`: those of the default. */
+static int32_t chunk_of(const struct attention_problem *p, const struct sm90_sparse_shape *shape, int heads,
+                        int32_t partitions)
+{
+    if (shape->lengths || (p->num_partitions && p->num_partitions != partitions)) return 0;
+    const int64_t keys = sm90_sparse_decode_chunk(shape, heads);
+    if (!keys) return 0;
+    /* The workspace, the same for all kernels, has two slots a partition, if there are several: no more chunks than that.
+     * Where it has fewer slots than there are requests, each request is one chunk, which needs none. */
+    const int64_t fit = partitions > 1 ? 2 * (int64_t)partitions / p->b : 1, most = fit > 1 ? fit : 1,
+                  least_keys = cuda_ceil_div(cuda_ceil_div(p->capacity, PLAN_BLOCK), most) * PLAN_BLOCK;
+    return (int32_t)(keys > least_keys ? keys : least_keys);
+}
+
+static fmla_status prepare_tiles(const struct attention_problem *p, int heads, struct cuda_work *w)
+{
+    const struct sm90_sparse_shape shape = sm90_sparse_shape_of(p, w->device->sms);
+    const bool rows = p->format == KV_BF16 || p->format == KV_FP16; /* of the queries' type */
+    fmla_status status = cuda_sparse_prepare(p, tiles_of(p, heads), w);
+    w->kernel = cuda_kernel_of(
+        (struct cuda_key){heads == SMALL ? CUDA_SM90_SPARSE_DECODE_SMALL : CUDA_SM90_SPARSE_DECODE,
+                          p->element, p->format, rows && p->d_qk > p->d_v});
+    w->flags = LAUNCH_OVERLAP, w->slots_in_halves = true;
+    if (status || w->chunk_keys || p->bound) return status;
+    const size_t bytes = w->bytes;
+    w->chunk_keys = chunk_of(
+        p, &shape, heads, p->num_partitions ? sm90_sparse_decode_partitions(&shape) : w->num_partitions);
+    w->chunks_at_once = true;
+    if (w->chunk_keys) status = cuda_lay_out(p, w);
+    w->bytes = bytes;
+    return status;
+}
+
+static fmla_status prepare_large(const struct attention_problem *p, struct cuda_work *w)
+{
+    return prepare_tiles(p, LARGE, w);
+}
+
+static fmla_status prepare_small(const struct attention_problem *p, struct cuda_work *w)
+{
+    return prepare_tiles(p, SMALL, w);
+}
+
+/* Caches of the queries' type: there is no kernel of small tiles for them. */
+static fmla_status prepare(const struct attention_problem *p, struct cuda_work *w)
+{
+    const struct sm90_sparse_shape shape = sm90_sparse_shape_of(p, w->device->sms);
+    const bool rows = p->format == KV_BF16 || p->format == KV_FP16;
+    const bool small = !rows && sm90_sparse_decode_is_small(&shape, p->cut == CUT_INVARIANT);
+    return prepare_tiles(p, small ? SMALL : LARGE, w);
+}
+
+static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
+                          const struct cuda_work *w)
+{
+    struct sparse_decode_params params = cuda_sparse_params(p, w, w->tiles / p->s_q);
+    const struct cuda_launch launch = {
+        .kernel = w->kernel, .blocks = cuda_blocks(p, w), .flags = w->flags, .stream = p->stream};
+    return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
+}
+
+const struct cuda_attention cuda_sm90_sparse_decode = {refuses, prepare, launch},
+                            cuda_sm90_sparse_decode_64 = {refuses, prepare_large, launch},
+                            cuda_sm90_sparse_decode_16 = {refuses, prepare_small, launch};

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Hopper's sparse prefill: its launches. The kernel over bf16 keys cuts the tiles of a short call's last round, where they are
+ * few, and a second launch joins their pieces; FP8 pages are sparse decode's kernel's.
+ */
+#include "../../attention.h"
+#include "choice.h"
+
+enum { HEADS = SM90_SPARSE_PREFILL_HEADS };
+
+static fmla_status launch_join(const struct cuda_scope *scope, const struct attention_problem *p,
+                               struct sparse_prefill_sm90_params *params)
+{
+    const int64_t tiles = (params->items - params->cut.whole) / params->cut.pieces;
+    const struct cuda_launch launch = {
+        .kernel = cuda_kernel_of((struct cuda_key){.schedule = CUDA_SM90_SPARSE_PREFILL_JOIN}),
+        .blocks = tiles * HEADS / PREFILL_JOIN_WARPS,
+        .flags = LAUNCH_OVERLAP,
+        .stream = p->stream,
+    };
+    return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){params});
+}
+
+/* Blocks of threads stay, and take tiles, and then pieces, in turns. */
+static fmla_status launch_rows(const struct cuda_scope *scope, const struct attention_problem *p,
+                               const struct prefill_part *part)
+{
+    const char *op = operation_name(p->operation);
+    const int64_t group = p->h_q / p->h_kv, tiles = part->tokens * cuda_prefill_tiles(p, HEADS);
+    struct sparse_prefill_sm90_params params = {.call = cuda_prefill_params(p, part, HEADS)};
+    const struct tensor_view queries =
+        sm90_sparse_prefill_view(p, params.call.q, params.call.q_stride, part->tokens, group, p->d_qk);
+    const struct tensor_view results =
+        sm90_sparse_prefill_view(p, params.call.out, params.call.out_stride, part->tokens, group, p->d_v);
+    fmla_status status = tensor_map_make(op, scope, "q", &queries, &params.queries);
+    if (!status) status = tensor_map_make(op, scope, "out", &results, &params.results);
+    if (status) return status;
+    params.cut = sm90_sparse_prefill_cut(tiles, p->capacity, scope->device->sms);
+    params.cut.slots = p->workspace;
+    params.items = params.cut.whole + (int32_t)((tiles - params.cut.whole) * params.cut.pieces);
+    const bool cut = params.cut.pieces > 1;
+    const struct cuda_launch launch = {
+        .kernel = cuda_kernel_of(
+            (struct cuda_key){CUDA_SM90_SPARSE_PREFILL, p->element, p->format, 2 * cut + (p->d_qk > p->d_v)}),
+        .blocks = params.items < scope->device->sms ? params.items : scope->device->sms,
+        .flags = LAUNCH_OVERLAP,
+        .stream = p->stream,
+    };
+    status = cuda_launch(op, scope, &launch, (void *[]){&params});
+    return cut && !status ? launch_join(scope, p, &params) : status;
+}
+
+/* FP8 pages: of as many requests as there are tokens. A block of threads stays with its tile of heads. */
+static fmla_status launch_fp8(const struct cuda_scope *scope, const struct attention_problem *p,
+                              const struct prefill_part *part)
+{
+    const struct sparse_prefill_params call = cuda_prefill_params(p, part, HEADS);
+    const int32_t sms = scope->device->sms, at_once = sms > call.tiles ? sms / call.tiles : 1;
+    const int32_t workers = call.s_q < at_once ? call.s_q : at_once;
+    struct sparse_prefill_fp8_params params = {
+        .call = {.b = call.s_q,
+                 .s_q = 1,
+                 .h_q = call.h_q,
+                 .d_qk = call.d_qk,
+                 .tiles = call.tiles,
+                 .tiles_of_token = call.tiles,
+                 .tiles_divisor = call.tiles_divisor,
+                 .token_divisor = call.tiles_divisor,
+                 .scale = call.scale,
+                 .scale_log2 = call.scale_log2,
+                 .q = call.q,
+                 .q_stride = {call.q_stride[0], 0, call.q_stride[1]},
+                 .cache = {call.kv},
+                 .topk = {.topk = call.topk, .length = call.topk_length},
+                 .split = {.num_partitions = workers},
+                 .output = {.out = call.out,
+                            .lse = call.lse,
+                            .out_stride = {call.out_stride[0], 0, call.out_stride[1]},
+                            .lse_stride = {call.lse_stride, 1},
+                            .rules = call.rules}},
+        .max_logits = call.max_logits,
+        .max_stride = call.max_stride,
+    };
+    const struct cuda_launch launch = {
+        .kernel = cuda_kernel_of(
+            (struct cuda_key){CUDA_SM90_SPARSE_PREFILL, .element = p->element, .format = p->format}),
+        .blocks = (int64_t)workers * call.tiles,
+        .flags = LAUNCH_OVERLAP,
+        .stream = p->stream,
+    };
+    return cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params});
+}
+
+static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
+                          const struct cuda_work *w)
+{
+    (void)w;
+    return cuda_prefill_launch(scope, p, HEADS, p->format == KV_BF16 ? launch_rows : launch_fp8);
+}
+
+const struct cuda_attention cuda_sm90_sparse_prefill = {sm90_sparse_prefill_refuses, cuda_prefill_prepare,
+                                                        launch};

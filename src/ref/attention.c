@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Attention over keys in pages and over listed ones. The rows of a key head, of one query token, are taken together, so that
+ * a key is decoded once for them, first for the scores, then for the values.
+ */
+#include "ref.h"
+
+#include "../kvformat.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Workspace: of all rows that are taken together, and of one key. */
+struct memory {
+    double *scores;       /* [rows][most_keys] */
+    double *sum, *q;      /* [rows][d_v], [rows][d_qk] */
+    double *most, *total; /* [rows]: the largest score, the sum of all weights */
+    double *key;          /* [d_qk]; or a value */
+};
+
+static size_t most_keys(const struct attention_problem *p)
+{
+    return (size_t)p->keys[0].capacity + (size_t)p->keys[1].capacity;
+}
+
+static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
+{
+    const struct attention_problem *p = problem.attention;
+    const size_t of_row = most_keys(p) + (size_t)(p->d_v + p->d_qk) + 2;
+    size_t doubles;
+    (void)kernel;
+    if (__builtin_mul_overflow((size_t)(p->h_q / p->h_kv), of_row, &doubles) ||
+        __builtin_add_overflow(doubles, (size_t)p->d_qk, &doubles) ||
+        __builtin_mul_overflow(doubles, sizeof(double), &prepared->bytes))
+        return fail(FMLA_UNSUPPORTED, "%s: %s: %zu keys of a token would not fit into memory",
+                    operation_name(p->operation), p->keys[0].kind == KEYS_LISTED ? "indices" : "q",
+                    most_keys(p));
+    return FMLA_OK;
+}
+
+static struct memory memory_of(const struct attention_problem *p)
+{
+    const int64_t rows = p->h_q / p->h_kv;
+    struct memory m = {.scores = p->workspace};
+    m.sum = m.scores + (size_t)rows * most_keys(p);
+    m.q = m.sum + rows * p->d_v;
+    m.most = m.q + rows * p->d_qk;
+    m.total = m.most + rows;
+    m.key = m.total + rows;
+    return m;
+}
+
+static double load(enum element element, uint16_t x)
+{
+    return (double)(element == ELEMENT_BF16 ? num_from_bf16(x) : num_from_fp16(x));
+}
+
+static void store(enum element element, uint16_t *at, double x)
+{
+    *at = element == ELEMENT_BF16 ? num_to_bf16((float)x) : num_to_fp16((float)x);
+}
+
+/* ---- Keys ------------------------------------------------------------------------------------ */
+
+/* Rows that see the same keys. */
+struct rows {
+    int64_t request, token, key_head;
+    int64_t count;
+};
+
+/* Of a source; lengths are clamped. */
+static int64_t entries_of(const struct key_source *source, int64_t request)
+{
+    const int64_t count = source->lengths ? source->lengths[request] : source->capacity;
+    return count < 0 ? 0 : count > source->capacity ? source->capacity : count;
+}
+
+/* Those that a row of the token sees: with a causal mask, the last token sees all. */
+static int64_t seen_of(const struct attention_problem *p, const struct key_source *source,
+                       const struct rows *rows)
+{
+    const int64_t count = entries_of(source, rows->request);
+    return p->causal ? count - p->s_q + rows->token + 1 : count;
+}
+
+/* The page of entry t and its slot in it; false where it names no key. */
+static bool find(const struct key_source *source, const struct rows *rows, int64_t t, int64_t *page,
+                 int64_t *slot)
+{
+    const int64_t *stride = source->table_stride, row = rows->request * stride[0];
+    if (source->kind == KEYS_PAGED) {
+        *page = source->table ? source->table[row + t / source->page_size] : rows->request;
+        *slot = t % source->page_size;
+        return true;
+    }
+    const int64_t index = source->table[row + rows->token * stride[1] + rows->key_head * stride[2] + t];
+    *page = index / source->page_size, *slot = index % source->page_size;
+    return index >= 0 && index < source->pages * source->page_size;
+}
+
+/* The first `width` elements of a vector. */
+static void decode(const struct attention_problem *p, const struct key_source *source,
+                   const struct key_view *view, const struct rows *rows, int64_t page, int64_t slot,
+                   int64_t width, double *to)
+{
+    const struct kv_layout layout = kv_layout_of(p->format, (int32_t)width);
+    const uint8_t *data = view->data + page * view->page_bytes + rows->key_head * view->head_bytes;
+    int64_t page_size = source->page_size;
+    if (!layout.scale_bytes) { /* tokens may lie apart: each is a page of one slot */
+        data += slot * view->slot_bytes;
+        page_size = 1, slot = 0;
+    }
+    for (int64_t d = 0; d < width; d++)
+        to[d] = (double)kv_load(&layout, data, page_size, slot, (int32_t)d, 1.0f);
+}
+
+/* ---- Rows ------------------------------------------------------------------------------------ */
+
+/* Fills the scores of all rows; or adds up the values, by the weights that stand in the scores' places. Returns how many
+ * keys there are. */
+static int64_t meet_keys(const struct attention_problem *p, const struct rows *rows, const struct memory *m,
+                         bool values)
+{
+    const int64_t width = values ? p->d_v : p->d_qk;
+    int64_t keys = 0, page, slot;
+    for (int i = 0; i < KEY_SOURCES; i++) {
+        const struct key_source *source = &p->keys[i];
+        const int64_t seen = seen_of(p, source, rows);
+        for (int64_t t = 0; t < seen; t++) {
+            if (!find(source, rows, t, &page, &slot)) continue;
+            decode(p, source, values ? &source->v : &source->k, rows, page, slot, width, m->key);
+            for (int64_t r = 0; r < rows->count; r++) {
+                double *score = m->scores + (size_t)r * most_keys(p) + (size_t)keys;
+                double dot = 0.0;
+                for (int64_t d = 0; values && d < width; d++) m->sum[r * width + d] += *score * m->key[d];
+                for (int64_t d = 0; !values && d < width; d++) dot += m->q[r * width + d] * m->key[d];
+                if (!values) *score = (double)p->scale * dot;
+            }
+            keys++;
+        }
+    }
+    return keys;
+}
+
+static void write_row(const struct attention_problem *p, const struct rows *rows, int64_t head,
+                      const double *sum, double most, double total)
+{
+    const struct result_rules *rules = &p->rules;
+    const bool empty = total == 0.0;
+    const double lse = (most == -INFINITY ? 0.0 : most) + log(total); /* natural */
+    double factor = 1.0;
+    if (rules->attn_sink && !empty) factor = 1.0 / (1.0 + exp((double)rules->attn_sink[head] - lse));
+    uint16_t *out =
+        p->out + rows->request * p->out_stride[0] + rows->token * p->out_stride[1] + head * p->out_stride[2];
+    for (int64_t d = 0; d < p->d_v; d++) store(p->element, out + d, empty ? 0.0 : sum[d] / total * factor);
+    if (p->max_logits)
+        p->max_logits[rows->request * p->max_stride[0] + head * p->max_stride[1] + rows->token] =
+            (float)(most * (double)rules->lse_factor);
+    if (p->lse)
+        p->lse[rows->request * p->lse_stride[0] + head * p->lse_stride[1] + rows->token] =
+            empty ? rules->lse_of_empty : (float)(lse * (double)rules->lse_factor);
+}
+
+static void attend(const struct attention_problem *p, const struct rows *rows, const struct memory *m)
+{
+    const int64_t first_head = rows->key_head * rows->count;
+    for (int64_t r = 0; r < rows->count; r++) {
+        const uint16_t *query = p->q + rows->request * p->q_stride[0] + rows->token * p->q_stride[1] +
+                                (first_head + r) * p->q_stride[2];
+        for (int64_t d = 0; d < p->d_qk; d++) m->q[r * p->d_qk + d] = load(p->element, query[d]);
+    }
+    const int64_t keys = meet_keys(p, rows, m, false);
+    for (int64_t r = 0; r < rows->count; r++) {
+        double *scores = m->scores + (size_t)r * most_keys(p), most = -INFINITY, total = 0.0;
+        for (int64_t t = 0; t < keys; t++)
+            if (scores[t] > most) most = scores[t];
+        /* No key, or no score above -inf: every exp below is 0 (or NaN). */
+        const double max = most == -INFINITY ? 0.0 : most;
+        for (int64_t t = 0; t < keys; t++) total += scores[t] = exp(scores[t] - max);
+        m->most[r] = most, m->total[r] = total;
+    }
+    memset(m->sum, 0, (size_t)(rows->count * p->d_v) * sizeof *m->sum);
+    meet_keys(p, rows, m, true);
+    for (int64_t r = 0; r < rows->count; r++)
+        write_row(p, rows, first_head + r, m->sum + r * p->d_v, m->most[r], m->total[r]);
+}
+
+static fmla_status check_pages(const struct attention_problem *p, const struct key_source *source)
+{
+    for (int64_t request = 0; request < p->b; request++)
+        for (int64_t t = 0; t < entries_of(source, request); t += source->page_size) {
+            const int32_t page = source->table[request * source->table_stride[0] + t / source->page_size];
+            if (page < 0 || page >= source->pages)
+                return fail(FMLA_INVALID_ARGUMENT,
+                            "%s: block_table: entry [%lld, %lld] is %d, must be in [0, %lld)",
+                            operation_name(p->operation), (long long)request,
+                            (long long)(t / source->page_size), page, (long long)source->pages);
+        }
+    return FMLA_OK;
+}
+
+static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+{
+    const struct attention_problem *p = problem.attention;
+    const struct memory m = memory_of(p);
+    (void)kernel, (void)prepared;
+    for (int i = 0; i < KEY_SOURCES; i++) {
+        const bool in_pages = p->keys[i].kind == KEYS_PAGED && p->keys[i].table;
+        const fmla_status status = in_pages ? check_pages(p, &p->keys[i]) : FMLA_OK;
+        if (status) return status;
+    }
+    struct rows rows = {.count = p->h_q / p->h_kv};
+    for (rows.request = 0; rows.request < p->b; rows.request++)
+        for (rows.token = 0; rows.token < p->s_q; rows.token++)
+            for (rows.key_head = 0; rows.key_head < p->h_kv; rows.key_head++) attend(p, &rows, &m);
+    return FMLA_OK;
+}
+
+const struct kernel_driver ref_attention_driver = {.prepare = prepare, .run = run};
