@@ -154,7 +154,7 @@ static fmla_status prepare_sparse_plan(const void *caller, bool shape_only, stru
 
 /* ---- The public functions -------------------------------------------------------------------- */
 
-typedef fmla_status prepare(const void *caller, bool shape_only, struct request *request);
+typedef fmla_status preparer(const void *caller, bool shape_only, struct request *request);
 
 fmla_status check_answer(const char *operation, const char *name, const void *answer)
 {
@@ -162,7 +162,7 @@ fmla_status check_answer(const char *operation, const char *name, const void *an
     return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is NULL, must point to the answer", operation, name);
 }
 
-static fmla_status plan_size_of(prepare *prepare, const void *caller, size_t *bytes)
+static fmla_status plan_size_of(preparer *prepare, const void *caller, size_t *bytes)
 {
     struct request r;
     TRY(prepare(caller, true, &r));
@@ -171,7 +171,7 @@ static fmla_status plan_size_of(prepare *prepare, const void *caller, size_t *by
     return FMLA_OK;
 }
 
-static fmla_status plan_partitions_of(prepare *prepare, const void *caller, int32_t *count)
+static fmla_status plan_partitions_of(preparer *prepare, const void *caller, int32_t *count)
 {
     struct request r;
     TRY(prepare(caller, true, &r));
@@ -180,7 +180,7 @@ static fmla_status plan_partitions_of(prepare *prepare, const void *caller, int3
     return FMLA_OK;
 }
 
-static fmla_status make_plan(prepare *prepare, const void *caller)
+static fmla_status make_plan(preparer *prepare, const void *caller)
 {
     struct request r;
     struct plan_tables *plan = &r.problem.plan;
