@@ -160,12 +160,3 @@ fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
         scope->driver->launch(&config, (cu_function)(void *)launch->kernel->handle, parameters, NULL);
     return error ? failed(operation, scope, "launch", launch->kernel->name, error) : FMLA_OK;
 }
-
-bool cuda_rows_aligned(const void *data, const int64_t *shape, const int64_t *stride, int dims,
-                       int64_t element_bytes, int64_t bytes)
-{
-    if ((uintptr_t)data % (uintptr_t)bytes) return false;
-    for (int i = 0; i < dims; i++)
-        if (shape[i] > 1 && stride[i] % (bytes / element_bytes)) return false;
-    return true;
-}
