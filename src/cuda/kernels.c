@@ -5,9 +5,6 @@
 #include "cuda.h"
 #include "images.h"
 #include "sm80/dense_decode/shape.h"
-#include "sm90/dense_decode/choice.h"
-#include "sm90/sparse_decode/choice.h"
-#include "sm90/sparse_prefill/choice.h"
 
 #include <pthread.h>
 

@@ -45,4 +45,8 @@ struct cuda_kernel *cuda_kernel_at(int index);
 /* Is it one of the device's? Hopper's own are so where the build has their machine code. */
 bool cuda_can_have(const struct cuda_device *device, const struct cuda_kernel *kernel);
 
+/* Launches the planner in a scope that is open. (plan.c) */
+fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *scope,
+                             const struct plan_problem *problem);
+
 #endif

@@ -160,3 +160,14 @@ fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
         scope->driver->launch(&config, (cu_function)(void *)launch->kernel->handle, parameters, NULL);
     return error ? failed(operation, scope, "launch", launch->kernel->name, error) : FMLA_OK;
 }
+
+fmla_status cuda_launch_alone(const char *operation, const char *argument, int32_t id,
+                              const struct cuda_launch *launch, void *parameter)
+{
+    struct cuda_scope scope;
+    fmla_status status = cuda_enter(operation, argument, id, &scope);
+    if (status) return status;
+    status = cuda_launch(operation, &scope, launch, (void *[]){parameter});
+    cuda_leave(&scope);
+    return status;
+}

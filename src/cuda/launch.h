@@ -41,6 +41,11 @@ struct cuda_launch {
 fmla_status cuda_load(const char *operation, const struct cuda_scope *scope, struct cuda_kernel *kernel,
                       int32_t shared_bytes);
 
+static inline int64_t cuda_ceil_div(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
 /* Does every row begin at a multiple of `bytes`, where an element has element_bytes, powers of two both? Strides of dimensions
  * with one element are never used. */
 static inline bool cuda_rows_aligned(const void *data, const int64_t *shape, const int64_t *stride, int dims,
@@ -55,5 +60,9 @@ static inline bool cuda_rows_aligned(const void *data, const int64_t *shape, con
 /* parameters: a pointer to each of the kernel's, read before this returns. */
 fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
                         const struct cuda_launch *launch, void **parameters);
+
+/* A call of one launch, with one parameter; `argument` as in cuda_enter. */
+fmla_status cuda_launch_alone(const char *operation, const char *argument, int32_t id,
+                              const struct cuda_launch *launch, void *parameter);
 
 #endif
