@@ -79,6 +79,7 @@ static struct {
     bool environment_too_long;
     char dtypes[KERNELS][32];
     char sizes[KERNELS][48], shapes[KERNELS][96]; /* of attention, without and with formats of a cache */
+    bool built[KERNELS];                          /* has this build its image? */
     char driver_needed[48];
     char capabilities[KERNELS][64]; /* words for a GPU that has less than the kernel needs */
 } state = {.once = PTHREAD_ONCE_INIT};
@@ -104,6 +105,7 @@ static void describe_kernel(int index)
     static const char *const element_names[] = {"bf16", "fp16", "fp32"};
     const struct kernel *kernel = &kernels[index];
     char *dtypes = state.dtypes[index];
+    state.built[index] = !kernel->image || cuda_build_has(&cuda_build, kernel->image);
     *dtypes = *state.sizes[index] = *state.shapes[index] = 0;
     for (int e = 0; e < 3; e++) {
         if (!(kernel->elements & (1u << e))) continue;
@@ -230,9 +232,7 @@ static const char *missing_feature(const struct kernel *kernel, fmla_device devi
         const int32_t capability = cuda_device(device.id)->capability;
         if (capability < kernel->capability || (kernel->this_capability && capability != kernel->capability))
             return state.capabilities[kernel - kernels];
-        return kernel->image && !cuda_build_has(&cuda_build, kernel->image)
-                   ? "this build has no machine code of it (FMLA_CUDA_ARCHS)"
-                   : "";
+        return state.built[kernel - kernels] ? "" : "this build has no machine code of it (FMLA_CUDA_ARCHS)";
     }
     const unsigned missing = kernel->needs & ~state.processor.meets;
     return !missing                        ? ""

@@ -4,8 +4,6 @@
  */
 #include "attention.h"
 
-#include "plan.h"
-
 #include <float.h>
 #include <math.h>
 #include <string.h>

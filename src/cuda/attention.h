@@ -21,11 +21,6 @@ static inline size_t cuda_line_up(size_t bytes)
     return (bytes + CUDA_WORKSPACE_ALIGNMENT - 1) / CUDA_WORKSPACE_ALIGNMENT * CUDA_WORKSPACE_ALIGNMENT;
 }
 
-static inline int64_t cuda_ceil_div(int64_t a, int64_t b)
-{
-    return a / b + (a % b != 0);
-}
-
 /* What is decided once a call. */
 struct cuda_work {
     const struct cuda_device *device;

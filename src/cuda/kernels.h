@@ -24,7 +24,8 @@ enum cuda_schedule {
     CUDA_SM90_SPARSE_DECODE_SMALL,
     CUDA_SM90_SPARSE_PREFILL,
     CUDA_SM90_SPARSE_PREFILL_JOIN,
-    CUDA_SM90_JOIN_HALF_ROWS
+    CUDA_SM90_JOIN_HALF_ROWS,
+    CUDA_SCHEDULES
 };
 
 /* What tells a kernel from the others; what a schedule does not tell apart is 0. */
@@ -41,7 +42,11 @@ struct cuda_kernel *cuda_kernel_of(struct cuda_key key);
 /* Row `index` of the table; NULL past the end. */
 struct cuda_kernel *cuda_kernel_at(int index);
 
-/* Has this build the machine code of Hopper's own kernels of an operation, and is the device one? */
-bool cuda_has_hoppers(const struct cuda_device *device, enum cuda_schedule schedule);
+/* Is it one of the device's? Hopper's own are so where the build has their machine code. */
+bool cuda_can_have(const struct cuda_device *device, const struct cuda_kernel *kernel);
+
+/* Launches the planner in a scope that is open. (plan.c) */
+fmla_status cuda_launch_plan(const char *operation, const struct cuda_scope *scope,
+                             const struct plan_problem *problem);
 
 #endif

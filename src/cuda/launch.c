@@ -161,11 +161,13 @@ fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
     return error ? failed(operation, scope, "launch", launch->kernel->name, error) : FMLA_OK;
 }
 
-bool cuda_rows_aligned(const void *data, const int64_t *shape, const int64_t *stride, int dims,
-                       int64_t element_bytes, int64_t bytes)
+fmla_status cuda_launch_alone(const char *operation, const char *argument, int32_t id,
+                              const struct cuda_launch *launch, void *parameter)
 {
-    if ((uintptr_t)data % (uintptr_t)bytes) return false;
-    for (int i = 0; i < dims; i++)
-        if (shape[i] > 1 && stride[i] % (bytes / element_bytes)) return false;
-    return true;
+    struct cuda_scope scope;
+    fmla_status status = cuda_enter(operation, argument, id, &scope);
+    if (status) return status;
+    status = cuda_launch(operation, &scope, launch, (void *[]){parameter});
+    cuda_leave(&scope);
+    return status;
 }

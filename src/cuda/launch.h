@@ -41,13 +41,28 @@ struct cuda_launch {
 fmla_status cuda_load(const char *operation, const struct cuda_scope *scope, struct cuda_kernel *kernel,
                       int32_t shared_bytes);
 
-/* Does every row begin at a multiple of `bytes`, where an element has element_bytes? Strides of dimensions with one
- * element are never used. */
-bool cuda_rows_aligned(const void *data, const int64_t *shape, const int64_t *stride, int dims,
-                       int64_t element_bytes, int64_t bytes);
+static inline int64_t cuda_ceil_div(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+/* Does every row begin at a multiple of `bytes`, where an element has element_bytes, powers of two both? Strides of dimensions
+ * with one element are never used. */
+static inline bool cuda_rows_aligned(const void *data, const int64_t *shape, const int64_t *stride, int dims,
+                                     int64_t element_bytes, int64_t bytes)
+{
+    if ((uintptr_t)data % (uintptr_t)bytes) return false;
+    for (int i = 0; i < dims; i++)
+        if (shape[i] > 1 && stride[i] & (bytes / element_bytes - 1)) return false;
+    return true;
+}
 
 /* parameters: a pointer to each of the kernel's, read before this returns. */
 fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
                         const struct cuda_launch *launch, void **parameters);
+
+/* A call of one launch, with one parameter; `argument` as in cuda_enter. */
+fmla_status cuda_launch_alone(const char *operation, const char *argument, int32_t id,
+                              const struct cuda_launch *launch, void *parameter);
 
 #endif

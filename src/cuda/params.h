@@ -107,7 +107,7 @@ struct dense_decode_sm90_params {
     int32_t request_step, page_step; /* 0 where all requests share the queries, or the cache: a stride of 0 */
 };
 
-/* A cache of sparse decode, and the keys that are named in it (struct sparse_cache of problem.h). */
+/* A cache of sparse decode, and the keys that are named in it (struct key_source of problem.h). */
 struct sparse_cache_params {
     const uint8_t *data;
     int64_t page_bytes, slot_bytes;

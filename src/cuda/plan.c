@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: MIT */
-#include "plan.h"
-
 #include "cuda.h"
 #include "kernels.h"
 

@@ -65,8 +65,11 @@ fmla_status cuda_prefill_prepare(const struct attention_problem *p, struct cuda_
 {
     enum { HEADS = SM90_SPARSE_PREFILL_HEADS };
     const int64_t tiles = cuda_prefill_tiles(p, HEADS), sms = w->device->sms;
+    const struct cuda_key join = {.schedule = CUDA_SM90_SPARSE_PREFILL_JOIN};
     int64_t pieces = 0;
-    if (p->format != KV_BF16 || !cuda_has_hoppers(w->device, CUDA_SM90_SPARSE_PREFILL_JOIN)) return FMLA_OK;
+    if (p->format != KV_BF16 || w->device->capability != 90 ||
+        !cuda_can_have(w->device, cuda_kernel_of(join)))
+        return FMLA_OK;
     if (p->bound) { /* of all parts, each of which has fewer tiles */
         pieces = sm90_sparse_prefill_most_pieces(p->b * tiles, p->capacity, (int32_t)sms);
     } else {

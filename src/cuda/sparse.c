@@ -9,12 +9,17 @@
 
 #include <string.h>
 
+static bool has_hoppers(const struct cuda_device *device)
+{
+    const struct cuda_key small = {CUDA_SM90_SPARSE_DECODE_SMALL, ELEMENT_BF16, KV_FP8_656, 0};
+    return device->capability == 90 && cuda_can_have(device, cuda_kernel_of(small));
+}
+
 /* The same function of the shape for every format: a plan may be made before one is named. */
 static int32_t partitions_of(const struct cuda_device *device, const struct sm90_sparse_shape *shape)
 {
-    return cuda_has_hoppers(device, CUDA_SM90_SPARSE_DECODE_SMALL)
-               ? sm90_sparse_decode_partitions(shape)
-               : plan_default_partitions(shape->sms, 1, shape->s_q * shape->h_q, shape->s_q);
+    return has_hoppers(device) ? sm90_sparse_decode_partitions(shape)
+                               : plan_default_partitions(shape->sms, 1, shape->s_q * shape->h_q, shape->s_q);
 }
 
 int32_t cuda_sparse_partitions(int32_t id, int64_t b, int64_t s_q, int64_t h_q, int64_t topk,
@@ -32,7 +37,7 @@ static fmla_status lay_out_most(const struct attention_problem *p, const struct 
 {
     enum { HOPPER = SM90_SPARSE_DECODE_HEADS, SMALL = SM90_SPARSE_DECODE_SMALL_HEADS };
     static const int heads[] = {HOPPER, SMALL};
-    const bool hoppers = cuda_has_hoppers(w->device, CUDA_SM90_SPARSE_DECODE_SMALL);
+    const bool hoppers = has_hoppers(w->device);
     struct cuda_most most = {.partitions = 1};
     for (int i = 0; i < (hoppers ? 2 : 1); i++) {
         const int64_t most_tiles = p->s_q * cuda_ceil_div(p->h_q, heads[i]), all_rows = p->s_q * p->h_q;

@@ -134,12 +134,13 @@ fmla_status cuda_launch_join(const struct cuda_scope *scope, const struct attent
         .group = (int32_t)group,
         .rows = (int32_t)(p->s_q * group),
         .group_divisor = divisor_of((uint32_t)group),
-        .seqlens = paged ? p->keys[0].lengths : NULL,
-        .capacity = paged ? (int32_t)p->capacity : 0,
-        .topk = paged ? (struct plan_topk){0} : attention_lists(p),
         .split = cuda_split_params(p, w),
         .output = cuda_output_params(p),
     };
+    if (paged)
+        params.seqlens = p->keys[0].lengths, params.capacity = (int32_t)p->capacity;
+    else
+        params.topk = attention_lists(p);
     /* Requests that may be cut: a partition cuts one at most. */
     const int64_t requests = in_chunks || p->b < w->num_partitions ? p->b : w->num_partitions;
     const int64_t many = w->slots_in_halves ? MANY_PARTS_IN_HALVES : MANY_PARTS;

@@ -50,16 +50,6 @@ static struct memory memory_of(const struct attention_problem *p)
     return m;
 }
 
-static double load(enum element element, uint16_t x)
-{
-    return (double)(element == ELEMENT_BF16 ? num_from_bf16(x) : num_from_fp16(x));
-}
-
-static void store(enum element element, uint16_t *at, double x)
-{
-    *at = element == ELEMENT_BF16 ? num_to_bf16((float)x) : num_to_fp16((float)x);
-}
-
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
 /* Rows that see the same keys. */
@@ -152,7 +142,8 @@ static void write_row(const struct attention_problem *p, const struct rows *rows
     if (rules->attn_sink && !empty) factor = 1.0 / (1.0 + exp((double)rules->attn_sink[head] - lse));
     uint16_t *out =
         p->out + rows->request * p->out_stride[0] + rows->token * p->out_stride[1] + head * p->out_stride[2];
-    for (int64_t d = 0; d < p->d_v; d++) store(p->element, out + d, empty ? 0.0 : sum[d] / total * factor);
+    for (int64_t d = 0; d < p->d_v; d++)
+        ref_store(out, p->element, d, empty ? 0.0f : (float)(sum[d] / total * factor));
     if (p->max_logits)
         p->max_logits[rows->request * p->max_stride[0] + head * p->max_stride[1] + rows->token] =
             (float)(most * (double)rules->lse_factor);
@@ -167,7 +158,7 @@ static void attend(const struct attention_problem *p, const struct rows *rows, c
     for (int64_t r = 0; r < rows->count; r++) {
         const uint16_t *query = p->q + rows->request * p->q_stride[0] + rows->token * p->q_stride[1] +
                                 (first_head + r) * p->q_stride[2];
-        for (int64_t d = 0; d < p->d_qk; d++) m->q[r * p->d_qk + d] = load(p->element, query[d]);
+        for (int64_t d = 0; d < p->d_qk; d++) m->q[r * p->d_qk + d] = (double)ref_load(query, p->element, d);
     }
     const int64_t keys = meet_keys(p, rows, m, false);
     for (int64_t r = 0; r < rows->count; r++) {

@@ -6,21 +6,6 @@
 
 #include <string.h>
 
-static float load(const void *data, enum element element, int64_t i)
-{
-    if (element == ELEMENT_F32) return ((const float *)data)[i];
-    const uint16_t narrow = ((const uint16_t *)data)[i];
-    return element == ELEMENT_BF16 ? num_from_bf16(narrow) : num_from_fp16(narrow);
-}
-
-static void store(void *data, enum element element, int64_t i, float x)
-{
-    if (element == ELEMENT_F32)
-        ((float *)data)[i] = x;
-    else
-        ((uint16_t *)data)[i] = element == ELEMENT_BF16 ? num_to_bf16(x) : num_to_fp16(x);
-}
-
 static bool is_slot(const struct cache_problem *p, int64_t slot)
 {
     return slot >= 0 && slot < p->slots_of_cache;
@@ -42,8 +27,8 @@ static struct place place_of(const struct cache_problem *p, int64_t slot)
 
 static float value_of(const struct cache_problem *p, int64_t token, int64_t i)
 {
-    return i < p->latent_width ? load(p->latent, p->element, token * p->latent_stride + i)
-                               : load(p->rope, p->element, token * p->rope_stride + i - p->latent_width);
+    return i < p->latent_width ? ref_load(p->latent, p->element, token * p->latent_stride + i)
+                               : ref_load(p->rope, p->element, token * p->rope_stride + i - p->latent_width);
 }
 
 static fmla_status append(const struct cache_problem *p)
@@ -77,9 +62,9 @@ static fmla_status gather(const struct cache_problem *p)
         const bool some = is_slot(p, p->slots[t]);
         const struct place at = place_of(p, some ? p->slots[t] : 0);
         for (int64_t i = 0; i < p->d_qk; i++)
-            store(p->out, p->element, t * p->out_stride + i,
-                  some ? kv_load(&p->layout, at.page, at.page_size, at.slot, (int32_t)i, p->cache_scale)
-                       : 0.0f);
+            ref_store(p->out, p->element, t * p->out_stride + i,
+                      some ? kv_load(&p->layout, at.page, at.page_size, at.slot, (int32_t)i, p->cache_scale)
+                           : 0.0f);
     }
     return FMLA_OK;
 }

@@ -1,24 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "ref.h"
 
-#include "../num.h"
-
 #include <math.h>
-
-static double load(const void *data, enum element element, int64_t i)
-{
-    if (element == ELEMENT_F32) return (double)((const float *)data)[i];
-    const uint16_t narrow = ((const uint16_t *)data)[i];
-    return (double)(element == ELEMENT_BF16 ? num_from_bf16(narrow) : num_from_fp16(narrow));
-}
-
-static void store(void *data, enum element element, int64_t i, double x)
-{
-    if (element == ELEMENT_F32)
-        ((float *)data)[i] = (float)x;
-    else
-        ((uint16_t *)data)[i] = element == ELEMENT_BF16 ? num_to_bf16((float)x) : num_to_fp16((float)x);
-}
 
 static void merge_row(const struct merge_problem *p, int64_t request, int64_t token, int64_t head)
 {
@@ -48,13 +31,13 @@ static void merge_row(const struct merge_problem *p, int64_t request, int64_t to
             const double part = (double)lse_parts[n * p->lse_parts_stride[0]] * to_natural;
             if (isinf(part)) continue; /* saw no key: its out is not read */
             sum += exp(part - lse) *
-                   load(p->out_parts, p->part_element,
-                        n * p->out_parts_stride[0] + request * p->out_parts_stride[1] +
-                            token * p->out_parts_stride[2] + head * p->out_parts_stride[3] + d);
+                   (double)ref_load(p->out_parts, p->part_element,
+                                    n * p->out_parts_stride[0] + request * p->out_parts_stride[1] +
+                                        token * p->out_parts_stride[2] + head * p->out_parts_stride[3] + d);
         }
-        store(p->out, p->out_element,
-              request * p->out_stride[0] + token * p->out_stride[1] + head * p->out_stride[2] + d,
-              sum * factor);
+        ref_store(p->out, p->out_element,
+                  request * p->out_stride[0] + token * p->out_stride[1] + head * p->out_stride[2] + d,
+                  (float)(sum * factor));
     }
     if (p->lse)
         p->lse[request * p->lse_stride[0] + head * p->lse_stride[1] + token] =

@@ -6,7 +6,9 @@
 #   src/*.h                       src/*.h: what all rooms of the library share
 #   src/api.c, other src/*.c      src/*.h: no back end
 #   src/dispatch.c                src/*.h, src/kernels.def and every back end
-#   src/ref, src/cpu, src/cuda    src/*.h and themselves; never each other
+#   src/ref, src/cpu, src/cuda    src/*.h and themselves; never each other, nor api.h, check.h and dispatch.h, which stand
+#                                 above them
+#   src/cuda/any, sm80, sm90      what all share, never each other; src/cuda/device and src/cuda/*.h none of them
 #   support/                      support/, and the formats: src/num.h, src/kvformat.h
 #   tools, examples, bench,       support/, their own room
 #     tests
@@ -18,7 +20,8 @@
 #   tests/stress                  also the headers of tests/checkattn, whose cases it runs
 #   tests/command                 also the headers of tools/, whose parts it tests, and tests/unit/check.h
 #   tests/house                   also src/cuda/driver.h, which it compares with cuda.h
-# and everybody the public header. Prints one line for every include that is against it.
+# and everybody the public header. Among the files of src/ there is no circle, a header and the source of its name taken as
+# one. Prints one line for every include that is against it, and for every circle.
 set -euo pipefail
 
 check() {
@@ -49,6 +52,22 @@ check() {
             if (path ~ /^(src|tests)\//) return part[1] "/" part[2]
             return part[1]
         }
+        # A folder of src/cuda that is for some GPUs, or "": what all share.
+        function kind(path,    part) {
+            split(path, part, "/")
+            return part[3] ~ /^(any|sm[0-9]+)$/ ? part[3] : ""
+        }
+        function stem(path) { sub(/\.[^.\/]*$/, "", path); return path }
+        # Is there a way from a stem back to where the search began? Of all that were seen, none leads there.
+        function leads(at, home,    next_, n, i) {
+            n = split(uses[at], next_, " ")
+            for (i = 1; i <= n; i++) {
+                if (next_[i] == home) { way = at; return 1 }
+                if (seen[next_[i]]++) continue
+                if (leads(next_[i], home)) { way = at " -> " way; return 1 }
+            }
+            return 0
+        }
         function allowed(from, to,    a, b, shared) {
             a = room(from); b = room(to)
             if (b == "include") return 1
@@ -56,6 +75,9 @@ check() {
             shared = (b == "src" && to ~ /\.h$/)
             if (from == "src/dispatch.c") return to ~ /^src\//
             if (a == "src") return shared
+            if (a ~ /^src\// && to ~ /^src\/(api|check|dispatch)\.h$/) return 0
+            if (a == "src/cuda" && kind(to) != "" && kind(from) != kind(to))
+                return kind(from) == "" && from ~ /^src\/cuda\/[^\/]*\.c$/
             if (a ~ /^src\//) return a == b || shared
             if (a == "support") return b == "support" || to ~ /^src\/(num|kvformat)\.h$/
             if (a ~ /^tests\/(unit|checkattn|fuzz)$/ && to ~ /^src\/(num|num_fast|kvformat|plan)\.h$/) return 1
@@ -98,8 +120,21 @@ check() {
                     } else if (to != "" && !allowed(from, to)) {
                         print where from " must not include " to; bad++
                     }
+                    if (from ~ /^src\// && to ~ /^src\// && stem(from) != stem(to)) {
+                        uses[stem(from)] = uses[stem(from)] " " stem(to)
+                        stems[stem(from)] = 1
+                    }
                 }
                 close(root "/" from)
+            }
+            for (f = 1; f <= count; f++) {
+                name = stem(files[f])
+                if (!(name in stems) || told[name]) continue
+                split("", seen)
+                if (!leads(name, name)) continue
+                print "circle: " way " -> " name; bad++
+                nway = split(way, part_of_way, " -> ")
+                for (i = 1; i <= nway; i++) told[part_of_way[i]] = 1
             }
             if (!includes) { print "no #include found under " root; bad++ }
             else print includes " includes in " count " files, " bad + 0 " against the rule"
@@ -118,9 +153,9 @@ self_test() {
     }
     fresh() {
         rm -rf "${tree:?}"/*
-        mkdir -p "$tree"/{include/flashmla,src/{ref,cpu/generic,cuda/{device,sm90}},support,tools/flashmla,tests/{unit,checkattn,stress,command}}
+        mkdir -p "$tree"/{include/flashmla,src/{ref,cpu/generic,cuda/{any,device,sm80,sm90}},support,tools/flashmla,tests/{unit,checkattn,stress,command}}
         plant include/flashmla/flashmla.h '#include <stdint.h>'
-        for file in num kvformat plan error dispatch threads; do
+        for file in num kvformat plan error dispatch threads api; do
             plant src/$file.h '#include "flashmla/flashmla.h"'
         done
         for file in ref/ref.h cpu/cpu.h cuda/cuda.h; do plant src/$file '#include "../num.h"'; done
@@ -128,6 +163,10 @@ self_test() {
         plant src/dispatch.c '#include "cuda/cuda.h"'
         plant src/cuda/decode.c '#include "../plan.h"'
         plant src/cuda/sm90/decode.cu '#include "../cuda.h"'
+        plant src/cuda/sm90/choice.h '#include "../../plan.h"'
+        plant src/cuda/sm80/shape.h '#include "../cuda.h"'
+        plant src/cuda/kernels.c '#include "sm90/choice.h"'
+        plant src/cuda/kernels.h '#include "cuda.h"'
         plant src/cuda/device/fragment.h '#include <stdint.h>'
         plant src/cuda/device/other.h '#include <stdint.h>'
         plant src/api.c '#include "dispatch.h"'
@@ -148,12 +187,13 @@ self_test() {
         plant tests/checkattn/case.h '#include <stdint.h>'
         plant tests/stress/main.c '#include "../checkattn/case.h"'
     }
-    red() { # red FILE LINE
+    red() { # red FILE LINE [FILE LINE]
         fresh
         plant "$1" "$2"
+        if [ $# -gt 2 ]; then plant "$3" "$4"; fi
         planted=$((planted + 1))
         if check "$tree" >/dev/null; then
-            echo "self-test: not noticed: $2 in $1"
+            echo "self-test: not noticed: $*"
             exit 1
         fi
     }
@@ -174,6 +214,16 @@ self_test() {
     red src/cuda/decode.c '#include "../ref/ref.h"'
     red src/api.c '#include "cuda/cuda.h"'
     red src/plan.h '#include "cuda/cuda.h"'
+    red src/cpu/cpu.h '#include "../dispatch.h"'
+    red src/cuda/cuda.h '#include "../api.h"'
+    red src/cuda/cuda.h '#include "sm90/choice.h"'
+    red src/cuda/sm80/shape.h '#include "../sm90/choice.h"'
+    red src/cuda/any/merge.c '#include "../sm80/shape.h"'
+    red src/cuda/device/fragment.h '#include "../sm90/choice.h"'
+    red src/num.h '#include "plan.h"' src/plan.h '#include "num.h"'
+    red src/cuda/cuda.h '#include "kernels.h"'
+    red src/cuda/sm90/choice.h '#include "../kernels.h"'
+    red src/error.h '#include "threads.h"' src/threads.c '#include "error.h"'
     red tests/checkattn/main.c '#include "cuda/cuda.h"'
     red tests/stress/main.c '#include "../checkattn/main.c"'
     red tests/unit/launch.c '#include "cpu/cpu.h"'

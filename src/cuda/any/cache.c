@@ -57,12 +57,7 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
         .blocks = (p->tokens - 1) / CACHE_WARPS + 1, /* any number of them walks through all tokens */
         .stream = p->stream,
     };
-    struct cuda_scope scope;
-    fmla_status status = cuda_enter(operation, "kv_cache", p->device.id, &scope);
-    if (status) return status;
-    status = cuda_launch(operation, &scope, &launch, (void *[]){&params});
-    cuda_leave(&scope);
-    return status;
+    return cuda_launch_alone(operation, "kv_cache", p->device.id, &launch, &params);
 }
 
 const struct kernel_driver cuda_cache_driver = {.run = run};

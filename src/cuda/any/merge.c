@@ -47,12 +47,7 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
         .blocks = p->b * p->s_q * p->h_q, /* fits: the rows of an output have 63-bit addresses */
         .stream = p->stream,
     };
-    struct cuda_scope scope;
-    fmla_status status = cuda_enter(op, "out_parts", p->device.id, &scope);
-    if (status) return status;
-    status = cuda_launch(op, &scope, &launch, (void *[]){&params});
-    cuda_leave(&scope);
-    return status;
+    return cuda_launch_alone(op, "out_parts", p->device.id, &launch, &params);
 }
 
 const struct kernel_driver cuda_merge_driver = {.run = run};

@@ -9,9 +9,10 @@
 
 #include "../device/element.cuh"
 #include "../device/gather.cuh"
+#include "../device/latent.cuh"
 #include "../device/result.cuh"
 
-static constexpr int D_V = 512, GROUPS = 4, GROUP_COLUMNS = D_V / GROUPS, OF_LANE = GROUP_COLUMNS / 32;
+static constexpr int GROUPS = 4, GROUP_COLUMNS = D_V / GROUPS, OF_LANE = GROUP_COLUMNS / 32;
 static constexpr int TAIL = 2 /* columns of a lane past D_V */;
 
 __device__ __forceinline__ int lane_of_warp()

@@ -9,6 +9,7 @@
 #include "divide.cuh"
 #include "element.cuh"
 #include "fragment.h"
+#include "latent.cuh"
 #include "result.cuh"
 #include "task.cuh"
 #include "warpgroup.cuh"
@@ -29,7 +30,7 @@ template <typename Element>
 __device__ void attend_by_rows(const struct dense_decode_params &p, const Task &task, int rows, int warp,
                                int warps)
 {
-    constexpr int D_V = 512, LANE_COLUMNS = D_V / 32;
+    constexpr int LANE_COLUMNS = D_V / 32;
     const int lane = (int)threadIdx.x % 32;
     for (int row = task.first_row + warp; row < min(task.first_row + rows, p.rows); row += warps) {
         const RowPlace place = row_place(p, row, task.kv_head);

@@ -18,11 +18,12 @@
 
 #include "element.cuh"
 #include "fragment.h"
+#include "latent.cuh"
 #include "pieces.cuh"
 #include "result.cuh"
 #include "warpgroup.cuh"
 
-static constexpr int D_V = 512, VECTOR_COLUMNS = 32 * 4 /* of a vector of every lane of a warp */;
+static constexpr int VECTOR_COLUMNS = 32 * 4 /* of a vector of every lane of a warp */;
 
 /* Where the parts of a request are: slots first, second, second + step, … */
 struct Parts {

@@ -37,6 +37,7 @@
 #include "../../device/divide.cuh"
 #include "../../device/element.cuh"
 #include "../../device/fragment.h"
+#include "../../device/latent.cuh"
 #include "../../device/mma.cuh"
 #include "../../device/pieces.cuh"
 #include "../../device/result.cuh"
@@ -50,7 +51,7 @@ template <typename Element_, int ROWS_, int KEYS_, int WARPS_, int COLUMN_SPLITS
 struct DenseDecode {
     using Element = Element_;
     static constexpr int ROWS = ROWS_, KEYS = KEYS_, WARPS = WARPS_, THREADS = 32 * WARPS_;
-    static constexpr int D_V = 512, GROUPS_OF_V = D_V / LINE_ELEMENTS;
+    static constexpr int GROUPS_OF_V = D_V / LINE_ELEMENTS;
 
     /* Scores: warps over row groups of 16, then over the keys. With two column splits a pair of warps makes the scores of
      * two row groups together, each over half of the columns (a fragment of K serves twice the rows), and they exchange. */

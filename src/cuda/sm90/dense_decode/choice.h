@@ -7,11 +7,7 @@
 
 #include "../../tensor_map.h"
 
-enum {
-    SM90_DENSE_DECODE_ROWS = 64, /* of a tile */
-    SM90_DENSE_DECODE_THREADS = 384,
-    SM90_DENSE_DECODE_SHARED_BYTES = 227 * 1024
-};
+enum { SM90_DENSE_DECODE_ROWS = 64 /* of a tile */ };
 
 /* NULL if it takes the problem; else what it takes, and which argument differs. */
 const char *sm90_dense_decode_refuses(const struct attention_problem *problem, const char **argument);

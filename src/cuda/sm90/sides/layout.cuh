@@ -7,12 +7,13 @@
  */
 #pragma once
 
+#include "../../device/latent.cuh"
 #include "../../device/mbarrier.cuh"
 #include "../../device/warpgroup.cuh"
 #include "../../device/wgmma.cuh"
 #include "../../params.h"
 
-enum { ROWS = 64 /* of a tile */, KEYS = PLAN_BLOCK /* of a block */, D_V = 512 };
+enum { ROWS = 64 /* of a tile */, KEYS = PLAN_BLOCK /* of a block */ };
 enum { UNIT_BYTES = 2 * TILE_BYTES /* 64 lines of 128 columns */, UNITS = 4 /* of V */ };
 static_assert(KEYS == TILE_LINES && ROWS == TILE_LINES, "");
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "choice.h"
 
+#include "../../launch.h"
+
 enum { ALIGNMENT = 16 };
 
 /* Where lists have lengths: units of a block of 64 keys and a tile of 16 heads, an SM, as if all were full. (On an H200, 128
@@ -14,21 +16,10 @@ enum { FEW_BLOCKS = 8, MOST_PARTITIONS = 65536 };
  * leave so many blocks' time of some SMs unused. */
 enum { CUT_BLOCKS = 2 };
 
-static bool strides_aligned(const int64_t *shape, const int64_t *stride, int dims, int64_t element_bytes)
-{
-    for (int i = 0; i < dims; i++)
-        if (shape[i] > 1 && stride[i] * element_bytes % ALIGNMENT) return false;
-    return true;
-}
-
-static bool aligned(const void *data)
-{
-    return (uintptr_t)data % ALIGNMENT == 0;
-}
-
 static bool cache_aligned(const struct key_view *keys)
 {
-    return aligned(keys->data) && keys->page_bytes % ALIGNMENT == 0 && keys->slot_bytes % ALIGNMENT == 0;
+    const int64_t several[] = {2, 2}, steps[] = {keys->page_bytes, keys->slot_bytes};
+    return cuda_rows_aligned(keys->data, several, steps, 2, 1, ALIGNMENT);
 }
 
 const char *sm90_sparse_decode_refuses(const struct attention_problem *p, const char **argument)
@@ -38,7 +29,7 @@ const char *sm90_sparse_decode_refuses(const struct attention_problem *p, const 
     *argument = "q";
     if (p->element != ELEMENT_BF16 && p->format != KV_FP16)
         return "takes float16 queries of FP16 caches alone";
-    if (!aligned(p->q) || !strides_aligned(shape, p->q_stride, 3, 2))
+    if (!cuda_rows_aligned(p->q, shape, p->q_stride, 3, 2, ALIGNMENT))
         return "takes queries whose base and strides are multiples of 16 bytes";
     *argument = "kv_cache";
     if (!cache_aligned(&p->keys[0].k))
@@ -48,7 +39,7 @@ const char *sm90_sparse_decode_refuses(const struct attention_problem *p, const 
     if (!cache_aligned(&p->keys[1].k))
         return "takes a cache whose base and strides are multiples of 16 bytes";
     *argument = "out";
-    if (!aligned(p->out) || !strides_aligned(shape, p->out_stride, 3, 2))
+    if (!cuda_rows_aligned(p->out, shape, p->out_stride, 3, 2, ALIGNMENT))
         return "takes an output whose base and strides are multiples of 16 bytes";
     *argument = "softmax_scale";
     if (!(p->scale >= 1e-30f)) return "takes a scale of at least 1e-30";
@@ -66,14 +57,9 @@ struct sm90_sparse_shape sm90_sparse_shape_of(const struct attention_problem *p,
                                       .lengths = p->keys[0].lengths || p->keys[1].lengths};
 }
 
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return a / b + (a % b != 0);
-}
-
 static int64_t blocks_of(const struct sm90_sparse_shape *shape)
 {
-    return ceil_div(plan_topk_length(shape->topk, shape->extra_topk, shape->extra_topk), PLAN_BLOCK);
+    return cuda_ceil_div(plan_topk_length(shape->topk, shape->extra_topk, shape->extra_topk), PLAN_BLOCK);
 }
 
 /* Workers whose blocks of threads, a tile of so many heads each, the GPU has room for at a time. */
@@ -86,7 +72,7 @@ static int64_t workers_of_tiles(const struct sm90_sparse_shape *shape, int64_t t
 
 static int64_t workers_at_once(const struct sm90_sparse_shape *shape, int64_t heads)
 {
-    return workers_of_tiles(shape, shape->s_q * ceil_div(shape->h_q, heads), heads);
+    return workers_of_tiles(shape, shape->s_q * cuda_ceil_div(shape->h_q, heads), heads);
 }
 
 /* The fewest blocks a piece with which all pieces begin at once; 0: there are too many requests. */
@@ -94,7 +80,7 @@ static int64_t even_piece(const struct sm90_sparse_shape *shape, int64_t heads)
 {
     const int64_t at_once = workers_at_once(shape, heads), blocks = blocks_of(shape);
     if (!shape->b || shape->b > at_once) return 0;
-    return blocks ? ceil_div(blocks, at_once / shape->b) : 1;
+    return blocks ? cuda_ceil_div(blocks, at_once / shape->b) : 1;
 }
 
 int32_t sm90_sparse_decode_chunk(const struct sm90_sparse_shape *shape, int heads)
@@ -115,7 +101,7 @@ bool sm90_sparse_decode_is_small(const struct sm90_sparse_shape *shape, bool bat
     if (batch_invariant || !shape->b) return false;
     if (!shape->lengths && even_piece(shape, heads) == 1) return true;
     if (!shape->lengths && sm90_sparse_decode_chunk(shape, SM90_SPARSE_DECODE_HEADS)) return false;
-    const double tiles = (double)shape->b * (double)shape->s_q * (double)ceil_div(shape->h_q, heads);
+    const double tiles = (double)shape->b * (double)shape->s_q * (double)cuda_ceil_div(shape->h_q, heads);
     return tiles * (double)blocks_of(shape) <= (double)SMALL_MOST_UNITS * shape->sms;
 }
 
@@ -129,7 +115,7 @@ int32_t sm90_sparse_decode_partitions(const struct sm90_sparse_shape *shape)
     if (!piece || piece > FEW_BLOCKS) return (int32_t)workers_at_once(shape, heads);
     if (piece >= blocks) return (int32_t)b; /* none is cut */
     /* The planner then cuts after at most `piece` blocks; what is too many stays idle. */
-    const int64_t partitions = ceil_div(b * (blocks + PLAN_OVERHEAD), piece);
+    const int64_t partitions = cuda_ceil_div(b * (blocks + PLAN_OVERHEAD), piece);
     return (int32_t)(partitions < MOST_PARTITIONS ? partitions : MOST_PARTITIONS);
 }
 
@@ -142,7 +128,7 @@ int32_t sm90_sparse_decode_most_partitions(const struct sm90_sparse_shape *shape
     int64_t most = at_once;
     for (int64_t b = 1; b <= shape->b && b <= at_once / 2; b++) {
         const int64_t of_request = piece * (at_once / b), some = of_request < blocks ? of_request : blocks;
-        const int64_t partitions = some > piece ? ceil_div(b * (some + PLAN_OVERHEAD), piece) : b;
+        const int64_t partitions = some > piece ? cuda_ceil_div(b * (some + PLAN_OVERHEAD), piece) : b;
         if (partitions > most) most = partitions;
     }
     return (int32_t)(most < MOST_PARTITIONS ? most : MOST_PARTITIONS);

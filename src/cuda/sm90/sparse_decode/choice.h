@@ -8,17 +8,10 @@
 
 #include "../../../problem.h"
 
+/* Of a tile; of that of the kernel for small batches (small/) two blocks of threads fit an SM. */
 enum {
-    SM90_SPARSE_DECODE_HEADS = 64, /* of a tile */
-    SM90_SPARSE_DECODE_THREADS = 384,
-    SM90_SPARSE_DECODE_SHARED_BYTES = 227 * 1024
-};
-
-/* The kernel for small batches (small/): two blocks of threads fit an SM. */
-enum {
+    SM90_SPARSE_DECODE_HEADS = 64,
     SM90_SPARSE_DECODE_SMALL_HEADS = 16,
-    SM90_SPARSE_DECODE_SMALL_THREADS = 256,
-    SM90_SPARSE_DECODE_SMALL_SHARED_BYTES = 96 * 1024,
     SM90_SPARSE_DECODE_SMALL_BLOCKS_OF_SM = 2
 };
 

@@ -6,9 +6,10 @@
 #pragma once
 
 #include "../../device/gather.cuh"
+#include "../../device/latent.cuh"
 #include "../../device/warpgroup.cuh"
 
-enum { KEYS = PLAN_BLOCK /* of a block */, D_V = 512, V_TILES = 8 /* of 64 columns */ };
+enum { KEYS = PLAN_BLOCK /* of a block */, V_TILES = 8 /* of 64 columns */ };
 
 /* A token is chunks of 64 codes, and 64 bf16 values: of K alone, or, V's last tile, of both. */
 template <enum kv_format FORMAT_> struct Format {

@@ -43,9 +43,9 @@ static fmla_status prepare_tiles(const struct attention_problem *p, int heads, s
                           p->element, p->format, rows && p->d_qk > p->d_v});
     w->flags = LAUNCH_OVERLAP, w->slots_in_halves = true;
     if (status || w->chunk_keys || p->bound) return status;
-    const size_t bytes = w->bytes;
-    w->chunk_keys = chunk_of(
-        p, &shape, heads, p->num_partitions ? sm90_sparse_decode_partitions(&shape) : w->num_partitions);
+    const size_t bytes = w->bytes; /* that of a plan, which other kernels of the device would go by */
+    w->chunk_keys = chunk_of(p, &shape, heads,
+                             p->num_partitions ? sm90_sparse_decode_partitions(&shape) : w->num_partitions);
     w->chunks_at_once = true;
     if (w->chunk_keys) status = cuda_lay_out(p, w);
     w->bytes = bytes;

@@ -1,32 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 #include "choice.h"
 
+#include "../../launch.h"
+
 enum { GROUP = 64 /* columns of a line of shared memory */, GROUPS_OF_BOX = 2, ALIGNMENT = 16 };
 enum { MOST_ENTRIES = INT32_MAX - 256 /* of a list: the producer looks a block of 64 ahead */ };
-
-static bool aligned(const void *data)
-{
-    return (uintptr_t)data % ALIGNMENT == 0;
-}
-
-static bool steps_aligned(int64_t size, int64_t bytes)
-{
-    return size <= 1 || bytes % ALIGNMENT == 0;
-}
 
 /* Every token then is. In a page of FP8_584, which is in one piece, they are 576 bytes apart. */
 static bool keys_aligned(const struct attention_problem *p)
 {
     const struct key_source *keys = &p->keys[0];
-    return !keys->pages ||
-           (aligned(keys->k.data) && steps_aligned(keys->pages, keys->k.page_bytes) &&
-            steps_aligned(keys->page_size, keys->k.slot_bytes) && steps_aligned(p->h_kv, keys->k.head_bytes));
+    const int64_t shape[] = {keys->pages, keys->page_size, p->h_kv};
+    const int64_t steps[] = {keys->k.page_bytes, keys->k.slot_bytes, keys->k.head_bytes};
+    return !keys->pages || cuda_rows_aligned(keys->k.data, shape, steps, 3, 1, ALIGNMENT);
 }
 
 /* TMA steps over tokens and heads. */
 static bool rows_possible(const struct attention_problem *p, const uint16_t *data, const int64_t stride[3])
 {
-    return aligned(data) && tensor_stride_possible(p->b, stride[0]) &&
+    return (uintptr_t)data % ALIGNMENT == 0 && tensor_stride_possible(p->b, stride[0]) &&
            tensor_stride_possible(p->h_q, stride[2]);
 }
 
@@ -82,7 +74,7 @@ static int64_t pieces_of_tile(int64_t rest, int64_t blocks, int32_t sms)
 struct prefill_cut sm90_sparse_prefill_cut(int64_t tiles, int64_t topk, int32_t sms)
 {
     enum { MOST_ROUNDS = 8 /* of more the last one is too little to pay for what pieces cost */ };
-    const int64_t rest = tiles % sms, blocks = (topk + BLOCK - 1) / BLOCK;
+    const int64_t rest = tiles % sms, blocks = cuda_ceil_div(topk, BLOCK);
     const bool few = rest && tiles <= (int64_t)MOST_ROUNDS * sms;
     const int64_t pieces = few ? pieces_of_tile(rest, blocks, sms) : 1;
     return (struct prefill_cut){.whole = (int32_t)(pieces > 1 ? tiles - rest : tiles),
@@ -93,7 +85,7 @@ struct prefill_cut sm90_sparse_prefill_cut(int64_t tiles, int64_t topk, int32_t 
 /* No list gives more pieces than one of as many blocks as a tile may have pieces, or a few times as many. */
 int64_t sm90_sparse_prefill_most_pieces(int64_t tiles, int64_t topk, int32_t sms)
 {
-    const int64_t blocks = (topk + BLOCK - 1) / BLOCK, enough = 3 * MOST_PREFILL_PIECES;
+    const int64_t blocks = cuda_ceil_div(topk, BLOCK), enough = 3 * MOST_PREFILL_PIECES;
     int64_t most = 0;
     for (int64_t rest = 1; rest <= tiles && rest < sms; rest++)
         for (int64_t some = blocks < enough ? blocks : enough; some > 0; some--) {

@@ -8,11 +8,7 @@
 #include "../../params.h"
 #include "../../tensor_map.h"
 
-enum {
-    SM90_SPARSE_PREFILL_HEADS = 64, /* of a tile */
-    SM90_SPARSE_PREFILL_THREADS = 384,
-    SM90_SPARSE_PREFILL_SHARED_BYTES = 227 * 1024
-};
+enum { SM90_SPARSE_PREFILL_HEADS = 64 /* of a tile */ };
 
 /* NULL if it takes the problem; else what it takes, and which argument differs. */
 const char *sm90_sparse_prefill_refuses(const struct attention_problem *problem, const char **argument);
