@@ -185,7 +185,7 @@ def test_workspaces_of_threads_and_of_children_are_their_own():
 def kept_memory():
     from flash_mla import _arrays, _operations
 
-    return [call.memory.address for call in _operations._decodes._idle[_arrays] if call.memory is not None]
+    return [call.scratch.address for call in _operations.DENSE_DECODE._idle[_arrays] if call.scratch is not None]
 
 
 def permissions(address):

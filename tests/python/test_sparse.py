@@ -10,7 +10,7 @@ import pytest
 import flash_mla
 from attention import SPARSE_OUT, check_decode, conventions, dense, strided, with_sink
 from capsules import Capsuled
-from flash_mla import FlashMLASchedMeta, _library, _operations, flash_mla_with_kvcache, get_mla_metadata
+from flash_mla import FlashMLASchedMeta, _library, _operations, _structs, flash_mla_with_kvcache, get_mla_metadata
 from kinds import Kind, each_kind, each_torch_kind, torch
 
 D_V = 512
@@ -287,23 +287,19 @@ def test_no_requests(kind, planned):
 # ---- The kernel -----------------------------------------------------------------------------------------------------
 
 
-class WhichKernel:
-    """The library, which is asked for the name of the kernel before each call of sparse decode."""
+def kernels_asked(operation, monkeypatch):
+    """The names of the kernels that the library chooses, which is asked before each call of an operation from here on."""
+    names, launch = [], operation.launch
+    which = getattr(_library.library, f"fmla_{operation.name}_kernel")
 
-    def __init__(self, library):
-        self._library, self.names = library, []
-
-    def __getattr__(self, name):
-        return getattr(self._library, name)
-
-    def ask(self, function, address):
+    def ask(address):
         name = ctypes.c_char_p()
-        assert not getattr(self._library, function)(ctypes.c_void_p(address), ctypes.byref(name))
-        self.names.append(name.value.decode())
+        assert not which(ctypes.c_void_p(address), ctypes.byref(name))
+        names.append(name.value.decode())
+        return launch(address)
 
-    def fmla_sparse_decode(self, address):
-        self.ask("fmla_sparse_decode_kernel", address)
-        return self._library.fmla_sparse_decode(address)
+    monkeypatch.setattr(operation, "launch", ask)
+    return names
 
 
 @each_kind
@@ -322,10 +318,9 @@ def test_kernel(kind, shape, hopper, monkeypatch):
     """It is one that the capabilities of the device have; Hopper's own where it takes the call."""
     rows = [row for row in flash_mla.capabilities(kind.device) if row["operation"] == "sparse_decode"]
     available = {row["kernel"] for row in rows if row["available"] and not row["forced_only"]}
-    batch, library = Sparse(**shape), WhichKernel(_operations.library)
-    monkeypatch.setattr(_operations, "library", library)
+    batch, names = Sparse(**shape), kernels_asked(_operations.SPARSE_DECODE, monkeypatch)
     check(kind, flash_mla_with_kvcache(**batch.arguments(kind)), batch.expected(kind))
-    (name,) = library.names
+    (name,) = names
     assert name in available
     if kind.device != "cpu":
         assert {"cuda"} <= available <= {"cuda", "cuda-sm90"}
@@ -363,7 +358,7 @@ class Planned:
         return getattr(self._library, name)
 
     def fmla_decode_plan_partitions(self, address, count):
-        args = _library.DecodePlanArgs.from_address(address)
+        args = _structs.DecodePlanArgs.from_address(address)
         self.asked.append((args.sparse, args.b, args.topk, args.extra_topk, args.s_q, args.h_q))
         return self._library.fmla_decode_plan_partitions(address, count)
 

@@ -12,7 +12,7 @@ from capsules import Capsuled
 from flash_mla import _operations, flash_mla_sparse_fwd
 from kinds import KINDS, Kind, each_torch_kind, torch
 from test_errors import NO_ARRAY, NOT_THERE, OPTIONS, TYPE, VALUE, broadcast, cases, check_refused, full, part
-from test_sparse import Cache, WhichKernel, bf16_bits
+from test_sparse import Cache, bf16_bits, kernels_asked
 
 D_V = 512
 NO_KEYS = (-1, 2147483647, -2147483648, -123456, 114514)  # and s_kv
@@ -377,25 +377,16 @@ def test_queries_and_keys_that_start_anywhere(kind):
 # ---- The kernel -----------------------------------------------------------------------------------------------------
 
 
-class WhichPrefillKernel(WhichKernel):
-    """The library, which is asked for the name of the kernel before each call of sparse prefill."""
-
-    def fmla_sparse_prefill(self, address):
-        self.ask("fmla_sparse_prefill_kernel", address)
-        return self._library.fmla_sparse_prefill(address)
-
-
 @each_kind
 @pytest.mark.parametrize("shape", [dict(), dict(layout=656, pages=(5, 64)), dict(layout=584, pages=(5, 1))], ids=str)
 def test_kernel(kind, shape, monkeypatch):
     """It is one that the capabilities of the device have."""
     rows = [row for row in flash_mla.capabilities(kind.device) if row["operation"] == "sparse_prefill"]
     available = {row["kernel"] for row in rows if row["available"] and not row["forced_only"]}
-    library = WhichPrefillKernel(_operations.library)
-    monkeypatch.setattr(_operations, "library", library)
+    names = kernels_asked(_operations.SPARSE_PREFILL, monkeypatch)
     prompt = Prompt(**shape)
     check(kind, call(kind, prompt.arguments(kind)), prompt.expected(kind))
-    (name,) = library.names
+    (name,) = names
     assert name in available
 
 
