@@ -14,7 +14,7 @@ from typing import Any, Optional, Sequence, Tuple
 from . import _library, _operations
 from ._call import Call
 from ._described import KIND, Described, HostArray, Unfit, described, device_of, is_array, is_numpy, kind_of
-from ._described import all_described, put, shape_of
+from ._described import all_described, put, refuse_fixed, shape_of
 from ._types import dtype_word
 
 __all__ = [
@@ -36,28 +36,28 @@ def is_compiling() -> bool:
 # ---- Made -----------------------------------------------------------------------------------------------------------
 
 
-def _can_make(like: Any) -> bool:
-    return is_numpy(like) or hasattr(like, "__array_namespace__")
-
-
-def _make(like: Any, shape: Tuple[int, ...], dtype: Any) -> Optional[Any]:
-    """A new array of the kind and on the device of `like`, or None; `dtype` is one, or the name of one."""
+def _maker(like: Any) -> Any:
+    """What makes a new array of the kind and on the device of `like` from a shape and a type, or the name of one; None: nothing."""
     if is_numpy(like):
-        return sys.modules["numpy"].empty(shape, dtype)
-    if not _can_make(like):
+        return sys.modules["numpy"].empty
+    if not hasattr(like, "__array_namespace__"):
         return None
     namespace = like.__array_namespace__()
-    dtype = getattr(namespace, dtype) if isinstance(dtype, str) else dtype
-    return namespace.empty(shape, dtype=dtype, device=like.device)
+
+    def make(shape: Tuple[int, ...], dtype: Any) -> Any:
+        dtype = getattr(namespace, dtype) if isinstance(dtype, str) else dtype
+        return namespace.empty(shape, dtype=dtype, device=like.device)
+
+    return make
 
 
 def _memory(function: str, name: str, like: Any, shape: Tuple[int, ...], bits: int) -> Any:
     """Of the array's own library; else, as the caller does not look at it as a rule, of the host."""
-    made = _make(like, shape, "int32" if bits == 32 else "uint8")
-    if made is None and device_of(like)[0] == _library.CUDA:
+    make = _maker(like)
+    if make is None and device_of(like)[0] == _library.CUDA:
         kind = type(like).__name__
         raise TypeError(f"{function}: {name}: its memory cannot be made: {kind} has no __array_namespace__")
-    return HostArray(shape, bits) if made is None else made
+    return HostArray(shape, bits) if make is None else make(shape, "int32" if bits == 32 else "uint8")
 
 
 _KEPT = 1 << 24
@@ -94,12 +94,14 @@ def run(
     d_v: Optional[int] = None,
 ) -> Any:
     """Calls an operation. The results are those `given`, and new ones in the place of None."""
-    results = given
-    for array in given:
-        if array is None:
-            results = _completed(operation, inputs, given, options[0] if d_v is None else d_v)
-            break
-    call(operation, (*inputs, *results), options, stream)
+    arrays, missing = inputs + given, False
+    for i in operation.written:
+        if arrays[i] is None:
+            missing = True
+        else:
+            refuse_fixed(operation.function, operation.names[i], arrays[i])
+    results = _completed(operation, inputs, given, options[0] if d_v is None else d_v) if missing else given
+    call(operation, inputs + results, options, stream)
     return results if len(results) != 1 else results[0]
 
 
@@ -108,7 +110,8 @@ def _completed(
 ) -> Tuple[Any, ...]:
     """The results that are `given`, and new ones for the others."""
     this, names, like = operation.function, operation.names, inputs[0]
-    if not _can_make(like):
+    make = _maker(like)
+    if make is None:
         name = next(name for name, array in zip(names[len(inputs) :], given) if array is None)
         kind = type(like).__name__
         raise TypeError(
@@ -122,9 +125,7 @@ def _completed(
     dtype = getattr(like, "dtype", None)
     return tuple(
         [
-            array
-            if array is not None
-            else _make(like, form[0], "float32" if form[1] else dtype)  # not every library has bf16
+            make(form[0], "float32" if form[1] else dtype) if array is None else array  # not every library has bf16
             for array, form in zip(given, forms)
         ]
     )
@@ -162,7 +163,7 @@ def plan(
 
 def first(function: str, like: Any, name: str, array: Any, count: int, stream: int) -> Any:
     """The first `count` entries of the last dimension, for a result that is made like the array `like`."""
-    if not _can_make(like):
+    if _maker(like) is None:
         kind = type(like).__name__
         raise TypeError(f"{function}: indexer_topk: must be 0 where arrays are {kind}, without __array_namespace__")
     return Described(function, name, array, stream).first(count)

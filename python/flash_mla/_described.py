@@ -201,8 +201,6 @@ def described(function: str, name: str, array: Any, stream: int, written: bool =
     if array is None or type(array) is Described:
         return array
     if type(array) is not _ndarray or named:
-        if written:
-            refuse_fixed(function, name, array)
         return Described(function, name, array, stream, written)
     if written and not array.flags.writeable:
         raise ValueError(f"{function}: {name}: is read-only, must be writable")

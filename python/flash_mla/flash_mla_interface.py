@@ -12,7 +12,8 @@ import math
 from typing import Any, Literal, NamedTuple, Optional, Tuple, overload
 
 from . import _library, _operations
-from ._arguments import check_kinds, flag_of, integer_of, lse_options, module_of, not_there, scale_of
+from ._arguments import check_kinds, flag_of, integer_of, kv_format_of, lse_options, module_of, not_there
+from ._arguments import of_values, scale_of, shape_of
 
 __all__ = [
     "FlashMLASchedMeta",
@@ -95,9 +96,7 @@ def get_mla_metadata(
     if cache_seqlens is None:
         return FlashMLASchedMeta(), None
     module = module_of(this, "cache_seqlens", cache_seqlens)
-    shape = module.shape_of(this, "cache_seqlens", cache_seqlens)
-    if len(shape) != 1:
-        raise ValueError(f"{this}: cache_seqlens: has {len(shape)} dimensions, must have 1")
+    (b,) = shape_of(this, module, "cache_seqlens", cache_seqlens, 1)
     rows, heads = (
         integer_of(this, name, value)
         for name, value in (("num_q_tokens_per_head_k", num_q_tokens_per_head_k), ("num_heads_k", num_heads_k))
@@ -116,7 +115,7 @@ def get_mla_metadata(
             raise ValueError(f"{this}: num_heads_k: is {heads}, must be 1 where topk is given")
         if h_q < 1 or rows % h_q:
             raise ValueError(f"{this}: num_heads_q: is {h_q}, must divide num_q_tokens_per_head_k, {rows}")
-        sizes = shape[0], topk, 0, rows // h_q, h_q
+        sizes = b, topk, 0, rows // h_q, h_q
         tables = module.plan(_operations.SPARSE_PLAN, this, cache_seqlens, (None, None), sizes, 0)
     if not module.is_compiling():
         _attach(tables[0], FlashMLASchedMeta())
@@ -246,9 +245,9 @@ def flash_mla_with_kvcache(
         )
         raise TypeError(f"{this}: {name}: is None, must be {module.KIND}{where}")
     causal = flag_of(this, "causal", causal)
-    b, s_q, h_q, d_qk = _shape_of(this, module, "q", q, 4)
-    _, page_size, h_k, d_of_cache = _shape_of(this, module, "k_cache", k_cache, 4)
-    head_dim_v, softmax_scale = _of_values(this, module, d_qk, head_dim_v, softmax_scale, out)
+    b, s_q, h_q, d_qk = shape_of(this, module, "q", q, 4)
+    _, page_size, h_k, d_of_cache = shape_of(this, module, "k_cache", k_cache, 4)
+    head_dim_v, softmax_scale = of_values(this, module, d_qk, head_dim_v, softmax_scale, out)
     batch_invariant, stream = flag_of(this, "batch_invariant", batch_invariant), integer_of(this, "stream", stream)
     of_lse = lse_options(this, lse_empty, log_base)
     if indices is None:
@@ -259,10 +258,10 @@ def flash_mla_with_kvcache(
         return module.run(_operations.DENSE_DECODE, dense, (out, lse), options, stream, head_dim_v)
     if causal:
         raise ValueError(f"{this}: causal: is True, must be False where indices is given: it names what a token sees")
-    topk = _shape_of(this, module, "indices", indices, 3)[2]
-    extra_page_size = _shape_of(this, module, "extra_k_cache", extra_k_cache, 4)[1]
-    extra_topk = _shape_of(this, module, "extra_indices_in_kvcache", extra_indices_in_kvcache, 3)[2]
-    kv_format = _kv_format(this, "k_cache", is_fp8_kvcache, module.shape_of(this, "k_cache", k_cache))
+    topk = shape_of(this, module, "indices", indices, 3)[2]
+    extra_page_size = shape_of(this, module, "extra_k_cache", extra_k_cache, 4)[1]
+    extra_topk = shape_of(this, module, "extra_indices_in_kvcache", extra_indices_in_kvcache, 3)[2]
+    kv_format = kv_format_of(this, "k_cache", is_fp8_kvcache, module.shape_of(this, "k_cache", k_cache))
     config = b, s_q, h_q, page_size, h_k, False, kv_format != 0, topk, extra_page_size, extra_topk
     lengths = topk_length, extra_topk_length
     plan = _plan_of(tile_scheduler_metadata, num_splits, config, module, q, stream, batch_invariant, lengths)
@@ -292,47 +291,6 @@ _SPARSE = (
     "extra_topk_length",
     *_DENSE[3:],
 )
-
-
-def _shape_of(this: str, module: Any, name: str, array: Optional[Any], rank: int, or_rank: int = 0) -> Any:
-    """The shape of an array that has as many dimensions; of none, as many times None."""
-    if array is None:
-        return (None,) * rank
-    shape = module.shape_of(this, name, array)
-    if len(shape) != rank and len(shape) != or_rank:
-        wanted = f"{rank} or {or_rank}" if or_rank else rank
-        raise ValueError(f"{this}: {name}: has {len(shape)} dimensions, must have {wanted}")
-    return shape
-
-
-def _of_values(
-    this: str,
-    module: Any,
-    d_qk: int,
-    d_v: Any,
-    scale: Optional[Any],
-    out: Optional[Any],
-    name: str = "head_dim_v",
-) -> Tuple[int, float]:
-    """d_v, which the function calls `name`, and the factor of the scores, looked at."""
-    d_v = integer_of(this, name, d_v)
-    if not 1 <= d_v <= d_qk:
-        raise ValueError(f"{this}: {name}: is {d_v}, must be in [1, {d_qk}]")
-    if out is not None and module.shape_of(this, "out", out)[-1:] != (d_v,):
-        shape = tuple(module.shape_of(this, "out", out))
-        raise ValueError(f"{this}: out: shape is {shape}, must end with {name}, {d_v}")
-    if scale is None:
-        return d_v, d_qk**-0.5
-    return d_v, scale_of(this, "softmax_scale", scale, "None = 1 / sqrt(d_qk)")
-
-
-def _kv_format(function: str, name: str, is_fp8_kvcache: Any, shape: Any) -> int:
-    """FMLA_KV_…; 0: that of the type."""
-    if not flag_of(function, "is_fp8_kvcache", is_fp8_kvcache):
-        return 0
-    if shape[-1] not in _library.FP8_FORMATS:
-        raise ValueError(f"{function}: {name}: shape is {tuple(shape)}, must end with 656 or 584 where it is FP8")
-    return _library.FP8_FORMATS[shape[-1]]
 
 
 def _plan_of(
@@ -509,14 +467,14 @@ def flash_mla_sparse_fwd(
     for name in ("kv", "indices"):
         if arrays[name] is None:
             raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
-    d_qk, keys = _shape_of(this, module, "q", q, 3)[2], _shape_of(this, module, "kv", kv, 3, 4)
-    _shape_of(this, module, "indices", indices, 3)
+    d_qk, keys = shape_of(this, module, "q", q, 3)[2], shape_of(this, module, "kv", kv, 3, 4)
+    shape_of(this, module, "indices", indices, 3)
     sm_scale = scale_of(this, "sm_scale", sm_scale)
-    d_v, _ = _of_values(this, module, d_qk, d_v, sm_scale, out, "d_v")
+    d_v, _ = of_values(this, module, d_qk, d_v, sm_scale, out, "d_v")
     indexer_topk = integer_of(this, "indexer_topk", indexer_topk)
     if indexer_topk < 0:
         raise ValueError(f"{this}: indexer_topk: is {indexer_topk}, must be 0 (no lse_indexer) or more")
-    options = (_kv_format(this, "kv", is_fp8_kvcache, keys), sm_scale, *lse_options(this, lse_empty, log_base))
+    options = (kv_format_of(this, "kv", is_fp8_kvcache, keys), sm_scale, *lse_options(this, lse_empty, log_base))
     stream, operation = integer_of(this, "stream", stream), _operations.SPARSE_PREFILL
     of_the_first: Tuple[Any, ...] = ()
     if indexer_topk:  # before the others: what it leaves in out and max_logits is not wanted
