@@ -2,9 +2,6 @@
 """flash_mla_with_kvcache against attention in double precision and against PyTorch's own, on every kind of array."""
 
 import math
-import os
-import subprocess
-import sys
 
 import numpy
 import pytest
@@ -12,6 +9,7 @@ import pytest
 from attention import DECODE_OUT, Batch, check_close, check_decode, strided
 from flash_mla import FlashMLASchedMeta, flash_mla_with_kvcache, get_mla_metadata
 from kinds import each_kind, each_torch_kind, torch
+from programs import output_of
 
 
 def call(arrays, head_dim_v=512, meta=None, **options):
@@ -166,7 +164,7 @@ def test_default_scale_base_and_empty(kind):
     said = call(
         batch.arrays(kind), softmax_scale=576**-0.5, causal=False, lse_empty=math.inf, log_base=math.e, stream=0
     )
-    assert [kind.bits(array) for array in default] == [kind.bits(array) for array in said]
+    assert kind.all_bits(default) == kind.all_bits(said)
 
 
 @pytest.mark.filterwarnings("error")
@@ -242,9 +240,9 @@ def test_batch_invariant(kind):
 def test_the_same_call_gives_the_same_bits(kind):
     batch = Batch([500, 64, 0, 70], h_q=16)
     arrays = batch.arrays(kind)
-    first = [kind.bits(array) for array in call(arrays)]
+    first = kind.all_bits(call(arrays))
     for _ in range(3):
-        assert [kind.bits(array) for array in call(arrays)] == first
+        assert kind.all_bits(call(arrays)) == first
 
 
 @each_kind
@@ -384,10 +382,7 @@ for head_dim_v in (1, 24, 40):
     assert got[0].shape == (2, 1, 4, head_dim_v)
     check_decode(kind, got, batch.expected(kind, d_v=head_dim_v))
 """
-    path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
-    environment = dict(os.environ, FLASHMLA_KERNEL="dense_decode=ref", FMLA_TEST_LIBRARIES="numpy", PYTHONPATH=path)
-    done = subprocess.run([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 0, done.stderr
+    output_of("-c", program, FLASHMLA_KERNEL="dense_decode=ref", FMLA_TEST_LIBRARIES="numpy")
 
 
 # ---- The scheduler's metadata ---------------------------------------------------------------------------------------
@@ -412,12 +407,12 @@ def test_metadata_is_filled_by_the_first_call_and_used_by_the_next(kind):
     config = FlashMLASchedMeta.Config(3, 2, 16, 64, 1, True, False, None, None, None)
     tables = meta.tile_scheduler_metadata, meta.num_splits
     check_tables(kind, tables, 3)
-    held = [kind.bits(table) for table in tables]
+    held = kind.all_bits(tables)
     assert meta.have_initialized and meta.config == config
     second = call(batch.arrays(kind), meta=meta, causal=True)
     assert (meta.tile_scheduler_metadata, meta.num_splits) == tables and meta.config == config
-    assert [kind.bits(table) for table in tables] == held
-    assert [kind.bits(array) for array in first] == [kind.bits(array) for array in second]
+    assert kind.all_bits(tables) == held
+    assert kind.all_bits(first) == kind.all_bits(second)
     check_decode(kind, first, batch.expected(kind, causal=True))
 
 
@@ -442,7 +437,7 @@ def test_metadata_as_two_tables(kind):
         expected = call(batch.arrays(kind), meta=get_mla_metadata()[0], causal=True)
         for partitions, num_splits in (tables, (kept[0], kept[1][: b + 1])):
             got = flash_mla_with_kvcache(*batch.arrays(kind).values(), 512, partitions, num_splits, causal=True)
-            assert [kind.bits(array) for array in got] == [kind.bits(array) for array in expected]
+            assert kind.all_bits(got) == kind.all_bits(expected)
         check_decode(kind, got, batch.expected(kind, causal=True))
 
 

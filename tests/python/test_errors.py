@@ -2,10 +2,7 @@
 """Every argument, wrong in every way that makes sense: the exception; a message that names function and argument."""
 
 import math
-import os
 import re
-import subprocess
-import sys
 
 import numpy
 import pytest
@@ -15,6 +12,7 @@ from attention import Batch
 from capsules import Capsuled
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
 from kinds import KINDS, Kind, each_kind, needs_cuda, needs_torch, torch
+from programs import output_of
 
 TYPE, VALUE, NOT_THERE = TypeError, ValueError, NotImplementedError
 B, S_Q, H_Q, D, D_V, PAGES = 2, 3, 4, 576, 512, 8
@@ -322,12 +320,12 @@ def test_nothing_is_written_on_failure():
 def test_a_call_after_a_failed_one_is_right():
     """Nothing of a refused call stays behind."""
     kind = KINDS[0]
-    expected = [kind.bits(array) for array in flash_mla_with_kvcache(**decode_arguments(kind))]
+    expected = kind.all_bits(flash_mla_with_kvcache(**decode_arguments(kind)))
     for changed in ({"attn_sink": kind.full(H_Q, 1, "float64")}, {"lse_empty": -math.inf, "softmax_scale": math.nan}):
         with pytest.raises(ValueError):
             flash_mla_with_kvcache(**dict(decode_arguments(kind), **changed))
         got = flash_mla_with_kvcache(**decode_arguments(kind))
-        assert [kind.bits(array) for array in got] == expected
+        assert kind.all_bits(got) == expected
 
 
 def test_too_few_and_too_many_arguments():
@@ -413,10 +411,7 @@ else:
 @pytest.mark.parametrize("first,then", [("cpu", "cuda"), ("cuda", "cpu")])
 def test_metadata_that_another_device_filled(first, then):
     """In a process of its own, which a wrong address would end."""
-    path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
-    program = OTHER_DEVICE.format(first=first, then=then)
-    done = subprocess.run([sys.executable, "-c", program], env=dict(os.environ, PYTHONPATH=path))
-    assert done.returncode == 0
+    output_of("-c", OTHER_DEVICE.format(first=first, then=then))
 
 
 @needs_torch

@@ -3,24 +3,13 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 import flash_mla
 from flash_mla import _library, _operations, _structs, info
 from kinds import needs_cuda, torch
-
-
-def run(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=dict(os.environ, **environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+from programs import run
 
 
 def report(**environment):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """NumPy's arrays in particular: what they can be, what stays in memory from call to call, and whose that memory is."""
 
-import subprocess
-import sys
 import threading
 
 import numpy
@@ -11,6 +9,7 @@ import pytest
 from attention import Batch, check_decode
 from flash_mla import _library, flash_mla_with_kvcache, get_mla_metadata, merge_states
 from kinds import Kind
+from programs import output_of
 from test_errors import B, D_V, H_Q, S_Q, check_message, decode_arguments
 
 KIND = Kind("numpy", "float16")
@@ -231,5 +230,4 @@ def test_addresses_outlive_what_told_them():
         "arrays = [numpy.zeros(n + 1) for n in range(100)]\n"
         "assert all(_described._address(a) == a.__array_interface__['data'][0] for a in arrays)\n"
     )
-    done = subprocess.run([sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    output_of("-X", "dev", "-c", program)

@@ -162,10 +162,6 @@ def check(kind, got, expected):
         check_close(name, kind.float64(array), values, OUT if name == "out" else ROWS)
 
 
-def bits(kind, arrays):
-    return [kind.bits(array) for array in arrays]
-
-
 # ---- Values ---------------------------------------------------------------------------------------------------------
 
 SHAPES = [
@@ -258,8 +254,8 @@ def test_one_result_is_given(kind, given):
 def test_the_sink_changes_out_alone(kind):
     prompt = Prompt()
     arguments = prompt.arguments(kind)
-    without = bits(kind, call(kind, arguments))
-    sunk = bits(kind, call(kind, dict(arguments, attn_sink=kind.fp32(prompt.sink))))
+    without = kind.all_bits(call(kind, arguments))
+    sunk = kind.all_bits(call(kind, dict(arguments, attn_sink=kind.fp32(prompt.sink))))
     assert sunk[0] != without[0] and sunk[1:] == without[1:]
 
 
@@ -283,9 +279,9 @@ def test_the_same_call_gives_the_same_bits_and_writes_only_its_results(kind, sha
     def held():
         return {name: kind.bits(array) for name, array in arguments.items() if kind.is_one(array)}
 
-    before, first = held(), bits(kind, call(kind, arguments))
+    before, first = held(), kind.all_bits(call(kind, arguments))
     for _ in range(3):
-        assert bits(kind, call(kind, arguments)) == first
+        assert kind.all_bits(call(kind, arguments)) == first
     assert held() == before and len(before) == 4
 
 
@@ -315,7 +311,7 @@ def test_lse_indexer(kind, shape, count, lengths):
         got = call(kind, dict(arguments, indexer_topk=count))
         part = prompt.expected(kind, first=count, **options)[2]
         check(kind, got, (*prompt.expected(kind, sink=prompt.sink, **options), part))
-        assert bits(kind, got[:3]) == bits(kind, call(kind, dict(arguments, indexer_topk=0)))
+        assert kind.all_bits(got[:3]) == kind.all_bits(call(kind, dict(arguments, indexer_topk=0)))
 
 
 @each_kind_that_makes
