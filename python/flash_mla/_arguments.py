@@ -125,13 +125,7 @@ def shape_of(this: str, module: Any, name: str, array: Optional[Any], rank: int,
 
 
 def of_values(
-    this: str,
-    module: Any,
-    d_qk: int,
-    d_v: Any,
-    scale: Optional[Any],
-    out: Optional[Any],
-    name: str = "head_dim_v",
+    this: str, module: Any, d_qk: int, d_v: Any, scale: Optional[Any], out: Optional[Any], name: str = "head_dim_v"
 ) -> Tuple[int, float]:
     """d_v, which the function calls `name`, and the factor of the scores, looked at."""
     d_v = integer_of(this, name, d_v)

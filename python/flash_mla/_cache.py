@@ -63,13 +63,7 @@ def cache_append(
 
 
 def cache_gather(
-    kv_cache: Any,
-    slots: Any,
-    kv_format: str,
-    *,
-    out: Optional[Any] = None,
-    cache_scale: float = 0.0,
-    stream: int = 0,
+    kv_cache: Any, slots: Any, kv_format: str, *, out: Optional[Any] = None, cache_scale: float = 0.0, stream: int = 0
 ) -> Any:
     """Reads the vectors of tokens out of pages, as the values that attention takes them for.
 

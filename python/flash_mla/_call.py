@@ -35,13 +35,7 @@ class Place(ctypes.c_char * (_STRIDES + _DIMS.size)):  # type: ignore[misc]
 
 
 def put_tensor(
-    place: Place,
-    data: int,
-    device_type: int,
-    device: int,
-    dtype: int,
-    shape: Sequence[int],
-    strides: Sequence[int],
+    place: Place, data: int, device_type: int, device: int, dtype: int, shape: Sequence[int], strides: Sequence[int]
 ) -> int:
     """Writes a tensor, whose address is returned; `dtype` is a dtype_word, strides count elements."""
     nothing = (0,) * _MOST_DIMS

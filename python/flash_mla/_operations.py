@@ -45,11 +45,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "extra_topk:": "extra_indices_in_kvcache: extra_topk:",
         "partitions:": "tile_scheduler_metadata:",
     },
-    PREFILL: {
-        "q: d_v": "d_v: d_v",
-        "kv_format:": "is_fp8_kvcache:",
-        "softmax_scale:": "sm_scale:",
-    },
+    PREFILL: {"q: d_v": "d_v: d_v", "kv_format:": "is_fp8_kvcache:", "softmax_scale:": "sm_scale:"},
     MERGE: {},
     APPEND: {},
     GATHER: {},
@@ -224,9 +220,7 @@ MERGE_STATES = Operation(
     looked_at=2,
 )
 CACHE_APPEND = Operation(
-    *("cache_append", APPEND, _structs.CacheAppendArgs),
-    "latent rope? kv_cache! slot_mapping",
-    "kv_format cache_scale",
+    *("cache_append", APPEND, _structs.CacheAppendArgs), "latent rope? kv_cache! slot_mapping", "kv_format cache_scale"
 )
 CACHE_GATHER = Operation(
     *("cache_gather", GATHER, _structs.CacheGatherArgs),
@@ -236,9 +230,7 @@ CACHE_GATHER = Operation(
     looked_at=2,
 )
 DENSE_PLAN = Operation(
-    *("decode_plan", PLAN, _structs.DecodePlanArgs),
-    "seqlens partitions! num_splits!",
-    "s_q h_q h_kv",
+    *("decode_plan", PLAN, _structs.DecodePlanArgs), "seqlens partitions! num_splits!", "s_q h_q h_kv"
 )
 SPARSE_PLAN = Operation(
     *("decode_plan", PLAN, _structs.DecodePlanArgs),

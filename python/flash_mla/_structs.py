@@ -19,10 +19,7 @@ class Device(ctypes.Structure):
 
 
 class DType(ctypes.Structure):
-    _fields_ = [
-        *_of(c_uint8, "code bits"),
-        *_of(c_uint16, "lanes"),
-    ]
+    _fields_ = [*_of(c_uint8, "code bits"), *_of(c_uint16, "lanes")]
 
 
 class Tensor(ctypes.Structure):

@@ -285,14 +285,7 @@ assert out.shape == (1, 1, 4, 512)
 """
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "compile",
-        "export",
-        "operator",
-    ],
-)
+@pytest.mark.parametrize("how", ["compile", "export", "operator"])
 def test_compiled_before_anything_else_was_called(how):
     """In a process of its own: there is no eager call before."""
     output_of("-c", FIRST_USE.format(how=how))
