@@ -119,7 +119,7 @@ class Operation:
     def __call__(
         self, arrays: Any, tensors: Sequence[Any], options: Sequence[Any], stream: int, function: Optional[str] = None
     ) -> None:
-        """`function`: in whose words errors are said, if it is another than the operation's."""
+        """`tensors`: what comes after them is not looked at. `function`: in whose words errors are said, if it is another than the operation's."""
         call = self.take(arrays)
         self.fill(call, map(arrays.put, tensors, call.places), options, stream)
         if self.is_attention:

@@ -13,7 +13,7 @@ compiled graph, whose backward pass is made before it is known whether anybody w
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, NoReturn, Optional, Sequence, Tuple
+from typing import Any, NoReturn, Sequence, Tuple
 
 import torch
 from torch.autograd import forward_ad
@@ -118,16 +118,14 @@ def new_results(
     operation: _operations.Operation, inputs: Sequence[torch.Tensor], size: int
 ) -> Tuple[torch.Tensor, ...]:
     forms: Any = operation.results
-    shapes = [tensor.shape for tensor in inputs[: operation.looked_at]]
-    return tuple([_new(inputs[0], *form) for form in forms(*shapes, size)])
+    shapes, new, results = [tensor.shape for tensor in inputs[: operation.looked_at]], inputs[0].new_empty, []
+    for shape, dtype in forms(*shapes, size):
+        sizes = shape or _SCALAR  # one by one they take less time than as a tuple
+        results.append(new(*sizes) if dtype is None else new(*sizes, dtype=_DTYPES[dtype]))
+    return tuple(results)
 
 
-def _new(like: torch.Tensor, shape: Tuple[int, ...], dtype: Optional[str]) -> torch.Tensor:
-    if not shape:
-        return like.new_empty(shape)
-    if dtype is None:
-        return like.new_empty(*shape)  # which takes less time than the same as a tuple
-    return like.new_empty(*shape, dtype=_DTYPES[dtype])
+_SCALAR: Any = ((),)
 
 
 def _add(operation: _operations.Operation) -> None:
@@ -144,7 +142,7 @@ def _add(operation: _operations.Operation) -> None:
         if is_elsewhere(first):
             with torch.cuda.device(first.device):
                 return into(*arguments)
-        operation(_torch_tensors, arguments[:count], arguments[count:], current_stream(first))
+        operation(_torch_tensors, arguments, arguments[count:], current_stream(first))  # of which it takes the tensors
 
     _register(name, f"({', '.join(tensors + numbers)}) -> ()", operation.function, into, lambda *arguments: None)
     if operation.results is None:

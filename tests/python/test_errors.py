@@ -61,6 +61,8 @@ def broadcast(*shape, dtype=None):
             else numpy.lib.stride_tricks.as_strided(one, shape, (0, *one.strides[1:]))
         )
 
+    return Values(make, "broadcast")
+
 
 def cases(table, arguments=None):
     """Parameters (argument, value, exception) of {argument: [(exception, value, …), …]}."""

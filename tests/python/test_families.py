@@ -2,6 +2,7 @@
 """What holds for every kind of attention: dense decode, sparse decode and sparse prefill, over keys of every format."""
 
 import math
+import re
 
 import numpy
 import pytest
@@ -94,9 +95,18 @@ def all_arrays(family):
 # ---- What stays ---------------------------------------------------------------------------------------------------------
 
 
-@of(h_q=lambda family: [6, 64])
-def test_the_same_call_gives_the_same_bits_and_writes_only_its_results(family, kind, h_q):
-    problem = family.make(h_q=h_q)
+def large(family):
+    """A shape that several threads, or splits, work on."""
+    if family.check is check_decode:
+        return dict(lengths=[500, 64, 0, 70], h_q=16)
+    if family.check is check_sparse:
+        return dict(h_q=16, topk=700, lengths=[[700, 65], [70, 0]])
+    return dict(h_q=64, s_q=20, topk=200, lengths=None)
+
+
+@of(size=lambda family: ["small", "large"])
+def test_the_same_call_gives_the_same_bits_and_writes_only_its_results(family, kind, size):
+    problem = family.make(**large(family) if size == "large" else {})
     arguments = family.arguments(kind, problem)
 
     def held():
@@ -222,15 +232,22 @@ def test_array_that_is_unfit(family, kind, which, how):
 def test_arrays_that_are_not_of_q_s_kind(family, kind, which):
     """NumPy's beside tensors; tensors of the CPU beside those of a GPU, and the other way round."""
     problem = family.make()
-    arguments, others = all_given(family, kind, problem), []
+    arguments, others, metas = all_given(family, kind, problem), [], [None]
+    if family.check is check_sparse:
+        metas.append(get_mla_metadata()[0])  # which plans beside q, before anything else is looked at
     if kind.element == "float16" and kind.device == "cpu":
         others.append((TypeError, all_given(family, Kind("numpy", "float16"), problem)[which]))
     if torch.cuda.is_available():
         others.append((ValueError, arguments[which].to("cuda" if kind.device == "cpu" else "cpu")))
     for exception, other in others:
-        with pytest.raises(exception) as caught:
-            family.call(kind, {**arguments, which: other})
-        check_message(caught.value, family.function, which)
+        for meta in metas:
+            planned = {} if meta is None else {"tile_scheduler_metadata": meta}
+            with pytest.raises(exception) as caught:
+                family.call(kind, {**arguments, **planned, which: other})
+            check_message(caught.value, family.function, which)
+            assert exception is TypeError or re.search(
+                "device is (cpu|cuda:0), must be (cuda:0|cpu)", str(caught.value)
+            )
 
 
 # ---- Where arrays lie ---------------------------------------------------------------------------------------------------

@@ -339,6 +339,20 @@ WRONG = [
 
 
 @each_kind
+@pytest.mark.parametrize("with_metadata", [False, True])
+@pytest.mark.parametrize("argument,value,exception,named", WRONG)
+def test_wrong_arguments(kind, argument, value, exception, named, with_metadata):
+    arguments = Sparse(layout=656).arguments(kind)
+    flash_mla_with_kvcache(**arguments)
+    if with_metadata:
+        arguments["tile_scheduler_metadata"] = get_mla_metadata()[0]
+    with pytest.raises(exception) as caught:
+        flash_mla_with_kvcache(**{**arguments, argument: value(kind) if callable(value) else value})
+    assert caught.type is exception
+    assert str(caught.value).startswith(f"flash_mla_with_kvcache: {named}"), str(caught.value)
+
+
+@each_kind
 @pytest.mark.parametrize(
     "change,exception,named",
     [
