@@ -223,7 +223,7 @@ int main(void)
     CHECK(atomic_load(&allocations) > before, "%s", "the counter does not see malloc");
 
     unsetenv("FLASHMLA_KERNEL");
-    CHECK(!fmla_set_parallel_for(in_order, NULL, 3), "%s", fmla_last_error());
+    CHECK_OK(fmla_set_parallel_for(in_order, NULL, 3));
     fmla_capability row = FMLA_INIT(fmla_capability);
     for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++) {
         if (!row.available) continue;

@@ -182,7 +182,7 @@ static void end_loads(void)
 
 static double once(const struct operation *operation, int size, int threads)
 {
-    CHECK(!fmla_set_num_threads(threads), "%s", fmla_last_error());
+    CHECK_OK(fmla_set_num_threads(threads));
     const double start = timing_now();
     const fmla_status status = operation->call(size, NULL);
     const double seconds = timing_now() - start;
@@ -220,7 +220,7 @@ int main(int argc, char **argv)
     if (calls < 1 || calls > MOST_CALLS) return 2;
     const int threads = fmla_num_threads() > 2 ? fmla_num_threads() : 2;
     fill();
-    CHECK(!fmla_set_num_threads(threads), "%s", fmla_last_error());
+    CHECK_OK(fmla_set_num_threads(threads));
     for (int i = 0; i < OPERATIONS; i++) {
         size_t bytes = 0;
         CHECK(!operations[i].call(LARGEST, &bytes), "%s: %s", operations[i].name, fmla_last_error());

@@ -114,11 +114,11 @@ static void *call(void *data)
 static void change_settings(void)
 {
     while (atomic_load(&calling) > 0) {
-        CHECK(!fmla_set_parallel_for(two_threads, NULL, 2), "%s", fmla_last_error());
-        CHECK(!fmla_set_num_threads(1), "%s", fmla_last_error());
-        CHECK(!fmla_set_parallel_for(in_order, NULL, 1), "%s", fmla_last_error());
-        CHECK(!fmla_set_num_threads(2), "%s", fmla_last_error());
-        CHECK(!fmla_set_parallel_for(NULL, NULL, 0), "%s", fmla_last_error());
+        CHECK_OK(fmla_set_parallel_for(two_threads, NULL, 2));
+        CHECK_OK(fmla_set_num_threads(1));
+        CHECK_OK(fmla_set_parallel_for(in_order, NULL, 1));
+        CHECK_OK(fmla_set_num_threads(2));
+        CHECK_OK(fmla_set_parallel_for(NULL, NULL, 0));
         sched_yield();
     }
 }
@@ -136,8 +136,8 @@ int main(void)
     pthread_barrier_wait(&barrier);
     pthread_barrier_wait(&barrier);
     CHECK(make_plan() == FMLA_OK && make_sparse_plan() == FMLA_OK, "%s", fmla_last_error());
-    CHECK(!fmla_set_parallel_for(in_order, NULL, MOST_WORKERS), "%s", fmla_last_error());
-    CHECK(!fmla_set_num_threads(2), "%s", fmla_last_error());
+    CHECK_OK(fmla_set_parallel_for(in_order, NULL, MOST_WORKERS));
+    CHECK_OK(fmla_set_num_threads(2));
     size_t of_sparse = 0, of_prefill = 0;
     CHECK(!decode(&alone, NULL, 0, &workspace_size) && workspace_size, "%s", fmla_last_error());
     CHECK(!decode_sparse(&alone, NULL, 0, &of_sparse) && of_sparse, "%s", fmla_last_error());
@@ -148,7 +148,7 @@ int main(void)
     change_settings();
     for (int i = 0; i < THREADS; i++) pthread_join(callers[i].thread, NULL);
 
-    CHECK(!fmla_set_parallel_for(in_order, NULL, 1), "%s", fmla_last_error());
+    CHECK_OK(fmla_set_parallel_for(in_order, NULL, 1));
     void *workspace = aligned_alloc(64, (workspace_size + 63) / 64 * 64);
     if (!workspace) abort();
     CHECK(!decode(&alone, workspace, workspace_size, NULL) &&

@@ -58,8 +58,8 @@ static void primary_is_reset(void)
         CHECK_EQ(fake_depth(), 0);
         memcpy(before, fake->calls, sizeof before);
         decodes(when);
-        CHECK_EQ(fake->calls[CALL_cuKernelGetFunction], before[CALL_cuKernelGetFunction]);
-        CHECK_EQ(fake->calls[CALL_cuDevicePrimaryCtxRetain], before[CALL_cuDevicePrimaryCtxRetain]);
+        CHECK_ALL({fake->calls[CALL_cuKernelGetFunction], before[CALL_cuKernelGetFunction]},
+                  {fake->calls[CALL_cuDevicePrimaryCtxRetain], before[CALL_cuDevicePrimaryCtxRetain]});
     }
 }
 
@@ -133,7 +133,7 @@ static void nobody_waits(int call, const char *name)
 {
     const struct timespec pause = {0, 1000000};
     struct use slow, same, elsewhere, other;
-    CHECK(merge_small(0) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(merge_small(0));
     fake->held_call = call, fake->held_device = 0, fake->hold = 1;
     begin(&slow, plan_small, 0);
     for (int i = 0; i < 10000 && !fake->held; i++) nanosleep(&pause, NULL);
@@ -199,22 +199,16 @@ static void slow_and_refused(void)
     begin(&same, merge_small, 0);
     fake->hold = 0;
     pthread_join(slow.thread, NULL), pthread_join(same.thread, NULL);
-    CHECK_EQ(slow.status, FMLA_DEVICE_ERROR);
-    CHECK_EQ(same.status, FMLA_DEVICE_ERROR);
+    CHECK_ALL({slow.status, FMLA_DEVICE_ERROR}, {same.status, FMLA_DEVICE_ERROR});
     fake->fails[CALL_cuKernelGetFunction] = CU_SUCCESS;
-    CHECK(merge_small(0) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(merge_small(0));
 }
 
 int main(int argc, char **argv)
 {
-    static const struct scenario scenarios[] = {
-        {"the primary context is reset", primary_is_reset},
-        {"the current context is reset", current_is_reset},
-        {"a handle is used again", handle_used_again},
-        {"a slow image", slow_image},
-        {"a slow function", slow_function},
-        {"a slow context", slow_context},
-        {"slow and refused", slow_and_refused},
-    };
+    static const struct scenario scenarios[] = {SCENARIO(primary_is_reset),  SCENARIO(current_is_reset),
+                                                SCENARIO(handle_used_again), SCENARIO(slow_image),
+                                                SCENARIO(slow_function),     SCENARIO(slow_context),
+                                                SCENARIO(slow_and_refused)};
     return run_scenarios("test_cuda_contexts", scenarios, sizeof scenarios / sizeof scenarios[0], argc, argv);
 }

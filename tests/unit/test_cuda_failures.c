@@ -55,8 +55,7 @@ static int fails_at_each(int operation, int entry)
         fake->fails[entry] = FAKE_LAUNCH_FAILED, fake->once[entry] = 1;
         const fmla_status status = operations[operation].call(0);
         fake->fails[entry] = CU_SUCCESS, fake->once[entry] = 0;
-        CHECK_EQ(fake_depth(), 0);
-        CHECK_EQ(fake_capture_mode(), 0);
+        CHECK_ALL({fake_depth(), 0}, {fake_capture_mode(), 0});
         if (!status) {
             CHECK(fake->launches == operations[operation].launches, "%s: %d launches",
                   operations[operation].name, fake->launches);
@@ -95,7 +94,7 @@ static void each_step(void)
 static void an_error_that_stays(void)
 {
     fake_open();
-    CHECK(decode_small(0) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(decode_small(0));
     for (int entry = 0; entry < CALLS; entry++)
         if (entry != CALL_cuGetErrorName && entry != CALL_cuGetErrorString)
             fake->fails[entry] = FAKE_LAUNCH_FAILED;
@@ -107,7 +106,6 @@ static void an_error_that_stays(void)
 
 int main(int argc, char **argv)
 {
-    static const struct scenario scenarios[] = {{"each step", each_step},
-                                                {"an error that stays", an_error_that_stays}};
+    static const struct scenario scenarios[] = {SCENARIO(each_step), SCENARIO(an_error_that_stays)};
     return run_scenarios("test_cuda_failures", scenarios, sizeof scenarios / sizeof scenarios[0], argc, argv);
 }

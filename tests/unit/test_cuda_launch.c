@@ -94,7 +94,7 @@ static void check_kernels(int before, const char *names)
 static void run_best(struct decode_call *call)
 {
     call->args.stream = stream;
-    CHECK(decode_run(call) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(decode_run(call));
 }
 
 /* With the portable decode, which the fake GPU, a Hopper, would not choose. */
@@ -118,8 +118,7 @@ static void planned_inside(void)
 
     struct plan_params plan;
     memcpy(&plan, launched(2)->parameters, sizeof plan);
-    CHECK_EQ(launched(2)->config.grid_x, 1);
-    CHECK_EQ(launched(2)->config.block_x, PLAN_THREADS);
+    CHECK_ALL({launched(2)->config.grid_x, 1}, {launched(2)->config.block_x, PLAN_THREADS});
     CHECK(plan.seqlens == (int32_t *)(void *)memory[3] && plan.b == 5 && plan.capacity == 40 * 64,
           "%lld, %lld", (long long)plan.b, (long long)plan.capacity);
     CHECK((char *)plan.header == memory[7], "%p", (void *)plan.header);
@@ -127,24 +126,14 @@ static void planned_inside(void)
           "%p, %p", (void *)plan.partitions, (void *)plan.num_splits);
     CHECK_EQ(plan.num_partitions, 66); /* 132 SMs, 2 key heads */
     const struct divisor partitions = divisor_of(66);
-    CHECK_EQ(plan.partitions_divisor.multiplier, partitions.multiplier);
-    CHECK_EQ(plan.partitions_divisor.shift, partitions.shift);
-    CHECK_EQ(plan.costs.row_tiles, 2); /* a tile a key head */
-    CHECK_EQ(plan.costs.tiles_of_head, 1);
+    CHECK_ALL({plan.partitions_divisor.multiplier, partitions.multiplier},
+              {plan.partitions_divisor.shift, partitions.shift},
+              {plan.costs.row_tiles, 2 /* a tile a key head */}, {plan.costs.tiles_of_head, 1});
 
     const struct dense_decode_params p = params_of(launched(1));
-    CHECK_EQ(p.b, 5);
-    CHECK_EQ(p.s_q, 2);
-    CHECK_EQ(p.h_q, 16);
-    CHECK_EQ(p.h_kv, 2);
-    CHECK_EQ(p.group, 8);
-    CHECK_EQ(p.rows, 16);
-    CHECK_EQ(p.d_qk, 576);
-    CHECK_EQ(p.page_size, 64);
-    CHECK_EQ(p.capacity, 40 * 64);
-    CHECK_EQ(p.causal, 1);
-    CHECK_EQ(p.vectors_aligned, 1);
-    CHECK_EQ(p.output.pairs_aligned, 1);
+    CHECK_ALL({p.b, 5}, {p.s_q, 2}, {p.h_q, 16}, {p.h_kv, 2}, {p.group, 8}, {p.rows, 16}, {p.d_qk, 576},
+              {p.page_size, 64}, {p.capacity, 40 * 64}, {p.causal, 1}, {p.vectors_aligned, 1},
+              {p.output.pairs_aligned, 1});
     CHECK(fabsf(p.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f", (double)p.scale_log2);
     CHECK((const char *)p.q == memory[0] && (const char *)p.kv == memory[1], "%s", "q, kv");
     CHECK((const char *)p.block_table == memory[2] && (const char *)p.seqlens == memory[3], "%s",
@@ -153,44 +142,33 @@ static void planned_inside(void)
     CHECK((char *)p.output.out == memory[5] && (char *)p.output.lse == memory[6], "%s", "out, lse");
     CHECK(isinf(p.output.rules.lse_of_empty) && p.output.rules.lse_of_empty > 0, "%s", "lse_of_empty");
     CHECK(fabsf(p.output.rules.lse_factor - 1.442695f) < 1e-5f, "%f", (double)p.output.rules.lse_factor);
-    CHECK_EQ(p.q_stride[0], 2 * 16 * 576);
-    CHECK_EQ(p.q_stride[1], 16 * 576);
-    CHECK_EQ(p.q_stride[2], 576);
-    CHECK_EQ(p.kv_stride[0], 64 * 2 * 576);
-    CHECK_EQ(p.kv_stride[1], 2 * 576);
-    CHECK_EQ(p.kv_stride[2], 576);
-    CHECK_EQ(p.block_table_stride, 40);
-    CHECK_EQ(p.output.out_stride[0], 2 * 16 * 512);
-    CHECK_EQ(p.output.out_stride[1], 16 * 512);
-    CHECK_EQ(p.output.out_stride[2], 512);
-    CHECK_EQ(p.output.lse_stride[0], 32);
-    CHECK_EQ(p.output.lse_stride[1], 2);
+    CHECK_ALL({p.q_stride[0], 2 * 16 * 576}, {p.q_stride[1], 16 * 576}, {p.q_stride[2], 576},
+              {p.kv_stride[0], 64 * 2 * 576}, {p.kv_stride[1], 2 * 576}, {p.kv_stride[2], 576},
+              {p.block_table_stride, 40}, {p.output.out_stride[0], 2 * 16 * 512},
+              {p.output.out_stride[1], 16 * 512}, {p.output.out_stride[2], 512}, {p.output.lse_stride[0], 32},
+              {p.output.lse_stride[1], 2});
 
     /* Plan, then two slots a partition, each 256-byte aligned, and none past the size asked for. */
     CHECK(p.split.header == plan.header && p.split.partitions == plan.partitions &&
               p.split.num_splits == plan.num_splits,
           "%p, %p, %p", (const void *)p.split.header, (const void *)p.split.partitions,
           (const void *)p.split.num_splits);
-    CHECK_EQ(p.split.num_partitions, 66);
-    CHECK_EQ(p.split.chunks, 0);
+    CHECK_ALL({p.split.num_partitions, 66}, {p.split.chunks, 0});
     const size_t plan_end = (plan_bytes(5, 66) + 255) / 256 * 256, rows = 2 * 66 * 32;
-    CHECK_EQ((char *)p.split.slot_out - memory[7], (int64_t)plan_end);
-    CHECK_EQ((char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4));
+    CHECK_ALL({(char *)p.split.slot_out - memory[7], (int64_t)plan_end},
+              {(char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)});
     const size_t marks = 66 * 2 * MARKS_OF_TILE * 4; /* a tile a key head */
     CHECK_EQ(c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256 + (marks + 255) / 256 * 256);
     CHECK(!p.split.marks, "%s", "marks are for Hopper's kernel");
 
     const struct cu_launch_config decode = launched(1)->config, join = launched(0)->config;
-    CHECK_EQ(decode.grid_x, 66 * 2); /* a tile holds the 16 rows of a key head */
-    CHECK_EQ(decode.block_x, 256);
-    CHECK_EQ(decode.shared_bytes, 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4);
-    CHECK_EQ(p.stages, 3);
+    CHECK_ALL({decode.grid_x, 66 * 2 /* a tile holds the 16 rows of a key head */}, {decode.block_x, 256},
+              {decode.shared_bytes, 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4}, {p.stages, 3});
     CHECK(divides(p.page_divisor, 64) && divides(p.group_divisor, 8), "%s", "divisors");
     check_join(&p);
-    CHECK_EQ(rows_per_block_of(launched(0)), 1); /* 66 / 5 parts a request */
-    CHECK_EQ(join.grid_x, 5 * 32);               /* a request and row a block */
-    CHECK_EQ(join.block_x, 32 * JOIN_WARPS);
-    CHECK_EQ(join.shared_bytes, 0);
+    CHECK_ALL({rows_per_block_of(launched(0)), 1 /* 66 / 5 parts a request */},
+              {join.grid_x, 5 * 32 /* a request and row a block */}, {join.block_x, 32 * JOIN_WARPS},
+              {join.shared_bytes, 0});
 }
 
 static void large_tiles(void)
@@ -201,12 +179,12 @@ static void large_tiles(void)
     decode_call(&c, &shape, 0);
     run(&c);
     check_kernels(0, "decode_plan|sm80_dense_decode_fp16_64x64|join_splits_fp16");
-    CHECK_EQ(launched(1)->config.grid_x, 33 * 4); /* 256 rows; 132 SMs over 4 tiles */
-    CHECK_EQ(launched(1)->config.block_x, 256);
-    CHECK_EQ(launched(1)->config.shared_bytes, 64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4);
-    CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS); /* fewer partitions than requests */
-    CHECK_EQ(row_lanes_of(launched(0)), 32);
-    CHECK_EQ(launched(0)->config.grid_x, 8 * 32); /* of 33 requests: they take turns; at most 2 · 132 */
+    CHECK_ALL({launched(1)->config.grid_x, 33 * 4 /* 256 rows; 132 SMs over 4 tiles */},
+              {launched(1)->config.block_x, 256},
+              {launched(1)->config.shared_bytes, 64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4},
+              {rows_per_block_of(launched(0)), JOIN_WARPS /* fewer partitions than requests */},
+              {row_lanes_of(launched(0)), 32},
+              {launched(0)->config.grid_x, 8 * 32 /* of 33 requests: they take turns; at most 2 · 132 */});
     CHECK(isinf(join_of(launched(0)).output.rules.lse_of_empty), "%s", "lse_of_empty");
 }
 
@@ -243,9 +221,9 @@ static void plan_given(void)
           "%s", "another plan");
     CHECK_EQ(split.num_partitions, 7);
     CHECK((char *)split.slot_out == memory[7], "%s", "room was kept for a plan");
-    CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS); /* 3 parts a request */
-    CHECK_EQ(row_lanes_of(launched(0)), 2);
-    CHECK_EQ(launched(0)->config.grid_x, 2 * 2 * 4); /* requests × row blocks × columns */
+    CHECK_ALL({rows_per_block_of(launched(0)), JOIN_WARPS /* 3 parts a request */},
+              {row_lanes_of(launched(0)), 2},
+              {launched(0)->config.grid_x, 2 * 2 * 4 /* requests × row blocks × columns */});
     /* Without the number: what the planner takes for this GPU. */
     c.args.num_partitions = 0, c.args.plan_size = plan_bytes(2, 132);
     run(&c);
@@ -325,20 +303,19 @@ static void tables_planned(void)
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
     args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 16, args.h_kv = 1, args.num_workers = 99;
     int32_t count = 0;
-    CHECK(fmla_decode_plan_partitions(&args, &count) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_decode_plan_partitions(&args, &count));
     CHECK_EQ(count, 99);
     args.num_workers = 0;
-    CHECK(fmla_decode_plan_partitions(&args, &count) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_decode_plan_partitions(&args, &count));
     CHECK_EQ(count, 132);
     give_tables(&rows, &splits, 5, &args.partitions, &args.num_splits);
-    CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_decode_plan(&args));
     struct plan_params p;
     memcpy(&p, launched(0)->parameters, sizeof p);
     CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
     CHECK(!p.header && (char *)p.partitions == memory[4] && (char *)p.num_splits == memory[5] + 4,
           "%p, %p, %p", (void *)p.header, (void *)p.partitions, (void *)p.num_splits);
-    CHECK_EQ(p.num_partitions, 7);
-    CHECK_EQ(p.costs.row_tiles, 1);
+    CHECK_ALL({p.num_partitions, 7}, {p.costs.row_tiles, 1});
     const struct divisor partitions = divisor_of(7);
     CHECK_EQ(p.partitions_divisor.multiplier, partitions.multiplier);
 }
@@ -356,12 +333,9 @@ static void batch_invariant(void)
     struct dense_decode_params p = params_of(launched(1));
     CHECK(!p.split.header && !p.split.partitions && !p.split.num_splits, "%p",
           (const void *)p.split.partitions);
-    CHECK_EQ(p.split.chunks, 32); /* ⌈64000 / 2048⌉ */
-    CHECK_EQ(p.split.chunk_lanes, 32);
-    CHECK_EQ(launched(1)->config.grid_x, 3 * 32);
-    CHECK_EQ(rows_per_block_of(launched(0)), 1);
-    CHECK_EQ(row_lanes_of(launched(0)), 16);
-    CHECK_EQ(launched(0)->config.grid_x, 3 * 16 * 4);
+    CHECK_ALL({p.split.chunks, 32 /* ⌈64000 / 2048⌉ */}, {p.split.chunk_lanes, 32},
+              {launched(1)->config.grid_x, 3 * 32}, {rows_per_block_of(launched(0)), 1},
+              {row_lanes_of(launched(0)), 16}, {launched(0)->config.grid_x, 3 * 16 * 4});
     CHECK((char *)p.split.slot_out == memory[7], "%s", "room was kept for a plan");
     CHECK_EQ(c.bytes, 3 * 32 * 16 * (512 * 4 + 4));
     /* Many requests: a worker takes several chunks. */
@@ -370,9 +344,8 @@ static void batch_invariant(void)
     c.args.batch_invariant = 1;
     run(&c);
     p = params_of(launched(1));
-    CHECK_EQ(p.split.chunks, 32);
-    CHECK_EQ(p.split.chunk_lanes, 4); /* 16 · 132 / 528 */
-    CHECK_EQ(launched(1)->config.grid_x, 528 * 4);
+    CHECK_ALL({p.split.chunks, 32}, {p.split.chunk_lanes, 4 /* 16 · 132 / 528 */},
+              {launched(1)->config.grid_x, 528 * 4});
     /* A capacity of one chunk: nothing to join, no workspace. */
     const int before = fake->launches;
     shape.max_pages = 32;
@@ -380,8 +353,7 @@ static void batch_invariant(void)
     c.args.batch_invariant = 1;
     run(&c);
     check_kernels(before, "sm80_dense_decode_bf16_16x64");
-    CHECK_EQ(params_of(launched(0)).split.chunk_lanes, 1);
-    CHECK_EQ(c.bytes, 0);
+    CHECK_ALL({params_of(launched(0)).split.chunk_lanes, 1}, {c.bytes, 0});
 }
 
 /* Row blocks of the join are many more than its blocks of threads, which take turns. */
@@ -396,8 +368,7 @@ static void join_is_capped(void)
     CHECK_EQ(launched(0)->config.grid_x, 2 * 132);
     c.args.num_partitions = 20; /* many parts: a row a block */
     run(&c);
-    CHECK_EQ(rows_per_block_of(launched(0)), 1);
-    CHECK_EQ(launched(0)->config.grid_x, 2 * 132);
+    CHECK_ALL({rows_per_block_of(launched(0)), 1}, {launched(0)->config.grid_x, 2 * 132});
 }
 
 static void without_options(void)
@@ -520,11 +491,8 @@ static void hopper(void)
     check_kernels(before, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16");
     CHECK_EQ(c.bytes, bytes);
     const struct cu_launch_config decode = launched(1)->config, join = launched(0)->config;
-    CHECK_EQ(decode.grid_x, 66 * 2);
-    CHECK_EQ(decode.block_x, 384);
-    CHECK_EQ(decode.shared_bytes, 232448);
-    CHECK_EQ(join.grid_x, portable_join.grid_x);
-    CHECK_EQ(join.block_x, portable_join.block_x);
+    CHECK_ALL({decode.grid_x, 66 * 2}, {decode.block_x, 384}, {decode.shared_bytes, 232448},
+              {join.grid_x, portable_join.grid_x}, {join.block_x, portable_join.block_x});
     const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
     const size_t slots = 2 * 66, marks = 66 * 2 * MARKS_OF_TILE * 4;
     expected.split.marks = (uint32_t *)(void *)((char *)expected.split.slot_lse + slots * 32 * 4);
@@ -532,19 +500,14 @@ static void hopper(void)
     CHECK_EQ((char *)expected.split.marks + (marks + 255) / 256 * 256 - memory[7], (int64_t)bytes);
     CHECK(!memcmp(&p.call, &expected, sizeof expected), "%s", "another call than the portable kernel's");
     check_join(&expected);
-    CHECK_EQ(p.q_heads, 8);
-    CHECK_EQ(p.tiles_of_head, 1);
+    CHECK_ALL({p.q_heads, 8}, {p.tiles_of_head, 1});
     CHECK(divides(p.tiles_of_head_divisor, 1) && divides(p.tiles_divisor, 2), "%s", "divisors");
-    CHECK_EQ(p.request_step, 1);
-    CHECK_EQ(p.page_step, 1);
-    CHECK_EQ(fake->tensors, 3);
+    CHECK_ALL({p.request_step, 1}, {p.page_step, 1}, {fake->tensors, 3});
     CHECK((char *)told_of(&p.keys)->base == memory[1] && (char *)told_of(&p.rope)->base == memory[1] &&
               (char *)told_of(&p.queries)->base == memory[0],
           "%s", "the tensors' data");
-    CHECK_EQ(told_of(&p.keys)->box[2], 2);
-    CHECK_EQ(told_of(&p.rope)->box[2], 1);
-    CHECK_EQ(told_of(&p.queries)->box[1], 8);
-    CHECK_EQ(told_of(&p.queries)->box[2], 8);
+    CHECK_ALL({told_of(&p.keys)->box[2], 2}, {told_of(&p.rope)->box[2], 1}, {told_of(&p.queries)->box[1], 8},
+              {told_of(&p.queries)->box[2], 8});
 }
 
 static void hopper_variants(void)
@@ -564,12 +527,10 @@ static void hopper_variants(void)
                  (int)d_qk, k & 2 ? "_shared" : "", type);
         check_kernels(before, names);
         const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
-        CHECK_EQ(p.tiles_of_head, k & 2 ? 2 : 1);
-        CHECK_EQ(p.q_heads, h_q);
-        CHECK_EQ(launched(1)->config.grid_x, (k & 2 ? 66 : 132) * p.tiles_of_head);
-        CHECK_EQ(told_of(&p.keys)->type, k & 4 ? CU_TENSOR_FLOAT16 : CU_TENSOR_BFLOAT16);
-        CHECK_EQ(told_of(&p.queries)->sizes[3], d_qk / 64);
-        CHECK_EQ(told_of(&p.keys)->sizes[2], d_qk / 64);
+        CHECK_ALL({p.tiles_of_head, k & 2 ? 2 : 1}, {p.q_heads, h_q},
+                  {launched(1)->config.grid_x, (k & 2 ? 66 : 132) * p.tiles_of_head},
+                  {told_of(&p.keys)->type, k & 4 ? CU_TENSOR_FLOAT16 : CU_TENSOR_BFLOAT16},
+                  {told_of(&p.queries)->sizes[3], d_qk / 64}, {told_of(&p.keys)->sizes[2], d_qk / 64});
     }
 }
 
@@ -584,14 +545,11 @@ static void hopper_large_tiles(void)
     run_best(&c);
     check_kernels(0, "decode_plan|sm90_dense_decode_bf16_576_shared|join_splits_bf16");
     const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
-    CHECK_EQ(p.q_heads, 128);
-    CHECK_EQ(p.tiles_of_head, 4);
+    CHECK_ALL({p.q_heads, 128}, {p.tiles_of_head, 4});
     CHECK(divides(p.tiles_of_head_divisor, 4) && divides(p.tiles_divisor, 8), "%s", "divisors");
-    CHECK_EQ(launched(1)->config.grid_x, 33 * 8);
-    CHECK_EQ(join_of(launched(0)).split.tiles, 8);
-    CHECK_EQ(join_of(launched(0)).split.tiles_of_head, 4);
-    CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS);
-    CHECK_EQ(launched(0)->config.grid_x, 4 * 64); /* 512 rows; at most 2 · 132 */
+    CHECK_ALL({launched(1)->config.grid_x, 33 * 8}, {join_of(launched(0)).split.tiles, 8},
+              {join_of(launched(0)).split.tiles_of_head, 4}, {rows_per_block_of(launched(0)), JOIN_WARPS},
+              {launched(0)->config.grid_x, 4 * 64 /* 512 rows; at most 2 · 132 */});
 }
 
 /* All requests share one query tensor and one cache: one request, one page, and steps of 0. */
@@ -604,10 +562,8 @@ static void hopper_shared_tensors(void)
     run_best(&c);
     check_kernels(0, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
     const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
-    CHECK_EQ(p.request_step, 0);
-    CHECK_EQ(p.page_step, 0);
-    CHECK_EQ(told_of(&p.queries)->sizes[4], 1);
-    CHECK_EQ(told_of(&p.keys)->sizes[3], 1);
+    CHECK_ALL({p.request_step, 0}, {p.page_step, 0}, {told_of(&p.queries)->sizes[4], 1},
+              {told_of(&p.keys)->sizes[3], 1});
 }
 
 static void hopper_without_cuts(void)
@@ -619,8 +575,7 @@ static void hopper_without_cuts(void)
     c.args.batch_invariant = 1;
     run_best(&c);
     check_kernels(0, "sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
-    CHECK_EQ(launched(1)->config.grid_x, 3 * 32);
-    CHECK_EQ(sm90_params_of(launched(1)).call.split.chunk_lanes, 32);
+    CHECK_ALL({launched(1)->config.grid_x, 3 * 32}, {sm90_params_of(launched(1)).call.split.chunk_lanes, 32});
     int before = fake->launches;
     decode_call(&c, &small_shape, 0);
     c.args.plan = memory[7] + MEMORY / 2, c.args.plan_size = plan_bytes(2, 1), c.args.num_partitions = 1;
@@ -635,8 +590,7 @@ static void hopper_without_cuts(void)
     struct held *all[] = {&c.q, &c.out, &c.seqlens, &c.table, &c.lse};
     for (int i = 0; i < 5; i++) all[i]->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
     run_best(&c);
-    CHECK_EQ(fake->launches, before);
-    CHECK_EQ(fake->tensors, tensors);
+    CHECK_ALL({fake->launches, before}, {fake->tensors, tensors});
 }
 
 /* The same call on the GPUs around. */
@@ -671,37 +625,25 @@ static void on_10_0(void)
 static void merge_and_plan(void)
 {
     fake_open();
-    CHECK(merge_small(0) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(merge_small(0));
     struct merge_params m;
     memcpy(&m, launched(0)->parameters, sizeof m);
     CHECK(!strcmp(launched(0)->kernel, "merge"), "%s", launched(0)->kernel);
-    CHECK_EQ(launched(0)->config.grid_x, 2 * 16);
-    CHECK_EQ(launched(0)->config.block_x, MERGE_THREADS);
-    CHECK_EQ(m.n, 3);
-    CHECK_EQ(m.b, 2);
-    CHECK_EQ(m.s_q, 1);
-    CHECK_EQ(m.h_q, 16);
-    CHECK_EQ(m.d_v, 512);
+    CHECK_ALL({launched(0)->config.grid_x, 2 * 16}, {launched(0)->config.block_x, MERGE_THREADS}, {m.n, 3},
+              {m.b, 2}, {m.s_q, 1}, {m.h_q, 16}, {m.d_v, 512});
     CHECK((const char *)m.out_parts == memory[0] && (const char *)m.lse_parts == memory[1] &&
               (char *)m.out == memory[2] && !m.lse && !m.rules.attn_sink,
           "%s", "pointers");
-    CHECK_EQ(m.part_element, 0);
-    CHECK_EQ(m.out_element, 0);
-    CHECK_EQ(m.vectors_aligned, 1);
-    CHECK_EQ(m.out_parts_stride[0], 2 * 16 * 512);
-    CHECK_EQ(m.out_parts_stride[3], 512);
-    CHECK_EQ(m.lse_parts_stride[0], 32);
-    CHECK_EQ(m.out_stride[0], 16 * 512);
+    CHECK_ALL({m.part_element, 0}, {m.out_element, 0}, {m.vectors_aligned, 1},
+              {m.out_parts_stride[0], 2 * 16 * 512}, {m.out_parts_stride[3], 512},
+              {m.lse_parts_stride[0], 32}, {m.out_stride[0], 16 * 512});
 
-    CHECK(plan_small(0) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(plan_small(0));
     struct plan_params p;
     memcpy(&p, launched(0)->parameters, sizeof p);
     CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
-    CHECK_EQ(p.b, 5);
-    CHECK_EQ(p.capacity, INT32_MAX);
-    CHECK_EQ(p.num_partitions, 132);
-    CHECK_EQ(p.costs.row_tiles, 1);
-    CHECK_EQ(p.costs.tiles_of_head, 1);
+    CHECK_ALL({p.b, 5}, {p.capacity, INT32_MAX}, {p.num_partitions, 132}, {p.costs.row_tiles, 1},
+              {p.costs.tiles_of_head, 1});
     CHECK((char *)p.header == memory[1] && (char *)p.partitions == memory[1] + 32 &&
               (char *)p.num_splits == memory[1] + 32 + 132 * 32 && (const char *)p.seqlens == memory[0],
           "%s", "pointers");
@@ -737,33 +679,30 @@ static void cache_operations(void)
         c.latent.tensor.dtype = c.rope.tensor.dtype = c.out.tensor.dtype = dtypes[i % 3];
         const int64_t d_qk = i / 3 == 3 ? 512 : 576;
         c.latent.shape[1] = c.latent.strides[0] = d_qk - 64, c.out.shape[1] = c.out.strides[0] = d_qk;
-        CHECK(fmla_cache_append(&c.append) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_OK(fmla_cache_append(&c.append));
         snprintf(name, sizeof name, "cache_append_%s_%s", formats[i / 3], names[i % 3]);
         struct cache_params p = cache_launched(name);
-        CHECK_EQ(p.d_qk, d_qk);
-        CHECK_EQ(p.latent_width, d_qk - 64);
-        CHECK_EQ(p.page_stride, 64 * widths[i / 3] * (i / 3 < 2 ? 2 : 1));
-        CHECK_EQ(p.slot_stride, i / 3 < 2 ? 1152 : i / 3 == 2 ? 656 : 576);
-        CHECK_EQ(p.aligned, 1);
-        CHECK(fmla_cache_gather(&c.gather) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_ALL({p.d_qk, d_qk}, {p.latent_width, d_qk - 64},
+                  {p.page_stride, 64 * widths[i / 3] * (i / 3 < 2 ? 2 : 1)},
+                  {p.slot_stride, i / 3 < 2    ? 1152
+                                  : i / 3 == 2 ? 656
+                                               : 576},
+                  {p.aligned, 1});
+        CHECK_OK(fmla_cache_gather(&c.gather));
         snprintf(name, sizeof name, "cache_gather_%s_%s", formats[i / 3], names[i % 3]);
         p = cache_launched(name);
-        CHECK_EQ(p.aligned, 1);
-        CHECK_EQ(p.out_stride, d_qk);
+        CHECK_ALL({p.aligned, 1}, {p.out_stride, d_qk});
     }
     cache_call(&c, 0);
     c.append.stream = c.gather.stream = stream;
     c.latent.strides[0] = 520, c.rope.strides[0] = 1024;
-    CHECK(fmla_cache_append(&c.append) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_cache_append(&c.append));
     struct cache_params p = cache_launched("cache_append_fp8_656_bf16");
     CHECK((const char *)p.latent == memory[0] && (const char *)p.rope == memory[1] &&
               (char *)p.cache == memory[2] && (const char *)p.slots == memory[3],
           "%s", "pointers");
-    CHECK_EQ(p.latent_stride, 520);
-    CHECK_EQ(p.rope_stride, 1024);
-    CHECK_EQ(p.tokens, 2);
-    CHECK_EQ(p.slots_of_cache, 256);
-    CHECK_EQ(p.few_slots, 1);
+    CHECK_ALL({p.latent_stride, 520}, {p.rope_stride, 1024}, {p.tokens, 2}, {p.slots_of_cache, 256},
+              {p.few_slots, 1});
     CHECK(divides(p.page_divisor, 64), "%s", "not the divisor of a page");
     CHECK_EQ(launched(0)->config.grid_x, 1);
 
@@ -776,7 +715,7 @@ static void cache_operations(void)
         if (i == 2) c.cache.tensor.byte_offset = 8;
         if (i == 3) c.cache.strides[0] += 8;
         if (i == 4) c.cache.strides[1] = 660, c.cache.strides[0] = 64 * 660;
-        CHECK(fmla_cache_append(&c.append) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_OK(fmla_cache_append(&c.append));
         p = cache_launched("cache_append_fp8_656_bf16");
         CHECK_EQ(p.aligned, 0);
     }
@@ -784,14 +723,12 @@ static void cache_operations(void)
     cache_call(&c, 0);
     c.gather.stream = stream;
     c.cache.shape[0] = INT64_C(1) << 28, c.slots.shape[0] = c.out.shape[0] = 4001;
-    CHECK(fmla_cache_gather(&c.gather) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_cache_gather(&c.gather));
     p = cache_launched("cache_gather_fp8_656_fp32");
-    CHECK_EQ(p.few_slots, 0);
-    CHECK_EQ(p.slots_of_cache, INT64_C(1) << 34);
-    CHECK_EQ(launched(0)->config.grid_x, 1001);
+    CHECK_ALL({p.few_slots, 0}, {p.slots_of_cache, INT64_C(1) << 34}, {launched(0)->config.grid_x, 1001});
     const int before = fake->launches;
     c.slots.shape[0] = c.out.shape[0] = 0;
-    CHECK(fmla_cache_gather(&c.gather) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_cache_gather(&c.gather));
     CHECK_EQ(fake->launches, before); /* nothing to do */
 
     /* The scale of the cache, as the quotient wants it. */
@@ -804,13 +741,13 @@ static void cache_operations(void)
         c.cache.shape[3] = 576, c.append.kv_format = c.gather.kv_format = FMLA_KV_FP8_576;
         c.append.cache_scale = c.gather.cache_scale = scales[i].scale;
         const float scale = scales[i].scale == 0.0f ? 1.0f : scales[i].scale;
-        CHECK(fmla_cache_append(&c.append) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_OK(fmla_cache_append(&c.append));
         p = cache_launched("cache_append_fp8_576_bf16");
         CHECK(p.prescale == scales[i].prescale && p.cache_scale == scale * p.prescale &&
                   p.inverse == 1.0f / p.cache_scale,
               "scale %a: %a %a %a", (double)scale, (double)p.prescale, (double)p.cache_scale,
               (double)p.inverse);
-        CHECK(fmla_cache_gather(&c.gather) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_OK(fmla_cache_gather(&c.gather));
         p = cache_launched("cache_gather_fp8_576_fp32");
         CHECK(p.cache_scale == scale, "%a", (double)p.cache_scale);
     }
@@ -827,9 +764,9 @@ static int64_t payload_for(fmla_device target, int32_t num_workers, int64_t *par
     args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 128, args.h_kv = 1;
     args.target = target, args.num_workers = num_workers;
     args.plan = memory[1], args.plan_size = MEMORY;
-    CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_decode_plan(&args));
     fmla_plan_view view = FMLA_INIT(fmla_plan_view);
-    CHECK(fmla_plan_describe(memory[1], MEMORY, &view) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_plan_describe(memory[1], MEMORY, &view));
     CHECK_EQ(fake->launches, 0);
     *partitions = view.num_partitions;
     return view.payload;
@@ -868,11 +805,10 @@ static void planned_on_the_gpu_for_the_cpu(void)
     args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 16, args.h_kv = 1, args.num_partitions = 7;
     args.target = (fmla_device){FMLA_DEVICE_CPU, 0};
     args.plan = memory[1], args.plan_size = MEMORY;
-    CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_decode_plan(&args));
     struct plan_params p;
     memcpy(&p, launched(0)->parameters, sizeof p);
-    CHECK_EQ(p.num_partitions, 7);
-    CHECK_EQ(p.costs.row_tiles, 0);
+    CHECK_ALL({p.num_partitions, 7}, {p.costs.row_tiles, 0});
 }
 
 /* ---- Attributes, for kernels that use them -------------------------------------------------------------- */
@@ -890,15 +826,13 @@ static void attributes(void)
                                        .cluster = 8,
                                        .flags = LAUNCH_OVERLAP,
                                        .stream = stream};
-    CHECK(cuda_enter("test", "x", 0, &scope) == FMLA_OK, "%s", fmla_last_error());
-    CHECK(cuda_launch("test", &scope, &launch, (void *[]){&params}) == FMLA_OK, "%s", fmla_last_error());
-    CHECK_EQ(launched(0)->config.grid_x, INT32_MAX);
-    CHECK_EQ(launched(0)->config.num_attributes, 2);
-    CHECK_EQ(launched(0)->attributes[0].id, CU_LAUNCH_CLUSTER);
-    CHECK_EQ(launched(0)->attributes[0].value.cluster.x, 8);
-    CHECK_EQ(launched(0)->attributes[0].value.cluster.y, 1);
-    CHECK_EQ(launched(0)->attributes[1].id, CU_LAUNCH_OVERLAP);
-    CHECK_EQ(launched(0)->attributes[1].value.overlap, 1);
+    CHECK_OK(cuda_enter("test", "x", 0, &scope));
+    CHECK_OK(cuda_launch("test", &scope, &launch, (void *[]){&params}));
+    CHECK_ALL(
+        {launched(0)->config.grid_x, INT32_MAX}, {launched(0)->config.num_attributes, 2},
+        {launched(0)->attributes[0].id, CU_LAUNCH_CLUSTER}, {launched(0)->attributes[0].value.cluster.x, 8},
+        {launched(0)->attributes[0].value.cluster.y, 1}, {launched(0)->attributes[1].id, CU_LAUNCH_OVERLAP},
+        {launched(0)->attributes[1].value.overlap, 1});
     struct cuda_kernel nowhere = {.image = "any/nowhere", .name = "nowhere"};
     check_rejected("no such image", cuda_load("test", &scope, &nowhere, 0), FMLA_UNSUPPORTED, "test",
                    "kernel", "nowhere|any/nowhere");
@@ -913,41 +847,39 @@ static void no_overlap_before_hopper(void)
     struct merge_params params = {0};
     struct cuda_scope scope;
     const struct cuda_launch launch = {.kernel = &merge, .blocks = 1, .threads = 64, .flags = LAUNCH_OVERLAP};
-    CHECK(cuda_enter("test", "x", 0, &scope) == FMLA_OK, "%s", fmla_last_error());
-    CHECK(cuda_launch("test", &scope, &launch, (void *[]){&params}) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(cuda_enter("test", "x", 0, &scope));
+    CHECK_OK(cuda_launch("test", &scope, &launch, (void *[]){&params}));
     CHECK_EQ(launched(0)->config.num_attributes, 0);
     cuda_leave(&scope);
 }
 
-static const struct scenario scenarios[] = {
-    {"planned inside", planned_inside},
-    {"large tiles", large_tiles},
-    {"little shared memory", little_shared_memory},
-    {"plan given", plan_given},
-    {"tables given", tables_given},
-    {"tables planned", tables_planned},
-    {"batch-invariant", batch_invariant},
-    {"join is capped", join_is_capped},
-    {"without options", without_options},
-    {"alignment", alignment},
-    {"too large", too_large},
-    {"many blocks", many_blocks},
-    {"on Hopper", hopper},
-    {"every kernel of Hopper", hopper_variants},
-    {"large tiles on Hopper", hopper_large_tiles},
-    {"shared tensors on Hopper", hopper_shared_tensors},
-    {"without cuts on Hopper", hopper_without_cuts},
-    {"on 8.0", on_8_0},
-    {"on 9.0", on_9_0},
-    {"on 10.0", on_10_0},
-    {"merge and plan", merge_and_plan},
-    {"cache operations", cache_operations},
-    {"planned on the host", planned_on_the_host},
-    {"planned on the host for another GPU", planned_on_the_host_for_another},
-    {"planned on the GPU for the CPU", planned_on_the_gpu_for_the_cpu},
-    {"attributes", attributes},
-    {"no overlap before Hopper", no_overlap_before_hopper},
-};
+static const struct scenario scenarios[] = {SCENARIO(planned_inside),
+                                            SCENARIO(large_tiles),
+                                            SCENARIO(little_shared_memory),
+                                            SCENARIO(plan_given),
+                                            SCENARIO(tables_given),
+                                            SCENARIO(tables_planned),
+                                            SCENARIO(batch_invariant),
+                                            SCENARIO(join_is_capped),
+                                            SCENARIO(without_options),
+                                            SCENARIO(alignment),
+                                            SCENARIO(too_large),
+                                            SCENARIO(many_blocks),
+                                            SCENARIO(hopper),
+                                            SCENARIO(hopper_variants),
+                                            SCENARIO(hopper_large_tiles),
+                                            SCENARIO(hopper_shared_tensors),
+                                            SCENARIO(hopper_without_cuts),
+                                            SCENARIO(on_8_0),
+                                            SCENARIO(on_9_0),
+                                            SCENARIO(on_10_0),
+                                            SCENARIO(merge_and_plan),
+                                            SCENARIO(cache_operations),
+                                            SCENARIO(planned_on_the_host),
+                                            SCENARIO(planned_on_the_host_for_another),
+                                            SCENARIO(planned_on_the_gpu_for_the_cpu),
+                                            SCENARIO(attributes),
+                                            SCENARIO(no_overlap_before_hopper)};
 
 int main(int argc, char **argv)
 {

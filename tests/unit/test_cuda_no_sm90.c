@@ -30,7 +30,7 @@ static void left_out(void)
     decode_call(&c, &small_shape, 0);
     CHECK(fmla_dense_decode_kernel(&c.args, &name) == FMLA_OK && !strcmp(name, "cuda-sm80"), "%s: %s", name,
           fmla_last_error());
-    CHECK(decode_run(&c) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(decode_run(&c));
     CHECK_EQ(fake->tensors, 0);
     c.args.kernel = "cuda-sm90";
     check_rejected("forced", decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", "q",
@@ -40,11 +40,11 @@ static void left_out(void)
 static void prepared(void)
 {
     fake_open();
-    CHECK(fmla_prepare(gpu) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_prepare(gpu));
     CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], (int64_t)cuda_build.count);
 }
 
-static const struct scenario scenarios[] = {{"left out", left_out}, {"prepared", prepared}};
+static const struct scenario scenarios[] = {SCENARIO(left_out), SCENARIO(prepared)};
 
 int main(int argc, char **argv)
 {

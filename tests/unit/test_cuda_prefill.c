@@ -32,11 +32,10 @@ static int run(struct prefill_call *c)
 {
     size_t size = 77, alignment = 0;
     const int before = fake->launches;
-    CHECK(fmla_sparse_prefill_workspace_size(&c->args, &size, &alignment) == FMLA_OK, "%s",
-          fmla_last_error());
+    CHECK_OK(fmla_sparse_prefill_workspace_size(&c->args, &size, &alignment));
     CHECK_EQ(size, 0);
     CHECK(alignment && !(alignment & (alignment - 1)), "alignment is %zu", alignment);
-    CHECK(fmla_sparse_prefill(&c->args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_sparse_prefill(&c->args));
     return fake->launches - before;
 }
 
@@ -72,37 +71,22 @@ static void key_heads(void)
         const struct fake_launch *launch = &fake->launch[k];
         const struct sparse_prefill_params p = params_of(launch);
         CHECK(!strcmp(launch->kernel, "sparse_prefill_bf16"), "%s", launch->kernel);
-        CHECK_EQ(launch->config.grid_x, S_Q * TILES);
-        CHECK_EQ(launch->config.block_x, 32 * SPARSE_WARPS);
-        CHECK_EQ(launch->config.shared_bytes, 0);
-        CHECK_EQ(p.s_q, S_Q);
-        CHECK_EQ(p.h_q, GROUP);
-        CHECK_EQ(p.d_qk, 576);
-        CHECK_EQ(p.topk, TOPK);
-        CHECK_EQ(p.tiles, TILES);
+        CHECK_ALL({launch->config.grid_x, S_Q * TILES}, {launch->config.block_x, 32 * SPARSE_WARPS},
+                  {launch->config.shared_bytes, 0}, {p.s_q, S_Q}, {p.h_q, GROUP}, {p.d_qk, 576},
+                  {p.topk, TOPK}, {p.tiles, TILES});
         CHECK(divides(p.tiles_divisor, TILES) && divides(p.kv.page_divisor, 1), "%s", "divisors");
         CHECK(p.scale == 0.25f && fabsf(p.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f", (double)p.scale);
-        CHECK_EQ(offset(p.q, 0), k * GROUP * 576 * 2);
-        CHECK_EQ(p.q_stride[0], H_Q * 576);
-        CHECK_EQ(p.q_stride[1], 576);
-        CHECK_EQ(offset(p.kv.data, 1), k * 576 * 2);
-        CHECK_EQ(p.kv.slots, 100);
-        CHECK_EQ(p.kv.page_size, 1);
-        CHECK_EQ(p.kv.page_bytes, H_KV * 576 * 2);
-        CHECK_EQ(offset(p.kv.indices, 2), k * TOPK * 4);
-        CHECK_EQ(p.kv.indices_stride[0], H_KV * TOPK);
-        CHECK_EQ(offset(p.topk_length, 3), 0);
-        CHECK_EQ(offset(p.rules.attn_sink, 4), k * GROUP * 4);
+        CHECK_ALL({offset(p.q, 0), k * GROUP * 576 * 2}, {p.q_stride[0], H_Q * 576}, {p.q_stride[1], 576},
+                  {offset(p.kv.data, 1), k * 576 * 2}, {p.kv.slots, 100}, {p.kv.page_size, 1},
+                  {p.kv.page_bytes, H_KV * 576 * 2}, {offset(p.kv.indices, 2), k * TOPK * 4},
+                  {p.kv.indices_stride[0], H_KV * TOPK}, {offset(p.topk_length, 3), 0},
+                  {offset(p.rules.attn_sink, 4), k * GROUP * 4});
         CHECK(p.rules.lse_of_empty == -INFINITY && fabsf(p.rules.lse_factor - 1.442695041f) < 1e-7f, "%f",
               (double)p.rules.lse_factor);
-        CHECK_EQ(offset(p.out, 5), k * GROUP * 512 * 2);
-        CHECK_EQ(p.out_stride[0], H_Q * 512);
-        CHECK_EQ(p.out_stride[1], 512);
-        CHECK_EQ(offset(p.max_logits, 6), k * GROUP * 4);
-        CHECK_EQ(offset(p.lse, 7), k * GROUP * 4);
-        CHECK_EQ(p.max_stride, H_Q);
-        CHECK_EQ(p.lse_stride, H_Q);
-        CHECK_EQ(p.pairs_aligned, 1);
+        CHECK_ALL({offset(p.out, 5), k * GROUP * 512 * 2}, {p.out_stride[0], H_Q * 512},
+                  {p.out_stride[1], 512}, {offset(p.max_logits, 6), k * GROUP * 4},
+                  {offset(p.lse, 7), k * GROUP * 4}, {p.max_stride, H_Q}, {p.lse_stride, H_Q},
+                  {p.pairs_aligned, 1});
     }
     /* What is left out. */
     portable(&c, S_Q, H_Q, H_KV);
@@ -148,12 +132,9 @@ static void formats(void)
         const struct fake_launch *launch = &fake->launch[i];
         const struct sparse_prefill_params p = params_of(launch);
         CHECK(!strcmp(launch->kernel, all[i].kernel), "%s", launch->kernel);
-        CHECK_EQ(launch->config.grid_x, S_Q * 8);
-        CHECK_EQ(p.d_qk, d_qk);
-        CHECK_EQ(p.kv.slots, 9 * 64);
-        CHECK_EQ(p.kv.page_size, 64);
-        CHECK_EQ(p.kv.page_bytes, all[i].page_bytes);
-        CHECK_EQ(p.kv.slot_bytes, all[i].slot_bytes);
+        CHECK_ALL({launch->config.grid_x, S_Q * 8}, {p.d_qk, d_qk}, {p.kv.slots, 9 * 64},
+                  {p.kv.page_size, 64}, {p.kv.page_bytes, all[i].page_bytes},
+                  {p.kv.slot_bytes, all[i].slot_bytes});
         CHECK(divides(p.kv.page_divisor, 64), "%s", "page size");
     }
 }
@@ -174,14 +155,10 @@ static void many_tokens(void)
         const struct sparse_prefill_params p = params_of(&fake->launch[i]);
         CHECK_EQ(fake->launch[i].config.grid_x, (int64_t)p.s_q * TILES_OF_TOKEN);
         CHECK(p.s_q > 0 && (int64_t)p.s_q * TILES_OF_TOKEN <= INT32_MAX, "%d tokens at once", p.s_q);
-        CHECK_EQ(offset(p.q, 0), first * HEADS * 576 * 2);
-        CHECK_EQ(offset(p.kv.data, 1), 0);
-        CHECK_EQ(offset(p.kv.indices, 2), first * TOPK * 4);
-        CHECK_EQ(offset(p.topk_length, 3), first * 4);
-        CHECK_EQ(offset(p.rules.attn_sink, 4), 0);
-        CHECK_EQ(offset(p.out, 5), first * HEADS * 512 * 2);
-        CHECK_EQ(offset(p.max_logits, 6), first * HEADS * 4);
-        CHECK_EQ(offset(p.lse, 7), first * HEADS * 4);
+        CHECK_ALL({offset(p.q, 0), first * HEADS * 576 * 2}, {offset(p.kv.data, 1), 0},
+                  {offset(p.kv.indices, 2), first * TOPK * 4}, {offset(p.topk_length, 3), first * 4},
+                  {offset(p.rules.attn_sink, 4), 0}, {offset(p.out, 5), first * HEADS * 512 * 2},
+                  {offset(p.max_logits, 6), first * HEADS * 4}, {offset(p.lse, 7), first * HEADS * 4});
         first += p.s_q;
     }
     CHECK_EQ(first, INT32_MAX);
@@ -215,9 +192,8 @@ static void failing(void)
     fake->fails[CALL_cuLaunchKernelEx] = FAKE_LAUNCH_FAILED;
     const int before = fake->calls[CALL_cuLaunchKernelEx];
     CHECK_EQ(fmla_sparse_prefill(&c.args), FMLA_DEVICE_ERROR);
-    CHECK(!strncmp(fmla_last_error(), "sparse_prefill: cuda:0: ", 24), "%s", fmla_last_error());
-    CHECK_EQ(fake->calls[CALL_cuLaunchKernelEx] - before, 1);
-    CHECK_EQ(fake_depth(), 0);
+    CHECK_OK(strncmp(fmla_last_error(), "sparse_prefill: cuda:0: ", 24));
+    CHECK_ALL({fake->calls[CALL_cuLaunchKernelEx] - before, 1}, {fake_depth(), 0});
 }
 
 /* By itself a call is some kernel's, and a GPU before Hopper has one too. */
@@ -238,7 +214,7 @@ static void chosen(void)
 static const char *kernel_of(const struct prefill_call *c)
 {
     const char *kernel = "";
-    CHECK(fmla_sparse_prefill_kernel(&c->args, &kernel) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_sparse_prefill_kernel(&c->args, &kernel));
     return kernel;
 }
 
@@ -255,14 +231,10 @@ static void check_map(const struct tensor_map *map, const struct expected_map *e
     const struct fake_tensor *t = told_of(map);
     const int64_t sizes[] = {64, expected->heads, expected->columns / 64, expected->tokens, 1};
     const int64_t box[] = {64, 64, 2, 1, 1};
-    CHECK_EQ(t->type, CU_TENSOR_BFLOAT16);
-    CHECK_EQ(t->rank, 5);
-    CHECK_EQ(t->swizzle, CU_TENSOR_SWIZZLE_128B);
-    CHECK_EQ(offset(t->base, expected->part), expected->at);
+    CHECK_ALL({t->type, CU_TENSOR_BFLOAT16}, {t->rank, 5}, {t->swizzle, CU_TENSOR_SWIZZLE_128B},
+              {offset(t->base, expected->part), expected->at});
     for (int i = 0; i < 5; i++) {
-        CHECK_EQ(t->sizes[i], sizes[i]);
-        CHECK_EQ(t->box[i], box[i]);
-        CHECK_EQ(t->steps[i], 1);
+        CHECK_ALL({t->sizes[i], sizes[i]}, {t->box[i], box[i]}, {t->steps[i], 1});
     }
     if (expected->heads > 1) CHECK_EQ(t->strides[0], 2 * expected->stride[1]);
     CHECK_EQ(t->strides[1], 64 * 2);
@@ -293,12 +265,9 @@ static void hopper(void)
             const struct expected_map results = {5,         k * HEADS * OUT_HEAD * 2, 512, HEADS,
                                                  tokens[n], {out_token, OUT_HEAD}};
             CHECK(!strcmp(launch->kernel, "sm90_sparse_prefill_bf16_576"), "%s", launch->kernel);
-            CHECK_EQ(launch->config.grid_x, items < 132 ? items : 132);
-            CHECK_EQ(launch->config.block_x, 384);
-            CHECK_EQ(launch->config.shared_bytes, 227 * 1024);
-            CHECK_EQ(p.items, items);
-            CHECK_EQ(p.call.h_q, HEADS);
-            CHECK_EQ(p.call.tiles, TILES_OF_HEAD);
+            CHECK_ALL({launch->config.grid_x, items < 132 ? items : 132}, {launch->config.block_x, 384},
+                      {launch->config.shared_bytes, 227 * 1024}, {p.items, items}, {p.call.h_q, HEADS},
+                      {p.call.tiles, TILES_OF_HEAD});
             CHECK(divides(p.call.tiles_divisor, TILES_OF_HEAD), "%s", "tiles");
             CHECK_EQ(offset(p.call.kv.data, 1), k * 576 * 2);
             check_map(&p.queries, &queries);
@@ -335,21 +304,17 @@ static void hopper_call(struct prefill_call *c, const struct pages *pages, int64
 static void check_stays(const struct fake_launch *launch, const char *kernel, int64_t blocks)
 {
     CHECK(!strcmp(launch->kernel, kernel), "%s, not %s", launch->kernel, kernel);
-    CHECK_EQ(launch->config.grid_x, blocks);
-    CHECK_EQ(launch->config.block_x, 384);
-    CHECK_EQ(launch->config.shared_bytes, 227 * 1024);
-    CHECK_EQ(launch->config.num_attributes, 1);
+    CHECK_ALL({launch->config.grid_x, blocks}, {launch->config.block_x, 384},
+              {launch->config.shared_bytes, 227 * 1024}, {launch->config.num_attributes, 1});
     CHECK(launch->attributes[0].id == CU_LAUNCH_OVERLAP && launch->attributes[0].value.overlap == 1,
           "attribute %u", launch->attributes[0].id);
 }
 
 static void check_keys(const struct sparse_cache_params *kv, const struct pages *pages, int64_t slot_bytes)
 {
-    CHECK_EQ(offset(kv->data, 1), 0);
-    CHECK_EQ(kv->slots, pages->format ? 9 * pages->page_size : 100);
-    CHECK_EQ(kv->page_size, pages->page_size);
-    CHECK_EQ(kv->page_bytes, pages->page_bytes);
-    CHECK_EQ(kv->slot_bytes, slot_bytes);
+    CHECK_ALL({offset(kv->data, 1), 0}, {kv->slots, pages->format ? 9 * pages->page_size : 100},
+              {kv->page_size, pages->page_size}, {kv->page_bytes, pages->page_bytes},
+              {kv->slot_bytes, slot_bytes});
 }
 
 /* Keys of a format, and the kernel that takes them. */
@@ -388,8 +353,7 @@ static void hopper_bf16(void)
         const struct sparse_prefill_sm90_params p = prefill_sm90_params_of(launch);
         const struct expected_map queries = {0, 0, d_qk, H_Q, S_Q, {H_Q * d_qk, d_qk}};
         const struct expected_map results = {5, 0, 512, H_Q, S_Q, {H_Q * 512, 512}};
-        CHECK_EQ(p.items, S_Q);
-        CHECK_EQ(p.call.d_qk, d_qk);
+        CHECK_ALL({p.items, S_Q}, {p.call.d_qk, d_qk});
         check_keys(&p.call.kv, &all[i].pages, all[i].slot_bytes);
         check_map(&p.queries, &queries);
         check_map(&p.results, &results);
@@ -420,21 +384,12 @@ static void hopper_fp8(void)
         const int64_t d_qk = all[i].d_qk;
         const struct fake_launch *launch = launch_of(&all[i]);
         const struct sparse_prefill_fp8_params p = fp8_params_of(launch);
-        CHECK_EQ(p.call.b, S_Q);
-        CHECK_EQ(p.call.s_q, 1);
-        CHECK_EQ(p.call.h_q, H_Q);
-        CHECK_EQ(p.call.d_qk, d_qk);
-        CHECK_EQ(p.call.split.num_partitions, S_Q);
-        CHECK_EQ(p.call.topk.topk, TOPK);
-        CHECK_EQ(p.call.topk.extra_topk, 0);
-        CHECK_EQ(offset(p.call.q, 0), 0);
-        CHECK_EQ(p.call.q_stride[0], H_Q * d_qk);
-        CHECK_EQ(p.call.q_stride[2], d_qk);
-        CHECK_EQ(offset(p.call.output.out, 5), 0);
-        CHECK_EQ(p.call.output.out_stride[0], H_Q * 512);
-        CHECK_EQ(p.call.output.out_stride[2], 512);
-        CHECK_EQ(offset(p.call.cache[0].indices, 2), 0);
-        CHECK_EQ(p.call.cache[0].indices_stride[0], TOPK);
+        CHECK_ALL({p.call.b, S_Q}, {p.call.s_q, 1}, {p.call.h_q, H_Q}, {p.call.d_qk, d_qk},
+                  {p.call.split.num_partitions, S_Q}, {p.call.topk.topk, TOPK}, {p.call.topk.extra_topk, 0},
+                  {offset(p.call.q, 0), 0}, {p.call.q_stride[0], H_Q * d_qk}, {p.call.q_stride[2], d_qk},
+                  {offset(p.call.output.out, 5), 0}, {p.call.output.out_stride[0], H_Q * 512},
+                  {p.call.output.out_stride[2], 512}, {offset(p.call.cache[0].indices, 2), 0},
+                  {p.call.cache[0].indices_stride[0], TOPK});
         check_keys(&p.call.cache[0], &all[i].pages, all[i].slot_bytes);
     }
 }
@@ -459,21 +414,15 @@ static void hopper_fp8_tiles(void)
         CHECK_EQ(run(&c), 1);
         const struct fake_launch *launch = &fake->launch[fake->launches - 1];
         const struct sparse_prefill_fp8_params p = fp8_params_of(launch);
-        CHECK_EQ(launch->config.grid_x, all[i].workers * all[i].tiles);
-        CHECK_EQ(p.call.split.num_partitions, all[i].workers);
-        CHECK_EQ(p.call.b, all[i].tokens);
-        CHECK_EQ(p.call.tiles, all[i].tiles);
-        CHECK_EQ(p.call.tiles_of_token, all[i].tiles);
+        CHECK_ALL({launch->config.grid_x, all[i].workers * all[i].tiles},
+                  {p.call.split.num_partitions, all[i].workers}, {p.call.b, all[i].tokens},
+                  {p.call.tiles, all[i].tiles}, {p.call.tiles_of_token, all[i].tiles});
         CHECK(divides(p.call.tiles_divisor, (uint32_t)all[i].tiles), "%d: tiles", i);
         CHECK(divides(p.call.token_divisor, (uint32_t)all[i].tiles), "%d: tiles of a token", i);
-        CHECK_EQ(p.call.h_q, heads);
-        CHECK_EQ(offset(p.call.topk.length, 3), 0);
-        CHECK_EQ(offset(p.call.output.rules.attn_sink, 4), 0);
-        CHECK_EQ(offset(p.max_logits, 6), 0);
-        CHECK_EQ(p.max_stride, heads);
-        CHECK_EQ(offset(p.call.output.lse, 7), 0);
-        CHECK_EQ(p.call.output.lse_stride[0], heads);
-        CHECK_EQ(p.call.output.lse_stride[1], 1);
+        CHECK_ALL({p.call.h_q, heads}, {offset(p.call.topk.length, 3), 0},
+                  {offset(p.call.output.rules.attn_sink, 4), 0}, {offset(p.max_logits, 6), 0},
+                  {p.max_stride, heads}, {offset(p.call.output.lse, 7), 0},
+                  {p.call.output.lse_stride[0], heads}, {p.call.output.lse_stride[1], 1});
     }
 }
 
@@ -614,10 +563,9 @@ static void hopper_many_tokens(void)
     for (int i = 0; i < launches; i++) {
         const struct sparse_prefill_sm90_params p = prefill_sm90_params_of(&fake->launch[i]);
         CHECK(p.items > 0 && p.items <= INT32_MAX - 132, "%d tiles at once", p.items);
-        CHECK_EQ(p.items, 2 * (int64_t)p.call.s_q);
-        CHECK_EQ(offset(p.call.q, 0), first * 128 * 576 * 2);
-        CHECK_EQ(offset(p.call.kv.indices, 2), first * TOPK * 4);
-        CHECK_EQ(offset(p.call.out, 5), first * 128 * 512 * 2);
+        CHECK_ALL({p.items, 2 * (int64_t)p.call.s_q}, {offset(p.call.q, 0), first * 128 * 576 * 2},
+                  {offset(p.call.kv.indices, 2), first * TOPK * 4},
+                  {offset(p.call.out, 5), first * 128 * 512 * 2});
         const struct expected_map queries = {0,          first * 128 * 576 * 2, 576, 128,
                                              p.call.s_q, {128 * 576, 576}};
         const struct expected_map results = {5,          first * 128 * 512 * 2, 512, 128,
@@ -631,20 +579,18 @@ static void hopper_many_tokens(void)
 
 int main(int argc, char **argv)
 {
-    static const struct scenario scenarios[] = {
-        {"key heads", key_heads},
-        {"formats", formats},
-        {"many tokens", many_tokens},
-        {"nothing", nothing},
-        {"failing", failing},
-        {"chosen", chosen},
-        {"hopper", hopper},
-        {"hopper, bf16", hopper_bf16},
-        {"hopper, FP8", hopper_fp8},
-        {"hopper, FP8, tiles", hopper_fp8_tiles},
-        {"hopper refuses", hopper_refuses},
-        {"hopper refuses keys", hopper_refuses_keys},
-        {"hopper, many tokens", hopper_many_tokens},
-    };
+    static const struct scenario scenarios[] = {SCENARIO(key_heads),
+                                                SCENARIO(formats),
+                                                SCENARIO(many_tokens),
+                                                SCENARIO(nothing),
+                                                SCENARIO(failing),
+                                                SCENARIO(chosen),
+                                                SCENARIO(hopper),
+                                                SCENARIO(hopper_bf16),
+                                                SCENARIO(hopper_fp8),
+                                                SCENARIO(hopper_fp8_tiles),
+                                                SCENARIO(hopper_refuses),
+                                                SCENARIO(hopper_refuses_keys),
+                                                SCENARIO(hopper_many_tokens)};
     return run_scenarios("test_cuda_prefill", scenarios, sizeof scenarios / sizeof scenarios[0], argc, argv);
 }

@@ -22,8 +22,7 @@ static void call_of(struct prefill_call *c, int64_t s_q, int64_t h_q, int64_t to
 static size_t size_of(const struct prefill_call *c)
 {
     size_t size = 77, alignment = 0;
-    CHECK(fmla_sparse_prefill_workspace_size(&c->args, &size, &alignment) == FMLA_OK, "%s",
-          fmla_last_error());
+    CHECK_OK(fmla_sparse_prefill_workspace_size(&c->args, &size, &alignment));
     CHECK(alignment && !(alignment & (alignment - 1)), "alignment is %zu", alignment);
     return size;
 }
@@ -79,8 +78,7 @@ static void cuts(void)
     };
     for (size_t i = 0; i < sizeof examples / sizeof *examples; i++) {
         const struct prefill_cut cut = sm90_sparse_prefill_cut(examples[i].tiles, examples[i].topk, SMS);
-        CHECK_EQ(cut.whole, examples[i].whole);
-        CHECK_EQ(cut.pieces, examples[i].pieces);
+        CHECK_ALL({cut.whole, examples[i].whole}, {cut.pieces, examples[i].pieces});
     }
     struct random_state random = {1};
     for (int i = 0; i < 20000; i++)
@@ -104,7 +102,7 @@ static void launches(void)
         const int64_t tiles = cases[i].s_q * ((cases[i].h_q + TILE - 1) / TILE);
         const int64_t rest = tiles - cases[i].whole, items = cases[i].whole + rest * cases[i].pieces;
         const int before = fake->launches;
-        CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_OK(fmla_sparse_prefill(&c.args));
         CHECK_EQ(fake->launches, before + 2);
         const struct fake_launch *launch = &fake->launch[before];
         const struct sparse_prefill_sm90_params p = prefill_sm90_params_of(launch),
@@ -112,14 +110,11 @@ static void launches(void)
         CHECK(!strcmp(launch[0].kernel, "sm90_sparse_prefill_bf16_576_pieces"), "%s", launch[0].kernel);
         CHECK(!strcmp(launch[1].kernel, "sm90_sparse_prefill_join"), "%s", launch[1].kernel);
         CHECK(!memcmp(&p, &joined, sizeof p), "%s", "the join is told the same");
-        CHECK_EQ(p.items, items);
-        CHECK_EQ(p.cut.whole, cases[i].whole);
-        CHECK_EQ(p.cut.pieces, cases[i].pieces);
+        CHECK_ALL({p.items, items}, {p.cut.whole, cases[i].whole}, {p.cut.pieces, cases[i].pieces});
         CHECK((char *)p.cut.slots == memory[7], "%s", "the places are the workspace");
-        CHECK_EQ(launch[0].config.grid_x, items < SMS ? items : SMS);
-        CHECK_EQ(launch[1].config.grid_x * PREFILL_JOIN_WARPS, rest * TILE);
-        CHECK_EQ(launch[1].config.block_x, 32 * PREFILL_JOIN_WARPS);
-        CHECK_EQ(launch[1].config.num_attributes, 1);
+        CHECK_ALL({launch[0].config.grid_x, items < SMS ? items : SMS},
+                  {launch[1].config.grid_x * PREFILL_JOIN_WARPS, rest * TILE},
+                  {launch[1].config.block_x, 32 * PREFILL_JOIN_WARPS}, {launch[1].config.num_attributes, 1});
         CHECK_EQ((int64_t)size_of(&c), rest * cases[i].pieces * PREFILL_SLOT_BYTES);
     }
 }
@@ -133,7 +128,7 @@ static void key_heads(void)
     c.indices.shape[2] = 1024, c.indices.strides[1] = 1024, c.indices.strides[0] = 2048;
     c.args.workspace = memory[7], c.args.workspace_size = size_of(&c);
     CHECK_EQ((int64_t)c.args.workspace_size, 2 * 16 * (int64_t)PREFILL_SLOT_BYTES);
-    CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_sparse_prefill(&c.args));
     CHECK_EQ(fake->launches, 4);
     for (int i = 0; i < 4; i++)
         CHECK((char *)prefill_sm90_params_of(&fake->launch[i]).cut.slots == memory[7], "launch %d", i);
@@ -165,7 +160,7 @@ static void of_kernels(void)
     CHECK_EQ((int64_t)size, 32 * (int64_t)PREFILL_SLOT_BYTES);
     c.args.kernel = "cuda";
     CHECK_EQ((int64_t)size_of(&c), (int64_t)size);
-    CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_sparse_prefill(&c.args));
     CHECK_EQ(fake->launches, 1);
     c.args.kernel = NULL, c.q.tensor.byte_offset = 2; /* Hopper's kernel refuses that */
     CHECK_EQ((int64_t)size_of(&c), (int64_t)size);
@@ -186,7 +181,7 @@ static void elsewhere(void)
     call_of(&c, 1, 64, 2048);
     c.args.workspace = NULL, c.args.workspace_size = 0;
     CHECK_EQ((int64_t)size_of(&c), 0);
-    CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_sparse_prefill(&c.args));
     CHECK_EQ(fake->launches, 1);
 }
 
@@ -196,34 +191,24 @@ static void many_tokens(void)
     hopper();
     struct prefill_call c;
     call_of(&c, INT32_MAX, 64, 2048);
-    CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_sparse_prefill(&c.args));
     const int64_t first = prefill_sm90_params_of(&fake->launch[0]).call.s_q;
     call_of(&c, first + 1, 64, 2048);
     const int before = fake->launches;
     CHECK_EQ((int64_t)size_of(&c), 32 * (int64_t)PREFILL_SLOT_BYTES);
-    CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_sparse_prefill(&c.args));
     CHECK_EQ(fake->launches, before + 3);
     const struct sparse_prefill_sm90_params all = prefill_sm90_params_of(&fake->launch[before]),
                                             last = prefill_sm90_params_of(&fake->launch[before + 1]);
-    CHECK_EQ(all.call.s_q, first);
-    CHECK_EQ(all.cut.pieces, 1);
-    CHECK_EQ(last.call.s_q, 1);
-    CHECK_EQ(last.cut.pieces, 32);
-    CHECK_EQ(last.items, 32);
-    CHECK_EQ((const char *)last.call.out - memory[5], first * 64 * 512 * 2);
+    CHECK_ALL({all.call.s_q, first}, {all.cut.pieces, 1}, {last.call.s_q, 1}, {last.cut.pieces, 32},
+              {last.items, 32}, {(const char *)last.call.out - memory[5], first * 64 * 512 * 2});
 }
 
 int main(int argc, char **argv)
 {
     static const struct scenario scenarios[] = {
-        {"cuts", cuts},
-        {"launches", launches},
-        {"key heads", key_heads},
-        {"too small", too_small},
-        {"of kernels", of_kernels},
-        {"elsewhere", elsewhere},
-        {"many tokens", many_tokens},
-    };
+        SCENARIO(cuts),       SCENARIO(launches),  SCENARIO(key_heads),  SCENARIO(too_small),
+        SCENARIO(of_kernels), SCENARIO(elsewhere), SCENARIO(many_tokens)};
     return run_scenarios("test_cuda_prefill_pieces", scenarios, sizeof scenarios / sizeof scenarios[0], argc,
                          argv);
 }

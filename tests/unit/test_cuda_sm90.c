@@ -219,8 +219,7 @@ static void query_views(void)
     struct dense_decode_problem p = problem_of(&(struct sizes){3, 7, 1, 1, 512, 9, 64});
     p.q_stride[1] = 1024, p.q_stride[0] = 8192, p.q_stride[2] = 5;
     check_taken("one head, tokens apart", &p);
-    CHECK_EQ(sm90_dense_decode_q_heads(&p), 7);
-    CHECK_EQ(sm90_dense_decode_q_view(&p).stride[1], 1024);
+    CHECK_ALL({sm90_dense_decode_q_heads(&p), 7}, {sm90_dense_decode_q_view(&p).stride[1], 1024});
     p.q_stride[0] = 0;
     CHECK_EQ(sm90_dense_decode_q_view(&p).size[4], 1);
 }
@@ -385,10 +384,10 @@ static void boxes(void)
               "pages of %" PRId64 ", h_kv %" PRId64 ", d_qk %" PRId64 ": key %" PRId64 " (-2: the box)",
               p.page_size, p.h_kv, p.d_qk, wrong);
         /* No box, wherever it lies, reads past the tensor. */
-        CHECK_EQ(last_element(&q), far(p.b, p.q_stride[0]) + far(p.s_q, p.q_stride[1]) +
-                                       far(p.h_q, p.q_stride[2]) + p.d_qk - 1);
-        CHECK_EQ(last_element(&keys), far(p.pages, p.kv_stride[0]) + far(p.page_size, p.kv_stride[1]) +
-                                          far(p.h_kv, p.kv_stride[2]) + p.d_qk - 1);
+        CHECK_ALL({last_element(&q), far(p.b, p.q_stride[0]) + far(p.s_q, p.q_stride[1]) +
+                                         far(p.h_q, p.q_stride[2]) + p.d_qk - 1},
+                  {last_element(&keys), far(p.pages, p.kv_stride[0]) + far(p.page_size, p.kv_stride[1]) +
+                                            far(p.h_kv, p.kv_stride[2]) + p.d_qk - 1});
     }
     CHECK(taken > 200 && merged > 20 && whole_tokens > 20 && shared > 5,
           "%d problems taken, %d merged, %d of whole tokens, %d of shared queries", taken, merged,
@@ -399,7 +398,7 @@ static void boxes(void)
 
 static void enter(struct cuda_scope *scope)
 {
-    CHECK(cuda_enter("test", "x", 0, scope) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(cuda_enter("test", "x", 0, scope));
 }
 
 static void encoded(void)
@@ -415,27 +414,20 @@ static void encoded(void)
         .stride = {12345, 576, 64, 3, 65536},
         .box = {64, 32, 2, 1, 1},
     };
-    CHECK(tensor_map_make("test", &scope, "x", &v, &map) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(tensor_map_make("test", &scope, "x", &v, &map));
     const struct fake_tensor *told = told_of(&map);
-    CHECK_EQ(told->type, CU_TENSOR_FLOAT16);
-    CHECK_EQ(told->rank, 5);
+    CHECK_ALL({told->type, CU_TENSOR_FLOAT16}, {told->rank, 5});
     CHECK((char *)told->base == memory[0], "%p", told->base);
-    CHECK_EQ(told->swizzle, CU_TENSOR_SWIZZLE_128B);
-    CHECK_EQ(told->interleave, CU_TENSOR_INTERLEAVE_NONE);
-    CHECK_EQ(told->promotion, CU_TENSOR_PROMOTION_128B);
-    CHECK_EQ(told->fill, CU_TENSOR_FILL_ZERO);
+    CHECK_ALL({told->swizzle, CU_TENSOR_SWIZZLE_128B}, {told->interleave, CU_TENSOR_INTERLEAVE_NONE},
+              {told->promotion, CU_TENSOR_PROMOTION_128B}, {told->fill, CU_TENSOR_FILL_ZERO});
     for (int i = 0; i < TENSOR_DIMS; i++) {
-        CHECK_EQ(told->sizes[i], v.size[i]);
-        CHECK_EQ(told->box[i], v.box[i]);
-        CHECK_EQ(told->steps[i], 1);
+        CHECK_ALL({told->sizes[i], v.size[i]}, {told->box[i], v.box[i]}, {told->steps[i], 1});
     }
-    CHECK_EQ(told->strides[0], 2 * 576);
-    CHECK_EQ(told->strides[1], 2 * 64);
-    CHECK_EQ(told->strides[2], 16); /* of a single element: never made */
-    CHECK_EQ(told->strides[3], 2 * 65536);
+    CHECK_ALL({told->strides[0], 2 * 576}, {told->strides[1], 2 * 64},
+              {told->strides[2], 16 /* of a single element: never made */}, {told->strides[3], 2 * 65536});
     /* An empty tensor: one element stands for it. */
     v.element = ELEMENT_BF16, v.size[4] = 0;
-    CHECK(tensor_map_make("test", &scope, "x", &v, &map) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(tensor_map_make("test", &scope, "x", &v, &map));
     told = told_of(&map);
     CHECK_EQ(told->type, CU_TENSOR_BFLOAT16);
     for (int i = 0; i < TENSOR_DIMS; i++) CHECK_EQ(told->sizes[i], 1);
@@ -539,7 +531,7 @@ static void refused_by_the_driver(void)
     CHECK(!fake->launches || !strcmp(fake->launch[fake->launches - 1].kernel, "decode_plan"), "%s",
           "launched without maps");
     fake->fails[CALL_cuTensorMapEncodeTiled] = CU_SUCCESS;
-    CHECK(decode_run(&c) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(decode_run(&c));
 }
 
 /* ---- Dispatch --------------------------------------------------------------------------------------------- */
@@ -604,30 +596,27 @@ static void workspace(void)
         c.args.batch_invariant = k % 2;
         for (int i = 0; i < 3; i++) {
             c.args.kernel = kernels[i];
-            CHECK(fmla_dense_decode_workspace_size(&c.args, &bytes[i], &alignment[i]) == FMLA_OK, "%s",
-                  fmla_last_error());
+            CHECK_OK(fmla_dense_decode_workspace_size(&c.args, &bytes[i], &alignment[i]));
         }
         CHECK(bytes[0] == bytes[1] && bytes[1] == bytes[2] && alignment[1] == alignment[2],
               "case %d: %zu, %zu, %zu bytes", k, bytes[0], bytes[1], bytes[2]);
     }
 }
 
-static const struct scenario scenarios[] = {
-    {"caches that it takes", takes_caches},
-    {"queries that it takes", takes_queries},
-    {"what else it takes", takes_the_rest},
-    {"the queries' view", query_views},
-    {"the keys' view", key_views},
-    {"where boxes lie", boxes},
-    {"encoded", encoded},
-    {"not encoded", not_encoded},
-    {"strides", strides},
-    {"what is taken is encoded", taken_is_encoded},
-    {"refused by the driver", refused_by_the_driver},
-    {"dispatched", dispatched},
-    {"forced elsewhere", forced_elsewhere},
-    {"the workspace", workspace},
-};
+static const struct scenario scenarios[] = {SCENARIO(takes_caches),
+                                            SCENARIO(takes_queries),
+                                            SCENARIO(takes_the_rest),
+                                            SCENARIO(query_views),
+                                            SCENARIO(key_views),
+                                            SCENARIO(boxes),
+                                            SCENARIO(encoded),
+                                            SCENARIO(not_encoded),
+                                            SCENARIO(strides),
+                                            SCENARIO(taken_is_encoded),
+                                            SCENARIO(refused_by_the_driver),
+                                            SCENARIO(dispatched),
+                                            SCENARIO(forced_elsewhere),
+                                            SCENARIO(workspace)};
 
 int main(int argc, char **argv)
 {

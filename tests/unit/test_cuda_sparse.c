@@ -60,7 +60,7 @@ static fmla_status sparse_run(struct sparse_call *c)
 
 static void run(struct sparse_call *c)
 {
-    CHECK(sparse_run(c) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(sparse_run(c));
 }
 
 static const struct fake_launch *launched(int from_last)
@@ -111,42 +111,29 @@ static void on_hopper(void)
     struct plan_params plan;
     memcpy(&plan, launched(2)->parameters, sizeof plan);
     CHECK(!plan.seqlens, "%s", "a plan of dense decode");
-    CHECK_EQ(plan.b, B);
-    CHECK_EQ(plan.num_partitions, PARTITIONS);
-    CHECK_EQ(plan.topk.topk, TOPK);
-    CHECK_EQ(plan.topk.extra_topk, EXTRA);
+    CHECK_ALL({plan.b, B}, {plan.num_partitions, PARTITIONS}, {plan.topk.topk, TOPK},
+              {plan.topk.extra_topk, EXTRA});
     CHECK((const char *)plan.topk.length == memory[3] && !plan.topk.extra_length, "%s", "lengths");
     CHECK((char *)plan.header == memory[7], "%s", "the plan is not at the workspace's begin");
     CHECK_EQ(plan.costs.row_tiles, 0);
 
     const struct sparse_decode_params p = params_of(launched(1));
-    CHECK_EQ(launched(1)->config.grid_x, PARTITIONS * S_Q * 2);
-    CHECK_EQ(launched(1)->config.block_x, 384);
-    CHECK_EQ(launched(1)->config.shared_bytes, 227 * 1024);
-    CHECK_EQ(p.b, B);
-    CHECK_EQ(p.s_q, S_Q);
-    CHECK_EQ(p.h_q, H_Q);
-    CHECK_EQ(p.d_qk, 576);
-    CHECK_EQ(p.tiles, S_Q * 2);
-    CHECK_EQ(p.tiles_of_token, 2);
+    CHECK_ALL({launched(1)->config.grid_x, PARTITIONS * S_Q * 2}, {launched(1)->config.block_x, 384},
+              {launched(1)->config.shared_bytes, 227 * 1024}, {p.b, B}, {p.s_q, S_Q}, {p.h_q, H_Q},
+              {p.d_qk, 576}, {p.tiles, S_Q * 2}, {p.tiles_of_token, 2});
     CHECK(divides(p.tiles_divisor, S_Q * 2) && divides(p.token_divisor, 2) && divides(p.heads_divisor, H_Q),
           "%s", "divisors");
     CHECK(fabsf(p.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f", (double)p.scale_log2);
     CHECK((const char *)p.q == memory[0] && (char *)p.output.out == memory[6], "%s", "q, out");
-    CHECK_EQ(p.q_stride[0], S_Q * H_Q * 576);
-    CHECK_EQ(p.q_stride[2], 576);
+    CHECK_ALL({p.q_stride[0], S_Q * H_Q * 576}, {p.q_stride[2], 576});
     CHECK((const char *)p.cache[0].data == memory[1] && (const char *)p.cache[1].data == memory[4], "%s",
           "caches");
     CHECK((const char *)p.cache[0].indices == memory[2] && (const char *)p.cache[1].indices == memory[5],
           "%s", "indices");
-    CHECK_EQ(p.cache[0].slots, 9 * 64);
-    CHECK_EQ(p.cache[1].slots, 4 * 2);
-    CHECK_EQ(p.cache[0].page_bytes, 64 * 656);
-    CHECK_EQ(p.cache[0].slot_bytes, 656);
-    CHECK_EQ(p.cache[1].page_bytes, 2 * 656);
-    CHECK_EQ(p.cache[0].indices_stride[0], S_Q * TOPK);
-    CHECK_EQ(p.cache[1].indices_stride[1], EXTRA);
-    CHECK_EQ(p.cache[1].page_size, 2);
+    CHECK_ALL({p.cache[0].slots, 9 * 64}, {p.cache[1].slots, 4 * 2}, {p.cache[0].page_bytes, 64 * 656},
+              {p.cache[0].slot_bytes, 656}, {p.cache[1].page_bytes, 2 * 656},
+              {p.cache[0].indices_stride[0], S_Q * TOPK}, {p.cache[1].indices_stride[1], EXTRA},
+              {p.cache[1].page_size, 2});
     CHECK(divides(p.cache[0].page_divisor, 64) && divides(p.cache[1].page_divisor, 2), "%s", "page sizes");
 
     /* Plan, then two slots a partition, and none past the size asked for. */
@@ -154,9 +141,9 @@ static void on_hopper(void)
               p.split.num_splits == plan.num_splits && !p.split.marks,
           "%s", "another plan");
     const size_t plan_end = (plan_bytes(B, PARTITIONS) + 255) / 256 * 256, rows = 2 * PARTITIONS * S_Q * H_Q;
-    CHECK_EQ((char *)p.split.slot_out - memory[7], (int64_t)plan_end);
-    CHECK_EQ((char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4));
-    CHECK_EQ(c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256);
+    CHECK_ALL({(char *)p.split.slot_out - memory[7], (int64_t)plan_end},
+              {(char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)},
+              {c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256});
 
     /* One key head: rows are a token's heads, one token after the other. */
     struct join_params join;
@@ -165,9 +152,7 @@ static void on_hopper(void)
     CHECK(!memcmp(&join.split, &p.split, sizeof join.split) &&
               !memcmp(&join.output, &p.output, sizeof join.output),
           "%s", "the join is of another call");
-    CHECK_EQ(join.h_q, H_Q);
-    CHECK_EQ(join.group, H_Q);
-    CHECK_EQ(join.rows, S_Q * H_Q);
+    CHECK_ALL({join.h_q, H_Q}, {join.group, H_Q}, {join.rows, S_Q * H_Q});
     CHECK(divides(join.group_divisor, H_Q), "%s", "the join's divisor");
 }
 
@@ -204,9 +189,9 @@ static void small_batch(void)
             all[i].heads ? S_Q * ((H_Q + all[i].heads - 1) / all[i].heads) : S_Q * H_Q / SPARSE_WARPS;
         CHECK_EQ(params_of(launched(1)).tiles, tiles);
         if (all[i].heads) CHECK_EQ(params_of(launched(1)).tiles_of_token, tiles / S_Q);
-        CHECK_EQ(launched(1)->config.grid_x, PARTITIONS * tiles);
-        CHECK_EQ(launched(1)->config.block_x, all[i].threads);
-        CHECK_EQ(launched(1)->config.shared_bytes, all[i].shared_bytes);
+        CHECK_ALL({launched(1)->config.grid_x, PARTITIONS * tiles},
+                  {launched(1)->config.block_x, all[i].threads},
+                  {launched(1)->config.shared_bytes, all[i].shared_bytes});
         if (i) CHECK_EQ(c.bytes, size);
         size = c.bytes;
     }
@@ -262,9 +247,8 @@ static void chunks(void)
             CHECK_EQ(decode->config.grid_x, all[i].b * count * tiles);
             const struct sparse_decode_params p = params_of(decode);
             CHECK(!p.split.partitions && !p.split.header && p.split.slots_in_halves, "%s", "by a plan");
-            CHECK_EQ(p.split.chunk_keys, all[i].keys);
-            CHECK_EQ(p.split.chunks, count);
-            CHECK_EQ(p.split.chunk_lanes, count);
+            CHECK_ALL({p.split.chunk_keys, all[i].keys}, {p.split.chunks, count},
+                      {p.split.chunk_lanes, count});
             CHECK(divides(p.chunks_divisor, (uint32_t)count), "%s", "the divisor of chunks");
             if (count == 1) continue;
             const int64_t rows = (int64_t)all[i].b * count * S_Q * all[i].h_q;
@@ -338,12 +322,12 @@ static void small_plans(void)
         args.topk = all[i].topk, args.extra_topk = all[i].extra;
         args.target = (fmla_device){FMLA_DEVICE_CUDA, 0};
         int32_t partitions = 0;
-        CHECK(fmla_decode_plan_partitions(&args, &partitions) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_OK(fmla_decode_plan_partitions(&args, &partitions));
         CHECK(partitions == all[i].partitions, "%zu: %d partitions, expected %d", i, partitions,
               all[i].partitions);
         struct plan_params plan;
         args.plan = memory[0], args.plan_size = MEMORY;
-        CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_OK(fmla_decode_plan(&args));
         memcpy(&plan, launched(0)->parameters, sizeof plan);
         CHECK_EQ(plan.num_partitions, all[i].partitions);
         const struct plan_tables tables = plan_tables_of(memory[1], partitions);
@@ -361,7 +345,7 @@ static void small_plans(void)
               all[i].longest);
         /* The caller's word goes, and other GPUs are planned for as they were. */
         args.num_workers = 132;
-        CHECK(fmla_decode_plan_partitions(&args, &partitions) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_OK(fmla_decode_plan_partitions(&args, &partitions));
         CHECK_EQ(partitions, plan_default_partitions(132, 1, all[i].s_q * all[i].h_q, all[i].s_q));
     }
 }
@@ -393,8 +377,8 @@ static void formats(void)
         snprintf(names, sizeof names, "decode_plan|%s", all[i].kernel);
         check_kernels(before, names); /* one partition: nothing is cut */
         const bool hopper = !strncmp(all[i].kernel, "sm90", 4);
-        CHECK_EQ(launched(0)->config.grid_x, hopper ? S_Q * 2 : S_Q * H_Q / SPARSE_WARPS);
-        CHECK_EQ(params_of(launched(0)).tiles, launched(0)->config.grid_x);
+        CHECK_ALL({launched(0)->config.grid_x, hopper ? S_Q * 2 : S_Q * H_Q / SPARSE_WARPS},
+                  {params_of(launched(0)).tiles, launched(0)->config.grid_x});
     }
 }
 
@@ -406,7 +390,7 @@ static int32_t planned_partitions(void)
     args.sparse = 1, args.b = B, args.s_q = S_Q, args.h_q = H_Q, args.topk = SMALL_TOPK,
     args.extra_topk = EXTRA;
     args.target = (fmla_device){FMLA_DEVICE_CUDA, 0};
-    CHECK(fmla_decode_plan_partitions(&args, &partitions) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_decode_plan_partitions(&args, &partitions));
     return partitions;
 }
 
@@ -447,13 +431,10 @@ static void rows(void)
         check_kernels(before, names);
         struct plan_params plan;
         memcpy(&plan, launched(2)->parameters, sizeof plan);
-        CHECK_EQ(plan.num_partitions, partitions);
-        CHECK_EQ(c.bytes, codes.bytes);
-        CHECK_EQ(launched(1)->config.grid_x, partitions * S_Q * 2);
-        CHECK_EQ(launched(1)->config.block_x, 384);
-        CHECK_EQ(launched(1)->config.shared_bytes, 227 * 1024);
-        CHECK_EQ(params_of(launched(1)).d_qk, all[i].d_qk);
-        CHECK_EQ(params_of(launched(1)).cache[0].slot_bytes, 2 * all[i].d_qk);
+        CHECK_ALL({plan.num_partitions, partitions}, {c.bytes, codes.bytes},
+                  {launched(1)->config.grid_x, partitions * S_Q * 2}, {launched(1)->config.block_x, 384},
+                  {launched(1)->config.shared_bytes, 227 * 1024}, {params_of(launched(1)).d_qk, all[i].d_qk},
+                  {params_of(launched(1)).cache[0].slot_bytes, 2 * all[i].d_qk});
     }
     struct sparse_call c;
     sparse_call(&c, FMLA_KV_BF16, true);
@@ -524,8 +505,8 @@ static void odd_pages(void)
     const int before = fake->launches;
     run(&c);
     check_kernels(before, "decode_plan|sm90_sparse_decode_bf16_fp8_584|join_half_rows_bf16_halves");
-    CHECK_EQ(params_of(launched(1)).cache[0].page_bytes, 61 * 584 + 8);
-    CHECK_EQ(params_of(launched(1)).cache[0].slot_bytes, 576);
+    CHECK_ALL({params_of(launched(1)).cache[0].page_bytes, 61 * 584 + 8},
+              {params_of(launched(1)).cache[0].slot_bytes, 576});
 }
 
 static void batch_invariant(void)
@@ -539,9 +520,7 @@ static void batch_invariant(void)
     check_kernels(0, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
     const struct sparse_decode_params p = params_of(launched(1));
     CHECK(!p.split.partitions && !p.split.header, "%s", "by a plan");
-    CHECK_EQ(p.split.chunks, 3);
-    CHECK_EQ(p.split.chunk_lanes, 3);
-    CHECK_EQ(launched(1)->config.grid_x, B * 3 * S_Q * 2);
+    CHECK_ALL({p.split.chunks, 3}, {p.split.chunk_lanes, 3}, {launched(1)->config.grid_x, B * 3 * S_Q * 2});
     const size_t rows = B * 3 * S_Q * H_Q;
     CHECK_EQ(c.bytes, rows * 512 * 4 + rows * 4);
     c.indices.shape[2] = 2048;
@@ -631,36 +610,25 @@ static void planner(void)
     args.plan = memory[0], args.plan_size = MEMORY;
     for (int i = 0; i < 2; i++) {
         args.topk_length = i ? &length.tensor : NULL;
-        CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_OK(fmla_decode_plan(&args));
         struct plan_params plan;
         memcpy(&plan, launched(0)->parameters, sizeof plan);
         CHECK(!plan.seqlens && (const char *)plan.topk.length == (i ? memory[3] : NULL), "%s", "lengths");
-        CHECK_EQ(plan.topk.topk, TOPK);
-        CHECK_EQ(plan.topk.extra_topk, EXTRA);
-        CHECK_EQ(plan.num_partitions, 33);
-        CHECK_EQ(plan.b, B);
+        CHECK_ALL({plan.topk.topk, TOPK}, {plan.topk.extra_topk, EXTRA}, {plan.num_partitions, 33},
+                  {plan.b, B});
     }
     check_kernels(0, "decode_plan|decode_plan");
 }
 
 int main(int argc, char **argv)
 {
-    static const struct scenario scenarios[] = {
-        {"on Hopper", on_hopper},
-        {"a small batch", small_batch},
-        {"chunks", chunks},
-        {"small, batch-invariant", small_batch_invariant},
-        {"plans of small batches", small_plans},
-        {"formats", formats},
-        {"rows", rows},
-        {"not taken", not_taken},
-        {"odd pages", odd_pages},
-        {"batch-invariant", batch_invariant},
-        {"many blocks", many_blocks},
-        {"large", large},
-        {"elsewhere", elsewhere},
-        {"no requests", no_requests},
-        {"planner", planner},
-    };
+    static const struct scenario scenarios[] = {SCENARIO(on_hopper),   SCENARIO(small_batch),
+                                                SCENARIO(chunks),      SCENARIO(small_batch_invariant),
+                                                SCENARIO(small_plans), SCENARIO(formats),
+                                                SCENARIO(rows),        SCENARIO(not_taken),
+                                                SCENARIO(odd_pages),   SCENARIO(batch_invariant),
+                                                SCENARIO(many_blocks), SCENARIO(large),
+                                                SCENARIO(elsewhere),   SCENARIO(no_requests),
+                                                SCENARIO(planner)};
     return run_scenarios("test_cuda_sparse", scenarios, sizeof scenarios / sizeof scenarios[0], argc, argv);
 }

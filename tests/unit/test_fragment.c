@@ -123,13 +123,13 @@ static void test_chained(void)
 {
     for (int lane = 0; lane < 32; lane++)
         for (int e = 0; e < 8; e++) {
-            CHECK_EQ(mma_a_row(lane, e), mma_c_row(lane, e % 4));
-            CHECK_EQ(mma_a_column(lane, e), mma_c_column(lane, e % 4) + 8 * (e / 4));
+            CHECK_ALL({mma_a_row(lane, e), mma_c_row(lane, e % 4)},
+                      {mma_a_column(lane, e), mma_c_column(lane, e % 4) + 8 * (e / 4)});
         }
     for (int thread = 0; thread < WARPGROUP_THREADS; thread++)
         for (int e = 0; e < MAX_N / 2; e++) {
-            CHECK_EQ(wgmma_d_row(thread, e), wgmma_a_row(thread, e % 8));
-            CHECK_EQ(wgmma_d_column(thread, e), wgmma_a_column(thread, e % 8) + 16 * (e / 8));
+            CHECK_ALL({wgmma_d_row(thread, e), wgmma_a_row(thread, e % 8)},
+                      {wgmma_d_column(thread, e), wgmma_a_column(thread, e % 8) + 16 * (e / 8)});
         }
 }
 
@@ -204,11 +204,8 @@ static void test_slots(void)
                 CHECK_EQ(slot_position(column), first + slot_position_of_lane(lane) + e);
             }
         }
-    CHECK_EQ(slot_position(1), 1);
-    CHECK_EQ(slot_position(2), 4);
-    CHECK_EQ(slot_position(8), 2);
-    CHECK_EQ(slot_position(23), 29);
-    CHECK_EQ(slot_position(511), 511);
+    CHECK_ALL({slot_position(1), 1}, {slot_position(2), 4}, {slot_position(8), 2}, {slot_position(23), 29},
+              {slot_position(511), 511});
 }
 
 /* ---- Swizzles ------------------------------------------------------------------------------- */
@@ -253,19 +250,11 @@ static void test_swizzle(const struct swizzle *s)
 static void test_swizzles(void)
 {
     for (size_t k = 0; k < sizeof swizzles / sizeof swizzles[0]; k++) test_swizzle(&swizzles[k]);
-    CHECK_EQ(swizzle_128(0, 5), 80);
-    CHECK_EQ(swizzle_128(1, 0), 144);
-    CHECK_EQ(swizzle_128(3, 5), 480);
-    CHECK_EQ(swizzle_128(7, 7), 896);
-    CHECK_EQ(swizzle_128(8, 0), 1024);
-    CHECK_EQ(swizzle_64(1, 3), 112);
-    CHECK_EQ(swizzle_64(2, 0), 144);
-    CHECK_EQ(swizzle_64(7, 3), 448);
-    CHECK_EQ(swizzle_64(8, 1), 528);
-    CHECK_EQ(swizzle_32(3, 1), 112);
-    CHECK_EQ(swizzle_32(4, 0), 144);
-    CHECK_EQ(swizzle_32(7, 1), 224);
-    CHECK_EQ(swizzle_32(8, 1), 272);
+    CHECK_ALL({swizzle_128(0, 5), 80}, {swizzle_128(1, 0), 144}, {swizzle_128(3, 5), 480},
+              {swizzle_128(7, 7), 896}, {swizzle_128(8, 0), 1024}, {swizzle_64(1, 3), 112},
+              {swizzle_64(2, 0), 144}, {swizzle_64(7, 3), 448}, {swizzle_64(8, 1), 528},
+              {swizzle_32(3, 1), 112}, {swizzle_32(4, 0), 144}, {swizzle_32(7, 1), 224},
+              {swizzle_32(8, 1), 272});
 }
 
 int main(void)

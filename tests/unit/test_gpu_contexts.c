@@ -117,8 +117,7 @@ static void make(struct call *c, int32_t device)
     c->args.q = &c->q, c->args.kv_cache = &c->kv, c->args.block_table = &c->table;
     c->args.seqlens = &c->lengths, c->args.out = &c->out;
     address workspace = 0;
-    CHECK(fmla_dense_decode_workspace_size(&c->args, &c->args.workspace_size, NULL) == FMLA_OK, "%s",
-          fmla_last_error());
+    CHECK_OK(fmla_dense_decode_workspace_size(&c->args, &c->args.workspace_size, NULL));
     WORKS(driver.alloc(&workspace, c->args.workspace_size));
     c->args.workspace = (void *)(uintptr_t)workspace;
 }

@@ -120,13 +120,13 @@ static void test_capabilities(void)
               !memcmp(&row.part_of, &before.part_of, sizeof row.part_of),
           "%s", fmla_last_error());
 
-    CHECK(fmla_prepare(cpu) == FMLA_OK, "%s", fmla_last_error());
-    CHECK(fmla_prepare((fmla_device){FMLA_DEVICE_CUDA_HOST, 0}) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_prepare(cpu));
+    CHECK_OK(fmla_prepare((fmla_device){FMLA_DEVICE_CUDA_HOST, 0}));
     check_rejected("device 99", fmla_prepare(unknown), FMLA_INVALID_ARGUMENT, "prepare", "device", "99");
     check_rejected("device id", fmla_prepare(negative), FMLA_INVALID_ARGUMENT, "prepare", "device", "-1");
     /* A GPU's rows say why, where nothing runs, and prepare then refuses. */
     row = FMLA_INIT(fmla_capability);
-    CHECK(fmla_capabilities(cuda, 0, &row) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_capabilities(cuda, 0, &row));
     int gpu = 0;
     for (int64_t i = 0; fmla_capabilities(cuda, i, &row) == FMLA_OK; i++) {
         gpu |= row.available;
@@ -141,13 +141,12 @@ static void test_capabilities(void)
 static void test_describe(void)
 {
     fmla_device_info info = FMLA_INIT(fmla_device_info);
-    CHECK(fmla_device_describe(cpu, &info) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_device_describe(cpu, &info));
     CHECK(!*info.name && !*info.reason && !*info.needs && !*info.built_for, "\"%s\", \"%s\"", info.name,
           info.reason);
     CHECK(info.count == 1 && info.workers == fmla_num_threads() && !info.compute_capability && !info.driver,
           "%d devices, %d workers", info.count, info.workers);
-    CHECK(fmla_device_describe((fmla_device){FMLA_DEVICE_CUDA, 99}, &info) == FMLA_OK, "%s",
-          fmla_last_error());
+    CHECK_OK(fmla_device_describe((fmla_device){FMLA_DEVICE_CUDA, 99}, &info));
     CHECK(*info.reason && info.name && info.needs && info.built_for && !info.compute_capability, "\"%s\"",
           info.reason);
     CHECK(!info.built_with == !info.driver_needed && !info.built_with == !*info.built_for, "built with %d",
@@ -190,7 +189,7 @@ static void test_threads(void)
 {
     const int32_t all = fmla_num_threads();
     CHECK(all >= 1, "%d threads", all);
-    CHECK(fmla_set_num_threads(3) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_set_num_threads(3));
     static const int32_t bad[] = {-1, 4097, INT32_MAX, INT32_MIN};
     char number[16];
     for (int k = 0; k < 4; k++) {
@@ -210,11 +209,11 @@ static void test_threads(void)
                        FMLA_INVALID_ARGUMENT, "set_parallel_for", "workers", number);
     }
     CHECK_EQ(fmla_num_threads(), all);
-    CHECK(fmla_set_parallel_for(count_for, &counted, 5) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_set_parallel_for(count_for, &counted, 5));
     CHECK_EQ(fmla_num_threads(), 5);
     CHECK(decode(576, NULL) == FMLA_OK && counted.calls > 0 && counted.pieces > 0,
           "%" PRId64 " calls of %" PRId64 " pieces: %s", counted.calls, counted.pieces, fmla_last_error());
-    CHECK(fmla_set_parallel_for(NULL, NULL, -77) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_set_parallel_for(NULL, NULL, -77));
     CHECK_EQ(fmla_num_threads(), all);
     const int64_t calls = counted.calls;
     CHECK(decode(576, NULL) == FMLA_OK && counted.calls == calls, "%" PRId64 " calls", counted.calls - calls);

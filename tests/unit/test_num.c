@@ -318,14 +318,14 @@ static void test_scales(struct random_state *random)
             for (uint32_t d = 0; d < 5; d++)
                 if (around[k] + d >= 2) check_scale(around[k] + d - 2);
     }
-    check_scale(0x7f7fffff);                                /* FLT_MAX */
-    CHECK_EQ(num_ue8m0_scale(0.0f), 127 - 13);              /* 2^-13 is the least above 1e-4 */
-    CHECK_EQ(num_ue8m0_scale(num_float(1)), 127 - 13);      /* the least subnormal */
-    CHECK_EQ(num_ue8m0_scale(448.0f), 127);                 /* 1 */
-    CHECK_EQ(num_ue8m0_scale(num_float(0x43e00001)), 128);  /* the next above 448 */
-    CHECK_EQ(num_ue8m0_scale(448.0f * 0x1p-13f), 127 - 13); /* the last with the least scale */
-    CHECK_EQ(num_ue8m0_scale(448.5f * 0x1p-13f), 127 - 12);
-    CHECK_EQ(num_ue8m0_scale(num_float(0x7f800000)), 254); /* "the largest finite scale" */
+    check_scale(0x7f7fffff); /* FLT_MAX */
+    CHECK_ALL({num_ue8m0_scale(0.0f), 127 - 13 /* 2^-13 is the least above 1e-4 */},
+              {num_ue8m0_scale(num_float(1)), 127 - 13 /* the least subnormal */},
+              {num_ue8m0_scale(448.0f), 127 /* 1 */},
+              {num_ue8m0_scale(num_float(0x43e00001)), 128 /* the next above 448 */},
+              {num_ue8m0_scale(448.0f * 0x1p-13f), 127 - 13 /* the last with the least scale */},
+              {num_ue8m0_scale(448.5f * 0x1p-13f), 127 - 12},
+              {num_ue8m0_scale(num_float(0x7f800000)), 254 /* "the largest finite scale" */});
     CHECK(num_ue8m0_scale(num_float(0x7fc00000)) != 255, "a NaN amax (%s) gives no finite scale", mode);
 
     uint32_t previous = 0;

@@ -698,7 +698,7 @@ static void test_default_partitions(void)
         args.seqlens = &seqlens, args.s_q = cases[k].s_q, args.h_q = cases[k].h_q, args.h_kv = cases[k].h_kv;
         args.num_workers = cases[k].workers;
         size_t bytes = 0;
-        CHECK(fmla_decode_plan_size(&args, &bytes) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_OK(fmla_decode_plan_size(&args, &bytes));
         CHECK_EQ(bytes, 32 + 32 * cases[k].expected + 4 * 2);
     }
 }

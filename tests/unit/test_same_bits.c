@@ -128,7 +128,7 @@ static void dense(const char *kernel, const struct way *way, struct result *resu
     plan.seqlens = &seqlens.tensor, plan.s_q = S_Q, plan.h_q = H_Q, plan.h_kv = 1;
     plan.num_partitions = PARTITIONS;
     if (way->plan == BY_PLAN) {
-        CHECK(!fmla_decode_plan_size(&plan, &plan.plan_size), "%s", fmla_last_error());
+        CHECK_OK(fmla_decode_plan_size(&plan, &plan.plan_size));
         args.plan = plan.plan = workspace_of(plan.plan_size), args.plan_size = plan.plan_size;
     } else if (way->plan == BY_TABLES) {
         LAY_OUT(&partitions, NULL, i32, 0, 2, PARTITIONS, 8);
@@ -136,7 +136,7 @@ static void dense(const char *kernel, const struct way *way, struct result *resu
         args.partitions = plan.partitions = &partitions.tensor;
         args.num_splits = plan.num_splits = &num_splits.tensor;
     }
-    if (way->plan != PLANNED_INSIDE) CHECK(!fmla_decode_plan(&plan), "%s", fmla_last_error());
+    if (way->plan != PLANNED_INSIDE) CHECK_OK(fmla_decode_plan(&plan));
     CHECK(!fmla_dense_decode_workspace_size(&args, &args.workspace_size, NULL), "%s: %s", way->name,
           fmla_last_error());
     args.workspace = workspace_of(args.workspace_size);

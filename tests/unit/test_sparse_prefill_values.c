@@ -266,7 +266,7 @@ static void check_oracle(int64_t d_qk, struct random_state *random)
     args.out = hold(&hout, out, bf16, 3, TOKENS, GROUPS, D_V, 0);
     args.lse = hold_rows(&hlse, lse, TOKENS, GROUPS);
     args.kernel = "ref", args.softmax_scale = 0.05f;
-    CHECK(run(&args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(run(&args));
 
     for (int k = 0; k < KEY_HEADS; k++) {
         const int first = k * ROWS_OF_HEAD;
@@ -290,7 +290,7 @@ static void check_oracle(int64_t d_qk, struct random_state *random)
         decode.attn_sink = hold(&ssink, sinks + first, f32, 1, ROWS_OF_HEAD, 0, 0, 0);
         decode.kernel = "ref", decode.softmax_scale = args.softmax_scale;
         decode.workspace = workspace, decode.workspace_size = sizeof workspace;
-        CHECK(fmla_sparse_decode(&decode) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_OK(fmla_sparse_decode(&decode));
     }
     CHECK(!memcmp(out, expected, sizeof out), "d_qk %d: out differs from that of sparse decode", (int)d_qk);
     for (int j = 0; j < TOKENS; j++)
@@ -325,7 +325,7 @@ static void check_threads(const char *kernel, struct random_state *random)
     static const int32_t threads[] = {1, 2, 5, 16};
     for (int i = -1; i < 4; i++) {
         struct result *const into = i < 0 ? &oracle : &first;
-        CHECK(!fmla_set_num_threads(i < 0 ? 1 : threads[i]), "%s", fmla_last_error());
+        CHECK_OK(fmla_set_num_threads(i < 0 ? 1 : threads[i]));
         args.kernel = i < 0 ? "ref" : kernel;
         for (int time = 0; time < 2; time++) {
             struct result *const r = time ? &again : into;
@@ -350,7 +350,7 @@ static void check_threads(const char *kernel, struct random_state *random)
             wrong += !(fabsf(num_from_bf16(first.out[d]) - num_from_bf16(oracle.out[d])) < 4e-3f);
         CHECK(wrong == 0, "%s, %d threads: %d values of out are off", kernel, threads[i], wrong);
     }
-    CHECK(!fmla_set_num_threads(0), "%s", fmla_last_error());
+    CHECK_OK(fmla_set_num_threads(0));
 }
 
 int main(void)

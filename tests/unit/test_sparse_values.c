@@ -287,7 +287,7 @@ static void check_oracle(const struct format *f, int with_extra, struct random_s
             dense.kernel = "ref", dense.softmax_scale = args.softmax_scale;
             static double workspace[4096];
             dense.workspace = workspace, dense.workspace_size = sizeof workspace;
-            CHECK(fmla_dense_decode(&dense) == FMLA_OK, "%s", fmla_last_error());
+            CHECK_OK(fmla_dense_decode(&dense));
             CHECK(!memcmp(expected, out + token * H_Q * D_V, sizeof expected),
                   "%s, extra %d: out of token %d, %d", f->name, with_extra, r, j);
             for (int h = 0; h < H_Q; h++)

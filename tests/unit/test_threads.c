@@ -191,7 +191,7 @@ int main(void)
     unsetenv("FLASHMLA_KERNEL");
     alarm(10 * SECONDS);
     draw();
-    CHECK(!fmla_set_num_threads(WORKERS), "%s", fmla_last_error());
+    CHECK_OK(fmla_set_num_threads(WORKERS));
     CHECK(!make_plan() && !make_sparse_plan(), "%s", fmla_last_error());
     size_t of_decode = 0, of_sparse = 0, of_prefill = 0;
     CHECK(!decode(&expected, NULL, 0, &of_decode) && !decode_sparse(&expected, NULL, 0, &of_sparse) &&

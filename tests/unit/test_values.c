@@ -70,10 +70,9 @@ static void check_case(const char *kernel, const struct expected *e)
     args.attn_sink = e->with_sink ? &tsink : NULL;
     args.kernel = kernel, args.log_base = e->log_base, args.lse_empty = e->lse_empty;
     size_t alignment = 0;
-    CHECK(fmla_dense_decode_workspace_size(&args, &args.workspace_size, &alignment) == FMLA_OK, "%s",
-          fmla_last_error());
+    CHECK_OK(fmla_dense_decode_workspace_size(&args, &args.workspace_size, &alignment));
     args.workspace = aligned_alloc(64, (args.workspace_size + 63) / 64 * 64);
-    CHECK(fmla_dense_decode(&args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_dense_decode(&args));
     free(args.workspace);
     const long which = (long)(e - cases);
     CHECK(near(lse, e->lse, 1e-5f), "%s, case %ld: lse %g, expected %g", kernel, which, (double)lse,
@@ -100,7 +99,7 @@ static void check_merge(const char *kernel, int32_t log_base)
     args.out_parts = &tparts, args.lse_parts = &tlses, args.out = &tout, args.lse = &tlse,
     args.attn_sink = &tsink;
     args.kernel = kernel, args.log_base = log_base;
-    CHECK(fmla_merge(&args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_merge(&args));
     CHECK(near(lse, 1.3132617f * base, 1e-5f), "%s: lse %g", kernel, (double)lse);
     CHECK(near(out[0], merged, 1e-5f), "%s, base %d: out %.7g, expected %.7g", kernel, (int)log_base,
           (double)out[0], (double)merged);

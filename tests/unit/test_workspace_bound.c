@@ -315,7 +315,7 @@ static void on_machine(int64_t bounds, uint64_t seed)
         fake_open();
         fake->sms = machine.sms, fake->capability = machine.capability;
     } else {
-        CHECK(fmla_set_num_threads(machine.threads) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_OK(fmla_set_num_threads(machine.threads));
     }
     refusals();
     tight();

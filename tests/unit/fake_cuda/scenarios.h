@@ -18,6 +18,11 @@ struct scenario {
     void (*run)(void);
 };
 
+#define SCENARIO(function)                                                                                   \
+    {                                                                                                        \
+#function, function                                                                                  \
+    }
+
 /* The fake's own functions; opened by scenarios that need them. */
 static struct fake_cuda *fake;
 static int (*fake_depth)(void);
