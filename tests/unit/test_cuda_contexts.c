@@ -12,7 +12,6 @@ static cu_result (*retain)(cu_context *context, cu_device device);
 
 static void open_both(void)
 {
-    fake_open();
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     fake_find(library, "cuDevicePrimaryCtxReset_v2", &reset);
     fake_find(library, "cuDevicePrimaryCtxRetain", &retain);
@@ -206,9 +205,6 @@ static void slow_and_refused(void)
 
 int main(int argc, char **argv)
 {
-    static const struct scenario scenarios[] = {SCENARIO(primary_is_reset),  SCENARIO(current_is_reset),
-                                                SCENARIO(handle_used_again), SCENARIO(slow_image),
-                                                SCENARIO(slow_function),     SCENARIO(slow_context),
-                                                SCENARIO(slow_and_refused)};
-    return run_scenarios("test_cuda_contexts", scenarios, sizeof scenarios / sizeof scenarios[0], argc, argv);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_contexts", primary_is_reset, current_is_reset,
+                         handle_used_again, slow_image, slow_function, slow_context, slow_and_refused);
 }

@@ -23,7 +23,6 @@ static void no_driver(void)
 
 static void driver_too_old(void)
 {
-    fake_open();
     fake->version = 12080;
     check_unusable(0, "cuda:0|driver is too old|CUDA 12.8|CUDA 13.0 (driver 580)");
     CHECK_EQ(fake->calls[CALL_cuInit], 0);
@@ -34,7 +33,6 @@ static void driver_too_old(void)
 
 static void no_gpu(void)
 {
-    fake_open();
     fake->fails[CALL_cuInit] = CU_ERROR_NO_DEVICE;
     check_unusable(0, "cuda:0|there is no NVIDIA GPU");
     CHECK_EQ(fake->calls[CALL_cuInit], 1);
@@ -42,35 +40,30 @@ static void no_gpu(void)
 
 static void no_gpu_counted(void)
 {
-    fake_open();
     fake->devices = 0;
     check_unusable(0, "cuda:0|there is no NVIDIA GPU");
 }
 
 static void driver_does_not_start(void)
 {
-    fake_open();
     fake->fails[CALL_cuInit] = 803;
     check_unusable(0, "cuda:0|does not start|CUDA_ERROR_MISMATCH 803 (driver and library differ)");
 }
 
 static void driver_without_words(void)
 {
-    fake_open();
     fake->fails[CALL_cuDeviceGetCount] = 4321;
     check_unusable(0, "cuda:0|cuDeviceGetCount|unknown error 4321");
 }
 
 static void past_the_count(void)
 {
-    fake_open();
     check_unusable(1, "cuda:1|this machine has one GPU, cuda:0");
     CHECK_OK(decode_small(0));
 }
 
 static void past_two(void)
 {
-    fake_open();
     fake->devices = 2;
     check_unusable(2, "cuda:2|this machine has 2 GPUs, cuda:0 to cuda:1");
     check_unusable(INT32_MAX, "cuda:2147483647|2 GPUs");
@@ -79,7 +72,6 @@ static void past_two(void)
 
 static void past_all_that_are_looked_at(void)
 {
-    fake_open();
     fake->devices = FAKE_DEVICES;
     check_unusable(CUDA_DEVICES, "cuda:64|the first 64 GPUs|70");
     CHECK_OK(decode_small(CUDA_DEVICES - 1));
@@ -87,7 +79,6 @@ static void past_all_that_are_looked_at(void)
 
 static void too_old_a_gpu(void)
 {
-    fake_open();
     fake->capability = 75, fake->name = "Tesla T4";
     check_unusable(0, "cuda:0|Tesla T4|too old|7.5|8.0");
     fmla_device_info info = FMLA_INIT(fmla_device_info);
@@ -99,7 +90,6 @@ static void too_old_a_gpu(void)
 
 static void a_gpu_that_does_not_answer(void)
 {
-    fake_open();
     fake->fails[CALL_cuDeviceGetAttribute] = 803;
     check_unusable(0, "cuda:0|cuDeviceGetAttribute|CUDA_ERROR_MISMATCH");
 }
@@ -108,7 +98,6 @@ static void a_gpu_that_does_not_answer(void)
 
 static void described(void)
 {
-    fake_open();
     fake->devices = 2, fake->capability = 121, fake->sms = 48, fake->shared_bytes = 101376;
     fmla_device_info info = FMLA_INIT(fmla_device_info);
     CHECK_OK(fmla_device_describe((fmla_device){FMLA_DEVICE_CUDA, 1}, &info));
@@ -159,7 +148,6 @@ static void build_serves(void)
 
 static void no_context(void)
 {
-    fake_open();
     for (int i = 0; i < 3; i++) {
         CHECK(decode_small(0) == FMLA_OK && merge_small(0) == FMLA_OK && plan_small(0) == FMLA_OK, "%s",
               fmla_last_error());
@@ -174,7 +162,6 @@ static void no_context(void)
 
 static void own_context(void)
 {
-    fake_open();
     fake->devices = 2;
     fake_context(&fake->context[1], 1);
     CHECK_EQ(fake_entries.context_push(&fake->context[1]), 0);
@@ -194,7 +181,6 @@ static void own_context(void)
 
 static void other_context(void)
 {
-    fake_open();
     fake->devices = 3;
     fake_context(&fake->context[0], 2);
     CHECK_EQ(fake_entries.context_push(&fake->context[0]), 0);
@@ -210,7 +196,6 @@ static void other_context(void)
 
 static void during_a_capture(void)
 {
-    fake_open();
     fake->capturing = 1;
     CHECK(decode_small(0) == FMLA_OK && merge_small(0) == FMLA_OK, "%s", fmla_last_error());
     CHECK_EQ(fake_capture_mode(), 0); /* as it was */
@@ -224,7 +209,6 @@ static void during_a_capture(void)
 /* Machine code for 9.0 alone is not loaded for another GPU. */
 static void prepared_elsewhere(void)
 {
-    fake_open();
     fake->capability = 80, fake->shared_bytes = 166912;
     CHECK_OK(fmla_prepare(gpu));
     CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], (int64_t)cuda_build.count - 10);
@@ -232,7 +216,6 @@ static void prepared_elsewhere(void)
 
 static void prepared(void)
 {
-    fake_open();
     CHECK_OK(fmla_prepare(gpu));
     CHECK_ALL({fake->launches, 0}, {fake->calls[CALL_cuLibraryLoadData], (int64_t)cuda_build.count});
     const int before[] = {fake->calls[CALL_cuLibraryGetKernel], fake->calls[CALL_cuKernelGetFunction],
@@ -266,7 +249,6 @@ static void refused_by_the_driver(void)
         {CALL_cuKernelSetAttribute, "cuKernelSetAttribute of |sm90_dense_decode_bf16_576"},
         {CALL_cuLaunchKernelEx, "launch of |decode_plan"},
     };
-    fake_open();
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         char words[160];
         snprintf(words, sizeof words, "%s|CUDA_ERROR_LAUNCH_FAILED 719 (unspecified launch failure)",
@@ -294,7 +276,6 @@ static void *caller(void *device)
 
 static void many_threads(void)
 {
-    fake_open();
     fake->devices = 2;
     pthread_t threads[THREADS];
     int32_t device[THREADS];
@@ -315,32 +296,15 @@ static void many_threads(void)
     CHECK(fake->retained[0] == 1 && fake->retained[1] == 1, "%d, %d", fake->retained[0], fake->retained[1]);
 }
 
-static const struct scenario scenarios[] = {SCENARIO(driver_too_old),
-                                            SCENARIO(no_gpu),
-                                            SCENARIO(no_gpu_counted),
-                                            SCENARIO(driver_does_not_start),
-                                            SCENARIO(driver_without_words),
-                                            SCENARIO(past_the_count),
-                                            SCENARIO(past_two),
-                                            SCENARIO(past_all_that_are_looked_at),
-                                            SCENARIO(too_old_a_gpu),
-                                            SCENARIO(a_gpu_that_does_not_answer),
-                                            SCENARIO(described),
-                                            SCENARIO(build_serves),
-                                            SCENARIO(no_context),
-                                            SCENARIO(own_context),
-                                            SCENARIO(other_context),
-                                            SCENARIO(during_a_capture),
-                                            SCENARIO(prepared),
-                                            SCENARIO(prepared_elsewhere),
-                                            SCENARIO(refused_by_the_driver),
-                                            SCENARIO(many_threads)};
-
 int main(int argc, char **argv)
 {
     if (argc == 2 && !strcmp(argv[1], "--no-driver")) {
         no_driver();
         return check_done("test_cuda_device --no-driver");
     }
-    return run_scenarios("test_cuda_device", scenarios, sizeof scenarios / sizeof *scenarios, argc, argv);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_device", driver_too_old, no_gpu, no_gpu_counted,
+                         driver_does_not_start, driver_without_words, past_the_count, past_two,
+                         past_all_that_are_looked_at, too_old_a_gpu, a_gpu_that_does_not_answer, described,
+                         build_serves, no_context, own_context, other_context, during_a_capture, prepared,
+                         prepared_elsewhere, refused_by_the_driver, many_threads);
 }

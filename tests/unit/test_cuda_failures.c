@@ -20,7 +20,7 @@ static fmla_status sparse_small(int32_t device)
                                        .wide = true};
     sparse_of_shape(&c, &shape, (fmla_device){FMLA_DEVICE_CUDA, device});
     const fmla_status status = fmla_sparse_decode_workspace_size(&c.args, &c.args.workspace_size, NULL);
-    c.args.workspace = draw_memory(20);
+    c.args.workspace = region(20);
     return status ? status : fmla_sparse_decode(&c.args);
 }
 
@@ -32,7 +32,7 @@ static fmla_status prefill_two(int32_t device)
         .s_q = 5, .h_q = 128, .h_kv = 2, .topk = 2048, .page_size = 64, .format = FMLA_KV_BF16, .wide = true};
     prefill_of_shape(&c, &shape, (fmla_device){FMLA_DEVICE_CUDA, device});
     const fmla_status status = fmla_sparse_prefill_workspace_size(&c.args, &c.args.workspace_size, NULL);
-    c.args.workspace = draw_memory(20);
+    c.args.workspace = region(20);
     return status ? status : fmla_sparse_prefill(&c.args);
 }
 
@@ -79,7 +79,6 @@ static void each_step(void)
                                   CALL_cuLibraryGetKernel,   CALL_cuKernelGetFunction,
                                   CALL_cuKernelSetAttribute, CALL_cuTensorMapEncodeTiled,
                                   CALL_cuLaunchKernelEx};
-    fake_open();
     for (int i = 0; i < OPERATIONS; i++)
         for (size_t e = 0; e < sizeof entries / sizeof entries[0]; e++) {
             const int times = fails_at_each(i, entries[e]);
@@ -93,7 +92,6 @@ static void each_step(void)
 /* A kernel that is in error: an entry that only looks is told of it, and so are all later ones. */
 static void an_error_that_stays(void)
 {
-    fake_open();
     CHECK_OK(decode_small(0));
     for (int entry = 0; entry < CALLS; entry++)
         if (entry != CALL_cuGetErrorName && entry != CALL_cuGetErrorString)
@@ -106,6 +104,5 @@ static void an_error_that_stays(void)
 
 int main(int argc, char **argv)
 {
-    static const struct scenario scenarios[] = {SCENARIO(each_step), SCENARIO(an_error_that_stays)};
-    return run_scenarios("test_cuda_failures", scenarios, sizeof scenarios / sizeof scenarios[0], argc, argv);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_failures", each_step, an_error_that_stays);
 }

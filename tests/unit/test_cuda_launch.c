@@ -1,48 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the kernels of a call on a GPU are given: their order, grids, shared memory and parameters, as a driver that is
+ * What the kernels of dense decode on a GPU are given: their order, grids, shared memory and parameters, as a driver that is
  * none (fake_cuda/) received them.
  */
-#include "fake_cuda/calls.h"
+#include "fake_cuda/launches.h"
 
-#include "cuda/cache_params.h"
-#include "cuda/device.h"
-#include "cuda/launch.h"
-#include "cuda/params.h"
 #include "cuda/sm80/dense_decode/shape.h"
 
 #include <math.h>
 
-static void *const stream = &memory[7][64];
-
-static const struct fake_launch *launched(int from_last)
-{
-    return &fake->launch[fake->launches - 1 - from_last];
-}
-
-static struct dense_decode_params params_of(const struct fake_launch *launch)
-{
-    struct dense_decode_params params;
-    memcpy(&params, launch->parameters, sizeof params);
-    return params;
-}
-
-static struct join_params join_of(const struct fake_launch *launch)
-{
-    struct join_params params;
-    memcpy(&params, launch->parameters, sizeof params);
-    return params;
-}
-
 static struct split_params split_of(const struct fake_launch *launch)
 {
-    return strncmp(launch->kernel, "join", 4) ? params_of(launch).split : join_of(launch).split;
+    return strncmp(launch->kernel, "join", 4) ? dense_decode_params_of(launch).split
+                                              : join_params_of(launch).split;
 }
 
 /* The last launch joins the slots of that call. */
 static void check_join(const struct dense_decode_params *p)
 {
-    const struct join_params join = join_of(&fake->launch[fake->launches - 1]);
+    const struct join_params join = join_params_of(&fake->launch[fake->launches - 1]);
     CHECK(join.b == p->b && join.s_q == p->s_q && join.h_q == p->h_q && join.group == p->group &&
               join.rows == p->rows && join.capacity == p->capacity && join.seqlens == p->seqlens,
           "%s", "the join has other sizes or lengths");
@@ -50,11 +26,6 @@ static void check_join(const struct dense_decode_params *p)
               !memcmp(&join.split, &p->split, sizeof join.split) &&
               !memcmp(&join.output, &p->output, sizeof join.output),
           "%s", "the join has other parameters");
-}
-
-static bool divides(struct divisor divisor, uint32_t by)
-{
-    return 1234567u * (uint64_t)divisor.multiplier >> divisor.shift == 1234567u / by;
 }
 
 static int32_t rows_per_block_of(const struct fake_launch *launch)
@@ -71,58 +42,47 @@ static int32_t row_lanes_of(const struct fake_launch *launch)
     return lanes;
 }
 
-/* The launches since `before`, by name. */
-static void check_kernels(int before, const char *names)
+static void run_best(struct drawn_dense *call)
 {
-    char came[512] = "";
-    for (int i = before; i < fake->launches; i++)
-        snprintf(came + strlen(came), sizeof came - strlen(came), "%s%s", *came ? "|" : "",
-                 fake->launch[i].kernel);
-    CHECK(!strcmp(came, names), "launched %s, expected %s", came, names);
-    unsigned overlapping = 0; /* Hopper's decode, and the join behind it */
-    for (int i = before; i < fake->launches; i++) {
-        const struct fake_launch *launch = &fake->launch[i];
-        if (strncmp(launch->kernel, "join", 4) != 0) overlapping = !strncmp(launch->kernel, "sm90", 4);
-        CHECK(launch->config.stream == stream && launch->config.num_attributes == overlapping,
-              "launch %d: %u attributes", i, launch->config.num_attributes);
-        if (overlapping)
-            CHECK(launch->attributes[0].id == CU_LAUNCH_OVERLAP && launch->attributes[0].value.overlap == 1,
-                  "launch %d: attribute %u", i, launch->attributes[0].id);
-    }
-}
-
-static void run_best(struct decode_call *call)
-{
-    call->args.stream = stream;
+    call->args.stream = STREAM;
     CHECK_OK(decode_run(call));
 }
 
 /* With the portable decode, which the fake GPU, a Hopper, would not choose. */
-static void run(struct decode_call *call)
+static void run(struct drawn_dense *call)
 {
     call->args.kernel = "cuda-sm80";
     run_best(call);
+}
+
+/* With the one that dispatch chooses, or the portable one: the launches, by name. */
+static void runs_best(struct drawn_dense *call, const char *kernels)
+{
+    const int before = fake->launches;
+    run_best(call);
+    check_kernels(before, kernels);
+}
+
+static void runs(struct drawn_dense *call, const char *kernels)
+{
+    call->args.kernel = "cuda-sm80";
+    runs_best(call, kernels);
 }
 
 /* ---- Dense decode ---------------------------------------------------------------------------------------- */
 
 static void planned_inside(void)
 {
-    fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {5, 2, 16, 2, 99, 64, 40, bf16};
-    decode_call(&c, &shape, 0);
+    DECODE_CALL(c, 5, 2, 16, 2, 99, 64, 40, .fp16 = false);
     c.args.causal = 1, c.args.log_base = FMLA_LOG_BASE_2, c.args.softmax_scale = 0.25f;
-    run(&c);
-    check_kernels(0, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16");
+    runs(&c, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16");
 
-    struct plan_params plan;
-    memcpy(&plan, launched(2)->parameters, sizeof plan);
+    const struct plan_params plan = plan_params_of(launched(2));
     CHECK_ALL({launched(2)->config.grid_x, 1}, {launched(2)->config.block_x, PLAN_THREADS});
-    CHECK(plan.seqlens == (int32_t *)(void *)memory[3] && plan.b == 5 && plan.capacity == 40 * 64,
+    CHECK(plan.seqlens == (int32_t *)(void *)region(3) && plan.b == 5 && plan.capacity == 40 * 64,
           "%lld, %lld", (long long)plan.b, (long long)plan.capacity);
-    CHECK((char *)plan.header == memory[7], "%p", (void *)plan.header);
-    CHECK((char *)plan.partitions == memory[7] + 32 && (char *)plan.num_splits == memory[7] + 32 + 66 * 32,
+    CHECK((char *)plan.header == region(7), "%p", (void *)plan.header);
+    CHECK((char *)plan.partitions == region(7) + 32 && (char *)plan.num_splits == region(7) + 32 + 66 * 32,
           "%p, %p", (void *)plan.partitions, (void *)plan.num_splits);
     CHECK_EQ(plan.num_partitions, 66); /* 132 SMs, 2 key heads */
     const struct divisor partitions = divisor_of(66);
@@ -130,16 +90,16 @@ static void planned_inside(void)
               {plan.partitions_divisor.shift, partitions.shift},
               {plan.costs.row_tiles, 2 /* a tile a key head */}, {plan.costs.tiles_of_head, 1});
 
-    const struct dense_decode_params p = params_of(launched(1));
+    const struct dense_decode_params p = dense_decode_params_of(launched(1));
     CHECK_ALL({p.b, 5}, {p.s_q, 2}, {p.h_q, 16}, {p.h_kv, 2}, {p.group, 8}, {p.rows, 16}, {p.d_qk, 576},
               {p.page_size, 64}, {p.capacity, 40 * 64}, {p.causal, 1}, {p.vectors_aligned, 1},
               {p.output.pairs_aligned, 1});
     CHECK(fabsf(p.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f", (double)p.scale_log2);
-    CHECK((const char *)p.q == memory[0] && (const char *)p.kv == memory[1], "%s", "q, kv");
-    CHECK((const char *)p.block_table == memory[2] && (const char *)p.seqlens == memory[3], "%s",
+    CHECK((const char *)p.q == region(0) && (const char *)p.kv == region(1), "%s", "q, kv");
+    CHECK((const char *)p.block_table == region(2) && (const char *)p.seqlens == region(3), "%s",
           "table, seqlens");
-    CHECK((const char *)p.output.rules.attn_sink == memory[4], "%s", "attn_sink");
-    CHECK((char *)p.output.out == memory[5] && (char *)p.output.lse == memory[6], "%s", "out, lse");
+    CHECK((const char *)p.output.rules.attn_sink == region(4), "%s", "attn_sink");
+    CHECK((char *)p.output.out == region(5) && (char *)p.output.lse == region(6), "%s", "out, lse");
     CHECK(isinf(p.output.rules.lse_of_empty) && p.output.rules.lse_of_empty > 0, "%s", "lse_of_empty");
     CHECK(fabsf(p.output.rules.lse_factor - 1.442695f) < 1e-5f, "%f", (double)p.output.rules.lse_factor);
     CHECK_ALL({p.q_stride[0], 2 * 16 * 576}, {p.q_stride[1], 16 * 576}, {p.q_stride[2], 576},
@@ -155,7 +115,7 @@ static void planned_inside(void)
           (const void *)p.split.num_splits);
     CHECK_ALL({p.split.num_partitions, 66}, {p.split.chunks, 0});
     const size_t plan_end = (plan_bytes(5, 66) + 255) / 256 * 256, rows = 2 * 66 * 32;
-    CHECK_ALL({(char *)p.split.slot_out - memory[7], (int64_t)plan_end},
+    CHECK_ALL({(char *)p.split.slot_out - region(7), (int64_t)plan_end},
               {(char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)});
     const size_t marks = 66 * 2 * MARKS_OF_TILE * 4; /* a tile a key head */
     CHECK_EQ(c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256 + (marks + 255) / 256 * 256);
@@ -173,34 +133,25 @@ static void planned_inside(void)
 
 static void large_tiles(void)
 {
-    fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {128, 2, 128, 1, 9, 64, 1, fp16};
-    decode_call(&c, &shape, 0);
-    run(&c);
-    check_kernels(0, "decode_plan|sm80_dense_decode_fp16_64x64|join_splits_fp16");
+    DECODE_CALL(c, 128, 2, 128, 1, 9, 64, 1, .fp16 = true);
+    runs(&c, "decode_plan|sm80_dense_decode_fp16_64x64|join_splits_fp16");
     CHECK_ALL({launched(1)->config.grid_x, 33 * 4 /* 256 rows; 132 SMs over 4 tiles */},
               {launched(1)->config.block_x, 256},
               {launched(1)->config.shared_bytes, 64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4},
               {rows_per_block_of(launched(0)), JOIN_WARPS /* fewer partitions than requests */},
               {row_lanes_of(launched(0)), 32},
               {launched(0)->config.grid_x, 8 * 32 /* of 33 requests: they take turns; at most 2 · 132 */});
-    CHECK(isinf(join_of(launched(0)).output.rules.lse_of_empty), "%s", "lse_of_empty");
+    CHECK(isinf(join_params_of(launched(0)).output.rules.lse_of_empty), "%s", "lse_of_empty");
 }
 
 /* A GPU that gives a block 99 KiB takes the smallest tile for every call. */
 static void little_shared_memory(void)
 {
-    fake_open();
     fake->capability = 89, fake->shared_bytes = 101376, fake->sms = 142;
-    struct decode_call c;
-    const struct decode_shape shape = {4, 1, 128, 1, 9, 64, 2, bf16};
-    decode_call(&c, &shape, 0);
-    run(&c);
-    check_kernels(0, "decode_plan|sm80_dense_decode_bf16_16x32|join_splits_bf16");
-    CHECK_EQ(params_of(launched(1)).stages, 2);
-    struct plan_params plan; /* the costs are those of another GPU */
-    memcpy(&plan, launched(2)->parameters, sizeof plan);
+    DECODE_CALL(c, 4, 1, 128, 1, 9, 64, 2, .fp16 = false);
+    runs(&c, "decode_plan|sm80_dense_decode_bf16_16x32|join_splits_bf16");
+    CHECK_EQ(dense_decode_params_of(launched(1)).stages, 2);
+    const struct plan_params plan = plan_params_of(launched(2)); /* the costs are those of another GPU */
     CHECK_EQ(plan.costs.row_tiles, 0);
     CHECK(launched(1)->config.shared_bytes <= 101376 - 1024, "%u", launched(1)->config.shared_bytes);
     CHECK_EQ(launched(1)->config.grid_x, 71 * 8); /* partitions count rows by 64, tiles by 16 */
@@ -208,19 +159,17 @@ static void little_shared_memory(void)
 
 static void plan_given(void)
 {
-    fake_open();
-    struct decode_call c;
+    struct drawn_dense c;
     decode_call(&c, &small_shape, 0);
-    c.args.plan = memory[7] + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7), c.args.num_partitions = 7;
-    run(&c);
-    check_kernels(0, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
-    const struct split_params split = params_of(launched(1)).split;
-    const char *plan = memory[7] + MEMORY / 2;
+    c.args.plan = region(7) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7), c.args.num_partitions = 7;
+    runs(&c, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
+    const struct split_params split = dense_decode_params_of(launched(1)).split;
+    const char *plan = region(7) + MEMORY / 2;
     CHECK((const char *)split.header == plan && (const char *)split.partitions == plan + 32 &&
               (const char *)split.num_splits == plan + 32 + 7 * 32,
           "%s", "another plan");
     CHECK_EQ(split.num_partitions, 7);
-    CHECK((char *)split.slot_out == memory[7], "%s", "room was kept for a plan");
+    CHECK((char *)split.slot_out == region(7), "%s", "room was kept for a plan");
     CHECK_ALL({rows_per_block_of(launched(0)), JOIN_WARPS /* 3 parts a request */},
               {row_lanes_of(launched(0)), 2},
               {launched(0)->config.grid_x, 2 * 2 * 4 /* requests × row blocks × columns */});
@@ -229,26 +178,24 @@ static void plan_given(void)
     run(&c);
     CHECK_EQ(split_of(launched(0)).num_partitions, 132);
     /* One partition: nothing is ever cut. */
-    const int before = fake->launches;
     c.args.num_partitions = 1;
-    run(&c);
-    check_kernels(before, "sm80_dense_decode_bf16_16x64");
+    runs(&c, "sm80_dense_decode_bf16_16x64");
     CHECK_EQ(c.bytes, 0);
     /* What the host can know of a plan in device memory is checked. */
     c.args.num_partitions = 133;
     check_rejected("a plan too small", decode_run(&c), FMLA_BUFFER_TOO_SMALL, "dense_decode", "plan_size",
                    "at least|133 partitions of 2 requests");
-    c.args.num_partitions = 7, c.args.plan = memory[7] + 8;
+    c.args.num_partitions = 7, c.args.plan = region(7) + 8;
     check_rejected("a plan misaligned", decode_run(&c), FMLA_INVALID_ARGUMENT, "dense_decode", "plan",
                    "16 bytes");
 }
 
-/* Tables of 7 rows in memory[4] and memory[5], which the call has other uses for and nobody touches. */
+/* Tables of 7 rows in region(4) and region(5), which the call has other uses for and nobody touches. */
 static void give_tables(struct held *rows, struct held *splits, int64_t b, const fmla_tensor **partitions,
                         const fmla_tensor **num_splits)
 {
-    HELD(rows, memory[4], i32, 2, 7, FMLA_PARTITION_FIELDS);
-    HELD(splits, memory[5] + 4, i32, 1, b + 1);
+    HELD(rows, region(4), i32, 2, 7, FMLA_PARTITION_FIELDS);
+    HELD(splits, region(5) + 4, i32, 1, b + 1);
     rows->tensor.device = splits->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
     *partitions = &rows->tensor, *num_splits = &splits->tensor;
 }
@@ -256,9 +203,8 @@ static void give_tables(struct held *rows, struct held *splits, int64_t b, const
 /* A plan in tables: without a header, which no kernel reads then; their rows are the number of partitions. */
 static void tables_given(void)
 {
-    fake_open();
     for (int hopper = 0; hopper < 2; hopper++) {
-        struct decode_call c;
+        struct drawn_dense c;
         struct held rows, splits;
         const int before = fake->launches;
         decode_call(&c, &small_shape, 0);
@@ -268,18 +214,18 @@ static void tables_given(void)
                                      : "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
         for (int i = 0; i < 2; i++) { /* the parameters of Hopper's kernel begin with those of the others */
             const struct split_params split = split_of(launched(i));
-            CHECK(!split.header && (const char *)split.partitions == memory[4] &&
-                      (const char *)split.num_splits == memory[5] + 4,
+            CHECK(!split.header && (const char *)split.partitions == region(4) &&
+                      (const char *)split.num_splits == region(5) + 4,
                   "launch %d: %p, %p, %p", i, (const void *)split.header, (const void *)split.partitions,
                   (const void *)split.num_splits);
             CHECK_EQ(split.num_partitions, 7);
-            CHECK((char *)split.slot_out == memory[7], "%s", "room was kept for a plan");
+            CHECK((char *)split.slot_out == region(7), "%s", "room was kept for a plan");
         }
         CHECK_EQ(row_lanes_of(launched(0)), 2);
         /* The same workspace as with a plan of as many partitions. */
         const size_t bytes = c.bytes;
         c.args.partitions = c.args.num_splits = NULL;
-        c.args.plan = memory[7] + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7), c.args.num_partitions = 7;
+        c.args.plan = region(7) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7), c.args.num_partitions = 7;
         (hopper ? run_best : run)(&c);
         CHECK_EQ(c.bytes, bytes);
         /* Not read in batch-invariant mode; checked all the same. */
@@ -296,9 +242,8 @@ static void tables_given(void)
 /* The device's planner writes the tables alone, and decode takes them from there. */
 static void tables_planned(void)
 {
-    fake_open();
     struct held seqlens, rows, splits;
-    HELD(&seqlens, memory[0], i32, 1, 5);
+    HELD(&seqlens, region(0), i32, 1, 5);
     seqlens.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
     args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 16, args.h_kv = 1, args.num_workers = 99;
@@ -310,10 +255,9 @@ static void tables_planned(void)
     CHECK_EQ(count, 132);
     give_tables(&rows, &splits, 5, &args.partitions, &args.num_splits);
     CHECK_OK(fmla_decode_plan(&args));
-    struct plan_params p;
-    memcpy(&p, launched(0)->parameters, sizeof p);
+    const struct plan_params p = plan_params_of(launched(0));
     CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
-    CHECK(!p.header && (char *)p.partitions == memory[4] && (char *)p.num_splits == memory[5] + 4,
+    CHECK(!p.header && (char *)p.partitions == region(4) && (char *)p.num_splits == region(5) + 4,
           "%p, %p, %p", (void *)p.header, (void *)p.partitions, (void *)p.num_splits);
     CHECK_ALL({p.num_partitions, 7}, {p.costs.row_tiles, 1});
     const struct divisor partitions = divisor_of(7);
@@ -322,47 +266,40 @@ static void tables_planned(void)
 
 static void batch_invariant(void)
 {
-    fake_open();
-    struct decode_call c;
-    struct decode_shape shape = {3, 1, 16, 1, 9, 64, 1000, bf16};
+    struct drawn_dense c;
+    struct dense_shape shape = {3, 1, 16, 1, 9, 64, 1000, .fp16 = false};
     decode_call(&c, &shape, 0);
     c.args.batch_invariant = 1;
-    c.args.plan = memory[0] + 1; /* not read */
-    run(&c);
-    check_kernels(0, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
-    struct dense_decode_params p = params_of(launched(1));
+    c.args.plan = region(0) + 1; /* not read */
+    runs(&c, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
+    struct dense_decode_params p = dense_decode_params_of(launched(1));
     CHECK(!p.split.header && !p.split.partitions && !p.split.num_splits, "%p",
           (const void *)p.split.partitions);
     CHECK_ALL({p.split.chunks, 32 /* ⌈64000 / 2048⌉ */}, {p.split.chunk_lanes, 32},
               {launched(1)->config.grid_x, 3 * 32}, {rows_per_block_of(launched(0)), 1},
               {row_lanes_of(launched(0)), 16}, {launched(0)->config.grid_x, 3 * 16 * 4});
-    CHECK((char *)p.split.slot_out == memory[7], "%s", "room was kept for a plan");
+    CHECK((char *)p.split.slot_out == region(7), "%s", "room was kept for a plan");
     CHECK_EQ(c.bytes, 3 * 32 * 16 * (512 * 4 + 4));
     /* Many requests: a worker takes several chunks. */
     shape.b = 528;
     decode_call(&c, &shape, 0);
     c.args.batch_invariant = 1;
     run(&c);
-    p = params_of(launched(1));
+    p = dense_decode_params_of(launched(1));
     CHECK_ALL({p.split.chunks, 32}, {p.split.chunk_lanes, 4 /* 16 · 132 / 528 */},
               {launched(1)->config.grid_x, 528 * 4});
     /* A capacity of one chunk: nothing to join, no workspace. */
-    const int before = fake->launches;
     shape.max_pages = 32;
     decode_call(&c, &shape, 0);
     c.args.batch_invariant = 1;
-    run(&c);
-    check_kernels(before, "sm80_dense_decode_bf16_16x64");
-    CHECK_ALL({params_of(launched(0)).split.chunk_lanes, 1}, {c.bytes, 0});
+    runs(&c, "sm80_dense_decode_bf16_16x64");
+    CHECK_ALL({dense_decode_params_of(launched(0)).split.chunk_lanes, 1}, {c.bytes, 0});
 }
 
 /* Row blocks of the join are many more than its blocks of threads, which take turns. */
 static void join_is_capped(void)
 {
-    fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {1, 1024, 128, 1, 9, 64, 1, bf16};
-    decode_call(&c, &shape, 0);
+    DECODE_CALL(c, 1, 1024, 128, 1, 9, 64, 1, .fp16 = false);
     c.args.num_partitions = 2;
     run(&c);
     CHECK_EQ(launched(0)->config.grid_x, 2 * 132);
@@ -373,14 +310,11 @@ static void join_is_capped(void)
 
 static void without_options(void)
 {
-    fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {2, 1, 16, 1, 64, 320, 1, bf16};
-    decode_call(&c, &shape, 0);
+    DECODE_CALL(c, 2, 1, 16, 1, 64, 320, 1, .fp16 = false);
     c.args.block_table = NULL, c.args.attn_sink = NULL, c.args.lse = NULL;
     c.args.lse_empty = FMLA_LSE_EMPTY_NEGATIVE_INFINITY;
     run(&c);
-    const struct dense_decode_params p = params_of(launched(1));
+    const struct dense_decode_params p = dense_decode_params_of(launched(1));
     CHECK(!p.block_table && !p.output.rules.attn_sink && !p.output.lse, "%s",
           "a pointer to what was left out");
     CHECK_EQ(p.capacity, 320);
@@ -397,9 +331,8 @@ static void without_options(void)
 /* Every way for one row to begin off 16 bytes; strides that are never used do not count. */
 static void alignment(void)
 {
-    fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {2, 2, 16, 1, 4, 64, 4, bf16};
+    struct drawn_dense c;
+    const struct dense_shape shape = {2, 2, 16, 1, 4, 64, 4, .fp16 = false};
     for (int k = 0; k < 12; k++) {
         int vectors = 1, pairs = 1;
         decode_call(&c, &shape, 0);
@@ -418,7 +351,7 @@ static void alignment(void)
         case 11: c.out.strides[0] += 2; break;
         }
         run(&c);
-        const struct dense_decode_params p = params_of(launched(1));
+        const struct dense_decode_params p = dense_decode_params_of(launched(1));
         CHECK(p.vectors_aligned == vectors && p.output.pairs_aligned == pairs,
               "case %d: vectors %d, pairs %d", k, p.vectors_aligned, p.output.pairs_aligned);
     }
@@ -427,10 +360,10 @@ static void alignment(void)
 /* Partial results of 2^20 requests of 2^20 chunks: their rows, or their bytes, overflow. */
 static void too_large(void)
 {
-    fake_open();
     for (int shift = 15; shift <= 30; shift += 15) {
-        struct decode_call c;
-        const struct decode_shape shape = {1 << 20, 1, INT64_C(1) << shift, 1, 1, 64, INT32_MAX, bf16};
+        struct drawn_dense c;
+        const struct dense_shape shape = {1 << 20, 1,  INT64_C(1) << shift, 1,
+                                          1,       64, INT32_MAX,           .fp16 = false};
         size_t bytes;
         decode_call(&c, &shape, 0);
         for (int i = 0; i < 3; i++) c.q.strides[i] = c.kv.strides[i] = 0;
@@ -445,13 +378,12 @@ static void too_large(void)
 /* Hopper's kernel takes no more blocks of threads than a grid has, also where the rows of a plan's tables make them. */
 static void many_blocks(void)
 {
-    fake_open();
-    const struct decode_shape shape = {2, 1, 1 << 22, 1, 9, 64, 8, bf16};
-    struct decode_call c;
+    const struct dense_shape shape = {2, 1, 1 << 22, 1, 9, 64, 8, .fp16 = false};
+    struct drawn_dense c;
     struct held rows, splits;
     decode_call(&c, &shape, 0);
-    HELD(&rows, memory[4], i32, 2, 65536, 8);
-    HELD(&splits, memory[5], i32, 1, 3);
+    HELD(&rows, region(4), i32, 2, 65536, 8);
+    HELD(&splits, region(5), i32, 1, 3);
     rows.tensor.device = splits.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
     c.args.kernel = "cuda-sm90";
     for (int way = 0; way < 2; way++) {
@@ -465,46 +397,34 @@ static void many_blocks(void)
 
 /* ---- Dense decode on Hopper -------------------------------------------------------------------------------- */
 
-static struct dense_decode_sm90_params sm90_params_of(const struct fake_launch *launch)
-{
-    struct dense_decode_sm90_params params;
-    memcpy(&params, launch->parameters, sizeof params);
-    return params;
-}
-
 /* The call is the portable kernel's; only the grid, the marks and what TMA is told differ. */
 static void hopper(void)
 {
-    fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {5, 2, 16, 2, 99, 64, 40, bf16};
-    decode_call(&c, &shape, 0);
+    DECODE_CALL(c, 5, 2, 16, 2, 99, 64, 40, .fp16 = false);
     c.args.causal = 1, c.args.softmax_scale = 0.25f;
     run(&c);
-    struct dense_decode_params expected = params_of(launched(1));
+    struct dense_decode_params expected = dense_decode_params_of(launched(1));
     const struct cu_launch_config portable_join = launched(0)->config;
     const size_t bytes = c.bytes;
     CHECK_EQ(fake->tensors, 0);
-    const int before = fake->launches;
     c.args.kernel = NULL;
-    run_best(&c);
-    check_kernels(before, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16");
+    runs_best(&c, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16");
     CHECK_EQ(c.bytes, bytes);
     const struct cu_launch_config decode = launched(1)->config, join = launched(0)->config;
     CHECK_ALL({decode.grid_x, 66 * 2}, {decode.block_x, 384}, {decode.shared_bytes, 232448},
               {join.grid_x, portable_join.grid_x}, {join.block_x, portable_join.block_x});
-    const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
+    const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
     const size_t slots = 2 * 66, marks = 66 * 2 * MARKS_OF_TILE * 4;
     expected.split.marks = (uint32_t *)(void *)((char *)expected.split.slot_lse + slots * 32 * 4);
     expected.split.tiles = 2, expected.split.tiles_of_head = 1;
-    CHECK_EQ((char *)expected.split.marks + (marks + 255) / 256 * 256 - memory[7], (int64_t)bytes);
+    CHECK_EQ((char *)expected.split.marks + (marks + 255) / 256 * 256 - region(7), (int64_t)bytes);
     CHECK(!memcmp(&p.call, &expected, sizeof expected), "%s", "another call than the portable kernel's");
     check_join(&expected);
     CHECK_ALL({p.q_heads, 8}, {p.tiles_of_head, 1});
     CHECK(divides(p.tiles_of_head_divisor, 1) && divides(p.tiles_divisor, 2), "%s", "divisors");
     CHECK_ALL({p.request_step, 1}, {p.page_step, 1}, {fake->tensors, 3});
-    CHECK((char *)told_of(&p.keys)->base == memory[1] && (char *)told_of(&p.rope)->base == memory[1] &&
-              (char *)told_of(&p.queries)->base == memory[0],
+    CHECK((char *)told_of(&p.keys)->base == region(1) && (char *)told_of(&p.rope)->base == region(1) &&
+              (char *)told_of(&p.queries)->base == region(0),
           "%s", "the tensors' data");
     CHECK_ALL({told_of(&p.keys)->box[2], 2}, {told_of(&p.rope)->box[2], 1}, {told_of(&p.queries)->box[1], 8},
               {told_of(&p.queries)->box[2], 8});
@@ -512,11 +432,10 @@ static void hopper(void)
 
 static void hopper_variants(void)
 {
-    fake_open();
     for (int k = 0; k < 8; k++) {
         const int64_t d_qk = k & 1 ? 576 : 512, h_q = k & 2 ? 65 : 64;
-        const struct decode_shape shape = {2, 1, h_q, 1, 9, 64, 8, k & 4 ? fp16 : bf16};
-        struct decode_call c;
+        const struct dense_shape shape = {2, 1, h_q, 1, 9, 64, 8, .fp16 = k & 4};
+        struct drawn_dense c;
         char names[96];
         decode_call(&c, &shape, 0);
         c.q.shape[3] = c.kv.shape[3] = d_qk;
@@ -526,7 +445,7 @@ static void hopper_variants(void)
         snprintf(names, sizeof names, "decode_plan|sm90_dense_decode_%s_%d%s|join_splits_%s_halves", type,
                  (int)d_qk, k & 2 ? "_shared" : "", type);
         check_kernels(before, names);
-        const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
+        const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
         CHECK_ALL({p.tiles_of_head, k & 2 ? 2 : 1}, {p.q_heads, h_q},
                   {launched(1)->config.grid_x, (k & 2 ? 66 : 132) * p.tiles_of_head},
                   {told_of(&p.keys)->type, k & 4 ? CU_TENSOR_FLOAT16 : CU_TENSOR_BFLOAT16},
@@ -537,50 +456,41 @@ static void hopper_variants(void)
 /* 256 rows of two key heads each; and a join of few blocks, which all fit beside the decode's last ones. */
 static void hopper_large_tiles(void)
 {
-    fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {128, 2, 256, 2, 9, 64, 1, bf16};
-    decode_call(&c, &shape, 0);
+    DECODE_CALL(c, 128, 2, 256, 2, 9, 64, 1, .fp16 = false);
     c.args.num_partitions = 33;
-    run_best(&c);
-    check_kernels(0, "decode_plan|sm90_dense_decode_bf16_576_shared|join_splits_bf16");
-    const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
+    runs_best(&c, "decode_plan|sm90_dense_decode_bf16_576_shared|join_splits_bf16");
+    const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
     CHECK_ALL({p.q_heads, 128}, {p.tiles_of_head, 4});
     CHECK(divides(p.tiles_of_head_divisor, 4) && divides(p.tiles_divisor, 8), "%s", "divisors");
-    CHECK_ALL({launched(1)->config.grid_x, 33 * 8}, {join_of(launched(0)).split.tiles, 8},
-              {join_of(launched(0)).split.tiles_of_head, 4}, {rows_per_block_of(launched(0)), JOIN_WARPS},
+    CHECK_ALL({launched(1)->config.grid_x, 33 * 8}, {join_params_of(launched(0)).split.tiles, 8},
+              {join_params_of(launched(0)).split.tiles_of_head, 4},
+              {rows_per_block_of(launched(0)), JOIN_WARPS},
               {launched(0)->config.grid_x, 4 * 64 /* 512 rows; at most 2 · 132 */});
 }
 
 /* All requests share one query tensor and one cache: one request, one page, and steps of 0. */
 static void hopper_shared_tensors(void)
 {
-    fake_open();
-    struct decode_call c;
+    struct drawn_dense c;
     decode_call(&c, &small_shape, 0);
     c.q.strides[0] = 0, c.kv.strides[0] = 0;
-    run_best(&c);
-    check_kernels(0, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
-    const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
+    runs_best(&c, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
+    const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
     CHECK_ALL({p.request_step, 0}, {p.page_step, 0}, {told_of(&p.queries)->sizes[4], 1},
               {told_of(&p.keys)->sizes[3], 1});
 }
 
 static void hopper_without_cuts(void)
 {
-    fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {3, 1, 16, 1, 9, 64, 1000, bf16};
-    decode_call(&c, &shape, 0);
+    DECODE_CALL(c, 3, 1, 16, 1, 9, 64, 1000, .fp16 = false);
     c.args.batch_invariant = 1;
-    run_best(&c);
-    check_kernels(0, "sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
-    CHECK_ALL({launched(1)->config.grid_x, 3 * 32}, {sm90_params_of(launched(1)).call.split.chunk_lanes, 32});
+    runs_best(&c, "sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
+    CHECK_ALL({launched(1)->config.grid_x, 3 * 32},
+              {dense_decode_sm90_params_of(launched(1)).call.split.chunk_lanes, 32});
     int before = fake->launches;
     decode_call(&c, &small_shape, 0);
-    c.args.plan = memory[7] + MEMORY / 2, c.args.plan_size = plan_bytes(2, 1), c.args.num_partitions = 1;
-    run_best(&c);
-    check_kernels(before, "sm90_dense_decode_bf16_576"); /* nothing to join */
+    c.args.plan = region(7) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 1), c.args.num_partitions = 1;
+    runs_best(&c, "sm90_dense_decode_bf16_576"); /* nothing to join */
     /* No request: nothing is launched, and the driver is told of no tensor. */
     before = fake->launches;
     const int tensors = fake->tensors;
@@ -596,12 +506,10 @@ static void hopper_without_cuts(void)
 /* The same call on the GPUs around. */
 static void on_a_gpu(int capability, int shared_bytes, const char *names)
 {
-    fake_open();
     fake->capability = capability, fake->shared_bytes = shared_bytes;
-    struct decode_call c;
+    struct drawn_dense c;
     decode_call(&c, &small_shape, 0);
-    run_best(&c);
-    check_kernels(0, names);
+    runs_best(&c, names);
     CHECK_EQ(fake->tensors, strstr(names, "sm90") ? 3 : 0);
 }
 
@@ -620,268 +528,11 @@ static void on_10_0(void)
     on_a_gpu(100, 232448, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
 }
 
-/* ---- The other operations ---------------------------------------------------------------------------------- */
-
-static void merge_and_plan(void)
-{
-    fake_open();
-    CHECK_OK(merge_small(0));
-    struct merge_params m;
-    memcpy(&m, launched(0)->parameters, sizeof m);
-    CHECK(!strcmp(launched(0)->kernel, "merge"), "%s", launched(0)->kernel);
-    CHECK_ALL({launched(0)->config.grid_x, 2 * 16}, {launched(0)->config.block_x, MERGE_THREADS}, {m.n, 3},
-              {m.b, 2}, {m.s_q, 1}, {m.h_q, 16}, {m.d_v, 512});
-    CHECK((const char *)m.out_parts == memory[0] && (const char *)m.lse_parts == memory[1] &&
-              (char *)m.out == memory[2] && !m.lse && !m.rules.attn_sink,
-          "%s", "pointers");
-    CHECK_ALL({m.part_element, 0}, {m.out_element, 0}, {m.vectors_aligned, 1},
-              {m.out_parts_stride[0], 2 * 16 * 512}, {m.out_parts_stride[3], 512},
-              {m.lse_parts_stride[0], 32}, {m.out_stride[0], 16 * 512});
-
-    CHECK_OK(plan_small(0));
-    struct plan_params p;
-    memcpy(&p, launched(0)->parameters, sizeof p);
-    CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
-    CHECK_ALL({p.b, 5}, {p.capacity, INT32_MAX}, {p.num_partitions, 132}, {p.costs.row_tiles, 1},
-              {p.costs.tiles_of_head, 1});
-    CHECK((char *)p.header == memory[1] && (char *)p.partitions == memory[1] + 32 &&
-              (char *)p.num_splits == memory[1] + 32 + 132 * 32 && (const char *)p.seqlens == memory[0],
-          "%s", "pointers");
-}
-
-/* What the last launch of a cache operation was given. */
-static struct cache_params cache_launched(const char *kernel)
-{
-    struct cache_params p;
-    memcpy(&p, launched(0)->parameters, sizeof p);
-    CHECK(!strcmp(launched(0)->kernel, kernel), "launched %s, not %s", launched(0)->kernel, kernel);
-    CHECK_EQ(launched(0)->config.block_x, 32 * CACHE_WARPS);
-    CHECK(launched(0)->config.stream == stream, "the stream is %p", launched(0)->config.stream);
-    return p;
-}
-
-static void cache_operations(void)
-{
-    static const char *const formats[] = {"bf16", "fp16", "fp8_656", "fp8_584", "fp8_576"};
-    static const int64_t widths[] = {576, 576, 656, 584, 576};
-    const fmla_dtype dtypes[] = {bf16, fp16, f32};
-    static const char *const names[] = {"bf16", "fp16", "fp32"};
-    char name[64];
-    struct cache_call c;
-    fake_open();
-    for (int i = 0; i < 15; i++) { /* each format and type has a kernel of its own */
-        cache_call(&c, 0);
-        c.append.stream = c.gather.stream = stream;
-        c.append.kv_format = c.gather.kv_format = 1 + i / 3;
-        c.cache.shape[3] = widths[i / 3];
-        if (i / 3 < 2) c.cache.tensor.dtype = i / 3 ? fp16 : bf16;
-        c.cache.strides[1] = widths[i / 3], c.cache.strides[0] = 64 * widths[i / 3];
-        c.latent.tensor.dtype = c.rope.tensor.dtype = c.out.tensor.dtype = dtypes[i % 3];
-        const int64_t d_qk = i / 3 == 3 ? 512 : 576;
-        c.latent.shape[1] = c.latent.strides[0] = d_qk - 64, c.out.shape[1] = c.out.strides[0] = d_qk;
-        CHECK_OK(fmla_cache_append(&c.append));
-        snprintf(name, sizeof name, "cache_append_%s_%s", formats[i / 3], names[i % 3]);
-        struct cache_params p = cache_launched(name);
-        CHECK_ALL({p.d_qk, d_qk}, {p.latent_width, d_qk - 64},
-                  {p.page_stride, 64 * widths[i / 3] * (i / 3 < 2 ? 2 : 1)},
-                  {p.slot_stride, i / 3 < 2    ? 1152
-                                  : i / 3 == 2 ? 656
-                                               : 576},
-                  {p.aligned, 1});
-        CHECK_OK(fmla_cache_gather(&c.gather));
-        snprintf(name, sizeof name, "cache_gather_%s_%s", formats[i / 3], names[i % 3]);
-        p = cache_launched(name);
-        CHECK_ALL({p.aligned, 1}, {p.out_stride, d_qk});
-    }
-    cache_call(&c, 0);
-    c.append.stream = c.gather.stream = stream;
-    c.latent.strides[0] = 520, c.rope.strides[0] = 1024;
-    CHECK_OK(fmla_cache_append(&c.append));
-    struct cache_params p = cache_launched("cache_append_fp8_656_bf16");
-    CHECK((const char *)p.latent == memory[0] && (const char *)p.rope == memory[1] &&
-              (char *)p.cache == memory[2] && (const char *)p.slots == memory[3],
-          "%s", "pointers");
-    CHECK_ALL({p.latent_stride, 520}, {p.rope_stride, 1024}, {p.tokens, 2}, {p.slots_of_cache, 256},
-              {p.few_slots, 1});
-    CHECK(divides(p.page_divisor, 64), "%s", "not the divisor of a page");
-    CHECK_EQ(launched(0)->config.grid_x, 1);
-
-    /* What is no multiple of 16 bytes goes another way. */
-    struct held *const held[] = {&c.latent, &c.rope, &c.cache, &c.cache, &c.cache};
-    for (int i = 0; i < 5; i++) {
-        cache_call(&c, 0);
-        c.append.stream = stream;
-        if (i < 2) held[i]->strides[0] += 4;
-        if (i == 2) c.cache.tensor.byte_offset = 8;
-        if (i == 3) c.cache.strides[0] += 8;
-        if (i == 4) c.cache.strides[1] = 660, c.cache.strides[0] = 64 * 660;
-        CHECK_OK(fmla_cache_append(&c.append));
-        p = cache_launched("cache_append_fp8_656_bf16");
-        CHECK_EQ(p.aligned, 0);
-    }
-    /* More slots than 32 bits count; blocks for all tokens. */
-    cache_call(&c, 0);
-    c.gather.stream = stream;
-    c.cache.shape[0] = INT64_C(1) << 28, c.slots.shape[0] = c.out.shape[0] = 4001;
-    CHECK_OK(fmla_cache_gather(&c.gather));
-    p = cache_launched("cache_gather_fp8_656_fp32");
-    CHECK_ALL({p.few_slots, 0}, {p.slots_of_cache, INT64_C(1) << 34}, {launched(0)->config.grid_x, 1001});
-    const int before = fake->launches;
-    c.slots.shape[0] = c.out.shape[0] = 0;
-    CHECK_OK(fmla_cache_gather(&c.gather));
-    CHECK_EQ(fake->launches, before); /* nothing to do */
-
-    /* The scale of the cache, as the quotient wants it. */
-    static const struct {
-        float scale, prescale;
-    } scales[] = {{0.0f, 1.0f}, {0.037f, 1.0f}, {0x1p-100f, 0x1p80f}, {0x1p100f, 0x1p-64f}};
-    for (int i = 0; i < 4; i++) {
-        cache_call(&c, 0);
-        c.append.stream = c.gather.stream = stream;
-        c.cache.shape[3] = 576, c.append.kv_format = c.gather.kv_format = FMLA_KV_FP8_576;
-        c.append.cache_scale = c.gather.cache_scale = scales[i].scale;
-        const float scale = scales[i].scale == 0.0f ? 1.0f : scales[i].scale;
-        CHECK_OK(fmla_cache_append(&c.append));
-        p = cache_launched("cache_append_fp8_576_bf16");
-        CHECK(p.prescale == scales[i].prescale && p.cache_scale == scale * p.prescale &&
-                  p.inverse == 1.0f / p.cache_scale,
-              "scale %a: %a %a %a", (double)scale, (double)p.prescale, (double)p.cache_scale,
-              (double)p.inverse);
-        CHECK_OK(fmla_cache_gather(&c.gather));
-        p = cache_launched("cache_gather_fp8_576_fp32");
-        CHECK(p.cache_scale == scale, "%a", (double)p.cache_scale);
-    }
-}
-
-/* The payload of a plan of 128 requests of 8192 keys, made on the host for a device. */
-static int64_t payload_for(fmla_device target, int32_t num_workers, int64_t *partitions)
-{
-    static int32_t lengths[128];
-    struct held seqlens;
-    HELD(&seqlens, lengths, i32, 1, 128);
-    for (int r = 0; r < 128; r++) lengths[r] = 8192;
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 128, args.h_kv = 1;
-    args.target = target, args.num_workers = num_workers;
-    args.plan = memory[1], args.plan_size = MEMORY;
-    CHECK_OK(fmla_decode_plan(&args));
-    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
-    CHECK_OK(fmla_plan_describe(memory[1], MEMORY, &view));
-    CHECK_EQ(fake->launches, 0);
-    *partitions = view.num_partitions;
-    return view.payload;
-}
-
-/* A plan made on the host for a GPU asks that GPU for its SMs, and whether it has costs: then two whole requests a partition
- * are best, 2 · (128 + 5); the default payload is ceil(128 · 133 / 66) + 5. */
-static void planned_on_the_host(void)
-{
-    fake_open();
-    int64_t partitions;
-    CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CUDA, 0}, 0, &partitions), 266);
-    CHECK_EQ(partitions, 66);
-    CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CUDA, 0}, 66, &partitions), 2 * 266);
-    CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CPU, 0}, 132, &partitions), 263);
-    CHECK_EQ(partitions, 66);
-}
-
-static void planned_on_the_host_for_another(void)
-{
-    fake_open();
-    fake->capability = 80;
-    int64_t partitions;
-    CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CUDA, 0}, 0, &partitions), 263);
-    CHECK_EQ(partitions, 66);
-}
-
-/* A plan made on a GPU for another device has the costs of that device: none. */
-static void planned_on_the_gpu_for_the_cpu(void)
-{
-    fake_open();
-    struct held seqlens;
-    HELD(&seqlens, memory[0], i32, 1, 5);
-    seqlens.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 16, args.h_kv = 1, args.num_partitions = 7;
-    args.target = (fmla_device){FMLA_DEVICE_CPU, 0};
-    args.plan = memory[1], args.plan_size = MEMORY;
-    CHECK_OK(fmla_decode_plan(&args));
-    struct plan_params p;
-    memcpy(&p, launched(0)->parameters, sizeof p);
-    CHECK_ALL({p.num_partitions, 7}, {p.costs.row_tiles, 0});
-}
-
-/* ---- Attributes, for kernels that use them -------------------------------------------------------------- */
-
-static void attributes(void)
-{
-    fake_open();
-    struct cuda_kernel merge = {.image = "any/merge", .name = "merge"};
-    struct merge_params params = {0};
-    struct cuda_scope scope;
-    const struct cuda_launch launch = {.kernel = &merge,
-                                       .blocks = INT64_C(1) << 40,
-                                       .threads = 64,
-                                       .shared_bytes = 50000,
-                                       .cluster = 8,
-                                       .flags = LAUNCH_OVERLAP,
-                                       .stream = stream};
-    CHECK_OK(cuda_enter("test", "x", 0, &scope));
-    CHECK_OK(cuda_launch("test", &scope, &launch, (void *[]){&params}));
-    CHECK_ALL(
-        {launched(0)->config.grid_x, INT32_MAX}, {launched(0)->config.num_attributes, 2},
-        {launched(0)->attributes[0].id, CU_LAUNCH_CLUSTER}, {launched(0)->attributes[0].value.cluster.x, 8},
-        {launched(0)->attributes[0].value.cluster.y, 1}, {launched(0)->attributes[1].id, CU_LAUNCH_OVERLAP},
-        {launched(0)->attributes[1].value.overlap, 1});
-    struct cuda_kernel nowhere = {.image = "any/nowhere", .name = "nowhere"};
-    check_rejected("no such image", cuda_load("test", &scope, &nowhere, 0), FMLA_UNSUPPORTED, "test",
-                   "kernel", "nowhere|any/nowhere");
-    cuda_leave(&scope);
-}
-
-static void no_overlap_before_hopper(void)
-{
-    fake_open();
-    fake->capability = 80;
-    struct cuda_kernel merge = {.image = "any/merge", .name = "merge"};
-    struct merge_params params = {0};
-    struct cuda_scope scope;
-    const struct cuda_launch launch = {.kernel = &merge, .blocks = 1, .threads = 64, .flags = LAUNCH_OVERLAP};
-    CHECK_OK(cuda_enter("test", "x", 0, &scope));
-    CHECK_OK(cuda_launch("test", &scope, &launch, (void *[]){&params}));
-    CHECK_EQ(launched(0)->config.num_attributes, 0);
-    cuda_leave(&scope);
-}
-
-static const struct scenario scenarios[] = {SCENARIO(planned_inside),
-                                            SCENARIO(large_tiles),
-                                            SCENARIO(little_shared_memory),
-                                            SCENARIO(plan_given),
-                                            SCENARIO(tables_given),
-                                            SCENARIO(tables_planned),
-                                            SCENARIO(batch_invariant),
-                                            SCENARIO(join_is_capped),
-                                            SCENARIO(without_options),
-                                            SCENARIO(alignment),
-                                            SCENARIO(too_large),
-                                            SCENARIO(many_blocks),
-                                            SCENARIO(hopper),
-                                            SCENARIO(hopper_variants),
-                                            SCENARIO(hopper_large_tiles),
-                                            SCENARIO(hopper_shared_tensors),
-                                            SCENARIO(hopper_without_cuts),
-                                            SCENARIO(on_8_0),
-                                            SCENARIO(on_9_0),
-                                            SCENARIO(on_10_0),
-                                            SCENARIO(merge_and_plan),
-                                            SCENARIO(cache_operations),
-                                            SCENARIO(planned_on_the_host),
-                                            SCENARIO(planned_on_the_host_for_another),
-                                            SCENARIO(planned_on_the_gpu_for_the_cpu),
-                                            SCENARIO(attributes),
-                                            SCENARIO(no_overlap_before_hopper)};
-
 int main(int argc, char **argv)
 {
-    return run_scenarios("test_cuda_launch", scenarios, sizeof scenarios / sizeof *scenarios, argc, argv);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_launch", planned_inside, large_tiles, little_shared_memory,
+                         plan_given, tables_given, tables_planned, batch_invariant, join_is_capped,
+                         without_options, alignment, too_large, many_blocks, hopper, hopper_variants,
+                         hopper_large_tiles, hopper_shared_tensors, hopper_without_cuts, on_8_0, on_9_0,
+                         on_10_0);
 }

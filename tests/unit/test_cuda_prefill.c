@@ -3,13 +3,11 @@
  * Sparse prefill on a GPU, the host's side: which kernel takes a call, what it is told of each key head, how TMA is told of the
  * queries and results, and how calls of more tokens than a launch can count are taken apart.
  */
-#include "fake_cuda/calls.h"
+#include "fake_cuda/launches.h"
 
 #include "cuda/kernels.h"
 
 #include <math.h>
-
-static const fmla_dtype bytes = {FMLA_TYPE_UINT, 8, 1};
 
 enum {
     S_Q = 5,
@@ -21,14 +19,14 @@ enum {
 };
 
 /* A call by the kernel without tensor cores, which takes all. */
-static void portable(struct prefill_call *c, int64_t s_q, int64_t h_q, int64_t h_kv)
+static void portable(struct drawn_prefill *c, int64_t s_q, int64_t h_q, int64_t h_kv)
 {
     prefill_call(c, s_q, h_q, h_kv, 0);
     c->args.kernel = "cuda";
 }
 
 /* The launches of it. */
-static int run(struct prefill_call *c)
+static int run(struct drawn_prefill *c)
 {
     size_t size = 77, alignment = 0;
     const int before = fake->launches;
@@ -39,37 +37,19 @@ static int run(struct prefill_call *c)
     return fake->launches - before;
 }
 
-static struct sparse_prefill_params params_of(const struct fake_launch *launch)
-{
-    struct sparse_prefill_params params;
-    memcpy(&params, launch->parameters, sizeof params);
-    return params;
-}
-
-static bool divides(struct divisor divisor, uint32_t by)
-{
-    return 1234567u * (uint64_t)divisor.multiplier >> divisor.shift == 1234567u / by;
-}
-
-static int64_t offset(const void *at, int part)
-{
-    return (const char *)at - memory[part];
-}
-
 /* ---- What kernels are told -------------------------------------------------------------------- */
 
 /* A launch a key head, over what is that head's. */
 static void key_heads(void)
 {
-    fake_open();
-    struct prefill_call c;
+    struct drawn_prefill c;
     portable(&c, S_Q, H_Q, H_KV);
     c.args.softmax_scale = 0.25f, c.args.log_base = FMLA_LOG_BASE_2;
     c.args.lse_empty = FMLA_LSE_EMPTY_NEGATIVE_INFINITY;
     CHECK_EQ(run(&c), H_KV);
     for (int k = 0; k < H_KV; k++) {
         const struct fake_launch *launch = &fake->launch[k];
-        const struct sparse_prefill_params p = params_of(launch);
+        const struct sparse_prefill_params p = sparse_prefill_params_of(launch);
         CHECK(!strcmp(launch->kernel, "sparse_prefill_bf16"), "%s", launch->kernel);
         CHECK_ALL({launch->config.grid_x, S_Q * TILES}, {launch->config.block_x, 32 * SPARSE_WARPS},
                   {launch->config.shared_bytes, 0}, {p.s_q, S_Q}, {p.h_q, GROUP}, {p.d_qk, 576},
@@ -92,7 +72,7 @@ static void key_heads(void)
     portable(&c, S_Q, H_Q, H_KV);
     c.args.topk_length = c.args.attn_sink = c.args.max_logits = c.args.lse = NULL;
     CHECK_EQ(run(&c), H_KV);
-    const struct sparse_prefill_params p = params_of(&fake->launch[fake->launches - 1]);
+    const struct sparse_prefill_params p = sparse_prefill_params_of(&fake->launch[fake->launches - 1]);
     CHECK(!p.topk_length && !p.rules.attn_sink && !p.max_logits && !p.lse, "%s", "optional tensors");
     /* Strides of 2 elements, and a head or a token that begins at an odd one. */
     static const struct {
@@ -106,7 +86,7 @@ static void key_heads(void)
         c.out.strides[0] = all[i].token, c.out.strides[1] = all[i].head;
         c.out.tensor.byte_offset = all[i].offset;
         CHECK_EQ(run(&c), H_KV);
-        CHECK_EQ(params_of(&fake->launch[fake->launches - 1]).pairs_aligned, all[i].aligned);
+        CHECK_EQ(sparse_prefill_params_of(&fake->launch[fake->launches - 1]).pairs_aligned, all[i].aligned);
     }
 }
 
@@ -119,18 +99,17 @@ static void formats(void)
     } all[] = {{FMLA_KV_BF16, 576, 1152, 64 * 1152, "sparse_prefill_bf16"},
                {FMLA_KV_FP8_656, 656, 656, 64 * 656, "sparse_prefill_fp8_656"},
                {FMLA_KV_FP8_584, 584, 576, 64 * 584, "sparse_prefill_fp8_584"}};
-    fake_open();
     for (int i = 0; i < 3; i++) {
-        struct prefill_call c;
+        struct drawn_prefill c;
         portable(&c, S_Q, 64, 1);
         const int64_t d_qk = all[i].format == FMLA_KV_FP8_584 ? 512 : 576;
-        HELD(&c.q, memory[0], bf16, 3, S_Q, 64, d_qk);
-        HELD(&c.kv, memory[1], all[i].format == FMLA_KV_BF16 ? bf16 : bytes, 4, 9, 64, 1, all[i].token);
+        HELD(&c.q, region(0), bf16, 3, S_Q, 64, d_qk);
+        HELD(&c.kv, region(1), all[i].format == FMLA_KV_BF16 ? bf16 : u8, 4, 9, 64, 1, all[i].token);
         c.q.tensor.device = c.kv.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
         c.args.kv_format = all[i].format;
         CHECK_EQ(run(&c), 1);
         const struct fake_launch *launch = &fake->launch[i];
-        const struct sparse_prefill_params p = params_of(launch);
+        const struct sparse_prefill_params p = sparse_prefill_params_of(launch);
         CHECK(!strcmp(launch->kernel, all[i].kernel), "%s", launch->kernel);
         CHECK_ALL({launch->config.grid_x, S_Q * 8}, {p.d_qk, d_qk}, {p.kv.slots, 9 * 64},
                   {p.kv.page_size, 64}, {p.kv.page_bytes, all[i].page_bytes},
@@ -145,14 +124,13 @@ static void formats(void)
 static void many_tokens(void)
 {
     enum { HEADS = 128, TILES_OF_TOKEN = HEADS / SPARSE_WARPS };
-    fake_open();
-    struct prefill_call c;
+    struct drawn_prefill c;
     portable(&c, INT32_MAX, HEADS, 1);
     const int launches = run(&c);
     CHECK_EQ(launches, TILES_OF_TOKEN + 1);
     int64_t first = 0;
     for (int i = 0; i < launches; i++) {
-        const struct sparse_prefill_params p = params_of(&fake->launch[i]);
+        const struct sparse_prefill_params p = sparse_prefill_params_of(&fake->launch[i]);
         CHECK_EQ(fake->launch[i].config.grid_x, (int64_t)p.s_q * TILES_OF_TOKEN);
         CHECK(p.s_q > 0 && (int64_t)p.s_q * TILES_OF_TOKEN <= INT32_MAX, "%d tokens at once", p.s_q);
         CHECK_ALL({offset(p.q, 0), first * HEADS * 576 * 2}, {offset(p.kv.data, 1), 0},
@@ -166,8 +144,7 @@ static void many_tokens(void)
 
 static void nothing(void)
 {
-    fake_open();
-    struct prefill_call c;
+    struct drawn_prefill c;
     portable(&c, 0, H_Q, H_KV);
     c.q.tensor.data = c.indices.tensor.data = c.length.tensor.data = c.out.tensor.data = NULL;
     c.max_logits.tensor.data = c.lse.tensor.data = NULL;
@@ -176,18 +153,17 @@ static void nothing(void)
     portable(&c, S_Q, H_Q, H_KV);
     c.kv.shape[0] = 0, c.kv.tensor.data = NULL;
     CHECK_EQ(run(&c), H_KV);
-    CHECK_EQ(params_of(&fake->launch[fake->launches - 1]).kv.slots, 0);
+    CHECK_EQ(sparse_prefill_params_of(&fake->launch[fake->launches - 1]).kv.slots, 0);
     portable(&c, S_Q, H_Q, H_KV);
     c.indices.shape[2] = 0, c.indices.tensor.data = NULL;
     CHECK_EQ(run(&c), H_KV);
-    CHECK_EQ(params_of(&fake->launch[fake->launches - 1]).topk, 0);
+    CHECK_EQ(sparse_prefill_params_of(&fake->launch[fake->launches - 1]).topk, 0);
 }
 
 /* A launch that fails is the last one. */
 static void failing(void)
 {
-    fake_open();
-    struct prefill_call c;
+    struct drawn_prefill c;
     portable(&c, S_Q, H_Q, H_KV);
     fake->fails[CALL_cuLaunchKernelEx] = FAKE_LAUNCH_FAILED;
     const int before = fake->calls[CALL_cuLaunchKernelEx];
@@ -199,9 +175,8 @@ static void failing(void)
 /* By itself a call is some kernel's, and a GPU before Hopper has one too. */
 static void chosen(void)
 {
-    fake_open();
     fake->capability = 80;
-    struct prefill_call c;
+    struct drawn_prefill c;
     prefill_call(&c, S_Q, H_Q, H_KV, 0);
     const char *kernel = NULL;
     CHECK(fmla_sparse_prefill_kernel(&c.args, &kernel) == FMLA_OK && !strcmp(kernel, "cuda"), "%s",
@@ -211,7 +186,7 @@ static void chosen(void)
 
 /* ---- Hopper's ----------------------------------------------------------------------------------- */
 
-static const char *kernel_of(const struct prefill_call *c)
+static const char *kernel_of(const struct drawn_prefill *c)
 {
     const char *kernel = "";
     CHECK_OK(fmla_sparse_prefill_kernel(&c->args, &kernel));
@@ -247,10 +222,9 @@ static void hopper(void)
     enum { HEADS = 80, TILES_OF_HEAD = 2, Q_HEAD = 584, OUT_HEAD = 520 };
     static const int64_t tokens[] = {1, S_Q, 1000}, q_token = 2 * HEADS * Q_HEAD + 8,
                          out_token = 2 * HEADS * OUT_HEAD + 16;
-    fake_open();
     fake->capability = 90, fake->sms = 132;
     for (int n = 0; n < 3; n++) {
-        struct prefill_call c;
+        struct drawn_prefill c;
         prefill_call(&c, tokens[n], 2 * HEADS, H_KV, 0);
         c.q.strides[0] = q_token, c.q.strides[1] = Q_HEAD;
         c.out.strides[0] = out_token, c.out.strides[1] = OUT_HEAD;
@@ -259,7 +233,7 @@ static void hopper(void)
         CHECK_EQ(run(&c), H_KV);
         for (int k = 0; k < H_KV; k++) {
             const struct fake_launch *launch = &fake->launch[fake->launches - H_KV + k];
-            const struct sparse_prefill_sm90_params p = prefill_sm90_params_of(launch);
+            const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch);
             const struct expected_map queries = {0,         k * HEADS * Q_HEAD * 2, 576, HEADS,
                                                  tokens[n], {q_token, Q_HEAD}};
             const struct expected_map results = {5,         k * HEADS * OUT_HEAD * 2, 512, HEADS,
@@ -283,18 +257,18 @@ struct pages {
 };
 
 /* A call of one key head over 9 such pages; without a format, over flat keys. */
-static void hopper_call(struct prefill_call *c, const struct pages *pages, int64_t d_qk)
+static void hopper_call(struct drawn_prefill *c, const struct pages *pages, int64_t d_qk)
 {
     const bool fp8 = pages->format == FMLA_KV_FP8_656 || pages->format == FMLA_KV_FP8_584;
     const int64_t element = fp8 ? 1 : 2;
     const int64_t token = !fp8 ? d_qk : pages->format == FMLA_KV_FP8_656 ? 656 : 584;
     prefill_call(c, S_Q, H_Q, 1, 0);
-    HELD(&c->q, memory[0], bf16, 3, S_Q, H_Q, d_qk);
+    HELD(&c->q, region(0), bf16, 3, S_Q, H_Q, d_qk);
     if (pages->format) {
-        HELD(&c->kv, memory[1], fp8 ? bytes : bf16, 4, 9, pages->page_size, 1, token);
+        HELD(&c->kv, region(1), fp8 ? u8 : bf16, 4, 9, pages->page_size, 1, token);
         c->kv.strides[0] = pages->page_bytes / element, c->kv.strides[1] = pages->slot_bytes / element;
     } else {
-        HELD(&c->kv, memory[1], bf16, 3, 100, 1, d_qk);
+        HELD(&c->kv, region(1), bf16, 3, 100, 1, d_qk);
         c->kv.strides[0] = pages->page_bytes / element;
     }
     c->q.tensor.device = c->kv.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
@@ -327,7 +301,7 @@ struct hopper_format {
 /* A call over such keys: chosen, and one launch of that kernel. */
 static const struct fake_launch *launch_of(const struct hopper_format *format)
 {
-    struct prefill_call c;
+    struct drawn_prefill c;
     hopper_call(&c, &format->pages, format->d_qk);
     CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%s: %s", format->kernel, kernel_of(&c));
     CHECK_EQ(run(&c), 1);
@@ -345,12 +319,11 @@ static void hopper_bf16(void)
         {{FMLA_KV_BF16, 61, 61 * 1152, 1152}, 576, 1152, "sm90_sparse_prefill_bf16_576"},
         {{FMLA_KV_BF16, 64, 64 * 1024, 1024}, 512, 1024, "sm90_sparse_prefill_bf16_512"},
     };
-    fake_open();
     fake->capability = 90, fake->sms = 132;
     for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
         const int64_t d_qk = all[i].d_qk;
         const struct fake_launch *launch = launch_of(&all[i]);
-        const struct sparse_prefill_sm90_params p = prefill_sm90_params_of(launch);
+        const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch);
         const struct expected_map queries = {0, 0, d_qk, H_Q, S_Q, {H_Q * d_qk, d_qk}};
         const struct expected_map results = {5, 0, 512, H_Q, S_Q, {H_Q * 512, 512}};
         CHECK_ALL({p.items, S_Q}, {p.call.d_qk, d_qk});
@@ -358,13 +331,6 @@ static void hopper_bf16(void)
         check_map(&p.queries, &queries);
         check_map(&p.results, &results);
     }
-}
-
-static struct sparse_prefill_fp8_params fp8_params_of(const struct fake_launch *launch)
-{
-    struct sparse_prefill_fp8_params params;
-    memcpy(&params, launch->parameters, sizeof params);
-    return params;
 }
 
 /* FP8 pages go to sparse decode's kernel: a token is a request. Of FP8_584 a token is 576 bytes, its scales 8. */
@@ -378,12 +344,11 @@ static void hopper_fp8(void)
         {{FMLA_KV_FP8_584, 2, 2 * 584, 584}, 512, 576, "sm90_sparse_prefill_fp8_584"},
         {{FMLA_KV_FP8_584, 61, 61 * 584 + 8, 584}, 512, 576, "sm90_sparse_prefill_fp8_584"},
     };
-    fake_open();
     fake->capability = 90, fake->sms = 132;
     for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
         const int64_t d_qk = all[i].d_qk;
         const struct fake_launch *launch = launch_of(&all[i]);
-        const struct sparse_prefill_fp8_params p = fp8_params_of(launch);
+        const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
         CHECK_ALL({p.call.b, S_Q}, {p.call.s_q, 1}, {p.call.h_q, H_Q}, {p.call.d_qk, d_qk},
                   {p.call.split.num_partitions, S_Q}, {p.call.topk.topk, TOPK}, {p.call.topk.extra_topk, 0},
                   {offset(p.call.q, 0), 0}, {p.call.q_stride[0], H_Q * d_qk}, {p.call.q_stride[2], d_qk},
@@ -402,18 +367,17 @@ static void hopper_fp8_tiles(void)
         int64_t tokens, heads, tiles, workers;
     } all[] = {{1, 1, 1, 1},       {5, 64, 1, 5},      {1000, 64, 1, 132},
                {1000, 128, 2, 66}, {1000, 192, 3, 44}, {3, 64 * 140, 140, 1}};
-    fake_open();
     fake->capability = 90, fake->sms = 132;
     for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
         const int64_t heads = all[i].heads;
-        struct prefill_call c;
+        struct drawn_prefill c;
         prefill_call(&c, all[i].tokens, heads, 1, 0);
-        HELD(&c.kv, memory[1], bytes, 4, 9, 64, 1, 656);
+        HELD(&c.kv, region(1), u8, 4, 9, 64, 1, 656);
         c.kv.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
         c.args.kv_format = FMLA_KV_FP8_656;
         CHECK_EQ(run(&c), 1);
         const struct fake_launch *launch = &fake->launch[fake->launches - 1];
-        const struct sparse_prefill_fp8_params p = fp8_params_of(launch);
+        const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
         CHECK_ALL({launch->config.grid_x, all[i].workers * all[i].tiles},
                   {p.call.split.num_partitions, all[i].workers}, {p.call.b, all[i].tokens},
                   {p.call.tiles, all[i].tiles}, {p.call.tiles_of_token, all[i].tiles});
@@ -428,7 +392,7 @@ static void hopper_fp8_tiles(void)
 
 /* A call that Hopper's kernel does not take for the argument: not chosen, and if forced refused by its name. NULL: it is
  * taken. */
-static void check_taken(struct prefill_call *c, const char *label, const char *argument, const char *words)
+static void check_taken(struct drawn_prefill *c, const char *label, const char *argument, const char *words)
 {
     char expected[160];
     c->args.kernel = NULL;
@@ -452,13 +416,12 @@ static void hopper_refuses(void)
     static const char *const arguments[] = {NULL,  "q",   "q",   "q",   "q",   "q",  NULL,
                                             "out", "out", "out", "out", "out", NULL, "softmax_scale"};
     enum { CASES = sizeof arguments / sizeof arguments[0] };
-    fake_open();
     fake->capability = 90;
     for (int n = 0; n < 3 * CASES; n++) {
         const int i = n % CASES;
         const struct pages *pages = &formats[n / CASES];
         const int64_t d_qk = pages->format == FMLA_KV_FP8_584 ? 512 : 576;
-        struct prefill_call c;
+        struct drawn_prefill c;
         char label[32];
         snprintf(label, sizeof label, "format %d, case %d", pages->format, i);
         hopper_call(&c, pages, d_qk);
@@ -486,7 +449,7 @@ static void hopper_refuses(void)
         CHECK_EQ(run(&c), 1);
         /* So long a list. */
         hopper_call(&c, pages, d_qk);
-        HELD(&c.indices, memory[2], i32, 3, S_Q, 1, INT32_MAX - 255 - i % 2);
+        HELD(&c.indices, region(2), i32, 3, S_Q, 1, INT32_MAX - 255 - i % 2);
         c.indices.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
         check_taken(&c, label, i % 2 ? NULL : "indices", "fewer than 2^31 - 256 entries");
     }
@@ -522,18 +485,17 @@ static void hopper_refuses_keys(void)
         {"fp8_584, odd", {FMLA_KV_FP8_584, 61, 61 * 584, 584}, 0, "FP8_584 pages whose base|even page_size"},
         {"fp8_584, of a token", {FMLA_KV_FP8_584, 1, 584, 1}, 0, "FP8_584 pages whose base|even page_size"},
     };
-    fake_open();
     fake->capability = 90;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         const int64_t d_qk = all[i].pages.format == FMLA_KV_FP8_584 ? 512 : 576;
-        struct prefill_call c;
+        struct drawn_prefill c;
         hopper_call(&c, &all[i].pages, d_qk);
         c.kv.tensor.byte_offset = all[i].offset;
         check_taken(&c, all[i].label, all[i].words ? "kv" : NULL, all[i].words);
         c.args.kernel = NULL;
         CHECK_EQ(run(&c), 1);
     }
-    struct prefill_call c;
+    struct drawn_prefill c;
     /* One page has no stride. */
     hopper_call(&c, &(struct pages){FMLA_KV_FP8_584, 61, 61 * 584, 584}, 512);
     c.kv.shape[0] = 1;
@@ -547,21 +509,20 @@ static void hopper_refuses_keys(void)
     c.kv.shape[0] = 0, c.kv.tensor.byte_offset = 8;
     check_taken(&c, "no pages", NULL, NULL);
     CHECK_EQ(run(&c), 1);
-    CHECK_EQ(fp8_params_of(&fake->launch[fake->launches - 1]).call.cache[0].slots, 0);
+    CHECK_EQ(sparse_prefill_fp8_params_of(&fake->launch[fake->launches - 1]).call.cache[0].slots, 0);
 }
 
 /* Tiles of a launch, with those that blocks of threads step over at the end, are counted in 32 bits. */
 static void hopper_many_tokens(void)
 {
-    fake_open();
     fake->capability = 90, fake->sms = 132;
-    struct prefill_call c;
+    struct drawn_prefill c;
     prefill_call(&c, INT32_MAX, 128, 1, 0);
     const int launches = run(&c);
     CHECK_EQ(launches, 3);
     int64_t first = 0;
     for (int i = 0; i < launches; i++) {
-        const struct sparse_prefill_sm90_params p = prefill_sm90_params_of(&fake->launch[i]);
+        const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(&fake->launch[i]);
         CHECK(p.items > 0 && p.items <= INT32_MAX - 132, "%d tiles at once", p.items);
         CHECK_ALL({p.items, 2 * (int64_t)p.call.s_q}, {offset(p.call.q, 0), first * 128 * 576 * 2},
                   {offset(p.call.kv.indices, 2), first * TOPK * 4},
@@ -579,18 +540,7 @@ static void hopper_many_tokens(void)
 
 int main(int argc, char **argv)
 {
-    static const struct scenario scenarios[] = {SCENARIO(key_heads),
-                                                SCENARIO(formats),
-                                                SCENARIO(many_tokens),
-                                                SCENARIO(nothing),
-                                                SCENARIO(failing),
-                                                SCENARIO(chosen),
-                                                SCENARIO(hopper),
-                                                SCENARIO(hopper_bf16),
-                                                SCENARIO(hopper_fp8),
-                                                SCENARIO(hopper_fp8_tiles),
-                                                SCENARIO(hopper_refuses),
-                                                SCENARIO(hopper_refuses_keys),
-                                                SCENARIO(hopper_many_tokens)};
-    return run_scenarios("test_cuda_prefill", scenarios, sizeof scenarios / sizeof scenarios[0], argc, argv);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_prefill", key_heads, formats, many_tokens, nothing, failing,
+                         chosen, hopper, hopper_bf16, hopper_fp8, hopper_fp8_tiles, hopper_refuses,
+                         hopper_refuses_keys, hopper_many_tokens);
 }

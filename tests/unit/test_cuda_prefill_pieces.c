@@ -3,7 +3,7 @@
  * Sparse prefill on Hopper, the host's side: which tiles of a call are cut by keys, what the launches are told of the pieces, and
  * how much workspace they take.
  */
-#include "fake_cuda/calls.h"
+#include "fake_cuda/launches.h"
 
 #include "cuda/kernels.h"
 
@@ -12,14 +12,14 @@
 enum { SMS = 132, TILE = 64, BLOCK = 64 };
 
 /* A call of one key head with lists of `topk` entries. */
-static void call_of(struct prefill_call *c, int64_t s_q, int64_t h_q, int64_t topk)
+static void call_of(struct drawn_prefill *c, int64_t s_q, int64_t h_q, int64_t topk)
 {
     prefill_call(c, s_q, h_q, 1, 0);
     c->indices.shape[2] = topk, c->indices.strides[1] = topk, c->indices.strides[0] = topk;
-    c->args.workspace = memory[7], c->args.workspace_size = SIZE_MAX / 2;
+    c->args.workspace = region(7), c->args.workspace_size = SIZE_MAX / 2;
 }
 
-static size_t size_of(const struct prefill_call *c)
+static size_t size_of(const struct drawn_prefill *c)
 {
     size_t size = 77, alignment = 0;
     CHECK_OK(fmla_sparse_prefill_workspace_size(&c->args, &size, &alignment));
@@ -29,7 +29,6 @@ static size_t size_of(const struct prefill_call *c)
 
 static void hopper(void)
 {
-    fake_open();
     fake->capability = 90, fake->sms = SMS;
 }
 
@@ -97,7 +96,7 @@ static void launches(void)
         {1, 64, 2048, 0, 32}, {3, 80, 4096, 0, 22}, {140, 64, 2048, 132, 16}, {70, 128, 300, 132, 5}};
     hopper();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct prefill_call c;
+        struct drawn_prefill c;
         call_of(&c, cases[i].s_q, cases[i].h_q, cases[i].topk);
         const int64_t tiles = cases[i].s_q * ((cases[i].h_q + TILE - 1) / TILE);
         const int64_t rest = tiles - cases[i].whole, items = cases[i].whole + rest * cases[i].pieces;
@@ -105,13 +104,13 @@ static void launches(void)
         CHECK_OK(fmla_sparse_prefill(&c.args));
         CHECK_EQ(fake->launches, before + 2);
         const struct fake_launch *launch = &fake->launch[before];
-        const struct sparse_prefill_sm90_params p = prefill_sm90_params_of(launch),
-                                                joined = prefill_sm90_params_of(launch + 1);
+        const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch),
+                                                joined = sparse_prefill_sm90_params_of(launch + 1);
         CHECK(!strcmp(launch[0].kernel, "sm90_sparse_prefill_bf16_576_pieces"), "%s", launch[0].kernel);
         CHECK(!strcmp(launch[1].kernel, "sm90_sparse_prefill_join"), "%s", launch[1].kernel);
         CHECK(!memcmp(&p, &joined, sizeof p), "%s", "the join is told the same");
         CHECK_ALL({p.items, items}, {p.cut.whole, cases[i].whole}, {p.cut.pieces, cases[i].pieces});
-        CHECK((char *)p.cut.slots == memory[7], "%s", "the places are the workspace");
+        CHECK((char *)p.cut.slots == region(7), "%s", "the places are the workspace");
         CHECK_ALL({launch[0].config.grid_x, items < SMS ? items : SMS},
                   {launch[1].config.grid_x * PREFILL_JOIN_WARPS, rest * TILE},
                   {launch[1].config.block_x, 32 * PREFILL_JOIN_WARPS}, {launch[1].config.num_attributes, 1});
@@ -123,15 +122,15 @@ static void launches(void)
 static void key_heads(void)
 {
     hopper();
-    struct prefill_call c;
+    struct drawn_prefill c;
     prefill_call(&c, 2, 128, 2, 0);
     c.indices.shape[2] = 1024, c.indices.strides[1] = 1024, c.indices.strides[0] = 2048;
-    c.args.workspace = memory[7], c.args.workspace_size = size_of(&c);
+    c.args.workspace = region(7), c.args.workspace_size = size_of(&c);
     CHECK_EQ((int64_t)c.args.workspace_size, 2 * 16 * (int64_t)PREFILL_SLOT_BYTES);
     CHECK_OK(fmla_sparse_prefill(&c.args));
     CHECK_EQ(fake->launches, 4);
     for (int i = 0; i < 4; i++)
-        CHECK((char *)prefill_sm90_params_of(&fake->launch[i]).cut.slots == memory[7], "launch %d", i);
+        CHECK((char *)sparse_prefill_sm90_params_of(&fake->launch[i]).cut.slots == region(7), "launch %d", i);
 }
 
 /* ---- How much workspace ------------------------------------------------------------------------- */
@@ -139,12 +138,12 @@ static void key_heads(void)
 static void too_small(void)
 {
     hopper();
-    struct prefill_call c;
+    struct drawn_prefill c;
     call_of(&c, 1, 64, 2048);
     c.args.workspace_size = size_of(&c) - 1;
     check_rejected("a byte too few", fmla_sparse_prefill(&c.args), FMLA_BUFFER_TOO_SMALL, "sparse_prefill",
                    "workspace_size", "must be at least 2195456 bytes");
-    c.args.workspace_size = size_of(&c), c.args.workspace = memory[7] + 16;
+    c.args.workspace_size = size_of(&c), c.args.workspace = region(7) + 16;
     check_rejected("not aligned", fmla_sparse_prefill(&c.args), FMLA_INVALID_ARGUMENT, "sparse_prefill",
                    "workspace", "aligned");
     CHECK_EQ(fake->launches, 0);
@@ -154,7 +153,7 @@ static void too_small(void)
 static void of_kernels(void)
 {
     hopper();
-    struct prefill_call c;
+    struct drawn_prefill c;
     call_of(&c, 1, 64, 2048);
     const size_t size = size_of(&c);
     CHECK_EQ((int64_t)size, 32 * (int64_t)PREFILL_SLOT_BYTES);
@@ -168,16 +167,15 @@ static void of_kernels(void)
     CHECK_EQ((int64_t)size_of(&c), 0);
     call_of(&c, 1, 64, 2048);
     c.args.kv_format = FMLA_KV_FP8_656;
-    HELD(&c.kv, memory[1], ((fmla_dtype){FMLA_TYPE_UINT, 8, 1}), 4, 9, 64, 1, 656);
+    HELD(&c.kv, region(1), ((fmla_dtype){FMLA_TYPE_UINT, 8, 1}), 4, 9, 64, 1, 656);
     c.kv.tensor.device = c.q.tensor.device;
     CHECK_EQ((int64_t)size_of(&c), 0);
 }
 
 static void elsewhere(void)
 {
-    fake_open();
     fake->capability = 100, fake->sms = SMS;
-    struct prefill_call c;
+    struct drawn_prefill c;
     call_of(&c, 1, 64, 2048);
     c.args.workspace = NULL, c.args.workspace_size = 0;
     CHECK_EQ((int64_t)size_of(&c), 0);
@@ -189,26 +187,23 @@ static void elsewhere(void)
 static void many_tokens(void)
 {
     hopper();
-    struct prefill_call c;
+    struct drawn_prefill c;
     call_of(&c, INT32_MAX, 64, 2048);
     CHECK_OK(fmla_sparse_prefill(&c.args));
-    const int64_t first = prefill_sm90_params_of(&fake->launch[0]).call.s_q;
+    const int64_t first = sparse_prefill_sm90_params_of(&fake->launch[0]).call.s_q;
     call_of(&c, first + 1, 64, 2048);
     const int before = fake->launches;
     CHECK_EQ((int64_t)size_of(&c), 32 * (int64_t)PREFILL_SLOT_BYTES);
     CHECK_OK(fmla_sparse_prefill(&c.args));
     CHECK_EQ(fake->launches, before + 3);
-    const struct sparse_prefill_sm90_params all = prefill_sm90_params_of(&fake->launch[before]),
-                                            last = prefill_sm90_params_of(&fake->launch[before + 1]);
+    const struct sparse_prefill_sm90_params all = sparse_prefill_sm90_params_of(&fake->launch[before]),
+                                            last = sparse_prefill_sm90_params_of(&fake->launch[before + 1]);
     CHECK_ALL({all.call.s_q, first}, {all.cut.pieces, 1}, {last.call.s_q, 1}, {last.cut.pieces, 32},
-              {last.items, 32}, {(const char *)last.call.out - memory[5], first * 64 * 512 * 2});
+              {last.items, 32}, {(const char *)last.call.out - region(5), first * 64 * 512 * 2});
 }
 
 int main(int argc, char **argv)
 {
-    static const struct scenario scenarios[] = {
-        SCENARIO(cuts),       SCENARIO(launches),  SCENARIO(key_heads),  SCENARIO(too_small),
-        SCENARIO(of_kernels), SCENARIO(elsewhere), SCENARIO(many_tokens)};
-    return run_scenarios("test_cuda_prefill_pieces", scenarios, sizeof scenarios / sizeof scenarios[0], argc,
-                         argv);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_prefill_pieces", cuts, launches, key_heads, too_small,
+                         of_kernels, elsewhere, many_tokens);
 }

@@ -546,11 +546,6 @@ static void on_machine(int64_t shapes, uint64_t first)
     }
 }
 
-static int64_t number_of(int argc, char **argv, int at, int64_t otherwise)
-{
-    return argc > at ? strtoll(argv[at], NULL, 10) : otherwise;
-}
-
 int main(int argc, char **argv)
 {
     static const struct machine machines[] = {{2, 90, 232448},   {66, 90, 232448},  {78, 90, 232448},
@@ -558,28 +553,17 @@ int main(int argc, char **argv)
                                               {2, 120, 101376},  {66, 80, 166912},  {78, 86, 101376},
                                               {114, 89, 101376}, {132, 80, 166912}, {148, 100, 232448}};
     enum { MACHINES = sizeof machines / sizeof machines[0] };
-    const bool child =
-        argc >= 3 && !strcmp(argv[1], "--machine"); /* a process a GPU: the library looks once */
-    const int at = child ? 3 : 1;
-    const int64_t shapes = number_of(argc, argv, at, 2000), first = number_of(argc, argv, at + 2, 0);
-    seed = (uint64_t)number_of(argc, argv, at + 1, 1);
-    if (child) {
-        machine = machines[atoi(argv[2]) % MACHINES];
-        on_machine(shapes, (uint64_t)first);
+    int64_t numbers[] = {2000, 1, 0};
+    const int mine = fake_numbers(argc, argv, numbers, 3);
+    seed = (uint64_t)numbers[1];
+    if (mine >= 0) {
+        machine = machines[mine % MACHINES];
+        on_machine(numbers[0], (uint64_t)numbers[2]);
         return check_failures != 0;
     }
     for (int i = 0; i < MACHINES; i++) {
-        char index[16], count[32], seeded[32], begin[32];
-        snprintf(index, sizeof index, "%d", i), snprintf(count, sizeof count, "%" PRId64, shapes);
-        snprintf(seeded, sizeof seeded, "%" PRIu64, seed), snprintf(begin, sizeof begin, "%" PRId64, first);
-        const pid_t pid = fork();
-        if (pid == 0) {
-            execl(argv[0], argv[0], "--machine", index, count, seeded, begin, (char *)NULL);
-            _exit(99);
-        }
-        int status = -1;
-        CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0,
-              "%d SMs of %d.%d ended with %x", machines[i].sms, machines[i].capability / 10,
+        const int status = fake_again(argv, "--machine", i);
+        CHECK(!status, "%d SMs of %d.%d ended with %x", machines[i].sms, machines[i].capability / 10,
               machines[i].capability % 10, (unsigned)status);
     }
     return check_done("test_cuda_random");

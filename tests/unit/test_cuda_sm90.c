@@ -35,14 +35,14 @@ static struct dense_decode_problem problem_of(const struct sizes *s)
         .capacity = 4 * s->page_size,
         .element = ELEMENT_BF16,
         .device = {FMLA_DEVICE_CUDA, 0},
-        .q = (const uint16_t *)(const void *)memory[0],
+        .q = (const uint16_t *)(const void *)region(0),
         .q_stride = {s->s_q * s->h_q * s->d_qk, s->h_q * s->d_qk, s->d_qk},
-        .kv = (const uint16_t *)(const void *)memory[1],
+        .kv = (const uint16_t *)(const void *)region(1),
         .kv_stride = {s->page_size * s->h_kv * s->d_qk, s->h_kv * s->d_qk, s->d_qk},
-        .block_table = (const int32_t *)(const void *)memory[2],
+        .block_table = (const int32_t *)(const void *)region(2),
         .block_table_stride = 4,
-        .seqlens = (const int32_t *)(const void *)memory[3],
-        .out = (uint16_t *)(void *)memory[5],
+        .seqlens = (const int32_t *)(const void *)region(3),
+        .out = (uint16_t *)(void *)region(5),
         .out_stride = {s->s_q * s->h_q * 512, s->h_q * 512, 512},
         .scale = 0.125f,
     };
@@ -403,12 +403,11 @@ static void enter(struct cuda_scope *scope)
 
 static void encoded(void)
 {
-    fake_open();
     struct cuda_scope scope;
     struct tensor_map map;
     enter(&scope);
     struct tensor_view v = {
-        .data = memory[0],
+        .data = region(0),
         .element = ELEMENT_FP16,
         .size = {64, 100, 9, 1, 7},
         .stride = {12345, 576, 64, 3, 65536},
@@ -417,7 +416,7 @@ static void encoded(void)
     CHECK_OK(tensor_map_make("test", &scope, "x", &v, &map));
     const struct fake_tensor *told = told_of(&map);
     CHECK_ALL({told->type, CU_TENSOR_FLOAT16}, {told->rank, 5});
-    CHECK((char *)told->base == memory[0], "%p", told->base);
+    CHECK((char *)told->base == region(0), "%p", told->base);
     CHECK_ALL({told->swizzle, CU_TENSOR_SWIZZLE_128B}, {told->interleave, CU_TENSOR_INTERLEAVE_NONE},
               {told->promotion, CU_TENSOR_PROMOTION_128B}, {told->fill, CU_TENSOR_FILL_ZERO});
     for (int i = 0; i < TENSOR_DIMS; i++) {
@@ -438,18 +437,17 @@ static void encoded(void)
 /* What the driver does not take comes back as its error, with the tensor's name. */
 static void not_encoded(void)
 {
-    fake_open();
     struct cuda_scope scope;
     struct tensor_map map;
     enter(&scope);
     for (int k = 0; k < 10; k++) {
-        struct tensor_view v = {.data = memory[0],
+        struct tensor_view v = {.data = region(0),
                                 .element = ELEMENT_BF16,
                                 .size = {64, 8, 8, 8, 8},
                                 .stride = {1, 64, 512, 4096, 32768},
                                 .box = {64, 8, 8, 1, 1}};
         switch (k) {
-        case 0: v.data = memory[0] + 8; break;
+        case 0: v.data = region(0) + 8; break;
         case 1: v.data = NULL; break;
         case 2: v.stride[1] = 68; break;
         case 3: v.stride[4] = 0; break;
@@ -474,7 +472,6 @@ static void not_encoded(void)
 /* tensor_stride_possible and the driver agree. */
 static void strides(void)
 {
-    fake_open();
     struct cuda_scope scope;
     struct tensor_map map;
     enter(&scope);
@@ -482,7 +479,7 @@ static void strides(void)
     const int64_t cases[] = {0, 1, 4, 7, 8, 9, 12, 16, 576, most - 8, most - 1, most, most + 8};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int64_t size = 1; size <= 3; size++) {
-            const struct tensor_view v = {.data = memory[0],
+            const struct tensor_view v = {.data = region(0),
                                           .size = {64, size, 1, 1, 1},
                                           .stride = {1, cases[i], 8, 8, 8},
                                           .box = {64, 64, 1, 1, 1}};
@@ -497,7 +494,6 @@ static void strides(void)
 /* Maps that a call makes: whatever it takes, the driver takes. */
 static void taken_is_encoded(void)
 {
-    fake_open();
     struct cuda_scope scope;
     struct random_state random = {91};
     struct tensor_map map;
@@ -521,8 +517,7 @@ static void taken_is_encoded(void)
 
 static void refused_by_the_driver(void)
 {
-    fake_open();
-    struct decode_call c;
+    struct drawn_dense c;
     decode_call(&c, &small_shape, 0);
     fake->fails[CALL_cuTensorMapEncodeTiled] = FAKE_LAUNCH_FAILED;
     check_rejected("map", decode_run(&c), FMLA_DEVICE_ERROR, "dense_decode", "cuda:0",
@@ -539,11 +534,10 @@ static void refused_by_the_driver(void)
 /* Calls with one thing that Hopper's kernel does not take: not chosen, and if forced refused by the argument's name. */
 static void dispatched(void)
 {
-    fake_open();
     static const char *const arguments[] = {"", "kv_cache", "kv_cache", "q", "q", "out", "softmax_scale"};
     for (int k = 0; k < 7; k++) {
-        struct decode_call c;
-        struct decode_shape shape = small_shape;
+        struct drawn_dense c;
+        struct dense_shape shape = small_shape;
         const char *name = "";
         if (k == 1) shape.page_size = 61;
         if (k == 4) shape.s_q = 2, shape.h_q = 24, shape.h_kv = 2;
@@ -568,9 +562,8 @@ static void dispatched(void)
 
 static void forced_elsewhere(void)
 {
-    fake_open();
     fake->capability = 100;
-    struct decode_call c;
+    struct drawn_dense c;
     decode_call(&c, &small_shape, 0);
     c.args.kernel = "cuda-sm90";
     check_rejected("forced", decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", "q",
@@ -581,17 +574,16 @@ static void forced_elsewhere(void)
 /* A caller may ask for the size and change its mind about the kernel. */
 static void workspace(void)
 {
-    fake_open();
-    static const struct decode_shape shapes[] = {
-        {2, 1, 16, 1, 64, 64, 32, {FMLA_TYPE_BFLOAT, 16, 1}},
-        {5, 2, 16, 2, 99, 64, 40, {FMLA_TYPE_FLOAT, 16, 1}},
-        {128, 2, 128, 1, 9, 64, 1, {FMLA_TYPE_FLOAT, 16, 1}},
-        {3, 1, 65, 1, 9, 128, 1000, {FMLA_TYPE_BFLOAT, 16, 1}},
+    static const struct dense_shape shapes[] = {
+        {2, 1, 16, 1, 64, 64, 32, .fp16 = false},
+        {5, 2, 16, 2, 99, 64, 40, .fp16 = true},
+        {128, 2, 128, 1, 9, 64, 1, .fp16 = true},
+        {3, 1, 65, 1, 9, 128, 1000, .fp16 = false},
     };
     for (int k = 0; k < 8; k++) {
         size_t bytes[3], alignment[3];
         static const char *const kernels[] = {NULL, "cuda-sm80", "cuda-sm90"};
-        struct decode_call c;
+        struct drawn_dense c;
         decode_call(&c, &shapes[k / 2], 0);
         c.args.batch_invariant = k % 2;
         for (int i = 0; i < 3; i++) {
@@ -603,22 +595,9 @@ static void workspace(void)
     }
 }
 
-static const struct scenario scenarios[] = {SCENARIO(takes_caches),
-                                            SCENARIO(takes_queries),
-                                            SCENARIO(takes_the_rest),
-                                            SCENARIO(query_views),
-                                            SCENARIO(key_views),
-                                            SCENARIO(boxes),
-                                            SCENARIO(encoded),
-                                            SCENARIO(not_encoded),
-                                            SCENARIO(strides),
-                                            SCENARIO(taken_is_encoded),
-                                            SCENARIO(refused_by_the_driver),
-                                            SCENARIO(dispatched),
-                                            SCENARIO(forced_elsewhere),
-                                            SCENARIO(workspace)};
-
 int main(int argc, char **argv)
 {
-    return run_scenarios("test_cuda_sm90", scenarios, sizeof scenarios / sizeof *scenarios, argc, argv);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_sm90", takes_caches, takes_queries, takes_the_rest,
+                         query_views, key_views, boxes, encoded, not_encoded, strides, taken_is_encoded,
+                         refused_by_the_driver, dispatched, forced_elsewhere, workspace);
 }

@@ -342,26 +342,16 @@ int main(int argc, char **argv)
                                               {66, 80, 0},  {0, 0, 1},   {0, 0, 2},   {0, 0, 6},
                                               {0, 0, 30},   {0, 0, 128}, {0, 0, 97}};
     enum { MACHINES = sizeof machines / sizeof machines[0] };
-    const bool child =
-        argc >= 3 && !strcmp(argv[1], "--machine"); /* a process a GPU: the library looks once */
-    const int at = child ? 3 : 1;
-    const char *const bounds = argc > at ? argv[at] : "300", *const seed = argc > at + 1 ? argv[at + 1] : "1";
-    if (child) {
-        machine = machines[atoi(argv[2]) % MACHINES];
-        on_machine(strtoll(bounds, NULL, 10), strtoull(seed, NULL, 10));
+    int64_t numbers[] = {300, 1};
+    const int mine = fake_numbers(argc, argv, numbers, 2);
+    if (mine >= 0) {
+        machine = machines[mine % MACHINES];
+        on_machine(numbers[0], (uint64_t)numbers[1]);
         return check_failures != 0;
     }
     for (int i = 0; i < MACHINES; i++) {
-        char index[16];
-        snprintf(index, sizeof index, "%d", i);
-        const pid_t pid = fork();
-        if (pid == 0) {
-            execl(argv[0], argv[0], "--machine", index, bounds, seed, (char *)NULL);
-            _exit(99);
-        }
-        int status = -1;
-        CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0,
-              "%d SMs of %d, %d threads: ended with %x", machines[i].sms, machines[i].capability,
+        const int status = fake_again(argv, "--machine", i);
+        CHECK(!status, "%d SMs of %d, %d threads: ended with %x", machines[i].sms, machines[i].capability,
               machines[i].threads, (unsigned)status);
     }
     return check_done("test_workspace_bound");
