@@ -3,14 +3,14 @@
  * What is said of the library as a whole: versions, capabilities, threads, the last error, and the
  * environment variable that forces kernels (in child processes, since it is read once, at first use).
  */
-#include "arguments.h"
+#include "tensors.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const fmla_device cpu = {FMLA_DEVICE_CPU, 0}, cuda = {FMLA_DEVICE_CUDA, 0};
+static const fmla_device cuda = {FMLA_DEVICE_CUDA, 0};
 
 /* ---- Small calls that work --------------------------------------------------------------------------- */
 
@@ -19,13 +19,10 @@ static fmla_status decode(int64_t d_qk, const char *kernel)
 {
     static _Alignas(64) uint16_t q_data[576], kv_data[4 * 576], out_data[512];
     static int32_t length = 3;
-    struct held q, kv, seqlens, out;
-    HELD(&q, q_data, bf16, 4, 1, 1, 1, d_qk);
-    HELD(&kv, kv_data, bf16, 4, 1, 4, 1, d_qk);
-    HELD(&seqlens, &length, i32, 1, 1);
-    HELD(&out, out_data, bf16, 4, 1, 1, 1, d_qk < 512 ? d_qk : 512);
     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = &q.tensor, args.kv_cache = &kv.tensor, args.seqlens = &seqlens.tensor, args.out = &out.tensor;
+    args.q = TENSOR(q_data, bf16, 1, 1, 1, d_qk), args.kv_cache = TENSOR(kv_data, bf16, 1, 4, 1, d_qk);
+    args.seqlens = TENSOR(&length, i32, 1);
+    args.out = TENSOR(out_data, bf16, 1, 1, 1, d_qk < 512 ? d_qk : 512);
     args.kernel = kernel;
     size_t bytes, alignment;
     fmla_status status = fmla_dense_decode_workspace_size(&args, &bytes, &alignment);
@@ -41,22 +38,17 @@ static fmla_status decode(int64_t d_qk, const char *kernel)
 static fmla_status merge(void)
 {
     static float parts_data[2] = {1, 2}, lse_data[2] = {0, 0}, out_data[1];
-    struct held parts, lse, out;
-    HELD(&parts, parts_data, f32, 5, 2, 1, 1, 1, 1);
-    HELD(&lse, lse_data, f32, 4, 2, 1, 1, 1);
-    HELD(&out, out_data, f32, 4, 1, 1, 1, 1);
     fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-    args.out_parts = &parts.tensor, args.lse_parts = &lse.tensor, args.out = &out.tensor;
+    args.out_parts = TENSOR(parts_data, f32, 2, 1, 1, 1, 1);
+    args.lse_parts = TENSOR(lse_data, f32, 2, 1, 1, 1), args.out = TENSOR(out_data, f32, 1, 1, 1, 1);
     return fmla_merge(&args);
 }
 
 static fmla_status plan(void)
 {
     static int32_t length = 3;
-    struct held seqlens;
-    HELD(&seqlens, &length, i32, 1, 1);
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = &seqlens.tensor, args.s_q = args.h_q = args.h_kv = 1;
+    args.seqlens = TENSOR(&length, i32, 1), args.s_q = args.h_q = args.h_kv = 1;
     size_t bytes;
     return fmla_decode_plan_size(&args, &bytes);
 }

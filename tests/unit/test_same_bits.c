@@ -3,7 +3,7 @@
  * What docs/semantics.md ("The same bits") promises of the CPU's kernels: for every one of them the same bits on any number of
  * threads, at any alignment and strides, by a plan however it comes, and whatever pages the keys are in.
  */
-#include "arguments.h"
+#include "tensors.h"
 
 #include "num.h"
 #include "random.h"
@@ -364,7 +364,6 @@ static void draw(void)
 int main(void)
 {
     static const int32_t formats[] = {FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584};
-    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
     fmla_capability row = FMLA_INIT(fmla_capability);
     draw();
     for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++) {

@@ -7,8 +7,6 @@
 
 #include "draws.h"
 
-static const fmla_dtype u8 = {FMLA_TYPE_UINT, 8, 1}, i64 = {FMLA_TYPE_INT, 64, 1};
-
 enum { MOST_ELEMENTS = 50 /* bits: tensors stay far below the 2^63 bytes that are allowed */ };
 
 /* Less of `x`, until x · others has at most so many bits. */

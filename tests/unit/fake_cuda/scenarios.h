@@ -5,7 +5,7 @@
 #ifndef FMLA_SCENARIOS_H
 #define FMLA_SCENARIOS_H
 
-#include "../arguments.h"
+#include "../tensors.h"
 #include "fake_cuda.h"
 
 #include <dlfcn.h>
