@@ -33,39 +33,21 @@ static size_t answer(fmla_status status, size_t bytes)
     return status ? 0 : bytes;
 }
 
-/* Queries look at no data. */
-static size_t dense(const struct dense_shape *s, bool bound)
-{
-    static struct drawn_dense c;
-    size_t bytes = 0, alignment = 0;
-    dense_of_shape(&c, s, device);
-    c.args.kernel = kernel;
-    const fmla_status status = bound ? fmla_dense_decode_workspace_bound(&c.args, &bytes, &alignment)
-                                     : fmla_dense_decode_workspace_size(&c.args, &bytes, &alignment);
-    return answer(status, bytes);
-}
-
-static size_t sparse(const struct sparse_shape *s, bool bound)
-{
-    static struct drawn_sparse c;
-    size_t bytes = 0, alignment = 0;
-    sparse_of_shape(&c, s, device);
-    c.args.kernel = kernel;
-    const fmla_status status = bound ? fmla_sparse_decode_workspace_bound(&c.args, &bytes, &alignment)
-                                     : fmla_sparse_decode_workspace_size(&c.args, &bytes, &alignment);
-    return answer(status, bytes);
-}
-
-static size_t prefill(const struct prefill_shape *s, bool bound)
-{
-    static struct drawn_prefill c;
-    size_t bytes = 0, alignment = 0;
-    prefill_of_shape(&c, s, device);
-    c.args.kernel = kernel;
-    const fmla_status status = bound ? fmla_sparse_prefill_workspace_bound(&c.args, &bytes, &alignment)
-                                     : fmla_sparse_prefill_workspace_size(&c.args, &bytes, &alignment);
-    return answer(status, bytes);
-}
+/* What the bound or the size of a call of a shape is; queries look at no data. */
+#define ASK(name, operation)                                                                                 \
+    static size_t name(const struct name##_shape *s, bool bound)                                             \
+    {                                                                                                        \
+        static struct drawn_##name c;                                                                        \
+        size_t bytes = 0, alignment = 0;                                                                     \
+        name##_of_shape(&c, s, device);                                                                      \
+        c.args.kernel = kernel;                                                                              \
+        const fmla_status status = bound ? fmla_##operation##_workspace_bound(&c.args, &bytes, &alignment)   \
+                                         : fmla_##operation##_workspace_size(&c.args, &bytes, &alignment);   \
+        return answer(status, bytes);                                                                        \
+    }
+ASK(dense, dense_decode)
+ASK(sparse, sparse_decode)
+ASK(prefill, sparse_prefill)
 
 /* A size of a call, by the bound's. */
 static int64_t less(int64_t most, int64_t lowest)
@@ -307,7 +289,7 @@ static void on_machine(int64_t bounds, uint64_t seed)
     static const char *const hopper[][6] = {{NULL, "cuda-sm90", "cuda-sm80"},
                                             {NULL, "cuda-sm90", "cuda-sm90-64", "cuda-sm90-16", "cuda"},
                                             {NULL, "cuda-sm90", "cuda"}};
-    static const char *const cpu[][6] = {
+    static const char *const on_cpu[][6] = {
         {NULL, "cpu-generic", "ref"}, {NULL, "cpu-generic", "ref"}, {NULL, "cpu-generic", "ref"}};
     static void (*const operations[])(void) = {dense_bounds, sparse_bounds, prefill_bounds};
     device = (fmla_device){machine.sms ? FMLA_DEVICE_CUDA : FMLA_DEVICE_CPU, 0};
@@ -320,7 +302,7 @@ static void on_machine(int64_t bounds, uint64_t seed)
     refusals();
     tight();
     for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
-        const char *const *const kernels = !machine.sms               ? cpu[i]
+        const char *const *const kernels = !machine.sms               ? on_cpu[i]
                                            : machine.capability == 90 ? hopper[i]
                                                                       : gpu[i];
         for (int k = 0; !k || kernels[k]; k++) {
