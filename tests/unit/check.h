@@ -71,7 +71,8 @@ static inline void check_all(const char *file, int line, const char *text, const
 }
 
 /* Integers and what they must be, a pair in braces each: {value, expected}, … */
-#define CHECK_ALL(...)                                                                                       \
+#define CHECK_ALL(...) CHECK_PAIRS(__VA_ARGS__) /* macros among them may be several pairs */
+#define CHECK_PAIRS(...)                                                                                     \
     check_all(__FILE__, __LINE__, #__VA_ARGS__, (const int64_t[][2]){__VA_ARGS__},                           \
               sizeof((const int64_t[][2]){__VA_ARGS__}) / sizeof(int64_t[2]))
 

@@ -10,14 +10,9 @@
 static fmla_status sparse_small(int32_t device)
 {
     static struct drawn_sparse c;
-    const struct sparse_shape shape = {.b = 5,
-                                       .s_q = 2,
-                                       .h_q = 96,
-                                       .topk = 2000,
-                                       .page_size = 64,
-                                       .format = FMLA_KV_FP8_656,
-                                       .lengths = true,
-                                       .wide = true};
+    const struct sparse_shape shape =
+        SHAPE_OF(sparse_shape, .b = 5, .s_q = 2, .h_q = 96, .topk = 2000, .page_size = 64,
+                 .format = FMLA_KV_FP8_656, .lengths = true, .wide = true);
     sparse_of_shape(&c, &shape, (fmla_device){FMLA_DEVICE_CUDA, device});
     const fmla_status status = fmla_sparse_decode_workspace_size(&c.args, &c.args.workspace_size, NULL);
     c.args.workspace = region(20);
@@ -28,8 +23,8 @@ static fmla_status sparse_small(int32_t device)
 static fmla_status prefill_two(int32_t device)
 {
     static struct drawn_prefill c;
-    const struct prefill_shape shape = {
-        .s_q = 5, .h_q = 128, .h_kv = 2, .topk = 2048, .page_size = 64, .format = FMLA_KV_BF16, .wide = true};
+    const struct prefill_shape shape = SHAPE_OF(prefill_shape, .s_q = 5, .h_q = 128, .h_kv = 2, .topk = 2048,
+                                                .page_size = 64, .format = FMLA_KV_BF16, .wide = true);
     prefill_of_shape(&c, &shape, (fmla_device){FMLA_DEVICE_CUDA, device});
     const fmla_status status = fmla_sparse_prefill_workspace_size(&c.args, &c.args.workspace_size, NULL);
     c.args.workspace = region(20);

@@ -135,9 +135,8 @@ static void large_tiles(void)
 {
     DECODE_CALL(c, 128, 2, 128, 1, 9, 64, 1, .fp16 = true);
     runs(&c, "decode_plan|sm80_dense_decode_fp16_64x64|join_splits_fp16");
-    CHECK_ALL({launched(1)->config.grid_x, 33 * 4 /* 256 rows; 132 SMs over 4 tiles */},
-              {launched(1)->config.block_x, 256},
-              {launched(1)->config.shared_bytes, 64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4},
+    CHECK_ALL(GRID(launched(1), 33 * 4 /* 256 rows; 132 SMs over 4 tiles */, 256,
+                   64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4),
               {rows_per_block_of(launched(0)), JOIN_WARPS /* fewer partitions than requests */},
               {row_lanes_of(launched(0)), 32},
               {launched(0)->config.grid_x, 8 * 32 /* of 33 requests: they take turns; at most 2 · 132 */});
@@ -196,7 +195,7 @@ static void give_tables(struct held *rows, struct held *splits, int64_t b, const
 {
     HELD(rows, region(4), i32, 2, 7, FMLA_PARTITION_FIELDS);
     HELD(splits, region(5) + 4, i32, 1, b + 1);
-    rows->tensor.device = splits->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    rows->tensor.device = splits->tensor.device = gpu_number(0);
     *partitions = &rows->tensor, *num_splits = &splits->tensor;
 }
 
@@ -244,7 +243,7 @@ static void tables_planned(void)
 {
     struct held seqlens, rows, splits;
     HELD(&seqlens, region(0), i32, 1, 5);
-    seqlens.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    seqlens.tensor.device = gpu_number(0);
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
     args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 16, args.h_kv = 1, args.num_workers = 99;
     int32_t count = 0;
@@ -323,7 +322,7 @@ static void without_options(void)
     const int before = fake->launches;
     HELD(&c.q, NULL, bf16, 4, 0, 1, 16, 576), HELD(&c.out, NULL, bf16, 4, 0, 1, 16, 512);
     HELD(&c.seqlens, NULL, i32, 1, 0);
-    c.q.tensor.device = c.out.tensor.device = c.seqlens.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    c.q.tensor.device = c.out.tensor.device = c.seqlens.tensor.device = gpu_number(0);
     run(&c);
     CHECK_EQ(fake->launches, before); /* b = 0 */
 }
@@ -384,7 +383,7 @@ static void many_blocks(void)
     decode_call(&c, &shape, 0);
     HELD(&rows, region(4), i32, 2, 65536, 8);
     HELD(&splits, region(5), i32, 1, 3);
-    rows.tensor.device = splits.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    rows.tensor.device = splits.tensor.device = gpu_number(0);
     c.args.kernel = "cuda-sm90";
     for (int way = 0; way < 2; way++) {
         size_t bytes;
@@ -436,15 +435,13 @@ static void hopper_variants(void)
         const int64_t d_qk = k & 1 ? 576 : 512, h_q = k & 2 ? 65 : 64;
         const struct dense_shape shape = {2, 1, h_q, 1, 9, 64, 8, .fp16 = k & 4};
         struct drawn_dense c;
-        char names[96];
         decode_call(&c, &shape, 0);
         c.q.shape[3] = c.kv.shape[3] = d_qk;
         const int before = fake->launches;
         run_best(&c);
         const char *type = k & 4 ? "fp16" : "bf16";
-        snprintf(names, sizeof names, "decode_plan|sm90_dense_decode_%s_%d%s|join_splits_%s_halves", type,
-                 (int)d_qk, k & 2 ? "_shared" : "", type);
-        check_kernels(before, names);
+        check_kernels(before, "decode_plan|sm90_dense_decode_%s_%d%s|join_splits_%s_halves", type, (int)d_qk,
+                      k & 2 ? "_shared" : "", type);
         const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
         CHECK_ALL({p.tiles_of_head, k & 2 ? 2 : 1}, {p.q_heads, h_q},
                   {launched(1)->config.grid_x, (k & 2 ? 66 : 132) * p.tiles_of_head},
@@ -498,7 +495,7 @@ static void hopper_without_cuts(void)
     HELD(&c.seqlens, NULL, i32, 1, 0), HELD(&c.table, NULL, i32, 2, 0, 32),
         HELD(&c.lse, NULL, f32, 3, 0, 16, 1);
     struct held *all[] = {&c.q, &c.out, &c.seqlens, &c.table, &c.lse};
-    for (int i = 0; i < 5; i++) all[i]->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    for (int i = 0; i < 5; i++) all[i]->tensor.device = gpu_number(0);
     run_best(&c);
     CHECK_ALL({fake->launches, before}, {fake->tensors, tensors});
 }

@@ -159,9 +159,9 @@ static int64_t payload_for(fmla_device target, int32_t num_workers, int64_t *par
 static void planned_on_the_host(void)
 {
     int64_t partitions;
-    CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CUDA, 0}, 0, &partitions), 266);
+    CHECK_EQ(payload_for(gpu_number(0), 0, &partitions), 266);
     CHECK_EQ(partitions, 66);
-    CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CUDA, 0}, 66, &partitions), 2 * 266);
+    CHECK_EQ(payload_for(gpu_number(0), 66, &partitions), 2 * 266);
     CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CPU, 0}, 132, &partitions), 263);
     CHECK_EQ(partitions, 66);
 }
@@ -170,7 +170,7 @@ static void planned_on_the_host_for_another(void)
 {
     fake->capability = 80;
     int64_t partitions;
-    CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CUDA, 0}, 0, &partitions), 263);
+    CHECK_EQ(payload_for(gpu_number(0), 0, &partitions), 263);
     CHECK_EQ(partitions, 66);
 }
 
@@ -179,7 +179,7 @@ static void planned_on_the_gpu_for_the_cpu(void)
 {
     struct held seqlens;
     HELD(&seqlens, region(0), i32, 1, 5);
-    seqlens.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    seqlens.tensor.device = gpu_number(0);
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
     args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 16, args.h_kv = 1, args.num_partitions = 7;
     args.target = (fmla_device){FMLA_DEVICE_CPU, 0};

@@ -51,9 +51,8 @@ static void key_heads(void)
         const struct fake_launch *launch = &fake->launch[k];
         const struct sparse_prefill_params p = sparse_prefill_params_of(launch);
         CHECK(!strcmp(launch->kernel, "sparse_prefill_bf16"), "%s", launch->kernel);
-        CHECK_ALL({launch->config.grid_x, S_Q * TILES}, {launch->config.block_x, 32 * SPARSE_WARPS},
-                  {launch->config.shared_bytes, 0}, {p.s_q, S_Q}, {p.h_q, GROUP}, {p.d_qk, 576},
-                  {p.topk, TOPK}, {p.tiles, TILES});
+        CHECK_ALL(GRID(launch, S_Q * TILES, 32 * SPARSE_WARPS, 0), {p.s_q, S_Q}, {p.h_q, GROUP},
+                  {p.d_qk, 576}, {p.topk, TOPK}, {p.tiles, TILES});
         CHECK(divides(p.tiles_divisor, TILES) && divides(p.kv.page_divisor, 1), "%s", "divisors");
         CHECK(p.scale == 0.25f && fabsf(p.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f", (double)p.scale);
         CHECK_ALL({offset(p.q, 0), k * GROUP * 576 * 2}, {p.q_stride[0], H_Q * 576}, {p.q_stride[1], 576},
@@ -101,12 +100,13 @@ static void formats(void)
                {FMLA_KV_FP8_584, 584, 576, 64 * 584, "sparse_prefill_fp8_584"}};
     for (int i = 0; i < 3; i++) {
         struct drawn_prefill c;
-        portable(&c, S_Q, 64, 1);
-        const int64_t d_qk = all[i].format == FMLA_KV_FP8_584 ? 512 : 576;
-        HELD(&c.q, region(0), bf16, 3, S_Q, 64, d_qk);
-        HELD(&c.kv, region(1), all[i].format == FMLA_KV_BF16 ? bf16 : u8, 4, 9, 64, 1, all[i].token);
-        c.q.tensor.device = c.kv.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
-        c.args.kv_format = all[i].format;
+        const bool wide = all[i].format != FMLA_KV_FP8_584;
+        const int64_t d_qk = wide ? 576 : 512;
+        prefill_of_shape(&c,
+                         &SHAPE_OF(prefill_shape, .s_q = S_Q, .h_q = 64, .h_kv = 1, .topk = TOPK,
+                                   .page_size = 64, .format = all[i].format, .pages = true, .wide = wide),
+                         gpu_number(0));
+        c.args.kernel = "cuda";
         CHECK_EQ(run(&c), 1);
         const struct fake_launch *launch = &fake->launch[i];
         const struct sparse_prefill_params p = sparse_prefill_params_of(launch);
@@ -239,9 +239,8 @@ static void hopper(void)
             const struct expected_map results = {5,         k * HEADS * OUT_HEAD * 2, 512, HEADS,
                                                  tokens[n], {out_token, OUT_HEAD}};
             CHECK(!strcmp(launch->kernel, "sm90_sparse_prefill_bf16_576"), "%s", launch->kernel);
-            CHECK_ALL({launch->config.grid_x, items < 132 ? items : 132}, {launch->config.block_x, 384},
-                      {launch->config.shared_bytes, 227 * 1024}, {p.items, items}, {p.call.h_q, HEADS},
-                      {p.call.tiles, TILES_OF_HEAD});
+            CHECK_ALL(GRID(launch, items < 132 ? items : 132, 384, 227 * 1024), {p.items, items},
+                      {p.call.h_q, HEADS}, {p.call.tiles, TILES_OF_HEAD});
             CHECK(divides(p.call.tiles_divisor, TILES_OF_HEAD), "%s", "tiles");
             CHECK_EQ(offset(p.call.kv.data, 1), k * 576 * 2);
             check_map(&p.queries, &queries);
@@ -259,27 +258,22 @@ struct pages {
 /* A call of one key head over 9 such pages; without a format, over flat keys. */
 static void hopper_call(struct drawn_prefill *c, const struct pages *pages, int64_t d_qk)
 {
-    const bool fp8 = pages->format == FMLA_KV_FP8_656 || pages->format == FMLA_KV_FP8_584;
-    const int64_t element = fp8 ? 1 : 2;
-    const int64_t token = !fp8 ? d_qk : pages->format == FMLA_KV_FP8_656 ? 656 : 584;
-    prefill_call(c, S_Q, H_Q, 1, 0);
-    HELD(&c->q, region(0), bf16, 3, S_Q, H_Q, d_qk);
-    if (pages->format) {
-        HELD(&c->kv, region(1), fp8 ? u8 : bf16, 4, 9, pages->page_size, 1, token);
-        c->kv.strides[0] = pages->page_bytes / element, c->kv.strides[1] = pages->slot_bytes / element;
-    } else {
-        HELD(&c->kv, region(1), bf16, 3, 100, 1, d_qk);
-        c->kv.strides[0] = pages->page_bytes / element;
-    }
-    c->q.tensor.device = c->kv.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    const int64_t element = pages->format == FMLA_KV_FP8_656 || pages->format == FMLA_KV_FP8_584 ? 1 : 2;
+    const struct drawn_options options = {.sink = true, .lse = true};
+    const struct prefill_shape shape =
+        SHAPE_OF(prefill_shape, .s_q = S_Q, .h_q = H_Q, .h_kv = 1, .topk = TOPK,
+                 .page_size = pages->page_size, .format = pages->format ? pages->format : FMLA_KV_BF16,
+                 .pages = pages->format != 0, .lengths = true, .wide = d_qk == 576, .options = options);
+    prefill_of_shape(c, &shape, gpu_number(0));
+    c->kv.strides[0] = pages->page_bytes / element;
+    if (pages->format) c->kv.strides[1] = pages->slot_bytes / element;
     c->args.kv_format = pages->format;
 }
 
 static void check_stays(const struct fake_launch *launch, const char *kernel, int64_t blocks)
 {
     CHECK(!strcmp(launch->kernel, kernel), "%s, not %s", launch->kernel, kernel);
-    CHECK_ALL({launch->config.grid_x, blocks}, {launch->config.block_x, 384},
-              {launch->config.shared_bytes, 227 * 1024}, {launch->config.num_attributes, 1});
+    CHECK_ALL(GRID(launch, blocks, 384, 227 * 1024), {launch->config.num_attributes, 1});
     CHECK(launch->attributes[0].id == CU_LAUNCH_OVERLAP && launch->attributes[0].value.overlap == 1,
           "attribute %u", launch->attributes[0].id);
 }
@@ -373,7 +367,7 @@ static void hopper_fp8_tiles(void)
         struct drawn_prefill c;
         prefill_call(&c, all[i].tokens, heads, 1, 0);
         HELD(&c.kv, region(1), u8, 4, 9, 64, 1, 656);
-        c.kv.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+        c.kv.tensor.device = gpu_number(0);
         c.args.kv_format = FMLA_KV_FP8_656;
         CHECK_EQ(run(&c), 1);
         const struct fake_launch *launch = &fake->launch[fake->launches - 1];
@@ -407,94 +401,88 @@ static void check_taken(struct drawn_prefill *c, const char *label, const char *
                    expected);
 }
 
+/* Such a call is one launch all the same; and so long a list, which every second time is one too long, is refused by itself. */
+static void check_case(struct drawn_prefill *c, const struct pages *pages, int64_t d_qk, const char *label,
+                       const char *argument, const char *words)
+{
+    static int lists;
+    check_taken(c, label, argument, words);
+    c->args.kernel = NULL;
+    CHECK_EQ(run(c), 1);
+    if (!d_qk) return;
+    const int fits = lists++ % 2;
+    hopper_call(c, pages, d_qk);
+    REGION(&c->indices, 2, i32, 3, S_Q, 1, INT32_MAX - 255 - fits);
+    check_taken(c, label, fits ? NULL : "indices", "fewer than 2^31 - 256 entries");
+}
+
+#define CASE(argument, words, ...)                                                                           \
+    do {                                                                                                     \
+        struct drawn_prefill c;                                                                              \
+        hopper_call(&c, &formats[n], d_qk);                                                                  \
+        __VA_ARGS__;                                                                                         \
+        check_case(&c, &formats[n], d_qk, #__VA_ARGS__, argument, words);                                    \
+    } while (0)
+
 /* What it takes of queries, results, scales and lists is the same for keys of every format. */
 static void hopper_refuses(void)
 {
     static const struct pages formats[] = {
         {0, 1, 1152, 0}, {FMLA_KV_FP8_656, 64, 64 * 656, 656}, {FMLA_KV_FP8_584, 64, 64 * 584, 584}};
     static const int64_t far = INT64_C(1) << 39; /* 2^40 bytes */
-    static const char *const arguments[] = {NULL,  "q",   "q",   "q",   "q",   "q",  NULL,
-                                            "out", "out", "out", "out", "out", NULL, "softmax_scale"};
-    enum { CASES = sizeof arguments / sizeof arguments[0] };
+    static const char q[] = "queries whose|multiples of 16 bytes|below 2^40",
+                      out[] = "an output whose|multiples of 16 bytes|below 2^40";
     fake->capability = 90;
-    for (int n = 0; n < 3 * CASES; n++) {
-        const int i = n % CASES;
-        const struct pages *pages = &formats[n / CASES];
-        const int64_t d_qk = pages->format == FMLA_KV_FP8_584 ? 512 : 576;
-        struct drawn_prefill c;
-        char label[32];
-        snprintf(label, sizeof label, "format %d, case %d", pages->format, i);
-        hopper_call(&c, pages, d_qk);
-        switch (i) {
-        case 1: c.q.tensor.byte_offset = 2; break;
-        case 2: c.q.strides[1] = d_qk + 1, c.q.strides[0] = H_Q * (d_qk + 8); break;
-        case 3: c.q.strides[0] = 0; break;
-        case 4: c.q.strides[0] = far; break;
-        case 5: c.q.strides[1] = far, c.q.strides[0] = d_qk; break;
-        case 6: c.q.strides[0] = far - 8; break;
-        case 7: c.out.tensor.byte_offset = 2; break;
-        case 8: c.out.strides[0] += 2; break;
-        case 9: c.out.strides[1] = 514, c.out.strides[0] = H_Q * 520; break;
-        case 10: c.out.strides[0] = far; break;
-        case 11: c.out.strides[1] = far, c.out.strides[0] = 512; break;
-        case 12: c.out.strides[0] = far - 8; break;
-        case 13: c.args.softmax_scale = -1.0f; break;
-        default: break;
-        }
-        check_taken(&c, label, arguments[i],
-                    i == 13  ? "a scale of at least 1e-30"
-                    : i >= 7 ? "an output whose|multiples of 16 bytes|below 2^40"
-                             : "queries whose|multiples of 16 bytes|below 2^40");
-        c.args.kernel = NULL;
-        CHECK_EQ(run(&c), 1);
-        /* So long a list. */
-        hopper_call(&c, pages, d_qk);
-        HELD(&c.indices, region(2), i32, 3, S_Q, 1, INT32_MAX - 255 - i % 2);
-        c.indices.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
-        check_taken(&c, label, i % 2 ? NULL : "indices", "fewer than 2^31 - 256 entries");
+    for (int n = 0; n < 3; n++) {
+        const int64_t d_qk = formats[n].format == FMLA_KV_FP8_584 ? 512 : 576;
+        CASE(NULL, NULL, (void)0);
+        CASE("q", q, c.q.tensor.byte_offset = 2);
+        CASE("q", q, c.q.strides[1] = d_qk + 1, c.q.strides[0] = H_Q * (d_qk + 8));
+        CASE("q", q, c.q.strides[0] = 0);
+        CASE("q", q, c.q.strides[0] = far);
+        CASE("q", q, c.q.strides[1] = far, c.q.strides[0] = d_qk);
+        CASE(NULL, NULL, c.q.strides[0] = far - 8);
+        CASE("out", out, c.out.tensor.byte_offset = 2);
+        CASE("out", out, c.out.strides[0] += 2);
+        CASE("out", out, c.out.strides[1] = 514, c.out.strides[0] = H_Q * 520);
+        CASE("out", out, c.out.strides[0] = far);
+        CASE("out", out, c.out.strides[1] = far, c.out.strides[0] = 512);
+        CASE(NULL, NULL, c.out.strides[0] = far - 8);
+        CASE("softmax_scale", "a scale of at least 1e-30", c.args.softmax_scale = -1.0f);
     }
 }
+
+static void check_pages(const char *label, struct pages pages, uint64_t offset, const char *words)
+{
+    struct drawn_prefill c;
+    hopper_call(&c, &pages, pages.format == FMLA_KV_FP8_584 ? 512 : 576);
+    c.kv.tensor.byte_offset = offset;
+    check_case(&c, &pages, 0, label, words ? "kv" : NULL, words);
+}
+
+#define PAGES(...) ((struct pages){__VA_ARGS__})
 
 /* Of keys each format wants its own. */
 static void hopper_refuses_keys(void)
 {
-    static const struct {
-        const char *label;
-        struct pages pages;
-        uint64_t offset;
-        const char *words; /* NULL: taken */
-    } all[] = {
-        {"flat, base", {0, 1, 1152, 0}, 8, "keys whose base and strides"},
-        {"flat, token", {0, 1, 1160, 0}, 0, "keys whose base and strides"},
-        {"bf16, base", {FMLA_KV_BF16, 4, 4 * 1152, 1152}, 2, "keys whose base and strides"},
-        {"bf16, page", {FMLA_KV_BF16, 4, 4 * 1152 + 8, 1152}, 0, "keys whose base and strides"},
-        {"bf16, token", {FMLA_KV_BF16, 4, 4 * 1160, 1160}, 0, "keys whose base and strides"},
-        {"fp8_656, base", {FMLA_KV_FP8_656, 4, 4 * 656, 656}, 8, "FP8_656 pages whose base and strides"},
-        {"fp8_656, page", {FMLA_KV_FP8_656, 4, 4 * 656 + 4, 656}, 0, "FP8_656 pages whose base and strides"},
-        {"fp8_656, token", {FMLA_KV_FP8_656, 4, 4 * 660, 660}, 0, "FP8_656 pages whose base and strides"},
-        {"fp8_656, pages of a token",
-         {FMLA_KV_FP8_656, 1, 664, 1},
-         0,
-         "FP8_656 pages whose base and strides"},
-        {"fp8_656, a token's own stride", {FMLA_KV_FP8_656, 1, 672, 1}, 0, NULL},
-        {"fp8_584, base", {FMLA_KV_FP8_584, 4, 4 * 584, 584}, 8, "FP8_584 pages whose base|even page_size"},
-        {"fp8_584, page",
-         {FMLA_KV_FP8_584, 4, 4 * 584 + 2, 584},
-         0,
-         "FP8_584 pages whose base|even page_size"},
-        {"fp8_584, odd", {FMLA_KV_FP8_584, 61, 61 * 584, 584}, 0, "FP8_584 pages whose base|even page_size"},
-        {"fp8_584, of a token", {FMLA_KV_FP8_584, 1, 584, 1}, 0, "FP8_584 pages whose base|even page_size"},
-    };
+    enum { F16 = FMLA_KV_BF16, F656 = FMLA_KV_FP8_656, F584 = FMLA_KV_FP8_584 };
+    static const char keys[] = "keys whose base and strides", f656[] = "FP8_656 pages whose base and strides",
+                      f584[] = "FP8_584 pages whose base|even page_size";
     fake->capability = 90;
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        const int64_t d_qk = all[i].pages.format == FMLA_KV_FP8_584 ? 512 : 576;
-        struct drawn_prefill c;
-        hopper_call(&c, &all[i].pages, d_qk);
-        c.kv.tensor.byte_offset = all[i].offset;
-        check_taken(&c, all[i].label, all[i].words ? "kv" : NULL, all[i].words);
-        c.args.kernel = NULL;
-        CHECK_EQ(run(&c), 1);
-    }
+    check_pages("flat, base", PAGES(0, 1, 1152, 0), 8, keys);
+    check_pages("flat, token", PAGES(0, 1, 1160, 0), 0, keys);
+    check_pages("bf16, base", PAGES(F16, 4, 4 * 1152, 1152), 2, keys);
+    check_pages("bf16, page", PAGES(F16, 4, 4 * 1152 + 8, 1152), 0, keys);
+    check_pages("bf16, token", PAGES(F16, 4, 4 * 1160, 1160), 0, keys);
+    check_pages("fp8_656, base", PAGES(F656, 4, 4 * 656, 656), 8, f656);
+    check_pages("fp8_656, page", PAGES(F656, 4, 4 * 656 + 4, 656), 0, f656);
+    check_pages("fp8_656, token", PAGES(F656, 4, 4 * 660, 660), 0, f656);
+    check_pages("fp8_656, pages of a token", PAGES(F656, 1, 664, 1), 0, f656);
+    check_pages("fp8_656, a token's own stride", PAGES(F656, 1, 672, 1), 0, NULL);
+    check_pages("fp8_584, base", PAGES(F584, 4, 4 * 584, 584), 8, f584);
+    check_pages("fp8_584, page", PAGES(F584, 4, 4 * 584 + 2, 584), 0, f584);
+    check_pages("fp8_584, odd", PAGES(F584, 61, 61 * 584, 584), 0, f584);
+    check_pages("fp8_584, of a token", PAGES(F584, 1, 584, 1), 0, f584);
     struct drawn_prefill c;
     /* One page has no stride. */
     hopper_call(&c, &(struct pages){FMLA_KV_FP8_584, 61, 61 * 584, 584}, 512);

@@ -322,13 +322,9 @@ static void sparse_fixed(void)
                {132, 9, 7, 128},  {114, 57, 1, 128}, {78, 39, 1, 128}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         for (int64_t topk = 0; topk <= 65 && all[i].sms == machine.sms; topk++) {
-            const struct sparse_shape s = {.b = all[i].b,
-                                           .s_q = all[i].s_q,
-                                           .h_q = all[i].h_q,
-                                           .topk = topk,
-                                           .page_size = 64,
-                                           .format = FMLA_KV_FP8_656,
-                                           .wide = true};
+            const struct sparse_shape s =
+                SHAPE_OF(sparse_shape, .b = all[i].b, .s_q = all[i].s_q, .h_q = all[i].h_q, .topk = topk,
+                         .page_size = 64, .format = FMLA_KV_FP8_656, .wide = true);
             try_sparse(&s);
         }
 }

@@ -22,30 +22,17 @@ struct sizes {
 /* Contiguous, with a block table. */
 static struct dense_decode_problem problem_of(const struct sizes *s)
 {
-    struct dense_decode_problem p = {
-        .b = s->b,
-        .s_q = s->s_q,
-        .h_q = s->h_q,
-        .h_kv = s->h_kv,
-        .d_qk = s->d_qk,
-        .d_v = 512,
-        .pages = s->pages,
-        .page_size = s->page_size,
-        .max_pages = 4,
-        .capacity = 4 * s->page_size,
-        .element = ELEMENT_BF16,
-        .device = {FMLA_DEVICE_CUDA, 0},
-        .q = (const uint16_t *)(const void *)region(0),
-        .q_stride = {s->s_q * s->h_q * s->d_qk, s->h_q * s->d_qk, s->d_qk},
-        .kv = (const uint16_t *)(const void *)region(1),
-        .kv_stride = {s->page_size * s->h_kv * s->d_qk, s->h_kv * s->d_qk, s->d_qk},
-        .block_table = (const int32_t *)(const void *)region(2),
-        .block_table_stride = 4,
-        .seqlens = (const int32_t *)(const void *)region(3),
-        .out = (uint16_t *)(void *)region(5),
-        .out_stride = {s->s_q * s->h_q * 512, s->h_q * 512, 512},
-        .scale = 0.125f,
-    };
+    struct dense_decode_problem p =
+        SHAPE_OF(dense_decode_problem, .b = s->b, .s_q = s->s_q, .h_q = s->h_q, .h_kv = s->h_kv,
+                 .d_qk = s->d_qk, .d_v = 512, .pages = s->pages, .page_size = s->page_size, .max_pages = 4,
+                 .capacity = 4 * s->page_size, .element = ELEMENT_BF16, .device = {FMLA_DEVICE_CUDA, 0},
+                 .q = (const uint16_t *)(const void *)region(0),
+                 .q_stride = {s->s_q * s->h_q * s->d_qk, s->h_q * s->d_qk, s->d_qk},
+                 .kv = (const uint16_t *)(const void *)region(1),
+                 .kv_stride = {s->page_size * s->h_kv * s->d_qk, s->h_kv * s->d_qk, s->d_qk},
+                 .block_table = (const int32_t *)(const void *)region(2), .block_table_stride = 4,
+                 .seqlens = (const int32_t *)(const void *)region(3), .out = (uint16_t *)(void *)region(5),
+                 .out_stride = {s->s_q * s->h_q * 512, s->h_q * 512, 512}, .scale = 0.125f);
     return p;
 }
 
@@ -337,12 +324,12 @@ static struct dense_decode_problem random_problem(struct random_state *random)
 {
     static const int64_t groups[] = {1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 80, 96, 128, 192},
                          pages[] = {64, 128, 256, 16, 61};
-    struct sizes s = {.b = random_between(random, 1, 3),
-                      .s_q = random_between(random, 1, random_between(random, 1, 9)),
-                      .h_kv = random_between(random, 0, 1) ? 1 : random_between(random, 2, 4),
-                      .d_qk = random_between(random, 0, 1) ? 576 : 512,
-                      .pages = random_between(random, 1, 4),
-                      .page_size = pages[random_between(random, 0, 4)]};
+    struct sizes s =
+        SHAPE_OF(sizes, .b = random_between(random, 1, 3),
+                 .s_q = random_between(random, 1, random_between(random, 1, 9)),
+                 .h_kv = random_between(random, 0, 1) ? 1 : random_between(random, 2, 4),
+                 .d_qk = random_between(random, 0, 1) ? 576 : 512, .pages = random_between(random, 1, 4),
+                 .page_size = pages[random_between(random, 0, 4)]);
     s.h_q = s.h_kv * groups[random_between(random, 0, 13)];
     struct dense_decode_problem p = problem_of(&s);
     p.q_stride[2] = padded(random, s.d_qk);
@@ -406,13 +393,9 @@ static void encoded(void)
     struct cuda_scope scope;
     struct tensor_map map;
     enter(&scope);
-    struct tensor_view v = {
-        .data = region(0),
-        .element = ELEMENT_FP16,
-        .size = {64, 100, 9, 1, 7},
-        .stride = {12345, 576, 64, 3, 65536},
-        .box = {64, 32, 2, 1, 1},
-    };
+    struct tensor_view v =
+        SHAPE_OF(tensor_view, .data = region(0), .element = ELEMENT_FP16, .size = {64, 100, 9, 1, 7},
+                 .stride = {12345, 576, 64, 3, 65536}, .box = {64, 32, 2, 1, 1});
     CHECK_OK(tensor_map_make("test", &scope, "x", &v, &map));
     const struct fake_tensor *told = told_of(&map);
     CHECK_ALL({told->type, CU_TENSOR_FLOAT16}, {told->rank, 5});
@@ -439,32 +422,31 @@ static void not_encoded(void)
 {
     struct cuda_scope scope;
     struct tensor_map map;
+    const struct tensor_view good =
+        SHAPE_OF(tensor_view, .data = region(0), .element = ELEMENT_BF16, .size = {64, 8, 8, 8, 8},
+                 .stride = {1, 64, 512, 4096, 32768}, .box = {64, 8, 8, 1, 1});
     enter(&scope);
-    for (int k = 0; k < 10; k++) {
-        struct tensor_view v = {.data = region(0),
-                                .element = ELEMENT_BF16,
-                                .size = {64, 8, 8, 8, 8},
-                                .stride = {1, 64, 512, 4096, 32768},
-                                .box = {64, 8, 8, 1, 1}};
-        switch (k) {
-        case 0: v.data = region(0) + 8; break;
-        case 1: v.data = NULL; break;
-        case 2: v.stride[1] = 68; break;
-        case 3: v.stride[4] = 0; break;
-        case 4: v.stride[4] = INT64_C(1) << 39; break;
-        case 5: v.box[0] = 128; break;
-        case 6: v.box[1] = 257; break;
-        case 7: v.box[4] = 0; break;
-        case 8: v.size[2] = (INT64_C(1) << 32) + 1; break;
-        case 9: break; /* taken, so that what came before was refused for its own sake */
-        }
-        const fmla_status status = tensor_map_make("test", &scope, "the_tensor", &v, &map);
-        if (k == 9)
-            CHECK(status == FMLA_OK, "%s", fmla_last_error());
-        else
-            check_rejected("map", status, FMLA_DEVICE_ERROR, "test", "cuda:0",
-                           "cuTensorMapEncodeTiled of the_tensor");
-    }
+#define MAKE(...)                                                                                            \
+    struct tensor_view v = good;                                                                             \
+    __VA_ARGS__;                                                                                             \
+    const fmla_status status = tensor_map_make("test", &scope, "the_tensor", &v, &map)
+#define NOT_MADE(...)                                                                                        \
+    do {                                                                                                     \
+        MAKE(__VA_ARGS__);                                                                                   \
+        check_rejected(#__VA_ARGS__, status, FMLA_DEVICE_ERROR, "test", "cuda:0",                            \
+                       "cuTensorMapEncodeTiled of the_tensor");                                              \
+    } while (0)
+    NOT_MADE(v.data = region(0) + 8);
+    NOT_MADE(v.data = NULL);
+    NOT_MADE(v.stride[1] = 68);
+    NOT_MADE(v.stride[4] = 0);
+    NOT_MADE(v.stride[4] = INT64_C(1) << 39);
+    NOT_MADE(v.box[0] = 128);
+    NOT_MADE(v.box[1] = 257);
+    NOT_MADE(v.box[4] = 0);
+    NOT_MADE(v.size[2] = (INT64_C(1) << 32) + 1);
+    MAKE((void)0); /* what came before was refused for its own sake */
+    CHECK_OK(status);
     CHECK_EQ(fake->tensors, 1);
     cuda_leave(&scope);
 }
@@ -479,10 +461,8 @@ static void strides(void)
     const int64_t cases[] = {0, 1, 4, 7, 8, 9, 12, 16, 576, most - 8, most - 1, most, most + 8};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int64_t size = 1; size <= 3; size++) {
-            const struct tensor_view v = {.data = region(0),
-                                          .size = {64, size, 1, 1, 1},
-                                          .stride = {1, cases[i], 8, 8, 8},
-                                          .box = {64, 64, 1, 1, 1}};
+            const struct tensor_view v = SHAPE_OF(tensor_view, .data = region(0), .size = {64, size, 1, 1, 1},
+                                                  .stride = {1, cases[i], 8, 8, 8}, .box = {64, 64, 1, 1, 1});
             CHECK(tensor_stride_possible(size, cases[i]) ==
                       (tensor_map_make("test", &scope, "x", &v, &map) == FMLA_OK),
                   "size %" PRId64 ", stride %" PRId64, size, cases[i]);

@@ -13,22 +13,20 @@
  * pages of 2. With a tenth of the entries it is for Hopper's kernel for small batches. */
 enum { B = 5, S_Q = 2, H_Q = 96, TOPK = 2000, SMALL_TOPK = 200, EXTRA = 70 };
 
+/* Of a shape of which what is 0 is as in that call. */
+static void shaped_call(struct drawn_sparse *c, struct sparse_shape s)
+{
+    s.s_q = S_Q, s.page_size = 64, s.b = s.b ? s.b : B, s.h_q = s.h_q ? s.h_q : H_Q;
+    s.topk = s.topk ? s.topk : TOPK, s.extra_topk = s.extra_topk ? s.extra_topk : EXTRA;
+    s.fp16 |= s.format == FMLA_KV_FP16, s.options.lse = true;
+    sparse_of_shape(c, &s, gpu_number(0));
+    c->args.workspace = region(7), c->args.stream = STREAM;
+}
+
 static void sparse_call(struct drawn_sparse *c, int32_t format, bool extra)
 {
-    const struct sparse_shape shape = {.b = B,
-                                       .s_q = S_Q,
-                                       .h_q = H_Q,
-                                       .topk = TOPK,
-                                       .extra_topk = EXTRA,
-                                       .page_size = 64,
-                                       .format = format,
-                                       .extra = extra,
-                                       .lengths = true,
-                                       .fp16 = format == FMLA_KV_FP16,
-                                       .wide = format != FMLA_KV_FP8_584,
-                                       .options = {.lse = true}};
-    sparse_of_shape(c, &shape, gpu_number(0));
-    c->args.workspace = region(7), c->args.stream = STREAM;
+    shaped_call(c, SHAPE_OF(sparse_shape, .format = format, .extra = extra, .lengths = true,
+                            .wide = format != FMLA_KV_FP8_584));
 }
 
 static void run(struct drawn_sparse *c)
@@ -63,8 +61,7 @@ static void on_hopper(void)
     CHECK_EQ(plan.costs.row_tiles, 0);
 
     const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
-    CHECK_ALL({launched(1)->config.grid_x, PARTITIONS * S_Q * 2}, {launched(1)->config.block_x, 384},
-              {launched(1)->config.shared_bytes, 227 * 1024}, {p.b, B}, {p.s_q, S_Q}, {p.h_q, H_Q},
+    CHECK_ALL(GRID(launched(1), PARTITIONS * S_Q * 2, 384, 227 * 1024), {p.b, B}, {p.s_q, S_Q}, {p.h_q, H_Q},
               {p.d_qk, 576}, {p.tiles, S_Q * 2}, {p.tiles_of_token, 2});
     CHECK(divides(p.tiles_divisor, S_Q * 2) && divides(p.token_divisor, 2) && divides(p.heads_divisor, H_Q),
           "%s", "divisors");
@@ -117,23 +114,18 @@ static void small_batch(void)
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct drawn_sparse c;
         sparse_call(&c, FMLA_KV_FP8_656, true);
-        c.indices.shape[2] = SMALL_TOPK;
-        c.args.kernel = all[i].kernel;
+        c.indices.shape[2] = SMALL_TOPK, c.args.kernel = all[i].kernel;
         const int before = fake->launches;
         run(&c);
-        char names[128];
-        snprintf(names, sizeof names, "decode_plan|%s|join_%s_bf16_halves", all[i].launched,
-                 all[i].heads ? "half_rows" : "splits");
-        check_kernels(before, names);
+        check_kernels(before, "decode_plan|%s|join_%s_bf16_halves", all[i].launched,
+                      all[i].heads ? "half_rows" : "splits");
         const struct plan_params plan = plan_params_of(launched(2));
         CHECK_EQ(plan.num_partitions, PARTITIONS);
         const int tiles =
             all[i].heads ? S_Q * ((H_Q + all[i].heads - 1) / all[i].heads) : S_Q * H_Q / SPARSE_WARPS;
         CHECK_EQ(sparse_decode_params_of(launched(1)).tiles, tiles);
         if (all[i].heads) CHECK_EQ(sparse_decode_params_of(launched(1)).tiles_of_token, tiles / S_Q);
-        CHECK_ALL({launched(1)->config.grid_x, PARTITIONS * tiles},
-                  {launched(1)->config.block_x, all[i].threads},
-                  {launched(1)->config.shared_bytes, all[i].shared_bytes});
+        CHECK_ALL(GRID(launched(1), PARTITIONS * tiles, all[i].threads, all[i].shared_bytes));
         if (i) CHECK_EQ(c.bytes, size);
         size = c.bytes;
     }
@@ -164,16 +156,8 @@ static void chunks(void)
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         for (int given = 0; given < 2; given++) {
             struct drawn_sparse c;
-            sparse_call(&c, FMLA_KV_FP8_656, all[i].extra != 0);
-            c.args.topk_length = NULL;
-            c.q.shape[0] = c.indices.shape[0] = c.extra_indices.shape[0] = c.out.shape[0] = c.lse.shape[0] =
-                all[i].b;
-            const int64_t h_q = c.q.shape[2] = c.out.shape[2] = c.lse.shape[1] = all[i].h_q;
-            c.q.strides[1] = h_q * 576, c.q.strides[0] = S_Q * h_q * 576;
-            c.out.strides[1] = h_q * 512, c.out.strides[0] = S_Q * h_q * 512;
-            c.lse.strides[0] = h_q * S_Q;
-            c.indices.shape[2] = all[i].topk, c.indices.strides[1] = all[i].topk;
-            c.indices.strides[0] = S_Q * all[i].topk;
+            shaped_call(&c, SHAPE_OF(sparse_shape, .b = all[i].b, .h_q = all[i].h_q, .topk = all[i].topk,
+                                     .format = FMLA_KV_FP8_656, .extra = all[i].extra != 0, .wide = true));
             if (given) c.args.plan = region(3), c.args.plan_size = MEMORY;
             const int before = fake->launches;
             run(&c);
@@ -198,10 +182,9 @@ static void chunks(void)
         }
     /* More requests than begin at once: a plan, and the kernel that it is for. */
     struct drawn_sparse c;
-    sparse_call(&c, FMLA_KV_FP8_656, false);
-    c.args.topk_length = NULL, c.args.plan = region(3), c.args.plan_size = MEMORY;
-    c.q.shape[0] = c.indices.shape[0] = c.out.shape[0] = c.lse.shape[0] = 67;
-    c.q.shape[2] = c.out.shape[2] = c.lse.shape[1] = 64, c.indices.shape[2] = 64;
+    shaped_call(
+        &c, SHAPE_OF(sparse_shape, .b = 67, .h_q = 64, .topk = 64, .format = FMLA_KV_FP8_656, .wide = true));
+    c.args.plan = region(3), c.args.plan_size = MEMORY;
     run(&c);
     CHECK(!strcmp(launched(0)->kernel, "sm90_sparse_decode_small_bf16_fp8_656") ||
               !strcmp(launched(1)->kernel, "sm90_sparse_decode_small_bf16_fp8_656"),
@@ -251,7 +234,7 @@ static void small_plans(void)
         fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
         args.sparse = 1, args.b = all[i].b, args.s_q = all[i].s_q, args.h_q = all[i].h_q;
         args.topk = all[i].topk, args.extra_topk = all[i].extra;
-        args.target = (fmla_device){FMLA_DEVICE_CUDA, 0};
+        args.target = gpu_number(0);
         int32_t partitions = 0;
         CHECK_OK(fmla_decode_plan_partitions(&args, &partitions));
         CHECK(partitions == all[i].partitions, "%zu: %d partitions, expected %d", i, partitions,
@@ -295,33 +278,25 @@ static void formats(void)
                {FMLA_KV_FP16, true, "sm90_sparse_decode_fp16_576"}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct drawn_sparse c;
-        sparse_call(&c, all[i].format, false);
-        if (all[i].fp16) {
-            c.q.tensor.dtype = c.out.tensor.dtype = fp16;
-            if (all[i].format == FMLA_KV_FP16) c.kv.tensor.dtype = fp16;
-        }
+        shaped_call(&c, SHAPE_OF(sparse_shape, .format = all[i].format, .lengths = true, .fp16 = all[i].fp16,
+                                 .wide = all[i].format != FMLA_KV_FP8_584));
         c.args.num_partitions = 1;
         const int before = fake->launches;
         run(&c);
-        char names[96];
-        snprintf(names, sizeof names, "decode_plan|%s", all[i].kernel);
-        check_kernels(before, names); /* one partition: nothing is cut */
+        check_kernels(before, "decode_plan|%s", all[i].kernel); /* one partition: nothing is cut */
         const bool hopper = !strncmp(all[i].kernel, "sm90", 4);
         CHECK_ALL({launched(0)->config.grid_x, hopper ? S_Q * 2 : S_Q * H_Q / SPARSE_WARPS},
                   {sparse_decode_params_of(launched(0)).tiles, launched(0)->config.grid_x});
     }
 }
 
-/* As of a plan that decode_plan makes, which knows no format. */
-static int32_t planned_partitions(void)
+/* Of a plan by itself, which knows no format. */
+static fmla_decode_plan_args plan_args(int64_t topk)
 {
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    int32_t partitions = 0;
-    args.sparse = 1, args.b = B, args.s_q = S_Q, args.h_q = H_Q, args.topk = SMALL_TOPK,
-    args.extra_topk = EXTRA;
-    args.target = (fmla_device){FMLA_DEVICE_CUDA, 0};
-    CHECK_OK(fmla_decode_plan_partitions(&args, &partitions));
-    return partitions;
+    args.sparse = 1, args.b = B, args.s_q = S_Q, args.h_q = H_Q, args.topk = topk, args.extra_topk = EXTRA;
+    args.target = gpu_number(0);
+    return args;
 }
 
 /* Caches of the queries' type: tiles of 64 heads, however small the batch is; plans and workspaces are those of FP8 caches. */
@@ -339,29 +314,22 @@ static void rows(void)
     sparse_call(&codes, FMLA_KV_FP8_656, true);
     codes.indices.shape[2] = SMALL_TOPK;
     run(&codes);
-    const int32_t partitions = planned_partitions();
+    const fmla_decode_plan_args plan_alone = plan_args(SMALL_TOPK);
+    int32_t partitions = 0;
+    CHECK_OK(fmla_decode_plan_partitions(&plan_alone, &partitions));
     CHECK(partitions != 33, "%s", "the batch is not small");
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct drawn_sparse c;
-        sparse_call(&c, all[i].fp16 ? FMLA_KV_FP16 : FMLA_KV_BF16, true);
-        struct held *const typed[] = {&c.q, &c.kv, &c.extra_kv, &c.out};
-        for (int k = 0; k < 4 && all[i].fp16; k++) typed[k]->tensor.dtype = fp16;
-        for (int k = 0; k < 3; k++) {
-            typed[k]->shape[3] = all[i].d_qk;
-            for (int d = 0; d < 3; d++) typed[k]->strides[d] = typed[k]->strides[d] / 576 * all[i].d_qk;
-        }
-        c.indices.shape[2] = SMALL_TOPK;
-        c.args.kernel = all[i].kernel;
+        shaped_call(&c, SHAPE_OF(sparse_shape, .format = all[i].fp16 ? FMLA_KV_FP16 : FMLA_KV_BF16,
+                                 .extra = true, .lengths = true, .wide = all[i].d_qk == 576));
+        c.indices.shape[2] = SMALL_TOPK, c.args.kernel = all[i].kernel;
         const int before = fake->launches;
         run(&c);
-        char names[128];
-        snprintf(names, sizeof names, "decode_plan|%s|join_half_rows_%s_halves", all[i].launched,
-                 all[i].fp16 ? "fp16" : "bf16");
-        check_kernels(before, names);
+        check_kernels(before, "decode_plan|%s|join_half_rows_%s_halves", all[i].launched,
+                      all[i].fp16 ? "fp16" : "bf16");
         const struct plan_params plan = plan_params_of(launched(2));
         CHECK_ALL({plan.num_partitions, partitions}, {c.bytes, codes.bytes},
-                  {launched(1)->config.grid_x, partitions * S_Q * 2}, {launched(1)->config.block_x, 384},
-                  {launched(1)->config.shared_bytes, 227 * 1024},
+                  GRID(launched(1), partitions * S_Q * 2, 384, 227 * 1024),
                   {sparse_decode_params_of(launched(1)).d_qk, all[i].d_qk},
                   {sparse_decode_params_of(launched(1)).cache[0].slot_bytes, 2 * all[i].d_qk});
     }
@@ -434,8 +402,8 @@ static void odd_pages(void)
 static void batch_invariant(void)
 {
     struct drawn_sparse c;
-    sparse_call(&c, FMLA_KV_FP8_656, false);
-    c.indices.shape[2] = 5000, c.indices.strides[1] = 5000, c.indices.strides[0] = S_Q * 5000;
+    shaped_call(
+        &c, SHAPE_OF(sparse_shape, .topk = 5000, .format = FMLA_KV_FP8_656, .lengths = true, .wide = true));
     c.args.batch_invariant = 1;
     runs(&c, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
     const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
@@ -455,14 +423,10 @@ static void many_blocks(void)
     for (int way = 0; way < 4; way++) {
         struct drawn_sparse c;
         struct held rows, splits;
-        sparse_call(&c, FMLA_KV_FP8_656, false);
-        HELD(&c.q, region(0), bf16, 4, B, S_Q, HEADS, 576);
-        HELD(&c.out, region(6), bf16, 4, B, S_Q, HEADS, 512);
-        HELD(&rows, region(4), i32, 2, MOST, 8);
-        HELD(&splits, region(5), i32, 1, B + 1);
-        struct held *all[] = {&c.q, &c.out, &rows, &splits};
-        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-            all[i]->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+        shaped_call(&c, SHAPE_OF(sparse_shape, .h_q = HEADS, .format = FMLA_KV_FP8_656, .lengths = true,
+                                 .wide = true));
+        REGION(&rows, 4, i32, 2, MOST, 8);
+        REGION(&splits, 5, i32, 1, B + 1);
         c.args.lse = NULL;
         if (way % 2)
             c.args.partitions = &rows.tensor, c.args.num_splits = &splits.tensor;
@@ -514,11 +478,8 @@ static void no_requests(void)
 static void planner(void)
 {
     struct held length;
-    HELD(&length, region(3), i32, 1, B);
-    length.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.sparse = 1, args.b = B, args.s_q = S_Q, args.h_q = H_Q, args.topk = TOPK, args.extra_topk = EXTRA;
-    args.target = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    REGION(&length, 3, i32, 1, B);
+    fmla_decode_plan_args args = plan_args(TOPK);
     args.plan = region(0), args.plan_size = MEMORY, args.stream = STREAM;
     for (int i = 0; i < 2; i++) {
         args.topk_length = i ? &length.tensor : NULL;

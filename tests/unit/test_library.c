@@ -12,6 +12,9 @@
 
 static const fmla_device cuda = {FMLA_DEVICE_CUDA, 0};
 
+#define INVALID(status, operation, argument, words)                                                          \
+    check_rejected(#status, status, FMLA_INVALID_ARGUMENT, operation, argument, words)
+
 /* ---- Small calls that work --------------------------------------------------------------------------- */
 
 /* One row over three keys; d_qk chooses: 576 has a kernel, 64 only the oracle. */
@@ -86,25 +89,17 @@ static void test_capabilities(void)
     const fmla_capability before = row;
     char number[32];
     snprintf(number, sizeof number, "%" PRId64, rows);
-    check_rejected("past the end", fmla_capabilities(cpu, rows, &row), FMLA_INVALID_ARGUMENT, "capabilities",
-                   "index", number);
-    check_rejected("far past", fmla_capabilities(cpu, INT64_MAX, &row), FMLA_INVALID_ARGUMENT, "capabilities",
-                   "index", "9223372036854775807");
-    check_rejected("before", fmla_capabilities(cpu, -1, &row), FMLA_INVALID_ARGUMENT, "capabilities", "index",
-                   "-1");
+    INVALID(fmla_capabilities(cpu, rows, &row), "capabilities", "index", number);
+    INVALID(fmla_capabilities(cpu, INT64_MAX, &row), "capabilities", "index", "9223372036854775807");
+    INVALID(fmla_capabilities(cpu, -1, &row), "capabilities", "index", "-1");
     const fmla_device unknown = {99, 0}, negative = {FMLA_DEVICE_CPU, -1}, zero = {0, 0};
-    check_rejected("device 99", fmla_capabilities(unknown, 0, &row), FMLA_INVALID_ARGUMENT, "capabilities",
-                   "device", "99");
-    check_rejected("device 0", fmla_capabilities(zero, 0, &row), FMLA_INVALID_ARGUMENT, "capabilities",
-                   "device", "0");
-    check_rejected("device id", fmla_capabilities(negative, 0, &row), FMLA_INVALID_ARGUMENT, "capabilities",
-                   "device", "-1");
-    check_rejected("NULL", fmla_capabilities(cpu, 0, NULL), FMLA_INVALID_ARGUMENT, "capabilities",
-                   "capability", "NULL");
+    INVALID(fmla_capabilities(unknown, 0, &row), "capabilities", "device", "99");
+    INVALID(fmla_capabilities(zero, 0, &row), "capabilities", "device", "0");
+    INVALID(fmla_capabilities(negative, 0, &row), "capabilities", "device", "-1");
+    INVALID(fmla_capabilities(cpu, 0, NULL), "capabilities", "capability", "NULL");
     CHECK(!memcmp(&row, &before, sizeof row), "%s", "a failed call wrote a row");
     row.struct_size = 8;
-    check_rejected("struct_size 8", fmla_capabilities(cpu, 0, &row), FMLA_INVALID_ARGUMENT, "capabilities",
-                   "struct_size", "8");
+    INVALID(fmla_capabilities(cpu, 0, &row), "capabilities", "struct_size", "8");
     /* The size before part_of: that stays as it was. */
     memset(&row, 0x55, sizeof row);
     row.struct_size = offsetof(fmla_capability, part_of);
@@ -114,8 +109,8 @@ static void test_capabilities(void)
 
     CHECK_OK(fmla_prepare(cpu));
     CHECK_OK(fmla_prepare((fmla_device){FMLA_DEVICE_CUDA_HOST, 0}));
-    check_rejected("device 99", fmla_prepare(unknown), FMLA_INVALID_ARGUMENT, "prepare", "device", "99");
-    check_rejected("device id", fmla_prepare(negative), FMLA_INVALID_ARGUMENT, "prepare", "device", "-1");
+    INVALID(fmla_prepare(unknown), "prepare", "device", "99");
+    INVALID(fmla_prepare(negative), "prepare", "device", "-1");
     /* A GPU's rows say why, where nothing runs, and prepare then refuses. */
     row = FMLA_INIT(fmla_capability);
     CHECK_OK(fmla_capabilities(cuda, 0, &row));
@@ -147,16 +142,13 @@ static void test_describe(void)
     memset(&info, 0x55, sizeof info);
     info.struct_size = sizeof info;
     const fmla_device_info before = info;
-    check_rejected("NULL", fmla_device_describe(cpu, NULL), FMLA_INVALID_ARGUMENT, "device_describe", "info",
-                   "NULL");
-    check_rejected("device 99", fmla_device_describe((fmla_device){99, 0}, &info), FMLA_INVALID_ARGUMENT,
-                   "device_describe", "device", "99");
+    INVALID(fmla_device_describe(cpu, NULL), "device_describe", "info", "NULL");
+    INVALID(fmla_device_describe((fmla_device){99, 0}, &info), "device_describe", "device", "99");
     check_rejected("device id", fmla_device_describe((fmla_device){FMLA_DEVICE_CUDA, -1}, &info),
                    FMLA_INVALID_ARGUMENT, "device_describe", "device", "-1");
     CHECK(!memcmp(&info, &before, sizeof info), "%s", "a failed call wrote a description");
     info.struct_size = 8;
-    check_rejected("struct_size 8", fmla_device_describe(cpu, &info), FMLA_INVALID_ARGUMENT,
-                   "device_describe", "struct_size", "8");
+    INVALID(fmla_device_describe(cpu, &info), "device_describe", "struct_size", "8");
 }
 
 /* ---- Threads ----------------------------------------------------------------------------------------- */
@@ -186,8 +178,7 @@ static void test_threads(void)
     char number[16];
     for (int k = 0; k < 4; k++) {
         snprintf(number, sizeof number, "%d", bad[k]);
-        check_rejected("threads", fmla_set_num_threads(bad[k]), FMLA_INVALID_ARGUMENT, "set_num_threads", "n",
-                       number);
+        INVALID(fmla_set_num_threads(bad[k]), "set_num_threads", "n", number);
     }
     CHECK_EQ(fmla_num_threads(), 3);
     CHECK(fmla_set_num_threads(4096) == FMLA_OK && fmla_num_threads() == 4096, "%d", fmla_num_threads());

@@ -68,35 +68,18 @@ struct format {
     uint32_t (*encode)(float x);
 };
 
-static float decode_bf16(uint32_t code)
-{
-    return num_from_bf16((uint16_t)code);
-}
-
-static uint32_t encode_bf16(float x)
-{
-    return num_to_bf16(x);
-}
-
-static float decode_fp16(uint32_t code)
-{
-    return num_from_fp16((uint16_t)code);
-}
-
-static uint32_t encode_fp16(float x)
-{
-    return num_to_fp16(x);
-}
-
-static float decode_e4m3(uint32_t code)
-{
-    return num_from_e4m3((uint8_t)code);
-}
-
-static uint32_t encode_e4m3(float x)
-{
-    return num_to_e4m3(x);
-}
+#define CODEC(name, type)                                                                                    \
+    static float decode_##name(uint32_t code)                                                                \
+    {                                                                                                        \
+        return num_from_##name((type)code);                                                                  \
+    }                                                                                                        \
+    static uint32_t encode_##name(float x)                                                                   \
+    {                                                                                                        \
+        return num_to_##name(x);                                                                             \
+    }
+CODEC(bf16, uint16_t)
+CODEC(fp16, uint16_t)
+CODEC(e4m3, uint8_t)
 
 static const struct format formats[] = {
     {"bf16", 8, 7, 127, 0x7f80u, 0, 0x8000u, 0x40u, decode_bf16, encode_bf16},

@@ -82,13 +82,10 @@ static inline fmla_status merge_small(int32_t device)
 static inline void prefill_call(struct drawn_prefill *c, int64_t s_q, int64_t h_q, int64_t h_kv,
                                 int32_t device)
 {
-    const struct prefill_shape shape = {.s_q = s_q,
-                                        .h_q = h_q,
-                                        .h_kv = h_kv,
-                                        .topk = 70,
-                                        .lengths = true,
-                                        .wide = true,
-                                        .options = {.sink = true, .lse = true}};
+    const struct drawn_options options = {.sink = true, .lse = true};
+    const struct prefill_shape shape =
+        SHAPE_OF(prefill_shape, .s_q = s_q, .h_q = h_q, .h_kv = h_kv, .topk = 70, .lengths = true,
+                 .wide = true, .options = options);
     prefill_of_shape(c, &shape, gpu_number(device));
 }
 

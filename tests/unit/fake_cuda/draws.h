@@ -99,6 +99,13 @@ static inline void draw_tensor(struct held *held, int k, fmla_dtype dtype, int n
 #define DRAW_TENSOR(held, k, dtype, ndim, odd, ...)                                                          \
     draw_tensor(held, k, dtype, ndim, (const int64_t[]){__VA_ARGS__}, odd)
 
+/* A struct by its members' names. */
+#define SHAPE_OF(type, ...)                                                                                  \
+    (struct type)                                                                                            \
+    {                                                                                                        \
+        __VA_ARGS__                                                                                          \
+    }
+
 /* Always contiguous. */
 #define REGION(held, k, dtype, ndim, ...) DRAW_TENSOR(held, k, dtype, ndim, false, __VA_ARGS__)
 

@@ -47,16 +47,23 @@ static inline int64_t offset(const void *at, int k)
     return (const char *)at - region(k);
 }
 
-#define CHECK_GRID(launch, blocks, threads, bytes)                                                           \
-    CHECK_ALL({(launch)->config.grid_x, blocks}, {(launch)->config.block_x, threads},                        \
-              {(launch)->config.shared_bytes, bytes})
+/* Three pairs of CHECK_ALL: blocks of threads, threads, and bytes of shared memory. */
+#define GRID(launch, blocks, threads, bytes)                                                                 \
+    {(launch)->config.grid_x, blocks}, {(launch)->config.block_x, threads},                                  \
+    {                                                                                                        \
+        (launch)->config.shared_bytes, bytes                                                                 \
+    }
 
 #define STREAM ((void *)(region(7) + 64)) /* of calls whose kernels are checked */
 
 /* The launches since `before`, by name. Hopper's and the join behind them overlap with what is in front. */
-static inline void check_kernels(int before, const char *names)
+__attribute__((format(printf, 2, 3))) static inline void check_kernels(int before, const char *format, ...)
 {
-    char came[512] = "";
+    char came[512] = "", names[512];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(names, sizeof names, format, values);
+    va_end(values);
     unsigned overlapping = 0;
     for (int i = before; i < fake->launches; i++) {
         const struct fake_launch *launch = &fake->launch[i];
