@@ -46,6 +46,10 @@ static fmla_status decode_plan(int size, size_t *wanted)
     return wanted ? fmla_decode_plan_size(&args, &plan_size) : fmla_decode_plan(&args);
 }
 
+#define CALL_WITH_WORKSPACE(operation)                                                                       \
+    args.workspace = workspace, args.workspace_size = workspace_size;                                        \
+    return wanted ? fmla_##operation##_workspace_size(&args, wanted, NULL) : fmla_##operation(&args)
+
 static fmla_status dense_decode(int size, size_t *wanted)
 {
     int32_t length = PAGE * size;
@@ -54,8 +58,7 @@ static fmla_status dense_decode(int size, size_t *wanted)
     args.kv_cache = TENSOR(keys, bf16, KEYS / PAGE, PAGE, 1, D_QK);
     args.block_table = TENSOR(table, i32, 1, size);
     args.seqlens = TENSOR(&length, i32, 1), args.out = TENSOR(outs, bf16, 1, 1, H_Q, D_V);
-    args.workspace = workspace, args.workspace_size = workspace_size;
-    return wanted ? fmla_dense_decode_workspace_size(&args, wanted, NULL) : fmla_dense_decode(&args);
+    CALL_WITH_WORKSPACE(dense_decode);
 }
 
 static fmla_status sparse_decode(int size, size_t *wanted)
@@ -64,8 +67,7 @@ static fmla_status sparse_decode(int size, size_t *wanted)
     args.q = TENSOR(queries, bf16, 1, 1, H_Q, D_QK);
     args.kv_cache = TENSOR(cache, u8, KEYS / PAGE, PAGE, 1, TOKEN), args.kv_format = FMLA_KV_FP8_656;
     args.indices = TENSOR(indices, i32, 1, 1, 64 * size), args.out = TENSOR(outs, bf16, 1, 1, H_Q, D_V);
-    args.workspace = workspace, args.workspace_size = workspace_size;
-    return wanted ? fmla_sparse_decode_workspace_size(&args, wanted, NULL) : fmla_sparse_decode(&args);
+    CALL_WITH_WORKSPACE(sparse_decode);
 }
 
 static fmla_status sparse_prefill(int size, size_t *wanted)
@@ -73,8 +75,7 @@ static fmla_status sparse_prefill(int size, size_t *wanted)
     fmla_sparse_prefill_args args = FMLA_INIT(fmla_sparse_prefill_args);
     args.q = TENSOR(queries, bf16, 2 * size, H_Q, D_QK), args.kv = TENSOR(keys, bf16, KEYS, 1, D_QK);
     args.indices = TENSOR(indices, i32, 2 * size, 1, 64), args.out = TENSOR(outs, bf16, 2 * size, H_Q, D_V);
-    args.workspace = workspace, args.workspace_size = workspace_size;
-    return wanted ? fmla_sparse_prefill_workspace_size(&args, wanted, NULL) : fmla_sparse_prefill(&args);
+    CALL_WITH_WORKSPACE(sparse_prefill);
 }
 
 static fmla_status merge(int size, size_t *wanted)
@@ -86,29 +87,20 @@ static fmla_status merge(int size, size_t *wanted)
     return wanted ? FMLA_OK : fmla_merge(&args);
 }
 
-static fmla_status cache_operation(int size, int gather)
-{
-    struct held rows, kv, list;
-    HELD(&rows, vectors, f32, 2, 128 * size, D_QK);
-    HELD(&kv, cache, u8, 4, TOKENS / PAGE, PAGE, 1, TOKEN);
-    HELD(&list, slots, i64, 1, 128 * size);
-    fmla_cache_append_args append = FMLA_INIT(fmla_cache_append_args);
-    append.latent = &rows.tensor, append.kv_cache = &kv.tensor, append.slot_mapping = &list.tensor;
-    append.kv_format = FMLA_KV_FP8_656;
-    fmla_cache_gather_args back = FMLA_INIT(fmla_cache_gather_args);
-    back.kv_cache = &kv.tensor, back.slots = &list.tensor, back.out = &rows.tensor;
-    back.kv_format = FMLA_KV_FP8_656;
-    return gather ? fmla_cache_gather(&back) : fmla_cache_append(&append);
-}
-
 static fmla_status cache_append(int size, size_t *wanted)
 {
-    return wanted ? FMLA_OK : cache_operation(size, 0);
+    fmla_cache_append_args args = FMLA_INIT(fmla_cache_append_args);
+    args.latent = TENSOR(vectors, f32, 128 * size, D_QK), args.slot_mapping = TENSOR(slots, i64, 128 * size);
+    args.kv_cache = TENSOR(cache, u8, TOKENS / PAGE, PAGE, 1, TOKEN), args.kv_format = FMLA_KV_FP8_656;
+    return wanted ? FMLA_OK : fmla_cache_append(&args);
 }
 
 static fmla_status cache_gather(int size, size_t *wanted)
 {
-    return wanted ? FMLA_OK : cache_operation(size, 1);
+    fmla_cache_gather_args args = FMLA_INIT(fmla_cache_gather_args);
+    args.out = TENSOR(vectors, f32, 128 * size, D_QK), args.slots = TENSOR(slots, i64, 128 * size);
+    args.kv_cache = TENSOR(cache, u8, TOKENS / PAGE, PAGE, 1, TOKEN), args.kv_format = FMLA_KV_FP8_656;
+    return wanted ? FMLA_OK : fmla_cache_gather(&args);
 }
 
 static const struct operation {

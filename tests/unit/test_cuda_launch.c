@@ -81,10 +81,9 @@ static void planned_inside(void)
     CHECK_ALL({launched(2)->config.grid_x, 1}, {launched(2)->config.block_x, PLAN_THREADS});
     CHECK(plan.seqlens == (int32_t *)(void *)region(3) && plan.b == 5 && plan.capacity == 40 * 64,
           "%lld, %lld", (long long)plan.b, (long long)plan.capacity);
-    CHECK((char *)plan.header == region(7), "%p", (void *)plan.header);
-    CHECK((char *)plan.partitions == region(7) + 32 && (char *)plan.num_splits == region(7) + 32 + 66 * 32,
-          "%p, %p", (void *)plan.partitions, (void *)plan.num_splits);
-    CHECK_EQ(plan.num_partitions, 66); /* 132 SMs, 2 key heads */
+    CHECK_ALL({offset(plan.header, 7), 0}, {offset(plan.partitions, 7), 32},
+              {offset(plan.num_splits, 7), 32 + 66 * 32},
+              {plan.num_partitions, 66 /* 132 SMs, 2 key heads */});
     const struct divisor partitions = divisor_of(66);
     CHECK_ALL({plan.partitions_divisor.multiplier, partitions.multiplier},
               {plan.partitions_divisor.shift, partitions.shift},
@@ -95,11 +94,9 @@ static void planned_inside(void)
               {p.page_size, 64}, {p.capacity, 40 * 64}, {p.causal, 1}, {p.vectors_aligned, 1},
               {p.output.pairs_aligned, 1});
     CHECK(fabsf(p.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f", (double)p.scale_log2);
-    CHECK((const char *)p.q == region(0) && (const char *)p.kv == region(1), "%s", "q, kv");
-    CHECK((const char *)p.block_table == region(2) && (const char *)p.seqlens == region(3), "%s",
-          "table, seqlens");
-    CHECK((const char *)p.output.rules.attn_sink == region(4), "%s", "attn_sink");
-    CHECK((char *)p.output.out == region(5) && (char *)p.output.lse == region(6), "%s", "out, lse");
+    CHECK_ALL({offset(p.q, 0), 0}, {offset(p.kv, 1), 0}, {offset(p.block_table, 2), 0},
+              {offset(p.seqlens, 3), 0}, {offset(p.output.rules.attn_sink, 4), 0},
+              {offset(p.output.out, 5), 0}, {offset(p.output.lse, 6), 0});
     CHECK(isinf(p.output.rules.lse_of_empty) && p.output.rules.lse_of_empty > 0, "%s", "lse_of_empty");
     CHECK(fabsf(p.output.rules.lse_factor - 1.442695f) < 1e-5f, "%f", (double)p.output.rules.lse_factor);
     CHECK_ALL({p.q_stride[0], 2 * 16 * 576}, {p.q_stride[1], 16 * 576}, {p.q_stride[2], 576},
@@ -118,13 +115,13 @@ static void planned_inside(void)
     CHECK_ALL({(char *)p.split.slot_out - region(7), (int64_t)plan_end},
               {(char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)});
     const size_t marks = 66 * 2 * MARKS_OF_TILE * 4; /* a tile a key head */
-    CHECK_EQ(c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256 + (marks + 255) / 256 * 256);
-    CHECK(!p.split.marks, "%s", "marks are for Hopper's kernel");
+    CHECK_ALL({c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256 + (marks + 255) / 256 * 256},
+              {!p.split.marks, true});
 
     const struct cu_launch_config decode = launched(1)->config, join = launched(0)->config;
     CHECK_ALL({decode.grid_x, 66 * 2 /* a tile holds the 16 rows of a key head */}, {decode.block_x, 256},
-              {decode.shared_bytes, 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4}, {p.stages, 3});
-    CHECK(divides(p.page_divisor, 64) && divides(p.group_divisor, 8), "%s", "divisors");
+              {decode.shared_bytes, 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4}, {p.stages, 3},
+              {divides(p.page_divisor, 64), true}, {divides(p.group_divisor, 8), true});
     check_join(&p);
     CHECK_ALL({rows_per_block_of(launched(0)), 1 /* 66 / 5 parts a request */},
               {join.grid_x, 5 * 32 /* a request and row a block */}, {join.block_x, 32 * JOIN_WARPS},
@@ -167,9 +164,8 @@ static void plan_given(void)
     CHECK((const char *)split.header == plan && (const char *)split.partitions == plan + 32 &&
               (const char *)split.num_splits == plan + 32 + 7 * 32,
           "%s", "another plan");
-    CHECK_EQ(split.num_partitions, 7);
-    CHECK((char *)split.slot_out == region(7), "%s", "room was kept for a plan");
-    CHECK_ALL({rows_per_block_of(launched(0)), JOIN_WARPS /* 3 parts a request */},
+    CHECK_ALL({split.num_partitions, 7}, {offset(split.slot_out, 7), 0},
+              {rows_per_block_of(launched(0)), JOIN_WARPS /* 3 parts a request */},
               {row_lanes_of(launched(0)), 2},
               {launched(0)->config.grid_x, 2 * 2 * 4 /* requests × row blocks × columns */});
     /* Without the number: what the planner takes for this GPU. */
@@ -217,8 +213,7 @@ static void tables_given(void)
                       (const char *)split.num_splits == region(5) + 4,
                   "launch %d: %p, %p, %p", i, (const void *)split.header, (const void *)split.partitions,
                   (const void *)split.num_splits);
-            CHECK_EQ(split.num_partitions, 7);
-            CHECK((char *)split.slot_out == region(7), "%s", "room was kept for a plan");
+            CHECK_ALL({split.num_partitions, 7}, {offset(split.slot_out, 7), 0});
         }
         CHECK_EQ(row_lanes_of(launched(0)), 2);
         /* The same workspace as with a plan of as many partitions. */
@@ -256,9 +251,8 @@ static void tables_planned(void)
     CHECK_OK(fmla_decode_plan(&args));
     const struct plan_params p = plan_params_of(launched(0));
     CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
-    CHECK(!p.header && (char *)p.partitions == region(4) && (char *)p.num_splits == region(5) + 4,
-          "%p, %p, %p", (void *)p.header, (void *)p.partitions, (void *)p.num_splits);
-    CHECK_ALL({p.num_partitions, 7}, {p.costs.row_tiles, 1});
+    CHECK_ALL({!p.header, true}, {offset(p.partitions, 4), 0}, {offset(p.num_splits, 5), 4},
+              {p.num_partitions, 7}, {p.costs.row_tiles, 1});
     const struct divisor partitions = divisor_of(7);
     CHECK_EQ(p.partitions_divisor.multiplier, partitions.multiplier);
 }
@@ -276,9 +270,8 @@ static void batch_invariant(void)
           (const void *)p.split.partitions);
     CHECK_ALL({p.split.chunks, 32 /* ⌈64000 / 2048⌉ */}, {p.split.chunk_lanes, 32},
               {launched(1)->config.grid_x, 3 * 32}, {rows_per_block_of(launched(0)), 1},
-              {row_lanes_of(launched(0)), 16}, {launched(0)->config.grid_x, 3 * 16 * 4});
-    CHECK((char *)p.split.slot_out == region(7), "%s", "room was kept for a plan");
-    CHECK_EQ(c.bytes, 3 * 32 * 16 * (512 * 4 + 4));
+              {row_lanes_of(launched(0)), 16}, {launched(0)->config.grid_x, 3 * 16 * 4},
+              {offset(p.split.slot_out, 7), 0}, {c.bytes, 3 * 32 * 16 * (512 * 4 + 4)});
     /* Many requests: a worker takes several chunks. */
     shape.b = 528;
     decode_call(&c, &shape, 0);
@@ -314,9 +307,8 @@ static void without_options(void)
     c.args.lse_empty = FMLA_LSE_EMPTY_NEGATIVE_INFINITY;
     run(&c);
     const struct dense_decode_params p = dense_decode_params_of(launched(1));
-    CHECK(!p.block_table && !p.output.rules.attn_sink && !p.output.lse, "%s",
-          "a pointer to what was left out");
-    CHECK_EQ(p.capacity, 320);
+    CHECK_ALL({!p.block_table, true}, {!p.output.rules.attn_sink, true}, {!p.output.lse, true},
+              {p.capacity, 320});
     CHECK(isinf(p.output.rules.lse_of_empty) && p.output.rules.lse_of_empty < 0, "%s", "lse_of_empty");
     CHECK(fabsf(p.scale_log2 - 1.442695041f / 24.0f) < 1e-7f, "%f", (double)p.scale_log2); /* 1/√576 */
     const int before = fake->launches;
@@ -419,13 +411,11 @@ static void hopper(void)
     CHECK_EQ((char *)expected.split.marks + (marks + 255) / 256 * 256 - region(7), (int64_t)bytes);
     CHECK(!memcmp(&p.call, &expected, sizeof expected), "%s", "another call than the portable kernel's");
     check_join(&expected);
-    CHECK_ALL({p.q_heads, 8}, {p.tiles_of_head, 1});
-    CHECK(divides(p.tiles_of_head_divisor, 1) && divides(p.tiles_divisor, 2), "%s", "divisors");
-    CHECK_ALL({p.request_step, 1}, {p.page_step, 1}, {fake->tensors, 3});
-    CHECK((char *)told_of(&p.keys)->base == region(1) && (char *)told_of(&p.rope)->base == region(1) &&
-              (char *)told_of(&p.queries)->base == region(0),
-          "%s", "the tensors' data");
-    CHECK_ALL({told_of(&p.keys)->box[2], 2}, {told_of(&p.rope)->box[2], 1}, {told_of(&p.queries)->box[1], 8},
+    CHECK_ALL({p.q_heads, 8}, {p.tiles_of_head, 1}, {divides(p.tiles_of_head_divisor, 1), true},
+              {divides(p.tiles_divisor, 2), true}, {p.request_step, 1}, {p.page_step, 1}, {fake->tensors, 3},
+              {offset(told_of(&p.keys)->base, 1), 0}, {offset(told_of(&p.rope)->base, 1), 0},
+              {offset(told_of(&p.queries)->base, 0), 0}, {told_of(&p.keys)->box[2], 2},
+              {told_of(&p.rope)->box[2], 1}, {told_of(&p.queries)->box[1], 8},
               {told_of(&p.queries)->box[2], 8});
 }
 
@@ -457,9 +447,9 @@ static void hopper_large_tiles(void)
     c.args.num_partitions = 33;
     runs_best(&c, "decode_plan|sm90_dense_decode_bf16_576_shared|join_splits_bf16");
     const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
-    CHECK_ALL({p.q_heads, 128}, {p.tiles_of_head, 4});
-    CHECK(divides(p.tiles_of_head_divisor, 4) && divides(p.tiles_divisor, 8), "%s", "divisors");
-    CHECK_ALL({launched(1)->config.grid_x, 33 * 8}, {join_params_of(launched(0)).split.tiles, 8},
+    CHECK_ALL({p.q_heads, 128}, {p.tiles_of_head, 4}, {divides(p.tiles_of_head_divisor, 4), true},
+              {divides(p.tiles_divisor, 8), true}, {launched(1)->config.grid_x, 33 * 8},
+              {join_params_of(launched(0)).split.tiles, 8},
               {join_params_of(launched(0)).split.tiles_of_head, 4},
               {rows_per_block_of(launched(0)), JOIN_WARPS},
               {launched(0)->config.grid_x, 4 * 64 /* 512 rows; at most 2 · 132 */});

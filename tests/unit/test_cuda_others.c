@@ -14,11 +14,9 @@ static void merge_and_plan(void)
     const struct merge_params m = merge_params_of(launched(0));
     CHECK(!strcmp(launched(0)->kernel, "merge"), "%s", launched(0)->kernel);
     CHECK_ALL({launched(0)->config.grid_x, 2 * 16}, {launched(0)->config.block_x, MERGE_THREADS}, {m.n, 3},
-              {m.b, 2}, {m.s_q, 1}, {m.h_q, 16}, {m.d_v, 512});
-    CHECK((const char *)m.out_parts == region(0) && (const char *)m.lse_parts == region(1) &&
-              (char *)m.out == region(2) && !m.lse && !m.rules.attn_sink,
-          "%s", "pointers");
-    CHECK_ALL({m.part_element, 0}, {m.out_element, 0}, {m.vectors_aligned, 1},
+              {m.b, 2}, {m.s_q, 1}, {m.h_q, 16}, {m.d_v, 512}, {offset(m.out_parts, 0), 0},
+              {offset(m.lse_parts, 1), 0}, {offset(m.out, 2), 0}, {!m.lse, true}, {!m.rules.attn_sink, true},
+              {m.part_element, 0}, {m.out_element, 0}, {m.vectors_aligned, 1},
               {m.out_parts_stride[0], 2 * 16 * 512}, {m.out_parts_stride[3], 512},
               {m.lse_parts_stride[0], 32}, {m.out_stride[0], 16 * 512});
 
@@ -26,10 +24,8 @@ static void merge_and_plan(void)
     const struct plan_params p = plan_params_of(launched(0));
     CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
     CHECK_ALL({p.b, 5}, {p.capacity, INT32_MAX}, {p.num_partitions, 132}, {p.costs.row_tiles, 1},
-              {p.costs.tiles_of_head, 1});
-    CHECK((char *)p.header == region(1) && (char *)p.partitions == region(1) + 32 &&
-              (char *)p.num_splits == region(1) + 32 + 132 * 32 && (const char *)p.seqlens == region(0),
-          "%s", "pointers");
+              {p.costs.tiles_of_head, 1}, {offset(p.header, 1), 0}, {offset(p.partitions, 1), 32},
+              {offset(p.num_splits, 1), 32 + 132 * 32}, {offset(p.seqlens, 0), 0});
 }
 
 /* What the last launch of a cache operation was given. */
@@ -79,13 +75,10 @@ static void cache_operations(void)
     c.latent.strides[0] = 520, c.rope.strides[0] = 1024;
     CHECK_OK(fmla_cache_append(&c.append));
     struct cache_params p = cache_launched("cache_append_fp8_656_bf16");
-    CHECK((const char *)p.latent == region(0) && (const char *)p.rope == region(1) &&
-              (char *)p.cache == region(2) && (const char *)p.slots == region(3),
-          "%s", "pointers");
-    CHECK_ALL({p.latent_stride, 520}, {p.rope_stride, 1024}, {p.tokens, 2}, {p.slots_of_cache, 256},
-              {p.few_slots, 1});
-    CHECK(divides(p.page_divisor, 64), "%s", "not the divisor of a page");
-    CHECK_EQ(launched(0)->config.grid_x, 1);
+    CHECK_ALL({offset(p.latent, 0), 0}, {offset(p.rope, 1), 0}, {offset(p.cache, 2), 0},
+              {offset(p.slots, 3), 0}, {p.latent_stride, 520}, {p.rope_stride, 1024}, {p.tokens, 2},
+              {p.slots_of_cache, 256}, {p.few_slots, 1}, {divides(p.page_divisor, 64), true},
+              {launched(0)->config.grid_x, 1});
 
     /* What is no multiple of 16 bytes goes another way. */
     struct held *const held[] = {&c.latent, &c.rope, &c.cache, &c.cache, &c.cache};

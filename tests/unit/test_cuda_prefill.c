@@ -52,8 +52,8 @@ static void key_heads(void)
         const struct sparse_prefill_params p = sparse_prefill_params_of(launch);
         CHECK(!strcmp(launch->kernel, "sparse_prefill_bf16"), "%s", launch->kernel);
         CHECK_ALL(GRID(launch, S_Q * TILES, 32 * SPARSE_WARPS, 0), {p.s_q, S_Q}, {p.h_q, GROUP},
-                  {p.d_qk, 576}, {p.topk, TOPK}, {p.tiles, TILES});
-        CHECK(divides(p.tiles_divisor, TILES) && divides(p.kv.page_divisor, 1), "%s", "divisors");
+                  {p.d_qk, 576}, {p.topk, TOPK}, {p.tiles, TILES}, {divides(p.tiles_divisor, TILES), true},
+                  {divides(p.kv.page_divisor, 1), true});
         CHECK(p.scale == 0.25f && fabsf(p.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f", (double)p.scale);
         CHECK_ALL({offset(p.q, 0), k * GROUP * 576 * 2}, {p.q_stride[0], H_Q * 576}, {p.q_stride[1], 576},
                   {offset(p.kv.data, 1), k * 576 * 2}, {p.kv.slots, 100}, {p.kv.page_size, 1},
@@ -113,8 +113,7 @@ static void formats(void)
         CHECK(!strcmp(launch->kernel, all[i].kernel), "%s", launch->kernel);
         CHECK_ALL({launch->config.grid_x, S_Q * 8}, {p.d_qk, d_qk}, {p.kv.slots, 9 * 64},
                   {p.kv.page_size, 64}, {p.kv.page_bytes, all[i].page_bytes},
-                  {p.kv.slot_bytes, all[i].slot_bytes});
-        CHECK(divides(p.kv.page_divisor, 64), "%s", "page size");
+                  {p.kv.slot_bytes, all[i].slot_bytes}, {divides(p.kv.page_divisor, 64), true});
     }
 }
 
@@ -240,9 +239,9 @@ static void hopper(void)
                                                  tokens[n], {out_token, OUT_HEAD}};
             CHECK(!strcmp(launch->kernel, "sm90_sparse_prefill_bf16_576"), "%s", launch->kernel);
             CHECK_ALL(GRID(launch, items < 132 ? items : 132, 384, 227 * 1024), {p.items, items},
-                      {p.call.h_q, HEADS}, {p.call.tiles, TILES_OF_HEAD});
-            CHECK(divides(p.call.tiles_divisor, TILES_OF_HEAD), "%s", "tiles");
-            CHECK_EQ(offset(p.call.kv.data, 1), k * 576 * 2);
+                      {p.call.h_q, HEADS}, {p.call.tiles, TILES_OF_HEAD},
+                      {divides(p.call.tiles_divisor, TILES_OF_HEAD), true},
+                      {offset(p.call.kv.data, 1), k * 576 * 2});
             check_map(&p.queries, &queries);
             check_map(&p.results, &results);
         }

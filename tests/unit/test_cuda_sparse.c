@@ -53,30 +53,24 @@ static void on_hopper(void)
     /* 132 SMs, two tokens, two tiles of heads. */
     enum { PARTITIONS = 33 };
     const struct plan_params plan = plan_params_of(launched(2));
-    CHECK(!plan.seqlens, "%s", "a plan of dense decode");
-    CHECK_ALL({plan.b, B}, {plan.num_partitions, PARTITIONS}, {plan.topk.topk, TOPK},
-              {plan.topk.extra_topk, EXTRA});
-    CHECK((const char *)plan.topk.length == region(3) && !plan.topk.extra_length, "%s", "lengths");
-    CHECK((char *)plan.header == region(7), "%s", "the plan is not at the workspace's begin");
-    CHECK_EQ(plan.costs.row_tiles, 0);
+    CHECK_ALL({!plan.seqlens, true}, {plan.b, B}, {plan.num_partitions, PARTITIONS}, {plan.topk.topk, TOPK},
+              {plan.topk.extra_topk, EXTRA}, {offset(plan.topk.length, 3), 0},
+              {!plan.topk.extra_length, true}, {offset(plan.header, 7), 0}, {plan.costs.row_tiles, 0});
 
     const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
     CHECK_ALL(GRID(launched(1), PARTITIONS * S_Q * 2, 384, 227 * 1024), {p.b, B}, {p.s_q, S_Q}, {p.h_q, H_Q},
-              {p.d_qk, 576}, {p.tiles, S_Q * 2}, {p.tiles_of_token, 2});
-    CHECK(divides(p.tiles_divisor, S_Q * 2) && divides(p.token_divisor, 2) && divides(p.heads_divisor, H_Q),
-          "%s", "divisors");
+              {p.d_qk, 576}, {p.tiles, S_Q * 2}, {p.tiles_of_token, 2},
+              {divides(p.tiles_divisor, S_Q * 2), true}, {divides(p.token_divisor, 2), true},
+              {divides(p.heads_divisor, H_Q), true});
     CHECK(fabsf(p.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f", (double)p.scale_log2);
-    CHECK((const char *)p.q == region(0) && (char *)p.output.out == region(6), "%s", "q, out");
-    CHECK_ALL({p.q_stride[0], S_Q * H_Q * 576}, {p.q_stride[2], 576});
-    CHECK((const char *)p.cache[0].data == region(1) && (const char *)p.cache[1].data == region(4), "%s",
-          "caches");
-    CHECK((const char *)p.cache[0].indices == region(2) && (const char *)p.cache[1].indices == region(5),
-          "%s", "indices");
-    CHECK_ALL({p.cache[0].slots, 9 * 64}, {p.cache[1].slots, 4 * 2}, {p.cache[0].page_bytes, 64 * 656},
+    CHECK_ALL({offset(p.q, 0), 0}, {offset(p.output.out, 6), 0}, {p.q_stride[0], S_Q * H_Q * 576},
+              {p.q_stride[2], 576}, {offset(p.cache[0].data, 1), 0}, {offset(p.cache[1].data, 4), 0},
+              {offset(p.cache[0].indices, 2), 0}, {offset(p.cache[1].indices, 5), 0},
+              {p.cache[0].slots, 9 * 64}, {p.cache[1].slots, 4 * 2}, {p.cache[0].page_bytes, 64 * 656},
               {p.cache[0].slot_bytes, 656}, {p.cache[1].page_bytes, 2 * 656},
               {p.cache[0].indices_stride[0], S_Q * TOPK}, {p.cache[1].indices_stride[1], EXTRA},
-              {p.cache[1].page_size, 2});
-    CHECK(divides(p.cache[0].page_divisor, 64) && divides(p.cache[1].page_divisor, 2), "%s", "page sizes");
+              {p.cache[1].page_size, 2}, {divides(p.cache[0].page_divisor, 64), true},
+              {divides(p.cache[1].page_divisor, 2), true});
 
     /* Plan, then two slots a partition, and none past the size asked for. */
     CHECK(p.split.header == plan.header && p.split.partitions == plan.partitions &&
@@ -93,8 +87,8 @@ static void on_hopper(void)
     CHECK(!memcmp(&join.split, &p.split, sizeof join.split) &&
               !memcmp(&join.output, &p.output, sizeof join.output),
           "%s", "the join is of another call");
-    CHECK_ALL({join.h_q, H_Q}, {join.group, H_Q}, {join.rows, S_Q * H_Q});
-    CHECK(divides(join.group_divisor, H_Q), "%s", "the join's divisor");
+    CHECK_ALL({join.h_q, H_Q}, {join.group, H_Q}, {join.rows, S_Q * H_Q},
+              {divides(join.group_divisor, H_Q), true});
 }
 
 /* Few entries: tiles of 16 heads, and a plan for as many blocks of threads as begin at once; forced, either kernel follows it. */
@@ -171,8 +165,7 @@ static void chunks(void)
             const struct sparse_decode_params p = sparse_decode_params_of(decode);
             CHECK(!p.split.partitions && !p.split.header && p.split.slots_in_halves, "%s", "by a plan");
             CHECK_ALL({p.split.chunk_keys, all[i].keys}, {p.split.chunks, count},
-                      {p.split.chunk_lanes, count});
-            CHECK(divides(p.chunks_divisor, (uint32_t)count), "%s", "the divisor of chunks");
+                      {p.split.chunk_lanes, count}, {divides(p.chunks_divisor, (uint32_t)count), true});
             if (count == 1) continue;
             const int64_t rows = (int64_t)all[i].b * count * S_Q * all[i].h_q;
             const char *const end = (const char *)(p.split.slot_lse + rows);
@@ -407,8 +400,8 @@ static void batch_invariant(void)
     c.args.batch_invariant = 1;
     runs(&c, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
     const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
-    CHECK(!p.split.partitions && !p.split.header, "%s", "by a plan");
-    CHECK_ALL({p.split.chunks, 3}, {p.split.chunk_lanes, 3}, {launched(1)->config.grid_x, B * 3 * S_Q * 2});
+    CHECK_ALL({!p.split.partitions, true}, {!p.split.header, true}, {p.split.chunks, 3},
+              {p.split.chunk_lanes, 3}, {launched(1)->config.grid_x, B * 3 * S_Q * 2});
     const size_t rows = B * 3 * S_Q * H_Q;
     CHECK_EQ(c.bytes, rows * 512 * 4 + rows * 4);
     c.indices.shape[2] = 2048;

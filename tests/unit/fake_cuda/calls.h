@@ -89,13 +89,6 @@ static inline void prefill_call(struct drawn_prefill *c, int64_t s_q, int64_t h_
     prefill_of_shape(c, &shape, gpu_number(device));
 }
 
-static inline fmla_status prefill_small(int32_t device)
-{
-    struct drawn_prefill c;
-    prefill_call(&c, 5, 40, 2, device);
-    return fmla_sparse_prefill(&c.args);
-}
-
 /* Two tokens into, or out of, 4 pages of 64 slots. */
 struct cache_call {
     fmla_cache_append_args append;
@@ -144,15 +137,49 @@ static inline fmla_status plan_small(int32_t device)
     return fmla_decode_plan(&args);
 }
 
+/* By a plan that is made inside: planned, decoded, joined. */
+static inline fmla_status sparse_small(int32_t device)
+{
+    static struct drawn_sparse c;
+    const struct sparse_shape shape =
+        SHAPE_OF(sparse_shape, .b = 5, .s_q = 2, .h_q = 96, .topk = 2000, .page_size = 64,
+                 .format = FMLA_KV_FP8_656, .lengths = true, .wide = true);
+    sparse_of_shape(&c, &shape, (fmla_device){FMLA_DEVICE_CUDA, device});
+    const fmla_status status = fmla_sparse_decode_workspace_size(&c.args, &c.args.workspace_size, NULL);
+    c.args.workspace = region(11);
+    return status ? status : fmla_sparse_decode(&c.args);
+}
+
+/* A launch for each of two key heads, and of bf16 keys on Hopper the join of each. */
+static inline fmla_status prefill_two(int32_t device)
+{
+    static struct drawn_prefill c;
+    const struct prefill_shape shape = SHAPE_OF(prefill_shape, .s_q = 5, .h_q = 128, .h_kv = 2, .topk = 2048,
+                                                .page_size = 64, .format = FMLA_KV_BF16, .wide = true);
+    prefill_of_shape(&c, &shape, (fmla_device){FMLA_DEVICE_CUDA, device});
+    const fmla_status status = fmla_sparse_prefill_workspace_size(&c.args, &c.args.workspace_size, NULL);
+    c.args.workspace = region(11);
+    return status ? status : fmla_sparse_prefill(&c.args);
+}
+
+static const struct {
+    const char *name;
+    fmla_status (*call)(int32_t device);
+    int launches;         /* on Hopper */
+    const char *argument; /* whose device is the call's */
+} small_calls[] = {
+    {"decode_plan", plan_small, 1, "seqlens"},    {"dense_decode", decode_small, 3, "q"},
+    {"sparse_decode", sparse_small, 3, "q"},      {"sparse_prefill", prefill_two, 4, "q"},
+    {"merge", merge_small, 1, "out_parts"},       {"cache_append", append_small, 1, "kv_cache"},
+    {"cache_gather", gather_small, 1, "kv_cache"}};
+enum { SMALL_CALLS = sizeof small_calls / sizeof small_calls[0] };
+
 /* Every operation, on a GPU that cannot be used, fails with these words, and so does prepare. */
 static inline void check_unusable(int32_t device, const char *words)
 {
-    check_rejected("decode", decode_small(device), FMLA_UNSUPPORTED, "dense_decode", "q", words);
-    check_rejected("prefill", prefill_small(device), FMLA_UNSUPPORTED, "sparse_prefill", "q", words);
-    check_rejected("merge", merge_small(device), FMLA_UNSUPPORTED, "merge", "out_parts", words);
-    check_rejected("append", append_small(device), FMLA_UNSUPPORTED, "cache_append", "kv_cache", words);
-    check_rejected("gather", gather_small(device), FMLA_UNSUPPORTED, "cache_gather", "kv_cache", words);
-    check_rejected("plan", plan_small(device), FMLA_UNSUPPORTED, "decode_plan", "seqlens", words);
+    for (int i = 0; i < SMALL_CALLS; i++)
+        check_rejected(small_calls[i].name, small_calls[i].call(device), FMLA_UNSUPPORTED,
+                       small_calls[i].name, small_calls[i].argument, words);
     check_rejected("prepare", fmla_prepare(gpu_number(device)), FMLA_UNSUPPORTED, "prepare", "device", words);
     int64_t rows = 0;
     for (;; rows++) {
