@@ -28,19 +28,16 @@ static void check_join(const struct dense_decode_params *p)
           "%s", "the join has other parameters");
 }
 
-static int32_t rows_per_block_of(const struct fake_launch *launch)
+/* Behind the parameters of a join: rows a block of threads, and lanes a row. */
+static int32_t after_join(const struct fake_launch *launch, size_t index)
 {
-    int32_t rows;
-    memcpy(&rows, launch->parameters + sizeof(struct join_params), sizeof rows);
-    return rows;
+    int32_t value;
+    memcpy(&value, launch->parameters + sizeof(struct join_params) + index * sizeof value, sizeof value);
+    return value;
 }
 
-static int32_t row_lanes_of(const struct fake_launch *launch)
-{
-    int32_t lanes;
-    memcpy(&lanes, launch->parameters + sizeof(struct join_params) + sizeof lanes, sizeof lanes);
-    return lanes;
-}
+#define ROWS_PER_BLOCK(launch) after_join(launch, 0)
+#define ROW_LANES(launch)      after_join(launch, 1)
 
 static void run_best(struct drawn_dense *call)
 {
@@ -123,7 +120,7 @@ static void planned_inside(void)
               {decode.shared_bytes, 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4}, {p.stages, 3},
               {divides(p.page_divisor, 64), true}, {divides(p.group_divisor, 8), true});
     check_join(&p);
-    CHECK_ALL({rows_per_block_of(launched(0)), 1 /* 66 / 5 parts a request */},
+    CHECK_ALL({ROWS_PER_BLOCK(launched(0)), 1 /* 66 / 5 parts a request */},
               {join.grid_x, 5 * 32 /* a request and row a block */}, {join.block_x, 32 * JOIN_WARPS},
               {join.shared_bytes, 0});
 }
@@ -134,8 +131,8 @@ static void large_tiles(void)
     runs(&c, "decode_plan|sm80_dense_decode_fp16_64x64|join_splits_fp16");
     CHECK_ALL(GRID(launched(1), 33 * 4 /* 256 rows; 132 SMs over 4 tiles */, 256,
                    64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4),
-              {rows_per_block_of(launched(0)), JOIN_WARPS /* fewer partitions than requests */},
-              {row_lanes_of(launched(0)), 32},
+              {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS /* fewer partitions than requests */},
+              {ROW_LANES(launched(0)), 32},
               {launched(0)->config.grid_x, 8 * 32 /* of 33 requests: they take turns; at most 2 · 132 */});
     CHECK(isinf(join_params_of(launched(0)).output.rules.lse_of_empty), "%s", "lse_of_empty");
 }
@@ -155,8 +152,7 @@ static void little_shared_memory(void)
 
 static void plan_given(void)
 {
-    struct drawn_dense c;
-    decode_call(&c, &small_shape, 0);
+    SMALL_CALL(c);
     c.args.plan = region(7) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7), c.args.num_partitions = 7;
     runs(&c, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
     const struct split_params split = dense_decode_params_of(launched(1)).split;
@@ -165,8 +161,7 @@ static void plan_given(void)
               (const char *)split.num_splits == plan + 32 + 7 * 32,
           "%s", "another plan");
     CHECK_ALL({split.num_partitions, 7}, {offset(split.slot_out, 7), 0},
-              {rows_per_block_of(launched(0)), JOIN_WARPS /* 3 parts a request */},
-              {row_lanes_of(launched(0)), 2},
+              {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS /* 3 parts a request */}, {ROW_LANES(launched(0)), 2},
               {launched(0)->config.grid_x, 2 * 2 * 4 /* requests × row blocks × columns */});
     /* Without the number: what the planner takes for this GPU. */
     c.args.num_partitions = 0, c.args.plan_size = plan_bytes(2, 132);
@@ -189,9 +184,9 @@ static void plan_given(void)
 static void give_tables(struct held *rows, struct held *splits, int64_t b, const fmla_tensor **partitions,
                         const fmla_tensor **num_splits)
 {
-    HELD(rows, region(4), i32, 2, 7, FMLA_PARTITION_FIELDS);
-    HELD(splits, region(5) + 4, i32, 1, b + 1);
-    rows->tensor.device = splits->tensor.device = gpu_number(0);
+    REGION(rows, 4, i32, 2, 7, FMLA_PARTITION_FIELDS);
+    REGION(splits, 5, i32, 1, b + 1);
+    splits->tensor.byte_offset = 4;
     *partitions = &rows->tensor, *num_splits = &splits->tensor;
 }
 
@@ -201,12 +196,10 @@ static void tables_given(void)
     for (int hopper = 0; hopper < 2; hopper++) {
         struct drawn_dense c;
         struct held rows, splits;
-        const int before = fake->launches;
         decode_call(&c, &small_shape, 0);
         give_tables(&rows, &splits, 2, &c.args.partitions, &c.args.num_splits);
-        (hopper ? run_best : run)(&c);
-        check_kernels(before, hopper ? "sm90_dense_decode_bf16_576|join_splits_bf16_quarters"
-                                     : "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
+        (hopper ? runs_best : runs)(&c, hopper ? "sm90_dense_decode_bf16_576|join_splits_bf16_quarters"
+                                               : "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
         for (int i = 0; i < 2; i++) { /* the parameters of Hopper's kernel begin with those of the others */
             const struct split_params split = split_of(launched(i));
             CHECK(!split.header && (const char *)split.partitions == region(4) &&
@@ -215,7 +208,7 @@ static void tables_given(void)
                   (const void *)split.num_splits);
             CHECK_ALL({split.num_partitions, 7}, {offset(split.slot_out, 7), 0});
         }
-        CHECK_EQ(row_lanes_of(launched(0)), 2);
+        CHECK_EQ(ROW_LANES(launched(0)), 2);
         /* The same workspace as with a plan of as many partitions. */
         const size_t bytes = c.bytes;
         c.args.partitions = c.args.num_splits = NULL;
@@ -237,8 +230,7 @@ static void tables_given(void)
 static void tables_planned(void)
 {
     struct held seqlens, rows, splits;
-    HELD(&seqlens, region(0), i32, 1, 5);
-    seqlens.tensor.device = gpu_number(0);
+    REGION(&seqlens, 0, i32, 1, 5);
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
     args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 16, args.h_kv = 1, args.num_workers = 99;
     int32_t count = 0;
@@ -269,8 +261,8 @@ static void batch_invariant(void)
     CHECK(!p.split.header && !p.split.partitions && !p.split.num_splits, "%p",
           (const void *)p.split.partitions);
     CHECK_ALL({p.split.chunks, 32 /* ⌈64000 / 2048⌉ */}, {p.split.chunk_lanes, 32},
-              {launched(1)->config.grid_x, 3 * 32}, {rows_per_block_of(launched(0)), 1},
-              {row_lanes_of(launched(0)), 16}, {launched(0)->config.grid_x, 3 * 16 * 4},
+              {launched(1)->config.grid_x, 3 * 32}, {ROWS_PER_BLOCK(launched(0)), 1},
+              {ROW_LANES(launched(0)), 16}, {launched(0)->config.grid_x, 3 * 16 * 4},
               {offset(p.split.slot_out, 7), 0}, {c.bytes, 3 * 32 * 16 * (512 * 4 + 4)});
     /* Many requests: a worker takes several chunks. */
     shape.b = 528;
@@ -297,7 +289,7 @@ static void join_is_capped(void)
     CHECK_EQ(launched(0)->config.grid_x, 2 * 132);
     c.args.num_partitions = 20; /* many parts: a row a block */
     run(&c);
-    CHECK_ALL({rows_per_block_of(launched(0)), 1}, {launched(0)->config.grid_x, 2 * 132});
+    CHECK_ALL({ROWS_PER_BLOCK(launched(0)), 1}, {launched(0)->config.grid_x, 2 * 132});
 }
 
 static void without_options(void)
@@ -312,40 +304,35 @@ static void without_options(void)
     CHECK(isinf(p.output.rules.lse_of_empty) && p.output.rules.lse_of_empty < 0, "%s", "lse_of_empty");
     CHECK(fabsf(p.scale_log2 - 1.442695041f / 24.0f) < 1e-7f, "%f", (double)p.scale_log2); /* 1/√576 */
     const int before = fake->launches;
-    HELD(&c.q, NULL, bf16, 4, 0, 1, 16, 576), HELD(&c.out, NULL, bf16, 4, 0, 1, 16, 512);
-    HELD(&c.seqlens, NULL, i32, 1, 0);
-    c.q.tensor.device = c.out.tensor.device = c.seqlens.tensor.device = gpu_number(0);
-    run(&c);
-    CHECK_EQ(fake->launches, before); /* b = 0 */
+    DECODE_CALL(none, 0, 1, 16, 1, 64, 320, 1, .fp16 = false);
+    none.q.tensor.data = none.out.tensor.data = none.seqlens.tensor.data = NULL;
+    none.args.block_table = NULL, none.args.attn_sink = NULL, none.args.lse = NULL;
+    run(&none);
+    CHECK_EQ(fake->launches, before);
 }
 
 /* Every way for one row to begin off 16 bytes; strides that are never used do not count. */
 static void alignment(void)
 {
-    struct drawn_dense c;
-    const struct dense_shape shape = {2, 2, 16, 1, 4, 64, 4, .fp16 = false};
-    for (int k = 0; k < 12; k++) {
-        int vectors = 1, pairs = 1;
-        decode_call(&c, &shape, 0);
-        switch (k) {
-        case 0: break;
-        case 1: c.q.tensor.byte_offset = 2, vectors = 0; break;
-        case 2: c.q.strides[0] += 1, vectors = 0; break;
-        case 3: c.q.strides[1] += 4, vectors = 0; break;
-        case 4: c.q.strides[2] += 8; break;
-        case 5: c.kv.tensor.byte_offset = 8, vectors = 0; break;
-        case 6: c.kv.strides[0] += 4, vectors = 0; break;
-        case 7: c.kv.strides[1] += 2, vectors = 0; break;
-        case 8: c.kv.strides[2] = 3; break; /* one key head */
-        case 9: c.out.tensor.byte_offset = 2, pairs = 0; break;
-        case 10: c.out.strides[0] += 1, pairs = 0; break;
-        case 11: c.out.strides[0] += 2; break;
-        }
-        run(&c);
-        const struct dense_decode_params p = dense_decode_params_of(launched(1));
-        CHECK(p.vectors_aligned == vectors && p.output.pairs_aligned == pairs,
-              "case %d: vectors %d, pairs %d", k, p.vectors_aligned, p.output.pairs_aligned);
-    }
+#define ALIGNED(vectors, pairs, ...)                                                                         \
+    do {                                                                                                     \
+        DECODE_CALL(c, 2, 2, 16, 1, 4, 64, 4, .fp16 = false);                                                \
+        __VA_ARGS__;                                                                                         \
+        run(&c);                                                                                             \
+        const struct dense_decode_params p = dense_decode_params_of(launched(1));                            \
+        CHECK(p.vectors_aligned == (vectors) && p.output.pairs_aligned == (pairs),                           \
+              "%s: vectors %d, pairs %d", #__VA_ARGS__, p.vectors_aligned, p.output.pairs_aligned);          \
+    } while (0)
+    ALIGNED(1, 1, (void)0);
+    ALIGNED(0, 1, c.q.tensor.byte_offset = 2);
+    for (int i = 0; i < 2; i++) ALIGNED(0, 1, c.q.strides[i] += 1 + 3 * i);
+    ALIGNED(1, 1, c.q.strides[2] += 8);
+    ALIGNED(0, 1, c.kv.tensor.byte_offset = 8);
+    for (int i = 0; i < 2; i++) ALIGNED(0, 1, c.kv.strides[i] += 4 - 2 * i);
+    ALIGNED(1, 1, c.kv.strides[2] = 3); /* one key head */
+    ALIGNED(1, 0, c.out.tensor.byte_offset = 2);
+    ALIGNED(1, 0, c.out.strides[0] += 1);
+    ALIGNED(1, 1, c.out.strides[0] += 2);
 }
 
 /* Partial results of 2^20 requests of 2^20 chunks: their rows, or their bytes, overflow. */
@@ -373,9 +360,8 @@ static void many_blocks(void)
     struct drawn_dense c;
     struct held rows, splits;
     decode_call(&c, &shape, 0);
-    HELD(&rows, region(4), i32, 2, 65536, 8);
-    HELD(&splits, region(5), i32, 1, 3);
-    rows.tensor.device = splits.tensor.device = gpu_number(0);
+    REGION(&rows, 4, i32, 2, 65536, 8);
+    REGION(&splits, 5, i32, 1, 3);
     c.args.kernel = "cuda-sm90";
     for (int way = 0; way < 2; way++) {
         size_t bytes;
@@ -450,16 +436,14 @@ static void hopper_large_tiles(void)
     CHECK_ALL({p.q_heads, 128}, {p.tiles_of_head, 4}, {divides(p.tiles_of_head_divisor, 4), true},
               {divides(p.tiles_divisor, 8), true}, {launched(1)->config.grid_x, 33 * 8},
               {join_params_of(launched(0)).split.tiles, 8},
-              {join_params_of(launched(0)).split.tiles_of_head, 4},
-              {rows_per_block_of(launched(0)), JOIN_WARPS},
+              {join_params_of(launched(0)).split.tiles_of_head, 4}, {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS},
               {launched(0)->config.grid_x, 4 * 64 /* 512 rows; at most 2 · 132 */});
 }
 
 /* All requests share one query tensor and one cache: one request, one page, and steps of 0. */
 static void hopper_shared_tensors(void)
 {
-    struct drawn_dense c;
-    decode_call(&c, &small_shape, 0);
+    SMALL_CALL(c);
     c.q.strides[0] = 0, c.kv.strides[0] = 0;
     runs_best(&c, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
     const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
@@ -481,12 +465,10 @@ static void hopper_without_cuts(void)
     /* No request: nothing is launched, and the driver is told of no tensor. */
     before = fake->launches;
     const int tensors = fake->tensors;
-    HELD(&c.q, NULL, bf16, 4, 0, 1, 16, 576), HELD(&c.out, NULL, bf16, 4, 0, 1, 16, 512);
-    HELD(&c.seqlens, NULL, i32, 1, 0), HELD(&c.table, NULL, i32, 2, 0, 32),
-        HELD(&c.lse, NULL, f32, 3, 0, 16, 1);
-    struct held *all[] = {&c.q, &c.out, &c.seqlens, &c.table, &c.lse};
-    for (int i = 0; i < 5; i++) all[i]->tensor.device = gpu_number(0);
-    run_best(&c);
+    DECODE_CALL(none, 0, 1, 16, 1, 64, 64, 32, .fp16 = false);
+    none.q.tensor.data = none.out.tensor.data = none.seqlens.tensor.data = none.table.tensor.data =
+        none.lse.tensor.data = NULL;
+    run_best(&none);
     CHECK_ALL({fake->launches, before}, {fake->tensors, tensors});
 }
 
@@ -494,8 +476,7 @@ static void hopper_without_cuts(void)
 static void on_a_gpu(int capability, int shared_bytes, const char *names)
 {
     fake->capability = capability, fake->shared_bytes = shared_bytes;
-    struct drawn_dense c;
-    decode_call(&c, &small_shape, 0);
+    SMALL_CALL(c);
     runs_best(&c, names);
     CHECK_EQ(fake->tensors, strstr(names, "sm90") ? 3 : 0);
 }

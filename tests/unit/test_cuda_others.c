@@ -171,8 +171,7 @@ static void planned_on_the_host_for_another(void)
 static void planned_on_the_gpu_for_the_cpu(void)
 {
     struct held seqlens;
-    HELD(&seqlens, region(0), i32, 1, 5);
-    seqlens.tensor.device = gpu_number(0);
+    REGION(&seqlens, 0, i32, 1, 5);
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
     args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 16, args.h_kv = 1, args.num_partitions = 7;
     args.target = (fmla_device){FMLA_DEVICE_CPU, 0};

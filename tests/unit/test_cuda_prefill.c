@@ -365,8 +365,7 @@ static void hopper_fp8_tiles(void)
         const int64_t heads = all[i].heads;
         struct drawn_prefill c;
         prefill_call(&c, all[i].tokens, heads, 1, 0);
-        HELD(&c.kv, region(1), u8, 4, 9, 64, 1, 656);
-        c.kv.tensor.device = gpu_number(0);
+        REGION(&c.kv, 1, u8, 4, 9, 64, 1, 656);
         c.args.kv_format = FMLA_KV_FP8_656;
         CHECK_EQ(run(&c), 1);
         const struct fake_launch *launch = &fake->launch[fake->launches - 1];

@@ -496,8 +496,7 @@ static void taken_is_encoded(void)
 
 static void refused_by_the_driver(void)
 {
-    struct drawn_dense c;
-    decode_call(&c, &small_shape, 0);
+    SMALL_CALL(c);
     fake->fails[CALL_cuTensorMapEncodeTiled] = FAKE_LAUNCH_FAILED;
     check_rejected("map", decode_run(&c), FMLA_DEVICE_ERROR, "dense_decode", "cuda:0",
                    "cuTensorMapEncodeTiled of kv_cache|CUDA_ERROR_LAUNCH_FAILED");
@@ -542,8 +541,7 @@ static void dispatched(void)
 static void forced_elsewhere(void)
 {
     fake->capability = 100;
-    struct drawn_dense c;
-    decode_call(&c, &small_shape, 0);
+    SMALL_CALL(c);
     c.args.kernel = "cuda-sm90";
     check_rejected("forced", decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", "q",
                    "kernel cuda-sm90|compute capability is not 9.0");

@@ -32,6 +32,10 @@ static inline void decode_call(struct drawn_dense *c, const struct dense_shape *
 
 static const struct dense_shape small_shape = {2, 1, 16, 1, 64, 64, 32, .fp16 = false};
 
+#define SMALL_CALL(c)                                                                                        \
+    struct drawn_dense c;                                                                                    \
+    decode_call(&(c), &small_shape, 0)
+
 /* Sizes the workspace (of which only the address is real) and calls. */
 #define SIZE_AND_RUN(operation, c)                                                                           \
     size_t alignment;                                                                                        \
