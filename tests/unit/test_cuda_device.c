@@ -38,23 +38,17 @@ static void no_gpu(void)
     CHECK_EQ(fake->calls[CALL_cuInit], 1);
 }
 
-static void no_gpu_counted(void)
-{
-    fake->devices = 0;
-    check_unusable(0, "cuda:0|there is no NVIDIA GPU");
-}
-
-static void driver_does_not_start(void)
-{
-    fake->fails[CALL_cuInit] = 803;
-    check_unusable(0, "cuda:0|does not start|CUDA_ERROR_MISMATCH 803 (driver and library differ)");
-}
-
-static void driver_without_words(void)
-{
-    fake->fails[CALL_cuDeviceGetCount] = 4321;
-    check_unusable(0, "cuda:0|cuDeviceGetCount|unknown error 4321");
-}
+#define UNUSABLE(scenario, words, ...)                                                                       \
+    static void scenario(void)                                                                               \
+    {                                                                                                        \
+        __VA_ARGS__;                                                                                         \
+        check_unusable(0, words);                                                                            \
+    }
+UNUSABLE(no_gpu_counted, "cuda:0|there is no NVIDIA GPU", fake->devices = 0)
+UNUSABLE(driver_does_not_start, "cuda:0|does not start|CUDA_ERROR_MISMATCH 803 (driver and library differ)",
+         fake->fails[CALL_cuInit] = 803)
+UNUSABLE(driver_without_words, "cuda:0|cuDeviceGetCount|unknown error 4321",
+         fake->fails[CALL_cuDeviceGetCount] = 4321)
 
 static void past_the_count(void)
 {
@@ -88,11 +82,8 @@ static void too_old_a_gpu(void)
           "%s, %d, %d SMs", info.name, info.compute_capability, info.workers);
 }
 
-static void a_gpu_that_does_not_answer(void)
-{
-    fake->fails[CALL_cuDeviceGetAttribute] = 803;
-    check_unusable(0, "cuda:0|cuDeviceGetAttribute|CUDA_ERROR_MISMATCH");
-}
+UNUSABLE(a_gpu_that_does_not_answer, "cuda:0|cuDeviceGetAttribute|CUDA_ERROR_MISMATCH",
+         fake->fails[CALL_cuDeviceGetAttribute] = 803)
 
 /* ---- A GPU --------------------------------------------------------------------------------------------- */
 

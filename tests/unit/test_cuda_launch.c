@@ -18,7 +18,7 @@ static struct split_params split_of(const struct fake_launch *launch)
 /* The last launch joins the slots of that call. */
 static void check_join(const struct dense_decode_params *p)
 {
-    const struct join_params join = join_params_of(&fake->launch[fake->launches - 1]);
+    const struct join_params join = join_params_of(launched(0));
     CHECK(join.b == p->b && join.s_q == p->s_q && join.h_q == p->h_q && join.group == p->group &&
               join.rows == p->rows && join.capacity == p->capacity && join.seqlens == p->seqlens,
           "%s", "the join has other sizes or lengths");

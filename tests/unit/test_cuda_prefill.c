@@ -71,7 +71,7 @@ static void key_heads(void)
     portable(&c, S_Q, H_Q, H_KV);
     c.args.topk_length = c.args.attn_sink = c.args.max_logits = c.args.lse = NULL;
     CHECK_EQ(run(&c), H_KV);
-    const struct sparse_prefill_params p = sparse_prefill_params_of(&fake->launch[fake->launches - 1]);
+    const struct sparse_prefill_params p = sparse_prefill_params_of(launched(0));
     CHECK(!p.topk_length && !p.rules.attn_sink && !p.max_logits && !p.lse, "%s", "optional tensors");
     /* Strides of 2 elements, and a head or a token that begins at an odd one. */
     static const struct {
@@ -85,7 +85,7 @@ static void key_heads(void)
         c.out.strides[0] = all[i].token, c.out.strides[1] = all[i].head;
         c.out.tensor.byte_offset = all[i].offset;
         CHECK_EQ(run(&c), H_KV);
-        CHECK_EQ(sparse_prefill_params_of(&fake->launch[fake->launches - 1]).pairs_aligned, all[i].aligned);
+        CHECK_EQ(sparse_prefill_params_of(launched(0)).pairs_aligned, all[i].aligned);
     }
 }
 
@@ -152,11 +152,11 @@ static void nothing(void)
     portable(&c, S_Q, H_Q, H_KV);
     c.kv.shape[0] = 0, c.kv.tensor.data = NULL;
     CHECK_EQ(run(&c), H_KV);
-    CHECK_EQ(sparse_prefill_params_of(&fake->launch[fake->launches - 1]).kv.slots, 0);
+    CHECK_EQ(sparse_prefill_params_of(launched(0)).kv.slots, 0);
     portable(&c, S_Q, H_Q, H_KV);
     c.indices.shape[2] = 0, c.indices.tensor.data = NULL;
     CHECK_EQ(run(&c), H_KV);
-    CHECK_EQ(sparse_prefill_params_of(&fake->launch[fake->launches - 1]).topk, 0);
+    CHECK_EQ(sparse_prefill_params_of(launched(0)).topk, 0);
 }
 
 /* A launch that fails is the last one. */
@@ -298,7 +298,7 @@ static const struct fake_launch *launch_of(const struct hopper_format *format)
     hopper_call(&c, &format->pages, format->d_qk);
     CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%s: %s", format->kernel, kernel_of(&c));
     CHECK_EQ(run(&c), 1);
-    const struct fake_launch *launch = &fake->launch[fake->launches - 1];
+    const struct fake_launch *launch = launched(0);
     check_stays(launch, format->kernel, S_Q);
     return launch;
 }
@@ -368,7 +368,7 @@ static void hopper_fp8_tiles(void)
         REGION(&c.kv, 1, u8, 4, 9, 64, 1, 656);
         c.args.kv_format = FMLA_KV_FP8_656;
         CHECK_EQ(run(&c), 1);
-        const struct fake_launch *launch = &fake->launch[fake->launches - 1];
+        const struct fake_launch *launch = launched(0);
         const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
         CHECK_ALL({launch->config.grid_x, all[i].workers * all[i].tiles},
                   {p.call.split.num_partitions, all[i].workers}, {p.call.b, all[i].tokens},
@@ -495,7 +495,7 @@ static void hopper_refuses_keys(void)
     c.kv.shape[0] = 0, c.kv.tensor.byte_offset = 8;
     check_taken(&c, "no pages", NULL, NULL);
     CHECK_EQ(run(&c), 1);
-    CHECK_EQ(sparse_prefill_fp8_params_of(&fake->launch[fake->launches - 1]).call.cache[0].slots, 0);
+    CHECK_EQ(sparse_prefill_fp8_params_of(launched(0)).call.cache[0].slots, 0);
 }
 
 /* Tiles of a launch, with those that blocks of threads step over at the end, are counted in 32 bits. */
