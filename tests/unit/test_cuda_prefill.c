@@ -167,7 +167,7 @@ static void failing(void)
     fake->fails[CALL_cuLaunchKernelEx] = FAKE_LAUNCH_FAILED;
     const int before = fake->calls[CALL_cuLaunchKernelEx];
     CHECK_EQ(fmla_sparse_prefill(&c.args), FMLA_DEVICE_ERROR);
-    CHECK_OK(strncmp(fmla_last_error(), "sparse_prefill: cuda:0: ", 24));
+    CHECK(!strncmp(fmla_last_error(), "sparse_prefill: cuda:0: ", 24), "%s", fmla_last_error());
     CHECK_ALL({fake->calls[CALL_cuLaunchKernelEx] - before, 1}, {fake_depth(), 0});
 }
 
@@ -192,27 +192,19 @@ static const char *kernel_of(const struct drawn_prefill *c)
     return kernel;
 }
 
-/* What TMA was told: `columns` of `heads` heads of `tokens` tokens, from `at` bytes on, in boxes of a tile and 128 columns; strides
- * of elements. */
-struct expected_map {
-    int part;
-    int64_t at, columns, heads, tokens;
-    int64_t stride[2]; /* token, head */
-};
-
-static void check_map(const struct tensor_map *map, const struct expected_map *expected)
+/* What TMA was told: `columns` of `heads` heads of `tokens` tokens, from `at` bytes of a region on, in boxes of a tile and 128
+ * columns; strides of elements. */
+static void check_map(const struct tensor_map *map, int region, int64_t at, int64_t columns, int64_t heads,
+                      int64_t tokens, int64_t token_stride, int64_t head_stride)
 {
     const struct fake_tensor *t = told_of(map);
-    const int64_t sizes[] = {64, expected->heads, expected->columns / 64, expected->tokens, 1};
-    const int64_t box[] = {64, 64, 2, 1, 1};
+    const int64_t sizes[] = {64, heads, columns / 64, tokens, 1}, box[] = {64, 64, 2, 1, 1};
     CHECK_ALL({t->type, CU_TENSOR_BFLOAT16}, {t->rank, 5}, {t->swizzle, CU_TENSOR_SWIZZLE_128B},
-              {offset(t->base, expected->part), expected->at});
-    for (int i = 0; i < 5; i++) {
-        CHECK_ALL({t->sizes[i], sizes[i]}, {t->box[i], box[i]}, {t->steps[i], 1});
-    }
-    if (expected->heads > 1) CHECK_EQ(t->strides[0], 2 * expected->stride[1]);
+              {offset(t->base, region), at});
+    for (int i = 0; i < 5; i++) CHECK_ALL({t->sizes[i], sizes[i]}, {t->box[i], box[i]}, {t->steps[i], 1});
+    if (heads > 1) CHECK_EQ(t->strides[0], 2 * head_stride);
     CHECK_EQ(t->strides[1], 64 * 2);
-    if (expected->tokens > 1) CHECK_EQ(t->strides[2], 2 * expected->stride[0]);
+    if (tokens > 1) CHECK_EQ(t->strides[2], 2 * token_stride);
 }
 
 /* A launch a key head: blocks of threads that stay, no more than there are SMs, and the head's queries and results in boxes. */
@@ -233,17 +225,13 @@ static void hopper(void)
         for (int k = 0; k < H_KV; k++) {
             const struct fake_launch *launch = &fake->launch[fake->launches - H_KV + k];
             const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch);
-            const struct expected_map queries = {0,         k * HEADS * Q_HEAD * 2, 576, HEADS,
-                                                 tokens[n], {q_token, Q_HEAD}};
-            const struct expected_map results = {5,         k * HEADS * OUT_HEAD * 2, 512, HEADS,
-                                                 tokens[n], {out_token, OUT_HEAD}};
             CHECK(!strcmp(launch->kernel, "sm90_sparse_prefill_bf16_576"), "%s", launch->kernel);
             CHECK_ALL(GRID(launch, items < 132 ? items : 132, 384, 227 * 1024), {p.items, items},
                       {p.call.h_q, HEADS}, {p.call.tiles, TILES_OF_HEAD},
                       {divides(p.call.tiles_divisor, TILES_OF_HEAD), true},
                       {offset(p.call.kv.data, 1), k * 576 * 2});
-            check_map(&p.queries, &queries);
-            check_map(&p.results, &results);
+            check_map(&p.queries, 0, k * HEADS * Q_HEAD * 2, 576, HEADS, tokens[n], q_token, Q_HEAD);
+            check_map(&p.results, 5, k * HEADS * OUT_HEAD * 2, 512, HEADS, tokens[n], out_token, OUT_HEAD);
         }
     }
 }
@@ -317,12 +305,10 @@ static void hopper_bf16(void)
         const int64_t d_qk = all[i].d_qk;
         const struct fake_launch *launch = launch_of(&all[i]);
         const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch);
-        const struct expected_map queries = {0, 0, d_qk, H_Q, S_Q, {H_Q * d_qk, d_qk}};
-        const struct expected_map results = {5, 0, 512, H_Q, S_Q, {H_Q * 512, 512}};
         CHECK_ALL({p.items, S_Q}, {p.call.d_qk, d_qk});
         check_keys(&p.call.kv, &all[i].pages, all[i].slot_bytes);
-        check_map(&p.queries, &queries);
-        check_map(&p.results, &results);
+        check_map(&p.queries, 0, 0, d_qk, H_Q, S_Q, H_Q * d_qk, d_qk);
+        check_map(&p.results, 5, 0, 512, H_Q, S_Q, H_Q * 512, 512);
     }
 }
 
@@ -513,12 +499,8 @@ static void hopper_many_tokens(void)
         CHECK_ALL({p.items, 2 * (int64_t)p.call.s_q}, {offset(p.call.q, 0), first * 128 * 576 * 2},
                   {offset(p.call.kv.indices, 2), first * TOPK * 4},
                   {offset(p.call.out, 5), first * 128 * 512 * 2});
-        const struct expected_map queries = {0,          first * 128 * 576 * 2, 576, 128,
-                                             p.call.s_q, {128 * 576, 576}};
-        const struct expected_map results = {5,          first * 128 * 512 * 2, 512, 128,
-                                             p.call.s_q, {128 * 512, 512}};
-        check_map(&p.queries, &queries);
-        check_map(&p.results, &results);
+        check_map(&p.queries, 0, first * 128 * 576 * 2, 576, 128, p.call.s_q, 128 * 576, 576);
+        check_map(&p.results, 5, first * 128 * 512 * 2, 512, 128, p.call.s_q, 128 * 512, 512);
         first += p.call.s_q;
     }
     CHECK_EQ(first, INT32_MAX);
