@@ -57,7 +57,7 @@ static void runs_best(struct drawn_dense *call, const char *kernels)
 {
     const int before = fake->launches;
     run_best(call);
-    check_kernels(before, kernels);
+    check_kernels(before, "%s", kernels);
 }
 
 static void runs(struct drawn_dense *call, const char *kernels)
@@ -458,13 +458,11 @@ static void hopper_without_cuts(void)
     runs_best(&c, "sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
     CHECK_ALL({launched(1)->config.grid_x, 3 * 32},
               {dense_decode_sm90_params_of(launched(1)).call.split.chunk_lanes, 32});
-    int before = fake->launches;
     decode_call(&c, &small_shape, 0);
     c.args.plan = region(7) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 1), c.args.num_partitions = 1;
     runs_best(&c, "sm90_dense_decode_bf16_576"); /* nothing to join */
     /* No request: nothing is launched, and the driver is told of no tensor. */
-    before = fake->launches;
-    const int tensors = fake->tensors;
+    const int before = fake->launches, tensors = fake->tensors;
     DECODE_CALL(none, 0, 1, 16, 1, 64, 64, 32, .fp16 = false);
     none.q.tensor.data = none.out.tensor.data = none.seqlens.tensor.data = none.table.tensor.data =
         none.lse.tensor.data = NULL;

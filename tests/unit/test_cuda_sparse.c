@@ -38,7 +38,7 @@ static void runs(struct drawn_sparse *c, const char *kernels)
 {
     const int before = fake->launches;
     run(c);
-    check_kernels(before, kernels);
+    check_kernels(before, "%s", kernels);
 }
 
 /* ---- What kernels are told -------------------------------------------------------------------- */
