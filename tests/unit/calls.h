@@ -200,13 +200,14 @@ static fmla_status cache_gather(struct result *result, const struct way *way)
 static const struct operation {
     const char *name;
     fmla_status (*call)(struct result *result, const struct way *way);
-} operations[] = {{"decode_plan", decode_plan},
-                  {"dense_decode", dense_decode},
-                  {"sparse_decode", sparse_decode},
-                  {"sparse_prefill", sparse_prefill},
-                  {"merge", merge},
-                  {"cache_append", cache_append},
-                  {"cache_gather", cache_gather}};
+    bool workspace;
+} operations[] = {{"decode_plan", decode_plan, false},
+                  {"dense_decode", dense_decode, true},
+                  {"sparse_decode", sparse_decode, true},
+                  {"sparse_prefill", sparse_prefill, true},
+                  {"merge", merge, false},
+                  {"cache_append", cache_append, false},
+                  {"cache_gather", cache_gather, false}};
 enum { OPERATIONS = sizeof operations / sizeof operations[0] };
 
 /* All of them, each in a workspace whose bytes are nothing's; the first that fails, or NULL. */
@@ -214,7 +215,7 @@ static inline const char *call_all(struct result *result, const struct way *way)
 {
     memset(result, 0xff, sizeof *result);
     for (int i = 0; i < OPERATIONS; i++) {
-        memset(way->workspace, 0xff, way->workspace_size);
+        if (operations[i].workspace) memset(way->workspace, 0xff, way->workspace_size);
         if (operations[i].call(result, way)) return operations[i].name;
     }
     return NULL;
