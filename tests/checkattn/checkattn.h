@@ -107,21 +107,8 @@ static inline bool is_apart(fmla_device device)
     return device.device_type != FMLA_DEVICE_CPU;
 }
 
-void check_dense_decode(const struct run *run, struct tally *tally);
-void check_merge(const struct run *run, struct tally *tally);
-void check_cache_append(const struct run *run, struct tally *tally);
-void check_cache_gather(const struct run *run, struct tally *tally);
-
 /* The device's planner against the host's, which tests/unit/test_plan.c checks. */
 void check_device_plan(const struct run *run, struct tally *tally);
-
-void check_sparse_decode(const struct run *run, struct tally *tally);
-void check_sparse_prefill(const struct run *run, struct tally *tally);
-
-/* Prints GFLOP/s of a few plain shapes. */
-void time_dense_decode(const struct run *run);
-void time_sparse_decode(const struct run *run);
-void time_sparse_prefill(const struct run *run);
 
 /* The threads that calls use from now on. */
 enum { THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN };
