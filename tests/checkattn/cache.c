@@ -14,41 +14,37 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { APPEND_CACHE, APPEND_LATENT, APPEND_ROPE, APPEND_SLOTS, APPEND_TENSORS };
-enum { GATHER_OUT, GATHER_CACHE, GATHER_SLOTS, GATHER_TENSORS };
+#define APPEND_TENSORS_OF(X)                                                                                 \
+    X(APPEND_CACHE, IN_PLACE, kv_cache)                                                                      \
+    X(APPEND_LATENT, INPUT, latent) X(APPEND_ROPE, INPUT, rope) X(APPEND_SLOTS, INPUT, slot_mapping)
+#define GATHER_TENSORS_OF(X)                                                                                 \
+    X(GATHER_OUT, OUT, out) X(GATHER_CACHE, INPUT, kv_cache) X(GATHER_SLOTS, INPUT, slots)
+enum { APPEND_TENSORS_OF(TENSOR_NAME) APPEND_TENSORS };
+enum { GATHER_TENSORS_OF(TENSOR_NAME) GATHER_TENSORS };
 
-static const struct tensor_row append_tensors[APPEND_TENSORS] = {
-    [APPEND_CACHE] = {"kv_cache", IN_PLACE, offsetof(fmla_cache_append_args, kv_cache)},
-    [APPEND_LATENT] = {"latent", INPUT, offsetof(fmla_cache_append_args, latent)},
-    [APPEND_ROPE] = {"rope", INPUT, offsetof(fmla_cache_append_args, rope)},
-    [APPEND_SLOTS] = {"slot_mapping", INPUT, offsetof(fmla_cache_append_args, slot_mapping)},
-};
-static const struct tensor_row gather_tensors[GATHER_TENSORS] = {
-    [GATHER_OUT] = {"out", OUT, offsetof(fmla_cache_gather_args, out)},
-    [GATHER_CACHE] = {"kv_cache", INPUT, offsetof(fmla_cache_gather_args, kv_cache)},
-    [GATHER_SLOTS] = {"slots", INPUT, offsetof(fmla_cache_gather_args, slots)},
-};
+#define TENSOR_ARGS fmla_cache_append_args
+static const struct tensor_row append_tensors[] = {APPEND_TENSORS_OF(TENSOR_ROW)};
+#undef TENSOR_ARGS
+#define TENSOR_ARGS fmla_cache_gather_args
+static const struct tensor_row gather_tensors[] = {GATHER_TENSORS_OF(TENSOR_ROW)};
 
 static const float cache_scales[CACHE_SCALES] = {0.0f, 0.25f, 0.037f, 3.1e-33f, 2.7e31f};
 
-static struct axis axes[C_AXES] = {
-    {"format",
-     "? bf16 fp16 fp8_656 fp8_584 fp8_576",
-     5,
-     {FMLA_KV_BF16, FMLA_KV_FP16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576}},
-    {"vectors", "bf16 fp16 fp32", 3, {0, 1, 2}},
-    {"tokens", NULL, 4, {0, 1, 128, 4097}},
-    {"page_size", NULL, 5, {1, 2, 61, 64, 256}},
-    {"cache", "dense padded odd spread", 4, {CACHE_DENSE, CACHE_PADDED, CACHE_ODD, CACHE_SPREAD}},
-    {"layout", "contiguous padded swapped odd", 3, {LAYOUT_CONTIGUOUS, LAYOUT_PADDED, LAYOUT_ODD}},
-    {"rope apart", NULL, 2, {0, 1}},
-    {"d_qk", NULL, 6, {512, 576, 1, 40, 130, 1040}}, /* of bf16 and fp16 */
-    {"values", "normal hostile all", 3, {VALUES_NORMAL, VALUES_HOSTILE, VALUES_ALL}},
-    {"scale", NULL, CACHE_SCALES, {0, 1, 2, 3, 4}}, /* of FP8_576 */
-    {"slots", "distinct skipped twice", 3, {SLOTS_DISTINCT, SLOTS_SKIPPED, SLOTS_TWICE}},
-    {"graph", NULL, 2, {0, 1}},
-    {"threads", "built_in one own", 2, {THREADS_BUILT_IN, THREADS_OWN}},
-};
+static struct axis axes[C_AXES];
+
+static const char axis_values[] = "format: (none) bf16 fp16 fp8_656 fp8_584 fp8_576\n"
+                                  "vectors: bf16 fp16 fp32\n"
+                                  "tokens: 0 1 128 4097\n"
+                                  "page_size: 1 2 61 64 256\n"
+                                  "cache: dense padded odd spread\n"
+                                  "layout: contiguous padded (swapped) odd\n"
+                                  "rope apart: 0 1\n"
+                                  "d_qk: 512 576 1 40 130 1040\n" /* of bf16 and fp16 */
+                                  "values: normal hostile all\n"
+                                  "scale: 0 1 2 3 4\n" /* of FP8_576 */
+                                  "slots: distinct skipped twice\n"
+                                  "graph: 0 1\n"
+                                  "threads: built_in (one) own\n";
 
 /* ---- The grid ------------------------------------------------------------------------------- */
 
@@ -425,22 +421,26 @@ static void more_gather(struct suite *suite)
     check_apart_from_grid(suite, true);
 }
 
+static const struct maker append_maker = {.size = sizeof(struct cache_case),
+                                          .make = make,
+                                          .compare = compare_cache},
+                          gather_maker = {
+                              .size = sizeof(struct cache_case), .make = make, .compare = compare_gathered};
+
 const struct operation cache_append = {
     .name = "cache_append",
     .calls = &append_calls,
+    .maker = &append_maker,
+    .values = axis_values,
     .axis = axes,
     .axes = C_AXES,
     .threads = C_THREADS,
     .tensor = append_tensors,
     .tensors = APPEND_TENSORS,
     .results = APPEND_LATENT,
-    .case_size = sizeof(struct cache_case),
     .choose = choose_append,
     .more = more_append,
-    .make = make,
-    .compare = compare_cache,
-    .faults = UINT64_C(1) << FAULT_CACHE_SLOT | UINT64_C(1) << FAULT_CACHE_VALUE |
-              UINT64_C(1) << FAULT_CACHE_SCALE | UINT64_C(1) << FAULT_CACHE_GAP,
+    .faults = FAULT(CACHE_SLOT) | FAULT(CACHE_VALUE) | FAULT(CACHE_SCALE) | FAULT(CACHE_GAP),
     .plant_before = plant_before,
     .plant_after = plant_after,
 };
@@ -448,17 +448,16 @@ const struct operation cache_append = {
 const struct operation cache_gather = {
     .name = "cache_gather",
     .calls = &gather_calls,
+    .maker = &gather_maker,
+    .values = axis_values,
     .axis = axes,
     .axes = C_AXES,
     .threads = C_THREADS,
     .tensor = gather_tensors,
     .tensors = GATHER_TENSORS,
     .results = GATHER_CACHE,
-    .case_size = sizeof(struct cache_case),
     .choose = choose_gather,
     .more = more_gather,
-    .make = make,
-    .compare = compare_gathered,
-    .faults = UINT64_C(1) << FAULT_GATHER_VALUE | UINT64_C(1) << FAULT_GATHER_ZERO,
+    .faults = FAULT(GATHER_VALUE) | FAULT(GATHER_ZERO),
     .plant_after = plant_after,
 };

@@ -17,14 +17,14 @@ void case_values(const struct operation *op, const char *text, int64_t v[GRID_AX
 struct test_case *case_make(const struct operation *op, const struct run *run, const int64_t *v,
                             uint64_t seed)
 {
-    struct test_case *c = calloc(1, op->case_size);
+    struct test_case *c = calloc(1, op->maker->size);
     if (!c) exit(1);
     c->op = op;
     memcpy(c->v, v, (size_t)op->axes * sizeof *v);
     c->random.state = seed, c->device = run->device;
     c->b = c->s_q = c->h_q = c->h_kv = 1;
     axes_write(op->axis, op->axes, v, c->name, sizeof c->name);
-    op->make(c, run);
+    op->maker->make(c, run);
     set_pointer(&c->args, op->calls->name, forced_kernel(run));
     return c;
 }
@@ -32,7 +32,7 @@ struct test_case *case_make(const struct operation *op, const struct run *run, c
 void case_free(struct test_case *c)
 {
     device_free(&c->blocks);
-    if (c->op->free) c->op->free(c);
+    if (c->op->maker->free) c->op->maker->free(c);
     for (int i = 0; i < CASE_TENSORS; i++) guarded_free(&c->tensor[i]);
     free(c->plan), free(c);
 }
@@ -166,10 +166,11 @@ void case_plan_args(const struct test_case *c, const union call_args *args, fmla
     const struct operation *op = c->op;
     *plan = FMLA_INIT(fmla_decode_plan_args);
     plan->s_q = c->s_q, plan->h_q = c->h_q, plan->target = c->device;
-    op->plan_shape(c, plan);
+    op->maker->plan_shape(c, plan);
     for (int k = 0; k < 2; k++)
-        if (op->plan_length[k].tensor)
-            set_tensor(plan, op->plan_length[k].argument, tensor_at(op, args, op->plan_length[k].tensor));
+        if (op->maker->plan_length[k].tensor)
+            set_tensor(plan, op->maker->plan_length[k].argument,
+                       tensor_at(op, args, op->maker->plan_length[k].tensor));
 }
 
 /* Lengths for a plan, those of the case or stale ones, in memory of their own. */
@@ -180,12 +181,13 @@ struct lengths {
 static void lengths_make(struct test_case *c, struct lengths *lengths, fmla_decode_plan_args *plan)
 {
     enum { STALE = 2 };
-    for (int k = 0; k < 2 && c->op->plan_length[k].tensor; k++) {
+    for (int k = 0; k < 2 && c->op->maker->plan_length[k].tensor; k++) {
         struct guarded *g = &lengths->tensor[k];
         guarded_make(g, dtype_i32, 1, &c->b, LAYOUT_CONTIGUOUS);
-        const bool given = c->op->plan_lengths(c, k, c->op->plan_kind(c) == STALE, guarded_at(g, 0, 0, 0, 0));
+        const bool given =
+            c->op->maker->plan_lengths(c, k, c->v[c->op->plan] == STALE, guarded_at(g, 0, 0, 0, 0));
         if (!given) guarded_free(g);
-        set_tensor(plan, c->op->plan_length[k].argument, given ? &g->tensor : NULL);
+        set_tensor(plan, c->op->maker->plan_length[k].argument, given ? &g->tensor : NULL);
     }
 }
 
@@ -226,7 +228,7 @@ static fmla_status plan_on_device(struct test_case *c, fmla_decode_plan_args arg
     for (int k = 0; k < 2; k++) {
         if (!lengths->tensor[k].memory) continue;
         device_add_guarded(&blocks, &lengths->tensor[k]);
-        set_tensor(&args, c->op->plan_length[k].argument,
+        set_tensor(&args, c->op->maker->plan_length[k].argument,
                    device_tensor(&blocks, &lengths->tensor[k].tensor, &storage[k]));
     }
     device_scratch_make(&plan, args.plan_size, 0xa7);

@@ -128,19 +128,50 @@ struct gpu_cases {
 struct suite;
 struct oracle;
 
-struct operation {
-    const char *name;
-    const struct calls *calls;
-    struct axis *axis;
-    int axes, threads;    /* threads: the axis of that name */
-    const char *defaults; /* what a text leaves out, beside the first values of the axes; NULL: nothing */
-    const struct tensor_row *tensor;
-    int tensors, results, tables; /* tables: the first of two of a plan; 0: there is no plan */
-    size_t case_size;             /* of a struct that begins with a test_case */
-
+/* How cases of an operation are made and taken apart. */
+struct maker {
+    size_t size; /* of a struct that begins with a test_case */
     /* Draws the values that cases are copied from: before the first case, and again after so many (0: not again). NULL: none. */
     void (*draw)(uint64_t seed);
     uint64_t cases_of_a_draw;
+    /* Makes it; v, random and device are set. */
+    void (*make)(struct test_case *c, const struct run *run);
+    void (*free)(struct test_case *c); /* beside the tensors; NULL: nothing */
+    /* Of a plan: everything but lengths and where it is. Lengths k of each request, those of the case, or drawn ones; false: none. */
+    void (*plan_shape)(const struct test_case *c, fmla_decode_plan_args *args);
+    bool (*plan_lengths)(struct test_case *c, int k, bool stale, int32_t *lengths);
+    struct {
+        int tensor;
+        size_t argument; /* in fmla_decode_plan_args */
+    } plan_length[2];
+
+    /* The rows that are compared: all of a small case, chosen ones of a large one. How many. */
+    int64_t (*choose_rows)(struct test_case *c, struct rows *rows);
+    /* The view of such rows for the oracle; results are set by who calls. */
+    void (*narrow)(const struct test_case *c, const struct rows *rows, struct view *view);
+    bool (*sees)(const struct test_case *c, int64_t request, int64_t token, int64_t head); /* a key */
+    /* Goes through the keys of a row. NULL: results of this operation have no bound of their own. */
+    void (*magnitude)(const struct test_case *c, int64_t request, int64_t token, int64_t head,
+                      struct magnitude *magnitude);
+    bool bounds_out; /* the bound is for elements of out too */
+    /* In place of rows: compares all of it. */
+    void (*compare)(struct test_case *c, const struct run *run, struct tally *tally);
+    /* Of a case that is batch-invariant: part of one, of a request (-1: a drawn one). The view is of the whole. */
+    void (*part)(struct test_case *c, int64_t request, const struct run *run, struct part *part);
+};
+
+struct operation {
+    const char *name;
+    const struct calls *calls;
+    const struct maker *maker;
+    const struct tensor_row *tensor;
+    int tensors, results, tables,
+        sink; /* tables: the first of two of a plan; 0: there is none, as of a sink */
+    struct axis *axis;
+    int axes, threads, plan, invariant; /* the axes of that name; 0: there is none */
+    const char *values;                 /* of all axes (axes_define) */
+    const char *defaults; /* what a text leaves out, beside the first values of the axes; NULL: nothing */
+
     /* Sets the values of axes that the kernel under test has, and the grid's functions. */
     void (*choose)(const struct run *run, struct grid *grid);
     /* Is a case that is not of the grid one for this kernel and device? NULL: each is. */
@@ -150,34 +181,6 @@ struct operation {
     /* What pairs do not reach: texts, each with a seed of its own, and what is made by suite_case. */
     const char *const *special; /* ends with NULL; may be NULL */
     void (*more)(struct suite *suite);
-
-    /* Makes it; v, random, device and the arguments' kernel are set. */
-    void (*make)(struct test_case *c, const struct run *run);
-    void (*free)(struct test_case *c); /* beside the tensors; NULL: nothing */
-    /* Of a plan: everything but lengths and where it is. Lengths k of each request, those of the case, or drawn ones; false: none. */
-    void (*plan_shape)(const struct test_case *c, fmla_decode_plan_args *args);
-    bool (*plan_lengths)(struct test_case *c, int k, bool stale, int32_t *lengths);
-    int64_t (*plan_kind)(const struct test_case *c);
-    struct {
-        int tensor;
-        size_t argument; /* in fmla_decode_plan_args */
-    } plan_length[2];
-
-    /* The rows that are compared: all of a small case, chosen ones of a large one. How many. */
-    int64_t (*choose_rows)(struct test_case *c, struct rows *rows);
-    /* The view of such rows; results are set by who calls. */
-    void (*narrow)(const struct test_case *c, const struct rows *rows, struct view *view);
-    bool (*sees)(const struct test_case *c, int64_t request, int64_t token, int64_t head); /* a key */
-    /* Goes through the keys of a row. NULL: results of this operation have no bound of their own. */
-    void (*magnitude)(const struct test_case *c, int64_t request, int64_t token, int64_t head,
-                      struct magnitude *magnitude);
-    bool bounds_out; /* the bound is for elements of out too */
-    int sink;        /* the tensor; 0: there is none */
-    /* In place of rows: compares all of it. */
-    void (*compare)(struct test_case *c, const struct run *run, struct tally *tally);
-    bool (*is_invariant)(const struct test_case *c);
-    /* Of a case that is batch-invariant: part of one, of a request (-1: a drawn one). The view is of the whole. */
-    void (*part)(struct test_case *c, int64_t request, const struct run *run, struct part *part);
 
     uint64_t faults; /* bits of enum defect that a kernel could have */
     /* The text of case i for a defect; NULL: no more. NULL: the grid's cases, until one has a place for it. */
@@ -190,9 +193,19 @@ struct operation {
     double (*flop)(const struct test_case *c);
 };
 
+/* Bits of `faults`. */
+#define FAULT(name) (UINT64_C(1) << FAULT_##name)
+
+/* The enumerators of a list of tensors, X(enumerator, role, member of the arguments), and their table. */
+#define TENSOR_NAME(name, role, member) name,
+#define TENSOR_ROW(name, role, member)  {#member, role, offsetof(TENSOR_ARGS, member)},
+
 extern const struct operation dense_decode, sparse_decode, sparse_prefill, merge, cache_append, cache_gather;
 
 /* ---- Making it -------------------------------------------------------------------------------- */
+
+/* Before its first case. */
+void operation_begin(const struct operation *op, uint64_t seed);
 
 struct test_case *case_make(const struct operation *op, const struct run *run, const int64_t *v,
                             uint64_t seed);

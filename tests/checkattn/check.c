@@ -42,7 +42,7 @@ static bool plant_lse(struct test_case *c)
 {
     for (int64_t r = 0; r < c->b; r++)
         for (int64_t j = 0; j < c->s_q; j++) {
-            if (c->op->sees(c, r, j, 0)) continue;
+            if (c->op->maker->sees(c, r, j, 0)) continue;
             *(float *)case_row(c, c->op->results - 1, r, j, 0) *= -1.0f;
             return true;
         }
@@ -54,7 +54,7 @@ static bool plant_after(struct test_case *c, enum defect fault)
 {
     static const uint16_t zero, nan = 0x7fff;
     const struct guarded *out = &c->tensor[0];
-    if (c->op->compare || !c->b || !c->s_q || !c->h_q)
+    if (c->op->maker->compare || !c->b || !c->s_q || !c->h_q)
         return c->op->plant_after && c->op->plant_after(c, fault);
     uint16_t *first = case_row(c, 0, 0, 0, 0);
     const size_t row = (size_t)c->d_v * (out->tensor.dtype.bits / 8);
@@ -117,7 +117,7 @@ static void run_and_compare(struct test_case *c, const struct run *run, struct t
     struct patch patch = {0};
     bool same_plan = true, planted = false;
     fmla_status status = FMLA_OK;
-    if (op->tables && op->plan_kind(c)) status = case_plan(c, &same_plan);
+    if (op->tables && c->v[op->plan]) status = case_plan(c, &same_plan);
     if (!same_plan) report(tally, run, c->name, "plans of the same lengths have different bits");
     if (run->fault != FAULT_NONE && op->plant_before) planted = op->plant_before(c, run->fault, &patch);
     case_to_device(c, NULL);
@@ -133,13 +133,13 @@ static void run_and_compare(struct test_case *c, const struct run *run, struct t
         report(tally, run, c->name,
                "two runs of the same call, with other garbage in the workspace, differ in their bits");
     free(before);
-    if (!status && !op->compare) check_written(c, run, tally);
+    if (!status && !op->maker->compare) check_written(c, run, tally);
     if (run->fault != FAULT_NONE) planted |= plant_after(c, run->fault);
     tally->planted |= planted;
     case_results_intact(c, run, tally);
     if (status) return;
     compare_oracle(c, run, tally, inputs, oracle);
-    for (int i = 0; op->part && c->b && op->is_invariant(c) && i < (on_gpu(run) ? 4 : 1); i++)
+    for (int i = 0; op->maker->part && c->b && c->v[op->invariant] && i < (on_gpu(run) ? 4 : 1); i++)
         compare_part(c, -1, run, tally);
 }
 
@@ -203,7 +203,7 @@ static void check_grid(struct suite *s, struct grid *grid)
     grid_begin(grid);
     for (uint64_t i = 1; grid_next(grid, v); i++) {
         const uint64_t seed = run->seed * 1000003 + i;
-        if (op->cases_of_a_draw && i % op->cases_of_a_draw == 0) op->draw(seed);
+        if (op->maker->cases_of_a_draw && i % op->maker->cases_of_a_draw == 0) op->maker->draw(seed);
         check_all(s, v, seed, i, false);
         if (run->most_cases && (int64_t)i >= run->most_cases) break;
         if (run->fault != FAULT_NONE && s->tally[0].planted) break;
@@ -215,12 +215,18 @@ static void check_grid(struct suite *s, struct grid *grid)
     grid_end(grid);
 }
 
+void operation_begin(const struct operation *op, uint64_t seed)
+{
+    axes_define(op->axis, op->axes, op->values);
+    if (op->maker->draw) op->maker->draw(seed);
+}
+
 void suite_check(struct suite *s)
 {
     const struct operation *op = s->op;
     const struct run *run = &s->run[0];
     struct grid grid = {.axes = op->axes, .axis = op->axis, .random = {run->seed}};
-    if (op->draw) op->draw(run->seed);
+    operation_begin(op, run->seed);
     op->choose(run, &grid);
     if (run->fault != FAULT_NONE && op->fault_case) {
         const char *text;

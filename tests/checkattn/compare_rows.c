@@ -34,7 +34,7 @@ static fmla_status rows_by_oracle(const struct test_case *c, const struct rows *
         results[i].shape = role == OUT ? of_out + 4 - results[i].ndim : role == BY_HEAD ? by_head : by_token;
         set_pointer(&view.args, op->tensor[i].argument, &results[i]);
     }
-    op->narrow(c, rows, &view);
+    op->maker->narrow(c, rows, &view);
     set_pointer(&view.args, op->calls->name, "ref");
     return call_on_host(op, &view.args, -1);
 }
@@ -68,7 +68,7 @@ static void oracle_make(struct oracle *o, struct test_case *c, const struct run 
 {
     struct rows *rows = calloc(MOST_ROWS, sizeof *rows);
     if (!rows) exit(1);
-    const int64_t count = c->op->choose_rows(c, rows);
+    const int64_t count = c->op->maker->choose_rows(c, rows);
     const size_t bytes = (size_t)count * sizeof *rows;
     const bool made = o->out && o->inputs == inputs && o->count == count && !memcmp(o->rows, rows, bytes);
     if (!made) {
@@ -92,8 +92,8 @@ double compare_bound(const struct test_case *c, int64_t request, int64_t token, 
 {
     struct magnitude magnitude = {0};
     int32_t base;
-    if (!c->op->magnitude) return 0.0;
-    c->op->magnitude(c, request, token, head, &magnitude);
+    if (!c->op->maker->magnitude) return 0.0;
+    c->op->maker->magnitude(c, request, token, head, &magnitude);
     memcpy(&base, (const char *)&c->args + c->op->calls->log_base, sizeof base);
     return magnitude_bound(&magnitude, base);
 }
@@ -113,8 +113,8 @@ static void add_out(struct comparison *outs, const struct test_case *c, int64_t 
     struct magnitude magnitude = {0}; /* looked for where an element misses */
     for (int64_t d = 0; d < c->d_v; d++, mine += element, theirs += element) {
         const double value = guarded_value(g, mine), reference = guarded_value(g, theirs);
-        const bool look = c->op->bounds_out && c->other && compare_misses(tolerance, value, reference);
-        if (look && !magnitude.any) c->op->magnitude(c, request, token, head, &magnitude);
+        const bool look = c->op->maker->bounds_out && c->other && compare_misses(tolerance, value, reference);
+        if (look && !magnitude.any) c->op->maker->magnitude(c, request, token, head, &magnitude);
         struct comparison alone = {0};
         const bool large = c->large_apart && isfinite(reference) && fabs(reference) > 1.0;
         compare_add_within(large ? &alone : outs, tolerance, value, reference,
@@ -167,7 +167,7 @@ static void compare_rows(const struct test_case *c, const struct run *run, struc
         for (int64_t h = 0; h < o->rows[i].heads; h++) {
             const struct rows *rows = &o->rows[i];
             const long long head = rows->head + h * rows->step;
-            if (c->beyond && c->op->sees(c, rows->request, rows->token, head)) continue;
+            if (c->beyond && c->op->maker->sees(c, rows->request, rows->token, head)) continue;
             add_row(results, c, run, rows, h, o, o->first[i] + h);
             if (!*where && wrong_in(results))
                 snprintf(where, sizeof where,
@@ -190,8 +190,8 @@ static void compare_rows(const struct test_case *c, const struct run *run, struc
 void compare_oracle(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
                     struct oracle *oracle)
 {
-    if (c->op->compare) {
-        c->op->compare(c, run, tally);
+    if (c->op->maker->compare) {
+        c->op->maker->compare(c, run, tally);
         return;
     }
     if (!c->b || !c->s_q) return;
@@ -221,7 +221,7 @@ void compare_part(struct test_case *c, int64_t request, const struct run *run, s
     struct guarded results[RESULTS];
     if (!p) exit(1);
     view_make(c, &p->view, false);
-    op->part(c, request, run, p);
+    op->maker->part(c, request, run, p);
     for (int i = 0; i < op->results; i++) {
         int64_t shape[GUARDED_DIMS];
         memcpy(shape, c->tensor[i].shape, sizeof shape);

@@ -11,7 +11,7 @@
 enum { DRAWN = 1 << 18, WIDEST = 576 };
 static uint16_t drawn[2][DRAWN]; /* [dtype] */
 
-void decode_draw(uint64_t seed)
+static void draw(uint64_t seed)
 {
     struct random_state random = {seed};
     for (int i = 0; i < DRAWN; i++) {
@@ -173,7 +173,7 @@ static void spread_pages(struct decode_case *d)
     view->data = g->far + front, view->byte_offset = 0, view->strides = d->strides;
 }
 
-void decode_make(struct test_case *c, const struct run *run)
+static void make(struct test_case *c, const struct run *run)
 {
     struct decode_case *d = (struct decode_case *)c;
     const int64_t *v = c->v;
@@ -221,24 +221,19 @@ void decode_make(struct test_case *c, const struct run *run)
     c->infinite = v[A_INPUTS] == INPUTS_INFINITE, c->beyond = v[A_INPUTS] == INPUTS_BEYOND;
 }
 
-void decode_free(struct test_case *c)
+static void free_lengths(struct test_case *c)
 {
     free(((struct decode_case *)c)->length);
 }
 
 /* ---- Plans and parts -------------------------------------------------------------------------- */
 
-void decode_plan_shape(const struct test_case *c, fmla_decode_plan_args *args)
+static void plan_shape(const struct test_case *c, fmla_decode_plan_args *args)
 {
     args->h_kv = c->h_kv, args->num_partitions = (int32_t)c->v[A_PARTITIONS];
 }
 
-int64_t decode_plan_kind(const struct test_case *c)
-{
-    return c->v[A_PLAN];
-}
-
-bool decode_plan_lengths(struct test_case *c, int k, bool stale, int32_t *lengths)
+static bool plan_lengths(struct test_case *c, int k, bool stale, int32_t *lengths)
 {
     const struct decode_case *d = (const struct decode_case *)c;
     (void)k;
@@ -254,7 +249,7 @@ int64_t decode_seen_by(const struct test_case *c, int64_t request, int64_t token
     return seen < 0 ? 0 : seen;
 }
 
-bool decode_sees(const struct test_case *c, int64_t request, int64_t token, int64_t head)
+static bool sees(const struct test_case *c, int64_t request, int64_t token, int64_t head)
 {
     (void)head;
     return decode_seen_by(c, request, token) > 0;
@@ -282,7 +277,7 @@ void decode_narrow_to(const struct test_case *c, const struct rows *rows, int64_
     v->args.dense.causal = 0, v->args.dense.batch_invariant = 0;
 }
 
-void decode_narrow(const struct test_case *c, const struct rows *rows, struct view *v)
+static void narrow(const struct test_case *c, const struct rows *rows, struct view *v)
 {
     decode_narrow_to(c, rows, decode_seen_by(c, rows->request, rows->token), v);
 }
@@ -293,8 +288,8 @@ static void to_floats(const struct test_case *c, const uint16_t *from, float val
     for (int64_t i = 0; i < c->d_qk; i++) values[i] = (float)guarded_value(&c->tensor[DENSE_Q], from + i);
 }
 
-void decode_magnitude(const struct test_case *c, int64_t request, int64_t token, int64_t head,
-                      struct magnitude *magnitude)
+static void magnitude_of(const struct test_case *c, int64_t request, int64_t token, int64_t head,
+                         struct magnitude *magnitude)
 {
     const float given = c->args.dense.softmax_scale;
     const double scale = given == 0.0f ? 1.0 / sqrt((double)c->d_qk) : (double)given;
@@ -306,14 +301,9 @@ void decode_magnitude(const struct test_case *c, int64_t request, int64_t token,
     }
 }
 
-bool decode_is_invariant(const struct test_case *c)
-{
-    return c->args.dense.batch_invariant;
-}
-
 /* A request alone; or, drawn, alone or behind another one, and with room for more keys. The others of the batch are left out by strides,
  * so only lengths and table are copied. */
-void decode_part(struct test_case *c, int64_t request, const struct run *run, struct part *p)
+static void part(struct test_case *c, int64_t request, const struct run *run, struct part *p)
 {
     const struct decode_case *d = (const struct decode_case *)c;
     struct view *v = &p->view;
@@ -357,7 +347,7 @@ void decode_part(struct test_case *c, int64_t request, const struct run *run, st
 }
 
 /* Every row of a small case; of a large one the corners, rows that see nothing or little, and 64 drawn ones. */
-int64_t decode_choose_rows(struct test_case *c, struct rows *rows)
+static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
     enum { CHOSEN = 84, DRAWN_ROWS = 64, SMALL = 40000 };
     const struct decode_case *d = (const struct decode_case *)c;
@@ -380,3 +370,16 @@ int64_t decode_choose_rows(struct test_case *c, struct rows *rows)
     }
     return count;
 }
+
+const struct maker decode_maker = {.size = sizeof(struct decode_case),
+                                   .draw = draw,
+                                   .make = make,
+                                   .free = free_lengths,
+                                   .plan_shape = plan_shape,
+                                   .plan_lengths = plan_lengths,
+                                   .plan_length = {{DENSE_SEQLENS, offsetof(fmla_decode_plan_args, seqlens)}},
+                                   .choose_rows = choose_rows,
+                                   .narrow = narrow,
+                                   .sees = sees,
+                                   .magnitude = magnitude_of,
+                                   .part = part};

@@ -48,18 +48,13 @@ enum { LAYOUT_FAR = LAYOUTS };
 enum { D_V = 512 };
 
 /* Its tensors. */
-enum {
-    DENSE_OUT,
-    DENSE_LSE,
-    DENSE_Q,
-    DENSE_KV,
-    DENSE_BLOCK_TABLE,
-    DENSE_SEQLENS,
-    DENSE_SINK,
-    DENSE_PARTITIONS,
-    DENSE_NUM_SPLITS,
-    DENSE_TENSORS
-};
+#define DENSE_TENSORS_OF(X)                                                                                  \
+    X(DENSE_OUT, OUT, out)                                                                                   \
+    X(DENSE_LSE, BY_HEAD, lse) X(DENSE_Q, INPUT, q) X(DENSE_KV, INPUT, kv_cache)                             \
+        X(DENSE_BLOCK_TABLE, INPUT, block_table) X(DENSE_SEQLENS, INPUT, seqlens)                            \
+            X(DENSE_SINK, INPUT, attn_sink) X(DENSE_PARTITIONS, TABLE, partitions)                           \
+                X(DENSE_NUM_SPLITS, TABLE, num_splits)
+enum { DENSE_TENSORS_OF(TENSOR_NAME) DENSE_TENSORS };
 
 struct decode_case {
     struct test_case c;
@@ -69,20 +64,7 @@ struct decode_case {
     bool paged;
 };
 
-/* What dense_decode.c names to the runner (struct operation). */
-void decode_draw(uint64_t seed);
-void decode_make(struct test_case *c, const struct run *run);
-void decode_free(struct test_case *c);
-void decode_plan_shape(const struct test_case *c, fmla_decode_plan_args *args);
-int64_t decode_plan_kind(const struct test_case *c);
-bool decode_plan_lengths(struct test_case *c, int k, bool stale, int32_t *lengths);
-bool decode_sees(const struct test_case *c, int64_t request, int64_t token, int64_t head);
-void decode_narrow(const struct test_case *c, const struct rows *rows, struct view *v);
-void decode_magnitude(const struct test_case *c, int64_t request, int64_t token, int64_t head,
-                      struct magnitude *magnitude);
-bool decode_is_invariant(const struct test_case *c);
-void decode_part(struct test_case *c, int64_t request, const struct run *run, struct part *p);
-int64_t decode_choose_rows(struct test_case *c, struct rows *rows);
+extern const struct maker decode_maker;
 
 /* How many keys a row sees, and a row as a problem of its own over the first keys of its request, without a mask. */
 int64_t decode_seen_by(const struct test_case *c, int64_t request, int64_t token);

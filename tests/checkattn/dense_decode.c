@@ -9,46 +9,31 @@
 #include <string.h>
 
 /* The values of a GPU; a CPU leaves out the last ones of `b` and `s_k`, a GPU all but the first of `threads`. */
-static struct axis axes[AXES] = {
-    {"b", NULL, 7, {0, 1, 2, 6, 64, 128, 1000}},
-    {"s_q", NULL, 6, {1, 2, 3, 4, 7, 64}},
-    {"s_k", NULL, 9, {0, 1, 20, 63, 64, 65, 140, 4096, 131072}},
-    {"h_q", NULL, 9, {1, 3, 9, 11, 16, 63, 64, 126, 128}},
-    {"h_kv", NULL, 4, {1, 2, 3, 8}},
-    {"page_size", "contiguous", 8, {1, 2, 16, 61, 64, 128, 256, 0}},
-    {"causal", NULL, 2, {0, 1}},
-    {"dtype", "bf16 fp16", 2, {0, 1}},
-    {"d_qk", NULL, 2, {576, 512}},
-    {"lengths", "fixed varied beyond", 3, {LENGTHS_FIXED, LENGTHS_VARIED, LENGTHS_BEYOND}},
-    {"sink", "none finite infinite", 3, {SINK_NONE, SINK_FINITE, SINK_INFINITE}},
-    {"lse_empty", NULL, 2, {0, 1}},
-    {"log_base", NULL, 2, {0, 2}},
-    {"batch_invariant", NULL, 2, {0, 1}},
-    {"plan", "inside given stale", 3, {PLAN_INSIDE, PLAN_GIVEN, PLAN_STALE}},
-    {"partitions", NULL, 4, {0, 1, 3, 78}},
-    {"layout",
-     "contiguous padded swapped odd far",
-     4,
-     {LAYOUT_CONTIGUOUS, LAYOUT_PADDED, LAYOUT_SWAPPED, LAYOUT_ODD}},
-    {"inputs",
-     "normal spiked steep nan_ends infinite beyond",
-     4,
-     {INPUTS_NORMAL, INPUTS_SPIKED, INPUTS_STEEP, INPUTS_NAN_ENDS}},
-    {"lse", NULL, 2, {1, 0 /* not wanted */}},
-    {"threads", "built_in one own", 3, {THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN}},
-};
+static struct axis axes[AXES];
 
-static const struct tensor_row tensors[DENSE_TENSORS] = {
-    [DENSE_OUT] = {"out", OUT, offsetof(fmla_dense_decode_args, out)},
-    [DENSE_LSE] = {"lse", BY_HEAD, offsetof(fmla_dense_decode_args, lse)},
-    [DENSE_Q] = {"q", INPUT, offsetof(fmla_dense_decode_args, q)},
-    [DENSE_KV] = {"kv_cache", INPUT, offsetof(fmla_dense_decode_args, kv_cache)},
-    [DENSE_BLOCK_TABLE] = {"block_table", INPUT, offsetof(fmla_dense_decode_args, block_table)},
-    [DENSE_SEQLENS] = {"seqlens", INPUT, offsetof(fmla_dense_decode_args, seqlens)},
-    [DENSE_SINK] = {"attn_sink", INPUT, offsetof(fmla_dense_decode_args, attn_sink)},
-    [DENSE_PARTITIONS] = {"partitions", TABLE, offsetof(fmla_dense_decode_args, partitions)},
-    [DENSE_NUM_SPLITS] = {"num_splits", TABLE, offsetof(fmla_dense_decode_args, num_splits)},
-};
+static const char axis_values[] = "b: 0 1 2 6 64 128 1000\n"
+                                  "s_q: 1 2 3 4 7 64\n"
+                                  "s_k: 0 1 20 63 64 65 140 4096 131072\n"
+                                  "h_q: 1 3 9 11 16 63 64 126 128\n"
+                                  "h_kv: 1 2 3 8\n"
+                                  "page_size: 1 2 16 61 64 128 256 0\n" /* 0: contiguous */
+                                  "causal: 0 1\n"
+                                  "dtype: bf16 fp16\n"
+                                  "d_qk: 576 512\n"
+                                  "lengths: fixed varied beyond\n"
+                                  "sink: none finite infinite\n"
+                                  "lse_empty: 0 1\n"
+                                  "log_base: 0 2\n"
+                                  "batch_invariant: 0 1\n"
+                                  "plan: inside given stale\n"
+                                  "partitions: 0 1 3 78\n"
+                                  "layout: contiguous padded swapped odd (far)\n"
+                                  "inputs: normal spiked steep nan_ends (infinite) (beyond)\n"
+                                  "lse: 1 0\n"
+                                  "threads: built_in one own\n";
+
+#define TENSOR_ARGS fmla_dense_decode_args
+static const struct tensor_row tensors[] = {DENSE_TENSORS_OF(TENSOR_ROW)};
 
 /* ---- The grid --------------------------------------------------------------------------------- */
 
@@ -330,6 +315,10 @@ static double flop(const struct test_case *c)
 const struct operation dense_decode = {
     .name = "dense_decode",
     .calls = &dense_calls,
+    .maker = &decode_maker,
+    .plan = A_PLAN,
+    .invariant = A_INVARIANT,
+    .values = axis_values,
     .axis = axes,
     .axes = AXES,
     .threads = A_THREADS,
@@ -337,27 +326,13 @@ const struct operation dense_decode = {
     .tensors = DENSE_TENSORS,
     .results = DENSE_Q,
     .tables = DENSE_PARTITIONS,
-    .case_size = sizeof(struct decode_case),
-    .draw = decode_draw,
     .choose = choose,
     .has = has,
     .leaves = leaves,
     .special = special,
     .more = more,
-    .make = decode_make,
-    .free = decode_free,
-    .plan_shape = decode_plan_shape,
-    .plan_lengths = decode_plan_lengths,
-    .plan_kind = decode_plan_kind,
-    .plan_length = {{DENSE_SEQLENS, offsetof(fmla_decode_plan_args, seqlens)}},
-    .choose_rows = decode_choose_rows,
-    .narrow = decode_narrow,
-    .sees = decode_sees,
-    .magnitude = decode_magnitude,
     .sink = DENSE_SINK,
-    .is_invariant = decode_is_invariant,
-    .part = decode_part,
-    .faults = (UINT64_C(1) << FAULT_MERGE_BASE) - 1,
+    .faults = FAULT(MERGE_BASE) - 1,
     .fault_case = fault_case,
     .plant_before = plant_before,
     .plant_after = plant_after,

@@ -15,12 +15,36 @@ static unsigned char *pair_at(const struct grid *grid, int axis_a, int a, int ax
 
 /* ---- Cases as text ---------------------------------------------------------------------------- */
 
+/* The next word of a line, and how long it is; 0: there is none. */
+static int next_word(const char **at)
+{
+    *at += strspn(*at, " ()");
+    return (int)strcspn(*at, " ()\n");
+}
+
 /* The word of a value, and how long it is; 0: it has none. */
 static int word_of(const struct axis *axis, int64_t value, const char **word)
 {
+    if (!axis->words || value < 0) return 0;
     *word = axis->words;
-    for (int64_t i = 0; *word && i < value; i++) *word = strchr(*word, ' ') ? strchr(*word, ' ') + 1 : NULL;
-    return *word && value >= 0 ? (int)strcspn(*word, " ") : 0;
+    int length = next_word(word);
+    for (; length && value; value--) *word += length, length = next_word(word);
+    return length;
+}
+
+void axes_define(struct axis *axis, int axes, const char *text)
+{
+    for (int i = 0; i < axes; i++, text = strchr(text, '\n') + 1) {
+        const int name = (int)strcspn(text, ":");
+        snprintf(axis[i].name, sizeof axis[i].name, "%.*s", name, text);
+        const char *at = text += name + 1;
+        const bool numbers = strspn(text, " -0123456789") == strcspn(text, "\n");
+        axis[i].words = numbers ? NULL : text, axis[i].count = 0;
+        int64_t value = 0;
+        for (int length; (length = next_word(&at)) > 0; at += length, value++)
+            if (numbers || at[-1] != '(')
+                axis[i].values[axis[i].count++] = numbers ? strtoll(at, NULL, 10) : value;
+    }
 }
 
 void axes_write(const struct axis *axis, int axes, const int64_t *v, char *text, size_t size)

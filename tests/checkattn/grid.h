@@ -15,10 +15,14 @@
 enum { GRID_AXES = 20, GRID_VALUES = 12 };
 
 struct axis {
-    const char *name, *words; /* words, between blanks: what values 0, 1, … mean; NULL: numbers */
+    char name[24];
+    const char *words; /* what values 0, 1, … mean; NULL: numbers */
     int count;
     int64_t values[GRID_VALUES];
 };
+
+/* Axes from lines "name: value value …\n", of numbers, or of words that mean 0, 1, …; one in parentheses is not of the grid. */
+void axes_define(struct axis *axis, int axes, const char *text);
 
 /* The values of a case as text, "b 3, s_q 1, lengths varied", and back. What a text does not name stays as it is in v. */
 void axes_write(const struct axis *axis, int axes, const int64_t *v, char *text, size_t size);

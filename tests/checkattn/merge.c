@@ -8,34 +8,31 @@
 #include <stdio.h>
 #include <string.h>
 
-static struct axis axes[M_AXES] = {
-    {"n", NULL, 6, {0, 1, 2, 3, 17, 64}},
-    {"b", NULL, 3, {0, 1, 3}},
-    {"s_q", NULL, 3, {1, 2, 5}},
-    {"h_q", NULL, 4, {1, 5, 16, 128}},
-    {"d_v", NULL, 5, {1, 64, 127, 512, 513}},
-    {"parts", "bf16 fp16 fp32", 3, {0, 1, 2}},
-    {"out", "bf16 fp16 fp32", 3, {0, 1, 2}},
-    {"lse_empty", NULL, 2, {0, 1}},
-    {"log_base", NULL, 2, {0, 2}},
-    {"sink", NULL, 2, {0, 1}},
-    {"empty parts", "none some all nan", 4, {EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL, EMPTIES_NAN}},
-    {"layout",
-     "contiguous padded swapped odd",
-     4,
-     {LAYOUT_CONTIGUOUS, LAYOUT_PADDED, LAYOUT_SWAPPED, LAYOUT_ODD}},
-    {"threads", "built_in one own", 2, {THREADS_BUILT_IN, THREADS_OWN}},
-};
+static struct axis axes[M_AXES];
 
-enum { MERGE_OUT, MERGE_LSE, MERGE_OUT_PARTS, MERGE_LSE_PARTS, MERGE_SINK, MERGE_TENSORS };
+static const char axis_values[] = "n: 0 1 2 3 17 64\n"
+                                  "b: 0 1 3\n"
+                                  "s_q: 1 2 5\n"
+                                  "h_q: 1 5 16 128\n"
+                                  "d_v: 1 64 127 512 513\n"
+                                  "parts: bf16 fp16 fp32\n"
+                                  "out: bf16 fp16 fp32\n"
+                                  "lse_empty: 0 1\n"
+                                  "log_base: 0 2\n"
+                                  "sink: 0 1\n"
+                                  "empty parts: none some all nan\n"
+                                  "layout: contiguous padded swapped odd\n"
+                                  "threads: built_in (one) own\n";
 
-static const struct tensor_row tensors[MERGE_TENSORS] = {
-    [MERGE_OUT] = {"out", OUT, offsetof(fmla_merge_args, out)},
-    [MERGE_LSE] = {"lse", BY_HEAD, offsetof(fmla_merge_args, lse)},
-    [MERGE_OUT_PARTS] = {"out_parts", INPUT, offsetof(fmla_merge_args, out_parts)},
-    [MERGE_LSE_PARTS] = {"lse_parts", INPUT, offsetof(fmla_merge_args, lse_parts)},
-    [MERGE_SINK] = {"attn_sink", INPUT, offsetof(fmla_merge_args, attn_sink)},
-};
+#define MERGE_TENSORS_OF(X)                                                                                  \
+    X(MERGE_OUT, OUT, out)                                                                                   \
+    X(MERGE_LSE, BY_HEAD, lse)                                                                               \
+    X(MERGE_OUT_PARTS, INPUT, out_parts) X(MERGE_LSE_PARTS, INPUT, lse_parts)                                \
+        X(MERGE_SINK, INPUT, attn_sink)
+enum { MERGE_TENSORS_OF(TENSOR_NAME) MERGE_TENSORS };
+
+#define TENSOR_ARGS fmla_merge_args
+static const struct tensor_row tensors[] = {MERGE_TENSORS_OF(TENSOR_ROW)};
 
 static bool possible(const int64_t *v)
 {
@@ -134,21 +131,22 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
     return plant(patch, &c->args.merge.log_base, &other, sizeof other);
 }
 
+static const struct maker maker = {
+    .size = sizeof(struct test_case), .make = make, .choose_rows = choose_rows, .narrow = narrow};
+
 const struct operation merge = {
     .name = "merge",
     .calls = &merge_calls,
+    .maker = &maker,
+    .values = axis_values,
     .axis = axes,
     .axes = M_AXES,
     .threads = M_THREADS,
     .tensor = tensors,
     .tensors = MERGE_TENSORS,
     .results = MERGE_OUT_PARTS,
-    .case_size = sizeof(struct test_case),
     .choose = choose,
-    .make = make,
-    .choose_rows = choose_rows,
-    .narrow = narrow,
     .sink = MERGE_SINK,
-    .faults = UINT64_C(1) << FAULT_MERGE_BASE,
+    .faults = FAULT(MERGE_BASE),
     .plant_before = plant_before,
 };

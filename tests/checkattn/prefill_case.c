@@ -37,7 +37,7 @@ static float draw_mean(struct random_state *random)
     return (float)(0.1 * random_unit(random) - 0.05);
 }
 
-void prefill_draw(uint64_t seed)
+static void draw(uint64_t seed)
 {
     struct random_state random = {seed};
     const float q = draw_mean(&random), keys = draw_mean(&random);
@@ -262,7 +262,7 @@ static void make_q(struct prefill_case *p)
         }
 }
 
-void prefill_make(struct test_case *c, const struct run *run)
+static void make(struct test_case *c, const struct run *run)
 {
     static const int32_t names[P_SOURCES] = {0, FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_BF16};
     struct prefill_case *p = (struct prefill_case *)c;
@@ -302,7 +302,7 @@ void prefill_make(struct test_case *c, const struct run *run)
         *(int32_t *)guarded_at(p->pool.length, token, 0, 0, 0) = (int32_t)prefill_case_count(p, token);
 }
 
-void prefill_free(struct test_case *c)
+static void free_counts(struct test_case *c)
 {
     free(((struct prefill_case *)c)->pool.count);
 }
@@ -323,7 +323,7 @@ bool prefill_sees(const struct test_case *c, int64_t request, int64_t token, int
 }
 
 /* Rows of one token and one key head. */
-void prefill_narrow(const struct test_case *c, const struct rows *rows, struct view *v)
+static void narrow(const struct test_case *c, const struct rows *rows, struct view *v)
 {
     const struct prefill_case *p = (const struct prefill_case *)c;
     const int64_t key_head = rows->head / (c->h_q / c->h_kv);
@@ -337,8 +337,8 @@ void prefill_narrow(const struct test_case *c, const struct rows *rows, struct v
     v->args.prefill.topk_length = &v->tensor[PREFILL_LENGTH];
 }
 
-void prefill_magnitude(const struct test_case *c, int64_t request, int64_t token, int64_t head,
-                       struct magnitude *magnitude)
+static void magnitude_of(const struct test_case *c, int64_t request, int64_t token, int64_t head,
+                         struct magnitude *magnitude)
 {
     const struct prefill_case *p = (const struct prefill_case *)c;
     (void)request;
@@ -358,7 +358,7 @@ static void add_rows(struct rows *rows, int64_t *count, int64_t token, int64_t h
 
 /* All of a small case. Of a large one the first and the last token, tokens of a special role, and drawn ones, with four heads each, of all
  * tiles of heads: 64 rows and more. */
-int64_t prefill_choose_rows(struct test_case *c, struct rows *rows)
+static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
     enum { DRAWN_ROWS = 16, ROLES = 4, HEADS = 4, SMALL = 60000, EXTREME = 600000, KINDS = 16 };
     const struct sparse_pool *pool = &((const struct prefill_case *)c)->pool;
@@ -389,3 +389,14 @@ int64_t prefill_choose_rows(struct test_case *c, struct rows *rows)
     }
     return count;
 }
+
+const struct maker prefill_maker = {.size = sizeof(struct prefill_case),
+                                    .draw = draw,
+                                    .cases_of_a_draw = 16,
+                                    .make = make,
+                                    .free = free_counts,
+                                    .choose_rows = choose_rows,
+                                    .narrow = narrow,
+                                    .sees = prefill_sees,
+                                    .magnitude = magnitude_of,
+                                    .bounds_out = true};

@@ -60,17 +60,12 @@ extern const int64_t prefill_shapes[PREFILL_ALL_SHAPES][2];
 enum { PREFILL_CLASSES = 61 };
 
 /* Its tensors. */
-enum {
-    PREFILL_OUT,
-    PREFILL_MAX,
-    PREFILL_LSE,
-    PREFILL_Q,
-    PREFILL_SINK,
-    PREFILL_KV,
-    PREFILL_INDICES,
-    PREFILL_LENGTH,
-    PREFILL_TENSORS
-};
+#define PREFILL_TENSORS_OF(X)                                                                                \
+    X(PREFILL_OUT, OUT, out)                                                                                 \
+    X(PREFILL_MAX, BY_TOKEN, max_logits) X(PREFILL_LSE, BY_TOKEN, lse) X(PREFILL_Q, INPUT, q)                \
+        X(PREFILL_SINK, INPUT, attn_sink) X(PREFILL_KV, INPUT, kv) X(PREFILL_INDICES, INPUT, indices)        \
+            X(PREFILL_LENGTH, INPUT, topk_length)
+enum { PREFILL_TENSORS_OF(TENSOR_NAME) PREFILL_TENSORS };
 
 struct prefill_case {
     struct test_case c;      /* q, out and indices have a dimension of 1 in front in memory */
@@ -78,16 +73,10 @@ struct prefill_case {
     struct sparse_pool pool; /* of flat keys: pages of one slot. count is that of each class */
 };
 
-/* What sparse_prefill.c names to the runner (struct operation). Values are drawn with a mean of their own. With FAULT_LSE_CANCELLED no list
- * has more than one entry that counts. */
-void prefill_draw(uint64_t seed);
-void prefill_make(struct test_case *c, const struct run *run);
-void prefill_free(struct test_case *c);
+/* Values are drawn with a mean of their own. With FAULT_LSE_CANCELLED no list has more than one entry that counts. */
+extern const struct maker prefill_maker;
+
 bool prefill_sees(const struct test_case *c, int64_t request, int64_t token, int64_t head);
-void prefill_narrow(const struct test_case *c, const struct rows *rows, struct view *v);
-void prefill_magnitude(const struct test_case *c, int64_t request, int64_t token, int64_t head,
-                       struct magnitude *magnitude);
-int64_t prefill_choose_rows(struct test_case *c, struct rows *rows);
 
 /* How many entries of a token's lists count, and an entry of one. */
 int64_t prefill_case_count(const struct prefill_case *p, int64_t token);

@@ -21,7 +21,7 @@ enum { APART = 4 };
 enum { DRAWN = 1 << 16 };
 static uint16_t drawn_q[2][DRAWN]; /* [bf16, fp16] */
 
-void sparse_draw(uint64_t seed)
+static void draw(uint64_t seed)
 {
     struct random_state random = {seed};
     for (int i = 0; i < DRAWN; i++) {
@@ -180,7 +180,7 @@ static void make_q(struct sparse_case *s)
             }
 }
 
-void sparse_make(struct test_case *c, const struct run *run)
+static void make(struct test_case *c, const struct run *run)
 {
     static const enum kv_format formats[S_FORMATS] = {KV_BF16,    KV_BF16, KV_FP8_656,
                                                       KV_FP8_584, KV_FP16, KV_FP8_656};
@@ -226,26 +226,21 @@ void sparse_make(struct test_case *c, const struct run *run)
     }
 }
 
-void sparse_free(struct test_case *c)
+static void free_counts(struct test_case *c)
 {
     for (int k = 0; k < S_CACHES; k++) free(((struct sparse_case *)c)->pool[k].count);
 }
 
 /* ---- Plans ----------------------------------------------------------------------------------- */
 
-void sparse_plan_shape(const struct test_case *c, fmla_decode_plan_args *args)
+static void plan_shape(const struct test_case *c, fmla_decode_plan_args *args)
 {
     const struct sparse_case *s = (const struct sparse_case *)c;
     args->sparse = 1, args->b = (int32_t)c->b, args->num_partitions = (int32_t)c->v[S_PARTITIONS];
     args->topk = s->pool[0].topk, args->extra_topk = s->pool[1].topk;
 }
 
-int64_t sparse_plan_kind(const struct test_case *c)
-{
-    return c->v[S_PLAN];
-}
-
-bool sparse_plan_lengths(struct test_case *c, int k, bool stale, int32_t *lengths)
+static bool plan_lengths(struct test_case *c, int k, bool stale, int32_t *lengths)
 {
     const struct sparse_pool *pool = &((const struct sparse_case *)c)->pool[k];
     if (!pool->memory || (!stale && !pool->has_length)) return false;
@@ -268,7 +263,7 @@ int64_t sparse_count(const struct test_case *c, int k, int64_t request)
     return pool->memory && pool->topk ? pool->count[request] : 0;
 }
 
-bool sparse_sees(const struct test_case *c, int64_t request, int64_t token, int64_t head)
+static bool sees(const struct test_case *c, int64_t request, int64_t token, int64_t head)
 {
     (void)head;
     for (int k = 0; k < S_CACHES; k++) {
@@ -297,7 +292,7 @@ static void narrow_request(const struct test_case *c, int64_t request, struct vi
     }
 }
 
-void sparse_narrow(const struct test_case *c, const struct rows *rows, struct view *v)
+static void narrow(const struct test_case *c, const struct rows *rows, struct view *v)
 {
     narrow_request(c, rows->request, v);
     view_narrow(v, SPARSE_Q, 1, rows->token, 1), view_heads(c, v, SPARSE_Q, 2, rows);
@@ -306,8 +301,8 @@ void sparse_narrow(const struct test_case *c, const struct rows *rows, struct vi
     v->args.sparse.batch_invariant = 0, v->args.sparse.num_partitions = 0;
 }
 
-void sparse_magnitude(const struct test_case *c, int64_t request, int64_t token, int64_t head,
-                      struct magnitude *magnitude)
+static void magnitude_of(const struct test_case *c, int64_t request, int64_t token, int64_t head,
+                         struct magnitude *magnitude)
 {
     for (int k = 0; k < S_CACHES; k++) {
         const int64_t count = sparse_count(c, k, request);
@@ -319,13 +314,8 @@ void sparse_magnitude(const struct test_case *c, int64_t request, int64_t token,
     }
 }
 
-bool sparse_is_invariant(const struct test_case *c)
-{
-    return c->args.sparse.batch_invariant;
-}
-
 /* A request alone, its lists cut where they end to count, in room for more entries of anything. */
-void sparse_part(struct test_case *c, int64_t request, const struct run *run, struct part *p)
+static void part(struct test_case *c, int64_t request, const struct run *run, struct part *p)
 {
     const struct sparse_case *s = (const struct sparse_case *)c;
     const int64_t r = p->request = request >= 0 ? request : random_between(&c->random, 0, c->b - 1);
@@ -353,7 +343,7 @@ void sparse_part(struct test_case *c, int64_t request, const struct run *run, st
 
 /* All of a small case. Of a large one the first and the last token, tokens that see nothing, and drawn ones, with four heads each, of all
  * tiles of heads: 64 rows and more. */
-int64_t sparse_choose_rows(struct test_case *c, struct rows *rows)
+static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
     enum { DRAWN_ROWS = 16, ROLES = 4, HEADS = 4, SMALL = 60000, MOST_TOKENS = 1024 };
     const struct sparse_case *s = (const struct sparse_case *)c;
@@ -368,7 +358,7 @@ int64_t sparse_choose_rows(struct test_case *c, struct rows *rows)
     rows[count++] = (struct rows){0, 0, 0, step, heads};
     rows[count++] = (struct rows){c->b - 1, c->s_q - 1, c->h_q - 1 - (heads - 1) * step, step, heads};
     for (int64_t r = 0; r < c->b && count < 2 + ROLES; r++)
-        if (!sparse_sees(c, r, c->s_q - 1, 0)) rows[count++] = (struct rows){r, c->s_q - 1, 0, step, heads};
+        if (!sees(c, r, c->s_q - 1, 0)) rows[count++] = (struct rows){r, c->s_q - 1, 0, step, heads};
     for (int i = 0; i < (c->h_q < HEADS ? DRAWN_ROWS * HEADS / (int)c->h_q : DRAWN_ROWS); i++) {
         const int64_t r = random_between(&c->random, 0, c->b - 1),
                       j = random_between(&c->random, 0, c->s_q - 1);
@@ -376,3 +366,19 @@ int64_t sparse_choose_rows(struct test_case *c, struct rows *rows)
     }
     return count;
 }
+
+const struct maker sparse_maker = {
+    .size = sizeof(struct sparse_case),
+    .draw = draw,
+    .make = make,
+    .free = free_counts,
+    .plan_shape = plan_shape,
+    .plan_lengths = plan_lengths,
+    .plan_length = {{SPARSE_LENGTH, offsetof(fmla_decode_plan_args, topk_length)},
+                    {SPARSE_EXTRA_LENGTH, offsetof(fmla_decode_plan_args, extra_topk_length)}},
+    .choose_rows = choose_rows,
+    .narrow = narrow,
+    .sees = sees,
+    .magnitude = magnitude_of,
+    .bounds_out = true,
+    .part = part};

@@ -43,21 +43,14 @@ enum { SPARSE_SHAPES = 7 };
 extern const int64_t sparse_shapes[SPARSE_SHAPES][3];
 
 /* Its tensors. Those of a cache follow one another. */
-enum {
-    SPARSE_OUT,
-    SPARSE_LSE,
-    SPARSE_Q,
-    SPARSE_SINK,
-    SPARSE_KV,
-    SPARSE_INDICES,
-    SPARSE_LENGTH,
-    SPARSE_EXTRA_KV,
-    SPARSE_EXTRA_INDICES,
-    SPARSE_EXTRA_LENGTH,
-    SPARSE_PARTITIONS,
-    SPARSE_NUM_SPLITS,
-    SPARSE_TENSORS
-};
+#define SPARSE_TENSORS_OF(X)                                                                                 \
+    X(SPARSE_OUT, OUT, out)                                                                                  \
+    X(SPARSE_LSE, BY_HEAD, lse) X(SPARSE_Q, INPUT, q) X(SPARSE_SINK, INPUT, attn_sink)                       \
+        X(SPARSE_KV, INPUT, kv_cache) X(SPARSE_INDICES, INPUT, indices) X(SPARSE_LENGTH, INPUT, topk_length) \
+            X(SPARSE_EXTRA_KV, INPUT, extra_kv_cache) X(SPARSE_EXTRA_INDICES, INPUT, extra_indices)          \
+                X(SPARSE_EXTRA_LENGTH, INPUT, extra_topk_length) X(SPARSE_PARTITIONS, TABLE, partitions)     \
+                    X(SPARSE_NUM_SPLITS, TABLE, num_splits)
+enum { SPARSE_TENSORS_OF(TENSOR_NAME) SPARSE_TENSORS };
 
 struct sparse_case {
     struct test_case c;
@@ -66,20 +59,8 @@ struct sparse_case {
     struct sparse_pool pool[S_CACHES];
 };
 
-/* What sparse_decode.c names to the runner (struct operation). With FAULT_LSE_CANCELLED no list has more than one entry that counts. */
-void sparse_draw(uint64_t seed);
-void sparse_make(struct test_case *c, const struct run *run);
-void sparse_free(struct test_case *c);
-void sparse_plan_shape(const struct test_case *c, fmla_decode_plan_args *args);
-int64_t sparse_plan_kind(const struct test_case *c);
-bool sparse_plan_lengths(struct test_case *c, int k, bool stale, int32_t *lengths);
-bool sparse_sees(const struct test_case *c, int64_t request, int64_t token, int64_t head);
-void sparse_narrow(const struct test_case *c, const struct rows *rows, struct view *v);
-void sparse_magnitude(const struct test_case *c, int64_t request, int64_t token, int64_t head,
-                      struct magnitude *magnitude);
-bool sparse_is_invariant(const struct test_case *c);
-void sparse_part(struct test_case *c, int64_t request, const struct run *run, struct part *p);
-int64_t sparse_choose_rows(struct test_case *c, struct rows *rows);
+/* With FAULT_LSE_CANCELLED no list has more than one entry that counts. */
+extern const struct maker sparse_maker;
 
 /* A token's list, and how many of its entries count; of cache k. */
 int32_t *sparse_list(const struct test_case *c, int k, int64_t request, int64_t token);

@@ -8,59 +8,31 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct axis axes[S_AXES] = {
-    {"shape", NULL, SPARSE_SHAPES, {0, 1, 2, 3, 4, 5, 6}},
-    {"b", NULL, 4, {1, 4, 74, 321}},
-    {"s_q", NULL, 2, {1, 3}},
-    {"h_q", NULL, 7, {1, 8, 16, 48, 64, 96, 128}},
-    {"format",
-     "bf16 bf16_512 fp8_656 fp8_584 fp16 fp8_656_q16",
-     S_FORMATS,
-     {S_BF16, S_BF16_512, S_FP8_656, S_FP8_584, S_FP16, S_FP8_656_Q16}},
-    {"lengths",
-     "none full varied zero beyond",
-     5,
-     {S_LENGTHS_NONE, S_LENGTHS_FULL, S_LENGTHS_VARIED, S_LENGTHS_ZERO, S_LENGTHS_BEYOND}},
-    {"extra", NULL, SPARSE_SHAPES + 1, {0, 1, 2, 3, 4, 5, 6, 7}},
-    {"extra_lengths",
-     "none full varied zero beyond",
-     5,
-     {S_LENGTHS_NONE, S_LENGTHS_FULL, S_LENGTHS_VARIED, S_LENGTHS_ZERO, S_LENGTHS_BEYOND}},
-    {"indices", "some all none twice", 4, {S_INDICES_SOME, S_INDICES_ALL, S_INDICES_NONE, S_INDICES_TWICE}},
-    {"codes",
-     "written scales extreme beyond nan",
-     5,
-     {S_CODES_WRITTEN, S_CODES_SCALES, S_CODES_EXTREME, S_CODES_BEYOND, S_CODES_NAN}},
-    {"inputs", "normal spiked steep infinite beyond", 3, {S_NORMAL, S_SPIKED, S_STEEP}},
-    {"sink", "none finite infinite", 3, {SINK_NONE, SINK_FINITE, SINK_INFINITE}},
-    {"lse_empty", NULL, 2, {0, 1}},
-    {"log_base", NULL, 2, {0, 2}},
-    {"batch_invariant", NULL, 2, {0, 1}},
-    {"plan", "inside given stale", 3, {S_PLAN_INSIDE, S_PLAN_GIVEN, S_PLAN_STALE}},
-    {"partitions", NULL, 4, {0, 1, 3, 78}},
-    {"layout",
-     "contiguous padded swapped odd far",
-     4,
-     {LAYOUT_CONTIGUOUS, LAYOUT_PADDED, LAYOUT_SWAPPED, LAYOUT_ODD}},
-    {"lse", NULL, 2, {1, 0 /* not wanted */}},
-    {"threads", "built_in one own", 3, {THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN}},
-};
+static struct axis axes[S_AXES];
 
-static const struct tensor_row tensors[SPARSE_TENSORS] = {
-    [SPARSE_OUT] = {"out", OUT, offsetof(fmla_sparse_decode_args, out)},
-    [SPARSE_LSE] = {"lse", BY_HEAD, offsetof(fmla_sparse_decode_args, lse)},
-    [SPARSE_Q] = {"q", INPUT, offsetof(fmla_sparse_decode_args, q)},
-    [SPARSE_SINK] = {"attn_sink", INPUT, offsetof(fmla_sparse_decode_args, attn_sink)},
-    [SPARSE_KV] = {"kv_cache", INPUT, offsetof(fmla_sparse_decode_args, kv_cache)},
-    [SPARSE_INDICES] = {"indices", INPUT, offsetof(fmla_sparse_decode_args, indices)},
-    [SPARSE_LENGTH] = {"topk_length", INPUT, offsetof(fmla_sparse_decode_args, topk_length)},
-    [SPARSE_EXTRA_KV] = {"extra_kv_cache", INPUT, offsetof(fmla_sparse_decode_args, extra_kv_cache)},
-    [SPARSE_EXTRA_INDICES] = {"extra_indices", INPUT, offsetof(fmla_sparse_decode_args, extra_indices)},
-    [SPARSE_EXTRA_LENGTH] = {"extra_topk_length", INPUT,
-                             offsetof(fmla_sparse_decode_args, extra_topk_length)},
-    [SPARSE_PARTITIONS] = {"partitions", TABLE, offsetof(fmla_sparse_decode_args, partitions)},
-    [SPARSE_NUM_SPLITS] = {"num_splits", TABLE, offsetof(fmla_sparse_decode_args, num_splits)},
-};
+static const char axis_values[] = "shape: 0 1 2 3 4 5 6\n"
+                                  "b: 1 4 74 321\n"
+                                  "s_q: 1 3\n"
+                                  "h_q: 1 8 16 48 64 96 128\n"
+                                  "format: bf16 bf16_512 fp8_656 fp8_584 fp16 fp8_656_q16\n"
+                                  "lengths: none full varied zero beyond\n"
+                                  "extra: 0 1 2 3 4 5 6 7\n"
+                                  "extra_lengths: none full varied zero beyond\n"
+                                  "indices: some all none twice\n"
+                                  "codes: written scales extreme beyond nan\n"
+                                  "inputs: normal spiked steep (infinite) (beyond)\n"
+                                  "sink: none finite infinite\n"
+                                  "lse_empty: 0 1\n"
+                                  "log_base: 0 2\n"
+                                  "batch_invariant: 0 1\n"
+                                  "plan: inside given stale\n"
+                                  "partitions: 0 1 3 78\n"
+                                  "layout: contiguous padded swapped odd (far)\n"
+                                  "lse: 1 0\n"
+                                  "threads: built_in one own\n";
+
+#define TENSOR_ARGS fmla_sparse_decode_args
+static const struct tensor_row tensors[] = {SPARSE_TENSORS_OF(TENSOR_ROW)};
 
 /* ---- The grid -------------------------------------------------------------------------------- */
 
@@ -219,6 +191,10 @@ static double flop(const struct test_case *c)
 const struct operation sparse_decode = {
     .name = "sparse_decode",
     .calls = &sparse_calls,
+    .maker = &sparse_maker,
+    .plan = S_PLAN,
+    .invariant = S_INVARIANT,
+    .values = axis_values,
     .axis = axes,
     .axes = S_AXES,
     .threads = S_THREADS,
@@ -226,30 +202,13 @@ const struct operation sparse_decode = {
     .tensors = SPARSE_TENSORS,
     .results = SPARSE_Q,
     .tables = SPARSE_PARTITIONS,
-    .case_size = sizeof(struct sparse_case),
-    .draw = sparse_draw,
     .choose = choose,
     .has = has,
     .leaves = leaves,
     .special = special,
     .more = more,
-    .make = sparse_make,
-    .free = sparse_free,
-    .plan_shape = sparse_plan_shape,
-    .plan_lengths = sparse_plan_lengths,
-    .plan_kind = sparse_plan_kind,
-    .plan_length = {{SPARSE_LENGTH, offsetof(fmla_decode_plan_args, topk_length)},
-                    {SPARSE_EXTRA_LENGTH, offsetof(fmla_decode_plan_args, extra_topk_length)}},
-    .choose_rows = sparse_choose_rows,
-    .narrow = sparse_narrow,
-    .sees = sparse_sees,
-    .magnitude = sparse_magnitude,
-    .bounds_out = true,
     .sink = SPARSE_SINK,
-    .is_invariant = sparse_is_invariant,
-    .part = sparse_part,
-    .faults = ((UINT64_C(1) << FAULT_CACHE_SLOT) - 1) & ~(UINT64_C(1) << FAULT_MASK) &
-              ~(UINT64_C(1) << FAULT_MERGE_BASE),
+    .faults = (FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK)) & ~(FAULT(MERGE_BASE)),
     .fault_case = fault_case,
     .plant_before = plant_before,
     /* FP8 is what every kernel takes, so that most cases are of it. */

@@ -11,51 +11,29 @@
 
 enum { MANY_TOKENS = 70000 };
 
-static struct axis axes[P_AXES] = {
-    {"shape",
-     "0 1 2 3 4 5 6 7 8 9 few no_keys no_lists far far_pages blocks pieces",
-     PREFILL_SHAPES,
-     {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}},
-    {"s_q", NULL, 6, {0, 1, 62, 213, 1234, MANY_TOKENS}},
-    {"h_q", NULL, 5, {1, 16, 64, 80, 128}},
-    {"h_kv", NULL, 2, {1, 2}},
-    {"d_qk", NULL, 2, {512, 576}},
-    {"source",
-     "flat flat_gaps fp8_656 fp8_584 pages",
-     P_SOURCES,
-     {P_FLAT, P_FLAT_GAPS, P_FP8_656, P_FP8_584, P_PAGES}},
-    {"page_size", NULL, 4, {64, 1, 61, 576}},
-    {"lengths", "none full varied zero beyond", 3, {S_LENGTHS_NONE, S_LENGTHS_VARIED, S_LENGTHS_BEYOND}},
-    {"indices",
-     "some all none twice blocks any",
-     6,
-     {S_INDICES_SOME, S_INDICES_ALL, S_INDICES_NONE, S_INDICES_TWICE, S_INDICES_BLOCKS, S_INDICES_ANY}},
-    {"codes",
-     "written scales extreme beyond nan",
-     4,
-     {S_CODES_WRITTEN, S_CODES_SCALES, S_CODES_EXTREME, S_CODES_NAN}},
-    {"inputs", "normal spiked steep infinite beyond extreme", 4, {S_NORMAL, S_SPIKED, S_STEEP, P_EXTREME}},
-    {"sink", "none finite infinite", 3, {SINK_NONE, SINK_FINITE, SINK_INFINITE}},
-    {"lse_empty", NULL, 2, {0, 1}},
-    {"log_base", NULL, 2, {0, 2}},
-    {"results", "both lse max none", 4, {P_RESULTS_BOTH, P_RESULTS_LSE, P_RESULTS_MAX, P_RESULTS_NONE}},
-    {"layout",
-     "contiguous padded swapped odd far",
-     4,
-     {LAYOUT_CONTIGUOUS, LAYOUT_PADDED, LAYOUT_SWAPPED, LAYOUT_ODD}},
-    {"threads", "built_in one own", 3, {THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN}},
-};
+static struct axis axes[P_AXES];
 
-static const struct tensor_row tensors[PREFILL_TENSORS] = {
-    [PREFILL_OUT] = {"out", OUT, offsetof(fmla_sparse_prefill_args, out)},
-    [PREFILL_MAX] = {"max_logits", BY_TOKEN, offsetof(fmla_sparse_prefill_args, max_logits)},
-    [PREFILL_LSE] = {"lse", BY_TOKEN, offsetof(fmla_sparse_prefill_args, lse)},
-    [PREFILL_Q] = {"q", INPUT, offsetof(fmla_sparse_prefill_args, q)},
-    [PREFILL_SINK] = {"attn_sink", INPUT, offsetof(fmla_sparse_prefill_args, attn_sink)},
-    [PREFILL_KV] = {"kv", INPUT, offsetof(fmla_sparse_prefill_args, kv)},
-    [PREFILL_INDICES] = {"indices", INPUT, offsetof(fmla_sparse_prefill_args, indices)},
-    [PREFILL_LENGTH] = {"topk_length", INPUT, offsetof(fmla_sparse_prefill_args, topk_length)},
-};
+static const char axis_values[] =
+    "shape: 0 1 2 3 4 5 6 7 8 9 (few) (no_keys) (no_lists) (far) (far_pages) (blocks) (pieces)\n"
+    "s_q: 0 1 62 213 1234 70000\n"
+    "h_q: 1 16 64 80 128\n"
+    "h_kv: 1 2\n"
+    "d_qk: 512 576\n"
+    "source: flat flat_gaps fp8_656 fp8_584 pages\n"
+    "page_size: 64 1 61 576\n"
+    "lengths: none (full) varied (zero) beyond\n"
+    "indices: some all none twice blocks any\n"
+    "codes: written scales extreme (beyond) nan\n"
+    "inputs: normal spiked steep (infinite) (beyond) extreme\n"
+    "sink: none finite infinite\n"
+    "lse_empty: 0 1\n"
+    "log_base: 0 2\n"
+    "results: both lse max none\n"
+    "layout: contiguous padded swapped odd (far)\n"
+    "threads: built_in one own\n";
+
+#define TENSOR_ARGS fmla_sparse_prefill_args
+static const struct tensor_row tensors[] = {PREFILL_TENSORS_OF(TENSOR_ROW)};
 
 /* ---- The grid -------------------------------------------------------------------------------- */
 
@@ -321,6 +299,8 @@ static double flop(const struct test_case *c)
 const struct operation sparse_prefill = {
     .name = "sparse_prefill",
     .calls = &prefill_calls,
+    .maker = &prefill_maker,
+    .values = axis_values,
     .axis = axes,
     .axes = P_AXES,
     .threads = P_THREADS,
@@ -328,26 +308,14 @@ const struct operation sparse_prefill = {
     .tensor = tensors,
     .tensors = PREFILL_TENSORS,
     .results = PREFILL_Q,
-    .case_size = sizeof(struct prefill_case),
-    .draw = prefill_draw,
-    .cases_of_a_draw = 16,
     .choose = choose,
     .has = has,
     .leaves = leaves_case,
     .special = special,
     .more = more,
-    .make = prefill_make,
-    .free = prefill_free,
-    .choose_rows = prefill_choose_rows,
-    .narrow = prefill_narrow,
-    .sees = prefill_sees,
-    .magnitude = prefill_magnitude,
-    .bounds_out = true,
     .sink = PREFILL_SINK,
-    .faults =
-        (((UINT64_C(1) << FAULT_CACHE_SLOT) - 1) &
-         ~(UINT64_C(1) << FAULT_MASK | UINT64_C(1) << FAULT_MERGE_BASE | UINT64_C(1) << FAULT_NO_EXTRA)) |
-        UINT64_C(1) << FAULT_LSE_BASE | UINT64_C(1) << FAULT_MAX_SCALE | UINT64_C(1) << FAULT_MAX_NAN,
+    .faults = ((FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK) | FAULT(MERGE_BASE) | FAULT(NO_EXTRA))) |
+              FAULT(LSE_BASE) | FAULT(MAX_SCALE) | FAULT(MAX_NAN),
     .fault_case = fault_case,
     .plant_before = plant_before,
     .plant_after = plant_after,

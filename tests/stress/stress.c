@@ -315,8 +315,9 @@ int main(int argc, char **argv)
         watch.after = fault->after, watch.refused = fault->refused, stress.defect = fault->defect,
         stress.only = fault->only;
     device_stress = &watch;
-    for (int i = OPERATIONS - 1; i >= 0; i--) /* keys of sparse decode are those of prefill too: the last ones stay */
-        if (drawn_operations[i]->draw) drawn_operations[i]->draw(stress.seed);
+    for (int i = OPERATIONS - 1; i >= 0;
+         i--) /* keys of sparse decode are those of prefill too: the last ones stay */
+        operation_begin(drawn_operations[i], stress.seed);
     const double start = timing_now();
     if (!seconds) seconds = calls ? 1000000 : 60;
     stress.end = start + (only ? 1e9 : (double)seconds);
