@@ -66,6 +66,25 @@ void case_sinks(struct test_case *c, int64_t kind)
     }
 }
 
+void case_spike(uint8_t *end, bool fp16)
+{
+    enum { SPIKE = 32 };
+    const uint16_t half = fp16 ? 0x3800 : 0x3f00;
+    for (int i = 1; i <= SPIKE; i++) memcpy(end - 2 * i, &half, sizeof half);
+}
+
+void case_infinite(uint8_t *end, bool fp16, bool of_key, bool special)
+{
+    const uint16_t large = fp16 ? 0x7c00 : 0x7f80, small = fp16 ? 0x3800 : 0x3f00;
+    const uint16_t last = of_key    ? small
+                          : special ? large
+                                    : 0,
+                   before = !of_key   ? small
+                            : special ? large
+                                      : 0;
+    memcpy(end - 2, &last, sizeof last), memcpy(end - 4, &before, sizeof before);
+}
+
 /* ---- Its memory ------------------------------------------------------------------------------- */
 
 void case_to_device(struct test_case *c, const struct test_case *like)

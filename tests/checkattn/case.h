@@ -224,6 +224,14 @@ bool case_names(const struct test_case *c, int i);
 enum { SINK_NONE, SINK_FINITE, SINK_INFINITE };
 void case_sinks(struct test_case *c, int64_t kind);
 
+/* A spike: the last values of a vector, which ends there, are 1/2. Two vectors with spikes have a product larger by 8, and the values keep
+ * their size, so that the tolerance keeps its meaning. */
+void case_spike(uint8_t *end, bool fp16);
+
+/* Scores of +inf, by the last two columns of a key or a query: all that a special query has, and those of a special key with all
+ * queries. */
+void case_infinite(uint8_t *end, bool fp16, bool of_key, bool special);
+
 /* Makes the plan that the case asks for, and passes it. On a GPU the device makes it too, and *same says whether all that were made, in
  * one piece and as tables, have the same bits. */
 fmla_status case_plan(struct test_case *c, bool *same);

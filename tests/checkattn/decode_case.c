@@ -21,29 +21,15 @@ static void draw(uint64_t seed)
     }
 }
 
-/* A spike: the last values of a vector are 1/2. Two vectors with spikes have a product larger by SPIKE / 4, and the
- * values keep their size, so that the tolerance keeps its meaning. */
-enum { SPIKE = 32 };
-
-static void copy_drawn(struct decode_case *d, void *to, bool spike)
+/* A vector of a case: a copied one, spiked or with what makes scores of +inf. */
+static void put_vector(struct decode_case *d, void *to, bool spike, bool of_key, bool special)
 {
-    static const uint16_t half[2] = {0x3f00, 0x3800};
-    const int64_t from = random_between(&d->c.random, 0, DRAWN - d->c.d_qk);
-    const int64_t dtype = d->c.v[A_DTYPE];
-    memcpy(to, drawn[dtype] + from, (size_t)d->c.d_qk * sizeof(uint16_t));
-    if (!spike) return;
-    for (int64_t i = d->c.d_qk - SPIKE; i < d->c.d_qk; i++)
-        memcpy((uint16_t *)to + i, &half[dtype], sizeof(uint16_t));
-}
-
-/* Scores of +inf, by the last two columns: every third row has only such, and every other request one key that
- * is one for all rows. */
-static void make_infinite(const struct decode_case *d, uint16_t *vector, bool of_key, bool special)
-{
-    static const uint16_t infinity[2] = {0x7f80, 0x7c00}, half[2] = {0x3f00, 0x3800};
-    const uint16_t large = infinity[d->c.v[A_DTYPE]], small = half[d->c.v[A_DTYPE]];
-    vector[d->c.d_qk - 1] = of_key ? small : special ? large : 0;
-    vector[d->c.d_qk - 2] = !of_key ? small : special ? large : 0;
+    struct test_case *c = &d->c;
+    const bool fp16 = c->v[A_DTYPE] == 1;
+    const size_t bytes = (size_t)c->d_qk * sizeof(uint16_t);
+    memcpy(to, drawn[fp16] + random_between(&c->random, 0, DRAWN - c->d_qk), bytes);
+    if (spike) case_spike((uint8_t *)to + bytes, fp16);
+    if (c->v[A_INPUTS] == INPUTS_INFINITE) case_infinite((uint8_t *)to + bytes, fp16, of_key, special);
 }
 
 /* With spiked inputs, keys beside a border of a block of 64, a page or the request weigh more than others, so
@@ -120,10 +106,8 @@ static void fill_cache(struct decode_case *d, bool aliased)
             }
             filled[page] = 1;
             for (int64_t h = 0; h < d->c.h_kv; h++) {
-                copy_drawn(d, key_at(d, r, t, h),
-                           d->c.v[A_INPUTS] == INPUTS_SPIKED && is_border(d, t, d->length[r]));
-                if (d->c.v[A_INPUTS] == INPUTS_INFINITE)
-                    make_infinite(d, key_at(d, r, t, h), true, r % 2 && t == d->length[r] / 2);
+                const bool spike = d->c.v[A_INPUTS] == INPUTS_SPIKED && is_border(d, t, d->length[r]);
+                put_vector(d, key_at(d, r, t, h), spike, true, r % 2 && t == d->length[r] / 2);
             }
         }
         if (d->length[r] > shared) shared = d->length[r];
@@ -199,11 +183,9 @@ static void make(struct test_case *c, const struct run *run)
     if (far) spread_pages(d);
     for (int64_t r = 0; r < c->b; r++)
         for (int64_t j = 0; j < c->s_q; j++)
-            for (int64_t h = 0; h < c->h_q; h++) {
-                uint16_t *row = guarded_at(&c->tensor[DENSE_Q], r, j, h, 0);
-                copy_drawn(d, row, v[A_INPUTS] == INPUTS_SPIKED);
-                if (v[A_INPUTS] == INPUTS_INFINITE) make_infinite(d, row, false, (j + h) % 3 == 0);
-            }
+            for (int64_t h = 0; h < c->h_q; h++)
+                put_vector(d, guarded_at(&c->tensor[DENSE_Q], r, j, h, 0), v[A_INPUTS] == INPUTS_SPIKED,
+                           false, (j + h) % 3 == 0);
     case_sinks(c, v[A_SINK]);
 
     fmla_dense_decode_args *args = &c->args.dense;

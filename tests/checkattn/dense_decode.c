@@ -200,7 +200,7 @@ static const char *const special[] = {
     "b 1, s_q 3, s_k 4096, h_q 16, page_size 64, causal 1, plan given, partitions 78, inputs spiked",
     "b 2, s_q 64, s_k 140, h_q 3, page_size 16, causal 1, d_qk 512, partitions 3, inputs nan_ends",
     "b 1, s_q 2, s_k 70000, h_q 2, page_size 64, causal 1, partitions 3, inputs spiked",
-    "b 2, s_k 9000, h_q 2, page_size contiguous, lengths varied, batch_invariant 1, inputs steep",
+    "b 2, s_k 9000, h_q 2, page_size 0, lengths varied, batch_invariant 1, inputs steep",
     "b 2, s_k 5000, h_q 16, page_size 64, batch_invariant 1",
     "b 2, s_q 2, s_k 200, h_q 4, h_kv 2, page_size 64, causal 1, partitions 3, layout far",
     "b 3, s_q 3, s_k 200, h_q 16, page_size 64, causal 1, partitions 5, inputs infinite, sink finite",

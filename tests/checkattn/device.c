@@ -15,18 +15,19 @@ const struct device_stress *device_stress;
 
 static fmla_device current; /* type 0: pages */
 
-static void must(bool good, const struct fault *fault)
+static _Thread_local struct fault fault; /* of the last step of this thread */
+
+static void must(bool good)
 {
     if (good) return;
-    fprintf(stderr, "checkattn: %s\n", fault->text);
+    fprintf(stderr, "checkattn: %s\n", fault.text);
     exit(3);
 }
 
 void device_enter(void)
 {
-    struct fault fault;
     if (current.device_type != FMLA_DEVICE_CUDA) return;
-    must(gpu_open(current.id, &fault), &fault);
+    must(gpu_open(current.id, &fault));
 }
 
 void device_open(fmla_device device)
@@ -42,9 +43,8 @@ fmla_device device_now(void)
 
 size_t device_memory(void)
 {
-    struct fault fault;
     struct gpu_description description;
-    must(gpu_describe(current.id, &description, &fault), &fault);
+    must(gpu_describe(current.id, &description, &fault));
     return description.memory;
 }
 
@@ -57,10 +57,9 @@ static bool on_pages(void)
 
 static void *allocate(size_t bytes, size_t alignment)
 {
-    struct fault fault;
     void *memory = NULL;
     if (on_pages()) return pages_alloc(bytes, alignment);
-    must(gpu_alloc(&memory, bytes, &fault), &fault);
+    must(gpu_alloc(&memory, bytes, &fault));
     return memory;
 }
 
@@ -77,29 +76,26 @@ static void release(void *memory, size_t bytes)
 
 static void upload(void *to, const void *from, size_t bytes)
 {
-    struct fault fault;
     if (on_pages())
         memcpy(to, from, bytes);
     else
-        must(gpu_upload(to, from, bytes, &fault), &fault);
+        must(gpu_upload(to, from, bytes, &fault));
 }
 
 static void download(void *to, const void *from, size_t bytes)
 {
-    struct fault fault;
     if (on_pages())
         memcpy(to, from, bytes);
     else
-        must(gpu_download(to, from, bytes, &fault), &fault);
+        must(gpu_download(to, from, bytes, &fault));
 }
 
 static void fill_with(void *to, int byte, size_t bytes)
 {
-    struct fault fault;
     if (on_pages())
         memset(to, byte, bytes);
     else
-        must(gpu_fill(to, (unsigned char)byte, bytes, &fault), &fault);
+        must(gpu_fill(to, (unsigned char)byte, bytes, &fault));
 }
 
 /* ---- Blocks --------------------------------------------------------------------------------- */
@@ -293,10 +289,9 @@ void device_scratch_free(struct device_scratch *scratch)
 
 void *device_stream_open(void)
 {
-    struct fault fault;
     void *stream;
     if (on_pages()) return NULL;
-    must(gpu_stream_open(&stream, &fault), &fault);
+    must(gpu_stream_open(&stream, &fault));
     return stream;
 }
 
@@ -307,29 +302,25 @@ void device_stream_close(void *stream)
 
 void device_wait(void *stream)
 {
-    struct fault fault;
     if (on_pages()) return;
-    must(gpu_stream_wait(stream, &fault), &fault);
+    must(gpu_stream_wait(stream, &fault));
 }
 
 void device_capture_begin(void *stream)
 {
-    struct fault fault;
-    must(gpu_capture_begin(stream, &fault), &fault);
+    must(gpu_capture_begin(stream, &fault));
 }
 
 void *device_capture_end(void *stream)
 {
-    struct fault fault;
     void *graph;
-    must(gpu_capture_end(stream, &graph, &fault), &fault);
+    must(gpu_capture_end(stream, &graph, &fault));
     return graph;
 }
 
 void device_launch(void *graph, void *stream)
 {
-    struct fault fault;
-    must(gpu_graph_launch(graph, stream, &fault), &fault);
+    must(gpu_graph_launch(graph, stream, &fault));
 }
 
 void device_graph_close(void *graph)

@@ -27,8 +27,7 @@ static const char axis_values[] = "n: 0 1 2 3 17 64\n"
 #define MERGE_TENSORS_OF(X)                                                                                  \
     X(MERGE_OUT, OUT, out)                                                                                   \
     X(MERGE_LSE, BY_HEAD, lse)                                                                               \
-    X(MERGE_OUT_PARTS, INPUT, out_parts) X(MERGE_LSE_PARTS, INPUT, lse_parts)                                \
-        X(MERGE_SINK, INPUT, attn_sink)
+    X(MERGE_OUT_PARTS, INPUT, out_parts) X(MERGE_LSE_PARTS, INPUT, lse_parts) X(MERGE_SINK, INPUT, attn_sink)
 enum { MERGE_TENSORS_OF(TENSOR_NAME) MERGE_TENSORS };
 
 #define TENSOR_ARGS fmla_merge_args

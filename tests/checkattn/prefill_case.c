@@ -257,7 +257,7 @@ static void make_q(struct prefill_case *p)
         for (int64_t h = 0; h < p->c.h_q; h++) {
             uint8_t *row = guarded_at(&p->c.tensor[PREFILL_Q], 0, t, h, 0);
             memcpy(row, drawn_q + random_between(&p->c.random, 0, DRAWN - p->c.d_qk), (size_t)p->c.d_qk * 2);
-            if (p->c.v[P_INPUTS] == S_SPIKED) sparse_pool_spike(row + p->c.d_qk * 2, false);
+            if (p->c.v[P_INPUTS] == S_SPIKED) case_spike(row + p->c.d_qk * 2, false);
             if (p->c.v[P_INPUTS] == P_EXTREME) prefill_extreme_query(p, row, t, h);
         }
 }

@@ -123,8 +123,8 @@ static void fill_cache(struct sparse_case *s, struct sparse_pool *pool)
         sparse_pool_put(pool, &s->c.random, s->c.v[S_CODES], slot,
                         s->c.v[S_INPUTS] == S_SPIKED && (named[slot] & BORDER));
         if (s->c.v[S_INPUTS] == S_INFINITE)
-            sparse_pool_infinite(sparse_pool_end(pool, sparse_pool_token(pool, slot)),
-                                 pool->format == KV_FP16, true, slot == pool->s_k / 2);
+            case_infinite(sparse_pool_end(pool, sparse_pool_token(pool, slot)), pool->format == KV_FP16, true,
+                          slot == pool->s_k / 2);
     }
     for (int64_t i = 0; s->c.v[S_CODES] == S_CODES_NAN && i < pool->count[0]; i++) {
         const int32_t index = *entry_of(pool, 0, 0, i); /* of the token that is always compared */
@@ -168,9 +168,9 @@ static void make_q(struct sparse_case *s)
             for (int64_t h = 0; h < s->c.h_q; h++) {
                 uint8_t *row = guarded_at(&s->c.tensor[SPARSE_Q], r, j, h, 0);
                 memcpy(row, drawn_q[is_fp16(s)] + from_place(s), (size_t)s->c.d_qk * 2);
-                if (s->c.v[S_INPUTS] == S_SPIKED) sparse_pool_spike(row + s->c.d_qk * 2, is_fp16(s));
+                if (s->c.v[S_INPUTS] == S_SPIKED) case_spike(row + s->c.d_qk * 2, is_fp16(s));
                 if (s->c.v[S_INPUTS] == S_INFINITE)
-                    sparse_pool_infinite(row + s->c.d_qk * 2, is_fp16(s), false, (j + h) % 3 == 0);
+                    case_infinite(row + s->c.d_qk * 2, is_fp16(s), false, (j + h) % 3 == 0);
                 if (s->c.v[S_CODES] == S_CODES_BEYOND && s->layout.element == KV_ELEMENT_E4M3) {
                     memset(row + 2 * (s->c.d_qk - s->layout.rope), 0,
                            2); /* what the large rope value meets */

@@ -91,25 +91,6 @@ void sparse_pool_draw(struct random_state *random, float mean)
             }
 }
 
-void sparse_pool_spike(uint8_t *end, bool fp16)
-{
-    enum { SPIKE = 32 };
-    const uint16_t half = fp16 ? 0x3800 : 0x3f00;
-    for (int i = 1; i <= SPIKE; i++) memcpy(end - 2 * i, &half, sizeof half);
-}
-
-void sparse_pool_infinite(uint8_t *end, bool fp16, bool of_key, bool special)
-{
-    const uint16_t large = fp16 ? 0x7c00 : 0x7f80, small = fp16 ? 0x3800 : 0x3f00;
-    const uint16_t last = of_key    ? small
-                          : special ? large
-                                    : 0,
-                   before = !of_key   ? small
-                            : special ? large
-                                      : 0;
-    memcpy(end - 2, &last, sizeof last), memcpy(end - 4, &before, sizeof before);
-}
-
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 int64_t sparse_pool_slots(const struct sparse_pool *pool)
@@ -194,7 +175,7 @@ void sparse_pool_put_16(const struct sparse_pool *pool, struct random_state *ran
     const bool fp16 = pool->format == KV_FP16;
     memcpy(to, drawn_keys[fp16] + random_between(random, 0, DRAWN - pool->d_qk),
            (size_t)pool->layout.token_bytes);
-    if (spike) sparse_pool_spike(sparse_pool_end(pool, to), fp16);
+    if (spike) case_spike(sparse_pool_end(pool, to), fp16);
 }
 
 void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random, int64_t codes, int64_t slot,
@@ -212,7 +193,7 @@ void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random
     memcpy(to, token->bytes, (size_t)pool->layout.token_bytes);
     memcpy(sparse_pool_scales(pool, slot), fp8 ? token->scales : token->bytes + pool->layout.scale_offset,
            fp8 ? 8 : 16);
-    if (spike) sparse_pool_spike(sparse_pool_end(pool, to), false);
+    if (spike) case_spike(sparse_pool_end(pool, to), false);
 }
 
 void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *random, uint8_t *token,

@@ -106,13 +106,6 @@ void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random
                      bool spike);
 void sparse_pool_put_16(const struct sparse_pool *pool, struct random_state *random, uint8_t *to, bool spike);
 
-/* A spike: the last values of a vector are 1/2. Two vectors with spikes have a product larger by 8. */
-void sparse_pool_spike(uint8_t *end, bool fp16);
-
-/* Scores of +inf, by the last two columns of a key or a query: all that a special query has, and those of a special key with
- * all queries. */
-void sparse_pool_infinite(uint8_t *end, bool fp16, bool of_key, bool special);
-
 /* One value of a key that is seen: NaN, by its code or by its scale. */
 void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *random, uint8_t *token,
                          uint8_t *scales);
