@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -323,6 +324,7 @@ int main(int argc, char **argv)
         asked.timed = false;
         fmla_set_parallel_for(pthread_for, NULL, PTHREAD_WORKERS);
     }
+    mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, 1 << 30); /* cases come and go: their pages stay */
     if (asked.tally_fd >= 0) return check_all(&asked) ? 1 : 0;
     printf("checkattn: flashmla %s, seed %llu, %d threads\n", fmla_version_string(),
            (unsigned long long)asked.like.seed, fmla_num_threads());
