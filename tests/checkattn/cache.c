@@ -363,8 +363,8 @@ static void compare_gathered(struct test_case *c, const struct run *run, struct 
     guarded_free(&theirs);
 }
 
-/* Every byte, by the oracle in a copy of what the cache was. On a GPU slots outside the cache are skipped; the oracle is a kernel of the
- * CPU, which refuses them. */
+/* Every byte, by the oracle in a copy of what the cache was. On a GPU slots outside the cache are skipped; the oracle is a
+ * kernel of the CPU, which refuses them. */
 static void compare_cache(struct test_case *c, const struct run *run, struct tally *tally)
 {
     const struct guarded *g = cache_of(c);

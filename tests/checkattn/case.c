@@ -177,7 +177,8 @@ void *case_row(const struct test_case *c, int i, int64_t request, int64_t token,
 
 static void set_tensor(fmla_decode_plan_args *plan, size_t offset, const fmla_tensor *tensor)
 {
-    memcpy((char *)plan + offset, &tensor, sizeof tensor);
+    const void *pointer = tensor;
+    memcpy((char *)plan + offset, &pointer, sizeof pointer);
 }
 
 void case_plan_args(const struct test_case *c, const union call_args *args, fmla_decode_plan_args *plan)

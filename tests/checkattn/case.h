@@ -114,7 +114,8 @@ struct patch {
 
 /* ---- An operation ----------------------------------------------------------------------------- */
 
-/* Cases as text (axes_read) for what a GPU's kernel promises beyond the values of one call (gpu.c); NULL: not of this operation. */
+/* Cases as text (axes_read) for what a GPU's kernel promises beyond the values of one call (gpu.c); NULL: not of this
+ * operation. */
 struct gpu_cases {
     const char *bases[8];        /* what all of them begin with; each that the kernel takes */
     const char *graph, *next[3]; /* captured; what differs where it is replayed */
@@ -131,13 +132,15 @@ struct oracle;
 /* How cases of an operation are made and taken apart. */
 struct maker {
     size_t size; /* of a struct that begins with a test_case */
-    /* Draws the values that cases are copied from: before the first case, and again after so many (0: not again). NULL: none. */
+    /* Draws the values that cases are copied from: before the first case, and again after so many (0: not again). NULL:
+     * none. */
     void (*draw)(uint64_t seed);
     uint64_t cases_of_a_draw;
     /* Makes it; v, random and device are set. */
     void (*make)(struct test_case *c, const struct run *run);
     void (*free)(struct test_case *c); /* beside the tensors; NULL: nothing */
-    /* Of a plan: everything but lengths and where it is. Lengths k of each request, those of the case, or drawn ones; false: none. */
+    /* Of a plan: everything but lengths and where it is. Lengths k of each request, those of the case, or drawn ones; false:
+     * none. */
     void (*plan_shape)(const struct test_case *c, fmla_decode_plan_args *args);
     bool (*plan_lengths)(struct test_case *c, int k, bool stale, int32_t *lengths);
     struct {
@@ -224,16 +227,16 @@ bool case_names(const struct test_case *c, int i);
 enum { SINK_NONE, SINK_FINITE, SINK_INFINITE };
 void case_sinks(struct test_case *c, int64_t kind);
 
-/* A spike: the last values of a vector, which ends there, are 1/2. Two vectors with spikes have a product larger by 8, and the values keep
- * their size, so that the tolerance keeps its meaning. */
+/* A spike: the last values of a vector, which ends there, are 1/2. Two vectors with spikes have a product larger by 8, and
+ * the values keep their size, so that the tolerance keeps its meaning. */
 void case_spike(uint8_t *end, bool fp16);
 
-/* Scores of +inf, by the last two columns of a key or a query: all that a special query has, and those of a special key with all
- * queries. */
+/* Scores of +inf, by the last two columns of a key or a query: all that a special query has, and those of a special key with
+ * all queries. */
 void case_infinite(uint8_t *end, bool fp16, bool of_key, bool special);
 
-/* Makes the plan that the case asks for, and passes it. On a GPU the device makes it too, and *same says whether all that were made, in
- * one piece and as tables, have the same bits. */
+/* Makes the plan that the case asks for, and passes it. On a GPU the device makes it too, and *same says whether all that
+ * were made, in one piece and as tables, have the same bits. */
 fmla_status case_plan(struct test_case *c, bool *same);
 void case_use_tables(struct test_case *c); /* from now on in place of the plan in one piece */
 
@@ -242,8 +245,8 @@ void case_plan_args(const struct test_case *c, const union call_args *args, fmla
 
 /* ---- Its memory ------------------------------------------------------------------------------- */
 
-/* Copies it to the device that it is for; nothing to do on the CPU. With `like`, a case of the same shapes and no smaller memory, into
- * the place of that one: a graph of `like` then reads this one. */
+/* Copies it to the device that it is for; nothing to do on the CPU. With `like`, a case of the same shapes and no smaller
+ * memory, into the place of that one: a graph of `like` then reads this one. */
 void case_to_device(struct test_case *c, const struct test_case *like);
 void case_from_device(struct test_case *c);
 

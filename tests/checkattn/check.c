@@ -21,8 +21,8 @@ bool plant(struct patch *patch, void *at, const void *bytes, size_t size)
     return memcmp(patch->before, bytes, size) != 0;
 }
 
-/* A row whose lse is smaller than what it is summed of: four times as far from the oracle's as the rounding of products lets one be that
- * the tolerance alone does not. */
+/* A row whose lse is smaller than what it is summed of: four times as far from the oracle's as the rounding of products lets
+ * one be that the tolerance alone does not. */
 static bool plant_cancelled(struct test_case *c)
 {
     const int lse = c->op->results - 1;
@@ -77,7 +77,8 @@ static bool plant_after(struct test_case *c, enum defect fault)
 
 /* ---- A case ---------------------------------------------------------------------------------- */
 
-/* Every row of what is wanted was written: none starts and ends with the bytes it was filled with. What is not wanted was left alone. */
+/* Every row of what is wanted was written: none starts and ends with the bytes it was filled with. What is not wanted was
+ * left alone. */
 static void check_written(const struct test_case *c, const struct run *run, struct tally *tally)
 {
     static const uint32_t filled = 0xffffffff;

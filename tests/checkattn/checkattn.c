@@ -125,8 +125,8 @@ static bool is_asked(const struct asked *asked, bool gpu, const fmla_capability 
     return row->available;
 }
 
-/* Every listed kernel of a device. *reached counts those that were run; returns how many failed. Kernels of the CPU that take the same
- * types have the same grid. */
+/* Every listed kernel of a device. *reached counts those that were run; returns how many failed. Kernels of the CPU that
+ * take the same types have the same grid. */
 static int check_kernels(struct asked *asked, fmla_device device, int *reached)
 {
     int failed = 0, count = 0;
@@ -136,11 +136,11 @@ static int check_kernels(struct asked *asked, fmla_device device, int *reached)
         if (is_asked(asked, gpu, &row, &failed) && count < RECORDED) rows[count++] = row;
     *reached += count;
     while (count) { /* the first, and those that go with it, which leave the list */
-        fmla_capability group[SUITE_KERNELS];
-        int together = 0, left = 0;
-        for (int i = 0; i < count; i++)
-            if (!i || (!gpu && together < SUITE_KERNELS && !strcmp(rows[i].operation, group[0].operation) &&
-                       !strcmp(rows[i].dtypes, group[0].dtypes)))
+        fmla_capability group[SUITE_KERNELS] = {rows[0]};
+        int together = 1, left = 0;
+        for (int i = 1; i < count; i++)
+            if (!gpu && together < SUITE_KERNELS && !strcmp(rows[i].operation, group[0].operation) &&
+                !strcmp(rows[i].dtypes, group[0].dtypes))
                 group[together++] = rows[i];
             else
                 rows[left++] = rows[i];

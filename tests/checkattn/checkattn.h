@@ -114,8 +114,8 @@ void check_device_plan(const struct run *run, struct tally *tally);
 enum { THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN };
 void use_threads(const struct run *run, int64_t threads);
 
-/* A row with a score of +inf: its lse is NaN. On a GPU it may be +inf, and max_logits NaN (docs/semantics.md), which count here as
- * what the oracle has. */
+/* A row with a score of +inf: its lse is NaN. On a GPU it may be +inf, and max_logits NaN (docs/semantics.md), which count
+ * here as what the oracle has. */
 static inline float as_infinite_row(const struct run *run, bool infinite, float mine, float theirs)
 {
     const bool other = isnan(theirs) ? mine == INFINITY : theirs == INFINITY && isnan(mine);

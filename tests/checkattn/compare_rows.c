@@ -98,9 +98,9 @@ double compare_bound(const struct test_case *c, int64_t request, int64_t token, 
     return magnitude_bound(&magnitude, base);
 }
 
-/* A row of out. Of other inputs an element may be off by the rounding of what it is summed of; and one above 1 there, of a key with a
- * value of 1e5, is none for the cosine, which would be that of the few elements that it is in: its weight is as uncertain as the
- * rounding of a score with such products. */
+/* A row of out. Of other inputs an element may be off by the rounding of what it is summed of; and one above 1 there, of a
+ * key with a value of 1e5, is none for the cosine, which would be that of the few elements that it is in: its weight is as
+ * uncertain as the rounding of a score with such products. */
 static void add_out(struct comparison *outs, const struct test_case *c, int64_t request, int64_t token,
                     int64_t head, const unsigned char *theirs)
 {

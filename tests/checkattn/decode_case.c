@@ -275,7 +275,7 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
 {
     const float given = c->args.dense.softmax_scale;
     const double scale = given == 0.0f ? 1.0 / sqrt((double)c->d_qk) : (double)given;
-    float q[WIDEST], key[WIDEST];
+    float q[WIDEST] = {0}, key[WIDEST] = {0};
     to_floats(c, guarded_at(&c->tensor[DENSE_Q], request, token, head, 0), q);
     for (int64_t t = 0; t < decode_seen_by(c, request, token); t++) {
         to_floats(c, key_at((const struct decode_case *)c, request, t, head / (c->h_q / c->h_kv)), key);
@@ -283,8 +283,8 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
     }
 }
 
-/* A request alone; or, drawn, alone or behind another one, and with room for more keys. The others of the batch are left out by strides,
- * so only lengths and table are copied. */
+/* A request alone; or, drawn, alone or behind another one, and with room for more keys. The others of the batch are left out
+ * by strides, so only lengths and table are copied. */
 static void part(struct test_case *c, int64_t request, const struct run *run, struct part *p)
 {
     const struct decode_case *d = (const struct decode_case *)c;

@@ -94,9 +94,9 @@ static double device_bytes(const int64_t *v)
 
 static const char *grid_kernel; /* that the grid at hand is of */
 
-/* Does the kernel take such a case? Values that are not chosen yet are -1. All kernels take all cases, but Hopper's: it wants a cache that
- * TMA can bring in by blocks of 64 keys, and tiles of 64 rows that are boxes of the queries. Said here once more, in the words of the case;
- * the library must agree. */
+/* Does the kernel take such a case? Values that are not chosen yet are -1. All kernels take all cases, but Hopper's: it
+ * wants a cache that TMA can bring in by blocks of 64 keys, and tiles of 64 rows that are boxes of the queries. Said here
+ * once more, in the words of the case; the library must agree. */
 static bool is_taken(const char *kernel, const int64_t *v)
 {
     if (strcmp(kernel, "cuda-sm90") != 0 || !v[A_B]) return true;
@@ -194,8 +194,9 @@ static const char *fault_case(const struct run *run, uint64_t i)
 
 /* ---- Cases beside the grid -------------------------------------------------------------------- */
 
-/* What pairs do not reach: many splits of one request, a cut among the keys that only some rows see, lengths that pass 2^16, more than two
- * chunks in batch-invariant mode, offsets into the cache of more than 32 bits, and scores of +inf or beyond fp32. */
+/* What pairs do not reach: many splits of one request, a cut among the keys that only some rows see, lengths that pass 2^16,
+ * more than two chunks in batch-invariant mode, offsets into the cache of more than 32 bits, and scores of +inf or beyond
+ * fp32. */
 static const char *const special[] = {
     "b 1, s_q 3, s_k 4096, h_q 16, page_size 64, causal 1, plan given, partitions 78, inputs spiked",
     "b 2, s_q 64, s_k 140, h_q 3, page_size 16, causal 1, d_qk 512, partitions 3, inputs nan_ends",
@@ -214,8 +215,8 @@ static bool has(const struct run *run, const int64_t *v)
     return !on_gpu(run) || v[A_LAYOUT] != LAYOUT_FAR;
 }
 
-/* The whole of a small case by the oracle, and row by row by the oracle: its own causal masking, head groups and strides against problems
- * that have none. */
+/* The whole of a small case by the oracle, and row by row by the oracle: its own causal masking, head groups and strides
+ * against problems that have none. */
 static void more(struct suite *suite)
 {
     suite_case(suite,
@@ -245,7 +246,8 @@ static void check_foreign_plan(const struct run *run, struct tally *tally)
     }
 }
 
-/* Where a page of the small cache on the host lies in the large one on the device: some just past 2^31 elements, the others at the end. */
+/* Where a page of the small cache on the host lies in the large one on the device: some just past 2^31 elements, the others
+ * at the end. */
 static int64_t large_page(int64_t page, int64_t pages, int64_t page_elements)
 {
     return page % 2 ? (INT64_C(1) << 31) / page_elements + 1 + page : pages - 1 - page;

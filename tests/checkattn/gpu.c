@@ -375,7 +375,8 @@ static void check_threads(const struct gpu *g)
     }
 }
 
-/* Calls over other inputs behind one another, in one workspace: none begins to write there before the one in front has read it. */
+/* Calls over other inputs behind one another, in one workspace: none begins to write there before the one in front has read
+ * it. */
 static void check_workspace(const struct gpu *g)
 {
     struct test_case *c[AT_ONCE];

@@ -46,13 +46,13 @@ void guarded_make(struct guarded *guarded, fmla_dtype dtype, int ndim, const int
 void guarded_free(struct guarded *guarded);
 void guarded_reset(struct guarded *guarded);
 
-/* Memory without gaps or canaries that are known: random bytes, say, of which every one is compared. Keeps a copy of the whole as what
- * guarded_reset makes of it. */
+/* Memory without gaps or canaries that are known: random bytes, say, of which every one is compared. Keeps a copy of the
+ * whole as what guarded_reset makes of it. */
 void guarded_keep(struct guarded *guarded);
 
-/* Copies pages that lie next to each other to where there are `between` bytes from one to the next, behind `front` bytes of zeros.
- * They cost address space, not memory, and cannot be written there. An offset that is cut leads to the first page, or into the zeros:
- * the result is wrong, and the process lives to say so. */
+/* Copies pages that lie next to each other to where there are `between` bytes from one to the next, behind `front` bytes of
+ * zeros. They cost address space, not memory, and cannot be written there. An offset that is cut leads to the first page, or
+ * into the zeros: the result is wrong, and the process lives to say so. */
 void guarded_spread(struct guarded *guarded, int64_t pages, size_t page_bytes, size_t front, size_t between);
 
 /* Bytes up to the last element: what a call may touch. */

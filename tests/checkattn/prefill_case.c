@@ -286,8 +286,8 @@ static void make(struct test_case *c, const struct run *run)
     args->kv_format = names[v[P_SOURCE]];
     args->lse_empty = (int32_t)v[P_EMPTY], args->log_base = (int32_t)v[P_BASE];
 
-    /* Only a GPU's kernels round scales. The absolute bound is for a scale of 0.5: products are as exact with a larger one, and scores,
-     * which may be all but 0, as much less. */
+    /* Only a GPU's kernels round scales. The absolute bound is for a scale of 0.5: products are as exact with a larger one,
+     * and scores, which may be all but 0, as much less. */
     struct tolerance row = on_gpu(run) && v[P_CODES] == S_CODES_SCALES ? tolerance_rounded_scale_prefill_lse
                                                                        : tolerance_prefill_lse;
     row.abs = fmax(row.abs, tolerance_prefill_lse.abs * (double)args->softmax_scale / 0.5);
@@ -356,8 +356,8 @@ static void add_rows(struct rows *rows, int64_t *count, int64_t token, int64_t h
     if (*count < CHOSEN) rows[(*count)++] = (struct rows){0, token, head, step, heads};
 }
 
-/* All of a small case. Of a large one the first and the last token, tokens of a special role, and drawn ones, with four heads each, of all
- * tiles of heads: 64 rows and more. */
+/* All of a small case. Of a large one the first and the last token, tokens of a special role, and drawn ones, with four
+ * heads each, of all tiles of heads: 64 rows and more. */
 static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
     enum { DRAWN_ROWS = 16, ROLES = 4, HEADS = 4, SMALL = 60000, EXTREME = 600000, KINDS = 16 };

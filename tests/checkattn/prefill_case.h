@@ -37,7 +37,8 @@ enum {
     P_SOURCES
 };
 enum { P_RESULTS_BOTH, P_RESULTS_LSE, P_RESULTS_MAX, P_RESULTS_NONE };
-/* Besides those of sparse_pool.h: scores that are NaN or infinite, far below -1e30, or far above all others (prefill_extreme.h). */
+/* Besides those of sparse_pool.h: scores that are NaN or infinite, far below -1e30, or far above all others
+ * (prefill_extreme.h). */
 enum { P_EXTREME = S_BEYOND + 1 };
 /* Besides those of memory.h: pages, or keys that are flat, more than 2^31 bytes apart. */
 enum { P_LAYOUT_FAR = LAYOUTS };
@@ -63,8 +64,10 @@ enum { PREFILL_CLASSES = 61 };
 #define PREFILL_TENSORS_OF(X)                                                                                \
     X(PREFILL_OUT, OUT, out)                                                                                 \
     X(PREFILL_MAX, BY_TOKEN, max_logits)                                                                     \
-    X(PREFILL_LSE, BY_TOKEN, lse) X(PREFILL_Q, INPUT, q) X(PREFILL_SINK, INPUT, attn_sink)                   \
-        X(PREFILL_KV, INPUT, kv) X(PREFILL_INDICES, INPUT, indices) X(PREFILL_LENGTH, INPUT, topk_length)
+    X(PREFILL_LSE, BY_TOKEN, lse)                                                                            \
+    X(PREFILL_Q, INPUT, q)                                                                                   \
+    X(PREFILL_SINK, INPUT, attn_sink) X(PREFILL_KV, INPUT, kv) X(PREFILL_INDICES, INPUT, indices)            \
+        X(PREFILL_LENGTH, INPUT, topk_length)
 enum { PREFILL_TENSORS_OF(TENSOR_NAME) PREFILL_TENSORS };
 
 struct prefill_case {

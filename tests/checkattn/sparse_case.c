@@ -341,8 +341,8 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
              (long long)r, (long long)more);
 }
 
-/* All of a small case. Of a large one the first and the last token, tokens that see nothing, and drawn ones, with four heads each, of all
- * tiles of heads: 64 rows and more. */
+/* All of a small case. Of a large one the first and the last token, tokens that see nothing, and drawn ones, with four heads
+ * each, of all tiles of heads: 64 rows and more. */
 static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
     enum { DRAWN_ROWS = 16, ROLES = 4, HEADS = 4, SMALL = 60000, MOST_TOKENS = 1024 };

@@ -139,8 +139,8 @@ static bool has(const struct run *run, const int64_t *v)
     return false;
 }
 
-/* What pairs do not reach: many splits of one request, a cut inside the extra cache, more than two chunks in batch-invariant mode, and
- * offsets of more than 32 bits in every format. */
+/* What pairs do not reach: many splits of one request, a cut inside the extra cache, more than two chunks in batch-invariant
+ * mode, and offsets of more than 32 bits in every format. */
 static const char *const special[] = {
     "shape 4, b 1, s_q 3, h_q 16, format fp8_656, extra 7, inputs spiked, plan given, partitions 78",
     "shape 0, b 2, h_q 8, format fp8_584, lengths zero, extra 4, partitions 7",

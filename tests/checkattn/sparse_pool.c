@@ -241,7 +241,7 @@ void sparse_pool_magnitude(const struct sparse_pool *pool, const int32_t *list, 
                            int64_t key_head, double scale, const struct guarded *q, const uint16_t *row,
                            struct magnitude *magnitude)
 {
-    float values[SPARSE_WIDEST], key[SPARSE_WIDEST];
+    float values[SPARSE_WIDEST] = {0}, key[SPARSE_WIDEST] = {0};
     for (int64_t d = 0; d < pool->d_qk; d++) values[d] = (float)guarded_value(q, row + d);
     for (int64_t i = 0; i < count; i++) {
         if (!sparse_pool_is_key(pool, list[i])) continue;

@@ -25,8 +25,8 @@ enum {
     S_NORMAL,
     S_SPIKED, /* entries at borders weigh more */
     S_STEEP,  /* scores of some ±200 */
-    /* Not of a grid: scores of +inf, all of a row, or one among others; a softmax_scale of 3e38, whose scores fp32 does not hold.
-     * Sparse prefill has the former among its extreme ones. */
+    /* Not of a grid: scores of +inf, all of a row, or one among others; a softmax_scale of 3e38, whose scores fp32 does not
+     * hold. Sparse prefill has the former among its extreme ones. */
     S_INFINITE,
     S_BEYOND
 };
@@ -110,7 +110,8 @@ void sparse_pool_put_16(const struct sparse_pool *pool, struct random_state *ran
 void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *random, uint8_t *token,
                          uint8_t *scales);
 
-/* Copies the pages to where they are more than 2^31 bytes apart, and sets the view to that. Returns the stride of pages before. */
+/* Copies the pages to where they are more than 2^31 bytes apart, and sets the view to that. Returns the stride of pages
+ * before. */
 int64_t sparse_pool_spread(struct sparse_pool *pool);
 
 /* What a row with these values of q sees by the first entries of a list. */

@@ -237,8 +237,8 @@ static bool has(const struct run *run, const int64_t *v)
     return false;
 }
 
-/* What pairs do not reach: no keys, no lists, as many tokens as take a GPU with long lists, offsets of more than 32 bits, and scores beyond
- * fp32. */
+/* What pairs do not reach: no keys, no lists, as many tokens as take a GPU with long lists, offsets of more than 32 bits,
+ * and scores beyond fp32. */
 static const char *const special[] = {
     "shape few, s_q 70000, h_q 1",
     "shape no_keys, s_q 9, lengths varied",
@@ -254,9 +254,9 @@ static const char *const special[] = {
     "shape far_pages, s_q 9, d_qk 512, source fp8_584, page_size 54, layout far",
     NULL};
 
-/* The oracle's own strides and tokens against its rows. And extreme scores in every format, all rows compared: two full tiles of 64 heads;
- * one and a quarter; such and lists that are long enough for a GPU to cut them, into six pieces, and, of various lengths, into three; and
- * so few tokens that the CPU cuts their lists for three threads. */
+/* The oracle's own strides and tokens against its rows. And extreme scores in every format, all rows compared: two full
+ * tiles of 64 heads; one and a quarter; such and lists that are long enough for a GPU to cut them, into six pieces, and, of
+ * various lengths, into three; and so few tokens that the CPU cuts their lists for three threads. */
 static void more(struct suite *suite)
 {
     enum { FORMATS = 4 };
