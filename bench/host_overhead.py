@@ -31,9 +31,9 @@ def of_torch(device):
     table = torch.arange(4, dtype=torch.int32, device=device).view(1, 4)
     lengths = torch.tensor([200], dtype=torch.int32, device=device)
     stages = [
-        ("checks of arguments, the plan looked up", _torch, "decode"),
-        ("is anybody tracing or watching", _torch_operators, "dense_decode"),
-        ("out and lse, made by PyTorch", _torch_operators, "dense_decode_out"),
+        ("checks of arguments, the plan looked up", _torch, "run"),
+        ("is anybody tracing or watching", _torch_operators.functions, "dense_decode"),
+        ("out and lse, made by PyTorch", _torch_operators.functions, "dense_decode_out"),
         *in_the_library("the workspace, from PyTorch"),
     ]
     one = torch.zeros(1, device=device)
@@ -55,8 +55,8 @@ def of_numpy(device):
     q, cache = numpy.zeros((1, 1, 1, 576), numpy.float16), numpy.zeros((1, 64, 1, 576), numpy.float16)
     table, lengths = numpy.zeros((1, 1), numpy.int32), numpy.ones(1, numpy.int32)
     stages = [
-        ("checks of arguments, the plan looked up", _arrays, "decode"),
-        ("out and lse, made by NumPy", _operations, "dense_decode"),
+        ("checks of arguments, the plan looked up", _arrays, "run"),
+        ("out and lse, made by NumPy", _arrays, "call"),
         *in_the_library("the workspace, kept from the last call"),
     ]
     steps = {"numpy.empty of 8192 bytes": lambda: numpy.empty(8192, numpy.uint8)}
@@ -65,8 +65,8 @@ def of_numpy(device):
 
 def in_the_library(workspace):
     return [
-        ("arguments put down as C has them", _operations, "_run_decode"),
-        (workspace, _operations.library, "fmla_dense_decode"),
+        ("arguments put down as C has them", _operations.DENSE_DECODE, "launch_in_memory"),
+        (workspace, _operations.DENSE_DECODE, "launch"),
     ]
 
 
@@ -116,7 +116,7 @@ def main():
         return flash_mla.flash_mla_with_kvcache(*arrays, 512, meta, causal=True)
 
     results = call()
-    nothing = {"fmla_dense_decode": 0}  # a status
+    nothing = {"launch": 0}  # a status
     texts = [text for text, *_ in stages] + ["the library's call"]
     rounds = {text: [] for text in ["a call", *texts, *floor]}
     for _ in range(options.rounds):

@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from typing import Any, NoReturn, Tuple
+from typing import Any, NoReturn, Optional, Tuple
 
-from . import _operations
+from . import _library, _operations
 
 _torch: Any = None
 """The module, as soon as PyTorch is there: this package does not import it for those who do not."""
@@ -111,6 +111,41 @@ def lse_options(function: str, lse_empty: float, log_base: float) -> Tuple[int, 
     if log_base == 2:
         return empty, 2
     raise ValueError(f"{function}: log_base: is {log_base!r}, must be math.e or 2")
+
+
+def shape_of(this: str, module: Any, name: str, array: Optional[Any], rank: int, or_rank: int = -1) -> Any:
+    """The shape of an array that has as many dimensions; of none, as many times None."""
+    if array is None:
+        return (None,) * rank
+    shape = module.shape_of(this, name, array)
+    if len(shape) != rank and len(shape) != or_rank:
+        wanted = f"{rank} or {or_rank}" if or_rank > 0 else rank
+        raise ValueError(f"{this}: {name}: has {len(shape)} dimensions, must have {wanted}")
+    return shape
+
+
+def of_values(
+    this: str, module: Any, d_qk: int, d_v: Any, scale: Optional[Any], out: Optional[Any], name: str = "head_dim_v"
+) -> Tuple[int, float]:
+    """d_v, which the function calls `name`, and the factor of the scores, looked at."""
+    d_v = integer_of(this, name, d_v)
+    if not 1 <= d_v <= d_qk:
+        raise ValueError(f"{this}: {name}: is {d_v}, must be in [1, {d_qk}]")
+    if out is not None and module.shape_of(this, "out", out)[-1:] != (d_v,):
+        shape = tuple(module.shape_of(this, "out", out))
+        raise ValueError(f"{this}: out: shape is {shape}, must end with {name}, {d_v}")
+    if scale is None:
+        return d_v, d_qk**-0.5
+    return d_v, scale_of(this, "softmax_scale", scale, "None = 1 / sqrt(d_qk)")
+
+
+def kv_format_of(function: str, name: str, is_fp8_kvcache: Any, shape: Any) -> int:
+    """FMLA_KV_…; 0: that of the type."""
+    if not flag_of(function, "is_fp8_kvcache", is_fp8_kvcache):
+        return 0
+    if shape[-1] not in _library.FP8_FORMATS:
+        raise ValueError(f"{function}: {name}: shape is {tuple(shape)}, must end with 656 or 584 where it is FP8")
+    return _library.FP8_FORMATS[shape[-1]]
 
 
 def not_there(function: str, operation: str, name: str, array: Any) -> NoReturn:

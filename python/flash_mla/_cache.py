@@ -57,17 +57,13 @@ def cache_append(
             raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
     check_kinds(this, module, ("rope", rope), ("kv_cache", kv_cache), ("slot_mapping", slot_mapping))
     options = _format(this, kv_format), _cache_scale(this, cache_scale)
-    module.append(latent, rope, kv_cache, slot_mapping, options, integer_of(this, "stream", stream))
+    stream = integer_of(this, "stream", stream)
+    slots = module.slots_of(this, "slot_mapping", slot_mapping, stream)
+    module.run(_operations.CACHE_APPEND, (latent, rope, kv_cache, slots), (), options, stream)
 
 
 def cache_gather(
-    kv_cache: Any,
-    slots: Any,
-    kv_format: str,
-    *,
-    out: Optional[Any] = None,
-    cache_scale: float = 0.0,
-    stream: int = 0,
+    kv_cache: Any, slots: Any, kv_format: str, *, out: Optional[Any] = None, cache_scale: float = 0.0, stream: int = 0
 ) -> Any:
     """Reads the vectors of tokens out of pages, as the values that attention takes them for.
 
@@ -90,4 +86,6 @@ def cache_gather(
         raise TypeError(f"{this}: slots: is None, must be {module.KIND}")
     check_kinds(this, module, ("slots", slots), ("out", out))
     options = _format(this, kv_format), _cache_scale(this, cache_scale)
-    return module.gather(kv_cache, slots, out, options, integer_of(this, "stream", stream))
+    stream = integer_of(this, "stream", stream)
+    slots = module.slots_of(this, "slots", slots, stream)
+    return module.run(_operations.CACHE_GATHER, (kv_cache, slots), (out,), options, stream)

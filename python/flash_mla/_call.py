@@ -9,17 +9,17 @@ which `put_tensor` serves.
 from __future__ import annotations
 
 import ctypes
+import math
+import operator
 import struct
-from collections import defaultdict
-from types import SimpleNamespace
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
-from . import _library
+from ._structs import Tensor
 
 _MOST_DIMS = 8  # of a shape that is looked at; the library refuses one of more dimensions by their number alone
 _HEAD = struct.Struct("=QiiiIQQQ")  # fmla_tensor
 _DIMS = struct.Struct(f"={_MOST_DIMS}q")
-_SHAPE = ctypes.sizeof(_library.Tensor)
+_SHAPE = ctypes.sizeof(Tensor)
 _STRIDES = _SHAPE + _DIMS.size
 
 
@@ -35,13 +35,7 @@ class Place(ctypes.c_char * (_STRIDES + _DIMS.size)):  # type: ignore[misc]
 
 
 def put_tensor(
-    place: Place,
-    data: int,
-    device_type: int,
-    device: int,
-    dtype: int,
-    shape: Sequence[int],
-    strides: Sequence[int],
+    place: Place, data: int, device_type: int, device: int, dtype: int, shape: Sequence[int], strides: Sequence[int]
 ) -> int:
     """Writes a tensor, whose address is returned; `dtype` is a dtype_word, strides count elements."""
     nothing = (0,) * _MOST_DIMS
@@ -52,33 +46,44 @@ def put_tensor(
     return at
 
 
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of an array without gaps."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
 class Call:
-    """The arguments of one operation: `args`, the struct; `address`, its own; `at`, the Places of the tensors. Those that are
-    `always` there it points to from the first. `memory`: what whoever fills it keeps for its next call."""
+    """The arguments of one operation: `args`, the struct, which lies in `memory`; `address`, its own; `places`, of the tensors;
+    `scratch`: what whoever makes memory for it keeps for its next call."""
 
-    def __init__(self, struct_type: type[ctypes.Structure], always: Sequence[str], optional: Sequence[str]):
-        self.args: Any = struct_type(struct_size=ctypes.sizeof(struct_type))
-        self.address = ctypes.addressof(self.args)
-        self.at = SimpleNamespace(**{name: Place() for name in (*always, *optional)})
-        self.memory: Any = None
-        for name in always:
-            setattr(self.args, name, getattr(self.at, name).address)
+    def __init__(self, struct_type: type[ctypes.Structure], tensors: int):
+        self.memory = (ctypes.c_char * ctypes.sizeof(struct_type))()
+        self.args: Any = struct_type.from_buffer(self.memory)
+        self.address = ctypes.addressof(self.memory)
+        self.places = [Place() for _ in range(tensors)]
+        self.scratch: Any = None
 
 
-class Calls:
-    """Calls of one operation that nobody is filling, those of each kind of array by themselves. Whoever takes one has it alone until
-    it is given back, so threads, and finalizers that run amid a call, do not meet. One that an error leaves behind is not given back.
-    """
+class Struct:
+    """How a struct of arguments is written from values in an order of one's own. `names`: of the members that they are for, those of a
+    struct within it by their own names. Members that are not among them are 0. All are written at once, which takes less time
+    than one by one."""
 
-    def __init__(self, struct_type: type[ctypes.Structure], always: Sequence[str], optional: Sequence[str] = ()):
-        self._new = lambda: Call(struct_type, always, optional)
-        self._idle: defaultdict[Any, list[Call]] = defaultdict(list)
+    def __init__(self, struct_type: type[ctypes.Structure], names: Sequence[str]):
+        members = list(_members(struct_type))
+        assert {name for name, _ in members} >= set(names)
+        self._types = [type_ for _, type_ in members]
+        self.order = operator.itemgetter(*(names.index(name) + 1 if name in names else 0 for name, _ in members))
+        """Of (0, values…): as the struct has them, for `pack`."""
+        self.pack = struct.Struct("@" + "".join(type_._type_.replace("z", "P") for type_ in self._types)).pack_into
 
-    def take(self, kind: Any) -> Call:
-        try:
-            return self._idle[kind].pop()
-        except IndexError:
-            return self._new()
+    def cut_off(self, values: Sequence[Any]) -> list[Any]:
+        """Numbers too large for their types, as C would have them: cut off, or infinite."""
+        return [type_(value).value or 0 for type_, value in zip(self._types, values)]
 
-    def give_back(self, call: Call, kind: Any) -> None:
-        self._idle[kind].append(call)
+
+def _members(struct_type: Any) -> Iterator[tuple[str, Any]]:
+    for name, type_, *_ in struct_type._fields_:
+        if issubclass(type_, ctypes.Structure):
+            yield from _members(type_)
+        else:
+            yield name, type_

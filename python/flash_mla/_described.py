@@ -15,8 +15,8 @@ import struct
 import sys
 from typing import Any, Optional, Sequence, Tuple
 
-from . import _library
-from ._call import Place, put_tensor
+from . import _library, _structs
+from ._call import Place, contiguous, put_tensor
 from ._types import dtype_word, word_of
 
 KIND = "an array with __dlpack__"
@@ -97,6 +97,8 @@ def device_of(array: Any) -> Tuple[int, int]:
 
 def shape_of(function: str, name: str, array: Any) -> Tuple[int, ...]:
     """Also of an array that has nothing but DLPack's two methods."""
+    if type(array) is _ndarray:
+        return array.shape
     return tuple(array.shape) if hasattr(array, "shape") else tuple(Described(function, name, array).form[3])
 
 
@@ -117,11 +119,6 @@ def _of_capsules() -> Any:
 
 
 _capsules = _of_capsules()
-
-
-def contiguous(shape: Sequence[int]) -> Tuple[int, ...]:
-    """The strides of an array without gaps."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 class _VersionedHead(ctypes.Structure):
@@ -154,6 +151,13 @@ class Described:
         else:
             self._describe_capsule(stream, written)
 
+    @property
+    def shape(self) -> Sequence[int]:
+        return self.form[3]
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return self.form[:2]
+
     def first(self, count: int) -> Described:
         """The first entries of the last dimension."""
         part = copy.copy(self)
@@ -177,7 +181,7 @@ class Described:
         start = get_pointer(self._capsule, label)
         if offset and written and _VersionedHead.from_address(start).flags & _READ_ONLY:
             raise ValueError(f"{self._what}: is read-only, must be writable")
-        tensor = _library.Tensor.from_address(start + offset)
+        tensor = _structs.Tensor.from_address(start + offset)
         dtype, device, ndim = tensor.dtype, tensor.device, tensor.ndim
         if dtype.lanes != 1:
             raise ValueError(f"{self._what}: its elements have {dtype.lanes} lanes, must have 1")
@@ -203,10 +207,20 @@ def described(function: str, name: str, array: Any, stream: int, written: bool =
     return array
 
 
-def put(array: Any, place: Place) -> Optional[int]:
-    """Writes what `described` returned to `place`, whose address is returned; None: there is none."""
+def all_described(
+    function: str, names: Sequence[str], arrays: Sequence[Any], written: Sequence[bool], stream: int
+) -> list[Any]:
+    """The same of several. Those of NumPy's that are read need no look: most are."""
+    return [
+        array if array is None or (type(array) is _ndarray and not w) else described(function, name, array, stream, w)
+        for name, array, w in zip(names, arrays, written)
+    ]
+
+
+def put(array: Any, place: Place) -> int:
+    """Writes what `described` returned to `place`, whose address is returned; 0: there is none."""
     if array is None:
-        return None
+        return 0
     if type(array) is not _ndarray:
         place.form = None
         return put_tensor(place, array.address, *array.form)
@@ -215,7 +229,11 @@ def put(array: Any, place: Place) -> Optional[int]:
         place.form = None
         put_tensor(place, 0, *_form("", array))
         place.form = form
-    place.data.value = _address(array)
+    if _get_pointer is None:
+        place.data.value = _address(array)
+    else:  # as _address_by_struct has it
+        capsule = array.__array_struct__
+        place.data.value = _pointer_at(_get_pointer(capsule, None) + _DATA).value
     return place.address
 
 
@@ -284,7 +302,8 @@ _DATA, _pointer_at = _ArrayInterface.data.offset, ctypes.c_void_p.from_address
 def _address_by_struct(array: Any) -> int:
     """By NumPy's protocol for C, which takes a third of the time. The struct is the capsule's and goes with it."""
     capsule = array.__array_struct__
-    return _pointer_at(_capsules[0](capsule, None) + _DATA).value or 0
+    return _pointer_at(_get_pointer(capsule, None) + _DATA).value or 0
 
 
+_get_pointer = _capsules and _capsules[0]
 _address = _address_by_attributes if _capsules is None else _address_by_struct

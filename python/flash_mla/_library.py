@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The shared library as Python sees it: its structs, its functions, its errors.
-
-The structs mirror include/flashmla/flashmla.h member for member; tests/python/test_layout.py compares them with what a C
-compiler makes of the header.
-"""
+"""The shared library as Python sees it: its functions and its errors. Its structs are those of _structs.py."""
 
 from __future__ import annotations
 
@@ -11,211 +7,11 @@ import ctypes
 import os
 import re
 import sys
-from ctypes import c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint64, c_void_p
+from ctypes import c_char_p, c_int32, c_int64, c_void_p
 from typing import Mapping, NoReturn
 
 from . import _types
-
-# ---- Structs --------------------------------------------------------------------------------------------------------
-
-
-class Device(ctypes.Structure):
-    _fields_ = [("device_type", c_int32), ("id", c_int32)]
-
-
-class DType(ctypes.Structure):
-    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", c_void_p),
-        ("device", Device),
-        ("ndim", c_int32),
-        ("dtype", DType),
-        ("shape", c_void_p),
-        ("strides", c_void_p),
-        ("byte_offset", c_uint64),
-    ]
-
-
-class Capability(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("operation", c_char_p),
-        ("kernel", c_char_p),
-        ("dtypes", c_char_p),
-        ("shapes", c_char_p),
-        ("reason", c_char_p),
-        ("available", c_int32),
-        ("forced_only", c_int32),
-        ("part_of", c_char_p),
-    ]
-
-
-class DeviceInfo(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("name", c_char_p),
-        ("reason", c_char_p),
-        ("built_for", c_char_p),
-        ("needs", c_char_p),
-        ("count", c_int32),
-        ("workers", c_int32),
-        ("compute_capability", c_int32),
-        ("shared_bytes", c_int32),
-        ("driver", c_int32),
-        ("driver_needed", c_int32),
-        ("built_with", c_int32),
-        ("ptx", c_int32),
-    ]
-
-
-class DecodePlanArgs(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("seqlens", c_void_p),
-        ("s_q", c_int64),
-        ("h_q", c_int64),
-        ("h_kv", c_int64),
-        ("capacity", c_int64),
-        ("target", Device),
-        ("num_workers", c_int32),
-        ("num_partitions", c_int32),
-        ("plan", c_void_p),
-        ("plan_size", c_size_t),
-        ("stream", c_void_p),
-        ("partitions", c_void_p),
-        ("num_splits", c_void_p),
-        ("sparse", c_int32),
-        ("b", c_int32),
-        ("topk", c_int64),
-        ("extra_topk", c_int64),
-        ("topk_length", c_void_p),
-        ("extra_topk_length", c_void_p),
-    ]
-
-
-class DenseDecodeArgs(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("q", c_void_p),
-        ("kv_cache", c_void_p),
-        ("block_table", c_void_p),
-        ("seqlens", c_void_p),
-        ("attn_sink", c_void_p),
-        ("out", c_void_p),
-        ("lse", c_void_p),
-        ("plan", c_void_p),
-        ("plan_size", c_size_t),
-        ("workspace", c_void_p),
-        ("workspace_size", c_size_t),
-        ("stream", c_void_p),
-        ("kernel", c_char_p),
-        ("softmax_scale", c_float),
-        ("causal", c_int32),
-        ("lse_empty", c_int32),
-        ("log_base", c_int32),
-        ("batch_invariant", c_int32),
-        ("num_partitions", c_int32),
-        ("partitions", c_void_p),
-        ("num_splits", c_void_p),
-    ]
-
-
-class SparseDecodeArgs(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("q", c_void_p),
-        ("kv_cache", c_void_p),
-        ("indices", c_void_p),
-        ("topk_length", c_void_p),
-        ("attn_sink", c_void_p),
-        ("extra_kv_cache", c_void_p),
-        ("extra_indices", c_void_p),
-        ("extra_topk_length", c_void_p),
-        ("out", c_void_p),
-        ("lse", c_void_p),
-        ("plan", c_void_p),
-        ("plan_size", c_size_t),
-        ("partitions", c_void_p),
-        ("num_splits", c_void_p),
-        ("workspace", c_void_p),
-        ("workspace_size", c_size_t),
-        ("stream", c_void_p),
-        ("kernel", c_char_p),
-        ("kv_format", c_int32),
-        ("softmax_scale", c_float),
-        ("lse_empty", c_int32),
-        ("log_base", c_int32),
-        ("batch_invariant", c_int32),
-        ("num_partitions", c_int32),
-    ]
-
-
-class SparsePrefillArgs(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("q", c_void_p),
-        ("kv", c_void_p),
-        ("indices", c_void_p),
-        ("topk_length", c_void_p),
-        ("attn_sink", c_void_p),
-        ("out", c_void_p),
-        ("max_logits", c_void_p),
-        ("lse", c_void_p),
-        ("workspace", c_void_p),
-        ("workspace_size", c_size_t),
-        ("stream", c_void_p),
-        ("kernel", c_char_p),
-        ("kv_format", c_int32),
-        ("softmax_scale", c_float),
-        ("lse_empty", c_int32),
-        ("log_base", c_int32),
-    ]
-
-
-class MergeArgs(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("out_parts", c_void_p),
-        ("lse_parts", c_void_p),
-        ("attn_sink", c_void_p),
-        ("out", c_void_p),
-        ("lse", c_void_p),
-        ("stream", c_void_p),
-        ("kernel", c_char_p),
-        ("lse_empty", c_int32),
-        ("log_base", c_int32),
-    ]
-
-
-class CacheAppendArgs(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("latent", c_void_p),
-        ("rope", c_void_p),
-        ("kv_cache", c_void_p),
-        ("slot_mapping", c_void_p),
-        ("stream", c_void_p),
-        ("kernel", c_char_p),
-        ("kv_format", c_int32),
-        ("cache_scale", c_float),
-    ]
-
-
-class CacheGatherArgs(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("kv_cache", c_void_p),
-        ("slots", c_void_p),
-        ("out", c_void_p),
-        ("stream", c_void_p),
-        ("kernel", c_char_p),
-        ("kv_format", c_int32),
-        ("cache_scale", c_float),
-    ]
-
+from ._structs import Capability, Device, DeviceInfo
 
 CPU, CUDA = 1, 2  # FMLA_DEVICE_…
 PARTITION_FIELDS = 8  # FMLA_PARTITION_FIELDS
@@ -223,28 +19,27 @@ FP8_FORMATS: Mapping[int, int] = {656: 3, 584: 4}  # bytes of a token → FMLA_K
 
 # ---- The library ----------------------------------------------------------------------------------------------------
 
-_STRUCTS = ctypes.POINTER
-_FUNCTIONS: Mapping[str, tuple[object, list[object]]] = {
+_FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "fmla_version_string": (c_char_p, []),
     "fmla_last_error": (c_char_p, []),
-    "fmla_capabilities": (c_int32, [Device, c_int64, _STRUCTS(Capability)]),
-    "fmla_device_describe": (c_int32, [Device, _STRUCTS(DeviceInfo)]),
+    "fmla_capabilities": (c_int32, [Device, c_int64, ctypes.POINTER(Capability)]),
+    "fmla_device_describe": (c_int32, [Device, ctypes.POINTER(DeviceInfo)]),
     # These take the addresses of a struct (of a Call: _call.py) and of what is asked.
     "fmla_decode_plan_partitions": (c_int32, [c_void_p, c_void_p]),
-    "fmla_decode_plan": (c_int32, [c_void_p]),
-    "fmla_dense_decode_workspace_size": (c_int32, [c_void_p, c_void_p, c_void_p]),
-    "fmla_dense_decode_workspace_bound": (c_int32, [c_void_p, c_void_p, c_void_p]),
-    "fmla_dense_decode": (c_int32, [c_void_p]),
-    "fmla_sparse_decode_workspace_size": (c_int32, [c_void_p, c_void_p, c_void_p]),
-    "fmla_sparse_decode_workspace_bound": (c_int32, [c_void_p, c_void_p, c_void_p]),
-    "fmla_sparse_decode": (c_int32, [c_void_p]),
-    "fmla_sparse_prefill_workspace_size": (c_int32, [c_void_p, c_void_p, c_void_p]),
-    "fmla_sparse_prefill_workspace_bound": (c_int32, [c_void_p, c_void_p, c_void_p]),
-    "fmla_sparse_prefill": (c_int32, [c_void_p]),
-    "fmla_merge": (c_int32, [c_void_p]),
-    "fmla_cache_append": (c_int32, [c_void_p]),
-    "fmla_cache_gather": (c_int32, [c_void_p]),
 }
+for _name in (
+    "decode_plan",
+    "dense_decode",
+    "sparse_decode",
+    "sparse_prefill",
+    "merge",
+    "cache_append",
+    "cache_gather",
+):
+    _FUNCTIONS[f"fmla_{_name}"] = c_int32, [c_void_p]
+for _name in ("dense_decode", "sparse_decode", "sparse_prefill"):
+    for _asked in ("size", "bound"):
+        _FUNCTIONS[f"fmla_{_name}_workspace_{_asked}"] = c_int32, [c_void_p, c_void_p, c_void_p]
 
 
 def _path() -> str:

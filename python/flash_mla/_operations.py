@@ -1,46 +1,21 @@
 # SPDX-License-Identifier: MIT
 """The library's operations, for every kind of array.
 
-`arrays` is the module that knows the caller's kind: _torch or _arrays. It puts arrays down as C sees them, and makes scratch
-memory.
+`arrays` is the module that knows the caller's kind: _torch_tensors or _arrays. It puts arrays down as C sees them, and makes
+scratch memory.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Mapping, Optional
+import struct
+from collections import defaultdict
+from typing import Any, Iterable, Mapping, Optional, Sequence, Tuple
 
-from . import _library
-from ._call import Call, Calls, put_tensor
+from . import _library, _structs
+from ._call import Call, Struct, contiguous, put_tensor
 from ._library import library
 from ._types import dtype_word
-
-_plans = Calls(_library.DecodePlanArgs, ["seqlens"], optional=["partitions", "num_splits"])
-_decodes = Calls(
-    _library.DenseDecodeArgs,
-    ["q", "kv_cache", "seqlens", "out", "lse"],
-    optional=["block_table", "partitions", "num_splits", "attn_sink"],
-)
-_sparse_plans = Calls(
-    _library.DecodePlanArgs, [], optional=["topk_length", "extra_topk_length", "partitions", "num_splits"]
-)
-_sparse_decodes = Calls(
-    _library.SparseDecodeArgs,
-    ["q", "kv_cache", "indices", "out", "lse"],
-    optional=[
-        *("topk_length", "attn_sink", "extra_kv_cache", "extra_indices", "extra_topk_length"),
-        *("partitions", "num_splits"),
-    ],
-)
-_prefills = Calls(
-    _library.SparsePrefillArgs,
-    ["q", "kv", "indices", "out", "max_logits", "lse"],
-    optional=["topk_length", "attn_sink"],
-)
-_merges = Calls(_library.MergeArgs, ["out_parts", "lse_parts", "out", "lse"], optional=["attn_sink"])
-
-_appends = Calls(_library.CacheAppendArgs, ["latent", "kv_cache", "slot_mapping"], optional=["rope"])
-_gathers = Calls(_library.CacheGatherArgs, ["kv_cache", "slots", "out"])
 
 # The functions' names, and how they call what the library's messages begin with, where that differs.
 PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
@@ -70,11 +45,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "extra_topk:": "extra_indices_in_kvcache: extra_topk:",
         "partitions:": "tile_scheduler_metadata:",
     },
-    PREFILL: {
-        "q: d_v": "d_v: d_v",
-        "kv_format:": "is_fp8_kvcache:",
-        "softmax_scale:": "sm_scale:",
-    },
+    PREFILL: {"q: d_v": "d_v: d_v", "kv_format:": "is_fp8_kvcache:", "softmax_scale:": "sm_scale:"},
     MERGE: {},
     APPEND: {},
     GATHER: {},
@@ -87,10 +58,9 @@ _SENTENCES: Mapping[str, Mapping[str, str]] = {
     for function, cache in ((DECODE, "k_cache"), (PREFILL, "kv"))
 }
 INT32 = dtype_word(0, 32)
-_WORKSPACE_SIZE = _library.DenseDecodeArgs.workspace_size.offset  # where the library writes it
 
 
-def _check(status: int, function: str) -> None:
+def check(status: int, function: str) -> None:
     if status:
         _library.fail(status, function, _NAMES[function], _SENTENCES.get(function, {}))
 
@@ -98,6 +68,234 @@ def _check(status: int, function: str) -> None:
 def in_words_of(function: str, text: str) -> str:
     """A text that begins with an argument of the library's operation, with the name that the function has for it."""
     return _library.in_words_of(_NAMES[function], text)
+
+
+# ---- Operations -----------------------------------------------------------------------------------------------------
+
+Shape = Tuple[int, ...]
+Form = Tuple[Shape, Optional[str]]
+"""A shape, and the name of a type; None: that of the operation's first tensor."""
+
+
+class Operation:
+    """An operation of the library, and the calls of it that nobody is filling, those of each kind of array by themselves. Whoever
+    takes one has it alone until it is given back, so threads, and finalizers that run amid a call, do not meet. One that an error
+    leaves behind is not given back.
+
+    `function`: the public one that it is of, which calls the tensors `names`. `tensors`: in the order of the arguments, those that
+    may be None with a "?" behind them, those that are written with a "!"; results are the last. `options`: the numbers that come
+    after them. `results`: the forms of new results, from the shapes of the first `looked_at` tensors and a number, which is d_v
+    for attention and else the first option.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: str,
+        struct_type: type[ctypes.Structure],
+        tensors: str,
+        options: str,
+        results: Any = None,
+        looked_at: int = 1,
+    ):
+        self.name, self.function, self.results, self.looked_at = name, function, results, looked_at
+        words = tensors.split()
+        self.tensors, self.options = [word.rstrip("?!") for word in words], options.split()
+        self.names = [in_words_of(function, f"{tensor}:").rstrip(":") for tensor in self.tensors]
+        self.may_be_none, self.is_written = ([word.endswith(mark) for word in words] for mark in "?!")
+        self.written = [i for i, written in enumerate(self.is_written) if written]
+        self.is_attention = hasattr(struct_type, "workspace")  # the others take no memory
+        self._struct_type, self._struct_size = struct_type, ctypes.sizeof(struct_type)
+        self._struct = Struct(struct_type, ["struct_size", *self.tensors, *self.options, "stream"])
+        self._order, self._pack = self._struct.order, self._struct.pack
+        self._idle: defaultdict[Any, list[Call]] = defaultdict(list)
+        self.launch = getattr(library, f"fmla_{name}")
+        if self.is_attention:
+            self._ask_size, self._ask_bound = (
+                getattr(library, f"fmla_{name}_workspace_{of}") for of in ("size", "bound")
+            )
+            self._size_at = self._struct_type.workspace_size.offset  # type: ignore[attr-defined]
+
+    def __call__(
+        self, arrays: Any, tensors: Sequence[Any], options: Sequence[Any], stream: int, function: Optional[str] = None
+    ) -> None:
+        """`tensors`: what comes after them is not looked at. `function`: in whose words errors are said, if it is another than the operation's."""
+        call = self.take(arrays)
+        self.fill(call, map(arrays.put, tensors, call.places), options, stream)
+        if self.is_attention:
+            self.launch_in_memory(arrays, call, tensors[0], stream)
+        else:
+            check(self.launch(call.address), function or self.function)
+        self.give_back(call, arrays)
+
+    def take(self, kind: Any) -> Call:
+        try:
+            return self._idle[kind].pop()
+        except IndexError:
+            return Call(self._struct_type, len(self.tensors))
+
+    def give_back(self, call: Call, kind: Any) -> None:
+        self._idle[kind].append(call)
+
+    def fill(self, call: Call, addresses: Iterable[int], options: Sequence[Any], stream: int) -> None:
+        values = self._order((0, self._struct_size, *addresses, *options, stream))
+        try:
+            self._pack(call.memory, 0, *values)
+        except (OverflowError, struct.error):
+            self._pack(call.memory, 0, *self._struct.cut_off(values))
+
+    def launch_in_memory(self, arrays: Any, call: Call, like: Any, stream: int) -> None:
+        args, address, memory = call.args, call.address, None
+        check(self._ask_size(address, address + self._size_at, None), self.function)
+        size = args.workspace_size
+        if size:
+            memory, args.workspace = arrays.scratch(call, like, size, stream)
+        try:
+            check(self.launch(address), self.function)
+        finally:
+            arrays.free_scratch(memory)
+
+    def workspace_bound(
+        self, place: Tuple[int, int], tensors: Mapping[str, Tuple[int, Shape]], options: Mapping[str, Any]
+    ) -> Tuple[int, int]:
+        """fmla_…_workspace_bound of tensors by their types and shapes: a status, and bytes."""
+        call, size, addresses = self.take(None), ctypes.c_size_t(), []
+        for name, at in zip(self.tensors, call.places):
+            given = tensors.get(name)
+            addresses.append(put_tensor(at, _NOWHERE, *place, *given, contiguous(given[1])) if given else 0)
+        self.fill(call, addresses, [options.get(name, 0) for name in self.options], 0)
+        return self._ask_bound(call.address, ctypes.addressof(size), None), size.value
+
+
+_NOWHERE = 1 << 12  # an address that nobody looks at; that of no tensor would be refused
+
+
+def _of_decode(q: Shape, d_v: int) -> Tuple[Form, ...]:
+    b, s_q, h_q, _ = q
+    return ((b, s_q, h_q, d_v), None), ((b, h_q, s_q), "float32")
+
+
+def _of_prefill(q: Shape, d_v: int) -> Tuple[Form, ...]:
+    row = q[:2], "float32"
+    return ((*q[:2], d_v), None), row, row
+
+
+def _of_merge(out_parts: Shape, lse_parts: Shape, _: int) -> Tuple[Form, ...]:
+    return (out_parts[1:], None), (lse_parts[1:], "float32")
+
+
+def _of_gather(kv_cache: Shape, slots: Shape, kv_format: int) -> Tuple[Form, ...]:
+    """What is no shape of a cache or of slots is the library's to refuse."""
+    tokens = slots[0] if len(slots) else 0
+    if kv_format > 2:
+        return (((tokens, 512 if kv_format == _FP8_584 else 576), "bfloat16"),)
+    return (((tokens, kv_cache[-1] if len(kv_cache) else 0), None),)
+
+
+_FP8_584 = 4  # FMLA_KV_FP8_584
+DENSE_DECODE = Operation(
+    *("dense_decode", DECODE, _structs.DenseDecodeArgs),
+    "q kv_cache block_table? seqlens partitions? num_splits? attn_sink? out! lse!",
+    "softmax_scale causal lse_empty log_base batch_invariant",
+    _of_decode,
+)
+SPARSE_DECODE = Operation(
+    *("sparse_decode", DECODE, _structs.SparseDecodeArgs),
+    "q kv_cache indices topk_length? attn_sink? extra_kv_cache? extra_indices? extra_topk_length? partitions? num_splits? "
+    "out! lse!",
+    "kv_format softmax_scale lse_empty log_base batch_invariant",
+    _of_decode,
+)
+SPARSE_PREFILL = Operation(
+    *("sparse_prefill", PREFILL, _structs.SparsePrefillArgs),
+    "q kv indices topk_length? attn_sink? out! max_logits! lse!",
+    "kv_format softmax_scale lse_empty log_base",
+    _of_prefill,
+)
+MERGE_STATES = Operation(
+    *("merge", MERGE, _structs.MergeArgs),
+    "out_parts lse_parts attn_sink? out! lse!",
+    "lse_empty log_base",
+    _of_merge,
+    looked_at=2,
+)
+CACHE_APPEND = Operation(
+    *("cache_append", APPEND, _structs.CacheAppendArgs), "latent rope? kv_cache! slot_mapping", "kv_format cache_scale"
+)
+CACHE_GATHER = Operation(
+    *("cache_gather", GATHER, _structs.CacheGatherArgs),
+    "kv_cache slots out!",
+    "kv_format cache_scale",
+    _of_gather,
+    looked_at=2,
+)
+DENSE_PLAN = Operation(
+    *("decode_plan", PLAN, _structs.DecodePlanArgs), "seqlens partitions! num_splits!", "s_q h_q h_kv"
+)
+SPARSE_PLAN = Operation(
+    *("decode_plan", PLAN, _structs.DecodePlanArgs),
+    "topk_length? extra_topk_length? partitions! num_splits!",
+    "b topk extra_topk s_q h_q sparse device_type id",
+)
+
+# ---- The plan -------------------------------------------------------------------------------------------------------
+
+# `sizes`, of dense decode: s_q, h_q, h_kv; of sparse decode: b, topk, extra_topk, s_q, h_q.
+
+
+def _plan_options(plan: Operation, sizes: Tuple[int, ...], place: Tuple[int, int]) -> Tuple[int, ...]:
+    return sizes if plan is DENSE_PLAN else (*sizes, 1, *place)
+
+
+def plan_shapes(
+    plan: Operation,
+    function: str,
+    place: Tuple[int, int],
+    lengths: Optional[Shape],
+    sizes: Tuple[int, ...],
+    known: Optional[Tuple[int, ...]] = None,
+) -> Tuple[Shape, Shape]:
+    """Of the two tables of a plan on a device. `lengths`: the shape of the lengths, which those of sparse decode need not have.
+    `known`: the sizes that the number of partitions is to depend on, if they are others. b and the lists may be 0 there, where they
+    are not known: as many partitions as a large batch wants."""
+    if plan is DENSE_PLAN and len(lengths or ()) != 1:
+        raise ValueError(f"{function}: cache_seqlens: has {len(lengths or ())} dimensions, must have 1")
+    b = lengths[0] if lengths and plan is DENSE_PLAN else sizes[0]
+    call, count = plan.take(None), ctypes.c_int32()
+    addresses = [0] * len(plan.tensors)
+    if plan is DENSE_PLAN:  # the lengths and their number play no part
+        addresses[0] = put_tensor(call.places[0], 0, *place, INT32, (0,), (1,))
+    plan.fill(call, addresses, _plan_options(plan, known or sizes, place), 0)
+    check(library.fmla_decode_plan_partitions(call.address, ctypes.addressof(count)), function)
+    plan.give_back(call, None)
+    return (count.value, _library.PARTITION_FIELDS), (b + 1,)
+
+
+def fill_plan(
+    plan: Operation,
+    function: str,
+    arrays: Any,
+    place: Tuple[int, int],
+    lengths: Sequence[Optional[Any]],
+    tables: Sequence[Any],
+    sizes: Tuple[int, ...],
+    stream: int,
+) -> None:
+    """fmla_decode_plan into the two tables, which are on device `place`."""
+    if plan is SPARSE_PLAN:
+        _check_places(function, arrays, place, lengths)
+    plan(arrays, (*lengths, *tables), _plan_options(plan, sizes, place), stream, function)
+
+
+def _check_places(function: str, arrays: Any, place: Tuple[int, int], lengths: Sequence[Optional[Any]]) -> None:
+    """The library would plan where the lengths are, and take the tables to be in the wrong place."""
+    for name, array in zip(SPARSE_PLAN.names, lengths):
+        if array is None or arrays.device_of(array) == place:
+            continue
+        theirs, ours = (
+            f"cuda:{number}" if kind == _library.CUDA else "cpu" for kind, number in (arrays.device_of(array), place)
+        )
+        raise ValueError(f"{function}: {name}: device is {theirs}, must be {ours} as q's")
 
 
 # ---- What runs here -------------------------------------------------------------------------------------------------
@@ -118,8 +316,8 @@ _WORDS = ("operation", "kernel", "dtypes", "shapes", "reason", "part_of")
 def capabilities(device_type: int, device_id: int) -> list[dict[str, Any]]:
     """The rows of fmla_capabilities for one device."""
     rows: list[dict[str, Any]] = []
-    row = _library.Capability(struct_size=ctypes.sizeof(_library.Capability))
-    while not library.fmla_capabilities(_library.Device(device_type, device_id), len(rows), row):
+    row = _structs.Capability(struct_size=ctypes.sizeof(_structs.Capability))
+    while not library.fmla_capabilities(_structs.Device(device_type, device_id), len(rows), row):
         words = {name: getattr(row, name) for name in _WORDS}
         text = {name: None if word is None else word.decode() for name, word in words.items()}
         rows.append({**text, "available": bool(row.available), "forced_only": bool(row.forced_only)})
@@ -134,323 +332,3 @@ def require(function: str, operation: str, device_type: int, device_id: int) -> 
     reasons = sorted({row["reason"] for row in rows if row["reason"]})
     why = "; ".join(reasons) if reasons else "this version of the library has no kernel for it"
     raise NotImplementedError(f"{function}: {operation}: {why}")
-
-
-# ---- The plan -------------------------------------------------------------------------------------------------------
-
-
-def decode_partitions(function: str, device_type: int, device: int, s_q: int, h_q: int, h_kv: int) -> int:
-    """How many partitions a plan has on a device; the lengths and their number play no part."""
-    call, count = _plans.take(None), ctypes.c_int32()
-    args = call.args
-    put_tensor(call.at.seqlens, 0, device_type, device, INT32, (0,), (1,))
-    args.partitions, args.num_splits = None, None
-    args.s_q, args.h_q, args.h_kv = s_q, h_q, h_kv
-    _check(library.fmla_decode_plan_partitions(call.address, ctypes.addressof(count)), function)
-    _plans.give_back(call, None)
-    return count.value
-
-
-def decode_plan(
-    function: str,
-    arrays: Any,
-    seqlens: Any,
-    s_q: int,
-    h_q: int,
-    h_kv: int,
-    partitions: Any,
-    num_splits: Any,
-    stream: int,
-) -> None:
-    """fmla_decode_plan into the two tables."""
-    call = _plans.take(arrays)
-    args, at, put = call.args, call.at, arrays.put
-    put(seqlens, at.seqlens)
-    args.partitions = put(partitions, at.partitions)
-    args.num_splits = put(num_splits, at.num_splits)
-    args.s_q, args.h_q, args.h_kv, args.stream = s_q, h_q, h_kv, stream
-    _check(library.fmla_decode_plan(call.address), function)
-    _plans.give_back(call, arrays)
-
-
-# ---- Dense decode ---------------------------------------------------------------------------------------------------
-
-
-def dense_decode(
-    arrays: Any,
-    q: Any,
-    kv_cache: Any,
-    block_table: Optional[Any],
-    seqlens: Any,
-    partitions: Optional[Any],
-    num_splits: Optional[Any],
-    attn_sink: Optional[Any],
-    out: Any,
-    lse: Any,
-    softmax_scale: float,
-    causal: bool,
-    lse_empty: int,
-    log_base: int,
-    batch_invariant: bool,
-    stream: int,
-) -> None:
-    """fmla_dense_decode into `out` and `lse`."""
-    call = _decodes.take(arrays)
-    args, at, put = call.args, call.at, arrays.put
-    put(q, at.q)
-    put(kv_cache, at.kv_cache)
-    put(seqlens, at.seqlens)
-    put(out, at.out)
-    put(lse, at.lse)
-    args.block_table = put(block_table, at.block_table)
-    args.partitions = put(partitions, at.partitions)
-    args.num_splits = put(num_splits, at.num_splits)
-    args.attn_sink = put(attn_sink, at.attn_sink)
-    args.softmax_scale, args.causal = softmax_scale, causal
-    args.lse_empty, args.log_base, args.batch_invariant = lse_empty, log_base, batch_invariant
-    args.stream = stream
-    _run_decode(arrays, call, q, stream)
-    _decodes.give_back(call, arrays)
-
-
-def _run_decode(arrays: Any, call: Call, q: Any, stream: int) -> None:
-    args, address = call.args, call.address
-    _check(library.fmla_dense_decode_workspace_size(address, address + _WORKSPACE_SIZE, None), DECODE)
-    memory, args.workspace = arrays.scratch(call, q, args.workspace_size, stream)
-    try:
-        _check(library.fmla_dense_decode(address), DECODE)
-    finally:
-        arrays.free_scratch(memory)
-
-
-# ---- Sparse decode --------------------------------------------------------------------------------------------------
-
-
-def sparse_partitions(
-    function: str, device_type: int, device: int, b: int, topk: int, extra_topk: int, s_q: int, h_q: int
-) -> int:
-    """How many partitions a plan for sparse decode has on a device. b and the lists may be 0, where they are not known: as many as a
-    large batch wants."""
-    call, count = _sparse_plans.take(None), ctypes.c_int32()
-    args = call.args
-    args.topk_length = args.extra_topk_length = args.partitions = args.num_splits = None
-    args.sparse, args.s_q, args.h_q, args.b, args.topk, args.extra_topk = 1, s_q, h_q, b, topk, extra_topk
-    args.target.device_type, args.target.id = device_type, device
-    _check(library.fmla_decode_plan_partitions(call.address, ctypes.addressof(count)), function)
-    _sparse_plans.give_back(call, None)
-    return count.value
-
-
-def sparse_plan(
-    function: str,
-    arrays: Any,
-    place: tuple[int, int],
-    topk_length: Optional[Any],
-    extra_topk_length: Optional[Any],
-    b: int,
-    topk: int,
-    extra_topk: int,
-    s_q: int,
-    h_q: int,
-    partitions: Any,
-    num_splits: Any,
-    stream: int,
-) -> None:
-    """fmla_decode_plan for sparse decode into the two tables, which are on device `place`."""
-    call = _sparse_plans.take(arrays)
-    args, at, put = call.args, call.at, arrays.put
-    args.topk_length = put(topk_length, at.topk_length)
-    args.extra_topk_length = put(extra_topk_length, at.extra_topk_length)
-    args.partitions = put(partitions, at.partitions)
-    args.num_splits = put(num_splits, at.num_splits)
-    args.sparse, args.b, args.topk, args.extra_topk = 1, b, topk, extra_topk
-    args.s_q, args.h_q, args.stream = s_q, h_q, stream
-    args.target.device_type, args.target.id = place
-    _check_place(function, place, topk_length=args.topk_length, extra_topk_length=args.extra_topk_length)
-    _check(library.fmla_decode_plan(call.address), function)
-    _sparse_plans.give_back(call, arrays)
-
-
-def _check_place(function: str, place: tuple[int, int], **lengths: Optional[int]) -> None:
-    """The library would plan where the lengths are, and take the tables to be in the wrong place. `lengths`: addresses of
-    tensors as C sees them."""
-    for name, address in lengths.items():
-        if address is None:
-            continue
-        device = _library.Tensor.from_address(address).device
-        theirs, ours = (
-            f"cuda:{number}" if kind == _library.CUDA else "cpu"
-            for kind, number in ((device.device_type, device.id), place)
-        )
-        if theirs != ours:
-            raise ValueError(f"{function}: {name}: device is {theirs}, must be {ours} as q's")
-
-
-def sparse_decode(
-    arrays: Any,
-    q: Any,
-    kv_cache: Any,
-    indices: Any,
-    topk_length: Optional[Any],
-    attn_sink: Optional[Any],
-    extra_kv_cache: Optional[Any],
-    extra_indices: Optional[Any],
-    extra_topk_length: Optional[Any],
-    partitions: Optional[Any],
-    num_splits: Optional[Any],
-    out: Any,
-    lse: Any,
-    kv_format: int,
-    softmax_scale: float,
-    lse_empty: int,
-    log_base: int,
-    batch_invariant: bool,
-    stream: int,
-) -> None:
-    """fmla_sparse_decode into `out` and `lse`."""
-    call = _sparse_decodes.take(arrays)
-    args, at, put = call.args, call.at, arrays.put
-    put(q, at.q)
-    put(kv_cache, at.kv_cache)
-    put(indices, at.indices)
-    put(out, at.out)
-    put(lse, at.lse)
-    args.topk_length = put(topk_length, at.topk_length)
-    args.attn_sink = put(attn_sink, at.attn_sink)
-    args.extra_kv_cache = put(extra_kv_cache, at.extra_kv_cache)
-    args.extra_indices = put(extra_indices, at.extra_indices)
-    args.extra_topk_length = put(extra_topk_length, at.extra_topk_length)
-    args.partitions = put(partitions, at.partitions)
-    args.num_splits = put(num_splits, at.num_splits)
-    args.kv_format, args.softmax_scale = kv_format, softmax_scale
-    args.lse_empty, args.log_base, args.batch_invariant = lse_empty, log_base, batch_invariant
-    args.stream = stream
-    size = call.address + _library.SparseDecodeArgs.workspace_size.offset
-    _check(library.fmla_sparse_decode_workspace_size(call.address, size, None), DECODE)
-    memory, args.workspace = arrays.scratch(call, q, args.workspace_size, stream)
-    try:
-        _check(library.fmla_sparse_decode(call.address), DECODE)
-    finally:
-        arrays.free_scratch(memory)
-    _sparse_decodes.give_back(call, arrays)
-
-
-# ---- Sparse prefill -------------------------------------------------------------------------------------------------
-
-
-def sparse_prefill(
-    arrays: Any,
-    q: Any,
-    kv: Any,
-    indices: Any,
-    topk_length: Optional[Any],
-    attn_sink: Optional[Any],
-    out: Any,
-    max_logits: Any,
-    lse: Any,
-    kv_format: int,
-    softmax_scale: float,
-    lse_empty: int,
-    log_base: int,
-    stream: int,
-) -> None:
-    """fmla_sparse_prefill into `out`, `max_logits` and `lse`."""
-    call = _prefills.take(arrays)
-    args, at, put = call.args, call.at, arrays.put
-    put(q, at.q)
-    put(kv, at.kv)
-    put(indices, at.indices)
-    put(out, at.out)
-    put(max_logits, at.max_logits)
-    put(lse, at.lse)
-    args.topk_length = put(topk_length, at.topk_length)
-    args.attn_sink = put(attn_sink, at.attn_sink)
-    args.kv_format, args.softmax_scale = kv_format, softmax_scale
-    args.lse_empty, args.log_base, args.stream = lse_empty, log_base, stream
-    size = call.address + _library.SparsePrefillArgs.workspace_size.offset
-    _check(library.fmla_sparse_prefill_workspace_size(call.address, size, None), PREFILL)
-    memory, args.workspace = (
-        arrays.scratch(call, q, args.workspace_size, stream) if args.workspace_size else (None, None)
-    )
-    try:
-        _check(library.fmla_sparse_prefill(call.address), PREFILL)
-    finally:
-        arrays.free_scratch(memory)
-    _prefills.give_back(call, arrays)
-
-
-# ---- Merge ----------------------------------------------------------------------------------------------------------
-
-
-def merge(
-    arrays: Any,
-    out_parts: Any,
-    lse_parts: Any,
-    attn_sink: Optional[Any],
-    out: Any,
-    lse: Any,
-    lse_empty: int,
-    log_base: int,
-    stream: int,
-) -> None:
-    """fmla_merge into `out` and `lse`."""
-    call = _merges.take(arrays)
-    args, at, put = call.args, call.at, arrays.put
-    put(out_parts, at.out_parts)
-    put(lse_parts, at.lse_parts)
-    put(out, at.out)
-    put(lse, at.lse)
-    args.attn_sink = put(attn_sink, at.attn_sink)
-    args.lse_empty, args.log_base, args.stream = lse_empty, log_base, stream
-    _check(library.fmla_merge(call.address), MERGE)
-    _merges.give_back(call, arrays)
-
-
-# ---- The cache ------------------------------------------------------------------------------------------------------
-
-
-def cache_append(
-    arrays: Any,
-    latent: Any,
-    rope: Optional[Any],
-    kv_cache: Any,
-    slot_mapping: Any,
-    kv_format: int,
-    cache_scale: float,
-    stream: int,
-) -> None:
-    """fmla_cache_append."""
-    call = _appends.take(arrays)
-    args, at, put = call.args, call.at, arrays.put
-    put(latent, at.latent)
-    put(kv_cache, at.kv_cache)
-    put(slot_mapping, at.slot_mapping)
-    args.rope = put(rope, at.rope)
-    args.kv_format, args.cache_scale, args.stream = kv_format, cache_scale, stream
-    _check(library.fmla_cache_append(call.address), APPEND)
-    _appends.give_back(call, arrays)
-
-
-def cache_gather(
-    arrays: Any, kv_cache: Any, slots: Any, out: Any, kv_format: int, cache_scale: float, stream: int
-) -> None:
-    """fmla_cache_gather into `out`."""
-    call = _gathers.take(arrays)
-    args, at, put = call.args, call.at, arrays.put
-    put(kv_cache, at.kv_cache)
-    put(slots, at.slots)
-    put(out, at.out)
-    args.kv_format, args.cache_scale, args.stream = kv_format, cache_scale, stream
-    _check(library.fmla_cache_gather(call.address), GATHER)
-    _gathers.give_back(call, arrays)
-
-
-FP8_584 = 4  # FMLA_KV_FP8_584
-
-
-def gathered_shape(kv_cache_shape: Any, slots_shape: Any, kv_format: int) -> tuple[int, int]:
-    """Of `out`: what is no shape of a cache or of slots is the library's to refuse."""
-    tokens = slots_shape[0] if len(slots_shape) else 0
-    if kv_format > 2:
-        return tokens, 512 if kv_format == FP8_584 else 576
-    return tokens, kv_cache_shape[-1] if len(kv_cache_shape) else 0

@@ -6,7 +6,7 @@ Imported where PyTorch has been: with this package if it was there before, else 
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 from torch.autograd import forward_ad
@@ -51,44 +51,37 @@ _dispatch_modes, _transforms = of_c("_len_torch_dispatch_stack"), of_c("_functor
 _is_profiled, _is_tracing = of_c("_autograd", "_profiler_enabled"), of_c("_is_tracing")
 
 
-def _run(
-    this: str,
-    operator: str,
-    names: Tuple[str, ...],
+def _call(
+    operation: _operations.Operation,
+    name: str,
     tensors: Tuple[Any, ...],
-    *rest: Any,
-    written: Tuple[Any, ...] = (),
+    rest: Tuple[Any, ...],
+    written: Sequence[int] = (),
 ) -> Any:
-    """Calls an operator with tensors, among them those that are `written`, and what comes after them. `names`: what the public
-    function calls the tensors."""
+    """Calls the operator `name` of an operation with tensors, the `written` ones by their places, and what comes after them."""
     if not _is_plain(tensors):
         if not is_compiling():
-            _refuse_strange(this, names, tensors)
-        return getattr(_ops, operator).default(*tensors, *rest)
+            _refuse_strange(operation.function, operation.names, tensors)
+        return getattr(_ops, name).default(*tensors, *rest)
     try:
-        results = getattr(operators, operator)(*tensors, *rest)
+        results = getattr(operators.functions, name)(*tensors, *rest)
     except (ValueError, RuntimeError):
-        _refuse_strange(this, names, tensors)
+        _refuse_strange(operation.function, operation.names, tensors)
         raise
     if written:
-        operators.count_writes(*written)
+        operators.count_writes(*[tensors[i] for i in written])
     return results
 
 
-def _refuse_strange(this: str, names: Tuple[str, ...], tensors: Tuple[Any, ...]) -> None:
+def _refuse_strange(this: str, names: Sequence[str], tensors: Tuple[Any, ...]) -> None:
     why = strange(this, zip(names, tensors), _WRITTEN[this])
     if why is not None:
         raise ValueError(why) from None
 
 
-_WRITTEN = {
-    _operations.PLAN: (),
-    _operations.DECODE: ("out", "lse"),
-    _operations.PREFILL: ("out", "max_logits", "lse"),
-    _operations.MERGE: ("out", "lse"),
-    _operations.APPEND: ("kv_cache",),
-    _operations.GATHER: ("out",),
-}
+_WRITTEN: Dict[str, Tuple[str, ...]] = {_operations.PLAN: ()}
+for _operation in operators.OPERATIONS:
+    _WRITTEN[_operation.function] = tuple(_operation.names[i] for i in _operation.written)
 
 
 # ---- What the public functions call -----------------------------------------------------------------------------------
@@ -96,96 +89,39 @@ _WRITTEN = {
 # They take a `stream` as those of _arrays do, and have no use for it: it is the current one.
 
 
-def plan_decode(
-    function: str, seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int, stream: int
-) -> Tuple[torch.Tensor, torch.Tensor]:
-    if _is_plain((seqlens,)):
-        return operators.plan(function, seqlens, s_q, h_q, h_kv)
-    return _run(function, "decode_plan", ("cache_seqlens",), (seqlens,), s_q, h_q, h_kv)
+def run(operation, inputs, given, options, stream, d_v=None):
+    """Calls an operation. The results are those `given`, and new ones in the place of None."""
+    for result in given:
+        if result is not None:
+            break
+    else:
+        if given:
+            return _call(operation, operation.name, inputs, options if d_v is None else (d_v, *options))
+    results = given
+    if any([result is None for result in given]):
+        made = operators.new_results(operation, inputs, options[0] if d_v is None else d_v)
+        results = tuple([new if result is None else result for result, new in zip(given, made)])
+    _call(operation, operators.into_name(operation), (*inputs, *results), options, operation.written)
+    return results if len(results) != 1 else results[0]
 
 
-_DENSE = "q", "k_cache", "block_table", "cache_seqlens", "tile_scheduler_metadata", "num_splits", "attn_sink"
+def plan(operation, function, like, lengths, sizes, stream):
+    """New tables of the split plan, on the device of `like`."""
+    names, tensors, name = operation.names[: len(lengths)], lengths, "decode_plan"
+    if operation is _operations.SPARSE_PLAN:
+        names, tensors, name = ("q", *names), (like, *lengths), "sparse_plan"
+    if _is_plain(tensors):
+        return operators.plan(operation, function, like, lengths, sizes)
+    if not is_compiling():
+        _refuse_strange(function, names, tensors)
+    return getattr(_ops, name).default(*tensors, *sizes)
 
 
-def decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, d_v, out, lse, options, stream):
-    inputs = q, k_cache, block_table, cache_seqlens, *plan, attn_sink
-    if out is None and lse is None:
-        return _run(_operations.DECODE, "dense_decode", _DENSE, inputs, d_v, *options)
-    results = _complete(out, lse, operators.decode_results, q, d_v)
-    _run(
-        _operations.DECODE, "dense_decode_out", (*_DENSE, "out", "lse"), (*inputs, *results), *options, written=results
-    )
-    return results
+def first(function, like, name, tensor, count, stream):
+    """The first `count` entries of the last dimension."""
+    return tensor[..., :count]
 
 
-def plan_sparse(function, q, topk_length, extra_topk_length, sizes, stream):
-    if _is_plain((q, topk_length, extra_topk_length)):
-        return operators.plan_of_lists(function, q, topk_length, extra_topk_length, sizes, sizes)
-    names = "q", "topk_length", "extra_topk_length"
-    return _run(function, "sparse_plan", names, (q, topk_length, extra_topk_length), *sizes)
-
-
-def decode_sparse(q, inputs, plan, d_v, out, lse, options, stream):
-    names, tensors = ("q", *inputs, "tile_scheduler_metadata", "num_splits"), (q, *inputs.values(), *plan)
-    if out is None and lse is None:
-        return _run(_operations.DECODE, "sparse_decode", names, tensors, d_v, *options)
-    results = _complete(out, lse, operators.decode_results, q, d_v)
-    _run(
-        _operations.DECODE, "sparse_decode_out", (*names, "out", "lse"), (*tensors, *results), *options, written=results
-    )
-    return results
-
-
-def prefill_sparse(q, inputs, d_v, indexer_topk, out, max_logits, lse, options, stream):
-    this, names, tensors = _operations.PREFILL, ("q", *inputs), (q, *inputs.values())
-    if out is None and max_logits is None and lse is None and not indexer_topk:
-        return _run(this, "sparse_prefill", names, tensors, d_v, *options)
-    out = q.new_empty(*q.shape[:2], d_v) if out is None else out
-    max_logits = operators.prefill_row(q) if max_logits is None else max_logits
-    lse = operators.prefill_row(q) if lse is None else lse
-    results, names = (out, max_logits, lse), (*names, "out", "max_logits", "lse")
-    if indexer_topk:  # first: what it leaves in out and max_logits is not wanted
-        kv, indices, topk_length, _ = inputs.values()
-        lse_indexer = operators.prefill_row(q)
-        first = q, kv, indices[:, :, :indexer_topk], topk_length, None, out, max_logits, lse_indexer
-        _run(this, "sparse_prefill_out", names, first, *options)
-        _run(this, "sparse_prefill_out", names, (*tensors, *results), *options, written=results)
-        return *results, lse_indexer
-    _run(this, "sparse_prefill_out", names, (*tensors, *results), *options, written=results)
-    return results
-
-
-def merge_states(out_parts, lse_parts, attn_sink, out, lse, options, stream):
-    names, inputs = ("out_parts", "lse_parts", "attn_sink"), (out_parts, lse_parts, attn_sink)
-    if out is None and lse is None:
-        return _run(_operations.MERGE, "merge", names, inputs, *options)
-    results = _complete(out, lse, operators.merge_results, out_parts, lse_parts)
-    _run(_operations.MERGE, "merge_out", (*names, "out", "lse"), (*inputs, *results), *options, written=results)
-    return results
-
-
-def append(latent, rope, kv_cache, slot_mapping, options, stream):
-    names = "latent", "rope", "kv_cache", "slot_mapping"
-    tensors = latent, rope, kv_cache, _slots(slot_mapping)
-    _run(_operations.APPEND, "cache_append", names, tensors, *options, written=(kv_cache,))
-
-
-def gather(kv_cache, slots, out, options, stream):
-    inputs = kv_cache, _slots(slots)
-    if out is None:
-        return _run(_operations.GATHER, "cache_gather", ("kv_cache", "slots"), inputs, *options)
-    _run(_operations.GATHER, "cache_gather_out", ("kv_cache", "slots", "out"), (*inputs, out), *options, written=(out,))
-    return out
-
-
-def _slots(slots: torch.Tensor) -> torch.Tensor:
+def slots_of(function, name, slots, stream):
     """As the library wants them."""
     return slots.to(torch.int64) if slots.dtype == torch.int32 else slots
-
-
-def _complete(out, lse, make, *arguments):
-    """The results that were given, at least one of them, and a new one for the other."""
-    if out is not None and lse is not None:
-        return out, lse
-    new_out, new_lse = make(*arguments)
-    return (new_out, lse) if out is None else (out, new_lse)

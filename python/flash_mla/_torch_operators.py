@@ -12,7 +12,8 @@ compiled graph, whose backward pass is made before it is known whether anybody w
 
 from __future__ import annotations
 
-from typing import NoReturn, Tuple
+from types import SimpleNamespace
+from typing import Any, NoReturn, Sequence, Tuple
 
 import torch
 from torch.autograd import forward_ad
@@ -21,28 +22,27 @@ from torch.autograd.graph import increment_version
 from . import _library, _operations, _torch_tensors
 from ._torch_tensors import current_stream, device_of, is_elsewhere
 
-# ---- Operators ------------------------------------------------------------------------------------------------------
+# ---- How one is registered ------------------------------------------------------------------------------------------
 
 _operators = torch.library.Library("flash_mla", "DEF")
+functions = SimpleNamespace()
+"""The operators' functions, by the operators' names."""
 
 
-def _operator(schema: str, of: str):
-    """Registers a function as the operator of its name, on the CPU and on NVIDIA GPUs. `of`: the public function that it is of."""
-
-    def register(function):
-        name = function.__name__
-        _operators.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-        for key in ("CPU", "CUDA"):
-            _operators.impl(name, function, key)
-        operator = getattr(torch.ops.flash_mla, name).default
-        _operators.impl(name, _without_gradient(operator, of), "Autograd", with_keyset=True)
-        aliases = [argument.alias_info for argument in operator._schema.arguments]
-        written = [i for i, alias in enumerate(aliases) if alias is not None and alias.is_write]
-        if written:
-            _operators.impl(name, _counting(operator, written), "ADInplaceOrView", with_keyset=True)
-        return function
-
-    return register
+def _register(name: str, schema: str, of: str, function: Any, fake: Any) -> None:
+    """The function as an operator on the CPU and on NVIDIA GPUs. `of`: the public function that it is of; `fake`: what its results
+    look like, for a call whose tensors have no memory."""
+    setattr(functions, name, function)
+    _operators.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for key in ("CPU", "CUDA"):
+        _operators.impl(name, function, key)
+    operator = getattr(torch.ops.flash_mla, name).default
+    _operators.impl(name, _without_gradient(operator, of), "Autograd", with_keyset=True)
+    aliases = [argument.alias_info for argument in operator._schema.arguments]
+    written = [i for i, alias in enumerate(aliases) if alias is not None and alias.is_write]
+    if written:
+        _operators.impl(name, _counting(operator, written), "ADInplaceOrView", with_keyset=True)
+    torch.library.register_fake("flash_mla::" + name)(fake)
 
 
 def _without_gradient(operator, function: str):
@@ -90,377 +90,132 @@ def _refuse_gradient(function: str, name: str, why: str) -> NoReturn:
     )
 
 
-def _fake(function):
-    """Registers what an operator's results look like, for a call whose tensors have no memory."""
-    return torch.library.register_fake("flash_mla::" + function.__name__.removeprefix("_fake_"))(function)
+# ---- Operators ------------------------------------------------------------------------------------------------------
+
+OPERATIONS = (
+    _operations.DENSE_DECODE,
+    _operations.SPARSE_DECODE,
+    _operations.SPARSE_PREFILL,
+    _operations.MERGE_STATES,
+    _operations.CACHE_APPEND,
+    _operations.CACHE_GATHER,
+)
+_NUMBERS = {
+    "softmax_scale": "float",
+    "cache_scale": "float",
+    "causal": "bool",
+    "batch_invariant": "bool",
+}  # others: int
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-@_operator("(Tensor seqlens, int s_q, int h_q, int h_kv) -> (Tensor, Tensor)", of=_operations.PLAN)
-def decode_plan(seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    return plan(_operations.DECODE, seqlens, s_q, h_q, h_kv)
+def into_name(operation: _operations.Operation) -> str:
+    """Of the operator that writes into given results, which is the only one where there are no others."""
+    return operation.name if operation.results is None else operation.name + "_out"
 
 
-def plan(function: str, seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    if is_elsewhere(seqlens):
-        with torch.cuda.device(seqlens.device):
-            return plan(function, seqlens, s_q, h_q, h_kv)
-    tables = _plan_tables(function, seqlens, s_q, h_q, h_kv)
-    _operations.decode_plan(function, _torch_tensors, seqlens, s_q, h_q, h_kv, *tables, current_stream(seqlens))
+def new_results(
+    operation: _operations.Operation, inputs: Sequence[torch.Tensor], size: int
+) -> Tuple[torch.Tensor, ...]:
+    forms: Any = operation.results
+    shapes, new, results = [tensor.shape for tensor in inputs[: operation.looked_at]], inputs[0].new_empty, []
+    for shape, dtype in forms(*shapes, size):
+        sizes = shape or _SCALAR  # one by one they take less time than as a tuple
+        results.append(new(*sizes) if dtype is None else new(*sizes, dtype=_DTYPES[dtype]))
+    return tuple(results)
+
+
+_SCALAR: Any = ((),)
+
+
+def _add(operation: _operations.Operation) -> None:
+    """The operator that writes into given results, and the one that makes them."""
+    count = len(operation.tensors)
+    tensors, letters = [], iter("abc")
+    for name, may_be_none, written in zip(operation.tensors, operation.may_be_none, operation.is_written):
+        tensors.append(f"Tensor{'?' * may_be_none}{f'({next(letters)}!)' if written else ''} {name}")
+    numbers = [f"{_NUMBERS.get(name, 'int')} {name}" for name in operation.options]
+    name = into_name(operation)
+
+    def into(*arguments):
+        first = arguments[0]
+        if is_elsewhere(first):
+            with torch.cuda.device(first.device):
+                return into(*arguments)
+        operation(_torch_tensors, arguments, arguments[count:], current_stream(first))  # of which it takes the tensors
+
+    _register(name, f"({', '.join(tensors + numbers)}) -> ()", operation.function, into, lambda *arguments: None)
+    if operation.results is None:
+        return
+    inputs = count - len(operation.written)
+    sized = int(operation.is_attention)
+    numbers = ["int d_v"] * sized + numbers
+
+    def make(*arguments):
+        results = new_results(operation, arguments, arguments[inputs])
+        getattr(functions, name)(*arguments[:inputs], *results, *arguments[inputs + sized :])
+        return results if len(results) != 1 else results[0]
+
+    def fake(*arguments):
+        results = new_results(operation, arguments, arguments[inputs])
+        return results if len(results) != 1 else results[0]
+
+    types = ", ".join(["Tensor"] * len(operation.written))
+    types = types if len(operation.written) == 1 else f"({types})"
+    schema = f"({', '.join(tensors[:inputs] + numbers)}) -> {types}"
+    _register(operation.name, schema, operation.function, make, fake)
+
+
+for _operation in OPERATIONS:
+    _add(_operation)
+
+# ---- The plan -------------------------------------------------------------------------------------------------------
+
+
+def plan(operation, function, like, lengths, sizes, known=None):
+    """The tables on the device of `like`; `known`: the sizes that the number of partitions is to depend on, if they are others."""
+    if is_elsewhere(like):
+        with torch.cuda.device(like.device):
+            return plan(operation, function, like, lengths, sizes, known)
+    tables = _tables(operation, function, like, lengths, sizes, known)
+    place = device_of(like)
+    _operations.fill_plan(operation, function, _torch_tensors, place, lengths, tables, sizes, current_stream(like))
     return tables
 
 
-def _plan_tables(
-    function: str, seqlens: torch.Tensor, s_q: int, h_q: int, h_kv: int
-) -> Tuple[torch.Tensor, torch.Tensor]:
-    if seqlens.ndim != 1:
-        raise ValueError(f"{function}: cache_seqlens: has {seqlens.ndim} dimensions, must have 1")
-    place = (_library.CUDA, seqlens.device.index or 0) if seqlens.is_cuda else (_library.CPU, 0)
-    rows = _operations.decode_partitions(function, *place, s_q, h_q, h_kv)
-    partitions = seqlens.new_empty((rows, _library.PARTITION_FIELDS), dtype=torch.int32)
-    return partitions, seqlens.new_empty((seqlens.shape[0] + 1,), dtype=torch.int32)
+def _tables(operation, function, like, lengths, sizes, known):
+    place = (_library.CUDA, like.device.index or 0) if like.is_cuda else (_library.CPU, 0)
+    shape = None if lengths[0] is None else lengths[0].shape
+    shapes = _operations.plan_shapes(operation, function, place, shape, sizes, known)
+    return tuple([like.new_empty(shape, dtype=torch.int32) for shape in shapes])
 
 
-@_fake
-def _fake_decode_plan(seqlens, s_q, h_q, h_kv):
-    return _plan_tables(_operations.DECODE, seqlens, s_q, h_q, h_kv)
-
-
-_DECODE = (
-    "Tensor q, Tensor kv_cache, Tensor? block_table, Tensor seqlens, Tensor? partitions, "
-    "Tensor? num_splits, Tensor? attn_sink"
-    "{results}, float softmax_scale, bool causal, int lse_empty, int log_base, bool batch_invariant"
-)
-
-
-@_operator("(" + _DECODE.format(results=", Tensor(a!) out, Tensor(b!) lse") + ") -> ()", of=_operations.DECODE)
-def dense_decode_out(
-    q,
-    kv_cache,
-    block_table,
-    seqlens,
-    partitions,
-    num_splits,
-    attn_sink,
-    out,
-    lse,
-    softmax_scale,
-    causal,
-    lse_empty,
-    log_base,
-    batch_invariant,
-):
-    if is_elsewhere(q):
-        with torch.cuda.device(q.device):
-            return dense_decode_out(
-                q, kv_cache, block_table, seqlens, partitions, num_splits, attn_sink, out, lse,
-                softmax_scale, causal, lse_empty, log_base, batch_invariant,
-            )  # fmt: skip
-    _operations.dense_decode(
-        _torch_tensors, q, kv_cache, block_table, seqlens, partitions, num_splits, attn_sink, out, lse,
-        softmax_scale, causal, lse_empty, log_base, batch_invariant, current_stream(q),
-    )  # fmt: skip
-
-
-@_fake
-def _fake_dense_decode_out(*arguments):
-    pass
-
-
-def decode_results(q: torch.Tensor, d_v: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    b, s_q, h_q, _ = q.shape
-    return q.new_empty(b, s_q, h_q, d_v), q.new_empty(b, h_q, s_q, dtype=torch.float32)
-
-
-@_operator("(" + _DECODE.format(results=", int d_v") + ") -> (Tensor, Tensor)", of=_operations.DECODE)
-def dense_decode(
-    q,
-    kv_cache,
-    block_table,
-    seqlens,
-    partitions,
-    num_splits,
-    attn_sink,
-    d_v,
-    softmax_scale,
-    causal,
-    lse_empty,
-    log_base,
-    batch_invariant,
-):
-    out, lse = decode_results(q, d_v)
-    dense_decode_out(
-        q, kv_cache, block_table, seqlens, partitions, num_splits, attn_sink, out, lse,
-        softmax_scale, causal, lse_empty, log_base, batch_invariant,
-    )  # fmt: skip
-    return out, lse
-
-
-@_fake
-def _fake_dense_decode(q, kv_cache, block_table, seqlens, partitions, num_splits, attn_sink, d_v, *options):
-    return decode_results(q, d_v)
-
-
-@_operator(
-    "(Tensor q, Tensor? topk_length, Tensor? extra_topk_length, int b, int topk, int extra_topk, int s_q, int h_q)"
-    " -> (Tensor, Tensor)",
-    of=_operations.PLAN,
-)
-def sparse_plan(q, topk_length, extra_topk_length, b, topk, extra_topk, s_q, h_q):
-    sizes = b, topk, extra_topk, s_q, h_q
-    return plan_of_lists(_operations.DECODE, q, topk_length, extra_topk_length, sizes, _of_any_batch(sizes))
-
-
-def _of_any_batch(sizes):
-    """What the number of partitions may depend on in a compiled graph, where b can be a symbol: one graph serves every b."""
-    return 0, 0, 0, *sizes[3:]
-
-
-def plan_of_lists(function, q, topk_length, extra_topk_length, sizes, known):
-    """`sizes`: b, topk, extra_topk, s_q, h_q; `known`: of those, what the number of partitions is to depend on."""
-    if is_elsewhere(q):
-        with torch.cuda.device(q.device):
-            return plan_of_lists(function, q, topk_length, extra_topk_length, sizes, known)
-    place, tables = device_of(q), _sparse_tables(function, q, sizes[0], known)
-    _operations.sparse_plan(
-        function, _torch_tensors, place, topk_length, extra_topk_length, *sizes, *tables, current_stream(q)
-    )
-    return tables
-
-
-def _sparse_tables(function: str, q: torch.Tensor, b: int, known: Tuple[int, ...]) -> Tuple[torch.Tensor, torch.Tensor]:
-    place = (_library.CUDA, q.device.index or 0) if q.is_cuda else (_library.CPU, 0)
-    rows = _operations.sparse_partitions(function, *place, *known)
-    partitions = q.new_empty((rows, _library.PARTITION_FIELDS), dtype=torch.int32)
-    return partitions, q.new_empty((b + 1,), dtype=torch.int32)
-
-
-@_fake
-def _fake_sparse_plan(q, topk_length, extra_topk_length, b, topk, extra_topk, s_q, h_q):
-    return _sparse_tables(_operations.DECODE, q, b, _of_any_batch((b, topk, extra_topk, s_q, h_q)))
-
-
-_SPARSE = (
-    "(Tensor q, Tensor kv_cache, Tensor indices, Tensor? topk_length, Tensor? attn_sink, Tensor? extra_kv_cache, "
-    "Tensor? extra_indices, Tensor? extra_topk_length, Tensor? partitions, Tensor? num_splits"
-    "{results}, int kv_format, float softmax_scale, int lse_empty, int log_base, bool batch_invariant)"
-)
-
-
-@_operator(_SPARSE.format(results=", Tensor(a!) out, Tensor(b!) lse") + " -> ()", of=_operations.DECODE)
-def sparse_decode_out(
-    q,
-    kv_cache,
-    indices,
-    topk_length,
-    attn_sink,
-    extra_kv_cache,
-    extra_indices,
-    extra_topk_length,
-    partitions,
-    num_splits,
-    out,
-    lse,
-    kv_format,
-    softmax_scale,
-    lse_empty,
-    log_base,
-    batch_invariant,
-):
-    inputs = q, kv_cache, indices, topk_length, attn_sink, extra_kv_cache, extra_indices, extra_topk_length
-    rest = partitions, num_splits, out, lse, kv_format, softmax_scale, lse_empty, log_base, batch_invariant
-    if is_elsewhere(q):
-        with torch.cuda.device(q.device):
-            return sparse_decode_out(*inputs, *rest)
-    _operations.sparse_decode(_torch_tensors, *inputs, *rest, current_stream(q))
-
-
-@_fake
-def _fake_sparse_decode_out(*arguments):
-    pass
-
-
-@_operator(_SPARSE.format(results=", int d_v") + " -> (Tensor, Tensor)", of=_operations.DECODE)
-def sparse_decode(
-    q,
-    kv_cache,
-    indices,
-    topk_length,
-    attn_sink,
-    extra_kv_cache,
-    extra_indices,
-    extra_topk_length,
-    partitions,
-    num_splits,
-    d_v,
-    kv_format,
-    softmax_scale,
-    lse_empty,
-    log_base,
-    batch_invariant,
-):
-    inputs = q, kv_cache, indices, topk_length, attn_sink, extra_kv_cache, extra_indices, extra_topk_length
-    out, lse = decode_results(q, d_v)
-    sparse_decode_out(
-        *inputs, partitions, num_splits, out, lse, kv_format, softmax_scale, lse_empty, log_base, batch_invariant
-    )
-    return out, lse
-
-
-@_fake
-def _fake_sparse_decode(q, *arguments):
-    return decode_results(q, arguments[9])
-
-
-_PREFILL = (
-    "(Tensor q, Tensor kv, Tensor indices, Tensor? topk_length, Tensor? attn_sink"
-    "{results}, int kv_format, float softmax_scale, int lse_empty, int log_base)"
-)
-
-
-@_operator(
-    _PREFILL.format(results=", Tensor(a!) out, Tensor(b!) max_logits, Tensor(c!) lse") + " -> ()",
-    of=_operations.PREFILL,
-)
-def sparse_prefill_out(
-    q,
-    kv,
-    indices,
-    topk_length,
-    attn_sink,
-    out,
-    max_logits,
-    lse,
-    kv_format,
-    softmax_scale,
-    lse_empty,
-    log_base,
-):
-    tensors = q, kv, indices, topk_length, attn_sink, out, max_logits, lse
-    options = kv_format, softmax_scale, lse_empty, log_base
-    if is_elsewhere(q):
-        with torch.cuda.device(q.device):
-            return sparse_prefill_out(*tensors, *options)
-    _operations.sparse_prefill(_torch_tensors, *tensors, *options, current_stream(q))
-
-
-@_fake
-def _fake_sparse_prefill_out(*arguments):
-    pass
-
-
-def prefill_row(q: torch.Tensor) -> torch.Tensor:
-    """A result of a number a row."""
-    return q.new_empty(q.shape[:2], dtype=torch.float32)
-
-
-def _prefill_results(q: torch.Tensor, d_v: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return q.new_empty(*q.shape[:2], d_v), prefill_row(q), prefill_row(q)
-
-
-@_operator(_PREFILL.format(results=", int d_v") + " -> (Tensor, Tensor, Tensor)", of=_operations.PREFILL)
-def sparse_prefill(
-    q,
-    kv,
-    indices,
-    topk_length,
-    attn_sink,
-    d_v,
-    kv_format,
-    softmax_scale,
-    lse_empty,
-    log_base,
-):
-    inputs, options = (q, kv, indices, topk_length, attn_sink), (kv_format, softmax_scale, lse_empty, log_base)
-    results = _prefill_results(q, d_v)
-    sparse_prefill_out(*inputs, *results, *options)
-    return results
-
-
-@_fake
-def _fake_sparse_prefill(q, kv, indices, topk_length, attn_sink, d_v, *options):
-    return _prefill_results(q, d_v)
-
-
-_MERGE = "Tensor out_parts, Tensor lse_parts, Tensor? attn_sink{results}, int lse_empty, int log_base"
-
-
-@_operator("(" + _MERGE.format(results=", Tensor(a!) out, Tensor(b!) lse") + ") -> ()", of=_operations.MERGE)
-def merge_out(out_parts, lse_parts, attn_sink, out, lse, lse_empty, log_base):
-    if is_elsewhere(out_parts):
-        with torch.cuda.device(out_parts.device):
-            return merge_out(out_parts, lse_parts, attn_sink, out, lse, lse_empty, log_base)
-    _operations.merge(
-        _torch_tensors, out_parts, lse_parts, attn_sink, out, lse, lse_empty, log_base, current_stream(out_parts)
+def _add_plan(name: str, schema: str, operation: _operations.Operation, arguments_of: Any) -> None:
+    """`arguments_of`: from the operator's arguments those of `plan` that come after the function."""
+    this = _operations.DECODE
+    _register(
+        name,
+        f"({schema}) -> (Tensor, Tensor)",
+        _operations.PLAN,
+        lambda *arguments: plan(operation, this, *arguments_of(*arguments)),
+        lambda *arguments: _tables(operation, this, *arguments_of(*arguments)),
     )
 
 
-@_fake
-def _fake_merge_out(*arguments):
-    pass
+def _of_lists(q, topk_length, extra_topk_length, *sizes):
+    """In a compiled graph b can be a symbol, and one graph serves every b: the number of partitions does not depend on it."""
+    return q, (topk_length, extra_topk_length), sizes, (0, 0, 0, *sizes[3:])
 
 
-def merge_results(out_parts: torch.Tensor, lse_parts: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-    out = torch.empty(out_parts.shape[1:], dtype=out_parts.dtype, device=out_parts.device)
-    return out, torch.empty(lse_parts.shape[1:], dtype=lse_parts.dtype, device=lse_parts.device)
-
-
-@_operator("(" + _MERGE.format(results="") + ") -> (Tensor, Tensor)", of=_operations.MERGE)
-def merge(out_parts, lse_parts, attn_sink, lse_empty, log_base):
-    out, lse = merge_results(out_parts, lse_parts)
-    merge_out(out_parts, lse_parts, attn_sink, out, lse, lse_empty, log_base)
-    return out, lse
-
-
-@_fake
-def _fake_merge(out_parts, lse_parts, attn_sink, lse_empty, log_base):
-    return merge_results(out_parts, lse_parts)
-
-
-_APPEND = "Tensor latent, Tensor? rope, Tensor(a!) kv_cache, Tensor slot_mapping, int kv_format, float cache_scale"
-
-
-@_operator("(" + _APPEND + ") -> ()", of=_operations.APPEND)
-def cache_append(latent, rope, kv_cache, slot_mapping, kv_format, cache_scale):
-    if is_elsewhere(latent):
-        with torch.cuda.device(latent.device):
-            return cache_append(latent, rope, kv_cache, slot_mapping, kv_format, cache_scale)
-    _operations.cache_append(
-        _torch_tensors, latent, rope, kv_cache, slot_mapping, kv_format, cache_scale, current_stream(latent)
-    )  # fmt: skip
-
-
-@_fake
-def _fake_cache_append(*arguments):
-    pass
-
-
-@_operator(
-    "(Tensor kv_cache, Tensor slots, Tensor(a!) out, int kv_format, float cache_scale) -> ()", of=_operations.GATHER
+_add_plan(
+    "decode_plan",
+    "Tensor seqlens, int s_q, int h_q, int h_kv",
+    _operations.DENSE_PLAN,
+    lambda seqlens, *sizes: (seqlens, (seqlens,), sizes, None),
 )
-def cache_gather_out(kv_cache, slots, out, kv_format, cache_scale):
-    if is_elsewhere(kv_cache):
-        with torch.cuda.device(kv_cache.device):
-            return cache_gather_out(kv_cache, slots, out, kv_format, cache_scale)
-    _operations.cache_gather(_torch_tensors, kv_cache, slots, out, kv_format, cache_scale, current_stream(kv_cache))
-
-
-@_fake
-def _fake_cache_gather_out(*arguments):
-    pass
-
-
-def _gathered(kv_cache: torch.Tensor, slots: torch.Tensor, kv_format: int) -> torch.Tensor:
-    shape = _operations.gathered_shape(kv_cache.shape, slots.shape, kv_format)
-    return kv_cache.new_empty(shape, dtype=torch.bfloat16 if kv_format > 2 else kv_cache.dtype)
-
-
-@_operator("(Tensor kv_cache, Tensor slots, int kv_format, float cache_scale) -> Tensor", of=_operations.GATHER)
-def cache_gather(kv_cache, slots, kv_format, cache_scale):
-    out = _gathered(kv_cache, slots, kv_format)
-    cache_gather_out(kv_cache, slots, out, kv_format, cache_scale)
-    return out
-
-
-@_fake
-def _fake_cache_gather(kv_cache, slots, kv_format, cache_scale):
-    return _gathered(kv_cache, slots, kv_format)
+_add_plan(
+    "sparse_plan",
+    "Tensor q, Tensor? topk_length, Tensor? extra_topk_length, int b, int topk, int extra_topk, int s_q, int h_q",
+    _operations.SPARSE_PLAN,
+    _of_lists,
+)

@@ -57,10 +57,10 @@ class _ExchangeAPI(ctypes.Structure):
 _write = _exchange()
 
 
-def put(tensor: Optional[torch.Tensor], place: Place) -> Optional[int]:
-    """Writes the tensor to `place`, whose address is returned; None: there is none."""
+def put(tensor: Optional[torch.Tensor], place: Place) -> int:
+    """Writes the tensor to `place`, whose address is returned; 0: there is none."""
     if tensor is None:
-        return None
+        return 0
     if _write is not None:
         try:
             _write(id(tensor), place)

@@ -3,19 +3,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional
 
 from . import _library, _operations
 from ._arguments import flag_of, integer_of
-from ._call import Call, put_tensor
-from ._described import contiguous
-from ._library import library
 from ._types import dtype_word, word_of
 
 _THIS = "workspace_bound"
-_NOWHERE = 1 << 12  # an address that nobody looks at; that of no tensor would be refused
 _D_V = 512
 
 
@@ -99,37 +94,30 @@ def workspace_bound(
         tensors.update(
             {"out": (element, (s_q, h_q, _D_V)), "max_logits": (fp32, (s_q, h_q)), "lse": (fp32, (s_q, h_q))}
         )
-        return _ask("sparse_prefill", _library.SparsePrefillArgs, place, tensors, options)
+        return _ask(_operations.SPARSE_PREFILL, place, tensors, options)
     tensors = {"q": (element, (b, s_q, h_q, d_qk)), "kv_cache": cache}
     tensors.update({"out": (element, (b, s_q, h_q, _D_V)), "lse": (fp32, (b, h_q, s_q))})
     if topk is None:
         pages = int(b or 0) * int(max_pages or 0)
         tensors["kv_cache"] = element, (min(pages, 2**31 - 1), page_size, h_k, d_qk)
         tensors.update({"block_table": (int32, (b, max_pages)), "seqlens": (int32, (b,))})
-        return _ask("dense_decode", _library.DenseDecodeArgs, place, tensors, options)
+        return _ask(_operations.DENSE_DECODE, place, tensors, options)
     tensors["indices"] = int32, (b, s_q, topk)
     if extra_topk:
         tensors.update({"extra_kv_cache": cache, "extra_indices": (int32, (b, s_q, extra_topk))})
-    return _ask("sparse_decode", _library.SparseDecodeArgs, place, tensors, options)
+    return _ask(_operations.SPARSE_DECODE, place, tensors, options)
 
 
 def _ask(
-    operation: str,
-    struct_type: type[ctypes.Structure],
+    operation: _operations.Operation,
     place: tuple[int, int],
-    tensors: Mapping[str, tuple[int, Sequence[Any]]],
+    tensors: Mapping[str, tuple[int, tuple[Any, ...]]],
     options: Mapping[str, Any],
 ) -> int:
-    """fmla_…_workspace_bound of tensors by their types and shapes."""
-    call, size = Call(struct_type, list(tensors), []), ctypes.c_size_t()
-    for name, (dtype, shape) in tensors.items():
+    for name, (_, shape) in tensors.items():
         if math.prod(shape) >= 2**63:
             raise ValueError(f"{_THIS}: {name}: would have {math.prod(shape)} elements, must have fewer than 2^63")
-        put_tensor(getattr(call.at, name), _NOWHERE, *place, dtype, shape, contiguous(shape))
-    for name, value in options.items():
-        setattr(call.args, name, value)
-    asked = getattr(library, f"fmla_{operation}_workspace_bound")
-    status = asked(call.address, ctypes.addressof(size), None)
+    status, size = operation.workspace_bound(place, tensors, options)
     if status:
         _library.fail(status, _THIS, {}, {})
-    return size.value
+    return size

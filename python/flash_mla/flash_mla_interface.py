@@ -12,7 +12,8 @@ import math
 from typing import Any, Literal, NamedTuple, Optional, Tuple, overload
 
 from . import _library, _operations
-from ._arguments import check_kinds, flag_of, integer_of, lse_options, module_of, not_there, scale_of
+from ._arguments import check_kinds, flag_of, integer_of, kv_format_of, lse_options, module_of, not_there
+from ._arguments import of_values, scale_of, shape_of
 
 __all__ = [
     "FlashMLASchedMeta",
@@ -95,9 +96,7 @@ def get_mla_metadata(
     if cache_seqlens is None:
         return FlashMLASchedMeta(), None
     module = module_of(this, "cache_seqlens", cache_seqlens)
-    shape = module.shape_of(this, "cache_seqlens", cache_seqlens)
-    if len(shape) != 1:
-        raise ValueError(f"{this}: cache_seqlens: has {len(shape)} dimensions, must have 1")
+    (b,) = shape_of(this, module, "cache_seqlens", cache_seqlens, 1)
     rows, heads = (
         integer_of(this, name, value)
         for name, value in (("num_q_tokens_per_head_k", num_q_tokens_per_head_k), ("num_heads_k", num_heads_k))
@@ -108,15 +107,16 @@ def get_mla_metadata(
     if rows * heads >= 2**31:
         raise ValueError(f"{this}: num_q_tokens_per_head_k: times num_heads_k is {rows * heads}, must be below 2^31")
     if topk is None:
-        tables = module.plan_decode(this, cache_seqlens, 1, rows * heads, heads, 0)
+        sizes: Tuple[int, ...] = (1, rows * heads, heads)
+        tables = module.plan(_operations.DENSE_PLAN, this, cache_seqlens, (cache_seqlens,), sizes, 0)
     else:
         h_q, topk = integer_of(this, "num_heads_q", num_heads_q), integer_of(this, "topk", topk)
         if heads != 1:
             raise ValueError(f"{this}: num_heads_k: is {heads}, must be 1 where topk is given")
         if h_q < 1 or rows % h_q:
             raise ValueError(f"{this}: num_heads_q: is {h_q}, must divide num_q_tokens_per_head_k, {rows}")
-        sizes = shape[0], topk, 0, rows // h_q, h_q
-        tables = module.plan_sparse(this, cache_seqlens, None, None, sizes, 0)
+        sizes = b, topk, 0, rows // h_q, h_q
+        tables = module.plan(_operations.SPARSE_PLAN, this, cache_seqlens, (None, None), sizes, 0)
     if not module.is_compiling():
         _attach(tables[0], FlashMLASchedMeta())
     return tables
@@ -219,126 +219,78 @@ def flash_mla_with_kvcache(
     """
     this = _operations.DECODE
     module = module_of(this, "q", q)
-    if indices is not None:
-        return _decode_sparse(
-            module, q, k_cache, indices, topk_length, attn_sink, extra_k_cache, extra_indices_in_kvcache,
-            extra_topk_length, is_fp8_kvcache, head_dim_v, tile_scheduler_metadata, num_splits, softmax_scale, causal,
-            out, lse, batch_invariant, lse_empty, log_base, stream,
-        )  # fmt: skip
-    if flag_of(this, "is_fp8_kvcache", is_fp8_kvcache):
-        raise NotImplementedError(
-            f"{this}: is_fp8_kvcache: an FP8 cache has kernels for sparse attention only; pass indices"
-        )
-    for array in (k_cache, block_table, cache_seqlens, attn_sink, out, lse):
-        if array is not None and type(array) is not type(q):  # which most often settles it
-            check_kinds(
-                this,
-                module,
-                ("k_cache", k_cache),
-                ("block_table", block_table),
-                ("cache_seqlens", cache_seqlens),
-                ("attn_sink", attn_sink),
-                ("out", out),
-                ("lse", lse),
+    if indices is None:
+        if flag_of(this, "is_fp8_kvcache", is_fp8_kvcache):
+            raise NotImplementedError(
+                f"{this}: is_fp8_kvcache: an FP8 cache has kernels for sparse attention only; pass indices"
             )
+        if extra_k_cache is not None or extra_indices_in_kvcache is not None:
+            raise ValueError(f"{this}: extra_k_cache, extra_indices_in_kvcache: must be None where indices is None")
+        if topk_length is not None or extra_topk_length is not None:
+            raise ValueError(f"{this}: topk_length, extra_topk_length: must be None where indices is None")
+        names = _DENSE
+        read: Tuple[Any, ...] = (k_cache, block_table, cache_seqlens)
+    else:
+        names, extra = _SPARSE, (extra_k_cache, extra_indices_in_kvcache, extra_topk_length)
+        read = k_cache, indices, topk_length, *extra
+    arrays = read + (attn_sink, out, lse)
+    for array in arrays:
+        if array is not None and type(array) is not type(q):  # which most often settles it
+            check_kinds(this, module, *zip(names, arrays))
             break
-    if extra_k_cache is not None or extra_indices_in_kvcache is not None:
-        raise ValueError(f"{this}: extra_k_cache, extra_indices_in_kvcache: must be None where indices is None")
-    if topk_length is not None or extra_topk_length is not None:
-        raise ValueError(f"{this}: topk_length, extra_topk_length: must be None where indices is None")
-    if k_cache is None or cache_seqlens is None:
-        name = "k_cache" if k_cache is None else "cache_seqlens"
-        raise TypeError(f"{this}: {name}: is None, must be {module.KIND} where indices is None")
-    q_shape, cache_shape = module.shape_of(this, "q", q), module.shape_of(this, "k_cache", k_cache)
-    if len(q_shape) != 4 or len(cache_shape) != 4:
-        name, shape = ("q", q_shape) if len(q_shape) != 4 else ("k_cache", cache_shape)
-        raise ValueError(f"{this}: {name}: has {len(shape)} dimensions, must have 4")
-    head_dim_v, softmax_scale = _of_values(this, module, q_shape[3], head_dim_v, softmax_scale, out)
-    causal, batch_invariant = flag_of(this, "causal", causal), flag_of(this, "batch_invariant", batch_invariant)
-    stream = integer_of(this, "stream", stream)
-
-    b, s_q, h_q, _ = q_shape
-    _, page_size, h_k, _ = cache_shape
-    config = b, s_q, h_q, page_size, h_k, causal, False, None, None, None
-    plan = _plan_of(tile_scheduler_metadata, num_splits, config, module, cache_seqlens, stream, batch_invariant)
-    options = (softmax_scale, causal, *lse_options(this, lse_empty, log_base), batch_invariant)
-    return module.decode(q, k_cache, block_table, cache_seqlens, plan, attn_sink, head_dim_v, out, lse, options, stream)
-
-
-def _of_values(
-    this: str,
-    module: Any,
-    d_qk: int,
-    d_v: Any,
-    scale: Optional[Any],
-    out: Optional[Any],
-    name: str = "head_dim_v",
-) -> Tuple[int, float]:
-    """d_v, which the function calls `name`, and the factor of the scores, looked at."""
-    d_v = integer_of(this, name, d_v)
-    if not 1 <= d_v <= d_qk:
-        raise ValueError(f"{this}: {name}: is {d_v}, must be in [1, {d_qk}]")
-    if out is not None and module.shape_of(this, "out", out)[-1:] != (d_v,):
-        shape = tuple(module.shape_of(this, "out", out))
-        raise ValueError(f"{this}: out: shape is {shape}, must end with {name}, {d_v}")
-    if scale is None:
-        return d_v, d_qk**-0.5
-    return d_v, scale_of(this, "softmax_scale", scale, "None = 1 / sqrt(d_qk)")
-
-
-def _kv_format(function: str, name: str, is_fp8_kvcache: Any, shape: Any) -> int:
-    """FMLA_KV_…; 0: that of the type."""
-    if not flag_of(function, "is_fp8_kvcache", is_fp8_kvcache):
-        return 0
-    if shape[-1] not in _library.FP8_FORMATS:
-        raise ValueError(f"{function}: {name}: shape is {tuple(shape)}, must end with 656 or 584 where it is FP8")
-    return _library.FP8_FORMATS[shape[-1]]
-
-
-def _decode_sparse(
-    module, q, k_cache, indices, topk_length, attn_sink, extra_k_cache, extra_indices_in_kvcache,
-    extra_topk_length, is_fp8_kvcache, head_dim_v, tile_scheduler_metadata, num_splits, softmax_scale, causal,
-    out, lse, batch_invariant, lse_empty, log_base, stream,
-):  # fmt: skip
-    this = _operations.DECODE
-    inputs = {
-        "k_cache": k_cache,
-        "indices": indices,
-        "topk_length": topk_length,
-        "attn_sink": attn_sink,
-        "extra_k_cache": extra_k_cache,
-        "extra_indices_in_kvcache": extra_indices_in_kvcache,
-        "extra_topk_length": extra_topk_length,
-    }
-    check_kinds(this, module, *inputs.items(), ("out", out), ("lse", lse))
-    if k_cache is None:
-        raise TypeError(f"{this}: k_cache: is None, must be {module.KIND}")
-    if flag_of(this, "causal", causal):
-        raise ValueError(f"{this}: causal: is True, must be False where indices is given: it names what a token sees")
-    shapes = {}
-    for name, array, rank in (
-        ("q", q, 4),
-        ("k_cache", k_cache, 4),
-        ("indices", indices, 3),
-        ("extra_k_cache", extra_k_cache, 4),
-        ("extra_indices_in_kvcache", extra_indices_in_kvcache, 3),
-    ):
-        shapes[name] = None if array is None else module.shape_of(this, name, array)
-        if array is not None and len(shapes[name]) != rank:
-            raise ValueError(f"{this}: {name}: has {len(shapes[name])} dimensions, must have {rank}")
-    b, s_q, h_q, d_qk = shapes["q"]
-    _, page_size, h_k, _ = shapes["k_cache"]
-    kv_format = _kv_format(this, "k_cache", is_fp8_kvcache, shapes["k_cache"])
-    head_dim_v, softmax_scale = _of_values(this, module, d_qk, head_dim_v, softmax_scale, out)
+    if k_cache is None or (indices is None and cache_seqlens is None):
+        name, where = (
+            "k_cache" if k_cache is None else "cache_seqlens",
+            " where indices is None" if indices is None else "",
+        )
+        raise TypeError(f"{this}: {name}: is None, must be {module.KIND}{where}")
+    causal = flag_of(this, "causal", causal)
+    b, s_q, h_q, d_qk = shape_of(this, module, "q", q, 4)
+    _, page_size, h_k, d_of_cache = shape_of(this, module, "k_cache", k_cache, 4)
+    head_dim_v, softmax_scale = of_values(this, module, d_qk, head_dim_v, softmax_scale, out)
     batch_invariant, stream = flag_of(this, "batch_invariant", batch_invariant), integer_of(this, "stream", stream)
-    topk = shapes["indices"][2]
-    extra_page_size = None if shapes["extra_k_cache"] is None else shapes["extra_k_cache"][1]
-    extra_topk = None if shapes["extra_indices_in_kvcache"] is None else shapes["extra_indices_in_kvcache"][2]
+    of_lse = lse_options(this, lse_empty, log_base)
+    if indices is None:
+        config: Tuple[Any, ...] = b, s_q, h_q, page_size, h_k, causal, False, None, None, None
+        plan = _plan_of(tile_scheduler_metadata, num_splits, config, module, cache_seqlens, stream, batch_invariant)
+        dense = q, k_cache, block_table, cache_seqlens, *plan, attn_sink
+        options = softmax_scale, causal, *of_lse, batch_invariant
+        return module.run(_operations.DENSE_DECODE, dense, (out, lse), options, stream, head_dim_v)
+    if causal:
+        raise ValueError(f"{this}: causal: is True, must be False where indices is given: it names what a token sees")
+    topk = shape_of(this, module, "indices", indices, 3)[2]
+    extra_page_size = shape_of(this, module, "extra_k_cache", extra_k_cache, 4)[1]
+    extra_topk = shape_of(this, module, "extra_indices_in_kvcache", extra_indices_in_kvcache, 3)[2]
+    kv_format = kv_format_of(this, "k_cache", is_fp8_kvcache, module.shape_of(this, "k_cache", k_cache))
     config = b, s_q, h_q, page_size, h_k, False, kv_format != 0, topk, extra_page_size, extra_topk
     lengths = topk_length, extra_topk_length
     plan = _plan_of(tile_scheduler_metadata, num_splits, config, module, q, stream, batch_invariant, lengths)
-    options = (kv_format, softmax_scale, *lse_options(this, lse_empty, log_base), batch_invariant)
-    return module.decode_sparse(q, inputs, plan, head_dim_v, out, lse, options, stream)
+    sparse = (
+        q,
+        k_cache,
+        indices,
+        topk_length,
+        attn_sink,
+        extra_k_cache,
+        extra_indices_in_kvcache,
+        extra_topk_length,
+        *plan,
+    )
+    of_sparse = kv_format, softmax_scale, *of_lse, batch_invariant
+    return module.run(_operations.SPARSE_DECODE, sparse, (out, lse), of_sparse, stream, head_dim_v)
+
+
+# The arrays beside q, of attention over all keys and over those that are named.
+_DENSE: Tuple[str, ...] = ("k_cache", "block_table", "cache_seqlens", "attn_sink", "out", "lse")
+_SPARSE = (
+    "k_cache",
+    "indices",
+    "topk_length",
+    "extra_k_cache",
+    "extra_indices_in_kvcache",
+    "extra_topk_length",
+    *_DENSE[3:],
+)
 
 
 def _plan_of(
@@ -382,10 +334,11 @@ def _plan_of(
             )
         filled = FlashMLASchedMeta.Config(*config)
         if lengths is None:
-            tables = module.plan_decode(this, like, filled.s_q, filled.h_q, filled.h_k, stream)
+            sizes: Tuple[Any, ...] = filled.s_q, filled.h_q, filled.h_k
+            tables = module.plan(_operations.DENSE_PLAN, this, like, (like,), sizes, stream)
         else:
             sizes = filled.b, filled.topk, filled.extra_topk or 0, filled.s_q, filled.h_q
-            tables = module.plan_sparse(this, like, *lengths, sizes, stream)
+            tables = module.plan(_operations.SPARSE_PLAN, this, like, lengths, sizes, stream)
         meta.tile_scheduler_metadata, meta.num_splits = tables
         meta.config, meta.have_initialized = filled, True
         return tables
@@ -433,8 +386,8 @@ def merge_states(
     check_kinds(this, module, ("lse_parts", lse_parts), ("attn_sink", attn_sink), ("out", out), ("lse", lse))
     if lse_parts is None:
         raise TypeError(f"{this}: lse_parts: is None, must be {module.KIND}")
-    options = lse_options(this, lse_empty, log_base)
-    return module.merge_states(out_parts, lse_parts, attn_sink, out, lse, options, integer_of(this, "stream", stream))
+    options, stream = lse_options(this, lse_empty, log_base), integer_of(this, "stream", stream)
+    return module.run(_operations.MERGE_STATES, (out_parts, lse_parts, attn_sink), (out, lse), options, stream)
 
 
 # ---- Prefill --------------------------------------------------------------------------------------------------------
@@ -442,45 +395,21 @@ def merge_states(
 
 @overload
 def flash_mla_sparse_fwd(
-    q: Any,
-    kv: Any,
-    indices: Any,
-    sm_scale: float,
-    d_v: int = 512,
-    attn_sink: Optional[Any] = None,
-    topk_length: Optional[Any] = None,
-    indexer_topk: Literal[0] = 0,
-    *,
-    is_fp8_kvcache: bool = False,
-    out: Optional[Any] = None,
-    max_logits: Optional[Any] = None,
-    lse: Optional[Any] = None,
-    lse_empty: float = math.inf,
-    log_base: float = math.e,
-    stream: int = 0,
-) -> Tuple[Any, Any, Any]:
+    q: Any, kv: Any, indices: Any, sm_scale: float, d_v: int = 512, attn_sink: Optional[Any] = None,
+    topk_length: Optional[Any] = None, indexer_topk: Literal[0] = 0, *, is_fp8_kvcache: bool = False,
+    out: Optional[Any] = None, max_logits: Optional[Any] = None, lse: Optional[Any] = None,
+    lse_empty: float = math.inf, log_base: float = math.e, stream: int = 0,
+) -> Tuple[Any, Any, Any]:  # fmt: skip
     ...
 
 
 @overload
 def flash_mla_sparse_fwd(
-    q: Any,
-    kv: Any,
-    indices: Any,
-    sm_scale: float,
-    d_v: int = 512,
-    attn_sink: Optional[Any] = None,
-    topk_length: Optional[Any] = None,
-    indexer_topk: int = 0,
-    *,
-    is_fp8_kvcache: bool = False,
-    out: Optional[Any] = None,
-    max_logits: Optional[Any] = None,
-    lse: Optional[Any] = None,
-    lse_empty: float = math.inf,
-    log_base: float = math.e,
-    stream: int = 0,
-) -> Tuple[Any, ...]:
+    q: Any, kv: Any, indices: Any, sm_scale: float, d_v: int = 512, attn_sink: Optional[Any] = None,
+    topk_length: Optional[Any] = None, indexer_topk: int = 0, *, is_fp8_kvcache: bool = False,
+    out: Optional[Any] = None, max_logits: Optional[Any] = None, lse: Optional[Any] = None,
+    lse_empty: float = math.inf, log_base: float = math.e, stream: int = 0,
+) -> Tuple[Any, ...]:  # fmt: skip
     ...
 
 
@@ -533,26 +462,26 @@ def flash_mla_sparse_fwd(
     """
     this = _operations.PREFILL
     module = module_of(this, "q", q)
-    inputs = {"kv": kv, "indices": indices, "topk_length": topk_length, "attn_sink": attn_sink}
-    check_kinds(this, module, *inputs.items(), ("out", out), ("max_logits", max_logits), ("lse", lse))
+    arrays = {"kv": kv, "indices": indices, "topk_length": topk_length, "attn_sink": attn_sink}
+    check_kinds(this, module, *arrays.items(), ("out", out), ("max_logits", max_logits), ("lse", lse))
     for name in ("kv", "indices"):
-        if inputs[name] is None:
+        if arrays[name] is None:
             raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
-    shapes = {}
-    for name, array, ranks in (("q", q, (3,)), ("kv", kv, (3, 4)), ("indices", indices, (3,))):
-        shapes[name] = module.shape_of(this, name, array)
-        if len(shapes[name]) not in ranks:
-            wanted = " or ".join(map(str, ranks))
-            raise ValueError(f"{this}: {name}: has {len(shapes[name])} dimensions, must have {wanted}")
+    d_qk, keys = shape_of(this, module, "q", q, 3)[2], shape_of(this, module, "kv", kv, 3, 4)
+    shape_of(this, module, "indices", indices, 3)
     sm_scale = scale_of(this, "sm_scale", sm_scale)
-    d_v, _ = _of_values(this, module, shapes["q"][2], d_v, sm_scale, out, "d_v")
+    d_v, _ = of_values(this, module, d_qk, d_v, sm_scale, out, "d_v")
     indexer_topk = integer_of(this, "indexer_topk", indexer_topk)
     if indexer_topk < 0:
         raise ValueError(f"{this}: indexer_topk: is {indexer_topk}, must be 0 (no lse_indexer) or more")
-    kv_format = _kv_format(this, "kv", is_fp8_kvcache, shapes["kv"])
-    options = (kv_format, sm_scale, *lse_options(this, lse_empty, log_base))
-    stream = integer_of(this, "stream", stream)
-    return module.prefill_sparse(q, inputs, d_v, indexer_topk, out, max_logits, lse, options, stream)
+    options = (kv_format_of(this, "kv", is_fp8_kvcache, keys), sm_scale, *lse_options(this, lse_empty, log_base))
+    stream, operation = integer_of(this, "stream", stream), _operations.SPARSE_PREFILL
+    of_the_first: Tuple[Any, ...] = ()
+    if indexer_topk:  # before the others: what it leaves in out and max_logits is not wanted
+        inputs = q, kv, module.first(this, q, "indices", indices, indexer_topk, stream), topk_length, None
+        out, max_logits, *of_the_first = module.run(operation, inputs, (out, max_logits, None), options, stream, d_v)
+    results = module.run(operation, (q, *arrays.values()), (out, max_logits, lse), options, stream, d_v)
+    return *results, *of_the_first
 
 
 def flash_attn_varlen_func(

@@ -8,12 +8,12 @@ import ctypes
 import os
 from typing import Any
 
-from . import _library, _operations
+from . import _library, _operations, _structs
 from ._library import library
 
 
-def _describe(device: _library.Device) -> _library.DeviceInfo:
-    described = _library.DeviceInfo(struct_size=ctypes.sizeof(_library.DeviceInfo))
+def _describe(device: _structs.Device) -> _structs.DeviceInfo:
+    described = _structs.DeviceInfo(struct_size=ctypes.sizeof(_structs.DeviceInfo))
     library.fmla_device_describe(device, described)
     return described
 
@@ -43,7 +43,7 @@ def _version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _build(gpu: _library.DeviceInfo) -> str:
+def _build(gpu: _structs.DeviceInfo) -> str:
     """Which GPUs the library has kernels for."""
     if not gpu.built_with:
         return "without kernels for GPUs: there was no nvcc of CUDA 12.0 or later, or FMLA_CUDA was OFF"
@@ -55,7 +55,7 @@ def _build(gpu: _library.DeviceInfo) -> str:
 
 def lines() -> list[str]:
     """The report, line by line."""
-    cpu, gpu = _library.Device(_library.CPU, 0), _library.Device(_library.CUDA, 0)
+    cpu, gpu = _structs.Device(_library.CPU, 0), _structs.Device(_library.CUDA, 0)
     first, rows = _describe(gpu), _operations.capabilities(_library.CPU, 0)
     said = [
         f"flash_mla {library.fmla_version_string().decode()}",

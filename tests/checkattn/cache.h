@@ -5,7 +5,7 @@
 #ifndef CHECKATTN_CACHE_H
 #define CHECKATTN_CACHE_H
 
-#include "checkattn.h"
+#include "case.h"
 
 enum {
     C_FORMAT,
@@ -21,15 +21,11 @@ enum {
     C_SLOTS,
     C_GRAPH,
     C_THREADS,
-    C_GATHER,
     C_AXES
 };
 enum { CACHE_DENSE, CACHE_PADDED, CACHE_ODD, CACHE_SPREAD };
 enum { VALUES_NORMAL, VALUES_HOSTILE, VALUES_ALL };
 enum { SLOTS_DISTINCT, SLOTS_SKIPPED, SLOTS_TWICE };
 enum { CACHE_SCALES = 5 };
-
-/* One case of either, compared with the oracle. */
-void cache_check(const struct run *run, const int64_t v[C_AXES], uint64_t seed, struct tally *tally);
 
 #endif

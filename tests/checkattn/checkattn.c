@@ -5,7 +5,7 @@
  * was tested, or when a listed kernel was not reached. --faults plants defects and is red when one goes
  * unseen.
  */
-#include "checkattn.h"
+#include "case.h"
 #include "child.h"
 #include "device.h"
 #include "record.h"
@@ -13,32 +13,22 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- The operations ------------------------------------------------------------------------- */
 
-static const struct operation {
-    const char *name;
-    void (*check)(const struct run *run, struct tally *tally); /* NULL: checked elsewhere */
-    void (*check_device)(const struct run *run, struct tally *tally);
-    void (*time)(const struct run *run); /* on the CPU */
-} operations[] = {
-    {"decode_plan", NULL /* tests/unit/test_plan.c */, check_device_plan, NULL},
-    {"dense_decode", check_dense_decode, check_dense_decode, time_dense_decode},
-    {"sparse_decode", check_sparse_decode, check_sparse_decode, time_sparse_decode},
-    {"sparse_prefill", check_sparse_prefill, check_sparse_prefill, time_sparse_prefill},
-    {"merge", check_merge, check_merge, NULL},
-    {"cache_append", check_cache_append, check_cache_append, NULL},
-    {"cache_gather", check_cache_gather, check_cache_gather, NULL},
-};
+static const struct operation *const operations[] = {&dense_decode, &sparse_decode, &sparse_prefill,
+                                                     &merge,        &cache_append,  &cache_gather};
 enum { OPERATIONS = sizeof operations / sizeof operations[0] };
+static const char plan_name[] = "decode_plan"; /* of the CPU: tests/unit/test_plan.c */
 
 static const struct operation *operation_of(const char *name)
 {
     for (int i = 0; i < OPERATIONS; i++)
-        if (!strcmp(operations[i].name, name)) return &operations[i];
+        if (!strcmp(operations[i]->name, name)) return operations[i];
     return NULL;
 }
 
@@ -52,19 +42,12 @@ struct asked {
     struct record record;
 };
 
-/* Checks one kernel in this process; false if it failed. */
-static bool check_here(const struct asked *asked, const fmla_capability *row, fmla_device device)
+/* Tells what was found of a kernel; false if it failed. */
+static bool tell(const struct asked *asked, const char *operation, const struct run *run,
+                 const struct child_report *told)
 {
-    const struct operation *operation = operation_of(row->operation);
-    struct run run = asked->like;
-    run.kernel = row->kernel, run.dtypes = row->dtypes, run.device = device;
-    struct child_report told = {{0}, 0.0};
-    struct tally *tally = &told.tally;
-    const double start = timing_now();
-    if (on_gpu(&run)) device_open(device);
-    (on_gpu(&run) ? operation->check_device : operation->check)(&run, tally);
-    told.seconds = timing_now() - start;
-    const bool partial = run.most_cases > 0 || run.only_case > 0;
+    const struct tally *tally = &told->tally;
+    const bool partial = run->most_cases > 0 || run->only_case > 0;
     /* One case may be of a batch of nothing; a whole grid is not. */
     const bool passed = tally->cases > 0 && (partial || tally->rows > 0) && tally->failed == 0 &&
                         (partial || tally->covered == tally->pairs);
@@ -73,20 +56,48 @@ static bool check_here(const struct asked *asked, const fmla_capability *row, fm
            !passed   ? "FAILED"
            : partial ? "partial"
                      : "ok",
-           row->operation, row->kernel, (long long)tally->cases, (long long)tally->rows,
-           (long long)tally->covered, (long long)tally->pairs, (long long)tally->failed, told.seconds);
+           operation, run->kernel, (long long)tally->cases, (long long)tally->rows, (long long)tally->covered,
+           (long long)tally->pairs, (long long)tally->failed, told->seconds);
     printf("  largest cosine difference of a case: out %.1e, lse %.1e\n", tally->cosine_out,
            tally->cosine_lse);
     if (tally->refused)
         printf("  refused, by its name, and left to another kernel: %lld cases\n", (long long)tally->refused);
-    if (asked->timed && operation->time && !on_gpu(&run)) operation->time(&run);
+    if (asked->timed && operation_of(operation) && !on_gpu(run)) time_cases(operation_of(operation), run);
     fflush(stdout);
-    if (asked->tally_fd >= 0) child_tell(asked->tally_fd, &told);
+    if (asked->tally_fd >= 0) child_tell(asked->tally_fd, told);
     return passed;
 }
 
+/* Checks kernels of one operation in this process, those with the same grid together. Returns how many failed. */
+static int check_here(const struct asked *asked, fmla_device device, const fmla_capability *rows, int count)
+{
+    const struct operation *operation = operation_of(rows[0].operation);
+    struct suite *suite = calloc(1, sizeof *suite);
+    int failed = 0;
+    if (!suite) exit(1);
+    suite->op = operation, suite->kernels = count;
+    for (int i = 0; i < count; i++) {
+        struct run *run = &suite->run[i];
+        *run = asked->like;
+        run->kernel = rows[i].kernel, run->dtypes = rows[i].dtypes, run->device = device;
+    }
+    const double start = timing_now();
+    if (on_gpu(&suite->run[0])) device_open(suite->run[0].device);
+    if (operation)
+        suite_check(suite);
+    else
+        check_device_plan(&suite->run[0], &suite->tally[0]);
+    if (count == 1) suite->seconds[0] = timing_now() - start;
+    for (int i = 0; i < count; i++) {
+        const struct child_report told = {suite->tally[i], suite->seconds[i]};
+        failed += !tell(asked, rows[0].operation, &suite->run[i], &told);
+    }
+    free(suite);
+    return failed;
+}
+
 /* Checks one kernel of a GPU in a process of its own, so that one that crashes takes no other with it. */
-static bool check_apart(struct asked *asked, const fmla_capability *row, fmla_device device)
+static bool check_apart(struct asked *asked, fmla_device device, const fmla_capability *row)
 {
     struct child_report told = {{0}, 0.0};
     char why[160] = "";
@@ -96,30 +107,47 @@ static bool check_apart(struct asked *asked, const fmla_capability *row, fmla_de
     return passed;
 }
 
-/* Every listed kernel of a device. *reached counts those that were run; returns how many failed. */
+/* Is the kernel of that row to be checked? *failed counts one that there is no check of. */
+static bool is_asked(const struct asked *asked, bool gpu, const fmla_capability *row, int *failed)
+{
+    const bool plan = !strcmp(row->operation, plan_name);
+    if (!row->kernel || (row->forced_only && !*row->part_of)) return false; /* the oracle */
+    if (!operation_of(row->operation) && !plan) {
+        printf("FAILED %s %s: there is no check of this operation\n", row->operation, row->kernel);
+        ++*failed;
+        return false;
+    }
+    if ((plan && !gpu) || (asked->operation && strcmp(asked->operation, row->operation) != 0) ||
+        (asked->kernel && strcmp(asked->kernel, row->kernel) != 0))
+        return false;
+    if (!row->available)
+        printf("- %s %s: not on this machine: %s\n", row->operation, row->kernel, row->reason);
+    return row->available;
+}
+
+/* Every listed kernel of a device. *reached counts those that were run; returns how many failed. Kernels of the CPU that
+ * take the same types have the same grid. */
 static int check_kernels(struct asked *asked, fmla_device device, int *reached)
 {
-    int failed = 0;
+    int failed = 0, count = 0;
     const bool gpu = device.device_type == FMLA_DEVICE_CUDA;
-    fmla_capability row = FMLA_INIT(fmla_capability);
-    for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
-        if (!row.kernel || (row.forced_only && !*row.part_of)) continue; /* the oracle */
-        const struct operation *operation = operation_of(row.operation);
-        if (!operation) {
-            printf("FAILED %s %s: there is no check of this operation\n", row.operation, row.kernel);
-            failed++;
-        }
-        if (!operation || !(gpu ? operation->check_device : operation->check) ||
-            (asked->operation && strcmp(asked->operation, row.operation) != 0) ||
-            (asked->kernel && strcmp(asked->kernel, row.kernel) != 0))
-            continue;
-        if (!row.available) {
-            printf("- %s %s: not on this machine: %s\n", row.operation, row.kernel, row.reason);
-            continue;
-        }
+    fmla_capability rows[RECORDED], row = FMLA_INIT(fmla_capability);
+    for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++)
+        if (is_asked(asked, gpu, &row, &failed) && count < RECORDED) rows[count++] = row;
+    *reached += count;
+    while (count) { /* the first, and those that go with it, which leave the list */
+        fmla_capability group[SUITE_KERNELS] = {rows[0]};
+        int together = 1, left = 0;
+        for (int i = 1; i < count; i++)
+            if (!gpu && together < SUITE_KERNELS && !strcmp(rows[i].operation, group[0].operation) &&
+                !strcmp(rows[i].dtypes, group[0].dtypes))
+                group[together++] = rows[i];
+            else
+                rows[left++] = rows[i];
+        count = left;
         fflush(stdout);
-        failed += !(gpu && !asked->here ? check_apart(asked, &row, device) : check_here(asked, &row, device));
-        ++*reached;
+        failed += gpu && !asked->here ? !check_apart(asked, device, &group[0])
+                                      : check_here(asked, device, group, together);
     }
     return failed;
 }
@@ -166,44 +194,30 @@ static bool kernel_for_faults(fmla_device device, const char *operation, struct 
     return false;
 }
 
-/* Can a kernel of that operation have the defect? */
-static bool has_fault(const char *operation, enum defect fault)
-{
-    if (!strcmp(operation, "merge")) return fault == FAULT_MERGE_BASE;
-    if (!strcmp(operation, "cache_append")) return fault >= FAULT_CACHE_SLOT && fault < FAULT_GATHER_VALUE;
-    if (!strcmp(operation, "cache_gather")) return fault >= FAULT_GATHER_VALUE && fault < FAULT_LSE_BASE;
-    if (!strcmp(operation, "sparse_decode"))
-        return fault < FAULT_CACHE_SLOT && fault != FAULT_MASK && fault != FAULT_MERGE_BASE;
-    if (!strcmp(operation, "sparse_prefill"))
-        return (fault < FAULT_CACHE_SLOT && fault != FAULT_MASK && fault != FAULT_MERGE_BASE &&
-                fault != FAULT_NO_EXTRA) ||
-               fault >= FAULT_LSE_BASE;
-    return fault < FAULT_MERGE_BASE;
-}
-
 /* Every planted defect must go red, and the same cases without one stay green (check_all says so). */
 static int check_faults(uint64_t seed, fmla_device device, bool verbose)
 {
     int unseen = 0;
+    struct suite *suite = calloc(1, sizeof *suite);
+    if (!suite) exit(1);
     if (device.device_type == FMLA_DEVICE_CUDA) device_open(device);
-    for (int i = 0; i < OPERATIONS; i++) {
-        const struct operation *operation = &operations[i];
-        const bool gpu = device.device_type == FMLA_DEVICE_CUDA;
-        if (!(gpu ? operation->check_device : operation->check) || !operation->check) continue;
+    for (int i = 0; i < OPERATIONS; i++)
         for (int fault = FAULT_NONE + 1; fault < FAULTS; fault++) {
-            struct run run = {.seed = seed, .fault = (enum defect)fault, .verbose = verbose};
-            struct tally tally = {0};
-            if (!has_fault(operation->name, run.fault)) continue;
-            if (!kernel_for_faults(device, operation->name, &run)) return unseen + 1;
-            operation->check(&run, &tally);
-            const bool seen = tally.planted && tally.failed > 0;
-            printf("%s fault %s: %s: %s\n", seen ? "ok" : "FAILED", operation->name, fault_names[fault],
-                   seen            ? "seen"
-                   : tally.planted ? "planted, and not seen"
-                                   : "found no place to be planted");
+            if (!(operations[i]->faults >> fault & 1)) continue;
+            memset(suite, 0, sizeof *suite);
+            suite->op = operations[i], suite->kernels = 1;
+            suite->run[0] = (struct run){.seed = seed, .fault = (enum defect)fault, .verbose = verbose};
+            const struct tally *tally = &suite->tally[0];
+            if (!kernel_for_faults(device, operations[i]->name, &suite->run[0])) return unseen + 1;
+            suite_check(suite);
+            const bool seen = tally->planted && tally->failed > 0;
+            printf("%s fault %s: %s: %s\n", seen ? "ok" : "FAILED", operations[i]->name, fault_names[fault],
+                   seen             ? "seen"
+                   : tally->planted ? "planted, and not seen"
+                                    : "found no place to be planted");
             unseen += !seen;
         }
-    }
+    free(suite);
     return unseen;
 }
 
@@ -310,6 +324,7 @@ int main(int argc, char **argv)
         asked.timed = false;
         fmla_set_parallel_for(pthread_for, NULL, PTHREAD_WORKERS);
     }
+    mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, 1 << 30); /* cases come and go: their pages stay */
     if (asked.tally_fd >= 0) return check_all(&asked) ? 1 : 0;
     printf("checkattn: flashmla %s, seed %llu, %d threads\n", fmla_version_string(),
            (unsigned long long)asked.like.seed, fmla_num_threads());

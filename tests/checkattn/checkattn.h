@@ -107,28 +107,15 @@ static inline bool is_apart(fmla_device device)
     return device.device_type != FMLA_DEVICE_CPU;
 }
 
-void check_dense_decode(const struct run *run, struct tally *tally);
-void check_merge(const struct run *run, struct tally *tally);
-void check_cache_append(const struct run *run, struct tally *tally);
-void check_cache_gather(const struct run *run, struct tally *tally);
-
 /* The device's planner against the host's, which tests/unit/test_plan.c checks. */
 void check_device_plan(const struct run *run, struct tally *tally);
-
-void check_sparse_decode(const struct run *run, struct tally *tally);
-void check_sparse_prefill(const struct run *run, struct tally *tally);
-
-/* Prints GFLOP/s of a few plain shapes. */
-void time_dense_decode(const struct run *run);
-void time_sparse_decode(const struct run *run);
-void time_sparse_prefill(const struct run *run);
 
 /* The threads that calls use from now on. */
 enum { THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN };
 void use_threads(const struct run *run, int64_t threads);
 
-/* A row with a score of +inf: its lse is NaN. On a GPU it may be +inf, and max_logits NaN (docs/semantics.md), which count here as
- * what the oracle has. */
+/* A row with a score of +inf: its lse is NaN. On a GPU it may be +inf, and max_logits NaN (docs/semantics.md), which count
+ * here as what the oracle has. */
 static inline float as_infinite_row(const struct run *run, bool infinite, float mine, float theirs)
 {
     const bool other = isnan(theirs) ? mine == INFINITY : theirs == INFINITY && isnan(mine);

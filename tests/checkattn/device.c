@@ -15,18 +15,19 @@ const struct device_stress *device_stress;
 
 static fmla_device current; /* type 0: pages */
 
-static void must(bool good, const struct fault *fault)
+static _Thread_local struct fault fault; /* of the last step of this thread */
+
+static void must(bool good)
 {
     if (good) return;
-    fprintf(stderr, "checkattn: %s\n", fault->text);
+    fprintf(stderr, "checkattn: %s\n", fault.text);
     exit(3);
 }
 
 void device_enter(void)
 {
-    struct fault fault;
     if (current.device_type != FMLA_DEVICE_CUDA) return;
-    must(gpu_open(current.id, &fault), &fault);
+    must(gpu_open(current.id, &fault));
 }
 
 void device_open(fmla_device device)
@@ -42,9 +43,8 @@ fmla_device device_now(void)
 
 size_t device_memory(void)
 {
-    struct fault fault;
     struct gpu_description description;
-    must(gpu_describe(current.id, &description, &fault), &fault);
+    must(gpu_describe(current.id, &description, &fault));
     return description.memory;
 }
 
@@ -57,10 +57,9 @@ static bool on_pages(void)
 
 static void *allocate(size_t bytes, size_t alignment)
 {
-    struct fault fault;
     void *memory = NULL;
     if (on_pages()) return pages_alloc(bytes, alignment);
-    must(gpu_alloc(&memory, bytes, &fault), &fault);
+    must(gpu_alloc(&memory, bytes, &fault));
     return memory;
 }
 
@@ -77,29 +76,26 @@ static void release(void *memory, size_t bytes)
 
 static void upload(void *to, const void *from, size_t bytes)
 {
-    struct fault fault;
     if (on_pages())
         memcpy(to, from, bytes);
     else
-        must(gpu_upload(to, from, bytes, &fault), &fault);
+        must(gpu_upload(to, from, bytes, &fault));
 }
 
 static void download(void *to, const void *from, size_t bytes)
 {
-    struct fault fault;
     if (on_pages())
         memcpy(to, from, bytes);
     else
-        must(gpu_download(to, from, bytes, &fault), &fault);
+        must(gpu_download(to, from, bytes, &fault));
 }
 
 static void fill_with(void *to, int byte, size_t bytes)
 {
-    struct fault fault;
     if (on_pages())
         memset(to, byte, bytes);
     else
-        must(gpu_fill(to, (unsigned char)byte, bytes, &fault), &fault);
+        must(gpu_fill(to, (unsigned char)byte, bytes, &fault));
 }
 
 /* ---- Blocks --------------------------------------------------------------------------------- */
@@ -207,6 +203,12 @@ void *device_address(const struct device_blocks *blocks, const void *host)
     return block->device + ((const unsigned char *)host - block->host);
 }
 
+bool device_is(const struct device_blocks *blocks, const void *host)
+{
+    const struct device_block *block = block_of(blocks, host);
+    return device_scratch_is(&(struct device_scratch){block->device, block->bytes}, block->host);
+}
+
 struct device_scratch device_place(const struct device_blocks *blocks, const void *host)
 {
     const struct device_block *block = block_of(blocks, host);
@@ -287,10 +289,9 @@ void device_scratch_free(struct device_scratch *scratch)
 
 void *device_stream_open(void)
 {
-    struct fault fault;
     void *stream;
     if (on_pages()) return NULL;
-    must(gpu_stream_open(&stream, &fault), &fault);
+    must(gpu_stream_open(&stream, &fault));
     return stream;
 }
 
@@ -301,245 +302,28 @@ void device_stream_close(void *stream)
 
 void device_wait(void *stream)
 {
-    struct fault fault;
     if (on_pages()) return;
-    must(gpu_stream_wait(stream, &fault), &fault);
+    must(gpu_stream_wait(stream, &fault));
 }
 
 void device_capture_begin(void *stream)
 {
-    struct fault fault;
-    must(gpu_capture_begin(stream, &fault), &fault);
+    must(gpu_capture_begin(stream, &fault));
 }
 
 void *device_capture_end(void *stream)
 {
-    struct fault fault;
     void *graph;
-    must(gpu_capture_end(stream, &graph, &fault), &fault);
+    must(gpu_capture_end(stream, &graph, &fault));
     return graph;
 }
 
 void device_launch(void *graph, void *stream)
 {
-    struct fault fault;
-    must(gpu_graph_launch(graph, stream, &fault), &fault);
+    must(gpu_graph_launch(graph, stream, &fault));
 }
 
 void device_graph_close(void *graph)
 {
     if (!on_pages()) gpu_graph_close(graph);
-}
-
-/* ---- One call --------------------------------------------------------------------------------- */
-
-enum { RESULTS = 3 };
-
-/* A call of any operation, its arguments on the device already. */
-struct call {
-    fmla_status (*run)(const void *args);
-    const void *args;
-    void **workspace, **stream; /* in args */
-    size_t *workspace_size;
-    size_t bytes, alignment;             /* of the workspace */
-    const fmla_tensor *results[RESULTS]; /* on the host; NULL: not wanted */
-    const fmla_tensor *input;            /* one of them, on the host */
-};
-
-/* Are the results on the device what they are on the host? */
-static bool untouched(const struct device_blocks *blocks, const struct call *call)
-{
-    bool same = true;
-    for (int i = 0; i < RESULTS; i++) {
-        if (!call->results[i]) continue;
-        const struct device_block *block = block_of(blocks, call->results[i]->data);
-        unsigned char *there = malloc(block->bytes + 1);
-        download(there, block->device, block->bytes);
-        same &= !memcmp(there, block->host, block->bytes);
-        free(there);
-    }
-    return same;
-}
-
-/* The call with a workspace that it must refuse. */
-static void must_refuse(const struct device_blocks *blocks, const struct call *call, void *workspace,
-                        size_t bytes, fmla_status expected)
-{
-    char what[400];
-    *call->workspace = workspace, *call->workspace_size = bytes;
-    const fmla_status status = call->run(call->args);
-    if (status != expected) {
-        snprintf(what, sizeof what,
-                 "a workspace of %zu bytes at %p, where %zu at a multiple of %zu are needed, gave %s", bytes,
-                 workspace, call->bytes, call->alignment, fmla_status_name(status));
-        device_stress->wrong(what);
-    }
-    if (device_stress->refused) device_stress->refused(blocks, call->results[0]);
-    if (!untouched(blocks, call)) device_stress->wrong("a call that was refused wrote to a result");
-}
-
-static void refusals(const struct device_blocks *blocks, const struct call *call)
-{
-    if (!call->bytes) return;
-    struct device_scratch scratch;
-    device_scratch_make(&scratch, call->bytes - 1, 0x77);
-    must_refuse(blocks, call, scratch.memory, call->bytes - 1, FMLA_BUFFER_TOO_SMALL);
-    must_refuse(blocks, call, scratch.memory, 0, FMLA_BUFFER_TOO_SMALL);
-    must_refuse(blocks, call, NULL, call->bytes, FMLA_INVALID_ARGUMENT);
-    device_scratch_free(&scratch);
-    if (call->alignment == 1) return;
-    const size_t beside = 1 + call->bytes % (call->alignment - 1);
-    device_scratch_make(&scratch, call->bytes + beside, 0x77);
-    must_refuse(blocks, call, scratch.memory + beside, call->bytes, FMLA_INVALID_ARGUMENT);
-    device_scratch_free(&scratch);
-}
-
-static fmla_status run_call(const struct device_blocks *blocks, const struct call *call, int fill)
-{
-    struct device_scratch workspace;
-    for (int i = 0; i < RESULTS; i++)
-        if (call->results[i]) device_up(blocks, call->results[i]->data);
-    if (device_stress) refusals(blocks, call);
-    device_scratch_make(&workspace, call->bytes, fill);
-    void *stream = fill ? device_stream_open() : NULL; /* the default stream too */
-    *call->workspace = workspace.memory, *call->workspace_size = call->bytes, *call->stream = stream;
-    const fmla_status status = call->run(call->args);
-    if (device_stress && device_stress->after)
-        device_stress->after(blocks, call->results[0], call->input, &workspace);
-    if (!status) {
-        device_wait(stream);
-        for (int i = 0; i < RESULTS; i++)
-            if (call->results[i]) device_down(blocks, call->results[i]->data);
-    }
-    if (!device_scratch_intact(&workspace) && device_stress) {
-        device_stress->wrong("the call wrote past the end of its workspace");
-    } else if (!device_scratch_intact(&workspace)) {
-        fprintf(stderr, "checkattn: the call wrote past the end of its workspace\n");
-        exit(3);
-    }
-    device_stream_close(stream);
-    device_scratch_free(&workspace);
-    return status;
-}
-
-/* ---- Dense decode --------------------------------------------------------------------------- */
-
-void device_decode_args_make(struct device_decode_args *to, const struct device_blocks *blocks,
-                             const fmla_dense_decode_args *from)
-{
-    to->args = *from;
-    const fmla_tensor **tensors[] = {&to->args.q,       &to->args.kv_cache,   &to->args.block_table,
-                                     &to->args.seqlens, &to->args.attn_sink,  &to->args.out,
-                                     &to->args.lse,     &to->args.partitions, &to->args.num_splits};
-    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
-        *tensors[i] = device_tensor(blocks, *tensors[i], &to->tensor[i]);
-    to->args.plan = device_address(blocks, from->plan);
-}
-
-static fmla_status run_dense(const void *args)
-{
-    return fmla_dense_decode(args);
-}
-
-fmla_status device_decode_run(struct device_decode_args *on_device, const struct device_blocks *blocks,
-                              const fmla_dense_decode_args *args, int fill)
-{
-    fmla_dense_decode_args *there = &on_device->args;
-    struct call call = {.run = run_dense,
-                        .args = there,
-                        .workspace = &there->workspace,
-                        .stream = &there->stream,
-                        .workspace_size = &there->workspace_size,
-                        .results = {args->out, args->lse},
-                        .input = args->q};
-    const fmla_status status = fmla_dense_decode_workspace_size(there, &call.bytes, &call.alignment);
-    return status ? status : run_call(blocks, &call, fill);
-}
-
-fmla_status device_decode_call(const struct device_blocks *blocks, const fmla_dense_decode_args *args,
-                               int fill)
-{
-    struct device_decode_args on_device;
-    device_decode_args_make(&on_device, blocks, args);
-    return device_decode_run(&on_device, blocks, args, fill);
-}
-
-/* ---- Sparse decode -------------------------------------------------------------------------- */
-
-void device_sparse_args_make(struct device_sparse_args *to, const struct device_blocks *blocks,
-                             const fmla_sparse_decode_args *from)
-{
-    to->args = *from;
-    const fmla_tensor **tensors[] = {&to->args.q,
-                                     &to->args.kv_cache,
-                                     &to->args.indices,
-                                     &to->args.topk_length,
-                                     &to->args.attn_sink,
-                                     &to->args.extra_kv_cache,
-                                     &to->args.extra_indices,
-                                     &to->args.extra_topk_length,
-                                     &to->args.out,
-                                     &to->args.lse,
-                                     &to->args.partitions,
-                                     &to->args.num_splits};
-    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
-        *tensors[i] = device_tensor(blocks, *tensors[i], &to->tensor[i]);
-    to->args.plan = device_address(blocks, from->plan);
-}
-
-static fmla_status run_sparse(const void *args)
-{
-    return fmla_sparse_decode(args);
-}
-
-fmla_status device_sparse_call(const struct device_blocks *blocks, const fmla_sparse_decode_args *args,
-                               int fill)
-{
-    struct device_sparse_args on_device;
-    device_sparse_args_make(&on_device, blocks, args);
-    fmla_sparse_decode_args *there = &on_device.args;
-    struct call call = {.run = run_sparse,
-                        .args = there,
-                        .workspace = &there->workspace,
-                        .stream = &there->stream,
-                        .workspace_size = &there->workspace_size,
-                        .results = {args->out, args->lse},
-                        .input = args->q};
-    const fmla_status status = fmla_sparse_decode_workspace_size(there, &call.bytes, &call.alignment);
-    return status ? status : run_call(blocks, &call, fill);
-}
-
-/* ---- Sparse prefill ------------------------------------------------------------------------- */
-
-void device_prefill_args_make(struct device_prefill_args *to, const struct device_blocks *blocks,
-                              const fmla_sparse_prefill_args *from)
-{
-    to->args = *from;
-    const fmla_tensor **tensors[] = {&to->args.q,           &to->args.kv,        &to->args.indices,
-                                     &to->args.topk_length, &to->args.attn_sink, &to->args.out,
-                                     &to->args.max_logits,  &to->args.lse};
-    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
-        *tensors[i] = device_tensor(blocks, *tensors[i], &to->tensor[i]);
-}
-
-static fmla_status run_prefill(const void *args)
-{
-    return fmla_sparse_prefill(args);
-}
-
-fmla_status device_prefill_call(const struct device_blocks *blocks, const fmla_sparse_prefill_args *args,
-                                int fill)
-{
-    struct device_prefill_args on_device;
-    device_prefill_args_make(&on_device, blocks, args);
-    fmla_sparse_prefill_args *there = &on_device.args;
-    struct call call = {.run = run_prefill,
-                        .args = there,
-                        .workspace = &there->workspace,
-                        .stream = &there->stream,
-                        .workspace_size = &there->workspace_size,
-                        .results = {args->out, args->max_logits, args->lse},
-                        .input = args->q};
-    const fmla_status status = fmla_sparse_prefill_workspace_size(there, &call.bytes, &call.alignment);
-    return status ? status : run_call(blocks, &call, fill);
 }

@@ -61,6 +61,9 @@ void device_drop(struct device_blocks *blocks, int count);
 void device_up(const struct device_blocks *blocks, const void *host);
 void device_down(const struct device_blocks *blocks, const void *host);
 
+/* Is the block of this address on the device what it is on the host? */
+bool device_is(const struct device_blocks *blocks, const void *host);
+
 /* Where an address of a block is on the device; NULL stays NULL. */
 void *device_address(const struct device_blocks *blocks, const void *host);
 
@@ -107,44 +110,5 @@ struct device_stress {
     void (*wrong)(const char *what);
 };
 extern const struct device_stress *device_stress;
-
-/* Arguments on the device: tensors, plan and tables are where their host memory has its copy. */
-struct device_decode_args {
-    fmla_dense_decode_args args;
-    fmla_tensor tensor[9];
-};
-
-void device_decode_args_make(struct device_decode_args *to, const struct device_blocks *blocks,
-                             const fmla_dense_decode_args *from);
-
-/* What decode_case_call does, on the device; out and lse are as on the host before, and on the host afterwards. */
-fmla_status device_decode_call(const struct device_blocks *blocks, const fmla_dense_decode_args *args,
-                               int fill);
-
-/* The same with arguments that are made already, of the case that has these results. */
-fmla_status device_decode_run(struct device_decode_args *on_device, const struct device_blocks *blocks,
-                              const fmla_dense_decode_args *args, int fill);
-
-/* The same of sparse decode. */
-struct device_sparse_args {
-    fmla_sparse_decode_args args;
-    fmla_tensor tensor[12];
-};
-
-void device_sparse_args_make(struct device_sparse_args *to, const struct device_blocks *blocks,
-                             const fmla_sparse_decode_args *from);
-fmla_status device_sparse_call(const struct device_blocks *blocks, const fmla_sparse_decode_args *args,
-                               int fill);
-
-/* And of sparse prefill. */
-struct device_prefill_args {
-    fmla_sparse_prefill_args args;
-    fmla_tensor tensor[8];
-};
-
-void device_prefill_args_make(struct device_prefill_args *to, const struct device_blocks *blocks,
-                              const fmla_sparse_prefill_args *from);
-fmla_status device_prefill_call(const struct device_blocks *blocks, const fmla_sparse_prefill_args *args,
-                                int fill);
 
 #endif

@@ -10,22 +10,32 @@
 #include "random.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 
 enum { GRID_AXES = 20, GRID_VALUES = 12 };
 
 struct axis {
-    const char *name;
+    char name[24];
+    const char *words; /* what values 0, 1, … mean; NULL: numbers */
     int count;
     int64_t values[GRID_VALUES];
 };
 
+/* Axes from lines "name: value value …\n", of numbers, or of words that mean 0, 1, …; one in parentheses is not of the grid. */
+void axes_define(struct axis *axis, int axes, const char *text);
+
+/* The values of a case as text, "b 3, s_q 1, lengths varied", and back. What a text does not name stays as it is in v. */
+void axes_write(const struct axis *axis, int axes, const int64_t *v, char *text, size_t size);
+void axes_read(const struct axis *axis, int axes, const char *text, int64_t *v);
+
 struct grid {
     int axes;
     const struct axis *axis;
-    bool (*possible)(const int *choice); /* choice[axis] = index of a value, or -1 for not chosen yet */
-    double (*cost)(const int *choice);   /* of a whole case */
+    /* Of the values of a case, of which those that are not chosen yet are -1. */
+    bool (*possible)(const int64_t *v);
+    double (*cost)(const int64_t *v); /* of a whole case */
     /* Do the values of axes i and j play a part in this case? A pair occurs only where they do. */
-    bool (*counts)(const int *choice, int i, int j);
+    bool (*counts)(const int64_t *v, int i, int j);
     double dear; /* cases above this cost are made only for pairs that have no other */
     struct random_state random;
     int64_t pairs, covered;
@@ -36,6 +46,6 @@ void grid_begin(struct grid *grid);
 void grid_end(struct grid *grid);
 
 /* Draws the next case; false once every pair has occurred. */
-bool grid_next(struct grid *grid, int choice[GRID_AXES]);
+bool grid_next(struct grid *grid, int64_t v[GRID_AXES]);
 
 #endif

@@ -18,8 +18,9 @@ enum { MAGNITUDE_D_V = 512 }; /* V is the first of these of a key */
 /* Zero-initialised, and then given the keys that the row sees, one after the other. */
 struct magnitude {
     bool any;
-    double score, sum;                     /* of the key with the largest score */
-    double weight, values[MAGNITUDE_D_V]; /* Σ_t p_t and Σ_t p_t |v_t|, where p_t = exp(its score - the largest) */
+    double score, sum; /* of the key with the largest score */
+    double weight,
+        values[MAGNITUDE_D_V]; /* Σ_t p_t and Σ_t p_t |v_t|, where p_t = exp(its score - the largest) */
 };
 
 static inline void magnitude_add(struct magnitude *m, double scale, const float *q, const float *key,

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+#define _GNU_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #include "memory.h"
 
 #include "../../src/num.h"
@@ -6,11 +7,25 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 const fmla_dtype dtype_bf16 = {FMLA_TYPE_BFLOAT, 16, 1}, dtype_fp16 = {FMLA_TYPE_FLOAT, 16, 1},
                  dtype_f32 = {FMLA_TYPE_FLOAT, 32, 1}, dtype_i32 = {FMLA_TYPE_INT, 32, 1};
 
 enum { CANARY_BYTES = GUARDED_FRONT, CANARY = 0xc5, FILL = 0xff };
+
+static void no_memory(const char *of, size_t bytes)
+{
+    fprintf(stderr, "checkattn: out of %s for %zu bytes\n", of, bytes);
+    exit(1);
+}
+
+void *must_alloc(size_t bytes)
+{
+    void *memory = aligned_alloc(64, (bytes + 64) / 64 * 64);
+    if (!memory) no_memory("memory", bytes);
+    return memory;
+}
 
 void guarded_make(struct guarded *g, fmla_dtype dtype, int ndim, const int64_t *shape, enum layout layout)
 {
@@ -28,11 +43,7 @@ void guarded_make(struct guarded *g, fmla_dtype dtype, int ndim, const int64_t *
     const size_t shift = layout == LAYOUT_ODD ? element : 0;
     g->bytes = (size_t)span * element + shift;
     g->whole = (g->bytes + 2 * CANARY_BYTES + 63) / 64 * 64;
-    g->memory = aligned_alloc(64, g->whole);
-    if (!g->memory) {
-        fprintf(stderr, "checkattn: out of memory for %zu bytes\n", g->whole);
-        exit(1);
-    }
+    g->memory = must_alloc(g->whole);
     memset(g->memory, CANARY, g->whole);
     g->tensor = (fmla_tensor){.data = g->memory + CANARY_BYTES,
                               .device = {FMLA_DEVICE_CPU, 0},
@@ -46,12 +57,35 @@ void guarded_make(struct guarded *g, fmla_dtype dtype, int ndim, const int64_t *
 
 void guarded_reset(struct guarded *g)
 {
-    memset(g->memory + CANARY_BYTES, FILL, g->bytes);
+    if (g->initial)
+        memcpy(g->memory, g->initial, g->whole);
+    else
+        memset(g->memory + CANARY_BYTES, FILL, g->bytes);
+}
+
+void guarded_keep(struct guarded *g)
+{
+    g->initial = must_alloc(g->whole);
+    memcpy(g->initial, g->memory, g->whole);
+}
+
+void guarded_spread(struct guarded *g, int64_t pages, size_t page_bytes, size_t front, size_t between)
+{
+    g->pages = pages, g->page_bytes = page_bytes, g->far_front = front, g->far_between = between;
+    g->far_bytes = front + (size_t)pages * between;
+    g->far =
+        mmap(NULL, g->far_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (g->far == MAP_FAILED) no_memory("address space", g->far_bytes);
+    for (int64_t i = 0; i < pages; i++)
+        memcpy(g->far + front + (size_t)i * between,
+               (char *)g->tensor.data + g->tensor.byte_offset + (size_t)i * page_bytes, page_bytes);
+    mprotect(g->far, g->far_bytes, PROT_READ);
 }
 
 void guarded_free(struct guarded *g)
 {
-    free(g->memory);
+    if (g->far) munmap(g->far, g->far_bytes);
+    free(g->memory), free(g->initial);
     memset(g, 0, sizeof *g);
 }
 
@@ -88,6 +122,7 @@ static void mark(const struct guarded *g, unsigned char *copy, size_t at, int di
 
 bool guarded_intact(const struct guarded *g)
 {
+    if (!g->memory || g->initial) return true;
     const unsigned char *after = g->memory + CANARY_BYTES + g->bytes;
     for (int i = 0; i < CANARY_BYTES; i++)
         if (g->memory[i] != CANARY || after[i] != CANARY) return false;

@@ -27,15 +27,33 @@ struct guarded {
     unsigned char *memory;
     size_t bytes; /* between the canaries */
     size_t whole; /* canaries included */
+    unsigned char
+        *initial; /* what guarded_reset makes of the whole, owned; NULL: bytes of 0xff between the canaries */
+    /* Copies of the pages, far apart (guarded_spread), and how they lie there. */
+    unsigned char *far;
+    size_t far_bytes, far_front, far_between, page_bytes;
+    int64_t pages;
 };
 
 extern const fmla_dtype dtype_bf16, dtype_fp16, dtype_f32, dtype_i32;
+
+/* Bytes at a multiple of 64, or the end of the process. */
+void *must_alloc(size_t bytes);
 
 /* Fills the whole with bytes of 0xff: NaN in every float format here, -1 in int32. */
 void guarded_make(struct guarded *guarded, fmla_dtype dtype, int ndim, const int64_t *shape,
                   enum layout layout);
 void guarded_free(struct guarded *guarded);
 void guarded_reset(struct guarded *guarded);
+
+/* Memory without gaps or canaries that are known: random bytes, say, of which every one is compared. Keeps a copy of the
+ * whole as what guarded_reset makes of it. */
+void guarded_keep(struct guarded *guarded);
+
+/* Copies pages that lie next to each other to where there are `between` bytes from one to the next, behind `front` bytes of
+ * zeros. They cost address space, not memory, and cannot be written there. An offset that is cut leads to the first page, or
+ * into the zeros: the result is wrong, and the process lives to say so. */
+void guarded_spread(struct guarded *guarded, int64_t pages, size_t page_bytes, size_t front, size_t between);
 
 /* Bytes up to the last element: what a call may touch. */
 size_t guarded_extent(const struct guarded *guarded);

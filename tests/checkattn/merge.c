@@ -1,55 +1,62 @@
 /* SPDX-License-Identifier: MIT
  *
- * Merge against the oracle, whole tensors.
+ * Merge, token by token against the oracle.
  */
 #include "merge.h"
-#include "checkattn.h"
-#include "device.h"
-#include "grid.h"
 #include "num.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-static struct axis axes[M_AXES] = {
-    {"n", 6, {0, 1, 2, 3, 17, 64}},
-    {"b", 3, {0, 1, 3}},
-    {"s_q", 3, {1, 2, 5}},
-    {"h_q", 4, {1, 5, 16, 128}},
-    {"d_v", 5, {1, 64, 127, 512, 513}},
-    {"parts", 3, {0 /* bf16 */, 1 /* fp16 */, 2 /* fp32 */}},
-    {"out", 3, {0, 1, 2}},
-    {"lse_empty", 2, {0, 1}},
-    {"log_base", 2, {0, 2}},
-    {"sink", 2, {0, 1}},
-    {"empty parts", 4, {EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL, EMPTIES_NAN}},
-    {"layout", 4, {LAYOUT_CONTIGUOUS, LAYOUT_PADDED, LAYOUT_SWAPPED, LAYOUT_ODD}},
-    {"own threads", 2, {0, 1}},
-};
+static struct axis axes[M_AXES];
 
-static int64_t value_of(const int *choice, int axis)
-{
-    return axes[axis].values[choice[axis]];
-}
-static bool possible(const int *choice)
-{
-    return choice != NULL;
-}
-static bool counts(const int *choice, int i, int j)
-{
-    /* Without a request nothing is computed, without a part only the row of no keys. */
-    return (value_of(choice, M_B) || i == M_B || j == M_B) &&
-           (value_of(choice, M_N) || i == M_N || i == M_B) && j < M_AXES;
-}
+static const char axis_values[] = "n: 0 1 2 3 17 64\n"
+                                  "b: 0 1 3\n"
+                                  "s_q: 1 2 5\n"
+                                  "h_q: 1 5 16 128\n"
+                                  "d_v: 1 64 127 512 513\n"
+                                  "parts: bf16 fp16 fp32\n"
+                                  "out: bf16 fp16 fp32\n"
+                                  "lse_empty: 0 1\n"
+                                  "log_base: 0 2\n"
+                                  "sink: 0 1\n"
+                                  "empty parts: none some all nan\n"
+                                  "layout: contiguous padded swapped odd\n"
+                                  "threads: built_in (one) own\n";
 
-static double cost(const int *choice)
+#define MERGE_TENSORS_OF(X)                                                                                  \
+    X(MERGE_OUT, OUT, out)                                                                                   \
+    X(MERGE_LSE, BY_HEAD, lse)                                                                               \
+    X(MERGE_OUT_PARTS, INPUT, out_parts) X(MERGE_LSE_PARTS, INPUT, lse_parts) X(MERGE_SINK, INPUT, attn_sink)
+enum { MERGE_TENSORS_OF(TENSOR_NAME) MERGE_TENSORS };
+
+#define TENSOR_ARGS fmla_merge_args
+static const struct tensor_row tensors[] = {MERGE_TENSORS_OF(TENSOR_ROW)};
+
+static bool possible(const int64_t *v)
 {
-    return (double)(value_of(choice, M_N) + 1) * (double)(value_of(choice, M_B) * value_of(choice, M_SQ)) *
-           (double)(value_of(choice, M_HQ) * value_of(choice, M_DV));
+    return v != NULL;
 }
 
-static void fill(struct guarded *parts, struct guarded *lse_parts, const int64_t *v,
+/* Without a request nothing is computed, without a part only the row of no keys. */
+static bool counts(const int64_t *v, int i, int j)
+{
+    return (v[M_B] || i == M_B || j == M_B) && (v[M_N] || i == M_N || i == M_B) && j < M_AXES;
+}
+
+static double cost(const int64_t *v)
+{
+    return (double)(v[M_N] + 1) * (double)(v[M_B] * v[M_SQ]) * (double)(v[M_HQ] * v[M_DV]);
+}
+
+static void choose(const struct run *run, struct grid *grid)
+{
+    axes[M_THREADS].count = on_gpu(run) ? 1 : 2;
+    grid->possible = possible, grid->counts = counts;
+    grid->cost = cost, grid->dear = 3e6;
+}
+
+static void fill(const struct guarded *parts, const struct guarded *lse_parts, const int64_t *v,
                  struct random_state *random)
 {
     for (int64_t i = 0; i < v[M_N]; i++)
@@ -75,125 +82,70 @@ static void fill(struct guarded *parts, struct guarded *lse_parts, const int64_t
                 }
 }
 
-/* The call on copies of all its memory, which come back. */
-static fmla_status merge_on_device(const fmla_merge_args *args, struct guarded *const *all, size_t count)
-{
-    struct device_blocks blocks = {0};
-    fmla_tensor tensor[5];
-    fmla_merge_args on_device = *args;
-    for (size_t i = 0; i < count; i++) device_add_guarded(&blocks, all[i]);
-    on_device.out_parts = device_tensor(&blocks, args->out_parts, &tensor[0]);
-    on_device.lse_parts = device_tensor(&blocks, args->lse_parts, &tensor[1]);
-    on_device.attn_sink = device_tensor(&blocks, args->attn_sink, &tensor[2]);
-    on_device.out = device_tensor(&blocks, args->out, &tensor[3]);
-    on_device.lse = device_tensor(&blocks, args->lse, &tensor[4]);
-    void *stream = on_device.stream = device_stream_open();
-    const fmla_status status = fmla_merge(&on_device);
-    if (!status) device_wait(stream);
-    device_down(&blocks, NULL);
-    device_stream_close(stream);
-    device_free(&blocks);
-    return status;
-}
-
-void merge_check(const struct run *run, const int64_t v[M_AXES], uint64_t seed, struct tally *tally)
+static void make(struct test_case *c, const struct run *run)
 {
     static const fmla_dtype *const dtypes[] = {&dtype_bf16, &dtype_fp16, &dtype_f32};
+    const int64_t *v = c->v;
     const enum layout layout = (enum layout)v[M_LAYOUT];
-    struct random_state random = {seed};
-    struct guarded parts, lse_parts, sink, out, lse, ref_out, ref_lse;
-    const int64_t out_shape[] = {v[M_B], v[M_SQ], v[M_HQ], v[M_DV]}, lse_shape[] = {v[M_B], v[M_HQ], v[M_SQ]};
-    guarded_make(&parts, *dtypes[v[M_PART]], 5, (int64_t[]){v[M_N], v[M_B], v[M_SQ], v[M_HQ], v[M_DV]},
-                 layout);
-    guarded_make(&lse_parts, dtype_f32, 4, (int64_t[]){v[M_N], v[M_B], v[M_HQ], v[M_SQ]}, layout);
-    guarded_make(&sink, dtype_f32, 1, &v[M_HQ], LAYOUT_CONTIGUOUS);
-    guarded_make(&out, *dtypes[v[M_OUT]], 4, out_shape, layout);
-    guarded_make(&lse, dtype_f32, 3, lse_shape, layout);
-    guarded_make(&ref_out, *dtypes[v[M_OUT]], 4, out_shape, LAYOUT_CONTIGUOUS);
-    guarded_make(&ref_lse, dtype_f32, 3, lse_shape, LAYOUT_CONTIGUOUS);
-    fill(&parts, &lse_parts, v, &random);
-    for (int64_t h = 0; h < v[M_HQ]; h++)
-        *(float *)guarded_at(&sink, h, 0, 0, 0) = h % 5 == 3   ? INFINITY
-                                                  : h % 5 == 4 ? -INFINITY
-                                                               : 4.0f * random_normal(&random);
-
-    char name[256];
-    size_t used = 0;
-    for (int i = 0; i < M_AXES; i++)
-        used += (size_t)snprintf(name + used, sizeof name - used, "%s%s %lld", i ? ", " : "", axes[i].name,
-                                 (long long)v[i]);
-    fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-    args.out_parts = &parts.tensor, args.lse_parts = &lse_parts.tensor;
-    args.attn_sink = v[M_SINK] ? &sink.tensor : NULL;
-    args.out = &ref_out.tensor, args.lse = &ref_lse.tensor;
-    args.lse_empty = (int32_t)v[M_EMPTY], args.log_base = (int32_t)v[M_BASE];
-    args.kernel = "ref";
-    if (fmla_merge(&args)) report(tally, run, name, fmla_last_error());
-
-    args.out = &out.tensor, args.lse = &lse.tensor;
-    args.kernel = forced_kernel(run);
-    if (run->fault == FAULT_MERGE_BASE && v[M_B] && v[M_N] > 1 && v[M_EMPTIES] == EMPTIES_NONE) {
-        args.log_base = FMLA_LOG_BASE_2 - args.log_base;
-        tally->planted = true;
-    }
-    use_threads(run, v[M_THREADS] ? THREADS_OWN : THREADS_BUILT_IN);
-    struct guarded *memory[] = {&parts, &lse_parts, &sink, &out, &lse};
-    if (is_apart(run->device) ? merge_on_device(&args, memory, sizeof memory / sizeof memory[0])
-                              : fmla_merge(&args))
-        report(tally, run, name, fmla_last_error());
-    use_threads(run, THREADS_BUILT_IN);
-    tally->cases++;
-
+    (void)run;
+    c->b = v[M_B], c->s_q = v[M_SQ], c->h_q = v[M_HQ], c->d_v = v[M_DV];
+    c->args.merge = FMLA_INIT(fmla_merge_args);
+    case_tensor(c, MERGE_OUT_PARTS, *dtypes[v[M_PART]], 5, (int64_t[]){v[M_N], c->b, c->s_q, c->h_q, c->d_v},
+                layout, true);
+    case_tensor(c, MERGE_LSE_PARTS, dtype_f32, 4, (int64_t[]){v[M_N], c->b, c->h_q, c->s_q}, layout, true);
+    case_tensor(c, MERGE_SINK, dtype_f32, 1, &c->h_q, LAYOUT_CONTIGUOUS, v[M_SINK] != 0);
+    case_tensor(c, MERGE_OUT, *dtypes[v[M_OUT]], 4, (int64_t[]){c->b, c->s_q, c->h_q, c->d_v}, layout, true);
+    case_tensor(c, MERGE_LSE, dtype_f32, 3, (int64_t[]){c->b, c->h_q, c->s_q}, layout, true);
+    fill(&c->tensor[MERGE_OUT_PARTS], &c->tensor[MERGE_LSE_PARTS], v, &c->random);
+    for (int64_t h = 0; h < c->h_q; h++)
+        *(float *)guarded_at(&c->tensor[MERGE_SINK], h, 0, 0, 0) = h % 5 == 3 ? INFINITY
+                                                                   : h % 5 == 4
+                                                                       ? -INFINITY
+                                                                       : 4.0f * random_normal(&c->random);
+    c->args.merge.lse_empty = (int32_t)v[M_EMPTY], c->args.merge.log_base = (int32_t)v[M_BASE];
     /* In fp32 the results differ by rounding alone; narrow outputs may differ by their last bit. */
-    const struct tolerance *tolerance = v[M_OUT] == 2 ? &tolerance_exact_f32 : &tolerance_dense_decode_out;
-    struct comparison outs = {0}, lses = {0};
-    const int64_t element = out.tensor.dtype.bits / 8;
-    for (int64_t r = 0; r < v[M_B]; r++)
-        for (int64_t j = 0; j < v[M_SQ]; j++)
-            for (int64_t h = 0; h < v[M_HQ]; h++, tally->rows++) {
-                const char *mine = guarded_at(&out, r, j, h, 0), *theirs = guarded_at(&ref_out, r, j, h, 0);
-                for (int64_t d = 0; d < v[M_DV]; d++)
-                    compare_add(&outs, tolerance, guarded_value(&out, mine + d * element),
-                                guarded_value(&ref_out, theirs + d * element));
-                compare_add(&lses, &tolerance_decode_lse, guarded_value(&lse, guarded_at(&lse, r, h, j, 0)),
-                            guarded_value(&ref_lse, guarded_at(&ref_lse, r, h, j, 0)));
-            }
-    tally->cosine_out = fmax(tally->cosine_out, compare_cosine(&outs));
-    tally->cosine_lse = fmax(tally->cosine_lse, compare_cosine(&lses));
-    char what[240];
-    snprintf(what, sizeof what,
-             "out: %lld of %lld elements off, worst |Δ| %.3g, cosine difference %.3g; lse: %lld off, worst "
-             "|Δ| %.3g, "
-             "cosine difference %.3g",
-             (long long)outs.wrong, (long long)outs.count, outs.worst_abs, compare_cosine(&outs),
-             (long long)lses.wrong, lses.worst_abs, compare_cosine(&lses));
-    if (!compare_passed(&outs, tolerance) || !compare_passed(&lses, &tolerance_decode_lse))
-        report(tally, run, name, what);
-    if (!guarded_intact(&out) || !guarded_intact(&lse))
-        report(tally, run, name, "bytes outside the tensors' elements were written");
-    struct guarded *all[] = {&parts, &lse_parts, &sink, &out, &lse, &ref_out, &ref_lse};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) guarded_free(all[i]);
+    c->tolerance[MERGE_OUT] = v[M_OUT] == 2 ? tolerance_exact_f32 : tolerance_dense_decode_out;
+    c->tolerance[MERGE_LSE] = tolerance_decode_lse;
 }
 
-void check_merge(const struct run *run, struct tally *tally)
+/* All of them. */
+static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
-    axes[M_THREADS].count = on_gpu(run) ? 1 : 2;
-    struct grid grid = {.axes = M_AXES,
-                        .axis = axes,
-                        .possible = possible,
-                        .cost = cost,
-                        .counts = counts,
-                        .dear = 3e6,
-                        .random = {run->seed}};
-    grid_begin(&grid);
-    int choice[GRID_AXES];
-    for (uint64_t i = 1; grid_next(&grid, choice); i++) {
-        int64_t v[M_AXES];
-        for (int a = 0; a < M_AXES; a++) v[a] = value_of(choice, a);
-        if (wants_case(run, tally, i)) merge_check(run, v, run->seed * 1000003 + i, tally);
-        if (run->most_cases && (int64_t)i >= run->most_cases) break;
-        if (run->fault != FAULT_NONE && tally->planted) break;
-    }
-    tally->pairs += grid.pairs, tally->covered += grid.covered;
-    grid_end(&grid);
+    const int64_t tokens = c->b * c->s_q;
+    for (int64_t i = 0; i < tokens; i++) rows[i] = (struct rows){i / c->s_q, i % c->s_q, 0, 1, c->h_q};
+    return tokens;
 }
+
+static void narrow(const struct test_case *c, const struct rows *rows, struct view *v)
+{
+    (void)c;
+    view_narrow(v, MERGE_OUT_PARTS, 1, rows->request, 1), view_narrow(v, MERGE_OUT_PARTS, 2, rows->token, 1);
+    view_narrow(v, MERGE_LSE_PARTS, 1, rows->request, 1), view_narrow(v, MERGE_LSE_PARTS, 3, rows->token, 1);
+}
+
+static bool plant_before(struct test_case *c, enum defect fault, struct patch *patch)
+{
+    const int32_t other = FMLA_LOG_BASE_2 - c->args.merge.log_base;
+    if (fault != FAULT_MERGE_BASE || !c->b || c->v[M_N] < 2 || c->v[M_EMPTIES] != EMPTIES_NONE) return false;
+    return plant(patch, &c->args.merge.log_base, &other, sizeof other);
+}
+
+static const struct maker maker = {
+    .size = sizeof(struct test_case), .make = make, .choose_rows = choose_rows, .narrow = narrow};
+
+const struct operation merge = {
+    .name = "merge",
+    .calls = &merge_calls,
+    .maker = &maker,
+    .values = axis_values,
+    .axis = axes,
+    .axes = M_AXES,
+    .threads = M_THREADS,
+    .tensor = tensors,
+    .tensors = MERGE_TENSORS,
+    .results = MERGE_OUT_PARTS,
+    .choose = choose,
+    .sink = MERGE_SINK,
+    .faults = FAULT(MERGE_BASE),
+    .plant_before = plant_before,
+};

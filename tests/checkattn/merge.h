@@ -5,7 +5,7 @@
 #ifndef CHECKATTN_MERGE_H
 #define CHECKATTN_MERGE_H
 
-#include "checkattn.h"
+#include "case.h"
 
 enum {
     M_N,
@@ -29,8 +29,5 @@ enum {
     EMPTIES_ALL,
     EMPTIES_NAN /* of some rows one part has an lse of NaN */
 };
-
-/* One case, compared with the oracle. */
-void merge_check(const struct run *run, const int64_t v[M_AXES], uint64_t seed, struct tally *tally);
 
 #endif

@@ -11,10 +11,10 @@
 #include "prefill_case.h"
 
 /* Puts the keys of a list into the order of its class. */
-void prefill_extreme_list(const struct prefill_case *c, int64_t class, int64_t key_head);
+void prefill_extreme_list(const struct prefill_case *p, int64_t class, int64_t key_head);
 
 /* Makes a drawn key, or query, the one of its slot, or row. */
-void prefill_extreme_key(const struct prefill_case *c, uint8_t *token, int64_t slot);
-void prefill_extreme_query(struct prefill_case *c, uint8_t *row, int64_t token, int64_t head);
+void prefill_extreme_key(const struct prefill_case *p, uint8_t *token, int64_t slot);
+void prefill_extreme_query(struct prefill_case *p, uint8_t *row, int64_t token, int64_t head);
 
 #endif

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-#define _GNU_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #include "sparse_pool.h"
 
 #include "num.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 /* ---- Drawn values ---------------------------------------------------------------------------- */
 
@@ -94,25 +91,6 @@ void sparse_pool_draw(struct random_state *random, float mean)
             }
 }
 
-void sparse_pool_spike(uint8_t *end, bool fp16)
-{
-    enum { SPIKE = 32 };
-    const uint16_t half = fp16 ? 0x3800 : 0x3f00;
-    for (int i = 1; i <= SPIKE; i++) memcpy(end - 2 * i, &half, sizeof half);
-}
-
-void sparse_pool_infinite(uint8_t *end, bool fp16, bool of_key, bool special)
-{
-    const uint16_t large = fp16 ? 0x7c00 : 0x7f80, small = fp16 ? 0x3800 : 0x3f00;
-    const uint16_t last = of_key    ? small
-                          : special ? large
-                                    : 0,
-                   before = !of_key   ? small
-                            : special ? large
-                                      : 0;
-    memcpy(end - 2, &last, sizeof last), memcpy(end - 4, &before, sizeof before);
-}
-
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 int64_t sparse_pool_slots(const struct sparse_pool *pool)
@@ -128,7 +106,7 @@ bool sparse_pool_is_key(const struct sparse_pool *pool, int32_t index)
 uint8_t *sparse_pool_token(const struct sparse_pool *pool, int64_t slot)
 {
     const int64_t at = slot % pool->page_size;
-    uint8_t *page = (uint8_t *)pool->memory.tensor.data + pool->memory.tensor.byte_offset +
+    uint8_t *page = (uint8_t *)pool->memory->tensor.data + pool->memory->tensor.byte_offset +
                     slot / pool->page_size * pool->page_bytes;
     return page +
            (pool->layout.scale_bytes ? (int64_t)kv_token_at(&pool->layout, at) : at * pool->slot_bytes);
@@ -156,7 +134,7 @@ void sparse_pool_values(const struct sparse_pool *pool, const uint8_t *token, in
 /* Bytes lie in units that alignment asks for. */
 void sparse_pool_make(struct sparse_pool *pool, struct random_state *random, enum layout layout)
 {
-    struct guarded *g = &pool->memory;
+    struct guarded *g = pool->memory;
     const int64_t pages = pool->pages, page_size = pool->page_size;
     static const fmla_dtype bytes[] = {
         {FMLA_TYPE_UINT, 8, 1}, {FMLA_TYPE_INT, 8, 1}, {10 /* DLPack's e4m3fn */, 8, 1}};
@@ -179,18 +157,11 @@ void sparse_pool_make(struct sparse_pool *pool, struct random_state *random, enu
         pool->shape[3] = pool->d_qk;
     }
     const int64_t size = pool->layout.element == KV_ELEMENT_E4M3 ? 1 : 2;
-    pool->view = g->tensor;
-    if (size == 1) pool->view.dtype = bytes[random_between(random, 0, 2)];
-    pool->view.ndim = 4, pool->view.shape = pool->shape, pool->view.strides = pool->strides;
+    *pool->view = g->tensor;
+    if (size == 1) pool->view->dtype = bytes[random_between(random, 0, 2)];
+    pool->view->ndim = 4, pool->view->shape = pool->shape, pool->view->strides = pool->strides;
     pool->strides[0] = pool->page_bytes / size, pool->strides[1] = pool->slot_bytes / size;
     pool->strides[2] = pool->shape[3], pool->strides[3] = 1;
-}
-
-void sparse_pool_free(struct sparse_pool *pool)
-{
-    if (pool->far) munmap(pool->far, pool->far_bytes);
-    guarded_free(&pool->memory), guarded_free(&pool->indices), guarded_free(&pool->length);
-    free(pool->count);
 }
 
 uint8_t *sparse_pool_end(const struct sparse_pool *pool, uint8_t *token)
@@ -204,7 +175,7 @@ void sparse_pool_put_16(const struct sparse_pool *pool, struct random_state *ran
     const bool fp16 = pool->format == KV_FP16;
     memcpy(to, drawn_keys[fp16] + random_between(random, 0, DRAWN - pool->d_qk),
            (size_t)pool->layout.token_bytes);
-    if (spike) sparse_pool_spike(sparse_pool_end(pool, to), fp16);
+    if (spike) case_spike(sparse_pool_end(pool, to), fp16);
 }
 
 void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random, int64_t codes, int64_t slot,
@@ -222,7 +193,7 @@ void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random
     memcpy(to, token->bytes, (size_t)pool->layout.token_bytes);
     memcpy(sparse_pool_scales(pool, slot), fp8 ? token->scales : token->bytes + pool->layout.scale_offset,
            fp8 ? 8 : 16);
-    if (spike) sparse_pool_spike(sparse_pool_end(pool, to), false);
+    if (spike) case_spike(sparse_pool_end(pool, to), false);
 }
 
 void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *random, uint8_t *token,
@@ -240,22 +211,71 @@ void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *ra
         memcpy(scales, &nan32, sizeof nan32);
 }
 
-/* An offset that is cut to 32 bits leads to the first page, or into the 2^31 bytes before it, which hold zeros. */
-void sparse_pool_spread(struct sparse_pool *pool)
+int64_t sparse_pool_spread(struct sparse_pool *pool)
 {
     const size_t front = (size_t)1 << 31, between = front + 64;
-    pool->far_bytes = front + (size_t)pool->pages * between;
-    pool->far = mmap(NULL, pool->far_bytes, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (pool->far == MAP_FAILED) {
-        fprintf(stderr, "checkattn: no address space for %zu bytes\n", pool->far_bytes);
-        exit(1);
-    }
-    uint8_t *pages = (uint8_t *)pool->far + front;
-    for (int64_t i = 0; i < pool->pages; i++)
-        memcpy(pages + (size_t)i * between, sparse_pool_token(pool, i * pool->page_size),
-               (size_t)pool->page_bytes);
-    mprotect(pool->far, pool->far_bytes, PROT_READ);
-    pool->view.data = pages, pool->view.byte_offset = 0;
+    const int64_t before = pool->strides[0];
+    guarded_spread(pool->memory, pool->pages, (size_t)pool->page_bytes, front, between);
+    pool->view->data = pool->memory->far + front, pool->view->byte_offset = 0;
     pool->strides[0] = (int64_t)between / (pool->layout.element == KV_ELEMENT_E4M3 ? 1 : 2);
+    pool->view->strides = pool->strides;
+    return before;
+}
+
+/* ---- Lists ----------------------------------------------------------------------------------- */
+
+void sparse_pool_in(struct sparse_pool *pool, struct test_case *c, int first)
+{
+    pool->memory = &c->tensor[first], pool->view = &c->view[first];
+    pool->indices = &c->tensor[first + 1], pool->length = &c->tensor[first + 2];
+}
+
+int64_t sparse_pool_first(const struct sparse_pool *pool, const int32_t *list, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (sparse_pool_is_key(pool, list[i])) return i;
+    return -1;
+}
+
+void sparse_pool_magnitude(const struct sparse_pool *pool, const int32_t *list, int64_t count,
+                           int64_t key_head, double scale, const struct guarded *q, const uint16_t *row,
+                           struct magnitude *magnitude)
+{
+    float values[SPARSE_WIDEST] = {0}, key[SPARSE_WIDEST] = {0};
+    for (int64_t d = 0; d < pool->d_qk; d++) values[d] = (float)guarded_value(q, row + d);
+    for (int64_t i = 0; i < count; i++) {
+        if (!sparse_pool_is_key(pool, list[i])) continue;
+        sparse_pool_values(pool, sparse_pool_token(pool, list[i]) + key_head * pool->head_bytes, list[i],
+                           key);
+        magnitude_add(magnitude, scale, values, key, pool->d_qk);
+    }
+}
+
+static bool plant_index(struct patch *patch, int32_t *entry, int64_t index)
+{
+    const int32_t value = (int32_t)index;
+    return plant(patch, entry, &value, sizeof value);
+}
+
+bool sparse_pool_plant(const struct sparse_pool *pool, enum defect fault, int32_t *list, int64_t i,
+                       int64_t count, int32_t *length, struct patch *patch)
+{
+    int32_t *entry = &list[i];
+    const bool counted = i < count, key = sparse_pool_is_key(pool, *entry);
+    switch (fault) {
+    case FAULT_DROPPED_KEY: return counted && key && plant_index(patch, entry, -1);
+    case FAULT_SWAPPED_PAGE:
+        return counted && key &&
+               plant_index(patch, entry, (*entry + pool->page_size) % sparse_pool_slots(pool));
+    case FAULT_INVALID_KEY: return counted && !key && plant_index(patch, entry, 0);
+    case FAULT_LATE_KEY:
+        return i == count && pool->has_length && key && plant_index(patch, length, count + 1);
+    case FAULT_WRONG_SCALE: {
+        if (!counted || !key || pool->layout.element != KV_ELEMENT_E4M3) return false;
+        uint8_t *scales = sparse_pool_scales(pool, *entry);
+        const size_t size = pool->format == KV_FP8_656 ? 4 : 1;
+        return plant(patch, scales, scales + size, size); /* the group after it */
+    }
+    default: return false;
+    }
 }

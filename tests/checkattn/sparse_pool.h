@@ -6,9 +6,8 @@
 #ifndef CHECKATTN_SPARSE_POOL_H
 #define CHECKATTN_SPARSE_POOL_H
 
+#include "case.h"
 #include "kvformat.h"
-#include "memory.h"
-#include "random.h"
 
 enum { S_D_V = 512, SPARSE_WIDEST = 576 };
 
@@ -26,12 +25,11 @@ enum {
     S_NORMAL,
     S_SPIKED, /* entries at borders weigh more */
     S_STEEP,  /* scores of some ±200 */
-    /* Not of a grid: scores of +inf, all of a row, or one among others; a softmax_scale of 3e38, whose scores fp32 does not hold.
-     * Sparse prefill has the former among its extreme ones. */
+    /* Not of a grid: scores of +inf, all of a row, or one among others; a softmax_scale of 3e38, whose scores fp32 does not
+     * hold. Sparse prefill has the former among its extreme ones. */
     S_INFINITE,
     S_BEYOND
 };
-enum { S_SINK_NONE, S_SINK_FINITE, S_SINK_INFINITE };
 
 /* What FP8 keys are made of. */
 enum {
@@ -50,14 +48,12 @@ struct sparse_pool {
     enum kv_format format;
     struct kv_layout layout;
     int64_t d_qk;
-    int64_t s_k, topk, page_size, pages; /* topk 0: there is none */
-    struct guarded memory;
-    fmla_tensor view; /* of memory, or of far */
+    int64_t s_k, topk, page_size, pages;       /* topk 0: there is none */
+    struct guarded *memory, *indices, *length; /* of the case; NULL: the cache was not given */
+    fmla_tensor *view;                         /* of memory, or of far pages */
     int64_t shape[4], strides[4];
     int64_t page_bytes, slot_bytes; /* in memory */
-    void *far;                      /* where the pages are, if they are far apart */
-    size_t far_bytes;
-    struct guarded indices, length;
+    int64_t head_bytes;             /* from a key head to the next, where there are more */
     bool has_length;
     int64_t *count; /* of each request: indices that count */
 };
@@ -65,13 +61,11 @@ struct sparse_pool {
 /* Draws what keys are copied from: values N(mean, 0.1²), clamped to ±1. */
 void sparse_pool_draw(struct random_state *random, float mean);
 
+/* The cache, its indices and lengths are the tensors of a case from `first` on; their names come later. */
+void sparse_pool_in(struct sparse_pool *pool, struct test_case *c, int first);
+
 /* Format, d_qk, pages and page_size are set: memory of the cache, and the view of it that is the argument. */
 void sparse_pool_make(struct sparse_pool *pool, struct random_state *random, enum layout layout);
-/* Was the cache given to the call? */
-static inline bool sparse_pool_given(const struct sparse_pool *pool)
-{
-    return pool->memory.memory != NULL;
-}
 
 /* The value of an axis of shapes that stands for one that is in no table: keys to choose from, entries of a list, and slots of
  * a page, which sparse prefill has an axis of its own for. All are below 2^20. */
@@ -89,12 +83,13 @@ static inline void sparse_shape_take(int64_t value, const int64_t *row, int64_t 
                                           : 0;
 }
 
-void sparse_pool_free(struct sparse_pool *pool);
-
 int64_t sparse_pool_slots(const struct sparse_pool *pool);
 
 /* Is there a key of that index? */
 bool sparse_pool_is_key(const struct sparse_pool *pool, int32_t index);
+
+/* The first of so many entries of a list that names a key; -1: none does. */
+int64_t sparse_pool_first(const struct sparse_pool *pool, const int32_t *list, int64_t count);
 
 /* Where the bytes of a slot are in memory, and its scales where they are apart. */
 uint8_t *sparse_pool_token(const struct sparse_pool *pool, int64_t slot);
@@ -111,19 +106,21 @@ void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random
                      bool spike);
 void sparse_pool_put_16(const struct sparse_pool *pool, struct random_state *random, uint8_t *to, bool spike);
 
-/* A spike: the last values of a vector are 1/2. Two vectors with spikes have a product larger by 8. */
-void sparse_pool_spike(uint8_t *end, bool fp16);
-
-/* Scores of +inf, by the last two columns of a key or a query: all that a special query has, and those of a special key with
- * all queries. */
-void sparse_pool_infinite(uint8_t *end, bool fp16, bool of_key, bool special);
-
 /* One value of a key that is seen: NaN, by its code or by its scale. */
 void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *random, uint8_t *token,
                          uint8_t *scales);
 
-/* Copies the pages to where they are more than 2^31 bytes apart, and sets the view to that. They cost address space, not
- * memory. */
-void sparse_pool_spread(struct sparse_pool *pool);
+/* Copies the pages to where they are more than 2^31 bytes apart, and sets the view to that. Returns the stride of pages
+ * before. */
+int64_t sparse_pool_spread(struct sparse_pool *pool);
+
+/* What a row with these values of q sees by the first entries of a list. */
+void sparse_pool_magnitude(const struct sparse_pool *pool, const int32_t *list, int64_t count,
+                           int64_t key_head, double scale, const struct guarded *q, const uint16_t *row,
+                           struct magnitude *magnitude);
+
+/* A defect into entry i of a list of which `count` count; false where there is no place for it. */
+bool sparse_pool_plant(const struct sparse_pool *pool, enum defect fault, int32_t *list, int64_t i,
+                       int64_t count, int32_t *length, struct patch *patch);
 
 #endif

@@ -91,14 +91,15 @@ class Batch:
     def _values(random, shape):
         return numpy.clip(random.normal(0, 0.1, shape), -1, 1).astype(numpy.float32)
 
+    def inputs(self):
+        """{name: (values, type; None: that of the queries)}."""
+        lengths = numpy.array(self.lengths, numpy.int32)
+        tables = {"block_table": (self.table, "int32"), "cache_seqlens": (lengths, "int32")}
+        return {"q": (self.q, None), "k_cache": (self.cache, None), **tables}
+
     def arrays(self, kind):
         """The arguments of a call."""
-        return {
-            "q": kind.array(self.q),
-            "k_cache": kind.array(self.cache),
-            "block_table": None if self.table is None else kind.int32(self.table),
-            "cache_seqlens": kind.int32(numpy.array(self.lengths, numpy.int32)),
-        }
+        return {name: None if given[0] is None else kind.array(*given) for name, given in self.inputs().items()}
 
     def arguments(self, kind):
         """All that a call must have, by name."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import ctypes
 
-from flash_mla import _library
+from flash_mla import _structs
 
 
 class Managed(ctypes.Structure):
     """DLManagedTensor."""
 
-    _fields_ = [("tensor", _library.Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+    _fields_ = [("tensor", _structs.Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
 new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -28,8 +28,8 @@ class Capsuled:
         self._strides = (ctypes.c_int64 * len(shape))(*strides) if strides else None
         self._managed = Managed()
         tensor = self._managed.tensor
-        tensor.data, tensor.device, tensor.ndim = data, _library.Device(*device), len(shape)
-        tensor.dtype, tensor.byte_offset = _library.DType(code, bits, lanes), byte_offset
+        tensor.data, tensor.device, tensor.ndim = data, _structs.Device(*device), len(shape)
+        tensor.dtype, tensor.byte_offset = _structs.DType(code, bits, lanes), byte_offset
         tensor.shape = ctypes.addressof(self._dims)
         tensor.strides = ctypes.addressof(self._strides) if strides else None
 

@@ -69,6 +69,9 @@ class Kind:
             return array.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
         return numpy.ascontiguousarray(array).tobytes()
 
+    def all_bits(self, arrays):
+        return [self.bits(array) for array in arrays]
+
     def transpose(self, array, *dims):
         return array.permute(*dims) if self.is_torch else array.transpose(*dims)
 
@@ -99,4 +102,6 @@ def _kinds():
 KINDS = _kinds()
 TORCH_KINDS = [kind for kind in KINDS if kind.is_torch]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=repr)
+DEVICES = sorted({kind.device for kind in TORCH_KINDS})
+each_device = pytest.mark.parametrize("device", DEVICES)
 each_torch_kind = pytest.mark.parametrize("kind", TORCH_KINDS, ids=repr)

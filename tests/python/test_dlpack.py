@@ -286,15 +286,3 @@ def test_nothing_is_held_after_the_call():
     del arrays, wrapped
     gc.collect()
     assert [reference() for reference in alive] == [None] * 4
-
-
-@pytest.mark.parametrize("argument", ["k_cache", "block_table", "cache_seqlens", "attn_sink", "out", "lse"])
-def test_argument_without_dlpack(argument):
-    batch = Batch([60, 100])
-    out, lse = results(batch)
-    arguments = dict(
-        batch.arrays(KIND), head_dim_v=512, tile_scheduler_metadata=None, attn_sink=batch.sink, out=out, lse=lse
-    )
-    arguments[argument] = memoryview(b"bytes")
-    with pytest.raises(TypeError, match=f"^flash_mla_with_kvcache: {argument}: is memoryview"):
-        flash_mla_with_kvcache(**arguments)

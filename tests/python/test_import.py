@@ -14,21 +14,13 @@ import pytest
 
 import flash_mla
 from kinds import needs_torch
+from programs import output_of
 
 FOLDER = pathlib.Path(flash_mla.__file__).parent
 
 
 def python(program, **environment):
-    """Runs a program; its standard output."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=dict(os.environ, **environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_of("-c", program, **environment)
 
 
 def test_neither_numpy_nor_torch_is_imported():
@@ -49,8 +41,7 @@ print(*sys.modules)
 @needs_torch
 def test_first_tensor_warns_of_nothing():
     program = "import torch, flash_mla; flash_mla.merge_states(torch.zeros(2, 1, 1, 1, 8), torch.zeros(2, 1, 1, 1))"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 0, done.stderr
+    output_of("-W", "error", "-c", program)
 
 
 def test_import_is_quick():

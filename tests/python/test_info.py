@@ -3,24 +3,13 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 import flash_mla
-from flash_mla import _library, _operations, info
+from flash_mla import _library, _operations, _structs, info
 from kinds import needs_cuda, torch
-
-
-def run(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=dict(os.environ, **environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+from programs import run
 
 
 def report(**environment):
@@ -55,7 +44,7 @@ def test_arguments(argument, code):
 
 def test_says_why_no_gpu_is_used():
     """Whatever stands below cuda:0 comes from the library: its reason, or the kernels that run there."""
-    described = info._describe(_library.Device(_library.CUDA, 0))
+    described = info._describe(_structs.Device(_library.CUDA, 0))
     below = report().partition("\ncuda:0:")[2]
     assert f"not used: {described.reason.decode()}\n" in below if described.reason else "  dense_decode " in below
 
@@ -79,9 +68,9 @@ def test_gpus(monkeypatch):
 
     def describe(device):
         if device.device_type == _library.CPU:
-            return _library.DeviceInfo(workers=8)
+            return _structs.DeviceInfo(workers=8)
         old = dict(name=b"Tesla T4", compute_capability=75, reason=b"Tesla T4 is too old") if device.id else {}
-        return _library.DeviceInfo(**dict(GPU, **old))
+        return _structs.DeviceInfo(**dict(GPU, **old))
 
     def capabilities(device_type, device_id):
         row = dict(operation="merge", kernel="cuda", available=True, forced_only=False, reason="")

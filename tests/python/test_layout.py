@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The structs of flash_mla._library, member for member, against what a C compiler makes of the header."""
+"""The structs of flash_mla._structs, member for member, against what a C compiler makes of the header."""
 
 import ctypes
 import os
@@ -11,22 +11,22 @@ import subprocess
 
 import pytest
 
-from flash_mla import _library
+from flash_mla import _library, _structs
 
 HEADER = pathlib.Path(__file__).resolve().parents[2] / "include" / "flashmla" / "flashmla.h"
 STRUCTS = {
-    _library.Device: "fmla_device",
-    _library.DType: "fmla_dtype",
-    _library.Tensor: "fmla_tensor",
-    _library.Capability: "fmla_capability",
-    _library.DeviceInfo: "fmla_device_info",
-    _library.DecodePlanArgs: "fmla_decode_plan_args",
-    _library.DenseDecodeArgs: "fmla_dense_decode_args",
-    _library.SparseDecodeArgs: "fmla_sparse_decode_args",
-    _library.SparsePrefillArgs: "fmla_sparse_prefill_args",
-    _library.MergeArgs: "fmla_merge_args",
-    _library.CacheAppendArgs: "fmla_cache_append_args",
-    _library.CacheGatherArgs: "fmla_cache_gather_args",
+    _structs.Device: "fmla_device",
+    _structs.DType: "fmla_dtype",
+    _structs.Tensor: "fmla_tensor",
+    _structs.Capability: "fmla_capability",
+    _structs.DeviceInfo: "fmla_device_info",
+    _structs.DecodePlanArgs: "fmla_decode_plan_args",
+    _structs.DenseDecodeArgs: "fmla_dense_decode_args",
+    _structs.SparseDecodeArgs: "fmla_sparse_decode_args",
+    _structs.SparsePrefillArgs: "fmla_sparse_prefill_args",
+    _structs.MergeArgs: "fmla_merge_args",
+    _structs.CacheAppendArgs: "fmla_cache_append_args",
+    _structs.CacheGatherArgs: "fmla_cache_gather_args",
 }
 # What a member is to ctypes: a number of this kind, a pointer, or a struct.
 NUMBERS = {
@@ -34,7 +34,7 @@ NUMBERS = {
     "signed": {ctypes.c_int32, ctypes.c_int64},
     "unsigned": {ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_size_t},
     "pointer": {ctypes.c_void_p, ctypes.c_char_p},
-    "struct": {_library.Device, _library.DType},
+    "struct": {_structs.Device, _structs.DType},
 }
 
 
@@ -111,7 +111,7 @@ def test_struct_has_every_member_in_order(struct):
 def test_every_struct_of_the_package_is_looked_at():
     mirrored = {
         value
-        for value in vars(_library).values()
+        for value in vars(_structs).values()
         if isinstance(value, type) and issubclass(value, ctypes.Structure) and value is not ctypes.Structure
     }
     assert mirrored == set(STRUCTS)

@@ -8,10 +8,9 @@ import numpy
 import pytest
 
 import flash_mla
-from attention import SPARSE_OUT, check_decode, conventions, dense, strided, with_sink
-from capsules import Capsuled
-from flash_mla import FlashMLASchedMeta, _library, _operations, flash_mla_with_kvcache, get_mla_metadata
-from kinds import Kind, each_kind, each_torch_kind, torch
+from attention import SPARSE_OUT, check_decode, conventions, dense, with_sink
+from flash_mla import FlashMLASchedMeta, _library, _operations, _structs, flash_mla_with_kvcache, get_mla_metadata
+from kinds import Kind, each_kind, torch
 
 D_V = 512
 
@@ -90,25 +89,21 @@ class Sparse:
             self.lists.append(random.integers(-slots // 8, slots + slots // 8, (b, s_q, count)).astype(numpy.int32))
             self.lengths.append(None if lengths is None else numpy.array(lengths[i], numpy.int32))
 
+    def inputs(self):
+        """{name: (values, type; None: that of the queries)}."""
+        dtype = None if self.layout == "plain" else "uint8"
+        inputs = {"q": (self.q, None)}
+        for i, names in enumerate(self.NAMES[: len(self.caches)]):
+            values = (self.caches[i].memory, dtype), (self.lists[i], "int32"), (self.lengths[i], "int32")
+            inputs.update({name: value for name, value in zip(names, values) if value[0] is not None})
+        return inputs
+
+    NAMES = ("k_cache", "indices", "topk_length"), ("extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length")
+
     def arguments(self, kind):
-        arguments = dict(
-            q=kind.array(self.q),
-            k_cache=self.caches[0].array(kind),
-            block_table=None,
-            cache_seqlens=None,
-            head_dim_v=D_V,
-            tile_scheduler_metadata=None,
-            is_fp8_kvcache=self.layout != "plain",
-            indices=kind.int32(self.lists[0]),
-        )
-        if self.lengths[0] is not None:
-            arguments["topk_length"] = kind.int32(self.lengths[0])
-        if len(self.caches) > 1:
-            arguments["extra_k_cache"] = self.caches[1].array(kind)
-            arguments["extra_indices_in_kvcache"] = kind.int32(self.lists[1])
-            if self.lengths[1] is not None:
-                arguments["extra_topk_length"] = kind.int32(self.lengths[1])
-        return arguments
+        nothing = dict(block_table=None, cache_seqlens=None, tile_scheduler_metadata=None)
+        options = dict(nothing, head_dim_v=D_V, is_fp8_kvcache=self.layout != "plain")
+        return {**{name: kind.array(*given) for name, given in self.inputs().items()}, **options}
 
     def expected(self, kind, scale=None, sink=None, lse_empty=math.inf, log_base=math.e, lengths=None):
         """`lengths`: of the first cache's lists, in place of its own."""
@@ -178,132 +173,25 @@ def test_what_dense_attention_reads_is_not_looked_at(kind):
     check(kind, flash_mla_with_kvcache(**arguments), batch.expected(kind))
 
 
-@each_kind
-@pytest.mark.parametrize("scale", [0.02, 0.3, -0.1])
-def test_softmax_scale(kind, scale):
-    batch = Sparse(layout=656)
-    check(kind, flash_mla_with_kvcache(**batch.arguments(kind), softmax_scale=scale), batch.expected(kind, scale))
-
-
-@each_torch_kind
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "float8_e4m3fn"])
-def test_types_of_one_byte(kind, dtype):
-    batch = Sparse(layout=656)
-    arguments = batch.arguments(kind)
-    arguments["k_cache"] = arguments["k_cache"].view(getattr(torch, dtype))
-    check(kind, flash_mla_with_kvcache(**arguments), batch.expected(kind))
-
-
-@each_kind
-@pytest.mark.parametrize("layout", ["plain", 656, 584])
-def test_batch_invariant(kind, layout):
-    """The same bits alone, elsewhere in a batch, and beside longer and shorter requests."""
-    batch = Sparse(layout=layout, b=4, h_q=16, topk=700, extra=(70, 30, 2), lengths=[[700, 64, 0, 129], [70, 3, 0, -1]])
-    arguments = dict(batch.arguments(kind), batch_invariant=True)
-    whole = flash_mla_with_kvcache(**arguments)
-    check(kind, whole, batch.expected(kind))
-    for chosen in ([0], [1], [2], [3], [3, 0], [3, 2, 1, 0]):
-        some = dict(arguments, q=kind.array(batch.q[chosen]))
-        names = ("indices", "topk_length"), ("extra_indices_in_kvcache", "extra_topk_length")
-        for (of_lists, of_lengths), lists, lengths in zip(names, batch.lists, batch.lengths):
-            some[of_lists], some[of_lengths] = kind.int32(lists[chosen]), kind.int32(lengths[chosen])
-        got = flash_mla_with_kvcache(**some)
-        for place, request in enumerate(chosen):
-            for array, of_whole in zip(got, whole):
-                assert kind.bits(array[place]) == kind.bits(of_whole[request]), f"request {request} of {chosen}"
-
-
-@each_kind
-@pytest.mark.parametrize("layout", ["plain", 656])
-def test_the_same_call_gives_the_same_bits_and_writes_only_its_results(kind, layout):
-    batch = Sparse(layout=layout, h_q=16, topk=700, extra=(70, 30, 2), lengths=[[700, 65], [70, 0]])
-    arguments = dict(batch.arguments(kind), attn_sink=kind.fp32(batch.sink))
-
-    def held():
-        return {name: kind.bits(array) for name, array in arguments.items() if kind.is_one(array)}
-
-    before = held()
-    first = [kind.bits(array) for array in flash_mla_with_kvcache(**arguments)]
-    for _ in range(3):
-        assert [kind.bits(array) for array in flash_mla_with_kvcache(**arguments)] == first
-    assert held() == before and len(before) == 8
-
-
 # ---- Strides --------------------------------------------------------------------------------------------------------
-
-
-@each_kind
-@pytest.mark.parametrize("layout", ["plain", 656, 584])
-@pytest.mark.parametrize("which", ["q", "k_cache", "indices", "out", "lse", "all"])
-def test_strides(kind, layout, which):
-    """Parts of larger arrays, whose rest is not looked at, and stays as it is. The tokens of an FP8 page are in one piece."""
-    batch = Sparse(layout=layout, lengths=[[90, 60]])
-    arguments = batch.arguments(kind)
-    arguments.update(out=kind.full((2, 2, 4, D_V), math.nan), lse=kind.full((2, 4, 2), math.nan, "float32"))
-    memory = batch.caches[0].memory
-    if layout == "plain":
-        cache = strided(kind, memory)
-    else:
-        large = numpy.full((2 * len(memory) + 1, *memory.shape[1:]), 255, numpy.uint8)
-        large[1::2] = memory
-        cache = kind.array(large, "uint8")[1::2]
-    large_out, large_lse = kind.full((3, 3, 6, 600), 7), kind.full((3, 5, 9), 7, "float32")
-    parts = {
-        "q": strided(kind, batch.q),
-        "k_cache": cache,
-        "indices": strided(kind, batch.lists[0], "int32"),
-        "out": large_out[:2, 1:, 1:5, 8:520],
-        "lse": large_lse[1:, :4, 3:5],
-    }
-    arguments.update(parts if which == "all" else {which: parts[which]})
-    got = flash_mla_with_kvcache(**arguments)
-    assert got[0] is arguments["out"] and got[1] is arguments["lse"]
-    check(kind, got, batch.expected(kind))
-    for name, large in (("out", large_out), ("lse", large_lse)):
-        written = kind.float64(large) != 7
-        assert numpy.sum(written) == (numpy.sum(kind.float64(parts[name]) != 7) if which in (name, "all") else 0)
-
-
-@each_kind
-@pytest.mark.parametrize("layout", ["plain", 656])
-def test_queries_that_start_anywhere(kind, layout):
-    """An element's alignment is enough: nothing here is a multiple of 16 bytes."""
-    batch = Sparse(layout=layout)
-    large = numpy.full((*batch.q.shape[:-1], batch.d + 5), math.nan)
-    large[..., 3:-2] = batch.q
-    arguments = dict(batch.arguments(kind), q=kind.array(large)[..., 3:-2])
-    check(kind, flash_mla_with_kvcache(**arguments), batch.expected(kind))
-
-
-@each_kind
-@pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
-def test_no_requests(kind, planned):
-    batch = Sparse(layout=656, b=0)
-    arguments = dict(batch.arguments(kind), tile_scheduler_metadata=get_mla_metadata()[0] if planned else None)
-    out, lse = flash_mla_with_kvcache(**arguments)
-    assert tuple(out.shape) == (0, 2, 4, D_V) and tuple(lse.shape) == (0, 4, 2)
 
 
 # ---- The kernel -----------------------------------------------------------------------------------------------------
 
 
-class WhichKernel:
-    """The library, which is asked for the name of the kernel before each call of sparse decode."""
+def kernels_asked(operation, monkeypatch):
+    """The names of the kernels that the library chooses, which is asked before each call of an operation from here on."""
+    names, launch = [], operation.launch
+    which = getattr(_library.library, f"fmla_{operation.name}_kernel")
 
-    def __init__(self, library):
-        self._library, self.names = library, []
-
-    def __getattr__(self, name):
-        return getattr(self._library, name)
-
-    def ask(self, function, address):
+    def ask(address):
         name = ctypes.c_char_p()
-        assert not getattr(self._library, function)(ctypes.c_void_p(address), ctypes.byref(name))
-        self.names.append(name.value.decode())
+        assert not which(ctypes.c_void_p(address), ctypes.byref(name))
+        names.append(name.value.decode())
+        return launch(address)
 
-    def fmla_sparse_decode(self, address):
-        self.ask("fmla_sparse_decode_kernel", address)
-        return self._library.fmla_sparse_decode(address)
+    monkeypatch.setattr(operation, "launch", ask)
+    return names
 
 
 @each_kind
@@ -322,10 +210,9 @@ def test_kernel(kind, shape, hopper, monkeypatch):
     """It is one that the capabilities of the device have; Hopper's own where it takes the call."""
     rows = [row for row in flash_mla.capabilities(kind.device) if row["operation"] == "sparse_decode"]
     available = {row["kernel"] for row in rows if row["available"] and not row["forced_only"]}
-    batch, library = Sparse(**shape), WhichKernel(_operations.library)
-    monkeypatch.setattr(_operations, "library", library)
+    batch, names = Sparse(**shape), kernels_asked(_operations.SPARSE_DECODE, monkeypatch)
     check(kind, flash_mla_with_kvcache(**batch.arguments(kind)), batch.expected(kind))
-    (name,) = library.names
+    (name,) = names
     assert name in available
     if kind.device != "cpu":
         assert {"cuda"} <= available <= {"cuda", "cuda-sm90"}
@@ -363,7 +250,7 @@ class Planned:
         return getattr(self._library, name)
 
     def fmla_decode_plan_partitions(self, address, count):
-        args = _library.DecodePlanArgs.from_address(address)
+        args = _structs.DecodePlanArgs.from_address(address)
         self.asked.append((args.sparse, args.b, args.topk, args.extra_topk, args.s_q, args.h_q))
         return self._library.fmla_decode_plan_partitions(address, count)
 
@@ -390,22 +277,6 @@ def test_metadata_of_the_older_generation(kind):
     if kind.is_torch:  # as the newer generation is called
         arguments["num_splits"] = None
         check(kind, flash_mla_with_kvcache(**arguments), batch.expected(kind))
-
-
-@each_kind
-@pytest.mark.parametrize("layout", ["plain", 656])
-def test_lengths_that_change_in_place_after_metadata_was_filled(kind, layout):
-    """On the CPU results stay right; on a GPU a plan is for its lengths (docs/semantics.md): new ones, a new plan."""
-    batch = Sparse(layout=layout, b=4, h_q=16, topk=300, lengths=[[300, 20, 65, 140]])
-    arguments = batch.arguments(kind)
-    meta, _ = get_mla_metadata()
-    check(kind, flash_mla_with_kvcache(**dict(arguments, tile_scheduler_metadata=meta)), batch.expected(kind))
-    for lengths in ([1, 20, 0, 64], [300, 0, 65, 139], [0, 0, 0, 0], [300, 20, 65, 140]):
-        arguments["topk_length"][:] = kind.int32(lengths)
-        if kind.device != "cpu":
-            meta, _ = get_mla_metadata()
-        got = flash_mla_with_kvcache(**dict(arguments, tile_scheduler_metadata=meta))
-        check(kind, got, batch.expected(kind, lengths=lengths))
 
 
 @each_kind
@@ -479,38 +350,6 @@ def test_wrong_arguments(kind, argument, value, exception, named, with_metadata)
         flash_mla_with_kvcache(**{**arguments, argument: value(kind) if callable(value) else value})
     assert caught.type is exception
     assert str(caught.value).startswith(f"flash_mla_with_kvcache: {named}"), str(caught.value)
-
-
-def with_everything(kind):
-    """The arguments of a call, none of which is left out."""
-    batch = Sparse(layout=656, extra=(70, 30, 2), lengths=[[90, 60], [70, 3]])
-    results = dict(out=kind.full((2, 2, 4, D_V), 0), lse=kind.full((2, 4, 2), 0, "float32"))
-    return dict(batch.arguments(kind), attn_sink=kind.fp32(batch.sink), **results)
-
-
-NUMPY = Kind("numpy", "float16")
-ARRAYS = [name for name, value in with_everything(NUMPY).items() if name != "q" and NUMPY.is_one(value)]
-DEVICES = [("cpu", "cuda:0"), *([("cuda:0", "cpu")] if torch is not None and torch.cuda.is_available() else [])]
-
-
-@pytest.mark.parametrize("with_metadata", [False, True])
-@pytest.mark.parametrize("argument", ARRAYS)
-@pytest.mark.parametrize("q_on,other_on", DEVICES)
-def test_arrays_on_two_devices(q_on, other_on, argument, with_metadata):
-    """A GPU's array beside NumPy's says where it is and has no memory; a tensor of the CPU beside those of a GPU is one."""
-    kind = NUMPY if q_on == "cpu" else Kind("torch", "float16", q_on)
-    arguments = with_everything(kind)
-    if q_on == "cpu":
-        array = arguments[argument]
-        code = {"u": 1, "i": 0, "f": 2}[array.dtype.kind]
-        arguments[argument] = Capsuled(4096, array.shape, code, 8 * array.itemsize, device=(2, 0))
-    else:
-        arguments[argument] = arguments[argument].cpu()
-    if with_metadata:
-        arguments["tile_scheduler_metadata"] = get_mla_metadata()[0]
-    with pytest.raises(ValueError) as caught:
-        flash_mla_with_kvcache(**arguments)
-    assert str(caught.value) == f"flash_mla_with_kvcache: {argument}: device is {other_on}, must be {q_on} as q's"
 
 
 @each_kind

@@ -7,12 +7,12 @@ import numpy
 import pytest
 
 import flash_mla
-from attention import check_close, conventions, log_sum_exp, strided, with_sink
+from attention import check_close, conventions, log_sum_exp, with_sink
 from capsules import Capsuled
 from flash_mla import _operations, flash_mla_sparse_fwd
-from kinds import KINDS, Kind, each_torch_kind, torch
+from kinds import KINDS, Kind
 from test_errors import NO_ARRAY, NOT_THERE, OPTIONS, TYPE, VALUE, broadcast, cases, check_refused, full, part
-from test_sparse import Cache, WhichKernel, bf16_bits
+from test_sparse import Cache, bf16_bits, kernels_asked
 
 D_V = 512
 NO_KEYS = (-1, 2147483647, -2147483648, -123456, 114514)  # and s_kv
@@ -121,18 +121,15 @@ class Prompt:
             entries = entries[: max(0, self.lengths[token])]
         return entries[(entries >= 0) & (entries < self.s_kv)]
 
+    def inputs(self):
+        """{name: (values, type; None: that of the queries)}."""
+        inputs = {"q": (self.q, None), "kv": (self.memory, None if self.layout == "plain" else "uint8")}
+        lengths = {} if self.lengths is None else {"topk_length": (self.lengths, "int32")}
+        return {**inputs, "indices": (self.lists, "int32"), **lengths}
+
     def arguments(self, kind):
-        arguments = dict(
-            q=kind.array(self.q),
-            kv=kind.array(self.memory, None if self.layout == "plain" else "uint8"),
-            indices=kind.int32(self.lists),
-            sm_scale=0.5,
-        )
-        if self.layout != "plain":
-            arguments["is_fp8_kvcache"] = True
-        if self.lengths is not None:
-            arguments["topk_length"] = kind.int32(self.lengths)
-        return arguments
+        options = dict(sm_scale=0.5, is_fp8_kvcache=self.layout != "plain")
+        return {**{name: kind.array(*given) for name, given in self.inputs().items()}, **options}
 
     def expected(self, kind, scale=0.5, sink=None, lse_empty=math.inf, log_base=math.e, first=None):
         """(out, max_logits, lse)."""
@@ -160,10 +157,6 @@ def check(kind, got, expected):
     assert [kind.dtype_name(array) for array in got] == ["bfloat16", *["float32"] * (len(got) - 1)]
     for name, array, values in zip(("out", "max_logits", "lse", "lse_indexer"), got, expected):
         check_close(name, kind.float64(array), values, OUT if name == "out" else ROWS)
-
-
-def bits(kind, arrays):
-    return [kind.bits(array) for array in arrays]
 
 
 # ---- Values ---------------------------------------------------------------------------------------------------------
@@ -243,50 +236,13 @@ def test_options(kind):
     check(kind, got, expected)
 
 
-@each_kind_that_makes
-@pytest.mark.parametrize("given", ["out", "max_logits", "lse"])
-def test_one_result_is_given(kind, given):
-    prompt = Prompt()
-    shape = (5, 4, D_V) if given == "out" else (5, 4)
-    array = kind.full(shape, 7, None if given == "out" else "float32")
-    got = call(kind, dict(prompt.arguments(kind), **{given: array}))
-    assert got[("out", "max_logits", "lse").index(given)] is array
-    check(kind, got, prompt.expected(kind))
-
-
 @each_kind
 def test_the_sink_changes_out_alone(kind):
     prompt = Prompt()
     arguments = prompt.arguments(kind)
-    without = bits(kind, call(kind, arguments))
-    sunk = bits(kind, call(kind, dict(arguments, attn_sink=kind.fp32(prompt.sink))))
+    without = kind.all_bits(call(kind, arguments))
+    sunk = kind.all_bits(call(kind, dict(arguments, attn_sink=kind.fp32(prompt.sink))))
     assert sunk[0] != without[0] and sunk[1:] == without[1:]
-
-
-@each_torch_kind
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "float8_e4m3fn"])
-def test_types_of_one_byte(kind, dtype):
-    if kind.element != "bfloat16":
-        pytest.skip("queries are bf16")
-    prompt = Prompt(layout=656, pages=(5, 64))
-    arguments = prompt.arguments(kind)
-    arguments["kv"] = arguments["kv"].view(getattr(torch, dtype))
-    check(kind, call(kind, arguments), prompt.expected(kind))
-
-
-@each_kind
-@pytest.mark.parametrize("shape", [dict(h_q=64, s_q=20, topk=200), dict(layout=656, pages=(5, 64))], ids=str)
-def test_the_same_call_gives_the_same_bits_and_writes_only_its_results(kind, shape):
-    prompt = Prompt(**shape)
-    arguments = dict(prompt.arguments(kind), attn_sink=kind.fp32(prompt.sink))
-
-    def held():
-        return {name: kind.bits(array) for name, array in arguments.items() if kind.is_one(array)}
-
-    before, first = held(), bits(kind, call(kind, arguments))
-    for _ in range(3):
-        assert bits(kind, call(kind, arguments)) == first
-    assert held() == before and len(before) == 4
 
 
 @each_kind
@@ -315,7 +271,7 @@ def test_lse_indexer(kind, shape, count, lengths):
         got = call(kind, dict(arguments, indexer_topk=count))
         part = prompt.expected(kind, first=count, **options)[2]
         check(kind, got, (*prompt.expected(kind, sink=prompt.sink, **options), part))
-        assert bits(kind, got[:3]) == bits(kind, call(kind, dict(arguments, indexer_topk=0)))
+        assert kind.all_bits(got[:3]) == kind.all_bits(call(kind, dict(arguments, indexer_topk=0)))
 
 
 @each_kind_that_makes
@@ -335,54 +291,7 @@ def test_lse_indexer_where_arrays_cannot_be_made():
 # ---- Strides --------------------------------------------------------------------------------------------------------
 
 
-@each_kind
-@pytest.mark.parametrize("which", ["q", "kv", "indices", "out", "max_logits", "lse", "all"])
-@pytest.mark.parametrize("shape", [dict(h_q=6, h_kv=2), dict(pages=(5, 64))], ids=str)
-def test_strides(kind, shape, which):
-    """Parts of larger arrays, whose rest is not looked at, and stays as it is."""
-    prompt = Prompt(**shape)
-    h_q = prompt.h_q
-    large_out = kind.full((11, h_q + 2, 600), 7)
-    large_most, large_lse = kind.full((6, h_q + 3), 7, "float32"), kind.full((6, h_q + 3), 7, "float32")
-    arguments = prompt.arguments(kind)
-    arguments.update(new_results(kind, 5, h_q))
-    parts = {
-        "q": strided(kind, prompt.q),
-        "kv": strided(kind, prompt.memory),
-        "indices": strided(kind, prompt.lists, "int32"),
-        "out": large_out[1::2, 1:-1, 8:520],
-        "max_logits": large_most[1:, 2:-1],
-        "lse": large_lse[1:, 2:-1],
-    }
-    arguments.update(parts if which == "all" else {which: parts[which]})
-    got = flash_mla_sparse_fwd(**arguments)
-    check(kind, got, prompt.expected(kind))
-    for name, large in (("out", large_out), ("max_logits", large_most), ("lse", large_lse)):
-        written = int(numpy.sum(kind.float64(large) != 7))
-        assert written == (kind.float64(parts[name]).size if which in (name, "all") else 0)
-
-
-@each_kind
-def test_queries_and_keys_that_start_anywhere(kind):
-    """An element's alignment is enough: nothing here is a multiple of 16 bytes."""
-    prompt = Prompt()
-    arguments = prompt.arguments(kind)
-    for name, values in (("q", prompt.q), ("kv", prompt.memory)):
-        large = numpy.full((*values.shape[:-1], prompt.d + 5), math.nan)
-        large[..., 3:-2] = values
-        arguments[name] = kind.array(large)[..., 3:-2]
-    check(kind, call(kind, arguments), prompt.expected(kind))
-
-
 # ---- The kernel -----------------------------------------------------------------------------------------------------
-
-
-class WhichPrefillKernel(WhichKernel):
-    """The library, which is asked for the name of the kernel before each call of sparse prefill."""
-
-    def fmla_sparse_prefill(self, address):
-        self.ask("fmla_sparse_prefill_kernel", address)
-        return self._library.fmla_sparse_prefill(address)
 
 
 @each_kind
@@ -391,11 +300,10 @@ def test_kernel(kind, shape, monkeypatch):
     """It is one that the capabilities of the device have."""
     rows = [row for row in flash_mla.capabilities(kind.device) if row["operation"] == "sparse_prefill"]
     available = {row["kernel"] for row in rows if row["available"] and not row["forced_only"]}
-    library = WhichPrefillKernel(_operations.library)
-    monkeypatch.setattr(_operations, "library", library)
+    names = kernels_asked(_operations.SPARSE_PREFILL, monkeypatch)
     prompt = Prompt(**shape)
     check(kind, call(kind, prompt.arguments(kind)), prompt.expected(kind))
-    (name,) = library.names
+    (name,) = names
     assert name in available
 
 
@@ -503,22 +411,6 @@ def test_wrong_pages_of_bytes(kind, kv, named):
 def test_every_argument_is_in_the_table():
     code = flash_mla_sparse_fwd.__code__
     assert set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) == set(WRONG)
-
-
-@each_kind
-@pytest.mark.parametrize("argument", ["kv", "indices", "topk_length", "attn_sink", "out", "max_logits", "lse"])
-def test_arrays_on_two_devices(kind, argument):
-    """A GPU's array beside NumPy's says where it is and has no memory."""
-    if kind.is_torch:
-        pytest.skip("its arrays are of one kind")
-    prompt = Prompt(lengths=[1, 2, 3, 4, 5])
-    arguments = dict(prompt.arguments(kind), attn_sink=kind.fp32(prompt.sink), **new_results(kind, 5, 4))
-    shape = arguments[argument].shape
-    code, width = {"bfloat16": (4, 16), "int32": (0, 32), "float32": (2, 32)}[str(arguments[argument].dtype)]
-    arguments[argument] = Capsuled(4096, shape, code, width, device=(2, 0))
-    with pytest.raises(ValueError) as caught:
-        flash_mla_sparse_fwd(**arguments)
-    assert str(caught.value) == f"flash_mla_sparse_fwd: {argument}: device is cuda:0, must be cpu as q's"
 
 
 @pytest.mark.parametrize("argument", ["max_logits", "lse"])

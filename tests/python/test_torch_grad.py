@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Gradients: no operation has one, and each says so at the call, alike in eager mode, compiled, and as an operator."""
 
-import importlib
-
 import pytest
 
-from kinds import TORCH_KINDS, torch
+from kinds import each_device, torch
 from test_errors import check_message
+from torch_calls import each_name, each_output, same
 
-if torch is None:
-    pytest.skip("PyTorch is not installed", allow_module_level=True)
-torch_calls = importlib.import_module("torch_calls")
+import torch_calls
 
-each_device = pytest.mark.parametrize("device", sorted({kind.device for kind in TORCH_KINDS}))
-each_name = pytest.mark.parametrize("name", torch_calls.NAMES)
 # Integers have no gradients.
 FLOATS = [
     (name, argument)
@@ -21,11 +16,6 @@ FLOATS = [
     if torch_calls.of(name).inputs[argument].is_floating_point()
 ]
 each_float = pytest.mark.parametrize("name,argument", FLOATS)
-each_output = pytest.mark.parametrize("name,argument", torch_calls.OUTPUTS)
-
-
-def same(got, expected):
-    return all(torch.equal(mine, its) for mine, its in zip(got, expected)) and len(got) == len(expected)
 
 
 def check_refusal(error, call, argument):

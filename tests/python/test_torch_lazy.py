@@ -1,33 +1,17 @@
 # SPDX-License-Identifier: MIT
 """Tensors that are not what lies in their memory, or have none: each is taken for what it means, or refused by name."""
 
-import importlib
 import warnings
 
 import pytest
 
 from attention import Batch
-from kinds import TORCH_KINDS, Kind, each_torch_kind, needs_cuda, torch
+from flash_mla import flash_mla_with_kvcache, get_mla_metadata
+from kinds import Kind, each_device, each_torch_kind, needs_cuda, torch
 from test_errors import check_message
+from torch_calls import each_input, each_name, each_output, same
 
-if torch is None:
-    pytest.skip("PyTorch is not installed", allow_module_level=True)
-torch_calls = importlib.import_module("torch_calls")
-from flash_mla import flash_mla_with_kvcache, get_mla_metadata  # noqa: E402
-
-DEVICES = sorted({kind.device for kind in TORCH_KINDS})
-each_device = pytest.mark.parametrize("device", DEVICES)
-each_input = pytest.mark.parametrize("name,argument", torch_calls.INPUTS)
-each_output = pytest.mark.parametrize("name,argument", torch_calls.OUTPUTS)
-
-
-def same(got, expected):
-    """Bit by bit: there is one kernel for a call."""
-    return len(got) == len(expected) and all(
-        torch.equal(mine.contiguous().view(torch.uint8), its.contiguous().view(torch.uint8))
-        for mine, its in zip(got, expected)
-    )
-
+import torch_calls
 
 # ---- Taken for what it means ------------------------------------------------------------------------------------------
 
@@ -67,7 +51,7 @@ def test_input_that_means_other_values_than_it_holds(name, argument, wrap, devic
 
 
 @each_device
-@pytest.mark.parametrize("name", torch_calls.NAMES)
+@each_name
 def test_all_inputs_negative_at_once(name, device):
     call = torch_calls.of(name, device)
     expected = call(**torch_calls.given(call))
@@ -297,7 +281,7 @@ def test_functionalize(name, device):
 
 
 @each_device
-@pytest.mark.parametrize("name", torch_calls.NAMES)
+@each_name
 def test_compiled_with_a_negative_view(name, device):
     """Made outside of the graph, and inside."""
     call = torch_calls.of(name, device)

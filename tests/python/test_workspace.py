@@ -23,9 +23,9 @@ KIND = Kind("numpy", "bfloat16" if ml_dtypes else "float16")
 DEVICES = ["cpu"] + ["cuda"] * any(row["available"] for row in flash_mla.capabilities("cuda"))
 
 
-def taken(calls):
+def taken(operation):
     """What the last call took."""
-    return calls._idle[_arrays][-1].args.workspace_size
+    return operation._idle[_arrays][-1].args.workspace_size
 
 
 def zeros(*shape, dtype=None):
@@ -47,7 +47,7 @@ def test_dense_decode(batch_invariant, planned):
         meta = get_mla_metadata()[0] if planned else None
         q = zeros(b, s_q, h_q, 576)
         flash_mla_with_kvcache(q, cache, table, lengths, 512, meta, batch_invariant=batch_invariant)
-        most = max(most, taken(_operations._decodes))
+        most = max(most, taken(_operations.DENSE_DECODE))
     assert 0 < most <= bound
 
 
@@ -66,7 +66,7 @@ def test_sparse_decode(extra_topk, packed):
         indices = zeros(b, s_q, topk, dtype="int32")
         q = zeros(b, s_q, h_q, 576)
         flash_mla_with_kvcache(q, cache, None, None, 512, None, indices=indices, is_fp8_kvcache=packed, **extra)
-        most = max(most, taken(_operations._sparse_decodes))
+        most = max(most, taken(_operations.SPARSE_DECODE))
     assert 0 < most <= bound
 
 
@@ -80,7 +80,7 @@ def test_sparse_prefill(packed):
     ]:
         indices = zeros(s_q, 1, topk, dtype="int32")
         flash_mla_sparse_fwd(zeros(s_q, h_q, 576), keys, indices, 0.5, is_fp8_kvcache=packed)
-        assert taken(_operations._prefills) <= bound
+        assert taken(_operations.SPARSE_PREFILL) <= bound
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -9,12 +9,8 @@
 
 #include <string.h>
 
-const char *const operation_names[OPERATIONS] = {"dense_decode", "sparse_decode", "sparse_prefill",
-                                                 "merge",        "cache_append",  "cache_gather"};
-
-_Static_assert((int)AXES <= MOST_AXES && (int)S_AXES <= MOST_AXES && (int)P_AXES <= MOST_AXES &&
-                   (int)C_AXES <= MOST_AXES && (int)M_AXES <= MOST_AXES,
-               "room for every operation's axes");
+const struct operation *const drawn_operations[OPERATIONS] = {&dense_decode, &sparse_decode, &sparse_prefill,
+                                                              &merge,        &cache_append,  &cache_gather};
 
 /* ---- Numbers --------------------------------------------------------------------------------- */
 
@@ -114,7 +110,7 @@ static void draw_sparse(struct random_state *random, const char *dtypes, int64_t
     v[S_INDICES] = kind(random, S_INDICES_TWICE + 1);
     v[S_CODES] = kind(random, S_CODES_NAN + 1);
     v[S_INPUTS] = kind(random, S_BEYOND + 1);
-    v[S_SINK] = kind(random, S_SINK_INFINITE + 1);
+    v[S_SINK] = kind(random, SINK_INFINITE + 1);
     v[S_EMPTY] = kind(random, 2), v[S_BASE] = 2 * kind(random, 2);
     v[S_INVARIANT] = !kind(random, 3);
     v[S_PLAN] = kind(random, S_PLAN_STALE + 1);
@@ -143,7 +139,7 @@ static void draw_prefill(struct random_state *random, int64_t *v)
     v[P_INPUTS] = ONE_OF(random, S_NORMAL, S_SPIKED, S_STEEP, S_BEYOND, P_EXTREME);
     /* As in the grid: of few keys with values of ±1 some sums are all but 0, and tolerances are not for those. */
     if (v[P_INPUTS] == P_EXTREME && v[P_CODES] == S_CODES_EXTREME) v[P_CODES] = S_CODES_WRITTEN;
-    v[P_SINK] = kind(random, S_SINK_INFINITE + 1);
+    v[P_SINK] = kind(random, SINK_INFINITE + 1);
     v[P_EMPTY] = kind(random, 2), v[P_BASE] = 2 * kind(random, 2);
     v[P_RESULTS] = kind(random, P_RESULTS_NONE + 1);
     v[P_LAYOUT] = layout_of(random);
@@ -167,7 +163,6 @@ static void draw_merge(struct random_state *random, int64_t *v)
 
 static void draw_cache(struct random_state *random, bool gather, bool gpu, int64_t *v)
 {
-    v[C_GATHER] = gather;
     v[C_FORMAT] =
         ONE_OF(random, FMLA_KV_BF16, FMLA_KV_FP16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576);
     const bool wide = v[C_FORMAT] == FMLA_KV_BF16 || v[C_FORMAT] == FMLA_KV_FP16;
@@ -183,10 +178,10 @@ static void draw_cache(struct random_state *random, bool gather, bool gpu, int64
     v[C_SLOTS] = kind(random, gpu && !gather ? SLOTS_TWICE : SLOTS_TWICE + 1);
 }
 
-void draw_case(struct random_state *random, enum operation operation, const char *dtypes, bool gpu,
-               int64_t v[MOST_AXES])
+void draw_case(struct random_state *random, enum drawn operation, const char *dtypes, bool gpu,
+               int64_t v[GRID_AXES])
 {
-    memset(v, 0, MOST_AXES * sizeof *v);
+    memset(v, 0, GRID_AXES * sizeof *v);
     switch (operation) {
     case DENSE_DECODE: draw_dense(random, dtypes, v); break;
     case SPARSE_DECODE: draw_sparse(random, dtypes, v); break;
@@ -194,20 +189,6 @@ void draw_case(struct random_state *random, enum operation operation, const char
     case MERGE: draw_merge(random, v); break;
     case CACHE_APPEND:
     case CACHE_GATHER: draw_cache(random, operation == CACHE_GATHER, gpu, v); break;
-    case OPERATIONS: break;
-    }
-}
-
-void run_drawn(const struct run *run, enum operation operation, const int64_t v[MOST_AXES], uint64_t seed,
-               struct tally *tally)
-{
-    switch (operation) {
-    case DENSE_DECODE: decode_case_check(run, v, seed, tally); break;
-    case SPARSE_DECODE: sparse_case_check(run, v, seed, tally); break;
-    case SPARSE_PREFILL: prefill_case_check(run, v, seed, tally); break;
-    case MERGE: merge_check(run, v, seed, tally); break;
-    case CACHE_APPEND:
-    case CACHE_GATHER: cache_check(run, v, seed, tally); break;
     case OPERATIONS: break;
     }
 }

@@ -6,13 +6,8 @@
  *
  * Call N of a seed is the same call whatever ran before it, so that one that failed can be made again alone.
  */
-#include "../checkattn/device.h"
-#include "draw.h"
-
-#include "../checkattn/decode_case.h"
 #include "../checkattn/pages.h"
-#include "../checkattn/prefill_case.h"
-#include "../checkattn/sparse_case.h"
+#include "draw.h"
 #include "faults.h"
 #include "timing.h"
 
@@ -34,7 +29,7 @@ enum {
 
 /* A kernel of an operation that can be forced. */
 struct tested {
-    enum operation operation;
+    enum drawn operation;
     const char *kernel, *dtypes;
 };
 
@@ -119,17 +114,18 @@ static bool find_kernels(fmla_device device)
     fmla_capability row = FMLA_INIT(fmla_capability);
     for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
         int operation = 0;
-        while (operation < OPERATIONS && strcmp(row.operation, operation_names[operation]) != 0) operation++;
+        while (operation < OPERATIONS && strcmp(row.operation, drawn_operations[operation]->name) != 0)
+            operation++;
         if (operation == OPERATIONS || !row.kernel || !row.available || row.forced_only) continue;
         const char **dtypes = &stress.dtypes[operation];
         if (!*dtypes || strlen(row.dtypes) > strlen(*dtypes)) *dtypes = row.dtypes;
         if (takes_everything(row.kernel) && stress.kernels < MOST_KERNELS)
-            stress.kernel[stress.kernels++] =
-                (struct tested){(enum operation)operation, row.kernel, row.dtypes};
+            stress.kernel[stress.kernels++] = (struct tested){(enum drawn)operation, row.kernel, row.dtypes};
     }
     for (int operation = 0; operation < OPERATIONS; operation++)
         if (!stress.dtypes[operation]) {
-            fprintf(stderr, "stress: there is no kernel of %s on that device\n", operation_names[operation]);
+            fprintf(stderr, "stress: there is no kernel of %s on that device\n",
+                    drawn_operations[operation]->name);
             return false;
         }
     return true;
@@ -147,18 +143,18 @@ static void set_threads(int64_t call)
 }
 
 /* Cases are smaller the cheaper their operation is to set up: most calls are of attention. */
-static enum operation draw_operation(struct random_state *random)
+static enum drawn draw_operation(struct random_state *random)
 {
-    static const enum operation of[] = {DENSE_DECODE,   DENSE_DECODE,  DENSE_DECODE,   SPARSE_DECODE,
-                                        SPARSE_DECODE,  SPARSE_DECODE, SPARSE_PREFILL, SPARSE_PREFILL,
-                                        SPARSE_PREFILL, MERGE,         CACHE_APPEND,   CACHE_GATHER};
+    static const enum drawn of[] = {DENSE_DECODE,   DENSE_DECODE,  DENSE_DECODE,   SPARSE_DECODE,
+                                    SPARSE_DECODE,  SPARSE_DECODE, SPARSE_PREFILL, SPARSE_PREFILL,
+                                    SPARSE_PREFILL, MERGE,         CACHE_APPEND,   CACHE_GATHER};
     return of[random_between(random, 0, (int64_t)(sizeof of / sizeof of[0]) - 1)];
 }
 
 static void make_call(int64_t call)
 {
     struct random_state random = {stress.seed * 0x9e3779b97f4a7c15u + (uint64_t)call * 0xd1342543de82ef95u};
-    int64_t v[MOST_AXES];
+    int64_t v[GRID_AXES];
     struct tally tally = {.number = call};
     struct run run = {.device = stress.device,
                       .seed = stress.seed,
@@ -166,8 +162,8 @@ static void make_call(int64_t call)
                       .verbose = true,
                       .fault = stress.defect};
     random_u64(&random);
-    const enum operation drawn = draw_operation(&random),
-                         operation = stress.only ? (enum operation)(stress.only - 1) : drawn;
+    const enum drawn drawn = draw_operation(&random),
+                     operation = stress.only ? (enum drawn)(stress.only - 1) : drawn;
     int of[MOST_KERNELS] = {0}, count = 0;
     for (int i = 0; i < stress.kernels; i++)
         if (stress.kernel[i].operation == operation) of[count++] = i;
@@ -179,14 +175,14 @@ static void make_call(int64_t call)
     draw_case(&random, operation, run.dtypes, gpu, v);
     now.run = &run, now.tally = &tally;
     pages_draw(random_u64(&random));
-    run_drawn(&run, operation, v, random_u64(&random), &tally);
+    case_check(drawn_operations[operation], &run, v, random_u64(&random), &tally, NULL);
     atomic_fetch_add(&stress.made, 1);
     atomic_fetch_add(&stress.of_operation[operation], 1);
     atomic_fetch_add(&stress.rows, tally.rows);
     if (!tally.failed) return;
     atomic_fetch_add(&stress.failed, 1);
     fprintf(stderr, "stress: call %lld of %s by %s failed; again: --seed %llu --call %lld\n", (long long)call,
-            operation_names[operation], run.kernel, (unsigned long long)stress.seed, (long long)call);
+            drawn_operations[operation]->name, run.kernel, (unsigned long long)stress.seed, (long long)call);
 }
 
 struct host_thread {
@@ -269,7 +265,7 @@ static int summary(double start)
     printf("stress: seed %llu: %lld calls in %.0f s (", (unsigned long long)stress.seed, (long long)made,
            timing_now() - start);
     for (int i = 0; i < OPERATIONS; i++)
-        printf("%s%s %lld", i ? ", " : "", operation_names[i],
+        printf("%s%s %lld", i ? ", " : "", drawn_operations[i]->name,
                (long long)atomic_load(&stress.of_operation[i]));
     printf("), %lld rows against the oracle, %lld calls failed\n", (long long)atomic_load(&stress.rows),
            (long long)failed);
@@ -319,8 +315,9 @@ int main(int argc, char **argv)
         watch.after = fault->after, watch.refused = fault->refused, stress.defect = fault->defect,
         stress.only = fault->only;
     device_stress = &watch;
-    decode_case_draw(stress.seed);
-    prefill_case_draw(stress.seed), sparse_case_draw(stress.seed);
+    for (int i = OPERATIONS - 1; i >= 0;
+         i--) /* keys of sparse decode are those of prefill too: the last ones stay */
+        operation_begin(drawn_operations[i], stress.seed);
     const double start = timing_now();
     if (!seconds) seconds = calls ? 1000000 : 60;
     stress.end = start + (only ? 1e9 : (double)seconds);

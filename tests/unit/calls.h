@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * One small call of each operation, for tests of how calls run: from many threads at once, after a fork, on a busy machine.
- * A program includes this once.
+ * A small call of each operation on the CPU, for tests of how calls run: from many threads at once, after a fork, without an
+ * allocation. A program includes this once.
  */
 #ifndef FMLA_CALLS_H
 #define FMLA_CALLS_H
 
-#include "arguments.h"
+#include "tensors.h"
 
 #include "num.h"
 #include "random.h"
+
+#include <stdbool.h>
 
 enum {
     B = 3,
@@ -31,8 +33,6 @@ static float parts_data[PARTS * B * S_Q * H_Q * D_V], lse_parts_data[PARTS * B *
 static uint8_t fp8_data[PAGES * PAGE * 656];
 static int32_t indices_data[B * S_Q * TOPK], extra_indices_data[B * S_Q * EXTRA],
     topk_lengths[B] = {TOPK, 0, 77};
-static void *plan, *sparse_plan;
-static size_t plan_size, sparse_plan_size;
 
 /* Tokens of sparse prefill: enough that no list is cut, whatever the number of workers. */
 enum { PREFILL = 28, PREFILL_TOPK = 30 };
@@ -42,7 +42,10 @@ enum {
     CACHE_SLOTS = 8
 }; /* of the cache operations: slots occur twice, and the last token stays */
 
+enum { PLAN_BYTES = 32 + 32 * PLAN_PARTITIONS + 4 * (B + 1) };
+
 struct result {
+    _Alignas(16) char plan[PLAN_BYTES], sparse_plan[PLAN_BYTES];
     uint16_t out[B * S_Q * H_Q * D_V];
     uint16_t sparse_out[B * S_Q * H_Q * D_V];
     uint16_t prefill_out[PREFILL * H_Q * D_V];
@@ -78,125 +81,160 @@ static void draw(void)
         extra_indices_data[i] = (int32_t)random_between(&random, -20, PAGES * PAGE - 1);
 }
 
-static fmla_status make_plan(void)
+/* How a call is made. */
+struct way {
+    const char *kernel;
+    const struct result *planned; /* NULL: a plan is made inside */
+    int32_t batch_invariant, cache_format /* of the cache operations; 0: FP8_656 */;
+    void *workspace;
+    size_t workspace_size, *wanted; /* asked for a workspace, a call answers its size instead */
+};
+
+/* Both kinds of plan. */
+static fmla_status decode_plan(struct result *result, const struct way *way)
 {
-    struct held seqlens;
-    HELD(&seqlens, lengths, i32, 1, B);
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = &seqlens.tensor, args.s_q = S_Q, args.h_q = H_Q, args.h_kv = 1;
-    args.num_partitions = PLAN_PARTITIONS;
-    fmla_status status = fmla_decode_plan_size(&args, &args.plan_size);
-    if (status) return status;
-    plan = args.plan = aligned_alloc(64, (args.plan_size + 63) / 64 * 64), plan_size = args.plan_size;
-    return plan ? fmla_decode_plan(&args) : FMLA_BUFFER_TOO_SMALL;
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args), sparse = FMLA_INIT(fmla_decode_plan_args);
+    args.seqlens = TENSOR(lengths, i32, B), args.h_kv = 1;
+    sparse.sparse = 1, sparse.topk_length = TENSOR(topk_lengths, i32, B);
+    sparse.topk = TOPK, sparse.extra_topk = EXTRA;
+    args.s_q = sparse.s_q = S_Q, args.h_q = sparse.h_q = H_Q;
+    args.num_partitions = sparse.num_partitions = PLAN_PARTITIONS;
+    args.plan = result->plan, sparse.plan = result->sparse_plan;
+    args.plan_size = sparse.plan_size = PLAN_BYTES;
+    if (way->wanted) return *way->wanted = 0, FMLA_OK;
+    const fmla_status status = fmla_decode_plan(&args);
+    return status ? status : fmla_decode_plan(&sparse);
 }
 
-static fmla_status make_sparse_plan(void)
-{
-    struct held length;
-    HELD(&length, topk_lengths, i32, 1, B);
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.sparse = 1, args.topk_length = &length.tensor, args.topk = TOPK, args.extra_topk = EXTRA;
-    args.s_q = S_Q, args.h_q = H_Q, args.num_partitions = PLAN_PARTITIONS;
-    fmla_status status = fmla_decode_plan_size(&args, &args.plan_size);
-    if (status) return status;
-    sparse_plan = args.plan = aligned_alloc(64, (args.plan_size + 63) / 64 * 64);
-    sparse_plan_size = args.plan_size;
-    return sparse_plan ? fmla_decode_plan(&args) : FMLA_BUFFER_TOO_SMALL;
-}
+/* What the arguments of all operations with a workspace have, and the call. */
+#define CALL_WITH_WORKSPACE(operation)                                                                       \
+    args.kernel = way->kernel, args.workspace = way->workspace, args.workspace_size = way->workspace_size;   \
+    return way->wanted ? fmla_##operation##_workspace_size(&args, way->wanted, NULL) : fmla_##operation(&args)
 
-/* The workspace serves any number of workers up to MOST_WORKERS: it grows with them. */
-static fmla_status decode(struct result *result, void *workspace, size_t workspace_size, size_t *wanted)
+static fmla_status dense_decode(struct result *result, const struct way *way)
 {
-    struct held q, kv, table, seqlens, out, lse;
-    HELD(&q, q_data, bf16, 4, B, S_Q, H_Q, D_QK);
-    HELD(&kv, kv_data, bf16, 4, PAGES, PAGE, 1, D_QK);
-    HELD(&table, table_data, i32, 2, B, TABLE);
-    HELD(&seqlens, lengths, i32, 1, B);
-    HELD(&out, result->out, bf16, 4, B, S_Q, H_Q, D_V);
-    HELD(&lse, result->lse, f32, 3, B, H_Q, S_Q);
     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = &q.tensor, args.kv_cache = &kv.tensor, args.block_table = &table.tensor;
-    args.seqlens = &seqlens.tensor, args.out = &out.tensor, args.lse = &lse.tensor;
-    args.plan = plan, args.plan_size = plan_size, args.causal = 1;
-    args.workspace = workspace, args.workspace_size = workspace_size;
-    return wanted ? fmla_dense_decode_workspace_size(&args, wanted, NULL) : fmla_dense_decode(&args);
+    args.q = TENSOR(q_data, bf16, B, S_Q, H_Q, D_QK);
+    args.kv_cache = TENSOR(kv_data, bf16, PAGES, PAGE, 1, D_QK);
+    args.block_table = TENSOR(table_data, i32, B, TABLE), args.seqlens = TENSOR(lengths, i32, B);
+    args.out = TENSOR(result->out, bf16, B, S_Q, H_Q, D_V);
+    args.lse = TENSOR(result->lse, f32, B, H_Q, S_Q);
+    if (way->planned) args.plan = way->planned->plan, args.plan_size = PLAN_BYTES;
+    args.causal = 1, args.batch_invariant = way->batch_invariant;
+    CALL_WITH_WORKSPACE(dense_decode);
 }
 
 /* Over FP8 keys, which each worker unpacks into memory of its own; the second cache is the first one again. */
-static fmla_status decode_sparse(struct result *result, void *workspace, size_t workspace_size,
-                                 size_t *wanted)
+static fmla_status sparse_decode(struct result *result, const struct way *way)
 {
-    static const fmla_dtype u8 = {FMLA_TYPE_UINT, 8, 1};
-    struct held q, kv, indices, length, extra_indices, out, lse;
-    HELD(&q, q_data, bf16, 4, B, S_Q, H_Q, D_QK);
-    HELD(&kv, fp8_data, u8, 4, PAGES, PAGE, 1, 656);
-    HELD(&indices, indices_data, i32, 3, B, S_Q, TOPK);
-    HELD(&length, topk_lengths, i32, 1, B);
-    HELD(&extra_indices, extra_indices_data, i32, 3, B, S_Q, EXTRA);
-    HELD(&out, result->sparse_out, bf16, 4, B, S_Q, H_Q, D_V);
-    HELD(&lse, result->sparse_lse, f32, 3, B, H_Q, S_Q);
     fmla_sparse_decode_args args = FMLA_INIT(fmla_sparse_decode_args);
-    args.q = &q.tensor, args.kv_cache = args.extra_kv_cache = &kv.tensor, args.kv_format = FMLA_KV_FP8_656;
-    args.indices = &indices.tensor, args.topk_length = &length.tensor;
-    args.extra_indices = &extra_indices.tensor, args.out = &out.tensor, args.lse = &lse.tensor;
-    args.plan = sparse_plan, args.plan_size = sparse_plan_size;
-    args.workspace = workspace, args.workspace_size = workspace_size;
-    return wanted ? fmla_sparse_decode_workspace_size(&args, wanted, NULL) : fmla_sparse_decode(&args);
+    args.q = TENSOR(q_data, bf16, B, S_Q, H_Q, D_QK);
+    args.kv_cache = args.extra_kv_cache = TENSOR(fp8_data, u8, PAGES, PAGE, 1, 656);
+    args.indices = TENSOR(indices_data, i32, B, S_Q, TOPK), args.topk_length = TENSOR(topk_lengths, i32, B);
+    args.extra_indices = TENSOR(extra_indices_data, i32, B, S_Q, EXTRA), args.kv_format = FMLA_KV_FP8_656;
+    args.out = TENSOR(result->sparse_out, bf16, B, S_Q, H_Q, D_V);
+    args.lse = TENSOR(result->sparse_lse, f32, B, H_Q, S_Q);
+    if (way->planned) args.plan = way->planned->sparse_plan, args.plan_size = PLAN_BYTES;
+    args.batch_invariant = way->batch_invariant;
+    CALL_WITH_WORKSPACE(sparse_decode);
 }
 
-/* The tokens' lists are parts of those of sparse decode. */
-static fmla_status prefill(struct result *result, void *workspace, size_t workspace_size, size_t *wanted)
+/* The tokens' lists are parts of those of sparse decode; keys serve as queries too. */
+static fmla_status sparse_prefill(struct result *result, const struct way *way)
 {
     _Static_assert(PREFILL * PREFILL_TOPK <= B * S_Q * TOPK && PREFILL * H_Q <= PAGES * PAGE,
                    "indices and queries for all tokens");
-    struct held q, kv, indices, out, max_logits;
-    HELD(&q, kv_data, bf16, 3, PREFILL, H_Q, D_QK); /* keys serve as queries too */
-    HELD(&kv, kv_data, bf16, 3, PAGES * PAGE, 1, D_QK);
-    HELD(&indices, indices_data, i32, 3, PREFILL, 1, PREFILL_TOPK);
-    HELD(&out, result->prefill_out, bf16, 3, PREFILL, H_Q, D_V);
-    HELD(&max_logits, result->max_logits, f32, 2, PREFILL, H_Q);
     fmla_sparse_prefill_args args = FMLA_INIT(fmla_sparse_prefill_args);
-    args.q = &q.tensor, args.kv = &kv.tensor, args.indices = &indices.tensor, args.out = &out.tensor;
-    args.max_logits = &max_logits.tensor;
-    args.workspace = workspace, args.workspace_size = workspace_size;
-    return wanted ? fmla_sparse_prefill_workspace_size(&args, wanted, NULL) : fmla_sparse_prefill(&args);
+    args.q = TENSOR(kv_data, bf16, PREFILL, H_Q, D_QK),
+    args.kv = TENSOR(kv_data, bf16, PAGES * PAGE, 1, D_QK);
+    args.indices = TENSOR(indices_data, i32, PREFILL, 1, PREFILL_TOPK);
+    args.out = TENSOR(result->prefill_out, bf16, PREFILL, H_Q, D_V);
+    args.max_logits = TENSOR(result->max_logits, f32, PREFILL, H_Q);
+    CALL_WITH_WORKSPACE(sparse_prefill);
 }
 
-static fmla_status merge(struct result *result)
+static fmla_status merge(struct result *result, const struct way *way)
 {
-    struct held parts, lse_parts, out, lse;
-    HELD(&parts, parts_data, f32, 5, PARTS, B, S_Q, H_Q, D_V);
-    HELD(&lse_parts, lse_parts_data, f32, 4, PARTS, B, H_Q, S_Q);
-    HELD(&out, result->merged, f32, 4, B, S_Q, H_Q, D_V);
-    HELD(&lse, result->merged_lse, f32, 3, B, H_Q, S_Q);
     fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-    args.out_parts = &parts.tensor, args.lse_parts = &lse_parts.tensor;
-    args.out = &out.tensor, args.lse = &lse.tensor;
-    return fmla_merge(&args);
+    args.out_parts = TENSOR(parts_data, f32, PARTS, B, S_Q, H_Q, D_V);
+    args.lse_parts = TENSOR(lse_parts_data, f32, PARTS, B, H_Q, S_Q);
+    args.out = TENSOR(result->merged, f32, B, S_Q, H_Q, D_V);
+    args.lse = TENSOR(result->merged_lse, f32, B, H_Q, S_Q), args.kernel = way->kernel;
+    return way->wanted ? *way->wanted = 0, FMLA_OK : fmla_merge(&args);
 }
 
-/* The parts are vectors too. */
-static fmla_status append_and_gather(struct result *result)
+static const fmla_tensor *cache_slots(struct held *held)
 {
-    static const fmla_dtype i64 = {FMLA_TYPE_INT, 64, 1}, u8 = {FMLA_TYPE_UINT, 8, 1};
-    _Static_assert(sizeof parts_data >= sizeof result->rows, "vectors for all tokens");
-    int64_t list[TOKENS];
+    static int64_t list[TOKENS];
     for (int t = 0; t < TOKENS; t++) list[t] = t % 5 == 4 ? -1 : t * 3 % CACHE_SLOTS;
-    struct held vectors, cache, slots, rows;
-    memset(result->cache, 0, sizeof result->cache); /* one slot stays as it was */
-    HELD(&vectors, parts_data, f32, 2, TOKENS, 576);
-    HELD(&cache, result->cache, u8, 4, 1, CACHE_SLOTS, 1, 656);
-    HELD(&slots, list, i64, 1, TOKENS);
-    HELD(&rows, result->rows, f32, 2, TOKENS, 576);
-    fmla_cache_append_args append = FMLA_INIT(fmla_cache_append_args);
-    append.latent = &vectors.tensor, append.kv_cache = &cache.tensor, append.slot_mapping = &slots.tensor;
-    append.kv_format = FMLA_KV_FP8_656;
-    fmla_cache_gather_args gather = FMLA_INIT(fmla_cache_gather_args);
-    gather.kv_cache = &cache.tensor, gather.slots = &slots.tensor, gather.out = &rows.tensor;
-    gather.kv_format = FMLA_KV_FP8_656;
-    const fmla_status status = fmla_cache_append(&append);
-    return status ? status : fmla_cache_gather(&gather);
+    return tensor_of(held, list, i64, &(int64_t){TOKENS}, 1);
+}
+
+/* The parts are vectors too; one slot stays as it was. */
+static fmla_status cache_append(struct result *result, const struct way *way)
+{
+    _Static_assert(sizeof parts_data >= sizeof result->rows, "vectors for all tokens");
+    const bool pieces = way->cache_format == FMLA_KV_FP8_584;
+    fmla_cache_append_args args = FMLA_INIT(fmla_cache_append_args);
+    args.latent = TENSOR(parts_data, f32, TOKENS, pieces ? 512 : 576), args.kernel = way->kernel;
+    args.kv_cache = TENSOR(result->cache, u8, 1, CACHE_SLOTS, 1, pieces ? 584 : 656);
+    args.slot_mapping = cache_slots(&(struct held){0});
+    args.kv_format = way->cache_format ? way->cache_format : FMLA_KV_FP8_656;
+    if (way->wanted) return *way->wanted = 0, FMLA_OK;
+    memset(result->cache, 0, sizeof result->cache);
+    return fmla_cache_append(&args);
+}
+
+static fmla_status cache_gather(struct result *result, const struct way *way)
+{
+    const bool pieces = way->cache_format == FMLA_KV_FP8_584;
+    fmla_cache_gather_args args = FMLA_INIT(fmla_cache_gather_args);
+    args.kv_cache = TENSOR(result->cache, u8, 1, CACHE_SLOTS, 1, pieces ? 584 : 656);
+    args.slots = cache_slots(&(struct held){0}), args.kernel = way->kernel;
+    args.out = TENSOR(result->rows, f32, TOKENS, pieces ? 512 : 576);
+    args.kv_format = way->cache_format ? way->cache_format : FMLA_KV_FP8_656;
+    return way->wanted ? *way->wanted = 0, FMLA_OK : fmla_cache_gather(&args);
+}
+
+/* In an order in which each may follow the one before: what is gathered was appended. */
+static const struct operation {
+    const char *name;
+    fmla_status (*call)(struct result *result, const struct way *way);
+    bool workspace;
+} operations[] = {{"decode_plan", decode_plan, false},
+                  {"dense_decode", dense_decode, true},
+                  {"sparse_decode", sparse_decode, true},
+                  {"sparse_prefill", sparse_prefill, true},
+                  {"merge", merge, false},
+                  {"cache_append", cache_append, false},
+                  {"cache_gather", cache_gather, false}};
+enum { OPERATIONS = sizeof operations / sizeof operations[0] };
+
+/* All of them, each in a workspace whose bytes are nothing's; the first that fails, or NULL. */
+static inline const char *call_all(struct result *result, const struct way *way)
+{
+    memset(result, 0xff, sizeof *result);
+    for (int i = 0; i < OPERATIONS; i++) {
+        if (operations[i].workspace) memset(way->workspace, 0xff, way->workspace_size);
+        if (operations[i].call(result, way)) return operations[i].name;
+    }
+    return NULL;
+}
+
+/* Memory for a workspace that is enough for each of them, with as many workers as there are now. */
+static inline struct way way_of_all(const struct result *planned)
+{
+    struct way way = {.planned = planned};
+    size_t bytes = 0;
+    for (int i = 0; i < OPERATIONS; i++) {
+        struct way asking = {.planned = planned, .wanted = &bytes};
+        static struct result none;
+        CHECK_OK(operations[i].call(&none, &asking));
+        if (bytes > way.workspace_size) way.workspace_size = bytes;
+    }
+    way.workspace = aligned_alloc(64, (way.workspace_size + 63) / 64 * 64);
+    if (!way.workspace_size || !way.workspace) abort();
+    return way;
 }
 
 #endif

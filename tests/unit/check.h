@@ -44,6 +44,38 @@ check_fail(const char *file, int line, const char *what, const char *format, ...
               check_expected);                                                                               \
     } while (0)
 
+/* A call of the library that must succeed; its message says why it did not. */
+#define CHECK_OK(call) CHECK((call) == FMLA_OK, "%s", fmla_last_error())
+
+/* The n-th of `text`, pairs in braces, as they stand in the source. */
+static inline const char *check_pair(const char *text, size_t n, int *length)
+{
+    int depth = 0;
+    for (const char *begin = text;; text++) {
+        if (*text == '{' && !depth++) begin = text;
+        if ((*text == '}' && !--depth && !n--) || !*text) return *length = (int)(text - begin), begin + 1;
+    }
+}
+
+static inline void check_all(const char *file, int line, const char *text, const int64_t pairs[][2],
+                             size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        check_count++;
+        if (pairs[i][0] == pairs[i][1]) continue;
+        int length = 0;
+        const char *const pair = check_pair(text, i, &length);
+        check_fail(file, line, "CHECK_ALL", "%.*s: is %" PRId64 ", expected %" PRId64, length - 1, pair,
+                   pairs[i][0], pairs[i][1]);
+    }
+}
+
+/* Integers and what they must be, a pair in braces each: {value, expected}, … */
+#define CHECK_ALL(...) CHECK_PAIRS(__VA_ARGS__) /* macros among them may be several pairs */
+#define CHECK_PAIRS(...)                                                                                     \
+    check_all(__FILE__, __LINE__, #__VA_ARGS__, (const int64_t[][2]){__VA_ARGS__},                           \
+              sizeof((const int64_t[][2]){__VA_ARGS__}) / sizeof(int64_t[2]))
+
 /* A test that checked nothing has failed. */
 static inline int check_done(const char *name)
 {

@@ -5,7 +5,7 @@
  *
  * test_busy [CALLS] [idle] - CALLS of each kind (default 101); idle: without the endless loops.
  */
-#include "arguments.h"
+#include "tensors.h"
 
 #include "num.h"
 #include "timing.h"
@@ -40,93 +40,67 @@ static size_t workspace_size, plan_size;
 
 static fmla_status decode_plan(int size, size_t *wanted)
 {
-    struct held seqlens;
-    HELD(&seqlens, lengths, i32, 1, 64 * size);
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = H_Q, args.h_kv = 1;
+    args.seqlens = TENSOR(lengths, i32, 64 * size), args.s_q = 1, args.h_q = H_Q, args.h_kv = 1;
     args.plan = plan, args.plan_size = plan_size;
     return wanted ? fmla_decode_plan_size(&args, &plan_size) : fmla_decode_plan(&args);
 }
 
+#define CALL_WITH_WORKSPACE(operation)                                                                       \
+    args.workspace = workspace, args.workspace_size = workspace_size;                                        \
+    return wanted ? fmla_##operation##_workspace_size(&args, wanted, NULL) : fmla_##operation(&args)
+
 static fmla_status dense_decode(int size, size_t *wanted)
 {
-    struct held q, kv, pages, seqlens, out;
-    HELD(&q, queries, bf16, 4, 1, 1, H_Q, D_QK);
-    HELD(&kv, keys, bf16, 4, KEYS / PAGE, PAGE, 1, D_QK);
-    HELD(&pages, table, i32, 2, 1, size);
     int32_t length = PAGE * size;
-    HELD(&seqlens, &length, i32, 1, 1);
-    HELD(&out, outs, bf16, 4, 1, 1, H_Q, D_V);
     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = &q.tensor, args.kv_cache = &kv.tensor, args.block_table = &pages.tensor;
-    args.seqlens = &seqlens.tensor, args.out = &out.tensor;
-    args.workspace = workspace, args.workspace_size = workspace_size;
-    return wanted ? fmla_dense_decode_workspace_size(&args, wanted, NULL) : fmla_dense_decode(&args);
+    args.q = TENSOR(queries, bf16, 1, 1, H_Q, D_QK);
+    args.kv_cache = TENSOR(keys, bf16, KEYS / PAGE, PAGE, 1, D_QK);
+    args.block_table = TENSOR(table, i32, 1, size);
+    args.seqlens = TENSOR(&length, i32, 1), args.out = TENSOR(outs, bf16, 1, 1, H_Q, D_V);
+    CALL_WITH_WORKSPACE(dense_decode);
 }
 
 static fmla_status sparse_decode(int size, size_t *wanted)
 {
-    static const fmla_dtype u8 = {FMLA_TYPE_UINT, 8, 1};
-    struct held q, kv, list, out;
-    HELD(&q, queries, bf16, 4, 1, 1, H_Q, D_QK);
-    HELD(&kv, cache, u8, 4, KEYS / PAGE, PAGE, 1, TOKEN);
-    HELD(&list, indices, i32, 3, 1, 1, 64 * size);
-    HELD(&out, outs, bf16, 4, 1, 1, H_Q, D_V);
     fmla_sparse_decode_args args = FMLA_INIT(fmla_sparse_decode_args);
-    args.q = &q.tensor, args.kv_cache = &kv.tensor, args.kv_format = FMLA_KV_FP8_656;
-    args.indices = &list.tensor, args.out = &out.tensor;
-    args.workspace = workspace, args.workspace_size = workspace_size;
-    return wanted ? fmla_sparse_decode_workspace_size(&args, wanted, NULL) : fmla_sparse_decode(&args);
+    args.q = TENSOR(queries, bf16, 1, 1, H_Q, D_QK);
+    args.kv_cache = TENSOR(cache, u8, KEYS / PAGE, PAGE, 1, TOKEN), args.kv_format = FMLA_KV_FP8_656;
+    args.indices = TENSOR(indices, i32, 1, 1, 64 * size), args.out = TENSOR(outs, bf16, 1, 1, H_Q, D_V);
+    CALL_WITH_WORKSPACE(sparse_decode);
 }
 
 static fmla_status sparse_prefill(int size, size_t *wanted)
 {
-    struct held q, kv, list, out;
-    HELD(&q, queries, bf16, 3, 2 * size, H_Q, D_QK);
-    HELD(&kv, keys, bf16, 3, KEYS, 1, D_QK);
-    HELD(&list, indices, i32, 3, 2 * size, 1, 64);
-    HELD(&out, outs, bf16, 3, 2 * size, H_Q, D_V);
     fmla_sparse_prefill_args args = FMLA_INIT(fmla_sparse_prefill_args);
-    args.q = &q.tensor, args.kv = &kv.tensor, args.indices = &list.tensor, args.out = &out.tensor;
-    args.workspace = workspace, args.workspace_size = workspace_size;
-    return wanted ? fmla_sparse_prefill_workspace_size(&args, wanted, NULL) : fmla_sparse_prefill(&args);
+    args.q = TENSOR(queries, bf16, 2 * size, H_Q, D_QK), args.kv = TENSOR(keys, bf16, KEYS, 1, D_QK);
+    args.indices = TENSOR(indices, i32, 2 * size, 1, 64), args.out = TENSOR(outs, bf16, 2 * size, H_Q, D_V);
+    CALL_WITH_WORKSPACE(sparse_prefill);
 }
 
 static fmla_status merge(int size, size_t *wanted)
 {
-    struct held in, lse_in, out;
-    HELD(&in, parts, f32, 5, PARTS, 1, 8 * size, H_Q, D_V);
-    HELD(&lse_in, lse_parts, f32, 4, PARTS, 1, H_Q, 8 * size);
-    HELD(&out, merged, f32, 4, 1, 8 * size, H_Q, D_V);
     fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-    args.out_parts = &in.tensor, args.lse_parts = &lse_in.tensor, args.out = &out.tensor;
+    args.out_parts = TENSOR(parts, f32, PARTS, 1, 8 * size, H_Q, D_V);
+    args.lse_parts = TENSOR(lse_parts, f32, PARTS, 1, H_Q, 8 * size);
+    args.out = TENSOR(merged, f32, 1, 8 * size, H_Q, D_V);
     return wanted ? FMLA_OK : fmla_merge(&args);
-}
-
-static fmla_status cache_operation(int size, int gather)
-{
-    static const fmla_dtype i64 = {FMLA_TYPE_INT, 64, 1}, u8 = {FMLA_TYPE_UINT, 8, 1};
-    struct held rows, kv, list;
-    HELD(&rows, vectors, f32, 2, 128 * size, D_QK);
-    HELD(&kv, cache, u8, 4, TOKENS / PAGE, PAGE, 1, TOKEN);
-    HELD(&list, slots, i64, 1, 128 * size);
-    fmla_cache_append_args append = FMLA_INIT(fmla_cache_append_args);
-    append.latent = &rows.tensor, append.kv_cache = &kv.tensor, append.slot_mapping = &list.tensor;
-    append.kv_format = FMLA_KV_FP8_656;
-    fmla_cache_gather_args back = FMLA_INIT(fmla_cache_gather_args);
-    back.kv_cache = &kv.tensor, back.slots = &list.tensor, back.out = &rows.tensor;
-    back.kv_format = FMLA_KV_FP8_656;
-    return gather ? fmla_cache_gather(&back) : fmla_cache_append(&append);
 }
 
 static fmla_status cache_append(int size, size_t *wanted)
 {
-    return wanted ? FMLA_OK : cache_operation(size, 0);
+    fmla_cache_append_args args = FMLA_INIT(fmla_cache_append_args);
+    args.latent = TENSOR(vectors, f32, 128 * size, D_QK), args.slot_mapping = TENSOR(slots, i64, 128 * size);
+    args.kv_cache = TENSOR(cache, u8, TOKENS / PAGE, PAGE, 1, TOKEN), args.kv_format = FMLA_KV_FP8_656;
+    return wanted ? FMLA_OK : fmla_cache_append(&args);
 }
 
 static fmla_status cache_gather(int size, size_t *wanted)
 {
-    return wanted ? FMLA_OK : cache_operation(size, 1);
+    fmla_cache_gather_args args = FMLA_INIT(fmla_cache_gather_args);
+    args.out = TENSOR(vectors, f32, 128 * size, D_QK), args.slots = TENSOR(slots, i64, 128 * size);
+    args.kv_cache = TENSOR(cache, u8, TOKENS / PAGE, PAGE, 1, TOKEN), args.kv_format = FMLA_KV_FP8_656;
+    return wanted ? FMLA_OK : fmla_cache_gather(&args);
 }
 
 static const struct operation {
@@ -182,7 +156,7 @@ static void end_loads(void)
 
 static double once(const struct operation *operation, int size, int threads)
 {
-    CHECK(!fmla_set_num_threads(threads), "%s", fmla_last_error());
+    CHECK_OK(fmla_set_num_threads(threads));
     const double start = timing_now();
     const fmla_status status = operation->call(size, NULL);
     const double seconds = timing_now() - start;
@@ -220,7 +194,7 @@ int main(int argc, char **argv)
     if (calls < 1 || calls > MOST_CALLS) return 2;
     const int threads = fmla_num_threads() > 2 ? fmla_num_threads() : 2;
     fill();
-    CHECK(!fmla_set_num_threads(threads), "%s", fmla_last_error());
+    CHECK_OK(fmla_set_num_threads(threads));
     for (int i = 0; i < OPERATIONS; i++) {
         size_t bytes = 0;
         CHECK(!operations[i].call(LARGEST, &bytes), "%s: %s", operations[i].name, fmla_last_error());

@@ -54,11 +54,13 @@ int main(void)
     for (int count = 1; count <= 1000; count *= 10) {
         struct comparison all = {0};
         for (int i = 0; i < count; i++) compare_add(&all, &leaning, 1.003, 1.0);
-        CHECK(!compare_passed(&all, &leaning), "%d elements: cosine difference %g", count, compare_cosine(&all));
-        CHECK(compare_passed_other(&all, &leaning) == (count < 256), "%d elements: cosine difference %g", count,
+        CHECK(!compare_passed(&all, &leaning), "%d elements: cosine difference %g", count,
               compare_cosine(&all));
+        CHECK(compare_passed_other(&all, &leaning) == (count < 256), "%d elements: cosine difference %g",
+              count, compare_cosine(&all));
         compare_add(&all, &leaning, 1.004e4, 1e4);
-        CHECK(!compare_passed_other(&all, &leaning), "0.4 %% of few: cosine difference %g", compare_cosine(&all));
+        CHECK(!compare_passed_other(&all, &leaning), "0.4 %% of few: cosine difference %g",
+              compare_cosine(&all));
     }
     return check_done("compare");
 }

@@ -61,25 +61,18 @@ static struct caller {
 } callers[THREADS];
 
 static pthread_barrier_t barrier;
-static size_t workspace_size;
+static struct result plans;
+static struct way common; /* and a workspace of each thread's own */
 static atomic_int calling = THREADS;
 
 #define WRONG(...) snprintf(caller->wrong, sizeof caller->wrong, __VA_ARGS__)
 
-static void call_round(struct caller *caller, void *workspace, struct result *result)
+static void call_round(struct caller *caller, const struct way *way, struct result *result)
 {
-    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
     fmla_capability row = FMLA_INIT(fmla_capability);
     char expected[96];
-    memset(result, 0xff, sizeof *result);
-    memset(workspace, 0xff, workspace_size);
-    if (decode(result, workspace, workspace_size, NULL)) WRONG("decode: %s", fmla_last_error());
-    memset(workspace, 0xff, workspace_size);
-    if (decode_sparse(result, workspace, workspace_size, NULL)) WRONG("sparse: %s", fmla_last_error());
-    memset(workspace, 0xff, workspace_size);
-    if (prefill(result, workspace, workspace_size, NULL)) WRONG("prefill: %s", fmla_last_error());
-    if (merge(result)) WRONG("merge: %s", fmla_last_error());
-    if (append_and_gather(result)) WRONG("append, gather: %s", fmla_last_error());
+    const char *const failed = call_all(result, way);
+    if (failed) WRONG("%s: %s", failed, fmla_last_error());
     if (fmla_capabilities(cpu, 0, &row) || !row.available) WRONG("capabilities: %s", fmla_last_error());
     /* A failure of this thread's own, told in its own words. */
     snprintf(expected, sizeof expected, "set_num_threads: n: is %d, must", -1 - caller->number);
@@ -92,20 +85,20 @@ static void call_round(struct caller *caller, void *workspace, struct result *re
 static void *call(void *data)
 {
     struct caller *caller = data;
-    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
     fmla_capability row = FMLA_INIT(fmla_capability);
     pthread_barrier_wait(&barrier); /* the first use of the library is by all at once */
     if (fmla_capabilities(cpu, 0, &row) || strcmp(row.operation, "decode_plan") != 0) WRONG("the first row");
     pthread_barrier_wait(&barrier);
     pthread_barrier_wait(&barrier); /* the plan is made */
-    void *workspace = aligned_alloc(64, (workspace_size + 63) / 64 * 64);
-    if (!workspace) abort();
+    struct way way = common;
+    way.workspace = aligned_alloc(64, (way.workspace_size + 63) / 64 * 64);
+    if (!way.workspace) abort();
     for (int round = 0; round < ROUNDS && !*caller->wrong; round++) {
-        call_round(caller, workspace, round ? &caller->next : &caller->first);
+        call_round(caller, &way, round ? &caller->next : &caller->first);
         if (round && memcmp(&caller->first, &caller->next, sizeof caller->first) != 0)
             WRONG("round %d has other bits than the first", round);
     }
-    free(workspace);
+    free(way.workspace);
     atomic_fetch_sub(&calling, 1);
     return NULL;
 }
@@ -114,11 +107,11 @@ static void *call(void *data)
 static void change_settings(void)
 {
     while (atomic_load(&calling) > 0) {
-        CHECK(!fmla_set_parallel_for(two_threads, NULL, 2), "%s", fmla_last_error());
-        CHECK(!fmla_set_num_threads(1), "%s", fmla_last_error());
-        CHECK(!fmla_set_parallel_for(in_order, NULL, 1), "%s", fmla_last_error());
-        CHECK(!fmla_set_num_threads(2), "%s", fmla_last_error());
-        CHECK(!fmla_set_parallel_for(NULL, NULL, 0), "%s", fmla_last_error());
+        CHECK_OK(fmla_set_parallel_for(two_threads, NULL, 2));
+        CHECK_OK(fmla_set_num_threads(1));
+        CHECK_OK(fmla_set_parallel_for(in_order, NULL, 1));
+        CHECK_OK(fmla_set_num_threads(2));
+        CHECK_OK(fmla_set_parallel_for(NULL, NULL, 0));
         sched_yield();
     }
 }
@@ -135,27 +128,16 @@ int main(void)
     }
     pthread_barrier_wait(&barrier);
     pthread_barrier_wait(&barrier);
-    CHECK(make_plan() == FMLA_OK && make_sparse_plan() == FMLA_OK, "%s", fmla_last_error());
-    CHECK(!fmla_set_parallel_for(in_order, NULL, MOST_WORKERS), "%s", fmla_last_error());
-    CHECK(!fmla_set_num_threads(2), "%s", fmla_last_error());
-    size_t of_sparse = 0, of_prefill = 0;
-    CHECK(!decode(&alone, NULL, 0, &workspace_size) && workspace_size, "%s", fmla_last_error());
-    CHECK(!decode_sparse(&alone, NULL, 0, &of_sparse) && of_sparse, "%s", fmla_last_error());
-    CHECK(!prefill(&alone, NULL, 0, &of_prefill) && of_prefill, "%s", fmla_last_error());
-    if (of_sparse > workspace_size) workspace_size = of_sparse;
-    if (of_prefill > workspace_size) workspace_size = of_prefill;
+    CHECK_OK(decode_plan(&plans, &common));
+    CHECK_OK(fmla_set_parallel_for(in_order, NULL, MOST_WORKERS));
+    CHECK_OK(fmla_set_num_threads(2));
+    common = way_of_all(&plans);
     pthread_barrier_wait(&barrier);
     change_settings();
     for (int i = 0; i < THREADS; i++) pthread_join(callers[i].thread, NULL);
 
-    CHECK(!fmla_set_parallel_for(in_order, NULL, 1), "%s", fmla_last_error());
-    void *workspace = aligned_alloc(64, (workspace_size + 63) / 64 * 64);
-    if (!workspace) abort();
-    CHECK(!decode(&alone, workspace, workspace_size, NULL) &&
-              !decode_sparse(&alone, workspace, workspace_size, NULL) &&
-              !prefill(&alone, workspace, workspace_size, NULL) && !merge(&alone) &&
-              !append_and_gather(&alone),
-          "%s", fmla_last_error());
+    CHECK_OK(fmla_set_parallel_for(in_order, NULL, 1));
+    CHECK(!call_all(&alone, &common), "%s", fmla_last_error());
     int64_t nothing = 0; /* request 1 sees the second cache alone */
     for (int i = 0; i < B * S_Q * H_Q * D_V; i++) nothing += !(alone.sparse_out[i] & 0x7fff);
     CHECK(nothing < B * S_Q * H_Q * D_V / 10, "%" PRId64 " values of sparse decode are 0", nothing);
@@ -163,6 +145,6 @@ int main(void)
         CHECK(!*callers[i].wrong, "thread %d: %s", i, callers[i].wrong);
         CHECK(!memcmp(&alone, &callers[i].first, sizeof alone), "thread %d has other bits than alone", i);
     }
-    free(workspace), free(plan), free(sparse_plan);
+    free(common.workspace);
     return check_done("test_concurrent");
 }

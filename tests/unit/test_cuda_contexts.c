@@ -12,7 +12,6 @@ static cu_result (*retain)(cu_context *context, cu_device device);
 
 static void open_both(void)
 {
-    fake_open();
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     fake_find(library, "cuDevicePrimaryCtxReset_v2", &reset);
     fake_find(library, "cuDevicePrimaryCtxRetain", &retain);
@@ -27,8 +26,10 @@ static void decodes(const char *when)
 /* ---- Contexts that end -------------------------------------------------------------------------------- */
 
 /* What was loaded is made ready again, once; images are not. */
-static void check_made_ready_again(const char *when, const int before[CALLS], int functions)
+static void check_made_ready_again(const char *when, int functions)
 {
+    int before[CALLS];
+    memcpy(before, fake->calls, sizeof before);
     decodes(when);
     CHECK(fake->calls[CALL_cuKernelGetFunction] == before[CALL_cuKernelGetFunction] + functions &&
               fake->calls[CALL_cuLibraryLoadData] == before[CALL_cuLibraryLoadData] &&
@@ -52,14 +53,13 @@ static void primary_is_reset(void)
         if (by_another) CHECK_EQ(retain(&context, FAKE_HANDLE), CU_SUCCESS);
         snprintf(when, sizeof when, "reset%s%s", by_another ? ", retained by another" : "",
                  fake->resets_move ? ", the handle has moved" : "");
+        check_made_ready_again(when, functions);
+        CHECK_EQ(fake_depth(), 0);
         int before[CALLS];
         memcpy(before, fake->calls, sizeof before);
-        check_made_ready_again(when, before, functions);
-        CHECK_EQ(fake_depth(), 0);
-        memcpy(before, fake->calls, sizeof before);
         decodes(when);
-        CHECK_EQ(fake->calls[CALL_cuKernelGetFunction], before[CALL_cuKernelGetFunction]);
-        CHECK_EQ(fake->calls[CALL_cuDevicePrimaryCtxRetain], before[CALL_cuDevicePrimaryCtxRetain]);
+        CHECK_ALL({fake->calls[CALL_cuKernelGetFunction], before[CALL_cuKernelGetFunction]},
+                  {fake->calls[CALL_cuDevicePrimaryCtxRetain], before[CALL_cuDevicePrimaryCtxRetain]});
     }
 }
 
@@ -77,9 +77,7 @@ static void current_is_reset(void)
                    "cuCtxGetId|CUDA_ERROR_CONTEXT_IS_DESTROYED 709");
     CHECK_EQ(fake_depth(), 1);
     CHECK_EQ(retain(&context, FAKE_HANDLE), CU_SUCCESS);
-    int before[CALLS];
-    memcpy(before, fake->calls, sizeof before);
-    check_made_ready_again("retained again", before, functions);
+    check_made_ready_again("retained again", functions);
     CHECK_EQ(fake_depth(), 1);
 }
 
@@ -92,9 +90,7 @@ static void handle_used_again(void)
     decodes("first");
     const int functions = fake->calls[CALL_cuKernelGetFunction];
     fake_context(&fake->context[0], 0);
-    int before[CALLS];
-    memcpy(before, fake->calls, sizeof before);
-    check_made_ready_again("the same handle", before, functions);
+    check_made_ready_again("the same handle", functions);
 }
 
 /* ---- First uses that take long ------------------------------------------------------------------------- */
@@ -122,6 +118,15 @@ static void begin(struct use *u, fmla_status (*call)(int32_t device), int32_t de
     if (pthread_create(&u->thread, NULL, use, u)) abort();
 }
 
+/* As begin() on the first GPU, whose use stands still in an entry of the driver when this returns. */
+static void begin_held(struct use *u, fmla_status (*call)(int32_t device), int entry)
+{
+    const struct timespec pause = {0, 1000000};
+    fake->held_call = entry, fake->held_device = 0, fake->hold = 1;
+    begin(u, call, 0);
+    for (int i = 0; i < 10000 && !fake->held; i++) nanosleep(&pause, NULL);
+}
+
 static void end(const char *name, struct use *u)
 {
     pthread_join(u->thread, NULL);
@@ -131,12 +136,9 @@ static void end(const char *name, struct use *u)
 /* One thread stands in an entry of the driver, on the first GPU; others do not wait for it, but that which needs the same. */
 static void nobody_waits(int call, const char *name)
 {
-    const struct timespec pause = {0, 1000000};
     struct use slow, same, elsewhere, other;
-    CHECK(merge_small(0) == FMLA_OK, "%s", fmla_last_error());
-    fake->held_call = call, fake->held_device = 0, fake->hold = 1;
-    begin(&slow, plan_small, 0);
-    for (int i = 0; i < 10000 && !fake->held; i++) nanosleep(&pause, NULL);
+    CHECK_OK(merge_small(0));
+    begin_held(&slow, plan_small, call);
     CHECK(fake->held, "%s: nobody is held", name);
     begin(&same, plan_small, 0);
     if (call != CALL_cuLibraryLoadData) {
@@ -170,12 +172,9 @@ static void slow_function(void)
 /* A context of a GPU is made while another GPU has its first use. */
 static void slow_context(void)
 {
-    const struct timespec pause = {0, 1000000};
     struct use slow, same, elsewhere;
     open_both();
-    fake->held_call = CALL_cuDevicePrimaryCtxRetain, fake->held_device = 0, fake->hold = 1;
-    begin(&slow, merge_small, 0);
-    for (int i = 0; i < 10000 && !fake->held; i++) nanosleep(&pause, NULL);
+    begin_held(&slow, merge_small, CALL_cuDevicePrimaryCtxRetain);
     begin(&same, merge_small, 0);
     begin(&elsewhere, merge_small, 1);
     end("elsewhere", &elsewhere);
@@ -189,32 +188,20 @@ static void slow_context(void)
 /* What fails to load fails for those who wait for it too, or they load it themselves. */
 static void slow_and_refused(void)
 {
-    const struct timespec pause = {0, 1000000};
     struct use slow, same;
     open_both();
     fake->fails[CALL_cuKernelGetFunction] = FAKE_LAUNCH_FAILED;
-    fake->held_call = CALL_cuKernelGetFunction, fake->held_device = 0, fake->hold = 1;
-    begin(&slow, merge_small, 0);
-    for (int i = 0; i < 10000 && !fake->held; i++) nanosleep(&pause, NULL);
+    begin_held(&slow, merge_small, CALL_cuKernelGetFunction);
     begin(&same, merge_small, 0);
     fake->hold = 0;
     pthread_join(slow.thread, NULL), pthread_join(same.thread, NULL);
-    CHECK_EQ(slow.status, FMLA_DEVICE_ERROR);
-    CHECK_EQ(same.status, FMLA_DEVICE_ERROR);
+    CHECK_ALL({slow.status, FMLA_DEVICE_ERROR}, {same.status, FMLA_DEVICE_ERROR});
     fake->fails[CALL_cuKernelGetFunction] = CU_SUCCESS;
-    CHECK(merge_small(0) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(merge_small(0));
 }
 
 int main(int argc, char **argv)
 {
-    static const struct scenario scenarios[] = {
-        {"the primary context is reset", primary_is_reset},
-        {"the current context is reset", current_is_reset},
-        {"a handle is used again", handle_used_again},
-        {"a slow image", slow_image},
-        {"a slow function", slow_function},
-        {"a slow context", slow_context},
-        {"slow and refused", slow_and_refused},
-    };
-    return run_scenarios("test_cuda_contexts", scenarios, sizeof scenarios / sizeof scenarios[0], argc, argv);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_contexts", primary_is_reset, current_is_reset,
+                         handle_used_again, slow_image, slow_function, slow_context, slow_and_refused);
 }

@@ -23,109 +23,81 @@ static void no_driver(void)
 
 static void driver_too_old(void)
 {
-    fake_open();
     fake->version = 12080;
     check_unusable(0, "cuda:0|driver is too old|CUDA 12.8|CUDA 13.0 (driver 580)");
     CHECK_EQ(fake->calls[CALL_cuInit], 0);
     fmla_device_info info = FMLA_INIT(fmla_device_info);
-    CHECK(fmla_device_describe(gpu, &info) == FMLA_OK, "%s", fmla_last_error());
-    CHECK_EQ(info.driver, 12080);
-    CHECK_EQ(info.driver_needed, 13000);
-    CHECK_EQ(info.count, 0);
+    CHECK_OK(fmla_device_describe(gpu, &info));
+    CHECK_ALL({info.driver, 12080}, {info.driver_needed, 13000}, {info.count, 0});
 }
 
 static void no_gpu(void)
 {
-    fake_open();
     fake->fails[CALL_cuInit] = CU_ERROR_NO_DEVICE;
     check_unusable(0, "cuda:0|there is no NVIDIA GPU");
     CHECK_EQ(fake->calls[CALL_cuInit], 1);
 }
 
-static void no_gpu_counted(void)
-{
-    fake_open();
-    fake->devices = 0;
-    check_unusable(0, "cuda:0|there is no NVIDIA GPU");
-}
-
-static void driver_does_not_start(void)
-{
-    fake_open();
-    fake->fails[CALL_cuInit] = 803;
-    check_unusable(0, "cuda:0|does not start|CUDA_ERROR_MISMATCH 803 (driver and library differ)");
-}
-
-static void driver_without_words(void)
-{
-    fake_open();
-    fake->fails[CALL_cuDeviceGetCount] = 4321;
-    check_unusable(0, "cuda:0|cuDeviceGetCount|unknown error 4321");
-}
+#define UNUSABLE(scenario, words, ...)                                                                       \
+    static void scenario(void)                                                                               \
+    {                                                                                                        \
+        __VA_ARGS__;                                                                                         \
+        check_unusable(0, words);                                                                            \
+    }
+UNUSABLE(no_gpu_counted, "cuda:0|there is no NVIDIA GPU", fake->devices = 0)
+UNUSABLE(driver_does_not_start, "cuda:0|does not start|CUDA_ERROR_MISMATCH 803 (driver and library differ)",
+         fake->fails[CALL_cuInit] = 803)
+UNUSABLE(driver_without_words, "cuda:0|cuDeviceGetCount|unknown error 4321",
+         fake->fails[CALL_cuDeviceGetCount] = 4321)
 
 static void past_the_count(void)
 {
-    fake_open();
     check_unusable(1, "cuda:1|this machine has one GPU, cuda:0");
-    CHECK(decode_small(0) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(decode_small(0));
 }
 
 static void past_two(void)
 {
-    fake_open();
     fake->devices = 2;
     check_unusable(2, "cuda:2|this machine has 2 GPUs, cuda:0 to cuda:1");
     check_unusable(INT32_MAX, "cuda:2147483647|2 GPUs");
-    CHECK(decode_small(1) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(decode_small(1));
 }
 
 static void past_all_that_are_looked_at(void)
 {
-    fake_open();
     fake->devices = FAKE_DEVICES;
     check_unusable(CUDA_DEVICES, "cuda:64|the first 64 GPUs|70");
-    CHECK(decode_small(CUDA_DEVICES - 1) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(decode_small(CUDA_DEVICES - 1));
 }
 
 static void too_old_a_gpu(void)
 {
-    fake_open();
     fake->capability = 75, fake->name = "Tesla T4";
     check_unusable(0, "cuda:0|Tesla T4|too old|7.5|8.0");
     fmla_device_info info = FMLA_INIT(fmla_device_info);
-    CHECK(fmla_device_describe(gpu, &info) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_device_describe(gpu, &info));
     CHECK(!strcmp(info.name, "Tesla T4") && info.compute_capability == 75 && info.workers == 132 &&
               info.count == 1,
           "%s, %d, %d SMs", info.name, info.compute_capability, info.workers);
 }
 
-static void a_gpu_that_does_not_answer(void)
-{
-    fake_open();
-    fake->fails[CALL_cuDeviceGetAttribute] = 803;
-    check_unusable(0, "cuda:0|cuDeviceGetAttribute|CUDA_ERROR_MISMATCH");
-}
+UNUSABLE(a_gpu_that_does_not_answer, "cuda:0|cuDeviceGetAttribute|CUDA_ERROR_MISMATCH",
+         fake->fails[CALL_cuDeviceGetAttribute] = 803)
 
 /* ---- A GPU --------------------------------------------------------------------------------------------- */
 
 static void described(void)
 {
-    fake_open();
     fake->devices = 2, fake->capability = 121, fake->sms = 48, fake->shared_bytes = 101376;
     fmla_device_info info = FMLA_INIT(fmla_device_info);
-    CHECK(fmla_device_describe((fmla_device){FMLA_DEVICE_CUDA, 1}, &info) == FMLA_OK, "%s",
-          fmla_last_error());
+    CHECK_OK(fmla_device_describe((fmla_device){FMLA_DEVICE_CUDA, 1}, &info));
     CHECK(!strcmp(info.name, "NVIDIA Imaginary") && !*info.reason && !strcmp(info.built_for, "80 90a"),
           "%s, %s, %s", info.name, info.reason, info.built_for);
     CHECK(!strcmp(info.needs, "CUDA 13.0 (driver 580)"), "needs %s", info.needs);
-    CHECK_EQ(info.count, 2);
-    CHECK_EQ(info.workers, 48);
-    CHECK_EQ(info.compute_capability, 121);
-    CHECK_EQ(info.shared_bytes, 101376);
-    CHECK_EQ(info.driver, 13000);
-    CHECK_EQ(info.driver_needed, 13000);
-    CHECK_EQ(info.built_with, 13000);
-    CHECK_EQ(info.ptx, 80);
+    CHECK_ALL({info.count, 2}, {info.workers, 48}, {info.compute_capability, 121},
+              {info.shared_bytes, 101376}, {info.driver, 13000}, {info.driver_needed, 13000},
+              {info.built_with, 13000}, {info.ptx, 80});
     int available = 0;
     for (int64_t i = 0;; i++) {
         fmla_capability row = FMLA_INIT(fmla_capability);
@@ -140,8 +112,9 @@ static void described(void)
         available += row.available;
     }
     CHECK(available >= 3, "%d kernels", available);
-    CHECK_EQ(fake->calls[CALL_cuDevicePrimaryCtxRetain], 0); /* to be looked at costs no memory of the GPU */
-    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], 0);
+    CHECK_ALL(
+        {fake->calls[CALL_cuDevicePrimaryCtxRetain], 0 /* to be looked at costs no memory of the GPU */},
+        {fake->calls[CALL_cuLibraryLoadData], 0});
 }
 
 static void build_serves(void)
@@ -166,15 +139,13 @@ static void build_serves(void)
 
 static void no_context(void)
 {
-    fake_open();
     for (int i = 0; i < 3; i++) {
         CHECK(decode_small(0) == FMLA_OK && merge_small(0) == FMLA_OK && plan_small(0) == FMLA_OK, "%s",
               fmla_last_error());
         CHECK_EQ(fake_depth(), 0);
     }
-    CHECK_EQ(fake->retained[0], 1);
-    CHECK_EQ(fake->calls[CALL_cuCtxPushCurrent_v2], 9);
-    CHECK_EQ(fake->calls[CALL_cuCtxPopCurrent_v2], 9);
+    CHECK_ALL({fake->retained[0], 1}, {fake->calls[CALL_cuCtxPushCurrent_v2], 9},
+              {fake->calls[CALL_cuCtxPopCurrent_v2], 9});
     CHECK(fake->launches > 9, "%d launches", fake->launches);
     for (int i = 0; i < fake->launches; i++)
         CHECK(fake->launch[i].context->primary && fake->launch[i].context->device == 0, "launch %d", i);
@@ -182,13 +153,11 @@ static void no_context(void)
 
 static void own_context(void)
 {
-    fake_open();
     fake->devices = 2;
     fake_context(&fake->context[1], 1);
     CHECK_EQ(fake_entries.context_push(&fake->context[1]), 0);
-    CHECK(decode_small(1) == FMLA_OK, "%s", fmla_last_error());
-    CHECK_EQ(fake_depth(), 1);
-    CHECK_EQ(fake->calls[CALL_cuDevicePrimaryCtxRetain], 0);
+    CHECK_OK(decode_small(1));
+    CHECK_ALL({fake_depth(), 1}, {fake->calls[CALL_cuDevicePrimaryCtxRetain], 0});
     CHECK(fake->launches > 0, "%d launches", fake->launches);
     for (int i = 0; i < fake->launches; i++)
         CHECK(fake->launch[i].context == &fake->context[1], "launch %d", i);
@@ -197,13 +166,12 @@ static void own_context(void)
     fake_context(&fake->context[2], 1);
     CHECK_EQ(fake_entries.context_push(&fake->context[2]), 0);
     CHECK(decode_small(1) == FMLA_OK && decode_small(1) == FMLA_OK, "%s", fmla_last_error());
-    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], loads);
-    CHECK_EQ(fake->calls[CALL_cuKernelGetFunction], 2 * ready);
+    CHECK_ALL({fake->calls[CALL_cuLibraryLoadData], loads},
+              {fake->calls[CALL_cuKernelGetFunction], 2 * ready});
 }
 
 static void other_context(void)
 {
-    fake_open();
     fake->devices = 3;
     fake_context(&fake->context[0], 2);
     CHECK_EQ(fake_entries.context_push(&fake->context[0]), 0);
@@ -211,49 +179,44 @@ static void other_context(void)
     check_rejected("merge", merge_small(0), FMLA_INVALID_ARGUMENT, "merge", "out_parts", "cuda:0|cuda:2");
     check_rejected("plan", plan_small(0), FMLA_INVALID_ARGUMENT, "decode_plan", "seqlens", "cuda:0|cuda:2");
     check_rejected("prepare", fmla_prepare(gpu), FMLA_INVALID_ARGUMENT, "prepare", "device", "cuda:0|cuda:2");
-    CHECK_EQ(fake->launches, 0);
-    CHECK_EQ(fake_depth(), 1);
-    CHECK(decode_small(2) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_ALL({fake->launches, 0}, {fake_depth(), 1});
+    CHECK_OK(decode_small(2));
 }
 
 /* ---- Loading -------------------------------------------------------------------------------------------- */
 
 static void during_a_capture(void)
 {
-    fake_open();
     fake->capturing = 1;
     CHECK(decode_small(0) == FMLA_OK && merge_small(0) == FMLA_OK, "%s", fmla_last_error());
     CHECK_EQ(fake_capture_mode(), 0); /* as it was */
     CHECK(fake->calls[CALL_cuThreadExchangeStreamCaptureMode] > 0, "%s", "loaded without relaxing the mode");
     /* What is loaded needs no exchange. */
     const int exchanges = fake->calls[CALL_cuThreadExchangeStreamCaptureMode];
-    CHECK(decode_small(0) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(decode_small(0));
     CHECK_EQ(fake->calls[CALL_cuThreadExchangeStreamCaptureMode], exchanges);
 }
 
 /* Machine code for 9.0 alone is not loaded for another GPU. */
 static void prepared_elsewhere(void)
 {
-    fake_open();
     fake->capability = 80, fake->shared_bytes = 166912;
-    CHECK(fmla_prepare(gpu) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_prepare(gpu));
     CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], (int64_t)cuda_build.count - 10);
 }
 
 static void prepared(void)
 {
-    fake_open();
-    CHECK(fmla_prepare(gpu) == FMLA_OK, "%s", fmla_last_error());
-    CHECK_EQ(fake->launches, 0);
-    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], (int64_t)cuda_build.count);
+    CHECK_OK(fmla_prepare(gpu));
+    CHECK_ALL({fake->launches, 0}, {fake->calls[CALL_cuLibraryLoadData], (int64_t)cuda_build.count});
     const int before[] = {fake->calls[CALL_cuLibraryGetKernel], fake->calls[CALL_cuKernelGetFunction],
                           fake->calls[CALL_cuKernelSetAttribute]};
     CHECK(fmla_prepare(gpu) == FMLA_OK && decode_small(0) == FMLA_OK && merge_small(0) == FMLA_OK, "%s",
           fmla_last_error());
-    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], (int64_t)cuda_build.count);
-    CHECK_EQ(fake->calls[CALL_cuLibraryGetKernel], before[0]);
-    CHECK_EQ(fake->calls[CALL_cuKernelGetFunction], before[1]);
-    CHECK_EQ(fake->calls[CALL_cuKernelSetAttribute], before[2]);
+    CHECK_ALL({fake->calls[CALL_cuLibraryLoadData], (int64_t)cuda_build.count},
+              {fake->calls[CALL_cuLibraryGetKernel], before[0]},
+              {fake->calls[CALL_cuKernelGetFunction], before[1]},
+              {fake->calls[CALL_cuKernelSetAttribute], before[2]});
 }
 
 /* Each of these steps refused: the driver's words come, the mode and the contexts are as before, and the next call,
@@ -277,7 +240,6 @@ static void refused_by_the_driver(void)
         {CALL_cuKernelSetAttribute, "cuKernelSetAttribute of |sm90_dense_decode_bf16_576"},
         {CALL_cuLaunchKernelEx, "launch of |decode_plan"},
     };
-    fake_open();
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         char words[160];
         snprintf(words, sizeof words, "%s|CUDA_ERROR_LAUNCH_FAILED 719 (unspecified launch failure)",
@@ -285,10 +247,9 @@ static void refused_by_the_driver(void)
         fake->fails[steps[i].call] = FAKE_LAUNCH_FAILED;
         check_rejected(steps[i].words, decode_small(0), FMLA_DEVICE_ERROR, "dense_decode", "cuda:0", words);
         fake->fails[steps[i].call] = CU_SUCCESS;
-        CHECK_EQ(fake_depth(), 0);
-        CHECK_EQ(fake_capture_mode(), 0);
+        CHECK_ALL({fake_depth(), 0}, {fake_capture_mode(), 0});
     }
-    CHECK(decode_small(0) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(decode_small(0));
     CHECK_EQ(fake->retained[0], 1);
 }
 
@@ -306,7 +267,6 @@ static void *caller(void *device)
 
 static void many_threads(void)
 {
-    fake_open();
     fake->devices = 2;
     pthread_t threads[THREADS];
     int32_t device[THREADS];
@@ -321,36 +281,11 @@ static void many_threads(void)
         CHECK(!failed, "thread %d failed", i);
     }
     pthread_barrier_destroy(&barrier);
-    CHECK_EQ(fake->launches, THREADS * ROUNDS);
-    CHECK_EQ(fake->calls[CALL_cuInit], 1);
-    CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], 1);
-    CHECK_EQ(fake->calls[CALL_cuLibraryGetKernel], 1);
-    CHECK_EQ(fake->calls[CALL_cuKernelGetFunction], 2);
+    CHECK_ALL({fake->launches, THREADS * ROUNDS}, {fake->calls[CALL_cuInit], 1},
+              {fake->calls[CALL_cuLibraryLoadData], 1}, {fake->calls[CALL_cuLibraryGetKernel], 1},
+              {fake->calls[CALL_cuKernelGetFunction], 2});
     CHECK(fake->retained[0] == 1 && fake->retained[1] == 1, "%d, %d", fake->retained[0], fake->retained[1]);
 }
-
-static const struct scenario scenarios[] = {
-    {"driver too old", driver_too_old},
-    {"no GPU", no_gpu},
-    {"no GPU counted", no_gpu_counted},
-    {"driver does not start", driver_does_not_start},
-    {"driver without words", driver_without_words},
-    {"past the count of one", past_the_count},
-    {"past the count of two", past_two},
-    {"past all that are looked at", past_all_that_are_looked_at},
-    {"too old a GPU", too_old_a_gpu},
-    {"a GPU that does not answer", a_gpu_that_does_not_answer},
-    {"described", described},
-    {"what a build serves", build_serves},
-    {"no context", no_context},
-    {"own context", own_context},
-    {"other context", other_context},
-    {"during a capture", during_a_capture},
-    {"prepared", prepared},
-    {"prepared for another GPU", prepared_elsewhere},
-    {"refused by the driver", refused_by_the_driver},
-    {"many threads", many_threads},
-};
 
 int main(int argc, char **argv)
 {
@@ -358,5 +293,9 @@ int main(int argc, char **argv)
         no_driver();
         return check_done("test_cuda_device --no-driver");
     }
-    return run_scenarios("test_cuda_device", scenarios, sizeof scenarios / sizeof *scenarios, argc, argv);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_device", driver_too_old, no_gpu, no_gpu_counted,
+                         driver_does_not_start, driver_without_words, past_the_count, past_two,
+                         past_all_that_are_looked_at, too_old_a_gpu, a_gpu_that_does_not_answer, described,
+                         build_serves, no_context, own_context, other_context, during_a_capture, prepared,
+                         prepared_elsewhere, refused_by_the_driver, many_threads);
 }

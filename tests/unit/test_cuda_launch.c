@@ -1,48 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the kernels of a call on a GPU are given: their order, grids, shared memory and parameters, as a driver that is
+ * What the kernels of dense decode on a GPU are given: their order, grids, shared memory and parameters, as a driver that is
  * none (fake_cuda/) received them.
  */
-#include "fake_cuda/calls.h"
+#include "fake_cuda/launches.h"
 
-#include "cuda/cache_params.h"
-#include "cuda/device.h"
-#include "cuda/launch.h"
-#include "cuda/params.h"
 #include "cuda/sm80/dense_decode/shape.h"
 
 #include <math.h>
 
-static void *const stream = &memory[7][64];
-
-static const struct fake_launch *launched(int from_last)
-{
-    return &fake->launch[fake->launches - 1 - from_last];
-}
-
-static struct dense_decode_params params_of(const struct fake_launch *launch)
-{
-    struct dense_decode_params params;
-    memcpy(&params, launch->parameters, sizeof params);
-    return params;
-}
-
-static struct join_params join_of(const struct fake_launch *launch)
-{
-    struct join_params params;
-    memcpy(&params, launch->parameters, sizeof params);
-    return params;
-}
-
 static struct split_params split_of(const struct fake_launch *launch)
 {
-    return strncmp(launch->kernel, "join", 4) ? params_of(launch).split : join_of(launch).split;
+    return strncmp(launch->kernel, "join", 4) ? dense_decode_params_of(launch).split
+                                              : join_params_of(launch).split;
 }
 
 /* The last launch joins the slots of that call. */
 static void check_join(const struct dense_decode_params *p)
 {
-    const struct join_params join = join_of(&fake->launch[fake->launches - 1]);
+    const struct join_params join = join_params_of(launched(0));
     CHECK(join.b == p->b && join.s_q == p->s_q && join.h_q == p->h_q && join.group == p->group &&
               join.rows == p->rows && join.capacity == p->capacity && join.seqlens == p->seqlens,
           "%s", "the join has other sizes or lengths");
@@ -52,177 +28,123 @@ static void check_join(const struct dense_decode_params *p)
           "%s", "the join has other parameters");
 }
 
-static bool divides(struct divisor divisor, uint32_t by)
+/* Behind the parameters of a join: rows a block of threads, and lanes a row. */
+static int32_t after_join(const struct fake_launch *launch, size_t index)
 {
-    return 1234567u * (uint64_t)divisor.multiplier >> divisor.shift == 1234567u / by;
+    int32_t value;
+    memcpy(&value, launch->parameters + sizeof(struct join_params) + index * sizeof value, sizeof value);
+    return value;
 }
 
-static int32_t rows_per_block_of(const struct fake_launch *launch)
-{
-    int32_t rows;
-    memcpy(&rows, launch->parameters + sizeof(struct join_params), sizeof rows);
-    return rows;
-}
+#define ROWS_PER_BLOCK(launch) after_join(launch, 0)
+#define ROW_LANES(launch)      after_join(launch, 1)
 
-static int32_t row_lanes_of(const struct fake_launch *launch)
+static void run_best(struct drawn_dense *call)
 {
-    int32_t lanes;
-    memcpy(&lanes, launch->parameters + sizeof(struct join_params) + sizeof lanes, sizeof lanes);
-    return lanes;
-}
-
-/* The launches since `before`, by name. */
-static void check_kernels(int before, const char *names)
-{
-    char came[512] = "";
-    for (int i = before; i < fake->launches; i++)
-        snprintf(came + strlen(came), sizeof came - strlen(came), "%s%s", *came ? "|" : "",
-                 fake->launch[i].kernel);
-    CHECK(!strcmp(came, names), "launched %s, expected %s", came, names);
-    unsigned overlapping = 0; /* Hopper's decode, and the join behind it */
-    for (int i = before; i < fake->launches; i++) {
-        const struct fake_launch *launch = &fake->launch[i];
-        if (strncmp(launch->kernel, "join", 4) != 0) overlapping = !strncmp(launch->kernel, "sm90", 4);
-        CHECK(launch->config.stream == stream && launch->config.num_attributes == overlapping,
-              "launch %d: %u attributes", i, launch->config.num_attributes);
-        if (overlapping)
-            CHECK(launch->attributes[0].id == CU_LAUNCH_OVERLAP && launch->attributes[0].value.overlap == 1,
-                  "launch %d: attribute %u", i, launch->attributes[0].id);
-    }
-}
-
-static void run_best(struct decode_call *call)
-{
-    call->args.stream = stream;
-    CHECK(decode_run(call) == FMLA_OK, "%s", fmla_last_error());
+    call->args.stream = STREAM;
+    CHECK_OK(decode_run(call));
 }
 
 /* With the portable decode, which the fake GPU, a Hopper, would not choose. */
-static void run(struct decode_call *call)
+static void run(struct drawn_dense *call)
 {
     call->args.kernel = "cuda-sm80";
     run_best(call);
+}
+
+/* With the one that dispatch chooses, or the portable one: the launches, by name. */
+static void runs_best(struct drawn_dense *call, const char *kernels)
+{
+    const int before = fake->launches;
+    run_best(call);
+    check_kernels(before, "%s", kernels);
+}
+
+static void runs(struct drawn_dense *call, const char *kernels)
+{
+    call->args.kernel = "cuda-sm80";
+    runs_best(call, kernels);
 }
 
 /* ---- Dense decode ---------------------------------------------------------------------------------------- */
 
 static void planned_inside(void)
 {
-    fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {5, 2, 16, 2, 99, 64, 40, bf16};
-    decode_call(&c, &shape, 0);
+    DECODE_CALL(c, 5, 2, 16, 2, 99, 64, 40, .fp16 = false);
     c.args.causal = 1, c.args.log_base = FMLA_LOG_BASE_2, c.args.softmax_scale = 0.25f;
-    run(&c);
-    check_kernels(0, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16");
+    runs(&c, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16");
 
-    struct plan_params plan;
-    memcpy(&plan, launched(2)->parameters, sizeof plan);
-    CHECK_EQ(launched(2)->config.grid_x, 1);
-    CHECK_EQ(launched(2)->config.block_x, PLAN_THREADS);
-    CHECK(plan.seqlens == (int32_t *)(void *)memory[3] && plan.b == 5 && plan.capacity == 40 * 64,
+    const struct plan_params plan = plan_params_of(launched(2));
+    CHECK_ALL({launched(2)->config.grid_x, 1}, {launched(2)->config.block_x, PLAN_THREADS});
+    CHECK(plan.seqlens == (int32_t *)(void *)region(3) && plan.b == 5 && plan.capacity == 40 * 64,
           "%lld, %lld", (long long)plan.b, (long long)plan.capacity);
-    CHECK((char *)plan.header == memory[7], "%p", (void *)plan.header);
-    CHECK((char *)plan.partitions == memory[7] + 32 && (char *)plan.num_splits == memory[7] + 32 + 66 * 32,
-          "%p, %p", (void *)plan.partitions, (void *)plan.num_splits);
-    CHECK_EQ(plan.num_partitions, 66); /* 132 SMs, 2 key heads */
+    CHECK_ALL({offset(plan.header, 7), 0}, {offset(plan.partitions, 7), 32},
+              {offset(plan.num_splits, 7), 32 + 66 * 32},
+              {plan.num_partitions, 66 /* 132 SMs, 2 key heads */});
     const struct divisor partitions = divisor_of(66);
-    CHECK_EQ(plan.partitions_divisor.multiplier, partitions.multiplier);
-    CHECK_EQ(plan.partitions_divisor.shift, partitions.shift);
-    CHECK_EQ(plan.costs.row_tiles, 2); /* a tile a key head */
-    CHECK_EQ(plan.costs.tiles_of_head, 1);
+    CHECK_ALL({plan.partitions_divisor.multiplier, partitions.multiplier},
+              {plan.partitions_divisor.shift, partitions.shift},
+              {plan.costs.row_tiles, 2 /* a tile a key head */}, {plan.costs.tiles_of_head, 1});
 
-    const struct dense_decode_params p = params_of(launched(1));
-    CHECK_EQ(p.b, 5);
-    CHECK_EQ(p.s_q, 2);
-    CHECK_EQ(p.h_q, 16);
-    CHECK_EQ(p.h_kv, 2);
-    CHECK_EQ(p.group, 8);
-    CHECK_EQ(p.rows, 16);
-    CHECK_EQ(p.d_qk, 576);
-    CHECK_EQ(p.page_size, 64);
-    CHECK_EQ(p.capacity, 40 * 64);
-    CHECK_EQ(p.causal, 1);
-    CHECK_EQ(p.vectors_aligned, 1);
-    CHECK_EQ(p.output.pairs_aligned, 1);
+    const struct dense_decode_params p = dense_decode_params_of(launched(1));
+    CHECK_ALL({p.b, 5}, {p.s_q, 2}, {p.h_q, 16}, {p.h_kv, 2}, {p.group, 8}, {p.rows, 16}, {p.d_qk, 576},
+              {p.page_size, 64}, {p.capacity, 40 * 64}, {p.causal, 1}, {p.vectors_aligned, 1},
+              {p.output.pairs_aligned, 1});
     CHECK(fabsf(p.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f", (double)p.scale_log2);
-    CHECK((const char *)p.q == memory[0] && (const char *)p.kv == memory[1], "%s", "q, kv");
-    CHECK((const char *)p.block_table == memory[2] && (const char *)p.seqlens == memory[3], "%s",
-          "table, seqlens");
-    CHECK((const char *)p.output.rules.attn_sink == memory[4], "%s", "attn_sink");
-    CHECK((char *)p.output.out == memory[5] && (char *)p.output.lse == memory[6], "%s", "out, lse");
+    CHECK_ALL({offset(p.q, 0), 0}, {offset(p.kv, 1), 0}, {offset(p.block_table, 2), 0},
+              {offset(p.seqlens, 3), 0}, {offset(p.output.rules.attn_sink, 4), 0},
+              {offset(p.output.out, 5), 0}, {offset(p.output.lse, 6), 0});
     CHECK(isinf(p.output.rules.lse_of_empty) && p.output.rules.lse_of_empty > 0, "%s", "lse_of_empty");
     CHECK(fabsf(p.output.rules.lse_factor - 1.442695f) < 1e-5f, "%f", (double)p.output.rules.lse_factor);
-    CHECK_EQ(p.q_stride[0], 2 * 16 * 576);
-    CHECK_EQ(p.q_stride[1], 16 * 576);
-    CHECK_EQ(p.q_stride[2], 576);
-    CHECK_EQ(p.kv_stride[0], 64 * 2 * 576);
-    CHECK_EQ(p.kv_stride[1], 2 * 576);
-    CHECK_EQ(p.kv_stride[2], 576);
-    CHECK_EQ(p.block_table_stride, 40);
-    CHECK_EQ(p.output.out_stride[0], 2 * 16 * 512);
-    CHECK_EQ(p.output.out_stride[1], 16 * 512);
-    CHECK_EQ(p.output.out_stride[2], 512);
-    CHECK_EQ(p.output.lse_stride[0], 32);
-    CHECK_EQ(p.output.lse_stride[1], 2);
+    CHECK_ALL({p.q_stride[0], 2 * 16 * 576}, {p.q_stride[1], 16 * 576}, {p.q_stride[2], 576},
+              {p.kv_stride[0], 64 * 2 * 576}, {p.kv_stride[1], 2 * 576}, {p.kv_stride[2], 576},
+              {p.block_table_stride, 40}, {p.output.out_stride[0], 2 * 16 * 512},
+              {p.output.out_stride[1], 16 * 512}, {p.output.out_stride[2], 512}, {p.output.lse_stride[0], 32},
+              {p.output.lse_stride[1], 2});
 
     /* Plan, then two slots a partition, each 256-byte aligned, and none past the size asked for. */
     CHECK(p.split.header == plan.header && p.split.partitions == plan.partitions &&
               p.split.num_splits == plan.num_splits,
           "%p, %p, %p", (const void *)p.split.header, (const void *)p.split.partitions,
           (const void *)p.split.num_splits);
-    CHECK_EQ(p.split.num_partitions, 66);
-    CHECK_EQ(p.split.chunks, 0);
+    CHECK_ALL({p.split.num_partitions, 66}, {p.split.chunks, 0});
     const size_t plan_end = (plan_bytes(5, 66) + 255) / 256 * 256, rows = 2 * 66 * 32;
-    CHECK_EQ((char *)p.split.slot_out - memory[7], (int64_t)plan_end);
-    CHECK_EQ((char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4));
+    CHECK_ALL({(char *)p.split.slot_out - region(7), (int64_t)plan_end},
+              {(char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)});
     const size_t marks = 66 * 2 * MARKS_OF_TILE * 4; /* a tile a key head */
-    CHECK_EQ(c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256 + (marks + 255) / 256 * 256);
-    CHECK(!p.split.marks, "%s", "marks are for Hopper's kernel");
+    CHECK_ALL({c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256 + (marks + 255) / 256 * 256},
+              {!p.split.marks, true});
 
     const struct cu_launch_config decode = launched(1)->config, join = launched(0)->config;
-    CHECK_EQ(decode.grid_x, 66 * 2); /* a tile holds the 16 rows of a key head */
-    CHECK_EQ(decode.block_x, 256);
-    CHECK_EQ(decode.shared_bytes, 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4);
-    CHECK_EQ(p.stages, 3);
-    CHECK(divides(p.page_divisor, 64) && divides(p.group_divisor, 8), "%s", "divisors");
+    CHECK_ALL({decode.grid_x, 66 * 2 /* a tile holds the 16 rows of a key head */}, {decode.block_x, 256},
+              {decode.shared_bytes, 3 * 64 * 1152 + 16 * 128 + 8 * 16 * 4 + 16 * 4}, {p.stages, 3},
+              {divides(p.page_divisor, 64), true}, {divides(p.group_divisor, 8), true});
     check_join(&p);
-    CHECK_EQ(rows_per_block_of(launched(0)), 1); /* 66 / 5 parts a request */
-    CHECK_EQ(join.grid_x, 5 * 32);               /* a request and row a block */
-    CHECK_EQ(join.block_x, 32 * JOIN_WARPS);
-    CHECK_EQ(join.shared_bytes, 0);
+    CHECK_ALL({ROWS_PER_BLOCK(launched(0)), 1 /* 66 / 5 parts a request */},
+              {join.grid_x, 5 * 32 /* a request and row a block */}, {join.block_x, 32 * JOIN_WARPS},
+              {join.shared_bytes, 0});
 }
 
 static void large_tiles(void)
 {
-    fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {128, 2, 128, 1, 9, 64, 1, fp16};
-    decode_call(&c, &shape, 0);
-    run(&c);
-    check_kernels(0, "decode_plan|sm80_dense_decode_fp16_64x64|join_splits_fp16");
-    CHECK_EQ(launched(1)->config.grid_x, 33 * 4); /* 256 rows; 132 SMs over 4 tiles */
-    CHECK_EQ(launched(1)->config.block_x, 256);
-    CHECK_EQ(launched(1)->config.shared_bytes, 64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4);
-    CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS); /* fewer partitions than requests */
-    CHECK_EQ(row_lanes_of(launched(0)), 32);
-    CHECK_EQ(launched(0)->config.grid_x, 8 * 32); /* of 33 requests: they take turns; at most 2 · 132 */
-    CHECK(isinf(join_of(launched(0)).output.rules.lse_of_empty), "%s", "lse_of_empty");
+    DECODE_CALL(c, 128, 2, 128, 1, 9, 64, 1, .fp16 = true);
+    runs(&c, "decode_plan|sm80_dense_decode_fp16_64x64|join_splits_fp16");
+    CHECK_ALL(GRID(launched(1), 33 * 4 /* 256 rows; 132 SMs over 4 tiles */, 256,
+                   64 * 1152 + 2 * 64 * 1152 + 64 * 128 + 2 * 64 * 4 + 64 * 4),
+              {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS /* fewer partitions than requests */},
+              {ROW_LANES(launched(0)), 32},
+              {launched(0)->config.grid_x, 8 * 32 /* of 33 requests: they take turns; at most 2 · 132 */});
+    CHECK(isinf(join_params_of(launched(0)).output.rules.lse_of_empty), "%s", "lse_of_empty");
 }
 
 /* A GPU that gives a block 99 KiB takes the smallest tile for every call. */
 static void little_shared_memory(void)
 {
-    fake_open();
     fake->capability = 89, fake->shared_bytes = 101376, fake->sms = 142;
-    struct decode_call c;
-    const struct decode_shape shape = {4, 1, 128, 1, 9, 64, 2, bf16};
-    decode_call(&c, &shape, 0);
-    run(&c);
-    check_kernels(0, "decode_plan|sm80_dense_decode_bf16_16x32|join_splits_bf16");
-    CHECK_EQ(params_of(launched(1)).stages, 2);
-    struct plan_params plan; /* the costs are those of another GPU */
-    memcpy(&plan, launched(2)->parameters, sizeof plan);
+    DECODE_CALL(c, 4, 1, 128, 1, 9, 64, 2, .fp16 = false);
+    runs(&c, "decode_plan|sm80_dense_decode_bf16_16x32|join_splits_bf16");
+    CHECK_EQ(dense_decode_params_of(launched(1)).stages, 2);
+    const struct plan_params plan = plan_params_of(launched(2)); /* the costs are those of another GPU */
     CHECK_EQ(plan.costs.row_tiles, 0);
     CHECK(launched(1)->config.shared_bytes <= 101376 - 1024, "%u", launched(1)->config.shared_bytes);
     CHECK_EQ(launched(1)->config.grid_x, 71 * 8); /* partitions count rows by 64, tiles by 16 */
@@ -230,78 +152,67 @@ static void little_shared_memory(void)
 
 static void plan_given(void)
 {
-    fake_open();
-    struct decode_call c;
-    decode_call(&c, &small_shape, 0);
-    c.args.plan = memory[7] + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7), c.args.num_partitions = 7;
-    run(&c);
-    check_kernels(0, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
-    const struct split_params split = params_of(launched(1)).split;
-    const char *plan = memory[7] + MEMORY / 2;
+    SMALL_CALL(c);
+    c.args.plan = region(7) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7), c.args.num_partitions = 7;
+    runs(&c, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
+    const struct split_params split = dense_decode_params_of(launched(1)).split;
+    const char *plan = region(7) + MEMORY / 2;
     CHECK((const char *)split.header == plan && (const char *)split.partitions == plan + 32 &&
               (const char *)split.num_splits == plan + 32 + 7 * 32,
           "%s", "another plan");
-    CHECK_EQ(split.num_partitions, 7);
-    CHECK((char *)split.slot_out == memory[7], "%s", "room was kept for a plan");
-    CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS); /* 3 parts a request */
-    CHECK_EQ(row_lanes_of(launched(0)), 2);
-    CHECK_EQ(launched(0)->config.grid_x, 2 * 2 * 4); /* requests × row blocks × columns */
+    CHECK_ALL({split.num_partitions, 7}, {offset(split.slot_out, 7), 0},
+              {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS /* 3 parts a request */}, {ROW_LANES(launched(0)), 2},
+              {launched(0)->config.grid_x, 2 * 2 * 4 /* requests × row blocks × columns */});
     /* Without the number: what the planner takes for this GPU. */
     c.args.num_partitions = 0, c.args.plan_size = plan_bytes(2, 132);
     run(&c);
     CHECK_EQ(split_of(launched(0)).num_partitions, 132);
     /* One partition: nothing is ever cut. */
-    const int before = fake->launches;
     c.args.num_partitions = 1;
-    run(&c);
-    check_kernels(before, "sm80_dense_decode_bf16_16x64");
+    runs(&c, "sm80_dense_decode_bf16_16x64");
     CHECK_EQ(c.bytes, 0);
     /* What the host can know of a plan in device memory is checked. */
     c.args.num_partitions = 133;
     check_rejected("a plan too small", decode_run(&c), FMLA_BUFFER_TOO_SMALL, "dense_decode", "plan_size",
                    "at least|133 partitions of 2 requests");
-    c.args.num_partitions = 7, c.args.plan = memory[7] + 8;
+    c.args.num_partitions = 7, c.args.plan = region(7) + 8;
     check_rejected("a plan misaligned", decode_run(&c), FMLA_INVALID_ARGUMENT, "dense_decode", "plan",
                    "16 bytes");
 }
 
-/* Tables of 7 rows in memory[4] and memory[5], which the call has other uses for and nobody touches. */
+/* Tables of 7 rows in region(4) and region(5), which the call has other uses for and nobody touches. */
 static void give_tables(struct held *rows, struct held *splits, int64_t b, const fmla_tensor **partitions,
                         const fmla_tensor **num_splits)
 {
-    HELD(rows, memory[4], i32, 2, 7, FMLA_PARTITION_FIELDS);
-    HELD(splits, memory[5] + 4, i32, 1, b + 1);
-    rows->tensor.device = splits->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    REGION(rows, 4, i32, 2, 7, FMLA_PARTITION_FIELDS);
+    REGION(splits, 5, i32, 1, b + 1);
+    splits->tensor.byte_offset = 4;
     *partitions = &rows->tensor, *num_splits = &splits->tensor;
 }
 
 /* A plan in tables: without a header, which no kernel reads then; their rows are the number of partitions. */
 static void tables_given(void)
 {
-    fake_open();
     for (int hopper = 0; hopper < 2; hopper++) {
-        struct decode_call c;
+        struct drawn_dense c;
         struct held rows, splits;
-        const int before = fake->launches;
         decode_call(&c, &small_shape, 0);
         give_tables(&rows, &splits, 2, &c.args.partitions, &c.args.num_splits);
-        (hopper ? run_best : run)(&c);
-        check_kernels(before, hopper ? "sm90_dense_decode_bf16_576|join_splits_bf16_quarters"
-                                     : "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
+        (hopper ? runs_best : runs)(&c, hopper ? "sm90_dense_decode_bf16_576|join_splits_bf16_quarters"
+                                               : "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
         for (int i = 0; i < 2; i++) { /* the parameters of Hopper's kernel begin with those of the others */
             const struct split_params split = split_of(launched(i));
-            CHECK(!split.header && (const char *)split.partitions == memory[4] &&
-                      (const char *)split.num_splits == memory[5] + 4,
+            CHECK(!split.header && (const char *)split.partitions == region(4) &&
+                      (const char *)split.num_splits == region(5) + 4,
                   "launch %d: %p, %p, %p", i, (const void *)split.header, (const void *)split.partitions,
                   (const void *)split.num_splits);
-            CHECK_EQ(split.num_partitions, 7);
-            CHECK((char *)split.slot_out == memory[7], "%s", "room was kept for a plan");
+            CHECK_ALL({split.num_partitions, 7}, {offset(split.slot_out, 7), 0});
         }
-        CHECK_EQ(row_lanes_of(launched(0)), 2);
+        CHECK_EQ(ROW_LANES(launched(0)), 2);
         /* The same workspace as with a plan of as many partitions. */
         const size_t bytes = c.bytes;
         c.args.partitions = c.args.num_splits = NULL;
-        c.args.plan = memory[7] + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7), c.args.num_partitions = 7;
+        c.args.plan = region(7) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7), c.args.num_partitions = 7;
         (hopper ? run_best : run)(&c);
         CHECK_EQ(c.bytes, bytes);
         /* Not read in batch-invariant mode; checked all the same. */
@@ -318,148 +229,119 @@ static void tables_given(void)
 /* The device's planner writes the tables alone, and decode takes them from there. */
 static void tables_planned(void)
 {
-    fake_open();
     struct held seqlens, rows, splits;
-    HELD(&seqlens, memory[0], i32, 1, 5);
-    seqlens.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    REGION(&seqlens, 0, i32, 1, 5);
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
     args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 16, args.h_kv = 1, args.num_workers = 99;
     int32_t count = 0;
-    CHECK(fmla_decode_plan_partitions(&args, &count) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_decode_plan_partitions(&args, &count));
     CHECK_EQ(count, 99);
     args.num_workers = 0;
-    CHECK(fmla_decode_plan_partitions(&args, &count) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_decode_plan_partitions(&args, &count));
     CHECK_EQ(count, 132);
     give_tables(&rows, &splits, 5, &args.partitions, &args.num_splits);
-    CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s", fmla_last_error());
-    struct plan_params p;
-    memcpy(&p, launched(0)->parameters, sizeof p);
+    CHECK_OK(fmla_decode_plan(&args));
+    const struct plan_params p = plan_params_of(launched(0));
     CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
-    CHECK(!p.header && (char *)p.partitions == memory[4] && (char *)p.num_splits == memory[5] + 4,
-          "%p, %p, %p", (void *)p.header, (void *)p.partitions, (void *)p.num_splits);
-    CHECK_EQ(p.num_partitions, 7);
-    CHECK_EQ(p.costs.row_tiles, 1);
+    CHECK_ALL({!p.header, true}, {offset(p.partitions, 4), 0}, {offset(p.num_splits, 5), 4},
+              {p.num_partitions, 7}, {p.costs.row_tiles, 1});
     const struct divisor partitions = divisor_of(7);
     CHECK_EQ(p.partitions_divisor.multiplier, partitions.multiplier);
 }
 
 static void batch_invariant(void)
 {
-    fake_open();
-    struct decode_call c;
-    struct decode_shape shape = {3, 1, 16, 1, 9, 64, 1000, bf16};
+    struct drawn_dense c;
+    struct dense_shape shape = {3, 1, 16, 1, 9, 64, 1000, .fp16 = false};
     decode_call(&c, &shape, 0);
     c.args.batch_invariant = 1;
-    c.args.plan = memory[0] + 1; /* not read */
-    run(&c);
-    check_kernels(0, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
-    struct dense_decode_params p = params_of(launched(1));
+    c.args.plan = region(0) + 1; /* not read */
+    runs(&c, "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
+    struct dense_decode_params p = dense_decode_params_of(launched(1));
     CHECK(!p.split.header && !p.split.partitions && !p.split.num_splits, "%p",
           (const void *)p.split.partitions);
-    CHECK_EQ(p.split.chunks, 32); /* ⌈64000 / 2048⌉ */
-    CHECK_EQ(p.split.chunk_lanes, 32);
-    CHECK_EQ(launched(1)->config.grid_x, 3 * 32);
-    CHECK_EQ(rows_per_block_of(launched(0)), 1);
-    CHECK_EQ(row_lanes_of(launched(0)), 16);
-    CHECK_EQ(launched(0)->config.grid_x, 3 * 16 * 4);
-    CHECK((char *)p.split.slot_out == memory[7], "%s", "room was kept for a plan");
-    CHECK_EQ(c.bytes, 3 * 32 * 16 * (512 * 4 + 4));
+    CHECK_ALL({p.split.chunks, 32 /* ⌈64000 / 2048⌉ */}, {p.split.chunk_lanes, 32},
+              {launched(1)->config.grid_x, 3 * 32}, {ROWS_PER_BLOCK(launched(0)), 1},
+              {ROW_LANES(launched(0)), 16}, {launched(0)->config.grid_x, 3 * 16 * 4},
+              {offset(p.split.slot_out, 7), 0}, {c.bytes, 3 * 32 * 16 * (512 * 4 + 4)});
     /* Many requests: a worker takes several chunks. */
     shape.b = 528;
     decode_call(&c, &shape, 0);
     c.args.batch_invariant = 1;
     run(&c);
-    p = params_of(launched(1));
-    CHECK_EQ(p.split.chunks, 32);
-    CHECK_EQ(p.split.chunk_lanes, 4); /* 16 · 132 / 528 */
-    CHECK_EQ(launched(1)->config.grid_x, 528 * 4);
+    p = dense_decode_params_of(launched(1));
+    CHECK_ALL({p.split.chunks, 32}, {p.split.chunk_lanes, 4 /* 16 · 132 / 528 */},
+              {launched(1)->config.grid_x, 528 * 4});
     /* A capacity of one chunk: nothing to join, no workspace. */
-    const int before = fake->launches;
     shape.max_pages = 32;
     decode_call(&c, &shape, 0);
     c.args.batch_invariant = 1;
-    run(&c);
-    check_kernels(before, "sm80_dense_decode_bf16_16x64");
-    CHECK_EQ(params_of(launched(0)).split.chunk_lanes, 1);
-    CHECK_EQ(c.bytes, 0);
+    runs(&c, "sm80_dense_decode_bf16_16x64");
+    CHECK_ALL({dense_decode_params_of(launched(0)).split.chunk_lanes, 1}, {c.bytes, 0});
 }
 
 /* Row blocks of the join are many more than its blocks of threads, which take turns. */
 static void join_is_capped(void)
 {
-    fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {1, 1024, 128, 1, 9, 64, 1, bf16};
-    decode_call(&c, &shape, 0);
+    DECODE_CALL(c, 1, 1024, 128, 1, 9, 64, 1, .fp16 = false);
     c.args.num_partitions = 2;
     run(&c);
     CHECK_EQ(launched(0)->config.grid_x, 2 * 132);
     c.args.num_partitions = 20; /* many parts: a row a block */
     run(&c);
-    CHECK_EQ(rows_per_block_of(launched(0)), 1);
-    CHECK_EQ(launched(0)->config.grid_x, 2 * 132);
+    CHECK_ALL({ROWS_PER_BLOCK(launched(0)), 1}, {launched(0)->config.grid_x, 2 * 132});
 }
 
 static void without_options(void)
 {
-    fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {2, 1, 16, 1, 64, 320, 1, bf16};
-    decode_call(&c, &shape, 0);
+    DECODE_CALL(c, 2, 1, 16, 1, 64, 320, 1, .fp16 = false);
     c.args.block_table = NULL, c.args.attn_sink = NULL, c.args.lse = NULL;
     c.args.lse_empty = FMLA_LSE_EMPTY_NEGATIVE_INFINITY;
     run(&c);
-    const struct dense_decode_params p = params_of(launched(1));
-    CHECK(!p.block_table && !p.output.rules.attn_sink && !p.output.lse, "%s",
-          "a pointer to what was left out");
-    CHECK_EQ(p.capacity, 320);
+    const struct dense_decode_params p = dense_decode_params_of(launched(1));
+    CHECK_ALL({!p.block_table, true}, {!p.output.rules.attn_sink, true}, {!p.output.lse, true},
+              {p.capacity, 320});
     CHECK(isinf(p.output.rules.lse_of_empty) && p.output.rules.lse_of_empty < 0, "%s", "lse_of_empty");
     CHECK(fabsf(p.scale_log2 - 1.442695041f / 24.0f) < 1e-7f, "%f", (double)p.scale_log2); /* 1/√576 */
     const int before = fake->launches;
-    HELD(&c.q, NULL, bf16, 4, 0, 1, 16, 576), HELD(&c.out, NULL, bf16, 4, 0, 1, 16, 512);
-    HELD(&c.seqlens, NULL, i32, 1, 0);
-    c.q.tensor.device = c.out.tensor.device = c.seqlens.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
-    run(&c);
-    CHECK_EQ(fake->launches, before); /* b = 0 */
+    DECODE_CALL(none, 0, 1, 16, 1, 64, 320, 1, .fp16 = false);
+    none.q.tensor.data = none.out.tensor.data = none.seqlens.tensor.data = NULL;
+    none.args.block_table = NULL, none.args.attn_sink = NULL, none.args.lse = NULL;
+    run(&none);
+    CHECK_EQ(fake->launches, before);
 }
 
 /* Every way for one row to begin off 16 bytes; strides that are never used do not count. */
 static void alignment(void)
 {
-    fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {2, 2, 16, 1, 4, 64, 4, bf16};
-    for (int k = 0; k < 12; k++) {
-        int vectors = 1, pairs = 1;
-        decode_call(&c, &shape, 0);
-        switch (k) {
-        case 0: break;
-        case 1: c.q.tensor.byte_offset = 2, vectors = 0; break;
-        case 2: c.q.strides[0] += 1, vectors = 0; break;
-        case 3: c.q.strides[1] += 4, vectors = 0; break;
-        case 4: c.q.strides[2] += 8; break;
-        case 5: c.kv.tensor.byte_offset = 8, vectors = 0; break;
-        case 6: c.kv.strides[0] += 4, vectors = 0; break;
-        case 7: c.kv.strides[1] += 2, vectors = 0; break;
-        case 8: c.kv.strides[2] = 3; break; /* one key head */
-        case 9: c.out.tensor.byte_offset = 2, pairs = 0; break;
-        case 10: c.out.strides[0] += 1, pairs = 0; break;
-        case 11: c.out.strides[0] += 2; break;
-        }
-        run(&c);
-        const struct dense_decode_params p = params_of(launched(1));
-        CHECK(p.vectors_aligned == vectors && p.output.pairs_aligned == pairs,
-              "case %d: vectors %d, pairs %d", k, p.vectors_aligned, p.output.pairs_aligned);
-    }
+#define ALIGNED(vectors, pairs, ...)                                                                         \
+    do {                                                                                                     \
+        DECODE_CALL(c, 2, 2, 16, 1, 4, 64, 4, .fp16 = false);                                                \
+        __VA_ARGS__;                                                                                         \
+        run(&c);                                                                                             \
+        const struct dense_decode_params p = dense_decode_params_of(launched(1));                            \
+        CHECK(p.vectors_aligned == (vectors) && p.output.pairs_aligned == (pairs),                           \
+              "%s: vectors %d, pairs %d", #__VA_ARGS__, p.vectors_aligned, p.output.pairs_aligned);          \
+    } while (0)
+    ALIGNED(1, 1, (void)0);
+    ALIGNED(0, 1, c.q.tensor.byte_offset = 2);
+    for (int i = 0; i < 2; i++) ALIGNED(0, 1, c.q.strides[i] += 1 + 3 * i);
+    ALIGNED(1, 1, c.q.strides[2] += 8);
+    ALIGNED(0, 1, c.kv.tensor.byte_offset = 8);
+    for (int i = 0; i < 2; i++) ALIGNED(0, 1, c.kv.strides[i] += 4 - 2 * i);
+    ALIGNED(1, 1, c.kv.strides[2] = 3); /* one key head */
+    ALIGNED(1, 0, c.out.tensor.byte_offset = 2);
+    ALIGNED(1, 0, c.out.strides[0] += 1);
+    ALIGNED(1, 1, c.out.strides[0] += 2);
 }
 
 /* Partial results of 2^20 requests of 2^20 chunks: their rows, or their bytes, overflow. */
 static void too_large(void)
 {
-    fake_open();
     for (int shift = 15; shift <= 30; shift += 15) {
-        struct decode_call c;
-        const struct decode_shape shape = {1 << 20, 1, INT64_C(1) << shift, 1, 1, 64, INT32_MAX, bf16};
+        struct drawn_dense c;
+        const struct dense_shape shape = {1 << 20, 1,  INT64_C(1) << shift, 1,
+                                          1,       64, INT32_MAX,           .fp16 = false};
         size_t bytes;
         decode_call(&c, &shape, 0);
         for (int i = 0; i < 3; i++) c.q.strides[i] = c.kv.strides[i] = 0;
@@ -474,14 +356,12 @@ static void too_large(void)
 /* Hopper's kernel takes no more blocks of threads than a grid has, also where the rows of a plan's tables make them. */
 static void many_blocks(void)
 {
-    fake_open();
-    const struct decode_shape shape = {2, 1, 1 << 22, 1, 9, 64, 8, bf16};
-    struct decode_call c;
+    const struct dense_shape shape = {2, 1, 1 << 22, 1, 9, 64, 8, .fp16 = false};
+    struct drawn_dense c;
     struct held rows, splits;
     decode_call(&c, &shape, 0);
-    HELD(&rows, memory[4], i32, 2, 65536, 8);
-    HELD(&splits, memory[5], i32, 1, 3);
-    rows.tensor.device = splits.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    REGION(&rows, 4, i32, 2, 65536, 8);
+    REGION(&splits, 5, i32, 1, 3);
     c.args.kernel = "cuda-sm90";
     for (int way = 0; way < 2; way++) {
         size_t bytes;
@@ -494,161 +374,109 @@ static void many_blocks(void)
 
 /* ---- Dense decode on Hopper -------------------------------------------------------------------------------- */
 
-static struct dense_decode_sm90_params sm90_params_of(const struct fake_launch *launch)
-{
-    struct dense_decode_sm90_params params;
-    memcpy(&params, launch->parameters, sizeof params);
-    return params;
-}
-
 /* The call is the portable kernel's; only the grid, the marks and what TMA is told differ. */
 static void hopper(void)
 {
-    fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {5, 2, 16, 2, 99, 64, 40, bf16};
-    decode_call(&c, &shape, 0);
+    DECODE_CALL(c, 5, 2, 16, 2, 99, 64, 40, .fp16 = false);
     c.args.causal = 1, c.args.softmax_scale = 0.25f;
     run(&c);
-    struct dense_decode_params expected = params_of(launched(1));
+    struct dense_decode_params expected = dense_decode_params_of(launched(1));
     const struct cu_launch_config portable_join = launched(0)->config;
     const size_t bytes = c.bytes;
     CHECK_EQ(fake->tensors, 0);
-    const int before = fake->launches;
     c.args.kernel = NULL;
-    run_best(&c);
-    check_kernels(before, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16");
+    runs_best(&c, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16");
     CHECK_EQ(c.bytes, bytes);
     const struct cu_launch_config decode = launched(1)->config, join = launched(0)->config;
-    CHECK_EQ(decode.grid_x, 66 * 2);
-    CHECK_EQ(decode.block_x, 384);
-    CHECK_EQ(decode.shared_bytes, 232448);
-    CHECK_EQ(join.grid_x, portable_join.grid_x);
-    CHECK_EQ(join.block_x, portable_join.block_x);
-    const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
+    CHECK_ALL({decode.grid_x, 66 * 2}, {decode.block_x, 384}, {decode.shared_bytes, 232448},
+              {join.grid_x, portable_join.grid_x}, {join.block_x, portable_join.block_x});
+    const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
     const size_t slots = 2 * 66, marks = 66 * 2 * MARKS_OF_TILE * 4;
     expected.split.marks = (uint32_t *)(void *)((char *)expected.split.slot_lse + slots * 32 * 4);
     expected.split.tiles = 2, expected.split.tiles_of_head = 1;
-    CHECK_EQ((char *)expected.split.marks + (marks + 255) / 256 * 256 - memory[7], (int64_t)bytes);
+    CHECK_EQ((char *)expected.split.marks + (marks + 255) / 256 * 256 - region(7), (int64_t)bytes);
     expected.stages = 0; /* of the portable kernel's ring alone */
     CHECK(!memcmp(&p.call, &expected, sizeof expected), "%s", "another call than the portable kernel's");
     check_join(&expected);
-    CHECK_EQ(p.q_heads, 8);
-    CHECK_EQ(p.tiles_of_head, 1);
-    CHECK(divides(p.tiles_of_head_divisor, 1) && divides(p.tiles_divisor, 2), "%s", "divisors");
-    CHECK_EQ(p.request_step, 1);
-    CHECK_EQ(p.page_step, 1);
-    CHECK_EQ(fake->tensors, 3);
-    CHECK((char *)told_of(&p.keys)->base == memory[1] && (char *)told_of(&p.rope)->base == memory[1] &&
-              (char *)told_of(&p.queries)->base == memory[0],
-          "%s", "the tensors' data");
-    CHECK_EQ(told_of(&p.keys)->box[2], 2);
-    CHECK_EQ(told_of(&p.rope)->box[2], 1);
-    CHECK_EQ(told_of(&p.queries)->box[1], 8);
-    CHECK_EQ(told_of(&p.queries)->box[2], 8);
+    CHECK_ALL({p.q_heads, 8}, {p.tiles_of_head, 1}, {divides(p.tiles_of_head_divisor, 1), true},
+              {divides(p.tiles_divisor, 2), true}, {p.request_step, 1}, {p.page_step, 1}, {fake->tensors, 3},
+              {offset(told_of(&p.keys)->base, 1), 0}, {offset(told_of(&p.rope)->base, 1), 0},
+              {offset(told_of(&p.queries)->base, 0), 0}, {told_of(&p.keys)->box[2], 2},
+              {told_of(&p.rope)->box[2], 1}, {told_of(&p.queries)->box[1], 8},
+              {told_of(&p.queries)->box[2], 8});
 }
 
 static void hopper_variants(void)
 {
-    fake_open();
     for (int k = 0; k < 8; k++) {
         const int64_t d_qk = k & 1 ? 576 : 512, h_q = k & 2 ? 65 : 64;
-        const struct decode_shape shape = {2, 1, h_q, 1, 9, 64, 8, k & 4 ? fp16 : bf16};
-        struct decode_call c;
-        char names[96];
+        const struct dense_shape shape = {2, 1, h_q, 1, 9, 64, 8, .fp16 = k & 4};
+        struct drawn_dense c;
         decode_call(&c, &shape, 0);
         c.q.shape[3] = c.kv.shape[3] = d_qk;
         const int before = fake->launches;
         run_best(&c);
         const char *type = k & 4 ? "fp16" : "bf16";
-        snprintf(names, sizeof names, "decode_plan|sm90_dense_decode_%s_%d%s|join_splits_%s_halves", type,
-                 (int)d_qk, k & 2 ? "_shared" : "", type);
-        check_kernels(before, names);
-        const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
-        CHECK_EQ(p.tiles_of_head, k & 2 ? 2 : 1);
-        CHECK_EQ(p.q_heads, h_q);
-        CHECK_EQ(launched(1)->config.grid_x, (k & 2 ? 66 : 132) * p.tiles_of_head);
-        CHECK_EQ(told_of(&p.keys)->type, k & 4 ? CU_TENSOR_FLOAT16 : CU_TENSOR_BFLOAT16);
-        CHECK_EQ(told_of(&p.queries)->sizes[3], d_qk / 64);
-        CHECK_EQ(told_of(&p.keys)->sizes[2], d_qk / 64);
+        check_kernels(before, "decode_plan|sm90_dense_decode_%s_%d%s|join_splits_%s_halves", type, (int)d_qk,
+                      k & 2 ? "_shared" : "", type);
+        const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
+        CHECK_ALL({p.tiles_of_head, k & 2 ? 2 : 1}, {p.q_heads, h_q},
+                  {launched(1)->config.grid_x, (k & 2 ? 66 : 132) * p.tiles_of_head},
+                  {told_of(&p.keys)->type, k & 4 ? CU_TENSOR_FLOAT16 : CU_TENSOR_BFLOAT16},
+                  {told_of(&p.queries)->sizes[3], d_qk / 64}, {told_of(&p.keys)->sizes[2], d_qk / 64});
     }
 }
 
 /* 256 rows of two key heads each; and a join of few blocks, which all fit beside the decode's last ones. */
 static void hopper_large_tiles(void)
 {
-    fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {128, 2, 256, 2, 9, 64, 1, bf16};
-    decode_call(&c, &shape, 0);
+    DECODE_CALL(c, 128, 2, 256, 2, 9, 64, 1, .fp16 = false);
     c.args.num_partitions = 33;
-    run_best(&c);
-    check_kernels(0, "decode_plan|sm90_dense_decode_bf16_576_shared|join_splits_bf16");
-    const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
-    CHECK_EQ(p.q_heads, 128);
-    CHECK_EQ(p.tiles_of_head, 4);
-    CHECK(divides(p.tiles_of_head_divisor, 4) && divides(p.tiles_divisor, 8), "%s", "divisors");
-    CHECK_EQ(launched(1)->config.grid_x, 33 * 8);
-    CHECK_EQ(join_of(launched(0)).split.tiles, 8);
-    CHECK_EQ(join_of(launched(0)).split.tiles_of_head, 4);
-    CHECK_EQ(rows_per_block_of(launched(0)), JOIN_WARPS);
-    CHECK_EQ(launched(0)->config.grid_x, 4 * 64); /* 512 rows; at most 2 · 132 */
+    runs_best(&c, "decode_plan|sm90_dense_decode_bf16_576_shared|join_splits_bf16");
+    const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
+    CHECK_ALL({p.q_heads, 128}, {p.tiles_of_head, 4}, {divides(p.tiles_of_head_divisor, 4), true},
+              {divides(p.tiles_divisor, 8), true}, {launched(1)->config.grid_x, 33 * 8},
+              {join_params_of(launched(0)).split.tiles, 8},
+              {join_params_of(launched(0)).split.tiles_of_head, 4}, {ROWS_PER_BLOCK(launched(0)), JOIN_WARPS},
+              {launched(0)->config.grid_x, 4 * 64 /* 512 rows; at most 2 · 132 */});
 }
 
 /* All requests share one query tensor and one cache: one request, one page, and steps of 0. */
 static void hopper_shared_tensors(void)
 {
-    fake_open();
-    struct decode_call c;
-    decode_call(&c, &small_shape, 0);
+    SMALL_CALL(c);
     c.q.strides[0] = 0, c.kv.strides[0] = 0;
-    run_best(&c);
-    check_kernels(0, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
-    const struct dense_decode_sm90_params p = sm90_params_of(launched(1));
-    CHECK_EQ(p.request_step, 0);
-    CHECK_EQ(p.page_step, 0);
-    CHECK_EQ(told_of(&p.queries)->sizes[4], 1);
-    CHECK_EQ(told_of(&p.keys)->sizes[3], 1);
+    runs_best(&c, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
+    const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
+    CHECK_ALL({p.request_step, 0}, {p.page_step, 0}, {told_of(&p.queries)->sizes[4], 1},
+              {told_of(&p.keys)->sizes[3], 1});
 }
 
 static void hopper_without_cuts(void)
 {
-    fake_open();
-    struct decode_call c;
-    const struct decode_shape shape = {3, 1, 16, 1, 9, 64, 1000, bf16};
-    decode_call(&c, &shape, 0);
+    DECODE_CALL(c, 3, 1, 16, 1, 9, 64, 1000, .fp16 = false);
     c.args.batch_invariant = 1;
-    run_best(&c);
-    check_kernels(0, "sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
-    CHECK_EQ(launched(1)->config.grid_x, 3 * 32);
-    CHECK_EQ(sm90_params_of(launched(1)).call.split.chunk_lanes, 32);
-    int before = fake->launches;
+    runs_best(&c, "sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
+    CHECK_ALL({launched(1)->config.grid_x, 3 * 32},
+              {dense_decode_sm90_params_of(launched(1)).call.split.chunk_lanes, 32});
     decode_call(&c, &small_shape, 0);
-    c.args.plan = memory[7] + MEMORY / 2, c.args.plan_size = plan_bytes(2, 1), c.args.num_partitions = 1;
-    run_best(&c);
-    check_kernels(before, "sm90_dense_decode_bf16_576"); /* nothing to join */
+    c.args.plan = region(7) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 1), c.args.num_partitions = 1;
+    runs_best(&c, "sm90_dense_decode_bf16_576"); /* nothing to join */
     /* No request: nothing is launched, and the driver is told of no tensor. */
-    before = fake->launches;
-    const int tensors = fake->tensors;
-    HELD(&c.q, NULL, bf16, 4, 0, 1, 16, 576), HELD(&c.out, NULL, bf16, 4, 0, 1, 16, 512);
-    HELD(&c.seqlens, NULL, i32, 1, 0), HELD(&c.table, NULL, i32, 2, 0, 32),
-        HELD(&c.lse, NULL, f32, 3, 0, 16, 1);
-    struct held *all[] = {&c.q, &c.out, &c.seqlens, &c.table, &c.lse};
-    for (int i = 0; i < 5; i++) all[i]->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
-    run_best(&c);
-    CHECK_EQ(fake->launches, before);
-    CHECK_EQ(fake->tensors, tensors);
+    const int before = fake->launches, tensors = fake->tensors;
+    DECODE_CALL(none, 0, 1, 16, 1, 64, 64, 32, .fp16 = false);
+    none.q.tensor.data = none.out.tensor.data = none.seqlens.tensor.data = none.table.tensor.data =
+        none.lse.tensor.data = NULL;
+    run_best(&none);
+    CHECK_ALL({fake->launches, before}, {fake->tensors, tensors});
 }
 
 /* The same call on the GPUs around. */
 static void on_a_gpu(int capability, int shared_bytes, const char *names)
 {
-    fake_open();
     fake->capability = capability, fake->shared_bytes = shared_bytes;
-    struct decode_call c;
-    decode_call(&c, &small_shape, 0);
-    run_best(&c);
-    check_kernels(0, names);
+    SMALL_CALL(c);
+    runs_best(&c, names);
     CHECK_EQ(fake->tensors, strstr(names, "sm90") ? 3 : 0);
 }
 
@@ -667,290 +495,11 @@ static void on_10_0(void)
     on_a_gpu(100, 232448, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
 }
 
-/* ---- The other operations ---------------------------------------------------------------------------------- */
-
-static void merge_and_plan(void)
-{
-    fake_open();
-    CHECK(merge_small(0) == FMLA_OK, "%s", fmla_last_error());
-    struct merge_params m;
-    memcpy(&m, launched(0)->parameters, sizeof m);
-    CHECK(!strcmp(launched(0)->kernel, "merge"), "%s", launched(0)->kernel);
-    CHECK_EQ(launched(0)->config.grid_x, 2 * 16);
-    CHECK_EQ(launched(0)->config.block_x, MERGE_THREADS);
-    CHECK_EQ(m.n, 3);
-    CHECK_EQ(m.b, 2);
-    CHECK_EQ(m.s_q, 1);
-    CHECK_EQ(m.h_q, 16);
-    CHECK_EQ(m.d_v, 512);
-    CHECK((const char *)m.out_parts == memory[0] && (const char *)m.lse_parts == memory[1] &&
-              (char *)m.out == memory[2] && !m.lse && !m.rules.attn_sink,
-          "%s", "pointers");
-    CHECK_EQ(m.part_element, 0);
-    CHECK_EQ(m.out_element, 0);
-    CHECK_EQ(m.vectors_aligned, 1);
-    CHECK_EQ(m.out_parts_stride[0], 2 * 16 * 512);
-    CHECK_EQ(m.out_parts_stride[3], 512);
-    CHECK_EQ(m.lse_parts_stride[0], 32);
-    CHECK_EQ(m.out_stride[0], 16 * 512);
-
-    CHECK(plan_small(0) == FMLA_OK, "%s", fmla_last_error());
-    struct plan_params p;
-    memcpy(&p, launched(0)->parameters, sizeof p);
-    CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
-    CHECK_EQ(p.b, 5);
-    CHECK_EQ(p.capacity, INT32_MAX);
-    CHECK_EQ(p.num_partitions, 132);
-    CHECK_EQ(p.costs.row_tiles, 1);
-    CHECK_EQ(p.costs.tiles_of_head, 1);
-    CHECK((char *)p.header == memory[1] && (char *)p.partitions == memory[1] + 32 &&
-              (char *)p.num_splits == memory[1] + 32 + 132 * 32 && (const char *)p.seqlens == memory[0],
-          "%s", "pointers");
-}
-
-/* What the last launch of a cache operation was given. */
-static struct cache_params cache_launched(const char *kernel)
-{
-    struct cache_params p;
-    memcpy(&p, launched(0)->parameters, sizeof p);
-    CHECK(!strcmp(launched(0)->kernel, kernel), "launched %s, not %s", launched(0)->kernel, kernel);
-    CHECK_EQ(launched(0)->config.block_x, 32 * CACHE_WARPS);
-    CHECK(launched(0)->config.stream == stream, "the stream is %p", launched(0)->config.stream);
-    return p;
-}
-
-static void cache_operations(void)
-{
-    static const char *const formats[] = {"bf16", "fp16", "fp8_656", "fp8_584", "fp8_576"};
-    static const int64_t widths[] = {576, 576, 656, 584, 576};
-    const fmla_dtype dtypes[] = {bf16, fp16, f32};
-    static const char *const names[] = {"bf16", "fp16", "fp32"};
-    char name[64];
-    struct cache_call c;
-    fake_open();
-    for (int i = 0; i < 15; i++) { /* each format and type has a kernel of its own */
-        cache_call(&c, 0);
-        c.append.stream = c.gather.stream = stream;
-        c.append.kv_format = c.gather.kv_format = 1 + i / 3;
-        c.cache.shape[3] = widths[i / 3];
-        if (i / 3 < 2) c.cache.tensor.dtype = i / 3 ? fp16 : bf16;
-        c.cache.strides[1] = widths[i / 3], c.cache.strides[0] = 64 * widths[i / 3];
-        c.latent.tensor.dtype = c.rope.tensor.dtype = c.out.tensor.dtype = dtypes[i % 3];
-        const int64_t d_qk = i / 3 == 3 ? 512 : 576;
-        c.latent.shape[1] = c.latent.strides[0] = d_qk - 64, c.out.shape[1] = c.out.strides[0] = d_qk;
-        CHECK(fmla_cache_append(&c.append) == FMLA_OK, "%s", fmla_last_error());
-        snprintf(name, sizeof name, "cache_append_%s_%s", formats[i / 3], names[i % 3]);
-        struct cache_params p = cache_launched(name);
-        CHECK_EQ(p.d_qk, d_qk);
-        CHECK_EQ(p.latent_width, d_qk - 64);
-        CHECK_EQ(p.page_stride, 64 * widths[i / 3] * (i / 3 < 2 ? 2 : 1));
-        CHECK_EQ(p.slot_stride, i / 3 < 2 ? 1152 : i / 3 == 2 ? 656 : 576);
-        CHECK_EQ(p.aligned, 1);
-        CHECK(fmla_cache_gather(&c.gather) == FMLA_OK, "%s", fmla_last_error());
-        snprintf(name, sizeof name, "cache_gather_%s_%s", formats[i / 3], names[i % 3]);
-        p = cache_launched(name);
-        CHECK_EQ(p.aligned, 1);
-        CHECK_EQ(p.out_stride, d_qk);
-    }
-    cache_call(&c, 0);
-    c.append.stream = c.gather.stream = stream;
-    c.latent.strides[0] = 520, c.rope.strides[0] = 1024;
-    CHECK(fmla_cache_append(&c.append) == FMLA_OK, "%s", fmla_last_error());
-    struct cache_params p = cache_launched("cache_append_fp8_656_bf16");
-    CHECK((const char *)p.latent == memory[0] && (const char *)p.rope == memory[1] &&
-              (char *)p.cache == memory[2] && (const char *)p.slots == memory[3],
-          "%s", "pointers");
-    CHECK_EQ(p.latent_stride, 520);
-    CHECK_EQ(p.rope_stride, 1024);
-    CHECK_EQ(p.tokens, 2);
-    CHECK_EQ(p.slots_of_cache, 256);
-    CHECK_EQ(p.few_slots, 1);
-    CHECK(divides(p.page_divisor, 64), "%s", "not the divisor of a page");
-    CHECK_EQ(launched(0)->config.grid_x, 1);
-
-    /* What is no multiple of 16 bytes goes another way. */
-    struct held *const held[] = {&c.latent, &c.rope, &c.cache, &c.cache, &c.cache};
-    for (int i = 0; i < 5; i++) {
-        cache_call(&c, 0);
-        c.append.stream = stream;
-        if (i < 2) held[i]->strides[0] += 4;
-        if (i == 2) c.cache.tensor.byte_offset = 8;
-        if (i == 3) c.cache.strides[0] += 8;
-        if (i == 4) c.cache.strides[1] = 660, c.cache.strides[0] = 64 * 660;
-        CHECK(fmla_cache_append(&c.append) == FMLA_OK, "%s", fmla_last_error());
-        p = cache_launched("cache_append_fp8_656_bf16");
-        CHECK_EQ(p.aligned, 0);
-    }
-    /* More slots than 32 bits count; blocks for all tokens. */
-    cache_call(&c, 0);
-    c.gather.stream = stream;
-    c.cache.shape[0] = INT64_C(1) << 28, c.slots.shape[0] = c.out.shape[0] = 4001;
-    CHECK(fmla_cache_gather(&c.gather) == FMLA_OK, "%s", fmla_last_error());
-    p = cache_launched("cache_gather_fp8_656_fp32");
-    CHECK_EQ(p.few_slots, 0);
-    CHECK_EQ(p.slots_of_cache, INT64_C(1) << 34);
-    CHECK_EQ(launched(0)->config.grid_x, 1001);
-    const int before = fake->launches;
-    c.slots.shape[0] = c.out.shape[0] = 0;
-    CHECK(fmla_cache_gather(&c.gather) == FMLA_OK, "%s", fmla_last_error());
-    CHECK_EQ(fake->launches, before); /* nothing to do */
-
-    /* The scale of the cache, as the quotient wants it. */
-    static const struct {
-        float scale, prescale;
-    } scales[] = {{0.0f, 1.0f}, {0.037f, 1.0f}, {0x1p-100f, 0x1p80f}, {0x1p100f, 0x1p-64f}};
-    for (int i = 0; i < 4; i++) {
-        cache_call(&c, 0);
-        c.append.stream = c.gather.stream = stream;
-        c.cache.shape[3] = 576, c.append.kv_format = c.gather.kv_format = FMLA_KV_FP8_576;
-        c.append.cache_scale = c.gather.cache_scale = scales[i].scale;
-        const float scale = scales[i].scale == 0.0f ? 1.0f : scales[i].scale;
-        CHECK(fmla_cache_append(&c.append) == FMLA_OK, "%s", fmla_last_error());
-        p = cache_launched("cache_append_fp8_576_bf16");
-        CHECK(p.prescale == scales[i].prescale && p.cache_scale == scale * p.prescale &&
-                  p.inverse == 1.0f / p.cache_scale,
-              "scale %a: %a %a %a", (double)scale, (double)p.prescale, (double)p.cache_scale,
-              (double)p.inverse);
-        CHECK(fmla_cache_gather(&c.gather) == FMLA_OK, "%s", fmla_last_error());
-        p = cache_launched("cache_gather_fp8_576_fp32");
-        CHECK(p.cache_scale == scale, "%a", (double)p.cache_scale);
-    }
-}
-
-/* The payload of a plan of 128 requests of 8192 keys, made on the host for a device. */
-static int64_t payload_for(fmla_device target, int32_t num_workers, int64_t *partitions)
-{
-    static int32_t lengths[128];
-    struct held seqlens;
-    HELD(&seqlens, lengths, i32, 1, 128);
-    for (int r = 0; r < 128; r++) lengths[r] = 8192;
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 128, args.h_kv = 1;
-    args.target = target, args.num_workers = num_workers;
-    args.plan = memory[1], args.plan_size = MEMORY;
-    CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s", fmla_last_error());
-    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
-    CHECK(fmla_plan_describe(memory[1], MEMORY, &view) == FMLA_OK, "%s", fmla_last_error());
-    CHECK_EQ(fake->launches, 0);
-    *partitions = view.num_partitions;
-    return view.payload;
-}
-
-/* A plan made on the host for a GPU asks that GPU for its SMs, and whether it has costs: then two whole requests a partition
- * are best, 2 · (128 + 5); the default payload is ceil(128 · 133 / 66) + 5. */
-static void planned_on_the_host(void)
-{
-    fake_open();
-    int64_t partitions;
-    CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CUDA, 0}, 0, &partitions), 266);
-    CHECK_EQ(partitions, 66);
-    CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CUDA, 0}, 66, &partitions), 2 * 266);
-    CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CPU, 0}, 132, &partitions), 263);
-    CHECK_EQ(partitions, 66);
-}
-
-static void planned_on_the_host_for_another(void)
-{
-    fake_open();
-    fake->capability = 80;
-    int64_t partitions;
-    CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CUDA, 0}, 0, &partitions), 263);
-    CHECK_EQ(partitions, 66);
-}
-
-/* A plan made on a GPU for another device has the costs of that device: none. */
-static void planned_on_the_gpu_for_the_cpu(void)
-{
-    fake_open();
-    struct held seqlens;
-    HELD(&seqlens, memory[0], i32, 1, 5);
-    seqlens.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 16, args.h_kv = 1, args.num_partitions = 7;
-    args.target = (fmla_device){FMLA_DEVICE_CPU, 0};
-    args.plan = memory[1], args.plan_size = MEMORY;
-    CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s", fmla_last_error());
-    struct plan_params p;
-    memcpy(&p, launched(0)->parameters, sizeof p);
-    CHECK_EQ(p.num_partitions, 7);
-    CHECK_EQ(p.costs.row_tiles, 0);
-}
-
-/* ---- Attributes, for kernels that use them -------------------------------------------------------------- */
-
-static void attributes(void)
-{
-    fake_open();
-    struct cuda_kernel merge = {.image = "any/merge", .name = "merge"};
-    struct merge_params params = {0};
-    struct cuda_scope scope;
-    const struct cuda_launch launch = {.kernel = &merge,
-                                       .blocks = INT64_C(1) << 40,
-                                       .threads = 64,
-                                       .shared_bytes = 50000,
-                                       .cluster = 8,
-                                       .flags = LAUNCH_OVERLAP,
-                                       .stream = stream};
-    CHECK(cuda_enter("test", "x", 0, &scope) == FMLA_OK, "%s", fmla_last_error());
-    CHECK(cuda_launch("test", &scope, &launch, (void *[]){&params}) == FMLA_OK, "%s", fmla_last_error());
-    CHECK_EQ(launched(0)->config.grid_x, INT32_MAX);
-    CHECK_EQ(launched(0)->config.num_attributes, 2);
-    CHECK_EQ(launched(0)->attributes[0].id, CU_LAUNCH_CLUSTER);
-    CHECK_EQ(launched(0)->attributes[0].value.cluster.x, 8);
-    CHECK_EQ(launched(0)->attributes[0].value.cluster.y, 1);
-    CHECK_EQ(launched(0)->attributes[1].id, CU_LAUNCH_OVERLAP);
-    CHECK_EQ(launched(0)->attributes[1].value.overlap, 1);
-    struct cuda_kernel nowhere = {.image = "any/nowhere", .name = "nowhere"};
-    check_rejected("no such image", cuda_load("test", &scope, &nowhere, 0), FMLA_UNSUPPORTED, "test",
-                   "kernel", "nowhere|any/nowhere");
-    cuda_leave(&scope);
-}
-
-static void no_overlap_before_hopper(void)
-{
-    fake_open();
-    fake->capability = 80;
-    struct cuda_kernel merge = {.image = "any/merge", .name = "merge"};
-    struct merge_params params = {0};
-    struct cuda_scope scope;
-    const struct cuda_launch launch = {.kernel = &merge, .blocks = 1, .threads = 64, .flags = LAUNCH_OVERLAP};
-    CHECK(cuda_enter("test", "x", 0, &scope) == FMLA_OK, "%s", fmla_last_error());
-    CHECK(cuda_launch("test", &scope, &launch, (void *[]){&params}) == FMLA_OK, "%s", fmla_last_error());
-    CHECK_EQ(launched(0)->config.num_attributes, 0);
-    cuda_leave(&scope);
-}
-
-static const struct scenario scenarios[] = {
-    {"planned inside", planned_inside},
-    {"large tiles", large_tiles},
-    {"little shared memory", little_shared_memory},
-    {"plan given", plan_given},
-    {"tables given", tables_given},
-    {"tables planned", tables_planned},
-    {"batch-invariant", batch_invariant},
-    {"join is capped", join_is_capped},
-    {"without options", without_options},
-    {"alignment", alignment},
-    {"too large", too_large},
-    {"many blocks", many_blocks},
-    {"on Hopper", hopper},
-    {"every kernel of Hopper", hopper_variants},
-    {"large tiles on Hopper", hopper_large_tiles},
-    {"shared tensors on Hopper", hopper_shared_tensors},
-    {"without cuts on Hopper", hopper_without_cuts},
-    {"on 8.0", on_8_0},
-    {"on 9.0", on_9_0},
-    {"on 10.0", on_10_0},
-    {"merge and plan", merge_and_plan},
-    {"cache operations", cache_operations},
-    {"planned on the host", planned_on_the_host},
-    {"planned on the host for another GPU", planned_on_the_host_for_another},
-    {"planned on the GPU for the CPU", planned_on_the_gpu_for_the_cpu},
-    {"attributes", attributes},
-    {"no overlap before Hopper", no_overlap_before_hopper},
-};
-
 int main(int argc, char **argv)
 {
-    return run_scenarios("test_cuda_launch", scenarios, sizeof scenarios / sizeof *scenarios, argc, argv);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_launch", planned_inside, large_tiles, little_shared_memory,
+                         plan_given, tables_given, tables_planned, batch_invariant, join_is_capped,
+                         without_options, alignment, too_large, many_blocks, hopper, hopper_variants,
+                         hopper_large_tiles, hopper_shared_tensors, hopper_without_cuts, on_8_0, on_9_0,
+                         on_10_0);
 }

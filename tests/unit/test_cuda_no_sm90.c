@@ -11,7 +11,6 @@ static const fmla_device gpu = {FMLA_DEVICE_CUDA, 0};
 
 static void left_out(void)
 {
-    fake_open();
     int rows = 0;
     for (int64_t i = 0;; i++) {
         fmla_capability row = FMLA_INIT(fmla_capability);
@@ -25,12 +24,11 @@ static void left_out(void)
             "%s: %s", row.kernel, row.reason);
     }
     CHECK_EQ(rows, 102); /* two kernels, one of them missing */
-    struct decode_call c;
+    SMALL_CALL(c);
     const char *name = "";
-    decode_call(&c, &small_shape, 0);
     CHECK(fmla_dense_decode_kernel(&c.args, &name) == FMLA_OK && !strcmp(name, "cuda-sm80"), "%s: %s", name,
           fmla_last_error());
-    CHECK(decode_run(&c) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(decode_run(&c));
     CHECK_EQ(fake->tensors, 0);
     c.args.kernel = "cuda-sm90";
     check_rejected("forced", decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", "q",
@@ -39,14 +37,11 @@ static void left_out(void)
 
 static void prepared(void)
 {
-    fake_open();
-    CHECK(fmla_prepare(gpu) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_prepare(gpu));
     CHECK_EQ(fake->calls[CALL_cuLibraryLoadData], (int64_t)cuda_build.count);
 }
 
-static const struct scenario scenarios[] = {{"left out", left_out}, {"prepared", prepared}};
-
 int main(int argc, char **argv)
 {
-    return run_scenarios("test_cuda_no_sm90", scenarios, sizeof scenarios / sizeof *scenarios, argc, argv);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_no_sm90", left_out, prepared);
 }

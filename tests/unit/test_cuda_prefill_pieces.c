@@ -3,7 +3,7 @@
  * Sparse prefill on Hopper, the host's side: which tiles of a call are cut by keys, what the launches are told of the pieces, and
  * how much workspace they take.
  */
-#include "fake_cuda/calls.h"
+#include "fake_cuda/launches.h"
 
 #include "cuda/sm90/sparse_prefill/choice.h"
 
@@ -12,25 +12,23 @@
 enum { SMS = 132, TILE = 64, BLOCK = 64 };
 
 /* A call of one key head with lists of `topk` entries. */
-static void call_of(struct prefill_call *c, int64_t s_q, int64_t h_q, int64_t topk)
+static void call_of(struct drawn_prefill *c, int64_t s_q, int64_t h_q, int64_t topk)
 {
     prefill_call(c, s_q, h_q, 1, 0);
     c->indices.shape[2] = topk, c->indices.strides[1] = topk, c->indices.strides[0] = topk;
-    c->args.workspace = memory[7], c->args.workspace_size = SIZE_MAX / 2;
+    c->args.workspace = region(7), c->args.workspace_size = SIZE_MAX / 2;
 }
 
-static size_t size_of(const struct prefill_call *c)
+static size_t size_of(const struct drawn_prefill *c)
 {
     size_t size = 77, alignment = 0;
-    CHECK(fmla_sparse_prefill_workspace_size(&c->args, &size, &alignment) == FMLA_OK, "%s",
-          fmla_last_error());
+    CHECK_OK(fmla_sparse_prefill_workspace_size(&c->args, &size, &alignment));
     CHECK(alignment && !(alignment & (alignment - 1)), "alignment is %zu", alignment);
     return size;
 }
 
 static void hopper(void)
 {
-    fake_open();
     fake->capability = 90, fake->sms = SMS;
 }
 
@@ -79,8 +77,7 @@ static void cuts(void)
     };
     for (size_t i = 0; i < sizeof examples / sizeof *examples; i++) {
         const struct prefill_cut cut = sm90_sparse_prefill_cut(examples[i].tiles, examples[i].topk, SMS);
-        CHECK_EQ(cut.whole, examples[i].whole);
-        CHECK_EQ(cut.pieces, examples[i].pieces);
+        CHECK_ALL({cut.whole, examples[i].whole}, {cut.pieces, examples[i].pieces});
     }
     struct random_state random = {1};
     for (int i = 0; i < 20000; i++)
@@ -99,27 +96,23 @@ static void launches(void)
         {1, 64, 2048, 0, 32}, {3, 80, 4096, 0, 22}, {140, 64, 2048, 132, 16}, {70, 128, 300, 132, 5}};
     hopper();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct prefill_call c;
+        struct drawn_prefill c;
         call_of(&c, cases[i].s_q, cases[i].h_q, cases[i].topk);
         const int64_t tiles = cases[i].s_q * ((cases[i].h_q + TILE - 1) / TILE);
         const int64_t rest = tiles - cases[i].whole, items = cases[i].whole + rest * cases[i].pieces;
         const int before = fake->launches;
-        CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_OK(fmla_sparse_prefill(&c.args));
         CHECK_EQ(fake->launches, before + 2);
         const struct fake_launch *launch = &fake->launch[before];
-        const struct sparse_prefill_sm90_params p = prefill_sm90_params_of(launch),
-                                                joined = prefill_sm90_params_of(launch + 1);
+        const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch),
+                                                joined = sparse_prefill_sm90_params_of(launch + 1);
         CHECK(!strcmp(launch[0].kernel, "sm90_sparse_prefill_bf16_576_pieces"), "%s", launch[0].kernel);
         CHECK(!strcmp(launch[1].kernel, "sm90_sparse_prefill_join"), "%s", launch[1].kernel);
         CHECK(!memcmp(&p, &joined, sizeof p), "%s", "the join is told the same");
-        CHECK_EQ(p.items, items);
-        CHECK_EQ(p.cut.whole, cases[i].whole);
-        CHECK_EQ(p.cut.pieces, cases[i].pieces);
-        CHECK((char *)p.cut.slots == memory[7], "%s", "the places are the workspace");
-        CHECK_EQ(launch[0].config.grid_x, items < SMS ? items : SMS);
-        CHECK_EQ(launch[1].config.grid_x * PREFILL_JOIN_WARPS, rest * TILE);
-        CHECK_EQ(launch[1].config.block_x, 32 * PREFILL_JOIN_WARPS);
-        CHECK_EQ(launch[1].config.num_attributes, 1);
+        CHECK_ALL({p.items, items}, {p.cut.whole, cases[i].whole}, {p.cut.pieces, cases[i].pieces},
+                  {offset(p.cut.slots, 7), 0}, {launch[0].config.grid_x, items < SMS ? items : SMS},
+                  {launch[1].config.grid_x * PREFILL_JOIN_WARPS, rest * TILE},
+                  {launch[1].config.block_x, 32 * PREFILL_JOIN_WARPS}, {launch[1].config.num_attributes, 1});
         CHECK_EQ((int64_t)size_of(&c), rest * cases[i].pieces * PREFILL_SLOT_BYTES);
     }
 }
@@ -128,15 +121,15 @@ static void launches(void)
 static void key_heads(void)
 {
     hopper();
-    struct prefill_call c;
+    struct drawn_prefill c;
     prefill_call(&c, 2, 128, 2, 0);
     c.indices.shape[2] = 1024, c.indices.strides[1] = 1024, c.indices.strides[0] = 2048;
-    c.args.workspace = memory[7], c.args.workspace_size = size_of(&c);
+    c.args.workspace = region(7), c.args.workspace_size = size_of(&c);
     CHECK_EQ((int64_t)c.args.workspace_size, 2 * 16 * (int64_t)PREFILL_SLOT_BYTES);
-    CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_sparse_prefill(&c.args));
     CHECK_EQ(fake->launches, 4);
     for (int i = 0; i < 4; i++)
-        CHECK((char *)prefill_sm90_params_of(&fake->launch[i]).cut.slots == memory[7], "launch %d", i);
+        CHECK((char *)sparse_prefill_sm90_params_of(&fake->launch[i]).cut.slots == region(7), "launch %d", i);
 }
 
 /* ---- How much workspace ------------------------------------------------------------------------- */
@@ -144,12 +137,12 @@ static void key_heads(void)
 static void too_small(void)
 {
     hopper();
-    struct prefill_call c;
+    struct drawn_prefill c;
     call_of(&c, 1, 64, 2048);
     c.args.workspace_size = size_of(&c) - 1;
     check_rejected("a byte too few", fmla_sparse_prefill(&c.args), FMLA_BUFFER_TOO_SMALL, "sparse_prefill",
                    "workspace_size", "must be at least 2195456 bytes");
-    c.args.workspace_size = size_of(&c), c.args.workspace = memory[7] + 16;
+    c.args.workspace_size = size_of(&c), c.args.workspace = region(7) + 16;
     check_rejected("not aligned", fmla_sparse_prefill(&c.args), FMLA_INVALID_ARGUMENT, "sparse_prefill",
                    "workspace", "aligned");
     CHECK_EQ(fake->launches, 0);
@@ -159,13 +152,13 @@ static void too_small(void)
 static void of_kernels(void)
 {
     hopper();
-    struct prefill_call c;
+    struct drawn_prefill c;
     call_of(&c, 1, 64, 2048);
     const size_t size = size_of(&c);
     CHECK_EQ((int64_t)size, 32 * (int64_t)PREFILL_SLOT_BYTES);
     c.args.kernel = "cuda";
     CHECK_EQ((int64_t)size_of(&c), (int64_t)size);
-    CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_sparse_prefill(&c.args));
     CHECK_EQ(fake->launches, 1);
     c.args.kernel = NULL, c.q.tensor.byte_offset = 2; /* Hopper's kernel refuses that */
     CHECK_EQ((int64_t)size_of(&c), (int64_t)size);
@@ -173,20 +166,19 @@ static void of_kernels(void)
     CHECK_EQ((int64_t)size_of(&c), 0);
     call_of(&c, 1, 64, 2048);
     c.args.kv_format = FMLA_KV_FP8_656;
-    HELD(&c.kv, memory[1], ((fmla_dtype){FMLA_TYPE_UINT, 8, 1}), 4, 9, 64, 1, 656);
+    HELD(&c.kv, region(1), ((fmla_dtype){FMLA_TYPE_UINT, 8, 1}), 4, 9, 64, 1, 656);
     c.kv.tensor.device = c.q.tensor.device;
     CHECK_EQ((int64_t)size_of(&c), 0);
 }
 
 static void elsewhere(void)
 {
-    fake_open();
     fake->capability = 100, fake->sms = SMS;
-    struct prefill_call c;
+    struct drawn_prefill c;
     call_of(&c, 1, 64, 2048);
     c.args.workspace = NULL, c.args.workspace_size = 0;
     CHECK_EQ((int64_t)size_of(&c), 0);
-    CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_sparse_prefill(&c.args));
     CHECK_EQ(fake->launches, 1);
 }
 
@@ -194,36 +186,23 @@ static void elsewhere(void)
 static void many_tokens(void)
 {
     hopper();
-    struct prefill_call c;
+    struct drawn_prefill c;
     call_of(&c, INT32_MAX, 64, 2048);
-    CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
-    const int64_t first = prefill_sm90_params_of(&fake->launch[0]).call.s_q;
+    CHECK_OK(fmla_sparse_prefill(&c.args));
+    const int64_t first = sparse_prefill_sm90_params_of(&fake->launch[0]).call.s_q;
     call_of(&c, first + 1, 64, 2048);
     const int before = fake->launches;
     CHECK_EQ((int64_t)size_of(&c), 32 * (int64_t)PREFILL_SLOT_BYTES);
-    CHECK(fmla_sparse_prefill(&c.args) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_sparse_prefill(&c.args));
     CHECK_EQ(fake->launches, before + 3);
-    const struct sparse_prefill_sm90_params all = prefill_sm90_params_of(&fake->launch[before]),
-                                            last = prefill_sm90_params_of(&fake->launch[before + 1]);
-    CHECK_EQ(all.call.s_q, first);
-    CHECK_EQ(all.cut.pieces, 1);
-    CHECK_EQ(last.call.s_q, 1);
-    CHECK_EQ(last.cut.pieces, 32);
-    CHECK_EQ(last.items, 32);
-    CHECK_EQ((const char *)last.call.out - memory[5], first * 64 * 512 * 2);
+    const struct sparse_prefill_sm90_params all = sparse_prefill_sm90_params_of(&fake->launch[before]),
+                                            last = sparse_prefill_sm90_params_of(&fake->launch[before + 1]);
+    CHECK_ALL({all.call.s_q, first}, {all.cut.pieces, 1}, {last.call.s_q, 1}, {last.cut.pieces, 32},
+              {last.items, 32}, {(const char *)last.call.out - region(5), first * 64 * 512 * 2});
 }
 
 int main(int argc, char **argv)
 {
-    static const struct scenario scenarios[] = {
-        {"cuts", cuts},
-        {"launches", launches},
-        {"key heads", key_heads},
-        {"too small", too_small},
-        {"of kernels", of_kernels},
-        {"elsewhere", elsewhere},
-        {"many tokens", many_tokens},
-    };
-    return run_scenarios("test_cuda_prefill_pieces", scenarios, sizeof scenarios / sizeof scenarios[0], argc,
-                         argv);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_prefill_pieces", cuts, launches, key_heads, too_small,
+                         of_kernels, elsewhere, many_tokens);
 }

@@ -6,10 +6,8 @@
  *
  *     test_cuda_random [SHAPES [SEED [FIRST]]]    of each operation and GPU; FIRST draws a case again that a failure names
  */
-#include "fake_cuda/drawn_calls.h"
+#include "fake_cuda/launches.h"
 
-#include "cuda/cache_params.h"
-#include "cuda/params.h"
 #include "cuda/sm90/sparse_decode/choice.h"
 
 #include <signal.h>
@@ -70,12 +68,6 @@ static bool inside(const void *begin, int64_t size, int64_t needed, const void *
            bytes <= (const char *)end - (const char *)begin;
 }
 
-static bool divides(struct divisor divisor, int64_t by)
-{
-    const struct divisor right = divisor_of((uint32_t)by);
-    return by <= INT32_MAX && divisor.multiplier == right.multiplier && divisor.shift == right.shift;
-}
-
 static int64_t ceil_div(int64_t a, int64_t b)
 {
     return a / b + (a % b != 0);
@@ -118,8 +110,7 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
         HOLDS((const void *)split->partitions == (const void *)(split->header + 1) &&
               split->num_splits == (const int32_t *)(split->partitions + split->num_partitions));
     if (!planner) return;
-    struct plan_params plan;
-    memcpy(&plan, planner->parameters, sizeof plan);
+    const struct plan_params plan = plan_params_of(planner);
     HOLDS(plan.b == b && plan.header == split->header && plan.partitions == split->partitions &&
           plan.num_splits == split->num_splits && plan.num_partitions == split->num_partitions);
     HOLDS(divides(plan.partitions_divisor, split->num_partitions));
@@ -139,8 +130,7 @@ static void judge_sparse(size_t bytes)
     if (!hopper) decode = launch_named("sparse_decode");
     HOLDS(!decode == !b && (decode || !fake->launches));
     if (!decode) return;
-    struct sparse_decode_params p;
-    memcpy(&p, decode->parameters, sizeof p);
+    const struct sparse_decode_params p = sparse_decode_params_of(decode);
     const int64_t heads = few ? SM90_SPARSE_DECODE_SMALL_HEADS : SM90_SPARSE_DECODE_HEADS;
     const int64_t tiles = hopper ? s_q * ceil_div(h_q, heads) : ceil_div(s_q * h_q, SPARSE_WARPS);
     HOLDS(p.b == b && p.s_q == s_q && p.h_q == h_q && p.tiles == tiles);
@@ -162,8 +152,8 @@ static void judge_dense(size_t bytes)
     if (!hopper) decode = launch_named("sm80_dense_decode");
     HOLDS(!decode == !b && (decode || !fake->launches));
     if (!decode) return;
-    struct dense_decode_sm90_params params; /* which begin with those of the portable kernel */
-    memcpy(&params, decode->parameters, sizeof params);
+    const struct dense_decode_sm90_params params =
+        dense_decode_sm90_params_of(decode); /* which begin with those of the portable kernel */
     const struct dense_decode_params *const p = &params.call;
     int64_t rows_of_tile = 64;
     if (!hopper) sscanf(strrchr(decode->kernel, '_'), "_%" SCNd64, &rows_of_tile);
@@ -189,8 +179,7 @@ static void judge_dense(size_t bytes)
 /* One launch of the bf16 kernel, and the join of its pieces, if tiles are cut. */
 static void judge_pieces(const struct fake_launch *launch, const struct fake_launch *next, size_t bytes)
 {
-    struct sparse_prefill_sm90_params p;
-    memcpy(&p, launch->parameters, sizeof p);
+    const struct sparse_prefill_sm90_params p = sparse_prefill_sm90_params_of(launch);
     const int64_t tiles = (int64_t)p.call.s_q * p.call.tiles, cut = tiles - p.cut.whole;
     HOLDS(p.cut.pieces >= 1 && p.cut.pieces <= MOST_PREFILL_PIECES && cut >= 0 && p.cut.whole >= 0);
     HOLDS(p.items == p.cut.whole + cut * p.cut.pieces && divides(p.cut.pieces_divisor, p.cut.pieces));
@@ -211,8 +200,7 @@ static void judge_prefill(size_t bytes)
         const struct fake_launch *const launch = &fake->launch[i];
         if (!strcmp(launch->kernel, "sm90_sparse_prefill_join")) continue;
         if (!strncmp(launch->kernel, "sm90_sparse_prefill_fp8", 23)) {
-            struct sparse_prefill_fp8_params p;
-            memcpy(&p, launch->parameters, sizeof p);
+            const struct sparse_prefill_fp8_params p = sparse_prefill_fp8_params_of(launch);
             const int64_t workers = p.call.split.num_partitions;
             HOLDS(workers >= 1 && workers <= p.call.b && p.call.tiles == ceil_div(h_q, 64));
             HOLDS(launch->config.grid_x == workers * p.call.tiles && !p.call.split.slot_out);
@@ -220,8 +208,7 @@ static void judge_prefill(size_t bytes)
             tokens += p.call.b;
             continue;
         }
-        struct sparse_prefill_params p;
-        memcpy(&p, launch->parameters, sizeof p);
+        const struct sparse_prefill_params p = sparse_prefill_params_of(launch);
         const bool hopper = !strncmp(launch->kernel, "sm90", 4);
         HOLDS(p.s_q >= 1 && p.h_q == h_q / h_kv && p.tiles == ceil_div(p.h_q, hopper ? 64 : SPARSE_WARPS));
         HOLDS((int64_t)p.s_q * p.tiles <= INT32_MAX && divides(p.tiles_divisor, p.tiles));
@@ -283,15 +270,28 @@ static void try_kernels(const struct with_workspace *o)
     HOLDS(status == FMLA_BUFFER_TOO_SMALL || status == FMLA_UNSUPPORTED);
 }
 
-static fmla_status sparse_size(size_t *bytes, size_t *alignment)
-{
-    return fmla_sparse_decode_workspace_size(&call.sparse.args, bytes, alignment);
-}
+#define WITH_WORKSPACE(operation, member)                                                                    \
+    static fmla_status ask_##member(size_t *bytes, size_t *alignment)                                        \
+    {                                                                                                        \
+        return fmla_##operation##_workspace_size(&call.member.args, bytes, alignment);                       \
+    }                                                                                                        \
+    static fmla_status call_##member(void)                                                                   \
+    {                                                                                                        \
+        return fmla_##operation(&call.member.args);                                                          \
+    }
+WITH_WORKSPACE(sparse_decode, sparse)
+WITH_WORKSPACE(dense_decode, dense)
+WITH_WORKSPACE(sparse_prefill, prefill)
 
-static fmla_status sparse_run(void)
-{
-    return fmla_sparse_decode(&call.sparse.args);
-}
+#define TRY_KERNELS(member, plan, ...)                                                                       \
+    try_kernels(&(struct with_workspace){ask_##member,                                                       \
+                                         call_##member,                                                      \
+                                         judge_##member,                                                     \
+                                         &call.member.args.kernel,                                           \
+                                         &call.member.args.workspace,                                        \
+                                         &call.member.args.workspace_size,                                   \
+                                         plan,                                                               \
+                                         {NULL, __VA_ARGS__}})
 
 static void try_sparse(const struct sparse_shape *s)
 {
@@ -302,14 +302,8 @@ static void try_sparse(const struct sparse_shape *s)
           s->lengths || s->extra_lengths ? ", with lengths" : "",
           s->options.batch_invariant ? ", batch-invariant" : "", s->options.plan, s->options.num_partitions);
     sparse_of_shape(&call.sparse, s, (fmla_device){FMLA_DEVICE_CUDA, 0});
-    try_kernels(&(struct with_workspace){sparse_size,
-                                         sparse_run,
-                                         judge_sparse,
-                                         &a->kernel,
-                                         &a->workspace,
-                                         &a->workspace_size,
-                                         a->batch_invariant ? NULL : &a->plan_size,
-                                         {NULL, "cuda-sm90", "cuda-sm90-64", "cuda-sm90-16", "cuda"}});
+    TRY_KERNELS(sparse, a->batch_invariant ? NULL : &a->plan_size, "cuda-sm90", "cuda-sm90-64",
+                "cuda-sm90-16", "cuda");
 }
 
 static void sparse_drawn(void)
@@ -328,25 +322,11 @@ static void sparse_fixed(void)
                {132, 9, 7, 128},  {114, 57, 1, 128}, {78, 39, 1, 128}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         for (int64_t topk = 0; topk <= 65 && all[i].sms == machine.sms; topk++) {
-            const struct sparse_shape s = {.b = all[i].b,
-                                           .s_q = all[i].s_q,
-                                           .h_q = all[i].h_q,
-                                           .topk = topk,
-                                           .page_size = 64,
-                                           .format = FMLA_KV_FP8_656,
-                                           .wide = true};
+            const struct sparse_shape s =
+                SHAPE_OF(sparse_shape, .b = all[i].b, .s_q = all[i].s_q, .h_q = all[i].h_q, .topk = topk,
+                         .page_size = 64, .format = FMLA_KV_FP8_656, .wide = true);
             try_sparse(&s);
         }
-}
-
-static fmla_status dense_size(size_t *bytes, size_t *alignment)
-{
-    return fmla_dense_decode_workspace_size(&call.dense.args, bytes, alignment);
-}
-
-static fmla_status dense_run(void)
-{
-    return fmla_dense_decode(&call.dense.args);
 }
 
 static void dense_drawn(void)
@@ -358,41 +338,16 @@ static void dense_drawn(void)
           s.b, s.s_q, s.h_q, s.h_kv, s.pages, s.page_size, s.max_pages,
           s.options.batch_invariant ? ", batch-invariant" : "", s.options.plan, s.options.num_partitions);
     dense_of_shape(&call.dense, &s, (fmla_device){FMLA_DEVICE_CUDA, 0});
-    try_kernels(&(struct with_workspace){dense_size,
-                                         dense_run,
-                                         judge_dense,
-                                         &a->kernel,
-                                         &a->workspace,
-                                         &a->workspace_size,
-                                         a->batch_invariant ? NULL : &a->plan_size,
-                                         {NULL, "cuda-sm90", "cuda-sm80"}});
-}
-
-static fmla_status prefill_size(size_t *bytes, size_t *alignment)
-{
-    return fmla_sparse_prefill_workspace_size(&call.prefill.args, bytes, alignment);
-}
-
-static fmla_status prefill_run(void)
-{
-    return fmla_sparse_prefill(&call.prefill.args);
+    TRY_KERNELS(dense, a->batch_invariant ? NULL : &a->plan_size, "cuda-sm90", "cuda-sm80");
 }
 
 static void prefill_drawn(void)
 {
     const struct prefill_shape s = draw_prefill(machine.sms);
-    fmla_sparse_prefill_args *a = &call.prefill.args;
     SHAPE("sparse_prefill s_q %" PRId64 ", h_q %" PRId64 ", h_kv %" PRId64 ", topk %" PRId64 ", format %d",
           s.s_q, s.h_q, s.h_kv, s.topk, s.format);
     prefill_of_shape(&call.prefill, &s, (fmla_device){FMLA_DEVICE_CUDA, 0});
-    try_kernels(&(struct with_workspace){prefill_size,
-                                         prefill_run,
-                                         judge_prefill,
-                                         &a->kernel,
-                                         &a->workspace,
-                                         &a->workspace_size,
-                                         NULL,
-                                         {NULL, "cuda-sm90", "cuda"}});
+    TRY_KERNELS(prefill, NULL, "cuda-sm90", "cuda");
 }
 
 /* ---- Operations without ------------------------------------------------------------------------- */
@@ -410,7 +365,7 @@ static void plan_drawn(void)
     a->num_partitions = draw_one_in(2) ? 0 : (int32_t)draw_size(65536);
     a->num_workers = draw_one_in(2) ? 0 : (int32_t)draw_size(65536);
     a->target = (fmla_device){FMLA_DEVICE_CUDA, 0};
-    DRAW_TENSOR(&call.plan.length, 0, i32, 1, false, b);
+    REGION(&call.plan.length, 0, i32, 1, b);
     if (sparse) {
         a->sparse = 1, a->b = (int32_t)b;
         a->topk = draw_size(INT32_MAX) - draw_one_in(2),
@@ -428,16 +383,15 @@ static void plan_drawn(void)
     HOLDS(fmla_decode_plan_partitions(a, &partitions) == FMLA_OK && partitions >= 1 && partitions <= 65536);
     const bool tables = draw_one_in(3);
     if (tables) {
-        DRAW_TENSOR(&call.plan.rows, 1, i32, 2, false, partitions, FMLA_PARTITION_FIELDS);
-        DRAW_TENSOR(&call.plan.splits, 2, i32, 1, false, b + 1);
+        REGION(&call.plan.rows, 1, i32, 2, partitions, FMLA_PARTITION_FIELDS);
+        REGION(&call.plan.splits, 2, i32, 1, b + 1);
         a->partitions = &call.plan.rows.tensor, a->num_splits = &call.plan.splits.tensor;
     } else {
         a->plan = workspace, a->plan_size = bytes;
     }
     fake->launches = 0;
     HOLDS(fmla_decode_plan(a) == FMLA_OK && fake->launches == 1);
-    struct plan_params p;
-    memcpy(&p, fake->launch[0].parameters, sizeof p);
+    const struct plan_params p = plan_params_of(&fake->launch[0]);
     HOLDS(fake->launch[0].config.grid_x == 1 && p.b == b && p.num_partitions == partitions);
     HOLDS(divides(p.partitions_divisor, partitions));
     if (tables) return;
@@ -495,11 +449,10 @@ static void cache_drawn(bool append)
                 : format == FMLA_KV_FP16 ? fp16
                                          : bf16,
                 4, odd && !pieces, pages, page_size, 1, width);
-    DRAW_TENSOR(&call.cache.slots, 2, i64, 1, false, tokens);
-    call.cache.append = FMLA_INIT(fmla_cache_append_args),
-    call.cache.gather = FMLA_INIT(fmla_cache_gather_args);
+    REGION(&call.cache.slots, 2, i64, 1, tokens);
     fmla_cache_append_args *a = &call.cache.append;
     fmla_cache_gather_args *g = &call.cache.gather;
+    *a = FMLA_INIT(fmla_cache_append_args), *g = FMLA_INIT(fmla_cache_gather_args);
     a->latent = g->out = &call.cache.latent.tensor, a->kv_cache = g->kv_cache = &call.cache.cache.tensor;
     a->slot_mapping = g->slots = &call.cache.slots.tensor, a->kv_format = g->kv_format = format;
     a->kernel = g->kernel = forced = draw_one_in(2) ? "cuda" : NULL;
@@ -546,11 +499,6 @@ static void on_machine(int64_t shapes, uint64_t first)
     }
 }
 
-static int64_t number_of(int argc, char **argv, int at, int64_t otherwise)
-{
-    return argc > at ? strtoll(argv[at], NULL, 10) : otherwise;
-}
-
 int main(int argc, char **argv)
 {
     static const struct machine machines[] = {{2, 90, 232448},   {66, 90, 232448},  {78, 90, 232448},
@@ -558,28 +506,17 @@ int main(int argc, char **argv)
                                               {2, 120, 101376},  {66, 80, 166912},  {78, 86, 101376},
                                               {114, 89, 101376}, {132, 80, 166912}, {148, 100, 232448}};
     enum { MACHINES = sizeof machines / sizeof machines[0] };
-    const bool child =
-        argc >= 3 && !strcmp(argv[1], "--machine"); /* a process a GPU: the library looks once */
-    const int at = child ? 3 : 1;
-    const int64_t shapes = number_of(argc, argv, at, 2000), first = number_of(argc, argv, at + 2, 0);
-    seed = (uint64_t)number_of(argc, argv, at + 1, 1);
-    if (child) {
-        machine = machines[atoi(argv[2]) % MACHINES];
-        on_machine(shapes, (uint64_t)first);
+    int64_t numbers[] = {2000, 1, 0};
+    const int mine = fake_numbers(argc, argv, numbers, 3);
+    seed = (uint64_t)numbers[1];
+    if (mine >= 0) {
+        machine = machines[mine % MACHINES];
+        on_machine(numbers[0], (uint64_t)numbers[2]);
         return check_failures != 0;
     }
     for (int i = 0; i < MACHINES; i++) {
-        char index[16], count[32], seeded[32], begin[32];
-        snprintf(index, sizeof index, "%d", i), snprintf(count, sizeof count, "%" PRId64, shapes);
-        snprintf(seeded, sizeof seeded, "%" PRIu64, seed), snprintf(begin, sizeof begin, "%" PRId64, first);
-        const pid_t pid = fork();
-        if (pid == 0) {
-            execl(argv[0], argv[0], "--machine", index, count, seeded, begin, (char *)NULL);
-            _exit(99);
-        }
-        int status = -1;
-        CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0,
-              "%d SMs of %d.%d ended with %x", machines[i].sms, machines[i].capability / 10,
+        const int status = fake_again(argv, "--machine", i);
+        CHECK(!status, "%d SMs of %d.%d ended with %x", machines[i].sms, machines[i].capability / 10,
               machines[i].capability % 10, (unsigned)status);
     }
     return check_done("test_cuda_random");

@@ -3,7 +3,7 @@
  * Hopper's dense decode on the host: what it takes, how TMA is told of the queries and the cache, and whether the boxes that
  * the kernel asks for hold the rows and keys that it takes them for; what the driver is told; what dispatch makes of it.
  */
-#include "fake_cuda/calls.h"
+#include "fake_cuda/launches.h"
 
 #include "cuda/kernels.h"
 #include "cuda/sm90/dense_decode/choice.h"
@@ -23,31 +23,18 @@ struct sizes {
 /* Contiguous, with a block table. */
 static struct attention_problem problem_of(const struct sizes *s)
 {
-    struct attention_problem p = {
-        .b = s->b,
-        .s_q = s->s_q,
-        .h_q = s->h_q,
-        .h_kv = s->h_kv,
-        .d_qk = s->d_qk,
-        .d_v = 512,
-        .capacity = 4 * s->page_size,
-        .element = ELEMENT_BF16,
-        .device = {FMLA_DEVICE_CUDA, 0},
-        .q = (const uint16_t *)(const void *)memory[0],
-        .q_stride = {s->s_q * s->h_q * s->d_qk, s->h_q * s->d_qk, s->d_qk},
-        .keys = {{.kind = KEYS_PAGED,
-                  .k = {(const uint8_t *)memory[1], 2 * s->page_size * s->h_kv * s->d_qk,
-                        2 * s->h_kv * s->d_qk, 2 * s->d_qk},
-                  .pages = s->pages,
-                  .page_size = s->page_size,
-                  .table = (const int32_t *)(const void *)memory[2],
-                  .table_stride = {4},
-                  .lengths = (const int32_t *)(const void *)memory[3],
-                  .capacity = 4 * s->page_size}},
-        .out = (uint16_t *)(void *)memory[5],
-        .out_stride = {s->s_q * s->h_q * 512, s->h_q * 512, 512},
-        .scale = 0.125f,
-    };
+    struct attention_problem p =
+        SHAPE_OF(attention_problem, .b = s->b, .s_q = s->s_q, .h_q = s->h_q, .h_kv = s->h_kv, .d_qk = s->d_qk,
+                 .d_v = 512, .capacity = 4 * s->page_size, .element = ELEMENT_BF16,
+                 .device = {FMLA_DEVICE_CUDA, 0}, .q = (const uint16_t *)(const void *)region(0),
+                 .q_stride = {s->s_q * s->h_q * s->d_qk, s->h_q * s->d_qk, s->d_qk},
+                 .out = (uint16_t *)(void *)region(5),
+                 .out_stride = {s->s_q * s->h_q * 512, s->h_q * 512, 512}, .scale = 0.125f);
+    p.keys[0] = SHAPE_OF(key_source, .kind = KEYS_PAGED, .pages = s->pages, .page_size = s->page_size,
+                         .k = {(const uint8_t *)region(1), 2 * s->page_size * s->h_kv * s->d_qk,
+                               2 * s->h_kv * s->d_qk, 2 * s->d_qk},
+                         .table = (const int32_t *)(const void *)region(2), .table_stride = {4},
+                         .lengths = (const int32_t *)(const void *)region(3), .capacity = 4 * s->page_size);
     return p;
 }
 
@@ -227,8 +214,7 @@ static void query_views(void)
     struct attention_problem p = problem_of(&(struct sizes){3, 7, 1, 1, 512, 9, 64});
     p.q_stride[1] = 1024, p.q_stride[0] = 8192, p.q_stride[2] = 5;
     check_taken("one head, tokens apart", &p);
-    CHECK_EQ(sm90_dense_decode_q_heads(&p), 7);
-    CHECK_EQ(sm90_dense_decode_q_view(&p).stride[1], 1024);
+    CHECK_ALL({sm90_dense_decode_q_heads(&p), 7}, {sm90_dense_decode_q_view(&p).stride[1], 1024});
     p.q_stride[0] = 0;
     CHECK_EQ(sm90_dense_decode_q_view(&p).size[4], 1);
 }
@@ -346,12 +332,12 @@ static struct attention_problem random_problem(struct random_state *random)
 {
     static const int64_t groups[] = {1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 80, 96, 128, 192},
                          pages[] = {64, 128, 256, 16, 61};
-    struct sizes s = {.b = random_between(random, 1, 3),
-                      .s_q = random_between(random, 1, random_between(random, 1, 9)),
-                      .h_kv = random_between(random, 0, 1) ? 1 : random_between(random, 2, 4),
-                      .d_qk = random_between(random, 0, 1) ? 576 : 512,
-                      .pages = random_between(random, 1, 4),
-                      .page_size = pages[random_between(random, 0, 4)]};
+    struct sizes s =
+        SHAPE_OF(sizes, .b = random_between(random, 1, 3),
+                 .s_q = random_between(random, 1, random_between(random, 1, 9)),
+                 .h_kv = random_between(random, 0, 1) ? 1 : random_between(random, 2, 4),
+                 .d_qk = random_between(random, 0, 1) ? 576 : 512, .pages = random_between(random, 1, 4),
+                 .page_size = pages[random_between(random, 0, 4)]);
     s.h_q = s.h_kv * groups[random_between(random, 0, 13)];
     struct attention_problem p = problem_of(&s);
     p.q_stride[2] = padded(random, s.d_qk);
@@ -395,11 +381,11 @@ static void boxes(void)
               "pages of %" PRId64 ", h_kv %" PRId64 ", d_qk %" PRId64 ": key %" PRId64 " (-2: the box)",
               p.keys[0].page_size, p.h_kv, p.d_qk, wrong);
         /* No box, wherever it lies, reads past the tensor. */
-        CHECK_EQ(last_element(&q), far(p.b, p.q_stride[0]) + far(p.s_q, p.q_stride[1]) +
-                                       far(p.h_q, p.q_stride[2]) + p.d_qk - 1);
-        CHECK_EQ(last_element(&keys), far(p.keys[0].pages, k->page_bytes / 2) +
-                                          far(p.keys[0].page_size, k->slot_bytes / 2) +
-                                          far(p.h_kv, k->head_bytes / 2) + p.d_qk - 1);
+        CHECK_ALL({last_element(&q), far(p.b, p.q_stride[0]) + far(p.s_q, p.q_stride[1]) +
+                                         far(p.h_q, p.q_stride[2]) + p.d_qk - 1},
+                  {last_element(&keys), far(p.keys[0].pages, k->page_bytes / 2) +
+                                            far(p.keys[0].page_size, k->slot_bytes / 2) +
+                                            far(p.h_kv, k->head_bytes / 2) + p.d_qk - 1});
     }
     CHECK(taken > 200 && merged > 20 && whole_tokens > 20 && shared > 5,
           "%d problems taken, %d merged, %d of whole tokens, %d of shared queries", taken, merged,
@@ -410,43 +396,30 @@ static void boxes(void)
 
 static void enter(struct cuda_scope *scope)
 {
-    CHECK(cuda_enter("test", "x", 0, scope) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(cuda_enter("test", "x", 0, scope));
 }
 
 static void encoded(void)
 {
-    fake_open();
     struct cuda_scope scope;
     struct tensor_map map;
     enter(&scope);
-    struct tensor_view v = {
-        .data = memory[0],
-        .element = ELEMENT_FP16,
-        .size = {64, 100, 9, 1, 7},
-        .stride = {12345, 576, 64, 3, 65536},
-        .box = {64, 32, 2, 1, 1},
-    };
-    CHECK(tensor_map_make("test", &scope, "x", &v, &map) == FMLA_OK, "%s", fmla_last_error());
+    struct tensor_view v =
+        SHAPE_OF(tensor_view, .data = region(0), .element = ELEMENT_FP16, .size = {64, 100, 9, 1, 7},
+                 .stride = {12345, 576, 64, 3, 65536}, .box = {64, 32, 2, 1, 1});
+    CHECK_OK(tensor_map_make("test", &scope, "x", &v, &map));
     const struct fake_tensor *told = told_of(&map);
-    CHECK_EQ(told->type, CU_TENSOR_FLOAT16);
-    CHECK_EQ(told->rank, 5);
-    CHECK((char *)told->base == memory[0], "%p", told->base);
-    CHECK_EQ(told->swizzle, CU_TENSOR_SWIZZLE_128B);
-    CHECK_EQ(told->interleave, CU_TENSOR_INTERLEAVE_NONE);
-    CHECK_EQ(told->promotion, CU_TENSOR_PROMOTION_128B);
-    CHECK_EQ(told->fill, CU_TENSOR_FILL_ZERO);
+    CHECK_ALL({told->type, CU_TENSOR_FLOAT16}, {told->rank, 5}, {offset(told->base, 0), 0},
+              {told->swizzle, CU_TENSOR_SWIZZLE_128B}, {told->interleave, CU_TENSOR_INTERLEAVE_NONE},
+              {told->promotion, CU_TENSOR_PROMOTION_128B}, {told->fill, CU_TENSOR_FILL_ZERO});
     for (int i = 0; i < TENSOR_DIMS; i++) {
-        CHECK_EQ(told->sizes[i], v.size[i]);
-        CHECK_EQ(told->box[i], v.box[i]);
-        CHECK_EQ(told->steps[i], 1);
+        CHECK_ALL({told->sizes[i], v.size[i]}, {told->box[i], v.box[i]}, {told->steps[i], 1});
     }
-    CHECK_EQ(told->strides[0], 2 * 576);
-    CHECK_EQ(told->strides[1], 2 * 64);
-    CHECK_EQ(told->strides[2], 16); /* of a single element: never made */
-    CHECK_EQ(told->strides[3], 2 * 65536);
+    CHECK_ALL({told->strides[0], 2 * 576}, {told->strides[1], 2 * 64},
+              {told->strides[2], 16 /* of a single element: never made */}, {told->strides[3], 2 * 65536});
     /* An empty tensor: one element stands for it. */
     v.element = ELEMENT_BF16, v.size[4] = 0;
-    CHECK(tensor_map_make("test", &scope, "x", &v, &map) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(tensor_map_make("test", &scope, "x", &v, &map));
     told = told_of(&map);
     CHECK_EQ(told->type, CU_TENSOR_BFLOAT16);
     for (int i = 0; i < TENSOR_DIMS; i++) CHECK_EQ(told->sizes[i], 1);
@@ -457,35 +430,33 @@ static void encoded(void)
 /* What the driver does not take comes back as its error, with the tensor's name. */
 static void not_encoded(void)
 {
-    fake_open();
     struct cuda_scope scope;
     struct tensor_map map;
+    const struct tensor_view good =
+        SHAPE_OF(tensor_view, .data = region(0), .element = ELEMENT_BF16, .size = {64, 8, 8, 8, 8},
+                 .stride = {1, 64, 512, 4096, 32768}, .box = {64, 8, 8, 1, 1});
     enter(&scope);
-    for (int k = 0; k < 10; k++) {
-        struct tensor_view v = {.data = memory[0],
-                                .element = ELEMENT_BF16,
-                                .size = {64, 8, 8, 8, 8},
-                                .stride = {1, 64, 512, 4096, 32768},
-                                .box = {64, 8, 8, 1, 1}};
-        switch (k) {
-        case 0: v.data = memory[0] + 8; break;
-        case 1: v.data = NULL; break;
-        case 2: v.stride[1] = 68; break;
-        case 3: v.stride[4] = 0; break;
-        case 4: v.stride[4] = INT64_C(1) << 39; break;
-        case 5: v.box[0] = 128; break;
-        case 6: v.box[1] = 257; break;
-        case 7: v.box[4] = 0; break;
-        case 8: v.size[2] = (INT64_C(1) << 32) + 1; break;
-        case 9: break; /* taken, so that what came before was refused for its own sake */
-        }
-        const fmla_status status = tensor_map_make("test", &scope, "the_tensor", &v, &map);
-        if (k == 9)
-            CHECK(status == FMLA_OK, "%s", fmla_last_error());
-        else
-            check_rejected("map", status, FMLA_DEVICE_ERROR, "test", "cuda:0",
-                           "cuTensorMapEncodeTiled of the_tensor");
-    }
+#define MAKE(...)                                                                                            \
+    struct tensor_view v = good;                                                                             \
+    __VA_ARGS__;                                                                                             \
+    const fmla_status status = tensor_map_make("test", &scope, "the_tensor", &v, &map)
+#define NOT_MADE(...)                                                                                        \
+    do {                                                                                                     \
+        MAKE(__VA_ARGS__);                                                                                   \
+        check_rejected(#__VA_ARGS__, status, FMLA_DEVICE_ERROR, "test", "cuda:0",                            \
+                       "cuTensorMapEncodeTiled of the_tensor");                                              \
+    } while (0)
+    NOT_MADE(v.data = region(0) + 8);
+    NOT_MADE(v.data = NULL);
+    NOT_MADE(v.stride[1] = 68);
+    NOT_MADE(v.stride[4] = 0);
+    NOT_MADE(v.stride[4] = INT64_C(1) << 39);
+    NOT_MADE(v.box[0] = 128);
+    NOT_MADE(v.box[1] = 257);
+    NOT_MADE(v.box[4] = 0);
+    NOT_MADE(v.size[2] = (INT64_C(1) << 32) + 1);
+    MAKE((void)0); /* what came before was refused for its own sake */
+    CHECK_OK(status);
     CHECK_EQ(fake->tensors, 1);
     cuda_leave(&scope);
 }
@@ -493,7 +464,6 @@ static void not_encoded(void)
 /* tensor_stride_possible and the driver agree. */
 static void strides(void)
 {
-    fake_open();
     struct cuda_scope scope;
     struct tensor_map map;
     enter(&scope);
@@ -501,10 +471,8 @@ static void strides(void)
     const int64_t cases[] = {0, 1, 4, 7, 8, 9, 12, 16, 576, most - 8, most - 1, most, most + 8};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int64_t size = 1; size <= 3; size++) {
-            const struct tensor_view v = {.data = memory[0],
-                                          .size = {64, size, 1, 1, 1},
-                                          .stride = {1, cases[i], 8, 8, 8},
-                                          .box = {64, 64, 1, 1, 1}};
+            const struct tensor_view v = SHAPE_OF(tensor_view, .data = region(0), .size = {64, size, 1, 1, 1},
+                                                  .stride = {1, cases[i], 8, 8, 8}, .box = {64, 64, 1, 1, 1});
             CHECK(tensor_stride_possible(size, cases[i]) ==
                       (tensor_map_make("test", &scope, "x", &v, &map) == FMLA_OK),
                   "size %" PRId64 ", stride %" PRId64, size, cases[i]);
@@ -516,7 +484,6 @@ static void strides(void)
 /* Maps that a call makes: whatever it takes, the driver takes. */
 static void taken_is_encoded(void)
 {
-    fake_open();
     struct cuda_scope scope;
     struct random_state random = {91};
     struct tensor_map map;
@@ -540,9 +507,7 @@ static void taken_is_encoded(void)
 
 static void refused_by_the_driver(void)
 {
-    fake_open();
-    struct decode_call c;
-    decode_call(&c, &small_shape, 0);
+    SMALL_CALL(c);
     fake->fails[CALL_cuTensorMapEncodeTiled] = FAKE_LAUNCH_FAILED;
     check_rejected("map", decode_run(&c), FMLA_DEVICE_ERROR, "dense_decode", "cuda:0",
                    "cuTensorMapEncodeTiled of kv_cache|CUDA_ERROR_LAUNCH_FAILED");
@@ -550,7 +515,7 @@ static void refused_by_the_driver(void)
     CHECK(!fake->launches || !strcmp(fake->launch[fake->launches - 1].kernel, "decode_plan"), "%s",
           "launched without maps");
     fake->fails[CALL_cuTensorMapEncodeTiled] = CU_SUCCESS;
-    CHECK(decode_run(&c) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(decode_run(&c));
 }
 
 /* ---- Dispatch --------------------------------------------------------------------------------------------- */
@@ -558,11 +523,10 @@ static void refused_by_the_driver(void)
 /* Calls with one thing that Hopper's kernel does not take: not chosen, and if forced refused by the argument's name. */
 static void dispatched(void)
 {
-    fake_open();
     static const char *const arguments[] = {"", "kv_cache", "kv_cache", "q", "q", "out", "softmax_scale"};
     for (int k = 0; k < 7; k++) {
-        struct decode_call c;
-        struct decode_shape shape = small_shape;
+        struct drawn_dense c;
+        struct dense_shape shape = small_shape;
         const char *name = "";
         if (k == 1) shape.page_size = 61;
         if (k == 4) shape.s_q = 2, shape.h_q = 24, shape.h_kv = 2;
@@ -587,10 +551,8 @@ static void dispatched(void)
 
 static void forced_elsewhere(void)
 {
-    fake_open();
     fake->capability = 100;
-    struct decode_call c;
-    decode_call(&c, &small_shape, 0);
+    SMALL_CALL(c);
     c.args.kernel = "cuda-sm90";
     check_rejected("forced", decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", "q",
                    "kernel cuda-sm90|compute capability is not 9.0");
@@ -600,47 +562,30 @@ static void forced_elsewhere(void)
 /* A caller may ask for the size and change its mind about the kernel. */
 static void workspace(void)
 {
-    fake_open();
-    static const struct decode_shape shapes[] = {
-        {2, 1, 16, 1, 64, 64, 32, {FMLA_TYPE_BFLOAT, 16, 1}},
-        {5, 2, 16, 2, 99, 64, 40, {FMLA_TYPE_FLOAT, 16, 1}},
-        {128, 2, 128, 1, 9, 64, 1, {FMLA_TYPE_FLOAT, 16, 1}},
-        {3, 1, 65, 1, 9, 128, 1000, {FMLA_TYPE_BFLOAT, 16, 1}},
+    static const struct dense_shape shapes[] = {
+        {2, 1, 16, 1, 64, 64, 32, .fp16 = false},
+        {5, 2, 16, 2, 99, 64, 40, .fp16 = true},
+        {128, 2, 128, 1, 9, 64, 1, .fp16 = true},
+        {3, 1, 65, 1, 9, 128, 1000, .fp16 = false},
     };
     for (int k = 0; k < 8; k++) {
         size_t bytes[3], alignment[3];
         static const char *const kernels[] = {NULL, "cuda-sm80", "cuda-sm90"};
-        struct decode_call c;
+        struct drawn_dense c;
         decode_call(&c, &shapes[k / 2], 0);
         c.args.batch_invariant = k % 2;
         for (int i = 0; i < 3; i++) {
             c.args.kernel = kernels[i];
-            CHECK(fmla_dense_decode_workspace_size(&c.args, &bytes[i], &alignment[i]) == FMLA_OK, "%s",
-                  fmla_last_error());
+            CHECK_OK(fmla_dense_decode_workspace_size(&c.args, &bytes[i], &alignment[i]));
         }
         CHECK(bytes[0] == bytes[1] && bytes[1] == bytes[2] && alignment[1] == alignment[2],
               "case %d: %zu, %zu, %zu bytes", k, bytes[0], bytes[1], bytes[2]);
     }
 }
 
-static const struct scenario scenarios[] = {
-    {"caches that it takes", takes_caches},
-    {"queries that it takes", takes_queries},
-    {"what else it takes", takes_the_rest},
-    {"the queries' view", query_views},
-    {"the keys' view", key_views},
-    {"where boxes lie", boxes},
-    {"encoded", encoded},
-    {"not encoded", not_encoded},
-    {"strides", strides},
-    {"what is taken is encoded", taken_is_encoded},
-    {"refused by the driver", refused_by_the_driver},
-    {"dispatched", dispatched},
-    {"forced elsewhere", forced_elsewhere},
-    {"the workspace", workspace},
-};
-
 int main(int argc, char **argv)
 {
-    return run_scenarios("test_cuda_sm90", scenarios, sizeof scenarios / sizeof *scenarios, argc, argv);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_sm90", takes_caches, takes_queries, takes_the_rest,
+                         query_views, key_views, boxes, encoded, not_encoded, strides, taken_is_encoded,
+                         refused_by_the_driver, dispatched, forced_elsewhere, workspace);
 }

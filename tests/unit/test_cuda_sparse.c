@@ -3,172 +3,92 @@
  * Sparse decode on a GPU, the host's side: which kernel takes a call, what it, the planner and the join are told, how many
  * blocks of threads there are, and how large the workspace is.
  */
-#include "fake_cuda/calls.h"
+#include "fake_cuda/launches.h"
 
 #include "plan.h"
 
 #include <math.h>
 
-static const fmla_dtype bytes = {FMLA_TYPE_UINT, 8, 1};
-
 /* A good call: 5 requests of 2 tokens and 96 heads, 2000 entries that name keys in 9 pages of 64, and 70 of an extra cache of 4
  * pages of 2. With a tenth of the entries it is for Hopper's kernel for small batches. */
 enum { B = 5, S_Q = 2, H_Q = 96, TOPK = 2000, SMALL_TOPK = 200, EXTRA = 70 };
 
-struct sparse_call {
-    fmla_sparse_decode_args args;
-    struct held q, kv, indices, length, extra_kv, extra_indices, out, lse;
-    size_t bytes;
-};
-
-static void sparse_call(struct sparse_call *c, int32_t format, bool extra)
+/* Of a shape of which what is 0 is as in that call. */
+static void shaped_call(struct drawn_sparse *c, struct sparse_shape s)
 {
-    memset(c, 0, sizeof *c);
-    const bool fp8 = format == FMLA_KV_FP8_656 || format == FMLA_KV_FP8_584;
-    const int64_t d_qk = format == FMLA_KV_FP8_584 ? 512 : 576;
-    const int64_t token = format == FMLA_KV_FP8_656 ? 656 : format == FMLA_KV_FP8_584 ? 584 : d_qk;
-    const fmla_dtype dtype = fp8 ? bytes : bf16;
-    HELD(&c->q, memory[0], bf16, 4, B, S_Q, H_Q, d_qk);
-    HELD(&c->kv, memory[1], dtype, 4, 9, 64, 1, token);
-    HELD(&c->indices, memory[2], i32, 3, B, S_Q, TOPK);
-    HELD(&c->length, memory[3], i32, 1, B);
-    HELD(&c->extra_kv, memory[4], dtype, 4, 4, 2, 1, token);
-    HELD(&c->extra_indices, memory[5], i32, 3, B, S_Q, EXTRA);
-    HELD(&c->out, memory[6], bf16, 4, B, S_Q, H_Q, 512);
-    HELD(&c->lse, memory[6] + MEMORY / 2, f32, 3, B, H_Q, S_Q);
-    struct held *all[] = {&c->q,   &c->kv, &c->indices, &c->length, &c->extra_kv, &c->extra_indices,
-                          &c->out, &c->lse};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        all[i]->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
-    c->args = FMLA_INIT(fmla_sparse_decode_args);
-    c->args.q = &c->q.tensor, c->args.kv_cache = &c->kv.tensor, c->args.indices = &c->indices.tensor;
-    c->args.topk_length = &c->length.tensor, c->args.out = &c->out.tensor, c->args.lse = &c->lse.tensor;
-    if (extra) c->args.extra_kv_cache = &c->extra_kv.tensor, c->args.extra_indices = &c->extra_indices.tensor;
-    c->args.kv_format = format;
-    c->args.workspace = memory[7];
+    s.s_q = S_Q, s.page_size = 64, s.b = s.b ? s.b : B, s.h_q = s.h_q ? s.h_q : H_Q;
+    s.topk = s.topk ? s.topk : TOPK, s.extra_topk = s.extra_topk ? s.extra_topk : EXTRA;
+    s.fp16 |= s.format == FMLA_KV_FP16, s.options.lse = true;
+    sparse_of_shape(c, &s, gpu_number(0));
+    c->args.workspace = region(7), c->args.stream = STREAM;
 }
 
-static fmla_status sparse_run(struct sparse_call *c)
+static void sparse_call(struct drawn_sparse *c, int32_t format, bool extra)
 {
-    size_t alignment;
-    const fmla_status status = fmla_sparse_decode_workspace_size(&c->args, &c->bytes, &alignment);
-    if (status) return status;
-    CHECK_EQ(alignment, 256);
-    c->args.workspace_size = c->bytes;
-    return fmla_sparse_decode(&c->args);
+    shaped_call(c, SHAPE_OF(sparse_shape, .format = format, .extra = extra, .lengths = true,
+                            .wide = format != FMLA_KV_FP8_584));
 }
 
-static void run(struct sparse_call *c)
+static void run(struct drawn_sparse *c)
 {
-    CHECK(sparse_run(c) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(sparse_run(c));
 }
 
-static const struct fake_launch *launched(int from_last)
+static void runs(struct drawn_sparse *c, const char *kernels)
 {
-    return &fake->launch[fake->launches - 1 - from_last];
-}
-
-static struct sparse_decode_params params_of(const struct fake_launch *launch)
-{
-    struct sparse_decode_params params;
-    memcpy(&params, launch->parameters, sizeof params);
-    return params;
-}
-
-static bool divides(struct divisor divisor, uint32_t by)
-{
-    return 1234567u * (uint64_t)divisor.multiplier >> divisor.shift == 1234567u / by;
-}
-
-/* The launches since `before`, by name; Hopper's and the join behind it overlap with what is in front of them. */
-static void check_kernels(int before, const char *names)
-{
-    char came[512] = "";
-    unsigned overlapping = 0;
-    for (int i = before; i < fake->launches; i++) {
-        const struct fake_launch *launch = &fake->launch[i];
-        snprintf(came + strlen(came), sizeof came - strlen(came), "%s%s", *came ? "|" : "", launch->kernel);
-        if (strncmp(launch->kernel, "join", 4) != 0) overlapping = !strncmp(launch->kernel, "sm90", 4);
-        CHECK(launch->config.num_attributes == overlapping, "%s: %u attributes", launch->kernel,
-              launch->config.num_attributes);
-    }
-    CHECK(!strcmp(came, names), "launched %s, expected %s", came, names);
+    const int before = fake->launches;
+    run(c);
+    check_kernels(before, "%s", kernels);
 }
 
 /* ---- What kernels are told -------------------------------------------------------------------- */
 
 static void on_hopper(void)
 {
-    fake_open();
-    struct sparse_call c;
+    struct drawn_sparse c;
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.args.softmax_scale = 0.25f;
-    run(&c);
-    check_kernels(0, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
+    runs(&c, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
 
     /* 132 SMs, two tokens, two tiles of heads. */
     enum { PARTITIONS = 33 };
-    struct plan_params plan;
-    memcpy(&plan, launched(2)->parameters, sizeof plan);
-    CHECK(!plan.seqlens, "%s", "a plan of dense decode");
-    CHECK_EQ(plan.b, B);
-    CHECK_EQ(plan.num_partitions, PARTITIONS);
-    CHECK_EQ(plan.topk.topk, TOPK);
-    CHECK_EQ(plan.topk.extra_topk, EXTRA);
-    CHECK((const char *)plan.topk.length == memory[3] && !plan.topk.extra_length, "%s", "lengths");
-    CHECK((char *)plan.header == memory[7], "%s", "the plan is not at the workspace's begin");
-    CHECK_EQ(plan.costs.row_tiles, 0);
+    const struct plan_params plan = plan_params_of(launched(2));
+    CHECK_ALL({!plan.seqlens, true}, {plan.b, B}, {plan.num_partitions, PARTITIONS}, {plan.topk.topk, TOPK},
+              {plan.topk.extra_topk, EXTRA}, {offset(plan.topk.length, 3), 0},
+              {!plan.topk.extra_length, true}, {offset(plan.header, 7), 0}, {plan.costs.row_tiles, 0});
 
-    const struct sparse_decode_params p = params_of(launched(1));
-    CHECK_EQ(launched(1)->config.grid_x, PARTITIONS * S_Q * 2);
-    CHECK_EQ(launched(1)->config.block_x, 384);
-    CHECK_EQ(launched(1)->config.shared_bytes, 227 * 1024);
-    CHECK_EQ(p.b, B);
-    CHECK_EQ(p.s_q, S_Q);
-    CHECK_EQ(p.h_q, H_Q);
-    CHECK_EQ(p.d_qk, 576);
-    CHECK_EQ(p.tiles, S_Q * 2);
-    CHECK_EQ(p.tiles_of_token, 2);
-    CHECK(divides(p.tiles_divisor, S_Q * 2) && divides(p.token_divisor, 2) && divides(p.heads_divisor, H_Q),
-          "%s", "divisors");
+    const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
+    CHECK_ALL(GRID(launched(1), PARTITIONS * S_Q * 2, 384, 227 * 1024), {p.b, B}, {p.s_q, S_Q}, {p.h_q, H_Q},
+              {p.d_qk, 576}, {p.tiles, S_Q * 2}, {p.tiles_of_token, 2},
+              {divides(p.tiles_divisor, S_Q * 2), true}, {divides(p.token_divisor, 2), true},
+              {divides(p.heads_divisor, H_Q), true});
     CHECK(fabsf(p.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f", (double)p.scale_log2);
-    CHECK((const char *)p.q == memory[0] && (char *)p.output.out == memory[6], "%s", "q, out");
-    CHECK_EQ(p.q_stride[0], S_Q * H_Q * 576);
-    CHECK_EQ(p.q_stride[2], 576);
-    CHECK((const char *)p.cache[0].data == memory[1] && (const char *)p.cache[1].data == memory[4], "%s",
-          "caches");
-    CHECK((const char *)p.cache[0].indices == memory[2] && (const char *)p.cache[1].indices == memory[5],
-          "%s", "indices");
-    CHECK_EQ(p.cache[0].slots, 9 * 64);
-    CHECK_EQ(p.cache[1].slots, 4 * 2);
-    CHECK_EQ(p.cache[0].page_bytes, 64 * 656);
-    CHECK_EQ(p.cache[0].slot_bytes, 656);
-    CHECK_EQ(p.cache[1].page_bytes, 2 * 656);
-    CHECK_EQ(p.cache[0].indices_stride[0], S_Q * TOPK);
-    CHECK_EQ(p.cache[1].indices_stride[1], EXTRA);
-    CHECK_EQ(p.cache[1].page_size, 2);
-    CHECK(divides(p.cache[0].page_divisor, 64) && divides(p.cache[1].page_divisor, 2), "%s", "page sizes");
+    CHECK_ALL({offset(p.q, 0), 0}, {offset(p.output.out, 6), 0}, {p.q_stride[0], S_Q * H_Q * 576},
+              {p.q_stride[2], 576}, {offset(p.cache[0].data, 1), 0}, {offset(p.cache[1].data, 4), 0},
+              {offset(p.cache[0].indices, 2), 0}, {offset(p.cache[1].indices, 5), 0},
+              {p.cache[0].slots, 9 * 64}, {p.cache[1].slots, 4 * 2}, {p.cache[0].page_bytes, 64 * 656},
+              {p.cache[0].slot_bytes, 656}, {p.cache[1].page_bytes, 2 * 656},
+              {p.cache[0].indices_stride[0], S_Q * TOPK}, {p.cache[1].indices_stride[1], EXTRA},
+              {p.cache[1].page_size, 2}, {divides(p.cache[0].page_divisor, 64), true},
+              {divides(p.cache[1].page_divisor, 2), true});
 
     /* Plan, then two slots a partition, and none past the size asked for. */
     CHECK(p.split.header == plan.header && p.split.partitions == plan.partitions &&
               p.split.num_splits == plan.num_splits && !p.split.marks,
           "%s", "another plan");
     const size_t plan_end = (plan_bytes(B, PARTITIONS) + 255) / 256 * 256, rows = 2 * PARTITIONS * S_Q * H_Q;
-    CHECK_EQ((char *)p.split.slot_out - memory[7], (int64_t)plan_end);
-    CHECK_EQ((char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4));
-    CHECK_EQ(c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256);
+    CHECK_ALL({(char *)p.split.slot_out - region(7), (int64_t)plan_end},
+              {(char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)},
+              {c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256});
 
     /* One key head: rows are a token's heads, one token after the other. */
-    struct join_params join;
-    memcpy(&join, launched(0)->parameters, sizeof join);
+    const struct join_params join = join_params_of(launched(0));
     CHECK(!join.seqlens && !memcmp(&join.topk, &p.topk, sizeof join.topk), "%s", "the join's lengths");
     CHECK(!memcmp(&join.split, &p.split, sizeof join.split) &&
               !memcmp(&join.output, &p.output, sizeof join.output),
           "%s", "the join is of another call");
-    CHECK_EQ(join.h_q, H_Q);
-    CHECK_EQ(join.group, H_Q);
-    CHECK_EQ(join.rows, S_Q * H_Q);
-    CHECK(divides(join.group_divisor, H_Q), "%s", "the join's divisor");
+    CHECK_ALL({join.h_q, H_Q}, {join.group, H_Q}, {join.rows, S_Q * H_Q},
+              {divides(join.group_divisor, H_Q), true});
 }
 
 /* Few entries: tiles of 16 heads, and a plan for as many blocks of threads as begin at once; forced, either kernel follows it. */
@@ -184,38 +104,29 @@ static void small_batch(void)
                {"cuda", "sparse_decode_fp8_656_bf16", 0, 32 * SPARSE_WARPS, 0}};
     /* 264 blocks of threads at once, 12 tiles: 22 partitions for 5 requests of 4 + 2 blocks, so that two are a piece. */
     enum { PARTITIONS = (5 * (6 + 5) + 1) / 2 };
-    fake_open();
     size_t size = 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        struct sparse_call c;
+        struct drawn_sparse c;
         sparse_call(&c, FMLA_KV_FP8_656, true);
-        c.indices.shape[2] = SMALL_TOPK;
-        c.args.kernel = all[i].kernel;
+        c.indices.shape[2] = SMALL_TOPK, c.args.kernel = all[i].kernel;
         const int before = fake->launches;
         run(&c);
-        char names[128];
-        snprintf(names, sizeof names, "decode_plan|%s|join_%s_bf16_halves", all[i].launched,
-                 all[i].heads ? "half_rows" : "splits");
-        check_kernels(before, names);
-        struct plan_params plan;
-        memcpy(&plan, launched(2)->parameters, sizeof plan);
+        check_kernels(before, "decode_plan|%s|join_%s_bf16_halves", all[i].launched,
+                      all[i].heads ? "half_rows" : "splits");
+        const struct plan_params plan = plan_params_of(launched(2));
         CHECK_EQ(plan.num_partitions, PARTITIONS);
         const int tiles =
             all[i].heads ? S_Q * ((H_Q + all[i].heads - 1) / all[i].heads) : S_Q * H_Q / SPARSE_WARPS;
-        CHECK_EQ(params_of(launched(1)).tiles, tiles);
-        if (all[i].heads) CHECK_EQ(params_of(launched(1)).tiles_of_token, tiles / S_Q);
-        CHECK_EQ(launched(1)->config.grid_x, PARTITIONS * tiles);
-        CHECK_EQ(launched(1)->config.block_x, all[i].threads);
-        CHECK_EQ(launched(1)->config.shared_bytes, all[i].shared_bytes);
+        CHECK_EQ(sparse_decode_params_of(launched(1)).tiles, tiles);
+        if (all[i].heads) CHECK_EQ(sparse_decode_params_of(launched(1)).tiles_of_token, tiles / S_Q);
+        CHECK_ALL(GRID(launched(1), PARTITIONS * tiles, all[i].threads, all[i].shared_bytes));
         if (i) CHECK_EQ(c.bytes, size);
         size = c.bytes;
     }
-    struct sparse_call c;
+    struct drawn_sparse c;
     sparse_call(&c, FMLA_KV_FP8_584, true);
     c.args.kernel = "cuda-sm90-16";
-    const int before = fake->launches;
-    run(&c);
-    check_kernels(before, "decode_plan|sm90_sparse_decode_small_bf16_fp8_584|join_half_rows_bf16_halves");
+    runs(&c, "decode_plan|sm90_sparse_decode_small_bf16_fp8_584|join_half_rows_bf16_halves");
     CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * 6);
 }
 
@@ -236,21 +147,12 @@ static void chunks(void)
                /* Of 64 keys they would not fit the slots. */
                {17, 64, 192, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 128},
                {3, 128, 704, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 128}};
-    fake_open();
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         for (int given = 0; given < 2; given++) {
-            struct sparse_call c;
-            sparse_call(&c, FMLA_KV_FP8_656, all[i].extra != 0);
-            c.args.topk_length = NULL;
-            c.q.shape[0] = c.indices.shape[0] = c.extra_indices.shape[0] = c.out.shape[0] = c.lse.shape[0] =
-                all[i].b;
-            const int64_t h_q = c.q.shape[2] = c.out.shape[2] = c.lse.shape[1] = all[i].h_q;
-            c.q.strides[1] = h_q * 576, c.q.strides[0] = S_Q * h_q * 576;
-            c.out.strides[1] = h_q * 512, c.out.strides[0] = S_Q * h_q * 512;
-            c.lse.strides[0] = h_q * S_Q;
-            c.indices.shape[2] = all[i].topk, c.indices.strides[1] = all[i].topk;
-            c.indices.strides[0] = S_Q * all[i].topk;
-            if (given) c.args.plan = memory[3], c.args.plan_size = MEMORY;
+            struct drawn_sparse c;
+            shaped_call(&c, SHAPE_OF(sparse_shape, .b = all[i].b, .h_q = all[i].h_q, .topk = all[i].topk,
+                                     .format = FMLA_KV_FP8_656, .extra = all[i].extra != 0, .wide = true));
+            if (given) c.args.plan = region(3), c.args.plan_size = MEMORY;
             const int before = fake->launches;
             run(&c);
             const int length = all[i].extra ? (all[i].topk + 63) / 64 * 64 + all[i].extra : all[i].topk;
@@ -260,25 +162,22 @@ static void chunks(void)
             const struct fake_launch *const decode = &fake->launch[before];
             CHECK(!strcmp(decode->kernel, all[i].kernel), "%zu: %s", i, decode->kernel);
             CHECK_EQ(decode->config.grid_x, all[i].b * count * tiles);
-            const struct sparse_decode_params p = params_of(decode);
+            const struct sparse_decode_params p = sparse_decode_params_of(decode);
             CHECK(!p.split.partitions && !p.split.header && p.split.slots_in_halves, "%s", "by a plan");
-            CHECK_EQ(p.split.chunk_keys, all[i].keys);
-            CHECK_EQ(p.split.chunks, count);
-            CHECK_EQ(p.split.chunk_lanes, count);
-            CHECK(divides(p.chunks_divisor, (uint32_t)count), "%s", "the divisor of chunks");
+            CHECK_ALL({p.split.chunk_keys, all[i].keys}, {p.split.chunks, count},
+                      {p.split.chunk_lanes, count}, {divides(p.chunks_divisor, (uint32_t)count), true});
             if (count == 1) continue;
             const int64_t rows = (int64_t)all[i].b * count * S_Q * all[i].h_q;
             const char *const end = (const char *)(p.split.slot_lse + rows);
             CHECK((const char *)p.split.slot_lse - (const char *)p.split.slot_out >= rows * 512 * 4 &&
-                      end <= memory[7] + c.bytes,
+                      end <= region(7) + c.bytes,
                   "%s", "the slots do not fit the workspace");
         }
     /* More requests than begin at once: a plan, and the kernel that it is for. */
-    struct sparse_call c;
-    sparse_call(&c, FMLA_KV_FP8_656, false);
-    c.args.topk_length = NULL, c.args.plan = memory[3], c.args.plan_size = MEMORY;
-    c.q.shape[0] = c.indices.shape[0] = c.out.shape[0] = c.lse.shape[0] = 67;
-    c.q.shape[2] = c.out.shape[2] = c.lse.shape[1] = 64, c.indices.shape[2] = 64;
+    struct drawn_sparse c;
+    shaped_call(
+        &c, SHAPE_OF(sparse_shape, .b = 67, .h_q = 64, .topk = 64, .format = FMLA_KV_FP8_656, .wide = true));
+    c.args.plan = region(3), c.args.plan_size = MEMORY;
     run(&c);
     CHECK(!strcmp(launched(0)->kernel, "sm90_sparse_decode_small_bf16_fp8_656") ||
               !strcmp(launched(1)->kernel, "sm90_sparse_decode_small_bf16_fp8_656"),
@@ -286,36 +185,29 @@ static void chunks(void)
     /* Partitions that the caller names are followed, and so are plans where there are lengths. */
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK, c.args.topk_length = NULL, c.args.num_partitions = 7;
-    int before = fake->launches;
-    run(&c);
-    check_kernels(before, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
-    CHECK_EQ(params_of(launched(1)).split.num_partitions, 7);
+    runs(&c, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
+    CHECK_EQ(sparse_decode_params_of(launched(1)).split.num_partitions, 7);
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK;
-    before = fake->launches;
-    run(&c);
-    check_kernels(before, "decode_plan|sm90_sparse_decode_small_bf16_fp8_656|join_half_rows_bf16_halves");
+    runs(&c, "decode_plan|sm90_sparse_decode_small_bf16_fp8_656|join_half_rows_bf16_halves");
 }
 
 /* Which bits come out of a request may not depend on the requests beside it, nor on how many there are: few heads decide. */
 static void small_batch_invariant(void)
 {
-    fake_open();
-    struct sparse_call c;
+    struct drawn_sparse c;
     sparse_call(&c, FMLA_KV_FP8_656, false);
     c.indices.shape[2] = SMALL_TOPK, c.args.batch_invariant = 1;
     c.q.shape[0] = c.indices.shape[0] = c.length.shape[0] = c.out.shape[0] = c.lse.shape[0] = 1;
-    run(&c);
-    check_kernels(0, "sm90_sparse_decode_bf16_fp8_656");
+    runs(&c, "sm90_sparse_decode_bf16_fp8_656");
     c.q.shape[2] = c.out.shape[2] = c.lse.shape[1] = 16;
-    const int before = fake->launches;
-    run(&c);
-    check_kernels(before, "sm90_sparse_decode_small_bf16_fp8_656");
+    runs(&c, "sm90_sparse_decode_small_bf16_fp8_656");
 }
 
 /* Of plans for 132 SMs: partitions, and blocks of the longest piece where every entry is there. */
 static void small_plans(void)
 {
+    static _Alignas(16) char host[1 << 16];
     static const struct {
         int b, s_q, h_q, topk, extra, partitions, longest;
     } all[] = {
@@ -331,22 +223,21 @@ static void small_plans(void)
         {16, 1, 128, 2048, 0, 74, 8},   {100, 1, 64, 512, 0, 100, 8},
         {64, 2, 64, 2048, 0, 66, 32},   {8, 1, 128, 2048, 0, 74, 4},
     };
-    fake_open();
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
         args.sparse = 1, args.b = all[i].b, args.s_q = all[i].s_q, args.h_q = all[i].h_q;
         args.topk = all[i].topk, args.extra_topk = all[i].extra;
-        args.target = (fmla_device){FMLA_DEVICE_CUDA, 0};
+        args.target = gpu_number(0);
         int32_t partitions = 0;
-        CHECK(fmla_decode_plan_partitions(&args, &partitions) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_OK(fmla_decode_plan_partitions(&args, &partitions));
         CHECK(partitions == all[i].partitions, "%zu: %d partitions, expected %d", i, partitions,
               all[i].partitions);
         struct plan_params plan;
-        args.plan = memory[0], args.plan_size = MEMORY;
-        CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s", fmla_last_error());
+        args.plan = region(0), args.plan_size = MEMORY;
+        CHECK_OK(fmla_decode_plan(&args));
         memcpy(&plan, launched(0)->parameters, sizeof plan);
         CHECK_EQ(plan.num_partitions, all[i].partitions);
-        const struct plan_tables tables = plan_tables_of(memory[1], partitions);
+        const struct plan_tables tables = plan_tables_of(host, partitions);
         plan_build(tables, all[i].b, (struct plan_topk){all[i].topk, all[i].extra, NULL, NULL},
                    (struct plan_costs){0, 0});
         const int64_t length = plan_topk_length(all[i].topk, all[i].extra, all[i].extra);
@@ -362,7 +253,7 @@ static void small_plans(void)
               all[i].longest);
         /* The caller's word goes, and other GPUs are planned for as they were. */
         args.num_workers = 132;
-        CHECK(fmla_decode_plan_partitions(&args, &partitions) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_OK(fmla_decode_plan_partitions(&args, &partitions));
         CHECK_EQ(partitions, plan_default_partitions(132, 1, all[i].s_q * all[i].h_q, all[i].s_q));
     }
 }
@@ -379,36 +270,27 @@ static void formats(void)
                {FMLA_KV_FP8_584, true, "sparse_decode_fp8_584_fp16"},
                {FMLA_KV_BF16, false, "sm90_sparse_decode_bf16_576"},
                {FMLA_KV_FP16, true, "sm90_sparse_decode_fp16_576"}};
-    fake_open();
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        struct sparse_call c;
-        sparse_call(&c, all[i].format, false);
-        if (all[i].fp16) {
-            c.q.tensor.dtype = c.out.tensor.dtype = fp16;
-            if (all[i].format == FMLA_KV_FP16) c.kv.tensor.dtype = fp16;
-        }
+        struct drawn_sparse c;
+        shaped_call(&c, SHAPE_OF(sparse_shape, .format = all[i].format, .lengths = true, .fp16 = all[i].fp16,
+                                 .wide = all[i].format != FMLA_KV_FP8_584));
         c.args.num_partitions = 1;
         const int before = fake->launches;
         run(&c);
-        char names[96];
-        snprintf(names, sizeof names, "decode_plan|%s", all[i].kernel);
-        check_kernels(before, names); /* one partition: nothing is cut */
+        check_kernels(before, "decode_plan|%s", all[i].kernel); /* one partition: nothing is cut */
         const bool hopper = !strncmp(all[i].kernel, "sm90", 4);
-        CHECK_EQ(launched(0)->config.grid_x, hopper ? S_Q * 2 : S_Q * H_Q / SPARSE_WARPS);
-        CHECK_EQ(params_of(launched(0)).tiles, launched(0)->config.grid_x);
+        CHECK_ALL({launched(0)->config.grid_x, hopper ? S_Q * 2 : S_Q * H_Q / SPARSE_WARPS},
+                  {sparse_decode_params_of(launched(0)).tiles, launched(0)->config.grid_x});
     }
 }
 
-/* As of a plan that decode_plan makes, which knows no format. */
-static int32_t planned_partitions(void)
+/* Of a plan by itself, which knows no format. */
+static fmla_decode_plan_args plan_args(int64_t topk)
 {
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    int32_t partitions = 0;
-    args.sparse = 1, args.b = B, args.s_q = S_Q, args.h_q = H_Q, args.topk = SMALL_TOPK,
-    args.extra_topk = EXTRA;
-    args.target = (fmla_device){FMLA_DEVICE_CUDA, 0};
-    CHECK(fmla_decode_plan_partitions(&args, &partitions) == FMLA_OK, "%s", fmla_last_error());
-    return partitions;
+    args.sparse = 1, args.b = B, args.s_q = S_Q, args.h_q = H_Q, args.topk = topk, args.extra_topk = EXTRA;
+    args.target = gpu_number(0);
+    return args;
 }
 
 /* Caches of the queries' type: tiles of 64 heads, however small the batch is; plans and workspaces are those of FP8 caches. */
@@ -422,41 +304,30 @@ static void rows(void)
                {512, false, "cuda-sm90", "sm90_sparse_decode_bf16_512"},
                {576, true, "cuda-sm90-64", "sm90_sparse_decode_fp16_576"},
                {512, true, NULL, "sm90_sparse_decode_fp16_512"}};
-    fake_open();
-    struct sparse_call codes;
+    struct drawn_sparse codes;
     sparse_call(&codes, FMLA_KV_FP8_656, true);
     codes.indices.shape[2] = SMALL_TOPK;
     run(&codes);
-    const int32_t partitions = planned_partitions();
+    const fmla_decode_plan_args plan_alone = plan_args(SMALL_TOPK);
+    int32_t partitions = 0;
+    CHECK_OK(fmla_decode_plan_partitions(&plan_alone, &partitions));
     CHECK(partitions != 33, "%s", "the batch is not small");
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        struct sparse_call c;
-        sparse_call(&c, all[i].fp16 ? FMLA_KV_FP16 : FMLA_KV_BF16, true);
-        struct held *const typed[] = {&c.q, &c.kv, &c.extra_kv, &c.out};
-        for (int k = 0; k < 4 && all[i].fp16; k++) typed[k]->tensor.dtype = fp16;
-        for (int k = 0; k < 3; k++) {
-            typed[k]->shape[3] = all[i].d_qk;
-            for (int d = 0; d < 3; d++) typed[k]->strides[d] = typed[k]->strides[d] / 576 * all[i].d_qk;
-        }
-        c.indices.shape[2] = SMALL_TOPK;
-        c.args.kernel = all[i].kernel;
+        struct drawn_sparse c;
+        shaped_call(&c, SHAPE_OF(sparse_shape, .format = all[i].fp16 ? FMLA_KV_FP16 : FMLA_KV_BF16,
+                                 .extra = true, .lengths = true, .wide = all[i].d_qk == 576));
+        c.indices.shape[2] = SMALL_TOPK, c.args.kernel = all[i].kernel;
         const int before = fake->launches;
         run(&c);
-        char names[128];
-        snprintf(names, sizeof names, "decode_plan|%s|join_half_rows_%s_halves", all[i].launched,
-                 all[i].fp16 ? "fp16" : "bf16");
-        check_kernels(before, names);
-        struct plan_params plan;
-        memcpy(&plan, launched(2)->parameters, sizeof plan);
-        CHECK_EQ(plan.num_partitions, partitions);
-        CHECK_EQ(c.bytes, codes.bytes);
-        CHECK_EQ(launched(1)->config.grid_x, partitions * S_Q * 2);
-        CHECK_EQ(launched(1)->config.block_x, 384);
-        CHECK_EQ(launched(1)->config.shared_bytes, 227 * 1024);
-        CHECK_EQ(params_of(launched(1)).d_qk, all[i].d_qk);
-        CHECK_EQ(params_of(launched(1)).cache[0].slot_bytes, 2 * all[i].d_qk);
+        check_kernels(before, "decode_plan|%s|join_half_rows_%s_halves", all[i].launched,
+                      all[i].fp16 ? "fp16" : "bf16");
+        const struct plan_params plan = plan_params_of(launched(2));
+        CHECK_ALL({plan.num_partitions, partitions}, {c.bytes, codes.bytes},
+                  GRID(launched(1), partitions * S_Q * 2, 384, 227 * 1024),
+                  {sparse_decode_params_of(launched(1)).d_qk, all[i].d_qk},
+                  {sparse_decode_params_of(launched(1)).cache[0].slot_bytes, 2 * all[i].d_qk});
     }
-    struct sparse_call c;
+    struct drawn_sparse c;
     sparse_call(&c, FMLA_KV_BF16, true);
     c.args.kernel = "cuda-sm90-16";
     check_rejected("tiles of 16 heads", sparse_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "kv_format",
@@ -468,13 +339,11 @@ static void rows(void)
                    "float16 queries of FP16 caches alone");
     sparse_call(&c, FMLA_KV_BF16, true);
     c.kv.tensor.byte_offset = 2;
-    const int before = fake->launches;
-    run(&c);
-    check_kernels(before, "decode_plan|sparse_decode_bf16|join_splits_bf16_halves");
+    runs(&c, "decode_plan|sparse_decode_bf16|join_splits_bf16_halves");
 }
 
 /* What Hopper's kernel does not take goes to the portable one, with as large a workspace; and says so if it is forced. */
-static void refused(const char *label, struct sparse_call *c, const char *argument, const char *words)
+static void refused(const char *label, struct drawn_sparse *c, const char *argument, const char *words)
 {
     const int before = fake->launches;
     run(c);
@@ -491,8 +360,7 @@ static void refused(const char *label, struct sparse_call *c, const char *argume
 
 static void not_taken(void)
 {
-    fake_open();
-    struct sparse_call c;
+    struct drawn_sparse c;
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.q.tensor.byte_offset = 2;
     refused("q at an odd address", &c, "q", "multiples of 16 bytes");
@@ -515,40 +383,30 @@ static void not_taken(void)
 /* A page of FP8_584 whose bytes are no multiple of 16 is not Hopper's; padded, it is. */
 static void odd_pages(void)
 {
-    fake_open();
-    struct sparse_call c;
+    struct drawn_sparse c;
     sparse_call(&c, FMLA_KV_FP8_584, false);
     c.kv.shape[1] = 61, c.kv.strides[0] = 61 * 584;
-    run(&c);
-    check_kernels(0, "decode_plan|sparse_decode_fp8_584_bf16|join_splits_bf16_halves");
+    runs(&c, "decode_plan|sparse_decode_fp8_584_bf16|join_splits_bf16_halves");
     c.kv.strides[0] = 61 * 584 + 8;
-    const int before = fake->launches;
-    run(&c);
-    check_kernels(before, "decode_plan|sm90_sparse_decode_bf16_fp8_584|join_half_rows_bf16_halves");
-    CHECK_EQ(params_of(launched(1)).cache[0].page_bytes, 61 * 584 + 8);
-    CHECK_EQ(params_of(launched(1)).cache[0].slot_bytes, 576);
+    runs(&c, "decode_plan|sm90_sparse_decode_bf16_fp8_584|join_half_rows_bf16_halves");
+    CHECK_ALL({sparse_decode_params_of(launched(1)).cache[0].page_bytes, 61 * 584 + 8},
+              {sparse_decode_params_of(launched(1)).cache[0].slot_bytes, 576});
 }
 
 static void batch_invariant(void)
 {
-    fake_open();
-    struct sparse_call c;
-    sparse_call(&c, FMLA_KV_FP8_656, false);
-    c.indices.shape[2] = 5000, c.indices.strides[1] = 5000, c.indices.strides[0] = S_Q * 5000;
+    struct drawn_sparse c;
+    shaped_call(
+        &c, SHAPE_OF(sparse_shape, .topk = 5000, .format = FMLA_KV_FP8_656, .lengths = true, .wide = true));
     c.args.batch_invariant = 1;
-    run(&c);
-    check_kernels(0, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
-    const struct sparse_decode_params p = params_of(launched(1));
-    CHECK(!p.split.partitions && !p.split.header, "%s", "by a plan");
-    CHECK_EQ(p.split.chunks, 3);
-    CHECK_EQ(p.split.chunk_lanes, 3);
-    CHECK_EQ(launched(1)->config.grid_x, B * 3 * S_Q * 2);
+    runs(&c, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
+    const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
+    CHECK_ALL({!p.split.partitions, true}, {!p.split.header, true}, {p.split.chunks, 3},
+              {p.split.chunk_lanes, 3}, {launched(1)->config.grid_x, B * 3 * S_Q * 2});
     const size_t rows = B * 3 * S_Q * H_Q;
     CHECK_EQ(c.bytes, rows * 512 * 4 + rows * 4);
     c.indices.shape[2] = 2048;
-    const int before = fake->launches;
-    run(&c);
-    check_kernels(before, "sm90_sparse_decode_bf16_fp8_656"); /* a chunk a request: nothing to join */
+    runs(&c, "sm90_sparse_decode_bf16_fp8_656"); /* a chunk a request: nothing to join */
     CHECK_EQ(c.bytes, 0);
 }
 
@@ -556,18 +414,13 @@ static void batch_invariant(void)
 static void many_blocks(void)
 {
     enum { MOST = 65536, HEADS = 1 << 20 };
-    fake_open();
     for (int way = 0; way < 4; way++) {
-        struct sparse_call c;
+        struct drawn_sparse c;
         struct held rows, splits;
-        sparse_call(&c, FMLA_KV_FP8_656, false);
-        HELD(&c.q, memory[0], bf16, 4, B, S_Q, HEADS, 576);
-        HELD(&c.out, memory[6], bf16, 4, B, S_Q, HEADS, 512);
-        HELD(&rows, memory[4], i32, 2, MOST, 8);
-        HELD(&splits, memory[5], i32, 1, B + 1);
-        struct held *all[] = {&c.q, &c.out, &rows, &splits};
-        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-            all[i]->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+        shaped_call(&c, SHAPE_OF(sparse_shape, .h_q = HEADS, .format = FMLA_KV_FP8_656, .lengths = true,
+                                 .wide = true));
+        REGION(&rows, 4, i32, 2, MOST, 8);
+        REGION(&splits, 5, i32, 1, B + 1);
         c.args.lse = NULL;
         if (way % 2)
             c.args.partitions = &rows.tensor, c.args.num_splits = &splits.tensor;
@@ -585,12 +438,11 @@ static void many_blocks(void)
 /* No more indices than 2^31, and slots past that are named by none. */
 static void large(void)
 {
-    fake_open();
-    struct sparse_call c;
+    struct drawn_sparse c;
     sparse_call(&c, FMLA_KV_FP8_656, false);
     c.kv.shape[0] = INT64_C(1) << 30, c.kv.strides[0] = 0;
     run(&c);
-    CHECK_EQ(params_of(launched(1)).cache[0].slots, INT64_C(1) << 31);
+    CHECK_EQ(sparse_decode_params_of(launched(1)).cache[0].slots, INT64_C(1) << 31);
     c.indices.shape[2] = INT32_MAX - 100;
     for (int i = 0; i < 2; i++) c.indices.strides[i] = 0;
     check_rejected("too many entries", sparse_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "indices",
@@ -599,20 +451,17 @@ static void large(void)
 
 static void elsewhere(void)
 {
-    fake_open();
     fake->capability = 80, fake->shared_bytes = 166912;
-    struct sparse_call c;
+    struct drawn_sparse c;
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK;
-    run(&c);
-    check_kernels(0, "decode_plan|sparse_decode_fp8_656_bf16|join_splits_bf16_halves");
+    runs(&c, "decode_plan|sparse_decode_fp8_656_bf16|join_splits_bf16_halves");
     CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * H_Q / SPARSE_WARPS);
 }
 
 static void no_requests(void)
 {
-    fake_open();
-    struct sparse_call c;
+    struct drawn_sparse c;
     sparse_call(&c, FMLA_KV_FP8_656, false);
     c.q.shape[0] = c.indices.shape[0] = c.length.shape[0] = c.out.shape[0] = c.lse.shape[0] = 0;
     run(&c);
@@ -622,46 +471,24 @@ static void no_requests(void)
 /* The plan by itself, of lengths on the device and of none. */
 static void planner(void)
 {
-    fake_open();
     struct held length;
-    HELD(&length, memory[3], i32, 1, B);
-    length.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.sparse = 1, args.b = B, args.s_q = S_Q, args.h_q = H_Q, args.topk = TOPK, args.extra_topk = EXTRA;
-    args.target = (fmla_device){FMLA_DEVICE_CUDA, 0};
-    args.plan = memory[0], args.plan_size = MEMORY;
+    REGION(&length, 3, i32, 1, B);
+    fmla_decode_plan_args args = plan_args(TOPK);
+    args.plan = region(0), args.plan_size = MEMORY, args.stream = STREAM;
     for (int i = 0; i < 2; i++) {
         args.topk_length = i ? &length.tensor : NULL;
-        CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s", fmla_last_error());
-        struct plan_params plan;
-        memcpy(&plan, launched(0)->parameters, sizeof plan);
-        CHECK(!plan.seqlens && (const char *)plan.topk.length == (i ? memory[3] : NULL), "%s", "lengths");
-        CHECK_EQ(plan.topk.topk, TOPK);
-        CHECK_EQ(plan.topk.extra_topk, EXTRA);
-        CHECK_EQ(plan.num_partitions, 33);
-        CHECK_EQ(plan.b, B);
+        CHECK_OK(fmla_decode_plan(&args));
+        const struct plan_params plan = plan_params_of(launched(0));
+        CHECK(!plan.seqlens && (const char *)plan.topk.length == (i ? region(3) : NULL), "%s", "lengths");
+        CHECK_ALL({plan.topk.topk, TOPK}, {plan.topk.extra_topk, EXTRA}, {plan.num_partitions, 33},
+                  {plan.b, B});
     }
     check_kernels(0, "decode_plan|decode_plan");
 }
 
 int main(int argc, char **argv)
 {
-    static const struct scenario scenarios[] = {
-        {"on Hopper", on_hopper},
-        {"a small batch", small_batch},
-        {"chunks", chunks},
-        {"small, batch-invariant", small_batch_invariant},
-        {"plans of small batches", small_plans},
-        {"formats", formats},
-        {"rows", rows},
-        {"not taken", not_taken},
-        {"odd pages", odd_pages},
-        {"batch-invariant", batch_invariant},
-        {"many blocks", many_blocks},
-        {"large", large},
-        {"elsewhere", elsewhere},
-        {"no requests", no_requests},
-        {"planner", planner},
-    };
-    return run_scenarios("test_cuda_sparse", scenarios, sizeof scenarios / sizeof scenarios[0], argc, argv);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_sparse", on_hopper, small_batch, chunks,
+                         small_batch_invariant, small_plans, formats, rows, not_taken, odd_pages,
+                         batch_invariant, many_blocks, large, elsewhere, no_requests, planner);
 }

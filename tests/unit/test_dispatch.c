@@ -3,11 +3,9 @@
  * What fmla_capabilities promises: of the available kernels whose features cover a call, the first runs. Asked of every
  * operation, type, size and cache format, on this processor and on all that the table knows to tell apart.
  */
-#include "arguments.h"
+#include "tensors.h"
 
 #include "dispatch.h"
-
-static const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
 
 /* Is `word` one of the words of `text` after `title`, up to the next comma? */
 static int names(const char *text, const char *title, const char *word)
@@ -85,13 +83,9 @@ static void check_public(void)
 {
     static _Alignas(64) uint16_t q_data[576], kv_data[576], out_data[512];
     static int32_t length = 1;
-    struct held q, kv, seqlens, out;
-    HELD(&q, q_data, bf16, 4, 1, 1, 1, 576);
-    HELD(&kv, kv_data, bf16, 4, 1, 1, 1, 576);
-    HELD(&seqlens, &length, i32, 1, 1);
-    HELD(&out, out_data, bf16, 4, 1, 1, 1, 512);
     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = &q.tensor, args.kv_cache = &kv.tensor, args.seqlens = &seqlens.tensor, args.out = &out.tensor;
+    args.q = TENSOR(q_data, bf16, 1, 1, 1, 576), args.kv_cache = TENSOR(kv_data, bf16, 1, 1, 1, 576);
+    args.seqlens = TENSOR(&length, i32, 1), args.out = TENSOR(out_data, bf16, 1, 1, 1, 512);
     const struct asked asked = {"bf16", "576", NULL};
     const char *name = NULL, *first = promised("dense_decode", &asked);
     CHECK(!fmla_dense_decode_kernel(&args, &name) && first && !strcmp(name, first), "%s runs, not %s",

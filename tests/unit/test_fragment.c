@@ -123,13 +123,13 @@ static void test_chained(void)
 {
     for (int lane = 0; lane < 32; lane++)
         for (int e = 0; e < 8; e++) {
-            CHECK_EQ(mma_a_row(lane, e), mma_c_row(lane, e % 4));
-            CHECK_EQ(mma_a_column(lane, e), mma_c_column(lane, e % 4) + 8 * (e / 4));
+            CHECK_ALL({mma_a_row(lane, e), mma_c_row(lane, e % 4)},
+                      {mma_a_column(lane, e), mma_c_column(lane, e % 4) + 8 * (e / 4)});
         }
     for (int thread = 0; thread < WARPGROUP_THREADS; thread++)
         for (int e = 0; e < MAX_N / 2; e++) {
-            CHECK_EQ(wgmma_d_row(thread, e), wgmma_a_row(thread, e % 8));
-            CHECK_EQ(wgmma_d_column(thread, e), wgmma_a_column(thread, e % 8) + 16 * (e / 8));
+            CHECK_ALL({wgmma_d_row(thread, e), wgmma_a_row(thread, e % 8)},
+                      {wgmma_d_column(thread, e), wgmma_a_column(thread, e % 8) + 16 * (e / 8)});
         }
 }
 
@@ -137,41 +137,27 @@ static void test_chained(void)
 
 static void test_corners(void)
 {
+#define PLACE(name)  #name, name##_row, name##_column
+#define SOURCE(name) #name, name##_source, name##_source_element
     static const struct {
         const char *name;
         element_function *row_of, *column_of;
         int lane, e, row, column;
-    } corners[] = {
-        {"mma A", mma_a_row, mma_a_column, 0, 0, 0, 0},
-        {"mma A", mma_a_row, mma_a_column, 3, 1, 0, 7},
-        {"mma A", mma_a_row, mma_a_column, 0, 2, 8, 0},
-        {"mma A", mma_a_row, mma_a_column, 0, 4, 0, 8},
-        {"mma A", mma_a_row, mma_a_column, 28, 3, 15, 1},
-        {"mma A", mma_a_row, mma_a_column, 31, 7, 15, 15},
-        {"mma B", mma_b_row, mma_b_column, 0, 0, 0, 0},
-        {"mma B", mma_b_row, mma_b_column, 3, 1, 7, 0},
-        {"mma B", mma_b_row, mma_b_column, 0, 2, 8, 0},
-        {"mma B", mma_b_row, mma_b_column, 4, 0, 0, 1},
-        {"mma B", mma_b_row, mma_b_column, 31, 3, 15, 7},
-        {"mma C", mma_c_row, mma_c_column, 1, 1, 0, 3},
-        {"mma C", mma_c_row, mma_c_column, 28, 0, 7, 0},
-        {"mma C", mma_c_row, mma_c_column, 0, 2, 8, 0},
-        {"mma C", mma_c_row, mma_c_column, 31, 3, 15, 7},
-        {"wgmma A", wgmma_a_row, wgmma_a_column, 0, 2, 8, 0},
-        {"wgmma A", wgmma_a_row, wgmma_a_column, 0, 4, 0, 8},
-        {"wgmma A", wgmma_a_row, wgmma_a_column, 32, 0, 16, 0},
-        {"wgmma A", wgmma_a_row, wgmma_a_column, 127, 7, 63, 15},
-        {"wgmma D", wgmma_d_row, wgmma_d_column, 3, 1, 0, 7},
-        {"wgmma D", wgmma_d_row, wgmma_d_column, 64, 2, 40, 0},
-        {"wgmma D", wgmma_d_row, wgmma_d_column, 0, 4, 0, 8},
-        {"wgmma D", wgmma_d_row, wgmma_d_column, 96, 0, 48, 0},
-        {"wgmma D", wgmma_d_row, wgmma_d_column, 127, 127, 63, 255},
-        {"ldmatrix", ldmatrix_source, ldmatrix_source_element, 0, 2, 8, 0},
-        {"ldmatrix", ldmatrix_source, ldmatrix_source_element, 31, 7, 31, 7},
-        {"ldmatrix", ldmatrix_source, ldmatrix_source_element, 1, 0, 0, 2},
-        {"ldmatrix.trans", ldmatrix_trans_source, ldmatrix_trans_source_element, 1, 0, 2, 0},
-        {"ldmatrix.trans", ldmatrix_trans_source, ldmatrix_trans_source_element, 4, 1, 1, 1},
-    };
+    } corners[] = {{PLACE(mma_a), 0, 0, 0, 0},          {PLACE(mma_a), 3, 1, 0, 7},
+                   {PLACE(mma_a), 0, 2, 8, 0},          {PLACE(mma_a), 0, 4, 0, 8},
+                   {PLACE(mma_a), 28, 3, 15, 1},        {PLACE(mma_a), 31, 7, 15, 15},
+                   {PLACE(mma_b), 0, 0, 0, 0},          {PLACE(mma_b), 3, 1, 7, 0},
+                   {PLACE(mma_b), 0, 2, 8, 0},          {PLACE(mma_b), 4, 0, 0, 1},
+                   {PLACE(mma_b), 31, 3, 15, 7},        {PLACE(mma_c), 1, 1, 0, 3},
+                   {PLACE(mma_c), 28, 0, 7, 0},         {PLACE(mma_c), 0, 2, 8, 0},
+                   {PLACE(mma_c), 31, 3, 15, 7},        {PLACE(wgmma_a), 0, 2, 8, 0},
+                   {PLACE(wgmma_a), 0, 4, 0, 8},        {PLACE(wgmma_a), 32, 0, 16, 0},
+                   {PLACE(wgmma_a), 127, 7, 63, 15},    {PLACE(wgmma_d), 3, 1, 0, 7},
+                   {PLACE(wgmma_d), 64, 2, 40, 0},      {PLACE(wgmma_d), 0, 4, 0, 8},
+                   {PLACE(wgmma_d), 96, 0, 48, 0},      {PLACE(wgmma_d), 127, 127, 63, 255},
+                   {SOURCE(ldmatrix), 0, 2, 8, 0},      {SOURCE(ldmatrix), 31, 7, 31, 7},
+                   {SOURCE(ldmatrix), 1, 0, 0, 2},      {SOURCE(ldmatrix_trans), 1, 0, 2, 0},
+                   {SOURCE(ldmatrix_trans), 4, 1, 1, 1}};
     for (size_t k = 0; k < sizeof corners / sizeof corners[0]; k++) {
         const int row = corners[k].row_of(corners[k].lane, corners[k].e);
         const int column = corners[k].column_of(corners[k].lane, corners[k].e);
@@ -204,11 +190,8 @@ static void test_slots(void)
                 CHECK_EQ(slot_position(column), first + slot_position_of_lane(lane) + e);
             }
         }
-    CHECK_EQ(slot_position(1), 1);
-    CHECK_EQ(slot_position(2), 4);
-    CHECK_EQ(slot_position(8), 2);
-    CHECK_EQ(slot_position(23), 29);
-    CHECK_EQ(slot_position(511), 511);
+    CHECK_ALL({slot_position(1), 1}, {slot_position(2), 4}, {slot_position(8), 2}, {slot_position(23), 29},
+              {slot_position(511), 511});
 }
 
 /* ---- Swizzles ------------------------------------------------------------------------------- */
@@ -253,19 +236,11 @@ static void test_swizzle(const struct swizzle *s)
 static void test_swizzles(void)
 {
     for (size_t k = 0; k < sizeof swizzles / sizeof swizzles[0]; k++) test_swizzle(&swizzles[k]);
-    CHECK_EQ(swizzle_128(0, 5), 80);
-    CHECK_EQ(swizzle_128(1, 0), 144);
-    CHECK_EQ(swizzle_128(3, 5), 480);
-    CHECK_EQ(swizzle_128(7, 7), 896);
-    CHECK_EQ(swizzle_128(8, 0), 1024);
-    CHECK_EQ(swizzle_64(1, 3), 112);
-    CHECK_EQ(swizzle_64(2, 0), 144);
-    CHECK_EQ(swizzle_64(7, 3), 448);
-    CHECK_EQ(swizzle_64(8, 1), 528);
-    CHECK_EQ(swizzle_32(3, 1), 112);
-    CHECK_EQ(swizzle_32(4, 0), 144);
-    CHECK_EQ(swizzle_32(7, 1), 224);
-    CHECK_EQ(swizzle_32(8, 1), 272);
+    CHECK_ALL({swizzle_128(0, 5), 80}, {swizzle_128(1, 0), 144}, {swizzle_128(3, 5), 480},
+              {swizzle_128(7, 7), 896}, {swizzle_128(8, 0), 1024}, {swizzle_64(1, 3), 112},
+              {swizzle_64(2, 0), 144}, {swizzle_64(7, 3), 448}, {swizzle_64(8, 1), 528},
+              {swizzle_32(3, 1), 112}, {swizzle_32(4, 0), 144}, {swizzle_32(7, 1), 224},
+              {swizzle_32(8, 1), 272});
 }
 
 int main(void)

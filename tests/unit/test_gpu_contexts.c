@@ -4,16 +4,10 @@
  * two GPUs have their first use at the same time. Each scenario is a process of its own. Exit 77 where there is no GPU that the
  * library can use; what wants two GPUs says so where there is one.
  */
-#include "check.h"
-#include "flashmla/flashmla.h"
+#include "fake_cuda/scenarios.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
-#include <stdbool.h>
-#include <stdlib.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { SKIPPED = 77 };
 
@@ -22,52 +16,36 @@ enum { SKIPPED = 77 };
 typedef void *handle;
 typedef unsigned long long address;
 
-static struct {
-    int (*init)(unsigned flags);
-    int (*count)(int *count);
-    int (*retain)(handle *context, int device);
-    int (*reset)(int device);
-    int (*state)(int device, unsigned *flags, int *active);
-    int (*create)(handle *context, unsigned flags, int device);
-    int (*destroy)(handle context);
-    int (*push)(handle context);
-    int (*pop)(handle *context);
-    int (*id)(handle context, unsigned long long *id);
-    int (*wait)(void);
-    int (*alloc)(address *memory, size_t bytes);
-    int (*upload)(address to, const void *from, size_t bytes);
-    int (*download)(void *to, address from, size_t bytes);
-} driver;
+#define ENTRIES(ENTRY)                                                                                       \
+    ENTRY(init, cuInit, (unsigned flags))                                                                    \
+    ENTRY(count, cuDeviceGetCount, (int *count))                                                             \
+    ENTRY(retain, cuDevicePrimaryCtxRetain, (handle * context, int device))                                  \
+    ENTRY(reset, cuDevicePrimaryCtxReset_v2, (int device))                                                   \
+    ENTRY(state, cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *active))                     \
+    ENTRY(create, cuCtxCreate_v2, (handle * context, unsigned flags, int device))                            \
+    ENTRY(destroy, cuCtxDestroy_v2, (handle context))                                                        \
+    ENTRY(push, cuCtxPushCurrent_v2, (handle context))                                                       \
+    ENTRY(pop, cuCtxPopCurrent_v2, (handle * context))                                                       \
+    ENTRY(id, cuCtxGetId, (handle context, unsigned long long *id))                                          \
+    ENTRY(wait, cuCtxSynchronize, (void))                                                                    \
+    ENTRY(alloc, cuMemAlloc_v2, (address * memory, size_t bytes))                                            \
+    ENTRY(upload, cuMemcpyHtoD_v2, (address to, const void *from, size_t bytes))                             \
+    ENTRY(download, cuMemcpyDtoH_v2, (void *to, address from, size_t bytes))
 
-static void find(void *library, const char *name, void *entry)
-{
-    void *symbol = dlsym(library, name);
-    if (!symbol) {
-        printf("libcuda.so.1 has no %s\n", name);
-        exit(SKIPPED);
-    }
-    memcpy(entry, &symbol, sizeof symbol);
-}
+static struct {
+#define MEMBER(member, name, parameters) int(*member) parameters;
+    ENTRIES(MEMBER)
+} driver;
 
 static int open_driver(void)
 {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     int count = 0;
     if (!library) return 0;
-    find(library, "cuInit", &driver.init);
-    find(library, "cuDeviceGetCount", &driver.count);
-    find(library, "cuDevicePrimaryCtxRetain", &driver.retain);
-    find(library, "cuDevicePrimaryCtxReset_v2", &driver.reset);
-    find(library, "cuDevicePrimaryCtxGetState", &driver.state);
-    find(library, "cuCtxCreate_v2", &driver.create);
-    find(library, "cuCtxDestroy_v2", &driver.destroy);
-    find(library, "cuCtxPushCurrent_v2", &driver.push);
-    find(library, "cuCtxPopCurrent_v2", &driver.pop);
-    find(library, "cuCtxGetId", &driver.id);
-    find(library, "cuCtxSynchronize", &driver.wait);
-    find(library, "cuMemAlloc_v2", &driver.alloc);
-    find(library, "cuMemcpyHtoD_v2", &driver.upload);
-    find(library, "cuMemcpyDtoH_v2", &driver.download);
+#define FIND(member, name, parameters)                                                                       \
+    *(void **)&driver.member = dlsym(library, #name);                                                        \
+    if (!driver.member) printf("libcuda.so.1 has no %s\n", #name), exit(SKIPPED);
+    ENTRIES(FIND)
     return driver.init(0) || driver.count(&count) ? 0 : count;
 }
 
@@ -104,7 +82,6 @@ static fmla_tensor tensor(int32_t device, fmla_dtype dtype, int ndim, const int6
 /* In the current context. */
 static void make(struct call *c, int32_t device)
 {
-    static const fmla_dtype bf16 = {FMLA_TYPE_BFLOAT, 16, 1}, i32 = {FMLA_TYPE_INT, 32, 1};
     static const int64_t q[] = {B, 1, H_Q, D_QK}, kv[] = {PAGES, PAGE, 1, D_QK}, table[] = {B, MAX_PAGES},
                          lengths[] = {B}, out[] = {B, 1, H_Q, D_V};
     size_t bytes;
@@ -117,8 +94,7 @@ static void make(struct call *c, int32_t device)
     c->args.q = &c->q, c->args.kv_cache = &c->kv, c->args.block_table = &c->table;
     c->args.seqlens = &c->lengths, c->args.out = &c->out;
     address workspace = 0;
-    CHECK(fmla_dense_decode_workspace_size(&c->args, &c->args.workspace_size, NULL) == FMLA_OK, "%s",
-          fmla_last_error());
+    CHECK_OK(fmla_dense_decode_workspace_size(&c->args, &c->args.workspace_size, NULL));
     WORKS(driver.alloc(&workspace, c->args.workspace_size));
     c->args.workspace = (void *)(uintptr_t)workspace;
 }
@@ -320,18 +296,10 @@ int main(int argc, char **argv)
 {
     if (argc == 3 && !strcmp(argv[1], "--scenario")) return run_one(atoi(argv[2]) % SCENARIOS);
     for (int i = 0; i < SCENARIOS; i++) { /* a driver that was started does not survive a fork */
-        char number[16];
-        snprintf(number, sizeof number, "%d", i);
-        const pid_t pid = fork();
-        if (pid == 0) {
-            execl(argv[0], argv[0], "--scenario", number, (char *)NULL);
-            _exit(99);
-        }
-        int status = -1;
-        const bool ended = pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status);
-        if (ended && WEXITSTATUS(status) == SKIPPED && i == 0) return SKIPPED;
-        CHECK(ended && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == SKIPPED),
-              "scenario \"%s\" ended with %x", scenarios[i].name, (unsigned)status);
+        const int status = fake_again(argv, "--scenario", i);
+        const bool skipped = status != -1 && WIFEXITED(status) && WEXITSTATUS(status) == SKIPPED;
+        if (skipped && i == 0) return SKIPPED;
+        CHECK(!status || skipped, "scenario \"%s\" ended with %x", scenarios[i].name, (unsigned)status);
     }
     return check_done("test_gpu_contexts");
 }

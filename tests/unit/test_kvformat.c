@@ -62,21 +62,16 @@ static void test_constants(void)
 {
     for (int f = 0; f < LAYOUTS; f++) {
         const struct kv_layout l = kv_layout_of(layouts[f].format, layouts[f].d_qk);
-        CHECK_EQ(kv_width(&l), layouts[f].d_qk);
-        CHECK_EQ(l.page_bytes_a_slot, layouts[f].slot_bytes);
+        CHECK_ALL({kv_width(&l), layouts[f].d_qk}, {l.page_bytes_a_slot, layouts[f].slot_bytes});
     }
     for (int k = 0; k < PAGE_SIZES; k++) {
         const int64_t size = page_sizes[k], last = size - 1;
         struct kv_layout l = kv_layout_of(KV_FP8_656, 0);
-        CHECK_EQ(512 + 16 + 128, 656);
-        CHECK_EQ(kv_token_at(&l, 0), 0);
-        CHECK_EQ(kv_token_at(&l, last), 656 * last);
-        CHECK_EQ(kv_scales_at(&l, size, 0), 512);
-        CHECK_EQ(kv_scales_at(&l, size, last), 656 * last + 512);
+        CHECK_ALL({512 + 16 + 128, 656}, {kv_token_at(&l, 0), 0}, {kv_token_at(&l, last), 656 * last},
+                  {kv_scales_at(&l, size, 0), 512}, {kv_scales_at(&l, size, last), 656 * last + 512});
         l = kv_layout_of(KV_FP8_584, 0);
-        CHECK_EQ(kv_token_at(&l, last), 576 * last);
-        CHECK_EQ(kv_scales_at(&l, size, 0), 576 * size);
-        CHECK_EQ(kv_scales_at(&l, size, last), 576 * size + 8 * last);
+        CHECK_ALL({kv_token_at(&l, last), 576 * last}, {kv_scales_at(&l, size, 0), 576 * size},
+                  {kv_scales_at(&l, size, last), 576 * size + 8 * last});
         l = kv_layout_of(KV_FP8_576, 0);
         CHECK_EQ(kv_token_at(&l, last), 576 * last);
         l = kv_layout_of(KV_BF16, 512);
@@ -86,8 +81,8 @@ static void test_constants(void)
     }
     /* 64-bit: a slot beyond 4 GiB into a page. */
     const struct kv_layout l = kv_layout_of(KV_FP8_584, 0);
-    CHECK_EQ(kv_token_at(&l, INT64_C(10000000)), INT64_C(5760000000));
-    CHECK_EQ(kv_scales_at(&l, INT64_C(10000001), INT64_C(10000000)), INT64_C(5760000576) + 80000000);
+    CHECK_ALL({kv_token_at(&l, INT64_C(10000000)), INT64_C(5760000000)},
+              {kv_scales_at(&l, INT64_C(10000001), INT64_C(10000000)), INT64_C(5760000576) + 80000000});
 }
 
 /* ---- Writing ----------------------------------------------------------------------------------------- */
@@ -208,21 +203,15 @@ static void test_store_special(void)
     for (int i = 0; i < 512; i++) values[i] = 1.0f;
     values[3] = INFINITY, values[64] = NAN, values[65] = -448.0f, values[511] = NAN;
     kv_store_token(&l, page, 1, 0, values, 1.0f);
-    CHECK_EQ(page[3], 0x7e);
-    CHECK_EQ(page[4], 0);
-    CHECK_EQ(page[576], 254);
-    CHECK_EQ(page[64] & 0x7f, 0x7f);
-    CHECK_EQ(page[65], 0xfe);
-    CHECK_EQ(page[66], 0x38);
-    CHECK_EQ(page[577], 127);
+    CHECK_ALL({page[3], 0x7e}, {page[4], 0}, {page[576], 254}, {page[64] & 0x7f, 0x7f}, {page[65], 0xfe},
+              {page[66], 0x38}, {page[577], 127});
     CHECK(isnan(kv_load(&l, page, 1, 0, 511, 1.0f)), "a NaN of the RoPE part is %a",
           (double)kv_load(&l, page, 1, 0, 511, 1.0f));
     /* A cache-wide scale is not derived: what it cannot hold saturates. */
     l = kv_layout_of(KV_FP8_576, 0);
     for (int i = 0; i < 576; i++) values[i] = i & 1 ? -1000.0f : 1.0f;
     kv_store_token(&l, page, 1, 0, values, 0.5f);
-    CHECK_EQ(page[0], 0x40);
-    CHECK_EQ(page[575], 0xfe);
+    CHECK_ALL({page[0], 0x40}, {page[575], 0xfe});
 }
 
 /* ---- Reading ----------------------------------------------------------------------------------------- */

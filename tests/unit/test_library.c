@@ -3,14 +3,17 @@
  * What is said of the library as a whole: versions, capabilities, threads, the last error, and the
  * environment variable that forces kernels (in child processes, since it is read once, at first use).
  */
-#include "arguments.h"
+#include "tensors.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const fmla_device cpu = {FMLA_DEVICE_CPU, 0}, cuda = {FMLA_DEVICE_CUDA, 0};
+static const fmla_device cuda = {FMLA_DEVICE_CUDA, 0};
+
+#define INVALID(status, operation, argument, words)                                                          \
+    check_rejected(#status, status, FMLA_INVALID_ARGUMENT, operation, argument, words)
 
 /* ---- Small calls that work --------------------------------------------------------------------------- */
 
@@ -19,13 +22,10 @@ static fmla_status decode(int64_t d_qk, const char *kernel)
 {
     static _Alignas(64) uint16_t q_data[576], kv_data[4 * 576], out_data[512];
     static int32_t length = 3;
-    struct held q, kv, seqlens, out;
-    HELD(&q, q_data, bf16, 4, 1, 1, 1, d_qk);
-    HELD(&kv, kv_data, bf16, 4, 1, 4, 1, d_qk);
-    HELD(&seqlens, &length, i32, 1, 1);
-    HELD(&out, out_data, bf16, 4, 1, 1, 1, d_qk < 512 ? d_qk : 512);
     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = &q.tensor, args.kv_cache = &kv.tensor, args.seqlens = &seqlens.tensor, args.out = &out.tensor;
+    args.q = TENSOR(q_data, bf16, 1, 1, 1, d_qk), args.kv_cache = TENSOR(kv_data, bf16, 1, 4, 1, d_qk);
+    args.seqlens = TENSOR(&length, i32, 1);
+    args.out = TENSOR(out_data, bf16, 1, 1, 1, d_qk < 512 ? d_qk : 512);
     args.kernel = kernel;
     size_t bytes, alignment;
     fmla_status status = fmla_dense_decode_workspace_size(&args, &bytes, &alignment);
@@ -41,22 +41,17 @@ static fmla_status decode(int64_t d_qk, const char *kernel)
 static fmla_status merge(void)
 {
     static float parts_data[2] = {1, 2}, lse_data[2] = {0, 0}, out_data[1];
-    struct held parts, lse, out;
-    HELD(&parts, parts_data, f32, 5, 2, 1, 1, 1, 1);
-    HELD(&lse, lse_data, f32, 4, 2, 1, 1, 1);
-    HELD(&out, out_data, f32, 4, 1, 1, 1, 1);
     fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-    args.out_parts = &parts.tensor, args.lse_parts = &lse.tensor, args.out = &out.tensor;
+    args.out_parts = TENSOR(parts_data, f32, 2, 1, 1, 1, 1);
+    args.lse_parts = TENSOR(lse_data, f32, 2, 1, 1, 1), args.out = TENSOR(out_data, f32, 1, 1, 1, 1);
     return fmla_merge(&args);
 }
 
 static fmla_status plan(void)
 {
     static int32_t length = 3;
-    struct held seqlens;
-    HELD(&seqlens, &length, i32, 1, 1);
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = &seqlens.tensor, args.s_q = args.h_q = args.h_kv = 1;
+    args.seqlens = TENSOR(&length, i32, 1), args.s_q = args.h_q = args.h_kv = 1;
     size_t bytes;
     return fmla_decode_plan_size(&args, &bytes);
 }
@@ -94,25 +89,17 @@ static void test_capabilities(void)
     const fmla_capability before = row;
     char number[32];
     snprintf(number, sizeof number, "%" PRId64, rows);
-    check_rejected("past the end", fmla_capabilities(cpu, rows, &row), FMLA_INVALID_ARGUMENT, "capabilities",
-                   "index", number);
-    check_rejected("far past", fmla_capabilities(cpu, INT64_MAX, &row), FMLA_INVALID_ARGUMENT, "capabilities",
-                   "index", "9223372036854775807");
-    check_rejected("before", fmla_capabilities(cpu, -1, &row), FMLA_INVALID_ARGUMENT, "capabilities", "index",
-                   "-1");
+    INVALID(fmla_capabilities(cpu, rows, &row), "capabilities", "index", number);
+    INVALID(fmla_capabilities(cpu, INT64_MAX, &row), "capabilities", "index", "9223372036854775807");
+    INVALID(fmla_capabilities(cpu, -1, &row), "capabilities", "index", "-1");
     const fmla_device unknown = {99, 0}, negative = {FMLA_DEVICE_CPU, -1}, zero = {0, 0};
-    check_rejected("device 99", fmla_capabilities(unknown, 0, &row), FMLA_INVALID_ARGUMENT, "capabilities",
-                   "device", "99");
-    check_rejected("device 0", fmla_capabilities(zero, 0, &row), FMLA_INVALID_ARGUMENT, "capabilities",
-                   "device", "0");
-    check_rejected("device id", fmla_capabilities(negative, 0, &row), FMLA_INVALID_ARGUMENT, "capabilities",
-                   "device", "-1");
-    check_rejected("NULL", fmla_capabilities(cpu, 0, NULL), FMLA_INVALID_ARGUMENT, "capabilities",
-                   "capability", "NULL");
+    INVALID(fmla_capabilities(unknown, 0, &row), "capabilities", "device", "99");
+    INVALID(fmla_capabilities(zero, 0, &row), "capabilities", "device", "0");
+    INVALID(fmla_capabilities(negative, 0, &row), "capabilities", "device", "-1");
+    INVALID(fmla_capabilities(cpu, 0, NULL), "capabilities", "capability", "NULL");
     CHECK(!memcmp(&row, &before, sizeof row), "%s", "a failed call wrote a row");
     row.struct_size = 8;
-    check_rejected("struct_size 8", fmla_capabilities(cpu, 0, &row), FMLA_INVALID_ARGUMENT, "capabilities",
-                   "struct_size", "8");
+    INVALID(fmla_capabilities(cpu, 0, &row), "capabilities", "struct_size", "8");
     /* The size before part_of: that stays as it was. */
     memset(&row, 0x55, sizeof row);
     row.struct_size = offsetof(fmla_capability, part_of);
@@ -120,13 +107,13 @@ static void test_capabilities(void)
               !memcmp(&row.part_of, &before.part_of, sizeof row.part_of),
           "%s", fmla_last_error());
 
-    CHECK(fmla_prepare(cpu) == FMLA_OK, "%s", fmla_last_error());
-    CHECK(fmla_prepare((fmla_device){FMLA_DEVICE_CUDA_HOST, 0}) == FMLA_OK, "%s", fmla_last_error());
-    check_rejected("device 99", fmla_prepare(unknown), FMLA_INVALID_ARGUMENT, "prepare", "device", "99");
-    check_rejected("device id", fmla_prepare(negative), FMLA_INVALID_ARGUMENT, "prepare", "device", "-1");
+    CHECK_OK(fmla_prepare(cpu));
+    CHECK_OK(fmla_prepare((fmla_device){FMLA_DEVICE_CUDA_HOST, 0}));
+    INVALID(fmla_prepare(unknown), "prepare", "device", "99");
+    INVALID(fmla_prepare(negative), "prepare", "device", "-1");
     /* A GPU's rows say why, where nothing runs, and prepare then refuses. */
     row = FMLA_INIT(fmla_capability);
-    CHECK(fmla_capabilities(cuda, 0, &row) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_capabilities(cuda, 0, &row));
     int gpu = 0;
     for (int64_t i = 0; fmla_capabilities(cuda, i, &row) == FMLA_OK; i++) {
         gpu |= row.available;
@@ -141,13 +128,12 @@ static void test_capabilities(void)
 static void test_describe(void)
 {
     fmla_device_info info = FMLA_INIT(fmla_device_info);
-    CHECK(fmla_device_describe(cpu, &info) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_device_describe(cpu, &info));
     CHECK(!*info.name && !*info.reason && !*info.needs && !*info.built_for, "\"%s\", \"%s\"", info.name,
           info.reason);
     CHECK(info.count == 1 && info.workers == fmla_num_threads() && !info.compute_capability && !info.driver,
           "%d devices, %d workers", info.count, info.workers);
-    CHECK(fmla_device_describe((fmla_device){FMLA_DEVICE_CUDA, 99}, &info) == FMLA_OK, "%s",
-          fmla_last_error());
+    CHECK_OK(fmla_device_describe((fmla_device){FMLA_DEVICE_CUDA, 99}, &info));
     CHECK(*info.reason && info.name && info.needs && info.built_for && !info.compute_capability, "\"%s\"",
           info.reason);
     CHECK(!info.built_with == !info.driver_needed && !info.built_with == !*info.built_for, "built with %d",
@@ -156,16 +142,13 @@ static void test_describe(void)
     memset(&info, 0x55, sizeof info);
     info.struct_size = sizeof info;
     const fmla_device_info before = info;
-    check_rejected("NULL", fmla_device_describe(cpu, NULL), FMLA_INVALID_ARGUMENT, "device_describe", "info",
-                   "NULL");
-    check_rejected("device 99", fmla_device_describe((fmla_device){99, 0}, &info), FMLA_INVALID_ARGUMENT,
-                   "device_describe", "device", "99");
+    INVALID(fmla_device_describe(cpu, NULL), "device_describe", "info", "NULL");
+    INVALID(fmla_device_describe((fmla_device){99, 0}, &info), "device_describe", "device", "99");
     check_rejected("device id", fmla_device_describe((fmla_device){FMLA_DEVICE_CUDA, -1}, &info),
                    FMLA_INVALID_ARGUMENT, "device_describe", "device", "-1");
     CHECK(!memcmp(&info, &before, sizeof info), "%s", "a failed call wrote a description");
     info.struct_size = 8;
-    check_rejected("struct_size 8", fmla_device_describe(cpu, &info), FMLA_INVALID_ARGUMENT,
-                   "device_describe", "struct_size", "8");
+    INVALID(fmla_device_describe(cpu, &info), "device_describe", "struct_size", "8");
 }
 
 /* ---- Threads ----------------------------------------------------------------------------------------- */
@@ -190,13 +173,12 @@ static void test_threads(void)
 {
     const int32_t all = fmla_num_threads();
     CHECK(all >= 1, "%d threads", all);
-    CHECK(fmla_set_num_threads(3) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_set_num_threads(3));
     static const int32_t bad[] = {-1, 4097, INT32_MAX, INT32_MIN};
     char number[16];
     for (int k = 0; k < 4; k++) {
         snprintf(number, sizeof number, "%d", bad[k]);
-        check_rejected("threads", fmla_set_num_threads(bad[k]), FMLA_INVALID_ARGUMENT, "set_num_threads", "n",
-                       number);
+        INVALID(fmla_set_num_threads(bad[k]), "set_num_threads", "n", number);
     }
     CHECK_EQ(fmla_num_threads(), 3);
     CHECK(fmla_set_num_threads(4096) == FMLA_OK && fmla_num_threads() == 4096, "%d", fmla_num_threads());
@@ -210,11 +192,11 @@ static void test_threads(void)
                        FMLA_INVALID_ARGUMENT, "set_parallel_for", "workers", number);
     }
     CHECK_EQ(fmla_num_threads(), all);
-    CHECK(fmla_set_parallel_for(count_for, &counted, 5) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_set_parallel_for(count_for, &counted, 5));
     CHECK_EQ(fmla_num_threads(), 5);
     CHECK(decode(576, NULL) == FMLA_OK && counted.calls > 0 && counted.pieces > 0,
           "%" PRId64 " calls of %" PRId64 " pieces: %s", counted.calls, counted.pieces, fmla_last_error());
-    CHECK(fmla_set_parallel_for(NULL, NULL, -77) == FMLA_OK, "%s", fmla_last_error());
+    CHECK_OK(fmla_set_parallel_for(NULL, NULL, -77));
     CHECK_EQ(fmla_num_threads(), all);
     const int64_t calls = counted.calls;
     CHECK(decode(576, NULL) == FMLA_OK && counted.calls == calls, "%" PRId64 " calls", counted.calls - calls);

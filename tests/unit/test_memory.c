@@ -3,12 +3,9 @@
  * A call takes no memory but its tensors and the workspace that was asked for: the process's largest resident size does
  * not grow over a call, all of both being resident before it.
  */
-#include "check.h"
-
-#include "flashmla/flashmla.h"
+#include "tensors.h"
 
 #include <limits.h>
-#include <stdlib.h>
 
 enum { B = 4, S_K = 2048, H_Q = 128, D_QK = 576, D_V = 512, PAGE = 64, PAGES = B * S_K / PAGE, SKIPPED = 77 };
 
@@ -47,26 +44,15 @@ static int32_t table[PAGES], lengths[B];
 
 int main(void)
 {
-    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
-    const fmla_dtype bf16 = {FMLA_TYPE_BFLOAT, 16, 1}, i32 = {FMLA_TYPE_INT, 32, 1},
-                     fp32 = {FMLA_TYPE_FLOAT, 32, 1};
-    static const int64_t q_shape[] = {B, 1, H_Q, D_QK}, cache_shape[] = {PAGES, PAGE, 1, D_QK};
-    static const int64_t table_shape[] = {B, S_K / PAGE}, out_shape[] = {B, 1, H_Q, D_V},
-                         lse_shape[] = {B, H_Q, 1};
-    const fmla_tensor tq = {q, cpu, 4, bf16, q_shape, NULL, 0};
-    const fmla_tensor tcache = {cache, cpu, 4, bf16, cache_shape, NULL, 0};
-    const fmla_tensor ttable = {table, cpu, 2, i32, table_shape, NULL, 0};
-    const fmla_tensor tlengths = {lengths, cpu, 1, i32, q_shape, NULL, 0};
-    const fmla_tensor tout = {out, cpu, 4, bf16, out_shape, NULL, 0};
-    const fmla_tensor tlse = {lse, cpu, 3, fp32, lse_shape, NULL, 0};
     for (size_t i = 0; i < sizeof q / sizeof *q; i++) q[i] = 0x3c00;
     for (size_t i = 0; i < sizeof cache / sizeof *cache; i++) cache[i] = 0x3c00;
     for (int i = 0; i < PAGES; i++) table[i] = PAGES - 1 - i;
     memset(out, 1, sizeof out), memset(lse, 1, sizeof lse);
 
     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = &tq, args.kv_cache = &tcache, args.block_table = &ttable, args.seqlens = &tlengths;
-    args.out = &tout, args.lse = &tlse;
+    args.q = TENSOR(q, bf16, B, 1, H_Q, D_QK), args.kv_cache = TENSOR(cache, bf16, PAGES, PAGE, 1, D_QK);
+    args.block_table = TENSOR(table, i32, B, S_K / PAGE), args.seqlens = TENSOR(lengths, i32, B);
+    args.out = TENSOR(out, bf16, B, 1, H_Q, D_V), args.lse = TENSOR(lse, f32, B, H_Q, 1);
     CHECK_EQ(fmla_prepare(cpu), FMLA_OK); /* starts the threads */
     for (int invariant = 0; invariant < 2; invariant++) {
         args.batch_invariant = invariant;

@@ -68,35 +68,18 @@ struct format {
     uint32_t (*encode)(float x);
 };
 
-static float decode_bf16(uint32_t code)
-{
-    return num_from_bf16((uint16_t)code);
-}
-
-static uint32_t encode_bf16(float x)
-{
-    return num_to_bf16(x);
-}
-
-static float decode_fp16(uint32_t code)
-{
-    return num_from_fp16((uint16_t)code);
-}
-
-static uint32_t encode_fp16(float x)
-{
-    return num_to_fp16(x);
-}
-
-static float decode_e4m3(uint32_t code)
-{
-    return num_from_e4m3((uint8_t)code);
-}
-
-static uint32_t encode_e4m3(float x)
-{
-    return num_to_e4m3(x);
-}
+#define CODEC(name, type)                                                                                    \
+    static float decode_##name(uint32_t code)                                                                \
+    {                                                                                                        \
+        return num_from_##name((type)code);                                                                  \
+    }                                                                                                        \
+    static uint32_t encode_##name(float x)                                                                   \
+    {                                                                                                        \
+        return num_to_##name(x);                                                                             \
+    }
+CODEC(bf16, uint16_t)
+CODEC(fp16, uint16_t)
+CODEC(e4m3, uint8_t)
 
 static const struct format formats[] = {
     {"bf16", 8, 7, 127, 0x7f80u, 0, 0x8000u, 0x40u, decode_bf16, encode_bf16},
@@ -318,14 +301,14 @@ static void test_scales(struct random_state *random)
             for (uint32_t d = 0; d < 5; d++)
                 if (around[k] + d >= 2) check_scale(around[k] + d - 2);
     }
-    check_scale(0x7f7fffff);                                /* FLT_MAX */
-    CHECK_EQ(num_ue8m0_scale(0.0f), 127 - 13);              /* 2^-13 is the least above 1e-4 */
-    CHECK_EQ(num_ue8m0_scale(num_float(1)), 127 - 13);      /* the least subnormal */
-    CHECK_EQ(num_ue8m0_scale(448.0f), 127);                 /* 1 */
-    CHECK_EQ(num_ue8m0_scale(num_float(0x43e00001)), 128);  /* the next above 448 */
-    CHECK_EQ(num_ue8m0_scale(448.0f * 0x1p-13f), 127 - 13); /* the last with the least scale */
-    CHECK_EQ(num_ue8m0_scale(448.5f * 0x1p-13f), 127 - 12);
-    CHECK_EQ(num_ue8m0_scale(num_float(0x7f800000)), 254); /* "the largest finite scale" */
+    check_scale(0x7f7fffff); /* FLT_MAX */
+    CHECK_ALL({num_ue8m0_scale(0.0f), 127 - 13 /* 2^-13 is the least above 1e-4 */},
+              {num_ue8m0_scale(num_float(1)), 127 - 13 /* the least subnormal */},
+              {num_ue8m0_scale(448.0f), 127 /* 1 */},
+              {num_ue8m0_scale(num_float(0x43e00001)), 128 /* the next above 448 */},
+              {num_ue8m0_scale(448.0f * 0x1p-13f), 127 - 13 /* the last with the least scale */},
+              {num_ue8m0_scale(448.5f * 0x1p-13f), 127 - 12},
+              {num_ue8m0_scale(num_float(0x7f800000)), 254 /* "the largest finite scale" */});
     CHECK(num_ue8m0_scale(num_float(0x7fc00000)) != 255, "a NaN amax (%s) gives no finite scale", mode);
 
     uint32_t previous = 0;

@@ -3,7 +3,7 @@
  * What docs/semantics.md ("The same bits") promises of the CPU's kernels: for every one of them the same bits on any number of
  * threads, at any alignment and strides, by a plan however it comes, and whatever pages the keys are in.
  */
-#include "arguments.h"
+#include "tensors.h"
 
 #include "num.h"
 #include "random.h"
@@ -42,9 +42,10 @@ static unsigned char *memory[12];
 static int taken;
 
 /* A tensor whose rows (all but the last dimension) lie `gap` elements apart, from an address `gap` elements off. */
-static void lay_out(struct held *held, const void *values, fmla_dtype dtype, int ndim, const int64_t *shape,
-                    int64_t gap)
+static const fmla_tensor *lay_out(struct held *held, const void *values, fmla_dtype dtype, int64_t gap,
+                                  const int64_t *shape, size_t dimensions)
 {
+    const int ndim = (int)dimensions;
     const size_t element = dtype.bits / 8;
     if (!memory[taken]) memory[taken] = aligned_alloc(64, MOST_BYTES);
     unsigned char *to = memory[taken++] + (size_t)gap * element;
@@ -56,10 +57,13 @@ static void lay_out(struct held *held, const void *values, fmla_dtype dtype, int
     for (int64_t i = 0; values && i < rows; i++)
         memcpy(to + (size_t)(i * (row + gap)) * element, (const char *)values + (size_t)(i * row) * element,
                (size_t)row * element);
+    return &held->tensor;
 }
 
-#define LAY_OUT(held, values, dtype, gap, ndim, ...)                                                         \
-    lay_out(held, values, dtype, ndim, (const int64_t[]){__VA_ARGS__}, gap)
+#define LAY_OUT(held, values, dtype, gap, ...)                                                               \
+    lay_out(held, values, dtype, gap, (const int64_t[]){__VA_ARGS__},                                        \
+            sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
+#define LAID(...) LAY_OUT(&(struct held){0}, __VA_ARGS__)
 
 /* The rows of a result, one behind the other. */
 static void collect(const struct held *held, void *to)
@@ -86,29 +90,28 @@ static void begin(const struct way *way)
     fmla_set_num_threads(way->threads < 0 ? 0 : way->threads ? way->threads : 1);
 }
 
-static void *workspace_of(size_t bytes)
-{
-    void *workspace = aligned_alloc(64, (bytes + 127) / 64 * 64);
-    if (!workspace) exit(1);
-    return workspace;
-}
-
 /* ---- Calls ----------------------------------------------------------------------------------- */
 
-static void dense(const char *kernel, const struct way *way, struct result *result)
+typedef void call(const char *kernel, const struct way *way, int32_t format, struct result *result);
+
+static void dense(const char *kernel, const struct way *way, int32_t format, struct result *result)
 {
-    struct held q, kv, table, seqlens, out, lse, partitions, num_splits;
+    (void)format;
+    struct held kv, out, lse;
     const int64_t b = way->request ? 1 : B, first = way->request ? way->request - 1 : 0;
     const int64_t page = way->page ? way->page : KEYS, pages = (KEYS + page - 1) / page;
     int32_t lengths[B], entries[B * KEYS];
     begin(way);
     for (int64_t r = 0; r < b; r++) lengths[r] = (int32_t)lengths_of[first + r];
-    LAY_OUT(&q, q_values + first * S_Q * H_Q * D_QK, bf16, way->shift, 4, b, S_Q, H_Q, D_QK);
-    LAY_OUT(&seqlens, lengths, i32, 0, 1, b);
-    LAY_OUT(&out, NULL, bf16, way->shift, 4, b, S_Q, H_Q, D_V);
-    LAY_OUT(&lse, NULL, f32, 0, 3, b, H_Q, S_Q);
+    fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
+    fmla_decode_plan_args plan = FMLA_INIT(fmla_decode_plan_args);
+    args.q = LAID(q_values + first * S_Q * H_Q * D_QK, bf16, way->shift, b, S_Q, H_Q, D_QK);
+    args.seqlens = plan.seqlens = LAID(lengths, i32, 0, b);
+    args.out = LAY_OUT(&out, NULL, bf16, way->shift, b, S_Q, H_Q, D_V);
+    args.lse = LAY_OUT(&lse, NULL, f32, 0, b, H_Q, S_Q);
+    args.lse = way->no_lse ? NULL : args.lse;
     /* Pages in reverse order. */
-    LAY_OUT(&kv, NULL, bf16, way->shift, 4, b * pages, page, 1, D_QK);
+    args.kv_cache = LAY_OUT(&kv, NULL, bf16, way->shift, b * pages, page, 1, D_QK);
     for (int64_t r = 0; r < b; r++)
         for (int64_t t = 0; t < KEYS; t++) {
             const int64_t at = way->page ? b * pages - 1 - (r * pages + t / page) : r;
@@ -116,112 +119,85 @@ static void dense(const char *kernel, const struct way *way, struct result *resu
             memcpy((uint16_t *)kv.tensor.data + at * kv.strides[0] + t % page * kv.strides[1],
                    key_values + ((first + r) * KEYS + t) * D_QK, D_QK * sizeof(uint16_t));
         }
-    LAY_OUT(&table, entries, i32, 0, 2, b, pages);
-
-    fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = &q.tensor, args.kv_cache = &kv.tensor, args.seqlens = &seqlens.tensor, args.out = &out.tensor;
-    args.block_table = way->page ? &table.tensor : NULL;
-    args.lse = way->no_lse ? NULL : &lse.tensor;
+    args.block_table = way->page ? LAID(entries, i32, 0, b, pages) : NULL;
     args.kernel = kernel, args.causal = 1, args.batch_invariant = way->invariant;
-    args.num_partitions = PARTITIONS;
-    fmla_decode_plan_args plan = FMLA_INIT(fmla_decode_plan_args);
-    plan.seqlens = &seqlens.tensor, plan.s_q = S_Q, plan.h_q = H_Q, plan.h_kv = 1;
-    plan.num_partitions = PARTITIONS;
+    args.num_partitions = plan.num_partitions = PARTITIONS;
+    plan.s_q = S_Q, plan.h_q = H_Q, plan.h_kv = 1;
+    const bool tables = way->plan == BY_TABLES;
     if (way->plan == BY_PLAN) {
-        CHECK(!fmla_decode_plan_size(&plan, &plan.plan_size), "%s", fmla_last_error());
-        args.plan = plan.plan = workspace_of(plan.plan_size), args.plan_size = plan.plan_size;
-    } else if (way->plan == BY_TABLES) {
-        LAY_OUT(&partitions, NULL, i32, 0, 2, PARTITIONS, 8);
-        LAY_OUT(&num_splits, NULL, i32, 0, 1, b + 1);
-        args.partitions = plan.partitions = &partitions.tensor;
-        args.num_splits = plan.num_splits = &num_splits.tensor;
+        CHECK_OK(fmla_decode_plan_size(&plan, &plan.plan_size));
+        args.plan = plan.plan = aligned_alloc(64, (plan.plan_size + 63) / 64 * 64);
+        args.plan_size = plan.plan_size;
     }
-    if (way->plan != PLANNED_INSIDE) CHECK(!fmla_decode_plan(&plan), "%s", fmla_last_error());
-    CHECK(!fmla_dense_decode_workspace_size(&args, &args.workspace_size, NULL), "%s: %s", way->name,
-          fmla_last_error());
-    args.workspace = workspace_of(args.workspace_size);
-    CHECK(!fmla_dense_decode(&args), "%s: %s", way->name, fmla_last_error());
+    args.partitions = plan.partitions = tables ? LAID(NULL, i32, 0, PARTITIONS, 8) : NULL;
+    args.num_splits = plan.num_splits = tables ? LAID(NULL, i32, 0, b + 1) : NULL;
+    if (way->plan != PLANNED_INSIDE) CHECK_OK(fmla_decode_plan(&plan));
+    CHECK(!run_dense_decode(&args), "%s: %s", way->name, fmla_last_error());
     collect(&out, result->out), collect(&lse, result->lse);
-    free(args.workspace), free(plan.plan);
+    free(plan.plan);
 }
 
 /* Bytes lie apart by what their scales are aligned to. */
-static void lay_out_cache(struct held *kv, int32_t format, const struct way *way)
+static const fmla_tensor *lay_out_cache(struct held *kv, int32_t format, const struct way *way)
 {
-    static const fmla_dtype bytes = {FMLA_TYPE_UINT, 8, 1};
     enum { PAGE = 20 };
     const int64_t page = way->page ? way->page : PAGE, slots = SLOTS;
-    if (format == FMLA_KV_BF16) {
-        LAY_OUT(kv, key_values, bf16, way->shift, 4, slots / page, page, 1, D_QK);
-    } else if (format == FMLA_KV_FP8_656) {
-        LAY_OUT(kv, packed, bytes, 4 * way->shift, 4, slots / page, page, 1, 656);
-    } else { /* pages in one piece each */
-        struct held pages;
-        LAY_OUT(&pages, packed, bytes, 2 * way->shift, 2, slots / PAGE, PAGE * 584);
-        HELD(kv, pages.tensor.data, bytes, 4, slots / PAGE, PAGE, 1, 584);
-        kv->strides[0] = pages.strides[0];
-    }
+    if (format == FMLA_KV_BF16) return LAY_OUT(kv, key_values, bf16, way->shift, slots / page, page, 1, D_QK);
+    if (format == FMLA_KV_FP8_656) return LAY_OUT(kv, packed, u8, 4 * way->shift, slots / page, page, 1, 656);
+    struct held pages; /* in one piece each */
+    LAY_OUT(&pages, packed, u8, 2 * way->shift, slots / PAGE, PAGE * 584);
+    HELD(kv, pages.tensor.data, u8, 4, slots / PAGE, PAGE, 1, 584);
+    kv->strides[0] = pages.strides[0];
+    return &kv->tensor;
 }
 
 static void sparse(const char *kernel, const struct way *way, int32_t format, struct result *result)
 {
-    struct held q, kv, indices, out, lse;
-    const int64_t d_qk = format == FMLA_KV_FP8_584 ? 512 : D_QK;
+    struct held kv, out, lse;
     begin(way);
-    LAY_OUT(&q, q_values, bf16, way->shift, 4, B, S_Q, H_Q, d_qk);
-    LAY_OUT(&indices, list_values, i32, way->shift, 3, B, S_Q, TOPK);
-    LAY_OUT(&out, NULL, bf16, way->shift, 4, B, S_Q, H_Q, D_V);
-    LAY_OUT(&lse, NULL, f32, 0, 3, B, H_Q, S_Q);
-    lay_out_cache(&kv, format, way);
     fmla_sparse_decode_args args = FMLA_INIT(fmla_sparse_decode_args);
-    args.q = &q.tensor, args.kv_cache = &kv.tensor, args.indices = &indices.tensor, args.out = &out.tensor;
-    args.lse = way->no_lse ? NULL : &lse.tensor;
+    args.q = LAID(q_values, bf16, way->shift, B, S_Q, H_Q, format == FMLA_KV_FP8_584 ? 512 : D_QK);
+    args.indices = LAID(list_values, i32, way->shift, B, S_Q, TOPK);
+    args.out = LAY_OUT(&out, NULL, bf16, way->shift, B, S_Q, H_Q, D_V);
+    args.lse = LAY_OUT(&lse, NULL, f32, 0, B, H_Q, S_Q);
+    args.lse = way->no_lse ? NULL : args.lse;
+    args.kv_cache = lay_out_cache(&kv, format, way);
     args.kernel = kernel, args.kv_format = format, args.num_partitions = PARTITIONS;
     args.batch_invariant = way->invariant;
-    CHECK(!fmla_sparse_decode_workspace_size(&args, &args.workspace_size, NULL), "%s: %s", way->name,
-          fmla_last_error());
-    args.workspace = workspace_of(args.workspace_size);
-    CHECK(!fmla_sparse_decode(&args), "%s: %s", way->name, fmla_last_error());
+    CHECK(!run_sparse_decode(&args), "%s: %s", way->name, fmla_last_error());
     collect(&out, result->out), collect(&lse, result->lse);
-    free(args.workspace);
 }
 
 /* So many tokens that no list is cut, or one of them on one thread. */
 static void prefill(const char *kernel, const struct way *way, int32_t format, struct result *result)
 {
-    struct held q, kv, indices, out, lse, most;
+    struct held kv, out, lse, most;
     const int64_t d_qk = format == FMLA_KV_FP8_584 ? 512 : D_QK;
     const int64_t tokens = way->request ? 1 : TOKENS, first = way->request ? way->request - 1 : 0;
     begin(way);
-    LAY_OUT(&q, q_values + first * H_Q * d_qk, bf16, way->shift, 3, tokens, H_Q, d_qk);
-    LAY_OUT(&indices, list_values + first * TOPK, i32, way->shift, 3, tokens, 1, TOPK);
-    LAY_OUT(&out, NULL, bf16, way->shift, 3, tokens, H_Q, D_V);
-    LAY_OUT(&lse, NULL, f32, way->shift, 2, tokens, H_Q);
-    LAY_OUT(&most, NULL, f32, way->shift, 2, tokens, H_Q);
-    lay_out_cache(&kv, format, way);
     fmla_sparse_prefill_args args = FMLA_INIT(fmla_sparse_prefill_args);
-    args.q = &q.tensor, args.kv = &kv.tensor, args.indices = &indices.tensor, args.out = &out.tensor;
-    if (!way->no_lse) args.lse = &lse.tensor, args.max_logits = &most.tensor;
-    args.kernel = kernel, args.kv_format = format;
-    CHECK(!fmla_sparse_prefill_workspace_size(&args, &args.workspace_size, NULL), "%s: %s", way->name,
-          fmla_last_error());
-    args.workspace = workspace_of(args.workspace_size);
-    CHECK(!fmla_sparse_prefill(&args), "%s: %s", way->name, fmla_last_error());
+    args.q = LAID(q_values + first * H_Q * d_qk, bf16, way->shift, tokens, H_Q, d_qk);
+    args.indices = LAID(list_values + first * TOPK, i32, way->shift, tokens, 1, TOPK);
+    args.out = LAY_OUT(&out, NULL, bf16, way->shift, tokens, H_Q, D_V);
+    args.lse = LAY_OUT(&lse, NULL, f32, way->shift, tokens, H_Q);
+    args.max_logits = LAY_OUT(&most, NULL, f32, way->shift, tokens, H_Q);
+    if (way->no_lse) args.lse = args.max_logits = NULL;
+    args.kv = lay_out_cache(&kv, format, way), args.kernel = kernel, args.kv_format = format;
+    CHECK(!run_sparse_prefill(&args), "%s: %s", way->name, fmla_last_error());
     collect(&out, result->out), collect(&lse, result->lse), collect(&most, result->most);
-    free(args.workspace);
 }
 
-static void merge(const char *kernel, const struct way *way, struct result *result)
+static void merge(const char *kernel, const struct way *way, int32_t format, struct result *result)
 {
-    struct held parts, lse_parts, out, lse;
+    (void)format;
+    struct held out, lse;
     begin(way);
-    LAY_OUT(&parts, parts_values, f32, way->shift, 5, PARTS, B, S_Q, H_Q, D_V);
-    LAY_OUT(&lse_parts, parts_lse, f32, 0, 4, PARTS, B, H_Q, S_Q);
-    LAY_OUT(&out, NULL, bf16, way->shift, 4, B, S_Q, H_Q, D_V);
-    LAY_OUT(&lse, NULL, f32, 0, 3, B, H_Q, S_Q);
     fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-    args.out_parts = &parts.tensor, args.lse_parts = &lse_parts.tensor, args.out = &out.tensor;
-    args.lse = way->no_lse ? NULL : &lse.tensor, args.kernel = kernel;
+    args.out_parts = LAID(parts_values, f32, way->shift, PARTS, B, S_Q, H_Q, D_V);
+    args.lse_parts = LAID(parts_lse, f32, 0, PARTS, B, H_Q, S_Q);
+    args.out = LAY_OUT(&out, NULL, bf16, way->shift, B, S_Q, H_Q, D_V);
+    args.lse = LAY_OUT(&lse, NULL, f32, 0, B, H_Q, S_Q);
+    args.lse = way->no_lse ? NULL : args.lse, args.kernel = kernel;
     CHECK(!fmla_merge(&args), "%s: %s", way->name, fmla_last_error());
     collect(&out, result->out), collect(&lse, result->lse);
 }
@@ -258,88 +234,58 @@ static const struct way in_pages[] = {{.name = "pages of one", .page = 1},
                                       {.name = "pages of 64", .page = 64},
                                       {.name = "one page, unaligned", .page = SLOTS, .shift = 1}};
 
-static void check_dense(const char *kernel)
-{
-    static const struct way more[] = {{.name = "by a plan", .plan = BY_PLAN, .threads = 3},
+/* Of dense decode alone. */
+static const struct way of_dense[] = {{.name = "by a plan", .plan = BY_PLAN, .threads = 3},
                                       {.name = "by tables", .plan = BY_TABLES},
                                       {.name = "pages of one", .page = 1},
                                       {.name = "pages of 16", .page = 16},
                                       {.name = "pages of 61, unaligned", .page = 61, .shift = 1},
                                       {.name = "pages of 64", .page = 64}};
-    const struct way none = {.name = "first"};
-    memset(&base, 0, sizeof base), memset(&other, 0, sizeof other);
-    dense(kernel, &none, &base);
-    for (int i = 0; i < EVERYWHERE; i++) {
-        dense(kernel, &everywhere[i], &other);
-        compare("dense_decode", kernel, 0, &everywhere[i], 0, ROWS);
-    }
-    for (size_t i = 0; i < sizeof more / sizeof more[0]; i++) {
-        dense(kernel, &more[i], &other);
-        compare("dense_decode", kernel, 0, &more[i], 0, ROWS);
-    }
-    const struct way invariant = {.name = "batch-invariant", .invariant = true};
-    dense(kernel, &invariant, &base);
-    for (int64_t request = 1; request <= B; request++) {
-        const struct way alone = {.name = "batch-invariant, alone, three threads",
-                                  .invariant = true,
-                                  .request = request,
-                                  .threads = 3,
-                                  .shift = 1};
-        dense(kernel, &alone, &other);
-        compare("dense_decode", kernel, 0, &alone, (request - 1) * S_Q * H_Q, S_Q * H_Q);
+
+/* An operation: which ways give the bits of the plainest one, in how many rows. */
+static const struct operation {
+    const char *name;
+    call *call;
+    const struct way *more;
+    int count, formats;
+    int64_t rows;
+} operations[] = {{"dense_decode", dense, of_dense, 6, 1, ROWS},
+                  {"sparse_decode", sparse, in_pages, 3, 3, ROWS},
+                  {"sparse_prefill", prefill, in_pages, 3, 3, TOKENS *H_Q},
+                  {"merge", merge, NULL, 0, 1, ROWS}};
+
+static void check_way(const struct operation *o, const char *kernel, int32_t format, struct way way,
+                      int64_t first, int64_t rows)
+{
+    o->call(kernel, &way, format, &other);
+    compare(o->name, kernel, format, &way, first, rows);
+}
+
+static void check_ways(const struct operation *o, const char *kernel, int32_t format, bool invariant)
+{
+    o->call(kernel, &(struct way){.name = "first", .invariant = invariant}, format, &base);
+    for (int i = 0; i < EVERYWHERE + (format == FMLA_KV_FP8_584 ? 0 : o->count); i++) {
+        struct way way = i < EVERYWHERE ? everywhere[i] : o->more[i - EVERYWHERE];
+        way.invariant = invariant;
+        check_way(o, kernel, format, way, 0, o->rows);
     }
 }
 
-static void check_sparse(const char *kernel, int32_t format)
+static void check_operation(const struct operation *o, const char *kernel, int32_t format)
 {
-    const struct way none = {.name = "first"}, invariant = {.name = "batch-invariant", .invariant = true};
     memset(&base, 0, sizeof base), memset(&other, 0, sizeof other);
-    for (int mode = 0; mode < 2; mode++) {
-        sparse(kernel, mode ? &invariant : &none, format, &base);
-        for (int i = 0; i < EVERYWHERE; i++) {
-            struct way way = everywhere[i];
-            way.invariant = mode;
-            sparse(kernel, &way, format, &other);
-            compare("sparse_decode", kernel, format, &way, 0, ROWS);
-        }
-        for (size_t i = 0; format != FMLA_KV_FP8_584 && i < sizeof in_pages / sizeof in_pages[0]; i++) {
-            struct way way = in_pages[i];
-            way.invariant = mode;
-            sparse(kernel, &way, format, &other);
-            compare("sparse_decode", kernel, format, &way, 0, ROWS);
-        }
-    }
-}
-
-static void check_prefill(const char *kernel, int32_t format)
-{
-    const struct way none = {.name = "first"};
-    memset(&base, 0, sizeof base), memset(&other, 0, sizeof other);
-    prefill(kernel, &none, format, &base);
-    for (int i = 0; i < EVERYWHERE; i++) {
-        prefill(kernel, &everywhere[i], format, &other);
-        compare("sparse_prefill", kernel, format, &everywhere[i], 0, TOKENS * H_Q);
-    }
-    for (size_t i = 0; format != FMLA_KV_FP8_584 && i < sizeof in_pages / sizeof in_pages[0]; i++) {
-        prefill(kernel, &in_pages[i], format, &other);
-        compare("sparse_prefill", kernel, format, &in_pages[i], 0, TOKENS * H_Q);
-    }
-    for (int64_t token = 1; token <= TOKENS; token += 7) {
-        const struct way alone = {.name = "a token alone", .request = token, .shift = 1};
-        prefill(kernel, &alone, format, &other);
-        compare("sparse_prefill", kernel, format, &alone, (token - 1) * H_Q, H_Q);
-    }
-}
-
-static void check_merge(const char *kernel)
-{
-    const struct way none = {.name = "first"};
-    memset(&base, 0, sizeof base), memset(&other, 0, sizeof other);
-    merge(kernel, &none, &base);
-    for (int i = 0; i < EVERYWHERE; i++) {
-        merge(kernel, &everywhere[i], &other);
-        compare("merge", kernel, 0, &everywhere[i], 0, ROWS);
-    }
+    check_ways(o, kernel, format, false);
+    if (o->call == sparse) check_ways(o, kernel, format, true);
+    if (o->call == prefill)
+        for (int64_t token = 1; token <= TOKENS; token += 7)
+            check_way(o, kernel, format, (struct way){.name = "a token alone", .request = token, .shift = 1},
+                      (token - 1) * H_Q, H_Q);
+    if (o->call != dense) return;
+    dense(kernel, &(struct way){.name = "batch-invariant", .invariant = true}, 0, &base);
+    struct way alone = {
+        .name = "batch-invariant, alone, three threads", .invariant = true, .threads = 3, .shift = 1};
+    for (alone.request = 1; alone.request <= B; alone.request++)
+        check_way(o, kernel, 0, alone, (alone.request - 1) * S_Q * H_Q, S_Q * H_Q);
 }
 
 static void draw(void)
@@ -364,17 +310,13 @@ static void draw(void)
 int main(void)
 {
     static const int32_t formats[] = {FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584};
-    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
     fmla_capability row = FMLA_INIT(fmla_capability);
     draw();
     for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++) {
         if (!row.kernel || !row.available || row.forced_only) continue;
-        if (!strcmp(row.operation, "dense_decode")) check_dense(row.kernel);
-        if (!strcmp(row.operation, "merge")) check_merge(row.kernel);
-        for (int f = 0; f < 3; f++) {
-            if (!strcmp(row.operation, "sparse_decode")) check_sparse(row.kernel, formats[f]);
-            if (!strcmp(row.operation, "sparse_prefill")) check_prefill(row.kernel, formats[f]);
-        }
+        for (int k = 0; k < 4; k++)
+            for (int f = 0; f < operations[k].formats && !strcmp(row.operation, operations[k].name); f++)
+                check_operation(&operations[k], row.kernel, formats[f]);
     }
     for (int i = 0; i < 12; i++) free(memory[i]);
     return check_done("same_bits");

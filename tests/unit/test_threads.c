@@ -18,19 +18,13 @@
 
 enum { SECONDS = 20, FORKS = 40, CALLERS = 3, WORKERS = 4 };
 
-static void *workspace;
-static size_t workspace_size;
+static struct result plans;
+static struct way way;
 
 /* All operations, and the number of threads on which their bits depend. */
 static int compute(struct result *result)
 {
-    memset(result, 0xff, sizeof *result);
-    const fmla_status status[] = {decode(result, workspace, workspace_size, NULL),
-                                  decode_sparse(result, workspace, workspace_size, NULL),
-                                  prefill(result, workspace, workspace_size, NULL), merge(result),
-                                  append_and_gather(result)};
-    for (size_t i = 0; i < sizeof status / sizeof *status; i++)
-        if (status[i]) return 0;
+    if (call_all(result, &way)) return 0;
     return fmla_num_threads() == WORKERS;
 }
 
@@ -191,16 +185,9 @@ int main(void)
     unsetenv("FLASHMLA_KERNEL");
     alarm(10 * SECONDS);
     draw();
-    CHECK(!fmla_set_num_threads(WORKERS), "%s", fmla_last_error());
-    CHECK(!make_plan() && !make_sparse_plan(), "%s", fmla_last_error());
-    size_t of_decode = 0, of_sparse = 0, of_prefill = 0;
-    CHECK(!decode(&expected, NULL, 0, &of_decode) && !decode_sparse(&expected, NULL, 0, &of_sparse) &&
-              !prefill(&expected, NULL, 0, &of_prefill),
-          "%s", fmla_last_error());
-    workspace_size = of_decode > of_sparse ? of_decode : of_sparse;
-    if (of_prefill > workspace_size) workspace_size = of_prefill;
-    workspace = aligned_alloc(64, (workspace_size + 63) / 64 * 64);
-    if (!workspace) abort();
+    CHECK_OK(fmla_set_num_threads(WORKERS));
+    CHECK_OK(decode_plan(&plans, &way));
+    way = way_of_all(&plans);
 
     CHECK(compute(&expected), "%s", fmla_last_error());
     CHECK(run_loops_with_helpers(), "%s", "no helper ever took part, or something was wrong");
@@ -210,6 +197,6 @@ int main(void)
     CHECK(as_expected(), "%s", "the parent has other bits after a fork");
     fork_among_calls();
     without_threads();
-    free(workspace), free(plan), free(sparse_plan);
+    free(way.workspace);
     return check_done("test_threads");
 }

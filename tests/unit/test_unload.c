@@ -3,7 +3,7 @@
  * test_unload LIBRARY - a host that loads the library, computes on several threads, and closes it, again and again. Threads
  * of the library outlive a call, so the code that they run has to stay where it is.
  */
-#include "arguments.h"
+#include "tensors.h"
 
 #include <dlfcn.h>
 #include <time.h>
@@ -28,12 +28,9 @@ static void compute(void *library)
     *(void **)&set_num_threads = symbol(library, "fmla_set_num_threads");
     *(void **)&prepare = symbol(library, "fmla_prepare");
     *(void **)&merge = symbol(library, "fmla_merge");
-    struct held in, lse, out;
-    HELD(&in, parts, f32, 5, 2, 1, ROWS, 1, D_V);
-    HELD(&lse, lse_parts, f32, 4, 2, 1, 1, ROWS);
-    HELD(&out, out_data, f32, 4, 1, ROWS, 1, D_V);
     fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-    args.out_parts = &in.tensor, args.lse_parts = &lse.tensor, args.out = &out.tensor;
+    args.out_parts = TENSOR(parts, f32, 2, 1, ROWS, 1, D_V);
+    args.lse_parts = TENSOR(lse_parts, f32, 2, 1, 1, ROWS), args.out = TENSOR(out_data, f32, 1, ROWS, 1, D_V);
     CHECK(!set_num_threads(4) && !prepare((fmla_device){FMLA_DEVICE_CPU, 0}), "%s", "no threads");
     for (int i = 0; i < 3; i++) CHECK(!merge(&args), "merge %d failed", i);
 }

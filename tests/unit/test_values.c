@@ -1,86 +1,48 @@
 /* SPDX-License-Identifier: MIT
  *
- * Results worked out by hand, for every kernel and the oracle: what the two take from the same place (default scale,
- * bases, conventions, the sink) no comparison between them can show.
- *
- * One row, q = (1, 0, 0, …), and two keys k0 = (0, 1, 0, …), k1 = (24, 0, …). The scores are 0 and s = 24 / sqrt(d_qk):
- * lse = ln(1 + e^s), and out[1] = 1 / (1 + e^s), the weight of k0.
+ * Dense decode and merge worked out by hand (values.h), in numbers that are spelled here, and the bytes of a cache.
  */
-#include "check.h"
-
-#include "flashmla/flashmla.h"
-
-#include <math.h>
-#include <stdlib.h>
-
-enum { D_V = 512, WIDEST = 576, ONE = 0x3f80, TWENTY_FOUR = 0x41c0 /* bf16 */ };
-
-static const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
-static const fmla_dtype bf16 = {FMLA_TYPE_BFLOAT, 16, 1}, f32 = {FMLA_TYPE_FLOAT, 32, 1},
-                        i32 = {FMLA_TYPE_INT, 32, 1};
+#include "values.h"
 
 struct expected {
     int64_t d_qk;
     int32_t keys, log_base, lse_empty, with_sink;
-    float lse, out;
+    double lse, out;
 };
 
 static const struct expected cases[] = {
-    {576, 2, FMLA_LOG_NATURAL, 0, 0, 1.3132617f, 0.26894142f},
-    {576, 2, FMLA_LOG_BASE_2, 0, 0, 1.8946362f, 0.26894142f},
-    {512, 2, FMLA_LOG_NATURAL, 0, 0, 1.3579662f, 0.25718332f},
-    {576, 2, FMLA_LOG_NATURAL, 0, 1, 1.3132617f, 0.18632372f}, /* out times 1 / (1 + exp(0.5 - lse)) */
-    {576, 2, FMLA_LOG_BASE_2, 0, 1, 1.8946362f, 0.18632372f},  /* the sink is natural, whatever the base */
-    {576, 1, FMLA_LOG_NATURAL, 0, 0, 0.0f, 1.0f},
+    {576, 2, FMLA_LOG_NATURAL, 0, 0, 1.3132617, 0.26894142},
+    {576, 2, FMLA_LOG_BASE_2, 0, 0, 1.8946362, 0.26894142},
+    {512, 2, FMLA_LOG_NATURAL, 0, 0, 1.3579662, 0.25718332},
+    {576, 2, FMLA_LOG_NATURAL, 0, 1, 1.3132617, 0.18632372}, /* out times 1 / (1 + exp(0.5 - lse)) */
+    {576, 2, FMLA_LOG_BASE_2, 0, 1, 1.8946362, 0.18632372},  /* the sink is natural, whatever the base */
+    {576, 1, FMLA_LOG_NATURAL, 0, 0, 0.0, 1.0},
     {576, 0, FMLA_LOG_NATURAL, 0, 1, INFINITY, 0.0f},
     {576, 0, FMLA_LOG_BASE_2, 1, 0, -INFINITY, 0.0f},
 };
 
-static float from_bf16(uint16_t value)
-{
-    const uint32_t bits = (uint32_t)value << 16;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static int near(float value, float expected, float relative)
-{
-    return value == expected || fabsf(value - expected) <= relative * fabsf(expected);
-}
-
 static void check_case(const char *kernel, const struct expected *e)
 {
     static uint16_t q[WIDEST], keys[2 * WIDEST], out[D_V];
-    memset(q, 0, sizeof q), memset(keys, 0, sizeof keys), memset(out, 0xff, sizeof out);
-    q[0] = ONE, keys[1] = ONE, keys[e->d_qk] = TWENTY_FOUR;
+    const struct format f = {"BF16", FMLA_KV_BF16, KV_BF16, e->d_qk, e->d_qk, 0};
+    memset(q, 0, sizeof q), memset(out, 0xff, sizeof out);
+    put_keys((uint8_t *)keys, 1, 0, 1, &f);
+    q[0] = code_of(1.0f, &f);
     float lse = NAN, sink = 0.5f;
     int32_t length = e->keys;
-    const int64_t q_shape[] = {1, 1, 1, e->d_qk}, keys_shape[] = {1, 2, 1, e->d_qk},
-                  out_shape[] = {1, 1, 1, D_V};
-    const int64_t one[] = {1, 1, 1};
-    const fmla_tensor tq = {q, cpu, 4, bf16, q_shape, NULL, 0},
-                      tkeys = {keys, cpu, 4, bf16, keys_shape, NULL, 0};
-    const fmla_tensor tout = {out, cpu, 4, bf16, out_shape, NULL, 0},
-                      tlse = {&lse, cpu, 3, f32, one, NULL, 0};
-    const fmla_tensor tsink = {&sink, cpu, 1, f32, one, NULL, 0},
-                      tlength = {&length, cpu, 1, i32, one, NULL, 0};
     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = &tq, args.kv_cache = &tkeys, args.seqlens = &tlength, args.out = &tout, args.lse = &tlse;
-    args.attn_sink = e->with_sink ? &tsink : NULL;
+    args.q = TENSOR(q, bf16, 1, 1, 1, e->d_qk), args.kv_cache = TENSOR(keys, bf16, 1, 2, 1, e->d_qk);
+    args.seqlens = TENSOR(&length, i32, 1), args.attn_sink = e->with_sink ? TENSOR(&sink, f32, 1) : NULL;
+    args.out = TENSOR(out, bf16, 1, 1, 1, D_V), args.lse = TENSOR(&lse, f32, 1, 1, 1);
     args.kernel = kernel, args.log_base = e->log_base, args.lse_empty = e->lse_empty;
-    size_t alignment = 0;
-    CHECK(fmla_dense_decode_workspace_size(&args, &args.workspace_size, &alignment) == FMLA_OK, "%s",
-          fmla_last_error());
-    args.workspace = aligned_alloc(64, (args.workspace_size + 63) / 64 * 64);
-    CHECK(fmla_dense_decode(&args) == FMLA_OK, "%s", fmla_last_error());
-    free(args.workspace);
+    CHECK_OK(run_dense_decode(&args));
     const long which = (long)(e - cases);
-    CHECK(near(lse, e->lse, 1e-5f), "%s, case %ld: lse %g, expected %g", kernel, which, (double)lse,
-          (double)e->lse);
-    CHECK(near(from_bf16(out[1]), e->out, 1.0f / 128), "%s, case %ld: out %g, expected %g", kernel, which,
-          (double)from_bf16(out[1]), (double)e->out);
-    CHECK(from_bf16(out[2]) == 0.0f, "%s, case %ld: out[2] is %g", kernel, which, (double)from_bf16(out[2]));
+    const double at = (double)num_from_bf16(out[AT]);
+    CHECK(near((double)lse, e->lse, 1e-5), "%s, case %ld: lse %g, expected %g", kernel, which, (double)lse,
+          e->lse);
+    CHECK(near(at, e->out, 1.0 / 128), "%s, case %ld: out %g, expected %g", kernel, which, at, e->out);
+    CHECK(wrong_zeros(out, &f) == 0, "%s, case %ld: %d values of out are not 0", kernel, which,
+          wrong_zeros(out, &f));
 }
 
 /* Two machines with one key each: e^0 (1, 2) and e^1 (5, 6), and a third that saw none. */
@@ -90,42 +52,31 @@ static void check_merge(const char *kernel, int32_t log_base)
     const float base = log_base == FMLA_LOG_BASE_2 ? 1.442695041f : 1.0f;
     float parts[3][2] = {{1, 2}, {5, 6}, {NAN, NAN}}, lses[3] = {0.0f, base, -INFINITY}, out[2] = {0},
           lse = 0, sink = 0.5f;
-    const int64_t parts_shape[] = {3, 1, 1, 1, 2}, lses_shape[] = {3, 1, 1, 1}, one = 1;
-    const fmla_tensor tparts = {parts, cpu, 5, f32, parts_shape, NULL, 0},
-                      tlses = {lses, cpu, 4, f32, lses_shape, NULL, 0};
-    const fmla_tensor tout = {out, cpu, 4, f32, parts_shape + 1, NULL, 0},
-                      tlse = {&lse, cpu, 3, f32, lses_shape + 1, NULL, 0};
-    const fmla_tensor tsink = {&sink, cpu, 1, f32, &one, NULL, 0};
     fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-    args.out_parts = &tparts, args.lse_parts = &tlses, args.out = &tout, args.lse = &tlse,
-    args.attn_sink = &tsink;
+    args.out_parts = TENSOR(parts, f32, 3, 1, 1, 1, 2), args.lse_parts = TENSOR(lses, f32, 3, 1, 1, 1);
+    args.out = TENSOR(out, f32, 1, 1, 1, 2), args.lse = TENSOR(&lse, f32, 1, 1, 1);
+    args.attn_sink = TENSOR(&sink, f32, 1);
     args.kernel = kernel, args.log_base = log_base;
-    CHECK(fmla_merge(&args) == FMLA_OK, "%s", fmla_last_error());
-    CHECK(near(lse, 1.3132617f * base, 1e-5f), "%s: lse %g", kernel, (double)lse);
-    CHECK(near(out[0], merged, 1e-5f), "%s, base %d: out %.7g, expected %.7g", kernel, (int)log_base,
-          (double)out[0], (double)merged);
+    CHECK_OK(fmla_merge(&args));
+    CHECK(near((double)lse, (double)(1.3132617f * base), 1e-5), "%s: lse %g", kernel, (double)lse);
+    CHECK(near((double)out[0], (double)merged, 1e-5), "%s, base %d: out %.7g, expected %.7g", kernel,
+          (int)log_base, (double)out[0], (double)merged);
 }
-
-static const fmla_dtype u8 = {FMLA_TYPE_UINT, 8, 1}, i64 = {FMLA_TYPE_INT, 64, 1};
 
 /* One token into slot 1 of a page of two, byte by byte, and out of it. */
 static void check_cache(const char *append_kernel, const char *gather_kernel)
 {
-    float values[576] = {3.0f, -1.5f, 0.0f}, back[576] = {0};
+    float values[576] = {3.0f, -1.5, 0.0}, back[576] = {0};
     values[512] = 1.0f; /* the first of RoPE */
     uint8_t cache[2 * 656] = {0}, small[2 * 576] = {0};
-    const int64_t shape[] = {1, 576}, cache_shape[] = {1, 2, 1, 656}, small_shape[] = {1, 2, 1, 576}, one = 1;
     int64_t slot = 1;
-    const fmla_tensor tvalues = {values, cpu, 2, f32, shape, NULL, 0},
-                      tback = {back, cpu, 2, f32, shape, NULL, 0},
-                      tcache = {cache, cpu, 4, u8, cache_shape, NULL, 0},
-                      tsmall = {small, cpu, 4, u8, small_shape, NULL, 0},
-                      tslot = {&slot, cpu, 1, i64, &one, NULL, 0};
     fmla_cache_append_args append = FMLA_INIT(fmla_cache_append_args);
     fmla_cache_gather_args gather = FMLA_INIT(fmla_cache_gather_args);
     memset(cache, 0x11, sizeof cache), memset(small, 0x11, sizeof small);
-    append.latent = &tvalues, append.kv_cache = gather.kv_cache = &tcache, gather.out = &tback;
-    append.slot_mapping = gather.slots = &tslot, append.kernel = append_kernel, gather.kernel = gather_kernel;
+    append.latent = TENSOR(values, f32, 1, 576), gather.out = TENSOR(back, f32, 1, 576);
+    append.kv_cache = gather.kv_cache = TENSOR(cache, u8, 1, 2, 1, 656);
+    append.slot_mapping = gather.slots = TENSOR(&slot, i64, 1);
+    append.kernel = append_kernel, gather.kernel = gather_kernel;
     append.kv_format = gather.kv_format = FMLA_KV_FP8_656;
     CHECK(!fmla_cache_append(&append) && !fmla_cache_gather(&gather), "%s", fmla_last_error());
     const uint8_t *token = cache + 656;
@@ -140,7 +91,8 @@ static void check_cache(const char *append_kernel, const char *gather_kernel)
 
     /* One scale of a half: 2, -4, beyond 448, and 1.024 of the least subnormal. */
     values[0] = 1.0f, values[1] = -2.0f, values[2] = 500.0f, values[3] = 0.001f;
-    append.kv_cache = gather.kv_cache = &tsmall, append.kv_format = gather.kv_format = FMLA_KV_FP8_576;
+    append.kv_cache = gather.kv_cache = TENSOR(small, u8, 1, 2, 1, 576);
+    append.kv_format = gather.kv_format = FMLA_KV_FP8_576;
     append.cache_scale = gather.cache_scale = 0.5f;
     CHECK(!fmla_cache_append(&append) && !fmla_cache_gather(&gather), "%s", fmla_last_error());
     CHECK(!memcmp(small + 576, "\x40\xc8\x7e\x01", 4), "%s: %#x %#x %#x %#x", append_kernel, small[576],

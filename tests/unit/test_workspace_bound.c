@@ -33,39 +33,21 @@ static size_t answer(fmla_status status, size_t bytes)
     return status ? 0 : bytes;
 }
 
-/* Queries look at no data. */
-static size_t dense(const struct dense_shape *s, bool bound)
-{
-    static struct drawn_dense c;
-    size_t bytes = 0, alignment = 0;
-    dense_of_shape(&c, s, device);
-    c.args.kernel = kernel;
-    const fmla_status status = bound ? fmla_dense_decode_workspace_bound(&c.args, &bytes, &alignment)
-                                     : fmla_dense_decode_workspace_size(&c.args, &bytes, &alignment);
-    return answer(status, bytes);
-}
-
-static size_t sparse(const struct sparse_shape *s, bool bound)
-{
-    static struct drawn_sparse c;
-    size_t bytes = 0, alignment = 0;
-    sparse_of_shape(&c, s, device);
-    c.args.kernel = kernel;
-    const fmla_status status = bound ? fmla_sparse_decode_workspace_bound(&c.args, &bytes, &alignment)
-                                     : fmla_sparse_decode_workspace_size(&c.args, &bytes, &alignment);
-    return answer(status, bytes);
-}
-
-static size_t prefill(const struct prefill_shape *s, bool bound)
-{
-    static struct drawn_prefill c;
-    size_t bytes = 0, alignment = 0;
-    prefill_of_shape(&c, s, device);
-    c.args.kernel = kernel;
-    const fmla_status status = bound ? fmla_sparse_prefill_workspace_bound(&c.args, &bytes, &alignment)
-                                     : fmla_sparse_prefill_workspace_size(&c.args, &bytes, &alignment);
-    return answer(status, bytes);
-}
+/* What the bound or the size of a call of a shape is; queries look at no data. */
+#define ASK(name, operation)                                                                                 \
+    static size_t name(const struct name##_shape *s, bool bound)                                             \
+    {                                                                                                        \
+        static struct drawn_##name c;                                                                        \
+        size_t bytes = 0, alignment = 0;                                                                     \
+        name##_of_shape(&c, s, device);                                                                      \
+        c.args.kernel = kernel;                                                                              \
+        const fmla_status status = bound ? fmla_##operation##_workspace_bound(&c.args, &bytes, &alignment)   \
+                                         : fmla_##operation##_workspace_size(&c.args, &bytes, &alignment);   \
+        return answer(status, bytes);                                                                        \
+    }
+ASK(dense, dense_decode)
+ASK(sparse, sparse_decode)
+ASK(prefill, sparse_prefill)
 
 /* A size of a call, by the bound's. */
 static int64_t less(int64_t most, int64_t lowest)
@@ -307,7 +289,7 @@ static void on_machine(int64_t bounds, uint64_t seed)
     static const char *const hopper[][6] = {{NULL, "cuda-sm90", "cuda-sm80"},
                                             {NULL, "cuda-sm90", "cuda-sm90-64", "cuda-sm90-16", "cuda"},
                                             {NULL, "cuda-sm90", "cuda"}};
-    static const char *const cpu[][6] = {
+    static const char *const on_cpu[][6] = {
         {NULL, "cpu-generic", "ref"}, {NULL, "cpu-generic", "ref"}, {NULL, "cpu-generic", "ref"}};
     static void (*const operations[])(void) = {dense_bounds, sparse_bounds, prefill_bounds};
     device = (fmla_device){machine.sms ? FMLA_DEVICE_CUDA : FMLA_DEVICE_CPU, 0};
@@ -315,12 +297,12 @@ static void on_machine(int64_t bounds, uint64_t seed)
         fake_open();
         fake->sms = machine.sms, fake->capability = machine.capability;
     } else {
-        CHECK(fmla_set_num_threads(machine.threads) == FMLA_OK, "%s", fmla_last_error());
+        CHECK_OK(fmla_set_num_threads(machine.threads));
     }
     refusals();
     tight();
     for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
-        const char *const *const kernels = !machine.sms               ? cpu[i]
+        const char *const *const kernels = !machine.sms               ? on_cpu[i]
                                            : machine.capability == 90 ? hopper[i]
                                                                       : gpu[i];
         for (int k = 0; !k || kernels[k]; k++) {
@@ -342,26 +324,16 @@ int main(int argc, char **argv)
                                               {66, 80, 0},  {0, 0, 1},   {0, 0, 2},   {0, 0, 6},
                                               {0, 0, 30},   {0, 0, 128}, {0, 0, 97}};
     enum { MACHINES = sizeof machines / sizeof machines[0] };
-    const bool child =
-        argc >= 3 && !strcmp(argv[1], "--machine"); /* a process a GPU: the library looks once */
-    const int at = child ? 3 : 1;
-    const char *const bounds = argc > at ? argv[at] : "300", *const seed = argc > at + 1 ? argv[at + 1] : "1";
-    if (child) {
-        machine = machines[atoi(argv[2]) % MACHINES];
-        on_machine(strtoll(bounds, NULL, 10), strtoull(seed, NULL, 10));
+    int64_t numbers[] = {300, 1};
+    const int mine = fake_numbers(argc, argv, numbers, 2);
+    if (mine >= 0) {
+        machine = machines[mine % MACHINES];
+        on_machine(numbers[0], (uint64_t)numbers[1]);
         return check_failures != 0;
     }
     for (int i = 0; i < MACHINES; i++) {
-        char index[16];
-        snprintf(index, sizeof index, "%d", i);
-        const pid_t pid = fork();
-        if (pid == 0) {
-            execl(argv[0], argv[0], "--machine", index, bounds, seed, (char *)NULL);
-            _exit(99);
-        }
-        int status = -1;
-        CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0,
-              "%d SMs of %d, %d threads: ended with %x", machines[i].sms, machines[i].capability,
+        const int status = fake_again(argv, "--machine", i);
+        CHECK(!status, "%d SMs of %d, %d threads: ended with %x", machines[i].sms, machines[i].capability,
               machines[i].threads, (unsigned)status);
     }
     return check_done("test_workspace_bound");

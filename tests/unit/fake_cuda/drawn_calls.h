@@ -7,8 +7,6 @@
 
 #include "draws.h"
 
-static const fmla_dtype u8 = {FMLA_TYPE_UINT, 8, 1}, i64 = {FMLA_TYPE_INT, 64, 1};
-
 enum { MOST_ELEMENTS = 50 /* bits: tensors stay far below the 2^63 bytes that are allowed */ };
 
 /* Less of `x`, until x · others has at most so many bits. */
@@ -60,6 +58,7 @@ struct sparse_shape {
 struct drawn_sparse {
     fmla_sparse_decode_args args;
     fmla_decode_plan_args plan; /* the one that the call is given */
+    size_t bytes;               /* of the workspace, as answered */
     struct held q, kv, indices, length, extra_kv, extra_indices, extra_length, sink, out, lse, rows, splits;
 };
 
@@ -83,19 +82,17 @@ static inline struct sparse_shape draw_sparse(int64_t sms)
 
 /* The plan, or its tables, of the call that `plan` is for, if it has one. */
 static inline void plan_of_call(const struct drawn_options *options, fmla_decode_plan_args *plan, int64_t b,
-                                fmla_device device, struct held *rows, struct held *splits,
-                                const void **whole, size_t *bytes)
+                                struct held *rows, struct held *splits, const void **whole, size_t *bytes)
 {
     int32_t partitions = 0;
     *whole = NULL, *bytes = 0;
-    if (options->plan == PLAN_WHOLE && device.device_type == FMLA_DEVICE_CUDA) {
-        *whole = draw_memory(12);
+    if (options->plan == PLAN_WHOLE && draw_device.device_type == FMLA_DEVICE_CUDA) {
+        *whole = region(12);
         CHECK(fmla_decode_plan_size(plan, bytes) == FMLA_OK, "%s", fmla_last_error());
     } else if (options->plan == PLAN_TABLES) {
         CHECK(fmla_decode_plan_partitions(plan, &partitions) == FMLA_OK, "%s", fmla_last_error());
-        HELD(rows, draw_memory(13), i32, 2, partitions, FMLA_PARTITION_FIELDS);
-        HELD(splits, draw_memory(14), i32, 1, b + 1);
-        rows->tensor.device = splits->tensor.device = device;
+        REGION(rows, 13, i32, 2, partitions, FMLA_PARTITION_FIELDS);
+        REGION(splits, 14, i32, 1, b + 1);
     }
 }
 
@@ -106,17 +103,17 @@ static inline void sparse_of_shape(struct drawn_sparse *c, const struct sparse_s
     const int64_t token = s->format == FMLA_KV_FP8_656 ? 656 : pieces ? 584 : d_qk;
     const fmla_dtype type = s->fp16 ? fp16 : bf16, cached = bytes ? u8 : type;
     const bool odd = s->options.odd;
-    memset(c, 0, sizeof *c);
+    memset(c, 0, sizeof *c), draw_device = device;
     DRAW_TENSOR(&c->q, 0, type, 4, odd, s->b, s->s_q, s->h_q, d_qk);
     DRAW_TENSOR(&c->kv, 1, cached, 4, odd && !pieces, 9, s->page_size, 1, token);
     DRAW_TENSOR(&c->indices, 2, i32, 3, odd, s->b, s->s_q, s->topk);
-    DRAW_TENSOR(&c->length, 3, i32, 1, false, s->b);
+    REGION(&c->length, 3, i32, 1, s->b);
     DRAW_TENSOR(&c->extra_kv, 4, cached, 4, odd && !pieces, 4, 2, 1, token);
     DRAW_TENSOR(&c->extra_indices, 5, i32, 3, odd, s->b, s->s_q, s->extra_topk);
-    DRAW_TENSOR(&c->extra_length, 6, i32, 1, false, s->b);
-    DRAW_TENSOR(&c->sink, 7, f32, 1, false, s->h_q);
-    DRAW_TENSOR(&c->out, 8, type, 4, odd, s->b, s->s_q, s->h_q, 512);
-    DRAW_TENSOR(&c->lse, 9, f32, 3, odd, s->b, s->h_q, s->s_q);
+    REGION(&c->extra_length, 9, i32, 1, s->b);
+    REGION(&c->sink, 8, f32, 1, s->h_q);
+    DRAW_TENSOR(&c->out, 6, type, 4, odd, s->b, s->s_q, s->h_q, 512);
+    DRAW_TENSOR(&c->lse, 10, f32, 3, odd, s->b, s->h_q, s->s_q);
     c->args = FMLA_INIT(fmla_sparse_decode_args);
     fmla_sparse_decode_args *a = &c->args;
     a->q = &c->q.tensor, a->kv_cache = &c->kv.tensor, a->indices = &c->indices.tensor;
@@ -128,16 +125,12 @@ static inline void sparse_of_shape(struct drawn_sparse *c, const struct sparse_s
     if (s->options.lse) a->lse = &c->lse.tensor;
     a->kv_format = s->format, a->batch_invariant = s->options.batch_invariant;
     a->num_partitions = s->options.num_partitions;
-    struct held *all[] = {
-        &c->q,    &c->kv,  &c->indices, &c->length, &c->extra_kv, &c->extra_indices, &c->extra_length,
-        &c->sink, &c->out, &c->lse};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) all[i]->tensor.device = device;
     c->plan = FMLA_INIT(fmla_decode_plan_args);
     c->plan.sparse = 1, c->plan.b = (int32_t)s->b, c->plan.s_q = s->s_q, c->plan.h_q = s->h_q;
     c->plan.topk = s->topk, c->plan.extra_topk = s->extra_topk;
     c->plan.topk_length = a->topk_length, c->plan.extra_topk_length = a->extra_topk_length;
     c->plan.target = device, c->plan.num_partitions = s->options.num_partitions;
-    plan_of_call(&s->options, &c->plan, s->b, device, &c->rows, &c->splits, &a->plan, &a->plan_size);
+    plan_of_call(&s->options, &c->plan, s->b, &c->rows, &c->splits, &a->plan, &a->plan_size);
     if (s->options.plan == PLAN_TABLES) a->partitions = &c->rows.tensor, a->num_splits = &c->splits.tensor;
 }
 
@@ -152,6 +145,7 @@ struct dense_shape {
 struct drawn_dense {
     fmla_dense_decode_args args;
     fmla_decode_plan_args plan;
+    size_t bytes; /* of the workspace, as answered */
     struct held q, kv, table, seqlens, sink, out, lse, rows, splits;
 };
 
@@ -179,14 +173,14 @@ static inline void dense_of_shape(struct drawn_dense *c, const struct dense_shap
     const int64_t d_qk = s->wide ? 576 : 512;
     const fmla_dtype type = s->fp16 ? fp16 : bf16;
     const bool odd = s->options.odd;
-    memset(c, 0, sizeof *c);
+    memset(c, 0, sizeof *c), draw_device = device;
     DRAW_TENSOR(&c->q, 0, type, 4, odd, s->b, s->s_q, s->h_q, d_qk);
     DRAW_TENSOR(&c->kv, 1, type, 4, odd, s->pages, s->page_size, s->h_kv, d_qk);
     DRAW_TENSOR(&c->table, 2, i32, 2, odd, s->b, s->max_pages);
-    DRAW_TENSOR(&c->seqlens, 3, i32, 1, false, s->b);
-    DRAW_TENSOR(&c->sink, 7, f32, 1, false, s->h_q);
-    DRAW_TENSOR(&c->out, 8, type, 4, odd, s->b, s->s_q, s->h_q, 512);
-    DRAW_TENSOR(&c->lse, 9, f32, 3, odd, s->b, s->h_q, s->s_q);
+    REGION(&c->seqlens, 3, i32, 1, s->b);
+    REGION(&c->sink, 4, f32, 1, s->h_q);
+    DRAW_TENSOR(&c->out, 5, type, 4, odd, s->b, s->s_q, s->h_q, 512);
+    DRAW_TENSOR(&c->lse, 6, f32, 3, odd, s->b, s->h_q, s->s_q);
     c->args = FMLA_INIT(fmla_dense_decode_args);
     fmla_dense_decode_args *a = &c->args;
     a->q = &c->q.tensor, a->kv_cache = &c->kv.tensor, a->seqlens = &c->seqlens.tensor,
@@ -196,12 +190,10 @@ static inline void dense_of_shape(struct drawn_dense *c, const struct dense_shap
     if (s->options.lse) a->lse = &c->lse.tensor;
     a->causal = s->causal, a->batch_invariant = s->options.batch_invariant;
     a->num_partitions = s->options.num_partitions;
-    struct held *all[] = {&c->q, &c->kv, &c->table, &c->seqlens, &c->sink, &c->out, &c->lse};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) all[i]->tensor.device = device;
     c->plan = FMLA_INIT(fmla_decode_plan_args);
     c->plan.seqlens = &c->seqlens.tensor, c->plan.s_q = s->s_q, c->plan.h_q = s->h_q, c->plan.h_kv = s->h_kv;
     c->plan.target = device, c->plan.num_partitions = s->options.num_partitions;
-    plan_of_call(&s->options, &c->plan, s->b, device, &c->rows, &c->splits, &a->plan, &a->plan_size);
+    plan_of_call(&s->options, &c->plan, s->b, &c->rows, &c->splits, &a->plan, &a->plan_size);
     if (s->options.plan == PLAN_TABLES) a->partitions = &c->rows.tensor, a->num_splits = &c->splits.tensor;
 }
 
@@ -245,20 +237,18 @@ static inline void prefill_of_shape(struct drawn_prefill *c, const struct prefil
     const bool bytes = s->format != FMLA_KV_BF16, pieces = s->format == FMLA_KV_FP8_584;
     const int64_t token = s->format == FMLA_KV_FP8_656 ? 656 : pieces ? 584 : d_qk;
     const bool odd = s->options.odd;
-    memset(c, 0, sizeof *c);
+    memset(c, 0, sizeof *c), draw_device = device;
     DRAW_TENSOR(&c->q, 0, bf16, 3, odd, s->s_q, s->h_q, d_qk);
     if (s->pages)
         DRAW_TENSOR(&c->kv, 1, bytes ? u8 : bf16, 4, odd && !pieces, 9, s->page_size, 1, token);
     else
-        DRAW_TENSOR(&c->kv, 1, bf16, 3, odd, 1000, s->h_kv, d_qk);
+        DRAW_TENSOR(&c->kv, 1, bf16, 3, odd, 100, s->h_kv, d_qk);
     DRAW_TENSOR(&c->indices, 2, i32, 3, odd, s->s_q, s->h_kv, s->topk);
-    DRAW_TENSOR(&c->length, 3, i32, 1, false, s->s_q);
-    DRAW_TENSOR(&c->sink, 7, f32, 1, false, s->h_q);
-    DRAW_TENSOR(&c->out, 8, bf16, 3, odd, s->s_q, s->h_q, 512);
-    DRAW_TENSOR(&c->max_logits, 9, f32, 2, odd, s->s_q, s->h_q);
-    DRAW_TENSOR(&c->lse, 10, f32, 2, odd, s->s_q, s->h_q);
-    struct held *all[] = {&c->q, &c->kv, &c->indices, &c->length, &c->sink, &c->out, &c->max_logits, &c->lse};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) all[i]->tensor.device = device;
+    REGION(&c->length, 3, i32, 1, s->s_q);
+    REGION(&c->sink, 4, f32, 1, s->h_q);
+    DRAW_TENSOR(&c->out, 5, bf16, 3, odd, s->s_q, s->h_q, 512);
+    DRAW_TENSOR(&c->max_logits, 6, f32, 2, odd, s->s_q, s->h_q);
+    DRAW_TENSOR(&c->lse, 7, f32, 2, odd, s->s_q, s->h_q);
     c->args = FMLA_INIT(fmla_sparse_prefill_args);
     fmla_sparse_prefill_args *a = &c->args;
     a->q = &c->q.tensor, a->kv = &c->kv.tensor, a->indices = &c->indices.tensor, a->out = &c->out.tensor;

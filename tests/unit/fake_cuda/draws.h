@@ -8,8 +8,6 @@
 
 #include "scenarios.h"
 
-#include <stdbool.h>
-
 /* splitmix64: every case begins with a state of its own, so that it can be drawn again alone. */
 static uint64_t draw_state;
 
@@ -76,17 +74,19 @@ static inline int64_t draw_near_sms(int64_t sms, int64_t tiles, int64_t most)
 }
 
 /* The address of the k-th region, which is aligned as the driver's memory is. */
-static inline void *draw_memory(int k)
+static inline char *region(int k)
 {
-    return (void *)((uintptr_t)(k + 1) << 44);
+    return (char *)((uintptr_t)(k + 1) << 44);
 }
 
-/* A tensor of the GPU in region k, now and then at an odd address or with gaps between its rows. */
+static fmla_device draw_device = {FMLA_DEVICE_CUDA, 0}; /* of the tensors that come */
+
+/* A tensor in region k, now and then at an odd address or with gaps between its rows. */
 static inline void draw_tensor(struct held *held, int k, fmla_dtype dtype, int ndim, const int64_t *shape,
                                bool odd)
 {
-    held_set(held, draw_memory(k), dtype, ndim, shape);
-    held->tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 0};
+    held_set(held, region(k), dtype, ndim, shape);
+    held->tensor.device = draw_device;
     if (!odd) return;
     if (draw_one_in(2)) held->tensor.byte_offset = (uint64_t)4 << draw_below(4);
     if (draw_one_in(2)) {
@@ -98,5 +98,15 @@ static inline void draw_tensor(struct held *held, int k, fmla_dtype dtype, int n
 
 #define DRAW_TENSOR(held, k, dtype, ndim, odd, ...)                                                          \
     draw_tensor(held, k, dtype, ndim, (const int64_t[]){__VA_ARGS__}, odd)
+
+/* A struct by its members' names. */
+#define SHAPE_OF(type, ...)                                                                                  \
+    (struct type)                                                                                            \
+    {                                                                                                        \
+        __VA_ARGS__                                                                                          \
+    }
+
+/* Always contiguous. */
+#define REGION(held, k, dtype, ndim, ...) DRAW_TENSOR(held, k, dtype, ndim, false, __VA_ARGS__)
 
 #endif

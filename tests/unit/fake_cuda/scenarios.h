@@ -5,20 +5,18 @@
 #ifndef FMLA_SCENARIOS_H
 #define FMLA_SCENARIOS_H
 
-#include "../arguments.h"
+#include "../tensors.h"
 #include "fake_cuda.h"
 
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-struct scenario {
-    const char *name;
-    void (*run)(void);
-};
+typedef void scenario(void);
 
-/* The fake's own functions; opened by scenarios that need them. */
+/* The fake's own functions; open in every scenario. */
 static struct fake_cuda *fake;
 static int (*fake_depth)(void);
 static unsigned (*fake_capture_mode)(void);
@@ -52,29 +50,54 @@ static inline void fake_open(void)
     fake = state();
 }
 
-/* main: every scenario, or the one whose number stands behind --scenario. */
-static inline int run_scenarios(const char *test, const struct scenario *scenarios, int count, int argc,
-                                char **argv)
+/* How this program ends with a number behind an option, and then all that it was told itself; 0: well. */
+static inline int fake_again(char **argv, const char *option, int number)
 {
-    if (argc == 3 && !strcmp(argv[1], "--scenario")) {
-        const struct scenario *scenario = &scenarios[atoi(argv[2]) % count];
-        scenario->run();
-        if (!check_count) check_fail(__FILE__, __LINE__, scenario->name, "nothing was checked");
-        return check_failures != 0;
+    char text[16], *again[8] = {argv[0], (char *)(uintptr_t)option, text};
+    for (int i = 1; i < 4 && argv[i]; i++) again[i + 2] = argv[i];
+    snprintf(text, sizeof text, "%d", number);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        execv(argv[0], again);
+        _exit(99);
     }
-    for (int i = 0; i < count; i++) {
-        char number[16];
-        snprintf(number, sizeof number, "%d", i);
-        const pid_t pid = fork();
-        if (pid == 0) {
-            execl(argv[0], argv[0], "--scenario", number, (char *)NULL);
-            _exit(99);
+    int status = -1;
+    return pid > 0 && waitpid(pid, &status, 0) == pid ? status : -1;
+}
+
+/* Numbers on the command line in place of the defaults; the one behind --machine, -1 where there is none: a process is one
+ * machine's, since the library looks once. */
+static inline int fake_numbers(int argc, char **argv, int64_t *numbers, int count)
+{
+    const bool child = argc >= 3 && !strcmp(argv[1], "--machine");
+    for (int i = 0, at = child ? 3 : 1; i < count && at < argc; i++, at++)
+        numbers[i] = strtoll(argv[at], NULL, 10);
+    return child ? atoi(argv[2]) : -1;
+}
+
+/* main: every scenario, or the one whose number stands behind --scenario. `names` are theirs, as the source lists them. */
+static inline int run_scenarios(int argc, char **argv, const char *test, const char *names,
+                                scenario *const scenarios[], int count)
+{
+    const int one = argc == 3 && !strcmp(argv[1], "--scenario") ? atoi(argv[2]) % count : -1;
+    for (int i = 0; i < count; i++, names += strcspn(names, ",") + 2) {
+        char name[64];
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(names, ","), names);
+        if (one < 0) {
+            const int status = fake_again(argv, "--scenario", i);
+            CHECK(!status, "scenario \"%s\" ended with %x", name, (unsigned)status);
         }
-        int status = -1;
-        CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0,
-              "scenario \"%s\" ended with %x", scenarios[i].name, (unsigned)status);
+        if (i != one) continue;
+        fake_open();
+        scenarios[i]();
+        if (!check_count) check_fail(__FILE__, __LINE__, name, "nothing was checked");
+        return check_failures != 0;
     }
     return check_done(test);
 }
+
+#define RUN_SCENARIOS(argc, argv, test, ...)                                                                 \
+    run_scenarios(argc, argv, test, #__VA_ARGS__, (scenario *const[]){__VA_ARGS__},                          \
+                  sizeof((scenario *const[]){__VA_ARGS__}) / sizeof(scenario *))
 
 #endif

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Calls of the library, of any operation, in host memory and on the device; what a stress test does beside them.
+ */
+#include "case.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- The operations --------------------------------------------------------------------------- */
+
+#define RUNS(operation, member)                                                                              \
+    static fmla_status run_##operation(const union call_args *args)                                          \
+    {                                                                                                        \
+        return fmla_##operation(&args->member);                                                              \
+    }
+#define SIZES(operation, member)                                                                             \
+    RUNS(operation, member)                                                                                  \
+    static fmla_status size_##operation(const union call_args *args, size_t *bytes, size_t *alignment)       \
+    {                                                                                                        \
+        return fmla_##operation##_workspace_size(&args->member, bytes, alignment);                           \
+    }                                                                                                        \
+    static fmla_status kernel_##operation(const union call_args *args, const char **name)                    \
+    {                                                                                                        \
+        return fmla_##operation##_kernel(&args->member, name);                                               \
+    }
+#define MEMBERS(operation)                                                                                   \
+    .stream = offsetof(fmla_##operation##_args, stream), .name = offsetof(fmla_##operation##_args, kernel)
+#define WORKSPACE(operation)                                                                                 \
+    .workspace = offsetof(fmla_##operation##_args, workspace),                                               \
+    .workspace_size = offsetof(fmla_##operation##_args, workspace_size), .size = size_##operation,           \
+    .kernel = kernel_##operation
+#define BASE(operation) .log_base = offsetof(fmla_##operation##_args, log_base)
+#define PLAN(operation)                                                                                      \
+    .plan = offsetof(fmla_##operation##_args, plan), .plan_size = offsetof(fmla_##operation##_args, plan_size)
+
+SIZES(dense_decode, dense)
+SIZES(sparse_decode, sparse)
+SIZES(sparse_prefill, prefill)
+RUNS(merge, merge)
+RUNS(cache_append, append)
+RUNS(cache_gather, gather)
+
+const struct calls dense_calls = {.run = run_dense_decode,
+                                  MEMBERS(dense_decode),
+                                  WORKSPACE(dense_decode),
+                                  BASE(dense_decode),
+                                  PLAN(dense_decode)},
+                   sparse_calls = {.run = run_sparse_decode,
+                                   MEMBERS(sparse_decode),
+                                   WORKSPACE(sparse_decode),
+                                   BASE(sparse_decode),
+                                   PLAN(sparse_decode)},
+                   prefill_calls = {.run = run_sparse_prefill,
+                                    MEMBERS(sparse_prefill),
+                                    WORKSPACE(sparse_prefill),
+                                    BASE(sparse_prefill)},
+                   merge_calls = {.run = run_merge, MEMBERS(merge), BASE(merge)},
+                   append_calls = {.run = run_cache_append, MEMBERS(cache_append)},
+                   gather_calls = {.run = run_cache_gather, MEMBERS(cache_gather)};
+
+/* ---- Members ---------------------------------------------------------------------------------- */
+
+void *pointer_at(const union call_args *args, size_t offset)
+{
+    void *pointer;
+    memcpy(&pointer, (const char *)args + offset, sizeof pointer);
+    return pointer;
+}
+
+void set_pointer(union call_args *args, size_t offset, const void *pointer)
+{
+    memcpy((char *)args + offset, &pointer, sizeof pointer);
+}
+
+void set_size(union call_args *args, size_t offset, size_t size)
+{
+    memcpy((char *)args + offset, &size, sizeof size);
+}
+
+const fmla_tensor *tensor_at(const struct operation *op, const union call_args *args, int i)
+{
+    return pointer_at(args, op->tensor[i].argument);
+}
+
+static void set_workspace(const struct operation *op, union call_args *args, void *memory, size_t bytes)
+{
+    if (!op->calls->size) return;
+    set_pointer(args, op->calls->workspace, memory);
+    set_size(args, op->calls->workspace_size, bytes);
+}
+
+static fmla_status workspace_of(const struct operation *op, const union call_args *args, size_t *bytes,
+                                size_t *alignment)
+{
+    *bytes = 0, *alignment = 1;
+    return op->calls->size ? op->calls->size(args, bytes, alignment) : FMLA_OK;
+}
+
+/* ---- In host memory --------------------------------------------------------------------------- */
+
+fmla_status call_on_host(const struct operation *op, union call_args *args, int fill)
+{
+    enum { GUARD_BYTES = 64, GUARD = 0x5a };
+    size_t bytes, alignment;
+    fmla_status status = workspace_of(op, args, &bytes, &alignment);
+    if (status) return status;
+    unsigned char *memory = must_alloc(bytes + GUARD_BYTES);
+    if (fill >= 0) memset(memory, fill, bytes);
+    memset(memory + bytes, GUARD, GUARD_BYTES);
+    set_workspace(op, args, memory, bytes);
+    status = op->calls->run(args);
+    for (int i = 0; i < GUARD_BYTES; i++)
+        if (memory[bytes + (size_t)i] != GUARD) {
+            fprintf(stderr, "checkattn: the call wrote past the end of its workspace\n");
+            exit(1);
+        }
+    free(memory);
+    return status;
+}
+
+/* ---- On the device ---------------------------------------------------------------------------- */
+
+void device_args_make(struct device_args *to, const struct test_case *c, const union call_args *from)
+{
+    const struct operation *op = c->op;
+    to->args = *from;
+    for (int i = 0; i < op->tensors; i++)
+        set_pointer(&to->args, op->tensor[i].argument,
+                    device_tensor(&c->blocks, tensor_at(op, from, i), &to->tensor[i]));
+    if (op->tables)
+        set_pointer(&to->args, op->calls->plan,
+                    device_address(&c->blocks, pointer_at(from, op->calls->plan)));
+}
+
+/* A call whose arguments are on the device already. */
+struct call {
+    const struct operation *op;
+    const struct device_blocks *blocks;
+    union call_args *args;
+    size_t bytes, alignment;             /* of the workspace */
+    const fmla_tensor *results[RESULTS]; /* on the host; NULL: not wanted */
+    const fmla_tensor *input;            /* one of them, on the host */
+};
+
+/* Are the results on the device what they are on the host? */
+static bool untouched(const struct call *call)
+{
+    bool same = true;
+    for (int i = 0; i < RESULTS; i++)
+        if (call->results[i]) same &= device_is(call->blocks, call->results[i]->data);
+    return same;
+}
+
+/* The call with a workspace that it must refuse. */
+static void must_refuse(const struct call *call, void *workspace, size_t bytes, fmla_status expected)
+{
+    char what[400];
+    set_workspace(call->op, call->args, workspace, bytes);
+    const fmla_status status = call->op->calls->run(call->args);
+    if (status != expected) {
+        snprintf(what, sizeof what,
+                 "a workspace of %zu bytes at %p, where %zu at a multiple of %zu are needed, gave %s", bytes,
+                 workspace, call->bytes, call->alignment, fmla_status_name(status));
+        device_stress->wrong(what);
+    }
+    if (device_stress->refused) device_stress->refused(call->blocks, call->results[0]);
+    if (!untouched(call)) device_stress->wrong("a call that was refused wrote to a result");
+}
+
+static void refusals(const struct call *call)
+{
+    if (!call->bytes) return;
+    struct device_scratch scratch;
+    device_scratch_make(&scratch, call->bytes - 1, 0x77);
+    must_refuse(call, scratch.memory, call->bytes - 1, FMLA_BUFFER_TOO_SMALL);
+    must_refuse(call, scratch.memory, 0, FMLA_BUFFER_TOO_SMALL);
+    must_refuse(call, NULL, call->bytes, FMLA_INVALID_ARGUMENT);
+    device_scratch_free(&scratch);
+    if (call->alignment == 1) return;
+    const size_t beside = 1 + call->bytes % (call->alignment - 1);
+    device_scratch_make(&scratch, call->bytes + beside, 0x77);
+    must_refuse(call, scratch.memory + beside, call->bytes, FMLA_INVALID_ARGUMENT);
+    device_scratch_free(&scratch);
+}
+
+/* The call, or a graph of it. */
+static fmla_status send(const struct call *call, void *stream, bool captured)
+{
+    if (!captured) return call->op->calls->run(call->args);
+    device_capture_begin(stream);
+    const fmla_status status = call->op->calls->run(call->args);
+    void *graph = device_capture_end(stream);
+    if (!status) device_launch(graph, stream), device_wait(stream);
+    device_graph_close(graph);
+    return status;
+}
+
+fmla_status call_on_device(const struct test_case *c, struct device_args *there, const union call_args *from,
+                           int fill)
+{
+    const struct operation *op = c->op;
+    struct call call = {.op = op, .blocks = &c->blocks, .args = &there->args};
+    struct device_scratch workspace;
+    fmla_status status = workspace_of(op, call.args, &call.bytes, &call.alignment);
+    if (status) return status;
+    for (int i = op->tensors - 1; i >= 0; i--)
+        if (i < op->results)
+            call.results[i] = tensor_at(op, from, i);
+        else if (op->tensor[i].role == INPUT && tensor_at(op, from, i))
+            call.input = tensor_at(op, from, i); /* the first */
+    for (int i = 0; i < op->results; i++)
+        if (call.results[i]) device_up(call.blocks, call.results[i]->data);
+    if (device_stress) refusals(&call);
+    device_scratch_make(&workspace, call.bytes, fill);
+    void *stream = fill || c->captured ? device_stream_open() : NULL; /* the default stream too */
+    set_workspace(op, call.args, workspace.memory, call.bytes);
+    set_pointer(call.args, op->calls->stream, stream);
+    status = send(&call, stream, c->captured);
+    if (device_stress && device_stress->after)
+        device_stress->after(call.blocks, call.results[0], call.input, &workspace);
+    if (!status) {
+        device_wait(stream);
+        for (int i = 0; i < op->results; i++)
+            if (call.results[i]) device_down(call.blocks, call.results[i]->data);
+    }
+    if (!device_scratch_intact(&workspace) && device_stress) {
+        device_stress->wrong("the call wrote past the end of its workspace");
+    } else if (!device_scratch_intact(&workspace)) {
+        fprintf(stderr, "checkattn: the call wrote past the end of its workspace\n");
+        exit(3);
+    }
+    device_stream_close(stream);
+    device_scratch_free(&workspace);
+    return status;
+}
+
+fmla_status case_run(const struct test_case *c, union call_args *args, int fill)
+{
+    struct device_args there;
+    if (!is_apart(c->device)) return call_on_host(c->op, args, fill);
+    device_args_make(&there, c, args);
+    return call_on_device(c, &there, args, fill);
+}
+
+fmla_status case_kernel(const struct test_case *c, const char **name)
+{
+    struct device_args there;
+    if (!c->op->calls->kernel) {
+        *name = pointer_at(&c->args, c->op->calls->name);
+        return FMLA_OK;
+    }
+    if (!is_apart(c->device)) return c->op->calls->kernel(&c->args, name);
+    device_args_make(&there, c, &c->args);
+    return c->op->calls->kernel(&there.args, name);
+}

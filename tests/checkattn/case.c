@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: MIT */
+#include "case.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Making it -------------------------------------------------------------------------------- */
+
+void case_values(const struct operation *op, const char *text, int64_t v[GRID_AXES])
+{
+    for (int i = 0; i < op->axes; i++) v[i] = op->axis[i].values[0];
+    if (op->defaults) axes_read(op->axis, op->axes, op->defaults, v);
+    axes_read(op->axis, op->axes, text, v);
+}
+
+struct test_case *case_make(const struct operation *op, const struct run *run, const int64_t *v,
+                            uint64_t seed)
+{
+    struct test_case *c = calloc(1, op->maker->size);
+    if (!c) exit(1);
+    c->op = op;
+    memcpy(c->v, v, (size_t)op->axes * sizeof *v);
+    c->random.state = seed, c->device = run->device;
+    c->b = c->s_q = c->h_q = c->h_kv = 1;
+    axes_write(op->axis, op->axes, v, c->name, sizeof c->name);
+    op->maker->make(c, run);
+    set_pointer(&c->args, op->calls->name, forced_kernel(run));
+    return c;
+}
+
+void case_free(struct test_case *c)
+{
+    device_free(&c->blocks);
+    if (c->op->maker->free) c->op->maker->free(c);
+    for (int i = 0; i < CASE_TENSORS; i++) guarded_free(&c->tensor[i]);
+    free(c->plan), free(c);
+}
+
+void case_name(struct test_case *c, int i)
+{
+    set_pointer(&c->args, c->op->tensor[i].argument, &c->view[i]);
+}
+
+bool case_names(const struct test_case *c, int i)
+{
+    return tensor_at(c->op, &c->args, i) != NULL;
+}
+
+void case_tensor(struct test_case *c, int i, fmla_dtype dtype, int ndim, const int64_t *shape,
+                 enum layout layout, bool wanted)
+{
+    guarded_make(&c->tensor[i], dtype, ndim, shape, layout);
+    c->view[i] = c->tensor[i].tensor;
+    if (wanted) case_name(c, i);
+}
+
+void case_sinks(struct test_case *c, int64_t kind)
+{
+    if (kind == SINK_NONE) return;
+    case_tensor(c, c->op->sink, dtype_f32, 1, &c->h_q, LAYOUT_CONTIGUOUS, true);
+    for (int64_t h = 0; h < c->h_q; h++) {
+        float sink = random_normal(&c->random) * 3.0f;
+        if (kind == SINK_INFINITE && h % 3 < 2) sink = h % 3 ? INFINITY : -INFINITY;
+        *(float *)guarded_at(&c->tensor[c->op->sink], h, 0, 0, 0) = sink;
+    }
+}
+
+void case_spike(uint8_t *end, bool fp16)
+{
+    enum { SPIKE = 32 };
+    const uint16_t half = fp16 ? 0x3800 : 0x3f00;
+    for (int i = 1; i <= SPIKE; i++) memcpy(end - 2 * i, &half, sizeof half);
+}
+
+void case_infinite(uint8_t *end, bool fp16, bool of_key, bool special)
+{
+    const uint16_t large = fp16 ? 0x7c00 : 0x7f80, small = fp16 ? 0x3800 : 0x3f00;
+    const uint16_t last = of_key    ? small
+                          : special ? large
+                                    : 0,
+                   before = !of_key   ? small
+                            : special ? large
+                                      : 0;
+    memcpy(end - 2, &last, sizeof last), memcpy(end - 4, &before, sizeof before);
+}
+
+/* ---- Its memory ------------------------------------------------------------------------------- */
+
+void case_to_device(struct test_case *c, const struct test_case *like)
+{
+    if (!is_apart(c->device)) return;
+    for (int i = 0; i < c->op->tensors; i++) {
+        const struct guarded *g = &c->tensor[i];
+        if (!g->memory || c->op->tensor[i].role == TABLE) continue; /* tables are there already */
+        if (like)
+            device_add_in_place(&c->blocks, g->memory, g->whole, &like->blocks);
+        else
+            device_add_guarded(&c->blocks, g);
+        if (!g->far) continue;
+        device_add_zeros(&c->blocks, g->far, g->far_bytes);
+        for (int64_t page = 0; page < g->pages; page++)
+            device_up_part(&c->blocks, g->far + g->far_front + (size_t)page * g->far_between, g->page_bytes);
+    }
+}
+
+/* Far pages are not written on the host. */
+static bool is_far(const struct test_case *c, const void *host)
+{
+    for (int i = 0; i < c->op->tensors; i++)
+        if (c->tensor[i].far && host == c->tensor[i].far) return true;
+    return false;
+}
+
+void case_from_device(struct test_case *c)
+{
+    for (int i = 0; i < c->blocks.count; i++)
+        if (!is_far(c, c->blocks.block[i].host)) device_down(&c->blocks, c->blocks.block[i].host);
+}
+
+uint64_t case_hash_inputs(const struct test_case *c)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (int i = c->op->results; i < c->op->tensors; i++)
+        for (size_t at = 0; at < c->tensor[i].whole; at += sizeof hash) { /* whole is a multiple of 64 */
+            uint64_t word;
+            memcpy(&word, c->tensor[i].memory + at, sizeof word);
+            hash = (hash ^ word) * 0x100000001b3u;
+        }
+    return hash;
+}
+
+unsigned char *case_results_copy(const struct test_case *c)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < c->op->results; i++) bytes += c->tensor[i].whole;
+    unsigned char *copy = must_alloc(bytes), *at = copy;
+    for (int i = 0; i < c->op->results; at += c->tensor[i++].whole)
+        if (c->tensor[i].whole) memcpy(at, c->tensor[i].memory, c->tensor[i].whole);
+    return copy;
+}
+
+bool case_results_same(const struct test_case *c, const unsigned char *copy)
+{
+    bool same = true;
+    for (int i = 0; i < c->op->results; copy += c->tensor[i++].whole)
+        same &= !c->tensor[i].whole || !memcmp(copy, c->tensor[i].memory, c->tensor[i].whole);
+    return same;
+}
+
+void case_results_reset(struct test_case *c)
+{
+    for (int i = 0; i < c->op->results; i++) guarded_reset(&c->tensor[i]);
+}
+
+void case_results_intact(const struct test_case *c, const struct run *run, struct tally *tally)
+{
+    char what[100];
+    for (int i = 0; i < c->op->results; i++) {
+        if (guarded_intact(&c->tensor[i])) continue;
+        snprintf(what, sizeof what, "%s: bytes outside the tensor's elements were written",
+                 c->op->tensor[i].name);
+        report(tally, run, c->name, what);
+    }
+}
+
+void *case_row(const struct test_case *c, int i, int64_t request, int64_t token, int64_t head)
+{
+    const struct guarded *g = &c->tensor[i];
+    const enum role role = c->op->tensor[i].role;
+    return role == OUT       ? guarded_at(g, request, token, head, 0)
+           : role == BY_HEAD ? guarded_at(g, request, head, token, 0)
+                             : guarded_at(g, token, head, 0, 0);
+}
+
+/* ---- Plans ------------------------------------------------------------------------------------ */
+
+static void set_tensor(fmla_decode_plan_args *plan, size_t offset, const fmla_tensor *tensor)
+{
+    const void *pointer = tensor;
+    memcpy((char *)plan + offset, &pointer, sizeof pointer);
+}
+
+void case_plan_args(const struct test_case *c, const union call_args *args, fmla_decode_plan_args *plan)
+{
+    const struct operation *op = c->op;
+    *plan = FMLA_INIT(fmla_decode_plan_args);
+    plan->s_q = c->s_q, plan->h_q = c->h_q, plan->target = c->device;
+    op->maker->plan_shape(c, plan);
+    for (int k = 0; k < 2; k++)
+        if (op->maker->plan_length[k].tensor)
+            set_tensor(plan, op->maker->plan_length[k].argument,
+                       tensor_at(op, args, op->maker->plan_length[k].tensor));
+}
+
+/* Lengths for a plan, those of the case or stale ones, in memory of their own. */
+struct lengths {
+    struct guarded tensor[2];
+};
+
+static void lengths_make(struct test_case *c, struct lengths *lengths, fmla_decode_plan_args *plan)
+{
+    enum { STALE = 2 };
+    for (int k = 0; k < 2 && c->op->maker->plan_length[k].tensor; k++) {
+        struct guarded *g = &lengths->tensor[k];
+        guarded_make(g, dtype_i32, 1, &c->b, LAYOUT_CONTIGUOUS);
+        const bool given =
+            c->op->maker->plan_lengths(c, k, c->v[c->op->plan] == STALE, guarded_at(g, 0, 0, 0, 0));
+        if (!given) guarded_free(g);
+        set_tensor(plan, c->op->maker->plan_length[k].argument, given ? &g->tensor : NULL);
+    }
+}
+
+static bool holds(const struct guarded *guarded, const void *bytes)
+{
+    return !memcmp(guarded->memory + GUARDED_FRONT, bytes, guarded->bytes) && guarded_intact(guarded);
+}
+
+static bool are_tables_of(const struct test_case *c, const fmla_plan_view *view)
+{
+    const struct guarded *tables = &c->tensor[c->op->tables];
+    return holds(&tables[0], view->partitions) && holds(&tables[1], view->num_splits);
+}
+
+/* The tables of the plan by themselves, made on the host. */
+static fmla_status make_tables(struct test_case *c, fmla_decode_plan_args args, const fmla_plan_view *view,
+                               bool *same)
+{
+    const int first = c->op->tables;
+    case_tensor(c, first, dtype_i32, 2, (int64_t[]){view->num_partitions, FMLA_PARTITION_FIELDS},
+                LAYOUT_CONTIGUOUS, false);
+    case_tensor(c, first + 1, dtype_i32, 1, (int64_t[]){c->b + 1}, LAYOUT_CONTIGUOUS, false);
+    args.plan = NULL, args.plan_size = 0;
+    args.partitions = &c->view[first], args.num_splits = &c->view[first + 1];
+    const fmla_status status = fmla_decode_plan(&args);
+    *same &= status || are_tables_of(c, view);
+    return status;
+}
+
+/* Plan and tables again, from lengths on the device, made there: the tables stay, and beside them a copy of the host's plan. */
+static fmla_status plan_on_device(struct test_case *c, fmla_decode_plan_args args,
+                                  const struct lengths *lengths, const fmla_plan_view *view, bool *same)
+{
+    struct device_blocks blocks = {0};
+    struct device_scratch plan;
+    fmla_tensor storage[4];
+    struct guarded *tables = &c->tensor[c->op->tables];
+    for (int k = 0; k < 2; k++) {
+        if (!lengths->tensor[k].memory) continue;
+        device_add_guarded(&blocks, &lengths->tensor[k]);
+        set_tensor(&args, c->op->maker->plan_length[k].argument,
+                   device_tensor(&blocks, &lengths->tensor[k].tensor, &storage[k]));
+    }
+    device_scratch_make(&plan, args.plan_size, 0xa7);
+    args.plan = plan.memory;
+    if (device_stress) {
+        args.plan_size--;
+        if (fmla_decode_plan(&args) != FMLA_BUFFER_TOO_SMALL)
+            device_stress->wrong("memory for a plan that is too short by a byte was taken");
+        args.plan_size++;
+    }
+    fmla_status status = fmla_decode_plan(&args);
+    if (!status) {
+        device_wait(NULL);
+        *same &= device_scratch_is(&plan, c->plan) && device_scratch_intact(&plan);
+    }
+    device_add(&c->blocks, c->plan, args.plan_size);
+    args.plan = NULL, args.plan_size = 0;
+    for (int i = 0; i < 2; i++) guarded_reset(&tables[i]), device_add_guarded(&c->blocks, &tables[i]);
+    args.partitions = device_tensor(&c->blocks, &tables[0].tensor, &storage[2]);
+    args.num_splits = device_tensor(&c->blocks, &tables[1].tensor, &storage[3]);
+    if (!status) status = fmla_decode_plan(&args);
+    if (!status) {
+        device_wait(NULL);
+        for (int i = 0; i < 2; i++) device_down(&c->blocks, tables[i].tensor.data);
+        *same &= are_tables_of(c, view);
+    }
+    device_free(&blocks), device_scratch_free(&plan);
+    return status;
+}
+
+fmla_status case_plan(struct test_case *c, bool *same)
+{
+    struct lengths lengths = {0};
+    fmla_decode_plan_args args;
+    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
+    const bool apart = is_apart(c->device);
+    case_plan_args(c, &c->args, &args);
+    lengths_make(c, &lengths, &args);
+    fmla_decode_plan_args there = args;
+    fmla_status status = FMLA_OK;
+    *same = true;
+    if (args.sparse &&
+        apart) { /* without lengths, which host memory it is for cannot be told: all but how many is made as for the host */
+        status = fmla_decode_plan_partitions(&args, &args.num_partitions);
+        args.target = (fmla_device){0, 0};
+    }
+    if (!status) status = fmla_decode_plan_size(&args, &args.plan_size);
+    c->plan = args.plan = must_alloc(args.plan_size);
+    if (!status) status = fmla_decode_plan(&args);
+    if (!status) status = fmla_plan_describe(args.plan, args.plan_size, &view);
+    if (!status) status = make_tables(c, args, &view, same);
+    there.plan_size = args.plan_size;
+    if (!status && apart) status = plan_on_device(c, there, &lengths, &view, same);
+    set_pointer(&c->args, c->op->calls->plan, c->plan);
+    set_size(&c->args, c->op->calls->plan_size, args.plan_size);
+    for (int k = 0; k < 2; k++) guarded_free(&lengths.tensor[k]);
+    return status;
+}
+
+void case_use_tables(struct test_case *c)
+{
+    if (!c->plan) return;
+    set_pointer(&c->args, c->op->calls->plan, NULL);
+    case_name(c, c->op->tables), case_name(c, c->op->tables + 1);
+}
+
+/* ---- Parts ------------------------------------------------------------------------------------ */
+
+void view_make(const struct test_case *c, struct view *v, bool near)
+{
+    const struct operation *op = c->op;
+    v->args = c->args;
+    for (int i = 0; i < op->tensors; i++) {
+        const fmla_tensor *from = tensor_at(op, &c->args, i);
+        if (!from) continue;
+        fmla_tensor *tensor = &v->tensor[i];
+        *tensor = *from;
+        int64_t span = 1;
+        for (int d = tensor->ndim - 1; d >= 0; d--) {
+            v->shape[i][d] = from->shape[d];
+            v->strides[i][d] = from->strides ? from->strides[d] : span;
+            span *= from->shape[d];
+        }
+        if (near && c->tensor[i].far) {
+            tensor->data = c->tensor[i].tensor.data, tensor->byte_offset = c->tensor[i].tensor.byte_offset;
+            v->strides[i][0] = c->strides[i];
+        }
+        tensor->shape = v->shape[i], tensor->strides = v->strides[i];
+        set_pointer(&v->args, op->tensor[i].argument, tensor);
+    }
+    if (!op->tables) return;
+    set_pointer(&v->args, op->calls->plan, NULL);
+    for (int i = 0; i < 2; i++) set_pointer(&v->args, op->tensor[op->tables + i].argument, NULL);
+}
+
+void view_narrow(struct view *v, int i, int dim, int64_t first, int64_t count)
+{
+    fmla_tensor *tensor = &v->tensor[i];
+    tensor->data =
+        (char *)tensor->data + tensor->byte_offset + first * v->strides[i][dim] * (tensor->dtype.bits / 8);
+    tensor->byte_offset = 0;
+    v->shape[i][dim] = count;
+}
+
+void view_heads(const struct test_case *c, struct view *v, int i, int dim, const struct rows *rows)
+{
+    const int sink = c->op->sink;
+    view_narrow(v, i, dim, rows->head, rows->heads);
+    v->strides[i][dim] *= rows->step;
+    if (!case_names(c, sink)) return;
+    for (int64_t h = 0; h < rows->heads; h++)
+        v->sinks[h] = *(const float *)guarded_at(&c->tensor[sink], rows->head + h * rows->step, 0, 0, 0);
+    v->tensor[sink].data = v->sinks, v->tensor[sink].byte_offset = 0;
+    v->shape[sink][0] = rows->heads, v->strides[sink][0] = 1;
+}

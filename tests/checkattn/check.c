@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The runner: each case is run twice through the real dispatch, with other garbage in the workspace the second time, and compared
+ * with the oracle. Kernels that have the same grid take turns at each case, so that the oracle's rows of it are made once; inputs,
+ * poison and all that a kernel writes are made anew for each.
+ */
+#include "case.h"
+#include "timing.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Faults ---------------------------------------------------------------------------------- */
+
+bool plant(struct patch *patch, void *at, const void *bytes, size_t size)
+{
+    patch->at = at, patch->size = size;
+    memcpy(patch->before, at, size);
+    memcpy(at, bytes, size);
+    return memcmp(patch->before, bytes, size) != 0;
+}
+
+/* A row whose lse is smaller than what it is summed of: four times as far from the oracle's as the rounding of products lets
+ * one be that the tolerance alone does not. */
+static bool plant_cancelled(struct test_case *c)
+{
+    const int lse = c->op->results - 1;
+    for (int64_t r = 0; r < c->b; r++)
+        for (int64_t j = 0; j < c->s_q; j++)
+            for (int64_t h = 0; h < c->h_q; h++) {
+                float *value = case_row(c, lse, r, j, h);
+                const double bound = compare_bound(c, r, j, h);
+                if (!compare_misses(&tolerance_decode_lse, (double)*value + bound, (double)*value)) continue;
+                *value += (float)(4.0 * bound);
+                return true;
+            }
+    return false;
+}
+
+static bool plant_lse(struct test_case *c)
+{
+    for (int64_t r = 0; r < c->b; r++)
+        for (int64_t j = 0; j < c->s_q; j++) {
+            if (c->op->maker->sees(c, r, j, 0)) continue;
+            *(float *)case_row(c, c->op->results - 1, r, j, 0) *= -1.0f;
+            return true;
+        }
+    return false;
+}
+
+/* What a kernel with the defect would have left, in results. */
+static bool plant_after(struct test_case *c, enum defect fault)
+{
+    static const uint16_t zero, nan = 0x7fff;
+    const struct guarded *out = &c->tensor[0];
+    if (c->op->maker->compare || !c->b || !c->s_q || !c->h_q)
+        return c->op->plant_after && c->op->plant_after(c, fault);
+    uint16_t *first = case_row(c, 0, 0, 0, 0);
+    const size_t row = (size_t)c->d_v * (out->tensor.dtype.bits / 8);
+    switch (fault) {
+    case FAULT_OUT_OF_BOUNDS: /* the first byte of the canary behind */
+        out->memory[GUARDED_FRONT + out->bytes] = 0;
+        return true;
+    case FAULT_GAP:
+        if (!out->tensor.strides) return false;
+        memcpy((char *)first + row, &zero, sizeof zero);
+        return true;
+    case FAULT_UNWRITTEN: memset(case_row(c, 0, c->b - 1, c->s_q - 1, c->h_q - 1), 0xff, row); return true;
+    case FAULT_NAN: memcpy((char *)first + row - sizeof nan, &nan, sizeof nan); return true;
+    case FAULT_UNSTABLE: return true; /* case_check has it between the runs */
+    case FAULT_LSE: return plant_lse(c);
+    case FAULT_LSE_CANCELLED: return plant_cancelled(c);
+    default: return c->op->plant_after && c->op->plant_after(c, fault);
+    }
+}
+
+/* ---- A case ---------------------------------------------------------------------------------- */
+
+/* Every row of what is wanted was written: none starts and ends with the bytes it was filled with. What is not wanted was
+ * left alone. */
+static void check_written(const struct test_case *c, const struct run *run, struct tally *tally)
+{
+    static const uint32_t filled = 0xffffffff;
+    bool written = true, left_alone = true;
+    for (int i = 0; i < c->op->results; i++) {
+        const struct guarded *g = &c->tensor[i];
+        const size_t element = g->tensor.dtype.bits / 8;
+        const size_t last = c->op->tensor[i].role == OUT ? (size_t)(c->d_v - 1) * element : 0;
+        for (int64_t at = 0; case_names(c, i) && at < c->b * c->s_q * c->h_q; at++) {
+            const char *row = case_row(c, i, at / c->h_q / c->s_q, at / c->h_q % c->s_q, at % c->h_q);
+            written &= memcmp(row, &filled, element) || memcmp(row + last, &filled, element);
+        }
+        for (size_t at = 0; !case_names(c, i) && at < g->bytes; at++)
+            left_alone &= g->memory[GUARDED_FRONT + at] == 0xff;
+    }
+    if (!written) report(tally, run, c->name, "a row of a result was not written");
+    if (!left_alone) report(tally, run, c->name, "a result that was not asked for was written");
+}
+
+/* Twice: by the plan that the case has, and by its tables and with other garbage. Returns the first run's results. */
+static unsigned char *run_twice(struct test_case *c, fmla_status *status)
+{
+    if (!*status) *status = case_run(c, &c->args, 0xff);
+    unsigned char *before = case_results_copy(c);
+    case_results_reset(c);
+    case_use_tables(c);
+    if (!*status) *status = case_run(c, &c->args, 0x00);
+    case_from_device(c);
+    return before;
+}
+
+static void run_and_compare(struct test_case *c, const struct run *run, struct tally *tally,
+                            struct oracle *oracle)
+{
+    const struct operation *op = c->op;
+    const char *kernel = "";
+    struct patch patch = {0};
+    bool same_plan = true, planted = false;
+    fmla_status status = FMLA_OK;
+    if (op->tables && c->v[op->plan]) status = case_plan(c, &same_plan);
+    if (!same_plan) report(tally, run, c->name, "plans of the same lengths have different bits");
+    if (run->fault != FAULT_NONE && op->plant_before) planted = op->plant_before(c, run->fault, &patch);
+    case_to_device(c, NULL);
+    if (case_kernel(c, &kernel) || !is_tested(run, kernel))
+        report(tally, run, c->name, "the library says that another kernel would run");
+    const uint64_t inputs = case_hash_inputs(c);
+    unsigned char *before = run_twice(c, &status);
+    if (case_hash_inputs(c) != inputs) report(tally, run, c->name, "the call changed its inputs");
+    if (patch.at) memcpy(patch.at, patch.before, patch.size);
+    if (status) report(tally, run, c->name, fmla_last_error());
+    if (run->fault == FAULT_UNSTABLE && c->b && c->s_q) *(unsigned char *)case_row(c, 0, 0, 0, 0) ^= 1;
+    if (!case_results_same(c, before))
+        report(tally, run, c->name,
+               "two runs of the same call, with other garbage in the workspace, differ in their bits");
+    free(before);
+    if (!status && !op->maker->compare) check_written(c, run, tally);
+    if (run->fault != FAULT_NONE) planted |= plant_after(c, run->fault);
+    tally->planted |= planted;
+    case_results_intact(c, run, tally);
+    if (status) return;
+    compare_oracle(c, run, tally, inputs, oracle);
+    for (int i = 0; op->maker->part && c->b && c->v[op->invariant] && i < (on_gpu(run) ? 4 : 1); i++)
+        compare_part(c, -1, run, tally);
+}
+
+bool case_left(struct test_case *c, const struct run *run, struct tally *tally)
+{
+    bool must = false;
+    const char *kernel;
+    if (!c->op->leaves || !c->op->leaves(c, run, &must)) return false;
+    case_to_device(c, NULL);
+    const fmla_status status = case_kernel(c, &kernel);
+    device_free(&c->blocks);
+    if (!status && !must) return false;
+    if (status != FMLA_UNSUPPORTED || !strstr(fmla_last_error(), run->kernel))
+        report(tally, run, c->name, "the kernel should refuse this case, by its name");
+    tally->refused++;
+    return true;
+}
+
+void case_check(const struct operation *op, const struct run *run, const int64_t *v, uint64_t seed,
+                struct tally *tally, struct oracle *oracle)
+{
+    struct test_case *c = case_make(op, run, v, seed);
+    tally->cases++;
+    if (!case_left(c, run, tally)) {
+        use_threads(run, v[op->threads]);
+        run_and_compare(c, run, tally, oracle);
+        use_threads(run, THREADS_BUILT_IN);
+    }
+    case_free(c);
+}
+
+/* ---- Suites ---------------------------------------------------------------------------------- */
+
+/* A case by every kernel that wants it, one after the other. */
+static void check_all(struct suite *s, const int64_t *v, uint64_t seed, uint64_t number, bool by_oracle)
+{
+    for (int k = 0; k < s->kernels; k++) {
+        struct run run = s->run[k];
+        if (number && !wants_case(&run, &s->tally[k], number)) continue;
+        if (!number && !by_oracle && s->op->has && !s->op->has(&run, v)) continue;
+        if (by_oracle) run.kernel = "ref", run.device = (fmla_device){FMLA_DEVICE_CPU, 0};
+        const double start = timing_now();
+        case_check(s->op, &run, v, seed, &s->tally[k], run.fault == FAULT_NONE ? &s->oracle : NULL);
+        s->seconds[k] += timing_now() - start;
+    }
+    oracle_free(&s->oracle);
+}
+
+void suite_case(struct suite *s, const char *text, uint64_t seed, bool by_oracle)
+{
+    int64_t v[GRID_AXES];
+    case_values(s->op, text, v);
+    check_all(s, v, seed, 0, by_oracle);
+}
+
+static void check_grid(struct suite *s, struct grid *grid)
+{
+    const struct operation *op = s->op;
+    const struct run *run = &s->run[0];
+    int64_t v[GRID_AXES];
+    grid_begin(grid);
+    for (uint64_t i = 1; grid_next(grid, v); i++) {
+        const uint64_t seed = run->seed * 1000003 + i;
+        if (op->maker->cases_of_a_draw && i % op->maker->cases_of_a_draw == 0) op->maker->draw(seed);
+        check_all(s, v, seed, i, false);
+        if (run->most_cases && (int64_t)i >= run->most_cases) break;
+        if (run->fault != FAULT_NONE && s->tally[0].planted) break;
+    }
+    for (int k = 0; k < s->kernels; k++) {
+        s->tally[k].pairs += grid->pairs, s->tally[k].covered += grid->covered;
+        s->tally[k].number = 0;
+    }
+    grid_end(grid);
+}
+
+void operation_begin(const struct operation *op, uint64_t seed)
+{
+    axes_define(op->axis, op->axes, op->values);
+    if (op->maker->draw) op->maker->draw(seed);
+}
+
+void suite_check(struct suite *s)
+{
+    const struct operation *op = s->op;
+    const struct run *run = &s->run[0];
+    struct grid grid = {.axes = op->axes, .axis = op->axis, .random = {run->seed}};
+    operation_begin(op, run->seed);
+    op->choose(run, &grid);
+    if (run->fault != FAULT_NONE && op->fault_case) {
+        const char *text;
+        for (uint64_t i = 0; !s->tally[0].planted && (text = op->fault_case(run, i)) != NULL; i++)
+            suite_case(s, text, run->seed + i, false);
+        return;
+    }
+    if (!wants_grid_only(run) && run->fault == FAULT_NONE) {
+        if (on_gpu(run)) gpu_check(op, run, &s->tally[0]);
+        for (uint64_t i = 0; op->special && op->special[i]; i++)
+            suite_case(s, op->special[i], run->seed + i, false);
+        if (op->more) op->more(s);
+    }
+    check_grid(s, &grid);
+}
+
+/* ---- Timing ---------------------------------------------------------------------------------- */
+
+void time_cases(const struct operation *op, const struct run *run)
+{
+    for (int i = 0; op->timed && op->timed[i]; i++) {
+        int64_t v[GRID_AXES];
+        case_values(op, op->timed[i], v);
+        struct test_case *c = case_make(op, run, v, run->seed);
+        double best = 1e30;
+        for (int repeat = 0; repeat < 3; repeat++) {
+            const double start = timing_now();
+            if (call_on_host(op, &c->args, 0)) break;
+            best = fmin(best, timing_now() - start);
+        }
+        printf("  time: %s %s %s: %.2f ms, %.1f GFLOP/s\n", run->kernel, op->name, op->timed[i], best * 1e3,
+               op->flop(c) / best * 1e-9);
+        case_free(c);
+    }
+}

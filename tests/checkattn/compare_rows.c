@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A case against the oracle, row by row: small cases whole, large ones in chosen rows. The oracle is given rows of a token as a
+ * problem of their own, over the keys that they see.
+ */
+#include "case.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Rows by the oracle ---------------------------------------------------------------------- */
+
+static size_t row_bytes(const struct test_case *c)
+{
+    return (size_t)c->d_v * (c->tensor[0].tensor.dtype.bits / 8);
+}
+
+static fmla_status rows_by_oracle(const struct test_case *c, const struct rows *rows, void *out,
+                                  float *const values[RESULTS])
+{
+    const struct operation *op = c->op;
+    const int64_t of_out[] = {1, 1, rows->heads, c->d_v}, by_head[] = {1, rows->heads, 1},
+                  by_token[] = {1, rows->heads};
+    fmla_tensor results[RESULTS];
+    struct view view;
+    view_make(c, &view, true);
+    for (int i = 0; i < op->results; i++) {
+        const enum role role = op->tensor[i].role;
+        results[i] = c->view[i];
+        results[i].data = role == OUT ? out : values[i], results[i].byte_offset = 0,
+        results[i].strides = NULL;
+        results[i].shape = role == OUT ? of_out + 4 - results[i].ndim : role == BY_HEAD ? by_head : by_token;
+        set_pointer(&view.args, op->tensor[i].argument, &results[i]);
+    }
+    op->maker->narrow(c, rows, &view);
+    set_pointer(&view.args, op->calls->name, "ref");
+    return call_on_host(op, &view.args, -1);
+}
+
+struct task {
+    const struct test_case *c;
+    struct oracle *oracle;
+    atomic_int failures;
+};
+
+static void oracle_task(void *data, int64_t i, int32_t worker)
+{
+    struct task *t = data;
+    struct oracle *o = t->oracle;
+    float *values[RESULTS] = {NULL};
+    (void)worker;
+    for (int k = 1; k < t->c->op->results; k++) values[k] = o->values[k] + o->first[i];
+    if (rows_by_oracle(t->c, &o->rows[i], o->out + (size_t)o->first[i] * row_bytes(t->c), values) != FMLA_OK)
+        atomic_fetch_add(&t->failures, 1);
+}
+
+void oracle_free(struct oracle *o)
+{
+    free(o->out);
+    for (int k = 1; k < RESULTS; k++) free(o->values[k]);
+    memset(o, 0, sizeof *o);
+}
+
+/* Rows are chosen anew, for that draws from the case; what was made of the same rows of the same inputs stands. */
+static void oracle_make(struct oracle *o, struct test_case *c, const struct run *run, uint64_t inputs)
+{
+    struct rows *rows = calloc(MOST_ROWS, sizeof *rows);
+    if (!rows) exit(1);
+    const int64_t count = c->op->maker->choose_rows(c, rows);
+    const size_t bytes = (size_t)count * sizeof *rows;
+    const bool made = o->out && o->inputs == inputs && o->count == count && !memcmp(o->rows, rows, bytes);
+    if (!made) {
+        oracle_free(o);
+        memcpy(o->rows, rows, bytes);
+        o->inputs = inputs, o->count = count;
+        for (int64_t i = 0; i < count; i++) o->first[i + 1] = o->first[i] + rows[i].heads;
+        o->out = must_alloc((size_t)o->first[count] * row_bytes(c));
+        for (int k = 1; k < c->op->results; k++)
+            o->values[k] = must_alloc((size_t)o->first[count] * sizeof(float));
+        struct task task = {c, o, 0};
+        for_rows(run, count, oracle_task, &task);
+        o->failures = atomic_load(&task.failures);
+    }
+    free(rows);
+}
+
+/* ---- Comparing ------------------------------------------------------------------------------- */
+
+double compare_bound(const struct test_case *c, int64_t request, int64_t token, int64_t head)
+{
+    struct magnitude magnitude = {0};
+    int32_t base;
+    if (!c->op->maker->magnitude) return 0.0;
+    c->op->maker->magnitude(c, request, token, head, &magnitude);
+    memcpy(&base, (const char *)&c->args + c->op->calls->log_base, sizeof base);
+    return magnitude_bound(&magnitude, base);
+}
+
+/* A row of out. Of other inputs an element may be off by the rounding of what it is summed of; and one above 1 there, of a
+ * key with a value of 1e5, is none for the cosine, which would be that of the few elements that it is in: its weight is as
+ * uncertain as the rounding of a score with such products. */
+static void add_out(struct comparison *outs, const struct test_case *c, int64_t request, int64_t token,
+                    int64_t head, const unsigned char *theirs)
+{
+    const struct guarded *g = &c->tensor[0], *sinks = &c->tensor[c->op->sink];
+    const struct tolerance *tolerance = &c->tolerance[0];
+    const size_t element = g->tensor.dtype.bits / 8;
+    const char *mine = case_row(c, 0, request, token, head);
+    const double sink =
+        case_names(c, c->op->sink) ? (double)*(const float *)guarded_at(sinks, head, 0, 0, 0) : -INFINITY;
+    struct magnitude magnitude = {0}; /* looked for where an element misses */
+    for (int64_t d = 0; d < c->d_v; d++, mine += element, theirs += element) {
+        const double value = guarded_value(g, mine), reference = guarded_value(g, theirs);
+        const bool look = c->op->maker->bounds_out && c->other && compare_misses(tolerance, value, reference);
+        if (look && !magnitude.any) c->op->maker->magnitude(c, request, token, head, &magnitude);
+        struct comparison alone = {0};
+        const bool large = c->large_apart && isfinite(reference) && fabs(reference) > 1.0;
+        compare_add_within(large ? &alone : outs, tolerance, value, reference,
+                           look ? magnitude_out_bound(&magnitude, sink, (int)d) : 0.0);
+        outs->count += alone.count, outs->wrong += alone.wrong;
+        outs->worst_abs = fmax(outs->worst_abs, alone.worst_abs);
+    }
+}
+
+/* Adds one row; `at` is where the oracle's results of it are. */
+static void add_row(struct comparison results[RESULTS], const struct test_case *c, const struct run *run,
+                    const struct rows *rows, int64_t h, const struct oracle *o, int64_t at)
+{
+    const int64_t head = rows->head + h * rows->step;
+    /* Where max_logits is a result, it tells of a score of +inf. */
+    const bool infinite = c->op->results > 2 ? o->values[1][at] == INFINITY : c->infinite;
+    add_out(&results[0], c, rows->request, rows->token, head, o->out + (size_t)at * row_bytes(c));
+    for (int k = 1; k < c->op->results; k++) {
+        if (!case_names(c, k)) continue;
+        const float theirs = o->values[k][at];
+        const float mine = as_infinite_row(
+            run, infinite, *(const float *)case_row(c, k, rows->request, rows->token, head), theirs);
+        const bool misses = compare_misses(&c->tolerance[k], (double)mine, (double)theirs);
+        compare_add_within(&results[k], &c->tolerance[k], (double)mine, (double)theirs,
+                           misses ? fmax(c->rounded, compare_bound(c, rows->request, rows->token, head))
+                                  : 0.0);
+    }
+}
+
+static int64_t wrong_in(const struct comparison results[RESULTS])
+{
+    return results[0].wrong + results[1].wrong + results[2].wrong;
+}
+
+static void tell(const struct test_case *c, const struct run *run, struct tally *tally, const char *name,
+                 const struct comparison *result, const char *where)
+{
+    char what[420];
+    snprintf(what, sizeof what, "%s: %lld of %lld off, worst |Δ| %.3g, cosine difference %.3g; %s", name,
+             (long long)result->wrong, (long long)result->count, result->worst_abs, compare_cosine(result),
+             where);
+    report(tally, run, c->name, what);
+}
+
+static void compare_rows(const struct test_case *c, const struct run *run, struct tally *tally,
+                         const struct oracle *o)
+{
+    struct comparison results[RESULTS] = {0};
+    char where[200] = "";
+    for (int64_t i = 0; i < o->count; i++)
+        for (int64_t h = 0; h < o->rows[i].heads; h++) {
+            const struct rows *rows = &o->rows[i];
+            const long long head = rows->head + h * rows->step;
+            if (c->beyond && c->op->maker->sees(c, rows->request, rows->token, head)) continue;
+            add_row(results, c, run, rows, h, o, o->first[i] + h);
+            if (!*where && wrong_in(results))
+                snprintf(where, sizeof where,
+                         "first in request %lld, token %lld, head %lld (%s %g, oracle %g)",
+                         (long long)rows->request, (long long)rows->token, head, c->op->tensor[1].name,
+                         (double)*(const float *)case_row(c, 1, rows->request, rows->token, head),
+                         (double)o->values[1][o->first[i] + h]);
+        }
+    tally->rows += o->first[o->count];
+    tally->cosine_out = fmax(tally->cosine_out, compare_cosine(&results[0]));
+    const int last = c->op->results - 1;
+    tally->cosine_lse = fmax(tally->cosine_lse, compare_cosine(&results[last]));
+    for (int k = 0; k <= last; k++)
+        if (!(k == 0 && c->other ? compare_passed_other : compare_passed)(&results[k], &c->tolerance[k])) {
+            tell(c, run, tally, c->op->tensor[k].name, &results[k], where);
+            return;
+        }
+}
+
+void compare_oracle(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
+                    struct oracle *oracle)
+{
+    if (c->op->maker->compare) {
+        c->op->maker->compare(c, run, tally);
+        return;
+    }
+    if (!c->b || !c->s_q) return;
+    struct oracle *mine = oracle ? oracle : calloc(1, sizeof *mine);
+    if (!mine) exit(1);
+    oracle_make(mine, c, run, inputs);
+    if (mine->failures) report(tally, run, c->name, "the oracle refused rows");
+    compare_rows(c, run, tally, mine);
+    if (oracle) return;
+    oracle_free(mine);
+    free(mine);
+}
+
+void compare_whole(struct test_case *c, const struct run *run, struct tally *tally)
+{
+    case_results_intact(c, run, tally);
+    compare_oracle(c, run, tally, 0, NULL);
+}
+
+/* ---- Requests alone -------------------------------------------------------------------------- */
+
+void compare_part(struct test_case *c, int64_t request, const struct run *run, struct tally *tally)
+{
+    const struct operation *op = c->op;
+    const int blocks = c->blocks.count;
+    struct part *p = calloc(1, sizeof *p);
+    struct guarded results[RESULTS];
+    if (!p) exit(1);
+    view_make(c, &p->view, false);
+    op->maker->part(c, request, run, p);
+    for (int i = 0; i < op->results; i++) {
+        int64_t shape[GUARDED_DIMS];
+        memcpy(shape, c->tensor[i].shape, sizeof shape);
+        shape[0] = p->n;
+        guarded_make(&results[i], c->tensor[i].tensor.dtype, c->tensor[i].tensor.ndim, shape,
+                     LAYOUT_CONTIGUOUS);
+        if (is_apart(c->device)) device_add_guarded(&c->blocks, &results[i]);
+        if (case_names(c, i)) set_pointer(&p->view.args, op->tensor[i].argument, &results[i].tensor);
+    }
+    for (int i = 0; i < 2 && is_apart(c->device); i++)
+        if (p->own[i].memory) device_add(&c->blocks, p->own[i].memory, p->own[i].bytes);
+    if (is_apart(c->device)) device_add(&c->blocks, p->view.count, sizeof p->view.count);
+    if (case_run(c, &p->view.args, 0x11)) report(tally, run, c->name, fmla_last_error());
+    bool same = true;
+    for (int64_t j = 0; j < c->s_q; j++)
+        for (int64_t h = 0; h < c->h_q; h++) {
+            same &= !memcmp(guarded_at(&results[0], p->n - 1, j, h, 0), case_row(c, 0, p->request, j, h),
+                            row_bytes(c));
+            same &= !memcmp(guarded_at(&results[1], p->n - 1, h, j, 0), case_row(c, 1, p->request, j, h),
+                            sizeof(float));
+        }
+    if (!same) report(tally, run, c->name, p->what);
+    device_drop(&c->blocks, blocks);
+    for (int i = 0; i < op->results; i++) guarded_free(&results[i]);
+    for (int i = 0; i < 2; i++) free(p->own[i].memory);
+    free(p);
+}

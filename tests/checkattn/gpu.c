@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a GPU kernel promises beyond the values of one call, over the cases that its operation names for it.
+ */
+#include "case.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { AT_ONCE = 2, LAUNCHES = 20 };
+
+/* Where the cases of a check come from. */
+struct gpu {
+    const struct operation *op;
+    const struct run *run;
+    struct tally *tally;
+    const char *base; /* what their texts begin with */
+};
+
+static struct test_case *make_case(const struct gpu *g, const char *name, const char *text, const char *more,
+                                   uint64_t seed)
+{
+    int64_t v[GRID_AXES];
+    case_values(g->op, g->base, v);
+    axes_read(g->op->axis, g->op->axes, text, v);
+    axes_read(g->op->axis, g->op->axes, more, v);
+    struct test_case *c = case_make(g->op, g->run, v, g->run->seed * 7919 + seed);
+    snprintf(c->name, sizeof c->name, "%s", name);
+    g->tally->cases++;
+    return c;
+}
+
+static void tell(const struct gpu *g, const struct test_case *c, const char *what)
+{
+    report(g->tally, g->run, c->name, what);
+}
+
+static void must(const struct gpu *g, const struct test_case *c, fmla_status status)
+{
+    if (status) tell(g, c, fmla_last_error());
+}
+
+/* What every result here must pass. */
+static void compare(const struct gpu *g, struct test_case *c)
+{
+    compare_whole(c, g->run, g->tally);
+}
+
+static void run_once(const struct gpu *g, struct test_case *c, int fill)
+{
+    must(g, c, case_run(c, &c->args, fill));
+}
+
+static void make_plan(const struct gpu *g, struct test_case *c)
+{
+    bool same = true;
+    must(g, c, case_plan(c, &same));
+    if (!same) tell(g, c, "the device's plan has other bits than the host's");
+}
+
+/* ---- Calls that are sent ---------------------------------------------------------------------- */
+
+/* A call with a workspace and a stream of its own, that is sent again and again. */
+struct sender {
+    const struct operation *op;
+    struct device_args call;
+    struct device_scratch workspace;
+    void *stream;
+    bool bare; /* sends from a thread without a context: the library has to find one */
+    char refusal[256];
+};
+
+static void sender_make(struct sender *s, const struct gpu *g, const struct test_case *c)
+{
+    const struct calls *calls = g->op->calls;
+    size_t bytes = 0;
+    memset(s, 0, sizeof *s);
+    s->op = g->op;
+    device_args_make(&s->call, c, &c->args);
+    s->stream = device_stream_open();
+    set_pointer(&s->call.args, calls->stream, s->stream);
+    if (!calls->size) return;
+    must(g, c, calls->size(&s->call.args, &bytes, NULL));
+    device_scratch_make(&s->workspace, bytes, 0xff);
+    set_pointer(&s->call.args, calls->workspace, s->workspace.memory);
+    set_size(&s->call.args, calls->workspace_size, bytes);
+}
+
+static void sender_launch(struct sender *s)
+{
+    if (s->op->calls->run(&s->call.args)) snprintf(s->refusal, sizeof s->refusal, "%s", fmla_last_error());
+}
+
+static void sender_end(struct sender *s, const struct gpu *g, const struct test_case *c)
+{
+    device_wait(s->stream);
+    if (*s->refusal) tell(g, c, s->refusal);
+    if (s->workspace.memory && !device_scratch_intact(&s->workspace))
+        tell(g, c, "bytes behind the workspace were written");
+    device_stream_close(s->stream);
+    device_scratch_free(&s->workspace);
+}
+
+/* ---- Graphs ---------------------------------------------------------------------------------- */
+
+enum graph_kind {
+    GRAPH_PLAN_INSIDE,
+    GRAPH_INVARIANT,
+    GRAPH_PLAN_CAPTURED,
+    GRAPH_TABLES_CAPTURED,
+    GRAPH_TABLES_COPIED, /* made on the host and copied to where the graph reads them, before every replay */
+    GRAPH_KINDS
+};
+
+/* A call in a graph, with the memory that it needs beside the case's. */
+struct graph {
+    enum graph_kind kind;
+    void *graph;
+    struct sender call;
+    struct device_scratch plan, splits; /* plan: or the rows of a plan in tables */
+    fmla_decode_plan_args plan_args;
+    fmla_tensor tables[2];
+    int64_t rows_shape[2], splits_shape[1];
+};
+
+static bool has_tables(const struct graph *graph)
+{
+    return graph->kind == GRAPH_TABLES_CAPTURED || graph->kind == GRAPH_TABLES_COPIED;
+}
+
+/* Memory for a plan as the graph has it, which goes to plan_args and to the call. */
+static void graph_make_plan(struct graph *graph, const struct gpu *g, const struct test_case *c)
+{
+    enum { FILL = 0x3c };
+    const struct operation *op = g->op;
+    union call_args *call = &graph->call.call.args;
+    fmla_decode_plan_args *args = &graph->plan_args;
+    case_plan_args(c, call, args);
+    args->stream = graph->call.stream, args->capacity = c->capacity;
+    if (graph->kind == GRAPH_PLAN_CAPTURED) {
+        must(g, c, fmla_decode_plan_size(args, &args->plan_size));
+        device_scratch_make(&graph->plan, args->plan_size, FILL);
+        args->plan = graph->plan.memory;
+        set_pointer(call, op->calls->plan, args->plan), set_size(call, op->calls->plan_size, args->plan_size);
+    } else if (has_tables(graph)) {
+        int32_t count = 0;
+        must(g, c, fmla_decode_plan_partitions(args, &count));
+        graph->rows_shape[0] = count, graph->rows_shape[1] = FMLA_PARTITION_FIELDS;
+        graph->splits_shape[0] = c->b + 1;
+        device_scratch_make(&graph->plan, (size_t)count * FMLA_PARTITION_FIELDS * sizeof(int32_t), FILL);
+        device_scratch_make(&graph->splits, (size_t)(c->b + 1) * sizeof(int32_t), FILL);
+        graph->tables[0] =
+            (fmla_tensor){graph->plan.memory, c->device, 2, dtype_i32, graph->rows_shape, NULL, 0};
+        graph->tables[1] =
+            (fmla_tensor){graph->splits.memory, c->device, 1, dtype_i32, graph->splits_shape, NULL, 0};
+        args->partitions = &graph->tables[0], args->num_splits = &graph->tables[1];
+        for (int i = 0; i < 2; i++) set_pointer(call, op->tensor[op->tables + i].argument, &graph->tables[i]);
+    }
+}
+
+/* The tables of the case's lengths, made on the host, to the device. */
+static void graph_copy_tables(const struct graph *graph, const struct gpu *g, const struct test_case *c)
+{
+    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
+    fmla_tensor partitions = graph->tables[0], num_splits = graph->tables[1];
+    fmla_decode_plan_args args;
+    case_plan_args(c, &c->args, &args);
+    args.capacity = c->capacity;
+    partitions.data = must_alloc(graph->plan.bytes), num_splits.data = must_alloc(graph->splits.bytes);
+    partitions.device = num_splits.device = cpu;
+    args.partitions = &partitions, args.num_splits = &num_splits;
+    must(g, c, fmla_decode_plan(&args));
+    device_scratch_write(&graph->plan, 0, partitions.data, graph->plan.bytes);
+    device_scratch_write(&graph->splits, 0, num_splits.data, graph->splits.bytes);
+    free(partitions.data), free(num_splits.data);
+}
+
+static void graph_capture(struct graph *graph, const struct gpu *g, const struct test_case *c)
+{
+    sender_make(&graph->call, g, c);
+    if (g->op->tables) graph_make_plan(graph, g, c);
+    device_capture_begin(graph->call.stream);
+    if (graph->kind == GRAPH_PLAN_CAPTURED || graph->kind == GRAPH_TABLES_CAPTURED)
+        must(g, c, fmla_decode_plan(&graph->plan_args));
+    sender_launch(&graph->call);
+    graph->graph = device_capture_end(graph->call.stream);
+}
+
+/* Launches the graph over what is in the case's memory on the device now. */
+static void graph_check(const struct graph *graph, const struct gpu *g, struct test_case *c, int fill)
+{
+    const uint64_t inputs = case_hash_inputs(c);
+    const struct device_scratch *all[] = {&graph->call.workspace, &graph->plan, &graph->splits};
+    bool intact = true;
+    for (int i = 0; i < 3; i++)
+        if (all[i]->memory) device_scratch_fill(all[i], fill);
+    if (graph->kind == GRAPH_TABLES_COPIED) graph_copy_tables(graph, g, c);
+    device_launch(graph->graph, graph->call.stream);
+    device_wait(graph->call.stream);
+    case_from_device(c);
+    if (case_hash_inputs(c) != inputs) tell(g, c, "the call changed its inputs");
+    for (int i = 0; i < 3; i++) intact &= !all[i]->memory || device_scratch_intact(all[i]);
+    if (!intact) tell(g, c, "bytes behind the workspace or the plan were written");
+    compare(g, c);
+}
+
+/* Captured once, and replayed with other inputs in place; then with the first ones again. */
+static void check_graph(const struct gpu *g, enum graph_kind kind)
+{
+    static const char *const names[GRAPH_KINDS] = {
+        "a graph, planned inside the call", "a graph, batch-invariant", "a graph, its plan captured too",
+        "a graph, its plan captured as tables", "a graph, tables copied before it"};
+    const struct gpu_cases *cases = &g->op->gpu;
+    struct graph graph = {.kind = kind};
+    char text[400];
+    snprintf(text, sizeof text, "%s%s", cases->graph, kind == GRAPH_INVARIANT ? ", batch_invariant 1" : "");
+    struct test_case *first = make_case(g, names[kind], text, "", 1);
+    case_to_device(first, NULL);
+    graph_capture(&graph, g, first);
+    graph_check(&graph, g, first, 0xff);
+    for (int i = 0; i < 3; i++) {
+        struct test_case *next = make_case(g, names[kind], text, cases->next[i], 2 + (uint64_t)i);
+        case_to_device(next, first);
+        graph_check(&graph, g, next, 0x11 * i);
+        case_free(next);
+    }
+    case_results_reset(first);
+    for (int i = 0; i < first->blocks.count; i++) device_up(&first->blocks, first->blocks.block[i].host);
+    graph_check(&graph, g, first, 0x7f);
+    device_graph_close(graph.graph);
+    sender_end(&graph.call, g, first);
+    device_scratch_free(&graph.plan), device_scratch_free(&graph.splits);
+    case_free(first);
+}
+
+/* ---- The same bits --------------------------------------------------------------------------- */
+
+static void check_repeats(const struct gpu *g, const char *text, uint64_t seed)
+{
+    enum { RUNS = 20 };
+    bool same = true;
+    struct test_case *c = make_case(g, "20 runs", text, "", seed);
+    if ((g->op->has && !g->op->has(g->run, c->v)) || case_left(c, g->run, g->tally)) {
+        case_free(c);
+        return;
+    }
+    case_to_device(c, NULL);
+    run_once(g, c, 0xff);
+    unsigned char *results = case_results_copy(c);
+    compare(g, c);
+    for (int again = 1; again < RUNS; again++) {
+        case_results_reset(c);
+        run_once(g, c, 13 * again);
+        same &= case_results_same(c, results);
+    }
+    if (!same) tell(g, c, "runs of the same call differ in their bits");
+    free(results);
+    case_free(c);
+}
+
+/* Any position of a batch. */
+static void check_positions(const struct gpu *g, const char *text, uint64_t seed)
+{
+    struct test_case *c = make_case(g, "every request of a batch alone", text, "batch_invariant 1", seed);
+    case_to_device(c, NULL);
+    run_once(g, c, 0xff);
+    compare(g, c);
+    for (int64_t r = 0; r < c->b; r++) compare_part(c, r, g->run, g->tally);
+    case_free(c);
+}
+
+/* Tables such as no header tells: all rows by some requests, as those of another batch would be, or anything in some fields. */
+static void bend_tables(struct test_case *c, int how, struct random_state *random)
+{
+    static const int32_t extremes[] = {INT32_MIN, -1, 0, 1, 8, 9, 10, 1 << 26, INT32_MAX};
+    static const int32_t shifts[] = {-9, -4, 1, 1000};
+    struct guarded *tables = &c->tensor[c->op->tables];
+    int32_t *rows = tables[0].tensor.data, *splits = tables[1].tensor.data;
+    const int64_t fields = tables[0].shape[0] * FMLA_PARTITION_FIELDS;
+    if (how < 4) {
+        for (int64_t i = 0; i < fields; i += FMLA_PARTITION_FIELDS)
+            rows[i] += shifts[how], rows[i + 1] += shifts[how];
+        return;
+    }
+    for (int64_t n = random_between(random, 1, 20); n > 0; n--) {
+        const int64_t at = random_between(random, 0, fields + c->b);
+        *(at < fields ? rows + at : splits + (at - fields)) = extremes[random_between(random, 0, 8)];
+    }
+}
+
+/* Tables that do not fit, which nobody can see on a GPU: results mean nothing then, and nothing else is written. */
+static void check_foreign_tables(const struct gpu *g)
+{
+    enum { WAYS = 60 };
+    struct random_state random = {g->run->seed};
+    for (int way = 0; way < WAYS; way++) {
+        struct test_case *c =
+            make_case(g, "tables that do not fit", g->op->gpu.foreign, "", 270 + (uint64_t)way);
+        make_plan(g, c);
+        case_use_tables(c);
+        bend_tables(c, way, &random);
+        case_to_device(c, NULL);
+        for (int i = 0; i < 2; i++) device_up(&c->blocks, c->tensor[g->op->tables + i].tensor.data);
+        const uint64_t inputs = case_hash_inputs(c);
+        run_once(g, c, 0xff);
+        case_from_device(c);
+        if (case_hash_inputs(c) != inputs) tell(g, c, "the call changed its inputs");
+        case_results_intact(c, g->run, g->tally);
+        case_free(c);
+    }
+}
+
+/* ---- At once -------------------------------------------------------------------------------- */
+
+/* Two streams, the same inputs and the same plan, results of their own. */
+static void check_streams(const struct gpu *g)
+{
+    struct sender sender[AT_ONCE];
+    struct test_case *c = make_case(g, "two streams", g->op->gpu.busy, "", 300),
+                     *other = make_case(g, "two streams", g->op->gpu.busy, "", 300);
+    if (g->op->tables) make_plan(g, c);
+    case_to_device(c, NULL);
+    for (int i = 0; i < g->op->results; i++) device_add_guarded(&c->blocks, &other->tensor[i]);
+    for (int i = 0; i < AT_ONCE; i++) sender_make(&sender[i], g, c);
+    fmla_tensor results[RESULTS];
+    for (int i = 0; i < g->op->results; i++)
+        set_pointer(&sender[1].call.args, g->op->tensor[i].argument,
+                    device_tensor(&c->blocks, &other->view[i], &results[i]));
+    for (int i = 0; i < AT_ONCE * LAUNCHES; i++) sender_launch(&sender[i % AT_ONCE]);
+    for (int i = 0; i < AT_ONCE; i++) sender_end(&sender[i], g, c);
+    case_from_device(c);
+    compare(g, c);
+    unsigned char *theirs = case_results_copy(other);
+    if (!case_results_same(c, theirs)) tell(g, c, "the same call on two streams has different bits");
+    free(theirs);
+    case_free(c), case_free(other);
+}
+
+static void *thread_main(void *data)
+{
+    struct sender *s = data;
+    if (!s->bare) device_enter();
+    for (int launch = 0; launch < LAUNCHES; launch++) sender_launch(s);
+    if (s->bare) device_enter();
+    device_wait(s->stream);
+    return NULL;
+}
+
+/* Two host threads, each with a case and a stream of its own. */
+static void check_threads(const struct gpu *g)
+{
+    struct test_case *c[AT_ONCE];
+    struct sender sender[AT_ONCE];
+    pthread_t thread[AT_ONCE];
+    bool started[AT_ONCE];
+    for (int i = 0; i < AT_ONCE; i++) {
+        c[i] = make_case(g, "two host threads", g->op->gpu.busy, i ? "h_q 16" : "h_q 128", 310 + (uint64_t)i);
+        case_to_device(c[i], NULL);
+        sender_make(&sender[i], g, c[i]);
+        sender[i].bare = i == 1;
+    }
+    for (int i = 0; i < AT_ONCE; i++) {
+        started[i] = !pthread_create(&thread[i], NULL, thread_main, &sender[i]);
+        if (!started[i]) tell(g, c[i], "no thread could be started");
+    }
+    for (int i = 0; i < AT_ONCE; i++)
+        if (started[i]) pthread_join(thread[i], NULL);
+    for (int i = 0; i < AT_ONCE; i++) {
+        sender_end(&sender[i], g, c[i]);
+        case_from_device(c[i]);
+        compare(g, c[i]);
+        case_free(c[i]);
+    }
+}
+
+/* Calls over other inputs behind one another, in one workspace: none begins to write there before the one in front has read
+ * it. */
+static void check_workspace(const struct gpu *g)
+{
+    struct test_case *c[AT_ONCE];
+    struct sender sender[AT_ONCE];
+    for (int i = 0; i < AT_ONCE; i++) {
+        c[i] = make_case(g, "one workspace, calls in turn", g->op->gpu.busy, "", 400 + (uint64_t)i);
+        case_to_device(c[i], NULL);
+        sender_make(&sender[i], g, c[i]);
+    }
+    const struct calls *calls = g->op->calls;
+    set_pointer(&sender[1].call.args, calls->workspace, sender[0].workspace.memory);
+    set_pointer(&sender[1].call.args, calls->stream, sender[0].stream);
+    for (int i = 0; i < AT_ONCE * LAUNCHES; i++) sender_launch(&sender[i % AT_ONCE]);
+    for (int i = 0; i < AT_ONCE; i++) sender_end(&sender[i], g, c[i]);
+    for (int i = 0; i < AT_ONCE; i++) {
+        case_from_device(c[i]);
+        compare(g, c[i]);
+        case_free(c[i]);
+    }
+}
+
+/* ---- All ------------------------------------------------------------------------------------- */
+
+/* Does the kernel take such cases? */
+static bool is_taken(const struct gpu *g)
+{
+    int64_t v[GRID_AXES];
+    const char *kernel;
+    case_values(g->op, g->base, v);
+    axes_read(g->op->axis, g->op->axes, g->op->gpu.busy, v);
+    struct test_case *c = case_make(g->op, g->run, v, 1);
+    case_to_device(c, NULL);
+    const bool taken = case_kernel(c, &kernel) == FMLA_OK;
+    case_free(c);
+    return taken;
+}
+
+static void check_base(const struct gpu *g, uint64_t number)
+{
+    const struct gpu_cases *cases = &g->op->gpu;
+    for (int kind = 0; kind < (g->op->tables ? GRAPH_KINDS : GRAPH_PLAN_INSIDE + 1); kind++)
+        check_graph(g, (enum graph_kind)kind);
+    for (uint64_t i = 0; i < 4 && cases->repeats[i]; i++)
+        check_repeats(g, cases->repeats[i], 100 + 10 * number + i);
+    for (uint64_t i = 0; i < 2 && cases->positions[i]; i++) check_positions(g, cases->positions[i], 200 + i);
+    if (cases->foreign) check_foreign_tables(g);
+    check_streams(g);
+    check_threads(g);
+    check_workspace(g);
+}
+
+/* Graphs first: that a first call loads the kernel must not disturb a capture. */
+void gpu_check(const struct operation *op, const struct run *run, struct tally *tally)
+{
+    for (uint64_t i = 0; op->gpu.graph && op->gpu.bases[i]; i++) {
+        const struct gpu g = {op, run, tally, op->gpu.bases[i]};
+        if (is_taken(&g)) check_base(&g, i);
+    }
+    if (op->gpu.more) op->gpu.more(run, tally);
+}

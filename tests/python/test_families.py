@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: MIT
+"""What holds for every kind of attention: dense decode, sparse decode and sparse prefill, over keys of every format."""
+
+import math
+import re
+
+import numpy
+import pytest
+
+from attention import Batch, check_decode, strided
+from flash_mla import flash_mla_with_kvcache, get_mla_metadata
+from capsules import Capsuled
+from kinds import KINDS, Kind, torch
+from test_errors import check_message
+from test_sparse import Sparse
+from test_sparse import check as check_sparse
+from test_sparse_prefill import KINDS_OF_IT, WORDS, Prompt
+from test_sparse_prefill import call as call_prefill
+from test_sparse_prefill import check as check_prefill
+
+
+class Family:
+    """Problems of one kind; `shape`: of the one that is looked at where nothing else is said. Each has a sink."""
+
+    def __init__(self, make, shape, call, check, kinds):
+        self._make, self.shape, self.call, self.check, self.kinds = make, shape, call, check, kinds
+        self.function = "flash_mla_sparse_fwd" if make is Prompt else "flash_mla_with_kvcache"
+
+    def make(self, **changed):
+        return self._make(**{**self.shape, **changed})
+
+    def arguments(self, kind, problem):
+        return dict(problem.arguments(kind), attn_sink=kind.fp32(problem.sink))
+
+    def inputs(self, problem):
+        return {**problem.inputs(), "attn_sink": (problem.sink, "float32")}
+
+    def results(self, problem):
+        """{name: (shape, type)}, in order."""
+        if self._make is Prompt:
+            rows = (problem.s_q, problem.h_q), "float32"
+            return {"out": ((*rows[0], 512), None), "max_logits": rows, "lse": rows}
+        b, s_q, h_q = problem.b, problem.s_q, problem.h_q
+        return {"out": ((b, s_q, h_q, 512), None), "lse": ((b, h_q, s_q), "float32")}
+
+    def check_call(self, kind, problem, arguments, **options):
+        got = self.call(kind, {**arguments, **options})
+        self.check(kind, got, problem.expected(kind, sink=problem.sink))
+        return got
+
+
+def call_decode(kind, arguments):
+    return flash_mla_with_kvcache(**arguments)
+
+
+DECODE = call_decode, check_sparse, KINDS
+PREFILL = call_prefill, check_prefill, KINDS_OF_IT
+TWICE = dict(extra=(70, 30, 2), lengths=[[90, 60], [70, 3]])
+FAMILIES = {
+    "dense": Family(Batch, dict(lengths=[100, 3, 64], s_q=2), call_decode, check_decode, KINDS),
+    "sparse": Family(Sparse, dict(layout="plain", lengths=[[90, 60]]), *DECODE),
+    "sparse-656": Family(Sparse, dict(layout=656, lengths=[[90, 60]]), *DECODE),
+    "sparse-584-twice": Family(Sparse, dict(layout=584, **TWICE), *DECODE),
+    "prefill": Family(Prompt, dict(h_q=6, h_kv=2), *PREFILL),
+    "prefill-pages": Family(Prompt, dict(pages=(5, 64), lengths=[0, 90, 3, 64, 65]), *PREFILL),
+    "prefill-656": Family(Prompt, dict(layout=656, pages=(5, 64)), *PREFILL),
+}
+
+
+def of(where=lambda kind: True, **tests):
+    """Each kind of array of the families, `where` there is something to see; `tests`: a name, and a function from a family to more
+    values of that argument."""
+    ((argument, values),) = tests.items()
+    parameters = [
+        pytest.param(family, kind, value, id=f"{name}-{kind}" + ("" if value is None else f"-{value}"))
+        for name, family in FAMILIES.items()
+        for kind in filter(where, family.kinds)
+        for value in values(family)
+    ]
+    return pytest.mark.parametrize(f"family,kind,{argument}", parameters)
+
+
+def decodes(*values):
+    return lambda family: [] if family.call is call_prefill else values
+
+
+def all_results(family):
+    return list(family.results(family.make()))
+
+
+def all_arrays(family):
+    return [*family.inputs(family.make()), *all_results(family), "all"]
+
+
+# ---- What stays ---------------------------------------------------------------------------------------------------------
+
+
+def large(family):
+    """A shape that several threads, or splits, work on."""
+    if family.check is check_decode:
+        return dict(lengths=[500, 64, 0, 70], h_q=16)
+    if family.check is check_sparse:
+        return dict(h_q=16, topk=700, lengths=[[700, 65], [70, 0]])
+    return dict(h_q=64, s_q=20, topk=200, lengths=None)
+
+
+@of(size=lambda family: ["small", "large"])
+def test_the_same_call_gives_the_same_bits_and_writes_only_its_results(family, kind, size):
+    problem = family.make(**large(family) if size == "large" else {})
+    arguments = family.arguments(kind, problem)
+
+    def held():
+        return {name: kind.bits(array) for name, array in arguments.items() if kind.is_one(array)}
+
+    before, first = held(), kind.all_bits(family.check_call(kind, problem, arguments))
+    for _ in range(3):
+        assert kind.all_bits(family.call(kind, arguments)) == first
+    assert held() == before and before.keys() == family.inputs(problem).keys()
+
+
+@of(scale=lambda family: [0.02, 1.0, -0.1, 3] if family.call is call_decode else [0.02, -0.1])
+def test_scale(family, kind, scale):
+    problem = family.make()
+    name = "softmax_scale" if family.call is call_decode else "sm_scale"
+    got = family.call(kind, {**problem.arguments(kind), name: scale})
+    family.check(kind, got, problem.expected(kind, scale=scale))
+
+
+@of(nothing=decodes(None))
+def test_batch_invariant(family, kind, nothing):
+    """The same bits alone, in a batch, elsewhere in a batch, and beside longer and shorter requests."""
+    if family.shape.get("layout"):
+        lengths = [[700, 64, 0, 129], [70, 3, 0, -1]]
+        problem = family.make(b=4, h_q=16, topk=700, extra=(70, 30, 2), lengths=lengths)
+    else:
+        problem = family.make(lengths=[1500, 64, 0, 700, 129], h_q=16, seed=1)
+    arguments = dict(family.arguments(kind, problem), batch_invariant=True)
+    of_requests = {name for name, (values, _) in problem.inputs().items() if len(values) == problem.b} - {"k_cache"}
+    whole = family.check_call(kind, problem, arguments)
+    for chosen in [*([r] for r in range(problem.b)), [3, 0], list(range(problem.b))[::-1]]:
+        some = {name: kind.array(problem.inputs()[name][0][chosen], problem.inputs()[name][1]) for name in of_requests}
+        got = family.call(kind, {**arguments, **some})
+        for place, request in enumerate(chosen):
+            for array, of_whole in zip(got, whole):
+                assert kind.bits(array[place]) == kind.bits(of_whole[request]), f"request {request} of {chosen}"
+
+
+@of(nothing=decodes(None))
+def test_lengths_that_change_in_place_after_metadata_was_filled(family, kind, nothing):
+    """On the CPU results stay right; on a GPU a plan is for its lengths (docs/semantics.md): new ones, a new plan."""
+    lengths = [300, 20, 65, 140]
+    problem, name = family.make(lengths=lengths, h_q=16) if family.check is check_decode else None, "cache_seqlens"
+    if problem is None:
+        extra = [[70, 3, 0, -1]] if "extra" in family.shape else []
+        problem, name = family.make(b=4, h_q=16, topk=300, lengths=[lengths, *extra]), "topk_length"
+    arguments, (meta, _) = problem.arguments(kind), get_mla_metadata()
+    for now in (lengths, [1, 20, 0, 64], [300, 0, 65, 139], [0, 0, 0, 0], lengths):
+        arguments[name][:] = kind.int32(now)
+        got = family.call(kind, dict(arguments, tile_scheduler_metadata=meta))
+        family.check(kind, got, problem.expected(kind, lengths=now))
+        if kind.device != "cpu":
+            meta, _ = get_mla_metadata()
+
+
+@of(planned=decodes(False, True))
+def test_no_requests(family, kind, planned):
+    nothing = dict(lengths=[]) if family.check is check_decode else dict(b=0, lengths=None)
+    meta = get_mla_metadata()[0] if planned else None
+    out, lse = family.call(kind, dict(family.make(**nothing).arguments(kind), tile_scheduler_metadata=meta))
+    assert tuple(out.shape) == (0, 2, 4, 512) and tuple(lse.shape) == (0, 4, 2)
+    assert (kind.dtype_name(out), kind.dtype_name(lse)) == (kind.element, "float32")
+
+
+# ---- What arrays cannot be ----------------------------------------------------------------------------------------------
+
+UNFIT = {
+    "in the other byte order": (ValueError, lambda array: array.astype(array.dtype.newbyteorder("S"))),
+    "backwards": (ValueError, lambda array: array[::-1]),
+    "of strides that are no elements": (ValueError, lambda array: field_of_records(array)),
+    "masked": (TypeError, lambda array: numpy.ma.masked_array(array, mask=False)),
+    "without DLPack": (TypeError, lambda array: memoryview(b"bytes")),
+    "on a GPU": (ValueError, lambda array: on_gpu(array)),
+    "on a GPU, planned before": (ValueError, lambda array: on_gpu(array)),
+}
+SAID = {"masked": "whose mask no kernel looks at", "without DLPack": "is memoryview"}
+CODES = {"uint8": (1, 8), "int32": (0, 32), "float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16)}
+
+
+def field_of_records(array):
+    """Which lie an odd number of bytes apart."""
+    return numpy.zeros(array.shape, [("value", array.dtype), ("bytes", "u1", 3)])["value"]
+
+
+def on_gpu(array):
+    """An array that says that it is on the first GPU. Its memory is none; nothing may look at it."""
+    return Capsuled(4096, array.shape, *CODES[str(array.dtype)], device=(2, 0))
+
+
+def all_given(family, kind, problem):
+    results = {name: kind.full(shape, 7, dtype) for name, (shape, dtype) in family.results(problem).items()}
+    return {**family.arguments(kind, problem), **results}
+
+
+@of(lambda kind: not kind.is_torch, which=lambda family: all_arrays(family)[:-1])
+@pytest.mark.parametrize("how", UNFIT)
+def test_array_that_is_unfit(family, kind, which, how):
+    """What NumPy can make, among arrays that are right, is refused by its name."""
+    if which == "q" and "GPU" in how:
+        pytest.skip("q says where the others have to be")
+    problem = family.make()
+    arguments = all_given(family, kind, problem)
+    exception, change = UNFIT[how]
+    if not isinstance(arguments[which], numpy.ndarray) and how != "on a GPU":
+        pytest.skip("NumPy has no such type")
+    if "byte order" in how and (arguments[which].itemsize == 1 or str(arguments[which].dtype) == "bfloat16"):
+        pytest.skip("of one order")
+    if "planned" in how:
+        if family.shape.get("layout") is None or family.call is call_prefill:
+            pytest.skip("of sparse decode, which plans beside q")
+        arguments["tile_scheduler_metadata"] = get_mla_metadata()[0]
+    arguments[which] = change(arguments[which])
+    if how == "of strides that are no elements" and problem.inputs().get(which, (0, 0))[1] == "uint8":
+        pytest.skip("every byte is an element")
+    with pytest.raises(exception) as caught:
+        family.call(kind, arguments)
+    check_message(caught.value, family.function, which)
+    said = "device is cuda:0, must be cpu" + " as q's" * (family.check is not check_decode)
+    assert (said if "GPU" in how else SAID.get(how, "")) in str(caught.value)
+
+
+@of(lambda kind: kind.is_torch, which=lambda family: all_arrays(family)[1:-1])
+def test_arrays_that_are_not_of_q_s_kind(family, kind, which):
+    """NumPy's beside tensors; tensors of the CPU beside those of a GPU, and the other way round."""
+    problem = family.make()
+    arguments, others, metas = all_given(family, kind, problem), [], [None]
+    if family.check is check_sparse:
+        metas.append(get_mla_metadata()[0])  # which plans beside q, before anything else is looked at
+    if kind.element == "float16" and kind.device == "cpu":
+        others.append((TypeError, all_given(family, Kind("numpy", "float16"), problem)[which]))
+    if torch.cuda.is_available():
+        others.append((ValueError, arguments[which].to("cuda" if kind.device == "cpu" else "cpu")))
+    for exception, other in others:
+        for meta in metas:
+            planned = {} if meta is None else {"tile_scheduler_metadata": meta}
+            with pytest.raises(exception) as caught:
+                family.call(kind, {**arguments, **planned, which: other})
+            check_message(caught.value, family.function, which)
+            assert exception is TypeError or re.search(
+                "device is (cpu|cuda:0), must be (cuda:0|cpu)", str(caught.value)
+            )
+
+
+# ---- Where arrays lie ---------------------------------------------------------------------------------------------------
+
+
+@of(which=lambda family: [*all_results(family), "all"])
+def test_given_results(family, kind, which):
+    if kind is WORDS and which != "all":
+        pytest.skip("it makes no results")
+    problem = family.make()
+    given = {name: kind.full(shape, math.nan, dtype) for name, (shape, dtype) in family.results(problem).items()}
+    given = given if which == "all" else {which: given[which]}
+    got = family.check_call(kind, problem, family.arguments(kind, problem), **given)
+    for name, array in zip(all_results(family), got):
+        assert given.get(name, array) is array
+
+
+@of(which=all_arrays)
+def test_strides(family, kind, which):
+    """Parts of larger arrays, whose rest is not looked at, and stays as it is. The tokens of an FP8 page are in one piece."""
+    problem = family.make()
+    results = family.results(problem)
+    arguments = family.arguments(kind, problem)
+    arguments.update({name: kind.full(shape, math.nan, dtype) for name, (shape, dtype) in results.items()})
+    parts, large = {}, {}
+    for name, (values, dtype) in family.inputs(problem).items():
+        if dtype == "uint8":
+            spaced = numpy.full((2 * len(values) + 1, *values.shape[1:]), 255, numpy.uint8)
+            spaced[1::2] = values
+            parts[name] = kind.array(spaced, dtype)[1::2]
+        else:
+            parts[name] = strided(kind, values, dtype)
+    for name, (shape, dtype) in results.items():
+        large[name] = kind.full([2 * size + 1 for size in shape[:-1]] + [shape[-1] + 24], 7, dtype)
+        parts[name] = large[name][(*[slice(1, None, 2)] * (len(shape) - 1), slice(8, shape[-1] + 8))]
+    used = parts if which == "all" else {which: parts[which]}
+    got = family.check_call(kind, problem, {**arguments, **used})
+    for (name, array), result in zip(large.items(), got):
+        assert result is {**arguments, **used}[name]
+        size = kind.float64(parts[name]).size
+        assert numpy.sum(kind.float64(array) != 7) == (size if name in used else 0)
+
+
+@of(which=lambda family: [name for name, (_, dtype) in family.make().inputs().items() if dtype is None])
+def test_inputs_that_start_anywhere(family, kind, which):
+    """An element's alignment is enough: nothing here is a multiple of 16 bytes."""
+    problem = family.make()
+    values = problem.inputs()[which][0]
+    large = numpy.full((*values.shape[:-1], values.shape[-1] + 5), math.nan)
+    large[..., 3:-2] = values
+    family.check_call(kind, problem, family.arguments(kind, problem), **{which: kind.array(large)[..., 3:-2]})
+
+
+@of(
+    lambda kind: kind.is_torch,
+    dtype=lambda family: ["int8", "uint8", "float8_e4m3fn"] if family.shape.get("layout") == 656 else [],
+)
+def test_types_of_one_byte(family, kind, dtype):
+    problem = family.make()
+    arguments = family.arguments(kind, problem)
+    name = "kv" if "kv" in arguments else "k_cache"
+    family.check_call(kind, problem, arguments, **{name: arguments[name].view(getattr(torch, dtype))})

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a fake GPU was asked to launch: which kernels, in how many blocks of threads, and with which parameters.
+ */
+#ifndef FMLA_FAKE_LAUNCHES_H
+#define FMLA_FAKE_LAUNCHES_H
+
+#include "calls.h"
+
+#include "cuda/cache_params.h"
+
+/* The n-th launch from the last one, which is 0. */
+static inline const struct fake_launch *launched(int from_last)
+{
+    return &fake->launch[fake->launches - 1 - from_last];
+}
+
+/* <params>_of: a launch's parameters. */
+#define PARAMS_OF(params)                                                                                    \
+    static inline struct params params##_of(const struct fake_launch *launch)                                \
+    {                                                                                                        \
+        struct params p;                                                                                     \
+        _Static_assert(sizeof p <= FAKE_PARAMETERS, "remembered");                                           \
+        memcpy(&p, launch->parameters, sizeof p);                                                            \
+        return p;                                                                                            \
+    }
+PARAMS_OF(plan_params)
+PARAMS_OF(dense_decode_params)
+PARAMS_OF(dense_decode_sm90_params)
+PARAMS_OF(join_params)
+PARAMS_OF(sparse_decode_params)
+PARAMS_OF(sparse_prefill_params)
+PARAMS_OF(sparse_prefill_sm90_params)
+PARAMS_OF(sparse_prefill_fp8_params)
+PARAMS_OF(merge_params)
+PARAMS_OF(cache_params)
+
+static inline bool divides(struct divisor divisor, int64_t by)
+{
+    const struct divisor right = divisor_of((uint32_t)by);
+    return by <= INT32_MAX && divisor.multiplier == right.multiplier && divisor.shift == right.shift;
+}
+
+/* Bytes from the begin of a region. */
+static inline int64_t offset(const void *at, int k)
+{
+    return (const char *)at - region(k);
+}
+
+/* Three pairs of CHECK_ALL: blocks of threads, threads, and bytes of shared memory. */
+#define GRID(launch, blocks, threads, bytes)                                                                 \
+    {(launch)->config.grid_x, blocks}, {(launch)->config.block_x, threads},                                  \
+    {                                                                                                        \
+        (launch)->config.shared_bytes, bytes                                                                 \
+    }
+
+#define STREAM ((void *)(region(7) + 64)) /* of calls whose kernels are checked */
+
+/* The launches since `before`, by name. Hopper's and the join behind them overlap with what is in front. */
+__attribute__((format(printf, 2, 3))) static inline void check_kernels(int before, const char *format, ...)
+{
+    char came[512] = "", names[512];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(names, sizeof names, format, values);
+    va_end(values);
+    unsigned overlapping = 0;
+    for (int i = before; i < fake->launches; i++) {
+        const struct fake_launch *launch = &fake->launch[i];
+        snprintf(came + strlen(came), sizeof came - strlen(came), "%s%s", *came ? "|" : "", launch->kernel);
+        if (strncmp(launch->kernel, "join", 4) != 0) overlapping = !strncmp(launch->kernel, "sm90", 4);
+        CHECK(launch->config.stream == STREAM && launch->config.num_attributes == overlapping,
+              "launch %d: %u attributes", i, launch->config.num_attributes);
+        if (overlapping)
+            CHECK(launch->attributes[0].id == CU_LAUNCH_OVERLAP && launch->attributes[0].value.overlap == 1,
+                  "launch %d: attribute %u", i, launch->attributes[0].id);
+    }
+    CHECK(!strcmp(came, names), "launched %s, expected %s", came, names);
+}
+
+#endif

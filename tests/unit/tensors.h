@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tensors of calls that are made in one place: each as an expression, for as long as the block that it stands in. What an `if`
+ * or a loop governs is a block, with or without braces.
+ */
+#ifndef FMLA_TENSORS_H
+#define FMLA_TENSORS_H
+
+#include "arguments.h"
+
+static const fmla_dtype u8 = {FMLA_TYPE_UINT, 8, 1}, i64 = {FMLA_TYPE_INT, 64, 1};
+static const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
+
+static inline const fmla_tensor *tensor_of(struct held *held, void *data, fmla_dtype dtype,
+                                           const int64_t *shape, size_t ndim)
+{
+    held_set(held, data, dtype, (int)ndim, shape);
+    return &held->tensor;
+}
+
+/* Contiguous, of the CPU; behind the type its shape. */
+#define TENSOR(data, dtype, ...)                                                                             \
+    tensor_of(&(struct held){0}, data, dtype, (const int64_t[]){__VA_ARGS__},                                \
+              sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
+
+/* run_<operation>: the call in a workspace of the size that it asks for, whose bytes are nothing's. */
+#define RUN_IN_WORKSPACE(operation)                                                                          \
+    static inline fmla_status run_##operation(fmla_##operation##_args *args)                                 \
+    {                                                                                                        \
+        size_t alignment = 0;                                                                                \
+        CHECK_OK(fmla_##operation##_workspace_size(args, &args->workspace_size, &alignment));                \
+        args->workspace = aligned_alloc(64, (args->workspace_size + 127) / 64 * 64);                         \
+        if (!args->workspace) abort();                                                                       \
+        memset(args->workspace, 0xff, args->workspace_size);                                                 \
+        const fmla_status status = fmla_##operation(args);                                                   \
+        free(args->workspace);                                                                               \
+        return status;                                                                                       \
+    }
+RUN_IN_WORKSPACE(dense_decode)
+RUN_IN_WORKSPACE(sparse_decode)
+RUN_IN_WORKSPACE(sparse_prefill)
+
+#endif

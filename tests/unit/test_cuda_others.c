@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the kernels of merge, plans and the cache operations are given on a GPU, and with which attributes kernels are launched:
+ * as test_cuda_launch.c has it of dense decode.
+ */
+#include "fake_cuda/launches.h"
+
+#include "cuda/device.h"
+#include "cuda/launch.h"
+
+static void merge_and_plan(void)
+{
+    CHECK_OK(merge_small(0));
+    const struct merge_params m = merge_params_of(launched(0));
+    CHECK(!strcmp(launched(0)->kernel, "merge"), "%s", launched(0)->kernel);
+    CHECK_ALL({launched(0)->config.grid_x, 2 * 16}, {launched(0)->config.block_x, MERGE_THREADS}, {m.n, 3},
+              {m.b, 2}, {m.s_q, 1}, {m.h_q, 16}, {m.d_v, 512}, {offset(m.out_parts, 0), 0},
+              {offset(m.lse_parts, 1), 0}, {offset(m.out, 2), 0}, {!m.lse, true}, {!m.rules.attn_sink, true},
+              {m.part_element, 0}, {m.out_element, 0}, {m.vectors_aligned, 1},
+              {m.out_parts_stride[0], 2 * 16 * 512}, {m.out_parts_stride[3], 512},
+              {m.lse_parts_stride[0], 32}, {m.out_stride[0], 16 * 512});
+
+    CHECK_OK(plan_small(0));
+    const struct plan_params p = plan_params_of(launched(0));
+    CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
+    CHECK_ALL({p.b, 5}, {p.capacity, INT32_MAX}, {p.num_partitions, 132}, {p.costs.row_tiles, 1},
+              {p.costs.tiles_of_head, 1}, {offset(p.header, 1), 0}, {offset(p.partitions, 1), 32},
+              {offset(p.num_splits, 1), 32 + 132 * 32}, {offset(p.seqlens, 0), 0});
+}
+
+/* What the last launch of a cache operation was given. */
+static struct cache_params cache_launched(const char *kernel)
+{
+    const struct cache_params p = cache_params_of(launched(0));
+    CHECK(!strcmp(launched(0)->kernel, kernel), "launched %s, not %s", launched(0)->kernel, kernel);
+    CHECK_EQ(launched(0)->config.block_x, 32 * CACHE_WARPS);
+    CHECK(launched(0)->config.stream == STREAM, "the STREAM is %p", launched(0)->config.stream);
+    return p;
+}
+
+static void cache_operations(void)
+{
+    static const char *const formats[] = {"bf16", "fp16", "fp8_656", "fp8_584", "fp8_576"};
+    static const int64_t widths[] = {576, 576, 656, 584, 576};
+    const fmla_dtype dtypes[] = {bf16, fp16, f32};
+    static const char *const names[] = {"bf16", "fp16", "fp32"};
+    char name[64];
+    struct cache_call c;
+    for (int i = 0; i < 15; i++) { /* each format and type has a kernel of its own */
+        cache_call(&c, 0);
+        c.append.stream = c.gather.stream = STREAM;
+        c.append.kv_format = c.gather.kv_format = 1 + i / 3;
+        c.cache.shape[3] = widths[i / 3];
+        if (i / 3 < 2) c.cache.tensor.dtype = i / 3 ? fp16 : bf16;
+        c.cache.strides[1] = widths[i / 3], c.cache.strides[0] = 64 * widths[i / 3];
+        c.latent.tensor.dtype = c.rope.tensor.dtype = c.out.tensor.dtype = dtypes[i % 3];
+        const int64_t d_qk = i / 3 == 3 ? 512 : 576;
+        c.latent.shape[1] = c.latent.strides[0] = d_qk - 64, c.out.shape[1] = c.out.strides[0] = d_qk;
+        CHECK_OK(fmla_cache_append(&c.append));
+        snprintf(name, sizeof name, "cache_append_%s_%s", formats[i / 3], names[i % 3]);
+        struct cache_params p = cache_launched(name);
+        CHECK_ALL({p.d_qk, d_qk}, {p.latent_width, d_qk - 64},
+                  {p.page_stride, 64 * widths[i / 3] * (i / 3 < 2 ? 2 : 1)},
+                  {p.slot_stride, i / 3 < 2    ? 1152
+                                  : i / 3 == 2 ? 656
+                                               : 576},
+                  {p.aligned, 1});
+        CHECK_OK(fmla_cache_gather(&c.gather));
+        snprintf(name, sizeof name, "cache_gather_%s_%s", formats[i / 3], names[i % 3]);
+        p = cache_launched(name);
+        CHECK_ALL({p.aligned, 1}, {p.out_stride, d_qk});
+    }
+    cache_call(&c, 0);
+    c.append.stream = c.gather.stream = STREAM;
+    c.latent.strides[0] = 520, c.rope.strides[0] = 1024;
+    CHECK_OK(fmla_cache_append(&c.append));
+    struct cache_params p = cache_launched("cache_append_fp8_656_bf16");
+    CHECK_ALL({offset(p.latent, 0), 0}, {offset(p.rope, 1), 0}, {offset(p.cache, 2), 0},
+              {offset(p.slots, 3), 0}, {p.latent_stride, 520}, {p.rope_stride, 1024}, {p.tokens, 2},
+              {p.slots_of_cache, 256}, {p.few_slots, 1}, {divides(p.page_divisor, 64), true},
+              {launched(0)->config.grid_x, 1});
+
+    /* What is no multiple of 16 bytes goes another way. */
+    struct held *const held[] = {&c.latent, &c.rope, &c.cache, &c.cache, &c.cache};
+    for (int i = 0; i < 5; i++) {
+        cache_call(&c, 0);
+        c.append.stream = STREAM;
+        if (i < 2) held[i]->strides[0] += 4;
+        if (i == 2) c.cache.tensor.byte_offset = 8;
+        if (i == 3) c.cache.strides[0] += 8;
+        if (i == 4) c.cache.strides[1] = 660, c.cache.strides[0] = 64 * 660;
+        CHECK_OK(fmla_cache_append(&c.append));
+        p = cache_launched("cache_append_fp8_656_bf16");
+        CHECK_EQ(p.aligned, 0);
+    }
+    /* More slots than 32 bits count; blocks for all tokens. */
+    cache_call(&c, 0);
+    c.gather.stream = STREAM;
+    c.cache.shape[0] = INT64_C(1) << 28, c.slots.shape[0] = c.out.shape[0] = 4001;
+    CHECK_OK(fmla_cache_gather(&c.gather));
+    p = cache_launched("cache_gather_fp8_656_fp32");
+    CHECK_ALL({p.few_slots, 0}, {p.slots_of_cache, INT64_C(1) << 34}, {launched(0)->config.grid_x, 1001});
+    const int before = fake->launches;
+    c.slots.shape[0] = c.out.shape[0] = 0;
+    CHECK_OK(fmla_cache_gather(&c.gather));
+    CHECK_EQ(fake->launches, before); /* nothing to do */
+
+    /* The scale of the cache, as the quotient wants it. */
+    static const struct {
+        float scale, prescale;
+    } scales[] = {{0.0f, 1.0f}, {0.037f, 1.0f}, {0x1p-100f, 0x1p80f}, {0x1p100f, 0x1p-64f}};
+    for (int i = 0; i < 4; i++) {
+        cache_call(&c, 0);
+        c.append.stream = c.gather.stream = STREAM;
+        c.cache.shape[3] = 576, c.append.kv_format = c.gather.kv_format = FMLA_KV_FP8_576;
+        c.append.cache_scale = c.gather.cache_scale = scales[i].scale;
+        const float scale = scales[i].scale == 0.0f ? 1.0f : scales[i].scale;
+        CHECK_OK(fmla_cache_append(&c.append));
+        p = cache_launched("cache_append_fp8_576_bf16");
+        CHECK(p.prescale == scales[i].prescale && p.cache_scale == scale * p.prescale &&
+                  p.inverse == 1.0f / p.cache_scale,
+              "scale %a: %a %a %a", (double)scale, (double)p.prescale, (double)p.cache_scale,
+              (double)p.inverse);
+        CHECK_OK(fmla_cache_gather(&c.gather));
+        p = cache_launched("cache_gather_fp8_576_fp32");
+        CHECK(p.cache_scale == scale, "%a", (double)p.cache_scale);
+    }
+}
+
+/* The payload of a plan of 128 requests of 8192 keys, made on the host for a device. */
+static int64_t payload_for(fmla_device target, int32_t num_workers, int64_t *partitions)
+{
+    static int32_t lengths[128];
+    static _Alignas(16) char plan[1 << 16];
+    struct held seqlens;
+    HELD(&seqlens, lengths, i32, 1, 128);
+    for (int r = 0; r < 128; r++) lengths[r] = 8192;
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 128, args.h_kv = 1;
+    args.target = target, args.num_workers = num_workers;
+    args.plan = plan, args.plan_size = sizeof plan;
+    CHECK_OK(fmla_decode_plan(&args));
+    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
+    CHECK_OK(fmla_plan_describe(plan, sizeof plan, &view));
+    CHECK_EQ(fake->launches, 0);
+    *partitions = view.num_partitions;
+    return view.payload;
+}
+
+/* A plan made on the host for a GPU asks that GPU for its SMs, and whether it has costs: then two whole requests a partition
+ * are best, 2 · (128 + 5); the default payload is ceil(128 · 133 / 66) + 5. */
+static void planned_on_the_host(void)
+{
+    int64_t partitions;
+    CHECK_EQ(payload_for(gpu_number(0), 0, &partitions), 266);
+    CHECK_EQ(partitions, 66);
+    CHECK_EQ(payload_for(gpu_number(0), 66, &partitions), 2 * 266);
+    CHECK_EQ(payload_for((fmla_device){FMLA_DEVICE_CPU, 0}, 132, &partitions), 263);
+    CHECK_EQ(partitions, 66);
+}
+
+static void planned_on_the_host_for_another(void)
+{
+    fake->capability = 80;
+    int64_t partitions;
+    CHECK_EQ(payload_for(gpu_number(0), 0, &partitions), 263);
+    CHECK_EQ(partitions, 66);
+}
+
+/* A plan made on a GPU for another device has the costs of that device: none. */
+static void planned_on_the_gpu_for_the_cpu(void)
+{
+    struct held seqlens;
+    REGION(&seqlens, 0, i32, 1, 5);
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 16, args.h_kv = 1, args.num_partitions = 7;
+    args.target = (fmla_device){FMLA_DEVICE_CPU, 0};
+    args.plan = region(1), args.plan_size = MEMORY;
+    CHECK_OK(fmla_decode_plan(&args));
+    const struct plan_params p = plan_params_of(launched(0));
+    CHECK_ALL({p.num_partitions, 7}, {p.costs.row_tiles, 0});
+}
+
+/* ---- Attributes, for kernels that use them -------------------------------------------------------------- */
+
+static void attributes(void)
+{
+    struct cuda_kernel merge = {.image = "any/merge", .name = "merge"};
+    struct merge_params params = {0};
+    struct cuda_scope scope;
+    const struct cuda_launch launch = {.kernel = &merge,
+                                       .blocks = INT64_C(1) << 40,
+                                       .threads = 64,
+                                       .shared_bytes = 50000,
+                                       .cluster = 8,
+                                       .flags = LAUNCH_OVERLAP,
+                                       .stream = STREAM};
+    CHECK_OK(cuda_enter("test", "x", 0, &scope));
+    CHECK_OK(cuda_launch("test", &scope, &launch, (void *[]){&params}));
+    CHECK_ALL(
+        {launched(0)->config.grid_x, INT32_MAX}, {launched(0)->config.num_attributes, 2},
+        {launched(0)->attributes[0].id, CU_LAUNCH_CLUSTER}, {launched(0)->attributes[0].value.cluster.x, 8},
+        {launched(0)->attributes[0].value.cluster.y, 1}, {launched(0)->attributes[1].id, CU_LAUNCH_OVERLAP},
+        {launched(0)->attributes[1].value.overlap, 1});
+    struct cuda_kernel nowhere = {.image = "any/nowhere", .name = "nowhere"};
+    check_rejected("no such image", cuda_load("test", &scope, &nowhere, 0), FMLA_UNSUPPORTED, "test",
+                   "kernel", "nowhere|any/nowhere");
+    cuda_leave(&scope);
+}
+
+static void no_overlap_before_hopper(void)
+{
+    fake->capability = 80;
+    struct cuda_kernel merge = {.image = "any/merge", .name = "merge"};
+    struct merge_params params = {0};
+    struct cuda_scope scope;
+    const struct cuda_launch launch = {.kernel = &merge, .blocks = 1, .threads = 64, .flags = LAUNCH_OVERLAP};
+    CHECK_OK(cuda_enter("test", "x", 0, &scope));
+    CHECK_OK(cuda_launch("test", &scope, &launch, (void *[]){&params}));
+    CHECK_EQ(launched(0)->config.num_attributes, 0);
+    cuda_leave(&scope);
+}
+
+int main(int argc, char **argv)
+{
+    return RUN_SCENARIOS(argc, argv, "test_cuda_others", merge_and_plan, cache_operations,
+                         planned_on_the_host, planned_on_the_host_for_another, planned_on_the_gpu_for_the_cpu,
+                         attributes, no_overlap_before_hopper);
+}

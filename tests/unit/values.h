@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Attention over two keys, worked out by hand: for every kernel and the oracle, since what the two take from the same place
+ * (default scale, bases, conventions, the sink) no comparison between them can show.
+ *
+ * One row q = (a, 0, 0, …), and two keys k0 = (0, …, 1 at AT, …), k1 = (24, 0, …). The scores are 0 and s = 24 a / sqrt(d_qk).
+ * Where the row sees k0 z times and k1 t times, lse = ln(z + t e^s), the greatest score is s, or 0 without k1,
+ * out[AT] = z / (z + t e^s) and out[0] = 24 t e^s / (z + t e^s). All else in a cache is NaN, scales too.
+ */
+#ifndef FMLA_VALUES_H
+#define FMLA_VALUES_H
+
+#include "tensors.h"
+
+#include "kvformat.h"
+#include "random.h"
+
+#include <math.h>
+
+enum {
+    D_V = 512,
+    WIDEST = 576,
+    AT = 130 /* of another group of values than 0, in both formats of bytes */
+};
+
+struct format {
+    const char *name;
+    int32_t public_name;
+    enum kv_format format;
+    int64_t d_qk, last; /* last: of the tensor's dimensions */
+    int flat;
+};
+
+static inline fmla_dtype type_of(const struct format *f)
+{
+    return f->format == KV_FP16 ? fp16 : bf16;
+}
+
+static inline fmla_dtype cache_type_of(const struct format *f)
+{
+    return f->last > f->d_qk ? u8 : type_of(f);
+}
+
+static inline float value_of(uint16_t v, const struct format *f)
+{
+    return f->format == KV_FP16 ? num_from_fp16(v) : num_from_bf16(v);
+}
+
+static inline uint16_t code_of(float x, const struct format *f)
+{
+    return f->format == KV_FP16 ? num_to_fp16(x) : num_to_bf16(x);
+}
+
+static inline int near(double value, double expected, double relative)
+{
+    return value == expected || fabs(value - expected) <= relative * fabs(expected);
+}
+
+/* ---- By hand --------------------------------------------------------------------------------- */
+
+struct by_hand {
+    double lse /* natural */, most, of_0, of_at;
+};
+
+/* Of z times k0 and t times k1. `sink`: NULL, or the row's. */
+static inline struct by_hand work_out(int z, int t, double a, int64_t d_qk, const float *sink)
+{
+    if (!z && !t) return (struct by_hand){INFINITY, -INFINITY, 0.0, 0.0};
+    const double s = 24.0 * a / sqrt((double)d_qk), sum = z + t * exp(s), lse = log(sum);
+    const double scale = sink ? 1.0 / (1.0 + exp((double)*sink - lse)) : 1.0;
+    return (struct by_hand){lse, t ? s : 0.0, 24.0 * t * exp(s) / sum * scale, z / sum * scale};
+}
+
+/* How many values of an output row are wrong beside those at 0 and AT. */
+static inline int wrong_zeros(const uint16_t *out, const struct format *f)
+{
+    int wrong = 0;
+    for (int d = 1; d < D_V; d++) wrong += d != AT && value_of(out[d], f) != 0.0f;
+    return wrong;
+}
+
+/* One token: 1, or 24, at `d`, and 0 elsewhere; spelled out, nothing here goes through kvformat.h. Quantised it is code · scale,
+ * with that group's scale and others elsewhere. */
+static inline void put_token(uint8_t *page, int64_t page_size, int64_t slot, const struct format *f,
+                             int64_t d, int twenty_four)
+{
+    static const float scales[4] = {2.0f, 0.25f, 8.0f, 1.0f};
+    static const uint8_t exponents[7] = {128, 131, 125, 127, 120, 140, 127}; /* 2, 16, 1/4, … */
+    const int64_t bytes = f->last == 656 ? 656 : f->last == 584 ? 576 : 2 * f->d_qk;
+    uint8_t *const token = page + slot * bytes;
+    memset(token, 0, (size_t)bytes);
+    if (f->last == 656) memcpy(token + 512, scales, sizeof scales);
+    if (f->last == 584) memcpy(page + page_size * 576 + slot * 8, exponents, 7); /* and not the pad byte */
+    if (f->last > f->d_qk) {
+        token[d] = twenty_four ? 0x54 /* 12 · 2 */ : 0x48 /* 4 · 1/4 */;
+    } else {
+        const uint16_t value =
+            f->format == KV_FP16 ? (twenty_four ? 0x4e00 : 0x3c00) : (twenty_four ? 0x41c0 : 0x3f80);
+        memcpy(token + 2 * d, &value, sizeof value);
+    }
+}
+
+/* k0 and k1 in two slots of a page. */
+static inline void put_keys(uint8_t *page, int64_t page_size, int64_t k0, int64_t k1, const struct format *f)
+{
+    put_token(page, page_size, k0, f, AT, 0), put_token(page, page_size, k1, f, 0, 1);
+}
+
+#endif
