@@ -53,9 +53,10 @@ enum { D_V = 512 };
     X(DENSE_LSE, BY_HEAD, lse)                                                                               \
     X(DENSE_Q, INPUT, q)                                                                                     \
     X(DENSE_KV, INPUT, kv_cache)                                                                             \
-    X(DENSE_BLOCK_TABLE, INPUT, block_table) X(DENSE_SEQLENS, INPUT, seqlens)                                \
-        X(DENSE_SINK, INPUT, attn_sink) X(DENSE_PARTITIONS, TABLE, partitions)                               \
-            X(DENSE_NUM_SPLITS, TABLE, num_splits)
+    X(DENSE_BLOCK_TABLE, INPUT, block_table)                                                                 \
+    X(DENSE_SEQLENS, INPUT, seqlens)                                                                         \
+    X(DENSE_SINK, INPUT, attn_sink)                                                                          \
+    X(DENSE_PARTITIONS, TABLE, partitions) X(DENSE_NUM_SPLITS, TABLE, num_splits)
 enum { DENSE_TENSORS_OF(TENSOR_NAME) DENSE_TENSORS };
 
 struct decode_case {

@@ -66,8 +66,8 @@ enum { PREFILL_CLASSES = 61 };
     X(PREFILL_MAX, BY_TOKEN, max_logits)                                                                     \
     X(PREFILL_LSE, BY_TOKEN, lse)                                                                            \
     X(PREFILL_Q, INPUT, q)                                                                                   \
-    X(PREFILL_SINK, INPUT, attn_sink) X(PREFILL_KV, INPUT, kv) X(PREFILL_INDICES, INPUT, indices)            \
-        X(PREFILL_LENGTH, INPUT, topk_length)
+    X(PREFILL_SINK, INPUT, attn_sink)                                                                        \
+    X(PREFILL_KV, INPUT, kv) X(PREFILL_INDICES, INPUT, indices) X(PREFILL_LENGTH, INPUT, topk_length)
 enum { PREFILL_TENSORS_OF(TENSOR_NAME) PREFILL_TENSORS };
 
 struct prefill_case {

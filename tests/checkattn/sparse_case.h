@@ -48,10 +48,13 @@ extern const int64_t sparse_shapes[SPARSE_SHAPES][3];
     X(SPARSE_LSE, BY_HEAD, lse)                                                                              \
     X(SPARSE_Q, INPUT, q)                                                                                    \
     X(SPARSE_SINK, INPUT, attn_sink)                                                                         \
-    X(SPARSE_KV, INPUT, kv_cache) X(SPARSE_INDICES, INPUT, indices) X(SPARSE_LENGTH, INPUT, topk_length)     \
-        X(SPARSE_EXTRA_KV, INPUT, extra_kv_cache) X(SPARSE_EXTRA_INDICES, INPUT, extra_indices)              \
-            X(SPARSE_EXTRA_LENGTH, INPUT, extra_topk_length) X(SPARSE_PARTITIONS, TABLE, partitions)         \
-                X(SPARSE_NUM_SPLITS, TABLE, num_splits)
+    X(SPARSE_KV, INPUT, kv_cache)                                                                            \
+    X(SPARSE_INDICES, INPUT, indices)                                                                        \
+    X(SPARSE_LENGTH, INPUT, topk_length)                                                                     \
+    X(SPARSE_EXTRA_KV, INPUT, extra_kv_cache)                                                                \
+    X(SPARSE_EXTRA_INDICES, INPUT, extra_indices)                                                            \
+    X(SPARSE_EXTRA_LENGTH, INPUT, extra_topk_length)                                                         \
+    X(SPARSE_PARTITIONS, TABLE, partitions) X(SPARSE_NUM_SPLITS, TABLE, num_splits)
 enum { SPARSE_TENSORS_OF(TENSOR_NAME) SPARSE_TENSORS };
 
 struct sparse_case {

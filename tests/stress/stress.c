@@ -206,7 +206,7 @@ static void *host_thread(void *data)
 /* Rounds of calls, each with a setting of the library's threads, until time or calls are used up. */
 static void make_calls(int threads)
 {
-    struct host_thread host[MOST_THREADS];
+    struct host_thread host[MOST_THREADS] = {{0}};
     pthread_t thread[MOST_THREADS];
     for (int64_t first = 1; timing_now() < stress.end && !(stress.calls && first > stress.calls);) {
         int64_t last = first / ROUND * ROUND + ROUND - 1;
