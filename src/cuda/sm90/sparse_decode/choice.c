@@ -44,8 +44,7 @@ const char *sm90_sparse_decode_refuses(const struct sparse_decode_problem *p, co
     if (!cache_aligned(&p->cache[0])) return "takes a cache whose base and strides are multiples of 16 bytes";
     *argument = "extra_kv_cache";
     /* Without entries too, so that a request's kernel is the same whatever room its lists have. */
-    if (!cache_aligned(&p->cache[1]))
-        return "takes a cache whose base and strides are multiples of 16 bytes";
+    if (!cache_aligned(&p->cache[1])) return "takes a cache whose base and strides are multiples of 16 bytes";
     *argument = "out";
     if (!aligned(p->out) || !strides_aligned(shape, p->out_stride, 3, 2))
         return "takes an output whose base and strides are multiples of 16 bytes";
