@@ -49,4 +49,4 @@ for i in "${!parts[@]}"; do
     wait "${parts[i]}" || bad=1
     cat "$folder/$i/log"
 done
-exit $bad
+[ $bad -eq 0 ]
