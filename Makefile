@@ -12,7 +12,7 @@ demo: build
 	@scripts/demo.sh
 
 test: build
-	@ctest --preset release
+	@ctest --preset release -j "$$(nproc)"
 
 test-fresh:
 	@scripts/test-fresh.sh

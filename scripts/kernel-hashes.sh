@@ -48,10 +48,24 @@ targets() {
     fi
 }
 
-# hash SOURCE ARCHITECTURE: paths within the machine code are those from the root. Fails if nvcc does.
-hash() {
-    (cd "$root" && "$nvcc" -std=c++17 -O3 -cubin -arch="sm_$2" -o "$folder/cubin" "$1") &&
-        sha256sum <"$folder/cubin" | cut -d ' ' -f 1
+# hash_one SOURCE ARCHITECTURE: prints both and the hash, or "refused" where nvcc fails. Paths within the machine code are
+# those from the root.
+hash_one() {
+    local cubin sum=refused
+    cubin=$(mktemp "$folder/cubin.XXXXXX")
+    if (cd "$root" && "$nvcc" -std=c++17 -O3 -cubin -arch="sm_$2" -o "$cubin" "$1"); then
+        sum=$(sha256sum <"$cubin" | cut -d ' ' -f 1)
+    fi
+    printf '%s %s %s\n' "$1" "$2" "$sum"
+}
+export -f hash_one
+
+# hash_all FILE: of every line of the file, a source and an architecture, what hash_one prints, in the file's order. They
+# are compiled side by side.
+hash_all() {
+    export folder root nvcc
+    xargs -r -L 1 -P "$(nproc)" bash -c 'hash_one "$@"' hash_one <"$1" >"$folder/sums"
+    awk 'NR == FNR { sum[$1, $2] = $3; next } { print $1, $2, sum[$1, $2] }' "$folder/sums" "$1"
 }
 
 make_list() {
@@ -59,13 +73,14 @@ make_list() {
     shift
     [ $# -gt 0 ] || set -- 80 90
     find_nvcc 3
+    sources | while IFS= read -r source; do
+        for architecture in $(targets "$source" "$@"); do echo "$source $architecture"; done
+    done >"$folder/wanted"
     {
         echo "# toolkit $toolkit"
-        sources | while IFS= read -r source; do
-            for architecture in $(targets "$source" "$@"); do
-                sum=$(hash "$source" "$architecture") || exit 1
-                echo "$sum  $source sm_$architecture"
-            done
+        hash_all "$folder/wanted" | while read -r source architecture sum; do
+            [ "$sum" != refused ] || exit 1
+            echo "$sum  $source sm_$architecture"
         done
     } >"$folder/list"
     grep -q '^[0-9a-f]\{64\} ' "$folder/list" || {
@@ -92,8 +107,11 @@ check_record() {
         }
     done < <(sources)
     while read -r source architecture was; do
-        now=missing
-        [ ! -f "$root/$source" ] || now=$(hash "$source" "$architecture") || now=refused
+        if [ -f "$root/$source" ]; then echo "$source $architecture"; fi
+    done <"$folder/recorded" >"$folder/wanted"
+    hash_all "$folder/wanted" >"$folder/now"
+    while read -r source architecture was; do
+        now=$(sed -n "s,^$source $architecture ,,p" "$folder/now") # nothing where the file is gone
         [ "$now" = "$was" ] || {
             echo "$record: $source: its machine code for sm_$architecture is no longer what was checked on that GPU"
             bad=1

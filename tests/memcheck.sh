@@ -13,19 +13,40 @@ if ! grep -qw avx2 /proc/cpuinfo; then
 fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-cd "$folder"
 export OMP_NUM_THREADS=1 FLASHMLA_KERNEL=cpu-avx2
 check() { valgrind --quiet --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite "$@"; }
 
-check "$build/checkattn" --device cpu --threads own --op dense_decode --kernel cpu-avx2 --cases 2 | tee result
-grep -q '^partial dense_decode cpu-avx2: ' result # a kernel that was not reached has not passed
-for options in '' '--dtype fp16 --page-size 17 --causal --sink --query-tokens 2 --kv-heads 2 --d-qk 512'; do
-    # shellcheck disable=SC2086 # words
-    "$build/flashmla" make-input batch.safetensors --seq-lens 0,1,65,140 --heads 18 $options >/dev/null
-    for more in '' --batch-invariant; do
-        # shellcheck disable=SC2086
-        check "$build/flashmla" run batch.safetensors --check --repeat 1 --threads 1 $more | tee result
-        grep -Eq '^kernel +cpu-avx2' result
-        grep -Eq '^check +PASS' result
-    done
+oracle() {
+    check "$build/checkattn" --device cpu --threads own --op dense_decode --kernel cpu-avx2 --cases 2 | tee result
+    grep -q '^partial dense_decode cpu-avx2: ' result # a kernel that was not reached has not passed
+}
+
+run_batch() { # run_batch MORE OPTION...: run, with MORE if that is not empty, of what make-input makes with the options
+    local more=$1
+    shift
+    "$build/flashmla" make-input batch.safetensors --seq-lens 0,1,65,140 --heads 18 "$@" >/dev/null
+    check "$build/flashmla" run batch.safetensors --check --repeat 1 --threads 1 ${more:+"$more"} | tee result
+    grep -Eq '^kernel +cpu-avx2' result
+    grep -Eq '^check +PASS' result
+}
+
+# Each part in a folder of its own, side by side: valgrind itself uses one core.
+parts=()
+part() { # part COMMAND...
+    local own=$folder/${#parts[@]}
+    mkdir "$own"
+    (cd "$own" && set -e && "$@") >"$own/log" 2>&1 &
+    parts+=($!)
+}
+part oracle
+other=(--dtype fp16 --page-size 17 --causal --sink --query-tokens 2 --kv-heads 2 --d-qk 512)
+for more in '' --batch-invariant; do
+    part run_batch "$more"
+    part run_batch "$more" "${other[@]}"
 done
+bad=0
+for i in "${!parts[@]}"; do
+    wait "${parts[i]}" || bad=1
+    cat "$folder/$i/log"
+done
+[ $bad -eq 0 ]
