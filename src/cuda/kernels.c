@@ -11,7 +11,11 @@
 enum { BY_DEVICE = -1 };
 
 #define KERNEL(schedule, element, format, variant, cc, of_block, shared, file, function)                     \
-    {.image = file, .name = function, .capability = cc, .threads = of_block, .dynamic_bytes = shared},
+    {.image = (file),                                                                                        \
+     .name = (function),                                                                                     \
+     .capability = (cc),                                                                                     \
+     .threads = (of_block),                                                                                  \
+     .dynamic_bytes = (shared)},
 static struct cuda_kernel kernels[] = {
 #include "kernels.def"
 };
