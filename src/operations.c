@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT */
+#include "operations.h"
+
+#include <stddef.h>
+
+const char *const dimension_words[DIMENSIONS] = {
+#define DIMENSION(name, words) [DIM_##name] = (words),
+#include "operations.def"
+};
+
+const enum dimension flat_dimensions[3] = {DIM_s_kv, DIM_h_kv, DIM_d_qk};
+
+#define IS_THERE(dimension) (DIM_##dimension != DIM__)
+#define OPERATION(op, OP)                                                                                    \
+    [OP_##OP] = {.name = #op, .size = sizeof(fmla_##op##_args), .members = (const struct member[]) {
+#define TENSOR(op, member, allow, d0, d1, d2, d3, d4)                                                        \
+    {.name = #member,                                                                                        \
+     .kind = MEMBER_TENSOR,                                                                                  \
+     .offset = offsetof(fmla_##op##_args, member),                                                           \
+     .allowed = (allow),                                                                                     \
+     .rank = IS_THERE(d0) + IS_THERE(d1) + IS_THERE(d2) + IS_THERE(d3) + IS_THERE(d4),                       \
+     .dimensions = {DIM_##d0, DIM_##d1, DIM_##d2, DIM_##d3, DIM_##d4}},
+#define OPTION(op, member, which, least, most)                                                               \
+    {.name = #member,                                                                                        \
+     .kind = MEMBER_##which,                                                                                 \
+     .offset = offsetof(fmla_##op##_args, member),                                                           \
+     .low = (least),                                                                                         \
+     .high = (most)},
+#define RANGES(op)                                                                                           \
+    {                                                                                                        \
+        0                                                                                                    \
+    }                                                                                                        \
+    }                                                                                                        \
+    , .ranges = (const struct range[])                                                                       \
+    {
+#define RANGE(op, which, least, most) {DIM_##which, (least), (most)},
+#define END(op)                                                                                              \
+    {                                                                                                        \
+        0                                                                                                    \
+    }                                                                                                        \
+    }                                                                                                        \
+    }                                                                                                        \
+    ,
+/* clang-format off */
+const struct descriptor descriptors[OPERATIONS] = {
+#include "operations.def"
+};
+/* clang-format on */
+
+_Static_assert(FMLA_KV_BF16 == KV_BF16 + 1 && FMLA_KV_FP16 == KV_FP16 + 1 &&
+                   FMLA_KV_FP8_656 == KV_FP8_656 + 1 && FMLA_KV_FP8_584 == KV_FP8_584 + 1 &&
+                   FMLA_KV_FP8_576 == KV_FP8_576 + 1,
+               "the public formats are those of kvformat.h, behind FMLA_KV_NONE");
+
+const struct cache_format cache_formats[FMLA_KV_FP8_576 + 1] = {
+    {"not named", KV_BF16, 0, 0, 0, 1},
+    {"FMLA_KV_BF16", KV_BF16, ALLOW_BF16, 0, 0, 1},
+    {"FMLA_KV_FP16", KV_FP16, ALLOW_FP16, 0, 0, 1},
+    {"FMLA_KV_FP8_656", KV_FP8_656, ALLOW_BYTES, 576, 656, 4},
+    {"FMLA_KV_FP8_584", KV_FP8_584, ALLOW_BYTES, 512, 584, 2},
+    {"FMLA_KV_FP8_576", KV_FP8_576, ALLOW_BYTES, 576, 576, 1},
+};

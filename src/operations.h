@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The descriptors of operations.def as tables, for the library's checks, for its tests and for its tools.
+ */
+#ifndef FMLA_OPERATIONS_H
+#define FMLA_OPERATIONS_H
+
+#include "flashmla/flashmla.h"
+
+#include "kvformat.h"
+
+enum { MAX_PARTITIONS = 65536 };
+
+/* Batches are counted in 32 bits in plans; leave room for one split more a partition. */
+enum { MAX_BATCH = INT32_MAX - MAX_PARTITIONS - 1 };
+
+enum element { ELEMENT_BF16, ELEMENT_FP16, ELEMENT_F32 };
+
+/* What a tensor may be, as bits. */
+enum {
+    ALLOW_BF16 = 1 << ELEMENT_BF16,
+    ALLOW_FP16 = 1 << ELEMENT_FP16,
+    ALLOW_F32 = 1 << ELEMENT_F32,
+    ALLOW_FLOATS = ALLOW_BF16 | ALLOW_FP16 | ALLOW_F32,
+    ALLOW_I32 = 1 << 3,
+    ALLOW_I64 = 1 << 4,
+    ALLOW_BYTES = 1 << 5, /* any type of one byte */
+    ALLOW_SAME =
+        1 << 6, /* the type of the operation's first tensor; of a cache: where its format is one of 16 bits */
+    ALLOW_NULL = 1 << 7, /* the tensor may be absent */
+    IS_OUTPUT = 1 << 8,  /* no two elements may share memory */
+    IS_CACHE =
+        1 << 9, /* pages of the format that kv_format names, which says the type and the last dimension */
+    OR_FLAT = 1 << 10,  /* … or [s_kv, h_kv, d_qk], where that format is one of 16 bits */
+    IN_UNITS = 1 << 11, /* … at addresses and strides that are multiples of the format's unit */
+    IN_ROWS = 1 << 12,  /* rows without gaps, aligned to 16 bytes */
+    IN_CALLS = 1 << 13  /* not looked at where a size is asked */
+};
+
+enum { MAX_DIMENSIONS = 5, MAX_TENSORS = 12 };
+
+enum dimension {
+    DIM__,
+#define DIMENSION(name, words) DIM_##name,
+#include "operations.def"
+    DIMENSIONS
+};
+
+enum operation {
+#define OPERATION(op, OP) OP_##OP,
+#include "operations.def"
+    OPERATIONS
+};
+
+/* The tensors of each operation, numbered from 0. */
+enum {
+#define OPERATION(op, OP)                               TENSORS_BEFORE_##op = -1,
+#define TENSOR(op, member, allowed, d0, d1, d2, d3, d4) TENSOR_##op##_##member,
+#include "operations.def"
+};
+
+enum member_kind {
+    MEMBER_TENSOR,  /* const fmla_tensor * */
+    MEMBER_INTEGER, /* int32_t */
+    MEMBER_FORMAT,  /* int32_t: the format of the caches, FMLA_KV_… */
+    MEMBER_WIDE,    /* int64_t */
+    MEMBER_REAL,    /* float */
+    MEMBER_POINTER, /* void * */
+    MEMBER_BYTES,   /* size_t */
+    MEMBER_TEXT,    /* const char * */
+    MEMBER_DEVICE   /* fmla_device */
+};
+
+struct member {
+    const char *name;
+    enum member_kind kind;
+    size_t offset;
+    int64_t low, high; /* of an option */
+    unsigned allowed;  /* of a tensor */
+    int rank;
+    enum dimension dimensions[MAX_DIMENSIONS];
+};
+
+struct range {
+    enum dimension dimension;
+    int64_t low, high;
+};
+
+struct descriptor {
+    const char *name;
+    size_t size;                  /* of the argument struct */
+    const struct member *members; /* in their order; the last has no name */
+    const struct range *ranges;   /* the last is of no dimension */
+};
+
+extern const struct descriptor descriptors[OPERATIONS];
+extern const char *const dimension_words[DIMENSIONS];
+
+/* The dimensions of keys that are not in pages (OR_FLAT). */
+extern const enum dimension flat_dimensions[3];
+
+/* A public cache format, FMLA_KV_…. */
+struct cache_format {
+    const char *name;
+    enum kv_format format;
+    unsigned allowed; /* types of a cache */
+    int64_t d_qk;     /* 0: any */
+    int64_t token;    /* elements of a token as the tensor's last dimension has them; 0: d_qk */
+    int64_t unit;     /* bytes that strides and addresses must be multiples of */
+};
+
+extern const struct cache_format cache_formats[FMLA_KV_FP8_576 + 1];
+
+#endif
