@@ -379,25 +379,10 @@ int command_layout(int argc, char **argv)
     struct layout_options o = {.columns = DEFAULT_COLUMNS};
     const char *name = NULL;
     const struct option options[] = {
-        {"--lane",
-         OPTION_COUNT,
-         &o.lane,
-         "N",
-         "show this lane alone",
-         0,
-         WARPGROUP_THREADS - 1,
-         {NULL},
-         &o.lane_given},
-        {"--columns",
-         OPTION_COUNT,
-         &o.columns,
-         "N",
-         "columns of wgmma-d, a multiple of 8; default 16",
-         8,
-         LAYOUT_COLUMNS,
-         {NULL},
-         &o.columns_given},
-        {"--svg", OPTION_OUTPUT, &o.svg, "FILE", "draw the layout there", 0, 0, {NULL}, NULL},
+        OPTION_NUMBER("--lane", &o.lane, 0, WARPGROUP_THREADS - 1, "show this lane alone", &o.lane_given),
+        OPTION_NUMBER("--columns", &o.columns, 8, LAYOUT_COLUMNS,
+                      "columns of wgmma-d, a multiple of 8; default 16", &o.columns_given),
+        OPTION_FILE("--svg", &o.svg, "draw the layout there"),
         {0}};
     switch (options_parse(&about, options, argc, argv, &name)) {
     case OPTIONS_HELPED: return EXIT_GOOD;

@@ -174,15 +174,9 @@ static int command_help(int argc, char **argv)
 {
     int as = HELP_TEXT;
     const char *name = NULL;
-    const struct option options[] = {{"--as",
-                                      OPTION_CHOICE,
-                                      &as,
-                                      "FORM",
-                                      "text (the default), man, bash or zsh",
-                                      0,
-                                      0,
-                                      {"text", "man", "bash", "zsh", NULL},
-                                      NULL},
+    const struct option options[] = {OPTION_ONE_OF("--as", &as, "FORM",
+                                                   "text (the default), man, bash or zsh", NULL, "text",
+                                                   "man", "bash", "zsh"),
                                      {0}};
     switch (options_parse(&help, options, argc, argv, &name)) {
     case OPTIONS_HELPED: return EXIT_GOOD;
