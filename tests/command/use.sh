@@ -153,6 +153,7 @@ grep -q '<title>request 5, keys 0 to ' plan.svg || wrong 'plan.svg does not show
 good verify
 has '^ok +dense_decode +cpu-generic '
 has '^ok +sparse_decode +cpu-generic '
+has '^ok +sparse_prefill +cpu-generic '
 has '^ok +merge +cpu-generic '
 has '^ok +cache_append +cpu-generic '
 has '^ok +cache_gather +cpu-generic '

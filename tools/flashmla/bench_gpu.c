@@ -24,7 +24,7 @@ static bool launch(void *graph, void *stream, struct fault *fault)
 
 static void *stream_of(const struct bench_timed *t)
 {
-    return *(void **)call_option((struct call *)t->call, "stream");
+    return *(void **)call_option(t->call, "stream");
 }
 
 static bool send(const struct bench_gpu *b, const struct bench_timed *t, fmla_status *status,

@@ -44,7 +44,6 @@ static bool open_calls(struct bench_session *s, struct calls *calls, const struc
                 return false;
             calls->runs[i] = gpu;
         } else {
-            if (call_refused(status, call_kernel(host, &(const char *){NULL}), fault)) return false;
             if (!call_workspace(host, status, fault)) {
                 if (!*status) *status = FMLA_UNSUPPORTED; /* another row may have memory */
                 return false;

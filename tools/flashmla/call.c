@@ -56,7 +56,7 @@ bool call_refused(fmla_status *status, fmla_status from, struct fault *fault)
 fmla_status call_kernel(const struct call *call, const char **name)
 {
     if (functions[call->op].kernel) return functions[call->op].kernel(&call->args, name);
-    const char *forced = *(const char **)call_option((struct call *)call, "kernel");
+    const char *forced = *(const char **)call_option(call, "kernel");
     fmla_capability row = FMLA_INIT(fmla_capability);
     *name = forced ? forced : "none";
     for (int64_t i = 0; !forced && fmla_capabilities(call->device, i, &row) == FMLA_OK; i++) {
@@ -82,12 +82,12 @@ const enum dimension *call_dimensions(const struct member *member, int32_t rank)
     return member->allowed & OR_FLAT && rank != member->rank ? flat_dimensions : member->dimensions;
 }
 
-static void *place(struct call *call, const struct member *member)
+static void *place(const struct call *call, const struct member *member)
 {
     return (char *)&call->args + member->offset;
 }
 
-void *call_option(struct call *call, const char *name)
+void *call_option(const struct call *call, const char *name)
 {
     for (const struct member *member = descriptors[call->op].members; member->name; member++)
         if (member->kind != MEMBER_TENSOR && !strcmp(member->name, name)) return place(call, member);

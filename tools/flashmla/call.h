@@ -50,7 +50,7 @@ const struct member *call_member(enum operation op, int index);
 const enum dimension *call_dimensions(const struct member *member, int32_t rank);
 
 /* The member that is no tensor, of whatever type it has; NULL where the operation has none of the name. */
-void *call_option(struct call *call, const char *name);
+void *call_option(const struct call *call, const char *name);
 
 /* Says which tensor the index-th is, contiguous; without memory if `data` is NULL. */
 void call_set(struct call *call, int index, fmla_dtype dtype, int32_t rank, const int64_t *shape, void *data);

@@ -21,7 +21,7 @@ bool device_parse(const char *text, fmla_device *device)
 
 static void **stream_of(const struct call *gpu)
 {
-    return call_option((struct call *)gpu, "stream");
+    return call_option(gpu, "stream");
 }
 
 /* Copies of the tensors, without memory: the library is asked first. */

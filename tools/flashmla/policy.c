@@ -13,7 +13,7 @@ static const int32_t *integers(const struct call *call, const char *name)
 
 static bool is_on(const struct call *call, const char *name)
 {
-    const int32_t *option = call_option((struct call *)call, name);
+    const int32_t *option = call_option(call, name);
     return option && *option;
 }
 
@@ -56,7 +56,7 @@ static void print_sparse(const struct call *call, const struct work *work)
     } caches[] = {{"kv", "kv", DIM_topk},
                   {"kv_cache", "kv_cache", DIM_topk},
                   {"extra_kv_cache", "extra cache", DIM_extra_topk}};
-    const int32_t format = *(const int32_t *)call_option((struct call *)call, "kv_format");
+    const int32_t format = *(const int32_t *)call_option(call, "kv_format");
     const bool bf16 = call->tensor[0].dtype.code == FMLA_TYPE_BFLOAT;
     print_q(call);
     for (size_t k = 0; k < sizeof caches / sizeof *caches; k++) {
@@ -137,10 +137,9 @@ static bool dense_check(const struct call *call, struct fault *fault)
 
 static fmla_status plan(const struct call *call, fmla_decode_plan_args *args, size_t *bytes)
 {
-    struct call *asked = (struct call *)call;
-    args->stream = *(void **)call_option(asked, "stream");
-    args->num_partitions = *(int32_t *)call_option(asked, "num_partitions");
-    args->plan = call->plan, args->plan_size = *(size_t *)call_option(asked, "plan_size");
+    args->stream = *(void **)call_option(call, "stream");
+    args->num_partitions = *(int32_t *)call_option(call, "num_partitions");
+    args->plan = call->plan, args->plan_size = *(size_t *)call_option(call, "plan_size");
     return bytes ? fmla_decode_plan_size(args, bytes) : fmla_decode_plan(args);
 }
 

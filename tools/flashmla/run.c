@@ -25,16 +25,12 @@ static const struct command run = {
     "compute attention from a tensor file; check and time it",
     "\n"
     "FILE has the tensors q, kv_cache, seqlens, and optionally block_table and attn_sink, as make-input "
-    "writes them; "
-    "\"causal\" and \"softmax_scale\" of its metadata hold unless options say otherwise. --out gets the "
-    "tensors out and "
-    "lse. With --check the result is compared with the oracle - all of it if that is quick, else 64 rows - "
-    "and a wrong one "
-    "is not written. A file with the tensor indices is one of sparse decode: q, kv_cache, and optionally "
-    "topk_length, "
-    "extra_kv_cache, extra_indices, extra_topk_length and attn_sink, with \"kv_format\" in its metadata. One "
-    "with kv in "
-    "place of kv_cache is one of sparse prefill, without extra tensors; --out gets max_logits, too.\n"
+    "writes them; \"causal\" and \"softmax_scale\" of its metadata hold unless options say otherwise. "
+    "--out gets the tensors out and lse. With --check the result is compared with the oracle - all of it "
+    "if that is quick, else 64 rows - and a wrong one is not written. A file with the tensor indices is "
+    "one of sparse decode: q, kv_cache, and optionally topk_length, extra_kv_cache, extra_indices, "
+    "extra_topk_length and attn_sink, with \"kv_format\" in its metadata. One with kv in place of "
+    "kv_cache is one of sparse prefill, without extra tensors; --out gets max_logits, too.\n"
     "\n"
     "Examples\n"
     "  flashmla run batch.safetensors --check\n"
@@ -165,7 +161,7 @@ static void print_report(struct job *job)
     struct run_told *told = &job->told;
     told->call = job->runs, told->work = call_work(&job->call);
     call_kernel(job->runs, &told->kernel); /* the call has succeeded: so does this */
-    told->workspace = *(const size_t *)call_option((struct call *)job->runs, "workspace_size");
+    told->workspace = *(const size_t *)call_option(job->runs, "workspace_size");
     policies[job->call.op].print(&job->call, &told->work);
     if (device_is_gpu(job->runs->device))
         printf("%-12s %s on cuda:%d\n", "kernel", told->kernel, job->runs->device.id);

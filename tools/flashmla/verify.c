@@ -24,8 +24,8 @@ static const struct command verify = {
     NULL,
     "hold this machine's kernels to the oracle",
     "\n"
-    "Every kernel that runs here, forced by name, on a short list of shapes. Ends "
-    "with 1 if a result is wrong.\n"
+    "Every kernel that runs here, forced by name, on a short list of shapes. Ends with 1 if a result is "
+    "wrong.\n"
     "\n"
     "Examples\n"
     "  flashmla verify\n"
