@@ -116,7 +116,7 @@ int64_t call_size(const struct call *call, enum dimension dimension)
 
 size_t call_bytes(const fmla_tensor *tensor)
 {
-    size_t bytes = tensor->dtype.bits / 8;
+    size_t bytes = (size_t)element_bytes(tensor->dtype);
     for (int i = 0; i < tensor->ndim; i++) bytes *= (size_t)tensor->shape[i];
     return bytes;
 }
@@ -139,22 +139,22 @@ void call_set(struct call *call, int index, fmla_dtype dtype, int32_t rank, cons
         .data = data, .device = call->device, .ndim = rank, .dtype = dtype, .shape = call->shape[index]};
 }
 
-static bool no_memory(const char *name, const fmla_tensor *tensor, struct fault *fault)
+static void no_memory(const char *name, const fmla_tensor *tensor, struct fault *fault)
 {
     char shape[128] = "";
-    double bytes = tensor->dtype.bits / 8;
+    double bytes = element_bytes(tensor->dtype);
     for (int i = 0; i < tensor->ndim; i++) {
         const size_t used = strlen(shape);
         snprintf(shape + used, sizeof shape - used, "%s%" PRId64, i ? ", " : "", tensor->shape[i]);
         bytes *= (double)tensor->shape[i];
     }
-    return fault_set(fault, "no memory for %s [%s] of %.0f bytes", name, shape, bytes);
+    fault_set(fault, "no memory for %s [%s] of %.0f bytes", name, shape, bytes);
 }
 
 bool call_allocate(struct call *call, int index, struct fault *fault)
 {
     fmla_tensor *tensor = &call->tensor[index];
-    size_t bytes = tensor->dtype.bits / 8;
+    size_t bytes = (size_t)element_bytes(tensor->dtype);
     bool fits = true;
     for (int i = 0; i < tensor->ndim; i++)
         fits = !__builtin_mul_overflow(bytes, (size_t)tensor->shape[i], &bytes) && fits;
@@ -162,7 +162,8 @@ bool call_allocate(struct call *call, int index, struct fault *fault)
     fits = fits && bytes / (size_t)sysconf(_SC_PAGESIZE) < (size_t)sysconf(_SC_PHYS_PAGES);
     tensor->data = fits ? aligned_alloc(64, bytes / 64 * 64 + 64) : NULL;
     call->owned[index] = tensor->data;
-    return tensor->data || no_memory(call_member(call->op, index)->name, tensor, fault);
+    if (!tensor->data) no_memory(call_member(call->op, index)->name, tensor, fault);
+    return tensor->data != NULL;
 }
 
 void call_set_results(struct call *call)
@@ -264,6 +265,6 @@ void call_slice(struct call *part, const struct call *call, const enum dimension
             offset += where * part->strides[i][d], part->shape[i][d] = 1;
         }
         part->tensor[i].strides = part->strides[i];
-        part->tensor[i].data = (char *)from->data + offset * (from->dtype.bits / 8);
+        part->tensor[i].data = (char *)from->data + offset * element_bytes(from->dtype);
     }
 }

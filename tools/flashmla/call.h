@@ -83,6 +83,11 @@ int64_t call_size(const struct call *call, enum dimension dimension);
 
 size_t call_bytes(const fmla_tensor *tensor);
 
+static inline int element_bytes(fmla_dtype dtype)
+{
+    return dtype.bits / 8;
+}
+
 /* The kernel that would run: the library's answer, or where it has no such question, what is forced or first in its list. */
 fmla_status call_kernel(const struct call *call, const char **name);
 

@@ -54,7 +54,7 @@ static void compare(const struct call *done, const struct call *oracle, struct c
         const fmla_tensor *mine = call_tensor(done, policy->results[k].name);
         const fmla_tensor *theirs = call_tensor(oracle, policy->results[k].name);
         if (!mine) continue;
-        const int64_t bytes = (int64_t)call_bytes(theirs), count = bytes / (theirs->dtype.bits / 8);
+        const int64_t bytes = (int64_t)call_bytes(theirs), count = bytes / element_bytes(theirs->dtype);
         for (int64_t i = 0; tolerance && i < count; i++)
             compare_add(&result->of[k], tolerance, element_load(mine->data, mine->dtype, place_of(mine, i)),
                         element_load(theirs->data, theirs->dtype, i));

@@ -56,19 +56,20 @@ struct layout {
 /* A fragment of 16 (two a register) or of 32 bits (one), whose places are of functions `of`_row and `of`_column. */
 #define FRAGMENT(called, words, tile_rows, tile_columns, holders, a_register, of)                            \
     {                                                                                                        \
-        .name = called, .summary = words, .rows = tile_rows, .columns = tile_columns, .lanes = holders,      \
-        .elements_a_register = a_register, .row = of##_row, .column = of##_column                            \
+        .name = (called), .summary = (words), .rows = (tile_rows), .columns = (tile_columns),                \
+        .lanes = (holders), .elements_a_register = (a_register), .row = of##_row, .column = of##_column      \
     }
 /* ldmatrix.x4: which row and chunk a lane gives the address of, and from whom it gets its elements. */
 #define LDMATRIX(called, words, tile_rows, tile_columns, of_row, of_chunk, from)                             \
     {                                                                                                        \
-        .name = called, .summary = words, .rows = tile_rows, .columns = tile_columns, .lanes = WARP_LANES,   \
-        .elements_a_register = 2, .address_row = ldmatrix_##of_row, .address_chunk = ldmatrix_##of_chunk,    \
-        .source = ldmatrix_##from, .source_element = ldmatrix_##from##_element                               \
+        .name = (called), .summary = (words), .rows = (tile_rows), .columns = (tile_columns),                \
+        .lanes = WARP_LANES, .elements_a_register = 2, .address_row = ldmatrix_##of_row,                     \
+        .address_chunk = ldmatrix_##of_chunk, .source = ldmatrix_##from,                                     \
+        .source_element = ldmatrix_##from##_element                                                          \
     }
 #define SWIZZLE(called, words, bytes)                                                                        \
     {                                                                                                        \
-        .name = called, .summary = words, .rows = SWIZZLE_ROWS, .columns = (bytes) / CHUNK_BYTES,            \
+        .name = (called), .summary = (words), .rows = SWIZZLE_ROWS, .columns = (bytes) / CHUNK_BYTES,        \
         .offset = swizzle_##bytes                                                                            \
     }
 

@@ -106,7 +106,7 @@ double shape_bytes(const struct shape *s)
     sizes_of(s, size);
     for (int i = 0; (member = call_member(s->op, i)); i++) {
         if (!is_there(s, member)) continue;
-        double bytes = type_of(s, member).bits / 8;
+        double bytes = element_bytes(type_of(s, member));
         for (int32_t d = shape_of(s, size, member, shape) - 1; d >= 0; d--) bytes *= (double)shape[d];
         all += bytes;
     }
@@ -135,7 +135,7 @@ static void fill(struct making *m, const char *name, float mean)
     static float pool[POOL]; /* as large as the widest type asks */
     const fmla_tensor *tensor = tensor_of(m, name);
     if (!tensor) return;
-    const int64_t bytes = tensor->dtype.bits / 8, count = (int64_t)call_bytes(tensor) / bytes;
+    const int64_t bytes = element_bytes(tensor->dtype), count = (int64_t)call_bytes(tensor) / bytes;
     const int64_t length = tensor->ndim > 1 ? tensor->shape[tensor->ndim - 1] : LONGEST;
     for (int i = 0; i < POOL; i++)
         element_store(pool, tensor->dtype, i, random_input(&m->random, mean, 0.1f));
@@ -336,7 +336,7 @@ static bool cache_values(struct making *m, struct fault *fault)
     const fmla_tensor *cache = tensor_of(m, "kv_cache");
     const int64_t pages = cache->shape[0], page_size = cache->shape[1];
     int64_t *slots = data_of(m, gather ? "slots" : "slot_mapping");
-    int32_t *order = malloc((size_t)(pages + 1) * sizeof *order);
+    int32_t *order = calloc((size_t)pages + 1, sizeof *order);
     if (!order) return fault_set(fault, "no memory for the pages");
     for (int64_t i = 0; i < pages; i++) order[i] = (int32_t)i;
     random_shuffle(&m->random, order, pages);

@@ -114,7 +114,7 @@ static void dense_narrow(struct call *part, const struct call *call, const int64
     /* Page r holds the keys of request r. */
     fmla_tensor *cache = &part->tensor[TENSOR_dense_decode_kv_cache];
     const int64_t first = at[0] * part->strides[TENSOR_dense_decode_kv_cache][0];
-    cache->data = (char *)cache->data + first * (cache->dtype.bits / 8);
+    cache->data = (char *)cache->data + first * element_bytes(cache->dtype);
     part->shape[TENSOR_dense_decode_kv_cache][0] -= at[0];
 }
 
@@ -171,7 +171,7 @@ static double named_keys(const int32_t *list, int64_t lists, int64_t topk, const
 
 static double token_bytes(const fmla_tensor *cache)
 {
-    return (double)(cache->shape[cache->ndim - 1] * (cache->dtype.bits / 8));
+    return (double)cache->shape[cache->ndim - 1] * element_bytes(cache->dtype);
 }
 
 static struct work sparse_work(const struct call *call)
