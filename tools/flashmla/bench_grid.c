@@ -7,13 +7,13 @@
 
 enum { MOST = 8, PRODUCTS = 5 };
 
-/* Lists end with 0; an axis without one has its usual value. page_size 0: 64, but of sparse prefill keys without pages. A
- * second cache has as many keys; with extra_varlen its lists count from 0 to all of their entries. */
+/* In the order of the rows below. Lists end with 0; an axis without one has its usual value. page_size 0: 64, but of sparse
+ * prefill keys without pages. A second cache has as many keys; with extra_varlen its lists count from 0 to all of their
+ * entries. */
 struct product {
-    int64_t b[MOST], s_q[MOST], s_k[MOST], h_q[MOST], topk[MOST], d_qk[MOST];
-    int64_t page_size, extra_topk, extra_page_size, causal;
+    int64_t b[MOST], s_q[MOST], s_k[MOST], h_q[MOST], topk[MOST];
+    int64_t page_size, extra_topk, extra_page_size, extra_varlen, causal, d_qk[MOST];
     enum { FIXED, FIXED_AND_VARYING, VARYING } lengths;
-    bool extra_varlen;
     int32_t format;
 };
 
@@ -45,41 +45,31 @@ static const struct grid {
      "cpu",
      {{{1, 8}, {1}, {16384}, {16, 128}, {2048}, .format = FMLA_KV_BF16},
       {{1, 8}, {1}, {16384}, {16, 128}, {2048}, .format = FMLA_KV_FP8_656},
-      {{1, 8}, {1}, {16384}, {16, 128}, {128}, {0}, 256, 1024, 64, .format = FMLA_KV_FP8_584}}},
+      {{1, 8}, {1}, {16384}, {16, 128}, {128}, 256, 1024, 64, .format = FMLA_KV_FP8_584}}},
     {OP_SPARSE_DECODE,
      "peers",
      {{{1, 2, 16, 64, 128}, {1, 2}, {32768}, {64, 128}, {2048}, .format = FMLA_KV_FP8_656},
-      {{2, 64, 128}, {2}, {16384}, {64}, {128}, {0}, 256, 512, 64, .format = FMLA_KV_FP8_584},
-      {{2, 64, 128}, {2}, {16384}, {128}, {128}, {0}, 256, 1024, 64, .format = FMLA_KV_FP8_584},
-      {{2, 64, 128},
-       {2},
-       {16384},
-       {128},
-       {128},
-       {0},
-       256,
-       1024,
-       2,
-       .extra_varlen = true,
-       .format = FMLA_KV_FP8_584},
+      {{2, 64, 128}, {2}, {16384}, {64}, {128}, 256, 512, 64, .format = FMLA_KV_FP8_584},
+      {{2, 64, 128}, {2}, {16384}, {128}, {128}, 256, 1024, 64, .format = FMLA_KV_FP8_584},
+      {{2, 64, 128}, {2}, {16384}, {128}, {128}, 256, 1024, 2, 1, .format = FMLA_KV_FP8_584},
       {{148}, {2}, {32768}, {128}, {16384}, .format = FMLA_KV_FP8_656}}},
     {OP_SPARSE_DECODE, "quick", {{{1}, {1}, {1024}, {16}, {64, 256}, .format = FMLA_KV_FP8_656}}},
     {OP_SPARSE_PREFILL,
      "cpu",
-     {{{0}, {64}, {16384}, {16, 128}, {2048}, {576, 512}, .format = FMLA_KV_BF16},
-      {{0}, {64}, {16384}, {16, 128}, {2048}, {0}, 64, .format = FMLA_KV_FP8_656},
-      {{0}, {64}, {16384}, {16, 128}, {2048}, {0}, 64, .format = FMLA_KV_FP8_584}}},
+     {{{0}, {64}, {16384}, {16, 128}, {2048}, .d_qk = {576, 512}, .format = FMLA_KV_BF16},
+      {{0}, {64}, {16384}, {16, 128}, {2048}, 64, .format = FMLA_KV_FP8_656},
+      {{0}, {64}, {16384}, {16, 128}, {2048}, 64, .format = FMLA_KV_FP8_584}}},
     {OP_SPARSE_PREFILL,
      "peers",
-     {{{0}, {4096}, {8192, 32768, 131072}, {128}, {2048}, {576}, .format = FMLA_KV_BF16},
-      {{0}, {4096}, {32768}, {64}, {512}, {512}, .format = FMLA_KV_BF16},
-      {{0}, {4096}, {32768}, {128}, {1024}, {512}, .format = FMLA_KV_BF16},
-      {{0}, {4096}, {32768}, {128}, {2048}, {0}, 64, .format = FMLA_KV_FP8_656},
-      {{0}, {4096}, {32768}, {128}, {2048}, {0}, 64, .format = FMLA_KV_FP8_584}}},
+     {{{0}, {4096}, {8192, 32768, 131072}, {128}, {2048}, .d_qk = {576}, .format = FMLA_KV_BF16},
+      {{0}, {4096}, {32768}, {64}, {512}, .d_qk = {512}, .format = FMLA_KV_BF16},
+      {{0}, {4096}, {32768}, {128}, {1024}, .d_qk = {512}, .format = FMLA_KV_BF16},
+      {{0}, {4096}, {32768}, {128}, {2048}, 64, .format = FMLA_KV_FP8_656},
+      {{0}, {4096}, {32768}, {128}, {2048}, 64, .format = FMLA_KV_FP8_584}}},
     {OP_SPARSE_PREFILL,
      "quick",
-     {{{0}, {8}, {1024}, {16}, {64, 256}, {576}, .format = FMLA_KV_BF16},
-      {{0}, {8}, {1024}, {16}, {256}, {0}, 64, .format = FMLA_KV_FP8_656}}},
+     {{{0}, {8}, {1024}, {16}, {64, 256}, .d_qk = {576}, .format = FMLA_KV_BF16},
+      {{0}, {8}, {1024}, {16}, {256}, 64, .format = FMLA_KV_FP8_656}}},
     {OP_CACHE_APPEND, "cpu", {{.s_q = {1}}}},
     {OP_CACHE_APPEND, "quick", {{.s_q = {1}}}},
 };
@@ -104,20 +94,22 @@ void bench_grid_names(enum operation op, char *names, size_t room)
 /* Is a row of the operation told apart by this axis? Of the sparse operations bytes have the sizes of their format. */
 static bool is_axis(enum operation op, const struct product *p, enum bench_axis axis)
 {
-    static const unsigned all = 1u << AXIS_HEADS | 1u << AXIS_QUERY_TOKENS;
-    static const unsigned axes[OPERATIONS] = {
-        [OP_DENSE_DECODE] = all | 1u << AXIS_KV_HEADS | 1u << AXIS_D_QK | 1u << AXIS_PAGE_SIZE |
-                            1u << AXIS_DTYPE | 1u << AXIS_CAUSAL | 1u << AXIS_VARLEN | 1u << AXIS_BATCH |
-                            1u << AXIS_SEQ_LEN,
-        [OP_MERGE] = all | 1u << AXIS_DTYPE | 1u << AXIS_BATCH | 1u << AXIS_PARTS,
-        [OP_SPARSE_DECODE] =
-            all | 1u << AXIS_PAGE_SIZE | 1u << AXIS_BATCH | 1u << AXIS_SEQ_LEN | 1u << AXIS_TOPK,
-        [OP_SPARSE_PREFILL] = all | 1u << AXIS_SEQ_LEN | 1u << AXIS_TOPK,
-        [OP_CACHE_APPEND] = 1u << AXIS_TOKENS | 1u << AXIS_DTYPE | 1u << AXIS_PAGE_SIZE | 1u << AXIS_FORMAT,
-        [OP_CACHE_GATHER] = 1u << AXIS_TOKENS | 1u << AXIS_DTYPE | 1u << AXIS_PAGE_SIZE | 1u << AXIS_FORMAT,
+    enum {
+        ALL = 1 << AXIS_HEADS | 1 << AXIS_QUERY_TOKENS,
+        CACHES = 1 << AXIS_TOKENS | 1 << AXIS_DTYPE | 1 << AXIS_PAGE_SIZE | 1 << AXIS_FORMAT,
+        KEYS = 1 << AXIS_KV_HEADS | 1 << AXIS_D_QK
     };
-    const unsigned of_keys = p->page_size ? 1u << AXIS_PAGE_SIZE : 1u << AXIS_KV_HEADS | 1u << AXIS_D_QK;
-    return (axes[op] | (op == OP_SPARSE_PREFILL ? of_keys : 0)) & 1u << axis;
+    static const int axes[OPERATIONS] = {
+        [OP_DENSE_DECODE] = ALL | KEYS | 1 << AXIS_PAGE_SIZE | 1 << AXIS_DTYPE | 1 << AXIS_CAUSAL |
+                            1 << AXIS_VARLEN | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN,
+        [OP_MERGE] = ALL | 1 << AXIS_DTYPE | 1 << AXIS_BATCH | 1 << AXIS_PARTS,
+        [OP_SPARSE_DECODE] = ALL | 1 << AXIS_PAGE_SIZE | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
+        [OP_SPARSE_PREFILL] = ALL | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
+        [OP_CACHE_APPEND] = CACHES,
+        [OP_CACHE_GATHER] = CACHES,
+    };
+    const int of_keys = p->page_size ? 1 << AXIS_PAGE_SIZE : KEYS;
+    return (axes[op] | (op == OP_SPARSE_PREFILL ? of_keys : 0)) & 1 << axis;
 }
 
 /* What the product has of an axis. */

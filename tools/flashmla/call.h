@@ -111,7 +111,7 @@ fmla_status call_plan(const struct call *gpu);
 
 bool call_wait(const struct call *gpu, struct fault *fault);
 
-/* Waits, and copies the results into the host's tensors. */
-bool call_fetch(const struct call *gpu, const struct call *host, struct fault *fault);
+/* Waits, and copies the results into the host's tensors; `inputs`: what was read, too. */
+bool call_fetch(const struct call *gpu, const struct call *host, bool inputs, struct fault *fault);
 
 #endif

@@ -80,13 +80,13 @@ bool call_wait(const struct call *gpu, struct fault *fault)
     return gpu_stream_wait(*stream_of(gpu), fault);
 }
 
-bool call_fetch(const struct call *gpu, const struct call *host, struct fault *fault)
+bool call_fetch(const struct call *gpu, const struct call *host, bool inputs, struct fault *fault)
 {
     const struct member *member;
     if (!call_wait(gpu, fault)) return false;
     for (int i = 0; (member = call_member(gpu->op, i)); i++) {
         const fmla_tensor *to = &host->tensor[i];
-        if (!to->shape || !(member->allowed & IS_OUTPUT)) continue;
+        if (!to->shape || !(inputs || member->allowed & IS_OUTPUT)) continue;
         if (!gpu_download(to->data, gpu->tensor[i].data, call_bytes(to), fault)) return false;
     }
     return true;

@@ -45,6 +45,15 @@ static int64_t place_of(const fmla_tensor *tensor, int64_t i)
     return place;
 }
 
+static int64_t bytes_that_differ(const fmla_tensor *mine, const fmla_tensor *theirs)
+{
+    const size_t bytes = call_bytes(theirs);
+    int64_t count = 0;
+    for (size_t i = 0; i < bytes; i++)
+        count += ((const char *)mine->data)[i] != ((const char *)theirs->data)[i];
+    return count;
+}
+
 /* The results of a call, or of a part of one, with the oracle's, which have no gaps. */
 static void compare(const struct call *done, const struct call *oracle, struct check_result *result)
 {
@@ -54,12 +63,11 @@ static void compare(const struct call *done, const struct call *oracle, struct c
         const fmla_tensor *mine = call_tensor(done, policy->results[k].name);
         const fmla_tensor *theirs = call_tensor(oracle, policy->results[k].name);
         if (!mine) continue;
-        const int64_t bytes = (int64_t)call_bytes(theirs), count = bytes / element_bytes(theirs->dtype);
+        const int64_t count = (int64_t)call_bytes(theirs) / element_bytes(theirs->dtype);
         for (int64_t i = 0; tolerance && i < count; i++)
             compare_add(&result->of[k], tolerance, element_load(mine->data, mine->dtype, place_of(mine, i)),
                         element_load(theirs->data, theirs->dtype, i));
-        for (int64_t i = 0; !tolerance && i < bytes; i++)
-            result->wrong_bytes += ((const char *)mine->data)[i] != ((const char *)theirs->data)[i];
+        if (!tolerance) result->wrong_bytes += bytes_that_differ(mine, theirs);
     }
     result->rows += rows_of(oracle);
 }
@@ -76,9 +84,13 @@ static bool passed(const struct call *call, const struct check_result *result)
 bool check_against_fresh(const struct call *call, struct call *fresh, struct check_result *result,
                          struct fault *fault)
 {
+    const struct member *member;
     *result = (struct check_result){.all_rows = rows_of(call)};
     if (!ask_oracle(fresh, fault)) return false;
     compare(call, fresh, result);
+    for (int i = 0; (member = call_member(call->op, i)); i++)
+        if (call->tensor[i].shape && !(member->allowed & IS_OUTPUT))
+            result->wrong_bytes += bytes_that_differ(&call->tensor[i], &fresh->tensor[i]);
     result->passed = passed(call, result);
     return true;
 }

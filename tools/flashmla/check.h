@@ -11,7 +11,7 @@ struct check_result {
     int64_t rows;                  /* compared */
     int64_t all_rows;              /* of the call */
     struct comparison of[RESULTS]; /* of each result that has a tolerance: out, lse, max_logits */
-    int64_t wrong_bytes;           /* of those that have none */
+    int64_t wrong_bytes;           /* of those that have none, and of inputs that were written */
     bool passed;
 };
 
@@ -20,7 +20,8 @@ struct check_result {
  * False with a fault if it could not. */
 bool check_against_oracle(const struct call *call, struct check_result *result, struct fault *fault);
 
-/* The same, whole, of operations that change their inputs: `fresh` is the call as it was, which the oracle then computes. */
+/* The same, whole, where inputs may have been written: `fresh` is the call as it was, which the oracle then computes. Inputs
+ * must be as they were. */
 bool check_against_fresh(const struct call *call, struct call *fresh, struct check_result *result,
                          struct fault *fault);
 

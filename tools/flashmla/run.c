@@ -149,7 +149,7 @@ static bool compute(struct job *job, const char *path, int64_t repeat, int *exit
         job->told.seconds = seconds[repeat / 2], job->told.runs = repeat;
     }
     free(seconds);
-    if (good) return !device_is_gpu(job->runs->device) || call_fetch(job->runs, &job->call, fault);
+    if (good) return !device_is_gpu(job->runs->device) || call_fetch(job->runs, &job->call, false, fault);
     *exit_code = exit_of(status);
     return status ? fault_set(fault, "%s: %s", path, why.text) : fault_set(fault, "%s", why.text);
 }

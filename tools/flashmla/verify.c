@@ -142,7 +142,7 @@ static bool run_call(fmla_device device, struct call *call, fmla_status *status,
     if (!device_is_gpu(device))
         return call_workspace(call, status, fault) && !call_refused(status, call_run(call), fault);
     const bool good = call_to_gpu(&gpu, device, call, status, fault) &&
-                      !call_refused(status, call_run(&gpu), fault) && call_fetch(&gpu, call, fault);
+                      !call_refused(status, call_run(&gpu), fault) && call_fetch(&gpu, call, true, fault);
     call_close(&gpu);
     return good;
 }
