@@ -164,7 +164,7 @@ static struct shape row_of(enum operation op, const struct product *p, const str
                           .causal = dense && v[AXIS_CAUSAL],
                           .varlen = dense && v[AXIS_VARLEN],
                           .extra_varlen = p->extra_varlen,
-                          .no_lse = true};
+                          .no_lse = op == OP_MERGE};
     if (dense) shape.format = shape.type == ELEMENT_FP16 ? FMLA_KV_FP16 : FMLA_KV_BF16;
     if (cache_formats[shape.format].d_qk) shape.d_qk = cache_formats[shape.format].d_qk;
     return shape;
