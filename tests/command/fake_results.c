@@ -5,91 +5,46 @@
  *
  * FMLA_IDLE: it does not, as if a kernel wrote nothing.
  */
-#include "flashmla/flashmla.h"
+#include "call.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
-fmla_status __real_fmla_dense_decode(const fmla_dense_decode_args *args);
-fmla_status __wrap_fmla_dense_decode(const fmla_dense_decode_args *args);
-fmla_status __real_fmla_sparse_decode(const fmla_sparse_decode_args *args);
-fmla_status __wrap_fmla_sparse_decode(const fmla_sparse_decode_args *args);
-fmla_status __real_fmla_sparse_prefill(const fmla_sparse_prefill_args *args);
-fmla_status __wrap_fmla_sparse_prefill(const fmla_sparse_prefill_args *args);
-
-enum { MOST = 10 };
-
-/* The tensors as those of a CPU, in `host`. */
-static void take_over(const fmla_tensor **tensors[], int count, fmla_tensor host[MOST])
+/* The call as one in host memory, by the oracle, if the GPU took it. */
+static fmla_status after(enum operation op, const void *args, fmla_status status)
 {
-    for (int i = 0; i < count; i++) {
-        if (!*tensors[i]) continue;
-        host[i] = **tensors[i];
-        host[i].device = (fmla_device){FMLA_DEVICE_CPU, 0};
-        *tensors[i] = &host[i];
+    const struct member *member;
+    struct call call;
+    struct fault fault;
+    if (status != FMLA_OK || getenv("FMLA_IDLE")) return status;
+    call_begin(&call, op);
+    memcpy(&call.args, args, descriptors[op].size);
+    for (int i = 0; (member = call_member(op, i)); i++) {
+        const fmla_tensor *tensor = *(fmla_tensor *const *)((const char *)args + member->offset);
+        if (!tensor) continue;
+        if (!device_is_gpu(tensor->device)) return status;
+        call_set(&call, i, tensor->dtype, tensor->ndim, tensor->shape, tensor->data);
     }
+    void **plan = call_option(&call, "plan");
+    *(const char **)call_option(&call, "kernel") = "ref";
+    *(void **)call_option(&call, "stream") = NULL;
+    if (plan) *plan = NULL;
+    if (!call_workspace(&call, &status, &fault)) abort();
+    status = call_run(&call); /* comes here again, with tensors of a CPU */
+    call_close(&call);
+    return status;
 }
 
-static bool works_on(const fmla_tensor *q, fmla_status status)
-{
-    return status == FMLA_OK && q->device.device_type == FMLA_DEVICE_CUDA && !getenv("FMLA_IDLE");
-}
-
-static void *oracle_workspace(fmla_status asked, size_t bytes)
-{
-    void *workspace = asked == FMLA_OK ? aligned_alloc(64, bytes / 64 * 64 + 64) : NULL;
-    if (!workspace) abort();
-    return workspace;
-}
-
-fmla_status __wrap_fmla_dense_decode(const fmla_dense_decode_args *args)
-{
-    const fmla_status status = __real_fmla_dense_decode(args);
-    if (!works_on(args->q, status)) return status;
-    fmla_dense_decode_args call = *args;
-    fmla_tensor host[MOST];
-    take_over((const fmla_tensor **[]){&call.q, &call.kv_cache, &call.block_table, &call.seqlens,
-                                       &call.attn_sink, &call.out, &call.lse},
-              7, host);
-    call.kernel = "ref", call.workspace = call.stream = NULL;
-    const fmla_status asked = fmla_dense_decode_workspace_size(&call, &call.workspace_size, NULL);
-    call.workspace = oracle_workspace(asked, call.workspace_size);
-    const fmla_status done = __real_fmla_dense_decode(&call);
-    free(call.workspace);
-    return done;
-}
-
-fmla_status __wrap_fmla_sparse_decode(const fmla_sparse_decode_args *args)
-{
-    const fmla_status status = __real_fmla_sparse_decode(args);
-    if (!works_on(args->q, status)) return status;
-    fmla_sparse_decode_args call = *args;
-    fmla_tensor host[MOST];
-    take_over((const fmla_tensor **[]){&call.q, &call.kv_cache, &call.indices, &call.topk_length,
-                                       &call.attn_sink, &call.extra_kv_cache, &call.extra_indices,
-                                       &call.extra_topk_length, &call.out, &call.lse},
-              10, host);
-    call.kernel = "ref", call.workspace = call.stream = NULL;
-    const fmla_status asked = fmla_sparse_decode_workspace_size(&call, &call.workspace_size, NULL);
-    call.workspace = oracle_workspace(asked, call.workspace_size);
-    const fmla_status done = __real_fmla_sparse_decode(&call);
-    free(call.workspace);
-    return done;
-}
-
-fmla_status __wrap_fmla_sparse_prefill(const fmla_sparse_prefill_args *args)
-{
-    const fmla_status status = __real_fmla_sparse_prefill(args);
-    if (!works_on(args->q, status)) return status;
-    fmla_sparse_prefill_args call = *args;
-    fmla_tensor host[MOST];
-    take_over((const fmla_tensor **[]){&call.q, &call.kv, &call.indices, &call.topk_length, &call.attn_sink,
-                                       &call.out, &call.max_logits, &call.lse},
-              8, host);
-    call.kernel = "ref", call.workspace = call.stream = NULL;
-    const fmla_status asked = fmla_sparse_prefill_workspace_size(&call, &call.workspace_size, NULL);
-    call.workspace = oracle_workspace(asked, call.workspace_size);
-    const fmla_status done = __real_fmla_sparse_prefill(&call);
-    free(call.workspace);
-    return done;
-}
+#define FAKE(op, OP)                                                                                         \
+    fmla_status __real_fmla_##op(const fmla_##op##_args *args);                                              \
+    fmla_status __wrap_fmla_##op(const fmla_##op##_args *args);                                              \
+    fmla_status __wrap_fmla_##op(const fmla_##op##_args *args)                                               \
+    {                                                                                                        \
+        return after(OP_##OP, args, __real_fmla_##op(args));                                                 \
+    }
+FAKE(dense_decode, DENSE_DECODE)
+FAKE(sparse_decode, SPARSE_DECODE)
+FAKE(sparse_prefill, SPARSE_PREFILL)
+FAKE(merge, MERGE)
+FAKE(cache_append, CACHE_APPEND)
+FAKE(cache_gather, CACHE_GATHER)

@@ -88,12 +88,9 @@ bad 1 'tensor "indices": does not begin at a multiple of 4 bytes' run odd.safete
 good run s.safetensors --device cuda:0 --kernel cuda --check --repeat 1
 has '^kernel +cuda on cuda:0$'
 
-# Parts of a kernel are told as such, and verify takes them too (of the fake GPU it finds that only decode computes).
-if [ "$fake" = --fake ]; then
-    bad 1 ': ' verify --device cuda:0
-else
-    good verify --device cuda:0
-fi
+# verify takes every operation, and parts of a kernel, which are told as such.
+good verify --device cuda:0
+for op in sparse_prefill merge cache_append cache_gather; do has "^ok +$op +cuda +"; done
 has '^ok +sparse_decode +cuda +'
 if "$flashmla" info | grep -Eq '^cuda:0 +sparse_decode +cuda-sm90 .* yes$'; then
     has '^ok +sparse_decode +cuda-sm90-64 +'
@@ -118,5 +115,7 @@ if [ "$fake" = --fake ]; then
     bad 1 'the result is wrong: ' run d.safetensors --device cuda:0 --check --repeat 1 --out o
     good make-input p.safetensors --op sparse_prefill --query-tokens 2 --seq-len 100 --topk 50
     bad 1 'the result is wrong: ' run p.safetensors --device cuda:0 --check --repeat 1 --out o
+    bad 1 ': ' verify --device cuda:0
+    for op in dense_decode sparse_decode sparse_prefill merge cache_append cache_gather; do has "^FAILED +$op +cuda"; done
 fi
 finish

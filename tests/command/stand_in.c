@@ -3,7 +3,7 @@
  * Linked into a flashmla of the tests' own, where ld's --wrap puts these functions in the place of the library's and
  * libc's: kernels that err, and a machine with little memory. The command that is installed has nothing of it.
  *
- * FMLA_PLANT says what cpu-generic does wrong: out, nan, lse, refused; sparse-out, sparse-lse; prefill-out, prefill-max,
+ * FMLA_PLANT says what cpu-generic does wrong: out, nan, lse, input, refused; sparse-out, sparse-lse; prefill-out, prefill-max,
  * prefill-lse; merge; append; gather.
  * FMLA_LITTLE_MEMORY: the machine has one page of it.
  */
@@ -54,6 +54,7 @@ fmla_status __wrap_fmla_dense_decode(const fmla_dense_decode_args *args)
     if (planted(args->kernel, "out")) out[last] = bf16 ? 0x3f80 : 0x3c00; /* 1: none is near it */
     if (planted(args->kernel, "nan")) out[last] = 0x7fff;
     if (planted(args->kernel, "lse")) lse[count(args->lse) - 1] += 0.01f;
+    if (planted(args->kernel, "input")) *(char *)args->seqlens->data ^= 1;
     return status;
 }
 

@@ -6,58 +6,56 @@
  */
 #include "../unit/check.h"
 
-#include "batch.h"
 #include "bench_report.h"
 #include "bench_stream.h"
-#include "call.h"
 #include "gpu.h"
 
 #include <stdlib.h>
 #include <unistd.h>
 
 static const int32_t ragged[] = {1, 0, 63, 64, 65, 200, 17, 128};
-static const struct batch_shape shapes[] = {
-    {.b = 8, .s_q = 1, .s_k = 64, .h_q = 2, .h_kv = 1, .d_qk = 576, .page_size = 64, .lengths = ragged},
-    {.b = 8, .s_q = 1, .s_k = 64, .h_q = 2, .h_kv = 2, .d_qk = 512, .page_size = 17, .lengths = ragged},
-    {.b = 8, .s_q = 1, .s_k = 64, .h_q = 3, .h_kv = 3, .d_qk = 576, .page_size = 1, .lengths = ragged},
-    {.b = 3, .s_q = 2, .s_k = 100, .h_q = 1, .h_kv = 1, .d_qk = 576, .page_size = 64, .contiguous = true},
-    {.b = 16, .s_q = 1, .s_k = 300, .h_q = 1, .h_kv = 1, .d_qk = 576, .page_size = 64, .varlen = true},
+static const struct shape shapes[] = {
+    {OP_DENSE_DECODE, 8, 1, 64, 2, 1, 576, .page_size = 64, .lengths = ragged},
+    {OP_DENSE_DECODE, 8, 1, 64, 2, 2, 512, .page_size = 17, .lengths = ragged},
+    {OP_DENSE_DECODE, 8, 1, 64, 3, 3, 576, .page_size = 1, .lengths = ragged},
+    {OP_DENSE_DECODE, 3, 2, 100, 1, 1, 576, .page_size = 0}, /* without a block table */
+    {OP_DENSE_DECODE, 16, 1, 300, 1, 1, 576, .page_size = 64, .varlen = true},
     /* the ring goes round a few times */
-    {.b = 32, .s_q = 1, .s_k = 4096, .h_q = 1, .h_kv = 1, .d_qk = 576, .page_size = 64, .varlen = true},
-    {.b = 16, .s_q = 1, .s_k = 4096, .h_q = 1, .h_kv = 1, .d_qk = 512, .page_size = 64},
+    {OP_DENSE_DECODE, 32, 1, 4096, 1, 1, 576, .page_size = 64, .varlen = true},
+    {OP_DENSE_DECODE, 16, 1, 4096, 1, 1, 512, .page_size = 64},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-static void make(struct batch *batch, const struct batch_shape *shape)
+static void make(struct call *call, const struct shape *shape)
 {
     struct fault fault;
-    if (batch_make(batch, shape, &fault)) return;
+    if (make_call(call, shape, &fault)) return;
     fprintf(stderr, "%s\n", fault.text);
     exit(1);
 }
 
 /* Where vector `head` of key t of request r lies, by the table. */
-static int64_t place(const struct batch *batch, int64_t r, int64_t t, int64_t head)
+static int64_t place(const struct call *call, int64_t r, int64_t t, int64_t head)
 {
-    const int64_t *cache = batch->cache.shape;
-    const int64_t page =
-        batch->args.block_table ? batch->pages.block_table[r * batch->pages.max_pages + t / cache[1]] : r;
+    const int64_t *cache = call_tensor(call, "kv_cache")->shape;
+    const fmla_tensor *table = call_tensor(call, "block_table");
+    const int64_t page = table ? ((const int32_t *)table->data)[r * table->shape[1] + t / cache[1]] : r;
     return (page * cache[1] + t % cache[1]) * cache[2] + head;
 }
 
 /* The chunks, one vector after the other, are the keys of the requests in their order, and the bytes those of the cache
  * that the floor counts. */
-static void check_chunks(const struct batch *batch, uint32_t most)
+static void check_chunks(const struct call *call, uint32_t most)
 {
-    const fmla_dense_decode_args *args = &batch->args;
-    const int64_t count = bench_stream_chunks(args, most, NULL), h_kv = batch->cache.shape[2];
+    const int64_t count = bench_stream_chunks(call, most, NULL), h_kv = call_size(call, DIM_h_kv);
+    const int32_t *lengths = call_tensor(call, "seqlens")->data;
     struct gpu_stream_chunk *chunks = malloc((size_t)(count + 1) * sizeof *chunks);
     if (!chunks) exit(1);
-    CHECK_EQ(bench_stream_chunks(args, most, chunks), count);
+    CHECK_EQ(bench_stream_chunks(call, most, chunks), count);
     int64_t at = 0, of_chunk = 0, vectors = 0;
-    for (int64_t r = 0; r < batch->b[0]; r++)
-        for (int64_t v = 0; v < batch->lengths[r] * h_kv; v++, vectors++) {
-            const int64_t expected = place(batch, r, v / h_kv, v % h_kv);
+    for (int64_t r = 0; r < call_size(call, DIM_b); r++)
+        for (int64_t v = 0; v < lengths[r] * h_kv; v++, vectors++) {
+            const int64_t expected = place(call, r, v / h_kv, v % h_kv);
             const int64_t came = at < count ? chunks[at].first + of_chunk : -1;
             CHECK(came == expected, "request %" PRId64 ", vector %" PRId64 ": %" PRId64 ", not %" PRId64, r,
                   v, came, expected);
@@ -67,28 +65,28 @@ static void check_chunks(const struct batch *batch, uint32_t most)
     for (int64_t i = 0; i < count; i++)
         CHECK(chunks[i].count >= 1 && chunks[i].count <= most, "a chunk of %u vectors, at most %u",
               chunks[i].count, most);
-    CHECK_EQ(bench_stream_vectors(args), vectors);
-    const double of_q_and_out = 2.0 * (double)(batch->b[0] * batch->q_shape[1] * batch->h_q[0]) *
-                                (double)(batch->q_shape[3] + BATCH_D_V);
-    const double bytes = (double)vectors * bench_stream_vector_bytes(args);
-    CHECK(bytes == call_work(args).bytes - of_q_and_out, "%.0f bytes, the floor's %.0f", bytes,
-          call_work(args).bytes - of_q_and_out);
+    CHECK_EQ(bench_stream_vectors(call), vectors);
+    const double of_q_and_out = 2.0 * (double)(call_size(call, DIM_b) * call_size(call, DIM_s_q)) *
+                                (double)(call_size(call, DIM_h_q) * (call_size(call, DIM_d_qk) + CALL_D_V));
+    const double bytes = (double)vectors * bench_stream_vector_bytes(call);
+    CHECK(bytes == call_work(call).bytes - of_q_and_out, "%.0f bytes, the floor's %.0f", bytes,
+          call_work(call).bytes - of_q_and_out);
     free(chunks);
 }
 
-static void check_fixed(const struct batch *batch)
+static void check_fixed(const struct call *call)
 {
     int64_t keys = 0, least = INT32_MAX, most = 0;
-    const int64_t b = batch->b[0];
+    const int64_t b = call_size(call, DIM_b);
     int32_t *fixed = malloc((size_t)b * sizeof *fixed);
     if (!fixed) exit(1);
-    batch_fixed_lengths(batch->lengths, b, fixed);
+    make_fixed_lengths(call_tensor(call, "seqlens")->data, b, fixed);
     for (int64_t r = 0; r < b; r++) {
         keys += fixed[r];
         if (fixed[r] < least) least = fixed[r];
         if (fixed[r] > most) most = fixed[r];
     }
-    CHECK_EQ(keys, call_work(&batch->args).keys);
+    CHECK_EQ(keys, (int64_t)call_work(call).keys);
     CHECK(most - least <= 1, "lengths of %" PRId64 " to %" PRId64, least, most);
     free(fixed);
 }
@@ -125,22 +123,20 @@ static void check_code(void)
         "src/cuda/sm90/sparse_prefill/sparse_prefill_fp8.cu sm_90a\n";
     FILE *file = fopen(path, "w");
     if (!file || fputs(text, file) < 0 || fclose(file)) exit(1);
-    struct batch_shape shape = shapes[0];
+    struct shape shape = shapes[0];
     struct bench_row row = {.shape = &shape, .kernel = "cuda-sm80"};
     char hash[BENCH_CODE] = "";
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '3', "bf16: %s", hash);
-    shape.fp16 = true;
+    shape.type = ELEMENT_FP16;
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '4', "fp16: %s", hash);
     CHECK(!bench_report_code(path, &row, 8, 0, hash), "another GPU's: %s", hash);
     CHECK(!bench_report_code("there is no such file", &row, 9, 0, hash), "of no file: %s", hash);
     row.kernel = "cuda-sm90";
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '5', "Hopper's: %s", hash);
-    row.kernel = "cuda", row.parts = 2;
+    row.kernel = "cuda", shape.op = OP_MERGE;
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '1', "merge: %s", hash);
 
-    struct sparse_shape sparse = {.format = FMLA_KV_FP8_656};
-    struct prefill_shape prefill = {.format = FMLA_KV_FP8_656};
-    shape.fp16 = false, row.parts = 0, row.sparse = &sparse;
+    shape = (struct shape){.op = OP_SPARSE_DECODE, .format = FMLA_KV_FP8_656};
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '7' && strlen(hash) == 64,
           "sparse decode's: %s", hash);
     CHECK(bench_report_code(path, &row, 8, 0, hash) && hash[63] == '8', "another GPU's: %s", hash);
@@ -156,22 +152,21 @@ static void check_code(void)
           "Hopper's for small batches: %s", hash);
     fmla_capability has = FMLA_INIT(fmla_capability); /* none was forgotten */
     for (int64_t i = 0; fmla_capabilities((fmla_device){FMLA_DEVICE_CUDA, 0}, i, &has) == FMLA_OK; i++) {
-        const bool prompt = !strcmp(has.operation, "sparse_prefill");
-        if (!has.kernel || (!prompt && strcmp(has.operation, "sparse_decode") != 0)) continue;
-        row.kernel = has.kernel, row.sparse = prompt ? NULL : &sparse, row.prefill = prompt ? &prefill : NULL;
+        if (!has.kernel || strncmp(has.operation, "sparse_", 7) != 0) continue;
+        row.kernel = has.kernel, shape.op = operation_named(has.operation);
         CHECK(bench_report_code(path, &row, 9, 0, hash), "%s of %s: none", row.kernel, has.operation);
     }
-    row.kernel = "cuda", row.sparse = NULL, row.prefill = &prefill;
+    row.kernel = "cuda", shape.op = OP_SPARSE_PREFILL;
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'b' && strlen(hash) == 64,
           "sparse prefill's: %s", hash);
     row.kernel = "cuda-sm90";
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'd' && strlen(hash) == 64,
           "Hopper's for sparse prefill from FP8 pages: %s", hash);
-    prefill.format = FMLA_KV_FP8_584;
+    shape.format = FMLA_KV_FP8_584;
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'd', "and the other format: %s", hash);
-    prefill.format = FMLA_KV_BF16;
+    shape.format = FMLA_KV_BF16;
     CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'c', "and from bf16 keys: %s", hash);
-    row.kernel = "another", row.sparse = &sparse, row.prefill = NULL;
+    row.kernel = "another", shape.op = OP_SPARSE_DECODE;
     CHECK(!bench_report_code(path, &row, 9, 0, hash), "of no such kernel: %s", hash);
     unlink(path);
 }
@@ -185,12 +180,13 @@ static void must(bool good, const struct fault *fault)
     exit(1);
 }
 
-static uint32_t sum_of(const struct batch *batch, int64_t vector, int64_t vectors)
+static uint32_t sum_of(const struct call *call, int64_t vector, int64_t vectors)
 {
-    const int64_t words = batch->cache.shape[3] / 2;
+    const fmla_tensor *cache = call_tensor(call, "kv_cache");
+    const int64_t words = cache->shape[3] / 2;
     uint32_t sum = 0, word;
     for (int64_t i = vector * words; i < (vector + vectors) * words; i++) {
-        memcpy(&word, (const char *)batch->memory[1] + 4 * i, 4);
+        memcpy(&word, (const char *)cache->data + 4 * i, 4);
         sum += word;
     }
     return sum;
@@ -209,21 +205,21 @@ static uint32_t sum_on_gpu(const struct gpu_stream *stream, const struct gpu_str
     return came;
 }
 
-static void check_on_gpu(const struct batch *batch, const struct gpu_stream *stream)
+static void check_on_gpu(const struct call *call, const struct gpu_stream *stream)
 {
     struct fault fault;
     void *cache;
     struct gpu_stream_list list;
-    const fmla_dense_decode_args *args = &batch->args;
-    const int64_t *shape = batch->cache.shape;
-    const size_t bytes = (size_t)(shape[0] * shape[1] * shape[2] * shape[3]) * 2;
-    must(gpu_alloc(&cache, bytes, &fault) && gpu_upload(cache, batch->memory[1], bytes, &fault) &&
-             bench_stream_open(&list, stream, args, cache, &fault),
+    const fmla_tensor *host = call_tensor(call, "kv_cache");
+    const int32_t *lengths = call_tensor(call, "seqlens")->data;
+    const size_t bytes = call_bytes(host);
+    must(gpu_alloc(&cache, bytes, &fault) && gpu_upload(cache, host->data, bytes, &fault) &&
+             bench_stream_open(&list, stream, call, cache, &fault),
          &fault);
     uint32_t expected = 0;
-    for (int64_t r = 0; r < batch->b[0]; r++)
-        for (int64_t t = 0; t < batch->lengths[r]; t++)
-            expected += sum_of(batch, place(batch, r, t, 0), shape[2]);
+    for (int64_t r = 0; r < call_size(call, DIM_b); r++)
+        for (int64_t t = 0; t < lengths[r]; t++)
+            expected += sum_of(call, place(call, r, t, 0), host->shape[2]);
     uint32_t came = sum_on_gpu(stream, &list);
     CHECK(came == expected, "%s: the sum is %08x, not %08x", stream->bulk ? "bulk copies" : "loads", came,
           expected);
@@ -232,7 +228,7 @@ static void check_on_gpu(const struct batch *batch, const struct gpu_stream *str
     list.count--;
     must(gpu_download(&last, (const struct gpu_stream_chunk *)list.chunks + list.count, sizeof last, &fault),
          &fault);
-    const uint32_t of_last = sum_of(batch, last.first, last.count);
+    const uint32_t of_last = sum_of(call, last.first, last.count);
     came = sum_on_gpu(stream, &list);
     CHECK(of_last && came == expected - of_last, "%s, a chunk less: the sum is %08x, not %08x",
           stream->bulk ? "bulk copies" : "loads", came, expected - of_last);
@@ -264,12 +260,12 @@ int main(int argc, char **argv)
         if (argc > 1 && !strcmp(argv[1], "--gpu")) return 1;
     }
     for (int i = 0; i < SHAPES; i++) {
-        struct batch batch;
+        struct call batch;
         make(&batch, &shapes[i]);
         for (uint32_t most = 1; most <= 64; most *= 4) check_chunks(&batch, most);
         check_fixed(&batch);
         for (int k = 0; k < count; k++) check_on_gpu(&batch, &kernels[k]);
-        batch_free(&batch);
+        call_close(&batch);
     }
     for (int k = 0; k < count; k++) gpu_stream_kernel_close(&kernels[k]);
     check_code();

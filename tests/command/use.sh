@@ -153,6 +153,7 @@ grep -q '<title>request 5, keys 0 to ' plan.svg || wrong 'plan.svg does not show
 good verify
 has '^ok +dense_decode +cpu-generic '
 has '^ok +sparse_decode +cpu-generic '
+has '^ok +sparse_prefill +cpu-generic '
 has '^ok +merge +cpu-generic '
 has '^ok +cache_append +cpu-generic '
 has '^ok +cache_gather +cpu-generic '
@@ -211,7 +212,7 @@ grep '"h_q":8,.*"d_qk":512,"cache":"BF16","topk":100,' prefill.jsonl | awk '
     function number(name) { return match($0, "\"" name "\":[0-9.e+-]+") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : 0 }
     { flop = number("tflops") * number("us") * 1e6 / (2 * 3 * 8 * 100 * 1024) }
     { bytes = number("gbs") * number("us") * 1e3 / (3 * 8 * (2 * 1024 + 8) + 2 * 200 * 512 * 2 + 4 * 3 * 2 * 100) }
-    END { exit !(NR == 1 && flop > 0.999 && flop < 1.001 && bytes > 0.999 && bytes < 1.001) }' || wrong "other FLOP or bytes: $(cat prefill.jsonl)"
+    END { exit !(NR == 1 && flop > 0.9999 && flop < 1.0001 && bytes > 0.9999 && bytes < 1.0001) }' || wrong "other FLOP or bytes: $(cat prefill.jsonl)"
 export FLASHMLA_KERNEL=cpu-generic
 good bench --grid quick --repeat 1 --seq-len 64
 has ' cpu-generic +[0-9.]'

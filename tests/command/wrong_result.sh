@@ -24,9 +24,13 @@ verify_fails() {
     [ "$(grep -c '^FAILED' stdout)" -eq 1 ] || wrong "$1: not one kernel failed: $(cat stdout)"
 }
 verify_fails out dense_decode 'paged: 1 values of out and 0 of lse differ'
+verify_fails input dense_decode "paged: 1 bytes differ from the oracle's"
 verify_fails refused dense_decode 'paged: dense_decode: workspace'
 verify_fails sparse-out sparse_decode 'sparse, FP8_656: 1 values of out and 0 of lse differ'
 verify_fails sparse-lse sparse_decode 'sparse, FP8_656: 0 values of out and 1 of lse differ'
+verify_fails prefill-out sparse_prefill 'prefill, BF16: 1 values of out and 0 of lse differ'
+verify_fails prefill-lse sparse_prefill 'prefill, BF16: 0 values of out and 1 of lse differ'
+verify_fails prefill-max sparse_prefill 'prefill, BF16: 1 values of max_logits differ'
 verify_fails merge merge 'merge: 1 values of out and 0 of lse differ'
 verify_fails append cache_append "BF16: 1 bytes differ from the oracle's"
 verify_fails gather cache_gather "BF16: 1 bytes differ from the oracle's"

@@ -3,7 +3,7 @@
 # includes.sh ROOT | --self-test - who may include whom (docs/architecture.md has the rule and its reasons).
 #
 #   include/                      <stddef.h> and <stdint.h> only
-#   src/*.h                       src/*.h: what all rooms of the library share
+#   src/*.h                       src/*.h and src/operations.def: what all rooms of the library share
 #   src/api.c, other src/*.c      src/*.h: no back end
 #   src/dispatch.c                src/*.h, src/kernels.def and every back end
 #   src/ref, src/cpu, src/cuda    src/*.h and themselves; never each other, nor api.h, check.h and dispatch.h, which stand
@@ -14,6 +14,7 @@
 #     tests
 #   tests/unit, tests/checkattn,  also the formats and the planner, src/plan.h
 #     tests/fuzz
+#   tools                         also the descriptors, src/operations.h and src/operations.def
 #   tools/flashmla/layout.c       also src/cuda/device/fragment.h, which it prints
 #   tests/unit                    also src/cuda/*.h: the host side is tested with a driver that is none; the tests of
 #                                 the loop over threads and of the choice also src/threads.h, src/dispatch.h
@@ -72,7 +73,7 @@ check() {
             a = room(from); b = room(to)
             if (b == "include") return 1
             if (a == "include") return 0
-            shared = (b == "src" && to ~ /\.h$/)
+            shared = (b == "src" && (to ~ /\.h$/ || to == "src/operations.def"))
             if (from == "src/dispatch.c") return to ~ /^src\//
             if (a == "src") return shared
             if (a ~ /^src\// && to ~ /^src\/(api|check|dispatch)\.h$/) return 0
@@ -81,6 +82,7 @@ check() {
             if (a ~ /^src\//) return a == b || shared
             if (a == "support") return b == "support" || to ~ /^src\/(num|kvformat)\.h$/
             if (a ~ /^tests\/(unit|checkattn|fuzz)$/ && to ~ /^src\/(num|num_fast|kvformat|plan)\.h$/) return 1
+            if (a == "tools" && to ~ /^src\/operations\.(h|def)$/) return 1
             if (from == "tools/flashmla/layout.c" && to == "src/cuda/device/fragment.h") return 1
             if (a == "tests/unit" && b == "src/cuda" && to ~ /\.h$/) return 1
             if (from == "tests/unit/test_threads.c" && to == "src/threads.h") return 1
@@ -155,9 +157,10 @@ self_test() {
         rm -rf "${tree:?}"/*
         mkdir -p "$tree"/{include/flashmla,src/{ref,cpu/generic,cuda/{any,device,sm80,sm90}},support,tools/flashmla,tests/{unit,checkattn,stress,command}}
         plant include/flashmla/flashmla.h '#include <stdint.h>'
-        for file in num kvformat plan error dispatch threads api; do
+        for file in num kvformat operations plan error dispatch threads api; do
             plant src/$file.h '#include "flashmla/flashmla.h"'
         done
+        plant src/operations.c '#include "operations.h"'
         for file in ref/ref.h cpu/cpu.h cuda/cuda.h; do plant src/$file '#include "../num.h"'; done
         plant src/dispatch.c '#include "cpu/cpu.h"'
         plant src/dispatch.c '#include "cuda/cuda.h"'
@@ -173,6 +176,7 @@ self_test() {
         plant src/cpu/generic/decode.c '#include "../cpu.h"'
         plant support/compare.h '#include <stdint.h>'
         plant tools/flashmla/main.c '#include "compare.h"'
+        plant tools/flashmla/main.c '#include "operations.h"'
         plant tools/flashmla/layout.c '#include "../../src/cuda/device/fragment.h"'
         plant tools/flashmla/call.h '#include <stdint.h>'
         plant tests/unit/check.h '#include <stdint.h>'
@@ -232,6 +236,9 @@ self_test() {
     red tools/flashmla/main.c '#include "../../src/cuda/device/fragment.h"'
     red tools/flashmla/layout.c '#include "../../src/cuda/device/other.h"'
     red tools/flashmla/layout.c '#include "num.h"'
+    red tools/flashmla/main.c '#include "operations.c"'
+    red support/compare.h '#include "operations.h"'
+    red tests/command/call.c '#include "operations.h"'
     red tests/checkattn/main.c '#include "../../src/cuda/device/fragment.h"'
     red tests/command/call.c '#include "../unit/other.h"'
     red tests/command/call.c '#include "../../tools/flashmla/main.c"'

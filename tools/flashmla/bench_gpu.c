@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "bench_gpu.h"
 
-#include "call.h"
+#include "policy.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,22 +22,26 @@ static bool launch(void *graph, void *stream, struct fault *fault)
     return gpu_graph_launch(graph, stream, fault) && gpu_stream_wait(stream, fault);
 }
 
+static void *stream_of(const struct bench_timed *t)
+{
+    return *(void **)call_option(t->call, "stream");
+}
+
 static bool send(const struct bench_gpu *b, const struct bench_timed *t, fmla_status *status,
                  struct fault *fault)
 {
-    if (!t->call) return gpu_stream_send(&b->bare, t->bare, NULL, t->stream, fault);
-    *status = t->call(t->args);
-    return !*status || fault_set(fault, "%s", fmla_last_error());
+    if (t->bare) return gpu_stream_send(&b->bare, t->bare, NULL, stream_of(t), fault);
+    return !call_refused(status, t->plan ? call_plan(t->call) : call_run(t->call), fault);
 }
 
 static bool capture(const struct bench_gpu *b, const struct bench_timed *t, void **graph, fmla_status *status,
                     struct fault *fault)
 {
     struct fault why;
-    if (!send(b, t, status, fault) || !gpu_stream_wait(t->stream, fault) || /* kernels are loaded */
-        !gpu_capture_begin(t->stream, fault))
+    if (!send(b, t, status, fault) || !gpu_stream_wait(stream_of(t), fault) || /* kernels are loaded */
+        !gpu_capture_begin(stream_of(t), fault))
         return false;
-    const bool sent = send(b, t, status, fault), captured = gpu_capture_end(t->stream, graph, &why);
+    const bool sent = send(b, t, status, fault), captured = gpu_capture_end(stream_of(t), graph, &why);
     if (sent && !captured) *fault = why;
     return sent && captured;
 }
@@ -50,11 +54,11 @@ bool bench_gpu_time(const struct bench_gpu *b, const struct bench_timed *timed, 
     *status = FMLA_OK;
     for (int t = 0; good && t < count; t++)
         good = capture(b, &timed[t], &graph[t], status, fault) &&
-               (warm || launch(graph[t], timed[t].stream, fault));
+               (warm || launch(graph[t], stream_of(&timed[t]), fault));
     for (int64_t i = 0; good && i < runs * count; i++) {
         const int64_t t = warm ? i / runs : i % count, run = warm ? i % runs : i / count;
-        good = (!warm || run || launch(graph[t], timed[t].stream, fault)) &&
-               time_launch(b, graph[t], timed[t].stream, warm, &timed[t].seconds[run], fault);
+        good = (!warm || run || launch(graph[t], stream_of(&timed[t]), fault)) &&
+               time_launch(b, graph[t], stream_of(&timed[t]), warm, &timed[t].seconds[run], fault);
     }
     for (int t = 0; t < count; t++) gpu_graph_close(graph[t]);
     return good;
@@ -72,7 +76,7 @@ static bool time_nothing(const struct bench_gpu *b, double *median, struct fault
     for (int i = 0; good && i < RUNS; i++) good = time_launch(b, graph, stream, false, &seconds[i], fault);
     gpu_graph_close(graph), gpu_stream_close(stream);
     if (!good) return false;
-    qsort(seconds, RUNS, sizeof *seconds, call_by_value);
+    qsort(seconds, RUNS, sizeof *seconds, double_by_value);
     *median = seconds[RUNS / 2];
     return true;
 }

@@ -6,10 +6,10 @@
 #ifndef FLASHMLA_TOOL_BENCH_GPU_H
 #define FLASHMLA_TOOL_BENCH_GPU_H
 
+#include "call.h"
+
 #include "gpu_peak.h"
 #include "gpu_stream.h"
-
-#include "flashmla/flashmla.h"
 
 /* Zero-initialised. */
 struct bench_gpu {
@@ -19,16 +19,15 @@ struct bench_gpu {
     void *first, *second;    /* events */
 };
 
-/* Sends a call to the stream that its arguments name; on the CPU, makes it. */
-typedef fmla_status (*bench_call)(const void *args);
-
-/* What is timed, and where its times go. */
+/* What is timed, and its times. */
 struct bench_timed {
-    bench_call call;
-    const void *args;
-    const struct gpu_stream_list *bare; /* where call is NULL: what the bare stream reads */
-    void *stream;                       /* of a GPU */
-    double *seconds;                    /* [runs] */
+    const struct call *call; /* on the device */
+    bool plan;               /* the plan of the call in place of it */
+    const struct gpu_stream_list
+        *bare;       /* on a GPU, instead: what the bare stream reads, on the call's stream */
+    double *seconds; /* [runs], while it is timed */
+    int64_t runs;
+    double median, least, most;
 };
 
 enum { BENCH_TIMED = 3 /* at once, at most */ };

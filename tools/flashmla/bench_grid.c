@@ -1,128 +1,214 @@
 /* SPDX-License-Identifier: MIT */
 #include "bench_grid.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 8, PRODUCTS = 2 };
+enum { MOST = 8, PRODUCTS = 5 };
 
-/* Lists end with 0; an axis without one has its usual value. */
+/* In the order of the rows below. Lists end with 0; an axis without one has its usual value. page_size 0: 64, but of sparse
+ * prefill keys without pages. A second cache has as many keys; with extra_varlen its lists count from 0 to all of their
+ * entries. */
 struct product {
-    int64_t b[MOST], s_q[MOST], s_k[MOST], h_q[MOST], causal;
+    int64_t b[MOST], s_q[MOST], s_k[MOST], h_q[MOST], topk[MOST];
+    int64_t page_size, extra_topk, extra_page_size, extra_varlen, causal, d_qk[MOST];
     enum { FIXED, FIXED_AND_VARYING, VARYING } lengths;
+    int32_t format;
 };
 
-/* h20 is the grid whose figures FlashMLA's authors published for that GPU; peers the one on which the kernels of others
- * were measured, of which latency is the part of small batches, and varlen the one of large batches with varying lengths. Their largest rows ask for a server's memory. */
+/* h20 is the grid whose figures FlashMLA's authors published for that GPU; peers the shapes on which the kernels of others
+ * were measured, of which latency is the part of small batches, and varlen the one of large batches with varying lengths; of
+ * sparse prefill two more over bytes. Their largest rows ask for a server's memory. Merge has the grids of dense decode. */
 static const struct grid {
+    enum operation op;
     const char *name;
     struct product products[PRODUCTS];
 } grids[] = {
-    {"cpu",
+    {OP_DENSE_DECODE,
+     "cpu",
      {{.b = {1, 8}, .s_q = {1}, .s_k = {1024, 4096, 16384}, .h_q = {16, 128}},
       {.b = {128}, .s_q = {1}, .s_k = {512}, .h_q = {16, 128}}}},
-    {"h20",
-     {{.b = {128},
-       .s_q = {1, 2},
-       .s_k = {4096, 8192},
-       .h_q = {16, 32, 64, 128},
-       .causal = 1,
-       .lengths = FIXED_AND_VARYING}}},
-    {"peers",
-     {{.b = {1, 2, 4, 16, 32}, .s_q = {1}, .s_k = {1024, 8192, 65536}, .h_q = {16, 64, 128}, .causal = 1},
-      {.b = {128}, .s_q = {1, 2}, .s_k = {4096, 8192, 32768}, .h_q = {16, 32, 64, 128}, .causal = 1}}},
-    {"latency",
-     {{.b = {1, 2, 4}, .s_q = {1}, .s_k = {1024, 8192, 65536}, .h_q = {16, 64, 128}, .causal = 1}}},
-    {"varlen",
-     {{.b = {128},
-       .s_q = {1, 2},
-       .s_k = {4096, 8192, 32768},
-       .h_q = {16, 32, 64, 128},
-       .causal = 1,
-       .lengths = VARYING}}},
-    {"quick", {{.b = {1}, .s_q = {1}, .s_k = {256, 512, 1024}, .h_q = {16}}}},
+    {OP_DENSE_DECODE,
+     "h20",
+     {{{128}, {1, 2}, {4096, 8192}, {16, 32, 64, 128}, .causal = 1, .lengths = FIXED_AND_VARYING}}},
+    {OP_DENSE_DECODE, "latency", {{{1, 2, 4}, {1}, {1024, 8192, 65536}, {16, 64, 128}, .causal = 1}}},
+    {OP_DENSE_DECODE,
+     "peers",
+     {{{1, 2, 4, 16, 32}, {1}, {1024, 8192, 65536}, {16, 64, 128}, .causal = 1},
+      {{128}, {1, 2}, {4096, 8192, 32768}, {16, 32, 64, 128}, .causal = 1}}},
+    {OP_DENSE_DECODE,
+     "varlen",
+     {{{128}, {1, 2}, {4096, 8192, 32768}, {16, 32, 64, 128}, .causal = 1, .lengths = VARYING}}},
+    {OP_DENSE_DECODE, "quick", {{{1}, {1}, {256, 512, 1024}, .h_q = {16}}}},
+    {OP_SPARSE_DECODE,
+     "cpu",
+     {{{1, 8}, {1}, {16384}, {16, 128}, {2048}, .format = FMLA_KV_BF16},
+      {{1, 8}, {1}, {16384}, {16, 128}, {2048}, .format = FMLA_KV_FP8_656},
+      {{1, 8}, {1}, {16384}, {16, 128}, {128}, 256, 1024, 64, .format = FMLA_KV_FP8_584}}},
+    {OP_SPARSE_DECODE,
+     "peers",
+     {{{1, 2, 16, 64, 128}, {1, 2}, {32768}, {64, 128}, {2048}, .format = FMLA_KV_FP8_656},
+      {{2, 64, 128}, {2}, {16384}, {64}, {128}, 256, 512, 64, .format = FMLA_KV_FP8_584},
+      {{2, 64, 128}, {2}, {16384}, {128}, {128}, 256, 1024, 64, .format = FMLA_KV_FP8_584},
+      {{2, 64, 128}, {2}, {16384}, {128}, {128}, 256, 1024, 2, 1, .format = FMLA_KV_FP8_584},
+      {{148}, {2}, {32768}, {128}, {16384}, .format = FMLA_KV_FP8_656}}},
+    {OP_SPARSE_DECODE, "quick", {{{1}, {1}, {1024}, {16}, {64, 256}, .format = FMLA_KV_FP8_656}}},
+    {OP_SPARSE_PREFILL,
+     "cpu",
+     {{{0}, {64}, {16384}, {16, 128}, {2048}, .d_qk = {576, 512}, .format = FMLA_KV_BF16},
+      {{0}, {64}, {16384}, {16, 128}, {2048}, 64, .format = FMLA_KV_FP8_656},
+      {{0}, {64}, {16384}, {16, 128}, {2048}, 64, .format = FMLA_KV_FP8_584}}},
+    {OP_SPARSE_PREFILL,
+     "peers",
+     {{{0}, {4096}, {8192, 32768, 131072}, {128}, {2048}, .d_qk = {576}, .format = FMLA_KV_BF16},
+      {{0}, {4096}, {32768}, {64}, {512}, .d_qk = {512}, .format = FMLA_KV_BF16},
+      {{0}, {4096}, {32768}, {128}, {1024}, .d_qk = {512}, .format = FMLA_KV_BF16},
+      {{0}, {4096}, {32768}, {128}, {2048}, 64, .format = FMLA_KV_FP8_656},
+      {{0}, {4096}, {32768}, {128}, {2048}, 64, .format = FMLA_KV_FP8_584}}},
+    {OP_SPARSE_PREFILL,
+     "quick",
+     {{{0}, {8}, {1024}, {16}, {64, 256}, .d_qk = {576}, .format = FMLA_KV_BF16},
+      {{0}, {8}, {1024}, {16}, {256}, 64, .format = FMLA_KV_FP8_656}}},
+    {OP_CACHE_APPEND, "cpu", {{.s_q = {1}}}},
+    {OP_CACHE_APPEND, "quick", {{.s_q = {1}}}},
 };
 enum { GRIDS = sizeof grids / sizeof *grids };
 
-const char *bench_grid_names(void)
+/* Where an operation finds its grids. */
+static enum operation grids_of(enum operation op)
 {
-    return "cpu, h20, latency, peers, varlen, quick";
+    return op == OP_MERGE ? OP_DENSE_DECODE : op == OP_CACHE_GATHER ? OP_CACHE_APPEND : op;
 }
 
-struct lists {
-    const int64_t *items[BENCH_AXES];
-    int64_t count[BENCH_AXES];
-};
-
-static void take(struct lists *lists, enum bench_axis axis, const int64_t *items)
+void bench_grid_names(enum operation op, char *names, size_t room)
 {
-    lists->items[axis] = items;
-    lists->count[axis] = 0;
-    while (lists->count[axis] < MOST && items[lists->count[axis]]) lists->count[axis]++;
-}
-
-static int64_t lists_of(const struct product *product, const struct bench_axes *chosen, struct lists *lists)
-{
-    static const int64_t usual[BENCH_AXES] = {[AXIS_KV_HEADS] = 1, [AXIS_D_QK] = 576, [AXIS_PAGE_SIZE] = 64};
-    int64_t rows = 1;
-    for (int a = 0; a < BENCH_AXES; a++) lists->items[a] = &usual[a], lists->count[a] = 1;
-    static const int64_t no_yes[2] = {0, 1};
-    lists->items[AXIS_CAUSAL] = &product->causal;
-    lists->items[AXIS_VARLEN] = no_yes + (product->lengths == VARYING);
-    lists->count[AXIS_VARLEN] = product->lengths == FIXED_AND_VARYING ? 2 : 1;
-    take(lists, AXIS_BATCH, product->b);
-    take(lists, AXIS_QUERY_TOKENS, product->s_q);
-    take(lists, AXIS_SEQ_LEN, product->s_k);
-    take(lists, AXIS_HEADS, product->h_q);
-    for (int a = 0; a < BENCH_AXES; a++) {
-        if (chosen->axis[a].count)
-            lists->items[a] = chosen->axis[a].items, lists->count[a] = chosen->axis[a].count;
-        if (__builtin_mul_overflow(rows, lists->count[a], &rows)) return 0;
+    *names = '\0';
+    for (int i = 0; i < GRIDS; i++) {
+        const size_t used = strlen(names);
+        if (grids[i].op == grids_of(op))
+            snprintf(names + used, room - used, "%s%s", used ? ", " : "", grids[i].name);
     }
-    return rows;
 }
 
-static struct batch_shape row_of(const struct lists *lists, int64_t index)
+/* Is a row of the operation told apart by this axis? Of the sparse operations bytes have the sizes of their format. */
+static bool is_axis(enum operation op, const struct product *p, enum bench_axis axis)
+{
+    enum {
+        ALL = 1 << AXIS_HEADS | 1 << AXIS_QUERY_TOKENS,
+        CACHES = 1 << AXIS_TOKENS | 1 << AXIS_DTYPE | 1 << AXIS_PAGE_SIZE | 1 << AXIS_FORMAT,
+        KEYS = 1 << AXIS_KV_HEADS | 1 << AXIS_D_QK
+    };
+    static const int axes[OPERATIONS] = {
+        [OP_DENSE_DECODE] = ALL | KEYS | 1 << AXIS_PAGE_SIZE | 1 << AXIS_DTYPE | 1 << AXIS_CAUSAL |
+                            1 << AXIS_VARLEN | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN,
+        [OP_MERGE] = ALL | 1 << AXIS_DTYPE | 1 << AXIS_BATCH | 1 << AXIS_PARTS,
+        [OP_SPARSE_DECODE] = ALL | 1 << AXIS_PAGE_SIZE | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
+        [OP_SPARSE_PREFILL] = ALL | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
+        [OP_CACHE_APPEND] = CACHES,
+        [OP_CACHE_GATHER] = CACHES,
+    };
+    const int of_keys = p->page_size ? 1 << AXIS_PAGE_SIZE : KEYS;
+    return (axes[op] | (op == OP_SPARSE_PREFILL ? of_keys : 0)) & 1 << axis;
+}
+
+/* What the product has of an axis. */
+static struct option_counts list_of(enum operation op, const struct product *p, enum bench_axis axis)
+{
+    static const int64_t usual[BENCH_AXES][MOST] = {
+        [AXIS_TOKENS] = {128, 4096, 65536},
+        [AXIS_KV_HEADS] = {1},
+        [AXIS_D_QK] = {576},
+        [AXIS_PARTS] = {2, 8},
+        [AXIS_FORMAT] = {FMLA_KV_BF16, FMLA_KV_FP16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576},
+        [AXIS_PAGE_SIZE] = {64}};
+    static const int64_t no_yes[2] = {0, 1};
+    const int64_t *const lists[BENCH_AXES] = {
+        [AXIS_BATCH] = p->b,   [AXIS_QUERY_TOKENS] = p->s_q, [AXIS_SEQ_LEN] = p->s_k,
+        [AXIS_HEADS] = p->h_q, [AXIS_TOPK] = p->topk,        [AXIS_D_QK] = p->d_qk};
+    const int64_t *items = lists[axis] && *lists[axis] ? lists[axis] : usual[axis];
+    int64_t count = 0;
+    while (count < MOST && items[count]) count++;
+    if (axis == AXIS_PAGE_SIZE && (p->page_size || op == OP_SPARSE_PREFILL)) items = &p->page_size, count = 1;
+    if (axis == AXIS_CAUSAL) items = &p->causal, count = 1;
+    if (axis == AXIS_VARLEN)
+        items = no_yes + (p->lengths == VARYING), count = p->lengths == FIXED_AND_VARYING ? 2 : 1;
+    return (struct option_counts){(int64_t *)items,
+                                  count ? count : 1}; /* read only; a list of 0 alone is 0 */
+}
+
+static struct shape row_of(enum operation op, const struct product *p, const struct option_counts *lists,
+                           int64_t index)
 {
     int64_t v[BENCH_AXES];
     for (int a = BENCH_AXES - 1; a >= 0; a--) {
-        v[a] = lists->items[a][index % lists->count[a]];
-        index /= lists->count[a];
+        v[a] = lists[a].items[index % lists[a].count];
+        index /= lists[a].count;
     }
-    return (struct batch_shape){.b = v[AXIS_BATCH],
-                                .s_q = v[AXIS_QUERY_TOKENS],
-                                .s_k = v[AXIS_SEQ_LEN],
-                                .h_q = v[AXIS_HEADS],
-                                .h_kv = v[AXIS_KV_HEADS],
-                                .d_qk = v[AXIS_D_QK],
-                                .page_size = v[AXIS_PAGE_SIZE],
-                                .fp16 = v[AXIS_DTYPE],
-                                .causal = v[AXIS_CAUSAL],
-                                .varlen = v[AXIS_VARLEN]};
+    const bool of_caches = is_axis(op, p, AXIS_FORMAT), dense = op == OP_DENSE_DECODE;
+    struct shape shape = {.op = op,
+                          .b = v[AXIS_BATCH],
+                          .s_q = v[AXIS_QUERY_TOKENS],
+                          .s_k = v[AXIS_SEQ_LEN],
+                          .h_q = v[AXIS_HEADS],
+                          .h_kv = v[AXIS_KV_HEADS],
+                          .d_qk = v[AXIS_D_QK],
+                          .page_size = v[AXIS_PAGE_SIZE],
+                          .topk = v[AXIS_TOPK],
+                          .extra_topk = p->extra_topk,
+                          .extra_page_size = p->extra_page_size,
+                          .tokens = of_caches ? v[AXIS_TOKENS] : 0,
+                          .parts = op == OP_MERGE ? v[AXIS_PARTS] : 0,
+                          .format = of_caches ? (int32_t)v[AXIS_FORMAT] : p->format,
+                          .type = (enum element)v[AXIS_DTYPE],
+                          .causal = dense && v[AXIS_CAUSAL],
+                          .varlen = dense && v[AXIS_VARLEN],
+                          .extra_varlen = p->extra_varlen,
+                          .no_lse = op == OP_MERGE};
+    if (dense) shape.format = shape.type == ELEMENT_FP16 ? FMLA_KV_FP16 : FMLA_KV_BF16;
+    if (cache_formats[shape.format].d_qk) shape.d_qk = cache_formats[shape.format].d_qk;
+    return shape;
 }
 
-struct batch_shape *bench_grid(const char *name, const struct bench_axes *chosen, int64_t *count)
+/* Appends the rows of a product; false without memory. */
+static bool append(enum operation op, const struct product *p, const struct bench_axes *chosen,
+                   struct shape **rows, int64_t *count)
+{
+    struct option_counts lists[BENCH_AXES];
+    int64_t more = 1;
+    for (int a = 0; a < BENCH_AXES; a++) {
+        lists[a] = list_of(op, p, (enum bench_axis)a);
+        if (!is_axis(op, p, (enum bench_axis)a))
+            lists[a].count = 1;
+        else if (chosen->axis[a].count)
+            lists[a] = chosen->axis[a];
+        if (__builtin_mul_overflow(more, lists[a].count, &more)) return false;
+    }
+    if (more > INT32_MAX) return false;
+    struct shape *grown = realloc(*rows, (size_t)(*count + more) * sizeof **rows);
+    if (!grown) return false;
+    *rows = grown;
+    for (int64_t i = 0; i < more; i++) grown[(*count)++] = row_of(op, p, lists, i);
+    return true;
+}
+
+struct shape *bench_grid(enum operation op, const char *name, const struct bench_axes *chosen, int64_t *count)
 {
     const struct grid *grid = NULL;
     for (int i = 0; i < GRIDS; i++)
-        if (!strcmp(grids[i].name, name)) grid = &grids[i];
+        if (grids[i].op == grids_of(op) && !strcmp(grids[i].name, name)) grid = &grids[i];
     *count = -1;
     if (!grid) return NULL;
     bool any = false;
     for (int a = 0; a < BENCH_AXES; a++) any |= chosen->axis[a].count > 0;
-    struct batch_shape *rows = NULL;
+    struct shape *rows = NULL;
     *count = 0;
-    for (int p = 0; p < (any ? 1 : PRODUCTS) && grid->products[p].b[0]; p++) {
-        struct lists lists;
-        const int64_t more = lists_of(&grid->products[p], chosen, &lists);
-        struct batch_shape *grown = realloc(rows, (size_t)(*count + more) * sizeof *rows);
-        if (!grown || !more) {
-            free(grown ? grown : rows);
-            *count = 0;
-            return NULL;
-        }
-        rows = grown;
-        for (int64_t i = 0; i < more; i++) rows[(*count)++] = row_of(&lists, i);
+    for (int i = 0; i < PRODUCTS && *grid->products[i].s_q; i++) {
+        if (i && any && grid->op == OP_DENSE_DECODE) break;
+        if (append(op, &grid->products[i], chosen, &rows, count)) continue;
+        free(rows);
+        *count = 0;
+        return NULL;
     }
     return rows;
 }

@@ -1,24 +1,29 @@
 /* SPDX-License-Identifier: MIT
  *
- * The shapes of a benchmark: named grids, each one or more products of lists.
+ * The shapes of a benchmark: named grids of an operation, each one or more products of lists.
  */
 #ifndef FLASHMLA_TOOL_BENCH_GRID_H
 #define FLASHMLA_TOOL_BENCH_GRID_H
 
-#include "batch.h"
+#include "make.h"
 #include "options.h"
 
+/* In the order of rows, the last one the fastest. */
 enum bench_axis {
+    AXIS_TOKENS,
     AXIS_HEADS,
     AXIS_KV_HEADS,
     AXIS_D_QK,
     AXIS_PAGE_SIZE,
-    AXIS_DTYPE, /* 0 = bf16, 1 = fp16 */
+    AXIS_DTYPE,  /* enum element */
+    AXIS_FORMAT, /* not chosen */
     AXIS_CAUSAL,
     AXIS_VARLEN,
+    AXIS_TOPK,
     AXIS_QUERY_TOKENS,
     AXIS_BATCH,
     AXIS_SEQ_LEN,
+    AXIS_PARTS,
     BENCH_AXES
 };
 
@@ -27,11 +32,13 @@ struct bench_axes {
     struct option_counts axis[BENCH_AXES];
 };
 
-/* "cpu, h20, latency, peers, varlen, quick". Static storage. */
-const char *bench_grid_names(void);
+/* "cpu, h20, latency, peers, varlen, quick": those of an operation. */
+void bench_grid_names(enum operation op, char *names, size_t room);
 
-/* The rows of grid `name`, allocated: with lists in `chosen`, its first product with those instead of its own. NULL
- * with *count = -1 if there is no such grid, NULL with *count = 0 if there is no memory. */
-struct batch_shape *bench_grid(const char *name, const struct bench_axes *chosen, int64_t *count);
+/* The rows of grid `name`, allocated, with the lists in `chosen` instead of its own; of a grid whose products differ in
+ * nothing but their lists only the first one is left then. NULL with *count = -1 if the operation has no such grid, NULL with
+ * *count = 0 if there is no memory. */
+struct shape *bench_grid(enum operation op, const char *name, const struct bench_axes *chosen,
+                         int64_t *count);
 
 #endif

@@ -1,23 +1,30 @@
 /* SPDX-License-Identifier: MIT */
 #include "bench_report.h"
 
-#include "gpu_call.h"
-#include "input.h"
 #include "json_line.h"
 
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+bool bench_only_copies(enum operation op)
+{
+    return op == OP_CACHE_APPEND || op == OP_CACHE_GATHER;
+}
 
 /* ---- The table ------------------------------------------------------------------------------ */
 
 void bench_report_head(const struct bench_report *report)
 {
+    if (bench_only_copies(report->op)) {
+        printf("\n%-13s %8s %5s %-8s %5s %-12s %10s %10s %10s %8s %10s %7s\n", "operation", "tokens", "type",
+               "cache", "page", "kernel", "us", "min", "max", "GB/s", "floor us", "x floor");
+        return;
+    }
     printf("\n%5s %4s %6s %4s %5s %5s %5s %5s %-9s %-15s %10s %10s %10s %8s %7s %10s",
-           report->merge ? "parts" : "", "b", "s_k", "s_q", "h_q", "h_kv", "d_qk", "type", "options",
+           report->op == OP_MERGE ? "parts" : "", "b", "s_k", "s_q", "h_q", "h_kv", "d_qk", "type", "options",
            "kernel", "us", "min", "max", "GFLOP/s", "GB/s", "floor us");
     if (report->stream) printf(" %10s", "stream us");
     printf(" %7s %6s\n", "x floor", "% peak");
@@ -25,36 +32,53 @@ void bench_report_head(const struct bench_report *report)
 
 static void print_shape(const struct bench_row *row)
 {
-    const struct batch_shape *shape = row->shape;
-    const int64_t parts = row->parts;
+    const struct shape *s = row->shape;
     char options[32], number[24] = "", b[24] = "-"; /* a prompt has no batch */
-    snprintf(options, sizeof options, "%s%s%s", shape->causal ? "causal" : "",
-             shape->causal && shape->varlen ? "," : "", shape->varlen ? "var" : "");
-    if (row->sparse) snprintf(options, sizeof options, "%s", input_format_name(row->sparse->format));
-    if (row->prefill) snprintf(options, sizeof options, "%s", input_format_name(row->prefill->format));
-    if (shape->b) snprintf(b, sizeof b, "%" PRId64, shape->b);
-    if (parts) snprintf(number, sizeof number, "%" PRId64, parts);
+    if (bench_only_copies(s->op)) {
+        printf("%-13s %8" PRId64 " %5s %-8s ", descriptors[s->op].name, s->tokens, element_name(s->type),
+               format_name(s->format));
+        return;
+    }
+    snprintf(options, sizeof options, "%s%s%s", s->causal ? "causal" : "", s->causal && s->varlen ? "," : "",
+             s->varlen ? "var" : "");
+    if (s->topk) snprintf(options, sizeof options, "%s", format_name(s->format));
+    if (s->b) snprintf(b, sizeof b, "%" PRId64, s->b);
+    if (s->parts) snprintf(number, sizeof number, "%" PRId64, s->parts);
     printf("%5s %4s %6" PRId64 " %4" PRId64 " %5" PRId64 " %5" PRId64 " %5" PRId64 " %5s %-9s ", number, b,
-           shape->s_k, shape->s_q, shape->h_q, shape->h_kv, shape->d_qk, shape->fp16 ? "fp16" : "bf16",
-           *options ? options : "-");
+           s->s_k, s->s_q, s->h_q, s->h_kv, s->d_qk, element_name(s->type), *options ? options : "-");
+}
+
+static void print_copy(const struct bench_row *row)
+{
+    const struct bench_timed *t = &row->timed;
+    printf("%5" PRId64 " %-12s %10.1f %10.1f %10.1f %8.1f %10.1f %7.2f\n", row->shape->page_size, row->kernel,
+           1e6 * t->median, 1e6 * t->least, 1e6 * t->most, 1e-9 * row->work.bytes / t->median,
+           1e6 * row->floor, t->median / row->floor);
 }
 
 void bench_report_row(const struct bench_report *report, const struct bench_row *row)
 {
+    const struct shape *s = row->shape;
+    const struct bench_timed *t = &row->timed;
     print_shape(row);
-    printf("%-15s %10.1f %10.1f %10.1f %8.1f %7.2f %10.1f", row->kernel, 1e6 * row->median, 1e6 * row->least,
-           1e6 * row->most, 1e-9 * row->flop / row->median, 1e-9 * row->bytes / row->median,
+    if (bench_only_copies(s->op)) {
+        print_copy(row);
+        fflush(stdout);
+        return;
+    }
+    printf("%-15s %10.1f %10.1f %10.1f %8.1f %7.2f %10.1f", row->kernel, 1e6 * t->median, 1e6 * t->least,
+           1e6 * t->most, 1e-9 * row->work.flop / t->median, 1e-9 * row->work.bytes / t->median,
            1e6 * row->floor);
     if (report->stream) printf(" %10.1f", 1e6 * row->stream);
-    printf(" %7.2f %6.1f", row->median / row->floor, 100.0 * row->flop / row->median / row->peak);
+    printf(" %7.2f %6.1f", t->median / row->floor,
+           100.0 * row->work.flop / t->median / bench_peak(report->timer, row->kernel));
     if (row->plan > 0.0) printf(" plan %.1f us", 1e6 * row->plan);
     if (row->fixed > 0.0)
-        printf(" fixed %.1f us, var / fixed %.3f", 1e6 * row->fixed, row->median / row->fixed);
-    if (row->sparse) printf(" topk %" PRId64, row->sparse->cache[0].topk);
-    if (row->sparse && row->sparse->cache[1].topk) printf(" + %" PRId64, row->sparse->cache[1].topk);
-    if (row->sparse && row->sparse->extra_varlen) printf(" varlen");
-    if (row->prefill) printf(" topk %" PRId64, row->prefill->topk);
-    if (row->runs < report->repeat) printf(" (%" PRId64 " runs)", row->runs);
+        printf(" fixed %.1f us, var / fixed %.3f", 1e6 * row->fixed, t->median / row->fixed);
+    if (s->topk) printf(" topk %" PRId64, s->topk);
+    if (s->extra_topk) printf(" + %" PRId64, s->extra_topk);
+    if (s->extra_varlen) printf(" varlen");
+    if (t->runs < report->timer->repeat) printf(" (%" PRId64 " runs)", t->runs);
     putchar('\n');
     fflush(stdout);
 }
@@ -65,7 +89,12 @@ void bench_report_skipped(const struct bench_row *row, const char *why)
     printf("skipped: %s\n", why);
 }
 
-/* ---- JSON ----------------------------------------------------------------------------------- */
+/* ---- The code of a kernel -------------------------------------------------------------------- */
+
+/* The .cu files that a kernel is made of; "" after the last one. */
+struct bench_sources {
+    char file[BENCH_SOURCES][80];
+};
 
 static void source_of_sparse(const char *kernel, struct bench_sources *sources)
 {
@@ -84,23 +113,21 @@ static void source_of_sparse(const char *kernel, struct bench_sources *sources)
         if (!strcmp(all[i].kernel, kernel)) *sources = all[i].sources;
 }
 
-/* The .cu files of a row's kernel. */
 static struct bench_sources sources_of(const struct bench_row *row)
 {
     struct bench_sources sources = {{""}};
+    const struct shape *s = row->shape;
     const char *family = strchr(row->kernel, '-'); /* cuda-sm90 */
-    if (row->parts)
-        snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/any/merge.cu");
-    else if (row->sparse)
+    if (s->op == OP_SPARSE_DECODE)
         source_of_sparse(row->kernel, &sources);
-    else if (row->prefill && family)
-        snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/sparse_prefill/sparse_prefill_%s.cu",
-                 family + 1, row->prefill->format == FMLA_KV_BF16 ? "bf16" : "fp8");
-    else if (row->prefill)
-        snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/any/sparse_prefill.cu");
-    else
+    else if (s->op == OP_DENSE_DECODE)
         snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/dense_decode/dense_decode_%s.cu",
-                 family ? family + 1 : "", row->shape->fp16 ? "fp16" : "bf16");
+                 family ? family + 1 : "", element_name(s->type));
+    else if (s->op == OP_SPARSE_PREFILL && family)
+        snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/sparse_prefill/sparse_prefill_%s.cu",
+                 family + 1, s->format == FMLA_KV_BF16 ? "bf16" : "fp8");
+    else
+        snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/any/%s.cu", descriptors[s->op].name);
     return sources;
 }
 
@@ -119,28 +146,21 @@ static bool find_code(const char *path, const char *wanted, int major, int minor
 }
 
 /* The hashes of all of the sources, or none. */
-static bool find_codes(const char *path, const struct bench_sources *sources, int major, int minor,
+bool bench_report_code(const char *path, const struct bench_row *row, int major, int minor,
                        char code[BENCH_CODE])
 {
+    const struct bench_sources sources = sources_of(row);
     char hash[65];
     int at = 0;
-    for (int i = 0; i < BENCH_SOURCES && (!i || *sources->file[i]); i++) {
-        if (!find_code(path, sources->file[i], major, minor, hash)) return false;
+    for (int i = 0; i < BENCH_SOURCES && (!i || *sources.file[i]); i++) {
+        if (!find_code(path, sources.file[i], major, minor, hash)) return false;
         at += snprintf(code + at, (size_t)(BENCH_CODE - at), "%s%s", i ? " " : "", hash);
     }
     return true;
 }
 
-bool bench_report_code(const char *path, const struct bench_row *row, int major, int minor,
-                       char code[BENCH_CODE])
-{
-    const struct bench_sources sources = sources_of(row);
-    return find_codes(path, &sources, major, minor, code);
-}
-
 /* The list lies beside the program. */
-static bool code_here(const struct gpu_description *gpu, const struct bench_sources *sources,
-                      char code[BENCH_CODE])
+static bool code_here(const struct gpu_description *gpu, const struct bench_row *row, char code[BENCH_CODE])
 {
     static const char name[] = "kernels.sha256";
     char path[4096];
@@ -150,120 +170,118 @@ static bool code_here(const struct gpu_description *gpu, const struct bench_sour
     char *slash = strrchr(path, '/');
     if (!slash) return false;
     memcpy(slash + 1, name, sizeof name);
-    return find_codes(path, sources, gpu->major, gpu->minor, code);
+    return bench_report_code(path, row, gpu->major, gpu->minor, code);
 }
 
-json_t *bench_report_gpu(const struct gpu_description *gpu, fmla_device device,
-                         const struct bench_sources *sources)
+/* ---- JSON ----------------------------------------------------------------------------------- */
+
+/* Members of an object; what cannot be added is told once, at the end. */
+struct line {
+    json_t *object;
+    bool good;
+};
+
+static void set(struct line *line, const char *name, json_t *value)
 {
+    line->good = !json_object_set_new(line->object, name, value) && line->good;
+}
+
+static void set_count(struct line *line, const char *name, int64_t value)
+{
+    set(line, name, json_integer((json_int_t)value));
+}
+
+static void set_text(struct line *line, const char *name, const char *text)
+{
+    set(line, name, json_string(text));
+}
+
+static void set_real(struct line *line, const char *name, double value)
+{
+    set(line, name, json_real(value));
+}
+
+/* Times that were not taken are left out. */
+static void set_time(struct line *line, const char *name, double value)
+{
+    if (value > 0.0) set_real(line, name, value);
+}
+
+static void set_extra(struct line *line, const struct shape *s)
+{
+    struct line extra = {json_object(), true};
+    set_count(&extra, "s_k", s->s_k), set_count(&extra, "topk", s->extra_topk);
+    set_count(&extra, "page_size", s->extra_page_size);
+    set(&extra, "varlen", json_boolean(s->extra_varlen));
+    set(line, "extra", extra.object);
+    line->good = line->good && extra.good;
+}
+
+static void set_shape(struct line *line, const struct shape *s)
+{
+    if (bench_only_copies(s->op)) {
+        set_count(line, "tokens", s->tokens), set_text(line, "dtype", element_name(s->type));
+        set_text(line, "cache", format_name(s->format)), set_count(line, "d_qk", s->d_qk);
+        set_count(line, "page_size", s->page_size);
+        return;
+    }
+    if (s->b) set_count(line, "b", s->b); /* a prompt has no batch */
+    set_count(line, "s_q", s->s_q), set_count(line, "h_q", s->h_q), set_count(line, "d_v", CALL_D_V);
+    set_text(line, "dtype", element_name(s->type));
+    if (s->parts) {
+        set_count(line, "parts", s->parts);
+        return;
+    }
+    set_count(line, "s_k", s->s_k), set_count(line, "h_kv", s->h_kv), set_count(line, "d_qk", s->d_qk);
+    set_text(line, "cache", format_name(s->format));
+    if (s->page_size) set_count(line, "page_size", s->page_size);
+    if (s->topk) set_count(line, "topk", s->topk);
+    if (s->extra_topk) set_extra(line, s);
+    if (s->op != OP_DENSE_DECODE) return;
+    set(line, "causal", json_boolean(s->causal)), set(line, "varlen", json_boolean(s->varlen));
+}
+
+static void set_figures(struct line *line, const struct bench_timer *timer, const struct bench_row *row)
+{
+    const struct bench_timed *t = &row->timed;
+    const bool copies = bench_only_copies(row->shape->op), gpu = device_is_gpu(timer->device);
+    set_real(line, "us", 1e6 * t->median), set_real(line, "us_min", 1e6 * t->least);
+    set_real(line, "us_max", 1e6 * t->most);
+    if (!copies) set_real(line, "tflops", 1e-12 * row->work.flop / t->median);
+    set_real(line, "gbs", 1e-9 * row->work.bytes / t->median), set_real(line, "floor_us", 1e6 * row->floor);
+    set_count(line, "runs", t->runs);
+    if (!copies) set_real(line, "peak_tflops", 1e-12 * bench_peak(timer, row->kernel));
+    set_real(line, copies && gpu ? "copy_gbs" : "read_gbs",
+             1e-9 * (copies ? timer->copy : bench_bandwidth(timer)));
+    set(line, "warm", json_boolean(timer->warm)), set_text(line, "version", fmla_version_string());
+}
+
+/* What the row was timed on. */
+static void set_machine(struct line *line, const struct bench_timer *timer, const struct bench_row *row)
+{
+    const struct gpu_description *gpu = &timer->gpu.peak.gpu;
     char code[BENCH_CODE];
-    json_t *object = json_pack("{s:s, s:s, s:i}", "gpu", gpu->name, "driver", gpu->driver, "sm_mhz",
-                               gpu_sm_mhz(device.id));
-    if (object && code_here(gpu, sources, code) &&
-        json_object_set_new(object, "code_sha", json_string(code))) {
-        json_decref(object);
-        return NULL;
+    if (!device_is_gpu(timer->device)) {
+        set_text(line, "cpu", timer->cpu.cpu), set_count(line, "threads", timer->cpu.threads);
+        return;
     }
-    return object;
-}
-
-/* What the row was timed on and beside. */
-static json_t *surroundings(const struct bench_report *report, const struct bench_row *row)
-{
-    if (!report->gpu)
-        return json_pack("{s:s, s:i}", "cpu", report->cpu->cpu, "threads", report->cpu->threads);
-    const struct bench_sources sources = sources_of(row);
-    return bench_report_gpu(&report->gpu->peak.gpu, report->device, &sources);
-}
-
-static bool set_time(json_t *line, const char *name, double value)
-{
-    return value <= 0.0 || !json_object_set_new(line, name, json_real(value));
-}
-
-static json_t *of_prefill(const struct batch_shape *shape, const struct prefill_shape *prefill)
-{
-    json_t *object = json_pack("{s:I, s:I, s:I, s:s, s:I}", "s_k", (json_int_t)shape->s_k, "h_kv",
-                               (json_int_t)shape->h_kv, "d_qk", (json_int_t)shape->d_qk, "cache",
-                               input_format_name(prefill->format), "topk", (json_int_t)prefill->topk);
-    if (!object || !shape->page_size ||
-        !json_object_set_new(object, "page_size", json_integer((json_int_t)shape->page_size)))
-        return object;
-    json_decref(object);
-    return NULL;
-}
-
-/* What only rows of this operation have. */
-static json_t *of_operation(const struct bench_row *row)
-{
-    const struct batch_shape *shape = row->shape;
-    const struct sparse_shape *sparse = row->sparse;
-    if (row->parts) return json_pack("{s:I}", "parts", (json_int_t)row->parts);
-    if (row->prefill) return of_prefill(shape, row->prefill);
-    if (!sparse)
-        return json_pack("{s:I, s:I, s:I, s:s, s:I, s:b, s:b}", "s_k", (json_int_t)shape->s_k, "h_kv",
-                         (json_int_t)shape->h_kv, "d_qk", (json_int_t)shape->d_qk, "cache",
-                         shape->fp16 ? "FP16" : "BF16", "page_size", (json_int_t)shape->page_size, "causal",
-                         shape->causal, "varlen", shape->varlen);
-    json_t *object = json_pack("{s:I, s:I, s:I, s:s, s:I, s:I}", "s_k", (json_int_t)shape->s_k, "h_kv",
-                               (json_int_t)shape->h_kv, "d_qk", (json_int_t)shape->d_qk, "cache",
-                               input_format_name(sparse->format), "page_size", (json_int_t)shape->page_size,
-                               "topk", (json_int_t)sparse->cache[0].topk);
-    const struct sparse_cache_shape *extra = &sparse->cache[1];
-    json_t *second = extra->topk
-                         ? json_pack("{s:I, s:I, s:I, s:b}", "s_k", (json_int_t)extra->s_k, "topk",
-                                     (json_int_t)extra->topk, "page_size", (json_int_t)extra->page_size,
-                                     "varlen", (int)sparse->extra_varlen)
-                         : NULL;
-    if (!extra->topk || (object && second && !json_object_set(object, "extra", second))) {
-        json_decref(second);
-        return object;
-    }
-    json_decref(object), json_decref(second);
-    return NULL;
-}
-
-/* What rows of every operation have; a prompt has no batch. */
-static json_t *of_all(const struct bench_row *row)
-{
-    const struct batch_shape *shape = row->shape;
-    const char *op = row->parts     ? "merge"
-                     : row->sparse  ? "sparse_decode"
-                     : row->prefill ? "sparse_prefill"
-                                    : "dense_decode";
-    json_t *line = json_pack("{s:s, s:s}", "op", op, "kernel", row->kernel);
-    json_t *rest =
-        json_pack("{s:I, s:I, s:I, s:s}", "s_q", (json_int_t)shape->s_q, "h_q", (json_int_t)shape->h_q, "d_v",
-                  (json_int_t)BATCH_D_V, "dtype", shape->fp16 ? "fp16" : "bf16");
-    const bool good = line && rest &&
-                      (!shape->b || !json_object_set_new(line, "b", json_integer((json_int_t)shape->b))) &&
-                      !json_object_update(line, rest);
-    json_decref(rest);
-    if (good) return line;
-    json_decref(line);
-    return NULL;
+    set_text(line, "gpu", gpu->name), set_text(line, "driver", gpu->driver);
+    set_count(line, "sm_mhz", gpu_sm_mhz(timer->device.id));
+    if (code_here(gpu, row, code)) set_text(line, "code_sha", code);
 }
 
 bool bench_report_json(const struct bench_report *report, const struct bench_row *row, struct outfile *file,
                        struct fault *fault)
 {
-    json_t *line = of_all(row);
-    json_t *of_op = of_operation(row);
-    json_t *figures =
-        json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:f, s:b, s:s}", "us", 1e6 * row->median,
-                  "us_min", 1e6 * row->least, "us_max", 1e6 * row->most, "tflops",
-                  1e-12 * row->flop / row->median, "gbs", 1e-9 * row->bytes / row->median, "floor_us",
-                  1e6 * row->floor, "runs", (json_int_t)row->runs, "peak_tflops", 1e-12 * row->peak,
-                  "read_gbs", 1e-9 * row->bandwidth, "warm", report->warm, "version", fmla_version_string());
-    json_t *machine = surroundings(report, row);
-    const bool good = line && of_op && figures && machine && !json_object_update(line, of_op) &&
-                      !json_object_update(line, figures) && !json_object_update(line, machine) &&
-                      set_time(line, "plan_us", 1e6 * row->plan) &&
-                      set_time(line, "stream_us", 1e6 * row->stream) &&
-                      set_time(line, "fixed_us", 1e6 * row->fixed) &&
-                      set_time(line, "varlen_over_fixed", row->fixed > 0.0 ? row->median / row->fixed : 0.0);
-    json_decref(of_op), json_decref(figures), json_decref(machine);
-    if (good) return json_line(file, line, fault);
-    json_decref(line);
+    struct line line = {json_object(), true};
+    set_text(&line, "op", descriptors[row->shape->op].name), set_text(&line, "kernel", row->kernel);
+    set_shape(&line, row->shape);
+    set_figures(&line, report->timer, row);
+    set_machine(&line, report->timer, row);
+    set_time(&line, "plan_us", 1e6 * row->plan), set_time(&line, "stream_us", 1e6 * row->stream);
+    set_time(&line, "fixed_us", 1e6 * row->fixed);
+    if (row->fixed > 0.0) set_real(&line, "varlen_over_fixed", row->timed.median / row->fixed);
+    if (line.good) return json_line(file, line.object, fault);
+    json_decref(line.object);
     return fault_set(fault, "out of memory for JSON");
 }

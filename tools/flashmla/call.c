@@ -1,52 +1,270 @@
 /* SPDX-License-Identifier: MIT */
 #include "call.h"
 
-#include <stdlib.h>
+#include "gpu.h"
 
-fmla_status call_workspace(fmla_dense_decode_args *args)
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- The library's functions ----------------------------------------------------------------- */
+
+#define OPERATION(op, OP)                                                                                    \
+    static fmla_status run_##op(const void *args)                                                            \
+    {                                                                                                        \
+        return fmla_##op(args);                                                                              \
+    }
+#include "operations.def"
+
+#define WITH_WORKSPACE(op)                                                                                   \
+    static fmla_status workspace_##op(const void *args, size_t *bytes, size_t *alignment)                    \
+    {                                                                                                        \
+        return fmla_##op##_workspace_size(args, bytes, alignment);                                           \
+    }                                                                                                        \
+    static fmla_status kernel_##op(const void *args, const char **name)                                      \
+    {                                                                                                        \
+        return fmla_##op##_kernel(args, name);                                                               \
+    }
+WITH_WORKSPACE(dense_decode)
+WITH_WORKSPACE(sparse_decode)
+WITH_WORKSPACE(sparse_prefill)
+
+static const struct functions {
+    fmla_status (*workspace)(const void *args, size_t *bytes, size_t *alignment);
+    fmla_status (*kernel)(const void *args, const char **name);
+} functions[OPERATIONS] = {[OP_DENSE_DECODE] = {workspace_dense_decode, kernel_dense_decode},
+                           [OP_SPARSE_DECODE] = {workspace_sparse_decode, kernel_sparse_decode},
+                           [OP_SPARSE_PREFILL] = {workspace_sparse_prefill, kernel_sparse_prefill}};
+
+fmla_status call_run(const struct call *call)
 {
-    size_t bytes = 0, alignment = 1;
-    args->workspace = NULL, args->workspace_size = 0;
-    const fmla_status status = fmla_dense_decode_workspace_size(args, &bytes, &alignment);
-    if (status != FMLA_OK) return status;
-    const size_t unit = alignment > sizeof(void *) ? alignment : sizeof(void *);
-    args->workspace = aligned_alloc(unit, (bytes / unit + 1) * unit);
-    args->workspace_size = bytes;
+    static fmla_status (*const run[OPERATIONS])(const void *args) = {
+#define OPERATION(op, OP) [OP_##OP] = run_##op,
+#include "operations.def"
+    };
+    return run[call->op](&call->args);
+}
+
+bool call_refused(fmla_status *status, fmla_status from, struct fault *fault)
+{
+    *status = from;
+    return from != FMLA_OK && !fault_set(fault, "%s", fmla_last_error());
+}
+
+fmla_status call_kernel(const struct call *call, const char **name)
+{
+    if (functions[call->op].kernel) return functions[call->op].kernel(&call->args, name);
+    const char *forced = *(const char **)call_option(call, "kernel");
+    fmla_capability row = FMLA_INIT(fmla_capability);
+    *name = forced ? forced : "none";
+    for (int64_t i = 0; !forced && fmla_capabilities(call->device, i, &row) == FMLA_OK; i++) {
+        if (strcmp(row.operation, descriptors[call->op].name) != 0 || !row.available || row.forced_only)
+            continue;
+        *name = row.kernel;
+        break;
+    }
     return FMLA_OK;
 }
 
-int64_t call_length(const fmla_dense_decode_args *args, int64_t r)
+/* ---- Members --------------------------------------------------------------------------------- */
+
+const struct member *call_member(enum operation op, int index)
 {
-    const int64_t pages = args->block_table ? args->block_table->shape[1] : 1;
-    const int64_t capacity = pages * args->kv_cache->shape[1];
-    const int32_t length = ((const int32_t *)args->seqlens->data)[r];
-    return length < 0 ? 0 : length > capacity ? capacity : length;
+    for (const struct member *member = descriptors[op].members; member->name; member++)
+        if (member->kind == MEMBER_TENSOR && !index--) return member;
+    return NULL;
 }
 
-int64_t call_visible(const fmla_dense_decode_args *args, int64_t r, int64_t j)
+const enum dimension *call_dimensions(const struct member *member, int32_t rank)
 {
-    const int64_t length = call_length(args, r);
-    const int64_t seen = args->causal ? length - args->q->shape[1] + j + 1 : length;
-    return seen < 0 ? 0 : seen;
+    return member->allowed & OR_FLAT && rank != member->rank ? flat_dimensions : member->dimensions;
 }
 
-struct call_work call_work(const fmla_dense_decode_args *args)
+static void *place(const struct call *call, const struct member *member)
 {
-    const int64_t *q = args->q->shape, *cache = args->kv_cache->shape;
-    const double row = (double)(q[3] + args->out->shape[3]);
-    struct call_work work = {0};
-    for (int64_t r = 0; r < q[0]; r++) {
-        work.keys += call_length(args, r);
-        for (int64_t j = 0; j < q[1]; j++) work.pairs += (double)call_visible(args, r, j) * (double)q[2];
+    return (char *)&call->args + member->offset;
+}
+
+void *call_option(const struct call *call, const char *name)
+{
+    for (const struct member *member = descriptors[call->op].members; member->name; member++)
+        if (member->kind != MEMBER_TENSOR && !strcmp(member->name, name)) return place(call, member);
+    return NULL;
+}
+
+const fmla_tensor *call_tensor(const struct call *call, const char *name)
+{
+    const struct member *member;
+    for (int i = 0; (member = call_member(call->op, i)); i++)
+        if (call->tensor[i].shape && !strcmp(member->name, name)) return &call->tensor[i];
+    return NULL;
+}
+
+int64_t call_size(const struct call *call, enum dimension dimension)
+{
+    const struct member *member;
+    for (int i = 0; (member = call_member(call->op, i)); i++) {
+        const fmla_tensor *tensor = &call->tensor[i];
+        const enum dimension *names = call_dimensions(member, tensor->ndim);
+        for (int d = 0; tensor->shape && d < tensor->ndim; d++)
+            if (names[d] == dimension) return tensor->shape[d];
     }
-    work.flop = 2.0 * work.pairs * row;
-    work.bytes = 2.0 * ((double)work.keys * (double)cache[2] * (double)cache[3] +
-                        (double)q[0] * (double)q[1] * (double)q[2] * row);
-    return work;
+    return dimension == DIM_d_v ? CALL_D_V : -1;
 }
 
-int call_by_value(const void *left, const void *right)
+size_t call_bytes(const fmla_tensor *tensor)
 {
-    const double a = *(const double *)left, b = *(const double *)right;
-    return a < b ? -1 : a > b;
+    size_t bytes = (size_t)element_bytes(tensor->dtype);
+    for (int i = 0; i < tensor->ndim; i++) bytes *= (size_t)tensor->shape[i];
+    return bytes;
+}
+
+/* ---- Making one ------------------------------------------------------------------------------ */
+
+void call_begin(struct call *call, enum operation op)
+{
+    memset(call, 0, sizeof *call);
+    call->op = op, call->device = (fmla_device){FMLA_DEVICE_CPU, 0};
+    memcpy(&call->args, &descriptors[op].size, sizeof descriptors[op].size); /* struct_size */
+}
+
+void call_set(struct call *call, int index, fmla_dtype dtype, int32_t rank, const int64_t *shape, void *data)
+{
+    const fmla_tensor **const to = place(call, call_member(call->op, index));
+    *to = &call->tensor[index];
+    memcpy(call->shape[index], shape, (size_t)rank * sizeof *shape);
+    call->tensor[index] = (fmla_tensor){
+        .data = data, .device = call->device, .ndim = rank, .dtype = dtype, .shape = call->shape[index]};
+}
+
+static void no_memory(const char *name, const fmla_tensor *tensor, struct fault *fault)
+{
+    char shape[128] = "";
+    double bytes = element_bytes(tensor->dtype);
+    for (int i = 0; i < tensor->ndim; i++) {
+        const size_t used = strlen(shape);
+        snprintf(shape + used, sizeof shape - used, "%s%" PRId64, i ? ", " : "", tensor->shape[i]);
+        bytes *= (double)tensor->shape[i];
+    }
+    fault_set(fault, "no memory for %s [%s] of %.0f bytes", name, shape, bytes);
+}
+
+bool call_allocate(struct call *call, int index, struct fault *fault)
+{
+    fmla_tensor *tensor = &call->tensor[index];
+    size_t bytes = (size_t)element_bytes(tensor->dtype);
+    bool fits = true;
+    for (int i = 0; i < tensor->ndim; i++)
+        fits = !__builtin_mul_overflow(bytes, (size_t)tensor->shape[i], &bytes) && fits;
+    /* Where memory is promised freely, what is larger than all of it would be granted, and the process ended later. */
+    fits = fits && bytes / (size_t)sysconf(_SC_PAGESIZE) < (size_t)sysconf(_SC_PHYS_PAGES);
+    tensor->data = fits ? aligned_alloc(64, bytes / 64 * 64 + 64) : NULL;
+    call->owned[index] = tensor->data;
+    if (!tensor->data) no_memory(call_member(call->op, index)->name, tensor, fault);
+    return tensor->data != NULL;
+}
+
+void call_set_results(struct call *call)
+{
+    const fmla_dtype fp32 = {FMLA_TYPE_FLOAT, 32, 1};
+    const struct member *member;
+    for (int i = 0; (member = call_member(call->op, i)); i++) {
+        int64_t shape[MAX_DIMENSIONS];
+        if (call->tensor[i].shape || !(member->allowed & IS_OUTPUT)) continue;
+        for (int d = 0; d < member->rank; d++) shape[d] = call_size(call, member->dimensions[d]);
+        call_set(call, i, member->allowed & ALLOW_SAME ? call->tensor[0].dtype : fp32, member->rank, shape,
+                 NULL);
+    }
+}
+
+bool call_make_results(struct call *call, struct fault *fault)
+{
+    const struct member *member;
+    for (int i = 0; (member = call_member(call->op, i)); i++) {
+        const fmla_tensor *tensor = &call->tensor[i];
+        if (!tensor->shape || tensor->data || !(member->allowed & IS_OUTPUT)) continue;
+        if (!call_allocate(call, i, fault)) return false;
+        memset(tensor->data, 0xff, call_bytes(tensor));
+    }
+    return true;
+}
+
+/* Sets *bytes and returns where the call has its workspace; NULL if the operation takes none. */
+static void **ask_workspace(struct call *call, size_t *bytes, size_t *alignment, fmla_status *status)
+{
+    void **workspace = call_option(call, "workspace");
+    *bytes = 0, *alignment = 1, *status = FMLA_OK;
+    if (!workspace) return NULL;
+    *workspace = NULL;
+    *status = functions[call->op].workspace(&call->args, bytes, alignment);
+    *(size_t *)call_option(call, "workspace_size") = *bytes;
+    return workspace;
+}
+
+bool call_workspace(struct call *call, fmla_status *status, struct fault *fault)
+{
+    size_t bytes, alignment;
+    void **workspace = call_option(call, "workspace");
+    if (workspace && device_is_gpu(call->device)) gpu_free(*workspace);
+    workspace = ask_workspace(call, &bytes, &alignment, status);
+    if (call_refused(status, *status, fault)) return false;
+    if (!workspace) return true;
+    if (device_is_gpu(call->device)) return gpu_alloc(workspace, bytes, fault);
+    const size_t unit = alignment > sizeof(void *) ? alignment : sizeof(void *);
+    *workspace = aligned_alloc(unit, (bytes / unit + 1) * unit);
+    return *workspace || fault_set(fault, "no memory for a workspace of %zu bytes", bytes);
+}
+
+void call_close(struct call *call)
+{
+    const bool gpu = device_is_gpu(call->device);
+    void **workspace = call_option(call, "workspace");
+    void **stream = gpu ? call_option(call, "stream") : NULL;
+    for (int i = 0; i < MAX_TENSORS; i++)
+        if (call->owned[i]) (gpu ? gpu_free : free)(call->tensor[i].data);
+    if (workspace) (gpu ? gpu_free : free)(*workspace);
+    if (gpu) gpu_free(call->plan);
+    if (stream) gpu_stream_close(*stream);
+    memset(call, 0, sizeof *call);
+}
+
+/* ---- A part ---------------------------------------------------------------------------------- */
+
+/* Where the part is along a dimension; -1: it has all of it. */
+static int64_t place_along(const struct call *call, enum dimension dimension,
+                           const enum dimension *dimensions, const int64_t *at, int count)
+{
+    for (int i = 0; i < count; i++) {
+        if (dimensions[i] == dimension) return at[i];
+        if (dimensions[i] == DIM_h_q && dimension == DIM_h_kv)
+            return at[i] / (call_size(call, DIM_h_q) / call_size(call, DIM_h_kv));
+    }
+    return -1;
+}
+
+void call_slice(struct call *part, const struct call *call, const enum dimension *dimensions,
+                const int64_t *at, int count)
+{
+    const struct member *member;
+    *part = *call;
+    memset(part->owned, 0, sizeof part->owned);
+    void **workspace = call_option(part, "workspace");
+    if (workspace) *workspace = NULL;
+    for (int i = 0; (member = call_member(call->op, i)); i++) {
+        const fmla_tensor *from = &call->tensor[i];
+        const enum dimension *names = call_dimensions(member, from->ndim);
+        int64_t offset = 0, stride = 1;
+        if (!from->shape) continue;
+        call_set(part, i, from->dtype, from->ndim, from->shape, from->data);
+        for (int d = from->ndim - 1; d >= 0; d--) {
+            const int64_t where = place_along(call, names[d], dimensions, at, count);
+            part->strides[i][d] = stride, stride *= from->shape[d];
+            if (where < 0) continue;
+            offset += where * part->strides[i][d], part->shape[i][d] = 1;
+        }
+        part->tensor[i].strides = part->strides[i];
+        part->tensor[i].data = (char *)from->data + offset * element_bytes(from->dtype);
+    }
 }

@@ -1,32 +1,31 @@
 /* SPDX-License-Identifier: MIT
  *
- * Comparison of a computed batch with the oracle, through the public interface alone.
+ * Comparison of a computed call with the oracle, through the public interface alone.
  */
 #ifndef FLASHMLA_TOOL_CHECK_H
 #define FLASHMLA_TOOL_CHECK_H
 
-#include "compare.h"
-#include "fault.h"
-
-#include "flashmla/flashmla.h"
+#include "policy.h"
 
 struct check_result {
-    int64_t rows;     /* compared */
-    int64_t all_rows; /* of the batch */
-    struct comparison out, lse;
-    struct comparison max_logits; /* of sparse prefill */
+    int64_t rows;                  /* compared */
+    int64_t all_rows;              /* of the call */
+    struct comparison of[RESULTS]; /* of each result that has a tolerance: out, lse, max_logits */
+    int64_t wrong_bytes;           /* of those that have none, and of inputs that were written */
     bool passed;
 };
 
-/* Products of one element that the oracle needs for a key of a row. */
-static inline int64_t check_row_cost(const fmla_dense_decode_args *args)
-{
-    return args->q->shape[3] + args->out->shape[3];
-}
+/* Computes the call again with the oracle - whole if that is quick, else the first row or token, the last and others at
+ * random, 64 rows at least - and compares the results, which must be there. All tensors lie in host memory without gaps.
+ * False with a fault if it could not. */
+bool check_against_oracle(const struct call *call, struct check_result *result, struct fault *fault);
 
-/* Computes args again with the oracle - whole if it is small, else the first row, the last and a sample - and
- * compares args->out and args->lse (which must be there) with it. False with a fault if it could not. */
-bool check_against_oracle(const fmla_dense_decode_args *args, struct check_result *result,
-                          struct fault *fault);
+/* The same, whole, where inputs may have been written: `fresh` is the call as it was, which the oracle then computes. Inputs
+ * must be as they were. */
+bool check_against_fresh(const struct call *call, struct call *fresh, struct check_result *result,
+                         struct fault *fault);
+
+/* "1 values of out and 0 of lse differ", of a check that did not pass. */
+void check_words(const struct check_result *result, char *text, size_t room);
 
 #endif

@@ -13,21 +13,20 @@
 #include <jansson.h>
 #include <stdio.h>
 
-static const struct command info = {"info",
-                                    NULL,
-                                    "what runs on this machine, on which kernel",
-                                    "\n"
-                                    "A kernel that does not run here stands with the reason. \"only when "
-                                    "named\" is the oracle: it runs with run --kernel "
-                                    "ref, or with FLASHMLA_KERNEL=ref in the environment; or a part of "
-                                    "another kernel, which runs it where it suits. A GPU "
-                                    "that cannot be used stands below the table with the reason.\n"
-                                    "\n"
-                                    "Examples\n"
-                                    "  flashmla info\n"
-                                    "  flashmla info --json -\n",
-                                    OPERAND_WORD,
-                                    NULL};
+static const struct command info = {
+    "info",
+    NULL,
+    "what runs on this machine, on which kernel",
+    "\n"
+    "A kernel that does not run here stands with the reason. \"only when named\" is the oracle: it runs "
+    "with run --kernel ref, or with FLASHMLA_KERNEL=ref in the environment; or a part of another kernel, "
+    "which runs it where it suits. A GPU that cannot be used stands below the table with the reason.\n"
+    "\n"
+    "Examples\n"
+    "  flashmla info\n"
+    "  flashmla info --json -\n",
+    OPERAND_WORD,
+    NULL};
 
 static const char *or_dash(const char *text)
 {

@@ -19,26 +19,25 @@ static const char *const layout_names[] = {
     "ldmatrix-8x32", "ldmatrix-pair", "wgmma-a", "wgmma-d",       "swizzle-128",
     "swizzle-64",    "swizzle-32",    NULL};
 
-static const struct command about = {"layout",
-                                     "[NAME]",
-                                     "print and draw which lane holds which element of a fragment",
-                                     "\n"
-                                     "Without NAME the layouts are listed. A cell T5.3 of a fragment is "
-                                     "element 3 of lane 5 (of wgmma: thread 5 of the "
-                                     "warpgroup), elements counted through the registers in order. The "
-                                     "tables of ldmatrix also say which lane gives the "
-                                     "address of each 8 elements. Those of a swizzle say at which byte a "
-                                     "16-byte chunk of a row lies, and in which of the 8 "
-                                     "groups of 4 banks: 144:1 is byte 144, banks 4 to 7.\n"
-                                     "\n"
-                                     "Examples\n"
-                                     "  flashmla layout\n"
-                                     "  flashmla layout mma-a --svg mma-a.svg\n"
-                                     "  flashmla layout ldmatrix-tile-trans --lane 9\n"
-                                     "  flashmla layout wgmma-d --columns 64 --svg wgmma-d.svg\n"
-                                     "  flashmla layout swizzle-128\n",
-                                     OPERAND_WORD,
-                                     layout_names};
+static const struct command about = {
+    "layout",
+    "[NAME]",
+    "print and draw which lane holds which element of a fragment",
+    "\n"
+    "Without NAME the layouts are listed. A cell T5.3 of a fragment is element 3 of lane 5 (of wgmma: "
+    "thread 5 of the warpgroup), elements counted through the registers in order. The tables of ldmatrix "
+    "also say which lane gives the address of each 8 elements. Those of a swizzle say at which byte a "
+    "16-byte chunk of a row lies, and in which of the 8 groups of 4 banks: 144:1 is byte 144, banks 4 to "
+    "7.\n"
+    "\n"
+    "Examples\n"
+    "  flashmla layout\n"
+    "  flashmla layout mma-a --svg mma-a.svg\n"
+    "  flashmla layout ldmatrix-tile-trans --lane 9\n"
+    "  flashmla layout wgmma-d --columns 64 --svg wgmma-d.svg\n"
+    "  flashmla layout swizzle-128\n",
+    OPERAND_WORD,
+    layout_names};
 
 enum { ANY_COLUMNS = 0, DEFAULT_COLUMNS = 16, SWIZZLE_ROWS = 8 };
 
@@ -54,103 +53,47 @@ struct layout {
     uint32_t (*offset)(uint32_t row, uint32_t chunk);
 };
 
+/* A fragment of 16 (two a register) or of 32 bits (one), whose places are of functions `of`_row and `of`_column. */
+#define FRAGMENT(called, words, tile_rows, tile_columns, holders, a_register, of)                            \
+    {                                                                                                        \
+        .name = (called), .summary = (words), .rows = (tile_rows), .columns = (tile_columns),                \
+        .lanes = (holders), .elements_a_register = (a_register), .row = of##_row, .column = of##_column      \
+    }
+/* ldmatrix.x4: which row and chunk a lane gives the address of, and from whom it gets its elements. */
+#define LDMATRIX(called, words, tile_rows, tile_columns, of_row, of_chunk, from)                             \
+    {                                                                                                        \
+        .name = (called), .summary = (words), .rows = (tile_rows), .columns = (tile_columns),                \
+        .lanes = WARP_LANES, .elements_a_register = 2, .address_row = ldmatrix_##of_row,                     \
+        .address_chunk = ldmatrix_##of_chunk, .source = ldmatrix_##from,                                     \
+        .source_element = ldmatrix_##from##_element                                                          \
+    }
+#define SWIZZLE(called, words, bytes)                                                                        \
+    {                                                                                                        \
+        .name = (called), .summary = (words), .rows = SWIZZLE_ROWS, .columns = (bytes) / CHUNK_BYTES,        \
+        .offset = swizzle_##bytes                                                                            \
+    }
+
 static const struct layout layouts[] = {
-    {.name = "mma-a",
-     .summary = "A of mma.m16n8k16, rows x k, 16-bit",
-     .rows = 16,
-     .columns = 16,
-     .lanes = WARP_LANES,
-     .elements_a_register = 2,
-     .row = mma_a_row,
-     .column = mma_a_column},
-    {.name = "mma-b",
-     .summary = "B of mma.m16n8k16, k x columns, 16-bit",
-     .rows = 16,
-     .columns = 8,
-     .lanes = WARP_LANES,
-     .elements_a_register = 2,
-     .row = mma_b_row,
-     .column = mma_b_column},
-    {.name = "mma-c",
-     .summary = "C and D of mma.m16n8k16, fp32",
-     .rows = 16,
-     .columns = 8,
-     .lanes = WARP_LANES,
-     .elements_a_register = 1,
-     .row = mma_c_row,
-     .column = mma_c_column},
-    {.name = "ldmatrix-tile",
-     .summary = "ldmatrix.x4 of a 16 x 16 tile: A of mma (Q, P)",
-     .rows = 16,
-     .columns = 16,
-     .lanes = WARP_LANES,
-     .elements_a_register = 2,
-     .address_row = ldmatrix_tile_row,
-     .address_chunk = ldmatrix_tile_chunk,
-     .source = ldmatrix_source,
-     .source_element = ldmatrix_source_element},
-    {.name = "ldmatrix-tile-trans",
-     .summary = "ldmatrix.x4.trans of a 16 x 16 tile: two B side by side (V, keys x columns)",
-     .rows = 16,
-     .columns = 16,
-     .lanes = WARP_LANES,
-     .elements_a_register = 2,
-     .address_row = ldmatrix_tile_row,
-     .address_chunk = ldmatrix_tile_chunk,
-     .source = ldmatrix_trans_source,
-     .source_element = ldmatrix_trans_source_element},
-    {.name = "ldmatrix-8x32",
-     .summary = "ldmatrix.x4 of 8 rows x 32 columns: two B along k (K, keys x k)",
-     .rows = 8,
-     .columns = 32,
-     .lanes = WARP_LANES,
-     .elements_a_register = 2,
-     .address_row = ldmatrix_row_of_8,
-     .address_chunk = ldmatrix_chunk_of_4,
-     .source = ldmatrix_source,
-     .source_element = ldmatrix_source_element},
-    {.name = "ldmatrix-pair",
-     .summary = "ldmatrix.x4 of 16 rows x 16 columns: two B of 8 keys each (K, keys x k)",
-     .rows = 16,
-     .columns = 16,
-     .lanes = WARP_LANES,
-     .elements_a_register = 2,
-     .address_row = ldmatrix_pair_row,
-     .address_chunk = ldmatrix_pair_chunk,
-     .source = ldmatrix_source,
-     .source_element = ldmatrix_source_element},
-    {.name = "wgmma-a",
-     .summary = "A in registers of wgmma.m64nNk16, rows x k, 16-bit",
-     .rows = 64,
-     .columns = 16,
-     .lanes = WARPGROUP_THREADS,
-     .elements_a_register = 2,
-     .row = wgmma_a_row,
-     .column = wgmma_a_column},
-    {.name = "wgmma-d",
-     .summary = "D of wgmma.m64nNk16, fp32",
-     .rows = 64,
-     .columns = ANY_COLUMNS,
-     .lanes = WARPGROUP_THREADS,
-     .elements_a_register = 1,
-     .row = wgmma_d_row,
-     .column = wgmma_d_column},
-    {.name = "swizzle-128",
-     .summary = "rows of 128 bytes in shared memory, 128-byte swizzle",
-     .rows = SWIZZLE_ROWS,
-     .columns = LINE_BYTES / CHUNK_BYTES,
-     .offset = swizzle_128},
-    {.name = "swizzle-64",
-     .summary = "rows of 64 bytes in shared memory, 64-byte swizzle",
-     .rows = SWIZZLE_ROWS,
-     .columns = LINE_BYTES / 2 / CHUNK_BYTES,
-     .offset = swizzle_64},
-    {.name = "swizzle-32",
-     .summary = "rows of 32 bytes in shared memory, 32-byte swizzle",
-     .rows = SWIZZLE_ROWS,
-     .columns = LINE_BYTES / 4 / CHUNK_BYTES,
-     .offset = swizzle_32},
+    FRAGMENT("mma-a", "A of mma.m16n8k16, rows x k, 16-bit", 16, 16, WARP_LANES, 2, mma_a),
+    FRAGMENT("mma-b", "B of mma.m16n8k16, k x columns, 16-bit", 16, 8, WARP_LANES, 2, mma_b),
+    FRAGMENT("mma-c", "C and D of mma.m16n8k16, fp32", 16, 8, WARP_LANES, 1, mma_c),
+    LDMATRIX("ldmatrix-tile", "ldmatrix.x4 of a 16 x 16 tile: A of mma (Q, P)", 16, 16, tile_row, tile_chunk,
+             source),
+    LDMATRIX("ldmatrix-tile-trans",
+             "ldmatrix.x4.trans of a 16 x 16 tile: two B side by side (V, keys x columns)", 16, 16, tile_row,
+             tile_chunk, trans_source),
+    LDMATRIX("ldmatrix-8x32", "ldmatrix.x4 of 8 rows x 32 columns: two B along k (K, keys x k)", 8, 32,
+             row_of_8, chunk_of_4, source),
+    LDMATRIX("ldmatrix-pair", "ldmatrix.x4 of 16 rows x 16 columns: two B of 8 keys each (K, keys x k)", 16,
+             16, pair_row, pair_chunk, source),
+    FRAGMENT("wgmma-a", "A in registers of wgmma.m64nNk16, rows x k, 16-bit", 64, 16, WARPGROUP_THREADS, 2,
+             wgmma_a),
+    FRAGMENT("wgmma-d", "D of wgmma.m64nNk16, fp32", 64, ANY_COLUMNS, WARPGROUP_THREADS, 1, wgmma_d),
+    SWIZZLE("swizzle-128", "rows of 128 bytes in shared memory, 128-byte swizzle", 128),
+    SWIZZLE("swizzle-64", "rows of 64 bytes in shared memory, 64-byte swizzle", 64),
+    SWIZZLE("swizzle-32", "rows of 32 bytes in shared memory, 32-byte swizzle", 32),
 };
+_Static_assert(LINE_BYTES == 128, "the widest rows are lines of all banks");
 enum { LAYOUTS = sizeof layouts / sizeof *layouts };
 
 /* ---- The filled table ----------------------------------------------------------------------- */
@@ -379,25 +322,10 @@ int command_layout(int argc, char **argv)
     struct layout_options o = {.columns = DEFAULT_COLUMNS};
     const char *name = NULL;
     const struct option options[] = {
-        {"--lane",
-         OPTION_COUNT,
-         &o.lane,
-         "N",
-         "show this lane alone",
-         0,
-         WARPGROUP_THREADS - 1,
-         {NULL},
-         &o.lane_given},
-        {"--columns",
-         OPTION_COUNT,
-         &o.columns,
-         "N",
-         "columns of wgmma-d, a multiple of 8; default 16",
-         8,
-         LAYOUT_COLUMNS,
-         {NULL},
-         &o.columns_given},
-        {"--svg", OPTION_OUTPUT, &o.svg, "FILE", "draw the layout there", 0, 0, {NULL}, NULL},
+        OPTION_NUMBER("--lane", &o.lane, 0, WARPGROUP_THREADS - 1, "show this lane alone", &o.lane_given),
+        OPTION_NUMBER("--columns", &o.columns, 8, LAYOUT_COLUMNS,
+                      "columns of wgmma-d, a multiple of 8; default 16", &o.columns_given),
+        OPTION_FILE("--svg", &o.svg, "draw the layout there"),
         {0}};
     switch (options_parse(&about, options, argc, argv, &name)) {
     case OPTIONS_HELPED: return EXIT_GOOD;

@@ -23,21 +23,16 @@ struct lengths {
 
 #define LENGTHS_MAX_BATCH 1000000
 
-#define LENGTHS_OPTIONS(l)                                                                                     \
-    {"--batch",         OPTION_COUNT, &(l).batch,      "N", "requests; default 8", 0,                          \
-     LENGTHS_MAX_BATCH, {NULL},       &(l).batch_given},                                                       \
-        {"--seq-len", OPTION_COUNT, &(l).seq_len,      "N", "keys of every request", 0,                        \
-         INT32_MAX,   {NULL},       &(l).seq_len_given},                                                       \
-        {"--seq-lens", OPTION_COUNTS, &(l).list,      "A,B,C", "keys of each request, in order", 0,            \
-         INT32_MAX,    {NULL},        &(l).list_given},                                                        \
-        {"--min-len", OPTION_COUNT, &(l).min_len, "N",           "least keys of a random length; default 512", \
-         0,           INT32_MAX,    {NULL},       &(l).min_given},                                             \
-        {"--max-len", OPTION_COUNT, &(l).max_len, "N",           "most keys of a random length; default 4096", \
-         0,           INT32_MAX,    {NULL},       &(l).max_given},                                             \
-    {                                                                                                          \
-        "--seed", OPTION_COUNT, &(l).seed, "N", "of everything random; default 0", 0, INT64_MAX, {NULL},       \
-            NULL                                                                                               \
-    }
+#define LENGTHS_OPTIONS(l)                                                                                   \
+    OPTION_NUMBER("--batch", &(l).batch, 0, LENGTHS_MAX_BATCH, "requests; default 8", &(l).batch_given),     \
+        OPTION_NUMBER("--seq-len", &(l).seq_len, 0, INT32_MAX, "keys of every request", &(l).seq_len_given), \
+        {"--seq-lens", OPTION_COUNTS, &(l).list,      "A,B,C", "keys of each request, in order", 0,          \
+         INT32_MAX,    {NULL},        &(l).list_given},                                                      \
+        OPTION_NUMBER("--min-len", &(l).min_len, 0, INT32_MAX, "least keys of a random length; default 512", \
+                      &(l).min_given),                                                                       \
+        OPTION_NUMBER("--max-len", &(l).max_len, 0, INT32_MAX, "most keys of a random length; default 4096", \
+                      &(l).max_given),                                                                       \
+        OPTION_NUMBER("--seed", &(l).seed, 0, INT64_MAX, "of everything random; default 0", NULL)
 
 bool lengths_any_given(const struct lengths *lengths);
 

@@ -41,19 +41,19 @@ static const char *const command_names[COMMANDS + 1] = {"info",   "make-input", 
 
 static const struct command flashmla = {.name = ""};
 
-static const struct command help = {"help",
-                                    "[COMMAND]",
-                                    "print help: of all, or of a command",
-                                    "\n"
-                                    "As man, the whole manual page is printed; as bash or zsh, a completion "
-                                    "for that shell. make install puts them where "
-                                    "man and the shells look for them.\n"
-                                    "\n"
-                                    "Examples\n"
-                                    "  flashmla help run\n"
-                                    "  source <(flashmla help --as bash)\n",
-                                    OPERAND_WORD,
-                                    command_names};
+static const struct command help = {
+    "help",
+    "[COMMAND]",
+    "print help: of all, or of a command",
+    "\n"
+    "As man, the whole manual page is printed; as bash or zsh, a completion for that shell. make install "
+    "puts them where man and the shells look for them.\n"
+    "\n"
+    "Examples\n"
+    "  flashmla help run\n"
+    "  source <(flashmla help --as bash)\n",
+    OPERAND_WORD,
+    command_names};
 
 static const struct command version = {"version", NULL, "print the version", "", OPERAND_WORD, NULL};
 
@@ -61,15 +61,13 @@ static const struct command version = {"version", NULL, "print the version", "",
 
 static const char title[] = "attention kernels for multi-head latent attention (MLA)";
 
-static const char conventions[] = "Results go to standard output, messages to standard error. A FILE to read "
-                                  "or write may be -, standard input or "
-                                  "output; where a file goes to standard output, nothing else does. --json "
-                                  "means the same wherever it is: the results, "
-                                  "one JSON object a line.\n"
-                                  "\n"
-                                  "A file is written whole or not at all, but for --json: there each line "
-                                  "stays that was written. No file is written "
-                                  "over the one that is read.\n";
+static const char conventions[] =
+    "Results go to standard output, messages to standard error. A FILE to read or write may be -, "
+    "standard input or output; where a file goes to standard output, nothing else does. --json means the "
+    "same wherever it is: the results, one JSON object a line.\n"
+    "\n"
+    "A file is written whole or not at all, but for --json: there each line stays that was written. No "
+    "file is written over the one that is read.\n";
 
 static const struct {
     int code;
@@ -174,15 +172,9 @@ static int command_help(int argc, char **argv)
 {
     int as = HELP_TEXT;
     const char *name = NULL;
-    const struct option options[] = {{"--as",
-                                      OPTION_CHOICE,
-                                      &as,
-                                      "FORM",
-                                      "text (the default), man, bash or zsh",
-                                      0,
-                                      0,
-                                      {"text", "man", "bash", "zsh", NULL},
-                                      NULL},
+    const struct option options[] = {OPTION_ONE_OF("--as", &as, "FORM",
+                                                   "text (the default), man, bash or zsh", NULL, "text",
+                                                   "man", "bash", "zsh"),
                                      {0}};
     switch (options_parse(&help, options, argc, argv, &name)) {
     case OPTIONS_HELPED: return EXIT_GOOD;

@@ -3,16 +3,15 @@
  * flashmla make-input: a decode batch as a serving system has it. Pages lie shuffled, so no request is
  * contiguous; unused table entries and unused slots hold what a kernel must never read: -1 and NaN.
  */
+#include "call_file.h"
 #include "commands.h"
 #include "lengths.h"
-#include "make_sparse.h"
+#include "make.h"
 #include "options.h"
-#include "pages.h"
+#include "policy.h"
 
 #include "elements.h"
 #include "progress.h"
-#include "random.h"
-#include "safetensors.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -25,41 +24,171 @@ static const struct command make_input = {
     "write a decode batch over a paged cache to a file",
     "\n"
     "Writes the tensors q [b, s_q, h_q, d_qk], kv_cache [pages, page_size, h_kv, d_qk], block_table and "
-    "seqlens (int32), "
-    "and attn_sink [h_q] (fp32) with --sink. Values are N(0, 0.1^2), clamped to [-1, 1]. Without --seq-len "
-    "or --seq-lens "
-    "the lengths are random. The same options give the same bytes.\n"
+    "seqlens (int32), and attn_sink [h_q] (fp32) with --sink. Values are N(0, 0.1^2), clamped to [-1, "
+    "1]. Without --seq-len or --seq-lens the lengths are random. The same options give the same bytes.\n"
     "\n"
     "--op sparse_decode writes q, kv_cache in the format of --cache, indices [b, s_q, topk], and with "
-    "--extra-topk the "
-    "tensors of an extra cache; then --seq-len is the keys that a request's tokens choose from. --op "
-    "sparse_prefill writes "
-    "a prompt: q [s_q, h_q, d_qk], kv [--seq-len, h_kv, d_qk], or pages with --page-size or --cache, and "
-    "indices [s_q, "
-    "h_kv, topk]; values are around means, and softmax_scale is 0.5.\n"
+    "--extra-topk the tensors of an extra cache; then --seq-len is the keys that a request's tokens "
+    "choose from. --op sparse_prefill writes a prompt: q [s_q, h_q, d_qk], kv [--seq-len, h_kv, d_qk], "
+    "or pages with --page-size or --cache, and indices [s_q, h_kv, topk]; values are around means, and "
+    "softmax_scale is 0.5.\n"
     "\n"
     "Examples\n"
     "  flashmla make-input batch.safetensors --batch 4 --min-len 100 --max-len 2000\n"
-    "  flashmla make-input mtp.safetensors --seq-lens 0,1,64,5000 --query-tokens 2 --causal --dtype fp16\n"
+    "  flashmla make-input mtp.safetensors --seq-lens 0,1,64,5000 --query-tokens 2 --causal --dtype "
+    "fp16\n"
     "  flashmla make-input sparse.safetensors --op sparse_decode --cache fp8_656 --topk 2048 --seq-len "
     "8192\n",
     OPERAND_OUTPUT,
     NULL};
 
-enum { TENSOR_CACHE, TENSOR_Q, TENSOR_TABLE, TENSOR_SEQLENS, TENSOR_SINK, TENSORS };
-
-struct made_input {
+struct make_options {
     struct lengths lengths;
-    int64_t query_tokens, heads, kv_heads, d_qk;
-    int dtype; /* 0 = bf16, 1 = fp16 */
-    bool causal, sink;
-
-    int32_t *seqlens;
-    int64_t batch;
-    struct pages pages;
+    int64_t query_tokens, heads, kv_heads, d_qk, page_size, topk, extra_topk, extra_page_size;
+    int op, dtype, cache; /* indices of the choices; cache: of q's type, FP8_656, FP8_584 */
+    bool causal, sink, short_lists;
+    bool kv_heads_given, d_qk_given, page_given, cache_given, topk_given, extra_topk_given, extra_page_given;
 };
 
-/* `count` random values, then `unused` NaN, in pieces: a cache need not fit in memory. */
+/* ---- What each operation has of its own ------------------------------------------------------- */
+
+static struct shape dense_shape(const struct make_options *o)
+{
+    /* Not the numbers that the lengths were drawn from. */
+    return (struct shape){.op = OP_DENSE_DECODE,
+                          .h_kv = o->kv_heads,
+                          .d_qk = o->d_qk,
+                          .causal = o->causal,
+                          .page_size = o->page_size,
+                          .seed = ~(uint64_t)o->lengths.seed - 2025};
+}
+
+static struct shape sparse_shape(const struct make_options *o)
+{
+    static const int32_t bytes[] = {FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584};
+    struct shape shape = {.op = OP_SPARSE_DECODE,
+                          .b = o->lengths.batch,
+                          .s_k = o->lengths.seq_len_given ? o->lengths.seq_len : 4096,
+                          .h_kv = 1,
+                          .page_size = o->page_size,
+                          .topk = o->topk,
+                          .extra_topk = o->extra_topk,
+                          .extra_page_size = o->extra_topk ? o->extra_page_size : 0,
+                          .format = !o->cache && o->dtype ? FMLA_KV_FP16 : bytes[o->cache],
+                          .holes = o->short_lists,
+                          .varlen = o->short_lists,
+                          .seed = (uint64_t)o->lengths.seed};
+    shape.d_qk = o->cache ? cache_formats[shape.format].d_qk : o->d_qk;
+    return shape;
+}
+
+static struct shape prefill_shape(const struct make_options *o)
+{
+    struct shape shape = sparse_shape(o);
+    shape.op = OP_SPARSE_PREFILL, shape.h_kv = o->kv_heads, shape.b = 0;
+    if (!o->cache && !o->page_given) shape.page_size = 0;
+    return shape;
+}
+
+static void print_dense(const struct shape *s, const struct making *made)
+{
+    int64_t keys = 0;
+    for (int64_t r = 0; r < s->b; r++) keys += made->lengths[r];
+    printf("%" PRId64 " requests, %" PRId64 " keys in %" PRId64 " pages of %" PRId64 ", %" PRId64
+           " query tokens, %" PRId64 " heads over %" PRId64 ", d_qk %" PRId64 ", %s%s",
+           s->b, keys, made->pages.count, s->page_size, s->s_q, s->h_q, s->h_kv, s->d_qk,
+           element_name(s->type), s->causal ? ", causal" : "");
+}
+
+static void print_sparse(const struct shape *s, const struct making *made)
+{
+    printf("%" PRId64 " requests, %" PRId64 " query tokens, %" PRId64 " heads, d_qk %" PRId64
+           ", %s cache of %" PRId64 " pages of %" PRId64 ", %" PRId64 " indices%s",
+           s->b, s->s_q, s->h_q, s->d_qk, format_name(s->format), made->size[DIM_pages], s->page_size,
+           s->topk, s->extra_topk ? ", extra cache" : "");
+}
+
+static void print_prefill(const struct shape *s, const struct making *made)
+{
+    printf("%" PRId64 " tokens, %" PRId64 " heads over %" PRId64 ", d_qk %" PRId64 ", %s, ", s->s_q, s->h_q,
+           s->h_kv, s->d_qk, format_name(s->format));
+    if (s->page_size)
+        printf("%" PRId64 " pages of %" PRId64, made->size[DIM_pages], s->page_size);
+    else
+        printf("%" PRId64 " keys", s->s_k);
+    printf(", %" PRId64 " indices", s->topk);
+}
+
+enum { DENSE, SPARSE, PREFILL, MADE };
+static const struct {
+    struct shape (*shape)(const struct make_options *options);
+    void (*print)(const struct shape *shape, const struct making *made);
+    /* Those with larger elements before bytes, so that every one is aligned. */
+    const char *const names[CALL_FILE_NAMES];
+} kinds[MADE] = {
+    [DENSE] = {dense_shape, print_dense, {"kv_cache", "q", "block_table", "seqlens", "attn_sink"}},
+    [SPARSE] = {sparse_shape,
+                print_sparse,
+                {"indices", "extra_indices", "topk_length", "extra_topk_length", "attn_sink", "q", "kv_cache",
+                 "extra_kv_cache"}},
+    [PREFILL] = {prefill_shape, print_prefill, {"indices", "topk_length", "attn_sink", "q", "kv"}},
+};
+
+/* ---- Options that contradict each other ------------------------------------------------------- */
+
+/* The first option that was given and that the operation has no use for; NULL if there is none. */
+static const char *needless(const struct make_options *o)
+{
+    const struct lengths *l = &o->lengths;
+    const struct {
+        const char *name;
+        bool given;
+        unsigned of; /* operations that have it, as bits */
+    } options[] = {
+        {"--causal", o->causal, 1 << DENSE},
+        {"--seq-lens", l->list_given, 1 << DENSE},
+        {"--min-len", l->min_given, 1 << DENSE},
+        {"--max-len", l->max_given, 1 << DENSE},
+        {"--batch", l->batch_given, 1 << DENSE | 1 << SPARSE},
+        {"--kv-heads", o->kv_heads_given, 1 << DENSE | 1 << PREFILL},
+        {"--cache", o->cache_given, 1 << SPARSE | 1 << PREFILL},
+        {"--topk", o->topk_given, 1 << SPARSE | 1 << PREFILL},
+        {"--extra-topk", o->extra_topk_given, 1 << SPARSE},
+        {"--extra-page-size", o->extra_page_given, 1 << SPARSE},
+        {"--short-lists", o->short_lists, 1 << SPARSE | 1 << PREFILL},
+        {"--dtype fp16", o->dtype, 1 << DENSE | 1 << SPARSE},
+    };
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        if (options[i].given && !(options[i].of & 1u << o->op)) return options[i].name;
+    return NULL;
+}
+
+/* EXIT_GOOD where nothing contradicts. */
+static int check_options(const struct make_options *o, const struct shape *s)
+{
+    const char *name = needless(o);
+    if (name && o->op == DENSE)
+        return complain(&make_input, EXIT_USAGE, "%s: only with --op sparse_decode%s", name,
+                        strncmp(name, "--extra", 7) != 0 ? " or sparse_prefill" : "");
+    if (name) return complain(&make_input, EXIT_USAGE, "%s: not with --op %s", name, descriptors[s->op].name);
+    if (s->d_qk != 512 && s->d_qk != 576)
+        return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be 512 or 576", s->d_qk);
+    if (o->cache && o->d_qk_given && o->d_qk != s->d_qk)
+        return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be the %" PRId64 " of that cache",
+                        o->d_qk, s->d_qk);
+    if (o->cache && o->dtype)
+        return complain(&make_input, EXIT_USAGE, "--dtype: fp16 only with --cache plain");
+    if (s->op == OP_SPARSE_PREFILL && s->page_size && s->h_kv != 1)
+        return complain(&make_input, EXIT_USAGE, "--kv-heads: %" PRId64 " must be 1 with pages", s->h_kv);
+    if (s->h_q % s->h_kv)
+        return complain(&make_input, EXIT_USAGE, "--kv-heads: %" PRId64 " must divide --heads %" PRId64,
+                        s->h_kv, s->h_q);
+    return EXIT_GOOD;
+}
+
+/* ---- The file -------------------------------------------------------------------------------- */
+
+/* `count` random values, then `unused` NaN, in pieces. */
 static bool write_values(struct safetensors_writer *writer, struct random_state *random, fmla_dtype dtype,
                          int64_t count, int64_t unused, struct fault *fault)
 {
@@ -78,189 +207,139 @@ static bool write_values(struct safetensors_writer *writer, struct random_state 
     return true;
 }
 
-static bool write_tensors(const struct made_input *made, struct safetensors_writer *writer,
-                          const struct safetensors_declaration *tensors, struct random_state *random,
-                          struct fault *fault)
+static bool write_pages(struct making *made, struct safetensors_writer *writer, const fmla_tensor *cache,
+                        struct fault *fault)
 {
-    const fmla_dtype dtype = tensors[TENSOR_Q].dtype;
-    const int64_t token = made->kv_heads * made->d_qk;
+    const int64_t token = cache->shape[2] * cache->shape[3], page_size = cache->shape[1];
     struct progress progress;
+    bool good = true;
     progress_begin(&progress, "writing");
-    for (int64_t page = 0; page < made->pages.count; page++) {
+    for (int64_t page = 0; good && page < cache->shape[0]; page++) {
         const int64_t keys = made->pages.page_keys[page];
-        progress_update(&progress, page, made->pages.count);
-        if (!write_values(writer, random, dtype, keys * token, (made->pages.page_size - keys) * token,
-                          fault)) {
-            progress_wipe(&progress);
-            return false;
-        }
+        progress_update(&progress, page, cache->shape[0]);
+        good = write_values(writer, &made->random, cache->dtype, keys * token, (page_size - keys) * token,
+                            fault);
     }
     progress_wipe(&progress);
-    const int64_t q_count = made->batch * made->query_tokens * made->heads * made->d_qk;
-    const size_t entries = (size_t)(made->batch * made->pages.max_pages);
-    return write_values(writer, random, dtype, q_count, 0, fault) &&
-           safetensors_write(writer, made->pages.block_table, entries * sizeof(int32_t), fault) &&
-           safetensors_write(writer, made->seqlens, (size_t)made->batch * sizeof(int32_t), fault) &&
-           (!made->sink ||
-            write_values(writer, random, dtype_of(FMLA_TYPE_FLOAT, 32), made->heads, 0, fault));
+    return good;
 }
 
-static bool write_file(const struct made_input *made, const char *path, struct random_state *random,
+/* Values that are drawn as they are written: a cache need not fit in memory. */
+static bool write_dense(struct making *made, struct safetensors_writer *writer,
+                        const struct safetensors_declaration *tensors, size_t count, struct fault *fault)
+{
+    bool good = true;
+    for (size_t i = 0; good && i < count; i++) {
+        const fmla_tensor *tensor = call_tensor(made->call, tensors[i].name);
+        const int64_t elements = (int64_t)(call_bytes(tensor) / (tensor->dtype.bits / 8));
+        if (!strcmp(tensors[i].name, "kv_cache"))
+            good = write_pages(made, writer, tensor, fault);
+        else if (!strcmp(tensors[i].name, "block_table"))
+            good = safetensors_write(writer, made->pages.block_table, call_bytes(tensor), fault);
+        else if (!strcmp(tensors[i].name, "seqlens"))
+            good = safetensors_write(writer, made->lengths, call_bytes(tensor), fault);
+        else
+            good = write_values(writer, &made->random, tensor->dtype, elements, 0, fault);
+    }
+    return good;
+}
+
+static bool write_file(struct making *made, const struct make_options *o, const char *path,
                        struct fault *fault)
 {
-    const fmla_dtype dtype = dtype_of(made->dtype ? FMLA_TYPE_FLOAT : FMLA_TYPE_BFLOAT, 16);
-    const fmla_dtype int32 = dtype_of(FMLA_TYPE_INT, 32);
-    const struct safetensors_declaration tensors[TENSORS] = {
-        [TENSOR_CACHE] = {"kv_cache",
-                          dtype,
-                          4,
-                          {made->pages.count, made->pages.page_size, made->kv_heads, made->d_qk}},
-        [TENSOR_Q] = {"q", dtype, 4, {made->batch, made->query_tokens, made->heads, made->d_qk}},
-        [TENSOR_TABLE] = {"block_table", int32, 2, {made->batch, made->pages.max_pages}},
-        [TENSOR_SEQLENS] = {"seqlens", int32, 1, {made->batch}},
-        [TENSOR_SINK] = {"attn_sink", dtype_of(FMLA_TYPE_FLOAT, 32), 1, {made->heads}},
-    };
-    char seed[32];
-    snprintf(seed, sizeof seed, "%" PRId64, made->lengths.seed);
-    const struct safetensors_note notes[] = {{"causal", made->causal ? "true" : "false"}, {"seed", seed}};
+    struct safetensors_declaration tensors[CALL_FILE_NAMES];
+    const size_t count = call_file_declare(made->call, kinds[o->op].names, tensors);
+    const float *scale = call_option(made->call, "softmax_scale");
+    const bool causal = call_option(made->call, "causal");
+    char seed[32], number[32];
+    snprintf(seed, sizeof seed, "%" PRId64, o->lengths.seed);
+    snprintf(number, sizeof number, "%g", (double)*scale);
+    const struct safetensors_note notes[] = {
+        {causal ? "causal" : "kv_format", !causal     ? format_name(made->shape->format)
+                                          : o->causal ? "true"
+                                                      : "false"},
+        {"seed", seed},
+        {"softmax_scale", number}};
     struct safetensors_writer *writer =
-        safetensors_create(path, tensors, made->sink ? TENSORS : TENSOR_SINK, notes, 2, fault);
+        safetensors_create(path, tensors, count, notes, *scale != 0.0f ? 3 : 2, fault);
     if (!writer) return false;
-    if (write_tensors(made, writer, tensors, random, fault)) return safetensors_commit(writer, fault);
+    if (o->op == DENSE ? write_dense(made, writer, tensors, count, fault)
+                       : call_file_write(made->call, tensors, count, writer, fault))
+        return safetensors_commit(writer, fault);
     safetensors_abandon(writer);
     return false;
 }
 
-static void print_summary(const struct made_input *made, const char *path)
+static int make(const struct make_options *o, const char *path)
 {
-    int64_t keys = 0;
-    for (int64_t r = 0; r < made->batch; r++) keys += made->seqlens[r];
-    printf("%s: %" PRId64 " requests, %" PRId64 " keys in %" PRId64 " pages of %" PRId64 ", %" PRId64
-           " query tokens, %" PRId64 " heads over %" PRId64 ", d_qk %" PRId64 ", %s%s%s\n",
-           path, made->batch, keys, made->pages.count, made->pages.page_size, made->query_tokens, made->heads,
-           made->kv_heads, made->d_qk, made->dtype ? "fp16" : "bf16", made->causal ? ", causal" : "",
-           made->sink ? ", sink" : "");
-}
-
-static int make(struct made_input *made, const char *path)
-{
-    struct random_state random = {
-        ~(uint64_t)made->lengths.seed}; /* not the numbers the lengths were drawn from */
+    struct shape shape = kinds[o->op].shape(o);
+    struct making made = {0};
+    struct call call = {0};
     struct fault fault = {""};
-    if (made->d_qk != 512 && made->d_qk != 576)
-        return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be 512 or 576", made->d_qk);
-    if (made->heads % made->kv_heads)
-        return complain(&make_input, EXIT_USAGE, "--kv-heads: %" PRId64 " must divide --heads %" PRId64,
-                        made->kv_heads, made->heads);
-    made->seqlens = lengths_make(&made->lengths, &made->batch, &fault);
-    if (!made->seqlens) return complain(&make_input, EXIT_USAGE, "%s", fault.text);
-    if (!pages_deal(&made->pages, made->seqlens, made->batch, &random, &fault) ||
-        !write_file(made, path, &random, &fault))
-        return complain(&make_input, EXIT_FAILED, "%s", fault.text);
-    print_summary(made, path);
-    return EXIT_GOOD;
+    int32_t *lengths = NULL;
+    shape.s_q = o->query_tokens, shape.h_q = o->heads, shape.sink = o->sink;
+    shape.type = o->dtype ? ELEMENT_FP16 : ELEMENT_BF16;
+    const int contradiction = check_options(o, &shape);
+    if (contradiction) return contradiction;
+    if (o->op == DENSE) {
+        lengths = lengths_make(&o->lengths, &shape.b, &fault);
+        if (!lengths) return complain(&make_input, EXIT_USAGE, "%s", fault.text);
+        shape.lengths = lengths;
+    }
+    const bool good = make_begin(&made, &call, &shape, &fault) &&
+                      (o->op == DENSE || (make_memory(&made, &fault) && make_values(&made, &fault))) &&
+                      write_file(&made, o, path, &fault);
+    if (good) {
+        printf("%s: ", path);
+        kinds[o->op].print(&shape, &made);
+        puts(shape.sink ? ", sink" : "");
+    }
+    free(lengths), make_end(&made), call_close(&call);
+    return good ? EXIT_GOOD : complain(&make_input, EXIT_FAILED, "%s", fault.text);
 }
 
 int command_make_input(int argc, char **argv)
 {
-    struct made_input made = {.lengths = LENGTHS_DEFAULTS,
-                              .query_tokens = 1,
-                              .heads = 16,
-                              .kv_heads = 1,
-                              .d_qk = 576,
-                              .pages = {.page_size = 64}};
-    struct sparse_options sparse = {.topk = 2048, .extra_page_size = 64};
-    int op = 0; /* index of the choice */
-    bool kv_heads_given = false, d_qk_given = false;
+    struct make_options o = {.lengths = LENGTHS_DEFAULTS,
+                             .query_tokens = 1,
+                             .heads = 16,
+                             .kv_heads = 1,
+                             .d_qk = 576,
+                             .page_size = 64,
+                             .topk = 2048,
+                             .extra_page_size = 64};
     const char *path = NULL;
     const struct option options[] = {
-        {"--op",
-         OPTION_CHOICE,
-         &op,
-         "OPERATION",
-         "dense_decode (the default), sparse_decode or sparse_prefill",
-         0,
-         0,
-         {"dense_decode", "sparse_decode", "sparse_prefill", NULL},
-         NULL},
-        LENGTHS_OPTIONS(made.lengths),
-        {"--query-tokens",
-         OPTION_COUNT,
-         &made.query_tokens,
-         "N",
-         "query tokens of a request; default 1",
-         1,
-         4096,
-         {NULL},
-         NULL},
-        {"--heads", OPTION_COUNT, &made.heads, "N", "query heads; default 16", 1, 4096, {NULL}, NULL},
-        {"--kv-heads",
-         OPTION_COUNT,
-         &made.kv_heads,
-         "N",
-         "key heads; default 1",
-         1,
-         4096,
-         {NULL},
-         &kv_heads_given},
-        {"--d-qk",
-         OPTION_COUNT,
-         &made.d_qk,
-         "N",
-         "head size, 512 or 576; default 576",
-         512,
-         576,
-         {NULL},
-         &d_qk_given},
-        {"--page-size",
-         OPTION_COUNT,
-         &made.pages.page_size,
-         "N",
-         "keys of a page; default 64",
-         1,
-         65536,
-         {NULL},
-         &sparse.page_given},
-        {"--dtype",
-         OPTION_CHOICE,
-         &made.dtype,
-         "TYPE",
-         "bf16 (the default) or fp16",
-         0,
-         0,
-         {"bf16", "fp16", NULL},
-         NULL},
-        {"--causal", OPTION_ON, &made.causal, NULL, "later query tokens see more keys", 0, 0, {NULL}, NULL},
-        {"--sink", OPTION_ON, &made.sink, NULL, "add attn_sink", 0, 0, {NULL}, NULL},
-        SPARSE_OPTIONS(sparse),
+        OPTION_ONE_OF("--op", &o.op, "OPERATION",
+                      "dense_decode (the default), sparse_decode or sparse_prefill", NULL, "dense_decode",
+                      "sparse_decode", "sparse_prefill"),
+        LENGTHS_OPTIONS(o.lengths),
+        OPTION_NUMBER("--query-tokens", &o.query_tokens, 1, 4096, "query tokens of a request; default 1",
+                      NULL),
+        OPTION_NUMBER("--heads", &o.heads, 1, 4096, "query heads; default 16", NULL),
+        OPTION_NUMBER("--kv-heads", &o.kv_heads, 1, 4096, "key heads; default 1", &o.kv_heads_given),
+        OPTION_NUMBER("--d-qk", &o.d_qk, 512, 576, "head size, 512 or 576; default 576", &o.d_qk_given),
+        OPTION_NUMBER("--page-size", &o.page_size, 1, 65536, "keys of a page; default 64", &o.page_given),
+        OPTION_ONE_OF("--dtype", &o.dtype, "TYPE", "bf16 (the default) or fp16", NULL, "bf16", "fp16"),
+        OPTION_SWITCH("--causal", &o.causal, "later query tokens see more keys"),
+        OPTION_SWITCH("--sink", &o.sink, "add attn_sink"),
+        OPTION_ONE_OF("--cache", &o.cache, "FORMAT",
+                      "sparse: plain (of q's type, the default), fp8_656 or fp8_584", &o.cache_given, "plain",
+                      "fp8_656", "fp8_584"),
+        OPTION_NUMBER("--topk", &o.topk, 0, INT32_MAX, "sparse: indices of a query token; default 2048",
+                      &o.topk_given),
+        OPTION_NUMBER("--extra-topk", &o.extra_topk, 1, INT32_MAX,
+                      "sparse: indices into an extra cache; default none", &o.extra_topk_given),
+        OPTION_NUMBER("--extra-page-size", &o.extra_page_size, 1, 65536, "sparse: its page size; default 64",
+                      &o.extra_page_given),
+        OPTION_SWITCH("--short-lists", &o.short_lists, "sparse: lists of all lengths, and holes in them"),
         {0}};
     int status = EXIT_GOOD;
     switch (options_parse(&make_input, options, argc, argv, &path)) {
     case OPTIONS_HELPED: break;
     case OPTIONS_WRONG: status = EXIT_USAGE; break;
-    case OPTIONS_PARSED:
-        sparse.batch = made.lengths.batch,
-        sparse.seq_len = made.lengths.seq_len_given ? made.lengths.seq_len : 4096;
-        sparse.query_tokens = made.query_tokens, sparse.heads = made.heads,
-        sparse.page_size = made.pages.page_size;
-        sparse.d_qk = d_qk_given ? made.d_qk : 0, sparse.fp16 = made.dtype, sparse.sink = made.sink;
-        sparse.seed = (uint64_t)made.lengths.seed;
-        sparse.kv_heads = made.kv_heads, sparse.kv_heads_given = kv_heads_given;
-        sparse.batch_given = made.lengths.batch_given;
-        sparse.dense_given = made.causal               ? "--causal"
-                             : made.lengths.list_given ? "--seq-lens"
-                             : made.lengths.min_given  ? "--min-len"
-                             : made.lengths.max_given  ? "--max-len"
-                                                       : NULL;
-        status = op == 2 ? make_prefill(&make_input, &sparse, path)
-                 : op    ? make_sparse(&make_input, &sparse, path)
-                 : sparse_options_given(&sparse)
-                     ? complain(&make_input, EXIT_USAGE, "%s: only with --op sparse_decode or sparse_prefill",
-                                sparse_options_given(&sparse))
-                     : make(&made, path);
-        break;
+    case OPTIONS_PARSED: status = make(&o, path); break;
     }
-    free(made.lengths.list.items), free(made.seqlens);
-    pages_free(&made.pages);
+    free(o.lengths.list.items);
     return status;
 }

@@ -12,12 +12,6 @@
 /* Documented in `flashmla --help`. */
 enum { EXIT_GOOD = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_UNSUPPORTED = 3 };
 
-#define OPTION_JSON(path)                                                                                    \
-    {                                                                                                        \
-        "--json", OPTION_OUTPUT, path, "FILE",                                                               \
-            "write the results there, one JSON object a line; - is standard output", 0, 0, {NULL}, NULL      \
-    }
-
 enum option_kind {
     OPTION_ON,     /* value: bool, becomes true */
     OPTION_OFF,    /* value: bool, becomes false */
@@ -44,6 +38,41 @@ struct option {
     const char *choices[7]; /* ends with NULL; of an OPTION_TEXT: what completions suggest */
     bool *given;            /* set when the option was there; may be NULL */
 };
+
+/* Rows of a table of options. */
+#define OPTION_SWITCH(name, to, help)                                                                        \
+    {                                                                                                        \
+        name, OPTION_ON, to, NULL, help, 0, 0, {NULL}, NULL                                                  \
+    }
+#define OPTION_NUMBER(name, to, least, most, help, given)                                                    \
+    {                                                                                                        \
+        name, OPTION_COUNT, to, "N", help, least, most, {NULL}, given                                        \
+    }
+#define OPTION_LIST(name, to, least, most, help)                                                             \
+    {                                                                                                        \
+        name, OPTION_COUNTS, to, "A,B", help, least, most, {NULL}, NULL                                      \
+    }
+#define OPTION_ONE_OF(name, to, takes, help, given, ...)                                                     \
+    {                                                                                                        \
+        name, OPTION_CHOICE, to, takes, help, 0, 0, {__VA_ARGS__}, given                                     \
+    }
+#define OPTION_FILE(name, to, help)                                                                          \
+    {                                                                                                        \
+        name, OPTION_OUTPUT, to, "FILE", help, 0, 0, {NULL}, NULL                                            \
+    }
+#define OPTION_JSON(to)                                                                                      \
+    OPTION_FILE("--json", to, "write the results there, one JSON object a line; - is standard output")
+#define OPTION_DEVICE(to)                                                                                    \
+    {                                                                                                        \
+        "--device", OPTION_TEXT, to, "DEVICE", "cpu (the default) or cuda:N", 0, 0, {"cpu", "cuda:0", NULL}, \
+            NULL                                                                                             \
+    }
+#define OPTION_KERNEL(to)                                                                                    \
+    {                                                                                                        \
+        "--kernel", OPTION_TEXT, to, "NAME", "force a kernel; flashmla info lists them", 0, 0, {NULL}, NULL  \
+    }
+#define OPTION_THREADS(to)                                                                                   \
+    OPTION_NUMBER("--threads", to, 1, 4096, "default: OMP_NUM_THREADS, else all cores", NULL)
 
 enum operand_use { OPERAND_WORD, OPERAND_INPUT, OPERAND_OUTPUT };
 

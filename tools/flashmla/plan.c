@@ -2,13 +2,14 @@
  *
  * flashmla plan: the split plan of a batch as a table, as JSON and as a picture.
  */
+#include "call_file.h"
 #include "commands.h"
-#include "input.h"
 #include "json_line.h"
 #include "lengths.h"
 #include "options.h"
 #include "plan_svg.h"
 #include "plan_view.h"
+#include "policy.h"
 
 #include "infile.h"
 #include "json_memory.h"
@@ -23,15 +24,12 @@ static const struct command plan = {
     "[FILE]",
     "print the split plan of a batch, and draw it",
     "\n"
-    "With FILE, a tensor file as make-input writes it, lengths and heads are the file's; else the options "
-    "say them. The "
-    "plan is made for --partitions partitions, or for as many as --workers workers (SMs or threads; default: "
-    "the threads "
-    "of this machine) suggest. A row of the table is one partition: it begins in a request at a key, and "
-    "ends before a key "
-    "of a request: 64 x blocks at a cut, the length at an end. Its split index is that of its first request. "
-    "An idle "
-    "partition ends in the request before the one it begins in.\n"
+    "With FILE, a tensor file as make-input writes it, lengths and heads are the file's; else the "
+    "options say them. The plan is made for --partitions partitions, or for as many as --workers workers "
+    "(SMs or threads; default: the threads of this machine) suggest. A row of the table is one "
+    "partition: it begins in a request at a key, and ends before a key of a request: 64 x blocks at a "
+    "cut, the length at an end. Its split index is that of its first request. An idle partition ends in "
+    "the request before the one it begins in.\n"
     "\n"
     "Examples\n"
     "  flashmla plan --batch 128 --seq-len 4096 --partitions 78\n"
@@ -139,20 +137,22 @@ static bool write_json(const char *path, const struct plan_picture *picture, str
 static int32_t *lengths_of_file(const char *path, struct plan_options *options, int64_t *batch,
                                 struct fault *fault)
 {
-    struct input input;
+    struct call call;
     const char *const name = infile_name(path);
     struct safetensors_file *file = safetensors_open(path, fault);
+    int32_t *lengths = NULL;
     if (!file) return NULL;
-    if (!input_view(&input, file, name, fault)) {
-        safetensors_close(file);
-        return NULL;
+    const enum operation op = call_file_operation(file);
+    if (op != OP_DENSE_DECODE) {
+        fault_set(fault, "%s: is a file of %s, must be one of dense decode", name, operation_title(op));
+    } else if (call_file_read(&call, file, name, fault)) {
+        *batch = call_tensor(&call, "seqlens")->shape[0];
+        lengths = malloc(((size_t)*batch + 1) * sizeof *lengths);
+        if (!lengths) fault_set(fault, "%s: no memory for %" PRId64 " lengths", name, *batch);
+        for (int64_t r = 0; lengths && r < *batch; r++) lengths[r] = (int32_t)call_length(&call, r);
+        options->query_tokens = call_size(&call, DIM_s_q), options->heads = call_size(&call, DIM_h_q);
+        options->kv_heads = call_size(&call, DIM_h_kv);
     }
-    *batch = input.seqlens.shape[0];
-    int32_t *lengths = malloc(((size_t)*batch + 1) * sizeof *lengths);
-    if (!lengths) fault_set(fault, "%s: no memory for %" PRId64 " lengths", name, *batch);
-    for (int64_t r = 0; lengths && r < *batch; r++) lengths[r] = (int32_t)input_length(&input, r);
-    options->query_tokens = input.q.shape[1], options->heads = input.q.shape[2];
-    options->kv_heads = input.kv_cache.shape[2];
     safetensors_close(file);
     return lengths;
 }
@@ -227,37 +227,14 @@ int command_plan(int argc, char **argv)
     const char *path = NULL;
     const struct option options[] = {
         LENGTHS_OPTIONS(o.lengths),
-        {"--heads", OPTION_COUNT, &o.heads, "N", "query heads; default 16", 1, 4096, {NULL}, &o.heads_given},
-        {"--kv-heads",
-         OPTION_COUNT,
-         &o.kv_heads,
-         "N",
-         "key heads; default 1",
-         1,
-         4096,
-         {NULL},
-         &o.kv_heads_given},
-        {"--query-tokens",
-         OPTION_COUNT,
-         &o.query_tokens,
-         "N",
-         "query tokens of a request; default 1",
-         1,
-         4096,
-         {NULL},
-         &o.query_tokens_given},
-        {"--workers", OPTION_COUNT, &o.workers, "N", "SMs or threads to plan for", 1, 65536, {NULL}, NULL},
-        {"--partitions",
-         OPTION_COUNT,
-         &o.partitions,
-         "N",
-         "partitions, whatever the workers",
-         1,
-         65536,
-         {NULL},
-         NULL},
+        OPTION_NUMBER("--heads", &o.heads, 1, 4096, "query heads; default 16", &o.heads_given),
+        OPTION_NUMBER("--kv-heads", &o.kv_heads, 1, 4096, "key heads; default 1", &o.kv_heads_given),
+        OPTION_NUMBER("--query-tokens", &o.query_tokens, 1, 4096, "query tokens of a request; default 1",
+                      &o.query_tokens_given),
+        OPTION_NUMBER("--workers", &o.workers, 1, 65536, "SMs or threads to plan for", NULL),
+        OPTION_NUMBER("--partitions", &o.partitions, 1, 65536, "partitions, whatever the workers", NULL),
         OPTION_JSON(&o.json),
-        {"--svg", OPTION_OUTPUT, &o.svg, "FILE", "draw the plan there", 0, 0, {NULL}, NULL},
+        OPTION_FILE("--svg", &o.svg, "draw the plan there"),
         {0}};
     int status = EXIT_GOOD;
     switch (options_parse(&plan, options, argc, argv, &path)) {

@@ -6,17 +6,14 @@
 
 #include "outfile.h"
 
-#include "flashmla/flashmla.h"
-
 /* What `run` tells of a call, in its report and in its line of JSON. */
 struct run_told {
-    const char *operation, *kernel;
-    fmla_device device;
-    const fmla_tensor *q;
+    const struct call *call; /* where it runs */
+    const char *kernel;
     size_t workspace;
     int64_t runs;
     double seconds; /* median */
-    double flop, bytes;
+    struct work work;
     bool checked; /* with `check` */
     struct check_result check;
 };

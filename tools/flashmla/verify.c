@@ -3,29 +3,20 @@
  * flashmla verify: the kernels that this machine chooses from, on a short list of shapes, against the oracle.
  * tests/checkattn is the thorough one; both hold results to the same tolerances.
  */
-#include "batch.h"
-#include "call.h"
 #include "check.h"
 #include "commands.h"
-#include "gpu_call.h"
-#include "gpu_sparse.h"
 #include "json_line.h"
+#include "make.h"
 #include "options.h"
-#include "sparse_batch.h"
-#include "sparse_check.h"
-#include "verify_cache.h"
 
-#include "elements.h"
 #include "gpu.h"
 #include "json_memory.h"
 #include "progress.h"
-#include "timing.h"
 
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static const struct command verify = {
@@ -33,8 +24,8 @@ static const struct command verify = {
     NULL,
     "hold this machine's kernels to the oracle",
     "\n"
-    "Every kernel that runs here, forced by name, on a short list of shapes. Ends "
-    "with 1 if a result is wrong.\n"
+    "Every kernel that runs here, forced by name, on a short list of shapes. Ends with 1 if a result is "
+    "wrong.\n"
     "\n"
     "Examples\n"
     "  flashmla verify\n"
@@ -46,72 +37,75 @@ static const struct command verify = {
 /* lengths 0, 1, 65: no key, one, and one past a block */
 static const int32_t edges[] = {0, 1, 65, 64, 130};
 
-static const struct {
+/* Of sparse decode every format, holes, lists that end early, a second cache; of prefill keys without pages and with. */
+static const struct verify_case {
     const char *name;
-    struct batch_shape shape; /* s_k: the longest of lengths */
+    struct shape shape; /* of dense decode s_k is the longest of lengths */
     int32_t lse_empty, log_base, batch_invariant;
 } cases[] = {
-    {"paged", {.b = 3, .s_q = 1, .s_k = 200, .h_q = 16, .h_kv = 1, .d_qk = 576, .page_size = 64}, 0, 0, 0},
-    {"many heads",
-     {.b = 1, .s_q = 1, .s_k = 300, .h_q = 128, .h_kv = 1, .d_qk = 576, .page_size = 64},
-     0,
-     0,
-     0},
-    {"one head", {.b = 2, .s_q = 1, .s_k = 190, .h_q = 1, .h_kv = 1, .d_qk = 576, .page_size = 64}, 0, 0, 0},
-    {"d_qk 512", {.b = 2, .s_q = 1, .s_k = 129, .h_q = 16, .h_kv = 1, .d_qk = 512, .page_size = 64}, 0, 0, 0},
-    {"contiguous",
-     {.b = 2, .s_q = 1, .s_k = 150, .h_q = 16, .h_kv = 1, .d_qk = 576, .page_size = 64, .contiguous = true},
-     0,
-     0,
-     0},
-    {"causal",
-     {.b = 2, .s_q = 2, .s_k = 100, .h_q = 16, .h_kv = 1, .d_qk = 576, .page_size = 64, .causal = true},
-     0,
-     0,
-     0},
+    {"paged", .shape = {OP_DENSE_DECODE, 3, 1, 200, 16, 1, 576, .page_size = 64}},
+    {"many heads", .shape = {OP_DENSE_DECODE, 1, 1, 300, 128, 1, 576, .page_size = 64}},
+    {"one head", .shape = {OP_DENSE_DECODE, 2, 1, 190, 1, 1, 576, .page_size = 64}},
+    {"d_qk 512", .shape = {OP_DENSE_DECODE, 2, 1, 129, 16, 1, 512, .page_size = 64}},
+    {"contiguous", .shape = {OP_DENSE_DECODE, 2, 1, 150, 16, 1, 576, .page_size = 0}},
+    {"causal", .shape = {OP_DENSE_DECODE, 2, 2, 100, 16, 1, 576, .page_size = 64, .causal = true}},
     {"causal, many heads",
-     {.b = 1, .s_q = 2, .s_k = 65, .h_q = 128, .h_kv = 1, .d_qk = 576, .page_size = 64, .causal = true},
-     0,
-     0,
-     0},
-    {"two key heads",
-     {.b = 2, .s_q = 2, .s_k = 90, .h_q = 8, .h_kv = 2, .d_qk = 576, .page_size = 16},
-     0,
-     0,
-     0},
-    {"edge lengths",
-     {.b = 5, .s_q = 1, .s_k = 130, .h_q = 16, .h_kv = 1, .d_qk = 576, .page_size = 64, .lengths = edges},
-     FMLA_LSE_EMPTY_POSITIVE_INFINITY,
-     FMLA_LOG_NATURAL,
-     0},
+     .shape = {OP_DENSE_DECODE, 1, 2, 65, 128, 1, 576, .page_size = 64, .causal = true}},
+    {"two key heads", .shape = {OP_DENSE_DECODE, 2, 2, 90, 8, 2, 576, .page_size = 16}},
+    {"edge lengths", .shape = {OP_DENSE_DECODE, 5, 1, 130, 16, 1, 576, .page_size = 64, .lengths = edges}},
     {"edge lengths, other conventions",
-     {.b = 5,
-      .s_q = 2,
-      .s_k = 130,
-      .h_q = 16,
-      .h_kv = 1,
-      .d_qk = 576,
-      .page_size = 64,
-      .causal = true,
-      .lengths = edges},
-     FMLA_LSE_EMPTY_NEGATIVE_INFINITY,
-     FMLA_LOG_BASE_2,
-     0},
-    {"attention sink",
-     {.b = 2, .s_q = 1, .s_k = 120, .h_q = 16, .h_kv = 1, .d_qk = 576, .page_size = 64, .sink = true},
-     0,
-     0,
-     0},
-    {"batch-invariant",
-     {.b = 2, .s_q = 1, .s_k = 2200, .h_q = 16, .h_kv = 1, .d_qk = 576, .page_size = 64},
-     0,
-     0,
-     1},
-    {"fp16",
-     {.b = 2, .s_q = 1, .s_k = 200, .h_q = 16, .h_kv = 1, .d_qk = 576, .page_size = 64, .fp16 = true},
-     0,
-     0,
-     0},
+     .shape = {OP_DENSE_DECODE, 5, 2, 130, 16, 1, 576, .page_size = 64, .causal = true, .lengths = edges},
+     .lse_empty = FMLA_LSE_EMPTY_NEGATIVE_INFINITY, .log_base = FMLA_LOG_BASE_2},
+    {"attention sink", .shape = {OP_DENSE_DECODE, 2, 1, 120, 16, 1, 576, .page_size = 64, .sink = true}},
+    {"batch-invariant", .shape = {OP_DENSE_DECODE, 2, 1, 2200, 16, 1, 576, .page_size = 64},
+     .batch_invariant = 1},
+    {"fp16", .shape = {OP_DENSE_DECODE, 2, 1, 200, 16, 1, 576, .page_size = 64, .type = ELEMENT_FP16}},
+    {"sparse, FP8_656", .shape = {OP_SPARSE_DECODE, 2, 2, 300, 16, 1, 576, 64, .topk = 130,
+                                  .format = FMLA_KV_FP8_656, .holes = true}},
+    {"sparse, FP8_584 and an extra cache",
+     .shape = {OP_SPARSE_DECODE, 2, 1, 200, 64, 1, 512, 64, .topk = 128, .format = FMLA_KV_FP8_584,
+               .extra_s_k = 300, .extra_topk = 70, .extra_page_size = 2, .varlen = true, .sink = true}},
+    {"sparse, BF16", .shape = {OP_SPARSE_DECODE, 3, 1, 100, 128, 1, 576, 16, .topk = 128,
+                               .format = FMLA_KV_BF16, .varlen = true}},
+    {"sparse, FP16", .shape = {OP_SPARSE_DECODE, 2, 1, 500, 3, 1, 512, 61, .topk = 65, .format = FMLA_KV_FP16,
+                               .type = ELEMENT_FP16, .extra_s_k = 20, .extra_topk = 20, .extra_page_size = 64,
+                               .holes = true}},
+    {"sparse, batch-invariant",
+     .shape = {OP_SPARSE_DECODE, 2, 1, 2500, 16, 1, 576, 64, .topk = 2200, .format = FMLA_KV_FP8_656,
+               .varlen = true},
+     .batch_invariant = 1},
+    {"prefill, BF16", .shape = {OP_SPARSE_PREFILL, 0, 3, 300, 16, 1, 576, 0, .topk = 130,
+                                .format = FMLA_KV_BF16, .holes = true, .varlen = true}},
+    {"prefill, two key heads and a sink",
+     .shape = {OP_SPARSE_PREFILL, 0, 2, 200, 8, 2, 512, 0, .topk = 64, .format = FMLA_KV_BF16, .sink = true},
+     .lse_empty = FMLA_LSE_EMPTY_NEGATIVE_INFINITY, .log_base = FMLA_LOG_BASE_2},
+    {"prefill, FP8_656", .shape = {OP_SPARSE_PREFILL, 0, 2, 300, 64, 1, 576, 64, .topk = 200,
+                                   .format = FMLA_KV_FP8_656, .holes = true}},
+    {"prefill, FP8_584", .shape = {OP_SPARSE_PREFILL, 0, 2, 150, 70, 1, 512, 7, .topk = 128,
+                                   .format = FMLA_KV_FP8_584, .varlen = true}},
+    {"merge", .shape = {OP_MERGE, 1, 1, .h_q = 4, .parts = 3, .type = ELEMENT_F32, .holes = true}},
+    {"merge, base 2", .shape = {OP_MERGE, 1, 1, .h_q = 4, .parts = 3, .type = ELEMENT_F32, .holes = true},
+     .log_base = FMLA_LOG_BASE_2},
+    {"BF16", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_BF16,
+                       .type = ELEMENT_F32, .holes = true}},
+    {"FP16", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_FP16,
+                       .type = ELEMENT_F32, .holes = true}},
+    {"FP8_656", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150,
+                          .format = FMLA_KV_FP8_656, .type = ELEMENT_F32, .holes = true}},
+    {"FP8_584", .shape = {OP_CACHE_APPEND, .d_qk = 512, .page_size = 64, .tokens = 150,
+                          .format = FMLA_KV_FP8_584, .type = ELEMENT_F32, .holes = true}},
+    {"FP8_576", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150,
+                          .format = FMLA_KV_FP8_576, .type = ELEMENT_F32, .holes = true}},
+    {"BF16", .shape = {OP_CACHE_GATHER, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_BF16,
+                       .type = ELEMENT_F32, .holes = true}},
+    {"FP16", .shape = {OP_CACHE_GATHER, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_FP16,
+                       .type = ELEMENT_F32, .holes = true}},
+    {"FP8_656", .shape = {OP_CACHE_GATHER, .d_qk = 576, .page_size = 64, .tokens = 150,
+                          .format = FMLA_KV_FP8_656, .type = ELEMENT_F32, .holes = true}},
+    {"FP8_584", .shape = {OP_CACHE_GATHER, .d_qk = 512, .page_size = 64, .tokens = 150,
+                          .format = FMLA_KV_FP8_584, .type = ELEMENT_F32, .holes = true}},
+    {"FP8_576", .shape = {OP_CACHE_GATHER, .d_qk = 576, .page_size = 64, .tokens = 150,
+                          .format = FMLA_KV_FP8_576, .type = ELEMENT_F32, .holes = true}},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -122,265 +116,76 @@ struct tally {
     char first[1024]; /* what went wrong */
 };
 
-static void add(struct tally *tally, const char *name, const struct check_result *result)
-{
-    tally->cases++;
-    tally->rows += result->rows;
-    tally->worst_out = fmax(tally->worst_out, result->out.worst_abs);
-    tally->worst_lse = fmax(tally->worst_lse, result->lse.worst_abs);
-    if (!result->passed && !tally->wrong++)
-        snprintf(tally->first, sizeof tally->first,
-                 "%s: %" PRId64 " values of out and %" PRId64 " of lse differ", name, result->out.wrong,
-                 result->lse.wrong);
-}
-
 static void add_fault(struct tally *tally, const char *name, const char *text)
 {
     tally->cases++;
     if (!tally->wrong++) snprintf(tally->first, sizeof tally->first, "%s: %s", name, text);
 }
 
-static bool call_on_cpu(fmla_dense_decode_args *args, struct fault *fault)
+static void add(struct tally *tally, const char *name, const struct check_result *result)
 {
-    fmla_status status = call_workspace(args);
-    if (!status && args->workspace) status = fmla_dense_decode(args);
-    return (!status && args->workspace) || fault_set(fault, "%s", status ? fmla_last_error() : "no memory");
+    char words[128];
+    check_words(result, words, sizeof words);
+    if (!result->passed)
+        add_fault(tally, name, words);
+    else
+        tally->cases++;
+    tally->rows += result->rows;
+    tally->worst_out = fmax(tally->worst_out, result->of[0].worst_abs);
+    tally->worst_lse = fmax(tally->worst_lse, result->of[1].worst_abs);
 }
 
 /* *status: FMLA_UNSUPPORTED where the kernel does not take the call. */
-static bool call_on_gpu(fmla_device device, const fmla_dense_decode_args *args, fmla_status *status,
-                        struct fault *fault)
+static bool run_call(fmla_device device, struct call *call, fmla_status *status, struct fault *fault)
 {
-    struct gpu_call call = {0};
-    bool good = gpu_call_open(&call, device, args, status, fault);
-    if (good) *status = fmla_dense_decode(&call.args);
-    good = good && (*status == FMLA_OK || fault_set(fault, "%s", fmla_last_error()));
-    good = good && gpu_call_results(&call, fault);
-    gpu_call_close(&call);
+    struct call gpu = {0};
+    if (!device_is_gpu(device))
+        return call_workspace(call, status, fault) && !call_refused(status, call_run(call), fault);
+    const bool good = call_to_gpu(&gpu, device, call, status, fault) &&
+                      !call_refused(status, call_run(&gpu), fault) && call_fetch(&gpu, call, true, fault);
+    call_close(&gpu);
     return good;
 }
 
-static void verify_decode_case(fmla_device device, const char *kernel, int index, struct tally *tally)
+static bool make_case(struct call *call, const struct verify_case *which, const char *kernel,
+                      struct fault *fault)
 {
-    struct batch batch;
+    if (!make_call(call, &which->shape, fault)) return false;
+    int32_t *lse_empty = call_option(call, "lse_empty"), *log_base = call_option(call, "log_base");
+    int32_t *invariant = call_option(call, "batch_invariant");
+    *(const char **)call_option(call, "kernel") = kernel;
+    if (lse_empty) *lse_empty = which->lse_empty, *log_base = which->log_base;
+    if (invariant) *invariant = which->batch_invariant;
+    return true;
+}
+
+static void verify_case(fmla_device device, const char *kernel, const struct verify_case *which,
+                        struct tally *tally)
+{
+    struct call call = {0}, fresh = {0}; /* what an operation changes, the oracle must see as it was */
     struct fault fault = {""};
     struct check_result result;
     fmla_status status = FMLA_OK;
-    bool good = batch_make(&batch, &cases[index].shape, &fault);
-    fmla_dense_decode_args *args = &batch.args;
-    if (good) {
-        args->kernel = kernel;
-        args->lse_empty = cases[index].lse_empty, args->log_base = cases[index].log_base;
-        args->batch_invariant = cases[index].batch_invariant;
-        /* What a kernel fails to write must not pass. */
-        memset(batch.memory[2], 0xff,
-               (size_t)(batch.b[0] * batch.out_shape[1] * batch.h_q[0] * BATCH_D_V) * 2);
-        good = device_is_gpu(device) ? call_on_gpu(device, args, &status, &fault) : call_on_cpu(args, &fault);
-    }
-    good = good && check_against_oracle(args, &result, &fault);
-    if (good)
-        add(tally, cases[index].name, &result);
+    if (make_case(&call, which, kernel, &fault) && make_case(&fresh, which, kernel, &fault) &&
+        run_call(device, &call, &status, &fault) && check_against_fresh(&call, &fresh, &result, &fault))
+        add(tally, which->name, &result);
     else if (status == FMLA_UNSUPPORTED)
         tally->passed_over++;
     else
-        add_fault(tally, cases[index].name, fault.text);
-    batch_free(&batch);
+        add_fault(tally, which->name, fault.text);
+    call_close(&call), call_close(&fresh);
 }
 
-static void verify_decode(fmla_device device, const fmla_capability *row, struct progress *progress,
+/* A kernel takes the types of q that its row names; vectors of the cache operations are of all. */
+static void verify_kernel(fmla_device device, const fmla_capability *row, struct progress *progress,
                           struct tally *tally)
 {
     for (int i = 0; i < CASES; i++) {
+        const struct shape *shape = &cases[i].shape;
+        if (strcmp(row->operation, descriptors[shape->op].name) != 0) continue;
+        if (shape->type != ELEMENT_F32 && !strstr(row->dtypes, element_name(shape->type))) continue;
         progress_update(progress, i, CASES);
-        if (strstr(row->dtypes, cases[i].shape.fp16 ? "fp16" : "bf16"))
-            verify_decode_case(device, row->kernel, i, tally);
-    }
-}
-
-/* In every format; holes, lists that end early, a second cache. */
-static const struct {
-    const char *name;
-    struct sparse_shape shape;
-    int32_t batch_invariant;
-} sparse_cases[] = {
-    {"sparse, FP8_656",
-     {.b = 2,
-      .s_q = 2,
-      .h_q = 16,
-      .d_qk = 576,
-      .format = FMLA_KV_FP8_656,
-      .cache = {{300, 130, 64}},
-      .holes = true},
-     0},
-    {"sparse, FP8_584 and an extra cache",
-     {.b = 2,
-      .s_q = 1,
-      .h_q = 64,
-      .d_qk = 512,
-      .format = FMLA_KV_FP8_584,
-      .cache = {{200, 128, 64}, {300, 70, 2}},
-      .varlen = true,
-      .sink = true},
-     0},
-    {"sparse, BF16",
-     {.b = 3,
-      .s_q = 1,
-      .h_q = 128,
-      .d_qk = 576,
-      .format = FMLA_KV_BF16,
-      .cache = {{100, 128, 16}},
-      .varlen = true},
-     0},
-    {"sparse, FP16",
-     {.b = 2,
-      .s_q = 1,
-      .h_q = 3,
-      .d_qk = 512,
-      .format = FMLA_KV_FP16,
-      .cache = {{500, 65, 61}, {20, 20, 64}},
-      .holes = true},
-     0},
-    {"sparse, batch-invariant",
-     {.b = 2,
-      .s_q = 1,
-      .h_q = 16,
-      .d_qk = 576,
-      .format = FMLA_KV_FP8_656,
-      .cache = {{2500, 2200, 64}},
-      .varlen = true},
-     1},
-};
-enum { SPARSE_CASES = sizeof sparse_cases / sizeof *sparse_cases };
-
-static bool sparse_on_cpu(fmla_sparse_decode_args *args, struct fault *fault)
-{
-    fmla_status status = sparse_call_workspace(args);
-    if (!status && args->workspace) status = fmla_sparse_decode(args);
-    return (!status && args->workspace) || fault_set(fault, "%s", status ? fmla_last_error() : "no memory");
-}
-
-/* *status: FMLA_UNSUPPORTED where the kernel does not take the call. */
-static bool sparse_on_gpu(fmla_device device, const fmla_sparse_decode_args *args, fmla_status *status,
-                          struct fault *fault)
-{
-    struct gpu_sparse call = {0};
-    bool good = gpu_sparse_open(&call, device, args, status, fault);
-    if (good) *status = fmla_sparse_decode(&call.args);
-    good = good && (*status == FMLA_OK || fault_set(fault, "%s", fmla_last_error()));
-    good = good && gpu_sparse_results(&call, fault);
-    gpu_sparse_close(&call);
-    return good;
-}
-
-static void verify_sparse_case(fmla_device device, const char *kernel, int index, struct tally *tally)
-{
-    struct sparse_batch batch;
-    struct fault fault = {""};
-    struct check_result result;
-    fmla_status status = FMLA_OK;
-    bool good = sparse_batch_make(&batch, &sparse_cases[index].shape, &fault);
-    fmla_sparse_decode_args *args = &batch.args;
-    if (good) {
-        args->kernel = kernel, args->batch_invariant = sparse_cases[index].batch_invariant;
-        good = device_is_gpu(device) ? sparse_on_gpu(device, args, &status, &fault)
-                                     : sparse_on_cpu(args, &fault);
-    }
-    good = good && sparse_check_against_oracle(args, &result, &fault);
-    if (good)
-        add(tally, sparse_cases[index].name, &result);
-    else if (status == FMLA_UNSUPPORTED)
-        tally->passed_over++;
-    else
-        add_fault(tally, sparse_cases[index].name, fault.text);
-    sparse_batch_free(&batch);
-}
-
-static void verify_sparse(fmla_device device, const fmla_capability *row, struct progress *progress,
-                          struct tally *tally)
-{
-    for (int i = 0; i < SPARSE_CASES; i++) {
-        progress_update(progress, i, SPARSE_CASES);
-        if (strstr(row->dtypes, sparse_cases[i].shape.format == FMLA_KV_FP16 ? "fp16" : "bf16"))
-            verify_sparse_case(device, row->kernel, i, tally);
-    }
-}
-
-enum { PARTS = 3, ROWS = 4, D_V = BATCH_D_V };
-
-/* The call on copies of its tensors; the results come back. */
-static bool merge_on_gpu(fmla_device device, const fmla_merge_args *host, struct fault *fault)
-{
-    enum { TENSORS = 4 };
-    static const size_t bytes[TENSORS] = {sizeof(float) * PARTS * ROWS * D_V, sizeof(float) * PARTS * ROWS,
-                                          sizeof(float) * ROWS * D_V, sizeof(float) * ROWS};
-    fmla_merge_args args = *host;
-    const fmla_tensor *from[TENSORS] = {host->out_parts, host->lse_parts, host->out, host->lse};
-    const fmla_tensor **to[TENSORS] = {&args.out_parts, &args.lse_parts, &args.out, &args.lse};
-    fmla_tensor tensors[TENSORS];
-    bool good = gpu_open(device.id, fault);
-    for (int i = 0; i < TENSORS; i++) {
-        tensors[i] = *from[i], *to[i] = &tensors[i];
-        tensors[i].device = device, tensors[i].data = NULL;
-        good = good && gpu_alloc(&tensors[i].data, bytes[i], fault) &&
-               gpu_upload(tensors[i].data, from[i]->data, bytes[i], fault);
-    }
-    if (good && fmla_merge(&args) != FMLA_OK) good = fault_set(fault, "%s", fmla_last_error());
-    good = good && gpu_stream_wait(NULL, fault);
-    for (int i = 2; i < TENSORS; i++)
-        good = good && gpu_download(from[i]->data, tensors[i].data, bytes[i], fault);
-    for (int i = 0; i < TENSORS; i++) gpu_free(tensors[i].data);
-    return good;
-}
-
-/* Three parts of which some saw no key, in either convention of the logarithm. */
-static void verify_merge(fmla_device device, const char *kernel, int32_t log_base, struct tally *tally)
-{
-    static float parts[PARTS * ROWS * D_V], lse_parts[PARTS * ROWS], outs[2][ROWS * D_V], lses[2][ROWS];
-    static const int64_t parts_shape[] = {PARTS, 1, 1, ROWS, D_V}, lse_shape[] = {PARTS, 1, ROWS, 1};
-    const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
-    const fmla_dtype fp32 = dtype_of(FMLA_TYPE_FLOAT, 32);
-    struct random_state random = {7};
-    struct check_result result = {.rows = ROWS, .all_rows = ROWS};
-    const char *name = log_base ? "merge, base 2" : "merge";
-    batch_fill(parts, fp32, PARTS * ROWS * D_V, D_V, &random);
-    for (int i = 0; i < PARTS * ROWS; i++)
-        lse_parts[i] = i % ROWS == 3 || i == 5 ? INFINITY : 2.0f * random_normal(&random);
-    fmla_tensor tensors[2] = {{parts, cpu, 5, fp32, parts_shape, NULL, 0},
-                              {lse_parts, cpu, 4, fp32, lse_shape, NULL, 0}};
-    for (int oracle = 0; oracle < 2; oracle++) {
-        fmla_tensor out = {outs[oracle], cpu, 4, fp32, parts_shape + 1, NULL, 0};
-        fmla_tensor lse = {lses[oracle], cpu, 3, fp32, lse_shape + 1, NULL, 0};
-        fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-        memset(outs[oracle], 0xff, sizeof outs[oracle]);
-        args.out_parts = &tensors[0], args.lse_parts = &tensors[1], args.out = &out, args.lse = &lse;
-        args.log_base = log_base, args.kernel = oracle ? "ref" : kernel;
-        struct fault fault;
-        const bool good = device_is_gpu(device) && !oracle
-                              ? merge_on_gpu(device, &args, &fault)
-                              : fmla_merge(&args) == FMLA_OK || fault_set(&fault, "%s", fmla_last_error());
-        if (!good) {
-            add_fault(tally, name, fault.text);
-            return;
-        }
-    }
-    for (int i = 0; i < ROWS * D_V; i++)
-        compare_add(&result.out, &tolerance_exact_f32, (double)outs[0][i], (double)outs[1][i]);
-    for (int i = 0; i < ROWS; i++)
-        compare_add(&result.lse, &tolerance_decode_lse, (double)lses[0][i], (double)lses[1][i]);
-    result.passed = compare_passed(&result.out, &tolerance_exact_f32) &&
-                    compare_passed(&result.lse, &tolerance_decode_lse);
-    add(tally, name, &result);
-}
-
-static void verify_caches(fmla_device device, bool gather, const char *kernel, struct tally *tally)
-{
-    for (int i = 0; i < VERIFY_CACHE_CASES; i++) {
-        struct check_result result = {.rows = VERIFY_CACHE_ROWS, .passed = true};
-        struct fault fault;
-        if (verify_cache(device, gather, kernel, i, &fault))
-            add(tally, verify_cache_name(i), &result);
-        else
-            add_fault(tally, verify_cache_name(i), fault.text);
+        verify_case(device, row->kernel, &cases[i], tally);
     }
 }
 
@@ -409,13 +214,7 @@ static bool verify_rows(struct outfile *json, fmla_device device, int64_t *check
     for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
         if (!row.kernel || !row.available || (row.forced_only && !*row.part_of)) continue;
         struct tally tally = {0};
-        if (!strcmp(row.operation, "dense_decode")) verify_decode(device, &row, &progress, &tally);
-        if (!strcmp(row.operation, "sparse_decode")) verify_sparse(device, &row, &progress, &tally);
-        if (!strcmp(row.operation, "merge"))
-            verify_merge(device, row.kernel, FMLA_LOG_NATURAL, &tally),
-                verify_merge(device, row.kernel, FMLA_LOG_BASE_2, &tally);
-        if (!strcmp(row.operation, "cache_append")) verify_caches(device, false, row.kernel, &tally);
-        if (!strcmp(row.operation, "cache_gather")) verify_caches(device, true, row.kernel, &tally);
+        verify_kernel(device, &row, &progress, &tally);
         if (!tally.cases && tally.passed_over) add_fault(&tally, "every case", "the kernel does not take it");
         if (!tally.cases) continue; /* decode_plan: exact, and held to hand-made plans by its unit test */
         progress_wipe(&progress);
@@ -452,17 +251,7 @@ int command_verify(int argc, char **argv)
 {
     const char *name = NULL, *json = NULL;
     fmla_device device;
-    const struct option options[] = {{"--device",
-                                      OPTION_TEXT,
-                                      &name,
-                                      "DEVICE",
-                                      "cpu (the default) or cuda:N",
-                                      0,
-                                      0,
-                                      {"cpu", "cuda:0", NULL},
-                                      NULL},
-                                     OPTION_JSON(&json),
-                                     {0}};
+    const struct option options[] = {OPTION_DEVICE(&name), OPTION_JSON(&json), {0}};
     switch (options_parse(&verify, options, argc, argv, NULL)) {
     case OPTIONS_HELPED: return EXIT_GOOD;
     case OPTIONS_WRONG: return EXIT_USAGE;

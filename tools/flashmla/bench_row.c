@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: MIT */
+#include "bench_row.h"
+
+#include "bench_stream.h"
+
+#include "gpu.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+/* The calls of a row: the one that is timed and the batch of fixed length beside it, where that is wanted; in host memory, and
+ * on the GPU, if that is where they run. */
+enum { TIMED, EVEN, CALLS };
+struct calls {
+    struct call host[CALLS], gpu[CALLS];
+    const struct call *runs[CALLS]; /* NULL: there is none */
+    struct gpu_stream_list list;
+};
+
+/* As many keys as in the batch of this shape, spread evenly. */
+static bool make_even(struct call *even, const struct call *call, const struct shape *shape,
+                      struct fault *fault)
+{
+    struct shape same = *shape;
+    int32_t *lengths = malloc((size_t)(shape->b + 1) * sizeof *lengths);
+    if (!lengths) return fault_set(fault, "no memory for the lengths");
+    make_fixed_lengths(call_tensor(call, "seqlens")->data, shape->b, lengths);
+    same.varlen = false, same.lengths = lengths;
+    const bool made = make_call(even, &same, fault);
+    free(lengths);
+    return made;
+}
+
+static bool open_calls(struct bench_session *s, struct calls *calls, const struct bench_row *row,
+                       fmla_status *status, struct fault *fault)
+{
+    const fmla_device device = s->timer.device;
+    for (int i = 0; i < CALLS; i++) {
+        struct call *host = &calls->host[i], *gpu = &calls->gpu[i];
+        if (i == EVEN && !(s->fixed && row->shape->varlen)) continue;
+        *(const char **)call_option(host, "kernel") = s->kernel;
+        if (device_is_gpu(device)) {
+            if (!call_to_gpu(gpu, device, host, status, fault) || !call_plan_open(gpu, status, fault))
+                return false;
+            calls->runs[i] = gpu;
+        } else {
+            if (!call_workspace(host, status, fault)) {
+                if (!*status) *status = FMLA_UNSUPPORTED; /* another row may have memory */
+                return false;
+            }
+            calls->runs[i] = host;
+        }
+    }
+    return true;
+}
+
+static bool time_calls(struct bench_session *s, struct calls *calls, struct bench_row *row,
+                       fmla_status *status, struct fault *fault)
+{
+    const struct call *call = calls->runs[TIMED];
+    struct bench_timed plan = {.call = call, .plan = true}, timed[BENCH_TIMED] = {{.call = call}};
+    int count = 1, bare_at = 0, even_at = 0;
+    if (s->report.stream) bare_at = count++;
+    if (calls->runs[EVEN]) even_at = count++;
+    if (bare_at) timed[bare_at] = (struct bench_timed){.call = call, .bare = &calls->list};
+    if (even_at) timed[even_at].call = calls->runs[EVEN];
+    if (bare_at && !bench_stream_open(&calls->list, &s->timer.gpu.bare, &calls->host[TIMED],
+                                      call_tensor(call, "kv_cache")->data, fault))
+        return false;
+    if (call->plan && !bench_time(&s->timer, &plan, 1, status, fault)) return false;
+    if (!bench_time(&s->timer, timed, count, status, fault)) return false;
+    row->timed = timed[0], row->plan = plan.median;
+    if (bare_at) row->stream = timed[bare_at].median;
+    if (even_at) row->fixed = timed[even_at].median;
+    return true;
+}
+
+static bool run_row(struct bench_session *s, struct calls *calls, struct bench_row *row, fmla_status *status,
+                    struct fault *fault)
+{
+    if (!open_calls(s, calls, row, status, fault) ||
+        call_refused(status, call_kernel(calls->runs[TIMED], &row->kernel), fault) ||
+        !time_calls(s, calls, row, status, fault))
+        return false;
+    const double bandwidth = bench_bandwidth(&s->timer), of_memory = row->work.bytes / bandwidth;
+    const double of_arithmetic = row->work.flop / bench_peak(&s->timer, row->kernel);
+    row->floor = bench_only_copies(row->shape->op) ? row->work.bytes / s->timer.copy
+                 : of_memory > of_arithmetic       ? of_memory
+                                                   : of_arithmetic;
+    return true;
+}
+
+static bool make_calls(const struct bench_session *s, struct calls *calls, const struct shape *shape,
+                       struct fault *fault)
+{
+    struct call *call = &calls->host[TIMED];
+    return make_call(call, shape, fault) &&
+           (!s->fixed || !shape->varlen || make_even(&calls->host[EVEN], call, shape, fault));
+}
+
+static bool too_large(const struct bench_session *s, double bytes)
+{
+    if (device_is_gpu(s->timer.device) && bytes > 0.8 * (double)s->timer.gpu.peak.gpu.memory) return true;
+    const double all = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    return all > 0.0 && bytes > 0.5 * all;
+}
+
+bool bench_row(struct bench_session *s, const struct shape *shape, struct fault *fault)
+{
+    static struct calls calls; /* large for a stack */
+    struct bench_row row = {.shape = shape};
+    struct fault why = {""};
+    fmla_status status = FMLA_UNSUPPORTED;
+    bool good = false;
+    calls = (struct calls){0};
+    if (too_large(s, shape_bytes(shape) * (s->fixed && shape->varlen ? 2.0 : 1.0))) {
+        fault_set(&why, "too large for this machine's memory");
+    } else if (make_calls(s, &calls, shape, &why)) {
+        row.work = call_work(&calls.host[TIMED]), status = FMLA_OK;
+        good = run_row(s, &calls, &row, &status, &why);
+    }
+    if (calls.list.chunks) gpu_free(calls.list.chunks);
+    for (int i = 0; i < CALLS; i++) call_close(&calls.gpu[i]), call_close(&calls.host[i]);
+    progress_wipe(&s->timer.progress);
+    if (good) {
+        bench_report_row(&s->report, &row);
+        s->timed++;
+        return !s->json || bench_report_json(&s->report, &row, s->json, fault);
+    }
+    if (status != FMLA_UNSUPPORTED) return fault_set(fault, "%s", why.text);
+    bench_report_skipped(&row, why.text);
+    if (!*s->passed_over.text) s->passed_over = why;
+    return true;
+}

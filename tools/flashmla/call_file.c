@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: MIT */
+#include "call_file.h"
+
+#include "policy.h"
+
+#include "elements.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum operation call_file_operation(const struct safetensors_file *file)
+{
+    for (int op = OPERATIONS - 1; op > 0;
+         op--) { /* sparse before dense: what is of none is told as the latter */
+        const struct policy *policy = &policies[op];
+        if (policy->has && safetensors_find(file, policy->has) &&
+            !(policy->lacks && safetensors_find(file, policy->lacks)))
+            return (enum operation)op;
+    }
+    return OP_DENSE_DECODE;
+}
+
+static bool missing(const struct safetensors_file *file, const char *path, const char *name,
+                    struct fault *fault)
+{
+    char has[400] = "";
+    for (size_t i = 0; i < safetensors_count(file); i++) {
+        const size_t used = strlen(has);
+        snprintf(has + used, sizeof has - used, "%s%s", i ? ", " : "", safetensors_at(file, i)->name);
+    }
+    return fault_set(fault, "%s: has no tensor \"%s\"; it has %s", path, name, *has ? has : "none");
+}
+
+static bool read_tensor(struct call *call, int index, const struct safetensors_file *file, const char *path,
+                        struct fault *fault)
+{
+    const struct member *member = call_member(call->op, index);
+    const struct safetensors_tensor *found = safetensors_find(file, member->name);
+    if (!found) return member->allowed & ALLOW_NULL || missing(file, path, member->name, fault);
+    const bool flat = member->allowed & OR_FLAT && found->ndim != member->rank;
+    const int rank = flat ? (int)(sizeof flat_dimensions / sizeof *flat_dimensions) : member->rank;
+    if (found->ndim != rank)
+        return fault_set(fault, "%s: tensor \"%s\": has %d dimensions, must have %d", path, member->name,
+                         (int)found->ndim, rank);
+    /* The library would refuse it on a CPU; of what is copied to a GPU it sees the copy, and the command reads this one. */
+    const uintptr_t bytes = found->type->dtype.bits / 8;
+    if (found->begin < found->end && (uintptr_t)found->data % bytes)
+        return fault_set(fault, "%s: tensor \"%s\": does not begin at a multiple of %d bytes", path,
+                         member->name, (int)bytes);
+    /* The command itself reads lengths, also before the library sees them. */
+    if (rank == 1 && member->allowed & ALLOW_I32 && !dtype_is(found->type->dtype, FMLA_TYPE_INT, 32))
+        return fault_set(fault, "%s: tensor \"%s\": dtype is %s, must be I32", path, member->name,
+                         found->type->name);
+    call_set(call, index, found->type->dtype, rank, found->shape, (void *)found->data); /* an input: read */
+    return true;
+}
+
+static bool read_causal(const char *causal, const char *path, int32_t *to, struct fault *fault)
+{
+    *to = causal && !strcmp(causal, "true");
+    return !causal || *to || !strcmp(causal, "false") ||
+           fault_set(fault, "%s: __metadata__: causal is '%s', must be true or false", path, causal);
+}
+
+static bool read_scale(const char *scale, const char *path, float *to, struct fault *fault)
+{
+    char *end;
+    if (!scale) return true;
+    *to = (float)strtod(scale, &end);
+    if (end != scale && !*end && isfinite(*to) && *to != 0.0f) return true;
+    return fault_set(fault,
+                     "%s: __metadata__: softmax_scale is '%s', must be a finite number that is not 0 in fp32",
+                     path, scale);
+}
+
+static bool read_format(const char *name, const char *path, int32_t *to, struct fault *fault)
+{
+    for (int32_t i = FMLA_KV_BF16; name && i <= FMLA_KV_FP8_584; i++)
+        if (!strcmp(name, format_name(i))) *to = i;
+    if (!name || *to) return true;
+    return fault_set(fault, "%s: __metadata__: kv_format is '%s', must be BF16, FP16, FP8_656 or FP8_584",
+                     path, name);
+}
+
+bool call_file_read(struct call *call, const struct safetensors_file *file, const char *path,
+                    struct fault *fault)
+{
+    const struct member *member;
+    call_begin(call, call_file_operation(file));
+    for (int i = 0; (member = call_member(call->op, i)); i++) {
+        const bool of_plan = member->dimensions[0] == DIM_rows || member->dimensions[0] == DIM_splits;
+        if (member->allowed & IS_OUTPUT || of_plan) continue;
+        if (!read_tensor(call, i, file, path, fault)) return false;
+    }
+    int32_t *causal = call_option(call, "causal"), *format = call_option(call, "kv_format");
+    float *scale = call_option(call, "softmax_scale");
+    return (!causal || read_causal(safetensors_metadata(file, "causal"), path, causal, fault)) &&
+           (!format || read_format(safetensors_metadata(file, "kv_format"), path, format, fault)) &&
+           (!scale || read_scale(safetensors_metadata(file, "softmax_scale"), path, scale, fault));
+}
+
+size_t call_file_declare(const struct call *call, const char *const *names,
+                         struct safetensors_declaration tensors[CALL_FILE_NAMES])
+{
+    size_t count = 0;
+    for (; *names; names++) {
+        const fmla_tensor *tensor = call_tensor(call, *names);
+        if (!tensor) continue;
+        tensors[count] = (struct safetensors_declaration){*names, tensor->dtype, tensor->ndim, {0}};
+        memcpy(tensors[count++].shape, tensor->shape, (size_t)tensor->ndim * sizeof *tensor->shape);
+    }
+    return count;
+}
+
+bool call_file_write(const struct call *call, const struct safetensors_declaration *tensors, size_t count,
+                     struct safetensors_writer *writer, struct fault *fault)
+{
+    for (size_t i = 0; i < count; i++) {
+        const fmla_tensor *tensor = call_tensor(call, tensors[i].name);
+        if (!safetensors_write(writer, tensor->data, call_bytes(tensor), fault)) return false;
+    }
+    return true;
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: MIT */
+#include "call.h"
+
+#include "policy.h"
+
+#include "gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+bool device_parse(const char *text, fmla_device *device)
+{
+    char *end;
+    *device = (fmla_device){FMLA_DEVICE_CPU, 0};
+    if (!text || !strcmp(text, "cpu")) return true;
+    if (strncmp(text, "cuda:", 5) != 0 || text[5] < '0' || text[5] > '9') return false;
+    const long id = strtol(text + 5, &end, 10);
+    *device = (fmla_device){FMLA_DEVICE_CUDA, (int32_t)id};
+    return !*end && id < 1024;
+}
+
+static void **stream_of(const struct call *gpu)
+{
+    return call_option(gpu, "stream");
+}
+
+/* Copies of the tensors, without memory: the library is asked first. */
+static void describe(struct call *gpu, fmla_device device, const struct call *host)
+{
+    call_begin(gpu, host->op);
+    gpu->device = device, gpu->args = host->args;
+    void **workspace = call_option(gpu, "workspace");
+    if (workspace) *workspace = NULL;
+    *stream_of(gpu) = NULL;
+    for (int i = 0; i < MAX_TENSORS; i++) {
+        const fmla_tensor *from = &host->tensor[i];
+        if (from->shape) call_set(gpu, i, from->dtype, from->ndim, from->shape, NULL);
+    }
+}
+
+bool call_to_gpu(struct call *gpu, fmla_device device, const struct call *host, fmla_status *status,
+                 struct fault *fault)
+{
+    const struct policy *policy = &policies[host->op];
+    *status = FMLA_UNSUPPORTED;
+    describe(gpu, device, host);
+    if (!gpu_open(device.id, fault) || !call_workspace(gpu, status, fault)) return false;
+    if (policy->check && !policy->check(host, fault)) return false;
+    for (int i = 0; i < MAX_TENSORS; i++) {
+        const fmla_tensor *from = &host->tensor[i];
+        void *memory;
+        if (!from->shape) continue;
+        if (!gpu_alloc(&memory, call_bytes(from), fault)) return false;
+        gpu->tensor[i].data = memory, gpu->owned[i] = true;
+        if (!gpu_upload(memory, from->data, call_bytes(from), fault)) return false;
+    }
+    return gpu_stream_open(stream_of(gpu), fault);
+}
+
+bool call_plan_open(struct call *gpu, fmla_status *status, struct fault *fault)
+{
+    const struct policy *policy = &policies[gpu->op];
+    size_t bytes = 0;
+    if (!policy->plan) return true;
+    if (call_refused(status, policy->plan(gpu, &bytes), fault) || !gpu_alloc(&gpu->plan, bytes, fault))
+        return false;
+    *(void **)call_option(gpu, "plan") = gpu->plan;
+    *(size_t *)call_option(gpu, "plan_size") = bytes;
+    if (call_refused(status, call_plan(gpu), fault)) return false;
+    return call_wait(gpu, fault) && call_workspace(gpu, status, fault);
+}
+
+fmla_status call_plan(const struct call *gpu)
+{
+    return policies[gpu->op].plan(gpu, NULL);
+}
+
+bool call_wait(const struct call *gpu, struct fault *fault)
+{
+    return gpu_stream_wait(*stream_of(gpu), fault);
+}
+
+bool call_fetch(const struct call *gpu, const struct call *host, bool inputs, struct fault *fault)
+{
+    const struct member *member;
+    if (!call_wait(gpu, fault)) return false;
+    for (int i = 0; (member = call_member(gpu->op, i)); i++) {
+        const fmla_tensor *to = &host->tensor[i];
+        if (!to->shape || !(inputs || member->allowed & IS_OUTPUT)) continue;
+        if (!gpu_download(to->data, gpu->tensor[i].data, call_bytes(to), fault)) return false;
+    }
+    return true;
+}

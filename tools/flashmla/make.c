@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: MIT */
+#include "make.h"
+
+#include "elements.h"
+#include "tokens.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *element_name(enum element type)
+{
+    static const char *const names[] = {
+        [ELEMENT_BF16] = "bf16", [ELEMENT_FP16] = "fp16", [ELEMENT_F32] = "f32"};
+    return names[type];
+}
+
+static fmla_dtype element_type(enum element type)
+{
+    return type == ELEMENT_F32    ? dtype_of(FMLA_TYPE_FLOAT, 32)
+           : type == ELEMENT_FP16 ? dtype_of(FMLA_TYPE_FLOAT, 16)
+                                  : dtype_of(FMLA_TYPE_BFLOAT, 16);
+}
+
+void make_fixed_lengths(const int32_t *lengths, int64_t b, int32_t *fixed)
+{
+    int64_t keys = 0;
+    for (int64_t r = 0; r < b; r++) keys += lengths[r];
+    for (int64_t r = 0; r < b; r++) fixed[r] = (int32_t)(keys / b + (r < keys % b));
+}
+
+/* ---- Sizes and types ------------------------------------------------------------------------- */
+
+static int64_t pages_for(int64_t keys, int64_t page_size)
+{
+    return page_size ? (keys + page_size - 1) / page_size : 0;
+}
+
+static int64_t extra_keys(const struct shape *s)
+{
+    return s->extra_s_k ? s->extra_s_k : s->s_k;
+}
+
+static void sizes_of(const struct shape *s, int64_t size[DIMENSIONS])
+{
+    const bool dense = s->op == OP_DENSE_DECODE;
+    const int64_t requests = s->op == OP_SPARSE_PREFILL ? 1 : s->b;
+    const int64_t keys = s->op == OP_CACHE_APPEND || s->op == OP_CACHE_GATHER ? s->tokens : s->s_k;
+    const int64_t of_request = pages_for(keys, s->page_size);
+    memset(size, 0, DIMENSIONS * sizeof *size);
+    size[DIM_b] = s->b, size[DIM_s_q] = s->s_q, size[DIM_h_q] = s->h_q, size[DIM_h_kv] = s->h_kv;
+    size[DIM_d_qk] = s->d_qk, size[DIM_d_v] = CALL_D_V, size[DIM_s_kv] = s->s_k, size[DIM_one_head] = 1;
+    size[DIM_pages] = s->tokens ? of_request : dense && !s->page_size ? s->b : requests * of_request;
+    size[DIM_page_size] = dense && !s->page_size ? s->s_k : s->page_size, size[DIM_max_pages] = of_request;
+    size[DIM_extra_pages] = s->b * pages_for(extra_keys(s), s->extra_page_size);
+    size[DIM_extra_page_size] = s->extra_page_size;
+    size[DIM_topk] = s->topk, size[DIM_extra_topk] = s->extra_topk, size[DIM_n] = s->parts;
+    size[DIM_tokens] = s->tokens, size[DIM_rope] = 64, size[DIM_width] = s->d_qk - 64;
+}
+
+/* Which of the tensors that may be absent are there; what is made inside a call is not. */
+static bool is_there(const struct shape *s, const struct member *member)
+{
+    const char *name = member->name;
+    const enum dimension first = member->dimensions[0];
+    if (first == DIM_rows || first == DIM_splits) return false;
+    if (!(member->allowed & ALLOW_NULL)) return true;
+    if (!strcmp(name, "attn_sink")) return s->sink;
+    if (!strcmp(name, "block_table")) return s->page_size > 0;
+    if (!strcmp(name, "topk_length")) return s->varlen;
+    if (!strcmp(name, "extra_topk_length")) return s->extra_topk && (s->varlen || s->extra_varlen);
+    if (!strncmp(name, "extra_", 6)) return s->extra_topk > 0;
+    return strcmp(name, "lse") != 0 || !s->no_lse;
+}
+
+static fmla_dtype type_of(const struct shape *s, const struct member *member)
+{
+    const unsigned allowed = member->allowed & IS_CACHE ? cache_formats[s->format].allowed
+                                                        : member->allowed & ~(unsigned)ALLOW_SAME;
+    if (!strcmp(member->name, "out_parts")) return element_type(ELEMENT_F32);
+    if (allowed & ALLOW_BYTES) return dtype_of(FMLA_TYPE_UINT, 8);
+    if (allowed & ALLOW_I32) return dtype_of(FMLA_TYPE_INT, 32);
+    if (allowed & ALLOW_I64) return dtype_of(FMLA_TYPE_INT, 64);
+    if (member->allowed & IS_CACHE) return element_type(allowed & ALLOW_FP16 ? ELEMENT_FP16 : ELEMENT_BF16);
+    const unsigned floats = allowed & ALLOW_FLOATS;
+    return element_type(floats == ALLOW_F32 ? ELEMENT_F32 : s->type);
+}
+
+/* Of a tensor that is there: its rank. */
+static int32_t shape_of(const struct shape *s, const int64_t size[DIMENSIONS], const struct member *member,
+                        int64_t shape[MAX_DIMENSIONS])
+{
+    const bool flat = member->allowed & OR_FLAT && !s->page_size;
+    const int32_t rank = flat ? 3 : member->rank;
+    const enum dimension *names = flat ? flat_dimensions : member->dimensions;
+    for (int32_t d = 0; d < rank; d++) shape[d] = size[names[d]];
+    if (member->allowed & IS_CACHE && cache_formats[s->format].token)
+        shape[rank - 1] = cache_formats[s->format].token;
+    return rank;
+}
+
+double shape_bytes(const struct shape *s)
+{
+    const struct member *member;
+    int64_t size[DIMENSIONS], shape[MAX_DIMENSIONS];
+    double all = 0.0;
+    sizes_of(s, size);
+    for (int i = 0; (member = call_member(s->op, i)); i++) {
+        if (!is_there(s, member)) continue;
+        double bytes = element_bytes(type_of(s, member));
+        for (int32_t d = shape_of(s, size, member, shape) - 1; d >= 0; d--) bytes *= (double)shape[d];
+        all += bytes;
+    }
+    return all;
+}
+
+/* ---- Values ---------------------------------------------------------------------------------- */
+
+static fmla_tensor *tensor_of(const struct making *m, const char *name)
+{
+    return (fmla_tensor *)call_tensor(m->call, name);
+}
+
+/* The memory of a tensor; NULL if it is not there. */
+static void *data_of(const struct making *m, const char *name)
+{
+    const fmla_tensor *tensor = tensor_of(m, name);
+    return tensor ? tensor->data : NULL;
+}
+
+/* N(mean, 0.1²), clamped to [-1, 1], whole vectors copied from random places of a pool: drawing each value would take longer
+ * than computing with it. */
+static void fill(struct making *m, const char *name, float mean)
+{
+    enum { POOL = 1 << 17, LONGEST = 4096 };
+    static float pool[POOL]; /* as large as the widest type asks */
+    const fmla_tensor *tensor = tensor_of(m, name);
+    if (!tensor) return;
+    const int64_t bytes = element_bytes(tensor->dtype), count = (int64_t)call_bytes(tensor) / bytes;
+    const int64_t length = tensor->ndim > 1 ? tensor->shape[tensor->ndim - 1] : LONGEST;
+    for (int i = 0; i < POOL; i++)
+        element_store(pool, tensor->dtype, i, random_input(&m->random, mean, 0.1f));
+    for (int64_t done = 0; done < count; done += length) {
+        const int64_t now = count - done < length ? count - done : length;
+        const int64_t from = random_between(&m->random, 0, POOL - LONGEST);
+        memcpy((char *)tensor->data + done * bytes, (const char *)pool + from * bytes, (size_t)(now * bytes));
+    }
+}
+
+static void fill_normal(struct making *m, const char *name, float deviation)
+{
+    const fmla_tensor *tensor = tensor_of(m, name);
+    const int64_t count = tensor ? (int64_t)call_bytes(tensor) / 4 : 0;
+    for (int64_t i = 0; i < count; i++) ((float *)tensor->data)[i] = deviation * random_normal(&m->random);
+}
+
+/* Keys in pages. Quantised tokens are drawn once and copied, too. */
+static void fill_cache(struct making *m, const char *name, float mean)
+{
+    enum { TOKENS = 512 };
+    static uint8_t tokens[TOKENS][TOKENS_BYTES];
+    const fmla_tensor *cache = tensor_of(m, name);
+    const int32_t format = m->shape->format;
+    if (cache->dtype.bits != 8) {
+        fill(m, name, mean);
+        return;
+    }
+    const int64_t slots = cache->shape[0] * cache->shape[1], page_size = cache->shape[1];
+    float values[TOKENS_WIDTH] = {0};
+    for (int t = 0; t < TOKENS; t++) {
+        for (int d = 0; d < TOKENS_WIDTH; d++) values[d] = random_input(&m->random, mean, 0.1f);
+        tokens_store(format, tokens[t], 1, 0, values);
+    }
+    for (int64_t i = 0; i < slots; i++)
+        tokens_copy(format, (uint8_t *)cache->data + i / page_size * page_size * cache->shape[3], page_size,
+                    i % page_size, tokens[random_u64(&m->random) % TOKENS]);
+}
+
+/* ---- Dense decode ---------------------------------------------------------------------------- */
+
+static bool begin_dense(struct making *m, struct fault *fault)
+{
+    const struct shape *s = m->shape;
+    m->lengths = malloc((size_t)(s->b + 1) * sizeof *m->lengths);
+    if (!m->lengths) return fault_set(fault, "no memory for the lengths");
+    for (int64_t r = 0; r < s->b; r++) {
+        double length = (double)s->s_k;
+        if (s->varlen) length += 0.5 * length * (double)random_normal(&m->random);
+        if (length < (double)s->s_q) length = (double)s->s_q;
+        if (length > 2.0 * (double)s->s_k) length = 2.0 * (double)s->s_k;
+        m->lengths[r] = s->lengths ? s->lengths[r] : (int32_t)(s->varlen ? length : (double)s->s_k);
+    }
+    if (!s->page_size) return true;
+    m->pages.page_size = s->page_size;
+    if (!pages_deal(&m->pages, m->lengths, s->b, &m->random, fault)) return false;
+    m->size[DIM_pages] = m->pages.count, m->size[DIM_max_pages] = m->pages.max_pages;
+    return true;
+}
+
+static bool dense_values(struct making *m, struct fault *fault)
+{
+    (void)fault;
+    const size_t entries = (size_t)(m->shape->b * m->pages.max_pages);
+    memcpy(data_of(m, "seqlens"), m->lengths, (size_t)m->shape->b * sizeof *m->lengths);
+    if (m->shape->page_size)
+        memcpy(data_of(m, "block_table"), m->pages.block_table, entries * sizeof *m->pages.block_table);
+    fill(m, "q", 0.0f), fill(m, "kv_cache", 0.0f), fill(m, "attn_sink", 0.0f);
+    return true;
+}
+
+/* ---- The sparse operations ------------------------------------------------------------------- */
+
+static bool begin_sparse(struct making *m, struct fault *fault)
+{
+    const double page_sizes[] = {(double)m->size[DIM_page_size], (double)m->size[DIM_extra_page_size]};
+    const double pages[] = {(double)m->size[DIM_pages], (double)m->size[DIM_extra_pages]};
+    for (int k = 0; k < 2; k++)
+        if (pages[k] * page_sizes[k] > INT32_MAX)
+            return fault_set(fault, "a cache of %.0f slots is more than indices count",
+                             pages[k] * page_sizes[k]);
+    return true;
+}
+
+/* The keys that a token may name: `keys` of them, where those of a request lie, and how many slots there are. */
+struct named {
+    int64_t keys, page_size, slots;
+    const int32_t *table; /* NULL: in order */
+    int32_t *order;       /* [keys] */
+};
+
+/* A token's list: keys, each once, in any order; what is more than those names none. */
+static void draw_list(struct making *m, const struct named *from, int64_t topk, int32_t *list)
+{
+    const int32_t none[] = {-1, (int32_t)from->slots, 2147480000};
+    for (int64_t i = 0; i < topk; i++) {
+        list[i] = none[i % 3];
+        if (i >= from->keys || (m->shape->holes && !random_between(&m->random, 0, 7))) continue;
+        const int64_t j = random_between(&m->random, i, from->keys - 1);
+        const int32_t key = from->order[j];
+        from->order[j] = from->order[i], from->order[i] = key;
+        list[i] =
+            from->table
+                ? (int32_t)(from->table[key / from->page_size] * from->page_size + key % from->page_size)
+                : key;
+    }
+}
+
+/* The lists of all tokens, `a_request` of them with the same row of `pages`, if that is there, and how many of each count. */
+static bool draw_lists(struct making *m, const char *const names[2], const struct pages *pages,
+                       int64_t a_request, int64_t lengths, struct named *from, struct fault *fault)
+{
+    const fmla_tensor *indices = tensor_of(m, names[0]);
+    const int64_t topk = indices->shape[2], lists = indices->shape[0] * indices->shape[1];
+    int32_t *length = data_of(m, names[1]);
+    from->order = malloc((size_t)(from->keys + 1) * sizeof *from->order);
+    if (!from->order) return fault_set(fault, "no memory for the lists");
+    for (int64_t i = 0; i < from->keys; i++) from->order[i] = (int32_t)i;
+    for (int64_t l = 0; l < lists; l++) {
+        if (pages) from->table = pages->block_table + l / a_request * pages->max_pages;
+        draw_list(m, from, topk, (int32_t *)indices->data + l * topk);
+    }
+    for (int64_t r = 0; r < lengths; r++) { /* drawn in any case: what follows is then the same */
+        const int32_t count = (int32_t)random_between(&m->random, 0, topk);
+        if (length) length[r] = count;
+    }
+    free(from->order);
+    return true;
+}
+
+static bool fill_pages(struct making *m, const char *cache, const char *const lists[2], int64_t keys,
+                       struct fault *fault)
+{
+    const fmla_tensor *tensor = tensor_of(m, cache);
+    if (!tensor) return true;
+    const int64_t b = m->shape->b, page_size = tensor->shape[1];
+    struct pages pages = {.page_size = page_size};
+    struct named from = {.keys = keys, .page_size = page_size, .slots = tensor->shape[0] * page_size};
+    int32_t *lengths = malloc((size_t)(b + 1) * sizeof *lengths);
+    if (!lengths) return fault_set(fault, "no memory for the lengths");
+    for (int64_t r = 0; r < b; r++) lengths[r] = (int32_t)keys;
+    const bool good = pages_deal(&pages, lengths, b, &m->random, fault) &&
+                      draw_lists(m, lists, &pages, m->shape->s_q, b, &from, fault);
+    free(lengths), pages_free(&pages);
+    if (good) fill_cache(m, cache, 0.0f);
+    return good;
+}
+
+static bool sparse_values(struct making *m, struct fault *fault)
+{
+    static const char *const lists[] = {"indices", "topk_length"}, *const extra[] = {"extra_indices",
+                                                                                     "extra_topk_length"};
+    if (!fill_pages(m, "kv_cache", lists, m->shape->s_k, fault) ||
+        !fill_pages(m, "extra_kv_cache", extra, extra_keys(m->shape), fault))
+        return false;
+    const fmla_tensor *q = tensor_of(m, "q");
+    const int64_t count = (int64_t)call_bytes(q) / 2;
+    for (int64_t i = 0; i < count; i++)
+        element_store(q->data, q->dtype, i, random_input(&m->random, 0.0f, 1.0f));
+    fill_normal(m, "attn_sink", 1.0f);
+    return true;
+}
+
+/* Of the inputs that docs/semantics.md ("Tolerances") names: values around means in [-0.05, 0.05]. */
+static bool prefill_values(struct making *m, struct fault *fault)
+{
+    static const char *const lists[] = {"indices", "topk_length"};
+    const struct shape *s = m->shape;
+    const int64_t paged = m->size[DIM_pages] * s->page_size;
+    struct named from = {.keys = s->s_k, .slots = s->page_size ? paged : s->s_k};
+    if (!draw_lists(m, lists, NULL, 1, s->s_q, &from, fault)) return false;
+    const float of_q = (float)random_unit(&m->random) * 0.1f - 0.05f,
+                of_kv = (float)random_unit(&m->random) * 0.1f - 0.05f;
+    fill(m, "q", of_q), fill_cache(m, "kv", of_kv), fill_normal(m, "attn_sink", 1.0f);
+    *(float *)call_option(m->call, "softmax_scale") = 0.5f;
+    return true;
+}
+
+/* ---- Merge and the cache operations ---------------------------------------------------------- */
+
+static bool merge_values(struct making *m, struct fault *fault)
+{
+    (void)fault;
+    const struct shape *s = m->shape;
+    const int64_t rows = s->b * s->s_q * s->h_q;
+    float *lse = data_of(m, "lse_parts");
+    fill(m, "out_parts", 0.0f), fill_normal(m, "lse_parts", 2.0f), fill_normal(m, "attn_sink", 1.0f);
+    for (int64_t i = 0; s->holes && i < s->parts * rows;
+         i++) /* rows without any key, and some of other parts */
+        if (i % rows % 4 == 3 || !random_between(&m->random, 0, 7)) lse[i] = INFINITY;
+    return true;
+}
+
+/* Tokens follow each other within a page, and pages are shuffled, as an engine hands them out. */
+static bool cache_values(struct making *m, struct fault *fault)
+{
+    const bool gather = m->shape->op == OP_CACHE_GATHER;
+    const fmla_tensor *cache = tensor_of(m, "kv_cache");
+    const int64_t pages = cache->shape[0], page_size = cache->shape[1];
+    int64_t *slots = data_of(m, gather ? "slots" : "slot_mapping");
+    int32_t *order = calloc((size_t)pages + 1, sizeof *order);
+    if (!order) return fault_set(fault, "no memory for the pages");
+    for (int64_t i = 0; i < pages; i++) order[i] = (int32_t)i;
+    random_shuffle(&m->random, order, pages);
+    for (int64_t t = 0; t < m->shape->tokens; t++)
+        slots[t] = m->shape->holes && t % 7 == 3 ? -1 : order[t / page_size] * page_size + t % page_size;
+    free(order);
+    fill(m, "latent", 0.0f), fill(m, "rope", 0.0f);
+    /* Bytes from 0x38 to 0x3f: e4m3, scales and 16-bit values that are ordinary numbers. */
+    for (size_t i = 0; i < call_bytes(cache) / 8; i++)
+        ((uint64_t *)cache->data)[i] = 0x3838383838383838u | (random_u64(&m->random) & 0x0707070707070707u);
+    if (m->shape->format == FMLA_KV_FP8_576) *(float *)call_option(m->call, "cache_scale") = 0.037f;
+    return true;
+}
+
+/* ---- The call -------------------------------------------------------------------------------- */
+
+static const struct {
+    bool (*begin)(struct making *making, struct fault *fault); /* draws what sizes depend on */
+    bool (*values)(struct making *making, struct fault *fault);
+} makers[OPERATIONS] = {
+    [OP_DENSE_DECODE] = {begin_dense, dense_values},
+    [OP_SPARSE_DECODE] = {begin_sparse, sparse_values},
+    [OP_SPARSE_PREFILL] = {begin_sparse, prefill_values},
+    [OP_MERGE] = {NULL, merge_values},
+    [OP_CACHE_APPEND] = {NULL, cache_values},
+    [OP_CACHE_GATHER] = {NULL, cache_values},
+};
+
+bool make_begin(struct making *m, struct call *call, const struct shape *s, struct fault *fault)
+{
+    const struct member *member;
+    *m = (struct making){.call = call, .shape = s, .random = {s->seed + 2025}};
+    call_begin(call, s->op);
+    sizes_of(s, m->size);
+    if (makers[s->op].begin && !makers[s->op].begin(m, fault)) return false;
+    for (int i = 0; (member = call_member(s->op, i)); i++) {
+        int64_t shape[MAX_DIMENSIONS];
+        if (!is_there(s, member)) continue;
+        const int32_t rank = shape_of(s, m->size, member, shape);
+        call_set(call, i, type_of(s, member), rank, shape, NULL);
+    }
+    int32_t *causal = call_option(call, "causal"), *format = call_option(call, "kv_format");
+    if (causal) *causal = s->causal;
+    if (format) *format = s->format;
+    return true;
+}
+
+bool make_memory(struct making *m, struct fault *fault)
+{
+    const struct member *member;
+    for (int i = 0; (member = call_member(m->call->op, i)); i++)
+        if (m->call->tensor[i].shape && !(member->allowed & IS_OUTPUT && !(member->allowed & IS_CACHE)) &&
+            !call_allocate(m->call, i, fault))
+            return false;
+    return true;
+}
+
+bool make_values(struct making *m, struct fault *fault)
+{
+    return makers[m->call->op].values(m, fault);
+}
+
+void make_end(struct making *m)
+{
+    free(m->lengths), pages_free(&m->pages);
+    m->lengths = NULL;
+}
+
+bool make_call(struct call *call, const struct shape *shape, struct fault *fault)
+{
+    struct making making;
+    const bool good = make_begin(&making, call, shape, fault) && make_memory(&making, fault) &&
+                      make_values(&making, fault) && call_make_results(call, fault);
+    make_end(&making);
+    return good;
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Calls made in memory: shuffled pages, keys drawn for every query token, values around 0, ready to run. What differs from
+ * one operation to the next is a row of a table in make.c.
+ */
+#ifndef FLASHMLA_TOOL_MAKE_H
+#define FLASHMLA_TOOL_MAKE_H
+
+#include "call.h"
+#include "pages.h"
+
+/* What a call is like. An operation has no use for sizes that its tensors do not name. */
+struct shape {
+    enum operation op;
+    int64_t b, s_q, s_k, h_q, h_kv, d_qk; /* s_k: keys of a request, or of a prompt */
+    int64_t page_size;                    /* 0: keys without pages, or of a request in one */
+    int64_t topk, extra_topk, extra_page_size,
+        extra_s_k; /* extra_topk 0: no second cache; extra_s_k 0: s_k */
+    int64_t parts, tokens;
+    int32_t format;    /* FMLA_KV_…, of caches */
+    enum element type; /* of the vectors; fp32 of merge and the cache operations alone */
+    bool causal, sink;
+    bool
+        varlen; /* dense decode: lengths N(s_k, (s_k/2)²) between s_q and 2 · s_k; sparse: topk_length between 0 and topk */
+    bool extra_varlen;      /* the same of the second cache's lists alone */
+    bool holes;             /* one index in eight names no key; parts without keys, slots of -1 */
+    bool no_lse;            /* merge without lse */
+    const int32_t *lengths; /* [b] of dense decode; NULL = as above */
+    uint64_t seed;
+};
+
+/* "bf16". */
+const char *element_name(enum element type);
+
+/* A call that is being made. */
+struct making {
+    struct call *call;
+    const struct shape *shape;
+    struct random_state random;
+    struct pages pages;
+    int32_t *lengths;         /* of dense decode */
+    int64_t size[DIMENSIONS]; /* the elements of a token of a cache aside */
+};
+
+/* Bytes of the tensors, to within the rounding of pages. */
+double shape_bytes(const struct shape *shape);
+
+/* Makes a call, results included; call_close frees it. */
+bool make_call(struct call *call, const struct shape *shape, struct fault *fault);
+
+/* The same in steps, for who writes values to a file: the sizes, lengths and pages, and the inputs without memory; memory;
+ * values. make_end frees what is not the call's. */
+bool make_begin(struct making *making, struct call *call, const struct shape *shape, struct fault *fault);
+bool make_memory(struct making *making, struct fault *fault);
+bool make_values(struct making *making, struct fault *fault);
+void make_end(struct making *making);
+
+/* Into fixed[b]: as many keys in all as in lengths[b], and lengths that differ by at most one. */
+void make_fixed_lengths(const int32_t *lengths, int64_t b, int32_t *fixed);
+
+#endif

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: MIT */
+#include "policy.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static const int32_t *integers(const struct call *call, const char *name)
+{
+    const fmla_tensor *tensor = call_tensor(call, name);
+    return tensor ? tensor->data : NULL;
+}
+
+static bool is_on(const struct call *call, const char *name)
+{
+    const int32_t *option = call_option(call, name);
+    return option && *option;
+}
+
+static double size(const struct call *call, enum dimension dimension)
+{
+    return (double)call_size(call, dimension);
+}
+
+/* ---- What run prints ------------------------------------------------------------------------- */
+
+static void print_shape(const char *name, const fmla_tensor *tensor)
+{
+    printf("%-12s [", name);
+    for (int i = 0; i < tensor->ndim; i++) printf("%s%" PRId64, i ? ", " : "", tensor->shape[i]);
+    putchar(']');
+}
+
+static void print_q(const struct call *call)
+{
+    const fmla_tensor *q = call_tensor(call, "q");
+    print_shape("q", q);
+    printf(" %s%s%s\n", q->dtype.code == FMLA_TYPE_BFLOAT ? "bf16" : "fp16",
+           is_on(call, "causal") ? ", causal" : "", call_tensor(call, "attn_sink") ? ", sink" : "");
+}
+
+static void print_dense(const struct call *call, const struct work *work)
+{
+    print_q(call);
+    print_shape("kv_cache", call_tensor(call, "kv_cache"));
+    puts(call_tensor(call, "block_table") ? "" : ", no block table");
+    printf("%-12s %.0f of %" PRId64 " requests; %.0f (row, key) pairs attended\n", "keys", work->keys,
+           call_size(call, DIM_b), work->pairs);
+}
+
+static void print_sparse(const struct call *call, const struct work *work)
+{
+    static const struct {
+        const char *cache, *called;
+        enum dimension list;
+    } caches[] = {{"kv", "kv", DIM_topk},
+                  {"kv_cache", "kv_cache", DIM_topk},
+                  {"extra_kv_cache", "extra cache", DIM_extra_topk}};
+    const int32_t format = *(const int32_t *)call_option(call, "kv_format");
+    const bool bf16 = call->tensor[0].dtype.code == FMLA_TYPE_BFLOAT;
+    print_q(call);
+    for (size_t k = 0; k < sizeof caches / sizeof *caches; k++) {
+        const fmla_tensor *cache = call_tensor(call, caches[k].cache);
+        if (!cache) continue;
+        print_shape(caches[k].called, cache);
+        printf(" %s, %" PRId64 " indices a token\n",
+               format_name(format ? format
+                           : bf16 ? FMLA_KV_BF16
+                                  : FMLA_KV_FP16),
+               call_size(call, caches[k].list));
+    }
+    printf("%-12s %.0f (token, key) pairs attended\n", "keys", work->keys);
+}
+
+/* ---- Dense decode ---------------------------------------------------------------------------- */
+
+int64_t call_length(const struct call *call, int64_t r)
+{
+    const int64_t pages = call_tensor(call, "block_table") ? call_size(call, DIM_max_pages) : 1;
+    const int32_t length = integers(call, "seqlens")[r];
+    int64_t capacity;
+    if (__builtin_mul_overflow(pages, call_size(call, DIM_page_size), &capacity)) capacity = INT64_MAX;
+    return length < 0 ? 0 : length > capacity ? capacity : length;
+}
+
+int64_t call_visible(const struct call *call, int64_t r, int64_t j)
+{
+    const int64_t length = call_length(call, r);
+    const int64_t seen = is_on(call, "causal") ? length - call_size(call, DIM_s_q) + j + 1 : length;
+    return seen < 0 ? 0 : seen;
+}
+
+static struct work dense_work(const struct call *call)
+{
+    const int64_t b = call_size(call, DIM_b), s_q = call_size(call, DIM_s_q);
+    const double h_q = size(call, DIM_h_q), d_qk = size(call, DIM_d_qk), row = d_qk + size(call, DIM_d_v);
+    struct work work = {0};
+    for (int64_t r = 0; r < b; r++) {
+        work.keys += (double)call_length(call, r);
+        for (int64_t j = 0; j < s_q; j++) work.pairs += (double)call_visible(call, r, j) * h_q;
+    }
+    work.flop = 2.0 * work.pairs * row;
+    work.bytes = 2.0 * (work.keys * size(call, DIM_h_kv) * d_qk + (double)b * (double)s_q * h_q * row);
+    return work;
+}
+
+/* The keys that a row of a causal call sees are those of a shorter request. */
+static void dense_narrow(struct call *part, const struct call *call, const int64_t *at, int32_t *room)
+{
+    *room = (int32_t)call_visible(call, at[0], at[1]);
+    part->tensor[TENSOR_dense_decode_seqlens].data = room;
+    *(int32_t *)call_option(part, "causal") = 0;
+    if (call_tensor(call, "block_table")) return;
+    /* Page r holds the keys of request r. */
+    fmla_tensor *cache = &part->tensor[TENSOR_dense_decode_kv_cache];
+    const int64_t first = at[0] * part->strides[TENSOR_dense_decode_kv_cache][0];
+    cache->data = (char *)cache->data + first * element_bytes(cache->dtype);
+    part->shape[TENSOR_dense_decode_kv_cache][0] -= at[0];
+}
+
+/* Entries of a block table that are used must be pages. */
+static bool dense_check(const struct call *call, struct fault *fault)
+{
+    const int64_t page_size = call_size(call, DIM_page_size), pages = call_size(call, DIM_pages);
+    const int64_t max_pages = call_size(call, DIM_max_pages), b = call_size(call, DIM_b);
+    const int32_t *table = integers(call, "block_table");
+    for (int64_t r = 0; table && r < b; r++) {
+        const int64_t length = call_length(call, r);
+        for (int64_t i = 0; i * page_size < length; i++)
+            if (table[r * max_pages + i] < 0 || table[r * max_pages + i] >= pages)
+                return fault_set(
+                    fault, "block_table[%" PRId64 ", %" PRId64 "]: is %d, must be one of %" PRId64 " pages",
+                    r, i, table[r * max_pages + i], pages);
+    }
+    return true;
+}
+
+static fmla_status plan(const struct call *call, fmla_decode_plan_args *args, size_t *bytes)
+{
+    args->stream = *(void **)call_option(call, "stream");
+    args->num_partitions = *(int32_t *)call_option(call, "num_partitions");
+    args->plan = call->plan, args->plan_size = *(size_t *)call_option(call, "plan_size");
+    return bytes ? fmla_decode_plan_size(args, bytes) : fmla_decode_plan(args);
+}
+
+static fmla_status dense_plan(const struct call *call, size_t *bytes)
+{
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    args.seqlens = call_tensor(call, "seqlens");
+    args.s_q = call_size(call, DIM_s_q), args.h_q = call_size(call, DIM_h_q);
+    args.h_kv = call_size(call, DIM_h_kv), args.capacity = call_size(call, DIM_page_size);
+    if (call_tensor(call, "block_table")) args.capacity *= call_size(call, DIM_max_pages);
+    return plan(call, &args, bytes);
+}
+
+/* ---- The sparse operations ------------------------------------------------------------------- */
+
+/* Entries of the lists that name a key; each of `lists` belongs to one of as many requests as `lengths` counts, and has
+ * `a_request` neighbours there. */
+static double named_keys(const int32_t *list, int64_t lists, int64_t topk, const int32_t *lengths,
+                         int64_t a_request, int64_t slots)
+{
+    double keys = 0.0;
+    for (int64_t l = 0; list && l < lists; l++, list += topk) {
+        int64_t count = lengths ? lengths[l / a_request] : topk;
+        count = count < 0 ? 0 : count > topk ? topk : count;
+        for (int64_t i = 0; i < count; i++) keys += list[i] >= 0 && list[i] < slots;
+    }
+    return keys;
+}
+
+static double token_bytes(const fmla_tensor *cache)
+{
+    return (double)cache->shape[cache->ndim - 1] * element_bytes(cache->dtype);
+}
+
+static struct work sparse_work(const struct call *call)
+{
+    const int64_t s_q = call_size(call, DIM_s_q), tokens = call_size(call, DIM_b) * s_q;
+    const double rows = (double)tokens * size(call, DIM_h_q);
+    const double row = size(call, DIM_d_qk) + size(call, DIM_d_v);
+    struct work work = {0};
+    work.keys = named_keys(integers(call, "indices"), tokens, call_size(call, DIM_topk),
+                           integers(call, "topk_length"), s_q,
+                           call_size(call, DIM_pages) * call_size(call, DIM_page_size)) +
+                named_keys(integers(call, "extra_indices"), tokens, call_size(call, DIM_extra_topk),
+                           integers(call, "extra_topk_length"), s_q,
+                           call_size(call, DIM_extra_pages) * call_size(call, DIM_extra_page_size));
+    work.flop = 2.0 * work.keys * size(call, DIM_h_q) * row;
+    work.bytes = work.keys * token_bytes(call_tensor(call, "kv_cache")) + 2.0 * rows * row;
+    return work;
+}
+
+/* Until plans of sparse decode are an operation of their own. */
+static fmla_status sparse_plan(const struct call *call, size_t *bytes)
+{
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    args.sparse = 1, args.target = call->device;
+    args.b = (int32_t)call_size(call, DIM_b), args.s_q = call_size(call, DIM_s_q);
+    args.h_q = call_size(call, DIM_h_q), args.topk = call_size(call, DIM_topk);
+    args.topk_length = call_tensor(call, "topk_length");
+    args.extra_topk = call_tensor(call, "extra_indices") ? call_size(call, DIM_extra_topk) : 0;
+    args.extra_topk_length = call_tensor(call, "extra_topk_length");
+    return plan(call, &args, bytes);
+}
+
+/* Of kv, all that so many names can reach. */
+static struct work prefill_work(const struct call *call)
+{
+    const fmla_tensor *kv = call_tensor(call, "kv"), *lengths = call_tensor(call, "topk_length");
+    const int64_t slots = kv->ndim == 4 ? kv->shape[0] * kv->shape[1] : kv->shape[0];
+    const int64_t s_q = call_size(call, DIM_s_q), h_kv = call_size(call, DIM_h_kv);
+    const int64_t topk = call_size(call, DIM_topk);
+    const double row = size(call, DIM_d_qk) + size(call, DIM_d_v), all = (double)slots * (double)h_kv;
+    const double rows = (double)s_q * size(call, DIM_h_q);
+    struct work work = {0};
+    work.keys =
+        named_keys(integers(call, "indices"), s_q * h_kv, topk, integers(call, "topk_length"), h_kv, slots);
+    work.flop = h_kv > 0 ? 2.0 * work.keys * size(call, DIM_h_q) / (double)h_kv * row : 0.0;
+    work.bytes = 2.0 * rows * row + (work.keys < all ? work.keys : all) * token_bytes(kv) +
+                 4.0 * (double)s_q * (double)h_kv * (double)topk;
+    if (lengths) work.bytes += 4.0 * (double)s_q;
+    if (call_tensor(call, "max_logits")) work.bytes += 4.0 * rows;
+    if (call_tensor(call, "lse")) work.bytes += 4.0 * rows;
+    return work;
+}
+
+/* ---- What only moves or joins data ----------------------------------------------------------- */
+
+static double all_bytes(const struct call *call)
+{
+    double bytes = 0.0;
+    for (int i = 0; i < MAX_TENSORS; i++)
+        if (call->tensor[i].shape) bytes += (double)call_bytes(&call->tensor[i]);
+    return bytes;
+}
+
+static struct work merge_work(const struct call *call)
+{
+    const double rows = size(call, DIM_b) * size(call, DIM_s_q) * size(call, DIM_h_q);
+    return (struct work){.flop = 2.0 * size(call, DIM_n) * rows * size(call, DIM_d_v),
+                         .bytes = all_bytes(call)};
+}
+
+/* Of the cache, the tokens. */
+static struct work cache_work(const struct call *call)
+{
+    const fmla_tensor *cache = call_tensor(call, "kv_cache");
+    return (struct work){.bytes = all_bytes(call) - (double)call_bytes(cache) +
+                                  size(call, DIM_tokens) * token_bytes(cache)};
+}
+
+/* ---- The table ------------------------------------------------------------------------------- */
+
+const struct policy policies[OPERATIONS] = {
+    [OP_DENSE_DECODE] = {.has = "q",
+                         .lacks = "indices",
+                         .rows = {DIM_b, DIM_s_q, DIM_h_q},
+                         .sliced = 3,
+                         .budget = 2e9,
+                         .results = {{"out", &tolerance_dense_decode_out}, {"lse", &tolerance_decode_lse}},
+                         .work = dense_work,
+                         .print = print_dense,
+                         .narrow = dense_narrow,
+                         .check = dense_check,
+                         .plan = dense_plan},
+    [OP_SPARSE_DECODE] = {.has = "indices",
+                          .rows = {DIM_b, DIM_s_q, DIM_h_q},
+                          .sliced = 2,
+                          .budget = 1e9,
+                          .results = {{"out", &tolerance_sparse_decode_out}, {"lse", &tolerance_decode_lse}},
+                          .work = sparse_work,
+                          .print = print_sparse,
+                          .plan = sparse_plan},
+    [OP_SPARSE_PREFILL] = {.has = "kv",
+                           .lacks = "kv_cache",
+                           .rows = {DIM_s_q, DIM_h_q},
+                           .sliced = 1,
+                           .budget = 1e9,
+                           .results = {{"out", &tolerance_sparse_prefill_out},
+                                       {"lse", &tolerance_prefill_lse},
+                                       {"max_logits", &tolerance_prefill_lse}},
+                           .work = prefill_work,
+                           .print = print_sparse},
+    [OP_MERGE] = {.rows = {DIM_b, DIM_s_q, DIM_h_q},
+                  .results = {{"out", &tolerance_exact_f32}, {"lse", &tolerance_decode_lse}},
+                  .work = merge_work},
+    [OP_CACHE_APPEND] = {.rows = {DIM_tokens}, .results = {{"kv_cache", NULL}}, .work = cache_work},
+    [OP_CACHE_GATHER] = {.rows = {DIM_tokens}, .results = {{"out", NULL}}, .work = cache_work},
+};
+
+struct work call_work(const struct call *call)
+{
+    return policies[call->op].work(call);
+}
+
+enum operation operation_named(const char *name)
+{
+    int op = 0;
+    while (op < OPERATIONS && strcmp(descriptors[op].name, name) != 0) op++;
+    return (enum operation)op;
+}
+
+const char *operation_title(enum operation op)
+{
+    static char title[32];
+    snprintf(title, sizeof title, "%s", descriptors[op].name);
+    for (char *c = title; *c; c++)
+        if (*c == '_') *c = ' ';
+    return title;
+}
+
+const char *format_name(int32_t kv_format)
+{
+    return cache_formats[kv_format].name + strlen("FMLA_KV_");
+}
+
+int double_by_value(const void *left, const void *right)
+{
+    const double a = *(const double *)left, b = *(const double *)right;
+    return a < b ? -1 : a > b;
+}

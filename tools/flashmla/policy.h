@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the command knows of an operation beyond its descriptor: a row of a table. Tensors lie in host memory without gaps,
+ * and have passed the library's checks.
+ */
+#ifndef FLASHMLA_TOOL_POLICY_H
+#define FLASHMLA_TOOL_POLICY_H
+
+#include "call.h"
+
+#include "compare.h"
+
+struct work {
+    double keys;  /* of all requests; of the sparse operations those that tokens name, each once a token */
+    double pairs; /* (row, key that it sees) */
+    double flop;  /* two products, each a multiplication and an addition an element */
+    double bytes; /* that must be read and written at least, each once */
+};
+
+enum { RESULTS = 3, ROW_DIMENSIONS = 3 };
+
+struct policy {
+    const char *has,
+        *lacks; /* a file with the one tensor and without the other is of this operation; NULL: none is */
+    enum dimension rows[ROW_DIMENSIONS]; /* a result has a row for each of these; DIM__ after the last one */
+    int sliced; /* the oracle can be asked for one place of each of the first so many, the sizes of a slice */
+    double budget; /* products that the oracle computes in a few seconds */
+    struct {
+        const char *name;
+        const struct tolerance *tolerance; /* NULL: to the byte */
+    } results[RESULTS];                    /* out and lse first */
+    struct work (*work)(const struct call *call);
+    void (*print)(const struct call *call, const struct work *work); /* what run tells of a call */
+    /* Where views are not enough: makes `part` a call of its own, at `at` along the first dimensions of `rows`; `room` stays
+     * as long as the part. */
+    void (*narrow)(struct call *part, const struct call *call, const int64_t *at, int32_t *room);
+    bool (*check)(const struct call *call, struct fault *fault); /* what no library can refuse on a GPU */
+    /* The plan of a call, into its memory for one, or how many bytes it takes. */
+    fmla_status (*plan)(const struct call *call, size_t *bytes);
+};
+
+extern const struct policy policies[OPERATIONS];
+
+/* The operation of this name; OPERATIONS if there is none. */
+enum operation operation_named(const char *name);
+
+/* "sparse decode", of static storage. */
+const char *operation_title(enum operation op);
+
+/* "FP8_656" and so on; of a format that is not named, by the type of the call's first tensor. */
+const char *format_name(int32_t kv_format);
+
+struct work call_work(const struct call *call);
+
+/* Keys of request r of dense decode, and those that its token j sees. */
+int64_t call_length(const struct call *call, int64_t r);
+int64_t call_visible(const struct call *call, int64_t r, int64_t j);
+
+/* For qsort. */
+int double_by_value(const void *left, const void *right);
+
+#endif
