@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Calls made from an operation's descriptor (src/operations.def), for error tests and for fuzzing: what its tensors are once the
+ * sizes have values, and its public functions by number.
+ */
+#ifndef FMLA_DESCRIBED_H
+#define FMLA_DESCRIBED_H
+
+#include "operations.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+/* What the tensors of a call are. */
+struct layout {
+    int64_t size[DIMENSIONS];
+    fmla_dtype type; /* of values that may have several types */
+    int32_t format;  /* of caches, FMLA_KV_… */
+    bool flat;       /* keys are not in pages */
+};
+
+/* The name of a dimension; DIM__ where there is none, or where it is the bytes of a token. */
+static inline enum dimension described_name(const struct member *m, const struct layout *layout, int i)
+{
+    if ((m->allowed & OR_FLAT) && layout->flat) return i < 3 ? flat_dimensions[i] : DIM__;
+    if ((m->allowed & IS_CACHE) && cache_formats[layout->format].token && i == 3) return DIM__;
+    return m->dimensions[i];
+}
+
+/* Fills the shape, and returns the rank. */
+static inline int described_shape(const struct member *m, const struct layout *layout, int64_t *shape)
+{
+    const int rank = (m->allowed & OR_FLAT) && layout->flat ? 3 : m->rank;
+    for (int i = 0; i < rank; i++) {
+        const enum dimension name = described_name(m, layout, i);
+        shape[i] = name == DIM__ ? cache_formats[layout->format].token : layout->size[name];
+    }
+    return rank;
+}
+
+static inline fmla_dtype described_dtype(const struct member *m, const struct layout *layout)
+{
+    const unsigned format = m->allowed & IS_CACHE ? cache_formats[layout->format].allowed : 0;
+    if (format & ALLOW_BYTES) return (fmla_dtype){FMLA_TYPE_UINT, 8, 1};
+    if (format & ALLOW_BF16) return (fmla_dtype){FMLA_TYPE_BFLOAT, 16, 1};
+    if (format & ALLOW_FP16) return (fmla_dtype){FMLA_TYPE_FLOAT, 16, 1};
+    if (m->allowed & (ALLOW_I32 | ALLOW_I64))
+        return (fmla_dtype){FMLA_TYPE_INT, m->allowed & ALLOW_I32 ? 32 : 64, 1};
+    if ((m->allowed & ALLOW_FLOATS) == ALLOW_F32) return (fmla_dtype){FMLA_TYPE_FLOAT, 32, 1};
+    return layout->type;
+}
+
+static inline const struct member *described_member(enum operation operation, const char *name)
+{
+    for (const struct member *m = descriptors[operation].members; m->name; m++)
+        if (!strcmp(m->name, name)) return m;
+    return NULL;
+}
+
+static inline fmla_status described_run(enum operation operation, const void *args)
+{
+#define OPERATION(op, OP)                                                                                    \
+    if (operation == OP_##OP) return fmla_##op(args);
+#include "operations.def"
+    return FMLA_INVALID_ARGUMENT;
+}
+
+/* What the questions of an operation are answered with. */
+struct answer {
+    size_t bytes, alignment;
+    int32_t count[2]; /* the second one is unused */
+    const char *name;
+};
+
+enum question { ASK_BYTES, ASK_BOUND, ASK_KERNEL, QUESTIONS };
+
+/* Asks for the bytes of a workspace, their bound and a kernel; of a plan, for its bytes (twice) and its partitions. An operation
+ * that has neither returns FMLA_OK. answer NULL: there is nowhere to answer. */
+static inline fmla_status described_ask(enum operation operation, enum question question, const void *args,
+                                        struct answer *answer)
+{
+    size_t *bytes = answer ? &answer->bytes : NULL, *alignment = answer ? &answer->alignment : NULL;
+    const char **name = answer ? &answer->name : NULL;
+    int32_t *count = answer ? answer->count : NULL;
+    switch (operation) {
+#define ASK_PLAN(op, OP)                                                                                     \
+    case OP:                                                                                                 \
+        return question == ASK_KERNEL ? fmla_##op##_partitions(args, count) : fmla_##op##_size(args, bytes);
+#define ASK_ATTENTION(op, OP)                                                                                \
+    case OP:                                                                                                 \
+        return question == ASK_KERNEL  ? fmla_##op##_kernel(args, name)                                      \
+               : question == ASK_BOUND ? fmla_##op##_workspace_bound(args, bytes, alignment)                 \
+                                       : fmla_##op##_workspace_size(args, bytes, alignment);
+        ASK_PLAN(decode_plan, OP_DECODE_PLAN)
+        ASK_PLAN(sparse_plan, OP_SPARSE_PLAN)
+        ASK_ATTENTION(dense_decode, OP_DENSE_DECODE)
+        ASK_ATTENTION(sparse_decode, OP_SPARSE_DECODE)
+        ASK_ATTENTION(sparse_prefill, OP_SPARSE_PREFILL)
+    default: return FMLA_OK;
+    }
+}
+
+static inline bool described_is_plan(enum operation operation)
+{
+    return operation == OP_DECODE_PLAN || operation == OP_SPARSE_PLAN;
+}
+
+static inline bool described_asks(enum operation operation)
+{
+    return described_is_plan(operation) || described_member(operation, "workspace");
+}
+
+#endif

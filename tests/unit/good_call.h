@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A call that is good in every respect, in memory made by its operation's descriptor. A test changes one thing about it, and says
+ * whether the call must then be refused (REFUSED) or taken (TAKEN).
+ */
+#ifndef FMLA_GOOD_CALL_H
+#define FMLA_GOOD_CALL_H
+
+#include "arguments.h"
+#include "described.h"
+
+#include <math.h>
+
+enum { TAIL = 64 /* bytes behind a struct, as of a caller with a later header */, PATTERN = 0xc3 };
+enum { SCRATCH = 1 << 23, SCRATCH_WATCHED = 1 << 12 };
+
+/* The workspace, or where a plan is written. */
+static _Alignas(64) char scratch[SCRATCH];
+
+/* A call that is good in every respect, after set_up. */
+struct good_call {
+    enum operation operation;
+    const char *elsewhere; /* the argument that is named where nothing runs on the device */
+    void (*set_up)(void);
+    /* From here on: what begin() made. */
+    struct layout layout;
+    unsigned absent; /* tensors, as bits */
+    void *args;
+    struct held held[MAX_TENSORS]; /* in the order of the descriptor, as are: */
+    char *memory[MAX_TENSORS];     /* of the tensor and one element more */
+    size_t room[MAX_TENSORS];
+};
+
+#define BIT(tensor) (1u << (tensor))
+
+/* The members of a call that are tensors, given or not: `which` counts them. */
+#define EACH_TENSOR(good, m, which)                                                                          \
+    int which = -1;                                                                                          \
+    for (const struct member *m = descriptors[(good)->operation].members; m->name; m++)                      \
+        if (m->kind == MEMBER_TENSOR && ++which >= 0)
+/* Those that the good call has, each time anew. */
+#define EACH_GIVEN(good, m, which) EACH_TENSOR(good, m, which) if (((good)->set_up(), *tensor_of(good, m)))
+
+static inline void *option_of(const struct good_call *good, const struct member *m)
+{
+    return (char *)good->args + m->offset;
+}
+
+static inline const fmla_tensor **tensor_of(const struct good_call *good, const struct member *m)
+{
+    return option_of(good, m);
+}
+
+/* Where an option of that name is. */
+static inline void *option(const struct good_call *good, const char *name)
+{
+    return option_of(good, described_member(good->operation, name));
+}
+
+/* ---- Making a call --------------------------------------------------------------------------- */
+
+static inline void fill(const struct good_call *good, const struct member *m, int which)
+{
+    const fmla_dtype dtype = good->held[which].tensor.dtype;
+    char *memory = good->memory[which];
+    memset(memory, m->allowed & IS_OUTPUT ? PATTERN : 0, good->room[which]);
+    if (m->allowed & IS_OUTPUT) return;
+    for (size_t i = 0; dtype.bits == 16 && i < good->room[which] / 2; i++)
+        memcpy(memory + 2 * i, &(uint16_t){(uint16_t)(0x3b00 + i % 89)}, 2);
+    for (size_t i = 0; dtype.code == FMLA_TYPE_FLOAT && dtype.bits == 32 && i < good->room[which] / 4; i++)
+        memcpy(memory + 4 * i, &(float){(float)(i % 17) - 8.0f}, 4);
+}
+
+/* The tensors are what the layout says. One without elements has no data; one that no machine has memory for keeps what it had. */
+static inline void lay_out(struct good_call *good)
+{
+    int64_t shape[MAX_DIMENSIONS];
+    EACH_TENSOR(good, m, which)
+    {
+        struct held *held = &good->held[which];
+        const fmla_dtype dtype = described_dtype(m, &good->layout);
+        held_set(held, good->memory[which], dtype, described_shape(m, &good->layout, shape), shape);
+        *tensor_of(good, m) = good->absent & BIT(which) ? NULL : &held->tensor;
+        double bytes = 1.0 * dtype.bits / 8;
+        for (int i = 0; i < held->tensor.ndim; i++) bytes *= (double)shape[i];
+        if (bytes == 0.0) held->tensor.data = NULL;
+        const size_t needed = bytes < 1e8 ? (size_t)bytes + dtype.bits / 8 : 0;
+        if (needed <= good->room[which] || bytes == 0.0) continue;
+        free(good->memory[which]);
+        if (posix_memalign((void **)&good->memory[which], 64, needed)) abort();
+        good->room[which] = needed, held->tensor.data = good->memory[which];
+        fill(good, m, which);
+    }
+}
+
+static inline void resize(struct good_call *good, enum dimension name, int64_t size)
+{
+    good->layout.size[name] = size;
+    lay_out(good);
+}
+
+/* For set_up. absent: the tensors that are left out. */
+static inline void begin(struct good_call *good, const struct layout *layout, unsigned absent)
+{
+    const size_t size = descriptors[good->operation].size;
+    if (!good->args) good->args = malloc(size + TAIL);
+    if (!good->args) abort();
+    memset(good->args, 0, size + TAIL);
+    memcpy(good->args, &size, sizeof size);
+    good->layout = *layout, good->absent = absent;
+    lay_out(good);
+    EACH_TENSOR(good, m, which) fill(good, m, which);
+    const bool plans = described_is_plan(good->operation);
+    if (plans) memset(scratch, PATTERN, SCRATCH_WATCHED);
+    if (!described_asks(good->operation)) return;
+    *(void **)option(good, plans ? "plan" : "workspace") = scratch;
+    *(size_t *)option(good, plans ? "plan_size" : "workspace_size") = plans ? SCRATCH_WATCHED : SCRATCH;
+}
+
+/* Integers of a tensor. */
+#define PUT(held, type, ...)                                                                                 \
+    memcpy((held).tensor.data, (const type[]){__VA_ARGS__}, sizeof((const type[]){__VA_ARGS__}))
+
+static inline void everywhere(struct good_call *good, int32_t device_type, int32_t id)
+{
+    for (int i = 0; i < MAX_TENSORS; i++) good->held[i].tensor.device = (fmla_device){device_type, id};
+}
+
+/* ---- How it ends ----------------------------------------------------------------------------- */
+
+/* Elements of the outputs that are as they were, or, behind them, are not. */
+static inline int64_t count_outputs(const struct good_call *good, bool behind)
+{
+    int64_t found = 0;
+    EACH_TENSOR(good, m, which)
+    {
+        const struct held *held = &good->held[which];
+        const size_t width = held->tensor.dtype.bits / 8;
+        int64_t elements = *tensor_of(good, m) ? 1 : 0;
+        for (int i = 0; i < held->tensor.ndim; i++) elements *= held->shape[i];
+        for (size_t at = 0; (m->allowed & IS_OUTPUT) && at + width <= good->room[which]; at += width) {
+            bool same = true;
+            for (size_t i = 0; i < width; i++) same &= (unsigned char)good->memory[which][at + i] == PATTERN;
+            found += behind ? (int64_t)(at / width) >= elements && !same
+                            : (int64_t)(at / width) < elements && same;
+        }
+    }
+    return found;
+}
+
+static inline bool untouched(const struct good_call *good)
+{
+    EACH_TENSOR(good, m, which)
+    {
+        for (size_t i = 0; (m->allowed & IS_OUTPUT) && i < good->room[which]; i++)
+            if ((unsigned char)good->memory[which][i] != PATTERN) return false;
+    }
+    for (int i = 0; described_is_plan(good->operation) && i < SCRATCH_WATCHED; i++)
+        if ((unsigned char)scratch[i] != PATTERN) return false;
+    return true;
+}
+
+/* Every element of the outputs, and nothing behind them. */
+static inline void check_written(const struct good_call *good, const char *label)
+{
+    const int64_t stayed = count_outputs(good, false), behind = count_outputs(good, true);
+    CHECK(stayed == 0, "%s: %" PRId64 " elements were not written", label, stayed);
+    CHECK(behind == 0, "%s: %" PRId64 " elements were written past the end", label, behind);
+}
+
+/* All rows are those without a key. */
+static inline void check_no_key(const struct good_call *good, const char *label)
+{
+    int64_t wrong = 0;
+    EACH_TENSOR(good, m, which)
+    {
+        const fmla_dtype dtype = good->held[which].tensor.dtype;
+        if (!(m->allowed & IS_OUTPUT)) continue;
+        for (size_t i = 0; dtype.bits == 16 && i < good->room[which] / 2 - 1; i++)
+            wrong += (((const uint16_t *)(const void *)good->memory[which])[i] & 0x7fff) != 0;
+        for (size_t i = 0; dtype.bits == 32 && i < good->room[which] / 4 - 1; i++)
+            wrong += ((const float *)(const void *)good->memory[which])[i] !=
+                     (strcmp(m->name, "lse") ? -INFINITY : INFINITY);
+    }
+    CHECK(wrong == 0, "%s: %" PRId64 " elements are not those of a row without keys", label, wrong);
+}
+
+/* The call and the questions before it must fail alike; or only the call, where the questions do not look at what is wrong. */
+static inline void check_refused(const struct good_call *good, const char *label, fmla_status status,
+                                 const char *argument, const char *words, bool only_call)
+{
+    const char *op = descriptors[good->operation].name;
+    for (int question = 0; question < QUESTIONS && described_asks(good->operation); question++) {
+        const struct answer before = {12345, 54321, {4711, 0}, "untouched"};
+        struct answer answer = before;
+        const fmla_status asked = described_ask(good->operation, question, good->args, &answer);
+        if (only_call) {
+            CHECK(asked == FMLA_OK, "%s: question %d: %s", label, question, fmla_last_error());
+            continue;
+        }
+        check_rejected(label, asked, status, op, argument, words);
+        CHECK(!memcmp(&answer, &before, sizeof answer), "%s: a failed question %d was answered", label,
+              question);
+    }
+    check_rejected(label, described_run(good->operation, good->args), status, op, argument, words);
+    CHECK(untouched(good), "%s: a failed call wrote", label);
+}
+
+/* The good call with something that a descriptor cannot say. */
+#define REFUSED_AS(good, status, only_call, argument, words, ...)                                            \
+    ((good).set_up(), __VA_ARGS__, check_refused(&(good), #__VA_ARGS__, status, argument, words, only_call))
+#define REFUSED(good, argument, words, ...)                                                                  \
+    REFUSED_AS(good, FMLA_INVALID_ARGUMENT, false, argument, words, __VA_ARGS__)
+#define REFUSED_CALL(good, argument, words, ...)                                                             \
+    REFUSED_AS(good, FMLA_INVALID_ARGUMENT, true, argument, words, __VA_ARGS__)
+#define REFUSED_HERE(good, argument, words, ...)                                                             \
+    REFUSED_AS(good, FMLA_UNSUPPORTED, false, argument, words, __VA_ARGS__)
+
+/* The call must work within the workspace that it was said to need. */
+static inline void check_taken(const struct good_call *good, const char *label)
+{
+    struct answer answer = {0};
+    void *workspace = NULL;
+    CHECK(described_ask(good->operation, ASK_BYTES, good->args, &answer) == FMLA_OK, "%s: size: %s", label,
+          fmla_last_error());
+    if (described_member(good->operation, "workspace")) {
+        const size_t alignment = answer.alignment;
+        CHECK(alignment && !(alignment & (alignment - 1)), "%s: alignment is %zu", label, alignment);
+        if (posix_memalign(&workspace, 64, answer.bytes + 1)) abort();
+        *(void **)option(good, "workspace") = workspace;
+        *(size_t *)option(good, "workspace_size") = answer.bytes;
+    }
+    const fmla_status status = described_run(good->operation, good->args);
+    CHECK(status == FMLA_OK, "%s: %s: %s", label, fmla_status_name(status), fmla_last_error());
+    free(workspace);
+}
+
+#define TAKEN(good, label, ...)                                                                              \
+    ((good).set_up(), __VA_ARGS__, check_taken(&(good), label), check_written(&(good), label))
+
+#endif
