@@ -57,6 +57,14 @@ static inline void *option(const struct good_call *good, const char *name)
     return option_of(good, described_member(good->operation, name));
 }
 
+/* Memory of exactly that many bytes, aligned as anything may want it. */
+static inline void *exactly(size_t bytes)
+{
+    void *memory = NULL;
+    if (posix_memalign(&memory, 64, bytes)) abort();
+    return memory;
+}
+
 /* ---- Making a call --------------------------------------------------------------------------- */
 
 static inline void fill(const struct good_call *good, const struct member *m, int which)
@@ -72,7 +80,7 @@ static inline void fill(const struct good_call *good, const struct member *m, in
 }
 
 /* The tensors are what the layout says. One without elements has no data; one that no machine has memory for keeps what it had. */
-static inline void lay_out(struct good_call *good)
+static inline void lay_out_in(struct good_call *good, bool anew)
 {
     int64_t shape[MAX_DIMENSIONS];
     EACH_TENSOR(good, m, which)
@@ -85,12 +93,18 @@ static inline void lay_out(struct good_call *good)
         for (int i = 0; i < held->tensor.ndim; i++) bytes *= (double)shape[i];
         if (bytes == 0.0) held->tensor.data = NULL;
         const size_t needed = bytes < 1e8 ? (size_t)bytes + dtype.bits / 8 : 0;
-        if (needed <= good->room[which] || bytes == 0.0) continue;
+        if (bytes == 0.0 || needed == good->room[which] || (!anew && needed < good->room[which])) continue;
         free(good->memory[which]);
-        if (posix_memalign((void **)&good->memory[which], 64, needed)) abort();
-        good->room[which] = needed, held->tensor.data = good->memory[which];
+        good->memory[which] = held->tensor.data = exactly(needed);
+        good->room[which] = needed;
         fill(good, m, which);
     }
+}
+
+/* In the memory that there is, as far as it goes. */
+static inline void lay_out(struct good_call *good)
+{
+    lay_out_in(good, false);
 }
 
 static inline void resize(struct good_call *good, enum dimension name, int64_t size)
@@ -108,7 +122,7 @@ static inline void begin(struct good_call *good, const struct layout *layout, un
     memset(good->args, 0, size + TAIL);
     memcpy(good->args, &size, sizeof size);
     good->layout = *layout, good->absent = absent;
-    lay_out(good);
+    lay_out_in(good, true);
     EACH_TENSOR(good, m, which) fill(good, m, which);
     const bool plans = described_is_plan(good->operation);
     if (plans) memset(scratch, PATTERN, SCRATCH_WATCHED);
@@ -226,7 +240,7 @@ static inline void check_taken(const struct good_call *good, const char *label)
     if (described_member(good->operation, "workspace")) {
         const size_t alignment = answer.alignment;
         CHECK(alignment && !(alignment & (alignment - 1)), "%s: alignment is %zu", label, alignment);
-        if (posix_memalign(&workspace, 64, answer.bytes + 1)) abort();
+        workspace = exactly(answer.bytes);
         *(void **)option(good, "workspace") = workspace;
         *(size_t *)option(good, "workspace_size") = answer.bytes;
     }

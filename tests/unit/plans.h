@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A plan as an argument, in one piece or in tables: what dense and sparse decode must refuse and take alike.
+ */
+#ifndef FMLA_PLANS_H
+#define FMLA_PLANS_H
+
+#include "random.h"
+#include "refusals.h"
+
+enum { ROWS = 3, MOST_ROWS = 8, FIELDS = FMLA_PARTITION_FIELDS, PLAN_HEADER = 32, MOST_PLAN = 4096 };
+
+/* The call of two requests whose plan it is. */
+static struct planned {
+    struct good_call *call;
+    /* Writes a plan for some requests into MOST_PLAN bytes. */
+    void (*make)(int64_t requests, int32_t partitions, char *plan, size_t *bytes);
+    int rows, splits, lengths; /* its tensors */
+    int32_t most[2];           /* of a length */
+} planned;
+
+static _Alignas(64) char plan_data[MOST_PLAN], other_plan[MOST_PLAN];
+static size_t plan_bytes, other_plan_bytes;
+
+static inline void set_int(const char *name, int32_t value)
+{
+    memcpy(option(planned.call, name), &value, sizeof value);
+}
+
+static inline void give_plan(void *plan, size_t bytes)
+{
+    *(void **)option(planned.call, "plan") = plan;
+    *(size_t *)option(planned.call, "plan_size") = bytes;
+}
+
+static inline void make_plans(void)
+{
+    planned.make(2, ROWS, plan_data, &plan_bytes);
+    planned.make(5, ROWS, other_plan, &other_plan_bytes);
+}
+
+/* ---- In one piece ---------------------------------------------------------------------------- */
+
+static inline void plan_off_by(size_t bytes)
+{
+    memmove(other_plan + bytes, plan_data, plan_bytes);
+    give_plan(other_plan + bytes, plan_bytes);
+}
+
+static inline void refuse_plans(void)
+{
+    struct good_call *const good = planned.call;
+    make_plans();
+    REFUSED(*good, "plan", "fmla_decode_plan", give_plan(memset(scratch, 7, MOST_PLAN), MOST_PLAN));
+    REFUSED(*good, "plan", "5|2", give_plan(other_plan, other_plan_bytes));
+    REFUSED(*good, "plan", "aligned|16", plan_off_by(4));
+    REFUSED(*good, "num_partitions", "is 2,|0|3", give_plan(plan_data, plan_bytes),
+            set_int("num_partitions", 2));
+    REFUSED(*good, "plan", "-1", give_plan(plan_data, plan_bytes), memset(plan_data + 4, 255, 4));
+    /* Cut off anywhere, from nothing on. */
+    make_plans();
+    for (size_t cut = 0; cut < plan_bytes; cut++)
+        REFUSED_AS(*good, FMLA_BUFFER_TOO_SMALL, false, "plan_size",
+                   cut < PLAN_HEADER ? "32 bytes" : "at least", give_plan(plan_data, cut));
+}
+
+/* A plan with rows of anything behind a sound header, or made for other lengths, may give wrong values but leads nowhere else:
+ * workspace and plan are just as large as asked for, the ends of the outputs are watched. */
+static inline void take_damaged_plans(void)
+{
+    static const int32_t extremes[] = {INT32_MIN, -1, 0, 1, 2, 3, 1 << 26, INT32_MAX};
+    struct good_call *const good = planned.call;
+    struct random_state random = {4711};
+    for (int n = 0; n < 400; n++) {
+        const int32_t count = 1 + n % 4;
+        const size_t of_rows = (size_t)count * FIELDS, fields = of_rows + 3;
+        planned.make(2, count, plan_data, &plan_bytes);
+        int32_t *const damaged = exactly(plan_bytes), *const rows = exactly(of_rows * 4),
+                       *const splits = exactly(3 * sizeof *splits);
+        memcpy(damaged, plan_data, plan_bytes);
+        int32_t *const tables = damaged + PLAN_HEADER / 4;
+        for (int64_t k = random_between(&random, 0, 12); k > 0; k--)
+            tables[random_between(&random, 0, (int64_t)fields - 1)] = extremes[random_between(&random, 0, 7)];
+        memcpy(rows, tables, of_rows * 4), memcpy(splits, tables + of_rows, 3 * sizeof *splits);
+        good->set_up();
+        PUT(good->held[planned.lengths], int32_t, (int32_t)random_between(&random, 0, planned.most[0]),
+            (int32_t)random_between(&random, 0, planned.most[1]));
+        give_plan(damaged, plan_bytes);
+        check_taken(good, "a damaged plan");
+        CHECK(!count_outputs(good, true), "damaged plan %d: written past the end", n);
+        /* The same as tables, each in memory of its own. One that does not end with the last request is refused. */
+        good->absent = 0, good->layout.size[DIM_rows] = count;
+        void *const plan = NULL;
+        lay_out(good);
+        give_plan(plan, 0);
+        good->held[planned.rows].tensor.data = rows, good->held[planned.splits].tensor.data = splits;
+        const bool whole = rows[of_rows - FIELDS + 1] == 1;
+        if (whole)
+            check_taken(good, "damaged tables");
+        else
+            CHECK(described_run(good->operation, good->args) == FMLA_INVALID_ARGUMENT, "damaged plan %d", n);
+        CHECK(!count_outputs(good, true), "damaged tables %d: written past the end", n);
+        free(damaged), free(rows), free(splits);
+    }
+}
+
+/* ---- In tables ------------------------------------------------------------------------------- */
+
+/* The good call with the tables of a plan of `count` partitions, made for `requests` requests. */
+static inline void give_tables(int64_t requests, int32_t count)
+{
+    struct good_call *const good = planned.call;
+    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
+    planned.make(requests, count, plan_data, &plan_bytes);
+    CHECK(fmla_plan_describe(plan_data, plan_bytes, &view) == FMLA_OK, "%s", fmla_last_error());
+    good->absent = 0, good->layout.size[DIM_rows] = count;
+    lay_out(good);
+    memcpy(good->held[planned.rows].tensor.data, view.partitions, (size_t)count * FIELDS * sizeof(int32_t));
+    memcpy(good->held[planned.splits].tensor.data, view.num_splits,
+           (size_t)(requests < 2 ? requests + 1 : 3) * sizeof(int32_t));
+}
+
+static void (*set_up_without)(void);
+
+static void set_up_tables(void)
+{
+    set_up_without();
+    give_tables(2, ROWS);
+}
+
+static inline void refuse_tables(void)
+{
+    struct good_call *const good = planned.call;
+    struct held *const rows = &good->held[planned.rows], *const splits = &good->held[planned.splits];
+    set_up_without = good->set_up, good->set_up = set_up_tables;
+    refuse_by_descriptor(good);
+    REFUSED(*good, "partitions", "is NULL|num_splits",
+            *(const fmla_tensor **)option(good, "partitions") = NULL);
+    REFUSED(*good, "num_splits", "is NULL|partitions",
+            *(const fmla_tensor **)option(good, "num_splits") = NULL);
+    REFUSED(*good, "plan", "NULL|partitions", give_plan(plan_data, plan_bytes));
+    REFUSED(*good, "partitions", "rows|0|[1, 65536]", HELD(rows, NULL, i32, 2, 0, FIELDS));
+    REFUSED(*good, "partitions", "stride|0|16|8", rows->shape[0] = 2, rows->strides[0] = 2 * FIELDS);
+    REFUSED(*good, "partitions", "stride|0|0|8", rows->strides[0] = 0);
+    REFUSED(*good, "num_splits", "b + 1|2|3|q", splits->shape[0] = 2);
+    REFUSED(*good, "num_splits", "b + 1|4|3|q", splits->shape[0] = 4);
+    REFUSED(*good, "num_partitions", "4|0|3", set_int("num_partitions", 4));
+    REFUSED(*good, "partitions", "fields|7|8", set_int("batch_invariant", 1),
+            HELD(rows, rows->tensor.data, i32, 2, ROWS, 7));
+    REFUSED_CALL(*good, "partitions", "aligned|16", rows->tensor.data = (int32_t *)rows->tensor.data + 2);
+    REFUSED_CALL(*good, "partitions", "aligned|16", rows->tensor.byte_offset = 4);
+    REFUSED_CALL(*good, "partitions", "request 4|1|batch", give_tables(5, ROWS));
+    REFUSED_CALL(*good, "partitions", "request 0|1|batch", give_tables(1, ROWS));
+    good->set_up = set_up_without;
+}
+
+enum { KEPT = 1 << 16 };
+
+/* A copy of all outputs, one after the other. */
+static inline size_t keep_outputs(const struct good_call *good, char *copy)
+{
+    size_t bytes = 0;
+    EACH_TENSOR(good, m, which)
+    {
+        if (!(m->allowed & IS_OUTPUT)) continue;
+        if (bytes + good->room[which] > KEPT) abort();
+        memcpy(copy + bytes, good->memory[which], good->room[which]);
+        bytes += good->room[which];
+    }
+    return bytes;
+}
+
+/* The same bits as with the plan in one piece, and the same workspace. */
+static inline void take_tables(void)
+{
+    static char expected[KEPT], came[KEPT];
+    struct good_call *const good = planned.call;
+    struct held *const rows = &good->held[planned.rows], *const splits = &good->held[planned.splits];
+    for (int32_t count = 1; count <= MOST_ROWS; count++) {
+        struct answer with_plan = {0}, with_tables = {0};
+        good->set_up();
+        planned.make(2, count, plan_data, &plan_bytes);
+        give_plan(plan_data, plan_bytes);
+        CHECK(!described_ask(good->operation, ASK_BYTES, good->args, &with_plan), "%s", fmla_last_error());
+        check_taken(good, "a plan");
+        const size_t bytes = keep_outputs(good, expected);
+        for (int way = 0; way < 5; way++) {
+            good->set_up();
+            give_tables(2, count);
+            int32_t *const in_rows = rows->tensor.data, *const in_splits = splits->tensor.data;
+            if (way == 1) set_int("num_partitions", count);
+            if (way == 2) rows->tensor.strides = splits->tensor.strides = NULL;
+            if (way == 3) rows->tensor.data = in_rows - 4, rows->tensor.byte_offset = 16;
+            if (way == 4 && count == 1) rows->strides[0] = INT64_MAX; /* never used */
+            if (way == 4) memmove(in_splits + 1, in_splits, 12), splits->tensor.data = in_splits + 1;
+            CHECK(!described_ask(good->operation, ASK_BYTES, good->args, &with_tables), "%s",
+                  fmla_last_error());
+            CHECK_EQ(with_tables.bytes, with_plan.bytes);
+            check_taken(good, "tables");
+            check_written(good, "tables");
+            CHECK(keep_outputs(good, came) == bytes && !memcmp(expected, came, bytes),
+                  "%d partitions, way %d: other bits than with the plan", count, way);
+        }
+    }
+    /* Not read in batch-invariant mode. */
+    TAKEN(*good, "tables that are not read", give_tables(2, ROWS), set_int("batch_invariant", 1),
+          memset(rows->tensor.data, PATTERN, ROWS * FIELDS * 4), memset(splits->tensor.data, PATTERN, 12));
+    TAKEN(*good, "a plan that is not read", give_plan(other_plan, 1), set_int("batch_invariant", 1));
+    /* No request, and tables of a plan of none. */
+    TAKEN(*good, "tables, b = 0", give_tables(0, ROWS), good->layout.size[DIM_splits] = 1,
+          resize(good, DIM_b, 0));
+    /* Tables by the ways of any call. */
+    set_up_without = good->set_up, good->set_up = set_up_tables;
+    take_by_descriptor(good);
+    good->set_up = set_up_without;
+}
+
+static inline void test_plans(void)
+{
+    refuse_plans();
+    refuse_tables();
+    take_tables();
+    take_damaged_plans();
+}
+
+#endif
