@@ -243,13 +243,15 @@ static inline void refuse_sizes(struct good_call *good)
                 refuse_size(good, m, which, i, size - 1, m->name, called);
                 continue;
             }
+            bool may_grow = true;
             bound[name] = true;
             for (const struct range *r = descriptors[good->operation].ranges; r->dimension != DIM__; r++) {
                 if (r->dimension != name) continue;
                 refuse_size(good, m, which, i, r->low - 1, m->name, called);
                 refuse_size(good, m, which, i, r->high + 1, m->name, called);
+                may_grow = size < r->high;
             }
-            const char *other = named_with(good, m, name);
+            const char *other = may_grow ? named_with(good, m, name) : NULL;
             if (other) refuse_size(good, m, which, i, size + 1, other, called);
         }
     }
@@ -281,10 +283,7 @@ static inline void refuse_options(struct good_call *good)
             good->set_up();
             memcpy(option_of(good, m), &no_numbers[i], sizeof(float));
             check_refused(good, "no number", FMLA_INVALID_ARGUMENT, m->name,
-                          !i      ? "nan"
-                          : i < 2 ? "inf"
-                                  : "-inf",
-                          false);
+                          (const char *const[]){"nan|must", "inf|must", "-inf|must"}[i], false);
         }
         for (int i = 0; m->kind == MEMBER_DEVICE && i < 2; i++) {
             good->set_up();
