@@ -22,6 +22,7 @@ struct good_call {
     enum operation operation;
     const char *elsewhere; /* the argument that is named where nothing runs on the device */
     void (*set_up)(void);
+    bool partly; /* it writes part of its outputs, where its arguments say */
     /* From here on: what begin() made. */
     struct layout layout;
     unsigned absent; /* tensors, as bits */
@@ -150,8 +151,10 @@ static inline int64_t count_outputs(const struct good_call *good, bool behind)
     {
         const struct held *held = &good->held[which];
         const size_t width = held->tensor.dtype.bits / 8;
-        int64_t elements = *tensor_of(good, m) ? 1 : 0;
-        for (int i = 0; i < held->tensor.ndim; i++) elements *= held->shape[i];
+        int64_t elements = 1; /* from the first to past the last */
+        for (int i = 0; i < held->tensor.ndim; i++)
+            elements = held->shape[i] && elements ? elements + (held->shape[i] - 1) * held->strides[i] : 0;
+        if (!*tensor_of(good, m)) elements = 0;
         for (size_t at = 0; (m->allowed & IS_OUTPUT) && at + width <= good->room[which]; at += width) {
             bool same = true;
             for (size_t i = 0; i < width; i++) same &= (unsigned char)good->memory[which][at + i] == PATTERN;
@@ -174,11 +177,12 @@ static inline bool untouched(const struct good_call *good)
     return true;
 }
 
-/* Every element of the outputs, and nothing behind them. */
+/* Every element of the outputs, of some calls any, and nothing behind them. */
 static inline void check_written(const struct good_call *good, const char *label)
 {
     const int64_t stayed = count_outputs(good, false), behind = count_outputs(good, true);
-    CHECK(stayed == 0, "%s: %" PRId64 " elements were not written", label, stayed);
+    CHECK(good->partly ? !untouched(good) : stayed == 0, "%s: %" PRId64 " elements were not written", label,
+          stayed);
     CHECK(behind == 0, "%s: %" PRId64 " elements were written past the end", label, behind);
 }
 
