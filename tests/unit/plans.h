@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A plan as an argument, in one piece or in tables: what dense and sparse decode must refuse and take alike.
+ * Plans, in one piece or in tables: what dense and sparse decode, which read them, must refuse and take alike, and what both
+ * operations that make them.
  */
 #ifndef FMLA_PLANS_H
 #define FMLA_PLANS_H
@@ -10,13 +11,15 @@
 
 enum { ROWS = 3, MOST_ROWS = 8, FIELDS = FMLA_PARTITION_FIELDS, PLAN_HEADER = 32, MOST_PLAN = 4096 };
 
-/* The call of two requests whose plan it is. */
+/* The call whose plan it is. */
 static struct planned {
     struct good_call *call;
-    /* Writes a plan for some requests into MOST_PLAN bytes. */
+    int rows, splits;     /* its tensors */
+    const char *bound_by; /* the tensor that says b */
+    /* Of a call of two requests that reads a plan: writes one for some requests into MOST_PLAN bytes. */
     void (*make)(int64_t requests, int32_t partitions, char *plan, size_t *bytes);
-    int rows, splits, lengths; /* its tensors */
-    int32_t most[2];           /* of a length */
+    int lengths; /* a tensor */
+    int32_t most[2];
 } planned;
 
 static _Alignas(64) char plan_data[MOST_PLAN], other_plan[MOST_PLAN];
@@ -128,30 +131,86 @@ static void set_up_tables(void)
     give_tables(2, ROWS);
 }
 
+/* Of a call with tables. Where a plan is made, the questions before it do not look at them. */
 static inline void refuse_tables(void)
 {
     struct good_call *const good = planned.call;
     struct held *const rows = &good->held[planned.rows], *const splits = &good->held[planned.splits];
-    set_up_without = good->set_up, good->set_up = set_up_tables;
+    const bool makes = described_is_plan(good->operation);
+    char less[64], more[64];
     refuse_by_descriptor(good);
-    REFUSED(*good, "partitions", "is NULL|num_splits",
-            *(const fmla_tensor **)option(good, "partitions") = NULL);
-    REFUSED(*good, "num_splits", "is NULL|partitions",
-            *(const fmla_tensor **)option(good, "num_splits") = NULL);
-    REFUSED(*good, "plan", "NULL|partitions", give_plan(plan_data, plan_bytes));
-    REFUSED(*good, "partitions", "rows|0|[1, 65536]", HELD(rows, NULL, i32, 2, 0, FIELDS));
-    REFUSED(*good, "partitions", "stride|0|16|8", rows->shape[0] = 2, rows->strides[0] = 2 * FIELDS);
-    REFUSED(*good, "partitions", "stride|0|0|8", rows->strides[0] = 0);
-    REFUSED(*good, "num_splits", "b + 1|2|3|q", splits->shape[0] = 2);
-    REFUSED(*good, "num_splits", "b + 1|4|3|q", splits->shape[0] = 4);
-    REFUSED(*good, "num_partitions", "4|0|3", set_int("num_partitions", 4));
-    REFUSED(*good, "partitions", "fields|7|8", set_int("batch_invariant", 1),
-            HELD(rows, rows->tensor.data, i32, 2, ROWS, 7));
+    good->set_up();
+    const int64_t b = splits->shape[0] - 1;
+    snprintf(less, sizeof less, "b + 1|is %d,|%d as in %s", (int)b, (int)b + 1, planned.bound_by);
+    snprintf(more, sizeof more, "b + 1|is %d,|%d as in %s", (int)b + 2, (int)b + 1, planned.bound_by);
+#define REFUSED_TABLES(...) REFUSED_AS(*good, FMLA_INVALID_ARGUMENT, makes, __VA_ARGS__)
+    REFUSED_TABLES("partitions", "is NULL|num_splits",
+                   *(const fmla_tensor **)option(good, "partitions") = NULL);
+    REFUSED_TABLES("num_splits", "is NULL|partitions",
+                   *(const fmla_tensor **)option(good, "num_splits") = NULL);
+    REFUSED_TABLES("plan", "NULL|partitions", give_plan(scratch, SCRATCH_WATCHED));
+    REFUSED_TABLES("partitions", "rows|0|[1, 65536]", HELD(rows, NULL, i32, 2, 0, FIELDS));
+    REFUSED_TABLES("partitions", "stride|0|16|8", rows->shape[0] = 2, rows->strides[0] = 2 * FIELDS);
+    REFUSED_TABLES("num_splits", less, splits->shape[0]--);
+    REFUSED_TABLES("num_splits", more, splits->shape[0]++);
+    REFUSED_TABLES("num_partitions", "4|0|3", set_int("num_partitions", ROWS + 1));
     REFUSED_CALL(*good, "partitions", "aligned|16", rows->tensor.data = (int32_t *)rows->tensor.data + 2);
     REFUSED_CALL(*good, "partitions", "aligned|16", rows->tensor.byte_offset = 4);
+#undef REFUSED_TABLES
+}
+
+/* Of a call that reads a plan. */
+static inline void refuse_tables_of_a_plan(void)
+{
+    struct good_call *const good = planned.call;
+    struct held *const rows = &good->held[planned.rows];
+    set_up_without = good->set_up, good->set_up = set_up_tables;
+    refuse_tables();
+    REFUSED(*good, "partitions", "stride|0|0|8", rows->strides[0] = 0);
+    REFUSED(*good, "partitions", "fields|7|8", set_int("batch_invariant", 1),
+            HELD(rows, rows->tensor.data, i32, 2, ROWS, 7));
     REFUSED_CALL(*good, "partitions", "request 4|1|batch", give_tables(5, ROWS));
     REFUSED_CALL(*good, "partitions", "request 0|1|batch", give_tables(1, ROWS));
     good->set_up = set_up_without;
+}
+
+/* Of a call that makes tables: they are those of the plan with as many partitions. */
+static inline void take_tables_made(const char *label, int64_t requests, int32_t partitions)
+{
+    struct good_call *const good = planned.call;
+    fmla_plan_view view = FMLA_INIT(fmla_plan_view);
+    CHECK(described_run(good->operation, good->args) == FMLA_OK, "%s: %s", label, fmla_last_error());
+    check_written(good, label);
+    *(const fmla_tensor **)option(good, "partitions") = NULL;
+    *(const fmla_tensor **)option(good, "num_splits") = NULL;
+    set_int("num_partitions", partitions), give_plan(scratch, SCRATCH_WATCHED);
+    check_taken(good, label);
+    CHECK(fmla_plan_describe(scratch, SCRATCH_WATCHED, &view) == FMLA_OK, "%s: %s", label, fmla_last_error());
+    CHECK(!memcmp(good->memory[planned.rows], view.partitions, (size_t)partitions * FIELDS * 4) &&
+              !memcmp(good->memory[planned.splits], view.num_splits, (size_t)(requests + 1) * 4),
+          "%s: other tables than the plan's", label);
+}
+
+/* Takes what any call that makes a plan in tables must take. It is of `b` requests. */
+static inline void take_plans_made(int64_t b)
+{
+    struct good_call *const good = planned.call;
+    struct held *const rows = &good->held[planned.rows];
+    take_by_descriptor(good);
+    for (int32_t partitions = 1; partitions <= ROWS; partitions++) {
+        good->set_up();
+        rows->shape[0] = partitions;
+        if (partitions == 1) rows->strides[0] = INT64_MIN; /* never used */
+        if (partitions % 2) set_int("num_partitions", partitions);
+        take_tables_made("tables", b, partitions);
+    }
+    good->set_up();
+    good->layout.size[DIM_splits] = 1, resize(good, DIM_b, 0);
+    take_tables_made("tables, b = 0", 0, ROWS);
+    /* Their rows say how many partitions there are, so nobody asks a GPU that is not there. */
+    good->set_up();
+    *(fmla_device *)option(good, "target") = (fmla_device){FMLA_DEVICE_CUDA, 99};
+    take_tables_made("tables for a GPU", b, ROWS);
 }
 
 enum { KEPT = 1 << 16 };
@@ -218,7 +277,7 @@ static inline void take_tables(void)
 static inline void test_plans(void)
 {
     refuse_plans();
-    refuse_tables();
+    refuse_tables_of_a_plan();
     take_tables();
     take_damaged_plans();
 }

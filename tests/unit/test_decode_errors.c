@@ -117,12 +117,13 @@ static void test_huge_capacity(void)
 int main(void)
 {
     CHECK(fmla_set_num_threads(2) == FMLA_OK, "%s", fmla_last_error());
-    planned = (struct planned){&call,
-                               make_plan,
-                               TENSOR_dense_decode_partitions,
-                               TENSOR_dense_decode_num_splits,
-                               TENSOR_dense_decode_seqlens,
-                               {PAGE * 2, PAGE * 3}};
+    planned = (struct planned){.call = &call,
+                               .rows = TENSOR_dense_decode_partitions,
+                               .splits = TENSOR_dense_decode_num_splits,
+                               .bound_by = "q",
+                               .make = make_plan,
+                               .lengths = TENSOR_dense_decode_seqlens,
+                               .most = {PAGE * 2, PAGE * 3}};
     test_refused();
     test_taken();
     test_huge_capacity();

@@ -3,17 +3,14 @@
  * Plans of sparse decode: the lengths that they cut, how many partitions they have, and every argument of theirs that must
  * be rejected. The cutting itself is that of dense plans, so a plan is held against a dense one of the same lengths.
  */
-#include "arguments.h"
-#include "random.h"
+#include "plans.h"
 
-enum { MOST = 40, PLAN = 1 << 16, PATTERN = 0xc3 };
-
-static const char op[] = "decode_plan";
+enum { MOST = 40, PLAN = 1 << 16 };
 
 static int32_t length_data[MOST], extra_data[MOST], seqlens_data[MOST];
 static _Alignas(16) char plan[PLAN], dense[PLAN], before[PLAN];
 static struct held length, extra_length, seqlens;
-static fmla_decode_plan_args args;
+static fmla_sparse_plan_args args;
 
 /* As docs/semantics.md says it. */
 static int64_t listed(int64_t topk, int64_t extra_topk, const int32_t *count, const int32_t *extra)
@@ -27,13 +24,13 @@ static int64_t listed(int64_t topk, int64_t extra_topk, const int32_t *count, co
     return (main_keys + 63) / 64 * 64 + extra_keys;
 }
 
-static void set_up(int64_t b)
+static void set_up_lengths(int64_t b)
 {
     memset(plan, PATTERN, sizeof plan), memset(before, PATTERN, sizeof before);
     HELD(&length, length_data, i32, 1, b);
     HELD(&extra_length, extra_data, i32, 1, b);
-    args = FMLA_INIT(fmla_decode_plan_args);
-    args.sparse = 1, args.s_q = 1, args.h_q = 128, args.topk = 2048, args.num_partitions = 4;
+    args = FMLA_INIT(fmla_sparse_plan_args);
+    args.s_q = 1, args.h_q = 128, args.topk = 2048, args.num_partitions = 4;
     args.topk_length = &length.tensor;
     args.plan = plan, args.plan_size = sizeof plan;
 }
@@ -46,7 +43,7 @@ static void check_same(const char *label, int64_t b)
     HELD(&seqlens, seqlens_data, i32, 1, b);
     like.seqlens = &seqlens.tensor, like.s_q = like.h_q = like.h_kv = 1;
     like.num_partitions = args.num_partitions, like.plan = dense, like.plan_size = sizeof dense;
-    CHECK(fmla_decode_plan_size(&args, &bytes) == FMLA_OK && fmla_decode_plan(&args) == FMLA_OK &&
+    CHECK(fmla_sparse_plan_size(&args, &bytes) == FMLA_OK && fmla_sparse_plan(&args) == FMLA_OK &&
               fmla_decode_plan(&like) == FMLA_OK,
           "%s: %s", label, fmla_last_error());
     CHECK(!memcmp(plan, dense, bytes), "%s: another plan than for these lengths", label);
@@ -60,7 +57,7 @@ static void test_lengths(void)
     char label[96];
     for (int round = 0; round < 2000; round++) {
         const int64_t b = random_between(&random, 0, MOST), topks[] = {0, 1, 64, 70, 2048};
-        set_up(b);
+        set_up_lengths(b);
         args.topk = topks[random_between(&random, 0, 4)];
         args.extra_topk = random_between(&random, 0, 1) ? topks[random_between(&random, 0, 4)] : 0;
         args.num_partitions = (int32_t)random_between(&random, 1, 90);
@@ -80,9 +77,9 @@ static void test_lengths(void)
     }
     /* A list beyond 2^31: 2^25 blocks of each cache, in one partition. */
     fmla_plan_view view = FMLA_INIT(fmla_plan_view);
-    set_up(1);
+    set_up_lengths(1);
     args.topk = args.extra_topk = INT32_MAX, args.topk_length = NULL, args.b = 1, args.num_partitions = 1;
-    CHECK(fmla_decode_plan(&args) == FMLA_OK && fmla_plan_describe(plan, sizeof plan, &view) == FMLA_OK &&
+    CHECK(fmla_sparse_plan(&args) == FMLA_OK && fmla_plan_describe(plan, sizeof plan, &view) == FMLA_OK &&
               view.partitions[3] == 1 << 26 && view.payload == (1 << 26) + 10,
           "2^32 keys: %d blocks, payload %lld", view.partitions[3], (long long)view.payload);
 }
@@ -90,9 +87,9 @@ static void test_lengths(void)
 static void check_partitions(int64_t s_q, int64_t h_q, int32_t workers, int32_t expected)
 {
     int32_t count = -1;
-    set_up(1);
+    set_up_lengths(1);
     args.s_q = s_q, args.h_q = h_q, args.num_workers = workers, args.num_partitions = 0;
-    CHECK(fmla_decode_plan_partitions(&args, &count) == FMLA_OK && count == expected,
+    CHECK(fmla_sparse_plan_partitions(&args, &count) == FMLA_OK && count == expected,
           "s_q %d, h_q %d, %d workers: %d partitions, must be %d", (int)s_q, (int)h_q, workers, count,
           expected);
 }
@@ -111,93 +108,67 @@ static void test_partitions(void)
 
 /* ---- Arguments ------------------------------------------------------------------------------- */
 
-static void check_failed(const char *label, fmla_status status, const char *argument, const char *words)
+enum { B = 3 };
+
+static void set_up(void);
+static struct good_call call = {.operation = OP_SPARSE_PLAN, .elsewhere = "topk_length", .set_up = set_up};
+
+#define ARGS    (*(fmla_sparse_plan_args *)call.args)
+#define T(name) (call.held[TENSOR_sparse_plan_##name])
+
+static void set_up_in(bool tables)
 {
-    size_t bytes = 12345;
-    check_rejected(label, fmla_decode_plan_size(&args, &bytes), status, op, argument, words);
-    CHECK(bytes == 12345, "%s: a failed question answered %zu", label, bytes);
-    check_rejected(label, fmla_decode_plan(&args), status, op, argument, words);
-    CHECK(!memcmp(plan, before, sizeof plan), "%s: a failed call wrote to the plan", label);
+    static const struct layout layout = {
+        .size = {[DIM_b] = B, [DIM_rows] = ROWS, [DIM_fields] = FIELDS, [DIM_splits] = B + 1}};
+    const unsigned both = BIT(TENSOR_sparse_plan_partitions) | BIT(TENSOR_sparse_plan_num_splits);
+    begin(&call, &layout, tables ? 0 : both);
+    PUT(T(topk_length), int32_t, 100, 0, 7000), PUT(T(extra_topk_length), int32_t, 5, 0, 3);
+    ARGS.s_q = 1, ARGS.h_q = 128, ARGS.topk = 2048, ARGS.extra_topk = 5;
+    if (tables)
+        ARGS.plan = NULL, ARGS.plan_size = 0;
+    else
+        ARGS.num_partitions = 4;
 }
 
-/* One thing of a good call is changed. */
-#define REJECTED(argument, words, ...)                                                                       \
-    do {                                                                                                     \
-        set_up(3);                                                                                           \
-        __VA_ARGS__;                                                                                         \
-        check_failed(#__VA_ARGS__, FMLA_INVALID_ARGUMENT, argument, words);                                  \
-    } while (0)
-
-static void test_options(void)
+static void set_up(void)
 {
-    REJECTED("sparse", "2|[0, 1]", args.sparse = 2);
-    REJECTED("sparse", "-1|[0, 1]", args.sparse = -1);
-    REJECTED("seqlens", "NULL|sparse", HELD(&seqlens, seqlens_data, i32, 1, 3);
-             args.seqlens = &seqlens.tensor);
-    REJECTED("topk", "-1", args.topk = -1);
-    REJECTED("topk", "2147483648|2147483647", args.topk = INT64_C(1) << 31);
-    REJECTED("extra_topk", "-1", args.extra_topk = -1);
-    REJECTED("extra_topk", "9223372036854775807", args.extra_topk = INT64_MAX);
-    REJECTED("capacity", "64", args.capacity = 64);
-    REJECTED("h_kv", "2|[0, 1]", args.h_kv = 2);
-    REJECTED("b", "-1", args.b = -1);
-    REJECTED("b", "2147483647|2147418110", args.topk_length = NULL; args.b = INT32_MAX);
-    REJECTED("topk_length", "b|3|4 as in b", args.b = 4);
-    REJECTED("extra_topk_length", "4|3|topk_length", extra_length.shape[0] = 4;
-             args.extra_topk_length = &extra_length.tensor);
-    REJECTED("extra_topk_length", "cuda:3|cpu", args.extra_topk_length = &extra_length.tensor;
-             extra_length.tensor.device = (fmla_device){FMLA_DEVICE_CUDA, 3});
-    REJECTED("topk_length", "b|2147483648", length.shape[0] = INT64_C(1) << 31);
-    REJECTED("s_q", "0|1", args.s_q = 0);
-    REJECTED("s_q", "h_q|4294967296", args.s_q = args.h_q = 65536);
-    REJECTED("b", "3|[0, 0]", args.sparse = 0; args.topk_length = NULL; args.topk = 0; args.b = 3;
-             args.seqlens = &length.tensor);
-    REJECTED("topk", "2048|[0, 0]", args.sparse = 0; args.topk_length = NULL; args.seqlens = &length.tensor);
-    REJECTED("extra_topk", "1|[0, 0]", args.sparse = 0; args.topk_length = NULL; args.topk = 0;
-             args.extra_topk = 1; args.seqlens = &length.tensor);
-    REJECTED("topk_length", "NULL|sparse", args.sparse = 0; args.seqlens = &length.tensor);
-    REJECTED("seqlens", "NULL", args.sparse = 0);
-    REJECTED("target", "-1", args.topk_length = NULL; args.b = 3;
-             args.target = (fmla_device){FMLA_DEVICE_CUDA, -1});
-    set_up(3);
-    args.topk_length = NULL;
-    args.b = 3;
-    args.target = (fmla_device){FMLA_DEVICE_CUDA, 99};
-    check_failed("a target that is not there", FMLA_UNSUPPORTED, "b", "cuda:99");
+    set_up_in(false);
+}
+
+static void set_up_made_tables(void)
+{
+    set_up_in(true);
+}
+
+/* Without lengths, b says how many requests there are. */
+static void no_lengths(fmla_device target)
+{
+    ARGS.topk_length = ARGS.extra_topk_length = NULL, ARGS.b = B, ARGS.target = target;
 }
 
 static void test_arguments(void)
 {
-    char words[160];
-    static const struct argument tensors[] = {
-        {"topk_length", &length, &args.topk_length, "int32", 1, 0},
-        {"extra_topk_length", &extra_length, &args.extra_topk_length, "int32", 1, 0}};
-    for (int i = 0; i < 2; i++)
-        for (int fault = 0; fault < FAULTS; fault++) {
-            set_up(3);
-            args.extra_topk_length = &extra_length.tensor, args.extra_topk = 5;
-            const char *what = spoil(&tensors[i], fault, words);
-            if (!what) continue;
-            size_t bytes;
-            if (fault == FAULT_DATA_NULL || fault == FAULT_DATA_MISALIGNED ||
-                fault == FAULT_OFFSET_MISALIGNED)
-                CHECK(fmla_decode_plan_size(&args, &bytes) == FMLA_OK, "%s: %s", what, fmla_last_error());
-            else
-                check_failed(what, FMLA_INVALID_ARGUMENT, tensors[i].name, words);
-            check_rejected(what, fmla_decode_plan(&args), FMLA_INVALID_ARGUMENT, op, tensors[i].name, words);
-        }
-    /* A caller from before there was sparse decode: what stands behind its struct is not looked at. */
-    set_up(3);
-    args.seqlens = &length.tensor, args.topk_length = NULL, args.h_kv = 1, args.topk = -1;
-    args.struct_size = offsetof(fmla_decode_plan_args, sparse);
-    CHECK(fmla_decode_plan(&args) == FMLA_OK, "an older struct: %s", fmla_last_error());
+    planned = (struct planned){
+        &call, TENSOR_sparse_plan_partitions, TENSOR_sparse_plan_num_splits, "topk_length", NULL, 0, {0}};
+    refuse_by_descriptor(&call);
+    REFUSED(call, "s_q", "h_q|4294967296", ARGS.s_q = ARGS.h_q = 65536);
+    REFUSED(call, "b", "2147483647|2147418110", no_lengths((fmla_device){0}), ARGS.b = INT32_MAX);
+    REFUSED(call, "topk_length", "b|3|4 as in b", ARGS.b = 4);
+    REFUSED(call, "extra_topk_length", "b|3|4 as in b", ARGS.topk_length = NULL, ARGS.b = 4);
+    REFUSED(call, "target", "-1", no_lengths((fmla_device){FMLA_DEVICE_CUDA, -1}));
+    REFUSED_HERE(call, "target", "cuda:99", no_lengths((fmla_device){FMLA_DEVICE_CUDA, 99}));
+    take_by_descriptor(&call);
+    TAKEN(call, "the same b", ARGS.b = B);
+    TAKEN(call, "no lengths", no_lengths((fmla_device){0}));
+    call.set_up = set_up_made_tables;
+    refuse_tables();
+    take_plans_made(B);
 }
 
 int main(void)
 {
     test_lengths();
     test_partitions();
-    test_options();
     test_arguments();
     return check_done("test_plan_sparse");
 }

@@ -190,8 +190,13 @@ static void test_huge_lists(void)
 int main(void)
 {
     CHECK(fmla_set_num_threads(2) == FMLA_OK, "%s", fmla_last_error());
-    planned = (struct planned){
-        &call, make_plan, TENSOR(partitions), TENSOR(num_splits), TENSOR(topk_length), {TOPK, TOPK}};
+    planned = (struct planned){.call = &call,
+                               .rows = TENSOR(partitions),
+                               .splits = TENSOR(num_splits),
+                               .bound_by = "q",
+                               .make = make_plan,
+                               .lengths = TENSOR(topk_length),
+                               .most = {TOPK, TOPK}};
     test_refused();
     test_formats();
     test_taken();
