@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * Argument checks. A small good call is made, then spoiled in a few places by hostile values. Every tensor that could be
- * real is: it has exactly the memory that it spans. One that is too large for that has no data, and must be refused. So a
- * call is refused in words and writes nothing, or it runs, and writes its elements and nothing else.
+ * Argument checks. A small good call of any operation is made by its descriptor, then spoiled in a few places by hostile values.
+ * Every tensor that could be real is: it has exactly the memory that it spans. One that is too large for that has no data, and
+ * must be refused. So a call is refused in words and writes nothing, or it runs, and writes its elements and nothing else.
  */
+#include "../unit/described.h"
 #include "fuzz.h"
 
 #include <math.h>
 #include <sanitizer/asan_interface.h>
-#include <stdbool.h>
-#include <string.h>
 
-enum { MOST_DIMS = 6, MOST_BYTES = 1 << 15, MOST_ELEMENTS = 1 << 14, FILL = 0xa5, TENSORS = 9 };
+enum { MOST_DIMS = 6, MOST_BYTES = 1 << 15, MOST_ELEMENTS = 1 << 14, FILL = 0xa5 };
 enum { MOST_WORKSPACE = 1 << 21 };
 
 struct made {
@@ -62,14 +61,17 @@ static int64_t any(struct bytes *in)
 
 /* ---- Tensors -------------------------------------------------------------------------------- */
 
-static void start(struct made *t, fmla_dtype dtype, int ndim, const int64_t *shape, bool output)
+static void start(struct made *t, const struct member *m, const struct layout *layout)
 {
     memset(t, 0, sizeof *t);
-    t->tensor = (fmla_tensor){NULL, {FMLA_DEVICE_CPU, 0}, ndim, dtype, t->shape, t->strides, 0};
-    t->present = true, t->output = output;
+    const int ndim = described_shape(m, layout, t->shape);
+    t->tensor =
+        (fmla_tensor){NULL, {FMLA_DEVICE_CPU, 0}, ndim, described_dtype(m, layout), t->shape, t->strides, 0};
+    t->present = true, t->output = m->allowed & IS_OUTPUT;
     int64_t stride = 1;
     for (int i = MOST_DIMS - 1; i >= 0; i--) {
-        t->shape[i] = i < ndim ? shape[i] : 1, t->strides[i] = stride;
+        if (i >= ndim) t->shape[i] = 1;
+        t->strides[i] = stride;
         stride *= t->shape[i];
     }
 }
@@ -164,11 +166,6 @@ static void check_memory(struct made *t, fmla_status status)
             "memory was written that must not be");
 }
 
-static void free_all(struct made *tensors, int count)
-{
-    for (int i = 0; i < count; i++) free(tensors[i].memory), free(tensors[i].before);
-}
-
 static void check_status(fmla_status status, const char *operation)
 {
     const char *message = fmla_last_error();
@@ -177,6 +174,8 @@ static void check_status(fmla_status status, const char *operation)
     PROMISE(!strncmp(message, operation, strlen(operation)) && strlen(message) > strlen(operation) + 4,
             "%s is refused with \"%s\"", operation, message);
 }
+
+/* ---- The call ------------------------------------------------------------------------------- */
 
 /* An argument struct, in memory of its claimed size as long as that can be meant. */
 static void *hand_over(struct bytes *in, void *args, size_t size)
@@ -195,8 +194,8 @@ static void *hand_over(struct bytes *in, void *args, size_t size)
 
 static const char *any_kernel(struct bytes *in)
 {
-    static const char *const kernels[] = {"ref",      "cpu-generic", NULL, "ref",
-                                          "cpu-avx2", "cpu-avx512",  "",   "no"};
+    static const char *const kernels[] = {"ref",         "cpu-generic", NULL,       "ref",
+                                          "cpu-generic", NULL,          "cpu-avx2", "cpu-avx512"};
     return kernels[choose(in, 8)];
 }
 
@@ -217,397 +216,256 @@ static void *garbage(size_t bytes)
     return memset(block, 0xff, bytes);
 }
 
-/* ---- The operations ------------------------------------------------------------------------- */
+struct call {
+    enum operation operation;
+    struct made tensors[MAX_TENSORS]; /* in the order of the descriptor */
+    struct layout layout;
+    uint8_t *args;
+};
 
-/* A plan in tables, or none. */
-static void start_tables(struct bytes *in, struct made *rows, struct made *splits, int64_t b, bool output)
+static void *option(struct call *c, const char *name)
 {
-    const bool given = choose(in, 4) == 3;
-    start(rows, i32, 2, (int64_t[]){1 + choose(in, 5), FMLA_PARTITION_FIELDS}, output);
-    start(splits, i32, 1, (int64_t[]){b + 1}, output);
-    rows->present = splits->present = given;
+    const struct member *m = described_member(c->operation, name);
+    return m ? c->args + m->offset : NULL;
 }
 
-/* Rows of anything, but for where the last one ends: else all calls would be refused for that. */
-static void end_with(struct made *t, int64_t rows, int32_t last)
+/* What every name may be at first, from `least` on. */
+static const struct {
+    uint8_t least, count;
+} small[DIMENSIONS] = {
+    [DIM_b] = {0, 4},
+    [DIM_s_q] = {1, 3},
+    [DIM_h_kv] = {1, 2},
+    [DIM_h_q] = {1, 3},
+    [DIM_pages] = {0, 5},
+    [DIM_page_size] = {1, 8},
+    [DIM_max_pages] = {1, 3},
+    [DIM_extra_pages] = {0, 4},
+    [DIM_extra_page_size] = {1, 6},
+    [DIM_topk] = {0, 140},
+    [DIM_extra_topk] = {0, 70},
+    [DIM_s_kv] = {0, 9},
+    [DIM_n] = {0, 5},
+    [DIM_tokens] = {0, 4},
+    [DIM_one_head] = {1, 1},
+    [DIM_rows] = {1, 5},
+    [DIM_d_qk] = {1, 8},
+    [DIM_rope] = {64, 1},
+    [DIM_fields] = {FMLA_PARTITION_FIELDS, 1},
+};
+
+/* Sizes and types that go together. */
+static void draw_layout(struct bytes *in, struct call *c, bool any_size)
 {
-    const size_t at = (size_t)((rows - 1) * FMLA_PARTITION_FIELDS + 1) * sizeof last + t->tensor.byte_offset;
-    if (!t->memory || at + sizeof last > t->bytes) return;
-    memcpy(t->memory + at, &last, sizeof last);
-    memcpy(t->before + at, &last, sizeof last);
+    struct layout *l = &c->layout;
+    int64_t *size = l->size;
+    const bool attention = described_member(c->operation, "workspace"), merge = c->operation == OP_MERGE;
+    int32_t *const format = option(c, "kv_format");
+    for (int i = 0; i < DIMENSIONS; i++)
+        size[i] = small[i].least + (small[i].count > 1 ? choose(in, small[i].count) : 0);
+    l->type = choose(in, 2) && c->operation != OP_SPARSE_PREFILL ? fp16 : bf16;
+    if (format && !attention)
+        *format = 1 + (int32_t)choose(in, FMLA_KV_FP8_576);
+    else if (format && choose(in, 2))
+        *format = choose(in, 2) ? FMLA_KV_FP8_656 : FMLA_KV_FP8_584, l->type = bf16;
+    l->format = format && *format ? *format : l->type.code == FMLA_TYPE_BFLOAT ? FMLA_KV_BF16 : FMLA_KV_FP16;
+    const bool bytes = cache_formats[l->format].token;
+    if (attention && format && !*format && choose(in, 2)) *format = l->format;
+    l->flat = !bytes && choose(in, 2);
+    if (described_is_plan(c->operation)) size[DIM_b] *= 1 + choose(in, 10);
+    if (merge) size[DIM_h_kv] = choose(in, 3), size[DIM_d_v] = choose(in, 9);
+    if (merge || c->operation == OP_SPARSE_PREFILL) size[DIM_s_q] = choose(in, 5);
+    if (c->operation == OP_SPARSE_PREFILL && !l->flat) size[DIM_h_kv] = 1;
+    size[DIM_h_q] *= size[DIM_h_kv];
+    if (bytes)
+        size[DIM_d_qk] = cache_formats[l->format].d_qk;
+    else if (!attention)
+        size[DIM_d_qk] += 64;
+    else if (!any_size)
+        size[DIM_d_qk] = choose(in, 2) ? 576 : 512;
+    if (attention)
+        size[DIM_d_v] =
+            any_size ? 1 + choose(in, size[DIM_d_qk] < 256 ? (uint32_t)size[DIM_d_qk] : 256) : 512;
+    size[DIM_width] = size[DIM_d_qk];
+    size[DIM_splits] = size[DIM_b] + 1;
 }
 
-static void fuzz_decode(struct bytes *in)
+/* Tensors that come together or not at all. */
+static void leave_out(struct bytes *in, struct call *c)
 {
-    enum { Q, KV, TABLE, SEQLENS, SINK, OUT, LSE, ROWS, SPLITS };
-    struct made t[TENSORS];
-    fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.kernel = any_kernel(in);
-    const bool tiny = args.kernel && !strcmp(args.kernel, "ref");
-    const int64_t b = choose(in, 4), s_q = 1 + choose(in, 3), h_kv = 1 + choose(in, 2),
-                  h_q = h_kv * (1 + choose(in, 3)), pages = 1 + choose(in, 4), page = 1 + choose(in, 8),
-                  d_qk = tiny ? 1 + choose(in, 8) : 512, d_v = tiny ? 1 + choose(in, (uint32_t)d_qk) : 512;
-    const fmla_dtype type = choose(in, 2) ? fp16 : bf16;
-    start(&t[Q], type, 4, (int64_t[]){b, s_q, h_q, d_qk}, false);
-    start(&t[KV], type, 4, (int64_t[]){pages, page, h_kv, d_qk}, false);
-    start(&t[TABLE], i32, 2, (int64_t[]){b, 1 + choose(in, 3)}, false);
-    start(&t[SEQLENS], i32, 1, &b, false);
-    start(&t[SINK], f32, 1, &h_q, false);
-    start(&t[OUT], type, 4, (int64_t[]){b, s_q, h_q, d_v}, true);
-    start(&t[LSE], f32, 3, (int64_t[]){b, h_q, s_q}, true);
-    args.causal = (int32_t)choose(in, 2), args.lse_empty = (int32_t)choose(in, 2);
-    args.batch_invariant = (int32_t)choose(in, 2), args.num_partitions = (int32_t)choose(in, 4);
-    if (choose(in, 2)) t[TABLE].present = false;
-    if (choose(in, 2)) t[SINK].present = false;
-    start_tables(in, &t[ROWS], &t[SPLITS], b, false);
-    if (t[ROWS].present) args.num_partitions = 0;
-    const int64_t rows = t[ROWS].shape[0];
-    const uint32_t times = choose(in, 5);
-    for (uint32_t i = 0; i < times; i++) {
-        const uint32_t which = choose(in, TENSORS + 5);
-        if (which < TENSORS)
-            spoil_tensor(in, &t[which]);
-        else if (which == TENSORS)
-            args.causal = (int32_t)any(in), args.batch_invariant = (int32_t)any(in);
-        else if (which == TENSORS + 1)
-            args.lse_empty = (int32_t)any(in), args.log_base = (int32_t)any(in);
-        else if (which == TENSORS + 2)
-            args.num_partitions = (int32_t)any(in);
-        else if (which == TENSORS + 3)
-            args.softmax_scale = choose(in, 2) ? NAN : (float)any(in);
-        else
-            args.plan = t, args.plan_size = (size_t)any(in) % sizeof t;
+    const uint32_t given = choose(in, 16);
+    int which = 0;
+    for (const struct member *m = descriptors[c->operation].members; m->name; m++) {
+        if (m->kind != MEMBER_TENSOR) continue;
+        struct made *const t = &c->tensors[which++];
+        const bool tables = !strcmp(m->name, "partitions") || !strcmp(m->name, "num_splits");
+        if (!strncmp(m->name, "extra_", 6))
+            t->present = given & 4;
+        else if (m->allowed & ALLOW_NULL)
+            t->present = tables ? given % 4 == 3 : choose(in, 2);
+        if (tables && t->present) *(int32_t *)option(c, "num_partitions") = 0; /* their rows say it */
+        if (!strcmp(m->name, "rope") && t->present)
+            c->tensors[0].shape[1] -= 64, c->tensors[0].strides[0] -= 64;
     }
-    for (int i = 0; i < TENSORS; i++) back(in, &t[i]);
-    end_with(&t[ROWS], rows, (int32_t)b - 1);
-    const fmla_tensor **members[] = {&args.q,       &args.kv_cache,   &args.block_table,
-                                     &args.seqlens, &args.attn_sink,  &args.out,
-                                     &args.lse,     &args.partitions, &args.num_splits};
-    for (int i = 0; i < TENSORS; i++) *members[i] = t[i].present ? &t[i].tensor : NULL;
-
-    fmla_dense_decode_args *handed = hand_over(in, &args, sizeof args);
-    size_t bytes = 0, alignment = 0;
-    const char *name = NULL;
-    const fmla_status asked = fmla_dense_decode_workspace_size(handed, &bytes, &alignment);
-    check_status(asked, "dense_decode: ");
-    size_t bound = 0;
-    const fmla_status bounded = fmla_dense_decode_workspace_bound(handed, &bound, NULL);
-    check_status(bounded, "dense_decode: ");
-    PROMISE(asked || bounded || bound >= bytes, "%zu bytes at most, and %zu needed", bound, bytes);
-    const fmla_status named = fmla_dense_decode_kernel(handed, &name);
-    PROMISE(!asked == !named || (asked && !named), "a size, and no kernel: %s", fmla_last_error());
-    PROMISE(asked || (alignment), "alignment %zu", alignment);
-    const size_t given = asked || bytes > MOST_WORKSPACE ? 64 : bytes;
-    handed->workspace = garbage(given), handed->workspace_size = given;
-    const fmla_status status = fmla_dense_decode(handed);
-    check_status(status, "dense_decode: ");
-    PROMISE(status || (!asked && bytes <= given), "a call without a size was accepted");
-    for (int i = 0; i < TENSORS; i++) check_memory(&t[i], status);
-    free(handed);
-    free_all(t, TENSORS);
 }
 
-/* Indices are anything at all. */
-static void fuzz_sparse(struct bytes *in)
+static void make_call(struct bytes *in, struct call *c)
 {
-    enum { Q, KV, INDICES, LENGTH, SINK, EXTRA, EXTRA_INDICES, EXTRA_LENGTH, OUT, LSE, COUNT };
-    static const struct {
-        int32_t format;
-        int64_t d_qk, token;
-    } formats[] = {
-        {0, 512, 512}, {FMLA_KV_FP8_656, 576, 656}, {FMLA_KV_FP8_584, 512, 584}, {FMLA_KV_BF16, 512, 512}};
-    struct made t[COUNT];
-    fmla_sparse_decode_args args = FMLA_INIT(fmla_sparse_decode_args);
-    args.kernel = any_kernel(in);
-    const uint32_t which_format = choose(in, 4);
-    const int64_t token = formats[which_format].token, d_qk = formats[which_format].d_qk;
-    const fmla_dtype cache = token == d_qk ? bf16 : u8;
-    const int64_t b = choose(in, 4), s_q = 1 + choose(in, 2), h_q = 1 + choose(in, 3);
-    start(&t[Q], bf16, 4, (int64_t[]){b, s_q, h_q, d_qk}, false);
-    start(&t[KV], cache, 4, (int64_t[]){choose(in, 4), 1 + choose(in, 6), 1, token}, false);
-    start(&t[INDICES], i32, 3, (int64_t[]){b, s_q, choose(in, 70)}, false);
-    start(&t[LENGTH], i32, 1, &b, false);
-    start(&t[SINK], f32, 1, &h_q, false);
-    start(&t[EXTRA], cache, 4, (int64_t[]){choose(in, 4), 1 + choose(in, 6), 1, token}, false);
-    start(&t[EXTRA_INDICES], i32, 3, (int64_t[]){b, s_q, choose(in, 70)}, false);
-    start(&t[EXTRA_LENGTH], i32, 1, &b, false);
-    start(&t[OUT], bf16, 4, (int64_t[]){b, s_q, h_q, 512}, true);
-    start(&t[LSE], f32, 3, (int64_t[]){b, h_q, s_q}, true);
-    args.kv_format = formats[which_format].format;
-    args.batch_invariant = (int32_t)choose(in, 2), args.num_partitions = (int32_t)choose(in, 4);
-    if (choose(in, 2)) t[EXTRA].present = t[EXTRA_INDICES].present = t[EXTRA_LENGTH].present = false;
-    if (choose(in, 2)) t[LENGTH].present = false;
-    const uint32_t times = choose(in, 5);
-    for (uint32_t i = 0; i < times; i++) {
-        const uint32_t which = choose(in, COUNT + 3);
-        if (which < COUNT)
-            spoil_tensor(in, &t[which]);
-        else if (which == COUNT)
-            args.kv_format = (int32_t)any(in);
-        else if (which == COUNT + 1)
-            args.num_partitions = (int32_t)any(in), args.batch_invariant = (int32_t)any(in);
-        else
-            args.plan = t, args.plan_size = (size_t)any(in) % sizeof t;
-    }
-    for (int i = 0; i < COUNT; i++) back(in, &t[i]);
-    const fmla_tensor **members[] = {&args.q,
-                                     &args.kv_cache,
-                                     &args.indices,
-                                     &args.topk_length,
-                                     &args.attn_sink,
-                                     &args.extra_kv_cache,
-                                     &args.extra_indices,
-                                     &args.extra_topk_length,
-                                     &args.out,
-                                     &args.lse};
-    for (int i = 0; i < COUNT; i++) *members[i] = t[i].present ? &t[i].tensor : NULL;
-    fmla_sparse_decode_args *handed = hand_over(in, &args, sizeof args);
-    size_t bytes = 0, alignment = 0;
-    const fmla_status asked = fmla_sparse_decode_workspace_size(handed, &bytes, &alignment);
-    check_status(asked, "sparse_decode: ");
-    size_t bound = 0;
-    const fmla_status bounded = fmla_sparse_decode_workspace_bound(handed, &bound, NULL);
-    check_status(bounded, "sparse_decode: ");
-    PROMISE(asked || bounded || bound >= bytes, "%zu bytes at most, and %zu needed", bound, bytes);
-    PROMISE(asked || alignment, "alignment %zu", alignment);
-    const size_t given = asked || bytes > MOST_WORKSPACE ? 64 : bytes;
-    handed->workspace = garbage(given), handed->workspace_size = given;
-    const fmla_status status = fmla_sparse_decode(handed);
-    check_status(status, "sparse_decode: ");
-    PROMISE(status || (!asked && bytes <= given), "a call without a size was accepted");
-    for (int i = 0; i < COUNT; i++) check_memory(&t[i], status);
-    free(handed);
-    free_all(t, COUNT);
-}
-
-/* The same without a batch: over keys as they lie, of any number of key heads, or over pages. */
-static void fuzz_prefill(struct bytes *in)
-{
-    enum { Q, KV, INDICES, LENGTH, SINK, OUT, MAX, LSE, COUNT };
-    static const struct {
-        int32_t format;
-        int64_t d_qk, token;
-    } formats[] = {
-        {0, 512, 512}, {FMLA_KV_FP8_656, 576, 656}, {FMLA_KV_FP8_584, 512, 584}, {FMLA_KV_BF16, 576, 576}};
-    struct made t[COUNT];
-    fmla_sparse_prefill_args args = FMLA_INIT(fmla_sparse_prefill_args);
-    args.kernel = any_kernel(in);
-    const uint32_t which_format = choose(in, 4);
-    const int64_t token = formats[which_format].token, d_qk = formats[which_format].d_qk;
-    const bool bytes_of_tokens = token != d_qk, flat = !bytes_of_tokens && choose(in, 2);
-    const int64_t s_q = choose(in, 5), h_kv = flat ? 1 + choose(in, 2) : 1, h_q = h_kv * (1 + choose(in, 2));
-    start(&t[Q], bf16, 3, (int64_t[]){s_q, h_q, d_qk}, false);
-    if (flat)
-        start(&t[KV], bf16, 3, (int64_t[]){choose(in, 9), h_kv, d_qk}, false);
-    else
-        start(&t[KV], bytes_of_tokens ? u8 : bf16, 4, (int64_t[]){choose(in, 4), 1 + choose(in, 6), 1, token},
-              false);
-    start(&t[INDICES], i32, 3, (int64_t[]){s_q, h_kv, choose(in, 140)}, false);
-    start(&t[LENGTH], i32, 1, &s_q, false);
-    start(&t[SINK], f32, 1, &h_q, false);
-    start(&t[OUT], bf16, 3, (int64_t[]){s_q, h_q, 512}, true);
-    start(&t[MAX], f32, 2, (int64_t[]){s_q, h_q}, true);
-    start(&t[LSE], f32, 2, (int64_t[]){s_q, h_q}, true);
-    args.kv_format = formats[which_format].format;
-    if (choose(in, 2)) t[LENGTH].present = false;
-    const uint32_t times = choose(in, 5);
-    for (uint32_t i = 0; i < times; i++) {
-        const uint32_t which = choose(in, COUNT + 2);
-        if (which < COUNT)
-            spoil_tensor(in, &t[which]);
-        else if (which == COUNT)
-            args.kv_format = (int32_t)any(in);
-        else
-            args.lse_empty = (int32_t)any(in), args.log_base = (int32_t)any(in);
-    }
-    for (int i = 0; i < COUNT; i++) back(in, &t[i]);
-    const fmla_tensor **members[] = {&args.q,         &args.kv,  &args.indices,    &args.topk_length,
-                                     &args.attn_sink, &args.out, &args.max_logits, &args.lse};
-    for (int i = 0; i < COUNT; i++) *members[i] = t[i].present ? &t[i].tensor : NULL;
-    fmla_sparse_prefill_args *handed = hand_over(in, &args, sizeof args);
-    size_t bytes = 0, alignment = 0;
-    const fmla_status asked = fmla_sparse_prefill_workspace_size(handed, &bytes, &alignment);
-    check_status(asked, "sparse_prefill: ");
-    size_t bound = 0;
-    const fmla_status bounded = fmla_sparse_prefill_workspace_bound(handed, &bound, NULL);
-    check_status(bounded, "sparse_prefill: ");
-    PROMISE(asked || bounded || bound >= bytes, "%zu bytes at most, and %zu needed", bound, bytes);
-    PROMISE(asked || alignment, "alignment %zu", alignment);
-    const size_t given = asked || bytes > MOST_WORKSPACE ? 64 : bytes;
-    handed->workspace = garbage(given), handed->workspace_size = given;
-    const fmla_status status = fmla_sparse_prefill(handed);
-    check_status(status, "sparse_prefill: ");
-    PROMISE(status || (!asked && bytes <= given), "a call without a size was accepted");
-    for (int i = 0; i < COUNT; i++) check_memory(&t[i], status);
-    free(handed);
-    free_all(t, COUNT);
-}
-
-static void fuzz_merge(struct bytes *in)
-{
-    enum { PARTS, LSE_PARTS, SINK, OUT, LSE, COUNT };
     static const fmla_dtype *const types[] = {&bf16, &fp16, &f32};
-    static const char *const kernels[] = {NULL, "cpu-generic", "ref", "no"};
-    struct made t[COUNT];
-    fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-    const int64_t n = choose(in, 5), b = choose(in, 4), s_q = choose(in, 4), h_q = choose(in, 5),
-                  d_v = choose(in, 9);
-    start(&t[PARTS], *types[choose(in, 3)], 5, (int64_t[]){n, b, s_q, h_q, d_v}, false);
-    start(&t[LSE_PARTS], f32, 4, (int64_t[]){n, b, h_q, s_q}, false);
-    start(&t[SINK], f32, 1, &h_q, false);
-    start(&t[OUT], *types[choose(in, 3)], 4, (int64_t[]){b, s_q, h_q, d_v}, true);
-    start(&t[LSE], f32, 3, (int64_t[]){b, h_q, s_q}, true);
-    if (choose(in, 2)) t[SINK].present = false;
-    args.kernel = kernels[choose(in, 4)];
-    const uint32_t times = choose(in, 5);
-    for (uint32_t i = 0; i < times; i++) {
-        const uint32_t which = choose(in, COUNT + 1);
-        if (which < COUNT)
-            spoil_tensor(in, &t[which]);
-        else
-            args.lse_empty = (int32_t)any(in), args.log_base = (int32_t)any(in);
-    }
-    for (int i = 0; i < COUNT; i++) back(in, &t[i]);
-    const fmla_tensor **members[] = {&args.out_parts, &args.lse_parts, &args.attn_sink, &args.out, &args.lse};
-    for (int i = 0; i < COUNT; i++) *members[i] = t[i].present ? &t[i].tensor : NULL;
-    fmla_merge_args *handed = hand_over(in, &args, sizeof args);
-    const fmla_status status = fmla_merge(handed);
-    check_status(status, "merge: ");
-    for (int i = 0; i < COUNT; i++) check_memory(&t[i], status);
-    free(handed);
-    free_all(t, COUNT);
-}
-
-/* Slots of the cache as a rule, for anything else is refused at once. */
-static void draw_slots(struct bytes *in, struct made *t)
-{
-    for (size_t at = 0; t->memory && at + 8 <= t->bytes; at += 8) {
-        const int64_t slot = choose(in, 8) ? (int64_t)choose(in, 14) - 1 : any(in);
-        memcpy(t->memory + at, &slot, sizeof slot);
-        memcpy(t->before + at, &slot, sizeof slot);
-    }
-}
-
-static void fuzz_cache(struct bytes *in)
-{
-    enum { VECTORS, ROPE, CACHE, SLOTS, COUNT };
-    static const fmla_dtype *const types[] = {&bf16, &fp16, &f32};
-    static const int64_t widths[] = {0, 70, 66, 656, 584, 576}; /* by format; of bf16 and fp16 any */
-    const fmla_dtype i64 = {FMLA_TYPE_INT, 64, 1};
-    struct made t[COUNT];
-    const bool append = choose(in, 2), apart = append && choose(in, 2);
-    int32_t format = 1 + (int32_t)choose(in, 5);
-    const int64_t tokens = choose(in, 4), pages = choose(in, 4), page_size = 1 + choose(in, 4);
-    const int64_t d_qk = format < 3 ? widths[format] : format == FMLA_KV_FP8_584 ? 512 : 576;
-    const fmla_dtype type = *types[choose(in, 3)], of_cache = format == 1 ? bf16 : format == 2 ? fp16 : u8;
-    const char *const kernel = any_kernel(in);
-    float scale = format == FMLA_KV_FP8_576 ? 0.5f : 0.0f;
-    start(&t[VECTORS], type, 2, (int64_t[]){tokens, d_qk - (apart ? 64 : 0)}, !append);
-    start(&t[ROPE], type, 2, (int64_t[]){tokens, 64}, false);
-    start(&t[CACHE], of_cache, 4, (int64_t[]){pages, page_size, 1, widths[format]}, append);
-    start(&t[SLOTS], i64, 1, &tokens, false);
-    t[ROPE].present = apart;
-    const uint32_t times = choose(in, 5);
-    for (uint32_t i = 0; i < times; i++) {
-        const uint32_t which = choose(in, COUNT + 2);
-        if (which < COUNT)
-            spoil_tensor(in, &t[which]);
-        else if (which == COUNT)
-            format = (int32_t)any(in);
-        else
-            scale = choose(in, 2) ? NAN : (float)any(in);
-    }
-    for (int i = 0; i < COUNT; i++) back(in, &t[i]);
-    draw_slots(in, &t[SLOTS]);
-    const fmla_tensor *given[COUNT];
-    for (int i = 0; i < COUNT; i++) given[i] = t[i].present ? &t[i].tensor : NULL;
-    fmla_status status;
-    void *handed;
-    if (append) {
-        fmla_cache_append_args args = FMLA_INIT(fmla_cache_append_args);
-        args.latent = given[VECTORS], args.rope = given[ROPE], args.kv_cache = given[CACHE];
-        args.slot_mapping = given[SLOTS], args.kernel = kernel;
-        args.kv_format = format, args.cache_scale = scale;
-        handed = hand_over(in, &args, sizeof args);
-        status = fmla_cache_append(handed);
-        check_status(status, "cache_append: ");
-    } else {
-        fmla_cache_gather_args args = FMLA_INIT(fmla_cache_gather_args);
-        args.kv_cache = given[CACHE], args.slots = given[SLOTS], args.out = given[VECTORS];
-        args.kernel = kernel, args.kv_format = format, args.cache_scale = scale;
-        handed = hand_over(in, &args, sizeof args);
-        status = fmla_cache_gather(handed);
-        check_status(status, "cache_gather: ");
-    }
-    for (int i = 0; i < COUNT; i++) check_memory(&t[i], status);
-    free(handed);
-    free_all(t, COUNT);
-}
-
-static void fuzz_plan(struct bytes *in)
-{
-    enum { SEQLENS, ROWS, SPLITS, COUNT };
-    struct made t[COUNT];
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    const int64_t b = choose(in, 30);
-    start(&t[SEQLENS], i32, 1, &b, false);
-    args.s_q = 1 + choose(in, 4), args.h_kv = 1 + choose(in, 4), args.h_q = args.h_kv * (1 + choose(in, 9));
-    args.num_partitions = (int32_t)choose(in, 9);
-    start_tables(in, &t[ROWS], &t[SPLITS], b, true);
-    if (t[ROWS].present) args.num_partitions = 0;
-    const uint32_t times = choose(in, 5);
-    for (uint32_t i = 0; i < times; i++) {
-        switch (choose(in, 8)) {
-        case 0: args.s_q = any(in); break;
-        case 1: args.h_q = any(in); break;
-        case 2: args.h_kv = any(in); break;
-        case 3: args.capacity = any(in); break;
-        case 4: args.target.device_type = (int32_t)choose(in, 5), args.target.id = (int32_t)any(in); break;
-        case 5: args.num_workers = (int32_t)any(in); break;
-        case 6: args.num_partitions = (int32_t)any(in); break;
-        default: spoil_tensor(in, &t[choose(in, COUNT)]); break;
+    const char **const kernel = option(c, "kernel");
+    if (kernel) *kernel = any_kernel(in);
+    draw_layout(in, c, kernel && *kernel && !strcmp(*kernel, "ref"));
+    int which = 0;
+    for (const struct member *m = descriptors[c->operation].members; m->name; m++) {
+        if ((m->allowed & ALLOW_FLOATS) == ALLOW_FLOATS) c->layout.type = *types[choose(in, 3)];
+        if (m->kind == MEMBER_TENSOR) start(&c->tensors[which++], m, &c->layout);
+        if (m->kind == MEMBER_INTEGER) {
+            int32_t value = (int32_t)choose(in, m->high < 4 ? (uint32_t)m->high + 1 : 4);
+            if (!strcmp(m->name, "log_base")) value &= FMLA_LOG_BASE_2;
+            memcpy(c->args + m->offset, &value, sizeof value);
+        }
+        for (int i = 1; m->kind == MEMBER_WIDE && i < DIMENSIONS; i++) { /* what no tensor says */
+            if (strcmp(dimension_words[i], m->name) != 0) continue;
+            memcpy(c->args + m->offset, &c->layout.size[i], sizeof(int64_t));
+            break;
         }
     }
-    for (int i = 0; i < COUNT; i++) back(in, &t[i]);
-    const fmla_tensor **members[] = {&args.seqlens, &args.partitions, &args.num_splits};
-    for (int i = 0; i < COUNT; i++) *members[i] = t[i].present ? &t[i].tensor : NULL;
-    const bool in_tables = t[ROWS].present || t[SPLITS].present;
-    fmla_decode_plan_args *handed = hand_over(in, &args, sizeof args);
-    size_t bytes = 0;
-    int32_t count = 0;
-    const fmla_status asked = fmla_decode_plan_size(handed, &bytes);
-    check_status(asked, "decode_plan: ");
-    PROMISE(fmla_decode_plan_partitions(handed, &count) == asked && (asked || count > 0), "%d partitions",
-            count);
-    const size_t given = asked || bytes > MOST_WORKSPACE ? 32 : bytes;
-    if (!in_tables || choose(in, 16) == 15) handed->plan = garbage(given), handed->plan_size = given;
-    const fmla_status status = fmla_decode_plan(handed);
-    check_status(status, "decode_plan: ");
-    PROMISE(status || in_tables || (!asked && bytes <= given), "a plan without a size was accepted");
-    PROMISE(status || !in_tables || (t[ROWS].present && t[SPLITS].present && !handed->plan),
-            "both ways at once");
-    for (int i = 0; i < COUNT; i++) check_memory(&t[i], status);
-    if (!in_tables) {
+    leave_out(in, c);
+}
+
+static void spoil_member(struct bytes *in, struct call *c, const struct member *m, struct made *tensor)
+{
+    void *const at = c->args + m->offset;
+    const int64_t value = m->kind == MEMBER_TENSOR || m->kind == MEMBER_TEXT ? 0 : any(in);
+    const float real = choose(in, 2) ? NAN : (float)value;
+    switch (m->kind) {
+    case MEMBER_TENSOR: spoil_tensor(in, tensor); break;
+    case MEMBER_INTEGER:
+    case MEMBER_FORMAT: memcpy(at, &(int32_t){(int32_t)value}, sizeof(int32_t)); break;
+    case MEMBER_WIDE: memcpy(at, &value, sizeof value); break;
+    case MEMBER_REAL: memcpy(at, &real, sizeof real); break;
+    case MEMBER_DEVICE: *(fmla_device *)at = (fmla_device){(int32_t)choose(in, 5), (int32_t)value}; break;
+    case MEMBER_POINTER: /* of plans: what is none */
+        if (strcmp(m->name, "plan") != 0 || described_is_plan(c->operation)) break;
+        *(void **)at = c->tensors;
+        *(size_t *)option(c, "plan_size") = (size_t)value % sizeof c->tensors;
+        break;
+    case MEMBER_TEXT: *(const char **)at = choose(in, 2) ? "" : "no"; break;
+    default: break;
+    }
+}
+
+static void spoil(struct bytes *in, struct call *c)
+{
+    const struct member *const members = descriptors[c->operation].members;
+    uint32_t count = 0;
+    while (members[count].name) count++;
+    for (uint32_t times = choose(in, 5); times; times--) {
+        const uint32_t which = choose(in, count);
+        int tensor = 0;
+        for (uint32_t i = 0; i < which; i++) tensor += members[i].kind == MEMBER_TENSOR;
+        spoil_member(in, c, &members[which], &c->tensors[tensor]);
+    }
+}
+
+/* Rows of anything, but for where the last one ends: else all calls would be refused for that. Slots of the cache as a rule, for
+ * anything else is refused at once. */
+static void put_sense(struct bytes *in, const struct call *c, const struct member *m, struct made *t)
+{
+    const int32_t last = (int32_t)c->layout.size[DIM_b] - 1;
+    const size_t row = FMLA_PARTITION_FIELDS * sizeof last,
+                 at = (size_t)(c->layout.size[DIM_rows] - 1) * row + sizeof last + t->tensor.byte_offset;
+    if (!t->memory || t->output) return;
+    if (!strcmp(m->name, "partitions") && at + sizeof last <= t->bytes)
+        memcpy(t->memory + at, &last, sizeof last);
+    for (size_t i = 0; (m->allowed & ALLOW_I64) && i + 8 <= t->bytes; i += 8) {
+        const int64_t slot = choose(in, 8) ? (int64_t)choose(in, 14) - 1 : any(in);
+        memcpy(t->memory + i, &slot, sizeof slot);
+    }
+    memcpy(t->before, t->memory, t->bytes);
+}
+
+/* Questions first; returns the bytes that the call is given. */
+static size_t ask(enum operation operation, const void *args, bool *asked)
+{
+    struct answer answer[QUESTIONS] = {0};
+    fmla_status status[QUESTIONS];
+    char begin[32];
+    snprintf(begin, sizeof begin, "%s: ", descriptors[operation].name);
+    for (int question = 0; question < QUESTIONS; question++) {
+        status[question] = described_ask(operation, question, args, &answer[question]);
+        check_status(status[question], begin);
+    }
+    const bool sized = *asked = !status[ASK_BYTES];
+    const struct answer *first = &answer[ASK_BYTES], *third = &answer[ASK_KERNEL];
+    PROMISE(!sized || status[ASK_BOUND] || answer[ASK_BOUND].bytes >= first->bytes,
+            "%zu bytes at most, and %zu needed", answer[ASK_BOUND].bytes, first->bytes);
+    PROMISE(!sized || !status[ASK_KERNEL], "a size, and no more: %s", fmla_last_error());
+    if (described_is_plan(operation))
+        PROMISE(sized == !status[ASK_KERNEL] && (!sized || third->count[0] > 0), "%d partitions",
+                third->count[0]);
+    else
+        PROMISE(!sized || (third->name && first->alignment), "alignment %zu", first->alignment);
+    *asked = sized && first->bytes <= MOST_WORKSPACE;
+    return *asked ? first->bytes : 64;
+}
+
+static void run(struct bytes *in, struct call *c)
+{
+    const struct descriptor *const d = &descriptors[c->operation];
+    const bool makes_plan = described_is_plan(c->operation);
+    int tables = 0, which = 0;
+    for (const struct member *m = d->members; m->name; m++) {
+        if (m->kind != MEMBER_TENSOR) continue;
+        struct made *const t = &c->tensors[which++];
+        back(in, t);
+        put_sense(in, c, m, t);
+        *(const fmla_tensor **)(void *)(c->args + m->offset) = t->present ? &t->tensor : NULL;
+        tables += t->present && (m->allowed & IN_CALLS);
+    }
+    uint8_t *const handed = hand_over(in, c->args, d->size);
+    bool asked = true;
+    size_t given = 0;
+    const void *plan = NULL;
+    if (described_asks(c->operation)) {
+        const struct member *const m = described_member(c->operation, makes_plan ? "plan" : "workspace");
+        given = ask(c->operation, handed, &asked);
+        if (!makes_plan || !tables || choose(in, 16) == 15) {
+            *(void **)(void *)(handed + m->offset) = garbage(given);
+            memcpy(handed + m->offset + sizeof(void *), &given, sizeof given);
+        }
+        if (makes_plan) plan = *(void **)(void *)(handed + m->offset);
+    }
+    const fmla_status status = described_run(c->operation, handed);
+    char begin[32];
+    snprintf(begin, sizeof begin, "%s: ", d->name);
+    check_status(status, begin);
+    PROMISE(status || asked || (makes_plan && tables), "%s without a size was accepted", d->name);
+    PROMISE(status || !makes_plan || !tables || (tables == 2 && !plan), "%s", "both ways at once");
+    for (int i = 0; i < which; i++) check_memory(&c->tensors[i], status);
+    if (plan && !tables) {
         fmla_plan_view view = FMLA_INIT(fmla_plan_view);
-        const fmla_status described = fmla_plan_describe(handed->plan, given, &view);
+        const fmla_status described = fmla_plan_describe(plan, given, &view);
         check_status(described, "plan_describe: ");
         PROMISE(status || !described, "a plan that is none: %s", fmla_last_error());
     }
     free(handed);
-    free_all(t, COUNT);
+    for (int i = 0; i < which; i++) free(c->tensors[i].memory), free(c->tensors[i].before);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+    enum { MOST_ARGS = 512 };
+    static struct call call;
+    static void *args;
+    if (!args) args = exactly(MOST_ARGS);
     struct bytes in = {data, size};
     if (fmla_set_parallel_for(in_order, NULL, 1)) abort();
-    switch (choose(&in, 7)) {
-    case 0: fuzz_plan(&in); break;
-    case 1: fuzz_merge(&in); break;
-    case 2: fuzz_sparse(&in); break;
-    case 4: fuzz_cache(&in); break;
-    case 5: fuzz_prefill(&in); break;
-    default: fuzz_decode(&in); break;
-    }
+    memset(&call, 0, sizeof call);
+    call.args = memset(args, 0, MOST_ARGS);
+    call.operation = (enum operation)choose(&in, OPERATIONS);
+    make_call(&in, &call);
+    spoil(&in, &call);
+    run(&in, &call);
     return 0;
 }

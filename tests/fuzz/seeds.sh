@@ -26,14 +26,14 @@ HEADERS
         printf '\000\065\000\000\000\000\000\000\000%sabc' "$header" >"$folder/file"
         ;;
     fuzz_arguments)
-        for i in 0 1 2 3 4 5; do
+        for i in 0 1 2 3 4 5 6 7; do
             # shellcheck disable=SC2059 # the format is the byte
             { printf "\\00$i"; printf '\000\001\002\001\003\001\004\001\005\001\001\001\001\001\001\001\001\001\001\001'; } >"$folder/$i"
         done
         # No parts, and strides that were multiplied nevertheless: once a signed overflow.
-        base64 -d >"$folder/no-parts" <<<'AQACOkDU1NTU1NTU1NTUAAIB+2vUAw=='
+        base64 -d >"$folder/no-parts" <<<'Ba1SXYgmqchcd/bCFWM+vnFuCnIZHlzhiY5VErYSVhJ3OcGW'
         # One page, whose stride was multiplied nevertheless: the same.
-        base64 -d >"$folder/one-page" <<<'BAABAgEBBAHU1H4B+2vUAAEB'
+        base64 -d >"$folder/one-page" <<<'+7nZgRi832Nvl5dOp3zrGwjJt0qKlytEYT8PxxmvUFsxD/AByrdz6w=='
         ;;
     fuzz_plan)
         for i in 000 001 006 020 056; do
