@@ -33,7 +33,7 @@ HEADERS
         # No parts, and strides that were multiplied nevertheless: once a signed overflow.
         base64 -d >"$folder/no-parts" <<<'Ba1SXYgmqchcd/bCFWM+vnFuCnIZHlzhiY5VErYSVhJ3OcGW'
         # One page, whose stride was multiplied nevertheless: the same.
-        base64 -d >"$folder/one-page" <<<'+7nZgRi832Nvl5dOp3zrGwjJt0qKlytEYT8PxxmvUFsxD/AByrdz6w=='
+        base64 -d >"$folder/one-page" <<<'+7nZhhi832NvaW5kaWNlcwjJKAAAAAAAAAABAQEBAVsxD/AByLdz6w=='
         ;;
     fuzz_plan)
         for i in 000 001 006 020 056; do
