@@ -25,38 +25,14 @@ static const fmla_dtype bf16 = {FMLA_TYPE_BFLOAT, 16, 1}, fp16 = {FMLA_TYPE_FLOA
                         f32 = {FMLA_TYPE_FLOAT, 32, 1}, i32 = {FMLA_TYPE_INT, 32, 1},
                         u8 = {FMLA_TYPE_UINT, 8, 1};
 
-static const int64_t hostile[] = {0,
-                                  1,
-                                  2,
-                                  3,
-                                  5,
-                                  8,
-                                  16,
-                                  63,
-                                  64,
-                                  65,
-                                  512,
-                                  576,
-                                  -1,
-                                  -2,
-                                  INT32_MAX,
-                                  INT32_MIN,
-                                  (int64_t)INT32_MAX + 1,
-                                  INT64_MAX,
-                                  INT64_MIN,
-                                  INT64_MAX / 2,
-                                  INT64_MAX / 4 + 1,
-                                  (int64_t)1 << 40,
-                                  (int64_t)1 << 32,
-                                  4096,
-                                  65536,
-                                  65537};
-
+/* Small, or near a power of two, of either sign. */
 static int64_t any(struct bytes *in)
 {
+    static const uint8_t powers[16] = {0, 1, 3, 6, 9, 12, 16, 30, 31, 32, 40, 60, 61, 62, 63, 63};
     const uint32_t which = take(in);
     if (which < 64) return which;
-    return hostile[which % (sizeof hostile / sizeof *hostile)];
+    const uint64_t power = UINT64_C(1) << powers[which % 16];
+    return (int64_t)((which >= 192 ? 0 - power : power) + which / 16 % 4 - 1);
 }
 
 /* ---- Tensors -------------------------------------------------------------------------------- */
@@ -294,10 +270,9 @@ static void draw_layout(struct bytes *in, struct call *c, bool any_size)
 static void leave_out(struct bytes *in, struct call *c)
 {
     const uint32_t given = choose(in, 16);
-    int which = 0;
-    for (const struct member *m = descriptors[c->operation].members; m->name; m++) {
-        if (m->kind != MEMBER_TENSOR) continue;
-        struct made *const t = &c->tensors[which++];
+    const struct member *m;
+    for (int which = 0; (m = described_tensor(c->operation, which)); which++) {
+        struct made *const t = &c->tensors[which];
         const bool tables = !strcmp(m->name, "partitions") || !strcmp(m->name, "num_splits");
         if (!strncmp(m->name, "extra_", 6))
             t->present = given & 4;
@@ -358,7 +333,7 @@ static void spoil_member(struct bytes *in, struct call *c, const struct member *
 static void spoil(struct bytes *in, struct call *c)
 {
     const struct member *const members = descriptors[c->operation].members;
-    uint32_t count = 0;
+    uint32_t count = 1;
     while (members[count].name) count++;
     for (uint32_t times = choose(in, 5); times; times--) {
         const uint32_t which = choose(in, count);
@@ -414,10 +389,10 @@ static void run(struct bytes *in, struct call *c)
 {
     const struct descriptor *const d = &descriptors[c->operation];
     const bool makes_plan = described_is_plan(c->operation);
+    const struct member *m;
     int tables = 0, which = 0;
-    for (const struct member *m = d->members; m->name; m++) {
-        if (m->kind != MEMBER_TENSOR) continue;
-        struct made *const t = &c->tensors[which++];
+    for (; (m = described_tensor(c->operation, which)); which++) {
+        struct made *const t = &c->tensors[which];
         back(in, t);
         put_sense(in, c, m, t);
         *(const fmla_tensor **)(void *)(c->args + m->offset) = t->present ? &t->tensor : NULL;
@@ -428,7 +403,7 @@ static void run(struct bytes *in, struct call *c)
     size_t given = 0;
     const void *plan = NULL;
     if (described_asks(c->operation)) {
-        const struct member *const m = described_member(c->operation, makes_plan ? "plan" : "workspace");
+        m = described_member(c->operation, makes_plan ? "plan" : "workspace");
         given = ask(c->operation, handed, &asked);
         if (!makes_plan || !tables || choose(in, 16) == 15) {
             *(void **)(void *)(handed + m->offset) = garbage(given);

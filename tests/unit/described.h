@@ -57,6 +57,14 @@ static inline const struct member *described_member(enum operation operation, co
     return NULL;
 }
 
+/* The tensors of an operation, from 0 on; NULL behind the last. */
+static inline const struct member *described_tensor(enum operation operation, int which)
+{
+    for (const struct member *m = descriptors[operation].members; m->name; m++)
+        if (m->kind == MEMBER_TENSOR && !which--) return m;
+    return NULL;
+}
+
 static inline fmla_status described_run(enum operation operation, const void *args)
 {
 #define OPERATION(op, OP)                                                                                    \

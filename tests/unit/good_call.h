@@ -34,14 +34,6 @@ struct good_call {
 
 #define BIT(tensor) (1u << (tensor))
 
-/* The members of a call that are tensors, given or not: `which` counts them. */
-#define EACH_TENSOR(good, m, which)                                                                          \
-    int which = -1;                                                                                          \
-    for (const struct member *m = descriptors[(good)->operation].members; m->name; m++)                      \
-        if (m->kind == MEMBER_TENSOR && ++which >= 0)
-/* Those that the good call has, each time anew. */
-#define EACH_GIVEN(good, m, which) EACH_TENSOR(good, m, which) if (((good)->set_up(), *tensor_of(good, m)))
-
 static inline void *option_of(const struct good_call *good, const struct member *m)
 {
     return (char *)good->args + m->offset;
@@ -83,9 +75,9 @@ static inline void fill(const struct good_call *good, const struct member *m, in
 /* The tensors are what the layout says. One without elements has no data; one that no machine has memory for keeps what it had. */
 static inline void lay_out_in(struct good_call *good, bool anew)
 {
+    const struct member *m;
     int64_t shape[MAX_DIMENSIONS];
-    EACH_TENSOR(good, m, which)
-    {
+    for (int which = 0; (m = described_tensor(good->operation, which)); which++) {
         struct held *held = &good->held[which];
         const fmla_dtype dtype = described_dtype(m, &good->layout);
         held_set(held, good->memory[which], dtype, described_shape(m, &good->layout, shape), shape);
@@ -117,6 +109,7 @@ static inline void resize(struct good_call *good, enum dimension name, int64_t s
 /* For set_up. absent: the tensors that are left out. */
 static inline void begin(struct good_call *good, const struct layout *layout, unsigned absent)
 {
+    const struct member *m;
     const size_t size = descriptors[good->operation].size;
     if (!good->args) good->args = malloc(size + TAIL);
     if (!good->args) abort();
@@ -124,13 +117,20 @@ static inline void begin(struct good_call *good, const struct layout *layout, un
     memcpy(good->args, &size, sizeof size);
     good->layout = *layout, good->absent = absent;
     lay_out_in(good, true);
-    EACH_TENSOR(good, m, which) fill(good, m, which);
+    for (int which = 0; (m = described_tensor(good->operation, which)); which++) fill(good, m, which);
     const bool plans = described_is_plan(good->operation);
     if (plans) memset(scratch, PATTERN, SCRATCH_WATCHED);
     if (!described_asks(good->operation)) return;
     *(void **)option(good, plans ? "plan" : "workspace") = scratch;
     *(size_t *)option(good, plans ? "plan_size" : "workspace_size") = plans ? SCRATCH_WATCHED : SCRATCH;
 }
+
+/* A set_up of some variant. */
+#define SET_UP(name, call)                                                                                   \
+    static void name(void)                                                                                   \
+    {                                                                                                        \
+        call;                                                                                                \
+    }
 
 /* Integers of a tensor. */
 #define PUT(held, type, ...)                                                                                 \
@@ -146,9 +146,9 @@ static inline void everywhere(struct good_call *good, int32_t device_type, int32
 /* Elements of the outputs that are as they were, or, behind them, are not. */
 static inline int64_t count_outputs(const struct good_call *good, bool behind)
 {
+    const struct member *m;
     int64_t found = 0;
-    EACH_TENSOR(good, m, which)
-    {
+    for (int which = 0; (m = described_tensor(good->operation, which)); which++) {
         const struct held *held = &good->held[which];
         const size_t width = held->tensor.dtype.bits / 8;
         int64_t elements = 1; /* from the first to past the last */
@@ -167,8 +167,8 @@ static inline int64_t count_outputs(const struct good_call *good, bool behind)
 
 static inline bool untouched(const struct good_call *good)
 {
-    EACH_TENSOR(good, m, which)
-    {
+    const struct member *m;
+    for (int which = 0; (m = described_tensor(good->operation, which)); which++) {
         for (size_t i = 0; (m->allowed & IS_OUTPUT) && i < good->room[which]; i++)
             if ((unsigned char)good->memory[which][i] != PATTERN) return false;
     }
@@ -189,9 +189,9 @@ static inline void check_written(const struct good_call *good, const char *label
 /* All rows are those without a key. */
 static inline void check_no_key(const struct good_call *good, const char *label)
 {
+    const struct member *m;
     int64_t wrong = 0;
-    EACH_TENSOR(good, m, which)
-    {
+    for (int which = 0; (m = described_tensor(good->operation, which)); which++) {
         const fmla_dtype dtype = good->held[which].tensor.dtype;
         if (!(m->allowed & IS_OUTPUT)) continue;
         for (size_t i = 0; dtype.bits == 16 && i < good->room[which] / 2 - 1; i++)

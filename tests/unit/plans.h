@@ -218,9 +218,9 @@ enum { KEPT = 1 << 16 };
 /* A copy of all outputs, one after the other. */
 static inline size_t keep_outputs(const struct good_call *good, char *copy)
 {
+    const struct member *m;
     size_t bytes = 0;
-    EACH_TENSOR(good, m, which)
-    {
+    for (int which = 0; (m = described_tensor(good->operation, which)); which++) {
         if (!(m->allowed & IS_OUTPUT)) continue;
         if (bytes + good->room[which] > KEPT) abort();
         memcpy(copy + bytes, good->memory[which], good->room[which]);

@@ -148,9 +148,9 @@ static inline const char *spoil(const struct good_call *good, const struct membe
 
 static inline void refuse_tensors(struct good_call *good)
 {
+    const struct member *m;
     char words[160], label[96];
-    EACH_TENSOR(good, m, which)
-    {
+    for (int which = 0; (m = described_tensor(good->operation, which)); which++) {
         for (enum fault fault = 0; fault < FAULTS; fault++) {
             good->set_up();
             const char *what = *tensor_of(good, m) ? spoil(good, m, &good->held[which], fault, words) : NULL;
@@ -165,11 +165,13 @@ static inline void refuse_tensors(struct good_call *good)
 /* One tensor elsewhere: the message names it, or, where it is the first, the second; and both devices. */
 static inline void refuse_devices(struct good_call *good)
 {
+    const struct member *m;
     char label[96];
     int first = -1;
     const char *second = NULL;
-    EACH_GIVEN(good, m, which)
-    {
+    for (int which = 0; (m = described_tensor(good->operation, which)); which++) {
+        good->set_up();
+        if (!*tensor_of(good, m)) continue;
         if (first < 0) {
             first = which;
             continue;
@@ -197,11 +199,13 @@ static inline enum dimension name_at(const struct good_call *good, const struct 
  * what it must be, itself. NULL: nothing else has it. */
 static inline const char *named_with(struct good_call *good, const struct member *after, enum dimension name)
 {
+    const struct member *m;
     const char *found = NULL;
     bool behind = false;
     if (name == DIM_d_qk && cache_formats[good->layout.format].token) return after->name;
-    EACH_GIVEN(good, m, which)
-    {
+    for (int which = 0; (m = described_tensor(good->operation, which)); which++) {
+        good->set_up();
+        if (!*tensor_of(good, m)) continue;
         for (int i = 0; behind && !found && i < MAX_DIMENSIONS; i++)
             if (name_at(good, m, i) == name) found = m->name;
         behind |= m == after;
@@ -229,9 +233,11 @@ static inline void refuse_size(struct good_call *good, const struct member *m, i
 
 static inline void refuse_sizes(struct good_call *good)
 {
+    const struct member *m;
     bool bound[DIMENSIONS] = {false};
-    EACH_GIVEN(good, m, which)
-    {
+    for (int which = 0; (m = described_tensor(good->operation, which)); which++) {
+        good->set_up();
+        if (!*tensor_of(good, m)) continue;
         const int rank = good->held[which].tensor.ndim;
         for (int i = 0; i < rank; i++) {
             const enum dimension name = name_at(good, m, i);

@@ -40,25 +40,10 @@ static void set_up_format(int32_t format, int64_t d_qk)
     BOTH(kv_format = format);
 }
 
-static void set_up(void)
-{
-    set_up_format(FMLA_KV_FP8_656, D_QK);
-}
-
-static void set_up_576(void)
-{
-    set_up_format(FMLA_KV_FP8_576, D_QK);
-}
-
-static void set_up_584(void)
-{
-    set_up_format(FMLA_KV_FP8_584, 512);
-}
-
-static void set_up_bf16(void)
-{
-    set_up_format(FMLA_KV_BF16, D_QK);
-}
+SET_UP(set_up, set_up_format(FMLA_KV_FP8_656, D_QK))
+SET_UP(set_up_576, set_up_format(FMLA_KV_FP8_576, D_QK))
+SET_UP(set_up_584, set_up_format(FMLA_KV_FP8_584, 512))
+SET_UP(set_up_bf16, set_up_format(FMLA_KV_BF16, D_QK))
 
 static void test_refused(void)
 {

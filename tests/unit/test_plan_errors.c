@@ -28,15 +28,8 @@ static void set_up_in(bool tables)
         ARGS.num_partitions = PARTITIONS;
 }
 
-static void set_up(void)
-{
-    set_up_in(false);
-}
-
-static void set_up_made_tables(void)
-{
-    set_up_in(true);
-}
+SET_UP(set_up, set_up_in(false))
+SET_UP(set_up_made_tables, set_up_in(true))
 
 static void test_refused(void)
 {

@@ -130,16 +130,8 @@ static void set_up_in(bool tables)
         ARGS.num_partitions = 4;
 }
 
-static void set_up(void)
-{
-    set_up_in(false);
-}
-
-static void set_up_made_tables(void)
-{
-    set_up_in(true);
-}
-
+SET_UP(set_up, set_up_in(false))
+SET_UP(set_up_made_tables, set_up_in(true))
 /* Without lengths, b says how many requests there are. */
 static void no_lengths(fmla_device target)
 {

@@ -49,21 +49,10 @@ static void set_up_format(int32_t format, fmla_dtype type)
     ARGS.kv_format = format;
 }
 
-static void set_up(void)
-{
-    set_up_format(0, bf16);
-}
-
+SET_UP(set_up, set_up_format(0, bf16))
 /* Caches of bytes. Zeros are sound tokens. */
-static void set_up_656(void)
-{
-    set_up_format(FMLA_KV_FP8_656, bf16);
-}
-
-static void set_up_584(void)
-{
-    set_up_format(FMLA_KV_FP8_584, bf16);
-}
+SET_UP(set_up_656, set_up_format(FMLA_KV_FP8_656, bf16))
+SET_UP(set_up_584, set_up_format(FMLA_KV_FP8_584, bf16))
 
 static void d_qk_and_d_v(int64_t d_qk, int64_t d_v)
 {

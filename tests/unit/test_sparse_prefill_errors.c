@@ -34,26 +34,11 @@ static void set_up_keys(bool flat, int32_t format)
     ARGS.kv_format = format;
 }
 
-static void set_up(void)
-{
-    set_up_keys(true, 0);
-}
-
-static void set_up_pages(void)
-{
-    set_up_keys(false, 0);
-}
-
+SET_UP(set_up, set_up_keys(true, 0))
+SET_UP(set_up_pages, set_up_keys(false, 0))
 /* Zeros are sound tokens. */
-static void set_up_656(void)
-{
-    set_up_keys(false, FMLA_KV_FP8_656);
-}
-
-static void set_up_584(void)
-{
-    set_up_keys(false, FMLA_KV_FP8_584);
-}
+SET_UP(set_up_656, set_up_keys(false, FMLA_KV_FP8_656))
+SET_UP(set_up_584, set_up_keys(false, FMLA_KV_FP8_584))
 
 static void d_qk_and_d_v(int64_t d_qk, int64_t d_v)
 {
