@@ -31,9 +31,9 @@ HEADERS
             { printf "\\00$i"; printf '\000\001\002\001\003\001\004\001\005\001\001\001\001\001\001\001\001\001\001\001'; } >"$folder/$i"
         done
         # No parts, and strides that were multiplied nevertheless: once a signed overflow.
-        base64 -d >"$folder/no-parts" <<<'Ba1SXYgmqchcd/bCFWM+vnFuCnIZHlzhiY5VErYSVhJ3OcGW'
+        base64 -d >"$folder/no-parts" <<<'BQECAAEAAAAAAAAAAAAAAAAAAAACAwMCAgAAAAEBAQAAAgFNAA=='
         # One page, whose stride was multiplied nevertheless: the same.
-        base64 -d >"$folder/one-page" <<<'+7nZhhi832NvaW5kaWNlcwjJKAAAAAAAAAABAQEBAVsxD/AByLdz6w=='
+        base64 -d >"$folder/one-page" <<<'/3H/dLkBATMzM3S5AQEzMzMzMwAAQgOmAACoAf8B/zMzAABCA6YAAKgB/wH/bQ=='
         ;;
     fuzz_plan)
         for i in 000 001 006 020 056; do
