@@ -64,7 +64,7 @@ for _operation in operators.OPERATIONS:
 
 def run(operation, inputs, given, options, stream, d_v=None):
     """Calls an operation. The results are those `given`, and new ones in the place of None."""
-    size, tensors, results, all_new = options[0] if d_v is None else d_v, inputs, given, bool(given)
+    size, tensors, results, all_new = options[0] if d_v is None else d_v, inputs, given, len(given) > 0
     for result in given:
         if result is not None:
             all_new = False
