@@ -175,16 +175,16 @@ void *case_row(const struct test_case *c, int i, int64_t request, int64_t token,
 
 /* ---- Plans ------------------------------------------------------------------------------------ */
 
-static void set_tensor(fmla_decode_plan_args *plan, size_t offset, const fmla_tensor *tensor)
+static void set_tensor(struct plan_call *plan, size_t offset, const fmla_tensor *tensor)
 {
     const void *pointer = tensor;
     memcpy((char *)plan + offset, &pointer, sizeof pointer);
 }
 
-void case_plan_args(const struct test_case *c, const union call_args *args, fmla_decode_plan_args *plan)
+void case_plan_args(const struct test_case *c, const union call_args *args, struct plan_call *plan)
 {
     const struct operation *op = c->op;
-    *plan = FMLA_INIT(fmla_decode_plan_args);
+    *plan = (struct plan_call){0};
     plan->s_q = c->s_q, plan->h_q = c->h_q, plan->target = c->device;
     op->maker->plan_shape(c, plan);
     for (int k = 0; k < 2; k++)
@@ -198,7 +198,7 @@ struct lengths {
     struct guarded tensor[2];
 };
 
-static void lengths_make(struct test_case *c, struct lengths *lengths, fmla_decode_plan_args *plan)
+static void lengths_make(struct test_case *c, struct lengths *lengths, struct plan_call *plan)
 {
     enum { STALE = 2 };
     for (int k = 0; k < 2 && c->op->maker->plan_length[k].tensor; k++) {
@@ -223,7 +223,7 @@ static bool are_tables_of(const struct test_case *c, const fmla_plan_view *view)
 }
 
 /* The tables of the plan by themselves, made on the host. */
-static fmla_status make_tables(struct test_case *c, fmla_decode_plan_args args, const fmla_plan_view *view,
+static fmla_status make_tables(struct test_case *c, struct plan_call args, const fmla_plan_view *view,
                                bool *same)
 {
     const int first = c->op->tables;
@@ -232,14 +232,14 @@ static fmla_status make_tables(struct test_case *c, fmla_decode_plan_args args, 
     case_tensor(c, first + 1, dtype_i32, 1, (int64_t[]){c->b + 1}, LAYOUT_CONTIGUOUS, false);
     args.plan = NULL, args.plan_size = 0;
     args.partitions = &c->view[first], args.num_splits = &c->view[first + 1];
-    const fmla_status status = fmla_decode_plan(&args);
+    const fmla_status status = plan_call_run(&args);
     *same &= status || are_tables_of(c, view);
     return status;
 }
 
 /* Plan and tables again, from lengths on the device, made there: the tables stay, and beside them a copy of the host's plan. */
-static fmla_status plan_on_device(struct test_case *c, fmla_decode_plan_args args,
-                                  const struct lengths *lengths, const fmla_plan_view *view, bool *same)
+static fmla_status plan_on_device(struct test_case *c, struct plan_call args, const struct lengths *lengths,
+                                  const fmla_plan_view *view, bool *same)
 {
     struct device_blocks blocks = {0};
     struct device_scratch plan;
@@ -255,11 +255,11 @@ static fmla_status plan_on_device(struct test_case *c, fmla_decode_plan_args arg
     args.plan = plan.memory;
     if (device_stress) {
         args.plan_size--;
-        if (fmla_decode_plan(&args) != FMLA_BUFFER_TOO_SMALL)
+        if (plan_call_run(&args) != FMLA_BUFFER_TOO_SMALL)
             device_stress->wrong("memory for a plan that is too short by a byte was taken");
         args.plan_size++;
     }
-    fmla_status status = fmla_decode_plan(&args);
+    fmla_status status = plan_call_run(&args);
     if (!status) {
         device_wait(NULL);
         *same &= device_scratch_is(&plan, c->plan) && device_scratch_intact(&plan);
@@ -269,7 +269,7 @@ static fmla_status plan_on_device(struct test_case *c, fmla_decode_plan_args arg
     for (int i = 0; i < 2; i++) guarded_reset(&tables[i]), device_add_guarded(&c->blocks, &tables[i]);
     args.partitions = device_tensor(&c->blocks, &tables[0].tensor, &storage[2]);
     args.num_splits = device_tensor(&c->blocks, &tables[1].tensor, &storage[3]);
-    if (!status) status = fmla_decode_plan(&args);
+    if (!status) status = plan_call_run(&args);
     if (!status) {
         device_wait(NULL);
         for (int i = 0; i < 2; i++) device_down(&c->blocks, tables[i].tensor.data);
@@ -282,22 +282,22 @@ static fmla_status plan_on_device(struct test_case *c, fmla_decode_plan_args arg
 fmla_status case_plan(struct test_case *c, bool *same)
 {
     struct lengths lengths = {0};
-    fmla_decode_plan_args args;
+    struct plan_call args;
     fmla_plan_view view = FMLA_INIT(fmla_plan_view);
     const bool apart = is_apart(c->device);
     case_plan_args(c, &c->args, &args);
     lengths_make(c, &lengths, &args);
-    fmla_decode_plan_args there = args;
+    struct plan_call there = args;
     fmla_status status = FMLA_OK;
     *same = true;
     if (args.sparse &&
         apart) { /* without lengths, which host memory it is for cannot be told: all but how many is made as for the host */
-        status = fmla_decode_plan_partitions(&args, &args.num_partitions);
+        status = plan_call_partitions(&args, &args.num_partitions);
         args.target = (fmla_device){0, 0};
     }
-    if (!status) status = fmla_decode_plan_size(&args, &args.plan_size);
+    if (!status) status = plan_call_size(&args, &args.plan_size);
     c->plan = args.plan = must_alloc(args.plan_size);
-    if (!status) status = fmla_decode_plan(&args);
+    if (!status) status = plan_call_run(&args);
     if (!status) status = fmla_plan_describe(args.plan, args.plan_size, &view);
     if (!status) status = make_tables(c, args, &view, same);
     there.plan_size = args.plan_size;

@@ -12,6 +12,7 @@
 #include "device.h"
 #include "grid.h"
 #include "magnitude.h"
+#include "plan_call.h"
 
 #include <stddef.h>
 
@@ -142,11 +143,11 @@ struct maker {
     void (*free)(struct test_case *c); /* beside the tensors; NULL: nothing */
     /* Of a plan: everything but lengths and where it is. Lengths k of each request, those of the case, or drawn ones; false:
      * none. */
-    void (*plan_shape)(const struct test_case *c, fmla_decode_plan_args *args);
+    void (*plan_shape)(const struct test_case *c, struct plan_call *args);
     bool (*plan_lengths)(struct test_case *c, int k, bool stale, int32_t *lengths);
     struct {
         int tensor;
-        size_t argument; /* in fmla_decode_plan_args */
+        size_t argument; /* in struct plan_call */
     } plan_length[2];
 
     /* The rows that are compared: all of a small case, chosen ones of a large one. How many. */
@@ -242,7 +243,7 @@ fmla_status case_plan(struct test_case *c, bool *same);
 void case_use_tables(struct test_case *c); /* from now on in place of the plan in one piece */
 
 /* Everything but lengths of a plan for a case, and the tensors of lengths that `args` name. */
-void case_plan_args(const struct test_case *c, const union call_args *args, fmla_decode_plan_args *plan);
+void case_plan_args(const struct test_case *c, const union call_args *args, struct plan_call *plan);
 
 /* ---- Its memory ------------------------------------------------------------------------------- */
 

@@ -210,7 +210,7 @@ static void free_lengths(struct test_case *c)
 
 /* ---- Plans and parts -------------------------------------------------------------------------- */
 
-static void plan_shape(const struct test_case *c, fmla_decode_plan_args *args)
+static void plan_shape(const struct test_case *c, struct plan_call *args)
 {
     args->h_kv = c->h_kv, args->num_partitions = (int32_t)c->v[A_PARTITIONS];
 }
@@ -359,7 +359,7 @@ const struct maker decode_maker = {.size = sizeof(struct decode_case),
                                    .free = free_lengths,
                                    .plan_shape = plan_shape,
                                    .plan_lengths = plan_lengths,
-                                   .plan_length = {{DENSE_SEQLENS, offsetof(fmla_decode_plan_args, seqlens)}},
+                                   .plan_length = {{DENSE_SEQLENS, offsetof(struct plan_call, seqlens)}},
                                    .choose_rows = choose_rows,
                                    .narrow = narrow,
                                    .sees = sees,

@@ -211,8 +211,8 @@ static void run_sparse_case(const struct run *run, const struct sparse_plan_case
              (long long)c->topk, c->given[0] ? " at most" : "", (long long)c->extra_topk,
              c->given[1] ? " at most" : "", c->partitions);
     tally->cases++;
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.sparse = 1, args.b = (int32_t)c->b, args.s_q = 2, args.h_q = 100;
+    fmla_sparse_plan_args args = FMLA_INIT(fmla_sparse_plan_args);
+    args.b = c->b, args.s_q = 2, args.h_q = 100;
     args.topk = c->topk, args.extra_topk = c->extra_topk, args.num_partitions = c->partitions;
     const fmla_tensor **tensors[2] = {&args.topk_length, &args.extra_topk_length};
     for (int k = 0; k < 2; k++) {
@@ -221,23 +221,23 @@ static void run_sparse_case(const struct run *run, const struct sparse_plan_case
         device_add_guarded(&blocks, &lengths[k]);
         *tensors[k] = &lengths[k].tensor;
     }
-    fmla_decode_plan_args device = args;
+    fmla_sparse_plan_args device = args;
     device.target = run->device;
     device.topk_length = device_tensor(&blocks, args.topk_length, &there[0]);
     device.extra_topk_length = device_tensor(&blocks, args.extra_topk_length, &there[1]);
-    fmla_status status = fmla_decode_plan_partitions(&device, &args.num_partitions);
-    if (!status) status = fmla_decode_plan_size(&args, &args.plan_size);
+    fmla_status status = fmla_sparse_plan_partitions(&device, &args.num_partitions);
+    if (!status) status = fmla_sparse_plan_size(&args, &args.plan_size);
     unsigned char *plan = aligned_alloc(64, (args.plan_size + 127) / 64 * 64);
     args.plan = plan;
-    if (!status) status = fmla_decode_plan(&args);
-    if (!status) status = fmla_decode_plan_size(&device, &device.plan_size);
+    if (!status) status = fmla_sparse_plan(&args);
+    if (!status) status = fmla_sparse_plan_size(&device, &device.plan_size);
     if (!status && device.plan_size != args.plan_size)
         report(tally, run, name, "a plan on the device has another size than on the host");
     device_scratch_make(&scratch, device.plan_size, 0xff);
     device.plan = scratch.memory;
     for (int fill = 0xff; !status && fill >= 0; fill -= 0xff) { /* whatever the memory held */
         device_scratch_fill(&scratch, fill);
-        status = fmla_decode_plan(&device);
+        status = fmla_sparse_plan(&device);
         device_wait(NULL);
         if (!status && device.plan_size == args.plan_size && !device_scratch_is(&scratch, plan))
             report(tally, run, name, "the device's plan has other bits than the host's");

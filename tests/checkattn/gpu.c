@@ -120,7 +120,7 @@ struct graph {
     void *graph;
     struct sender call;
     struct device_scratch plan, splits; /* plan: or the rows of a plan in tables */
-    fmla_decode_plan_args plan_args;
+    struct plan_call plan_args;
     fmla_tensor tables[2];
     int64_t rows_shape[2], splits_shape[1];
 };
@@ -136,17 +136,17 @@ static void graph_make_plan(struct graph *graph, const struct gpu *g, const stru
     enum { FILL = 0x3c };
     const struct operation *op = g->op;
     union call_args *call = &graph->call.call.args;
-    fmla_decode_plan_args *args = &graph->plan_args;
+    struct plan_call *args = &graph->plan_args;
     case_plan_args(c, call, args);
     args->stream = graph->call.stream, args->capacity = c->capacity;
     if (graph->kind == GRAPH_PLAN_CAPTURED) {
-        must(g, c, fmla_decode_plan_size(args, &args->plan_size));
+        must(g, c, plan_call_size(args, &args->plan_size));
         device_scratch_make(&graph->plan, args->plan_size, FILL);
         args->plan = graph->plan.memory;
         set_pointer(call, op->calls->plan, args->plan), set_size(call, op->calls->plan_size, args->plan_size);
     } else if (has_tables(graph)) {
         int32_t count = 0;
-        must(g, c, fmla_decode_plan_partitions(args, &count));
+        must(g, c, plan_call_partitions(args, &count));
         graph->rows_shape[0] = count, graph->rows_shape[1] = FMLA_PARTITION_FIELDS;
         graph->splits_shape[0] = c->b + 1;
         device_scratch_make(&graph->plan, (size_t)count * FMLA_PARTITION_FIELDS * sizeof(int32_t), FILL);
@@ -165,13 +165,13 @@ static void graph_copy_tables(const struct graph *graph, const struct gpu *g, co
 {
     const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
     fmla_tensor partitions = graph->tables[0], num_splits = graph->tables[1];
-    fmla_decode_plan_args args;
+    struct plan_call args;
     case_plan_args(c, &c->args, &args);
     args.capacity = c->capacity;
     partitions.data = must_alloc(graph->plan.bytes), num_splits.data = must_alloc(graph->splits.bytes);
     partitions.device = num_splits.device = cpu;
     args.partitions = &partitions, args.num_splits = &num_splits;
-    must(g, c, fmla_decode_plan(&args));
+    must(g, c, plan_call_run(&args));
     device_scratch_write(&graph->plan, 0, partitions.data, graph->plan.bytes);
     device_scratch_write(&graph->splits, 0, num_splits.data, graph->splits.bytes);
     free(partitions.data), free(num_splits.data);
@@ -183,7 +183,7 @@ static void graph_capture(struct graph *graph, const struct gpu *g, const struct
     if (g->op->tables) graph_make_plan(graph, g, c);
     device_capture_begin(graph->call.stream);
     if (graph->kind == GRAPH_PLAN_CAPTURED || graph->kind == GRAPH_TABLES_CAPTURED)
-        must(g, c, fmla_decode_plan(&graph->plan_args));
+        must(g, c, plan_call_run(&graph->plan_args));
     sender_launch(&graph->call);
     graph->graph = device_capture_end(graph->call.stream);
 }

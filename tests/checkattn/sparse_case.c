@@ -233,10 +233,10 @@ static void free_counts(struct test_case *c)
 
 /* ---- Plans ----------------------------------------------------------------------------------- */
 
-static void plan_shape(const struct test_case *c, fmla_decode_plan_args *args)
+static void plan_shape(const struct test_case *c, struct plan_call *args)
 {
     const struct sparse_case *s = (const struct sparse_case *)c;
-    args->sparse = 1, args->b = (int32_t)c->b, args->num_partitions = (int32_t)c->v[S_PARTITIONS];
+    args->sparse = true, args->b = c->b, args->num_partitions = (int32_t)c->v[S_PARTITIONS];
     args->topk = s->pool[0].topk, args->extra_topk = s->pool[1].topk;
 }
 
@@ -374,8 +374,8 @@ const struct maker sparse_maker = {
     .free = free_counts,
     .plan_shape = plan_shape,
     .plan_lengths = plan_lengths,
-    .plan_length = {{SPARSE_LENGTH, offsetof(fmla_decode_plan_args, topk_length)},
-                    {SPARSE_EXTRA_LENGTH, offsetof(fmla_decode_plan_args, extra_topk_length)}},
+    .plan_length = {{SPARSE_LENGTH, offsetof(struct plan_call, topk_length)},
+                    {SPARSE_EXTRA_LENGTH, offsetof(struct plan_call, extra_topk_length)}},
     .choose_rows = choose_rows,
     .narrow = narrow,
     .sees = sees,

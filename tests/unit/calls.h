@@ -93,9 +93,10 @@ struct way {
 /* Both kinds of plan. */
 static fmla_status decode_plan(struct result *result, const struct way *way)
 {
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args), sparse = FMLA_INIT(fmla_decode_plan_args);
+    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    fmla_sparse_plan_args sparse = FMLA_INIT(fmla_sparse_plan_args);
     args.seqlens = TENSOR(lengths, i32, B), args.h_kv = 1;
-    sparse.sparse = 1, sparse.topk_length = TENSOR(topk_lengths, i32, B);
+    sparse.topk_length = TENSOR(topk_lengths, i32, B);
     sparse.topk = TOPK, sparse.extra_topk = EXTRA;
     args.s_q = sparse.s_q = S_Q, args.h_q = sparse.h_q = H_Q;
     args.num_partitions = sparse.num_partitions = PLAN_PARTITIONS;
@@ -103,7 +104,7 @@ static fmla_status decode_plan(struct result *result, const struct way *way)
     args.plan_size = sparse.plan_size = PLAN_BYTES;
     if (way->wanted) return *way->wanted = 0, FMLA_OK;
     const fmla_status status = fmla_decode_plan(&args);
-    return status ? status : fmla_decode_plan(&sparse);
+    return status ? status : fmla_sparse_plan(&sparse);
 }
 
 /* What the arguments of all operations with a workspace have, and the call. */

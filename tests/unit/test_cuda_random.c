@@ -24,7 +24,7 @@ static union {
     struct drawn_dense dense;
     struct drawn_prefill prefill;
     struct {
-        fmla_decode_plan_args args;
+        struct plan_call args;
         struct held length, rows, splits;
     } plan;
     struct {
@@ -355,19 +355,19 @@ static void prefill_drawn(void)
 /* A plan has exactly the bytes that were asked for, or its tables the rows. */
 static void plan_drawn(void)
 {
-    fmla_decode_plan_args *a = &call.plan.args;
+    struct plan_call *a = &call.plan.args;
     const bool sparse = draw_one_in(2), lengths = draw_one_in(2);
     const int64_t b = draw_size(INT32_MAX - 65537) - draw_one_in(8);
     size_t bytes = 0;
     int32_t partitions = 0;
-    *a = FMLA_INIT(fmla_decode_plan_args);
+    *a = (struct plan_call){.sparse = sparse};
     draw_heads(&a->s_q, &a->h_q);
     a->num_partitions = draw_one_in(2) ? 0 : (int32_t)draw_size(65536);
     a->num_workers = draw_one_in(2) ? 0 : (int32_t)draw_size(65536);
     a->target = (fmla_device){FMLA_DEVICE_CUDA, 0};
     REGION(&call.plan.length, 0, i32, 1, b);
     if (sparse) {
-        a->sparse = 1, a->b = (int32_t)b;
+        a->b = b;
         a->topk = draw_size(INT32_MAX) - draw_one_in(2),
         a->extra_topk = draw_size(INT32_MAX) - draw_one_in(2);
         if (lengths) a->topk_length = &call.plan.length.tensor;
@@ -379,8 +379,8 @@ static void plan_drawn(void)
           ", %d partitions, %d workers",
           b, a->s_q, a->h_q, a->topk, a->extra_topk, a->num_partitions, a->num_workers);
     calls++;
-    HOLDS(fmla_decode_plan_size(a, &bytes) == FMLA_OK);
-    HOLDS(fmla_decode_plan_partitions(a, &partitions) == FMLA_OK && partitions >= 1 && partitions <= 65536);
+    HOLDS(plan_call_size(a, &bytes) == FMLA_OK);
+    HOLDS(plan_call_partitions(a, &partitions) == FMLA_OK && partitions >= 1 && partitions <= 65536);
     const bool tables = draw_one_in(3);
     if (tables) {
         REGION(&call.plan.rows, 1, i32, 2, partitions, FMLA_PARTITION_FIELDS);
@@ -390,14 +390,14 @@ static void plan_drawn(void)
         a->plan = workspace, a->plan_size = bytes;
     }
     fake->launches = 0;
-    HOLDS(fmla_decode_plan(a) == FMLA_OK && fake->launches == 1);
+    HOLDS(plan_call_run(a) == FMLA_OK && fake->launches == 1);
     const struct plan_params p = plan_params_of(&fake->launch[0]);
     HOLDS(fake->launch[0].config.grid_x == 1 && p.b == b && p.num_partitions == partitions);
     HOLDS(divides(p.partitions_divisor, partitions));
     if (tables) return;
     HOLDS((char *)p.header == workspace && (char *)(p.num_splits + b + 1) == workspace + bytes);
     a->plan_size--, fake->launches = 0;
-    HOLDS(fmla_decode_plan(a) == FMLA_BUFFER_TOO_SMALL && !fake->launches);
+    HOLDS(plan_call_run(a) == FMLA_BUFFER_TOO_SMALL && !fake->launches);
 }
 
 static int64_t size_or_none(int64_t most)

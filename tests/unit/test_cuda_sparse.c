@@ -224,17 +224,17 @@ static void small_plans(void)
         {64, 2, 64, 2048, 0, 66, 32},   {8, 1, 128, 2048, 0, 74, 4},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-        args.sparse = 1, args.b = all[i].b, args.s_q = all[i].s_q, args.h_q = all[i].h_q;
+        fmla_sparse_plan_args args = FMLA_INIT(fmla_sparse_plan_args);
+        args.b = all[i].b, args.s_q = all[i].s_q, args.h_q = all[i].h_q;
         args.topk = all[i].topk, args.extra_topk = all[i].extra;
         args.target = gpu_number(0);
         int32_t partitions = 0;
-        CHECK_OK(fmla_decode_plan_partitions(&args, &partitions));
+        CHECK_OK(fmla_sparse_plan_partitions(&args, &partitions));
         CHECK(partitions == all[i].partitions, "%zu: %d partitions, expected %d", i, partitions,
               all[i].partitions);
         struct plan_params plan;
         args.plan = region(0), args.plan_size = MEMORY;
-        CHECK_OK(fmla_decode_plan(&args));
+        CHECK_OK(fmla_sparse_plan(&args));
         memcpy(&plan, launched(0)->parameters, sizeof plan);
         CHECK_EQ(plan.num_partitions, all[i].partitions);
         const struct plan_tables tables = plan_tables_of(host, partitions);
@@ -285,10 +285,10 @@ static void formats(void)
 }
 
 /* Of a plan by itself, which knows no format. */
-static fmla_decode_plan_args plan_args(int64_t topk)
+static fmla_sparse_plan_args plan_args(int64_t topk)
 {
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.sparse = 1, args.b = B, args.s_q = S_Q, args.h_q = H_Q, args.topk = topk, args.extra_topk = EXTRA;
+    fmla_sparse_plan_args args = FMLA_INIT(fmla_sparse_plan_args);
+    args.b = B, args.s_q = S_Q, args.h_q = H_Q, args.topk = topk, args.extra_topk = EXTRA;
     args.target = gpu_number(0);
     return args;
 }
@@ -308,9 +308,9 @@ static void rows(void)
     sparse_call(&codes, FMLA_KV_FP8_656, true);
     codes.indices.shape[2] = SMALL_TOPK;
     run(&codes);
-    const fmla_decode_plan_args plan_alone = plan_args(SMALL_TOPK);
+    const fmla_sparse_plan_args plan_alone = plan_args(SMALL_TOPK);
     int32_t partitions = 0;
-    CHECK_OK(fmla_decode_plan_partitions(&plan_alone, &partitions));
+    CHECK_OK(fmla_sparse_plan_partitions(&plan_alone, &partitions));
     CHECK(partitions != 33, "%s", "the batch is not small");
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct drawn_sparse c;
@@ -473,11 +473,11 @@ static void planner(void)
 {
     struct held length;
     REGION(&length, 3, i32, 1, B);
-    fmla_decode_plan_args args = plan_args(TOPK);
+    fmla_sparse_plan_args args = plan_args(TOPK);
     args.plan = region(0), args.plan_size = MEMORY, args.stream = STREAM;
     for (int i = 0; i < 2; i++) {
         args.topk_length = i ? &length.tensor : NULL;
-        CHECK_OK(fmla_decode_plan(&args));
+        CHECK_OK(fmla_sparse_plan(&args));
         const struct plan_params plan = plan_params_of(launched(0));
         CHECK(!plan.seqlens && (const char *)plan.topk.length == (i ? region(3) : NULL), "%s", "lengths");
         CHECK_ALL({plan.topk.topk, TOPK}, {plan.topk.extra_topk, EXTRA}, {plan.num_partitions, 33},

@@ -145,10 +145,10 @@ static void sparse_bounds(void)
         if (some.options.odd && kernel && !strncmp(kernel, "cuda-sm90", 9)) some.options.odd = false;
         HOLDS(sparse(&some, false) <= bound);
         /* A plan for batches of any size, of b 0. */
-        fmla_decode_plan_args plan = FMLA_INIT(fmla_decode_plan_args);
-        plan.sparse = 1, plan.s_q = some.s_q, plan.h_q = some.h_q, plan.target = device;
+        fmla_sparse_plan_args plan = FMLA_INIT(fmla_sparse_plan_args);
+        plan.s_q = some.s_q, plan.h_q = some.h_q, plan.target = device;
         if (most.options.num_partitions || device.device_type == FMLA_DEVICE_CPU) continue;
-        HOLDS(fmla_decode_plan_partitions(&plan, &some.options.num_partitions) == FMLA_OK);
+        HOLDS(fmla_sparse_plan_partitions(&plan, &some.options.num_partitions) == FMLA_OK);
         HOLDS(sparse(&some, false) <= bound);
     }
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "policy.h"
 
+#include "plan_call.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -135,17 +137,17 @@ static bool dense_check(const struct call *call, struct fault *fault)
     return true;
 }
 
-static fmla_status plan(const struct call *call, fmla_decode_plan_args *args, size_t *bytes)
+static fmla_status plan(const struct call *call, struct plan_call *args, size_t *bytes)
 {
     args->stream = *(void **)call_option(call, "stream");
     args->num_partitions = *(int32_t *)call_option(call, "num_partitions");
     args->plan = call->plan, args->plan_size = *(size_t *)call_option(call, "plan_size");
-    return bytes ? fmla_decode_plan_size(args, bytes) : fmla_decode_plan(args);
+    return bytes ? plan_call_size(args, bytes) : plan_call_run(args);
 }
 
 static fmla_status dense_plan(const struct call *call, size_t *bytes)
 {
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
+    struct plan_call args = {0};
     args.seqlens = call_tensor(call, "seqlens");
     args.s_q = call_size(call, DIM_s_q), args.h_q = call_size(call, DIM_h_q);
     args.h_kv = call_size(call, DIM_h_kv), args.capacity = call_size(call, DIM_page_size);
@@ -191,12 +193,10 @@ static struct work sparse_work(const struct call *call)
     return work;
 }
 
-/* Until plans of sparse decode are an operation of their own. */
 static fmla_status sparse_plan(const struct call *call, size_t *bytes)
 {
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.sparse = 1, args.target = call->device;
-    args.b = (int32_t)call_size(call, DIM_b), args.s_q = call_size(call, DIM_s_q);
+    struct plan_call args = {.sparse = true, .target = call->device};
+    args.b = call_size(call, DIM_b), args.s_q = call_size(call, DIM_s_q);
     args.h_q = call_size(call, DIM_h_q), args.topk = call_size(call, DIM_topk);
     args.topk_length = call_tensor(call, "topk_length");
     args.extra_topk = call_tensor(call, "extra_indices") ? call_size(call, DIM_extra_topk) : 0;

@@ -7,6 +7,8 @@
 
 #include "draws.h"
 
+#include "plan_call.h"
+
 enum { MOST_ELEMENTS = 50 /* bits: tensors stay far below the 2^63 bytes that are allowed */ };
 
 /* Less of `x`, until x · others has at most so many bits. */
@@ -57,8 +59,8 @@ struct sparse_shape {
 
 struct drawn_sparse {
     fmla_sparse_decode_args args;
-    fmla_decode_plan_args plan; /* the one that the call is given */
-    size_t bytes;               /* of the workspace, as answered */
+    struct plan_call plan; /* the one that the call is given */
+    size_t bytes;          /* of the workspace, as answered */
     struct held q, kv, indices, length, extra_kv, extra_indices, extra_length, sink, out, lse, rows, splits;
 };
 
@@ -81,16 +83,16 @@ static inline struct sparse_shape draw_sparse(int64_t sms)
 }
 
 /* The plan, or its tables, of the call that `plan` is for, if it has one. */
-static inline void plan_of_call(const struct drawn_options *options, fmla_decode_plan_args *plan, int64_t b,
+static inline void plan_of_call(const struct drawn_options *options, struct plan_call *plan, int64_t b,
                                 struct held *rows, struct held *splits, const void **whole, size_t *bytes)
 {
     int32_t partitions = 0;
     *whole = NULL, *bytes = 0;
     if (options->plan == PLAN_WHOLE && draw_device.device_type == FMLA_DEVICE_CUDA) {
         *whole = region(12);
-        CHECK(fmla_decode_plan_size(plan, bytes) == FMLA_OK, "%s", fmla_last_error());
+        CHECK(plan_call_size(plan, bytes) == FMLA_OK, "%s", fmla_last_error());
     } else if (options->plan == PLAN_TABLES) {
-        CHECK(fmla_decode_plan_partitions(plan, &partitions) == FMLA_OK, "%s", fmla_last_error());
+        CHECK(plan_call_partitions(plan, &partitions) == FMLA_OK, "%s", fmla_last_error());
         REGION(rows, 13, i32, 2, partitions, FMLA_PARTITION_FIELDS);
         REGION(splits, 14, i32, 1, b + 1);
     }
@@ -125,8 +127,8 @@ static inline void sparse_of_shape(struct drawn_sparse *c, const struct sparse_s
     if (s->options.lse) a->lse = &c->lse.tensor;
     a->kv_format = s->format, a->batch_invariant = s->options.batch_invariant;
     a->num_partitions = s->options.num_partitions;
-    c->plan = FMLA_INIT(fmla_decode_plan_args);
-    c->plan.sparse = 1, c->plan.b = (int32_t)s->b, c->plan.s_q = s->s_q, c->plan.h_q = s->h_q;
+    c->plan = (struct plan_call){0};
+    c->plan.sparse = true, c->plan.b = s->b, c->plan.s_q = s->s_q, c->plan.h_q = s->h_q;
     c->plan.topk = s->topk, c->plan.extra_topk = s->extra_topk;
     c->plan.topk_length = a->topk_length, c->plan.extra_topk_length = a->extra_topk_length;
     c->plan.target = device, c->plan.num_partitions = s->options.num_partitions;
@@ -144,7 +146,7 @@ struct dense_shape {
 
 struct drawn_dense {
     fmla_dense_decode_args args;
-    fmla_decode_plan_args plan;
+    struct plan_call plan;
     size_t bytes; /* of the workspace, as answered */
     struct held q, kv, table, seqlens, sink, out, lse, rows, splits;
 };
@@ -190,7 +192,7 @@ static inline void dense_of_shape(struct drawn_dense *c, const struct dense_shap
     if (s->options.lse) a->lse = &c->lse.tensor;
     a->causal = s->causal, a->batch_invariant = s->options.batch_invariant;
     a->num_partitions = s->options.num_partitions;
-    c->plan = FMLA_INIT(fmla_decode_plan_args);
+    c->plan = (struct plan_call){0};
     c->plan.seqlens = &c->seqlens.tensor, c->plan.s_q = s->s_q, c->plan.h_q = s->h_q, c->plan.h_kv = s->h_kv;
     c->plan.target = device, c->plan.num_partitions = s->options.num_partitions;
     plan_of_call(&s->options, &c->plan, s->b, &c->rows, &c->splits, &a->plan, &a->plan_size);

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT */
+#include "plan_call.h"
+
+/* Members that the structs of both plans have. */
+#define SHARED(call)                                                                                         \
+    .s_q = (call)->s_q, .h_q = (call)->h_q, .target = (call)->target, .num_workers = (call)->num_workers,    \
+    .num_partitions = (call)->num_partitions, .plan = (call)->plan, .plan_size = (call)->plan_size,          \
+    .stream = (call)->stream, .partitions = (call)->partitions, .num_splits = (call)->num_splits
+
+static fmla_sparse_plan_args sparse_args(const struct plan_call *call)
+{
+    return (fmla_sparse_plan_args){.struct_size = sizeof(fmla_sparse_plan_args),
+                                   .topk_length = call->topk_length,
+                                   .extra_topk_length = call->extra_topk_length,
+                                   .b = call->b,
+                                   .topk = call->topk,
+                                   .extra_topk = call->extra_topk,
+                                   SHARED(call)};
+}
+
+static fmla_decode_plan_args dense_args(const struct plan_call *call)
+{
+    return (fmla_decode_plan_args){.struct_size = sizeof(fmla_decode_plan_args),
+                                   .seqlens = call->seqlens,
+                                   .h_kv = call->h_kv,
+                                   .capacity = call->capacity,
+                                   SHARED(call)};
+}
+
+fmla_status plan_call_size(const struct plan_call *call, size_t *bytes)
+{
+    const fmla_sparse_plan_args sparse = sparse_args(call);
+    const fmla_decode_plan_args dense = dense_args(call);
+    return call->sparse ? fmla_sparse_plan_size(&sparse, bytes) : fmla_decode_plan_size(&dense, bytes);
+}
+
+fmla_status plan_call_partitions(const struct plan_call *call, int32_t *count)
+{
+    const fmla_sparse_plan_args sparse = sparse_args(call);
+    const fmla_decode_plan_args dense = dense_args(call);
+    return call->sparse ? fmla_sparse_plan_partitions(&sparse, count)
+                        : fmla_decode_plan_partitions(&dense, count);
+}
+
+fmla_status plan_call_run(const struct plan_call *call)
+{
+    const fmla_sparse_plan_args sparse = sparse_args(call);
+    const fmla_decode_plan_args dense = dense_args(call);
+    return call->sparse ? fmla_sparse_plan(&sparse) : fmla_decode_plan(&dense);
+}
