@@ -11,37 +11,6 @@
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
-enum fault {
-    FAULT_NULL,
-    FAULT_DATA_NULL,
-    FAULT_DATA_MISALIGNED,
-    FAULT_OFFSET_MISALIGNED,
-    FAULT_CODE,
-    FAULT_CODE_UNKNOWN,
-    FAULT_BITS,
-    FAULT_LANES,
-    FAULT_RANK_0,
-    FAULT_RANK_LESS,
-    FAULT_RANK_MORE,
-    FAULT_RANK_NEGATIVE,
-    FAULT_RANK_HUGE,
-    FAULT_SHAPE_NULL,
-    FAULT_SIZE_NEGATIVE,
-    FAULT_SIZE_LEAST,
-    FAULT_SIZE_OVERFLOW,
-    FAULT_SIZE_OVERFLOW_CONTIGUOUS,
-    FAULT_STRIDE_OVERFLOW,
-    FAULT_BYTES_OVERFLOW,
-    FAULT_INNER_STRIDE,
-    FAULT_INNER_STRIDE_0,
-    FAULT_DEVICE_UNKNOWN,
-    FAULT_DEVICE_0,
-    FAULT_DEVICE_ID,
-    FAULT_OUTPUT_STRIDE_0,
-    FAULT_OUTPUT_OVERLAP,
-    FAULTS
-};
-
 /* The types that a message lists. */
 static inline void allowed_words(const struct member *m, fmla_dtype dtype, char words[64])
 {
@@ -58,107 +27,87 @@ static inline void allowed_words(const struct member *m, fmla_dtype dtype, char 
             snprintf(words + strlen(words), 64 - strlen(words), "%s%s", *words ? " or |" : "", names[i]);
 }
 
-/* Spoils a tensor. Returns what the fault is called, or NULL where the tensor cannot have it; `words` are those that the message
- * must hold. */
+/* Spoils a tensor by fault `number`. Returns what it is called; NULL where the tensor cannot have it, "" behind the last one. `words`
+ * are those that the message must hold; *of_data: only a call looks at what is wrong. */
 static inline const char *spoil(const struct good_call *good, const struct member *m, struct held *h,
-                                enum fault fault, char words[160])
+                                int number, char words[160], bool *of_data)
 {
-    enum { WORDS = 160 };
     fmla_tensor *t = &h->tensor;
-    char dtypes[64];
+    char dtypes[64], came[32];
     const int inner = t->ndim - 1, rank = t->ndim, bytes = t->dtype.bits / 8;
-    const bool flat_or_pages = (m->allowed & OR_FLAT) && bytes > 1;
+    const bool flat_or_pages = (m->allowed & OR_FLAT) && bytes > 1, output = m->allowed & IS_OUTPUT;
     const bool several = h->shape[inner] > 1, rows = rank > 1 && h->shape[0] > 1;
     allowed_words(m, t->dtype, dtypes);
-    words[0] = 0;
-#define SAY(...)        snprintf(words, WORDS, __VA_ARGS__)
-#define SAY_DTYPE(came) SAY("dtype is " came "|must be|%s", dtypes)
-/* Keys of three dimensions may have four, and the other way round: then a size is wrong. */
-#define SAY_RANK(came)                                                                                       \
-    flat_or_pages && (came) == 7 - rank                                                                      \
-        ? SAY(rank == 3 ? "h_kv (dimension 2)|must be" : "d_qk (dimension 2)|must be")                       \
-        : SAY("has %d dimensions|must have %s", (int)(came),                                                 \
-              flat_or_pages ? "3|s_kv|or 4|pages" : (const char[]){(char)('0' + rank), 0})
-    switch (fault) {
-    case FAULT_NULL:
-        if (m->allowed & ALLOW_NULL) return NULL;
-        *tensor_of(good, m) = NULL;
-        SAY("is NULL|must be");
-        return "tensor is NULL";
-    case FAULT_DATA_NULL: t->data = NULL, SAY("data is NULL"); return "data is NULL";
-    case FAULT_DATA_MISALIGNED:
-        t->data = (char *)t->data + 1, SAY("multiple of");
-        return bytes > 1 ? "odd data" : NULL;
-    case FAULT_OFFSET_MISALIGNED:
-        t->byte_offset = 1, SAY("byte_offset|multiple of");
-        return bytes > 1 ? "odd offset" : NULL;
-    case FAULT_CODE:
-        t->dtype.code = t->dtype.code == FMLA_TYPE_INT ? FMLA_TYPE_UINT : FMLA_TYPE_INT;
-        SAY("dtype is |int%d|must be|%s", t->dtype.bits, dtypes);
-        return bytes > 1 ? "dtype code" : NULL;
-    case FAULT_CODE_UNKNOWN:
-        t->dtype.code = 77, SAY_DTYPE("|77");
-        return bytes > 1 ? "unknown dtype code" : NULL;
-    case FAULT_BITS: t->dtype.bits = 64, SAY_DTYPE("|64"); return bytes < 8 ? "dtype bits" : NULL;
-    case FAULT_LANES: t->dtype.lanes = 4, SAY_DTYPE("|4 lanes"); return "dtype lanes";
-    case FAULT_RANK_0: t->ndim = 0, SAY_RANK(0); return "rank 0";
-    case FAULT_RANK_LESS: t->ndim--, SAY_RANK(rank - 1); return "rank too small";
-    case FAULT_RANK_MORE: t->ndim++, SAY_RANK(rank + 1); return "rank too large";
-    case FAULT_RANK_NEGATIVE: t->ndim = -1, SAY_RANK(-1); return "negative rank";
-    case FAULT_RANK_HUGE: t->ndim = INT32_MAX, SAY_RANK(INT32_MAX); return "huge rank";
-    case FAULT_SHAPE_NULL: t->shape = NULL, SAY("shape is NULL"); return "shape is NULL";
-    case FAULT_SIZE_NEGATIVE: h->shape[0] = -1, SAY("dimension 0|-1|≥ 0"); return "negative size";
-    case FAULT_SIZE_LEAST:
-        h->shape[inner] = INT64_MIN, SAY("dimension %d|-9223372036854775808", inner);
-        return "the least size";
-    case FAULT_SIZE_OVERFLOW:
-        h->shape[0] = INT64_MAX, SAY("overflow|2^63 bytes");
-        return rank > 1 ? "size times stride overflows" : NULL;
-    case FAULT_SIZE_OVERFLOW_CONTIGUOUS:
-        h->shape[0] = INT64_MAX, t->strides = NULL, SAY("overflow|2^63 bytes");
-        return "contiguous size overflows";
-    case FAULT_STRIDE_OVERFLOW:
-        h->strides[0] = INT64_MAX, SAY("overflow|2^63 bytes");
-        return rows ? "stride overflows" : NULL;
-    case FAULT_BYTES_OVERFLOW: /* elements fit 63 bits, bytes do not */
-        if (!rows || bytes == 1) return NULL;
-        h->strides[0] = INT64_MAX / 2 / (h->shape[0] - 1), SAY("overflow|2^63 bytes");
-        return "bytes overflow";
-    case FAULT_INNER_STRIDE:
-        h->strides[inner] = 2, SAY("stride|innermost|2|must be 1");
-        return several ? "inner stride 2" : NULL;
-    case FAULT_INNER_STRIDE_0:
-        h->strides[inner] = 0, SAY("stride|innermost|0|must be 1");
-        return several ? "inner stride 0" : NULL;
-    case FAULT_DEVICE_UNKNOWN: t->device.device_type = 99, SAY("device|99|cpu|cuda"); return "unknown device";
-    case FAULT_DEVICE_0: t->device.device_type = 0, SAY("device|0|cpu|cuda"); return "device type 0";
-    case FAULT_DEVICE_ID: t->device.id = -1, SAY("device id|-1|≥ 0"); return "negative device id";
-    case FAULT_OUTPUT_STRIDE_0:
-        h->strides[0] = 0, SAY("share memory");
-        return (m->allowed & IS_OUTPUT) && rows ? "output stride 0" : NULL;
-    case FAULT_OUTPUT_OVERLAP:
-        h->strides[0]--, SAY("share memory");
-        return (m->allowed & IS_OUTPUT) && rows ? "output overlaps itself" : NULL;
-    default: return NULL;
+    *of_data = number < 3;
+#define FAULT(what, possible, change, ...)                                                                   \
+    if (!number--) {                                                                                         \
+        change;                                                                                              \
+        snprintf(words, 160, __VA_ARGS__);                                                                   \
+        return (possible) ? (what) : NULL;                                                                   \
     }
-#undef SAY
-#undef SAY_DTYPE
-#undef SAY_RANK
+#define FAULT_DTYPE(what, possible, change, said)                                                            \
+    FAULT(what, possible, change, "dtype is %s|must be|%s", said, dtypes)
+/* Keys of three dimensions may have four, and the other way round: then a size is wrong. */
+#define FAULT_RANK(what, came)                                                                               \
+    FAULT(what, !flat_or_pages || (came) != 7 - rank, t->ndim = (came), "has %d dimensions|must have %s",    \
+          (int)(came), flat_or_pages ? "3|s_kv|or 4|pages" : (const char[]){(char)('0' + rank), 0})
+    snprintf(came, sizeof came, "|int%d", t->dtype.bits);
+    FAULT("data is NULL", true, t->data = NULL, "data is NULL")
+    FAULT("odd data", bytes > 1, t->data = (char *)t->data + 1, "multiple of")
+    FAULT("odd offset", bytes > 1, t->byte_offset = 1, "byte_offset|multiple of")
+    FAULT("tensor is NULL", !(m->allowed & ALLOW_NULL), *tensor_of(good, m) = NULL, "is NULL|must be")
+    FAULT_DTYPE("dtype code", bytes > 1,
+                t->dtype.code = t->dtype.code == FMLA_TYPE_INT ? FMLA_TYPE_UINT : FMLA_TYPE_INT, came)
+    FAULT_DTYPE("unknown dtype code", bytes > 1, t->dtype.code = 77, "|77")
+    FAULT_DTYPE("dtype bits", bytes < 8, t->dtype.bits = 64, "|64")
+    FAULT_DTYPE("dtype lanes", true, t->dtype.lanes = 4, "|4 lanes")
+    FAULT_RANK("rank 0", 0)
+    FAULT_RANK("rank too small", rank - 1)
+    FAULT_RANK("rank too large", rank + 1)
+    FAULT_RANK("negative rank", -1)
+    FAULT_RANK("huge rank", INT32_MAX)
+    FAULT("keys without pages", flat_or_pages && rank == 4, t->ndim = 3, "d_qk (dimension 2)|must be")
+    FAULT("keys in pages", flat_or_pages && rank == 3, t->ndim = 4, "h_kv (dimension 2)|must be")
+    FAULT("shape is NULL", true, t->shape = NULL, "shape is NULL")
+    FAULT("negative size", true, h->shape[0] = -1, "dimension 0|-1|≥ 0")
+    FAULT("the least size", true, h->shape[inner] = INT64_MIN, "dimension %d|-9223372036854775808", inner)
+    FAULT("size times stride", rank > 1, h->shape[0] = INT64_MAX, "overflow|2^63 bytes")
+    FAULT("contiguous size", true, (h->shape[0] = INT64_MAX, t->strides = NULL), "overflow|2^63 bytes")
+    FAULT("stride overflows", rows, h->strides[0] = INT64_MAX, "overflow|2^63 bytes")
+    /* Elements fit 63 bits, bytes do not. */
+    FAULT("bytes overflow", rows && bytes > 1, h->strides[0] = INT64_MAX / 2 / (rows ? h->shape[0] - 1 : 1),
+          "overflow|2^63 bytes")
+    FAULT("inner stride 2", several, h->strides[inner] = 2, "stride|innermost|2|must be 1")
+    FAULT("inner stride 0", several, h->strides[inner] = 0, "stride|innermost|0|must be 1")
+    FAULT("unknown device", true, t->device.device_type = 99, "device|99|cpu|cuda")
+    FAULT("device type 0", true, t->device.device_type = 0, "device|0|cpu|cuda")
+    FAULT("negative device id", true, t->device.id = -1, "device id|-1|≥ 0")
+    FAULT("output stride 0", output && rows, h->strides[0] = 0, "share memory")
+    FAULT("output overlaps itself", output && rows, h->strides[0]--, "share memory")
+    return "";
+#undef FAULT
+#undef FAULT_DTYPE
+#undef FAULT_RANK
 }
 
 static inline void refuse_tensors(struct good_call *good)
 {
     const struct member *m;
+    const char *what = NULL;
     char words[160], label[96];
+    bool of_data;
     for (int which = 0; (m = described_tensor(good->operation, which)); which++) {
-        for (enum fault fault = 0; fault < FAULTS; fault++) {
+        good->set_up();
+        if (!*tensor_of(good, m)) continue;
+        for (int fault = 0; !what || *what; fault++) {
             good->set_up();
-            const char *what = *tensor_of(good, m) ? spoil(good, m, &good->held[which], fault, words) : NULL;
-            if (!what) continue;
+            what = spoil(good, m, &good->held[which], fault, words, &of_data);
+            if (!what || !*what) continue;
             snprintf(label, sizeof label, "%s: %s", m->name, what);
             check_refused(good, label, FMLA_INVALID_ARGUMENT, m->name, words,
-                          (m->allowed & IN_CALLS) || (fault && fault <= FAULT_OFFSET_MISALIGNED));
+                          (m->allowed & IN_CALLS) || of_data);
         }
+        what = NULL;
     }
 }
 
