@@ -24,8 +24,8 @@ static void set_up(void)
 static void nothing(void)
 {
     set_up();
-    resize(&call, DIM_b, INT32_MAX), resize(&call, DIM_s_q, INT32_MAX);
     resize(&call, DIM_h_q, 0), resize(&call, DIM_d_v, 0);
+    resize(&call, DIM_b, INT32_MAX), resize(&call, DIM_s_q, INT32_MAX);
 }
 
 static void test_taken(void)
