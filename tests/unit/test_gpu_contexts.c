@@ -33,7 +33,7 @@ typedef unsigned long long address;
     ENTRY(download, cuMemcpyDtoH_v2, (void *to, address from, size_t bytes))
 
 static struct {
-#define MEMBER(member, name, parameters) int(*member) parameters;
+#define MEMBER(member, name, parameters) int(*member) parameters; /* NOLINT(bugprone-macro-parentheses) */
     ENTRIES(MEMBER)
 } driver;
 

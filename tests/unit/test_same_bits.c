@@ -315,7 +315,8 @@ int main(void)
     for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++) {
         if (!row.kernel || !row.available || row.forced_only) continue;
         for (int k = 0; k < 4; k++)
-            for (int f = 0; f < operations[k].formats && !strcmp(row.operation, operations[k].name); f++)
+            for (int f = 0; f < 3 && f < operations[k].formats && !strcmp(row.operation, operations[k].name);
+                 f++)
                 check_operation(&operations[k], row.kernel, formats[f]);
     }
     for (int i = 0; i < 12; i++) free(memory[i]);
