@@ -95,8 +95,8 @@ static fmla_status decode_plan(struct result *result, const struct way *way)
 {
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
     fmla_sparse_plan_args sparse = FMLA_INIT(fmla_sparse_plan_args);
-    args.seqlens = TENSOR(lengths, i32, B), args.h_kv = 1;
-    sparse.topk_length = TENSOR(topk_lengths, i32, B);
+    args.seqlens = TENSOR_OF(lengths, i32, B), args.h_kv = 1;
+    sparse.topk_length = TENSOR_OF(topk_lengths, i32, B);
     sparse.topk = TOPK, sparse.extra_topk = EXTRA;
     args.s_q = sparse.s_q = S_Q, args.h_q = sparse.h_q = H_Q;
     args.num_partitions = sparse.num_partitions = PLAN_PARTITIONS;
@@ -115,11 +115,11 @@ static fmla_status decode_plan(struct result *result, const struct way *way)
 static fmla_status dense_decode(struct result *result, const struct way *way)
 {
     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = TENSOR(q_data, bf16, B, S_Q, H_Q, D_QK);
-    args.kv_cache = TENSOR(kv_data, bf16, PAGES, PAGE, 1, D_QK);
-    args.block_table = TENSOR(table_data, i32, B, TABLE), args.seqlens = TENSOR(lengths, i32, B);
-    args.out = TENSOR(result->out, bf16, B, S_Q, H_Q, D_V);
-    args.lse = TENSOR(result->lse, f32, B, H_Q, S_Q);
+    args.q = TENSOR_OF(q_data, bf16, B, S_Q, H_Q, D_QK);
+    args.kv_cache = TENSOR_OF(kv_data, bf16, PAGES, PAGE, 1, D_QK);
+    args.block_table = TENSOR_OF(table_data, i32, B, TABLE), args.seqlens = TENSOR_OF(lengths, i32, B);
+    args.out = TENSOR_OF(result->out, bf16, B, S_Q, H_Q, D_V);
+    args.lse = TENSOR_OF(result->lse, f32, B, H_Q, S_Q);
     if (way->planned) args.plan = way->planned->plan, args.plan_size = PLAN_BYTES;
     args.causal = 1, args.batch_invariant = way->batch_invariant;
     CALL_WITH_WORKSPACE(dense_decode);
@@ -129,12 +129,13 @@ static fmla_status dense_decode(struct result *result, const struct way *way)
 static fmla_status sparse_decode(struct result *result, const struct way *way)
 {
     fmla_sparse_decode_args args = FMLA_INIT(fmla_sparse_decode_args);
-    args.q = TENSOR(q_data, bf16, B, S_Q, H_Q, D_QK);
-    args.kv_cache = args.extra_kv_cache = TENSOR(fp8_data, u8, PAGES, PAGE, 1, 656);
-    args.indices = TENSOR(indices_data, i32, B, S_Q, TOPK), args.topk_length = TENSOR(topk_lengths, i32, B);
-    args.extra_indices = TENSOR(extra_indices_data, i32, B, S_Q, EXTRA), args.kv_format = FMLA_KV_FP8_656;
-    args.out = TENSOR(result->sparse_out, bf16, B, S_Q, H_Q, D_V);
-    args.lse = TENSOR(result->sparse_lse, f32, B, H_Q, S_Q);
+    args.q = TENSOR_OF(q_data, bf16, B, S_Q, H_Q, D_QK);
+    args.kv_cache = args.extra_kv_cache = TENSOR_OF(fp8_data, u8, PAGES, PAGE, 1, 656);
+    args.indices = TENSOR_OF(indices_data, i32, B, S_Q, TOPK),
+    args.topk_length = TENSOR_OF(topk_lengths, i32, B);
+    args.extra_indices = TENSOR_OF(extra_indices_data, i32, B, S_Q, EXTRA), args.kv_format = FMLA_KV_FP8_656;
+    args.out = TENSOR_OF(result->sparse_out, bf16, B, S_Q, H_Q, D_V);
+    args.lse = TENSOR_OF(result->sparse_lse, f32, B, H_Q, S_Q);
     if (way->planned) args.plan = way->planned->sparse_plan, args.plan_size = PLAN_BYTES;
     args.batch_invariant = way->batch_invariant;
     CALL_WITH_WORKSPACE(sparse_decode);
@@ -146,21 +147,21 @@ static fmla_status sparse_prefill(struct result *result, const struct way *way)
     _Static_assert(PREFILL * PREFILL_TOPK <= B * S_Q * TOPK && PREFILL * H_Q <= PAGES * PAGE,
                    "indices and queries for all tokens");
     fmla_sparse_prefill_args args = FMLA_INIT(fmla_sparse_prefill_args);
-    args.q = TENSOR(kv_data, bf16, PREFILL, H_Q, D_QK),
-    args.kv = TENSOR(kv_data, bf16, PAGES * PAGE, 1, D_QK);
-    args.indices = TENSOR(indices_data, i32, PREFILL, 1, PREFILL_TOPK);
-    args.out = TENSOR(result->prefill_out, bf16, PREFILL, H_Q, D_V);
-    args.max_logits = TENSOR(result->max_logits, f32, PREFILL, H_Q);
+    args.q = TENSOR_OF(kv_data, bf16, PREFILL, H_Q, D_QK),
+    args.kv = TENSOR_OF(kv_data, bf16, PAGES * PAGE, 1, D_QK);
+    args.indices = TENSOR_OF(indices_data, i32, PREFILL, 1, PREFILL_TOPK);
+    args.out = TENSOR_OF(result->prefill_out, bf16, PREFILL, H_Q, D_V);
+    args.max_logits = TENSOR_OF(result->max_logits, f32, PREFILL, H_Q);
     CALL_WITH_WORKSPACE(sparse_prefill);
 }
 
 static fmla_status merge(struct result *result, const struct way *way)
 {
     fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-    args.out_parts = TENSOR(parts_data, f32, PARTS, B, S_Q, H_Q, D_V);
-    args.lse_parts = TENSOR(lse_parts_data, f32, PARTS, B, H_Q, S_Q);
-    args.out = TENSOR(result->merged, f32, B, S_Q, H_Q, D_V);
-    args.lse = TENSOR(result->merged_lse, f32, B, H_Q, S_Q), args.kernel = way->kernel;
+    args.out_parts = TENSOR_OF(parts_data, f32, PARTS, B, S_Q, H_Q, D_V);
+    args.lse_parts = TENSOR_OF(lse_parts_data, f32, PARTS, B, H_Q, S_Q);
+    args.out = TENSOR_OF(result->merged, f32, B, S_Q, H_Q, D_V);
+    args.lse = TENSOR_OF(result->merged_lse, f32, B, H_Q, S_Q), args.kernel = way->kernel;
     return way->wanted ? *way->wanted = 0, FMLA_OK : fmla_merge(&args);
 }
 
@@ -177,8 +178,8 @@ static fmla_status cache_append(struct result *result, const struct way *way)
     _Static_assert(sizeof parts_data >= sizeof result->rows, "vectors for all tokens");
     const bool pieces = way->cache_format == FMLA_KV_FP8_584;
     fmla_cache_append_args args = FMLA_INIT(fmla_cache_append_args);
-    args.latent = TENSOR(parts_data, f32, TOKENS, pieces ? 512 : 576), args.kernel = way->kernel;
-    args.kv_cache = TENSOR(result->cache, u8, 1, CACHE_SLOTS, 1, pieces ? 584 : 656);
+    args.latent = TENSOR_OF(parts_data, f32, TOKENS, pieces ? 512 : 576), args.kernel = way->kernel;
+    args.kv_cache = TENSOR_OF(result->cache, u8, 1, CACHE_SLOTS, 1, pieces ? 584 : 656);
     args.slot_mapping = cache_slots(&(struct held){0});
     args.kv_format = way->cache_format ? way->cache_format : FMLA_KV_FP8_656;
     if (way->wanted) return *way->wanted = 0, FMLA_OK;
@@ -190,9 +191,9 @@ static fmla_status cache_gather(struct result *result, const struct way *way)
 {
     const bool pieces = way->cache_format == FMLA_KV_FP8_584;
     fmla_cache_gather_args args = FMLA_INIT(fmla_cache_gather_args);
-    args.kv_cache = TENSOR(result->cache, u8, 1, CACHE_SLOTS, 1, pieces ? 584 : 656);
+    args.kv_cache = TENSOR_OF(result->cache, u8, 1, CACHE_SLOTS, 1, pieces ? 584 : 656);
     args.slots = cache_slots(&(struct held){0}), args.kernel = way->kernel;
-    args.out = TENSOR(result->rows, f32, TOKENS, pieces ? 512 : 576);
+    args.out = TENSOR_OF(result->rows, f32, TOKENS, pieces ? 512 : 576);
     args.kv_format = way->cache_format ? way->cache_format : FMLA_KV_FP8_656;
     return way->wanted ? *way->wanted = 0, FMLA_OK : fmla_cache_gather(&args);
 }

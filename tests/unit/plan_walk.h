@@ -115,7 +115,7 @@ static inline struct plan_header *build_inside(const struct batch *batch, const 
 static inline void *build_public(const struct batch *batch, fmla_plan_view *view)
 {
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = TENSOR((void *)(uintptr_t)batch->seqlens, i32, batch->requests);
+    args.seqlens = TENSOR_OF((void *)(uintptr_t)batch->seqlens, i32, batch->requests);
     args.s_q = 1, args.h_q = 128, args.h_kv = 1;
     args.capacity = batch->capacity, args.num_partitions = (int32_t)batch->partitions;
     size_t bytes = 0;
@@ -137,8 +137,8 @@ static inline void *build_public(const struct batch *batch, fmla_plan_view *view
     }
     const struct plan_tables tables = own_tables(batch);
     args.plan = NULL, args.plan_size = 0;
-    args.partitions = TENSOR(tables.partitions, i32, batch->partitions, FMLA_PARTITION_FIELDS);
-    args.num_splits = TENSOR(tables.num_splits, i32, batch->requests + 1);
+    args.partitions = TENSOR_OF(tables.partitions, i32, batch->partitions, FMLA_PARTITION_FIELDS);
+    args.num_splits = TENSOR_OF(tables.num_splits, i32, batch->requests + 1);
     CHECK(fmla_decode_plan(&args) == FMLA_OK, "%s: tables: %s", which, fmla_last_error());
     check_own(batch, tables, view->partitions, view->num_splits);
     return plan;

@@ -19,7 +19,7 @@ static inline const fmla_tensor *tensor_of(struct held *held, void *data, fmla_d
 }
 
 /* Contiguous, of the CPU; behind the type its shape. */
-#define TENSOR(data, dtype, ...)                                                                             \
+#define TENSOR_OF(data, dtype, ...)                                                                          \
     tensor_of(&(struct held){0}, data, dtype, (const int64_t[]){__VA_ARGS__},                                \
               sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
 

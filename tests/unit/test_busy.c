@@ -41,7 +41,7 @@ static size_t workspace_size, plan_size;
 static fmla_status decode_plan(int size, size_t *wanted)
 {
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = TENSOR(lengths, i32, 64 * size), args.s_q = 1, args.h_q = H_Q, args.h_kv = 1;
+    args.seqlens = TENSOR_OF(lengths, i32, 64 * size), args.s_q = 1, args.h_q = H_Q, args.h_kv = 1;
     args.plan = plan, args.plan_size = plan_size;
     return wanted ? fmla_decode_plan_size(&args, &plan_size) : fmla_decode_plan(&args);
 }
@@ -54,52 +54,54 @@ static fmla_status dense_decode(int size, size_t *wanted)
 {
     int32_t length = PAGE * size;
     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = TENSOR(queries, bf16, 1, 1, H_Q, D_QK);
-    args.kv_cache = TENSOR(keys, bf16, KEYS / PAGE, PAGE, 1, D_QK);
-    args.block_table = TENSOR(table, i32, 1, size);
-    args.seqlens = TENSOR(&length, i32, 1), args.out = TENSOR(outs, bf16, 1, 1, H_Q, D_V);
+    args.q = TENSOR_OF(queries, bf16, 1, 1, H_Q, D_QK);
+    args.kv_cache = TENSOR_OF(keys, bf16, KEYS / PAGE, PAGE, 1, D_QK);
+    args.block_table = TENSOR_OF(table, i32, 1, size);
+    args.seqlens = TENSOR_OF(&length, i32, 1), args.out = TENSOR_OF(outs, bf16, 1, 1, H_Q, D_V);
     CALL_WITH_WORKSPACE(dense_decode);
 }
 
 static fmla_status sparse_decode(int size, size_t *wanted)
 {
     fmla_sparse_decode_args args = FMLA_INIT(fmla_sparse_decode_args);
-    args.q = TENSOR(queries, bf16, 1, 1, H_Q, D_QK);
-    args.kv_cache = TENSOR(cache, u8, KEYS / PAGE, PAGE, 1, TOKEN), args.kv_format = FMLA_KV_FP8_656;
-    args.indices = TENSOR(indices, i32, 1, 1, 64 * size), args.out = TENSOR(outs, bf16, 1, 1, H_Q, D_V);
+    args.q = TENSOR_OF(queries, bf16, 1, 1, H_Q, D_QK);
+    args.kv_cache = TENSOR_OF(cache, u8, KEYS / PAGE, PAGE, 1, TOKEN), args.kv_format = FMLA_KV_FP8_656;
+    args.indices = TENSOR_OF(indices, i32, 1, 1, 64 * size), args.out = TENSOR_OF(outs, bf16, 1, 1, H_Q, D_V);
     CALL_WITH_WORKSPACE(sparse_decode);
 }
 
 static fmla_status sparse_prefill(int size, size_t *wanted)
 {
     fmla_sparse_prefill_args args = FMLA_INIT(fmla_sparse_prefill_args);
-    args.q = TENSOR(queries, bf16, 2 * size, H_Q, D_QK), args.kv = TENSOR(keys, bf16, KEYS, 1, D_QK);
-    args.indices = TENSOR(indices, i32, 2 * size, 1, 64), args.out = TENSOR(outs, bf16, 2 * size, H_Q, D_V);
+    args.q = TENSOR_OF(queries, bf16, 2 * size, H_Q, D_QK), args.kv = TENSOR_OF(keys, bf16, KEYS, 1, D_QK);
+    args.indices = TENSOR_OF(indices, i32, 2 * size, 1, 64),
+    args.out = TENSOR_OF(outs, bf16, 2 * size, H_Q, D_V);
     CALL_WITH_WORKSPACE(sparse_prefill);
 }
 
 static fmla_status merge(int size, size_t *wanted)
 {
     fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-    args.out_parts = TENSOR(parts, f32, PARTS, 1, 8 * size, H_Q, D_V);
-    args.lse_parts = TENSOR(lse_parts, f32, PARTS, 1, H_Q, 8 * size);
-    args.out = TENSOR(merged, f32, 1, 8 * size, H_Q, D_V);
+    args.out_parts = TENSOR_OF(parts, f32, PARTS, 1, 8 * size, H_Q, D_V);
+    args.lse_parts = TENSOR_OF(lse_parts, f32, PARTS, 1, H_Q, 8 * size);
+    args.out = TENSOR_OF(merged, f32, 1, 8 * size, H_Q, D_V);
     return wanted ? FMLA_OK : fmla_merge(&args);
 }
 
 static fmla_status cache_append(int size, size_t *wanted)
 {
     fmla_cache_append_args args = FMLA_INIT(fmla_cache_append_args);
-    args.latent = TENSOR(vectors, f32, 128 * size, D_QK), args.slot_mapping = TENSOR(slots, i64, 128 * size);
-    args.kv_cache = TENSOR(cache, u8, TOKENS / PAGE, PAGE, 1, TOKEN), args.kv_format = FMLA_KV_FP8_656;
+    args.latent = TENSOR_OF(vectors, f32, 128 * size, D_QK),
+    args.slot_mapping = TENSOR_OF(slots, i64, 128 * size);
+    args.kv_cache = TENSOR_OF(cache, u8, TOKENS / PAGE, PAGE, 1, TOKEN), args.kv_format = FMLA_KV_FP8_656;
     return wanted ? FMLA_OK : fmla_cache_append(&args);
 }
 
 static fmla_status cache_gather(int size, size_t *wanted)
 {
     fmla_cache_gather_args args = FMLA_INIT(fmla_cache_gather_args);
-    args.out = TENSOR(vectors, f32, 128 * size, D_QK), args.slots = TENSOR(slots, i64, 128 * size);
-    args.kv_cache = TENSOR(cache, u8, TOKENS / PAGE, PAGE, 1, TOKEN), args.kv_format = FMLA_KV_FP8_656;
+    args.out = TENSOR_OF(vectors, f32, 128 * size, D_QK), args.slots = TENSOR_OF(slots, i64, 128 * size);
+    args.kv_cache = TENSOR_OF(cache, u8, TOKENS / PAGE, PAGE, 1, TOKEN), args.kv_format = FMLA_KV_FP8_656;
     return wanted ? FMLA_OK : fmla_cache_gather(&args);
 }
 

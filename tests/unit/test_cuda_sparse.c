@@ -253,7 +253,7 @@ static void small_plans(void)
               all[i].longest);
         /* The caller's word goes, and other GPUs are planned for as they were. */
         args.num_workers = 132;
-        CHECK_OK(fmla_decode_plan_partitions(&args, &partitions));
+        CHECK_OK(fmla_sparse_plan_partitions(&args, &partitions));
         CHECK_EQ(partitions, plan_default_partitions(132, 1, all[i].s_q * all[i].h_q, all[i].s_q));
     }
 }

@@ -84,8 +84,8 @@ static void check_public(void)
     static _Alignas(64) uint16_t q_data[576], kv_data[576], out_data[512];
     static int32_t length = 1;
     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = TENSOR(q_data, bf16, 1, 1, 1, 576), args.kv_cache = TENSOR(kv_data, bf16, 1, 1, 1, 576);
-    args.seqlens = TENSOR(&length, i32, 1), args.out = TENSOR(out_data, bf16, 1, 1, 1, 512);
+    args.q = TENSOR_OF(q_data, bf16, 1, 1, 1, 576), args.kv_cache = TENSOR_OF(kv_data, bf16, 1, 1, 1, 576);
+    args.seqlens = TENSOR_OF(&length, i32, 1), args.out = TENSOR_OF(out_data, bf16, 1, 1, 1, 512);
     const struct asked asked = {"bf16", "576", NULL};
     const char *name = NULL, *first = promised("dense_decode", &asked);
     CHECK(!fmla_dense_decode_kernel(&args, &name) && first && !strcmp(name, first), "%s runs, not %s",

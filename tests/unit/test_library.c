@@ -23,9 +23,9 @@ static fmla_status decode(int64_t d_qk, const char *kernel)
     static _Alignas(64) uint16_t q_data[576], kv_data[4 * 576], out_data[512];
     static int32_t length = 3;
     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = TENSOR(q_data, bf16, 1, 1, 1, d_qk), args.kv_cache = TENSOR(kv_data, bf16, 1, 4, 1, d_qk);
-    args.seqlens = TENSOR(&length, i32, 1);
-    args.out = TENSOR(out_data, bf16, 1, 1, 1, d_qk < 512 ? d_qk : 512);
+    args.q = TENSOR_OF(q_data, bf16, 1, 1, 1, d_qk), args.kv_cache = TENSOR_OF(kv_data, bf16, 1, 4, 1, d_qk);
+    args.seqlens = TENSOR_OF(&length, i32, 1);
+    args.out = TENSOR_OF(out_data, bf16, 1, 1, 1, d_qk < 512 ? d_qk : 512);
     args.kernel = kernel;
     size_t bytes, alignment;
     fmla_status status = fmla_dense_decode_workspace_size(&args, &bytes, &alignment);
@@ -42,8 +42,8 @@ static fmla_status merge(void)
 {
     static float parts_data[2] = {1, 2}, lse_data[2] = {0, 0}, out_data[1];
     fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-    args.out_parts = TENSOR(parts_data, f32, 2, 1, 1, 1, 1);
-    args.lse_parts = TENSOR(lse_data, f32, 2, 1, 1, 1), args.out = TENSOR(out_data, f32, 1, 1, 1, 1);
+    args.out_parts = TENSOR_OF(parts_data, f32, 2, 1, 1, 1, 1);
+    args.lse_parts = TENSOR_OF(lse_data, f32, 2, 1, 1, 1), args.out = TENSOR_OF(out_data, f32, 1, 1, 1, 1);
     return fmla_merge(&args);
 }
 
@@ -51,7 +51,7 @@ static fmla_status plan(void)
 {
     static int32_t length = 3;
     fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = TENSOR(&length, i32, 1), args.s_q = args.h_q = args.h_kv = 1;
+    args.seqlens = TENSOR_OF(&length, i32, 1), args.s_q = args.h_q = args.h_kv = 1;
     size_t bytes;
     return fmla_decode_plan_size(&args, &bytes);
 }

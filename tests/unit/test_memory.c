@@ -50,9 +50,10 @@ int main(void)
     memset(out, 1, sizeof out), memset(lse, 1, sizeof lse);
 
     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = TENSOR(q, bf16, B, 1, H_Q, D_QK), args.kv_cache = TENSOR(cache, bf16, PAGES, PAGE, 1, D_QK);
-    args.block_table = TENSOR(table, i32, B, S_K / PAGE), args.seqlens = TENSOR(lengths, i32, B);
-    args.out = TENSOR(out, bf16, B, 1, H_Q, D_V), args.lse = TENSOR(lse, f32, B, H_Q, 1);
+    args.q = TENSOR_OF(q, bf16, B, 1, H_Q, D_QK),
+    args.kv_cache = TENSOR_OF(cache, bf16, PAGES, PAGE, 1, D_QK);
+    args.block_table = TENSOR_OF(table, i32, B, S_K / PAGE), args.seqlens = TENSOR_OF(lengths, i32, B);
+    args.out = TENSOR_OF(out, bf16, B, 1, H_Q, D_V), args.lse = TENSOR_OF(lse, f32, B, H_Q, 1);
     CHECK_EQ(fmla_prepare(cpu), FMLA_OK); /* starts the threads */
     for (int invariant = 0; invariant < 2; invariant++) {
         args.batch_invariant = invariant;

@@ -179,7 +179,7 @@ static void test_default_partitions(void)
         CHECK_EQ(plan_default_partitions(cases[k].workers, cases[k].s_q, cases[k].h_q, cases[k].h_kv),
                  cases[k].expected);
         fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-        args.seqlens = TENSOR(&length, i32, 1), args.s_q = cases[k].s_q, args.h_q = cases[k].h_q;
+        args.seqlens = TENSOR_OF(&length, i32, 1), args.s_q = cases[k].s_q, args.h_q = cases[k].h_q;
         args.h_kv = cases[k].h_kv;
         args.num_workers = cases[k].workers;
         size_t bytes = 0;

@@ -10,10 +10,10 @@ enum { EXTRA_PAGES = 3, EXTRA_PAGE = 5, EXTRA = 10 };
 static void set_up(void);
 static struct good_call call = {.operation = OP_SPARSE_DECODE, .elsewhere = "q", .set_up = set_up};
 
-#define ARGS       (*(fmla_sparse_decode_args *)call.args)
-#define TENSOR(of) TENSOR_sparse_decode_##of
-#define T(name)    (call.held[TENSOR(name)])
-#define INTS(name) ((int32_t *)T(name).tensor.data)
+#define ARGS          (*(fmla_sparse_decode_args *)call.args)
+#define TENSOR_OF(of) TENSOR_sparse_decode_##of
+#define T(name)       (call.held[TENSOR_OF(name)])
+#define INTS(name)    ((int32_t *)T(name).tensor.data)
 
 /* Lists of keys: indices[i] = i · 7 of as many as there are. */
 static void put_indices(struct held *held, int64_t keys)
@@ -42,7 +42,7 @@ static void set_up_format(int32_t format, fmla_dtype type)
                             .type = type,
                             .format = format ? format : FMLA_KV_BF16};
     if (format == FMLA_KV_FP8_584) layout.size[DIM_d_qk] = 512;
-    begin(&call, &layout, BIT(TENSOR(partitions)) | BIT(TENSOR(num_splits)));
+    begin(&call, &layout, BIT(TENSOR_OF(partitions)) | BIT(TENSOR_OF(num_splits)));
     put_indices(&T(indices), PAGES * PAGE), put_indices(&T(extra_indices), EXTRA_PAGES * EXTRA_PAGE);
     PUT(T(topk_length), int32_t, 20, 33);
     PUT(T(extra_topk_length), int32_t, EXTRA, 3);
@@ -180,11 +180,11 @@ int main(void)
 {
     CHECK(fmla_set_num_threads(2) == FMLA_OK, "%s", fmla_last_error());
     planned = (struct planned){.call = &call,
-                               .rows = TENSOR(partitions),
-                               .splits = TENSOR(num_splits),
+                               .rows = TENSOR_OF(partitions),
+                               .splits = TENSOR_OF(num_splits),
                                .bound_by = "q",
                                .make = make_plan,
-                               .lengths = TENSOR(topk_length),
+                               .lengths = TENSOR_OF(topk_length),
                                .most = {TOPK, TOPK}};
     test_refused();
     test_formats();

@@ -122,13 +122,13 @@ static void check_by_hand(const struct way *c)
             }
     }
     fmla_sparse_prefill_args args = FMLA_INIT(fmla_sparse_prefill_args);
-    args.q = TENSOR(q, bf16, S_Q, H_Q, f->d_qk);
-    args.kv = f->flat ? TENSOR(kv, bf16, S_KV, HEADS, f->d_qk)
-                      : TENSOR(kv, cache_type_of(f), S_KV / PAGE, PAGE, 1, f->last);
-    args.indices = TENSOR(indices, i32, S_Q, heads, TOPK);
-    args.topk_length = c->with_lengths ? TENSOR(length_data, i32, S_Q) : NULL;
-    args.attn_sink = c->with_sink ? TENSOR(sinks, f32, H_Q) : NULL;
-    args.out = TENSOR(out, bf16, S_Q, H_Q, D_V);
+    args.q = TENSOR_OF(q, bf16, S_Q, H_Q, f->d_qk);
+    args.kv = f->flat ? TENSOR_OF(kv, bf16, S_KV, HEADS, f->d_qk)
+                      : TENSOR_OF(kv, cache_type_of(f), S_KV / PAGE, PAGE, 1, f->last);
+    args.indices = TENSOR_OF(indices, i32, S_Q, heads, TOPK);
+    args.topk_length = c->with_lengths ? TENSOR_OF(length_data, i32, S_Q) : NULL;
+    args.attn_sink = c->with_sink ? TENSOR_OF(sinks, f32, H_Q) : NULL;
+    args.out = TENSOR_OF(out, bf16, S_Q, H_Q, D_V);
     args.max_logits = hold_rows(&(struct held){0}, max_data, S_Q, H_Q);
     args.lse = hold_rows(&(struct held){0}, lse_data, S_Q, H_Q);
     args.kv_format = f->public_name, args.kernel = c->kernel;
@@ -173,10 +173,11 @@ static void check_oracle(int64_t d_qk, struct random_state *random)
     for (int h = 0; h < GROUPS; h++) sinks[h] = random_input(random, 0.0f, 1.0f);
 
     fmla_sparse_prefill_args args = FMLA_INIT(fmla_sparse_prefill_args);
-    args.q = TENSOR(q, bf16, TOKENS, GROUPS, d_qk), args.kv = TENSOR(kv, bf16, MOST_KEYS, KEY_HEADS, d_qk);
-    args.indices = TENSOR(indices, i32, TOKENS, KEY_HEADS, LIST);
-    args.topk_length = TENSOR(length_data, i32, TOKENS), args.attn_sink = TENSOR(sinks, f32, GROUPS);
-    args.out = TENSOR(out, bf16, TOKENS, GROUPS, D_V);
+    args.q = TENSOR_OF(q, bf16, TOKENS, GROUPS, d_qk),
+    args.kv = TENSOR_OF(kv, bf16, MOST_KEYS, KEY_HEADS, d_qk);
+    args.indices = TENSOR_OF(indices, i32, TOKENS, KEY_HEADS, LIST);
+    args.topk_length = TENSOR_OF(length_data, i32, TOKENS), args.attn_sink = TENSOR_OF(sinks, f32, GROUPS);
+    args.out = TENSOR_OF(out, bf16, TOKENS, GROUPS, D_V);
     args.lse = hold_rows(&(struct held){0}, lse, TOKENS, GROUPS);
     args.kernel = "ref", args.softmax_scale = 0.05f;
     CHECK_OK(run_sparse_prefill(&args));
@@ -194,7 +195,7 @@ static void check_oracle(int64_t d_qk, struct random_state *random)
         sout.strides[0] = GROUPS * D_V, slse.strides[0] = GROUPS;
         decode.q = &sq.tensor, decode.kv_cache = &skv.tensor, decode.indices = &sidx.tensor;
         decode.topk_length = args.topk_length, decode.out = &sout.tensor, decode.lse = &slse.tensor;
-        decode.attn_sink = TENSOR(sinks + first, f32, ROWS_OF_HEAD);
+        decode.attn_sink = TENSOR_OF(sinks + first, f32, ROWS_OF_HEAD);
         decode.kernel = "ref", decode.softmax_scale = args.softmax_scale;
         CHECK_OK(run_sparse_decode(&decode));
     }
@@ -223,9 +224,9 @@ static void check_threads(const char *kernel, struct random_state *random)
     for (int i = 0; i < LONG; i++) indices[i] = (int32_t)random_between(random, -50, KEYS_OF_LONG - 1);
     for (int i = 64; i < 640; i++) indices[i] = i < 500 ? -1 : indices[i]; /* whole chunks without a key */
     fmla_sparse_prefill_args args = FMLA_INIT(fmla_sparse_prefill_args);
-    args.q = TENSOR(q, bf16, 1, HEADS_OF_LONG, WIDEST);
-    args.kv = TENSOR(kv, bf16, KEYS_OF_LONG, 1, WIDEST);
-    args.indices = TENSOR(indices, i32, 1, 1, LONG);
+    args.q = TENSOR_OF(q, bf16, 1, HEADS_OF_LONG, WIDEST);
+    args.kv = TENSOR_OF(kv, bf16, KEYS_OF_LONG, 1, WIDEST);
+    args.indices = TENSOR_OF(indices, i32, 1, 1, LONG);
     args.softmax_scale = 0.5f;
     static const int32_t threads[] = {1, 2, 5, 16};
     for (int i = -1; i < 4; i++) {
@@ -235,9 +236,9 @@ static void check_threads(const char *kernel, struct random_state *random)
         for (int time = 0; time < 2; time++) {
             struct result *const r = time ? &again : into;
             memset(r, 0xff, sizeof *r);
-            args.out = TENSOR(r->out, bf16, 1, HEADS_OF_LONG, D_V);
-            args.max_logits = TENSOR(r->max_logits, f32, 1, HEADS_OF_LONG);
-            args.lse = TENSOR(r->lse, f32, 1, HEADS_OF_LONG);
+            args.out = TENSOR_OF(r->out, bf16, 1, HEADS_OF_LONG, D_V);
+            args.max_logits = TENSOR_OF(r->max_logits, f32, 1, HEADS_OF_LONG);
+            args.lse = TENSOR_OF(r->lse, f32, 1, HEADS_OF_LONG);
             CHECK(run_sparse_prefill(&args) == FMLA_OK, "%s: %s", kernel, fmla_last_error());
         }
         CHECK(!memcmp(into, &again, sizeof again), "%s, threads %d: other bits the second time", kernel, i);

@@ -35,14 +35,14 @@ static void check_by_hand(const char *kernel, const struct format *f, int list, 
     if (list == ONLY_EXTRA) put_token(extra, 3, 0, f, AT, 0), extra_lists[list][2] = 0;
     float lse = NAN, sink = 0.5f;
     fmla_sparse_decode_args args = FMLA_INIT(fmla_sparse_decode_args);
-    args.q = TENSOR(q, type_of(f), 1, 1, 1, f->d_qk);
-    args.kv_cache = TENSOR(cache, cache_type_of(f), 2, 2, 1, f->last);
-    args.indices = TENSOR(lists[list], i32, 1, 1, 6), args.topk_length = TENSOR(&lengths[list], i32, 1);
-    args.extra_kv_cache = list == ALONE ? NULL : TENSOR(extra, cache_type_of(f), 1, 3, 1, f->last);
-    args.extra_indices = list == ALONE ? NULL : TENSOR(extra_lists[list], i32, 1, 1, 4);
-    args.extra_topk_length = list == ALONE ? NULL : TENSOR(&extra_lengths[list], i32, 1);
-    args.attn_sink = with_sink ? TENSOR(&sink, f32, 1) : NULL;
-    args.out = TENSOR(out, type_of(f), 1, 1, 1, D_V), args.lse = TENSOR(&lse, f32, 1, 1, 1);
+    args.q = TENSOR_OF(q, type_of(f), 1, 1, 1, f->d_qk);
+    args.kv_cache = TENSOR_OF(cache, cache_type_of(f), 2, 2, 1, f->last);
+    args.indices = TENSOR_OF(lists[list], i32, 1, 1, 6), args.topk_length = TENSOR_OF(&lengths[list], i32, 1);
+    args.extra_kv_cache = list == ALONE ? NULL : TENSOR_OF(extra, cache_type_of(f), 1, 3, 1, f->last);
+    args.extra_indices = list == ALONE ? NULL : TENSOR_OF(extra_lists[list], i32, 1, 1, 4);
+    args.extra_topk_length = list == ALONE ? NULL : TENSOR_OF(&extra_lengths[list], i32, 1);
+    args.attn_sink = with_sink ? TENSOR_OF(&sink, f32, 1) : NULL;
+    args.out = TENSOR_OF(out, type_of(f), 1, 1, 1, D_V), args.lse = TENSOR_OF(&lse, f32, 1, 1, 1);
     args.kv_format = f->public_name, args.kernel = kernel;
     char which[96];
     snprintf(which, sizeof which, "%s, %s, d_qk %d, list %d, sink %d", kernel, f->name, (int)f->d_qk, list,
@@ -140,14 +140,14 @@ static void check_oracle(const struct format *f, int with_extra, struct random_s
     draw_list(random, extra_list, B * S_Q * EXTRA, EXTRA_PAGES * EXTRA_PAGE);
 
     fmla_sparse_decode_args args = FMLA_INIT(fmla_sparse_decode_args);
-    args.q = TENSOR(q, type, B, S_Q, H_Q, f->d_qk);
+    args.q = TENSOR_OF(q, type, B, S_Q, H_Q, f->d_qk);
     args.kv_cache = hold_cache(&(struct held){0}, &cache, f);
-    args.indices = TENSOR(list, i32, B, S_Q, TOPK), args.topk_length = TENSOR(lengths, i32, B);
+    args.indices = TENSOR_OF(list, i32, B, S_Q, TOPK), args.topk_length = TENSOR_OF(lengths, i32, B);
     args.extra_kv_cache = with_extra ? hold_cache(&(struct held){0}, &extra, f) : NULL;
-    args.extra_indices = with_extra ? TENSOR(extra_list, i32, B, S_Q, EXTRA) : NULL;
-    args.extra_topk_length = with_extra ? TENSOR(extra_lengths, i32, B) : NULL;
-    args.attn_sink = TENSOR(sink, f32, H_Q);
-    args.out = TENSOR(out, type, B, S_Q, H_Q, D_V), args.lse = TENSOR(lse, f32, B, H_Q, S_Q);
+    args.extra_indices = with_extra ? TENSOR_OF(extra_list, i32, B, S_Q, EXTRA) : NULL;
+    args.extra_topk_length = with_extra ? TENSOR_OF(extra_lengths, i32, B) : NULL;
+    args.attn_sink = TENSOR_OF(sink, f32, H_Q);
+    args.out = TENSOR_OF(out, type, B, S_Q, H_Q, D_V), args.lse = TENSOR_OF(lse, f32, B, H_Q, S_Q);
     args.kv_format = f->public_name, args.kernel = "ref", args.softmax_scale = 0.05f;
     CHECK(run_sparse_decode(&args) == FMLA_OK, "%s: %s", f->name, fmla_last_error());
 
@@ -161,10 +161,11 @@ static void check_oracle(const struct format *f, int with_extra, struct random_s
             float one_lse[H_Q];
             int32_t seqlen = (int32_t)count;
             fmla_dense_decode_args dense = FMLA_INIT(fmla_dense_decode_args);
-            dense.q = TENSOR(q + token * H_Q * f->d_qk, type, 1, 1, H_Q, f->d_qk);
-            dense.kv_cache = TENSOR(keys, type, 1, TOPK + EXTRA, 1, f->d_qk);
-            dense.seqlens = TENSOR(&seqlen, i32, 1), dense.attn_sink = args.attn_sink;
-            dense.out = TENSOR(expected, type, 1, 1, H_Q, D_V), dense.lse = TENSOR(one_lse, f32, 1, H_Q, 1);
+            dense.q = TENSOR_OF(q + token * H_Q * f->d_qk, type, 1, 1, H_Q, f->d_qk);
+            dense.kv_cache = TENSOR_OF(keys, type, 1, TOPK + EXTRA, 1, f->d_qk);
+            dense.seqlens = TENSOR_OF(&seqlen, i32, 1), dense.attn_sink = args.attn_sink;
+            dense.out = TENSOR_OF(expected, type, 1, 1, H_Q, D_V),
+            dense.lse = TENSOR_OF(one_lse, f32, 1, H_Q, 1);
             dense.kernel = "ref", dense.softmax_scale = args.softmax_scale;
             CHECK_OK(run_dense_decode(&dense));
             CHECK(!memcmp(expected, out + token * H_Q * D_V, sizeof expected),

@@ -29,8 +29,9 @@ static void compute(void *library)
     *(void **)&prepare = symbol(library, "fmla_prepare");
     *(void **)&merge = symbol(library, "fmla_merge");
     fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-    args.out_parts = TENSOR(parts, f32, 2, 1, ROWS, 1, D_V);
-    args.lse_parts = TENSOR(lse_parts, f32, 2, 1, 1, ROWS), args.out = TENSOR(out_data, f32, 1, ROWS, 1, D_V);
+    args.out_parts = TENSOR_OF(parts, f32, 2, 1, ROWS, 1, D_V);
+    args.lse_parts = TENSOR_OF(lse_parts, f32, 2, 1, 1, ROWS),
+    args.out = TENSOR_OF(out_data, f32, 1, ROWS, 1, D_V);
     CHECK(!set_num_threads(4) && !prepare((fmla_device){FMLA_DEVICE_CPU, 0}), "%s", "no threads");
     for (int i = 0; i < 3; i++) CHECK(!merge(&args), "merge %d failed", i);
 }

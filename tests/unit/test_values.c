@@ -31,9 +31,10 @@ static void check_case(const char *kernel, const struct expected *e)
     float lse = NAN, sink = 0.5f;
     int32_t length = e->keys;
     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = TENSOR(q, bf16, 1, 1, 1, e->d_qk), args.kv_cache = TENSOR(keys, bf16, 1, 2, 1, e->d_qk);
-    args.seqlens = TENSOR(&length, i32, 1), args.attn_sink = e->with_sink ? TENSOR(&sink, f32, 1) : NULL;
-    args.out = TENSOR(out, bf16, 1, 1, 1, D_V), args.lse = TENSOR(&lse, f32, 1, 1, 1);
+    args.q = TENSOR_OF(q, bf16, 1, 1, 1, e->d_qk), args.kv_cache = TENSOR_OF(keys, bf16, 1, 2, 1, e->d_qk);
+    args.seqlens = TENSOR_OF(&length, i32, 1),
+    args.attn_sink = e->with_sink ? TENSOR_OF(&sink, f32, 1) : NULL;
+    args.out = TENSOR_OF(out, bf16, 1, 1, 1, D_V), args.lse = TENSOR_OF(&lse, f32, 1, 1, 1);
     args.kernel = kernel, args.log_base = e->log_base, args.lse_empty = e->lse_empty;
     CHECK_OK(run_dense_decode(&args));
     const long which = (long)(e - cases);
@@ -53,9 +54,9 @@ static void check_merge(const char *kernel, int32_t log_base)
     float parts[3][2] = {{1, 2}, {5, 6}, {NAN, NAN}}, lses[3] = {0.0f, base, -INFINITY}, out[2] = {0},
           lse = 0, sink = 0.5f;
     fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-    args.out_parts = TENSOR(parts, f32, 3, 1, 1, 1, 2), args.lse_parts = TENSOR(lses, f32, 3, 1, 1, 1);
-    args.out = TENSOR(out, f32, 1, 1, 1, 2), args.lse = TENSOR(&lse, f32, 1, 1, 1);
-    args.attn_sink = TENSOR(&sink, f32, 1);
+    args.out_parts = TENSOR_OF(parts, f32, 3, 1, 1, 1, 2), args.lse_parts = TENSOR_OF(lses, f32, 3, 1, 1, 1);
+    args.out = TENSOR_OF(out, f32, 1, 1, 1, 2), args.lse = TENSOR_OF(&lse, f32, 1, 1, 1);
+    args.attn_sink = TENSOR_OF(&sink, f32, 1);
     args.kernel = kernel, args.log_base = log_base;
     CHECK_OK(fmla_merge(&args));
     CHECK(near((double)lse, (double)(1.3132617f * base), 1e-5), "%s: lse %g", kernel, (double)lse);
@@ -73,9 +74,9 @@ static void check_cache(const char *append_kernel, const char *gather_kernel)
     fmla_cache_append_args append = FMLA_INIT(fmla_cache_append_args);
     fmla_cache_gather_args gather = FMLA_INIT(fmla_cache_gather_args);
     memset(cache, 0x11, sizeof cache), memset(small, 0x11, sizeof small);
-    append.latent = TENSOR(values, f32, 1, 576), gather.out = TENSOR(back, f32, 1, 576);
-    append.kv_cache = gather.kv_cache = TENSOR(cache, u8, 1, 2, 1, 656);
-    append.slot_mapping = gather.slots = TENSOR(&slot, i64, 1);
+    append.latent = TENSOR_OF(values, f32, 1, 576), gather.out = TENSOR_OF(back, f32, 1, 576);
+    append.kv_cache = gather.kv_cache = TENSOR_OF(cache, u8, 1, 2, 1, 656);
+    append.slot_mapping = gather.slots = TENSOR_OF(&slot, i64, 1);
     append.kernel = append_kernel, gather.kernel = gather_kernel;
     append.kv_format = gather.kv_format = FMLA_KV_FP8_656;
     CHECK(!fmla_cache_append(&append) && !fmla_cache_gather(&gather), "%s", fmla_last_error());
@@ -91,7 +92,7 @@ static void check_cache(const char *append_kernel, const char *gather_kernel)
 
     /* One scale of a half: 2, -4, beyond 448, and 1.024 of the least subnormal. */
     values[0] = 1.0f, values[1] = -2.0f, values[2] = 500.0f, values[3] = 0.001f;
-    append.kv_cache = gather.kv_cache = TENSOR(small, u8, 1, 2, 1, 576);
+    append.kv_cache = gather.kv_cache = TENSOR_OF(small, u8, 1, 2, 1, 576);
     append.kv_format = gather.kv_format = FMLA_KV_FP8_576;
     append.cache_scale = gather.cache_scale = 0.5f;
     CHECK(!fmla_cache_append(&append) && !fmla_cache_gather(&gather), "%s", fmla_last_error());
