@@ -11,6 +11,7 @@ from ctypes import c_char_p, c_int32, c_int64, c_void_p
 from typing import Mapping, NoReturn
 
 from . import _types
+from ._members import MEMBERS
 from ._structs import Capability, Device, DeviceInfo
 
 CPU, CUDA = 1, 2  # FMLA_DEVICE_…
@@ -24,19 +25,12 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "fmla_last_error": (c_char_p, []),
     "fmla_capabilities": (c_int32, [Device, c_int64, ctypes.POINTER(Capability)]),
     "fmla_device_describe": (c_int32, [Device, ctypes.POINTER(DeviceInfo)]),
-    # These take the addresses of a struct (of a Call: _call.py) and of what is asked.
-    "fmla_decode_plan_partitions": (c_int32, [c_void_p, c_void_p]),
 }
-for _name in (
-    "decode_plan",
-    "dense_decode",
-    "sparse_decode",
-    "sparse_prefill",
-    "merge",
-    "cache_append",
-    "cache_gather",
-):
+# These take the addresses of a struct (of a Call: _call.py) and of what is asked.
+for _name in MEMBERS:
     _FUNCTIONS[f"fmla_{_name}"] = c_int32, [c_void_p]
+for _name in ("decode_plan", "sparse_plan"):
+    _FUNCTIONS[f"fmla_{_name}_partitions"] = c_int32, [c_void_p, c_void_p]
 for _name in ("dense_decode", "sparse_decode", "sparse_prefill"):
     for _asked in ("size", "bound"):
         _FUNCTIONS[f"fmla_{_name}_workspace_{_asked}"] = c_int32, [c_void_p, c_void_p, c_void_p]

@@ -92,13 +92,13 @@ class Operation:
         self,
         name: str,
         function: str,
-        struct_type: type[ctypes.Structure],
         tensors: str,
         options: str,
         results: Any = None,
         looked_at: int = 1,
     ):
         self.name, self.function, self.results, self.looked_at = name, function, results, looked_at
+        struct_type = _structs.ARGUMENTS[name]
         words = tensors.split()
         self.tensors, self.options = [word.rstrip("?!") for word in words], options.split()
         self.names = [in_words_of(function, f"{tensor}:").rstrip(":") for tensor in self.tensors]
@@ -198,48 +198,48 @@ def _of_gather(kv_cache: Shape, slots: Shape, kv_format: int) -> Tuple[Form, ...
 
 _FP8_584 = 4  # FMLA_KV_FP8_584
 DENSE_DECODE = Operation(
-    *("dense_decode", DECODE, _structs.DenseDecodeArgs),
+    *("dense_decode", DECODE),
     "q kv_cache block_table? seqlens partitions? num_splits? attn_sink? out! lse!",
     "softmax_scale causal lse_empty log_base batch_invariant",
     _of_decode,
 )
 SPARSE_DECODE = Operation(
-    *("sparse_decode", DECODE, _structs.SparseDecodeArgs),
+    *("sparse_decode", DECODE),
     "q kv_cache indices topk_length? attn_sink? extra_kv_cache? extra_indices? extra_topk_length? partitions? num_splits? "
     "out! lse!",
     "kv_format softmax_scale lse_empty log_base batch_invariant",
     _of_decode,
 )
 SPARSE_PREFILL = Operation(
-    *("sparse_prefill", PREFILL, _structs.SparsePrefillArgs),
+    *("sparse_prefill", PREFILL),
     "q kv indices topk_length? attn_sink? out! max_logits! lse!",
     "kv_format softmax_scale lse_empty log_base",
     _of_prefill,
 )
 MERGE_STATES = Operation(
-    *("merge", MERGE, _structs.MergeArgs),
+    *("merge", MERGE),
     "out_parts lse_parts attn_sink? out! lse!",
     "lse_empty log_base",
     _of_merge,
     looked_at=2,
 )
 CACHE_APPEND = Operation(
-    *("cache_append", APPEND, _structs.CacheAppendArgs), "latent rope? kv_cache! slot_mapping", "kv_format cache_scale"
+    *("cache_append", APPEND), "latent rope? kv_cache! slot_mapping", "kv_format cache_scale"
 )
 CACHE_GATHER = Operation(
-    *("cache_gather", GATHER, _structs.CacheGatherArgs),
+    *("cache_gather", GATHER),
     "kv_cache slots out!",
     "kv_format cache_scale",
     _of_gather,
     looked_at=2,
 )
 DENSE_PLAN = Operation(
-    *("decode_plan", PLAN, _structs.DecodePlanArgs), "seqlens partitions! num_splits!", "s_q h_q h_kv"
+    *("decode_plan", PLAN), "seqlens partitions! num_splits!", "s_q h_q h_kv"
 )
 SPARSE_PLAN = Operation(
-    *("decode_plan", PLAN, _structs.DecodePlanArgs),
+    *("sparse_plan", PLAN),
     "topk_length? extra_topk_length? partitions! num_splits!",
-    "b topk extra_topk s_q h_q sparse device_type id",
+    "b topk extra_topk s_q h_q device_type id",
 )
 
 # ---- The plan -------------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ SPARSE_PLAN = Operation(
 
 
 def _plan_options(plan: Operation, sizes: Tuple[int, ...], place: Tuple[int, int]) -> Tuple[int, ...]:
-    return sizes if plan is DENSE_PLAN else (*sizes, 1, *place)
+    return sizes if plan is DENSE_PLAN else (*sizes, *place)
 
 
 def plan_shapes(
@@ -270,7 +270,8 @@ def plan_shapes(
     if plan is DENSE_PLAN:  # the lengths and their number play no part
         addresses[0] = put_tensor(call.places[0], 0, *place, INT32, (0,), (1,))
     plan.fill(call, (*addresses, *_plan_options(plan, known or sizes, place), 0))
-    check(library.fmla_decode_plan_partitions(call.address, ctypes.addressof(count)), function)
+    partitions = getattr(library, f"fmla_{plan.name}_partitions")
+    check(partitions(call.address, ctypes.addressof(count)), function)
     plan.idle[None].append(call)
     return (count.value, _library.PARTITION_FIELDS), (b + 1,)
 
@@ -285,7 +286,7 @@ def fill_plan(
     sizes: Tuple[int, ...],
     stream: int,
 ) -> None:
-    """fmla_decode_plan into the two tables, which are on device `place`."""
+    """The plan into the two tables, which are on device `place`."""
     if plan is SPARSE_PLAN:
         _check_places(function, arrays, place, lengths)
     plan(arrays, (*lengths, *tables), _plan_options(plan, sizes, place), stream, function)

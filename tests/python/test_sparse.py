@@ -249,10 +249,10 @@ class Planned:
     def __getattr__(self, name):
         return getattr(self._library, name)
 
-    def fmla_decode_plan_partitions(self, address, count):
-        args = _structs.DecodePlanArgs.from_address(address)
-        self.asked.append((args.sparse, args.b, args.topk, args.extra_topk, args.s_q, args.h_q))
-        return self._library.fmla_decode_plan_partitions(address, count)
+    def fmla_sparse_plan_partitions(self, address, count):
+        args = _structs.ARGUMENTS["sparse_plan"].from_address(address)
+        self.asked.append((args.b, args.topk, args.extra_topk, args.s_q, args.h_q))
+        return self._library.fmla_sparse_plan_partitions(address, count)
 
 
 @each_kind
@@ -263,7 +263,7 @@ def test_partitions_are_those_of_the_call(kind, monkeypatch):
     batch = Sparse(layout=584, b=3, extra=(70, 30, 2))
     flash_mla_with_kvcache(**dict(batch.arguments(kind), tile_scheduler_metadata=get_mla_metadata()[0]))
     get_mla_metadata(kind.int32([0, 0]), 2 * 4, 1, num_heads_q=4, is_fp8_kvcache=True, topk=90)
-    assert library.asked == [(1, 3, 90, 70, 2, 4), (1, 2, 90, 0, 2, 4)]
+    assert library.asked == [(3, 90, 70, 2, 4), (2, 90, 0, 2, 4)]
 
 
 @each_kind

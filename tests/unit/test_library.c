@@ -60,8 +60,8 @@ static fmla_status plan(void)
 
 static void test_capabilities(void)
 {
-    static const char *const operations[] = {"decode_plan", "dense_decode", "sparse_decode", "sparse_prefill",
-                                             "merge",       "cache_append", "cache_gather"};
+    static const char *const operations[] = {"decode_plan",    "sparse_plan", "dense_decode", "sparse_decode",
+                                             "sparse_prefill", "merge",       "cache_append", "cache_gather"};
     int64_t rows = 0, runnable = 0;
     int operation = 0;
     for (;; rows++) {
@@ -74,7 +74,7 @@ static void test_capabilities(void)
               "%s %s: forced_only %d, part of \"%s\"", row.operation, row.kernel, row.forced_only,
               row.part_of);
         runnable += row.available && !row.forced_only;
-        operation += operation < 6 && !strcmp(row.operation, operations[operation + 1]);
+        operation += operation < 7 && !strcmp(row.operation, operations[operation + 1]);
         CHECK(!strcmp(row.operation, operations[operation]), "row %" PRId64 " is of %s, after %s", rows,
               row.operation, operations[operation]);
         /* "Runs when named" is meant. */
