@@ -115,8 +115,9 @@ __attribute__((constructor)) static void arrange_forks(void)
  * engines pin their threads. With `take` the calling thread takes that mask. 0: it is not known. */
 static int32_t processors_of_process(bool take)
 {
-    cpu_set_t
-        usual; /* a helper in a child of fork had better not ask for memory, for not every malloc survives a fork */
+    /* Helpers in a child of fork had better not ask for memory: not every malloc survives a fork. */
+    cpu_set_t usual;
+    CPU_ZERO(&usual);
     for (int most = CPU_SETSIZE; most <= 1 << 20; most *= 2) {
         cpu_set_t *set = most == CPU_SETSIZE ? &usual : CPU_ALLOC(most);
         if (!set) break;
