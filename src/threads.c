@@ -115,14 +115,17 @@ __attribute__((constructor)) static void arrange_forks(void)
  * engines pin their threads. With `take` the calling thread takes that mask. 0: it is not known. */
 static int32_t processors_of_process(bool take)
 {
-    for (int most = 1024; most <= 1 << 20; most *= 2) {
-        cpu_set_t *set = CPU_ALLOC(most);
+    /* Helpers in a child of fork had better not ask for memory: not every malloc survives a fork. */
+    cpu_set_t usual;
+    CPU_ZERO(&usual);
+    for (int most = CPU_SETSIZE; most <= 1 << 20; most *= 2) {
+        cpu_set_t *set = most == CPU_SETSIZE ? &usual : CPU_ALLOC(most);
         if (!set) break;
         const size_t size = CPU_ALLOC_SIZE(most);
         const int failed = sched_getaffinity(getpid(), size, set);
         const int why = errno, count = failed ? 0 : CPU_COUNT_S(size, set);
         if (count > 0 && take) sched_setaffinity(0, size, set);
-        CPU_FREE(set);
+        if (set != &usual) CPU_FREE(set);
         if (count > 0) return count;
         if (why != EINVAL) break; /* EINVAL: the machine may have more */
     }

@@ -167,7 +167,7 @@ static fmla_status merge(struct result *result, const struct way *way)
 
 static const fmla_tensor *cache_slots(struct held *held)
 {
-    static int64_t list[TOKENS];
+    static _Thread_local int64_t list[TOKENS];
     for (int t = 0; t < TOKENS; t++) list[t] = t % 5 == 4 ? -1 : t * 3 % CACHE_SLOTS;
     return tensor_of(held, list, i64, &(int64_t){TOKENS}, 1);
 }

@@ -79,7 +79,7 @@ static inline char *region(int k)
     return (char *)((uintptr_t)(k + 1) << 44);
 }
 
-static fmla_device draw_device = {FMLA_DEVICE_CUDA, 0}; /* of the tensors that come */
+static _Thread_local fmla_device draw_device = {FMLA_DEVICE_CUDA, 0}; /* of the tensors that come */
 
 /* A tensor in region k, now and then at an odd address or with gaps between its rows. */
 static inline void draw_tensor(struct held *held, int k, fmla_dtype dtype, int ndim, const int64_t *shape,
