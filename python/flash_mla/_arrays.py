@@ -14,17 +14,11 @@ from typing import Any, Optional, Sequence, Tuple
 from . import _library, _operations
 from ._call import Call
 from ._described import KIND, Described, HostArray, Unfit, described, device_of, is_array, is_numpy, kind_of
-from ._described import all_described, put, refuse_fixed, shape_of
+from ._described import all_described, host_scratch, put_all, refuse_fixed, shape_of
 from ._types import dtype_word
 
-__all__ = [
-    "KIND",
-    "device_of",
-    "is_array",
-    "kind_of",
-    "put",
-    "shape_of",
-]  # what it has for others beside the functions below
+# What it has for others beside the functions below:
+__all__ = ["KIND", "device_of", "is_array", "kind_of", "put_all", "shape_of"]
 _THIS = sys.modules[__name__]
 
 
@@ -60,19 +54,10 @@ def _memory(function: str, name: str, like: Any, shape: Tuple[int, ...], bits: i
     return HostArray(shape, bits) if make is None else make(shape, "int32" if bits == 32 else "uint8")
 
 
-_KEPT = 1 << 24
-"""Bytes of host memory that a Call keeps for the next one, as far as it wants no more: of fresh memory every page costs a fault."""
-
-
 def scratch(call: Call, like: Any, size: int, stream: int) -> Tuple[Any, int]:
     """Memory for one call on the stream, and its address."""
     if is_numpy(like) or like.form[0] != _library.CUDA:
-        memory = call.scratch
-        if memory is None or memory.shape[0] < size:
-            memory = HostArray((size,), 8)
-            if size <= _KEPT:
-                call.scratch = memory
-        return memory, memory.address
+        return host_scratch(call, size)
     this = _operations.DECODE
     on_gpu = Described(this, "workspace", _memory(this, "q", like.array, (size,), 8))
     return on_gpu, on_gpu.address

@@ -2,8 +2,8 @@
 """One call's arguments as C sees them.
 
 A call of the library takes a struct, which points to tensors, which point to shapes and strides. A Call keeps the memory of
-all of them, which is filled anew for every call. Whoever knows an array fills its Place in: `put` of _torch and _arrays,
-which `put_tensor` serves.
+all of them, which is filled anew for every call. Whoever knows arrays fills their Places in: `put_all` of _torch_tensors
+and _described, which `put_tensor` serves.
 """
 
 from __future__ import annotations
@@ -53,13 +53,15 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 class Call:
     """The arguments of one operation: `args`, the struct, which lies in `memory`; `address`, its own; `places`, of the tensors;
-    `scratch`: what whoever makes memory for it keeps for its next call."""
+    `values`: those that the struct has, in the order of who filled it; `scratch`: what whoever makes memory for it keeps for its
+    next call."""
 
     def __init__(self, struct_type: type[ctypes.Structure], tensors: int):
         self.memory = (ctypes.c_char * ctypes.sizeof(struct_type))()
         self.args: Any = struct_type.from_buffer(self.memory)
         self.address = ctypes.addressof(self.memory)
         self.places = [Place() for _ in range(tensors)]
+        self.values: Any = None
         self.scratch: Any = None
 
 

@@ -16,7 +16,7 @@ import sys
 from typing import Any, Optional, Sequence, Tuple
 
 from . import _library, _structs
-from ._call import Place, contiguous, put_tensor
+from ._call import Call, Place, contiguous, put_tensor
 from ._types import dtype_word, word_of
 
 KIND = "an array with __dlpack__"
@@ -56,8 +56,8 @@ def _jax(*names: str) -> Any:
 
 
 def is_array(value: object) -> bool:
-    if is_numpy(value):
-        return not isinstance(value, _masked())
+    if type(value) is _ndarray or is_numpy(value):
+        return type(value) is _ndarray or not isinstance(value, _masked())
     return isinstance(value, HostArray) or (
         hasattr(value, "__dlpack__") and not isinstance(value, _jax("core", "Tracer"))
     )
@@ -108,17 +108,19 @@ _DEFAULT_STREAM = 1  # CUDA's, as the array API's standard names it
 
 
 def _of_capsules() -> Any:
-    """(get pointer, is valid) of CPython's capsules. None: this Python has no ctypes.pythonapi, as PyPy has none."""
+    """(get pointer, is valid) of CPython's capsules, which are given by their ids, as ctypes has least to convert then. None: this
+    Python has no ctypes.pythonapi, as PyPy has none. Those that `api` itself has are everybody's, whose types others may set.
+    """
     api = getattr(ctypes, "pythonapi", None)
     if api is None:
         return None
-    get_pointer, is_valid = api.PyCapsule_GetPointer, api.PyCapsule_IsValid
-    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    is_valid.restype, is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
-    return get_pointer, is_valid
+    pointer, found = (
+        ctypes.PYFUNCTYPE(type_, ctypes.c_void_p, ctypes.c_char_p) for type_ in (ctypes.c_void_p, ctypes.c_int)
+    )
+    return pointer(("PyCapsule_GetPointer", api)), found(("PyCapsule_IsValid", api))
 
 
-_capsules = _of_capsules()
+capsules = _of_capsules()
 
 
 class _VersionedHead(ctypes.Structure):
@@ -166,19 +168,19 @@ class Described:
         return part
 
     def _describe_capsule(self, stream: int, written: bool) -> None:
-        if _capsules is None:
+        if capsules is None:
             kind = type(self.array).__name__
             raise TypeError(
                 f"{self._what}: is {kind}, must be a NumPy array on this Python, {sys.implementation.name}, which has no "
                 "ctypes.pythonapi to read a DLPack capsule by"
             )
-        get_pointer, is_valid = _capsules
+        get_pointer, is_valid = capsules
         on_gpu = device_of(self.array)[0] == _library.CUDA
         self._capsule = self.array.__dlpack__(stream=stream or _DEFAULT_STREAM) if on_gpu else self.array.__dlpack__()
         label, offset = b"dltensor", 0
-        if not is_valid(self._capsule, label):
+        if not is_valid(id(self._capsule), label):
             label, offset = b"dltensor_versioned", ctypes.sizeof(_VersionedHead)
-        start = get_pointer(self._capsule, label)
+        start = get_pointer(id(self._capsule), label)
         if offset and written and _VersionedHead.from_address(start).flags & _READ_ONLY:
             raise ValueError(f"{self._what}: is read-only, must be writable")
         tensor = _structs.Tensor.from_address(start + offset)
@@ -210,17 +212,21 @@ def described(function: str, name: str, array: Any, stream: int, written: bool =
 def all_described(
     function: str, names: Sequence[str], arrays: Sequence[Any], written: Sequence[bool], stream: int
 ) -> list[Any]:
-    """The same of several. Those of NumPy's that are read need no look: most are."""
+    """The same of several. Those of NumPy's that may be written as they are to be need no further look: most are."""
     return [
-        array if array is None or (type(array) is _ndarray and not w) else described(function, name, array, stream, w)
+        array
+        if array is None or (type(array) is _ndarray and (not w or array.flags.writeable))
+        else described(function, name, array, stream, w)
         for name, array, w in zip(names, arrays, written)
     ]
 
 
-def put(array: Any, place: Place) -> int:
-    """Writes what `described` returned to `place`, whose address is returned; 0: there is none."""
-    if array is None:
-        return 0
+def put_all(arrays: Sequence[Any], places: Sequence[Place]) -> list[int]:
+    """Writes what `described` returned to places, whose addresses are returned; 0: there is none."""
+    return [0 if array is None else _put(array, place) for place, array in zip(places, arrays)]
+
+
+def _put(array: Any, place: Place) -> int:
     if type(array) is not _ndarray:
         place.form = None
         return put_tensor(place, array.address, *array.form)
@@ -233,7 +239,7 @@ def put(array: Any, place: Place) -> int:
         place.data.value = _address(array)
     else:  # as _address_by_struct has it
         capsule = array.__array_struct__
-        place.data.value = _pointer_at(_get_pointer(capsule, None) + _DATA).value
+        place.data.value = _pointer_at(_get_pointer(id(capsule), None) + _DATA).value
     return place.address
 
 
@@ -254,6 +260,20 @@ class HostArray:
     def fill(self, values: Sequence[int]) -> None:
         """An int64 array."""
         struct.pack_into(f"{len(values)}q", self._pages, 0, *values)
+
+
+_KEPT = 1 << 24
+"""Bytes of host memory that a Call keeps for the next one, as far as it wants no more: of fresh memory every page costs a fault."""
+
+
+def host_scratch(call: Call, size: int) -> Tuple[HostArray, int]:
+    """Memory for one call, and its address."""
+    memory = call.scratch
+    if memory is None or memory.shape[0] < size:
+        memory = HostArray((size,), 8)
+        if size <= _KEPT:
+            call.scratch = memory
+    return memory, memory.address
 
 
 # ---- NumPy's ----------------------------------------------------------------------------------------------------------
@@ -302,8 +322,8 @@ _DATA, _pointer_at = _ArrayInterface.data.offset, ctypes.c_void_p.from_address
 def _address_by_struct(array: Any) -> int:
     """By NumPy's protocol for C, which takes a third of the time. The struct is the capsule's and goes with it."""
     capsule = array.__array_struct__
-    return _pointer_at(_get_pointer(capsule, None) + _DATA).value or 0
+    return _pointer_at(_get_pointer(id(capsule), None) + _DATA).value or 0
 
 
-_get_pointer = _capsules and _capsules[0]
-_address = _address_by_attributes if _capsules is None else _address_by_struct
+_get_pointer = capsules and capsules[0]
+_address = _address_by_attributes if capsules is None else _address_by_struct

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import defaultdict
-from typing import Any, Iterable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 from . import _library, _structs
 from ._call import Call, Struct, contiguous, put_tensor
@@ -108,7 +108,7 @@ class Operation:
         self._struct_type, self._struct_size = struct_type, ctypes.sizeof(struct_type)
         self._struct = Struct(struct_type, ["struct_size", *self.tensors, *self.options, "stream"])
         self._order, self._pack = self._struct.order, self._struct.pack
-        self._idle: defaultdict[Any, list[Call]] = defaultdict(list)
+        self.idle: defaultdict[Any, list[Call]] = defaultdict(list)
         self.launch = getattr(library, f"fmla_{name}")
         if self.is_attention:
             self._ask_size, self._ask_bound = (
@@ -121,37 +121,41 @@ class Operation:
     ) -> None:
         """`tensors`: what comes after them is not looked at. `function`: in whose words errors are said, if it is another than the operation's."""
         call = self.take(arrays)
-        self.fill(call, map(arrays.put, tensors, call.places), options, stream)
+        values = (*arrays.put_all(tensors, call.places), *options, stream)
+        if values != call.values:  # most often those of the call before, which stand there
+            self.fill(call, values)
         if self.is_attention:
-            self.launch_in_memory(arrays, call, tensors[0], stream)
+            status = self._launch_in_memory(arrays, call, tensors[0], stream)
         else:
-            check(self.launch(call.address), function or self.function)
-        self.give_back(call, arrays)
+            status = self.launch(call.address)
+        if status:
+            check(status, function or self.function)
+        self.idle[arrays].append(call)
 
     def take(self, kind: Any) -> Call:
         try:
-            return self._idle[kind].pop()
+            return self.idle[kind].pop()
         except IndexError:
             return Call(self._struct_type, len(self.tensors))
 
-    def give_back(self, call: Call, kind: Any) -> None:
-        self._idle[kind].append(call)
-
-    def fill(self, call: Call, addresses: Iterable[int], options: Sequence[Any], stream: int) -> None:
-        values = self._order((0, self._struct_size, *addresses, *options, stream))
+    def fill(self, call: Call, values: Tuple[Any, ...]) -> None:
+        """`values`: addresses of tensors, options, the stream."""
+        ordered = self._order((0, self._struct_size, *values))
         try:
-            self._pack(call.memory, 0, *values)
+            self._pack(call.memory, 0, *ordered)
         except (OverflowError, struct.error):
-            self._pack(call.memory, 0, *self._struct.cut_off(values))
+            self._pack(call.memory, 0, *self._struct.cut_off(ordered))
+        call.values = values
 
-    def launch_in_memory(self, arrays: Any, call: Call, like: Any, stream: int) -> None:
-        args, address, memory = call.args, call.address, None
-        check(self._ask_size(address, address + self._size_at, None), self.function)
+    def _launch_in_memory(self, arrays: Any, call: Call, like: Any, stream: int) -> int:
+        args, address = call.args, call.address
+        status = self._ask_size(address, address + self._size_at, None)
+        if status:
+            return status
         size = args.workspace_size
-        if size:
-            memory, args.workspace = arrays.scratch(call, like, size, stream)
+        memory, args.workspace = arrays.scratch(call, like, size, stream) if size else (None, None)
         try:
-            check(self.launch(address), self.function)
+            return self.launch(address)
         finally:
             arrays.free_scratch(memory)
 
@@ -163,7 +167,7 @@ class Operation:
         for name, at in zip(self.tensors, call.places):
             given = tensors.get(name)
             addresses.append(put_tensor(at, _NOWHERE, *place, *given, contiguous(given[1])) if given else 0)
-        self.fill(call, addresses, [options.get(name, 0) for name in self.options], 0)
+        self.fill(call, (*addresses, *[options.get(name, 0) for name in self.options], 0))
         return self._ask_bound(call.address, ctypes.addressof(size), None), size.value
 
 
@@ -265,9 +269,9 @@ def plan_shapes(
     addresses = [0] * len(plan.tensors)
     if plan is DENSE_PLAN:  # the lengths and their number play no part
         addresses[0] = put_tensor(call.places[0], 0, *place, INT32, (0,), (1,))
-    plan.fill(call, addresses, _plan_options(plan, known or sizes, place), 0)
+    plan.fill(call, (*addresses, *_plan_options(plan, known or sizes, place), 0))
     check(library.fmla_decode_plan_partitions(call.address, ctypes.addressof(count)), function)
-    plan.give_back(call, None)
+    plan.idle[None].append(call)
     return (count.value, _library.PARTITION_FIELDS), (b + 1,)
 
 

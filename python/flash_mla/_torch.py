@@ -15,13 +15,8 @@ from . import _operations
 from . import _torch_operators as operators
 from ._torch_tensors import KIND, device_of, is_array, kind_of, of_c, shape_of, strange
 
-__all__ = [
-    "KIND",
-    "device_of",
-    "is_array",
-    "kind_of",
-    "shape_of",
-]  # what it has for the public functions beside those below
+# What it has for the public functions beside those below:
+__all__ = ["KIND", "device_of", "is_array", "kind_of", "shape_of"]
 _ops = torch.ops.flash_mla
 is_compiling = torch.compiler.is_compiling
 
@@ -51,28 +46,6 @@ _dispatch_modes, _transforms = of_c("_len_torch_dispatch_stack"), of_c("_functor
 _is_profiled, _is_tracing = of_c("_autograd", "_profiler_enabled"), of_c("_is_tracing")
 
 
-def _call(
-    operation: _operations.Operation,
-    name: str,
-    tensors: Tuple[Any, ...],
-    rest: Tuple[Any, ...],
-    written: Sequence[int] = (),
-) -> Any:
-    """Calls the operator `name` of an operation with tensors, the `written` ones by their places, and what comes after them."""
-    if not _is_plain(tensors):
-        if not is_compiling():
-            _refuse_strange(operation.function, operation.names, tensors)
-        return getattr(_ops, name).default(*tensors, *rest)
-    try:
-        results = getattr(operators.functions, name)(*tensors, *rest)
-    except (ValueError, RuntimeError):
-        _refuse_strange(operation.function, operation.names, tensors)
-        raise
-    if written:
-        operators.count_writes(*[tensors[i] for i in written])
-    return results
-
-
 def _refuse_strange(this: str, names: Sequence[str], tensors: Tuple[Any, ...]) -> None:
     why = strange(this, zip(names, tensors), _WRITTEN[this])
     if why is not None:
@@ -91,17 +64,32 @@ for _operation in operators.OPERATIONS:
 
 def run(operation, inputs, given, options, stream, d_v=None):
     """Calls an operation. The results are those `given`, and new ones in the place of None."""
+    size, tensors, results, all_new = options[0] if d_v is None else d_v, inputs, given, len(given) > 0
     for result in given:
         if result is not None:
-            break
-    else:
-        if given:
-            return _call(operation, operation.name, inputs, options if d_v is None else (d_v, *options))
-    results = given
-    if any([result is None for result in given]):
-        made = operators.new_results(operation, inputs, options[0] if d_v is None else d_v)
-        results = tuple([new if result is None else result for result, new in zip(given, made)])
-    _call(operation, operators.into_name(operation), (*inputs, *results), options, operation.written)
+            all_new = False
+    if not all_new:
+        if any([result is None for result in given]):
+            made = operators.new_results(operation, inputs, size)
+            results = tuple([new if result is None else result for result, new in zip(given, made)])
+        tensors = inputs + results
+    if not _is_plain(tensors):
+        if not is_compiling():
+            _refuse_strange(operation.function, operation.names, tensors)
+        if all_new:
+            return getattr(_ops, operation.name).default(*inputs, *(() if d_v is None else (d_v,)), *options)
+        getattr(_ops, operators.into_name(operation)).default(*tensors, *options)
+        return results if len(results) != 1 else results[0]
+    try:
+        if all_new:
+            results = operators.new_results(operation, inputs, size)
+            tensors = inputs + results
+        operators.launch(operation, tensors, options)
+    except (ValueError, RuntimeError):
+        _refuse_strange(operation.function, operation.names, tensors)
+        raise
+    if not all_new:
+        operators.count_writes(*[tensors[i] for i in operation.written])
     return results if len(results) != 1 else results[0]
 
 

@@ -12,7 +12,6 @@ compiled graph, whose backward pass is made before it is known whether anybody w
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, NoReturn, Sequence, Tuple
 
 import torch
@@ -25,14 +24,11 @@ from ._torch_tensors import current_stream, device_of, is_elsewhere
 # ---- How one is registered ------------------------------------------------------------------------------------------
 
 _operators = torch.library.Library("flash_mla", "DEF")
-functions = SimpleNamespace()
-"""The operators' functions, by the operators' names."""
 
 
 def _register(name: str, schema: str, of: str, function: Any, fake: Any) -> None:
     """The function as an operator on the CPU and on NVIDIA GPUs. `of`: the public function that it is of; `fake`: what its results
     look like, for a call whose tensors have no memory."""
-    setattr(functions, name, function)
     _operators.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in ("CPU", "CUDA"):
         _operators.impl(name, function, key)
@@ -118,14 +114,29 @@ def new_results(
     operation: _operations.Operation, inputs: Sequence[torch.Tensor], size: int
 ) -> Tuple[torch.Tensor, ...]:
     forms: Any = operation.results
-    shapes, new, results = [tensor.shape for tensor in inputs[: operation.looked_at]], inputs[0].new_empty, []
-    for shape, dtype in forms(*shapes, size):
-        sizes = shape or _SCALAR  # one by one they take less time than as a tuple
-        results.append(new(*sizes) if dtype is None else new(*sizes, dtype=_DTYPES[dtype]))
-    return tuple(results)
+    first = inputs[0]
+    made = forms(first.shape, size) if operation.looked_at == 1 else forms(first.shape, inputs[1].shape, size)
+    new = first.new_empty
+    return tuple(
+        [  # sizes one by one take less time than as a tuple
+            new(*(shape or _SCALAR)) if dtype is None else new(*(shape or _SCALAR), dtype=_DTYPES[dtype])
+            for shape, dtype in made
+        ]
+    )
 
 
 _SCALAR: Any = ((),)
+
+
+def launch(operation: _operations.Operation, tensors: Tuple[Any, ...], options: Tuple[Any, ...]) -> None:
+    """Calls it on the current stream of the first tensor's device."""
+    first, stream = tensors[0], 0
+    if first.is_cuda:
+        if is_elsewhere(first):
+            with torch.cuda.device(first.device):
+                return launch(operation, tensors, options)
+        stream = current_stream(first)
+    operation(_torch_tensors, tensors, options, stream)
 
 
 def _add(operation: _operations.Operation) -> None:
@@ -138,11 +149,7 @@ def _add(operation: _operations.Operation) -> None:
     name = into_name(operation)
 
     def into(*arguments):
-        first = arguments[0]
-        if is_elsewhere(first):
-            with torch.cuda.device(first.device):
-                return into(*arguments)
-        operation(_torch_tensors, arguments, arguments[count:], current_stream(first))  # of which it takes the tensors
+        launch(operation, arguments, arguments[count:])  # of the arguments it takes the tensors
 
     _register(name, f"({', '.join(tensors + numbers)}) -> ()", operation.function, into, lambda *arguments: None)
     if operation.results is None:
@@ -153,7 +160,7 @@ def _add(operation: _operations.Operation) -> None:
 
     def make(*arguments):
         results = new_results(operation, arguments, arguments[inputs])
-        getattr(functions, name)(*arguments[:inputs], *results, *arguments[inputs + sized :])
+        launch(operation, arguments[:inputs] + results, arguments[inputs + sized :])
         return results if len(results) != 1 else results[0]
 
     def fake(*arguments):

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Iterable, Mapping, Optional, Tuple
+from typing import Any, Iterable, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from . import _library
 from ._call import Call, Place, put_tensor
+from ._described import capsules, host_scratch
 from ._types import word_of
 
 # ---- Tensors --------------------------------------------------------------------------------------------------------
@@ -30,11 +31,9 @@ def _exchange() -> Optional[Any]:
     """PyTorch's own function that writes a DLTensor, of DLPack's exchange interface, from PyTorch 2.10 on: a third of the time. The
     shape and the strides that it points to are the tensor's own."""
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if capsule is None:
+    if capsule is None or capsules is None:
         return None
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    table = _ExchangeAPI.from_address(get_pointer(capsule, b"dlpack_exchange_api"))
+    table = _ExchangeAPI.from_address(capsules[0](id(capsule), b"dlpack_exchange_api"))
     return table.tensor_from_object if table.major == 1 and table.tensor_from_object else None
 
 
@@ -57,17 +56,15 @@ class _ExchangeAPI(ctypes.Structure):
 _write = _exchange()
 
 
-def put(tensor: Optional[torch.Tensor], place: Place) -> int:
-    """Writes the tensor to `place`, whose address is returned; 0: there is none."""
-    if tensor is None:
-        return 0
+def put_all(tensors: Sequence[Optional[torch.Tensor]], places: Sequence[Place]) -> list[int]:
+    """Writes the tensors to places, whose addresses are returned; 0: there is none. What comes after the last place is not looked at."""
+    pairs = zip(places, tensors)
     if _write is not None:
         try:
-            _write(id(tensor), place)
-            return place.address
+            return [0 if tensor is None else _write(id(tensor), place) or place.address for place, tensor in pairs]
         except RuntimeError:  # of a type that DLPack has no name for: the library says what it wants
-            pass
-    return _put_by_attributes(tensor, place)
+            pairs = zip(places, tensors)
+    return [0 if tensor is None else _put_by_attributes(tensor, place) for place, tensor in pairs]
 
 
 # What torch.cuda.caching_allocator_alloc and _delete call: the memory that a tensor would have, from the same pool.
@@ -77,7 +74,9 @@ _free: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", None)
 
 def scratch(call: Call, like: torch.Tensor, size: int, stream: int) -> Tuple[Any, int]:
     """Memory for one call on the stream of the current GPU, and its address."""
-    if like.is_cuda and _allocate is not None:
+    if not like.is_cuda:
+        return host_scratch(call, size)
+    if _allocate is not None:
         address = _allocate(size, stream)
         return address, address
     memory = like.new_empty(size, dtype=torch.uint8)

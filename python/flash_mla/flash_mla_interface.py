@@ -265,17 +265,7 @@ def flash_mla_with_kvcache(
     config = b, s_q, h_q, page_size, h_k, False, kv_format != 0, topk, extra_page_size, extra_topk
     lengths = topk_length, extra_topk_length
     plan = _plan_of(tile_scheduler_metadata, num_splits, config, module, q, stream, batch_invariant, lengths)
-    sparse = (
-        q,
-        k_cache,
-        indices,
-        topk_length,
-        attn_sink,
-        extra_k_cache,
-        extra_indices_in_kvcache,
-        extra_topk_length,
-        *plan,
-    )
+    sparse = q, k_cache, indices, topk_length, attn_sink, *extra, *plan
     of_sparse = kv_format, softmax_scale, *of_lse, batch_invariant
     return module.run(_operations.SPARSE_DECODE, sparse, (out, lse), of_sparse, stream, head_dim_v)
 

@@ -143,7 +143,7 @@ def test_workspaces_of_threads_and_of_children_are_their_own():
 def kept_memory():
     from flash_mla import _arrays, _operations
 
-    return [call.scratch.address for call in _operations.DENSE_DECODE._idle[_arrays] if call.scratch is not None]
+    return [call.scratch.address for call in _operations.DENSE_DECODE.idle[_arrays] if call.scratch is not None]
 
 
 def permissions(address):
@@ -156,19 +156,19 @@ def permissions(address):
 
 
 def test_large_workspaces_are_not_kept():
-    from flash_mla import _arrays
+    from flash_mla import _described
 
     meta, _ = get_mla_metadata()
     batch = Batch([64] * 3, s_q=2, h_q=4)
     check_decode(KIND, decode(batch, meta), batch.expected(KIND))
-    kept, _arrays._KEPT = _arrays._KEPT, 0
+    kept, _described._KEPT = _described._KEPT, 0
     try:
         before = sorted(kept_memory())
         batch = Batch([300] * 20, s_q=4, h_q=128)
         decode(batch)
         assert sorted(kept_memory()) == before
     finally:
-        _arrays._KEPT = kept
+        _described._KEPT = kept
 
 
 def test_addresses_are_those_of_the_arrays():

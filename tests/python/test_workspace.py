@@ -25,7 +25,7 @@ DEVICES = ["cpu"] + ["cuda"] * any(row["available"] for row in flash_mla.capabil
 
 def taken(operation):
     """What the last call took."""
-    return operation._idle[_arrays][-1].args.workspace_size
+    return operation.idle[_arrays][-1].args.workspace_size
 
 
 def zeros(*shape, dtype=None):
