@@ -75,7 +75,7 @@ class Struct:
         assert {name for name, _ in members} >= set(names)
         self._types = [type_ for _, type_ in members]
         self.order = operator.itemgetter(*(names.index(name) + 1 if name in names else 0 for name, _ in members))
-        """Of (0, values…): as the struct has them, for `pack`."""
+        """Takes (0, values…) into the order of the struct, for `pack`."""
         self.pack = struct.Struct("@" + "".join(type_._type_.replace("z", "P") for type_ in self._types)).pack_into
 
     def cut_off(self, values: Sequence[Any]) -> list[Any]:

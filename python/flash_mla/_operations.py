@@ -36,7 +36,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "extra_kv_cache:": "extra_k_cache:",
         "extra_indices:": "extra_indices_in_kvcache:",
         "kv_format:": "is_fp8_kvcache:",
-        # Of the plan that is made for it:
+        # The plan that is made for the call says these:
         "s_q:": "q: s_q:",
         "h_q:": "q: h_q:",
         "h_kv:": "k_cache: h_k:",
@@ -259,9 +259,9 @@ def plan_shapes(
     sizes: Tuple[int, ...],
     known: Optional[Tuple[int, ...]] = None,
 ) -> Tuple[Shape, Shape]:
-    """Of the two tables of a plan on a device. `lengths`: the shape of the lengths, which those of sparse decode need not have.
-    `known`: the sizes that the number of partitions is to depend on, if they are others. b and the lists may be 0 there, where they
-    are not known: as many partitions as a large batch wants."""
+    """The shapes of the two tables of a plan on a device. `lengths`: the shape of the lengths, which those of sparse decode need
+    not have. `known`: the sizes that the number of partitions is to depend on, if they are others. b and the lists may be 0
+    there, where they are not known: as many partitions as a large batch wants."""
     if plan is DENSE_PLAN and len(lengths or ()) != 1:
         raise ValueError(f"{function}: cache_seqlens: has {len(lengths or ())} dimensions, must have 1")
     b = lengths[0] if lengths and plan is DENSE_PLAN else sizes[0]

@@ -106,7 +106,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def into_name(operation: _operations.Operation) -> str:
-    """Of the operator that writes into given results, which is the only one where there are no others."""
+    """The name of the operator that writes into given results; an operation without results has no other."""
     return operation.name if operation.results is None else operation.name + "_out"
 
 
@@ -149,7 +149,7 @@ def _add(operation: _operations.Operation) -> None:
     name = into_name(operation)
 
     def into(*arguments):
-        launch(operation, arguments, arguments[count:])  # of the arguments it takes the tensors
+        launch(operation, arguments, arguments[count:])  # the tensors come first, and it reads no more of them
 
     _register(name, f"({', '.join(tensors + numbers)}) -> ()", operation.function, into, lambda *arguments: None)
     if operation.results is None:

@@ -141,8 +141,8 @@ struct maker {
     /* Makes it; v, random and device are set. */
     void (*make)(struct test_case *c, const struct run *run);
     void (*free)(struct test_case *c); /* beside the tensors; NULL: nothing */
-    /* Of a plan: everything but lengths and where it is. Lengths k of each request, those of the case, or drawn ones; false:
-     * none. */
+    /* A plan has everything from plan_shape but its lengths and its place. plan_lengths gives lengths k of each request,
+     * those of the case, or drawn ones; false: none. */
     void (*plan_shape)(const struct test_case *c, struct plan_call *args);
     bool (*plan_lengths)(struct test_case *c, int k, bool stale, int32_t *lengths);
     struct {
@@ -161,7 +161,7 @@ struct maker {
     bool bounds_out; /* the bound is for elements of out too */
     /* In place of rows: compares all of it. */
     void (*compare)(struct test_case *c, const struct run *run, struct tally *tally);
-    /* Of a case that is batch-invariant: part of one, of a request (-1: a drawn one). The view is of the whole. */
+    /* Makes a part of a batch-invariant case, with that request (-1: a drawn one). The view is of the whole. */
     void (*part)(struct test_case *c, int64_t request, const struct run *run, struct part *part);
 };
 
@@ -297,7 +297,7 @@ fmla_status case_kernel(const struct test_case *c, const char **name);
 /* The whole case; `near`: by memory where it was made, so that no kernel and oracle share a defect of far pages. */
 void view_make(const struct test_case *c, struct view *view, bool near);
 
-/* Of dimension `dim` of tensor i only `count` from `first` on. */
+/* Leaves `count` of dimension `dim` of tensor i, from `first` on. */
 void view_narrow(struct view *view, int i, int dim, int64_t first, int64_t count);
 
 /* The heads of rows, of a tensor with the heads of q in dimension `dim`, and their sinks. */

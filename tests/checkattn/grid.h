@@ -31,7 +31,7 @@ void axes_read(const struct axis *axis, int axes, const char *text, int64_t *v);
 struct grid {
     int axes;
     const struct axis *axis;
-    /* Of the values of a case, of which those that are not chosen yet are -1. */
+    /* Looks at the values of a case; those that are not chosen yet are -1. */
     bool (*possible)(const int64_t *v);
     double (*cost)(const int64_t *v); /* of a whole case */
     /* Do the values of axes i and j play a part in this case? A pair occurs only where they do. */

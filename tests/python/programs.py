@@ -14,7 +14,7 @@ def run(*arguments, **environment):
 
 
 def output_of(*arguments, **environment):
-    """Of one that must end well."""
+    """What a program printed that must end well."""
     done = run(*arguments, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout

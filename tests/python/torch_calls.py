@@ -154,7 +154,7 @@ def decode(arrays, meta=None, **options):
 
 
 def call(arguments, meta=None, **options):
-    """Of either decode."""
+    """What either decode computes."""
     return DECODE(**dict(arguments, tile_scheduler_metadata=meta), **options)
 
 

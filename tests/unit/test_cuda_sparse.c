@@ -13,7 +13,7 @@
  * pages of 2. With a tenth of the entries it is for Hopper's kernel for small batches. */
 enum { B = 5, S_Q = 2, H_Q = 96, TOPK = 2000, SMALL_TOPK = 200, EXTRA = 70 };
 
-/* Of a shape of which what is 0 is as in that call. */
+/* The call of a shape; sizes that are 0 are those of that call. */
 static void shaped_call(struct drawn_sparse *c, struct sparse_shape s)
 {
     s.s_q = S_Q, s.page_size = 64, s.b = s.b ? s.b : B, s.h_q = s.h_q ? s.h_q : H_Q;
@@ -284,7 +284,7 @@ static void formats(void)
     }
 }
 
-/* Of a plan by itself, which knows no format. */
+/* The arguments of a plan by itself, which knows no format. */
 static fmla_sparse_plan_args plan_args(int64_t topk)
 {
     fmla_sparse_plan_args args = FMLA_INIT(fmla_sparse_plan_args);

@@ -234,7 +234,7 @@ static const struct way in_pages[] = {{.name = "pages of one", .page = 1},
                                       {.name = "pages of 64", .page = 64},
                                       {.name = "one page, unaligned", .page = SLOTS, .shift = 1}};
 
-/* Of dense decode alone. */
+/* Dense decode alone has these ways. */
 static const struct way of_dense[] = {{.name = "by a plan", .plan = BY_PLAN, .threads = 3},
                                       {.name = "by tables", .plan = BY_TABLES},
                                       {.name = "pages of one", .page = 1},

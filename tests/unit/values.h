@@ -62,7 +62,7 @@ struct by_hand {
     double lse /* natural */, most, of_0, of_at;
 };
 
-/* Of z times k0 and t times k1. `sink`: NULL, or the row's. */
+/* The results of a row that sees z times k0 and t times k1. `sink`: NULL, or the row's. */
 static inline struct by_hand work_out(int z, int t, double a, int64_t d_qk, const float *sink)
 {
     if (!z && !t) return (struct by_hand){INFINITY, -INFINITY, 0.0, 0.0};

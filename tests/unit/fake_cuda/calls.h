@@ -17,7 +17,7 @@ static inline fmla_device gpu_number(int32_t id)
     return (fmla_device){FMLA_DEVICE_CUDA, id};
 }
 
-/* Of bf16 or fp16, 576 wide, with a block table, a sink and lse. */
+/* The call is bf16 or fp16 and 576 wide, and has a block table, a sink and lse. */
 static inline void decode_call(struct drawn_dense *c, const struct dense_shape *shape, int32_t device)
 {
     struct dense_shape s = *shape;
