@@ -42,7 +42,7 @@ fmla_status check_device_argument(const char *operation, const char *name, fmla_
 
 fmla_status fmla_capabilities(fmla_device device, int64_t index, fmla_capability *capability)
 {
-    static const size_t sizes[] = {sizeof(fmla_capability), offsetof(fmla_capability, part_of), 0};
+    static const size_t sizes[] = {sizeof(fmla_capability), 0};
     fmla_capability row;
     TRY(check_struct("capabilities", "capability", capability, &row, sizeof row, sizes));
     TRY(check_device_argument("capabilities", "device", &device));

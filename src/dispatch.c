@@ -6,6 +6,7 @@
 
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
+#include "operations.h"
 #include "ref/ref.h"
 
 #include <pthread.h>
@@ -21,7 +22,6 @@ static const struct kernel kernels[] = {
 };
 
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
-enum { ATTENTION = 1 << OP_DENSE_DECODE | 1 << OP_SPARSE_DECODE | 1 << OP_SPARSE_PREFILL };
 
 static bool serves(const struct kernel *kernel, enum operation operation)
 {
@@ -69,7 +69,7 @@ fmla_status dispatch_prepare(fmla_device device)
     return FMLA_OK;
 }
 
-/* ---- Once a process: machine, environment, texts of fmla_capabilities ----------------------- */
+/* ---- Once a process: machine, environment, reasons of fmla_capabilities --------------------- */
 
 static struct {
     pthread_once_t once;
@@ -77,55 +77,19 @@ static struct {
     int order[OPERATIONS][KERNELS]; /* the rows of each operation, best first on this processor; then -1 */
     char environment[512];
     bool environment_too_long;
-    char dtypes[KERNELS][32];
-    char sizes[KERNELS][48], shapes[KERNELS][96]; /* of attention, without and with formats of a cache */
-    bool built[KERNELS];                          /* has this build its image? */
+    bool built[KERNELS]; /* has this build its image? */
     char driver_needed[48];
     char capabilities[KERNELS][64]; /* words for a GPU that has less than the kernel needs */
 } state = {.once = PTHREAD_ONCE_INIT};
 
-static void describe_sizes(char *text, size_t size, const char *name, const int32_t *sizes)
-{
-    text_append(text, size, "%s%s", *text ? ", " : "", name);
-    if (!sizes[0]) text_append(text, size, " any");
-    for (int i = 0; i < KERNEL_SIZES && sizes[i]; i++) text_append(text, size, " %d", sizes[i]);
-}
-
-static void describe_formats(char *text, size_t size, unsigned formats)
-{
-    static const char *const names[KV_FORMATS] = {"BF16", "FP16", "FP8_656", "FP8_584", "FP8_576"};
-    text_append(text, size, ", cache");
-    for (int f = 0; f < KV_FORMATS; f++)
-        if (formats & (1u << f)) text_append(text, size, " %s", names[f]);
-}
-
 /* Also after a fork in the midst of it, which begins it again in the child. */
 static void describe_kernel(int index)
 {
-    static const char *const element_names[] = {"bf16", "fp16", "fp32"};
     const struct kernel *kernel = &kernels[index];
-    char *dtypes = state.dtypes[index];
     state.built[index] = !kernel->image || cuda_build_has(&cuda_build, kernel->image);
-    *dtypes = *state.sizes[index] = *state.shapes[index] = 0;
-    for (int e = 0; e < 3; e++) {
-        if (!(kernel->elements & (1u << e))) continue;
-        text_append(dtypes, sizeof state.dtypes[index], "%s%s", *dtypes ? " " : "", element_names[e]);
-    }
     snprintf(state.capabilities[index], sizeof state.capabilities[index],
              "this GPU's compute capability is %s %d.%d", kernel->this_capability ? "not" : "below",
              kernel->capability / 10, kernel->capability % 10);
-    if (!(kernel->operations & ATTENTION)) return;
-    describe_sizes(state.sizes[index], sizeof state.sizes[index], "d_qk", kernel->d_qk);
-    describe_sizes(state.sizes[index], sizeof state.sizes[index], "d_v", kernel->d_v);
-    text_append(state.shapes[index], sizeof state.shapes[index], "%s", state.sizes[index]);
-    if (kernel->formats) describe_formats(state.shapes[index], sizeof state.shapes[index], kernel->formats);
-}
-
-/* A cache of dense decode has the type of q. */
-static const char *shapes_of(const struct kernel *kernel, enum operation operation)
-{
-    const ptrdiff_t row = kernel - kernels;
-    return operation == OP_DENSE_DECODE ? state.sizes[row] : state.shapes[row];
 }
 
 #if defined(__x86_64__)
@@ -241,6 +205,36 @@ static const char *missing_feature(const struct kernel *kernel, fmla_device devi
                                            : "this processor has no AVX2 with FMA and F16C";
 }
 
+/* A cache of dense decode has the type of q. */
+static unsigned formats_of(const struct kernel *kernel, enum operation operation)
+{
+    return operation == OP_DENSE_DECODE ? 0 : kernel->formats;
+}
+
+static void append_elements(char *text, size_t size, unsigned elements)
+{
+    static const char *const names[] = {"bf16", "fp16", "fp32"};
+    for (int e = 0; e < 3; e++)
+        if (elements & (1u << e)) text_append(text, size, " %s", names[e]);
+}
+
+/* "d_qk 512 576, d_v 512, cache BF16 FP8_656" */
+static void append_shapes(char *text, size_t size, const struct kernel *kernel, enum operation operation)
+{
+    const int32_t *const sizes[] = {kernel->d_qk, kernel->d_v};
+    const unsigned formats = formats_of(kernel, operation);
+    for (int which = 0; which < 2; which++) {
+        text_append(text, size, which ? ", d_v" : " d_qk");
+        for (int i = 0; i < KERNEL_SIZES && sizes[which][i]; i++)
+            text_append(text, size, " %d", sizes[which][i]);
+        if (!sizes[which][0]) text_append(text, size, " any");
+    }
+    for (int f = 0; f < KV_FORMATS; f++)
+        if (formats & (1u << f))
+            text_append(text, size, "%s %s", formats & ((1u << f) - 1) ? "" : ", cache",
+                        cache_formats[f + FMLA_KV_BF16].name + strlen("FMLA_KV_"));
+}
+
 /* Writes why `kernel` cannot run `wanted`, with the argument that it cannot take, and returns true; false if it can. */
 static bool refuses(const struct kernel *kernel, const struct wanted *wanted, const char **argument,
                     char *why, size_t size)
@@ -249,7 +243,6 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
     const char *takes;
     const bool asked = wanted->problem.attention != NULL;
     *argument = wanted->argument;
-    const char *shapes = shapes_of(kernel, wanted->operation);
     if (kernel->device_type != wanted->device.device_type)
         snprintf(why, size, "device is %s, kernel %s runs on %s", device_name(wanted->device, device),
                  kernel->name, kernel->device_type == FMLA_DEVICE_CPU ? "cpu" : "cuda");
@@ -258,16 +251,18 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
                  dispatch_device_reason(wanted->device));
     else if (*missing_feature(kernel, wanted->device))
         snprintf(why, size, "kernel %s: %s", kernel->name, missing_feature(kernel, wanted->device));
-    else if (wanted->elements & ~kernel->elements)
-        snprintf(why, size, "kernel %s takes %s", kernel->name, state.dtypes[kernel - kernels]);
-    else if (!has_size(kernel->d_qk, wanted->d_qk))
-        snprintf(why, size, "d_qk is %lld, kernel %s takes %s", (long long)wanted->d_qk, kernel->name,
-                 shapes);
-    else if (!has_size(kernel->d_v, wanted->d_v))
-        snprintf(why, size, "d_v is %lld, kernel %s takes %s", (long long)wanted->d_v, kernel->name, shapes);
-    else if (wanted->formats & ~kernel->formats) {
+    else if (wanted->elements & ~kernel->elements) {
+        snprintf(why, size, "kernel %s takes", kernel->name);
+        append_elements(why, size, kernel->elements);
+    } else if (!has_size(kernel->d_qk, wanted->d_qk) || !has_size(kernel->d_v, wanted->d_v)) {
+        const bool qk = !has_size(kernel->d_qk, wanted->d_qk);
+        snprintf(why, size, "d_%s is %lld, kernel %s takes", qk ? "qk" : "v",
+                 (long long)(qk ? wanted->d_qk : wanted->d_v), kernel->name);
+        append_shapes(why, size, kernel, wanted->operation);
+    } else if (wanted->formats & ~kernel->formats) {
         *argument = "kv_format";
-        snprintf(why, size, "kernel %s takes %s", kernel->name, shapes);
+        snprintf(why, size, "kernel %s takes", kernel->name);
+        append_shapes(why, size, kernel, wanted->operation);
     } else if (asked && kernel->driver->refuses &&
                (takes = kernel->driver->refuses(kernel, wanted->problem, argument)))
         snprintf(why, size, "kernel %s %s", kernel->name, takes);
@@ -381,6 +376,23 @@ fmla_status dispatch_decide(const struct kernel *kernel, union problem problem, 
     return kernel->driver->prepare ? kernel->driver->prepare(kernel, problem, prepared) : FMLA_OK;
 }
 
+static void describe_row(fmla_device device, enum operation operation, const struct kernel *kernel,
+                         fmla_capability *row)
+{
+    *row = (fmla_capability){
+        .struct_size = row->struct_size, .operation = operation_name(operation), .part_of = ""};
+    row->reason = kernel ? missing_feature(kernel, device) : "this build has no kernel of it for this device";
+    row->available = !*row->reason;
+    if (!kernel) return;
+    row->kernel = kernel->name;
+    if (kernel->part_of) row->part_of = kernel->part_of;
+    row->forced_only = kernel->forced_only;
+    row->types = (int32_t)kernel->elements;
+    row->kv_formats = (int32_t)(formats_of(kernel, operation) << FMLA_KV_BF16);
+    memcpy(row->d_qk, kernel->d_qk, sizeof row->d_qk);
+    memcpy(row->d_v, kernel->d_v, sizeof row->d_v);
+}
+
 bool dispatch_capability(fmla_device device, int64_t index, fmla_capability *capability)
 {
     pthread_once(&state.once, initialise);
@@ -388,27 +400,15 @@ bool dispatch_capability(fmla_device device, int64_t index, fmla_capability *cap
     for (int op = 0; op < OPERATIONS; op++) {
         bool supported = false;
         for (int at = 0; at < KERNELS && state.order[op][at] >= 0; at++) {
-            const int i = state.order[op][at];
-            const struct kernel *kernel = &kernels[i];
+            const struct kernel *kernel = &kernels[state.order[op][at]];
             if (kernel->device_type != device.device_type) continue;
             supported |= !kernel->forced_only;
             if (row++ != index) continue;
-            capability->operation = operation_name((enum operation)op);
-            capability->kernel = kernel->name;
-            capability->dtypes = state.dtypes[i];
-            capability->shapes = shapes_of(kernel, (enum operation)op);
-            capability->reason = missing_feature(kernel, device);
-            capability->available = !*capability->reason;
-            capability->forced_only = kernel->forced_only;
-            capability->part_of = kernel->part_of ? kernel->part_of : "";
+            describe_row(device, (enum operation)op, kernel, capability);
             return true;
         }
         if (supported || row++ != index) continue;
-        capability->operation = operation_name((enum operation)op);
-        capability->kernel = capability->dtypes = capability->shapes = NULL;
-        capability->reason = "this build has no kernel of it for this device";
-        capability->available = capability->forced_only = 0;
-        capability->part_of = "";
+        describe_row(device, (enum operation)op, NULL, capability);
         return true;
     }
     return false;

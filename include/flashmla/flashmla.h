@@ -84,7 +84,7 @@ extern "C" {
 /* ---- Version -------------------------------------------------------------------------------- */
 
 #define FMLA_VERSION_MAJOR 0
-#define FMLA_VERSION_MINOR 1
+#define FMLA_VERSION_MINOR 2
 #define FMLA_VERSION_PATCH 0
 
 /* As one number, for #if: major * 10000 + minor * 100 + patch. */
@@ -94,7 +94,7 @@ extern "C" {
  * together. Never fails. */
 FMLA_API int32_t fmla_version(void);
 
-/* The same as text, "0.1.0". Static storage. */
+/* The same as text, "0.2.0". Static storage. */
 FMLA_API const char *fmla_version_string(void);
 
 /* ---- Status and errors ---------------------------------------------------------------------- */
@@ -199,17 +199,22 @@ FMLA_API int32_t fmla_num_threads(void);
 
 /* ---- What runs here ------------------------------------------------------------------------- */
 
+/* Types of elements, as bits. */
+enum FMLA_INT32 { FMLA_TYPE_BF16 = 1 << 0, FMLA_TYPE_FP16 = 1 << 1, FMLA_TYPE_FP32 = 1 << 2 };
+
 /* One kernel of the library, seen from one device. All strings are static. */
 typedef struct fmla_capability {
     size_t struct_size;
     const char *operation; /* "dense_decode" */
     const char *kernel;    /* "cpu-generic"; NULL in a row that says that the operation has no kernel there */
-    const char *dtypes;    /* "bf16 fp16"; "" where types play no part; NULL with kernel */
-    const char *shapes;    /* "d_qk 512 576, d_v 512"; "" where every shape is taken; NULL with kernel */
     const char *reason;    /* why it does not run here; "" if it does */
+    const char *part_of;   /* the kernel that runs this one where it suits the call; "" for all others */
     int32_t available;     /* 1: this kernel runs on this device */
     int32_t forced_only;   /* 1: the oracle, or a part; runs only when named, and never counts as support */
-    const char *part_of;   /* the kernel that runs this one where it suits the call; "" for all others */
+    int32_t types;         /* of vectors that are no cache's: bits FMLA_TYPE_…; 0 where they play no part */
+    int32_t kv_formats;    /* bits 1 << FMLA_KV_… that a call may name; 0 where it names none, or any */
+    int32_t d_qk[4];       /* the sizes that are taken, then zeros; without one, any */
+    int32_t d_v[4];
 } fmla_capability;
 
 /* The index-th row for a device, in order of operation and then of preference: of the available kernels whose
@@ -303,8 +308,8 @@ typedef struct fmla_sparse_plan_args {
     int64_t extra_topk; /* of the extra cache; 0 without one */
     fmla_device target;
     int32_t num_workers;
-    int32_t num_partitions; /* 0 = from num_workers, h_q and s_q, and from b (0: for large batches), topk and extra_topk; else
-                               in [1, 65536] */
+    int32_t num_partitions; /* 0 = from num_workers, h_q, s_q, topk, extra_topk and b (0: for large batches);
+                               else in [1, 65536] */
     void *plan;
     size_t plan_size; /* at least what fmla_sparse_plan_size answered */
     void *stream;
@@ -457,8 +462,7 @@ typedef struct fmla_sparse_decode_args {
     const fmla_tensor *extra_topk_length; /* [b] int32 or NULL = extra_topk; clamped to [0, extra_topk] */
     const fmla_tensor *out;               /* [b, s_q, h_q, d_v], the type of q; written */
     const fmla_tensor *lse;               /* [b, h_q, s_q] fp32, written; NULL = not wanted */
-    const void
-        *plan; /* from fmla_sparse_plan, for this b; NULL = planned inside the call. A plan
+    const void *plan; /* from fmla_sparse_plan, for this b; NULL = planned inside the call. A plan
                          made for other lengths is safe; made for other heads, safe and unbalanced. Not read
                          where a GPU's kernel cuts few keys evenly by itself (docs/semantics.md) */
     size_t plan_size; /* its size in bytes */

@@ -8,15 +8,13 @@ from typing import Any, Optional
 from . import _operations
 from ._arguments import check_kinds, integer_of, module_of, number_of, scale_of
 
-FORMATS = {"BF16": 1, "FP16": 2, "FP8_656": 3, "FP8_584": 4, "FP8_576": 5}  # fmla_kv_format
-
 
 def _format(function: str, kv_format: Any) -> int:
     if not isinstance(kv_format, str):
         raise TypeError(f"{function}: kv_format: is {type(kv_format).__name__}, must be a str")
-    if kv_format not in FORMATS:
-        raise ValueError(f"{function}: kv_format: is {kv_format!r}, must be one of {', '.join(FORMATS)}")
-    return FORMATS[kv_format]
+    if kv_format not in _operations.FORMATS:
+        raise ValueError(f"{function}: kv_format: is {kv_format!r}, must be one of {', '.join(_operations.FORMATS)}")
+    return _operations.FORMATS[kv_format]
 
 
 def _cache_scale(function: str, cache_scale: Any) -> float:

@@ -45,7 +45,7 @@ def _path() -> str:
         bundled = os.path.join(folder, "libflashmla.so")
         if os.path.exists(bundled):
             return bundled
-    return "libflashmla.so.0.1"
+    return "libflashmla.so.0.2"
 
 
 def _load() -> ctypes.CDLL:

@@ -315,7 +315,8 @@ def place_of(function: str, device: Any) -> tuple[int, int]:
     return places[kind], int(index or 0)
 
 
-_WORDS = ("operation", "kernel", "dtypes", "shapes", "reason", "part_of")
+FORMATS = {"BF16": 1, "FP16": 2, "FP8_656": 3, "FP8_584": 4, "FP8_576": 5}  # fmla_kv_format
+_TYPES = ("bfloat16", "float16", "float32")  # the bits of FMLA_TYPE_…
 
 
 def capabilities(device_type: int, device_id: int) -> list[dict[str, Any]]:
@@ -323,9 +324,18 @@ def capabilities(device_type: int, device_id: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     row = _structs.Capability(struct_size=ctypes.sizeof(_structs.Capability))
     while not library.fmla_capabilities(_structs.Device(device_type, device_id), len(rows), row):
-        words = {name: getattr(row, name) for name in _WORDS}
-        text = {name: None if word is None else word.decode() for name, word in words.items()}
-        rows.append({**text, "available": bool(row.available), "forced_only": bool(row.forced_only)})
+        words = {name: getattr(row, name) for name in ("operation", "kernel", "reason", "part_of")}
+        rows.append(
+            {
+                **{name: None if word is None else word.decode() for name, word in words.items()},
+                "available": bool(row.available),
+                "forced_only": bool(row.forced_only),
+                "types": tuple(name for bit, name in enumerate(_TYPES) if row.types >> bit & 1),
+                "kv_formats": tuple(name for name, format in FORMATS.items() if row.kv_formats >> format & 1),
+                "d_qk": tuple(filter(None, row.d_qk)),
+                "d_v": tuple(filter(None, row.d_v)),
+            }
+        )
     return rows
 
 

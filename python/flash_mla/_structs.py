@@ -38,9 +38,9 @@ class Tensor(ctypes.Structure):
 class Capability(ctypes.Structure):
     _fields_ = [
         *_of(c_size_t, "struct_size"),
-        *_of(c_char_p, "operation kernel dtypes shapes reason"),
-        *_of(c_int32, "available forced_only"),
-        *_of(c_char_p, "part_of"),
+        *_of(c_char_p, "operation kernel reason part_of"),
+        *_of(c_int32, "available forced_only types kv_formats"),
+        *_of(c_int32 * 4, "d_qk d_v"),
     ]
 
 

@@ -558,9 +558,10 @@ def capabilities(device: Any = "cpu") -> list[dict[str, Any]]:
         device: "cpu", "cuda", "cuda:1", or a torch.device.
 
     Returns:
-        A row for each kernel: operation, kernel, dtypes, shapes, reason (why it does not run there; "" if it does),
-        available, forced_only (it runs only when named), part_of (the kernel that runs this one where it suits; "" for
-        others). kernel, dtypes and shapes are None in a row for an operation without a kernel there.
+        A row for each kernel: operation, kernel (None where the operation has none there), reason (why it does not run
+        there; "" if it does), part_of (the kernel that runs this one where it suits; "" for others), available,
+        forced_only (it runs only when named), types (of vectors that are no cache's, "bfloat16"), kv_formats (that a call
+        may name), d_qk and d_v (the sizes that it takes). An empty tuple: any, or it has no such argument.
 
     Raises:
         ValueError: the device is none of these.

@@ -79,7 +79,7 @@ static int check_here(const struct asked *asked, fmla_device device, const fmla_
     for (int i = 0; i < count; i++) {
         struct run *run = &suite->run[i];
         *run = asked->like;
-        run->kernel = rows[i].kernel, run->dtypes = rows[i].dtypes, run->device = device;
+        run->kernel = rows[i].kernel, run->types = rows[i].types, run->device = device;
     }
     const double start = timing_now();
     if (on_gpu(&suite->run[0])) device_open(suite->run[0].device);
@@ -140,7 +140,7 @@ static int check_kernels(struct asked *asked, fmla_device device, int *reached)
         int together = 1, left = 0;
         for (int i = 1; i < count; i++)
             if (!gpu && together < SUITE_KERNELS && !strcmp(rows[i].operation, group[0].operation) &&
-                !strcmp(rows[i].dtypes, group[0].dtypes))
+                rows[i].types == group[0].types)
                 group[together++] = rows[i];
             else
                 rows[left++] = rows[i];
@@ -183,11 +183,11 @@ static int check_all(struct asked *asked)
 static bool kernel_for_faults(fmla_device device, const char *operation, struct run *run)
 {
     fmla_capability row = FMLA_INIT(fmla_capability);
-    run->device = device, run->kernel = "cpu-generic", run->dtypes = "bf16 fp16";
+    run->device = device, run->kernel = "cpu-generic", run->types = FMLA_TYPE_BF16 | FMLA_TYPE_FP16;
     if (device.device_type == FMLA_DEVICE_CPU) return true;
     for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
         if (!row.available || strcmp(row.operation, operation) != 0) continue;
-        run->kernel = row.kernel, run->dtypes = row.dtypes;
+        run->kernel = row.kernel, run->types = row.types;
         return true;
     }
     fprintf(stderr, "checkattn: there is no kernel of %s on that device\n", operation);

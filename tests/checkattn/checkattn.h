@@ -46,7 +46,7 @@ extern const char *const fault_names[FAULTS];
 
 struct run {
     const char *kernel; /* under test */
-    const char *dtypes; /* that it takes, as fmla_capabilities says */
+    int32_t types;      /* that it takes, as fmla_capabilities says */
     fmla_device device; /* where it runs */
     uint64_t seed;
     enum defect fault;

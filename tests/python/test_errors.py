@@ -458,8 +458,10 @@ def test_capabilities_of_the_cpu():
     columns = {
         "operation": (str,),
         "kernel": (str, type(None)),
-        "dtypes": (str, type(None)),
-        "shapes": (str, type(None)),
+        "types": (tuple,),
+        "kv_formats": (tuple,),
+        "d_qk": (tuple,),
+        "d_v": (tuple,),
         "reason": (str,),
         "available": (bool,),
         "forced_only": (bool,),

@@ -63,7 +63,7 @@ static int64_t layout_of(struct random_state *random)
 /* Rows and keys of a case: what the oracle computes. */
 enum { MOST_WORK = 12000 };
 
-static void draw_dense(struct random_state *random, const char *dtypes, int64_t *v)
+static void draw_dense(struct random_state *random, int32_t types, int64_t *v)
 {
     do {
         v[A_B] = ONE_OF(random, 0, 1, 1, 2, 3, 5, 7);
@@ -74,7 +74,7 @@ static void draw_dense(struct random_state *random, const char *dtypes, int64_t 
     } while (v[A_B] * v[A_SQ] * v[A_HQ] * (v[A_SK] + 1) > MOST_WORK);
     v[A_PAGE] = kind(random, 5) ? page_of(random) : 0 /* contiguous */;
     v[A_CAUSAL] = kind(random, 2);
-    v[A_DTYPE] = strstr(dtypes, "fp16") ? kind(random, 2) : 0;
+    v[A_DTYPE] = types & FMLA_TYPE_FP16 ? kind(random, 2) : 0;
     v[A_DQK] = ONE_OF(random, 512, 576);
     v[A_LENGTHS] = kind(random, LENGTHS_BEYOND + 1);
     v[A_SINK] = kind(random, SINK_INFINITE + 1);
@@ -93,7 +93,7 @@ static int64_t lengths_of(struct random_state *random)
                   S_LENGTHS_BEYOND);
 }
 
-static void draw_sparse(struct random_state *random, const char *dtypes, int64_t *v)
+static void draw_sparse(struct random_state *random, int32_t types, int64_t *v)
 {
     int64_t topk, extra;
     do {
@@ -104,7 +104,7 @@ static void draw_sparse(struct random_state *random, const char *dtypes, int64_t
     } while (v[S_B] * v[S_SQ] * v[S_HQ] * (topk + extra + 1) > MOST_WORK);
     v[S_SHAPE] = sparse_shape(size_of(random, 1025), topk, page_of(random));
     v[S_EXTRA] = kind(random, 2) ? 1 + sparse_shape(size_of(random, 257), extra, page_of(random)) : 0;
-    v[S_FORMAT] = strstr(dtypes, "fp16") ? kind(random, S_FORMATS)
+    v[S_FORMAT] = types & FMLA_TYPE_FP16 ? kind(random, S_FORMATS)
                                          : ONE_OF(random, S_BF16, S_BF16_512, S_FP8_656, S_FP8_584);
     v[S_LENGTHS] = lengths_of(random), v[S_EXTRA_LENGTHS] = lengths_of(random);
     v[S_INDICES] = kind(random, S_INDICES_TWICE + 1);
@@ -178,13 +178,13 @@ static void draw_cache(struct random_state *random, bool gather, bool gpu, int64
     v[C_SLOTS] = kind(random, gpu && !gather ? SLOTS_TWICE : SLOTS_TWICE + 1);
 }
 
-void draw_case(struct random_state *random, enum drawn operation, const char *dtypes, bool gpu,
+void draw_case(struct random_state *random, enum drawn operation, int32_t types, bool gpu,
                int64_t v[GRID_AXES])
 {
     memset(v, 0, GRID_AXES * sizeof *v);
     switch (operation) {
-    case DENSE_DECODE: draw_dense(random, dtypes, v); break;
-    case SPARSE_DECODE: draw_sparse(random, dtypes, v); break;
+    case DENSE_DECODE: draw_dense(random, types, v); break;
+    case SPARSE_DECODE: draw_sparse(random, types, v); break;
     case SPARSE_PREFILL: draw_prefill(random, v); break;
     case MERGE: draw_merge(random, v); break;
     case CACHE_APPEND:

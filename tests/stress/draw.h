@@ -11,8 +11,8 @@
 enum drawn { DENSE_DECODE, SPARSE_DECODE, SPARSE_PREFILL, MERGE, CACHE_APPEND, CACHE_GATHER, OPERATIONS };
 extern const struct operation *const drawn_operations[OPERATIONS];
 
-/* Of kernels that take `dtypes`. What is drawn for a GPU leaves out what is not said of one. */
-void draw_case(struct random_state *random, enum drawn operation, const char *dtypes, bool gpu,
+/* Draws a case for kernels that take `types`. A case for a GPU leaves out what is not said of one. */
+void draw_case(struct random_state *random, enum drawn operation, int32_t types, bool gpu,
                int64_t v[GRID_AXES]);
 
 #endif

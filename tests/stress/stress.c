@@ -30,7 +30,8 @@ enum {
 /* A kernel of an operation that can be forced. */
 struct tested {
     enum drawn operation;
-    const char *kernel, *dtypes;
+    const char *kernel;
+    int32_t types;
 };
 
 static struct {
@@ -42,7 +43,7 @@ static struct {
     int only; /* as a fault says */
     int kernels;
     struct tested kernel[MOST_KERNELS];
-    const char *dtypes[OPERATIONS]; /* of the kernels that dispatch chooses from */
+    int32_t types[OPERATIONS]; /* of the kernels that dispatch chooses from */
     _Atomic int64_t next, made, rows, failed, of_operation[OPERATIONS];
     _Atomic int64_t under_way[MOST_THREADS]; /* the call that each host thread is making; 0: none */
 } stress = {.seed = 1};
@@ -117,13 +118,12 @@ static bool find_kernels(fmla_device device)
         while (operation < OPERATIONS && strcmp(row.operation, drawn_operations[operation]->name) != 0)
             operation++;
         if (operation == OPERATIONS || !row.kernel || !row.available || row.forced_only) continue;
-        const char **dtypes = &stress.dtypes[operation];
-        if (!*dtypes || strlen(row.dtypes) > strlen(*dtypes)) *dtypes = row.dtypes;
+        stress.types[operation] |= row.types;
         if (takes_everything(row.kernel) && stress.kernels < MOST_KERNELS)
-            stress.kernel[stress.kernels++] = (struct tested){(enum drawn)operation, row.kernel, row.dtypes};
+            stress.kernel[stress.kernels++] = (struct tested){(enum drawn)operation, row.kernel, row.types};
     }
     for (int operation = 0; operation < OPERATIONS; operation++)
-        if (!stress.dtypes[operation]) {
+        if (!stress.types[operation]) {
             fprintf(stderr, "stress: there is no kernel of %s on that device\n",
                     drawn_operations[operation]->name);
             return false;
@@ -170,9 +170,9 @@ static void make_call(int64_t call)
     const int64_t chosen = random_between(&random, 0, count); /* the last: what dispatch chooses */
     run.by_default = chosen == count;
     run.kernel = run.by_default ? "(the best)" : stress.kernel[of[chosen]].kernel;
-    run.dtypes = run.by_default ? stress.dtypes[operation] : stress.kernel[of[chosen]].dtypes;
+    run.types = run.by_default ? stress.types[operation] : stress.kernel[of[chosen]].types;
     const bool gpu = on_gpu(&run);
-    draw_case(&random, operation, run.dtypes, gpu, v);
+    draw_case(&random, operation, run.types, gpu, v);
     now.run = &run, now.tally = &tally;
     pages_draw(random_u64(&random));
     case_check(drawn_operations[operation], &run, v, random_u64(&random), &tally, NULL);

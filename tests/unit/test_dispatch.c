@@ -7,76 +7,62 @@
 
 #include "dispatch.h"
 
-/* Is `word` one of the words of `text` after `title`, up to the next comma? */
-static int names(const char *text, const char *title, const char *word)
+static int has_size(const int32_t sizes[4], int64_t size)
 {
-    const char *at = strstr(text, title);
-    if (!at) return 0;
-    at += strlen(title);
-    while (*at == ' ') {
-        const size_t length = strcspn(++at, " ,");
-        if (length == strlen(word) && !memcmp(at, word, length)) return 1;
-        at += length;
-    }
-    return 0;
+    return !size || !sizes[0] || sizes[0] == size || sizes[1] == size || sizes[2] == size || sizes[3] == size;
 }
 
-/* The elements and the format as the rows name them; NULL: none is asked. */
-struct asked {
-    const char *element, *d_qk, *format;
-};
-
-static int covers(const fmla_capability *row, const struct asked *asked)
+/* By what the row says, does the kernel take the call? Where types play no part, none is wanted. */
+static int covers(const fmla_capability *row, const struct wanted *wanted)
 {
-    char dtypes[64];
-    snprintf(dtypes, sizeof dtypes, ": %s", row->dtypes);
-    if (asked->element && !names(dtypes, ":", asked->element)) return 0;
-    if (asked->d_qk && !names(row->shapes, "d_qk", asked->d_qk)) return 0;
-    return !asked->format || names(row->shapes, "cache", asked->format);
+    return !(wanted->elements & ~(unsigned)row->types) && has_size(row->d_qk, wanted->d_qk) &&
+           has_size(row->d_v, wanted->d_v) && !(wanted->formats << FMLA_KV_BF16 & ~(unsigned)row->kv_formats);
 }
 
 /* The first row that is available, covers the call, and runs unasked. */
-static const char *promised(const char *operation, const struct asked *asked)
+static const char *promised(const struct wanted *wanted)
 {
     fmla_capability row = FMLA_INIT(fmla_capability);
     for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++)
-        if (!strcmp(row.operation, operation) && row.available && !row.forced_only && covers(&row, asked))
+        if (!strcmp(row.operation, operation_name(wanted->operation)) && row.available && !row.forced_only &&
+            covers(&row, wanted))
             return row.kernel;
     return NULL;
 }
 
-static void check_choice(enum operation operation, const struct asked *asked, const struct wanted *wanted,
-                         const struct processor *processor)
+static void check_choice(const struct wanted *wanted, const struct processor *processor)
 {
     const struct kernel *kernel = NULL;
     const fmla_status status = dispatch(wanted, NULL, &kernel);
-    const char *first = promised(operation_name(operation), asked);
-    const char *chosen = status ? NULL : kernel->name;
+    const char *first = promised(wanted), *chosen = status ? NULL : kernel->name;
     CHECK(chosen == first || (chosen && first && !strcmp(chosen, first)),
-          "%s of %s, d_qk %s, cache %s, on a processor with %x, Intel's %d: %s runs, the first row is %s",
-          operation_name(operation), asked->element ? asked->element : "-", asked->d_qk ? asked->d_qk : "-",
-          asked->format ? asked->format : "-", processor->meets, processor->intel, chosen ? chosen : "none",
-          first ? first : "none");
+          "%s of types %x, d_qk %d, formats %x, on a processor with %x, Intel's %d: %s runs, the first row "
+          "is %s",
+          operation_name(wanted->operation), wanted->elements, (int)wanted->d_qk, wanted->formats,
+          processor->meets, processor->intel, chosen ? chosen : "none", first ? first : "none");
 }
 
 static void check_operation(enum operation operation, const struct processor *processor)
 {
-    static const char *const elements[] = {"bf16", "fp16", "fp32"}, *const sizes[] = {"512", "576"},
-                             *const formats[] = {"BF16", "FP16", "FP8_656", "FP8_584"};
-    static const enum kv_format format_bits[] = {KV_BF16, KV_FP16, KV_FP8_656, KV_FP8_584};
-    const int dense = operation == OP_DENSE_DECODE,
-              sparse = operation == OP_SPARSE_DECODE || operation == OP_SPARSE_PREFILL;
-    for (int e = 0; e < (operation == OP_DECODE_PLAN ? 1 : 3); e++)
-        for (int s = 0; s < (dense || sparse ? 2 : 1); s++)
-            for (int f = 0; f < (sparse ? 4 : 1); f++) {
-                struct asked asked = {0};
+    const bool plan = operation == OP_DECODE_PLAN || operation == OP_SPARSE_PLAN,
+               sparse = operation == OP_SPARSE_DECODE || operation == OP_SPARSE_PREFILL,
+               attention = sparse || operation == OP_DENSE_DECODE;
+    for (int e = 0; e < (plan ? 1 : 3); e++)
+        for (int s = 0; s < (attention ? 2 : 1); s++)
+            for (int f = KV_BF16; f <= (sparse ? KV_FP8_584 : KV_BF16); f++) {
                 struct wanted wanted = {.operation = operation, .device = cpu, .argument = "q"};
-                if (operation != OP_DECODE_PLAN) asked.element = elements[e], wanted.elements = 1u << e;
-                if (dense || sparse) asked.d_qk = sizes[s], wanted.d_qk = s ? 576 : 512, wanted.d_v = 512;
-                if (sparse) asked.format = formats[f], wanted.formats = 1u << format_bits[f];
-                check_choice(operation, &asked, &wanted, processor);
+                if (!plan) wanted.elements = 1u << e;
+                if (attention) wanted.d_qk = s ? 576 : 512, wanted.d_v = 512;
+                if (sparse) wanted.formats = 1u << f;
+                check_choice(&wanted, processor);
             }
 }
+
+static const struct wanted dense_bf16 = {.operation = OP_DENSE_DECODE,
+                                         .device = {FMLA_DEVICE_CPU, 0},
+                                         .elements = ELEMENTS_BF16,
+                                         .d_qk = 576,
+                                         .d_v = 512};
 
 /* This processor's by the public functions too. */
 static void check_public(void)
@@ -86,8 +72,7 @@ static void check_public(void)
     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
     args.q = TENSOR_OF(q_data, bf16, 1, 1, 1, 576), args.kv_cache = TENSOR_OF(kv_data, bf16, 1, 1, 1, 576);
     args.seqlens = TENSOR_OF(&length, i32, 1), args.out = TENSOR_OF(out_data, bf16, 1, 1, 1, 512);
-    const struct asked asked = {"bf16", "576", NULL};
-    const char *name = NULL, *first = promised("dense_decode", &asked);
+    const char *name = NULL, *first = promised(&dense_bf16);
     CHECK(!fmla_dense_decode_kernel(&args, &name) && first && !strcmp(name, first), "%s runs, not %s",
           name ? name : fmla_last_error(), first ? first : "any");
 }
@@ -104,8 +89,7 @@ int main(void)
             dispatch_pretend(&processor);
             for (int op = 0; op < OPERATIONS; op++) check_operation((enum operation)op, &processor);
             /* What the choice was made for: AVX-512 BF16 where it is the faster one, and only there. */
-            const struct asked asked = {"bf16", "576", NULL};
-            const char *first = promised("dense_decode", &asked);
+            const char *first = promised(&dense_bf16);
 #if defined(FMLA_AVX512_BF16)
             CHECK(first && !strcmp(first, "cpu-avx512bf16") == (k == 3 && !intel),
                   "with %x, Intel's %d, dense decode's first row is %s", meets[k], intel,

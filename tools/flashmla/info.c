@@ -5,6 +5,7 @@
 #include "commands.h"
 #include "json_line.h"
 #include "options.h"
+#include "policy.h"
 
 #include "json_memory.h"
 
@@ -64,19 +65,61 @@ static const char *version_text(int32_t version, char text[16])
     return text;
 }
 
+/* What a kernel takes, as lists; one without elements limits nothing. */
+static json_t *json_takes(const fmla_capability *row)
+{
+    static const char *const types[] = {"bf16", "fp16", "fp32"};
+    json_t *type = json_array(), *format = json_array(), *d_qk = json_array(), *d_v = json_array();
+    for (int t = 0; t < 3; t++)
+        if (row->types >> t & 1) json_array_append_new(type, json_string(types[t]));
+    for (int i = 0; i < 4; i++) {
+        if (row->d_qk[i]) json_array_append_new(d_qk, json_integer(row->d_qk[i]));
+        if (row->d_v[i]) json_array_append_new(d_v, json_integer(row->d_v[i]));
+    }
+    for (int32_t f = FMLA_KV_BF16; f <= FMLA_KV_FP8_576; f++)
+        if (row->kv_formats >> f & 1) json_array_append_new(format, json_string(format_name(f)));
+    return json_pack("{s:o, s:o, s:o, s:o}", "types", type, "d_qk", d_qk, "d_v", d_v, "kv_formats", format);
+}
+
+/* "bf16 fp16, d_qk 512 576, d_v 512, BF16 FP8_656" */
+static void words_of(json_t *lists, char *text, size_t size)
+{
+    const char *name;
+    json_t *list, *element;
+    size_t i, used = 0;
+    json_object_foreach(lists, name, list)
+    {
+        json_array_foreach(list, i, element)
+        {
+            const char *before = i ? " " : used ? ", " : "";
+            const int length =
+                json_is_string(element)
+                    ? snprintf(text + used, size - used, "%s%s", before, json_string_value(element))
+                    : snprintf(text + used, size - used, "%s%s%s%d", before, i ? "" : name, i ? "" : " ",
+                               (int)json_integer_value(element));
+            used += (size_t)length;
+        }
+    }
+}
+
 static void print_row(const char *device, const fmla_capability *row)
 {
     const char *state = !row->available ? row->reason : row->forced_only ? "only when named" : "yes";
-    printf("%-7s %-14s %-14s %-14s %-54s %s%s%s\n", device, or_dash(row->operation), or_dash(row->kernel),
-           or_dash(row->dtypes), or_dash(row->shapes), state, *row->part_of ? ", part of " : "",
-           row->part_of);
+    char takes[160] = "-"; /* all that a row can have is less */
+    json_t *lists = json_takes(row);
+    words_of(lists, takes, sizeof takes);
+    json_decref(lists);
+    printf("%-7s %-14s %-14s %-64s %s%s%s\n", device, or_dash(row->operation), or_dash(row->kernel), takes,
+           state, *row->part_of ? ", part of " : "", row->part_of);
 }
 
 static json_t *json_row(const fmla_capability *row)
 {
-    return json_pack("{s:s?, s:s?, s:s?, s:s?, s:b, s:b, s:s?, s:s}", "operation", row->operation, "kernel",
-                     row->kernel, "dtypes", row->dtypes, "shapes", row->shapes, "available", row->available,
-                     "forced_only", row->forced_only, "reason", row->reason, "part_of", row->part_of);
+    json_t *json = json_pack("{s:s?, s:s?, s:b, s:b, s:s, s:s}", "operation", row->operation, "kernel",
+                             row->kernel, "available", row->available, "forced_only", row->forced_only,
+                             "reason", row->reason, "part_of", row->part_of);
+    json_object_update_new(json, json_takes(row));
+    return json;
 }
 
 /* Walks the rows of a device: into `rows` if it is there, else onto stdout. */
@@ -112,8 +155,7 @@ static void print_table(void)
     const fmla_device_info first = describe(gpu(0));
     char version[16];
     printf("flashmla %s, %d threads\n\n", fmla_version_string(), (int)fmla_num_threads());
-    printf("%-7s %-14s %-14s %-14s %-54s %s\n", "device", "operation", "kernel", "dtypes", "shapes",
-           "runs here");
+    printf("%-7s %-14s %-14s %-64s %s\n", "device", "operation", "kernel", "takes", "runs here");
     walk(cpu, NULL);
     for (int32_t id = 0; id < first.count; id++)
         if (!*describe(gpu(id)).reason) walk(gpu(id), NULL);
@@ -142,7 +184,6 @@ static json_t *json_gpu(int32_t id)
 
 static bool write_json(const char *path, struct fault *fault)
 {
-    json_memory_watch();
     const int32_t gpus = describe(gpu(0)).count;
     char name[16];
     json_t *by_device = json_object(), *described = json_array();
@@ -173,6 +214,7 @@ int command_info(int argc, char **argv)
     if (fmla_version() / 100 != FMLA_VERSION_MAJOR * 100 + FMLA_VERSION_MINOR)
         return complain(&info, EXIT_FAILED, "this command was built for %d.%d, the library is %s",
                         FMLA_VERSION_MAJOR, FMLA_VERSION_MINOR, fmla_version_string());
+    json_memory_watch();
     if (json && !write_json(json, &fault)) return complain(&info, EXIT_FAILED, "%s", fault.text);
     print_table();
     return EXIT_GOOD;
