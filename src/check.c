@@ -253,13 +253,13 @@ static fmla_status check_options(const struct descriptor *descriptor, const char
     return FMLA_OK;
 }
 
-/* The format that kv_format names; 0: that of the first tensor's type, unless the cache has bytes. */
+/* The format that kv_format names; 0: that of the first tensor's type, unless the first cache has bytes. */
 static fmla_status check_format(const struct member *m, const fmla_tensor *cache, struct checked_call *call)
 {
     const enum element element = call->tensors[0].element;
     int32_t which = call->kv_format;
     if (!which) {
-        if (cache && cache->dtype.bits == 8)
+        if (cache && !call->format && cache->dtype.bits == 8)
             return fail(FMLA_INVALID_ARGUMENT,
                         "%s: kv_format: is 0, must name the format of the bytes in %s: %s (%d) or %s (%d)",
                         call->operation, m->name, cache_formats[FMLA_KV_FP8_656].name, FMLA_KV_FP8_656,

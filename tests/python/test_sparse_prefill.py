@@ -322,7 +322,7 @@ WRONG = {
     "kv": [
         (TYPE, None, *NO_ARRAY),
         (VALUE, full(S_KV, 2, D, dtype="float16"), full(S_KV, 2, D, dtype="uint8"), full(S_KV, 2, D, dtype="int32")),
-        (VALUE, full(S_KV, D), full(1, S_KV, 64, 2, D), full(), full(S_KV, 0, D), full(S_KV, 3, D).as_("q")),
+        (VALUE, full(S_KV, D), full(1, S_KV, 64, 2, D), full(), full(S_KV, 0, D), full(S_KV, 3, D)),
         (VALUE, full(S_KV, 1, D).as_("indices"), full(S_KV, 2, 512), full(S_KV, 64, 2, D), full(S_KV, 64, 1, 512)),
         (VALUE, full(S_KV, 0, 1, D)),
         (VALUE, part((S_KV, 2, 2 * D), (slice(None), slice(None), EVERY_SECOND))),
