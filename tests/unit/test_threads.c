@@ -82,6 +82,51 @@ static int run_loops_with_helpers(void)
     return by_helpers > 0;
 }
 
+/* ---- Starts of threads --------------------------------------------------------------------------- */
+
+/* The linker sends the calls of pthread_create here, the library's and this file's. */
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *data);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *data);
+enum { MOST_STARTS = 100 };
+static struct start {
+    void *(*run)(void *);
+    void *data;
+} starts[MOST_STARTS]; /* of this process and of those that it was forked from */
+static atomic_int refuse, refused, started, begun;
+
+static void *begin(void *data)
+{
+    const struct start *start = data;
+    atomic_fetch_add(&begun, 1);
+    return start->run(start->data);
+}
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *data)
+{
+    if (atomic_load(&refuse)) {
+        atomic_fetch_add(&refused, 1);
+        return 11; /* EAGAIN */
+    }
+    const int number = atomic_fetch_add(&started, 1);
+    if (number >= MOST_STARTS) abort();
+    starts[number] = (struct start){run, data};
+    return __real_pthread_create(thread, attributes, begin, &starts[number]);
+}
+
+/* AddressSanitizer's runtime takes locks of its own where a thread begins (gcc 12's does not give them up for fork), and a
+ * child that was forked meanwhile finds them taken for good: none of its threads can begin. With it a process forks when
+ * all of its threads have begun; without it, at any time. */
+static pid_t fork_any_time(void)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    while (atomic_load(&begun) < atomic_load(&started)) nanosleep(&(struct timespec){0, 1000000}, NULL);
+#endif
+    return fork();
+}
+
 /* ---- fork --------------------------------------------------------------------------------------- */
 
 static struct result expected;
@@ -98,7 +143,7 @@ static void be_child(int generations)
     alarm(SECONDS);
     int well = run_loop() >= 0 && as_expected() && run_loops_with_helpers();
     while (--generations > 0) {
-        const pid_t pid = fork();
+        const pid_t pid = fork_any_time();
         int status = -1;
         if (pid) {
             well &= pid > 0 && waitpid(pid, &status, 0) == pid && !status;
@@ -112,7 +157,7 @@ static void be_child(int generations)
 
 static void fork_once(const char *when, int generations)
 {
-    const pid_t pid = fork();
+    const pid_t pid = fork_any_time();
     if (!pid) be_child(generations);
     int status = -1;
     CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && !status, "%s: the child ended with %x", when,
@@ -149,27 +194,9 @@ static void fork_among_calls(void)
 
 /* ---- No threads to be had ------------------------------------------------------------------------ */
 
-/* The linker sends the library's calls here. */
-int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
-                          void *data);
-int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
-                          void *data);
-static atomic_int refuse, refused, started;
-
-int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
-                          void *data)
-{
-    if (atomic_load(&refuse)) {
-        atomic_fetch_add(&refused, 1);
-        return 11; /* EAGAIN */
-    }
-    atomic_fetch_add(&started, 1);
-    return __real_pthread_create(thread, attributes, run, data);
-}
-
 static void without_threads(void)
 {
-    const pid_t pid = fork(); /* where none has been started */
+    const pid_t pid = fork_any_time(); /* where none has been started */
     if (!pid) {
         atomic_store(&refuse, 1);
         alarm(SECONDS);
