@@ -11,9 +11,22 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* What the tensors of a call are. */
+/* What a struct is initialised with, by its members' names. */
+#define DESIGNATED(...)                                                                                      \
+    {                                                                                                        \
+        __VA_ARGS__                                                                                          \
+    }
+
+/* What the tensors of a call are. Sizes are found by number and by name. */
 struct layout {
-    int64_t size[DIMENSIONS];
+    union {
+        int64_t size[DIMENSIONS];
+        struct {
+            int64_t none;
+#define DIMENSION(name, words) int64_t name;
+#include "operations.def"
+        };
+    };
     fmla_dtype type; /* of values that may have several types */
     int32_t format;  /* of caches, FMLA_KV_… */
     bool flat;       /* keys are not in pages */
