@@ -299,11 +299,8 @@ static void make_call(struct bytes *in, struct call *c)
             if (!strcmp(m->name, "log_base")) value &= FMLA_LOG_BASE_2;
             memcpy(c->args + m->offset, &value, sizeof value);
         }
-        for (int i = 1; m->kind == MEMBER_WIDE && i < DIMENSIONS; i++) { /* what no tensor says */
-            if (strcmp(dimension_words[i], m->name) != 0) continue;
-            memcpy(c->args + m->offset, &c->layout.size[i], sizeof(int64_t));
-            break;
-        }
+        if (described_wide(m))
+            memcpy(c->args + m->offset, &c->layout.size[described_wide(m)], sizeof(int64_t));
     }
     leave_out(in, c);
 }

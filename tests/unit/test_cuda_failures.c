@@ -5,6 +5,11 @@
  */
 #include "fake_cuda/calls.h"
 
+static const char *name_of(int call)
+{
+    return descriptors[small_calls[call].operation].name;
+}
+
 /* The n-th call of an entry within an operation fails, for every n; how many there are. */
 static int fails_at_each(int operation, int entry)
 {
@@ -12,17 +17,17 @@ static int fails_at_each(int operation, int entry)
         fake->launches = 0;
         fake->passes[entry] = fake->calls[entry] + n;
         fake->fails[entry] = FAKE_LAUNCH_FAILED, fake->once[entry] = 1;
-        const fmla_status status = small_calls[operation].call(0);
+        const fmla_status status = small_call(&small_calls[operation], 0);
         fake->fails[entry] = CU_SUCCESS, fake->once[entry] = 0;
         CHECK_ALL({fake_depth(), 0}, {fake_capture_mode(), 0});
         if (!status) {
-            CHECK(fake->launches == small_calls[operation].launches, "%s: %d launches",
-                  small_calls[operation].name, fake->launches);
+            CHECK(fake->launches == small_calls[operation].launches, "%s: %d launches", name_of(operation),
+                  fake->launches);
             return n;
         }
         char label[64];
-        snprintf(label, sizeof label, "%s, entry %d, call %d", small_calls[operation].name, entry, n);
-        check_rejected(label, status, FMLA_DEVICE_ERROR, small_calls[operation].name, "cuda:0",
+        snprintf(label, sizeof label, "%s, entry %d, call %d", name_of(operation), entry, n);
+        check_rejected(label, status, FMLA_DEVICE_ERROR, name_of(operation), "cuda:0",
                        "CUDA_ERROR_LAUNCH_FAILED 719 (unspecified launch failure)");
         if (entry == CALL_cuLaunchKernelEx) CHECK_EQ(fake->launches, n);
         if (n == 100) return -1;
@@ -45,7 +50,7 @@ static void each_step(void)
             if (entries[e] == CALL_cuCtxGetId) CHECK_EQ(times, 1);
         }
     for (int i = 0; i < SMALL_CALLS; i++)
-        CHECK(small_calls[i].call(0) == FMLA_OK, "%s: %s", small_calls[i].name, fmla_last_error());
+        CHECK(small_call(&small_calls[i], 0) == FMLA_OK, "%s: %s", name_of(i), fmla_last_error());
 }
 
 /* A kernel that is in error: an entry that only looks is told of it, and so are all later ones. */
@@ -56,8 +61,8 @@ static void an_error_that_stays(void)
         if (entry != CALL_cuGetErrorName && entry != CALL_cuGetErrorString)
             fake->fails[entry] = FAKE_LAUNCH_FAILED;
     for (int i = 0; i < SMALL_CALLS; i++)
-        check_rejected(small_calls[i].name, small_calls[i].call(0), FMLA_DEVICE_ERROR, small_calls[i].name,
-                       "cuda:0", "CUDA_ERROR_LAUNCH_FAILED");
+        check_rejected(name_of(i), small_call(&small_calls[i], 0), FMLA_DEVICE_ERROR, name_of(i), "cuda:0",
+                       "CUDA_ERROR_LAUNCH_FAILED");
     CHECK_EQ(fake_depth(), 0);
 }
 

@@ -509,13 +509,13 @@ static void refused_by_the_driver(void)
 {
     SMALL_CALL(c);
     fake->fails[CALL_cuTensorMapEncodeTiled] = FAKE_LAUNCH_FAILED;
-    check_rejected("map", decode_run(&c), FMLA_DEVICE_ERROR, "dense_decode", "cuda:0",
+    check_rejected("map", dense_decode_run(&c), FMLA_DEVICE_ERROR, "dense_decode", "cuda:0",
                    "cuTensorMapEncodeTiled of kv_cache|CUDA_ERROR_LAUNCH_FAILED");
     CHECK_EQ(fake_depth(), 0);
     CHECK(!fake->launches || !strcmp(fake->launch[fake->launches - 1].kernel, "decode_plan"), "%s",
           "launched without maps");
     fake->fails[CALL_cuTensorMapEncodeTiled] = CU_SUCCESS;
-    CHECK_OK(decode_run(&c));
+    CHECK_OK(dense_decode_run(&c));
 }
 
 /* ---- Dispatch --------------------------------------------------------------------------------------------- */
@@ -525,14 +525,14 @@ static void dispatched(void)
 {
     static const char *const arguments[] = {"", "kv_cache", "kv_cache", "q", "q", "out", "softmax_scale"};
     for (int k = 0; k < 7; k++) {
-        struct drawn_dense c;
-        struct dense_shape shape = small_shape;
+        struct dense_decode_call c;
+        struct layout layout = dense_layout(SMALL_SIZES);
         const char *name = "";
-        if (k == 1) shape.page_size = 61;
-        if (k == 4) shape.s_q = 2, shape.h_q = 24, shape.h_kv = 2;
-        decode_call(&c, &shape, 0);
+        if (k == 1) layout.page_size = 61;
+        if (k == 4) layout.s_q = 2, layout.h_q = 24, layout.h_kv = 2;
+        decode_call(&c, layout);
         switch (k) {
-        case 2: c.kv.strides[0] += 4; break;
+        case 2: c.kv_cache.strides[0] += 4; break;
         case 3: c.q.tensor.byte_offset = 8; break;
         case 5: c.out.tensor.byte_offset = 2; break;
         case 6: c.args.softmax_scale = -0.5f; break;
@@ -540,11 +540,11 @@ static void dispatched(void)
         CHECK(fmla_dense_decode_kernel(&c.args, &name) == FMLA_OK &&
                   !strcmp(name, k ? "cuda-sm80" : "cuda-sm90"),
               "case %d: %s", k, name);
-        CHECK(decode_run(&c) == FMLA_OK, "case %d: %s", k, fmla_last_error());
+        CHECK(dense_decode_run(&c) == FMLA_OK, "case %d: %s", k, fmla_last_error());
         CHECK_EQ(fake->tensors, 3); /* of the first case */
         c.args.kernel = "cuda-sm90";
         if (!k) continue;
-        check_rejected("forced", decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", arguments[k],
+        check_rejected("forced", dense_decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", arguments[k],
                        "kernel cuda-sm90 takes");
     }
 }
@@ -554,38 +554,14 @@ static void forced_elsewhere(void)
     fake->capability = 100;
     SMALL_CALL(c);
     c.args.kernel = "cuda-sm90";
-    check_rejected("forced", decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", "q",
+    check_rejected("forced", dense_decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", "q",
                    "kernel cuda-sm90|compute capability is not 9.0");
     CHECK_EQ(fake->launches, 0);
-}
-
-/* A caller may ask for the size and change its mind about the kernel. */
-static void workspace(void)
-{
-    static const struct dense_shape shapes[] = {
-        {2, 1, 16, 1, 64, 64, 32, .fp16 = false},
-        {5, 2, 16, 2, 99, 64, 40, .fp16 = true},
-        {128, 2, 128, 1, 9, 64, 1, .fp16 = true},
-        {3, 1, 65, 1, 9, 128, 1000, .fp16 = false},
-    };
-    for (int k = 0; k < 8; k++) {
-        size_t bytes[3], alignment[3];
-        static const char *const kernels[] = {NULL, "cuda-sm80", "cuda-sm90"};
-        struct drawn_dense c;
-        decode_call(&c, &shapes[k / 2], 0);
-        c.args.batch_invariant = k % 2;
-        for (int i = 0; i < 3; i++) {
-            c.args.kernel = kernels[i];
-            CHECK_OK(fmla_dense_decode_workspace_size(&c.args, &bytes[i], &alignment[i]));
-        }
-        CHECK(bytes[0] == bytes[1] && bytes[1] == bytes[2] && alignment[1] == alignment[2],
-              "case %d: %zu, %zu, %zu bytes", k, bytes[0], bytes[1], bytes[2]);
-    }
 }
 
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_sm90", takes_caches, takes_queries, takes_the_rest,
                          query_views, key_views, boxes, encoded, not_encoded, strides, taken_is_encoded,
-                         refused_by_the_driver, dispatched, forced_elsewhere, workspace);
+                         refused_by_the_driver, dispatched, forced_elsewhere);
 }
