@@ -10,14 +10,8 @@
 
 #include <math.h>
 
-enum {
-    S_Q = 5,
-    H_Q = 40,
-    H_KV = 2,
-    GROUP = H_Q / H_KV,
-    TOPK = 70,
-    TILES = (GROUP + SPARSE_WARPS - 1) / SPARSE_WARPS
-};
+enum { S_Q = 5, H_Q = 40, H_KV = 2, GROUP = H_Q / H_KV, TOPK = 70 };
+enum { TILES = (GROUP + SPARSE_WARPS - 1) / SPARSE_WARPS };
 
 /* A call by the kernel without tensor cores, which takes all. */
 static void portable(struct sparse_prefill_call *c, int64_t s_q, int64_t h_q, int64_t h_kv)

@@ -351,15 +351,34 @@ static struct attention_problem random_problem(struct random_state *random)
     return p;
 }
 
+/* ---- What the driver is told ------------------------------------------------------------------------------ */
+
+static void enter(struct cuda_scope *scope)
+{
+    CHECK_OK(cuda_enter("test", "x", 0, scope));
+}
+
 static void boxes(void)
 {
+    struct cuda_scope scope;
     struct random_state random = {90};
-    int taken = 0, merged = 0, whole_tokens = 0, shared = 0;
-    for (int i = 0; i < 600; i++) {
-        const struct attention_problem p = random_problem(&random);
+    int encoded = 0, taken = 0, merged = 0, whole_tokens = 0, shared = 0;
+    enter(&scope);
+    for (int i = 0; i < 2000; i++) {
+        struct attention_problem p = random_problem(&random);
         const char *argument;
+        const bool empty = i % 16 == 0;
+        if (empty) p.keys[0].pages = 0, p.keys[0].k.data = NULL;
         if (sm90_dense_decode_refuses(&p, &argument)) continue;
-        const struct tensor_view q = sm90_dense_decode_q_view(&p), keys = sm90_dense_decode_key_view(&p, 2);
+        const struct tensor_view q = sm90_dense_decode_q_view(&p), keys = sm90_dense_decode_key_view(&p, 2),
+                                 rope = sm90_dense_decode_key_view(&p, 1);
+        /* What a call takes, the driver takes. */
+        struct tensor_map map;
+        CHECK_OK(tensor_map_make("test", &scope, "x", &q, &map));
+        CHECK_OK(tensor_map_make("test", &scope, "x", &keys, &map));
+        CHECK_OK(tensor_map_make("test", &scope, "x", &rope, &map));
+        encoded++;
+        if (empty || i >= 640) continue;
         taken++, shared += !p.q_stride[0] && p.b > 1;
         merged += p.s_q > 1 && sm90_dense_decode_q_heads(&p) == p.s_q * p.h_q;
         whole_tokens += q.box[2] > 1;
@@ -387,16 +406,10 @@ static void boxes(void)
                                             far(p.keys[0].page_size, k->slot_bytes / 2) +
                                             far(p.h_kv, k->head_bytes / 2) + p.d_qk - 1});
     }
-    CHECK(taken > 200 && merged > 20 && whole_tokens > 20 && shared > 5,
+    cuda_leave(&scope);
+    CHECK(encoded > 500 && taken > 200 && merged > 20 && whole_tokens > 20 && shared > 5,
           "%d problems taken, %d merged, %d of whole tokens, %d of shared queries", taken, merged,
           whole_tokens, shared);
-}
-
-/* ---- What the driver is told ------------------------------------------------------------------------------ */
-
-static void enter(struct cuda_scope *scope)
-{
-    CHECK_OK(cuda_enter("test", "x", 0, scope));
 }
 
 static void encoded(void)
@@ -481,30 +494,6 @@ static void strides(void)
     cuda_leave(&scope);
 }
 
-/* Maps that a call makes: whatever it takes, the driver takes. */
-static void taken_is_encoded(void)
-{
-    struct cuda_scope scope;
-    struct random_state random = {91};
-    struct tensor_map map;
-    int taken = 0;
-    enter(&scope);
-    for (int i = 0; i < 2000; i++) {
-        struct attention_problem p = random_problem(&random);
-        const char *argument;
-        if (i % 16 == 0) p.keys[0].pages = 0, p.keys[0].k.data = NULL;
-        if (sm90_dense_decode_refuses(&p, &argument)) continue;
-        taken++;
-        const struct tensor_view views[] = {sm90_dense_decode_key_view(&p, 2),
-                                            sm90_dense_decode_key_view(&p, 1), sm90_dense_decode_q_view(&p)};
-        for (int k = 0; k < 3; k++)
-            CHECK(tensor_map_make("test", &scope, "x", &views[k], &map) == FMLA_OK, "%d: %s", k,
-                  fmla_last_error());
-    }
-    CHECK(taken > 500, "%d taken", taken);
-    cuda_leave(&scope);
-}
-
 static void refused_by_the_driver(void)
 {
     SMALL_CALL(c);
@@ -562,6 +551,6 @@ static void forced_elsewhere(void)
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_sm90", takes_caches, takes_queries, takes_the_rest,
-                         query_views, key_views, boxes, encoded, not_encoded, strides, taken_is_encoded,
-                         refused_by_the_driver, dispatched, forced_elsewhere);
+                         query_views, key_views, boxes, encoded, not_encoded, strides, refused_by_the_driver,
+                         dispatched, forced_elsewhere);
 }
