@@ -44,6 +44,12 @@ static const struct small_call {
 };
 enum { SPARSE_DECODE = 3, CALLS = sizeof small_calls / sizeof small_calls[0] };
 
+/* A loop of the host's own, on as many workers as `workers` says, in the thread that asks. */
+static inline void in_order(void *workers, int64_t count, fmla_task task, void *task_data)
+{
+    for (int64_t i = 0; i < count; i++) task(task_data, i, (int32_t)(i % *(const int32_t *)workers));
+}
+
 /* Outputs of all calls, and plans, one behind the other. */
 struct result {
     _Alignas(64) char bytes[RESULT_BYTES];

@@ -47,12 +47,6 @@ int posix_memalign(void **memory, size_t alignment, size_t size)
     return *memory ? 0 : ENOMEM;
 }
 
-static void in_order(void *pool, int64_t count, fmla_task task, void *task_data)
-{
-    (void)pool;
-    for (int64_t i = 0; i < count; i++) task(task_data, i, (int32_t)(i % 3));
-}
-
 /* ---- Calls ---------------------------------------------------------------------------------- */
 
 static struct result result, plans;
@@ -96,8 +90,9 @@ int main(void)
     free(planted);
     CHECK(atomic_load(&allocations) > before, "%s", "the counter does not see malloc");
 
+    static int32_t workers = 3;
     unsetenv("FLASHMLA_KERNEL");
-    CHECK_OK(fmla_set_parallel_for(in_order, NULL, 3));
+    CHECK_OK(fmla_set_parallel_for(in_order, &workers, workers));
     struct way way = {0};
     draw();
     CHECK_OK(make_plans(&plans));
