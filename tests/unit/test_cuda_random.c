@@ -137,7 +137,7 @@ static void judge_sparse(size_t bytes)
     const bool hopper = decode != NULL;
     const bool few = hopper && strstr(decode->kernel, "small");
     if (!hopper) decode = launch_named("sparse_decode");
-    HOLDS(!decode == !b && (decode || !fake->launches));
+    HOLDS(!decode == !b && (decode || (!fake->launches && !fake->tensors)));
     if (!decode) return;
     const struct sparse_decode_params p = sparse_decode_params_of(decode);
     const int64_t heads = few ? SM90_SPARSE_DECODE_SMALL_HEADS : SM90_SPARSE_DECODE_HEADS;
@@ -159,7 +159,7 @@ static void judge_dense(size_t bytes)
     const struct fake_launch *decode = launch_named("sm90_dense_decode");
     const bool hopper = decode != NULL;
     if (!hopper) decode = launch_named("sm80_dense_decode");
-    HOLDS(!decode == !b && (decode || !fake->launches));
+    HOLDS(!decode == !b && (decode || (!fake->launches && !fake->tensors)));
     if (!decode) return;
     const struct dense_decode_sm90_params params =
         dense_decode_sm90_params_of(decode); /* which begin with those of the portable kernel */
@@ -235,7 +235,7 @@ static void judge_prefill(size_t bytes)
 static fmla_status run_in(size_t bytes)
 {
     *(size_t *)option("workspace_size") = bytes;
-    fake->launches = 0;
+    fake->launches = fake->tensors = 0;
     return described_run(operation, args);
 }
 

@@ -30,6 +30,7 @@ struct shape {
 
 static bool draw_odd;
 
+/* What has no elements has no data. */
 static inline void place_in_region(struct held *held, const struct member *m, int which,
                                    const struct layout *layout)
 {
@@ -38,6 +39,8 @@ static inline void place_in_region(struct held *held, const struct member *m, in
     const bool piece = (m->allowed & IS_CACHE) && layout->format == FMLA_KV_FP8_584;
     draw_tensor(held, which, described_dtype(m, layout), rank, shape,
                 draw_odd && rank > 1 && !piece && !(m->allowed & IN_ROWS));
+    for (int i = 0; i < rank; i++)
+        if (!shape[i]) held->tensor.data = NULL, held->tensor.byte_offset = 0;
 }
 
 /* Sizes that are not said: of caches, and of heads. */
