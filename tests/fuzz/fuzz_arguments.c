@@ -10,8 +10,7 @@
 #include <math.h>
 #include <sanitizer/asan_interface.h>
 
-enum { MOST_DIMS = 6, MOST_BYTES = 1 << 15, MOST_ELEMENTS = 1 << 14, FILL = 0xa5 };
-enum { MOST_WORKSPACE = 1 << 21 };
+enum { MOST_DIMS = 6, MOST_BYTES = 1 << 15, MOST_ELEMENTS = 1 << 14, MOST_WORKSPACE = 1 << 21, FILL = 0xa5 };
 
 struct made {
     fmla_tensor tensor;
@@ -208,27 +207,12 @@ static void *option(struct call *c, const char *name)
 /* What every name may be at first, from `least` on. */
 static const struct {
     uint8_t least, count;
-} small[DIMENSIONS] = {
-    [DIM_b] = {0, 4},
-    [DIM_s_q] = {1, 3},
-    [DIM_h_kv] = {1, 2},
-    [DIM_h_q] = {1, 3},
-    [DIM_pages] = {0, 5},
-    [DIM_page_size] = {1, 8},
-    [DIM_max_pages] = {1, 3},
-    [DIM_extra_pages] = {0, 4},
-    [DIM_extra_page_size] = {1, 6},
-    [DIM_topk] = {0, 140},
-    [DIM_extra_topk] = {0, 70},
-    [DIM_s_kv] = {0, 9},
-    [DIM_n] = {0, 5},
-    [DIM_tokens] = {0, 4},
-    [DIM_one_head] = {1, 1},
-    [DIM_rows] = {1, 5},
-    [DIM_d_qk] = {1, 8},
-    [DIM_rope] = {64, 1},
-    [DIM_fields] = {FMLA_PARTITION_FIELDS, 1},
-};
+} small[DIMENSIONS] = DESIGNATED(
+    [DIM_b] = {0, 4}, [DIM_s_q] = {1, 3}, [DIM_h_kv] = {1, 2}, [DIM_h_q] = {1, 3}, [DIM_pages] = {0, 5},
+    [DIM_page_size] = {1, 8}, [DIM_max_pages] = {1, 3}, [DIM_extra_pages] = {0, 4},
+    [DIM_extra_page_size] = {1, 6}, [DIM_topk] = {0, 140}, [DIM_extra_topk] = {0, 70}, [DIM_s_kv] = {0, 9},
+    [DIM_n] = {0, 5}, [DIM_tokens] = {0, 4}, [DIM_one_head] = {1, 1}, [DIM_rows] = {1, 5},
+    [DIM_d_qk] = {1, 8}, [DIM_rope] = {64, 1}, [DIM_fields] = {FMLA_PARTITION_FIELDS, 1});
 
 /* Sizes and types that go together. */
 static void draw_layout(struct bytes *in, struct call *c, bool any_size)
@@ -299,11 +283,8 @@ static void make_call(struct bytes *in, struct call *c)
             if (!strcmp(m->name, "log_base")) value &= FMLA_LOG_BASE_2;
             memcpy(c->args + m->offset, &value, sizeof value);
         }
-        for (int i = 1; m->kind == MEMBER_WIDE && i < DIMENSIONS; i++) { /* what no tensor says */
-            if (strcmp(dimension_words[i], m->name) != 0) continue;
-            memcpy(c->args + m->offset, &c->layout.size[i], sizeof(int64_t));
-            break;
-        }
+        if (described_wide(m))
+            memcpy(c->args + m->offset, &c->layout.size[described_wide(m)], sizeof(int64_t));
     }
     leave_out(in, c);
 }

@@ -3,65 +3,47 @@
  * Plans as decode reads them. With a plan for other lengths every key counts once; with a damaged one decode stays within
  * its memory. Slow, since every input computes.
  */
+#include "../unit/tensors.h"
 #include "fuzz.h"
 
 #include "plan.h"
 
 #include <math.h>
 #include <stdbool.h>
-#include <string.h>
 
 enum { MOST_REQUESTS = 4 };
 
-static const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
-static const fmla_dtype i32 = {FMLA_TYPE_INT, 32, 1}, f32 = {FMLA_TYPE_FLOAT, 32, 1},
-                        bf16 = {FMLA_TYPE_BFLOAT, 16, 1};
-
-/* A plan's tables, each in memory of its own. */
-struct tables {
-    fmla_tensor rows, splits;
-    int64_t rows_shape[2], splits_shape[1];
-};
-
-static void tables_make(struct tables *t, const void *plan, int64_t b, int32_t partitions)
-{
-    const size_t rows_bytes = (size_t)partitions * sizeof(struct plan_partition),
-                 splits_bytes = (size_t)(b + 1) * sizeof(int32_t);
-    t->rows_shape[0] = partitions, t->rows_shape[1] = FMLA_PARTITION_FIELDS, t->splits_shape[0] = b + 1;
-    t->rows = (fmla_tensor){exactly(rows_bytes), cpu, 2, i32, t->rows_shape, NULL, 0};
-    t->splits = (fmla_tensor){exactly(splits_bytes), cpu, 1, i32, t->splits_shape, NULL, 0};
-    const char *at = (const char *)plan + sizeof(struct plan_header);
-    memcpy(t->rows.data, at, rows_bytes), memcpy(t->splits.data, at + rows_bytes, splits_bytes);
-}
-
-/* A decode in which every key counts the same: q is 0, K is 1 everywhere. So lse = ln(keys) and out = 1. */
-static void decode(struct bytes *in, void *plan, size_t plan_size, int64_t b, const struct tables *tables,
-                   bool damaged)
+/* A decode in which every key counts the same: q is 0, K is 1 everywhere. So lse = ln(keys) and out = 1. By the plan, or by its
+ * tables, each in memory of its own. */
+static void decode(struct bytes *in, void *plan, size_t plan_size, int64_t b, int32_t partitions,
+                   bool in_tables, bool damaged)
 {
     enum { KEYS = 150, D_QK = 512, D_V = 512, HEADS = 300, MOST_ROWS = 300 };
-    static uint16_t kv[KEYS * D_QK];
-    static const uint16_t q[MOST_ROWS * D_QK];
+    static uint16_t kv[KEYS * D_QK], q[MOST_ROWS * D_QK];
     static const char *const kernels[] = {"cpu-generic", NULL};
     if (!kv[0])
         for (size_t i = 0; i < sizeof kv / sizeof *kv; i++) kv[i] = 0x3f80;
     const int64_t h_q = b == 1 && choose(in, 8) == 7 ? HEADS : 1; /* several row tiles, or one row */
     int32_t *lengths = exactly((size_t)(b + 1) * sizeof *lengths);
     for (int64_t r = 0; r < b; r++) lengths[r] = (int32_t)take(in) - 50;
-    const int64_t q_shape[4] = {b, 1, h_q, D_QK}, kv_shape[4] = {b, KEYS, 1, D_QK},
-                  kv_strides[4] = {0, D_QK, D_QK, 1}, lse_shape[3] = {b, h_q, 1},
-                  out_shape[4] = {b, 1, h_q, D_V};
     uint16_t *out = exactly((size_t)(b * h_q * D_V) * sizeof *out);
     float *lse = exactly((size_t)(b * h_q) * sizeof *lse);
-    const fmla_tensor tq = {(void *)(uintptr_t)q, cpu, 4, bf16, q_shape, NULL, 0},
-                      tkv = {kv, cpu, 4, bf16, kv_shape, kv_strides, 0},
-                      tlengths = {lengths, cpu, 1, i32, &b, NULL, 0},
-                      tout = {out, cpu, 4, bf16, out_shape, NULL, 0},
-                      tlse = {lse, cpu, 3, f32, lse_shape, NULL, 0};
+    const size_t of_rows = (size_t)partitions * sizeof(struct plan_partition),
+                 of_splits = (size_t)(b + 1) * sizeof(int32_t);
+    char *rows = exactly(of_rows), *splits = exactly(of_splits),
+         *tables = (char *)plan + sizeof(struct plan_header);
+    memcpy(rows, tables, of_rows), memcpy(splits, tables + of_rows, of_splits);
+    struct held cache;
+    HELD(&cache, kv, bf16, 4, b, KEYS, 1, D_QK);
+    cache.strides[0] = 0;
     fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = &tq, args.kv_cache = &tkv, args.seqlens = &tlengths, args.out = &tout, args.lse = &tlse;
+    args.q = TENSOR_OF(q, bf16, b, 1, h_q, D_QK), args.kv_cache = &cache.tensor;
+    args.seqlens = TENSOR_OF(lengths, i32, b);
+    args.out = TENSOR_OF(out, bf16, b, 1, h_q, D_V), args.lse = TENSOR_OF(lse, f32, b, h_q, 1);
     args.kernel = kernels[choose(in, 2)], args.causal = (int32_t)choose(in, 2);
-    args.plan = plan, args.plan_size = plan_size;
-    if (tables) args.plan = NULL, args.partitions = &tables->rows, args.num_splits = &tables->splits;
+    if (!in_tables) args.plan = plan, args.plan_size = plan_size;
+    args.partitions = in_tables ? TENSOR_OF(rows, i32, partitions, FMLA_PARTITION_FIELDS) : NULL;
+    args.num_splits = in_tables ? TENSOR_OF(splits, i32, b + 1) : NULL;
     fmla_status status = fmla_dense_decode_workspace_size(&args, &args.workspace_size, NULL);
     PROMISE(damaged || status == FMLA_OK, "%s", fmla_last_error());
     if (status == FMLA_OK && args.workspace_size < (4u << 20)) {
@@ -78,7 +60,7 @@ static void decode(struct bytes *in, void *plan, size_t plan_size, int64_t b, co
         }
         free(args.workspace);
     }
-    free(lengths), free(out), free(lse);
+    free(lengths), free(out), free(lse), free(rows), free(splits);
 }
 
 /* Values that a field of a plan may be bent to. */
@@ -123,11 +105,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     plan_build(plan_tables_of(plan, partitions), b, (struct plan_topk){.topk = capacity, .length = lengths},
                costs);
     if (damaged) damage(&in, plan, bytes);
-    struct tables tables;
-    const bool in_tables = (what & 0x60) == 0x20;
-    if (in_tables) tables_make(&tables, plan, b, partitions);
-    decode(&in, plan, bytes, b, in_tables ? &tables : NULL, damaged);
-    if (in_tables) free(tables.rows.data), free(tables.splits.data);
+    decode(&in, plan, bytes, b, partitions, (what & 0x60) == 0x20, damaged);
     fmla_plan_view view = FMLA_INIT(fmla_plan_view);
     const fmla_status status = fmla_plan_describe(plan, bytes, &view);
     PROMISE(damaged || status == FMLA_OK, "%s", fmla_last_error());

@@ -16,7 +16,7 @@
 #     tests/fuzz
 #   tools                         also the descriptors, src/operations.h and src/operations.def
 #   tests/unit, tests/fuzz        also the descriptors, src/operations.h and .def; tests/fuzz what is made from them,
-#                                 tests/unit/described.h
+#                                 tests/unit/described.h, tensors.h and the walk through a plan, plan_walk.h
 #   tools/flashmla/layout.c       also src/cuda/device/fragment.h, which it prints
 #   tests/unit                    also src/cuda/*.h: the host side is tested with a driver that is none; the tests of
 #                                 the loop over threads and of the choice also src/threads.h, src/dispatch.h
@@ -86,7 +86,7 @@ check() {
             if (a ~ /^tests\/(unit|checkattn|fuzz)$/ && to ~ /^src\/(num|num_fast|kvformat|plan)\.h$/) return 1
             if (a == "tools" && to ~ /^src\/operations\.(h|def)$/) return 1
             if (a ~ /^tests\/(unit|fuzz)$/ && to ~ /^src\/operations\.(h|def)$/) return 1
-            if (a == "tests/fuzz" && to == "tests/unit/described.h") return 1
+            if (a == "tests/fuzz" && to ~ /^tests\/unit\/(described|tensors|plan_walk)\.h$/) return 1
             if (from == "tools/flashmla/layout.c" && to == "src/cuda/device/fragment.h") return 1
             if (a == "tests/unit" && b == "src/cuda" && to ~ /\.h$/) return 1
             if (from == "tests/unit/test_threads.c" && to == "src/threads.h") return 1

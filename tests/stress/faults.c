@@ -10,55 +10,25 @@
 
 static volatile unsigned char sink;
 
-static void past_end(const struct device_blocks *blocks, const fmla_tensor *out, const fmla_tensor *input,
-                     struct device_scratch *workspace)
-{
-    const struct device_scratch place = device_place(blocks, out->data);
-    (void)input, (void)workspace;
-    place.memory[place.bytes] += 1;
-}
-
-static void before_begin(const struct device_blocks *blocks, const fmla_tensor *out, const fmla_tensor *input,
-                         struct device_scratch *workspace)
-{
-    (void)input, (void)workspace;
-    device_place(blocks, out->data).memory[-1] += 1;
-}
-
+#define DEFECT(name, ...)                                                                                    \
+    static void name(const struct device_blocks *blocks, const fmla_tensor *output,                          \
+                     const fmla_tensor *given, struct device_scratch *workspace)                             \
+    {                                                                                                        \
+        const struct device_scratch out = device_place(blocks, output->data),                                \
+                                    input = device_place(blocks, given->data);                               \
+        (void)out, (void)input, (void)workspace;                                                             \
+        __VA_ARGS__;                                                                                         \
+    }
+DEFECT(past_end, out.memory[out.bytes] += 1)
+DEFECT(before_begin, out.memory[-1] += 1)
 /* Where the result does not end with its pages, and nothing but a pattern tells. A case is run twice on the same memory: what is
  * written must not undo itself. */
-static void past_end_quietly(const struct device_blocks *blocks, const fmla_tensor *out,
-                             const fmla_tensor *input, struct device_scratch *workspace)
-{
-    const struct device_scratch place = device_place(blocks, out->data);
-    (void)input, (void)workspace;
-    if ((uintptr_t)(place.memory + place.bytes) % (uintptr_t)sysconf(_SC_PAGESIZE))
-        place.memory[place.bytes] += 1;
-}
-
+DEFECT(past_end_quietly,
+       if ((uintptr_t)(out.memory + out.bytes) % (uintptr_t)sysconf(_SC_PAGESIZE)) out.memory[out.bytes] += 1)
 /* Where the input ends with its pages; elsewhere reading is not seen. */
-static void read_beyond(const struct device_blocks *blocks, const fmla_tensor *out, const fmla_tensor *input,
-                        struct device_scratch *workspace)
-{
-    const struct device_scratch place = device_place(blocks, input->data);
-    (void)out, (void)workspace;
-    sink = place.memory[place.bytes];
-}
-
-static void workspace_end(const struct device_blocks *blocks, const fmla_tensor *out,
-                          const fmla_tensor *input, struct device_scratch *workspace)
-{
-    (void)blocks, (void)out, (void)input;
-    workspace->memory[workspace->bytes] += 1;
-}
-
-static void input_written(const struct device_blocks *blocks, const fmla_tensor *out,
-                          const fmla_tensor *input, struct device_scratch *workspace)
-{
-    const struct device_scratch place = device_place(blocks, input->data);
-    (void)out, (void)workspace;
-    if (place.bytes) place.memory[place.bytes - 1] += 1;
-}
+DEFECT(read_beyond, sink = input.memory[input.bytes])
+DEFECT(workspace_end, workspace->memory[workspace->bytes] += 1)
+DEFECT(input_written, if (input.bytes) input.memory[input.bytes - 1] += 1)
 
 static void written_though_refused(const struct device_blocks *blocks, const fmla_tensor *out)
 {

@@ -11,12 +11,28 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* What the tensors of a call are. */
+/* What a struct is initialised with, by its members' names. */
+#define DESIGNATED(...)                                                                                      \
+    {                                                                                                        \
+        __VA_ARGS__                                                                                          \
+    }
+
+/* What the tensors of a call are. Sizes are found by number and by name. */
 struct layout {
-    int64_t size[DIMENSIONS];
+    union {
+        int64_t size[DIMENSIONS];
+        struct {
+            int64_t none;
+#define DIMENSION(name, words) int64_t name;
+#include "operations.def"
+        };
+    };
     fmla_dtype type; /* of values that may have several types */
     int32_t format;  /* of caches, FMLA_KV_… */
     bool flat;       /* keys are not in pages */
+    /* Of calls that are made by name alone (named_calls.h): */
+    unsigned has; /* optional tensors, HAS_… */
+    int32_t batch_invariant, num_partitions, causal;
 };
 
 /* The name of a dimension; DIM__ where there is none, or where it is the bytes of a token. */
@@ -63,6 +79,14 @@ static inline const struct member *described_tensor(enum operation operation, in
     for (const struct member *m = descriptors[operation].members; m->name; m++)
         if (m->kind == MEMBER_TENSOR && !which--) return m;
     return NULL;
+}
+
+/* The dimension that an option without a tensor says; DIM__: none. */
+static inline enum dimension described_wide(const struct member *m)
+{
+    for (int i = 1; m->kind == MEMBER_WIDE && i < DIMENSIONS; i++)
+        if (!strcmp(dimension_words[i], m->name)) return (enum dimension)i;
+    return DIM__;
 }
 
 static inline fmla_status described_run(enum operation operation, const void *args)

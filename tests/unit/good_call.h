@@ -12,10 +12,19 @@
 #include <math.h>
 
 enum { TAIL = 64 /* bytes behind a struct, as of a caller with a later header */, PATTERN = 0xc3 };
+enum { ROWS = 3 /* of a plan's table */, TOPK = 40, EXTRA = 10 /* entries of lists */ };
 enum { SCRATCH = 1 << 23, SCRATCH_WATCHED = 1 << 12 };
 
 /* The workspace, or where a plan is written. */
 static _Alignas(64) char scratch[SCRATCH];
+
+/* Sizes that go together, of any operation; a test says what it wants otherwise. */
+static const struct layout good_layout =
+    DESIGNATED(.b = 2, .s_q = 2, .h_q = 4, .h_kv = 2, .d_qk = 576, .d_v = 512, .s_kv = 60, .pages = 6,
+               .page_size = 16, .max_pages = 3, .one_head = 1, .extra_pages = 3, .extra_page_size = 5,
+               .topk = TOPK, .extra_topk = EXTRA, .n = 3, .tokens = 3, .width = 512, .rope = 64, .rows = ROWS,
+               .fields = FMLA_PARTITION_FIELDS, .splits = 3, .type = {FMLA_TYPE_BFLOAT, 16, 1},
+               .format = FMLA_KV_BF16);
 
 /* A call that is good in every respect, after set_up. */
 struct good_call {
@@ -48,6 +57,11 @@ static inline const fmla_tensor **tensor_of(const struct good_call *good, const 
 static inline void *option(const struct good_call *good, const char *name)
 {
     return option_of(good, described_member(good->operation, name));
+}
+
+static inline void put_int(const struct good_call *good, const char *name, int32_t value)
+{
+    memcpy(option(good, name), &value, sizeof value);
 }
 
 /* Memory of exactly that many bytes, aligned as anything may want it. */

@@ -11,6 +11,7 @@
 #include "plan.h"
 #include "random.h"
 
+#include <sanitizer/asan_interface.h>
 #include <stdbool.h>
 
 enum { GUARD = 64, POISON = 0x5a, BLOCK = 64, OVERHEAD = 5 };
@@ -56,6 +57,8 @@ static inline void *poisoned(size_t bytes)
     uint8_t *memory = aligned_alloc(GUARD, (bytes + 3 * GUARD - 1) / GUARD * GUARD);
     if (!memory) abort();
     memset(memory, POISON, bytes + 2 * GUARD);
+    ASAN_POISON_MEMORY_REGION(memory, GUARD);
+    ASAN_POISON_MEMORY_REGION(memory + GUARD + bytes, GUARD);
     return memory + GUARD;
 }
 
@@ -67,6 +70,7 @@ static inline void release(void *plan)
 static inline void check_guards(const uint8_t *plan, size_t bytes)
 {
     int touched = 0;
+    ASAN_UNPOISON_MEMORY_REGION(plan - GUARD, bytes + 2 * GUARD);
     for (int i = 1; i <= GUARD; i++) touched |= plan[-i] != POISON || plan[bytes + (size_t)i - 1] != POISON;
     CHECK(!touched, "%s: written outside of the plan's %zu bytes", which, bytes);
 }

@@ -9,7 +9,13 @@
 #include "random.h"
 #include "refusals.h"
 
-enum { ROWS = 3, MOST_ROWS = 8, FIELDS = FMLA_PARTITION_FIELDS, PLAN_HEADER = 32, MOST_PLAN = 4096 };
+enum {
+    MADE_PARTITIONS = 4,
+    MOST_ROWS = 8,
+    FIELDS = FMLA_PARTITION_FIELDS,
+    PLAN_HEADER = 32,
+    MOST_PLAN = 4096
+};
 
 /* The call whose plan it is. */
 static struct planned {
@@ -24,11 +30,6 @@ static struct planned {
 
 static _Alignas(64) char plan_data[MOST_PLAN], other_plan[MOST_PLAN];
 static size_t plan_bytes, other_plan_bytes;
-
-static inline void set_int(const char *name, int32_t value)
-{
-    memcpy(option(planned.call, name), &value, sizeof value);
-}
 
 static inline void give_plan(void *plan, size_t bytes)
 {
@@ -58,7 +59,7 @@ static inline void refuse_plans(void)
     REFUSED(*good, "plan", "5|2", give_plan(other_plan, other_plan_bytes));
     REFUSED(*good, "plan", "aligned|16", plan_off_by(4));
     REFUSED(*good, "num_partitions", "is 2,|0|3", give_plan(plan_data, plan_bytes),
-            set_int("num_partitions", 2));
+            put_int(planned.call, "num_partitions", 2));
     REFUSED(*good, "plan", "-1", give_plan(plan_data, plan_bytes), memset(plan_data + 4, 255, 4));
     /* Cut off anywhere, from nothing on. */
     make_plans();
@@ -153,7 +154,7 @@ static inline void refuse_tables(void)
     REFUSED_TABLES("partitions", "stride|0|16|8", rows->shape[0] = 2, rows->strides[0] = 2 * FIELDS);
     REFUSED_TABLES("num_splits", less, splits->shape[0]--);
     REFUSED_TABLES("num_splits", more, splits->shape[0]++);
-    REFUSED_TABLES("num_partitions", "4|0|3", set_int("num_partitions", ROWS + 1));
+    REFUSED_TABLES("num_partitions", "4|0|3", put_int(planned.call, "num_partitions", ROWS + 1));
     REFUSED_CALL(*good, "partitions", "aligned|16", rows->tensor.data = (int32_t *)rows->tensor.data + 2);
     REFUSED_CALL(*good, "partitions", "aligned|16", rows->tensor.byte_offset = 4);
 #undef REFUSED_TABLES
@@ -167,11 +168,26 @@ static inline void refuse_tables_of_a_plan(void)
     set_up_without = good->set_up, good->set_up = set_up_tables;
     refuse_tables();
     REFUSED(*good, "partitions", "stride|0|0|8", rows->strides[0] = 0);
-    REFUSED(*good, "partitions", "fields|7|8", set_int("batch_invariant", 1),
+    REFUSED(*good, "partitions", "fields|7|8", put_int(planned.call, "batch_invariant", 1),
             HELD(rows, rows->tensor.data, i32, 2, ROWS, 7));
     REFUSED_CALL(*good, "partitions", "request 4|1|batch", give_tables(5, ROWS));
     REFUSED_CALL(*good, "partitions", "request 0|1|batch", give_tables(1, ROWS));
     good->set_up = set_up_without;
+}
+
+/* For set_up of a call that makes a plan, in one piece or in tables, of `b` requests. */
+static inline void begin_making(bool tables, int64_t b)
+{
+    struct good_call *const good = planned.call;
+    struct layout layout = good_layout;
+    layout.b = b, layout.splits = b + 1;
+    begin(good, &layout, tables ? 0 : BIT(planned.rows) | BIT(planned.splits));
+    memcpy(option(good, "s_q"), &(int64_t){1}, sizeof(int64_t));
+    memcpy(option(good, "h_q"), &(int64_t){128}, sizeof(int64_t));
+    if (tables)
+        give_plan(NULL, 0);
+    else
+        put_int(good, "num_partitions", MADE_PARTITIONS);
 }
 
 /* Of a call that makes tables: they are those of the plan with as many partitions. */
@@ -183,7 +199,7 @@ static inline void take_tables_made(const char *label, int64_t requests, int32_t
     check_written(good, label);
     *(const fmla_tensor **)option(good, "partitions") = NULL;
     *(const fmla_tensor **)option(good, "num_splits") = NULL;
-    set_int("num_partitions", partitions), give_plan(scratch, SCRATCH_WATCHED);
+    put_int(planned.call, "num_partitions", partitions), give_plan(scratch, SCRATCH_WATCHED);
     check_taken(good, label);
     CHECK(fmla_plan_describe(scratch, SCRATCH_WATCHED, &view) == FMLA_OK, "%s: %s", label, fmla_last_error());
     CHECK(!memcmp(good->memory[planned.rows], view.partitions, (size_t)partitions * FIELDS * 4) &&
@@ -191,17 +207,19 @@ static inline void take_tables_made(const char *label, int64_t requests, int32_t
           "%s: other tables than the plan's", label);
 }
 
-/* Takes what any call that makes a plan in tables must take. It is of `b` requests. */
-static inline void take_plans_made(int64_t b)
+/* What any call that makes a plan in tables must refuse and take. It is of `b` requests. */
+static inline void test_tables_made(void (*set_up)(void), int64_t b)
 {
     struct good_call *const good = planned.call;
     struct held *const rows = &good->held[planned.rows];
+    good->set_up = set_up;
+    refuse_tables();
     take_by_descriptor(good);
     for (int32_t partitions = 1; partitions <= ROWS; partitions++) {
         good->set_up();
         rows->shape[0] = partitions;
         if (partitions == 1) rows->strides[0] = INT64_MIN; /* never used */
-        if (partitions % 2) set_int("num_partitions", partitions);
+        if (partitions % 2) put_int(planned.call, "num_partitions", partitions);
         take_tables_made("tables", b, partitions);
     }
     good->set_up();
@@ -247,7 +265,7 @@ static inline void take_tables(void)
             good->set_up();
             give_tables(2, count);
             int32_t *const in_rows = rows->tensor.data, *const in_splits = splits->tensor.data;
-            if (way == 1) set_int("num_partitions", count);
+            if (way == 1) put_int(planned.call, "num_partitions", count);
             if (way == 2) rows->tensor.strides = splits->tensor.strides = NULL;
             if (way == 3) rows->tensor.data = in_rows - 4, rows->tensor.byte_offset = 16;
             if (way == 4 && count == 1) rows->strides[0] = INT64_MAX; /* never used */
@@ -262,9 +280,11 @@ static inline void take_tables(void)
         }
     }
     /* Not read in batch-invariant mode. */
-    TAKEN(*good, "tables that are not read", give_tables(2, ROWS), set_int("batch_invariant", 1),
-          memset(rows->tensor.data, PATTERN, ROWS * FIELDS * 4), memset(splits->tensor.data, PATTERN, 12));
-    TAKEN(*good, "a plan that is not read", give_plan(other_plan, 1), set_int("batch_invariant", 1));
+    TAKEN(*good, "tables that are not read", give_tables(2, ROWS),
+          put_int(planned.call, "batch_invariant", 1), memset(rows->tensor.data, PATTERN, ROWS * FIELDS * 4),
+          memset(splits->tensor.data, PATTERN, 12));
+    TAKEN(*good, "a plan that is not read", give_plan(other_plan, 1),
+          put_int(planned.call, "batch_invariant", 1));
     /* No request, and tables of a plan of none. */
     TAKEN(*good, "tables, b = 0", give_tables(0, ROWS), good->layout.size[DIM_splits] = 1,
           resize(good, DIM_b, 0));

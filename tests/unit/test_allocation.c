@@ -47,47 +47,39 @@ int posix_memalign(void **memory, size_t alignment, size_t size)
     return *memory ? 0 : ENOMEM;
 }
 
-static void in_order(void *pool, int64_t count, fmla_task task, void *task_data)
-{
-    (void)pool;
-    for (int64_t i = 0; i < count; i++) task(task_data, i, (int32_t)(i % 3));
-}
-
 /* ---- Calls ---------------------------------------------------------------------------------- */
 
 static struct result result, plans;
 
-static fmla_status again(const struct operation *operation, const struct way *way)
+static fmla_status again(int call, const struct way *way)
 {
-    const fmla_status status = operation->call(&result, way);
+    const fmla_status status = call_small(call, &result, way);
     /* Being refused allocates no more than being served. */
     if (way->batch_invariant <= 1) return status;
     return status == FMLA_INVALID_ARGUMENT && *fmla_last_error() ? FMLA_OK : FMLA_DEVICE_ERROR;
 }
 
-static void count(const char *what, const struct operation *operation, struct way way)
+static void count(const char *what, int call, struct way way)
 {
-    CHECK(again(operation, &way) == FMLA_OK, "%s, %s %s: %s", operation->name, what, way.kernel,
-          fmla_last_error());
+    const char *const name = descriptors[small_calls[call].operation].name;
+    CHECK(again(call, &way) == FMLA_OK, "%s, %s %s: %s", name, what, way.kernel, fmla_last_error());
     const long before = atomic_load(&allocations);
-    const fmla_status status = again(operation, &way);
+    const fmla_status status = again(call, &way);
     const long after = atomic_load(&allocations);
-    CHECK(status == FMLA_OK, "%s, %s %s: %s", operation->name, what, way.kernel, fmla_last_error());
-    CHECK(after == before, "%s, %s %s: %ld allocations", operation->name, what, way.kernel, after - before);
+    CHECK(status == FMLA_OK, "%s, %s %s: %s", name, what, way.kernel, fmla_last_error());
+    CHECK(after == before, "%s, %s %s: %ld allocations", name, what, way.kernel, after - before);
 }
 
-static void count_all(const struct operation *operation, struct way way)
+static void count_all(int call, struct way way)
 {
-    count("as planned", operation, way);
-    way.cache_format = FMLA_KV_FP8_584;
-    if (!strncmp(operation->name, "cache", 5)) count("FP8_584", operation, way);
-    if (!strstr(operation->name, "_decode")) return;
+    count("as planned", call, way);
+    if (!described_member(small_calls[call].operation, "batch_invariant")) return;
     way.planned = NULL;
-    count("without a plan", operation, way);
+    count("without a plan", call, way);
     way.batch_invariant = 1;
-    count("batch-invariant", operation, way);
+    count("batch-invariant", call, way);
     way.batch_invariant = 2;
-    count("refused", operation, way);
+    count("refused", call, way);
 }
 
 int main(void)
@@ -98,17 +90,18 @@ int main(void)
     free(planted);
     CHECK(atomic_load(&allocations) > before, "%s", "the counter does not see malloc");
 
+    static int32_t workers = 3;
     unsetenv("FLASHMLA_KERNEL");
-    CHECK_OK(fmla_set_parallel_for(in_order, NULL, 3));
+    CHECK_OK(fmla_set_parallel_for(in_order, &workers, workers));
     struct way way = {0};
     draw();
-    CHECK_OK(decode_plan(&plans, &way));
+    CHECK_OK(make_plans(&plans));
     way = way_of_all(&plans);
     fmla_capability row = FMLA_INIT(fmla_capability);
     for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++)
-        for (int k = 0; k < OPERATIONS; k++)
-            if (row.available && !strcmp(row.operation, operations[k].name))
-                way.kernel = row.kernel, count_all(&operations[k], way);
+        for (int k = 0; k < CALLS; k++)
+            if (row.available && !strcmp(row.operation, descriptors[small_calls[k].operation].name))
+                way.kernel = row.kernel, count_all(k, way);
     free(way.workspace);
     return check_done("test_allocation");
 }

@@ -26,15 +26,9 @@ static struct good_call append = {.operation = OP_CACHE_APPEND,
 
 static void set_up_format(int32_t format, int64_t d_qk)
 {
-    const struct layout layout = {.size = {[DIM_tokens] = TOKENS,
-                                           [DIM_pages] = PAGES,
-                                           [DIM_page_size] = PAGE_SIZE,
-                                           [DIM_one_head] = 1,
-                                           [DIM_d_qk] = d_qk,
-                                           [DIM_rope] = ROPE,
-                                           [DIM_width] = d_qk - ROPE},
-                                  .type = f32,
-                                  .format = format};
+    struct layout layout = good_layout;
+    layout.pages = PAGES, layout.page_size = PAGE_SIZE, layout.d_qk = d_qk, layout.width = d_qk - ROPE;
+    layout.type = f32, layout.format = format;
     begin(&append, &layout, 0), begin(&gather, &layout, 0);
     PUT(A(slot_mapping), int64_t, 7, -1, 2), PUT(G(slots), int64_t, 7, -1, 2);
     BOTH(kv_format = format);

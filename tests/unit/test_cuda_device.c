@@ -219,40 +219,6 @@ static void prepared(void)
               {fake->calls[CALL_cuKernelSetAttribute], before[2]});
 }
 
-/* Each of these steps refused: the driver's words come, the mode and the contexts are as before, and the next call,
- * which finds a driver that works, succeeds. */
-static void refused_by_the_driver(void)
-{
-    static const struct {
-        int call;
-        const char *words;
-    } steps[] = {
-        {CALL_cuCtxGetCurrent, "cuCtxGetCurrent"},
-        {CALL_cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain"},
-        {CALL_cuCtxPushCurrent_v2, "cuCtxPushCurrent"},
-        {CALL_cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState"},
-        {CALL_cuCtxGetId, "cuCtxGetId"},
-        {CALL_cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"},
-        {CALL_cuLibraryLoadData, "cuLibraryLoadData of |any/"},
-        {CALL_cuLibraryGetKernel, "cuLibraryGetKernel of |decode_plan"},
-        {CALL_cuKernelGetFunction, "cuKernelGetFunction of |decode_plan"},
-        {CALL_cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled of kv_cache"},
-        {CALL_cuKernelSetAttribute, "cuKernelSetAttribute of |sm90_dense_decode_bf16_576"},
-        {CALL_cuLaunchKernelEx, "launch of |decode_plan"},
-    };
-    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
-        char words[160];
-        snprintf(words, sizeof words, "%s|CUDA_ERROR_LAUNCH_FAILED 719 (unspecified launch failure)",
-                 steps[i].words);
-        fake->fails[steps[i].call] = FAKE_LAUNCH_FAILED;
-        check_rejected(steps[i].words, decode_small(0), FMLA_DEVICE_ERROR, "dense_decode", "cuda:0", words);
-        fake->fails[steps[i].call] = CU_SUCCESS;
-        CHECK_ALL({fake_depth(), 0}, {fake_capture_mode(), 0});
-    }
-    CHECK_OK(decode_small(0));
-    CHECK_EQ(fake->retained[0], 1);
-}
-
 /* Threads whose first calls come at once, on two GPUs. */
 enum { THREADS = 8, ROUNDS = 5 };
 static pthread_barrier_t barrier;
@@ -297,5 +263,5 @@ int main(int argc, char **argv)
                          driver_does_not_start, driver_without_words, past_the_count, past_two,
                          past_all_that_are_looked_at, too_old_a_gpu, a_gpu_that_does_not_answer, described,
                          build_serves, no_context, own_context, other_context, during_a_capture, prepared,
-                         prepared_elsewhere, refused_by_the_driver, many_threads);
+                         prepared_elsewhere, many_threads);
 }

@@ -5,47 +5,72 @@
  */
 #include "fake_cuda/calls.h"
 
-/* The n-th call of an entry within an operation fails, for every n; how many there are. */
-static int fails_at_each(int operation, int entry)
+static const char *name_of(int call)
 {
+    return descriptors[small_calls[call].operation].name;
+}
+
+/* An entry that is refused: the driver's words, and, where the first call of an operation is, what it was of. */
+static const struct step {
+    int entry;
+    const char *words;
+    enum operation operation;
+    const char *of;
+} steps[] = {
+    {CALL_cuCtxGetCurrent, "cuCtxGetCurrent", 0, ""},
+    {CALL_cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 0, ""},
+    {CALL_cuCtxPushCurrent_v2, "cuCtxPushCurrent", 0, ""},
+    {CALL_cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", 0, ""},
+    {CALL_cuCtxGetId, "cuCtxGetId", 0, ""},
+    /* Loading comes first, of what is not loaded yet. */
+    {CALL_cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", 0, ""},
+    {CALL_cuLibraryLoadData, "cuLibraryLoadData of ", OP_DECODE_PLAN, "|any/"},
+    {CALL_cuLibraryGetKernel, "cuLibraryGetKernel of ", OP_DECODE_PLAN, "|decode_plan"},
+    {CALL_cuKernelGetFunction, "cuKernelGetFunction of ", OP_DECODE_PLAN, "|decode_plan"},
+    {CALL_cuKernelSetAttribute, "cuKernelSetAttribute of ", OP_DENSE_DECODE, "|sm90_dense_decode_bf16_576"},
+    {CALL_cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled of ", OP_DENSE_DECODE, "|kv_cache"},
+    {CALL_cuLaunchKernelEx, "launch of ", OP_DECODE_PLAN, "|decode_plan"},
+};
+
+/* The n-th call of an entry within an operation fails, for every n; how many there are. */
+static int fails_at_each(int operation, const struct step *step)
+{
+    const int entry = step->entry;
     for (int n = 0;; n++) {
         fake->launches = 0;
         fake->passes[entry] = fake->calls[entry] + n;
         fake->fails[entry] = FAKE_LAUNCH_FAILED, fake->once[entry] = 1;
-        const fmla_status status = small_calls[operation].call(0);
+        const fmla_status status = small_call(&small_calls[operation], 0);
         fake->fails[entry] = CU_SUCCESS, fake->once[entry] = 0;
         CHECK_ALL({fake_depth(), 0}, {fake_capture_mode(), 0});
         if (!status) {
-            CHECK(fake->launches == small_calls[operation].launches, "%s: %d launches",
-                  small_calls[operation].name, fake->launches);
+            CHECK(fake->launches == small_calls[operation].launches, "%s: %d launches", name_of(operation),
+                  fake->launches);
             return n;
         }
-        char label[64];
-        snprintf(label, sizeof label, "%s, entry %d, call %d", small_calls[operation].name, entry, n);
-        check_rejected(label, status, FMLA_DEVICE_ERROR, small_calls[operation].name, "cuda:0",
-                       "CUDA_ERROR_LAUNCH_FAILED 719 (unspecified launch failure)");
+        char label[64], words[160];
+        const bool first = !n && step->operation == small_calls[operation].operation;
+        snprintf(label, sizeof label, "%s, entry %d, call %d", name_of(operation), entry, n);
+        snprintf(words, sizeof words, "%s%s|CUDA_ERROR_LAUNCH_FAILED 719 (unspecified launch failure)",
+                 step->words, first ? step->of : "");
+        check_rejected(label, status, FMLA_DEVICE_ERROR, name_of(operation), "cuda:0", words);
         if (entry == CALL_cuLaunchKernelEx) CHECK_EQ(fake->launches, n);
-        if (n == 100) return -1;
+        /* What puts the mode back is not refused: it would stay. */
+        if (n == 100 || entry == CALL_cuThreadExchangeStreamCaptureMode) return -1;
     }
 }
 
 static void each_step(void)
 {
-    /* Loading comes first, of what is not loaded yet. */
-    static const int entries[] = {CALL_cuCtxGetCurrent,      CALL_cuDevicePrimaryCtxRetain,
-                                  CALL_cuCtxPushCurrent_v2,  CALL_cuDevicePrimaryCtxGetState,
-                                  CALL_cuCtxGetId,           CALL_cuLibraryLoadData,
-                                  CALL_cuLibraryGetKernel,   CALL_cuKernelGetFunction,
-                                  CALL_cuKernelSetAttribute, CALL_cuTensorMapEncodeTiled,
-                                  CALL_cuLaunchKernelEx};
     for (int i = 0; i < SMALL_CALLS; i++)
-        for (size_t e = 0; e < sizeof entries / sizeof entries[0]; e++) {
-            const int times = fails_at_each(i, entries[e]);
-            if (entries[e] == CALL_cuLaunchKernelEx) CHECK_EQ(times, small_calls[i].launches);
-            if (entries[e] == CALL_cuCtxGetId) CHECK_EQ(times, 1);
+        for (const struct step *step = steps; step < steps + sizeof steps / sizeof steps[0]; step++) {
+            const int times = fails_at_each(i, step);
+            if (step->entry == CALL_cuLaunchKernelEx) CHECK_EQ(times, small_calls[i].launches);
+            if (step->entry == CALL_cuCtxGetId) CHECK_EQ(times, 1);
         }
     for (int i = 0; i < SMALL_CALLS; i++)
-        CHECK(small_calls[i].call(0) == FMLA_OK, "%s: %s", small_calls[i].name, fmla_last_error());
+        CHECK(small_call(&small_calls[i], 0) == FMLA_OK, "%s: %s", name_of(i), fmla_last_error());
+    CHECK_EQ(fake->retained[0], 1);
 }
 
 /* A kernel that is in error: an entry that only looks is told of it, and so are all later ones. */
@@ -56,8 +81,8 @@ static void an_error_that_stays(void)
         if (entry != CALL_cuGetErrorName && entry != CALL_cuGetErrorString)
             fake->fails[entry] = FAKE_LAUNCH_FAILED;
     for (int i = 0; i < SMALL_CALLS; i++)
-        check_rejected(small_calls[i].name, small_calls[i].call(0), FMLA_DEVICE_ERROR, small_calls[i].name,
-                       "cuda:0", "CUDA_ERROR_LAUNCH_FAILED");
+        check_rejected(name_of(i), small_call(&small_calls[i], 0), FMLA_DEVICE_ERROR, name_of(i), "cuda:0",
+                       "CUDA_ERROR_LAUNCH_FAILED");
     CHECK_EQ(fake_depth(), 0);
 }
 

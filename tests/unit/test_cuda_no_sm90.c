@@ -28,10 +28,10 @@ static void left_out(void)
     const char *name = "";
     CHECK(fmla_dense_decode_kernel(&c.args, &name) == FMLA_OK && !strcmp(name, "cuda-sm80"), "%s: %s", name,
           fmla_last_error());
-    CHECK_OK(decode_run(&c));
+    CHECK_OK(dense_decode_run(&c));
     CHECK_EQ(fake->tensors, 0);
     c.args.kernel = "cuda-sm90";
-    check_rejected("forced", decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", "q",
+    check_rejected("forced", dense_decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", "q",
                    "kernel cuda-sm90|no machine code|FMLA_CUDA_ARCHS");
 }
 

@@ -15,8 +15,8 @@ static void merge_and_plan(void)
     CHECK(!strcmp(launched(0)->kernel, "merge"), "%s", launched(0)->kernel);
     CHECK_ALL({launched(0)->config.grid_x, 2 * 16}, {launched(0)->config.block_x, MERGE_THREADS}, {m.n, 3},
               {m.b, 2}, {m.s_q, 1}, {m.h_q, 16}, {m.d_v, 512}, {offset(m.out_parts, 0), 0},
-              {offset(m.lse_parts, 1), 0}, {offset(m.out, 2), 0}, {!m.lse, true}, {!m.rules.attn_sink, true},
-              {m.part_element, 0}, {m.out_element, 0}, {m.vectors_aligned, 1},
+              {offset(m.lse_parts, 1), 0}, {offset(m.out, TENSOR_merge_out), 0}, {!m.lse, true},
+              {!m.rules.attn_sink, true}, {m.part_element, 0}, {m.out_element, 0}, {m.vectors_aligned, 1},
               {m.out_parts_stride[0], 2 * 16 * 512}, {m.out_parts_stride[3], 512},
               {m.lse_parts_stride[0], 32}, {m.out_stride[0], 16 * 512});
 
@@ -24,8 +24,9 @@ static void merge_and_plan(void)
     const struct plan_params p = plan_params_of(launched(0));
     CHECK(!strcmp(launched(0)->kernel, "decode_plan"), "%s", launched(0)->kernel);
     CHECK_ALL({p.b, 5}, {p.capacity, INT32_MAX}, {p.num_partitions, 132}, {p.costs.row_tiles, 1},
-              {p.costs.tiles_of_head, 1}, {offset(p.header, 1), 0}, {offset(p.partitions, 1), 32},
-              {offset(p.num_splits, 1), 32 + 132 * 32}, {offset(p.seqlens, 0), 0});
+              {p.costs.tiles_of_head, 1}, {offset(p.header, REGION_OF_PLAN), 0},
+              {offset(p.partitions, REGION_OF_PLAN), 32},
+              {offset(p.num_splits, REGION_OF_PLAN), 32 + 132 * 32}, {offset(p.seqlens, 0), 0});
 }
 
 /* What the last launch of a cache operation was given. */
@@ -38,6 +39,33 @@ static struct cache_params cache_launched(const char *kernel)
     return p;
 }
 
+/* Two tokens into, and out of, 4 pages of 64 slots. */
+static struct cache_append_call append;
+static struct cache_gather_call gather;
+
+static void cache_calls(int32_t format, fmla_dtype type)
+{
+    const int64_t d_qk = format == FMLA_KV_FP8_584 ? 512 : 576;
+    const struct layout layout =
+        SHAPE_OF(layout, .tokens = 2, .width = d_qk - 64, .rope = 64, .d_qk = d_qk, .pages = 4,
+                 .page_size = 64, .format = format, .type = type, .has = HAS_ROPE);
+    cache_append_make(&append, &layout, gpu_number(0)), cache_gather_make(&gather, &layout, gpu_number(0));
+    append.args.stream = gather.args.stream = STREAM;
+}
+
+/* Runs it, and what its launch was given. */
+static struct cache_params appended(const char *kernel)
+{
+    CHECK_OK(cache_append_run(&append));
+    return cache_launched(kernel);
+}
+
+static struct cache_params gathered(const char *kernel)
+{
+    CHECK_OK(cache_gather_run(&gather));
+    return cache_launched(kernel);
+}
+
 static void cache_operations(void)
 {
     static const char *const formats[] = {"bf16", "fp16", "fp8_656", "fp8_584", "fp8_576"};
@@ -45,64 +73,47 @@ static void cache_operations(void)
     const fmla_dtype dtypes[] = {bf16, fp16, f32};
     static const char *const names[] = {"bf16", "fp16", "fp32"};
     char name[64];
-    struct cache_call c;
     for (int i = 0; i < 15; i++) { /* each format and type has a kernel of its own */
-        cache_call(&c, 0);
-        c.append.stream = c.gather.stream = STREAM;
-        c.append.kv_format = c.gather.kv_format = 1 + i / 3;
-        c.cache.shape[3] = widths[i / 3];
-        if (i / 3 < 2) c.cache.tensor.dtype = i / 3 ? fp16 : bf16;
-        c.cache.strides[1] = widths[i / 3], c.cache.strides[0] = 64 * widths[i / 3];
-        c.latent.tensor.dtype = c.rope.tensor.dtype = c.out.tensor.dtype = dtypes[i % 3];
         const int64_t d_qk = i / 3 == 3 ? 512 : 576;
-        c.latent.shape[1] = c.latent.strides[0] = d_qk - 64, c.out.shape[1] = c.out.strides[0] = d_qk;
-        CHECK_OK(fmla_cache_append(&c.append));
+        cache_calls(1 + i / 3, dtypes[i % 3]);
         snprintf(name, sizeof name, "cache_append_%s_%s", formats[i / 3], names[i % 3]);
-        struct cache_params p = cache_launched(name);
+        struct cache_params p = appended(name);
         CHECK_ALL({p.d_qk, d_qk}, {p.latent_width, d_qk - 64},
                   {p.page_stride, 64 * widths[i / 3] * (i / 3 < 2 ? 2 : 1)},
                   {p.slot_stride, i / 3 < 2    ? 1152
                                   : i / 3 == 2 ? 656
                                                : 576},
                   {p.aligned, 1});
-        CHECK_OK(fmla_cache_gather(&c.gather));
         snprintf(name, sizeof name, "cache_gather_%s_%s", formats[i / 3], names[i % 3]);
-        p = cache_launched(name);
+        p = gathered(name);
         CHECK_ALL({p.aligned, 1}, {p.out_stride, d_qk});
     }
-    cache_call(&c, 0);
-    c.append.stream = c.gather.stream = STREAM;
-    c.latent.strides[0] = 520, c.rope.strides[0] = 1024;
-    CHECK_OK(fmla_cache_append(&c.append));
-    struct cache_params p = cache_launched("cache_append_fp8_656_bf16");
+    cache_calls(FMLA_KV_FP8_656, bf16);
+    append.latent.strides[0] = 520, append.rope.strides[0] = 1024;
+    struct cache_params p = appended("cache_append_fp8_656_bf16");
     CHECK_ALL({offset(p.latent, 0), 0}, {offset(p.rope, 1), 0}, {offset(p.cache, 2), 0},
               {offset(p.slots, 3), 0}, {p.latent_stride, 520}, {p.rope_stride, 1024}, {p.tokens, 2},
               {p.slots_of_cache, 256}, {p.few_slots, 1}, {divides(p.page_divisor, 64), true},
               {launched(0)->config.grid_x, 1});
 
     /* What is no multiple of 16 bytes goes another way. */
-    struct held *const held[] = {&c.latent, &c.rope, &c.cache, &c.cache, &c.cache};
+    struct held *const cache = &append.kv_cache;
     for (int i = 0; i < 5; i++) {
-        cache_call(&c, 0);
-        c.append.stream = STREAM;
-        if (i < 2) held[i]->strides[0] += 4;
-        if (i == 2) c.cache.tensor.byte_offset = 8;
-        if (i == 3) c.cache.strides[0] += 8;
-        if (i == 4) c.cache.strides[1] = 660, c.cache.strides[0] = 64 * 660;
-        CHECK_OK(fmla_cache_append(&c.append));
-        p = cache_launched("cache_append_fp8_656_bf16");
-        CHECK_EQ(p.aligned, 0);
+        cache_calls(FMLA_KV_FP8_656, bf16);
+        if (i < 2) append.held[i].strides[0] += 4;
+        if (i == 2) cache->tensor.byte_offset = 8;
+        if (i == 3) cache->strides[0] += 8;
+        if (i == 4) cache->strides[1] = 660, cache->strides[0] = 64 * 660;
+        CHECK_EQ(appended("cache_append_fp8_656_bf16").aligned, 0);
     }
     /* More slots than 32 bits count; blocks for all tokens. */
-    cache_call(&c, 0);
-    c.gather.stream = STREAM;
-    c.cache.shape[0] = INT64_C(1) << 28, c.slots.shape[0] = c.out.shape[0] = 4001;
-    CHECK_OK(fmla_cache_gather(&c.gather));
-    p = cache_launched("cache_gather_fp8_656_fp32");
+    cache_calls(FMLA_KV_FP8_656, f32);
+    gather.kv_cache.shape[0] = INT64_C(1) << 28, gather.slots.shape[0] = gather.out.shape[0] = 4001;
+    p = gathered("cache_gather_fp8_656_fp32");
     CHECK_ALL({p.few_slots, 0}, {p.slots_of_cache, INT64_C(1) << 34}, {launched(0)->config.grid_x, 1001});
     const int before = fake->launches;
-    c.slots.shape[0] = c.out.shape[0] = 0;
-    CHECK_OK(fmla_cache_gather(&c.gather));
+    gather.slots.shape[0] = gather.out.shape[0] = 0;
+    CHECK_OK(cache_gather_run(&gather));
     CHECK_EQ(fake->launches, before); /* nothing to do */
 
     /* The scale of the cache, as the quotient wants it. */
@@ -110,20 +121,15 @@ static void cache_operations(void)
         float scale, prescale;
     } scales[] = {{0.0f, 1.0f}, {0.037f, 1.0f}, {0x1p-100f, 0x1p80f}, {0x1p100f, 0x1p-64f}};
     for (int i = 0; i < 4; i++) {
-        cache_call(&c, 0);
-        c.append.stream = c.gather.stream = STREAM;
-        c.cache.shape[3] = 576, c.append.kv_format = c.gather.kv_format = FMLA_KV_FP8_576;
-        c.append.cache_scale = c.gather.cache_scale = scales[i].scale;
+        cache_calls(FMLA_KV_FP8_576, bf16);
+        append.args.cache_scale = gather.args.cache_scale = scales[i].scale;
         const float scale = scales[i].scale == 0.0f ? 1.0f : scales[i].scale;
-        CHECK_OK(fmla_cache_append(&c.append));
-        p = cache_launched("cache_append_fp8_576_bf16");
+        p = appended("cache_append_fp8_576_bf16");
         CHECK(p.prescale == scales[i].prescale && p.cache_scale == scale * p.prescale &&
                   p.inverse == 1.0f / p.cache_scale,
               "scale %a: %a %a %a", (double)scale, (double)p.prescale, (double)p.cache_scale,
               (double)p.inverse);
-        CHECK_OK(fmla_cache_gather(&c.gather));
-        p = cache_launched("cache_gather_fp8_576_fp32");
-        CHECK(p.cache_scale == scale, "%a", (double)p.cache_scale);
+        CHECK(gathered("cache_gather_fp8_576_bf16").cache_scale == scale, "%a", (double)scale);
     }
 }
 

@@ -10,24 +10,18 @@
 
 #include <math.h>
 
-enum {
-    S_Q = 5,
-    H_Q = 40,
-    H_KV = 2,
-    GROUP = H_Q / H_KV,
-    TOPK = 70,
-    TILES = (GROUP + SPARSE_WARPS - 1) / SPARSE_WARPS
-};
+enum { S_Q = 5, H_Q = 40, H_KV = 2, GROUP = H_Q / H_KV, TOPK = 70 };
+enum { TILES = (GROUP + SPARSE_WARPS - 1) / SPARSE_WARPS };
 
 /* A call by the kernel without tensor cores, which takes all. */
-static void portable(struct drawn_prefill *c, int64_t s_q, int64_t h_q, int64_t h_kv)
+static void portable(struct sparse_prefill_call *c, int64_t s_q, int64_t h_q, int64_t h_kv)
 {
-    prefill_call(c, s_q, h_q, h_kv, 0);
+    prefill_call(c, s_q, h_q, h_kv);
     c->args.kernel = "cuda";
 }
 
 /* The launches of it. */
-static int run(struct drawn_prefill *c)
+static int run(struct sparse_prefill_call *c)
 {
     size_t size = 77, alignment = 0;
     const int before = fake->launches;
@@ -43,7 +37,7 @@ static int run(struct drawn_prefill *c)
 /* A launch a key head, over what is that head's. */
 static void key_heads(void)
 {
-    struct drawn_prefill c;
+    struct sparse_prefill_call c;
     portable(&c, S_Q, H_Q, H_KV);
     c.args.softmax_scale = 0.25f, c.args.log_base = FMLA_LOG_BASE_2;
     c.args.lse_empty = FMLA_LSE_EMPTY_NEGATIVE_INFINITY;
@@ -100,13 +94,13 @@ static void formats(void)
                {FMLA_KV_FP8_656, 656, 656, 64 * 656, "sparse_prefill_fp8_656"},
                {FMLA_KV_FP8_584, 584, 576, 64 * 584, "sparse_prefill_fp8_584"}};
     for (int i = 0; i < 3; i++) {
-        struct drawn_prefill c;
+        struct sparse_prefill_call c;
         const bool wide = all[i].format != FMLA_KV_FP8_584;
         const int64_t d_qk = wide ? 576 : 512;
-        prefill_of_shape(&c,
-                         &SHAPE_OF(prefill_shape, .s_q = S_Q, .h_q = 64, .h_kv = 1, .topk = TOPK,
-                                   .page_size = 64, .format = all[i].format, .pages = true, .wide = wide),
-                         gpu_number(0));
+        sparse_prefill_make(&c,
+                            &SHAPE_OF(layout, .s_q = S_Q, .h_q = 64, .h_kv = 1, .topk = TOPK, .page_size = 64,
+                                      .format = all[i].format),
+                            gpu_number(0));
         c.args.kernel = "cuda";
         CHECK_EQ(run(&c), 1);
         const struct fake_launch *launch = &fake->launch[i];
@@ -124,7 +118,7 @@ static void formats(void)
 static void many_tokens(void)
 {
     enum { HEADS = 128, TILES_OF_TOKEN = HEADS / SPARSE_WARPS };
-    struct drawn_prefill c;
+    struct sparse_prefill_call c;
     portable(&c, INT32_MAX, HEADS, 1);
     const int launches = run(&c);
     CHECK_EQ(launches, TILES_OF_TOKEN + 1);
@@ -144,11 +138,7 @@ static void many_tokens(void)
 
 static void nothing(void)
 {
-    struct drawn_prefill c;
-    portable(&c, 0, H_Q, H_KV);
-    c.q.tensor.data = c.indices.tensor.data = c.length.tensor.data = c.out.tensor.data = NULL;
-    c.max_logits.tensor.data = c.lse.tensor.data = NULL;
-    CHECK_EQ(run(&c), 0);
+    struct sparse_prefill_call c;
     /* No key, or no index: rows are written all the same. */
     portable(&c, S_Q, H_Q, H_KV);
     c.kv.shape[0] = 0, c.kv.tensor.data = NULL;
@@ -163,7 +153,7 @@ static void nothing(void)
 /* A launch that fails is the last one. */
 static void failing(void)
 {
-    struct drawn_prefill c;
+    struct sparse_prefill_call c;
     portable(&c, S_Q, H_Q, H_KV);
     fake->fails[CALL_cuLaunchKernelEx] = FAKE_LAUNCH_FAILED;
     const int before = fake->calls[CALL_cuLaunchKernelEx];
@@ -176,8 +166,8 @@ static void failing(void)
 static void chosen(void)
 {
     fake->capability = 80;
-    struct drawn_prefill c;
-    prefill_call(&c, S_Q, H_Q, H_KV, 0);
+    struct sparse_prefill_call c;
+    prefill_call(&c, S_Q, H_Q, H_KV);
     const char *kernel = NULL;
     CHECK(fmla_sparse_prefill_kernel(&c.args, &kernel) == FMLA_OK && !strcmp(kernel, "cuda"), "%s",
           fmla_last_error());
@@ -186,7 +176,7 @@ static void chosen(void)
 
 /* ---- Hopper's ----------------------------------------------------------------------------------- */
 
-static const char *kernel_of(const struct drawn_prefill *c)
+static const char *kernel_of(const struct sparse_prefill_call *c)
 {
     const char *kernel = "";
     CHECK_OK(fmla_sparse_prefill_kernel(&c->args, &kernel));
@@ -216,8 +206,8 @@ static void hopper(void)
                          out_token = 2 * HEADS * OUT_HEAD + 16;
     fake->capability = 90, fake->sms = 132;
     for (int n = 0; n < 3; n++) {
-        struct drawn_prefill c;
-        prefill_call(&c, tokens[n], 2 * HEADS, H_KV, 0);
+        struct sparse_prefill_call c;
+        prefill_call(&c, tokens[n], 2 * HEADS, H_KV);
         c.q.strides[0] = q_token, c.q.strides[1] = Q_HEAD;
         c.out.strides[0] = out_token, c.out.strides[1] = OUT_HEAD;
         CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%s", kernel_of(&c));
@@ -244,18 +234,15 @@ struct pages {
 };
 
 /* A call of one key head over 9 such pages; without a format, over flat keys. */
-static void hopper_call(struct drawn_prefill *c, const struct pages *pages, int64_t d_qk)
+static void hopper_call(struct sparse_prefill_call *c, const struct pages *pages, int64_t d_qk)
 {
     const int64_t element = pages->format == FMLA_KV_FP8_656 || pages->format == FMLA_KV_FP8_584 ? 1 : 2;
-    const struct drawn_options options = {.sink = true, .lse = true};
-    const struct prefill_shape shape =
-        SHAPE_OF(prefill_shape, .s_q = S_Q, .h_q = H_Q, .h_kv = 1, .topk = TOPK,
-                 .page_size = pages->page_size, .format = pages->format ? pages->format : FMLA_KV_BF16,
-                 .pages = pages->format != 0, .lengths = true, .wide = d_qk == 576, .options = options);
-    prefill_of_shape(c, &shape, gpu_number(0));
+    const struct layout layout = SHAPE_OF(
+        layout, .s_q = S_Q, .h_q = H_Q, .h_kv = 1, .topk = TOPK, .page_size = pages->page_size, .d_qk = d_qk,
+        .format = pages->format, .flat = !pages->format, .has = HAS_LENGTHS | HAS_SINK | HAS_LSE);
+    sparse_prefill_make(c, &layout, gpu_number(0));
     c->kv.strides[0] = pages->page_bytes / element;
     if (pages->format) c->kv.strides[1] = pages->slot_bytes / element;
-    c->args.kv_format = pages->format;
 }
 
 static void check_stays(const struct fake_launch *launch, const char *kernel, int64_t blocks)
@@ -283,7 +270,7 @@ struct hopper_format {
 /* A call over such keys: chosen, and one launch of that kernel. */
 static const struct fake_launch *launch_of(const struct hopper_format *format)
 {
-    struct drawn_prefill c;
+    struct sparse_prefill_call c;
     hopper_call(&c, &format->pages, format->d_qk);
     CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%s: %s", format->kernel, kernel_of(&c));
     CHECK_EQ(run(&c), 1);
@@ -350,8 +337,8 @@ static void hopper_fp8_tiles(void)
     fake->capability = 90, fake->sms = 132;
     for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
         const int64_t heads = all[i].heads;
-        struct drawn_prefill c;
-        prefill_call(&c, all[i].tokens, heads, 1, 0);
+        struct sparse_prefill_call c;
+        prefill_call(&c, all[i].tokens, heads, 1);
         REGION(&c.kv, 1, u8, 4, 9, 64, 1, 656);
         c.args.kv_format = FMLA_KV_FP8_656;
         CHECK_EQ(run(&c), 1);
@@ -371,7 +358,8 @@ static void hopper_fp8_tiles(void)
 
 /* A call that Hopper's kernel does not take for the argument: not chosen, and if forced refused by its name. NULL: it is
  * taken. */
-static void check_taken(struct drawn_prefill *c, const char *label, const char *argument, const char *words)
+static void check_taken(struct sparse_prefill_call *c, const char *label, const char *argument,
+                        const char *words)
 {
     char expected[160];
     c->args.kernel = NULL;
@@ -387,8 +375,8 @@ static void check_taken(struct drawn_prefill *c, const char *label, const char *
 }
 
 /* Such a call is one launch all the same; and so long a list, which every second time is one too long, is refused by itself. */
-static void check_case(struct drawn_prefill *c, const struct pages *pages, int64_t d_qk, const char *label,
-                       const char *argument, const char *words)
+static void check_case(struct sparse_prefill_call *c, const struct pages *pages, int64_t d_qk,
+                       const char *label, const char *argument, const char *words)
 {
     static int lists;
     check_taken(c, label, argument, words);
@@ -403,7 +391,7 @@ static void check_case(struct drawn_prefill *c, const struct pages *pages, int64
 
 #define CASE(argument, words, ...)                                                                           \
     do {                                                                                                     \
-        struct drawn_prefill c;                                                                              \
+        struct sparse_prefill_call c;                                                                        \
         hopper_call(&c, &formats[n], d_qk);                                                                  \
         __VA_ARGS__;                                                                                         \
         check_case(&c, &formats[n], d_qk, #__VA_ARGS__, argument, words);                                    \
@@ -439,7 +427,7 @@ static void hopper_refuses(void)
 
 static void check_pages(const char *label, struct pages pages, uint64_t offset, const char *words)
 {
-    struct drawn_prefill c;
+    struct sparse_prefill_call c;
     hopper_call(&c, &pages, pages.format == FMLA_KV_FP8_584 ? 512 : 576);
     c.kv.tensor.byte_offset = offset;
     check_case(&c, &pages, 0, label, words ? "kv" : NULL, words);
@@ -468,13 +456,13 @@ static void hopper_refuses_keys(void)
     check_pages("fp8_584, page", PAGES(F584, 4, 4 * 584 + 2, 584), 0, f584);
     check_pages("fp8_584, odd", PAGES(F584, 61, 61 * 584, 584), 0, f584);
     check_pages("fp8_584, of a token", PAGES(F584, 1, 584, 1), 0, f584);
-    struct drawn_prefill c;
+    struct sparse_prefill_call c;
     /* One page has no stride. */
     hopper_call(&c, &(struct pages){FMLA_KV_FP8_584, 61, 61 * 584, 584}, 512);
     c.kv.shape[0] = 1;
     check_taken(&c, "one page", NULL, NULL);
     /* Of a second key head the keys, too, begin at a multiple. */
-    prefill_call(&c, S_Q, H_Q, H_KV, 0);
+    prefill_call(&c, S_Q, H_Q, H_KV);
     c.kv.strides[1] = 580, c.kv.strides[0] = H_KV * 584;
     check_taken(&c, "key heads", "kv", "keys whose base and strides");
     /* Without a page there is nothing to be aligned. */
@@ -489,8 +477,8 @@ static void hopper_refuses_keys(void)
 static void hopper_many_tokens(void)
 {
     fake->capability = 90, fake->sms = 132;
-    struct drawn_prefill c;
-    prefill_call(&c, INT32_MAX, 128, 1, 0);
+    struct sparse_prefill_call c;
+    prefill_call(&c, INT32_MAX, 128, 1);
     const int launches = run(&c);
     CHECK_EQ(launches, 3);
     int64_t first = 0;

@@ -12,14 +12,14 @@
 enum { SMS = 132, TILE = 64, BLOCK = 64 };
 
 /* A call of one key head with lists of `topk` entries. */
-static void call_of(struct drawn_prefill *c, int64_t s_q, int64_t h_q, int64_t topk)
+static void call_of(struct sparse_prefill_call *c, int64_t s_q, int64_t h_q, int64_t topk)
 {
-    prefill_call(c, s_q, h_q, 1, 0);
+    prefill_call(c, s_q, h_q, 1);
     c->indices.shape[2] = topk, c->indices.strides[1] = topk, c->indices.strides[0] = topk;
-    c->args.workspace = region(7), c->args.workspace_size = SIZE_MAX / 2;
+    c->args.workspace = region(REGION_OF_WORKSPACE), c->args.workspace_size = SIZE_MAX / 2;
 }
 
-static size_t size_of(const struct drawn_prefill *c)
+static size_t size_of(const struct sparse_prefill_call *c)
 {
     size_t size = 77, alignment = 0;
     CHECK_OK(fmla_sparse_prefill_workspace_size(&c->args, &size, &alignment));
@@ -96,7 +96,7 @@ static void launches(void)
         {1, 64, 2048, 0, 32}, {3, 80, 4096, 0, 22}, {140, 64, 2048, 132, 16}, {70, 128, 300, 132, 5}};
     hopper();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct drawn_prefill c;
+        struct sparse_prefill_call c;
         call_of(&c, cases[i].s_q, cases[i].h_q, cases[i].topk);
         const int64_t tiles = cases[i].s_q * ((cases[i].h_q + TILE - 1) / TILE);
         const int64_t rest = tiles - cases[i].whole, items = cases[i].whole + rest * cases[i].pieces;
@@ -110,7 +110,8 @@ static void launches(void)
         CHECK(!strcmp(launch[1].kernel, "sm90_sparse_prefill_join"), "%s", launch[1].kernel);
         CHECK(!memcmp(&p, &joined, sizeof p), "%s", "the join is told the same");
         CHECK_ALL({p.items, items}, {p.cut.whole, cases[i].whole}, {p.cut.pieces, cases[i].pieces},
-                  {offset(p.cut.slots, 7), 0}, {launch[0].config.grid_x, items < SMS ? items : SMS},
+                  {offset(p.cut.slots, REGION_OF_WORKSPACE), 0},
+                  {launch[0].config.grid_x, items < SMS ? items : SMS},
                   {launch[1].config.grid_x * PREFILL_JOIN_WARPS, rest * TILE},
                   {launch[1].config.block_x, 32 * PREFILL_JOIN_WARPS}, {launch[1].config.num_attributes, 1});
         CHECK_EQ((int64_t)size_of(&c), rest * cases[i].pieces * PREFILL_SLOT_BYTES);
@@ -121,15 +122,17 @@ static void launches(void)
 static void key_heads(void)
 {
     hopper();
-    struct drawn_prefill c;
-    prefill_call(&c, 2, 128, 2, 0);
+    struct sparse_prefill_call c;
+    prefill_call(&c, 2, 128, 2);
     c.indices.shape[2] = 1024, c.indices.strides[1] = 1024, c.indices.strides[0] = 2048;
-    c.args.workspace = region(7), c.args.workspace_size = size_of(&c);
+    c.args.workspace = region(REGION_OF_WORKSPACE), c.args.workspace_size = size_of(&c);
     CHECK_EQ((int64_t)c.args.workspace_size, 2 * 16 * (int64_t)PREFILL_SLOT_BYTES);
     CHECK_OK(fmla_sparse_prefill(&c.args));
     CHECK_EQ(fake->launches, 4);
     for (int i = 0; i < 4; i++)
-        CHECK((char *)sparse_prefill_sm90_params_of(&fake->launch[i]).cut.slots == region(7), "launch %d", i);
+        CHECK((char *)sparse_prefill_sm90_params_of(&fake->launch[i]).cut.slots ==
+                  region(REGION_OF_WORKSPACE),
+              "launch %d", i);
 }
 
 /* ---- How much workspace ------------------------------------------------------------------------- */
@@ -137,12 +140,12 @@ static void key_heads(void)
 static void too_small(void)
 {
     hopper();
-    struct drawn_prefill c;
+    struct sparse_prefill_call c;
     call_of(&c, 1, 64, 2048);
     c.args.workspace_size = size_of(&c) - 1;
     check_rejected("a byte too few", fmla_sparse_prefill(&c.args), FMLA_BUFFER_TOO_SMALL, "sparse_prefill",
                    "workspace_size", "must be at least 2195456 bytes");
-    c.args.workspace_size = size_of(&c), c.args.workspace = region(7) + 16;
+    c.args.workspace_size = size_of(&c), c.args.workspace = region(REGION_OF_WORKSPACE) + 16;
     check_rejected("not aligned", fmla_sparse_prefill(&c.args), FMLA_INVALID_ARGUMENT, "sparse_prefill",
                    "workspace", "aligned");
     CHECK_EQ(fake->launches, 0);
@@ -152,7 +155,7 @@ static void too_small(void)
 static void of_kernels(void)
 {
     hopper();
-    struct drawn_prefill c;
+    struct sparse_prefill_call c;
     call_of(&c, 1, 64, 2048);
     const size_t size = size_of(&c);
     CHECK_EQ((int64_t)size, 32 * (int64_t)PREFILL_SLOT_BYTES);
@@ -174,7 +177,7 @@ static void of_kernels(void)
 static void elsewhere(void)
 {
     fake->capability = 100, fake->sms = SMS;
-    struct drawn_prefill c;
+    struct sparse_prefill_call c;
     call_of(&c, 1, 64, 2048);
     c.args.workspace = NULL, c.args.workspace_size = 0;
     CHECK_EQ((int64_t)size_of(&c), 0);
@@ -186,7 +189,7 @@ static void elsewhere(void)
 static void many_tokens(void)
 {
     hopper();
-    struct drawn_prefill c;
+    struct sparse_prefill_call c;
     call_of(&c, INT32_MAX, 64, 2048);
     CHECK_OK(fmla_sparse_prefill(&c.args));
     const int64_t first = sparse_prefill_sm90_params_of(&fake->launch[0]).call.s_q;

@@ -19,35 +19,44 @@ static uint64_t seed = 1, number;
 static int64_t refused_calls, calls;
 
 /* What the drawn case is; of one operation at a time. */
+static enum operation operation;
+static struct held *held;
+static void *args;
 static union {
-    struct drawn_sparse sparse;
-    struct drawn_dense dense;
-    struct drawn_prefill prefill;
-    struct {
-        struct plan_call args;
-        struct held length, rows, splits;
-    } plan;
-    struct {
-        fmla_merge_args args;
-        struct held parts, lse_parts, out, lse;
-    } merge;
-    struct {
-        fmla_cache_append_args append;
-        fmla_cache_gather_args gather;
-        struct held latent, cache, slots;
-    } cache;
+#define OPERATION(op, OP) struct op##_call op;
+#include "operations.def"
 } call;
-static char shape_words[384];
+
+static char shape_words[512]; /* which a signal's handler may write */
 static int shape_length;
 static const char *forced; /* NULL: dispatch chooses */
 
-/* In words that a signal's handler may write. */
-#define SHAPE(format, ...)                                                                                   \
-    shape_length = snprintf(                                                                                 \
-        shape_words, sizeof shape_words, "\ncase %" PRIu64 " of seed %" PRIu64 ", %d SMs of %d.%d: " format, \
-        number, seed, machine.sms, machine.capability / 10, machine.capability % 10, __VA_ARGS__)
 #define HOLDS(condition)                                                                                     \
     CHECK(condition, "%s, %s: %s", shape_words, forced ? forced : "as chosen", fmla_last_error())
+
+static void make(const struct shape *s)
+{
+    static const fmla_device gpu = {FMLA_DEVICE_CUDA, 0};
+    shape_length = snprintf(shape_words, sizeof shape_words,
+                            "\ncase %" PRIu64 " of seed %" PRIu64 ", %d SMs of %d.%d: ", number, seed,
+                            machine.sms, machine.capability / 10, machine.capability % 10);
+    shape_length +=
+        shape_in_words(operation, s, shape_words + shape_length, sizeof shape_words - (size_t)shape_length);
+    switch (operation) {
+#define OPERATION(op, OP)                                                                                    \
+    case OP_##OP:                                                                                            \
+        args = &call.op.args, held = call.op.held;                                                           \
+        break;
+#include "operations.def"
+    default: break;
+    }
+    make_call(operation, args, held, s, gpu);
+}
+
+static void *option(const char *name)
+{
+    return option_at(operation, args, name);
+}
 
 static void died(int signal_number)
 {
@@ -120,7 +129,7 @@ static void judge_split(const struct split_params *split, int64_t b, int64_t row
 
 static void judge_sparse(size_t bytes)
 {
-    const struct drawn_sparse *c = &call.sparse;
+    const struct sparse_decode_call *c = &call.sparse_decode;
     const int64_t b = c->q.shape[0], s_q = c->q.shape[1], h_q = c->q.shape[2];
     const fmla_sparse_decode_args *a = &c->args;
     const int64_t topk = c->indices.shape[2], extra = a->extra_indices ? c->extra_indices.shape[2] : 0;
@@ -128,7 +137,7 @@ static void judge_sparse(size_t bytes)
     const bool hopper = decode != NULL;
     const bool few = hopper && strstr(decode->kernel, "small");
     if (!hopper) decode = launch_named("sparse_decode");
-    HOLDS(!decode == !b && (decode || !fake->launches));
+    HOLDS(!decode == !b && (decode || (!fake->launches && !fake->tensors)));
     if (!decode) return;
     const struct sparse_decode_params p = sparse_decode_params_of(decode);
     const int64_t heads = few ? SM90_SPARSE_DECODE_SMALL_HEADS : SM90_SPARSE_DECODE_HEADS;
@@ -143,14 +152,14 @@ static void judge_sparse(size_t bytes)
 
 static void judge_dense(size_t bytes)
 {
-    const struct drawn_dense *c = &call.dense;
-    const int64_t b = c->q.shape[0], s_q = c->q.shape[1], h_q = c->q.shape[2], h_kv = c->kv.shape[2];
+    const struct dense_decode_call *c = &call.dense_decode;
+    const int64_t b = c->q.shape[0], s_q = c->q.shape[1], h_q = c->q.shape[2], h_kv = c->kv_cache.shape[2];
     const fmla_dense_decode_args *a = &c->args;
     const int64_t rows = s_q * (h_q / h_kv);
     const struct fake_launch *decode = launch_named("sm90_dense_decode");
     const bool hopper = decode != NULL;
     if (!hopper) decode = launch_named("sm80_dense_decode");
-    HOLDS(!decode == !b && (decode || !fake->launches));
+    HOLDS(!decode == !b && (decode || (!fake->launches && !fake->tensors)));
     if (!decode) return;
     const struct dense_decode_sm90_params params =
         dense_decode_sm90_params_of(decode); /* which begin with those of the portable kernel */
@@ -159,7 +168,7 @@ static void judge_dense(size_t bytes)
     if (!hopper) sscanf(strrchr(decode->kernel, '_'), "_%" SCNd64, &rows_of_tile);
     const int64_t tiles_of_head = ceil_div(rows, rows_of_tile), tiles = h_kv * tiles_of_head;
     HOLDS(p->b == b && p->s_q == s_q && p->h_q == h_q && p->h_kv == h_kv && p->rows == rows);
-    HOLDS(divides(p->group_divisor, h_q / h_kv) && divides(p->page_divisor, c->kv.shape[1]));
+    HOLDS(divides(p->group_divisor, h_q / h_kv) && divides(p->page_divisor, c->kv_cache.shape[1]));
     if (hopper)
         HOLDS(params.tiles_of_head == tiles_of_head && divides(params.tiles_divisor, tiles) &&
               divides(params.tiles_of_head_divisor, tiles_of_head));
@@ -171,7 +180,7 @@ static void judge_dense(size_t bytes)
         HOLDS(inside(p->split.marks, mark_tiles * p->split.num_partitions, MARKS_OF_TILE * 4, end));
         end = (const char *)p->split.marks;
     }
-    const int64_t capacity = c->kv.shape[1] * (a->block_table ? c->table.shape[1] : 1);
+    const int64_t capacity = c->kv_cache.shape[1] * (a->block_table ? c->block_table.shape[1] : 1);
     judge_split(&p->split, b, s_q * h_q, capacity < INT32_MAX ? capacity : INT32_MAX, tiles, decode, !hopper,
                 a->batch_invariant ? NULL : a->plan, a->partitions && !a->batch_invariant, end);
 }
@@ -193,7 +202,7 @@ static void judge_pieces(const struct fake_launch *launch, const struct fake_lau
 
 static void judge_prefill(size_t bytes)
 {
-    const struct drawn_prefill *c = &call.prefill;
+    const struct sparse_prefill_call *c = &call.sparse_prefill;
     const int64_t s_q = c->q.shape[0], h_q = c->q.shape[1], h_kv = c->indices.shape[1];
     int64_t tokens = 0;
     for (int i = 0; i < fake->launches; i++) {
@@ -223,96 +232,66 @@ static void judge_prefill(size_t bytes)
 
 /* ---- Operations with a workspace ---------------------------------------------------------------- */
 
-/* Where the arguments of an operation have what is changed here. */
-struct with_workspace {
-    fmla_status (*size)(size_t *bytes, size_t *alignment);
-    fmla_status (*run)(void);
-    void (*judge)(size_t bytes);
-    const char **kernel;
-    void **workspace;
-    size_t *workspace_size, *plan_size; /* NULL: it takes no plan */
-    const char *kernels[6];             /* the first is NULL */
-};
+static fmla_status run_in(size_t bytes)
+{
+    *(size_t *)option("workspace_size") = bytes;
+    fake->launches = fake->tensors = 0;
+    return described_run(operation, args);
+}
 
-/* With every kernel: query and call agree, and what is asked is what is needed. */
-static void try_kernels(const struct with_workspace *o)
+/* By that kernel, query and call agree, and what is asked is what is needed: as many bytes as other kernels answered, if one did. */
+static void try_kernel(const char *kernel, size_t *answered)
+{
+    struct answer answer = {0};
+    forced = *(const char **)option("kernel") = kernel;
+    const fmla_status status = described_ask(operation, ASK_BYTES, args, &answer);
+    calls++;
+    if (status) {
+        HOLDS(status == FMLA_UNSUPPORTED);
+        HOLDS(run_in(SIZE_MAX) == status && !fake->launches);
+        refused_calls++;
+        return;
+    }
+    HOLDS(answer.alignment == 256 && (!*answered || answer.bytes == *answered));
+    *answered = answer.bytes;
+    HOLDS(run_in(answer.bytes) == FMLA_OK);
+    if (operation == OP_SPARSE_DECODE) judge_sparse(answer.bytes);
+    if (operation == OP_DENSE_DECODE) judge_dense(answer.bytes);
+    if (operation == OP_SPARSE_PREFILL) judge_prefill(answer.bytes);
+    if (answer.bytes) HOLDS(run_in(answer.bytes - 1) == FMLA_BUFFER_TOO_SMALL && !fake->launches);
+}
+
+enum { MOST_KERNELS = 8 };
+static char kernels[OPERATIONS][MOST_KERNELS][32]; /* every one that the device's table has */
+
+static void find_kernels(void)
+{
+    int count[OPERATIONS] = {0};
+    fmla_capability row = FMLA_INIT(fmla_capability);
+    for (int64_t i = 0; fmla_capabilities(gpu_number(0), i, &row) == FMLA_OK; i++)
+        for (int op = 0; row.kernel && op < OPERATIONS; op++)
+            if (!strcmp(row.operation, descriptors[op].name))
+                snprintf(kernels[op][count[op]++], sizeof kernels[op][0], "%s", row.kernel);
+}
+
+/* With the one that dispatch chooses, and with each by name. */
+static void try_kernels(const struct shape *s)
 {
     size_t answered = 0;
-    *o->workspace = workspace;
-    for (int k = 0; !k || o->kernels[k]; k++) {
-        forced = *o->kernel = o->kernels[k];
-        size_t bytes = 77, alignment = 0;
-        const fmla_status status = o->size(&bytes, &alignment);
-        fake->launches = 0;
-        calls++;
-        if (status) {
-            HOLDS(status == FMLA_UNSUPPORTED);
-            *o->workspace_size = SIZE_MAX;
-            HOLDS(o->run() == status && !fake->launches);
-            refused_calls++;
-            continue;
-        }
-        HOLDS(alignment == 256 && (!answered || bytes == answered));
-        answered = bytes;
-        *o->workspace_size = bytes;
-        HOLDS(o->run() == FMLA_OK);
-        o->judge(bytes);
-        if (!bytes) continue;
-        fake->launches = 0;
-        *o->workspace_size = bytes - 1;
-        HOLDS(o->run() == FMLA_BUFFER_TOO_SMALL && !fake->launches);
-    }
-    forced = *o->kernel = NULL;
-    if (!o->plan_size || !*o->plan_size) return;
-    --*o->plan_size;
-    fake->launches = 0, *o->workspace_size = SIZE_MAX;
-    const fmla_status status = o->run();
+    make(s);
+    *(void **)option("workspace") = workspace;
+    try_kernel(NULL, &answered);
+    for (int k = 0; *kernels[operation][k]; k++) try_kernel(kernels[operation][k], &answered);
+    forced = *(const char **)option("kernel") = NULL;
+    size_t *const plan_size = option("plan_size");
+    if (!plan_size || !*plan_size || s->of.batch_invariant) return;
+    --*plan_size;
+    const fmla_status status = run_in(SIZE_MAX);
     HOLDS(status == FMLA_BUFFER_TOO_SMALL || status == FMLA_UNSUPPORTED);
 }
 
-#define WITH_WORKSPACE(operation, member)                                                                    \
-    static fmla_status ask_##member(size_t *bytes, size_t *alignment)                                        \
-    {                                                                                                        \
-        return fmla_##operation##_workspace_size(&call.member.args, bytes, alignment);                       \
-    }                                                                                                        \
-    static fmla_status call_##member(void)                                                                   \
-    {                                                                                                        \
-        return fmla_##operation(&call.member.args);                                                          \
-    }
-WITH_WORKSPACE(sparse_decode, sparse)
-WITH_WORKSPACE(dense_decode, dense)
-WITH_WORKSPACE(sparse_prefill, prefill)
-
-#define TRY_KERNELS(member, plan, ...)                                                                       \
-    try_kernels(&(struct with_workspace){ask_##member,                                                       \
-                                         call_##member,                                                      \
-                                         judge_##member,                                                     \
-                                         &call.member.args.kernel,                                           \
-                                         &call.member.args.workspace,                                        \
-                                         &call.member.args.workspace_size,                                   \
-                                         plan,                                                               \
-                                         {NULL, __VA_ARGS__}})
-
-static void try_sparse(const struct sparse_shape *s)
-{
-    fmla_sparse_decode_args *a = &call.sparse.args;
-    SHAPE("sparse_decode b %" PRId64 ", s_q %" PRId64 ", h_q %" PRId64 ", topk %" PRId64 " + %" PRId64
-          ", format %d%s%s%s, plan %d of %d partitions",
-          s->b, s->s_q, s->h_q, s->topk, s->extra_topk, s->format, s->fp16 ? " of fp16" : "",
-          s->lengths || s->extra_lengths ? ", with lengths" : "",
-          s->options.batch_invariant ? ", batch-invariant" : "", s->options.plan, s->options.num_partitions);
-    sparse_of_shape(&call.sparse, s, (fmla_device){FMLA_DEVICE_CUDA, 0});
-    TRY_KERNELS(sparse, a->batch_invariant ? NULL : &a->plan_size, "cuda-sm90", "cuda-sm90-64",
-                "cuda-sm90-16", "cuda");
-}
-
-static void sparse_drawn(void)
-{
-    const struct sparse_shape s = draw_sparse(machine.sms);
-    try_sparse(&s);
-}
-
-/* Where Hopper's two kernels differ in how many requests they begin at once: more requests than slots for pieces of them. */
+/* Where Hopper's two kernels of sparse decode differ in how many requests they begin at once: more requests than slots for pieces
+ * of them. */
 static void sparse_fixed(void)
 {
     static const struct {
@@ -320,34 +299,17 @@ static void sparse_fixed(void)
         int64_t b, s_q, h_q;
     } all[] = {{132, 33, 2, 128}, {132, 33, 4, 64},  {132, 13, 5, 128}, {132, 11, 6, 128},
                {132, 9, 7, 128},  {114, 57, 1, 128}, {78, 39, 1, 128}};
+    operation = OP_SPARSE_DECODE;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         for (int64_t topk = 0; topk <= 65 && all[i].sms == machine.sms; topk++) {
-            const struct sparse_shape s =
-                SHAPE_OF(sparse_shape, .b = all[i].b, .s_q = all[i].s_q, .h_q = all[i].h_q, .topk = topk,
-                         .page_size = 64, .format = FMLA_KV_FP8_656, .wide = true);
-            try_sparse(&s);
+            const struct shape s = {.of = {.b = all[i].b,
+                                           .s_q = all[i].s_q,
+                                           .h_q = all[i].h_q,
+                                           .topk = topk,
+                                           .page_size = 64,
+                                           .format = FMLA_KV_FP8_656}};
+            try_kernels(&s);
         }
-}
-
-static void dense_drawn(void)
-{
-    const struct dense_shape s = draw_dense(machine.sms);
-    fmla_dense_decode_args *a = &call.dense.args;
-    SHAPE("dense_decode b %" PRId64 ", s_q %" PRId64 ", h_q %" PRId64 ", h_kv %" PRId64 ", pages %" PRId64
-          " of %" PRId64 ", %" PRId64 " a request%s, plan %d of %d partitions",
-          s.b, s.s_q, s.h_q, s.h_kv, s.pages, s.page_size, s.max_pages,
-          s.options.batch_invariant ? ", batch-invariant" : "", s.options.plan, s.options.num_partitions);
-    dense_of_shape(&call.dense, &s, (fmla_device){FMLA_DEVICE_CUDA, 0});
-    TRY_KERNELS(dense, a->batch_invariant ? NULL : &a->plan_size, "cuda-sm90", "cuda-sm80");
-}
-
-static void prefill_drawn(void)
-{
-    const struct prefill_shape s = draw_prefill(machine.sms);
-    SHAPE("sparse_prefill s_q %" PRId64 ", h_q %" PRId64 ", h_kv %" PRId64 ", topk %" PRId64 ", format %d",
-          s.s_q, s.h_q, s.h_kv, s.topk, s.format);
-    prefill_of_shape(&call.prefill, &s, (fmla_device){FMLA_DEVICE_CUDA, 0});
-    TRY_KERNELS(prefill, NULL, "cuda-sm90", "cuda");
 }
 
 /* ---- Operations without ------------------------------------------------------------------------- */
@@ -355,49 +317,45 @@ static void prefill_drawn(void)
 /* A plan has exactly the bytes that were asked for, or its tables the rows. */
 static void plan_drawn(void)
 {
-    struct plan_call *a = &call.plan.args;
-    const bool sparse = draw_one_in(2), lengths = draw_one_in(2);
-    const int64_t b = draw_size(INT32_MAX - 65537) - draw_one_in(8);
-    size_t bytes = 0;
-    int32_t partitions = 0;
-    *a = (struct plan_call){.sparse = sparse};
-    draw_heads(&a->s_q, &a->h_q);
-    a->num_partitions = draw_one_in(2) ? 0 : (int32_t)draw_size(65536);
-    a->num_workers = draw_one_in(2) ? 0 : (int32_t)draw_size(65536);
-    a->target = (fmla_device){FMLA_DEVICE_CUDA, 0};
-    REGION(&call.plan.length, 0, i32, 1, b);
-    if (sparse) {
-        a->b = b;
-        a->topk = draw_size(INT32_MAX) - draw_one_in(2),
-        a->extra_topk = draw_size(INT32_MAX) - draw_one_in(2);
-        if (lengths) a->topk_length = &call.plan.length.tensor;
-    } else {
-        a->h_kv = draw_one_in(2) ? 1 : a->h_q, a->seqlens = &call.plan.length.tensor;
-        a->capacity = draw_one_in(2) ? 0 : draw_size(INT64_MAX);
-    }
-    SHAPE("decode_plan b %" PRId64 ", s_q %" PRId64 ", h_q %" PRId64 ", topk %" PRId64 " + %" PRId64
-          ", %d partitions, %d workers",
-          b, a->s_q, a->h_q, a->topk, a->extra_topk, a->num_partitions, a->num_workers);
-    calls++;
-    HOLDS(plan_call_size(a, &bytes) == FMLA_OK);
-    HOLDS(plan_call_partitions(a, &partitions) == FMLA_OK && partitions >= 1 && partitions <= 65536);
+    struct shape s = {0};
+    struct answer answer[QUESTIONS];
     const bool tables = draw_one_in(3);
+    const int64_t b = s.of.b = draw_size(INT32_MAX - 65537) - draw_one_in(8);
+    draw_heads(&s.of);
+    s.of.h_kv = draw_one_in(2) ? 1 : s.of.h_q;
+    s.of.topk = draw_size(INT32_MAX) - draw_one_in(2),
+    s.of.extra_topk = draw_size(INT32_MAX) - draw_one_in(2);
+    s.of.num_partitions = draw_one_in(2) ? 0 : (int32_t)draw_size(65536);
+    s.of.has = draw_bits_of(HAS_LENGTHS);
+    make(&s);
+    put_number(operation, args, "num_workers", draw_one_in(2) ? 0 : (int32_t)draw_size(65536));
+    *(fmla_device *)option("target") = gpu_number(0);
+    if (option("capacity")) *(int64_t *)option("capacity") = draw_one_in(2) ? 0 : draw_size(INT64_MAX);
+    calls++;
+    for (int question = 0; question < QUESTIONS; question++)
+        HOLDS(described_ask(operation, question, args, &answer[question]) == FMLA_OK);
+    const int32_t partitions = answer[ASK_KERNEL].count[0];
+    HOLDS(partitions >= 1 && partitions <= 65536);
     if (tables) {
-        REGION(&call.plan.rows, 1, i32, 2, partitions, FMLA_PARTITION_FIELDS);
-        REGION(&call.plan.splits, 2, i32, 1, b + 1);
-        a->partitions = &call.plan.rows.tensor, a->num_splits = &call.plan.splits.tensor;
+        struct held *const rows = &held[operation == OP_SPARSE_PLAN ? (int)TENSOR_sparse_plan_partitions
+                                                                    : (int)TENSOR_decode_plan_partitions];
+        REGION(rows, REGION_OF_TABLES, i32, 2, partitions, FMLA_PARTITION_FIELDS);
+        REGION(rows + 1, REGION_OF_SPLITS, i32, 1, b + 1);
+        *(const fmla_tensor **)option("partitions") = &rows[0].tensor;
+        *(const fmla_tensor **)option("num_splits") = &rows[1].tensor;
     } else {
-        a->plan = workspace, a->plan_size = bytes;
+        *(void **)option("plan") = workspace, *(size_t *)option("plan_size") = answer[ASK_BYTES].bytes;
     }
     fake->launches = 0;
-    HOLDS(plan_call_run(a) == FMLA_OK && fake->launches == 1);
+    HOLDS(described_run(operation, args) == FMLA_OK && fake->launches == 1);
     const struct plan_params p = plan_params_of(&fake->launch[0]);
     HOLDS(fake->launch[0].config.grid_x == 1 && p.b == b && p.num_partitions == partitions);
     HOLDS(divides(p.partitions_divisor, partitions));
     if (tables) return;
-    HOLDS((char *)p.header == workspace && (char *)(p.num_splits + b + 1) == workspace + bytes);
-    a->plan_size--, fake->launches = 0;
-    HOLDS(plan_call_run(a) == FMLA_BUFFER_TOO_SMALL && !fake->launches);
+    HOLDS((char *)p.header == workspace &&
+          (char *)(p.num_splits + b + 1) == workspace + answer[ASK_BYTES].bytes);
+    --*(size_t *)option("plan_size"), fake->launches = 0;
+    HOLDS(described_run(operation, args) == FMLA_BUFFER_TOO_SMALL && !fake->launches);
 }
 
 static int64_t size_or_none(int64_t most)
@@ -405,92 +363,77 @@ static int64_t size_or_none(int64_t most)
     return draw_one_in(8) ? 0 : draw_size(most);
 }
 
+static fmla_dtype draw_type(void)
+{
+    const fmla_dtype types[] = {bf16, fp16, f32};
+    return types[draw_below(3)];
+}
+
+/* One launch, unless there is nothing to do, of so many blocks of threads. */
+static void judge_one(bool some, int64_t blocks)
+{
+    forced = *(const char **)option("kernel") = draw_one_in(2) ? "cuda" : NULL;
+    calls++, fake->launches = 0;
+    HOLDS(described_run(operation, args) == FMLA_OK && fake->launches == some);
+    if (some) HOLDS(fake->launch[0].config.grid_x == (blocks < INT32_MAX ? blocks : INT32_MAX));
+}
+
 static void merge_drawn(void)
 {
-    const fmla_dtype types[] = {bf16, fp16, f32}, type = types[draw_below(3)];
-    const int64_t s_q = size_or_none(1 << 12), h_q = size_or_none(1 << 16), d_v = size_or_none(1 << 12);
-    const int64_t n = draw_fit(size_or_none(1 << 12), (double)(s_q * h_q * (d_v + 1)) * 4.0 + 1.0);
-    const int64_t b =
-        draw_fit(size_or_none(INT32_MAX), (double)((n + 1) * s_q * h_q * (d_v + 1)) * 4.0 + 1.0);
-    const bool odd = draw_one_in(8), lse = draw_one_in(2);
-    fmla_merge_args *a = &call.merge.args;
-    *a = FMLA_INIT(fmla_merge_args);
-    DRAW_TENSOR(&call.merge.parts, 0, type, 5, odd, n, b, s_q, h_q, d_v);
-    DRAW_TENSOR(&call.merge.lse_parts, 1, f32, 4, odd, n, b, h_q, s_q);
-    DRAW_TENSOR(&call.merge.out, 2, types[draw_below(3)], 4, odd, b, s_q, h_q, d_v);
-    DRAW_TENSOR(&call.merge.lse, 3, f32, 3, odd, b, h_q, s_q);
-    a->out_parts = &call.merge.parts.tensor, a->lse_parts = &call.merge.lse_parts.tensor;
-    a->out = &call.merge.out.tensor;
-    if (lse) a->lse = &call.merge.lse.tensor;
-    a->kernel = forced = draw_one_in(2) ? "cuda" : NULL;
-    SHAPE("merge n %" PRId64 ", b %" PRId64 ", s_q %" PRId64 ", h_q %" PRId64 ", d_v %" PRId64, n, b, s_q,
-          h_q, d_v);
-    calls++, fake->launches = 0;
-    HOLDS(fmla_merge(a) == FMLA_OK);
-    const int64_t rows = b * s_q * h_q;
-    HOLDS(fake->launches == (rows && (d_v || lse)));
-    if (fake->launches) HOLDS(fake->launch[0].config.grid_x == (rows < INT32_MAX ? rows : INT32_MAX));
+    struct shape s = {.of = {.type = draw_type(), .has = draw_bits_of(HAS_LSE)}, .odd = draw_one_in(8)};
+    struct layout *const l = &s.of;
+    l->s_q = size_or_none(1 << 12), l->h_q = size_or_none(1 << 16), l->d_v = size_or_none(1 << 12);
+    l->n = draw_fit(size_or_none(1 << 12), (double)(l->s_q * l->h_q * (l->d_v + 1)) * 4.0 + 1.0);
+    l->b =
+        draw_fit(size_or_none(INT32_MAX), (double)((l->n + 1) * l->s_q * l->h_q * (l->d_v + 1)) * 4.0 + 1.0);
+    make(&s);
+    call.merge.out.tensor.dtype = draw_type();
+    const int64_t rows = l->b * l->s_q * l->h_q;
+    judge_one(rows && (l->d_v || l->has & HAS_LSE), rows);
 }
 
-static void cache_drawn(bool append)
+static void cache_drawn(void)
 {
-    static const int64_t widths[] = {0, 576, 576, 656, 584, 576};
-    const int32_t format = (int32_t)(1 + draw_below(5));
-    const bool bytes = format >= FMLA_KV_FP8_656, pieces = format == FMLA_KV_FP8_584;
-    const int64_t width = bytes ? widths[format] : draw_one_in(2) ? 576 : draw_size(4096);
-    const int64_t d_qk = !bytes ? width : pieces ? 512 : 576;
-    const int64_t pages = size_or_none(1 << 20), page_size = draw_size(1 << 16);
-    const fmla_dtype types[] = {bf16, fp16, f32}, type = types[draw_below(3)];
-    const int64_t tokens = draw_fit(size_or_none(INT64_C(1) << 40), (double)d_qk * 8.0);
-    const bool odd = draw_one_in(8);
-    DRAW_TENSOR(&call.cache.latent, 0, type, 2, odd, tokens, d_qk);
-    DRAW_TENSOR(&call.cache.cache, 1,
-                bytes                    ? u8
-                : format == FMLA_KV_FP16 ? fp16
-                                         : bf16,
-                4, odd && !pieces, pages, page_size, 1, width);
-    REGION(&call.cache.slots, 2, i64, 1, tokens);
-    fmla_cache_append_args *a = &call.cache.append;
-    fmla_cache_gather_args *g = &call.cache.gather;
-    *a = FMLA_INIT(fmla_cache_append_args), *g = FMLA_INIT(fmla_cache_gather_args);
-    a->latent = g->out = &call.cache.latent.tensor, a->kv_cache = g->kv_cache = &call.cache.cache.tensor;
-    a->slot_mapping = g->slots = &call.cache.slots.tensor, a->kv_format = g->kv_format = format;
-    a->kernel = g->kernel = forced = draw_one_in(2) ? "cuda" : NULL;
-    SHAPE("cache_%s tokens %" PRId64 ", pages %" PRId64 " of %" PRId64 ", d_qk %" PRId64 ", format %d",
-          append ? "append" : "gather", tokens, pages, page_size, d_qk, format);
-    calls++, fake->launches = 0;
-    HOLDS((append ? fmla_cache_append(a) : fmla_cache_gather(g)) == FMLA_OK);
-    const int64_t blocks = ceil_div(tokens, CACHE_WARPS);
-    HOLDS(fake->launches == (tokens > 0));
-    if (tokens) HOLDS(fake->launch[0].config.grid_x == (blocks < INT32_MAX ? blocks : INT32_MAX));
-}
-
-static void append_drawn(void)
-{
-    cache_drawn(true);
-}
-
-static void gather_drawn(void)
-{
-    cache_drawn(false);
+    struct shape s = {.of = {.type = draw_type(), .format = (int32_t)(1 + draw_below(5))},
+                      .odd = draw_one_in(8)};
+    struct layout *const l = &s.of;
+    l->d_qk = cache_formats[l->format].d_qk;
+    if (!l->d_qk) l->d_qk = draw_one_in(2) ? 576 : draw_size(4096);
+    l->width = l->d_qk, l->pages = size_or_none(1 << 20), l->page_size = draw_size(1 << 16);
+    l->tokens = draw_fit(size_or_none(INT64_C(1) << 40), (double)l->d_qk * 8.0);
+    make(&s);
+    judge_one(l->tokens > 0, ceil_div(l->tokens, CACHE_WARPS));
 }
 
 /* ---- All of it ---------------------------------------------------------------------------------- */
 
+static void draw_case(void)
+{
+    if (described_member(operation, "workspace")) {
+        const struct shape s = draw_shape(operation, machine.sms);
+        try_kernels(&s);
+    } else if (described_is_plan(operation)) {
+        plan_drawn();
+    } else if (operation == OP_MERGE) {
+        merge_drawn();
+    } else {
+        cache_drawn();
+    }
+    forced = NULL;
+}
+
 static void on_machine(int64_t shapes, uint64_t first)
 {
-    static void (*const operations[])(void) = {plan_drawn,  dense_drawn,  sparse_drawn, prefill_drawn,
-                                               merge_drawn, append_drawn, gather_drawn};
     fake_open();
     fake->sms = machine.sms, fake->capability = machine.capability, fake->shared_bytes = machine.shared_bytes;
     signal(SIGFPE, died), signal(SIGSEGV, died), signal(SIGABRT, died);
+    find_kernels();
     sparse_fixed();
-    for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
+    for (operation = 0; operation < OPERATIONS; operation++) {
         refused_calls = calls = 0;
         for (number = first; number < first + (uint64_t)shapes; number++) {
-            draw_from(seed, number * 16 + i);
-            operations[i]();
-            forced = NULL;
+            draw_from(seed, number * 16 + operation);
+            draw_case();
         }
         /* Kernels of Hopper are refused elsewhere; shapes past what can be counted, everywhere. */
         if (shapes >= 1000)
@@ -514,10 +457,5 @@ int main(int argc, char **argv)
         on_machine(numbers[0], (uint64_t)numbers[2]);
         return check_failures != 0;
     }
-    for (int i = 0; i < MACHINES; i++) {
-        const int status = fake_again(argv, "--machine", i);
-        CHECK(!status, "%d SMs of %d.%d ended with %x", machines[i].sms, machines[i].capability / 10,
-              machines[i].capability % 10, (unsigned)status);
-    }
-    return check_done("test_cuda_random");
+    return fake_machines(argv, MACHINES, "test_cuda_random");
 }

@@ -351,15 +351,34 @@ static struct attention_problem random_problem(struct random_state *random)
     return p;
 }
 
+/* ---- What the driver is told ------------------------------------------------------------------------------ */
+
+static void enter(struct cuda_scope *scope)
+{
+    CHECK_OK(cuda_enter("test", "x", 0, scope));
+}
+
 static void boxes(void)
 {
+    struct cuda_scope scope;
     struct random_state random = {90};
-    int taken = 0, merged = 0, whole_tokens = 0, shared = 0;
-    for (int i = 0; i < 600; i++) {
-        const struct attention_problem p = random_problem(&random);
+    int encoded = 0, taken = 0, merged = 0, whole_tokens = 0, shared = 0;
+    enter(&scope);
+    for (int i = 0; i < 2000; i++) {
+        struct attention_problem p = random_problem(&random);
         const char *argument;
+        const bool empty = i % 16 == 0;
+        if (empty) p.keys[0].pages = 0, p.keys[0].k.data = NULL;
         if (sm90_dense_decode_refuses(&p, &argument)) continue;
-        const struct tensor_view q = sm90_dense_decode_q_view(&p), keys = sm90_dense_decode_key_view(&p, 2);
+        const struct tensor_view q = sm90_dense_decode_q_view(&p), keys = sm90_dense_decode_key_view(&p, 2),
+                                 rope = sm90_dense_decode_key_view(&p, 1);
+        /* What a call takes, the driver takes. */
+        struct tensor_map map;
+        CHECK_OK(tensor_map_make("test", &scope, "x", &q, &map));
+        CHECK_OK(tensor_map_make("test", &scope, "x", &keys, &map));
+        CHECK_OK(tensor_map_make("test", &scope, "x", &rope, &map));
+        encoded++;
+        if (empty || i >= 640) continue;
         taken++, shared += !p.q_stride[0] && p.b > 1;
         merged += p.s_q > 1 && sm90_dense_decode_q_heads(&p) == p.s_q * p.h_q;
         whole_tokens += q.box[2] > 1;
@@ -387,16 +406,10 @@ static void boxes(void)
                                             far(p.keys[0].page_size, k->slot_bytes / 2) +
                                             far(p.h_kv, k->head_bytes / 2) + p.d_qk - 1});
     }
-    CHECK(taken > 200 && merged > 20 && whole_tokens > 20 && shared > 5,
+    cuda_leave(&scope);
+    CHECK(encoded > 500 && taken > 200 && merged > 20 && whole_tokens > 20 && shared > 5,
           "%d problems taken, %d merged, %d of whole tokens, %d of shared queries", taken, merged,
           whole_tokens, shared);
-}
-
-/* ---- What the driver is told ------------------------------------------------------------------------------ */
-
-static void enter(struct cuda_scope *scope)
-{
-    CHECK_OK(cuda_enter("test", "x", 0, scope));
 }
 
 static void encoded(void)
@@ -481,41 +494,17 @@ static void strides(void)
     cuda_leave(&scope);
 }
 
-/* Maps that a call makes: whatever it takes, the driver takes. */
-static void taken_is_encoded(void)
-{
-    struct cuda_scope scope;
-    struct random_state random = {91};
-    struct tensor_map map;
-    int taken = 0;
-    enter(&scope);
-    for (int i = 0; i < 2000; i++) {
-        struct attention_problem p = random_problem(&random);
-        const char *argument;
-        if (i % 16 == 0) p.keys[0].pages = 0, p.keys[0].k.data = NULL;
-        if (sm90_dense_decode_refuses(&p, &argument)) continue;
-        taken++;
-        const struct tensor_view views[] = {sm90_dense_decode_key_view(&p, 2),
-                                            sm90_dense_decode_key_view(&p, 1), sm90_dense_decode_q_view(&p)};
-        for (int k = 0; k < 3; k++)
-            CHECK(tensor_map_make("test", &scope, "x", &views[k], &map) == FMLA_OK, "%d: %s", k,
-                  fmla_last_error());
-    }
-    CHECK(taken > 500, "%d taken", taken);
-    cuda_leave(&scope);
-}
-
 static void refused_by_the_driver(void)
 {
     SMALL_CALL(c);
     fake->fails[CALL_cuTensorMapEncodeTiled] = FAKE_LAUNCH_FAILED;
-    check_rejected("map", decode_run(&c), FMLA_DEVICE_ERROR, "dense_decode", "cuda:0",
+    check_rejected("map", dense_decode_run(&c), FMLA_DEVICE_ERROR, "dense_decode", "cuda:0",
                    "cuTensorMapEncodeTiled of kv_cache|CUDA_ERROR_LAUNCH_FAILED");
     CHECK_EQ(fake_depth(), 0);
     CHECK(!fake->launches || !strcmp(fake->launch[fake->launches - 1].kernel, "decode_plan"), "%s",
           "launched without maps");
     fake->fails[CALL_cuTensorMapEncodeTiled] = CU_SUCCESS;
-    CHECK_OK(decode_run(&c));
+    CHECK_OK(dense_decode_run(&c));
 }
 
 /* ---- Dispatch --------------------------------------------------------------------------------------------- */
@@ -525,14 +514,14 @@ static void dispatched(void)
 {
     static const char *const arguments[] = {"", "kv_cache", "kv_cache", "q", "q", "out", "softmax_scale"};
     for (int k = 0; k < 7; k++) {
-        struct drawn_dense c;
-        struct dense_shape shape = small_shape;
+        struct dense_decode_call c;
+        struct layout layout = dense_layout(SMALL_SIZES);
         const char *name = "";
-        if (k == 1) shape.page_size = 61;
-        if (k == 4) shape.s_q = 2, shape.h_q = 24, shape.h_kv = 2;
-        decode_call(&c, &shape, 0);
+        if (k == 1) layout.page_size = 61;
+        if (k == 4) layout.s_q = 2, layout.h_q = 24, layout.h_kv = 2;
+        decode_call(&c, layout);
         switch (k) {
-        case 2: c.kv.strides[0] += 4; break;
+        case 2: c.kv_cache.strides[0] += 4; break;
         case 3: c.q.tensor.byte_offset = 8; break;
         case 5: c.out.tensor.byte_offset = 2; break;
         case 6: c.args.softmax_scale = -0.5f; break;
@@ -540,11 +529,11 @@ static void dispatched(void)
         CHECK(fmla_dense_decode_kernel(&c.args, &name) == FMLA_OK &&
                   !strcmp(name, k ? "cuda-sm80" : "cuda-sm90"),
               "case %d: %s", k, name);
-        CHECK(decode_run(&c) == FMLA_OK, "case %d: %s", k, fmla_last_error());
+        CHECK(dense_decode_run(&c) == FMLA_OK, "case %d: %s", k, fmla_last_error());
         CHECK_EQ(fake->tensors, 3); /* of the first case */
         c.args.kernel = "cuda-sm90";
         if (!k) continue;
-        check_rejected("forced", decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", arguments[k],
+        check_rejected("forced", dense_decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", arguments[k],
                        "kernel cuda-sm90 takes");
     }
 }
@@ -554,38 +543,14 @@ static void forced_elsewhere(void)
     fake->capability = 100;
     SMALL_CALL(c);
     c.args.kernel = "cuda-sm90";
-    check_rejected("forced", decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", "q",
+    check_rejected("forced", dense_decode_run(&c), FMLA_UNSUPPORTED, "dense_decode", "q",
                    "kernel cuda-sm90|compute capability is not 9.0");
     CHECK_EQ(fake->launches, 0);
-}
-
-/* A caller may ask for the size and change its mind about the kernel. */
-static void workspace(void)
-{
-    static const struct dense_shape shapes[] = {
-        {2, 1, 16, 1, 64, 64, 32, .fp16 = false},
-        {5, 2, 16, 2, 99, 64, 40, .fp16 = true},
-        {128, 2, 128, 1, 9, 64, 1, .fp16 = true},
-        {3, 1, 65, 1, 9, 128, 1000, .fp16 = false},
-    };
-    for (int k = 0; k < 8; k++) {
-        size_t bytes[3], alignment[3];
-        static const char *const kernels[] = {NULL, "cuda-sm80", "cuda-sm90"};
-        struct drawn_dense c;
-        decode_call(&c, &shapes[k / 2], 0);
-        c.args.batch_invariant = k % 2;
-        for (int i = 0; i < 3; i++) {
-            c.args.kernel = kernels[i];
-            CHECK_OK(fmla_dense_decode_workspace_size(&c.args, &bytes[i], &alignment[i]));
-        }
-        CHECK(bytes[0] == bytes[1] && bytes[1] == bytes[2] && alignment[1] == alignment[2],
-              "case %d: %zu, %zu, %zu bytes", k, bytes[0], bytes[1], bytes[2]);
-    }
 }
 
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_sm90", takes_caches, takes_queries, takes_the_rest,
-                         query_views, key_views, boxes, encoded, not_encoded, strides, taken_is_encoded,
-                         refused_by_the_driver, dispatched, forced_elsewhere, workspace);
+                         query_views, key_views, boxes, encoded, not_encoded, strides, refused_by_the_driver,
+                         dispatched, forced_elsewhere);
 }

@@ -14,27 +14,27 @@
 enum { B = 5, S_Q = 2, H_Q = 96, TOPK = 2000, SMALL_TOPK = 200, EXTRA = 70 };
 
 /* The call of a shape; sizes that are 0 are those of that call. */
-static void shaped_call(struct drawn_sparse *c, struct sparse_shape s)
+static void shaped_call(struct sparse_decode_call *c, struct layout l)
 {
-    s.s_q = S_Q, s.page_size = 64, s.b = s.b ? s.b : B, s.h_q = s.h_q ? s.h_q : H_Q;
-    s.topk = s.topk ? s.topk : TOPK, s.extra_topk = s.extra_topk ? s.extra_topk : EXTRA;
-    s.fp16 |= s.format == FMLA_KV_FP16, s.options.lse = true;
-    sparse_of_shape(c, &s, gpu_number(0));
-    c->args.workspace = region(7), c->args.stream = STREAM;
+    l.s_q = S_Q, l.page_size = 64, l.b = l.b ? l.b : B, l.h_q = l.h_q ? l.h_q : H_Q;
+    l.topk = l.topk ? l.topk : TOPK, l.extra_topk = l.extra_topk ? l.extra_topk : EXTRA;
+    if (l.format == FMLA_KV_FP16) l.type = fp16;
+    l.has |= HAS_LSE;
+    sparse_decode_make(c, &l, gpu_number(0));
+    c->args.workspace = region(REGION_OF_WORKSPACE), c->args.stream = STREAM;
 }
 
-static void sparse_call(struct drawn_sparse *c, int32_t format, bool extra)
+static void sparse_call(struct sparse_decode_call *c, int32_t format, bool extra)
 {
-    shaped_call(c, SHAPE_OF(sparse_shape, .format = format, .extra = extra, .lengths = true,
-                            .wide = format != FMLA_KV_FP8_584));
+    shaped_call(c, SHAPE_OF(layout, .format = format, .has = HAS_LENGTHS | (extra ? HAS_EXTRA : 0u)));
 }
 
-static void run(struct drawn_sparse *c)
+static void run(struct sparse_decode_call *c)
 {
-    CHECK_OK(sparse_run(c));
+    CHECK_OK(sparse_decode_run(c));
 }
 
-static void runs(struct drawn_sparse *c, const char *kernels)
+static void runs(struct sparse_decode_call *c, const char *kernels)
 {
     const int before = fake->launches;
     run(c);
@@ -45,7 +45,7 @@ static void runs(struct drawn_sparse *c, const char *kernels)
 
 static void on_hopper(void)
 {
-    struct drawn_sparse c;
+    struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.args.softmax_scale = 0.25f;
     runs(&c, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
@@ -55,7 +55,8 @@ static void on_hopper(void)
     const struct plan_params plan = plan_params_of(launched(2));
     CHECK_ALL({!plan.seqlens, true}, {plan.b, B}, {plan.num_partitions, PARTITIONS}, {plan.topk.topk, TOPK},
               {plan.topk.extra_topk, EXTRA}, {offset(plan.topk.length, 3), 0},
-              {!plan.topk.extra_length, true}, {offset(plan.header, 7), 0}, {plan.costs.row_tiles, 0});
+              {!plan.topk.extra_length, true}, {offset(plan.header, REGION_OF_WORKSPACE), 0},
+              {plan.costs.row_tiles, 0});
 
     const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
     CHECK_ALL(GRID(launched(1), PARTITIONS * S_Q * 2, 384, 227 * 1024), {p.b, B}, {p.s_q, S_Q}, {p.h_q, H_Q},
@@ -63,21 +64,22 @@ static void on_hopper(void)
               {divides(p.tiles_divisor, S_Q * 2), true}, {divides(p.token_divisor, 2), true},
               {divides(p.heads_divisor, H_Q), true});
     CHECK(fabsf(p.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f", (double)p.scale_log2);
-    CHECK_ALL({offset(p.q, 0), 0}, {offset(p.output.out, 6), 0}, {p.q_stride[0], S_Q * H_Q * 576},
-              {p.q_stride[2], 576}, {offset(p.cache[0].data, 1), 0}, {offset(p.cache[1].data, 4), 0},
-              {offset(p.cache[0].indices, 2), 0}, {offset(p.cache[1].indices, 5), 0},
-              {p.cache[0].slots, 9 * 64}, {p.cache[1].slots, 4 * 2}, {p.cache[0].page_bytes, 64 * 656},
-              {p.cache[0].slot_bytes, 656}, {p.cache[1].page_bytes, 2 * 656},
-              {p.cache[0].indices_stride[0], S_Q * TOPK}, {p.cache[1].indices_stride[1], EXTRA},
-              {p.cache[1].page_size, 2}, {divides(p.cache[0].page_divisor, 64), true},
-              {divides(p.cache[1].page_divisor, 2), true});
+    CHECK_ALL({offset(p.q, 0), 0}, {offset(p.output.out, TENSOR_sparse_decode_out), 0},
+              {p.q_stride[0], S_Q * H_Q * 576}, {p.q_stride[2], 576}, {offset(p.cache[0].data, 1), 0},
+              {offset(p.cache[1].data, TENSOR_sparse_decode_extra_kv_cache), 0},
+              {offset(p.cache[0].indices, 2), 0},
+              {offset(p.cache[1].indices, TENSOR_sparse_decode_extra_indices), 0}, {p.cache[0].slots, 9 * 64},
+              {p.cache[1].slots, 4 * 2}, {p.cache[0].page_bytes, 64 * 656}, {p.cache[0].slot_bytes, 656},
+              {p.cache[1].page_bytes, 2 * 656}, {p.cache[0].indices_stride[0], S_Q * TOPK},
+              {p.cache[1].indices_stride[1], EXTRA}, {p.cache[1].page_size, 2},
+              {divides(p.cache[0].page_divisor, 64), true}, {divides(p.cache[1].page_divisor, 2), true});
 
     /* Plan, then two slots a partition, and none past the size asked for. */
     CHECK(p.split.header == plan.header && p.split.partitions == plan.partitions &&
               p.split.num_splits == plan.num_splits && !p.split.marks,
           "%s", "another plan");
     const size_t plan_end = (plan_bytes(B, PARTITIONS) + 255) / 256 * 256, rows = 2 * PARTITIONS * S_Q * H_Q;
-    CHECK_ALL({(char *)p.split.slot_out - region(7), (int64_t)plan_end},
+    CHECK_ALL({(char *)p.split.slot_out - region(REGION_OF_WORKSPACE), (int64_t)plan_end},
               {(char *)p.split.slot_lse - (char *)p.split.slot_out, (int64_t)(rows * 512 * 4)},
               {c.bytes, plan_end + rows * 512 * 4 + (rows * 4 + 255) / 256 * 256});
 
@@ -106,7 +108,7 @@ static void small_batch(void)
     enum { PARTITIONS = (5 * (6 + 5) + 1) / 2 };
     size_t size = 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        struct drawn_sparse c;
+        struct sparse_decode_call c;
         sparse_call(&c, FMLA_KV_FP8_656, true);
         c.indices.shape[2] = SMALL_TOPK, c.args.kernel = all[i].kernel;
         const int before = fake->launches;
@@ -123,7 +125,7 @@ static void small_batch(void)
         if (i) CHECK_EQ(c.bytes, size);
         size = c.bytes;
     }
-    struct drawn_sparse c;
+    struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_584, true);
     c.args.kernel = "cuda-sm90-16";
     runs(&c, "decode_plan|sm90_sparse_decode_small_bf16_fp8_584|join_half_rows_bf16_halves");
@@ -149,9 +151,9 @@ static void chunks(void)
                {3, 128, 704, 0, "sm90_sparse_decode_bf16_fp8_656", 64, 128}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         for (int given = 0; given < 2; given++) {
-            struct drawn_sparse c;
-            shaped_call(&c, SHAPE_OF(sparse_shape, .b = all[i].b, .h_q = all[i].h_q, .topk = all[i].topk,
-                                     .format = FMLA_KV_FP8_656, .extra = all[i].extra != 0, .wide = true));
+            struct sparse_decode_call c;
+            shaped_call(&c, SHAPE_OF(layout, .b = all[i].b, .h_q = all[i].h_q, .topk = all[i].topk,
+                                     .format = FMLA_KV_FP8_656, .has = all[i].extra ? HAS_EXTRA : 0));
             if (given) c.args.plan = region(3), c.args.plan_size = MEMORY;
             const int before = fake->launches;
             run(&c);
@@ -170,13 +172,12 @@ static void chunks(void)
             const int64_t rows = (int64_t)all[i].b * count * S_Q * all[i].h_q;
             const char *const end = (const char *)(p.split.slot_lse + rows);
             CHECK((const char *)p.split.slot_lse - (const char *)p.split.slot_out >= rows * 512 * 4 &&
-                      end <= region(7) + c.bytes,
+                      end <= region(REGION_OF_WORKSPACE) + c.bytes,
                   "%s", "the slots do not fit the workspace");
         }
     /* More requests than begin at once: a plan, and the kernel that it is for. */
-    struct drawn_sparse c;
-    shaped_call(
-        &c, SHAPE_OF(sparse_shape, .b = 67, .h_q = 64, .topk = 64, .format = FMLA_KV_FP8_656, .wide = true));
+    struct sparse_decode_call c;
+    shaped_call(&c, SHAPE_OF(layout, .b = 67, .h_q = 64, .topk = 64, .format = FMLA_KV_FP8_656));
     c.args.plan = region(3), c.args.plan_size = MEMORY;
     run(&c);
     CHECK(!strcmp(launched(0)->kernel, "sm90_sparse_decode_small_bf16_fp8_656") ||
@@ -195,10 +196,10 @@ static void chunks(void)
 /* Which bits come out of a request may not depend on the requests beside it, nor on how many there are: few heads decide. */
 static void small_batch_invariant(void)
 {
-    struct drawn_sparse c;
+    struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_656, false);
     c.indices.shape[2] = SMALL_TOPK, c.args.batch_invariant = 1;
-    c.q.shape[0] = c.indices.shape[0] = c.length.shape[0] = c.out.shape[0] = c.lse.shape[0] = 1;
+    c.q.shape[0] = c.indices.shape[0] = c.topk_length.shape[0] = c.out.shape[0] = c.lse.shape[0] = 1;
     runs(&c, "sm90_sparse_decode_bf16_fp8_656");
     c.q.shape[2] = c.out.shape[2] = c.lse.shape[1] = 16;
     runs(&c, "sm90_sparse_decode_small_bf16_fp8_656");
@@ -271,9 +272,9 @@ static void formats(void)
                {FMLA_KV_BF16, false, "sm90_sparse_decode_bf16_576"},
                {FMLA_KV_FP16, true, "sm90_sparse_decode_fp16_576"}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        struct drawn_sparse c;
-        shaped_call(&c, SHAPE_OF(sparse_shape, .format = all[i].format, .lengths = true, .fp16 = all[i].fp16,
-                                 .wide = all[i].format != FMLA_KV_FP8_584));
+        struct sparse_decode_call c;
+        shaped_call(&c, SHAPE_OF(layout, .format = all[i].format, .has = HAS_LENGTHS,
+                                 .type = all[i].fp16 ? fp16 : bf16));
         c.args.num_partitions = 1;
         const int before = fake->launches;
         run(&c);
@@ -304,7 +305,7 @@ static void rows(void)
                {512, false, "cuda-sm90", "sm90_sparse_decode_bf16_512"},
                {576, true, "cuda-sm90-64", "sm90_sparse_decode_fp16_576"},
                {512, true, NULL, "sm90_sparse_decode_fp16_512"}};
-    struct drawn_sparse codes;
+    struct sparse_decode_call codes;
     sparse_call(&codes, FMLA_KV_FP8_656, true);
     codes.indices.shape[2] = SMALL_TOPK;
     run(&codes);
@@ -313,9 +314,9 @@ static void rows(void)
     CHECK_OK(fmla_sparse_plan_partitions(&plan_alone, &partitions));
     CHECK(partitions != 33, "%s", "the batch is not small");
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        struct drawn_sparse c;
-        shaped_call(&c, SHAPE_OF(sparse_shape, .format = all[i].fp16 ? FMLA_KV_FP16 : FMLA_KV_BF16,
-                                 .extra = true, .lengths = true, .wide = all[i].d_qk == 576));
+        struct sparse_decode_call c;
+        shaped_call(&c, SHAPE_OF(layout, .format = all[i].fp16 ? FMLA_KV_FP16 : FMLA_KV_BF16,
+                                 .has = HAS_EXTRA | HAS_LENGTHS, .d_qk = all[i].d_qk));
         c.indices.shape[2] = SMALL_TOPK, c.args.kernel = all[i].kernel;
         const int before = fake->launches;
         run(&c);
@@ -327,23 +328,23 @@ static void rows(void)
                   {sparse_decode_params_of(launched(1)).d_qk, all[i].d_qk},
                   {sparse_decode_params_of(launched(1)).cache[0].slot_bytes, 2 * all[i].d_qk});
     }
-    struct drawn_sparse c;
+    struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_BF16, true);
     c.args.kernel = "cuda-sm90-16";
-    check_rejected("tiles of 16 heads", sparse_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "kv_format",
+    check_rejected("tiles of 16 heads", sparse_decode_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "kv_format",
                    "cache FP8_656 FP8_584");
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.q.tensor.dtype = c.out.tensor.dtype = fp16;
     c.args.kernel = "cuda-sm90";
-    check_rejected("codes and float16", sparse_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "q",
+    check_rejected("codes and float16", sparse_decode_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "q",
                    "float16 queries of FP16 caches alone");
     sparse_call(&c, FMLA_KV_BF16, true);
-    c.kv.tensor.byte_offset = 2;
+    c.kv_cache.tensor.byte_offset = 2;
     runs(&c, "decode_plan|sparse_decode_bf16|join_splits_bf16_halves");
 }
 
 /* What Hopper's kernel does not take goes to the portable one, with as large a workspace; and says so if it is forced. */
-static void refused(const char *label, struct drawn_sparse *c, const char *argument, const char *words)
+static void refused(const char *label, struct sparse_decode_call *c, const char *argument, const char *words)
 {
     const int before = fake->launches;
     run(c);
@@ -351,7 +352,7 @@ static void refused(const char *label, struct drawn_sparse *c, const char *argum
     CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * H_Q / SPARSE_WARPS);
     const size_t size = c->bytes;
     c->args.kernel = "cuda-sm90";
-    check_rejected(label, sparse_run(c), FMLA_UNSUPPORTED, "sparse_decode", argument, words);
+    check_rejected(label, sparse_decode_run(c), FMLA_UNSUPPORTED, "sparse_decode", argument, words);
     sparse_call(c, FMLA_KV_FP8_656, true);
     run(c);
     CHECK_EQ(c->bytes, size);
@@ -360,19 +361,19 @@ static void refused(const char *label, struct drawn_sparse *c, const char *argum
 
 static void not_taken(void)
 {
-    struct drawn_sparse c;
+    struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.q.tensor.byte_offset = 2;
     refused("q at an odd address", &c, "q", "multiples of 16 bytes");
     c.q.strides[2] = 577;
     refused("q with odd strides", &c, "q", "multiples of 16 bytes");
-    c.kv.tensor.byte_offset = 4;
+    c.kv_cache.tensor.byte_offset = 4;
     refused("a cache at an odd address", &c, "kv_cache", "multiples of 16 bytes");
-    c.extra_kv.strides[0] = 2 * 656 + 4;
+    c.extra_kv_cache.strides[0] = 2 * 656 + 4;
     refused("an extra cache with odd pages", &c, "extra_kv_cache", "multiples of 16 bytes");
-    c.extra_kv.strides[0] = 2 * 656 + 4, c.extra_indices.shape[2] = 0;
-    check_rejected("so without entries", (c.args.kernel = "cuda-sm90", sparse_run(&c)), FMLA_UNSUPPORTED,
-                   "sparse_decode", "extra_kv_cache", "multiples of 16 bytes");
+    c.extra_kv_cache.strides[0] = 2 * 656 + 4, c.extra_indices.shape[2] = 0;
+    check_rejected("so without entries", (c.args.kernel = "cuda-sm90", sparse_decode_run(&c)),
+                   FMLA_UNSUPPORTED, "sparse_decode", "extra_kv_cache", "multiples of 16 bytes");
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.out.strides[1] += 2, c.out.strides[0] += 4;
     refused("out with odd strides", &c, "out", "multiples of 16 bytes");
@@ -383,11 +384,11 @@ static void not_taken(void)
 /* A page of FP8_584 whose bytes are no multiple of 16 is not Hopper's; padded, it is. */
 static void odd_pages(void)
 {
-    struct drawn_sparse c;
+    struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_584, false);
-    c.kv.shape[1] = 61, c.kv.strides[0] = 61 * 584;
+    c.kv_cache.shape[1] = 61, c.kv_cache.strides[0] = 61 * 584;
     runs(&c, "decode_plan|sparse_decode_fp8_584_bf16|join_splits_bf16_halves");
-    c.kv.strides[0] = 61 * 584 + 8;
+    c.kv_cache.strides[0] = 61 * 584 + 8;
     runs(&c, "decode_plan|sm90_sparse_decode_bf16_fp8_584|join_half_rows_bf16_halves");
     CHECK_ALL({sparse_decode_params_of(launched(1)).cache[0].page_bytes, 61 * 584 + 8},
               {sparse_decode_params_of(launched(1)).cache[0].slot_bytes, 576});
@@ -395,9 +396,8 @@ static void odd_pages(void)
 
 static void batch_invariant(void)
 {
-    struct drawn_sparse c;
-    shaped_call(
-        &c, SHAPE_OF(sparse_shape, .topk = 5000, .format = FMLA_KV_FP8_656, .lengths = true, .wide = true));
+    struct sparse_decode_call c;
+    shaped_call(&c, SHAPE_OF(layout, .topk = 5000, .format = FMLA_KV_FP8_656, .has = HAS_LENGTHS));
     c.args.batch_invariant = 1;
     runs(&c, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
     const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
@@ -415,10 +415,9 @@ static void many_blocks(void)
 {
     enum { MOST = 65536, HEADS = 1 << 20 };
     for (int way = 0; way < 4; way++) {
-        struct drawn_sparse c;
+        struct sparse_decode_call c;
         struct held rows, splits;
-        shaped_call(&c, SHAPE_OF(sparse_shape, .h_q = HEADS, .format = FMLA_KV_FP8_656, .lengths = true,
-                                 .wide = true));
+        shaped_call(&c, SHAPE_OF(layout, .h_q = HEADS, .format = FMLA_KV_FP8_656, .has = HAS_LENGTHS));
         REGION(&rows, 4, i32, 2, MOST, 8);
         REGION(&splits, 5, i32, 1, B + 1);
         c.args.lse = NULL;
@@ -427,7 +426,7 @@ static void many_blocks(void)
         else
             c.args.num_partitions = MOST;
         if (way / 2) c.args.kernel = "cuda-sm90";
-        check_rejected(way % 2 ? "many rows" : "many partitions", sparse_run(&c), FMLA_UNSUPPORTED,
+        check_rejected(way % 2 ? "many rows" : "many partitions", sparse_decode_run(&c), FMLA_UNSUPPORTED,
                        "sparse_decode", "q", "tiles of heads and partitions");
         c.args.batch_invariant = 1; /* by no plan */
         c.args.num_partitions = 0;
@@ -438,34 +437,25 @@ static void many_blocks(void)
 /* No more indices than 2^31, and slots past that are named by none. */
 static void large(void)
 {
-    struct drawn_sparse c;
+    struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_656, false);
-    c.kv.shape[0] = INT64_C(1) << 30, c.kv.strides[0] = 0;
+    c.kv_cache.shape[0] = INT64_C(1) << 30, c.kv_cache.strides[0] = 0;
     run(&c);
     CHECK_EQ(sparse_decode_params_of(launched(1)).cache[0].slots, INT64_C(1) << 31);
     c.indices.shape[2] = INT32_MAX - 100;
     for (int i = 0; i < 2; i++) c.indices.strides[i] = 0;
-    check_rejected("too many entries", sparse_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "indices",
+    check_rejected("too many entries", sparse_decode_run(&c), FMLA_UNSUPPORTED, "sparse_decode", "indices",
                    "entries of all caches");
 }
 
 static void elsewhere(void)
 {
     fake->capability = 80, fake->shared_bytes = 166912;
-    struct drawn_sparse c;
+    struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK;
     runs(&c, "decode_plan|sparse_decode_fp8_656_bf16|join_splits_bf16_halves");
     CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * H_Q / SPARSE_WARPS);
-}
-
-static void no_requests(void)
-{
-    struct drawn_sparse c;
-    sparse_call(&c, FMLA_KV_FP8_656, false);
-    c.q.shape[0] = c.indices.shape[0] = c.length.shape[0] = c.out.shape[0] = c.lse.shape[0] = 0;
-    run(&c);
-    CHECK_EQ(fake->launches, 0);
 }
 
 /* The plan by itself, of lengths on the device and of none. */
@@ -490,5 +480,5 @@ int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_sparse", on_hopper, small_batch, chunks,
                          small_batch_invariant, small_plans, formats, rows, not_taken, odd_pages,
-                         batch_invariant, many_blocks, large, elsewhere, no_requests, planner);
+                         batch_invariant, many_blocks, large, elsewhere, planner);
 }

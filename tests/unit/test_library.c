@@ -27,15 +27,7 @@ static fmla_status decode(int64_t d_qk, const char *kernel)
     args.seqlens = TENSOR_OF(&length, i32, 1);
     args.out = TENSOR_OF(out_data, bf16, 1, 1, 1, d_qk < 512 ? d_qk : 512);
     args.kernel = kernel;
-    size_t bytes, alignment;
-    fmla_status status = fmla_dense_decode_workspace_size(&args, &bytes, &alignment);
-    if (status) return status;
-    args.workspace = aligned_alloc(alignment, (bytes / alignment + 1) * alignment);
-    args.workspace_size = bytes;
-    if (!args.workspace) abort();
-    status = fmla_dense_decode(&args);
-    free(args.workspace);
-    return status;
+    return run_dense_decode(&args);
 }
 
 static fmla_status merge(void)

@@ -4,7 +4,7 @@
  */
 #include "refusals.h"
 
-enum { N = 3, B = 2, S_Q = 2, H_Q = 3, D_V = 40, OUT = B * S_Q * H_Q * D_V, LSE = B * H_Q * S_Q };
+enum { H_Q = 3, D_V = 40, LSE = 2 * H_Q * 2, OUT = LSE * D_V };
 
 static void set_up(void);
 static struct good_call call = {.operation = OP_MERGE, .elsewhere = "out_parts", .set_up = set_up};
@@ -15,9 +15,8 @@ static struct good_call call = {.operation = OP_MERGE, .elsewhere = "out_parts",
 
 static void set_up(void)
 {
-    static const struct layout layout = {
-        .size = {[DIM_n] = N, [DIM_b] = B, [DIM_s_q] = S_Q, [DIM_h_q] = H_Q, [DIM_d_v] = D_V},
-        .type = {FMLA_TYPE_FLOAT, 32, 1}};
+    struct layout layout = good_layout;
+    layout.h_q = H_Q, layout.d_v = D_V, layout.type = f32;
     begin(&call, &layout, 0);
 }
 

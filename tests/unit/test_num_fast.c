@@ -60,18 +60,9 @@ static void check_quotient(float x, float scale)
 static void test_quotient(int scales)
 {
     struct random_state random = {5};
-    static const uint32_t edges[] = {0x17800000 /* 2^-80 */,
-                                     0x67800000 /* 2^80 */,
-                                     0x3f800000,
-                                     0x3fffffff,
-                                     0x00000001,
-                                     0x7f7fffff,
-                                     0x007fffff,
-                                     0x177fffff,
-                                     0x67800001,
-                                     0x17800001,
-                                     0x3f800001,
-                                     0x3d178d50};
+    /* 2^-80 and 2^80, which the scale is brought into, and their neighbours are among them. */
+    static const uint32_t edges[] = {0x17800000, 0x67800000, 0x3f800000, 0x3fffffff, 0x00000001, 0x7f7fffff,
+                                     0x007fffff, 0x177fffff, 0x67800001, 0x17800001, 0x3f800001, 0x3d178d50};
     const int given = sizeof edges / sizeof edges[0];
     for (int k = 0; k < scales; k++) {
         const float scale =

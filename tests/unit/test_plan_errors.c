@@ -4,7 +4,7 @@
  */
 #include "plans.h"
 
-enum { B = 3, PARTITIONS = 4, PLAN = PLAN_HEADER + 32 * PARTITIONS + 4 * (B + 1) };
+enum { B = 3, PARTITIONS = MADE_PARTITIONS, PLAN = PLAN_HEADER + 32 * PARTITIONS + 4 * (B + 1) };
 
 static void set_up(void);
 static struct good_call call = {.operation = OP_DECODE_PLAN, .elsewhere = "seqlens", .set_up = set_up};
@@ -16,16 +16,9 @@ static const fmla_device gpu = {FMLA_DEVICE_CUDA, 99};
 
 static void set_up_in(bool tables)
 {
-    static const struct layout layout = {
-        .size = {[DIM_b] = B, [DIM_rows] = ROWS, [DIM_fields] = FIELDS, [DIM_splits] = B + 1}};
-    const unsigned both = BIT(TENSOR_decode_plan_partitions) | BIT(TENSOR_decode_plan_num_splits);
-    begin(&call, &layout, tables ? 0 : both);
+    begin_making(tables, B);
     PUT(T(seqlens), int32_t, 100, 0, 7000);
-    ARGS.s_q = 1, ARGS.h_q = 128, ARGS.h_kv = 1;
-    if (tables)
-        ARGS.plan = NULL, ARGS.plan_size = 0;
-    else
-        ARGS.num_partitions = PARTITIONS;
+    ARGS.h_kv = 1;
 }
 
 SET_UP(set_up, set_up_in(false))
@@ -172,10 +165,7 @@ int main(void)
         &call, TENSOR_decode_plan_partitions, TENSOR_decode_plan_num_splits, "seqlens", NULL, 0, {0}};
     test_refused();
     test_taken();
-    call.set_up = set_up_made_tables;
-    refuse_tables();
-    take_plans_made(B);
-    call.set_up = set_up;
     test_describe();
+    test_tables_made(set_up_made_tables, B);
     return check_done("test_plan_errors");
 }

@@ -118,16 +118,9 @@ static struct good_call call = {.operation = OP_SPARSE_PLAN, .elsewhere = "topk_
 
 static void set_up_in(bool tables)
 {
-    static const struct layout layout = {
-        .size = {[DIM_b] = B, [DIM_rows] = ROWS, [DIM_fields] = FIELDS, [DIM_splits] = B + 1}};
-    const unsigned both = BIT(TENSOR_sparse_plan_partitions) | BIT(TENSOR_sparse_plan_num_splits);
-    begin(&call, &layout, tables ? 0 : both);
+    begin_making(tables, B);
     PUT(T(topk_length), int32_t, 100, 0, 7000), PUT(T(extra_topk_length), int32_t, 5, 0, 3);
-    ARGS.s_q = 1, ARGS.h_q = 128, ARGS.topk = 2048, ARGS.extra_topk = 5;
-    if (tables)
-        ARGS.plan = NULL, ARGS.plan_size = 0;
-    else
-        ARGS.num_partitions = 4;
+    ARGS.topk = 2048, ARGS.extra_topk = 5;
 }
 
 SET_UP(set_up, set_up_in(false))
@@ -152,9 +145,7 @@ static void test_arguments(void)
     take_by_descriptor(&call);
     TAKEN(call, "the same b", ARGS.b = B);
     TAKEN(call, "no lengths", no_lengths((fmla_device){0}));
-    call.set_up = set_up_made_tables;
-    refuse_tables();
-    take_plans_made(B);
+    test_tables_made(set_up_made_tables, B);
 }
 
 int main(void)

@@ -11,7 +11,7 @@
 #include <stdbool.h>
 
 enum { B = 3, S_Q = 2, H_Q = 5, D_QK = 576, D_V = 512, KEYS = 300, ROWS = B * S_Q * H_Q };
-enum { TOKENS = 30, TOPK = 150, PARTS = 4, PARTITIONS = 3, SLOTS = 320, MOST_BYTES = 8 << 20 };
+enum { TOKENS = 30, TOPK = 150, PARTS = 4, PARTITIONS = 3, SLOTS = 320, MOST_BYTES = 8 << 20, MEMORIES = 12 };
 
 static const int64_t lengths_of[B] = {KEYS, 1, 170};
 
@@ -38,7 +38,7 @@ struct result {
 
 /* ---- Memory of a call ------------------------------------------------------------------------ */
 
-static unsigned char *memory[12];
+static unsigned char *memory[MEMORIES];
 static int taken;
 
 /* A tensor whose rows (all but the last dimension) lie `gap` elements apart, from an address `gap` elements off. */
@@ -242,6 +242,10 @@ static const struct way of_dense[] = {{.name = "by a plan", .plan = BY_PLAN, .th
                                       {.name = "pages of 61, unaligned", .page = 61, .shift = 1},
                                       {.name = "pages of 64", .page = 64}};
 
+/* Of caches, in an order in which operations that have some have the first ones. */
+static const int32_t formats[] = {FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584};
+enum { FORMATS = sizeof formats / sizeof formats[0] };
+
 /* An operation: which ways give the bits of the plainest one, in how many rows. */
 static const struct operation {
     const char *name;
@@ -250,9 +254,10 @@ static const struct operation {
     int count, formats;
     int64_t rows;
 } operations[] = {{"dense_decode", dense, of_dense, 6, 1, ROWS},
-                  {"sparse_decode", sparse, in_pages, 3, 3, ROWS},
-                  {"sparse_prefill", prefill, in_pages, 3, 3, TOKENS *H_Q},
+                  {"sparse_decode", sparse, in_pages, 3, FORMATS, ROWS},
+                  {"sparse_prefill", prefill, in_pages, 3, FORMATS, TOKENS *H_Q},
                   {"merge", merge, NULL, 0, 1, ROWS}};
+enum { OPERATIONS = sizeof operations / sizeof operations[0] };
 
 static void check_way(const struct operation *o, const char *kernel, int32_t format, struct way way,
                       int64_t first, int64_t rows)
@@ -309,16 +314,14 @@ static void draw(void)
 
 int main(void)
 {
-    static const int32_t formats[] = {FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584};
     fmla_capability row = FMLA_INIT(fmla_capability);
     draw();
     for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++) {
         if (!row.kernel || !row.available || row.forced_only) continue;
-        for (int k = 0; k < 4; k++)
-            for (int f = 0; f < 3 && f < operations[k].formats && !strcmp(row.operation, operations[k].name);
-                 f++)
+        for (int k = 0; k < OPERATIONS; k++)
+            for (int f = 0; f < operations[k].formats && !strcmp(row.operation, operations[k].name); f++)
                 check_operation(&operations[k], row.kernel, formats[f]);
     }
-    for (int i = 0; i < 12; i++) free(memory[i]);
+    for (int i = 0; i < MEMORIES; i++) free(memory[i]);
     return check_done("same_bits");
 }

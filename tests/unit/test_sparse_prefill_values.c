@@ -149,14 +149,7 @@ static void check_by_hand(const struct way *c)
 
 /* ---- The oracle against that of sparse decode ------------------------------------------------ */
 
-enum {
-    MOST_KEYS = 50,
-    ROWS_OF_HEAD = 3,
-    TOKENS = 4,
-    LIST = 40,
-    KEY_HEADS = 2,
-    GROUPS = KEY_HEADS * ROWS_OF_HEAD
-};
+enum { MOST_KEYS = 50, ROWS_OF_HEAD = 3, TOKENS = 4, LIST = 40, KEY_HEADS = 2, GROUPS = 6 };
 
 /* Key head by key head, over pages of one key. */
 static void check_oracle(int64_t d_qk, struct random_state *random)

@@ -213,7 +213,7 @@ int main(void)
     alarm(10 * SECONDS);
     draw();
     CHECK_OK(fmla_set_num_threads(WORKERS));
-    CHECK_OK(decode_plan(&plans, &way));
+    CHECK_OK(make_plans(&plans));
     way = way_of_all(&plans);
 
     CHECK(compute(&expected), "%s", fmla_last_error());

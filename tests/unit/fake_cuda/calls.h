@@ -17,51 +17,6 @@ static inline fmla_device gpu_number(int32_t id)
     return (fmla_device){FMLA_DEVICE_CUDA, id};
 }
 
-/* The call is bf16 or fp16 and 576 wide, and has a block table, a sink and lse. */
-static inline void decode_call(struct drawn_dense *c, const struct dense_shape *shape, int32_t device)
-{
-    struct dense_shape s = *shape;
-    s.table = s.wide = s.options.sink = s.options.lse = true;
-    dense_of_shape(c, &s, gpu_number(device));
-    c->args.workspace = region(7);
-}
-
-#define DECODE_CALL(c, ...)                                                                                  \
-    struct drawn_dense c;                                                                                    \
-    decode_call(&(c), &(struct dense_shape){__VA_ARGS__}, 0)
-
-static const struct dense_shape small_shape = {2, 1, 16, 1, 64, 64, 32, .fp16 = false};
-
-#define SMALL_CALL(c)                                                                                        \
-    struct drawn_dense c;                                                                                    \
-    decode_call(&(c), &small_shape, 0)
-
-/* Sizes the workspace (of which only the address is real) and calls. */
-#define SIZE_AND_RUN(operation, c)                                                                           \
-    size_t alignment;                                                                                        \
-    const fmla_status status = fmla_##operation##_workspace_size(&(c)->args, &(c)->bytes, &alignment);       \
-    if (status) return status;                                                                               \
-    CHECK_EQ(alignment, 256);                                                                                \
-    (c)->args.workspace_size = (c)->bytes;                                                                   \
-    return fmla_##operation(&(c)->args)
-
-static inline fmla_status decode_run(struct drawn_dense *c)
-{
-    SIZE_AND_RUN(dense_decode, c);
-}
-
-static inline fmla_status sparse_run(struct drawn_sparse *c)
-{
-    SIZE_AND_RUN(sparse_decode, c);
-}
-
-static inline fmla_status decode_small(int32_t device)
-{
-    struct drawn_dense call;
-    decode_call(&call, &small_shape, device);
-    return decode_run(&call);
-}
-
 /* What the driver was told of a map that it made. */
 static inline const struct fake_tensor *told_of(const struct tensor_map *map)
 {
@@ -70,120 +25,93 @@ static inline const struct fake_tensor *told_of(const struct tensor_map *map)
     return &fake->tensor[number % FAKE_TENSORS];
 }
 
-static inline fmla_status merge_small(int32_t device)
+/* ---- Dense decode and sparse prefill, with all that is optional --------------------------------------- */
+
+static inline struct layout dense_layout(int64_t b, int64_t s_q, int64_t h_q, int64_t h_kv, int64_t pages,
+                                         int64_t page_size, int64_t max_pages)
 {
-    struct held parts, lse, out;
-    draw_device = gpu_number(device);
-    REGION(&parts, 0, bf16, 5, 3, 2, 1, 16, 512);
-    REGION(&lse, 1, f32, 4, 3, 2, 16, 1);
-    REGION(&out, 2, bf16, 4, 2, 1, 16, 512);
-    fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-    args.out_parts = &parts.tensor, args.lse_parts = &lse.tensor, args.out = &out.tensor;
-    return fmla_merge(&args);
+    return SHAPE_OF(layout, .b = b, .s_q = s_q, .h_q = h_q, .h_kv = h_kv, .pages = pages,
+                    .page_size = page_size, .max_pages = max_pages, .has = HAS_TABLE | HAS_SINK | HAS_LSE);
 }
 
-/* Sparse prefill: 70 indices a token and key head, over 100 keys; with all that is optional. */
-static inline void prefill_call(struct drawn_prefill *c, int64_t s_q, int64_t h_q, int64_t h_kv,
-                                int32_t device)
+static inline void decode_call(struct dense_decode_call *c, struct layout layout)
 {
-    const struct drawn_options options = {.sink = true, .lse = true};
-    const struct prefill_shape shape =
-        SHAPE_OF(prefill_shape, .s_q = s_q, .h_q = h_q, .h_kv = h_kv, .topk = 70, .lengths = true,
-                 .wide = true, .options = options);
-    prefill_of_shape(c, &shape, gpu_number(device));
+    dense_decode_make(c, &layout, gpu_number(0));
+    c->args.workspace = region(REGION_OF_WORKSPACE);
 }
 
-/* Two tokens into, or out of, 4 pages of 64 slots. */
-struct cache_call {
-    fmla_cache_append_args append;
-    fmla_cache_gather_args gather;
-    struct held latent, rope, cache, slots, out;
-};
+#define DECODE_CALL(c, ...)                                                                                  \
+    struct dense_decode_call c;                                                                              \
+    decode_call(&(c), dense_layout(__VA_ARGS__))
 
-static inline void cache_call(struct cache_call *c, int32_t device)
+#define SMALL_SIZES   2, 1, 16, 1, 64, 64, 32
+#define SMALL_CALL(c) DECODE_CALL(c, SMALL_SIZES)
+
+/* 70 indices a token and key head, over 100 keys. */
+static inline void prefill_call(struct sparse_prefill_call *c, int64_t s_q, int64_t h_q, int64_t h_kv)
 {
-    memset(c, 0, sizeof *c), draw_device = gpu_number(device);
-    REGION(&c->latent, 0, bf16, 2, 2, 512);
-    REGION(&c->rope, 1, bf16, 2, 2, 64);
-    REGION(&c->cache, 2, u8, 4, 4, 64, 1, 656);
-    REGION(&c->slots, 3, i64, 1, 2);
-    REGION(&c->out, 4, f32, 2, 2, 576);
-    c->append = FMLA_INIT(fmla_cache_append_args), c->gather = FMLA_INIT(fmla_cache_gather_args);
-    c->append.latent = &c->latent.tensor, c->append.rope = &c->rope.tensor;
-    c->append.kv_cache = c->gather.kv_cache = &c->cache.tensor;
-    c->append.slot_mapping = c->gather.slots = &c->slots.tensor;
-    c->gather.out = &c->out.tensor;
-    c->append.kv_format = c->gather.kv_format = FMLA_KV_FP8_656;
+    const struct layout layout = SHAPE_OF(layout, .s_q = s_q, .h_q = h_q, .h_kv = h_kv, .topk = 70,
+                                          .flat = true, .has = HAS_LENGTHS | HAS_SINK | HAS_LSE);
+    sparse_prefill_make(c, &layout, gpu_number(0));
 }
 
-static inline fmla_status append_small(int32_t device)
-{
-    struct cache_call c;
-    cache_call(&c, device);
-    return fmla_cache_append(&c.append);
-}
+/* ---- A small call of every operation -------------------------------------------------------------------- */
 
-static inline fmla_status gather_small(int32_t device)
-{
-    struct cache_call c;
-    cache_call(&c, device);
-    return fmla_cache_gather(&c.gather);
-}
-
-static inline fmla_status plan_small(int32_t device)
-{
-    struct held seqlens;
-    draw_device = gpu_number(device);
-    REGION(&seqlens, 0, i32, 1, 5);
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = &seqlens.tensor, args.s_q = 1, args.h_q = 16, args.h_kv = 1;
-    args.plan = region(1), args.plan_size = MEMORY;
-    return fmla_decode_plan(&args);
-}
-
-/* By a plan that is made inside: planned, decoded, joined. */
-static inline fmla_status sparse_small(int32_t device)
-{
-    static struct drawn_sparse c;
-    const struct sparse_shape shape =
-        SHAPE_OF(sparse_shape, .b = 5, .s_q = 2, .h_q = 96, .topk = 2000, .page_size = 64,
-                 .format = FMLA_KV_FP8_656, .lengths = true, .wide = true);
-    sparse_of_shape(&c, &shape, (fmla_device){FMLA_DEVICE_CUDA, device});
-    const fmla_status status = fmla_sparse_decode_workspace_size(&c.args, &c.args.workspace_size, NULL);
-    c.args.workspace = region(11);
-    return status ? status : fmla_sparse_decode(&c.args);
-}
-
-/* A launch for each of two key heads, and of bf16 keys on Hopper the join of each. */
-static inline fmla_status prefill_two(int32_t device)
-{
-    static struct drawn_prefill c;
-    const struct prefill_shape shape = SHAPE_OF(prefill_shape, .s_q = 5, .h_q = 128, .h_kv = 2, .topk = 2048,
-                                                .page_size = 64, .format = FMLA_KV_BF16, .wide = true);
-    prefill_of_shape(&c, &shape, (fmla_device){FMLA_DEVICE_CUDA, device});
-    const fmla_status status = fmla_sparse_prefill_workspace_size(&c.args, &c.args.workspace_size, NULL);
-    c.args.workspace = region(11);
-    return status ? status : fmla_sparse_prefill(&c.args);
-}
-
-static const struct {
-    const char *name;
-    fmla_status (*call)(int32_t device);
+/* Prefill: a launch for each of two key heads, and of bf16 keys on Hopper the join of each. Caches: two tokens, 4 pages. */
+static const struct small_call {
+    enum operation operation;
     int launches;         /* on Hopper */
     const char *argument; /* whose device is the call's */
+    struct layout layout;
 } small_calls[] = {
-    {"decode_plan", plan_small, 1, "seqlens"},    {"dense_decode", decode_small, 3, "q"},
-    {"sparse_decode", sparse_small, 3, "q"},      {"sparse_prefill", prefill_two, 4, "q"},
-    {"merge", merge_small, 1, "out_parts"},       {"cache_append", append_small, 1, "kv_cache"},
-    {"cache_gather", gather_small, 1, "kv_cache"}};
+    {OP_DECODE_PLAN, 1, "seqlens", DESIGNATED(.b = 5, .s_q = 1, .h_q = 16, .h_kv = 1)},
+    {OP_DENSE_DECODE, 3, "q",
+     DESIGNATED(.b = 2, .s_q = 1, .h_q = 16, .h_kv = 1, .pages = 64, .page_size = 64, .max_pages = 32,
+                .has = HAS_TABLE | HAS_SINK | HAS_LSE)},
+    {OP_SPARSE_DECODE, 3, "q",
+     DESIGNATED(.b = 5, .s_q = 2, .h_q = 96, .topk = 2000, .page_size = 64, .format = FMLA_KV_FP8_656,
+                .has = HAS_LENGTHS)},
+    {OP_SPARSE_PREFILL, 4, "q",
+     DESIGNATED(.s_q = 5, .h_q = 128, .h_kv = 2, .topk = 2048, .format = FMLA_KV_BF16, .flat = true)},
+    {OP_MERGE, 1, "out_parts", DESIGNATED(.n = 3, .b = 2, .s_q = 1, .h_q = 16, .d_v = 512)},
+    {OP_CACHE_APPEND, 1, "kv_cache",
+     DESIGNATED(.tokens = 2, .width = 512, .rope = 64, .pages = 4, .page_size = 64, .format = FMLA_KV_FP8_656,
+                .has = HAS_ROPE)},
+    {OP_CACHE_GATHER, 1, "kv_cache",
+     DESIGNATED(.tokens = 2, .pages = 4, .page_size = 64, .format = FMLA_KV_FP8_656,
+                .type = {FMLA_TYPE_FLOAT, 32, 1})}};
 enum { SMALL_CALLS = sizeof small_calls / sizeof small_calls[0] };
+
+static inline fmla_status small_call(const struct small_call *small, int32_t device)
+{
+    struct held held[MAX_TENSORS];
+    _Alignas(16) char args[MOST_ARGS];
+    size_t bytes;
+    make_call(small->operation, args, held, &(struct shape){.of = small->layout}, gpu_number(device));
+    const char *name = described_is_plan(small->operation) ? "plan" : "workspace";
+    void **const at = option_at(small->operation, args, name);
+    if (at) *at = region(described_is_plan(small->operation) ? REGION_OF_PLAN : REGION_OF_WORKSPACE);
+    if (at && described_is_plan(small->operation)) *(size_t *)(at + 1) = MEMORY;
+    return run_call(small->operation, args, &bytes);
+}
+
+#define SMALL(name, number)                                                                                  \
+    static inline fmla_status name##_small(int32_t device)                                                   \
+    {                                                                                                        \
+        return small_call(&small_calls[number], device);                                                     \
+    }
+SMALL(plan, 0)
+SMALL(decode, 1)
+SMALL(merge, 4)
+SMALL(append, 5)
+SMALL(gather, 6)
 
 /* Every operation, on a GPU that cannot be used, fails with these words, and so does prepare. */
 static inline void check_unusable(int32_t device, const char *words)
 {
     for (int i = 0; i < SMALL_CALLS; i++)
-        check_rejected(small_calls[i].name, small_calls[i].call(device), FMLA_UNSUPPORTED,
-                       small_calls[i].name, small_calls[i].argument, words);
+        check_rejected(words, small_call(&small_calls[i], device), FMLA_UNSUPPORTED,
+                       descriptors[small_calls[i].operation].name, small_calls[i].argument, words);
     check_rejected("prepare", fmla_prepare(gpu_number(device)), FMLA_UNSUPPORTED, "prepare", "device", words);
     int64_t rows = 0;
     for (;; rows++) {

@@ -55,10 +55,11 @@ static inline int64_t draw_size(int64_t most)
 }
 
 /* Of a list, more often, or any up to `most`. */
-#define DRAW_OF(most, ...)                                                                                   \
-    (draw_one_in(4) ? draw_size(most)                                                                        \
-                    : draw_of((const int64_t[]){__VA_ARGS__},                                                \
-                              sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)))
+#define DRAW_OF(most, ...) (draw_one_in(4) ? draw_size(most) : DRAW_AMONG(__VA_ARGS__))
+
+/* Of a list alone. */
+#define DRAW_AMONG(...)                                                                                      \
+    draw_of((const int64_t[]){__VA_ARGS__}, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
 
 static inline int64_t draw_of(const int64_t *list, size_t count)
 {
@@ -100,11 +101,7 @@ static inline void draw_tensor(struct held *held, int k, fmla_dtype dtype, int n
     draw_tensor(held, k, dtype, ndim, (const int64_t[]){__VA_ARGS__}, odd)
 
 /* A struct by its members' names. */
-#define SHAPE_OF(type, ...)                                                                                  \
-    (struct type)                                                                                            \
-    {                                                                                                        \
-        __VA_ARGS__                                                                                          \
-    }
+#define SHAPE_OF(type, ...) ((struct type)DESIGNATED(__VA_ARGS__))
 
 /* Always contiguous. */
 #define REGION(held, k, dtype, ndim, ...) DRAW_TENSOR(held, k, dtype, ndim, false, __VA_ARGS__)

@@ -14,93 +14,39 @@ CUDA_DRIVER_ENTRIES(ENTRY)
 #undef ENTRY
 cu_result cuDriverGetVersion(int *version);
 
-enum { DEPTH = 8, KERNELS = 96, SHARED_BYTES_UNASKED = 48 * 1024 };
+enum { DEPTH = 8, KERNELS_ASKED = 96, SHARED_BYTES_UNASKED = 48 * 1024 };
 
 struct CUlib_st {
     const char *image; /* the images of these tests are their own names */
 };
 
-/* The kernels of every image, and the sizes of their parameters. */
-struct CUkern_st {
-    const char *image, *name;
-    size_t sizes[3];
-    int shared_bytes[FAKE_DEVICES]; /* set by attribute */
+/* What kernels are called and given. */
+static const struct form {
+    const char *image, *names;
+    size_t bytes;
+    int also;
+} forms[] = {
+#define KERNELS(image, names, params, also) {image, names, sizeof(struct params), also},
+#include "kernels.def"
 };
+enum { FORMS = sizeof forms / sizeof forms[0] };
 
-#define JOIN(image, name)                                                                                    \
-    {                                                                                                        \
-        image, name, {sizeof(struct join_params), sizeof(int32_t), sizeof(int32_t)},                         \
-        {                                                                                                    \
-            0                                                                                                \
-        }                                                                                                    \
-    }
-#define PREFILL_SM90(file, name, params)                                                                     \
-    {                                                                                                        \
-        "sm90/sparse_prefill/sparse_prefill_" file, "sm90_sparse_prefill_" name, {sizeof(struct params)},    \
-        {                                                                                                    \
-            0                                                                                                \
-        }                                                                                                    \
-    }
-#define SPARSE(image, name)                                                                                  \
-    {                                                                                                        \
-        image, name, {sizeof(struct sparse_decode_params)},                                                  \
-        {                                                                                                    \
-            0                                                                                                \
-        }                                                                                                    \
-    }
-static struct CUkern_st kernels[KERNELS] = {
-    {"any/decode_plan", "decode_plan", {sizeof(struct plan_params)}, {0}},
-    JOIN("any/join_splits", "join_splits_bf16"),
-    JOIN("any/join_splits", "join_splits_fp16"),
-    JOIN("any/join_splits", "join_splits_bf16_halves"),
-    JOIN("any/join_splits", "join_splits_fp16_halves"),
-    JOIN("any/join_splits", "join_splits_bf16_quarters"),
-    JOIN("any/join_splits", "join_splits_fp16_quarters"),
-    JOIN("sm90/sparse_decode/join_half_rows", "join_half_rows_bf16"),
-    JOIN("sm90/sparse_decode/join_half_rows", "join_half_rows_fp16"),
-    JOIN("sm90/sparse_decode/join_half_rows", "join_half_rows_bf16_halves"),
-    JOIN("sm90/sparse_decode/join_half_rows", "join_half_rows_fp16_halves"),
-    JOIN("sm90/sparse_decode/join_half_rows", "join_half_rows_bf16_quarters"),
-    JOIN("sm90/sparse_decode/join_half_rows", "join_half_rows_fp16_quarters"),
-    {"any/merge", "merge", {sizeof(struct merge_params)}, {0}},
-    SPARSE("any/sparse_decode", "sparse_decode_bf16"),
-    SPARSE("any/sparse_decode", "sparse_decode_fp16"),
-    SPARSE("any/sparse_decode", "sparse_decode_fp8_656_bf16"),
-    SPARSE("any/sparse_decode", "sparse_decode_fp8_656_fp16"),
-    SPARSE("any/sparse_decode", "sparse_decode_fp8_584_bf16"),
-    SPARSE("any/sparse_decode", "sparse_decode_fp8_584_fp16"),
-    {"any/sparse_prefill", "sparse_prefill_bf16", {sizeof(struct sparse_prefill_params)}, {0}},
-    {"any/sparse_prefill", "sparse_prefill_fp8_656", {sizeof(struct sparse_prefill_params)}, {0}},
-    {"any/sparse_prefill", "sparse_prefill_fp8_584", {sizeof(struct sparse_prefill_params)}, {0}},
-    SPARSE("sm90/sparse_decode/bf16/sparse_decode_bf16", "sm90_sparse_decode_bf16_512"),
-    SPARSE("sm90/sparse_decode/bf16/sparse_decode_bf16", "sm90_sparse_decode_bf16_576"),
-    SPARSE("sm90/sparse_decode/bf16/sparse_decode_fp16", "sm90_sparse_decode_fp16_512"),
-    SPARSE("sm90/sparse_decode/bf16/sparse_decode_fp16", "sm90_sparse_decode_fp16_576"),
-    SPARSE("sm90/sparse_decode/sparse_decode_bf16", "sm90_sparse_decode_bf16_fp8_656"),
-    SPARSE("sm90/sparse_decode/sparse_decode_bf16", "sm90_sparse_decode_bf16_fp8_584"),
-    SPARSE("sm90/sparse_decode/small/sparse_decode_bf16", "sm90_sparse_decode_small_bf16_fp8_656"),
-    SPARSE("sm90/sparse_decode/small/sparse_decode_bf16", "sm90_sparse_decode_small_bf16_fp8_584"),
-    PREFILL_SM90("bf16", "bf16_512", sparse_prefill_sm90_params),
-    PREFILL_SM90("bf16", "bf16_576", sparse_prefill_sm90_params),
-    PREFILL_SM90("bf16", "bf16_512_pieces", sparse_prefill_sm90_params),
-    PREFILL_SM90("bf16", "bf16_576_pieces", sparse_prefill_sm90_params),
-    {"sm90/sparse_prefill/join_pieces",
-     "sm90_sparse_prefill_join",
-     {sizeof(struct sparse_prefill_sm90_params)},
-     {0}},
-    PREFILL_SM90("fp8", "fp8_656", sparse_prefill_fp8_params),
-    PREFILL_SM90("fp8", "fp8_584", sparse_prefill_fp8_params),
-};
+/* Those that were asked for. */
+static struct CUkern_st {
+    const struct form *form;
+    char name[64];
+    int shared_bytes[FAKE_DEVICES]; /* set by attribute */
+} kernels[KERNELS_ASKED];
 
 _Static_assert(sizeof(struct dense_decode_sm90_params) <= FAKE_PARAMETERS, "room for parameters");
 
-static struct CUlib_st libraries[KERNELS];
+static struct CUlib_st libraries[FORMS];
 static int num_libraries;
 static struct CUctx_st primaries[FAKE_DEVICES][2];
 static int place[FAKE_DEVICES]; /* of the two: the primary context */
 static unsigned long long last_id;
 /* The context where a kernel's function was asked for. */
-static unsigned long long ready_in[KERNELS][FAKE_DEVICES];
+static unsigned long long ready_in[KERNELS_ASKED][FAKE_DEVICES];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local struct CUctx_st *stack[DEPTH];
 static _Thread_local int depth;
@@ -255,7 +201,7 @@ cu_result cuDevicePrimaryCtxReset_v2(cu_device device)
     pthread_mutex_lock(&mutex);
     primaries[k][place[k]].destroyed = 1;
     if (fake.resets_move) place[k] = !place[k];
-    for (int i = 0; i < KERNELS; i++) kernels[i].shared_bytes[k] = 0;
+    for (int i = 0; i < KERNELS_ASKED; i++) kernels[i].shared_bytes[k] = 0;
     pthread_mutex_unlock(&mutex);
     return CU_SUCCESS;
 }
@@ -320,75 +266,45 @@ cu_result cuLibraryLoadData(cu_library *library, const void *image, unsigned *ji
                                    1000000}; /* long enough for other threads to come here too, if they may */
     nanosleep(&pause, NULL);
     (void)jit_options, (void)jit_values, (void)options, (void)values;
-    if (num_jit || num_options || num_libraries == KERNELS) return FAKE_INVALID_VALUE;
+    if (num_jit || num_options || num_libraries == FORMS) return FAKE_INVALID_VALUE;
     if (loading_is_refused()) return FAKE_CAPTURE_UNSUPPORTED;
     libraries[num_libraries].image = image;
     *library = &libraries[num_libraries++];
     return CU_SUCCESS;
 }
 
-/* Bytes of a cache kernel's parameters: they are named by operation, format and type of the vectors. */
-static size_t cache_parameters(const char *image, const char *name)
+static int is_named(const char *name, const char *names)
 {
-    static const char *const formats[] = {"bf16", "fp16", "fp8_656", "fp8_584", "fp8_576"};
-    static const char *const elements[] = {"bf16", "fp16", "fp32"};
-    char wanted[64];
-    if (strncmp(image, "any/cache_", 10) != 0) return 0;
-    for (int i = 0; i < 15; i++) {
-        snprintf(wanted, sizeof wanted, "%s_%s_%s", image + 4, formats[i / 3], elements[i % 3]);
-        if (!strcmp(name, wanted)) return sizeof(struct cache_params);
+    for (; *names && *names != '{' && *names != '#'; names++, name++)
+        if (*name != *names) return 0;
+    if (!*names) return !*name;
+    if (*names == '#') {
+        const size_t digits = strspn(name, "0123456789");
+        return digits && is_named(name + digits, names + 1);
+    }
+    const char *const end = strchr(names, '}');
+    while (names != end) {
+        const size_t length = strcspn(++names, ",}");
+        if (!strncmp(name, names, length) && is_named(name + length, end + 1)) return 1;
+        names += length;
     }
     return 0;
-}
-
-/* Bytes of a dense kernel's parameters, known by the form of its name: which there are is the table's business (shape.h)
- * for the portable ones, and for Hopper's d_qk and how keys are read. 0: it is none of `image`. */
-static size_t dense_parameters(const char *image, const char *name)
-{
-    char element[8], folder[8], file[64];
-    int rows, keys, d_qk, end = 0;
-    size_t size = 0;
-    if (sscanf(name, "%4[sm0-9]_dense_decode_%4[bfp16]_%n", folder, element, &end) != 2 || !end) return 0;
-    name += end, end = 0;
-    if (!strcmp(folder, "sm80") && sscanf(name, "%dx%d%n", &rows, &keys, &end) == 2 && !name[end])
-        size = sizeof(struct dense_decode_params);
-    else if (!strcmp(folder, "sm90") && sscanf(name, "%d%n", &d_qk, &end) == 1 &&
-             (d_qk == 512 || d_qk == 576) && (!name[end] || !strcmp(name + end, "_shared")))
-        size = sizeof(struct dense_decode_sm90_params);
-    snprintf(file, sizeof file, "%s/dense_decode/dense_decode_%s", folder, element);
-    return strcmp(image, file) ? 0 : size;
-}
-
-static struct CUkern_st *named_kernel(const char *image, const char *name)
-{
-    static char names[KERNELS][64];
-    static int count;
-    size_t parameters = dense_parameters(image, name);
-    if (!parameters) parameters = cache_parameters(image, name);
-    if (!parameters) return NULL;
-    for (int i = 0; i < KERNELS; i++) {
-        if (!kernels[i].name) {
-            const size_t size = strlen(name) + 1;
-            if (count == KERNELS || size > sizeof names[count]) return NULL;
-            memcpy(names[count], name, size);
-            kernels[i].image = image, kernels[i].name = names[count++];
-            kernels[i].sizes[0] = parameters;
-        }
-        if (strcmp(kernels[i].name, name) == 0) return &kernels[i];
-    }
-    return NULL;
 }
 
 cu_result cuLibraryGetKernel(cu_kernel *kernel, cu_library library, const char *name)
 {
     CALLED(cuLibraryGetKernel);
-    for (int i = 0; i < KERNELS && kernels[i].name; i++)
-        if (strcmp(kernels[i].image, library->image) == 0 && strcmp(kernels[i].name, name) == 0) {
-            *kernel = &kernels[i];
-            return CU_SUCCESS;
-        }
-    *kernel = named_kernel(library->image, name);
-    return *kernel ? CU_SUCCESS : FAKE_NOT_FOUND;
+    const struct form *form = forms;
+    while (form < forms + FORMS && (strcmp(form->image, library->image) != 0 || !is_named(name, form->names)))
+        form++;
+    if (form == forms + FORMS) return FAKE_NOT_FOUND;
+    pthread_mutex_lock(&mutex);
+    struct CUkern_st *at = kernels, *const end = kernels + KERNELS_ASKED;
+    while (at < end && at->form && (at->form != form || strcmp(at->name, name) != 0)) at++;
+    if (at < end && !at->form) at->form = form, snprintf(at->name, sizeof at->name, "%s", name);
+    pthread_mutex_unlock(&mutex);
+    *kernel = at;
+    return at < end ? CU_SUCCESS : FAKE_NOT_FOUND;
 }
 
 cu_result cuKernelGetFunction(cu_function *function, cu_kernel kernel)
@@ -435,11 +351,10 @@ cu_result cuLaunchKernelEx(const struct cu_launch_config *config, cu_function fu
         launch->context = stack[depth - 1];
         launch->config = *c;
         for (unsigned i = 0; i < c->num_attributes; i++) launch->attributes[i] = c->attributes[i];
-        size_t at = 0;
-        for (int i = 0; i < 3 && kernel->sizes[i]; i++) {
-            memcpy(launch->parameters + at, parameters[i], kernel->sizes[i]);
-            at += kernel->sizes[i];
-        }
+        unsigned char *const to = launch->parameters;
+        memcpy(to, parameters[0], kernel->form->bytes);
+        for (int i = 0; i < kernel->form->also; i++)
+            memcpy(to + kernel->form->bytes + 4 * (size_t)i, parameters[1 + i], 4);
         result = CU_SUCCESS;
     }
     pthread_mutex_unlock(&mutex);

@@ -75,6 +75,16 @@ static inline int fake_numbers(int argc, char **argv, int64_t *numbers, int coun
     return child ? atoi(argv[2]) : -1;
 }
 
+/* A process for each machine. */
+static inline int fake_machines(char **argv, int machines, const char *test)
+{
+    for (int i = 0; i < machines; i++) {
+        const int status = fake_again(argv, "--machine", i);
+        CHECK(!status, "machine %d ended with %x", i, (unsigned)status);
+    }
+    return check_done(test);
+}
+
 /* main: every scenario, or the one whose number stands behind --scenario. `names` are theirs, as the source lists them. */
 static inline int run_scenarios(int argc, char **argv, const char *test, const char *names,
                                 scenario *const scenarios[], int count)

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Makes kvformat.txt: one page of two tokens in each cache layout, byte by byte.
+"""Makes one page of two tokens in each cache layout, byte by byte, and tells its size and digest (FNV-1a, 64 bits).
 
 It shares nothing with src/: numbers are exact fractions, a value's code is found by searching the list of all
 codes, and the layouts are written down here a second time from docs/semantics.md ("Cache formats"). Run it as
-    python3 tests/unit/golden/kvformat.py > tests/unit/golden/kvformat.txt
-test_kvformat draws the same values and compares the page that the library writes.
+    python3 tests/unit/golden/kvformat.py [--bytes]
+--bytes prints the pages too. test_kvformat draws the same values and has the digests, to which it holds the pages that the
+library writes.
 """
 import bisect
 import struct
+import sys
 from fractions import Fraction
 
 SLOTS = 2
@@ -98,6 +100,13 @@ def fp8_576():
     return b"".join(quantised([value(s, i) for i in range(576)], -3) for s in range(SLOTS))
 
 
+def digest(page):
+    h = 0xCBF29CE484222325
+    for byte in page:
+        h = (h ^ byte) * 0x100000001B3 % 2**64
+    return h
+
+
 if __name__ == "__main__":
     for name, page in (
         ("BF16", plain(BF16)),
@@ -106,6 +115,6 @@ if __name__ == "__main__":
         ("FP8_584", fp8_584()),
         ("FP8_576", fp8_576()),
     ):
-        print(name, len(page))
-        for at in range(0, len(page), 48):
-            print(page[at : at + 48].hex())
+        print(name, len(page), hex(digest(page)))
+        if "--bytes" in sys.argv:
+            print(page.hex(" ", 48))

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Sound values for the inputs of any operation, told by what its descriptor says of a tensor.
+ */
+#ifndef FMLA_FILLED_H
+#define FMLA_FILLED_H
+
+#include "named_calls.h"
+
+#include "num.h"
+#include "random.h"
+
+#include <stdlib.h>
+
+static inline int64_t elements_of(const struct held *held)
+{
+    int64_t count = 1;
+    for (int i = 0; i < held->tensor.ndim; i++) count *= held->shape[i];
+    return count;
+}
+
+static inline size_t bytes_of(const struct held *held)
+{
+    return (size_t)elements_of(held) * held->tensor.dtype.bits / 8;
+}
+
+/* Tokens of FP8 pages: finite codes; scales of 0.01 to 0.04, or what a code below 2^0 is as a power of two. */
+static inline void fill_tokens(uint8_t *at, const struct held *held, struct random_state *random)
+{
+    const size_t bytes = bytes_of(held);
+    for (size_t i = 0; i < bytes; i++) at[i] = (uint8_t)random_between(random, 0x20, 0x3d);
+    for (size_t token = 0; held->shape[3] == 656 && token < bytes; token += 656)
+        for (int g = 0; g < 4; g++)
+            memcpy(at + token + 512 + 4 * g, &(float){0.01f * (float)(1 + g)}, sizeof(float));
+}
+
+/* Of lengths: all, one or none, and some. */
+static inline int32_t length_of(int64_t i, int64_t most, int32_t least)
+{
+    return (int32_t)(i % 3 == 0 ? most : i % 3 == 1 ? least : most * 3 / 5);
+}
+
+/* Some indices name no key; some slots occur twice. */
+static inline int64_t integer_of(const struct member *m, const struct layout *l, int64_t i,
+                                 struct random_state *random)
+{
+    const int64_t keys = l->flat ? l->s_kv : l->pages * l->page_size;
+    if (!strcmp(m->name, "seqlens"))
+        return l->max_pages ? length_of(i, l->max_pages * l->page_size, 1) : 1 + i * 37 % 5000;
+    if (!strcmp(m->name, "topk_length")) return length_of(i, l->topk, 0);
+    if (!strcmp(m->name, "extra_topk_length")) return length_of(i, l->extra_topk, 0);
+    if (!strcmp(m->name, "block_table")) return i % l->pages;
+    if (m->allowed & ALLOW_I64) return i % 5 == 4 ? -1 : i * 3 % keys;
+    return random_between(random, -20, keys - 1);
+}
+
+static inline void fill_input(const struct held *held, const struct member *m, const struct layout *l,
+                              struct random_state *random)
+{
+    const fmla_dtype dtype = held->tensor.dtype;
+    const size_t width = dtype.bits / 8;
+    char *at = held->tensor.data;
+    if (width == 1) fill_tokens(held->tensor.data, held, random);
+    for (int64_t i = 0; width > 1 && i < elements_of(held); i++, at += width) {
+        const float x = dtype.code == FMLA_TYPE_INT ? 0.0f : random_input(random, 0.0f, 0.3f);
+        const uint16_t narrow = dtype.code == FMLA_TYPE_BFLOAT ? num_to_bf16(x) : num_to_fp16(x);
+        const int64_t wide = dtype.code == FMLA_TYPE_INT ? integer_of(m, l, i, random) : 0;
+        if (dtype.code == FMLA_TYPE_INT)
+            memcpy(at, width == 8 ? (const void *)&wide : &(int32_t){(int32_t)wide}, width);
+        else
+            memcpy(at, width == 4 ? (const void *)&x : &narrow, width);
+    }
+}
+
+static inline void *room_for(size_t bytes)
+{
+    void *const memory = aligned_alloc(64, bytes / 64 * 64 + 64);
+    if (!memory) abort();
+    return memory;
+}
+
+/* For named_make: contiguous and of the CPU, in memory of its own. Inputs are filled. */
+static inline void place_filled(struct held *held, const struct member *m, int which,
+                                const struct layout *layout)
+{
+    int64_t shape[MAX_DIMENSIONS];
+    struct random_state random = {(uint64_t)(5 + which)};
+    const int rank = described_shape(m, layout, shape);
+    held_set(held, NULL, described_dtype(m, layout), rank, shape);
+    held->tensor.data = room_for(bytes_of(held));
+    memset(held->tensor.data, 0, bytes_of(held));
+    if (!(m->allowed & IS_OUTPUT)) fill_input(held, m, layout, &random);
+}
+
+#endif

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Calls made from descriptors (src/operations.def) whose tensors have the names of the arguments: struct <op>_call, <op>_make and
+ * <op>_run of every operation. Where tensors lie is the business of who makes them.
+ */
+#ifndef FMLA_NAMED_CALLS_H
+#define FMLA_NAMED_CALLS_H
+
+#include "arguments.h"
+#include "described.h"
+
+/* Optional tensors, of any operation. */
+enum {
+    HAS_TABLE = 1,
+    HAS_LENGTHS = 2,
+    HAS_EXTRA = 4,
+    HAS_EXTRA_LENGTHS = 8,
+    HAS_SINK = 16,
+    HAS_LSE = 32,
+    HAS_ROPE = 64,
+    HAS_TABLES = 128 /* of a plan */
+};
+
+static inline bool layout_has(const struct layout *l, const struct member *m)
+{
+    static const struct {
+        const char *name;
+        unsigned bit;
+    } optional[] = {{"block_table", HAS_TABLE},
+                    {"topk_length", HAS_LENGTHS},
+                    {"extra_kv_cache", HAS_EXTRA},
+                    {"extra_indices", HAS_EXTRA},
+                    {"attn_sink", HAS_SINK},
+                    {"extra_topk_length", HAS_EXTRA_LENGTHS},
+                    {"lse", HAS_LSE},
+                    {"max_logits", HAS_LSE},
+                    {"rope", HAS_ROPE},
+                    {"partitions", HAS_TABLES},
+                    {"num_splits", HAS_TABLES}};
+    for (size_t i = 0; (m->allowed & ALLOW_NULL) && i < sizeof optional / sizeof optional[0]; i++)
+        if (!strcmp(m->name, optional[i].name)) return l->has & optional[i].bit;
+    return true;
+}
+
+/* Where an option is; NULL: the operation has none of that name. */
+static inline void *option_at(enum operation operation, void *args, const char *name)
+{
+    const struct member *const m = described_member(operation, name);
+    return m ? (char *)args + m->offset : NULL;
+}
+
+static inline void put_number(enum operation operation, void *args, const char *name, int32_t value)
+{
+    void *const at = option_at(operation, args, name);
+    if (at) memcpy(at, &value, sizeof value);
+}
+
+/* A tensor of a call: where it lies. */
+typedef void place_tensor(struct held *held, const struct member *m, int which, const struct layout *layout);
+
+static inline void named_make(enum operation operation, void *args, struct held *held,
+                              const struct layout *layout, place_tensor *place)
+{
+    int which = 0;
+    memset(args, 0, descriptors[operation].size);
+    memcpy(args, &descriptors[operation].size, sizeof(size_t));
+    for (const struct member *m = descriptors[operation].members; m->name; m++) {
+        char *const at = (char *)args + m->offset;
+        if (m->kind == MEMBER_FORMAT) memcpy(at, &layout->format, sizeof layout->format);
+        if (described_wide(m)) memcpy(at, &layout->size[described_wide(m)], sizeof(int64_t));
+        if (m->kind != MEMBER_TENSOR) continue;
+        place(&held[which], m, which, layout);
+        if (layout_has(layout, m)) *(const fmla_tensor **)(void *)at = &held[which].tensor;
+        which++;
+    }
+    put_number(operation, args, "batch_invariant", layout->batch_invariant);
+    put_number(operation, args, "num_partitions", layout->num_partitions);
+    put_number(operation, args, "causal", layout->causal);
+}
+
+/* clang-format off */
+#define OPERATION(op, OP)                                                                                    \
+    struct op##_call {                                                                                       \
+        fmla_##op##_args args;                                                                               \
+        size_t bytes; /* of the workspace, as answered */                                                    \
+        union {                                                                                              \
+            struct held held[MAX_TENSORS];                                                                   \
+            struct {
+#define TENSOR(op, member, allowed, d0, d1, d2, d3, d4) struct held member;
+#define END(op)                                                                                              \
+            };                                                                                               \
+        };                                                                                                   \
+    };
+#include "operations.def"
+/* clang-format on */
+
+#endif

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What every operation of attention must refuse and take that its descriptor does not say: sizes of heads, kernels that take some
+ * of them, cache formats.
+ */
+#ifndef FMLA_RULES_H
+#define FMLA_RULES_H
+
+#include "refusals.h"
+
+static inline void resize_heads(struct good_call *good, int64_t d_qk, int64_t d_v)
+{
+    good->layout.d_qk = d_qk, resize(good, DIM_d_v, d_v);
+}
+
+static inline void name_kernel(struct good_call *good, const char *name)
+{
+    *(const char **)option(good, "kernel") = name;
+}
+
+static inline void test_attention_rules(struct good_call *good)
+{
+    REFUSED(*good, "out", "d_v|0", resize(good, DIM_d_v, 0));
+    /* The row is long enough to be written, so only the check stands in the way. */
+    REFUSED(*good, "out", "d_v|512|256", resize(good, DIM_d_qk, 256));
+    REFUSED(*good, "log_base", "1|0|2", put_int(good, "log_base", 1));
+    REFUSED_HERE(*good, "q", "d_qk is 320|512|576", resize_heads(good, 320, 256));
+    REFUSED_HERE(*good, "q", "d_qk is 320|cpu-generic|512|576", resize_heads(good, 320, 256),
+                 name_kernel(good, "cpu-generic"));
+    REFUSED_HERE(*good, "q", "d_v is 128|512", resize(good, DIM_d_v, 128));
+    TAKEN(*good, "the oracle takes any d_qk", resize_heads(good, 320, 256), name_kernel(good, "ref"));
+}
+
+/* The workspace of a batch-invariant call, whose partial results would not fit into memory, is no smaller than that of the good one,
+ * or it is refused. */
+static inline void test_huge(struct good_call *good, void (*enlarge)(void))
+{
+    static const char *const kernels[] = {"cpu-generic", "ref"};
+    for (int way = 0; way < 4; way++) {
+        struct answer few = {0}, many = {0};
+        good->set_up();
+        name_kernel(good, kernels[way % 2]), put_int(good, "batch_invariant", way / 2);
+        CHECK_OK(described_ask(good->operation, ASK_BYTES, good->args, &few));
+        enlarge();
+        if (described_ask(good->operation, ASK_BYTES, good->args, &many) != FMLA_OK) continue;
+        CHECK(many.bytes >= few.bytes, "%s, invariant %d: %zu bytes for too many keys, %zu for few",
+              kernels[way % 2], way / 2, many.bytes, few.bytes);
+    }
+}
+
+/* ---- Cache formats --------------------------------------------------------------------------- */
+
+/* Of caches of bytes: what may be wrong with one, or be as good. */
+static inline void test_cache_of_bytes(struct good_call *good, void (*set_up)(int32_t format), int which)
+{
+    const char *const name = described_tensor(good->operation, which)->name;
+    struct held *const kv = &good->held[which];
+#define AS_656 set_up(FMLA_KV_FP8_656)
+#define AS_584 set_up(FMLA_KV_FP8_584)
+    REFUSED(*good, name, "bfloat16|one byte", AS_656, kv->tensor.dtype = bf16);
+    REFUSED(*good, name, "bytes|655|656|FP8_656", AS_656, kv->shape[3] = 655);
+    REFUSED(*good, name, "stride|0|multiple of 4", AS_656, kv->strides[0] += 2);
+    REFUSED(*good, name, "stride|1|658|multiple of 4", AS_656, kv->strides[1] += 2);
+    REFUSED(*good, name, "stride|0|multiple of 2", AS_584, kv->strides[0] += 1);
+    REFUSED(*good, name, "stride|1|586|584|one piece", AS_584, kv->strides[1] += 2);
+    REFUSED(*good, name, "stride|1|576|584|one piece", AS_584, kv->strides[1] = 576);
+    REFUSED_CALL(*good, name, "multiple of 4", AS_656, kv->tensor.byte_offset = 2);
+    REFUSED_CALL(*good, name, "multiple of 2", AS_584, kv->tensor.byte_offset = 1);
+    TAKEN(*good, "an integer of one byte", AS_656, kv->tensor.dtype.code = FMLA_TYPE_INT);
+    TAKEN(*good, "another type of one byte", AS_656, kv->tensor.dtype.code = 10 /* DLPack's e4m3 */);
+    TAKEN(*good, "tokens apart", AS_656, kv->shape[0] = 2, kv->strides[1] += 4, kv->strides[0] += 68,
+          kv->tensor.byte_offset = 4);
+    TAKEN(*good, "pages apart", AS_584, kv->shape[0] = 2, kv->strides[0] += 2, kv->tensor.byte_offset = 2);
+    /* A cache without pages may begin anywhere, as every tensor without elements. */
+    for (int32_t format = FMLA_KV_FP8_656; format <= FMLA_KV_FP8_584; format++)
+        TAKEN(*good, "a cache of no bytes at an odd address", set_up(format), kv->shape[0] = 0,
+              kv->tensor.byte_offset = 1);
+}
+
+/* set_up makes the good call over pages of a format. */
+static inline void test_formats(struct good_call *good, void (*set_up)(int32_t format))
+{
+    const struct member *m;
+    const char *first = NULL;
+    for (int which = 0; (m = described_tensor(good->operation, which)); which++) {
+        if (!(m->allowed & IS_CACHE)) continue;
+        if (!first) first = m->name;
+        test_cache_of_bytes(good, set_up, which);
+    }
+    struct held *const q = &good->held[0];
+    const int last = described_tensor(good->operation, 0)->rank - 1;
+    REFUSED(*good, "kv_format", "FP16|type of q|bfloat16", put_int(good, "kv_format", FMLA_KV_FP16));
+    REFUSED(*good, "kv_format", "0|FP8_656|FP8_584", AS_656, put_int(good, "kv_format", 0));
+    REFUSED(*good, first, "uint8|bfloat16", AS_656, put_int(good, "kv_format", FMLA_KV_BF16));
+    REFUSED(*good, first, "bfloat16|one byte", set_up(FMLA_KV_BF16),
+            put_int(good, "kv_format", FMLA_KV_FP8_656));
+    REFUSED(*good, first, "bytes|584|656|FP8_656", AS_584, put_int(good, "kv_format", FMLA_KV_FP8_656));
+    REFUSED(*good, "q", "d_qk|576|512|FP8_584", AS_584, q->shape[last] = 576, q->tensor.strides = NULL);
+    REFUSED(*good, "q", "d_qk|512|576|FP8_656", AS_656, q->shape[last] = 512);
+    TAKEN(*good, "a format that is named", put_int(good, "kv_format", FMLA_KV_BF16));
+    TAKEN(*good, "pages of a format that is named", set_up(FMLA_KV_BF16));
+    TAKEN(*good, "FP8_656", AS_656);
+    TAKEN(*good, "FP8_584", AS_584);
+#undef AS_656
+#undef AS_584
+}
+
+#endif
