@@ -199,8 +199,8 @@ FMLA_API int32_t fmla_num_threads(void);
 
 /* ---- What runs here ------------------------------------------------------------------------- */
 
-/* Types of elements, as bits. */
-enum FMLA_INT32 { FMLA_TYPE_BF16 = 1 << 0, FMLA_TYPE_FP16 = 1 << 1, FMLA_TYPE_FP32 = 1 << 2 };
+/* Types of elements that a kernel takes, as bits. */
+enum FMLA_INT32 { FMLA_TAKES_BF16 = 1 << 0, FMLA_TAKES_FP16 = 1 << 1, FMLA_TAKES_FP32 = 1 << 2 };
 
 /* One kernel of the library, seen from one device. All strings are static. */
 typedef struct fmla_capability {
@@ -211,7 +211,7 @@ typedef struct fmla_capability {
     const char *part_of;   /* the kernel that runs this one where it suits the call; "" for all others */
     int32_t available;     /* 1: this kernel runs on this device */
     int32_t forced_only;   /* 1: the oracle, or a part; runs only when named, and never counts as support */
-    int32_t types;         /* of vectors that are no cache's: bits FMLA_TYPE_…; 0 where they play no part */
+    int32_t types;         /* of vectors that are no cache's: bits FMLA_TAKES_…; 0 where they play no part */
     int32_t kv_formats;    /* bits 1 << FMLA_KV_… that a call may name; 0 where it names none, or any */
     int32_t d_qk[4];       /* the sizes that are taken, then zeros; without one, any */
     int32_t d_v[4];

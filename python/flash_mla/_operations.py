@@ -316,7 +316,7 @@ def place_of(function: str, device: Any) -> tuple[int, int]:
 
 
 FORMATS = {"BF16": 1, "FP16": 2, "FP8_656": 3, "FP8_584": 4, "FP8_576": 5}  # fmla_kv_format
-_TYPES = ("bfloat16", "float16", "float32")  # the bits of FMLA_TYPE_…
+_TYPES = ("bfloat16", "float16", "float32")  # the bits of FMLA_TAKES_…
 
 
 def capabilities(device_type: int, device_id: int) -> list[dict[str, Any]]:

@@ -183,7 +183,7 @@ static int check_all(struct asked *asked)
 static bool kernel_for_faults(fmla_device device, const char *operation, struct run *run)
 {
     fmla_capability row = FMLA_INIT(fmla_capability);
-    run->device = device, run->kernel = "cpu-generic", run->types = FMLA_TYPE_BF16 | FMLA_TYPE_FP16;
+    run->device = device, run->kernel = "cpu-generic", run->types = FMLA_TAKES_BF16 | FMLA_TAKES_FP16;
     if (device.device_type == FMLA_DEVICE_CPU) return true;
     for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
         if (!row.available || strcmp(row.operation, operation) != 0) continue;

@@ -126,8 +126,8 @@ static void choose(const struct run *run, struct grid *grid)
 {
     struct axis *dtype = &axes[A_DTYPE];
     dtype->count = 0;
-    if (run->types & FMLA_TYPE_BF16) dtype->values[dtype->count++] = 0;
-    if (run->types & FMLA_TYPE_FP16) dtype->values[dtype->count++] = 1;
+    if (run->types & FMLA_TAKES_BF16) dtype->values[dtype->count++] = 0;
+    if (run->types & FMLA_TAKES_FP16) dtype->values[dtype->count++] = 1;
     axes[A_B].count = on_gpu(run) ? 7 : 6;
     axes[A_SK].count = on_gpu(run) ? 9 : 8;
     axes[A_THREADS].count = on_gpu(run) ? 1 : 3;

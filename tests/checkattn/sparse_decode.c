@@ -87,7 +87,7 @@ static void choose(const struct run *run, struct grid *grid)
     for (int i = 0; i < S_FORMATS; i++) {
         const bool fp16 = i == S_FP16 || i == S_FP8_656_Q16, fp8 = i == S_FP8_656 || i == S_FP8_584;
         if (hopper && i == S_FP8_656_Q16) continue;
-        if ((!fp16 || run->types & FMLA_TYPE_FP16) && (fp8 || !fp8_alone))
+        if ((!fp16 || run->types & FMLA_TAKES_FP16) && (fp8 || !fp8_alone))
             format->values[format->count++] = i;
     }
     axes[S_THREADS].count = on_gpu(run) ? 1 : 3;

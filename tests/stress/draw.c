@@ -74,7 +74,7 @@ static void draw_dense(struct random_state *random, int32_t types, int64_t *v)
     } while (v[A_B] * v[A_SQ] * v[A_HQ] * (v[A_SK] + 1) > MOST_WORK);
     v[A_PAGE] = kind(random, 5) ? page_of(random) : 0 /* contiguous */;
     v[A_CAUSAL] = kind(random, 2);
-    v[A_DTYPE] = types & FMLA_TYPE_FP16 ? kind(random, 2) : 0;
+    v[A_DTYPE] = types & FMLA_TAKES_FP16 ? kind(random, 2) : 0;
     v[A_DQK] = ONE_OF(random, 512, 576);
     v[A_LENGTHS] = kind(random, LENGTHS_BEYOND + 1);
     v[A_SINK] = kind(random, SINK_INFINITE + 1);
@@ -104,7 +104,7 @@ static void draw_sparse(struct random_state *random, int32_t types, int64_t *v)
     } while (v[S_B] * v[S_SQ] * v[S_HQ] * (topk + extra + 1) > MOST_WORK);
     v[S_SHAPE] = sparse_shape(size_of(random, 1025), topk, page_of(random));
     v[S_EXTRA] = kind(random, 2) ? 1 + sparse_shape(size_of(random, 257), extra, page_of(random)) : 0;
-    v[S_FORMAT] = types & FMLA_TYPE_FP16 ? kind(random, S_FORMATS)
+    v[S_FORMAT] = types & FMLA_TAKES_FP16 ? kind(random, S_FORMATS)
                                          : ONE_OF(random, S_BF16, S_BF16_512, S_FP8_656, S_FP8_584);
     v[S_LENGTHS] = lengths_of(random), v[S_EXTRA_LENGTHS] = lengths_of(random);
     v[S_INDICES] = kind(random, S_INDICES_TWICE + 1);

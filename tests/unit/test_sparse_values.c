@@ -187,7 +187,7 @@ int main(void)
         if (strcmp(row.operation, "sparse_decode") != 0 || !row.available) continue;
         decoders++;
         for (int f = 0; f < FORMATS; f++) {
-            if (formats[f].format == KV_FP16 && !(row.types & FMLA_TYPE_FP16)) continue;
+            if (formats[f].format == KV_FP16 && !(row.types & FMLA_TAKES_FP16)) continue;
             for (int list = 0; list < LISTS; list++)
                 for (int sink = 0; sink < 2; sink++) check_by_hand(row.kernel, &formats[f], list, sink);
         }
