@@ -211,9 +211,9 @@ typedef struct fmla_capability {
     const char *part_of;   /* the kernel that runs this one where it suits the call; "" for all others */
     int32_t available;     /* 1: this kernel runs on this device */
     int32_t forced_only;   /* 1: the oracle, or a part; runs only when named, and never counts as support */
-    int32_t types;         /* of vectors that are no cache's: bits FMLA_TAKES_…; 0 where they play no part */
-    int32_t kv_formats;    /* bits 1 << FMLA_KV_… that a call may name; 0 where it names none, or any */
-    int32_t d_qk[4];       /* the sizes that are taken, then zeros; without one, any */
+    int32_t types;      /* of vectors that are no cache's: bits FMLA_TAKES_…; 0 where they play no part */
+    int32_t kv_formats; /* bits 1 << FMLA_KV_… that a call may name; 0 where it names none, or any */
+    int32_t d_qk[4];    /* the sizes that are taken, then zeros; without one, any */
     int32_t d_v[4];
 } fmla_capability;
 
