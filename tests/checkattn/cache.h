@@ -7,22 +7,22 @@
 
 #include "case.h"
 
-enum {
-    C_FORMAT,
-    C_ELEMENT,
-    C_TOKENS,
-    C_PAGE_SIZE,
-    C_CACHE,
-    C_VECTORS,
-    C_ROPE,
-    C_D_QK,
-    C_VALUES,
-    C_SCALE,
-    C_SLOTS,
-    C_GRAPH,
-    C_THREADS,
-    C_AXES
-};
+#define CACHE_AXES(X)                                                                                        \
+    X(C_FORMAT, "format: (none) bf16 fp16 fp8_656 fp8_584 fp8_576")                                          \
+    X(C_ELEMENT, "vectors: bf16 fp16 fp32")                                                                  \
+    X(C_TOKENS, "tokens: 0 1 128 4097")                                                                      \
+    X(C_PAGE_SIZE, "page_size: 1 2 61 64 256")                                                               \
+    X(C_CACHE, "cache: dense padded odd spread")                                                             \
+    X(C_VECTORS, "layout: contiguous padded (swapped) odd")                                                  \
+    X(C_ROPE, "rope apart: 0 1")                                                                             \
+    X(C_D_QK, "d_qk: 512 576 1 40 130 1040") /* of bf16 and fp16 */                                          \
+    X(C_VALUES, "values: normal hostile all")                                                                \
+    X(C_SCALE, "scale: 0 1 2 3 4") /* of FP8_576 */                                                          \
+    X(C_SLOTS, "slots: distinct skipped twice")                                                              \
+    X(C_GRAPH, "graph: 0 1")                                                                                 \
+    X(C_THREADS,                                                                                             \
+      "threads: built_in (one) own") /* ---- The grid ------------------------------------------------------------------------------- */
+enum { CACHE_AXES(AXIS_NAME) C_AXES };
 enum { CACHE_DENSE, CACHE_PADDED, CACHE_ODD, CACHE_SPREAD };
 enum { VALUES_NORMAL, VALUES_HOSTILE, VALUES_ALL };
 enum { SLOTS_DISTINCT, SLOTS_SKIPPED, SLOTS_TWICE };

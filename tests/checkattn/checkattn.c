@@ -20,15 +20,15 @@
 
 /* ---- The operations ------------------------------------------------------------------------- */
 
-static const struct operation *const operations[] = {&dense_decode, &sparse_decode, &sparse_prefill,
-                                                     &merge,        &cache_append,  &cache_gather};
-enum { OPERATIONS = sizeof operations / sizeof operations[0] };
+static struct subject *const operations[] = {&dense_decode, &sparse_decode, &sparse_prefill,
+                                             &merge,        &cache_append,  &cache_gather};
+enum { SUBJECTS = sizeof operations / sizeof operations[0] };
 static const char plan_name[] = "decode_plan"; /* of the CPU: tests/unit/test_plan.c */
 
-static const struct operation *operation_of(const char *name)
+static struct subject *operation_of(const char *name)
 {
-    for (int i = 0; i < OPERATIONS; i++)
-        if (!strcmp(operations[i]->name, name)) return operations[i];
+    for (int i = 0; i < SUBJECTS; i++)
+        if (!strcmp(descriptors[operations[i]->of].name, name)) return operations[i];
     return NULL;
 }
 
@@ -71,7 +71,7 @@ static bool tell(const struct asked *asked, const char *operation, const struct 
 /* Checks kernels of one operation in this process, those with the same grid together. Returns how many failed. */
 static int check_here(const struct asked *asked, fmla_device device, const fmla_capability *rows, int count)
 {
-    const struct operation *operation = operation_of(rows[0].operation);
+    struct subject *operation = operation_of(rows[0].operation);
     struct suite *suite = calloc(1, sizeof *suite);
     int failed = 0;
     if (!suite) exit(1);
@@ -201,17 +201,18 @@ static int check_faults(uint64_t seed, fmla_device device, bool verbose)
     struct suite *suite = calloc(1, sizeof *suite);
     if (!suite) exit(1);
     if (device.device_type == FMLA_DEVICE_CUDA) device_open(device);
-    for (int i = 0; i < OPERATIONS; i++)
+    for (int i = 0; i < SUBJECTS; i++)
         for (int fault = FAULT_NONE + 1; fault < FAULTS; fault++) {
             if (!(operations[i]->faults >> fault & 1)) continue;
             memset(suite, 0, sizeof *suite);
             suite->op = operations[i], suite->kernels = 1;
             suite->run[0] = (struct run){.seed = seed, .fault = (enum defect)fault, .verbose = verbose};
             const struct tally *tally = &suite->tally[0];
-            if (!kernel_for_faults(device, operations[i]->name, &suite->run[0])) return unseen + 1;
+            if (!kernel_for_faults(device, descriptors[operations[i]->of].name, &suite->run[0]))
+                return unseen + 1;
             suite_check(suite);
             const bool seen = tally->planted && tally->failed > 0;
-            printf("%s fault %s: %s: %s\n", seen ? "ok" : "FAILED", operations[i]->name, fault_names[fault],
+            printf("%s fault %s: %s: %s\n", seen ? "ok" : "FAILED", suite->op->name, fault_names[fault],
                    seen             ? "seen"
                    : tally->planted ? "planted, and not seen"
                                     : "found no place to be planted");

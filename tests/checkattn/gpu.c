@@ -13,7 +13,7 @@ enum { AT_ONCE = 2, LAUNCHES = 20 };
 
 /* Where the cases of a check come from. */
 struct gpu {
-    const struct operation *op;
+    const struct subject *op;
     const struct run *run;
     struct tally *tally;
     const char *base; /* what their texts begin with */
@@ -64,7 +64,7 @@ static void make_plan(const struct gpu *g, struct test_case *c)
 
 /* A call with a workspace and a stream of its own, that is sent again and again. */
 struct sender {
-    const struct operation *op;
+    const struct subject *op;
     struct device_args call;
     struct device_scratch workspace;
     void *stream;
@@ -74,23 +74,23 @@ struct sender {
 
 static void sender_make(struct sender *s, const struct gpu *g, const struct test_case *c)
 {
-    const struct calls *calls = g->op->calls;
+    const struct calls *calls = calls_of(g->op);
     size_t bytes = 0;
     memset(s, 0, sizeof *s);
     s->op = g->op;
     device_args_make(&s->call, c, &c->args);
     s->stream = device_stream_open();
-    set_pointer(&s->call.args, calls->stream, s->stream);
+    set_pointer(g->op, &s->call.args, "stream", s->stream);
     if (!calls->size) return;
     must(g, c, calls->size(&s->call.args, &bytes, NULL));
     device_scratch_make(&s->workspace, bytes, 0xff);
-    set_pointer(&s->call.args, calls->workspace, s->workspace.memory);
-    set_size(&s->call.args, calls->workspace_size, bytes);
+    set_pointer(g->op, &s->call.args, "workspace", s->workspace.memory);
+    set_size(g->op, &s->call.args, "workspace_size", bytes);
 }
 
 static void sender_launch(struct sender *s)
 {
-    if (s->op->calls->run(&s->call.args)) snprintf(s->refusal, sizeof s->refusal, "%s", fmla_last_error());
+    if (calls_of(s->op)->run(&s->call.args)) snprintf(s->refusal, sizeof s->refusal, "%s", fmla_last_error());
 }
 
 static void sender_end(struct sender *s, const struct gpu *g, const struct test_case *c)
@@ -134,7 +134,7 @@ static bool has_tables(const struct graph *graph)
 static void graph_make_plan(struct graph *graph, const struct gpu *g, const struct test_case *c)
 {
     enum { FILL = 0x3c };
-    const struct operation *op = g->op;
+    const struct subject *op = g->op;
     union call_args *call = &graph->call.call.args;
     struct plan_call *args = &graph->plan_args;
     case_plan_args(c, call, args);
@@ -143,7 +143,7 @@ static void graph_make_plan(struct graph *graph, const struct gpu *g, const stru
         must(g, c, plan_call_size(args, &args->plan_size));
         device_scratch_make(&graph->plan, args->plan_size, FILL);
         args->plan = graph->plan.memory;
-        set_pointer(call, op->calls->plan, args->plan), set_size(call, op->calls->plan_size, args->plan_size);
+        set_pointer(op, call, "plan", args->plan), set_size(op, call, "plan_size", args->plan_size);
     } else if (has_tables(graph)) {
         int32_t count = 0;
         must(g, c, plan_call_partitions(args, &count));
@@ -156,7 +156,7 @@ static void graph_make_plan(struct graph *graph, const struct gpu *g, const stru
         graph->tables[1] =
             (fmla_tensor){graph->splits.memory, c->device, 1, dtype_i32, graph->splits_shape, NULL, 0};
         args->partitions = &graph->tables[0], args->num_splits = &graph->tables[1];
-        for (int i = 0; i < 2; i++) set_pointer(call, op->tensor[op->tables + i].argument, &graph->tables[i]);
+        for (int i = 0; i < 2; i++) set_tensor(op, call, op->tables + i, &graph->tables[i]);
     }
 }
 
@@ -322,12 +322,12 @@ static void check_streams(const struct gpu *g)
                      *other = make_case(g, "two streams", g->op->gpu.busy, "", 300);
     if (g->op->tables) make_plan(g, c);
     case_to_device(c, NULL);
-    for (int i = 0; i < g->op->results; i++) device_add_guarded(&c->blocks, &other->tensor[i]);
+    for (int k = 0; k < g->op->results; k++) device_add_guarded(&c->blocks, &other->tensor[g->op->result[k]]);
     for (int i = 0; i < AT_ONCE; i++) sender_make(&sender[i], g, c);
     fmla_tensor results[RESULTS];
-    for (int i = 0; i < g->op->results; i++)
-        set_pointer(&sender[1].call.args, g->op->tensor[i].argument,
-                    device_tensor(&c->blocks, &other->view[i], &results[i]));
+    for (int k = 0; k < g->op->results; k++)
+        set_tensor(g->op, &sender[1].call.args, g->op->result[k],
+                   device_tensor(&c->blocks, &other->view[g->op->result[k]], &results[k]));
     for (int i = 0; i < AT_ONCE * LAUNCHES; i++) sender_launch(&sender[i % AT_ONCE]);
     for (int i = 0; i < AT_ONCE; i++) sender_end(&sender[i], g, c);
     case_from_device(c);
@@ -386,9 +386,8 @@ static void check_workspace(const struct gpu *g)
         case_to_device(c[i], NULL);
         sender_make(&sender[i], g, c[i]);
     }
-    const struct calls *calls = g->op->calls;
-    set_pointer(&sender[1].call.args, calls->workspace, sender[0].workspace.memory);
-    set_pointer(&sender[1].call.args, calls->stream, sender[0].stream);
+    set_pointer(g->op, &sender[1].call.args, "workspace", sender[0].workspace.memory);
+    set_pointer(g->op, &sender[1].call.args, "stream", sender[0].stream);
     for (int i = 0; i < AT_ONCE * LAUNCHES; i++) sender_launch(&sender[i % AT_ONCE]);
     for (int i = 0; i < AT_ONCE; i++) sender_end(&sender[i], g, c[i]);
     for (int i = 0; i < AT_ONCE; i++) {
@@ -429,7 +428,7 @@ static void check_base(const struct gpu *g, uint64_t number)
 }
 
 /* Graphs first: that a first call loads the kernel must not disturb a capture. */
-void gpu_check(const struct operation *op, const struct run *run, struct tally *tally)
+void gpu_check(const struct subject *op, const struct run *run, struct tally *tally)
 {
     for (uint64_t i = 0; op->gpu.graph && op->gpu.bases[i]; i++) {
         const struct gpu g = {op, run, tally, op->gpu.bases[i]};

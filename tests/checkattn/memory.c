@@ -10,7 +10,8 @@
 #include <sys/mman.h>
 
 const fmla_dtype dtype_bf16 = {FMLA_TYPE_BFLOAT, 16, 1}, dtype_fp16 = {FMLA_TYPE_FLOAT, 16, 1},
-                 dtype_f32 = {FMLA_TYPE_FLOAT, 32, 1}, dtype_i32 = {FMLA_TYPE_INT, 32, 1};
+                 dtype_f32 = {FMLA_TYPE_FLOAT, 32, 1}, dtype_i32 = {FMLA_TYPE_INT, 32, 1},
+                 dtype_i64 = {FMLA_TYPE_INT, 64, 1};
 
 enum { CANARY_BYTES = GUARDED_FRONT, CANARY = 0xc5, FILL = 0xff };
 
@@ -29,16 +30,16 @@ void *must_alloc(size_t bytes)
 
 void guarded_make(struct guarded *g, fmla_dtype dtype, int ndim, const int64_t *shape, enum layout layout)
 {
-    static const int64_t gaps[LAYOUTS] = {0, 8, 8, 3};
+    const int64_t gap = layout == LAYOUT_CONTIGUOUS ? 0 : layout == LAYOUT_ODD ? 3 : 8;
+    const int swapped = layout == LAYOUT_SWAPPED_FIRST ? 0 : layout == LAYOUT_SWAPPED && ndim >= 4 ? 1 : -2;
     const size_t element = dtype.bits / 8;
     memset(g, 0, sizeof *g);
     int64_t span = 1;
     for (int place = ndim - 1; place >= 0; place--) { /* from the innermost out, as they lie in memory */
-        const bool swapped = layout == LAYOUT_SWAPPED && ndim >= 4 && (place == 1 || place == 2);
-        const int i = swapped ? 3 - place : place;
+        const int i = place == swapped ? place + 1 : place == swapped + 1 ? swapped : place;
         g->shape[i] = shape[i];
         g->strides[i] = span;
-        span = span * shape[i] + gaps[layout];
+        span = span * shape[i] + gap;
     }
     const size_t shift = layout == LAYOUT_ODD ? element : 0;
     g->bytes = (size_t)span * element + shift;

@@ -16,7 +16,8 @@ enum layout {
     LAYOUT_PADDED, /* gaps after every dimension; everything a multiple of 16 bytes */
     LAYOUT_SWAPPED, /* the same, and dimensions 1 and 2 of a tensor of four or more stored the other way round */
     LAYOUT_ODD,     /* gaps of odd size, base at an odd element, byte_offset used */
-    LAYOUTS
+    LAYOUTS,
+    LAYOUT_SWAPPED_FIRST /* as LAYOUT_SWAPPED, of dimensions 0 and 1; not of a grid */
 };
 
 enum { GUARDED_DIMS = 5, GUARDED_FRONT = 256 /* bytes of canary before the tensor, and behind it */ };
@@ -35,7 +36,7 @@ struct guarded {
     int64_t pages;
 };
 
-extern const fmla_dtype dtype_bf16, dtype_fp16, dtype_f32, dtype_i32;
+extern const fmla_dtype dtype_bf16, dtype_fp16, dtype_f32, dtype_i32, dtype_i64;
 
 /* Bytes at a multiple of 64, or the end of the process. */
 void *must_alloc(size_t bytes);

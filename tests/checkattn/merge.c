@@ -10,28 +10,9 @@
 
 static struct axis axes[M_AXES];
 
-static const char axis_values[] = "n: 0 1 2 3 17 64\n"
-                                  "b: 0 1 3\n"
-                                  "s_q: 1 2 5\n"
-                                  "h_q: 1 5 16 128\n"
-                                  "d_v: 1 64 127 512 513\n"
-                                  "parts: bf16 fp16 fp32\n"
-                                  "out: bf16 fp16 fp32\n"
-                                  "lse_empty: 0 1\n"
-                                  "log_base: 0 2\n"
-                                  "sink: 0 1\n"
-                                  "empty parts: none some all nan\n"
-                                  "layout: contiguous padded swapped odd\n"
-                                  "threads: built_in (one) own\n";
+static const char axis_values[] = MERGE_AXES(AXIS_TEXT);
 
-#define MERGE_TENSORS_OF(X)                                                                                  \
-    X(MERGE_OUT, OUT, out)                                                                                   \
-    X(MERGE_LSE, BY_HEAD, lse)                                                                               \
-    X(MERGE_OUT_PARTS, INPUT, out_parts) X(MERGE_LSE_PARTS, INPUT, lse_parts) X(MERGE_SINK, INPUT, attn_sink)
-enum { MERGE_TENSORS_OF(TENSOR_NAME) MERGE_TENSORS };
-
-#define TENSOR_ARGS fmla_merge_args
-static const struct tensor_row tensors[] = {MERGE_TENSORS_OF(TENSOR_ROW)};
+#define MERGE(member) TENSOR_merge_##member
 
 static bool possible(const int64_t *v)
 {
@@ -88,24 +69,20 @@ static void make(struct test_case *c, const struct run *run)
     const int64_t *v = c->v;
     const enum layout layout = (enum layout)v[M_LAYOUT];
     (void)run;
-    c->b = v[M_B], c->s_q = v[M_SQ], c->h_q = v[M_HQ], c->d_v = v[M_DV];
-    c->args.merge = FMLA_INIT(fmla_merge_args);
-    case_tensor(c, MERGE_OUT_PARTS, *dtypes[v[M_PART]], 5, (int64_t[]){v[M_N], c->b, c->s_q, c->h_q, c->d_v},
-                layout, true);
-    case_tensor(c, MERGE_LSE_PARTS, dtype_f32, 4, (int64_t[]){v[M_N], c->b, c->h_q, c->s_q}, layout, true);
-    case_tensor(c, MERGE_SINK, dtype_f32, 1, &c->h_q, LAYOUT_CONTIGUOUS, v[M_SINK] != 0);
-    case_tensor(c, MERGE_OUT, *dtypes[v[M_OUT]], 4, (int64_t[]){c->b, c->s_q, c->h_q, c->d_v}, layout, true);
-    case_tensor(c, MERGE_LSE, dtype_f32, 3, (int64_t[]){c->b, c->h_q, c->s_q}, layout, true);
-    fill(&c->tensor[MERGE_OUT_PARTS], &c->tensor[MERGE_LSE_PARTS], v, &c->random);
+    c->dtype = *dtypes[v[M_PART]];
+    case_tensor(c, MERGE(out_parts), layout, true), case_tensor(c, MERGE(lse_parts), layout, true);
+    case_tensor(c, MERGE(attn_sink), LAYOUT_CONTIGUOUS, v[M_SINK] != 0);
+    c->dtype = *dtypes[v[M_OUT]];
+    case_tensor(c, MERGE(out), layout, true), case_tensor(c, MERGE(lse), layout, true);
+    fill(&c->tensor[MERGE(out_parts)], &c->tensor[MERGE(lse_parts)], v, &c->random);
     for (int64_t h = 0; h < c->h_q; h++)
-        *(float *)guarded_at(&c->tensor[MERGE_SINK], h, 0, 0, 0) = h % 5 == 3 ? INFINITY
-                                                                   : h % 5 == 4
-                                                                       ? -INFINITY
-                                                                       : 4.0f * random_normal(&c->random);
-    c->args.merge.lse_empty = (int32_t)v[M_EMPTY], c->args.merge.log_base = (int32_t)v[M_BASE];
+        *(float *)guarded_at(&c->tensor[MERGE(attn_sink)], h, 0, 0, 0) =
+            h % 5 == 3   ? INFINITY
+            : h % 5 == 4 ? -INFINITY
+                         : 4.0f * random_normal(&c->random);
     /* In fp32 the results differ by rounding alone; narrow outputs may differ by their last bit. */
-    c->tolerance[MERGE_OUT] = v[M_OUT] == 2 ? tolerance_exact_f32 : tolerance_dense_decode_out;
-    c->tolerance[MERGE_LSE] = tolerance_decode_lse;
+    c->tolerance[0] = v[M_OUT] == 2 ? tolerance_exact_f32 : tolerance_dense_decode_out;
+    c->tolerance[1] = tolerance_decode_lse;
 }
 
 /* All of them. */
@@ -116,13 +93,6 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
     return tokens;
 }
 
-static void narrow(const struct test_case *c, const struct rows *rows, struct view *v)
-{
-    (void)c;
-    view_narrow(v, MERGE_OUT_PARTS, 1, rows->request, 1), view_narrow(v, MERGE_OUT_PARTS, 2, rows->token, 1);
-    view_narrow(v, MERGE_LSE_PARTS, 1, rows->request, 1), view_narrow(v, MERGE_LSE_PARTS, 3, rows->token, 1);
-}
-
 static bool plant_before(struct test_case *c, enum defect fault, struct patch *patch)
 {
     const int32_t other = FMLA_LOG_BASE_2 - c->args.merge.log_base;
@@ -131,21 +101,15 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
 }
 
 static const struct maker maker = {
-    .size = sizeof(struct test_case), .make = make, .choose_rows = choose_rows, .narrow = narrow};
+    .size = sizeof(struct test_case), .make = make, .choose_rows = choose_rows};
 
-const struct operation merge = {
-    .name = "merge",
-    .calls = &merge_calls,
+struct subject merge = {
+    .of = OP_MERGE,
     .maker = &maker,
     .values = axis_values,
     .axis = axes,
     .axes = M_AXES,
-    .threads = M_THREADS,
-    .tensor = tensors,
-    .tensors = MERGE_TENSORS,
-    .results = MERGE_OUT_PARTS,
     .choose = choose,
-    .sink = MERGE_SINK,
     .faults = FAULT(MERGE_BASE),
     .plant_before = plant_before,
 };

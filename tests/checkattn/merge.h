@@ -7,22 +7,21 @@
 
 #include "case.h"
 
-enum {
-    M_N,
-    M_B,
-    M_SQ,
-    M_HQ,
-    M_DV,
-    M_PART,
-    M_OUT,
-    M_EMPTY,
-    M_BASE,
-    M_SINK,
-    M_EMPTIES,
-    M_LAYOUT,
-    M_THREADS,
-    M_AXES
-};
+#define MERGE_AXES(X)                                                                                        \
+    X(M_N, "n: 0 1 2 3 17 64")                                                                               \
+    X(M_B, "b: 0 1 3")                                                                                       \
+    X(M_SQ, "s_q: 1 2 5")                                                                                    \
+    X(M_HQ, "h_q: 1 5 16 128")                                                                               \
+    X(M_DV, "d_v: 1 64 127 512 513")                                                                         \
+    X(M_PART, "parts: bf16 fp16 fp32")                                                                       \
+    X(M_OUT, "out: bf16 fp16 fp32")                                                                          \
+    X(M_EMPTY, "lse_empty: 0 1")                                                                             \
+    X(M_BASE, "log_base: 0 2")                                                                               \
+    X(M_SINK, "sink: 0 1")                                                                                   \
+    X(M_EMPTIES, "empty parts: none some all nan")                                                           \
+    X(M_LAYOUT, "layout: contiguous padded swapped odd")                                                     \
+    X(M_THREADS, "threads: built_in (one) own")
+enum { MERGE_AXES(AXIS_NAME) M_AXES };
 enum {
     EMPTIES_NONE,
     EMPTIES_SOME,

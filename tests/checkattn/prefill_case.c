@@ -61,7 +61,7 @@ int64_t prefill_case_count(const struct prefill_case *p, int64_t token)
 
 int32_t *prefill_case_entry(const struct prefill_case *p, int64_t token, int64_t key_head, int64_t i)
 {
-    return guarded_at(p->pool.indices, 0, token, key_head, i);
+    return guarded_at(p->pool.indices, token, key_head, i, 0);
 }
 
 static void make_lengths(struct prefill_case *p)
@@ -69,7 +69,7 @@ static void make_lengths(struct prefill_case *p)
     struct sparse_pool *pool = &p->pool;
     const int64_t kind = p->c.v[P_LENGTHS];
     pool->has_length = kind != S_LENGTHS_NONE;
-    case_tensor(&p->c, PREFILL_LENGTH, dtype_i32, 1, &p->c.s_q, LAYOUT_CONTIGUOUS, pool->has_length);
+    case_tensor(&p->c, PREFILL(topk_length), LAYOUT_CONTIGUOUS, pool->has_length);
     pool->count = calloc(PREFILL_CLASSES, sizeof *pool->count);
     for (int64_t class = 0; class < classes_of(p); class ++) {
         int64_t count = pool->topk;
@@ -158,24 +158,16 @@ static bool is_flat(const struct prefill_case *p)
     return p->c.v[P_SOURCE] == P_FLAT || p->c.v[P_SOURCE] == P_FLAT_GAPS;
 }
 
-/* The tensor without the dimension of 1 in front, which lets LAYOUT_SWAPPED change tokens and heads. */
-static fmla_tensor inner(const struct guarded *g)
-{
-    fmla_tensor tensor = g->tensor;
-    tensor.ndim--, tensor.shape++;
-    if (tensor.strides) tensor.strides++;
-    return tensor;
-}
-
 /* Memory of flat keys, NaN everywhere, and the view of it that is the argument. */
 static void make_flat(struct prefill_case *p, enum layout layout)
 {
     struct sparse_pool *pool = &p->pool;
     struct guarded *g = pool->memory;
-    guarded_make(g, dtype_bf16, 4, (int64_t[]){1, pool->s_k, p->c.h_kv, p->c.d_qk}, layout);
-    pool->page_bytes = pool->slot_bytes = 2 * g->strides[1], pool->head_bytes = 2 * g->strides[2];
-    memcpy(pool->strides, g->strides + 1, 3 * sizeof *pool->strides);
-    *pool->view = inner(g);
+    guarded_make(g, dtype_bf16, 3, (int64_t[]){pool->s_k, p->c.h_kv, p->c.d_qk},
+                 layout == LAYOUT_SWAPPED ? LAYOUT_SWAPPED_FIRST : layout);
+    pool->page_bytes = pool->slot_bytes = 2 * g->strides[0], pool->head_bytes = 2 * g->strides[1];
+    memcpy(pool->strides, g->strides, 3 * sizeof *pool->strides);
+    *pool->view = g->tensor;
 }
 
 static enum layout keys_layout(const struct prefill_case *p)
@@ -226,7 +218,7 @@ static void make_keys(struct prefill_case *p)
 {
     static const enum kv_format formats[P_SOURCES] = {KV_BF16, KV_BF16, KV_FP8_656, KV_FP8_584, KV_BF16};
     struct sparse_pool *pool = &p->pool;
-    sparse_pool_in(pool, &p->c, PREFILL_KV);
+    sparse_pool_in(pool, &p->c, PREFILL(kv));
     pool->format = formats[p->c.v[P_SOURCE]], pool->d_qk = p->c.d_qk;
     pool->layout = kv_layout_of(pool->format, (int32_t)p->c.d_qk);
     int64_t sizes[3];
@@ -235,18 +227,17 @@ static void make_keys(struct prefill_case *p)
     pool->page_size = is_flat(p) ? 1 : p->c.v[P_PAGE];
     pool->pages = (pool->s_k + pool->page_size - 1) / pool->page_size;
     const bool far = p->c.v[P_LAYOUT] == P_LAYOUT_FAR;
-    case_tensor(&p->c, PREFILL_INDICES, dtype_i32, 4, (int64_t[]){1, p->c.s_q, p->c.h_kv, pool->topk},
-                far ? LAYOUT_CONTIGUOUS : (enum layout)p->c.v[P_LAYOUT], true);
-    p->c.view[PREFILL_INDICES] = inner(pool->indices);
+    p->c.topk = pool->topk;
+    case_tensor(&p->c, PREFILL(indices), far ? LAYOUT_CONTIGUOUS : (enum layout)p->c.v[P_LAYOUT], true);
     make_lengths(p);
     make_lists(p);
     if (is_flat(p))
         make_flat(p, keys_layout(p));
     else
         sparse_pool_make(pool, &p->c.random, keys_layout(p));
-    case_name(&p->c, PREFILL_KV);
+    case_name(&p->c, PREFILL(kv));
     fill_keys(p);
-    if (far) p->c.strides[PREFILL_KV] = sparse_pool_spread(pool);
+    if (far) p->c.strides[PREFILL(kv)] = sparse_pool_spread(pool);
 }
 
 /* ---- The case -------------------------------------------------------------------------------- */
@@ -255,7 +246,7 @@ static void make_q(struct prefill_case *p)
 {
     for (int64_t t = 0; t < p->c.s_q; t++)
         for (int64_t h = 0; h < p->c.h_q; h++) {
-            uint8_t *row = guarded_at(&p->c.tensor[PREFILL_Q], 0, t, h, 0);
+            uint8_t *row = guarded_at(&p->c.tensor[PREFILL(q)], t, h, 0, 0);
             memcpy(row, drawn_q + random_between(&p->c.random, 0, DRAWN - p->c.d_qk), (size_t)p->c.d_qk * 2);
             if (p->c.v[P_INPUTS] == S_SPIKED) case_spike(row + p->c.d_qk * 2, false);
             if (p->c.v[P_INPUTS] == P_EXTREME) prefill_extreme_query(p, row, t, h);
@@ -267,32 +258,25 @@ static void make(struct test_case *c, const struct run *run)
     static const int32_t names[P_SOURCES] = {0, FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_BF16};
     struct prefill_case *p = (struct prefill_case *)c;
     const int64_t *v = c->v;
-    c->s_q = v[P_SQ], c->h_q = v[P_HQ], c->h_kv = v[P_HKV], c->d_qk = v[P_DQK], c->d_v = S_D_V;
+    c->d_v = S_D_V, c->dtype = dtype_bf16;
     const enum layout layout = v[P_LAYOUT] == P_LAYOUT_FAR ? LAYOUT_CONTIGUOUS : (enum layout)v[P_LAYOUT];
     const bool both = v[P_RESULTS] == P_RESULTS_BOTH;
-    c->args.prefill = FMLA_INIT(fmla_sparse_prefill_args);
-    case_tensor(c, PREFILL_Q, dtype_bf16, 4, (int64_t[]){1, c->s_q, c->h_q, c->d_qk}, layout, true);
-    case_tensor(c, PREFILL_OUT, dtype_bf16, 4, (int64_t[]){1, c->s_q, c->h_q, S_D_V}, layout, true);
-    c->view[PREFILL_Q] = inner(&c->tensor[PREFILL_Q]), c->view[PREFILL_OUT] = inner(&c->tensor[PREFILL_OUT]);
-    case_tensor(c, PREFILL_MAX, dtype_f32, 2, (int64_t[]){c->s_q, c->h_q}, layout,
-                both || v[P_RESULTS] == P_RESULTS_MAX);
-    case_tensor(c, PREFILL_LSE, dtype_f32, 2, (int64_t[]){c->s_q, c->h_q}, layout,
-                both || v[P_RESULTS] == P_RESULTS_LSE);
-    fmla_sparse_prefill_args *args = &c->args.prefill;
+    case_tensor(c, PREFILL(q), layout, true), case_tensor(c, PREFILL(out), layout, true);
+    case_tensor(c, PREFILL(max_logits), layout, both || v[P_RESULTS] == P_RESULTS_MAX);
+    case_tensor(c, PREFILL(lse), layout, both || v[P_RESULTS] == P_RESULTS_LSE);
+    fmla_sparse_prefill_args *args = &c->args.sparse_prefill;
     args->softmax_scale = v[P_INPUTS] == S_STEEP ? 400.0f : v[P_INPUTS] == S_BEYOND ? 3e38f : 0.5f;
     make_q(p);
     make_keys(p);
     case_sinks(c, v[P_SINK]);
     args->kv_format = names[v[P_SOURCE]];
-    args->lse_empty = (int32_t)v[P_EMPTY], args->log_base = (int32_t)v[P_BASE];
 
     /* Only a GPU's kernels round scales. The absolute bound is for a scale of 0.5: products are as exact with a larger one,
      * and scores, which may be all but 0, as much less. */
     struct tolerance row = tolerance_prefill_lse;
     c->rounded = on_gpu(run) && v[P_CODES] == S_CODES_SCALES ? rounded_scale_lse : 0.0;
     row.abs = fmax(row.abs, tolerance_prefill_lse.abs * (double)args->softmax_scale / 0.5);
-    c->tolerance[PREFILL_OUT] = tolerance_sparse_prefill_out;
-    c->tolerance[PREFILL_MAX] = c->tolerance[PREFILL_LSE] = row;
+    c->tolerance[0] = tolerance_sparse_prefill_out, c->tolerance[1] = c->tolerance[2] = row;
     c->other = v[P_INPUTS] != S_NORMAL || (v[P_CODES] != S_CODES_WRITTEN && v[P_CODES] != S_CODES_NAN);
     c->beyond = v[P_INPUTS] == S_BEYOND;
     if (run->fault != FAULT_LSE_CANCELLED) return;
@@ -326,15 +310,11 @@ bool prefill_sees(const struct test_case *c, int64_t request, int64_t token, int
 static void narrow(const struct test_case *c, const struct rows *rows, struct view *v)
 {
     const struct prefill_case *p = (const struct prefill_case *)c;
-    const int64_t key_head = rows->head / (c->h_q / c->h_kv);
-    view_narrow(v, PREFILL_Q, 0, rows->token, 1), view_heads(c, v, PREFILL_Q, 1, rows);
-    view_narrow(v, PREFILL_INDICES, 0, rows->token, 1), view_narrow(v, PREFILL_INDICES, 1, key_head, 1);
-    if (is_flat(p)) view_narrow(v, PREFILL_KV, 1, key_head, 1);
     v->count[0] = (int32_t)prefill_case_count(p, rows->token);
-    v->shape[PREFILL_LENGTH][0] = 1;
-    v->tensor[PREFILL_LENGTH] =
-        (fmla_tensor){v->count, {FMLA_DEVICE_CPU, 0}, 1, dtype_i32, v->shape[PREFILL_LENGTH], NULL, 0};
-    v->args.prefill.topk_length = &v->tensor[PREFILL_LENGTH];
+    v->shape[PREFILL(topk_length)][0] = 1;
+    v->tensor[PREFILL(topk_length)] =
+        (fmla_tensor){v->count, {FMLA_DEVICE_CPU, 0}, 1, dtype_i32, v->shape[PREFILL(topk_length)], NULL, 0};
+    v->args.sparse_prefill.topk_length = &v->tensor[PREFILL(topk_length)];
 }
 
 static void magnitude_of(const struct test_case *c, int64_t request, int64_t token, int64_t head,
@@ -343,9 +323,8 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
     const struct prefill_case *p = (const struct prefill_case *)c;
     (void)request;
     sparse_pool_magnitude(&p->pool, list_of(c, token, head), prefill_case_count(p, token),
-                          head / (c->h_q / c->h_kv), (double)c->args.prefill.softmax_scale,
-                          &c->tensor[PREFILL_Q], guarded_at(&c->tensor[PREFILL_Q], 0, token, head, 0),
-                          magnitude);
+                          head / (c->h_q / c->h_kv), (double)c->args.sparse_prefill.softmax_scale,
+                          &c->tensor[PREFILL(q)], case_row(c, PREFILL(q), 0, token, head), magnitude);
 }
 
 enum { CHOSEN = 1024 };

@@ -8,26 +8,27 @@
 #include "sparse_pool.h"
 
 /* The axes of the grid, and what their values mean where they are not numbers. */
-enum {
-    P_SHAPE, /* of keys and lists: a row of prefill_shapes */
-    P_SQ,
-    P_HQ,
-    P_HKV,
-    P_DQK,
-    P_SOURCE,
-    P_PAGE, /* slots of a page */
-    P_LENGTHS,
-    P_INDICES,
-    P_CODES,
-    P_INPUTS,
-    P_SINK,
-    P_EMPTY,
-    P_BASE,
-    P_RESULTS,
-    P_LAYOUT,
-    P_THREADS,
-    P_AXES
-};
+#define PREFILL_AXES(X)                                                                                      \
+    X(                                                                                                       \
+        P_SHAPE, "shape: 0 1 2 3 4 5 6 7 8 9 (few) (no_keys) (no_lists) (far) (far_pages) (blocks) "         \
+                 "(pieces)") /* of keys and lists: a row of prefill_shapes */                                \
+    X(P_SQ, "s_q: 0 1 62 213 1234 70000")                                                                    \
+    X(P_HQ, "h_q: 1 16 64 80 128")                                                                           \
+    X(P_HKV, "h_kv: 1 2")                                                                                    \
+    X(P_DQK, "d_qk: 512 576")                                                                                \
+    X(P_SOURCE, "source: flat flat_gaps fp8_656 fp8_584 pages")                                              \
+    X(P_PAGE, "page_size: 64 1 61 576") /* slots of a page */                                                \
+    X(P_LENGTHS, "lengths: none (full) varied (zero) beyond")                                                \
+    X(P_INDICES, "indices: some all none twice blocks any")                                                  \
+    X(P_CODES, "codes: written scales extreme (beyond) nan")                                                 \
+    X(P_INPUTS, "inputs: normal spiked steep (infinite) (beyond) extreme")                                   \
+    X(P_SINK, "sink: none finite infinite")                                                                  \
+    X(P_EMPTY, "lse_empty: 0 1")                                                                             \
+    X(P_BASE, "log_base: 0 2")                                                                               \
+    X(P_RESULTS, "results: both lse max none")                                                               \
+    X(P_LAYOUT, "layout: contiguous padded swapped odd (far)")                                               \
+    X(P_THREADS, "threads: built_in one own")
+enum { PREFILL_AXES(AXIS_NAME) P_AXES };
 enum {
     P_FLAT,
     P_FLAT_GAPS, /* gaps between tokens and heads; with LAYOUT_SWAPPED the keys of a head lie together */
@@ -61,17 +62,10 @@ extern const int64_t prefill_shapes[PREFILL_ALL_SHAPES][2];
 enum { PREFILL_CLASSES = 61 };
 
 /* Its tensors. */
-#define PREFILL_TENSORS_OF(X)                                                                                \
-    X(PREFILL_OUT, OUT, out)                                                                                 \
-    X(PREFILL_MAX, BY_TOKEN, max_logits)                                                                     \
-    X(PREFILL_LSE, BY_TOKEN, lse)                                                                            \
-    X(PREFILL_Q, INPUT, q)                                                                                   \
-    X(PREFILL_SINK, INPUT, attn_sink)                                                                        \
-    X(PREFILL_KV, INPUT, kv) X(PREFILL_INDICES, INPUT, indices) X(PREFILL_LENGTH, INPUT, topk_length)
-enum { PREFILL_TENSORS_OF(TENSOR_NAME) PREFILL_TENSORS };
+#define PREFILL(member) TENSOR_sparse_prefill_##member
 
 struct prefill_case {
-    struct test_case c;      /* q, out and indices have a dimension of 1 in front in memory */
+    struct test_case c;
     int64_t first_kind;      /* of extreme queries: of the first tile */
     struct sparse_pool pool; /* of flat keys: pages of one slot. count is that of each class */
 };

@@ -153,7 +153,7 @@ static float large_of(struct prefill_case *p, enum query query)
     case QUERY_LARGEST: return 0x1p103f;
     case QUERY_STEPS: /* rounded to bf16 it is still within the bounds */
         return (float)(0x1p31 * (1.005 + 0.025 * random_unit(&p->c.random)) /
-                       (p->c.args.prefill.softmax_scale * log2_e));
+                       (p->c.args.sparse_prefill.softmax_scale * log2_e));
     default: return 16.0f;
     }
 }

@@ -44,7 +44,7 @@ static int64_t from_place(struct sparse_case *s)
 /* The first of its tensors. */
 static int pool_tensor(const struct sparse_case *s, const struct sparse_pool *pool)
 {
-    return pool == &s->pool[0] ? SPARSE_KV : SPARSE_EXTRA_KV;
+    return pool == &s->pool[0] ? SPARSE(kv_cache) : SPARSE(extra_kv_cache);
 }
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
@@ -57,7 +57,7 @@ static int32_t *entry_of(const struct sparse_pool *pool, int64_t request, int64_
 static void make_lengths(struct sparse_case *s, struct sparse_pool *pool, int64_t kind)
 {
     pool->has_length = kind != S_LENGTHS_NONE;
-    case_tensor(&s->c, pool_tensor(s, pool) + 2, dtype_i32, 1, &s->c.b, LAYOUT_CONTIGUOUS, pool->has_length);
+    case_tensor(&s->c, pool_tensor(s, pool) + 2, LAYOUT_CONTIGUOUS, pool->has_length);
     pool->count = calloc((size_t)s->c.b + 1, sizeof *pool->count);
     for (int64_t r = 0; r < s->c.b; r++) {
         int64_t length = pool->topk;
@@ -149,7 +149,8 @@ static void make_pool(struct sparse_case *s, int k, int64_t shape, int64_t lengt
     sparse_shape_take(shape, sparse_shapes[0], 3, sizes);
     pool->s_k = sizes[0], pool->topk = sizes[1], pool->page_size = sizes[2];
     pool->pages = ((c->b < APART ? c->b : APART) * pool->s_k + pool->page_size - 1) / pool->page_size;
-    case_tensor(c, first + 1, dtype_i32, 3, (int64_t[]){c->b, c->s_q, pool->topk}, layout, true);
+    c->topk = c->extra_topk = pool->topk;
+    case_tensor(c, first + 1, layout, true);
     make_lengths(s, pool, lengths);
     for (int64_t r = 0; r < c->b; r++)
         for (int64_t j = 0; j < c->s_q; j++) make_list(s, pool, r, j);
@@ -166,7 +167,7 @@ static void make_q(struct sparse_case *s)
     for (int64_t r = 0; r < s->c.b; r++)
         for (int64_t j = 0; j < s->c.s_q; j++)
             for (int64_t h = 0; h < s->c.h_q; h++) {
-                uint8_t *row = guarded_at(&s->c.tensor[SPARSE_Q], r, j, h, 0);
+                uint8_t *row = guarded_at(&s->c.tensor[SPARSE(q)], r, j, h, 0);
                 memcpy(row, drawn_q[is_fp16(s)] + from_place(s), (size_t)s->c.d_qk * 2);
                 if (s->c.v[S_INPUTS] == S_SPIKED) case_spike(row + s->c.d_qk * 2, is_fp16(s));
                 if (s->c.v[S_INPUTS] == S_INFINITE)
@@ -188,30 +189,24 @@ static void make(struct test_case *c, const struct run *run)
         0, FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP16, FMLA_KV_FP8_656};
     struct sparse_case *s = (struct sparse_case *)c;
     const int64_t *v = c->v;
-    c->b = v[S_B], c->s_q = v[S_SQ], c->h_q = v[S_HQ], c->d_v = S_D_V;
     c->d_qk = v[S_FORMAT] == S_BF16_512 || v[S_FORMAT] == S_FP8_584 ? 512 : 576;
     s->format = formats[v[S_FORMAT]];
     s->layout = kv_layout_of(s->format, (int32_t)c->d_qk);
-    c->args.sparse = FMLA_INIT(fmla_sparse_decode_args);
-    const fmla_dtype dtype = is_fp16(s) ? dtype_fp16 : dtype_bf16;
+    c->d_v = S_D_V, c->dtype = is_fp16(s) ? dtype_fp16 : dtype_bf16;
     const enum layout layout = v[S_LAYOUT] == S_LAYOUT_FAR ? LAYOUT_CONTIGUOUS : (enum layout)v[S_LAYOUT];
-    case_tensor(c, SPARSE_Q, dtype, 4, (int64_t[]){c->b, c->s_q, c->h_q, c->d_qk}, layout, true);
-    case_tensor(c, SPARSE_OUT, dtype, 4, (int64_t[]){c->b, c->s_q, c->h_q, S_D_V}, layout, true);
-    case_tensor(c, SPARSE_LSE, dtype_f32, 3, (int64_t[]){c->b, c->h_q, c->s_q}, layout, v[S_LSE] != 0);
+    case_tensor(c, SPARSE(q), layout, true), case_tensor(c, SPARSE(out), layout, true);
+    case_tensor(c, SPARSE(lse), layout, v[S_LSE] != 0);
     make_q(s);
     make_pool(s, 0, v[S_SHAPE], v[S_LENGTHS]);
     if (v[S_EXTRA]) make_pool(s, 1, v[S_EXTRA] - 1, v[S_EXTRA_LENGTHS]);
     case_sinks(c, v[S_SINK]);
 
-    fmla_sparse_decode_args *args = &c->args.sparse;
+    fmla_sparse_decode_args *args = &c->args.sparse_decode;
     args->kv_format = names[v[S_FORMAT]];
     args->softmax_scale = v[S_INPUTS] == S_SPIKED   ? 0.5f
                           : v[S_INPUTS] == S_STEEP  ? 60.0f
                           : v[S_INPUTS] == S_BEYOND ? 3e38f
                                                     : (float)pow((double)c->d_qk, -0.55);
-    args->lse_empty = (int32_t)v[S_EMPTY], args->log_base = (int32_t)v[S_BASE];
-    args->batch_invariant = (int32_t)v[S_INVARIANT];
-    args->num_partitions = (int32_t)v[S_PARTITIONS];
     c->tolerance[0] = tolerance_sparse_decode_out;
     c->tolerance[1] = tolerance_decode_lse;
     /* Only a GPU's kernels round scales. */
@@ -275,30 +270,25 @@ static bool sees(const struct test_case *c, int64_t request, int64_t token, int6
     return false;
 }
 
-/* One request, whose lists are given the lengths that count. */
-static void narrow_request(const struct test_case *c, int64_t request, struct view *v)
+/* The lists of a request are given the lengths that count. */
+static void narrow_lists(const struct test_case *c, int64_t request, struct view *v)
 {
     const struct sparse_case *s = (const struct sparse_case *)c;
-    view_narrow(v, SPARSE_Q, 0, request, 1);
     for (int k = 0; k < S_CACHES; k++) {
         const int first = pool_tensor(s, &s->pool[k]);
         if (!s->pool[k].memory) continue;
-        view_narrow(v, first + 1, 0, request, 1);
         v->count[k] = (int32_t)s->pool[k].count[request];
         v->shape[first + 2][0] = 1, v->strides[first + 2][0] = 1;
         v->tensor[first + 2] = (fmla_tensor){&v->count[k],        {FMLA_DEVICE_CPU, 0},  1, dtype_i32,
                                              v->shape[first + 2], v->strides[first + 2], 0};
-        set_pointer(&v->args, c->op->tensor[first + 2].argument, &v->tensor[first + 2]);
+        set_tensor(c->op, &v->args, first + 2, &v->tensor[first + 2]);
     }
 }
 
 static void narrow(const struct test_case *c, const struct rows *rows, struct view *v)
 {
-    narrow_request(c, rows->request, v);
-    view_narrow(v, SPARSE_Q, 1, rows->token, 1), view_heads(c, v, SPARSE_Q, 2, rows);
-    view_narrow(v, SPARSE_INDICES, 1, rows->token, 1);
-    if (case_names(c, SPARSE_EXTRA_KV)) view_narrow(v, SPARSE_EXTRA_INDICES, 1, rows->token, 1);
-    v->args.sparse.batch_invariant = 0, v->args.sparse.num_partitions = 0;
+    narrow_lists(c, rows->request, v);
+    v->args.sparse_decode.batch_invariant = 0, v->args.sparse_decode.num_partitions = 0;
 }
 
 static void magnitude_of(const struct test_case *c, int64_t request, int64_t token, int64_t head,
@@ -309,8 +299,8 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
         if (count)
             sparse_pool_magnitude(&((const struct sparse_case *)c)->pool[k],
                                   sparse_list(c, k, request, token), count, 0,
-                                  (double)c->args.sparse.softmax_scale, &c->tensor[SPARSE_Q],
-                                  guarded_at(&c->tensor[SPARSE_Q], request, token, head, 0), magnitude);
+                                  (double)c->args.sparse_decode.softmax_scale, &c->tensor[SPARSE(q)],
+                                  guarded_at(&c->tensor[SPARSE(q)], request, token, head, 0), magnitude);
     }
 }
 
@@ -322,7 +312,7 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
     const int64_t more = random_between(&c->random, 0, 2) ? random_between(&c->random, 1, 4500) : 0;
     (void)run;
     p->n = 1;
-    narrow_request(c, r, &p->view);
+    view_cut(c, &p->view, DIM_b, r, 1), narrow_lists(c, r, &p->view);
     for (int k = 0; k < S_CACHES; k++) {
         const int indices = pool_tensor(s, &s->pool[k]) + 1;
         if (!s->pool[k].memory) continue;
@@ -374,8 +364,8 @@ const struct maker sparse_maker = {
     .free = free_counts,
     .plan_shape = plan_shape,
     .plan_lengths = plan_lengths,
-    .plan_length = {{SPARSE_LENGTH, offsetof(struct plan_call, topk_length)},
-                    {SPARSE_EXTRA_LENGTH, offsetof(struct plan_call, extra_topk_length)}},
+    .plan_length = {{SPARSE(topk_length), offsetof(struct plan_call, topk_length)},
+                    {SPARSE(extra_topk_length), offsetof(struct plan_call, extra_topk_length)}},
     .choose_rows = choose_rows,
     .narrow = narrow,
     .sees = sees,

@@ -9,29 +9,28 @@
 #include "sparse_pool.h"
 
 /* The axes of the grid, and what their values mean where they are not numbers. */
-enum {
-    S_SHAPE, /* of the cache: a row of sparse_shapes */
-    S_B,
-    S_SQ,
-    S_HQ,
-    S_FORMAT,
-    S_LENGTHS,
-    S_EXTRA, /* 0: none; else 1 + the row of sparse_shapes */
-    S_EXTRA_LENGTHS,
-    S_INDICES,
-    S_CODES,
-    S_INPUTS,
-    S_SINK,
-    S_EMPTY,
-    S_BASE,
-    S_INVARIANT,
-    S_PLAN,
-    S_PARTITIONS,
-    S_LAYOUT,
-    S_LSE,
-    S_THREADS,
-    S_AXES
-};
+#define SPARSE_AXES(X)                                                                                       \
+    X(S_SHAPE, "shape: 0 1 2 3 4 5 6") /* of the cache: a row of sparse_shapes */                            \
+    X(S_B, "b: 1 4 74 321")                                                                                  \
+    X(S_SQ, "s_q: 1 3")                                                                                      \
+    X(S_HQ, "h_q: 1 8 16 48 64 96 128")                                                                      \
+    X(S_FORMAT, "format: bf16 bf16_512 fp8_656 fp8_584 fp16 fp8_656_q16")                                    \
+    X(S_LENGTHS, "lengths: none full varied zero beyond")                                                    \
+    X(S_EXTRA, "extra: 0 1 2 3 4 5 6 7") /* 0: none; else 1 + the row of sparse_shapes */                    \
+    X(S_EXTRA_LENGTHS, "extra_lengths: none full varied zero beyond")                                        \
+    X(S_INDICES, "indices: some all none twice")                                                             \
+    X(S_CODES, "codes: written scales extreme beyond nan")                                                   \
+    X(S_INPUTS, "inputs: normal spiked steep (infinite) (beyond)")                                           \
+    X(S_SINK, "sink: none finite infinite")                                                                  \
+    X(S_EMPTY, "lse_empty: 0 1")                                                                             \
+    X(S_BASE, "log_base: 0 2")                                                                               \
+    X(S_INVARIANT, "batch_invariant: 0 1")                                                                   \
+    X(S_PLAN, "plan: inside given stale")                                                                    \
+    X(S_PARTITIONS, "num_partitions: 0 1 3 78")                                                              \
+    X(S_LAYOUT, "layout: contiguous padded swapped odd (far)")                                               \
+    X(S_LSE, "lse: 1 0")                                                                                     \
+    X(S_THREADS, "threads: built_in one own")
+enum { SPARSE_AXES(AXIS_NAME) S_AXES };
 enum { S_BF16, S_BF16_512, S_FP8_656, S_FP8_584, S_FP16, S_FP8_656_Q16 /* queries in fp16 */, S_FORMATS };
 enum { S_PLAN_INSIDE, S_PLAN_GIVEN, S_PLAN_STALE };
 /* Besides those of memory.h: pages more than 2^31 bytes apart. They cost address space, not memory. */
@@ -42,20 +41,8 @@ enum { S_CACHES = 2 };
 enum { SPARSE_SHAPES = 7 };
 extern const int64_t sparse_shapes[SPARSE_SHAPES][3];
 
-/* Its tensors. Those of a cache follow one another. */
-#define SPARSE_TENSORS_OF(X)                                                                                 \
-    X(SPARSE_OUT, OUT, out)                                                                                  \
-    X(SPARSE_LSE, BY_HEAD, lse)                                                                              \
-    X(SPARSE_Q, INPUT, q)                                                                                    \
-    X(SPARSE_SINK, INPUT, attn_sink)                                                                         \
-    X(SPARSE_KV, INPUT, kv_cache)                                                                            \
-    X(SPARSE_INDICES, INPUT, indices)                                                                        \
-    X(SPARSE_LENGTH, INPUT, topk_length)                                                                     \
-    X(SPARSE_EXTRA_KV, INPUT, extra_kv_cache)                                                                \
-    X(SPARSE_EXTRA_INDICES, INPUT, extra_indices)                                                            \
-    X(SPARSE_EXTRA_LENGTH, INPUT, extra_topk_length)                                                         \
-    X(SPARSE_PARTITIONS, TABLE, partitions) X(SPARSE_NUM_SPLITS, TABLE, num_splits)
-enum { SPARSE_TENSORS_OF(TENSOR_NAME) SPARSE_TENSORS };
+/* Its tensors. */
+#define SPARSE(member) TENSOR_sparse_decode_##member
 
 struct sparse_case {
     struct test_case c;

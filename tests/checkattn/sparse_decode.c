@@ -10,29 +10,7 @@
 
 static struct axis axes[S_AXES];
 
-static const char axis_values[] = "shape: 0 1 2 3 4 5 6\n"
-                                  "b: 1 4 74 321\n"
-                                  "s_q: 1 3\n"
-                                  "h_q: 1 8 16 48 64 96 128\n"
-                                  "format: bf16 bf16_512 fp8_656 fp8_584 fp16 fp8_656_q16\n"
-                                  "lengths: none full varied zero beyond\n"
-                                  "extra: 0 1 2 3 4 5 6 7\n"
-                                  "extra_lengths: none full varied zero beyond\n"
-                                  "indices: some all none twice\n"
-                                  "codes: written scales extreme beyond nan\n"
-                                  "inputs: normal spiked steep (infinite) (beyond)\n"
-                                  "sink: none finite infinite\n"
-                                  "lse_empty: 0 1\n"
-                                  "log_base: 0 2\n"
-                                  "batch_invariant: 0 1\n"
-                                  "plan: inside given stale\n"
-                                  "partitions: 0 1 3 78\n"
-                                  "layout: contiguous padded swapped odd (far)\n"
-                                  "lse: 1 0\n"
-                                  "threads: built_in one own\n";
-
-#define TENSOR_ARGS fmla_sparse_decode_args
-static const struct tensor_row tensors[] = {SPARSE_TENSORS_OF(TENSOR_ROW)};
+static const char axis_values[] = SPARSE_AXES(AXIS_TEXT);
 
 /* ---- The grid -------------------------------------------------------------------------------- */
 
@@ -142,8 +120,8 @@ static bool has(const struct run *run, const int64_t *v)
 /* What pairs do not reach: many splits of one request, a cut inside the extra cache, more than two chunks in batch-invariant
  * mode, and offsets of more than 32 bits in every format. */
 static const char *const special[] = {
-    "shape 4, b 1, s_q 3, h_q 16, format fp8_656, extra 7, inputs spiked, plan given, partitions 78",
-    "shape 0, b 2, h_q 8, format fp8_584, lengths zero, extra 4, partitions 7",
+    "shape 4, b 1, s_q 3, h_q 16, format fp8_656, extra 7, inputs spiked, plan given, num_partitions 78",
+    "shape 0, b 2, h_q 8, format fp8_584, lengths zero, extra 4, num_partitions 7",
     "shape 5, b 2, h_q 2, format fp8_584, extra 5, extra_lengths full, inputs steep, batch_invariant 1",
     "shape 5, h_q 2, format bf16, extra 6, inputs spiked, layout far",
     "shape 6, h_q 2, format fp8_656, extra 6, inputs spiked, layout far",
@@ -160,7 +138,7 @@ static void more(struct suite *suite)
         snprintf(text, sizeof text,
                  "shape 2, b 5, s_q 2, h_q 16, format %s, lengths varied, extra 3, extra_lengths varied, "
                  "inputs %s, "
-                 "partitions 7, sink finite",
+                 "num_partitions 7, sink finite",
                  formats[i % S_FORMATS], i < S_FORMATS ? "infinite" : "beyond");
         suite_case(suite, text, suite->run[0].seed, false);
     }
@@ -188,26 +166,17 @@ static double flop(const struct test_case *c)
 #define WIDE       "shape 5, " /* of sparse_shapes: 2048 named */
 #define BUSY_EXTRA "extra 4, " /* 1024 keys, 576 named */
 
-const struct operation sparse_decode = {
-    .name = "sparse_decode",
-    .calls = &sparse_calls,
+struct subject sparse_decode = {
+    .of = OP_SPARSE_DECODE,
     .maker = &sparse_maker,
-    .plan = S_PLAN,
-    .invariant = S_INVARIANT,
     .values = axis_values,
     .axis = axes,
     .axes = S_AXES,
-    .threads = S_THREADS,
-    .tensor = tensors,
-    .tensors = SPARSE_TENSORS,
-    .results = SPARSE_Q,
-    .tables = SPARSE_PARTITIONS,
     .choose = choose,
     .has = has,
     .leaves = leaves,
     .special = special,
     .more = more,
-    .sink = SPARSE_SINK,
     .faults = (FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK)) & ~(FAULT(MERGE_BASE)),
     .fault_case = fault_case,
     .plant_before = plant_before,
@@ -224,7 +193,7 @@ const struct operation sparse_decode = {
                 {WIDE "b 64, s_q 2, h_q 16, format fp8_584, lengths varied, extra 6, extra_lengths varied"},
             .busy = WIDE "b 16, s_q 2, h_q 64, format fp8_656, lengths varied, plan given",
             .foreign = "shape 3, " BUSY_EXTRA
-                       "b 9, s_q 2, h_q 64, format fp8_656, lengths varied, plan given, partitions 13"},
+                       "b 9, s_q 2, h_q 64, format fp8_656, lengths varied, plan given, num_partitions 13"},
     .timed = timed,
     .flop = flop,
 };

@@ -13,27 +13,7 @@ enum { MANY_TOKENS = 70000 };
 
 static struct axis axes[P_AXES];
 
-static const char axis_values[] =
-    "shape: 0 1 2 3 4 5 6 7 8 9 (few) (no_keys) (no_lists) (far) (far_pages) (blocks) (pieces)\n"
-    "s_q: 0 1 62 213 1234 70000\n"
-    "h_q: 1 16 64 80 128\n"
-    "h_kv: 1 2\n"
-    "d_qk: 512 576\n"
-    "source: flat flat_gaps fp8_656 fp8_584 pages\n"
-    "page_size: 64 1 61 576\n"
-    "lengths: none (full) varied (zero) beyond\n"
-    "indices: some all none twice blocks any\n"
-    "codes: written scales extreme (beyond) nan\n"
-    "inputs: normal spiked steep (infinite) (beyond) extreme\n"
-    "sink: none finite infinite\n"
-    "lse_empty: 0 1\n"
-    "log_base: 0 2\n"
-    "results: both lse max none\n"
-    "layout: contiguous padded swapped odd (far)\n"
-    "threads: built_in one own\n";
-
-#define TENSOR_ARGS fmla_sparse_prefill_args
-static const struct tensor_row tensors[] = {PREFILL_TENSORS_OF(TENSOR_ROW)};
+static const char axis_values[] = PREFILL_AXES(AXIS_TEXT);
 
 /* ---- The grid -------------------------------------------------------------------------------- */
 
@@ -199,16 +179,16 @@ static bool plant_after(struct test_case *c, enum defect fault)
 {
     const int64_t last = c->s_q - 1;
     int64_t seeing = 0, nan = 0; /* tokens */
-    while (nan < last && !isnan(*(const float *)case_row(c, PREFILL_LSE, 0, nan, 0))) nan++;
+    while (nan < last && !isnan(*(const float *)case_row(c, PREFILL(lse), 0, nan, 0))) nan++;
     while (seeing < last && !prefill_sees(c, 0, seeing, 0)) seeing++;
     switch (fault) {
-    case FAULT_LSE_BASE: *(float *)case_row(c, PREFILL_LSE, 0, seeing, 0) *= 1.44269504f; return true;
+    case FAULT_LSE_BASE: *(float *)case_row(c, PREFILL(lse), 0, seeing, 0) *= 1.44269504f; return true;
     case FAULT_MAX_SCALE:
-        *(float *)case_row(c, PREFILL_MAX, 0, seeing, 0) /= c->args.prefill.softmax_scale;
+        *(float *)case_row(c, PREFILL(max_logits), 0, seeing, 0) /= c->args.sparse_prefill.softmax_scale;
         return true;
     case FAULT_MAX_NAN:
-        *(float *)case_row(c, PREFILL_MAX, 0, nan, 0) = -6.9e29f;
-        return isnan(*(const float *)case_row(c, PREFILL_LSE, 0, nan, 0));
+        *(float *)case_row(c, PREFILL(max_logits), 0, nan, 0) = -6.9e29f;
+        return isnan(*(const float *)case_row(c, PREFILL(lse), 0, nan, 0));
     default: return false;
     }
 }
@@ -296,24 +276,18 @@ static double flop(const struct test_case *c)
            (double)(c->s_q * c->h_q * ((const struct prefill_case *)c)->pool.topk);
 }
 
-const struct operation sparse_prefill = {
-    .name = "sparse_prefill",
-    .calls = &prefill_calls,
+struct subject sparse_prefill = {
+    .of = OP_SPARSE_PREFILL,
     .maker = &prefill_maker,
     .values = axis_values,
     .axis = axes,
     .axes = P_AXES,
-    .threads = P_THREADS,
     .defaults = "h_q 16, d_qk 576",
-    .tensor = tensors,
-    .tensors = PREFILL_TENSORS,
-    .results = PREFILL_Q,
     .choose = choose,
     .has = has,
     .leaves = leaves_case,
     .special = special,
     .more = more,
-    .sink = PREFILL_SINK,
     .faults = ((FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK) | FAULT(MERGE_BASE) | FAULT(NO_EXTRA))) |
               FAULT(LSE_BASE) | FAULT(MAX_SCALE) | FAULT(MAX_NAN),
     .fault_case = fault_case,

@@ -9,8 +9,8 @@
 
 #include <string.h>
 
-const struct operation *const drawn_operations[OPERATIONS] = {&dense_decode, &sparse_decode, &sparse_prefill,
-                                                              &merge,        &cache_append,  &cache_gather};
+struct subject *const drawn_operations[DRAWN_OPERATIONS] = {&dense_decode, &sparse_decode, &sparse_prefill,
+                                                            &merge,        &cache_append,  &cache_gather};
 
 /* ---- Numbers --------------------------------------------------------------------------------- */
 
@@ -189,6 +189,6 @@ void draw_case(struct random_state *random, enum drawn operation, const char *dt
     case MERGE: draw_merge(random, v); break;
     case CACHE_APPEND:
     case CACHE_GATHER: draw_cache(random, operation == CACHE_GATHER, gpu, v); break;
-    case OPERATIONS: break;
+    case DRAWN_OPERATIONS: break;
     }
 }
