@@ -23,7 +23,14 @@
 static struct subject *const operations[] = {&dense_decode, &sparse_decode, &sparse_prefill,
                                              &merge,        &cache_append,  &cache_gather};
 enum { SUBJECTS = sizeof operations / sizeof operations[0] };
-static const char plan_name[] = "decode_plan"; /* of the CPU: tests/unit/test_plan.c */
+
+/* The checks of what is no operation with cases; of the CPU: tests/unit/test_plan.c. NULL: it is none. */
+static void (*plan_check_of(const char *name))(const struct run *run, struct tally *tally)
+{
+    return !strcmp(name, descriptors[OP_DECODE_PLAN].name)   ? check_device_plan
+           : !strcmp(name, descriptors[OP_SPARSE_PLAN].name) ? check_sparse_plan
+                                                             : NULL;
+}
 
 static struct subject *operation_of(const char *name)
 {
@@ -86,7 +93,7 @@ static int check_here(const struct asked *asked, fmla_device device, const fmla_
     if (operation)
         suite_check(suite);
     else
-        check_device_plan(&suite->run[0], &suite->tally[0]);
+        plan_check_of(rows[0].operation)(&suite->run[0], &suite->tally[0]);
     if (count == 1) suite->seconds[0] = timing_now() - start;
     for (int i = 0; i < count; i++) {
         const struct child_report told = {suite->tally[i], suite->seconds[i]};
@@ -110,7 +117,7 @@ static bool check_apart(struct asked *asked, fmla_device device, const fmla_capa
 /* Is the kernel of that row to be checked? *failed counts one that there is no check of. */
 static bool is_asked(const struct asked *asked, bool gpu, const fmla_capability *row, int *failed)
 {
-    const bool plan = !strcmp(row->operation, plan_name);
+    const bool plan = plan_check_of(row->operation) != NULL;
     if (!row->kernel || (row->forced_only && !*row->part_of)) return false; /* the oracle */
     if (!operation_of(row->operation) && !plan) {
         printf("FAILED %s %s: there is no check of this operation\n", row->operation, row->kernel);

@@ -109,6 +109,7 @@ static inline bool is_apart(fmla_device device)
 
 /* The device's planner against the host's, which tests/unit/test_plan.c checks. */
 void check_device_plan(const struct run *run, struct tally *tally);
+void check_sparse_plan(const struct run *run, struct tally *tally);
 
 /* The threads that calls use from now on. */
 enum { THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN };
