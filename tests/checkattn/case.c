@@ -241,12 +241,11 @@ struct lengths {
 
 static void lengths_make(struct test_case *c, struct lengths *lengths, struct plan_call *plan)
 {
-    enum { STALE = 2 };
     for (int k = 0; k < 2 && c->op->maker->plan_length[k].tensor; k++) {
         struct guarded *g = &lengths->tensor[k];
         guarded_make(g, dtype_i32, 1, &c->b, LAYOUT_CONTIGUOUS);
         const bool given =
-            c->op->maker->plan_lengths(c, k, c->v[c->op->plan] == STALE, guarded_at(g, 0, 0, 0, 0));
+            c->op->maker->plan_lengths(c, k, c->v[c->op->plan] == PLAN_STALE, guarded_at(g, 0, 0, 0, 0));
         if (!given) guarded_free(g);
         set_length(plan, c->op->maker->plan_length[k].argument, given ? &g->tensor : NULL);
     }

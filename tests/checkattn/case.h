@@ -216,6 +216,9 @@ void case_tensor(struct test_case *c, int i, enum layout layout, bool wanted);
 void case_name(struct test_case *c, int i); /* by the arguments */
 bool case_names(const struct test_case *c, int i);
 
+/* The values of an axis of plans. */
+enum { PLAN_INSIDE, PLAN_GIVEN, PLAN_STALE };
+
 /* Sinks for the heads of a case: none, drawn ones, or some of them infinite. */
 enum { SINK_NONE, SINK_FINITE, SINK_INFINITE };
 void case_sinks(struct test_case *c, int64_t kind);

@@ -168,14 +168,13 @@ static void make(struct test_case *c, const struct run *run)
                  : 1;
     c->capacity = d->c.max_pages * d->c.page_size;
     c->d_v = D_V, c->dtype = v[A_DTYPE] ? dtype_fp16 : dtype_bf16;
-    const bool far = v[A_LAYOUT] == LAYOUT_FAR;
-    const enum layout layout = far ? LAYOUT_CONTIGUOUS : (enum layout)v[A_LAYOUT];
+    const enum layout layout = near_layout(v[A_LAYOUT]);
     case_tensor(c, DENSE(q), layout, true), case_tensor(c, DENSE(seqlens), LAYOUT_CONTIGUOUS, true);
     case_tensor(c, DENSE(out), layout, true), case_tensor(c, DENSE(lse), layout, v[A_LSE] != 0);
     case_tensor(c, DENSE(block_table), layout, d->paged);
     make_lengths(d);
     make_cache(d, layout);
-    if (far) spread_pages(d);
+    if (v[A_LAYOUT] == LAYOUT_FAR) spread_pages(d);
     for (int64_t r = 0; r < c->b; r++)
         for (int64_t j = 0; j < c->s_q; j++)
             for (int64_t h = 0; h < c->h_q; h++)

@@ -31,7 +31,6 @@
     X(A_THREADS, "threads: built_in one own")
 enum { DENSE_AXES(AXIS_NAME) AXES };
 enum { LENGTHS_FIXED, LENGTHS_VARIED, LENGTHS_BEYOND };
-enum { PLAN_INSIDE, PLAN_GIVEN, PLAN_STALE };
 enum {
     INPUTS_NORMAL,
     INPUTS_SPIKED, /* keys at borders weigh more */
@@ -40,10 +39,6 @@ enum {
     INPUTS_INFINITE, /* not of the grid: scores of +inf, all of a row, or one among others */
     INPUTS_BEYOND    /* neither: a softmax_scale of 3e38, whose scores fp32 does not hold */
 };
-/* Besides those of memory.h, for the cache of a paged case: pages so far apart that the elements of the third and later
- * ones are more than 2^31 elements from the first, those of the fifth more than 2^32. They cost address space, not memory.
- * Everything else is contiguous. */
-enum { LAYOUT_FAR = LAYOUTS };
 enum { D_V = 512 };
 
 /* Its tensors. */

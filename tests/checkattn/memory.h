@@ -17,8 +17,16 @@ enum layout {
     LAYOUT_SWAPPED, /* the same, and dimensions 1 and 2 of a tensor of four or more stored the other way round */
     LAYOUT_ODD,     /* gaps of odd size, base at an odd element, byte_offset used */
     LAYOUTS,
+    LAYOUT_FAR =
+        LAYOUTS, /* contiguous but for keys, whose pages are more than 2^31 bytes apart; they cost address space, not memory */
     LAYOUT_SWAPPED_FIRST /* as LAYOUT_SWAPPED, of dimensions 0 and 1; not of a grid */
 };
+
+/* How tensors lie that are not the keys. */
+static inline enum layout near_layout(int64_t layout)
+{
+    return layout == LAYOUT_FAR ? LAYOUT_CONTIGUOUS : (enum layout)layout;
+}
 
 enum { GUARDED_DIMS = 5, GUARDED_FRONT = 256 /* bytes of canary before the tensor, and behind it */ };
 

@@ -49,7 +49,7 @@ static bool leaves(const struct test_case *c, const struct run *run, bool *must)
     *must = true;
     if (strncmp(run->kernel, "cuda-sm90", 9) != 0) return false;
     if (c->v[S_LAYOUT] == LAYOUT_ODD || c->v[S_FORMAT] == S_FP8_656_Q16) return true;
-    const int64_t size = s->layout.element == KV_ELEMENT_E4M3 ? 1 : 2;
+    const int64_t size = s->pool[0].layout.element == KV_ELEMENT_E4M3 ? 1 : 2;
     for (int k = 0; k < S_CACHES; k++)
         if (s->pool[k].memory && s->pool[k].pages > 1 && s->pool[k].strides[0] * size % 16) return true;
     return false;
@@ -84,13 +84,7 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
                 return plant(patch, guarded_at(pool[1].length, r, 0, 0, 0), &none, sizeof none);
         return false;
     }
-    for (int64_t r = 0; r < c->b; r++)
-        for (int64_t j = 0; j < c->s_q; j++)
-            for (int64_t i = 0; i < pool[0].topk; i++)
-                if (sparse_pool_plant(&pool[0], fault, sparse_list(c, 0, r, j), i, pool[0].count[r],
-                                      guarded_at(pool[0].length, r, 0, 0, 0), patch))
-                    return true;
-    return false;
+    return sparse_plant(c, fault, patch);
 }
 
 /* Cases with room for every fault. An lse is small where one key stands alone. */
@@ -112,7 +106,7 @@ static bool has(const struct run *run, const int64_t *v)
     const size_t needed = (size_t)64 << 30;
     bool known = false;
     for (int i = 0; i < axes[S_FORMAT].count; i++) known |= axes[S_FORMAT].values[i] == v[S_FORMAT];
-    if (!known || v[S_LAYOUT] != S_LAYOUT_FAR || !on_gpu(run) || device_memory() > needed) return known;
+    if (!known || v[S_LAYOUT] != LAYOUT_FAR || !on_gpu(run) || device_memory() > needed) return known;
     printf("  not on this GPU: pages of a cache 2^31 bytes apart\n");
     return false;
 }

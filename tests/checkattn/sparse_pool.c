@@ -170,21 +170,16 @@ uint8_t *sparse_pool_end(const struct sparse_pool *pool, uint8_t *token)
     return token + (l->rope ? l->rope_offset + 2 * l->rope : l->token_bytes);
 }
 
-void sparse_pool_put_16(const struct sparse_pool *pool, struct random_state *random, uint8_t *to, bool spike)
-{
-    const bool fp16 = pool->format == KV_FP16;
-    memcpy(to, drawn_keys[fp16] + random_between(random, 0, DRAWN - pool->d_qk),
-           (size_t)pool->layout.token_bytes);
-    if (spike) case_spike(sparse_pool_end(pool, to), fp16);
-}
-
 void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random, int64_t codes, int64_t slot,
-                     bool spike)
+                     int64_t key_head, bool spike)
 {
-    uint8_t *to = sparse_pool_token(pool, slot);
+    uint8_t *to = sparse_pool_token(pool, slot) + key_head * pool->head_bytes;
     const int fp8 = pool->format == KV_FP8_584;
+    const bool fp16 = pool->format == KV_FP16;
     if (pool->layout.element != KV_ELEMENT_E4M3) {
-        sparse_pool_put_16(pool, random, to, spike);
+        memcpy(to, drawn_keys[fp16] + random_between(random, 0, DRAWN - pool->d_qk),
+               (size_t)pool->layout.token_bytes);
+        if (spike) case_spike(sparse_pool_end(pool, to), fp16);
         return;
     }
     _Static_assert((int)S_CODES_NAN == (int)CODES, "the others are drawn");

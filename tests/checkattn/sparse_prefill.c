@@ -2,7 +2,7 @@
  *
  * Sparse prefill: its grid, its faults, and cases beside the grid.
  */
-#include "prefill_case.h"
+#include "sparse_case.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -165,14 +165,7 @@ static void choose(const struct run *run, struct grid *grid)
 
 static bool plant_before(struct test_case *c, enum defect fault, struct patch *patch)
 {
-    const struct prefill_case *p = (const struct prefill_case *)c;
-    for (int64_t token = 0; token < c->s_q; token++)
-        for (int64_t i = 0; i < p->pool.topk; i++)
-            if (sparse_pool_plant(&p->pool, fault, prefill_case_entry(p, token, 0, 0), i,
-                                  prefill_case_count(p, token), guarded_at(p->pool.length, token, 0, 0, 0),
-                                  patch))
-                return true;
-    return false;
+    return sparse_plant(c, fault, patch);
 }
 
 static bool plant_after(struct test_case *c, enum defect fault)
@@ -180,7 +173,7 @@ static bool plant_after(struct test_case *c, enum defect fault)
     const int64_t last = c->s_q - 1;
     int64_t seeing = 0, nan = 0; /* tokens */
     while (nan < last && !isnan(*(const float *)case_row(c, PREFILL(lse), 0, nan, 0))) nan++;
-    while (seeing < last && !prefill_sees(c, 0, seeing, 0)) seeing++;
+    while (seeing < last && !sparse_sees(c, 0, seeing, 0)) seeing++;
     switch (fault) {
     case FAULT_LSE_BASE: *(float *)case_row(c, PREFILL(lse), 0, seeing, 0) *= 1.44269504f; return true;
     case FAULT_MAX_SCALE:
@@ -212,7 +205,7 @@ static bool has(const struct run *run, const int64_t *v)
 {
     const size_t needed = (size_t)64 << 30;
     if (!is_sound(v[P_SOURCE], v[P_DQK], v[P_HQ], v[P_HKV])) return false;
-    if (v[P_LAYOUT] != P_LAYOUT_FAR || !on_gpu(run) || device_memory() >= needed) return true;
+    if (v[P_LAYOUT] != LAYOUT_FAR || !on_gpu(run) || device_memory() >= needed) return true;
     printf("  not on this GPU: keys 2^31 bytes apart\n");
     return false;
 }
@@ -273,7 +266,7 @@ static const char *const timed[] = {WIDE "s_q 32, h_q 128, source flat, indices 
 static double flop(const struct test_case *c)
 {
     return 2.0 * (double)(c->d_qk + c->d_v) *
-           (double)(c->s_q * c->h_q * ((const struct prefill_case *)c)->pool.topk);
+           (double)(c->s_q * c->h_q * ((const struct sparse_case *)c)->pool[0].topk);
 }
 
 struct subject sparse_prefill = {

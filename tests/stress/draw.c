@@ -4,7 +4,6 @@
 #include "../checkattn/cache.h"
 #include "../checkattn/decode_case.h"
 #include "../checkattn/merge.h"
-#include "../checkattn/prefill_case.h"
 #include "../checkattn/sparse_case.h"
 
 #include <string.h>
@@ -113,7 +112,7 @@ static void draw_sparse(struct random_state *random, const char *dtypes, int64_t
     v[S_SINK] = kind(random, SINK_INFINITE + 1);
     v[S_EMPTY] = kind(random, 2), v[S_BASE] = 2 * kind(random, 2);
     v[S_INVARIANT] = !kind(random, 3);
-    v[S_PLAN] = kind(random, S_PLAN_STALE + 1);
+    v[S_PLAN] = kind(random, PLAN_STALE + 1);
     v[S_PARTITIONS] = ONE_OF(random, 0, 0, 1, 2, 3, 7, 78);
     v[S_LAYOUT] = layout_of(random);
     v[S_LSE] = kind(random, 4) != 0;
