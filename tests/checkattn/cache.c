@@ -6,6 +6,7 @@
  */
 #include "cache.h"
 #include "cache_far.h"
+#include "elements.h"
 #include "kvformat.h"
 #include "num.h"
 
@@ -157,20 +158,18 @@ static float hostile(struct random_state *random)
 
 /* Element `number` of all of a case. VALUES_ALL: every pattern of 16 bits after the other, so that those of a group have
  * about the same size. */
-static void put_value(char *at, int64_t element, int64_t values, int64_t number, float size,
+static void put_value(char *at, fmla_dtype dtype, int64_t values, int64_t number, float size,
                       struct random_state *random)
 {
     const uint16_t pattern = (uint16_t)number;
     const uint32_t wide = (uint32_t)pattern << 16 | (uint32_t)(random_u64(random) & 0xffff);
     float x = size * random_normal(random);
-    uint16_t narrow;
     if (values == VALUES_HOSTILE) x = hostile(random);
     if (values == VALUES_ALL) x = num_float(wide);
-    narrow = values == VALUES_ALL ? pattern : element == 0 ? num_to_bf16(x) : num_to_fp16(x);
-    if (element == 2)
-        memcpy(at, &x, sizeof x);
+    if (values == VALUES_ALL && dtype.bits == 16)
+        memcpy(at, &pattern, sizeof pattern);
     else
-        memcpy(at, &narrow, sizeof narrow);
+        element_store(at, dtype, 0, x);
 }
 
 static void fill_vectors(struct test_case *c)
@@ -183,7 +182,7 @@ static void fill_vectors(struct test_case *c)
             if (i % 64 == 0) size = ldexpf(1.0f, (int)random_between(&c->random, -20, 12));
             const bool latent = i < of_latent;
             char *row = guarded_at(&c->tensor[latent ? APPEND(latent) : APPEND(rope)], t, 0, 0, 0);
-            put_value(row + (latent ? i : i - of_latent) * bytes, v[C_ELEMENT], v[C_VALUES], t * c->d_qk + i,
+            put_value(row + (latent ? i : i - of_latent) * bytes, c->dtype, v[C_VALUES], t * c->d_qk + i,
                       size, &c->random);
         }
     }
@@ -300,15 +299,6 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
 
 /* ---- Comparison ------------------------------------------------------------------------------ */
 
-static bool is_nan(const char *at, int64_t element)
-{
-    uint16_t narrow;
-    float wide = 0.0f;
-    memcpy(&narrow, at, sizeof narrow);
-    if (element == 2) memcpy(&wide, at, sizeof wide);
-    return isnan(element == 0 ? num_from_bf16(narrow) : element == 1 ? num_from_fp16(narrow) : wide);
-}
-
 /* Every vector, by the oracle in memory of its own. */
 static void compare_gathered(struct test_case *c, const struct run *run, struct tally *tally)
 {
@@ -324,7 +314,7 @@ static void compare_gathered(struct test_case *c, const struct run *run, struct 
             const char *mine = (const char *)guarded_at(out, t, 0, 0, 0) + i * bytes,
                        *expected = (const char *)guarded_at(&theirs, t, 0, 0, 0) + i * bytes;
             if (!memcmp(mine, expected, (size_t)bytes)) continue;
-            if (is_nan(mine, v[C_ELEMENT]) && is_nan(expected, v[C_ELEMENT])) continue;
+            if (isnan(guarded_value(out, mine)) && isnan(guarded_value(out, expected))) continue;
             if (!wrong++) token = t, value = i;
         }
     char what[160];

@@ -131,7 +131,7 @@ struct maker {
         size_t argument; /* in struct plan_call */
     } plan_length[2];
 
-    /* The rows that are compared: all of a small case, chosen ones of a large one. How many. */
+    /* The rows that are compared: all of a small case, chosen ones of a large one. How many. NULL: all, whole tokens. */
     int64_t (*choose_rows)(struct test_case *c, struct rows *rows);
     /* What the oracle's view of such rows needs beside view_rows. NULL: nothing. */
     void (*narrow)(const struct test_case *c, const struct rows *rows, struct view *view);
@@ -333,6 +333,9 @@ void case_check(const struct subject *op, const struct run *run, const int64_t *
 
 /* Does the kernel under test leave the case to another one, as it may or must? Then it says so, by its name. */
 bool case_left(struct test_case *c, const struct run *run, struct tally *tally);
+
+/* All rows of a case, so many heads together. How many. */
+int64_t all_rows(const struct test_case *c, struct rows *rows, int64_t heads);
 
 /* What is in the results against the oracle. `inputs` is the hash of what is read. */
 void compare_oracle(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,

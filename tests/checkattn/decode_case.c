@@ -319,9 +319,7 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
     const int64_t all = c->b * c->s_q * c->h_q, group = c->h_q / c->h_kv;
     const bool whole = all <= CHOSEN || (all * d->s_k <= SMALL && all <= MOST_ROWS);
     int64_t count = 0;
-    for (int64_t i = 0; whole && i < all; i++)
-        rows[count++] = (struct rows){i / c->h_q / c->s_q, i / c->h_q % c->s_q, i % c->h_q, 1, 1};
-    if (whole) return count;
+    if (whole) return all_rows(c, rows, 1);
     rows[count++] = (struct rows){0, 0, 0, 1, 1};
     rows[count++] = (struct rows){c->b - 1, c->s_q - 1, c->h_q - 1, 1, 1};
     rows[count++] = (struct rows){0, c->s_q - 1, group - 1, 1, 1}; /* the last of a key head */

@@ -34,20 +34,21 @@ static bool counts(const int64_t *v, int i, int j)
     return !inputs || v[A_INPUTS] != INPUTS_NAN_ENDS || some_unseen || i == A_SQ || i == A_CAUSAL;
 }
 
-/* Row-keys that the generic kernel computes: its vectors hold 16 rows. */
-static double cpu_cost(const int64_t *v)
+/* Row-keys that are computed by tiles of so many rows. */
+static double cost_of(const int64_t *v, int64_t tile)
 {
     const int64_t rows = v[A_SQ] * v[A_HQ] / v[A_HKV];
-    const int64_t row_tiles = v[A_B] * v[A_HKV] * ((rows + 15) / 16);
-    return 16.0 * (double)(row_tiles * v[A_SK]);
+    return (double)tile * (double)(v[A_B] * v[A_HKV] * ((rows + tile - 1) / tile) * v[A_SK]);
 }
 
-/* What a GPU computes: its tiles hold 64 rows at most, and the fewest are 16. */
+static double cpu_cost(const int64_t *v)
+{
+    return cost_of(v, 16); /* the generic kernel's vectors */
+}
+
 static double gpu_cost(const int64_t *v)
 {
-    const int64_t rows = v[A_SQ] * v[A_HQ] / v[A_HKV];
-    const int64_t row_tiles = v[A_B] * v[A_HKV] * ((rows + 63) / 64);
-    return 64.0 * (double)(row_tiles * v[A_SK]);
+    return cost_of(v, 64); /* at most; the fewest are 16 */
 }
 
 /* Bytes of a GPU's case on the host: cache, queries and results, table. */

@@ -314,30 +314,6 @@ static void check_foreign_tables(const struct gpu *g)
 
 /* ---- At once -------------------------------------------------------------------------------- */
 
-/* Two streams, the same inputs and the same plan, results of their own. */
-static void check_streams(const struct gpu *g)
-{
-    struct sender sender[AT_ONCE];
-    struct test_case *c = make_case(g, "two streams", g->op->gpu.busy, "", 300),
-                     *other = make_case(g, "two streams", g->op->gpu.busy, "", 300);
-    if (g->op->tables) make_plan(g, c);
-    case_to_device(c, NULL);
-    for (int k = 0; k < g->op->results; k++) device_add_guarded(&c->blocks, &other->tensor[g->op->result[k]]);
-    for (int i = 0; i < AT_ONCE; i++) sender_make(&sender[i], g, c);
-    fmla_tensor results[RESULTS];
-    for (int k = 0; k < g->op->results; k++)
-        set_tensor(g->op, &sender[1].call.args, g->op->result[k],
-                   device_tensor(&c->blocks, &other->view[g->op->result[k]], &results[k]));
-    for (int i = 0; i < AT_ONCE * LAUNCHES; i++) sender_launch(&sender[i % AT_ONCE]);
-    for (int i = 0; i < AT_ONCE; i++) sender_end(&sender[i], g, c);
-    case_from_device(c);
-    compare(g, c);
-    unsigned char *theirs = case_results_copy(other);
-    if (!case_results_same(c, theirs)) tell(g, c, "the same call on two streams has different bits");
-    free(theirs);
-    case_free(c), case_free(other);
-}
-
 static void *thread_main(void *data)
 {
     struct sender *s = data;
@@ -348,53 +324,59 @@ static void *thread_main(void *data)
     return NULL;
 }
 
-/* Two host threads, each with a case and a stream of its own. */
-static void check_threads(const struct gpu *g)
+enum at_once {
+    ON_STREAMS, /* the same inputs and the same plan, results of their own */
+    ON_THREADS, /* of the host, each with a case and a stream of its own */
+    IN_TURN, /* other inputs, in one workspace: no call begins to write there before the one in front has read it */
+    WAYS_AT_ONCE
+};
+
+static void check_at_once(const struct gpu *g, enum at_once way)
 {
+    static const struct {
+        const char *name, *more[AT_ONCE];
+        uint64_t seeds[AT_ONCE];
+    } ways[WAYS_AT_ONCE] = {[ON_STREAMS] = {"two streams", {"", ""}, {300, 300}},
+                            [ON_THREADS] = {"two host threads", {"h_q 128", "h_q 16"}, {310, 311}},
+                            [IN_TURN] = {"one workspace, calls in turn", {"", ""}, {400, 401}}};
     struct test_case *c[AT_ONCE];
     struct sender sender[AT_ONCE];
     pthread_t thread[AT_ONCE];
     bool started[AT_ONCE];
+    fmla_tensor results[RESULTS];
+    for (int i = 0; i < AT_ONCE; i++)
+        c[i] = make_case(g, ways[way].name, g->op->gpu.busy, ways[way].more[i], ways[way].seeds[i]);
+    if (way == ON_STREAMS && g->op->tables) make_plan(g, c[0]);
     for (int i = 0; i < AT_ONCE; i++) {
-        c[i] = make_case(g, "two host threads", g->op->gpu.busy, i ? "h_q 16" : "h_q 128", 310 + (uint64_t)i);
-        case_to_device(c[i], NULL);
-        sender_make(&sender[i], g, c[i]);
+        const bool shared = way == ON_STREAMS && i;
+        if (!shared) case_to_device(c[i], NULL);
+        sender_make(&sender[i], g, shared ? c[0] : c[i]);
         sender[i].bare = i == 1;
+        for (int k = 0; shared && k < g->op->results; k++) {
+            const int result = g->op->result[k];
+            device_add_guarded(&c[0]->blocks, &c[i]->tensor[result]);
+            set_tensor(g->op, &sender[i].call.args, result,
+                       device_tensor(&c[0]->blocks, &c[i]->view[result], &results[k]));
+        }
     }
-    for (int i = 0; i < AT_ONCE; i++) {
+    if (way == IN_TURN) {
+        set_pointer(g->op, &sender[1].call.args, "workspace", sender[0].workspace.memory);
+        set_pointer(g->op, &sender[1].call.args, "stream", sender[0].stream);
+    }
+    for (int i = 0; way != ON_THREADS && i < AT_ONCE * LAUNCHES; i++) sender_launch(&sender[i % AT_ONCE]);
+    for (int i = 0; way == ON_THREADS && i < AT_ONCE; i++) {
         started[i] = !pthread_create(&thread[i], NULL, thread_main, &sender[i]);
         if (!started[i]) tell(g, c[i], "no thread could be started");
     }
-    for (int i = 0; i < AT_ONCE; i++)
+    for (int i = 0; way == ON_THREADS && i < AT_ONCE; i++)
         if (started[i]) pthread_join(thread[i], NULL);
-    for (int i = 0; i < AT_ONCE; i++) {
-        sender_end(&sender[i], g, c[i]);
-        case_from_device(c[i]);
-        compare(g, c[i]);
-        case_free(c[i]);
-    }
-}
-
-/* Calls over other inputs behind one another, in one workspace: none begins to write there before the one in front has read
- * it. */
-static void check_workspace(const struct gpu *g)
-{
-    struct test_case *c[AT_ONCE];
-    struct sender sender[AT_ONCE];
-    for (int i = 0; i < AT_ONCE; i++) {
-        c[i] = make_case(g, "one workspace, calls in turn", g->op->gpu.busy, "", 400 + (uint64_t)i);
-        case_to_device(c[i], NULL);
-        sender_make(&sender[i], g, c[i]);
-    }
-    set_pointer(g->op, &sender[1].call.args, "workspace", sender[0].workspace.memory);
-    set_pointer(g->op, &sender[1].call.args, "stream", sender[0].stream);
-    for (int i = 0; i < AT_ONCE * LAUNCHES; i++) sender_launch(&sender[i % AT_ONCE]);
     for (int i = 0; i < AT_ONCE; i++) sender_end(&sender[i], g, c[i]);
-    for (int i = 0; i < AT_ONCE; i++) {
-        case_from_device(c[i]);
-        compare(g, c[i]);
-        case_free(c[i]);
-    }
+    for (int i = 0; i < AT_ONCE; i++) case_from_device(c[i]), compare(g, c[i]);
+    unsigned char *theirs = case_results_copy(c[1]);
+    if (way == ON_STREAMS && !case_results_same(c[0], theirs))
+        tell(g, c[0], "the same call on two streams has different bits");
+    free(theirs);
+    case_free(c[0]), case_free(c[1]);
 }
 
 /* ---- All ------------------------------------------------------------------------------------- */
@@ -422,9 +404,7 @@ static void check_base(const struct gpu *g, uint64_t number)
         check_repeats(g, cases->repeats[i], 100 + 10 * number + i);
     for (uint64_t i = 0; i < 2 && cases->positions[i]; i++) check_positions(g, cases->positions[i], 200 + i);
     if (cases->foreign) check_foreign_tables(g);
-    check_streams(g);
-    check_threads(g);
-    check_workspace(g);
+    for (int way = 0; way < WAYS_AT_ONCE; way++) check_at_once(g, (enum at_once)way);
 }
 
 /* Graphs first: that a first call loads the kernel must not disturb a capture. */

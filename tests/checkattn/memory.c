@@ -2,7 +2,7 @@
 #define _GNU_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #include "memory.h"
 
-#include "../../src/num.h"
+#include "elements.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,12 +139,5 @@ bool guarded_intact(const struct guarded *g)
 
 double guarded_value(const struct guarded *g, const void *address)
 {
-    uint16_t narrow;
-    float wide;
-    if (g->tensor.dtype.bits == 32) {
-        memcpy(&wide, address, sizeof wide);
-        return (double)wide;
-    }
-    memcpy(&narrow, address, sizeof narrow);
-    return (double)(g->tensor.dtype.code == FMLA_TYPE_BFLOAT ? num_from_bf16(narrow) : num_from_fp16(narrow));
+    return (double)element_load(address, g->tensor.dtype, 0);
 }

@@ -3,7 +3,8 @@
  * Merge, token by token against the oracle.
  */
 #include "merge.h"
-#include "num.h"
+
+#include "elements.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -52,14 +53,8 @@ static void fill(const struct guarded *parts, const struct guarded *lse_parts, c
                         *(float *)guarded_at(lse_parts, i, r, h, j) = NAN;
                     if (empty) continue;                       /* its out stays NaN */
                     char *row = guarded_at(parts, i, r, j, h); /* four indices of five: the row */
-                    for (int64_t d = 0; d < v[M_DV]; d++) {
-                        const float x = random_input(random, 0.0f, 0.1f);
-                        const uint16_t narrow = v[M_PART] == 1 ? num_to_fp16(x) : num_to_bf16(x);
-                        if (v[M_PART] == 2)
-                            memcpy(row + 4 * d, &x, sizeof x);
-                        else
-                            memcpy(row + 2 * d, &narrow, sizeof narrow);
-                    }
+                    for (int64_t d = 0; d < v[M_DV]; d++)
+                        element_store(row, parts->tensor.dtype, d, random_input(random, 0.0f, 0.1f));
                 }
 }
 
@@ -85,14 +80,6 @@ static void make(struct test_case *c, const struct run *run)
     c->tolerance[1] = tolerance_decode_lse;
 }
 
-/* All of them. */
-static int64_t choose_rows(struct test_case *c, struct rows *rows)
-{
-    const int64_t tokens = c->b * c->s_q;
-    for (int64_t i = 0; i < tokens; i++) rows[i] = (struct rows){i / c->s_q, i % c->s_q, 0, 1, c->h_q};
-    return tokens;
-}
-
 static bool plant_before(struct test_case *c, enum defect fault, struct patch *patch)
 {
     const int32_t other = FMLA_LOG_BASE_2 - c->args.merge.log_base;
@@ -100,8 +87,7 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
     return plant(patch, &c->args.merge.log_base, &other, sizeof other);
 }
 
-static const struct maker maker = {
-    .size = sizeof(struct test_case), .make = make, .choose_rows = choose_rows};
+static const struct maker maker = {.size = sizeof(struct test_case), .make = make};
 
 struct subject merge = {
     .of = OP_MERGE,

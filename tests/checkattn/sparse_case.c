@@ -498,12 +498,8 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
                   seen = s->prefill && pool->s_k < pool->topk ? pool->s_k : pool->topk;
     int64_t count = 0, found = 0;
     if (tokens * c->h_kv <= MOST_LISTS &&
-        tokens * c->h_q * (seen + pool[1].topk) <= (extreme ? EXTREME : SMALL)) {
-        for (int64_t i = 0; i < tokens * c->h_kv; i++)
-            rows[count++] =
-                (struct rows){i / c->h_kv / c->s_q, i / c->h_kv % c->s_q, i % c->h_kv * group, 1, group};
-        return count;
-    }
+        tokens * c->h_q * (seen + pool[1].topk) <= (extreme ? EXTREME : SMALL))
+        return all_rows(c, rows, group);
     const int64_t heads = group < HEADS ? group : HEADS, step = group / heads;
     rows[count++] = (struct rows){0, 0, 0, step, heads};
     if (s->prefill) rows[count++] = (struct rows){0, 0, (c->h_kv - 1) * group, step, heads};
