@@ -12,7 +12,7 @@
     X(C_ELEMENT, "vectors: bf16 fp16 fp32")                                                                  \
     X(C_TOKENS, "tokens: 0 1 128 4097")                                                                      \
     X(C_PAGE_SIZE, "page_size: 1 2 61 64 256")                                                               \
-    X(C_CACHE, "cache: dense padded odd spread")                                                             \
+    X(C_CACHE, "cache: dense padded odd spread (far)")                                                       \
     X(C_VECTORS, "layout: contiguous padded (swapped) odd")                                                  \
     X(C_ROPE, "rope apart: 0 1")                                                                             \
     X(C_D_QK, "d_qk: 512 576 1 40 130 1040") /* of bf16 and fp16 */                                          \
@@ -23,7 +23,7 @@
     X(C_THREADS,                                                                                             \
       "threads: built_in (one) own") /* ---- The grid ------------------------------------------------------------------------------- */
 enum { CACHE_AXES(AXIS_NAME) C_AXES };
-enum { CACHE_DENSE, CACHE_PADDED, CACHE_ODD, CACHE_SPREAD };
+enum { CACHE_DENSE, CACHE_PADDED, CACHE_ODD, CACHE_SPREAD, CACHE_FAR /* pages more than 2^31 bytes apart */ };
 enum { VALUES_NORMAL, VALUES_HOSTILE, VALUES_ALL };
 enum { SLOTS_DISTINCT, SLOTS_SKIPPED, SLOTS_TWICE };
 enum { CACHE_SCALES = 5 };

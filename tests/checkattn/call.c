@@ -208,7 +208,7 @@ fmla_status call_on_device(const struct test_case *c, struct device_args *there,
         if (!is_result(op, i) && !is_table(op, i) && tensor_at(op, from, i))
             call.input = tensor_at(op, from, i); /* the first */
     for (int i = 0; i < op->results; i++)
-        if (call.results[i]) device_up(call.blocks, call.results[i]->data);
+        if (call.results[i]) case_move_result(c, i, call.results[i], true);
     if (device_stress) refusals(&call);
     device_scratch_make(&workspace, call.bytes, fill);
     void *stream = fill || c->captured ? device_stream_open() : NULL; /* the default stream too */
@@ -220,7 +220,7 @@ fmla_status call_on_device(const struct test_case *c, struct device_args *there,
     if (!status) {
         device_wait(stream);
         for (int i = 0; i < op->results; i++)
-            if (call.results[i]) device_down(call.blocks, call.results[i]->data);
+            if (call.results[i]) case_move_result(c, i, call.results[i], false);
     }
     if (!device_scratch_intact(&workspace) && device_stress) {
         device_stress->wrong("the call wrote past the end of its workspace");
@@ -236,7 +236,11 @@ fmla_status call_on_device(const struct test_case *c, struct device_args *there,
 fmla_status case_run(const struct test_case *c, union call_args *args, int fill)
 {
     struct device_args there;
-    if (!is_apart(c->device)) return call_on_host(c->op, args, fill);
+    if (!is_apart(c->device)) {
+        const fmla_status status = call_on_host(c->op, args, fill);
+        for (int k = 0; k < c->op->results; k++) guarded_move(&c->tensor[c->op->result[k]], false);
+        return status;
+    }
     device_args_make(&there, c, args);
     return call_on_device(c, &there, args, fill);
 }

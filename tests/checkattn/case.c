@@ -112,6 +112,17 @@ void case_infinite(uint8_t *end, bool fp16, bool of_key, bool special)
 
 /* ---- Its memory ------------------------------------------------------------------------------- */
 
+static const struct guarded *case_result(const struct test_case *c, int k)
+{
+    return &c->tensor[c->op->result[k]];
+}
+
+static void move_pages(const struct test_case *c, const struct guarded *g, bool up)
+{
+    for (int64_t page = 0; page < g->pages; page++)
+        device_part(&c->blocks, g->far + g->far_front + (size_t)page * g->far_between, g->page_bytes, up);
+}
+
 void case_to_device(struct test_case *c, const struct test_case *like)
 {
     if (!is_apart(c->device)) return;
@@ -124,12 +135,23 @@ void case_to_device(struct test_case *c, const struct test_case *like)
             device_add_guarded(&c->blocks, g);
         if (!g->far) continue;
         device_add_zeros(&c->blocks, g->far, g->far_bytes);
-        for (int64_t page = 0; page < g->pages; page++)
-            device_up_part(&c->blocks, g->far + g->far_front + (size_t)page * g->far_between, g->page_bytes);
+        move_pages(c, g, true);
     }
 }
 
-/* Far pages are not written on the host. */
+void case_move_result(const struct test_case *c, int k, const fmla_tensor *result, bool up)
+{
+    const struct guarded *g = case_result(c, k);
+    if (g->far)
+        move_pages(c, g, up);
+    else if (up)
+        device_up(&c->blocks, result->data);
+    else
+        device_down(&c->blocks, result->data);
+    if (!up) guarded_move(g, false);
+}
+
+/* Of far memory only pages are moved. */
 static bool is_far(const struct test_case *c, const void *host)
 {
     for (int i = 0; i < c->op->tensors; i++)
@@ -141,11 +163,6 @@ void case_from_device(struct test_case *c)
 {
     for (int i = 0; i < c->blocks.count; i++)
         if (!is_far(c, c->blocks.block[i].host)) device_down(&c->blocks, c->blocks.block[i].host);
-}
-
-static const struct guarded *case_result(const struct test_case *c, int k)
-{
-    return &c->tensor[c->op->result[k]];
 }
 
 uint64_t case_hash_inputs(const struct test_case *c)

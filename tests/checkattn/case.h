@@ -246,6 +246,9 @@ void case_plan_args(const struct test_case *c, const union call_args *args, stru
 void case_to_device(struct test_case *c, const struct test_case *like);
 void case_from_device(struct test_case *c);
 
+/* Result k of a call, to the device or from there. */
+void case_move_result(const struct test_case *c, int k, const fmla_tensor *result, bool up);
+
 /* FNV-1a over everything that the call only reads, canaries included. */
 uint64_t case_hash_inputs(const struct test_case *c);
 

@@ -150,7 +150,7 @@ static void spread_pages(struct decode_case *d)
     enum { BETWEEN = (1 << 30) + 64 /* elements; a multiple of 16 bytes */ };
     struct guarded *g = &d->c.tensor[DENSE(kv_cache)];
     const size_t element = sizeof(uint16_t), front = element << 31;
-    guarded_spread(g, d->c.pages, (size_t)d->strides[0] * element, front, BETWEEN * element);
+    guarded_spread(g, d->c.pages, (size_t)d->strides[0] * element, front, BETWEEN * element, false);
     fmla_tensor *view = &d->c.view[DENSE(kv_cache)];
     d->c.strides[DENSE(kv_cache)] = d->strides[0], d->strides[0] = BETWEEN;
     view->data = g->far + front, view->byte_offset = 0, view->strides = d->strides;

@@ -215,9 +215,13 @@ struct device_scratch device_place(const struct device_blocks *blocks, const voi
     return (struct device_scratch){block->device, block->bytes};
 }
 
-void device_up_part(const struct device_blocks *blocks, const void *host, size_t bytes)
+void device_part(const struct device_blocks *blocks, void *host, size_t bytes, bool up)
 {
-    upload(device_address(blocks, host), host, bytes);
+    void *there = device_address(blocks, host);
+    if (up)
+        upload(there, host, bytes);
+    else
+        download(host, there, bytes);
 }
 
 const fmla_tensor *device_tensor(const struct device_blocks *blocks, const fmla_tensor *tensor,

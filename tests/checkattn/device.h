@@ -43,9 +43,9 @@ size_t device_memory(void); /* of the GPU */
 void device_add(struct device_blocks *blocks, void *host, size_t bytes);
 void device_add_guarded(struct device_blocks *blocks, const struct guarded *guarded);
 
-/* A block that is 0 on the device, of which device_up_part copies what is not. */
+/* A block that is 0 on the device, of which device_part copies what is not. */
 void device_add_zeros(struct device_blocks *blocks, void *host, size_t bytes);
-void device_up_part(const struct device_blocks *blocks, const void *host, size_t bytes);
+void device_part(const struct device_blocks *blocks, void *host, size_t bytes, bool up);
 
 /* Another case of the same shapes takes the place of `blocks` on the device: what the host's blocks of `like` hold now
  * is what memory at the same addresses will hold. */

@@ -62,6 +62,7 @@ void guarded_reset(struct guarded *g)
         memcpy(g->memory, g->initial, g->whole);
     else
         memset(g->memory + CANARY_BYTES, FILL, g->bytes);
+    guarded_move(g, true);
 }
 
 void guarded_keep(struct guarded *g)
@@ -70,17 +71,25 @@ void guarded_keep(struct guarded *g)
     memcpy(g->initial, g->memory, g->whole);
 }
 
-void guarded_spread(struct guarded *g, int64_t pages, size_t page_bytes, size_t front, size_t between)
+void guarded_move(const struct guarded *g, bool out)
+{
+    for (int64_t i = 0; g->far && i < g->pages; i++) {
+        char *near = (char *)g->tensor.data + g->tensor.byte_offset + (size_t)i * g->page_bytes,
+             *far = (char *)g->far + g->far_front + (size_t)i * g->far_between;
+        memcpy(out ? far : near, out ? near : far, g->page_bytes);
+    }
+}
+
+void guarded_spread(struct guarded *g, int64_t pages, size_t page_bytes, size_t front, size_t between,
+                    bool written)
 {
     g->pages = pages, g->page_bytes = page_bytes, g->far_front = front, g->far_between = between;
     g->far_bytes = front + (size_t)pages * between;
     g->far =
         mmap(NULL, g->far_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (g->far == MAP_FAILED) no_memory("address space", g->far_bytes);
-    for (int64_t i = 0; i < pages; i++)
-        memcpy(g->far + front + (size_t)i * between,
-               (char *)g->tensor.data + g->tensor.byte_offset + (size_t)i * page_bytes, page_bytes);
-    mprotect(g->far, g->far_bytes, PROT_READ);
+    guarded_move(g, true);
+    if (!written) mprotect(g->far, g->far_bytes, PROT_READ);
 }
 
 void guarded_free(struct guarded *g)

@@ -60,9 +60,13 @@ void guarded_reset(struct guarded *guarded);
 void guarded_keep(struct guarded *guarded);
 
 /* Copies pages that lie next to each other to where there are `between` bytes from one to the next, behind `front` bytes of
- * zeros. They cost address space, not memory, and cannot be written there. An offset that is cut leads to the first page, or
+ * zeros. They cost address space, not memory, and cannot be written there unless they are to be. An offset that is cut leads to the first page, or
  * into the zeros: the result is wrong, and the process lives to say so. */
-void guarded_spread(struct guarded *guarded, int64_t pages, size_t page_bytes, size_t front, size_t between);
+void guarded_spread(struct guarded *guarded, int64_t pages, size_t page_bytes, size_t front, size_t between,
+                    bool written);
+
+/* The pages again, out to where they are far apart or back; nothing without such. */
+void guarded_move(const struct guarded *guarded, bool out);
 
 /* Bytes up to the last element: what a call may touch. */
 size_t guarded_extent(const struct guarded *guarded);

@@ -210,7 +210,7 @@ int64_t sparse_pool_spread(struct sparse_pool *pool)
 {
     const size_t front = (size_t)1 << 31, between = front + 64;
     const int64_t before = pool->strides[0];
-    guarded_spread(pool->memory, pool->pages, (size_t)pool->page_bytes, front, between);
+    guarded_spread(pool->memory, pool->pages, (size_t)pool->page_bytes, front, between, false);
     pool->view->data = pool->memory->far + front, pool->view->byte_offset = 0;
     pool->strides[0] = (int64_t)between / (pool->layout.element == KV_ELEMENT_E4M3 ? 1 : 2);
     pool->view->strides = pool->strides;
