@@ -273,17 +273,24 @@ bool gpu_fill(void *to, unsigned char byte, size_t bytes, struct fault *fault)
     return !bytes || done(driver.call.fill(number_of(to), byte, bytes), "filling device memory", fault);
 }
 
+/* ---- Closing --------------------------------------------------------------------------------- */
+
+#define CLOSES(what, entry)                                                                                  \
+    void gpu_##what##_close(void *what)                                                                      \
+    {                                                                                                        \
+        if (what) driver.call.entry(what);                                                                   \
+    }
+CLOSES(stream, stream_close)
+CLOSES(event, event_close)
+CLOSES(module, module_close)
+CLOSES(graph, exec_close)
+
 /* ---- Streams and events --------------------------------------------------------------------- */
 
 bool gpu_stream_open(void **stream, struct fault *fault)
 {
     *stream = NULL;
     return passed(driver.call.stream_open(stream, STREAM_NON_BLOCKING), "opening a stream", fault);
-}
-
-void gpu_stream_close(void *stream)
-{
-    if (stream) driver.call.stream_close(stream);
 }
 
 bool gpu_stream_wait(void *stream, struct fault *fault)
@@ -295,11 +302,6 @@ bool gpu_event_open(void **event, struct fault *fault)
 {
     *event = NULL;
     return passed(driver.call.event_open(event, EVENT_DEFAULT), "opening an event", fault);
-}
-
-void gpu_event_close(void *event)
-{
-    if (event) driver.call.event_close(event);
 }
 
 bool gpu_event_record(void *event, void *stream, struct fault *fault)
@@ -323,11 +325,6 @@ bool gpu_module_open(void **module, const char *ptx, struct fault *fault)
 {
     *module = NULL;
     return passed(driver.call.module_open(module, ptx), "compiling a kernel", fault);
-}
-
-void gpu_module_close(void *module)
-{
-    if (module) driver.call.module_close(module);
 }
 
 bool gpu_kernel(void **kernel, void *module, const char *name, struct fault *fault)
@@ -387,9 +384,4 @@ bool gpu_capture_end(void *stream, void **graph, struct fault *fault)
 bool gpu_graph_launch(void *graph, void *stream, struct fault *fault)
 {
     return passed(driver.call.graph_launch(graph, stream), "launching a graph", fault);
-}
-
-void gpu_graph_close(void *graph)
-{
-    if (graph) driver.call.exec_close(graph);
 }

@@ -4,7 +4,7 @@
  * between pages included, all of it random; of what the oracle makes of a copy every byte is compared, so that each that is wrong, missing
  * or not the call's to write shows. Of a NaN that was gathered only that it is one is compared.
  */
-#include "cache.h"
+#include "axes.h"
 #include "elements.h"
 #include "kvformat.h"
 #include "num.h"
@@ -50,8 +50,9 @@ static double cost(const int64_t *v)
     return (double)v[C_TOKENS];
 }
 
-static void choose(const struct run *run, struct grid *grid, bool gather)
+static void choose(const struct subject *op, const struct run *run, struct grid *grid)
 {
+    const bool gather = op == &cache_gather;
     axes[C_THREADS].count = on_gpu(run) ? 1 : 2;
     axes[C_GRAPH].count = on_gpu(run) ? 2 : 1;
     axes[C_ROPE].count = gather ? 1 : 2;
@@ -59,16 +60,6 @@ static void choose(const struct run *run, struct grid *grid, bool gather)
     axes[C_SLOTS].count = on_gpu(run) && !gather ? 2 : 3;
     grid->possible = possible, grid->counts = counts;
     grid->cost = cost, grid->dear = 5000;
-}
-
-static void choose_append(const struct run *run, struct grid *grid)
-{
-    choose(run, grid, false);
-}
-
-static void choose_gather(const struct run *run, struct grid *grid)
-{
-    choose(run, grid, true);
 }
 
 /* ---- A case --------------------------------------------------------------------------------- */
@@ -364,8 +355,9 @@ static void compare_cache(struct test_case *c, const struct run *run, struct tal
 /* ---- Cases beside the grid ------------------------------------------------------------------- */
 
 /* Every pattern of bf16 and fp16, and as many of fp32, into (or out of) every format; then pages that are far apart. */
-static void check_apart_from_grid(struct suite *suite, bool gather)
+static void more(struct suite *suite)
 {
+    const bool gather = suite->op == &cache_gather;
     char text[200];
     for (int format = FMLA_KV_BF16; format <= FMLA_KV_FP8_576; format++)
         for (int element = 0; element < 3; element++)
@@ -382,20 +374,9 @@ static void check_apart_from_grid(struct suite *suite, bool gather)
     }
 }
 
-/* Pages far apart take memory on a GPU. */
 static bool has(const struct run *run, const int64_t *v)
 {
-    return v[C_CACHE] != CACHE_FAR || !on_gpu(run) || device_memory() >= (size_t)24 << 30;
-}
-
-static void more_append(struct suite *suite)
-{
-    check_apart_from_grid(suite, false);
-}
-
-static void more_gather(struct suite *suite)
-{
-    check_apart_from_grid(suite, true);
+    return v[C_CACHE] != CACHE_FAR || has_far_memory(run);
 }
 
 static const struct maker append_maker = {.size = sizeof(struct cache_case),
@@ -410,9 +391,9 @@ struct subject cache_append = {
     .values = axis_values,
     .axis = axes,
     .axes = C_AXES,
-    .choose = choose_append,
+    .choose = choose,
     .has = has,
-    .more = more_append,
+    .more = more,
     .faults = FAULT(CACHE_SLOT) | FAULT(CACHE_VALUE) | FAULT(CACHE_SCALE) | FAULT(CACHE_GAP),
     .plant_before = plant_before,
     .plant_after = plant_after,
@@ -424,9 +405,9 @@ struct subject cache_gather = {
     .values = axis_values,
     .axis = axes,
     .axes = C_AXES,
-    .choose = choose_gather,
+    .choose = choose,
     .has = has,
-    .more = more_gather,
+    .more = more,
     .faults = FAULT(GATHER_VALUE) | FAULT(GATHER_ZERO),
     .plant_after = plant_after,
 };

@@ -39,13 +39,13 @@ struct test_case *case_make(const struct subject *op, const struct run *run, con
     memcpy(&c->args, &descriptors[op->of].size, sizeof descriptors[op->of].size); /* struct_size */
     for (int i = 0; i < op->axes; i++) take_axis(c, op->axis[i].name, v[i]);
     op->maker->make(c, run);
-    set_pointer(op, &c->args, "kernel", forced_kernel(run));
+    set_pointer(op, &c->args, "kernel", run->by_default ? NULL : run->kernel);
     return c;
 }
 
 void case_free(struct test_case *c)
 {
-    device_free(&c->blocks);
+    device_drop(&c->blocks, 0);
     if (c->op->maker->free) c->op->maker->free(c);
     for (int i = 0; i < MAX_TENSORS; i++) guarded_free(&c->tensor[i]);
     free(c->plan), free(c);
@@ -144,10 +144,8 @@ void case_move_result(const struct test_case *c, int k, const fmla_tensor *resul
     const struct guarded *g = case_result(c, k);
     if (g->far)
         move_pages(c, g, up);
-    else if (up)
-        device_up(&c->blocks, result->data);
     else
-        device_down(&c->blocks, result->data);
+        device_move(&c->blocks, result->data, up);
     if (!up) guarded_move(g, false);
 }
 
@@ -162,7 +160,7 @@ static bool is_far(const struct test_case *c, const void *host)
 void case_from_device(struct test_case *c)
 {
     for (int i = 0; i < c->blocks.count; i++)
-        if (!is_far(c, c->blocks.block[i].host)) device_down(&c->blocks, c->blocks.block[i].host);
+        if (!is_far(c, c->blocks.block[i].host)) device_move(&c->blocks, c->blocks.block[i].host, false);
 }
 
 uint64_t case_hash_inputs(const struct test_case *c)
@@ -233,22 +231,25 @@ void *row_in(const struct test_case *c, const struct guarded *g, int i, int64_t 
 
 /* ---- Plans ------------------------------------------------------------------------------------ */
 
-static void set_length(struct plan_call *plan, size_t offset, const fmla_tensor *tensor)
-{
-    const void *pointer = tensor;
-    memcpy((char *)plan + offset, &pointer, sizeof pointer);
-}
-
 void case_plan_args(const struct test_case *c, const union call_args *args, struct plan_call *plan)
 {
     const struct subject *op = c->op;
-    *plan = (struct plan_call){0};
-    plan->s_q = c->s_q, plan->h_q = c->h_q, plan->target = c->device;
-    op->maker->plan_shape(c, plan);
-    for (int k = 0; k < 2; k++)
-        if (op->maker->plan_length[k].tensor)
-            set_length(plan, op->maker->plan_length[k].argument,
-                       tensor_at(op, args, op->maker->plan_length[k].tensor));
+    const bool sparse = op->of == OP_SPARSE_DECODE;
+    *plan = (struct plan_call){.sparse = sparse,
+                               .b = c->b,
+                               .s_q = c->s_q,
+                               .h_q = c->h_q,
+                               .h_kv = c->h_kv,
+                               .topk = c->topk,
+                               .extra_topk = c->extra_topk,
+                               .target = c->device,
+                               .num_partitions = *(const int32_t *)option_at(op, &c->args, "num_partitions")};
+    if (!sparse) {
+        plan->seqlens = args->dense_decode.seqlens;
+        return;
+    }
+    plan->topk_length = args->sparse_decode.topk_length;
+    plan->extra_topk_length = args->sparse_decode.extra_topk_length;
 }
 
 /* Lengths for a plan, those of the case or stale ones, in memory of their own. */
@@ -258,13 +259,13 @@ struct lengths {
 
 static void lengths_make(struct test_case *c, struct lengths *lengths, struct plan_call *plan)
 {
-    for (int k = 0; k < 2 && c->op->maker->plan_length[k].tensor; k++) {
+    for (int k = 0; k < 2; k++) {
         struct guarded *g = &lengths->tensor[k];
         guarded_make(g, dtype_i32, 1, &c->b, LAYOUT_CONTIGUOUS);
         const bool given =
             c->op->maker->plan_lengths(c, k, c->v[c->op->plan] == PLAN_STALE, guarded_at(g, 0, 0, 0, 0));
         if (!given) guarded_free(g);
-        set_length(plan, c->op->maker->plan_length[k].argument, given ? &g->tensor : NULL);
+        *plan_call_length(plan, k) = given ? &g->tensor : NULL;
     }
 }
 
@@ -304,8 +305,7 @@ static fmla_status plan_on_device(struct test_case *c, struct plan_call args, co
     for (int k = 0; k < 2; k++) {
         if (!lengths->tensor[k].memory) continue;
         device_add_guarded(&blocks, &lengths->tensor[k]);
-        set_length(&args, c->op->maker->plan_length[k].argument,
-                   device_tensor(&blocks, &lengths->tensor[k].tensor, &storage[k]));
+        *plan_call_length(&args, k) = device_tensor(&blocks, &lengths->tensor[k].tensor, &storage[k]);
     }
     device_scratch_make(&plan, args.plan_size, 0xa7);
     args.plan = plan.memory;
@@ -328,10 +328,10 @@ static fmla_status plan_on_device(struct test_case *c, struct plan_call args, co
     if (!status) status = plan_call_run(&args);
     if (!status) {
         device_wait(NULL);
-        for (int i = 0; i < 2; i++) device_down(&c->blocks, tables[i].tensor.data);
+        for (int i = 0; i < 2; i++) device_move(&c->blocks, tables[i].tensor.data, false);
         *same &= are_tables_of(c, view);
     }
-    device_free(&blocks), device_scratch_free(&plan);
+    device_drop(&blocks, 0), device_scratch_free(&plan);
     return status;
 }
 

@@ -122,14 +122,8 @@ struct maker {
     /* Makes it; v, random and device are set. */
     void (*make)(struct test_case *c, const struct run *run);
     void (*free)(struct test_case *c); /* beside the tensors; NULL: nothing */
-    /* A plan has everything from plan_shape but its lengths and its place. plan_lengths gives lengths k of each request,
-     * those of the case, or drawn ones; false: none. */
-    void (*plan_shape)(const struct test_case *c, struct plan_call *args);
+    /* Gives lengths k of each request for a plan, those of the case, or drawn ones; false: none. */
     bool (*plan_lengths)(struct test_case *c, int k, bool stale, int32_t *lengths);
-    struct {
-        int tensor;
-        size_t argument; /* in struct plan_call */
-    } plan_length[2];
 
     /* The rows that are compared: all of a small case, chosen ones of a large one. How many. NULL: all, whole tokens. */
     int64_t (*choose_rows)(struct test_case *c, struct rows *rows);
@@ -155,7 +149,7 @@ struct subject {
     const char *defaults; /* what a text leaves out, beside the first values of the axes; NULL: nothing */
 
     /* Sets the values of axes that the kernel under test has, and the grid's functions. */
-    void (*choose)(const struct run *run, struct grid *grid);
+    void (*choose)(const struct subject *op, const struct run *run, struct grid *grid);
     /* Is a case that is not of the grid one for this kernel and device? NULL: each is. */
     bool (*has)(const struct run *run, const int64_t *v);
     /* May the kernel under test refuse the case? NULL: none may. *must: it has to. */
@@ -172,7 +166,6 @@ struct subject {
 
     struct gpu_cases gpu;
     const char *const *timed; /* texts, ends with NULL; may be NULL */
-    double (*flop)(const struct test_case *c);
 
     /* What operation_begin makes of its descriptor and its axes. 0: there is none. */
     const char *name;
@@ -369,8 +362,14 @@ struct suite {
 
 void suite_check(struct suite *suite);
 
+/* Pages 2^31 bytes apart cost address space on the CPU, and memory on a GPU: is there enough? Says where there is not. */
+bool has_far_memory(const struct run *run);
+
 /* A case beside the grid, by every kernel of the suite that has it; `by_oracle`: the oracle itself as the kernel. */
 void suite_case(struct suite *suite, const char *text, uint64_t seed, bool by_oracle);
+
+/* The same text with each value that an axis has, whether or not it is of the grid. */
+void suite_each(struct suite *suite, int axis, const char *text, uint64_t seed, bool by_oracle);
 
 /* Prints GFLOP/s of the operation's plain shapes. */
 void time_cases(const struct subject *op, const struct run *run);

@@ -126,7 +126,7 @@ static void run_and_compare(struct test_case *c, const struct run *run, struct t
     if (!same_plan) report(tally, run, c->name, "plans of the same lengths have different bits");
     if (run->fault != FAULT_NONE && op->plant_before) planted = op->plant_before(c, run->fault, &patch);
     case_to_device(c, NULL);
-    if (case_kernel(c, &kernel) || !is_tested(run, kernel))
+    if (case_kernel(c, &kernel) || (!run->by_default && strcmp(kernel, run->kernel) != 0))
         report(tally, run, c->name, "the library says that another kernel would run");
     const uint64_t inputs = case_hash_inputs(c);
     unsigned char *before = run_twice(c, &status);
@@ -156,7 +156,7 @@ bool case_left(struct test_case *c, const struct run *run, struct tally *tally)
     if (!c->op->leaves || !c->op->leaves(c, run, &must)) return false;
     case_to_device(c, NULL);
     const fmla_status status = case_kernel(c, &kernel);
-    device_free(&c->blocks);
+    device_drop(&c->blocks, 0);
     if (!status && !must) return false;
     if (status != FMLA_UNSUPPORTED || !strstr(fmla_last_error(), run->kernel))
         report(tally, run, c->name, "the kernel should refuse this case, by its name");
@@ -199,6 +199,21 @@ void suite_case(struct suite *s, const char *text, uint64_t seed, bool by_oracle
     int64_t v[GRID_AXES];
     case_values(s->op, text, v);
     check_all(s, v, seed, 0, by_oracle);
+}
+
+void suite_each(struct suite *s, int axis, const char *text, uint64_t seed, bool by_oracle)
+{
+    int64_t v[GRID_AXES];
+    case_values(s->op, text, v);
+    for (v[axis] = 0; axis_has_word(&s->op->axis[axis], v[axis]); v[axis]++)
+        check_all(s, v, seed, 0, by_oracle);
+}
+
+bool has_far_memory(const struct run *run)
+{
+    if (!on_gpu(run) || device_memory() >= (size_t)64 << 30) return true;
+    printf("  not on this GPU: pages or keys 2^31 bytes apart\n");
+    return false;
 }
 
 static void check_grid(struct suite *s, struct grid *grid)
@@ -248,14 +263,14 @@ void suite_check(struct suite *s)
     const struct run *run = &s->run[0];
     struct grid grid = {.axes = op->axes, .axis = op->axis, .random = {run->seed}};
     operation_begin(op, run->seed);
-    op->choose(run, &grid);
+    op->choose(op, run, &grid);
     if (run->fault != FAULT_NONE && op->fault_case) {
         const char *text;
         for (uint64_t i = 0; !s->tally[0].planted && (text = op->fault_case(run, i)) != NULL; i++)
             suite_case(s, text, run->seed + i, false);
         return;
     }
-    if (!wants_grid_only(run) && run->fault == FAULT_NONE) {
+    if (!run->only_case && run->fault == FAULT_NONE) {
         if (on_gpu(run)) gpu_check(op, run, &s->tally[0]);
         for (uint64_t i = 0; op->special && op->special[i]; i++)
             suite_case(s, op->special[i], run->seed + i, false);
@@ -265,6 +280,12 @@ void suite_check(struct suite *s)
 }
 
 /* ---- Timing ---------------------------------------------------------------------------------- */
+
+/* Keys are those of a request or of a list; the other size is 1. */
+static double flop(const struct test_case *c)
+{
+    return 2.0 * (double)(c->d_qk + c->d_v) * (double)(c->b * c->s_q * c->h_q * c->s_kv * c->topk);
+}
 
 void time_cases(const struct subject *op, const struct run *run)
 {
@@ -279,7 +300,7 @@ void time_cases(const struct subject *op, const struct run *run)
             best = fmin(best, timing_now() - start);
         }
         printf("  time: %s %s %s: %.2f ms, %.1f GFLOP/s\n", run->kernel, op->name, op->timed[i], best * 1e3,
-               op->flop(c) / best * 1e-9);
+               flop(c) / best * 1e-9);
         case_free(c);
     }
 }

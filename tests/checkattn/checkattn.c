@@ -249,12 +249,12 @@ static int usage(FILE *to, int status)
     return status;
 }
 
-static bool read_number(const char *text, uint64_t least, uint64_t *number)
+static bool read_number(const char *text, uint64_t least, uint64_t most, uint64_t *number)
 {
     char *end;
     errno = 0;
     *number = strtoull(text, &end, 10);
-    return !errno && !*end && end != text && *number >= least && *text != '-';
+    return !errno && !*end && end != text && *number >= least && *number <= most && *text != '-';
 }
 
 static bool read_device(const char *text, fmla_device *device)
@@ -262,7 +262,7 @@ static bool read_device(const char *text, fmla_device *device)
     uint64_t id = 0;
     const bool cuda = !strncmp(text, "cuda:", 5);
     if (!cuda && strcmp(text, "cpu") != 0) return false;
-    if (cuda && (!read_number(text + 5, 0, &id) || id > INT32_MAX)) return false;
+    if (cuda && !read_number(text + 5, 0, INT32_MAX, &id)) return false;
     *device = (fmla_device){cuda ? FMLA_DEVICE_CUDA : FMLA_DEVICE_CPU, (int32_t)id};
     return true;
 }
@@ -288,31 +288,16 @@ int main(int argc, char **argv)
     struct asked asked = {.like = {.seed = 1}, .timed = true, .tally_fd = -1};
     const char *json = NULL;
     bool faults = false, verbose = false;
-    uint64_t number;
+    uint64_t cases = 0, only = 0, tally = 0;
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        bool good = true;
         switch (option) {
-        case 's':
-            if (!read_number(optarg, 0, &asked.like.seed)) return usage(stderr, 2);
-            break;
-        case 'c':
-            if (!read_number(optarg, 1, &number) || number > INT64_MAX) return usage(stderr, 2);
-            asked.like.most_cases = (int64_t)number;
-            break;
-        case 'C':
-            if (!read_number(optarg, 1, &number) || number > INT64_MAX) return usage(stderr, 2);
-            asked.like.only_case = (int64_t)number;
-            break;
-        case 'T':
-            if (!read_number(optarg, 3, &number) || number > INT32_MAX) return usage(stderr, 2);
-            asked.tally_fd = (int)number;
-            break;
-        case 't':
-            if (strcmp(optarg, "own") != 0) return usage(stderr, 2);
-            asked.like.own_threads = true;
-            break;
-        case 'd':
-            if (!read_device(optarg, &asked.device)) return usage(stderr, 2);
-            break;
+        case 's': good = read_number(optarg, 0, UINT64_MAX, &asked.like.seed); break;
+        case 'c': good = read_number(optarg, 1, INT64_MAX, &cases); break;
+        case 'C': good = read_number(optarg, 1, INT64_MAX, &only); break;
+        case 'T': good = read_number(optarg, 3, INT32_MAX, &tally); break;
+        case 't': good = asked.like.own_threads = !strcmp(optarg, "own"); break;
+        case 'd': good = read_device(optarg, &asked.device); break;
         case 'o': asked.operation = optarg; break;
         case 'k': asked.kernel = optarg; break;
         case 'j': json = optarg; break;
@@ -321,9 +306,12 @@ int main(int argc, char **argv)
         case 'f': faults = true; break;
         case 'v': verbose = true; break;
         case 'h': return usage(stdout, 0);
-        default: return usage(stderr, 2);
+        default: good = false;
         }
+        if (!good) return usage(stderr, 2);
     }
+    asked.like.most_cases = (int64_t)cases, asked.like.only_case = (int64_t)only;
+    if (tally) asked.tally_fd = (int)tally;
     if (optind < argc || (asked.like.only_case && json) ||
         (faults && (asked.like.most_cases || asked.like.only_case || asked.like.own_threads || json)) ||
         (json && asked.here))

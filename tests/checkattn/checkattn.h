@@ -75,24 +75,6 @@ static inline bool wants_case(const struct run *run, struct tally *tally, uint64
     return !run->only_case || run->only_case == tally->number;
 }
 
-/* Nothing but that case was asked for. */
-static inline bool wants_grid_only(const struct run *run)
-{
-    return run->only_case != 0;
-}
-
-/* What args->kernel is. */
-static inline const char *forced_kernel(const struct run *run)
-{
-    return run->by_default ? NULL : run->kernel;
-}
-
-/* Would this kernel be the one under test? */
-static inline bool is_tested(const struct run *run, const char *kernel)
-{
-    return run->by_default || !strcmp(kernel, run->kernel);
-}
-
 /* Prints the first lines of what went wrong in a case and counts it. */
 void report(struct tally *tally, const struct run *run, const char *where, const char *what);
 

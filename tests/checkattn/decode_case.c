@@ -161,7 +161,7 @@ static void make(struct test_case *c, const struct run *run)
     struct decode_case *d = (struct decode_case *)c;
     const int64_t *v = c->v;
     (void)run;
-    d->s_k = v[A_SK], d->paged = v[A_PAGE] != 0;
+    d->s_k = c->s_kv = v[A_SK], d->paged = v[A_PAGE] != 0;
     d->c.page_size = d->paged ? v[A_PAGE] : d->s_k + 3;
     d->c.max_pages =
         d->paged ? (d->s_k + d->c.page_size - 1) / d->c.page_size + (v[A_LENGTHS] == LENGTHS_BEYOND ? 0 : 2)
@@ -199,18 +199,12 @@ static void free_lengths(struct test_case *c)
 
 /* ---- Plans and parts -------------------------------------------------------------------------- */
 
-static void plan_shape(const struct test_case *c, struct plan_call *args)
-{
-    args->h_kv = c->h_kv, args->num_partitions = (int32_t)c->v[A_PARTITIONS];
-}
-
 static bool plan_lengths(struct test_case *c, int k, bool stale, int32_t *lengths)
 {
     const struct decode_case *d = (const struct decode_case *)c;
-    (void)k;
-    for (int64_t r = 0; r < c->b; r++)
+    for (int64_t r = 0; !k && r < c->b; r++)
         lengths[r] = (int32_t)(stale ? random_between(&c->random, 0, 2 * d->s_k + 1) : d->length[r]);
-    return true;
+    return !k;
 }
 
 int64_t decode_seen_by(const struct test_case *c, int64_t request, int64_t token)
@@ -247,22 +241,19 @@ static void narrow(const struct test_case *c, const struct rows *rows, struct vi
     decode_narrow_to(c, rows, decode_seen_by(c, rows->request, rows->token), v);
 }
 
-/* Elements of the case's type as floats. */
-static void to_floats(const struct test_case *c, const uint16_t *from, float values[WIDEST])
-{
-    for (int64_t i = 0; i < c->d_qk; i++) values[i] = (float)guarded_value(&c->tensor[DENSE(q)], from + i);
-}
-
 static void magnitude_of(const struct test_case *c, int64_t request, int64_t token, int64_t head,
                          struct magnitude *magnitude)
 {
+    const struct guarded *q = &c->tensor[DENSE(q)];
     const float given = c->args.dense_decode.softmax_scale;
     const double scale = given == 0.0f ? 1.0 / sqrt((double)c->d_qk) : (double)given;
-    float q[WIDEST] = {0}, key[WIDEST] = {0};
-    to_floats(c, guarded_at(&c->tensor[DENSE(q)], request, token, head, 0), q);
+    const uint16_t *row = case_row(c, DENSE(q), request, token, head);
+    float values[WIDEST] = {0}, key[WIDEST] = {0};
+    for (int64_t i = 0; i < c->d_qk; i++) values[i] = (float)guarded_value(q, row + i);
     for (int64_t t = 0; t < decode_seen_by(c, request, token); t++) {
-        to_floats(c, key_at((const struct decode_case *)c, request, t, head / (c->h_q / c->h_kv)), key);
-        magnitude_add(magnitude, scale, q, key, c->d_qk);
+        const uint16_t *at = key_at((const struct decode_case *)c, request, t, head / (c->h_q / c->h_kv));
+        for (int64_t i = 0; i < c->d_qk; i++) key[i] = (float)guarded_value(q, at + i);
+        magnitude_add(magnitude, scale, values, key, c->d_qk);
     }
 }
 
@@ -338,9 +329,7 @@ const struct maker decode_maker = {.size = sizeof(struct decode_case),
                                    .draw = draw,
                                    .make = make,
                                    .free = free_lengths,
-                                   .plan_shape = plan_shape,
                                    .plan_lengths = plan_lengths,
-                                   .plan_length = {{DENSE(seqlens), offsetof(struct plan_call, seqlens)}},
                                    .choose_rows = choose_rows,
                                    .narrow = narrow,
                                    .sees = sees,

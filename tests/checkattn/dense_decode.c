@@ -101,8 +101,9 @@ static bool gpu_possible(const int64_t *v)
 }
 
 /* Only types that the kernel takes are in its grid, and only what the device has to do with. */
-static void choose(const struct run *run, struct grid *grid)
+static void choose(const struct subject *op, const struct run *run, struct grid *grid)
 {
+    (void)op;
     struct axis *dtype = &axes[A_DTYPE];
     dtype->count = 0;
     if (strstr(run->dtypes, "bf16")) dtype->values[dtype->count++] = 0;
@@ -289,11 +290,6 @@ static const char *const timed[] = {"b 1, h_q 16, s_k 4096, page_size 64",
                                     "b 1, h_q 128, s_k 4096, page_size 64",
                                     "b 32, h_q 16, s_k 512, page_size 64", NULL};
 
-static double flop(const struct test_case *c)
-{
-    return 2.0 * (double)(c->d_qk + c->d_v) * (double)(c->b * c->s_q * c->h_q * c->v[A_SK]);
-}
-
 struct subject dense_decode = {
     .of = OP_DENSE_DECODE,
     .maker = &decode_maker,
@@ -323,5 +319,4 @@ struct subject dense_decode = {
                        "num_partitions 13",
             .more = more_on_gpu},
     .timed = timed,
-    .flop = flop,
 };

@@ -36,11 +36,6 @@ void device_open(fmla_device device)
     device_enter();
 }
 
-fmla_device device_now(void)
-{
-    return current;
-}
-
 size_t device_memory(void)
 {
     struct gpu_description description;
@@ -173,26 +168,15 @@ void device_drop(struct device_blocks *blocks, int count)
     }
 }
 
-void device_free(struct device_blocks *blocks)
-{
-    device_drop(blocks, 0);
-}
-
-void device_up(const struct device_blocks *blocks, const void *host)
+void device_move(const struct device_blocks *blocks, const void *host, bool up)
 {
     for (int i = 0; i < blocks->count; i++) {
         const struct device_block *block = &blocks->block[i];
         if (host && block_of(blocks, host) != block) continue;
-        upload(block->device, block->host, block->bytes);
-    }
-}
-
-void device_down(const struct device_blocks *blocks, const void *host)
-{
-    for (int i = 0; i < blocks->count; i++) {
-        const struct device_block *block = &blocks->block[i];
-        if (host && block_of(blocks, host) != block) continue;
-        download(block->host, block->device, block->bytes);
+        if (up)
+            upload(block->device, block->host, block->bytes);
+        else
+            download(block->host, block->device, block->bytes);
     }
 }
 
@@ -259,11 +243,6 @@ void device_scratch_write(const struct device_scratch *scratch, size_t at, const
     upload(scratch->memory + at, bytes, count);
 }
 
-void device_scratch_read(const struct device_scratch *scratch, size_t at, void *bytes, size_t count)
-{
-    download(bytes, scratch->memory + at, count);
-}
-
 bool device_scratch_intact(const struct device_scratch *scratch)
 {
     unsigned char guard[GUARD_BYTES];
@@ -287,6 +266,16 @@ void device_scratch_free(struct device_scratch *scratch)
 {
     release(scratch->memory, scratch->bytes + guard_bytes());
     *scratch = (struct device_scratch){NULL, 0};
+}
+
+void device_tables_make(struct device_tables *t, int32_t partitions, int64_t b, int fill)
+{
+    const fmla_device device = on_pages() ? (fmla_device){FMLA_DEVICE_CPU, 0} : current;
+    *t = (struct device_tables){.rows_shape = {partitions, FMLA_PARTITION_FIELDS}, .splits_shape = {b + 1}};
+    device_scratch_make(&t->rows, (size_t)partitions * FMLA_PARTITION_FIELDS * sizeof(int32_t), fill);
+    device_scratch_make(&t->splits, (size_t)(b + 1) * sizeof(int32_t), fill);
+    t->tensor[0] = (fmla_tensor){t->rows.memory, device, 2, dtype_i32, t->rows_shape, NULL, 0};
+    t->tensor[1] = (fmla_tensor){t->splits.memory, device, 1, dtype_i32, t->splits_shape, NULL, 0};
 }
 
 /* ---- Streams and graphs --------------------------------------------------------------------- */

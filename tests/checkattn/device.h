@@ -36,7 +36,6 @@ struct device_blocks {
 /* The GPU under test: once in a process, then in every other thread that uses it. */
 void device_open(fmla_device device);
 void device_enter(void);
-fmla_device device_now(void);
 size_t device_memory(void); /* of the GPU */
 
 /* Copies a block to the device, where its address is a multiple of 16. */
@@ -52,14 +51,11 @@ void device_part(const struct device_blocks *blocks, void *host, size_t bytes, b
 void device_add_in_place(struct device_blocks *blocks, void *host, size_t bytes,
                          const struct device_blocks *like);
 
-void device_free(struct device_blocks *blocks);
-
 /* Frees all but the first `count`. */
 void device_drop(struct device_blocks *blocks, int count);
 
-/* Host to device and back, of the block that has this address, or of all (NULL). */
-void device_up(const struct device_blocks *blocks, const void *host);
-void device_down(const struct device_blocks *blocks, const void *host);
+/* Host to device or back, of the block that has this address, or of all (NULL). */
+void device_move(const struct device_blocks *blocks, const void *host, bool up);
 
 /* Is the block of this address on the device what it is on the host? */
 bool device_is(const struct device_blocks *blocks, const void *host);
@@ -79,7 +75,6 @@ struct device_scratch {
 
 void device_scratch_make(struct device_scratch *scratch, size_t bytes, int fill);
 void device_scratch_fill(const struct device_scratch *scratch, int fill);
-void device_scratch_read(const struct device_scratch *scratch, size_t at, void *bytes, size_t count);
 void device_scratch_write(const struct device_scratch *scratch, size_t at, const void *bytes, size_t count);
 bool device_scratch_intact(const struct device_scratch *scratch);
 bool device_scratch_is(const struct device_scratch *scratch,
@@ -88,6 +83,15 @@ void device_scratch_free(struct device_scratch *scratch);
 
 /* Where the block of a host address is, and how long it is; to be written by tests of the tests alone. */
 struct device_scratch device_place(const struct device_blocks *blocks, const void *host);
+
+/* The tables of a plan there, of so many partitions and requests. */
+struct device_tables {
+    struct device_scratch rows, splits;
+    fmla_tensor tensor[2];
+    int64_t rows_shape[2], splits_shape[1];
+};
+
+void device_tables_make(struct device_tables *tables, int32_t partitions, int64_t b, int fill);
 
 /* Streams and graphs, without a way to fail. */
 void *device_stream_open(void);

@@ -62,20 +62,16 @@ static void check_tables(const struct run *run, struct plan_call args, const uns
         report(tally, run, name, "the number of partitions is another than the plan's");
         return;
     }
-    const int64_t rows_shape[2] = {count, FMLA_PARTITION_FIELDS}, splits_shape[1] = {args.b + 1};
-    struct device_scratch rows, splits;
-    device_scratch_make(&rows, (size_t)count * FMLA_PARTITION_FIELDS * sizeof(int32_t), 0xff);
-    device_scratch_make(&splits, (size_t)(args.b + 1) * sizeof(int32_t), 0xff);
-    const fmla_tensor partitions = {rows.memory, run->device, 2, dtype_i32, rows_shape, NULL, 0},
-                      num_splits = {splits.memory, run->device, 1, dtype_i32, splits_shape, NULL, 0};
-    args.plan = NULL, args.plan_size = 0, args.partitions = &partitions, args.num_splits = &num_splits;
+    struct device_tables t;
+    device_tables_make(&t, count, args.b, 0xff);
+    args.plan = NULL, args.plan_size = 0, args.partitions = &t.tensor[0], args.num_splits = &t.tensor[1];
     if (plan_call_run(&args)) report(tally, run, name, fmla_last_error());
     device_wait(args.stream);
-    if (!device_scratch_is(&rows, view.partitions) || !device_scratch_is(&splits, view.num_splits))
+    if (!device_scratch_is(&t.rows, view.partitions) || !device_scratch_is(&t.splits, view.num_splits))
         report(tally, run, name, "the tables have other bits than those of the plan");
-    if (!device_scratch_intact(&rows) || !device_scratch_intact(&splits))
+    if (!device_scratch_intact(&t.rows) || !device_scratch_intact(&t.splits))
         report(tally, run, name, "bytes behind the tables were written");
-    device_scratch_free(&rows), device_scratch_free(&splits);
+    device_scratch_free(&t.rows), device_scratch_free(&t.splits);
 }
 
 /* Both plans of the lengths, which are freed; the host's is left in *plan (freed by the caller), NULL if something was
@@ -84,10 +80,6 @@ static void run_call(const struct run *run, const struct plan_call *call, struct
                      const char *name, struct tally *tally, unsigned char **plan, size_t *bytes)
 {
     struct plan_call host = *call, device = *call;
-    const fmla_tensor **of_host[2] = {host.sparse ? &host.topk_length : &host.seqlens,
-                                      &host.extra_topk_length},
-                      **of_device[2] = {device.sparse ? &device.topk_length : &device.seqlens,
-                                        &device.extra_topk_length};
     struct device_blocks blocks = {0};
     struct device_scratch scratch;
     fmla_tensor there[2];
@@ -96,8 +88,8 @@ static void run_call(const struct run *run, const struct plan_call *call, struct
     for (int k = 0; k < 2; k++) {
         if (!lengths[k].memory) continue;
         device_add_guarded(&blocks, &lengths[k]);
-        *of_host[k] = &lengths[k].tensor;
-        *of_device[k] = device_tensor(&blocks, &lengths[k].tensor, &there[k]);
+        *plan_call_length(&host, k) = &lengths[k].tensor;
+        *plan_call_length(&device, k) = device_tensor(&blocks, &lengths[k].tensor, &there[k]);
     }
     if (call->sparse) { /* without lengths, which host memory it is for cannot be told */
         status = plan_call_partitions(&device, &host.num_partitions);
@@ -131,7 +123,7 @@ static void run_call(const struct run *run, const struct plan_call *call, struct
     tally->rows++;
     device_stream_close(device.stream);
     device_scratch_free(&scratch);
-    device_free(&blocks);
+    device_drop(&blocks, 0);
     for (int k = 0; k < 2; k++) guarded_free(&lengths[k]);
 }
 

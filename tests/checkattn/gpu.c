@@ -119,10 +119,9 @@ struct graph {
     enum graph_kind kind;
     void *graph;
     struct sender call;
-    struct device_scratch plan, splits; /* plan: or the rows of a plan in tables */
+    struct device_scratch plan;
+    struct device_tables tables;
     struct plan_call plan_args;
-    fmla_tensor tables[2];
-    int64_t rows_shape[2], splits_shape[1];
 };
 
 static bool has_tables(const struct graph *graph)
@@ -147,16 +146,9 @@ static void graph_make_plan(struct graph *graph, const struct gpu *g, const stru
     } else if (has_tables(graph)) {
         int32_t count = 0;
         must(g, c, plan_call_partitions(args, &count));
-        graph->rows_shape[0] = count, graph->rows_shape[1] = FMLA_PARTITION_FIELDS;
-        graph->splits_shape[0] = c->b + 1;
-        device_scratch_make(&graph->plan, (size_t)count * FMLA_PARTITION_FIELDS * sizeof(int32_t), FILL);
-        device_scratch_make(&graph->splits, (size_t)(c->b + 1) * sizeof(int32_t), FILL);
-        graph->tables[0] =
-            (fmla_tensor){graph->plan.memory, c->device, 2, dtype_i32, graph->rows_shape, NULL, 0};
-        graph->tables[1] =
-            (fmla_tensor){graph->splits.memory, c->device, 1, dtype_i32, graph->splits_shape, NULL, 0};
-        args->partitions = &graph->tables[0], args->num_splits = &graph->tables[1];
-        for (int i = 0; i < 2; i++) set_tensor(op, call, op->tables + i, &graph->tables[i]);
+        device_tables_make(&graph->tables, count, c->b, FILL);
+        args->partitions = &graph->tables.tensor[0], args->num_splits = &graph->tables.tensor[1];
+        for (int i = 0; i < 2; i++) set_tensor(op, call, op->tables + i, &graph->tables.tensor[i]);
     }
 }
 
@@ -164,16 +156,17 @@ static void graph_make_plan(struct graph *graph, const struct gpu *g, const stru
 static void graph_copy_tables(const struct graph *graph, const struct gpu *g, const struct test_case *c)
 {
     const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
-    fmla_tensor partitions = graph->tables[0], num_splits = graph->tables[1];
+    fmla_tensor partitions = graph->tables.tensor[0], num_splits = graph->tables.tensor[1];
     struct plan_call args;
     case_plan_args(c, &c->args, &args);
     args.capacity = c->capacity;
-    partitions.data = must_alloc(graph->plan.bytes), num_splits.data = must_alloc(graph->splits.bytes);
+    partitions.data = must_alloc(graph->tables.rows.bytes),
+    num_splits.data = must_alloc(graph->tables.splits.bytes);
     partitions.device = num_splits.device = cpu;
     args.partitions = &partitions, args.num_splits = &num_splits;
     must(g, c, plan_call_run(&args));
-    device_scratch_write(&graph->plan, 0, partitions.data, graph->plan.bytes);
-    device_scratch_write(&graph->splits, 0, num_splits.data, graph->splits.bytes);
+    device_scratch_write(&graph->tables.rows, 0, partitions.data, graph->tables.rows.bytes);
+    device_scratch_write(&graph->tables.splits, 0, num_splits.data, graph->tables.splits.bytes);
     free(partitions.data), free(num_splits.data);
 }
 
@@ -192,16 +185,18 @@ static void graph_capture(struct graph *graph, const struct gpu *g, const struct
 static void graph_check(const struct graph *graph, const struct gpu *g, struct test_case *c, int fill)
 {
     const uint64_t inputs = case_hash_inputs(c);
-    const struct device_scratch *all[] = {&graph->call.workspace, &graph->plan, &graph->splits};
+    const struct device_scratch *all[] = {&graph->call.workspace, &graph->plan, &graph->tables.rows,
+                                          &graph->tables.splits};
+    enum { ALL = sizeof all / sizeof all[0] };
     bool intact = true;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < ALL; i++)
         if (all[i]->memory) device_scratch_fill(all[i], fill);
     if (graph->kind == GRAPH_TABLES_COPIED) graph_copy_tables(graph, g, c);
     device_launch(graph->graph, graph->call.stream);
     device_wait(graph->call.stream);
     case_from_device(c);
     if (case_hash_inputs(c) != inputs) tell(g, c, "the call changed its inputs");
-    for (int i = 0; i < 3; i++) intact &= !all[i]->memory || device_scratch_intact(all[i]);
+    for (int i = 0; i < ALL; i++) intact &= !all[i]->memory || device_scratch_intact(all[i]);
     if (!intact) tell(g, c, "bytes behind the workspace or the plan were written");
     compare(g, c);
 }
@@ -227,11 +222,13 @@ static void check_graph(const struct gpu *g, enum graph_kind kind)
         case_free(next);
     }
     case_results_reset(first);
-    for (int i = 0; i < first->blocks.count; i++) device_up(&first->blocks, first->blocks.block[i].host);
+    for (int i = 0; i < first->blocks.count; i++)
+        device_move(&first->blocks, first->blocks.block[i].host, true);
     graph_check(&graph, g, first, 0x7f);
     device_graph_close(graph.graph);
     sender_end(&graph.call, g, first);
-    device_scratch_free(&graph.plan), device_scratch_free(&graph.splits);
+    device_scratch_free(&graph.plan), device_scratch_free(&graph.tables.rows);
+    device_scratch_free(&graph.tables.splits);
     case_free(first);
 }
 
@@ -302,7 +299,7 @@ static void check_foreign_tables(const struct gpu *g)
         case_use_tables(c);
         bend_tables(c, way, &random);
         case_to_device(c, NULL);
-        for (int i = 0; i < 2; i++) device_up(&c->blocks, c->tensor[g->op->tables + i].tensor.data);
+        for (int i = 0; i < 2; i++) device_move(&c->blocks, c->tensor[g->op->tables + i].tensor.data, true);
         const uint64_t inputs = case_hash_inputs(c);
         run_once(g, c, 0xff);
         case_from_device(c);

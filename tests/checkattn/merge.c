@@ -2,7 +2,7 @@
  *
  * Merge, token by token against the oracle.
  */
-#include "merge.h"
+#include "axes.h"
 
 #include "elements.h"
 
@@ -15,11 +15,6 @@ static const char axis_values[] = MERGE_AXES(AXIS_TEXT);
 
 #define MERGE(member) TENSOR_merge_##member
 
-static bool possible(const int64_t *v)
-{
-    return v != NULL;
-}
-
 /* Without a request nothing is computed, without a part only the row of no keys. */
 static bool counts(const int64_t *v, int i, int j)
 {
@@ -31,10 +26,11 @@ static double cost(const int64_t *v)
     return (double)(v[M_N] + 1) * (double)(v[M_B] * v[M_SQ]) * (double)(v[M_HQ] * v[M_DV]);
 }
 
-static void choose(const struct run *run, struct grid *grid)
+static void choose(const struct subject *op, const struct run *run, struct grid *grid)
 {
+    (void)op;
     axes[M_THREADS].count = on_gpu(run) ? 1 : 2;
-    grid->possible = possible, grid->counts = counts;
+    grid->counts = counts;
     grid->cost = cost, grid->dear = 3e6;
 }
 

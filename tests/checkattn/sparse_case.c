@@ -256,7 +256,7 @@ static void make_pool(struct sparse_case *s, int k, int first, enum kv_format fo
                   of_axis = c->v[s->prefill ? (int)P_LAYOUT : (int)S_LAYOUT];
     sparse_pool_in(pool, c, first);
     pool->format = format, pool->d_qk = c->d_qk, pool->layout = kv_layout_of(format, (int32_t)c->d_qk);
-    pool->s_k = shape[0], pool->topk = c->topk = c->extra_topk = shape[1],
+    pool->s_k = shape[0], pool->topk = *(k ? &c->extra_topk : &c->topk) = shape[1],
     pool->page_size = flat ? 1 : shape[2];
     pool->pages = (apart * pool->s_k + pool->page_size - 1) / pool->page_size;
     case_tensor(c, first + 1, near_layout(of_axis), true);
@@ -344,6 +344,7 @@ static void make_decode(struct test_case *c, const struct run *run)
     sparse_shape_take(v[S_SHAPE], sparse_shapes[0], 3, shape);
     make_pool(s, 0, SPARSE(kv_cache), format, shape, v[S_LENGTHS], layout);
     sparse_shape_take(v[S_EXTRA] ? v[S_EXTRA] - 1 : 0, sparse_shapes[0], 3, shape);
+    c->extra_topk = 0;
     if (v[S_EXTRA]) make_pool(s, 1, SPARSE(extra_kv_cache), format, shape, v[S_EXTRA_LENGTHS], layout);
     make_rules(s, run, formats[kind].name, v[S_SINK], &tolerance_sparse_decode_out, &tolerance_decode_lse);
     c->large_apart = true;
@@ -384,13 +385,6 @@ static void free_counts(struct test_case *c)
 }
 
 /* ---- Plans ----------------------------------------------------------------------------------- */
-
-static void plan_shape(const struct test_case *c, struct plan_call *args)
-{
-    const struct sparse_case *s = (const struct sparse_case *)c;
-    args->sparse = true, args->b = c->b, args->num_partitions = (int32_t)c->v[S_PARTITIONS];
-    args->topk = s->pool[0].topk, args->extra_topk = s->pool[1].topk;
-}
 
 static bool plan_lengths(struct test_case *c, int k, bool stale, int32_t *lengths)
 {
@@ -539,13 +533,5 @@ bool sparse_plant(const struct test_case *c, enum defect fault, struct patch *pa
 
 const struct maker prefill_maker = {LISTED, .draw = draw_prefill, .cases_of_a_draw = 16,
                                     .make = make_prefill},
-                   sparse_maker = {
-                       LISTED,
-                       .draw = draw_decode,
-                       .make = make_decode,
-                       .plan_shape = plan_shape,
-                       .plan_lengths = plan_lengths,
-                       .plan_length = {{SPARSE(topk_length), offsetof(struct plan_call, topk_length)},
-                                       {SPARSE(extra_topk_length),
-                                        offsetof(struct plan_call, extra_topk_length)}},
-                       .part = part};
+                   sparse_maker = {LISTED, .draw = draw_decode, .make = make_decode,
+                                   .plan_lengths = plan_lengths, .part = part};

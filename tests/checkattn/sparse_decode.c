@@ -14,11 +14,6 @@ static const char axis_values[] = SPARSE_AXES(AXIS_TEXT);
 
 /* ---- The grid -------------------------------------------------------------------------------- */
 
-static bool possible(const int64_t *v)
-{
-    return v != NULL;
-}
-
 /* Lengths of an extra cache that is not there play no part, nor does a plan in batch-invariant mode; codes do in FP8, but
  * for NaN. */
 static bool counts(const int64_t *v, int i, int j)
@@ -56,8 +51,9 @@ static bool leaves(const struct test_case *c, const struct run *run, bool *must)
 }
 
 /* Only what the kernel takes is in its grid. */
-static void choose(const struct run *run, struct grid *grid)
+static void choose(const struct subject *op, const struct run *run, struct grid *grid)
 {
+    (void)op;
     struct axis *format = &axes[S_FORMAT];
     const bool fp8_alone = !strcmp(run->kernel, "cuda-sm90-16"),
                hopper = !strncmp(run->kernel, "cuda-sm90", 9);
@@ -69,7 +65,7 @@ static void choose(const struct run *run, struct grid *grid)
             format->values[format->count++] = i;
     }
     axes[S_THREADS].count = on_gpu(run) ? 1 : 3;
-    grid->possible = possible, grid->counts = counts;
+    grid->counts = counts;
     grid->cost = cost, grid->dear = 4e5;
 }
 /* ---- Faults ---------------------------------------------------------------------------------- */
@@ -100,15 +96,12 @@ static const char *fault_case(const struct run *run, uint64_t i)
 }
 /* ---- Cases beside the grid ------------------------------------------------------------------- */
 
-/* Is that format in the kernel's grid? Pages far apart take memory on a GPU. */
+/* Is that format in the kernel's grid? */
 static bool has(const struct run *run, const int64_t *v)
 {
-    const size_t needed = (size_t)64 << 30;
     bool known = false;
     for (int i = 0; i < axes[S_FORMAT].count; i++) known |= axes[S_FORMAT].values[i] == v[S_FORMAT];
-    if (!known || v[S_LAYOUT] != LAYOUT_FAR || !on_gpu(run) || device_memory() > needed) return known;
-    printf("  not on this GPU: pages of a cache 2^31 bytes apart\n");
-    return false;
+    return known && (v[S_LAYOUT] != LAYOUT_FAR || has_far_memory(run));
 }
 
 /* What pairs do not reach: many splits of one request, a cut inside the extra cache, more than two chunks in batch-invariant
@@ -125,24 +118,18 @@ static const char *const special[] = {
 /* Scores of +inf or beyond fp32; and the oracle's own strides and batches against its rows. */
 static void more(struct suite *suite)
 {
-    static const char *const formats[S_FORMATS] = {"bf16",    "bf16_512", "fp8_656",
-                                                   "fp8_584", "fp16",     "fp8_656_q16"};
+    static const char base[] = "shape 2, b 5, s_q 2, h_q 16, lengths varied, extra 3, extra_lengths varied, "
+                               "num_partitions 7, sink finite";
+    static const char *const inputs[] = {"infinite", "beyond"};
+    const uint64_t seed = suite->run[0].seed;
     char text[300];
-    for (int i = 0; i < 2 * S_FORMATS; i++) {
-        snprintf(text, sizeof text,
-                 "shape 2, b 5, s_q 2, h_q 16, format %s, lengths varied, extra 3, extra_lengths varied, "
-                 "inputs %s, "
-                 "num_partitions 7, sink finite",
-                 formats[i % S_FORMATS], i < S_FORMATS ? "infinite" : "beyond");
-        suite_case(suite, text, suite->run[0].seed, false);
+    for (int i = 0; i < 2; i++) {
+        snprintf(text, sizeof text, "%s, inputs %s", base, inputs[i]);
+        suite_each(suite, S_FORMAT, text, seed, false);
     }
-    for (int i = 0; i < S_FORMATS; i++) {
-        snprintf(text, sizeof text,
-                 "b 3, s_q 3, h_q 5, format %s, lengths varied, extra 3, extra_lengths varied, sink finite, "
-                 "layout odd",
-                 formats[i]);
-        suite_case(suite, text, suite->run[0].seed, true);
-    }
+    suite_each(suite, S_FORMAT,
+               "b 3, s_q 3, h_q 5, lengths varied, extra 3, extra_lengths varied, sink finite, layout odd",
+               seed, true);
 }
 
 /* ---- Timing ---------------------------------------------------------------------------------- */
@@ -150,12 +137,6 @@ static void more(struct suite *suite)
 static const char *const timed[] = {
     "shape 5, h_q 128, format bf16, indices all", "shape 5, h_q 128, format fp8_656, indices all",
     "shape 5, h_q 16, format fp8_656, indices all", "shape 5, h_q 128, format fp8_584, indices all", NULL};
-
-static double flop(const struct test_case *c)
-{
-    return 2.0 * (double)(c->d_qk + c->d_v) *
-           (double)(c->b * c->h_q * ((const struct sparse_case *)c)->pool[0].topk);
-}
 
 #define WIDE       "shape 5, " /* of sparse_shapes: 2048 named */
 #define BUSY_EXTRA "extra 4, " /* 1024 keys, 576 named */
@@ -189,5 +170,4 @@ struct subject sparse_decode = {
             .foreign = "shape 3, " BUSY_EXTRA
                        "b 9, s_q 2, h_q 64, format fp8_656, lengths varied, plan given, num_partitions 13"},
     .timed = timed,
-    .flop = flop,
 };

@@ -129,8 +129,9 @@ static bool refuses(const struct run *run, const int64_t *v)
 }
 
 /* The kernels of the CPU and the portable one of GPUs take everything; a tuned one is asked, and what it leaves is told. */
-static void choose(const struct run *run, struct grid *grid)
+static void choose(const struct subject *op, const struct run *run, struct grid *grid)
 {
+    (void)op;
     static const char *const names[P_SOURCES] = {"flat keys", "flat keys with gaps", "FP8_656", "FP8_584",
                                                  "BF16 pages"};
     memset(&leaves, 0, sizeof leaves);
@@ -200,14 +201,11 @@ static const char *fault_case(const struct run *run, uint64_t i)
 
 /* ---- Cases beside the grid ------------------------------------------------------------------- */
 
-/* Does the kernel have that source? Keys far apart take memory on a GPU. */
+/* Does the kernel have that source? */
 static bool has(const struct run *run, const int64_t *v)
 {
-    const size_t needed = (size_t)64 << 30;
-    if (!is_sound(v[P_SOURCE], v[P_DQK], v[P_HQ], v[P_HKV])) return false;
-    if (v[P_LAYOUT] != LAYOUT_FAR || !on_gpu(run) || device_memory() >= needed) return true;
-    printf("  not on this GPU: keys 2^31 bytes apart\n");
-    return false;
+    return is_sound(v[P_SOURCE], v[P_DQK], v[P_HQ], v[P_HKV]) &&
+           (v[P_LAYOUT] != LAYOUT_FAR || has_far_memory(run));
 }
 
 /* What pairs do not reach: no keys, no lists, as many tokens as take a GPU with long lists, offsets of more than 32 bits,
@@ -263,12 +261,6 @@ static const char *const timed[] = {WIDE "s_q 32, h_q 128, source flat, indices 
                                     WIDE "s_q 32, h_q 128, source fp8_656, indices all",
                                     WIDE "s_q 32, h_q 128, source fp8_584, d_qk 512, indices all", NULL};
 
-static double flop(const struct test_case *c)
-{
-    return 2.0 * (double)(c->d_qk + c->d_v) *
-           (double)(c->s_q * c->h_q * ((const struct sparse_case *)c)->pool[0].topk);
-}
-
 struct subject sparse_prefill = {
     .of = OP_SPARSE_PREFILL,
     .maker = &prefill_maker,
@@ -294,5 +286,4 @@ struct subject sparse_prefill = {
             .repeats = {WIDE "s_q 70, lengths varied", "shape 8, s_q 70, lengths varied, indices blocks"},
             .busy = WIDE "s_q 700, lengths varied, indices blocks"},
     .timed = timed,
-    .flop = flop,
 };

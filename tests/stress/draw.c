@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "draw.h"
 
-#include "../checkattn/cache.h"
+#include "../checkattn/axes.h"
 #include "../checkattn/decode_case.h"
-#include "../checkattn/merge.h"
 #include "../checkattn/sparse_case.h"
 
 #include <string.h>
