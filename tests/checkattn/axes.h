@@ -22,12 +22,7 @@
     X(M_LAYOUT, "layout: contiguous padded swapped odd")                                                     \
     X(M_THREADS, "threads: built_in (one) own")
 enum { MERGE_AXES(AXIS_NAME) M_AXES };
-enum {
-    EMPTIES_NONE,
-    EMPTIES_SOME,
-    EMPTIES_ALL,
-    EMPTIES_NAN /* of some rows one part has an lse of NaN */
-};
+enum { EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL, EMPTIES_NAN /* of some rows one part has an lse of NaN */ };
 
 #define CACHE_AXES(X)                                                                                        \
     X(C_FORMAT, "format: (none) bf16 fp16 fp8_656 fp8_584 fp8_576")                                          \
@@ -42,8 +37,7 @@ enum {
     X(C_SCALE, "scale: 0 1 2 3 4") /* of FP8_576 */                                                          \
     X(C_SLOTS, "slots: distinct skipped twice")                                                              \
     X(C_GRAPH, "graph: 0 1")                                                                                 \
-    X(C_THREADS,                                                                                             \
-      "threads: built_in (one) own") /* ---- The grid ------------------------------------------------------------------------------- */
+    X(C_THREADS, "threads: built_in (one) own")
 enum { CACHE_AXES(AXIS_NAME) C_AXES };
 enum { CACHE_DENSE, CACHE_PADDED, CACHE_ODD, CACHE_SPREAD, CACHE_FAR /* pages more than 2^31 bytes apart */ };
 enum { VALUES_NORMAL, VALUES_HOSTILE, VALUES_ALL };

@@ -23,6 +23,8 @@ static struct axis axes[C_AXES];
 
 static const char axis_values[] = CACHE_AXES(AXIS_TEXT);
 
+/* ---- The grid ------------------------------------------------------------------------------- */
+
 static bool is_16_bit(int64_t format)
 {
     return format == FMLA_KV_BF16 || format == FMLA_KV_FP16;
@@ -376,7 +378,7 @@ static void more(struct suite *suite)
 
 static bool has(const struct run *run, const int64_t *v)
 {
-    return v[C_CACHE] != CACHE_FAR || has_far_memory(run);
+    return v[C_CACHE] != CACHE_FAR || has_far_memory(run, 16);
 }
 
 static const struct maker append_maker = {.size = sizeof(struct cache_case),

@@ -191,7 +191,7 @@ static fmla_status send(const struct call *call, void *stream, bool captured)
     const fmla_status status = calls_of(call->op)->run(call->args);
     void *graph = device_capture_end(stream);
     if (!status) device_launch(graph, stream), device_wait(stream);
-    device_graph_close(graph);
+    gpu_graph_close(graph);
     return status;
 }
 
@@ -228,7 +228,7 @@ fmla_status call_on_device(const struct test_case *c, struct device_args *there,
         fprintf(stderr, "checkattn: the call wrote past the end of its workspace\n");
         exit(3);
     }
-    device_stream_close(stream);
+    gpu_stream_close(stream);
     device_scratch_free(&workspace);
     return status;
 }

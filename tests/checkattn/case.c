@@ -46,9 +46,8 @@ struct test_case *case_make(const struct subject *op, const struct run *run, con
 void case_free(struct test_case *c)
 {
     device_drop(&c->blocks, 0);
-    if (c->op->maker->free) c->op->maker->free(c);
     for (int i = 0; i < MAX_TENSORS; i++) guarded_free(&c->tensor[i]);
-    free(c->plan), free(c);
+    free(c->plan), free(c->owned[0]), free(c->owned[1]), free(c);
 }
 
 void case_name(struct test_case *c, int i)
@@ -320,7 +319,7 @@ static fmla_status plan_on_device(struct test_case *c, struct plan_call args, co
         device_wait(NULL);
         *same &= device_scratch_is(&plan, c->plan) && device_scratch_intact(&plan);
     }
-    device_add(&c->blocks, c->plan, args.plan_size);
+    device_add(&c->blocks, c->plan, args.plan_size, 16);
     args.plan = NULL, args.plan_size = 0;
     for (int i = 0; i < 2; i++) guarded_reset(&tables[i]), device_add_guarded(&c->blocks, &tables[i]);
     args.partitions = device_tensor(&c->blocks, &tables[0].tensor, &storage[2]);

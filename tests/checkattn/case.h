@@ -53,7 +53,7 @@ struct test_case {
     fmla_tensor view[MAX_TENSORS];      /* what the arguments name */
     int64_t strides[MAX_TENSORS];       /* of dimension 0 of a view with far memory, in the near one */
     union call_args args;               /* of tensors in host memory, on a GPU too */
-    void *plan;
+    void *plan, *owned[2];              /* owned: by the maker, freed with the case */
     struct tolerance tolerance[RESULTS];
     double rounded;   /* the bound of their own that values of a row have for rounded scales; 0: none */
     bool other;       /* inputs that the table of tolerances is not for */
@@ -121,7 +121,6 @@ struct maker {
     uint64_t cases_of_a_draw;
     /* Makes it; v, random and device are set. */
     void (*make)(struct test_case *c, const struct run *run);
-    void (*free)(struct test_case *c); /* beside the tensors; NULL: nothing */
     /* Gives lengths k of each request for a plan, those of the case, or drawn ones; false: none. */
     bool (*plan_lengths)(struct test_case *c, int k, bool stale, int32_t *lengths);
 
@@ -362,8 +361,8 @@ struct suite {
 
 void suite_check(struct suite *suite);
 
-/* Pages 2^31 bytes apart cost address space on the CPU, and memory on a GPU: is there enough? Says where there is not. */
-bool has_far_memory(const struct run *run);
+/* Pages 2^31 bytes apart cost address space on the CPU, and memory on a GPU: has it so many GiB? Says where it has not. */
+bool has_far_memory(const struct run *run, size_t gib);
 
 /* A case beside the grid, by every kernel of the suite that has it; `by_oracle`: the oracle itself as the kernel. */
 void suite_case(struct suite *suite, const char *text, uint64_t seed, bool by_oracle);

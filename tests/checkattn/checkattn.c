@@ -6,7 +6,6 @@
  * unseen.
  */
 #include "case.h"
-#include "child.h"
 #include "device.h"
 #include "record.h"
 #include "timing.h"
@@ -231,21 +230,18 @@ static int check_faults(uint64_t seed, fmla_device device, bool verbose)
 
 static int usage(FILE *to, int status)
 {
-    fputs("usage: checkattn [--seed N] [--op OPERATION] [--kernel NAME] [--device cpu|cuda:N] [--no-time]\n"
-          "                 [--threads own] [--cases N] [--case N] [--json FILE] [--here]\n"
-          "       checkattn --faults [--seed N] [--device cpu|cuda:N] [--verbose]\n"
-          "Compares every kernel of this machine with the oracle. --faults: planted defects must go red.\n"
-          "--threads own: every loop on three threads, however short, for tools that look for races. --cases "
-          "N: at most N cases a kernel; "
-          "that\n"
-          "is no full test, and says so. --case N: that one of the grid alone. --json FILE: what was tested "
-          "on the GPU, with the hashes of its "
-          "kernels'\n"
-          "machine code (kernels.sha256 beside this program). --here: no process of its own for each GPU "
-          "kernel,\n"
-          "for debuggers and compute-sanitizer.\n"
-          "Exit: 0 all passed, 1 something failed, 2 wrong usage, 3 the GPU failed.\n",
-          to);
+    fputs(
+        "usage: checkattn [--seed N] [--op OPERATION] [--kernel NAME] [--device cpu|cuda:N] [--no-time]\n"
+        "                 [--threads own] [--cases N] [--case N] [--json FILE] [--here]\n"
+        "       checkattn --faults [--seed N] [--device cpu|cuda:N] [--verbose]\n"
+        "Compares every kernel of this machine with the oracle. --faults: planted defects must go red.\n"
+        "--threads own: every loop on three threads, however short, for tools that look for races.\n"
+        "--cases N: at most N cases a kernel; that is no full test, and says so. --case N: that one of the\n"
+        "grid alone. --json FILE: what was tested on the GPU, with the hashes of its kernels' machine code\n"
+        "(kernels.sha256 beside this program). --here: no process of its own for each GPU kernel, for\n"
+        "debuggers and compute-sanitizer.\n"
+        "Exit: 0 all passed, 1 something failed, 2 wrong usage, 3 the GPU failed.\n",
+        to);
     return status;
 }
 

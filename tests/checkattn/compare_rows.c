@@ -246,8 +246,8 @@ void compare_part(struct test_case *c, int64_t request, const struct run *run, s
         if (case_names(c, i)) set_tensor(op, &p->view.args, i, &results[k].tensor);
     }
     for (int i = 0; i < 2 && is_apart(c->device); i++)
-        if (p->own[i].memory) device_add(&c->blocks, p->own[i].memory, p->own[i].bytes);
-    if (is_apart(c->device)) device_add(&c->blocks, p->view.count, sizeof p->view.count);
+        if (p->own[i].memory) device_add(&c->blocks, p->own[i].memory, p->own[i].bytes, 16);
+    if (is_apart(c->device)) device_add(&c->blocks, p->view.count, sizeof p->view.count, 16);
     if (case_run(c, &p->view.args, 0x11)) report(tally, run, c->name, fmla_last_error());
     bool same = true;
     for (int64_t j = 0; j < c->s_q; j++)

@@ -43,7 +43,7 @@ static bool is_border(const struct decode_case *d, int64_t key, int64_t length)
 static void make_lengths(struct decode_case *d)
 {
     const int64_t capacity = d->c.max_pages * d->c.page_size;
-    d->length = calloc((size_t)d->c.b + 1, sizeof *d->length);
+    d->length = d->c.owned[0] = calloc((size_t)d->c.b + 1, sizeof *d->length);
     for (int64_t r = 0; r < d->c.b; r++) {
         int64_t length = d->s_k;
         if (d->c.v[A_LENGTHS] == LENGTHS_VARIED)
@@ -192,11 +192,6 @@ static void make(struct test_case *c, const struct run *run)
     c->infinite = v[A_INPUTS] == INPUTS_INFINITE, c->beyond = v[A_INPUTS] == INPUTS_BEYOND;
 }
 
-static void free_lengths(struct test_case *c)
-{
-    free(((struct decode_case *)c)->length);
-}
-
 /* ---- Plans and parts -------------------------------------------------------------------------- */
 
 static bool plan_lengths(struct test_case *c, int k, bool stale, int32_t *lengths)
@@ -328,7 +323,6 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
 const struct maker decode_maker = {.size = sizeof(struct decode_case),
                                    .draw = draw,
                                    .make = make,
-                                   .free = free_lengths,
                                    .plan_lengths = plan_lengths,
                                    .choose_rows = choose_rows,
                                    .narrow = narrow,

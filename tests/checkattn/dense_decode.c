@@ -103,14 +103,13 @@ static bool gpu_possible(const int64_t *v)
 /* Only types that the kernel takes are in its grid, and only what the device has to do with. */
 static void choose(const struct subject *op, const struct run *run, struct grid *grid)
 {
-    (void)op;
-    struct axis *dtype = &axes[A_DTYPE];
+    struct axis *dtype = &op->axis[A_DTYPE];
     dtype->count = 0;
     if (strstr(run->dtypes, "bf16")) dtype->values[dtype->count++] = 0;
     if (strstr(run->dtypes, "fp16")) dtype->values[dtype->count++] = 1;
-    axes[A_B].count = on_gpu(run) ? 7 : 6;
-    axes[A_SK].count = on_gpu(run) ? 9 : 8;
-    axes[A_THREADS].count = on_gpu(run) ? 1 : 3;
+    op->axis[A_B].count = on_gpu(run) ? 7 : 6;
+    op->axis[A_SK].count = on_gpu(run) ? 9 : 8;
+    op->axis[A_THREADS].count = on_gpu(run) ? 1 : 3;
     grid_kernel = run->kernel;
     grid->possible = on_gpu(run) ? gpu_possible : possible;
     grid->cost = on_gpu(run) ? gpu_cost : cpu_cost, grid->dear = on_gpu(run) ? 5e8 : 4e5;

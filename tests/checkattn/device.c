@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "device.h"
 
-#include "gpu.h"
 #include "pages.h"
 
 #include <stdio.h>
@@ -106,25 +105,20 @@ static struct device_block *new_block(struct device_blocks *blocks, void *host, 
     return block;
 }
 
-static void add_aligned(struct device_blocks *blocks, void *host, size_t bytes, size_t alignment)
+void device_add(struct device_blocks *blocks, void *host, size_t bytes, size_t alignment)
 {
     struct device_block *block = new_block(blocks, host, bytes);
     block->device = allocate(bytes, alignment);
     upload(block->device, host, bytes);
 }
 
-void device_add(struct device_blocks *blocks, void *host, size_t bytes)
-{
-    add_aligned(blocks, host, bytes, 16);
-}
-
 void device_add_guarded(struct device_blocks *blocks, const struct guarded *g)
 {
     if (!g->memory) return;
     if (on_pages())
-        add_aligned(blocks, g->memory + GUARDED_FRONT, guarded_extent(g), g->tensor.dtype.bits / 8);
+        device_add(blocks, g->memory + GUARDED_FRONT, guarded_extent(g), g->tensor.dtype.bits / 8);
     else
-        device_add(blocks, g->memory, g->whole);
+        device_add(blocks, g->memory, g->whole, 16);
 }
 
 void device_add_zeros(struct device_blocks *blocks, void *host, size_t bytes)
@@ -288,11 +282,6 @@ void *device_stream_open(void)
     return stream;
 }
 
-void device_stream_close(void *stream)
-{
-    if (!on_pages()) gpu_stream_close(stream);
-}
-
 void device_wait(void *stream)
 {
     if (on_pages()) return;
@@ -314,9 +303,4 @@ void *device_capture_end(void *stream)
 void device_launch(void *graph, void *stream)
 {
     must(gpu_graph_launch(graph, stream, &fault));
-}
-
-void device_graph_close(void *graph)
-{
-    if (!on_pages()) gpu_graph_close(graph);
 }

@@ -11,6 +11,7 @@
 #ifndef CHECKATTN_DEVICE_H
 #define CHECKATTN_DEVICE_H
 
+#include "gpu.h"
 #include "memory.h"
 
 #include <stdint.h>
@@ -38,8 +39,8 @@ void device_open(fmla_device device);
 void device_enter(void);
 size_t device_memory(void); /* of the GPU */
 
-/* Copies a block to the device, where its address is a multiple of 16. */
-void device_add(struct device_blocks *blocks, void *host, size_t bytes);
+/* Copies a block to the device, where its address is such a multiple, and one of 256 on a GPU. */
+void device_add(struct device_blocks *blocks, void *host, size_t bytes, size_t alignment);
 void device_add_guarded(struct device_blocks *blocks, const struct guarded *guarded);
 
 /* A block that is 0 on the device, of which device_part copies what is not. */
@@ -93,14 +94,12 @@ struct device_tables {
 
 void device_tables_make(struct device_tables *tables, int32_t partitions, int64_t b, int fill);
 
-/* Streams and graphs, without a way to fail. */
+/* Streams and graphs, without a way to fail; gpu.h closes them. Host memory has neither: NULL. */
 void *device_stream_open(void);
-void device_stream_close(void *stream);
 void device_wait(void *stream);
 void device_capture_begin(void *stream);
 void *device_capture_end(void *stream);
 void device_launch(void *graph, void *stream);
-void device_graph_close(void *graph);
 
 /* What a stress test does beside the calls of a case; NULL, the default: nothing. */
 struct device_stress {

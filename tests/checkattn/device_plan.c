@@ -121,7 +121,7 @@ static void run_call(const struct run *run, const struct plan_call *call, struct
     if (!device_scratch_intact(&scratch)) report(tally, run, name, "bytes behind the plan were written");
     if (!status) check_tables(run, device, *plan, name, tally);
     tally->rows++;
-    device_stream_close(device.stream);
+    gpu_stream_close(device.stream);
     device_scratch_free(&scratch);
     device_drop(&blocks, 0);
     for (int k = 0; k < 2; k++) guarded_free(&lengths[k]);

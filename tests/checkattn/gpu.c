@@ -42,17 +42,6 @@ static void must(const struct gpu *g, const struct test_case *c, fmla_status sta
     if (status) tell(g, c, fmla_last_error());
 }
 
-/* What every result here must pass. */
-static void compare(const struct gpu *g, struct test_case *c)
-{
-    compare_whole(c, g->run, g->tally);
-}
-
-static void run_once(const struct gpu *g, struct test_case *c, int fill)
-{
-    must(g, c, case_run(c, &c->args, fill));
-}
-
 static void make_plan(const struct gpu *g, struct test_case *c)
 {
     bool same = true;
@@ -99,7 +88,7 @@ static void sender_end(struct sender *s, const struct gpu *g, const struct test_
     if (*s->refusal) tell(g, c, s->refusal);
     if (s->workspace.memory && !device_scratch_intact(&s->workspace))
         tell(g, c, "bytes behind the workspace were written");
-    device_stream_close(s->stream);
+    gpu_stream_close(s->stream);
     device_scratch_free(&s->workspace);
 }
 
@@ -124,11 +113,6 @@ struct graph {
     struct plan_call plan_args;
 };
 
-static bool has_tables(const struct graph *graph)
-{
-    return graph->kind == GRAPH_TABLES_CAPTURED || graph->kind == GRAPH_TABLES_COPIED;
-}
-
 /* Memory for a plan as the graph has it, which goes to plan_args and to the call. */
 static void graph_make_plan(struct graph *graph, const struct gpu *g, const struct test_case *c)
 {
@@ -143,7 +127,7 @@ static void graph_make_plan(struct graph *graph, const struct gpu *g, const stru
         device_scratch_make(&graph->plan, args->plan_size, FILL);
         args->plan = graph->plan.memory;
         set_pointer(op, call, "plan", args->plan), set_size(op, call, "plan_size", args->plan_size);
-    } else if (has_tables(graph)) {
+    } else if (graph->kind >= GRAPH_TABLES_CAPTURED) {
         int32_t count = 0;
         must(g, c, plan_call_partitions(args, &count));
         device_tables_make(&graph->tables, count, c->b, FILL);
@@ -198,7 +182,7 @@ static void graph_check(const struct graph *graph, const struct gpu *g, struct t
     if (case_hash_inputs(c) != inputs) tell(g, c, "the call changed its inputs");
     for (int i = 0; i < ALL; i++) intact &= !all[i]->memory || device_scratch_intact(all[i]);
     if (!intact) tell(g, c, "bytes behind the workspace or the plan were written");
-    compare(g, c);
+    compare_whole(c, g->run, g->tally);
 }
 
 /* Captured once, and replayed with other inputs in place; then with the first ones again. */
@@ -225,7 +209,7 @@ static void check_graph(const struct gpu *g, enum graph_kind kind)
     for (int i = 0; i < first->blocks.count; i++)
         device_move(&first->blocks, first->blocks.block[i].host, true);
     graph_check(&graph, g, first, 0x7f);
-    device_graph_close(graph.graph);
+    gpu_graph_close(graph.graph);
     sender_end(&graph.call, g, first);
     device_scratch_free(&graph.plan), device_scratch_free(&graph.tables.rows);
     device_scratch_free(&graph.tables.splits);
@@ -244,12 +228,12 @@ static void check_repeats(const struct gpu *g, const char *text, uint64_t seed)
         return;
     }
     case_to_device(c, NULL);
-    run_once(g, c, 0xff);
+    must(g, c, case_run(c, &c->args, 0xff));
     unsigned char *results = case_results_copy(c);
-    compare(g, c);
+    compare_whole(c, g->run, g->tally);
     for (int again = 1; again < RUNS; again++) {
         case_results_reset(c);
-        run_once(g, c, 13 * again);
+        must(g, c, case_run(c, &c->args, 13 * again));
         same &= case_results_same(c, results);
     }
     if (!same) tell(g, c, "runs of the same call differ in their bits");
@@ -262,8 +246,8 @@ static void check_positions(const struct gpu *g, const char *text, uint64_t seed
 {
     struct test_case *c = make_case(g, "every request of a batch alone", text, "batch_invariant 1", seed);
     case_to_device(c, NULL);
-    run_once(g, c, 0xff);
-    compare(g, c);
+    must(g, c, case_run(c, &c->args, 0xff));
+    compare_whole(c, g->run, g->tally);
     for (int64_t r = 0; r < c->b; r++) compare_part(c, r, g->run, g->tally);
     case_free(c);
 }
@@ -301,7 +285,7 @@ static void check_foreign_tables(const struct gpu *g)
         case_to_device(c, NULL);
         for (int i = 0; i < 2; i++) device_move(&c->blocks, c->tensor[g->op->tables + i].tensor.data, true);
         const uint64_t inputs = case_hash_inputs(c);
-        run_once(g, c, 0xff);
+        must(g, c, case_run(c, &c->args, 0xff));
         case_from_device(c);
         if (case_hash_inputs(c) != inputs) tell(g, c, "the call changed its inputs");
         case_results_intact(c, g->run, g->tally);
@@ -368,7 +352,7 @@ static void check_at_once(const struct gpu *g, enum at_once way)
     for (int i = 0; way == ON_THREADS && i < AT_ONCE; i++)
         if (started[i]) pthread_join(thread[i], NULL);
     for (int i = 0; i < AT_ONCE; i++) sender_end(&sender[i], g, c[i]);
-    for (int i = 0; i < AT_ONCE; i++) case_from_device(c[i]), compare(g, c[i]);
+    for (int i = 0; i < AT_ONCE; i++) case_from_device(c[i]), compare_whole(c[i], g->run, g->tally);
     unsigned char *theirs = case_results_copy(c[1]);
     if (way == ON_STREAMS && !case_results_same(c[0], theirs))
         tell(g, c[0], "the same call on two streams has different bits");

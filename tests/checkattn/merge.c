@@ -28,8 +28,7 @@ static double cost(const int64_t *v)
 
 static void choose(const struct subject *op, const struct run *run, struct grid *grid)
 {
-    (void)op;
-    axes[M_THREADS].count = on_gpu(run) ? 1 : 2;
+    op->axis[M_THREADS].count = on_gpu(run) ? 1 : 2;
     grid->counts = counts;
     grid->cost = cost, grid->dear = 3e6;
 }

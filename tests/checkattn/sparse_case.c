@@ -11,24 +11,15 @@
 const int64_t sparse_shapes[SPARSE_SHAPES][3] = {{512, 64, 2},    {512, 64, 64},   {512, 64, 69},
                                                  {1024, 576, 61}, {2046, 2048, 2}, {2046, 2048, 576},
                                                  {650, 576, 53}};
-const int64_t prefill_shapes[PREFILL_ALL_SHAPES][2] = {
-    {128, 128},
-    {592, 128},
-    {1840, 256},
-    {1592, 384},
-    {1521, 512},
-    {95, 128},
-    {153, 256},
-    {114, 384},
-    {64, 8192},
-    {32, 2048},
-    [P_SHAPE_FEW] = {32, 8},
-    [P_SHAPE_NO_KEYS] = {0, 70},
-    [P_SHAPE_NO_LISTS] = {64, 0},
-    [P_SHAPE_FAR] = {12, 12},
-    [P_SHAPE_FAR_PAGES] = {650, 576},
-    [P_SHAPE_BLOCKS] = {130, 130},
-    [P_SHAPE_PIECES] = {330, 330},
+const int64_t prefill_shapes[PREFILL_SHAPES][2] = {
+    {128, 128}, {592, 128}, {1840, 256}, {1592, 384}, {1521, 512}, {95, 128},
+    {153, 256}, {114, 384}, {64, 8192},  {32, 2048},  {32, 8}, /* few */
+    {0, 70},                                                   /* no_keys */
+    {64, 0},                                                   /* no_lists */
+    {12, 12},                                                  /* far */
+    {650, 576},                                                /* far_pages */
+    {130, 130},                                                /* blocks: two of 64 and a part */
+    {330, 330}, /* pieces: five and a part; of few tokens a kernel may cut the lists */
 };
 
 _Static_assert((int)SPARSE(q) == (int)PREFILL(q) && (int)SPARSE(kv_cache) == (int)PREFILL(kv) &&
@@ -36,8 +27,7 @@ _Static_assert((int)SPARSE(q) == (int)PREFILL(q) && (int)SPARSE(kv_cache) == (in
                    (int)SPARSE(topk_length) == (int)PREFILL(topk_length),
                "what both have is said once");
 
-/* Requests of sparse decode share keys: as many as these have keys of their own. */
-enum { APART = 4 };
+enum { APART = 4 }; /* requests of sparse decode with keys of their own; others share them */
 
 /* ---- Drawn values ---------------------------------------------------------------------------- */
 
@@ -111,7 +101,7 @@ static void make_lengths(struct sparse_case *s, struct sparse_pool *pool, int64_
     const int64_t all = s->prefill ? s->c.s_q : s->c.b, classes = s->prefill ? drawn_tokens(s) : all;
     pool->has_length = kind != S_LENGTHS_NONE;
     case_tensor(&s->c, (int)(pool->length - s->c.tensor), LAYOUT_CONTIGUOUS, pool->has_length);
-    pool->count = calloc((size_t)classes + 1, sizeof *pool->count);
+    pool->count = s->c.owned[pool - s->pool] = calloc((size_t)classes + 1, sizeof *pool->count);
     for (int64_t i = 0; i < classes; i++) {
         int64_t count = pool->topk;
         if (kind == S_LENGTHS_VARIED)
@@ -379,11 +369,6 @@ static void make_prefill(struct test_case *c, const struct run *run)
     make_rules(s, run, names[source], v[P_SINK], &tolerance_sparse_prefill_out, &row);
 }
 
-static void free_counts(struct test_case *c)
-{
-    for (int k = 0; k < S_CACHES; k++) free(((struct sparse_case *)c)->pool[k].count);
-}
-
 /* ---- Plans ----------------------------------------------------------------------------------- */
 
 static bool plan_lengths(struct test_case *c, int k, bool stale, int32_t *lengths)
@@ -528,8 +513,8 @@ bool sparse_plant(const struct test_case *c, enum defect fault, struct patch *pa
 }
 
 #define LISTED                                                                                               \
-    .size = sizeof(struct sparse_case), .free = free_counts, .choose_rows = choose_rows, .narrow = narrow,   \
-    .sees = sparse_sees, .magnitude = magnitude_of, .bounds_out = true
+    .size = sizeof(struct sparse_case), .choose_rows = choose_rows, .narrow = narrow, .sees = sparse_sees,   \
+    .magnitude = magnitude_of, .bounds_out = true
 
 const struct maker prefill_maker = {LISTED, .draw = draw_prefill, .cases_of_a_draw = 16,
                                     .make = make_prefill},

@@ -71,19 +71,9 @@ enum { P_RESULTS_BOTH, P_RESULTS_LSE, P_RESULTS_MAX, P_RESULTS_NONE };
  * (prefill_extreme.c). */
 enum { P_EXTREME = S_BEYOND + 1 };
 
-/* s_kv, topk: those of the grid, then those of special cases. */
-enum {
-    PREFILL_SHAPES = 10,
-    P_SHAPE_FEW = PREFILL_SHAPES,
-    P_SHAPE_NO_KEYS,
-    P_SHAPE_NO_LISTS,
-    P_SHAPE_FAR,
-    P_SHAPE_FAR_PAGES,
-    P_SHAPE_BLOCKS, /* two blocks of 64 and a part */
-    P_SHAPE_PIECES, /* five and a part: of few tokens a kernel may cut the lists */
-    PREFILL_ALL_SHAPES
-};
-extern const int64_t prefill_shapes[PREFILL_ALL_SHAPES][2];
+/* s_kv, topk: those of the grid, then those of special cases, by the words of their axis. */
+enum { PREFILL_SHAPES = 17 };
+extern const int64_t prefill_shapes[PREFILL_SHAPES][2];
 
 /* Lists are drawn for so many tokens and copied to the others. A prime, so that tokens that a kernel takes at once differ. */
 enum { PREFILL_CLASSES = 61 };

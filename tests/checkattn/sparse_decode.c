@@ -53,8 +53,7 @@ static bool leaves(const struct test_case *c, const struct run *run, bool *must)
 /* Only what the kernel takes is in its grid. */
 static void choose(const struct subject *op, const struct run *run, struct grid *grid)
 {
-    (void)op;
-    struct axis *format = &axes[S_FORMAT];
+    struct axis *format = &op->axis[S_FORMAT];
     const bool fp8_alone = !strcmp(run->kernel, "cuda-sm90-16"),
                hopper = !strncmp(run->kernel, "cuda-sm90", 9);
     format->count = 0;
@@ -64,7 +63,7 @@ static void choose(const struct subject *op, const struct run *run, struct grid 
         if ((!fp16 || strstr(run->dtypes, "fp16")) && (fp8 || !fp8_alone))
             format->values[format->count++] = i;
     }
-    axes[S_THREADS].count = on_gpu(run) ? 1 : 3;
+    op->axis[S_THREADS].count = on_gpu(run) ? 1 : 3;
     grid->counts = counts;
     grid->cost = cost, grid->dear = 4e5;
 }
@@ -101,7 +100,7 @@ static bool has(const struct run *run, const int64_t *v)
 {
     bool known = false;
     for (int i = 0; i < axes[S_FORMAT].count; i++) known |= axes[S_FORMAT].values[i] == v[S_FORMAT];
-    return known && (v[S_LAYOUT] != LAYOUT_FAR || has_far_memory(run));
+    return known && (v[S_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
 }
 
 /* What pairs do not reach: many splits of one request, a cut inside the extra cache, more than two chunks in batch-invariant
@@ -116,17 +115,14 @@ static const char *const special[] = {
     NULL};
 
 /* Scores of +inf or beyond fp32; and the oracle's own strides and batches against its rows. */
+#define MANY                                                                                                 \
+    "shape 2, b 5, s_q 2, h_q 16, lengths varied, extra 3, extra_lengths varied, num_partitions 7, "         \
+    "sink finite, "
 static void more(struct suite *suite)
 {
-    static const char base[] = "shape 2, b 5, s_q 2, h_q 16, lengths varied, extra 3, extra_lengths varied, "
-                               "num_partitions 7, sink finite";
-    static const char *const inputs[] = {"infinite", "beyond"};
     const uint64_t seed = suite->run[0].seed;
-    char text[300];
-    for (int i = 0; i < 2; i++) {
-        snprintf(text, sizeof text, "%s, inputs %s", base, inputs[i]);
-        suite_each(suite, S_FORMAT, text, seed, false);
-    }
+    suite_each(suite, S_FORMAT, MANY "inputs infinite", seed, false);
+    suite_each(suite, S_FORMAT, MANY "inputs beyond", seed, false);
     suite_each(suite, S_FORMAT,
                "b 3, s_q 3, h_q 5, lengths varied, extra 3, extra_lengths varied, sink finite, layout odd",
                seed, true);

@@ -120,7 +120,9 @@ uint8_t *sparse_pool_scales(const struct sparse_pool *pool, int64_t slot)
     return token - kv_token_at(&pool->layout, at) + kv_scales_at(&pool->layout, pool->page_size, at);
 }
 
-void sparse_pool_values(const struct sparse_pool *pool, const uint8_t *token, int64_t slot, float *values)
+/* The values of a key, as attention takes them: d_qk of them, from the bytes of its token. */
+static void sparse_pool_values(const struct sparse_pool *pool, const uint8_t *token, int64_t slot,
+                               float *values)
 {
     const int64_t at = slot % pool->page_size;
     const bool in_page =

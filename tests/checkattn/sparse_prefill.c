@@ -131,15 +131,14 @@ static bool refuses(const struct run *run, const int64_t *v)
 /* The kernels of the CPU and the portable one of GPUs take everything; a tuned one is asked, and what it leaves is told. */
 static void choose(const struct subject *op, const struct run *run, struct grid *grid)
 {
-    (void)op;
     static const char *const names[P_SOURCES] = {"flat keys", "flat keys with gaps", "FP8_656", "FP8_584",
                                                  "BF16 pages"};
     memset(&leaves, 0, sizeof leaves);
-    axes[P_THREADS].count = on_gpu(run) ? 1 : 3;
+    op->axis[P_THREADS].count = on_gpu(run) ? 1 : 3;
     /* The portable kernel would take minutes for them. */
     const bool tuned = on_gpu(run) && strcmp(run->kernel, "cuda") != 0;
     const bool many = tuned && device_memory() >= (size_t)40 << 30;
-    axes[P_SQ].count = many ? 6 : 5;
+    op->axis[P_SQ].count = many ? 6 : 5;
     if (!many && run->fault == FAULT_NONE)
         printf("  not of this kernel, or not on this device: s_q %d, but for one case of 8 entries\n",
                MANY_TOKENS);
@@ -205,7 +204,7 @@ static const char *fault_case(const struct run *run, uint64_t i)
 static bool has(const struct run *run, const int64_t *v)
 {
     return is_sound(v[P_SOURCE], v[P_DQK], v[P_HQ], v[P_HKV]) &&
-           (v[P_LAYOUT] != LAYOUT_FAR || has_far_memory(run));
+           (v[P_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
 }
 
 /* What pairs do not reach: no keys, no lists, as many tokens as take a GPU with long lists, offsets of more than 32 bits,
