@@ -60,8 +60,8 @@ void guarded_reset(struct guarded *guarded);
 void guarded_keep(struct guarded *guarded);
 
 /* Copies pages that lie next to each other to where there are `between` bytes from one to the next, behind `front` bytes of
- * zeros. They cost address space, not memory, and cannot be written there unless they are to be. An offset that is cut leads to the first page, or
- * into the zeros: the result is wrong, and the process lives to say so. */
+ * zeros. They cost address space, not memory, and cannot be written there unless `written`. An offset that is cut leads to the
+ * first page, or into the zeros: the result is wrong, and the process lives to say so. */
 void guarded_spread(struct guarded *guarded, int64_t pages, size_t page_bytes, size_t front, size_t between,
                     bool written);
 
