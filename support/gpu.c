@@ -23,87 +23,60 @@ enum { /* CUdevice_attribute */
 };
 enum { KERNEL_SHARED_BYTES = 8 }; /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 
+/* X(member, symbol of the driver, parameters) */
+#define ENTRIES(X)                                                                                           \
+    X(init, cuInit, (unsigned flags))                                                                        \
+    X(error_string, cuGetErrorString, (int error, const char **text))                                        \
+    X(driver_version, cuDriverGetVersion, (int *version))                                                    \
+    X(device_count, cuDeviceGetCount, (int *count))                                                          \
+    X(device_get, cuDeviceGet, (int *device, int ordinal))                                                   \
+    X(device_name, cuDeviceGetName, (char *name, int size, int device))                                      \
+    X(device_memory, cuDeviceTotalMem_v2, (size_t * bytes, int device))                                      \
+    X(device_attribute, cuDeviceGetAttribute, (int *value, int attribute, int device))                       \
+    X(context_retain, cuDevicePrimaryCtxRetain, (handle * context, int device))                              \
+    X(context_set, cuCtxSetCurrent, (handle context))                                                        \
+    X(context_wait, cuCtxSynchronize, (void))                                                                \
+    X(alloc, cuMemAlloc_v2, (device_pointer * memory, size_t bytes))                                         \
+    X(free, cuMemFree_v2, (device_pointer memory))                                                           \
+    X(upload, cuMemcpyHtoD_v2, (device_pointer to, const void *from, size_t bytes))                          \
+    X(download, cuMemcpyDtoH_v2, (void *to, device_pointer from, size_t bytes))                              \
+    X(fill, cuMemsetD8_v2, (device_pointer to, unsigned char byte, size_t bytes))                            \
+    X(stream_open, cuStreamCreate, (handle * stream, unsigned flags))                                        \
+    X(stream_close, cuStreamDestroy_v2, (handle stream))                                                     \
+    X(stream_wait, cuStreamSynchronize, (handle stream))                                                     \
+    X(event_open, cuEventCreate, (handle * event, unsigned flags))                                           \
+    X(event_close, cuEventDestroy_v2, (handle event))                                                        \
+    X(event_record, cuEventRecord, (handle event, handle stream))                                            \
+    X(event_wait, cuEventSynchronize, (handle event))                                                        \
+    X(event_elapsed, cuEventElapsedTime, (float *milliseconds, handle first, handle second))                 \
+    X(capture_begin, cuStreamBeginCapture_v2, (handle stream, int mode))                                     \
+    X(capture_end, cuStreamEndCapture, (handle stream, handle * graph))                                      \
+    X(graph_instantiate, cuGraphInstantiateWithFlags, (handle * exec, handle graph, uint64_t flags))         \
+    X(graph_launch, cuGraphLaunch, (handle exec, handle stream))                                             \
+    X(graph_close, cuGraphDestroy, (handle graph))                                                           \
+    X(exec_close, cuGraphExecDestroy, (handle exec))                                                         \
+    X(device_bus, cuDeviceGetPCIBusId, (char *text, int size, int device))                                   \
+    X(module_open, cuModuleLoadData, (handle * module, const void *image))                                   \
+    X(module_close, cuModuleUnload, (handle module))                                                         \
+    X(module_kernel, cuModuleGetFunction, (handle * kernel, handle module, const char *name))                \
+    X(kernel_set, cuFuncSetAttribute, (handle kernel, int attribute, int value))                             \
+    X(launch, cuLaunchKernel,                                                                                \
+      (handle kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, \
+       unsigned block_z, unsigned shared, handle stream, void **parameters, void **extra))
+
 struct entries {
-    int (*init)(unsigned flags);
-    int (*error_string)(int error, const char **text);
-    int (*driver_version)(int *version);
-    int (*device_count)(int *count);
-    int (*device_get)(int *device, int ordinal);
-    int (*device_name)(char *name, int size, int device);
-    int (*device_memory)(size_t *bytes, int device);
-    int (*device_attribute)(int *value, int attribute, int device);
-    int (*context_retain)(handle *context, int device);
-    int (*context_set)(handle context);
-    int (*context_wait)(void);
-    int (*alloc)(device_pointer *memory, size_t bytes);
-    int (*free)(device_pointer memory);
-    int (*upload)(device_pointer to, const void *from, size_t bytes);
-    int (*download)(void *to, device_pointer from, size_t bytes);
-    int (*fill)(device_pointer to, unsigned char byte, size_t bytes);
-    int (*stream_open)(handle *stream, unsigned flags);
-    int (*stream_close)(handle stream);
-    int (*stream_wait)(handle stream);
-    int (*event_open)(handle *event, unsigned flags);
-    int (*event_close)(handle event);
-    int (*event_record)(handle event, handle stream);
-    int (*event_wait)(handle event);
-    int (*event_elapsed)(float *milliseconds, handle first, handle second);
-    int (*capture_begin)(handle stream, int mode);
-    int (*capture_end)(handle stream, handle *graph);
-    int (*graph_instantiate)(handle *exec, handle graph, uint64_t flags);
-    int (*graph_launch)(handle exec, handle stream);
-    int (*graph_close)(handle graph);
-    int (*exec_close)(handle exec);
-    int (*device_bus)(char *text, int size, int device);
-    int (*module_open)(handle *module, const void *image);
-    int (*module_close)(handle module);
-    int (*module_kernel)(handle *kernel, handle module, const char *name);
-    int (*kernel_set)(handle kernel, int attribute, int value);
-    int (*launch)(handle kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                  unsigned block_y, unsigned block_z, unsigned shared, handle stream, void **parameters,
-                  void **extra);
+#define X(member, symbol, parameters) int(*member) parameters;
+    ENTRIES(X)
+#undef X
 };
 
 static const struct {
     const char *symbol;
     size_t place;
 } entries[] = {
-    {"cuInit", offsetof(struct entries, init)},
-    {"cuGetErrorString", offsetof(struct entries, error_string)},
-    {"cuDriverGetVersion", offsetof(struct entries, driver_version)},
-    {"cuDeviceGetCount", offsetof(struct entries, device_count)},
-    {"cuDeviceGet", offsetof(struct entries, device_get)},
-    {"cuDeviceGetName", offsetof(struct entries, device_name)},
-    {"cuDeviceTotalMem_v2", offsetof(struct entries, device_memory)},
-    {"cuDeviceGetAttribute", offsetof(struct entries, device_attribute)},
-    {"cuDevicePrimaryCtxRetain", offsetof(struct entries, context_retain)},
-    {"cuCtxSetCurrent", offsetof(struct entries, context_set)},
-    {"cuCtxSynchronize", offsetof(struct entries, context_wait)},
-    {"cuMemAlloc_v2", offsetof(struct entries, alloc)},
-    {"cuMemFree_v2", offsetof(struct entries, free)},
-    {"cuMemcpyHtoD_v2", offsetof(struct entries, upload)},
-    {"cuMemcpyDtoH_v2", offsetof(struct entries, download)},
-    {"cuMemsetD8_v2", offsetof(struct entries, fill)},
-    {"cuStreamCreate", offsetof(struct entries, stream_open)},
-    {"cuStreamDestroy_v2", offsetof(struct entries, stream_close)},
-    {"cuStreamSynchronize", offsetof(struct entries, stream_wait)},
-    {"cuEventCreate", offsetof(struct entries, event_open)},
-    {"cuEventDestroy_v2", offsetof(struct entries, event_close)},
-    {"cuEventRecord", offsetof(struct entries, event_record)},
-    {"cuEventSynchronize", offsetof(struct entries, event_wait)},
-    {"cuEventElapsedTime", offsetof(struct entries, event_elapsed)},
-    {"cuStreamBeginCapture_v2", offsetof(struct entries, capture_begin)},
-    {"cuStreamEndCapture", offsetof(struct entries, capture_end)},
-    {"cuGraphInstantiateWithFlags", offsetof(struct entries, graph_instantiate)},
-    {"cuGraphLaunch", offsetof(struct entries, graph_launch)},
-    {"cuGraphDestroy", offsetof(struct entries, graph_close)},
-    {"cuGraphExecDestroy", offsetof(struct entries, exec_close)},
-    {"cuDeviceGetPCIBusId", offsetof(struct entries, device_bus)},
-    {"cuModuleLoadData", offsetof(struct entries, module_open)},
-    {"cuModuleUnload", offsetof(struct entries, module_close)},
-    {"cuModuleGetFunction", offsetof(struct entries, module_kernel)},
-    {"cuFuncSetAttribute", offsetof(struct entries, kernel_set)},
-    {"cuLaunchKernel", offsetof(struct entries, launch)},
+#define X(member, symbol, parameters) {#symbol, offsetof(struct entries, member)},
+    ENTRIES(X)
+#undef X
 };
 
 enum { MOST_DEVICES = 64 };
@@ -300,17 +273,24 @@ bool gpu_fill(void *to, unsigned char byte, size_t bytes, struct fault *fault)
     return !bytes || done(driver.call.fill(number_of(to), byte, bytes), "filling device memory", fault);
 }
 
+/* ---- Closing --------------------------------------------------------------------------------- */
+
+#define CLOSES(what, entry)                                                                                  \
+    void gpu_##what##_close(void *what)                                                                      \
+    {                                                                                                        \
+        if (what) driver.call.entry(what);                                                                   \
+    }
+CLOSES(stream, stream_close)
+CLOSES(event, event_close)
+CLOSES(module, module_close)
+CLOSES(graph, exec_close)
+
 /* ---- Streams and events --------------------------------------------------------------------- */
 
 bool gpu_stream_open(void **stream, struct fault *fault)
 {
     *stream = NULL;
     return passed(driver.call.stream_open(stream, STREAM_NON_BLOCKING), "opening a stream", fault);
-}
-
-void gpu_stream_close(void *stream)
-{
-    if (stream) driver.call.stream_close(stream);
 }
 
 bool gpu_stream_wait(void *stream, struct fault *fault)
@@ -322,11 +302,6 @@ bool gpu_event_open(void **event, struct fault *fault)
 {
     *event = NULL;
     return passed(driver.call.event_open(event, EVENT_DEFAULT), "opening an event", fault);
-}
-
-void gpu_event_close(void *event)
-{
-    if (event) driver.call.event_close(event);
 }
 
 bool gpu_event_record(void *event, void *stream, struct fault *fault)
@@ -352,11 +327,6 @@ bool gpu_module_open(void **module, const char *ptx, struct fault *fault)
     return passed(driver.call.module_open(module, ptx), "compiling a kernel", fault);
 }
 
-void gpu_module_close(void *module)
-{
-    if (module) driver.call.module_close(module);
-}
-
 bool gpu_kernel(void **kernel, void *module, const char *name, struct fault *fault)
 {
     *kernel = NULL;
@@ -374,6 +344,24 @@ bool gpu_launch(void *kernel, unsigned blocks, unsigned threads, unsigned shared
 {
     return passed(driver.call.launch(kernel, blocks, 1, 1, threads, 1, 1, shared, stream, parameters, NULL),
                   "launching a kernel", fault);
+}
+
+bool gpu_best_time(const struct gpu_load *load, double *best, struct fault *fault)
+{
+    enum { TRIES = 5 };
+    void *stream = NULL, *first = NULL, *second = NULL;
+    bool good =
+        gpu_stream_open(&stream, fault) && gpu_event_open(&first, fault) && gpu_event_open(&second, fault);
+    *best = 1e30;
+    for (int i = 0; good && i <= TRIES; i++) {
+        double seconds = 0.0;
+        good = gpu_event_record(first, stream, fault) &&
+               gpu_launch(load->kernel, load->blocks, load->threads, 0, stream, load->parameters, fault) &&
+               gpu_event_record(second, stream, fault) && gpu_event_seconds(first, second, &seconds, fault);
+        if (i && seconds < *best) *best = seconds;
+    }
+    gpu_event_close(first), gpu_event_close(second), gpu_stream_close(stream);
+    return good;
 }
 
 /* ---- Graphs --------------------------------------------------------------------------------- */
@@ -396,9 +384,4 @@ bool gpu_capture_end(void *stream, void **graph, struct fault *fault)
 bool gpu_graph_launch(void *graph, void *stream, struct fault *fault)
 {
     return passed(driver.call.graph_launch(graph, stream), "launching a graph", fault);
-}
-
-void gpu_graph_close(void *graph)
-{
-    if (graph) driver.call.exec_close(graph);
 }

@@ -73,6 +73,16 @@ bool gpu_kernel_shared(void *kernel, unsigned bytes, struct fault *fault);
 bool gpu_launch(void *kernel, unsigned blocks, unsigned threads, unsigned shared, void *stream,
                 void **parameters, struct fault *fault);
 
+/* A launch that is timed. */
+struct gpu_load {
+    void *kernel;
+    unsigned blocks, threads;
+    void **parameters;
+};
+
+/* Seconds: the shortest of several, after one that is not counted. */
+bool gpu_best_time(const struct gpu_load *load, double *best, struct fault *fault);
+
 /* ---- Graphs --------------------------------------------------------------------------------- */
 
 /* Captures what is sent to a stream (not the default one) into a graph that can be launched again and again. While a

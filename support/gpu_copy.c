@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "gpu_copy.h"
 
-enum { TRIES = 5, THREADS = 256, VECTORS = 4 /* of 16 bytes, a thread */ };
+enum { THREADS = 256, VECTORS = 4 /* of 16 bytes, a thread */ };
 
 /* A block copies THREADS · VECTORS · 16 bytes: all loads first. */
 static const char ptx_copy[] = ".version 8.0\n"
@@ -30,35 +30,20 @@ static const char ptx_copy[] = ".version 8.0\n"
                                "ret;\n"
                                "}\n";
 
-/* The shortest of several, after one that is not counted. */
-static bool best_copy(void *kernel, void *to, void *from, size_t bytes, double *best, struct fault *fault)
-{
-    void *stream = NULL, *first = NULL, *second = NULL, *parameters[] = {&to, &from};
-    const unsigned blocks = (unsigned)(bytes / ((size_t)THREADS * VECTORS * 16));
-    bool good =
-        gpu_stream_open(&stream, fault) && gpu_event_open(&first, fault) && gpu_event_open(&second, fault);
-    *best = 1e30;
-    for (int i = 0; good && i <= TRIES; i++) {
-        double seconds = 0.0;
-        good = gpu_event_record(first, stream, fault) &&
-               gpu_launch(kernel, blocks, THREADS, 0, stream, parameters, fault) &&
-               gpu_event_record(second, stream, fault) && gpu_event_seconds(first, second, &seconds, fault);
-        if (i && seconds < *best) *best = seconds;
-    }
-    gpu_event_close(first), gpu_event_close(second), gpu_stream_close(stream);
-    return good;
-}
-
 bool gpu_copy_bandwidth(const struct gpu_description *gpu, double *bandwidth, struct fault *fault)
 {
     const size_t most = (size_t)1 << 31, part = gpu->memory / 16 / 16384 * 16384;
     const size_t bytes = part < most ? part : most;
-    void *module = NULL, *kernel = NULL, *from = NULL, *to = NULL;
+    void *module = NULL, *from = NULL, *to = NULL;
+    void *parameters[] = {&to, &from};
     double seconds = 1.0;
+    struct gpu_load load = {.blocks = (unsigned)(bytes / ((size_t)THREADS * VECTORS * 16)),
+                            .threads = THREADS,
+                            .parameters = parameters};
     const bool good = gpu_module_open(&module, ptx_copy, fault) &&
-                      gpu_kernel(&kernel, module, "copy", fault) && gpu_alloc(&from, bytes, fault) &&
+                      gpu_kernel(&load.kernel, module, "copy", fault) && gpu_alloc(&from, bytes, fault) &&
                       gpu_alloc(&to, bytes, fault) && gpu_fill(from, 0x5a, bytes, fault) &&
-                      gpu_fill(to, 0, bytes, fault) && best_copy(kernel, to, from, bytes, &seconds, fault);
+                      gpu_fill(to, 0, bytes, fault) && gpu_best_time(&load, &seconds, fault);
     gpu_free(from), gpu_free(to);
     gpu_module_close(module);
     *bandwidth = good ? 2.0 * (double)bytes / seconds : 0.0;

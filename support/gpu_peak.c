@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TRIES = 5, READ_THREADS = 512, READ_BLOCKS_PER_SM = 4, MATRIX_THREADS = 256 };
+enum { READ_THREADS = 512, READ_BLOCKS_PER_SM = 4, MATRIX_THREADS = 256 };
 
 /* Each thread has eight loads of 16 bytes in flight. `count` is in such loads, a multiple of 8 · threads of the grid. */
 static const char ptx_read[] =
@@ -209,18 +209,12 @@ void gpu_peak_close(struct gpu_peak *peak)
     memset(peak, 0, sizeof *peak);
 }
 
-static bool send_read(const struct gpu_peak *peak, const void *from, size_t bytes, void *stream,
-                      struct fault *fault)
-{
-    const void *sink = peak->sink;
-    uint64_t count = bytes / 16;
-    void *parameters[] = {&from, &count, &sink};
-    return gpu_launch(peak->read, read_blocks(peak), READ_THREADS, 0, stream, parameters, fault);
-}
-
 bool gpu_peak_flush(const struct gpu_peak *peak, void *stream, struct fault *fault)
 {
-    return send_read(peak, peak->memory, peak->bytes, stream, fault);
+    const void *from = peak->memory, *sink = peak->sink;
+    uint64_t count = peak->bytes / 16;
+    void *parameters[] = {&from, &count, &sink};
+    return gpu_launch(peak->read, read_blocks(peak), READ_THREADS, 0, stream, parameters, fault);
 }
 
 bool gpu_peak_nothing(const struct gpu_peak *peak, void *stream, struct fault *fault)
@@ -229,50 +223,19 @@ bool gpu_peak_nothing(const struct gpu_peak *peak, void *stream, struct fault *f
     return gpu_launch(peak->nothing, 1, 32, 0, stream, parameters, fault);
 }
 
-static bool send_matrix(const struct gpu_peak *peak, uint32_t rounds, void *stream, struct fault *fault)
-{
-    const void *sink = peak->sink;
-    void *parameters[] = {&rounds, &sink};
-    return gpu_launch(peak->matrix, (unsigned)peak->gpu.multiprocessors, MATRIX_THREADS, 0, stream,
-                      parameters, fault);
-}
-
-/* What is timed: `rounds` of products, or a read. */
-struct load {
-    uint32_t rounds;
-    const void *from;
-    size_t bytes;
-};
-
-/* The shortest of several tries, after one that is not counted. */
-static bool best_time(const struct gpu_peak *peak, const struct load *load, double *best, struct fault *fault)
-{
-    void *stream = NULL, *first = NULL, *second = NULL;
-    bool good =
-        gpu_stream_open(&stream, fault) && gpu_event_open(&first, fault) && gpu_event_open(&second, fault);
-    *best = 1e30;
-    for (int i = 0; good && i <= TRIES; i++) {
-        double seconds = 0.0;
-        good = gpu_event_record(first, stream, fault) &&
-               (load->rounds ? send_matrix(peak, load->rounds, stream, fault)
-                             : send_read(peak, load->from, load->bytes, stream, fault)) &&
-               gpu_event_record(second, stream, fault) && gpu_event_seconds(first, second, &seconds, fault);
-        if (i && seconds < *best) *best = seconds;
-    }
-    gpu_event_close(first), gpu_event_close(second), gpu_stream_close(stream);
-    return good;
-}
-
 bool gpu_peak_bandwidth(const struct gpu_peak *peak, double *bandwidth, struct fault *fault)
 {
     /* So much that the begin and the end of a kernel weigh little. */
     const size_t most = (size_t)1 << 32, part = peak->gpu.memory / 8;
     const size_t bytes = whole_rounds(peak, part < most ? part : most);
     void *memory = NULL;
+    const void *sink = peak->sink;
+    uint64_t count = bytes / 16;
+    void *parameters[] = {&memory, &count, &sink};
+    const struct gpu_load load = {peak->read, read_blocks(peak), READ_THREADS, parameters};
     double seconds = 0.0;
-    bool good = gpu_alloc(&memory, bytes, fault) && gpu_fill(memory, 0, bytes, fault);
-    const struct load load = {.from = memory, .bytes = bytes};
-    good = good && best_time(peak, &load, &seconds, fault);
+    const bool good = gpu_alloc(&memory, bytes, fault) && gpu_fill(memory, 0, bytes, fault) &&
+                      gpu_best_time(&load, &seconds, fault);
     gpu_free(memory);
     *bandwidth = good ? (double)bytes / seconds : 0.0;
     return good;
@@ -281,11 +244,15 @@ bool gpu_peak_bandwidth(const struct gpu_peak *peak, double *bandwidth, struct f
 bool gpu_peak_flops(const struct gpu_peak *peak, double *flops, struct fault *fault)
 {
     enum { SHORT = 2000 };
-    struct load load = {.rounds = SHORT};
+    const void *sink = peak->sink;
+    uint32_t rounds = SHORT;
+    void *parameters[] = {&rounds, &sink};
+    const struct gpu_load load = {peak->matrix, (unsigned)peak->gpu.multiprocessors, MATRIX_THREADS,
+                                  parameters};
     double seconds;
-    if (!best_time(peak, &load, &seconds, fault)) return false;
-    load.rounds = (uint32_t)(SHORT * (20e-3 / seconds)) + 1; /* 20 ms: the clocks have settled */
-    if (!best_time(peak, &load, &seconds, fault)) return false;
-    *flops = (double)load.rounds * matrix_flop(peak) * (double)peak->gpu.multiprocessors / seconds;
+    if (!gpu_best_time(&load, &seconds, fault)) return false;
+    rounds = (uint32_t)(SHORT * (20e-3 / seconds)) + 1; /* 20 ms: the clocks have settled */
+    if (!gpu_best_time(&load, &seconds, fault)) return false;
+    *flops = (double)rounds * matrix_flop(peak) * (double)peak->gpu.multiprocessors / seconds;
     return true;
 }

@@ -27,6 +27,11 @@ static fmla_decode_plan_args dense_args(const struct plan_call *call)
                                    SHARED(call)};
 }
 
+const fmla_tensor **plan_call_length(struct plan_call *call, int k)
+{
+    return k ? &call->extra_topk_length : call->sparse ? &call->topk_length : &call->seqlens;
+}
+
 fmla_status plan_call_size(const struct plan_call *call, size_t *bytes)
 {
     const fmla_sparse_plan_args sparse = sparse_args(call);

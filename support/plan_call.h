@@ -21,6 +21,9 @@ struct plan_call {
     void *stream;
     const fmla_tensor *partitions, *num_splits;
 };
+/* Its lengths: of the requests, or of the indices (0) and the extra ones (1). */
+const fmla_tensor **plan_call_length(struct plan_call *call, int k);
+
 fmla_status plan_call_size(const struct plan_call *call, size_t *bytes);
 fmla_status plan_call_partitions(const struct plan_call *call, int32_t *count);
 fmla_status plan_call_run(const struct plan_call *call);

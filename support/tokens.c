@@ -12,11 +12,6 @@ static struct kv_layout layout_of(int32_t format)
     return kv_layout_of(format == FMLA_KV_FP8_656 ? KV_FP8_656 : KV_FP8_584, 0);
 }
 
-int64_t tokens_size(int32_t format)
-{
-    return layout_of(format).page_bytes_a_slot;
-}
-
 void tokens_store(int32_t format, void *page, int64_t page_size, int64_t slot, const float *values)
 {
     const struct kv_layout layout = layout_of(format);

@@ -9,9 +9,6 @@
 
 enum { TOKENS_WIDTH = 576 /* values, at most */, TOKENS_BYTES = 656 /* of a page of one token, at most */ };
 
-/* Bytes of a token, scales included: the last dimension of a cache. */
-int64_t tokens_size(int32_t format);
-
 /* Quantises a token's values, 576 or 512, into a slot of a page. */
 void tokens_store(int32_t format, void *page, int64_t page_size, int64_t slot, const float *values);
 

@@ -4,8 +4,8 @@
  * between pages included, all of it random; of what the oracle makes of a copy every byte is compared, so that each that is wrong, missing
  * or not the call's to write shows. Of a NaN that was gathered only that it is one is compared.
  */
-#include "cache.h"
-#include "cache_far.h"
+#include "axes.h"
+#include "elements.h"
 #include "kvformat.h"
 #include "num.h"
 
@@ -14,37 +14,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define APPEND_TENSORS_OF(X)                                                                                 \
-    X(APPEND_CACHE, IN_PLACE, kv_cache)                                                                      \
-    X(APPEND_LATENT, INPUT, latent) X(APPEND_ROPE, INPUT, rope) X(APPEND_SLOTS, INPUT, slot_mapping)
-#define GATHER_TENSORS_OF(X)                                                                                 \
-    X(GATHER_OUT, OUT, out) X(GATHER_CACHE, INPUT, kv_cache) X(GATHER_SLOTS, INPUT, slots)
-enum { APPEND_TENSORS_OF(TENSOR_NAME) APPEND_TENSORS };
-enum { GATHER_TENSORS_OF(TENSOR_NAME) GATHER_TENSORS };
-
-#define TENSOR_ARGS fmla_cache_append_args
-static const struct tensor_row append_tensors[] = {APPEND_TENSORS_OF(TENSOR_ROW)};
-#undef TENSOR_ARGS
-#define TENSOR_ARGS fmla_cache_gather_args
-static const struct tensor_row gather_tensors[] = {GATHER_TENSORS_OF(TENSOR_ROW)};
+#define APPEND(member) TENSOR_cache_append_##member
+#define GATHER(member) TENSOR_cache_gather_##member
 
 static const float cache_scales[CACHE_SCALES] = {0.0f, 0.25f, 0.037f, 3.1e-33f, 2.7e31f};
 
 static struct axis axes[C_AXES];
 
-static const char axis_values[] = "format: (none) bf16 fp16 fp8_656 fp8_584 fp8_576\n"
-                                  "vectors: bf16 fp16 fp32\n"
-                                  "tokens: 0 1 128 4097\n"
-                                  "page_size: 1 2 61 64 256\n"
-                                  "cache: dense padded odd spread\n"
-                                  "layout: contiguous padded (swapped) odd\n"
-                                  "rope apart: 0 1\n"
-                                  "d_qk: 512 576 1 40 130 1040\n" /* of bf16 and fp16 */
-                                  "values: normal hostile all\n"
-                                  "scale: 0 1 2 3 4\n" /* of FP8_576 */
-                                  "slots: distinct skipped twice\n"
-                                  "graph: 0 1\n"
-                                  "threads: built_in (one) own\n";
+static const char axis_values[] = CACHE_AXES(AXIS_TEXT);
 
 /* ---- The grid ------------------------------------------------------------------------------- */
 
@@ -75,8 +52,9 @@ static double cost(const int64_t *v)
     return (double)v[C_TOKENS];
 }
 
-static void choose(const struct run *run, struct grid *grid, bool gather)
+static void choose(const struct subject *op, const struct run *run, struct grid *grid)
 {
+    const bool gather = op == &cache_gather;
     axes[C_THREADS].count = on_gpu(run) ? 1 : 2;
     axes[C_GRAPH].count = on_gpu(run) ? 2 : 1;
     axes[C_ROPE].count = gather ? 1 : 2;
@@ -86,25 +64,15 @@ static void choose(const struct run *run, struct grid *grid, bool gather)
     grid->cost = cost, grid->dear = 5000;
 }
 
-static void choose_append(const struct run *run, struct grid *grid)
-{
-    choose(run, grid, false);
-}
-
-static void choose_gather(const struct run *run, struct grid *grid)
-{
-    choose(run, grid, true);
-}
-
 /* ---- A case --------------------------------------------------------------------------------- */
 
 struct cache_case {
     struct test_case c;
     struct kv_layout layout;
-    int64_t page_size, slots;
+    int64_t slots, far_strides[4];
 };
 
-static const fmla_dtype dtype_i64 = {FMLA_TYPE_INT, 64, 1}, dtype_u8 = {FMLA_TYPE_UINT, 8, 1};
+static const fmla_dtype dtype_u8 = {FMLA_TYPE_UINT, 8, 1};
 static const fmla_dtype *const elements[] = {&dtype_bf16, &dtype_fp16, &dtype_f32};
 
 static bool is_gather(const struct test_case *c)
@@ -114,12 +82,12 @@ static bool is_gather(const struct test_case *c)
 
 static struct guarded *cache_of(struct test_case *c)
 {
-    return &c->tensor[is_gather(c) ? GATHER_CACHE : APPEND_CACHE];
+    return &c->tensor[is_gather(c) ? GATHER(kv_cache) : APPEND(kv_cache)];
 }
 
 static struct guarded *slots_of(struct test_case *c)
 {
-    return &c->tensor[is_gather(c) ? GATHER_SLOTS : APPEND_SLOTS];
+    return &c->tensor[is_gather(c) ? GATHER(slots) : APPEND(slot_mapping)];
 }
 
 /* Random bytes everywhere; the scales that a reader may be given are positive and finite. */
@@ -131,14 +99,14 @@ static void make_cache(struct cache_case *k)
     const bool wide = is_16_bit(v[C_FORMAT]);
     const int64_t element = wide ? 2 : 1, kind = v[C_CACHE];
     k->layout = kv_layout_of((enum kv_format)(v[C_FORMAT] - 1), (int32_t)v[C_D_QK]);
-    c->d_qk = kv_width(&k->layout), k->page_size = v[C_PAGE_SIZE];
-    const int64_t pages = (v[C_TOKENS] + v[C_TOKENS] / 8 + k->page_size) / k->page_size + 1;
-    k->slots = pages * k->page_size;
+    c->d_qk = kv_width(&k->layout);
+    const int64_t pages = (v[C_TOKENS] + v[C_TOKENS] / 8 + k->c.page_size) / k->c.page_size + 1;
+    k->slots = pages * k->c.page_size;
     const int64_t of_slot = k->layout.page_bytes_a_slot / element;
     const int64_t slot_stride = of_slot + (kind == CACHE_SPREAD ? 48 : 0);
     const int64_t gap = kind == CACHE_PADDED ? 64 : kind == CACHE_ODD ? 3 : kind == CACHE_SPREAD ? 16 : 0;
-    const int64_t page_stride = k->page_size * slot_stride + gap;
-    const int64_t shape[4] = {pages, k->page_size, 1, of_slot},
+    const int64_t page_stride = k->c.page_size * slot_stride + gap;
+    const int64_t shape[4] = {pages, k->c.page_size, 1, of_slot},
                   strides[4] = {page_stride, slot_stride, slot_stride, 1};
     memcpy(g->shape, shape, sizeof shape), memcpy(g->strides, strides, sizeof strides);
     g->bytes = (size_t)(pages * page_stride * element);
@@ -160,14 +128,20 @@ static void make_cache(struct cache_case *k)
     for (int64_t s = 0; k->layout.scale == KV_SCALE_F32 && s < k->slots; s++)
         for (int i = 0; i < k->layout.scales; i++) {
             const float scale = num_float((uint32_t)random_between(&c->random, 1, 0x7f7fffff));
-            memcpy(g->memory + GUARDED_FRONT + shift + s / k->page_size * page_stride +
-                       s % k->page_size * slot_stride + k->layout.scale_offset + 4 * i,
+            memcpy(g->memory + GUARDED_FRONT + shift + s / k->c.page_size * page_stride +
+                       s % k->c.page_size * slot_stride + k->layout.scale_offset + 4 * i,
                    &scale, sizeof scale);
         }
     if (!is_gather(c)) guarded_keep(g);
     const int i = (int)(g - c->tensor);
     c->view[i] = g->tensor;
     case_name(c, i);
+    if (kind != CACHE_FAR) return;
+    const size_t front = (size_t)1 << 31, between = front + 4096;
+    guarded_spread(g, pages, (size_t)(page_stride * element), front, between, !is_gather(c));
+    memcpy(k->far_strides, strides, sizeof strides);
+    k->far_strides[0] = (int64_t)between / element;
+    c->view[i].data = g->far + front, c->view[i].byte_offset = 0, c->view[i].strides = k->far_strides;
 }
 
 static float hostile(struct random_state *random)
@@ -182,32 +156,31 @@ static float hostile(struct random_state *random)
 
 /* Element `number` of all of a case. VALUES_ALL: every pattern of 16 bits after the other, so that those of a group have
  * about the same size. */
-static void put_value(char *at, int64_t element, int64_t values, int64_t number, float size,
+static void put_value(char *at, fmla_dtype dtype, int64_t values, int64_t number, float size,
                       struct random_state *random)
 {
     const uint16_t pattern = (uint16_t)number;
     const uint32_t wide = (uint32_t)pattern << 16 | (uint32_t)(random_u64(random) & 0xffff);
     float x = size * random_normal(random);
-    uint16_t narrow;
     if (values == VALUES_HOSTILE) x = hostile(random);
     if (values == VALUES_ALL) x = num_float(wide);
-    narrow = values == VALUES_ALL ? pattern : element == 0 ? num_to_bf16(x) : num_to_fp16(x);
-    if (element == 2)
-        memcpy(at, &x, sizeof x);
+    if (values == VALUES_ALL && dtype.bits == 16)
+        memcpy(at, &pattern, sizeof pattern);
     else
-        memcpy(at, &narrow, sizeof narrow);
+        element_store(at, dtype, 0, x);
 }
 
 static void fill_vectors(struct test_case *c)
 {
-    const int64_t *v = c->v, bytes = v[C_ELEMENT] == 2 ? 4 : 2, of_latent = c->tensor[APPEND_LATENT].shape[1];
+    const int64_t *v = c->v, bytes = v[C_ELEMENT] == 2 ? 4 : 2,
+                  of_latent = c->tensor[APPEND(latent)].shape[1];
     for (int64_t t = 0; t < v[C_TOKENS]; t++) {
         float size = 1.0f;
         for (int64_t i = 0; i < c->d_qk; i++) {
             if (i % 64 == 0) size = ldexpf(1.0f, (int)random_between(&c->random, -20, 12));
             const bool latent = i < of_latent;
-            char *row = guarded_at(&c->tensor[latent ? APPEND_LATENT : APPEND_ROPE], t, 0, 0, 0);
-            put_value(row + (latent ? i : i - of_latent) * bytes, v[C_ELEMENT], v[C_VALUES], t * c->d_qk + i,
+            char *row = guarded_at(&c->tensor[latent ? APPEND(latent) : APPEND(rope)], t, 0, 0, 0);
+            put_value(row + (latent ? i : i - of_latent) * bytes, c->dtype, v[C_VALUES], t * c->d_qk + i,
                       size, &c->random);
         }
     }
@@ -246,27 +219,21 @@ static void make(struct test_case *c, const struct run *run)
     const int64_t *v = c->v;
     const bool gather = is_gather(c);
     const enum layout layout = (enum layout)v[C_VECTORS];
-    const fmla_dtype element = *elements[v[C_ELEMENT]];
     const float scale = v[C_FORMAT] == FMLA_KV_FP8_576 ? cache_scales[v[C_SCALE]] : 0.0f;
     c->captured = v[C_GRAPH] && v[C_TOKENS]; /* else nothing is sent */
-    if (gather) {
-        c->args.gather = FMLA_INIT(fmla_cache_gather_args);
-        c->args.gather.kv_format = (int32_t)v[C_FORMAT], c->args.gather.cache_scale = scale;
-    } else {
-        c->args.append = FMLA_INIT(fmla_cache_append_args);
-        c->args.append.kv_format = (int32_t)v[C_FORMAT], c->args.append.cache_scale = scale;
-    }
+    *(int32_t *)option_at(c->op, &c->args, "kv_format") = (int32_t)v[C_FORMAT];
+    *(float *)option_at(c->op, &c->args, "cache_scale") = scale;
     make_cache(k);
-    case_tensor(c, (int)(slots_of(c) - c->tensor), dtype_i64, 1, &v[C_TOKENS],
-                layout == LAYOUT_ODD ? LAYOUT_ODD : LAYOUT_CONTIGUOUS, true);
+    c->dtype = *elements[v[C_ELEMENT]], c->rope = 64, c->width = v[C_ROPE] ? c->d_qk - 64 : c->d_qk;
+    case_tensor(c, (int)(slots_of(c) - c->tensor), layout == LAYOUT_ODD ? LAYOUT_ODD : LAYOUT_CONTIGUOUS,
+                true);
     fill_slots(k, gather || on_gpu(run));
     if (gather) {
-        case_tensor(c, GATHER_OUT, element, 2, (int64_t[]){v[C_TOKENS], c->d_qk}, layout, true);
+        case_tensor(c, GATHER(out), layout, true);
         return;
     }
-    case_tensor(c, APPEND_LATENT, element, 2, (int64_t[]){v[C_TOKENS], v[C_ROPE] ? c->d_qk - 64 : c->d_qk},
-                layout, true);
-    if (v[C_ROPE]) case_tensor(c, APPEND_ROPE, element, 2, (int64_t[]){v[C_TOKENS], 64}, layout, true);
+    case_tensor(c, APPEND(latent), layout, true);
+    if (v[C_ROPE]) case_tensor(c, APPEND(rope), layout, true);
     fill_vectors(c);
 }
 
@@ -281,10 +248,10 @@ static unsigned char *some_token(struct test_case *c)
         c->v[C_TOKENS] ? ((const int64_t *)guarded_at(slots_of(c), 0, 0, 0, 0))[c->v[C_TOKENS] / 2] : -1;
     if (slot < 0 || slot >= k->slots) return NULL;
     const int64_t element = is_16_bit(c->v[C_FORMAT]) ? 2 : 1;
-    const int64_t in_page = k->layout.scale_bytes ? slot % k->page_size * k->layout.token_bytes
-                                                  : slot % k->page_size * g->strides[1] * element;
-    return g->memory + GUARDED_FRONT + g->tensor.byte_offset + slot / k->page_size * g->strides[0] * element +
-           in_page;
+    const int64_t in_page = k->layout.scale_bytes ? slot % k->c.page_size * k->layout.token_bytes
+                                                  : slot % k->c.page_size * g->strides[1] * element;
+    return g->memory + GUARDED_FRONT + g->tensor.byte_offset +
+           slot / k->c.page_size * g->strides[0] * element + in_page;
 }
 
 static bool plant_after(struct test_case *c, enum defect fault)
@@ -303,11 +270,12 @@ static bool plant_after(struct test_case *c, enum defect fault)
             planted = g->memory + GUARDED_FRONT + g->strides[0] * (is_16_bit(v[C_FORMAT]) ? 2 : 1) - 1;
         break;
     case FAULT_GATHER_VALUE:
-        if (v[C_TOKENS] > 1) planted = guarded_at(&c->tensor[GATHER_OUT], v[C_TOKENS] / 2, c->d_qk / 2, 0, 0);
+        if (v[C_TOKENS] > 1)
+            planted = guarded_at(&c->tensor[GATHER(out)], v[C_TOKENS] / 2, c->d_qk / 2, 0, 0);
         break;
     case FAULT_GATHER_ZERO:
         if (v[C_TOKENS] > 1 && v[C_SLOTS] == SLOTS_SKIPPED)
-            planted = guarded_at(&c->tensor[GATHER_OUT], 1, 0, 0, 0);
+            planted = guarded_at(&c->tensor[GATHER(out)], 1, 0, 0, 0);
         break;
     default: break;
     }
@@ -329,31 +297,23 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
 
 /* ---- Comparison ------------------------------------------------------------------------------ */
 
-static bool is_nan(const char *at, int64_t element)
-{
-    uint16_t narrow;
-    float wide = 0.0f;
-    memcpy(&narrow, at, sizeof narrow);
-    if (element == 2) memcpy(&wide, at, sizeof wide);
-    return isnan(element == 0 ? num_from_bf16(narrow) : element == 1 ? num_from_fp16(narrow) : wide);
-}
-
 /* Every vector, by the oracle in memory of its own. */
 static void compare_gathered(struct test_case *c, const struct run *run, struct tally *tally)
 {
     const int64_t *v = c->v, bytes = v[C_ELEMENT] == 2 ? 4 : 2;
-    struct guarded *out = &c->tensor[GATHER_OUT], theirs;
+    struct guarded *out = &c->tensor[GATHER(out)], theirs;
     union call_args args = c->args;
     guarded_make(&theirs, out->tensor.dtype, 2, out->shape, LAYOUT_CONTIGUOUS);
-    args.gather.out = &theirs.tensor, args.gather.kernel = "ref";
-    if (fmla_cache_gather(&args.gather)) report(tally, run, c->name, fmla_last_error());
+    args.cache_gather.out = &theirs.tensor, args.cache_gather.kernel = "ref";
+    args.cache_gather.kv_cache = &cache_of(c)->tensor; /* near */
+    if (fmla_cache_gather(&args.cache_gather)) report(tally, run, c->name, fmla_last_error());
     int64_t wrong = 0, token = 0, value = 0;
     for (int64_t t = 0; t < v[C_TOKENS]; t++, tally->rows++)
         for (int64_t i = 0; i < c->d_qk; i++) {
             const char *mine = (const char *)guarded_at(out, t, 0, 0, 0) + i * bytes,
                        *expected = (const char *)guarded_at(&theirs, t, 0, 0, 0) + i * bytes;
             if (!memcmp(mine, expected, (size_t)bytes)) continue;
-            if (is_nan(mine, v[C_ELEMENT]) && is_nan(expected, v[C_ELEMENT])) continue;
+            if (isnan(guarded_value(out, mine)) && isnan(guarded_value(out, expected))) continue;
             if (!wrong++) token = t, value = i;
         }
     char what[160];
@@ -372,13 +332,14 @@ static void compare_cache(struct test_case *c, const struct run *run, struct tal
     unsigned char *theirs = must_alloc(g->whole);
     int64_t *all = must_alloc((size_t)c->v[C_TOKENS] * sizeof *all);
     union call_args args = c->args;
-    fmla_tensor cache = c->view[APPEND_CACHE], list = c->view[APPEND_SLOTS];
+    fmla_tensor cache = g->tensor, list = c->view[APPEND(slot_mapping)];
     memcpy(theirs, g->initial, g->whole);
     for (int64_t t = 0; t < c->v[C_TOKENS]; t++) all[t] = given[t] < 0 || given[t] >= slots ? -1 : given[t];
     cache.data = theirs + GUARDED_FRONT;
     list.data = all, list.byte_offset = 0;
-    args.append.kv_cache = &cache, args.append.slot_mapping = &list, args.append.kernel = "ref";
-    if (fmla_cache_append(&args.append)) report(tally, run, c->name, fmla_last_error());
+    args.cache_append.kv_cache = &cache, args.cache_append.slot_mapping = &list,
+    args.cache_append.kernel = "ref";
+    if (fmla_cache_append(&args.cache_append)) report(tally, run, c->name, fmla_last_error());
     tally->rows += c->v[C_TOKENS];
     int64_t wrong = 0;
     size_t first = 0;
@@ -396,8 +357,9 @@ static void compare_cache(struct test_case *c, const struct run *run, struct tal
 /* ---- Cases beside the grid ------------------------------------------------------------------- */
 
 /* Every pattern of bf16 and fp16, and as many of fp32, into (or out of) every format; then pages that are far apart. */
-static void check_apart_from_grid(struct suite *suite, bool gather)
+static void more(struct suite *suite)
 {
+    const bool gather = suite->op == &cache_gather;
     char text[200];
     for (int format = FMLA_KV_BF16; format <= FMLA_KV_FP8_576; format++)
         for (int element = 0; element < 3; element++)
@@ -408,17 +370,15 @@ static void check_apart_from_grid(struct suite *suite, bool gather)
                          format, element, scale, !gather && element);
                 suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
             }
-    for (int k = 0; k < suite->kernels; k++) check_cache_far(&suite->run[k], gather, &suite->tally[k]);
+    for (int format = FMLA_KV_FP8_656; format <= FMLA_KV_FP8_584; format++) {
+        snprintf(text, sizeof text, "format %d, tokens 128, page_size 64, cache far, slots skipped", format);
+        suite_case(suite, text, suite->run[0].seed + (uint64_t)format, false);
+    }
 }
 
-static void more_append(struct suite *suite)
+static bool has(const struct run *run, const int64_t *v)
 {
-    check_apart_from_grid(suite, false);
-}
-
-static void more_gather(struct suite *suite)
-{
-    check_apart_from_grid(suite, true);
+    return v[C_CACHE] != CACHE_FAR || has_far_memory(run, 16);
 }
 
 static const struct maker append_maker = {.size = sizeof(struct cache_case),
@@ -427,37 +387,29 @@ static const struct maker append_maker = {.size = sizeof(struct cache_case),
                           gather_maker = {
                               .size = sizeof(struct cache_case), .make = make, .compare = compare_gathered};
 
-const struct operation cache_append = {
-    .name = "cache_append",
-    .calls = &append_calls,
+struct subject cache_append = {
+    .of = OP_CACHE_APPEND,
     .maker = &append_maker,
     .values = axis_values,
     .axis = axes,
     .axes = C_AXES,
-    .threads = C_THREADS,
-    .tensor = append_tensors,
-    .tensors = APPEND_TENSORS,
-    .results = APPEND_LATENT,
-    .choose = choose_append,
-    .more = more_append,
+    .choose = choose,
+    .has = has,
+    .more = more,
     .faults = FAULT(CACHE_SLOT) | FAULT(CACHE_VALUE) | FAULT(CACHE_SCALE) | FAULT(CACHE_GAP),
     .plant_before = plant_before,
     .plant_after = plant_after,
 };
 
-const struct operation cache_gather = {
-    .name = "cache_gather",
-    .calls = &gather_calls,
+struct subject cache_gather = {
+    .of = OP_CACHE_GATHER,
     .maker = &gather_maker,
     .values = axis_values,
     .axis = axes,
     .axes = C_AXES,
-    .threads = C_THREADS,
-    .tensor = gather_tensors,
-    .tensors = GATHER_TENSORS,
-    .results = GATHER_CACHE,
-    .choose = choose_gather,
-    .more = more_gather,
+    .choose = choose,
+    .has = has,
+    .more = more,
     .faults = FAULT(GATHER_VALUE) | FAULT(GATHER_ZERO),
     .plant_after = plant_after,
 };

@@ -10,97 +10,97 @@
 
 /* ---- The operations --------------------------------------------------------------------------- */
 
-#define RUNS(operation, member)                                                                              \
-    static fmla_status run_##operation(const union call_args *args)                                          \
+#define OPERATION(op, OP)                                                                                    \
+    static fmla_status run_##op(const union call_args *args)                                                 \
     {                                                                                                        \
-        return fmla_##operation(&args->member);                                                              \
+        return fmla_##op(&args->op);                                                                         \
     }
-#define SIZES(operation, member)                                                                             \
-    RUNS(operation, member)                                                                                  \
-    static fmla_status size_##operation(const union call_args *args, size_t *bytes, size_t *alignment)       \
+#include "operations.def"
+
+#define SIZES(op)                                                                                            \
+    static fmla_status size_##op(const union call_args *args, size_t *bytes, size_t *alignment)              \
     {                                                                                                        \
-        return fmla_##operation##_workspace_size(&args->member, bytes, alignment);                           \
+        return fmla_##op##_workspace_size(&args->op, bytes, alignment);                                      \
     }                                                                                                        \
-    static fmla_status kernel_##operation(const union call_args *args, const char **name)                    \
+    static fmla_status kernel_##op(const union call_args *args, const char **name)                           \
     {                                                                                                        \
-        return fmla_##operation##_kernel(&args->member, name);                                               \
+        return fmla_##op##_kernel(&args->op, name);                                                          \
     }
-#define MEMBERS(operation)                                                                                   \
-    .stream = offsetof(fmla_##operation##_args, stream), .name = offsetof(fmla_##operation##_args, kernel)
-#define WORKSPACE(operation)                                                                                 \
-    .workspace = offsetof(fmla_##operation##_args, workspace),                                               \
-    .workspace_size = offsetof(fmla_##operation##_args, workspace_size), .size = size_##operation,           \
-    .kernel = kernel_##operation
-#define BASE(operation) .log_base = offsetof(fmla_##operation##_args, log_base)
-#define PLAN(operation)                                                                                      \
-    .plan = offsetof(fmla_##operation##_args, plan), .plan_size = offsetof(fmla_##operation##_args, plan_size)
+SIZES(dense_decode)
+SIZES(sparse_decode)
+SIZES(sparse_prefill)
 
-SIZES(dense_decode, dense)
-SIZES(sparse_decode, sparse)
-SIZES(sparse_prefill, prefill)
-RUNS(merge, merge)
-RUNS(cache_append, append)
-RUNS(cache_gather, gather)
-
-const struct calls dense_calls = {.run = run_dense_decode,
-                                  MEMBERS(dense_decode),
-                                  WORKSPACE(dense_decode),
-                                  BASE(dense_decode),
-                                  PLAN(dense_decode)},
-                   sparse_calls = {.run = run_sparse_decode,
-                                   MEMBERS(sparse_decode),
-                                   WORKSPACE(sparse_decode),
-                                   BASE(sparse_decode),
-                                   PLAN(sparse_decode)},
-                   prefill_calls = {.run = run_sparse_prefill,
-                                    MEMBERS(sparse_prefill),
-                                    WORKSPACE(sparse_prefill),
-                                    BASE(sparse_prefill)},
-                   merge_calls = {.run = run_merge, MEMBERS(merge), BASE(merge)},
-                   append_calls = {.run = run_cache_append, MEMBERS(cache_append)},
-                   gather_calls = {.run = run_cache_gather, MEMBERS(cache_gather)};
+const struct calls *calls_of(const struct subject *op)
+{
+    static const struct calls calls[OPERATIONS] = {
+        [OP_DECODE_PLAN] = {run_decode_plan},
+        [OP_SPARSE_PLAN] = {run_sparse_plan},
+        [OP_DENSE_DECODE] = {run_dense_decode, size_dense_decode, kernel_dense_decode},
+        [OP_SPARSE_DECODE] = {run_sparse_decode, size_sparse_decode, kernel_sparse_decode},
+        [OP_SPARSE_PREFILL] = {run_sparse_prefill, size_sparse_prefill, kernel_sparse_prefill},
+        [OP_MERGE] = {run_merge},
+        [OP_CACHE_APPEND] = {run_cache_append},
+        [OP_CACHE_GATHER] = {run_cache_gather}};
+    return &calls[op->of];
+}
 
 /* ---- Members ---------------------------------------------------------------------------------- */
 
-void *pointer_at(const union call_args *args, size_t offset)
+void *option_at(const struct subject *op, const union call_args *args, const char *name)
 {
-    void *pointer;
-    memcpy(&pointer, (const char *)args + offset, sizeof pointer);
+    for (const struct member *member = descriptors[op->of].members; member->name; member++)
+        if (member->kind != MEMBER_TENSOR && !strcmp(member->name, name))
+            return (char *)args + member->offset;
+    return NULL;
+}
+
+void *pointer_at(const struct subject *op, const union call_args *args, const char *name)
+{
+    void *pointer = NULL;
+    const void *at = option_at(op, args, name);
+    if (at) memcpy(&pointer, at, sizeof pointer);
     return pointer;
 }
 
-void set_pointer(union call_args *args, size_t offset, const void *pointer)
+void set_pointer(const struct subject *op, union call_args *args, const char *name, const void *pointer)
 {
-    memcpy((char *)args + offset, &pointer, sizeof pointer);
+    memcpy(option_at(op, args, name), &pointer, sizeof pointer);
 }
 
-void set_size(union call_args *args, size_t offset, size_t size)
+void set_size(const struct subject *op, union call_args *args, const char *name, size_t size)
 {
-    memcpy((char *)args + offset, &size, sizeof size);
+    memcpy(option_at(op, args, name), &size, sizeof size);
 }
 
-const fmla_tensor *tensor_at(const struct operation *op, const union call_args *args, int i)
+const fmla_tensor *tensor_at(const struct subject *op, const union call_args *args, int i)
 {
-    return pointer_at(args, op->tensor[i].argument);
+    const fmla_tensor *tensor;
+    memcpy(&tensor, (const char *)args + op->tensor[i]->offset, sizeof tensor);
+    return tensor;
 }
 
-static void set_workspace(const struct operation *op, union call_args *args, void *memory, size_t bytes)
+void set_tensor(const struct subject *op, union call_args *args, int i, const fmla_tensor *tensor)
 {
-    if (!op->calls->size) return;
-    set_pointer(args, op->calls->workspace, memory);
-    set_size(args, op->calls->workspace_size, bytes);
+    memcpy((char *)args + op->tensor[i]->offset, &tensor, sizeof tensor);
 }
 
-static fmla_status workspace_of(const struct operation *op, const union call_args *args, size_t *bytes,
+static void set_workspace(const struct subject *op, union call_args *args, void *memory, size_t bytes)
+{
+    if (!calls_of(op)->size) return;
+    set_pointer(op, args, "workspace", memory);
+    set_size(op, args, "workspace_size", bytes);
+}
+
+static fmla_status workspace_of(const struct subject *op, const union call_args *args, size_t *bytes,
                                 size_t *alignment)
 {
     *bytes = 0, *alignment = 1;
-    return op->calls->size ? op->calls->size(args, bytes, alignment) : FMLA_OK;
+    return calls_of(op)->size ? calls_of(op)->size(args, bytes, alignment) : FMLA_OK;
 }
 
 /* ---- In host memory --------------------------------------------------------------------------- */
 
-fmla_status call_on_host(const struct operation *op, union call_args *args, int fill)
+fmla_status call_on_host(const struct subject *op, union call_args *args, int fill)
 {
     enum { GUARD_BYTES = 64, GUARD = 0x5a };
     size_t bytes, alignment;
@@ -110,7 +110,7 @@ fmla_status call_on_host(const struct operation *op, union call_args *args, int 
     if (fill >= 0) memset(memory, fill, bytes);
     memset(memory + bytes, GUARD, GUARD_BYTES);
     set_workspace(op, args, memory, bytes);
-    status = op->calls->run(args);
+    status = calls_of(op)->run(args);
     for (int i = 0; i < GUARD_BYTES; i++)
         if (memory[bytes + (size_t)i] != GUARD) {
             fprintf(stderr, "checkattn: the call wrote past the end of its workspace\n");
@@ -124,19 +124,17 @@ fmla_status call_on_host(const struct operation *op, union call_args *args, int 
 
 void device_args_make(struct device_args *to, const struct test_case *c, const union call_args *from)
 {
-    const struct operation *op = c->op;
+    const struct subject *op = c->op;
     to->args = *from;
     for (int i = 0; i < op->tensors; i++)
-        set_pointer(&to->args, op->tensor[i].argument,
-                    device_tensor(&c->blocks, tensor_at(op, from, i), &to->tensor[i]));
+        set_tensor(op, &to->args, i, device_tensor(&c->blocks, tensor_at(op, from, i), &to->tensor[i]));
     if (op->tables)
-        set_pointer(&to->args, op->calls->plan,
-                    device_address(&c->blocks, pointer_at(from, op->calls->plan)));
+        set_pointer(op, &to->args, "plan", device_address(&c->blocks, pointer_at(op, from, "plan")));
 }
 
 /* A call whose arguments are on the device already. */
 struct call {
-    const struct operation *op;
+    const struct subject *op;
     const struct device_blocks *blocks;
     union call_args *args;
     size_t bytes, alignment;             /* of the workspace */
@@ -158,7 +156,7 @@ static void must_refuse(const struct call *call, void *workspace, size_t bytes, 
 {
     char what[400];
     set_workspace(call->op, call->args, workspace, bytes);
-    const fmla_status status = call->op->calls->run(call->args);
+    const fmla_status status = calls_of(call->op)->run(call->args);
     if (status != expected) {
         snprintf(what, sizeof what,
                  "a workspace of %zu bytes at %p, where %zu at a multiple of %zu are needed, gave %s", bytes,
@@ -188,42 +186,41 @@ static void refusals(const struct call *call)
 /* The call, or a graph of it. */
 static fmla_status send(const struct call *call, void *stream, bool captured)
 {
-    if (!captured) return call->op->calls->run(call->args);
+    if (!captured) return calls_of(call->op)->run(call->args);
     device_capture_begin(stream);
-    const fmla_status status = call->op->calls->run(call->args);
+    const fmla_status status = calls_of(call->op)->run(call->args);
     void *graph = device_capture_end(stream);
     if (!status) device_launch(graph, stream), device_wait(stream);
-    device_graph_close(graph);
+    gpu_graph_close(graph);
     return status;
 }
 
 fmla_status call_on_device(const struct test_case *c, struct device_args *there, const union call_args *from,
                            int fill)
 {
-    const struct operation *op = c->op;
+    const struct subject *op = c->op;
     struct call call = {.op = op, .blocks = &c->blocks, .args = &there->args};
     struct device_scratch workspace;
     fmla_status status = workspace_of(op, call.args, &call.bytes, &call.alignment);
     if (status) return status;
+    for (int i = 0; i < op->results; i++) call.results[i] = tensor_at(op, from, op->result[i]);
     for (int i = op->tensors - 1; i >= 0; i--)
-        if (i < op->results)
-            call.results[i] = tensor_at(op, from, i);
-        else if (op->tensor[i].role == INPUT && tensor_at(op, from, i))
+        if (!is_result(op, i) && !is_table(op, i) && tensor_at(op, from, i))
             call.input = tensor_at(op, from, i); /* the first */
     for (int i = 0; i < op->results; i++)
-        if (call.results[i]) device_up(call.blocks, call.results[i]->data);
+        if (call.results[i]) case_move_result(c, i, call.results[i], true);
     if (device_stress) refusals(&call);
     device_scratch_make(&workspace, call.bytes, fill);
     void *stream = fill || c->captured ? device_stream_open() : NULL; /* the default stream too */
     set_workspace(op, call.args, workspace.memory, call.bytes);
-    set_pointer(call.args, op->calls->stream, stream);
+    set_pointer(op, call.args, "stream", stream);
     status = send(&call, stream, c->captured);
     if (device_stress && device_stress->after)
         device_stress->after(call.blocks, call.results[0], call.input, &workspace);
     if (!status) {
         device_wait(stream);
         for (int i = 0; i < op->results; i++)
-            if (call.results[i]) device_down(call.blocks, call.results[i]->data);
+            if (call.results[i]) case_move_result(c, i, call.results[i], false);
     }
     if (!device_scratch_intact(&workspace) && device_stress) {
         device_stress->wrong("the call wrote past the end of its workspace");
@@ -231,7 +228,7 @@ fmla_status call_on_device(const struct test_case *c, struct device_args *there,
         fprintf(stderr, "checkattn: the call wrote past the end of its workspace\n");
         exit(3);
     }
-    device_stream_close(stream);
+    gpu_stream_close(stream);
     device_scratch_free(&workspace);
     return status;
 }
@@ -239,7 +236,11 @@ fmla_status call_on_device(const struct test_case *c, struct device_args *there,
 fmla_status case_run(const struct test_case *c, union call_args *args, int fill)
 {
     struct device_args there;
-    if (!is_apart(c->device)) return call_on_host(c->op, args, fill);
+    if (!is_apart(c->device)) {
+        const fmla_status status = call_on_host(c->op, args, fill);
+        for (int k = 0; k < c->op->results; k++) guarded_move(&c->tensor[c->op->result[k]], false);
+        return status;
+    }
     device_args_make(&there, c, args);
     return call_on_device(c, &there, args, fill);
 }
@@ -247,11 +248,11 @@ fmla_status case_run(const struct test_case *c, union call_args *args, int fill)
 fmla_status case_kernel(const struct test_case *c, const char **name)
 {
     struct device_args there;
-    if (!c->op->calls->kernel) {
-        *name = pointer_at(&c->args, c->op->calls->name);
+    if (!calls_of(c->op)->kernel) {
+        *name = pointer_at(c->op, &c->args, "kernel");
         return FMLA_OK;
     }
-    if (!is_apart(c->device)) return c->op->calls->kernel(&c->args, name);
+    if (!is_apart(c->device)) return calls_of(c->op)->kernel(&c->args, name);
     device_args_make(&there, c, &c->args);
-    return c->op->calls->kernel(&there.args, name);
+    return calls_of(c->op)->kernel(&there.args, name);
 }

@@ -7,39 +7,52 @@
 
 /* ---- Making it -------------------------------------------------------------------------------- */
 
-void case_values(const struct operation *op, const char *text, int64_t v[GRID_AXES])
+void case_values(const struct subject *op, const char *text, int64_t v[GRID_AXES])
 {
     for (int i = 0; i < op->axes; i++) v[i] = op->axis[i].values[0];
     if (op->defaults) axes_read(op->axis, op->axes, op->defaults, v);
     axes_read(op->axis, op->axes, text, v);
 }
 
-struct test_case *case_make(const struct operation *op, const struct run *run, const int64_t *v,
-                            uint64_t seed)
+/* An axis that has the name of a dimension is its size, and one that has the name of an option its value. */
+static void take_axis(struct test_case *c, const char *name, int64_t value)
+{
+    const struct member *member = descriptors[c->op->of].members;
+    const int32_t number = (int32_t)value;
+    int i = 1;
+    while (i < DIMENSIONS && strcmp(dimension_words[i], name) != 0) i++;
+    if (i < DIMENSIONS) c->size[i] = value;
+    for (; member->name; member++)
+        if (member->kind == MEMBER_INTEGER && !strcmp(member->name, name))
+            memcpy((char *)&c->args + member->offset, &number, sizeof number);
+}
+
+struct test_case *case_make(const struct subject *op, const struct run *run, const int64_t *v, uint64_t seed)
 {
     struct test_case *c = calloc(1, op->maker->size);
     if (!c) exit(1);
     c->op = op;
     memcpy(c->v, v, (size_t)op->axes * sizeof *v);
     c->random.state = seed, c->device = run->device;
-    c->b = c->s_q = c->h_q = c->h_kv = 1;
     axes_write(op->axis, op->axes, v, c->name, sizeof c->name);
+    for (int i = 0; i < DIMENSIONS; i++) c->size[i] = 1;
+    memcpy(&c->args, &descriptors[op->of].size, sizeof descriptors[op->of].size); /* struct_size */
+    for (int i = 0; i < op->axes; i++) take_axis(c, op->axis[i].name, v[i]);
     op->maker->make(c, run);
-    set_pointer(&c->args, op->calls->name, forced_kernel(run));
+    set_pointer(op, &c->args, "kernel", run->by_default ? NULL : run->kernel);
     return c;
 }
 
 void case_free(struct test_case *c)
 {
-    device_free(&c->blocks);
-    if (c->op->maker->free) c->op->maker->free(c);
-    for (int i = 0; i < CASE_TENSORS; i++) guarded_free(&c->tensor[i]);
-    free(c->plan), free(c);
+    device_drop(&c->blocks, 0);
+    for (int i = 0; i < MAX_TENSORS; i++) guarded_free(&c->tensor[i]);
+    free(c->plan), free(c->owned[0]), free(c->owned[1]), free(c);
 }
 
 void case_name(struct test_case *c, int i)
 {
-    set_pointer(&c->args, c->op->tensor[i].argument, &c->view[i]);
+    set_tensor(c->op, &c->args, i, &c->view[i]);
 }
 
 bool case_names(const struct test_case *c, int i)
@@ -47,10 +60,21 @@ bool case_names(const struct test_case *c, int i)
     return tensor_at(c->op, &c->args, i) != NULL;
 }
 
-void case_tensor(struct test_case *c, int i, fmla_dtype dtype, int ndim, const int64_t *shape,
-                 enum layout layout, bool wanted)
+void case_tensor(struct test_case *c, int i, enum layout layout, bool wanted)
 {
-    guarded_make(&c->tensor[i], dtype, ndim, shape, layout);
+    const struct member *member = c->op->tensor[i];
+    const unsigned types = member->allowed & (ALLOW_FLOATS | ALLOW_SAME | ALLOW_I32 | ALLOW_I64);
+    int64_t shape[MAX_DIMENSIONS];
+    for (int d = 0; d < member->rank; d++) shape[d] = c->size[member->dimensions[d]];
+    /* Tokens of no batch are swapped with their heads. */
+    if (layout == LAYOUT_SWAPPED && member->rank == 3 && member->dimensions[0] == DIM_s_q)
+        layout = LAYOUT_SWAPPED_FIRST;
+    guarded_make(&c->tensor[i],
+                 types == ALLOW_F32   ? dtype_f32
+                 : types == ALLOW_I32 ? dtype_i32
+                 : types == ALLOW_I64 ? dtype_i64
+                                      : c->dtype,
+                 member->rank, shape, layout);
     c->view[i] = c->tensor[i].tensor;
     if (wanted) case_name(c, i);
 }
@@ -58,7 +82,7 @@ void case_tensor(struct test_case *c, int i, fmla_dtype dtype, int ndim, const i
 void case_sinks(struct test_case *c, int64_t kind)
 {
     if (kind == SINK_NONE) return;
-    case_tensor(c, c->op->sink, dtype_f32, 1, &c->h_q, LAYOUT_CONTIGUOUS, true);
+    case_tensor(c, c->op->sink, LAYOUT_CONTIGUOUS, true);
     for (int64_t h = 0; h < c->h_q; h++) {
         float sink = random_normal(&c->random) * 3.0f;
         if (kind == SINK_INFINITE && h % 3 < 2) sink = h % 3 ? INFINITY : -INFINITY;
@@ -87,24 +111,44 @@ void case_infinite(uint8_t *end, bool fp16, bool of_key, bool special)
 
 /* ---- Its memory ------------------------------------------------------------------------------- */
 
+static const struct guarded *case_result(const struct test_case *c, int k)
+{
+    return &c->tensor[c->op->result[k]];
+}
+
+static void move_pages(const struct test_case *c, const struct guarded *g, bool up)
+{
+    for (int64_t page = 0; page < g->pages; page++)
+        device_part(&c->blocks, g->far + g->far_front + (size_t)page * g->far_between, g->page_bytes, up);
+}
+
 void case_to_device(struct test_case *c, const struct test_case *like)
 {
     if (!is_apart(c->device)) return;
     for (int i = 0; i < c->op->tensors; i++) {
         const struct guarded *g = &c->tensor[i];
-        if (!g->memory || c->op->tensor[i].role == TABLE) continue; /* tables are there already */
+        if (!g->memory || is_table(c->op, i)) continue; /* tables are there already */
         if (like)
             device_add_in_place(&c->blocks, g->memory, g->whole, &like->blocks);
         else
             device_add_guarded(&c->blocks, g);
         if (!g->far) continue;
         device_add_zeros(&c->blocks, g->far, g->far_bytes);
-        for (int64_t page = 0; page < g->pages; page++)
-            device_up_part(&c->blocks, g->far + g->far_front + (size_t)page * g->far_between, g->page_bytes);
+        move_pages(c, g, true);
     }
 }
 
-/* Far pages are not written on the host. */
+void case_move_result(const struct test_case *c, int k, const fmla_tensor *result, bool up)
+{
+    const struct guarded *g = case_result(c, k);
+    if (g->far)
+        move_pages(c, g, up);
+    else
+        device_move(&c->blocks, result->data, up);
+    if (!up) guarded_move(g, false);
+}
+
+/* Of far memory only pages are moved. */
 static bool is_far(const struct test_case *c, const void *host)
 {
     for (int i = 0; i < c->op->tensors; i++)
@@ -115,14 +159,15 @@ static bool is_far(const struct test_case *c, const void *host)
 void case_from_device(struct test_case *c)
 {
     for (int i = 0; i < c->blocks.count; i++)
-        if (!is_far(c, c->blocks.block[i].host)) device_down(&c->blocks, c->blocks.block[i].host);
+        if (!is_far(c, c->blocks.block[i].host)) device_move(&c->blocks, c->blocks.block[i].host, false);
 }
 
 uint64_t case_hash_inputs(const struct test_case *c)
 {
     uint64_t hash = 0xcbf29ce484222325u;
-    for (int i = c->op->results; i < c->op->tensors; i++)
-        for (size_t at = 0; at < c->tensor[i].whole; at += sizeof hash) { /* whole is a multiple of 64 */
+    for (int i = 0; i < c->op->tensors; i++)
+        for (size_t at = 0; !is_result(c->op, i) && at < c->tensor[i].whole;
+             at += sizeof hash) { /* whole is a multiple of 64 */
             uint64_t word;
             memcpy(&word, c->tensor[i].memory + at, sizeof word);
             hash = (hash ^ word) * 0x100000001b3u;
@@ -133,64 +178,77 @@ uint64_t case_hash_inputs(const struct test_case *c)
 unsigned char *case_results_copy(const struct test_case *c)
 {
     size_t bytes = 0;
-    for (int i = 0; i < c->op->results; i++) bytes += c->tensor[i].whole;
+    for (int k = 0; k < c->op->results; k++) bytes += case_result(c, k)->whole;
     unsigned char *copy = must_alloc(bytes), *at = copy;
-    for (int i = 0; i < c->op->results; at += c->tensor[i++].whole)
-        if (c->tensor[i].whole) memcpy(at, c->tensor[i].memory, c->tensor[i].whole);
+    for (int k = 0; k < c->op->results; at += case_result(c, k++)->whole)
+        if (case_result(c, k)->whole) memcpy(at, case_result(c, k)->memory, case_result(c, k)->whole);
     return copy;
 }
 
 bool case_results_same(const struct test_case *c, const unsigned char *copy)
 {
     bool same = true;
-    for (int i = 0; i < c->op->results; copy += c->tensor[i++].whole)
-        same &= !c->tensor[i].whole || !memcmp(copy, c->tensor[i].memory, c->tensor[i].whole);
+    for (int k = 0; k < c->op->results; copy += case_result(c, k++)->whole)
+        same &=
+            !case_result(c, k)->whole || !memcmp(copy, case_result(c, k)->memory, case_result(c, k)->whole);
     return same;
 }
 
 void case_results_reset(struct test_case *c)
 {
-    for (int i = 0; i < c->op->results; i++) guarded_reset(&c->tensor[i]);
+    for (int k = 0; k < c->op->results; k++) guarded_reset(&c->tensor[c->op->result[k]]);
 }
 
 void case_results_intact(const struct test_case *c, const struct run *run, struct tally *tally)
 {
     char what[100];
-    for (int i = 0; i < c->op->results; i++) {
-        if (guarded_intact(&c->tensor[i])) continue;
+    for (int k = 0; k < c->op->results; k++) {
+        if (guarded_intact(case_result(c, k))) continue;
         snprintf(what, sizeof what, "%s: bytes outside the tensor's elements were written",
-                 c->op->tensor[i].name);
+                 c->op->tensor[c->op->result[k]]->name);
         report(tally, run, c->name, what);
     }
 }
 
 void *case_row(const struct test_case *c, int i, int64_t request, int64_t token, int64_t head)
 {
-    const struct guarded *g = &c->tensor[i];
-    const enum role role = c->op->tensor[i].role;
-    return role == OUT       ? guarded_at(g, request, token, head, 0)
-           : role == BY_HEAD ? guarded_at(g, request, head, token, 0)
-                             : guarded_at(g, token, head, 0, 0);
+    return row_in(c, &c->tensor[i], i, request, token, head);
+}
+
+void *row_in(const struct test_case *c, const struct guarded *g, int i, int64_t request, int64_t token,
+             int64_t head)
+{
+    const struct member *member = c->op->tensor[i];
+    int64_t at[MAX_DIMENSIONS] = {0};
+    for (int d = 0; d < member->rank; d++)
+        at[d] = member->dimensions[d] == DIM_b     ? request
+                : member->dimensions[d] == DIM_s_q ? token
+                : member->dimensions[d] == DIM_h_q ? head
+                                                   : 0;
+    return guarded_at(g, at[0], at[1], at[2], at[3]);
 }
 
 /* ---- Plans ------------------------------------------------------------------------------------ */
 
-static void set_tensor(struct plan_call *plan, size_t offset, const fmla_tensor *tensor)
-{
-    const void *pointer = tensor;
-    memcpy((char *)plan + offset, &pointer, sizeof pointer);
-}
-
 void case_plan_args(const struct test_case *c, const union call_args *args, struct plan_call *plan)
 {
-    const struct operation *op = c->op;
-    *plan = (struct plan_call){0};
-    plan->s_q = c->s_q, plan->h_q = c->h_q, plan->target = c->device;
-    op->maker->plan_shape(c, plan);
-    for (int k = 0; k < 2; k++)
-        if (op->maker->plan_length[k].tensor)
-            set_tensor(plan, op->maker->plan_length[k].argument,
-                       tensor_at(op, args, op->maker->plan_length[k].tensor));
+    const struct subject *op = c->op;
+    const bool sparse = op->of == OP_SPARSE_DECODE;
+    *plan = (struct plan_call){.sparse = sparse,
+                               .b = c->b,
+                               .s_q = c->s_q,
+                               .h_q = c->h_q,
+                               .h_kv = c->h_kv,
+                               .topk = c->topk,
+                               .extra_topk = c->extra_topk,
+                               .target = c->device,
+                               .num_partitions = *(const int32_t *)option_at(op, &c->args, "num_partitions")};
+    if (!sparse) {
+        plan->seqlens = args->dense_decode.seqlens;
+        return;
+    }
+    plan->topk_length = args->sparse_decode.topk_length;
+    plan->extra_topk_length = args->sparse_decode.extra_topk_length;
 }
 
 /* Lengths for a plan, those of the case or stale ones, in memory of their own. */
@@ -200,14 +258,13 @@ struct lengths {
 
 static void lengths_make(struct test_case *c, struct lengths *lengths, struct plan_call *plan)
 {
-    enum { STALE = 2 };
-    for (int k = 0; k < 2 && c->op->maker->plan_length[k].tensor; k++) {
+    for (int k = 0; k < 2; k++) {
         struct guarded *g = &lengths->tensor[k];
         guarded_make(g, dtype_i32, 1, &c->b, LAYOUT_CONTIGUOUS);
         const bool given =
-            c->op->maker->plan_lengths(c, k, c->v[c->op->plan] == STALE, guarded_at(g, 0, 0, 0, 0));
+            c->op->maker->plan_lengths(c, k, c->v[c->op->plan] == PLAN_STALE, guarded_at(g, 0, 0, 0, 0));
         if (!given) guarded_free(g);
-        set_tensor(plan, c->op->maker->plan_length[k].argument, given ? &g->tensor : NULL);
+        *plan_call_length(plan, k) = given ? &g->tensor : NULL;
     }
 }
 
@@ -227,9 +284,8 @@ static fmla_status make_tables(struct test_case *c, struct plan_call args, const
                                bool *same)
 {
     const int first = c->op->tables;
-    case_tensor(c, first, dtype_i32, 2, (int64_t[]){view->num_partitions, FMLA_PARTITION_FIELDS},
-                LAYOUT_CONTIGUOUS, false);
-    case_tensor(c, first + 1, dtype_i32, 1, (int64_t[]){c->b + 1}, LAYOUT_CONTIGUOUS, false);
+    c->rows = view->num_partitions, c->fields = FMLA_PARTITION_FIELDS, c->splits = c->b + 1;
+    for (int i = 0; i < 2; i++) case_tensor(c, first + i, LAYOUT_CONTIGUOUS, false);
     args.plan = NULL, args.plan_size = 0;
     args.partitions = &c->view[first], args.num_splits = &c->view[first + 1];
     const fmla_status status = plan_call_run(&args);
@@ -248,8 +304,7 @@ static fmla_status plan_on_device(struct test_case *c, struct plan_call args, co
     for (int k = 0; k < 2; k++) {
         if (!lengths->tensor[k].memory) continue;
         device_add_guarded(&blocks, &lengths->tensor[k]);
-        set_tensor(&args, c->op->maker->plan_length[k].argument,
-                   device_tensor(&blocks, &lengths->tensor[k].tensor, &storage[k]));
+        *plan_call_length(&args, k) = device_tensor(&blocks, &lengths->tensor[k].tensor, &storage[k]);
     }
     device_scratch_make(&plan, args.plan_size, 0xa7);
     args.plan = plan.memory;
@@ -264,7 +319,7 @@ static fmla_status plan_on_device(struct test_case *c, struct plan_call args, co
         device_wait(NULL);
         *same &= device_scratch_is(&plan, c->plan) && device_scratch_intact(&plan);
     }
-    device_add(&c->blocks, c->plan, args.plan_size);
+    device_add(&c->blocks, c->plan, args.plan_size, 16);
     args.plan = NULL, args.plan_size = 0;
     for (int i = 0; i < 2; i++) guarded_reset(&tables[i]), device_add_guarded(&c->blocks, &tables[i]);
     args.partitions = device_tensor(&c->blocks, &tables[0].tensor, &storage[2]);
@@ -272,10 +327,10 @@ static fmla_status plan_on_device(struct test_case *c, struct plan_call args, co
     if (!status) status = plan_call_run(&args);
     if (!status) {
         device_wait(NULL);
-        for (int i = 0; i < 2; i++) device_down(&c->blocks, tables[i].tensor.data);
+        for (int i = 0; i < 2; i++) device_move(&c->blocks, tables[i].tensor.data, false);
         *same &= are_tables_of(c, view);
     }
-    device_free(&blocks), device_scratch_free(&plan);
+    device_drop(&blocks, 0), device_scratch_free(&plan);
     return status;
 }
 
@@ -302,8 +357,8 @@ fmla_status case_plan(struct test_case *c, bool *same)
     if (!status) status = make_tables(c, args, &view, same);
     there.plan_size = args.plan_size;
     if (!status && apart) status = plan_on_device(c, there, &lengths, &view, same);
-    set_pointer(&c->args, c->op->calls->plan, c->plan);
-    set_size(&c->args, c->op->calls->plan_size, args.plan_size);
+    set_pointer(c->op, &c->args, "plan", c->plan);
+    set_size(c->op, &c->args, "plan_size", args.plan_size);
     for (int k = 0; k < 2; k++) guarded_free(&lengths.tensor[k]);
     return status;
 }
@@ -311,7 +366,7 @@ fmla_status case_plan(struct test_case *c, bool *same)
 void case_use_tables(struct test_case *c)
 {
     if (!c->plan) return;
-    set_pointer(&c->args, c->op->calls->plan, NULL);
+    set_pointer(c->op, &c->args, "plan", NULL);
     case_name(c, c->op->tables), case_name(c, c->op->tables + 1);
 }
 
@@ -319,7 +374,7 @@ void case_use_tables(struct test_case *c)
 
 void view_make(const struct test_case *c, struct view *v, bool near)
 {
-    const struct operation *op = c->op;
+    const struct subject *op = c->op;
     v->args = c->args;
     for (int i = 0; i < op->tensors; i++) {
         const fmla_tensor *from = tensor_at(op, &c->args, i);
@@ -337,11 +392,11 @@ void view_make(const struct test_case *c, struct view *v, bool near)
             v->strides[i][0] = c->strides[i];
         }
         tensor->shape = v->shape[i], tensor->strides = v->strides[i];
-        set_pointer(&v->args, op->tensor[i].argument, tensor);
+        set_tensor(op, &v->args, i, tensor);
     }
     if (!op->tables) return;
-    set_pointer(&v->args, op->calls->plan, NULL);
-    for (int i = 0; i < 2; i++) set_pointer(&v->args, op->tensor[op->tables + i].argument, NULL);
+    set_pointer(op, &v->args, "plan", NULL);
+    for (int i = 0; i < 2; i++) set_tensor(op, &v->args, op->tables + i, NULL);
 }
 
 void view_narrow(struct view *v, int i, int dim, int64_t first, int64_t count)
@@ -353,14 +408,30 @@ void view_narrow(struct view *v, int i, int dim, int64_t first, int64_t count)
     v->shape[i][dim] = count;
 }
 
-void view_heads(const struct test_case *c, struct view *v, int i, int dim, const struct rows *rows)
+void view_cut(const struct test_case *c, struct view *v, enum dimension dimension, int64_t first,
+              int64_t count)
+{
+    for (int i = 0; i < c->op->tensors; i++) {
+        const struct member *member = c->op->tensor[i];
+        const bool flat = (member->allowed & OR_FLAT) && v->tensor[i].ndim == 3;
+        if (is_result(c->op, i) || is_table(c->op, i) || !tensor_at(c->op, &v->args, i)) continue;
+        for (int d = 0; d < v->tensor[i].ndim; d++)
+            if ((flat ? flat_dimensions : member->dimensions)[d] == dimension)
+                view_narrow(v, i, d, first, count);
+    }
+}
+
+void view_rows(const struct test_case *c, struct view *v, const struct rows *rows)
 {
     const int sink = c->op->sink;
-    view_narrow(v, i, dim, rows->head, rows->heads);
-    v->strides[i][dim] *= rows->step;
+    view_cut(c, v, DIM_b, rows->request, 1), view_cut(c, v, DIM_s_q, rows->token, 1);
+    view_cut(c, v, DIM_h_q, rows->head, rows->heads);
+    view_cut(c, v, DIM_h_kv, rows->head / (c->h_q / c->h_kv), 1);
+    for (int i = 0; i < c->op->tensors; i++)
+        for (int d = 0; d < c->op->tensor[i]->rank; d++)
+            if (c->op->tensor[i]->dimensions[d] == DIM_h_q) v->strides[i][d] *= rows->step;
     if (!case_names(c, sink)) return;
     for (int64_t h = 0; h < rows->heads; h++)
         v->sinks[h] = *(const float *)guarded_at(&c->tensor[sink], rows->head + h * rows->step, 0, 0, 0);
-    v->tensor[sink].data = v->sinks, v->tensor[sink].byte_offset = 0;
-    v->shape[sink][0] = rows->heads, v->strides[sink][0] = 1;
+    v->tensor[sink].data = v->sinks, v->tensor[sink].byte_offset = 0, v->strides[sink][0] = 1;
 }

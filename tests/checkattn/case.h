@@ -2,7 +2,7 @@
  *
  * What an operation is to checkattn, and a case of it: tensors in guarded memory, told by a table, so that making copies on a device,
  * hashing what is only read, resetting and comparing what is written are said once for all operations. An operation adds how a case is
- * made, a row of it by the oracle, and its axes (struct operation).
+ * made, a row of it by the oracle, and its axes (struct subject).
  */
 #ifndef CHECKATTN_CASE_H
 #define CHECKATTN_CASE_H
@@ -12,67 +12,48 @@
 #include "device.h"
 #include "grid.h"
 #include "magnitude.h"
+#include "operations.h"
 #include "plan_call.h"
 
 #include <stddef.h>
 
-enum { CASE_TENSORS = 14, RESULTS = 3, MOST_ROWS = 4096, ROW_HEADS = 128 };
+enum { RESULTS = 3, MOST_ROWS = 4096, ROW_HEADS = 128 };
 
 union call_args {
-    fmla_dense_decode_args dense;
-    fmla_sparse_decode_args sparse;
-    fmla_sparse_prefill_args prefill;
-    fmla_merge_args merge;
-    fmla_cache_append_args append;
-    fmla_cache_gather_args gather;
+#define OPERATION(op, OP) fmla_##op##_args op;
+#include "operations.def"
 };
 
-/* ---- Tensors ---------------------------------------------------------------------------------- */
+/* The axes of an operation are a list of X(enumerator, "name: values"). */
+#define AXIS_NAME(name, text) name,
+#define AXIS_TEXT(name, text) text "\n"
 
-enum role {
-    INPUT,
-    TABLE,    /* of a plan; INPUT, but made by case_plan */
-    OUT,      /* a result [b, s_q, h_q, d_v] */
-    BY_HEAD,  /* one of fp32, [b, h_q, s_q] */
-    BY_TOKEN, /* the same, [s_q, h_q] */
-    IN_PLACE  /* read and written */
-};
-
-/* Results come first, out in front; an operation has at most RESULTS. */
-struct tensor_row {
-    const char *name;
-    enum role role;
-    size_t argument; /* where its pointer is in the arguments */
-};
-
-/* How the library is called. Members are told by their offsets in the arguments; 0: there is none. */
-struct calls {
-    fmla_status (*run)(const union call_args *args);
-    fmla_status (*size)(const union call_args *args, size_t *bytes,
-                        size_t *alignment);                                /* NULL: no workspace */
-    fmla_status (*kernel)(const union call_args *args, const char **name); /* NULL */
-    size_t workspace, workspace_size, stream, name, plan, plan_size, log_base;
-};
-
-struct operation;
-extern const struct calls dense_calls, sparse_calls, prefill_calls, merge_calls, append_calls, gather_calls;
+struct subject;
 
 /* ---- A case ----------------------------------------------------------------------------------- */
 
 struct test_case {
-    const struct operation *op;
+    const struct subject *op;
     int64_t v[GRID_AXES]; /* the values of the axes */
     struct random_state random;
     char name[480];
-    fmla_device device;                   /* where it runs */
-    struct device_blocks blocks;          /* on a GPU: the copies there */
-    int64_t b, s_q, h_q, h_kv, d_qk, d_v; /* of rows: requests, tokens, heads */
-    int64_t capacity;                     /* keys that a table has room for; 0: as many as there are */
-    struct guarded tensor[CASE_TENSORS];  /* by the operation's table */
-    fmla_tensor view[CASE_TENSORS];       /* what the arguments name */
-    int64_t strides[CASE_TENSORS];        /* of dimension 0 of a view with far memory, in the near one */
-    union call_args args;                 /* of tensors in host memory, on a GPU too */
-    void *plan;
+    fmla_device device;          /* where it runs */
+    struct device_blocks blocks; /* on a GPU: the copies there */
+    union { /* the dimensions of operations.def, by their names; 1 where neither an axis nor the maker says it */
+        int64_t size[DIMENSIONS];
+        struct {
+            int64_t none;
+#define DIMENSION(name, words) int64_t name;
+#include "operations.def"
+        };
+    };
+    fmla_dtype dtype;                   /* of tensors that may have several */
+    int64_t capacity;                   /* keys that a table has room for; 0: as many as there are */
+    struct guarded tensor[MAX_TENSORS]; /* by the operation's descriptor */
+    fmla_tensor view[MAX_TENSORS];      /* what the arguments name */
+    int64_t strides[MAX_TENSORS];       /* of dimension 0 of a view with far memory, in the near one */
+    union call_args args;               /* of tensors in host memory, on a GPU too */
+    void *plan, *owned[2];              /* owned: by the maker, freed with the case */
     struct tolerance tolerance[RESULTS];
     double rounded;   /* the bound of their own that values of a row have for rounded scales; 0: none */
     bool other;       /* inputs that the table of tolerances is not for */
@@ -90,8 +71,8 @@ struct rows {
 /* Part of a case as a problem of its own: the arguments, whose tensors can be narrowed. */
 struct view {
     union call_args args;
-    fmla_tensor tensor[CASE_TENSORS];
-    int64_t shape[CASE_TENSORS][GUARDED_DIMS], strides[CASE_TENSORS][GUARDED_DIMS];
+    fmla_tensor tensor[MAX_TENSORS];
+    int64_t shape[MAX_TENSORS][GUARDED_DIMS], strides[MAX_TENSORS][GUARDED_DIMS];
     float sinks[ROW_HEADS];
     int32_t count[2];
 };
@@ -140,19 +121,12 @@ struct maker {
     uint64_t cases_of_a_draw;
     /* Makes it; v, random and device are set. */
     void (*make)(struct test_case *c, const struct run *run);
-    void (*free)(struct test_case *c); /* beside the tensors; NULL: nothing */
-    /* A plan has everything from plan_shape but its lengths and its place. plan_lengths gives lengths k of each request,
-     * those of the case, or drawn ones; false: none. */
-    void (*plan_shape)(const struct test_case *c, struct plan_call *args);
+    /* Gives lengths k of each request for a plan, those of the case, or drawn ones; false: none. */
     bool (*plan_lengths)(struct test_case *c, int k, bool stale, int32_t *lengths);
-    struct {
-        int tensor;
-        size_t argument; /* in struct plan_call */
-    } plan_length[2];
 
-    /* The rows that are compared: all of a small case, chosen ones of a large one. How many. */
+    /* The rows that are compared: all of a small case, chosen ones of a large one. How many. NULL: all, whole tokens. */
     int64_t (*choose_rows)(struct test_case *c, struct rows *rows);
-    /* The view of such rows for the oracle; results are set by who calls. */
+    /* What the oracle's view of such rows needs beside view_rows. NULL: nothing. */
     void (*narrow)(const struct test_case *c, const struct rows *rows, struct view *view);
     bool (*sees)(const struct test_case *c, int64_t request, int64_t token, int64_t head); /* a key */
     /* Goes through the keys of a row. NULL: results of this operation have no bound of their own. */
@@ -165,20 +139,16 @@ struct maker {
     void (*part)(struct test_case *c, int64_t request, const struct run *run, struct part *part);
 };
 
-struct operation {
-    const char *name;
-    const struct calls *calls;
+struct subject {
+    enum operation of;
     const struct maker *maker;
-    const struct tensor_row *tensor;
-    int tensors, results, tables,
-        sink; /* tables: the first of two of a plan; 0: there is none, as of a sink */
     struct axis *axis;
-    int axes, threads, plan, invariant; /* the axes of that name; 0: there is none */
-    const char *values;                 /* of all axes (axes_define) */
+    int axes;
+    const char *values;   /* of all axes (axes_define) */
     const char *defaults; /* what a text leaves out, beside the first values of the axes; NULL: nothing */
 
     /* Sets the values of axes that the kernel under test has, and the grid's functions. */
-    void (*choose)(const struct run *run, struct grid *grid);
+    void (*choose)(const struct subject *op, const struct run *run, struct grid *grid);
     /* Is a case that is not of the grid one for this kernel and device? NULL: each is. */
     bool (*has)(const struct run *run, const int64_t *v);
     /* May the kernel under test refuse the case? NULL: none may. *must: it has to. */
@@ -195,35 +165,51 @@ struct operation {
 
     struct gpu_cases gpu;
     const char *const *timed; /* texts, ends with NULL; may be NULL */
-    double (*flop)(const struct test_case *c);
+
+    /* What operation_begin makes of its descriptor and its axes. 0: there is none. */
+    const char *name;
+    const struct member *tensor[MAX_TENSORS];
+    int tensors, results,
+        result[RESULTS];          /* tensors that are written, in their order: out in front, lse last */
+    int tables, sink;             /* tables: the first of two of a plan */
+    int threads, plan, invariant; /* the axes of that name */
 };
 
 /* Bits of `faults`. */
 #define FAULT(name) (UINT64_C(1) << FAULT_##name)
 
-/* The enumerators of a list of tensors, X(enumerator, role, member of the arguments), and their table. */
-#define TENSOR_NAME(name, role, member) name,
-#define TENSOR_ROW(name, role, member)  {#member, role, offsetof(TENSOR_ARGS, member)},
+extern struct subject dense_decode, sparse_decode, sparse_prefill, merge, cache_append, cache_gather;
 
-extern const struct operation dense_decode, sparse_decode, sparse_prefill, merge, cache_append, cache_gather;
+static inline bool is_result(const struct subject *op, int i)
+{
+    return (op->tensor[i]->allowed & IS_OUTPUT) != 0;
+}
+
+/* Of a plan, made by case_plan. */
+static inline bool is_table(const struct subject *op, int i)
+{
+    return op->tables && i >= op->tables;
+}
 
 /* ---- Making it -------------------------------------------------------------------------------- */
 
 /* Before its first case. */
-void operation_begin(const struct operation *op, uint64_t seed);
+void operation_begin(struct subject *op, uint64_t seed);
 
-struct test_case *case_make(const struct operation *op, const struct run *run, const int64_t *v,
-                            uint64_t seed);
+struct test_case *case_make(const struct subject *op, const struct run *run, const int64_t *v, uint64_t seed);
 void case_free(struct test_case *c);
 
 /* The values of a text, over the operation's defaults. */
-void case_values(const struct operation *op, const char *text, int64_t v[GRID_AXES]);
+void case_values(const struct subject *op, const char *text, int64_t v[GRID_AXES]);
 
-/* Tensor i of the case, which the arguments then name if it is wanted. Its view is that of the memory. */
-void case_tensor(struct test_case *c, int i, fmla_dtype dtype, int ndim, const int64_t *shape,
-                 enum layout layout, bool wanted);
+/* Tensor i of the case, of the type and the dimensions that its descriptor has, which the arguments then name if it is
+ * wanted. Its view is that of the memory. */
+void case_tensor(struct test_case *c, int i, enum layout layout, bool wanted);
 void case_name(struct test_case *c, int i); /* by the arguments */
 bool case_names(const struct test_case *c, int i);
+
+/* The values of an axis of plans. */
+enum { PLAN_INSIDE, PLAN_GIVEN, PLAN_STALE };
 
 /* Sinks for the heads of a case: none, drawn ones, or some of them infinite. */
 enum { SINK_NONE, SINK_FINITE, SINK_INFINITE };
@@ -252,6 +238,9 @@ void case_plan_args(const struct test_case *c, const union call_args *args, stru
 void case_to_device(struct test_case *c, const struct test_case *like);
 void case_from_device(struct test_case *c);
 
+/* Result k of a call, to the device or from there. */
+void case_move_result(const struct test_case *c, int k, const fmla_tensor *result, bool up);
+
 /* FNV-1a over everything that the call only reads, canaries included. */
 uint64_t case_hash_inputs(const struct test_case *c);
 
@@ -261,24 +250,37 @@ bool case_results_same(const struct test_case *c, const unsigned char *copy);
 void case_results_reset(struct test_case *c);
 void case_results_intact(const struct test_case *c, const struct run *run, struct tally *tally);
 
-/* Where a row of result i is. */
+/* Where a row of tensor i is, in the case's memory of it or in another of such dimensions. */
 void *case_row(const struct test_case *c, int i, int64_t request, int64_t token, int64_t head);
+void *row_in(const struct test_case *c, const struct guarded *guarded, int i, int64_t request, int64_t token,
+             int64_t head);
 
 /* ---- Calls ------------------------------------------------------------------------------------ */
 
-/* A member of arguments that is a pointer, or a number, by its offset. */
-void *pointer_at(const union call_args *args, size_t offset);
-void set_pointer(union call_args *args, size_t offset, const void *pointer);
-void set_size(union call_args *args, size_t offset, size_t size);
-const fmla_tensor *tensor_at(const struct operation *op, const union call_args *args, int i);
+/* How the library is called; NULL: it has no such function. */
+struct calls {
+    fmla_status (*run)(const union call_args *args);
+    fmla_status (*size)(const union call_args *args, size_t *bytes, size_t *alignment);
+    fmla_status (*kernel)(const union call_args *args, const char **name);
+};
+const struct calls *calls_of(const struct subject *op);
+
+/* A member of arguments that is no tensor; NULL: there is none of that name. */
+void *option_at(const struct subject *op, const union call_args *args, const char *name);
+void *pointer_at(const struct subject *op, const union call_args *args, const char *name);
+void set_pointer(const struct subject *op, union call_args *args, const char *name, const void *pointer);
+void set_size(const struct subject *op, union call_args *args, const char *name, size_t size);
+
+const fmla_tensor *tensor_at(const struct subject *op, const union call_args *args, int i);
+void set_tensor(const struct subject *op, union call_args *args, int i, const fmla_tensor *tensor);
 
 /* Runs it in host memory, with a workspace of exactly the size that was answered, full of `fill` (-1: of anything). */
-fmla_status call_on_host(const struct operation *op, union call_args *args, int fill);
+fmla_status call_on_host(const struct subject *op, union call_args *args, int fill);
 
 /* Arguments on the device: tensors and plan are where their host memory has its copy. */
 struct device_args {
     union call_args args;
-    fmla_tensor tensor[CASE_TENSORS];
+    fmla_tensor tensor[MAX_TENSORS];
 };
 void device_args_make(struct device_args *to, const struct test_case *c, const union call_args *from);
 
@@ -300,8 +302,12 @@ void view_make(const struct test_case *c, struct view *view, bool near);
 /* Leaves `count` of dimension `dim` of tensor i, from `first` on. */
 void view_narrow(struct view *view, int i, int dim, int64_t first, int64_t count);
 
-/* The heads of rows, of a tensor with the heads of q in dimension `dim`, and their sinks. */
-void view_heads(const struct test_case *c, struct view *view, int i, int dim, const struct rows *rows);
+/* The same of every input that has a dimension of that name. */
+void view_cut(const struct test_case *c, struct view *view, enum dimension dimension, int64_t first,
+              int64_t count);
+
+/* Request, token, heads and key head of rows, and the sinks of the heads. */
+void view_rows(const struct test_case *c, struct view *view, const struct rows *rows);
 
 /* ---- Checking it ------------------------------------------------------------------------------ */
 
@@ -317,11 +323,14 @@ struct oracle {
 void oracle_free(struct oracle *oracle);
 
 /* One case through all that is checked of it. `oracle`, if not NULL, is kept from kernel to kernel. */
-void case_check(const struct operation *op, const struct run *run, const int64_t *v, uint64_t seed,
+void case_check(const struct subject *op, const struct run *run, const int64_t *v, uint64_t seed,
                 struct tally *tally, struct oracle *oracle);
 
 /* Does the kernel under test leave the case to another one, as it may or must? Then it says so, by its name. */
 bool case_left(struct test_case *c, const struct run *run, struct tally *tally);
+
+/* All rows of a case, so many heads together. How many. */
+int64_t all_rows(const struct test_case *c, struct rows *rows, int64_t heads);
 
 /* What is in the results against the oracle. `inputs` is the hash of what is read. */
 void compare_oracle(struct test_case *c, const struct run *run, struct tally *tally, uint64_t inputs,
@@ -342,7 +351,7 @@ bool plant(struct patch *patch, void *at, const void *bytes, size_t size);
 /* Kernels that have the same grid, checked case by case. */
 enum { SUITE_KERNELS = 8 };
 struct suite {
-    const struct operation *op;
+    struct subject *op;
     int kernels;
     struct run run[SUITE_KERNELS];
     struct tally tally[SUITE_KERNELS];
@@ -352,13 +361,19 @@ struct suite {
 
 void suite_check(struct suite *suite);
 
+/* Pages 2^31 bytes apart cost address space on the CPU, and memory on a GPU: has it so many GiB? Says where it has not. */
+bool has_far_memory(const struct run *run, size_t gib);
+
 /* A case beside the grid, by every kernel of the suite that has it; `by_oracle`: the oracle itself as the kernel. */
 void suite_case(struct suite *suite, const char *text, uint64_t seed, bool by_oracle);
 
+/* The same text with each value that an axis has, whether or not it is of the grid. */
+void suite_each(struct suite *suite, int axis, const char *text, uint64_t seed, bool by_oracle);
+
 /* Prints GFLOP/s of the operation's plain shapes. */
-void time_cases(const struct operation *op, const struct run *run);
+void time_cases(const struct subject *op, const struct run *run);
 
 /* What a GPU's kernel promises beyond the values of one call. */
-void gpu_check(const struct operation *op, const struct run *run, struct tally *tally);
+void gpu_check(const struct subject *op, const struct run *run, struct tally *tally);
 
 #endif

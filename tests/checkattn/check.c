@@ -25,7 +25,7 @@ bool plant(struct patch *patch, void *at, const void *bytes, size_t size)
  * one be that the tolerance alone does not. */
 static bool plant_cancelled(struct test_case *c)
 {
-    const int lse = c->op->results - 1;
+    const int lse = c->op->result[c->op->results - 1];
     for (int64_t r = 0; r < c->b; r++)
         for (int64_t j = 0; j < c->s_q; j++)
             for (int64_t h = 0; h < c->h_q; h++) {
@@ -43,7 +43,7 @@ static bool plant_lse(struct test_case *c)
     for (int64_t r = 0; r < c->b; r++)
         for (int64_t j = 0; j < c->s_q; j++) {
             if (c->op->maker->sees(c, r, j, 0)) continue;
-            *(float *)case_row(c, c->op->results - 1, r, j, 0) *= -1.0f;
+            *(float *)case_row(c, c->op->result[c->op->results - 1], r, j, 0) *= -1.0f;
             return true;
         }
     return false;
@@ -53,10 +53,11 @@ static bool plant_lse(struct test_case *c)
 static bool plant_after(struct test_case *c, enum defect fault)
 {
     static const uint16_t zero, nan = 0x7fff;
-    const struct guarded *out = &c->tensor[0];
+    const int of_out = c->op->result[0];
+    const struct guarded *out = &c->tensor[of_out];
     if (c->op->maker->compare || !c->b || !c->s_q || !c->h_q)
         return c->op->plant_after && c->op->plant_after(c, fault);
-    uint16_t *first = case_row(c, 0, 0, 0, 0);
+    uint16_t *first = case_row(c, of_out, 0, 0, 0);
     const size_t row = (size_t)c->d_v * (out->tensor.dtype.bits / 8);
     switch (fault) {
     case FAULT_OUT_OF_BOUNDS: /* the first byte of the canary behind */
@@ -66,7 +67,9 @@ static bool plant_after(struct test_case *c, enum defect fault)
         if (!out->tensor.strides) return false;
         memcpy((char *)first + row, &zero, sizeof zero);
         return true;
-    case FAULT_UNWRITTEN: memset(case_row(c, 0, c->b - 1, c->s_q - 1, c->h_q - 1), 0xff, row); return true;
+    case FAULT_UNWRITTEN:
+        memset(case_row(c, of_out, c->b - 1, c->s_q - 1, c->h_q - 1), 0xff, row);
+        return true;
     case FAULT_NAN: memcpy((char *)first + row - sizeof nan, &nan, sizeof nan); return true;
     case FAULT_UNSTABLE: return true; /* case_check has it between the runs */
     case FAULT_LSE: return plant_lse(c);
@@ -83,10 +86,11 @@ static void check_written(const struct test_case *c, const struct run *run, stru
 {
     static const uint32_t filled = 0xffffffff;
     bool written = true, left_alone = true;
-    for (int i = 0; i < c->op->results; i++) {
+    for (int k = 0; k < c->op->results; k++) {
+        const int i = c->op->result[k];
         const struct guarded *g = &c->tensor[i];
         const size_t element = g->tensor.dtype.bits / 8;
-        const size_t last = c->op->tensor[i].role == OUT ? (size_t)(c->d_v - 1) * element : 0;
+        const size_t last = k ? 0 : (size_t)(c->d_v - 1) * element;
         for (int64_t at = 0; case_names(c, i) && at < c->b * c->s_q * c->h_q; at++) {
             const char *row = case_row(c, i, at / c->h_q / c->s_q, at / c->h_q % c->s_q, at % c->h_q);
             written &= memcmp(row, &filled, element) || memcmp(row + last, &filled, element);
@@ -113,7 +117,7 @@ static unsigned char *run_twice(struct test_case *c, fmla_status *status)
 static void run_and_compare(struct test_case *c, const struct run *run, struct tally *tally,
                             struct oracle *oracle)
 {
-    const struct operation *op = c->op;
+    const struct subject *op = c->op;
     const char *kernel = "";
     struct patch patch = {0};
     bool same_plan = true, planted = false;
@@ -122,14 +126,15 @@ static void run_and_compare(struct test_case *c, const struct run *run, struct t
     if (!same_plan) report(tally, run, c->name, "plans of the same lengths have different bits");
     if (run->fault != FAULT_NONE && op->plant_before) planted = op->plant_before(c, run->fault, &patch);
     case_to_device(c, NULL);
-    if (case_kernel(c, &kernel) || !is_tested(run, kernel))
+    if (case_kernel(c, &kernel) || (!run->by_default && strcmp(kernel, run->kernel) != 0))
         report(tally, run, c->name, "the library says that another kernel would run");
     const uint64_t inputs = case_hash_inputs(c);
     unsigned char *before = run_twice(c, &status);
     if (case_hash_inputs(c) != inputs) report(tally, run, c->name, "the call changed its inputs");
     if (patch.at) memcpy(patch.at, patch.before, patch.size);
     if (status) report(tally, run, c->name, fmla_last_error());
-    if (run->fault == FAULT_UNSTABLE && c->b && c->s_q) *(unsigned char *)case_row(c, 0, 0, 0, 0) ^= 1;
+    if (run->fault == FAULT_UNSTABLE && c->b && c->s_q)
+        *(unsigned char *)case_row(c, op->result[0], 0, 0, 0) ^= 1;
     if (!case_results_same(c, before))
         report(tally, run, c->name,
                "two runs of the same call, with other garbage in the workspace, differ in their bits");
@@ -151,7 +156,7 @@ bool case_left(struct test_case *c, const struct run *run, struct tally *tally)
     if (!c->op->leaves || !c->op->leaves(c, run, &must)) return false;
     case_to_device(c, NULL);
     const fmla_status status = case_kernel(c, &kernel);
-    device_free(&c->blocks);
+    device_drop(&c->blocks, 0);
     if (!status && !must) return false;
     if (status != FMLA_UNSUPPORTED || !strstr(fmla_last_error(), run->kernel))
         report(tally, run, c->name, "the kernel should refuse this case, by its name");
@@ -159,7 +164,7 @@ bool case_left(struct test_case *c, const struct run *run, struct tally *tally)
     return true;
 }
 
-void case_check(const struct operation *op, const struct run *run, const int64_t *v, uint64_t seed,
+void case_check(const struct subject *op, const struct run *run, const int64_t *v, uint64_t seed,
                 struct tally *tally, struct oracle *oracle)
 {
     struct test_case *c = case_make(op, run, v, seed);
@@ -196,9 +201,24 @@ void suite_case(struct suite *s, const char *text, uint64_t seed, bool by_oracle
     check_all(s, v, seed, 0, by_oracle);
 }
 
+void suite_each(struct suite *s, int axis, const char *text, uint64_t seed, bool by_oracle)
+{
+    int64_t v[GRID_AXES];
+    case_values(s->op, text, v);
+    for (v[axis] = 0; axis_has_word(&s->op->axis[axis], v[axis]); v[axis]++)
+        check_all(s, v, seed, 0, by_oracle);
+}
+
+bool has_far_memory(const struct run *run, size_t gib)
+{
+    if (!on_gpu(run) || device_memory() >= gib << 30) return true;
+    printf("  not on this GPU: pages or keys 2^31 bytes apart\n");
+    return false;
+}
+
 static void check_grid(struct suite *s, struct grid *grid)
 {
-    const struct operation *op = s->op;
+    const struct subject *op = s->op;
     const struct run *run = &s->run[0];
     int64_t v[GRID_AXES];
     grid_begin(grid);
@@ -216,26 +236,41 @@ static void check_grid(struct suite *s, struct grid *grid)
     grid_end(grid);
 }
 
-void operation_begin(const struct operation *op, uint64_t seed)
+void operation_begin(struct subject *op, uint64_t seed)
 {
+    const struct descriptor *from = &descriptors[op->of];
     axes_define(op->axis, op->axes, op->values);
+    op->name = from->name, op->tensors = op->results = 0;
+    for (const struct member *member = from->members; member->name; member++) {
+        if (member->kind != MEMBER_TENSOR) continue;
+        const int i = op->tensors++;
+        op->tensor[i] = member;
+        if (member->allowed & IS_OUTPUT) op->result[op->results++] = i;
+        if (!strcmp(member->name, "attn_sink")) op->sink = i;
+        if (!strcmp(member->name, "partitions")) op->tables = i;
+    }
+    for (int i = 0; i < op->axes; i++) {
+        if (!strcmp(op->axis[i].name, "threads")) op->threads = i;
+        if (!strcmp(op->axis[i].name, "plan")) op->plan = i;
+        if (!strcmp(op->axis[i].name, "batch_invariant")) op->invariant = i;
+    }
     if (op->maker->draw) op->maker->draw(seed);
 }
 
 void suite_check(struct suite *s)
 {
-    const struct operation *op = s->op;
+    struct subject *op = s->op;
     const struct run *run = &s->run[0];
     struct grid grid = {.axes = op->axes, .axis = op->axis, .random = {run->seed}};
     operation_begin(op, run->seed);
-    op->choose(run, &grid);
+    op->choose(op, run, &grid);
     if (run->fault != FAULT_NONE && op->fault_case) {
         const char *text;
         for (uint64_t i = 0; !s->tally[0].planted && (text = op->fault_case(run, i)) != NULL; i++)
             suite_case(s, text, run->seed + i, false);
         return;
     }
-    if (!wants_grid_only(run) && run->fault == FAULT_NONE) {
+    if (!run->only_case && run->fault == FAULT_NONE) {
         if (on_gpu(run)) gpu_check(op, run, &s->tally[0]);
         for (uint64_t i = 0; op->special && op->special[i]; i++)
             suite_case(s, op->special[i], run->seed + i, false);
@@ -246,7 +281,13 @@ void suite_check(struct suite *s)
 
 /* ---- Timing ---------------------------------------------------------------------------------- */
 
-void time_cases(const struct operation *op, const struct run *run)
+/* Keys are those of a request or of a list; the other size is 1. */
+static double flop(const struct test_case *c)
+{
+    return 2.0 * (double)(c->d_qk + c->d_v) * (double)(c->b * c->s_q * c->h_q * c->s_kv * c->topk);
+}
+
+void time_cases(const struct subject *op, const struct run *run)
 {
     for (int i = 0; op->timed && op->timed[i]; i++) {
         int64_t v[GRID_AXES];
@@ -259,7 +300,7 @@ void time_cases(const struct operation *op, const struct run *run)
             best = fmin(best, timing_now() - start);
         }
         printf("  time: %s %s %s: %.2f ms, %.1f GFLOP/s\n", run->kernel, op->name, op->timed[i], best * 1e3,
-               op->flop(c) / best * 1e-9);
+               flop(c) / best * 1e-9);
         case_free(c);
     }
 }

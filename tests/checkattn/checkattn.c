@@ -6,7 +6,6 @@
  * unseen.
  */
 #include "case.h"
-#include "child.h"
 #include "device.h"
 #include "record.h"
 #include "timing.h"
@@ -20,15 +19,22 @@
 
 /* ---- The operations ------------------------------------------------------------------------- */
 
-static const struct operation *const operations[] = {&dense_decode, &sparse_decode, &sparse_prefill,
-                                                     &merge,        &cache_append,  &cache_gather};
-enum { OPERATIONS = sizeof operations / sizeof operations[0] };
-static const char plan_name[] = "decode_plan"; /* of the CPU: tests/unit/test_plan.c */
+static struct subject *const operations[] = {&dense_decode, &sparse_decode, &sparse_prefill,
+                                             &merge,        &cache_append,  &cache_gather};
+enum { SUBJECTS = sizeof operations / sizeof operations[0] };
 
-static const struct operation *operation_of(const char *name)
+/* The checks of what is no operation with cases; of the CPU: tests/unit/test_plan.c. NULL: it is none. */
+static void (*plan_check_of(const char *name))(const struct run *run, struct tally *tally)
 {
-    for (int i = 0; i < OPERATIONS; i++)
-        if (!strcmp(operations[i]->name, name)) return operations[i];
+    return !strcmp(name, descriptors[OP_DECODE_PLAN].name)   ? check_device_plan
+           : !strcmp(name, descriptors[OP_SPARSE_PLAN].name) ? check_sparse_plan
+                                                             : NULL;
+}
+
+static struct subject *operation_of(const char *name)
+{
+    for (int i = 0; i < SUBJECTS; i++)
+        if (!strcmp(descriptors[operations[i]->of].name, name)) return operations[i];
     return NULL;
 }
 
@@ -71,7 +77,7 @@ static bool tell(const struct asked *asked, const char *operation, const struct 
 /* Checks kernels of one operation in this process, those with the same grid together. Returns how many failed. */
 static int check_here(const struct asked *asked, fmla_device device, const fmla_capability *rows, int count)
 {
-    const struct operation *operation = operation_of(rows[0].operation);
+    struct subject *operation = operation_of(rows[0].operation);
     struct suite *suite = calloc(1, sizeof *suite);
     int failed = 0;
     if (!suite) exit(1);
@@ -86,7 +92,7 @@ static int check_here(const struct asked *asked, fmla_device device, const fmla_
     if (operation)
         suite_check(suite);
     else
-        check_device_plan(&suite->run[0], &suite->tally[0]);
+        plan_check_of(rows[0].operation)(&suite->run[0], &suite->tally[0]);
     if (count == 1) suite->seconds[0] = timing_now() - start;
     for (int i = 0; i < count; i++) {
         const struct child_report told = {suite->tally[i], suite->seconds[i]};
@@ -110,7 +116,7 @@ static bool check_apart(struct asked *asked, fmla_device device, const fmla_capa
 /* Is the kernel of that row to be checked? *failed counts one that there is no check of. */
 static bool is_asked(const struct asked *asked, bool gpu, const fmla_capability *row, int *failed)
 {
-    const bool plan = !strcmp(row->operation, plan_name);
+    const bool plan = plan_check_of(row->operation) != NULL;
     if (!row->kernel || (row->forced_only && !*row->part_of)) return false; /* the oracle */
     if (!operation_of(row->operation) && !plan) {
         printf("FAILED %s %s: there is no check of this operation\n", row->operation, row->kernel);
@@ -201,17 +207,18 @@ static int check_faults(uint64_t seed, fmla_device device, bool verbose)
     struct suite *suite = calloc(1, sizeof *suite);
     if (!suite) exit(1);
     if (device.device_type == FMLA_DEVICE_CUDA) device_open(device);
-    for (int i = 0; i < OPERATIONS; i++)
+    for (int i = 0; i < SUBJECTS; i++)
         for (int fault = FAULT_NONE + 1; fault < FAULTS; fault++) {
             if (!(operations[i]->faults >> fault & 1)) continue;
             memset(suite, 0, sizeof *suite);
             suite->op = operations[i], suite->kernels = 1;
             suite->run[0] = (struct run){.seed = seed, .fault = (enum defect)fault, .verbose = verbose};
             const struct tally *tally = &suite->tally[0];
-            if (!kernel_for_faults(device, operations[i]->name, &suite->run[0])) return unseen + 1;
+            if (!kernel_for_faults(device, descriptors[operations[i]->of].name, &suite->run[0]))
+                return unseen + 1;
             suite_check(suite);
             const bool seen = tally->planted && tally->failed > 0;
-            printf("%s fault %s: %s: %s\n", seen ? "ok" : "FAILED", operations[i]->name, fault_names[fault],
+            printf("%s fault %s: %s: %s\n", seen ? "ok" : "FAILED", suite->op->name, fault_names[fault],
                    seen             ? "seen"
                    : tally->planted ? "planted, and not seen"
                                     : "found no place to be planted");
@@ -223,30 +230,27 @@ static int check_faults(uint64_t seed, fmla_device device, bool verbose)
 
 static int usage(FILE *to, int status)
 {
-    fputs("usage: checkattn [--seed N] [--op OPERATION] [--kernel NAME] [--device cpu|cuda:N] [--no-time]\n"
-          "                 [--threads own] [--cases N] [--case N] [--json FILE] [--here]\n"
-          "       checkattn --faults [--seed N] [--device cpu|cuda:N] [--verbose]\n"
-          "Compares every kernel of this machine with the oracle. --faults: planted defects must go red.\n"
-          "--threads own: every loop on three threads, however short, for tools that look for races. --cases "
-          "N: at most N cases a kernel; "
-          "that\n"
-          "is no full test, and says so. --case N: that one of the grid alone. --json FILE: what was tested "
-          "on the GPU, with the hashes of its "
-          "kernels'\n"
-          "machine code (kernels.sha256 beside this program). --here: no process of its own for each GPU "
-          "kernel,\n"
-          "for debuggers and compute-sanitizer.\n"
-          "Exit: 0 all passed, 1 something failed, 2 wrong usage, 3 the GPU failed.\n",
-          to);
+    fputs(
+        "usage: checkattn [--seed N] [--op OPERATION] [--kernel NAME] [--device cpu|cuda:N] [--no-time]\n"
+        "                 [--threads own] [--cases N] [--case N] [--json FILE] [--here]\n"
+        "       checkattn --faults [--seed N] [--device cpu|cuda:N] [--verbose]\n"
+        "Compares every kernel of this machine with the oracle. --faults: planted defects must go red.\n"
+        "--threads own: every loop on three threads, however short, for tools that look for races.\n"
+        "--cases N: at most N cases a kernel; that is no full test, and says so. --case N: that one of the\n"
+        "grid alone. --json FILE: what was tested on the GPU, with the hashes of its kernels' machine code\n"
+        "(kernels.sha256 beside this program). --here: no process of its own for each GPU kernel, for\n"
+        "debuggers and compute-sanitizer.\n"
+        "Exit: 0 all passed, 1 something failed, 2 wrong usage, 3 the GPU failed.\n",
+        to);
     return status;
 }
 
-static bool read_number(const char *text, uint64_t least, uint64_t *number)
+static bool read_number(const char *text, uint64_t least, uint64_t most, uint64_t *number)
 {
     char *end;
     errno = 0;
     *number = strtoull(text, &end, 10);
-    return !errno && !*end && end != text && *number >= least && *text != '-';
+    return !errno && !*end && end != text && *number >= least && *number <= most && *text != '-';
 }
 
 static bool read_device(const char *text, fmla_device *device)
@@ -254,7 +258,7 @@ static bool read_device(const char *text, fmla_device *device)
     uint64_t id = 0;
     const bool cuda = !strncmp(text, "cuda:", 5);
     if (!cuda && strcmp(text, "cpu") != 0) return false;
-    if (cuda && (!read_number(text + 5, 0, &id) || id > INT32_MAX)) return false;
+    if (cuda && !read_number(text + 5, 0, INT32_MAX, &id)) return false;
     *device = (fmla_device){cuda ? FMLA_DEVICE_CUDA : FMLA_DEVICE_CPU, (int32_t)id};
     return true;
 }
@@ -280,31 +284,16 @@ int main(int argc, char **argv)
     struct asked asked = {.like = {.seed = 1}, .timed = true, .tally_fd = -1};
     const char *json = NULL;
     bool faults = false, verbose = false;
-    uint64_t number;
+    uint64_t cases = 0, only = 0, tally = 0;
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        bool good = true;
         switch (option) {
-        case 's':
-            if (!read_number(optarg, 0, &asked.like.seed)) return usage(stderr, 2);
-            break;
-        case 'c':
-            if (!read_number(optarg, 1, &number) || number > INT64_MAX) return usage(stderr, 2);
-            asked.like.most_cases = (int64_t)number;
-            break;
-        case 'C':
-            if (!read_number(optarg, 1, &number) || number > INT64_MAX) return usage(stderr, 2);
-            asked.like.only_case = (int64_t)number;
-            break;
-        case 'T':
-            if (!read_number(optarg, 3, &number) || number > INT32_MAX) return usage(stderr, 2);
-            asked.tally_fd = (int)number;
-            break;
-        case 't':
-            if (strcmp(optarg, "own") != 0) return usage(stderr, 2);
-            asked.like.own_threads = true;
-            break;
-        case 'd':
-            if (!read_device(optarg, &asked.device)) return usage(stderr, 2);
-            break;
+        case 's': good = read_number(optarg, 0, UINT64_MAX, &asked.like.seed); break;
+        case 'c': good = read_number(optarg, 1, INT64_MAX, &cases); break;
+        case 'C': good = read_number(optarg, 1, INT64_MAX, &only); break;
+        case 'T': good = read_number(optarg, 3, INT32_MAX, &tally); break;
+        case 't': good = asked.like.own_threads = !strcmp(optarg, "own"); break;
+        case 'd': good = read_device(optarg, &asked.device); break;
         case 'o': asked.operation = optarg; break;
         case 'k': asked.kernel = optarg; break;
         case 'j': json = optarg; break;
@@ -313,9 +302,12 @@ int main(int argc, char **argv)
         case 'f': faults = true; break;
         case 'v': verbose = true; break;
         case 'h': return usage(stdout, 0);
-        default: return usage(stderr, 2);
+        default: good = false;
         }
+        if (!good) return usage(stderr, 2);
     }
+    asked.like.most_cases = (int64_t)cases, asked.like.only_case = (int64_t)only;
+    if (tally) asked.tally_fd = (int)tally;
     if (optind < argc || (asked.like.only_case && json) ||
         (faults && (asked.like.most_cases || asked.like.only_case || asked.like.own_threads || json)) ||
         (json && asked.here))

@@ -13,34 +13,35 @@
 #include <string.h>
 
 /* A defect that a kernel could have, planted into its result or its input: the harness must go red. */
-enum defect {
-    FAULT_NONE,
-    FAULT_DROPPED_KEY,   /* a row misses its last key */
-    FAULT_MASK,          /* a causal row sees one key too many */
-    FAULT_SWAPPED_PAGE,  /* two pages of a request change places */
-    FAULT_OUT_OF_BOUNDS, /* one element written past the end of out */
-    FAULT_GAP,           /* one element written into a gap between rows */
-    FAULT_UNWRITTEN,     /* one row is never written */
-    FAULT_NAN,           /* one element is NaN */
-    FAULT_LSE,           /* one lse is of the other convention for rows without a key */
-    FAULT_UNSTABLE,      /* the second run differs in one bit */
-    FAULT_LSE_CANCELLED, /* one lse that is small beside what it is summed of is off by 2^-18 of that */
-    FAULT_MERGE_BASE,    /* parts joined in the wrong base */
-    FAULT_INVALID_KEY,   /* sparse: an index of no key is taken for key 0 */
-    FAULT_LATE_KEY,      /* sparse: an index past the length counts */
-    FAULT_WRONG_SCALE,   /* sparse: a group of values has the scale of another */
-    FAULT_NO_EXTRA,      /* sparse: the extra cache is left out */
-    FAULT_CACHE_SLOT,    /* two tokens in each other's slots */
-    FAULT_CACHE_VALUE,   /* one value of the cache is rounded the other way */
-    FAULT_CACHE_SCALE,   /* one scale is not the right power of two */
-    FAULT_CACHE_GAP,     /* one byte written between two pages */
-    FAULT_GATHER_VALUE,  /* one value of a vector is off by its last bit */
-    FAULT_GATHER_ZERO,   /* the row of no slot is not all zeros */
-    FAULT_LSE_BASE,      /* sparse prefill: one lse in the other base */
-    FAULT_MAX_SCALE,     /* sparse prefill: one max_logits without softmax_scale */
-    FAULT_MAX_NAN,       /* sparse prefill: one max_logits of a row of NaN is a finite number */
-    FAULTS
-};
+#define FAULTS_OF(X)                                                                                         \
+    X(NONE, "none")                                                                                          \
+    X(DROPPED_KEY, "dropped-key")     /* a row misses its last key */                                        \
+    X(MASK, "mask")                   /* a causal row sees one key too many */                               \
+    X(SWAPPED_PAGE, "swapped-page")   /* two pages of a request change places */                             \
+    X(OUT_OF_BOUNDS, "out-of-bounds") /* one element written past the end of out */                          \
+    X(GAP, "gap")                     /* one element written into a gap between rows */                      \
+    X(UNWRITTEN, "unwritten")         /* one row is never written */                                         \
+    X(NAN, "nan")                     /* one element is NaN */                                               \
+    X(LSE, "lse")                     /* one lse is of the other convention for rows without a key */        \
+    X(UNSTABLE, "unstable")           /* the second run differs in one bit */                                \
+    X(LSE_CANCELLED,                                                                                         \
+      "lse-cancelled") /* one lse that is small beside what it is summed of is off by 2^-18 of that */       \
+    X(MERGE_BASE, "merge-base")     /* parts joined in the wrong base */                                     \
+    X(INVALID_KEY, "invalid-key")   /* sparse: an index of no key is taken for key 0 */                      \
+    X(LATE_KEY, "late-key")         /* sparse: an index past the length counts */                            \
+    X(WRONG_SCALE, "wrong-scale")   /* sparse: a group of values has the scale of another */                 \
+    X(NO_EXTRA, "no-extra")         /* sparse: the extra cache is left out */                                \
+    X(CACHE_SLOT, "cache-slot")     /* two tokens in each other's slots */                                   \
+    X(CACHE_VALUE, "cache-value")   /* one value of the cache is rounded the other way */                    \
+    X(CACHE_SCALE, "cache-scale")   /* one scale is not the right power of two */                            \
+    X(CACHE_GAP, "cache-gap")       /* one byte written between two pages */                                 \
+    X(GATHER_VALUE, "gather-value") /* one value of a vector is off by its last bit */                       \
+    X(GATHER_ZERO, "gather-zero")   /* the row of no slot is not all zeros */                                \
+    X(LSE_BASE, "lse-base")         /* sparse prefill: one lse in the other base */                          \
+    X(MAX_SCALE, "max-scale")       /* sparse prefill: one max_logits without softmax_scale */               \
+    X(MAX_NAN, "max-nan")           /* sparse prefill: one max_logits of a row of NaN is a finite number */
+#define FAULT_ENUMERATOR(name, text) FAULT_##name,
+enum defect { FAULTS_OF(FAULT_ENUMERATOR) FAULTS };
 
 extern const char *const fault_names[FAULTS];
 
@@ -75,24 +76,6 @@ static inline bool wants_case(const struct run *run, struct tally *tally, uint64
     return !run->only_case || run->only_case == tally->number;
 }
 
-/* Nothing but that case was asked for. */
-static inline bool wants_grid_only(const struct run *run)
-{
-    return run->only_case != 0;
-}
-
-/* What args->kernel is. */
-static inline const char *forced_kernel(const struct run *run)
-{
-    return run->by_default ? NULL : run->kernel;
-}
-
-/* Would this kernel be the one under test? */
-static inline bool is_tested(const struct run *run, const char *kernel)
-{
-    return run->by_default || !strcmp(kernel, run->kernel);
-}
-
 /* Prints the first lines of what went wrong in a case and counts it. */
 void report(struct tally *tally, const struct run *run, const char *where, const char *what);
 
@@ -109,6 +92,7 @@ static inline bool is_apart(fmla_device device)
 
 /* The device's planner against the host's, which tests/unit/test_plan.c checks. */
 void check_device_plan(const struct run *run, struct tally *tally);
+void check_sparse_plan(const struct run *run, struct tally *tally);
 
 /* The threads that calls use from now on. */
 enum { THREADS_BUILT_IN, THREADS_ONE, THREADS_OWN };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "child.h"
+#include "record.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -14,28 +14,31 @@
 
 static size_t row_bytes(const struct test_case *c)
 {
-    return (size_t)c->d_v * (c->tensor[0].tensor.dtype.bits / 8);
+    return (size_t)c->d_v * (c->tensor[c->op->result[0]].tensor.dtype.bits / 8);
 }
 
 static fmla_status rows_by_oracle(const struct test_case *c, const struct rows *rows, void *out,
                                   float *const values[RESULTS])
 {
-    const struct operation *op = c->op;
-    const int64_t of_out[] = {1, 1, rows->heads, c->d_v}, by_head[] = {1, rows->heads, 1},
-                  by_token[] = {1, rows->heads};
+    const struct subject *op = c->op;
     fmla_tensor results[RESULTS];
+    int64_t shape[RESULTS][MAX_DIMENSIONS];
     struct view view;
     view_make(c, &view, true);
-    for (int i = 0; i < op->results; i++) {
-        const enum role role = op->tensor[i].role;
-        results[i] = c->view[i];
-        results[i].data = role == OUT ? out : values[i], results[i].byte_offset = 0,
-        results[i].strides = NULL;
-        results[i].shape = role == OUT ? of_out + 4 - results[i].ndim : role == BY_HEAD ? by_head : by_token;
-        set_pointer(&view.args, op->tensor[i].argument, &results[i]);
+    for (int k = 0; k < op->results; k++) {
+        const struct member *member = op->tensor[op->result[k]];
+        for (int d = 0; d < member->rank; d++)
+            shape[k][d] = member->dimensions[d] == DIM_h_q   ? rows->heads
+                          : member->dimensions[d] == DIM_d_v ? c->d_v
+                                                             : 1;
+        results[k] = c->view[op->result[k]];
+        results[k].data = k ? values[k] : out, results[k].shape = shape[k];
+        results[k].byte_offset = 0, results[k].strides = NULL;
+        set_tensor(op, &view.args, op->result[k], &results[k]);
     }
-    op->maker->narrow(c, rows, &view);
-    set_pointer(&view.args, op->calls->name, "ref");
+    view_rows(c, &view, rows);
+    if (op->maker->narrow) op->maker->narrow(c, rows, &view);
+    set_pointer(op, &view.args, "kernel", "ref");
     return call_on_host(op, &view.args, -1);
 }
 
@@ -63,12 +66,21 @@ void oracle_free(struct oracle *o)
     memset(o, 0, sizeof *o);
 }
 
+int64_t all_rows(const struct test_case *c, struct rows *rows, int64_t heads)
+{
+    const int64_t of_token = c->h_q / heads, count = c->b * c->s_q * of_token;
+    for (int64_t i = 0; i < count; i++)
+        rows[i] = (struct rows){i / of_token / c->s_q, i / of_token % c->s_q, i % of_token * heads, 1, heads};
+    return count;
+}
+
 /* Rows are chosen anew, for that draws from the case; what was made of the same rows of the same inputs stands. */
 static void oracle_make(struct oracle *o, struct test_case *c, const struct run *run, uint64_t inputs)
 {
     struct rows *rows = calloc(MOST_ROWS, sizeof *rows);
     if (!rows) exit(1);
-    const int64_t count = c->op->maker->choose_rows(c, rows);
+    const struct maker *maker = c->op->maker;
+    const int64_t count = maker->choose_rows ? maker->choose_rows(c, rows) : all_rows(c, rows, c->h_q);
     const size_t bytes = (size_t)count * sizeof *rows;
     const bool made = o->out && o->inputs == inputs && o->count == count && !memcmp(o->rows, rows, bytes);
     if (!made) {
@@ -91,11 +103,9 @@ static void oracle_make(struct oracle *o, struct test_case *c, const struct run 
 double compare_bound(const struct test_case *c, int64_t request, int64_t token, int64_t head)
 {
     struct magnitude magnitude = {0};
-    int32_t base;
     if (!c->op->maker->magnitude) return 0.0;
     c->op->maker->magnitude(c, request, token, head, &magnitude);
-    memcpy(&base, (const char *)&c->args + c->op->calls->log_base, sizeof base);
-    return magnitude_bound(&magnitude, base);
+    return magnitude_bound(&magnitude, *(const int32_t *)option_at(c->op, &c->args, "log_base"));
 }
 
 /* A row of out. Of other inputs an element may be off by the rounding of what it is summed of; and one above 1 there, of a
@@ -104,10 +114,10 @@ double compare_bound(const struct test_case *c, int64_t request, int64_t token, 
 static void add_out(struct comparison *outs, const struct test_case *c, int64_t request, int64_t token,
                     int64_t head, const unsigned char *theirs)
 {
-    const struct guarded *g = &c->tensor[0], *sinks = &c->tensor[c->op->sink];
+    const struct guarded *g = &c->tensor[c->op->result[0]], *sinks = &c->tensor[c->op->sink];
     const struct tolerance *tolerance = &c->tolerance[0];
     const size_t element = g->tensor.dtype.bits / 8;
-    const char *mine = case_row(c, 0, request, token, head);
+    const char *mine = case_row(c, c->op->result[0], request, token, head);
     const double sink =
         case_names(c, c->op->sink) ? (double)*(const float *)guarded_at(sinks, head, 0, 0, 0) : -INFINITY;
     struct magnitude magnitude = {0}; /* looked for where an element misses */
@@ -133,10 +143,11 @@ static void add_row(struct comparison results[RESULTS], const struct test_case *
     const bool infinite = c->op->results > 2 ? o->values[1][at] == INFINITY : c->infinite;
     add_out(&results[0], c, rows->request, rows->token, head, o->out + (size_t)at * row_bytes(c));
     for (int k = 1; k < c->op->results; k++) {
-        if (!case_names(c, k)) continue;
+        if (!case_names(c, c->op->result[k])) continue;
         const float theirs = o->values[k][at];
         const float mine = as_infinite_row(
-            run, infinite, *(const float *)case_row(c, k, rows->request, rows->token, head), theirs);
+            run, infinite, *(const float *)case_row(c, c->op->result[k], rows->request, rows->token, head),
+            theirs);
         const bool misses = compare_misses(&c->tolerance[k], (double)mine, (double)theirs);
         compare_add_within(&results[k], &c->tolerance[k], (double)mine, (double)theirs,
                            misses ? fmax(c->rounded, compare_bound(c, rows->request, rows->token, head))
@@ -171,11 +182,12 @@ static void compare_rows(const struct test_case *c, const struct run *run, struc
             if (c->beyond && c->op->maker->sees(c, rows->request, rows->token, head)) continue;
             add_row(results, c, run, rows, h, o, o->first[i] + h);
             if (!*where && wrong_in(results))
-                snprintf(where, sizeof where,
-                         "first in request %lld, token %lld, head %lld (%s %g, oracle %g)",
-                         (long long)rows->request, (long long)rows->token, head, c->op->tensor[1].name,
-                         (double)*(const float *)case_row(c, 1, rows->request, rows->token, head),
-                         (double)o->values[1][o->first[i] + h]);
+                snprintf(
+                    where, sizeof where, "first in request %lld, token %lld, head %lld (%s %g, oracle %g)",
+                    (long long)rows->request, (long long)rows->token, head,
+                    c->op->tensor[c->op->result[1]]->name,
+                    (double)*(const float *)case_row(c, c->op->result[1], rows->request, rows->token, head),
+                    (double)o->values[1][o->first[i] + h]);
         }
     tally->rows += o->first[o->count];
     tally->cosine_out = fmax(tally->cosine_out, compare_cosine(&results[0]));
@@ -183,7 +195,7 @@ static void compare_rows(const struct test_case *c, const struct run *run, struc
     tally->cosine_lse = fmax(tally->cosine_lse, compare_cosine(&results[last]));
     for (int k = 0; k <= last; k++)
         if (!(k == 0 && c->other ? compare_passed_other : compare_passed)(&results[k], &c->tolerance[k])) {
-            tell(c, run, tally, c->op->tensor[k].name, &results[k], where);
+            tell(c, run, tally, c->op->tensor[c->op->result[k]]->name, &results[k], where);
             return;
         }
 }
@@ -216,34 +228,34 @@ void compare_whole(struct test_case *c, const struct run *run, struct tally *tal
 
 void compare_part(struct test_case *c, int64_t request, const struct run *run, struct tally *tally)
 {
-    const struct operation *op = c->op;
+    const struct subject *op = c->op;
     const int blocks = c->blocks.count;
     struct part *p = calloc(1, sizeof *p);
     struct guarded results[RESULTS];
     if (!p) exit(1);
     view_make(c, &p->view, false);
     op->maker->part(c, request, run, p);
-    for (int i = 0; i < op->results; i++) {
+    for (int k = 0; k < op->results; k++) {
+        const int i = op->result[k];
         int64_t shape[GUARDED_DIMS];
         memcpy(shape, c->tensor[i].shape, sizeof shape);
         shape[0] = p->n;
-        guarded_make(&results[i], c->tensor[i].tensor.dtype, c->tensor[i].tensor.ndim, shape,
+        guarded_make(&results[k], c->tensor[i].tensor.dtype, c->tensor[i].tensor.ndim, shape,
                      LAYOUT_CONTIGUOUS);
-        if (is_apart(c->device)) device_add_guarded(&c->blocks, &results[i]);
-        if (case_names(c, i)) set_pointer(&p->view.args, op->tensor[i].argument, &results[i].tensor);
+        if (is_apart(c->device)) device_add_guarded(&c->blocks, &results[k]);
+        if (case_names(c, i)) set_tensor(op, &p->view.args, i, &results[k].tensor);
     }
     for (int i = 0; i < 2 && is_apart(c->device); i++)
-        if (p->own[i].memory) device_add(&c->blocks, p->own[i].memory, p->own[i].bytes);
-    if (is_apart(c->device)) device_add(&c->blocks, p->view.count, sizeof p->view.count);
+        if (p->own[i].memory) device_add(&c->blocks, p->own[i].memory, p->own[i].bytes, 16);
+    if (is_apart(c->device)) device_add(&c->blocks, p->view.count, sizeof p->view.count, 16);
     if (case_run(c, &p->view.args, 0x11)) report(tally, run, c->name, fmla_last_error());
     bool same = true;
     for (int64_t j = 0; j < c->s_q; j++)
-        for (int64_t h = 0; h < c->h_q; h++) {
-            same &= !memcmp(guarded_at(&results[0], p->n - 1, j, h, 0), case_row(c, 0, p->request, j, h),
-                            row_bytes(c));
-            same &= !memcmp(guarded_at(&results[1], p->n - 1, h, j, 0), case_row(c, 1, p->request, j, h),
-                            sizeof(float));
-        }
+        for (int64_t h = 0; h < c->h_q; h++)
+            for (int k = 0; k < op->results; k++)
+                same &=
+                    !memcmp(row_in(c, &results[k], op->result[k], p->n - 1, j, h),
+                            case_row(c, op->result[k], p->request, j, h), k ? sizeof(float) : row_bytes(c));
     if (!same) report(tally, run, c->name, p->what);
     device_drop(&c->blocks, blocks);
     for (int i = 0; i < op->results; i++) guarded_free(&results[i]);

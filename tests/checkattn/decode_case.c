@@ -36,21 +36,21 @@ static void put_vector(struct decode_case *d, void *to, bool spike, bool of_key,
  * that losing one shows even among thousands. */
 static bool is_border(const struct decode_case *d, int64_t key, int64_t length)
 {
-    return key % 64 == 0 || key % 64 == 63 || key % d->page_size == 0 || (key + 1) % d->page_size == 0 ||
+    return key % 64 == 0 || key % 64 == 63 || key % d->c.page_size == 0 || (key + 1) % d->c.page_size == 0 ||
            key + 1 == length;
 }
 
 static void make_lengths(struct decode_case *d)
 {
-    const int64_t capacity = d->max_pages * d->page_size;
-    d->length = calloc((size_t)d->c.b + 1, sizeof *d->length);
+    const int64_t capacity = d->c.max_pages * d->c.page_size;
+    d->length = d->c.owned[0] = calloc((size_t)d->c.b + 1, sizeof *d->length);
     for (int64_t r = 0; r < d->c.b; r++) {
         int64_t length = d->s_k;
         if (d->c.v[A_LENGTHS] == LENGTHS_VARIED)
             length = random_between(&d->c.random, 0, 3) ? random_between(&d->c.random, 0, d->s_k) : 0;
         if (d->c.v[A_LENGTHS] == LENGTHS_BEYOND && r % 2)
             length = r % 4 == 1 ? -7 : 2147483647; /* to be clamped */
-        *(int32_t *)guarded_at(&d->c.tensor[DENSE_SEQLENS], r, 0, 0, 0) = (int32_t)length;
+        *(int32_t *)guarded_at(&d->c.tensor[DENSE(seqlens)], r, 0, 0, 0) = (int32_t)length;
         d->length[r] = length < 0 ? 0 : length > capacity ? capacity : length;
     }
 }
@@ -65,13 +65,13 @@ static void make_table(struct decode_case *d, int64_t shared)
     random_shuffle(&d->c.random, own, d->c.b);
     int64_t next = 0;
     for (int64_t r = 0; r < d->c.b; r++) {
-        const int64_t used = (d->length[r] + d->page_size - 1) / d->page_size;
-        for (int64_t i = 0; i < d->max_pages; i++) {
+        const int64_t used = (d->length[r] + d->c.page_size - 1) / d->c.page_size;
+        for (int64_t i = 0; i < d->c.max_pages; i++) {
             static const int32_t garbage[] = {-1, 2147480000, -2147483647 - 1};
             int32_t page = garbage[(r + i) % 3];
             if (i + 1 < used) page = (int32_t)(next++ * 7919 % shared);
             if (i + 1 == used) page = own[r];
-            *(int32_t *)guarded_at(&d->c.tensor[DENSE_BLOCK_TABLE], r, i, 0, 0) = page;
+            *(int32_t *)guarded_at(&d->c.tensor[DENSE(block_table)], r, i, 0, 0) = page;
         }
     }
     free(own);
@@ -79,29 +79,29 @@ static void make_table(struct decode_case *d, int64_t shared)
 
 static int64_t page_of(const struct decode_case *d, int64_t request, int64_t key)
 {
-    return d->paged ? *(const int32_t *)guarded_at(&d->c.tensor[DENSE_BLOCK_TABLE], request,
-                                                   key / d->page_size, 0, 0)
+    return d->paged ? *(const int32_t *)guarded_at(&d->c.tensor[DENSE(block_table)], request,
+                                                   key / d->c.page_size, 0, 0)
                     : request;
 }
 
 static void *key_at(const struct decode_case *d, int64_t request, int64_t key, int64_t head)
 {
-    const int64_t at =
-        page_of(d, request, key) * d->strides[0] + key % d->page_size * d->strides[1] + head * d->strides[2];
-    return (char *)d->c.tensor[DENSE_KV].tensor.data + d->c.tensor[DENSE_KV].tensor.byte_offset +
-           at * (int64_t)sizeof(uint16_t);
+    const int64_t at = page_of(d, request, key) * d->strides[0] + key % d->c.page_size * d->strides[1] +
+                       head * d->strides[2];
+    return (char *)d->c.tensor[DENSE(kv_cache)].tensor.data +
+           d->c.tensor[DENSE(kv_cache)].tensor.byte_offset + at * (int64_t)sizeof(uint16_t);
 }
 
 /* Writes every slot that some request reads once: pages and memory that requests share belong to the first. */
 static void fill_cache(struct decode_case *d, bool aliased)
 {
-    unsigned char *filled = calloc((size_t)d->pages + 1, 1);
+    unsigned char *filled = calloc((size_t)d->c.pages + 1, 1);
     int64_t shared = 0; /* keys of the aliased cache that are there */
     for (int64_t r = 0; r < d->c.b; r++) {
         for (int64_t t = aliased ? shared : 0; t < d->length[r]; t++) {
             const int64_t page = page_of(d, r, t);
-            if (d->paged && t % d->page_size == 0 && filled[page]) {
-                t += d->page_size - 1; /* shared, so a whole one */
+            if (d->paged && t % d->c.page_size == 0 && filled[page]) {
+                t += d->c.page_size - 1; /* shared, so a whole one */
                 continue;
             }
             filled[page] = 1;
@@ -117,23 +117,22 @@ static void fill_cache(struct decode_case *d, bool aliased)
 
 static void make_cache(struct decode_case *d, enum layout layout)
 {
-    const fmla_dtype dtype = d->c.v[A_DTYPE] ? dtype_fp16 : dtype_bf16;
     int64_t shared = 1;
     if (d->paged) { /* at most 8192 slots to share */
-        for (int64_t r = 0; r < d->c.b; r++) shared += d->length[r] / d->page_size;
-        if (shared > 8192 / d->page_size + 1) shared = 8192 / d->page_size + 1;
+        for (int64_t r = 0; r < d->c.b; r++) shared += d->length[r] / d->c.page_size;
+        if (shared > 8192 / d->c.page_size + 1) shared = 8192 / d->c.page_size + 1;
         make_table(d, shared);
     }
-    d->pages = d->paged ? shared + d->c.b : d->c.b;
+    d->c.pages = d->paged ? shared + d->c.b : d->c.b;
     /* A contiguous cache of many long requests: all read the same memory, through a stride of 0. */
     const bool aliased = !d->paged && d->c.b * d->s_k > 65536;
-    const int64_t shape[4] = {aliased ? 1 : d->pages, d->page_size, d->c.h_kv, d->c.d_qk};
-    case_tensor(&d->c, DENSE_KV, dtype, 4, shape, layout, true); /* NaN everywhere */
-    memcpy(d->strides, d->c.tensor[DENSE_KV].strides, sizeof d->strides);
+    if (aliased) d->c.pages = 1;
+    case_tensor(&d->c, DENSE(kv_cache), layout, true); /* NaN everywhere */
+    memcpy(d->strides, d->c.tensor[DENSE(kv_cache)].strides, sizeof d->strides);
     if (aliased) {
         d->strides[0] = 0;
-        d->c.tensor[DENSE_KV].shape[0] = d->c.b;
-        d->c.view[DENSE_KV].strides = d->strides;
+        d->c.pages = d->c.tensor[DENSE(kv_cache)].shape[0] = d->c.b;
+        d->c.view[DENSE(kv_cache)].strides = d->strides;
     }
     fill_cache(d, aliased);
     const bool nan_ends = d->c.v[A_INPUTS] == INPUTS_NAN_ENDS && d->c.v[A_CAUSAL] && d->c.s_q > 1;
@@ -149,11 +148,11 @@ static void make_cache(struct decode_case *d, enum layout layout)
 static void spread_pages(struct decode_case *d)
 {
     enum { BETWEEN = (1 << 30) + 64 /* elements; a multiple of 16 bytes */ };
-    struct guarded *g = &d->c.tensor[DENSE_KV];
+    struct guarded *g = &d->c.tensor[DENSE(kv_cache)];
     const size_t element = sizeof(uint16_t), front = element << 31;
-    guarded_spread(g, d->pages, (size_t)d->strides[0] * element, front, BETWEEN * element);
-    fmla_tensor *view = &d->c.view[DENSE_KV];
-    d->c.strides[DENSE_KV] = d->strides[0], d->strides[0] = BETWEEN;
+    guarded_spread(g, d->c.pages, (size_t)d->strides[0] * element, front, BETWEEN * element, false);
+    fmla_tensor *view = &d->c.view[DENSE(kv_cache)];
+    d->c.strides[DENSE(kv_cache)] = d->strides[0], d->strides[0] = BETWEEN;
     view->data = g->far + front, view->byte_offset = 0, view->strides = d->strides;
 }
 
@@ -162,66 +161,45 @@ static void make(struct test_case *c, const struct run *run)
     struct decode_case *d = (struct decode_case *)c;
     const int64_t *v = c->v;
     (void)run;
-    c->b = v[A_B], c->s_q = v[A_SQ], c->h_q = v[A_HQ], c->h_kv = v[A_HKV], c->d_qk = v[A_DQK], c->d_v = D_V;
-    d->s_k = v[A_SK], d->paged = v[A_PAGE] != 0;
-    d->page_size = d->paged ? v[A_PAGE] : d->s_k + 3;
-    d->max_pages =
-        d->paged ? (d->s_k + d->page_size - 1) / d->page_size + (v[A_LENGTHS] == LENGTHS_BEYOND ? 0 : 2) : 1;
-    c->capacity = d->max_pages * d->page_size;
-    c->args.dense = FMLA_INIT(fmla_dense_decode_args);
-
-    const fmla_dtype dtype = v[A_DTYPE] ? dtype_fp16 : dtype_bf16;
-    const bool far = v[A_LAYOUT] == LAYOUT_FAR;
-    const enum layout layout = far ? LAYOUT_CONTIGUOUS : (enum layout)v[A_LAYOUT];
-    case_tensor(c, DENSE_Q, dtype, 4, (int64_t[]){c->b, c->s_q, c->h_q, c->d_qk}, layout, true);
-    case_tensor(c, DENSE_SEQLENS, dtype_i32, 1, &c->b, LAYOUT_CONTIGUOUS, true);
-    case_tensor(c, DENSE_OUT, dtype, 4, (int64_t[]){c->b, c->s_q, c->h_q, D_V}, layout, true);
-    case_tensor(c, DENSE_LSE, dtype_f32, 3, (int64_t[]){c->b, c->h_q, c->s_q}, layout, v[A_LSE] != 0);
-    case_tensor(c, DENSE_BLOCK_TABLE, dtype_i32, 2, (int64_t[]){c->b, d->max_pages}, layout, d->paged);
+    d->s_k = c->s_kv = v[A_SK], d->paged = v[A_PAGE] != 0;
+    d->c.page_size = d->paged ? v[A_PAGE] : d->s_k + 3;
+    d->c.max_pages =
+        d->paged ? (d->s_k + d->c.page_size - 1) / d->c.page_size + (v[A_LENGTHS] == LENGTHS_BEYOND ? 0 : 2)
+                 : 1;
+    c->capacity = d->c.max_pages * d->c.page_size;
+    c->d_v = D_V, c->dtype = v[A_DTYPE] ? dtype_fp16 : dtype_bf16;
+    const enum layout layout = near_layout(v[A_LAYOUT]);
+    case_tensor(c, DENSE(q), layout, true), case_tensor(c, DENSE(seqlens), LAYOUT_CONTIGUOUS, true);
+    case_tensor(c, DENSE(out), layout, true), case_tensor(c, DENSE(lse), layout, v[A_LSE] != 0);
+    case_tensor(c, DENSE(block_table), layout, d->paged);
     make_lengths(d);
     make_cache(d, layout);
-    if (far) spread_pages(d);
+    if (v[A_LAYOUT] == LAYOUT_FAR) spread_pages(d);
     for (int64_t r = 0; r < c->b; r++)
         for (int64_t j = 0; j < c->s_q; j++)
             for (int64_t h = 0; h < c->h_q; h++)
-                put_vector(d, guarded_at(&c->tensor[DENSE_Q], r, j, h, 0), v[A_INPUTS] == INPUTS_SPIKED,
+                put_vector(d, guarded_at(&c->tensor[DENSE(q)], r, j, h, 0), v[A_INPUTS] == INPUTS_SPIKED,
                            false, (j + h) % 3 == 0);
     case_sinks(c, v[A_SINK]);
 
-    fmla_dense_decode_args *args = &c->args.dense;
+    fmla_dense_decode_args *args = &c->args.dense_decode;
     args->softmax_scale = v[A_INPUTS] == INPUTS_SPIKED   ? 0.5f
                           : v[A_INPUTS] == INPUTS_STEEP  ? 300.0f
                           : v[A_INPUTS] == INPUTS_BEYOND ? 3e38f
                                                          : 0.0f;
-    args->causal = (int32_t)v[A_CAUSAL];
-    args->lse_empty = (int32_t)v[A_EMPTY];
-    args->log_base = (int32_t)v[A_BASE];
-    args->batch_invariant = (int32_t)v[A_INVARIANT];
-    args->num_partitions = (int32_t)v[A_PARTITIONS];
     c->tolerance[0] = tolerance_dense_decode_out, c->tolerance[1] = tolerance_decode_lse;
     c->other = v[A_INPUTS] != INPUTS_NORMAL && v[A_INPUTS] != INPUTS_NAN_ENDS;
     c->infinite = v[A_INPUTS] == INPUTS_INFINITE, c->beyond = v[A_INPUTS] == INPUTS_BEYOND;
 }
 
-static void free_lengths(struct test_case *c)
-{
-    free(((struct decode_case *)c)->length);
-}
-
 /* ---- Plans and parts -------------------------------------------------------------------------- */
-
-static void plan_shape(const struct test_case *c, struct plan_call *args)
-{
-    args->h_kv = c->h_kv, args->num_partitions = (int32_t)c->v[A_PARTITIONS];
-}
 
 static bool plan_lengths(struct test_case *c, int k, bool stale, int32_t *lengths)
 {
     const struct decode_case *d = (const struct decode_case *)c;
-    (void)k;
-    for (int64_t r = 0; r < c->b; r++)
+    for (int64_t r = 0; !k && r < c->b; r++)
         lengths[r] = (int32_t)(stale ? random_between(&c->random, 0, 2 * d->s_k + 1) : d->length[r]);
-    return true;
+    return !k;
 }
 
 int64_t decode_seen_by(const struct test_case *c, int64_t request, int64_t token)
@@ -237,26 +215,20 @@ static bool sees(const struct test_case *c, int64_t request, int64_t token, int6
     return decode_seen_by(c, request, token) > 0;
 }
 
-/* Requests from `first` on, as far as q, cache and table go: a contiguous cache and q have a stride for the others. */
-static void narrow_requests(const struct test_case *c, struct view *v, int64_t first, int64_t n)
+/* A contiguous cache has its requests from `first` on in place of pages. */
+static void narrow_cache(const struct test_case *c, struct view *v, int64_t first)
 {
-    const bool paged = ((const struct decode_case *)c)->paged;
-    view_narrow(v, DENSE_Q, 0, first, n), view_narrow(v, DENSE_SEQLENS, 0, first, n);
-    if (paged)
-        view_narrow(v, DENSE_BLOCK_TABLE, 0, first, n);
-    else
-        view_narrow(v, DENSE_KV, 0, first, v->shape[DENSE_KV][0]);
+    if (!((const struct decode_case *)c)->paged)
+        view_narrow(v, DENSE(kv_cache), 0, first, v->shape[DENSE(kv_cache)][0]);
 }
 
 /* A row as a problem of its own over the first keys of its request, without a mask. */
 void decode_narrow_to(const struct test_case *c, const struct rows *rows, int64_t seen, struct view *v)
 {
-    narrow_requests(c, v, rows->request, 1);
-    view_narrow(v, DENSE_Q, 1, rows->token, 1), view_heads(c, v, DENSE_Q, 2, rows);
-    view_narrow(v, DENSE_KV, 2, rows->head / (c->h_q / c->h_kv), 1);
+    narrow_cache(c, v, rows->request);
     v->count[0] = (int32_t)seen;
-    v->tensor[DENSE_SEQLENS].data = v->count, v->tensor[DENSE_SEQLENS].byte_offset = 0;
-    v->args.dense.causal = 0, v->args.dense.batch_invariant = 0;
+    v->tensor[DENSE(seqlens)].data = v->count, v->tensor[DENSE(seqlens)].byte_offset = 0;
+    v->args.dense_decode.causal = 0, v->args.dense_decode.batch_invariant = 0;
 }
 
 static void narrow(const struct test_case *c, const struct rows *rows, struct view *v)
@@ -264,22 +236,19 @@ static void narrow(const struct test_case *c, const struct rows *rows, struct vi
     decode_narrow_to(c, rows, decode_seen_by(c, rows->request, rows->token), v);
 }
 
-/* Elements of the case's type as floats. */
-static void to_floats(const struct test_case *c, const uint16_t *from, float values[WIDEST])
-{
-    for (int64_t i = 0; i < c->d_qk; i++) values[i] = (float)guarded_value(&c->tensor[DENSE_Q], from + i);
-}
-
 static void magnitude_of(const struct test_case *c, int64_t request, int64_t token, int64_t head,
                          struct magnitude *magnitude)
 {
-    const float given = c->args.dense.softmax_scale;
+    const struct guarded *q = &c->tensor[DENSE(q)];
+    const float given = c->args.dense_decode.softmax_scale;
     const double scale = given == 0.0f ? 1.0 / sqrt((double)c->d_qk) : (double)given;
-    float q[WIDEST] = {0}, key[WIDEST] = {0};
-    to_floats(c, guarded_at(&c->tensor[DENSE_Q], request, token, head, 0), q);
+    const uint16_t *row = case_row(c, DENSE(q), request, token, head);
+    float values[WIDEST] = {0}, key[WIDEST] = {0};
+    for (int64_t i = 0; i < c->d_qk; i++) values[i] = (float)guarded_value(q, row + i);
     for (int64_t t = 0; t < decode_seen_by(c, request, token); t++) {
-        to_floats(c, key_at((const struct decode_case *)c, request, t, head / (c->h_q / c->h_kv)), key);
-        magnitude_add(magnitude, scale, q, key, c->d_qk);
+        const uint16_t *at = key_at((const struct decode_case *)c, request, t, head / (c->h_q / c->h_kv));
+        for (int64_t i = 0; i < c->d_qk; i++) key[i] = (float)guarded_value(q, at + i);
+        magnitude_add(magnitude, scale, values, key, c->d_qk);
     }
 }
 
@@ -293,7 +262,7 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
              (long long)request);
     p->request = request, p->n = 1;
     if (request >= 0) {
-        narrow_requests(c, v, request, 1);
+        view_cut(c, v, DIM_b, request, 1), narrow_cache(c, v, request);
         return;
     }
     const int64_t r = p->request = random_between(&c->random, 0, c->b - 1);
@@ -302,11 +271,11 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
     const bool gpu = on_gpu(run); /* whose join is launched otherwise above 16384 keys of room */
     const int64_t more =
         random_between(&c->random, 0, 3) ? random_between(&c->random, 1, gpu ? 40000 : 4500) : 0;
-    const int64_t max_pages = d->max_pages + (more + d->page_size - 1) / d->page_size; /* keys more */
+    const int64_t max_pages = d->c.max_pages + (more + d->c.page_size - 1) / d->c.page_size; /* keys more */
     enum { GAP = 8 };
-    narrow_requests(c, v, first, n);
-    v->strides[DENSE_Q][0] *= r - first;
-    if (!d->paged) v->strides[DENSE_KV][0] *= r - first, v->shape[DENSE_KV][0] = n;
+    view_cut(c, v, DIM_b, first, n), narrow_cache(c, v, first);
+    v->strides[DENSE(q)][0] *= r - first;
+    if (!d->paged) v->strides[DENSE(kv_cache)][0] *= r - first, v->shape[DENSE(kv_cache)][0] = n;
     p->own[0].bytes = (size_t)n * sizeof(int32_t);
     p->own[1].bytes = (size_t)(n * (max_pages + GAP) - GAP) * sizeof(int32_t);
     int32_t *seqlens = p->own[0].memory = must_alloc(p->own[0].bytes);
@@ -315,13 +284,13 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
     for (int64_t i = 0; i < n; i++) {
         const int64_t from = i ? r : first;
         seqlens[i] = (int32_t)d->length[from]; /* clamped already: to the old capacity */
-        memcpy(table + i * (max_pages + GAP), guarded_at(&c->tensor[DENSE_BLOCK_TABLE], from, 0, 0, 0),
-               (size_t)d->max_pages * sizeof *table);
+        memcpy(table + i * (max_pages + GAP), guarded_at(&c->tensor[DENSE(block_table)], from, 0, 0, 0),
+               (size_t)d->c.max_pages * sizeof *table);
     }
-    v->tensor[DENSE_SEQLENS].data = seqlens, v->tensor[DENSE_SEQLENS].byte_offset = 0;
+    v->tensor[DENSE(seqlens)].data = seqlens, v->tensor[DENSE(seqlens)].byte_offset = 0;
     if (d->paged) {
-        v->tensor[DENSE_BLOCK_TABLE].data = table, v->tensor[DENSE_BLOCK_TABLE].byte_offset = 0;
-        v->shape[DENSE_BLOCK_TABLE][1] = max_pages, v->strides[DENSE_BLOCK_TABLE][0] = max_pages + GAP;
+        v->tensor[DENSE(block_table)].data = table, v->tensor[DENSE(block_table)].byte_offset = 0;
+        v->shape[DENSE(block_table)][1] = max_pages, v->strides[DENSE(block_table)][0] = max_pages + GAP;
     }
     snprintf(p->what, sizeof p->what,
              "batch-invariant: request %lld has other bits as the last of %lld, with room for %lld pages",
@@ -336,9 +305,7 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
     const int64_t all = c->b * c->s_q * c->h_q, group = c->h_q / c->h_kv;
     const bool whole = all <= CHOSEN || (all * d->s_k <= SMALL && all <= MOST_ROWS);
     int64_t count = 0;
-    for (int64_t i = 0; whole && i < all; i++)
-        rows[count++] = (struct rows){i / c->h_q / c->s_q, i / c->h_q % c->s_q, i % c->h_q, 1, 1};
-    if (whole) return count;
+    if (whole) return all_rows(c, rows, 1);
     rows[count++] = (struct rows){0, 0, 0, 1, 1};
     rows[count++] = (struct rows){c->b - 1, c->s_q - 1, c->h_q - 1, 1, 1};
     rows[count++] = (struct rows){0, c->s_q - 1, group - 1, 1, 1}; /* the last of a key head */
@@ -356,10 +323,7 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
 const struct maker decode_maker = {.size = sizeof(struct decode_case),
                                    .draw = draw,
                                    .make = make,
-                                   .free = free_lengths,
-                                   .plan_shape = plan_shape,
                                    .plan_lengths = plan_lengths,
-                                   .plan_length = {{DENSE_SEQLENS, offsetof(struct plan_call, seqlens)}},
                                    .choose_rows = choose_rows,
                                    .narrow = narrow,
                                    .sees = sees,

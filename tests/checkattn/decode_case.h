@@ -8,31 +8,29 @@
 #include "case.h"
 
 /* The axes of the grid, and what their values mean where they are not numbers. */
-enum {
-    A_B,
-    A_SQ,
-    A_SK,
-    A_HQ,
-    A_HKV,
-    A_PAGE,
-    A_CAUSAL,
-    A_DTYPE,
-    A_DQK,
-    A_LENGTHS,
-    A_SINK,
-    A_EMPTY,
-    A_BASE,
-    A_INVARIANT,
-    A_PLAN,
-    A_PARTITIONS,
-    A_LAYOUT,
-    A_INPUTS,
-    A_LSE,
-    A_THREADS,
-    AXES
-};
+#define DENSE_AXES(X)                                                                                        \
+    X(A_B, "b: 0 1 2 6 64 128 1000")                                                                         \
+    X(A_SQ, "s_q: 1 2 3 4 7 64")                                                                             \
+    X(A_SK, "s_k: 0 1 20 63 64 65 140 4096 131072")                                                          \
+    X(A_HQ, "h_q: 1 3 9 11 16 63 64 126 128")                                                                \
+    X(A_HKV, "h_kv: 1 2 3 8")                                                                                \
+    X(A_PAGE, "page_size: 1 2 16 61 64 128 256 0") /* 0: contiguous */                                       \
+    X(A_CAUSAL, "causal: 0 1")                                                                               \
+    X(A_DTYPE, "dtype: bf16 fp16")                                                                           \
+    X(A_DQK, "d_qk: 576 512")                                                                                \
+    X(A_LENGTHS, "lengths: fixed varied beyond")                                                             \
+    X(A_SINK, "sink: none finite infinite")                                                                  \
+    X(A_EMPTY, "lse_empty: 0 1")                                                                             \
+    X(A_BASE, "log_base: 0 2")                                                                               \
+    X(A_INVARIANT, "batch_invariant: 0 1")                                                                   \
+    X(A_PLAN, "plan: inside given stale")                                                                    \
+    X(A_PARTITIONS, "num_partitions: 0 1 3 78")                                                              \
+    X(A_LAYOUT, "layout: contiguous padded swapped odd (far)")                                               \
+    X(A_INPUTS, "inputs: normal spiked steep nan_ends (infinite) (beyond)")                                  \
+    X(A_LSE, "lse: 1 0")                                                                                     \
+    X(A_THREADS, "threads: built_in one own")
+enum { DENSE_AXES(AXIS_NAME) AXES };
 enum { LENGTHS_FIXED, LENGTHS_VARIED, LENGTHS_BEYOND };
-enum { PLAN_INSIDE, PLAN_GIVEN, PLAN_STALE };
 enum {
     INPUTS_NORMAL,
     INPUTS_SPIKED, /* keys at borders weigh more */
@@ -41,27 +39,14 @@ enum {
     INPUTS_INFINITE, /* not of the grid: scores of +inf, all of a row, or one among others */
     INPUTS_BEYOND    /* neither: a softmax_scale of 3e38, whose scores fp32 does not hold */
 };
-/* Besides those of memory.h, for the cache of a paged case: pages so far apart that the elements of the third and later
- * ones are more than 2^31 elements from the first, those of the fifth more than 2^32. They cost address space, not memory.
- * Everything else is contiguous. */
-enum { LAYOUT_FAR = LAYOUTS };
 enum { D_V = 512 };
 
 /* Its tensors. */
-#define DENSE_TENSORS_OF(X)                                                                                  \
-    X(DENSE_OUT, OUT, out)                                                                                   \
-    X(DENSE_LSE, BY_HEAD, lse)                                                                               \
-    X(DENSE_Q, INPUT, q)                                                                                     \
-    X(DENSE_KV, INPUT, kv_cache)                                                                             \
-    X(DENSE_BLOCK_TABLE, INPUT, block_table)                                                                 \
-    X(DENSE_SEQLENS, INPUT, seqlens)                                                                         \
-    X(DENSE_SINK, INPUT, attn_sink)                                                                          \
-    X(DENSE_PARTITIONS, TABLE, partitions) X(DENSE_NUM_SPLITS, TABLE, num_splits)
-enum { DENSE_TENSORS_OF(TENSOR_NAME) DENSE_TENSORS };
+#define DENSE(member) TENSOR_dense_decode_##member
 
 struct decode_case {
     struct test_case c;
-    int64_t s_k, page_size, max_pages, pages;
+    int64_t s_k;
     int64_t *length;    /* of each request, clamped */
     int64_t strides[4]; /* of the cache that is given; requests of a contiguous one may share memory */
     bool paged;

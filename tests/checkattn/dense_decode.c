@@ -11,29 +11,7 @@
 /* The values of a GPU; a CPU leaves out the last ones of `b` and `s_k`, a GPU all but the first of `threads`. */
 static struct axis axes[AXES];
 
-static const char axis_values[] = "b: 0 1 2 6 64 128 1000\n"
-                                  "s_q: 1 2 3 4 7 64\n"
-                                  "s_k: 0 1 20 63 64 65 140 4096 131072\n"
-                                  "h_q: 1 3 9 11 16 63 64 126 128\n"
-                                  "h_kv: 1 2 3 8\n"
-                                  "page_size: 1 2 16 61 64 128 256 0\n" /* 0: contiguous */
-                                  "causal: 0 1\n"
-                                  "dtype: bf16 fp16\n"
-                                  "d_qk: 576 512\n"
-                                  "lengths: fixed varied beyond\n"
-                                  "sink: none finite infinite\n"
-                                  "lse_empty: 0 1\n"
-                                  "log_base: 0 2\n"
-                                  "batch_invariant: 0 1\n"
-                                  "plan: inside given stale\n"
-                                  "partitions: 0 1 3 78\n"
-                                  "layout: contiguous padded swapped odd (far)\n"
-                                  "inputs: normal spiked steep nan_ends (infinite) (beyond)\n"
-                                  "lse: 1 0\n"
-                                  "threads: built_in one own\n";
-
-#define TENSOR_ARGS fmla_dense_decode_args
-static const struct tensor_row tensors[] = {DENSE_TENSORS_OF(TENSOR_ROW)};
+static const char axis_values[] = DENSE_AXES(AXIS_TEXT);
 
 /* ---- The grid --------------------------------------------------------------------------------- */
 
@@ -56,20 +34,21 @@ static bool counts(const int64_t *v, int i, int j)
     return !inputs || v[A_INPUTS] != INPUTS_NAN_ENDS || some_unseen || i == A_SQ || i == A_CAUSAL;
 }
 
-/* Row-keys that the generic kernel computes: its vectors hold 16 rows. */
-static double cpu_cost(const int64_t *v)
+/* Row-keys that are computed by tiles of so many rows. */
+static double cost_of(const int64_t *v, int64_t tile)
 {
     const int64_t rows = v[A_SQ] * v[A_HQ] / v[A_HKV];
-    const int64_t row_tiles = v[A_B] * v[A_HKV] * ((rows + 15) / 16);
-    return 16.0 * (double)(row_tiles * v[A_SK]);
+    return (double)tile * (double)(v[A_B] * v[A_HKV] * ((rows + tile - 1) / tile) * v[A_SK]);
 }
 
-/* What a GPU computes: its tiles hold 64 rows at most, and the fewest are 16. */
+static double cpu_cost(const int64_t *v)
+{
+    return cost_of(v, 16); /* the generic kernel's vectors */
+}
+
 static double gpu_cost(const int64_t *v)
 {
-    const int64_t rows = v[A_SQ] * v[A_HQ] / v[A_HKV];
-    const int64_t row_tiles = v[A_B] * v[A_HKV] * ((rows + 63) / 64);
-    return 64.0 * (double)(row_tiles * v[A_SK]);
+    return cost_of(v, 64); /* at most; the fewest are 16 */
 }
 
 /* Bytes of a GPU's case on the host: cache, queries and results, table. */
@@ -122,15 +101,15 @@ static bool gpu_possible(const int64_t *v)
 }
 
 /* Only types that the kernel takes are in its grid, and only what the device has to do with. */
-static void choose(const struct run *run, struct grid *grid)
+static void choose(const struct subject *op, const struct run *run, struct grid *grid)
 {
-    struct axis *dtype = &axes[A_DTYPE];
+    struct axis *dtype = &op->axis[A_DTYPE];
     dtype->count = 0;
     if (run->types & FMLA_TAKES_BF16) dtype->values[dtype->count++] = 0;
     if (run->types & FMLA_TAKES_FP16) dtype->values[dtype->count++] = 1;
-    axes[A_B].count = on_gpu(run) ? 7 : 6;
-    axes[A_SK].count = on_gpu(run) ? 9 : 8;
-    axes[A_THREADS].count = on_gpu(run) ? 1 : 3;
+    op->axis[A_B].count = on_gpu(run) ? 7 : 6;
+    op->axis[A_SK].count = on_gpu(run) ? 9 : 8;
+    op->axis[A_THREADS].count = on_gpu(run) ? 1 : 3;
     grid_kernel = run->kernel;
     grid->possible = on_gpu(run) ? gpu_possible : possible;
     grid->cost = on_gpu(run) ? gpu_cost : cpu_cost, grid->dear = on_gpu(run) ? 5e8 : 4e5;
@@ -150,13 +129,14 @@ static bool plant_row(struct test_case *c, int64_t change)
             const struct rows rows = {r, j, 0, 1, 1};
             struct view v;
             if (seen < 1 || seen > length[r]) continue;
-            fmla_tensor out = c->view[DENSE_OUT], lse = c->view[DENSE_LSE];
-            view_make(c, &v, true);
+            fmla_tensor out = c->view[DENSE(out)], lse = c->view[DENSE(lse)];
+            view_make(c, &v, true), view_rows(c, &v, &rows);
             decode_narrow_to(c, &rows, seen, &v);
-            out.data = case_row(c, DENSE_OUT, r, j, 0), lse.data = case_row(c, DENSE_LSE, r, j, 0);
+            out.data = case_row(c, DENSE(out), r, j, 0), lse.data = case_row(c, DENSE(lse), r, j, 0);
             out.shape = out_shape, lse.shape = one;
             out.byte_offset = lse.byte_offset = 0, out.strides = lse.strides = NULL;
-            v.args.dense.out = &out, v.args.dense.lse = &lse, v.args.dense.kernel = "ref";
+            v.args.dense_decode.out = &out, v.args.dense_decode.lse = &lse,
+            v.args.dense_decode.kernel = "ref";
             return call_on_host(c->op, &v.args, 0xff) == FMLA_OK;
         }
     return false;
@@ -165,18 +145,18 @@ static bool plant_row(struct test_case *c, int64_t change)
 static bool plant_after(struct test_case *c, enum defect fault)
 {
     if (fault == FAULT_DROPPED_KEY) return plant_row(c, -1);
-    return fault == FAULT_MASK && c->args.dense.causal && plant_row(c, 1);
+    return fault == FAULT_MASK && c->args.dense_decode.causal && plant_row(c, 1);
 }
 
 static bool plant_before(struct test_case *c, enum defect fault, struct patch *patch)
 {
     const struct decode_case *d = (const struct decode_case *)c;
-    if (fault != FAULT_SWAPPED_PAGE || !d->paged || d->page_size < 16) return false;
+    if (fault != FAULT_SWAPPED_PAGE || !d->paged || c->page_size < 16) return false;
     for (int64_t r = 0; r < c->b; r++) {
-        if (d->length[r] < 2 * d->page_size) continue;
+        if (d->length[r] < 2 * c->page_size) continue;
         /* Not against the oracle's row: an order of keys does not matter. A page of another request does. */
-        int32_t *entry = guarded_at(&c->tensor[DENSE_BLOCK_TABLE], r, 0, 0, 0);
-        const int32_t other = (int32_t)((*entry + 1) % d->pages);
+        int32_t *entry = guarded_at(&c->tensor[DENSE(block_table)], r, 0, 0, 0);
+        const int32_t other = (int32_t)((*entry + 1) % c->pages);
         return plant(patch, entry, &other, sizeof other);
     }
     return false;
@@ -198,15 +178,15 @@ static const char *fault_case(const struct run *run, uint64_t i)
  * more than two chunks in batch-invariant mode, offsets into the cache of more than 32 bits, and scores of +inf or beyond
  * fp32. */
 static const char *const special[] = {
-    "b 1, s_q 3, s_k 4096, h_q 16, page_size 64, causal 1, plan given, partitions 78, inputs spiked",
-    "b 2, s_q 64, s_k 140, h_q 3, page_size 16, causal 1, d_qk 512, partitions 3, inputs nan_ends",
-    "b 1, s_q 2, s_k 70000, h_q 2, page_size 64, causal 1, partitions 3, inputs spiked",
+    "b 1, s_q 3, s_k 4096, h_q 16, page_size 64, causal 1, plan given, num_partitions 78, inputs spiked",
+    "b 2, s_q 64, s_k 140, h_q 3, page_size 16, causal 1, d_qk 512, num_partitions 3, inputs nan_ends",
+    "b 1, s_q 2, s_k 70000, h_q 2, page_size 64, causal 1, num_partitions 3, inputs spiked",
     "b 2, s_k 9000, h_q 2, page_size 0, lengths varied, batch_invariant 1, inputs steep",
     "b 2, s_k 5000, h_q 16, page_size 64, batch_invariant 1",
-    "b 2, s_q 2, s_k 200, h_q 4, h_kv 2, page_size 64, causal 1, partitions 3, layout far",
-    "b 3, s_q 3, s_k 200, h_q 16, page_size 64, causal 1, partitions 5, inputs infinite, sink finite",
+    "b 2, s_q 2, s_k 200, h_q 4, h_kv 2, page_size 64, causal 1, num_partitions 3, layout far",
+    "b 3, s_q 3, s_k 200, h_q 16, page_size 64, causal 1, num_partitions 5, inputs infinite, sink finite",
     "b 4, s_k 65, h_q 64, page_size 64, d_qk 512, lengths varied, inputs infinite",
-    "b 6, s_q 2, s_k 140, h_q 16, page_size 64, causal 1, lengths varied, partitions 3, inputs beyond",
+    "b 6, s_q 2, s_k 140, h_q 16, page_size 64, causal 1, lengths varied, num_partitions 3, inputs beyond",
     NULL};
 
 /* On a GPU a cache past 2^32 elements takes memory: check_large_cache. */
@@ -231,15 +211,15 @@ static void check_foreign_plan(const struct run *run, struct tally *tally)
     for (int32_t told = 1; told <= 7; told += 3) {
         int64_t v[AXES];
         bool same;
-        case_values(
-            &dense_decode,
-            "b 9, s_q 2, s_k 700, h_q 16, page_size 64, causal 1, lengths varied, plan given, partitions 13",
-            v);
+        case_values(&dense_decode,
+                    "b 9, s_q 2, s_k 700, h_q 16, page_size 64, causal 1, lengths varied, plan given, "
+                    "num_partitions 13",
+                    v);
         struct test_case *c = case_make(&dense_decode, run, v, run->seed * 7919 + 250 + (uint64_t)told);
         tally->cases++;
         if (case_plan(c, &same)) report(tally, run, c->name, fmla_last_error());
         case_to_device(c, NULL);
-        c->args.dense.num_partitions = told;
+        c->args.dense_decode.num_partitions = told;
         if (case_run(c, &c->args, 0xff)) report(tally, run, c->name, fmla_last_error());
         compare_whole(c, run, tally);
         case_free(c);
@@ -265,29 +245,29 @@ static void check_large_cache(const struct run *run, struct tally *tally)
     case_values(&dense_decode, "b 4, s_q 2, s_k 700, h_q 16, page_size 64, causal 1, inputs spiked", v);
     struct test_case *c = case_make(&dense_decode, run, v, run->seed * 7919 + 400);
     const struct decode_case *d = (const struct decode_case *)c;
-    struct guarded *table = &c->tensor[DENSE_BLOCK_TABLE];
+    struct guarded *table = &c->tensor[DENSE(block_table)];
     tally->cases++;
     const int64_t page_elements = d->strides[0], pages = elements / page_elements;
     const size_t page_bytes = (size_t)page_elements * sizeof(uint16_t);
     struct device_scratch cache;
     device_scratch_make(&cache, (size_t)pages * page_bytes, 0xff); /* NaN wherever no page is */
-    for (int64_t page = 0; page < d->pages; page++)
+    for (int64_t page = 0; page < c->pages; page++)
         device_scratch_write(&cache, (size_t)large_page(page, pages, page_elements) * page_bytes,
-                             guarded_at(&c->tensor[DENSE_KV], page, 0, 0, 0), page_bytes);
+                             guarded_at(&c->tensor[DENSE(kv_cache)], page, 0, 0, 0), page_bytes);
     unsigned char *small = must_alloc(table->whole);
     memcpy(small, table->memory, table->whole);
     for (int64_t r = 0; r < c->b; r++)
-        for (int64_t i = 0; i * d->page_size < d->length[r]; i++) {
+        for (int64_t i = 0; i * c->page_size < d->length[r]; i++) {
             int32_t *entry = guarded_at(table, r, i, 0, 0);
             *entry = (int32_t)large_page(*entry, pages, page_elements);
         }
     case_to_device(c, NULL);
     struct device_args there;
     device_args_make(&there, c, &c->args);
-    fmla_tensor large = *there.args.dense.kv_cache;
-    const int64_t shape[4] = {pages, d->page_size, c->h_kv, c->d_qk};
+    fmla_tensor large = *there.args.dense_decode.kv_cache;
+    const int64_t shape[4] = {pages, c->page_size, c->h_kv, c->d_qk};
     large.data = cache.memory, large.shape = shape;
-    there.args.dense.kv_cache = &large;
+    there.args.dense_decode.kv_cache = &large;
     if (call_on_device(c, &there, &c->args, 0xff)) report(tally, run, c->name, fmla_last_error());
     memcpy(table->memory, small, table->whole); /* the oracle reads the small cache */
     compare_whole(c, run, tally);
@@ -309,31 +289,17 @@ static const char *const timed[] = {"b 1, h_q 16, s_k 4096, page_size 64",
                                     "b 1, h_q 128, s_k 4096, page_size 64",
                                     "b 32, h_q 16, s_k 512, page_size 64", NULL};
 
-static double flop(const struct test_case *c)
-{
-    return 2.0 * (double)(c->d_qk + c->d_v) * (double)(c->b * c->s_q * c->h_q * c->v[A_SK]);
-}
-
-const struct operation dense_decode = {
-    .name = "dense_decode",
-    .calls = &dense_calls,
+struct subject dense_decode = {
+    .of = OP_DENSE_DECODE,
     .maker = &decode_maker,
-    .plan = A_PLAN,
-    .invariant = A_INVARIANT,
     .values = axis_values,
     .axis = axes,
     .axes = AXES,
-    .threads = A_THREADS,
-    .tensor = tensors,
-    .tensors = DENSE_TENSORS,
-    .results = DENSE_Q,
-    .tables = DENSE_PARTITIONS,
     .choose = choose,
     .has = has,
     .leaves = leaves,
     .special = special,
     .more = more,
-    .sink = DENSE_SINK,
     .faults = FAULT(MERGE_BASE) - 1,
     .fault_case = fault_case,
     .plant_before = plant_before,
@@ -349,8 +315,7 @@ const struct operation dense_decode = {
                           "b 128, s_q 1, s_k 5000, h_q 128, page_size 64, causal 1, lengths varied"},
             .busy = "b 16, s_q 2, s_k 4096, h_q 64, page_size 64, causal 1, lengths varied, plan given",
             .foreign = "b 9, s_q 2, s_k 1500, h_q 64, page_size 64, causal 1, lengths varied, plan given, "
-                       "partitions 13",
+                       "num_partitions 13",
             .more = more_on_gpu},
     .timed = timed,
-    .flop = flop,
 };

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "device.h"
 
-#include "gpu.h"
 #include "pages.h"
 
 #include <stdio.h>
@@ -34,11 +33,6 @@ void device_open(fmla_device device)
 {
     current = device;
     device_enter();
-}
-
-fmla_device device_now(void)
-{
-    return current;
 }
 
 size_t device_memory(void)
@@ -111,25 +105,20 @@ static struct device_block *new_block(struct device_blocks *blocks, void *host, 
     return block;
 }
 
-static void add_aligned(struct device_blocks *blocks, void *host, size_t bytes, size_t alignment)
+void device_add(struct device_blocks *blocks, void *host, size_t bytes, size_t alignment)
 {
     struct device_block *block = new_block(blocks, host, bytes);
     block->device = allocate(bytes, alignment);
     upload(block->device, host, bytes);
 }
 
-void device_add(struct device_blocks *blocks, void *host, size_t bytes)
-{
-    add_aligned(blocks, host, bytes, 16);
-}
-
 void device_add_guarded(struct device_blocks *blocks, const struct guarded *g)
 {
     if (!g->memory) return;
     if (on_pages())
-        add_aligned(blocks, g->memory + GUARDED_FRONT, guarded_extent(g), g->tensor.dtype.bits / 8);
+        device_add(blocks, g->memory + GUARDED_FRONT, guarded_extent(g), g->tensor.dtype.bits / 8);
     else
-        device_add(blocks, g->memory, g->whole);
+        device_add(blocks, g->memory, g->whole, 16);
 }
 
 void device_add_zeros(struct device_blocks *blocks, void *host, size_t bytes)
@@ -173,26 +162,15 @@ void device_drop(struct device_blocks *blocks, int count)
     }
 }
 
-void device_free(struct device_blocks *blocks)
-{
-    device_drop(blocks, 0);
-}
-
-void device_up(const struct device_blocks *blocks, const void *host)
+void device_move(const struct device_blocks *blocks, const void *host, bool up)
 {
     for (int i = 0; i < blocks->count; i++) {
         const struct device_block *block = &blocks->block[i];
         if (host && block_of(blocks, host) != block) continue;
-        upload(block->device, block->host, block->bytes);
-    }
-}
-
-void device_down(const struct device_blocks *blocks, const void *host)
-{
-    for (int i = 0; i < blocks->count; i++) {
-        const struct device_block *block = &blocks->block[i];
-        if (host && block_of(blocks, host) != block) continue;
-        download(block->host, block->device, block->bytes);
+        if (up)
+            upload(block->device, block->host, block->bytes);
+        else
+            download(block->host, block->device, block->bytes);
     }
 }
 
@@ -215,9 +193,13 @@ struct device_scratch device_place(const struct device_blocks *blocks, const voi
     return (struct device_scratch){block->device, block->bytes};
 }
 
-void device_up_part(const struct device_blocks *blocks, const void *host, size_t bytes)
+void device_part(const struct device_blocks *blocks, void *host, size_t bytes, bool up)
 {
-    upload(device_address(blocks, host), host, bytes);
+    void *there = device_address(blocks, host);
+    if (up)
+        upload(there, host, bytes);
+    else
+        download(host, there, bytes);
 }
 
 const fmla_tensor *device_tensor(const struct device_blocks *blocks, const fmla_tensor *tensor,
@@ -255,11 +237,6 @@ void device_scratch_write(const struct device_scratch *scratch, size_t at, const
     upload(scratch->memory + at, bytes, count);
 }
 
-void device_scratch_read(const struct device_scratch *scratch, size_t at, void *bytes, size_t count)
-{
-    download(bytes, scratch->memory + at, count);
-}
-
 bool device_scratch_intact(const struct device_scratch *scratch)
 {
     unsigned char guard[GUARD_BYTES];
@@ -285,6 +262,16 @@ void device_scratch_free(struct device_scratch *scratch)
     *scratch = (struct device_scratch){NULL, 0};
 }
 
+void device_tables_make(struct device_tables *t, int32_t partitions, int64_t b, int fill)
+{
+    const fmla_device device = on_pages() ? (fmla_device){FMLA_DEVICE_CPU, 0} : current;
+    *t = (struct device_tables){.rows_shape = {partitions, FMLA_PARTITION_FIELDS}, .splits_shape = {b + 1}};
+    device_scratch_make(&t->rows, (size_t)partitions * FMLA_PARTITION_FIELDS * sizeof(int32_t), fill);
+    device_scratch_make(&t->splits, (size_t)(b + 1) * sizeof(int32_t), fill);
+    t->tensor[0] = (fmla_tensor){t->rows.memory, device, 2, dtype_i32, t->rows_shape, NULL, 0};
+    t->tensor[1] = (fmla_tensor){t->splits.memory, device, 1, dtype_i32, t->splits_shape, NULL, 0};
+}
+
 /* ---- Streams and graphs --------------------------------------------------------------------- */
 
 void *device_stream_open(void)
@@ -293,11 +280,6 @@ void *device_stream_open(void)
     if (on_pages()) return NULL;
     must(gpu_stream_open(&stream, &fault));
     return stream;
-}
-
-void device_stream_close(void *stream)
-{
-    if (!on_pages()) gpu_stream_close(stream);
 }
 
 void device_wait(void *stream)
@@ -321,9 +303,4 @@ void *device_capture_end(void *stream)
 void device_launch(void *graph, void *stream)
 {
     must(gpu_graph_launch(graph, stream, &fault));
-}
-
-void device_graph_close(void *graph)
-{
-    if (!on_pages()) gpu_graph_close(graph);
 }

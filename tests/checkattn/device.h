@@ -11,6 +11,7 @@
 #ifndef CHECKATTN_DEVICE_H
 #define CHECKATTN_DEVICE_H
 
+#include "gpu.h"
 #include "memory.h"
 
 #include <stdint.h>
@@ -36,30 +37,26 @@ struct device_blocks {
 /* The GPU under test: once in a process, then in every other thread that uses it. */
 void device_open(fmla_device device);
 void device_enter(void);
-fmla_device device_now(void);
 size_t device_memory(void); /* of the GPU */
 
-/* Copies a block to the device, where its address is a multiple of 16. */
-void device_add(struct device_blocks *blocks, void *host, size_t bytes);
+/* Copies a block to the device, where its address is such a multiple, and one of 256 on a GPU. */
+void device_add(struct device_blocks *blocks, void *host, size_t bytes, size_t alignment);
 void device_add_guarded(struct device_blocks *blocks, const struct guarded *guarded);
 
-/* A block that is 0 on the device, of which device_up_part copies what is not. */
+/* A block that is 0 on the device, of which device_part copies what is not. */
 void device_add_zeros(struct device_blocks *blocks, void *host, size_t bytes);
-void device_up_part(const struct device_blocks *blocks, const void *host, size_t bytes);
+void device_part(const struct device_blocks *blocks, void *host, size_t bytes, bool up);
 
 /* Another case of the same shapes takes the place of `blocks` on the device: what the host's blocks of `like` hold now
  * is what memory at the same addresses will hold. */
 void device_add_in_place(struct device_blocks *blocks, void *host, size_t bytes,
                          const struct device_blocks *like);
 
-void device_free(struct device_blocks *blocks);
-
 /* Frees all but the first `count`. */
 void device_drop(struct device_blocks *blocks, int count);
 
-/* Host to device and back, of the block that has this address, or of all (NULL). */
-void device_up(const struct device_blocks *blocks, const void *host);
-void device_down(const struct device_blocks *blocks, const void *host);
+/* Host to device or back, of the block that has this address, or of all (NULL). */
+void device_move(const struct device_blocks *blocks, const void *host, bool up);
 
 /* Is the block of this address on the device what it is on the host? */
 bool device_is(const struct device_blocks *blocks, const void *host);
@@ -79,7 +76,6 @@ struct device_scratch {
 
 void device_scratch_make(struct device_scratch *scratch, size_t bytes, int fill);
 void device_scratch_fill(const struct device_scratch *scratch, int fill);
-void device_scratch_read(const struct device_scratch *scratch, size_t at, void *bytes, size_t count);
 void device_scratch_write(const struct device_scratch *scratch, size_t at, const void *bytes, size_t count);
 bool device_scratch_intact(const struct device_scratch *scratch);
 bool device_scratch_is(const struct device_scratch *scratch,
@@ -89,14 +85,21 @@ void device_scratch_free(struct device_scratch *scratch);
 /* Where the block of a host address is, and how long it is; to be written by tests of the tests alone. */
 struct device_scratch device_place(const struct device_blocks *blocks, const void *host);
 
-/* Streams and graphs, without a way to fail. */
+/* The tables of a plan there, of so many partitions and requests. */
+struct device_tables {
+    struct device_scratch rows, splits;
+    fmla_tensor tensor[2];
+    int64_t rows_shape[2], splits_shape[1];
+};
+
+void device_tables_make(struct device_tables *tables, int32_t partitions, int64_t b, int fill);
+
+/* Streams and graphs, without a way to fail; gpu.h closes them. Host memory has neither: NULL. */
 void *device_stream_open(void);
-void device_stream_close(void *stream);
 void device_wait(void *stream);
 void device_capture_begin(void *stream);
 void *device_capture_end(void *stream);
 void device_launch(void *graph, void *stream);
-void device_graph_close(void *graph);
 
 /* What a stress test does beside the calls of a case; NULL, the default: nothing. */
 struct device_stress {

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * decode_plan on a GPU: the bytes that the host's planner writes for the same lengths and partitions, with the costs of
- * the GPU and, as for a plan that the CPU will use, without; and the published case by its own figures.
+ * decode_plan and sparse_plan on a GPU: the bytes that the host's planner writes for the same lengths and partitions; of
+ * decode_plan with the costs of the GPU and, as for a plan that the CPU will use, without; and the published case by its own
+ * figures.
  */
 #include "checkattn.h"
 #include "device.h"
 #include "plan.h"
+#include "plan_call.h"
 #include "random.h"
 
 #include <stdio.h>
@@ -50,88 +52,101 @@ static int32_t length_of(const struct plan_case *c, int64_t request, struct rand
 }
 
 /* The plan's tables by themselves, made on the device; `args` are those of the plan there. */
-static void check_tables(const struct run *run, const struct plan_case *c, fmla_decode_plan_args args,
-                         const unsigned char *plan, size_t plan_size, const char *name, struct tally *tally)
+static void check_tables(const struct run *run, struct plan_call args, const unsigned char *plan,
+                         const char *name, struct tally *tally)
 {
     fmla_plan_view view = FMLA_INIT(fmla_plan_view);
     int32_t count = 0;
-    if (fmla_plan_describe(plan, plan_size, &view) || fmla_decode_plan_partitions(&args, &count) ||
+    if (fmla_plan_describe(plan, args.plan_size, &view) || plan_call_partitions(&args, &count) ||
         count != view.num_partitions) {
         report(tally, run, name, "the number of partitions is another than the plan's");
         return;
     }
-    const int64_t rows_shape[2] = {count, FMLA_PARTITION_FIELDS}, splits_shape[1] = {c->b + 1};
-    struct device_scratch rows, splits;
-    device_scratch_make(&rows, (size_t)count * FMLA_PARTITION_FIELDS * sizeof(int32_t), 0xff);
-    device_scratch_make(&splits, (size_t)(c->b + 1) * sizeof(int32_t), 0xff);
-    const fmla_tensor partitions = {rows.memory, run->device, 2, dtype_i32, rows_shape, NULL, 0},
-                      num_splits = {splits.memory, run->device, 1, dtype_i32, splits_shape, NULL, 0};
-    args.plan = NULL, args.partitions = &partitions, args.num_splits = &num_splits;
-    if (fmla_decode_plan(&args)) report(tally, run, name, fmla_last_error());
+    struct device_tables t;
+    device_tables_make(&t, count, args.b, 0xff);
+    args.plan = NULL, args.plan_size = 0, args.partitions = &t.tensor[0], args.num_splits = &t.tensor[1];
+    if (plan_call_run(&args)) report(tally, run, name, fmla_last_error());
     device_wait(args.stream);
-    if (!device_scratch_is(&rows, view.partitions) || !device_scratch_is(&splits, view.num_splits))
+    if (!device_scratch_is(&t.rows, view.partitions) || !device_scratch_is(&t.splits, view.num_splits))
         report(tally, run, name, "the tables have other bits than those of the plan");
-    if (!device_scratch_intact(&rows) || !device_scratch_intact(&splits))
+    if (!device_scratch_intact(&t.rows) || !device_scratch_intact(&t.splits))
         report(tally, run, name, "bytes behind the tables were written");
-    device_scratch_free(&rows), device_scratch_free(&splits);
+    device_scratch_free(&t.rows), device_scratch_free(&t.splits);
 }
 
-/* Both plans; the host's is left in *plan (freed by the caller), NULL if something was refused. */
-static void run_case(const struct run *run, const struct plan_case *c, uint64_t seed, struct tally *tally,
-                     unsigned char **plan, size_t *bytes)
+/* Both plans of the lengths, which are freed; the host's is left in *plan (freed by the caller), NULL if something was
+ * refused. */
+static void run_call(const struct run *run, const struct plan_call *call, struct guarded lengths[2],
+                     const char *name, struct tally *tally, unsigned char **plan, size_t *bytes)
 {
-    struct random_state random = {seed};
-    struct guarded lengths;
+    struct plan_call host = *call, device = *call;
     struct device_blocks blocks = {0};
     struct device_scratch scratch;
-    fmla_tensor seqlens;
-    char name[160];
-    const long long rows = c->s_q * c->h_q;
-    snprintf(name, sizeof name, "b %lld, partitions %d, lengths %d, capacity %lld, rows %lld%s%s",
-             (long long)c->b, c->partitions, (int)c->lengths, (long long)c->capacity, rows,
-             c->odd ? ", odd address" : "", c->for_cpu ? ", for the CPU" : "");
+    fmla_tensor there[2];
+    fmla_status status = FMLA_OK;
     tally->cases++;
-    guarded_make(&lengths, dtype_i32, 1, &c->b, c->odd ? LAYOUT_ODD : LAYOUT_CONTIGUOUS);
-    for (int64_t r = 0; r < c->b; r++)
-        *(int32_t *)guarded_at(&lengths, r, 0, 0, 0) = length_of(c, r, &random);
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = &lengths.tensor;
-    args.target = c->for_cpu ? (fmla_device){FMLA_DEVICE_CPU, 0} : run->device;
-    args.s_q = c->s_q, args.h_q = c->h_q, args.h_kv = 1;
-    args.capacity = c->capacity, args.num_partitions = c->partitions;
+    for (int k = 0; k < 2; k++) {
+        if (!lengths[k].memory) continue;
+        device_add_guarded(&blocks, &lengths[k]);
+        *plan_call_length(&host, k) = &lengths[k].tensor;
+        *plan_call_length(&device, k) = device_tensor(&blocks, &lengths[k].tensor, &there[k]);
+    }
+    if (call->sparse) { /* without lengths, which host memory it is for cannot be told */
+        status = plan_call_partitions(&device, &host.num_partitions);
+        host.target = (fmla_device){0, 0};
+    }
     *bytes = 0;
-    fmla_status status = fmla_decode_plan_size(&args, bytes);
-    *plan = aligned_alloc(64, (*bytes + 127) / 64 * 64);
-    args.plan = *plan, args.plan_size = *bytes;
-    if (!status) status = fmla_decode_plan(&args);
+    if (!status) status = plan_call_size(&host, bytes);
+    *plan = host.plan = aligned_alloc(64, (*bytes + 127) / 64 * 64);
+    host.plan_size = *bytes;
+    if (!status) status = plan_call_run(&host);
     if (status) report(tally, run, name, fmla_last_error());
 
-    device_add_guarded(&blocks, &lengths);
     device_scratch_make(&scratch, *bytes, 0xff);
-    void *stream = args.stream = device_stream_open();
-    args.seqlens = device_tensor(&blocks, &lengths.tensor, &seqlens);
-    args.plan = scratch.memory;
-    size_t on_device = 0;
-    if (!status && (fmla_decode_plan_size(&args, &on_device) || on_device != *bytes))
+    device.stream = device_stream_open(), device.plan = scratch.memory;
+    if (!status && (plan_call_size(&device, &device.plan_size) || device.plan_size != *bytes))
         report(tally, run, name, "a plan on the device has another size than on the host");
+    device.plan_size = *bytes;
     for (int fill = 0xff; !status && fill >= 0; fill -= 0xff) { /* whatever the memory held */
         device_scratch_fill(&scratch, fill);
-        status = fmla_decode_plan(&args);
+        status = plan_call_run(&device);
         if (status) {
             report(tally, run, name, fmla_last_error());
             break;
         }
-        device_wait(stream);
+        device_wait(device.stream);
         if (!device_scratch_is(&scratch, *plan))
             report(tally, run, name, "the device's plan has other bits than the host's");
     }
     if (!device_scratch_intact(&scratch)) report(tally, run, name, "bytes behind the plan were written");
-    if (!status) check_tables(run, c, args, *plan, *bytes, name, tally);
+    if (!status) check_tables(run, device, *plan, name, tally);
     tally->rows++;
-    device_stream_close(stream);
+    gpu_stream_close(device.stream);
     device_scratch_free(&scratch);
-    device_free(&blocks);
-    guarded_free(&lengths);
+    device_drop(&blocks, 0);
+    for (int k = 0; k < 2; k++) guarded_free(&lengths[k]);
+}
+
+static void run_case(const struct run *run, const struct plan_case *c, uint64_t seed, struct tally *tally,
+                     unsigned char **plan, size_t *bytes)
+{
+    const struct plan_call call = {.b = c->b,
+                                   .s_q = c->s_q,
+                                   .h_q = c->h_q,
+                                   .h_kv = 1,
+                                   .capacity = c->capacity,
+                                   .num_partitions = c->partitions,
+                                   .target = c->for_cpu ? (fmla_device){FMLA_DEVICE_CPU, 0} : run->device};
+    struct random_state random = {seed};
+    struct guarded lengths[2] = {0};
+    char name[160];
+    snprintf(name, sizeof name, "b %lld, partitions %d, lengths %d, capacity %lld, rows %lld%s%s",
+             (long long)c->b, c->partitions, (int)c->lengths, (long long)c->capacity,
+             (long long)(c->s_q * c->h_q), c->odd ? ", odd address" : "", c->for_cpu ? ", for the CPU" : "");
+    guarded_make(&lengths[0], dtype_i32, 1, &c->b, c->odd ? LAYOUT_ODD : LAYOUT_CONTIGUOUS);
+    for (int64_t r = 0; r < c->b; r++)
+        *(int32_t *)guarded_at(&lengths[0], r, 0, 0, 0) = length_of(c, r, &random);
+    run_call(run, &call, lengths, name, tally, plan, bytes);
 }
 
 /* docs/semantics.md: b = 128, every length 4096, 78 partitions; (begin request, begin key, end request, end key, split).
@@ -177,12 +192,6 @@ static bool run_both(const struct run *run, struct plan_case *c, uint64_t seed, 
 
 /* ---- For sparse decode ------------------------------------------------------------------------ */
 
-struct sparse_plan_case {
-    int64_t b, topk, extra_topk;
-    int32_t partitions; /* 0: what the device suggests */
-    bool given[2];      /* are there lengths, of the indices and of the extra ones? */
-};
-
 /* Lengths between 0 and past the most, some of them negative, as they are to be clamped. */
 static void draw_lengths(struct guarded *lengths, int64_t b, int64_t most, struct random_state *random)
 {
@@ -197,61 +206,7 @@ static void draw_lengths(struct guarded *lengths, int64_t b, int64_t most, struc
     }
 }
 
-static void run_sparse_case(const struct run *run, const struct sparse_plan_case *c, uint64_t seed,
-                            struct tally *tally)
-{
-    struct random_state random = {seed};
-    struct guarded lengths[2] = {0};
-    struct device_blocks blocks = {0};
-    struct device_scratch scratch;
-    fmla_tensor there[2];
-    char name[160];
-    const int64_t most[2] = {c->topk, c->extra_topk};
-    snprintf(name, sizeof name, "sparse: b %lld, topk %lld%s, extra %lld%s, partitions %d", (long long)c->b,
-             (long long)c->topk, c->given[0] ? " at most" : "", (long long)c->extra_topk,
-             c->given[1] ? " at most" : "", c->partitions);
-    tally->cases++;
-    fmla_sparse_plan_args args = FMLA_INIT(fmla_sparse_plan_args);
-    args.b = c->b, args.s_q = 2, args.h_q = 100;
-    args.topk = c->topk, args.extra_topk = c->extra_topk, args.num_partitions = c->partitions;
-    const fmla_tensor **tensors[2] = {&args.topk_length, &args.extra_topk_length};
-    for (int k = 0; k < 2; k++) {
-        if (!c->given[k]) continue;
-        draw_lengths(&lengths[k], c->b, most[k], &random);
-        device_add_guarded(&blocks, &lengths[k]);
-        *tensors[k] = &lengths[k].tensor;
-    }
-    fmla_sparse_plan_args device = args;
-    device.target = run->device;
-    device.topk_length = device_tensor(&blocks, args.topk_length, &there[0]);
-    device.extra_topk_length = device_tensor(&blocks, args.extra_topk_length, &there[1]);
-    fmla_status status = fmla_sparse_plan_partitions(&device, &args.num_partitions);
-    if (!status) status = fmla_sparse_plan_size(&args, &args.plan_size);
-    unsigned char *plan = aligned_alloc(64, (args.plan_size + 127) / 64 * 64);
-    args.plan = plan;
-    if (!status) status = fmla_sparse_plan(&args);
-    if (!status) status = fmla_sparse_plan_size(&device, &device.plan_size);
-    if (!status && device.plan_size != args.plan_size)
-        report(tally, run, name, "a plan on the device has another size than on the host");
-    device_scratch_make(&scratch, device.plan_size, 0xff);
-    device.plan = scratch.memory;
-    for (int fill = 0xff; !status && fill >= 0; fill -= 0xff) { /* whatever the memory held */
-        device_scratch_fill(&scratch, fill);
-        status = fmla_sparse_plan(&device);
-        device_wait(NULL);
-        if (!status && device.plan_size == args.plan_size && !device_scratch_is(&scratch, plan))
-            report(tally, run, name, "the device's plan has other bits than the host's");
-    }
-    if (status) report(tally, run, name, fmla_last_error());
-    if (!device_scratch_intact(&scratch)) report(tally, run, name, "bytes behind the plan were written");
-    tally->rows++;
-    free(plan);
-    device_scratch_free(&scratch);
-    device_free(&blocks);
-    for (int k = 0; k < 2; k++) guarded_free(&lengths[k]);
-}
-
-static void check_sparse_plans(const struct run *run, struct tally *tally)
+void check_sparse_plan(const struct run *run, struct tally *tally)
 {
     static const int64_t batches[] = {0, 1, 2, 33, 128, 1024, 1025, 5000, 100000};
     static const int64_t topks[] = {0, 1, 63, 64, 65, 2048, 16384, INT32_MAX};
@@ -261,17 +216,35 @@ static void check_sparse_plans(const struct run *run, struct tally *tally)
         BATCHES = sizeof batches / sizeof batches[0],
         TOPKS = sizeof topks / sizeof topks[0],
         EXTRAS = sizeof extras / sizeof extras[0],
-        PARTITIONS = sizeof partitions / sizeof partitions[0]
+        PARTITIONS = sizeof partitions / sizeof partitions[0],
+        ALL = 4 * BATCHES * TOPKS * EXTRAS
     };
-    for (uint64_t i = 0; i < BATCHES * TOPKS * EXTRAS; i++)
-        for (unsigned given = 0; given < 4; given++) {
-            const struct sparse_plan_case c = {.b = batches[i % BATCHES],
-                                               .topk = topks[i / BATCHES % TOPKS],
-                                               .extra_topk = extras[i / BATCHES / TOPKS],
-                                               .partitions = partitions[(i + given) % PARTITIONS],
-                                               .given = {given & 1, given & 2}};
-            run_sparse_case(run, &c, run->seed * 17 + 4 * i + given, tally);
-        }
+    const int64_t most_cases = run->most_cases ? run->most_cases : ALL;
+    for (uint64_t n = 0; n < ALL && tally->cases < most_cases; n++) {
+        const uint64_t i = n / 4,
+                       given = n % 4; /* bits: are there lengths, of the indices and of the extra ones? */
+        if (!wants_case(run, tally, n + 1)) continue;
+        const struct plan_call call = {.sparse = true,
+                                       .b = batches[i % BATCHES],
+                                       .s_q = 2,
+                                       .h_q = 100,
+                                       .topk = topks[i / BATCHES % TOPKS],
+                                       .extra_topk = extras[i / BATCHES / TOPKS],
+                                       .num_partitions = partitions[(i + given) % PARTITIONS],
+                                       .target = run->device};
+        struct random_state random = {run->seed * 17 + n};
+        struct guarded lengths[2] = {0};
+        char name[160];
+        unsigned char *plan;
+        size_t bytes;
+        snprintf(name, sizeof name, "b %lld, topk %lld%s, extra %lld%s, partitions %d", (long long)call.b,
+                 (long long)call.topk, given & 1 ? " at most" : "", (long long)call.extra_topk,
+                 given & 2 ? " at most" : "", call.num_partitions);
+        if (given & 1) draw_lengths(&lengths[0], call.b, call.topk, &random);
+        if (given & 2) draw_lengths(&lengths[1], call.b, call.extra_topk, &random);
+        run_call(run, &call, lengths, name, tally, &plan, &bytes);
+        free(plan);
+    }
 }
 
 void check_device_plan(const struct run *run, struct tally *tally)
@@ -286,12 +259,10 @@ void check_device_plan(const struct run *run, struct tally *tally)
         DRAWN = 400
     };
     struct random_state random = {run->seed};
-    int64_t before;
     int64_t by_costs = 0;
     bool all = true;
     check_published(run, tally);
-    if (!wants_grid_only(run) && !run->most_cases) check_sparse_plans(run, tally);
-    before = tally->cases;
+    const int64_t before = tally->cases;
     for (int i = 0; i < GRID + DRAWN; i++) {
         const bool wanted = wants_case(run, tally, (uint64_t)i + 1);
         struct plan_case c = {.b = batches[i % BATCHES],

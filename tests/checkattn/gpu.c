@@ -13,7 +13,7 @@ enum { AT_ONCE = 2, LAUNCHES = 20 };
 
 /* Where the cases of a check come from. */
 struct gpu {
-    const struct operation *op;
+    const struct subject *op;
     const struct run *run;
     struct tally *tally;
     const char *base; /* what their texts begin with */
@@ -42,17 +42,6 @@ static void must(const struct gpu *g, const struct test_case *c, fmla_status sta
     if (status) tell(g, c, fmla_last_error());
 }
 
-/* What every result here must pass. */
-static void compare(const struct gpu *g, struct test_case *c)
-{
-    compare_whole(c, g->run, g->tally);
-}
-
-static void run_once(const struct gpu *g, struct test_case *c, int fill)
-{
-    must(g, c, case_run(c, &c->args, fill));
-}
-
 static void make_plan(const struct gpu *g, struct test_case *c)
 {
     bool same = true;
@@ -64,7 +53,7 @@ static void make_plan(const struct gpu *g, struct test_case *c)
 
 /* A call with a workspace and a stream of its own, that is sent again and again. */
 struct sender {
-    const struct operation *op;
+    const struct subject *op;
     struct device_args call;
     struct device_scratch workspace;
     void *stream;
@@ -74,23 +63,23 @@ struct sender {
 
 static void sender_make(struct sender *s, const struct gpu *g, const struct test_case *c)
 {
-    const struct calls *calls = g->op->calls;
+    const struct calls *calls = calls_of(g->op);
     size_t bytes = 0;
     memset(s, 0, sizeof *s);
     s->op = g->op;
     device_args_make(&s->call, c, &c->args);
     s->stream = device_stream_open();
-    set_pointer(&s->call.args, calls->stream, s->stream);
+    set_pointer(g->op, &s->call.args, "stream", s->stream);
     if (!calls->size) return;
     must(g, c, calls->size(&s->call.args, &bytes, NULL));
     device_scratch_make(&s->workspace, bytes, 0xff);
-    set_pointer(&s->call.args, calls->workspace, s->workspace.memory);
-    set_size(&s->call.args, calls->workspace_size, bytes);
+    set_pointer(g->op, &s->call.args, "workspace", s->workspace.memory);
+    set_size(g->op, &s->call.args, "workspace_size", bytes);
 }
 
 static void sender_launch(struct sender *s)
 {
-    if (s->op->calls->run(&s->call.args)) snprintf(s->refusal, sizeof s->refusal, "%s", fmla_last_error());
+    if (calls_of(s->op)->run(&s->call.args)) snprintf(s->refusal, sizeof s->refusal, "%s", fmla_last_error());
 }
 
 static void sender_end(struct sender *s, const struct gpu *g, const struct test_case *c)
@@ -99,7 +88,7 @@ static void sender_end(struct sender *s, const struct gpu *g, const struct test_
     if (*s->refusal) tell(g, c, s->refusal);
     if (s->workspace.memory && !device_scratch_intact(&s->workspace))
         tell(g, c, "bytes behind the workspace were written");
-    device_stream_close(s->stream);
+    gpu_stream_close(s->stream);
     device_scratch_free(&s->workspace);
 }
 
@@ -119,22 +108,16 @@ struct graph {
     enum graph_kind kind;
     void *graph;
     struct sender call;
-    struct device_scratch plan, splits; /* plan: or the rows of a plan in tables */
+    struct device_scratch plan;
+    struct device_tables tables;
     struct plan_call plan_args;
-    fmla_tensor tables[2];
-    int64_t rows_shape[2], splits_shape[1];
 };
-
-static bool has_tables(const struct graph *graph)
-{
-    return graph->kind == GRAPH_TABLES_CAPTURED || graph->kind == GRAPH_TABLES_COPIED;
-}
 
 /* Memory for a plan as the graph has it, which goes to plan_args and to the call. */
 static void graph_make_plan(struct graph *graph, const struct gpu *g, const struct test_case *c)
 {
     enum { FILL = 0x3c };
-    const struct operation *op = g->op;
+    const struct subject *op = g->op;
     union call_args *call = &graph->call.call.args;
     struct plan_call *args = &graph->plan_args;
     case_plan_args(c, call, args);
@@ -143,20 +126,13 @@ static void graph_make_plan(struct graph *graph, const struct gpu *g, const stru
         must(g, c, plan_call_size(args, &args->plan_size));
         device_scratch_make(&graph->plan, args->plan_size, FILL);
         args->plan = graph->plan.memory;
-        set_pointer(call, op->calls->plan, args->plan), set_size(call, op->calls->plan_size, args->plan_size);
-    } else if (has_tables(graph)) {
+        set_pointer(op, call, "plan", args->plan), set_size(op, call, "plan_size", args->plan_size);
+    } else if (graph->kind >= GRAPH_TABLES_CAPTURED) {
         int32_t count = 0;
         must(g, c, plan_call_partitions(args, &count));
-        graph->rows_shape[0] = count, graph->rows_shape[1] = FMLA_PARTITION_FIELDS;
-        graph->splits_shape[0] = c->b + 1;
-        device_scratch_make(&graph->plan, (size_t)count * FMLA_PARTITION_FIELDS * sizeof(int32_t), FILL);
-        device_scratch_make(&graph->splits, (size_t)(c->b + 1) * sizeof(int32_t), FILL);
-        graph->tables[0] =
-            (fmla_tensor){graph->plan.memory, c->device, 2, dtype_i32, graph->rows_shape, NULL, 0};
-        graph->tables[1] =
-            (fmla_tensor){graph->splits.memory, c->device, 1, dtype_i32, graph->splits_shape, NULL, 0};
-        args->partitions = &graph->tables[0], args->num_splits = &graph->tables[1];
-        for (int i = 0; i < 2; i++) set_pointer(call, op->tensor[op->tables + i].argument, &graph->tables[i]);
+        device_tables_make(&graph->tables, count, c->b, FILL);
+        args->partitions = &graph->tables.tensor[0], args->num_splits = &graph->tables.tensor[1];
+        for (int i = 0; i < 2; i++) set_tensor(op, call, op->tables + i, &graph->tables.tensor[i]);
     }
 }
 
@@ -164,16 +140,17 @@ static void graph_make_plan(struct graph *graph, const struct gpu *g, const stru
 static void graph_copy_tables(const struct graph *graph, const struct gpu *g, const struct test_case *c)
 {
     const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
-    fmla_tensor partitions = graph->tables[0], num_splits = graph->tables[1];
+    fmla_tensor partitions = graph->tables.tensor[0], num_splits = graph->tables.tensor[1];
     struct plan_call args;
     case_plan_args(c, &c->args, &args);
     args.capacity = c->capacity;
-    partitions.data = must_alloc(graph->plan.bytes), num_splits.data = must_alloc(graph->splits.bytes);
+    partitions.data = must_alloc(graph->tables.rows.bytes),
+    num_splits.data = must_alloc(graph->tables.splits.bytes);
     partitions.device = num_splits.device = cpu;
     args.partitions = &partitions, args.num_splits = &num_splits;
     must(g, c, plan_call_run(&args));
-    device_scratch_write(&graph->plan, 0, partitions.data, graph->plan.bytes);
-    device_scratch_write(&graph->splits, 0, num_splits.data, graph->splits.bytes);
+    device_scratch_write(&graph->tables.rows, 0, partitions.data, graph->tables.rows.bytes);
+    device_scratch_write(&graph->tables.splits, 0, num_splits.data, graph->tables.splits.bytes);
     free(partitions.data), free(num_splits.data);
 }
 
@@ -192,18 +169,20 @@ static void graph_capture(struct graph *graph, const struct gpu *g, const struct
 static void graph_check(const struct graph *graph, const struct gpu *g, struct test_case *c, int fill)
 {
     const uint64_t inputs = case_hash_inputs(c);
-    const struct device_scratch *all[] = {&graph->call.workspace, &graph->plan, &graph->splits};
+    const struct device_scratch *all[] = {&graph->call.workspace, &graph->plan, &graph->tables.rows,
+                                          &graph->tables.splits};
+    enum { ALL = sizeof all / sizeof all[0] };
     bool intact = true;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < ALL; i++)
         if (all[i]->memory) device_scratch_fill(all[i], fill);
     if (graph->kind == GRAPH_TABLES_COPIED) graph_copy_tables(graph, g, c);
     device_launch(graph->graph, graph->call.stream);
     device_wait(graph->call.stream);
     case_from_device(c);
     if (case_hash_inputs(c) != inputs) tell(g, c, "the call changed its inputs");
-    for (int i = 0; i < 3; i++) intact &= !all[i]->memory || device_scratch_intact(all[i]);
+    for (int i = 0; i < ALL; i++) intact &= !all[i]->memory || device_scratch_intact(all[i]);
     if (!intact) tell(g, c, "bytes behind the workspace or the plan were written");
-    compare(g, c);
+    compare_whole(c, g->run, g->tally);
 }
 
 /* Captured once, and replayed with other inputs in place; then with the first ones again. */
@@ -227,11 +206,13 @@ static void check_graph(const struct gpu *g, enum graph_kind kind)
         case_free(next);
     }
     case_results_reset(first);
-    for (int i = 0; i < first->blocks.count; i++) device_up(&first->blocks, first->blocks.block[i].host);
+    for (int i = 0; i < first->blocks.count; i++)
+        device_move(&first->blocks, first->blocks.block[i].host, true);
     graph_check(&graph, g, first, 0x7f);
-    device_graph_close(graph.graph);
+    gpu_graph_close(graph.graph);
     sender_end(&graph.call, g, first);
-    device_scratch_free(&graph.plan), device_scratch_free(&graph.splits);
+    device_scratch_free(&graph.plan), device_scratch_free(&graph.tables.rows);
+    device_scratch_free(&graph.tables.splits);
     case_free(first);
 }
 
@@ -247,12 +228,12 @@ static void check_repeats(const struct gpu *g, const char *text, uint64_t seed)
         return;
     }
     case_to_device(c, NULL);
-    run_once(g, c, 0xff);
+    must(g, c, case_run(c, &c->args, 0xff));
     unsigned char *results = case_results_copy(c);
-    compare(g, c);
+    compare_whole(c, g->run, g->tally);
     for (int again = 1; again < RUNS; again++) {
         case_results_reset(c);
-        run_once(g, c, 13 * again);
+        must(g, c, case_run(c, &c->args, 13 * again));
         same &= case_results_same(c, results);
     }
     if (!same) tell(g, c, "runs of the same call differ in their bits");
@@ -265,8 +246,8 @@ static void check_positions(const struct gpu *g, const char *text, uint64_t seed
 {
     struct test_case *c = make_case(g, "every request of a batch alone", text, "batch_invariant 1", seed);
     case_to_device(c, NULL);
-    run_once(g, c, 0xff);
-    compare(g, c);
+    must(g, c, case_run(c, &c->args, 0xff));
+    compare_whole(c, g->run, g->tally);
     for (int64_t r = 0; r < c->b; r++) compare_part(c, r, g->run, g->tally);
     case_free(c);
 }
@@ -302,9 +283,9 @@ static void check_foreign_tables(const struct gpu *g)
         case_use_tables(c);
         bend_tables(c, way, &random);
         case_to_device(c, NULL);
-        for (int i = 0; i < 2; i++) device_up(&c->blocks, c->tensor[g->op->tables + i].tensor.data);
+        for (int i = 0; i < 2; i++) device_move(&c->blocks, c->tensor[g->op->tables + i].tensor.data, true);
         const uint64_t inputs = case_hash_inputs(c);
-        run_once(g, c, 0xff);
+        must(g, c, case_run(c, &c->args, 0xff));
         case_from_device(c);
         if (case_hash_inputs(c) != inputs) tell(g, c, "the call changed its inputs");
         case_results_intact(c, g->run, g->tally);
@@ -313,30 +294,6 @@ static void check_foreign_tables(const struct gpu *g)
 }
 
 /* ---- At once -------------------------------------------------------------------------------- */
-
-/* Two streams, the same inputs and the same plan, results of their own. */
-static void check_streams(const struct gpu *g)
-{
-    struct sender sender[AT_ONCE];
-    struct test_case *c = make_case(g, "two streams", g->op->gpu.busy, "", 300),
-                     *other = make_case(g, "two streams", g->op->gpu.busy, "", 300);
-    if (g->op->tables) make_plan(g, c);
-    case_to_device(c, NULL);
-    for (int i = 0; i < g->op->results; i++) device_add_guarded(&c->blocks, &other->tensor[i]);
-    for (int i = 0; i < AT_ONCE; i++) sender_make(&sender[i], g, c);
-    fmla_tensor results[RESULTS];
-    for (int i = 0; i < g->op->results; i++)
-        set_pointer(&sender[1].call.args, g->op->tensor[i].argument,
-                    device_tensor(&c->blocks, &other->view[i], &results[i]));
-    for (int i = 0; i < AT_ONCE * LAUNCHES; i++) sender_launch(&sender[i % AT_ONCE]);
-    for (int i = 0; i < AT_ONCE; i++) sender_end(&sender[i], g, c);
-    case_from_device(c);
-    compare(g, c);
-    unsigned char *theirs = case_results_copy(other);
-    if (!case_results_same(c, theirs)) tell(g, c, "the same call on two streams has different bits");
-    free(theirs);
-    case_free(c), case_free(other);
-}
 
 static void *thread_main(void *data)
 {
@@ -348,54 +305,59 @@ static void *thread_main(void *data)
     return NULL;
 }
 
-/* Two host threads, each with a case and a stream of its own. */
-static void check_threads(const struct gpu *g)
+enum at_once {
+    ON_STREAMS, /* the same inputs and the same plan, results of their own */
+    ON_THREADS, /* of the host, each with a case and a stream of its own */
+    IN_TURN, /* other inputs, in one workspace: no call begins to write there before the one in front has read it */
+    WAYS_AT_ONCE
+};
+
+static void check_at_once(const struct gpu *g, enum at_once way)
 {
+    static const struct {
+        const char *name, *more[AT_ONCE];
+        uint64_t seeds[AT_ONCE];
+    } ways[WAYS_AT_ONCE] = {[ON_STREAMS] = {"two streams", {"", ""}, {300, 300}},
+                            [ON_THREADS] = {"two host threads", {"h_q 128", "h_q 16"}, {310, 311}},
+                            [IN_TURN] = {"one workspace, calls in turn", {"", ""}, {400, 401}}};
     struct test_case *c[AT_ONCE];
     struct sender sender[AT_ONCE];
     pthread_t thread[AT_ONCE];
     bool started[AT_ONCE];
+    fmla_tensor results[RESULTS];
+    for (int i = 0; i < AT_ONCE; i++)
+        c[i] = make_case(g, ways[way].name, g->op->gpu.busy, ways[way].more[i], ways[way].seeds[i]);
+    if (way == ON_STREAMS && g->op->tables) make_plan(g, c[0]);
     for (int i = 0; i < AT_ONCE; i++) {
-        c[i] = make_case(g, "two host threads", g->op->gpu.busy, i ? "h_q 16" : "h_q 128", 310 + (uint64_t)i);
-        case_to_device(c[i], NULL);
-        sender_make(&sender[i], g, c[i]);
+        const bool shared = way == ON_STREAMS && i;
+        if (!shared) case_to_device(c[i], NULL);
+        sender_make(&sender[i], g, shared ? c[0] : c[i]);
         sender[i].bare = i == 1;
+        for (int k = 0; shared && k < g->op->results; k++) {
+            const int result = g->op->result[k];
+            device_add_guarded(&c[0]->blocks, &c[i]->tensor[result]);
+            set_tensor(g->op, &sender[i].call.args, result,
+                       device_tensor(&c[0]->blocks, &c[i]->view[result], &results[k]));
+        }
     }
-    for (int i = 0; i < AT_ONCE; i++) {
+    if (way == IN_TURN) {
+        set_pointer(g->op, &sender[1].call.args, "workspace", sender[0].workspace.memory);
+        set_pointer(g->op, &sender[1].call.args, "stream", sender[0].stream);
+    }
+    for (int i = 0; way != ON_THREADS && i < AT_ONCE * LAUNCHES; i++) sender_launch(&sender[i % AT_ONCE]);
+    for (int i = 0; way == ON_THREADS && i < AT_ONCE; i++) {
         started[i] = !pthread_create(&thread[i], NULL, thread_main, &sender[i]);
         if (!started[i]) tell(g, c[i], "no thread could be started");
     }
-    for (int i = 0; i < AT_ONCE; i++)
+    for (int i = 0; way == ON_THREADS && i < AT_ONCE; i++)
         if (started[i]) pthread_join(thread[i], NULL);
-    for (int i = 0; i < AT_ONCE; i++) {
-        sender_end(&sender[i], g, c[i]);
-        case_from_device(c[i]);
-        compare(g, c[i]);
-        case_free(c[i]);
-    }
-}
-
-/* Calls over other inputs behind one another, in one workspace: none begins to write there before the one in front has read
- * it. */
-static void check_workspace(const struct gpu *g)
-{
-    struct test_case *c[AT_ONCE];
-    struct sender sender[AT_ONCE];
-    for (int i = 0; i < AT_ONCE; i++) {
-        c[i] = make_case(g, "one workspace, calls in turn", g->op->gpu.busy, "", 400 + (uint64_t)i);
-        case_to_device(c[i], NULL);
-        sender_make(&sender[i], g, c[i]);
-    }
-    const struct calls *calls = g->op->calls;
-    set_pointer(&sender[1].call.args, calls->workspace, sender[0].workspace.memory);
-    set_pointer(&sender[1].call.args, calls->stream, sender[0].stream);
-    for (int i = 0; i < AT_ONCE * LAUNCHES; i++) sender_launch(&sender[i % AT_ONCE]);
     for (int i = 0; i < AT_ONCE; i++) sender_end(&sender[i], g, c[i]);
-    for (int i = 0; i < AT_ONCE; i++) {
-        case_from_device(c[i]);
-        compare(g, c[i]);
-        case_free(c[i]);
-    }
+    for (int i = 0; i < AT_ONCE; i++) case_from_device(c[i]), compare_whole(c[i], g->run, g->tally);
+    unsigned char *theirs = case_results_copy(c[1]);
+    if (way == ON_STREAMS && !case_results_same(c[0], theirs))
+        tell(g, c[0], "the same call on two streams has different bits");
+    free(theirs);
+    case_free(c[0]), case_free(c[1]);
 }
 
 /* ---- All ------------------------------------------------------------------------------------- */
@@ -423,13 +385,11 @@ static void check_base(const struct gpu *g, uint64_t number)
         check_repeats(g, cases->repeats[i], 100 + 10 * number + i);
     for (uint64_t i = 0; i < 2 && cases->positions[i]; i++) check_positions(g, cases->positions[i], 200 + i);
     if (cases->foreign) check_foreign_tables(g);
-    check_streams(g);
-    check_threads(g);
-    check_workspace(g);
+    for (int way = 0; way < WAYS_AT_ONCE; way++) check_at_once(g, (enum at_once)way);
 }
 
 /* Graphs first: that a first call loads the kernel must not disturb a capture. */
-void gpu_check(const struct operation *op, const struct run *run, struct tally *tally)
+void gpu_check(const struct subject *op, const struct run *run, struct tally *tally)
 {
     for (uint64_t i = 0; op->gpu.graph && op->gpu.bases[i]; i++) {
         const struct gpu g = {op, run, tally, op->gpu.bases[i]};

@@ -32,6 +32,12 @@ static int word_of(const struct axis *axis, int64_t value, const char **word)
     return length;
 }
 
+bool axis_has_word(const struct axis *axis, int64_t value)
+{
+    const char *word;
+    return word_of(axis, value, &word) > 0;
+}
+
 void axes_define(struct axis *axis, int axes, const char *text)
 {
     for (int i = 0; i < axes; i++, text = strchr(text, '\n') + 1) {
@@ -110,7 +116,7 @@ void grid_begin(struct grid *grid)
                     choice[i] = a, choice[j] = b;
                     int64_t v[GRID_AXES];
                     values_of(grid, choice, v);
-                    if (grid->possible(v))
+                    if (!grid->possible || grid->possible(v))
                         grid->pairs++;
                     else
                         *pair_at(grid, i, a, j, b) = IMPOSSIBLE;
@@ -162,7 +168,7 @@ bool grid_next(struct grid *grid, int64_t v[GRID_AXES])
             draw[i] = i < grid->axes ? (int)random_between(&grid->random, 0, grid->axis[i].count - 1) : -1;
         draw[missing.i] = missing.a, draw[missing.j] = missing.b;
         values_of(grid, draw, v);
-        if (!grid->possible(v) || !grid->counts(v, missing.i, missing.j)) continue;
+        if ((grid->possible && !grid->possible(v)) || !grid->counts(v, missing.i, missing.j)) continue;
         const double cost = grid->cost(v);
         const int fresh = new_pairs(grid, draw, v);
         const bool dear = cost > grid->dear, best_dear = best_cost > grid->dear;

@@ -24,6 +24,9 @@ struct axis {
 /* Axes from lines "name: value value …\n", of numbers, or of words that mean 0, 1, …; one in parentheses is not of the grid. */
 void axes_define(struct axis *axis, int axes, const char *text);
 
+/* Is there a word for that value? */
+bool axis_has_word(const struct axis *axis, int64_t value);
+
 /* The values of a case as text, "b 3, s_q 1, lengths varied", and back. What a text does not name stays as it is in v. */
 void axes_write(const struct axis *axis, int axes, const int64_t *v, char *text, size_t size);
 void axes_read(const struct axis *axis, int axes, const char *text, int64_t *v);
@@ -31,7 +34,7 @@ void axes_read(const struct axis *axis, int axes, const char *text, int64_t *v);
 struct grid {
     int axes;
     const struct axis *axis;
-    /* Looks at the values of a case; those that are not chosen yet are -1. */
+    /* Looks at the values of a case; those that are not chosen yet are -1. NULL: all are. */
     bool (*possible)(const int64_t *v);
     double (*cost)(const int64_t *v); /* of a whole case */
     /* Do the values of axes i and j play a part in this case? A pair occurs only where they do. */

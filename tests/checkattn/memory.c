@@ -2,7 +2,7 @@
 #define _GNU_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #include "memory.h"
 
-#include "../../src/num.h"
+#include "elements.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,8 @@
 #include <sys/mman.h>
 
 const fmla_dtype dtype_bf16 = {FMLA_TYPE_BFLOAT, 16, 1}, dtype_fp16 = {FMLA_TYPE_FLOAT, 16, 1},
-                 dtype_f32 = {FMLA_TYPE_FLOAT, 32, 1}, dtype_i32 = {FMLA_TYPE_INT, 32, 1};
+                 dtype_f32 = {FMLA_TYPE_FLOAT, 32, 1}, dtype_i32 = {FMLA_TYPE_INT, 32, 1},
+                 dtype_i64 = {FMLA_TYPE_INT, 64, 1};
 
 enum { CANARY_BYTES = GUARDED_FRONT, CANARY = 0xc5, FILL = 0xff };
 
@@ -29,16 +30,16 @@ void *must_alloc(size_t bytes)
 
 void guarded_make(struct guarded *g, fmla_dtype dtype, int ndim, const int64_t *shape, enum layout layout)
 {
-    static const int64_t gaps[LAYOUTS] = {0, 8, 8, 3};
+    const int64_t gap = layout == LAYOUT_CONTIGUOUS ? 0 : layout == LAYOUT_ODD ? 3 : 8;
+    const int swapped = layout == LAYOUT_SWAPPED_FIRST ? 0 : layout == LAYOUT_SWAPPED && ndim >= 4 ? 1 : -2;
     const size_t element = dtype.bits / 8;
     memset(g, 0, sizeof *g);
     int64_t span = 1;
     for (int place = ndim - 1; place >= 0; place--) { /* from the innermost out, as they lie in memory */
-        const bool swapped = layout == LAYOUT_SWAPPED && ndim >= 4 && (place == 1 || place == 2);
-        const int i = swapped ? 3 - place : place;
+        const int i = place == swapped ? place + 1 : place == swapped + 1 ? swapped : place;
         g->shape[i] = shape[i];
         g->strides[i] = span;
-        span = span * shape[i] + gaps[layout];
+        span = span * shape[i] + gap;
     }
     const size_t shift = layout == LAYOUT_ODD ? element : 0;
     g->bytes = (size_t)span * element + shift;
@@ -61,6 +62,7 @@ void guarded_reset(struct guarded *g)
         memcpy(g->memory, g->initial, g->whole);
     else
         memset(g->memory + CANARY_BYTES, FILL, g->bytes);
+    guarded_move(g, true);
 }
 
 void guarded_keep(struct guarded *g)
@@ -69,17 +71,25 @@ void guarded_keep(struct guarded *g)
     memcpy(g->initial, g->memory, g->whole);
 }
 
-void guarded_spread(struct guarded *g, int64_t pages, size_t page_bytes, size_t front, size_t between)
+void guarded_move(const struct guarded *g, bool out)
+{
+    for (int64_t i = 0; g->far && i < g->pages; i++) {
+        char *near = (char *)g->tensor.data + g->tensor.byte_offset + (size_t)i * g->page_bytes,
+             *far = (char *)g->far + g->far_front + (size_t)i * g->far_between;
+        memcpy(out ? far : near, out ? near : far, g->page_bytes);
+    }
+}
+
+void guarded_spread(struct guarded *g, int64_t pages, size_t page_bytes, size_t front, size_t between,
+                    bool written)
 {
     g->pages = pages, g->page_bytes = page_bytes, g->far_front = front, g->far_between = between;
     g->far_bytes = front + (size_t)pages * between;
     g->far =
         mmap(NULL, g->far_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (g->far == MAP_FAILED) no_memory("address space", g->far_bytes);
-    for (int64_t i = 0; i < pages; i++)
-        memcpy(g->far + front + (size_t)i * between,
-               (char *)g->tensor.data + g->tensor.byte_offset + (size_t)i * page_bytes, page_bytes);
-    mprotect(g->far, g->far_bytes, PROT_READ);
+    guarded_move(g, true);
+    if (!written) mprotect(g->far, g->far_bytes, PROT_READ);
 }
 
 void guarded_free(struct guarded *g)
@@ -138,12 +148,5 @@ bool guarded_intact(const struct guarded *g)
 
 double guarded_value(const struct guarded *g, const void *address)
 {
-    uint16_t narrow;
-    float wide;
-    if (g->tensor.dtype.bits == 32) {
-        memcpy(&wide, address, sizeof wide);
-        return (double)wide;
-    }
-    memcpy(&narrow, address, sizeof narrow);
-    return (double)(g->tensor.dtype.code == FMLA_TYPE_BFLOAT ? num_from_bf16(narrow) : num_from_fp16(narrow));
+    return (double)element_load(address, g->tensor.dtype, 0);
 }

@@ -16,8 +16,17 @@ enum layout {
     LAYOUT_PADDED, /* gaps after every dimension; everything a multiple of 16 bytes */
     LAYOUT_SWAPPED, /* the same, and dimensions 1 and 2 of a tensor of four or more stored the other way round */
     LAYOUT_ODD,     /* gaps of odd size, base at an odd element, byte_offset used */
-    LAYOUTS
+    LAYOUTS,
+    LAYOUT_FAR =
+        LAYOUTS, /* contiguous but for keys, whose pages are more than 2^31 bytes apart; they cost address space, not memory */
+    LAYOUT_SWAPPED_FIRST /* as LAYOUT_SWAPPED, of dimensions 0 and 1; not of a grid */
 };
+
+/* How tensors lie that are not the keys. */
+static inline enum layout near_layout(int64_t layout)
+{
+    return layout == LAYOUT_FAR ? LAYOUT_CONTIGUOUS : (enum layout)layout;
+}
 
 enum { GUARDED_DIMS = 5, GUARDED_FRONT = 256 /* bytes of canary before the tensor, and behind it */ };
 
@@ -35,7 +44,7 @@ struct guarded {
     int64_t pages;
 };
 
-extern const fmla_dtype dtype_bf16, dtype_fp16, dtype_f32, dtype_i32;
+extern const fmla_dtype dtype_bf16, dtype_fp16, dtype_f32, dtype_i32, dtype_i64;
 
 /* Bytes at a multiple of 64, or the end of the process. */
 void *must_alloc(size_t bytes);
@@ -51,9 +60,13 @@ void guarded_reset(struct guarded *guarded);
 void guarded_keep(struct guarded *guarded);
 
 /* Copies pages that lie next to each other to where there are `between` bytes from one to the next, behind `front` bytes of
- * zeros. They cost address space, not memory, and cannot be written there. An offset that is cut leads to the first page, or
- * into the zeros: the result is wrong, and the process lives to say so. */
-void guarded_spread(struct guarded *guarded, int64_t pages, size_t page_bytes, size_t front, size_t between);
+ * zeros. They cost address space, not memory, and cannot be written there unless `written`. An offset that is cut leads to the
+ * first page, or into the zeros: the result is wrong, and the process lives to say so. */
+void guarded_spread(struct guarded *guarded, int64_t pages, size_t page_bytes, size_t front, size_t between,
+                    bool written);
+
+/* The pages again, out to where they are far apart or back; nothing without such. */
+void guarded_move(const struct guarded *guarded, bool out);
 
 /* Bytes up to the last element: what a call may touch. */
 size_t guarded_extent(const struct guarded *guarded);

@@ -1,5 +1,11 @@
-/* SPDX-License-Identifier: MIT */
-#include "prefill_extreme.h"
+/* SPDX-License-Identifier: MIT
+ *
+ * Inputs of sparse prefill whose scores are not of ordinary size, one kind beside the other: rows of NaN and of -inf, among
+ * others and by whole tiles of 64 heads; rows of +inf, and of one +inf among -inf; scores from -6e37 on, in powers of two, alone or with ordinary ones; a largest score
+ * that comes last; lists whose first blocks name no key, or only keys of score -inf. No finite score is so large that fp32 does not
+ * hold it, and where one is -inf the values of the key are finite.
+ */
+#include "sparse_case.h"
 
 #include "num.h"
 
@@ -23,9 +29,9 @@ static void put(uint8_t *end, int column, float value)
 
 /* What keys have in the first of these columns: 1 at most where it is in V, else about half of the magnitude of a low score.
  * All factors are powers of two, so that equal scores are equal however they are summed. */
-static float unit_of(const struct prefill_case *p)
+static float unit_of(const struct sparse_case *s)
 {
-    return p->c.d_qk > S_D_V ? 0x1p60f : 1.0f;
+    return s->c.d_qk > S_D_V ? 0x1p60f : 1.0f;
 }
 
 /* ---- Keys, by slot % KEYS --------------------------------------------------------------------- */
@@ -50,16 +56,16 @@ static int32_t slot_of(const struct sparse_pool *pool, int32_t slot, enum key ke
     return other < pool->s_k ? other : at;
 }
 
-void prefill_extreme_key(const struct prefill_case *p, uint8_t *token, int64_t slot)
+void prefill_extreme_key(const struct sparse_case *s, uint8_t *token, int64_t slot)
 {
     static const float low[KEYS] = {[KEY_LOW] = 0x1p-6f, [KEY_LOWER] = 1.0f, [KEY_LESS_LOW] = 0x1p-30f};
     const enum key key = (enum key)(slot % KEYS);
-    uint8_t *end = sparse_pool_end(&p->pool, token);
-    put(end, COLUMN_LOW, low[key] * unit_of(p));
+    uint8_t *end = sparse_pool_end(&s->pool[0], token);
+    put(end, COLUMN_LOW, low[key] * unit_of(s));
     put(end, COLUMN_LARGE, key == KEY_LARGEST ? 1.0f : key == KEY_STEP ? 0x1.4p-5f : 0.0f);
     put(end, COLUMN_QUERY, 0.5f);
     put(end, COLUMN_ONE, key == KEY_LARGEST ? 0.5f : -0.5f);
-    if (key == KEY_INFINITE && p->c.d_qk > S_D_V) put(end, COLUMN_KEY, -INFINITY);
+    if (key == KEY_INFINITE && s->c.d_qk > S_D_V) put(end, COLUMN_KEY, -INFINITY);
 }
 
 /* ---- Lists, by class % LISTS ------------------------------------------------------------------ */
@@ -99,19 +105,21 @@ static enum list list_of(int64_t token)
     return (enum list)(token % PREFILL_CLASSES % LISTS);
 }
 
-void prefill_extreme_list(const struct prefill_case *p, int64_t class, int64_t key_head)
+void prefill_extreme_list(const struct sparse_case *s, int64_t class, int64_t key_head)
 {
     enum { BLOCK = 64 };
     const enum list list = list_of(class);
     const bool front_empty = list == LIST_FRONT_EMPTY || list == LIST_FRONT_EMPTY_LOW;
+    int32_t *entries = sparse_list(&s->c, 0, 0, class, key_head);
     int64_t keys = 0, last = 0;
-    for (int64_t i = 0; i < prefill_case_count(p, class); i++)
-        if (sparse_pool_is_key(&p->pool, *prefill_case_entry(p, class, key_head, i))) keys++, last = i;
+    for (int64_t i = 0; i < sparse_count(&s->c, 0, 0, class); i++)
+        if (sparse_pool_is_key(&s->pool[0], entries[i])) keys++, last = i;
     for (int64_t i = 0, n = 0; n < keys; i++) {
-        int32_t *entry = prefill_case_entry(p, class, key_head, i);
-        if (!sparse_pool_is_key(&p->pool, *entry)) continue;
-        *entry =
-            front_empty && i / BLOCK < last / BLOCK ? -1 : slot_of(&p->pool, *entry, key_of(list, n, keys));
+        int32_t *entry = &entries[i];
+        if (!sparse_pool_is_key(&s->pool[0], *entry)) continue;
+        *entry = front_empty && i / BLOCK < last / BLOCK
+                     ? -1
+                     : slot_of(&s->pool[0], *entry, key_of(list, n, keys));
         n++;
     }
 }
@@ -135,41 +143,41 @@ enum query {
 
 /* Tiles of one kind each are followed by as many of all kinds, and one more: a number that has no factor in common with that
  * of the lists. */
-static enum query query_of(struct prefill_case *p, int64_t token, int64_t head)
+static enum query query_of(struct sparse_case *s, int64_t token, int64_t head)
 {
     enum { TILE = 64, UNIFORM = 3, TILES = 7 };
-    if (!token && !head) p->first_kind = random_between(&p->c.random, 0, TILES - 1);
+    if (!token && !head) s->first_kind = random_between(&s->c.random, 0, TILES - 1);
     if (list_of(token) == LIST_STEPS)
-        return random_between(&p->c.random, 0, 1) ? QUERY_STEPS : QUERY_ORDINARY;
-    const int64_t tile = (p->first_kind + token + 3 * (head / TILE)) % TILES;
-    return (enum query)(tile < UNIFORM ? tile : random_between(&p->c.random, 0, QUERIES - 1));
+        return random_between(&s->c.random, 0, 1) ? QUERY_STEPS : QUERY_ORDINARY;
+    const int64_t tile = (s->first_kind + token + 3 * (head / TILE)) % TILES;
+    return (enum query)(tile < UNIFORM ? tile : random_between(&s->c.random, 0, QUERIES - 1));
 }
 
-static float large_of(struct prefill_case *p, enum query query)
+static float large_of(struct sparse_case *s, enum query query)
 {
     static const double log2_e = 1.44269504088896341;
     switch (query) {
     case QUERY_LARGE: return 64.0f;
     case QUERY_LARGEST: return 0x1p103f;
     case QUERY_STEPS: /* rounded to bf16 it is still within the bounds */
-        return (float)(0x1p31 * (1.005 + 0.025 * random_unit(&p->c.random)) /
-                       (p->c.args.prefill.softmax_scale * log2_e));
+        return (float)(0x1p31 * (1.005 + 0.025 * random_unit(&s->c.random)) /
+                       (s->c.args.sparse_prefill.softmax_scale * log2_e));
     default: return 16.0f;
     }
 }
 
-void prefill_extreme_query(struct prefill_case *p, uint8_t *row, int64_t token, int64_t head)
+void prefill_extreme_query(struct sparse_case *s, uint8_t *row, int64_t token, int64_t head)
 {
     static const uint16_t nan = 0x7fff; /* not what outputs are filled with */
-    uint8_t *end = row + p->c.d_qk * (int)sizeof nan;
-    const enum query query = query_of(p, token, head);
+    uint8_t *end = row + s->c.d_qk * (int)sizeof nan;
+    const enum query query = query_of(s, token, head);
     const float low = query == QUERY_LOW ? 0x1p126f : query == QUERY_LESS_LOW ? 0x1p106f : 0.0f;
-    put(end, COLUMN_LOW, -low / unit_of(p));
-    put(end, COLUMN_LARGE, large_of(p, query));
+    put(end, COLUMN_LOW, -low / unit_of(s));
+    put(end, COLUMN_LARGE, large_of(s, query));
     put(end, COLUMN_KEY, 0.25f);
     put(end, COLUMN_ONE, query == QUERY_ONE ? INFINITY : 0.0f);
     if (query == QUERY_INFINITE || query == QUERY_ABOVE)
         put(end, COLUMN_QUERY, query == QUERY_ABOVE ? INFINITY : -INFINITY);
     if (query == QUERY_NAN)
-        memcpy(row + 2 * random_between(&p->c.random, 0, p->c.d_qk - 1), &nan, sizeof nan);
+        memcpy(row + 2 * random_between(&s->c.random, 0, s->c.d_qk - 1), &nan, sizeof nan);
 }

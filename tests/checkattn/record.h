@@ -1,12 +1,26 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a run on a GPU leaves in bench/results/<gpu>/checkattn.json.
+ * The processes of a run on a GPU, and what it leaves in bench/results/<gpu>/checkattn.json.
  */
 #ifndef CHECKATTN_RECORD_H
 #define CHECKATTN_RECORD_H
 
-#include "child.h"
+#include "checkattn.h"
 #include "gpu.h"
+
+/* A GPU kernel under test has a process of its own: this program, started anew for one kernel. */
+struct child_report {
+    struct tally tally;
+    double seconds;
+};
+
+/* Runs the check of one kernel; its lines go to this process's output. True if it passed. `why` is set if it ended
+ * otherwise than by telling. */
+bool child_run(const struct run *like, const char *operation, const char *kernel, fmla_device device,
+               struct child_report *told, char *why, size_t size);
+
+/* In the child: what it found, for the parent. */
+void child_tell(int fd, const struct child_report *told);
 
 enum { RECORDED = 64 };
 

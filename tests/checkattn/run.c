@@ -9,12 +9,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-const char *const fault_names[FAULTS] = {
-    "none",          "dropped-key", "mask",        "swapped-page", "out-of-bounds",
-    "gap",           "unwritten",   "nan",         "lse",          "unstable",
-    "lse-cancelled", "merge-base",  "invalid-key", "late-key",     "wrong-scale",
-    "no-extra",      "cache-slot",  "cache-value", "cache-scale",  "cache-gap",
-    "gather-value",  "gather-zero", "lse-base",    "max-scale",    "max-nan"};
+#define FAULT_TEXT(name, text) text,
+const char *const fault_names[FAULTS] = {FAULTS_OF(FAULT_TEXT)};
 
 void report(struct tally *tally, const struct run *run, const char *where, const char *what)
 {

@@ -11,306 +11,423 @@
 const int64_t sparse_shapes[SPARSE_SHAPES][3] = {{512, 64, 2},    {512, 64, 64},   {512, 64, 69},
                                                  {1024, 576, 61}, {2046, 2048, 2}, {2046, 2048, 576},
                                                  {650, 576, 53}};
+const int64_t prefill_shapes[PREFILL_SHAPES][2] = {
+    {128, 128}, {592, 128}, {1840, 256}, {1592, 384}, {1521, 512}, {95, 128},
+    {153, 256}, {114, 384}, {64, 8192},  {32, 2048},  {32, 8}, /* few */
+    {0, 70},                                                   /* no_keys */
+    {64, 0},                                                   /* no_lists */
+    {12, 12},                                                  /* far */
+    {650, 576},                                                /* far_pages */
+    {130, 130},                                                /* blocks: two of 64 and a part */
+    {330, 330}, /* pieces: five and a part; of few tokens a kernel may cut the lists */
+};
 
-/* Requests share keys: as many as these have keys of their own. */
-enum { APART = 4 };
+_Static_assert((int)SPARSE(q) == (int)PREFILL(q) && (int)SPARSE(kv_cache) == (int)PREFILL(kv) &&
+                   (int)SPARSE(indices) == (int)PREFILL(indices) &&
+                   (int)SPARSE(topk_length) == (int)PREFILL(topk_length),
+               "what both have is said once");
+
+enum { APART = 4 }; /* requests of sparse decode with keys of their own; others share them */
 
 /* ---- Drawn values ---------------------------------------------------------------------------- */
 
-/* Queries are N(0, 1), clamped to ±1; drawn once and copied from random places. */
+/* Queries are drawn once and copied from random places. */
 enum { DRAWN = 1 << 16 };
-static uint16_t drawn_q[2][DRAWN]; /* [bf16, fp16] */
+static uint16_t drawn_q[2][2][DRAWN]; /* [decode, prefill][bf16, fp16] */
 
-static void draw(uint64_t seed)
+static void draw_all(struct random_state *random, bool prefill, float mean_of_q, float deviation,
+                     float mean_of_keys)
+{
+    for (int i = 0; i < DRAWN; i++) {
+        const float q = random_input(random, mean_of_q, deviation);
+        drawn_q[prefill][0][i] = num_to_bf16(q), drawn_q[prefill][1][i] = num_to_fp16(q);
+    }
+    sparse_pool_draw(random, mean_of_keys);
+}
+
+static void draw_decode(uint64_t seed)
 {
     struct random_state random = {seed};
-    for (int i = 0; i < DRAWN; i++) {
-        const float q = random_input(&random, 0.0f, 1.0f);
-        drawn_q[0][i] = num_to_bf16(q), drawn_q[1][i] = num_to_fp16(q);
-    }
-    sparse_pool_draw(&random, 0.0f);
+    draw_all(&random, false, 0.0f, 1.0f, 0.0f);
 }
 
-static bool is_fp16(const struct sparse_case *s)
+static void draw_prefill(uint64_t seed)
 {
-    return s->c.v[S_FORMAT] == S_FP16 || s->c.v[S_FORMAT] == S_FP8_656_Q16;
-}
-
-static int64_t from_place(struct sparse_case *s)
-{
-    return random_between(&s->c.random, 0, DRAWN - s->c.d_qk);
-}
-
-/* The first of its tensors. */
-static int pool_tensor(const struct sparse_case *s, const struct sparse_pool *pool)
-{
-    return pool == &s->pool[0] ? SPARSE_KV : SPARSE_EXTRA_KV;
+    struct random_state random = {seed};
+    const float q = (float)(0.1 * random_unit(&random) - 0.05),
+                keys = (float)(0.1 * random_unit(&random) - 0.05);
+    draw_all(&random, true, q, 0.1f, keys);
 }
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
 
-static int32_t *entry_of(const struct sparse_pool *pool, int64_t request, int64_t token, int64_t i)
+enum { EMPTY_CLASS = 1, SPIKE_EVERY = 32, SPIKED_SLOT = 5 };
+
+/* Lengths are those of requests, or of classes of tokens. */
+static int64_t class_of(const struct sparse_case *s, int64_t request, int64_t token)
 {
-    return guarded_at(pool->indices, request, token, i, 0);
+    return s->prefill ? token % PREFILL_CLASSES : request;
+}
+
+/* Tokens that have lists of their own. */
+static int64_t drawn_tokens(const struct sparse_case *s)
+{
+    return s->prefill && s->c.s_q > PREFILL_CLASSES ? PREFILL_CLASSES : s->c.s_q;
+}
+
+int32_t *sparse_list(const struct test_case *c, int k, int64_t request, int64_t token, int64_t key_head)
+{
+    const struct sparse_case *s = (const struct sparse_case *)c;
+    const struct guarded *indices = s->pool[k].indices;
+    return s->prefill ? guarded_at(indices, token, key_head, 0, 0)
+                      : guarded_at(indices, request, token, 0, 0);
+}
+
+int64_t sparse_count(const struct test_case *c, int k, int64_t request, int64_t token)
+{
+    const struct sparse_case *s = (const struct sparse_case *)c;
+    const struct sparse_pool *pool = &s->pool[k];
+    return pool->memory && pool->topk ? pool->count[class_of(s, request, token)] : 0;
+}
+
+static int32_t *length_at(const struct sparse_pool *pool, int64_t i)
+{
+    return guarded_at(pool->length, i, 0, 0, 0);
 }
 
 static void make_lengths(struct sparse_case *s, struct sparse_pool *pool, int64_t kind)
 {
+    static const int32_t below[] = {-1, -7, INT32_MIN};
+    const int64_t all = s->prefill ? s->c.s_q : s->c.b, classes = s->prefill ? drawn_tokens(s) : all;
     pool->has_length = kind != S_LENGTHS_NONE;
-    case_tensor(&s->c, pool_tensor(s, pool) + 2, dtype_i32, 1, &s->c.b, LAYOUT_CONTIGUOUS, pool->has_length);
-    pool->count = calloc((size_t)s->c.b + 1, sizeof *pool->count);
-    for (int64_t r = 0; r < s->c.b; r++) {
-        int64_t length = pool->topk;
+    case_tensor(&s->c, (int)(pool->length - s->c.tensor), LAYOUT_CONTIGUOUS, pool->has_length);
+    pool->count = s->c.owned[pool - s->pool] = calloc((size_t)classes + 1, sizeof *pool->count);
+    for (int64_t i = 0; i < classes; i++) {
+        int64_t count = pool->topk;
         if (kind == S_LENGTHS_VARIED)
-            length = random_between(&s->c.random, 0, 3) ? random_between(&s->c.random, 0, pool->topk) : 0;
-        if (kind == S_LENGTHS_ZERO) length = 0;
-        if (kind == S_LENGTHS_BEYOND) length = r % 3 == 1 ? -7 : 2147483647 - r; /* to be clamped */
-        *(int32_t *)guarded_at(pool->length, r, 0, 0, 0) = (int32_t)length;
-        pool->count[r] = length < 0 ? 0 : length > pool->topk ? pool->topk : length;
+            count = random_between(&s->c.random, 0, s->prefill ? 5 : 3)
+                        ? random_between(&s->c.random, 0, pool->topk)
+                        : 0;
+        if (kind == S_LENGTHS_ZERO || (kind == S_LENGTHS_BEYOND && i % 3 == 1)) count = 0;
+        pool->count[i] = count;
+    }
+    for (int64_t i = 0; i < all; i++) {
+        int32_t length = (int32_t)pool->count[i % classes];
+        if (kind == S_LENGTHS_BEYOND) /* to be clamped */
+            length = !length ? below[i % 3]
+                     : i % 2 ? (int32_t)pool->topk + 1
+                             : INT32_MAX - (int32_t)(i % 100);
+        *length_at(pool, i) = length;
     }
 }
 
 static int32_t no_key(struct sparse_case *s, const struct sparse_pool *pool)
 {
-    const int32_t none[] = {-1, 2147480000, -2147483647 - 1, (int32_t)sparse_pool_slots(pool),
-                            (int32_t)sparse_pool_slots(pool) + 3};
-    return none[random_between(&s->c.random, 0, 4)];
+    const int32_t slots = (int32_t)sparse_pool_slots(pool),
+                  none[] = {-1, INT32_MIN, INT32_MAX, slots, slots + 3, 2147480000};
+    return none[random_between(&s->c.random, 0, 5)];
 }
 
-/* A token's list: keys of its request in an order of its own, each once, and what else the case asks for. Entries that do
- * not count are sound indices, or none. */
-static void make_list(struct sparse_case *s, struct sparse_pool *pool, int64_t request, int64_t token)
+/* Beside borders of blocks of 64, and at the end. */
+static bool is_border(int64_t count, int64_t i)
 {
-    static const int64_t steps[] = {1,   7,   61,
-                                    101, 211, 509}; /* without a factor in common with any s_k but 1 */
-    const int64_t first = request % APART * pool->s_k, step = steps[random_between(&s->c.random, 0, 5)];
-    const int64_t modulus = pool->s_k ? pool->s_k : 1; /* without keys no index is used */
-    const int64_t start = random_between(&s->c.random, 0, modulus - 1), kind = s->c.v[S_INDICES];
+    return i % 64 == 0 || i % 64 == 63 || i + 1 == count;
+}
+
+/* A list: keys in an order of its own, each once, and what else the case asks for. Entries that do not count are anything.
+ * With spiked inputs keys that entries at borders name weigh more, so that losing one shows even among thousands: in prefill,
+ * whose tokens share keys, such entries name certain ones. */
+static void make_list(struct sparse_case *s, struct sparse_pool *pool, int64_t request, int64_t token,
+                      int64_t key_head)
+{
+    static const int64_t steps[2][7] = {
+        {1, 7, 61, 101, 211, 509}, /* without a factor in common with any s_k but 1 */
+        {1, 7, 11, 29, 31, 61, 101}};
+    struct random_state *random = &s->c.random;
+    const int64_t step = steps[s->prefill][random_between(random, 0, s->prefill ? 6 : 5)], kind = s->indices;
+    const int64_t keys = pool->s_k, start = random_between(random, 0, keys ? keys - 1 : 0),
+                  first = request % APART * keys, slots = sparse_pool_slots(pool),
+                  count = pool->count[class_of(s, request, token)];
+    const bool some = kind != S_INDICES_ALL && kind != S_INDICES_TWICE;
+    int32_t *list = sparse_list(&s->c, (int)(pool - s->pool), request, token, key_head);
+    bool none_here = false;
     for (int64_t i = 0; i < pool->topk; i++) {
-        int64_t index = i < pool->s_k ? first + (start + i * step) % modulus : -1;
-        const bool none =
-            kind == S_INDICES_NONE || (kind == S_INDICES_SOME && !random_between(&s->c.random, 0, 7));
-        if (kind == S_INDICES_TWICE && pool->s_k) index = first + (start + i / 2 * step) % modulus;
-        if (i >= pool->count[request] && sparse_pool_slots(pool))
-            index = random_between(&s->c.random, 0, sparse_pool_slots(pool) - 1);
-        *entry_of(pool, request, token, i) = none || index < 0 ? no_key(s, pool) : (int32_t)index;
+        if (i % 64 == 0) none_here = kind == S_INDICES_BLOCKS && random_between(random, 0, 1);
+        const int64_t place = kind == S_INDICES_TWICE ? i / 2 : i;
+        const bool late = i >= count && slots, empty = s->prefill && token == EMPTY_CLASS;
+        bool none = kind == S_INDICES_NONE || (kind == S_INDICES_SOME && empty) || none_here ||
+                    (some && !random_between(random, 0, 7));
+        int64_t slot = first + (start + place * step) % (keys ? keys : 1);
+        if (late) slot = random_between(random, 0, slots - 1);
+        const int64_t heavy = slot - slot % SPIKE_EVERY + SPIKED_SLOT;
+        if (!late && s->prefill && s->inputs == S_SPIKED && is_border(count, i))
+            slot = heavy < keys ? heavy : SPIKED_SLOT;
+        none |= place >= keys && (s->prefill || !late);
+        list[i] = none ? no_key(s, pool) : (int32_t)slot;
+        if (kind == S_INDICES_ANY && random_between(random, 0, 1))
+            list[i] = (int32_t)(uint32_t)random_u64(random);
     }
 }
 
-/* ---- Caches ---------------------------------------------------------------------------------- */
-
-/* With spiked inputs, entries beside a border of a block of 64 and the last ones weigh more than others, so that losing one
- * shows even among thousands. */
-static bool is_border(const struct sparse_pool *pool, int64_t request, int64_t i)
+static void make_lists(struct sparse_case *s, struct sparse_pool *pool)
 {
-    return i % 64 == 0 || i % 64 == 63 || i + 1 == pool->count[request];
+    const int k = (int)(pool - s->pool);
+    for (int64_t r = 0; r < s->c.b; r++)
+        for (int64_t t = 0; t < s->c.s_q; t++)
+            for (int64_t h = 0; h < s->c.h_kv; h++) {
+                const int64_t class = t % drawn_tokens(s);
+                if (class == t)
+                    make_list(s, pool, r, t, h);
+                else
+                    memcpy(sparse_list(&s->c, k, r, t, h), sparse_list(&s->c, k, r, class, h),
+                           (size_t)pool->topk * sizeof(int32_t));
+                if (class == t && s->inputs == P_EXTREME) prefill_extreme_list(s, t, h);
+            }
 }
 
-/* Writes every slot that a counted index names. */
-static void fill_cache(struct sparse_case *s, struct sparse_pool *pool)
+/* ---- Keys ------------------------------------------------------------------------------------ */
+
+/* Memory of flat keys, NaN everywhere, and the view of it that is the argument. */
+static void make_flat(struct sparse_case *s, struct sparse_pool *pool, enum layout layout)
+{
+    struct guarded *g = pool->memory;
+    guarded_make(g, dtype_bf16, 3, (int64_t[]){pool->s_k, s->c.h_kv, s->c.d_qk},
+                 layout == LAYOUT_SWAPPED ? LAYOUT_SWAPPED_FIRST : layout);
+    pool->page_bytes = pool->slot_bytes = 2 * g->strides[0], pool->head_bytes = 2 * g->strides[1];
+    memcpy(pool->strides, g->strides, 3 * sizeof *pool->strides);
+    *pool->view = g->tensor;
+}
+
+/* Writes every key that a counted index names. */
+static void fill_keys(struct sparse_case *s, struct sparse_pool *pool)
 {
     enum { NAMED = 1, BORDER = 2 };
-    unsigned char *named = calloc((size_t)sparse_pool_slots(pool) + 1, 1);
+    const int64_t slots = sparse_pool_slots(pool), heads = s->c.h_kv;
+    const int k = (int)(pool - s->pool);
+    const bool fp16 = pool->format == KV_FP16;
+    unsigned char *named = calloc((size_t)(slots * heads) + 1, 1);
     for (int64_t r = 0; r < s->c.b; r++)
-        for (int64_t j = 0; j < s->c.s_q; j++)
-            for (int64_t i = 0; i < pool->count[r]; i++) {
-                const int32_t index = *entry_of(pool, r, j, i);
-                if (!sparse_pool_is_key(pool, index)) continue;
-                named[index] |= is_border(pool, r, i) ? NAMED | BORDER : NAMED;
+        for (int64_t t = 0; t < drawn_tokens(s); t++)
+            for (int64_t h = 0; h < heads; h++) {
+                const int32_t *list = sparse_list(&s->c, k, r, t, h);
+                const int64_t count = sparse_count(&s->c, k, r, t);
+                for (int64_t i = 0; i < count; i++)
+                    if (sparse_pool_is_key(pool, list[i]))
+                        named[list[i] * heads + h] |= is_border(count, i) ? NAMED | BORDER : NAMED;
             }
-    for (int64_t slot = 0; slot < sparse_pool_slots(pool); slot++) {
-        if (!named[slot]) continue;
-        sparse_pool_put(pool, &s->c.random, s->c.v[S_CODES], slot,
-                        s->c.v[S_INPUTS] == S_SPIKED && (named[slot] & BORDER));
-        if (s->c.v[S_INPUTS] == S_INFINITE)
-            case_infinite(sparse_pool_end(pool, sparse_pool_token(pool, slot)), pool->format == KV_FP16, true,
-                          slot == pool->s_k / 2);
-    }
-    for (int64_t i = 0; s->c.v[S_CODES] == S_CODES_NAN && i < pool->count[0]; i++) {
-        const int32_t index = *entry_of(pool, 0, 0, i); /* of the token that is always compared */
-        if (!sparse_pool_is_key(pool, index)) continue;
-        sparse_pool_put_nan(pool, &s->c.random, sparse_pool_token(pool, index),
-                            sparse_pool_scales(pool, index));
-        break;
+    for (int64_t i = 0; i < slots * heads; i++) {
+        const int64_t slot = i / heads;
+        const bool heavy = s->prefill ? slot % SPIKE_EVERY == SPIKED_SLOT : (named[i] & BORDER) != 0;
+        if (!named[i]) continue;
+        sparse_pool_put(pool, &s->c.random, s->codes, slot, i % heads, s->inputs == S_SPIKED && heavy);
+        uint8_t *token = sparse_pool_token(pool, slot) + i % heads * pool->head_bytes;
+        if (s->inputs == S_INFINITE)
+            case_infinite(sparse_pool_end(pool, token), fp16, true, slot == pool->s_k / 2);
+        if (s->inputs == P_EXTREME) prefill_extreme_key(s, token, slot);
     }
     free(named);
+    if (s->codes != S_CODES_NAN || !s->c.b || !s->c.s_q) return;
+    const int32_t *list = sparse_list(&s->c, k, 0, 0, heads - 1); /* of the token that is always compared */
+    const int64_t nan = sparse_pool_first(pool, list, sparse_count(&s->c, k, 0, 0));
+    if (nan >= 0)
+        sparse_pool_put_nan(pool, &s->c.random,
+                            sparse_pool_token(pool, list[nan]) + (heads - 1) * pool->head_bytes,
+                            sparse_pool_scales(pool, list[nan]));
 }
 
-static void make_pool(struct sparse_case *s, int k, int64_t shape, int64_t lengths)
+/* The keys from tensor `first` on: of shape {keys to choose from, entries of a list, slots of a page}. */
+static void make_pool(struct sparse_case *s, int k, int first, enum kv_format format, const int64_t shape[3],
+                      int64_t lengths, enum layout layout)
 {
     struct sparse_pool *pool = &s->pool[k];
     struct test_case *c = &s->c;
-    const int first = pool_tensor(s, pool);
-    const bool far = c->v[S_LAYOUT] == S_LAYOUT_FAR;
-    const enum layout layout = far ? LAYOUT_CONTIGUOUS : (enum layout)c->v[S_LAYOUT];
+    const bool flat = s->prefill && (c->v[P_SOURCE] == P_FLAT || c->v[P_SOURCE] == P_FLAT_GAPS);
+    const int64_t apart = c->b < APART ? c->b : APART,
+                  of_axis = c->v[s->prefill ? (int)P_LAYOUT : (int)S_LAYOUT];
     sparse_pool_in(pool, c, first);
-    pool->format = s->format, pool->layout = s->layout, pool->d_qk = c->d_qk;
-    int64_t sizes[3];
-    sparse_shape_take(shape, sparse_shapes[0], 3, sizes);
-    pool->s_k = sizes[0], pool->topk = sizes[1], pool->page_size = sizes[2];
-    pool->pages = ((c->b < APART ? c->b : APART) * pool->s_k + pool->page_size - 1) / pool->page_size;
-    case_tensor(c, first + 1, dtype_i32, 3, (int64_t[]){c->b, c->s_q, pool->topk}, layout, true);
+    pool->format = format, pool->d_qk = c->d_qk, pool->layout = kv_layout_of(format, (int32_t)c->d_qk);
+    pool->s_k = shape[0], pool->topk = *(k ? &c->extra_topk : &c->topk) = shape[1],
+    pool->page_size = flat ? 1 : shape[2];
+    pool->pages = (apart * pool->s_k + pool->page_size - 1) / pool->page_size;
+    case_tensor(c, first + 1, near_layout(of_axis), true);
     make_lengths(s, pool, lengths);
-    for (int64_t r = 0; r < c->b; r++)
-        for (int64_t j = 0; j < c->s_q; j++) make_list(s, pool, r, j);
-    sparse_pool_make(pool, &c->random, layout);
+    make_lists(s, pool);
+    if (flat)
+        make_flat(s, pool, layout);
+    else
+        sparse_pool_make(pool, &c->random, layout);
     case_name(c, first);
-    fill_cache(s, pool);
-    if (far) c->strides[first] = sparse_pool_spread(pool);
+    fill_keys(s, pool);
+    if (of_axis == LAYOUT_FAR) c->strides[first] = sparse_pool_spread(pool);
 }
 
 /* ---- The case -------------------------------------------------------------------------------- */
 
-static void make_q(struct sparse_case *s)
+static void make_q(struct sparse_case *s, bool fp8)
 {
-    for (int64_t r = 0; r < s->c.b; r++)
-        for (int64_t j = 0; j < s->c.s_q; j++)
-            for (int64_t h = 0; h < s->c.h_q; h++) {
-                uint8_t *row = guarded_at(&s->c.tensor[SPARSE_Q], r, j, h, 0);
-                memcpy(row, drawn_q[is_fp16(s)] + from_place(s), (size_t)s->c.d_qk * 2);
-                if (s->c.v[S_INPUTS] == S_SPIKED) case_spike(row + s->c.d_qk * 2, is_fp16(s));
-                if (s->c.v[S_INPUTS] == S_INFINITE)
-                    case_infinite(row + s->c.d_qk * 2, is_fp16(s), false, (j + h) % 3 == 0);
-                if (s->c.v[S_CODES] == S_CODES_BEYOND && s->layout.element == KV_ELEMENT_E4M3) {
-                    memset(row + 2 * (s->c.d_qk - s->layout.rope), 0,
-                           2); /* what the large rope value meets */
-                    if (r % 4 == 3 && h % 61 == 60 && !is_fp16(s))
-                        memcpy(row, &(uint16_t){SPARSE_LARGE_BF16}, sizeof(uint16_t));
-                }
-            }
-}
-
-static void make(struct test_case *c, const struct run *run)
-{
-    static const enum kv_format formats[S_FORMATS] = {KV_BF16,    KV_BF16, KV_FP8_656,
-                                                      KV_FP8_584, KV_FP16, KV_FP8_656};
-    static const int32_t names[S_FORMATS] = {
-        0, FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP16, FMLA_KV_FP8_656};
-    struct sparse_case *s = (struct sparse_case *)c;
-    const int64_t *v = c->v;
-    c->b = v[S_B], c->s_q = v[S_SQ], c->h_q = v[S_HQ], c->d_v = S_D_V;
-    c->d_qk = v[S_FORMAT] == S_BF16_512 || v[S_FORMAT] == S_FP8_584 ? 512 : 576;
-    s->format = formats[v[S_FORMAT]];
-    s->layout = kv_layout_of(s->format, (int32_t)c->d_qk);
-    c->args.sparse = FMLA_INIT(fmla_sparse_decode_args);
-    const fmla_dtype dtype = is_fp16(s) ? dtype_fp16 : dtype_bf16;
-    const enum layout layout = v[S_LAYOUT] == S_LAYOUT_FAR ? LAYOUT_CONTIGUOUS : (enum layout)v[S_LAYOUT];
-    case_tensor(c, SPARSE_Q, dtype, 4, (int64_t[]){c->b, c->s_q, c->h_q, c->d_qk}, layout, true);
-    case_tensor(c, SPARSE_OUT, dtype, 4, (int64_t[]){c->b, c->s_q, c->h_q, S_D_V}, layout, true);
-    case_tensor(c, SPARSE_LSE, dtype_f32, 3, (int64_t[]){c->b, c->h_q, c->s_q}, layout, v[S_LSE] != 0);
-    make_q(s);
-    make_pool(s, 0, v[S_SHAPE], v[S_LENGTHS]);
-    if (v[S_EXTRA]) make_pool(s, 1, v[S_EXTRA] - 1, v[S_EXTRA_LENGTHS]);
-    case_sinks(c, v[S_SINK]);
-
-    fmla_sparse_decode_args *args = &c->args.sparse;
-    args->kv_format = names[v[S_FORMAT]];
-    args->softmax_scale = v[S_INPUTS] == S_SPIKED   ? 0.5f
-                          : v[S_INPUTS] == S_STEEP  ? 60.0f
-                          : v[S_INPUTS] == S_BEYOND ? 3e38f
-                                                    : (float)pow((double)c->d_qk, -0.55);
-    args->lse_empty = (int32_t)v[S_EMPTY], args->log_base = (int32_t)v[S_BASE];
-    args->batch_invariant = (int32_t)v[S_INVARIANT];
-    args->num_partitions = (int32_t)v[S_PARTITIONS];
-    c->tolerance[0] = tolerance_sparse_decode_out;
-    c->tolerance[1] = tolerance_decode_lse;
-    /* Only a GPU's kernels round scales. */
-    c->rounded = on_gpu(run) && v[S_CODES] == S_CODES_SCALES ? rounded_scale_lse : 0.0;
-    c->other = v[S_INPUTS] != S_NORMAL || (v[S_CODES] != S_CODES_WRITTEN && v[S_CODES] != S_CODES_NAN);
-    c->infinite = v[S_INPUTS] == S_INFINITE, c->beyond = v[S_INPUTS] == S_BEYOND, c->large_apart = true;
-    if (run->fault != FAULT_LSE_CANCELLED) return;
-    for (int64_t r = 0; r < c->b; r++) { /* one key stands alone in each list */
-        if (s->pool[0].count[r] <= 1) continue;
-        s->pool[0].count[r] = 1;
-        *(int32_t *)guarded_at(s->pool[0].length, r, 0, 0, 0) = 1;
+    struct test_case *c = &s->c;
+    const bool fp16 = c->dtype.code == FMLA_TYPE_FLOAT;
+    const int64_t rope = kv_layout_of(KV_FP8_656, 0).rope;
+    for (int64_t i = 0; i < c->b * c->s_q * c->h_q; i++) {
+        const int64_t r = i / c->h_q / c->s_q, t = i / c->h_q % c->s_q, h = i % c->h_q;
+        uint8_t *row = case_row(c, SPARSE(q), r, t, h);
+        memcpy(row, drawn_q[s->prefill][fp16] + random_between(&c->random, 0, DRAWN - c->d_qk),
+               (size_t)c->d_qk * 2);
+        if (s->inputs == S_SPIKED) case_spike(row + c->d_qk * 2, fp16);
+        if (s->inputs == S_INFINITE) case_infinite(row + c->d_qk * 2, fp16, false, (t + h) % 3 == 0);
+        if (s->inputs == P_EXTREME) prefill_extreme_query(s, row, t, h);
+        if (s->codes != S_CODES_BEYOND || !fp8) continue;
+        memset(row + 2 * (c->d_qk - rope), 0, 2); /* what the large rope value meets */
+        if (r % 4 == 3 && h % 61 == 60 && !fp16)
+            memcpy(row, &(uint16_t){SPARSE_LARGE_BF16}, sizeof(uint16_t));
     }
 }
 
-static void free_counts(struct test_case *c)
+/* What both have beside tensors. */
+static void make_rules(struct sparse_case *s, const struct run *run, int32_t format, int64_t sink,
+                       const struct tolerance *out, const struct tolerance *row)
 {
-    for (int k = 0; k < S_CACHES; k++) free(((struct sparse_case *)c)->pool[k].count);
+    struct test_case *c = &s->c;
+    struct sparse_pool *pool = &s->pool[0];
+    case_sinks(c, sink);
+    *(int32_t *)option_at(c->op, &c->args, "kv_format") = format;
+    c->tolerance[0] = *out, c->tolerance[1] = c->tolerance[2] = *row;
+    /* Only a GPU's kernels round scales. */
+    c->rounded = on_gpu(run) && s->codes == S_CODES_SCALES ? rounded_scale_lse : 0.0;
+    c->other = s->inputs != S_NORMAL || (s->codes != S_CODES_WRITTEN && s->codes != S_CODES_NAN);
+    c->infinite = s->inputs == S_INFINITE, c->beyond = s->inputs == S_BEYOND;
+    if (run->fault != FAULT_LSE_CANCELLED) return;
+    for (int64_t i = 0; i < (s->prefill ? c->s_q : c->b); i++) { /* one key stands alone in each list */
+        int64_t *count = &pool->count[class_of(s, i, i)];
+        if (*count > 1) *count = 1;
+        *length_at(pool, i) = (int32_t)*count;
+    }
+}
+
+static void make_decode(struct test_case *c, const struct run *run)
+{
+    static const struct {
+        enum kv_format format;
+        int32_t name;
+        int64_t d_qk;
+    } formats[S_FORMATS] = {{KV_BF16, 0, 576},
+                            {KV_BF16, FMLA_KV_BF16, 512},
+                            {KV_FP8_656, FMLA_KV_FP8_656, 576},
+                            {KV_FP8_584, FMLA_KV_FP8_584, 512},
+                            {KV_FP16, FMLA_KV_FP16, 576},
+                            {KV_FP8_656, FMLA_KV_FP8_656, 576}};
+    struct sparse_case *s = (struct sparse_case *)c;
+    const int64_t *v = c->v, kind = v[S_FORMAT];
+    const enum kv_format format = formats[kind].format;
+    const enum layout layout = near_layout(v[S_LAYOUT]);
+    const bool fp16 = kind == S_FP16 || kind == S_FP8_656_Q16;
+    int64_t shape[3];
+    s->indices = v[S_INDICES], s->codes = v[S_CODES], s->inputs = v[S_INPUTS];
+    c->d_qk = formats[kind].d_qk, c->d_v = S_D_V, c->dtype = fp16 ? dtype_fp16 : dtype_bf16;
+    c->args.sparse_decode.softmax_scale = s->inputs == S_SPIKED   ? 0.5f
+                                          : s->inputs == S_STEEP  ? 60.0f
+                                          : s->inputs == S_BEYOND ? 3e38f
+                                                                  : (float)pow((double)c->d_qk, -0.55);
+    case_tensor(c, SPARSE(q), layout, true), case_tensor(c, SPARSE(out), layout, true);
+    case_tensor(c, SPARSE(lse), layout, v[S_LSE] != 0);
+    make_q(s, format == KV_FP8_656 || format == KV_FP8_584);
+    sparse_shape_take(v[S_SHAPE], sparse_shapes[0], 3, shape);
+    make_pool(s, 0, SPARSE(kv_cache), format, shape, v[S_LENGTHS], layout);
+    sparse_shape_take(v[S_EXTRA] ? v[S_EXTRA] - 1 : 0, sparse_shapes[0], 3, shape);
+    c->extra_topk = 0;
+    if (v[S_EXTRA]) make_pool(s, 1, SPARSE(extra_kv_cache), format, shape, v[S_EXTRA_LENGTHS], layout);
+    make_rules(s, run, formats[kind].name, v[S_SINK], &tolerance_sparse_decode_out, &tolerance_decode_lse);
+    c->large_apart = true;
+}
+
+static void make_prefill(struct test_case *c, const struct run *run)
+{
+    static const enum kv_format formats[P_SOURCES] = {KV_BF16, KV_BF16, KV_FP8_656, KV_FP8_584, KV_BF16};
+    static const int32_t names[P_SOURCES] = {0, FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_BF16};
+    struct sparse_case *s = (struct sparse_case *)c;
+    const int64_t *v = c->v, source = v[P_SOURCE], results = v[P_RESULTS];
+    const enum layout layout = near_layout(v[P_LAYOUT]);
+    float *scale = &c->args.sparse_prefill.softmax_scale;
+    int64_t shape[3];
+    s->prefill = true, s->indices = v[P_INDICES], s->codes = v[P_CODES], s->inputs = v[P_INPUTS];
+    c->d_v = S_D_V, c->dtype = dtype_bf16;
+    *scale = s->inputs == S_STEEP ? 400.0f : s->inputs == S_BEYOND ? 3e38f : 0.5f;
+    case_tensor(c, PREFILL(q), layout, true), case_tensor(c, PREFILL(out), layout, true);
+    case_tensor(c, PREFILL(max_logits), layout, results == P_RESULTS_BOTH || results == P_RESULTS_MAX);
+    case_tensor(c, PREFILL(lse), layout, results == P_RESULTS_BOTH || results == P_RESULTS_LSE);
+    make_q(s, false);
+    sparse_shape_take(v[P_SHAPE], prefill_shapes[0], 2, shape);
+    shape[2] = v[P_PAGE];
+    make_pool(s, 0, PREFILL(kv), formats[source], shape, v[P_LENGTHS],
+              source == P_FLAT && layout != LAYOUT_ODD                    ? LAYOUT_CONTIGUOUS
+              : source == P_FLAT_GAPS && v[P_LAYOUT] == LAYOUT_CONTIGUOUS ? LAYOUT_PADDED
+                                                                          : layout);
+    /* The absolute bound is for a scale of 0.5: products are as exact with a larger one, and scores, which may be all but 0, as
+     * much less. */
+    struct tolerance row = tolerance_prefill_lse;
+    row.abs = fmax(row.abs, tolerance_prefill_lse.abs * (double)*scale / 0.5);
+    make_rules(s, run, names[source], v[P_SINK], &tolerance_sparse_prefill_out, &row);
 }
 
 /* ---- Plans ----------------------------------------------------------------------------------- */
-
-static void plan_shape(const struct test_case *c, struct plan_call *args)
-{
-    const struct sparse_case *s = (const struct sparse_case *)c;
-    args->sparse = true, args->b = c->b, args->num_partitions = (int32_t)c->v[S_PARTITIONS];
-    args->topk = s->pool[0].topk, args->extra_topk = s->pool[1].topk;
-}
 
 static bool plan_lengths(struct test_case *c, int k, bool stale, int32_t *lengths)
 {
     const struct sparse_pool *pool = &((const struct sparse_case *)c)->pool[k];
     if (!pool->memory || (!stale && !pool->has_length)) return false;
     for (int64_t r = 0; r < c->b; r++)
-        lengths[r] = stale ? (int32_t)random_between(&c->random, 0, pool->topk)
-                           : *(const int32_t *)guarded_at(pool->length, r, 0, 0, 0);
+        lengths[r] = stale ? (int32_t)random_between(&c->random, 0, pool->topk) : *length_at(pool, r);
     return true;
 }
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
-int32_t *sparse_list(const struct test_case *c, int k, int64_t request, int64_t token)
+bool sparse_sees(const struct test_case *c, int64_t request, int64_t token, int64_t head)
 {
-    return entry_of(&((const struct sparse_case *)c)->pool[k], request, token, 0);
-}
-
-int64_t sparse_count(const struct test_case *c, int k, int64_t request)
-{
-    const struct sparse_pool *pool = &((const struct sparse_case *)c)->pool[k];
-    return pool->memory && pool->topk ? pool->count[request] : 0;
-}
-
-static bool sees(const struct test_case *c, int64_t request, int64_t token, int64_t head)
-{
-    (void)head;
-    for (int k = 0; k < S_CACHES; k++) {
-        const int64_t count = sparse_count(c, k, request);
-        if (count && sparse_pool_first(&((const struct sparse_case *)c)->pool[k],
-                                       sparse_list(c, k, request, token), count) >= 0)
-            return true;
+    const int64_t key_head = head / (c->h_q / c->h_kv);
+    bool key = false;
+    for (int k = 0; k < S_CACHES && !key; k++) {
+        const int64_t count = sparse_count(c, k, request, token);
+        key = count && sparse_pool_first(&((const struct sparse_case *)c)->pool[k],
+                                         sparse_list(c, k, request, token, key_head), count) >= 0;
     }
-    return false;
+    return key;
 }
 
-/* One request, whose lists are given the lengths that count. */
-static void narrow_request(const struct test_case *c, int64_t request, struct view *v)
+/* Lists are given the lengths that count. */
+static void narrow_lists(const struct test_case *c, int64_t request, int64_t token, struct view *v)
 {
     const struct sparse_case *s = (const struct sparse_case *)c;
-    view_narrow(v, SPARSE_Q, 0, request, 1);
     for (int k = 0; k < S_CACHES; k++) {
-        const int first = pool_tensor(s, &s->pool[k]);
         if (!s->pool[k].memory) continue;
-        view_narrow(v, first + 1, 0, request, 1);
-        v->count[k] = (int32_t)s->pool[k].count[request];
-        v->shape[first + 2][0] = 1, v->strides[first + 2][0] = 1;
-        v->tensor[first + 2] = (fmla_tensor){&v->count[k],        {FMLA_DEVICE_CPU, 0},  1, dtype_i32,
-                                             v->shape[first + 2], v->strides[first + 2], 0};
-        set_pointer(&v->args, c->op->tensor[first + 2].argument, &v->tensor[first + 2]);
+        const int i = (int)(s->pool[k].length - c->tensor);
+        v->count[k] = (int32_t)s->pool[k].count[class_of(s, request, token)];
+        v->shape[i][0] = 1, v->strides[i][0] = 1;
+        v->tensor[i] =
+            (fmla_tensor){&v->count[k], {FMLA_DEVICE_CPU, 0}, 1, dtype_i32, v->shape[i], v->strides[i], 0};
+        set_tensor(c->op, &v->args, i, &v->tensor[i]);
     }
 }
 
 static void narrow(const struct test_case *c, const struct rows *rows, struct view *v)
 {
-    narrow_request(c, rows->request, v);
-    view_narrow(v, SPARSE_Q, 1, rows->token, 1), view_heads(c, v, SPARSE_Q, 2, rows);
-    view_narrow(v, SPARSE_INDICES, 1, rows->token, 1);
-    if (case_names(c, SPARSE_EXTRA_KV)) view_narrow(v, SPARSE_EXTRA_INDICES, 1, rows->token, 1);
-    v->args.sparse.batch_invariant = 0, v->args.sparse.num_partitions = 0;
+    narrow_lists(c, rows->request, rows->token, v);
+    if (!((const struct sparse_case *)c)->prefill)
+        v->args.sparse_decode.batch_invariant = 0, v->args.sparse_decode.num_partitions = 0;
 }
 
 static void magnitude_of(const struct test_case *c, int64_t request, int64_t token, int64_t head,
                          struct magnitude *magnitude)
 {
+    const int64_t key_head = head / (c->h_q / c->h_kv);
+    const float scale = *(const float *)option_at(c->op, &c->args, "softmax_scale");
     for (int k = 0; k < S_CACHES; k++) {
-        const int64_t count = sparse_count(c, k, request);
+        const int64_t count = sparse_count(c, k, request, token);
         if (count)
             sparse_pool_magnitude(&((const struct sparse_case *)c)->pool[k],
-                                  sparse_list(c, k, request, token), count, 0,
-                                  (double)c->args.sparse.softmax_scale, &c->tensor[SPARSE_Q],
-                                  guarded_at(&c->tensor[SPARSE_Q], request, token, head, 0), magnitude);
+                                  sparse_list(c, k, request, token, key_head), count, key_head, (double)scale,
+                                  &c->tensor[SPARSE(q)], case_row(c, SPARSE(q), request, token, head),
+                                  magnitude);
     }
 }
 
@@ -322,63 +439,84 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
     const int64_t more = random_between(&c->random, 0, 2) ? random_between(&c->random, 1, 4500) : 0;
     (void)run;
     p->n = 1;
-    narrow_request(c, r, &p->view);
+    view_cut(c, &p->view, DIM_b, r, 1), narrow_lists(c, r, 0, &p->view);
     for (int k = 0; k < S_CACHES; k++) {
-        const int indices = pool_tensor(s, &s->pool[k]) + 1;
         if (!s->pool[k].memory) continue;
+        const int i = (int)(s->pool[k].indices - c->tensor);
         const int64_t count = s->pool[k].count[r], room = count + more;
         p->own[k].bytes = (size_t)(c->s_q * room) * sizeof(int32_t);
         int32_t *lists = p->own[k].memory = must_alloc(p->own[k].bytes);
         memset(lists, 0, p->own[k].bytes); /* what does not count is key 0 */
         for (int64_t j = 0; j < c->s_q && count; j++)
-            memcpy(lists + j * room, entry_of(&s->pool[k], r, j, 0), (size_t)count * sizeof *lists);
-        p->view.shape[indices][2] = room, p->view.strides[indices][0] = c->s_q * room;
-        p->view.strides[indices][1] = room;
-        p->view.tensor[indices].data = lists, p->view.tensor[indices].byte_offset = 0;
+            memcpy(lists + j * room, sparse_list(c, k, r, j, 0), (size_t)count * sizeof *lists);
+        p->view.shape[i][2] = room, p->view.strides[i][0] = c->s_q * room, p->view.strides[i][1] = room;
+        p->view.tensor[i].data = lists, p->view.tensor[i].byte_offset = 0;
     }
     snprintf(p->what, sizeof p->what,
              "batch-invariant: request %lld alone, with room for %lld entries more, has other bits",
              (long long)r, (long long)more);
 }
 
-/* All of a small case. Of a large one the first and the last token, tokens that see nothing, and drawn ones, with four heads
- * each, of all tiles of heads: 64 rows and more. */
+/* All of a small case, by tokens and key heads. Of a large one the first and the last token, tokens that see nothing, in
+ * extreme cases some of all lists and tiles, and drawn ones, with four heads each, of all tiles of heads: 64 rows and more. */
 static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
-    enum { DRAWN_ROWS = 16, ROLES = 4, HEADS = 4, SMALL = 60000, MOST_TOKENS = 1024 };
+    enum {
+        DRAWN_ROWS = 16,
+        ROLES = 4,
+        HEADS = 4,
+        SMALL = 60000,
+        EXTREME = 600000,
+        KINDS = 16,
+        MOST_LISTS = 1024
+    };
     const struct sparse_case *s = (const struct sparse_case *)c;
-    const int64_t tokens = c->b * c->s_q, keys = s->pool[0].topk + s->pool[1].topk;
-    int64_t count = 0;
-    if (tokens <= MOST_TOKENS && tokens * c->h_q * keys <= SMALL) {
-        for (int64_t i = 0; i < tokens; i++)
-            rows[count++] = (struct rows){i / c->s_q, i % c->s_q, 0, 1, c->h_q};
-        return count;
-    }
-    const int64_t heads = c->h_q < HEADS ? c->h_q : HEADS, step = c->h_q / heads;
+    const struct sparse_pool *pool = s->pool;
+    const bool extreme = s->inputs == P_EXTREME;
+    const int64_t tokens = c->b * c->s_q, group = c->h_q / c->h_kv, last = c->s_q - 1,
+                  seen = s->prefill && pool->s_k < pool->topk ? pool->s_k : pool->topk;
+    int64_t count = 0, found = 0;
+    if (tokens * c->h_kv <= MOST_LISTS &&
+        tokens * c->h_q * (seen + pool[1].topk) <= (extreme ? EXTREME : SMALL))
+        return all_rows(c, rows, group);
+    const int64_t heads = group < HEADS ? group : HEADS, step = group / heads;
     rows[count++] = (struct rows){0, 0, 0, step, heads};
-    rows[count++] = (struct rows){c->b - 1, c->s_q - 1, c->h_q - 1 - (heads - 1) * step, step, heads};
-    for (int64_t r = 0; r < c->b && count < 2 + ROLES; r++)
-        if (!sees(c, r, c->s_q - 1, 0)) rows[count++] = (struct rows){r, c->s_q - 1, 0, step, heads};
-    for (int i = 0; i < (c->h_q < HEADS ? DRAWN_ROWS * HEADS / (int)c->h_q : DRAWN_ROWS); i++) {
-        const int64_t r = random_between(&c->random, 0, c->b - 1),
-                      j = random_between(&c->random, 0, c->s_q - 1);
-        rows[count++] = (struct rows){r, j, random_between(&c->random, 0, step - 1), step, heads};
+    if (s->prefill) rows[count++] = (struct rows){0, 0, (c->h_kv - 1) * group, step, heads};
+    rows[count++] = (struct rows){c->b - 1, last, c->h_q - 1 - (heads - 1) * step, step, heads};
+    for (int64_t i = 0; i < (s->prefill ? drawn_tokens(s) : c->b) && found < ROLES; i++) {
+        const struct rows role = {s->prefill ? 0 : i, s->prefill ? last - i : last, 0, step, heads};
+        if (!sparse_sees(c, role.request, role.token, 0)) rows[count++] = role, found++;
+    }
+    for (int64_t t = 1; extreme && t < last && t < KINDS; t++)
+        rows[count++] = (struct rows){0, t, random_between(&c->random, 0, step - 1), step, heads};
+    for (int64_t i = 0; i < DRAWN_ROWS * HEADS / heads; i++) {
+        const int64_t first = random_between(&c->random, 0, (s->prefill ? c->h_kv : c->b) - 1),
+                      second = random_between(&c->random, 0, s->prefill ? step - 1 : last),
+                      third = random_between(&c->random, 0, s->prefill ? last : step - 1);
+        rows[count++] = s->prefill ? (struct rows){0, third, first * group + second, step, heads}
+                                   : (struct rows){first, second, third, step, heads};
     }
     return count;
 }
 
-const struct maker sparse_maker = {
-    .size = sizeof(struct sparse_case),
-    .draw = draw,
-    .make = make,
-    .free = free_counts,
-    .plan_shape = plan_shape,
-    .plan_lengths = plan_lengths,
-    .plan_length = {{SPARSE_LENGTH, offsetof(struct plan_call, topk_length)},
-                    {SPARSE_EXTRA_LENGTH, offsetof(struct plan_call, extra_topk_length)}},
-    .choose_rows = choose_rows,
-    .narrow = narrow,
-    .sees = sees,
-    .magnitude = magnitude_of,
-    .bounds_out = true,
-    .part = part};
+bool sparse_plant(const struct test_case *c, enum defect fault, struct patch *patch)
+{
+    const struct sparse_case *s = (const struct sparse_case *)c;
+    const struct sparse_pool *pool = &s->pool[0];
+    for (int64_t r = 0; r < c->b; r++)
+        for (int64_t t = 0; t < c->s_q; t++)
+            for (int64_t i = 0; i < pool->topk; i++)
+                if (sparse_pool_plant(pool, fault, sparse_list(c, 0, r, t, 0), i, sparse_count(c, 0, r, t),
+                                      length_at(pool, s->prefill ? t : r), patch))
+                    return true;
+    return false;
+}
+
+#define LISTED                                                                                               \
+    .size = sizeof(struct sparse_case), .choose_rows = choose_rows, .narrow = narrow, .sees = sparse_sees,   \
+    .magnitude = magnitude_of, .bounds_out = true
+
+const struct maker prefill_maker = {LISTED, .draw = draw_prefill, .cases_of_a_draw = 16,
+                                    .make = make_prefill},
+                   sparse_maker = {LISTED, .draw = draw_decode, .make = make_decode,
+                                   .plan_lengths = plan_lengths, .part = part};

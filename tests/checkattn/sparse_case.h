@@ -1,74 +1,113 @@
 /* SPDX-License-Identifier: MIT
  *
- * A case of sparse decode: tensors in guarded memory, every slot of a cache that no counted index names poisoned; and parts
- * of it: requests, and rows.
+ * A case of sparse decode or of sparse prefill: tensors in guarded memory, every slot that no counted index names poisoned; and
+ * parts of it: requests, and rows.
  */
 #ifndef CHECKATTN_SPARSE_CASE_H
 #define CHECKATTN_SPARSE_CASE_H
 
 #include "sparse_pool.h"
 
-/* The axes of the grid, and what their values mean where they are not numbers. */
-enum {
-    S_SHAPE, /* of the cache: a row of sparse_shapes */
-    S_B,
-    S_SQ,
-    S_HQ,
-    S_FORMAT,
-    S_LENGTHS,
-    S_EXTRA, /* 0: none; else 1 + the row of sparse_shapes */
-    S_EXTRA_LENGTHS,
-    S_INDICES,
-    S_CODES,
-    S_INPUTS,
-    S_SINK,
-    S_EMPTY,
-    S_BASE,
-    S_INVARIANT,
-    S_PLAN,
-    S_PARTITIONS,
-    S_LAYOUT,
-    S_LSE,
-    S_THREADS,
-    S_AXES
-};
+/* The axes of the grids, and what their values mean where they are not numbers. */
+#define SPARSE_AXES(X)                                                                                       \
+    X(S_SHAPE, "shape: 0 1 2 3 4 5 6") /* of the cache: a row of sparse_shapes */                            \
+    X(S_B, "b: 1 4 74 321")                                                                                  \
+    X(S_SQ, "s_q: 1 3")                                                                                      \
+    X(S_HQ, "h_q: 1 8 16 48 64 96 128")                                                                      \
+    X(S_FORMAT, "format: bf16 bf16_512 fp8_656 fp8_584 fp16 fp8_656_q16")                                    \
+    X(S_LENGTHS, "lengths: none full varied zero beyond")                                                    \
+    X(S_EXTRA, "extra: 0 1 2 3 4 5 6 7") /* 0: none; else 1 + the row of sparse_shapes */                    \
+    X(S_EXTRA_LENGTHS, "extra_lengths: none full varied zero beyond")                                        \
+    X(S_INDICES, "indices: some all none twice")                                                             \
+    X(S_CODES, "codes: written scales extreme beyond nan")                                                   \
+    X(S_INPUTS, "inputs: normal spiked steep (infinite) (beyond)")                                           \
+    X(S_SINK, "sink: none finite infinite")                                                                  \
+    X(S_EMPTY, "lse_empty: 0 1")                                                                             \
+    X(S_BASE, "log_base: 0 2")                                                                               \
+    X(S_INVARIANT, "batch_invariant: 0 1")                                                                   \
+    X(S_PLAN, "plan: inside given stale")                                                                    \
+    X(S_PARTITIONS, "num_partitions: 0 1 3 78")                                                              \
+    X(S_LAYOUT, "layout: contiguous padded swapped odd (far)")                                               \
+    X(S_LSE, "lse: 1 0")                                                                                     \
+    X(S_THREADS, "threads: built_in one own")
+enum { SPARSE_AXES(AXIS_NAME) S_AXES };
 enum { S_BF16, S_BF16_512, S_FP8_656, S_FP8_584, S_FP16, S_FP8_656_Q16 /* queries in fp16 */, S_FORMATS };
-enum { S_PLAN_INSIDE, S_PLAN_GIVEN, S_PLAN_STALE };
-/* Besides those of memory.h: pages more than 2^31 bytes apart. They cost address space, not memory. */
-enum { S_LAYOUT_FAR = LAYOUTS };
 enum { S_CACHES = 2 };
 
 /* Keys a request chooses from, indices, page size. */
 enum { SPARSE_SHAPES = 7 };
 extern const int64_t sparse_shapes[SPARSE_SHAPES][3];
 
-/* Its tensors. Those of a cache follow one another. */
-#define SPARSE_TENSORS_OF(X)                                                                                 \
-    X(SPARSE_OUT, OUT, out)                                                                                  \
-    X(SPARSE_LSE, BY_HEAD, lse)                                                                              \
-    X(SPARSE_Q, INPUT, q)                                                                                    \
-    X(SPARSE_SINK, INPUT, attn_sink)                                                                         \
-    X(SPARSE_KV, INPUT, kv_cache)                                                                            \
-    X(SPARSE_INDICES, INPUT, indices)                                                                        \
-    X(SPARSE_LENGTH, INPUT, topk_length)                                                                     \
-    X(SPARSE_EXTRA_KV, INPUT, extra_kv_cache)                                                                \
-    X(SPARSE_EXTRA_INDICES, INPUT, extra_indices)                                                            \
-    X(SPARSE_EXTRA_LENGTH, INPUT, extra_topk_length)                                                         \
-    X(SPARSE_PARTITIONS, TABLE, partitions) X(SPARSE_NUM_SPLITS, TABLE, num_splits)
-enum { SPARSE_TENSORS_OF(TENSOR_NAME) SPARSE_TENSORS };
+#define PREFILL_AXES(X)                                                                                      \
+    X(P_SHAPE, "shape: 0 1 2 3 4 5 6 7 8 9 (few) (no_keys) (no_lists) (far) (far_pages) (blocks) "           \
+               "(pieces)") /* of keys and lists: a row of prefill_shapes */                                  \
+    X(P_SQ, "s_q: 0 1 62 213 1234 70000")                                                                    \
+    X(P_HQ, "h_q: 1 16 64 80 128")                                                                           \
+    X(P_HKV, "h_kv: 1 2")                                                                                    \
+    X(P_DQK, "d_qk: 512 576")                                                                                \
+    X(P_SOURCE, "source: flat flat_gaps fp8_656 fp8_584 pages")                                              \
+    X(P_PAGE, "page_size: 64 1 61 576") /* slots of a page */                                                \
+    X(P_LENGTHS, "lengths: none (full) varied (zero) beyond")                                                \
+    X(P_INDICES, "indices: some all none twice blocks any")                                                  \
+    X(P_CODES, "codes: written scales extreme (beyond) nan")                                                 \
+    X(P_INPUTS, "inputs: normal spiked steep (infinite) (beyond) extreme")                                   \
+    X(P_SINK, "sink: none finite infinite")                                                                  \
+    X(P_EMPTY, "lse_empty: 0 1")                                                                             \
+    X(P_BASE, "log_base: 0 2")                                                                               \
+    X(P_RESULTS, "results: both lse max none")                                                               \
+    X(P_LAYOUT, "layout: contiguous padded swapped odd (far)")                                               \
+    X(P_THREADS, "threads: built_in one own")
+enum { PREFILL_AXES(AXIS_NAME) P_AXES };
+enum {
+    P_FLAT,
+    P_FLAT_GAPS, /* gaps between tokens and heads; with LAYOUT_SWAPPED the keys of a head lie together */
+    P_FP8_656,
+    P_FP8_584,
+    P_PAGES,
+    P_SOURCES
+};
+enum { P_RESULTS_BOTH, P_RESULTS_LSE, P_RESULTS_MAX, P_RESULTS_NONE };
+/* Besides those of sparse_pool.h: scores that are NaN or infinite, far below -1e30, or far above all others
+ * (prefill_extreme.c). */
+enum { P_EXTREME = S_BEYOND + 1 };
+
+/* s_kv, topk: those of the grid, then those of special cases, by the words of their axis. */
+enum { PREFILL_SHAPES = 17 };
+extern const int64_t prefill_shapes[PREFILL_SHAPES][2];
+
+/* Lists are drawn for so many tokens and copied to the others. A prime, so that tokens that a kernel takes at once differ. */
+enum { PREFILL_CLASSES = 61 };
+
+/* Their tensors, of which those of the first keys have the same numbers. */
+#define SPARSE(member)  TENSOR_sparse_decode_##member
+#define PREFILL(member) TENSOR_sparse_prefill_##member
 
 struct sparse_case {
     struct test_case c;
-    enum kv_format format;
-    struct kv_layout layout;
-    struct sparse_pool pool[S_CACHES];
+    bool prefill;
+    int64_t indices, codes, inputs; /* the values of these axes */
+    int64_t first_kind;             /* of extreme queries: of the first tile */
+    struct sparse_pool
+        pool[S_CACHES]; /* of flat keys: pages of one slot. count is that of each request, or class */
 };
 
-/* With FAULT_LSE_CANCELLED no list has more than one entry that counts. */
-extern const struct maker sparse_maker;
+/* With FAULT_LSE_CANCELLED no list has more than one entry that counts. Values of sparse prefill are drawn with a mean of
+ * their own. */
+extern const struct maker sparse_maker, prefill_maker;
 
 /* A token's list, and how many of its entries count; of cache k. */
-int32_t *sparse_list(const struct test_case *c, int k, int64_t request, int64_t token);
-int64_t sparse_count(const struct test_case *c, int k, int64_t request);
+int32_t *sparse_list(const struct test_case *c, int k, int64_t request, int64_t token, int64_t key_head);
+int64_t sparse_count(const struct test_case *c, int k, int64_t request, int64_t token);
+
+bool sparse_sees(const struct test_case *c, int64_t request, int64_t token, int64_t head);
+
+/* A defect in the first list of the first keys that has a place for it. */
+bool sparse_plant(const struct test_case *c, enum defect fault, struct patch *patch);
+
+/* Inputs of sparse prefill that are extreme (prefill_extreme.c): puts the keys of a list into the order of its class, and makes a
+ * drawn key, or query, the one of its slot, or row. */
+void prefill_extreme_list(const struct sparse_case *s, int64_t class, int64_t key_head);
+void prefill_extreme_key(const struct sparse_case *s, uint8_t *token, int64_t slot);
+void prefill_extreme_query(struct sparse_case *s, uint8_t *row, int64_t token, int64_t head);
 
 #endif

@@ -10,36 +10,9 @@
 
 static struct axis axes[S_AXES];
 
-static const char axis_values[] = "shape: 0 1 2 3 4 5 6\n"
-                                  "b: 1 4 74 321\n"
-                                  "s_q: 1 3\n"
-                                  "h_q: 1 8 16 48 64 96 128\n"
-                                  "format: bf16 bf16_512 fp8_656 fp8_584 fp16 fp8_656_q16\n"
-                                  "lengths: none full varied zero beyond\n"
-                                  "extra: 0 1 2 3 4 5 6 7\n"
-                                  "extra_lengths: none full varied zero beyond\n"
-                                  "indices: some all none twice\n"
-                                  "codes: written scales extreme beyond nan\n"
-                                  "inputs: normal spiked steep (infinite) (beyond)\n"
-                                  "sink: none finite infinite\n"
-                                  "lse_empty: 0 1\n"
-                                  "log_base: 0 2\n"
-                                  "batch_invariant: 0 1\n"
-                                  "plan: inside given stale\n"
-                                  "partitions: 0 1 3 78\n"
-                                  "layout: contiguous padded swapped odd (far)\n"
-                                  "lse: 1 0\n"
-                                  "threads: built_in one own\n";
-
-#define TENSOR_ARGS fmla_sparse_decode_args
-static const struct tensor_row tensors[] = {SPARSE_TENSORS_OF(TENSOR_ROW)};
+static const char axis_values[] = SPARSE_AXES(AXIS_TEXT);
 
 /* ---- The grid -------------------------------------------------------------------------------- */
-
-static bool possible(const int64_t *v)
-{
-    return v != NULL;
-}
 
 /* Lengths of an extra cache that is not there play no part, nor does a plan in batch-invariant mode; codes do in FP8, but
  * for NaN. */
@@ -71,16 +44,16 @@ static bool leaves(const struct test_case *c, const struct run *run, bool *must)
     *must = true;
     if (strncmp(run->kernel, "cuda-sm90", 9) != 0) return false;
     if (c->v[S_LAYOUT] == LAYOUT_ODD || c->v[S_FORMAT] == S_FP8_656_Q16) return true;
-    const int64_t size = s->layout.element == KV_ELEMENT_E4M3 ? 1 : 2;
+    const int64_t size = s->pool[0].layout.element == KV_ELEMENT_E4M3 ? 1 : 2;
     for (int k = 0; k < S_CACHES; k++)
         if (s->pool[k].memory && s->pool[k].pages > 1 && s->pool[k].strides[0] * size % 16) return true;
     return false;
 }
 
 /* Only what the kernel takes is in its grid. */
-static void choose(const struct run *run, struct grid *grid)
+static void choose(const struct subject *op, const struct run *run, struct grid *grid)
 {
-    struct axis *format = &axes[S_FORMAT];
+    struct axis *format = &op->axis[S_FORMAT];
     const bool fp8_alone = !strcmp(run->kernel, "cuda-sm90-16"),
                hopper = !strncmp(run->kernel, "cuda-sm90", 9);
     format->count = 0;
@@ -90,8 +63,8 @@ static void choose(const struct run *run, struct grid *grid)
         if ((!fp16 || run->types & FMLA_TAKES_FP16) && (fp8 || !fp8_alone))
             format->values[format->count++] = i;
     }
-    axes[S_THREADS].count = on_gpu(run) ? 1 : 3;
-    grid->possible = possible, grid->counts = counts;
+    op->axis[S_THREADS].count = on_gpu(run) ? 1 : 3;
+    grid->counts = counts;
     grid->cost = cost, grid->dear = 4e5;
 }
 /* ---- Faults ---------------------------------------------------------------------------------- */
@@ -106,13 +79,7 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
                 return plant(patch, guarded_at(pool[1].length, r, 0, 0, 0), &none, sizeof none);
         return false;
     }
-    for (int64_t r = 0; r < c->b; r++)
-        for (int64_t j = 0; j < c->s_q; j++)
-            for (int64_t i = 0; i < pool[0].topk; i++)
-                if (sparse_pool_plant(&pool[0], fault, sparse_list(c, 0, r, j), i, pool[0].count[r],
-                                      guarded_at(pool[0].length, r, 0, 0, 0), patch))
-                    return true;
-    return false;
+    return sparse_plant(c, fault, patch);
 }
 
 /* Cases with room for every fault. An lse is small where one key stands alone. */
@@ -128,22 +95,19 @@ static const char *fault_case(const struct run *run, uint64_t i)
 }
 /* ---- Cases beside the grid ------------------------------------------------------------------- */
 
-/* Is that format in the kernel's grid? Pages far apart take memory on a GPU. */
+/* Is that format in the kernel's grid? */
 static bool has(const struct run *run, const int64_t *v)
 {
-    const size_t needed = (size_t)64 << 30;
     bool known = false;
     for (int i = 0; i < axes[S_FORMAT].count; i++) known |= axes[S_FORMAT].values[i] == v[S_FORMAT];
-    if (!known || v[S_LAYOUT] != S_LAYOUT_FAR || !on_gpu(run) || device_memory() > needed) return known;
-    printf("  not on this GPU: pages of a cache 2^31 bytes apart\n");
-    return false;
+    return known && (v[S_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
 }
 
 /* What pairs do not reach: many splits of one request, a cut inside the extra cache, more than two chunks in batch-invariant
  * mode, and offsets of more than 32 bits in every format. */
 static const char *const special[] = {
-    "shape 4, b 1, s_q 3, h_q 16, format fp8_656, extra 7, inputs spiked, plan given, partitions 78",
-    "shape 0, b 2, h_q 8, format fp8_584, lengths zero, extra 4, partitions 7",
+    "shape 4, b 1, s_q 3, h_q 16, format fp8_656, extra 7, inputs spiked, plan given, num_partitions 78",
+    "shape 0, b 2, h_q 8, format fp8_584, lengths zero, extra 4, num_partitions 7",
     "shape 5, b 2, h_q 2, format fp8_584, extra 5, extra_lengths full, inputs steep, batch_invariant 1",
     "shape 5, h_q 2, format bf16, extra 6, inputs spiked, layout far",
     "shape 6, h_q 2, format fp8_656, extra 6, inputs spiked, layout far",
@@ -151,26 +115,17 @@ static const char *const special[] = {
     NULL};
 
 /* Scores of +inf or beyond fp32; and the oracle's own strides and batches against its rows. */
+#define MANY                                                                                                 \
+    "shape 2, b 5, s_q 2, h_q 16, lengths varied, extra 3, extra_lengths varied, num_partitions 7, "         \
+    "sink finite, "
 static void more(struct suite *suite)
 {
-    static const char *const formats[S_FORMATS] = {"bf16",    "bf16_512", "fp8_656",
-                                                   "fp8_584", "fp16",     "fp8_656_q16"};
-    char text[300];
-    for (int i = 0; i < 2 * S_FORMATS; i++) {
-        snprintf(text, sizeof text,
-                 "shape 2, b 5, s_q 2, h_q 16, format %s, lengths varied, extra 3, extra_lengths varied, "
-                 "inputs %s, "
-                 "partitions 7, sink finite",
-                 formats[i % S_FORMATS], i < S_FORMATS ? "infinite" : "beyond");
-        suite_case(suite, text, suite->run[0].seed, false);
-    }
-    for (int i = 0; i < S_FORMATS; i++) {
-        snprintf(text, sizeof text,
-                 "b 3, s_q 3, h_q 5, format %s, lengths varied, extra 3, extra_lengths varied, sink finite, "
-                 "layout odd",
-                 formats[i]);
-        suite_case(suite, text, suite->run[0].seed, true);
-    }
+    const uint64_t seed = suite->run[0].seed;
+    suite_each(suite, S_FORMAT, MANY "inputs infinite", seed, false);
+    suite_each(suite, S_FORMAT, MANY "inputs beyond", seed, false);
+    suite_each(suite, S_FORMAT,
+               "b 3, s_q 3, h_q 5, lengths varied, extra 3, extra_lengths varied, sink finite, layout odd",
+               seed, true);
 }
 
 /* ---- Timing ---------------------------------------------------------------------------------- */
@@ -179,35 +134,20 @@ static const char *const timed[] = {
     "shape 5, h_q 128, format bf16, indices all", "shape 5, h_q 128, format fp8_656, indices all",
     "shape 5, h_q 16, format fp8_656, indices all", "shape 5, h_q 128, format fp8_584, indices all", NULL};
 
-static double flop(const struct test_case *c)
-{
-    return 2.0 * (double)(c->d_qk + c->d_v) *
-           (double)(c->b * c->h_q * ((const struct sparse_case *)c)->pool[0].topk);
-}
-
 #define WIDE       "shape 5, " /* of sparse_shapes: 2048 named */
 #define BUSY_EXTRA "extra 4, " /* 1024 keys, 576 named */
 
-const struct operation sparse_decode = {
-    .name = "sparse_decode",
-    .calls = &sparse_calls,
+struct subject sparse_decode = {
+    .of = OP_SPARSE_DECODE,
     .maker = &sparse_maker,
-    .plan = S_PLAN,
-    .invariant = S_INVARIANT,
     .values = axis_values,
     .axis = axes,
     .axes = S_AXES,
-    .threads = S_THREADS,
-    .tensor = tensors,
-    .tensors = SPARSE_TENSORS,
-    .results = SPARSE_Q,
-    .tables = SPARSE_PARTITIONS,
     .choose = choose,
     .has = has,
     .leaves = leaves,
     .special = special,
     .more = more,
-    .sink = SPARSE_SINK,
     .faults = (FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK)) & ~(FAULT(MERGE_BASE)),
     .fault_case = fault_case,
     .plant_before = plant_before,
@@ -224,7 +164,6 @@ const struct operation sparse_decode = {
                 {WIDE "b 64, s_q 2, h_q 16, format fp8_584, lengths varied, extra 6, extra_lengths varied"},
             .busy = WIDE "b 16, s_q 2, h_q 64, format fp8_656, lengths varied, plan given",
             .foreign = "shape 3, " BUSY_EXTRA
-                       "b 9, s_q 2, h_q 64, format fp8_656, lengths varied, plan given, partitions 13"},
+                       "b 9, s_q 2, h_q 64, format fp8_656, lengths varied, plan given, num_partitions 13"},
     .timed = timed,
-    .flop = flop,
 };

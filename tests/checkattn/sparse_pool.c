@@ -120,7 +120,9 @@ uint8_t *sparse_pool_scales(const struct sparse_pool *pool, int64_t slot)
     return token - kv_token_at(&pool->layout, at) + kv_scales_at(&pool->layout, pool->page_size, at);
 }
 
-void sparse_pool_values(const struct sparse_pool *pool, const uint8_t *token, int64_t slot, float *values)
+/* The values of a key, as attention takes them: d_qk of them, from the bytes of its token. */
+static void sparse_pool_values(const struct sparse_pool *pool, const uint8_t *token, int64_t slot,
+                               float *values)
 {
     const int64_t at = slot % pool->page_size;
     const bool in_page =
@@ -170,21 +172,16 @@ uint8_t *sparse_pool_end(const struct sparse_pool *pool, uint8_t *token)
     return token + (l->rope ? l->rope_offset + 2 * l->rope : l->token_bytes);
 }
 
-void sparse_pool_put_16(const struct sparse_pool *pool, struct random_state *random, uint8_t *to, bool spike)
-{
-    const bool fp16 = pool->format == KV_FP16;
-    memcpy(to, drawn_keys[fp16] + random_between(random, 0, DRAWN - pool->d_qk),
-           (size_t)pool->layout.token_bytes);
-    if (spike) case_spike(sparse_pool_end(pool, to), fp16);
-}
-
 void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random, int64_t codes, int64_t slot,
-                     bool spike)
+                     int64_t key_head, bool spike)
 {
-    uint8_t *to = sparse_pool_token(pool, slot);
+    uint8_t *to = sparse_pool_token(pool, slot) + key_head * pool->head_bytes;
     const int fp8 = pool->format == KV_FP8_584;
+    const bool fp16 = pool->format == KV_FP16;
     if (pool->layout.element != KV_ELEMENT_E4M3) {
-        sparse_pool_put_16(pool, random, to, spike);
+        memcpy(to, drawn_keys[fp16] + random_between(random, 0, DRAWN - pool->d_qk),
+               (size_t)pool->layout.token_bytes);
+        if (spike) case_spike(sparse_pool_end(pool, to), fp16);
         return;
     }
     _Static_assert((int)S_CODES_NAN == (int)CODES, "the others are drawn");
@@ -215,7 +212,7 @@ int64_t sparse_pool_spread(struct sparse_pool *pool)
 {
     const size_t front = (size_t)1 << 31, between = front + 64;
     const int64_t before = pool->strides[0];
-    guarded_spread(pool->memory, pool->pages, (size_t)pool->page_bytes, front, between);
+    guarded_spread(pool->memory, pool->pages, (size_t)pool->page_bytes, front, between, false);
     pool->view->data = pool->memory->far + front, pool->view->byte_offset = 0;
     pool->strides[0] = (int64_t)between / (pool->layout.element == KV_ELEMENT_E4M3 ? 1 : 2);
     pool->view->strides = pool->strides;

@@ -98,13 +98,9 @@ uint8_t *sparse_pool_scales(const struct sparse_pool *pool, int64_t slot);
 /* The end of the token's last values, which are 16 bits wide in every format. */
 uint8_t *sparse_pool_end(const struct sparse_pool *pool, uint8_t *token);
 
-/* The values of a key, as attention takes them: d_qk of them, from the bytes of its token. */
-void sparse_pool_values(const struct sparse_pool *pool, const uint8_t *token, int64_t slot, float *values);
-
-/* A drawn key into a slot, or into the bytes of a token of 16-bit values. */
+/* A drawn key into a slot. */
 void sparse_pool_put(const struct sparse_pool *pool, struct random_state *random, int64_t codes, int64_t slot,
-                     bool spike);
-void sparse_pool_put_16(const struct sparse_pool *pool, struct random_state *random, uint8_t *to, bool spike);
+                     int64_t key_head, bool spike);
 
 /* One value of a key that is seen: NaN, by its code or by its scale. */
 void sparse_pool_put_nan(const struct sparse_pool *pool, struct random_state *random, uint8_t *token,

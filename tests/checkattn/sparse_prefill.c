@@ -2,7 +2,7 @@
  *
  * Sparse prefill: its grid, its faults, and cases beside the grid.
  */
-#include "prefill_case.h"
+#include "sparse_case.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -13,27 +13,7 @@ enum { MANY_TOKENS = 70000 };
 
 static struct axis axes[P_AXES];
 
-static const char axis_values[] =
-    "shape: 0 1 2 3 4 5 6 7 8 9 (few) (no_keys) (no_lists) (far) (far_pages) (blocks) (pieces)\n"
-    "s_q: 0 1 62 213 1234 70000\n"
-    "h_q: 1 16 64 80 128\n"
-    "h_kv: 1 2\n"
-    "d_qk: 512 576\n"
-    "source: flat flat_gaps fp8_656 fp8_584 pages\n"
-    "page_size: 64 1 61 576\n"
-    "lengths: none (full) varied (zero) beyond\n"
-    "indices: some all none twice blocks any\n"
-    "codes: written scales extreme (beyond) nan\n"
-    "inputs: normal spiked steep (infinite) (beyond) extreme\n"
-    "sink: none finite infinite\n"
-    "lse_empty: 0 1\n"
-    "log_base: 0 2\n"
-    "results: both lse max none\n"
-    "layout: contiguous padded swapped odd (far)\n"
-    "threads: built_in one own\n";
-
-#define TENSOR_ARGS fmla_sparse_prefill_args
-static const struct tensor_row tensors[] = {PREFILL_TENSORS_OF(TENSOR_ROW)};
+static const char axis_values[] = PREFILL_AXES(AXIS_TEXT);
 
 /* ---- The grid -------------------------------------------------------------------------------- */
 
@@ -149,16 +129,16 @@ static bool refuses(const struct run *run, const int64_t *v)
 }
 
 /* The kernels of the CPU and the portable one of GPUs take everything; a tuned one is asked, and what it leaves is told. */
-static void choose(const struct run *run, struct grid *grid)
+static void choose(const struct subject *op, const struct run *run, struct grid *grid)
 {
     static const char *const names[P_SOURCES] = {"flat keys", "flat keys with gaps", "FP8_656", "FP8_584",
                                                  "BF16 pages"};
     memset(&leaves, 0, sizeof leaves);
-    axes[P_THREADS].count = on_gpu(run) ? 1 : 3;
+    op->axis[P_THREADS].count = on_gpu(run) ? 1 : 3;
     /* The portable kernel would take minutes for them. */
     const bool tuned = on_gpu(run) && strcmp(run->kernel, "cuda") != 0;
     const bool many = tuned && device_memory() >= (size_t)40 << 30;
-    axes[P_SQ].count = many ? 6 : 5;
+    op->axis[P_SQ].count = many ? 6 : 5;
     if (!many && run->fault == FAULT_NONE)
         printf("  not of this kernel, or not on this device: s_q %d, but for one case of 8 entries\n",
                MANY_TOKENS);
@@ -185,30 +165,23 @@ static void choose(const struct run *run, struct grid *grid)
 
 static bool plant_before(struct test_case *c, enum defect fault, struct patch *patch)
 {
-    const struct prefill_case *p = (const struct prefill_case *)c;
-    for (int64_t token = 0; token < c->s_q; token++)
-        for (int64_t i = 0; i < p->pool.topk; i++)
-            if (sparse_pool_plant(&p->pool, fault, prefill_case_entry(p, token, 0, 0), i,
-                                  prefill_case_count(p, token), guarded_at(p->pool.length, token, 0, 0, 0),
-                                  patch))
-                return true;
-    return false;
+    return sparse_plant(c, fault, patch);
 }
 
 static bool plant_after(struct test_case *c, enum defect fault)
 {
     const int64_t last = c->s_q - 1;
     int64_t seeing = 0, nan = 0; /* tokens */
-    while (nan < last && !isnan(*(const float *)case_row(c, PREFILL_LSE, 0, nan, 0))) nan++;
-    while (seeing < last && !prefill_sees(c, 0, seeing, 0)) seeing++;
+    while (nan < last && !isnan(*(const float *)case_row(c, PREFILL(lse), 0, nan, 0))) nan++;
+    while (seeing < last && !sparse_sees(c, 0, seeing, 0)) seeing++;
     switch (fault) {
-    case FAULT_LSE_BASE: *(float *)case_row(c, PREFILL_LSE, 0, seeing, 0) *= 1.44269504f; return true;
+    case FAULT_LSE_BASE: *(float *)case_row(c, PREFILL(lse), 0, seeing, 0) *= 1.44269504f; return true;
     case FAULT_MAX_SCALE:
-        *(float *)case_row(c, PREFILL_MAX, 0, seeing, 0) /= c->args.prefill.softmax_scale;
+        *(float *)case_row(c, PREFILL(max_logits), 0, seeing, 0) /= c->args.sparse_prefill.softmax_scale;
         return true;
     case FAULT_MAX_NAN:
-        *(float *)case_row(c, PREFILL_MAX, 0, nan, 0) = -6.9e29f;
-        return isnan(*(const float *)case_row(c, PREFILL_LSE, 0, nan, 0));
+        *(float *)case_row(c, PREFILL(max_logits), 0, nan, 0) = -6.9e29f;
+        return isnan(*(const float *)case_row(c, PREFILL(lse), 0, nan, 0));
     default: return false;
     }
 }
@@ -227,14 +200,11 @@ static const char *fault_case(const struct run *run, uint64_t i)
 
 /* ---- Cases beside the grid ------------------------------------------------------------------- */
 
-/* Does the kernel have that source? Keys far apart take memory on a GPU. */
+/* Does the kernel have that source? */
 static bool has(const struct run *run, const int64_t *v)
 {
-    const size_t needed = (size_t)64 << 30;
-    if (!is_sound(v[P_SOURCE], v[P_DQK], v[P_HQ], v[P_HKV])) return false;
-    if (v[P_LAYOUT] != P_LAYOUT_FAR || !on_gpu(run) || device_memory() >= needed) return true;
-    printf("  not on this GPU: keys 2^31 bytes apart\n");
-    return false;
+    return is_sound(v[P_SOURCE], v[P_DQK], v[P_HQ], v[P_HKV]) &&
+           (v[P_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
 }
 
 /* What pairs do not reach: no keys, no lists, as many tokens as take a GPU with long lists, offsets of more than 32 bits,
@@ -290,30 +260,18 @@ static const char *const timed[] = {WIDE "s_q 32, h_q 128, source flat, indices 
                                     WIDE "s_q 32, h_q 128, source fp8_656, indices all",
                                     WIDE "s_q 32, h_q 128, source fp8_584, d_qk 512, indices all", NULL};
 
-static double flop(const struct test_case *c)
-{
-    return 2.0 * (double)(c->d_qk + c->d_v) *
-           (double)(c->s_q * c->h_q * ((const struct prefill_case *)c)->pool.topk);
-}
-
-const struct operation sparse_prefill = {
-    .name = "sparse_prefill",
-    .calls = &prefill_calls,
+struct subject sparse_prefill = {
+    .of = OP_SPARSE_PREFILL,
     .maker = &prefill_maker,
     .values = axis_values,
     .axis = axes,
     .axes = P_AXES,
-    .threads = P_THREADS,
     .defaults = "h_q 16, d_qk 576",
-    .tensor = tensors,
-    .tensors = PREFILL_TENSORS,
-    .results = PREFILL_Q,
     .choose = choose,
     .has = has,
     .leaves = leaves_case,
     .special = special,
     .more = more,
-    .sink = PREFILL_SINK,
     .faults = ((FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK) | FAULT(MERGE_BASE) | FAULT(NO_EXTRA))) |
               FAULT(LSE_BASE) | FAULT(MAX_SCALE) | FAULT(MAX_NAN),
     .fault_case = fault_case,
@@ -327,5 +285,4 @@ const struct operation sparse_prefill = {
             .repeats = {WIDE "s_q 70, lengths varied", "shape 8, s_q 70, lengths varied, indices blocks"},
             .busy = WIDE "s_q 700, lengths varied, indices blocks"},
     .timed = timed,
-    .flop = flop,
 };

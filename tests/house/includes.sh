@@ -85,7 +85,7 @@ check() {
             if (a == "support") return b == "support" || to ~ /^src\/(num|kvformat)\.h$/
             if (a ~ /^tests\/(unit|checkattn|fuzz)$/ && to ~ /^src\/(num|num_fast|kvformat|plan)\.h$/) return 1
             if (a == "tools" && to ~ /^src\/operations\.(h|def)$/) return 1
-            if (a ~ /^tests\/(unit|fuzz)$/ && to ~ /^src\/operations\.(h|def)$/) return 1
+            if (a ~ /^tests\/(unit|checkattn|fuzz)$/ && to ~ /^src\/operations\.(h|def)$/) return 1
             if (a == "tests/fuzz" && to ~ /^tests\/unit\/(described|tensors|plan_walk)\.h$/) return 1
             if (from == "tools/flashmla/layout.c" && to == "src/cuda/device/fragment.h") return 1
             if (a == "tests/unit" && b == "src/cuda" && to ~ /\.h$/) return 1

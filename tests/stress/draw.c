@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 #include "draw.h"
 
-#include "../checkattn/cache.h"
+#include "../checkattn/axes.h"
 #include "../checkattn/decode_case.h"
-#include "../checkattn/merge.h"
-#include "../checkattn/prefill_case.h"
 #include "../checkattn/sparse_case.h"
 
 #include <string.h>
 
-const struct operation *const drawn_operations[OPERATIONS] = {&dense_decode, &sparse_decode, &sparse_prefill,
-                                                              &merge,        &cache_append,  &cache_gather};
+struct subject *const drawn_operations[DRAWN_OPERATIONS] = {&dense_decode, &sparse_decode, &sparse_prefill,
+                                                            &merge,        &cache_append,  &cache_gather};
 
 /* ---- Numbers --------------------------------------------------------------------------------- */
 
@@ -105,7 +103,7 @@ static void draw_sparse(struct random_state *random, int32_t types, int64_t *v)
     v[S_SHAPE] = sparse_shape(size_of(random, 1025), topk, page_of(random));
     v[S_EXTRA] = kind(random, 2) ? 1 + sparse_shape(size_of(random, 257), extra, page_of(random)) : 0;
     v[S_FORMAT] = types & FMLA_TAKES_FP16 ? kind(random, S_FORMATS)
-                                         : ONE_OF(random, S_BF16, S_BF16_512, S_FP8_656, S_FP8_584);
+                                          : ONE_OF(random, S_BF16, S_BF16_512, S_FP8_656, S_FP8_584);
     v[S_LENGTHS] = lengths_of(random), v[S_EXTRA_LENGTHS] = lengths_of(random);
     v[S_INDICES] = kind(random, S_INDICES_TWICE + 1);
     v[S_CODES] = kind(random, S_CODES_NAN + 1);
@@ -113,7 +111,7 @@ static void draw_sparse(struct random_state *random, int32_t types, int64_t *v)
     v[S_SINK] = kind(random, SINK_INFINITE + 1);
     v[S_EMPTY] = kind(random, 2), v[S_BASE] = 2 * kind(random, 2);
     v[S_INVARIANT] = !kind(random, 3);
-    v[S_PLAN] = kind(random, S_PLAN_STALE + 1);
+    v[S_PLAN] = kind(random, PLAN_STALE + 1);
     v[S_PARTITIONS] = ONE_OF(random, 0, 0, 1, 2, 3, 7, 78);
     v[S_LAYOUT] = layout_of(random);
     v[S_LSE] = kind(random, 4) != 0;
@@ -189,6 +187,6 @@ void draw_case(struct random_state *random, enum drawn operation, int32_t types,
     case MERGE: draw_merge(random, v); break;
     case CACHE_APPEND:
     case CACHE_GATHER: draw_cache(random, operation == CACHE_GATHER, gpu, v); break;
-    case OPERATIONS: break;
+    case DRAWN_OPERATIONS: break;
     }
 }

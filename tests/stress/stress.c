@@ -43,8 +43,8 @@ static struct {
     int only; /* as a fault says */
     int kernels;
     struct tested kernel[MOST_KERNELS];
-    int32_t types[OPERATIONS]; /* of the kernels that dispatch chooses from */
-    _Atomic int64_t next, made, rows, failed, of_operation[OPERATIONS];
+    int32_t types[DRAWN_OPERATIONS]; /* of the kernels that dispatch chooses from */
+    _Atomic int64_t next, made, rows, failed, of_operation[DRAWN_OPERATIONS];
     _Atomic int64_t under_way[MOST_THREADS]; /* the call that each host thread is making; 0: none */
 } stress = {.seed = 1};
 
@@ -115,17 +115,18 @@ static bool find_kernels(fmla_device device)
     fmla_capability row = FMLA_INIT(fmla_capability);
     for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
         int operation = 0;
-        while (operation < OPERATIONS && strcmp(row.operation, drawn_operations[operation]->name) != 0)
+        while (operation < DRAWN_OPERATIONS &&
+               strcmp(row.operation, descriptors[drawn_operations[operation]->of].name) != 0)
             operation++;
-        if (operation == OPERATIONS || !row.kernel || !row.available || row.forced_only) continue;
+        if (operation == DRAWN_OPERATIONS || !row.kernel || !row.available || row.forced_only) continue;
         stress.types[operation] |= row.types;
         if (takes_everything(row.kernel) && stress.kernels < MOST_KERNELS)
             stress.kernel[stress.kernels++] = (struct tested){(enum drawn)operation, row.kernel, row.types};
     }
-    for (int operation = 0; operation < OPERATIONS; operation++)
+    for (int operation = 0; operation < DRAWN_OPERATIONS; operation++)
         if (!stress.types[operation]) {
             fprintf(stderr, "stress: there is no kernel of %s on that device\n",
-                    drawn_operations[operation]->name);
+                    descriptors[drawn_operations[operation]->of].name);
             return false;
         }
     return true;
@@ -182,7 +183,8 @@ static void make_call(int64_t call)
     if (!tally.failed) return;
     atomic_fetch_add(&stress.failed, 1);
     fprintf(stderr, "stress: call %lld of %s by %s failed; again: --seed %llu --call %lld\n", (long long)call,
-            drawn_operations[operation]->name, run.kernel, (unsigned long long)stress.seed, (long long)call);
+            descriptors[drawn_operations[operation]->of].name, run.kernel, (unsigned long long)stress.seed,
+            (long long)call);
 }
 
 struct host_thread {
@@ -264,8 +266,8 @@ static int summary(double start)
     const int64_t made = atomic_load(&stress.made), failed = atomic_load(&stress.failed);
     printf("stress: seed %llu: %lld calls in %.0f s (", (unsigned long long)stress.seed, (long long)made,
            timing_now() - start);
-    for (int i = 0; i < OPERATIONS; i++)
-        printf("%s%s %lld", i ? ", " : "", drawn_operations[i]->name,
+    for (int i = 0; i < DRAWN_OPERATIONS; i++)
+        printf("%s%s %lld", i ? ", " : "", descriptors[drawn_operations[i]->of].name,
                (long long)atomic_load(&stress.of_operation[i]));
     printf("), %lld rows against the oracle, %lld calls failed\n", (long long)atomic_load(&stress.rows),
            (long long)failed);
@@ -315,7 +317,7 @@ int main(int argc, char **argv)
         watch.after = fault->after, watch.refused = fault->refused, stress.defect = fault->defect,
         stress.only = fault->only;
     device_stress = &watch;
-    for (int i = OPERATIONS - 1; i >= 0;
+    for (int i = DRAWN_OPERATIONS - 1; i >= 0;
          i--) /* keys of sparse decode are those of prefill too: the last ones stay */
         operation_begin(drawn_operations[i], stress.seed);
     const double start = timing_now();

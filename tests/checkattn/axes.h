@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The axes of cases of merge, of cache append and of cache gather, and what their values mean where they are not numbers.
+ */
+#ifndef CHECKATTN_AXES_H
+#define CHECKATTN_AXES_H
+
+#include "case.h"
+
+#define MERGE_AXES(X)                                                                                        \
+    X(M_N, "n: 0 1 2 3 17 64")                                                                               \
+    X(M_B, "b: 0 1 3")                                                                                       \
+    X(M_SQ, "s_q: 1 2 5")                                                                                    \
+    X(M_HQ, "h_q: 1 5 16 128")                                                                               \
+    X(M_DV, "d_v: 1 64 127 512 513")                                                                         \
+    X(M_PART, "parts: bf16 fp16 fp32")                                                                       \
+    X(M_OUT, "out: bf16 fp16 fp32")                                                                          \
+    X(M_EMPTY, "lse_empty: 0 1")                                                                             \
+    X(M_BASE, "log_base: 0 2")                                                                               \
+    X(M_SINK, "sink: 0 1")                                                                                   \
+    X(M_EMPTIES, "empty parts: none some all nan")                                                           \
+    X(M_LAYOUT, "layout: contiguous padded swapped odd")                                                     \
+    X(M_THREADS, "threads: built_in (one) own")
+enum { MERGE_AXES(AXIS_NAME) M_AXES };
+enum { EMPTIES_NONE, EMPTIES_SOME, EMPTIES_ALL, EMPTIES_NAN /* of some rows one part has an lse of NaN */ };
+
+#define CACHE_AXES(X)                                                                                        \
+    X(C_FORMAT, "format: (none) bf16 fp16 fp8_656 fp8_584 fp8_576")                                          \
+    X(C_ELEMENT, "vectors: bf16 fp16 fp32")                                                                  \
+    X(C_TOKENS, "tokens: 0 1 128 4097")                                                                      \
+    X(C_PAGE_SIZE, "page_size: 1 2 61 64 256")                                                               \
+    X(C_CACHE, "cache: dense padded odd spread (far)")                                                       \
+    X(C_VECTORS, "layout: contiguous padded (swapped) odd")                                                  \
+    X(C_ROPE, "rope apart: 0 1")                                                                             \
+    X(C_D_QK, "d_qk: 512 576 1 40 130 1040") /* of bf16 and fp16 */                                          \
+    X(C_VALUES, "values: normal hostile all")                                                                \
+    X(C_SCALE, "scale: 0 1 2 3 4") /* of FP8_576 */                                                          \
+    X(C_SLOTS, "slots: distinct skipped twice")                                                              \
+    X(C_GRAPH, "graph: 0 1")                                                                                 \
+    X(C_THREADS, "threads: built_in (one) own")
+enum { CACHE_AXES(AXIS_NAME) C_AXES };
+enum { CACHE_DENSE, CACHE_PADDED, CACHE_ODD, CACHE_SPREAD, CACHE_FAR /* pages more than 2^31 bytes apart */ };
+enum { VALUES_NORMAL, VALUES_HOSTILE, VALUES_ALL };
+enum { SLOTS_DISTINCT, SLOTS_SKIPPED, SLOTS_TWICE };
+enum { CACHE_SCALES = 5 };
+
+#endif
