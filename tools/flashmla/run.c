@@ -177,7 +177,7 @@ static bool check(struct job *job, struct fault *fault)
 {
     struct check_result *result = &job->told.check;
     char wrong[128];
-    if (!check_against_oracle(&job->call, result, fault)) return false;
+    if (!check_against_oracle(&job->call, device_is_gpu(job->runs->device), result, fault)) return false;
     printf("%-12s %s: %" PRId64 " of %" PRId64 " rows against the oracle; out: worst difference %.2e, cosine "
            "%.1e; lse: worst difference %.2e",
            "check", result->passed ? "PASS" : "FAIL", result->rows, result->all_rows, result->of[0].worst_abs,

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the rounding of a row's results is relative to, however small they are themselves (docs/semantics.md, "Tolerances"):
+ * Σ_d |scale · q_d · k_d| of the key that has the largest score, for lse and max_logits; Σ_t p_t |v_t|, for an element of out.
+ * In double, from the values that the oracle reads.
+ */
+#ifndef FMLA_SUPPORT_MAGNITUDE_H
+#define FMLA_SUPPORT_MAGNITUDE_H
+
+#include "flashmla/flashmla.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { MAGNITUDE_D_V = 512 }; /* V is the first of these of a key */
+
+/* Zero-initialised, and then given the keys that the row sees, one after the other. */
+struct magnitude {
+    bool any;
+    double score, sum; /* of the key with the largest score */
+    double weight,
+        values[MAGNITUDE_D_V]; /* Σ_t p_t and Σ_t p_t |v_t|, where p_t = exp(its score - the largest) */
+};
+
+static inline void magnitude_add(struct magnitude *m, double scale, const float *q, const float *key,
+                                 int64_t d_qk)
+{
+    double score = 0.0, sum = 0.0;
+    for (int64_t d = 0; d < d_qk; d++) {
+        const double product = scale * (double)q[d] * (double)key[d];
+        score += product, sum += fabs(product);
+    }
+    if (isnan(score)) return;
+    if (!m->any || score > m->score) {
+        const double smaller = m->any ? exp(m->score - score) : 0.0;
+        m->any = true, m->score = score, m->sum = sum, m->weight *= smaller;
+        for (int d = 0; d < MAGNITUDE_D_V; d++) m->values[d] *= smaller;
+    }
+    const double p = exp(score - m->score);
+    m->weight += p;
+    for (int d = 0; d < MAGNITUDE_D_V; d++) m->values[d] += p * fabs((double)key[d]);
+}
+
+/* How far from the oracle's an lse of that base may be for the rounding of products; 0 where no key is seen. */
+static inline double magnitude_bound(const struct magnitude *m, int32_t log_base)
+{
+    static const double log2_e = 1.44269504088896341;
+    return 0x1p-20 * m->sum * (log_base == FMLA_LOG_BASE_2 ? log2_e : 1.0);
+}
+
+/* How far element d of out may be for the rounding of probabilities and of out itself to bf16, by 2^-9 of each; 0 where no
+ * key is seen. */
+static inline double magnitude_out_bound(const struct magnitude *m, double sink, int d)
+{
+    return m->any ? 0x1p-8 * m->values[d] / (m->weight + exp(sink - m->score)) : 0.0;
+}
+
+#endif
