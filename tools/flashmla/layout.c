@@ -13,11 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* As in the table below, which tests/command/layout.sh holds it to. */
-static const char *const layout_names[] = {
-    "mma-a",         "mma-b",         "mma-c",   "ldmatrix-tile", "ldmatrix-tile-trans",
-    "ldmatrix-8x32", "ldmatrix-pair", "wgmma-a", "wgmma-d",       "swizzle-128",
-    "swizzle-64",    "swizzle-32",    NULL};
+static const char *layout_names[16]; /* filled from the table below */
 
 static const struct command about = {
     "layout",
@@ -95,6 +91,7 @@ static const struct layout layouts[] = {
 };
 _Static_assert(LINE_BYTES == 128, "the widest rows are lines of all banks");
 enum { LAYOUTS = sizeof layouts / sizeof *layouts };
+_Static_assert(LAYOUTS < sizeof layout_names / sizeof *layout_names, "the last name is NULL");
 
 /* ---- The filled table ----------------------------------------------------------------------- */
 
@@ -265,16 +262,6 @@ static const struct layout *find(const char *name)
     return NULL;
 }
 
-static int unknown(const char *name)
-{
-    char allowed[512] = "";
-    for (int i = 0; i < LAYOUTS; i++) {
-        const size_t used = strlen(allowed);
-        snprintf(allowed + used, sizeof allowed - used, "%s%s", i ? ", " : "", layouts[i].name);
-    }
-    return complain(&about, EXIT_USAGE, "%.100s: no such layout; allowed are %s", name, allowed);
-}
-
 static int list(const struct layout_options *options)
 {
     const char *const needs = options->svg             ? "--svg"
@@ -289,7 +276,7 @@ static int list(const struct layout_options *options)
 static int show(const char *name, const struct layout_options *options)
 {
     const struct layout *const layout = find(name);
-    if (!layout) return unknown(name);
+    if (!layout) return no_such(&about, "layout", name, layout_names, "");
     if (options->columns_given && layout->columns != ANY_COLUMNS)
         return complain(&about, EXIT_USAGE, "--columns: %s has %d; only wgmma-d takes a number", name,
                         layout->columns);
@@ -327,10 +314,7 @@ int command_layout(int argc, char **argv)
                       "columns of wgmma-d, a multiple of 8; default 16", &o.columns_given),
         OPTION_FILE("--svg", &o.svg, "draw the layout there"),
         {0}};
-    switch (options_parse(&about, options, argc, argv, &name)) {
-    case OPTIONS_HELPED: return EXIT_GOOD;
-    case OPTIONS_WRONG: return EXIT_USAGE;
-    case OPTIONS_PARSED: break;
-    }
-    return name ? show(name, &o) : list(&o);
+    for (int i = 0; i < LAYOUTS; i++) layout_names[i] = layouts[i].name;
+    const int done = options_parse(&about, options, argc, argv, &name);
+    return done >= 0 ? done : name ? show(name, &o) : list(&o);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "options.h"
 
+#include "call.h"
 #include "help.h"
 #include "same_file.h"
 
@@ -27,6 +28,23 @@ int complain(const struct command *command, int status, const char *format, ...)
     fault_set(&line, "%s", text);
     fprintf(stderr, "flashmla%s%s: %s\n", *command->name ? " " : "", command->name, line.text);
     return status;
+}
+
+enum { WORDS = 400 };
+
+static const char *joined(const char *const *words, const char *between, char text[WORDS])
+{
+    for (size_t used = *text = 0; *words; words++, used = strlen(text))
+        snprintf(text + used, WORDS - used, "%s%s", used ? between : "", *words);
+    return text;
+}
+
+int no_such(const struct command *command, const char *what, const char *word, const char *const *words,
+            const char *others)
+{
+    char allowed[WORDS];
+    return complain(command, EXIT_USAGE, "%.100s: no such %s; allowed are %s%s", word, what,
+                    joined(words, ", ", allowed), others);
 }
 
 /* ---- Values ---- */
@@ -73,16 +91,12 @@ static bool parse_counts(const struct option *option, const char *text, struct f
 
 static bool parse_choice(const struct option *option, const char *text, struct fault *fault)
 {
-    char allowed[128] = "";
-    for (int i = 0; option->choices[i]; i++) {
-        if (!strcmp(option->choices[i], text)) {
-            *(int *)option->value = i;
-            return true;
-        }
-        const size_t used = strlen(allowed);
-        snprintf(allowed + used, sizeof allowed - used, "%s%s", i ? ", " : "", option->choices[i]);
-    }
-    return fault_set(fault, "%s: '%s' must be one of %s", option->name, text, allowed);
+    char allowed[WORDS];
+    int *index = option->value;
+    for (*index = 0; option->choices[*index]; ++*index)
+        if (!strcmp(option->choices[*index], text)) return true;
+    return fault_set(fault, "%s: '%s' must be one of %s", option->name, text,
+                     joined(option->choices, ", ", allowed));
 }
 
 static bool parse_value(const struct option *option, const char *text, struct fault *fault)
@@ -95,6 +109,9 @@ static bool parse_value(const struct option *option, const char *text, struct fa
     case OPTION_CHOICE: return parse_choice(option, text, fault);
     case OPTION_TEXT:
     case OPTION_OUTPUT: *(const char **)option->value = text; return true;
+    case OPTION_GPU:
+        return device_parse(text, option->value) ||
+               fault_set(fault, "%s: '%s' must be cpu or cuda:N", option->name, text);
     case OPTION_COUNT: {
         int64_t value;
         if (!parse_count(text, &end, &value) || *end || value < option->low || value > option->high)
@@ -217,8 +234,8 @@ static bool asks_for_help(const char *word, enum help_form *form)
     return !strncmp(word, "--help=", sizeof option) && help_form_named(word + sizeof option, form);
 }
 
-enum options_result options_parse(const struct command *command, const struct option *options, int argc,
-                                  char **argv, const char **operand)
+int options_parse(const struct command *command, const struct option *options, int argc, char **argv,
+                  const char **operand)
 {
     struct fault fault = {""};
     bool only_operands = false;
@@ -227,7 +244,7 @@ enum options_result options_parse(const struct command *command, const struct op
     for (int i = 1; i < argc; i++)
         if (asks_for_help(argv[i], &form)) {
             help_print(command, options, form);
-            return OPTIONS_HELPED;
+            return EXIT_GOOD;
         } else if (!strcmp(argv[i], "--")) {
             break;
         }
@@ -245,19 +262,12 @@ enum options_result options_parse(const struct command *command, const struct op
         } else {
             *operand = argv[i];
         }
-        if (!good) {
-            complain(command, EXIT_USAGE, "%s", fault.text);
-            return OPTIONS_WRONG;
-        }
+        if (!good) return complain(command, EXIT_USAGE, "%s", fault.text);
     }
-    if (command->operand && *command->operand != '[' && !*operand) {
-        complain(command, EXIT_USAGE, "%s is missing; see flashmla %s --help", command->operand,
-                 command->name);
-        return OPTIONS_WRONG;
-    }
-    if (!check_all_files(command, options, operand ? *operand : NULL, &fault)) {
-        complain(command, EXIT_USAGE, "%s", fault.text);
-        return OPTIONS_WRONG;
-    }
-    return OPTIONS_PARSED;
+    if (command->operand && *command->operand != '[' && !*operand)
+        return complain(command, EXIT_USAGE, "%s is missing; see flashmla %s --help", command->operand,
+                        command->name);
+    if (!check_all_files(command, options, operand ? *operand : NULL, &fault))
+        return complain(command, EXIT_USAGE, "%s", fault.text);
+    return -1;
 }

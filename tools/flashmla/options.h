@@ -20,6 +20,7 @@ enum option_kind {
     OPTION_REAL,   /* value: double, finite */
     OPTION_CHOICE, /* value: int, the index in choices */
     OPTION_TEXT,   /* value: const char * */
+    OPTION_GPU,    /* value: fmla_device */
     OPTION_OUTPUT  /* value: const char *, a file to write; "-" is standard output */
 };
 
@@ -64,7 +65,7 @@ struct option {
     OPTION_FILE("--json", to, "write the results there, one JSON object a line; - is standard output")
 #define OPTION_DEVICE(to)                                                                                    \
     {                                                                                                        \
-        "--device", OPTION_TEXT, to, "DEVICE", "cpu (the default) or cuda:N", 0, 0, {"cpu", "cuda:0", NULL}, \
+        "--device", OPTION_GPU, to, "DEVICE", "cpu (the default) or cuda:N", 0, 0, {"cpu", "cuda:0", NULL},  \
             NULL                                                                                             \
     }
 #define OPTION_KERNEL(to)                                                                                    \
@@ -83,17 +84,20 @@ struct command {
     const char *
         details; /* what help says below the options: paragraphs, whose lines are filled; indented lines stay */
     enum operand_use use;
-    const char *const *words; /* of an OPERAND_WORD: those that there are, ends with NULL; may be NULL */
+    const char *const
+        *words; /* of an OPERAND_WORD: those that it must be one of, ends with NULL; may be NULL */
 };
-
-enum options_result { OPTIONS_PARSED, OPTIONS_HELPED, OPTIONS_WRONG };
 
 /* Refuses an option that comes twice, and a file to write that is the input, or is written twice. Where a file goes to
  * standard output, nothing else does. Reads argv[1 … argc). The one operand, if it came, goes to *operand (which may be NULL if the command has
- * none). On OPTIONS_HELPED help stands on stdout; on OPTIONS_WRONG one line on stderr. options ends with an
- * entry without a name. */
-enum options_result options_parse(const struct command *command, const struct option *options, int argc,
-                                  char **argv, const char **operand);
+ * none). -1 if the command is to run; else its exit code: help stands on stdout, or one line on stderr. options ends with
+ * an entry without a name. */
+int options_parse(const struct command *command, const struct option *options, int argc, char **argv,
+                  const char **operand);
+
+/* Complains of a word that is none of these, which end with NULL, nor of the others; "what" is "command". */
+int no_such(const struct command *command, const char *what, const char *word, const char *const *words,
+            const char *others);
 
 /* One line on stderr, "flashmla plan: …"; returns status. */
 int complain(const struct command *command, int status, const char *format, ...)

@@ -236,12 +236,8 @@ int command_plan(int argc, char **argv)
         OPTION_JSON(&o.json),
         OPTION_FILE("--svg", &o.svg, "draw the plan there"),
         {0}};
-    int status = EXIT_GOOD;
-    switch (options_parse(&plan, options, argc, argv, &path)) {
-    case OPTIONS_HELPED: break;
-    case OPTIONS_WRONG: status = EXIT_USAGE; break;
-    case OPTIONS_PARSED: status = plan_batch(path, &o); break;
-    }
+    int status = options_parse(&plan, options, argc, argv, &path);
+    if (status < 0) status = plan_batch(path, &o);
     free(o.lengths.list.items);
     return status;
 }

@@ -46,7 +46,8 @@ static const struct command run = {
     NULL};
 
 struct run_options {
-    const char *out, *json, *kernel, *device;
+    const char *out, *json, *kernel;
+    fmla_device device;
     bool causal, no_causal, check, batch_invariant, scale_given;
     double softmax_scale;
     int lse_empty, log_base; /* indices of the choices */
@@ -84,9 +85,10 @@ static void set_options(struct call *call, const struct run_options *options)
     *(int32_t *)call_option(call, "log_base") = options->log_base ? FMLA_LOG_BASE_2 : FMLA_LOG_NATURAL;
 }
 
-static bool prepare(struct job *job, const char *path, const struct run_options *options, fmla_device device,
-                    int *exit_code, struct fault *fault)
+static bool prepare(struct job *job, const char *path, const struct run_options *options, int *exit_code,
+                    struct fault *fault)
 {
+    const fmla_device device = options->device;
     struct call *call = &job->call;
     struct fault why = {""};
     fmla_status refused = FMLA_OK;
@@ -203,10 +205,10 @@ static bool write_json(struct job *job, bool right, struct fault *fault)
     return right ? fault_set(fault, "%s", why.text) : false;
 }
 
-static bool work(struct job *job, const char *path, const struct run_options *options, fmla_device device,
-                 int *exit_code, struct fault *fault)
+static bool work(struct job *job, const char *path, const struct run_options *options, int *exit_code,
+                 struct fault *fault)
 {
-    if (!prepare(job, path, options, device, exit_code, fault)) return false;
+    if (!prepare(job, path, options, exit_code, fault)) return false;
     if (options->out && !open_output(job, options, fault)) return false;
     if (options->json && !(job->json = outfile_open_lines(options->json, fault))) return false;
     if (!compute(job, path, options->repeat, exit_code, fault)) return false;
@@ -230,8 +232,7 @@ static const char *needless(struct call *call, const struct run_options *options
 }
 
 /* Of the open file, whose name in messages is `name`. */
-static int run_opened(struct job *job, const char *name, const struct run_options *options,
-                      fmla_device device)
+static int run_opened(struct job *job, const char *name, const struct run_options *options)
 {
     struct fault fault = {""};
     int exit_code = EXIT_FAILED;
@@ -241,8 +242,8 @@ static int run_opened(struct job *job, const char *name, const struct run_option
                         operation_title(job->call.op));
     if (!kernel_exists(descriptors[job->call.op].name, options->kernel, &fault))
         return complain(&run, EXIT_USAGE, "%s", fault.text);
-    const bool good = call_file_read(&job->call, job->file, name, &fault) &&
-                      work(job, name, options, device, &exit_code, &fault);
+    const bool good =
+        call_file_read(&job->call, job->file, name, &fault) && work(job, name, options, &exit_code, &fault);
     safetensors_abandon(job->writer), outfile_abandon(job->json);
     call_close(&job->gpu), call_close(&job->call);
     return good ? EXIT_GOOD : complain(&run, exit_code, "%s", fault.text);
@@ -252,7 +253,6 @@ static int run_file(const char *path, const struct run_options *options)
 {
     struct job job = {0};
     struct fault fault = {""};
-    fmla_device device;
     if (options->causal && options->no_causal)
         return complain(&run, EXIT_USAGE, "--causal: not together with --no-causal");
     if (!isfinite((float)options->softmax_scale))
@@ -263,20 +263,18 @@ static int run_file(const char *path, const struct run_options *options)
                         "--softmax-scale: %g is 0 in fp32, must be another number; without the option it is "
                         "1/sqrt(d_qk)",
                         options->softmax_scale);
-    if (!device_parse(options->device, &device))
-        return complain(&run, EXIT_USAGE, "--device: '%s' must be cpu or cuda:N", options->device);
     if (options->threads && fmla_set_num_threads((int32_t)options->threads) != FMLA_OK)
         return complain(&run, EXIT_FAILED, "%s", fmla_last_error());
     job.file = safetensors_open(path, &fault);
     if (!job.file) return complain(&run, EXIT_FAILED, "%s", fault.text);
-    const int exit_code = run_opened(&job, infile_name(path), options, device);
+    const int exit_code = run_opened(&job, infile_name(path), options);
     safetensors_close(job.file);
     return exit_code;
 }
 
 int command_run(int argc, char **argv)
 {
-    struct run_options o = {.repeat = 3};
+    struct run_options o = {.repeat = 3, .device = {FMLA_DEVICE_CPU, 0}};
     const char *path = NULL;
     const struct option options[] = {
         OPTION_FILE("--out", &o.out, "write out and lse there"),
@@ -303,10 +301,7 @@ int command_run(int argc, char **argv)
         OPTION_SWITCH("--check", &o.check, "compare with the oracle"),
         OPTION_THREADS(&o.threads),
         {0}};
-    switch (options_parse(&run, options, argc, argv, &path)) {
-    case OPTIONS_HELPED: return EXIT_GOOD;
-    case OPTIONS_WRONG: return EXIT_USAGE;
-    case OPTIONS_PARSED: break;
-    }
+    const int done = options_parse(&run, options, argc, argv, &path);
+    if (done >= 0) return done;
     return run_file(path, &o);
 }

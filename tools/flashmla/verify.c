@@ -249,15 +249,9 @@ static int verify_all(const char *path, fmla_device device)
 
 int command_verify(int argc, char **argv)
 {
-    const char *name = NULL, *json = NULL;
-    fmla_device device;
-    const struct option options[] = {OPTION_DEVICE(&name), OPTION_JSON(&json), {0}};
-    switch (options_parse(&verify, options, argc, argv, NULL)) {
-    case OPTIONS_HELPED: return EXIT_GOOD;
-    case OPTIONS_WRONG: return EXIT_USAGE;
-    case OPTIONS_PARSED: break;
-    }
-    if (!device_parse(name, &device))
-        return complain(&verify, EXIT_USAGE, "--device: '%s' must be cpu or cuda:N", name);
-    return verify_all(json, device);
+    const char *json = NULL;
+    fmla_device device = {FMLA_DEVICE_CPU, 0};
+    const struct option options[] = {OPTION_DEVICE(&device), OPTION_JSON(&json), {0}};
+    const int done = options_parse(&verify, options, argc, argv, NULL);
+    return done >= 0 ? done : verify_all(json, device);
 }
