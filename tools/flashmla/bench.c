@@ -4,9 +4,7 @@
  * described in docs/performance.md.
  */
 #include "bench_grid.h"
-#include "bench_row.h"
-#include "commands.h"
-#include "kernels.h"
+#include "bench_report.h"
 
 #include "gpu.h"
 #include "outfile.h"

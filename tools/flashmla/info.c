@@ -2,7 +2,6 @@
  *
  * flashmla info: version, threads, every kernel of the library as each device sees it, and the GPUs, or why there is none.
  */
-#include "commands.h"
 #include "json_line.h"
 #include "options.h"
 

@@ -3,7 +3,6 @@
  * flashmla layout: which lane holds which element of a fragment, and where chunks of a row lie in swizzled shared
  * memory. Everything here is asked of the functions that the kernels compute their addresses with.
  */
-#include "commands.h"
 #include "layout_view.h"
 #include "options.h"
 

@@ -3,7 +3,6 @@
  * flashmla: what runs here, made inputs, attention over tensor files, the split plan,
  * benchmarks, verification and the layouts of fragments, from the shell.
  */
-#include "commands.h"
 #include "help.h"
 #include "options.h"
 

@@ -4,7 +4,6 @@
  * contiguous; unused table entries and unused slots hold what a kernel must never read: -1 and NaN.
  */
 #include "call_file.h"
-#include "commands.h"
 #include "lengths.h"
 #include "make.h"
 #include "options.h"

@@ -3,7 +3,6 @@
 
 #include "call.h"
 #include "help.h"
-#include "same_file.h"
 
 #include "fault.h"
 #include "infile.h"
@@ -16,6 +15,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 int complain(const struct command *command, int status, const char *format, ...)
 {
@@ -185,6 +186,47 @@ static bool parse_option(const struct option *options, int argc, char **argv, in
 }
 
 /* ---- Files ---- */
+
+static bool describe(const char *path, bool written, struct stat *status)
+{
+    if (!strcmp(path, "-")) return !fstat(written ? STDOUT_FILENO : STDIN_FILENO, status);
+    return !stat(path, status);
+}
+
+static bool is_one(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+static const char *last_part(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static bool describe_folder(const char *path, struct stat *status)
+{
+    const char *name = last_part(path);
+    if (name == path) return !stat(".", status);
+    char *folder = strndup(path, (size_t)(name - path));
+    const bool found = folder && !stat(folder, status);
+    free(folder);
+    return found;
+}
+
+/* Do both paths lead to one file, whatever their names: through links, or as one that is still to be made? "-" is standard
+ * input, or output where it is written. Terminals and /dev/null hold nothing that could be lost, and are never the same. */
+static bool same_file(const char *a, bool a_written, const char *b, bool b_written)
+{
+    struct stat of_a, of_b;
+    const bool a_is = describe(a, a_written, &of_a), b_is = describe(b, b_written, &of_b);
+    if (a_is && b_is) /* a socket may be both input and output, a terminal all of them */
+        return is_one(&of_a, &of_b) &&
+               (S_ISREG(of_a.st_mode) || (a_written && b_written && !S_ISCHR(of_a.st_mode)));
+    if (a_is || b_is) return false;
+    return describe_folder(a, &of_a) && describe_folder(b, &of_b) && is_one(&of_a, &of_b) &&
+           !strcmp(last_part(a), last_part(b));
+}
 
 /* A file that the command reads or writes, and what a message calls it: "--out", "FILE". */
 struct used_file {

@@ -103,4 +103,13 @@ int no_such(const struct command *command, const char *what, const char *word, c
 int complain(const struct command *command, int status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* The commands. Each is given the words after `flashmla`, its own name first, and returns an exit code. */
+int command_info(int argc, char **argv);
+int command_make_input(int argc, char **argv);
+int command_run(int argc, char **argv);
+int command_plan(int argc, char **argv);
+int command_bench(int argc, char **argv);
+int command_verify(int argc, char **argv);
+int command_layout(int argc, char **argv);
+
 #endif

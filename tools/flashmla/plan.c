@@ -3,11 +3,9 @@
  * flashmla plan: the split plan of a batch as a table, as JSON and as a picture.
  */
 #include "call_file.h"
-#include "commands.h"
 #include "json_line.h"
 #include "lengths.h"
 #include "options.h"
-#include "plan_svg.h"
 #include "plan_view.h"
 #include "policy.h"
 

@@ -70,6 +70,10 @@ int64_t call_row_slot(const struct call *row, const struct key_source *from, int
 int64_t call_length(const struct call *call, int64_t r);
 int64_t call_visible(const struct call *call, int64_t r, int64_t j);
 
+/* Is there a kernel of this name that computes the operation, on whatever device? If not, a fault that names those that
+ * there are. NULL is the library's choice. */
+bool kernel_exists(const char *operation, const char *name, struct fault *fault);
+
 /* For qsort. */
 int double_by_value(const void *left, const void *right);
 

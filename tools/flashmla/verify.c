@@ -4,7 +4,6 @@
  * tests/checkattn is the thorough one; both hold results to the same tolerances.
  */
 #include "check.h"
-#include "commands.h"
 #include "json_line.h"
 #include "make.h"
 #include "options.h"
