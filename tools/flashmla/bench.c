@@ -145,7 +145,8 @@ static int bench_all(struct bench_options *o)
     return exit_code;
 }
 
-#define AXIS(name, which, least, most, help) OPTION_LIST(name, &o.axes.axis[which], least, most, help)
+#define AXIS(name, which, least, most, help)                                                                 \
+    OPTION_LIST(name, &o.axes.axis[which], "A,B", least, most, help, NULL)
 
 int command_bench(int argc, char **argv)
 {
@@ -155,15 +156,9 @@ int command_bench(int argc, char **argv)
             "--op", &o.op, "NAME",
             "dense_decode (the default), sparse_decode, sparse_prefill, merge, cache_append or cache_gather",
             NULL, BENCH_OPERATIONS),
-        {"--grid",
-         OPTION_TEXT,
-         &o.grid,
-         "NAME",
-         "cpu (the default), h20, latency, peers, varlen or quick",
-         0,
-         0,
-         {"cpu", "h20", "latency", "peers", "varlen", "quick", NULL},
-         NULL},
+        OPTION_ROW("--grid", OPTION_TEXT, &o.grid, "NAME",
+                   "cpu (the default), h20, latency, peers, varlen or quick", 0, 0, NULL, "cpu", "h20",
+                   "latency", "peers", "varlen", "quick"),
         AXIS("--batch", AXIS_BATCH, 1, 65536, "requests"),
         AXIS("--query-tokens", AXIS_QUERY_TOKENS, 1, 1 << 20, "query tokens of a request, or of a prompt"),
         AXIS("--seq-len", AXIS_SEQ_LEN, 1, 1 << 24, "keys of a request, or all that a prompt can name"),

@@ -95,11 +95,10 @@ static void print_help(void)
     printf("\nExamples\n%s", examples);
 }
 
-static int run_command(int index, const char *word)
+static int command_says(int index)
 {
-    char name[32], argument[32];
+    char name[32], argument[] = "--help";
     snprintf(name, sizeof name, "%s", commands[index].name);
-    snprintf(argument, sizeof argument, "%s", word);
     return commands[index].run(2, (char *[]){name, argument, NULL});
 }
 
@@ -119,7 +118,7 @@ static void print_man(void)
     }
     help_man_text(conventions);
     puts(".SH COMMANDS");
-    for (int i = 0; i < COMMANDS; i++) run_command(i, "--help=man");
+    for (int i = 0; i < COMMANDS; i++) command_says(i);
     puts(".SH EXIT STATUS");
     for (int i = 0; i < EXIT_CODES; i++) {
         printf(".TP 4\n%d\n", exit_codes[i].code);
@@ -135,7 +134,7 @@ static void print_man(void)
 static void print_bash(void)
 {
     completion_bash_begin();
-    for (int i = 0; i < COMMANDS; i++) run_command(i, "--help=bash");
+    for (int i = 0; i < COMMANDS; i++) command_says(i);
     completion_bash_end(command_names);
 }
 
@@ -143,7 +142,7 @@ static void print_zsh(void)
 {
     const char *summaries[COMMANDS];
     completion_zsh_begin();
-    for (int i = 0; i < COMMANDS; i++) summaries[i] = commands[i].summary, run_command(i, "--help=zsh");
+    for (int i = 0; i < COMMANDS; i++) summaries[i] = commands[i].summary, command_says(i);
     completion_zsh_end(command_names, summaries);
 }
 
@@ -168,8 +167,9 @@ static int command_help(int argc, char **argv)
     if (done >= 0) return done;
     if (name && as != HELP_TEXT) return complain(&help, EXIT_USAGE, "--as: not with a COMMAND, '%s'", name);
     if (name && find_command(name) < 0) return no_such(&help, "command", name, command_names, "");
-    if (name) return run_command(find_command(name), "--help");
-    switch ((enum help_form)as) {
+    if (name) return command_says(find_command(name));
+    help_form = (enum help_form)as;
+    switch (help_form) {
     case HELP_TEXT: print_help(); break;
     case HELP_MAN: print_man(); break;
     case HELP_BASH: print_bash(); break;

@@ -267,25 +267,15 @@ static bool check_all_files(const struct command *command, const struct option *
 
 /* ---- All of it ---- */
 
-/* --help, -h, or as the manual page and the completions are made: --help=man. */
-static bool asks_for_help(const char *word, enum help_form *form)
-{
-    static const char option[] = "--help";
-    *form = HELP_TEXT;
-    if (!strcmp(word, option) || !strcmp(word, "-h")) return true;
-    return !strncmp(word, "--help=", sizeof option) && help_form_named(word + sizeof option, form);
-}
-
 int options_parse(const struct command *command, const struct option *options, int argc, char **argv,
                   const char **operand)
 {
     struct fault fault = {""};
     bool only_operands = false;
     uint64_t seen = 0;
-    enum help_form form;
     for (int i = 1; i < argc; i++)
-        if (asks_for_help(argv[i], &form)) {
-            help_print(command, options, form);
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
+            help_print(command, options);
             return EXIT_GOOD;
         } else if (!strcmp(argv[i], "--")) {
             break;

@@ -41,37 +41,26 @@ struct option {
 };
 
 /* Rows of a table of options. */
-#define OPTION_SWITCH(name, to, help)                                                                        \
+#define OPTION_ROW(name, kind, to, takes, help, least, most, given, ...)                                     \
     {                                                                                                        \
-        name, OPTION_ON, to, NULL, help, 0, 0, {NULL}, NULL                                                  \
+        name, kind, to, takes, help, least, most, {__VA_ARGS__}, given                                       \
     }
+#define OPTION_SWITCH(name, to, help) OPTION_ROW(name, OPTION_ON, to, NULL, help, 0, 0, NULL, NULL)
 #define OPTION_NUMBER(name, to, least, most, help, given)                                                    \
-    {                                                                                                        \
-        name, OPTION_COUNT, to, "N", help, least, most, {NULL}, given                                        \
-    }
-#define OPTION_LIST(name, to, least, most, help)                                                             \
-    {                                                                                                        \
-        name, OPTION_COUNTS, to, "A,B", help, least, most, {NULL}, NULL                                      \
-    }
+    OPTION_ROW(name, OPTION_COUNT, to, "N", help, least, most, given, NULL)
+#define OPTION_LIST(name, to, takes, least, most, help, given)                                               \
+    OPTION_ROW(name, OPTION_COUNTS, to, takes, help, least, most, given, NULL)
 #define OPTION_ONE_OF(name, to, takes, help, given, ...)                                                     \
-    {                                                                                                        \
-        name, OPTION_CHOICE, to, takes, help, 0, 0, {__VA_ARGS__}, given                                     \
-    }
-#define OPTION_FILE(name, to, help)                                                                          \
-    {                                                                                                        \
-        name, OPTION_OUTPUT, to, "FILE", help, 0, 0, {NULL}, NULL                                            \
-    }
+    OPTION_ROW(name, OPTION_CHOICE, to, takes, help, 0, 0, given, __VA_ARGS__)
+#define OPTION_FILE(name, to, help) OPTION_ROW(name, OPTION_OUTPUT, to, "FILE", help, 0, 0, NULL, NULL)
 #define OPTION_JSON(to)                                                                                      \
     OPTION_FILE("--json", to, "write the results there, one JSON object a line; - is standard output")
 #define OPTION_DEVICE(to)                                                                                    \
-    {                                                                                                        \
-        "--device", OPTION_GPU, to, "DEVICE", "cpu (the default) or cuda:N", 0, 0, {"cpu", "cuda:0", NULL},  \
-            NULL                                                                                             \
-    }
+    OPTION_ROW("--device", OPTION_GPU, to, "DEVICE", "cpu (the default) or cuda:N", 0, 0, NULL, "cpu",       \
+               "cuda:0")
 #define OPTION_KERNEL(to)                                                                                    \
-    {                                                                                                        \
-        "--kernel", OPTION_TEXT, to, "NAME", "force a kernel; flashmla info lists them", 0, 0, {NULL}, NULL  \
-    }
+    OPTION_ROW("--kernel", OPTION_TEXT, to, "NAME", "force a kernel; flashmla info lists them", 0, 0, NULL,  \
+               NULL)
 #define OPTION_THREADS(to)                                                                                   \
     OPTION_NUMBER("--threads", to, 1, 4096, "default: OMP_NUM_THREADS, else all cores", NULL)
 
