@@ -41,15 +41,25 @@ static bool fails(void)
     return true;
 }
 
-#define ALLOCATOR(name, parameters, glibc)                                                                   \
-    void *name parameters                                                                                    \
-    {                                                                                                        \
-        return fails() ? NULL : glibc;                                                                       \
-    }
-ALLOCATOR(malloc, (size_t size), __libc_malloc(size))
-ALLOCATOR(calloc, (size_t count, size_t size), __libc_calloc(count, size))
-ALLOCATOR(realloc, (void *old, size_t size), __libc_realloc(old, size))
-ALLOCATOR(aligned_alloc, (size_t alignment, size_t size), __libc_memalign(alignment, size))
+void *malloc(size_t size)
+{
+    return fails() ? NULL : __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+    return fails() ? NULL : __libc_calloc(count, size);
+}
+
+void *realloc(void *old, size_t size)
+{
+    return fails() ? NULL : __libc_realloc(old, size);
+}
+
+void *aligned_alloc(size_t alignment, size_t size)
+{
+    return fails() ? NULL : __libc_memalign(alignment, size);
+}
 
 int posix_memalign(void **memory, size_t alignment, size_t size)
 {
@@ -154,7 +164,7 @@ static void wrong(const char *line, long at, bool on, const char *what, int stat
     failures++;
 }
 
-/* The command's lines, and what they make; of what lies in made/ every run makes it anew. */
+/* The command's lines, and which file they make in made/. */
 static const struct {
     const char *words, *makes;
 } lines[] = {

@@ -33,7 +33,8 @@ _Static_assert(FMLA_TYPE_INT == 0 && FMLA_TYPE_UINT == 1 && FMLA_TYPE_FLOAT == 2
     _Static_assert(sizeof(type) == offsetof(type, member) + sizeof(((type *)0)->member), #type " is padded")
 ENDS_WITH(fmla_capability, part_of);
 ENDS_WITH(fmla_device_info, ptx);
-ENDS_WITH(fmla_decode_plan_args, extra_topk_length);
+ENDS_WITH(fmla_decode_plan_args, num_splits);
+ENDS_WITH(fmla_sparse_plan_args, num_splits);
 ENDS_WITH(fmla_plan_view, num_splits);
 ENDS_WITH(fmla_dense_decode_args, num_splits);
 ENDS_WITH(fmla_sparse_decode_args, num_partitions);

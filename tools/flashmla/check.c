@@ -122,7 +122,7 @@ static double bound(const struct call *call, const char *name, int64_t i, const 
     int k = 0;
     if (!policy->keys[0].cache || (is_out && !beside->other)) return 0.0;
     while ((member = call_member(call->op, k)) && strcmp(member->name, name) != 0) k++;
-    for (int d = member->rank - 1; d >= 0; d--)
+    for (int d = member ? member->rank - 1 : -1; d >= 0; d--)
         place[member->dimensions[d]] = i % call->tensor[k].shape[d], i /= call->tensor[k].shape[d];
     for (int d = 0; d < ROW_DIMENSIONS; d++) row_at[d] = place[policy->rows[d]];
     call_slice(&row, call, policy->rows, row_at, ROW_DIMENSIONS);

@@ -33,10 +33,13 @@ int complain(const struct command *command, int status, const char *format, ...)
 
 enum { WORDS = 400 };
 
-static const char *joined(const char *const *words, const char *between, char text[WORDS])
+static const char *joined(const char *const *words, char text[WORDS])
 {
-    for (size_t used = *text = 0; *words; words++, used = strlen(text))
-        snprintf(text + used, WORDS - used, "%s%s", used ? between : "", *words);
+    *text = '\0';
+    for (; *words; words++) {
+        const size_t used = strlen(text);
+        snprintf(text + used, WORDS - used, "%s%s", used ? ", " : "", *words);
+    }
     return text;
 }
 
@@ -45,7 +48,7 @@ int no_such(const struct command *command, const char *what, const char *word, c
 {
     char allowed[WORDS];
     return complain(command, EXIT_USAGE, "%.100s: no such %s; allowed are %s%s", word, what,
-                    joined(words, ", ", allowed), others);
+                    joined(words, allowed), others);
 }
 
 /* ---- Values ---- */
@@ -97,7 +100,7 @@ static bool parse_choice(const struct option *option, const char *text, struct f
     for (*index = 0; option->choices[*index]; ++*index)
         if (!strcmp(option->choices[*index], text)) return true;
     return fault_set(fault, "%s: '%s' must be one of %s", option->name, text,
-                     joined(option->choices, ", ", allowed));
+                     joined(option->choices, allowed));
 }
 
 static bool parse_value(const struct option *option, const char *text, struct fault *fault)
