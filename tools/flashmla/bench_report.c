@@ -247,12 +247,13 @@ bool bench_report_json(const struct bench_report *report, const struct bench_row
     const struct bench_timer *timer = report->timer;
     json_memory_watch();
     json_t *line = json_pack("{s:s, s:s}", "op", descriptors[row->shape->op].name, "kernel", row->kernel);
-    json_t *const parts[] = {pack_shape(row->shape), pack_figures(timer, row), pack_machine(timer, row),
-                             json_pack("{s:o*, s:o*, s:o*, s:o*}", "plan_us", real(1e6 * row->plan),
-                                       "stream_us", real(1e6 * row->stream), "fixed_us",
-                                       real(1e6 * row->fixed), "varlen_over_fixed",
-                                       real(row->fixed > 0.0 ? row->timed.median / row->fixed : 0.0))};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+    enum { PARTS = 4 };
+    json_t *const parts[PARTS] = {pack_shape(row->shape), pack_figures(timer, row), pack_machine(timer, row),
+                                  json_pack("{s:o*, s:o*, s:o*, s:o*}", "plan_us", real(1e6 * row->plan),
+                                            "stream_us", real(1e6 * row->stream), "fixed_us",
+                                            real(1e6 * row->fixed), "varlen_over_fixed",
+                                            real(row->fixed > 0.0 ? row->timed.median / row->fixed : 0.0))};
+    for (int i = 0; i < PARTS; i++) {
         json_object_update(line, parts[i]);
         json_decref(parts[i]);
     }
