@@ -49,8 +49,9 @@ double compare_cosine(const struct comparison *comparison);
 
 bool compare_passed(const struct comparison *comparison, const struct tolerance *tolerance);
 
-/* The same of an `out` whose inputs are none of the tolerance's table: where one element is more than 1/256 of Σ reference²,
- * the cosine difference may be 2^-17. */
+/* The same of an `out` whose inputs are none of the tolerance's table (docs/semantics.md, "Other inputs than the table's"):
+ * where one element is more than 1/256 of Σ reference², the cosine difference may be 2^-17. That an element may be off by the
+ * rounding of what it is summed of is compare_add_within's to say, with magnitude_out_bound. */
 bool compare_passed_other(const struct comparison *comparison, const struct tolerance *tolerance);
 
 #endif

@@ -35,16 +35,20 @@ grid() {
     esac
 }
 
-# Nothing fits: every row is told, in any order, and the command ends with 3 and writes no file.
+# passed_over GRID WORDS…: the rows that bench tells of are those on stdin, in any order; it ends with 3 and writes no file.
+passed_over() {
+    sort >expected
+    bad 3 'no row of the grid runs here' bench --grid "$@" --threads 1 --json rows.jsonl
+    grep 'skipped' stdout | sed 's/^ *//; s/  */ /g' | sort >came
+    checks=$((checks + 1))
+    { [ -s expected ] && diff expected came >difference; } || wrong "--grid $*: $(head -n 5 difference)"
+}
+
+# Nothing fits.
 flashmla=$small
 export FMLA_LITTLE_MEMORY=1
 for name in cpu h20 latency peers varlen; do
-    bad 3 'no row of the grid runs here' bench --grid "$name" --threads 1 --json rows.jsonl
-    checks=$((checks + 1))
-    grep 'skipped' stdout | sed 's/^ *//; s/  */ /g' | sort >came
-    grid "$name" | sort >expected
-    [ -s expected ] || wrong "no rows expected of $name"
-    diff expected came >difference || wrong "--grid $name: $(head -n 5 difference)"
+    passed_over "$name" < <(grid "$name")
 done
 sparse() { # sparse "B…" S_K "S_Q…" "H_Q…" D_QK FORMAT
     local h_q s_q b
@@ -52,30 +56,22 @@ sparse() { # sparse "B…" S_K "S_Q…" "H_Q…" D_QK FORMAT
         echo "$b $2 $s_q $h_q 1 $5 bf16 $6 $too_large"
     done; done; done
 }
-bad 3 'no row of the grid runs here' bench --op sparse_decode --grid peers --threads 1 --json rows.jsonl
-grep 'skipped' stdout | sed 's/^ *//; s/  */ /g' | sort >came
-{
+passed_over peers --op sparse_decode < <(
     sparse '1 2 16 64 128' 32768 '1 2' '64 128' 576 FP8_656
     sparse '2 64 128' 16384 2 '64 128' 512 FP8_584
     sparse '2 64 128' 16384 2 128 512 FP8_584 # lists of the second cache that vary
     sparse 148 32768 2 128 576 FP8_656
-} | sort >expected
-checks=$((checks + 1))
-diff expected came >difference || wrong "sparse --grid peers: $(head -n 5 difference)"
+)
 prefill() { # prefill "S_KV…" H_Q D_QK FORMAT
     for s_k in $1; do echo "- $s_k 4096 $2 1 $3 bf16 $4 $too_large"; done
 }
-bad 3 'no row of the grid runs here' bench --op sparse_prefill --grid peers --threads 1 --json rows.jsonl
-grep 'skipped' stdout | sed 's/^ *//; s/  */ /g' | sort >came
-{
+passed_over peers --op sparse_prefill < <(
     prefill '8192 32768 131072' 128 576 BF16
     prefill 32768 64 512 BF16
     prefill 32768 128 512 BF16
     prefill 32768 128 576 FP8_656
     prefill 32768 128 512 FP8_584
-} | sort >expected
-checks=$((checks + 1))
-diff expected came >difference || wrong "prefill --grid peers: $(head -n 5 difference)"
+)
 bad 3 'no row of the grid runs here' bench --op merge --grid quick --threads 1 --parts 2,3 --json rows.jsonl
 has "^ +3 +1 .*$too_large$"
 unset FMLA_LITTLE_MEMORY

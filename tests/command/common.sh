@@ -29,6 +29,34 @@ has() {
     grep -Eq -- "$1" stdout || wrong "no line of the output matches '$1'"
 }
 
+# passes FILE WORDS…: run, whose result the oracle confirms.
+passes() {
+    good run "$@" --check
+    has '^check +PASS: '
+}
+
+# holds WHAT COMMAND…: the command succeeds, or WHAT is wrong.
+holds() {
+    checks=$((checks + 1))
+    local what=$1
+    shift
+    "$@" || wrong "$what"
+}
+
+# well_formed FILE: a picture, by the program `xmlcheck`.
+well_formed() {
+    checks=$((checks + 1))
+    "${xmlcheck:?}" <"$1" || wrong "$1 is no well-formed XML"
+}
+
+# one_line CODE RC PART: a command that the test ran by itself ended with the exit code RC, to be CODE, one line on stderr that
+# has PART.
+one_line() {
+    checks=$((checks + 1))
+    { [ "$2" -eq "$1" ] && [ "$(wc -l <stderr)" -eq 1 ] && grep -q -- "$3" stderr; } ||
+        wrong "exit $2, not $1 with one line of '$3': $(cat stderr)"
+}
+
 # bad CODE PART WORDS…: the command ends with CODE, one line on stderr that has PART, and no file more than before.
 bad() {
     checks=$((checks + 1))

@@ -5,14 +5,15 @@
  *
  * FMLA_IDLE: it does not, as if a kernel wrote nothing.
  */
-#include "call.h"
+#include "wrap.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* The call as one in host memory, by the oracle, if the GPU took it. */
-static fmla_status after(enum operation op, const void *args, fmla_status status)
+static fmla_status around(enum operation op, const void *args, real_function *real)
 {
+    fmla_status status = real(args);
     const struct member *member;
     struct call call;
     struct fault fault;
@@ -20,7 +21,7 @@ static fmla_status after(enum operation op, const void *args, fmla_status status
     call_begin(&call, op);
     memcpy(&call.args, args, descriptors[op].size);
     for (int i = 0; (member = call_member(op, i)); i++) {
-        const fmla_tensor *tensor = *(fmla_tensor *const *)((const char *)args + member->offset);
+        const fmla_tensor *tensor = wrapped_tensor(args, member);
         if (!tensor) continue;
         if (!device_is_gpu(tensor->device)) return status;
         call_set(&call, i, tensor->dtype, tensor->ndim, tensor->shape, tensor->data);
@@ -34,17 +35,3 @@ static fmla_status after(enum operation op, const void *args, fmla_status status
     call_close(&call);
     return status;
 }
-
-#define FAKE(op, OP)                                                                                         \
-    fmla_status __real_fmla_##op(const fmla_##op##_args *args);                                              \
-    fmla_status __wrap_fmla_##op(const fmla_##op##_args *args);                                              \
-    fmla_status __wrap_fmla_##op(const fmla_##op##_args *args)                                               \
-    {                                                                                                        \
-        return after(OP_##OP, args, __real_fmla_##op(args));                                                 \
-    }
-FAKE(dense_decode, DENSE_DECODE)
-FAKE(sparse_decode, SPARSE_DECODE)
-FAKE(sparse_prefill, SPARSE_PREFILL)
-FAKE(merge, MERGE)
-FAKE(cache_append, CACHE_APPEND)
-FAKE(cache_gather, CACHE_GATHER)

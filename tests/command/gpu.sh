@@ -21,8 +21,7 @@ both() {
     has '^workspace +[0-9]+ bytes$'
     has '^check +PASS: '
     sed -n '/^q /,/^kernel /{/^kernel /!p}' stdout >on_gpu # the call, before the kernel
-    good run "$@" --check --repeat 1 --out cpu.out
-    has '^check +PASS: '
+    passes "$@" --repeat 1 --out cpu.out
     sed -n '/^q /,/^kernel /{/^kernel /!p}' stdout >on_cpu
     checks=$((checks + 1))
     { [ -s on_cpu ] && cmp -s on_gpu on_cpu; } || wrong "run $*: says other things of the call: $(cat on_gpu)"

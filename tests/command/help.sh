@@ -113,8 +113,7 @@ offers '' dance ''
 # ---- zsh
 good help --as zsh
 cp stdout _flashmla
-checks=$((checks + 1))
-[ "$(head -n 1 _flashmla)" = '#compdef flashmla' ] || wrong 'zsh would not find its completion'
+holds 'zsh would not find its completion' [ "$(head -n 1 _flashmla)" = '#compdef flashmla' ]
 for command in $commands; do
     checks=$((checks + 1))
     # What _arguments is given for the command: '--option=[…' or '--option[…'.

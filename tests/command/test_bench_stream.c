@@ -91,84 +91,76 @@ static void check_fixed(const struct call *call)
     free(fixed);
 }
 
+/* A list of hashes, of which each is its number, and which of them a kernel is told to be of, in the last digits; "": of none. */
+static const struct {
+    const char *file, *target;
+} hashed[] = {
+    {"any/merge.cu", "sm_90"},
+    {"sm80/dense_decode/dense_decode_bf16.cu", "sm_80"},
+    {"sm80/dense_decode/dense_decode_bf16.cu", "sm_90a"},
+    {"sm80/dense_decode/dense_decode_fp16.cu", "sm_90"},
+    {"sm90/dense_decode/dense_decode_fp16.cu", "sm_90a"},
+    {"sm90/dense_decode/dense_decode_bf16.cu", "sm_90a"},
+    {"any/sparse_decode.cu", "sm_90"},
+    {"any/sparse_decode.cu", "sm_80"},
+    {"sm90/sparse_decode/small/sparse_decode_bf16.cu", "sm_90a"},
+    {"sm90/sparse_decode/sparse_decode_bf16.cu", "sm_90a"},
+    {"any/sparse_prefill.cu", "sm_90"},
+    {"sm90/sparse_prefill/sparse_prefill_bf16.cu", "sm_90a"},
+    {"sm90/sparse_prefill/sparse_prefill_fp8.cu", "sm_90a"},
+};
+static const struct {
+    const char *kernel;
+    struct shape shape;
+    int major;
+    const char *digits;
+} told[] = {
+    {"cuda-sm80", {.op = OP_DENSE_DECODE}, 9, "3"},
+    {"cuda-sm80", {.op = OP_DENSE_DECODE, .type = ELEMENT_FP16}, 9, "4"},
+    {"cuda-sm80", {.op = OP_DENSE_DECODE, .type = ELEMENT_FP16}, 8, ""},
+    {"cuda-sm90", {.op = OP_DENSE_DECODE, .type = ELEMENT_FP16}, 9, "5"},
+    {"cuda", {.op = OP_MERGE}, 9, "1"},
+    {"cuda", {.op = OP_SPARSE_DECODE, .format = FMLA_KV_FP8_656}, 9, "7"},
+    {"cuda", {.op = OP_SPARSE_DECODE, .format = FMLA_KV_FP8_656}, 8, "8"},
+    {"cuda-sm90", {.op = OP_SPARSE_DECODE, .format = FMLA_KV_FP8_656}, 9, "a9"}, /* large batches and small */
+    {"cuda-sm90-64", {.op = OP_SPARSE_DECODE, .format = FMLA_KV_FP8_656}, 9, "a"},
+    {"cuda-sm90-16", {.op = OP_SPARSE_DECODE, .format = FMLA_KV_FP8_656}, 9, "9"},
+    {"cuda", {.op = OP_SPARSE_PREFILL, .format = FMLA_KV_FP8_656}, 9, "b"},
+    {"cuda-sm90", {.op = OP_SPARSE_PREFILL, .format = FMLA_KV_FP8_656}, 9, "d"},
+    {"cuda-sm90", {.op = OP_SPARSE_PREFILL, .format = FMLA_KV_FP8_584}, 9, "d"},
+    {"cuda-sm90", {.op = OP_SPARSE_PREFILL, .format = FMLA_KV_BF16}, 9, "c"},
+    {"another", {.op = OP_SPARSE_DECODE, .format = FMLA_KV_BF16}, 9, ""},
+};
+
 static void check_code(void)
 {
     static const char path[] = "hashes";
-    const char text[] =
-        "# toolkit 13.0.88\n"
-        "0000000000000000000000000000000000000000000000000000000000000001  src/cuda/any/merge.cu sm_90\n"
-        "0000000000000000000000000000000000000000000000000000000000000002  "
-        "src/cuda/sm80/dense_decode/dense_decode_bf16.cu sm_80\n"
-        "0000000000000000000000000000000000000000000000000000000000000003  "
-        "src/cuda/sm80/dense_decode/dense_decode_bf16.cu sm_90a\n"
-        "0000000000000000000000000000000000000000000000000000000000000004  "
-        "src/cuda/sm80/dense_decode/dense_decode_fp16.cu sm_90\n"
-        "0000000000000000000000000000000000000000000000000000000000000005  "
-        "src/cuda/sm90/dense_decode/dense_decode_fp16.cu sm_90a\n"
-        "0000000000000000000000000000000000000000000000000000000000000006  "
-        "src/cuda/sm90/dense_decode/dense_decode_bf16.cu sm_90a\n"
-        "0000000000000000000000000000000000000000000000000000000000000007  "
-        "src/cuda/any/sparse_decode.cu sm_90\n"
-        "0000000000000000000000000000000000000000000000000000000000000008  "
-        "src/cuda/any/sparse_decode.cu sm_80\n"
-        "0000000000000000000000000000000000000000000000000000000000000009  "
-        "src/cuda/sm90/sparse_decode/small/sparse_decode_bf16.cu sm_90a\n"
-        "000000000000000000000000000000000000000000000000000000000000000a  "
-        "src/cuda/sm90/sparse_decode/sparse_decode_bf16.cu sm_90a\n"
-        "000000000000000000000000000000000000000000000000000000000000000b  "
-        "src/cuda/any/sparse_prefill.cu sm_90\n"
-        "000000000000000000000000000000000000000000000000000000000000000c  "
-        "src/cuda/sm90/sparse_prefill/sparse_prefill_bf16.cu sm_90a\n"
-        "000000000000000000000000000000000000000000000000000000000000000d  "
-        "src/cuda/sm90/sparse_prefill/sparse_prefill_fp8.cu sm_90a\n";
-    FILE *file = fopen(path, "w");
-    if (!file || fputs(text, file) < 0 || fclose(file)) exit(1);
-    struct shape shape = shapes[0];
-    struct bench_row row = {.shape = &shape, .kernel = "cuda-sm80"};
     char hash[BENCH_CODE] = "";
-    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '3', "bf16: %s", hash);
-    shape.type = ELEMENT_FP16;
-    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '4', "fp16: %s", hash);
-    CHECK(!bench_report_code(path, &row, 8, 0, hash), "another GPU's: %s", hash);
-    CHECK(!bench_report_code("there is no such file", &row, 9, 0, hash), "of no file: %s", hash);
-    row.kernel = "cuda-sm90";
-    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '5', "Hopper's: %s", hash);
-    row.kernel = "cuda", shape.op = OP_MERGE;
-    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '1', "merge: %s", hash);
-
-    shape = (struct shape){.op = OP_SPARSE_DECODE, .format = FMLA_KV_FP8_656};
-    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '7' && strlen(hash) == 64,
-          "sparse decode's: %s", hash);
-    CHECK(bench_report_code(path, &row, 8, 0, hash) && hash[63] == '8', "another GPU's: %s", hash);
-    row.kernel = "cuda-sm90";
-    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'a' && hash[64] == ' ' &&
-              hash[128] == '9' && strlen(hash) == 129,
-          "Hopper's two: %s", hash);
-    row.kernel = "cuda-sm90-64";
-    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'a' && strlen(hash) == 64,
-          "Hopper's for large batches: %s", hash);
-    row.kernel = "cuda-sm90-16";
-    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == '9' && strlen(hash) == 64,
-          "Hopper's for small batches: %s", hash);
+    FILE *file = fopen(path, "w");
+    if (!file || fputs("# toolkit 13.0.88\n", file) < 0) exit(1);
+    for (unsigned i = 0; i < sizeof hashed / sizeof *hashed; i++)
+        fprintf(file, "%064x  src/cuda/%s %s\n", i + 1, hashed[i].file, hashed[i].target);
+    if (fclose(file)) exit(1);
+    for (size_t i = 0; i < sizeof told / sizeof *told; i++) {
+        const struct bench_row row = {.shape = &told[i].shape, .kernel = told[i].kernel};
+        const size_t count = strlen(told[i].digits);
+        const bool found = bench_report_code(path, &row, told[i].major, 0, hash);
+        CHECK(found == (count > 0), "%s, line %zu: %s", told[i].kernel, i, hash);
+        CHECK(!found || strlen(hash) == 65 * count - 1, "%s, line %zu: %s", told[i].kernel, i, hash);
+        for (size_t k = 0; found && k < count; k++)
+            CHECK(hash[65 * k + 63] == told[i].digits[k] && hash[65 * k + 64] == (k + 1 < count ? ' ' : '\0'),
+                  "%s, line %zu: %s", told[i].kernel, i, hash);
+        CHECK(!bench_report_code("there is no such file", &row, told[i].major, 0, hash), "of no file: %s",
+              hash);
+    }
     fmla_capability has = FMLA_INIT(fmla_capability); /* none was forgotten */
     for (int64_t i = 0; fmla_capabilities((fmla_device){FMLA_DEVICE_CUDA, 0}, i, &has) == FMLA_OK; i++) {
-        if (!has.kernel || strncmp(has.operation, "sparse_", 7) != 0 || strstr(has.operation, "plan"))
-            continue;
-        row.kernel = has.kernel, shape.op = operation_named(has.operation);
+        if (!has.kernel || strncmp(has.operation, "sparse_", 7) != 0) continue;
+        if (!policies[operation_named(has.operation)].work) continue; /* of a plan there are no rows */
+        const struct shape shape = {.op = operation_named(has.operation), .format = FMLA_KV_FP8_656};
+        const struct bench_row row = {.shape = &shape, .kernel = has.kernel};
         CHECK(bench_report_code(path, &row, 9, 0, hash), "%s of %s: none", row.kernel, has.operation);
     }
-    row.kernel = "cuda", shape.op = OP_SPARSE_PREFILL;
-    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'b' && strlen(hash) == 64,
-          "sparse prefill's: %s", hash);
-    row.kernel = "cuda-sm90";
-    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'd' && strlen(hash) == 64,
-          "Hopper's for sparse prefill from FP8 pages: %s", hash);
-    shape.format = FMLA_KV_FP8_584;
-    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'd', "and the other format: %s", hash);
-    shape.format = FMLA_KV_BF16;
-    CHECK(bench_report_code(path, &row, 9, 0, hash) && hash[63] == 'c', "and from bf16 keys: %s", hash);
-    row.kernel = "another", shape.op = OP_SPARSE_DECODE;
-    CHECK(!bench_report_code(path, &row, 9, 0, hash), "of no such kernel: %s", hash);
     unlink(path);
 }
 

@@ -3,6 +3,8 @@
  * Tensor files that lie, each refused with its own line; and a round trip. Run in an empty folder: files are
  * made in the current one.
  */
+#include "../unit/check.h"
+
 #include "safetensors.h"
 
 #include <stdio.h>
@@ -10,18 +12,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-static int failures;
-
-#define EXPECT(condition, ...)                                                                               \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            failures++;                                                                                      \
-            printf("%s:%d: ", __FILE__, __LINE__);                                                           \
-            printf(__VA_ARGS__);                                                                             \
-            putchar('\n');                                                                                   \
-        }                                                                                                    \
-    } while (0)
 
 static const char path[] = "hostile.safetensors";
 
@@ -41,10 +31,10 @@ static void refused(const char *what, const char *part)
 {
     struct fault fault = {""};
     struct safetensors_file *file = safetensors_open(path, &fault);
-    EXPECT(!file, "%s: was accepted", what);
-    EXPECT(!strncmp(fault.text, path, strlen(path)), "%s: '%s' does not name the file", what, fault.text);
-    EXPECT(strstr(fault.text, part), "%s: '%s' does not say '%s'", what, fault.text, part);
-    EXPECT(!strchr(fault.text, '\n'), "%s: more than one line", what);
+    CHECK(!file, "%s: was accepted", what);
+    CHECK(!strncmp(fault.text, path, strlen(path)), "%s: '%s' does not name the file", what, fault.text);
+    CHECK(strstr(fault.text, part), "%s: '%s' does not say '%s'", what, fault.text, part);
+    CHECK(!strchr(fault.text, '\n'), "%s: more than one line", what);
     safetensors_close(file);
 }
 
@@ -135,15 +125,14 @@ static void test_lengths(void)
 static void test_no_files(void)
 {
     struct fault fault = {""};
-    EXPECT(!safetensors_open(".", &fault) && strstr(fault.text, "is a directory"), "directory: %s",
-           fault.text);
-    EXPECT(!safetensors_open("/dev/zero", &fault) && strstr(fault.text, "no regular file"), "device: %s",
-           fault.text);
-    EXPECT(!safetensors_open("nowhere", &fault) && strstr(fault.text, "cannot open"), "absent: %s",
-           fault.text);
+    CHECK(!safetensors_open(".", &fault) && strstr(fault.text, "is a directory"), "directory: %s",
+          fault.text);
+    CHECK(!safetensors_open("/dev/zero", &fault) && strstr(fault.text, "no regular file"), "device: %s",
+          fault.text);
+    CHECK(!safetensors_open("nowhere", &fault) && strstr(fault.text, "cannot open"), "absent: %s",
+          fault.text);
     if (mkfifo("pipe", 0600)) abort();
-    EXPECT(!safetensors_open("pipe", &fault) && strstr(fault.text, "no regular file"), "pipe: %s",
-           fault.text);
+    CHECK(!safetensors_open("pipe", &fault) && strstr(fault.text, "no regular file"), "pipe: %s", fault.text);
     unlink("pipe");
 }
 
@@ -155,7 +144,7 @@ static void test_truncation(void)
     put(strlen(good), good, strlen(good), 16);
     struct fault fault = {""};
     struct safetensors_file *file = safetensors_open(path, &fault);
-    EXPECT(file, "a good file: %s", fault.text);
+    CHECK(file, "a good file: %s", fault.text);
     safetensors_close(file);
     for (off_t size = whole - 1; size >= 0; size--) {
         if (truncate(path, size)) abort();
@@ -174,30 +163,30 @@ static void test_round_trip(void)
     static const unsigned char data[38] = {1, 2, 3, [29] = 30, [37] = 38};
     struct fault fault = {""};
     struct safetensors_writer *writer = safetensors_create(path, tensors, 3, notes, 2, &fault);
-    EXPECT(writer, "create: %s", fault.text);
+    CHECK(writer, "create: %s", fault.text);
     if (!writer) return;
-    EXPECT(safetensors_write(writer, data, 30, &fault) && safetensors_write(writer, data + 30, 8, &fault) &&
-               safetensors_commit(writer, &fault),
-           "write: %s", fault.text);
+    CHECK(safetensors_write(writer, data, 30, &fault) && safetensors_write(writer, data + 30, 8, &fault) &&
+              safetensors_commit(writer, &fault),
+          "write: %s", fault.text);
     struct safetensors_file *file = safetensors_open(path, &fault);
-    EXPECT(file, "open: %s", fault.text);
+    CHECK(file, "open: %s", fault.text);
     if (!file) return;
     const struct safetensors_tensor *first = safetensors_find(file, "first");
     const struct safetensors_tensor *nothing = safetensors_find(file, "nothing");
     const struct safetensors_tensor *scalar = safetensors_find(file, "scalar");
-    EXPECT(safetensors_count(file) == 3 && first && nothing && scalar, "tensors are missing");
-    EXPECT(first && first->ndim == 2 && first->shape[0] == 3 && first->shape[1] == 5, "first: shape");
-    EXPECT(first && !memcmp(first->data, data, 30), "first: data");
-    EXPECT(first && (uintptr_t)first->data % 64 == 0, "first: not aligned");
-    EXPECT(first && !strcmp(first->type->name, "BF16"), "first: dtype");
-    EXPECT(nothing && nothing->data && nothing->begin == nothing->end, "nothing: data");
-    EXPECT(scalar && scalar->ndim == 0 && !memcmp(scalar->data, data + 30, 8), "scalar: data");
-    EXPECT(!safetensors_find(file, "second"), "a tensor that is not there");
+    CHECK(safetensors_count(file) == 3 && first && nothing && scalar, "tensors are missing");
+    CHECK(first && first->ndim == 2 && first->shape[0] == 3 && first->shape[1] == 5, "first: shape");
+    CHECK(first && !memcmp(first->data, data, 30), "first: data");
+    CHECK(first && (uintptr_t)first->data % 64 == 0, "first: not aligned");
+    CHECK(first && !strcmp(first->type->name, "BF16"), "first: dtype");
+    CHECK(nothing && nothing->data && nothing->begin == nothing->end, "nothing: data");
+    CHECK(scalar && scalar->ndim == 0 && !memcmp(scalar->data, data + 30, 8), "scalar: data");
+    CHECK(!safetensors_find(file, "second"), "a tensor that is not there");
     const char *seed = safetensors_metadata(file, "seed");
-    EXPECT(seed && !strcmp(seed, "17"), "metadata");
+    CHECK(seed && !strcmp(seed, "17"), "metadata");
     const char *quoted = safetensors_metadata(file, "a \"quoted\" key");
-    EXPECT(quoted && !strcmp(quoted, "value\n"), "quoted metadata");
-    EXPECT(!safetensors_metadata(file, "none"), "metadata that is not there");
+    CHECK(quoted && !strcmp(quoted, "value\n"), "quoted metadata");
+    CHECK(!safetensors_metadata(file, "none"), "metadata that is not there");
     safetensors_close(file);
 }
 
@@ -207,20 +196,20 @@ static void test_unfinished(void)
     struct fault fault = {""};
     unlink(path);
     struct safetensors_writer *writer = safetensors_create(path, &tensor, 1, NULL, 0, &fault);
-    EXPECT(writer, "create: %s", fault.text);
+    CHECK(writer, "create: %s", fault.text);
     if (!writer) return;
-    EXPECT(safetensors_write(writer, "short", 5, &fault), "write: %s", fault.text);
-    EXPECT(!safetensors_commit(writer, &fault) && strstr(fault.text, "5 bytes of data were written, 10"),
-           "a short file: %s", fault.text);
-    EXPECT(access(path, F_OK), "an unfinished file was left");
+    CHECK(safetensors_write(writer, "short", 5, &fault), "write: %s", fault.text);
+    CHECK(!safetensors_commit(writer, &fault) && strstr(fault.text, "5 bytes of data were written, 10"),
+          "a short file: %s", fault.text);
+    CHECK(access(path, F_OK), "an unfinished file was left");
     static const struct safetensors_declaration huge = {"t", {FMLA_TYPE_UINT, 8, 1}, 1, {(int64_t)1 << 60}};
-    EXPECT(!safetensors_create(path, &huge, 1, NULL, 0, &fault) && strstr(fault.text, "left"), "huge: %s",
-           fault.text);
+    CHECK(!safetensors_create(path, &huge, 1, NULL, 0, &fault) && strstr(fault.text, "left"), "huge: %s",
+          fault.text);
     static const struct safetensors_declaration more = {
         "t", {FMLA_TYPE_INT, 64, 1}, 2, {(int64_t)1 << 31, (int64_t)1 << 31}};
-    EXPECT(!safetensors_create(path, &more, 1, NULL, 0, &fault) && strstr(fault.text, "more bytes than"),
-           "overflowing: %s", fault.text);
-    EXPECT(access(path, F_OK), "a refused file was left");
+    CHECK(!safetensors_create(path, &more, 1, NULL, 0, &fault) && strstr(fault.text, "more bytes than"),
+          "overflowing: %s", fault.text);
+    CHECK(access(path, F_OK), "a refused file was left");
 }
 
 int main(void)
@@ -233,6 +222,5 @@ int main(void)
     test_round_trip();
     test_unfinished();
     unlink(path);
-    printf("%d failures\n", failures);
-    return failures != 0;
+    return check_done("safetensors");
 }

@@ -3,7 +3,7 @@
 # use.sh FLASHMLA XMLCHECK - what the command's help promises, each subcommand once and more.
 set -u
 export flashmla=$1
-xmlcheck=$2
+export xmlcheck=$2
 # shellcheck disable=SC1091 # checked by itself
 . "$(dirname "$0")/common.sh"
 
@@ -27,15 +27,13 @@ has '"built_with"'
 
 # From a made batch to checked results, in every type and option of make-input.
 good make-input a.safetensors --batch 3 --min-len 1 --max-len 300
-good run a.safetensors --check --out a.out --repeat 1
-has '^check +PASS: '
+passes a.safetensors --out a.out --repeat 1
 good make-input b.safetensors --seq-lens 0,1,63,64,65,200 --query-tokens 3 --heads 6 --kv-heads 2 --d-qk 512 \
     --page-size 17 --dtype fp16 --causal --sink --seed 5
 good run b.safetensors --check --log-base 2 --lse-empty neg --out b.out --softmax-scale -0.5 --threads 1
 has 'fp16, causal, sink'
 has '^check +PASS: 108 of 108 rows'
-good run a.safetensors --check --repeat 2 --json run.json --kernel cpu-generic
-has '^check +PASS: '
+passes a.safetensors --repeat 2 --json run.json --kernel cpu-generic
 grep -q '^{"op":"dense_decode","kernel":"cpu-generic","device":"cpu","q":\[3,1,16,576\],"dtype":"bf16",.*"runs":2,"us":.*"check":{"passed":true,"rows":48,' run.json || wrong "run.json: $(cat run.json)"
 good run a.safetensors --repeat 1 --json -
 has "^[{]\"op\":\"dense_decode\","
@@ -143,8 +141,7 @@ checks=$((checks + 1))
 diff <(grep -o '<title>request [0-9]*' odd.svg | sed 's/.* //' | sort -nu) <(seq 1 2 127; echo 128) >difference ||
     wrong "odd.svg draws others than the longest: $(cat difference)"
 for picture in none zero plan full many odd; do
-    checks=$((checks + 1))
-    "$xmlcheck" <$picture.svg || wrong "$picture.svg is no well-formed XML"
+    well_formed $picture.svg
     if command -v xmllint >/dev/null; then xmllint --noout $picture.svg || wrong "xmllint: $picture.svg"; fi
 done
 grep -q '<title>request 5, keys 0 to ' plan.svg || wrong 'plan.svg does not show request 5'

@@ -1,31 +1,41 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # includes.sh ROOT | --self-test - who may include whom (docs/architecture.md has the rule and its reasons).
-#
-#   include/                      <stddef.h> and <stdint.h> only
-#   src/*.h                       src/*.h and src/operations.def: what all rooms of the library share
-#   src/api.c, other src/*.c      src/*.h: no back end
-#   src/dispatch.c                src/*.h, src/kernels.def and every back end
-#   src/ref, src/cpu, src/cuda    src/*.h and themselves; never each other, nor api.h, check.h and dispatch.h, which stand
-#                                 above them
-#   src/cuda/any, sm80, sm90      what all share, never each other; src/cuda/device and src/cuda/*.h none of them
-#   support/                      support/, and the formats: src/num.h, src/kvformat.h
-#   tools, examples, bench,       support/, their own room
-#     tests
-#   tests/unit, tests/checkattn,  also the formats and the planner, src/plan.h
-#     tests/fuzz
-#   tools                         also the descriptors, src/operations.h and src/operations.def
-#   tests/unit, tests/fuzz        also the descriptors, src/operations.h and .def; tests/fuzz what is made from them,
-#                                 tests/unit/described.h, tensors.h and the walk through a plan, plan_walk.h
-#   tools/flashmla/layout.c       also src/cuda/device/fragment.h, which it prints
-#   tests/unit                    also src/cuda/*.h: the host side is tested with a driver that is none; the tests of
-#                                 the loop over threads and of the choice also src/threads.h, src/dispatch.h
-#   tests/stress                  also the headers of tests/checkattn, whose cases it runs
-#   tests/command                 also the headers of tools/, whose parts it tests, and tests/unit/check.h
-#   tests/house                   also src/cuda/driver.h, which it compares with cuda.h
-# and everybody the public header. Among the files of src/ there is no circle, a header and the source of its name taken as
+# Among the files of src/ there is no circle, a header and the source of its name taken as
 # one. Prints one line for every include that is against it, and for every circle.
 set -euo pipefail
+
+# Who may include whom: of the lines whose two patterns fit, from the first character on, the last one holds. `own` is the folder
+# that one is in: of src/ and tests/ one below them.
+rules=$(cat <<'RULES'
+- .                                   .
++ .                                   include/
++ .                                   own
++ (tools|examples|bench|tests)/       support/
+- include/                            .
+- src/[^/]+$                          .
++ src/[^/]+$                          include/|src/[^/]+[.]h$|src/operations[.]def
++ src/dispatch[.]c                    src/
++ src/(ref|cpu|cuda)/                 src/[^/]+[.]h$
+- src/(ref|cpu|cuda)/                 src/(api|check|dispatch)[.]h
+- src/cuda/                           src/cuda/(any|sm[0-9]+)/
++ src/cuda/[^/]*[.]c$                 src/cuda/
++ src/cuda/any/                       src/cuda/any/
++ src/cuda/sm80/                      src/cuda/sm80/
++ src/cuda/sm90/                      src/cuda/sm90/
++ support/                            src/(num|kvformat)[.]h
++ tests/(unit|checkattn|fuzz)/        src/(num|num_fast|kvformat|plan)[.]h
++ (tools|tests)/                      src/operations[.](h|def)
++ tests/fuzz/                         tests/unit/(described|tensors|plan_walk)[.]h
++ tools/flashmla/layout[.]c           src/cuda/device/fragment[.]h
++ tests/unit/                         src/cuda/.*[.]h$
++ tests/unit/test_threads[.]c         src/threads[.]h
++ tests/unit/test_dispatch[.]c        src/dispatch[.]h
++ tests/command/                      tools/.*[.]h$|tests/unit/check[.]h
++ tests/stress/                       tests/checkattn/.*[.]h$
++ tests/house/                        src/cuda/driver[.]h
+RULES
+)
 
 check() {
     local root=$1
@@ -34,7 +44,7 @@ check() {
         find include src support tools python tests bench examples -type f \
             \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.def' -o -name '*.cpp' \) \
             2>/dev/null | LC_ALL=C sort || true # not every room is there yet
-    ) | awk -v root="$root" '
+    ) | awk -v root="$root" -v rules="$rules" '
         # Path of an include as it is written, from the folder of the file that has it.
         function normal(path,    part, n, i, out, depth) {
             n = split(path, part, "/")
@@ -55,11 +65,6 @@ check() {
             if (path ~ /^(src|tests)\//) return part[1] "/" part[2]
             return part[1]
         }
-        # A folder of src/cuda that is for some GPUs, or "": what all share.
-        function kind(path,    part) {
-            split(path, part, "/")
-            return part[3] ~ /^(any|sm[0-9]+)$/ ? part[3] : ""
-        }
         function stem(path) { sub(/\.[^.\/]*$/, "", path); return path }
         # Is there a way from a stem back to where the search began? Of all that were seen, none leads there.
         function leads(at, home,    next_, n, i) {
@@ -71,33 +76,16 @@ check() {
             }
             return 0
         }
-        function allowed(from, to,    a, b, shared) {
-            a = room(from); b = room(to)
-            if (b == "include") return 1
-            if (a == "include") return 0
-            shared = (b == "src" && (to ~ /\.h$/ || to == "src/operations.def"))
-            if (from == "src/dispatch.c") return to ~ /^src\//
-            if (a == "src") return shared
-            if (a ~ /^src\// && to ~ /^src\/(api|check|dispatch)\.h$/) return 0
-            if (a == "src/cuda" && kind(to) != "" && kind(from) != kind(to))
-                return kind(from) == "" && from ~ /^src\/cuda\/[^\/]*\.c$/
-            if (a ~ /^src\//) return a == b || shared
-            if (a == "support") return b == "support" || to ~ /^src\/(num|kvformat)\.h$/
-            if (a ~ /^tests\/(unit|checkattn|fuzz)$/ && to ~ /^src\/(num|num_fast|kvformat|plan)\.h$/) return 1
-            if (a == "tools" && to ~ /^src\/operations\.(h|def)$/) return 1
-            if (a ~ /^tests\/(unit|checkattn|fuzz)$/ && to ~ /^src\/operations\.(h|def)$/) return 1
-            if (a == "tests/fuzz" && to ~ /^tests\/unit\/(described|tensors|plan_walk)\.h$/) return 1
-            if (from == "tools/flashmla/layout.c" && to == "src/cuda/device/fragment.h") return 1
-            if (a == "tests/unit" && b == "src/cuda" && to ~ /\.h$/) return 1
-            if (from == "tests/unit/test_threads.c" && to == "src/threads.h") return 1
-            if (from == "tests/unit/test_dispatch.c" && to == "src/dispatch.h") return 1
-            if (a == "tests/command" && ((b == "tools" && to ~ /\.h$/) || to == "tests/unit/check.h")) return 1
-            if (a == "tests/stress" && b == "tests/checkattn" && to ~ /\.h$/) return 1
-            if (a == "tests/house" && to == "src/cuda/driver.h") return 1
-            return b == a || b == "support"
+        function fits(path, pattern) { return match(path, "^(" pattern ")") }
+        function allowed(from, to,    i, good) {
+            for (i = 1; i <= nrules; i += 3)
+                if (fits(from, rule[i + 1]) && (rule[i + 2] == "own" ? room(from) == room(to) : fits(to, rule[i + 2])))
+                    good = rule[i] == "+"
+            return good
         }
         { files[++count] = $0; exists[$0] = 1 }
         END {
+            nrules = split(rules, rule, /[ \n]+/)
             nroots = split("include src support tools/flashmla", roots, " ")
             for (f = 1; f <= count; f++) {
                 from = files[f]; number = 0
@@ -242,7 +230,7 @@ self_test() {
     red tools/flashmla/layout.c '#include "num.h"'
     red tools/flashmla/main.c '#include "operations.c"'
     red support/compare.h '#include "operations.h"'
-    red tests/command/call.c '#include "operations.h"'
+    red tests/command/call.c '#include "dispatch.h"'
     red tests/checkattn/main.c '#include "../../src/cuda/device/fragment.h"'
     red tests/command/call.c '#include "../unit/other.h"'
     red tests/command/call.c '#include "../../tools/flashmla/main.c"'

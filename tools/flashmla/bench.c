@@ -4,9 +4,7 @@
  * described in docs/performance.md.
  */
 #include "bench_grid.h"
-#include "bench_row.h"
-#include "commands.h"
-#include "kernels.h"
+#include "bench_report.h"
 
 #include "gpu.h"
 #include "outfile.h"
@@ -48,7 +46,8 @@ static const struct command bench = {
     NULL};
 
 struct bench_options {
-    const char *grid, *kernel, *json, *device;
+    const char *grid, *kernel, *json;
+    fmla_device device;
     int op, dtype, causal, varlen; /* indices of the choices */
     bool dtype_given, causal_given, varlen_given;
     int64_t repeat, threads;
@@ -84,9 +83,10 @@ static bool all_rows(struct bench_session *s, const struct shape *rows, int64_t 
     return outfile_commit(json, fault);
 }
 
-static int bench_rows(const struct bench_options *o, enum operation op, fmla_device device,
-                      const struct shape *rows, int64_t count)
+static int bench_rows(const struct bench_options *o, enum operation op, const struct shape *rows,
+                      int64_t count)
 {
+    const fmla_device device = o->device;
     const bool stream = device_is_gpu(device) && op == OP_DENSE_DECODE && !o->no_stream;
     struct bench_session s = {.timer = {.device = device, .warm = o->warm, .repeat = o->repeat},
                               .report = {.op = op, .stream = stream},
@@ -120,12 +120,9 @@ static int bench_all(struct bench_options *o)
 {
     static const char *const names[] = {BENCH_OPERATIONS};
     const enum operation op = operation_named(names[o->op]);
-    fmla_device device;
     struct fault fault = {""};
     char grids[128];
     int64_t count;
-    if (!device_parse(o->device, &device))
-        return complain(&bench, EXIT_USAGE, "--device: '%s' must be cpu or cuda:N", o->device);
     if (!kernel_exists(names[o->op], o->kernel, &fault))
         return complain(&bench, EXIT_USAGE, "%s", fault.text);
     choose(&o->axes.axis[AXIS_DTYPE], o->dtype, o->dtype_given);
@@ -143,30 +140,25 @@ static int bench_all(struct bench_options *o)
     if (o->threads) fmla_set_num_threads((int32_t)o->threads); /* in range by its option */
     if (!strcmp(o->grid, "quick")) o->warm = true;
     if (!strcmp(o->grid, "varlen")) o->fixed = true;
-    const int exit_code = bench_rows(o, op, device, rows, count);
+    const int exit_code = bench_rows(o, op, rows, count);
     free(rows);
     return exit_code;
 }
 
-#define AXIS(name, which, least, most, help) OPTION_LIST(name, &o.axes.axis[which], least, most, help)
+#define AXIS(name, which, least, most, help)                                                                 \
+    OPTION_LIST(name, &o.axes.axis[which], "A,B", least, most, help, NULL)
 
 int command_bench(int argc, char **argv)
 {
-    struct bench_options o = {.grid = "cpu", .repeat = 15};
+    struct bench_options o = {.grid = "cpu", .repeat = 15, .device = {FMLA_DEVICE_CPU, 0}};
     const struct option options[] = {
         OPTION_ONE_OF(
             "--op", &o.op, "NAME",
             "dense_decode (the default), sparse_decode, sparse_prefill, merge, cache_append or cache_gather",
             NULL, BENCH_OPERATIONS),
-        {"--grid",
-         OPTION_TEXT,
-         &o.grid,
-         "NAME",
-         "cpu (the default), h20, latency, peers, varlen or quick",
-         0,
-         0,
-         {"cpu", "h20", "latency", "peers", "varlen", "quick", NULL},
-         NULL},
+        OPTION_ROW("--grid", OPTION_TEXT, &o.grid, "NAME",
+                   "cpu (the default), h20, latency, peers, varlen or quick", 0, 0, NULL, "cpu", "h20",
+                   "latency", "peers", "varlen", "quick"),
         AXIS("--batch", AXIS_BATCH, 1, 65536, "requests"),
         AXIS("--query-tokens", AXIS_QUERY_TOKENS, 1, 1 << 20, "query tokens of a request, or of a prompt"),
         AXIS("--seq-len", AXIS_SEQ_LEN, 1, 1 << 24, "keys of a request, or all that a prompt can name"),
@@ -193,12 +185,8 @@ int command_bench(int argc, char **argv)
                       "on a GPU: no bare stream of the same keys beside each row"),
         OPTION_JSON(&o.json),
         {0}};
-    int status = EXIT_GOOD;
-    switch (options_parse(&bench, options, argc, argv, NULL)) {
-    case OPTIONS_HELPED: break;
-    case OPTIONS_WRONG: status = EXIT_USAGE; break;
-    case OPTIONS_PARSED: status = bench_all(&o); break;
-    }
+    int status = options_parse(&bench, options, argc, argv, NULL);
+    if (status < 0) status = bench_all(&o);
     for (int a = 0; a < BENCH_AXES; a++)
         if (a != AXIS_DTYPE && a != AXIS_CAUSAL && a != AXIS_VARLEN) free(o.axes.axis[a].items);
     return status;

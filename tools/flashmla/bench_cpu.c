@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "bench_cpu.h"
+#include "bench_time.h"
 
 #include "flashmla/flashmla.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "bench_gpu.h"
+#include "bench_time.h"
 
 #include "policy.h"
 

@@ -3,6 +3,8 @@
 
 #include "json_line.h"
 
+#include "json_memory.h"
+
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -175,113 +177,85 @@ static bool code_here(const struct gpu_description *gpu, const struct bench_row 
 
 /* ---- JSON ----------------------------------------------------------------------------------- */
 
-/* Members of an object; what cannot be added is told once, at the end. */
-struct line {
-    json_t *object;
-    bool good;
-};
-
-static void set(struct line *line, const char *name, json_t *value)
+/* What does not apply to a row is 0, and no member: json_pack passes over NULL where it reads "s:o*". */
+static json_t *count(int64_t value)
 {
-    line->good = !json_object_set_new(line->object, name, value) && line->good;
+    return value ? json_integer((json_int_t)value) : NULL;
 }
 
-static void set_count(struct line *line, const char *name, int64_t value)
+static json_t *real(double value)
 {
-    set(line, name, json_integer((json_int_t)value));
+    return value > 0.0 ? json_real(value) : NULL;
 }
 
-static void set_text(struct line *line, const char *name, const char *text)
+static json_t *pack_extra(const struct shape *s)
 {
-    set(line, name, json_string(text));
+    if (!s->extra_topk) return NULL;
+    return json_pack("{s:I, s:I, s:I, s:b}", "s_k", (json_int_t)s->s_k, "topk", (json_int_t)s->extra_topk,
+                     "page_size", (json_int_t)s->extra_page_size, "varlen", (int)s->extra_varlen);
 }
 
-static void set_real(struct line *line, const char *name, double value)
+static json_t *pack_shape(const struct shape *s)
 {
-    set(line, name, json_real(value));
+    const char *dtype = element_name(s->type), *cache = format_name(s->format);
+    const bool dense = s->op == OP_DENSE_DECODE;
+    if (bench_only_copies(s->op))
+        return json_pack("{s:I, s:s, s:s, s:I, s:I}", "tokens", (json_int_t)s->tokens, "dtype", dtype,
+                         "cache", cache, "d_qk", (json_int_t)s->d_qk, "page_size", (json_int_t)s->page_size);
+    json_t *shape =
+        json_pack("{s:o*, s:I, s:I, s:i, s:s, s:o*}", "b", count(s->b), "s_q", (json_int_t)s->s_q, "h_q",
+                  (json_int_t)s->h_q, "d_v", CALL_D_V, "dtype", dtype, "parts", count(s->parts));
+    if (s->parts) return shape;
+    json_t *keys =
+        json_pack("{s:I, s:I, s:I, s:s, s:o*, s:o*, s:o*, s:o*, s:o*}", "s_k", (json_int_t)s->s_k, "h_kv",
+                  (json_int_t)s->h_kv, "d_qk", (json_int_t)s->d_qk, "cache", cache, "page_size",
+                  count(s->page_size), "topk", count(s->topk), "extra", pack_extra(s), "causal",
+                  dense ? json_boolean(s->causal) : NULL, "varlen", dense ? json_boolean(s->varlen) : NULL);
+    json_object_update(shape, keys);
+    json_decref(keys);
+    return shape;
 }
 
-/* Times that were not taken are left out. */
-static void set_time(struct line *line, const char *name, double value)
-{
-    if (value > 0.0) set_real(line, name, value);
-}
-
-static void set_extra(struct line *line, const struct shape *s)
-{
-    struct line extra = {json_object(), true};
-    set_count(&extra, "s_k", s->s_k), set_count(&extra, "topk", s->extra_topk);
-    set_count(&extra, "page_size", s->extra_page_size);
-    set(&extra, "varlen", json_boolean(s->extra_varlen));
-    set(line, "extra", extra.object);
-    line->good = line->good && extra.good;
-}
-
-static void set_shape(struct line *line, const struct shape *s)
-{
-    if (bench_only_copies(s->op)) {
-        set_count(line, "tokens", s->tokens), set_text(line, "dtype", element_name(s->type));
-        set_text(line, "cache", format_name(s->format)), set_count(line, "d_qk", s->d_qk);
-        set_count(line, "page_size", s->page_size);
-        return;
-    }
-    if (s->b) set_count(line, "b", s->b); /* a prompt has no batch */
-    set_count(line, "s_q", s->s_q), set_count(line, "h_q", s->h_q), set_count(line, "d_v", CALL_D_V);
-    set_text(line, "dtype", element_name(s->type));
-    if (s->parts) {
-        set_count(line, "parts", s->parts);
-        return;
-    }
-    set_count(line, "s_k", s->s_k), set_count(line, "h_kv", s->h_kv), set_count(line, "d_qk", s->d_qk);
-    set_text(line, "cache", format_name(s->format));
-    if (s->page_size) set_count(line, "page_size", s->page_size);
-    if (s->topk) set_count(line, "topk", s->topk);
-    if (s->extra_topk) set_extra(line, s);
-    if (s->op != OP_DENSE_DECODE) return;
-    set(line, "causal", json_boolean(s->causal)), set(line, "varlen", json_boolean(s->varlen));
-}
-
-static void set_figures(struct line *line, const struct bench_timer *timer, const struct bench_row *row)
+static json_t *pack_figures(const struct bench_timer *timer, const struct bench_row *row)
 {
     const struct bench_timed *t = &row->timed;
     const bool copies = bench_only_copies(row->shape->op), gpu = device_is_gpu(timer->device);
-    set_real(line, "us", 1e6 * t->median), set_real(line, "us_min", 1e6 * t->least);
-    set_real(line, "us_max", 1e6 * t->most);
-    if (!copies) set_real(line, "tflops", 1e-12 * row->work.flop / t->median);
-    set_real(line, "gbs", 1e-9 * row->work.bytes / t->median), set_real(line, "floor_us", 1e6 * row->floor);
-    set_count(line, "runs", t->runs);
-    if (!copies) set_real(line, "peak_tflops", 1e-12 * bench_peak(timer, row->kernel));
-    set_real(line, copies && gpu ? "copy_gbs" : "read_gbs",
-             1e-9 * (copies ? timer->copy : bench_bandwidth(timer)));
-    set(line, "warm", json_boolean(timer->warm)), set_text(line, "version", fmla_version_string());
+    return json_pack(
+        "{s:f, s:f, s:f, s:o*, s:f, s:f, s:I, s:o*, s:f, s:b, s:s}", "us", 1e6 * t->median, "us_min",
+        1e6 * t->least, "us_max", 1e6 * t->most, "tflops",
+        copies ? NULL : json_real(1e-12 * row->work.flop / t->median), "gbs",
+        1e-9 * row->work.bytes / t->median, "floor_us", 1e6 * row->floor, "runs", (json_int_t)t->runs,
+        "peak_tflops", copies ? NULL : json_real(1e-12 * bench_peak(timer, row->kernel)),
+        copies && gpu ? "copy_gbs" : "read_gbs", 1e-9 * (copies ? timer->copy : bench_bandwidth(timer)),
+        "warm", (int)timer->warm, "version", fmla_version_string());
 }
 
 /* What the row was timed on. */
-static void set_machine(struct line *line, const struct bench_timer *timer, const struct bench_row *row)
+static json_t *pack_machine(const struct bench_timer *timer, const struct bench_row *row)
 {
     const struct gpu_description *gpu = &timer->gpu.peak.gpu;
     char code[BENCH_CODE];
-    if (!device_is_gpu(timer->device)) {
-        set_text(line, "cpu", timer->cpu.cpu), set_count(line, "threads", timer->cpu.threads);
-        return;
-    }
-    set_text(line, "gpu", gpu->name), set_text(line, "driver", gpu->driver);
-    set_count(line, "sm_mhz", gpu_sm_mhz(timer->device.id));
-    if (code_here(gpu, row, code)) set_text(line, "code_sha", code);
+    if (!device_is_gpu(timer->device))
+        return json_pack("{s:s, s:i}", "cpu", timer->cpu.cpu, "threads", timer->cpu.threads);
+    return json_pack("{s:s, s:s, s:i, s:s*}", "gpu", gpu->name, "driver", gpu->driver, "sm_mhz",
+                     (int)gpu_sm_mhz(timer->device.id), "code_sha", code_here(gpu, row, code) ? code : NULL);
 }
 
 bool bench_report_json(const struct bench_report *report, const struct bench_row *row, struct outfile *file,
                        struct fault *fault)
 {
-    struct line line = {json_object(), true};
-    set_text(&line, "op", descriptors[row->shape->op].name), set_text(&line, "kernel", row->kernel);
-    set_shape(&line, row->shape);
-    set_figures(&line, report->timer, row);
-    set_machine(&line, report->timer, row);
-    set_time(&line, "plan_us", 1e6 * row->plan), set_time(&line, "stream_us", 1e6 * row->stream);
-    set_time(&line, "fixed_us", 1e6 * row->fixed);
-    if (row->fixed > 0.0) set_real(&line, "varlen_over_fixed", row->timed.median / row->fixed);
-    if (line.good) return json_line(file, line.object, fault);
-    json_decref(line.object);
-    return fault_set(fault, "out of memory for JSON");
+    const struct bench_timer *timer = report->timer;
+    json_memory_watch();
+    json_t *line = json_pack("{s:s, s:s}", "op", descriptors[row->shape->op].name, "kernel", row->kernel);
+    enum { PARTS = 4 };
+    json_t *const parts[PARTS] = {pack_shape(row->shape), pack_figures(timer, row), pack_machine(timer, row),
+                                  json_pack("{s:o*, s:o*, s:o*, s:o*}", "plan_us", real(1e6 * row->plan),
+                                            "stream_us", real(1e6 * row->stream), "fixed_us",
+                                            real(1e6 * row->fixed), "varlen_over_fixed",
+                                            real(row->fixed > 0.0 ? row->timed.median / row->fixed : 0.0))};
+    for (int i = 0; i < PARTS; i++) {
+        json_object_update(line, parts[i]);
+        json_decref(parts[i]);
+    }
+    return json_line(file, line, fault);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What bench says of a row: a line of the table, and a line of JSON.
+ * A row of bench, a call made of a shape and timed with what stands beside it (bench_row.c); and what is said of it: a line of
+ * the table, and a line of JSON.
  */
 #ifndef FLASHMLA_TOOL_BENCH_REPORT_H
 #define FLASHMLA_TOOL_BENCH_REPORT_H
@@ -45,5 +46,19 @@ bool bench_report_json(const struct bench_report *report, const struct bench_row
 enum { BENCH_SOURCES = 2, BENCH_CODE = 65 * BENCH_SOURCES };
 bool bench_report_code(const char *path, const struct bench_row *row, int major, int minor,
                        char code[BENCH_CODE]);
+
+/* What rows of a run share. */
+struct bench_session {
+    struct bench_timer timer;
+    struct bench_report report;
+    const char *kernel;       /* forced, or NULL */
+    bool fixed;               /* beside varying lengths those of fixed length */
+    struct outfile *json;     /* NULL: none */
+    int64_t timed;            /* rows */
+    struct fault passed_over; /* why the first such row was */
+};
+
+/* A row that cannot run here is told and passed over; false with a fault where something else went wrong. */
+bool bench_row(struct bench_session *session, const struct shape *shape, struct fault *fault);
 
 #endif

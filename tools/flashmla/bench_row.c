@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "bench_row.h"
+#include "bench_report.h"
 
 #include "bench_stream.h"
 

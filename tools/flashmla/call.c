@@ -260,7 +260,7 @@ void call_slice(struct call *part, const struct call *call, const enum dimension
         call_set(part, i, from->dtype, from->ndim, from->shape, from->data);
         for (int d = from->ndim - 1; d >= 0; d--) {
             const int64_t where = place_along(call, names[d], dimensions, at, count);
-            part->strides[i][d] = stride, stride *= from->shape[d];
+            part->strides[i][d] = from->strides ? call->strides[i][d] : stride, stride *= from->shape[d];
             if (where < 0) continue;
             offset += where * part->strides[i][d], part->shape[i][d] = 1;
         }

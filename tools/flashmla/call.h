@@ -27,7 +27,7 @@ struct call {
     void *plan;              /* of a call on a GPU; the call's */
 };
 
-/* "cpu" or "cuda:N"; NULL is "cpu". False for anything else. */
+/* "cpu" or "cuda:N"; false for anything else. */
 bool device_parse(const char *text, fmla_device *device);
 
 static inline bool device_is_gpu(fmla_device device)

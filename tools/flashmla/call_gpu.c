@@ -12,7 +12,7 @@ bool device_parse(const char *text, fmla_device *device)
 {
     char *end;
     *device = (fmla_device){FMLA_DEVICE_CPU, 0};
-    if (!text || !strcmp(text, "cpu")) return true;
+    if (!strcmp(text, "cpu")) return true;
     if (strncmp(text, "cuda:", 5) != 0 || text[5] < '0' || text[5] > '9') return false;
     const long id = strtol(text + 5, &end, 10);
     *device = (fmla_device){FMLA_DEVICE_CUDA, (int32_t)id};

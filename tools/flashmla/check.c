@@ -6,14 +6,22 @@
 #include "check.h"
 
 #include "elements.h"
+#include "magnitude.h"
 #include "progress.h"
 #include "random.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { SAMPLED_ROWS = 64 };
+enum { SAMPLED_ROWS = 64, WIDEST_KEY = 576, KEYS_AT_ONCE = 16 };
+
+/* What holds beside the tolerances. */
+struct beside {
+    bool other;     /* the inputs are none of the table's */
+    double rounded; /* how far an lse may be, where scales may have been rounded */
+};
 
 static int64_t rows_of(const struct call *call)
 {
@@ -54,50 +62,139 @@ static int64_t bytes_that_differ(const fmla_tensor *mine, const fmla_tensor *the
     return count;
 }
 
+/* ---- What rounding is relative to ------------------------------------------------------------ */
+
+/* Values of keys in these slots of a cache of the row; keys without pages are pages of one. */
+static bool gather(const struct call *row, const fmla_tensor *cache, int64_t slots[KEYS_AT_ONCE],
+                   int64_t count, float keys[KEYS_AT_ONCE * WIDEST_KEY])
+{
+    const int64_t d_qk = call_size(row, DIM_d_qk), *strides = cache->strides;
+    const int64_t flat[] = {cache->shape[0], 1, 1, d_qk}, flat_strides[] = {strides[0], strides[0], d_qk, 1};
+    fmla_tensor pages = *cache, named = {.data = slots, .device = row->device, .ndim = 1, .shape = &count};
+    named.dtype = dtype_of(FMLA_TYPE_INT, 64);
+    fmla_tensor values = named;
+    values.data = keys, values.ndim = 2, values.shape = (int64_t[]){count, d_qk};
+    values.dtype = dtype_of(FMLA_TYPE_FLOAT, 32);
+    if (cache->ndim == 3) pages.ndim = 4, pages.shape = flat, pages.strides = flat_strides;
+    fmla_cache_gather_args args = FMLA_INIT(fmla_cache_gather_args);
+    args.kv_cache = &pages, args.slots = &named, args.out = &values;
+    args.kv_format = call_format(row), args.kernel = "ref";
+    return fmla_cache_gather(&args) == FMLA_OK;
+}
+
+/* Of a call of one row. */
+static void measure(const struct call *row, struct magnitude *magnitude)
+{
+    const struct key_source *from = policies[row->op].keys;
+    const int64_t d_qk = call_size(row, DIM_d_qk);
+    const double given = (double)*(const float *)call_option(row, "softmax_scale");
+    const double scale = given != 0.0 ? given : 1.0 / sqrt((double)d_qk);
+    float q[WIDEST_KEY], keys[KEYS_AT_ONCE * WIDEST_KEY];
+    if (d_qk > WIDEST_KEY) return; /* which the oracle alone takes */
+    for (int64_t d = 0; d < d_qk; d++) q[d] = element_load(row->tensor[0].data, row->tensor[0].dtype, d);
+    for (int k = 0; k < KEY_SOURCES && from[k].cache; k++) {
+        const fmla_tensor *cache = call_tensor(row, from[k].cache);
+        const int64_t count = call_row_keys(row, &from[k]);
+        const int64_t all = !cache ? 0 : cache->shape[0] * (cache->ndim == 4 ? cache->shape[1] : 1);
+        int64_t slots[KEYS_AT_ONCE], now = 0;
+        for (int64_t i = 0; i < count; i++) {
+            slots[now] = call_row_slot(row, &from[k], i);
+            now += slots[now] >= 0 && slots[now] < all;
+            if (!now || (now < KEYS_AT_ONCE && i + 1 < count)) continue;
+            if (!gather(row, cache, slots, now, keys)) return;
+            for (int64_t j = 0; j < now; j++) magnitude_add(magnitude, scale, q, keys + j * d_qk, d_qk);
+            now = 0;
+        }
+    }
+}
+
+/* How far element i of a result, counted without gaps, may be beside its tolerance (docs/semantics.md, "Tolerances").
+ * `magnitude` is that of the row at `at`, which elements have in turn. */
+static double bound(const struct call *call, const char *name, int64_t i, const struct beside *beside,
+                    int64_t at[ROW_DIMENSIONS], struct magnitude *magnitude)
+{
+    const struct policy *policy = &policies[call->op];
+    const struct member *member;
+    const bool is_out = !strcmp(name, "out");
+    int64_t place[DIMENSIONS] = {0}, row_at[ROW_DIMENSIONS], element = i;
+    struct call row;
+    int32_t room;
+    int k = 0;
+    if (!policy->keys[0].cache || (is_out && !beside->other)) return 0.0;
+    while ((member = call_member(call->op, k)) && strcmp(member->name, name) != 0) k++;
+    for (int d = member ? member->rank - 1 : -1; d >= 0; d--)
+        place[member->dimensions[d]] = i % call->tensor[k].shape[d], i /= call->tensor[k].shape[d];
+    for (int d = 0; d < ROW_DIMENSIONS; d++) row_at[d] = place[policy->rows[d]];
+    call_slice(&row, call, policy->rows, row_at, ROW_DIMENSIONS);
+    if (!magnitude->any || memcmp(at, row_at, sizeof row_at) != 0) {
+        *magnitude = (struct magnitude){0};
+        memcpy(at, row_at, sizeof row_at);
+        if (policy->narrow) policy->narrow(&row, call, at, &room);
+        measure(&row, magnitude);
+    }
+    if (!is_out)
+        return fmax(beside->rounded,
+                    magnitude_bound(magnitude, *(const int32_t *)call_option(call, "log_base")));
+    const fmla_tensor *sink = call_tensor(&row, "attn_sink");
+    return magnitude_out_bound(magnitude, sink ? (double)*(const float *)sink->data : -INFINITY,
+                               (int)(element % CALL_D_V));
+}
+
+/* ---- Comparing ------------------------------------------------------------------------------- */
+
 /* The results of a call, or of a part of one, with the oracle's, which have no gaps. */
-static void compare(const struct call *done, const struct call *oracle, struct check_result *result)
+static void compare(const struct call *done, const struct call *oracle, const struct beside *beside,
+                    struct check_result *result)
 {
     const struct policy *policy = &policies[done->op];
+    struct magnitude magnitude = {0};
+    int64_t at[ROW_DIMENSIONS] = {0};
     for (int k = 0; k < RESULTS && policy->results[k].name; k++) {
         const struct tolerance *tolerance = policy->results[k].tolerance;
-        const fmla_tensor *mine = call_tensor(done, policy->results[k].name);
-        const fmla_tensor *theirs = call_tensor(oracle, policy->results[k].name);
+        const char *name = policy->results[k].name;
+        const fmla_tensor *mine = call_tensor(done, name), *theirs = call_tensor(oracle, name);
         if (!mine) continue;
         const int64_t count = (int64_t)call_bytes(theirs) / element_bytes(theirs->dtype);
-        for (int64_t i = 0; tolerance && i < count; i++)
-            compare_add(&result->of[k], tolerance, element_load(mine->data, mine->dtype, place_of(mine, i)),
-                        element_load(theirs->data, theirs->dtype, i));
+        for (int64_t i = 0; tolerance && i < count; i++) {
+            const double value = element_load(mine->data, mine->dtype, place_of(mine, i));
+            const double reference = element_load(theirs->data, theirs->dtype, i);
+            const bool misses = compare_misses(tolerance, value, reference);
+            compare_add_within(&result->of[k], tolerance, value, reference,
+                               misses ? bound(oracle, name, i, beside, at, &magnitude) : 0.0);
+        }
         if (!tolerance) result->wrong_bytes += bytes_that_differ(mine, theirs);
     }
     result->rows += rows_of(oracle);
 }
 
-static bool passed(const struct call *call, const struct check_result *result)
+static bool passed(const struct call *call, const struct beside *beside, const struct check_result *result)
 {
     const struct policy *policy = &policies[call->op];
     bool good = !result->wrong_bytes;
     for (int k = 0; k < RESULTS && policy->results[k].tolerance; k++)
-        good = good && compare_passed(&result->of[k], policy->results[k].tolerance);
+        good = good && (k == 0 && beside->other ? compare_passed_other : compare_passed)(
+                           &result->of[k], policy->results[k].tolerance);
     return good;
 }
 
 bool check_against_fresh(const struct call *call, struct call *fresh, struct check_result *result,
                          struct fault *fault)
 {
+    const struct beside beside = {.other = false};
     const struct member *member;
     *result = (struct check_result){.all_rows = rows_of(call)};
     if (!ask_oracle(fresh, fault)) return false;
-    compare(call, fresh, result);
+    compare(call, fresh, &beside, result);
     for (int i = 0; (member = call_member(call->op, i)); i++)
         if (call->tensor[i].shape && !(member->allowed & IS_OUTPUT))
             result->wrong_bytes += bytes_that_differ(&call->tensor[i], &fresh->tensor[i]);
-    result->passed = passed(call, result);
+    result->passed = passed(call, &beside, result);
     return true;
 }
 
 /* The part at place i of those that the oracle can be asked for; whole where `sliced` is 0. */
-static bool check_part(const struct call *call, int64_t i, int sliced, double *products,
-                       struct check_result *result, struct fault *fault)
+static bool check_part(const struct call *call, const struct beside *beside, int64_t i, int sliced,
+                       double *products, struct check_result *result, struct fault *fault)
 {
     const struct policy *policy = &policies[call->op];
     const struct member *member;
@@ -113,14 +210,17 @@ static bool check_part(const struct call *call, int64_t i, int sliced, double *p
         if (member->allowed & IS_OUTPUT) oracle.tensor[k].data = NULL, oracle.tensor[k].strides = NULL;
     *products += 0.5 * call_work(&oracle).flop;
     const bool good = call_make_results(&oracle, fault) && ask_oracle(&oracle, fault);
-    if (good) compare(&done, &oracle, result);
+    if (good) compare(&done, &oracle, beside, result);
     call_close(&oracle);
     return good;
 }
 
-bool check_against_oracle(const struct call *call, struct check_result *result, struct fault *fault)
+bool check_against_oracle(const struct call *call, bool by_gpu, struct check_result *result,
+                          struct fault *fault)
 {
     const struct policy *policy = &policies[call->op];
+    const bool scales = by_gpu && call_format(call) == FMLA_KV_FP8_656;
+    const struct beside beside = {.other = true, .rounded = scales ? rounded_scale_lse : 0.0};
     const bool whole = 0.5 * call_work(call).flop <= policy->budget;
     struct random_state random = {2025};
     struct progress progress;
@@ -130,15 +230,15 @@ bool check_against_oracle(const struct call *call, struct check_result *result, 
     *result = (struct check_result){.all_rows = rows_of(call)};
     progress_begin(&progress, "comparing with the oracle");
     for (int d = 0; d < policy->sliced; d++) parts *= call_size(call, policy->rows[d]);
-    if (whole) good = check_part(call, 0, 0, &products, result, fault);
+    if (whole) good = check_part(call, &beside, 0, 0, &products, result, fault);
     for (int64_t i = 0;
          good && !whole && (i < 2 || (result->rows < SAMPLED_ROWS && products < policy->budget)); i++) {
         const int64_t part = i == 0 ? 0 : i == 1 ? parts - 1 : random_between(&random, 0, parts - 1);
-        good = check_part(call, part, policy->sliced, &products, result, fault);
+        good = check_part(call, &beside, part, policy->sliced, &products, result, fault);
         progress_update(&progress, result->rows, SAMPLED_ROWS);
     }
     progress_wipe(&progress);
-    result->passed = good && passed(call, result);
+    result->passed = good && passed(call, &beside, result);
     return good;
 }
 

@@ -16,12 +16,13 @@ struct check_result {
 };
 
 /* Computes the call again with the oracle - whole if that is quick, else the first row or token, the last and others at
- * random, 64 rows at least - and compares the results, which must be there. All tensors lie in host memory without gaps.
- * False with a fault if it could not. */
-bool check_against_oracle(const struct call *call, struct check_result *result, struct fault *fault);
+ * random, 64 rows at least - and compares the results, which must be there, as those of inputs that may be any. All tensors
+ * lie in host memory without gaps; by_gpu: the results are a GPU's. False with a fault if it could not. */
+bool check_against_oracle(const struct call *call, bool by_gpu, struct check_result *result,
+                          struct fault *fault);
 
-/* The same, whole, where inputs may have been written: `fresh` is the call as it was, which the oracle then computes. Inputs
- * must be as they were. */
+/* The same, whole, of inputs of the table of tolerances, which may have been written: `fresh` is the call as it was, which the
+ * oracle then computes. Inputs must be as they were. */
 bool check_against_fresh(const struct call *call, struct call *fresh, struct check_result *result,
                          struct fault *fault);
 

@@ -8,16 +8,7 @@
 
 enum { WIDTH = 80, HELP_COLUMN = 25 };
 
-bool help_form_named(const char *name, enum help_form *form)
-{
-    static const char *const names[] = {"text", "man", "bash", "zsh"};
-    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
-        if (!strcmp(name, names[i])) {
-            *form = (enum help_form)i;
-            return true;
-        }
-    return false;
-}
+enum help_form help_form = HELP_TEXT;
 
 /* ---- Text ------------------------------------------------------------------------------------ */
 
@@ -163,9 +154,9 @@ static void print_man(const struct command *command, const struct option *option
     help_man_text(command->details);
 }
 
-void help_print(const struct command *command, const struct option *options, enum help_form form)
+void help_print(const struct command *command, const struct option *options)
 {
-    switch (form) {
+    switch (help_form) {
     case HELP_TEXT: print_text(command, options); break;
     case HELP_MAN: print_man(command, options); break;
     case HELP_BASH: completion_bash(command, options); break;

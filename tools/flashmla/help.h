@@ -10,10 +10,10 @@
 
 enum help_form { HELP_TEXT, HELP_MAN, HELP_BASH, HELP_ZSH };
 
-/* Of "text", "man", "bash", "zsh"; false of another name. */
-bool help_form_named(const char *name, enum help_form *form);
+/* What all help is told as. */
+extern enum help_form help_form;
 
-void help_print(const struct command *command, const struct option *options, enum help_form form);
+void help_print(const struct command *command, const struct option *options);
 
 /* Paragraphs, filled: as text or as those of a manual page. Lines that begin with a space stay as they are; a line before
  * such a one is their heading. */

@@ -2,7 +2,6 @@
  *
  * flashmla info: version, threads, every kernel of the library as each device sees it, and the GPUs, or why there is none.
  */
-#include "commands.h"
 #include "json_line.h"
 #include "options.h"
 #include "policy.h"
@@ -206,11 +205,8 @@ int command_info(int argc, char **argv)
     const char *json = NULL;
     struct fault fault = {""};
     const struct option options[] = {OPTION_JSON(&json), {0}};
-    switch (options_parse(&info, options, argc, argv, NULL)) {
-    case OPTIONS_HELPED: return EXIT_GOOD;
-    case OPTIONS_WRONG: return EXIT_USAGE;
-    case OPTIONS_PARSED: break;
-    }
+    const int done = options_parse(&info, options, argc, argv, NULL);
+    if (done >= 0) return done;
     if (fmla_version() / 100 != FMLA_VERSION_MAJOR * 100 + FMLA_VERSION_MINOR)
         return complain(&info, EXIT_FAILED, "this command was built for %d.%d, the library is %s",
                         FMLA_VERSION_MAJOR, FMLA_VERSION_MINOR, fmla_version_string());

@@ -3,7 +3,6 @@
  * flashmla layout: which lane holds which element of a fragment, and where chunks of a row lie in swizzled shared
  * memory. Everything here is asked of the functions that the kernels compute their addresses with.
  */
-#include "commands.h"
 #include "layout_view.h"
 #include "options.h"
 
@@ -13,11 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* As in the table below, which tests/command/layout.sh holds it to. */
-static const char *const layout_names[] = {
-    "mma-a",         "mma-b",         "mma-c",   "ldmatrix-tile", "ldmatrix-tile-trans",
-    "ldmatrix-8x32", "ldmatrix-pair", "wgmma-a", "wgmma-d",       "swizzle-128",
-    "swizzle-64",    "swizzle-32",    NULL};
+static const char *layout_names[16]; /* filled from the table below */
 
 static const struct command about = {
     "layout",
@@ -95,6 +90,7 @@ static const struct layout layouts[] = {
 };
 _Static_assert(LINE_BYTES == 128, "the widest rows are lines of all banks");
 enum { LAYOUTS = sizeof layouts / sizeof *layouts };
+_Static_assert(LAYOUTS < sizeof layout_names / sizeof *layout_names, "the last name is NULL");
 
 /* ---- The filled table ----------------------------------------------------------------------- */
 
@@ -162,41 +158,58 @@ static void print_list(void)
     }
 }
 
-static void print_columns(const char *corner, int width, int count)
+/* The words of a cell. */
+typedef void cell_words(const struct layout_view *view, int row, int column, char text[24]);
+
+static void print_cells(const struct layout_view *view, const char *corner, int width, int rows, int columns,
+                        cell_words *words)
 {
+    char text[24];
     printf("%6s", corner);
-    for (int i = 0; i < count; i++) printf(" %*d", width, i);
+    for (int i = 0; i < columns; i++) printf(" %*d", width, i);
     putchar('\n');
+    for (int row = 0; row < rows; row++) {
+        printf("%6d", row);
+        for (int column = 0; column < columns; column++) {
+            words(view, row, column, text);
+            printf(" %*s", width, text);
+        }
+        putchar('\n');
+    }
+}
+
+static void element_words(const struct layout_view *view, int row, int column, char text[24])
+{
+    const struct layout_cell cell = view->cells[row][column];
+    snprintf(text, 24, "T%d.%d", cell.lane, cell.element);
+}
+
+static void address_words(const struct layout_view *view, int row, int chunk, char text[24])
+{
+    snprintf(text, 24, "T%d", view->address_lane[row][chunk]);
+}
+
+static void byte_words(const struct layout_view *view, int row, int chunk, char text[24])
+{
+    snprintf(text, 24, "%" PRIu32 ":%d", view->offset[row][chunk], layout_group(view, row, chunk));
+}
+
+static void chunk_words(const struct layout_view *view, int line, int group, char text[24])
+{
+    int row, chunk;
+    snprintf(text, 24, "-");
+    if (layout_find(view, line, group, &row, &chunk)) snprintf(text, 24, "%d.%d", row, chunk);
 }
 
 static void print_fragment(const struct layout_view *view)
 {
+    const int width = view->lanes > 100 ? 7 : 5;
     printf("%d x %d elements; %d %ss with %d each, %s a register\n\n", view->rows, view->columns, view->lanes,
            layout_holder(view), view->elements, view->elements_a_register == 2 ? "two" : "one");
-    const int width = view->lanes > 100 ? 7 : 5;
-    print_columns("row", width, view->columns);
-    for (int row = 0; row < view->rows; row++) {
-        printf("%6d", row);
-        for (int column = 0; column < view->columns; column++) {
-            char cell[16];
-            snprintf(cell, sizeof cell, "T%d.%d", view->cells[row][column].lane,
-                     view->cells[row][column].element);
-            printf(" %*s", width, cell);
-        }
-        putchar('\n');
-    }
+    print_cells(view, "row", width, view->rows, view->columns, element_words);
     if (!view->chunks) return;
     printf("\nlane that gives the address of the columns 8 c to 8 c + 7 of a row, under c\n\n");
-    print_columns("row", width, view->chunks);
-    for (int row = 0; row < view->rows; row++) {
-        printf("%6d", row);
-        for (int chunk = 0; chunk < view->chunks; chunk++) {
-            char cell[16];
-            snprintf(cell, sizeof cell, "T%d", view->address_lane[row][chunk]);
-            printf(" %*s", width, cell);
-        }
-        putchar('\n');
-    }
+    print_cells(view, "row", width, view->rows, view->chunks, address_words);
 }
 
 static void print_lane(const struct layout *layout, const struct layout_view *view)
@@ -223,31 +236,9 @@ static void print_shared(const struct layout_view *view)
 {
     printf("%d rows of %d chunks of %d bytes; byte:bank group of each\n\n", view->rows, view->columns,
            CHUNK_BYTES);
-    enum { WIDTH = 7 };
-    print_columns("row", WIDTH, view->columns);
-    for (int row = 0; row < view->rows; row++) {
-        printf("%6d", row);
-        for (int chunk = 0; chunk < view->columns; chunk++) {
-            char cell[24];
-            snprintf(cell, sizeof cell, "%" PRIu32 ":%d", view->offset[row][chunk],
-                     layout_group(view, row, chunk));
-            printf(" %*s", WIDTH, cell);
-        }
-        putchar('\n');
-    }
+    print_cells(view, "row", 7, view->rows, view->columns, byte_words);
     printf("\nrow.chunk that lies at a line of all banks and a bank group\n\n");
-    print_columns("line", WIDTH, LAYOUT_GROUPS);
-    for (int line = 0; line < layout_lines(view); line++) {
-        printf("%6d", line);
-        for (int group = 0; group < LAYOUT_GROUPS; group++) {
-            int row, chunk;
-            char cell[24] = "-";
-            if (layout_find(view, line, group, &row, &chunk))
-                snprintf(cell, sizeof cell, "%d.%d", row, chunk);
-            printf(" %*s", WIDTH, cell);
-        }
-        putchar('\n');
-    }
+    print_cells(view, "line", 7, layout_lines(view), LAYOUT_GROUPS, chunk_words);
 }
 
 /* ---- The command ---------------------------------------------------------------------------- */
@@ -257,23 +248,6 @@ struct layout_options {
     bool lane_given, columns_given;
     const char *svg;
 };
-
-static const struct layout *find(const char *name)
-{
-    for (int i = 0; i < LAYOUTS; i++)
-        if (!strcmp(layouts[i].name, name)) return &layouts[i];
-    return NULL;
-}
-
-static int unknown(const char *name)
-{
-    char allowed[512] = "";
-    for (int i = 0; i < LAYOUTS; i++) {
-        const size_t used = strlen(allowed);
-        snprintf(allowed + used, sizeof allowed - used, "%s%s", i ? ", " : "", layouts[i].name);
-    }
-    return complain(&about, EXIT_USAGE, "%.100s: no such layout; allowed are %s", name, allowed);
-}
 
 static int list(const struct layout_options *options)
 {
@@ -288,8 +262,9 @@ static int list(const struct layout_options *options)
 
 static int show(const char *name, const struct layout_options *options)
 {
-    const struct layout *const layout = find(name);
-    if (!layout) return unknown(name);
+    const struct layout *layout = layouts;
+    while (layout < layouts + LAYOUTS && strcmp(layout->name, name) != 0) layout++;
+    if (layout == layouts + LAYOUTS) return no_such(&about, "layout", name, layout_names, "");
     if (options->columns_given && layout->columns != ANY_COLUMNS)
         return complain(&about, EXIT_USAGE, "--columns: %s has %d; only wgmma-d takes a number", name,
                         layout->columns);
@@ -327,10 +302,7 @@ int command_layout(int argc, char **argv)
                       "columns of wgmma-d, a multiple of 8; default 16", &o.columns_given),
         OPTION_FILE("--svg", &o.svg, "draw the layout there"),
         {0}};
-    switch (options_parse(&about, options, argc, argv, &name)) {
-    case OPTIONS_HELPED: return EXIT_GOOD;
-    case OPTIONS_WRONG: return EXIT_USAGE;
-    case OPTIONS_PARSED: break;
-    }
-    return name ? show(name, &o) : list(&o);
+    for (int i = 0; i < LAYOUTS; i++) layout_names[i] = layouts[i].name;
+    const int done = options_parse(&about, options, argc, argv, &name);
+    return done >= 0 ? done : name ? show(name, &o) : list(&o);
 }

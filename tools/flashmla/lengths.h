@@ -26,8 +26,8 @@ struct lengths {
 #define LENGTHS_OPTIONS(l)                                                                                   \
     OPTION_NUMBER("--batch", &(l).batch, 0, LENGTHS_MAX_BATCH, "requests; default 8", &(l).batch_given),     \
         OPTION_NUMBER("--seq-len", &(l).seq_len, 0, INT32_MAX, "keys of every request", &(l).seq_len_given), \
-        {"--seq-lens", OPTION_COUNTS, &(l).list,      "A,B,C", "keys of each request, in order", 0,          \
-         INT32_MAX,    {NULL},        &(l).list_given},                                                      \
+        OPTION_LIST("--seq-lens", &(l).list, "A,B,C", 0, INT32_MAX, "keys of each request, in order",        \
+                    &(l).list_given),                                                                        \
         OPTION_NUMBER("--min-len", &(l).min_len, 0, INT32_MAX, "least keys of a random length; default 512", \
                       &(l).min_given),                                                                       \
         OPTION_NUMBER("--max-len", &(l).max_len, 0, INT32_MAX, "most keys of a random length; default 4096", \

@@ -3,7 +3,6 @@
  * flashmla: what runs here, made inputs, attention over tensor files, the split plan,
  * benchmarks, verification and the layouts of fragments, from the shell.
  */
-#include "commands.h"
 #include "help.h"
 #include "options.h"
 
@@ -36,8 +35,7 @@ static const struct {
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
-static const char *const command_names[COMMANDS + 1] = {"info",   "make-input", "run",  "plan",    "bench",
-                                                        "verify", "layout",     "help", "version", NULL};
+static const char *command_names[COMMANDS + 1]; /* filled by main */
 
 static const struct command flashmla = {.name = ""};
 
@@ -97,11 +95,10 @@ static void print_help(void)
     printf("\nExamples\n%s", examples);
 }
 
-static int run_command(int index, const char *word)
+static int command_says(int index)
 {
-    char name[32], argument[32];
+    char name[32], argument[] = "--help";
     snprintf(name, sizeof name, "%s", commands[index].name);
-    snprintf(argument, sizeof argument, "%s", word);
     return commands[index].run(2, (char *[]){name, argument, NULL});
 }
 
@@ -121,7 +118,7 @@ static void print_man(void)
     }
     help_man_text(conventions);
     puts(".SH COMMANDS");
-    for (int i = 0; i < COMMANDS; i++) run_command(i, "--help=man");
+    for (int i = 0; i < COMMANDS; i++) command_says(i);
     puts(".SH EXIT STATUS");
     for (int i = 0; i < EXIT_CODES; i++) {
         printf(".TP 4\n%d\n", exit_codes[i].code);
@@ -137,7 +134,7 @@ static void print_man(void)
 static void print_bash(void)
 {
     completion_bash_begin();
-    for (int i = 0; i < COMMANDS; i++) run_command(i, "--help=bash");
+    for (int i = 0; i < COMMANDS; i++) command_says(i);
     completion_bash_end(command_names);
 }
 
@@ -145,7 +142,7 @@ static void print_zsh(void)
 {
     const char *summaries[COMMANDS];
     completion_zsh_begin();
-    for (int i = 0; i < COMMANDS; i++) summaries[i] = commands[i].summary, run_command(i, "--help=zsh");
+    for (int i = 0; i < COMMANDS; i++) summaries[i] = commands[i].summary, command_says(i);
     completion_zsh_end(command_names, summaries);
 }
 
@@ -158,16 +155,6 @@ static int find_command(const char *name)
     return -1;
 }
 
-static int unknown_command(const struct command *by, const char *name, const char *others)
-{
-    char allowed[200] = "";
-    for (int i = 0; i < COMMANDS; i++) {
-        const size_t used = strlen(allowed);
-        snprintf(allowed + used, sizeof allowed - used, "%s%s", i ? ", " : "", commands[i].name);
-    }
-    return complain(by, EXIT_USAGE, "%.100s: no such command; allowed are %s%s", name, allowed, others);
-}
-
 static int command_help(int argc, char **argv)
 {
     int as = HELP_TEXT;
@@ -176,15 +163,13 @@ static int command_help(int argc, char **argv)
                                                    "text (the default), man, bash or zsh", NULL, "text",
                                                    "man", "bash", "zsh"),
                                      {0}};
-    switch (options_parse(&help, options, argc, argv, &name)) {
-    case OPTIONS_HELPED: return EXIT_GOOD;
-    case OPTIONS_WRONG: return EXIT_USAGE;
-    case OPTIONS_PARSED: break;
-    }
+    const int done = options_parse(&help, options, argc, argv, &name);
+    if (done >= 0) return done;
     if (name && as != HELP_TEXT) return complain(&help, EXIT_USAGE, "--as: not with a COMMAND, '%s'", name);
-    if (name && find_command(name) < 0) return unknown_command(&help, name, "");
-    if (name) return run_command(find_command(name), "--help");
-    switch ((enum help_form)as) {
+    if (name && find_command(name) < 0) return no_such(&help, "command", name, command_names, "");
+    if (name) return command_says(find_command(name));
+    help_form = (enum help_form)as;
+    switch (help_form) {
     case HELP_TEXT: print_help(); break;
     case HELP_MAN: print_man(); break;
     case HELP_BASH: print_bash(); break;
@@ -202,12 +187,8 @@ static int print_version(void)
 static int command_version(int argc, char **argv)
 {
     const struct option none[] = {{0}};
-    switch (options_parse(&version, none, argc, argv, NULL)) {
-    case OPTIONS_HELPED: return EXIT_GOOD;
-    case OPTIONS_WRONG: return EXIT_USAGE;
-    case OPTIONS_PARSED: break;
-    }
-    return print_version();
+    const int done = options_parse(&version, none, argc, argv, NULL);
+    return done >= 0 ? done : print_version();
 }
 
 static int dispatch(int argc, char **argv)
@@ -219,7 +200,7 @@ static int dispatch(int argc, char **argv)
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return print_help(), EXIT_GOOD;
     if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V")) return print_version();
     const int found = find_command(argv[1]);
-    if (found < 0) return unknown_command(&flashmla, argv[1], ", --help, --version");
+    if (found < 0) return no_such(&flashmla, "command", argv[1], command_names, ", --help, --version");
     return commands[found].run(argc - 1, argv + 1);
 }
 
@@ -229,6 +210,7 @@ int main(int argc, char **argv)
     const int named = argc > 1 ? find_command(argv[1]) : -1;
     snprintf(program, sizeof program, "flashmla%s%s", named < 0 ? "" : " ",
              named < 0 ? "" : commands[named].name);
+    for (int i = 0; i < COMMANDS; i++) command_names[i] = commands[i].name;
     outfile_handle_signals();
     infile_handle_signals(program);
     const int status = dispatch(argc, argv);

@@ -4,7 +4,6 @@
  * contiguous; unused table entries and unused slots hold what a kernel must never read: -1 and NaN.
  */
 #include "call_file.h"
-#include "commands.h"
 #include "lengths.h"
 #include "make.h"
 #include "options.h"
@@ -334,12 +333,8 @@ int command_make_input(int argc, char **argv)
                       &o.extra_page_given),
         OPTION_SWITCH("--short-lists", &o.short_lists, "sparse: lists of all lengths, and holes in them"),
         {0}};
-    int status = EXIT_GOOD;
-    switch (options_parse(&make_input, options, argc, argv, &path)) {
-    case OPTIONS_HELPED: break;
-    case OPTIONS_WRONG: status = EXIT_USAGE; break;
-    case OPTIONS_PARSED: status = make(&o, path); break;
-    }
+    int status = options_parse(&make_input, options, argc, argv, &path);
+    if (status < 0) status = make(&o, path);
     free(o.lengths.list.items);
     return status;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "options.h"
 
+#include "call.h"
 #include "help.h"
-#include "same_file.h"
 
 #include "fault.h"
 #include "infile.h"
@@ -15,6 +15,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 int complain(const struct command *command, int status, const char *format, ...)
 {
@@ -27,6 +29,26 @@ int complain(const struct command *command, int status, const char *format, ...)
     fault_set(&line, "%s", text);
     fprintf(stderr, "flashmla%s%s: %s\n", *command->name ? " " : "", command->name, line.text);
     return status;
+}
+
+enum { WORDS = 400 };
+
+static const char *joined(const char *const *words, char text[WORDS])
+{
+    *text = '\0';
+    for (; *words; words++) {
+        const size_t used = strlen(text);
+        snprintf(text + used, WORDS - used, "%s%s", used ? ", " : "", *words);
+    }
+    return text;
+}
+
+int no_such(const struct command *command, const char *what, const char *word, const char *const *words,
+            const char *others)
+{
+    char allowed[WORDS];
+    return complain(command, EXIT_USAGE, "%.100s: no such %s; allowed are %s%s", word, what,
+                    joined(words, allowed), others);
 }
 
 /* ---- Values ---- */
@@ -73,16 +95,12 @@ static bool parse_counts(const struct option *option, const char *text, struct f
 
 static bool parse_choice(const struct option *option, const char *text, struct fault *fault)
 {
-    char allowed[128] = "";
-    for (int i = 0; option->choices[i]; i++) {
-        if (!strcmp(option->choices[i], text)) {
-            *(int *)option->value = i;
-            return true;
-        }
-        const size_t used = strlen(allowed);
-        snprintf(allowed + used, sizeof allowed - used, "%s%s", i ? ", " : "", option->choices[i]);
-    }
-    return fault_set(fault, "%s: '%s' must be one of %s", option->name, text, allowed);
+    char allowed[WORDS];
+    int *index = option->value;
+    for (*index = 0; option->choices[*index]; ++*index)
+        if (!strcmp(option->choices[*index], text)) return true;
+    return fault_set(fault, "%s: '%s' must be one of %s", option->name, text,
+                     joined(option->choices, allowed));
 }
 
 static bool parse_value(const struct option *option, const char *text, struct fault *fault)
@@ -95,6 +113,9 @@ static bool parse_value(const struct option *option, const char *text, struct fa
     case OPTION_CHOICE: return parse_choice(option, text, fault);
     case OPTION_TEXT:
     case OPTION_OUTPUT: *(const char **)option->value = text; return true;
+    case OPTION_GPU:
+        return device_parse(text, option->value) ||
+               fault_set(fault, "%s: '%s' must be cpu or cuda:N", option->name, text);
     case OPTION_COUNT: {
         int64_t value;
         if (!parse_count(text, &end, &value) || *end || value < option->low || value > option->high)
@@ -169,6 +190,47 @@ static bool parse_option(const struct option *options, int argc, char **argv, in
 
 /* ---- Files ---- */
 
+static bool describe(const char *path, bool written, struct stat *status)
+{
+    if (!strcmp(path, "-")) return !fstat(written ? STDOUT_FILENO : STDIN_FILENO, status);
+    return !stat(path, status);
+}
+
+static bool is_one(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+static const char *last_part(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static bool describe_folder(const char *path, struct stat *status)
+{
+    const char *name = last_part(path);
+    if (name == path) return !stat(".", status);
+    char *folder = strndup(path, (size_t)(name - path));
+    const bool found = folder && !stat(folder, status);
+    free(folder);
+    return found;
+}
+
+/* Do both paths lead to one file, whatever their names: through links, or as one that is still to be made? "-" is standard
+ * input, or output where it is written. Terminals and /dev/null hold nothing that could be lost, and are never the same. */
+static bool same_file(const char *a, bool a_written, const char *b, bool b_written)
+{
+    struct stat of_a, of_b;
+    const bool a_is = describe(a, a_written, &of_a), b_is = describe(b, b_written, &of_b);
+    if (a_is && b_is) /* a socket may be both input and output, a terminal all of them */
+        return is_one(&of_a, &of_b) &&
+               (S_ISREG(of_a.st_mode) || (a_written && b_written && !S_ISCHR(of_a.st_mode)));
+    if (a_is || b_is) return false;
+    return describe_folder(a, &of_a) && describe_folder(b, &of_b) && is_one(&of_a, &of_b) &&
+           !strcmp(last_part(a), last_part(b));
+}
+
 /* A file that the command reads or writes, and what a message calls it: "--out", "FILE". */
 struct used_file {
     const char *called, *path;
@@ -208,26 +270,16 @@ static bool check_all_files(const struct command *command, const struct option *
 
 /* ---- All of it ---- */
 
-/* --help, -h, or as the manual page and the completions are made: --help=man. */
-static bool asks_for_help(const char *word, enum help_form *form)
-{
-    static const char option[] = "--help";
-    *form = HELP_TEXT;
-    if (!strcmp(word, option) || !strcmp(word, "-h")) return true;
-    return !strncmp(word, "--help=", sizeof option) && help_form_named(word + sizeof option, form);
-}
-
-enum options_result options_parse(const struct command *command, const struct option *options, int argc,
-                                  char **argv, const char **operand)
+int options_parse(const struct command *command, const struct option *options, int argc, char **argv,
+                  const char **operand)
 {
     struct fault fault = {""};
     bool only_operands = false;
     uint64_t seen = 0;
-    enum help_form form;
     for (int i = 1; i < argc; i++)
-        if (asks_for_help(argv[i], &form)) {
-            help_print(command, options, form);
-            return OPTIONS_HELPED;
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
+            help_print(command, options);
+            return EXIT_GOOD;
         } else if (!strcmp(argv[i], "--")) {
             break;
         }
@@ -245,19 +297,12 @@ enum options_result options_parse(const struct command *command, const struct op
         } else {
             *operand = argv[i];
         }
-        if (!good) {
-            complain(command, EXIT_USAGE, "%s", fault.text);
-            return OPTIONS_WRONG;
-        }
+        if (!good) return complain(command, EXIT_USAGE, "%s", fault.text);
     }
-    if (command->operand && *command->operand != '[' && !*operand) {
-        complain(command, EXIT_USAGE, "%s is missing; see flashmla %s --help", command->operand,
-                 command->name);
-        return OPTIONS_WRONG;
-    }
-    if (!check_all_files(command, options, operand ? *operand : NULL, &fault)) {
-        complain(command, EXIT_USAGE, "%s", fault.text);
-        return OPTIONS_WRONG;
-    }
-    return OPTIONS_PARSED;
+    if (command->operand && *command->operand != '[' && !*operand)
+        return complain(command, EXIT_USAGE, "%s is missing; see flashmla %s --help", command->operand,
+                        command->name);
+    if (!check_all_files(command, options, operand ? *operand : NULL, &fault))
+        return complain(command, EXIT_USAGE, "%s", fault.text);
+    return -1;
 }

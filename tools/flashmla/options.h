@@ -20,6 +20,7 @@ enum option_kind {
     OPTION_REAL,   /* value: double, finite */
     OPTION_CHOICE, /* value: int, the index in choices */
     OPTION_TEXT,   /* value: const char * */
+    OPTION_GPU,    /* value: fmla_device */
     OPTION_OUTPUT  /* value: const char *, a file to write; "-" is standard output */
 };
 
@@ -40,37 +41,26 @@ struct option {
 };
 
 /* Rows of a table of options. */
-#define OPTION_SWITCH(name, to, help)                                                                        \
+#define OPTION_ROW(name, kind, to, takes, help, least, most, given, ...)                                     \
     {                                                                                                        \
-        name, OPTION_ON, to, NULL, help, 0, 0, {NULL}, NULL                                                  \
+        name, kind, to, takes, help, least, most, {__VA_ARGS__}, given                                       \
     }
+#define OPTION_SWITCH(name, to, help) OPTION_ROW(name, OPTION_ON, to, NULL, help, 0, 0, NULL, NULL)
 #define OPTION_NUMBER(name, to, least, most, help, given)                                                    \
-    {                                                                                                        \
-        name, OPTION_COUNT, to, "N", help, least, most, {NULL}, given                                        \
-    }
-#define OPTION_LIST(name, to, least, most, help)                                                             \
-    {                                                                                                        \
-        name, OPTION_COUNTS, to, "A,B", help, least, most, {NULL}, NULL                                      \
-    }
+    OPTION_ROW(name, OPTION_COUNT, to, "N", help, least, most, given, NULL)
+#define OPTION_LIST(name, to, takes, least, most, help, given)                                               \
+    OPTION_ROW(name, OPTION_COUNTS, to, takes, help, least, most, given, NULL)
 #define OPTION_ONE_OF(name, to, takes, help, given, ...)                                                     \
-    {                                                                                                        \
-        name, OPTION_CHOICE, to, takes, help, 0, 0, {__VA_ARGS__}, given                                     \
-    }
-#define OPTION_FILE(name, to, help)                                                                          \
-    {                                                                                                        \
-        name, OPTION_OUTPUT, to, "FILE", help, 0, 0, {NULL}, NULL                                            \
-    }
+    OPTION_ROW(name, OPTION_CHOICE, to, takes, help, 0, 0, given, __VA_ARGS__)
+#define OPTION_FILE(name, to, help) OPTION_ROW(name, OPTION_OUTPUT, to, "FILE", help, 0, 0, NULL, NULL)
 #define OPTION_JSON(to)                                                                                      \
     OPTION_FILE("--json", to, "write the results there, one JSON object a line; - is standard output")
 #define OPTION_DEVICE(to)                                                                                    \
-    {                                                                                                        \
-        "--device", OPTION_TEXT, to, "DEVICE", "cpu (the default) or cuda:N", 0, 0, {"cpu", "cuda:0", NULL}, \
-            NULL                                                                                             \
-    }
+    OPTION_ROW("--device", OPTION_GPU, to, "DEVICE", "cpu (the default) or cuda:N", 0, 0, NULL, "cpu",       \
+               "cuda:0")
 #define OPTION_KERNEL(to)                                                                                    \
-    {                                                                                                        \
-        "--kernel", OPTION_TEXT, to, "NAME", "force a kernel; flashmla info lists them", 0, 0, {NULL}, NULL  \
-    }
+    OPTION_ROW("--kernel", OPTION_TEXT, to, "NAME", "force a kernel; flashmla info lists them", 0, 0, NULL,  \
+               NULL)
 #define OPTION_THREADS(to)                                                                                   \
     OPTION_NUMBER("--threads", to, 1, 4096, "default: OMP_NUM_THREADS, else all cores", NULL)
 
@@ -83,20 +73,32 @@ struct command {
     const char *
         details; /* what help says below the options: paragraphs, whose lines are filled; indented lines stay */
     enum operand_use use;
-    const char *const *words; /* of an OPERAND_WORD: those that there are, ends with NULL; may be NULL */
+    const char *const
+        *words; /* of an OPERAND_WORD: those that it must be one of, ends with NULL; may be NULL */
 };
-
-enum options_result { OPTIONS_PARSED, OPTIONS_HELPED, OPTIONS_WRONG };
 
 /* Refuses an option that comes twice, and a file to write that is the input, or is written twice. Where a file goes to
  * standard output, nothing else does. Reads argv[1 … argc). The one operand, if it came, goes to *operand (which may be NULL if the command has
- * none). On OPTIONS_HELPED help stands on stdout; on OPTIONS_WRONG one line on stderr. options ends with an
- * entry without a name. */
-enum options_result options_parse(const struct command *command, const struct option *options, int argc,
-                                  char **argv, const char **operand);
+ * none). -1 if the command is to run; else its exit code: help stands on stdout, or one line on stderr. options ends with
+ * an entry without a name. */
+int options_parse(const struct command *command, const struct option *options, int argc, char **argv,
+                  const char **operand);
+
+/* Complains of a word that is none of these, which end with NULL, nor of the others; "what" is "command". */
+int no_such(const struct command *command, const char *what, const char *word, const char *const *words,
+            const char *others);
 
 /* One line on stderr, "flashmla plan: …"; returns status. */
 int complain(const struct command *command, int status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* The commands. Each is given the words after `flashmla`, its own name first, and returns an exit code. */
+int command_info(int argc, char **argv);
+int command_make_input(int argc, char **argv);
+int command_run(int argc, char **argv);
+int command_plan(int argc, char **argv);
+int command_bench(int argc, char **argv);
+int command_verify(int argc, char **argv);
+int command_layout(int argc, char **argv);
 
 #endif

@@ -3,11 +3,9 @@
  * flashmla plan: the split plan of a batch as a table, as JSON and as a picture.
  */
 #include "call_file.h"
-#include "commands.h"
 #include "json_line.h"
 #include "lengths.h"
 #include "options.h"
-#include "plan_svg.h"
 #include "plan_view.h"
 #include "policy.h"
 
@@ -236,12 +234,8 @@ int command_plan(int argc, char **argv)
         OPTION_JSON(&o.json),
         OPTION_FILE("--svg", &o.svg, "draw the plan there"),
         {0}};
-    int status = EXIT_GOOD;
-    switch (options_parse(&plan, options, argc, argv, &path)) {
-    case OPTIONS_HELPED: break;
-    case OPTIONS_WRONG: status = EXIT_USAGE; break;
-    case OPTIONS_PARSED: status = plan_batch(path, &o); break;
-    }
+    int status = options_parse(&plan, options, argc, argv, &path);
+    if (status < 0) status = plan_batch(path, &o);
     free(o.lengths.list.items);
     return status;
 }

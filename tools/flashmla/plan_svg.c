@@ -3,8 +3,7 @@
  * The picture is laid out from the top: title, requests, axis, loads, notes. Its width is fixed; the height
  * of a request shrinks when there are many, and of more than that stays readable for, the longest of each few are drawn.
  */
-#include "plan_svg.h"
-
+#include "plan_view.h"
 #include "svg.h"
 
 #include <inttypes.h>

@@ -5,6 +5,8 @@
 #ifndef FLASHMLA_TOOL_PLAN_VIEW_H
 #define FLASHMLA_TOOL_PLAN_VIEW_H
 
+#include "fault.h"
+
 #include "flashmla/flashmla.h"
 
 enum { BLOCK_KEYS = 64, REQUEST_OVERHEAD = 5 }; /* docs/semantics.md, "The split plan" */
@@ -31,5 +33,9 @@ static inline int64_t plan_blocks(int64_t length)
 {
     return length > BLOCK_KEYS ? (length + BLOCK_KEYS - 1) / BLOCK_KEYS : 1;
 }
+
+/* Draws the plan: a bar for each request, as long as its keys, coloured by partition; below, the load of each
+ * partition. The file is whole or absent. */
+bool plan_svg_write(const char *path, const struct plan_picture *picture, struct fault *fault);
 
 #endif

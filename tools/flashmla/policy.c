@@ -24,6 +24,14 @@ static double size(const struct call *call, enum dimension dimension)
     return (double)call_size(call, dimension);
 }
 
+int32_t call_format(const struct call *call)
+{
+    const int32_t *format = call_option(call, "kv_format");
+    return format && *format                                ? *format
+           : call->tensor[0].dtype.code == FMLA_TYPE_BFLOAT ? FMLA_KV_BF16
+                                                            : FMLA_KV_FP16;
+}
+
 /* ---- What run prints ------------------------------------------------------------------------- */
 
 static void print_shape(const char *name, const fmla_tensor *tensor)
@@ -52,24 +60,14 @@ static void print_dense(const struct call *call, const struct work *work)
 
 static void print_sparse(const struct call *call, const struct work *work)
 {
-    static const struct {
-        const char *cache, *called;
-        enum dimension list;
-    } caches[] = {{"kv", "kv", DIM_topk},
-                  {"kv_cache", "kv_cache", DIM_topk},
-                  {"extra_kv_cache", "extra cache", DIM_extra_topk}};
-    const int32_t format = *(const int32_t *)call_option(call, "kv_format");
-    const bool bf16 = call->tensor[0].dtype.code == FMLA_TYPE_BFLOAT;
+    const struct key_source *keys = policies[call->op].keys;
     print_q(call);
-    for (size_t k = 0; k < sizeof caches / sizeof *caches; k++) {
-        const fmla_tensor *cache = call_tensor(call, caches[k].cache);
+    for (int k = 0; k < KEY_SOURCES && keys[k].cache; k++) {
+        const fmla_tensor *cache = call_tensor(call, keys[k].cache);
         if (!cache) continue;
-        print_shape(caches[k].called, cache);
-        printf(" %s, %" PRId64 " indices a token\n",
-               format_name(format ? format
-                           : bf16 ? FMLA_KV_BF16
-                                  : FMLA_KV_FP16),
-               call_size(call, caches[k].list));
+        print_shape(k ? "extra cache" : keys[k].cache, cache);
+        printf(" %s, %" PRId64 " indices a token\n", format_name(call_format(call)),
+               call_tensor(call, keys[k].list)->shape[2]);
     }
     printf("%-12s %.0f (token, key) pairs attended\n", "keys", work->keys);
 }
@@ -176,6 +174,24 @@ static double token_bytes(const fmla_tensor *cache)
     return (double)cache->shape[cache->ndim - 1] * element_bytes(cache->dtype);
 }
 
+int64_t call_row_keys(const struct call *row, const struct key_source *from)
+{
+    const fmla_tensor *list = call_tensor(row, from->list);
+    const int32_t *count = integers(row, from->count);
+    if (!call_tensor(row, from->cache)) return 0;
+    if (row->op == OP_DENSE_DECODE) return call_length(row, 0);
+    const int64_t topk = list->shape[list->ndim - 1];
+    return count && *count < topk ? *count : topk;
+}
+
+int64_t call_row_slot(const struct call *row, const struct key_source *from, int64_t i)
+{
+    const int32_t *list = integers(row, from->list);
+    if (row->op != OP_DENSE_DECODE) return list[i];
+    const int64_t page_size = call_size(row, DIM_page_size);
+    return list ? list[i / page_size] * page_size + i % page_size : i;
+}
+
 static struct work sparse_work(const struct call *call)
 {
     const int64_t s_q = call_size(call, DIM_s_q), tokens = call_size(call, DIM_b) * s_q;
@@ -259,6 +275,7 @@ const struct policy policies[OPERATIONS] = {
                          .sliced = 3,
                          .budget = 2e9,
                          .results = {{"out", &tolerance_dense_decode_out}, {"lse", &tolerance_decode_lse}},
+                         .keys = {{"kv_cache", "block_table", "seqlens"}},
                          .work = dense_work,
                          .print = print_dense,
                          .narrow = dense_narrow,
@@ -269,6 +286,8 @@ const struct policy policies[OPERATIONS] = {
                           .sliced = 2,
                           .budget = 1e9,
                           .results = {{"out", &tolerance_sparse_decode_out}, {"lse", &tolerance_decode_lse}},
+                          .keys = {{"kv_cache", "indices", "topk_length"},
+                                   {"extra_kv_cache", "extra_indices", "extra_topk_length"}},
                           .work = sparse_work,
                           .print = print_sparse,
                           .plan = sparse_plan},
@@ -280,6 +299,7 @@ const struct policy policies[OPERATIONS] = {
                            .results = {{"out", &tolerance_sparse_prefill_out},
                                        {"lse", &tolerance_prefill_lse},
                                        {"max_logits", &tolerance_prefill_lse}},
+                           .keys = {{"kv", "indices", "topk_length"}},
                            .work = prefill_work,
                            .print = print_sparse},
     [OP_MERGE] = {.rows = {DIM_b, DIM_s_q, DIM_h_q},
@@ -319,4 +339,22 @@ int double_by_value(const void *left, const void *right)
 {
     const double a = *(const double *)left, b = *(const double *)right;
     return a < b ? -1 : a > b;
+}
+
+bool kernel_exists(const char *operation, const char *name, struct fault *fault)
+{
+    /* The rows of GPU 0 are there without a GPU, too. */
+    static const fmla_device devices[] = {{FMLA_DEVICE_CPU, 0}, {FMLA_DEVICE_CUDA, 0}};
+    char names[400] = "";
+    if (!name) return true;
+    for (size_t d = 0; d < sizeof devices / sizeof *devices; d++) {
+        fmla_capability row = FMLA_INIT(fmla_capability);
+        for (int64_t i = 0; fmla_capabilities(devices[d], i, &row) == FMLA_OK; i++) {
+            if (!row.kernel || strcmp(row.operation, operation) != 0) continue;
+            if (!strcmp(row.kernel, name)) return true;
+            const size_t used = strlen(names);
+            snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", row.kernel);
+        }
+    }
+    return fault_set(fault, "--kernel: '%.100s' must be a kernel of %s: %s", name, operation, names);
 }

@@ -17,7 +17,13 @@ struct work {
     double bytes; /* that must be read and written at least, each once */
 };
 
-enum { RESULTS = 3, ROW_DIMENSIONS = 3 };
+enum { RESULTS = 3, ROW_DIMENSIONS = 3, KEY_SOURCES = 2 };
+
+/* Where rows find keys: names of tensors. */
+struct key_source {
+    const char *cache, *list,
+        *count; /* the list is a block table or indices; the count is optional with the latter */
+};
 
 struct policy {
     const char *has,
@@ -29,6 +35,7 @@ struct policy {
         const char *name;
         const struct tolerance *tolerance; /* NULL: to the byte */
     } results[RESULTS];                    /* out and lse first */
+    struct key_source keys[KEY_SOURCES];
     struct work (*work)(const struct call *call);
     void (*print)(const struct call *call, const struct work *work); /* what run tells of a call */
     /* Where views are not enough: makes `part` a call of its own, at `at` along the first dimensions of `rows`; `room` stays
@@ -47,14 +54,25 @@ enum operation operation_named(const char *name);
 /* "sparse decode", of static storage. */
 const char *operation_title(enum operation op);
 
-/* "FP8_656" and so on; of a format that is not named, by the type of the call's first tensor. */
+/* "FP8_656" and so on. */
 const char *format_name(int32_t kv_format);
 
 struct work call_work(const struct call *call);
 
+/* The format that a call's keys have: kv_format, or where that is not said the type of the call's first tensor. */
+int32_t call_format(const struct call *call);
+
+/* The keys from a source that the one row of a call of one row may see, and the slot that the i-th of them is in. */
+int64_t call_row_keys(const struct call *row, const struct key_source *from);
+int64_t call_row_slot(const struct call *row, const struct key_source *from, int64_t i);
+
 /* Keys of request r of dense decode, and those that its token j sees. */
 int64_t call_length(const struct call *call, int64_t r);
 int64_t call_visible(const struct call *call, int64_t r, int64_t j);
+
+/* Is there a kernel of this name that computes the operation, on whatever device? If not, a fault that names those that
+ * there are. NULL is the library's choice. */
+bool kernel_exists(const char *operation, const char *name, struct fault *fault);
 
 /* For qsort. */
 int double_by_value(const void *left, const void *right);

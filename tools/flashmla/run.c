@@ -4,12 +4,12 @@
  * appears only after everything, the check included, went well.
  */
 #include "call_file.h"
-#include "commands.h"
-#include "kernels.h"
+#include "check.h"
+#include "json_line.h"
 #include "options.h"
-#include "run_json.h"
 
 #include "infile.h"
+#include "json_memory.h"
 #include "outfile.h"
 #include "progress.h"
 #include "timing.h"
@@ -46,11 +46,24 @@ static const struct command run = {
     NULL};
 
 struct run_options {
-    const char *out, *json, *kernel, *device;
+    const char *out, *json, *kernel;
+    fmla_device device;
     bool causal, no_causal, check, batch_invariant, scale_given;
     double softmax_scale;
     int lse_empty, log_base; /* indices of the choices */
     int64_t repeat, threads;
+};
+
+/* What `run` tells of a call, in its report and in its line of JSON. */
+struct run_told {
+    const struct call *call; /* where it runs */
+    const char *kernel;
+    size_t workspace;
+    int64_t runs;
+    double seconds; /* median */
+    struct work work;
+    bool checked; /* with `check` */
+    struct check_result check;
 };
 
 /* Everything one run needs, and what it made. */
@@ -84,9 +97,10 @@ static void set_options(struct call *call, const struct run_options *options)
     *(int32_t *)call_option(call, "log_base") = options->log_base ? FMLA_LOG_BASE_2 : FMLA_LOG_NATURAL;
 }
 
-static bool prepare(struct job *job, const char *path, const struct run_options *options, fmla_device device,
-                    int *exit_code, struct fault *fault)
+static bool prepare(struct job *job, const char *path, const struct run_options *options, int *exit_code,
+                    struct fault *fault)
 {
+    const fmla_device device = options->device;
     struct call *call = &job->call;
     struct fault why = {""};
     fmla_status refused = FMLA_OK;
@@ -177,7 +191,7 @@ static bool check(struct job *job, struct fault *fault)
 {
     struct check_result *result = &job->told.check;
     char wrong[128];
-    if (!check_against_oracle(&job->call, result, fault)) return false;
+    if (!check_against_oracle(&job->call, device_is_gpu(job->runs->device), result, fault)) return false;
     printf("%-12s %s: %" PRId64 " of %" PRId64 " rows against the oracle; out: worst difference %.2e, cosine "
            "%.1e; lse: worst difference %.2e",
            "check", result->passed ? "PASS" : "FAIL", result->rows, result->all_rows, result->of[0].worst_abs,
@@ -189,6 +203,38 @@ static bool check(struct job *job, struct fault *fault)
     if (result->passed) return true;
     check_words(result, wrong, sizeof wrong);
     return fault_set(fault, "the result is wrong: %s from the oracle", wrong);
+}
+
+static json_t *shape_of(const fmla_tensor *tensor)
+{
+    json_t *shape = json_array();
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i]));
+    return shape;
+}
+
+static bool run_json(struct outfile *file, const struct run_told *told, struct fault *fault)
+{
+    const struct call *call = told->call;
+    const fmla_tensor *first = &call->tensor[0];
+    char device[16] = "cpu";
+    if (device_is_gpu(call->device)) snprintf(device, sizeof device, "cuda:%d", call->device.id);
+    json_memory_watch();
+    json_t *line =
+        json_pack("{s:s, s:s, s:s, s:o, s:s, s:I, s:I, s:f, s:f, s:f, s:s}", "op", descriptors[call->op].name,
+                  "kernel", told->kernel, "device", device, "q", shape_of(first), "dtype",
+                  first->dtype.code == FMLA_TYPE_BFLOAT ? "bf16" : "fp16", "workspace",
+                  (json_int_t)told->workspace, "runs", (json_int_t)told->runs, "us", 1e6 * told->seconds,
+                  "tflops", 1e-12 * told->work.flop / told->seconds, "gbs",
+                  1e-9 * told->work.bytes / told->seconds, "version", fmla_version_string());
+    const struct check_result *check = &told->check;
+    if (told->checked)
+        json_object_set_new(line, "check",
+                            json_pack("{s:b, s:I, s:I, s:f, s:f}", "passed", check->passed, "rows",
+                                      (json_int_t)check->rows, "all_rows", (json_int_t)check->all_rows,
+                                      "worst_out", check->of[0].worst_abs, "worst_lse",
+                                      check->of[1].worst_abs));
+    return json_line(file, line, fault);
 }
 
 /* A result that is wrong is told all the same; then `fault` says that it is. */
@@ -203,10 +249,10 @@ static bool write_json(struct job *job, bool right, struct fault *fault)
     return right ? fault_set(fault, "%s", why.text) : false;
 }
 
-static bool work(struct job *job, const char *path, const struct run_options *options, fmla_device device,
-                 int *exit_code, struct fault *fault)
+static bool work(struct job *job, const char *path, const struct run_options *options, int *exit_code,
+                 struct fault *fault)
 {
-    if (!prepare(job, path, options, device, exit_code, fault)) return false;
+    if (!prepare(job, path, options, exit_code, fault)) return false;
     if (options->out && !open_output(job, options, fault)) return false;
     if (options->json && !(job->json = outfile_open_lines(options->json, fault))) return false;
     if (!compute(job, path, options->repeat, exit_code, fault)) return false;
@@ -230,8 +276,7 @@ static const char *needless(struct call *call, const struct run_options *options
 }
 
 /* Of the open file, whose name in messages is `name`. */
-static int run_opened(struct job *job, const char *name, const struct run_options *options,
-                      fmla_device device)
+static int run_opened(struct job *job, const char *name, const struct run_options *options)
 {
     struct fault fault = {""};
     int exit_code = EXIT_FAILED;
@@ -241,8 +286,8 @@ static int run_opened(struct job *job, const char *name, const struct run_option
                         operation_title(job->call.op));
     if (!kernel_exists(descriptors[job->call.op].name, options->kernel, &fault))
         return complain(&run, EXIT_USAGE, "%s", fault.text);
-    const bool good = call_file_read(&job->call, job->file, name, &fault) &&
-                      work(job, name, options, device, &exit_code, &fault);
+    const bool good =
+        call_file_read(&job->call, job->file, name, &fault) && work(job, name, options, &exit_code, &fault);
     safetensors_abandon(job->writer), outfile_abandon(job->json);
     call_close(&job->gpu), call_close(&job->call);
     return good ? EXIT_GOOD : complain(&run, exit_code, "%s", fault.text);
@@ -252,7 +297,6 @@ static int run_file(const char *path, const struct run_options *options)
 {
     struct job job = {0};
     struct fault fault = {""};
-    fmla_device device;
     if (options->causal && options->no_causal)
         return complain(&run, EXIT_USAGE, "--causal: not together with --no-causal");
     if (!isfinite((float)options->softmax_scale))
@@ -263,20 +307,18 @@ static int run_file(const char *path, const struct run_options *options)
                         "--softmax-scale: %g is 0 in fp32, must be another number; without the option it is "
                         "1/sqrt(d_qk)",
                         options->softmax_scale);
-    if (!device_parse(options->device, &device))
-        return complain(&run, EXIT_USAGE, "--device: '%s' must be cpu or cuda:N", options->device);
     if (options->threads && fmla_set_num_threads((int32_t)options->threads) != FMLA_OK)
         return complain(&run, EXIT_FAILED, "%s", fmla_last_error());
     job.file = safetensors_open(path, &fault);
     if (!job.file) return complain(&run, EXIT_FAILED, "%s", fault.text);
-    const int exit_code = run_opened(&job, infile_name(path), options, device);
+    const int exit_code = run_opened(&job, infile_name(path), options);
     safetensors_close(job.file);
     return exit_code;
 }
 
 int command_run(int argc, char **argv)
 {
-    struct run_options o = {.repeat = 3};
+    struct run_options o = {.repeat = 3, .device = {FMLA_DEVICE_CPU, 0}};
     const char *path = NULL;
     const struct option options[] = {
         OPTION_FILE("--out", &o.out, "write out and lse there"),
@@ -285,15 +327,8 @@ int command_run(int argc, char **argv)
         OPTION_KERNEL(&o.kernel),
         OPTION_SWITCH("--causal", &o.causal, "token j of s_q sees keys t <= s_k - s_q + j"),
         OPTION_SWITCH("--no-causal", &o.no_causal, "every token sees every key"),
-        {"--softmax-scale",
-         OPTION_REAL,
-         &o.softmax_scale,
-         "X",
-         "default 1/sqrt(d_qk)",
-         0,
-         0,
-         {NULL},
-         &o.scale_given},
+        OPTION_ROW("--softmax-scale", OPTION_REAL, &o.softmax_scale, "X", "default 1/sqrt(d_qk)", 0, 0,
+                   &o.scale_given, NULL),
         OPTION_SWITCH("--batch-invariant", &o.batch_invariant,
                       "same bits for a request whatever else is in the batch"),
         OPTION_ONE_OF("--lse-empty", &o.lse_empty, "SIGN",
@@ -303,10 +338,7 @@ int command_run(int argc, char **argv)
         OPTION_SWITCH("--check", &o.check, "compare with the oracle"),
         OPTION_THREADS(&o.threads),
         {0}};
-    switch (options_parse(&run, options, argc, argv, &path)) {
-    case OPTIONS_HELPED: return EXIT_GOOD;
-    case OPTIONS_WRONG: return EXIT_USAGE;
-    case OPTIONS_PARSED: break;
-    }
+    const int done = options_parse(&run, options, argc, argv, &path);
+    if (done >= 0) return done;
     return run_file(path, &o);
 }

@@ -4,7 +4,6 @@
  * tests/checkattn is the thorough one; both hold results to the same tolerances.
  */
 #include "check.h"
-#include "commands.h"
 #include "json_line.h"
 #include "make.h"
 #include "options.h"
@@ -86,26 +85,11 @@ static const struct verify_case {
     {"merge", .shape = {OP_MERGE, 1, 1, .h_q = 4, .parts = 3, .type = ELEMENT_F32, .holes = true}},
     {"merge, base 2", .shape = {OP_MERGE, 1, 1, .h_q = 4, .parts = 3, .type = ELEMENT_F32, .holes = true},
      .log_base = FMLA_LOG_BASE_2},
+    /* … and the formats that come after it */
     {"BF16", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_BF16,
                        .type = ELEMENT_F32, .holes = true}},
-    {"FP16", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_FP16,
-                       .type = ELEMENT_F32, .holes = true}},
-    {"FP8_656", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150,
-                          .format = FMLA_KV_FP8_656, .type = ELEMENT_F32, .holes = true}},
-    {"FP8_584", .shape = {OP_CACHE_APPEND, .d_qk = 512, .page_size = 64, .tokens = 150,
-                          .format = FMLA_KV_FP8_584, .type = ELEMENT_F32, .holes = true}},
-    {"FP8_576", .shape = {OP_CACHE_APPEND, .d_qk = 576, .page_size = 64, .tokens = 150,
-                          .format = FMLA_KV_FP8_576, .type = ELEMENT_F32, .holes = true}},
     {"BF16", .shape = {OP_CACHE_GATHER, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_BF16,
                        .type = ELEMENT_F32, .holes = true}},
-    {"FP16", .shape = {OP_CACHE_GATHER, .d_qk = 576, .page_size = 64, .tokens = 150, .format = FMLA_KV_FP16,
-                       .type = ELEMENT_F32, .holes = true}},
-    {"FP8_656", .shape = {OP_CACHE_GATHER, .d_qk = 576, .page_size = 64, .tokens = 150,
-                          .format = FMLA_KV_FP8_656, .type = ELEMENT_F32, .holes = true}},
-    {"FP8_584", .shape = {OP_CACHE_GATHER, .d_qk = 512, .page_size = 64, .tokens = 150,
-                          .format = FMLA_KV_FP8_584, .type = ELEMENT_F32, .holes = true}},
-    {"FP8_576", .shape = {OP_CACHE_GATHER, .d_qk = 576, .page_size = 64, .tokens = 150,
-                          .format = FMLA_KV_FP8_576, .type = ELEMENT_F32, .holes = true}},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -176,6 +160,16 @@ static void verify_case(fmla_device device, const char *kernel, const struct ver
     call_close(&call), call_close(&fresh);
 }
 
+/* Of a cache operation the same in the next format; false where there is none. */
+static bool next_format(struct verify_case *which)
+{
+    struct shape *shape = &which->shape;
+    if (!shape->tokens || shape->format == FMLA_KV_FP8_576) return false;
+    which->name = format_name(++shape->format);
+    shape->d_qk = shape->format == FMLA_KV_FP8_584 ? 512 : 576;
+    return true;
+}
+
 /* A kernel takes the types of q that its row names; vectors of the cache operations are of all. */
 static void verify_kernel(fmla_device device, const fmla_capability *row, struct progress *progress,
                           struct tally *tally)
@@ -185,7 +179,9 @@ static void verify_kernel(fmla_device device, const fmla_capability *row, struct
         if (strcmp(row->operation, descriptors[shape->op].name) != 0) continue;
         if (shape->type != ELEMENT_F32 && !(row->types >> shape->type & 1)) continue;
         progress_update(progress, i, CASES);
-        verify_case(device, row->kernel, &cases[i], tally);
+        struct verify_case which = cases[i];
+        do verify_case(device, row->kernel, &which, tally);
+        while (next_format(&which));
     }
 }
 
@@ -249,15 +245,9 @@ static int verify_all(const char *path, fmla_device device)
 
 int command_verify(int argc, char **argv)
 {
-    const char *name = NULL, *json = NULL;
-    fmla_device device;
-    const struct option options[] = {OPTION_DEVICE(&name), OPTION_JSON(&json), {0}};
-    switch (options_parse(&verify, options, argc, argv, NULL)) {
-    case OPTIONS_HELPED: return EXIT_GOOD;
-    case OPTIONS_WRONG: return EXIT_USAGE;
-    case OPTIONS_PARSED: break;
-    }
-    if (!device_parse(name, &device))
-        return complain(&verify, EXIT_USAGE, "--device: '%s' must be cpu or cuda:N", name);
-    return verify_all(json, device);
+    const char *json = NULL;
+    fmla_device device = {FMLA_DEVICE_CPU, 0};
+    const struct option options[] = {OPTION_DEVICE(&device), OPTION_JSON(&json), {0}};
+    const int done = options_parse(&verify, options, argc, argv, NULL);
+    return done >= 0 ? done : verify_all(json, device);
 }

@@ -4,8 +4,8 @@
  * Σ_d |scale · q_d · k_d| of the key that has the largest score, for lse and max_logits; Σ_t p_t |v_t|, for an element of out.
  * In double, from the values that the oracle reads.
  */
-#ifndef CHECKATTN_MAGNITUDE_H
-#define CHECKATTN_MAGNITUDE_H
+#ifndef FMLA_SUPPORT_MAGNITUDE_H
+#define FMLA_SUPPORT_MAGNITUDE_H
 
 #include "flashmla/flashmla.h"
 
