@@ -30,8 +30,9 @@ struct checked_tensor {
 /* A call that passed all that its descriptor says. */
 struct checked_call {
     const char *operation;
-    bool shape_only; /* a size is asked: data is not looked at, and may be NULL */
-    bool flat;       /* the keys are not in pages */
+    const void *args; /* the copy of the caller's struct */
+    bool shape_only;  /* a size is asked: data is not looked at, and may be NULL */
+    bool flat;        /* the keys are not in pages */
     int32_t kv_format;
     const struct cache_format *format;          /* of the caches; NULL where the operation has none */
     const struct checked_tensor *first;         /* of those that are there: its device is the call's */

@@ -167,12 +167,15 @@ struct cache_problem {
     void *stream;
 };
 
+struct checked_call;
+
 /* A problem of whichever family; NULL: none. */
 union problem {
     const struct attention_problem *attention;
     const struct plan_problem *plan;
     const struct merge_problem *merge;
     const struct cache_problem *cache;
+    const struct checked_call *alone; /* of an operation of no family: what its descriptor says (check.h) */
 };
 
 #endif
