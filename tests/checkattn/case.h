@@ -207,6 +207,14 @@ struct operation {
 
 extern const struct operation dense_decode, sparse_decode, sparse_prefill, merge, cache_append, cache_gather;
 
+/* Every operation, in the order of the descriptors; NULL: it has no cases here, as plans have none. */
+enum subject_index {
+#define OPERATION(op, OP) OP,
+#include "operations.def"
+    SUBJECTS
+};
+extern const struct operation *const subjects[SUBJECTS];
+
 /* ---- Making it -------------------------------------------------------------------------------- */
 
 /* Before its first case. */

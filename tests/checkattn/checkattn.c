@@ -20,15 +20,16 @@
 
 /* ---- The operations ------------------------------------------------------------------------- */
 
-static const struct operation *const operations[] = {&dense_decode, &sparse_decode, &sparse_prefill,
-                                                     &merge,        &cache_append,  &cache_gather};
-enum { OPERATIONS = sizeof operations / sizeof operations[0] };
-static const char plan_name[] = "decode_plan"; /* of the CPU: tests/unit/test_plan.c */
+/* Of the CPU: tests/unit/test_plan.c. Of a GPU both kinds are checked by the row of the first. */
+static bool is_plan(const char *operation)
+{
+    return !strcmp(operation, "decode_plan") || !strcmp(operation, "sparse_plan");
+}
 
 static const struct operation *operation_of(const char *name)
 {
-    for (int i = 0; i < OPERATIONS; i++)
-        if (!strcmp(operations[i]->name, name)) return operations[i];
+    for (int i = 0; i < SUBJECTS; i++)
+        if (subjects[i] && !strcmp(subjects[i]->name, name)) return subjects[i];
     return NULL;
 }
 
@@ -110,14 +111,15 @@ static bool check_apart(struct asked *asked, fmla_device device, const fmla_capa
 /* Is the kernel of that row to be checked? *failed counts one that there is no check of. */
 static bool is_asked(const struct asked *asked, bool gpu, const fmla_capability *row, int *failed)
 {
-    const bool plan = !strcmp(row->operation, plan_name);
+    const bool plan = is_plan(row->operation);
     if (!row->kernel || (row->forced_only && !*row->part_of)) return false; /* the oracle */
     if (!operation_of(row->operation) && !plan) {
         printf("FAILED %s %s: there is no check of this operation\n", row->operation, row->kernel);
         ++*failed;
         return false;
     }
-    if ((plan && !gpu) || (asked->operation && strcmp(asked->operation, row->operation) != 0) ||
+    if ((plan && (!gpu || strcmp(row->operation, "decode_plan") != 0)) ||
+        (asked->operation && strcmp(asked->operation, row->operation) != 0) ||
         (asked->kernel && strcmp(asked->kernel, row->kernel) != 0))
         return false;
     if (!row->available)
@@ -201,17 +203,17 @@ static int check_faults(uint64_t seed, fmla_device device, bool verbose)
     struct suite *suite = calloc(1, sizeof *suite);
     if (!suite) exit(1);
     if (device.device_type == FMLA_DEVICE_CUDA) device_open(device);
-    for (int i = 0; i < OPERATIONS; i++)
+    for (int i = 0; i < SUBJECTS; i++)
         for (int fault = FAULT_NONE + 1; fault < FAULTS; fault++) {
-            if (!(operations[i]->faults >> fault & 1)) continue;
+            if (!subjects[i] || !(subjects[i]->faults >> fault & 1)) continue;
             memset(suite, 0, sizeof *suite);
-            suite->op = operations[i], suite->kernels = 1;
+            suite->op = subjects[i], suite->kernels = 1;
             suite->run[0] = (struct run){.seed = seed, .fault = (enum defect)fault, .verbose = verbose};
             const struct tally *tally = &suite->tally[0];
-            if (!kernel_for_faults(device, operations[i]->name, &suite->run[0])) return unseen + 1;
+            if (!kernel_for_faults(device, subjects[i]->name, &suite->run[0])) return unseen + 1;
             suite_check(suite);
             const bool seen = tally->planted && tally->failed > 0;
-            printf("%s fault %s: %s: %s\n", seen ? "ok" : "FAILED", operations[i]->name, fault_names[fault],
+            printf("%s fault %s: %s: %s\n", seen ? "ok" : "FAILED", subjects[i]->name, fault_names[fault],
                    seen             ? "seen"
                    : tally->planted ? "planted, and not seen"
                                     : "found no place to be planted");

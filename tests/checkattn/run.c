@@ -2,7 +2,7 @@
  *
  * What every check uses while it runs: reports, and the threads of calls.
  */
-#include "checkattn.h"
+#include "case.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -15,6 +15,15 @@ const char *const fault_names[FAULTS] = {
     "lse-cancelled", "merge-base",  "invalid-key", "late-key",     "wrong-scale",
     "no-extra",      "cache-slot",  "cache-value", "cache-scale",  "cache-gap",
     "gather-value",  "gather-zero", "lse-base",    "max-scale",    "max-nan"};
+
+/* The file of an operation's cases defines it; where there is none, its address is NULL. */
+#define OPERATION(op, OP) extern const struct operation op __attribute__((weak));
+#include "operations.def"
+
+const struct operation *const subjects[SUBJECTS] = {
+#define OPERATION(op, OP) &op,
+#include "operations.def"
+};
 
 void report(struct tally *tally, const struct run *run, const char *where, const char *what)
 {

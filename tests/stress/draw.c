@@ -9,9 +9,6 @@
 
 #include <string.h>
 
-const struct operation *const drawn_operations[OPERATIONS] = {&dense_decode, &sparse_decode, &sparse_prefill,
-                                                              &merge,        &cache_append,  &cache_gather};
-
 /* ---- Numbers --------------------------------------------------------------------------------- */
 
 /* One of a list that ends with -1. */
@@ -178,7 +175,7 @@ static void draw_cache(struct random_state *random, bool gather, bool gpu, int64
     v[C_SLOTS] = kind(random, gpu && !gather ? SLOTS_TWICE : SLOTS_TWICE + 1);
 }
 
-void draw_case(struct random_state *random, enum drawn operation, const char *dtypes, bool gpu,
+void draw_case(struct random_state *random, enum subject_index operation, const char *dtypes, bool gpu,
                int64_t v[GRID_AXES])
 {
     memset(v, 0, GRID_AXES * sizeof *v);
@@ -189,6 +186,8 @@ void draw_case(struct random_state *random, enum drawn operation, const char *dt
     case MERGE: draw_merge(random, v); break;
     case CACHE_APPEND:
     case CACHE_GATHER: draw_cache(random, operation == CACHE_GATHER, gpu, v); break;
-    case OPERATIONS: break;
+    default: /* of the grid's values */
+        for (int i = 0; i < subjects[operation]->axes; i++)
+            v[i] = subjects[operation]->axis[i].values[kind(random, subjects[operation]->axis[i].count)];
     }
 }

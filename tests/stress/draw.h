@@ -8,11 +8,8 @@
 
 #include "../checkattn/case.h"
 
-enum drawn { DENSE_DECODE, SPARSE_DECODE, SPARSE_PREFILL, MERGE, CACHE_APPEND, CACHE_GATHER, OPERATIONS };
-extern const struct operation *const drawn_operations[OPERATIONS];
-
 /* Of kernels that take `dtypes`. What is drawn for a GPU leaves out what is not said of one. */
-void draw_case(struct random_state *random, enum drawn operation, const char *dtypes, bool gpu,
+void draw_case(struct random_state *random, enum subject_index operation, const char *dtypes, bool gpu,
                int64_t v[GRID_AXES]);
 
 #endif
