@@ -8,9 +8,9 @@ set(FMLA_CUDA_ARCHS "$ENV{FMLA_CUDA_ARCHS}" CACHE STRING
   "Compute capabilities to make machine code for, as 80;90a; all; native: this machine's GPUs. Empty: all, of the Python package native")
 
 # Every .cu file; those for Hopper alone (90a) are left out where 9.0 is not among the GPUs.
-file(GLOB cuda_images CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR}/src/cuda src/cuda/any/*.cu src/cuda/sm80/*/*.cu)
+file(GLOB cuda_images_any CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR}/src/cuda src/cuda/any/*.cu src/cuda/sm80/*/*.cu)
 file(GLOB_RECURSE cuda_images_sm90 CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR}/src/cuda src/cuda/sm90/*.cu)
-list(TRANSFORM cuda_images REPLACE "\\.cu$" "")
+list(TRANSFORM cuda_images_any REPLACE "\\.cu$" "")
 list(TRANSFORM cuda_images_sm90 REPLACE "\\.cu$" "")
 
 # Sets `why` to what is wrong with nvcc, or to nothing.
@@ -134,6 +134,7 @@ else()
   set(cuda_declarations "")
   set(cuda_rows "")
   set(cuda_count 0)
+  set(cuda_images ${cuda_images_any})
   if("90" IN_LIST cuda_archs OR "90a" IN_LIST cuda_archs)
     list(APPEND cuda_images ${cuda_images_sm90})
   endif()

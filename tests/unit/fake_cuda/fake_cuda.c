@@ -359,13 +359,22 @@ static size_t dense_parameters(const char *image, const char *name)
     return strcmp(image, file) ? 0 : size;
 }
 
+/* Is it named after its image, as a whole or for one type? What it is launched with is then not remembered. */
+static int is_of_image(const char *image, const char *name)
+{
+    const size_t length = strlen(image) - 4;
+    if (strncmp(image, "any/", 4) != 0 || strncmp(name, image + 4, length) != 0) return 0;
+    name += length;
+    return !*name || !strcmp(name, "_bf16") || !strcmp(name, "_fp16") || !strcmp(name, "_fp32");
+}
+
 static struct CUkern_st *named_kernel(const char *image, const char *name)
 {
     static char names[KERNELS][64];
     static int count;
     size_t parameters = dense_parameters(image, name);
     if (!parameters) parameters = cache_parameters(image, name);
-    if (!parameters) return NULL;
+    if (!parameters && !is_of_image(image, name)) return NULL;
     for (int i = 0; i < KERNELS; i++) {
         if (!kernels[i].name) {
             const size_t size = strlen(name) + 1;

@@ -4,33 +4,15 @@
  */
 #include "cuda/images.h"
 
-#define IMAGE(name)                                                                                          \
-    {                                                                                                        \
-        name, (const unsigned char *)(name), (const unsigned char *)(name) + sizeof(name)                    \
-    }
+#define IMAGE_80(name) {name, (const unsigned char *)(name), (const unsigned char *)(name) + sizeof(name)},
+#if defined(FAKE_WITHOUT_SM90) /* as where 9.0 was not among the GPUs of a build */
+#define IMAGE_90(name)
+#else
+#define IMAGE_90(name) IMAGE_80(name)
+#endif
 
 static const struct cuda_image images[] = {
-    IMAGE("any/cache_append"),
-    IMAGE("any/cache_gather"),
-    IMAGE("any/decode_plan"),
-    IMAGE("any/join_splits"),
-    IMAGE("any/merge"),
-    IMAGE("any/sparse_decode"),
-    IMAGE("any/sparse_prefill"),
-    IMAGE("sm80/dense_decode/dense_decode_bf16"),
-    IMAGE("sm80/dense_decode/dense_decode_fp16"),
-#if !defined(FAKE_WITHOUT_SM90) /* as where 9.0 was not among the GPUs of a build */
-    IMAGE("sm90/dense_decode/dense_decode_bf16"),
-    IMAGE("sm90/dense_decode/dense_decode_fp16"),
-    IMAGE("sm90/sparse_decode/bf16/sparse_decode_bf16"),
-    IMAGE("sm90/sparse_decode/bf16/sparse_decode_fp16"),
-    IMAGE("sm90/sparse_decode/join_half_rows"),
-    IMAGE("sm90/sparse_decode/sparse_decode_bf16"),
-    IMAGE("sm90/sparse_decode/small/sparse_decode_bf16"),
-    IMAGE("sm90/sparse_prefill/join_pieces"),
-    IMAGE("sm90/sparse_prefill/sparse_prefill_bf16"),
-    IMAGE("sm90/sparse_prefill/sparse_prefill_fp8"),
-#endif
+#include "images.def" /* made by CMake of the list of .cu files */
 };
 
 static void *loaded[sizeof images / sizeof *images];
