@@ -11,7 +11,7 @@
 
 bool bench_only_copies(enum operation op)
 {
-    return op == OP_CACHE_APPEND || op == OP_CACHE_GATHER;
+    return policies[op].rows[0] == DIM_tokens;
 }
 
 /* ---- The table ------------------------------------------------------------------------------ */
@@ -36,7 +36,7 @@ static void print_shape(const struct bench_row *row)
     char options[32], number[24] = "", b[24] = "-"; /* a prompt has no batch */
     if (bench_only_copies(s->op)) {
         printf("%-13s %8" PRId64 " %5s %-8s ", descriptors[s->op].name, s->tokens, element_name(s->type),
-               format_name(s->format));
+               s->format ? format_name(s->format) : "-");
         return;
     }
     snprintf(options, sizeof options, "%s%s%s", s->causal ? "causal" : "", s->causal && s->varlen ? "," : "",
@@ -221,7 +221,8 @@ static void set_shape(struct line *line, const struct shape *s)
 {
     if (bench_only_copies(s->op)) {
         set_count(line, "tokens", s->tokens), set_text(line, "dtype", element_name(s->type));
-        set_text(line, "cache", format_name(s->format)), set_count(line, "d_qk", s->d_qk);
+        if (s->format) set_text(line, "cache", format_name(s->format));
+        set_count(line, "d_qk", s->d_qk);
         set_count(line, "page_size", s->page_size);
         return;
     }
