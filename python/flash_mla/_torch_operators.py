@@ -88,14 +88,6 @@ def _refuse_gradient(function: str, name: str, why: str) -> NoReturn:
 
 # ---- Operators ------------------------------------------------------------------------------------------------------
 
-OPERATIONS = (
-    _operations.DENSE_DECODE,
-    _operations.SPARSE_DECODE,
-    _operations.SPARSE_PREFILL,
-    _operations.MERGE_STATES,
-    _operations.CACHE_APPEND,
-    _operations.CACHE_GATHER,
-)
 _NUMBERS = {
     "softmax_scale": "float",
     "cache_scale": "float",
@@ -173,8 +165,7 @@ def _add(operation: _operations.Operation) -> None:
     _register(operation.name, schema, operation.function, make, fake)
 
 
-for _operation in OPERATIONS:
-    _add(_operation)
+_operations.tell(_add)
 
 # ---- The plan -------------------------------------------------------------------------------------------------------
 
