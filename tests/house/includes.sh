@@ -15,7 +15,7 @@
 #   tests/unit, tests/checkattn,  also the formats and the planner, src/plan.h
 #     tests/fuzz
 #   tools                         also the descriptors, src/operations.h and src/operations.def
-#   tests/unit, tests/fuzz        also the descriptors, src/operations.h and .def; tests/fuzz what is made from them,
+#   tests                         also the descriptors, src/operations.h and .def; tests/fuzz what is made from them,
 #                                 tests/unit/described.h
 #   tools/flashmla/layout.c       also src/cuda/device/fragment.h, which it prints
 #   tests/unit                    also src/cuda/*.h: the host side is tested with a driver that is none; the tests of
@@ -85,7 +85,7 @@ check() {
             if (a == "support") return b == "support" || to ~ /^src\/(num|kvformat)\.h$/
             if (a ~ /^tests\/(unit|checkattn|fuzz)$/ && to ~ /^src\/(num|num_fast|kvformat|plan)\.h$/) return 1
             if (a == "tools" && to ~ /^src\/operations\.(h|def)$/) return 1
-            if (a ~ /^tests\/(unit|fuzz)$/ && to ~ /^src\/operations\.(h|def)$/) return 1
+            if (a ~ /^tests\// && to ~ /^src\/operations\.(h|def)$/) return 1
             if (a == "tests/fuzz" && to == "tests/unit/described.h") return 1
             if (from == "tools/flashmla/layout.c" && to == "src/cuda/device/fragment.h") return 1
             if (a == "tests/unit" && b == "src/cuda" && to ~ /\.h$/) return 1
@@ -242,7 +242,7 @@ self_test() {
     red tools/flashmla/layout.c '#include "num.h"'
     red tools/flashmla/main.c '#include "operations.c"'
     red support/compare.h '#include "operations.h"'
-    red tests/command/call.c '#include "operations.h"'
+    red tests/command/call.c '#include "dispatch.h"'
     red tests/checkattn/main.c '#include "../../src/cuda/device/fragment.h"'
     red tests/command/call.c '#include "../unit/other.h"'
     red tests/command/call.c '#include "../../tools/flashmla/main.c"'

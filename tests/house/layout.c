@@ -33,20 +33,20 @@ _Static_assert(FMLA_TYPE_INT == 0 && FMLA_TYPE_UINT == 1 && FMLA_TYPE_FLOAT == 2
     _Static_assert(sizeof(type) == offsetof(type, member) + sizeof(((type *)0)->member), #type " is padded")
 ENDS_WITH(fmla_capability, part_of);
 ENDS_WITH(fmla_device_info, ptx);
-ENDS_WITH(fmla_decode_plan_args, extra_topk_length);
 ENDS_WITH(fmla_plan_view, num_splits);
-ENDS_WITH(fmla_dense_decode_args, num_splits);
-ENDS_WITH(fmla_sparse_decode_args, num_partitions);
-ENDS_WITH(fmla_merge_args, log_base);
-ENDS_WITH(fmla_cache_append_args, cache_scale);
-ENDS_WITH(fmla_cache_gather_args, cache_scale);
+
+/* Argument structs have what their descriptors have, and nothing between. */
+#define OPERATION(op, OP)              _Static_assert(sizeof(fmla_##op##_args) == sizeof(size_t)
+#define MEMBER(op, member)             +sizeof(((fmla_##op##_args *)0)->member)
+#define TENSOR(op, member, ...)        MEMBER(op, member)
+#define OPTION(op, member, kind, a, b) MEMBER(op, member)
+#define END(op)                        , #op);
+#include "operations.def"
 
 /* The sizes before a struct grew: what came later begins there, and the library still takes them (src/api.c). */
 #define ENDED_BEFORE(type, member, size)                                                                     \
     _Static_assert(offsetof(type, member) == (size), "an earlier size of " #type)
 ENDED_BEFORE(fmla_capability, part_of, 56);
-ENDED_BEFORE(fmla_decode_plan_args, partitions, 88);
-ENDED_BEFORE(fmla_dense_decode_args, partitions, 136);
 
 #ifdef COMPARE_WITH_DLPACK
 #include <dlpack/dlpack.h>

@@ -12,7 +12,7 @@
 #endif
 
 static const struct cuda_image images[] = {
-#include "images.def" /* made by CMake of the list of .cu files */
+#include <images.def> /* made by CMake of the list of .cu files */
 };
 
 static void *loaded[sizeof images / sizeof *images];
