@@ -7,28 +7,11 @@ set_property(CACHE FMLA_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(FMLA_CUDA_ARCHS "$ENV{FMLA_CUDA_ARCHS}" CACHE STRING
   "Compute capabilities to make machine code for, as 80;90a; all; native: this machine's GPUs. Empty: all, of the Python package native")
 
-set(cuda_images
-  any/cache_append
-  any/cache_gather
-  any/decode_plan
-  any/join_splits
-  any/merge
-  any/sparse_decode
-  any/sparse_prefill
-  sm80/dense_decode/dense_decode_bf16
-  sm80/dense_decode/dense_decode_fp16)
-# Machine code for Hopper alone (90a): left out where 9.0 is not among the GPUs.
-set(cuda_images_sm90
-  sm90/dense_decode/dense_decode_bf16
-  sm90/dense_decode/dense_decode_fp16
-  sm90/sparse_decode/bf16/sparse_decode_bf16
-  sm90/sparse_decode/bf16/sparse_decode_fp16
-  sm90/sparse_decode/join_half_rows
-  sm90/sparse_decode/small/sparse_decode_bf16
-  sm90/sparse_decode/sparse_decode_bf16
-  sm90/sparse_prefill/join_pieces
-  sm90/sparse_prefill/sparse_prefill_bf16
-  sm90/sparse_prefill/sparse_prefill_fp8)
+# Every .cu file; those for Hopper alone (90a) are left out where 9.0 is not among the GPUs.
+file(GLOB cuda_images_any CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR}/src/cuda src/cuda/any/*.cu src/cuda/sm80/*/*.cu)
+file(GLOB_RECURSE cuda_images_sm90 CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR}/src/cuda src/cuda/sm90/*.cu)
+list(TRANSFORM cuda_images_any REPLACE "\\.cu$" "")
+list(TRANSFORM cuda_images_sm90 REPLACE "\\.cu$" "")
 
 # Sets `why` to what is wrong with nvcc, or to nothing.
 function(cuda_probe why)
@@ -151,6 +134,7 @@ else()
   set(cuda_declarations "")
   set(cuda_rows "")
   set(cuda_count 0)
+  set(cuda_images ${cuda_images_any})
   if("90" IN_LIST cuda_archs OR "90a" IN_LIST cuda_archs)
     list(APPEND cuda_images ${cuda_images_sm90})
   endif()

@@ -7,7 +7,7 @@
 #define FMLA_CHECK_H
 
 #include "error.h"
-#include "operations.h"
+#include "problem.h"
 
 #include <stdbool.h>
 
@@ -16,30 +16,6 @@
         const fmla_status try_status = (call);                                                               \
         if (try_status) return try_status;                                                                   \
     } while (0)
-
-/* A tensor that passed: byte offset applied, strides given. */
-struct checked_tensor {
-    const char *name; /* NULL: there is none */
-    void *data;
-    int64_t shape[MAX_DIMENSIONS];
-    int64_t stride[MAX_DIMENSIONS];
-    enum element element; /* floating types */
-    fmla_device device;   /* pinned host memory counts as cpu */
-};
-
-/* A call that passed all that its descriptor says. */
-struct checked_call {
-    const char *operation;
-    bool shape_only; /* a size is asked: data is not looked at, and may be NULL */
-    bool flat;       /* the keys are not in pages */
-    int32_t kv_format;
-    const struct cache_format *format;          /* of the caches; NULL where the operation has none */
-    const struct checked_tensor *first;         /* of those that are there: its device is the call's */
-    struct checked_tensor tensors[MAX_TENSORS]; /* by TENSOR_<op>_<member> */
-    int64_t size[DIMENSIONS];                   /* 0 where nothing binds the name */
-    const struct checked_tensor *bound_by[DIMENSIONS];
-    int bound_at[DIMENSIONS]; /* its dimension */
-};
 
 /* Copies a caller's struct into `args`, and checks it. */
 fmla_status check_call(enum operation operation, const void *caller, void *args, bool shape_only,

@@ -62,4 +62,9 @@ struct kernel {
         inner; /* the driver's: the CPU's struct cpu_attention or cpu_cache, the GPU's struct cuda_attention */
 };
 
+/* Those of an operation that is a family of its own; of larger families each back end's header has them. */
+#define OPERATION(op, OP)                                                                                    \
+    extern const struct kernel_driver ref_##op##_driver, cpu_##op##_driver, cuda_##op##_driver;
+#include "operations.def"
+
 #endif

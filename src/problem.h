@@ -167,12 +167,38 @@ struct cache_problem {
     void *stream;
 };
 
+/* A tensor that passed: byte offset applied, strides given. */
+struct checked_tensor {
+    const char *name; /* NULL: there is none */
+    void *data;
+    int64_t shape[MAX_DIMENSIONS];
+    int64_t stride[MAX_DIMENSIONS];
+    enum element element; /* floating types */
+    fmla_device device;   /* pinned host memory counts as cpu */
+};
+
+/* A call that passed all that its descriptor says. */
+struct checked_call {
+    const char *operation;
+    const void *args; /* the copy of the caller's struct */
+    bool shape_only;  /* a size is asked: data is not looked at, and may be NULL */
+    bool flat;        /* the keys are not in pages */
+    int32_t kv_format;
+    const struct cache_format *format;          /* of the caches; NULL where the operation has none */
+    const struct checked_tensor *first;         /* of those that are there: its device is the call's */
+    struct checked_tensor tensors[MAX_TENSORS]; /* by TENSOR_<op>_<member> */
+    int64_t size[DIMENSIONS];                   /* 0 where nothing binds the name */
+    const struct checked_tensor *bound_by[DIMENSIONS];
+    int bound_at[DIMENSIONS]; /* its dimension */
+};
+
 /* A problem of whichever family; NULL: none. */
 union problem {
     const struct attention_problem *attention;
     const struct plan_problem *plan;
     const struct merge_problem *merge;
     const struct cache_problem *cache;
+    const struct checked_call *alone; /* of an operation of no family: what its descriptor says */
 };
 
 #endif

@@ -1,82 +1,23 @@
 # SPDX-License-Identifier: MIT
-"""Written by scripts/structs.py from src/operations.def: the members of each operation's argument struct behind its size, in
-their order; tests/python/test_layout.py compares the structs with what a C compiler makes of the header.
+"""The members of each operation's argument struct behind its size, in their order, each with its kind: those of
+src/operations.def, of which an installed package has a copy; tests/python/test_layout.py compares the structs with what a C
+compiler makes of the header.
 """
 
-MEMBERS = {
-    "decode_plan": [
-        ("TENSOR", "seqlens"),
-        ("WIDE", "s_q h_q h_kv capacity"),
-        ("DEVICE", "target"),
-        ("INTEGER", "num_workers num_partitions"),
-        ("POINTER", "plan"),
-        ("BYTES", "plan_size"),
-        ("POINTER", "stream"),
-        ("TENSOR", "partitions num_splits"),
-    ],
-    "sparse_plan": [
-        ("TENSOR", "topk_length extra_topk_length"),
-        ("WIDE", "b s_q h_q topk extra_topk"),
-        ("DEVICE", "target"),
-        ("INTEGER", "num_workers num_partitions"),
-        ("POINTER", "plan"),
-        ("BYTES", "plan_size"),
-        ("POINTER", "stream"),
-        ("TENSOR", "partitions num_splits"),
-    ],
-    "dense_decode": [
-        ("TENSOR", "q kv_cache block_table seqlens attn_sink out lse"),
-        ("POINTER", "plan"),
-        ("BYTES", "plan_size"),
-        ("POINTER", "workspace"),
-        ("BYTES", "workspace_size"),
-        ("POINTER", "stream"),
-        ("TEXT", "kernel"),
-        ("REAL", "softmax_scale"),
-        ("INTEGER", "causal lse_empty log_base batch_invariant num_partitions"),
-        ("TENSOR", "partitions num_splits"),
-    ],
-    "sparse_decode": [
-        ("TENSOR", "q kv_cache indices topk_length attn_sink extra_kv_cache extra_indices extra_topk_length out lse"),
-        ("POINTER", "plan"),
-        ("BYTES", "plan_size"),
-        ("TENSOR", "partitions num_splits"),
-        ("POINTER", "workspace"),
-        ("BYTES", "workspace_size"),
-        ("POINTER", "stream"),
-        ("TEXT", "kernel"),
-        ("FORMAT", "kv_format"),
-        ("REAL", "softmax_scale"),
-        ("INTEGER", "lse_empty log_base batch_invariant num_partitions"),
-    ],
-    "sparse_prefill": [
-        ("TENSOR", "q kv indices topk_length attn_sink out max_logits lse"),
-        ("POINTER", "workspace"),
-        ("BYTES", "workspace_size"),
-        ("POINTER", "stream"),
-        ("TEXT", "kernel"),
-        ("FORMAT", "kv_format"),
-        ("REAL", "softmax_scale"),
-        ("INTEGER", "lse_empty log_base"),
-    ],
-    "merge": [
-        ("TENSOR", "out_parts lse_parts attn_sink out lse"),
-        ("POINTER", "stream"),
-        ("TEXT", "kernel"),
-        ("INTEGER", "lse_empty log_base"),
-    ],
-    "cache_append": [
-        ("TENSOR", "latent rope kv_cache slot_mapping"),
-        ("POINTER", "stream"),
-        ("TEXT", "kernel"),
-        ("FORMAT", "kv_format"),
-        ("REAL", "cache_scale"),
-    ],
-    "cache_gather": [
-        ("TENSOR", "kv_cache slots out"),
-        ("POINTER", "stream"),
-        ("TEXT", "kernel"),
-        ("FORMAT", "kv_format"),
-        ("REAL", "cache_scale"),
-    ],
-}
+import os
+import re
+import sys
+from typing import Dict, List, Tuple
+
+
+def _descriptors() -> str:
+    folders = sys.modules[__package__].__path__  # two in an editable install: the modules', and the library's
+    places = [os.path.join(folder, at) for folder in folders for at in ("operations.def", "../../src/operations.def")]
+    with open(next(place for place in places if os.path.exists(place)), encoding="utf-8") as file:
+        return file.read()
+
+
+MEMBERS: Dict[str, List[Tuple[str, str]]] = {}
+for _line in re.finditer(r"^(TENSOR|OPTION)\((\w+), (\w+), (\w+)", _descriptors(), re.MULTILINE):
+    _kind = _line[1] if _line[1] == "TENSOR" else _line[4]
+    MEMBERS.setdefault(_line[2], []).append((_kind, _line[3]))

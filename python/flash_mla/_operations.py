@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import defaultdict
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
 from . import _library, _structs
 from ._call import Call, Struct, contiguous, put_tensor
@@ -46,9 +46,6 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "partitions:": "tile_scheduler_metadata:",
     },
     PREFILL: {"q: d_v": "d_v: d_v", "kv_format:": "is_fp8_kvcache:", "softmax_scale:": "sm_scale:"},
-    MERGE: {},
-    APPEND: {},
-    GATHER: {},
 }
 # What Python says in another way: the format is a number there, and here a flag and the number of bytes.
 _SENTENCES: Mapping[str, Mapping[str, str]] = {
@@ -62,12 +59,12 @@ INT32 = dtype_word(0, 32)
 
 def check(status: int, function: str) -> None:
     if status:
-        _library.fail(status, function, _NAMES[function], _SENTENCES.get(function, {}))
+        _library.fail(status, function, _NAMES.get(function, {}), _SENTENCES.get(function, {}))
 
 
 def in_words_of(function: str, text: str) -> str:
     """A text that begins with an argument of the library's operation, with the name that the function has for it."""
-    return _library.in_words_of(_NAMES[function], text)
+    return _library.in_words_of(_NAMES.get(function, {}), text)
 
 
 # ---- Operations -----------------------------------------------------------------------------------------------------
@@ -115,6 +112,10 @@ class Operation:
                 getattr(library, f"fmla_{name}_workspace_{of}") for of in ("size", "bound")
             )
             self._size_at = self._struct_type.workspace_size.offset  # type: ignore[attr-defined]
+        if function != PLAN:
+            _operations.append(self)
+            for told in _told:
+                told(self)
 
     def __call__(
         self, arrays: Any, tensors: Sequence[Any], options: Sequence[Any], stream: int, function: Optional[str] = None
@@ -171,6 +172,17 @@ class Operation:
         return self._ask_bound(call.address, ctypes.addressof(size), None), size.value
 
 
+_operations: list[Operation] = []  # all but the plans
+_told: list[Callable[[Operation], None]] = []
+
+
+def tell(told: Callable[[Operation], None]) -> None:
+    """Calls `told` with each operation but the plans, with those that come later as soon as they are there."""
+    _told.append(told)
+    for operation in _operations:
+        told(operation)
+
+
 _NOWHERE = 1 << 12  # an address that nobody looks at; that of no tensor would be refused
 
 
@@ -223,9 +235,7 @@ MERGE_STATES = Operation(
     _of_merge,
     looked_at=2,
 )
-CACHE_APPEND = Operation(
-    *("cache_append", APPEND), "latent rope? kv_cache! slot_mapping", "kv_format cache_scale"
-)
+CACHE_APPEND = Operation(*("cache_append", APPEND), "latent rope? kv_cache! slot_mapping", "kv_format cache_scale")
 CACHE_GATHER = Operation(
     *("cache_gather", GATHER),
     "kv_cache slots out!",
@@ -233,9 +243,7 @@ CACHE_GATHER = Operation(
     _of_gather,
     looked_at=2,
 )
-DENSE_PLAN = Operation(
-    *("decode_plan", PLAN), "seqlens partitions! num_splits!", "s_q h_q h_kv"
-)
+DENSE_PLAN = Operation(*("decode_plan", PLAN), "seqlens partitions! num_splits!", "s_q h_q h_kv")
 SPARSE_PLAN = Operation(
     *("sparse_plan", PLAN),
     "topk_length? extra_topk_length? partitions! num_splits!",

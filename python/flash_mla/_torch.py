@@ -53,8 +53,13 @@ def _refuse_strange(this: str, names: Sequence[str], tensors: Tuple[Any, ...]) -
 
 
 _WRITTEN: Dict[str, Tuple[str, ...]] = {_operations.PLAN: ()}
-for _operation in operators.OPERATIONS:
-    _WRITTEN[_operation.function] = tuple(_operation.names[i] for i in _operation.written)
+
+
+def _note(operation: _operations.Operation) -> None:
+    _WRITTEN[operation.function] = tuple(operation.names[i] for i in operation.written)
+
+
+_operations.tell(_note)
 
 
 # ---- What the public functions call -----------------------------------------------------------------------------------

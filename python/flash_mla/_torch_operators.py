@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from . import _library, _operations, _torch_tensors
+from ._members import MEMBERS
 from ._torch_tensors import current_stream, device_of, is_elsewhere
 
 # ---- How one is registered ------------------------------------------------------------------------------------------
@@ -88,20 +89,7 @@ def _refuse_gradient(function: str, name: str, why: str) -> NoReturn:
 
 # ---- Operators ------------------------------------------------------------------------------------------------------
 
-OPERATIONS = (
-    _operations.DENSE_DECODE,
-    _operations.SPARSE_DECODE,
-    _operations.SPARSE_PREFILL,
-    _operations.MERGE_STATES,
-    _operations.CACHE_APPEND,
-    _operations.CACHE_GATHER,
-)
-_NUMBERS = {
-    "softmax_scale": "float",
-    "cache_scale": "float",
-    "causal": "bool",
-    "batch_invariant": "bool",
-}  # others: int
+_FLAGS = ("causal", "batch_invariant")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -145,7 +133,9 @@ def _add(operation: _operations.Operation) -> None:
     tensors, letters = [], iter("abc")
     for name, may_be_none, written in zip(operation.tensors, operation.may_be_none, operation.is_written):
         tensors.append(f"Tensor{'?' * may_be_none}{f'({next(letters)}!)' if written else ''} {name}")
-    numbers = [f"{_NUMBERS.get(name, 'int')} {name}" for name in operation.options]
+    kinds = {member: kind for kind, members in MEMBERS[operation.name] for member in members.split()}
+    types = ["bool" if name in _FLAGS else "float" if kinds[name] == "REAL" else "int" for name in operation.options]
+    numbers = [f"{type_} {name}" for type_, name in zip(types, operation.options)]
     name = into_name(operation)
 
     def into(*arguments):
@@ -173,8 +163,7 @@ def _add(operation: _operations.Operation) -> None:
     _register(operation.name, schema, operation.function, make, fake)
 
 
-for _operation in OPERATIONS:
-    _add(_operation)
+_operations.tell(_add)
 
 # ---- The plan -------------------------------------------------------------------------------------------------------
 

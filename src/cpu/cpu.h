@@ -123,6 +123,6 @@ extern const struct cpu_cache cpu_avx512_cache, cpu_avx2_cache, cpu_generic_cach
 
 /* ---- Drivers (attention.c, merge.c, cache.c, plan.c) ------------------------------------------ */
 
-extern const struct kernel_driver cpu_attention_driver, cpu_merge_driver, cpu_cache_driver, cpu_plan_driver;
+extern const struct kernel_driver cpu_attention_driver, cpu_cache_driver, cpu_plan_driver;
 
 #endif

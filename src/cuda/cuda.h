@@ -10,8 +10,7 @@
 #include "device.h"
 #include "images.h"
 
-extern const struct kernel_driver cuda_attention_driver, cuda_plan_driver, cuda_merge_driver,
-    cuda_cache_driver;
+extern const struct kernel_driver cuda_attention_driver, cuda_plan_driver, cuda_cache_driver;
 
 /* Of dense decode: the portable one, and Hopper's. Of sparse decode: the portable one, and Hopper's with tiles as the problem
  * says, of 64 heads, of 16. What Hopper's take: choice.h beside each. */

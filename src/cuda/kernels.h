@@ -10,14 +10,12 @@
 
 #include "../problem.h"
 
+/* That of an operation is its portable kernel. */
 enum cuda_schedule {
+#define OPERATION(op, OP) CUDA_##OP,
+#include "../operations.def"
     CUDA_PLAN,
     CUDA_JOIN,
-    CUDA_MERGE,
-    CUDA_CACHE_APPEND,
-    CUDA_CACHE_GATHER,
-    CUDA_SPARSE_DECODE,
-    CUDA_SPARSE_PREFILL,
     CUDA_SM80_DENSE_DECODE,
     CUDA_SM90_DENSE_DECODE,
     CUDA_SM90_SPARSE_DECODE,

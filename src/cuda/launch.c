@@ -162,12 +162,12 @@ fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
 }
 
 fmla_status cuda_launch_alone(const char *operation, const char *argument, int32_t id,
-                              const struct cuda_launch *launch, void *parameter)
+                              const struct cuda_launch *launch, void **parameters)
 {
     struct cuda_scope scope;
     fmla_status status = cuda_enter(operation, argument, id, &scope);
     if (status) return status;
-    status = cuda_launch(operation, &scope, launch, (void *[]){parameter});
+    status = cuda_launch(operation, &scope, launch, parameters);
     cuda_leave(&scope);
     return status;
 }

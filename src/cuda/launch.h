@@ -61,8 +61,8 @@ static inline bool cuda_rows_aligned(const void *data, const int64_t *shape, con
 fmla_status cuda_launch(const char *operation, const struct cuda_scope *scope,
                         const struct cuda_launch *launch, void **parameters);
 
-/* A call of one launch, with one parameter; `argument` as in cuda_enter. */
+/* A call of one launch; `argument` as in cuda_enter. */
 fmla_status cuda_launch_alone(const char *operation, const char *argument, int32_t id,
-                              const struct cuda_launch *launch, void *parameter);
+                              const struct cuda_launch *launch, void **parameters);
 
 #endif

@@ -26,6 +26,6 @@ static inline void ref_store(void *data, enum element element, int64_t i, float 
         ((uint16_t *)data)[i] = element == ELEMENT_BF16 ? num_to_bf16(x) : num_to_fp16(x);
 }
 
-extern const struct kernel_driver ref_attention_driver, ref_merge_driver, ref_cache_driver;
+extern const struct kernel_driver ref_attention_driver, ref_cache_driver;
 
 #endif

@@ -30,18 +30,19 @@ SIZES(dense_decode)
 SIZES(sparse_decode)
 SIZES(sparse_prefill)
 
-const struct calls *calls_of(const struct subject *op)
+struct calls calls_of(const struct subject *op)
 {
-    static const struct calls calls[OPERATIONS] = {
-        [OP_DECODE_PLAN] = {run_decode_plan},
-        [OP_SPARSE_PLAN] = {run_sparse_plan},
-        [OP_DENSE_DECODE] = {run_dense_decode, size_dense_decode, kernel_dense_decode},
-        [OP_SPARSE_DECODE] = {run_sparse_decode, size_sparse_decode, kernel_sparse_decode},
-        [OP_SPARSE_PREFILL] = {run_sparse_prefill, size_sparse_prefill, kernel_sparse_prefill},
-        [OP_MERGE] = {run_merge},
-        [OP_CACHE_APPEND] = {run_cache_append},
-        [OP_CACHE_GATHER] = {run_cache_gather}};
-    return &calls[op->of];
+    static fmla_status (*const run[OPERATIONS])(const union call_args *args) = {
+#define OPERATION(op, OP) [OP_##OP] = run_##op,
+#include "operations.def"
+    };
+    static const struct calls attention[OPERATIONS] = {
+        [OP_DENSE_DECODE] = {.size = size_dense_decode, .kernel = kernel_dense_decode},
+        [OP_SPARSE_DECODE] = {.size = size_sparse_decode, .kernel = kernel_sparse_decode},
+        [OP_SPARSE_PREFILL] = {.size = size_sparse_prefill, .kernel = kernel_sparse_prefill}};
+    struct calls calls = attention[op->of];
+    calls.run = run[op->of];
+    return calls;
 }
 
 /* ---- Members ---------------------------------------------------------------------------------- */
@@ -86,7 +87,7 @@ void set_tensor(const struct subject *op, union call_args *args, int i, const fm
 
 static void set_workspace(const struct subject *op, union call_args *args, void *memory, size_t bytes)
 {
-    if (!calls_of(op)->size) return;
+    if (!calls_of(op).size) return;
     set_pointer(op, args, "workspace", memory);
     set_size(op, args, "workspace_size", bytes);
 }
@@ -95,7 +96,7 @@ static fmla_status workspace_of(const struct subject *op, const union call_args 
                                 size_t *alignment)
 {
     *bytes = 0, *alignment = 1;
-    return calls_of(op)->size ? calls_of(op)->size(args, bytes, alignment) : FMLA_OK;
+    return calls_of(op).size ? calls_of(op).size(args, bytes, alignment) : FMLA_OK;
 }
 
 /* ---- In host memory --------------------------------------------------------------------------- */
@@ -110,7 +111,7 @@ fmla_status call_on_host(const struct subject *op, union call_args *args, int fi
     if (fill >= 0) memset(memory, fill, bytes);
     memset(memory + bytes, GUARD, GUARD_BYTES);
     set_workspace(op, args, memory, bytes);
-    status = calls_of(op)->run(args);
+    status = calls_of(op).run(args);
     for (int i = 0; i < GUARD_BYTES; i++)
         if (memory[bytes + (size_t)i] != GUARD) {
             fprintf(stderr, "checkattn: the call wrote past the end of its workspace\n");
@@ -156,7 +157,7 @@ static void must_refuse(const struct call *call, void *workspace, size_t bytes, 
 {
     char what[400];
     set_workspace(call->op, call->args, workspace, bytes);
-    const fmla_status status = calls_of(call->op)->run(call->args);
+    const fmla_status status = calls_of(call->op).run(call->args);
     if (status != expected) {
         snprintf(what, sizeof what,
                  "a workspace of %zu bytes at %p, where %zu at a multiple of %zu are needed, gave %s", bytes,
@@ -186,9 +187,9 @@ static void refusals(const struct call *call)
 /* The call, or a graph of it. */
 static fmla_status send(const struct call *call, void *stream, bool captured)
 {
-    if (!captured) return calls_of(call->op)->run(call->args);
+    if (!captured) return calls_of(call->op).run(call->args);
     device_capture_begin(stream);
-    const fmla_status status = calls_of(call->op)->run(call->args);
+    const fmla_status status = calls_of(call->op).run(call->args);
     void *graph = device_capture_end(stream);
     if (!status) device_launch(graph, stream), device_wait(stream);
     gpu_graph_close(graph);
@@ -248,11 +249,11 @@ fmla_status case_run(const struct test_case *c, union call_args *args, int fill)
 fmla_status case_kernel(const struct test_case *c, const char **name)
 {
     struct device_args there;
-    if (!calls_of(c->op)->kernel) {
+    if (!calls_of(c->op).kernel) {
         *name = pointer_at(c->op, &c->args, "kernel");
         return FMLA_OK;
     }
-    if (!is_apart(c->device)) return calls_of(c->op)->kernel(&c->args, name);
+    if (!is_apart(c->device)) return calls_of(c->op).kernel(&c->args, name);
     device_args_make(&there, c, &c->args);
-    return calls_of(c->op)->kernel(&there.args, name);
+    return calls_of(c->op).kernel(&there.args, name);
 }

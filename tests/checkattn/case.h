@@ -191,6 +191,9 @@ static inline bool is_table(const struct subject *op, int i)
     return op->tables && i >= op->tables;
 }
 
+/* Every operation; NULL: it has no cases here, as plans have none. */
+extern struct subject *const subjects[OPERATIONS];
+
 /* ---- Making it -------------------------------------------------------------------------------- */
 
 /* Before its first case. */
@@ -263,7 +266,7 @@ struct calls {
     fmla_status (*size)(const union call_args *args, size_t *bytes, size_t *alignment);
     fmla_status (*kernel)(const union call_args *args, const char **name);
 };
-const struct calls *calls_of(const struct subject *op);
+struct calls calls_of(const struct subject *op);
 
 /* A member of arguments that is no tensor; NULL: there is none of that name. */
 void *option_at(const struct subject *op, const union call_args *args, const char *name);

@@ -181,7 +181,7 @@ static void compare_rows(const struct test_case *c, const struct run *run, struc
             const long long head = rows->head + h * rows->step;
             if (c->beyond && c->op->maker->sees(c, rows->request, rows->token, head)) continue;
             add_row(results, c, run, rows, h, o, o->first[i] + h);
-            if (!*where && wrong_in(results))
+            if (!*where && c->op->results > 1 && wrong_in(results))
                 snprintf(
                     where, sizeof where, "first in request %lld, token %lld, head %lld (%s %g, oracle %g)",
                     (long long)rows->request, (long long)rows->token, head,

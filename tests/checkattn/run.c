@@ -2,7 +2,7 @@
  *
  * What every check uses while it runs: reports, and the threads of calls.
  */
-#include "checkattn.h"
+#include "case.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -11,6 +11,15 @@
 
 #define FAULT_TEXT(name, text) text,
 const char *const fault_names[FAULTS] = {FAULTS_OF(FAULT_TEXT)};
+
+/* The file of an operation's cases defines it; where there is none, its address is NULL. */
+#define OPERATION(op, OP) extern struct subject op __attribute__((weak));
+#include "operations.def"
+
+struct subject *const subjects[OPERATIONS] = {
+#define OPERATION(op, OP) &op,
+#include "operations.def"
+};
 
 void report(struct tally *tally, const struct run *run, const char *where, const char *what)
 {

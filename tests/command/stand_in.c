@@ -67,7 +67,8 @@ static fmla_status around(enum operation op, const void *args, real_function *re
     struct call call;
     call_begin(&call, op);
     memcpy(&call.args, args, descriptors[op].size);
-    kernel = *(const char **)call_option(&call, "kernel");
+    const char **forced = call_option(&call, "kernel"); /* a plan has none */
+    kernel = forced ? *forced : NULL;
     if (!plant || !kernel || strcmp(kernel, "cpu-generic") != 0) return real(args);
     if (!strcmp(plant, "refused") && op == OP_DENSE_DECODE)
         *(size_t *)call_option(&call, "workspace_size") = 0;

@@ -11,7 +11,7 @@
 typedef fmla_status real_function(const void *args);
 static fmla_status around(enum operation op, const void *args, real_function *real);
 
-#define WRAP(op, OP)                                                                                         \
+#define OPERATION(op, OP)                                                                                    \
     fmla_status __real_fmla_##op(const fmla_##op##_args *args);                                              \
     fmla_status __wrap_fmla_##op(const fmla_##op##_args *args);                                              \
     static fmla_status real_##op(const void *args)                                                           \
@@ -22,12 +22,7 @@ static fmla_status around(enum operation op, const void *args, real_function *re
     {                                                                                                        \
         return around(OP_##OP, args, real_##op);                                                             \
     }
-WRAP(dense_decode, DENSE_DECODE)
-WRAP(sparse_decode, SPARSE_DECODE)
-WRAP(sparse_prefill, SPARSE_PREFILL)
-WRAP(merge, MERGE)
-WRAP(cache_append, CACHE_APPEND)
-WRAP(cache_gather, CACHE_GATHER)
+#include "operations.def"
 
 /* The tensor that the member of an argument struct is; NULL if it is not there. */
 static inline const fmla_tensor *wrapped_tensor(const void *args, const struct member *member)

@@ -86,14 +86,14 @@ c++17-self-test)
     done
     ;;
 layout)
-    "${cc[@]}" -std=c11 "${strict[@]}" layout.c
+    "${cc[@]}" -std=c11 "${strict[@]}" -I"$root/src" layout.c
     ;;
 dlpack)
     if ! echo '#include <dlpack/dlpack.h>' | "${cc[@]}" -E - >/dev/null 2>&1; then
         echo 'no dlpack/dlpack.h here (Debian: libdlpack-dev): the layout was not compared with it'
         exit 77
     fi
-    "${cc[@]}" -std=c11 "${strict[@]}" -DCOMPARE_WITH_DLPACK layout.c
+    "${cc[@]}" -std=c11 "${strict[@]}" -DCOMPARE_WITH_DLPACK -I"$root/src" layout.c
     ;;
 driver)
     for folder in "${CUDA_HOME:-/usr/local/cuda}/include" /usr/include; do

@@ -16,7 +16,7 @@ rules=$(cat <<'RULES'
 - src/[^/]+$                          .
 + src/[^/]+$                          include/|src/[^/]+[.]h$|src/operations[.]def
 + src/dispatch[.]c                    src/
-+ src/(ref|cpu|cuda)/                 src/[^/]+[.]h$
++ src/(ref|cpu|cuda)/                 src/[^/]+[.]h$|src/operations[.]def
 - src/(ref|cpu|cuda)/                 src/(api|check|dispatch)[.]h
 - src/cuda/                           src/cuda/(any|sm[0-9]+)/
 + src/cuda/[^/]*[.]c$                 src/cuda/

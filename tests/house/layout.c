@@ -33,15 +33,15 @@ _Static_assert(FMLA_TYPE_INT == 0 && FMLA_TYPE_UINT == 1 && FMLA_TYPE_FLOAT == 2
     _Static_assert(sizeof(type) == offsetof(type, member) + sizeof(((type *)0)->member), #type " is padded")
 ENDS_WITH(fmla_capability, d_v);
 ENDS_WITH(fmla_device_info, ptx);
-ENDS_WITH(fmla_decode_plan_args, num_splits);
-ENDS_WITH(fmla_sparse_plan_args, num_splits);
 ENDS_WITH(fmla_plan_view, num_splits);
-ENDS_WITH(fmla_dense_decode_args, num_splits);
-ENDS_WITH(fmla_sparse_decode_args, num_partitions);
-ENDS_WITH(fmla_sparse_prefill_args, log_base);
-ENDS_WITH(fmla_merge_args, log_base);
-ENDS_WITH(fmla_cache_append_args, cache_scale);
-ENDS_WITH(fmla_cache_gather_args, cache_scale);
+
+/* Argument structs have what their descriptors have, and nothing between. */
+#define OPERATION(op, OP)              _Static_assert(sizeof(fmla_##op##_args) == sizeof(size_t)
+#define MEMBER(op, member)             +sizeof(((fmla_##op##_args *)0)->member)
+#define TENSOR(op, member, ...)        MEMBER(op, member)
+#define OPTION(op, member, kind, a, b) MEMBER(op, member)
+#define END(op)                        , #op);
+#include "operations.def"
 
 #ifdef COMPARE_WITH_DLPACK
 #include <dlpack/dlpack.h>

@@ -7,9 +7,6 @@
 
 #include <string.h>
 
-struct subject *const drawn_operations[DRAWN_OPERATIONS] = {&dense_decode, &sparse_decode, &sparse_prefill,
-                                                            &merge,        &cache_append,  &cache_gather};
-
 /* ---- Numbers --------------------------------------------------------------------------------- */
 
 /* One of a list that ends with -1. */
@@ -176,17 +173,19 @@ static void draw_cache(struct random_state *random, bool gather, bool gpu, int64
     v[C_SLOTS] = kind(random, gpu && !gather ? SLOTS_TWICE : SLOTS_TWICE + 1);
 }
 
-void draw_case(struct random_state *random, enum drawn operation, int32_t types, bool gpu,
+void draw_case(struct random_state *random, enum operation operation, int32_t types, bool gpu,
                int64_t v[GRID_AXES])
 {
     memset(v, 0, GRID_AXES * sizeof *v);
     switch (operation) {
-    case DENSE_DECODE: draw_dense(random, types, v); break;
-    case SPARSE_DECODE: draw_sparse(random, types, v); break;
-    case SPARSE_PREFILL: draw_prefill(random, v); break;
-    case MERGE: draw_merge(random, v); break;
-    case CACHE_APPEND:
-    case CACHE_GATHER: draw_cache(random, operation == CACHE_GATHER, gpu, v); break;
-    case DRAWN_OPERATIONS: break;
+    case OP_DENSE_DECODE: draw_dense(random, types, v); break;
+    case OP_SPARSE_DECODE: draw_sparse(random, types, v); break;
+    case OP_SPARSE_PREFILL: draw_prefill(random, v); break;
+    case OP_MERGE: draw_merge(random, v); break;
+    case OP_CACHE_APPEND:
+    case OP_CACHE_GATHER: draw_cache(random, operation == OP_CACHE_GATHER, gpu, v); break;
+    default: /* of the grid's values */
+        for (int i = 0; i < subjects[operation]->axes; i++)
+            v[i] = subjects[operation]->axis[i].values[kind(random, subjects[operation]->axis[i].count)];
     }
 }

@@ -8,19 +8,8 @@
 
 #include "../checkattn/case.h"
 
-enum drawn {
-    DENSE_DECODE,
-    SPARSE_DECODE,
-    SPARSE_PREFILL,
-    MERGE,
-    CACHE_APPEND,
-    CACHE_GATHER,
-    DRAWN_OPERATIONS
-};
-extern struct subject *const drawn_operations[DRAWN_OPERATIONS];
-
 /* Draws a case for kernels that take `types`. A case for a GPU leaves out what is not said of one. */
-void draw_case(struct random_state *random, enum drawn operation, int32_t types, bool gpu,
+void draw_case(struct random_state *random, enum operation operation, int32_t types, bool gpu,
                int64_t v[GRID_AXES]);
 
 #endif

@@ -46,9 +46,9 @@ static const struct fault_kind kinds[] = {
     {.name = "refused", .refused = written_though_refused},
     {.name = "dropped-key", .defect = FAULT_DROPPED_KEY},
     {.name = "gap", .defect = FAULT_GAP},
-    {.name = "merge-base", .defect = FAULT_MERGE_BASE, .only = 1 + MERGE},
-    {.name = "cache-value", .defect = FAULT_CACHE_VALUE, .only = 1 + CACHE_APPEND},
-    {.name = "gather-value", .defect = FAULT_GATHER_VALUE, .only = 1 + CACHE_GATHER},
+    {.name = "merge-base", .defect = FAULT_MERGE_BASE, .only = 1 + OP_MERGE},
+    {.name = "cache-value", .defect = FAULT_CACHE_VALUE, .only = 1 + OP_CACHE_APPEND},
+    {.name = "gather-value", .defect = FAULT_GATHER_VALUE, .only = 1 + OP_CACHE_GATHER},
 };
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 

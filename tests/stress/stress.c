@@ -29,7 +29,7 @@ enum {
 
 /* A kernel of an operation that can be forced. */
 struct tested {
-    enum drawn operation;
+    enum operation operation;
     const char *kernel;
     int32_t types;
 };
@@ -43,8 +43,8 @@ static struct {
     int only; /* as a fault says */
     int kernels;
     struct tested kernel[MOST_KERNELS];
-    int32_t types[DRAWN_OPERATIONS]; /* of the kernels that dispatch chooses from */
-    _Atomic int64_t next, made, rows, failed, of_operation[DRAWN_OPERATIONS];
+    int32_t types[OPERATIONS]; /* of the kernels that dispatch chooses from */
+    _Atomic int64_t next, made, rows, failed, of_operation[OPERATIONS];
     _Atomic int64_t under_way[MOST_THREADS]; /* the call that each host thread is making; 0: none */
 } stress = {.seed = 1};
 
@@ -115,18 +115,18 @@ static bool find_kernels(fmla_device device)
     fmla_capability row = FMLA_INIT(fmla_capability);
     for (int64_t i = 0; fmla_capabilities(device, i, &row) == FMLA_OK; i++) {
         int operation = 0;
-        while (operation < DRAWN_OPERATIONS &&
-               strcmp(row.operation, descriptors[drawn_operations[operation]->of].name) != 0)
+        while (operation < OPERATIONS &&
+               (!subjects[operation] || strcmp(row.operation, descriptors[operation].name) != 0))
             operation++;
-        if (operation == DRAWN_OPERATIONS || !row.kernel || !row.available || row.forced_only) continue;
+        if (operation == OPERATIONS || !row.kernel || !row.available || row.forced_only) continue;
         stress.types[operation] |= row.types;
         if (takes_everything(row.kernel) && stress.kernels < MOST_KERNELS)
-            stress.kernel[stress.kernels++] = (struct tested){(enum drawn)operation, row.kernel, row.types};
+            stress.kernel[stress.kernels++] =
+                (struct tested){(enum operation)operation, row.kernel, row.types};
     }
-    for (int operation = 0; operation < DRAWN_OPERATIONS; operation++)
-        if (!stress.types[operation]) {
-            fprintf(stderr, "stress: there is no kernel of %s on that device\n",
-                    descriptors[drawn_operations[operation]->of].name);
+    for (int operation = 0; operation < OPERATIONS; operation++)
+        if (subjects[operation] && !stress.types[operation]) {
+            fprintf(stderr, "stress: there is no kernel of %s on that device\n", descriptors[operation].name);
             return false;
         }
     return true;
@@ -144,12 +144,18 @@ static void set_threads(int64_t call)
 }
 
 /* Cases are smaller the cheaper their operation is to set up: most calls are of attention. */
-static enum drawn draw_operation(struct random_state *random)
+static enum operation draw_operation(struct random_state *random)
 {
-    static const enum drawn of[] = {DENSE_DECODE,   DENSE_DECODE,  DENSE_DECODE,   SPARSE_DECODE,
-                                    SPARSE_DECODE,  SPARSE_DECODE, SPARSE_PREFILL, SPARSE_PREFILL,
-                                    SPARSE_PREFILL, MERGE,         CACHE_APPEND,   CACHE_GATHER};
-    return of[random_between(random, 0, (int64_t)(sizeof of / sizeof of[0]) - 1)];
+    static const enum operation of[] = {
+        OP_DENSE_DECODE,  OP_DENSE_DECODE,   OP_SPARSE_DECODE,
+        OP_SPARSE_DECODE, OP_SPARSE_PREFILL, OP_SPARSE_PREFILL,
+#define OPERATION(op, OP) OP_##OP,
+#include "operations.def"
+    };
+    for (;;) {
+        const enum operation drawn = of[random_between(random, 0, (int64_t)(sizeof of / sizeof of[0]) - 1)];
+        if (subjects[drawn]) return drawn;
+    }
 }
 
 static void make_call(int64_t call)
@@ -163,8 +169,8 @@ static void make_call(int64_t call)
                       .verbose = true,
                       .fault = stress.defect};
     random_u64(&random);
-    const enum drawn drawn = draw_operation(&random),
-                     operation = stress.only ? (enum drawn)(stress.only - 1) : drawn;
+    const enum operation drawn = draw_operation(&random),
+                         operation = stress.only ? (enum operation)(stress.only - 1) : drawn;
     int of[MOST_KERNELS] = {0}, count = 0;
     for (int i = 0; i < stress.kernels; i++)
         if (stress.kernel[i].operation == operation) of[count++] = i;
@@ -176,15 +182,14 @@ static void make_call(int64_t call)
     draw_case(&random, operation, run.types, gpu, v);
     now.run = &run, now.tally = &tally;
     pages_draw(random_u64(&random));
-    case_check(drawn_operations[operation], &run, v, random_u64(&random), &tally, NULL);
+    case_check(subjects[operation], &run, v, random_u64(&random), &tally, NULL);
     atomic_fetch_add(&stress.made, 1);
     atomic_fetch_add(&stress.of_operation[operation], 1);
     atomic_fetch_add(&stress.rows, tally.rows);
     if (!tally.failed) return;
     atomic_fetch_add(&stress.failed, 1);
     fprintf(stderr, "stress: call %lld of %s by %s failed; again: --seed %llu --call %lld\n", (long long)call,
-            descriptors[drawn_operations[operation]->of].name, run.kernel, (unsigned long long)stress.seed,
-            (long long)call);
+            descriptors[operation].name, run.kernel, (unsigned long long)stress.seed, (long long)call);
 }
 
 struct host_thread {
@@ -264,12 +269,12 @@ static bool read_device(const char *text, fmla_device *device)
 static int summary(double start)
 {
     const int64_t made = atomic_load(&stress.made), failed = atomic_load(&stress.failed);
-    printf("stress: seed %llu: %lld calls in %.0f s (", (unsigned long long)stress.seed, (long long)made,
+    printf("stress: seed %llu: %lld calls in %.0f s: ", (unsigned long long)stress.seed, (long long)made,
            timing_now() - start);
-    for (int i = 0; i < DRAWN_OPERATIONS; i++)
-        printf("%s%s %lld", i ? ", " : "", descriptors[drawn_operations[i]->of].name,
-               (long long)atomic_load(&stress.of_operation[i]));
-    printf("), %lld rows against the oracle, %lld calls failed\n", (long long)atomic_load(&stress.rows),
+    for (int i = 0; i < OPERATIONS; i++)
+        if (subjects[i])
+            printf("%s %lld, ", descriptors[i].name, (long long)atomic_load(&stress.of_operation[i]));
+    printf("%lld rows against the oracle, %lld calls failed\n", (long long)atomic_load(&stress.rows),
            (long long)failed);
     return failed || !made;
 }
@@ -317,9 +322,9 @@ int main(int argc, char **argv)
         watch.after = fault->after, watch.refused = fault->refused, stress.defect = fault->defect,
         stress.only = fault->only;
     device_stress = &watch;
-    for (int i = DRAWN_OPERATIONS - 1; i >= 0;
+    for (int i = OPERATIONS - 1; i >= 0;
          i--) /* keys of sparse decode are those of prefill too: the last ones stay */
-        operation_begin(drawn_operations[i], stress.seed);
+        if (subjects[i]) operation_begin(subjects[i], stress.seed);
     const double start = timing_now();
     if (!seconds) seconds = calls ? 1000000 : 60;
     stress.end = start + (only ? 1e9 : (double)seconds);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Every argument that fmla_merge must reject, and odd ones that it must take.
+ * Every argument that fmla_merge must reject, and odd ones that it must take; and the same, in small, of every operation that
+ * has neither a workspace nor a plan nor a cache, for which its descriptor is enough.
  */
 #include "refusals.h"
 
@@ -55,8 +56,33 @@ static void test_taken(void)
     TAKEN(call, "no heads, many tokens", nothing());
 }
 
+static void set_up_any(void);
+static struct good_call any = {.set_up = set_up_any};
+
+static void set_up_any(void)
+{
+    struct layout layout = {.type = {FMLA_TYPE_BFLOAT, 16, 1}};
+    for (int i = 0; i < DIMENSIONS; i++) layout.size[i] = 2 + i % 3;
+    begin(&any, &layout, 0);
+}
+
+/* How many there are. */
+static int test_any(void)
+{
+    int count = 0;
+    for (enum operation op = 0; op < OPERATIONS; op++) {
+        if (described_asks(op) || described_member(op, "kv_format")) continue;
+        free(any.args);
+        any.args = NULL, any.operation = op, any.elsewhere = described_tensor(op, 0)->name;
+        refuse_by_descriptor(&any), take_by_descriptor(&any);
+        count++;
+    }
+    return count;
+}
+
 int main(void)
 {
+    CHECK(test_any() > 0, "%s", "no operation is without a workspace, a plan and a cache");
     refuse_by_descriptor(&call);
     REFUSED(call, "log_base", "is 1|0|2", ARGS.log_base = 1);
     test_taken();

@@ -48,16 +48,13 @@ static const struct command bench = {
 struct bench_options {
     const char *grid, *kernel, *json;
     fmla_device device;
-    int op, dtype, causal, varlen; /* indices of the choices */
+    int op, dtype, causal, varlen;     /* indices of the choices */
+    const char *names[OPTION_CHOICES]; /* those of op */
     bool dtype_given, causal_given, varlen_given;
     int64_t repeat, threads;
     bool warm, no_stream, fixed;
     struct bench_axes axes;
 };
-
-/* The choices of --op. */
-#define BENCH_OPERATIONS                                                                                     \
-    "dense_decode", "merge", "sparse_decode", "sparse_prefill", "cache_append", "cache_gather"
 
 /* ---- All rows -------------------------------------------------------------------------------- */
 
@@ -118,12 +115,11 @@ static bool fits(const struct shape *shape)
 
 static int bench_all(struct bench_options *o)
 {
-    static const char *const names[] = {BENCH_OPERATIONS};
-    const enum operation op = operation_named(names[o->op]);
+    const enum operation op = operation_named(o->names[o->op]);
     struct fault fault = {""};
     char grids[128];
     int64_t count;
-    if (!kernel_exists(names[o->op], o->kernel, &fault))
+    if (!kernel_exists(o->names[o->op], o->kernel, &fault))
         return complain(&bench, EXIT_USAGE, "%s", fault.text);
     choose(&o->axes.axis[AXIS_DTYPE], o->dtype, o->dtype_given);
     choose(&o->axes.axis[AXIS_CAUSAL], o->causal, o->causal_given);
@@ -151,11 +147,9 @@ static int bench_all(struct bench_options *o)
 int command_bench(int argc, char **argv)
 {
     struct bench_options o = {.grid = "cpu", .repeat = 15, .device = {FMLA_DEVICE_CPU, 0}};
-    const struct option options[] = {
-        OPTION_ONE_OF(
-            "--op", &o.op, "NAME",
-            "dense_decode (the default), sparse_decode, sparse_prefill, merge, cache_append or cache_gather",
-            NULL, BENCH_OPERATIONS),
+    char operations[200];
+    struct option options[] = {
+        OPTION_ONE_OF("--op", &o.op, "NAME", operations, NULL, NULL),
         OPTION_ROW("--grid", OPTION_TEXT, &o.grid, "NAME",
                    "cpu (the default), h20, latency, peers, varlen or quick", 0, 0, NULL, "cpu", "h20",
                    "latency", "peers", "varlen", "quick"),
@@ -185,6 +179,8 @@ int command_bench(int argc, char **argv)
                       "on a GPU: no bare stream of the same keys beside each row"),
         OPTION_JSON(&o.json),
         {0}};
+    operation_choices(false, o.names, operations, sizeof operations);
+    memcpy(options[0].choices, o.names, sizeof o.names);
     int status = options_parse(&bench, options, argc, argv, NULL);
     if (status < 0) status = bench_all(&o);
     for (int a = 0; a < BENCH_AXES; a++)

@@ -75,10 +75,13 @@ static const struct grid {
 };
 enum { GRIDS = sizeof grids / sizeof *grids };
 
-/* Where an operation finds its grids. */
+/* Where an operation finds its grids; one without any in those of cache append. */
 static enum operation grids_of(enum operation op)
 {
-    return op == OP_MERGE ? OP_DENSE_DECODE : op == OP_CACHE_GATHER ? OP_CACHE_APPEND : op;
+    if (op == OP_MERGE) return OP_DENSE_DECODE;
+    for (int i = 0; i < GRIDS; i++)
+        if (grids[i].op == op) return op;
+    return OP_CACHE_APPEND;
 }
 
 void bench_grid_names(enum operation op, char *names, size_t room)
@@ -96,7 +99,7 @@ static bool is_axis(enum operation op, const struct product *p, enum bench_axis 
 {
     enum {
         ALL = 1 << AXIS_HEADS | 1 << AXIS_QUERY_TOKENS,
-        CACHES = 1 << AXIS_TOKENS | 1 << AXIS_DTYPE | 1 << AXIS_PAGE_SIZE | 1 << AXIS_FORMAT,
+        CACHES = 1 << AXIS_TOKENS | 1 << AXIS_DTYPE, /* and whatever else has tokens */
         KEYS = 1 << AXIS_KV_HEADS | 1 << AXIS_D_QK
     };
     static const int axes[OPERATIONS] = {
@@ -105,11 +108,11 @@ static bool is_axis(enum operation op, const struct product *p, enum bench_axis 
         [OP_MERGE] = ALL | 1 << AXIS_DTYPE | 1 << AXIS_BATCH | 1 << AXIS_PARTS,
         [OP_SPARSE_DECODE] = ALL | 1 << AXIS_PAGE_SIZE | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
         [OP_SPARSE_PREFILL] = ALL | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
-        [OP_CACHE_APPEND] = CACHES,
-        [OP_CACHE_GATHER] = CACHES,
+        [OP_CACHE_APPEND] = CACHES | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE,
+        [OP_CACHE_GATHER] = CACHES | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE,
     };
     const int of_keys = p->page_size ? 1 << AXIS_PAGE_SIZE : KEYS;
-    return (axes[op] | (op == OP_SPARSE_PREFILL ? of_keys : 0)) & 1 << axis;
+    return ((axes[op] ? axes[op] : CACHES) | (op == OP_SPARSE_PREFILL ? of_keys : 0)) & 1 << axis;
 }
 
 /* What the product has of an axis. */
@@ -145,7 +148,8 @@ static struct shape row_of(enum operation op, const struct product *p, const str
         v[a] = lists[a].items[index % lists[a].count];
         index /= lists[a].count;
     }
-    const bool of_caches = is_axis(op, p, AXIS_FORMAT), dense = op == OP_DENSE_DECODE;
+    const bool of_caches = is_axis(op, p, AXIS_FORMAT), tokens = is_axis(op, p, AXIS_TOKENS),
+               dense = op == OP_DENSE_DECODE;
     struct shape shape = {.op = op,
                           .b = v[AXIS_BATCH],
                           .s_q = v[AXIS_QUERY_TOKENS],
@@ -157,7 +161,7 @@ static struct shape row_of(enum operation op, const struct product *p, const str
                           .topk = v[AXIS_TOPK],
                           .extra_topk = p->extra_topk,
                           .extra_page_size = p->extra_page_size,
-                          .tokens = of_caches ? v[AXIS_TOKENS] : 0,
+                          .tokens = tokens ? v[AXIS_TOKENS] : 0,
                           .parts = op == OP_MERGE ? v[AXIS_PARTS] : 0,
                           .format = of_caches ? (int32_t)v[AXIS_FORMAT] : p->format,
                           .type = (enum element)v[AXIS_DTYPE],

@@ -13,7 +13,7 @@
 
 bool bench_only_copies(enum operation op)
 {
-    return op == OP_CACHE_APPEND || op == OP_CACHE_GATHER;
+    return policies[op].rows[0] == DIM_tokens;
 }
 
 /* ---- The table ------------------------------------------------------------------------------ */
@@ -38,7 +38,7 @@ static void print_shape(const struct bench_row *row)
     char options[32], number[24] = "", b[24] = "-"; /* a prompt has no batch */
     if (bench_only_copies(s->op)) {
         printf("%-13s %8" PRId64 " %5s %-8s ", descriptors[s->op].name, s->tokens, element_name(s->type),
-               format_name(s->format));
+               s->format ? format_name(s->format) : "-");
         return;
     }
     snprintf(options, sizeof options, "%s%s%s", s->causal ? "causal" : "", s->causal && s->varlen ? "," : "",
@@ -200,8 +200,9 @@ static json_t *pack_shape(const struct shape *s)
     const char *dtype = element_name(s->type), *cache = format_name(s->format);
     const bool dense = s->op == OP_DENSE_DECODE;
     if (bench_only_copies(s->op))
-        return json_pack("{s:I, s:s, s:s, s:I, s:I}", "tokens", (json_int_t)s->tokens, "dtype", dtype,
-                         "cache", cache, "d_qk", (json_int_t)s->d_qk, "page_size", (json_int_t)s->page_size);
+        return json_pack("{s:I, s:s, s:s*, s:I, s:I}", "tokens", (json_int_t)s->tokens, "dtype", dtype,
+                         "cache", s->format ? cache : NULL, "d_qk", (json_int_t)s->d_qk, "page_size",
+                         (json_int_t)s->page_size);
     json_t *shape =
         json_pack("{s:o*, s:I, s:I, s:i, s:s, s:o*}", "b", count(s->b), "s_q", (json_int_t)s->s_q, "h_q",
                   (json_int_t)s->h_q, "d_v", CALL_D_V, "dtype", dtype, "parts", count(s->parts));

@@ -12,6 +12,8 @@
 
 enum operation call_file_operation(const struct safetensors_file *file)
 {
+    const char *named = safetensors_metadata(file, "operation");
+    if (named && operation_named(named) != OPERATIONS) return operation_named(named);
     for (int op = OPERATIONS - 1; op > 0;
          op--) { /* sparse before dense: what is of none is told as the latter */
         const struct policy *policy = &policies[op];
@@ -64,15 +66,20 @@ static bool read_causal(const char *causal, const char *path, int32_t *to, struc
            fault_set(fault, "%s: __metadata__: causal is '%s', must be true or false", path, causal);
 }
 
-static bool read_scale(const char *scale, const char *path, float *to, struct fault *fault)
+static bool read_numbers(struct call *call, const struct safetensors_file *file, const char *path,
+                         struct fault *fault)
 {
-    char *end;
-    if (!scale) return true;
-    *to = (float)strtod(scale, &end);
-    if (end != scale && !*end && isfinite(*to) && *to != 0.0f) return true;
-    return fault_set(fault,
-                     "%s: __metadata__: softmax_scale is '%s', must be a finite number that is not 0 in fp32",
-                     path, scale);
+    for (const struct member *member = descriptors[call->op].members; member->name; member++) {
+        const char *number = member->kind == MEMBER_REAL ? safetensors_metadata(file, member->name) : NULL;
+        char *end;
+        if (!number) continue;
+        float *to = call_option(call, member->name);
+        *to = (float)strtod(number, &end);
+        if (end != number && !*end && isfinite(*to) && *to != 0.0f) continue;
+        return fault_set(fault, "%s: __metadata__: %s is '%s', must be a finite number that is not 0 in fp32",
+                         path, member->name, number);
+    }
+    return true;
 }
 
 static bool read_format(const char *name, const char *path, int32_t *to, struct fault *fault)
@@ -95,10 +102,9 @@ bool call_file_read(struct call *call, const struct safetensors_file *file, cons
         if (!read_tensor(call, i, file, path, fault)) return false;
     }
     int32_t *causal = call_option(call, "causal"), *format = call_option(call, "kv_format");
-    float *scale = call_option(call, "softmax_scale");
     return (!causal || read_causal(safetensors_metadata(file, "causal"), path, causal, fault)) &&
            (!format || read_format(safetensors_metadata(file, "kv_format"), path, format, fault)) &&
-           (!scale || read_scale(safetensors_metadata(file, "softmax_scale"), path, scale, fault));
+           read_numbers(call, file, path, fault);
 }
 
 size_t call_file_declare(const struct call *call, const char *const *names,

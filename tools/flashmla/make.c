@@ -351,6 +351,17 @@ static bool cache_values(struct making *m, struct fault *fault)
     return true;
 }
 
+/* Where an operation has no way of its own: numbers around 0, and factors that are not 1. */
+static bool plain_values(struct making *m, struct fault *fault)
+{
+    (void)fault;
+    for (const struct member *member = descriptors[m->call->op].members; member->name; member++) {
+        if (member->kind == MEMBER_REAL) *(float *)call_option(m->call, member->name) = 0.75f;
+        if (member->kind == MEMBER_TENSOR && !(member->allowed & IS_OUTPUT)) fill(m, member->name, 0.0f);
+    }
+    return true;
+}
+
 /* ---- The call -------------------------------------------------------------------------------- */
 
 static const struct {
@@ -396,7 +407,7 @@ bool make_memory(struct making *m, struct fault *fault)
 
 bool make_values(struct making *m, struct fault *fault)
 {
-    return makers[m->call->op].values(m, fault);
+    return (makers[m->call->op].values ? makers[m->call->op].values : plain_values)(m, fault);
 }
 
 void make_end(struct making *m)

@@ -44,7 +44,8 @@ static const struct command make_input = {
 struct make_options {
     struct lengths lengths;
     int64_t query_tokens, heads, kv_heads, d_qk, page_size, topk, extra_topk, extra_page_size;
-    int op, dtype, cache; /* indices of the choices; cache: of q's type, FP8_656, FP8_584 */
+    int op, dtype, cache;              /* indices of the choices; cache: of q's type, FP8_656, FP8_584 */
+    const char *names[OPTION_CHOICES]; /* of the choices of op */
     bool causal, sink, short_lists;
     bool kv_heads_given, d_qk_given, page_given, cache_given, topk_given, extra_topk_given, extra_page_given;
 };
@@ -118,7 +119,29 @@ static void print_prefill(const struct shape *s, const struct making *made)
     printf(", %" PRId64 " indices", s->topk);
 }
 
-enum { DENSE, SPARSE, PREFILL, MADE };
+static struct shape plain_shape(const struct make_options *o)
+{
+    return (struct shape){.op = operation_named(o->names[o->op]),
+                          .h_kv = 1,
+                          .d_qk = o->d_qk,
+                          .tokens = o->lengths.batch * o->query_tokens,
+                          .seed = (uint64_t)o->lengths.seed};
+}
+
+static void print_plain(const struct shape *s, const struct making *made)
+{
+    (void)made;
+    printf("%s, %" PRId64 " tokens, d_qk %" PRId64 ", %s", descriptors[s->op].name, s->tokens, s->d_qk,
+           element_name(s->type));
+}
+
+/* In the order of the choices of --op; PLAIN is every later one. */
+enum { DENSE, SPARSE, PREFILL, PLAIN, MADE };
+static int kind_of(const struct make_options *o)
+{
+    return o->op < PLAIN ? o->op : PLAIN;
+}
+
 static const struct {
     struct shape (*shape)(const struct make_options *options);
     void (*print)(const struct shape *shape, const struct making *made);
@@ -131,6 +154,7 @@ static const struct {
                 {"indices", "extra_indices", "topk_length", "extra_topk_length", "attn_sink", "q", "kv_cache",
                  "extra_kv_cache"}},
     [PREFILL] = {prefill_shape, print_prefill, {"indices", "topk_length", "attn_sink", "q", "kv"}},
+    [PLAIN] = {plain_shape, print_plain, {NULL}}, /* all that is read */
 };
 
 /* ---- Options that contradict each other ------------------------------------------------------- */
@@ -148,17 +172,17 @@ static const char *needless(const struct make_options *o)
         {"--seq-lens", l->list_given, 1 << DENSE},
         {"--min-len", l->min_given, 1 << DENSE},
         {"--max-len", l->max_given, 1 << DENSE},
-        {"--batch", l->batch_given, 1 << DENSE | 1 << SPARSE},
+        {"--batch", l->batch_given, 1 << DENSE | 1 << SPARSE | 1 << PLAIN},
         {"--kv-heads", o->kv_heads_given, 1 << DENSE | 1 << PREFILL},
         {"--cache", o->cache_given, 1 << SPARSE | 1 << PREFILL},
         {"--topk", o->topk_given, 1 << SPARSE | 1 << PREFILL},
         {"--extra-topk", o->extra_topk_given, 1 << SPARSE},
         {"--extra-page-size", o->extra_page_given, 1 << SPARSE},
         {"--short-lists", o->short_lists, 1 << SPARSE | 1 << PREFILL},
-        {"--dtype fp16", o->dtype, 1 << DENSE | 1 << SPARSE},
+        {"--dtype fp16", o->dtype, 1 << DENSE | 1 << SPARSE | 1 << PLAIN},
     };
     for (size_t i = 0; i < sizeof options / sizeof *options; i++)
-        if (options[i].given && !(options[i].of & 1u << o->op)) return options[i].name;
+        if (options[i].given && !(options[i].of & 1u << kind_of(o))) return options[i].name;
     return NULL;
 }
 
@@ -247,20 +271,29 @@ static bool write_file(struct making *made, const struct make_options *o, const 
                        struct fault *fault)
 {
     struct safetensors_declaration tensors[CALL_FILE_NAMES];
-    const size_t count = call_file_declare(made->call, kinds[o->op].names, tensors);
-    const float *scale = call_option(made->call, "softmax_scale");
-    const bool causal = call_option(made->call, "causal");
+    const char *inputs[CALL_FILE_NAMES] = {NULL}, *real = "softmax_scale";
+    const struct member *member;
+    const bool plain = kind_of(o) == PLAIN, causal = call_option(made->call, "causal");
+    for (int i = 0, n = 0; (member = call_member(made->call->op, i)); i++)
+        if (!(member->allowed & IS_OUTPUT)) inputs[n++] = member->name;
+    for (member = descriptors[made->call->op].members; member->name; member++)
+        if (member->kind == MEMBER_REAL) real = member->name;
+    const float *scale = call_option(made->call, real);
+    const size_t count = call_file_declare(made->call, plain ? inputs : kinds[o->op].names, tensors);
     char seed[32], number[32];
     snprintf(seed, sizeof seed, "%" PRId64, o->lengths.seed);
-    snprintf(number, sizeof number, "%g", (double)*scale);
-    const struct safetensors_note notes[] = {
-        {causal ? "causal" : "kv_format", !causal     ? format_name(made->shape->format)
-                                          : o->causal ? "true"
-                                                      : "false"},
-        {"seed", seed},
-        {"softmax_scale", number}};
+    snprintf(number, sizeof number, "%g", scale ? (double)*scale : 0.0);
+    const struct safetensors_note notes[] = {{plain    ? "operation"
+                                              : causal ? "causal"
+                                                       : "kv_format",
+                                              plain       ? o->names[o->op]
+                                              : !causal   ? format_name(made->shape->format)
+                                              : o->causal ? "true"
+                                                          : "false"},
+                                             {"seed", seed},
+                                             {real, number}};
     struct safetensors_writer *writer =
-        safetensors_create(path, tensors, count, notes, *scale != 0.0f ? 3 : 2, fault);
+        safetensors_create(path, tensors, count, notes, scale && *scale != 0.0f ? 3 : 2, fault);
     if (!writer) return false;
     if (o->op == DENSE ? write_dense(made, writer, tensors, count, fault)
                        : call_file_write(made->call, tensors, count, writer, fault))
@@ -271,7 +304,7 @@ static bool write_file(struct making *made, const struct make_options *o, const 
 
 static int make(const struct make_options *o, const char *path)
 {
-    struct shape shape = kinds[o->op].shape(o);
+    struct shape shape = kinds[kind_of(o)].shape(o);
     struct making made = {0};
     struct call call = {0};
     struct fault fault = {""};
@@ -290,7 +323,7 @@ static int make(const struct make_options *o, const char *path)
                       write_file(&made, o, path, &fault);
     if (good) {
         printf("%s: ", path);
-        kinds[o->op].print(&shape, &made);
+        kinds[kind_of(o)].print(&shape, &made);
         puts(shape.sink ? ", sink" : "");
     }
     free(lengths), make_end(&made), call_close(&call);
@@ -308,10 +341,9 @@ int command_make_input(int argc, char **argv)
                              .topk = 2048,
                              .extra_page_size = 64};
     const char *path = NULL;
-    const struct option options[] = {
-        OPTION_ONE_OF("--op", &o.op, "OPERATION",
-                      "dense_decode (the default), sparse_decode or sparse_prefill", NULL, "dense_decode",
-                      "sparse_decode", "sparse_prefill"),
+    char operations[200];
+    struct option options[] = {
+        OPTION_ONE_OF("--op", &o.op, "OPERATION", operations, NULL, NULL),
         LENGTHS_OPTIONS(o.lengths),
         OPTION_NUMBER("--query-tokens", &o.query_tokens, 1, 4096, "query tokens of a request; default 1",
                       NULL),
@@ -333,6 +365,8 @@ int command_make_input(int argc, char **argv)
                       &o.extra_page_given),
         OPTION_SWITCH("--short-lists", &o.short_lists, "sparse: lists of all lengths, and holes in them"),
         {0}};
+    operation_choices(true, o.names, operations, sizeof operations);
+    memcpy(options[0].choices, o.names, sizeof o.names);
     int status = options_parse(&make_input, options, argc, argv, &path);
     if (status < 0) status = make(&o, path);
     free(o.lengths.list.items);

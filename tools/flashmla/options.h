@@ -29,6 +29,8 @@ struct option_counts {
     int64_t count;
 };
 
+enum { OPTION_CHOICES = 12 };
+
 struct option {
     const char *name; /* "--batch" */
     enum option_kind kind;
@@ -36,8 +38,8 @@ struct option {
     const char *takes; /* "N", as help shows it; NULL for switches */
     const char *help;
     int64_t low, high;
-    const char *choices[7]; /* ends with NULL; of an OPTION_TEXT: what completions suggest */
-    bool *given;            /* set when the option was there; may be NULL */
+    const char *choices[OPTION_CHOICES]; /* ends with NULL; of an OPTION_TEXT: what completions suggest */
+    bool *given;                         /* set when the option was there; may be NULL */
 };
 
 /* Rows of a table of options. */

@@ -321,6 +321,19 @@ enum operation operation_named(const char *name)
     return (enum operation)op;
 }
 
+void operation_choices(bool run, const char **names, char *words, size_t room)
+{
+    *words = '\0';
+    for (int op = 0; op < OPERATIONS; op++) {
+        const size_t used = strlen(words);
+        if (!policies[op].work || (run && !policies[op].print)) continue;
+        snprintf(words + used, room - used, "%s%s%s", used ? ", " : "", descriptors[op].name,
+                 used ? "" : " (the default)");
+        *names++ = descriptors[op].name;
+    }
+    *names = NULL;
+}
+
 const char *operation_title(enum operation op)
 {
     static char title[32];

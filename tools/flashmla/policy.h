@@ -51,6 +51,9 @@ extern const struct policy policies[OPERATIONS];
 /* The operation of this name; OPERATIONS if there is none. */
 enum operation operation_named(const char *name);
 
+/* For an option: the names of those that calls can be made of, or that `run` tells of, and then NULL; and both in words. */
+void operation_choices(bool run, const char **names, char *words, size_t room);
+
 /* "sparse decode", of static storage. */
 const char *operation_title(enum operation op);
 

@@ -57,7 +57,7 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
         .blocks = (p->tokens - 1) / CACHE_WARPS + 1, /* any number of them walks through all tokens */
         .stream = p->stream,
     };
-    return cuda_launch_alone(operation, "kv_cache", p->device.id, &launch, &params);
+    return cuda_launch_alone(operation, "kv_cache", p->device.id, &launch, (void *[]){&params});
 }
 
 const struct kernel_driver cuda_cache_driver = {.run = run};

@@ -47,7 +47,7 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
         .blocks = p->b * p->s_q * p->h_q, /* fits: the rows of an output have 63-bit addresses */
         .stream = p->stream,
     };
-    return cuda_launch_alone(op, "out_parts", p->device.id, &launch, &params);
+    return cuda_launch_alone(op, "out_parts", p->device.id, &launch, (void *[]){&params});
 }
 
 const struct kernel_driver cuda_merge_driver = {.run = run};

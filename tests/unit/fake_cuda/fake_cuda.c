@@ -29,7 +29,10 @@ static const struct form {
 #define KERNELS(image, names, params, also) {image, names, sizeof(struct params), also},
 #include "kernels.def"
 };
-enum { FORMS = sizeof forms / sizeof forms[0] };
+enum { FORMS = sizeof forms / sizeof forms[0], MORE = 8 };
+
+/* What a kernel of no line there is launched with is not remembered. */
+static const struct form unlisted;
 
 /* Those that were asked for. */
 static struct CUkern_st {
@@ -40,7 +43,7 @@ static struct CUkern_st {
 
 _Static_assert(sizeof(struct dense_decode_sm90_params) <= FAKE_PARAMETERS, "room for parameters");
 
-static struct CUlib_st libraries[FORMS];
+static struct CUlib_st libraries[FORMS + MORE];
 static int num_libraries;
 static struct CUctx_st primaries[FAKE_DEVICES][2];
 static int place[FAKE_DEVICES]; /* of the two: the primary context */
@@ -266,7 +269,7 @@ cu_result cuLibraryLoadData(cu_library *library, const void *image, unsigned *ji
                                    1000000}; /* long enough for other threads to come here too, if they may */
     nanosleep(&pause, NULL);
     (void)jit_options, (void)jit_values, (void)options, (void)values;
-    if (num_jit || num_options || num_libraries == FORMS) return FAKE_INVALID_VALUE;
+    if (num_jit || num_options || num_libraries == FORMS + MORE) return FAKE_INVALID_VALUE;
     if (loading_is_refused()) return FAKE_CAPTURE_UNSUPPORTED;
     libraries[num_libraries].image = image;
     *library = &libraries[num_libraries++];
@@ -291,13 +294,30 @@ static int is_named(const char *name, const char *names)
     return 0;
 }
 
+/* Is it named after its image, as a whole or for one type? */
+static int is_of_image(const char *image, const char *name)
+{
+    const char *file = strrchr(image, '/') + 1;
+    const size_t length = strlen(file);
+    return !strncmp(name, file, length) && is_named(name + length, "{,_bf16,_fp16,_fp32}");
+}
+
+static const struct form *form_of(const char *image, const char *name)
+{
+    int listed = 0;
+    for (const struct form *form = forms; form < forms + FORMS; form++) {
+        if (strcmp(form->image, image) != 0) continue;
+        if (is_named(name, form->names)) return form;
+        listed = 1;
+    }
+    return !listed && is_of_image(image, name) ? &unlisted : NULL;
+}
+
 cu_result cuLibraryGetKernel(cu_kernel *kernel, cu_library library, const char *name)
 {
     CALLED(cuLibraryGetKernel);
-    const struct form *form = forms;
-    while (form < forms + FORMS && (strcmp(form->image, library->image) != 0 || !is_named(name, form->names)))
-        form++;
-    if (form == forms + FORMS) return FAKE_NOT_FOUND;
+    const struct form *form = form_of(library->image, name);
+    if (!form) return FAKE_NOT_FOUND;
     pthread_mutex_lock(&mutex);
     struct CUkern_st *at = kernels, *const end = kernels + KERNELS_ASKED;
     while (at < end && at->form && (at->form != form || strcmp(at->name, name) != 0)) at++;
