@@ -11,7 +11,7 @@ from ctypes import c_char_p, c_int32, c_int64, c_void_p
 from typing import Mapping, NoReturn
 
 from . import _types
-from ._members import MEMBERS
+from ._members import MEMBERS, SONAME
 from ._structs import Capability, Device, DeviceInfo
 
 CPU, CUDA = 1, 2  # FMLA_DEVICE_…
@@ -45,7 +45,7 @@ def _path() -> str:
         bundled = os.path.join(folder, "libflashmla.so")
         if os.path.exists(bundled):
             return bundled
-    return "libflashmla.so.0.1"
+    return SONAME
 
 
 def _load() -> ctypes.CDLL:

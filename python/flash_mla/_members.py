@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Written by scripts/structs.py from src/operations.def: the members of each operation's argument struct behind its size, in
-their order; tests/python/test_layout.py compares the structs with what a C compiler makes of the header.
+"""Written by scripts/structs.py: the name of the library, as CMakeLists.txt makes it of the version in the header, and the members of
+each operation's argument struct behind its size, in their order, from src/operations.def.
 """
 
+SONAME = "libflashmla.so.0.1"
 MEMBERS = {
     "decode_plan": [
         ("TENSOR", "seqlens"),

@@ -223,9 +223,7 @@ MERGE_STATES = Operation(
     _of_merge,
     looked_at=2,
 )
-CACHE_APPEND = Operation(
-    *("cache_append", APPEND), "latent rope? kv_cache! slot_mapping", "kv_format cache_scale"
-)
+CACHE_APPEND = Operation(*("cache_append", APPEND), "latent rope? kv_cache! slot_mapping", "kv_format cache_scale")
 CACHE_GATHER = Operation(
     *("cache_gather", GATHER),
     "kv_cache slots out!",
@@ -233,9 +231,7 @@ CACHE_GATHER = Operation(
     _of_gather,
     looked_at=2,
 )
-DENSE_PLAN = Operation(
-    *("decode_plan", PLAN), "seqlens partitions! num_splits!", "s_q h_q h_kv"
-)
+DENSE_PLAN = Operation(*("decode_plan", PLAN), "seqlens partitions! num_splits!", "s_q h_q h_kv")
 SPARSE_PLAN = Operation(
     *("sparse_plan", PLAN),
     "topk_length? extra_topk_length? partitions! num_splits!",

@@ -63,7 +63,7 @@ if readelf -SW "$library" | grep -E ' \.(symtab|debug_[a-z]+) '; then fail '^ li
 if grep -lF -e "$root" -e "$work" -e "${TMPDIR:-/tmp}/" "$library"; then fail '^ names the folder that it was built in'; fi
 # The name that is asked of the loader where there is no library in the package.
 soname=$(readelf -d "$library" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
-grep -qF "\"$soname\"" "$packages/flash_mla/_library.py" || fail "_library.py does not know $soname"
+grep -qF "\"$soname\"" "$packages/flash_mla/_members.py" || fail "_members.py does not know $soname"
 
 # ---- Does it work ------------------------------------------------------------------------------------------------
 
