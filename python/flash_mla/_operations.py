@@ -53,9 +53,11 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 # What Python says in another way: the format is a number there, and here a flag and the number of bytes.
 _SENTENCES: Mapping[str, Mapping[str, str]] = {
     function: {
-        "kv_format: is 0, must name the format": f"is_fp8_kvcache: is False, must be True where {cache} has bytes"
+        f"kv_format: is 0, must name the format of the bytes in {theirs}:": "is_fp8_kvcache: is False, must be True where "
+        f"{_NAMES[function].get(f'{theirs}:', theirs).rstrip(':')} has bytes"
+        for theirs in caches
     }
-    for function, cache in ((DECODE, "k_cache"), (PREFILL, "kv"))
+    for function, caches in ((DECODE, ("kv_cache", "extra_kv_cache")), (PREFILL, ("kv",)))
 }
 INT32 = dtype_word(0, 32)
 
