@@ -10,11 +10,11 @@ import pytest
 from attention import Batch, check_decode, strided
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata
 from capsules import Capsuled
-from kinds import KINDS, Kind, torch
+from kinds import BF16_KINDS, KINDS, WORDS, Kind, torch
 from test_errors import check_message
 from test_sparse import Sparse
 from test_sparse import check as check_sparse
-from test_sparse_prefill import KINDS_OF_IT, WORDS, Prompt
+from test_sparse_prefill import Prompt
 from test_sparse_prefill import call as call_prefill
 from test_sparse_prefill import check as check_prefill
 
@@ -54,7 +54,7 @@ def call_decode(kind, arguments):
 
 
 DECODE = call_decode, check_sparse, KINDS
-PREFILL = call_prefill, check_prefill, KINDS_OF_IT
+PREFILL = call_prefill, check_prefill, BF16_KINDS
 TWICE = dict(extra=(70, 30, 2), lengths=[[90, 60], [70, 3]])
 FAMILIES = {
     "dense": Family(Batch, dict(lengths=[100, 3, 64], s_q=2), call_decode, check_decode, KINDS),

@@ -173,9 +173,6 @@ def test_what_dense_attention_reads_is_not_looked_at(kind):
     check(kind, flash_mla_with_kvcache(**arguments), batch.expected(kind))
 
 
-# ---- Strides --------------------------------------------------------------------------------------------------------
-
-
 # ---- The kernel -----------------------------------------------------------------------------------------------------
 
 
@@ -300,74 +297,3 @@ def test_metadata_of_another_call_is_refused(kind, change, argument):
         flash_mla_with_kvcache(**dict(Sparse(**{**shape, **change}).arguments(kind), tile_scheduler_metadata=meta))
     message = str(caught.value)
     assert message.startswith("flash_mla_with_kvcache: tile_scheduler_metadata: ") and argument in message
-
-
-# ---- Errors ---------------------------------------------------------------------------------------------------------
-
-
-def zeros(*shape, dtype="int32"):
-    return lambda kind: kind.full(shape, 0, dtype)
-
-
-WRONG = [
-    ("causal", True, ValueError, "causal"),
-    ("causal", "text", TypeError, "causal"),
-    ("k_cache", None, TypeError, "k_cache"),
-    ("k_cache", 1, TypeError, "k_cache"),
-    ("k_cache", zeros(5, 64, 1, 576, dtype="uint8"), ValueError, "k_cache"),
-    ("k_cache", zeros(5, 64, 656, dtype="uint8"), ValueError, "k_cache"),
-    ("k_cache", zeros(5, 64, 2, 656, dtype="uint8"), ValueError, "k_cache"),
-    ("k_cache", zeros(5, 64, 1, 656, dtype="int32"), ValueError, "k_cache"),
-    ("k_cache", zeros(5, 64, 1, 584, dtype="uint8"), ValueError, "q"),  # whose d_qk is 512
-    ("is_fp8_kvcache", False, ValueError, "is_fp8_kvcache"),
-    ("indices", zeros(2, 90), ValueError, "indices"),
-    ("indices", zeros(2, 2, 90, dtype="int64"), ValueError, "indices"),
-    ("indices", zeros(3, 2, 90), ValueError, "indices"),
-    ("indices", zeros(2, 1, 90), ValueError, "indices"),
-    ("indices", [[1]], TypeError, "indices"),
-    ("topk_length", zeros(3), ValueError, "topk_length"),
-    ("topk_length", zeros(2, dtype="int64"), ValueError, "topk_length"),
-    ("topk_length", 1, TypeError, "topk_length"),
-    ("extra_k_cache", zeros(5, 64, 1, 656, dtype="uint8"), ValueError, "extra_indices_in_kvcache"),
-    ("extra_indices_in_kvcache", zeros(2, 2, 9), ValueError, "extra_k_cache"),
-    ("extra_topk_length", zeros(2), ValueError, "extra_topk_length"),
-    ("softmax_scale", 0, ValueError, "softmax_scale"),
-    ("head_dim_v", 577, ValueError, "head_dim_v"),
-    ("head_dim_v", 256, NotImplementedError, "head_dim_v"),
-    ("attn_sink", zeros(3, dtype="float32"), ValueError, "attn_sink"),
-]
-
-
-@each_kind
-@pytest.mark.parametrize("with_metadata", [False, True])
-@pytest.mark.parametrize("argument,value,exception,named", WRONG)
-def test_wrong_arguments(kind, argument, value, exception, named, with_metadata):
-    arguments = Sparse(layout=656).arguments(kind)
-    flash_mla_with_kvcache(**arguments)
-    if with_metadata:
-        arguments["tile_scheduler_metadata"] = get_mla_metadata()[0]
-    with pytest.raises(exception) as caught:
-        flash_mla_with_kvcache(**{**arguments, argument: value(kind) if callable(value) else value})
-    assert caught.type is exception
-    assert str(caught.value).startswith(f"flash_mla_with_kvcache: {named}"), str(caught.value)
-
-
-@each_kind
-@pytest.mark.parametrize(
-    "change,exception,named",
-    [
-        (dict(num_heads_q=None), TypeError, "num_heads_q"),
-        (dict(num_heads_q=3), ValueError, "num_heads_q"),
-        (dict(num_heads_q=0), ValueError, "num_heads_q"),
-        (dict(num_heads_k=2), ValueError, "num_heads_k"),
-        (dict(topk="2048"), TypeError, "topk"),
-        (dict(topk=-1), ValueError, "topk"),
-        (dict(topk=2**31), ValueError, "topk"),
-    ],
-    ids=str,
-)
-def test_wrong_metadata(kind, change, exception, named):
-    arguments = dict(cache_seqlens=kind.int32([1, 2]), num_q_tokens_per_head_k=8, num_heads_k=1, num_heads_q=4, topk=64)
-    get_mla_metadata(**arguments)
-    with pytest.raises(exception, match=f"^get_mla_metadata: {named}: "):
-        get_mla_metadata(**{**arguments, **change})
