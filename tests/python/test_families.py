@@ -8,10 +8,13 @@ import numpy
 import pytest
 
 from attention import Batch, check_decode, strided
-from flash_mla import flash_mla_with_kvcache, get_mla_metadata
+from flash_mla import FlashMLASchedMeta, _operations, flash_mla_with_kvcache, get_mla_metadata, merge_states
+from flash_mla._operations import DECODE
 from capsules import Capsuled
 from kinds import BF16_KINDS, KINDS, WORDS, Kind, torch
 from test_errors import check_message
+from test_merge import Parts
+from test_merge import check as check_merge
 from test_sparse import Sparse
 from test_sparse import check as check_sparse
 from test_sparse_prefill import Prompt
@@ -24,7 +27,8 @@ class Family:
 
     def __init__(self, make, shape, call, check, kinds):
         self._make, self.shape, self.call, self.check, self.kinds = make, shape, call, check, kinds
-        self.function = "flash_mla_sparse_fwd" if make is Prompt else "flash_mla_with_kvcache"
+        self.function = FUNCTIONS[make]
+        self.is_decode = self.function == "flash_mla_with_kvcache"
 
     def make(self, **changed):
         return self._make(**{**self.shape, **changed})
@@ -35,35 +39,32 @@ class Family:
     def inputs(self, problem):
         return {**problem.inputs(), "attn_sink": (problem.sink, "float32")}
 
-    def results(self, problem):
-        """{name: (shape, type)}, in order."""
-        if self._make is Prompt:
-            rows = (problem.s_q, problem.h_q), "float32"
-            return {"out": ((*rows[0], 512), None), "max_logits": rows, "lse": rows}
-        b, s_q, h_q = problem.b, problem.s_q, problem.h_q
-        return {"out": ((b, s_q, h_q, 512), None), "lse": ((b, h_q, s_q), "float32")}
-
     def check_call(self, kind, problem, arguments, **options):
         got = self.call(kind, {**arguments, **options})
         self.check(kind, got, problem.expected(kind, sink=problem.sink))
         return got
 
 
-def call_decode(kind, arguments):
-    return flash_mla_with_kvcache(**arguments)
+FUNCTIONS = {Batch: DECODE, Sparse: DECODE, Prompt: "flash_mla_sparse_fwd", Parts: "merge_states"}
 
 
-DECODE = call_decode, check_sparse, KINDS
-PREFILL = call_prefill, check_prefill, BF16_KINDS
+def call_plainly(function):
+    return lambda kind, arguments: function(**arguments)
+
+
+call_decode = call_plainly(flash_mla_with_kvcache)
+OF_SPARSE = call_decode, check_sparse, KINDS
+OF_PREFILL = call_prefill, check_prefill, BF16_KINDS
 TWICE = dict(extra=(70, 30, 2), lengths=[[90, 60], [70, 3]])
 FAMILIES = {
     "dense": Family(Batch, dict(lengths=[100, 3, 64], s_q=2), call_decode, check_decode, KINDS),
-    "sparse": Family(Sparse, dict(layout="plain", lengths=[[90, 60]]), *DECODE),
-    "sparse-656": Family(Sparse, dict(layout=656, lengths=[[90, 60]]), *DECODE),
-    "sparse-584-twice": Family(Sparse, dict(layout=584, **TWICE), *DECODE),
-    "prefill": Family(Prompt, dict(h_q=6, h_kv=2), *PREFILL),
-    "prefill-pages": Family(Prompt, dict(pages=(5, 64), lengths=[0, 90, 3, 64, 65]), *PREFILL),
-    "prefill-656": Family(Prompt, dict(layout=656, pages=(5, 64)), *PREFILL),
+    "sparse": Family(Sparse, dict(layout="plain", lengths=[[90, 60]]), *OF_SPARSE),
+    "sparse-656": Family(Sparse, dict(layout=656, lengths=[[90, 60]]), *OF_SPARSE),
+    "sparse-584-twice": Family(Sparse, dict(layout=584, **TWICE), *OF_SPARSE),
+    "prefill": Family(Prompt, dict(h_q=6, h_kv=2), *OF_PREFILL),
+    "prefill-pages": Family(Prompt, dict(pages=(5, 64), lengths=[0, 90, 3, 64, 65]), *OF_PREFILL),
+    "prefill-656": Family(Prompt, dict(layout=656, pages=(5, 64)), *OF_PREFILL),
+    "merge": Family(Parts, dict(), call_plainly(merge_states), check_merge, KINDS),
 }
 
 
@@ -81,11 +82,11 @@ def of(where=lambda kind: True, **tests):
 
 
 def decodes(*values):
-    return lambda family: [] if family.call is call_prefill else values
+    return lambda family: values if family.is_decode else []
 
 
 def all_results(family):
-    return list(family.results(family.make()))
+    return list(family.make().results())
 
 
 def all_arrays(family):
@@ -101,7 +102,7 @@ def large(family):
         return dict(lengths=[500, 64, 0, 70], h_q=16)
     if family.check is check_sparse:
         return dict(h_q=16, topk=700, lengths=[[700, 65], [70, 0]])
-    return dict(h_q=64, s_q=20, topk=200, lengths=None)
+    return dict(n=17, d_v=512) if family.check is check_merge else dict(h_q=64, s_q=20, topk=200, lengths=None)
 
 
 @of(size=lambda family: ["small", "large"])
@@ -118,10 +119,13 @@ def test_the_same_call_gives_the_same_bits_and_writes_only_its_results(family, k
     assert held() == before and before.keys() == family.inputs(problem).keys()
 
 
-@of(scale=lambda family: [0.02, 1.0, -0.1, 3] if family.call is call_decode else [0.02, -0.1])
+SCALES = {DECODE: [0.02, 1.0, -0.1, 3], "flash_mla_sparse_fwd": [0.02, -0.1]}
+
+
+@of(scale=lambda family: SCALES.get(family.function, []))
 def test_scale(family, kind, scale):
     problem = family.make()
-    name = "softmax_scale" if family.call is call_decode else "sm_scale"
+    name = "softmax_scale" if family.is_decode else "sm_scale"
     got = family.call(kind, {**problem.arguments(kind), name: scale})
     family.check(kind, got, problem.expected(kind, scale=scale))
 
@@ -197,7 +201,7 @@ def on_gpu(array):
 
 
 def all_given(family, kind, problem):
-    results = {name: kind.full(shape, 7, dtype) for name, (shape, dtype) in family.results(problem).items()}
+    results = {name: kind.full(shape, 7, dtype) for name, (shape, dtype) in problem.results().items()}
     return {**family.arguments(kind, problem), **results}
 
 
@@ -205,8 +209,8 @@ def all_given(family, kind, problem):
 @pytest.mark.parametrize("how", UNFIT)
 def test_array_that_is_unfit(family, kind, which, how):
     """What NumPy can make, among arrays that are right, is refused by its name."""
-    if which == "q" and "GPU" in how:
-        pytest.skip("q says where the others have to be")
+    if which in ("q", "out_parts") and "GPU" in how:
+        pytest.skip("it says where the others have to be")
     problem = family.make()
     arguments = all_given(family, kind, problem)
     exception, change = UNFIT[how]
@@ -215,7 +219,7 @@ def test_array_that_is_unfit(family, kind, which, how):
     if "byte order" in how and (arguments[which].itemsize == 1 or str(arguments[which].dtype) == "bfloat16"):
         pytest.skip("of one order")
     if "planned" in how:
-        if family.shape.get("layout") is None or family.call is call_prefill:
+        if family.check is not check_sparse:
             pytest.skip("of sparse decode, which plans beside q")
         arguments["tile_scheduler_metadata"] = get_mla_metadata()[0]
     arguments[which] = change(arguments[which])
@@ -224,7 +228,7 @@ def test_array_that_is_unfit(family, kind, which, how):
     with pytest.raises(exception) as caught:
         family.call(kind, arguments)
     check_message(caught.value, family.function, which)
-    said = "device is cuda:0, must be cpu" + " as q's" * (family.check is not check_decode)
+    said = "device is cuda:0, must be cpu" + " as q's" * (family.check in (check_sparse, check_prefill))
     assert (said if "GPU" in how else SAID.get(how, "")) in str(caught.value)
 
 
@@ -258,7 +262,7 @@ def test_given_results(family, kind, which):
     if kind is WORDS and which != "all":
         pytest.skip("it makes no results")
     problem = family.make()
-    given = {name: kind.full(shape, math.nan, dtype) for name, (shape, dtype) in family.results(problem).items()}
+    given = {name: kind.full(shape, math.nan, dtype) for name, (shape, dtype) in problem.results().items()}
     given = given if which == "all" else {which: given[which]}
     got = family.check_call(kind, problem, family.arguments(kind, problem), **given)
     for name, array in zip(all_results(family), got):
@@ -269,7 +273,7 @@ def test_given_results(family, kind, which):
 def test_strides(family, kind, which):
     """Parts of larger arrays, whose rest is not looked at, and stays as it is. The tokens of an FP8 page are in one piece."""
     problem = family.make()
-    results = family.results(problem)
+    results = problem.results()
     arguments = family.arguments(kind, problem)
     arguments.update({name: kind.full(shape, math.nan, dtype) for name, (shape, dtype) in results.items()})
     parts, large = {}, {}

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 import flash_mla
-from attention import SPARSE_OUT, check_decode, conventions, dense, with_sink
+from attention import SPARSE_OUT, Batch, check_decode, conventions, dense, with_sink
 from flash_mla import FlashMLASchedMeta, _library, _operations, _structs, flash_mla_with_kvcache, get_mla_metadata
 from kinds import Kind, each_kind, torch
 
@@ -98,6 +98,7 @@ class Sparse:
             inputs.update({name: value for name, value in zip(names, values) if value[0] is not None})
         return inputs
 
+    results = Batch.results
     NAMES = ("k_cache", "indices", "topk_length"), ("extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length")
 
     def arguments(self, kind):

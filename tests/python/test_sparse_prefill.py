@@ -80,6 +80,10 @@ class Prompt:
         lengths = {} if self.lengths is None else {"topk_length": (self.lengths, "int32")}
         return {**inputs, "indices": (self.lists, "int32"), **lengths}
 
+    def results(self):
+        rows = (self.s_q, self.h_q), "float32"
+        return {"out": ((*rows[0], D_V), None), "max_logits": rows, "lse": rows}
+
     def arguments(self, kind):
         options = dict(sm_scale=0.5, is_fp8_kvcache=self.layout != "plain")
         return {**{name: kind.array(*given) for name, given in self.inputs().items()}, **options}
