@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from attention import Batch, check_decode, strided
-from flash_mla import FlashMLASchedMeta, _operations, flash_mla_with_kvcache, get_mla_metadata, merge_states
+from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
 from flash_mla._operations import DECODE
 from capsules import Capsuled
 from kinds import BF16_KINDS, KINDS, WORDS, Kind, torch
@@ -26,12 +26,12 @@ class Family:
     """Problems of one kind; `shape`: of the one that is looked at where nothing else is said. Each has a sink."""
 
     def __init__(self, make, shape, call, check, kinds):
-        self._make, self.shape, self.call, self.check, self.kinds = make, shape, call, check, kinds
+        self.of, self.shape, self.call, self.check, self.kinds = make, shape, call, check, kinds
         self.function = FUNCTIONS[make]
         self.is_decode = self.function == "flash_mla_with_kvcache"
 
     def make(self, **changed):
-        return self._make(**{**self.shape, **changed})
+        return self.of(**{**self.shape, **changed})
 
     def arguments(self, kind, problem):
         return dict(problem.arguments(kind), attn_sink=kind.fp32(problem.sink))
@@ -128,6 +128,78 @@ def test_scale(family, kind, scale):
     name = "softmax_scale" if family.is_decode else "sm_scale"
     got = family.call(kind, {**problem.arguments(kind), name: scale})
     family.check(kind, got, problem.expected(kind, scale=scale))
+
+
+# Rows that see no key, for all the reasons that there are.
+EMPTY = {
+    Batch: dict(lengths=[70, 0, 2], s_q=4),
+    Sparse: dict(lengths=[[0, 60], [0, 3]]),
+    Prompt: dict(lengths=[0, 90, -3, 64, 65]),
+    Parts: {},
+}
+
+
+@of(lse_empty=lambda family: [math.inf, -math.inf])
+@pytest.mark.parametrize("log_base", [math.e, 2])
+@pytest.mark.parametrize("more", [False, True], ids=["plain", "more"])
+def test_conventions(family, kind, lse_empty, log_base, more):
+    """`more`: with a sink, a negative scale, a mask, and given results."""
+    problem = family.make(**EMPTY[family.of])
+    options, arguments, given = dict(lse_empty=lse_empty, log_base=log_base), problem.arguments(kind), {}
+    if more:
+        given = {name: kind.full(shape, 7, dtype) for name, (shape, dtype) in problem.results().items()}
+        problem.sink[1], problem.sink[3] = math.inf, -math.inf
+        arguments.update(given, attn_sink=kind.fp32(problem.sink))
+        options["sink"] = problem.sink
+        if family.function in SCALES:
+            arguments["softmax_scale" if family.is_decode else "sm_scale"] = options["scale"] = -0.3
+        if family.is_decode:
+            arguments["batch_invariant"] = True
+        if family.of is Batch:
+            arguments["causal"] = options["causal"] = True
+    got, expected = family.call(kind, {**arguments, "lse_empty": lse_empty, "log_base": log_base}), problem.expected(
+        kind, **options
+    )
+    assert numpy.any(expected[-1] == lse_empty)
+    family.check(kind, got, expected)
+    assert all(array is mine for array, mine in zip(got, given.values()))
+
+
+@of(nothing=decodes(None))
+def test_metadata_serves_every_layer(family, kind, nothing):
+    """Other values, another cache, another head size: it depends on the lengths and the shapes alone."""
+    meta, _ = get_mla_metadata()
+    for seed in range(3):
+        problem = family.make(h_q=16, seed=seed, **(dict(d=[576, 576, 512][seed]) if family.of is Batch else {}))
+        family.check_call(kind, problem, family.arguments(kind, problem), tile_scheduler_metadata=meta)
+
+
+FIELDS = {
+    "b": "q.shape[0]",
+    "s_q": "q.shape[1]",
+    "h_q": "q.shape[2]",
+    "page_block_size": "k_cache.shape[1]",
+    "h_k": "k_cache.shape[2]",
+    "causal": "causal",
+    "is_fp8_kvcache": "is_fp8_kvcache",
+    "topk": "indices.shape[-1]",
+    "extra_page_block_size": "extra_k_cache.shape[1]",
+    "extra_topk": "extra_indices_in_kvcache.shape[-1]",
+}
+
+
+@of(field=decodes(*FIELDS))
+def test_metadata_of_another_call_is_refused(family, kind, field):
+    problem, (meta, _) = family.make(), get_mla_metadata()
+    arguments = dict(family.arguments(kind, problem), tile_scheduler_metadata=meta)
+    family.call(kind, arguments)
+    filled = meta.config
+    meta.config = filled._replace(**{field: not getattr(filled, field) if field in ("causal", "is_fp8_kvcache") else 9})
+    with pytest.raises(ValueError) as caught:
+        family.call(kind, arguments)
+    assert re.match(rf"{DECODE}: tile_scheduler_metadata: .* {re.escape(FIELDS[field])} is ", str(caught.value))
+    meta.config = filled
+    family.check_call(kind, problem, arguments)  # and it still serves what it was filled for
 
 
 @of(nothing=decodes(None))

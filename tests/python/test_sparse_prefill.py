@@ -181,19 +181,6 @@ def test_an_index_that_stands_twice_counts_twice(kind):
 
 
 @each_kind
-def test_options(kind):
-    prompt = Prompt(lengths=[0, 90, 3, 64, 65])
-    options = dict(attn_sink=kind.fp32(prompt.sink), sm_scale=-0.3, lse_empty=-math.inf, log_base=2, d_v=D_V)
-    arguments = dict(prompt.arguments(kind), **options)
-    expected = prompt.expected(kind, -0.3, prompt.sink, -math.inf, 2)
-    check(kind, call(kind, arguments), expected)
-    results = new_results(kind, 5, 4)
-    got = flash_mla_sparse_fwd(**arguments, **results)
-    assert all(array is results[name] for array, name in zip(got, ("out", "max_logits", "lse")))
-    check(kind, got, expected)
-
-
-@each_kind
 def test_the_sink_changes_out_alone(kind):
     prompt = Prompt()
     arguments = prompt.arguments(kind)
