@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: MIT
 """What holds for every kind of attention: dense decode, sparse decode and sparse prefill, over keys of every format."""
 
+import ctypes
 import math
 import re
 
 import numpy
 import pytest
 
+import flash_mla
 from attention import Batch, check_decode, strided
-from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
+from flash_mla import _library, _operations, flash_mla_with_kvcache, get_mla_metadata, merge_states
 from flash_mla._operations import DECODE
 from capsules import Capsuled
 from kinds import BF16_KINDS, KINDS, WORDS, Kind, torch
@@ -386,3 +388,48 @@ def test_types_of_one_byte(family, kind, dtype):
     arguments = family.arguments(kind, problem)
     name = "kv" if "kv" in arguments else "k_cache"
     family.check_call(kind, problem, arguments, **{name: arguments[name].view(getattr(torch, dtype))})
+
+
+# ---- The kernel -----------------------------------------------------------------------------------------------------
+
+
+def kernels_asked(operation, monkeypatch):
+    """The names of the kernels that the library chooses, which is asked before each call of an operation from here on."""
+    names, launch = [], operation.launch
+    which = getattr(_library.library, f"fmla_{operation.name}_kernel")
+
+    def ask(address):
+        name = ctypes.c_char_p()
+        assert not which(ctypes.c_void_p(address), ctypes.byref(name))
+        names.append(name.value.decode())
+        return launch(address)
+
+    monkeypatch.setattr(operation, "launch", ask)
+    return names
+
+
+KERNELS = {  # changes of a shape, and whether Hopper's own kernel takes it
+    "sparse": [({}, True), (dict(layout=584, page_size=1, pages=50), False)],  # 584 bytes are no multiple of 16
+    "sparse-656": [({}, True), (dict(h_q=128, topk=300, extra=(70, 30, 2)), True)],
+    "sparse-584-twice": [(dict(extra=None), True)],
+    "prefill": [({}, None)],
+    "prefill-656": [({}, None), (dict(layout=584, pages=(5, 1)), None)],
+}
+
+
+@of(case=lambda family: KERNELS.get(next(name for name, f in FAMILIES.items() if f is family), []))
+def test_kernel(family, kind, case, monkeypatch):
+    """It is one that the capabilities of the device have; Hopper's own where it takes the call."""
+    (changed, hopper), operation = case, _operations.SPARSE_DECODE if family.is_decode else _operations.SPARSE_PREFILL
+    rows = [row for row in flash_mla.capabilities(kind.device) if row["operation"] == operation.name]
+    available = {row["kernel"] for row in rows if row["available"] and not row["forced_only"]}
+    problem, names = family.make(**changed, lengths=None), kernels_asked(operation, monkeypatch)
+    family.check(kind, family.call(kind, problem.arguments(kind)), problem.expected(kind))
+    (name,) = names
+    assert name in available
+    if kind.device != "cpu" and family.is_decode:
+        assert {"cuda"} <= available <= {"cuda", "cuda-sm90"}
+        takes = kind.element == "bfloat16" or problem.layout == "plain"  # caches of codes want bfloat16 queries
+        fast = hopper and takes and "cuda-sm90" in available
+        assert name == ("cuda-sm90" if fast else "cuda")
+        assert "cuda-sm90" not in available or torch.cuda.get_device_capability() == (9, 0)

@@ -7,11 +7,10 @@ import numpy
 import pytest
 
 from attention import Batch, check_decode
-from calls import Call
+from calls import NAMES, Call
 from flash_mla import _library, flash_mla_with_kvcache, get_mla_metadata, merge_states
-from kinds import Kind
+from kinds import WORDS, Kind
 from programs import output_of
-from test_errors import check_message
 
 KIND = Kind("numpy", "float16")
 
@@ -23,10 +22,12 @@ def decode(batch, meta=None, **options):
 # ---- What they can be -------------------------------------------------------------------------------------------------
 
 
-def fixed(argument):
+def fixed(argument, name="dense_decode", kind=KIND):
     """A call whose array may not be written."""
-    call = Call("dense_decode", KIND)
-    {**call.inputs, **call.outputs}[argument].flags.writeable = False
+    call = Call(name, kind)
+    array = {**call.inputs, **call.outputs}[argument]
+    if isinstance(array, numpy.ndarray):
+        array.flags.writeable = False
     return call
 
 
@@ -35,12 +36,13 @@ def test_input_of_numpy_may_be_read_only(argument):
     fixed(argument)()
 
 
-@pytest.mark.parametrize("argument", ["out", "lse"])
-def test_result_of_numpy_that_is_read_only(argument):
-    call = fixed(argument)
-    with pytest.raises(ValueError) as caught:
-        call(**call.outputs)
-    check_message(caught.value, "flash_mla_with_kvcache", argument)
+@pytest.mark.parametrize("name", NAMES)
+def test_result_of_numpy_that_is_read_only(name):
+    for argument in Call(name, WORDS).outputs:
+        call = fixed(argument, name, WORDS if name == "sparse_prefill" else KIND)
+        if isinstance(call.outputs[argument], numpy.ndarray):
+            with pytest.raises(ValueError, match=f"^{call.name}: {argument}: is read-only"):
+                call(**call.outputs)
 
 
 @pytest.mark.parametrize(

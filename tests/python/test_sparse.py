@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: MIT
 """flash_mla_with_kvcache with indices: sparse attention over plain and FP8 caches, against plain attention over the same keys."""
 
-import ctypes
 import math
 
 import numpy
 import pytest
 
-import flash_mla
 from attention import SPARSE_OUT, Batch, check_decode, conventions, dense, with_sink
-from flash_mla import FlashMLASchedMeta, _library, _operations, _structs, flash_mla_with_kvcache, get_mla_metadata
+from flash_mla import FlashMLASchedMeta, _operations, _structs, flash_mla_with_kvcache, get_mla_metadata
 from kinds import Kind, each_kind, torch
 
 D_V = 512
@@ -159,52 +157,6 @@ def test_what_dense_attention_reads_is_not_looked_at(kind):
     batch = Sparse(layout=656)
     arguments = dict(batch.arguments(kind), block_table=kind.int32([[7]]), cache_seqlens=kind.int32([1, 2, 3]))
     check(kind, flash_mla_with_kvcache(**arguments), batch.expected(kind))
-
-
-# ---- The kernel -----------------------------------------------------------------------------------------------------
-
-
-def kernels_asked(operation, monkeypatch):
-    """The names of the kernels that the library chooses, which is asked before each call of an operation from here on."""
-    names, launch = [], operation.launch
-    which = getattr(_library.library, f"fmla_{operation.name}_kernel")
-
-    def ask(address):
-        name = ctypes.c_char_p()
-        assert not which(ctypes.c_void_p(address), ctypes.byref(name))
-        names.append(name.value.decode())
-        return launch(address)
-
-    monkeypatch.setattr(operation, "launch", ask)
-    return names
-
-
-@each_kind
-@pytest.mark.parametrize(
-    "shape,hopper",
-    [
-        (dict(layout="plain"), True),
-        (dict(layout=656), True),
-        (dict(layout=584), True),
-        (dict(layout=656, h_q=128, topk=300, extra=(70, 30, 2)), True),
-        (dict(layout=584, page_size=1, pages=50), False),  # pages of 584 bytes, no multiple of 16
-    ],
-    ids=str,
-)
-def test_kernel(kind, shape, hopper, monkeypatch):
-    """It is one that the capabilities of the device have; Hopper's own where it takes the call."""
-    rows = [row for row in flash_mla.capabilities(kind.device) if row["operation"] == "sparse_decode"]
-    available = {row["kernel"] for row in rows if row["available"] and not row["forced_only"]}
-    batch, names = Sparse(**shape), kernels_asked(_operations.SPARSE_DECODE, monkeypatch)
-    check(kind, flash_mla_with_kvcache(**batch.arguments(kind)), batch.expected(kind))
-    (name,) = names
-    assert name in available
-    if kind.device != "cpu":
-        assert {"cuda"} <= available <= {"cuda", "cuda-sm90"}
-        takes = kind.element == "bfloat16" or shape["layout"] == "plain"  # caches of codes want bfloat16 queries
-        fast = hopper and takes and "cuda-sm90" in available
-        assert name == ("cuda-sm90" if fast else "cuda")
-        assert "cuda-sm90" not in available or torch.cuda.get_device_capability() == (9, 0)
 
 
 # ---- The plan -------------------------------------------------------------------------------------------------------

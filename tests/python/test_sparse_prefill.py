@@ -6,11 +6,10 @@ import math
 import numpy
 import pytest
 
-import flash_mla
 from attention import check_close, conventions, log_sum_exp, with_sink
-from flash_mla import _operations, flash_mla_sparse_fwd
+from flash_mla import flash_mla_sparse_fwd
 from kinds import BF16_KINDS, WORDS
-from test_sparse import Cache, bf16_bits, kernels_asked
+from test_sparse import Cache, bf16_bits
 
 D_V = 512
 NO_KEYS = (-1, 2147483647, -2147483648, -123456, 114514)  # and s_kv
@@ -189,16 +188,6 @@ def test_the_sink_changes_out_alone(kind):
     assert sunk[0] != without[0] and sunk[1:] == without[1:]
 
 
-@each_kind
-def test_pages_are_keys_in_one_piece(kind):
-    prompt = Prompt(s_kv=320, h_q=64, topk=200)
-    arguments = prompt.arguments(kind)
-    paged = dict(arguments, kv=kind.array(prompt.memory.reshape(5, 64, 1, 576)))
-    expected = prompt.expected(kind)
-    for way in (arguments, paged):
-        check(kind, call(kind, way), expected)
-
-
 # ---- lse_indexer ----------------------------------------------------------------------------------------------------
 
 
@@ -232,31 +221,7 @@ def test_lse_indexer_where_arrays_cannot_be_made():
         call(WORDS, dict(Prompt().arguments(WORDS), indexer_topk=64))
 
 
-# ---- The kernel -----------------------------------------------------------------------------------------------------
-
-
-@each_kind
-@pytest.mark.parametrize("shape", [dict(), dict(layout=656, pages=(5, 64)), dict(layout=584, pages=(5, 1))], ids=str)
-def test_kernel(kind, shape, monkeypatch):
-    """It is one that the capabilities of the device have."""
-    rows = [row for row in flash_mla.capabilities(kind.device) if row["operation"] == "sparse_prefill"]
-    available = {row["kernel"] for row in rows if row["available"] and not row["forced_only"]}
-    names = kernels_asked(_operations.SPARSE_PREFILL, monkeypatch)
-    prompt = Prompt(**shape)
-    check(kind, call(kind, prompt.arguments(kind)), prompt.expected(kind))
-    (name,) = names
-    assert name in available
-
-
 # ---- Words ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("argument", ["max_logits", "lse"])
-def test_result_that_is_read_only(argument):
-    arguments = dict(Prompt().arguments(WORDS), **{argument: numpy.zeros((5, 4), numpy.float32)})
-    arguments[argument].flags.writeable = False
-    with pytest.raises(ValueError, match=f"^flash_mla_sparse_fwd: {argument}: is read-only"):
-        call(WORDS, arguments)
 
 
 def test_words_are_what_bf16_rounds_to():

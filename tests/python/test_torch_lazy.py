@@ -198,16 +198,6 @@ def test_output_that_is_refused(name, argument, kind, device):
 
 
 @each_device
-@each_output
-def test_output_that_several_elements_share(name, argument, device):
-    call = torch_calls.of(name, device)
-    call.outputs[argument] = call.outputs[argument][:1].expand_as(call.outputs[argument])
-    with pytest.raises(ValueError) as caught:
-        call(**call.outputs)
-    check_message(caught.value, call.name, argument)
-
-
-@each_device
 @each_input
 def test_fake_tensor_among_real_ones(name, argument, device):
     """PyTorch's own words."""
