@@ -45,21 +45,6 @@ SHAPES = [
 ]
 
 
-def name_of(shape):
-    return "-".join(f"{key}={value}" for key, value in shape.items() if key != "lengths" or len(value) < 6)
-
-
-@each_kind
-@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
-def test_values(kind, shape):
-    shape = dict(shape)
-    causal = shape.pop("causal", False)
-    batch = Batch(**shape)
-    arrays, expected = batch.arrays(kind), batch.expected(kind, causal=causal)
-    for meta in (None, get_mla_metadata()[0]):  # planned in the call, and before it
-        check_decode(kind, call(arrays, meta=meta, causal=causal), expected)
-
-
 @each_torch_kind
 @pytest.mark.parametrize("causal", [False, True])
 def test_against_plain_pytorch(kind, causal):

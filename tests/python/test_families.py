@@ -13,6 +13,9 @@ from attention import Batch, check_decode, strided
 from flash_mla import _library, _operations, flash_mla_with_kvcache, get_mla_metadata, merge_states
 from flash_mla._operations import DECODE
 from capsules import Capsuled
+import test_decode
+import test_sparse
+import test_sparse_prefill
 from kinds import BF16_KINDS, KINDS, WORDS, Kind, torch
 from test_errors import check_message
 from test_merge import Parts
@@ -97,6 +100,31 @@ def all_results(family):
 
 def all_arrays(family):
     return [*family.inputs(family.make()), *all_results(family), "all"]
+
+
+# ---- Values -----------------------------------------------------------------------------------------------------------
+
+SHAPES = {"dense": test_decode.SHAPES, "sparse": test_sparse.SHAPES, "prefill": test_sparse_prefill.SHAPES}
+
+
+@pytest.mark.parametrize(
+    "family,kind,shape",
+    [
+        pytest.param(FAMILIES[name], kind, shape, id=f"{name}-{kind}-{str(shape)[:80]}")
+        for name, shapes in SHAPES.items()
+        for kind in FAMILIES[name].kinds
+        for shape in shapes
+    ],
+)
+def test_values(family, kind, shape):
+    """Planned in the call, and before it; with a sink, and without."""
+    causal = dict(causal=True) if "causal" in shape else {}
+    problem = family.of(**{name: value for name, value in shape.items() if name != "causal"})
+    for meta in (None, get_mla_metadata()[0]) if family.is_decode else (None,):
+        arguments = {**problem.arguments(kind), **causal, **({"tile_scheduler_metadata": meta} if meta else {})}
+        family.check(kind, family.call(kind, arguments), problem.expected(kind, **causal))
+    arguments["attn_sink"] = kind.fp32(problem.sink)
+    family.check(kind, family.call(kind, arguments), problem.expected(kind, sink=problem.sink, **causal))
 
 
 # ---- What stays ---------------------------------------------------------------------------------------------------------

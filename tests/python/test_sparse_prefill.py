@@ -141,16 +141,6 @@ SHAPES = [
 
 
 @each_kind
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values(kind, shape):
-    prompt = Prompt(**shape)
-    arguments, expected = prompt.arguments(kind), prompt.expected(kind)
-    check(kind, call(kind, arguments), expected)
-    sink = kind.fp32(prompt.sink)
-    check(kind, call(kind, dict(arguments, attn_sink=sink)), prompt.expected(kind, sink=prompt.sink))
-
-
-@each_kind
 @pytest.mark.parametrize("none", [*NO_KEYS, 300], ids=str)
 @pytest.mark.parametrize("sink", [-math.inf, 0.0, math.inf, None], ids=str)
 def test_rows_without_a_key(kind, none, sink):

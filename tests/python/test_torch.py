@@ -343,23 +343,6 @@ def test_modes_of_dispatch_see_the_operators(kind):
     ]
 
 
-@each_torch_kind
-def test_functionalize(kind):
-    """Results that are made are seen. functorch functionalizes no operator of others that writes into what it is given."""
-    arrays = BATCH.arrays(kind)
-
-    def step(q):
-        return decode(dict(arrays, q=q))
-
-    def step_into(q):
-        out = torch.zeros(4, 2, 4, 512, dtype=q.dtype, device=q.device)
-        return decode(dict(arrays, q=q), out=out)
-
-    assert kind.all_bits(torch.func.functionalize(step)(arrays["q"])) == kind.all_bits(decode(arrays))
-    with pytest.raises(RuntimeError, match="functionalizing"):
-        torch.func.functionalize(step_into)(arrays["q"])
-
-
 @pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
 def test_meta_device(planned):
     """Shapes and types without memory, as every operator of PyTorch gives them."""

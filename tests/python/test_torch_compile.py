@@ -23,6 +23,12 @@ CALLS = [
 ]
 
 
+def counted():
+    """A list of graphs, and a backend that adds to it."""
+    graphs = []
+    return graphs, lambda graph, inputs: graphs.append(graph) or graph.forward
+
+
 @pytest.fixture
 def fresh_compiler():
     torch._dynamo.reset()
@@ -108,11 +114,7 @@ class TestCompile:
     def test_dynamic_batch(self, planned, device):
         """One graph for every number of requests, once the package has met PyTorch."""
         kind = Kind("torch", "bfloat16", device)
-        graphs = []
-
-        def counting(graph, inputs):
-            graphs.append(graph)
-            return graph.forward
+        graphs, counting = counted()
 
         compiled = torch.compile(self.step, backend=counting, fullgraph=True)
         traced = torch.compile(
@@ -162,11 +164,7 @@ class TestCompile:
     def test_sparse_prefill_of_any_length(self, indexer_topk, device):
         """One graph for every number of tokens and of keys."""
         kind = Kind("torch", "bfloat16", device)
-        graphs = []
-
-        def counting(graph, inputs):
-            graphs.append(graph)
-            return graph.forward
+        graphs, counting = counted()
 
         def step(q, kv, indices):
             return flash_mla_sparse_fwd(q * 1, kv, indices, 0.5, indexer_topk=indexer_topk)
