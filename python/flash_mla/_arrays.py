@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Optional, Tuple
 
 from . import _library, _operations
 from ._call import Call

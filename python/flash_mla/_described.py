@@ -13,7 +13,7 @@ import math
 import mmap
 import struct
 import sys
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Sequence, Tuple
 
 from . import _library, _structs
 from ._call import Call, Place, contiguous, put_tensor

@@ -296,19 +296,26 @@ def fill_plan(
 ) -> None:
     """The plan into the two tables, which are on device `place`."""
     if plan is SPARSE_PLAN:
-        _check_places(function, arrays, place, lengths)
+        _check_lengths(function, arrays, place, lengths, sizes[0])
     plan(arrays, (*lengths, *tables), _plan_options(plan, sizes, place), stream, function)
 
 
-def _check_places(function: str, arrays: Any, place: Tuple[int, int], lengths: Sequence[Optional[Any]]) -> None:
-    """The library would plan where the lengths are, and take the tables to be in the wrong place."""
+def _check_lengths(
+    function: str, arrays: Any, place: Tuple[int, int], lengths: Sequence[Optional[Any]], b: int
+) -> None:
+    """The library would plan where the lengths are, and take the tables to be in the wrong place or of the wrong size."""
     for name, array in zip(SPARSE_PLAN.names, lengths):
-        if array is None or arrays.device_of(array) == place:
+        if array is None:
             continue
-        theirs, ours = (
-            f"cuda:{number}" if kind == _library.CUDA else "cpu" for kind, number in (arrays.device_of(array), place)
-        )
-        raise ValueError(f"{function}: {name}: device is {theirs}, must be {ours} as q's")
+        if arrays.device_of(array) != place:
+            theirs, ours = (
+                f"cuda:{number}" if kind == _library.CUDA else "cpu"
+                for kind, number in (arrays.device_of(array), place)
+            )
+            raise ValueError(f"{function}: {name}: device is {theirs}, must be {ours} as q's")
+        shape = arrays.shape_of(function, name, array)
+        if len(shape) == 1 and shape[0] != b:
+            raise ValueError(f"{function}: {name}: b (dimension 0) is {shape[0]}, must be {b} as in q")
 
 
 # ---- What runs here -------------------------------------------------------------------------------------------------

@@ -101,6 +101,10 @@ class Batch:
         """The arguments of a call."""
         return {name: None if given[0] is None else kind.array(*given) for name, given in self.inputs().items()}
 
+    def results(self):
+        """{name: (shape, type; None: that of the queries)}, in order."""
+        return {"out": ((self.b, self.s_q, self.h_q, 512), None), "lse": ((self.b, self.h_q, self.s_q), "float32")}
+
     def arguments(self, kind):
         """All that a call must have, by name."""
         return dict(self.arrays(kind), head_dim_v=512, tile_scheduler_metadata=None)

@@ -13,6 +13,8 @@ import os
 import numpy
 import pytest
 
+from capsules import Capsuled
+
 try:
     import ml_dtypes
 except ImportError:
@@ -28,6 +30,8 @@ needs_cuda = pytest.mark.skipif(torch is None or not torch.cuda.is_available(), 
 
 class Kind:
     """A library's arrays of one element type on one device."""
+
+    makes = True  # results of its own
 
     def __init__(self, library, element, device="cpu"):
         self.library, self.element, self.device = library, element, device
@@ -46,7 +50,9 @@ class Kind:
         if not self.is_torch:
             with numpy.errstate(invalid="ignore"):  # NaN to bfloat16
                 return values.astype(self._dtype(dtype))
-        return torch.from_numpy(numpy.array(values)).to(self.device, self._dtype(dtype))
+        return torch.from_numpy(numpy.array(values)).to(
+            self.device, self._dtype(dtype), copy=True
+        )  # of its own storage
 
     def int32(self, values):
         return self.array(numpy.asarray(values), "int32")
@@ -88,6 +94,51 @@ class Kind:
         return self.name
 
 
+# ---- bf16 without a library that has it -------------------------------------------------------------------------------
+
+
+class Words(Capsuled):
+    """bf16 in NumPy's 16-bit words, which DLPack alone says. No library makes such arrays: results are given."""
+
+    dtype = "bfloat16"
+
+    def __init__(self, words):
+        self.words = words = numpy.asarray(words)
+        strides = [stride // 2 for stride in words.strides]
+        super().__init__(words.ctypes.data, words.shape, 4, 16, strides=strides)
+
+    def __getitem__(self, key):
+        return Words(self.words[key])
+
+
+class WordsKind(Kind):
+    """Words, and NumPy's arrays for the rest."""
+
+    makes = False
+
+    def __init__(self):
+        super().__init__("words", "bfloat16")
+
+    def array(self, values, dtype=None):
+        if dtype not in (None, "bfloat16"):
+            return super().array(values, dtype)
+        values = numpy.asarray(values, numpy.float32)
+        bits = values.view(numpy.uint32)
+        rounded = (bits + (bits >> 16 & 1) + numpy.uint32(0x7FFF)) >> 16
+        return Words(numpy.where(numpy.isnan(values), 0x7FC0, rounded).astype(numpy.uint16))
+
+    def float64(self, array):
+        if isinstance(array, Words):
+            array = (array.words.astype(numpy.uint32) << 16).view(numpy.float32)
+        return super().float64(array)
+
+    def bits(self, array):
+        return super().bits(array.words if isinstance(array, Words) else array)
+
+    def is_one(self, array):
+        return isinstance(array, (Words, numpy.ndarray))
+
+
 def _kinds():
     kinds = [Kind("numpy", "float16")]
     if ml_dtypes is not None:
@@ -105,3 +156,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS, ids=repr)
 DEVICES = sorted({kind.device for kind in TORCH_KINDS})
 each_device = pytest.mark.parametrize("device", DEVICES)
 each_torch_kind = pytest.mark.parametrize("kind", TORCH_KINDS, ids=repr)
+
+# Of what computes in bf16 alone.
+WORDS = WordsKind()
+BF16_KINDS = [WORDS, *(kind for kind in KINDS if kind.element == "bfloat16")]

@@ -11,6 +11,7 @@ from attention import Batch, check_decode
 from capsules import Capsuled
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
 from kinds import Kind, needs_cuda, torch
+from test_families import FAMILIES
 from test_sparse import Sparse
 from test_sparse import check as check_sparse
 
@@ -37,9 +38,6 @@ class ShapedDLPack(OnlyDLPack):
     shape = property(lambda self: self._array.shape)
     ndim = property(lambda self: self._array.ndim)
     dtype = property(lambda self: self._array.dtype)
-
-
-WRAPPERS = [OnlyDLPack, ShapedDLPack]
 
 
 class Versioned(ShapedDLPack):
@@ -89,79 +87,77 @@ def results(batch):
     )
 
 
-@pytest.mark.parametrize("wrap", WRAPPERS)
-@pytest.mark.parametrize("table", [True, False])
-def test_decode(wrap, table):
-    batch = Batch([60, 0, 64], s_q=2, table=table)
-    out, lse = results(batch)
-    given = wrap(out), wrap(lse)
-    got = decode(wrap, batch, out=given[0], lse=given[1], attn_sink=wrap(batch.sink), causal=True)
-    assert got[0] is given[0] and got[1] is given[1]
-    check_decode(KIND, (out, lse), batch.expected(KIND, causal=True, sink=batch.sink))
+class Wrapped(Kind):
+    """NumPy's arrays as those of another library, which makes results if it has a namespace."""
+
+    def __init__(self, wrap, unwrap=lambda array: getattr(array, "_array", array), element="float16"):
+        super().__init__(getattr(wrap, "__name__", "jax"), element)
+        self._wrap, self._unwrap = wrap, unwrap
+        self.makes = hasattr(self.array(1), "__array_namespace__")
+
+    def array(self, values, dtype=None):
+        return self._wrap(super().array(values, dtype))
+
+    def float64(self, array):
+        return super().float64(self._unwrap(array))
+
+    def dtype_name(self, array):
+        return str(self._unwrap(array).dtype)
+
+    def is_one(self, array):
+        return isinstance(array, type(self.array(1)))
 
 
-@pytest.mark.parametrize("wrap", WRAPPERS)
-@pytest.mark.parametrize("batch_invariant", [False, True])
-def test_decode_into_numpy_arrays(wrap, batch_invariant):
-    batch = Batch([60, 100])
-    out, lse = results(batch)
-    got = decode(wrap, batch, out=out, lse=lse, batch_invariant=batch_invariant)
-    assert got[0] is out and got[1] is lse
-    check_decode(KIND, got, batch.expected(KIND))
+HAS_VERSIONS = pytest.mark.skipif(
+    tuple(int(n) for n in numpy.__version__.split(".")[:2]) < (2, 1), reason="NumPy before 2.1 makes no such capsules"
+)
+WRAPPED = [
+    *map(Wrapped, (OnlyDLPack, ShapedDLPack, Foreign)),
+    pytest.param(Wrapped(Versioned), marks=HAS_VERSIONS),
+]
+each_wrapped = pytest.mark.parametrize("kind", WRAPPED, ids=repr)
+# NumPy itself gives no bf16 away, which sparse prefill wants.
+each_family = pytest.mark.parametrize("name", [name for name in FAMILIES if "prefill" not in name])
+each_way = pytest.mark.parametrize("way", ["plain", "planned", "batch_invariant", "into NumPy's"])
 
 
-@pytest.mark.parametrize("wrap", WRAPPERS)
-def test_decode_with_metadata(wrap):
-    batch = Batch([60, 100])
-    meta, _ = get_mla_metadata()
-    for _ in range(2):
-        out, lse = results(batch)
-        decode(wrap, batch, meta, out=out, lse=lse)
-        check_decode(KIND, (out, lse), batch.expected(KIND))
-    assert meta.have_initialized
+@each_way
+@each_wrapped
+@each_family
+def test_family(name, kind, way):
+    check_family(FAMILIES[name], kind, way)
 
 
-@pytest.mark.parametrize("missing", ["out", "lse"])
-@pytest.mark.parametrize("wrap", WRAPPERS)
-def test_decode_without_results(wrap, missing):
-    batch = Batch([60, 100])
-    given = dict(zip(("out", "lse"), results(batch)))
-    del given[missing]
-    with pytest.raises(TypeError, match=rf"^flash_mla_with_kvcache: {missing}: .*{missing}="):
-        decode(wrap, batch, **given)
+def check_family(family, kind, way):
+    if way in ("planned", "batch_invariant") and not family.is_decode:
+        pytest.skip("it has no plan")
+    plain = Kind("numpy", kind.element)
+    for changed in (dict(), dict(lengths=[60, 0, 64], table=False)) if family.of is Batch else (dict(),):
+        problem, meta, given = family.make(**changed), get_mla_metadata()[0], {}
+        arguments, of = family.arguments(kind, problem), kind
+        if way == "into NumPy's":
+            of = plain
+        if not kind.makes or of is plain:
+            forms = problem.results()
+            given = {name: of.full(shape, 7, dtype) for name, (shape, dtype) in forms.items()}
+        more = {"planned": {"tile_scheduler_metadata": meta}, "batch_invariant": {"batch_invariant": True}}.get(way, {})
+        for _ in range(2):
+            got = family.check_call_of(of, kind, problem, {**arguments, **given, **more})
+            assert all(array is mine for array, mine in zip(got, given.values()))
+        if way == "planned":
+            assert meta.have_initialized and kind.makes == kind.is_one(meta.tile_scheduler_metadata)
 
 
-@pytest.mark.parametrize("wrap", WRAPPERS)
-def test_merge(wrap):
-    out_parts = numpy.full((3, 2, 1, 4, 8), 2, numpy.float32)
-    lse_parts = numpy.zeros((3, 2, 4, 1), numpy.float32)
-    out, lse = numpy.zeros((2, 1, 4, 8), numpy.float32), numpy.zeros((2, 4, 1), numpy.float32)
-    merge_states(wrap(out_parts), wrap(lse_parts), out=wrap(out), lse=wrap(lse))
-    numpy.testing.assert_allclose(out, 2, rtol=1e-6)
-    numpy.testing.assert_allclose(lse, numpy.log(3), rtol=1e-6)
-
-
-@pytest.mark.parametrize("missing", ["out", "lse"])
-@pytest.mark.parametrize("wrap", WRAPPERS)
-def test_merge_without_results(wrap, missing):
-    given = {"out": numpy.zeros((2, 1, 4, 8), numpy.float32), "lse": numpy.zeros((2, 4, 1), numpy.float32)}
-    del given[missing]
-    out_parts, lse_parts = numpy.zeros((3, 2, 1, 4, 8), numpy.float32), numpy.zeros((3, 2, 4, 1), numpy.float32)
-    with pytest.raises(TypeError, match=rf"^merge_states: {missing}: .*{missing}="):
-        merge_states(wrap(out_parts), wrap(lse_parts), **given)
-
-
-@pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
-def test_results_are_made_by_the_arrays_own_library(planned):
-    batch = Batch([60, 0, 100], s_q=2)
-    meta = get_mla_metadata()[0] if planned else None
-    for _ in range(2):
-        out, lse = decode(Foreign, batch, meta, attn_sink=Foreign(batch.sink))
-        assert isinstance(out, Foreign) and isinstance(lse, Foreign)
-        check_decode(KIND, (out._array, lse._array), batch.expected(KIND, sink=batch.sink))
-    merged = merge_states(Foreign(out._array[None]), Foreign(lse._array[None]))
-    assert isinstance(merged[0], Foreign) and numpy.array_equal(merged[0]._array, out._array)
-    assert not planned or isinstance(meta.tile_scheduler_metadata, Foreign)
+@each_wrapped
+@each_family
+def test_results_that_cannot_be_made(name, kind):
+    family = FAMILIES[name]
+    problem = family.make()
+    forms = {name: kind.full(shape, 7, dtype) for name, (shape, dtype) in problem.results().items()}
+    for missing in () if kind.makes else forms:
+        given = {name: array for name, array in forms.items() if name != missing}
+        with pytest.raises(TypeError, match=rf"^{family.function}: {missing}: .*{missing}="):
+            family.call(kind, {**family.arguments(kind, problem), **given})
 
 
 @needs_cuda
@@ -190,19 +186,6 @@ def test_arrays_of_a_gpu(batch, check, planned, on_stream):
     merged = merge_states(Foreign(out._array[None]), Foreign(lse._array[None]), stream=handle)
     torch.cuda.synchronize()
     assert torch.equal(merged[0]._array, out._array)
-
-
-HAS_VERSIONS = pytest.mark.skipif(
-    tuple(int(n) for n in numpy.__version__.split(".")[:2]) < (2, 1), reason="NumPy before 2.1 makes no such capsules"
-)
-
-
-@HAS_VERSIONS
-def test_capsules_with_a_version():
-    batch = Batch([60, 100], s_q=2)
-    out, lse = results(batch)
-    decode(Versioned, batch, out=Versioned(out), lse=Versioned(lse))
-    check_decode(KIND, (out, lse), batch.expected(KIND))
 
 
 @HAS_VERSIONS

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Every argument, wrong in every way that makes sense: the exception; a message that names function and argument."""
+"""Every argument of every function, wrong in every way that makes sense: the exception; a message that names function and argument.
+How a tensor can be wrong is made from what src/operations.def says of it."""
 
+import functools
+import inspect
 import math
 import re
 
@@ -9,12 +12,15 @@ import pytest
 
 import flash_mla
 from attention import Batch
-from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
-from kinds import KINDS, Kind, each_kind, needs_cuda, needs_torch, torch
+from calls import Call, ranges
+from flash_mla import flash_mla_with_kvcache, get_mla_metadata
+from kinds import BF16_KINDS, KINDS, WORDS, Kind, each_kind, needs_cuda, needs_torch, torch
 from programs import output_of
 
 TYPE, VALUE, NOT_THERE = TypeError, ValueError, NotImplementedError
-B, S_Q, H_Q, D, D_V, PAGES = 2, 3, 4, 576, 512, 8
+NO_ARRAY = [1, 1.5, "text", [1, 2]]
+# What dimensions are in these calls, so that each has a wrong neighbour.
+SIZES = dict(s_q=3, h_kv=2, pages=8, max_pages=4)
 
 
 def check_message(error, function, *arguments):
@@ -24,301 +30,335 @@ def check_message(error, function, *arguments):
     assert any(re.search(rf"(?<!\w){re.escape(argument)}(?!\w)", message) for argument in arguments), message
 
 
-class Values:
-    """A wrong array of each kind. `names`: what the message may call it; None: the argument that it is given as."""
-
-    def __init__(self, make, name, names=None):
-        self.make, self.name, self.names = make, name, names
-
-    def as_(self, *names):
-        return Values(self.make, self.name, names)
+# ---- Calls that are right -------------------------------------------------------------------------------------------
 
 
-def full(*shape, dtype=None):
-    return Values(lambda kind: kind.full(shape, 0, dtype), f"{dtype or 'element'}{list(shape)}")
+def empty_metadata(call):
+    return {"tile_scheduler_metadata": get_mla_metadata()[0]}
 
 
-def part(shape, key, dtype=None):
-    """Some of an array, where its strides count."""
-    name = ",".join(f"{s.start or ''}:{s.stop or ''}:{s.step or ''}" if isinstance(s, slice) else str(s) for s in key)
-    return Values(lambda kind: kind.full(shape, 0, dtype)[key], f"part[{name}]")
+def tables(call):
+    partitions, num_splits = get_mla_metadata(call.inputs["cache_seqlens"], 3 * 4 // 2, 2)
+    return {"tile_scheduler_metadata": partitions, "num_splits": num_splits}
 
 
-def other_element(*shape):
-    return Values(
-        lambda kind: kind.full(shape, 0, "float32" if kind.element == "float16" else "float16"), "another element"
-    )
+# By name: the operation, what is given beside its arguments, and the kinds of array.
+FUNCTIONS = {
+    "dense_decode": ("dense_decode", None, KINDS),
+    "dense_decode, planned before": ("dense_decode", empty_metadata, KINDS),
+    "dense_decode, planned in tables": ("dense_decode", tables, KINDS),
+    "sparse_decode": ("sparse_decode", None, KINDS),
+    "sparse_decode of bytes": ("sparse_decode-656", None, KINDS),
+    "sparse_decode of bytes, planned before": ("sparse_decode-656", empty_metadata, KINDS),
+    "sparse_prefill": ("sparse_prefill", None, BF16_KINDS),
+    "sparse_prefill with lse_indexer": ("sparse_prefill", lambda call: {"indexer_topk": 16}, BF16_KINDS[1:]),
+    "sparse_prefill of pages": ("sparse_prefill-pages", None, BF16_KINDS),
+    "sparse_prefill of bytes": ("sparse_prefill-656", None, BF16_KINDS),
+    "merge": ("merge", None, KINDS),
+    "cache_append": ("cache_append", None, KINDS),
+    "cache_append of bytes": ("cache_append-656", None, KINDS),
+    "cache_gather": ("cache_gather", None, KINDS),
+    "cache_gather of bytes": ("cache_gather-656", None, KINDS),
+    "get_mla_metadata": ("decode_plan", None, KINDS),
+}
+FUNCTIONS = {name: row for name, row in FUNCTIONS.items() if row[2]}  # where nothing makes bf16, lse_indexer has none
 
 
-def broadcast(*shape, dtype=None):
+@functools.lru_cache(maxsize=None)
+def call_of(operation, kind):
+    return Call(operation, kind, **SIZES)
+
+
+def right(name, kind):
+    """A call, and all of its arguments: of arrays that nobody changes, and a plan that no other call has met."""
+    operation, more, _ = FUNCTIONS[name]
+    call = call_of(operation, kind)
+    return call, {**call.inputs, **call.options, **call.given(), **(more(call) if more else {})}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_arguments_as_they_are_meant(name):
+    """What the tests below change one argument of is right."""
+    for kind in FUNCTIONS[name][2]:
+        call, arguments = right(name, kind)
+        call.function(**arguments)
+
+
+# ---- Tensors --------------------------------------------------------------------------------------------------------
+
+
+def wrong_types(tensor, call):
+    """Those that it must not be of."""
+    wrong = {"float32", "float64", "int16", "int32", "int64", "float16", call.kind.element, "uint8"}
+    may = {tensor.dtype(call.is_packed) or call.kind.element}
+    may |= {"ALLOW_FLOATS", "ALLOW_FP16"} & tensor.allowed and {"float16"}
+    may |= {"ALLOW_FLOATS"} & tensor.allowed and {"float32"}
+    may |= {"ALLOW_I64"} & tensor.allowed and {"int32"}  # which is converted
+    return sorted(wrong - may)
+
+
+def wrong_shapes(tensor, call, given):
+    """{name: one that it must not have}."""
+    shape = tensor.shape
+    found = {"one dimension more": (1, *shape), "none": ()}
+    if len(shape) > 1 and not ("OR_FLAT" in tensor.allowed and len(shape) == 4 and not call.is_packed):
+        found["one dimension less"] = shape[1:]
+    for i, dim in enumerate(tensor.dims):
+        least, greatest = ranges(call.operation).get(dim, (0, None))
+        others = [
+            t for t in call.tensors if dim in t.dims and t is not tensor and (tensor.is_output or t.argument in given)
+        ]
+        if others or greatest == shape[i] or dim == "width" or tensor.is_output and dim == "d_v":
+            found[f"{dim} + 1"] = (*shape[:i], shape[i] + 1, *shape[i + 1 :])
+        if others or least:
+            found[f"{dim} 0"] = (*shape[:i], 0, *shape[i + 1 :])
+    return found
+
+
+def spaced(kind, tensor, dtype):
+    """Every second of the innermost elements of a larger one."""
+    return kind.full((*tensor.shape[:-1], 2 * tensor.shape[-1]), 0, dtype)[(..., slice(None, None, 2))]
+
+
+def shared(kind, tensor, dtype):
     """All elements of the first dimension in one place."""
-
-    def make(kind):
-        one = kind.full((1, *shape[1:]), 0, dtype)
-        return (
-            one.expand(*shape)
-            if kind.is_torch
-            else numpy.lib.stride_tricks.as_strided(one, shape, (0, *one.strides[1:]))
-        )
-
-    return Values(make, "broadcast")
+    one = kind.full((1, *tensor.shape[1:]), 0, dtype)
+    if kind.is_torch:
+        return one.expand(*tensor.shape)
+    return numpy.lib.stride_tricks.as_strided(one, tensor.shape, (0, *one.strides[1:]))
 
 
-def cases(table, arguments=None):
-    """Parameters (argument, value, exception) of {argument: [(exception, value, …), …]}."""
-    parameters = []
-    for argument in arguments or table:
-        for exception, *values in table[argument]:
-            for value in values:
-                name = f"{argument}={value.name if isinstance(value, Values) else repr(value)}"
-                parameters.append(pytest.param(argument, value, exception, id=name))
-    return parameters
+def wrong_arrays(name, kind):
+    """(argument, what is wrong, exception, function that makes it) of every tensor."""
+    call, given = right(name, kind)
+    takes = inspect.signature(call.function).parameters
+    for tensor in call.tensors:
+        argument, dtype = tensor.argument, tensor.dtype(call.is_packed)
+        if argument not in takes:  # the tables of a plan, which is made
+            continue
+        optional = argument in ("indices", "cache_seqlens")  # without them it is another operation, or no plan
+        optional = call.operation in ("sparse_decode", "decode_plan") if optional else "ALLOW_NULL" in tensor.allowed
+        for value in NO_ARRAY + [None] * (not optional and argument not in call.outputs):
+            yield argument, f"is {value!r}", TYPE, lambda value=value: value
+        for wrong in wrong_types(tensor, call):
+            yield argument, wrong, VALUE, lambda tensor=tensor, wrong=wrong: kind.full(tensor.shape, 0, wrong)
+        for what, shape in wrong_shapes(tensor, call, given).items():
+            yield argument, what, VALUE, lambda shape=shape, dtype=dtype: kind.full(shape, 0, dtype)
+        if dtype != "uint8":
+            yield argument, "spaced", VALUE, lambda tensor=tensor, dtype=dtype: spaced(kind, tensor, dtype)
+        if tensor.is_output and (dtype or kind is not WORDS):
+            yield argument, "shared", VALUE, lambda tensor=tensor, dtype=dtype: shared(kind, tensor, dtype)
 
 
-def check_refused(function, arguments, argument, value, exception, kind):
-    given = value.make(kind) if isinstance(value, Values) else value
+def check_refused(name, kind, changed, exception, *named):
+    call, arguments = right(name, kind)
     with pytest.raises((TypeError, ValueError, NotImplementedError)) as caught:
-        function(**dict(arguments, **{argument: given}))
+        call.function(**{**arguments, **changed})
     assert caught.type is exception
-    names = value.names if isinstance(value, Values) and value.names else (argument,)
-    check_message(caught.value, function.__name__, *names)
+    check_message(caught.value, call.name, *named)
 
 
-# ---- flash_mla_with_kvcache -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "name,kind,argument,exception,make",
+    [
+        pytest.param(name, kind, argument, exception, make, id=f"{name}-{argument}: {what}-{kind}")
+        for name, (*_, kinds) in FUNCTIONS.items()
+        for kind in kinds
+        for argument, what, exception, make in wrong_arrays(name, kind)
+    ],
+)
+def test_tensor(name, kind, argument, exception, make):
+    value = make()
+    named = ["head_dim_v", "d_v"] if argument == "q" and 0 in tuple(getattr(value, "shape", ()))[-1:] else []
+    check_refused(name, kind, {argument: value}, exception, argument, *named)
 
-NO_ARRAY = [1, 1.5, "text", [1, 2]]
-OPTIONS = {  # which other functions have too
+
+# ---- What is no tensor ----------------------------------------------------------------------------------------------
+
+OF_LSE = {
     "lse_empty": [(VALUE, "text", None, 0, math.nan, [1])],
     "log_base": [(VALUE, "text", None, 10, 1, 0, -2, math.nan, [1])],
-    "stream": [(TYPE, "text", 1.5)],
 }
-DECODE = {
-    "q": [
-        (TYPE, None, *NO_ARRAY),
-        (VALUE, full(B, S_Q, H_Q, D, dtype="float32"), full(B, S_Q, H_Q, D, dtype="int32")),
-        (VALUE, full(S_Q, H_Q, D), full(1, B, S_Q, H_Q, D), full()),
-        (VALUE, full(B, 0, H_Q, D), full(B, S_Q, 0, D), full(B, S_Q, H_Q, 0).as_("head_dim_v")),
-        (VALUE, full(B + 1, S_Q, H_Q, D).as_("block_table"), full(B, S_Q, H_Q, 512).as_("k_cache"), full(B, S_Q, 3, D)),
-        (VALUE, part((B, S_Q, H_Q, 2 * D), (slice(None), slice(None), slice(None), slice(None, None, 2)))),
-    ],
-    "k_cache": [
-        (TYPE, None, *NO_ARRAY),
-        (VALUE, other_element(PAGES, 64, 2, D), full(PAGES, 64, 2, D, dtype="int32")),
-        (VALUE, full(PAGES, 64, D), full(1, PAGES, 64, 2, D)),
-        (VALUE, full(PAGES, 64, 2, 512), full(PAGES, 0, 2, D), full(PAGES, 64, 0, D), full(PAGES, 64, 3, D).as_("q")),
-        (VALUE, part((PAGES, 64, 2, 2 * D), (slice(None), slice(None), slice(None), slice(None, None, 2)))),
-    ],
-    "block_table": [
-        (TYPE, *NO_ARRAY),
-        (VALUE, full(B, 4, dtype="int64"), full(B, 4, dtype="float32"), full(B, 4, dtype="int16")),
-        (VALUE, full(B, dtype="int32"), full(B, 4, 1, dtype="int32"), full(B + 1, 4, dtype="int32")),
-        (VALUE, part((B, 8), (slice(None), slice(None, None, 2)), "int32")),
-        (
-            VALUE,
-            Values(lambda kind: kind.int32([[0, 1, 2, 3], [-1, 0, 0, 0]]), "page -1 that is used"),
-            Values(lambda kind: kind.int32([[0, 1, 2, 3], [PAGES, 0, 0, 0]]), "page past the cache that is used"),
-        ),
-    ],
-    "cache_seqlens": [
-        (TYPE, None, *NO_ARRAY),
-        (VALUE, full(B, dtype="int64"), full(B, dtype="float32"), full(B)),
-        (VALUE, full(dtype="int32"), full(B, 1, dtype="int32"), full(B - 1, dtype="int32"), full(0, dtype="int32")),
-        (VALUE, part((2 * B,), (slice(None, None, 2),), "int32")),
-    ],
-    "head_dim_v": [(TYPE, None, "512", [512], 512.0, 1.5), (VALUE, 0, -1, D + 1, 2**40), (NOT_THERE, 256, 1)],
-    "tile_scheduler_metadata": [(TYPE, 1, "text", (1, 2), full(8, 8, dtype="int32"))],
-    "num_splits": [(TYPE, 1, full(B + 1, dtype="int32").as_("tile_scheduler_metadata"))],
-    "softmax_scale": [
-        (TYPE, "text", [1]),
-        (VALUE, 0, 0.0, 1e-50, -1e-50, 7e-46, math.inf, -math.inf, math.nan, 1e300, 3.5e38),
-    ],
-    "causal": [(TYPE, "text", [1])],
-    "is_fp8_kvcache": [(TYPE, "text", [1]), (NOT_THERE, True)],
-    "attn_sink": [
-        (TYPE, *NO_ARRAY),
-        (VALUE, full(H_Q, dtype="float16"), full(H_Q, dtype="float64"), full(H_Q, dtype="int32")),
-        (VALUE, full(dtype="float32"), full(1, H_Q, dtype="float32"), full(H_Q + 1, dtype="float32")),
-        (VALUE, part((2 * H_Q,), (slice(None, None, 2),), "float32")),
-    ],
-    "extra_k_cache": [(VALUE, full(PAGES, 64, 1, D))],
-    "extra_indices_in_kvcache": [(VALUE, full(B, S_Q, 64, dtype="int32"))],
-    "topk_length": [(VALUE, full(B, dtype="int32"))],
-    "extra_topk_length": [(VALUE, full(B, dtype="int32"))],
-    "out": [
-        (TYPE, *NO_ARRAY),
-        (VALUE, full(B, S_Q, H_Q, D_V, dtype="float32"), other_element(B, S_Q, H_Q, D_V)),
-        (VALUE, full(S_Q, H_Q, D_V), full(B + 1, S_Q, H_Q, D_V), full(B, 1, H_Q, D_V), full(B, S_Q, 1, D_V)),
-        (VALUE, full(B, S_Q, H_Q, D), full(B, S_Q, H_Q, 1), full(B, S_Q, H_Q, 0)),
-        (VALUE, part((B, S_Q, H_Q, 2 * D_V), (slice(None), slice(None), slice(None), slice(None, None, 2)))),
-        (VALUE, broadcast(B, S_Q, H_Q, D_V)),
-    ],
-    "lse": [
-        (TYPE, *NO_ARRAY),
-        (VALUE, full(B, H_Q, S_Q), full(B, H_Q, S_Q, dtype="float64")),
-        (VALUE, full(H_Q, S_Q, dtype="float32"), full(B, S_Q, H_Q, dtype="float32")),
-        (VALUE, full(B + 1, H_Q, S_Q, dtype="float32")),
-        (VALUE, part((B, H_Q, 2 * S_Q), (slice(None), slice(None), slice(None, None, 2)), "float32")),
-        (VALUE, broadcast(B, H_Q, S_Q, dtype="float32")),
-    ],
-    "batch_invariant": [(TYPE, "text", [1])],
-    **OPTIONS,
+STREAM = {"stream": [(TYPE, "text", 1.5)]}
+FLAG = (TYPE, "text", [1])
+OF_CACHE = {
+    "kv_format": [(TYPE, None, 3), (VALUE, "FP8", "fp8_656", "", "FP8_584")],
+    "cache_scale": [(TYPE, None, "1"), (VALUE, 0.5, 1e-50, math.nan)],
+    **STREAM,
+}
+OPTIONS = {
+    "flash_mla_with_kvcache": {
+        "head_dim_v": [(TYPE, None, "512", [512], 512.0, 1.5), (VALUE, 0, -1, 577, 2**40), (NOT_THERE, 256, 1)],
+        "tile_scheduler_metadata": [(TYPE, 1, "text", (1, 2))],
+        "softmax_scale": [
+            (TYPE, "text", [1]),
+            (VALUE, 0, 0.0, 1e-50, -1e-50, 7e-46, math.inf, -math.inf, math.nan, 1e300, 3.5e38),
+        ],
+        "causal": [FLAG],
+        "is_fp8_kvcache": [FLAG, (VALUE, 2)],
+        "batch_invariant": [FLAG],
+        **OF_LSE,
+        **STREAM,
+    },
+    "flash_mla_sparse_fwd": {
+        "sm_scale": [(TYPE, None, "text", [1]), (VALUE, 0, 0.0, 1e-60, math.inf, -math.inf, math.nan, 1e300)],
+        "d_v": [(TYPE, None, "512", 512.0), (VALUE, 0, -1, 577, 2**40), (NOT_THERE, 256, 1)],
+        "indexer_topk": [(TYPE, None, "512", 512.0, [512]), (VALUE, -1, -512)],
+        "is_fp8_kvcache": [FLAG, (VALUE, 2)],
+        **OF_LSE,
+        **STREAM,
+    },
+    "merge_states": {**OF_LSE, **STREAM},
+    "cache_append": OF_CACHE,
+    "cache_gather": OF_CACHE,
+    "get_mla_metadata": {
+        "num_q_tokens_per_head_k": [(TYPE, None, "1", 1.0), (VALUE, 0, -1, 2**40)],
+        "num_heads_k": [(TYPE, None, "1", 1.0), (VALUE, 0, -1, 2**40)],
+    },
 }
 
 
-def decode_arguments(kind):
-    return {
-        "q": kind.full((B, S_Q, H_Q, D), 0),
-        "k_cache": kind.full((PAGES, 64, 2, D), 0),
-        "block_table": kind.int32(numpy.arange(PAGES).reshape(B, 4)),
-        "cache_seqlens": kind.int32([200, 70]),
-        "head_dim_v": D_V,
-        "tile_scheduler_metadata": None,
-    }
+def of_options():
+    for name, (*_, kinds) in FUNCTIONS.items():
+        function = right(name, kinds[-1])[0].name
+        for argument, rows in OPTIONS[function].items():
+            for exception, value in ((exception, value) for exception, *values in rows for value in values):
+                yield pytest.param(name, argument, value, exception, id=f"{name}-{argument}={value!r}")
 
 
-@each_kind
-def test_decode_arguments_as_they_are_meant(kind):
-    """What the tables change one argument of is right."""
-    flash_mla_with_kvcache(**decode_arguments(kind))
+@pytest.mark.parametrize("name,argument,value,exception", list(of_options()))
+def test_option(name, argument, value, exception):
+    for kind in FUNCTIONS[name][2]:
+        if exception is NOT_THERE and not kind.makes or argument == "stream" and kind.is_torch:
+            continue  # results are given, of another d_v; PyTorch's current stream is used
+        check_refused(name, kind, {argument: value}, exception, argument, *["kv_cache"] * (argument == "kv_format"))
 
 
-@each_kind
-@pytest.mark.parametrize("argument,value,exception", cases(DECODE))
-def test_decode(kind, argument, value, exception):
-    if argument == "block_table" and "that is used" in getattr(value, "name", "") and kind.device != "cpu":
-        pytest.skip("a GPU does not look at the entries of a table")
-    if argument == "stream" and kind.is_torch:
-        pytest.skip("PyTorch's current stream is used")
-    check_refused(flash_mla_with_kvcache, decode_arguments(kind), argument, value, exception, kind)
+# ---- Tensors that are right elsewhere -------------------------------------------------------------------------------
 
-
-# What a plan is made of, and refused for, before attention is looked at.
-PLANNED = {
-    "q": [
-        (VALUE, full(B, 0, H_Q, D), full(B, S_Q, 0, D), full(B, S_Q, 3, D)),
-        (VALUE, full(S_Q, H_Q, D), full(B, S_Q, H_Q, D, dtype="float32")),
+OF_NO_BATCH = {"tile_scheduler_metadata": ((8, 8), "int32")}
+SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}, exception, what is named)
+    ("dense_decode", {"k_cache": ((8, 64, 3, 576), None)}, VALUE, "q"),  # 4 heads over 3
+    ("dense_decode", {"q": ((2, 3, 4, 512), None)}, VALUE, "k_cache"),
+    ("dense_decode", {"block_table": [[0, 1, 2, 3], [-1, 0, 0, 0]]}, VALUE, "block_table"),
+    ("dense_decode", {"block_table": [[0, 1, 2, 3], [8, 0, 0, 0]], "cache_seqlens": [200, 70]}, VALUE, "block_table"),
+    ("dense_decode", {"block_table": None, "k_cache": ((1, 256, 2, 576), None)}, VALUE, "k_cache"),  # a page for each
+    ("dense_decode", {"is_fp8_kvcache": True}, NOT_THERE, "is_fp8_kvcache"),
+    ("dense_decode", {"tile_scheduler_metadata": ((8, 8), "int32")}, TYPE, "tile_scheduler_metadata"),
+    ("dense_decode", {"num_splits": ((3,), "int32")}, TYPE, "tile_scheduler_metadata"),
+    ("dense_decode", {"tile_scheduler_metadata": 1, "batch_invariant": True}, TYPE, "tile_scheduler_metadata"),
+    ("dense_decode", {"num_splits": 1, "batch_invariant": True}, TYPE, "num_splits"),
+    *[
+        ("dense_decode", {argument: ((2, 8, 64), "int32")}, VALUE, argument)
+        for argument in ("topk_length", "extra_topk_length", "extra_k_cache", "extra_indices_in_kvcache")
     ],
-    "k_cache": [
-        (VALUE, full(PAGES, 64, 0, D), full(PAGES, 64, 3, D).as_("q")),
-        (VALUE, full(PAGES, 64, D), full(PAGES, 0, 2, D)),
+    ("dense_decode, planned in tables", OF_NO_BATCH, VALUE, "tile_scheduler_metadata"),
+    ("dense_decode, planned in tables", {"num_splits": 1}, TYPE, "num_splits"),
+    ("dense_decode, planned in tables", {"tile_scheduler_metadata": None}, TYPE, "tile_scheduler_metadata"),
+    *[
+        ("dense_decode, planned in tables", {"tile_scheduler_metadata": value}, VALUE, "tile_scheduler_metadata")
+        for value in (
+            *[((8, 7), "int32"), ((8, 8), "int64"), ((64,), "int32"), ((0, 8), "int32")],
+            lambda kind: kind.full((8, 16), 0, "int32")[:, :8],
+        )
     ],
-    "cache_seqlens": [
-        (VALUE, full(B, dtype="int64"), full(dtype="int32"), full(B, 1, dtype="int32")),
-        (VALUE, part((2 * B,), (slice(None, None, 2),), "int32")),
-        (VALUE, full(B - 1, dtype="int32")),
+    *[
+        ("dense_decode, planned in tables", {"num_splits": value}, VALUE, "num_splits")
+        for value in (
+            ((2,), "int32"),
+            ((3,), "int64"),
+            ((3, 1), "int32"),
+            lambda kind: kind.full((6,), 0, "int32")[::2],
+        )
     ],
-}
-
-
-@each_kind
-@pytest.mark.parametrize("argument,value,exception", cases(PLANNED))
-def test_decode_with_metadata(kind, argument, value, exception):
-    arguments = dict(decode_arguments(kind), tile_scheduler_metadata=get_mla_metadata()[0])
-    check_refused(flash_mla_with_kvcache, arguments, argument, value, exception, kind)
-
-
-# Beside tables that fit.
-TABLES = {
-    "tile_scheduler_metadata": [
-        (TYPE, None, 1),
-        (
-            VALUE,
-            full(8, 7, dtype="int32"),
-            full(8, 8, dtype="int64"),
-            full(64, dtype="int32"),
-            full(0, 8, dtype="int32"),
-        ),
-        (VALUE, part((8, 16), (slice(None), slice(0, 8)), "int32"), full(8, 8, dtype="int32")),  # the last: of no batch
+    *[
+        (f"sparse_decode of bytes{planned}", changed, VALUE, named)
+        for planned in ("", ", planned before")
+        for changed, named in (
+            ({"causal": True}, "causal"),
+            ({"is_fp8_kvcache": False}, "is_fp8_kvcache"),
+            ({"k_cache": ((4, 64, 1, 584), "uint8")}, "q"),  # whose d_qk is 512
+            ({"k_cache": ((4, 64, 1, 576), "uint8")}, "k_cache"),
+            ({"extra_k_cache": None}, "extra_k_cache"),
+            ({"extra_indices_in_kvcache": None}, "extra_indices_in_kvcache"),
+            ({"extra_k_cache": None, "extra_indices_in_kvcache": None}, "extra_topk_length"),
+        )
     ],
-    "num_splits": [
-        (TYPE, 1),
-        (VALUE, full(B, dtype="int32"), full(B + 1, dtype="int64"), full(B + 1, 1, dtype="int32")),
-        (VALUE, part((2 * B + 2,), (slice(None, None, 2),), "int32")),
+    ("sparse_prefill", {"q": ((3, 4, 512), None)}, VALUE, "kv"),
+    ("sparse_prefill", {"kv": ((1, 200, 64, 2, 576), None)}, VALUE, "kv"),
+    ("sparse_prefill", {"kv": ((200, 64, 2, 576), None)}, VALUE, "kv"),
+    ("sparse_prefill", {"q": ((3, 3, 576), None), "attn_sink": None}, VALUE, "q"),  # over 2
+    ("sparse_prefill of bytes", {"kv": ((8, 64, 1, 584), "uint8")}, VALUE, "q"),
+    ("sparse_prefill of bytes", {"kv": ((8, 64, 1, 576), "uint8")}, VALUE, "kv"),
+    *[
+        ("get_mla_metadata", dict(dict(num_heads_q=4, topk=64, num_heads_k=1), **changed), exception, argument)
+        for argument, exception, *values in (
+            *[("num_heads_q", TYPE, None), ("num_heads_q", VALUE, 3, 0), ("num_heads_k", VALUE, 2)],
+            *[("topk", TYPE, "2048"), ("topk", VALUE, -1, 2**31)],
+        )
+        for changed in ({argument: value} for value in values)
     ],
-}
+]
 
 
-@each_kind
-@pytest.mark.parametrize("argument,value,exception", cases(TABLES))
-def test_decode_with_tables(kind, argument, value, exception):
-    if getattr(value, "name", "") == "int32[8, 8]" and kind.device != "cpu":
-        pytest.skip("a GPU does not look at the entries of a table")
-    lengths = decode_arguments(kind)["cache_seqlens"]
-    partitions, num_splits = get_mla_metadata(lengths, S_Q * H_Q // 2, 2)
-    arguments = dict(decode_arguments(kind), tile_scheduler_metadata=partitions, num_splits=num_splits)
-    flash_mla_with_kvcache(**arguments)
-    check_refused(flash_mla_with_kvcache, arguments, argument, value, exception, kind)
+def given_as(kind, value):
+    if isinstance(value, tuple):
+        return kind.full(value[0], 0, value[1])
+    if callable(value):
+        return value(kind)
+    return kind.int32(value) if isinstance(value, list) else value
 
 
-# ---- get_mla_metadata -----------------------------------------------------------------------------------------------
-
-METADATA = {
-    "cache_seqlens": [
-        (TYPE, *NO_ARRAY),
-        (VALUE, full(B, dtype="int64"), full(dtype="int32"), full(B, 1, dtype="int32")),
-        (VALUE, part((2 * B,), (slice(None, None, 2),), "int32")),
-    ],
-    "num_q_tokens_per_head_k": [(TYPE, None, "1", 1.0), (VALUE, 0, -1, 2**40)],
-    "num_heads_k": [(TYPE, None, "1", 1.0), (VALUE, 0, -1, 2**40)],
-}
-
-
-@each_kind
-@pytest.mark.parametrize("argument,value,exception", cases(METADATA))
-def test_metadata(kind, argument, value, exception):
-    arguments = dict(cache_seqlens=kind.int32([1] * B), num_q_tokens_per_head_k=8, num_heads_k=2)
-    check_refused(flash_mla.get_mla_metadata, arguments, argument, value, exception, kind)
-
-
-def test_every_argument_of_decode_is_in_the_table():
-    code = flash_mla_with_kvcache.__code__
-    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    assert set(arguments) == {*DECODE, "indices"}
-
-
-@each_kind
 @pytest.mark.parametrize(
-    "argument,value,exception", [("tile_scheduler_metadata", 1, TypeError), ("num_splits", 1, TypeError)]
+    "name,changed,exception,named", SPECIAL, ids=lambda value: re.sub(" at 0x\\w+", "", str(value))
 )
-def test_batch_invariant_decode(kind, argument, value, exception):
-    arguments = dict(decode_arguments(kind), batch_invariant=True)
-    check_refused(flash_mla_with_kvcache, arguments, argument, value, exception, kind)
+def test_arguments_that_do_not_go_together(name, changed, exception, named):
+    for kind in FUNCTIONS[name][2]:
+        if kind.device != "cpu" and (type(changed.get("block_table")) is list or changed is OF_NO_BATCH):
+            continue  # a GPU does not look at the entries of a table
+        given = {argument: given_as(kind, value) for argument, value in changed.items()}
+        check_refused(name, kind, given, exception, named)
 
 
-@each_kind
-def test_without_a_table_there_is_a_page_for_each_request(kind):
-    arguments = dict(decode_arguments(kind), block_table=None, k_cache=kind.full((B - 1, 256, 2, D), 0))
-    with pytest.raises(ValueError) as caught:
-        flash_mla_with_kvcache(**arguments)
-    check_message(caught.value, "flash_mla_with_kvcache", "k_cache")
+@pytest.mark.parametrize("function", OPTIONS)
+def test_every_argument_is_in_a_table(function):
+    tested = set(OPTIONS[function])
+    for name, (*_, kinds) in FUNCTIONS.items():
+        if right(name, kinds[0])[0].name == function:
+            tested |= {argument for argument, *_ in wrong_arrays(name, kinds[0])}
+    functions = {name: right(name, kinds[-1])[0].name for name, (*_, kinds) in FUNCTIONS.items()}
+    tested |= {argument for name, changed, *_ in SPECIAL if functions[name] == function for argument in changed}
+    unused = {"is_fp8_kvcache"} if function == "get_mla_metadata" else set()  # which makes no difference
+    assert tested | unused == set(inspect.signature(getattr(flash_mla, function)).parameters)
+
+
+# ---- After an error -------------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_written_on_failure():
-    kind = KINDS[0]
-    out, lse = kind.full((B, S_Q, H_Q, D_V), 7), kind.full((B, H_Q, S_Q), 7, "float32")
-    arguments = decode_arguments(kind)
-    arguments["block_table"][1, 1] = -1
+    call = Call("dense_decode", KINDS[0])
+    call.inputs["block_table"][1, 0] = -1
     with pytest.raises(ValueError, match="block_table"):
-        flash_mla_with_kvcache(**arguments, out=out, lse=lse)
-    assert numpy.all(kind.float64(out) == 7) and numpy.all(kind.float64(lse) == 7)
+        call(**call.outputs)
+    assert all(numpy.all(call.kind.float64(array) == 7) for array in call.outputs.values())
 
 
 def test_a_call_after_a_failed_one_is_right():
     """Nothing of a refused call stays behind."""
     kind = KINDS[0]
-    expected = kind.all_bits(flash_mla_with_kvcache(**decode_arguments(kind)))
-    for changed in ({"attn_sink": kind.full(H_Q, 1, "float64")}, {"lse_empty": -math.inf, "softmax_scale": math.nan}):
+    call = Call("dense_decode", kind)
+    expected = kind.all_bits(call())
+    for changed in ({"attn_sink": kind.full(4, 1, "float64")}, {"lse_empty": -math.inf, "softmax_scale": math.nan}):
         with pytest.raises(ValueError):
-            flash_mla_with_kvcache(**dict(decode_arguments(kind), **changed))
-        got = flash_mla_with_kvcache(**decode_arguments(kind))
-        assert kind.all_bits(got) == expected
+            call(**changed)
+        assert kind.all_bits(call()) == expected
 
 
 def test_too_few_and_too_many_arguments():
     with pytest.raises(TypeError, match="flash_mla_with_kvcache"):
         flash_mla_with_kvcache()
     with pytest.raises(TypeError, match="flash_mla_with_kvcache"):
-        flash_mla_with_kvcache(**decode_arguments(KINDS[0]), block_size=64)
+        flash_mla_with_kvcache(**right("dense_decode", KINDS[0])[1], block_size=64)
 
 
 # ---- Kinds and devices that do not go together -----------------------------------------------------------------------
@@ -361,67 +401,6 @@ def test_metadata_that_another_library_filled(filled_by):
         check_message(error, "flash_mla_with_kvcache", "tile_scheduler_metadata")
     else:
         assert then.is_one(out)
-
-
-# ---- merge_states ---------------------------------------------------------------------------------------------------
-
-N = 3
-MERGE = {
-    "out_parts": [
-        (TYPE, None, *NO_ARRAY),
-        (VALUE, full(N, B, S_Q, H_Q, 8, dtype="float64"), full(N, B, S_Q, H_Q, 8, dtype="int32")),
-        (VALUE, full(B, S_Q, H_Q, 8), full(N + 1, B, S_Q, H_Q, 8), full(N, B + 1, S_Q, H_Q, 8)),
-        (VALUE, full(N, B, S_Q + 1, H_Q, 8), full(N, B, S_Q, H_Q + 1, 8)),
-        (VALUE, part((N, B, S_Q, H_Q, 16), (*[slice(None)] * 4, slice(None, None, 2)))),
-    ],
-    "lse_parts": [
-        (TYPE, None, *NO_ARRAY),
-        (VALUE, full(N, B, H_Q, S_Q), full(N, B, H_Q, S_Q, dtype="float64")),
-        (VALUE, full(B, H_Q, S_Q, dtype="float32"), full(N, B, S_Q, H_Q, dtype="float32")),
-        (VALUE, full(N + 1, B, H_Q, S_Q, dtype="float32"), full(N, B + 1, H_Q, S_Q, dtype="float32")),
-        (VALUE, part((N, B, H_Q, 2 * S_Q), (*[slice(None)] * 3, slice(None, None, 2)), "float32")),
-    ],
-    "attn_sink": [
-        (TYPE, *NO_ARRAY),
-        (VALUE, full(H_Q, dtype="float16"), full(H_Q, dtype="float64")),
-        (VALUE, full(1, H_Q, dtype="float32"), full(H_Q + 1, dtype="float32")),
-    ],
-    "out": [
-        (TYPE, *NO_ARRAY),
-        (VALUE, full(B, S_Q, H_Q, 8, dtype="float64"), full(B, S_Q, H_Q, 8, dtype="int32")),
-        (VALUE, full(N, B, S_Q, H_Q, 8), full(B, S_Q, H_Q, 7), full(B + 1, S_Q, H_Q, 8), full(B, H_Q, S_Q, 8)),
-        (VALUE, broadcast(B, S_Q, H_Q, 8)),
-    ],
-    "lse": [
-        (TYPE, *NO_ARRAY),
-        (VALUE, full(B, H_Q, S_Q), full(B, H_Q, S_Q, dtype="float64")),
-        (VALUE, full(N, B, H_Q, S_Q, dtype="float32"), full(B, S_Q, H_Q, dtype="float32")),
-        (VALUE, broadcast(B, H_Q, S_Q, dtype="float32")),
-    ],
-    **OPTIONS,
-}
-
-
-def merge_arguments(kind):
-    return {"out_parts": kind.full((N, B, S_Q, H_Q, 8), 0), "lse_parts": kind.full((N, B, H_Q, S_Q), 0, "float32")}
-
-
-@each_kind
-def test_merge_arguments_as_they_are_meant(kind):
-    merge_states(**merge_arguments(kind))
-
-
-@each_kind
-@pytest.mark.parametrize("argument,value,exception", cases(MERGE))
-def test_merge(kind, argument, value, exception):
-    if argument == "stream" and kind.is_torch:
-        pytest.skip("PyTorch's current stream is used")
-    check_refused(merge_states, merge_arguments(kind), argument, value, exception, kind)
-
-
-def test_every_argument_of_merge_is_in_the_table():
-    code = merge_states.__code__
-    assert set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) == set(MERGE)
 
 
 # ---- What is not there ----------------------------------------------------------------------------------------------

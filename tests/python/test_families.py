@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: MIT
 """What holds for every kind of attention: dense decode, sparse decode and sparse prefill, over keys of every format."""
 
+import ctypes
 import math
 import re
 
 import numpy
 import pytest
 
+import flash_mla
 from attention import Batch, check_decode, strided
-from flash_mla import flash_mla_with_kvcache, get_mla_metadata
+from flash_mla import _library, _operations, flash_mla_with_kvcache, get_mla_metadata, merge_states
+from flash_mla._operations import DECODE
 from capsules import Capsuled
-from kinds import KINDS, Kind, torch
+import test_decode
+import test_sparse
+import test_sparse_prefill
+from kinds import BF16_KINDS, KINDS, WORDS, Kind, torch
 from test_errors import check_message
+from test_merge import Parts
+from test_merge import check as check_merge
 from test_sparse import Sparse
 from test_sparse import check as check_sparse
-from test_sparse_prefill import KINDS_OF_IT, WORDS, Prompt
+from test_sparse_prefill import Prompt
 from test_sparse_prefill import call as call_prefill
 from test_sparse_prefill import check as check_prefill
 
@@ -23,11 +31,12 @@ class Family:
     """Problems of one kind; `shape`: of the one that is looked at where nothing else is said. Each has a sink."""
 
     def __init__(self, make, shape, call, check, kinds):
-        self._make, self.shape, self.call, self.check, self.kinds = make, shape, call, check, kinds
-        self.function = "flash_mla_sparse_fwd" if make is Prompt else "flash_mla_with_kvcache"
+        self.of, self.shape, self.call, self.check, self.kinds = make, shape, call, check, kinds
+        self.function = FUNCTIONS[make]
+        self.is_decode = self.function == "flash_mla_with_kvcache"
 
     def make(self, **changed):
-        return self._make(**{**self.shape, **changed})
+        return self.of(**{**self.shape, **changed})
 
     def arguments(self, kind, problem):
         return dict(problem.arguments(kind), attn_sink=kind.fp32(problem.sink))
@@ -35,35 +44,36 @@ class Family:
     def inputs(self, problem):
         return {**problem.inputs(), "attn_sink": (problem.sink, "float32")}
 
-    def results(self, problem):
-        """{name: (shape, type)}, in order."""
-        if self._make is Prompt:
-            rows = (problem.s_q, problem.h_q), "float32"
-            return {"out": ((*rows[0], 512), None), "max_logits": rows, "lse": rows}
-        b, s_q, h_q = problem.b, problem.s_q, problem.h_q
-        return {"out": ((b, s_q, h_q, 512), None), "lse": ((b, h_q, s_q), "float32")}
-
     def check_call(self, kind, problem, arguments, **options):
-        got = self.call(kind, {**arguments, **options})
+        return self.check_call_of(kind, kind, problem, {**arguments, **options})
+
+    def check_call_of(self, kind, given, problem, arguments):
+        """`kind`: of the results, where it is another than that of what is `given`."""
+        got = self.call(given, arguments)
         self.check(kind, got, problem.expected(kind, sink=problem.sink))
         return got
 
 
-def call_decode(kind, arguments):
-    return flash_mla_with_kvcache(**arguments)
+FUNCTIONS = {Batch: DECODE, Sparse: DECODE, Prompt: "flash_mla_sparse_fwd", Parts: "merge_states"}
 
 
-DECODE = call_decode, check_sparse, KINDS
-PREFILL = call_prefill, check_prefill, KINDS_OF_IT
+def call_plainly(function):
+    return lambda kind, arguments: function(**arguments)
+
+
+call_decode = call_plainly(flash_mla_with_kvcache)
+OF_SPARSE = call_decode, check_sparse, KINDS
+OF_PREFILL = call_prefill, check_prefill, BF16_KINDS
 TWICE = dict(extra=(70, 30, 2), lengths=[[90, 60], [70, 3]])
 FAMILIES = {
     "dense": Family(Batch, dict(lengths=[100, 3, 64], s_q=2), call_decode, check_decode, KINDS),
-    "sparse": Family(Sparse, dict(layout="plain", lengths=[[90, 60]]), *DECODE),
-    "sparse-656": Family(Sparse, dict(layout=656, lengths=[[90, 60]]), *DECODE),
-    "sparse-584-twice": Family(Sparse, dict(layout=584, **TWICE), *DECODE),
-    "prefill": Family(Prompt, dict(h_q=6, h_kv=2), *PREFILL),
-    "prefill-pages": Family(Prompt, dict(pages=(5, 64), lengths=[0, 90, 3, 64, 65]), *PREFILL),
-    "prefill-656": Family(Prompt, dict(layout=656, pages=(5, 64)), *PREFILL),
+    "sparse": Family(Sparse, dict(layout="plain", lengths=[[90, 60]]), *OF_SPARSE),
+    "sparse-656": Family(Sparse, dict(layout=656, lengths=[[90, 60]]), *OF_SPARSE),
+    "sparse-584-twice": Family(Sparse, dict(layout=584, **TWICE), *OF_SPARSE),
+    "prefill": Family(Prompt, dict(h_q=6, h_kv=2), *OF_PREFILL),
+    "prefill-pages": Family(Prompt, dict(pages=(5, 64), lengths=[0, 90, 3, 64, 65]), *OF_PREFILL),
+    "prefill-656": Family(Prompt, dict(layout=656, pages=(5, 64)), *OF_PREFILL),
+    "merge": Family(Parts, dict(), call_plainly(merge_states), check_merge, KINDS),
 }
 
 
@@ -81,15 +91,40 @@ def of(where=lambda kind: True, **tests):
 
 
 def decodes(*values):
-    return lambda family: [] if family.call is call_prefill else values
+    return lambda family: values if family.is_decode else []
 
 
 def all_results(family):
-    return list(family.results(family.make()))
+    return list(family.make().results())
 
 
 def all_arrays(family):
     return [*family.inputs(family.make()), *all_results(family), "all"]
+
+
+# ---- Values -----------------------------------------------------------------------------------------------------------
+
+SHAPES = {"dense": test_decode.SHAPES, "sparse": test_sparse.SHAPES, "prefill": test_sparse_prefill.SHAPES}
+
+
+@pytest.mark.parametrize(
+    "family,kind,shape",
+    [
+        pytest.param(FAMILIES[name], kind, shape, id=f"{name}-{kind}-{str(shape)[:80]}")
+        for name, shapes in SHAPES.items()
+        for kind in FAMILIES[name].kinds
+        for shape in shapes
+    ],
+)
+def test_values(family, kind, shape):
+    """Planned in the call, and before it; with a sink, and without."""
+    causal = dict(causal=True) if "causal" in shape else {}
+    problem = family.of(**{name: value for name, value in shape.items() if name != "causal"})
+    for meta in (None, get_mla_metadata()[0]) if family.is_decode else (None,):
+        arguments = {**problem.arguments(kind), **causal, **({"tile_scheduler_metadata": meta} if meta else {})}
+        family.check(kind, family.call(kind, arguments), problem.expected(kind, **causal))
+    arguments["attn_sink"] = kind.fp32(problem.sink)
+    family.check(kind, family.call(kind, arguments), problem.expected(kind, sink=problem.sink, **causal))
 
 
 # ---- What stays ---------------------------------------------------------------------------------------------------------
@@ -101,7 +136,7 @@ def large(family):
         return dict(lengths=[500, 64, 0, 70], h_q=16)
     if family.check is check_sparse:
         return dict(h_q=16, topk=700, lengths=[[700, 65], [70, 0]])
-    return dict(h_q=64, s_q=20, topk=200, lengths=None)
+    return dict(n=17, d_v=512) if family.check is check_merge else dict(h_q=64, s_q=20, topk=200, lengths=None)
 
 
 @of(size=lambda family: ["small", "large"])
@@ -118,12 +153,87 @@ def test_the_same_call_gives_the_same_bits_and_writes_only_its_results(family, k
     assert held() == before and before.keys() == family.inputs(problem).keys()
 
 
-@of(scale=lambda family: [0.02, 1.0, -0.1, 3] if family.call is call_decode else [0.02, -0.1])
+SCALES = {DECODE: [0.02, 1.0, -0.1, 3], "flash_mla_sparse_fwd": [0.02, -0.1]}
+
+
+@of(scale=lambda family: SCALES.get(family.function, []))
 def test_scale(family, kind, scale):
     problem = family.make()
-    name = "softmax_scale" if family.call is call_decode else "sm_scale"
+    name = "softmax_scale" if family.is_decode else "sm_scale"
     got = family.call(kind, {**problem.arguments(kind), name: scale})
     family.check(kind, got, problem.expected(kind, scale=scale))
+
+
+# Rows that see no key, for all the reasons that there are.
+EMPTY = {
+    Batch: dict(lengths=[70, 0, 2], s_q=4),
+    Sparse: dict(lengths=[[0, 60], [0, 3]]),
+    Prompt: dict(lengths=[0, 90, -3, 64, 65]),
+    Parts: {},
+}
+
+
+@of(lse_empty=lambda family: [math.inf, -math.inf])
+@pytest.mark.parametrize("log_base", [math.e, 2])
+@pytest.mark.parametrize("more", [False, True], ids=["plain", "more"])
+def test_conventions(family, kind, lse_empty, log_base, more):
+    """`more`: with a sink, a negative scale, a mask, and given results."""
+    problem = family.make(**EMPTY[family.of])
+    options, arguments, given = dict(lse_empty=lse_empty, log_base=log_base), problem.arguments(kind), {}
+    if more:
+        given = {name: kind.full(shape, 7, dtype) for name, (shape, dtype) in problem.results().items()}
+        problem.sink[1], problem.sink[3] = math.inf, -math.inf
+        arguments.update(given, attn_sink=kind.fp32(problem.sink))
+        options["sink"] = problem.sink
+        if family.function in SCALES:
+            arguments["softmax_scale" if family.is_decode else "sm_scale"] = options["scale"] = -0.3
+        if family.is_decode:
+            arguments["batch_invariant"] = True
+        if family.of is Batch:
+            arguments["causal"] = options["causal"] = True
+    got, expected = family.call(kind, {**arguments, "lse_empty": lse_empty, "log_base": log_base}), problem.expected(
+        kind, **options
+    )
+    assert numpy.any(expected[-1] == lse_empty)
+    family.check(kind, got, expected)
+    assert all(array is mine for array, mine in zip(got, given.values()))
+
+
+@of(nothing=decodes(None))
+def test_metadata_serves_every_layer(family, kind, nothing):
+    """Other values, another cache, another head size: it depends on the lengths and the shapes alone."""
+    meta, _ = get_mla_metadata()
+    for seed in range(3):
+        problem = family.make(h_q=16, seed=seed, **(dict(d=[576, 576, 512][seed]) if family.of is Batch else {}))
+        family.check_call(kind, problem, family.arguments(kind, problem), tile_scheduler_metadata=meta)
+
+
+FIELDS = {
+    "b": "q.shape[0]",
+    "s_q": "q.shape[1]",
+    "h_q": "q.shape[2]",
+    "page_block_size": "k_cache.shape[1]",
+    "h_k": "k_cache.shape[2]",
+    "causal": "causal",
+    "is_fp8_kvcache": "is_fp8_kvcache",
+    "topk": "indices.shape[-1]",
+    "extra_page_block_size": "extra_k_cache.shape[1]",
+    "extra_topk": "extra_indices_in_kvcache.shape[-1]",
+}
+
+
+@of(field=decodes(*FIELDS))
+def test_metadata_of_another_call_is_refused(family, kind, field):
+    problem, (meta, _) = family.make(), get_mla_metadata()
+    arguments = dict(family.arguments(kind, problem), tile_scheduler_metadata=meta)
+    family.call(kind, arguments)
+    filled = meta.config
+    meta.config = filled._replace(**{field: not getattr(filled, field) if field in ("causal", "is_fp8_kvcache") else 9})
+    with pytest.raises(ValueError) as caught:
+        family.call(kind, arguments)
+    assert re.match(rf"{DECODE}: tile_scheduler_metadata: .* {re.escape(FIELDS[field])} is ", str(caught.value))
+    meta.config = filled
+    family.check_call(kind, problem, arguments)  # and it still serves what it was filled for
 
 
 @of(nothing=decodes(None))
@@ -197,7 +307,7 @@ def on_gpu(array):
 
 
 def all_given(family, kind, problem):
-    results = {name: kind.full(shape, 7, dtype) for name, (shape, dtype) in family.results(problem).items()}
+    results = {name: kind.full(shape, 7, dtype) for name, (shape, dtype) in problem.results().items()}
     return {**family.arguments(kind, problem), **results}
 
 
@@ -205,8 +315,8 @@ def all_given(family, kind, problem):
 @pytest.mark.parametrize("how", UNFIT)
 def test_array_that_is_unfit(family, kind, which, how):
     """What NumPy can make, among arrays that are right, is refused by its name."""
-    if which == "q" and "GPU" in how:
-        pytest.skip("q says where the others have to be")
+    if which in ("q", "out_parts") and "GPU" in how:
+        pytest.skip("it says where the others have to be")
     problem = family.make()
     arguments = all_given(family, kind, problem)
     exception, change = UNFIT[how]
@@ -215,7 +325,7 @@ def test_array_that_is_unfit(family, kind, which, how):
     if "byte order" in how and (arguments[which].itemsize == 1 or str(arguments[which].dtype) == "bfloat16"):
         pytest.skip("of one order")
     if "planned" in how:
-        if family.shape.get("layout") is None or family.call is call_prefill:
+        if family.check is not check_sparse:
             pytest.skip("of sparse decode, which plans beside q")
         arguments["tile_scheduler_metadata"] = get_mla_metadata()[0]
     arguments[which] = change(arguments[which])
@@ -224,7 +334,7 @@ def test_array_that_is_unfit(family, kind, which, how):
     with pytest.raises(exception) as caught:
         family.call(kind, arguments)
     check_message(caught.value, family.function, which)
-    said = "device is cuda:0, must be cpu" + " as q's" * (family.check is not check_decode)
+    said = "device is cuda:0, must be cpu" + " as q's" * (family.check in (check_sparse, check_prefill))
     assert (said if "GPU" in how else SAID.get(how, "")) in str(caught.value)
 
 
@@ -258,7 +368,7 @@ def test_given_results(family, kind, which):
     if kind is WORDS and which != "all":
         pytest.skip("it makes no results")
     problem = family.make()
-    given = {name: kind.full(shape, math.nan, dtype) for name, (shape, dtype) in family.results(problem).items()}
+    given = {name: kind.full(shape, math.nan, dtype) for name, (shape, dtype) in problem.results().items()}
     given = given if which == "all" else {which: given[which]}
     got = family.check_call(kind, problem, family.arguments(kind, problem), **given)
     for name, array in zip(all_results(family), got):
@@ -269,7 +379,7 @@ def test_given_results(family, kind, which):
 def test_strides(family, kind, which):
     """Parts of larger arrays, whose rest is not looked at, and stays as it is. The tokens of an FP8 page are in one piece."""
     problem = family.make()
-    results = family.results(problem)
+    results = problem.results()
     arguments = family.arguments(kind, problem)
     arguments.update({name: kind.full(shape, math.nan, dtype) for name, (shape, dtype) in results.items()})
     parts, large = {}, {}
@@ -310,3 +420,48 @@ def test_types_of_one_byte(family, kind, dtype):
     arguments = family.arguments(kind, problem)
     name = "kv" if "kv" in arguments else "k_cache"
     family.check_call(kind, problem, arguments, **{name: arguments[name].view(getattr(torch, dtype))})
+
+
+# ---- The kernel -----------------------------------------------------------------------------------------------------
+
+
+def kernels_asked(operation, monkeypatch):
+    """The names of the kernels that the library chooses, which is asked before each call of an operation from here on."""
+    names, launch = [], operation.launch
+    which = getattr(_library.library, f"fmla_{operation.name}_kernel")
+
+    def ask(address):
+        name = ctypes.c_char_p()
+        assert not which(ctypes.c_void_p(address), ctypes.byref(name))
+        names.append(name.value.decode())
+        return launch(address)
+
+    monkeypatch.setattr(operation, "launch", ask)
+    return names
+
+
+KERNELS = {  # changes of a shape, and whether Hopper's own kernel takes it
+    "sparse": [({}, True), (dict(layout=584, page_size=1, pages=50), False)],  # 584 bytes are no multiple of 16
+    "sparse-656": [({}, True), (dict(h_q=128, topk=300, extra=(70, 30, 2)), True)],
+    "sparse-584-twice": [(dict(extra=None), True)],
+    "prefill": [({}, None)],
+    "prefill-656": [({}, None), (dict(layout=584, pages=(5, 1)), None)],
+}
+
+
+@of(case=lambda family: KERNELS.get(next(name for name, f in FAMILIES.items() if f is family), []))
+def test_kernel(family, kind, case, monkeypatch):
+    """It is one that the capabilities of the device have; Hopper's own where it takes the call."""
+    (changed, hopper), operation = case, _operations.SPARSE_DECODE if family.is_decode else _operations.SPARSE_PREFILL
+    rows = [row for row in flash_mla.capabilities(kind.device) if row["operation"] == operation.name]
+    available = {row["kernel"] for row in rows if row["available"] and not row["forced_only"]}
+    problem, names = family.make(**changed, lengths=None), kernels_asked(operation, monkeypatch)
+    family.check(kind, family.call(kind, problem.arguments(kind)), problem.expected(kind))
+    (name,) = names
+    assert name in available
+    if kind.device != "cpu" and family.is_decode:
+        assert {"cuda"} <= available <= {"cuda", "cuda-sm90"}
+        takes = kind.element == "bfloat16" or problem.layout == "plain"  # caches of codes want bfloat16 queries
+        fast = hopper and takes and "cuda-sm90" in available
+        assert name == ("cuda-sm90" if fast else "cuda")
+        assert "cuda-sm90" not in available or torch.cuda.get_device_capability() == (9, 0)

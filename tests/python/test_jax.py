@@ -8,16 +8,12 @@ import numpy
 import pytest
 
 from attention import Batch, check_decode
-from flash_mla import (
-    cache_append,
-    cache_gather,
-    flash_mla_sparse_fwd,
-    flash_mla_with_kvcache,
-    get_mla_metadata,
-    merge_states,
-)
+from calls import NAMES, Call
+from flash_mla import cache_append, cache_gather, flash_mla_with_kvcache
 from kinds import Kind
 from test_cache import SLOTS, new_cache, vectors
+from test_dlpack import Wrapped, check_family, each_way
+from test_families import FAMILIES
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # where the arrays of NumPy that they meet are, too
 jax = pytest.importorskip("jax")
@@ -34,13 +30,10 @@ def decode(given, meta=None, **options):
     return flash_mla_with_kvcache(*given.values(), 512, meta, **options)
 
 
-@pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
-def test_decode(planned):
-    meta = get_mla_metadata()[0] if planned else None
-    for _ in range(2):
-        results = decode(arrays(), meta)
-        assert all(isinstance(result, jax.Array) for result in results)
-        check_decode(KIND, tuple(map(numpy.asarray, results)), BATCH.expected(KIND))
+@each_way
+@pytest.mark.parametrize("name", FAMILIES)
+def test_family(name, way):
+    check_family(FAMILIES[name], Wrapped(jnp.asarray, numpy.asarray, "bfloat16"), way)
 
 
 def test_inputs_that_are_still_computed():
@@ -53,41 +46,12 @@ def test_inputs_that_are_still_computed():
     check_decode(KIND, tuple(map(numpy.asarray, decode(given))), BATCH.expected(KIND))
 
 
-def test_results_into_arrays_of_numpy():
-    out = numpy.zeros((4, 2, 4, 512), KIND._dtype(None))
-    lse = numpy.zeros((4, 4, 2), numpy.float32)
-    got = decode(arrays(), out=out, lse=lse)
-    assert got[0] is out and got[1] is lse
-    check_decode(KIND, got, BATCH.expected(KIND))
-
-
-FIXED = {
-    "flash_mla_with_kvcache-out": lambda: decode(arrays(), out=jnp.zeros((4, 2, 4, 512), jnp.bfloat16)),
-    "flash_mla_with_kvcache-lse": lambda: decode(arrays(), lse=jnp.zeros((4, 4, 2), jnp.float32)),
-    "flash_mla_sparse_fwd-max_logits": lambda: flash_mla_sparse_fwd(
-        jnp.zeros((2, 4, 576), jnp.bfloat16),
-        jnp.zeros((9, 1, 576), jnp.bfloat16),
-        jnp.zeros((2, 1, 64), jnp.int32),
-        0.5,
-        max_logits=jnp.zeros((2, 4), jnp.float32),
-    ),
-    "merge_states-out": lambda: merge_states(
-        jnp.zeros((3, 1, 1, 4, 8)), jnp.zeros((3, 1, 4, 1)), out=jnp.zeros((1, 1, 4, 8))
-    ),
-    "cache_append-kv_cache": lambda: cache_append(
-        jnp.zeros((1, 40), jnp.float16), None, jnp.zeros((2, 4, 1, 40), jnp.float16), jnp.zeros(1, jnp.int32), "FP16"
-    ),
-    "cache_gather-out": lambda: cache_gather(
-        jnp.zeros((2, 4, 1, 40), jnp.float16), jnp.zeros(1, jnp.int32), "FP16", out=jnp.zeros((1, 40), jnp.float16)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("name", NAMES)
 def test_array_that_never_changes(name):
-    function, argument = name.split("-")
-    with pytest.raises(ValueError, match=f"^{function}: {argument}: is a jax.Array, whose values never change"):
-        FIXED[name]()
+    call = Call(name, Wrapped(jnp.asarray, numpy.asarray, "bfloat16"))
+    for argument, array in call.outputs.items():
+        with pytest.raises(ValueError, match=f"^{call.name}: {argument}: is a jax.Array, whose values never change"):
+            call(**{**call.given(), argument: array})
 
 
 @pytest.mark.parametrize("argument", ["q", "k_cache", "cache_seqlens"])

@@ -12,21 +12,36 @@ from flash_mla import flash_mla_with_kvcache, merge_states
 from kinds import KINDS, each_kind, torch
 
 N, B, S_Q, H_Q, D_V = 5, 3, 2, 6, 40
-ELEMENTS = ["element", "float32"]
 
 
-def parts(n=N, seed=0, d_v=D_V):
-    """Parts of different weight, with a row that none of them saw, one that a single one saw, parts without keys."""
-    random = numpy.random.default_rng(seed)
-    out = random.normal(0, 0.1, (n, B, S_Q, H_Q, d_v))
-    lse = random.normal(0, 3, (n, B, H_Q, S_Q))
-    if n:
-        lse[:, 0, 1, 1] = numpy.resize([math.inf, -math.inf], n)
-        lse[1:, 1, 2, 0] = -math.inf
-        lse[n // 2, 2] = math.inf
-        lse[0, 2, 3, 0] = -math.inf
-        out[~numpy.isfinite(lse.transpose(0, 1, 3, 2))] = math.nan  # which is not read
-    return out, lse
+class Parts:
+    """Parts of different weight, with a row that none of them saw, one that a single one saw, parts without keys. `element`: their
+    type; None: the kind's."""
+
+    def __init__(self, n=N, seed=0, d_v=D_V, element=None):
+        random = numpy.random.default_rng(seed)
+        self.element = element
+        self.out = random.normal(0, 0.1, (n, B, S_Q, H_Q, d_v)).astype(numpy.float32)
+        self.lse = lse = random.normal(0, 3, (n, B, H_Q, S_Q)).astype(numpy.float32)
+        self.sink = numpy.array([0.3, -2, math.inf, -math.inf, 5, 0], numpy.float32)
+        if n:
+            lse[:, 0, 1, 1] = numpy.resize([math.inf, -math.inf], n)
+            lse[1:, 1, 2, 0] = -math.inf
+            lse[n // 2, 2] = math.inf
+            lse[0, 2, 3, 0] = -math.inf
+            self.out[~numpy.isfinite(lse.transpose(0, 1, 3, 2))] = math.nan  # which is not read
+
+    def inputs(self):
+        return {"out_parts": (self.out, self.element), "lse_parts": (self.lse, "float32")}
+
+    def results(self):
+        return {"out": (self.out.shape[1:], self.element), "lse": (self.lse.shape[1:], "float32")}
+
+    def arguments(self, kind):
+        return {name: kind.array(*given) for name, given in self.inputs().items()}
+
+    def expected(self, kind, **options):
+        return merged(kind.float64(kind.array(self.out, self.element)), self.lse.astype(float), **options)
 
 
 def merged(out_parts, lse_parts, sink=None, lse_empty=math.inf, log_base=math.e):
@@ -38,58 +53,28 @@ def merged(out_parts, lse_parts, sink=None, lse_empty=math.inf, log_base=math.e)
     return with_sink(out, lse, sink), conventions(lse, lse_empty, log_base)
 
 
-def element_of(kind, element):
-    return kind.element if element == "element" else element
-
-
-def check(kind, got, expected, element):
+def check(kind, got, expected, element=None):
+    """`element`: the type of out; None: the kind's."""
     out, lse = got
     assert kind.is_one(out) and kind.is_one(lse)
-    assert (kind.dtype_name(out), kind.dtype_name(lse)) == (element, "float32")
+    assert (kind.dtype_name(out), kind.dtype_name(lse)) == (element or kind.element, "float32")
     check_close("out", kind.float64(out), expected[0], EXACT_FP32 if element == "float32" else DECODE_OUT)
     check_close("lse", kind.float64(lse), expected[1], EXACT_FP32 if element == "float32" else DECODE_LSE)
 
 
-def given(kind, element="float32", **options):
-    """Parts as arrays, and what they hold after rounding."""
-    out, lse = (array.astype(numpy.float32) for array in parts(**options))
-    arrays = kind.array(out, element), kind.fp32(lse)
-    return arrays, (kind.float64(arrays[0]), kind.float64(arrays[1]))
-
-
 @each_kind
-@pytest.mark.parametrize("element", ELEMENTS)
-@pytest.mark.parametrize("n", [1, 2, 5, 33])
-def test_values(kind, element, n):
-    element = element_of(kind, element)
-    arrays, values = given(kind, element, n=n)
-    check(kind, merge_states(*arrays), merged(*values), element)
-
-
-@each_kind
-@pytest.mark.parametrize("d_v", [1, 7, 64, 512])
-def test_any_length_of_a_value(kind, d_v):
-    arrays, values = given(kind, d_v=d_v)
-    check(kind, merge_states(*arrays), merged(*values), "float32")
-
-
-@each_kind
-@pytest.mark.parametrize("lse_empty", [math.inf, -math.inf])
-@pytest.mark.parametrize("log_base", [math.e, 2])
-@pytest.mark.parametrize("sink", [False, True])
-def test_conventions(kind, lse_empty, log_base, sink):
-    values_of_sink = numpy.array([0.3, -2, math.inf, -math.inf, 5, 0], numpy.float32) if sink else None
-    arrays, values = given(kind)
-    got = merge_states(*arrays, kind.fp32(values_of_sink) if sink else None, lse_empty=lse_empty, log_base=log_base)
-    expected = merged(*values, values_of_sink, lse_empty, log_base)
-    assert expected[1][0, 1, 1] == lse_empty
-    check(kind, got, expected, "float32")
+@pytest.mark.parametrize("element", [None, "float32"])
+@pytest.mark.parametrize(
+    "shape", [*(dict(n=n) for n in (1, 2, 5, 33)), *(dict(d_v=d) for d in (1, 7, 64, 512))], ids=str
+)
+def test_values(kind, element, shape):
+    parts = Parts(**shape, element=element)
+    check(kind, merge_states(**parts.arguments(kind)), parts.expected(kind), element)
 
 
 @each_kind
 def test_no_parts(kind):
-    arrays, _ = given(kind, n=0)
-    out, lse = merge_states(*arrays)
+    out, lse = merge_states(**Parts(n=0).arguments(kind))
     assert not numpy.any(kind.float64(out)) and numpy.all(kind.float64(lse) == math.inf)
     assert tuple(out.shape) == (B, S_Q, H_Q, D_V) and tuple(lse.shape) == (B, H_Q, S_Q)
 
@@ -111,50 +96,12 @@ def test_a_single_part_stays_as_it_is(kind):
 
 
 @each_kind
-@pytest.mark.parametrize("element", ELEMENTS)
-def test_given_results(kind, element):
-    """Of another type than the parts, with strides, into parts of larger arrays whose rest stays as it is."""
-    arrays, values = given(kind, "float32" if element == "element" else kind.element)
-    element = element_of(kind, element)
-    large_out, large_lse = kind.full((B, S_Q, H_Q + 2, D_V + 8), 7, element), kind.full((B, H_Q, S_Q + 3), 7, "float32")
-    out, lse = large_out[:, :, 1:-1, 8:], large_lse[:, :, 2 : S_Q + 2]
-    got = merge_states(*arrays, out=out, lse=lse)
-    assert got[0] is out and got[1] is lse
-    check(kind, got, merged(*values), element)
-    assert numpy.sum(kind.float64(large_out) != 7) <= B * S_Q * H_Q * D_V
-    assert numpy.sum(kind.float64(large_lse) != 7) <= B * S_Q * H_Q
-    kept = numpy.ones(tuple(large_out.shape), bool)
-    kept[:, :, 1:-1, 8:] = False
-    assert numpy.all(kind.float64(large_out)[kept] == 7)
-
-
-@each_kind
-@pytest.mark.parametrize("which", ["out", "lse"])
-def test_one_given_result(kind, which):
-    arrays, values = given(kind)
-    array = kind.full((B, S_Q, H_Q, D_V) if which == "out" else (B, H_Q, S_Q), 7, "float32")
-    got = merge_states(*arrays, **{which: array})
-    assert got[which == "lse"] is array
-    check(kind, got, merged(*values), "float32")
-
-
-@each_kind
-def test_parts_with_strides(kind):
-    arrays, values = given(kind)
-    large = kind.full((N, B + 1, S_Q, H_Q + 1, D_V + 8), math.nan, "float32")
-    large[:, 1:, :, 1:, :D_V] = arrays[0]
-    large_lse = kind.full((N + 2, B, H_Q, S_Q + 1), math.nan, "float32")
-    large_lse[1:-1, :, :, :S_Q] = arrays[1]
-    got = merge_states(large[:, 1:, :, 1:, :D_V], large_lse[1:-1, :, :, :S_Q])
-    check(kind, got, merged(*values), "float32")
-
-
-@each_kind
-def test_parts_join_in_order(kind):
-    """The same bits in every run."""
-    arrays, _ = given(kind, n=17)
-    first = kind.all_bits(merge_states(*arrays))
-    assert kind.all_bits(merge_states(*arrays)) == first
+def test_given_results_of_another_type(kind):
+    for parts, element in ((Parts(element="float32"), None), (Parts(), "float32")):
+        out = kind.full(parts.out.shape[1:], 7, element)
+        got = merge_states(**parts.arguments(kind), out=out)
+        assert got[0] is out
+        check(kind, got, parts.expected(kind), element)
 
 
 @pytest.mark.parametrize("log_base", [math.e, 2])

@@ -7,10 +7,10 @@ import numpy
 import pytest
 
 from attention import Batch, check_decode
+from calls import NAMES, Call
 from flash_mla import _library, flash_mla_with_kvcache, get_mla_metadata, merge_states
-from kinds import Kind
+from kinds import WORDS, Kind, ml_dtypes
 from programs import output_of
-from test_errors import B, D_V, H_Q, S_Q, check_message, decode_arguments
 
 KIND = Kind("numpy", "float16")
 
@@ -22,29 +22,27 @@ def decode(batch, meta=None, **options):
 # ---- What they can be -------------------------------------------------------------------------------------------------
 
 
-def numpy_arguments():
-    return dict(
-        decode_arguments(Kind("numpy", "float16")),
-        attn_sink=numpy.zeros(H_Q, numpy.float32),
-        out=numpy.zeros((B, S_Q, H_Q, D_V), numpy.float16),
-        lse=numpy.zeros((B, H_Q, S_Q), numpy.float32),
-    )
+def fixed(argument, name="dense_decode", kind=KIND):
+    """A call whose array may not be written."""
+    call = Call(name, kind)
+    array = {**call.inputs, **call.outputs}[argument]
+    if isinstance(array, numpy.ndarray):
+        array.flags.writeable = False
+    return call
 
 
 @pytest.mark.parametrize("argument", ["q", "k_cache", "block_table", "cache_seqlens", "attn_sink"])
 def test_input_of_numpy_may_be_read_only(argument):
-    arguments = numpy_arguments()
-    arguments[argument].flags.writeable = False
-    flash_mla_with_kvcache(**arguments)
+    fixed(argument)()
 
 
-@pytest.mark.parametrize("argument", ["out", "lse"])
-def test_result_of_numpy_that_is_read_only(argument):
-    arguments = numpy_arguments()
-    arguments[argument].flags.writeable = False
-    with pytest.raises(ValueError) as caught:
-        flash_mla_with_kvcache(**arguments)
-    check_message(caught.value, "flash_mla_with_kvcache", argument)
+@pytest.mark.parametrize("name", NAMES)
+def test_result_of_numpy_that_is_read_only(name):
+    for argument in Call(name, WORDS).outputs:
+        call = fixed(argument, name, WORDS if name == "sparse_prefill" else KIND)
+        if isinstance(call.outputs[argument], numpy.ndarray):
+            with pytest.raises(ValueError, match=f"^{call.name}: {argument}: is read-only"):
+                call(**call.outputs)
 
 
 @pytest.mark.parametrize(
@@ -55,20 +53,13 @@ def test_result_of_numpy_that_is_read_only(argument):
         ("datetime64[s]", "datetime64[s]"),
         ("S3", "bytes24"),
         ("bool", "bool"),
+        pytest.param("float8_e4m3fn", "float8_e4m3fn", marks=pytest.mark.skipif(not ml_dtypes, reason="no float8")),
     ],
 )
 def test_type_is_called_by_its_name(dtype, called):
-    arguments = dict(numpy_arguments(), q=numpy.zeros((B, S_Q, H_Q, 576), dtype))
     with pytest.raises(ValueError) as caught:
-        flash_mla_with_kvcache(**arguments)
+        Call("dense_decode", KIND)(q=numpy.zeros((2, 2, 4, 576), dtype))
     assert str(caught.value) == f"flash_mla_with_kvcache: q: dtype is {called}, must be bfloat16 or float16"
-
-
-def test_float8_is_called_by_its_name():
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    arguments = dict(numpy_arguments(), q=numpy.zeros((B, S_Q, H_Q, 576), ml_dtypes.float8_e4m3fn))
-    with pytest.raises(ValueError, match="q: dtype is float8_e4m3fn, must be bfloat16 or float16"):
-        flash_mla_with_kvcache(**arguments)
 
 
 def test_memory_map(tmp_path):

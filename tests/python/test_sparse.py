@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: MIT
 """flash_mla_with_kvcache with indices: sparse attention over plain and FP8 caches, against plain attention over the same keys."""
 
-import ctypes
 import math
 
 import numpy
 import pytest
 
-import flash_mla
-from attention import SPARSE_OUT, check_decode, conventions, dense, with_sink
-from flash_mla import FlashMLASchedMeta, _library, _operations, _structs, flash_mla_with_kvcache, get_mla_metadata
-from kinds import Kind, each_kind, torch
+from attention import SPARSE_OUT, Batch, check_decode, conventions, dense, with_sink
+from flash_mla import FlashMLASchedMeta, _operations, _structs, flash_mla_with_kvcache, get_mla_metadata
+from kinds import each_kind
 
 D_V = 512
 
@@ -98,6 +96,7 @@ class Sparse:
             inputs.update({name: value for name, value in zip(names, values) if value[0] is not None})
         return inputs
 
+    results = Batch.results
     NAMES = ("k_cache", "indices", "topk_length"), ("extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length")
 
     def arguments(self, kind):
@@ -144,28 +143,6 @@ SHAPES = [
 
 
 @each_kind
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values(kind, shape):
-    batch = Sparse(**shape)
-    arguments, expected = batch.arguments(kind), batch.expected(kind)
-    for meta in (None, get_mla_metadata()[0]):  # planned in the call, and before it
-        check(kind, flash_mla_with_kvcache(**dict(arguments, tile_scheduler_metadata=meta)), expected)
-
-
-@each_kind
-def test_options(kind):
-    batch = Sparse(layout=656, lengths=[[0, 60]])
-    arguments = dict(batch.arguments(kind), softmax_scale=0.3, attn_sink=kind.fp32(batch.sink))
-    arguments.update(lse_empty=-math.inf, log_base=2, batch_invariant=True)
-    expected = batch.expected(kind, 0.3, batch.sink, -math.inf, 2)
-    check(kind, flash_mla_with_kvcache(**arguments), expected)
-    out, lse = kind.full((2, 2, 4, D_V), 7), kind.full((2, 4, 2), 7, "float32")
-    got = flash_mla_with_kvcache(**arguments, out=out, lse=lse)
-    assert got[0] is out and got[1] is lse
-    check(kind, got, expected)
-
-
-@each_kind
 def test_what_dense_attention_reads_is_not_looked_at(kind):
     """vLLM passes both, always."""
     batch = Sparse(layout=656)
@@ -173,71 +150,17 @@ def test_what_dense_attention_reads_is_not_looked_at(kind):
     check(kind, flash_mla_with_kvcache(**arguments), batch.expected(kind))
 
 
-# ---- Strides --------------------------------------------------------------------------------------------------------
-
-
-# ---- The kernel -----------------------------------------------------------------------------------------------------
-
-
-def kernels_asked(operation, monkeypatch):
-    """The names of the kernels that the library chooses, which is asked before each call of an operation from here on."""
-    names, launch = [], operation.launch
-    which = getattr(_library.library, f"fmla_{operation.name}_kernel")
-
-    def ask(address):
-        name = ctypes.c_char_p()
-        assert not which(ctypes.c_void_p(address), ctypes.byref(name))
-        names.append(name.value.decode())
-        return launch(address)
-
-    monkeypatch.setattr(operation, "launch", ask)
-    return names
-
-
-@each_kind
-@pytest.mark.parametrize(
-    "shape,hopper",
-    [
-        (dict(layout="plain"), True),
-        (dict(layout=656), True),
-        (dict(layout=584), True),
-        (dict(layout=656, h_q=128, topk=300, extra=(70, 30, 2)), True),
-        (dict(layout=584, page_size=1, pages=50), False),  # pages of 584 bytes, no multiple of 16
-    ],
-    ids=str,
-)
-def test_kernel(kind, shape, hopper, monkeypatch):
-    """It is one that the capabilities of the device have; Hopper's own where it takes the call."""
-    rows = [row for row in flash_mla.capabilities(kind.device) if row["operation"] == "sparse_decode"]
-    available = {row["kernel"] for row in rows if row["available"] and not row["forced_only"]}
-    batch, names = Sparse(**shape), kernels_asked(_operations.SPARSE_DECODE, monkeypatch)
-    check(kind, flash_mla_with_kvcache(**batch.arguments(kind)), batch.expected(kind))
-    (name,) = names
-    assert name in available
-    if kind.device != "cpu":
-        assert {"cuda"} <= available <= {"cuda", "cuda-sm90"}
-        takes = kind.element == "bfloat16" or shape["layout"] == "plain"  # caches of codes want bfloat16 queries
-        fast = hopper and takes and "cuda-sm90" in available
-        assert name == ("cuda-sm90" if fast else "cuda")
-        assert "cuda-sm90" not in available or torch.cuda.get_device_capability() == (9, 0)
-
-
 # ---- The plan -------------------------------------------------------------------------------------------------------
 
 
 @each_kind
-def test_metadata_serves_every_layer(kind):
+def test_metadata_is_filled_by_the_first_call(kind):
     meta, nothing = get_mla_metadata()
     assert isinstance(meta, FlashMLASchedMeta) and nothing is None
-    for seed in range(3):
-        batch = Sparse(layout=584, extra=(70, 30, 2), lengths=[[0, 90], [70, 30]], seed=seed)
-        check(
-            kind,
-            flash_mla_with_kvcache(**dict(batch.arguments(kind), tile_scheduler_metadata=meta)),
-            batch.expected(kind),
-        )
-    assert meta.config == (2, 2, 4, 64, 1, False, True, 90, 2, 70)
-    assert tuple(meta.tile_scheduler_metadata.shape)[1:] == (8,) and tuple(meta.num_splits.shape) == (3,)
+    batch = Sparse(layout=584, b=3, page_size=32, extra=(70, 30, 2))
+    flash_mla_with_kvcache(**dict(batch.arguments(kind), tile_scheduler_metadata=meta))
+    assert meta.config == (3, 2, 4, 32, 1, False, True, 90, 2, 70)
+    assert tuple(meta.tile_scheduler_metadata.shape)[1:] == (8,) and tuple(meta.num_splits.shape) == (4,)
 
 
 class Planned:
@@ -277,97 +200,3 @@ def test_metadata_of_the_older_generation(kind):
     if kind.is_torch:  # as the newer generation is called
         arguments["num_splits"] = None
         check(kind, flash_mla_with_kvcache(**arguments), batch.expected(kind))
-
-
-@each_kind
-@pytest.mark.parametrize(
-    "change,argument",
-    [
-        (dict(topk=91), "indices.shape"),
-        (dict(extra=(71, 30, 2)), "extra_indices_in_kvcache.shape"),
-        (dict(extra=(70, 30, 3)), "extra_k_cache.shape"),
-        (dict(page_size=32), "k_cache.shape"),
-        (dict(layout="plain"), "is_fp8_kvcache"),
-        (dict(b=3), "q.shape"),
-    ],
-    ids=str,
-)
-def test_metadata_of_another_call_is_refused(kind, change, argument):
-    shape = dict(layout=656, extra=(70, 30, 2))
-    meta, _ = get_mla_metadata()
-    flash_mla_with_kvcache(**dict(Sparse(**shape).arguments(kind), tile_scheduler_metadata=meta))
-    with pytest.raises(ValueError) as caught:
-        flash_mla_with_kvcache(**dict(Sparse(**{**shape, **change}).arguments(kind), tile_scheduler_metadata=meta))
-    message = str(caught.value)
-    assert message.startswith("flash_mla_with_kvcache: tile_scheduler_metadata: ") and argument in message
-
-
-# ---- Errors ---------------------------------------------------------------------------------------------------------
-
-
-def zeros(*shape, dtype="int32"):
-    return lambda kind: kind.full(shape, 0, dtype)
-
-
-WRONG = [
-    ("causal", True, ValueError, "causal"),
-    ("causal", "text", TypeError, "causal"),
-    ("k_cache", None, TypeError, "k_cache"),
-    ("k_cache", 1, TypeError, "k_cache"),
-    ("k_cache", zeros(5, 64, 1, 576, dtype="uint8"), ValueError, "k_cache"),
-    ("k_cache", zeros(5, 64, 656, dtype="uint8"), ValueError, "k_cache"),
-    ("k_cache", zeros(5, 64, 2, 656, dtype="uint8"), ValueError, "k_cache"),
-    ("k_cache", zeros(5, 64, 1, 656, dtype="int32"), ValueError, "k_cache"),
-    ("k_cache", zeros(5, 64, 1, 584, dtype="uint8"), ValueError, "q"),  # whose d_qk is 512
-    ("is_fp8_kvcache", False, ValueError, "is_fp8_kvcache"),
-    ("indices", zeros(2, 90), ValueError, "indices"),
-    ("indices", zeros(2, 2, 90, dtype="int64"), ValueError, "indices"),
-    ("indices", zeros(3, 2, 90), ValueError, "indices"),
-    ("indices", zeros(2, 1, 90), ValueError, "indices"),
-    ("indices", [[1]], TypeError, "indices"),
-    ("topk_length", zeros(3), ValueError, "topk_length"),
-    ("topk_length", zeros(2, dtype="int64"), ValueError, "topk_length"),
-    ("topk_length", 1, TypeError, "topk_length"),
-    ("extra_k_cache", zeros(5, 64, 1, 656, dtype="uint8"), ValueError, "extra_indices_in_kvcache"),
-    ("extra_indices_in_kvcache", zeros(2, 2, 9), ValueError, "extra_k_cache"),
-    ("extra_topk_length", zeros(2), ValueError, "extra_topk_length"),
-    ("softmax_scale", 0, ValueError, "softmax_scale"),
-    ("head_dim_v", 577, ValueError, "head_dim_v"),
-    ("head_dim_v", 256, NotImplementedError, "head_dim_v"),
-    ("attn_sink", zeros(3, dtype="float32"), ValueError, "attn_sink"),
-]
-
-
-@each_kind
-@pytest.mark.parametrize("with_metadata", [False, True])
-@pytest.mark.parametrize("argument,value,exception,named", WRONG)
-def test_wrong_arguments(kind, argument, value, exception, named, with_metadata):
-    arguments = Sparse(layout=656).arguments(kind)
-    flash_mla_with_kvcache(**arguments)
-    if with_metadata:
-        arguments["tile_scheduler_metadata"] = get_mla_metadata()[0]
-    with pytest.raises(exception) as caught:
-        flash_mla_with_kvcache(**{**arguments, argument: value(kind) if callable(value) else value})
-    assert caught.type is exception
-    assert str(caught.value).startswith(f"flash_mla_with_kvcache: {named}"), str(caught.value)
-
-
-@each_kind
-@pytest.mark.parametrize(
-    "change,exception,named",
-    [
-        (dict(num_heads_q=None), TypeError, "num_heads_q"),
-        (dict(num_heads_q=3), ValueError, "num_heads_q"),
-        (dict(num_heads_q=0), ValueError, "num_heads_q"),
-        (dict(num_heads_k=2), ValueError, "num_heads_k"),
-        (dict(topk="2048"), TypeError, "topk"),
-        (dict(topk=-1), ValueError, "topk"),
-        (dict(topk=2**31), ValueError, "topk"),
-    ],
-    ids=str,
-)
-def test_wrong_metadata(kind, change, exception, named):
-    arguments = dict(cache_seqlens=kind.int32([1, 2]), num_q_tokens_per_head_k=8, num_heads_k=1, num_heads_q=4, topk=64)
-    get_mla_metadata(**arguments)
-    with pytest.raises(exception, match=f"^get_mla_metadata: {named}: "):
-        get_mla_metadata(**{**arguments, **change})

@@ -6,13 +6,10 @@ import math
 import numpy
 import pytest
 
-import flash_mla
 from attention import check_close, conventions, log_sum_exp, with_sink
-from capsules import Capsuled
-from flash_mla import _operations, flash_mla_sparse_fwd
-from kinds import KINDS, Kind
-from test_errors import NO_ARRAY, NOT_THERE, OPTIONS, TYPE, VALUE, broadcast, cases, check_refused, full, part
-from test_sparse import Cache, bf16_bits, kernels_asked
+from flash_mla import flash_mla_sparse_fwd
+from kinds import BF16_KINDS, WORDS
+from test_sparse import Cache, bf16_bits
 
 D_V = 512
 NO_KEYS = (-1, 2147483647, -2147483648, -123456, 114514)  # and s_kv
@@ -20,53 +17,8 @@ NO_KEYS = (-1, 2147483647, -2147483648, -123456, 114514)  # and s_kv
 OUT = (8e-4, 3.01 / 128, 7e-6)
 ROWS = (1e-6, 2.01 / 65536, 1e-7)
 
-# ---- bf16 without a library that has it -------------------------------------------------------------------------------
-
-
-class Words(Capsuled):
-    """bf16 in NumPy's 16-bit words, which DLPack alone says. No library makes such arrays: results are given."""
-
-    dtype = "bfloat16"
-
-    def __init__(self, words):
-        self.words = words = numpy.asarray(words)
-        strides = [stride // 2 for stride in words.strides]
-        super().__init__(words.ctypes.data, words.shape, 4, 16, strides=strides)
-
-    def __getitem__(self, key):
-        return Words(self.words[key])
-
-
-class WordsKind(Kind):
-    """Words, and NumPy's arrays for the rest."""
-
-    def __init__(self):
-        super().__init__("words", "bfloat16")
-
-    def array(self, values, dtype=None):
-        if dtype not in (None, "bfloat16"):
-            return super().array(values, dtype)
-        values = numpy.asarray(values, numpy.float32)
-        bits = values.view(numpy.uint32)
-        rounded = (bits + (bits >> 16 & 1) + numpy.uint32(0x7FFF)) >> 16
-        return Words(numpy.where(numpy.isnan(values), 0x7FC0, rounded).astype(numpy.uint16))
-
-    def float64(self, array):
-        if isinstance(array, Words):
-            array = (array.words.astype(numpy.uint32) << 16).view(numpy.float32)
-        return super().float64(array)
-
-    def bits(self, array):
-        return super().bits(array.words if isinstance(array, Words) else array)
-
-    def is_one(self, array):
-        return isinstance(array, (Words, numpy.ndarray))
-
-
-WORDS = WordsKind()
-KINDS_OF_IT = [WORDS, *(kind for kind in KINDS if kind.element == "bfloat16")]
-each_kind = pytest.mark.parametrize("kind", KINDS_OF_IT, ids=repr)
-each_kind_that_makes = pytest.mark.parametrize("kind", KINDS_OF_IT[1:], ids=repr)
+each_kind = pytest.mark.parametrize("kind", BF16_KINDS, ids=repr)
+each_kind_that_makes = pytest.mark.parametrize("kind", BF16_KINDS[1:], ids=repr)
 
 
 def new_results(kind, s_q, h_q):
@@ -127,6 +79,10 @@ class Prompt:
         lengths = {} if self.lengths is None else {"topk_length": (self.lengths, "int32")}
         return {**inputs, "indices": (self.lists, "int32"), **lengths}
 
+    def results(self):
+        rows = (self.s_q, self.h_q), "float32"
+        return {"out": ((*rows[0], D_V), None), "max_logits": rows, "lse": rows}
+
     def arguments(self, kind):
         options = dict(sm_scale=0.5, is_fp8_kvcache=self.layout != "plain")
         return {**{name: kind.array(*given) for name, given in self.inputs().items()}, **options}
@@ -185,16 +141,6 @@ SHAPES = [
 
 
 @each_kind
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values(kind, shape):
-    prompt = Prompt(**shape)
-    arguments, expected = prompt.arguments(kind), prompt.expected(kind)
-    check(kind, call(kind, arguments), expected)
-    sink = kind.fp32(prompt.sink)
-    check(kind, call(kind, dict(arguments, attn_sink=sink)), prompt.expected(kind, sink=prompt.sink))
-
-
-@each_kind
 @pytest.mark.parametrize("none", [*NO_KEYS, 300], ids=str)
 @pytest.mark.parametrize("sink", [-math.inf, 0.0, math.inf, None], ids=str)
 def test_rows_without_a_key(kind, none, sink):
@@ -224,35 +170,12 @@ def test_an_index_that_stands_twice_counts_twice(kind):
 
 
 @each_kind
-def test_options(kind):
-    prompt = Prompt(lengths=[0, 90, 3, 64, 65])
-    options = dict(attn_sink=kind.fp32(prompt.sink), sm_scale=-0.3, lse_empty=-math.inf, log_base=2, d_v=D_V)
-    arguments = dict(prompt.arguments(kind), **options)
-    expected = prompt.expected(kind, -0.3, prompt.sink, -math.inf, 2)
-    check(kind, call(kind, arguments), expected)
-    results = new_results(kind, 5, 4)
-    got = flash_mla_sparse_fwd(**arguments, **results)
-    assert all(array is results[name] for array, name in zip(got, ("out", "max_logits", "lse")))
-    check(kind, got, expected)
-
-
-@each_kind
 def test_the_sink_changes_out_alone(kind):
     prompt = Prompt()
     arguments = prompt.arguments(kind)
     without = kind.all_bits(call(kind, arguments))
     sunk = kind.all_bits(call(kind, dict(arguments, attn_sink=kind.fp32(prompt.sink))))
     assert sunk[0] != without[0] and sunk[1:] == without[1:]
-
-
-@each_kind
-def test_pages_are_keys_in_one_piece(kind):
-    prompt = Prompt(s_kv=320, h_q=64, topk=200)
-    arguments = prompt.arguments(kind)
-    paged = dict(arguments, kv=kind.array(prompt.memory.reshape(5, 64, 1, 576)))
-    expected = prompt.expected(kind)
-    for way in (arguments, paged):
-        check(kind, call(kind, way), expected)
 
 
 # ---- lse_indexer ----------------------------------------------------------------------------------------------------
@@ -288,137 +211,7 @@ def test_lse_indexer_where_arrays_cannot_be_made():
         call(WORDS, dict(Prompt().arguments(WORDS), indexer_topk=64))
 
 
-# ---- Strides --------------------------------------------------------------------------------------------------------
-
-
-# ---- The kernel -----------------------------------------------------------------------------------------------------
-
-
-@each_kind
-@pytest.mark.parametrize("shape", [dict(), dict(layout=656, pages=(5, 64)), dict(layout=584, pages=(5, 1))], ids=str)
-def test_kernel(kind, shape, monkeypatch):
-    """It is one that the capabilities of the device have."""
-    rows = [row for row in flash_mla.capabilities(kind.device) if row["operation"] == "sparse_prefill"]
-    available = {row["kernel"] for row in rows if row["available"] and not row["forced_only"]}
-    names = kernels_asked(_operations.SPARSE_PREFILL, monkeypatch)
-    prompt = Prompt(**shape)
-    check(kind, call(kind, prompt.arguments(kind)), prompt.expected(kind))
-    (name,) = names
-    assert name in available
-
-
-# ---- Errors ---------------------------------------------------------------------------------------------------------
-
-S_Q, S_KV, H_Q, TOPK, D = 3, 40, 4, 30, 576
-EVERY_SECOND = slice(None, None, 2)
-WRONG = {
-    "q": [
-        (TYPE, None, *NO_ARRAY),
-        (VALUE, full(S_Q, H_Q, D, dtype="float32"), full(S_Q, H_Q, D, dtype="float16")),
-        (VALUE, full(H_Q, D), full(1, S_Q, H_Q, D), full(), full(S_Q, 0, D), full(S_Q, H_Q, 0).as_("d_v")),
-        (VALUE, full(S_Q + 1, H_Q, D).as_("indices"), full(S_Q, H_Q, 512).as_("kv"), full(S_Q, 3, D)),
-        (VALUE, part((S_Q, H_Q, 2 * D), (slice(None), slice(None), EVERY_SECOND))),
-    ],
-    "kv": [
-        (TYPE, None, *NO_ARRAY),
-        (VALUE, full(S_KV, 2, D, dtype="float16"), full(S_KV, 2, D, dtype="uint8"), full(S_KV, 2, D, dtype="int32")),
-        (VALUE, full(S_KV, D), full(1, S_KV, 64, 2, D), full(), full(S_KV, 0, D), full(S_KV, 3, D)),
-        (VALUE, full(S_KV, 1, D).as_("indices"), full(S_KV, 2, 512), full(S_KV, 64, 2, D), full(S_KV, 64, 1, 512)),
-        (VALUE, full(S_KV, 0, 1, D)),
-        (VALUE, part((S_KV, 2, 2 * D), (slice(None), slice(None), EVERY_SECOND))),
-    ],
-    "indices": [
-        (TYPE, None, *NO_ARRAY),
-        (VALUE, full(S_Q, 2, TOPK, dtype="int64"), full(S_Q, 2, TOPK)),
-        (VALUE, full(S_Q, TOPK, dtype="int32"), full(1, S_Q, 2, TOPK, dtype="int32"), full(dtype="int32")),
-        (VALUE, full(S_Q + 1, 2, TOPK, dtype="int32"), full(S_Q, 1, TOPK, dtype="int32")),
-        (VALUE, part((S_Q, 2, 2 * TOPK), (slice(None), slice(None), EVERY_SECOND), "int32")),
-    ],
-    "sm_scale": [(TYPE, None, "text", [1]), (VALUE, 0, 0.0, 1e-60, math.inf, -math.inf, math.nan, 1e300)],
-    "d_v": [(TYPE, None, "512", 512.0), (VALUE, 0, -1, D + 1, 2**40), (NOT_THERE, 256, 1)],
-    "attn_sink": [
-        (TYPE, *NO_ARRAY),
-        (VALUE, full(H_Q), full(H_Q, dtype="float64"), full(H_Q, dtype="int32")),
-        (VALUE, full(dtype="float32"), full(1, H_Q, dtype="float32"), full(H_Q + 1, dtype="float32")),
-    ],
-    "topk_length": [
-        (TYPE, *NO_ARRAY),
-        (VALUE, full(S_Q, dtype="int64"), full(S_Q), full(S_Q + 1, dtype="int32"), full(S_Q, 1, dtype="int32")),
-    ],
-    "indexer_topk": [(TYPE, None, "512", 512.0, [512]), (VALUE, -1, -512)],
-    "is_fp8_kvcache": [(TYPE, "text", [1]), (VALUE, 2)],
-    "out": [
-        (TYPE, *NO_ARRAY),
-        (VALUE, full(S_Q, H_Q, D_V, dtype="float32"), full(S_Q, H_Q, D_V, dtype="float16")),
-        (VALUE, full(H_Q, D_V), full(S_Q + 1, H_Q, D_V), full(S_Q, 1, D_V), full(S_Q, H_Q, D), full(S_Q, H_Q, 0)),
-        (VALUE, broadcast(S_Q, H_Q, D_V)),
-    ],
-    "lse": [
-        (TYPE, *NO_ARRAY),
-        (VALUE, full(S_Q, H_Q), full(S_Q, H_Q, dtype="float64"), full(H_Q, S_Q, dtype="float32")),
-        (VALUE, full(S_Q, dtype="float32"), full(1, S_Q, H_Q, dtype="float32"), broadcast(S_Q, H_Q, dtype="float32")),
-    ],
-    **OPTIONS,
-}
-WRONG["max_logits"] = WRONG["lse"]
-
-
-def right_arguments(kind):
-    return dict(
-        q=kind.full((S_Q, H_Q, D), 0),
-        kv=kind.full((S_KV, 2, D), 0),
-        indices=kind.int32(numpy.zeros((S_Q, 2, TOPK))),
-        sm_scale=0.1,
-    )
-
-
-@each_kind
-@pytest.mark.parametrize("indexer_topk", [0, 16])
-@pytest.mark.parametrize("argument,value,exception", cases(WRONG))
-def test_wrong_arguments(kind, argument, value, exception, indexer_topk):
-    if argument == "stream" and kind.is_torch:
-        pytest.skip("PyTorch's current stream is used")
-    if kind is WORDS and (indexer_topk or exception is NOT_THERE or getattr(value, "name", None) == "broadcast"):
-        pytest.skip("results of its own are given, and NumPy makes no views of it")
-    arguments = dict(right_arguments(kind), indexer_topk=indexer_topk)
-    if kind is WORDS:
-        arguments.update(new_results(kind, S_Q, H_Q))
-    check_refused(flash_mla_sparse_fwd, arguments, argument, value, exception, kind)
-
-
-@each_kind
-@pytest.mark.parametrize(
-    "kv,named",
-    [
-        (full(S_KV, 64, 1, 656).as_("is_fp8_kvcache", "kv"), "kv"),
-        (full(S_KV, 64, 1, 576, dtype="uint8"), "kv"),
-        (full(S_KV, 1, 656, dtype="uint8"), "kv"),
-        (full(S_KV, 64, 2, 656, dtype="uint8"), "kv"),
-        (full(S_KV, 64, 1, 656, dtype="int32"), "kv"),
-        (full(S_KV, 64, 1, 584, dtype="uint8"), "q"),  # whose d_qk is 512
-    ],
-    ids=lambda value: getattr(value, "name", value),
-)
-def test_wrong_pages_of_bytes(kind, kv, named):
-    arguments = dict(right_arguments(kind), is_fp8_kvcache=True, indices=kind.int32(numpy.zeros((S_Q, 1, TOPK))))
-    if kind is WORDS:
-        arguments.update(new_results(kind, S_Q, H_Q))
-    flash_mla_sparse_fwd(**dict(arguments, kv=kind.full((2, 64, 1, 656), 0, "uint8")))
-    with pytest.raises(ValueError, match=rf"^flash_mla_sparse_fwd: {named}: "):
-        flash_mla_sparse_fwd(**dict(arguments, kv=kv.make(kind)))
-
-
-def test_every_argument_is_in_the_table():
-    code = flash_mla_sparse_fwd.__code__
-    assert set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) == set(WRONG)
-
-
-@pytest.mark.parametrize("argument", ["max_logits", "lse"])
-def test_result_that_is_read_only(argument):
-    arguments = dict(Prompt().arguments(WORDS), **{argument: numpy.zeros((5, 4), numpy.float32)})
-    arguments[argument].flags.writeable = False
-    with pytest.raises(ValueError, match=f"^flash_mla_sparse_fwd: {argument}: is read-only"):
-        call(WORDS, arguments)
+# ---- Words ----------------------------------------------------------------------------------------------------------
 
 
 def test_words_are_what_bf16_rounds_to():

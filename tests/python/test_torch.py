@@ -10,10 +10,9 @@ import threading
 import pytest
 
 from attention import Batch, check_decode, strided
+from calls import OPERATIONS, Call
 from flash_mla import _operations, flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata, merge_states
 from kinds import Kind, each_device, each_torch_kind, torch
-from test_sparse import Sparse
-from test_sparse_prefill import Prompt
 from torch_calls import BATCH, call, decode, each_batch
 
 from flash_mla import _torch_operators  # isort: skip
@@ -24,66 +23,74 @@ from flash_mla import _torch_operators  # isort: skip
 def inputs_and_options(device):
     """[(inputs, options)] of every operation but the plans, in several ways."""
     kind = Kind("torch", "bfloat16", device)
-    arrays = BATCH.arrays(kind)
-    keys = q, cache, table, lengths = list(arrays.values())
+
+    def of(name, *without, **changed):
+        """The inputs of a call as its operator takes them."""
+        call = Call(name, kind)
+        given = {
+            name: value for name, value in {**call.inputs, **call.given(), **changed}.items() if name not in without
+        }
+        operation = OPERATIONS[call.operation]
+        inputs = [
+            name for i, name in enumerate(operation.names) if i not in operation.written or operation.results is None
+        ]
+        return tuple(given.get(name) for name in inputs)
+
+    def tables(plan):
+        return dict(zip(("tile_scheduler_metadata", "num_splits"), plan))
+
+    scale, lengths = 576**-0.5, kind.int32([100, 7])
+    planned = tables(torch.ops.flash_mla.decode_plan(lengths, 2, 4, 1))
     small = Batch([5, 64], h_q=2, table=False).arrays(Kind("torch", "float16", device)).values()
-    sink, scale, slots = kind.fp32(BATCH.sink), 576**-0.5, kind.array([5, -1, 0], "int64")
-    plan = torch.ops.flash_mla.decode_plan(lengths, BATCH.s_q, BATCH.h_q, 1)
-    parts = kind.full((3, 2, 2, 4, 16), 1), kind.full((3, 2, 4, 2), 0.5, "float32")
-    wide = kind.full((2, 1, 1, 3, 8), 1, "float32"), kind.full((2, 1, 3, 1), -math.inf, "float32")
-    twice = Sparse(layout=584, extra=(70, 30, 2), lengths=[[0, 90], [70, 3]])
-    lists = Sparse(), Sparse(layout=656), twice
-    names = (
-        "q",
-        "k_cache",
-        "indices",
-        "topk_length",
-        None,
-        "extra_k_cache",
-        "extra_indices_in_kvcache",
-        "extra_topk_length",
-    )
-    plain, packed, both = ([batch.arguments(kind).get(name) for name in names] for batch in lists)
-    tables = torch.ops.flash_mla.sparse_plan(both[0], both[3], both[7], 2, 90, 70, 2, 4)
-    prompts = Prompt(h_kv=2, lengths=[0, 90, -3, 1000, 17]), Prompt(layout=656, pages=(5, 64))
-    names = "q", "kv", "indices", "topk_length"
-    two_heads, pages = ([prompt.arguments(kind).get(name) for name in names] for prompt in prompts)
+    (q, *_), topk_length, extra_length = of("sparse_decode"), kind.int32([64, 5]), kind.int32([3, 32])
+    both = tables(torch.ops.flash_mla.sparse_plan(q, topk_length, extra_length, 2, 64, 32, 2, 4))
+    parts, wide = of("merge", "attn_sink"), kind.full((2, 1, 1, 3, 8), 1, "float32")
+    extra = "extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length"
+    in_584 = kind.full((2, 4, 1, 584), 0, "uint8")
     return {
         _operations.DENSE_DECODE: [
-            ((*keys, None, None, None), (scale, False, 0, 0, False)),
-            ((*keys, *plan, None), (scale, True, 0, 0, False)),
-            ((*keys, *plan, sink), (scale, True, 1, 2, False)),
-            ((*keys, None, None, sink), (0.1, True, 1, 2, True)),
-            ((q[1:, :, :2], cache, table[1:], lengths[1:], None, None, sink[:2]), (scale, False, 0, 0, False)),
+            (of("dense_decode", "attn_sink"), (scale, False, 0, 0, False)),
+            (of("dense_decode", "attn_sink", **planned), (scale, True, 0, 0, False)),
+            (of("dense_decode", **planned), (scale, True, 1, 2, False)),
+            (of("dense_decode"), (0.1, True, 1, 2, True)),
+            (of("dense_decode", q=q[:, :, :2], attn_sink=kind.fp32([0, 1])), (scale, False, 0, 0, False)),
             ((*small, None, None, None), (scale, False, 0, 0, False)),
         ],
         _operations.SPARSE_DECODE: [
-            ((*plain, None, None), (0, 0.04, 0, 0, False)),
-            ((*packed, None, None), (3, 0.04, 1, 2, True)),
-            ((*both[:4], sink, *both[5:], *tables), (4, 0.04, 0, 0, False)),
+            (of("sparse_decode", "topk_length", "attn_sink", *extra), (0, 0.04, 0, 0, False)),
+            (of("sparse_decode-656", "attn_sink", *extra), (3, 0.04, 1, 2, True)),
+            (of("sparse_decode-656", **both), (3, 0.04, 0, 0, False)),
         ],
         _operations.SPARSE_PREFILL: [
-            ((*two_heads, None), (0, 0.5, 0, 0)),
-            ((*two_heads, sink), (0, 0.5, 1, 2)),
-            ((*pages, None), (3, 0.5, 0, 0)),
+            (of("sparse_prefill", "attn_sink"), (0, 0.5, 0, 0)),
+            (of("sparse_prefill"), (0, 0.5, 1, 2)),
+            (of("sparse_prefill-656", "topk_length", "attn_sink"), (3, 0.5, 0, 0)),
         ],
         _operations.MERGE_STATES: [
-            ((*parts, None), (0, 0)),
-            ((*parts, sink), (1, 2)),
-            ((*wide, None), (0, 0)),
+            (parts, (0, 0)),
+            (of("merge"), (1, 2)),
+            ((wide, kind.full((2, 1, 3, 1), -math.inf, "float32"), None), (0, 0)),
             ((parts[0][:, 1:], parts[1][:, 1:], None), (0, 2)),
         ],
         _operations.CACHE_APPEND: [
-            ((kind.full((3, 512), 1), kind.full((3, 64), 2), kind.full((2, 4, 1, 656), 0, "uint8"), slots), (3, 0.0)),
-            ((kind.full((3, 448), 1), kind.full((3, 64), 2), kind.full((2, 4, 1, 584), 0, "uint8"), slots), (4, 0.0)),
-            ((kind.full((3, 576), 1, "float32"), None, kind.full((2, 4, 1, 576), 0, "uint8"), slots), (5, 0.5)),
-            ((kind.full((3, 40), 1), None, kind.full((2, 4, 1, 40), 0), slots), (1, 0.0)),
+            (of("cache_append"), (1, 0.0)),
+            (of("cache_append-656"), (3, 0.0)),
+            (of("cache_append-656", latent=kind.full((3, 448), 1), kv_cache=in_584), (4, 0.0)),
+            (
+                of(
+                    "cache_append",
+                    "rope",
+                    latent=kind.full((3, 576), 1, "float32"),
+                    kv_cache=kind.full((2, 4, 1, 576), 0, "uint8"),
+                ),
+                (5, 0.5),
+            ),
         ],
         _operations.CACHE_GATHER: [
-            ((kind.full((2, 4, 1, 656), 60, "uint8"), slots), (3, 0.0)),
-            ((kind.full((2, 4, 1, 584), 60, "uint8"), slots[1:]), (4, 0.0)),
-            ((kind.full((2, 4, 1, 576), 60, "uint8"), slots), (5, 0.5)),
-            ((kind.full((2, 4, 1, 40), 0), slots), (1, 0.0)),
+            (of("cache_gather"), (1, 0.0)),
+            (of("cache_gather-656"), (3, 0.0)),
+            (of("cache_gather", kv_cache=in_584, slots=kind.array([-1, 0], "int64")), (4, 0.0)),
+            (of("cache_gather", kv_cache=kind.full((2, 4, 1, 576), 60, "uint8")), (5, 0.5)),
         ],
     }
 
@@ -334,23 +341,6 @@ def test_modes_of_dispatch_see_the_operators(kind):
     assert ours == [
         f"flash_mla.{name}.default" for name in ("decode_plan", "dense_decode", "dense_decode_out", "merge")
     ]
-
-
-@each_torch_kind
-def test_functionalize(kind):
-    """Results that are made are seen. functorch functionalizes no operator of others that writes into what it is given."""
-    arrays = BATCH.arrays(kind)
-
-    def step(q):
-        return decode(dict(arrays, q=q))
-
-    def step_into(q):
-        out = torch.zeros(4, 2, 4, 512, dtype=q.dtype, device=q.device)
-        return decode(dict(arrays, q=q), out=out)
-
-    assert kind.all_bits(torch.func.functionalize(step)(arrays["q"])) == kind.all_bits(decode(arrays))
-    with pytest.raises(RuntimeError, match="functionalizing"):
-        torch.func.functionalize(step_into)(arrays["q"])
 
 
 @pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])

@@ -6,14 +6,27 @@ import math
 import pytest
 
 from attention import Batch
-from flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata, merge_states
+from calls import NAMES, Call
+from flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
 from kinds import Kind, each_device, torch
 from programs import output_of
-from test_sparse import Sparse
-from test_sparse import check as check_sparse
 from test_sparse_prefill import Prompt
-from test_sparse_prefill import check as check_prefill
 from torch_calls import BATCH
+
+
+CALLS = [
+    *[(name, {}) for name in (*NAMES, "sparse_decode-656", "sparse_prefill-656")],
+    ("dense_decode", dict(causal=True, lse_empty=-math.inf, log_base=2)),
+    ("sparse_decode-656", dict(batch_invariant=True)),
+    ("merge", dict(lse_empty=-math.inf, log_base=2)),
+    ("sparse_prefill", dict(indexer_topk=32)),
+]
+
+
+def counted():
+    """A list of graphs, and a backend that adds to it."""
+    graphs = []
+    return graphs, lambda graph, inputs: graphs.append(graph) or graph.forward
 
 
 @pytest.fixture
@@ -101,13 +114,12 @@ class TestCompile:
     def test_dynamic_batch(self, planned, device):
         """One graph for every number of requests, once the package has met PyTorch."""
         kind = Kind("torch", "bfloat16", device)
-        graphs = []
-
-        def counting(graph, inputs):
-            graphs.append(graph)
-            return graph.forward
+        graphs, counting = counted()
 
         compiled = torch.compile(self.step, backend=counting, fullgraph=True)
+        traced = torch.compile(
+            self.step, backend="aot_eager", fullgraph=True, dynamic=True
+        )  # asks the fakes of symbols
         for lengths in ([100, 0, 65], [3, 64], [10] * 7):
             batch = Batch(lengths, s_q=2)
             arrays = batch.arrays(kind)
@@ -115,85 +127,44 @@ class TestCompile:
                 torch._dynamo.mark_dynamic(arrays[name], 0)
             torch._dynamo.maybe_mark_dynamic(arrays["block_table"], 1)
             torch._dynamo.maybe_mark_dynamic(arrays["k_cache"], 0)
-            metas = [get_mla_metadata()[0] if planned else None for _ in range(2)]
-            expected, got = self.step(*arrays.values(), metas[1]), compiled(*arrays.values(), metas[0])
-            assert kind.all_bits(got) == kind.all_bits(expected)
+            plain, *others = (
+                kind.all_bits(step(*arrays.values(), get_mla_metadata()[0] if planned else None))
+                for step in (self.step, traced, compiled)
+            )
+            assert others == [plain, plain]
         assert len(graphs) == 1
 
     @each_device
-    def test_dynamic_batch_through_autograd_s_tracer(self, device):
-        """aot_eager asks the fake operators about sizes that are symbols."""
+    @pytest.mark.parametrize("given,backend", [(False, "aot_eager"), (True, "inductor")], ids=["made", "given"])
+    @pytest.mark.parametrize("name,more", CALLS)
+    def test_call(self, name, more, given, backend, device):
+        """What is written into is written into, as parts of larger tensors. Nothing here but our operators: then inductor needs no
+        C++ compiler, which works for half a minute."""
         kind = Kind("torch", "bfloat16", device)
-        compiled = torch.compile(self.step, backend="aot_eager", fullgraph=True, dynamic=True)
-        for lengths in ([100, 0, 65], [3, 64]):
-            arrays = Batch(lengths, s_q=2).arrays(kind).values()
-            metas = get_mla_metadata()[0], get_mla_metadata()[0]
-            assert kind.all_bits(compiled(*arrays, metas[0])) == kind.all_bits(self.step(*arrays, metas[1]))
+        call = Call(name, kind, **(dict(pages=6, page_size=8) if name.startswith("cache") else {}))
+        shapes = {name: array.shape for name, array in call.outputs.items() if given or call.given()}
 
-    @each_device
-    def test_given_results(self, device):
-        """What is written into is written into, a part of a larger tensor too."""
+        def step(inputs, large, meta):
+            outputs = {name: large[name][..., : shape[-2], 8 : 8 + shape[-1]] for name, shape in shapes.items()}
+            of_plan = {"tile_scheduler_metadata": meta} if meta else {}
+            return call.function(**{**call.options, **inputs, **outputs, **more, **of_plan})
 
-        def step(q, k_cache, block_table, cache_seqlens, large, lse):
-            out = large[:, :, :4, 8:520]
-            flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, None, out=out, lse=lse)
-            return out * 2
+        def run(step):
+            large = {name: kind.full((*s[:-2], s[-2] + 1, s[-1] + 16), 7, dtype[name]) for name, s in shapes.items()}
+            meta = get_mla_metadata()[0] if "decode" in name else None
+            got = [step(call.inputs, large, meta), step(call.inputs, large, None)]
+            got = [result for results in got for result in (results if isinstance(results, tuple) else (results,))]
+            return kind.all_bits([array for array in (*got, *large.values()) if array is not None])
 
-        kind = Kind("torch", "bfloat16", device)
-        arrays = BATCH.arrays(kind).values()
-        results = [(kind.full((4, 2, 6, 528), 7), kind.full((4, 4, 2), 7, "float32")) for _ in range(2)]
-        got = torch.compile(step, backend="aot_eager", fullgraph=True)(*arrays, *results[0])
-        assert kind.bits(got) == kind.bits(step(*arrays, *results[1]))
-        assert kind.all_bits(results[0]) == kind.all_bits(results[1])
-
-    @each_device
-    @pytest.mark.parametrize("planned", [False, True])
-    def test_sparse(self, planned, device):
-        kind = Kind("torch", "bfloat16", device)
-        batch = Sparse(layout=656, extra=(70, 30, 2))
-
-        def step(q, cache, indices, extra, extra_indices, meta):
-            out, lse = flash_mla_with_kvcache(
-                q * 1, cache, None, None, 512, meta, is_fp8_kvcache=True, indices=indices, extra_k_cache=extra,
-                extra_indices_in_kvcache=extra_indices,
-            )  # fmt: skip
-            return out + 0, lse + 0
-
-        given = batch.arguments(kind)
-        names = "q", "k_cache", "indices", "extra_k_cache", "extra_indices_in_kvcache"
-        compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-        meta = get_mla_metadata()[0] if planned else None
-        check_sparse(kind, compiled(*(given[name] for name in names), meta), batch.expected(kind))
-
-    @each_device
-    @pytest.mark.parametrize("indexer_topk", [0, 64])
-    @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-    def test_sparse_prefill(self, backend, indexer_topk, device):
-        kind = Kind("torch", "bfloat16", device)
-        prompt = Prompt(h_kv=2, lengths=[0, 90, -3, 64, 17])
-
-        def step(q, kv, indices, topk_length, sink):
-            options = dict(attn_sink=sink, topk_length=topk_length, indexer_topk=indexer_topk)
-            return flash_mla_sparse_fwd(q, kv, indices, 0.5, **options)
-
-        given = prompt.arguments(kind)
-        arrays = *(given[name] for name in ("q", "kv", "indices", "topk_length")), kind.fp32(prompt.sink)
-        expected = step(*arrays)
-        got = torch.compile(step, backend=backend, fullgraph=True)(*arrays)
-        assert kind.all_bits(got) == kind.all_bits(expected) and len(got) == (4 if indexer_topk else 3)
-        part = [prompt.expected(kind, first=indexer_topk)[2]] if indexer_topk else []
-        check_prefill(kind, tuple(got), (*prompt.expected(kind, sink=prompt.sink), *part))
+        dtype = {name: kind.dtype_name(array) for name, array in call.outputs.items()}
+        assert run(torch.compile(step, backend=backend, fullgraph=True)) == run(step)
 
     @each_device
     @pytest.mark.parametrize("indexer_topk", [0, 64])
     def test_sparse_prefill_of_any_length(self, indexer_topk, device):
         """One graph for every number of tokens and of keys."""
         kind = Kind("torch", "bfloat16", device)
-        graphs = []
-
-        def counting(graph, inputs):
-            graphs.append(graph)
-            return graph.forward
+        graphs, counting = counted()
 
         def step(q, kv, indices):
             return flash_mla_sparse_fwd(q * 1, kv, indices, 0.5, indexer_topk=indexer_topk)
@@ -209,49 +180,6 @@ class TestCompile:
                 torch._dynamo.mark_dynamic(array, 0)
             assert kind.all_bits(compiled(*arrays)) == expected
         assert len(graphs) == 1
-
-    @each_device
-    def test_sparse_prefill_into_given_results(self, device):
-        def step(q, kv, indices, large, lse):
-            out = large[:, :4, 8:520]
-            _, most, _ = flash_mla_sparse_fwd(q, kv, indices, 0.5, out=out, lse=lse)
-            return out * 2, most + 1
-
-        kind = Kind("torch", "bfloat16", device)
-        given = Prompt().arguments(kind)
-        arrays = [given[name] for name in ("q", "kv", "indices")]
-        results = [(kind.full((5, 6, 528), 7), kind.full((5, 4), 7, "float32")) for _ in range(2)]
-        got = torch.compile(step, backend="aot_eager", fullgraph=True)(*arrays, *results[0])
-        assert kind.all_bits(got) == kind.all_bits(step(*arrays, *results[1]))
-        assert kind.all_bits(results[0]) == kind.all_bits(results[1])
-
-    @each_device
-    def test_merge(self, device):
-        def step(out_parts, lse_parts, sink):
-            out, lse = merge_states(out_parts, lse_parts, sink, lse_empty=-math.inf, log_base=2)
-            return out * 2, lse + 1
-
-        kind = Kind("torch", "bfloat16", device)
-        parts = torch.randn(3, 2, 2, 4, 16, device=device), torch.randn(3, 2, 4, 2, device=device)
-        sink = torch.zeros(4, device=device)
-        compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-        assert kind.all_bits(compiled(*parts, sink)) == kind.all_bits(step(*parts, sink))
-
-    @each_device
-    def test_inductor(self, device):
-        """Nothing here but our operators, so that no C++ compiler works for half a minute."""
-
-        def step(q, k_cache, block_table, cache_seqlens, out, meta):
-            first = flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, meta, causal=True, out=out)
-            second = flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, 512, meta, causal=True)
-            return *first, *merge_states(second[0][None], second[1][None])
-
-        kind = Kind("torch", "bfloat16", device)
-        arrays = BATCH.arrays(kind).values()
-        results = [kind.full((4, 2, 4, 512), 7) for _ in range(2)]
-        expected = step(*arrays, results[0], get_mla_metadata()[0])
-        got = torch.compile(step, backend="inductor", fullgraph=True)(*arrays, results[1], get_mla_metadata()[0])
-        assert kind.all_bits(got) == kind.all_bits(expected) and kind.bits(results[1]) == kind.bits(results[0])
 
     @each_device
     def test_wrong_argument(self, device):

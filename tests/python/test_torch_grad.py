@@ -36,7 +36,7 @@ def with_gradient(call, argument):
 @pytest.mark.parametrize("leaf", [False, True], ids=["computed", "leaf"])
 def test_input_that_requires_a_gradient(name, argument, leaf, given, device):
     call = torch_calls.of(name, device)
-    outputs = dict(call.outputs) if given else torch_calls.given(call)
+    outputs = dict(call.outputs) if given else call.given()
     tensor = call.inputs[argument].requires_grad_() if leaf else with_gradient(call, argument)
     with pytest.raises(NotImplementedError) as caught:
         call(**outputs, **{argument: tensor})
@@ -61,10 +61,10 @@ def test_output_that_requires_a_gradient(name, argument, device):
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_grad_mode_it_does_not_matter(name, argument, mode, given, device):
     call, plain = torch_calls.of(name, device), torch_calls.of(name, device)
-    expected = plain(**(plain.outputs if given else torch_calls.given(plain)))
+    expected = plain(**(plain.outputs if given else plain.given()))
     tensor = with_gradient(call, argument)
     with mode():
-        got = call(**(call.outputs if given else torch_calls.given(call)), **{argument: tensor})
+        got = call(**(call.outputs if given else call.given()), **{argument: tensor})
     assert same(got, expected) and not any(result.requires_grad for result in got)
 
 
@@ -73,8 +73,8 @@ def test_without_grad_mode_it_does_not_matter(name, argument, mode, given, devic
 def test_detached_input(name, argument, device):
     """A result is a constant to what is computed from it."""
     call, plain = torch_calls.of(name, device), torch_calls.of(name, device)
-    expected = plain(**torch_calls.given(plain))
-    got = call(**torch_calls.given(call), **{argument: with_gradient(call, argument).detach()})
+    expected = plain(**plain.given())
+    got = call(**call.given(), **{argument: with_gradient(call, argument).detach()})
     assert same(got, expected) and not any(result.requires_grad for result in got)
 
 
@@ -85,7 +85,7 @@ def test_compiled(name, argument, backend, device):
     """It is refused while the graph is made, with the words of an eager call within PyTorch's own; under no_grad the graph runs."""
     torch._dynamo.reset()
     call, plain = torch_calls.of(name, device), torch_calls.of(name, device)
-    expected = plain(**torch_calls.given(plain))
+    expected = plain(**plain.given())
 
     def step(tensor, outputs):
         return call(**outputs, **{argument: tensor * 1})
@@ -93,10 +93,10 @@ def test_compiled(name, argument, backend, device):
     compiled = torch.compile(step, backend=backend, fullgraph=True)
     learnt = call.inputs[argument].clone().requires_grad_()
     with pytest.raises(Exception, match=rf"{call.name}: {argument}: requires a gradient"):
-        compiled(learnt, torch_calls.given(call))
+        compiled(learnt, call.given())
     torch._dynamo.reset()
     with torch.no_grad():
-        got = compiled(learnt, torch_calls.given(torch_calls.of(name, device)))
+        got = compiled(learnt, torch_calls.of(name, device).given())
     assert same(got, expected) and not any(result.requires_grad for result in got)
     torch._dynamo.reset()
 
@@ -112,7 +112,7 @@ def test_compiled_beside_what_learns(name, device):
     def step(weight, outputs):
         return call(**outputs)[0].float().sum() + weight * 2
 
-    torch.compile(step, backend="aot_eager", fullgraph=True)(weight, torch_calls.given(call)).backward()
+    torch.compile(step, backend="aot_eager", fullgraph=True)(weight, call.given()).backward()
     assert weight.grad == 2
     torch._dynamo.reset()
 
@@ -122,7 +122,7 @@ def test_compiled_beside_what_learns(name, device):
 def test_exported(name, argument, device):
     """Export keeps no gradients of what it traces; it is refused in the same way, and works under no_grad."""
     call = torch_calls.of(name, device)
-    if torch_calls.given(call):
+    if call.given():
         pytest.skip("what writes into its arguments returns nothing to export")
 
     class Layer(torch.nn.Module):
@@ -146,7 +146,7 @@ def test_exported(name, argument, device):
 @pytest.mark.parametrize("transform", ["grad", "jvp", "vjp"])
 def test_derivatives_of_functorch(name, argument, transform, device):
     call = torch_calls.of(name, device)
-    given = torch_calls.given(call)
+    given = call.given()
 
     def total(tensor):
         return call(**given, **{argument: tensor})[0].float().sum()
@@ -168,12 +168,12 @@ def test_tangent_of_forward_mode(name, argument, device):
     import torch.autograd.forward_ad as forward_ad
 
     call, plain = torch_calls.of(name, device), torch_calls.of(name, device)
-    expected = plain(**torch_calls.given(plain))
+    expected = plain(**plain.given())
     with forward_ad.dual_level():
-        assert same(call(**torch_calls.given(call)), expected), "without a tangent there is nothing to lose"
+        assert same(call(**call.given()), expected), "without a tangent there is nothing to lose"
         dual = forward_ad.make_dual(call.inputs[argument], torch.ones_like(call.inputs[argument]))
         with pytest.raises(NotImplementedError) as caught:
-            call(**torch_calls.given(call), **{argument: dual})
+            call(**call.given(), **{argument: dual})
     check_refusal(caught.value, call, argument)
 
 

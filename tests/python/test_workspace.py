@@ -32,55 +32,51 @@ def zeros(*shape, dtype=None):
     return KIND.full(shape, 0, dtype)
 
 
+def draws(first):
+    """The largest sizes, and smaller ones."""
+    draw = random.Random(0)
+    return [first] + [tuple(draw.randint(1, most) for most in first) for _ in range(12)]
+
+
 @pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_dense_decode(batch_invariant, planned):
-    bound = workspace_bound(
-        "flash_mla_with_kvcache", b=6, s_q=3, h_q=32, max_pages=4, batch_invariant=batch_invariant, dtype=KIND.element
-    )
-    cache, draw, most = zeros(24, 64, 1, 576), random.Random(0), 0
-    for b, s_q, h_q in [(6, 3, 32)] + [
-        (draw.randint(1, 6), draw.randint(1, 3), draw.randint(1, 32)) for _ in range(12)
-    ]:
+    options = dict(batch_invariant=batch_invariant)
+    bound = workspace_bound("flash_mla_with_kvcache", b=6, s_q=3, h_q=32, max_pages=4, dtype=KIND.element, **options)
+    cache, most = zeros(24, 64, 1, 576), 0
+    for b, s_q, h_q, length in draws((6, 3, 32, 256)):
         table = numpy.arange(4 * b, dtype=numpy.int32).reshape(b, 4)
-        lengths = numpy.array([draw.randint(0, 256) for _ in range(b)], numpy.int32)
+        lengths = numpy.linspace(0, length, b).astype(numpy.int32)
         meta = get_mla_metadata()[0] if planned else None
-        q = zeros(b, s_q, h_q, 576)
-        flash_mla_with_kvcache(q, cache, table, lengths, 512, meta, batch_invariant=batch_invariant)
+        flash_mla_with_kvcache(zeros(b, s_q, h_q, 576), cache, table, lengths, 512, meta, **options)
         most = max(most, taken(_operations.DENSE_DECODE))
     assert 0 < most <= bound
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "FP8"])
 @pytest.mark.parametrize("extra_topk", [0, 90])
-def test_sparse_decode(extra_topk, packed):
-    options = dict(b=6, s_q=2, h_q=16, topk=200, extra_topk=extra_topk, is_fp8_kvcache=packed, dtype=KIND.element)
-    bound = workspace_bound("flash_mla_with_kvcache", **options)
-    cache, draw, most = zeros(4, 64, 1, 656, dtype="uint8") if packed else zeros(4, 64, 1, 576), random.Random(0), 0
-    for b, s_q, h_q, topk in [(6, 2, 16, 200)] + [
-        (draw.randint(1, 6), draw.randint(1, 2), draw.randint(1, 16), draw.randint(1, 200)) for _ in range(12)
-    ]:
-        extra = {}
-        if extra_topk:
-            extra = dict(extra_k_cache=cache, extra_indices_in_kvcache=zeros(b, s_q, extra_topk, dtype="int32"))
-        indices = zeros(b, s_q, topk, dtype="int32")
-        q = zeros(b, s_q, h_q, 576)
-        flash_mla_with_kvcache(q, cache, None, None, 512, None, indices=indices, is_fp8_kvcache=packed, **extra)
-        most = max(most, taken(_operations.SPARSE_DECODE))
-    assert 0 < most <= bound
-
-
-@pytest.mark.skipif(ml_dtypes is None, reason="there is no bf16")
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "FP8"])
-def test_sparse_prefill(packed):
-    bound = workspace_bound("flash_mla_sparse_fwd", s_q=40, h_q=16, topk=200, is_fp8_kvcache=packed)
-    keys, draw = zeros(2, 64, 1, 656, dtype="uint8") if packed else zeros(128, 1, 576), random.Random(0)
-    for s_q, h_q, topk in [(40, 16, 200)] + [
-        (draw.randint(1, 40), draw.randint(1, 16), draw.randint(1, 200)) for _ in range(8)
-    ]:
-        indices = zeros(s_q, 1, topk, dtype="int32")
-        flash_mla_sparse_fwd(zeros(s_q, h_q, 576), keys, indices, 0.5, is_fp8_kvcache=packed)
-        assert taken(_operations.SPARSE_PREFILL) <= bound
+@pytest.mark.parametrize("prefill", [False, True], ids=["decode", "prefill"])
+def test_sparse(prefill, extra_topk, packed):
+    if prefill and (extra_topk or ml_dtypes is None):
+        pytest.skip("of one list, and of bf16")
+    options, most = dict(is_fp8_kvcache=packed), 0
+    cache = zeros(4, 64, 1, 656, dtype="uint8") if packed else zeros(4, 64, 1, 576)
+    if prefill:
+        bound = workspace_bound("flash_mla_sparse_fwd", s_q=40, h_q=16, topk=200, **options)
+    else:
+        sizes = dict(b=6, s_q=2, h_q=16, topk=200, extra_topk=extra_topk, dtype=KIND.element)
+        bound = workspace_bound("flash_mla_with_kvcache", **sizes, **options)
+    for b, s_q, h_q, topk in draws((1, 40, 16, 200) if prefill else (6, 2, 16, 200)):
+        q, indices = zeros(b, s_q, h_q, 576), zeros(b, s_q, topk, dtype="int32")
+        if prefill:
+            flash_mla_sparse_fwd(q[0], cache, indices[0][:, None], 0.5, **options)
+        else:
+            extra = {}
+            if extra_topk:
+                extra = dict(extra_k_cache=cache, extra_indices_in_kvcache=zeros(b, s_q, extra_topk, dtype="int32"))
+            flash_mla_with_kvcache(q, cache, None, None, 512, None, indices=indices, **extra, **options)
+        most = max(most, taken(_operations.SPARSE_PREFILL if prefill else _operations.SPARSE_DECODE))
+    assert most <= bound and (most or prefill)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: MIT
+"""A small call of every public function that computes, on any kind of array, made of the tensors that src/operations.def
+describes: its arguments by what they are, and what each tensor must be."""
+
+from __future__ import annotations
+
+import inspect
+import pathlib
+import re
+from typing import NamedTuple
+
+import numpy
+
+import flash_mla
+from flash_mla import _operations
+
+TEXT = (pathlib.Path(__file__).resolve().parents[2] / "src" / "operations.def").read_text()
+OPERATIONS = {o.name: o for o in vars(_operations).values() if isinstance(o, _operations.Operation)}
+NAMES = ("dense_decode", "sparse_decode", "sparse_prefill", "merge", "cache_append", "cache_gather")
+
+SIZES = dict(b=2, s_q=2, h_q=4, h_kv=1, one_head=1, d_qk=576, d_v=512, pages=4, page_size=64, max_pages=2, s_kv=200)
+SIZES.update(extra_pages=1, extra_page_size=64, topk=64, extra_topk=32, n=3, tokens=3, width=40, rope=64)
+OF_CACHE = dict(pages=2, page_size=4, d_qk=104)
+OTHER_SIZES = {"sparse_prefill": dict(s_q=3), "merge": dict(d_v=16), "cache_append": OF_CACHE, "cache_gather": OF_CACHE}
+
+
+class Tensor(NamedTuple):
+    """What a tensor is to its operation: its argument's name, what it may be, its dimensions and its shape."""
+
+    argument: str
+    allowed: set[str]
+    dims: list[str]
+    shape: tuple[int, ...]
+
+    @property
+    def is_output(self):
+        return "IS_OUTPUT" in self.allowed
+
+    def dtype(self, packed):
+        """None: the type of the queries."""
+        if "IS_CACHE" in self.allowed and packed:
+            return "uint8"
+        return next((dtype for word, dtype in DTYPES.items() if word in self.allowed), None)
+
+
+DTYPES = {"ALLOW_F32": "float32", "ALLOW_I32": "int32", "ALLOW_I64": "int64"}
+
+
+def ranges(operation):
+    """{dimension: (least, greatest)} of an operation; None: no number."""
+    found = re.findall(rf"^RANGE\({operation}, (\w+), (\d+), (\w+)\)$", TEXT, re.M)
+    return {dimension: (int(low), int(high) if high.isdigit() else None) for dimension, low, high in found}
+
+
+def tensors(operation, layout, sizes):
+    """The tensors that the public function has arguments for, in their order."""
+    names, found = dict(zip(OPERATIONS[operation].tensors, OPERATIONS[operation].names)), []
+    for member, allowed, dims in re.findall(rf"^TENSOR\({operation}, (\w+), ([\w |]+), (.*)\)$", TEXT, re.M):
+        if member in ("partitions", "num_splits"):  # which are made by get_mla_metadata
+            continue
+        allowed, dims = set(allowed.split(" | ")), [dim for dim in dims.split(", ") if dim != "_"]
+        if "OR_FLAT" in allowed and not layout:
+            dims = ["s_kv", "h_kv", "d_qk"]
+        shape = [sizes["one_head" if layout and dim == "h_kv" else dim] for dim in dims]
+        if layout == "656":
+            shape[-1] = {"IS_CACHE" in allowed: 656, dims == ["tokens", "width"]: 512}.get(True, shape[-1])
+        found.append(Tensor(names[member], allowed, dims, tuple(shape)))
+    return found
+
+
+class Call:
+    """`inputs`: the arrays that are read, by name; `outputs`: those that can be given to be written; `options`: the rest."""
+
+    def __init__(self, name, kind, **sizes):
+        """`name`: of the operation, with -656 behind it where its cache is FP8's, and -pages where keys can be flat and are in pages.
+        Every time with the same values in arrays of its own."""
+        self.operation, _, layout = name.partition("-")
+        self.is_packed = packed = layout == "656"
+        sizes = {**SIZES, **OTHER_SIZES.get(self.operation, {}), **(dict(d_qk=576) if packed else {}), **sizes}
+        self.kind, self.tensors = kind, tensors(self.operation, layout, sizes)
+        self.name = OPERATIONS[self.operation].function
+        self.function = getattr(flash_mla, self.name)
+        random, keys = numpy.random.default_rng(0), sizes["pages"] * sizes["page_size"]
+        keys = sizes["s_kv"] if self.operation == "sparse_prefill" and not layout else keys
+        integers = {
+            "block_table": numpy.arange(sizes["pages"]),
+            "cache_seqlens": [100, 7],
+            "indices": random.integers(0, keys, 1000),
+            "topk_length": [64, 5, 0],
+            "extra_indices_in_kvcache": random.integers(0, sizes["extra_page_size"], 1000),
+            "extra_topk_length": [3, 32],
+        }
+        self.inputs, self.outputs = {}, {}
+        for tensor in self.tensors:
+            dtype = tensor.dtype(packed)
+            if tensor.is_output:
+                self.outputs[tensor.argument] = kind.full(tensor.shape, 7, dtype)
+            elif dtype is None or dtype == "float32":
+                self.inputs[tensor.argument] = kind.array(random.normal(0, 0.25, tensor.shape), dtype)
+            else:
+                values = [60] if dtype == "uint8" else integers.get(tensor.argument, [0, 5, 2])
+                self.inputs[tensor.argument] = kind.array(numpy.resize(values, tensor.shape), dtype)
+        plain = {"bfloat16": "BF16", "float16": "FP16"}.get(kind.element)
+        values = dict(head_dim_v=512, sm_scale=0.04, is_fp8_kvcache=bool(packed), tile_scheduler_metadata=None)
+        values.update(kv_format="FP8_656" if packed else plain, num_q_tokens_per_head_k=8, num_heads_k=2)
+        values.update(block_table=None, cache_seqlens=None)
+        arguments = [name for name in inspect.signature(self.function).parameters if name not in self.inputs]
+        self.options = {name: values[name] for name in arguments if name in values}
+
+    def __call__(self, **changed):
+        """The results as a tuple."""
+        given = {**self.inputs, **self.options, **changed}
+        got = self.function(**given)
+        got = given["kv_cache"] if self.name == "cache_append" else got
+        return got if isinstance(got, tuple) else (got,)
+
+    def given(self):
+        """The outputs that it cannot do without."""
+        return dict(self.outputs) if self.name == "cache_append" or not self.kind.makes else {}
