@@ -32,18 +32,13 @@
  */
 #pragma once
 
-#include "../../device/async_copy.cuh"
 #include "../../device/by_rows.cuh"
-#include "../../device/divide.cuh"
 #include "../../device/element.cuh"
-#include "../../device/fragment.h"
 #include "../../device/latent.cuh"
 #include "../../device/mma.cuh"
 #include "../../device/pieces.cuh"
 #include "../../device/result.cuh"
-#include "../../device/unaligned_copy.cuh"
-#include "shape.h"
-#include "tasks.cuh"
+#include "copies.cuh"
 
 static constexpr float REFERENCE_SLACK = 8.0f; /* log2 */
 
@@ -62,17 +57,15 @@ struct DenseDecode {
     static constexpr int CHAINS = KEY_TILES == 1 ? 4 : KEY_TILES == 2 ? 2 : 1;
     /* P·V: warps over columns. */
     static constexpr int WARP_COLUMNS = D_V / WARPS, COLUMN_PAIRS = WARP_COLUMNS / 16;
-    /* Copies: eight threads a row, KEYS_AT_ONCE rows at a time. */
-    static constexpr int KEYS_AT_ONCE = THREADS / 8, PASSES = KEYS / KEYS_AT_ONCE;
-    /* They are issued in batches between the steps of the scores; all at once where little else is to be done. */
+    /* Copies are issued in batches between the steps of the scores; all at once where little else is to be done. */
     static constexpr int COPY_BATCHES = ROWS == 16 ? 1 : 3, COPY_STEPS = 4;
-    static constexpr int COPY_BATCH = MAX_GROUPS * PASSES / COPY_BATCHES;
-    static constexpr int Q_PASSES = (ROWS + KEYS_AT_ONCE - 1) / KEYS_AT_ONCE;
+    using Copying = Copier<ROWS, KEYS, THREADS>;
+    static constexpr int COPY_BATCH = MAX_GROUPS * Copying::PASSES / COPY_BATCHES;
 
     /* Where a warp's share of O is small, its fragments of Q stay in registers too: shared memory for one stage more. */
     static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_;
 
-    static constexpr uint32_t Q_GROUP = ROWS * LINE_BYTES, KEY_GROUP = KEYS * LINE_BYTES;
+    static constexpr uint32_t Q_GROUP = Copying::Q_GROUP, KEY_GROUP = Copying::KEY_GROUP;
     static constexpr uint32_t Q_BYTES = Q_IN_REGISTERS ? 0 : MAX_GROUPS * Q_GROUP,
                               STAGE_BYTES = MAX_GROUPS * KEY_GROUP;
 
@@ -83,10 +76,11 @@ struct DenseDecode {
     };
 
     static_assert(ROWS % 16 == 0 && WARPS % ROW_GROUPS == 0 && WARP_KEYS % 8 == 0 && KEYS <= 64, "");
-    static_assert(KEYS % KEYS_AT_ONCE == 0 && WARP_COLUMNS % 16 == 0, "");
+    static_assert(WARP_COLUMNS % 16 == 0, "");
     static_assert(PLAN_BLOCK % KEYS == 0 && INVARIANT_CHUNK % KEYS == 0, "a piece begins at a block of keys");
 
     const struct dense_decode_params &p;
+    Copying copying;
     unsigned char *shared;
     uint32_t base, q_at, ring_at, p_at;
     float *maxima, *factors; /* [KEY_GROUPS][ROWS], [ROWS] */
@@ -95,8 +89,8 @@ struct DenseDecode {
 
     __device__ DenseDecode(const struct dense_decode_params &params, unsigned char *memory,
                            const Task &shared_task)
-        : p(params), shared(memory), task(shared_task), warp((int)threadIdx.x / 32),
-          lane((int)threadIdx.x % 32)
+        : p(params), copying{params, shared_task}, shared(memory), task(shared_task),
+          warp((int)threadIdx.x / 32), lane((int)threadIdx.x % 32)
     {
         base = shared_address(memory);
         p_at = base + Q_BYTES;
@@ -105,129 +99,6 @@ struct DenseDecode {
                               : base; /* the stage that is filled last */
         maxima = (float *)(memory + Q_BYTES + ROWS * LINE_BYTES + (uint32_t)p.stages * STAGE_BYTES);
         factors = maxima + KEY_GROUPS * ROWS;
-    }
-
-    /* ---- Copies -------------------------------------------------------------------------------- */
-
-    /* A row's share of this thread: a chunk of 16 bytes of every group of 64 columns. Where `valid` is false nothing is
-     * read, and zeros are written. */
-    __device__ __forceinline__ void copy_row(uint32_t to, uint32_t group_bytes, const uint16_t *from,
-                                             bool valid)
-    {
-        if (!p.vectors_aligned) {
-            copy_row_unaligned(to, group_bytes, from, valid ? p.d_qk : 0, p.d_qk);
-            return;
-        }
-        if (!valid) from = p.q;
-#pragma unroll
-        for (int g = 0; g < MAX_GROUPS; g++)
-            if (g < MAX_GROUPS - 1 || p.d_qk == MAX_GROUPS * LINE_ELEMENTS)
-                cp_async_16(to + (uint32_t)g * group_bytes, from + g * LINE_ELEMENTS, valid);
-    }
-
-    /* Rows past the end of the key head are zeros. */
-    __device__ __forceinline__ void copy_q()
-    {
-        for (int pass = 0; pass < Q_PASSES; pass++) {
-            const int row = (int)threadIdx.x / 8 + pass * KEYS_AT_ONCE, chunk = (int)threadIdx.x % 8;
-            if (row >= ROWS) break;
-            const bool valid = task.first_row + row < p.rows;
-            const RowPlace place = row_place(p, valid ? task.first_row + row : 0, task.kv_head);
-            const uint16_t *from = p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] +
-                                   place.head * p.q_stride[2] + chunk * CHUNK_ELEMENTS;
-            copy_row(q_at + swizzle_128((uint32_t)row, (uint32_t)chunk), Q_GROUP, from, valid);
-        }
-    }
-
-    /* Where this thread's keys of a block are. Fetched a block ahead: a copy that waits for the table waits twice. */
-    struct KeyPlaces {
-        int page[PASSES], slot[PASSES];
-    };
-
-    /* Without branches, so that it can be scheduled among the products. end > 0; keys past it count as the last one. */
-    __device__ __forceinline__ KeyPlaces find_keys(unsigned first_key, int end) const
-    {
-        KeyPlaces places;
-        const int32_t *table = p.block_table + task.piece.request * p.block_table_stride;
-#pragma unroll
-        for (int pass = 0; pass < PASSES; pass++) {
-            const int key = (int)min(first_key + threadIdx.x / 8 + pass * KEYS_AT_ONCE, (unsigned)end - 1);
-            const int index = fast_divide(key, p.page_divisor);
-            const int32_t entry = __ldg(p.block_table ? table + index : p.seqlens);
-            places.page[pass] = p.block_table ? entry : task.piece.request;
-            places.slot[pass] = p.block_table ? key - index * p.page_size : key;
-        }
-        return places;
-    }
-
-    /* A block of keys on its way into a stage: what is left to be issued. Slots past the end of the piece are not read: what
-     * they hold must not reach a product, so zeros stand there. */
-    struct Copies {
-        const uint16_t *from[PASSES];
-        uint32_t to;
-        bool valid[PASSES];
-        bool some;
-    };
-
-    __device__ __forceinline__ Copies prepare_copies(uint32_t stage_at, unsigned first_key, int end,
-                                                     const KeyPlaces &places) const
-    {
-        const unsigned row = threadIdx.x / 8, chunk = threadIdx.x % 8;
-        const uint16_t *keys = p.kv + task.kv_head * p.kv_stride[2] + chunk * CHUNK_ELEMENTS;
-        Copies copies;
-        copies.to = stage_at + swizzle_128(row, chunk);
-        copies.some = first_key < (unsigned)end && p.vectors_aligned;
-#pragma unroll
-        for (int pass = 0; pass < PASSES; pass++) {
-            copies.valid[pass] = first_key + row + pass * KEYS_AT_ONCE < (unsigned)end;
-            copies.from[pass] =
-                keys + places.page[pass] * p.kv_stride[0] + places.slot[pass] * p.kv_stride[1];
-        }
-        return copies;
-    }
-
-    /* The copies begin … end - 1 of MAX_GROUPS × PASSES; d_qk 512 has not the last PASSES. */
-    __device__ __forceinline__ void issue_copies(const Copies &copies, int begin, int end) const
-    {
-#pragma unroll
-        for (int i = begin; i < end; i++) {
-            const int group = i / PASSES, pass = i % PASSES;
-            if (copies.some && (group < MAX_GROUPS - 1 || p.d_qk == MAX_GROUPS * LINE_ELEMENTS))
-                cp_async_16(copies.to + (uint32_t)group * KEY_GROUP +
-                                (uint32_t)(pass * KEYS_AT_ONCE * LINE_BYTES),
-                            copies.from[pass] + group * LINE_ELEMENTS, copies.valid[pass]);
-        }
-    }
-
-    /* The whole block where it cannot be read 16 bytes at a time. */
-    __device__ __forceinline__ void copy_keys_unaligned(uint32_t stage_at, unsigned first_key, int end,
-                                                        const KeyPlaces &places) const
-    {
-        const Copies copies = prepare_copies(stage_at, first_key, end, places);
-        if (p.vectors_aligned || first_key >= (unsigned)end) return;
-#pragma unroll
-        for (int pass = 0; pass < PASSES; pass++)
-            copy_row_unaligned(copies.to + (uint32_t)(pass * KEYS_AT_ONCE * LINE_BYTES), KEY_GROUP,
-                               copies.from[pass], copies.valid[pass] ? p.d_qk : 0, p.d_qk);
-    }
-
-    __device__ __forceinline__ void copy_keys(uint32_t stage_at, unsigned first_key, int end,
-                                              const KeyPlaces &places) const
-    {
-        copy_keys_unaligned(stage_at, first_key, end, places);
-        issue_copies(prepare_copies(stage_at, first_key, end, places), 0, MAX_GROUPS * PASSES);
-    }
-
-    /* Waits until the oldest block of the ring has arrived: stages - 1 are under way. */
-    __device__ __forceinline__ void wait_for_block()
-    {
-        switch (p.stages) {
-        case 2: cp_async_wait<0>(); break;
-        case 3: cp_async_wait<1>(); break;
-        case 4: cp_async_wait<2>(); break;
-        case 5: cp_async_wait<3>(); break;
-        default: cp_async_wait<4>(); break;
-        }
     }
 
     /* ---- The two products ---------------------------------------------------------------------- */
@@ -566,22 +437,24 @@ struct DenseDecode {
     {
         const bool some = task.piece.begin < task.end;
 
-        copy_q();
+        copying.copy_q(q_at);
         if (Q_IN_REGISTERS) cp_async_commit();
-        KeyPlaces places;
-        if (some) places = find_keys((unsigned)task.piece.begin, task.end);
+        typename Copying::KeyPlaces places;
+        if (some) places = copying.find_keys((unsigned)task.piece.begin, task.end);
         for (int i = 0; i < p.stages - 1; i++) {
             /* What is past the end is no copy at all. Keys are unsigned: a block that is ahead may pass 2^31. */
             if (some)
-                copy_keys(ring_at + (uint32_t)i * STAGE_BYTES, (unsigned)(task.piece.begin + i * KEYS),
-                          task.end, places);
+                copying.copy_keys(ring_at + (uint32_t)i * STAGE_BYTES,
+                                  (unsigned)(task.piece.begin + i * KEYS), task.end, places);
             cp_async_commit(); /* groups are counted: an empty one too */
-            if (some) places = find_keys((unsigned)task.piece.begin + (unsigned)(i + 1) * KEYS, task.end);
+            if (some)
+                places = copying.find_keys((unsigned)task.piece.begin + (unsigned)(i + 1) * KEYS, task.end);
         }
 
         QFragments q;
         if (Q_IN_REGISTERS) {
-            wait_for_block(); /* of all groups but stages - 2: Q among those that have arrived, or one block too many */
+            /* Of all groups but stages - 2: Q among those that have arrived, or one block too many. */
+            copying.wait_for_block();
             __syncthreads();
 #pragma unroll
             for (int i = 0; i < 4 * MAX_GROUPS; i++) load_q(q.a[i], 0, 16 * i);
@@ -594,19 +467,19 @@ struct DenseDecode {
             const uint32_t stage_at = ring_at + (uint32_t)stage * STAGE_BYTES;
             const int first_key = (int)key;
             const unsigned ahead = key + (unsigned)(p.stages - 1) * KEYS;
-            wait_for_block();
+            copying.wait_for_block();
             __syncthreads(); /* everyone's copies are there, and everyone is done with the block before */
             const uint32_t free_at = ring_at + (uint32_t)(stage ? stage - 1 : p.stages - 1) * STAGE_BYTES;
-            copy_keys_unaligned(free_at, ahead, task.end, places);
+            copying.copy_keys_unaligned(free_at, ahead, task.end, places);
 
-            Copies copies;
+            typename Copying::Copies copies;
             float s[KEY_TILES][4];
             score(stage_at, q, s, [&](int step) {
-                if (step == 0) copies = prepare_copies(free_at, ahead, task.end, places);
+                if (step == 0) copies = copying.prepare_copies(free_at, ahead, task.end, places);
                 if (step % COPY_STEPS == 0 && step / COPY_STEPS < COPY_BATCHES)
-                    issue_copies(copies, step / COPY_STEPS * COPY_BATCH,
-                                 (step / COPY_STEPS + 1) * COPY_BATCH);
-                if (step == COPY_STEPS * COPY_BATCHES - 1) places = find_keys(ahead + KEYS, task.end);
+                    copying.issue_copies(copies, step / COPY_STEPS * COPY_BATCH,
+                                         (step / COPY_STEPS + 1) * COPY_BATCH);
+                if (step == COPY_STEPS * COPY_BATCHES - 1) places = copying.find_keys(ahead + KEYS, task.end);
             });
             cp_async_commit();
             const bool masked = task.all_see - first_key < KEYS;
