@@ -174,6 +174,13 @@ static void test_huge_lists(void)
         CHECK(more >= bytes, "%s, invariant %d: %zu bytes for 2^32 keys, %zu for 50", kernels[way % 2],
               way / 2, more, bytes);
     }
+    size_t bytes = 0;
+    set_up();
+    resize(&call, DIM_b, 0), resize(&call, DIM_s_q, 1);
+    resize(&call, DIM_h_q, INT32_MAX), resize(&call, DIM_topk, INT32_MAX);
+    ARGS.kernel = "ref";
+    check_rejected("scores of 2^31 heads", fmla_sparse_decode_workspace_size(&ARGS, &bytes, NULL),
+                   FMLA_UNSUPPORTED, "sparse_decode", "indices", "would not fit");
 }
 
 int main(void)
