@@ -33,8 +33,6 @@ static inline void tile_visible(const struct cpu_tile *tile, int32_t first_row, 
     }
 }
 
-enum { CACHE_LINE = 64 };
-
 /* Brings keys into the second-level cache. */
 static inline void tile_prefetch(const struct cpu_call *call, const struct cpu_key *keys, int32_t count)
 {
