@@ -4,9 +4,11 @@
  */
 #pragma once
 
+#include "kernel.cuh"
+
 #include <stdint.h>
 
-__device__ __forceinline__ void ldmatrix_x4(uint32_t to[4], uint32_t address)
+DEVICE void ldmatrix_x4(uint32_t to[4], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -14,7 +16,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t to[4], uint32_t address)
                  : "memory");
 }
 
-__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t to[4], uint32_t address)
+DEVICE void ldmatrix_x4_trans(uint32_t to[4], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -23,8 +25,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t to[4], uint32_t addre
 }
 
 /* sum += A B, with B's fragment of k 0-7 and of k 8-15 given apart. */
-template <typename Element>
-__device__ __forceinline__ void mma_16816(float sum[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+template <typename Element> DEVICE void mma_16816(float sum[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     if (Element::IS_BF16)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "

@@ -9,8 +9,8 @@
 
 /* Copies a thread's chunks of a row of `columns`, zeros past the first `valid_columns`, from any even address through
  * registers. */
-static __device__ __forceinline__ void
-copy_row_unaligned(uint32_t to, uint32_t group_bytes, const uint16_t *from, int valid_columns, int columns)
+static DEVICE void copy_row_unaligned(uint32_t to, uint32_t group_bytes, const uint16_t *from,
+                                      int valid_columns, int columns)
 {
 #pragma unroll 1
     for (int i = 0; i < columns / LINE_ELEMENTS * CHUNK_ELEMENTS; i++) {

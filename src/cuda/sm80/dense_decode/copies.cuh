@@ -24,8 +24,7 @@ template <int ROWS, int KEYS, int THREADS> struct Copier {
 
     /* A row's share of this thread: a chunk of 16 bytes of every group of 64 columns. Where `valid` is false nothing is
      * read, and zeros are written. */
-    __device__ __forceinline__ void copy_row(uint32_t to, uint32_t group_bytes, const uint16_t *from,
-                                             bool valid) const
+    DEVICE void copy_row(uint32_t to, uint32_t group_bytes, const uint16_t *from, bool valid) const
     {
         if (!p.vectors_aligned) {
             copy_row_unaligned(to, group_bytes, from, valid ? p.d_qk : 0, p.d_qk);
@@ -39,7 +38,7 @@ template <int ROWS, int KEYS, int THREADS> struct Copier {
     }
 
     /* Rows past the end of the key head are zeros. */
-    __device__ __forceinline__ void copy_q(uint32_t q_at) const
+    DEVICE void copy_q(uint32_t q_at) const
     {
         for (int pass = 0; pass < Q_PASSES; pass++) {
             const int row = (int)threadIdx.x / 8 + pass * KEYS_AT_ONCE, chunk = (int)threadIdx.x % 8;
@@ -58,7 +57,7 @@ template <int ROWS, int KEYS, int THREADS> struct Copier {
     };
 
     /* Without branches, so that it can be scheduled among the products. end > 0; keys past it count as the last one. */
-    __device__ __forceinline__ KeyPlaces find_keys(unsigned first_key, int end) const
+    DEVICE KeyPlaces find_keys(unsigned first_key, int end) const
     {
         KeyPlaces places;
         const int32_t *table = p.block_table + task.piece.request * p.block_table_stride;
@@ -82,8 +81,8 @@ template <int ROWS, int KEYS, int THREADS> struct Copier {
         bool some;
     };
 
-    __device__ __forceinline__ Copies prepare_copies(uint32_t stage_at, unsigned first_key, int end,
-                                                     const KeyPlaces &places) const
+    DEVICE Copies prepare_copies(uint32_t stage_at, unsigned first_key, int end,
+                                 const KeyPlaces &places) const
     {
         const unsigned row = threadIdx.x / 8, chunk = threadIdx.x % 8;
         const uint16_t *keys = p.kv + task.kv_head * p.kv_stride[2] + chunk * CHUNK_ELEMENTS;
@@ -100,7 +99,7 @@ template <int ROWS, int KEYS, int THREADS> struct Copier {
     }
 
     /* The copies begin … end - 1 of MAX_GROUPS × PASSES; d_qk 512 has not the last PASSES. */
-    __device__ __forceinline__ void issue_copies(const Copies &copies, int begin, int end) const
+    DEVICE void issue_copies(const Copies &copies, int begin, int end) const
     {
 #pragma unroll
         for (int i = begin; i < end; i++) {
@@ -113,8 +112,8 @@ template <int ROWS, int KEYS, int THREADS> struct Copier {
     }
 
     /* The whole block where it cannot be read 16 bytes at a time. */
-    __device__ __forceinline__ void copy_keys_unaligned(uint32_t stage_at, unsigned first_key, int end,
-                                                        const KeyPlaces &places) const
+    DEVICE void copy_keys_unaligned(uint32_t stage_at, unsigned first_key, int end,
+                                    const KeyPlaces &places) const
     {
         const Copies copies = prepare_copies(stage_at, first_key, end, places);
         if (p.vectors_aligned || first_key >= (unsigned)end) return;
@@ -124,15 +123,14 @@ template <int ROWS, int KEYS, int THREADS> struct Copier {
                                copies.from[pass], copies.valid[pass] ? p.d_qk : 0, p.d_qk);
     }
 
-    __device__ __forceinline__ void copy_keys(uint32_t stage_at, unsigned first_key, int end,
-                                              const KeyPlaces &places) const
+    DEVICE void copy_keys(uint32_t stage_at, unsigned first_key, int end, const KeyPlaces &places) const
     {
         copy_keys_unaligned(stage_at, first_key, end, places);
         issue_copies(prepare_copies(stage_at, first_key, end, places), 0, MAX_GROUPS * PASSES);
     }
 
     /* Waits until the oldest block of the ring has arrived: stages - 1 are under way. */
-    __device__ __forceinline__ void wait_for_block() const
+    DEVICE void wait_for_block() const
     {
         switch (p.stages) {
         case 2: cp_async_wait<0>(); break;

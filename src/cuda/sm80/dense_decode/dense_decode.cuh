@@ -112,26 +112,26 @@ struct DenseDecode {
     static_assert(KEY_TILES == 1 || KEY_TILES % 2 == 0, "");
 
     /* The columns of a step, for the first split; the second has those 32 further on. */
-    static __device__ __forceinline__ constexpr int step_column(int step)
+    static DEVICE constexpr int step_column(int step)
     {
         return COLUMN_SPLITS == 1 ? step * STEP_COLUMNS : step / 2 * LINE_ELEMENTS + step % 2 * STEP_COLUMNS;
     }
 
     /* Where columns are, in lines of 128 bytes per 64 columns: the swizzle changes bits 5 and 6 alone. */
-    static __device__ __forceinline__ uint32_t column_at(uint32_t line, uint32_t group_bytes, int column)
+    static DEVICE uint32_t column_at(uint32_t line, uint32_t group_bytes, int column)
     {
         return (line + (uint32_t)(column / LINE_ELEMENTS) * group_bytes) ^
                (uint32_t)(column % LINE_ELEMENTS * 2);
     }
 
     /* This warp's part of a line. */
-    __device__ __forceinline__ uint32_t split_at(uint32_t line) const
+    DEVICE uint32_t split_at(uint32_t line) const
     {
         return COLUMN_SPLITS == 1 ? line : line ^ (uint32_t)(warp % 2 * 64);
     }
 
     /* 16 columns of 16 rows. */
-    __device__ __forceinline__ void load_q(uint32_t a[4], int row_group, int column) const
+    DEVICE void load_q(uint32_t a[4], int row_group, int column) const
     {
         const uint32_t line =
             q_at + (uint32_t)(16 * row_group) * LINE_BYTES +
@@ -141,7 +141,7 @@ struct DenseDecode {
 
     /* A step of this warp's keys: the two words of b are the two fragments of k 0-7 and k 8-15 (of the next 16 columns, or
      * of the next 8 keys). */
-    __device__ __forceinline__ void load_k(uint32_t b[K_LOADS][4], uint32_t stage_at, int column) const
+    DEVICE void load_k(uint32_t b[K_LOADS][4], uint32_t stage_at, int column) const
     {
         const uint32_t row = KEY_TILES == 1 ? ldmatrix_row_of_8(lane) : ldmatrix_pair_row(lane);
         const uint32_t chunk = KEY_TILES == 1 ? ldmatrix_chunk_of_4(lane) : ldmatrix_pair_chunk(lane);
@@ -154,8 +154,7 @@ struct DenseDecode {
 
     /* between(step) is called before the products of each step: for what can be done beside them. */
     template <typename Between>
-    __device__ __forceinline__ void score(uint32_t stage_at, const QFragments &q, float s[KEY_TILES][4],
-                                          Between between)
+    DEVICE void score(uint32_t stage_at, const QFragments &q, float s[KEY_TILES][4], Between between)
     {
         const int row_group = warp % ROW_GROUPS, first_group = row_group / COLUMN_SPLITS * COLUMN_SPLITS;
         const bool all_groups = p.d_qk == MAX_GROUPS * LINE_ELEMENTS;
@@ -210,8 +209,8 @@ struct DenseDecode {
 
     /* The two warps of a pair add their halves: this one keeps the row group that is its own, and gives the other. The
      * space is that of P, which holds half of the tiles at a time. */
-    __device__ __forceinline__ void exchange(const float lower[KEY_TILES][CHAINS][4],
-                                             const float upper[KEY_TILES][CHAINS][4], float s[KEY_TILES][4])
+    DEVICE void exchange(const float lower[KEY_TILES][CHAINS][4], const float upper[KEY_TILES][CHAINS][4],
+                         float s[KEY_TILES][4])
     {
         constexpr int TILES_AT_ONCE = KEY_TILES / 2;
         static_assert(COLUMN_SPLITS == 1 || WARPS * TILES_AT_ONCE * 512 <= ROWS * LINE_BYTES, "P has room");
@@ -245,12 +244,12 @@ struct DenseDecode {
     }
 
     /* Of two neighbouring warps. Barrier 0 is __syncthreads. */
-    static __device__ __forceinline__ void pair_barrier(int pair)
+    static DEVICE void pair_barrier(int pair)
     {
         asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory");
     }
 
-    __device__ __forceinline__ void accumulate(uint32_t stage_at, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
+    DEVICE void accumulate(uint32_t stage_at, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
     {
         const uint32_t p_line =
             p_at + swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
@@ -302,7 +301,7 @@ struct DenseDecode {
     };
 
     /* The largest score of a row, over the warps that share it. */
-    __device__ __forceinline__ void row_maxima(const float s[KEY_TILES][4], float most[2])
+    DEVICE void row_maxima(const float s[KEY_TILES][4], float most[2])
     {
         const int row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
 #pragma unroll
@@ -323,7 +322,7 @@ struct DenseDecode {
     }
 
     /* Scores (in log2, scaled) to probabilities, left in shared memory with what O is to be multiplied by. */
-    __device__ __forceinline__ void softmax(const float s[KEY_TILES][4], RowState &state)
+    DEVICE void softmax(const float s[KEY_TILES][4], RowState &state)
     {
         const int row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
         float most[2];
@@ -350,7 +349,7 @@ struct DenseDecode {
         }
     }
 
-    __device__ __forceinline__ void rescale(float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
+    DEVICE void rescale(float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
     {
         float factor[ROW_GROUPS][2];
         bool changed = false;
@@ -373,7 +372,7 @@ struct DenseDecode {
     /* ---- The end of a piece -------------------------------------------------------------------- */
 
     /* Rows to `out`, or to the piece's slot. */
-    __device__ __forceinline__ void finish(const RowState &state, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
+    DEVICE void finish(const RowState &state, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
     {
         const int my_row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
         float *sums = maxima;
@@ -433,7 +432,7 @@ struct DenseDecode {
 
     /* ---- One piece, for one tile ----------------------------------------------------------------- */
 
-    __device__ __forceinline__ void run()
+    DEVICE void run()
     {
         const bool some = task.piece.begin < task.end;
 
@@ -502,7 +501,7 @@ struct DenseDecode {
         finish(state, o);
     }
 
-    __device__ __forceinline__ void scale(float s[KEY_TILES][4], bool masked, int first_key, int end)
+    DEVICE void scale(float s[KEY_TILES][4], bool masked, int first_key, int end)
     {
 #pragma unroll
         for (int t = 0; t < KEY_TILES; t++)
@@ -527,7 +526,7 @@ static constexpr uint32_t MOST_SHARED = 163 * 1024;
 static constexpr uint32_t MOST_SHARED = 227 * 1024;
 #endif
 
-template <typename Kernel> __device__ __forceinline__ void dense_decode(const struct dense_decode_params &p)
+template <typename Kernel> DEVICE void dense_decode(const struct dense_decode_params &p)
 {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Turn turn; /* not in registers: those are dear */
@@ -545,8 +544,5 @@ template <typename Kernel> __device__ __forceinline__ void dense_decode(const st
 }
 
 #define DENSE_DECODE_KERNEL(NAME, ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS)                 \
-    extern "C" __global__ void __launch_bounds__(32 * (WARPS))                                               \
-        NAME(const __grid_constant__ struct dense_decode_params p)                                           \
-    {                                                                                                        \
-        dense_decode<DenseDecode<ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS>>(p);             \
-    }
+    DEFINE_KERNEL(NAME, dense_decode_params, (32 * (WARPS)),                                                 \
+                  dense_decode<DenseDecode<ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS>>(p))

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * How functions of kernels, and kernels, are declared.
+ */
+#pragma once
+
+/* Inlined into its callers, whose registers and addresses it then shares. */
+#define DEVICE __device__ __forceinline__
+
+/* A kernel that does the rest with its parameters p, a struct PARAMS. BOUNDS: threads of a block, and, where that is to limit
+ * registers, blocks of an SM. */
+#define DEFINE_KERNEL(NAME, PARAMS, BOUNDS, ...)                                                             \
+    extern "C" __global__ void __launch_bounds__ BOUNDS NAME(const __grid_constant__ struct PARAMS p)        \
+    {                                                                                                        \
+        __VA_ARGS__;                                                                                         \
+    }
