@@ -99,9 +99,8 @@ template <enum kv_format FORMAT, typename Element> struct SparseRow {
         k.load(key, d_qk);
         float dot = 0.0f;
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++)
-#pragma unroll
-            for (int e = 0; e < OF_LANE; e++) dot = fmaf(q[g][e], k.v[g][e], dot);
+        for (int i = 0; i < GROUPS * OF_LANE; i++)
+            dot = fmaf(q[i / OF_LANE][i % OF_LANE], k.v[i / OF_LANE][i % OF_LANE], dot);
 #pragma unroll
         for (int e = 0; e < TAIL; e++) dot = fmaf(q_tail[e], k.tail[e], dot);
 #pragma unroll

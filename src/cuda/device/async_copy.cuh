@@ -28,16 +28,10 @@ DEVICE void cp_async_8(uint32_t to, const void *from, bool valid)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-DEVICE void cp_async_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
+INSTRUCTION(cp_async_commit, "cp.async.commit_group")
 
-/* Waits until at most PENDING of this thread's newest groups are still under way. */
-template <int PENDING> DEVICE void cp_async_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
+/* Waits until at most N of this thread's newest groups are still under way. */
+INSTRUCTION_OF(cp_async_wait, "cp.async.wait_group")
 
 /* Arrives at an mbarrier, whose count this is one of, when all copies that this thread has asked for so far are there. sm_90
  * here, where mbarriers are used. */

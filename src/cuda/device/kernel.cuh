@@ -7,6 +7,18 @@
 /* Inlined into its callers, whose registers and addresses it then shares. */
 #define DEVICE __device__ __forceinline__
 
+/* A function that is one instruction without operands, or with the constant N. */
+#define INSTRUCTION(NAME, TEXT)                                                                              \
+    DEVICE void NAME()                                                                                       \
+    {                                                                                                        \
+        asm volatile(TEXT ";" ::: "memory");                                                                 \
+    }
+#define INSTRUCTION_OF(NAME, TEXT)                                                                           \
+    template <int N> DEVICE void NAME()                                                                      \
+    {                                                                                                        \
+        asm volatile(TEXT " %0;" ::"n"(N) : "memory");                                                       \
+    }
+
 /* A kernel that does the rest with its parameters p, a struct PARAMS. BOUNDS: threads of a block, and, where that is to limit
  * registers, blocks of an SM. */
 #define DEFINE_KERNEL(NAME, PARAMS, BOUNDS, ...)                                                             \

@@ -15,10 +15,7 @@ DEVICE void mbarrier_init(uint32_t barrier, uint32_t arrivals)
 }
 
 /* By the thread that initialised them, before anything asynchronous uses them. */
-DEVICE void mbarrier_fence_init()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
+INSTRUCTION(mbarrier_fence_init, "fence.mbarrier_init.release.cluster")
 
 DEVICE void mbarrier_arrive(uint32_t barrier)
 {
@@ -38,29 +35,23 @@ DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes)
                  : "memory");
 }
 
+#define MBARRIER_ASK(NAME, HOW)                                                                              \
+    DEVICE bool NAME(uint32_t barrier, uint32_t parity)                                                      \
+    {                                                                                                        \
+        uint32_t ended;                                                                                      \
+        asm volatile("{\n.reg .pred p;\nmbarrier." HOW ".parity.shared::cta.b64 p, [%1], %2;\n"              \
+                     "selp.u32 %0, 1, 0, p;\n}"                                                              \
+                     : "=r"(ended)                                                                           \
+                     : "r"(barrier), "r"(parity)                                                             \
+                     : "memory");                                                                            \
+        return ended;                                                                                        \
+    }
+
 /* Has the phase of this parity ended? The phases are numbered from 0; a new barrier counts as one whose phase 1 has. */
-DEVICE bool mbarrier_try(uint32_t barrier, uint32_t parity)
-{
-    uint32_t ended;
-    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(ended)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
-    return ended;
-}
+MBARRIER_ASK(mbarrier_try, "try_wait")
 
 /* The same, without waiting a while for it. */
-DEVICE bool mbarrier_test(uint32_t barrier, uint32_t parity)
-{
-    uint32_t ended;
-    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(ended)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
-    return ended;
-}
+MBARRIER_ASK(mbarrier_test, "test_wait")
 
 /* One thread waits. */
 DEVICE void mbarrier_wait_thread(uint32_t barrier, uint32_t parity)

@@ -9,30 +9,19 @@
 
 #include <math.h>
 
-static constexpr float LOG2_E = 1.44269504088896341f, LN_2 = 0.693147180559945309f;
+static constexpr float LN_2 = 0.693147180559945309f;
 
-/* exp2, as the special function unit has it: 2 ulp. */
-DEVICE float exp2_approx(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-/* log2, likewise: 2^-22 near 1, relative elsewhere. */
-DEVICE float log2_approx(float x)
-{
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-DEVICE float reciprocal_approx(float x)
-{
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+/* As the special function unit has them. */
+#define APPROXIMATION(NAME, INSTRUCTION)                                                                     \
+    DEVICE float NAME(float x)                                                                               \
+    {                                                                                                        \
+        float y;                                                                                             \
+        asm(INSTRUCTION ".approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));                                       \
+        return y;                                                                                            \
+    }
+APPROXIMATION(exp2_approx, "ex2") /* 2 ulp */
+APPROXIMATION(log2_approx, "lg2") /* 2^-22 near 1, relative elsewhere */
+APPROXIMATION(reciprocal_approx, "rcp")
 
 /* What the sink leaves of a row whose natural lse is given (-inf: it saw no key, and its out is 0). */
 DEVICE float result_sink_factor(const struct result_params &rules, int64_t head, float lse)

@@ -45,16 +45,10 @@ DEVICE void tma_store_once(const struct tensor_map *map, uint32_t from, BoxPlace
                  : "memory");
 }
 
-DEVICE void bulk_commit()
-{
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
+INSTRUCTION(bulk_commit, "cp.async.bulk.commit_group")
 
-/* Until at most PENDING of this thread's newest groups of stores are yet to read what they copy; the place of others is free. */
-template <int PENDING> DEVICE void bulk_wait_read()
-{
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-}
+/* Until at most N of this thread's newest groups of stores are yet to read what they copy; the place of others is free. */
+INSTRUCTION_OF(bulk_wait_read, "cp.async.bulk.wait_group.read")
 
 /* Brings the box to L2 alone. */
 DEVICE void tma_prefetch(const struct tensor_map *map, BoxPlace at)

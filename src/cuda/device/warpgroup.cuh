@@ -57,25 +57,13 @@ DEVICE void barrier_arrive(int id, int threads)
 }
 
 /* What this thread wrote to shared memory, read from it, or has seen written there, comes before what wgmma and TMA do after it. */
-DEVICE void fence_async_shared()
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+INSTRUCTION(fence_async_shared, "fence.proxy.async.shared::cta")
 
 /* What other blocks of threads wrote to global memory, and this thread has acquired, comes before what bulk copies read. */
-DEVICE void fence_async_global()
-{
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-}
+INSTRUCTION(fence_async_global, "fence.proxy.async.global")
 
 /* In a kernel launched with LAUNCH_OVERLAP: waits until the kernels in front have ended and their writes are seen. */
-DEVICE void wait_for_kernels_before()
-{
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
+INSTRUCTION(wait_for_kernels_before, "griddepcontrol.wait")
 
 /* The next kernel of the stream may be launched as soon as every block has come here or ended. */
-DEVICE void let_next_kernel_start()
-{
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
+INSTRUCTION(let_next_kernel_start, "griddepcontrol.launch_dependents")

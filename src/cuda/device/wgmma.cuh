@@ -14,21 +14,12 @@
 #include "kernel.cuh"
 
 /* What was done with accumulators and fragments in registers comes before the products that follow. */
-DEVICE void wgmma_fence()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
+INSTRUCTION(wgmma_fence, "wgmma.fence.sync.aligned")
 
-DEVICE void wgmma_commit()
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
+INSTRUCTION(wgmma_commit, "wgmma.commit_group.sync.aligned")
 
-/* Waits until at most PENDING of the newest batches are still under way. */
-template <int PENDING> DEVICE void wgmma_wait()
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
+/* Waits until at most N of the newest batches are still under way. */
+INSTRUCTION_OF(wgmma_wait, "wgmma.wait_group.sync.aligned")
 
 /* Keeps the compiler from reading an accumulator before the wait, or writing it after the fence; without it ptxas lets
  * the products run one after the other (its warning C7514). */

@@ -37,10 +37,10 @@
 #include "../../device/latent.cuh"
 #include "../../device/mma.cuh"
 #include "../../device/pieces.cuh"
+#include "../../device/quad.cuh"
+#include "../../device/reference.cuh"
 #include "../../device/result.cuh"
 #include "copies.cuh"
-
-static constexpr float REFERENCE_SLACK = 8.0f; /* log2 */
 
 template <typename Element_, int ROWS_, int KEYS_, int WARPS_, int COLUMN_SPLITS_, bool Q_IN_REGISTERS_>
 struct DenseDecode {
@@ -199,9 +199,7 @@ struct DenseDecode {
                     for (int c = 1; c < CHAINS; c++) sums[m][t][0][e] += sums[m][t][c][e];
         if (COLUMN_SPLITS == 1) {
 #pragma unroll
-            for (int t = 0; t < KEY_TILES; t++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) s[t][e] = sums[0][t][0][e];
+            for (int i = 0; i < 4 * KEY_TILES; i++) s[i / 4][i % 4] = sums[0][i / 4][0][i % 4];
         } else {
             exchange(sums[0], sums[COLUMN_SPLITS - 1], s);
         }
@@ -309,8 +307,7 @@ struct DenseDecode {
             most[i] = -INFINITY;
 #pragma unroll
             for (int t = 0; t < KEY_TILES; t++) most[i] = fmaxf(most[i], fmaxf(s[t][2 * i], s[t][2 * i + 1]));
-            most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 1));
-            most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 2));
+            most[i] = quad_max(most[i]);
             if (KEY_GROUPS > 1 && lane % 4 == 0) maxima[key_group * ROWS + row + 8 * i] = most[i];
         }
         if (KEY_GROUPS == 1) return;
@@ -378,9 +375,7 @@ struct DenseDecode {
         float *sums = maxima;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            float sum = state.sum[i];
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
+            const float sum = quad_sum(state.sum[i]);
             if (lane % 4 == 0) sums[key_group * ROWS + my_row + 8 * i] = sum;
         }
         __syncthreads();
@@ -504,9 +499,7 @@ struct DenseDecode {
     DEVICE void scale(float s[KEY_TILES][4], bool masked, int first_key, int end)
     {
 #pragma unroll
-        for (int t = 0; t < KEY_TILES; t++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) s[t][e] *= p.scale_log2;
+        for (int i = 0; i < 4 * KEY_TILES; i++) s[i / 4][i % 4] *= p.scale_log2;
         if (!masked) return;
         const int row = 16 * (warp % ROW_GROUPS), key = WARP_KEYS * (warp / ROW_GROUPS);
 #pragma unroll
@@ -546,3 +539,8 @@ template <typename Kernel> DEVICE void dense_decode(const struct dense_decode_pa
 #define DENSE_DECODE_KERNEL(NAME, ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS)                 \
     DEFINE_KERNEL(NAME, dense_decode_params, (32 * (WARPS)),                                                 \
                   dense_decode<DenseDecode<ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS>>(p))
+
+/* Of a shape of shape.h: with 64 rows pairs of warps split the columns. */
+#define DENSE_DECODE_OF_SHAPE(NAME, ELEMENT, ROWS, KEYS, WARPS, Q_IN_REGISTERS)                              \
+    DENSE_DECODE_KERNEL(NAME##_##ROWS##x##KEYS, ELEMENT, ROWS, KEYS, WARPS, ROWS == 64 ? 2 : 1,              \
+                        Q_IN_REGISTERS)

@@ -283,22 +283,19 @@ template <typename V> struct Side : SideThread {
 template <typename V> DEVICE void prepare(const struct dense_decode_sm90_params &p, Shared &shared)
 {
     constexpr int WARPS_OF_SIDE = WARPGROUP_THREADS / 32;
-    const auto init = [](Barrier &barrier, int arrivals) {
-        mbarrier_init(shared_address(&barrier), arrivals);
-    };
     tma_prefetch_map(&p.keys), tma_prefetch_map(&p.queries);
     if (V::ROPE) tma_prefetch_map(&p.rope);
     for (int side = 0; side < 2; side++) {
         for (int unit = 0; unit < UNITS; unit++) {
-            init(shared.keys_full[side][unit], 1);
-            init(shared.keys_empty[side][unit], WARPS_OF_SIDE); /* of the side whose home the unit is */
+            shared.keys_full[side][unit].init(1);
+            shared.keys_empty[side][unit].init(WARPS_OF_SIDE); /* of the side whose home the unit is */
         }
-        init(shared.rope_full[side], 1), init(shared.rope_empty[side], WARPS_OF_SIDE);
-        init(shared.p_full[side], WARPS_OF_SIDE), init(shared.scored[side], WARPS_OF_SIDE);
+        shared.rope_full[side].init(1), shared.rope_empty[side].init(WARPS_OF_SIDE);
+        shared.p_full[side].init(WARPS_OF_SIDE), shared.scored[side].init(WARPS_OF_SIDE);
     }
     shared.poisoned = shared.second_part = 0;
-    init(shared.keys_asked, 1), init(shared.second_full, 32);
-    init(shared.q_full, 1), init(shared.q_empty, 2 * WARPS_OF_SIDE);
+    shared.keys_asked.init(1), shared.second_full.init(32);
+    shared.q_full.init(1), shared.q_empty.init(2 * WARPS_OF_SIDE);
     mbarrier_fence_init();
     fence_async_shared();
 }

@@ -24,6 +24,8 @@ template <int SIDE> struct Home {
 
 struct Barrier {
     uint64_t state;
+
+    DEVICE void init(int arrivals) { mbarrier_init(shared_address(this), arrivals); }
 };
 
 /* Who a thread of the sides is. */

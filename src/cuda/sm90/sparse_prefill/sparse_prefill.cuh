@@ -12,15 +12,8 @@
  *      warpgroup 1, side 0    S and softmax of even blocks; O of columns   0 … 255, of all blocks               224
  *      warpgroup 2, side 1    S and softmax of odd blocks;  O of columns 256 … 511, of all blocks               224
  *
- * Time, with blocks k - 1 (side 1) and k (side 0); the home units of a block are the two that hold a side's columns of V:
- *
- *      side 0   early Q·Kᵀ of k | P·V of k-1, home units | late Q·Kᵀ of k | softmax k | P·V of k, home units | …
- *      side 1   … softmax of k-1 | P·V of k-1, home units | early Q·Kᵀ of k+1 | P·V of k | late Q·Kᵀ of k+1 | softmax …
- *
- * P of a block goes to the other side through shared memory, and stays in registers for its own; so do the references that
- * both sum relative to. V is the first 512 columns of K: a row is gathered once and used by both products from the same
- * shared memory, and its units (128 columns) are given back one by one. Of the rope columns only K passes through shared
- * memory: Q's stay in registers. Entries that name no key are rows of zeros, and their scores are masked.
+ * In time, and in what goes through shared memory, as dense decode (../dense_decode/dense_decode.cuh draws both), but that rows of keys
+ * are gathered. Entries that name no key are rows of zeros, and their scores are masked.
  *
  * Barriers: keys_full, keys_empty (a unit of a side's block), rope_full, rope_empty; q_full, q_empty; p_full: P of a block is
  * there; scored: its Q·Kᵀ has been issued.
@@ -439,20 +432,17 @@ template <typename V> struct Side : SideThread {
 
 DEVICE void prepare(const struct sparse_prefill_sm90_params &p, Shared &shared)
 {
-    const auto init = [](Barrier &barrier, int arrivals) {
-        mbarrier_init(shared_address(&barrier), arrivals);
-    };
     tma_prefetch_map(&p.queries), tma_prefetch_map(&p.results);
     for (int side = 0; side < 2; side++) {
         for (int unit = 0; unit < UNITS; unit++) {
-            init(shared.keys_full[side][unit],
-                 WARPGROUP_THREADS + (unit == last_unit(side) ? WARPS_OF_PRODUCER : 0));
-            init(shared.keys_empty[side][unit], WARPS_OF_SIDE); /* of the side whose home the unit is */
+            shared.keys_full[side][unit].init(WARPGROUP_THREADS +
+                                              (unit == last_unit(side) ? WARPS_OF_PRODUCER : 0));
+            shared.keys_empty[side][unit].init(WARPS_OF_SIDE); /* of the side whose home the unit is */
         }
-        init(shared.rope_full[side], WARPGROUP_THREADS), init(shared.rope_empty[side], WARPS_OF_SIDE);
-        init(shared.p_full[side], WARPS_OF_SIDE), init(shared.scored[side], WARPS_OF_SIDE);
+        shared.rope_full[side].init(WARPGROUP_THREADS), shared.rope_empty[side].init(WARPS_OF_SIDE);
+        shared.p_full[side].init(WARPS_OF_SIDE), shared.scored[side].init(WARPS_OF_SIDE);
     }
-    init(shared.q_full, 1), init(shared.q_empty, 2 * WARPS_OF_SIDE);
+    shared.q_full.init(1), shared.q_empty.init(2 * WARPS_OF_SIDE);
     mbarrier_fence_init();
     fence_async_shared();
 }

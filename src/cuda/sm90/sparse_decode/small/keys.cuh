@@ -7,18 +7,15 @@
 
 #include "layout.cuh"
 
-template <typename F> struct SmallKeys {
+template <typename F> struct SmallKeys : SmallPhase {
     enum { SCALES = F::ROPE_IS_V ? 1 : 2 /* words */ };
 
-    const struct sparse_decode_params &p;
-    Shared &shared;
+    using SmallPhase::SmallPhase;
     int at;    /* where the block begins whose indices are loaded next */
     int index; /* the lane's key of 16, of the block before, whose raw keys are asked for next */
     uint4 code[HALF_CHUNKS][2], rope[2];
     uint32_t scale[2][SCALES];
     bool there[2];
-
-    DEVICE SmallKeys(const struct sparse_decode_params &params, Shared &memory) : p(params), shared(memory) {}
 
     /* A block begins at a multiple of 64 of the list, so that its entries are of one cache. */
     DEVICE void load_index()

@@ -42,6 +42,16 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= 96 * 1024, "two blocks of threads an SM");
 
+/* A part of what a block of threads does. */
+struct SmallPhase {
+    const struct sparse_decode_params &p;
+    Shared &shared;
+
+    DEVICE SmallPhase(const struct sparse_decode_params &params, Shared &memory) : p(params), shared(memory)
+    {
+    }
+};
+
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
 
 /* 16 bytes that nothing changes while the kernel runs; where `valid` is false nothing is read, and they are 0. Without

@@ -8,28 +8,21 @@
 #include "../../../device/quad.cuh"
 #include "layout.cuh"
 
-struct SmallSums {
-    const struct sparse_decode_params &p;
-    Shared &shared;
+struct SmallSums : SmallPhase {
+    using SmallPhase::SmallPhase;
     float o[8][4]; /* of 8 columns each: C of mma */
-
-    DEVICE SmallSums(const struct sparse_decode_params &params, Shared &memory) : p(params), shared(memory) {}
 
     DEVICE void begin()
     {
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) o[j][e] = 0.0f;
+        for (int i = 0; i < 32; i++) o[i / 4][i % 4] = 0.0f;
     }
 
     DEVICE void shrink()
     {
         const float factor[2] = {shared.factor[lane() / 4], shared.factor[lane() / 4 + 8]};
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) o[j][e] *= factor[e / 2];
+        for (int i = 0; i < 32; i++) o[i / 4][i % 4] *= factor[i % 4 / 2];
     }
 
     template <typename Element> DEVICE void multiply(uint32_t base)

@@ -33,9 +33,7 @@ DEVICE void score_block(SmallKeys<F> &keys, float (&s)[2][4], uint32_t base)
     uint32_t q = SHARED_AT(base, q) + of_half * Q_TILE_BYTES + own_line(),
              v = SHARED_AT(base, v) + of_half * V_TILE_BYTES + of_group + own_line();
 #pragma unroll
-    for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) s[j][e] = 0.0f;
+    for (int i = 0; i < 8; i++) s[i / 4][i % 4] = 0.0f;
     uint4 y[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {

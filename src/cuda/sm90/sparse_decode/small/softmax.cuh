@@ -8,15 +8,10 @@
 
 #include "../../../device/reference.cuh"
 
-struct SmallSoftmax {
-    const struct sparse_decode_params &p;
-    Shared &shared;
+struct SmallSoftmax : SmallPhase {
+    using SmallPhase::SmallPhase;
     float sum,
         below; /* of the lane's keys; of its head: minus the reference, to which weights are relative */
-
-    DEVICE SmallSoftmax(const struct sparse_decode_params &params, Shared &memory) : p(params), shared(memory)
-    {
-    }
 
     static DEVICE int head() { return 2 * warp() + lane() / 16; }
     static DEVICE int column() { return lane() % 16; }
