@@ -354,13 +354,6 @@ static double cost_of_pieces(const struct work *w)
     return cost;
 }
 
-/* It counts all slots, used or not. */
-static double cost_of_joins(const struct work *w)
-{
-    const struct attention_problem *p = w->call.problem;
-    return cost_of_moving((double)w->slots * (double)(p->h_q * p->s_q) * (double)p->d_v * sizeof(float));
-}
-
 static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
     const struct attention_problem *p = problem.attention;
@@ -368,14 +361,17 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     (void)kernel;
     const fmla_status status = cpu_check_pages(p);
     if (status || !p->b) return status;
+    const int64_t rows_of_slots = w.slots * p->h_q * p->s_q; /* used or not */
+    const double cost = cost_of_pieces(&w),
+                 cost_of_joins = cost_of_moving((double)rows_of_slots * (double)p->d_v * sizeof(float));
     w.workspace = p->workspace;
     w.slot_out = (float *)(void *)(w.workspace + w.slots_offset);
     w.slot_lse = (float *)(void *)(w.workspace + w.slot_lse_offset);
     w.slot_max = (float *)(void *)(w.workspace + w.slot_max_offset);
 
     if (w.chunk_keys) {
-        threads_run(&w.pool, p->b * w.chunks * w.row_tiles, cost_of_pieces(&w), run_chunk, &w);
-        if (w.slots) threads_run(&w.pool, p->b * w.row_tiles, cost_of_joins(&w), join_chunks, &w);
+        threads_run(&w.pool, p->b * w.chunks * w.row_tiles, cost, run_chunk, &w);
+        if (w.slots) threads_run(&w.pool, p->b * w.row_tiles, cost_of_joins, join_chunks, &w);
         return FMLA_OK;
     }
     if (p->plan_in_tables) {
@@ -387,8 +383,8 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
         plan_build(plan, p->b, attention_lists(p), (struct plan_costs){0, 0});
         w.partitions = plan.partitions;
     }
-    threads_run(&w.pool, w.num_partitions * w.row_tiles, cost_of_pieces(&w), run_partition, &w);
-    if (w.slots) threads_run(&w.pool, w.num_partitions * w.row_tiles, cost_of_joins(&w), join_partition, &w);
+    threads_run(&w.pool, w.num_partitions * w.row_tiles, cost, run_partition, &w);
+    if (w.slots) threads_run(&w.pool, w.num_partitions * w.row_tiles, cost_of_joins, join_partition, &w);
     return FMLA_OK;
 }
 

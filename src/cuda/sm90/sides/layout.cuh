@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include "../../device/async_copy.cuh"
 #include "../../device/latent.cuh"
 #include "../../device/mbarrier.cuh"
 #include "../../device/warpgroup.cuh"
