@@ -48,7 +48,8 @@ static fmla_status fill(struct call *c, const struct common *common, const struc
     struct attention_problem *p = &c->problem;
     p->b = size[DIM_b], p->s_q = size[DIM_s_q], p->h_q = size[DIM_h_q], p->h_kv = size[DIM_h_kv];
     p->d_qk = size[DIM_d_qk], p->d_v = size[DIM_d_v];
-    TRY(check_range(op, c->checked.bound_at[DIM_d_v] == 3 ? "out: d_v (dimension 3)" : "out: d_v (dimension 2)",
+    TRY(check_range(op,
+                    c->checked.bound_at[DIM_d_v] == 3 ? "out: d_v (dimension 3)" : "out: d_v (dimension 2)",
                     p->d_v, 1, p->d_qk));
     TRY(check_result_rules(op, sink, common->lse_empty, common->log_base, &p->rules));
     if (!isfinite(common->softmax_scale))
@@ -56,9 +57,9 @@ static fmla_status fill(struct call *c, const struct common *common, const struc
                     (double)common->softmax_scale);
     p->scale = common->softmax_scale != 0.0f ? common->softmax_scale : (float)(1.0 / sqrt((double)p->d_qk));
     p->element = q->element, p->device = q->device;
-    p->format = c->checked.format             ? c->checked.format->format
+    p->format = c->checked.format            ? c->checked.format->format
                 : q->element == ELEMENT_BF16 ? KV_BF16
-                                              : KV_FP16;
+                                             : KV_FP16;
     p->q = q->data, p->out = out->data, p->lse = lse->data;
     memcpy(p->q_stride, q->stride, sizeof p->q_stride);
     memcpy(p->out_stride, out->stride, sizeof p->out_stride);
@@ -167,10 +168,11 @@ static fmla_status prepare_dense_decode(struct call *c)
     keys->kind = KEYS_PAGED;
     keys->pages = kv->shape[0], keys->page_size = kv->shape[1];
     if (!table->name && keys->pages < p->b)
-        return fail(FMLA_INVALID_ARGUMENT,
-                    "%s: kv_cache: pages (dimension 0) is %lld, must be at least the %lld requests of q where "
-                    "there is no block_table",
-                    op, (long long)keys->pages, (long long)p->b);
+        return fail(
+            FMLA_INVALID_ARGUMENT,
+            "%s: kv_cache: pages (dimension 0) is %lld, must be at least the %lld requests of q where "
+            "there is no block_table",
+            op, (long long)keys->pages, (long long)p->b);
     p->capacity = (table->name ? table->shape[1] : 1) * keys->page_size; /* < 2^62 */
     if (p->capacity > INT32_MAX) p->capacity = INT32_MAX;                /* no length is above it */
     const uint64_t bytes = sizeof(uint16_t); /* a stride that is never used may wrap */
@@ -218,7 +220,8 @@ static fmla_status prepare_sparse_decode(struct call *c)
         fill_lists(OF(sparse_decode, extra_indices), OF(sparse_decode, extra_topk_length), &p->keys[1]);
     }
     p->capacity = plan_topk_length(p->keys[0].capacity, p->keys[1].capacity, p->keys[1].capacity);
-    const struct checked_tensor *rows = OF(sparse_decode, partitions), *splits = OF(sparse_decode, num_splits);
+    const struct checked_tensor *rows = OF(sparse_decode, partitions),
+                                *splits = OF(sparse_decode, num_splits);
     TRY(fill_cut(c, args->batch_invariant, args->num_partitions, args->plan, rows, splits));
     TRY(choose(c, args->kernel));
     return take_plan(c, args->plan, args->plan_size, rows, splits);

@@ -29,10 +29,8 @@ static fmla_status fill(const struct checked_call *c, enum operation operation,
 
 static fmla_status run(const char *kernel_name, const struct cache_problem *p)
 {
-    const struct wanted wanted = {.operation = p->operation,
-                                  .device = p->device,
-                                  .argument = "kv_cache",
-                                  .elements = 1u << p->element};
+    const struct wanted wanted = {
+        .operation = p->operation, .device = p->device, .argument = "kv_cache", .elements = 1u << p->element};
     const struct kernel *kernel;
     TRY(dispatch(&wanted, kernel_name, &kernel));
     return kernel->driver->run(kernel, (union problem){.cache = p}, NULL);

@@ -26,15 +26,14 @@ enum kv_scale { KV_SCALE_NONE, KV_SCALE_F32, KV_SCALE_UE8M0, KV_SCALE_OF_CACHE }
 struct kv_layout {
     enum kv_element element; /* of the first `nope` values of a token */
     enum kv_scale scale;
-    int32_t nope;        /* values of type `element`; what follows, up to d_qk, is `rope` bf16 values */
-    int32_t rope;        /* 0 where the whole token has one type */
-    int32_t group;       /* values that share a scale; 0 = none */
-    int32_t scales;      /* scales of a token */
-    int32_t token_bytes; /* from one token to the next */
-    int32_t rope_offset; /* bytes from the token */
-    int32_t
-        scale_bytes; /* one token's scales, padding included, where they stand behind all tokens; else 0 */
-    int32_t scale_offset;      /* bytes from the token, where the scales stand inside it; else 0 */
+    int32_t nope;         /* values of type `element`; what follows, up to d_qk, is `rope` bf16 values */
+    int32_t rope;         /* 0 where the whole token has one type */
+    int32_t group;        /* values that share a scale; 0 = none */
+    int32_t scales;       /* scales of a token */
+    int32_t token_bytes;  /* from one token to the next */
+    int32_t rope_offset;  /* bytes from the token */
+    int32_t scale_bytes;  /* of a token, padding included, where scales stand behind all tokens; else 0 */
+    int32_t scale_offset; /* bytes from the token, where the scales stand inside it; else 0 */
     int32_t page_bytes_a_slot; /* token_bytes + scale_bytes: the least page stride is page_size times this */
 };
 

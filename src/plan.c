@@ -63,10 +63,9 @@ static void build_default(struct plan_tables plan, int64_t batch, const struct p
     int32_t split = 0;       /* its splits that earlier partitions took */
     int64_t last_blocks = 0; /* of the last request placed whole */
     for (int32_t p = 0; p < num_partitions; p++) {
-        struct plan_partition row = {(int32_t)request, 0, (int32_t)done, 0, split, 0, 0, 0};
-        const int32_t first_split = split;
+        const int32_t begin = (int32_t)request, begin_block = (int32_t)done, begin_split = split;
         int64_t room = payload;
-        int cut = 0;
+        bool cut = false;
         while (request < batch && !cut) {
             const int64_t blocks = blocks_of(lists, request);
             const int64_t left = blocks - done;
@@ -77,18 +76,13 @@ static void build_default(struct plan_tables plan, int64_t batch, const struct p
                 request++, done = 0, split = 0;
             } else if (room > PLAN_OVERHEAD) {
                 done += room - PLAN_OVERHEAD, split++;
-                cut = 1;
+                cut = true;
             } else {
                 break;
             }
         }
-        row.end_request = (int32_t)(cut ? request : request - 1);
-        row.end_block = (int32_t)(cut ? done : last_blocks);
-        const int idle = row.end_request < row.begin_request;
-        const int alone = row.end_request == row.begin_request;
-        row.first_is_split = !idle && (first_split > 0 || (alone && cut));
-        row.last_is_split = !idle && (cut || (alone && first_split > 0));
-        plan.partitions[p] = row;
+        plan.partitions[p] = plan_row(begin, begin_block, begin_split, (int32_t)(cut ? request : request - 1),
+                                      (int32_t)(cut ? done : last_blocks), cut);
     }
 }
 

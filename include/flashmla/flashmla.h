@@ -394,7 +394,8 @@ typedef struct fmla_dense_decode_args {
 
 /* How much workspace fmla_dense_decode takes with these arguments, and its alignment (either may be NULL),
  * from shapes, types, options and device: the data of tensors, workspace and stream are not looked at and may be
- * NULL (a plan in host memory is read). On the CPU it grows with fmla_num_threads().
+ * NULL (a plan in host memory is read). It is the same for all kernels of a GPU: which of them
+ * takes a call depends on addresses too, and a query has none. On the CPU it grows with fmla_num_threads().
  * Errors: as fmla_dense_decode, workspace aside. */
 FMLA_API fmla_status fmla_dense_decode_workspace_size(const fmla_dense_decode_args *args, size_t *bytes,
                                                       size_t *alignment);

@@ -23,8 +23,6 @@
  * long enough that the partial results (h_q · d_v fp32 a chunk) stay small beside the keys read. */
 enum { INVARIANT_CHUNK = 2048 };
 
-enum { CACHE_LINE = 64 };
-
 static size_t line_up(size_t bytes)
 {
     return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
@@ -42,8 +40,9 @@ struct work {
     int64_t chunk_keys; /* 0: by the plan */
     int64_t chunks;     /* most chunks of a request */
     int64_t slots;
-    size_t plan_offset, slots_offset, slot_lse_offset, slot_max_offset, scratch_offset, scratch_bytes;
     int32_t num_partitions;
+    size_t slots_offset, slot_lse_offset, slot_max_offset, scratch_offset, scratch_bytes;
+    float *slot_out, *slot_lse, *slot_max; /* of slot 0 */
     char *workspace;
 };
 _Static_assert(sizeof(struct work) <= sizeof((struct prepared *)0)->decided, "it is decided once a call");
@@ -170,22 +169,10 @@ too_large:
 
 enum { DIRECT = -1 }; /* instead of a slot: the piece is the whole request */
 
-static float *slot_out(const struct work *w, int64_t slot, int64_t row)
+/* Of row `row` of a request, by set: which row of all slots it is in one of them. */
+static int64_t slot_row(const struct work *w, int64_t slot, int64_t row)
 {
-    const struct attention_problem *p = w->call.problem;
-    return (float *)(void *)(w->workspace + w->slots_offset) + (slot * p->h_q * p->s_q + row) * p->d_v;
-}
-
-static float *slot_lse(const struct work *w, int64_t slot, int64_t row)
-{
-    const struct attention_problem *p = w->call.problem;
-    return (float *)(void *)(w->workspace + w->slot_lse_offset) + slot * p->h_q * p->s_q + row;
-}
-
-static float *slot_max(const struct work *w, int64_t slot, int64_t row)
-{
-    const struct attention_problem *p = w->call.problem;
-    return (float *)(void *)(w->workspace + w->slot_max_offset) + slot * p->h_q * p->s_q + row;
+    return slot * w->call.problem->h_q * w->call.problem->s_q + row;
 }
 
 /* What scores are relative to where `max` is the largest: of a row without one above -inf there is none. */
@@ -230,7 +217,7 @@ static void run_piece(const struct work *w, int64_t request, int64_t row_tile, i
     const struct tile_rows t = tile_rows(w, row_tile);
     char *scratch = w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes;
     float *rows = (float *)(void *)scratch;
-    const int64_t slot_row = t.set * w->call.set_rows + t.first_row;
+    const int64_t at = slot_row(w, slot, t.set * w->call.set_rows + t.first_row);
     const int64_t most = w->call.tile_rows;
     struct cpu_tile tile = {
         .call = &w->call,
@@ -241,9 +228,9 @@ static void run_piece(const struct work *w, int64_t request, int64_t row_tile, i
         .begin_key = begin,
         .end_key = end,
         .length = attention_length(p, request),
-        .out = slot == DIRECT ? rows : slot_out(w, slot, slot_row),
-        .lse = slot == DIRECT ? rows + most * p->d_v : slot_lse(w, slot, slot_row),
-        .max = slot == DIRECT ? rows + most * (p->d_v + 1) : slot_max(w, slot, slot_row),
+        .out = slot == DIRECT ? rows : w->slot_out + at * p->d_v,
+        .lse = slot == DIRECT ? rows + most * p->d_v : w->slot_lse + at,
+        .max = slot == DIRECT ? rows + most * (p->d_v + 1) : w->slot_max + at,
     };
     w->attention->attend(&tile, scratch + line_up(tile_floats(&w->call) * sizeof(float)));
     if (slot != DIRECT) return;
@@ -263,14 +250,13 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
         const int64_t row = t.set * w->call.set_rows + i;
         float max = -INFINITY, total = 0.0f;
         for (int64_t s = 0; s < count; s++)
-            max = fmaxf(max, *slot_max(w, s ? second + (s - 1) * step : first, row));
+            max = fmaxf(max, w->slot_max[slot_row(w, s ? second + (s - 1) * step : first, row)]);
         memset(sum, 0, (size_t)p->d_v * sizeof(float));
         for (int64_t s = 0; s < count; s++) {
-            const int64_t slot = s ? second + (s - 1) * step : first;
-            const float part_lse = *slot_lse(w, slot, row);
-            if (isinf(part_lse)) continue;
-            const float weight = expf(base_of(*slot_max(w, slot, row)) - base_of(max) + part_lse);
-            const float *part = slot_out(w, slot, row);
+            const int64_t at = slot_row(w, s ? second + (s - 1) * step : first, row);
+            if (isinf(w->slot_lse[at])) continue;
+            const float weight = expf(base_of(w->slot_max[at]) - base_of(max) + w->slot_lse[at]);
+            const float *part = w->slot_out + at * p->d_v;
             for (int64_t d = 0; d < p->d_v; d++) sum[d] += weight * part[d];
             total += weight;
         }
@@ -286,23 +272,13 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
  * lengths still covers every key once. Request numbers and blocks are clamped: a damaged plan cannot lead out
  * of bounds. Slots of partition p: 2p for its first request, 2p + 1 for its last when that is another. */
 
-static const struct plan_partition *partition_of(const struct work *w, int64_t p)
-{
-    return &w->partitions[p];
-}
-
 /* The last request of partition p goes on in the next one. */
 static bool goes_on(const struct work *w, int64_t p)
 {
     if (p + 1 >= w->num_partitions) return false;
-    const struct plan_partition *row = partition_of(w, p), *next = partition_of(w, p + 1);
+    const struct plan_partition *row = &w->partitions[p], *next = &w->partitions[p + 1];
     return next->begin_request == row->end_request && next->begin_split > 0 &&
            row->end_request >= row->begin_request;
-}
-
-static int64_t clamp(int64_t x, int64_t low, int64_t high)
-{
-    return x < low ? low : x > high ? high : x;
 }
 
 static void run_partition(void *data, int64_t index, int32_t worker)
@@ -310,18 +286,18 @@ static void run_partition(void *data, int64_t index, int32_t worker)
     const struct work *w = data;
     const struct attention_problem *p = w->call.problem;
     const int64_t partition = index / w->row_tiles, row_tile = index % w->row_tiles;
-    const struct plan_partition *row = partition_of(w, partition);
+    const struct plan_partition *row = &w->partitions[partition];
     const bool cut = goes_on(w, partition);
-    const int64_t first = clamp(row->begin_request, 0, p->b);
-    const int64_t last = clamp(row->end_request, -1, p->b - 1);
+    const int64_t first = cpu_clamp(row->begin_request, 0, p->b);
+    const int64_t last = cpu_clamp(row->end_request, -1, p->b - 1);
     for (int64_t r = first; r <= last; r++) {
         const int64_t length = attention_length(p, r);
         /* Asked of the partition before, so that what is left for a second pass is what it joins. */
         const bool continued = r == row->begin_request && partition > 0 && goes_on(w, partition - 1);
         const bool to_be_continued = r == row->end_request && cut;
-        const int64_t begin = continued ? clamp((int64_t)row->begin_block * PLAN_BLOCK, 0, length) : 0;
+        const int64_t begin = continued ? cpu_clamp((int64_t)row->begin_block * PLAN_BLOCK, 0, length) : 0;
         const int64_t end =
-            to_be_continued ? clamp((int64_t)row->end_block * PLAN_BLOCK, begin, length) : length;
+            to_be_continued ? cpu_clamp((int64_t)row->end_block * PLAN_BLOCK, begin, length) : length;
         const int64_t slot = !continued && !to_be_continued ? DIRECT : 2 * partition + (r == first ? 0 : 1);
         run_piece(w, r, row_tile, begin, end, slot, worker);
     }
@@ -332,14 +308,14 @@ static void join_partition(void *data, int64_t index, int32_t worker)
 {
     const struct work *w = data;
     const int64_t partition = index / w->row_tiles, row_tile = index % w->row_tiles;
-    const struct plan_partition *row = partition_of(w, partition);
+    const struct plan_partition *row = &w->partitions[partition];
     const int64_t request = row->end_request;
     const bool begins_here = request > row->begin_request || !partition || !goes_on(w, partition - 1);
     if (!begins_here || !goes_on(w, partition) || request < 0 || request >= w->call.problem->b) return;
     int64_t end = partition + 1; /* the partition with the last split */
-    while (partition_of(w, end)->end_request == request && goes_on(w, end)) end++;
+    while (w->partitions[end].end_request == request && goes_on(w, end)) end++;
     const int64_t first =
-        2 * partition + (request == clamp(row->begin_request, 0, w->call.problem->b) ? 0 : 1);
+        2 * partition + (request == cpu_clamp(row->begin_request, 0, w->call.problem->b) ? 0 : 1);
     join_slots(w, request, row_tile, end - partition + 1, first, 2 * (partition + 1), 2, worker);
 }
 
@@ -378,13 +354,6 @@ static double cost_of_pieces(const struct work *w)
     return cost;
 }
 
-/* It counts all slots, used or not. */
-static double cost_of_joins(const struct work *w)
-{
-    const struct attention_problem *p = w->call.problem;
-    return cost_of_moving((double)w->slots * (double)(p->h_q * p->s_q) * (double)p->d_v * sizeof(float));
-}
-
 static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
     const struct attention_problem *p = problem.attention;
@@ -392,11 +361,17 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     (void)kernel;
     const fmla_status status = cpu_check_pages(p);
     if (status || !p->b) return status;
+    const int64_t rows_of_slots = w.slots * p->h_q * p->s_q; /* used or not */
+    const double cost = cost_of_pieces(&w),
+                 cost_of_joins = cost_of_moving((double)rows_of_slots * (double)p->d_v * sizeof(float));
     w.workspace = p->workspace;
+    w.slot_out = (float *)(void *)(w.workspace + w.slots_offset);
+    w.slot_lse = (float *)(void *)(w.workspace + w.slot_lse_offset);
+    w.slot_max = (float *)(void *)(w.workspace + w.slot_max_offset);
 
     if (w.chunk_keys) {
-        threads_run(&w.pool, p->b * w.chunks * w.row_tiles, cost_of_pieces(&w), run_chunk, &w);
-        if (w.slots) threads_run(&w.pool, p->b * w.row_tiles, cost_of_joins(&w), join_chunks, &w);
+        threads_run(&w.pool, p->b * w.chunks * w.row_tiles, cost, run_chunk, &w);
+        if (w.slots) threads_run(&w.pool, p->b * w.row_tiles, cost_of_joins, join_chunks, &w);
         return FMLA_OK;
     }
     if (p->plan_in_tables) {
@@ -404,12 +379,12 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     } else if (p->plan) {
         w.partitions = plan_partitions(p->plan);
     } else {
-        const struct plan_tables plan = plan_tables_of(w.workspace + w.plan_offset, w.num_partitions);
+        const struct plan_tables plan = plan_tables_of(w.workspace, w.num_partitions);
         plan_build(plan, p->b, attention_lists(p), (struct plan_costs){0, 0});
         w.partitions = plan.partitions;
     }
-    threads_run(&w.pool, w.num_partitions * w.row_tiles, cost_of_pieces(&w), run_partition, &w);
-    if (w.slots) threads_run(&w.pool, w.num_partitions * w.row_tiles, cost_of_joins(&w), join_partition, &w);
+    threads_run(&w.pool, w.num_partitions * w.row_tiles, cost, run_partition, &w);
+    if (w.slots) threads_run(&w.pool, w.num_partitions * w.row_tiles, cost_of_joins, join_partition, &w);
     return FMLA_OK;
 }
 

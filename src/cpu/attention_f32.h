@@ -42,28 +42,25 @@ struct scratch {
     float *q, *keys, *o, *s, *max, *sum;
 };
 
-/* Lays the scratch of a worker out from `base` on; returns its floats. With base = NULL it only counts. */
-static size_t scratch_floats(const struct cpu_call *call, float *base, struct scratch *scratch)
+/* Lays the scratch of a worker out from `base` on; returns its bytes. With base 0 it only counts. */
+static size_t scratch_layout(const struct cpu_call *call, uintptr_t base, struct scratch *scratch)
 {
     const struct attention_problem *p = call->problem;
-    const size_t rows = (size_t)call->tile_rows, d_qk = ((size_t)p->d_qk + 15) / 16 * 16,
-                 d_v = (size_t)p->d_v;
-    const size_t sizes[6] = {rows * d_qk, BLOCK * d_qk, rows * d_v, (size_t)BLOCK * GROUP_ROWS, rows, rows};
-    float *parts[6];
-    size_t at = 0;
-    for (int i = 0; i < 6; i++) {
-        parts[i] = base ? base + at : NULL;
-        at += sizes[i];
-    }
-    *scratch = (struct scratch){
-        .q = parts[0], .keys = parts[1], .o = parts[2], .s = parts[3], .max = parts[4], .sum = parts[5]};
-    return at;
+    const size_t rows = (size_t)call->tile_rows * sizeof(float), d_qk = ((size_t)p->d_qk + 15) / 16 * 16;
+    uintptr_t at = base;
+    scratch->q = tile_take(&at, rows * d_qk);
+    scratch->keys = tile_take(&at, BLOCK * d_qk * sizeof(float));
+    scratch->o = tile_take(&at, rows * (size_t)p->d_v);
+    scratch->s = tile_take(&at, BLOCK * GROUP_ROWS * sizeof(float));
+    scratch->max = tile_take(&at, rows);
+    scratch->sum = tile_take(&at, rows);
+    return at - base;
 }
 
 static size_t scratch_bytes(const struct cpu_call *call)
 {
     struct scratch unused;
-    return scratch_floats(call, NULL, &unused) * sizeof(float);
+    return scratch_layout(call, 0, &unused);
 }
 
 /* Q of the tile with lanes innermost, the softmax scale in base 2 folded in; lanes without a row are 0. `row` has room
@@ -246,7 +243,7 @@ static void attend(const struct cpu_tile *tile, void *memory)
     const struct attention_problem *p = tile->call->problem;
     const int32_t groups = (tile->rows + GROUP_ROWS - 1) / GROUP_ROWS;
     struct scratch scratch;
-    scratch_floats(tile->call, memory, &scratch);
+    scratch_layout(tile->call, (uintptr_t)memory, &scratch);
     memset(scratch.o, 0, (size_t)groups * (size_t)p->d_v * GROUP_ROWS * sizeof(float));
     for (int32_t i = 0; i < groups * GROUP_ROWS; i++) scratch.max[i] = -INFINITY, scratch.sum[i] = 0.0f;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The CPU back end: what dispatch sees of it, and the contract between its driver (decode.c) and the inner
+ * The CPU back end: what dispatch sees of it, and the contract between its driver (attention.c) and the inner
  * kernels, one folder an instruction set.
  */
 #ifndef FMLA_CPU_H
@@ -8,6 +8,13 @@
 
 #include "../kernel.h"
 #include "../threads.h"
+
+enum { CACHE_LINE = 64 };
+
+static inline int64_t cpu_clamp(int64_t x, int64_t low, int64_t high)
+{
+    return x < low ? low : x > high ? high : x;
+}
 
 /* ---- A call --------------------------------------------------------------------------------- */
 

@@ -6,11 +6,6 @@
  */
 #include "cpu.h"
 
-static int64_t clamp(int64_t x, int64_t low, int64_t high)
-{
-    return x < low ? low : x > high ? high : x;
-}
-
 static struct cpu_key key_at(const struct cpu_tile *tile, const struct key_source *source, int64_t page,
                              int64_t slot)
 {
@@ -74,7 +69,7 @@ int32_t cpu_listed_keys(const struct cpu_tile *tile, int64_t *at, int64_t end,
 {
     const struct key_source *lists = tile->call->problem->keys;
     const int64_t count = plan_topk_count(lists[0].capacity, lists[0].lengths, tile->request);
-    const int32_t found = gather(tile, &lists[0], 0, at, clamp(count, 0, end), keys, 0);
+    const int32_t found = gather(tile, &lists[0], 0, at, cpu_clamp(count, 0, end), keys, 0);
     if (found == PLAN_BLOCK) return found;
     if (!lists[1].capacity) {
         *at = end;
@@ -82,7 +77,7 @@ int32_t cpu_listed_keys(const struct cpu_tile *tile, int64_t *at, int64_t end,
     }
     const int64_t first = plan_extra_begin(count);
     const int64_t extra = plan_topk_count(lists[1].capacity, lists[1].lengths, tile->request);
-    if (*at < first) *at = clamp(first, *at, end);
+    if (*at < first) *at = cpu_clamp(first, *at, end);
     if (*at >= end) return found;
-    return gather(tile, &lists[1], first, at, clamp(first + extra, 0, end), keys, found);
+    return gather(tile, &lists[1], first, at, cpu_clamp(first + extra, 0, end), keys, found);
 }

@@ -18,11 +18,24 @@ static float part_lse(const struct merge_problem *p, int64_t part, int64_t reque
     return lse / p->rules.lse_factor;
 }
 
+/* ln Σ exp(lse) of the parts, one after the other in their order. */
+static float whole_lse(const struct merge_problem *p, int64_t request, int64_t head, int64_t token)
+{
+    float max = -INFINITY, sum = 0.0f;
+    for (int64_t n = 0; n < p->n; n++) {
+        const float lse = part_lse(p, n, request, head, token);
+        if (isinf(lse)) continue;
+        if (lse > max)
+            sum = sum * expf(max - lse) + 1.0f, max = lse; /* the first: 0 · exp(-inf) + 1 */
+        else /* a NaN comes here, also as the first: it must reach the sum */
+            sum += max == -INFINITY ? lse : expf(lse - max);
+    }
+    return sum == 0.0f ? -INFINITY : max == -INFINITY ? sum : max + logf(sum);
+}
+
 static void merge_row(const struct merge_problem *p, int64_t request, int64_t token, int64_t head)
 {
-    struct lse_sum total = lse_sum_empty;
-    for (int64_t n = 0; n < p->n; n++) lse_sum_add(&total, part_lse(p, n, request, head, token));
-    const float lse = lse_sum_value(&total);
+    const float lse = whole_lse(p, request, head, token);
     const float factor = result_sink_factor(&p->rules, head, lse);
     const int64_t in =
         request * p->out_parts_stride[1] + token * p->out_parts_stride[2] + head * p->out_parts_stride[3];
@@ -33,7 +46,7 @@ static void merge_row(const struct merge_problem *p, int64_t request, int64_t to
         for (int64_t n = 0; n < p->n; n++) {
             const float partial = part_lse(p, n, request, head, token);
             if (isinf(partial)) continue; /* its out is not read */
-            const float weight = lse_weight(partial, lse);
+            const float weight = expf(partial - lse);
             const int64_t part = in + n * p->out_parts_stride[0] + first;
             for (int64_t d = 0; d < count; d++)
                 sum[d] += weight * result_load(p->out_parts, p->part_element, part + d);

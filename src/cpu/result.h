@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * From an attention's fp32 row and natural lse to what the caller asked for, shared by decode and merge, and the sum of
- * parts of which merge is given the lse alone. An lse of ±inf says that no key was seen.
+ * From an attention's fp32 row and natural lse to what the caller asked for, shared by decode and merge. An lse of ±inf says that no key was seen.
  */
 #ifndef FMLA_CPU_RESULT_H
 #define FMLA_CPU_RESULT_H
@@ -49,38 +48,6 @@ static inline float result_sink_factor(const struct result_rules *rules, int64_t
 static inline float result_lse(const struct result_rules *rules, float lse)
 {
     return isinf(lse) ? rules->lse_of_empty : lse * rules->lse_factor;
-}
-
-/* ln Σ exp(lse) of parts, one after the other in their order. */
-struct lse_sum {
-    float max, sum;
-};
-
-static const struct lse_sum lse_sum_empty = {-INFINITY, 0.0f};
-
-static inline void lse_sum_add(struct lse_sum *total, float lse)
-{
-    if (isinf(lse)) return;
-    if (lse > total->max) {
-        total->sum = total->sum * expf(total->max - lse) + 1.0f; /* the first: 0 · exp(-inf) + 1 */
-        total->max = lse;
-    } else {
-        /* A NaN comes here, also as the first: it must reach the sum. */
-        total->sum += total->max == -INFINITY ? lse : expf(lse - total->max);
-    }
-}
-
-static inline float lse_sum_value(const struct lse_sum *total)
-{
-    return total->sum == 0.0f        ? -INFINITY
-           : total->max == -INFINITY ? total->sum
-                                     : total->max + logf(total->sum);
-}
-
-/* What a part counts in the whole. */
-static inline float lse_weight(float part, float whole)
-{
-    return isinf(part) ? 0.0f : expf(part - whole);
 }
 
 #endif

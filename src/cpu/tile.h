@@ -13,6 +13,14 @@
 #define TILE_LOG2_E 1.44269504088896341f
 #define TILE_LN_2   0.693147180559945309f
 
+/* A part of the scratch of a worker. */
+static inline void *tile_take(uintptr_t *at, size_t bytes)
+{
+    void *const here = (void *)*at;
+    *at += bytes;
+    return here;
+}
+
 /* How many of the `count` keys of the block at `begin` each of `lanes` rows from `first_row` of the tile on sees; gives
  * the least and the most. Lanes without a row see what the last row sees. */
 static inline void tile_visible(const struct cpu_tile *tile, int32_t first_row, int64_t begin, int32_t count,
@@ -32,8 +40,6 @@ static inline void tile_visible(const struct cpu_tile *tile, int32_t first_row, 
         if (visible[l] > *most) *most = visible[l];
     }
 }
-
-enum { CACHE_LINE = 64 };
 
 /* Brings keys into the second-level cache. */
 static inline void tile_prefetch(const struct cpu_call *call, const struct cpu_key *keys, int32_t count)

@@ -46,7 +46,8 @@ struct cuda_work {
 struct cuda_attention {
     /* NULL if it takes the problem; else what it takes, and which argument differs. */
     const char *(*refuses)(const struct attention_problem *p, const char **argument);
-    /* Decides and lays the workspace out; `work` has its device and is empty otherwise. */
+    /* Decides and lays the workspace out; `work` has its device and is empty otherwise. All kernels of a device that may take a call
+     * answer the same size, the most that one of them needs: a size query has no addresses, by which kernels refuse. */
     fmla_status (*prepare)(const struct attention_problem *p, struct cuda_work *work);
     fmla_status (*launch)(const struct cuda_scope *scope, const struct attention_problem *p,
                           const struct cuda_work *work);
@@ -90,7 +91,7 @@ struct sparse_cache_params cuda_cache_params(const struct key_source *keys);
 
 /* ---- Of one operation, for all its kernels (dense.c, sparse.c, prefill.c) ---------------------- */
 
-/* `rows` of a tile. The workspace is the same for all kernels of a device. */
+/* `rows` of a tile. */
 fmla_status cuda_dense_prepare(const struct attention_problem *p, int64_t rows, struct cuda_work *work);
 struct dense_decode_params cuda_dense_params(const struct attention_problem *p, const struct cuda_work *work);
 

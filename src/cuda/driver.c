@@ -65,7 +65,7 @@ static void open_driver(void)
         const char *name;
         void *entry;
     } entries[] = {
-#define ENTRY(member, name) {#name, &d->member},
+#define ENTRY(member, name, ...) {#name, &d->member},
         CUDA_DRIVER_ENTRIES(ENTRY)
 #undef ENTRY
     };

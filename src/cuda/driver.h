@@ -68,61 +68,41 @@ struct cu_launch_config {
     unsigned num_attributes;
 };
 
-/* The entries. */
+/* ENTRY(member, name in libcuda, parameters) for each; where the driver has several versions of an entry, the name says which. */
+#define CUDA_DRIVER_ENTRIES(ENTRY)                                                                           \
+    ENTRY(init, cuInit, unsigned flags)                                                                      \
+    ENTRY(device_get_count, cuDeviceGetCount, int *count)                                                    \
+    ENTRY(device_get, cuDeviceGet, cu_device *device, int ordinal)                                           \
+    ENTRY(device_get_attribute, cuDeviceGetAttribute, int *value, unsigned attribute, cu_device device)      \
+    ENTRY(device_get_name, cuDeviceGetName, char *name, int size, cu_device device)                          \
+    ENTRY(primary_retain, cuDevicePrimaryCtxRetain, cu_context *context, cu_device device)                   \
+    ENTRY(primary_state, cuDevicePrimaryCtxGetState, cu_device device, unsigned *flags, int *active)         \
+    ENTRY(context_get, cuCtxGetCurrent, cu_context *context)                                                 \
+    ENTRY(context_push, cuCtxPushCurrent_v2, cu_context context)                                             \
+    ENTRY(context_pop, cuCtxPopCurrent_v2, cu_context *context)                                              \
+    ENTRY(context_device, cuCtxGetDevice, cu_device *device)                                                 \
+    ENTRY(context_id, cuCtxGetId, cu_context context, unsigned long long *id)                                \
+    ENTRY(library_load, cuLibraryLoadData, cu_library *library, const void *image, unsigned *jit_options,    \
+          void **jit_values, unsigned num_jit, unsigned *options, void **values, unsigned num_options)       \
+    ENTRY(library_kernel, cuLibraryGetKernel, cu_kernel *kernel, cu_library library, const char *name)       \
+    ENTRY(kernel_function, cuKernelGetFunction, cu_function *function, cu_kernel kernel)                     \
+    ENTRY(kernel_set_attribute, cuKernelSetAttribute, unsigned attribute, int value, cu_kernel kernel,       \
+          cu_device device)                                                                                  \
+    ENTRY(launch, cuLaunchKernelEx, const struct cu_launch_config *config, cu_function function,             \
+          void **parameters, void **extra)                                                                   \
+    ENTRY(error_name, cuGetErrorName, cu_result error, const char **text)                                    \
+    ENTRY(error_string, cuGetErrorString, cu_result error, const char **text)                                \
+    ENTRY(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, unsigned *mode)                          \
+    ENTRY(tensor_map_encode, cuTensorMapEncodeTiled, cu_tensor_map map, unsigned type, uint32_t rank,        \
+          void *base, const uint64_t *sizes, const uint64_t *strides, const uint32_t *box,                   \
+          const uint32_t *steps, unsigned interleave, unsigned swizzle, unsigned promotion, unsigned fill)
+
 struct driver {
-    cu_result (*init)(unsigned flags);
-    cu_result (*device_get_count)(int *count);
-    cu_result (*device_get)(cu_device *device, int ordinal);
-    cu_result (*device_get_attribute)(int *value, unsigned attribute, cu_device device);
-    cu_result (*device_get_name)(char *name, int size, cu_device device);
-    cu_result (*primary_retain)(cu_context *context, cu_device device);
-    cu_result (*primary_state)(cu_device device, unsigned *flags, int *active);
-    cu_result (*context_get)(cu_context *context);
-    cu_result (*context_push)(cu_context context);
-    cu_result (*context_pop)(cu_context *context);
-    cu_result (*context_device)(cu_device *device);
-    cu_result (*context_id)(cu_context context, unsigned long long *id);
-    cu_result (*library_load)(cu_library *library, const void *image, unsigned *jit_options,
-                              void **jit_values, unsigned num_jit, unsigned *options, void **values,
-                              unsigned num_options);
-    cu_result (*library_kernel)(cu_kernel *kernel, cu_library library, const char *name);
-    cu_result (*kernel_function)(cu_function *function, cu_kernel kernel);
-    cu_result (*kernel_set_attribute)(unsigned attribute, int value, cu_kernel kernel, cu_device device);
-    cu_result (*launch)(const struct cu_launch_config *config, cu_function function, void **parameters,
-                        void **extra);
-    cu_result (*error_name)(cu_result error, const char **text);
-    cu_result (*error_string)(cu_result error, const char **text);
-    cu_result (*exchange_capture_mode)(unsigned *mode);
-    cu_result (*tensor_map_encode)(cu_tensor_map map, unsigned type, uint32_t rank, void *base,
-                                   const uint64_t *sizes, const uint64_t *strides, const uint32_t *box,
-                                   const uint32_t *steps, unsigned interleave, unsigned swizzle,
-                                   unsigned promotion, unsigned fill);
+#define ENTRY(member, name, ...) cu_result (*member)(__VA_ARGS__);
+    CUDA_DRIVER_ENTRIES(ENTRY)
+#undef ENTRY
     int version; /* of CUDA, 1000 · major + 10 · minor */
 };
-
-/* ENTRY(member, name in libcuda) for each; where the driver has several versions of an entry, the name says which. */
-#define CUDA_DRIVER_ENTRIES(ENTRY)                                                                           \
-    ENTRY(init, cuInit)                                                                                      \
-    ENTRY(device_get_count, cuDeviceGetCount)                                                                \
-    ENTRY(device_get, cuDeviceGet)                                                                           \
-    ENTRY(device_get_attribute, cuDeviceGetAttribute)                                                        \
-    ENTRY(device_get_name, cuDeviceGetName)                                                                  \
-    ENTRY(primary_retain, cuDevicePrimaryCtxRetain)                                                          \
-    ENTRY(primary_state, cuDevicePrimaryCtxGetState)                                                         \
-    ENTRY(context_get, cuCtxGetCurrent)                                                                      \
-    ENTRY(context_push, cuCtxPushCurrent_v2)                                                                 \
-    ENTRY(context_pop, cuCtxPopCurrent_v2)                                                                   \
-    ENTRY(context_device, cuCtxGetDevice)                                                                    \
-    ENTRY(context_id, cuCtxGetId)                                                                            \
-    ENTRY(library_load, cuLibraryLoadData)                                                                   \
-    ENTRY(library_kernel, cuLibraryGetKernel)                                                                \
-    ENTRY(kernel_function, cuKernelGetFunction)                                                              \
-    ENTRY(kernel_set_attribute, cuKernelSetAttribute)                                                        \
-    ENTRY(launch, cuLaunchKernelEx)                                                                          \
-    ENTRY(error_name, cuGetErrorName)                                                                        \
-    ENTRY(error_string, cuGetErrorString)                                                                    \
-    ENTRY(exchange_capture_mode, cuThreadExchangeStreamCaptureMode)                                          \
-    ENTRY(tensor_map_encode, cuTensorMapEncodeTiled)
 
 /* The driver, initialised: opened by the first call, whichever thread that is. NULL if there is none that this build can
  * use; then *why (static) says why. */

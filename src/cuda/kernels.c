@@ -10,24 +10,21 @@
 
 enum { BY_DEVICE = -1 };
 
+static struct {
+    struct cuda_key key;
+    struct cuda_kernel kernel;
+} rows[] = {
 #define KERNEL(schedule, element, format, variant, cc, of_block, shared, file, function)                     \
-    {.image = (file),                                                                                        \
-     .name = (function),                                                                                     \
-     .capability = (cc),                                                                                     \
-     .threads = (of_block),                                                                                  \
-     .dynamic_bytes = (shared)},
-static struct cuda_kernel kernels[] = {
+    {{schedule, element, format, variant},                                                                   \
+     {.image = (file),                                                                                       \
+      .name = (function),                                                                                    \
+      .capability = (cc),                                                                                    \
+      .threads = (of_block),                                                                                 \
+      .dynamic_bytes = (shared)}},
 #include "kernels.def"
-};
 #undef KERNEL
-enum { KERNELS = sizeof kernels / sizeof kernels[0] };
-
-#define KERNEL(schedule, element, format, variant, cc, of_block, shared, file, function)                     \
-    {schedule, element, format, variant},
-static const struct cuda_key keys[KERNELS] = {
-#include "kernels.def"
 };
-#undef KERNEL
+enum { KERNELS = sizeof rows / sizeof rows[0] };
 
 /* The row of a key, + 1. Written once: a launch does not look through all rows. */
 enum { VARIANTS = 5 };
@@ -43,19 +40,19 @@ static uint8_t *place_of(struct cuda_key key)
 
 static void index_rows(void)
 {
-    for (int i = 0; i < KERNELS; i++) *place_of(keys[i]) = (uint8_t)(i + 1);
+    for (int i = 0; i < KERNELS; i++) *place_of(rows[i].key) = (uint8_t)(i + 1);
 }
 
 struct cuda_kernel *cuda_kernel_of(struct cuda_key key)
 {
     pthread_once(&indexed, index_rows);
     const int row = *place_of(key);
-    return row ? &kernels[row - 1] : NULL;
+    return row ? &rows[row - 1].kernel : NULL;
 }
 
 struct cuda_kernel *cuda_kernel_at(int index)
 {
-    return index >= 0 && index < KERNELS ? &kernels[index] : NULL;
+    return index >= 0 && index < KERNELS ? &rows[index].kernel : NULL;
 }
 
 bool cuda_can_have(const struct cuda_device *device, const struct cuda_kernel *kernel)
@@ -67,8 +64,8 @@ bool cuda_can_have(const struct cuda_device *device, const struct cuda_kernel *k
 /* What launches give the kernel: of sm80's shapes, of which not all fit every GPU, 0 where it does not. */
 static int32_t dynamic_bytes_of(int index, const struct cuda_device *device)
 {
-    if (kernels[index].dynamic_bytes != BY_DEVICE) return kernels[index].dynamic_bytes;
-    const struct dense_decode_shape *shape = &dense_decode_shapes[keys[index].variant];
+    if (rows[index].kernel.dynamic_bytes != BY_DEVICE) return rows[index].kernel.dynamic_bytes;
+    const struct dense_decode_shape *shape = &dense_decode_shapes[rows[index].key.variant];
     const int32_t stages = dense_decode_stages(shape, device->shared_bytes);
     return stages ? dense_decode_shared_bytes(shape, stages) : 0;
 }
@@ -80,9 +77,10 @@ fmla_status cuda_prepare(int32_t id)
     fmla_status status = cuda_enter(op, "device", id, &scope);
     if (status) return status;
     for (int i = 0; i < KERNELS && !status; i++) {
+        struct cuda_kernel *kernel = &rows[i].kernel;
         const int32_t bytes = dynamic_bytes_of(i, scope.device);
-        if (!cuda_can_have(scope.device, &kernels[i]) || (!bytes && kernels[i].dynamic_bytes)) continue;
-        status = cuda_load(op, &scope, &kernels[i], bytes);
+        if (!cuda_can_have(scope.device, kernel) || (!bytes && kernel->dynamic_bytes)) continue;
+        status = cuda_load(op, &scope, kernel, bytes);
     }
     cuda_leave(&scope);
     return status;

@@ -26,12 +26,11 @@ static size_t most_keys(const struct attention_problem *p)
 static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
 {
     const struct attention_problem *p = problem.attention;
+    /* Sizes are below 2^31, so of_row is at most 2^33 - 2, and `doubles` below 2^64. */
     const size_t of_row = most_keys(p) + (size_t)(p->d_v + p->d_qk) + 2;
-    size_t doubles;
+    const size_t doubles = (size_t)(p->h_q / p->h_kv) * of_row + (size_t)p->d_qk;
     (void)kernel;
-    if (__builtin_mul_overflow((size_t)(p->h_q / p->h_kv), of_row, &doubles) ||
-        __builtin_add_overflow(doubles, (size_t)p->d_qk, &doubles) ||
-        __builtin_mul_overflow(doubles, sizeof(double), &prepared->bytes))
+    if (__builtin_mul_overflow(doubles, sizeof(double), &prepared->bytes))
         return fail(FMLA_UNSUPPORTED, "%s: %s: %zu keys of a token would not fit into memory",
                     operation_name(p->operation), p->keys[0].kind == KEYS_LISTED ? "indices" : "q",
                     most_keys(p));

@@ -59,7 +59,7 @@ _Static_assert(sizeof(struct cu_launch_config) == sizeof(CUlaunchConfig), "size 
 /* Handles are the driver's own types, and its enumerations are unsigned: the types of the entries are the same, but for
  * the launch, whose configuration is compared above. cuda.h's macros make `name` the version that is current. */
 typedef CUresult launch_entry(const CUlaunchConfig *, CUfunction, void **, void **);
-#define ENTRY(member, name)                                                                                  \
+#define ENTRY(member, name, ...)                                                                             \
     _Static_assert(                                                                                          \
         __builtin_types_compatible_p(__typeof__(*((struct driver *)0)->member), __typeof__(name)) ||         \
             __builtin_types_compatible_p(launch_entry, __typeof__(name)),                                    \

@@ -119,8 +119,8 @@ s/SM_COUNT = 16/SM_COUNT = 17/
 s/char pad\[64\]/char pad[32]/
 s/int overlap;/char overlap;/
 s/unsigned shared_bytes;/unsigned long shared_bytes;/
-s/(int \*count)/(unsigned *count)/
-s/(cu_kernel \*kernel, cu_library library, const char \*name)/(cu_kernel *kernel, const char *name, cu_library library)/
+s/ int \*count)/ unsigned *count)/
+s/cu_kernel \*kernel, cu_library library, const char \*name)/cu_kernel *kernel, const char *name, cu_library library)/
 s/cuCtxPushCurrent_v2/cuCtxPushCurrent_v3/
 EDITS
     ;;

@@ -70,6 +70,14 @@ static void test_refused(void)
     REFUSED(call, "extra_indices", "NULL|extra_kv_cache", ARGS.extra_indices = NULL);
     REFUSED(call, "extra_topk_length", "NULL|extra_kv_cache",
             ARGS.extra_kv_cache = ARGS.extra_indices = NULL);
+    /* The oracle's scores of 2^31 heads. */
+    size_t bytes = 0;
+    set_up();
+    resize(&call, DIM_b, 0), resize(&call, DIM_s_q, 1);
+    resize(&call, DIM_h_q, INT32_MAX), resize(&call, DIM_topk, INT32_MAX);
+    ARGS.kernel = "ref";
+    check_rejected("scores of 2^31 heads", fmla_sparse_decode_workspace_size(&ARGS, &bytes, NULL),
+                   FMLA_UNSUPPORTED, "sparse_decode", "indices", "would not fit");
 }
 
 static void test_taken(void)

@@ -35,16 +35,8 @@
 
 #include "softmax.h"
 
-enum {
-    VECTOR = 16,
-    VECTORS = PLAN_ROW_TILE / VECTOR,
-    BLOCK = 64,
-    PAIRS = BLOCK / 2,
-    GROUP = 32,
-    WIDEST_FP8 = 576
-};
-
-enum { PARTS = 2 };
+enum { VECTOR = 16, VECTORS = PLAN_ROW_TILE / VECTOR, PARTS = 2 };
+enum { BLOCK = 64, PAIRS = BLOCK / 2, GROUP = 32, WIDEST_FP8 = 576 };
 
 /* Up to PLAN_ROW_TILE rows of a tile. */
 struct part {
@@ -60,13 +52,6 @@ struct scratch {
     float *s;
 };
 
-static void *take(uintptr_t *at, size_t bytes)
-{
-    void *const here = (void *)*at;
-    *at += bytes;
-    return here;
-}
-
 /* Lays the scratch of a worker out from `base` on; returns its bytes. With base 0 it only counts. */
 static size_t scratch_layout(const struct cpu_call *call, uintptr_t base, struct scratch *scratch)
 {
@@ -75,16 +60,16 @@ static size_t scratch_layout(const struct cpu_call *call, uintptr_t base, struct
     for (int32_t i = 0; i < PARTS; i++) {
         const size_t some = i * PLAN_ROW_TILE < call->tile_rows ? rows : 0;
         scratch->part[i] = (struct part){.first_row = i * PLAN_ROW_TILE,
-                                         .q = take(&at, some * d_qk * 2),
-                                         .o = take(&at, some * d_v * 4),
-                                         .max = take(&at, some * 4),
-                                         .sum = take(&at, some * 4),
-                                         .rescale = take(&at, some * 4)};
+                                         .q = tile_take(&at, some * d_qk * 2),
+                                         .o = tile_take(&at, some * d_v * 4),
+                                         .max = tile_take(&at, some * 4),
+                                         .sum = tile_take(&at, some * 4),
+                                         .rescale = tile_take(&at, some * 4)};
     }
-    scratch->s = take(&at, rows * BLOCK * 4);
-    scratch->p = take(&at, rows * BLOCK * 2);
-    scratch->values = take(&at, BLOCK * d_v * 2);
-    scratch->keys = take(&at, call->layout.element == KV_ELEMENT_BF16 ? 0 : BLOCK * d_qk * 2);
+    scratch->s = tile_take(&at, rows * BLOCK * 4);
+    scratch->p = tile_take(&at, rows * BLOCK * 2);
+    scratch->values = tile_take(&at, BLOCK * d_v * 2);
+    scratch->keys = tile_take(&at, call->layout.element == KV_ELEMENT_BF16 ? 0 : BLOCK * d_qk * 2);
     return at - base;
 }
 

@@ -19,18 +19,18 @@ template <typename In> struct VectorPlace {
     const uint8_t *latent, *rope;
     int latent_width;
 
-    __device__ __forceinline__ VectorPlace(const struct cache_params &p, int64_t token)
+    DEVICE VectorPlace(const struct cache_params &p, int64_t token)
         : latent((const uint8_t *)p.latent + token * p.latent_stride * BYTES),
           rope((const uint8_t *)p.rope + (token * p.rope_stride - p.latent_width) * BYTES),
           latent_width(p.latent_width)
     {
     }
-    __device__ __forceinline__ const uint8_t *at(int value) const
+    DEVICE const uint8_t *at(int value) const
     {
         return (value < latent_width ? latent : rope) + (int64_t)value * BYTES;
     }
     /* A unit is whole in one of the two tensors. */
-    template <bool ALIGNED> __device__ __forceinline__ uint4 load_unit(int first) const
+    template <bool ALIGNED> DEVICE uint4 load_unit(int first) const
     {
         const uint8_t *from = at(first);
         if constexpr (ALIGNED) {
@@ -50,8 +50,7 @@ template <typename In> struct VectorPlace {
 /* ---- Into the cache ------------------------------------------------------------------------- */
 
 /* COUNT words to an address that is a multiple of their bytes, or to any. */
-template <bool ALIGNED, int COUNT>
-__device__ __forceinline__ void store_words(uint8_t *at, const uint32_t words[COUNT])
+template <bool ALIGNED, int COUNT> DEVICE void store_words(uint8_t *at, const uint32_t words[COUNT])
 {
     if (!ALIGNED) {
 #pragma unroll
@@ -68,15 +67,15 @@ __device__ __forceinline__ void store_words(uint8_t *at, const uint32_t words[CO
 template <typename To> struct Cache;
 template <> struct Cache<Bf16> {
     static constexpr uint32_t INFINITE = 0x7f80, QUIET = 0x40;
-    static __device__ __forceinline__ uint16_t exact(float x) { return num_to_bf16(x); }
+    static DEVICE uint16_t exact(float x) { return num_to_bf16(x); }
 };
 template <> struct Cache<Fp16> {
     static constexpr uint32_t INFINITE = 0x7c00, QUIET = 0x200;
-    static __device__ __forceinline__ uint16_t exact(float x) { return num_to_fp16(x); }
+    static DEVICE uint16_t exact(float x) { return num_to_fp16(x); }
 };
 
 /* A word of two values of the same type: a NaN becomes a quiet one, all else stays. */
-template <typename To> __device__ __forceinline__ uint32_t quiet(uint32_t word)
+template <typename To> DEVICE uint32_t quiet(uint32_t word)
 {
     if ((word & 0x7fffu) > Cache<To>::INFINITE) word |= Cache<To>::QUIET;
     if ((word & 0x7fffffffu) >= (Cache<To>::INFINITE << 16 | 0x10000u)) word |= Cache<To>::QUIET << 16;
@@ -84,18 +83,18 @@ template <typename To> __device__ __forceinline__ uint32_t quiet(uint32_t word)
 }
 
 /* value_of, with the digits of a NaN too. */
-template <typename In> __device__ __forceinline__ float exact_value_of(const uint4 &unit, int i)
+template <typename In> DEVICE float exact_value_of(const uint4 &unit, int i)
 {
     return value_of<In>(unit, i);
 }
-template <> __device__ __forceinline__ float exact_value_of<Fp16>(const uint4 &unit, int i)
+template <> DEVICE float exact_value_of<Fp16>(const uint4 &unit, int i)
 {
     return num_from_fp16((uint16_t)(word_of(unit, i / 2) >> i % 2 * 16));
 }
 
 /* Values 2i and 2i + 1 of a unit as a word. Of a NaN the hardware would lose sign and digits. */
 template <typename In, typename To> struct Convert {
-    static __device__ __forceinline__ uint32_t word(const uint4 &unit, int i)
+    static DEVICE uint32_t word(const uint4 &unit, int i)
     {
         const float low = value_of<In>(unit, 2 * i), high = value_of<In>(unit, 2 * i + 1);
         if (low == low && high == high) return To::pack(low, high);
@@ -104,15 +103,11 @@ template <typename In, typename To> struct Convert {
     }
 };
 template <typename To> struct Convert<To, To> {
-    static __device__ __forceinline__ uint32_t word(const uint4 &unit, int i)
-    {
-        return quiet<To>(word_of(unit, i));
-    }
+    static DEVICE uint32_t word(const uint4 &unit, int i) { return quiet<To>(word_of(unit, i)); }
 };
 
 /* A unit as 16-bit values. */
-template <bool ALIGNED, typename In, typename To>
-__device__ __forceinline__ void store_unit(uint8_t *at, const uint4 &unit)
+template <bool ALIGNED, typename In, typename To> DEVICE void store_unit(uint8_t *at, const uint4 &unit)
 {
     constexpr int WORDS = Unit<In>::VALUES / 2;
     uint32_t words[WORDS];
@@ -125,8 +120,8 @@ __device__ __forceinline__ void store_unit(uint8_t *at, const uint4 &unit)
 
 /* A round of units that share scales by groups; all lanes take part. Lanes past `nope` keep their own. */
 template <bool ALIGNED, typename In>
-__device__ __forceinline__ void append_groups(const struct kv_layout &l, const uint4 &unit, int first,
-                                              uint8_t *values, uint8_t *scales)
+DEVICE void append_groups(const struct kv_layout &l, const uint4 &unit, int first, uint8_t *values,
+                          uint8_t *scales)
 {
     constexpr int VALUES = Unit<In>::VALUES;
     float x[VALUES], y[VALUES], amax = 0.0f;
@@ -157,7 +152,7 @@ __device__ __forceinline__ void append_groups(const struct kv_layout &l, const u
 
 /* One scale for all. */
 template <bool ALIGNED, typename In>
-__device__ __forceinline__ void append_unit(const struct cache_params &p, const uint4 &unit, uint8_t *at)
+DEVICE void append_unit(const struct cache_params &p, const uint4 &unit, uint8_t *at)
 {
     constexpr int VALUES = Unit<In>::VALUES;
     float x[VALUES], y[VALUES];
@@ -173,7 +168,7 @@ __device__ __forceinline__ void append_unit(const struct cache_params &p, const 
 }
 
 template <bool ALIGNED, typename In, int FORMAT>
-__device__ __forceinline__ void append_fp8(const struct cache_params &p, int64_t token, int64_t slot)
+DEVICE void append_fp8(const struct cache_params &p, int64_t token, int64_t slot)
 {
     constexpr int VALUES = Unit<In>::VALUES, MOST = 576, ROUNDS = (MOST / VALUES + 31) / 32;
     const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
@@ -205,7 +200,7 @@ __device__ __forceinline__ void append_fp8(const struct cache_params &p, int64_t
 /* ---- 16 bits -------------------------------------------------------------------------------- */
 
 template <bool ALIGNED, typename In, typename To>
-__device__ __forceinline__ void append_16(const struct cache_params &p, int64_t token, int64_t slot)
+DEVICE void append_16(const struct cache_params &p, int64_t token, int64_t slot)
 {
     constexpr int VALUES = Unit<In>::VALUES, ROUNDS = (576 / VALUES + 31) / 32;
     const int lane = threadIdx.x & 31;
@@ -239,34 +234,4 @@ __device__ __forceinline__ void append_16(const struct cache_params &p, int64_t 
     }
 }
 
-/* Aligned or not is decided once, so that no load waits for the other way's. */
-#define EACH_TOKEN(call, ...)                                                                                \
-    const int64_t step = (int64_t)gridDim.x * CACHE_WARPS;                                                   \
-    int64_t token = (int64_t)blockIdx.x * CACHE_WARPS + threadIdx.x / 32;                                    \
-    if (p.aligned)                                                                                           \
-        for (; token < p.tokens; token += step) call<true, __VA_ARGS__>(p, token, __ldg(p.slots + token));   \
-    else                                                                                                     \
-        for (; token < p.tokens; token += step) call<false, __VA_ARGS__>(p, token, __ldg(p.slots + token))
-
-#define KERNEL(format, in, ...)                                                                              \
-    extern "C" __global__ void __launch_bounds__(32 * CACHE_WARPS)                                           \
-        cache_append_##format##_##in(const __grid_constant__ struct cache_params p)                          \
-    {                                                                                                        \
-        EACH_TOKEN(__VA_ARGS__);                                                                             \
-    }
-
-KERNEL(bf16, bf16, append_16, Bf16, Bf16)
-KERNEL(bf16, fp16, append_16, Fp16, Bf16)
-KERNEL(bf16, fp32, append_16, F32, Bf16)
-KERNEL(fp16, bf16, append_16, Bf16, Fp16)
-KERNEL(fp16, fp16, append_16, Fp16, Fp16)
-KERNEL(fp16, fp32, append_16, F32, Fp16)
-KERNEL(fp8_656, bf16, append_fp8, Bf16, KV_FP8_656)
-KERNEL(fp8_656, fp16, append_fp8, Fp16, KV_FP8_656)
-KERNEL(fp8_656, fp32, append_fp8, F32, KV_FP8_656)
-KERNEL(fp8_584, bf16, append_fp8, Bf16, KV_FP8_584)
-KERNEL(fp8_584, fp16, append_fp8, Fp16, KV_FP8_584)
-KERNEL(fp8_584, fp32, append_fp8, F32, KV_FP8_584)
-KERNEL(fp8_576, bf16, append_fp8, Bf16, KV_FP8_576)
-KERNEL(fp8_576, fp16, append_fp8, Fp16, KV_FP8_576)
-KERNEL(fp8_576, fp32, append_fp8, F32, KV_FP8_576)
+CACHE_KERNELS(cache_append, append_16, append_fp8)

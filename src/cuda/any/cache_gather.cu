@@ -14,13 +14,13 @@
 /* ---- Out of the cache ------------------------------------------------------------------------ */
 
 /* COUNT words of an address that is a multiple of their bytes. */
-template <int COUNT> __device__ __forceinline__ uint4 load_words(const uint8_t *at)
+template <int COUNT> DEVICE uint4 load_words(const uint8_t *at)
 {
     return COUNT == 4 ? load_once_16(at) : COUNT == 2 ? load_once_8(at) : load_once_4(at);
 }
 
 /* The scale of a group. */
-__device__ __forceinline__ float load_scale(const struct kv_layout &l, const uint8_t *scales, int group)
+DEVICE float load_scale(const struct kv_layout &l, const uint8_t *scales, int group)
 {
     float scale;
     uint32_t code;
@@ -36,29 +36,26 @@ __device__ __forceinline__ float load_scale(const struct kv_layout &l, const uin
 
 template <typename Out> struct Vector {
     static constexpr int BYTES = 2;
-    static __device__ __forceinline__ uint4 make(const float *x)
+    static DEVICE uint4 make(const float *x)
     {
         return make_uint4(Out::pack(x[0], x[1]), Out::pack(x[2], x[3]), Out::pack(x[4], x[5]),
                           Out::pack(x[6], x[7]));
     }
-    static __device__ __forceinline__ void store_one(uint8_t *at, float x)
-    {
-        *(uint16_t *)at = Out::from_float(x);
-    }
+    static DEVICE void store_one(uint8_t *at, float x) { *(uint16_t *)at = Out::from_float(x); }
 };
 template <> struct Vector<F32> {
     static constexpr int BYTES = 4;
-    static __device__ __forceinline__ uint4 make(const float *x)
+    static DEVICE uint4 make(const float *x)
     {
         return make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
                           __float_as_uint(x[3]));
     }
-    static __device__ __forceinline__ void store_one(uint8_t *at, float x) { *(float *)at = x; }
+    static DEVICE void store_one(uint8_t *at, float x) { *(float *)at = x; }
 };
 
 /* A unit of 16-bit values as one of the caller's vector. */
 template <typename From, typename Out> struct Convert {
-    static __device__ __forceinline__ uint4 unit(const uint4 &raw)
+    static DEVICE uint4 unit(const uint4 &raw)
     {
         float x[Unit<Out>::VALUES];
 #pragma unroll
@@ -67,11 +64,11 @@ template <typename From, typename Out> struct Convert {
     }
 };
 template <typename Same> struct Convert<Same, Same> {
-    static __device__ __forceinline__ uint4 unit(const uint4 &raw) { return raw; }
+    static DEVICE uint4 unit(const uint4 &raw) { return raw; }
 };
 
 /* e4m3 × scale, rounded to bf16, as a unit of the caller's vector. */
-template <typename Out> __device__ __forceinline__ uint4 from_e4m3(const uint4 &raw, float scale)
+template <typename Out> DEVICE uint4 from_e4m3(const uint4 &raw, float scale)
 {
     constexpr int VALUES = Unit<Out>::VALUES;
     uint32_t pairs[4] = {0, 0, 0, 0};
@@ -85,8 +82,8 @@ template <typename Out> __device__ __forceinline__ uint4 from_e4m3(const uint4 &
 
 /* One value after the other, from any address. */
 template <typename Out>
-__device__ __forceinline__ void gather_any(const struct cache_params &p, const struct kv_layout &l,
-                                           const SlotPlace &place, bool some, uint8_t *to)
+DEVICE void gather_any(const struct cache_params &p, const struct kv_layout &l, const SlotPlace &place,
+                       bool some, uint8_t *to)
 {
     const bool whole_page = l.scale_bytes > 0; /* others are pages of one slot to kvformat.h */
 #pragma unroll 1
@@ -102,7 +99,7 @@ __device__ __forceinline__ void gather_any(const struct cache_params &p, const s
 /* ---- A token --------------------------------------------------------------------------------- */
 
 template <bool ALIGNED, typename Out, int FORMAT>
-__device__ __forceinline__ void gather_fp8(const struct cache_params &p, int64_t token, int64_t slot)
+DEVICE void gather_fp8(const struct cache_params &p, int64_t token, int64_t slot)
 {
     constexpr int VALUES = Unit<Out>::VALUES, MOST = 576, ROUNDS = (MOST / VALUES + 31) / 32;
     const struct kv_layout l = kv_layout_of((enum kv_format)FORMAT, 0);
@@ -142,7 +139,7 @@ __device__ __forceinline__ void gather_fp8(const struct cache_params &p, int64_t
 }
 
 template <bool ALIGNED, typename Out, typename From>
-__device__ __forceinline__ void gather_16(const struct cache_params &p, int64_t token, int64_t slot)
+DEVICE void gather_16(const struct cache_params &p, int64_t token, int64_t slot)
 {
     constexpr int VALUES = Unit<Out>::VALUES, ROUNDS = (576 / VALUES + 31) / 32;
     const int lane = threadIdx.x & 31;
@@ -173,34 +170,4 @@ __device__ __forceinline__ void gather_16(const struct cache_params &p, int64_t 
     }
 }
 
-/* Aligned or not is decided once. */
-#define EACH_TOKEN(call, ...)                                                                                \
-    const int64_t step = (int64_t)gridDim.x * CACHE_WARPS;                                                   \
-    int64_t token = (int64_t)blockIdx.x * CACHE_WARPS + threadIdx.x / 32;                                    \
-    if (p.aligned)                                                                                           \
-        for (; token < p.tokens; token += step) call<true, __VA_ARGS__>(p, token, __ldg(p.slots + token));   \
-    else                                                                                                     \
-        for (; token < p.tokens; token += step) call<false, __VA_ARGS__>(p, token, __ldg(p.slots + token))
-
-#define KERNEL(format, out, ...)                                                                             \
-    extern "C" __global__ void __launch_bounds__(32 * CACHE_WARPS)                                           \
-        cache_gather_##format##_##out(const __grid_constant__ struct cache_params p)                         \
-    {                                                                                                        \
-        EACH_TOKEN(__VA_ARGS__);                                                                             \
-    }
-
-KERNEL(bf16, bf16, gather_16, Bf16, Bf16)
-KERNEL(bf16, fp16, gather_16, Fp16, Bf16)
-KERNEL(bf16, fp32, gather_16, F32, Bf16)
-KERNEL(fp16, bf16, gather_16, Bf16, Fp16)
-KERNEL(fp16, fp16, gather_16, Fp16, Fp16)
-KERNEL(fp16, fp32, gather_16, F32, Fp16)
-KERNEL(fp8_656, bf16, gather_fp8, Bf16, KV_FP8_656)
-KERNEL(fp8_656, fp16, gather_fp8, Fp16, KV_FP8_656)
-KERNEL(fp8_656, fp32, gather_fp8, F32, KV_FP8_656)
-KERNEL(fp8_584, bf16, gather_fp8, Bf16, KV_FP8_584)
-KERNEL(fp8_584, fp16, gather_fp8, Fp16, KV_FP8_584)
-KERNEL(fp8_584, fp32, gather_fp8, F32, KV_FP8_584)
-KERNEL(fp8_576, bf16, gather_fp8, Bf16, KV_FP8_576)
-KERNEL(fp8_576, fp16, gather_fp8, Fp16, KV_FP8_576)
-KERNEL(fp8_576, fp32, gather_fp8, F32, KV_FP8_576)
+CACHE_KERNELS(cache_gather, gather_16, gather_fp8)

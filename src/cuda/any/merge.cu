@@ -11,14 +11,14 @@ static constexpr int PARTS_AT_ONCE = 4, ELEMENTS = 4;
 
 enum { BF16 = 0, FP16 = 1, F32 = 2 }; /* enum element */
 
-__device__ __forceinline__ float load_element(const void *values, int64_t at, int element)
+DEVICE float load_element(const void *values, int64_t at, int element)
 {
     return element == BF16   ? Bf16::to_float(__ldg((const uint16_t *)values + at))
            : element == FP16 ? Fp16::to_float(__ldg((const uint16_t *)values + at))
                              : __ldg((const float *)values + at);
 }
 
-__device__ __forceinline__ void store_element(void *values, int64_t at, int element, float x)
+DEVICE void store_element(void *values, int64_t at, int element, float x)
 {
     if (element == BF16)
         ((uint16_t *)values)[at] = Bf16::from_float(x);
@@ -33,7 +33,7 @@ struct MergeRow {
 };
 
 /* lse of a part in natural units, -inf where it saw no key (either convention). */
-__device__ __forceinline__ float part_lse(const struct merge_params &p, const MergeRow &row, int64_t part)
+DEVICE float part_lse(const struct merge_params &p, const MergeRow &row, int64_t part)
 {
     const float lse = __ldg(p.lse_parts + part * p.lse_parts_stride[0] + row.request * p.lse_parts_stride[1] +
                             row.head * p.lse_parts_stride[2] + row.token);
@@ -41,7 +41,7 @@ __device__ __forceinline__ float part_lse(const struct merge_params &p, const Me
 }
 
 /* The natural lse over all parts; every thread of the warp finds the same. */
-__device__ __forceinline__ float total_lse(const struct merge_params &p, const MergeRow &row)
+DEVICE float total_lse(const struct merge_params &p, const MergeRow &row)
 {
     const int lane = (int)threadIdx.x % 32;
     float most = -INFINITY, sum = 0.0f;
@@ -54,8 +54,7 @@ __device__ __forceinline__ float total_lse(const struct merge_params &p, const M
 }
 
 /* `count` elements from `at` on, at most ELEMENTS; zeros beyond. */
-__device__ __forceinline__ void load_elements(const struct merge_params &p, int64_t at, int count,
-                                              float value[ELEMENTS])
+DEVICE void load_elements(const struct merge_params &p, int64_t at, int count, float value[ELEMENTS])
 {
     if (p.vectors_aligned && count == ELEMENTS) {
         if (p.part_element == F32) {
@@ -78,8 +77,8 @@ __device__ __forceinline__ void load_elements(const struct merge_params &p, int6
 
 /* Adds `elements` elements of `count` parts from part `begin`; `from` is the first element, of part 0. A negative weight:
  * the part saw no key, and its out is not read. */
-__device__ __forceinline__ void add_parts(const struct merge_params &p, int64_t from, int elements,
-                                          int64_t begin, int count, const float *weights, float sum[ELEMENTS])
+DEVICE void add_parts(const struct merge_params &p, int64_t from, int elements, int64_t begin, int count,
+                      const float *weights, float sum[ELEMENTS])
 {
     for (int part = 0; part < count; part += PARTS_AT_ONCE) {
         float value[PARTS_AT_ONCE][ELEMENTS];

@@ -18,7 +18,7 @@ static_assert(TILE == PLAN_FEW, "the host planner looks at costs where plan_jump
 static_assert(WARPS == 32 && TILE == 32 * 32, "a tile is searched in two looks of a warp");
 
 /* Of a request that there is. */
-__device__ __forceinline__ int32_t blocks_of(const struct plan_params &p, int64_t request)
+DEVICE int32_t blocks_of(const struct plan_params &p, int64_t request)
 {
     if (!p.seqlens) {
         const struct plan_topk &topk = p.topk;
@@ -31,12 +31,12 @@ __device__ __forceinline__ int32_t blocks_of(const struct plan_params &p, int64_
     return (int32_t)((uint32_t)(max(length, 1) - 1) / PLAN_BLOCK) + 1;
 }
 
-__device__ __forceinline__ int64_t cost_of(const struct plan_params &p, int64_t request)
+DEVICE int64_t cost_of(const struct plan_params &p, int64_t request)
 {
     return request < p.b ? blocks_of(p, request) + PLAN_OVERHEAD : 0;
 }
 
-template <typename Int> __device__ __forceinline__ Int warp_inclusive_sum(Int x)
+template <typename Int> DEVICE Int warp_inclusive_sum(Int x)
 {
     for (int lanes = 1; lanes < 32; lanes *= 2) {
         const Int other = __shfl_up_sync(~0u, x, lanes);
@@ -46,7 +46,7 @@ template <typename Int> __device__ __forceinline__ Int warp_inclusive_sum(Int x)
 }
 
 /* The same, and what the warp sums to in sums (one a warp). */
-template <typename Int> __device__ __forceinline__ Int sum_within_warp(Int x, Int sums[WARPS])
+template <typename Int> DEVICE Int sum_within_warp(Int x, Int sums[WARPS])
 {
     x = warp_inclusive_sum(x);
     if (threadIdx.x % 32 == 31) sums[threadIdx.x / 32] = x;
@@ -54,8 +54,7 @@ template <typename Int> __device__ __forceinline__ Int sum_within_warp(Int x, In
 }
 
 /* After a barrier: what the warps before this one sum to, and in *whole all `warps` of them. */
-__device__ __forceinline__ uint32_t sum_of_warps_before(const uint32_t sums[WARPS], int warps,
-                                                        uint32_t *whole)
+DEVICE uint32_t sum_of_warps_before(const uint32_t sums[WARPS], int warps, uint32_t *whole)
 {
     const int lane = (int)threadIdx.x % 32;
     const uint32_t sum = lane < warps ? sums[lane] : 0;
@@ -64,7 +63,7 @@ __device__ __forceinline__ uint32_t sum_of_warps_before(const uint32_t sums[WARP
 }
 
 /* Inclusive sum over the block of threads, and in *whole the sum of all. sums (one a warp) must not be in use. */
-template <typename Int> __device__ __forceinline__ Int block_inclusive_sum(Int x, Int sums[WARPS], Int *whole)
+template <typename Int> DEVICE Int block_inclusive_sum(Int x, Int sums[WARPS], Int *whole)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     x = sum_within_warp(x, sums);
@@ -76,7 +75,7 @@ template <typename Int> __device__ __forceinline__ Int block_inclusive_sum(Int x
 }
 
 /* By one thread: what stands before the rows, and before the first request's splits. */
-__device__ __forceinline__ void write_header(const struct plan_params &p, int64_t payload)
+DEVICE void write_header(const struct plan_params &p, int64_t payload)
 {
     p.num_splits[0] = 0;
     if (!p.header) return;
@@ -88,8 +87,7 @@ __device__ __forceinline__ void write_header(const struct plan_params &p, int64_
 }
 
 /* A row in two stores: plans are aligned to 16 bytes. */
-__device__ __forceinline__ void write_row(const struct plan_params &p, int32_t i,
-                                          const struct plan_partition &row)
+DEVICE void write_row(const struct plan_params &p, int32_t i, const struct plan_partition &row)
 {
     int4 *to = (int4 *)(p.partitions + i);
     to[0] = make_int4(row.begin_request, row.end_request, row.begin_block, row.end_block);
@@ -97,7 +95,7 @@ __device__ __forceinline__ void write_row(const struct plan_params &p, int32_t i
 }
 
 /* The last i in [0, count) with values[i] ≤ x; values rise, and the first is ≤ x. */
-template <typename Int> __device__ __forceinline__ int last_not_above(const Int *values, int count, Int x)
+template <typename Int> DEVICE int last_not_above(const Int *values, int count, Int x)
 {
     int low = 0;
 #pragma unroll 1

@@ -14,14 +14,14 @@ struct Costs {
 };
 
 /* By one thread. */
-__device__ __forceinline__ void costs_clear(Costs &costs)
+DEVICE void costs_clear(Costs &costs)
 {
     costs.filled = costs.in_step = plan_tally_none();
     costs.payload = 0;
 }
 
 /* Adds what a thread counted (the compiler has a warp do each of these once); the block has yet to wait for each other. */
-__device__ __forceinline__ void costs_gather(const struct plan_tally &tally, struct plan_tally &all)
+DEVICE void costs_gather(const struct plan_tally &tally, struct plan_tally &all)
 {
     if (tally.most) {
         atomicMax(&all.longest, tally.longest);
@@ -35,9 +35,8 @@ __device__ __forceinline__ void costs_gather(const struct plan_tally &tally, str
 }
 
 /* By `threads` threads, of which this is number `thread`. */
-__device__ __forceinline__ void cost_in_step(const struct plan_params &p, uint32_t mean,
-                                             const uint32_t *start, struct plan_step step, int thread,
-                                             int threads, Costs &costs)
+DEVICE void cost_in_step(const struct plan_params &p, uint32_t mean, const uint32_t *start,
+                         struct plan_step step, int thread, int threads, Costs &costs)
 {
     const int32_t b = (int32_t)p.b;
     struct plan_tally tally = plan_tally_none();
@@ -51,9 +50,8 @@ __device__ __forceinline__ void cost_in_step(const struct plan_params &p, uint32
 
 /* By all `threads`, after a barrier if rows of another plan were written. before [b + 1], which is read where requests are
  * cut: the parts of the requests before. */
-__device__ __forceinline__ void write_in_step(const struct plan_params &p, const uint32_t *start,
-                                              const int32_t *before, struct plan_step step, int threads,
-                                              uint32_t payload)
+DEVICE void write_in_step(const struct plan_params &p, const uint32_t *start, const int32_t *before,
+                          struct plan_step step, int threads, uint32_t payload)
 {
     const int b = (int)p.b;
 #pragma unroll 1

@@ -63,7 +63,7 @@ struct Steps {
     uint32_t reach;       /* the largest phase that is PLAN_OVERHEAD or less */
 };
 
-__device__ __forceinline__ Steps steps_of(uint32_t step)
+DEVICE Steps steps_of(uint32_t step)
 {
     Steps steps = {reciprocal_of(step), step < FAR_STEP, 1, step, PLAN_OVERHEAD};
     if (steps.near) {
@@ -74,26 +74,26 @@ __device__ __forceinline__ Steps steps_of(uint32_t step)
     return steps;
 }
 
-__device__ __forceinline__ uint32_t phase_of(const Steps &steps, uint32_t start)
+DEVICE uint32_t phase_of(const Steps &steps, uint32_t start)
 {
     return (start - divide(start, steps.step) * steps.step.divisor) * steps.unit;
 }
 
 /* (start - start of q) mod step ≤ PLAN_OVERHEAD, by their phases. */
-__device__ __forceinline__ bool meets(uint32_t phase_of_q, uint32_t phase, uint32_t whole, uint32_t reach)
+DEVICE bool meets(uint32_t phase_of_q, uint32_t phase, uint32_t whole, uint32_t reach)
 {
     const uint32_t ahead = phase - phase_of_q;
     return min(ahead, ahead + whole) <= reach;
 }
 
 /* Partitions from one that begins with a request to the first that begins at `to - PLAN_OVERHEAD` or later. */
-__device__ __forceinline__ int32_t partitions_between(uint32_t from, uint32_t to, const Steps &steps)
+DEVICE int32_t partitions_between(uint32_t from, uint32_t to, const Steps &steps)
 {
     return (int32_t)divide(to - from - PLAN_OVERHEAD - 1, steps.step) + 1;
 }
 
 /* Where requests are near. */
-__device__ __forceinline__ int32_t find_meeting(const Jumps &jumps, int q, int b, const Steps &steps)
+DEVICE int32_t find_meeting(const Jumps &jumps, int q, int b, const Steps &steps)
 {
     const uint32_t phase = jumps.phase[q];
     const int end = min(q + 1 + LOOK, b);
@@ -108,7 +108,7 @@ __device__ __forceinline__ int32_t find_meeting(const Jumps &jumps, int q, int b
 }
 
 /* By the first warp: the first request from `first` on that the chain from q meets, or b. */
-__device__ __forceinline__ int32_t look_on(const Jumps &jumps, int q, int first, int b, const Steps &steps)
+DEVICE int32_t look_on(const Jumps &jumps, int q, int first, int b, const Steps &steps)
 {
     constexpr int AT_ONCE = 4;
     const int lane = (int)threadIdx.x % 32;
@@ -125,19 +125,19 @@ __device__ __forceinline__ int32_t look_on(const Jumps &jumps, int q, int first,
     return b;
 }
 
-__device__ __forceinline__ Hop hop_on(Hop hop, Hop next)
+DEVICE Hop hop_on(Hop hop, Hop next)
 {
     return {next.request, hop.partitions + next.partitions};
 }
 
-__device__ __forceinline__ void add_meeting(Jumps &jumps, int i, Hop hop)
+DEVICE void add_meeting(Jumps &jumps, int i, Hop hop)
 {
     jumps.meeting[i] = hop.request;
     jumps.partition[i] = hop.partitions;
 }
 
 /* By the first warp: appends the meetings from this one on that follow each other within LOOK; the last one. */
-__device__ __forceinline__ Hop follow_spans(Jumps &jumps, int b, Hop hop, int &count)
+DEVICE Hop follow_spans(Jumps &jumps, int b, Hop hop, int &count)
 {
     const int lane = (int)threadIdx.x % 32;
     Hop last = hop;
@@ -161,7 +161,7 @@ __device__ __forceinline__ Hop follow_spans(Jumps &jumps, int b, Hop hop, int &c
 }
 
 /* By the first warp: the meetings from request 0 on. */
-__device__ __forceinline__ void follow(Jumps &jumps, int b, const Steps &steps)
+DEVICE void follow(Jumps &jumps, int b, const Steps &steps)
 {
     int count = 0;
     for (Hop hop = {0, 0}; hop.request < b;) {
@@ -179,7 +179,7 @@ __device__ __forceinline__ void follow(Jumps &jumps, int b, const Steps &steps)
 }
 
 /* By all threads; the block has yet to wait for each other. */
-__device__ __forceinline__ void prepare_spans(Jumps &jumps, int b, const Steps &steps)
+DEVICE void prepare_spans(Jumps &jumps, int b, const Steps &steps)
 {
     const int q = (int)threadIdx.x;
     if (q == 0) jumps.next[b] = jumps.further[0][b] = jumps.further[1][b] = {b, 0};
@@ -198,7 +198,7 @@ __device__ __forceinline__ void prepare_spans(Jumps &jumps, int b, const Steps &
     }
 }
 
-__device__ __forceinline__ Begin begin_of(const Jumps &jumps, int b, int32_t partition, const Steps &steps)
+DEVICE Begin begin_of(const Jumps &jumps, int b, int32_t partition, const Steps &steps)
 {
     const int i = last_not_above(jumps.partition, jumps.meetings, partition), q = jumps.meeting[i];
     const int32_t ordinal = partition - jumps.partition[i];
@@ -214,8 +214,8 @@ __device__ __forceinline__ Begin begin_of(const Jumps &jumps, int b, int32_t par
 }
 
 /* Writes and counts the rows of partitions first - 1 + lane, but for the first and the last lane. By a whole warp. */
-__device__ __forceinline__ void fill_rows(const struct plan_params &p, const Jumps &jumps, int32_t first,
-                                          const Steps &steps, uint32_t mean, struct plan_tally *tally)
+DEVICE void fill_rows(const struct plan_params &p, const Jumps &jumps, int32_t first, const Steps &steps,
+                      uint32_t mean, struct plan_tally *tally)
 {
     const int lane = (int)threadIdx.x % 32, b = (int)p.b;
     const int32_t i = first - 1 + lane;
@@ -238,8 +238,7 @@ __device__ __forceinline__ void fill_rows(const struct plan_params &p, const Jum
 }
 
 /* How many splits requests 0 … r have: one each, and one for each partition that begins inside of one. */
-__device__ __forceinline__ int32_t splits_up_to(const Jumps &jumps, int32_t r, const Steps &steps,
-                                                int32_t *of_request)
+DEVICE int32_t splits_up_to(const Jumps &jumps, int32_t r, const Steps &steps, int32_t *of_request)
 {
     const int i = last_not_above(jumps.meeting, jumps.meetings, r), q = jumps.meeting[i];
     const int32_t begun = partitions_between(jumps.start[q], jumps.start[r + 1], steps);
@@ -248,7 +247,7 @@ __device__ __forceinline__ int32_t splits_up_to(const Jumps &jumps, int32_t r, c
 }
 
 /* The whole plan of at most TILE requests; false, and nothing done, if one of them costs more than PLAN_MOST_COST. */
-__device__ __forceinline__ bool plan_by_jumps(const struct plan_params &p, Jumps &jumps)
+DEVICE bool plan_by_jumps(const struct plan_params &p, Jumps &jumps)
 {
     const int thread = (int)threadIdx.x, warp = thread / 32, b = (int)p.b;
     const int warps_of_requests = (b + 31) / 32;

@@ -30,8 +30,8 @@ struct Begun {
 
 /* Writes the rows of the partitions first … walk.partition - 1, which ended in this tile. A partition ends where the next
  * begins: within a request that it cut, or after the request before. */
-__device__ __forceinline__ void write_rows(const struct plan_params &p, int32_t first, int64_t first_request,
-                                           Tile &tile, const Walk &walk, const Begun &begun)
+DEVICE void write_rows(const struct plan_params &p, int32_t first, int64_t first_request, Tile &tile,
+                       const Walk &walk, const Begun &begun)
 {
     const int lane = (int)threadIdx.x % 32;
     const int32_t partition =
@@ -52,8 +52,8 @@ __device__ __forceinline__ void write_rows(const struct plan_params &p, int32_t 
 /* Fills partitions as long as they end within the tile. By the first warp: the lanes hold the starts of 32 neighbouring
  * requests (the window) and look for Y among them. Int: int32_t where the numbers of the tile fit. */
 template <typename Int>
-__device__ __forceinline__ void walk_tile(const struct plan_params &p, int64_t payload, int64_t first_request,
-                                          Tile &tile, Walk &walk, Begun &begun)
+DEVICE void walk_tile(const struct plan_params &p, int64_t payload, int64_t first_request, Tile &tile,
+                      Walk &walk, Begun &begun)
 {
     const int lane = (int)threadIdx.x % 32;
     const Int coarse = (Int)tile.start[32 * lane + 32]; /* where 32 requests end */
@@ -89,7 +89,7 @@ __device__ __forceinline__ void walk_tile(const struct plan_params &p, int64_t p
 }
 
 /* The whole plan. */
-__device__ __forceinline__ void plan_by_walk(const struct plan_params &p, Tile &tile)
+DEVICE void plan_by_walk(const struct plan_params &p, Tile &tile)
 {
     const int thread = (int)threadIdx.x;
     int64_t cost = 0, total;

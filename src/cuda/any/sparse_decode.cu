@@ -11,13 +11,13 @@ template <enum kv_format FORMAT, typename Element> struct Row {
     const int token, head;
     SparseRow<FORMAT, Element> row;
 
-    __device__ __forceinline__ Row(const struct sparse_decode_params &params, int number)
+    DEVICE Row(const struct sparse_decode_params &params, int number)
         : p(params), token(fast_divide(number, params.heads_divisor)), head(number - token * params.h_q),
           row(params.d_qk, params.scale)
     {
     }
 
-    __device__ __forceinline__ void store(const Piece &piece) const
+    DEVICE void store(const Piece &piece) const
     {
         const bool direct = piece.slot == DIRECT;
         const float lse = row.lse();
@@ -43,7 +43,7 @@ template <enum kv_format FORMAT, typename Element> struct Row {
             p.split.slot_lse[slot_row] = lse;
     }
 
-    __device__ __forceinline__ void run(const Piece &piece)
+    DEVICE void run(const Piece &piece)
     {
         const ListEnds ends = list_ends(p, piece.request);
         row.begin(p.q + piece.request * p.q_stride[0] + token * p.q_stride[1] + head * p.q_stride[2]);
@@ -56,7 +56,7 @@ template <enum kv_format FORMAT, typename Element> struct Row {
 };
 
 template <enum kv_format FORMAT, typename Element>
-__device__ __forceinline__ void sparse_decode(const struct sparse_decode_params &p)
+DEVICE void sparse_decode(const struct sparse_decode_params &p)
 {
     const int worker = fast_divide((int)blockIdx.x, p.tiles_divisor);
     const int tile = (int)blockIdx.x - worker * p.tiles, row = tile * SPARSE_WARPS + (int)threadIdx.x / 32;
@@ -70,11 +70,7 @@ __device__ __forceinline__ void sparse_decode(const struct sparse_decode_params 
 }
 
 #define SPARSE_DECODE_KERNEL(NAME, FORMAT, ELEMENT)                                                          \
-    extern "C" __global__ void __launch_bounds__(32 * SPARSE_WARPS)                                          \
-        NAME(const __grid_constant__ struct sparse_decode_params p)                                          \
-    {                                                                                                        \
-        sparse_decode<FORMAT, ELEMENT>(p);                                                                   \
-    }
+    DEFINE_KERNEL(NAME, sparse_decode_params, (32 * SPARSE_WARPS), sparse_decode<FORMAT, ELEMENT>(p))
 
 SPARSE_DECODE_KERNEL(sparse_decode_bf16, KV_BF16, Bf16)
 SPARSE_DECODE_KERNEL(sparse_decode_fp16, KV_FP16, Fp16)

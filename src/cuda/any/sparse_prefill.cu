@@ -6,8 +6,7 @@
  */
 #include "sparse_row.cuh"
 
-template <enum kv_format FORMAT>
-__device__ __forceinline__ void sparse_prefill(const struct sparse_prefill_params &p)
+template <enum kv_format FORMAT> DEVICE void sparse_prefill(const struct sparse_prefill_params &p)
 {
     const int token = fast_divide((int)blockIdx.x, p.tiles_divisor);
     const unsigned tile = blockIdx.x - (unsigned)token * (unsigned)p.tiles;
@@ -33,11 +32,7 @@ __device__ __forceinline__ void sparse_prefill(const struct sparse_prefill_param
 }
 
 #define SPARSE_PREFILL_KERNEL(NAME, FORMAT)                                                                  \
-    extern "C" __global__ void __launch_bounds__(32 * SPARSE_WARPS)                                          \
-        NAME(const __grid_constant__ struct sparse_prefill_params p)                                         \
-    {                                                                                                        \
-        sparse_prefill<FORMAT>(p);                                                                           \
-    }
+    DEFINE_KERNEL(NAME, sparse_prefill_params, (32 * SPARSE_WARPS), sparse_prefill<FORMAT>(p))
 
 SPARSE_PREFILL_KERNEL(sparse_prefill_bf16, KV_BF16)
 SPARSE_PREFILL_KERNEL(sparse_prefill_fp8_656, KV_FP8_656)

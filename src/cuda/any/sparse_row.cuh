@@ -15,13 +15,13 @@
 static constexpr int GROUPS = 4, GROUP_COLUMNS = D_V / GROUPS, OF_LANE = GROUP_COLUMNS / 32;
 static constexpr int TAIL = 2 /* columns of a lane past D_V */;
 
-__device__ __forceinline__ int lane_of_warp()
+DEVICE int lane_of_warp()
 {
     return (int)threadIdx.x % 32;
 }
 
 /* The first of a lane's columns in a group. */
-__device__ __forceinline__ int column_of(int group)
+DEVICE int column_of(int group)
 {
     return GROUP_COLUMNS * group + OF_LANE * lane_of_warp();
 }
@@ -30,19 +30,19 @@ __device__ __forceinline__ int column_of(int group)
 template <enum kv_format FORMAT> struct KeyValues {
     float v[GROUPS][OF_LANE], tail[TAIL];
 
-    static __device__ __forceinline__ float scale_of(const uint8_t *scales, int column)
+    static DEVICE float scale_of(const uint8_t *scales, int column)
     {
         if constexpr (FORMAT == KV_FP8_656) return __ldg((const float *)scales + column / 128);
         return num_from_ue8m0(__ldg(scales + column / 64));
     }
 
-    static __device__ __forceinline__ float value_16(const uint8_t *from)
+    static DEVICE float value_16(const uint8_t *from)
     {
         const uint16_t bits = __ldg((const uint16_t *)from);
         return FORMAT == KV_FP16 ? Fp16::to_float(bits) : Bf16::to_float(bits);
     }
 
-    __device__ __forceinline__ void load(const KeyPlace &key, int d_qk)
+    DEVICE void load(const KeyPlace &key, int d_qk)
     {
         const struct kv_layout layout = kv_layout_of(FORMAT, 0);
 #pragma unroll
@@ -75,12 +75,10 @@ template <enum kv_format FORMAT, typename Element> struct SparseRow {
     float q[GROUPS][OF_LANE], q_tail[TAIL];
     float sum[GROUPS][OF_LANE], most, total; /* unnormalised, against the largest score so far */
 
-    __device__ __forceinline__ SparseRow(int width, float softmax_scale) : d_qk(width), scale(softmax_scale)
-    {
-    }
+    DEVICE SparseRow(int width, float softmax_scale) : d_qk(width), scale(softmax_scale) {}
 
     /* Without keys yet. */
-    __device__ __forceinline__ void begin(const uint16_t *from)
+    DEVICE void begin(const uint16_t *from)
     {
         most = -INFINITY, total = 0.0f;
 #pragma unroll
@@ -95,15 +93,14 @@ template <enum kv_format FORMAT, typename Element> struct SparseRow {
             q_tail[e] = d_qk > D_V ? Element::to_float(__ldg(from + D_V + TAIL * lane_of_warp() + e)) : 0.0f;
     }
 
-    __device__ __forceinline__ void add_key(const KeyPlace &key)
+    DEVICE void add_key(const KeyPlace &key)
     {
         KeyValues<FORMAT> k;
         k.load(key, d_qk);
         float dot = 0.0f;
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++)
-#pragma unroll
-            for (int e = 0; e < OF_LANE; e++) dot = fmaf(q[g][e], k.v[g][e], dot);
+        for (int i = 0; i < GROUPS * OF_LANE; i++)
+            dot = fmaf(q[i / OF_LANE][i % OF_LANE], k.v[i / OF_LANE][i % OF_LANE], dot);
 #pragma unroll
         for (int e = 0; e < TAIL; e++) dot = fmaf(q_tail[e], k.tail[e], dot);
 #pragma unroll
@@ -120,7 +117,7 @@ template <enum kv_format FORMAT, typename Element> struct SparseRow {
     }
 
     /* Entries [begin, end) of a list; place(at) is the key of one, asked for inside of it only. */
-    template <typename Place> __device__ __forceinline__ void add_keys(int begin, int end, Place place)
+    template <typename Place> DEVICE void add_keys(int begin, int end, Place place)
     {
 #pragma unroll 1
         for (int64_t first = begin; first < end; first += 32) {
@@ -138,24 +135,24 @@ template <enum kv_format FORMAT, typename Element> struct SparseRow {
         }
     }
 
-    __device__ __forceinline__ bool empty() const
+    DEVICE bool empty() const
     {
         return total == 0.0f;
     }
 
     /* Natural; -inf: no key. */
-    __device__ __forceinline__ float lse() const
+    DEVICE float lse() const
     {
         return empty() ? -INFINITY : most + logf(total);
     }
 
     /* What brings sums to out, times `by`. */
-    __device__ __forceinline__ float factor(float by) const
+    DEVICE float factor(float by) const
     {
         return (empty() ? 0.0f : 1.0f / total) * by;
     }
 
-    __device__ __forceinline__ float value(int group, int e, float factor) const
+    DEVICE float value(int group, int e, float factor) const
     {
         return empty() ? 0.0f : sum[group][e] * factor;
     }

@@ -4,47 +4,43 @@
  */
 #pragma once
 
+#include "kernel.cuh"
+
 #include <stdint.h>
 
 /* The address of shared memory as PTX takes it. */
-__device__ __forceinline__ uint32_t shared_address(const void *pointer)
+DEVICE uint32_t shared_address(const void *pointer)
 {
     return (uint32_t)__cvta_generic_to_shared(pointer);
 }
 
 /* Copies 16 bytes past L1; where `valid` is false nothing is read and zeros are written. */
-__device__ __forceinline__ void cp_async_16(uint32_t to, const void *from, bool valid)
+DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 {
     const int bytes = valid ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
 /* The same of 8 bytes. */
-__device__ __forceinline__ void cp_async_8(uint32_t to, const void *from, bool valid)
+DEVICE void cp_async_8(uint32_t to, const void *from, bool valid)
 {
     const int bytes = valid ? 8 : 0;
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ void cp_async_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
+INSTRUCTION(cp_async_commit, "cp.async.commit_group")
 
-/* Waits until at most PENDING of this thread's newest groups are still under way. */
-template <int PENDING> __device__ __forceinline__ void cp_async_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
+/* Waits until at most N of this thread's newest groups are still under way. */
+INSTRUCTION_OF(cp_async_wait, "cp.async.wait_group")
 
 /* Arrives at an mbarrier, whose count this is one of, when all copies that this thread has asked for so far are there. sm_90
  * here, where mbarriers are used. */
-__device__ __forceinline__ void cp_async_arrive(uint32_t barrier)
+DEVICE void cp_async_arrive(uint32_t barrier)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-__device__ __forceinline__ void store_shared_2(uint32_t to, uint16_t bits)
+DEVICE void store_shared_2(uint32_t to, uint16_t bits)
 {
     asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(bits) : "memory");
 }

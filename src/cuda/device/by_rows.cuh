@@ -15,8 +15,7 @@
 #include "warpgroup.cuh"
 
 /* Key `key` of a task's request, in memory. */
-__device__ __forceinline__ const uint16_t *key_of(const struct dense_decode_params &p, const Task &task,
-                                                  int key)
+DEVICE const uint16_t *key_of(const struct dense_decode_params &p, const Task &task, int key)
 {
     const int index = fast_divide(key, p.page_divisor);
     const int64_t page =

@@ -31,7 +31,7 @@ struct SlotPlace {
     int64_t in_page;
 };
 
-__device__ __forceinline__ SlotPlace slot_place(const struct cache_params &p, int64_t slot)
+DEVICE SlotPlace slot_place(const struct cache_params &p, int64_t slot)
 {
     int64_t page;
     if (p.few_slots)
@@ -45,13 +45,12 @@ __device__ __forceinline__ SlotPlace slot_place(const struct cache_params &p, in
     return place;
 }
 
-__device__ __forceinline__ bool is_slot(const struct cache_params &p, int64_t slot)
+DEVICE bool is_slot(const struct cache_params &p, int64_t slot)
 {
     return slot >= 0 && slot < p.slots_of_cache;
 }
 
-__device__ __forceinline__ uint8_t *scales_at(const struct cache_params &p, const struct kv_layout &l,
-                                              const SlotPlace &place)
+DEVICE uint8_t *scales_at(const struct cache_params &p, const struct kv_layout &l, const SlotPlace &place)
 {
     return l.scale_bytes ? place.page + kv_scales_at(&l, p.page_size, place.in_page)
                          : place.values + l.scale_offset;
@@ -61,7 +60,7 @@ __device__ __forceinline__ uint8_t *scales_at(const struct cache_params &p, cons
 
 /* Loads of what is read once, so that it does not stay in L1. Not ld.global.nc, and with "memory": __syncwarp() behind a group
  * of them keeps the compiler from moving one below the wait for another. */
-__device__ __forceinline__ uint4 load_once_16(const void *at)
+DEVICE uint4 load_once_16(const void *at)
 {
     uint4 v;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -71,7 +70,7 @@ __device__ __forceinline__ uint4 load_once_16(const void *at)
     return v;
 }
 
-__device__ __forceinline__ uint4 load_once_8(const void *at)
+DEVICE uint4 load_once_8(const void *at)
 {
     uint4 v = make_uint4(0, 0, 0, 0);
     asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
@@ -81,7 +80,7 @@ __device__ __forceinline__ uint4 load_once_8(const void *at)
     return v;
 }
 
-__device__ __forceinline__ uint4 load_once_4(const void *at)
+DEVICE uint4 load_once_4(const void *at)
 {
     uint4 v = make_uint4(0, 0, 0, 0);
     asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v.x) : "l"(at) : "memory");
@@ -90,24 +89,24 @@ __device__ __forceinline__ uint4 load_once_4(const void *at)
 
 /* ---- A unit as fp32 ------------------------------------------------------------------------- */
 
-__device__ __forceinline__ uint32_t word_of(const uint4 &v, int i)
+DEVICE uint32_t word_of(const uint4 &v, int i)
 {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-template <typename Element> __device__ __forceinline__ float value_of(const uint4 &unit, int i)
+template <typename Element> DEVICE float value_of(const uint4 &unit, int i)
 {
     return Element::to_float((uint16_t)(word_of(unit, i / 2) >> i % 2 * 16));
 }
 
 /* The hardware's NaN has no sign: it is that of what came. */
-template <> __device__ __forceinline__ float value_of<Fp16>(const uint4 &unit, int i)
+template <> DEVICE float value_of<Fp16>(const uint4 &unit, int i)
 {
     const uint16_t bits = (uint16_t)(word_of(unit, i / 2) >> i % 2 * 16);
     return __uint_as_float(__float_as_uint(Fp16::to_float(bits)) | (uint32_t)(bits & 0x8000u) << 16);
 }
 
-template <> __device__ __forceinline__ float value_of<F32>(const uint4 &unit, int i)
+template <> DEVICE float value_of<F32>(const uint4 &unit, int i)
 {
     return __uint_as_float(word_of(unit, i));
 }
@@ -116,7 +115,7 @@ template <> __device__ __forceinline__ float value_of<F32>(const uint4 &unit, in
 
 /* Four values that came of `signs` times something positive. The hardware's NaN, and a NaN that went through a product, has
  * no sign: it is that of what came. */
-__device__ __forceinline__ uint32_t to_e4m3_4(const float value[4], const float signs[4])
+DEVICE uint32_t to_e4m3_4(const float value[4], const float signs[4])
 {
     uint32_t word;
 #if __CUDA_ARCH__ >= 890
@@ -135,7 +134,7 @@ __device__ __forceinline__ uint32_t to_e4m3_4(const float value[4], const float 
 }
 
 /* The lower two bytes of `bytes`. */
-__device__ __forceinline__ float2 from_e4m3_2(uint32_t bytes)
+DEVICE float2 from_e4m3_2(uint32_t bytes)
 {
 #if __CUDA_ARCH__ >= 890
     uint32_t halves;
@@ -145,3 +144,29 @@ __device__ __forceinline__ float2 from_e4m3_2(uint32_t bytes)
     return make_float2(num_from_e4m3((uint8_t)bytes), num_from_e4m3((uint8_t)(bytes >> 8)));
 #endif
 }
+
+/* ---- The kernels of an operation ------------------------------------------------------------ */
+
+/* Aligned or not is decided once, so that no load waits for the other way's. */
+#define EACH_TOKEN(call, ...)                                                                                \
+    const int64_t step = (int64_t)gridDim.x * CACHE_WARPS;                                                   \
+    int64_t token = (int64_t)blockIdx.x * CACHE_WARPS + threadIdx.x / 32;                                    \
+    if (p.aligned)                                                                                           \
+        for (; token < p.tokens; token += step) call<true, __VA_ARGS__>(p, token, __ldg(p.slots + token));   \
+    else                                                                                                     \
+        for (; token < p.tokens; token += step) call<false, __VA_ARGS__>(p, token, __ldg(p.slots + token))
+
+#define CACHE_KERNEL(NAME, ...) DEFINE_KERNEL(NAME, cache_params, (32 * CACHE_WARPS), EACH_TOKEN(__VA_ARGS__))
+
+/* Of a format of caches, with vectors of each type; `call` does a token. */
+#define CACHE_KERNELS_OF(NAME, call, FORMAT)                                                                 \
+    CACHE_KERNEL(NAME##_bf16, call, Bf16, FORMAT)                                                            \
+    CACHE_KERNEL(NAME##_fp16, call, Fp16, FORMAT)                                                            \
+    CACHE_KERNEL(NAME##_fp32, call, F32, FORMAT)
+
+#define CACHE_KERNELS(NAME, call_16, call_fp8)                                                               \
+    CACHE_KERNELS_OF(NAME##_bf16, call_16, Bf16)                                                             \
+    CACHE_KERNELS_OF(NAME##_fp16, call_16, Fp16)                                                             \
+    CACHE_KERNELS_OF(NAME##_fp8_656, call_fp8, KV_FP8_656)                                                   \
+    CACHE_KERNELS_OF(NAME##_fp8_584, call_fp8, KV_FP8_584)                                                   \
+    CACHE_KERNELS_OF(NAME##_fp8_576, call_fp8, KV_FP8_576)

@@ -6,8 +6,9 @@
 #pragma once
 
 #include "../params.h"
+#include "kernel.cuh"
 
-__device__ __forceinline__ int fast_divide(int n, struct divisor d)
+DEVICE int fast_divide(int n, struct divisor d)
 {
     return (int)((uint64_t)(uint32_t)n * d.multiplier >> d.shift);
 }
@@ -16,14 +17,14 @@ struct reciprocal {
     uint32_t divisor, inverse; /* inverse: (2^32 - 1) / divisor */
 };
 
-__device__ __forceinline__ struct reciprocal reciprocal_of(uint32_t divisor)
+DEVICE struct reciprocal reciprocal_of(uint32_t divisor)
 {
     return {divisor, UINT32_MAX / divisor};
 }
 
 /* For n in [0, 2^31): inverse is at least 2^32 / divisor - 1, so that the product falls short of n / divisor by less than
  * a half, the quotient by one at most. */
-__device__ __forceinline__ uint32_t divide(uint32_t n, struct reciprocal by)
+DEVICE uint32_t divide(uint32_t n, struct reciprocal by)
 {
     const uint32_t quotient = __umulhi(n, by.inverse);
     return quotient + (n - quotient * by.divisor >= by.divisor);

@@ -4,6 +4,8 @@
  */
 #pragma once
 
+#include "kernel.cuh"
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
@@ -12,16 +14,10 @@ struct Bf16 {
     static constexpr bool IS_BF16 = true;
     static constexpr uint32_t EXPONENT = 0x7f80; /* all ones: infinite or NaN */
 
-    static __device__ __forceinline__ float to_float(uint16_t bits)
-    {
-        return __uint_as_float((uint32_t)bits << 16);
-    }
-    static __device__ __forceinline__ uint16_t from_float(float x)
-    {
-        return __bfloat16_as_ushort(__float2bfloat16_rn(x));
-    }
+    static DEVICE float to_float(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
+    static DEVICE uint16_t from_float(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
     /* low in the lower half of the word */
-    static __device__ __forceinline__ uint32_t pack(float low, float high)
+    static DEVICE uint32_t pack(float low, float high)
     {
         uint32_t word;
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
@@ -33,15 +29,9 @@ struct Fp16 {
     static constexpr bool IS_BF16 = false;
     static constexpr uint32_t EXPONENT = 0x7c00;
 
-    static __device__ __forceinline__ float to_float(uint16_t bits)
-    {
-        return __half2float(__ushort_as_half(bits));
-    }
-    static __device__ __forceinline__ uint16_t from_float(float x)
-    {
-        return __half_as_ushort(__float2half_rn(x));
-    }
-    static __device__ __forceinline__ uint32_t pack(float low, float high)
+    static DEVICE float to_float(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
+    static DEVICE uint16_t from_float(float x) { return __half_as_ushort(__float2half_rn(x)); }
+    static DEVICE uint32_t pack(float low, float high)
     {
         uint32_t word;
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
@@ -50,7 +40,7 @@ struct Fp16 {
 };
 
 /* Is one of the two values of a word infinite or NaN? */
-template <typename Element> __device__ __forceinline__ bool any_not_finite(uint32_t word)
+template <typename Element> DEVICE bool any_not_finite(uint32_t word)
 {
     return (word & Element::EXPONENT) == Element::EXPONENT ||
            (word >> 16 & Element::EXPONENT) == Element::EXPONENT;

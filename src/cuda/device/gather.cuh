@@ -16,7 +16,7 @@ struct ListEnds {
     int count, extra_begin, extra_end;
 };
 
-__device__ __forceinline__ ListEnds list_ends(const struct sparse_decode_params &p, int request)
+DEVICE ListEnds list_ends(const struct sparse_decode_params &p, int request)
 {
     const int count = topk_count(p.topk.topk, p.topk.length, request);
     ListEnds ends = {count, INT32_MAX, INT32_MAX};
@@ -28,7 +28,7 @@ __device__ __forceinline__ ListEnds list_ends(const struct sparse_decode_params 
 }
 
 /* As piece_list and list_piece of all operations, but in chunks without the divisions that a short kernel would wait for. */
-__device__ __forceinline__ PieceList piece_list(const struct sparse_decode_params &p, unsigned worker)
+DEVICE PieceList piece_list(const struct sparse_decode_params &p, unsigned worker)
 {
     const struct split_params &split = p.split;
     if (split.partitions || split.chunk_lanes < split.chunks) return piece_list(p, (int64_t)worker);
@@ -40,8 +40,7 @@ __device__ __forceinline__ PieceList piece_list(const struct sparse_decode_param
     return list;
 }
 
-__device__ __forceinline__ Piece list_piece(const struct sparse_decode_params &p, const PieceList &list,
-                                            int i, int *length)
+DEVICE Piece list_piece(const struct sparse_decode_params &p, const PieceList &list, int i, int *length)
 {
     const int keys = p.split.chunk_keys, request = p.split.partitions ? i : list.request;
     *length = request_length(p, request);
@@ -54,8 +53,8 @@ __device__ __forceinline__ Piece list_piece(const struct sparse_decode_params &p
 }
 
 /* Entry `at` of the list; -1 where there is none. */
-__device__ __forceinline__ int list_entry(const struct sparse_decode_params &p, const ListEnds &ends,
-                                          int request, int token, int at)
+DEVICE int list_entry(const struct sparse_decode_params &p, const ListEnds &ends, int request, int token,
+                      int at)
 {
     const bool extra = at >= ends.extra_begin;
     if (at >= (extra ? ends.extra_end : ends.count)) return -1;
@@ -70,14 +69,14 @@ struct KeyPlace {
     const uint8_t *scales;
 };
 
-__device__ __forceinline__ bool names_key(const struct sparse_cache_params &cache, int index)
+DEVICE bool names_key(const struct sparse_cache_params &cache, int index)
 {
     return (uint32_t)index < cache.slots;
 }
 
 /* Of an index that names one. */
 template <enum kv_format FORMAT>
-__device__ __forceinline__ KeyPlace place_of_key(const struct sparse_cache_params &cache, int index)
+DEVICE KeyPlace place_of_key(const struct sparse_cache_params &cache, int index)
 {
     const struct kv_layout layout = kv_layout_of(FORMAT, 0);
     const int page = fast_divide(index, cache.page_divisor), slot = index - page * cache.page_size;
@@ -87,8 +86,7 @@ __device__ __forceinline__ KeyPlace place_of_key(const struct sparse_cache_param
                                         : token + layout.scale_offset};
 }
 
-template <enum kv_format FORMAT>
-__device__ __forceinline__ KeyPlace key_place(const struct sparse_cache_params &cache, int index)
+template <enum kv_format FORMAT> DEVICE KeyPlace key_place(const struct sparse_cache_params &cache, int index)
 {
     return names_key(cache, index) ? place_of_key<FORMAT>(cache, index) : KeyPlace{NULL, NULL};
 }

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "../params.h"
+#include "kernel.cuh"
 
 #include <stdint.h>
 
@@ -19,7 +20,7 @@ struct HalfScale {
     float up, down; /* a value · up is what is stored; · down is the value again */
 
     /* most: the largest magnitude of the 64. */
-    __device__ __forceinline__ explicit HalfScale(float most)
+    DEVICE explicit HalfScale(float most)
     {
         constexpr uint32_t BIAS = 127, LARGEST = 14 /* 2^14 */, FRACTION_BITS = 23;
         const uint32_t exponent = max(__float_as_uint(most) >> FRACTION_BITS, LARGEST + 1);
@@ -28,12 +29,12 @@ struct HalfScale {
     }
 };
 
-__device__ __forceinline__ uint16_t *half_row(const struct split_params &split, int64_t slot_row)
+DEVICE uint16_t *half_row(const struct split_params &split, int64_t slot_row)
 {
     return (uint16_t *)(split.slot_out + slot_row * HALF_ROW_COLUMNS);
 }
 
-__device__ __forceinline__ float *half_row_scales(const struct split_params &split, int64_t slot_row)
+DEVICE float *half_row_scales(const struct split_params &split, int64_t slot_row)
 {
     return split.slot_out + slot_row * HALF_ROW_COLUMNS + HALF_ROW_COLUMNS / 2;
 }

@@ -33,10 +33,7 @@ struct Parts {
     int step;
     const uint32_t *marks; /* [tiles][MARKS_OF_TILE]: may have been joined already; NULL: has not */
 
-    __device__ __forceinline__ int64_t slot(int part) const
-    {
-        return part == 0 ? first : second + (int64_t)(part - 1) * step;
-    }
+    DEVICE int64_t slot(int part) const { return part == 0 ? first : second + (int64_t)(part - 1) * step; }
 };
 
 /* Of a partition: the request that is cut for the first time at its end. */
@@ -70,12 +67,12 @@ __device__ static Parts parts_of_request(const struct join_params &p, int reques
     return parts;
 }
 
-__device__ __forceinline__ bool tile_is_joined(const uint32_t *marks, int tile)
+DEVICE bool tile_is_joined(const uint32_t *marks, int tile)
 {
     return __ldg(marks + MARKS_OF_TILE * tile) == PART_JOINED;
 }
 
-__device__ __forceinline__ bool all_joined(const struct join_params &p, const Parts &parts)
+DEVICE bool all_joined(const struct join_params &p, const Parts &parts)
 {
     bool joined = true;
 #pragma unroll 1
@@ -84,8 +81,7 @@ __device__ __forceinline__ bool all_joined(const struct join_params &p, const Pa
 }
 
 /* Of row `row` of a request: where it is in the slot of a part. */
-__device__ __forceinline__ int64_t slot_row_of(const struct join_params &p, const Parts &parts, int part,
-                                               int row)
+DEVICE int64_t slot_row_of(const struct join_params &p, const Parts &parts, int part, int row)
 {
     return parts.slot(part) * (p.h_q * p.s_q) + row;
 }
@@ -101,19 +97,18 @@ template <int VECTORS_> struct PartsOfLane {
     float lse[COUNT];
     float4 values[COUNT][VECTORS];
 
-    __device__ __forceinline__ void load_values(const struct join_params &p, int i, int64_t slot_row,
-                                                int position)
+    DEVICE void load_values(const struct join_params &p, int i, int64_t slot_row, int position)
     {
         const float4 *from = (const float4 *)(p.split.slot_out + slot_row * D_V + position);
 #pragma unroll
         for (int v = 0; v < VECTORS; v++) values[i][v] = __ldg(from + VECTOR_COLUMNS / 4 * v);
     }
 
-    __device__ __forceinline__ float4 value(int i, int v) const
+    DEVICE float4 value(int i, int v) const
     {
         return values[i][v];
     }
-    __device__ __forceinline__ float scale(int, int) const
+    DEVICE float scale(int, int) const
     {
         return 1.0f;
     }
@@ -121,8 +116,8 @@ template <int VECTORS_> struct PartsOfLane {
 
 /* Parts begin, begin + stride, … */
 template <typename Some>
-__device__ __forceinline__ void load_parts(Some &some, const struct join_params &p, const Parts &parts,
-                                           int row, int begin, int stride, int position)
+DEVICE void load_parts(Some &some, const struct join_params &p, const Parts &parts, int row, int begin,
+                       int stride, int position)
 {
 #pragma unroll
     for (int i = 0; i < Some::COUNT; i++) {
@@ -137,7 +132,7 @@ __device__ __forceinline__ void load_parts(Some &some, const struct join_params 
 
 /* In the order of the parts. */
 template <typename Some, int VECTORS>
-__device__ __forceinline__ void add_parts(const Some &some, float4 (&sum)[VECTORS], float whole_lse)
+DEVICE void add_parts(const Some &some, float4 (&sum)[VECTORS], float whole_lse)
 {
 #pragma unroll
     for (int i = 0; i < Some::COUNT; i++) {
@@ -156,7 +151,7 @@ __device__ __forceinline__ void add_parts(const Some &some, float4 (&sum)[VECTOR
 }
 
 /* The natural lse over all parts of a row; every warp finds the same. */
-__device__ __forceinline__ float total_lse(const struct join_params &p, const Parts &parts, int row)
+DEVICE float total_lse(const struct join_params &p, const Parts &parts, int row)
 {
     const int lane = (int)threadIdx.x % 32;
     float most = -INFINITY, sum = 0.0f;
@@ -174,8 +169,8 @@ __device__ __forceinline__ float total_lse(const struct join_params &p, const Pa
 
 /* `position`: the lane's first. It has two pairs of columns, 8 apart, or four in a row. */
 template <typename Element, bool IN_HALVES, int VECTORS>
-__device__ __forceinline__ void write_row(const struct join_params &p, int request, RowPlace place,
-                                          int position, float lse, const float4 (&sum)[VECTORS])
+DEVICE void write_row(const struct join_params &p, int request, RowPlace place, int position, float lse,
+                      const float4 (&sum)[VECTORS])
 {
     const float factor = result_sink_factor(p.output.rules, place.head, lse);
     const int column = IN_HALVES ? position : slot_column(position), second = IN_HALVES ? 2 : 8;
@@ -190,7 +185,7 @@ __device__ __forceinline__ void write_row(const struct join_params &p, int reque
 
 /* Launched with LAUNCH_OVERLAP, it may be here before the kernel that makes the parts has ended. The plan and the lengths
  * are there already: that kernel has waited for them before it let this one start. */
-__device__ __forceinline__ void wait_for_parts()
+DEVICE void wait_for_parts()
 {
 #if __CUDA_ARCH__ >= 900
     wait_for_kernels_before();
@@ -199,8 +194,7 @@ __device__ __forceinline__ void wait_for_parts()
 
 /* By all threads of the block: puts what they have to be joined (count > 0) into a list, in their order; returns its
  * length. */
-__device__ __forceinline__ int list_parts(const Parts &mine, Parts list[32 * JOIN_WARPS],
-                                          int counts[JOIN_WARPS])
+DEVICE int list_parts(const Parts &mine, Parts list[32 * JOIN_WARPS], int counts[JOIN_WARPS])
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const uint32_t votes = __ballot_sync(~0u, mine.count > 0);
@@ -219,9 +213,8 @@ __device__ __forceinline__ int list_parts(const Parts &mine, Parts list[32 * JOI
 
 /* An item of a request, by all threads of the block: rows from `row` on. */
 template <typename Element, typename Some>
-__device__ __forceinline__ void join_rows(const struct join_params &p, const Parts &parts, int row,
-                                          int first_column, int rows_per_block,
-                                          float4 shared[JOIN_WARPS][D_V / 4])
+DEVICE void join_rows(const struct join_params &p, const Parts &parts, int row, int first_column,
+                      int rows_per_block, float4 shared[JOIN_WARPS][D_V / 4])
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const bool one_row = rows_per_block == 1, shares = one_row && parts.count > Some::MANY;
@@ -266,7 +259,7 @@ __device__ __forceinline__ void join_rows(const struct join_params &p, const Par
 /* Blocks of threads are numbered by request, lane of row blocks, columns: no division at the end. Of requests that are cut in
  * chunks, each with blocks of threads of its own, there is no list. */
 template <typename Element, template <int> class Some, int VECTORS>
-__device__ __forceinline__ void join_splits(const struct join_params &p, int rows_per_block, int row_lanes)
+DEVICE void join_splits(const struct join_params &p, int rows_per_block, int row_lanes)
 {
     __shared__ float4 shared[JOIN_WARPS][D_V / 4];
     __shared__ Parts list[32 * JOIN_WARPS];
@@ -316,3 +309,8 @@ __device__ __forceinline__ void join_splits(const struct join_params &p, int row
     {                                                                                                        \
         join_splits<ELEMENT, SOME, VECTORS>(p, rows_per_block, row_lanes);                                   \
     }
+
+#define JOIN_KERNELS(NAME, ELEMENT, SOME)                                                                    \
+    JOIN_KERNEL(NAME, ELEMENT, SOME, 4)                                                                      \
+    JOIN_KERNEL(NAME##_halves, ELEMENT, SOME, 2)                                                             \
+    JOIN_KERNEL(NAME##_quarters, ELEMENT, SOME, 1)

@@ -4,15 +4,17 @@
  */
 #pragma once
 
+#include "kernel.cuh"
+
 #include <stdint.h>
 
-__device__ __forceinline__ void store_local_16(uint32_t to, float4 x)
+DEVICE void store_local_16(uint32_t to, float4 x)
 {
     asm volatile("st.local.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
                  : "memory");
 }
 
-__device__ __forceinline__ float4 load_local_16(uint32_t from)
+DEVICE float4 load_local_16(uint32_t from)
 {
     float4 x;
     asm volatile("ld.local.v4.f32 {%0, %1, %2, %3}, [%4];"

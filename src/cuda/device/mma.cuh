@@ -4,9 +4,11 @@
  */
 #pragma once
 
+#include "kernel.cuh"
+
 #include <stdint.h>
 
-__device__ __forceinline__ void ldmatrix_x4(uint32_t to[4], uint32_t address)
+DEVICE void ldmatrix_x4(uint32_t to[4], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -14,7 +16,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t to[4], uint32_t address)
                  : "memory");
 }
 
-__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t to[4], uint32_t address)
+DEVICE void ldmatrix_x4_trans(uint32_t to[4], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -22,18 +24,17 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t to[4], uint32_t addre
                  : "memory");
 }
 
+#define MMA_16816(TYPE)                                                                                      \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "   \
+        "{%8, %9}, {%0, %1, %2, %3};"                                                                        \
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                             \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+
 /* sum += A B, with B's fragment of k 0-7 and of k 8-15 given apart. */
-template <typename Element>
-__device__ __forceinline__ void mma_16816(float sum[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+template <typename Element> DEVICE void mma_16816(float sum[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     if (Element::IS_BF16)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-            "{%8, %9}, {%0, %1, %2, %3};"
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        MMA_16816("bf16");
     else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-            "{%8, %9}, {%0, %1, %2, %3};"
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        MMA_16816("f16");
 }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "../params.h"
+#include "kernel.cuh"
 
 struct Piece {
     int request;
@@ -18,41 +19,41 @@ struct Piece {
 
 enum { DIRECT = -1 };
 
-__device__ __forceinline__ int clamp_int(int x, int low, int high)
+DEVICE int clamp_int(int x, int low, int high)
 {
     return min(max(x, low), high);
 }
 
-__device__ __forceinline__ int request_length(const struct dense_decode_params &p, int request)
+DEVICE int request_length(const struct dense_decode_params &p, int request)
 {
     return clamp_int(__ldg(p.seqlens + request), 0, p.capacity);
 }
 
 /* Sparse decode: plan_topk_count, plan_extra_begin and plan_topk_length of plan.h, in 32 bits, which hold the list of all caches
  * here. */
-__device__ __forceinline__ int topk_count(int64_t topk, const int32_t *length, int request)
+DEVICE int topk_count(int64_t topk, const int32_t *length, int request)
 {
     return length ? clamp_int(__ldg(length + request), 0, (int)topk) : (int)topk;
 }
 
-__device__ __forceinline__ int topk_extra_begin(int count)
+DEVICE int topk_extra_begin(int count)
 {
     return max((int)PLAN_BLOCK, (count + (PLAN_BLOCK - 1)) & -PLAN_BLOCK);
 }
 
-__device__ __forceinline__ int topk_length(const struct plan_topk &topk, int request)
+DEVICE int topk_length(const struct plan_topk &topk, int request)
 {
     const int count = topk_count(topk.topk, topk.length, request);
     return topk.extra_topk ? topk_extra_begin(count) + topk_count(topk.extra_topk, topk.extra_length, request)
                            : max(count, 1);
 }
 
-__device__ __forceinline__ int request_length(const struct sparse_decode_params &p, int request)
+DEVICE int request_length(const struct sparse_decode_params &p, int request)
 {
     return topk_length(p.topk, request);
 }
 
-__device__ __forceinline__ int request_length(const struct join_params &p, int request)
+DEVICE int request_length(const struct join_params &p, int request)
 {
     return p.seqlens ? clamp_int(__ldg(p.seqlens + request), 0, p.capacity) : topk_length(p.topk, request);
 }
@@ -73,7 +74,7 @@ struct Partition {
 /* Is it a plan of this batch, with as many partitions as the call was told? Any other cannot be followed: its requests are
  * taken whole then, in turns. Of tables by themselves the caller has said so. Here and below all loads are under way
  * together: where one waits for a comparison with what another brought, a kernel begins a microsecond later. */
-__device__ __forceinline__ bool plan_fits(const struct split_params &split, int b)
+DEVICE bool plan_fits(const struct split_params &split, int b)
 {
     if (!split.header) return true;
     const uint32_t magic = split.header->magic;
@@ -83,8 +84,7 @@ __device__ __forceinline__ bool plan_fits(const struct split_params &split, int 
 }
 
 /* The last request of a partition goes on in the next one, whose row is `next`. */
-__device__ __forceinline__ bool plan_goes_on(const struct plan_partition &row,
-                                             const struct plan_partition &next)
+DEVICE bool plan_goes_on(const struct plan_partition &row, const struct plan_partition &next)
 {
     return (next.begin_request == row.end_request) & (next.begin_split > 0) &
            (row.end_request >= row.begin_request);
@@ -92,13 +92,13 @@ __device__ __forceinline__ bool plan_goes_on(const struct plan_partition &row,
 
 /* Where a request goes on in partition `row`: the plan cuts it once, and this partition has other requests after it. Its second
  * part is then there long before the first, which is the last piece of its partition. */
-__device__ __forceinline__ bool plan_cuts_once(const struct plan_partition &row)
+DEVICE bool plan_cuts_once(const struct plan_partition &row)
 {
     return (row.begin_split == 1) & (row.end_request > row.begin_request);
 }
 
 /* What this needs of a row; any index. */
-__device__ __forceinline__ struct plan_partition plan_row(const struct split_params &split, int i)
+DEVICE struct plan_partition plan_row(const struct split_params &split, int i)
 {
     const struct plan_partition *row = split.partitions + clamp_int(i, 0, split.num_partitions - 1);
     struct plan_partition copy;
@@ -108,7 +108,7 @@ __device__ __forceinline__ struct plan_partition plan_row(const struct split_par
     return copy;
 }
 
-__device__ __forceinline__ Partition partition_of(const struct split_params &split, int i, int b)
+DEVICE Partition partition_of(const struct split_params &split, int i, int b)
 {
     const struct plan_partition before = plan_row(split, i - 1), row = plan_row(split, i),
                                 after = plan_row(split, i + 1);
@@ -128,7 +128,7 @@ __device__ __forceinline__ Partition partition_of(const struct split_params &spl
     return partition;
 }
 
-__device__ __forceinline__ Piece partition_piece(const Partition &partition, int request, int length)
+DEVICE Piece partition_piece(const Partition &partition, int request, int length)
 {
     const bool continued = partition.continued && request == partition.first;
     const bool goes_on = partition.goes_on && request == partition.last;
@@ -144,7 +144,7 @@ __device__ __forceinline__ Piece partition_piece(const Partition &partition, int
 }
 
 /* Of a partition's first request, where it may be the second part of one that is cut once. */
-__device__ __forceinline__ uint32_t *marks_of(const struct split_params &split, int64_t partition)
+DEVICE uint32_t *marks_of(const struct split_params &split, int64_t partition)
 {
     return split.marks + partition * split.tiles * MARKS_OF_TILE;
 }
@@ -152,23 +152,22 @@ __device__ __forceinline__ uint32_t *marks_of(const struct split_params &split, 
 /* ---- In chunks ------------------------------------------------------------------------------- */
 
 /* A constant where dense decode reads it. */
-__device__ __forceinline__ int keys_of_chunk(const struct dense_decode_params &)
+DEVICE int keys_of_chunk(const struct dense_decode_params &)
 {
     return INVARIANT_CHUNK;
 }
 
-template <typename Params> __device__ __forceinline__ int keys_of_chunk(const Params &p)
+template <typename Params> DEVICE int keys_of_chunk(const Params &p)
 {
     return p.split.chunk_keys;
 }
 
-template <typename Params> __device__ __forceinline__ int chunks_of(const Params &p, int length)
+template <typename Params> DEVICE int chunks_of(const Params &p, int length)
 {
     return length ? (length - 1) / keys_of_chunk(p) + 1 : 1; /* no sum: a length may be near 2^31 */
 }
 
-template <typename Params>
-__device__ __forceinline__ Piece chunk_piece(const Params &p, int request, int chunk, int length)
+template <typename Params> DEVICE Piece chunk_piece(const Params &p, int request, int chunk, int length)
 {
     const int keys = keys_of_chunk(p);
     Piece piece;
@@ -189,7 +188,7 @@ struct PieceList {
     Partition partition;
 };
 
-template <typename Params> __device__ __forceinline__ PieceList piece_list(const Params &p, int64_t worker)
+template <typename Params> DEVICE PieceList piece_list(const Params &p, int64_t worker)
 {
     PieceList list;
     if (p.split.partitions) {
@@ -209,8 +208,7 @@ template <typename Params> __device__ __forceinline__ PieceList piece_list(const
     return list;
 }
 
-template <typename Params>
-__device__ __forceinline__ Piece list_piece(const Params &p, const PieceList &list, int i, int *length)
+template <typename Params> DEVICE Piece list_piece(const Params &p, const PieceList &list, int i, int *length)
 {
     *length = request_length(p, p.split.partitions ? i : list.request);
     return p.split.partitions ? partition_piece(list.partition, i, *length)

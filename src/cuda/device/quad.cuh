@@ -4,22 +4,24 @@
  */
 #pragma once
 
+#include "kernel.cuh"
+
 #include <stdint.h>
 
-__device__ __forceinline__ float quad_max(float x)
+DEVICE float quad_max(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-__device__ __forceinline__ float quad_sum(float x)
+DEVICE float quad_sum(float x)
 {
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
 /* Of 32 columns of 16 bits a lane has a pair in each eight, as it has them of a C of mma: to all of one eight. */
-__device__ __forceinline__ uint4 quad_gather_eight(uint32_t (&w)[4])
+DEVICE uint4 quad_gather_eight(uint32_t (&w)[4])
 {
     const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
 #pragma unroll

@@ -4,6 +4,8 @@
  */
 #pragma once
 
+#include "kernel.cuh"
+
 /* A reference follows a row's maximum only when it falls behind by more than this: P then stays below 2^8, which 16 bits hold
  * as precisely as 1, and O is seldom rescaled. */
 static constexpr float REFERENCE_SLACK = 8.0f;
@@ -16,7 +18,7 @@ static constexpr float LEAST_REFERENCE = -1.7e38f;
 static constexpr float CAREFUL_REFERENCE = 0x1p27f;
 
 /* Scores times the scale, rounded: never part of a fused multiply-add. */
-__device__ __forceinline__ void scale_scores(float (&s)[32], float scale)
+DEVICE void scale_scores(float (&s)[32], float scale)
 {
 #pragma unroll
     for (int e = 0; e < 32; e++) s[e] = __fmul_rn(s[e], scale);

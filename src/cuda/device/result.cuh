@@ -9,41 +9,29 @@
 
 #include <math.h>
 
-static constexpr float LOG2_E = 1.44269504088896341f, LN_2 = 0.693147180559945309f;
+static constexpr float LN_2 = 0.693147180559945309f;
 
-/* exp2, as the special function unit has it: 2 ulp. */
-__device__ __forceinline__ float exp2_approx(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-/* log2, likewise: 2^-22 near 1, relative elsewhere. */
-__device__ __forceinline__ float log2_approx(float x)
-{
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ __forceinline__ float reciprocal_approx(float x)
-{
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+/* As the special function unit has them. */
+#define APPROXIMATION(NAME, INSTRUCTION)                                                                     \
+    DEVICE float NAME(float x)                                                                               \
+    {                                                                                                        \
+        float y;                                                                                             \
+        asm(INSTRUCTION ".approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));                                       \
+        return y;                                                                                            \
+    }
+APPROXIMATION(exp2_approx, "ex2") /* 2 ulp */
+APPROXIMATION(log2_approx, "lg2") /* 2^-22 near 1, relative elsewhere */
+APPROXIMATION(reciprocal_approx, "rcp")
 
 /* What the sink leaves of a row whose natural lse is given (-inf: it saw no key, and its out is 0). */
-__device__ __forceinline__ float result_sink_factor(const struct result_params &rules, int64_t head,
-                                                    float lse)
+DEVICE float result_sink_factor(const struct result_params &rules, int64_t head, float lse)
 {
     if (!rules.attn_sink || lse == -INFINITY) return 1.0f;
     return 1.0f / (1.0f + expf(rules.attn_sink[head] - lse));
 }
 
 /* lse as the caller wants it. */
-__device__ __forceinline__ float result_lse(const struct result_params &rules, float lse)
+DEVICE float result_lse(const struct result_params &rules, float lse)
 {
     return lse == -INFINITY ? rules.lse_of_empty : lse * rules.lse_factor;
 }
@@ -54,8 +42,7 @@ struct RowPlace {
 };
 
 /* Row `row` of a key head. */
-template <typename Params>
-__device__ __forceinline__ RowPlace row_place(const Params &p, int row, int kv_head)
+template <typename Params> DEVICE RowPlace row_place(const Params &p, int row, int kv_head)
 {
     RowPlace place;
     place.token = fast_divide(row, p.group_divisor);
@@ -63,15 +50,13 @@ __device__ __forceinline__ RowPlace row_place(const Params &p, int row, int kv_h
     return place;
 }
 
-__device__ __forceinline__ int64_t out_offset(const struct output_params &output, int64_t request,
-                                              RowPlace place)
+DEVICE int64_t out_offset(const struct output_params &output, int64_t request, RowPlace place)
 {
     return request * output.out_stride[0] + place.token * output.out_stride[1] +
            place.head * output.out_stride[2];
 }
 
-__device__ __forceinline__ void store_lse(const struct output_params &output, int64_t request, RowPlace place,
-                                          float lse)
+DEVICE void store_lse(const struct output_params &output, int64_t request, RowPlace place, float lse)
 {
     if (output.lse)
         output.lse[request * output.lse_stride[0] + place.head * output.lse_stride[1] + place.token] =
@@ -79,8 +64,7 @@ __device__ __forceinline__ void store_lse(const struct output_params &output, in
 }
 
 /* Two neighbouring elements; `aligned`: as one word. */
-template <typename Element>
-__device__ __forceinline__ void store_pair(uint16_t *to, bool aligned, float low, float high)
+template <typename Element> DEVICE void store_pair(uint16_t *to, bool aligned, float low, float high)
 {
     if (aligned) {
         *(uint32_t *)to = Element::pack(low, high);
@@ -91,8 +75,7 @@ __device__ __forceinline__ void store_pair(uint16_t *to, bool aligned, float low
 }
 
 template <typename Element>
-__device__ __forceinline__ void store_pair(const struct output_params &output, int64_t at, float low,
-                                           float high)
+DEVICE void store_pair(const struct output_params &output, int64_t at, float low, float high)
 {
     store_pair<Element>(output.out + at, output.pairs_aligned, low, high);
 }

@@ -8,7 +8,7 @@
 
 /* Four 8 × 8 matrices of 16 bits; each lane gives the address of a row of 16 bytes, in the order of ldmatrix (fragment.h).
  * sm_90. */
-__device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&words)[4])
+DEVICE void store_matrices(uint32_t to, const uint32_t (&words)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]),
                  "r"(words[1]), "r"(words[2]), "r"(words[3])
@@ -16,38 +16,38 @@ __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&wor
 }
 
 /* The same, each matrix transposed. */
-__device__ __forceinline__ void store_matrices_transposed(uint32_t to, const uint32_t (&words)[4])
+DEVICE void store_matrices_transposed(uint32_t to, const uint32_t (&words)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
                  "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                  : "memory");
 }
 
-__device__ __forceinline__ void store_shared_4(uint32_t to, uint32_t word)
+DEVICE void store_shared_4(uint32_t to, uint32_t word)
 {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
 }
 
-__device__ __forceinline__ void store_shared_16(uint32_t to, const uint4 &words)
+DEVICE void store_shared_16(uint32_t to, const uint4 &words)
 {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words.x), "r"(words.y),
                  "r"(words.z), "r"(words.w)
                  : "memory");
 }
 
-__device__ __forceinline__ void store_zero_16(uint32_t to)
+DEVICE void store_zero_16(uint32_t to)
 {
     asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
 }
 
-__device__ __forceinline__ uint32_t load_shared_4(uint32_t from)
+DEVICE uint32_t load_shared_4(uint32_t from)
 {
     uint32_t word;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
     return word;
 }
 
-__device__ __forceinline__ uint4 load_shared_16(uint32_t from)
+DEVICE uint4 load_shared_16(uint32_t from)
 {
     uint4 words;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -16,7 +16,7 @@ struct Task {
 };
 
 /* The first key that row `row` of the tile does not see. */
-__device__ __forceinline__ int visible_end(const struct dense_decode_params &p, const Task &task, int row)
+DEVICE int visible_end(const struct dense_decode_params &p, const Task &task, int row)
 {
     if (!p.causal) return task.length;
     /* The last one stands for rows of padding, which may pass 2^31. */
@@ -25,14 +25,14 @@ __device__ __forceinline__ int visible_end(const struct dense_decode_params &p, 
 }
 
 /* Where row `row` of the key head lies among the rows of the piece's slot. */
-__device__ __forceinline__ int64_t slot_row(const struct dense_decode_params &p, const Task &task, int row)
+DEVICE int64_t slot_row(const struct dense_decode_params &p, const Task &task, int row)
 {
     return task.piece.slot * ((int64_t)p.h_q * p.s_q) + (int64_t)task.kv_head * p.rows + row;
 }
 
 /* The piece for the tile of `rows` rows that begins at first_row of a key head. */
-__device__ __forceinline__ Task task_of(const struct dense_decode_params &p, const Piece &piece, int length,
-                                        int kv_head, int first_row, int rows)
+DEVICE Task task_of(const struct dense_decode_params &p, const Piece &piece, int length, int kv_head,
+                    int first_row, int rows)
 {
     Task task;
     task.piece = piece, task.length = length;

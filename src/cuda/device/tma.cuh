@@ -5,6 +5,7 @@
 #pragma once
 
 #include "../params.h"
+#include "kernel.cuh"
 
 /* Where a box begins, innermost dimension first. */
 struct BoxPlace {
@@ -12,8 +13,7 @@ struct BoxPlace {
 };
 
 /* Copies the box to shared memory; its bytes count towards the barrier's phase. What lies outside the tensor is zero. */
-__device__ __forceinline__ void tma_load(uint32_t to, const struct tensor_map *map, uint32_t barrier,
-                                         BoxPlace at)
+DEVICE void tma_load(uint32_t to, const struct tensor_map *map, uint32_t barrier, BoxPlace at)
 {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
@@ -22,8 +22,7 @@ __device__ __forceinline__ void tma_load(uint32_t to, const struct tensor_map *m
 }
 
 /* The same of what nobody reads again soon: the first to leave L2. */
-__device__ __forceinline__ void tma_load_once(uint32_t to, const struct tensor_map *map, uint32_t barrier,
-                                              BoxPlace at)
+DEVICE void tma_load_once(uint32_t to, const struct tensor_map *map, uint32_t barrier, BoxPlace at)
 {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -36,7 +35,7 @@ __device__ __forceinline__ void tma_load_once(uint32_t to, const struct tensor_m
 
 /* Copies a box from shared memory; what lies outside the tensor is not written, and what is written is the first to leave L2. It
  * counts towards the thread's next group. */
-__device__ __forceinline__ void tma_store_once(const struct tensor_map *map, uint32_t from, BoxPlace at)
+DEVICE void tma_store_once(const struct tensor_map *map, uint32_t from, BoxPlace at)
 {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -46,19 +45,13 @@ __device__ __forceinline__ void tma_store_once(const struct tensor_map *map, uin
                  : "memory");
 }
 
-__device__ __forceinline__ void bulk_commit()
-{
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
+INSTRUCTION(bulk_commit, "cp.async.bulk.commit_group")
 
-/* Until at most PENDING of this thread's newest groups of stores are yet to read what they copy; the place of others is free. */
-template <int PENDING> __device__ __forceinline__ void bulk_wait_read()
-{
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-}
+/* Until at most N of this thread's newest groups of stores are yet to read what they copy; the place of others is free. */
+INSTRUCTION_OF(bulk_wait_read, "cp.async.bulk.wait_group.read")
 
 /* Brings the box to L2 alone. */
-__device__ __forceinline__ void tma_prefetch(const struct tensor_map *map, BoxPlace at)
+DEVICE void tma_prefetch(const struct tensor_map *map, BoxPlace at)
 {
     asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(map),
                  "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.v), "r"(at.w)
@@ -66,7 +59,7 @@ __device__ __forceinline__ void tma_prefetch(const struct tensor_map *map, BoxPl
 }
 
 /* Without a description: `bytes` bytes in a row, a multiple of 16, both addresses aligned to 16. */
-__device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -75,20 +68,20 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_
 }
 
 /* From shared memory, likewise. */
-__device__ __forceinline__ void bulk_store(void *to, uint32_t from, uint32_t bytes)
+DEVICE void bulk_store(void *to, uint32_t from, uint32_t bytes)
 {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
                  "r"(bytes)
                  : "memory");
 }
 
-__device__ __forceinline__ void bulk_prefetch(const void *from, uint32_t bytes)
+DEVICE void bulk_prefetch(const void *from, uint32_t bytes)
 {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 /* The description itself, ahead of its first use. */
-__device__ __forceinline__ void tma_prefetch_map(const struct tensor_map *map)
+DEVICE void tma_prefetch_map(const struct tensor_map *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

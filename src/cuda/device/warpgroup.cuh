@@ -5,18 +5,20 @@
  */
 #pragma once
 
+#include "kernel.cuh"
+
 #include <stdint.h>
 
 /* threadIdx.x and blockIdx.x, read anew: what a rare step computes from them is not kept in registers through the loops
  * around it. */
-__device__ __forceinline__ unsigned fresh_thread()
+DEVICE unsigned fresh_thread()
 {
     unsigned thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
 }
 
-__device__ __forceinline__ int fresh_block()
+DEVICE int fresh_block()
 {
     int block;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
@@ -24,7 +26,7 @@ __device__ __forceinline__ int fresh_block()
 }
 
 /* True in one lane of a converged warp. ptxas knows the form: TMA under it is issued once, not in a loop over lanes. */
-__device__ __forceinline__ bool elect_one()
+DEVICE bool elect_one()
 {
     uint32_t elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
@@ -32,48 +34,36 @@ __device__ __forceinline__ bool elect_one()
 }
 
 /* By all warps of a warpgroup: the registers that each thread may use from here on, a multiple of 8. */
-template <int REGISTERS> __device__ __forceinline__ void take_registers()
+template <int REGISTERS> DEVICE void take_registers()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-template <int REGISTERS> __device__ __forceinline__ void give_registers()
+template <int REGISTERS> DEVICE void give_registers()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
 /* Barrier `id` (1 … 15; 0 is __syncthreads) of `threads` threads. */
-__device__ __forceinline__ void barrier_sync(int id, int threads)
+DEVICE void barrier_sync(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 /* Arrives there for threads that wait by barrier_sync: what this thread wrote comes before what they do then. */
-__device__ __forceinline__ void barrier_arrive(int id, int threads)
+DEVICE void barrier_arrive(int id, int threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 /* What this thread wrote to shared memory, read from it, or has seen written there, comes before what wgmma and TMA do after it. */
-__device__ __forceinline__ void fence_async_shared()
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+INSTRUCTION(fence_async_shared, "fence.proxy.async.shared::cta")
 
 /* What other blocks of threads wrote to global memory, and this thread has acquired, comes before what bulk copies read. */
-__device__ __forceinline__ void fence_async_global()
-{
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-}
+INSTRUCTION(fence_async_global, "fence.proxy.async.global")
 
 /* In a kernel launched with LAUNCH_OVERLAP: waits until the kernels in front have ended and their writes are seen. */
-__device__ __forceinline__ void wait_for_kernels_before()
-{
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
+INSTRUCTION(wait_for_kernels_before, "griddepcontrol.wait")
 
 /* The next kernel of the stream may be launched as soon as every block has come here or ended. */
-__device__ __forceinline__ void let_next_kernel_start()
-{
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
+INSTRUCTION(let_next_kernel_start, "griddepcontrol.launch_dependents")

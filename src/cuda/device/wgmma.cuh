@@ -11,27 +11,19 @@
 #pragma once
 
 #include "fragment.h"
+#include "kernel.cuh"
 
 /* What was done with accumulators and fragments in registers comes before the products that follow. */
-__device__ __forceinline__ void wgmma_fence()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
+INSTRUCTION(wgmma_fence, "wgmma.fence.sync.aligned")
 
-__device__ __forceinline__ void wgmma_commit()
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
+INSTRUCTION(wgmma_commit, "wgmma.commit_group.sync.aligned")
 
-/* Waits until at most PENDING of the newest batches are still under way. */
-template <int PENDING> __device__ __forceinline__ void wgmma_wait()
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
+/* Waits until at most N of the newest batches are still under way. */
+INSTRUCTION_OF(wgmma_wait, "wgmma.wait_group.sync.aligned")
 
 /* Keeps the compiler from reading an accumulator before the wait, or writing it after the fence; without it ptxas lets
  * the products run one after the other (its warning C7514). */
-template <int N> __device__ __forceinline__ void hold(float (&d)[N])
+template <int N> DEVICE void hold(float (&d)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
@@ -43,7 +35,7 @@ enum { TILE_LINES = 64, TILE_BYTES = TILE_LINES * LINE_BYTES /* 64 lines of 64 c
 
 /* `offset` is added to the low word alone: 32-bit arithmetic, which ptxas can keep in uniform registers. There it must stay:
  * otherwise every product first waits for its two descriptors. */
-__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t tile, uint32_t leading, uint32_t offset)
+DEVICE uint64_t wgmma_descriptor(uint32_t tile, uint32_t leading, uint32_t offset)
 {
     constexpr uint32_t EIGHT_LINES = 8 * LINE_BYTES, SWIZZLE_128 = 1u << 30;
     const uint32_t low = (tile >> 4) + (offset >> 4 | leading >> 4 << 16);
@@ -53,21 +45,21 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t tile, uint32_t lea
 }
 
 /* A line is a row of A or a column of B: step k takes columns 16 k … 16 k + 15 of the line. */
-__device__ __forceinline__ uint64_t wgmma_lines(uint32_t tile, int step)
+DEVICE uint64_t wgmma_lines(uint32_t tile, int step)
 {
     return wgmma_descriptor(tile, 0, (uint32_t)step * 32);
 }
 
 /* The same of what lies `bytes` behind, in shared memory that begins at 0: one addition, where ptxas otherwise makes the
  * address first and works out every descriptor anew, among the products. */
-__device__ __forceinline__ uint64_t wgmma_behind(uint64_t descriptor, uint32_t bytes)
+DEVICE uint64_t wgmma_behind(uint64_t descriptor, uint32_t bytes)
 {
     return descriptor + bytes / 16;
 }
 
 /* A line is a row of B (V as it lies in the cache): step k takes lines 16 k … 16 k + 15. Every 64 columns of N are the next
  * tile. */
-__device__ __forceinline__ uint64_t wgmma_columns(uint32_t tile, int step)
+DEVICE uint64_t wgmma_columns(uint32_t tile, int step)
 {
     return wgmma_descriptor(tile, TILE_BYTES, (uint32_t)step * 16 * LINE_BYTES);
 }
@@ -82,14 +74,13 @@ __device__ __forceinline__ uint64_t wgmma_columns(uint32_t tile, int step)
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, " \
     "%30, %31"
-#define WGMMA_NAMES_64 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, " \
-    "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, " \
+#define WGMMA_NAMES_64 WGMMA_NAMES_32 ", " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, " \
     "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, " \
     "%58, %59, %60, %61, %62, %63"
-#define WGMMA_SUMS_128(d) \
-    WGMMA_SUMS_32(d, 0), WGMMA_SUMS_32(d, 32), WGMMA_SUMS_32(d, 64), WGMMA_SUMS_32(d, 96)
+#define WGMMA_D_32(d) WGMMA_SUMS_32(d, 0)
+#define WGMMA_D_64(d) WGMMA_D_32(d), WGMMA_SUMS_32(d, 32)
+#define WGMMA_D_128(d) WGMMA_D_64(d), WGMMA_SUMS_32(d, 64), WGMMA_SUMS_32(d, 96)
 #define WGMMA_NAMES_128 WGMMA_NAMES_64 ", " \
     "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
@@ -98,77 +89,48 @@ __device__ __forceinline__ uint64_t wgmma_columns(uint32_t tile, int step)
 /* clang-format on */
 
 /* SHAPE, NAMES: of D; then A, B, whether to add to what D holds, and the two (A in shared memory) or one flags that say of B
- * and of A whether they lie as columns. */
-#define WGMMA(SHAPE, TYPE, NAMES, ADD, A, B, FLAGS)                                                          \
-    "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE ".f32." TYPE         \
-    "." TYPE " {" NAMES "}, " A ", " B ", p, 1, 1, " FLAGS ";\n}"
+ * and of A whether they lie as columns; what names the operands of D, and the others. */
+#define WGMMA_OF(TYPE, SHAPE, NAMES, ADD, A, B, FLAGS, SUMS, ...)                                            \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE         \
+                 ".f32." TYPE "." TYPE " {" NAMES "}, " A ", " B ", p, 1, 1, " FLAGS ";\n}"                  \
+                 : SUMS(d)                                                                                   \
+                 : __VA_ARGS__)
+#define WGMMA(...)                                                                                           \
+    if constexpr (Element::IS_BF16)                                                                          \
+        WGMMA_OF("bf16", __VA_ARGS__);                                                                       \
+    else                                                                                                     \
+        WGMMA_OF("f16", __VA_ARGS__)
 
 /* D (+)= A·B: 64 columns, A and B in lines. */
-template <typename Element>
-__device__ __forceinline__ void wgmma_64(float (&d)[32], uint64_t a, uint64_t b, int add)
+template <typename Element> DEVICE void wgmma_64(float (&d)[32], uint64_t a, uint64_t b, int add)
 {
-    if constexpr (Element::IS_BF16)
-        asm volatile(WGMMA("m64n64k16", "bf16", WGMMA_NAMES_32, "%34", "%32", "%33", "0, 0")
-                     : WGMMA_SUMS_32(d, 0)
-                     : "l"(a), "l"(b), "r"(add));
-    else
-        asm volatile(WGMMA("m64n64k16", "f16", WGMMA_NAMES_32, "%34", "%32", "%33", "0, 0")
-                     : WGMMA_SUMS_32(d, 0)
-                     : "l"(a), "l"(b), "r"(add));
+    WGMMA("m64n64k16", WGMMA_NAMES_32, "%34", "%32", "%33", "0, 0", WGMMA_D_32, "l"(a), "l"(b), "r"(add));
 }
 
 /* The same with A in registers. */
-template <typename Element>
-__device__ __forceinline__ void wgmma_64(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add)
+template <typename Element> DEVICE void wgmma_64(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add)
 {
-    if constexpr (Element::IS_BF16)
-        asm volatile(WGMMA("m64n64k16", "bf16", WGMMA_NAMES_32, "%37", "{%32, %33, %34, %35}", "%36", "0")
-                     : WGMMA_SUMS_32(d, 0)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-    else
-        asm volatile(WGMMA("m64n64k16", "f16", WGMMA_NAMES_32, "%37", "{%32, %33, %34, %35}", "%36", "0")
-                     : WGMMA_SUMS_32(d, 0)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    WGMMA("m64n64k16", WGMMA_NAMES_32, "%37", "{%32, %33, %34, %35}", "%36", "0", WGMMA_D_32, "r"(a[0]),
+          "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 /* 128 columns, A in lines, B as columns. */
-template <typename Element>
-__device__ __forceinline__ void wgmma_128_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
+template <typename Element> DEVICE void wgmma_128_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
 {
-    if constexpr (Element::IS_BF16)
-        asm volatile(WGMMA("m64n128k16", "bf16", WGMMA_NAMES_64, "%66", "%64", "%65", "0, 1")
-                     : WGMMA_SUMS_32(d, 0), WGMMA_SUMS_32(d, 32)
-                     : "l"(a), "l"(b), "r"(add));
-    else
-        asm volatile(WGMMA("m64n128k16", "f16", WGMMA_NAMES_64, "%66", "%64", "%65", "0, 1")
-                     : WGMMA_SUMS_32(d, 0), WGMMA_SUMS_32(d, 32)
-                     : "l"(a), "l"(b), "r"(add));
+    WGMMA("m64n128k16", WGMMA_NAMES_64, "%66", "%64", "%65", "0, 1", WGMMA_D_64, "l"(a), "l"(b), "r"(add));
 }
 
 /* The same with A in registers. */
 template <typename Element>
-__device__ __forceinline__ void wgmma_128_columns(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int add)
+DEVICE void wgmma_128_columns(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int add)
 {
-    if constexpr (Element::IS_BF16)
-        asm volatile(WGMMA("m64n128k16", "bf16", WGMMA_NAMES_64, "%69", "{%64, %65, %66, %67}", "%68", "1")
-                     : WGMMA_SUMS_32(d, 0), WGMMA_SUMS_32(d, 32)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-    else
-        asm volatile(WGMMA("m64n128k16", "f16", WGMMA_NAMES_64, "%69", "{%64, %65, %66, %67}", "%68", "1")
-                     : WGMMA_SUMS_32(d, 0), WGMMA_SUMS_32(d, 32)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    WGMMA("m64n128k16", WGMMA_NAMES_64, "%69", "{%64, %65, %66, %67}", "%68", "1", WGMMA_D_64, "r"(a[0]),
+          "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 /* 256 columns, A in lines, B as columns. */
-template <typename Element>
-__device__ __forceinline__ void wgmma_256_columns(float (&d)[128], uint64_t a, uint64_t b, int add)
+template <typename Element> DEVICE void wgmma_256_columns(float (&d)[128], uint64_t a, uint64_t b, int add)
 {
-    if constexpr (Element::IS_BF16)
-        asm volatile(WGMMA("m64n256k16", "bf16", WGMMA_NAMES_128, "%130", "%128", "%129", "0, 1")
-                     : WGMMA_SUMS_128(d)
-                     : "l"(a), "l"(b), "r"(add));
-    else
-        asm volatile(WGMMA("m64n256k16", "f16", WGMMA_NAMES_128, "%130", "%128", "%129", "0, 1")
-                     : WGMMA_SUMS_128(d)
-                     : "l"(a), "l"(b), "r"(add));
+    WGMMA("m64n256k16", WGMMA_NAMES_128, "%130", "%128", "%129", "0, 1", WGMMA_D_128, "l"(a), "l"(b),
+          "r"(add));
 }

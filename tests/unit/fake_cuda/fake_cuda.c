@@ -9,7 +9,7 @@
 #include <time.h>
 
 /* The types that the library calls them by. */
-#define ENTRY(member, name) __typeof__ (*((struct driver *)0)->member)(name);
+#define ENTRY(member, name, ...) __typeof__ (*((struct driver *)0)->member)(name);
 CUDA_DRIVER_ENTRIES(ENTRY)
 #undef ENTRY
 cu_result cuDriverGetVersion(int *version);

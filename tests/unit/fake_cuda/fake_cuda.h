@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 enum {
-#define ENTRY(member, name) CALL_##name,
+#define ENTRY(member, name, ...) CALL_##name,
     CUDA_DRIVER_ENTRIES(ENTRY)
 #undef ENTRY
         CALLS

@@ -32,20 +32,15 @@
  */
 #pragma once
 
-#include "../../device/async_copy.cuh"
 #include "../../device/by_rows.cuh"
-#include "../../device/divide.cuh"
 #include "../../device/element.cuh"
-#include "../../device/fragment.h"
 #include "../../device/latent.cuh"
 #include "../../device/mma.cuh"
 #include "../../device/pieces.cuh"
+#include "../../device/quad.cuh"
+#include "../../device/reference.cuh"
 #include "../../device/result.cuh"
-#include "../../device/unaligned_copy.cuh"
-#include "shape.h"
-#include "tasks.cuh"
-
-static constexpr float REFERENCE_SLACK = 8.0f; /* log2 */
+#include "copies.cuh"
 
 template <typename Element_, int ROWS_, int KEYS_, int WARPS_, int COLUMN_SPLITS_, bool Q_IN_REGISTERS_>
 struct DenseDecode {
@@ -62,17 +57,15 @@ struct DenseDecode {
     static constexpr int CHAINS = KEY_TILES == 1 ? 4 : KEY_TILES == 2 ? 2 : 1;
     /* P·V: warps over columns. */
     static constexpr int WARP_COLUMNS = D_V / WARPS, COLUMN_PAIRS = WARP_COLUMNS / 16;
-    /* Copies: eight threads a row, KEYS_AT_ONCE rows at a time. */
-    static constexpr int KEYS_AT_ONCE = THREADS / 8, PASSES = KEYS / KEYS_AT_ONCE;
-    /* They are issued in batches between the steps of the scores; all at once where little else is to be done. */
+    /* Copies are issued in batches between the steps of the scores; all at once where little else is to be done. */
     static constexpr int COPY_BATCHES = ROWS == 16 ? 1 : 3, COPY_STEPS = 4;
-    static constexpr int COPY_BATCH = MAX_GROUPS * PASSES / COPY_BATCHES;
-    static constexpr int Q_PASSES = (ROWS + KEYS_AT_ONCE - 1) / KEYS_AT_ONCE;
+    using Copying = Copier<ROWS, KEYS, THREADS>;
+    static constexpr int COPY_BATCH = MAX_GROUPS * Copying::PASSES / COPY_BATCHES;
 
     /* Where a warp's share of O is small, its fragments of Q stay in registers too: shared memory for one stage more. */
     static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_;
 
-    static constexpr uint32_t Q_GROUP = ROWS * LINE_BYTES, KEY_GROUP = KEYS * LINE_BYTES;
+    static constexpr uint32_t Q_GROUP = Copying::Q_GROUP, KEY_GROUP = Copying::KEY_GROUP;
     static constexpr uint32_t Q_BYTES = Q_IN_REGISTERS ? 0 : MAX_GROUPS * Q_GROUP,
                               STAGE_BYTES = MAX_GROUPS * KEY_GROUP;
 
@@ -83,10 +76,11 @@ struct DenseDecode {
     };
 
     static_assert(ROWS % 16 == 0 && WARPS % ROW_GROUPS == 0 && WARP_KEYS % 8 == 0 && KEYS <= 64, "");
-    static_assert(KEYS % KEYS_AT_ONCE == 0 && WARP_COLUMNS % 16 == 0, "");
+    static_assert(WARP_COLUMNS % 16 == 0, "");
     static_assert(PLAN_BLOCK % KEYS == 0 && INVARIANT_CHUNK % KEYS == 0, "a piece begins at a block of keys");
 
     const struct dense_decode_params &p;
+    Copying copying;
     unsigned char *shared;
     uint32_t base, q_at, ring_at, p_at;
     float *maxima, *factors; /* [KEY_GROUPS][ROWS], [ROWS] */
@@ -95,8 +89,8 @@ struct DenseDecode {
 
     __device__ DenseDecode(const struct dense_decode_params &params, unsigned char *memory,
                            const Task &shared_task)
-        : p(params), shared(memory), task(shared_task), warp((int)threadIdx.x / 32),
-          lane((int)threadIdx.x % 32)
+        : p(params), copying{params, shared_task}, shared(memory), task(shared_task),
+          warp((int)threadIdx.x / 32), lane((int)threadIdx.x % 32)
     {
         base = shared_address(memory);
         p_at = base + Q_BYTES;
@@ -105,129 +99,6 @@ struct DenseDecode {
                               : base; /* the stage that is filled last */
         maxima = (float *)(memory + Q_BYTES + ROWS * LINE_BYTES + (uint32_t)p.stages * STAGE_BYTES);
         factors = maxima + KEY_GROUPS * ROWS;
-    }
-
-    /* ---- Copies -------------------------------------------------------------------------------- */
-
-    /* A row's share of this thread: a chunk of 16 bytes of every group of 64 columns. Where `valid` is false nothing is
-     * read, and zeros are written. */
-    __device__ __forceinline__ void copy_row(uint32_t to, uint32_t group_bytes, const uint16_t *from,
-                                             bool valid)
-    {
-        if (!p.vectors_aligned) {
-            copy_row_unaligned(to, group_bytes, from, valid ? p.d_qk : 0, p.d_qk);
-            return;
-        }
-        if (!valid) from = p.q;
-#pragma unroll
-        for (int g = 0; g < MAX_GROUPS; g++)
-            if (g < MAX_GROUPS - 1 || p.d_qk == MAX_GROUPS * LINE_ELEMENTS)
-                cp_async_16(to + (uint32_t)g * group_bytes, from + g * LINE_ELEMENTS, valid);
-    }
-
-    /* Rows past the end of the key head are zeros. */
-    __device__ __forceinline__ void copy_q()
-    {
-        for (int pass = 0; pass < Q_PASSES; pass++) {
-            const int row = (int)threadIdx.x / 8 + pass * KEYS_AT_ONCE, chunk = (int)threadIdx.x % 8;
-            if (row >= ROWS) break;
-            const bool valid = task.first_row + row < p.rows;
-            const RowPlace place = row_place(p, valid ? task.first_row + row : 0, task.kv_head);
-            const uint16_t *from = p.q + task.piece.request * p.q_stride[0] + place.token * p.q_stride[1] +
-                                   place.head * p.q_stride[2] + chunk * CHUNK_ELEMENTS;
-            copy_row(q_at + swizzle_128((uint32_t)row, (uint32_t)chunk), Q_GROUP, from, valid);
-        }
-    }
-
-    /* Where this thread's keys of a block are. Fetched a block ahead: a copy that waits for the table waits twice. */
-    struct KeyPlaces {
-        int page[PASSES], slot[PASSES];
-    };
-
-    /* Without branches, so that it can be scheduled among the products. end > 0; keys past it count as the last one. */
-    __device__ __forceinline__ KeyPlaces find_keys(unsigned first_key, int end) const
-    {
-        KeyPlaces places;
-        const int32_t *table = p.block_table + task.piece.request * p.block_table_stride;
-#pragma unroll
-        for (int pass = 0; pass < PASSES; pass++) {
-            const int key = (int)min(first_key + threadIdx.x / 8 + pass * KEYS_AT_ONCE, (unsigned)end - 1);
-            const int index = fast_divide(key, p.page_divisor);
-            const int32_t entry = __ldg(p.block_table ? table + index : p.seqlens);
-            places.page[pass] = p.block_table ? entry : task.piece.request;
-            places.slot[pass] = p.block_table ? key - index * p.page_size : key;
-        }
-        return places;
-    }
-
-    /* A block of keys on its way into a stage: what is left to be issued. Slots past the end of the piece are not read: what
-     * they hold must not reach a product, so zeros stand there. */
-    struct Copies {
-        const uint16_t *from[PASSES];
-        uint32_t to;
-        bool valid[PASSES];
-        bool some;
-    };
-
-    __device__ __forceinline__ Copies prepare_copies(uint32_t stage_at, unsigned first_key, int end,
-                                                     const KeyPlaces &places) const
-    {
-        const unsigned row = threadIdx.x / 8, chunk = threadIdx.x % 8;
-        const uint16_t *keys = p.kv + task.kv_head * p.kv_stride[2] + chunk * CHUNK_ELEMENTS;
-        Copies copies;
-        copies.to = stage_at + swizzle_128(row, chunk);
-        copies.some = first_key < (unsigned)end && p.vectors_aligned;
-#pragma unroll
-        for (int pass = 0; pass < PASSES; pass++) {
-            copies.valid[pass] = first_key + row + pass * KEYS_AT_ONCE < (unsigned)end;
-            copies.from[pass] =
-                keys + places.page[pass] * p.kv_stride[0] + places.slot[pass] * p.kv_stride[1];
-        }
-        return copies;
-    }
-
-    /* The copies begin … end - 1 of MAX_GROUPS × PASSES; d_qk 512 has not the last PASSES. */
-    __device__ __forceinline__ void issue_copies(const Copies &copies, int begin, int end) const
-    {
-#pragma unroll
-        for (int i = begin; i < end; i++) {
-            const int group = i / PASSES, pass = i % PASSES;
-            if (copies.some && (group < MAX_GROUPS - 1 || p.d_qk == MAX_GROUPS * LINE_ELEMENTS))
-                cp_async_16(copies.to + (uint32_t)group * KEY_GROUP +
-                                (uint32_t)(pass * KEYS_AT_ONCE * LINE_BYTES),
-                            copies.from[pass] + group * LINE_ELEMENTS, copies.valid[pass]);
-        }
-    }
-
-    /* The whole block where it cannot be read 16 bytes at a time. */
-    __device__ __forceinline__ void copy_keys_unaligned(uint32_t stage_at, unsigned first_key, int end,
-                                                        const KeyPlaces &places) const
-    {
-        const Copies copies = prepare_copies(stage_at, first_key, end, places);
-        if (p.vectors_aligned || first_key >= (unsigned)end) return;
-#pragma unroll
-        for (int pass = 0; pass < PASSES; pass++)
-            copy_row_unaligned(copies.to + (uint32_t)(pass * KEYS_AT_ONCE * LINE_BYTES), KEY_GROUP,
-                               copies.from[pass], copies.valid[pass] ? p.d_qk : 0, p.d_qk);
-    }
-
-    __device__ __forceinline__ void copy_keys(uint32_t stage_at, unsigned first_key, int end,
-                                              const KeyPlaces &places) const
-    {
-        copy_keys_unaligned(stage_at, first_key, end, places);
-        issue_copies(prepare_copies(stage_at, first_key, end, places), 0, MAX_GROUPS * PASSES);
-    }
-
-    /* Waits until the oldest block of the ring has arrived: stages - 1 are under way. */
-    __device__ __forceinline__ void wait_for_block()
-    {
-        switch (p.stages) {
-        case 2: cp_async_wait<0>(); break;
-        case 3: cp_async_wait<1>(); break;
-        case 4: cp_async_wait<2>(); break;
-        case 5: cp_async_wait<3>(); break;
-        default: cp_async_wait<4>(); break;
-        }
     }
 
     /* ---- The two products ---------------------------------------------------------------------- */
@@ -241,26 +112,26 @@ struct DenseDecode {
     static_assert(KEY_TILES == 1 || KEY_TILES % 2 == 0, "");
 
     /* The columns of a step, for the first split; the second has those 32 further on. */
-    static __device__ __forceinline__ constexpr int step_column(int step)
+    static DEVICE constexpr int step_column(int step)
     {
         return COLUMN_SPLITS == 1 ? step * STEP_COLUMNS : step / 2 * LINE_ELEMENTS + step % 2 * STEP_COLUMNS;
     }
 
     /* Where columns are, in lines of 128 bytes per 64 columns: the swizzle changes bits 5 and 6 alone. */
-    static __device__ __forceinline__ uint32_t column_at(uint32_t line, uint32_t group_bytes, int column)
+    static DEVICE uint32_t column_at(uint32_t line, uint32_t group_bytes, int column)
     {
         return (line + (uint32_t)(column / LINE_ELEMENTS) * group_bytes) ^
                (uint32_t)(column % LINE_ELEMENTS * 2);
     }
 
     /* This warp's part of a line. */
-    __device__ __forceinline__ uint32_t split_at(uint32_t line) const
+    DEVICE uint32_t split_at(uint32_t line) const
     {
         return COLUMN_SPLITS == 1 ? line : line ^ (uint32_t)(warp % 2 * 64);
     }
 
     /* 16 columns of 16 rows. */
-    __device__ __forceinline__ void load_q(uint32_t a[4], int row_group, int column) const
+    DEVICE void load_q(uint32_t a[4], int row_group, int column) const
     {
         const uint32_t line =
             q_at + (uint32_t)(16 * row_group) * LINE_BYTES +
@@ -270,7 +141,7 @@ struct DenseDecode {
 
     /* A step of this warp's keys: the two words of b are the two fragments of k 0-7 and k 8-15 (of the next 16 columns, or
      * of the next 8 keys). */
-    __device__ __forceinline__ void load_k(uint32_t b[K_LOADS][4], uint32_t stage_at, int column) const
+    DEVICE void load_k(uint32_t b[K_LOADS][4], uint32_t stage_at, int column) const
     {
         const uint32_t row = KEY_TILES == 1 ? ldmatrix_row_of_8(lane) : ldmatrix_pair_row(lane);
         const uint32_t chunk = KEY_TILES == 1 ? ldmatrix_chunk_of_4(lane) : ldmatrix_pair_chunk(lane);
@@ -283,8 +154,7 @@ struct DenseDecode {
 
     /* between(step) is called before the products of each step: for what can be done beside them. */
     template <typename Between>
-    __device__ __forceinline__ void score(uint32_t stage_at, const QFragments &q, float s[KEY_TILES][4],
-                                          Between between)
+    DEVICE void score(uint32_t stage_at, const QFragments &q, float s[KEY_TILES][4], Between between)
     {
         const int row_group = warp % ROW_GROUPS, first_group = row_group / COLUMN_SPLITS * COLUMN_SPLITS;
         const bool all_groups = p.d_qk == MAX_GROUPS * LINE_ELEMENTS;
@@ -329,9 +199,7 @@ struct DenseDecode {
                     for (int c = 1; c < CHAINS; c++) sums[m][t][0][e] += sums[m][t][c][e];
         if (COLUMN_SPLITS == 1) {
 #pragma unroll
-            for (int t = 0; t < KEY_TILES; t++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) s[t][e] = sums[0][t][0][e];
+            for (int i = 0; i < 4 * KEY_TILES; i++) s[i / 4][i % 4] = sums[0][i / 4][0][i % 4];
         } else {
             exchange(sums[0], sums[COLUMN_SPLITS - 1], s);
         }
@@ -339,8 +207,8 @@ struct DenseDecode {
 
     /* The two warps of a pair add their halves: this one keeps the row group that is its own, and gives the other. The
      * space is that of P, which holds half of the tiles at a time. */
-    __device__ __forceinline__ void exchange(const float lower[KEY_TILES][CHAINS][4],
-                                             const float upper[KEY_TILES][CHAINS][4], float s[KEY_TILES][4])
+    DEVICE void exchange(const float lower[KEY_TILES][CHAINS][4], const float upper[KEY_TILES][CHAINS][4],
+                         float s[KEY_TILES][4])
     {
         constexpr int TILES_AT_ONCE = KEY_TILES / 2;
         static_assert(COLUMN_SPLITS == 1 || WARPS * TILES_AT_ONCE * 512 <= ROWS * LINE_BYTES, "P has room");
@@ -374,12 +242,12 @@ struct DenseDecode {
     }
 
     /* Of two neighbouring warps. Barrier 0 is __syncthreads. */
-    static __device__ __forceinline__ void pair_barrier(int pair)
+    static DEVICE void pair_barrier(int pair)
     {
         asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory");
     }
 
-    __device__ __forceinline__ void accumulate(uint32_t stage_at, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
+    DEVICE void accumulate(uint32_t stage_at, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
     {
         const uint32_t p_line =
             p_at + swizzle_128((uint32_t)ldmatrix_tile_row(lane), (uint32_t)ldmatrix_tile_chunk(lane));
@@ -431,7 +299,7 @@ struct DenseDecode {
     };
 
     /* The largest score of a row, over the warps that share it. */
-    __device__ __forceinline__ void row_maxima(const float s[KEY_TILES][4], float most[2])
+    DEVICE void row_maxima(const float s[KEY_TILES][4], float most[2])
     {
         const int row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
 #pragma unroll
@@ -439,8 +307,7 @@ struct DenseDecode {
             most[i] = -INFINITY;
 #pragma unroll
             for (int t = 0; t < KEY_TILES; t++) most[i] = fmaxf(most[i], fmaxf(s[t][2 * i], s[t][2 * i + 1]));
-            most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 1));
-            most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 2));
+            most[i] = quad_max(most[i]);
             if (KEY_GROUPS > 1 && lane % 4 == 0) maxima[key_group * ROWS + row + 8 * i] = most[i];
         }
         if (KEY_GROUPS == 1) return;
@@ -452,7 +319,7 @@ struct DenseDecode {
     }
 
     /* Scores (in log2, scaled) to probabilities, left in shared memory with what O is to be multiplied by. */
-    __device__ __forceinline__ void softmax(const float s[KEY_TILES][4], RowState &state)
+    DEVICE void softmax(const float s[KEY_TILES][4], RowState &state)
     {
         const int row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
         float most[2];
@@ -479,7 +346,7 @@ struct DenseDecode {
         }
     }
 
-    __device__ __forceinline__ void rescale(float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
+    DEVICE void rescale(float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
     {
         float factor[ROW_GROUPS][2];
         bool changed = false;
@@ -502,15 +369,13 @@ struct DenseDecode {
     /* ---- The end of a piece -------------------------------------------------------------------- */
 
     /* Rows to `out`, or to the piece's slot. */
-    __device__ __forceinline__ void finish(const RowState &state, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
+    DEVICE void finish(const RowState &state, float o[ROW_GROUPS][2 * COLUMN_PAIRS][4])
     {
         const int my_row = 16 * (warp % ROW_GROUPS) + lane / 4, key_group = warp / ROW_GROUPS;
         float *sums = maxima;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            float sum = state.sum[i];
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
+            const float sum = quad_sum(state.sum[i]);
             if (lane % 4 == 0) sums[key_group * ROWS + my_row + 8 * i] = sum;
         }
         __syncthreads();
@@ -562,26 +427,28 @@ struct DenseDecode {
 
     /* ---- One piece, for one tile ----------------------------------------------------------------- */
 
-    __device__ __forceinline__ void run()
+    DEVICE void run()
     {
         const bool some = task.piece.begin < task.end;
 
-        copy_q();
+        copying.copy_q(q_at);
         if (Q_IN_REGISTERS) cp_async_commit();
-        KeyPlaces places;
-        if (some) places = find_keys((unsigned)task.piece.begin, task.end);
+        typename Copying::KeyPlaces places;
+        if (some) places = copying.find_keys((unsigned)task.piece.begin, task.end);
         for (int i = 0; i < p.stages - 1; i++) {
             /* What is past the end is no copy at all. Keys are unsigned: a block that is ahead may pass 2^31. */
             if (some)
-                copy_keys(ring_at + (uint32_t)i * STAGE_BYTES, (unsigned)(task.piece.begin + i * KEYS),
-                          task.end, places);
+                copying.copy_keys(ring_at + (uint32_t)i * STAGE_BYTES,
+                                  (unsigned)(task.piece.begin + i * KEYS), task.end, places);
             cp_async_commit(); /* groups are counted: an empty one too */
-            if (some) places = find_keys((unsigned)task.piece.begin + (unsigned)(i + 1) * KEYS, task.end);
+            if (some)
+                places = copying.find_keys((unsigned)task.piece.begin + (unsigned)(i + 1) * KEYS, task.end);
         }
 
         QFragments q;
         if (Q_IN_REGISTERS) {
-            wait_for_block(); /* of all groups but stages - 2: Q among those that have arrived, or one block too many */
+            /* Of all groups but stages - 2: Q among those that have arrived, or one block too many. */
+            copying.wait_for_block();
             __syncthreads();
 #pragma unroll
             for (int i = 0; i < 4 * MAX_GROUPS; i++) load_q(q.a[i], 0, 16 * i);
@@ -594,19 +461,19 @@ struct DenseDecode {
             const uint32_t stage_at = ring_at + (uint32_t)stage * STAGE_BYTES;
             const int first_key = (int)key;
             const unsigned ahead = key + (unsigned)(p.stages - 1) * KEYS;
-            wait_for_block();
+            copying.wait_for_block();
             __syncthreads(); /* everyone's copies are there, and everyone is done with the block before */
             const uint32_t free_at = ring_at + (uint32_t)(stage ? stage - 1 : p.stages - 1) * STAGE_BYTES;
-            copy_keys_unaligned(free_at, ahead, task.end, places);
+            copying.copy_keys_unaligned(free_at, ahead, task.end, places);
 
-            Copies copies;
+            typename Copying::Copies copies;
             float s[KEY_TILES][4];
             score(stage_at, q, s, [&](int step) {
-                if (step == 0) copies = prepare_copies(free_at, ahead, task.end, places);
+                if (step == 0) copies = copying.prepare_copies(free_at, ahead, task.end, places);
                 if (step % COPY_STEPS == 0 && step / COPY_STEPS < COPY_BATCHES)
-                    issue_copies(copies, step / COPY_STEPS * COPY_BATCH,
-                                 (step / COPY_STEPS + 1) * COPY_BATCH);
-                if (step == COPY_STEPS * COPY_BATCHES - 1) places = find_keys(ahead + KEYS, task.end);
+                    copying.issue_copies(copies, step / COPY_STEPS * COPY_BATCH,
+                                         (step / COPY_STEPS + 1) * COPY_BATCH);
+                if (step == COPY_STEPS * COPY_BATCHES - 1) places = copying.find_keys(ahead + KEYS, task.end);
             });
             cp_async_commit();
             const bool masked = task.all_see - first_key < KEYS;
@@ -629,12 +496,10 @@ struct DenseDecode {
         finish(state, o);
     }
 
-    __device__ __forceinline__ void scale(float s[KEY_TILES][4], bool masked, int first_key, int end)
+    DEVICE void scale(float s[KEY_TILES][4], bool masked, int first_key, int end)
     {
 #pragma unroll
-        for (int t = 0; t < KEY_TILES; t++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) s[t][e] *= p.scale_log2;
+        for (int i = 0; i < 4 * KEY_TILES; i++) s[i / 4][i % 4] *= p.scale_log2;
         if (!masked) return;
         const int row = 16 * (warp % ROW_GROUPS), key = WARP_KEYS * (warp / ROW_GROUPS);
 #pragma unroll
@@ -654,7 +519,7 @@ static constexpr uint32_t MOST_SHARED = 163 * 1024;
 static constexpr uint32_t MOST_SHARED = 227 * 1024;
 #endif
 
-template <typename Kernel> __device__ __forceinline__ void dense_decode(const struct dense_decode_params &p)
+template <typename Kernel> DEVICE void dense_decode(const struct dense_decode_params &p)
 {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Turn turn; /* not in registers: those are dear */
@@ -672,8 +537,10 @@ template <typename Kernel> __device__ __forceinline__ void dense_decode(const st
 }
 
 #define DENSE_DECODE_KERNEL(NAME, ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS)                 \
-    extern "C" __global__ void __launch_bounds__(32 * (WARPS))                                               \
-        NAME(const __grid_constant__ struct dense_decode_params p)                                           \
-    {                                                                                                        \
-        dense_decode<DenseDecode<ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS>>(p);             \
-    }
+    DEFINE_KERNEL(NAME, dense_decode_params, (32 * (WARPS)),                                                 \
+                  dense_decode<DenseDecode<ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS>>(p))
+
+/* Of a shape of shape.h: with 64 rows pairs of warps split the columns. */
+#define DENSE_DECODE_OF_SHAPE(NAME, ELEMENT, ROWS, KEYS, WARPS, Q_IN_REGISTERS)                              \
+    DENSE_DECODE_KERNEL(NAME##_##ROWS##x##KEYS, ELEMENT, ROWS, KEYS, WARPS, ROWS == 64 ? 2 : 1,              \
+                        Q_IN_REGISTERS)

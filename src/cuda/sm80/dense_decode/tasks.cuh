@@ -14,8 +14,7 @@ struct Turn {
 };
 
 /* By one thread: the next task, with tiles of `rows` rows; false after the last. */
-__device__ __forceinline__ bool next_task(const struct dense_decode_params &p, int rows, Turn &turn,
-                                          Task &task)
+DEVICE bool next_task(const struct dense_decode_params &p, int rows, Turn &turn, Task &task)
 {
     const int tiles_of_head = (p.rows + rows - 1) / rows, tiles = p.h_kv * tiles_of_head;
     const int64_t workers = p.split.partitions ? p.split.num_partitions : (int64_t)p.b * p.split.chunk_lanes;

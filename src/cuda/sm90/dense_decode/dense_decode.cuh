@@ -39,7 +39,7 @@ enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 40, SIDE_REGISTERS 
 
 /* One side; its state from block to block. What differs between the sides is compiled for either (template argument SIDE):
  * there all addresses are constants. What is done once a piece is compiled once: it is code that comes from far. */
-template <typename V> struct Side {
+template <typename V> struct Side : SideThread {
     using Element = typename V::Element;
 
     const struct dense_decode_sm90_params &p;
@@ -51,57 +51,27 @@ template <typename V> struct Side {
     uint32_t own = 0, others = 0,
              pieces = 0; /* blocks of both sides and pieces so far: parities of barriers */
 
-    __device__ __forceinline__ Side(const struct dense_decode_sm90_params &params, Shared &memory)
+    DEVICE Side(const struct dense_decode_sm90_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory))
     {
     }
 
-    /* ---- Who this thread is ---------------------------------------------------------------------- */
-
-    static __device__ __forceinline__ int lane() { return (int)threadIdx.x % 32; }
-
-    static __device__ __forceinline__ int warp() /* of the side */ { return (int)threadIdx.x / 32 % 4; }
-
-    /* The vote tells ptxas that a warp is of one side. */
-    static __device__ __forceinline__ bool is_first_side()
-    {
-        return __all_sync(~0u, threadIdx.x < 2 * WARPGROUP_THREADS);
-    }
-
-    static __device__ __forceinline__ int side() { return (int)(fresh_thread() / WARPGROUP_THREADS) - 1; }
-
-    /* Of the tile: this thread has it, and the one eight on. */
-    static __device__ __forceinline__ int row()
-    {
-        return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0);
-    }
-
     /* Of the piece in hand, in shared memory; every warp has its own. */
-    __device__ __forceinline__ Task &task() const
-    {
-        return shared.task[threadIdx.x / 32 - WARPGROUP_THREADS / 32];
-    }
+    DEVICE Task &task() const { return shared.task[threadIdx.x / 32 - WARPGROUP_THREADS / 32]; }
 
     /* ---- Steps of a block ---------------------------------------------------------------------- */
 
-    /* Until the other side has issued the Q·Kᵀ of the block before: the tensor cores then do that one first, and its
-     * softmax, for which this side waits, begins early. */
-    template <int SIDE> __device__ __forceinline__ void wait_for_turn()
-    {
-        mbarrier_wait(barrier_at(SHARED_AT(base, scored), 1 - SIDE), others & 1);
-    }
-
-    template <int SIDE> __device__ __forceinline__ void score_early(bool follows)
+    template <int SIDE> DEVICE void score_early(bool follows)
     {
         if constexpr (V::ROPE) score_rope<Element, SIDE>(s, q_rope, base, own & 1);
-        if (follows) wait_for_turn<SIDE>();
+        if (follows) wait_for_turn<SIDE>(base, others);
         score_unit<Element, SIDE, Home<SIDE>::FIRST, V::ROPE>(s, base, own & 1);
         score_unit<Element, SIDE, Home<1 - SIDE>::FIRST>(s, base, own & 1);
         if constexpr (V::EARLY_UNITS == 3) score_unit<Element, SIDE, Home<SIDE>::SECOND>(s, base, own & 1);
         wgmma_commit();
     }
 
-    template <int SIDE> __device__ __forceinline__ void score_late()
+    template <int SIDE> DEVICE void score_late()
     {
         if constexpr (V::EARLY_UNITS == 2) score_unit<Element, SIDE, Home<SIDE>::SECOND>(s, base, own & 1);
         score_unit<Element, SIDE, Home<1 - SIDE>::SECOND>(s, base, own & 1);
@@ -109,38 +79,16 @@ template <typename V> struct Side {
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), SIDE));
     }
 
-    /* P of the other side's block is there; its reference may have moved. */
-    template <int SIDE> __device__ __forceinline__ void wait_for_weights()
-    {
-        mbarrier_wait(barrier_at(SHARED_AT(base, p_full), 1 - SIDE), others & 1);
-    }
-
-    template <int SIDE> __device__ __forceinline__ void follow_reference()
+    template <int SIDE> DEVICE void follow_reference()
     {
         if (!__any_sync(~0u, shared.rescaled[1 - SIDE][warp()])) return;
         const float to[2] = {shared.reference[1 - SIDE][row()], shared.reference[1 - SIDE][row() + 8]};
         move_reference(state, to, left, right, p.call.scale_log2);
     }
 
-    template <int SIDE> __device__ __forceinline__ void multiply_others(int add)
-    {
-        hold(left), hold(right);
-        wgmma_fence();
-        multiply_unit<Element, 1 - SIDE>(left, base, Home<SIDE>::FIRST, add);
-        multiply_unit<Element, 1 - SIDE>(right, base, Home<SIDE>::SECOND, add);
-    }
-
-    template <int SIDE> __device__ __forceinline__ void multiply_own(int add)
-    {
-        hold(left), hold(right);
-        wgmma_fence();
-        multiply_unit<Element, SIDE>(left, weights, base, Home<SIDE>::FIRST, add);
-        multiply_unit<Element, SIDE>(right, weights, base, Home<SIDE>::SECOND, add);
-    }
-
     /* Scores that do not count, and keys that must not reach a product. By all warps of the side, between the last product
      * with K and the first with V. */
-    template <int SIDE> __device__ __forceinline__ void mask(int first_key)
+    template <int SIDE> DEVICE void mask(int first_key)
     {
         mask_scores(s, p.call, task(), first_key, row());
         const int end = clamp_int(task().end - first_key, 0, KEYS),
@@ -152,7 +100,7 @@ template <typename V> struct Side {
         barrier_sync(SIDE_BARRIER + SIDE, WARPGROUP_THREADS);
     }
 
-    template <int SIDE> __device__ __forceinline__ void softmax(bool first)
+    template <int SIDE> DEVICE void softmax(bool first)
     {
         float most[2];
         row_maxima(s, most);
@@ -180,17 +128,16 @@ template <typename V> struct Side {
     /* ---- A block, a piece, all pieces ----------------------------------------------------------- */
 
     /* Block k of the piece, this side's. */
-    template <int SIDE>
-    __device__ __forceinline__ void run_block(int k, int blocks, int first_key, int all_see)
+    template <int SIDE> DEVICE void run_block(int k, int blocks, int first_key, int all_see)
     {
         const bool follows = SIDE == 1 || k > 0;
         score_early<SIDE>(follows);
         if (follows) {
-            wait_for_weights<SIDE>();
+            wait_for_weights<SIDE>(base, others);
             wgmma_wait<0>();
             hold(s);
             follow_reference<SIDE>();
-            multiply_others<SIDE>(SIDE == 0 || k > 1);
+            multiply_home<Element, SIDE, 1 - SIDE>(left, right, base, SIDE == 0 || k > 1);
             wgmma_wait<1>();
             release_unit<1 - SIDE>(base, Home<SIDE>::FIRST, lane());
         }
@@ -209,7 +156,7 @@ template <typename V> struct Side {
 
         if (all_see - first_key < KEYS) mask<SIDE>(first_key);
         softmax<SIDE>(k == 0);
-        multiply_own<SIDE>(k > 0);
+        multiply_home<Element, SIDE, SIDE>(left, right, base, k > 0, weights);
         wgmma_wait<1>();
         release_unit<SIDE>(base, Home<SIDE>::FIRST, lane());
         wgmma_wait<0>();
@@ -219,12 +166,13 @@ template <typename V> struct Side {
     }
 
     /* The last block of the piece where it is the other side's. */
-    template <int SIDE> __device__ __forceinline__ void multiply_last(bool add)
+    template <int SIDE> DEVICE void multiply_last(bool add)
     {
-        wait_for_turn<SIDE>(); /* over before P came: so that no phase of a barrier goes by unwaited for */
-        wait_for_weights<SIDE>();
+        wait_for_turn<SIDE>(
+            base, others); /* over before P came: so that no phase of a barrier goes by unwaited for */
+        wait_for_weights<SIDE>(base, others);
         follow_reference<SIDE>();
-        multiply_others<SIDE>(add);
+        multiply_home<Element, SIDE, 1 - SIDE>(left, right, base, add);
         wgmma_wait<0>();
         hold(left), hold(right);
         release_unit<1 - SIDE>(base, Home<SIDE>::FIRST, lane());
@@ -232,7 +180,7 @@ template <typename V> struct Side {
         others++;
     }
 
-    template <int SIDE> __device__ __forceinline__ void run_blocks(int blocks, int begin, int all_see)
+    template <int SIDE> DEVICE void run_blocks(int blocks, int begin, int all_see)
     {
         if (SIDE == 1 && blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
         int first_key = begin + SIDE * KEYS;
@@ -242,7 +190,7 @@ template <typename V> struct Side {
     }
 
     /* Each side has summed its own blocks; both hold the same references by now. */
-    __device__ __forceinline__ void join_sums(int my_side, int my_row)
+    DEVICE void join_sums(int my_side, int my_row)
     {
         float *own_sums = shared.sum[pieces % 2][my_side], *other_sums = shared.sum[pieces % 2][1 - my_side];
 #pragma unroll
@@ -255,7 +203,7 @@ template <typename V> struct Side {
         for (int i = 0; i < 2; i++) state.sum[i] += other_sums[my_row + 8 * i];
     }
 
-    __device__ __forceinline__ void end_piece()
+    DEVICE void end_piece()
     {
         const int my_side = side(), my_row = row();
         const int column = my_side * (D_V / 2), first_row = my_row / 16 * 16; /* of the warp */
@@ -295,7 +243,7 @@ template <typename V> struct Side {
         }
     }
 
-    __device__ __forceinline__ void run_piece(const Work &work)
+    DEVICE void run_piece(const Work &work)
     {
         const int blocks = work.blocks, begin = work.task.piece.begin, all_see = work.task.all_see;
         __syncwarp();
@@ -316,7 +264,7 @@ template <typename V> struct Side {
         pieces++;
     }
 
-    __device__ __forceinline__ void run()
+    DEVICE void run()
     {
 #pragma unroll
         for (int i = 0; i < 64; i++) left[i] = right[i] = 0.0f;
@@ -332,31 +280,27 @@ template <typename V> struct Side {
 
 /* ---- The kernel -------------------------------------------------------------------------------- */
 
-template <typename V>
-__device__ __forceinline__ void prepare(const struct dense_decode_sm90_params &p, Shared &shared)
+template <typename V> DEVICE void prepare(const struct dense_decode_sm90_params &p, Shared &shared)
 {
     constexpr int WARPS_OF_SIDE = WARPGROUP_THREADS / 32;
-    const auto init = [](Barrier &barrier, int arrivals) {
-        mbarrier_init(shared_address(&barrier), arrivals);
-    };
     tma_prefetch_map(&p.keys), tma_prefetch_map(&p.queries);
     if (V::ROPE) tma_prefetch_map(&p.rope);
     for (int side = 0; side < 2; side++) {
         for (int unit = 0; unit < UNITS; unit++) {
-            init(shared.keys_full[side][unit], 1);
-            init(shared.keys_empty[side][unit], WARPS_OF_SIDE); /* of the side whose home the unit is */
+            shared.keys_full[side][unit].init(1);
+            shared.keys_empty[side][unit].init(WARPS_OF_SIDE); /* of the side whose home the unit is */
         }
-        init(shared.rope_full[side], 1), init(shared.rope_empty[side], WARPS_OF_SIDE);
-        init(shared.p_full[side], WARPS_OF_SIDE), init(shared.scored[side], WARPS_OF_SIDE);
+        shared.rope_full[side].init(1), shared.rope_empty[side].init(WARPS_OF_SIDE);
+        shared.p_full[side].init(WARPS_OF_SIDE), shared.scored[side].init(WARPS_OF_SIDE);
     }
     shared.poisoned = shared.second_part = 0;
-    init(shared.keys_asked, 1), init(shared.second_full, 32);
-    init(shared.q_full, 1), init(shared.q_empty, 2 * WARPS_OF_SIDE);
+    shared.keys_asked.init(1), shared.second_full.init(32);
+    shared.q_full.init(1), shared.q_empty.init(2 * WARPS_OF_SIDE);
     mbarrier_fence_init();
     fence_async_shared();
 }
 
-template <typename V> __device__ __forceinline__ void dense_decode(const struct dense_decode_sm90_params &p)
+template <typename V> DEVICE void dense_decode(const struct dense_decode_sm90_params &p)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &shared = *(Shared *)memory;
@@ -380,8 +324,5 @@ template <typename V> __device__ __forceinline__ void dense_decode(const struct 
 }
 
 #define DENSE_DECODE_KERNEL(NAME, ELEMENT, D_QK, SHARED_KEYS)                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                 \
-        NAME(const __grid_constant__ struct dense_decode_sm90_params p)                                      \
-    {                                                                                                        \
-        dense_decode<Variant<ELEMENT, D_QK, SHARED_KEYS>>(p);                                                \
-    }
+    DEFINE_KERNEL(NAME, dense_decode_sm90_params, (THREADS, 1),                                              \
+                  dense_decode<Variant<ELEMENT, D_QK, SHARED_KEYS>>(p))

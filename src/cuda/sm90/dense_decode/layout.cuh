@@ -60,8 +60,8 @@ struct Work {
     Task task;
     int blocks;
 
-    __device__ __forceinline__ Work(const struct dense_decode_sm90_params &p, const PieceList &list, int i,
-                                    int kv_head, int first_row)
+    DEVICE Work(const struct dense_decode_sm90_params &p, const PieceList &list, int i, int kv_head,
+                int first_row)
     {
         int length;
         const Piece piece = list_piece(p.call, list, i, &length);
@@ -74,7 +74,7 @@ struct Work {
 struct Place {
     int worker, kv_head, tile;
 
-    __device__ __forceinline__ explicit Place(const struct dense_decode_sm90_params &p)
+    DEVICE explicit Place(const struct dense_decode_sm90_params &p)
     {
         const int block = fresh_block();
         worker = fast_divide(block, p.tiles_divisor);

@@ -14,7 +14,7 @@
 #include "../sides/products.cuh"
 
 /* Keys from … 63 of a block become zero; by all threads of its side. */
-__device__ __forceinline__ void clear_keys(uint32_t base, int side, int from)
+DEVICE void clear_keys(uint32_t base, int side, int from)
 {
     constexpr int CHUNKS = D_V / CHUNK_ELEMENTS;
 #pragma unroll 1
@@ -25,8 +25,7 @@ __device__ __forceinline__ void clear_keys(uint32_t base, int side, int from)
 }
 
 /* True in the threads of a side that found an infinity or a NaN in the keys from … to - 1 of its block. */
-template <typename Element>
-__device__ __forceinline__ bool not_finite(uint32_t base, int side, int from, int to)
+template <typename Element> DEVICE bool not_finite(uint32_t base, int side, int from, int to)
 {
     constexpr int WORDS = D_V / 2;
     bool found = false;
@@ -39,8 +38,7 @@ __device__ __forceinline__ bool not_finite(uint32_t base, int side, int from, in
 }
 
 /* Is a piece poisoned? Every warp looks for itself, into the cache. */
-template <typename Element>
-__device__ __forceinline__ bool poisoned(const struct dense_decode_params &p, const Task &task)
+template <typename Element> DEVICE bool poisoned(const struct dense_decode_params &p, const Task &task)
 {
     bool found = false;
     for (int key = max(task.piece.begin, task.all_see); key < task.end; key++) {
@@ -52,7 +50,7 @@ __device__ __forceinline__ bool poisoned(const struct dense_decode_params &p, co
 
 /* By the warps of both sides, after the last piece: writes again what the poisoned pieces left. */
 template <typename Element>
-__device__ __forceinline__ void redo_poisoned(const struct dense_decode_sm90_params &p, const Place &place)
+DEVICE void redo_poisoned(const struct dense_decode_sm90_params &p, const Place &place)
 {
     const int warp = (int)(threadIdx.x - WARPGROUP_THREADS) / 32, warps = 2 * WARPGROUP_THREADS / 32;
     const PieceList list = piece_list(p.call, place.worker);

@@ -10,8 +10,7 @@
 #include "../sides/products.cuh"
 
 /* The page of block `block` of a piece; without a table page r belongs to request r. */
-__device__ __forceinline__ int block_page(const struct dense_decode_sm90_params &p, const Task &task,
-                                          int block)
+DEVICE int block_page(const struct dense_decode_sm90_params &p, const Task &task, int block)
 {
     if (!p.call.block_table) return task.piece.request * p.page_step;
     const int index = fast_divide(task.piece.begin + block * KEYS, p.call.page_divisor);
@@ -19,8 +18,7 @@ __device__ __forceinline__ int block_page(const struct dense_decode_sm90_params 
 }
 
 /* Where the block lies in the cache. */
-__device__ __forceinline__ BoxPlace block_place(const struct dense_decode_sm90_params &p, const Task &task,
-                                                int block, int page)
+DEVICE BoxPlace block_place(const struct dense_decode_sm90_params &p, const Task &task, int block, int page)
 {
     const int key = task.piece.begin + block * KEYS;
     const int first = p.call.block_table ? fast_divide(key, p.call.page_divisor) * p.call.page_size : 0;
@@ -28,7 +26,7 @@ __device__ __forceinline__ BoxPlace block_place(const struct dense_decode_sm90_p
 }
 
 /* The same keys, from column group `group` on. */
-__device__ __forceinline__ BoxPlace columns_from(BoxPlace place, int group)
+DEVICE BoxPlace columns_from(BoxPlace place, int group)
 {
     place.z = group;
     return place;
@@ -37,8 +35,7 @@ __device__ __forceinline__ BoxPlace columns_from(BoxPlace place, int group)
 /* Keys that only this block of threads reads leave L2 first: partial results of cut requests then stay there until they are
  * joined, and never wait for memory. */
 template <typename V>
-__device__ __forceinline__ void load_keys(uint32_t to, const struct tensor_map *map, uint32_t barrier,
-                                          BoxPlace at)
+DEVICE void load_keys(uint32_t to, const struct tensor_map *map, uint32_t barrier, BoxPlace at)
 {
     if (V::SHARED_KEYS)
         tma_load(to, map, barrier, at);
@@ -48,8 +45,8 @@ __device__ __forceinline__ void load_keys(uint32_t to, const struct tensor_map *
 
 /* The keys of one block, in the order in which the owner's products take them: those columns first that are freed first. */
 template <typename V>
-__device__ __forceinline__ void load_block(const struct dense_decode_sm90_params &p, uint32_t base, int side,
-                                           uint32_t parity, BoxPlace place)
+DEVICE void load_block(const struct dense_decode_sm90_params &p, uint32_t base, int side, uint32_t parity,
+                       BoxPlace place)
 {
     if constexpr (V::ROPE) {
         const uint32_t full = barrier_at(SHARED_AT(base, rope_full), side);
@@ -69,7 +66,7 @@ __device__ __forceinline__ void load_block(const struct dense_decode_sm90_params
 }
 
 /* Until nobody reads what is where the side's next block would go. */
-template <typename V> __device__ __forceinline__ void wait_for_place(uint32_t base, int side, uint32_t parity)
+template <typename V> DEVICE void wait_for_place(uint32_t base, int side, uint32_t parity)
 {
     if constexpr (V::ROPE) mbarrier_wait_thread(barrier_at(SHARED_AT(base, rope_empty), side), parity ^ 1);
 #pragma unroll
@@ -77,8 +74,7 @@ template <typename V> __device__ __forceinline__ void wait_for_place(uint32_t ba
         mbarrier_wait_thread(barrier_at(SHARED_AT(base, keys_empty), side * UNITS + unit), parity ^ 1);
 }
 
-template <typename V>
-__device__ __forceinline__ void prefetch_block(const struct dense_decode_sm90_params &p, BoxPlace place)
+template <typename V> DEVICE void prefetch_block(const struct dense_decode_sm90_params &p, BoxPlace place)
 {
 #pragma unroll
     for (int unit = 0; unit < UNITS; unit++) tma_prefetch(&p.keys, columns_from(place, 2 * unit));
@@ -87,8 +83,7 @@ __device__ __forceinline__ void prefetch_block(const struct dense_decode_sm90_pa
 
 /* Returns the parities (bit `side`) as they would be for the next block of either side. */
 template <typename V>
-__device__ __forceinline__ uint32_t produce_keys(const struct dense_decode_sm90_params &p, const Place &place,
-                                                 uint32_t base)
+DEVICE uint32_t produce_keys(const struct dense_decode_sm90_params &p, const Place &place, uint32_t base)
 {
     uint32_t parities = 0; /* bit `side`: of the side's blocks so far */
     const PieceList list = piece_list(p.call, place.worker);
@@ -120,8 +115,7 @@ __device__ __forceinline__ uint32_t produce_keys(const struct dense_decode_sm90_
 }
 
 template <typename V>
-__device__ __forceinline__ void produce_queries(const struct dense_decode_sm90_params &p, const Place &place,
-                                                uint32_t base)
+DEVICE void produce_queries(const struct dense_decode_sm90_params &p, const Place &place, uint32_t base)
 {
     const uint32_t full = SHARED_AT(base, q_full);
     const int row = place.tile * ROWS;

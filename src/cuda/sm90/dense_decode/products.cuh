@@ -10,8 +10,7 @@
 #include "../sides/products.cuh"
 
 /* A fragments of Q's rope columns, from memory to registers; rows past the end are zero. `row`: of the key head. */
-__device__ __forceinline__ void load_q_rope(uint32_t (&q)[4][4], const struct dense_decode_params &p,
-                                            const Task &task, int row)
+DEVICE void load_q_rope(uint32_t (&q)[4][4], const struct dense_decode_params &p, const Task &task, int row)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -24,8 +23,7 @@ __device__ __forceinline__ void load_q_rope(uint32_t (&q)[4][4], const struct de
 
 /* S = Q·Kᵀ over the rope columns. */
 template <typename Element, int SIDE>
-__device__ __forceinline__ void score_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t base,
-                                           uint32_t parity)
+DEVICE void score_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t base, uint32_t parity)
 {
     mbarrier_wait(barrier_at(SHARED_AT(base, rope_full), SIDE), parity);
     hold(s);
@@ -35,7 +33,7 @@ __device__ __forceinline__ void score_rope(float (&s)[32], const uint32_t (&q)[4
 
 /* S (+)= Q·Kᵀ over one unit, as soon as it has arrived. */
 template <typename Element, int SIDE, int UNIT, bool ADD = true>
-__device__ __forceinline__ void score_unit(float (&s)[32], uint32_t base, uint32_t parity)
+DEVICE void score_unit(float (&s)[32], uint32_t base, uint32_t parity)
 {
     mbarrier_wait(barrier_at(SHARED_AT(base, keys_full), SIDE * UNITS + UNIT), parity);
     if (!ADD) hold(s);

@@ -9,7 +9,7 @@
 #include "../sides/results.cuh"
 
 /* nvcc makes four stores of a plain one where it stands in a branch of its own. */
-__device__ __forceinline__ void store_global_16(void *to, uint4 words, bool stores)
+DEVICE void store_global_16(void *to, uint4 words, bool stores)
 {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
@@ -20,9 +20,8 @@ __device__ __forceinline__ void store_global_16(void *to, uint4 words, bool stor
 /* 64 columns of the warp's 16 rows to `out`: through the warp's lines of P in shared memory, which nobody reads between two
  * pieces, so that eight lanes write 128 bytes of a row. `offset` and `stores`: of rows lane / 8 + 4 i. */
 template <typename Element, int FIRST, typename Finish>
-__device__ __forceinline__ void store_group(uint16_t *to, const int64_t (&offset)[4], const bool (&stores)[4],
-                                            const float (&o)[64], const Finish &finish, int column,
-                                            uint32_t lines)
+DEVICE void store_group(uint16_t *to, const int64_t (&offset)[4], const bool (&stores)[4],
+                        const float (&o)[64], const Finish &finish, int column, uint32_t lines)
 {
     const uint32_t lane = fresh_thread() % 32;
     stage_group<Element, FIRST>(o, finish, column, lines, lane);
@@ -38,9 +37,9 @@ __device__ __forceinline__ void store_group(uint16_t *to, const int64_t (&offset
 /* The warp's 16 rows from `tile_row` on, 256 columns from `column` on, to `out`. The keys' part of shared memory belongs to the
  * next piece already. `lines`: the warp's, of its side's P. */
 template <typename Element, typename Finish>
-__device__ __forceinline__ void store_out(const struct dense_decode_params &p, const Task &task,
-                                          const float (&left)[64], const float (&right)[64],
-                                          const Finish &finish, int tile_row, int column, uint32_t lines)
+DEVICE void store_out(const struct dense_decode_params &p, const Task &task, const float (&left)[64],
+                      const float (&right)[64], const Finish &finish, int tile_row, int column,
+                      uint32_t lines)
 {
     const int lane = (int)(fresh_thread() % 32), first = task.first_row + tile_row;
     int64_t own[2], offset[4]; /* of the rows whose sums this lane has; of those that it stores */
@@ -62,8 +61,7 @@ __device__ __forceinline__ void store_out(const struct dense_decode_params &p, c
 }
 
 /* 128 columns of one of the thread's rows (half 0 or 1 of the fragment) to a slot. */
-__device__ __forceinline__ void store_row(float *to, bool stores, const float (&o)[64], int half,
-                                          float factor)
+DEVICE void store_row(float *to, bool stores, const float (&o)[64], int half, float factor)
 {
 #pragma unroll
     for (int k = 0; k < 8; k++)
@@ -71,9 +69,8 @@ __device__ __forceinline__ void store_row(float *to, bool stores, const float (&
 }
 
 /* The same rows and columns to the piece's slot. */
-__device__ __forceinline__ void store_slot(const struct dense_decode_params &p, const Task &task,
-                                           const float (&left)[64], const float (&right)[64],
-                                           const float (&factor)[2], int tile_row, int column)
+DEVICE void store_slot(const struct dense_decode_params &p, const Task &task, const float (&left)[64],
+                       const float (&right)[64], const float (&factor)[2], int tile_row, int column)
 {
     const int lane = (int)(fresh_thread() % 32), first = task.first_row + tile_row;
 #pragma unroll
@@ -87,15 +84,15 @@ __device__ __forceinline__ void store_slot(const struct dense_decode_params &p, 
 
 /* The natural lse of a row, given the sum of its weights; -inf if it saw no key: the largest weight of a row that sees one
  * is 2^-8 at least. */
-__device__ __forceinline__ float natural_lse(const struct dense_decode_params &p, float reference, float sum)
+DEVICE float natural_lse(const struct dense_decode_params &p, float reference, float sum)
 {
     return sum == 0.0f ? -INFINITY : fmaf(reference, p.scale_log2, log2f(sum)) * LN_2;
 }
 
 /* Returns what the sink leaves of the row if it is written to `out` (`direct`), else 1; one lane of four stores lse where
  * `stores`. */
-__device__ __forceinline__ float finish_row(const struct dense_decode_params &p, const Task &task,
-                                            bool direct, float lse, int tile_row, bool stores)
+DEVICE float finish_row(const struct dense_decode_params &p, const Task &task, bool direct, float lse,
+                        int tile_row, bool stores)
 {
     const int row = task.first_row + tile_row;
     if (row >= p.rows) return 0.0f;
@@ -106,7 +103,7 @@ __device__ __forceinline__ float finish_row(const struct dense_decode_params &p,
 }
 
 /* A piece without keys; by the 128 threads of one side. */
-__device__ __forceinline__ void store_empty(const struct dense_decode_params &p, const Task &task)
+DEVICE void store_empty(const struct dense_decode_params &p, const Task &task)
 {
     const int thread = (int)(fresh_thread() % WARPGROUP_THREADS);
     constexpr int CHUNKS = D_V / CHUNK_ELEMENTS;

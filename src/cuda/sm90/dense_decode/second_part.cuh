@@ -23,18 +23,18 @@
 /* ---- Marks ------------------------------------------------------------------------------------- */
 
 /* Of the tile in hand: those that this block of threads sets, and those that it reads. */
-__device__ __forceinline__ uint32_t *own_marks(const struct dense_decode_params &p)
+DEVICE uint32_t *own_marks(const struct dense_decode_params &p)
 {
     return p.split.marks + (int64_t)fresh_block() * MARKS_OF_TILE;
 }
 
-__device__ __forceinline__ uint32_t *next_marks(const struct dense_decode_params &p)
+DEVICE uint32_t *next_marks(const struct dense_decode_params &p)
 {
     return own_marks(p) + (int64_t)p.split.tiles * MARKS_OF_TILE;
 }
 
 /* By one warp, the same that looks at them. */
-__device__ __forceinline__ void clear_next_marks(const struct dense_decode_params &p)
+DEVICE void clear_next_marks(const struct dense_decode_params &p)
 {
     const unsigned lane = fresh_thread() % 32;
     if (lane < MARKS_OF_TILE) next_marks(p)[lane] = 0;
@@ -42,7 +42,7 @@ __device__ __forceinline__ void clear_next_marks(const struct dense_decode_param
 }
 
 /* By every warp that has stored its share of a piece; `share`: which, of MARKS_OF_TILE. */
-__device__ __forceinline__ void mark_stored(const struct dense_decode_params &p, int share)
+DEVICE void mark_stored(const struct dense_decode_params &p, int share)
 {
     __syncwarp();
     if (fresh_thread() % 32 == 0)
@@ -52,7 +52,7 @@ __device__ __forceinline__ void mark_stored(const struct dense_decode_params &p,
 
 /* By one warp. Each lane has acquired the mark that it read; the barrier hands that on to the lanes that read what the mark
  * guards, which a vote alone does not. */
-__device__ __forceinline__ bool second_part_is_there(const struct dense_decode_params &p)
+DEVICE bool second_part_is_there(const struct dense_decode_params &p)
 {
     uint32_t mark;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
@@ -64,7 +64,7 @@ __device__ __forceinline__ bool second_part_is_there(const struct dense_decode_p
     return there;
 }
 
-__device__ __forceinline__ void mark_joined(const struct dense_decode_params &p)
+DEVICE void mark_joined(const struct dense_decode_params &p)
 {
     *next_marks(p) = PART_JOINED;
 }
@@ -79,15 +79,15 @@ enum {
 static_assert(ROWS * SECOND_LINE_BYTES <= offsetof(Shared, q), "it lies where keys and rope columns were");
 
 /* Does the block of threads wait for second_full at the end of this piece, its last? */
-__device__ __forceinline__ bool looks_for_second_part(const struct dense_decode_params &p, const Piece &piece)
+DEVICE bool looks_for_second_part(const struct dense_decode_params &p, const Piece &piece)
 {
     return (p.split.marks != NULL) & piece.first_of_two;
 }
 
 /* By one warp that has nothing else to do. */
 template <typename V>
-__device__ __forceinline__ void produce_second_part(const struct dense_decode_sm90_params &p,
-                                                    const Place &place, Shared &shared, uint32_t base)
+DEVICE void produce_second_part(const struct dense_decode_sm90_params &p, const Place &place, Shared &shared,
+                                uint32_t base)
 {
     const int lane = (int)(fresh_thread() % 32);
     const PieceList list = piece_list(p.call, place.worker);
@@ -131,7 +131,7 @@ struct TwoParts {
     float lse, weight[2];
 
     TwoParts() = default;
-    __device__ __forceinline__ TwoParts(float first, float second)
+    DEVICE TwoParts(float first, float second)
     {
         float most = fmaxf(first, second);
         if (most == -INFINITY) most = 0.0f;
@@ -149,8 +149,8 @@ struct WithSecond {
     const float *second[2];         /* in shared memory, of the thread's first columns of the side */
 
     /* `row`: the first of the thread's two; `position`: of its first column; lse and own are of the first part. */
-    __device__ __forceinline__ WithSecond(const Shared &shared, int row, int position, const float (&lse)[2],
-                                          const float (&own)[2])
+    DEVICE WithSecond(const Shared &shared, int row, int position, const float (&lse)[2],
+                      const float (&own)[2])
     {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -160,14 +160,13 @@ struct WithSecond {
         }
     }
 
-    __device__ __forceinline__ float joined(float own, float other, int i) const
+    DEVICE float joined(float own, float other, int i) const
     {
         const float first = fmaf(parts[i].weight[0], own, 0.0f);
         return (parts[i].weight[1] == 0.0f ? first : fmaf(parts[i].weight[1], other, first)) * factor[i];
     }
 
-    template <int FIRST>
-    __device__ __forceinline__ float4 values(const float (&o)[64], int e, int i, int column) const
+    template <int FIRST> DEVICE float4 values(const float (&o)[64], int e, int i, int column) const
     {
         const float4 own = scaled_values(o, e, own_factor[i]),
                      other = *(const float4 *)(second[i] + column + (e - FIRST) / 8 * 16);

@@ -20,8 +20,8 @@ struct RowState {
 };
 
 /* Moves the reference, and with it what was summed relative to the old one. */
-__device__ __forceinline__ void move_reference(RowState &state, const float (&to)[2], float (&left)[64],
-                                               float (&right)[64], float scale_log2)
+DEVICE void move_reference(RowState &state, const float (&to)[2], float (&left)[64], float (&right)[64],
+                           float scale_log2)
 {
     float factor[2];
 #pragma unroll
@@ -33,8 +33,8 @@ __device__ __forceinline__ void move_reference(RowState &state, const float (&to
 }
 
 /* Scores of keys that a row must not see become -inf. */
-__device__ __forceinline__ void mask_scores(float (&s)[32], const struct dense_decode_params &p,
-                                            const Task &task, int first_key, int row)
+DEVICE void mask_scores(float (&s)[32], const struct dense_decode_params &p, const Task &task, int first_key,
+                        int row)
 {
     int limit[2];
 #pragma unroll
@@ -46,8 +46,8 @@ __device__ __forceinline__ void mask_scores(float (&s)[32], const struct dense_d
 
 /* P = exp2((S - reference) · scale): kept as A fragments, and written to shared memory for the other side. */
 template <typename Element>
-__device__ __forceinline__ void exponentials(const float (&s)[32], uint32_t (&a)[4][4], uint32_t p_line,
-                                             float scale_log2, RowState &state)
+DEVICE void exponentials(const float (&s)[32], uint32_t (&a)[4][4], uint32_t p_line, float scale_log2,
+                         RowState &state)
 {
     /* Finite, however large the scale: of a row that saw no key yet -inf + inf would be NaN. */
     const float shift[2] = {fminf(-state.reference[0] * scale_log2, FLT_MAX),

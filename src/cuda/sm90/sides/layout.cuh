@@ -2,11 +2,12 @@
  *
  * The schedule of two sides (dense_decode.cuh draws it): two warpgroups that do the same work on alternate blocks of 64 keys, each
  * with the products of its half of V's columns. What its kernels share: the size of things, and how shared memory is addressed.
- * A kernel's own layout.cuh includes this and declares `struct Shared`, whose members `keys`, `rope`, `q`, `p`, `keys_empty`
- * the other files of this room use.
+ * A kernel's own layout.cuh includes this and declares `struct Shared`, whose members `keys`, `rope`, `q`, `p`, `keys_empty`,
+ * `scored`, `p_full` the other files of this room use.
  */
 #pragma once
 
+#include "../../device/async_copy.cuh"
 #include "../../device/latent.cuh"
 #include "../../device/mbarrier.cuh"
 #include "../../device/warpgroup.cuh"
@@ -24,11 +25,26 @@ template <int SIDE> struct Home {
 
 struct Barrier {
     uint64_t state;
+
+    DEVICE void init(int arrivals) { mbarrier_init(shared_address(this), arrivals); }
+};
+
+/* Who a thread of the sides is. */
+struct SideThread {
+    static DEVICE int lane() { return (int)threadIdx.x % 32; }
+    static DEVICE int warp() /* of the side */ { return (int)threadIdx.x / 32 % 4; }
+    static DEVICE int side() { return (int)(fresh_thread() / WARPGROUP_THREADS) - 1; }
+
+    /* The vote tells ptxas that a warp is of one side. */
+    static DEVICE bool is_first_side() { return __all_sync(~0u, threadIdx.x < 2 * WARPGROUP_THREADS); }
+
+    /* Of the tile: this thread has it, and the one eight on. */
+    static DEVICE int row() { return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0); }
 };
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
 
-__device__ __forceinline__ uint32_t barrier_at(uint32_t first, int index)
+DEVICE uint32_t barrier_at(uint32_t first, int index)
 {
     return first + (uint32_t)index * (uint32_t)sizeof(Barrier);
 }

@@ -4,14 +4,14 @@
  */
 #pragma once
 
-__device__ __forceinline__ uint32_t unit_at(uint32_t base, int side, int unit)
+DEVICE uint32_t unit_at(uint32_t base, int side, int unit)
 {
     return SHARED_AT(base, keys) + (uint32_t)(side * UNITS + unit) * UNIT_BYTES;
 }
 
 /* Of a row of Q, the thread's first or second (i), what the A fragments of its rope columns have; zeros where there is none. `from`: its
  * first rope column. */
-__device__ __forceinline__ void load_rope_row(uint32_t (&q)[4][4], const uint16_t *from, bool some, int i)
+DEVICE void load_rope_row(uint32_t (&q)[4][4], const uint16_t *from, bool some, int i)
 {
     from += 2 * (fresh_thread() % 4);
 #pragma unroll
@@ -23,7 +23,7 @@ __device__ __forceinline__ void load_rope_row(uint32_t (&q)[4][4], const uint16_
 
 /* S = Q·Kᵀ over the rope columns, which of Q are in registers. */
 template <typename Element, int SIDE>
-__device__ __forceinline__ void multiply_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t base)
+DEVICE void multiply_rope(float (&s)[32], const uint32_t (&q)[4][4], uint32_t base)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++)
@@ -32,7 +32,7 @@ __device__ __forceinline__ void multiply_rope(float (&s)[32], const uint32_t (&q
 
 /* S (+)= Q·Kᵀ over one unit. */
 template <typename Element, int SIDE, int UNIT, bool ADD>
-__device__ __forceinline__ void multiply_keys(float (&s)[32], uint32_t base)
+DEVICE void multiply_keys(float (&s)[32], uint32_t base)
 {
 #pragma unroll
     for (int k = 0; k < 8; k++) {
@@ -44,7 +44,7 @@ __device__ __forceinline__ void multiply_keys(float (&s)[32], uint32_t base)
 
 /* O (+)= P·V over one unit of a block of side OWNER: P in shared memory … */
 template <typename Element, int OWNER>
-__device__ __forceinline__ void multiply_unit(float (&o)[64], uint32_t base, int unit, int add)
+DEVICE void multiply_unit(float (&o)[64], uint32_t base, int unit, int add)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++)
@@ -55,8 +55,7 @@ __device__ __forceinline__ void multiply_unit(float (&o)[64], uint32_t base, int
 
 /* … or in registers. */
 template <typename Element, int OWNER>
-__device__ __forceinline__ void multiply_unit(float (&o)[64], const uint32_t (&p)[4][4], uint32_t base,
-                                              int unit, int add)
+DEVICE void multiply_unit(float (&o)[64], const uint32_t (&p)[4][4], uint32_t base, int unit, int add)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++)
@@ -64,8 +63,31 @@ __device__ __forceinline__ void multiply_unit(float (&o)[64], const uint32_t (&p
     wgmma_commit();
 }
 
+/* O (+)= P·V over the home units of SIDE, of a block of side OWNER; `p`: its weights where they are in registers. */
+template <typename Element, int SIDE, int OWNER, typename... P>
+DEVICE void multiply_home(float (&left)[64], float (&right)[64], uint32_t base, int add, const P &...p)
+{
+    hold(left), hold(right);
+    wgmma_fence();
+    multiply_unit<Element, OWNER>(left, p..., base, Home<SIDE>::FIRST, add);
+    multiply_unit<Element, OWNER>(right, p..., base, Home<SIDE>::SECOND, add);
+}
+
+/* Until the other side has issued the Q·Kᵀ of the block before: the tensor cores then do that one first, and its softmax, for
+ * which this side waits, begins early. `others`: how many of its blocks came before. */
+template <int SIDE> DEVICE void wait_for_turn(uint32_t base, uint32_t others)
+{
+    mbarrier_wait(barrier_at(SHARED_AT(base, scored), 1 - SIDE), others & 1);
+}
+
+/* P of the other side's block is there; its reference may have moved. */
+template <int SIDE> DEVICE void wait_for_weights(uint32_t base, uint32_t others)
+{
+    mbarrier_wait(barrier_at(SHARED_AT(base, p_full), 1 - SIDE), others & 1);
+}
+
 /* Gives a unit back to the producer; by every warp of SIDE, when its last product has been waited for. */
-template <int OWNER> __device__ __forceinline__ void release_unit(uint32_t base, int unit, int lane)
+template <int OWNER> DEVICE void release_unit(uint32_t base, int unit, int lane)
 {
     if (lane == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, keys_empty), OWNER * UNITS + unit));
 }

@@ -7,7 +7,7 @@
 #include "../../device/shared.cuh"
 
 /* A row's elements of 16 columns, of which e is the first, multiplied. */
-__device__ __forceinline__ float4 scaled_values(const float (&o)[64], int e, float factor)
+DEVICE float4 scaled_values(const float (&o)[64], int e, float factor)
 {
     return make_float4(o[e] * factor, o[e + 1] * factor, o[e + 4] * factor, o[e + 5] * factor);
 }
@@ -18,8 +18,7 @@ struct Scaled {
 
     /* Of row i of the thread's two what it holds of 16 columns (slot_position): from element e on, in the group of 64 columns
      * that begins at element FIRST, and at `column` of the side's. */
-    template <int FIRST>
-    __device__ __forceinline__ float4 values(const float (&o)[64], int e, int i, int) const
+    template <int FIRST> DEVICE float4 values(const float (&o)[64], int e, int i, int) const
     {
         return scaled_values(o, e, factor[i]);
     }
@@ -27,8 +26,7 @@ struct Scaled {
 
 /* 64 columns of the warp's 16 rows to 16 lines of shared memory. */
 template <typename Element, int FIRST, typename Finish>
-__device__ __forceinline__ void stage_group(const float (&o)[64], const Finish &finish, int column,
-                                            uint32_t lines, uint32_t lane)
+DEVICE void stage_group(const float (&o)[64], const Finish &finish, int column, uint32_t lines, uint32_t lane)
 {
     const uint32_t line = lines + ldmatrix_tile_row((int)lane) * LINE_BYTES;
 #pragma unroll

@@ -11,14 +11,14 @@
 #include "../../device/result.cuh"
 #include "../../device/shared.cuh"
 
-__device__ __forceinline__ void rescale(float (&o)[64], const float factor[2])
+DEVICE void rescale(float (&o)[64], const float factor[2])
 {
 #pragma unroll
     for (int i = 0; i < 64; i++) o[i] *= factor[i / 2 % 2];
 }
 
 /* The largest of this thread's scores of either row, in four chains each. */
-__device__ __forceinline__ void row_maxima(const float (&s)[32], float (&most)[2])
+DEVICE void row_maxima(const float (&s)[32], float (&most)[2])
 {
     float m[8];
 #pragma unroll
@@ -28,13 +28,13 @@ __device__ __forceinline__ void row_maxima(const float (&s)[32], float (&most)[2
 }
 
 /* Where a lane's row of P begins, of its side's P; `warp` of the side. */
-__device__ __forceinline__ uint32_t weights_line(uint32_t p, int warp, int lane)
+DEVICE uint32_t weights_line(uint32_t p, int warp, int lane)
 {
     return p + (uint32_t)(16 * warp + ldmatrix_tile_row(lane)) * LINE_BYTES;
 }
 
 /* The fragment of keys 16 k … 16 k + 15 to the row's line. */
-__device__ __forceinline__ void store_weights(uint32_t line, int k, uint32_t lane, const uint32_t (&a)[4])
+DEVICE void store_weights(uint32_t line, int k, uint32_t lane, const uint32_t (&a)[4])
 {
     store_matrices(line + (((2 * (uint32_t)k + lane / 16) ^ (lane % 8)) * CHUNK_BYTES), a);
 }

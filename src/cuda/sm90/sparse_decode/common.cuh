@@ -11,6 +11,16 @@
 
 enum { KEYS = PLAN_BLOCK /* of a block */, V_TILES = 8 /* of 64 columns */ };
 
+DEVICE int lane()
+{
+    return (int)(fresh_thread() % 32);
+}
+
+DEVICE int warp()
+{
+    return (int)(fresh_thread() / 32);
+}
+
 /* A token is chunks of 64 codes, and 64 bf16 values: of K alone, or, V's last tile, of both. */
 template <enum kv_format FORMAT_> struct Format {
     static constexpr enum kv_format FORMAT = FORMAT_;
@@ -35,7 +45,7 @@ template <enum kv_format FORMAT> struct PrefillFormat : Format<FORMAT> {
 struct Place {
     int worker, token, tile;
 
-    __device__ __forceinline__ explicit Place(const struct sparse_decode_params &p)
+    DEVICE explicit Place(const struct sparse_decode_params &p)
     {
         const int block = fresh_block();
         worker = fast_divide(block, p.tiles_divisor);
@@ -44,8 +54,7 @@ struct Place {
     }
 };
 
-template <typename F>
-__device__ __forceinline__ PieceList pieces_of(const struct sparse_decode_params &p, int worker)
+template <typename F> DEVICE PieceList pieces_of(const struct sparse_decode_params &p, int worker)
 {
     if constexpr (!F::PREFILL) return piece_list(p, (unsigned)worker);
     PieceList list;
@@ -54,7 +63,7 @@ __device__ __forceinline__ PieceList pieces_of(const struct sparse_decode_params
 }
 
 template <typename F>
-__device__ __forceinline__ Piece piece_of(const struct sparse_decode_params &p, const PieceList &list, int i)
+DEVICE Piece piece_of(const struct sparse_decode_params &p, const PieceList &list, int i)
 {
     int length;
     if constexpr (!F::PREFILL) return list_piece(p, list, i, &length);
@@ -65,13 +74,13 @@ __device__ __forceinline__ Piece piece_of(const struct sparse_decode_params &p, 
 
 /* Of piece i of the list. */
 template <typename F>
-__device__ __forceinline__ int request_of(const struct sparse_decode_params &p, const PieceList &list, int i)
+DEVICE int request_of(const struct sparse_decode_params &p, const PieceList &list, int i)
 {
     return F::PREFILL || p.split.partitions ? i : list.request;
 }
 
 /* Every piece has a block, if only one without keys: its result is written all the same. */
-__device__ __forceinline__ int blocks_of(const Piece &piece)
+DEVICE int blocks_of(const Piece &piece)
 {
     return max(1, (int)((unsigned)(piece.end - piece.begin + KEYS - 1) / KEYS));
 }

@@ -24,7 +24,7 @@ static constexpr float MOST_SOFTMAX_SCALE_FOR_ROUNDED = 0.0625f;
 static constexpr uint32_t BF16_TOO_LARGE = 0x4780;
 
 /* Codes c0 … c3 to (c0, c1), (c2, c3); `scale`: in fp16, twice. */
-__device__ __forceinline__ void convert_codes(uint32_t codes, uint32_t scale, uint32_t &low, uint32_t &high)
+DEVICE void convert_codes(uint32_t codes, uint32_t scale, uint32_t &low, uint32_t &high)
 {
     asm("{\n.reg .b16 x, y;\n.reg .b32 a, b;\nmov.b32 {x, y}, %2;\ncvt.rn.f16x2.e4m3x2 a, x;\n"
         "cvt.rn.f16x2.e4m3x2 b, y;\nmul.rn.f16x2 %0, a, %3;\nmul.rn.f16x2 %1, b, %3;\n}"
@@ -33,7 +33,7 @@ __device__ __forceinline__ void convert_codes(uint32_t codes, uint32_t scale, ui
 }
 
 /* The same to bf16, for any scale. */
-__device__ __forceinline__ void convert_codes(uint32_t codes, float scale, uint32_t &low, uint32_t &high)
+DEVICE void convert_codes(uint32_t codes, float scale, uint32_t &low, uint32_t &high)
 {
     uint32_t a, b;
     asm("{\n.reg .b16 x, y;\nmov.b32 {x, y}, %2;\ncvt.rn.f16x2.e4m3x2 %0, x;\ncvt.rn.f16x2.e4m3x2 %1, y;\n}"
@@ -44,21 +44,21 @@ __device__ __forceinline__ void convert_codes(uint32_t codes, float scale, uint3
 }
 
 /* Two bf16 values to what is multiplied. */
-template <typename Element> __device__ __forceinline__ uint32_t convert_bf16x2(uint32_t word)
+template <typename Element> DEVICE uint32_t convert_bf16x2(uint32_t word)
 {
     if constexpr (Element::IS_BF16) return word;
     return Fp16::pack(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
 }
 
 /* The larger magnitudes of two words of bf16 values, with some sign; NaN does not count. */
-__device__ __forceinline__ uint32_t larger_bf16x2(uint32_t a, uint32_t b)
+DEVICE uint32_t larger_bf16x2(uint32_t a, uint32_t b)
 {
     uint32_t larger;
     asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
     return larger;
 }
 
-__device__ __forceinline__ bool too_large_for_fp16(uint32_t word)
+DEVICE bool too_large_for_fp16(uint32_t word)
 {
     return (word & 0x7fffu) >= BF16_TOO_LARGE || (word >> 16 & 0x7fffu) >= BF16_TOO_LARGE;
 }
@@ -67,7 +67,7 @@ __device__ __forceinline__ bool too_large_for_fp16(uint32_t word)
 template <typename F> struct Scales {
     uint32_t word[F::SCALE_WORDS];
 
-    __device__ __forceinline__ void load(uint32_t from)
+    DEVICE void load(uint32_t from)
     {
         const uint4 words = load_shared_16(from);
         word[0] = words.x, word[1] = words.y;
@@ -75,7 +75,7 @@ template <typename F> struct Scales {
     }
 
     /* Does fp16 hold what the codes make with them? */
-    __device__ __forceinline__ bool fit(float softmax_scale) const
+    DEVICE bool fit(float softmax_scale) const
     {
         if constexpr (F::ROPE_IS_V) {
             constexpr uint32_t all = SCALE_CODES * 0x01010101u;
@@ -91,7 +91,7 @@ template <typename F> struct Scales {
     }
 
     /* Of a chunk, for either conversion. */
-    template <typename Element> __device__ __forceinline__ auto of_chunk(int chunk) const
+    template <typename Element> DEVICE auto of_chunk(int chunk) const
     {
         if constexpr (Element::IS_BF16) {
             return F::ROPE_IS_V ? num_from_ue8m0((uint8_t)code_of(chunk)) : __uint_as_float(word_of(chunk));
@@ -102,12 +102,12 @@ template <typename F> struct Scales {
     }
 
   private:
-    __device__ __forceinline__ uint32_t word_of(int chunk) const
+    DEVICE uint32_t word_of(int chunk) const
     {
         return word[chunk / 2 % F::SCALE_WORDS];
     }
 
-    __device__ __forceinline__ uint32_t code_of(int chunk) const /* ue8m0 */
+    DEVICE uint32_t code_of(int chunk) const /* ue8m0 */
     {
         return word[chunk / 4 % F::SCALE_WORDS] >> (8 * (chunk % 4)) & 0xffu;
     }

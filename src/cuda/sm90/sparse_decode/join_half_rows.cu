@@ -16,8 +16,7 @@ template <int VECTORS_> struct HalvesOfLane {
     uint2 values[COUNT][VECTORS];
     float scales[COUNT][VECTORS];
 
-    __device__ __forceinline__ void load_values(const struct join_params &p, int i, int64_t slot_row,
-                                                int position)
+    DEVICE void load_values(const struct join_params &p, int i, int64_t slot_row, int position)
     {
         const uint16_t *from = half_row(p.split, slot_row) + position;
         const float *scale = half_row_scales(p.split, slot_row) + position / HALF_ROW_TILE;
@@ -28,21 +27,17 @@ template <int VECTORS_> struct HalvesOfLane {
         }
     }
 
-    __device__ __forceinline__ float4 value(int i, int v) const
+    DEVICE float4 value(int i, int v) const
     {
         const uint2 x = values[i][v];
         return make_float4(Fp16::to_float((uint16_t)x.x), Fp16::to_float((uint16_t)(x.x >> 16)),
                            Fp16::to_float((uint16_t)x.y), Fp16::to_float((uint16_t)(x.y >> 16)));
     }
-    __device__ __forceinline__ float scale(int i, int v) const
+    DEVICE float scale(int i, int v) const
     {
         return scales[i][v];
     }
 };
 
-JOIN_KERNEL(join_half_rows_bf16, Bf16, HalvesOfLane, 4)
-JOIN_KERNEL(join_half_rows_bf16_halves, Bf16, HalvesOfLane, 2)
-JOIN_KERNEL(join_half_rows_bf16_quarters, Bf16, HalvesOfLane, 1)
-JOIN_KERNEL(join_half_rows_fp16, Fp16, HalvesOfLane, 4)
-JOIN_KERNEL(join_half_rows_fp16_halves, Fp16, HalvesOfLane, 2)
-JOIN_KERNEL(join_half_rows_fp16_quarters, Fp16, HalvesOfLane, 1)
+JOIN_KERNELS(join_half_rows_bf16, Bf16, HalvesOfLane)
+JOIN_KERNELS(join_half_rows_fp16, Fp16, HalvesOfLane)

@@ -21,26 +21,23 @@ template <typename F> struct Keys {
     bool there[2];                    /* a key is; where none is nothing is read */
     uint32_t rope;                    /* where the thread's rope values of the block are that is taken next */
 
-    __device__ __forceinline__ Keys(const struct sparse_decode_params &params, Shared &memory)
+    DEVICE Keys(const struct sparse_decode_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)), rope(SHARED_AT(base, rope))
     {
     }
 
-    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
-    static __device__ __forceinline__ int warp() { return (int)(fresh_thread() / 32); }
-
     /* Of a block, the thread's keys 0 and 1. */
-    static __device__ __forceinline__ int key(int i)
+    static DEVICE int key(int i)
     {
         const unsigned thread =
             fresh_thread(); /* unsigned: halves the instructions; as wgmma_d_row(thread, 2 * i) */
         return (int)(16 * (thread / 32) + thread % 32 / 4) + 8 * i;
     }
 
-    __device__ __forceinline__ Shared::Ahead &ahead() { return shared.ahead[warp()]; }
+    DEVICE Shared::Ahead &ahead() { return shared.ahead[warp()]; }
 
     /* Of the list: the piece whose indices are loaded next. FP8_584's kernel has no register for it. */
-    __device__ __forceinline__ int next_piece()
+    DEVICE int next_piece()
     {
         if constexpr (F::ROPE_IS_V)
             return ahead().next_piece;
@@ -48,7 +45,7 @@ template <typename F> struct Keys {
             return own_next_piece;
     }
 
-    __device__ __forceinline__ void set_next_piece(int which)
+    DEVICE void set_next_piece(int which)
     {
         if constexpr (!F::ROPE_IS_V) {
             own_next_piece = which;
@@ -59,7 +56,7 @@ template <typename F> struct Keys {
         __syncwarp();
     }
 
-    __device__ __forceinline__ void enter_piece(int which)
+    DEVICE void enter_piece(int which)
     {
         const Piece piece = piece_of<F>(p, shared.list, which);
         const ListEnds ends = list_ends(p, piece.request);
@@ -79,7 +76,7 @@ template <typename F> struct Keys {
     }
 
     /* A block begins at a multiple of 64 of the list, so that its entries are of one cache. */
-    __device__ __forceinline__ void load_indices()
+    DEVICE void load_indices()
     {
         index[0] = index[1] = -1;
         if (__any_sync(~0u, over)) return;
@@ -100,12 +97,12 @@ template <typename F> struct Keys {
         }
     }
 
-    __device__ __forceinline__ uint32_t read_of_extra()
+    DEVICE uint32_t read_of_extra()
     {
         return load_shared_4(shared_address(&ahead().of_extra));
     }
 
-    __device__ __forceinline__ void take_indices(uint32_t of_extra)
+    DEVICE void take_indices(uint32_t of_extra)
     {
         const struct sparse_cache_params &cache = p.cache[of_extra];
         KeyPlace place[2];
@@ -118,38 +115,38 @@ template <typename F> struct Keys {
         scales = lane() % 2 ? place[1].scales : place[0].scales;
     }
 
-    __device__ __forceinline__ uint32_t raw_at(int c, int i) const
+    DEVICE uint32_t raw_at(int c, int i) const
     {
         return SHARED_AT(base, raw) + (uint32_t)((c * 2 + i) * WARPGROUP_THREADS + (int)threadIdx.x) * 16;
     }
 
-    __device__ __forceinline__ uint32_t rope_at(uint32_t rope_base, int i, int half) const
+    DEVICE uint32_t rope_at(uint32_t rope_base, int i, int half) const
     {
         return rope_base + (uint32_t)((i * 2 + half) * WARPGROUP_THREADS + (int)threadIdx.x) * 16;
     }
 
     /* Where the rope values of the block after that go: V takes them last, when the next ones are under way. */
-    __device__ __forceinline__ uint32_t next_rope() const
+    DEVICE uint32_t next_rope() const
     {
         static_assert(sizeof(Shared::rope) == TILE_BYTES, "");
         return F::ROPE_IS_V ? SHARED_AT(base, rope) + SHARED_AT(base, q[V_TILES]) - rope : rope;
     }
 
-    __device__ __forceinline__ uint32_t scales_at(int i) const
+    DEVICE uint32_t scales_at(int i) const
     {
         return SHARED_AT(base, scale) + (uint32_t)key(i) * 16;
     }
 
     /* ---- Asking: a group of cp.async each, nine a block, always in the same order -------------------- */
 
-    __device__ __forceinline__ void ask_codes(int c)
+    DEVICE void ask_codes(int c)
     {
 #pragma unroll
         for (int i = 0; i < 2; i++) cp_async_16(raw_at(c, i), token[i] + LINE_ELEMENTS * c, there[i]);
         cp_async_commit();
     }
 
-    __device__ __forceinline__ void copy_rope(uint32_t to)
+    DEVICE void copy_rope(uint32_t to)
     {
 #pragma unroll
         for (int i = 0; i < 2; i++)
@@ -161,7 +158,7 @@ template <typename F> struct Keys {
                             there[i]);
     }
 
-    __device__ __forceinline__ void copy_scales()
+    DEVICE void copy_scales()
     {
         const int i = lane() % 4;
         const bool valid = i ? there[1] : there[0];
@@ -172,14 +169,14 @@ template <typename F> struct Keys {
             cp_async_16(scales_at(i), scales, valid);
     }
 
-    __device__ __forceinline__ void ask_first(uint32_t rope_to)
+    DEVICE void ask_first(uint32_t rope_to)
     {
         copy_rope(rope_to);
         copy_scales();
         cp_async_commit();
     }
 
-    __device__ __forceinline__ void ask_chunk(int c)
+    DEVICE void ask_chunk(int c)
     {
         if (c < F::CODE_CHUNKS)
             ask_codes(c);
@@ -187,7 +184,7 @@ template <typename F> struct Keys {
             cp_async_commit(); /* of nothing */
     }
 
-    __device__ __forceinline__ void begin()
+    DEVICE void begin()
     {
         set_next_piece(shared.list.first), over = false;
         enter_piece(shared.list.first);

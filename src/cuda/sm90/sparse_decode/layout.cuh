@@ -46,6 +46,17 @@ static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
 
+/* Of the sums' warps: which half of the columns a thread has, and the first of its two rows. */
+DEVICE int side()
+{
+    return (int)(fresh_thread() / WARPGROUP_THREADS) - 1;
+}
+
+DEVICE int row()
+{
+    return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0);
+}
+
 enum { SCORES_BARRIER = 1 /* of the scores' warps */ };
 
 /* Of every 64 columns lane t of four has 16 neighbours, four of them (c0 … c3, a word of codes) in each step of 16 of a
@@ -59,7 +70,7 @@ enum {
 };
 
 /* By 128 threads: is `mine` true in any of them? */
-__device__ __forceinline__ bool any_of_scores(bool mine)
+DEVICE bool any_of_scores(bool mine)
 {
     uint32_t any;
     asm volatile(

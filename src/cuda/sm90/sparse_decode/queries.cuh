@@ -7,8 +7,7 @@
 #include "convert.cuh"
 #include "layout.cuh"
 
-__device__ __forceinline__ const uint16_t *first_query(const struct sparse_decode_params &p, int request,
-                                                       const Place &place)
+DEVICE const uint16_t *first_query(const struct sparse_decode_params &p, int request, const Place &place)
 {
     return p.q + request * p.q_stride[0] + place.token * p.q_stride[1] +
            (int64_t)(place.tile * HEADS) * p.q_stride[2];
@@ -19,13 +18,13 @@ __device__ __forceinline__ const uint16_t *first_query(const struct sparse_decod
 struct QueryLanes {
     int head, piece;
 
-    __device__ __forceinline__ explicit QueryLanes(int warp)
+    DEVICE explicit QueryLanes(int warp)
         : head(4 * warp + (int)fresh_thread() % 32 / 8), piece((int)fresh_thread() % 8)
     {
     }
 
     /* To the head's line of a tile; `halves`: in the order of FP8_656's rope values. */
-    __device__ __forceinline__ void store(uint32_t line, const uint4 &x, bool halves) const
+    DEVICE void store(uint32_t line, const uint4 &x, bool halves) const
     {
         const int lane = halves ? piece % 4 : piece / 2, half = halves ? piece / 4 : piece % 2;
         const uint32_t chunk = (4 * (uint32_t)half) ^ (head & 7u), to = line + 4 * (uint32_t)lane;
@@ -41,8 +40,7 @@ struct QueryLanes {
 enum { LOADING_THREADS = 2 * WARPGROUP_THREADS, PREFETCH_BLOCKS = 4 };
 
 /* To L2. Early enough to come, and late enough to be there still: keys pass through L2 all the time. */
-template <typename F>
-__device__ __forceinline__ void prefetch_queries(const struct sparse_decode_params &p, int request)
+template <typename F> DEVICE void prefetch_queries(const struct sparse_decode_params &p, int request)
 {
     const Place place(p);
     const char *from = (const char *)first_query(p, request, place);
@@ -59,8 +57,8 @@ enum { ROUNDS = 2, HEADS_APART = HEADS / ROUNDS };
 /* What a thread has of a tile to shared memory, as fp16, of the rope values as it is. most: the larger of what it was and the
  * magnitudes that became fp16. */
 template <typename F, bool ROPE>
-__device__ __forceinline__ void store_queries(const QueryLanes &lanes, uint32_t base, int tile,
-                                              uint4 (&words)[ROUNDS], uint32_t &most)
+DEVICE void store_queries(const QueryLanes &lanes, uint32_t base, int tile, uint4 (&words)[ROUNDS],
+                          uint32_t &most)
 {
 #pragma unroll
     for (int i = 0; i < ROUNDS; i++) {
@@ -77,7 +75,7 @@ __device__ __forceinline__ void store_queries(const QueryLanes &lanes, uint32_t 
     }
 }
 
-__device__ __forceinline__ void queries_are_there(uint32_t base)
+DEVICE void queries_are_there(uint32_t base)
 {
     fence_async_shared();
     __syncwarp();
@@ -86,8 +84,8 @@ __device__ __forceinline__ void queries_are_there(uint32_t base)
 
 /* Of the first piece: all tiles are under way together, in registers that O has no use for yet. */
 template <typename F>
-__device__ __forceinline__ void load_first_queries(const struct sparse_decode_params &p, int request,
-                                                   Shared &shared, uint32_t base)
+DEVICE void load_first_queries(const struct sparse_decode_params &p, int request, Shared &shared,
+                               uint32_t base)
 {
     const Place place(p);
     const QueryLanes lanes((int)fresh_thread() / 32 - WARPGROUP_THREADS / 32);
@@ -115,8 +113,8 @@ __device__ __forceinline__ void load_first_queries(const struct sparse_decode_pa
 
 /* Of the next piece: a group of tiles as soon as the scores' warps need it no more. `count`: of the piece. */
 template <typename F, typename Request>
-__device__ __forceinline__ void load_queries(const struct sparse_decode_params &p, const Request &request,
-                                             Shared &shared, uint32_t base, uint32_t count)
+DEVICE void load_queries(const struct sparse_decode_params &p, const Request &request, Shared &shared,
+                         uint32_t base, uint32_t count)
 {
 #pragma unroll 1
     for (int group = 0; group < Q_GROUPS; group++) {
@@ -153,8 +151,7 @@ __device__ __forceinline__ void load_queries(const struct sparse_decode_params &
 
 /* Of a piece whose queries are there as fp16; rare, so that it need not be fast. */
 template <typename F>
-__device__ __forceinline__ void reload_queries(const struct sparse_decode_params &p, int request,
-                                               uint32_t base)
+DEVICE void reload_queries(const struct sparse_decode_params &p, int request, uint32_t base)
 {
     enum { HEADS_APART = 16 };
     const Place place(p);

@@ -15,22 +15,16 @@ template <typename F> struct Sums {
     const uint32_t base;
     float o[128];
 
-    __device__ __forceinline__ Sums(const struct sparse_decode_params &params, Shared &memory)
+    DEVICE Sums(const struct sparse_decode_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory))
     {
     }
 
-    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
-    static __device__ __forceinline__ int side() { return (int)(fresh_thread() / WARPGROUP_THREADS) - 1; }
-    static __device__ __forceinline__ int row()
-    {
-        return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0);
-    }
-    __device__ __forceinline__ Piece &piece() const { return shared.piece[fresh_thread() / 32 - 4]; }
+    DEVICE Piece &piece() const { return shared.piece[fresh_thread() / 32 - 4]; }
 
     /* The tensor cores have nothing to do during a softmax, so the second warpgroup keeps its product for that of the block
      * after, until the products of those scores are done (`late`). */
-    __device__ __forceinline__ void add_block(uint32_t count, uint32_t half, bool first, bool late)
+    DEVICE void add_block(uint32_t count, uint32_t half, bool first, bool late)
     {
         const uint32_t buffer = count & 1;
         mbarrier_wait(SHARED_AT(base, full) + 8 * buffer, count >> 1 & 1);
@@ -49,8 +43,7 @@ template <typename F> struct Sums {
         if (lane() == 0) mbarrier_arrive(SHARED_AT(base, empty) + 8 * half);
     }
 
-    template <typename Element>
-    __device__ __forceinline__ void multiply(uint32_t buffer, uint32_t half, bool first)
+    template <typename Element> DEVICE void multiply(uint32_t buffer, uint32_t half, bool first)
     {
         const uint32_t v = SHARED_AT(base, v) + half * HALF_BYTES;
         hold(o);
@@ -66,7 +59,7 @@ template <typename F> struct Sums {
 
     /* Columns 4 s … 4 s + 3 of the thread's 16 of tile c of the side, of row i of its two. `empty`: it saw no key, and
      * is 0 whatever weights of 0 made of V. */
-    __device__ __forceinline__ float4 values(int c, int s, int i, float factor, bool empty) const
+    DEVICE float4 values(int c, int s, int i, float factor, bool empty) const
     {
         const float *low = o + 32 * c + 8 * s + 2 * i, *high = low + 4;
         return empty ? make_float4(0.0f, 0.0f, 0.0f, 0.0f)
@@ -84,20 +77,19 @@ template <typename F> struct Sums {
 
     /* first: the first row's columns of the side; `rows`: how many there are from this row on, of the lane's row and its
      * partner's. */
-    static __device__ __forceinline__ LinePair line_pair(uint16_t *first, int64_t row_elements, int rows)
+    static DEVICE LinePair line_pair(uint16_t *first, int64_t row_elements, int rows)
     {
         uint16_t *const own = first + 2 * CHUNK_ELEMENTS * (lane() % 4) + (odd_row() ? CHUNK_ELEMENTS : 0);
         return {{(char *)own, (char *)(own + row_elements)}, {rows > 0, rows > 1}};
     }
 
-    static __device__ __forceinline__ bool odd_row()
+    static DEVICE bool odd_row()
     {
         return lane() & 4;
     }
 
     /* x and y stand next to each other. */
-    static __device__ __forceinline__ void store_lines(const LinePair &lines, int at, const uint4 &x,
-                                                       const uint4 &y)
+    static DEVICE void store_lines(const LinePair &lines, int at, const uint4 &x, const uint4 &y)
     {
         const bool odd = odd_row();
         const uint4 send = odd ? x : y;
@@ -108,7 +100,7 @@ template <typename F> struct Sums {
         if (lines.there[1]) *(uint4 *)(lines.to[1] + at) = odd ? y : got;
     }
 
-    __device__ __forceinline__ float most_of_tile(int c, int i) const
+    DEVICE float most_of_tile(int c, int i) const
     {
         float most = 0.0f;
 #pragma unroll
@@ -119,8 +111,7 @@ template <typename F> struct Sums {
 
     /* `scales`: of a slot's row, the side's; of no use otherwise, or where the row is of no head. */
     template <typename Stored, bool SLOT>
-    __device__ __forceinline__ void store_row(const LinePair &lines, float *scales, int i, float factor,
-                                              bool empty) const
+    DEVICE void store_row(const LinePair &lines, float *scales, int i, float factor, bool empty) const
     {
         float down = 0.0f; /* of the lane's of four tiles */
 #pragma unroll
@@ -144,7 +135,7 @@ template <typename F> struct Sums {
     }
 
     /* `most`: of prefill. */
-    __device__ __forceinline__ void store_largest(int token, int head, float most) const
+    DEVICE void store_largest(int token, int head, float most) const
     {
         const struct sparse_prefill_fp8_params &call = (const struct sparse_prefill_fp8_params &)p;
         if (call.max_logits)
@@ -152,7 +143,7 @@ template <typename F> struct Sums {
     }
 
     /* All lanes, also those of heads that are none. */
-    __device__ __forceinline__ void end_row(int i, float sum, float below, float most) const
+    DEVICE void end_row(int i, float sum, float below, float most) const
     {
         const Place place(p);
         const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
@@ -178,7 +169,7 @@ template <typename F> struct Sums {
         }
     }
 
-    __device__ __forceinline__ void end_piece(uint32_t parity)
+    DEVICE void end_piece(uint32_t parity)
     {
         mbarrier_wait(SHARED_AT(base, sum_full), parity);
         float sum[2], below[2];
@@ -194,7 +185,7 @@ template <typename F> struct Sums {
         __syncwarp();
     }
 
-    __device__ __forceinline__ int begin_piece(int i)
+    DEVICE int begin_piece(int i)
     {
         const Piece now = piece_of<F>(p, shared.list, i);
         if (lane() == 0) piece() = now;
@@ -204,7 +195,7 @@ template <typename F> struct Sums {
 
     /* Votes: as in Scores. The queries of the next piece go to L2 some blocks before the end of a piece, and to shared memory
      * beside the scores of its last block: the product before that is not kept. */
-    __device__ __forceinline__ void run()
+    DEVICE void run()
     {
         uint32_t count = 0, pieces = 1 /* whose queries have been asked for */, half = (uint32_t)side();
         if (__any_sync(~0u, shared.list.first > shared.list.last)) return;

@@ -21,17 +21,14 @@ template <typename F> struct Scores {
     uint32_t half, half_parity; /* of V: the next one to fill */
     bool next_fits;             /* fp16 holds the keys of the block that comes next */
 
-    __device__ __forceinline__ Scores(const struct sparse_decode_params &params, Shared &memory)
+    DEVICE Scores(const struct sparse_decode_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)), keys(params, memory),
           softmax(params, memory), half(0), half_parity(0)
     {
     }
 
-    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
-    static __device__ __forceinline__ int warp() { return (int)(fresh_thread() / 32); }
-
     /* Chunk c of this block, from shared memory. */
-    __device__ __forceinline__ void take_chunk(int c)
+    DEVICE void take_chunk(int c)
     {
 #pragma unroll
         for (int i = 0; i < 2; i++)
@@ -39,7 +36,7 @@ template <typename F> struct Scores {
         if (F::ROPE_IS_V && c == F::ROPE_TILE) take_rope();
     }
 
-    __device__ __forceinline__ void take_rope()
+    DEVICE void take_rope()
     {
 #pragma unroll
         for (int i = 0; i < 2; i++)
@@ -49,7 +46,7 @@ template <typename F> struct Scores {
 
     /* Scales and rope values of the block that is asked for; whether fp16 holds all that the thread has seen and V needs. Where
      * the keys of the one after it are. */
-    __device__ __forceinline__ bool take_first(uint32_t of_extra)
+    DEVICE bool take_first(uint32_t of_extra)
     {
         cp_async_wait<V_TILES>();
         __syncwarp();
@@ -75,7 +72,7 @@ template <typename F> struct Scores {
                           larger_bf16x2(larger_bf16x2(most[0], most[1]), larger_bf16x2(most[2], most[3])));
     }
 
-    template <typename Element> __device__ __forceinline__ void rope_fragments(uint32_t (&f)[4][4]) const
+    template <typename Element> DEVICE void rope_fragments(uint32_t (&f)[4][4]) const
     {
 #pragma unroll
         for (int i = 0; i < 2; i++)
@@ -88,8 +85,7 @@ template <typename F> struct Scores {
             }
     }
 
-    template <typename Element>
-    __device__ __forceinline__ void code_fragments(int c, uint32_t (&f)[4][4]) const
+    template <typename Element> DEVICE void code_fragments(int c, uint32_t (&f)[4][4]) const
     {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -100,8 +96,7 @@ template <typename F> struct Scores {
         }
     }
 
-    template <typename Element>
-    __device__ __forceinline__ void multiply_chunk(const uint32_t (&f)[4][4], int tile, bool first)
+    template <typename Element> DEVICE void multiply_chunk(const uint32_t (&f)[4][4], int tile, bool first)
     {
         const uint64_t q = wgmma_lines(SHARED_AT(base, q), 0);
         wgmma_fence();
@@ -114,7 +109,7 @@ template <typename F> struct Scores {
 
     /* S^T of a block, whose scales and rope values are taken, and V stored; the next block's raw keys asked for, and those
      * taken; whether fp16 holds that one, as far as the thread has seen. */
-    template <typename Element> __device__ __forceinline__ bool score_block(bool last)
+    template <typename Element> DEVICE bool score_block(bool last)
     {
         cp_async_wait<5>(); /* chunks 0 to 2; from here on always the oldest but six */
         take_chunk(0), take_chunk(1), take_chunk(2);
@@ -167,13 +162,13 @@ template <typename F> struct Scores {
     }
 
     /* The sums' warps may load a group of the next piece's. */
-    __device__ __forceinline__ void free_queries(int group, bool last)
+    DEVICE void free_queries(int group, bool last)
     {
         if (last && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_free) + 8 * (uint32_t)group);
     }
 
     /* Scores of keys that are none do not count. */
-    __device__ __forceinline__ void mask()
+    DEVICE void mask()
     {
         if (__all_sync(~0u, valid[0] & valid[1])) return;
 #pragma unroll
@@ -183,21 +178,21 @@ template <typename F> struct Scores {
                 for (int j = 0; j < 8; j++) s[4 * j + 2 * i] = s[4 * j + 2 * i + 1] = -INFINITY;
     }
 
-    template <typename Element> __device__ __forceinline__ void add_block(uint32_t buffer, bool last)
+    template <typename Element> DEVICE void add_block(uint32_t buffer, bool last)
     {
         const bool fits = score_block<Element>(last);
         mask();
         next_fits = !softmax.template block<Element>(s, buffer, !fits);
     }
 
-    __device__ __forceinline__ int blocks_of_piece(int i) const
+    DEVICE int blocks_of_piece(int i) const
     {
         return blocks_of(piece_of<F>(p, shared.list, i));
     }
 
     /* A piece is multiplied in fp16 until a block comes that this does not hold, from there on in bf16. The votes tell ptxas
      * that a warp stays together: it then keeps matrix descriptors in uniform registers. */
-    __device__ __forceinline__ void run()
+    DEVICE void run()
     {
         __align__(16) float kept[F::PREFILL ? 16 : 1];
         if constexpr (F::PREFILL) softmax.kept = (uint32_t)__cvta_generic_to_local(kept);

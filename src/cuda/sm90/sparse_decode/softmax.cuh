@@ -24,16 +24,14 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
         kept; /* PREFILL: local memory for the largest scores of the thread's heads: there are no registers left */
     bool careful; /* PREFILL: some reference is beyond CAREFUL_REFERENCE */
 
-    __device__ __forceinline__ Softmax(const struct sparse_decode_params &params, Shared &memory)
+    DEVICE Softmax(const struct sparse_decode_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory))
     {
     }
 
-    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
-    static __device__ __forceinline__ int warp() { return (int)(fresh_thread() / 32); }
-    static __device__ __forceinline__ int head(int h) { return 8 * (h / 2) + 2 * (lane() % 4) + h % 2; }
+    static DEVICE int head(int h) { return 8 * (h / 2) + 2 * (lane() % 4) + h % 2; }
 
-    __device__ __forceinline__ void begin()
+    DEVICE void begin()
     {
 #pragma unroll
         for (int h = 0; h < 16; h++) sums[h] = 0.0f, below[h] = -LEAST_REFERENCE;
@@ -46,8 +44,7 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
 
     /* Of what eight lanes have for 16 heads, what all of them make of heads pair() and pair() + 1. A lane hands over half of what
      * it has and takes half of the other's, so that 14 values are exchanged. */
-    template <typename Join>
-    static __device__ __forceinline__ float2 join_lanes(const float (&x)[16], const Join &join)
+    template <typename Join> static DEVICE float2 join_lanes(const float (&x)[16], const Join &join)
     {
         const int own = lane();
         float eight[8], four[4], two[2];
@@ -61,24 +58,24 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
     }
 
     template <int LANES, typename Join>
-    static __device__ __forceinline__ float join_halves(float low, float high, int own, const Join &join)
+    static DEVICE float join_halves(float low, float high, int own, const Join &join)
     {
         const float other = __shfl_xor_sync(~0u, own & LANES ? low : high, LANES);
         return join(own & LANES ? high : low, other);
     }
 
-    static __device__ __forceinline__ int pair()
+    static DEVICE int pair()
     {
         const int own = lane();
         return head(2 * ((own & 4) + (own & 8) / 4 + (own & 16) / 16));
     }
 
-    static __device__ __forceinline__ float larger_of_two_keys(const float (&s)[32], int h)
+    static DEVICE float larger_of_two_keys(const float (&s)[32], int h)
     {
         return fmaxf(s[4 * (h / 2) + h % 2], s[4 * (h / 2) + 2 + h % 2]);
     }
 
-    __device__ __forceinline__ void load_largest(float (&largest)[16]) const
+    DEVICE void load_largest(float (&largest)[16]) const
     {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -88,7 +85,7 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
         }
     }
 
-    __device__ __forceinline__ void keep_largest(const float (&s)[32], float scale) const
+    DEVICE void keep_largest(const float (&s)[32], float scale) const
     {
         float4 next = load_local_16(kept);
 #pragma unroll
@@ -103,7 +100,7 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
         }
     }
 
-    __device__ __forceinline__ void move_references(const float (&s)[32], float scale, uint32_t buffer)
+    DEVICE void move_references(const float (&s)[32], float scale, uint32_t buffer)
     {
         float4 *most = (float4 *)shared.p[buffer]; /* [head], of the four warps; free until P goes there */
         float m[16];
@@ -129,8 +126,7 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
 
     /* Weights of a block to P; tells the other warpgroups that P and V are there. What `mine` is asked of all threads for
      * comes with a vote that is taken anyway: is it true in any of them? */
-    template <typename Element>
-    __device__ __forceinline__ bool block(float (&s)[32], uint32_t buffer, bool mine)
+    template <typename Element> DEVICE bool block(float (&s)[32], uint32_t buffer, bool mine)
     {
         float scale = p.scale_log2;
         if (PREFILL && careful) scale_scores(s, scale), scale = 1.0f;
@@ -177,7 +173,7 @@ template <typename Shared, bool PREFILL = false> struct Softmax {
 
     /* The sums of the piece and its references to the other warpgroups. `parts`: free memory of [warps, HEADS], of prefill twice,
      * which the first warp alone reads, and before it writes keys there: the others go on; `parity`: of the piece. */
-    __device__ __forceinline__ void end(float (*parts)[HEADS], uint32_t parity)
+    DEVICE void end(float (*parts)[HEADS], uint32_t parity)
     {
         static_assert((PREFILL ? 2 : 1) * WARPS * HEADS * sizeof(float) <= 16 * LINE_BYTES,
                       "its own 16 lines of keys");

@@ -40,7 +40,7 @@
 
 enum { THREADS = 3 * WARPGROUP_THREADS, SUM_REGISTERS = 168 /* of 168 that all begin with */ };
 
-__device__ __forceinline__ void prepare(uint32_t base)
+DEVICE void prepare(uint32_t base)
 {
     enum { WARPS_OF_GROUP = WARPGROUP_THREADS / 32 };
     for (uint32_t i = 0; i < 2; i++) mbarrier_init(SHARED_AT(base, full) + 8 * i, WARPS_OF_GROUP);
@@ -53,7 +53,7 @@ __device__ __forceinline__ void prepare(uint32_t base)
     mbarrier_fence_init();
 }
 
-template <typename F> __device__ __forceinline__ void sparse_decode(const struct sparse_decode_params &p)
+template <typename F> DEVICE void sparse_decode(const struct sparse_decode_params &p)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &shared = *(Shared *)memory;
@@ -73,8 +73,4 @@ template <typename F> __device__ __forceinline__ void sparse_decode(const struct
 }
 
 #define SPARSE_DECODE_KERNEL(NAME, FORMAT)                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                 \
-        NAME(const __grid_constant__ struct sparse_decode_params p)                                          \
-    {                                                                                                        \
-        sparse_decode<Format<FORMAT>>(p);                                                                    \
-    }
+    DEFINE_KERNEL(NAME, sparse_decode_params, (THREADS, 1), sparse_decode<Format<FORMAT>>(p))

@@ -14,7 +14,7 @@ enum { JOIN_CHUNKS = D_V / CHUNK_ELEMENTS / 32 /* of eight columns, of a lane */
 struct JoinedRow {
     float weight, sum, reference, largest;
 
-    __device__ __forceinline__ JoinedRow(const Slot *slots, int pieces, int row, int lane)
+    DEVICE JoinedRow(const Slot *slots, int pieces, int row, int lane)
     {
         float4 end = make_float4(LEAST_REFERENCE, 0.0f, -INFINITY, 0.0f);
         if (lane < pieces) end = __ldcg(&slots[lane].end[row]);
@@ -35,7 +35,7 @@ struct PiecesOfLane {
     uint4 halves[PIECES_AT_ONCE][JOIN_CHUNKS];
     float down[PIECES_AT_ONCE][JOIN_CHUNKS];
 
-    __device__ __forceinline__ PiecesOfLane(const Slot *slots, int pieces, int first, int row, int lane)
+    DEVICE PiecesOfLane(const Slot *slots, int pieces, int first, int row, int lane)
     {
 #pragma unroll
         for (int i = 0; i < PIECES_AT_ONCE; i++)
@@ -51,7 +51,7 @@ struct PiecesOfLane {
     }
 };
 
-__device__ __forceinline__ void add_halves(float (&sum)[8], const uint4 &halves, float by)
+DEVICE void add_halves(float (&sum)[8], const uint4 &halves, float by)
 {
     const uint32_t words[4] = {halves.x, halves.y, halves.z, halves.w};
 #pragma unroll
@@ -62,8 +62,8 @@ __device__ __forceinline__ void add_halves(float (&sum)[8], const uint4 &halves,
 }
 
 /* Row `row` of the cut tile of which `slots` are the pieces. */
-__device__ __forceinline__ void join_row(const struct sparse_prefill_sm90_params &p, const TileOfToken &of,
-                                         const Slot *slots, int row)
+DEVICE void join_row(const struct sparse_prefill_sm90_params &p, const TileOfToken &of, const Slot *slots,
+                     int row)
 {
     const int lane = (int)threadIdx.x % 32, head = of.tile * ROWS + row;
     const struct sparse_prefill_params &call = p.call;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void join_row(const struct sparse_prefill_sm90_params
 }
 
 /* Rows of the cut tiles, PREFILL_JOIN_WARPS a block of threads. */
-__device__ __forceinline__ void join_pieces(const struct sparse_prefill_sm90_params &p)
+DEVICE void join_pieces(const struct sparse_prefill_sm90_params &p)
 {
     const int row = (int)(blockIdx.x * PREFILL_JOIN_WARPS + threadIdx.x / 32), cut_tile = row / ROWS;
     const TileOfToken of(p.call, p.cut.whole + cut_tile);

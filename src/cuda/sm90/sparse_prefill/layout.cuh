@@ -48,12 +48,12 @@ static_assert(offsetof(Shared, there) % 8 == 0, "read as one");
 enum { SUMS_BARRIER = 3 };
 
 /* The units of a side's block in the order in which they are asked for: those first that are freed first. */
-__device__ __forceinline__ constexpr int unit_in_turn(int side, int i)
+DEVICE constexpr int unit_in_turn(int side, int i)
 {
     return 2 * (side ^ (i & 1)) + (i >> 1);
 }
 
-__device__ __forceinline__ constexpr int last_unit(int side)
+DEVICE constexpr int last_unit(int side)
 {
     return unit_in_turn(side, UNITS - 1);
 }
@@ -64,7 +64,7 @@ __device__ __forceinline__ constexpr int last_unit(int side)
 struct TileOfToken {
     int token, tile;
 
-    __device__ __forceinline__ TileOfToken(const struct sparse_prefill_params &p, int index)
+    DEVICE TileOfToken(const struct sparse_prefill_params &p, int index)
         : token(fast_divide(index, p.tiles_divisor)), tile(index - token * p.tiles)
     {
     }
@@ -78,10 +78,9 @@ template <typename V> struct ItemOf {
     int first, blocks; /* of keys */
     int slot;          /* of a piece; of a tile WHOLE */
 
-    __device__ __forceinline__ ItemOf() : token(0), tile(0), length(0), first(0), blocks(0), slot(WHOLE) {}
+    DEVICE ItemOf() : token(0), tile(0), length(0), first(0), blocks(0), slot(WHOLE) {}
 
-    __device__ __forceinline__ ItemOf(const struct sparse_prefill_sm90_params &p, int item)
-        : first(0), slot(WHOLE)
+    DEVICE ItemOf(const struct sparse_prefill_sm90_params &p, int item) : first(0), slot(WHOLE)
     {
         int index = item, piece = 0;
         if (V::PIECES && item >= p.cut.whole) {

@@ -24,7 +24,7 @@ template <typename V> struct Producer {
     Item
         next; /* the tile after this one, once this one's last block is asked for; without blocks: none is left */
 
-    __device__ __forceinline__ Producer(const struct sparse_prefill_sm90_params &params, Shared &memory)
+    DEVICE Producer(const struct sparse_prefill_sm90_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)),
           first(swizzle_128((uint32_t)row(), (uint32_t)chunk())), parity{0, 0}, tiles(0),
           seen((int)blockIdx.x)
@@ -32,7 +32,7 @@ template <typename V> struct Producer {
     }
 
     /* To the next tile that has keys; the indices of its first block are asked for. */
-    __device__ __forceinline__ void look_ahead()
+    DEVICE void look_ahead()
     {
         next = Item();
         while (next.blocks == 0 && seen < p.items) next = Item(p, seen), seen += (int)gridDim.x;
@@ -40,11 +40,11 @@ template <typename V> struct Producer {
     }
 
     /* The thread's first, of a block. */
-    static __device__ __forceinline__ int row() { return (int)threadIdx.x / 8; }
-    static __device__ __forceinline__ int chunk() { return (int)threadIdx.x % 8; }
+    static DEVICE int row() { return (int)threadIdx.x / 8; }
+    static DEVICE int chunk() { return (int)threadIdx.x % 8; }
 
     /* Entries of the token's list; -1 past its end. */
-    __device__ __forceinline__ void load_indices(const Item &item, int block)
+    DEVICE void load_indices(const Item &item, int block)
     {
         const int32_t *entries = p.call.kv.indices + item.token * p.call.kv.indices_stride[0];
 #pragma unroll
@@ -55,8 +55,8 @@ template <typename V> struct Producer {
     }
 
     /* 64 columns; zeros for rows that are not `there`. */
-    __device__ __forceinline__ void load_tile(uint32_t to, const uint8_t *const (&token)[ROWS_OF_THREAD],
-                                              uint32_t there, int tile)
+    DEVICE void load_tile(uint32_t to, const uint8_t *const (&token)[ROWS_OF_THREAD], uint32_t there,
+                          int tile)
     {
 #pragma unroll
         for (int i = 0; i < ROWS_OF_THREAD; i++)
@@ -65,7 +65,7 @@ template <typename V> struct Producer {
     }
 
     /* Which of the warp's entries name keys: with the block's last unit. */
-    template <int SIDE> __device__ __forceinline__ void tell_keys(uint32_t there)
+    template <int SIDE> DEVICE void tell_keys(uint32_t there)
     {
         uint32_t keys = 0;
 #pragma unroll
@@ -78,7 +78,7 @@ template <typename V> struct Producer {
         mbarrier_arrive(barrier_at(SHARED_AT(base, keys_full), SIDE * UNITS + last_unit(SIDE)));
     }
 
-    template <int SIDE> __device__ __forceinline__ void load_block(const Item &item, int block)
+    template <int SIDE> DEVICE void load_block(const Item &item, int block)
     {
         const uint8_t *token[ROWS_OF_THREAD];
         uint32_t there = 0;
@@ -113,7 +113,7 @@ template <typename V> struct Producer {
     }
 
     /* By a warp. Heads that are none are zeros. */
-    __device__ __forceinline__ void load_queries(const Item &item)
+    DEVICE void load_queries(const Item &item)
     {
         const uint32_t full = SHARED_AT(base, q_full);
         mbarrier_wait(SHARED_AT(base, q_empty), ~tiles & 1);
@@ -127,7 +127,7 @@ template <typename V> struct Producer {
         __syncwarp();
     }
 
-    __device__ __forceinline__ void run()
+    DEVICE void run()
     {
         look_ahead();
         while (next.blocks) {

@@ -12,46 +12,42 @@
 #include "../sides/results.cuh"
 
 /* A row that is finished, in powers of two; -inf: it saw no key. `sum`: of its weights. */
-__device__ __forceinline__ float row_lse(float reference, float sum)
+DEVICE float row_lse(float reference, float sum)
 {
     return sum == 0.0f ? -INFINITY : reference + log2_approx(sum);
 }
 
 /* Its largest score, which is `over` the reference. From the first key on that is a key's score; where scores are NaN alone, it is
  * still the least. */
-__device__ __forceinline__ float row_largest(float reference, float over)
+DEVICE float row_largest(float reference, float over)
 {
     return reference <= LEAST_REFERENCE ? -INFINITY : reference + over;
 }
 
 /* What O is to be multiplied with. */
-__device__ __forceinline__ float row_factor(const struct sparse_prefill_params &p, int head, float lse,
-                                            float sum)
+DEVICE float row_factor(const struct sparse_prefill_params &p, int head, float lse, float sum)
 {
     return sum == 0.0f ? 0.0f : result_sink_factor(p.rules, head, lse * LN_2) * reciprocal_approx(sum);
 }
 
-__device__ __forceinline__ void store_lse(const struct sparse_prefill_params &p, int token, int head,
-                                          float lse)
+DEVICE void store_lse(const struct sparse_prefill_params &p, int token, int head, float lse)
 {
     if (p.lse) p.lse[token * p.lse_stride + head] = result_lse(p.rules, lse * LN_2);
 }
 
-__device__ __forceinline__ void store_largest(const struct sparse_prefill_params &p, int token, int head,
-                                              float largest)
+DEVICE void store_largest(const struct sparse_prefill_params &p, int token, int head, float largest)
 {
     if (p.max_logits) p.max_logits[token * p.max_stride + head] = largest * LN_2 * p.rules.lse_factor;
 }
 
-template <typename Item>
-__device__ __forceinline__ Slot *slot_of(const struct sparse_prefill_sm90_params &p, const Item &piece)
+template <typename Item> DEVICE Slot *slot_of(const struct sparse_prefill_sm90_params &p, const Item &piece)
 {
     return (Slot *)p.cut.slots + piece.slot;
 }
 
 /* The warp's 16 rows of a unit's columns, from the unit's line `lines` on. */
 template <typename Element>
-__device__ __forceinline__ void stage_rows(const float (&o)[64], const float (&factor)[2], uint32_t lines)
+DEVICE void stage_rows(const float (&o)[64], const float (&factor)[2], uint32_t lines)
 {
     const uint32_t lane = fresh_thread() % 32;
     const Scaled scaled = {factor};
@@ -60,8 +56,7 @@ __device__ __forceinline__ void stage_rows(const float (&o)[64], const float (&f
 }
 
 /* 64 columns of them as a slot has them; `down`: Slot::down of the thread's first row and these columns. */
-template <int FIRST>
-__device__ __forceinline__ void stage_half_group(const float (&o)[64], float *down, uint32_t lines)
+template <int FIRST> DEVICE void stage_half_group(const float (&o)[64], float *down, uint32_t lines)
 {
     float up[2];
 #pragma unroll
@@ -78,15 +73,14 @@ __device__ __forceinline__ void stage_half_group(const float (&o)[64], float *do
 }
 
 /* A piece without keys. */
-__device__ __forceinline__ void store_empty_slot(Slot *slot)
+DEVICE void store_empty_slot(Slot *slot)
 {
     const int thread = (int)(fresh_thread() - WARPGROUP_THREADS);
     if (thread < ROWS) slot->end[thread] = make_float4(LEAST_REFERENCE, 0.0f, -INFINITY, 0.0f);
 }
 
 /* A tile without keys; by the threads of both sides. */
-template <typename Item>
-__device__ __forceinline__ void store_empty(const struct sparse_prefill_params &p, const Item &item)
+template <typename Item> DEVICE void store_empty(const struct sparse_prefill_params &p, const Item &item)
 {
     enum { CHUNKS = D_V / CHUNK_ELEMENTS };
     const int thread = (int)(fresh_thread() - WARPGROUP_THREADS);

@@ -18,8 +18,7 @@ struct RowState {
 };
 
 /* Moves the reference, and with it what was summed relative to the old one. */
-__device__ __forceinline__ void move_reference(RowState &state, const float (&to)[2], float (&left)[64],
-                                               float (&right)[64])
+DEVICE void move_reference(RowState &state, const float (&to)[2], float (&left)[64], float (&right)[64])
 {
     float factor[2];
 #pragma unroll
@@ -35,7 +34,7 @@ __device__ __forceinline__ void move_reference(RowState &state, const float (&to
 
 /* Of either row the bits of the largest element, or 0 if none is above 0: those of positive numbers are ordered as integers
  * are, of which three are compared at a time. */
-__device__ __forceinline__ void positive_maxima(const float (&x)[32], int (&most)[2])
+DEVICE void positive_maxima(const float (&x)[32], int (&most)[2])
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -48,7 +47,7 @@ __device__ __forceinline__ void positive_maxima(const float (&x)[32], int (&most
 }
 
 /* P = 2^x, in place: of keys 16 k … 16 k + 15. */
-__device__ __forceinline__ void exponentials(float (&x)[32], int k)
+DEVICE void exponentials(float (&x)[32], int k)
 {
 #pragma unroll
     for (int e = 8 * k; e < 8 * k + 8; e++) x[e] = exp2_approx(x[e]);
@@ -56,8 +55,7 @@ __device__ __forceinline__ void exponentials(float (&x)[32], int k)
 
 /* These summed, kept as A fragments, and written to shared memory for the other side. */
 template <typename Element>
-__device__ __forceinline__ void keep_weights(const float (&x)[32], uint32_t (&a)[4][4], int k,
-                                             uint32_t p_line, RowState &state)
+DEVICE void keep_weights(const float (&x)[32], uint32_t (&a)[4][4], int k, uint32_t p_line, RowState &state)
 {
 #pragma unroll
     for (int j = 0; j < 4; j++) {

@@ -12,15 +12,8 @@
  *      warpgroup 1, side 0    S and softmax of even blocks; O of columns   0 … 255, of all blocks               224
  *      warpgroup 2, side 1    S and softmax of odd blocks;  O of columns 256 … 511, of all blocks               224
  *
- * Time, with blocks k - 1 (side 1) and k (side 0); the home units of a block are the two that hold a side's columns of V:
- *
- *      side 0   early Q·Kᵀ of k | P·V of k-1, home units | late Q·Kᵀ of k | softmax k | P·V of k, home units | …
- *      side 1   … softmax of k-1 | P·V of k-1, home units | early Q·Kᵀ of k+1 | P·V of k | late Q·Kᵀ of k+1 | softmax …
- *
- * P of a block goes to the other side through shared memory, and stays in registers for its own; so do the references that
- * both sum relative to. V is the first 512 columns of K: a row is gathered once and used by both products from the same
- * shared memory, and its units (128 columns) are given back one by one. Of the rope columns only K passes through shared
- * memory: Q's stay in registers. Entries that name no key are rows of zeros, and their scores are masked.
+ * In time, and in what goes through shared memory, as dense decode (../dense_decode/dense_decode.cuh draws both), but that rows of keys
+ * are gathered. Entries that name no key are rows of zeros, and their scores are masked.
  *
  * Barriers: keys_full, keys_empty (a unit of a side's block), rope_full, rope_empty; q_full, q_empty; p_full: P of a block is
  * there; scored: its Q·Kᵀ has been issued.
@@ -42,8 +35,7 @@ enum { WARPS_OF_SIDE = WARPGROUP_THREADS / 32, WARPS_OF_PRODUCER = WARPGROUP_THR
 enum { THREADS = 3 * WARPGROUP_THREADS, PRODUCER_REGISTERS = 56, SIDE_REGISTERS = 224 };
 
 /* A fragments of Q's rope columns, from memory to registers; heads past the end are zero. */
-__device__ __forceinline__ void load_q_rope(uint32_t (&q)[4][4], const struct sparse_prefill_params &p,
-                                            int token, int head)
+DEVICE void load_q_rope(uint32_t (&q)[4][4], const struct sparse_prefill_params &p, int token, int head)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -55,7 +47,7 @@ __device__ __forceinline__ void load_q_rope(uint32_t (&q)[4][4], const struct sp
 
 /* One side; its state from block to block. What differs between the sides is compiled for either (template argument SIDE):
  * there all addresses are constants. */
-template <typename V> struct Side {
+template <typename V> struct Side : SideThread {
     using Element = typename V::Element;
     using Item = ItemOf<V>;
 
@@ -69,41 +61,17 @@ template <typename V> struct Side {
     int next_item;                           /* after the one in hand */
     bool keeps_units;                        /* results are still being read from the last block's */
 
-    __device__ __forceinline__ Side(const struct sparse_prefill_sm90_params &params, Shared &memory)
+    DEVICE Side(const struct sparse_prefill_sm90_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory))
     {
     }
 
-    /* ---- Who this thread is ---------------------------------------------------------------------- */
-
-    static __device__ __forceinline__ int lane() { return (int)threadIdx.x % 32; }
-
-    static __device__ __forceinline__ int warp() /* of the side */ { return (int)threadIdx.x / 32 % 4; }
-
-    /* The vote tells ptxas that a warp is of one side. */
-    static __device__ __forceinline__ bool is_first_side()
-    {
-        return __all_sync(~0u, threadIdx.x < 2 * WARPGROUP_THREADS);
-    }
-
-    static __device__ __forceinline__ bool is_piece(const Item &item)
-    {
-        return V::PIECES && item.slot != WHOLE;
-    }
-
-    static __device__ __forceinline__ bool is_first_warp() { return __all_sync(~0u, warp() == 0); }
-
-    static __device__ __forceinline__ int side() { return (int)(fresh_thread() / WARPGROUP_THREADS) - 1; }
-
-    /* Of the tile: this thread has it, and the one eight on. */
-    static __device__ __forceinline__ int row()
-    {
-        return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0);
-    }
+    static DEVICE bool is_piece(const Item &item) { return V::PIECES && item.slot != WHOLE; }
+    static DEVICE bool is_first_warp() { return __all_sync(~0u, warp() == 0); }
 
     /* ---- Steps of a block ---------------------------------------------------------------------- */
 
-    static __device__ __forceinline__ uint32_t keys_full(uint32_t base, int side, int unit)
+    static DEVICE uint32_t keys_full(uint32_t base, int side, int unit)
     {
         return barrier_at(SHARED_AT(base, keys_full), side * UNITS + unit);
     }
@@ -111,7 +79,7 @@ template <typename V> struct Side {
     /* Which of two units of the block have come, bits 0 and 1: these may be multiplied from here on. cp.async writes keys as threads
      * do, through the generic proxy, and wgmma reads them through the async one, so that between the wait and the product there is
      * a fence. It takes time, the more so beside products that are under way: one serves as many units as have come. */
-    template <int SIDE, int FIRST, int SECOND> __device__ __forceinline__ uint32_t see_units()
+    template <int SIDE, int FIRST, int SECOND> DEVICE uint32_t see_units()
     {
         const bool first = __all_sync(~0u, mbarrier_test(keys_full(base, SIDE, FIRST), own & 1)),
                    second = __all_sync(~0u, mbarrier_test(keys_full(base, SIDE, SECOND), own & 1));
@@ -120,8 +88,7 @@ template <typename V> struct Side {
     }
 
     /* S (+)= Q·Kᵀ over two units; `come`: of see_units. */
-    template <int SIDE, int FIRST, int SECOND, bool ADD>
-    __device__ __forceinline__ void score_units(uint32_t come)
+    template <int SIDE, int FIRST, int SECOND, bool ADD> DEVICE void score_units(uint32_t come)
     {
         if (!(come & 1)) {
             mbarrier_wait(keys_full(base, SIDE, FIRST), own & 1);
@@ -138,14 +105,7 @@ template <typename V> struct Side {
         wgmma_commit();
     }
 
-    /* Until the other side has issued the Q·Kᵀ of the block before: the tensor cores then do that one first, and its
-     * softmax, for which this side waits, begins early. */
-    template <int SIDE> __device__ __forceinline__ void wait_for_turn()
-    {
-        mbarrier_wait(barrier_at(SHARED_AT(base, scored), 1 - SIDE), others & 1);
-    }
-
-    template <int SIDE> __device__ __forceinline__ void score_early(bool follows)
+    template <int SIDE> DEVICE void score_early(bool follows)
     {
         constexpr int FIRST = Home<SIDE>::FIRST, SECOND = Home<1 - SIDE>::FIRST;
         uint32_t come = 0;
@@ -156,54 +116,32 @@ template <typename V> struct Side {
             wgmma_fence();
             multiply_rope<Element, SIDE>(s, q_rope, base);
         }
-        if (follows) wait_for_turn<SIDE>();
+        if (follows) wait_for_turn<SIDE>(base, others);
         score_units<SIDE, FIRST, SECOND, V::ROPE>(come);
     }
 
     /* The other two units. Where products of the other side's block come between, they are looked for before these. */
-    template <int SIDE> __device__ __forceinline__ uint32_t see_late()
+    template <int SIDE> DEVICE uint32_t see_late()
     {
         return see_units<SIDE, Home<SIDE>::SECOND, Home<1 - SIDE>::SECOND>();
     }
 
-    template <int SIDE> __device__ __forceinline__ void score_late(uint32_t come)
+    template <int SIDE> DEVICE void score_late(uint32_t come)
     {
         score_units<SIDE, Home<SIDE>::SECOND, Home<1 - SIDE>::SECOND, true>(come);
         static_assert(last_unit(SIDE) == Home<1 - SIDE>::SECOND, "after it all of a block is known");
         if (lane() == 0) mbarrier_arrive(barrier_at(SHARED_AT(base, scored), SIDE));
     }
 
-    /* P of the other side's block is there; its reference may have moved. */
-    template <int SIDE> __device__ __forceinline__ void wait_for_weights()
-    {
-        mbarrier_wait(barrier_at(SHARED_AT(base, p_full), 1 - SIDE), others & 1);
-    }
-
-    template <int SIDE> __device__ __forceinline__ void follow_reference()
+    template <int SIDE> DEVICE void follow_reference()
     {
         if (!__any_sync(~0u, shared.rescaled[1 - SIDE][warp()])) return;
         const float to[2] = {shared.reference[1 - SIDE][row()], shared.reference[1 - SIDE][row() + 8]};
         move_reference(state, to, left, right);
     }
 
-    template <int SIDE> __device__ __forceinline__ void multiply_others(int add)
-    {
-        hold(left), hold(right);
-        wgmma_fence();
-        multiply_unit<Element, 1 - SIDE>(left, base, Home<SIDE>::FIRST, add);
-        multiply_unit<Element, 1 - SIDE>(right, base, Home<SIDE>::SECOND, add);
-    }
-
-    template <int SIDE> __device__ __forceinline__ void multiply_own(int add)
-    {
-        hold(left), hold(right);
-        wgmma_fence();
-        multiply_unit<Element, SIDE>(left, weights, base, Home<SIDE>::FIRST, add);
-        multiply_unit<Element, SIDE>(right, weights, base, Home<SIDE>::SECOND, add);
-    }
-
     /* Scores of entries that name no key do not count. `keys`: Shared::there. */
-    __device__ __forceinline__ void mask(uint2 keys)
+    DEVICE void mask(uint2 keys)
     {
         if (__all_sync(~0u, (keys.x & keys.y) == ~0u)) return;
         const int q = lane() % 4, shift = 16 * (q / 2) + 2 * (q % 2);
@@ -213,14 +151,14 @@ template <typename V> struct Side {
             if (!(there[e / 4 % 2] >> (4 * (e / 8) + e % 2) & 1)) s[e] = -INFINITY;
     }
 
-    template <int SIDE> __device__ __forceinline__ void tell_reference(const float (&to)[2])
+    template <int SIDE> DEVICE void tell_reference(const float (&to)[2])
     {
         move_reference(state, to, left, right);
         shared.reference[SIDE][row()] = to[0], shared.reference[SIDE][row() + 8] = to[1];
     }
 
     /* To the largest score of all that were seen. */
-    template <int SIDE> __device__ __forceinline__ void set_reference(bool first)
+    template <int SIDE> DEVICE void set_reference(bool first)
     {
         float to[2];
         row_maxima(s, to);
@@ -235,7 +173,7 @@ template <typename V> struct Side {
     /* To the largest score of the block, where it is above; scores are relative to the reference by now. NaN is none. To a
      * reference that is rounded by much they go by way of the scores themselves, which are rounded as it was: the largest is
      * relative to it 0. */
-    template <int SIDE> __device__ __forceinline__ void raise_reference()
+    template <int SIDE> DEVICE void raise_reference()
     {
         float to[2], back[2], by[2];
         row_maxima(s, to);
@@ -251,7 +189,7 @@ template <typename V> struct Side {
         tell_reference<SIDE>(to);
     }
 
-    template <int SIDE> __device__ __forceinline__ void softmax(bool first)
+    template <int SIDE> DEVICE void softmax(bool first)
     {
         bool moves = first | state.special;
         float scale = p.call.scale_log2;
@@ -287,18 +225,18 @@ template <typename V> struct Side {
     /* ---- A block, a tile, all tiles -------------------------------------------------------------- */
 
     /* Block k of the tile, this side's. */
-    template <int SIDE> __device__ __forceinline__ void run_block(int k, const Item &item)
+    template <int SIDE> DEVICE void run_block(int k, const Item &item)
     {
         const bool follows = SIDE == 1 || k > 0;
         uint32_t come = 0;
         score_early<SIDE>(follows);
         if (follows) {
-            wait_for_weights<SIDE>();
+            wait_for_weights<SIDE>(base, others);
             wgmma_wait<0>();
             come = see_late<SIDE>();
             hold(s);
             follow_reference<SIDE>();
-            multiply_others<SIDE>(SIDE == 0 || k > 1);
+            multiply_home<Element, SIDE, 1 - SIDE>(left, right, base, SIDE == 0 || k > 1);
             wgmma_wait<1>();
             release_unit<1 - SIDE>(base, Home<SIDE>::FIRST, lane());
         }
@@ -314,7 +252,7 @@ template <typename V> struct Side {
         hold(s), hold(left), hold(right);
         mask(there);
         softmax<SIDE>(k == 0);
-        multiply_own<SIDE>(k > 0);
+        multiply_home<Element, SIDE, SIDE>(left, right, base, k > 0, weights);
         if (lane() == 0) { /* were read before the softmax, which the other side waits for: time enough now */
             if (V::ROPE) mbarrier_arrive(barrier_at(SHARED_AT(base, rope_empty), SIDE));
             if (k + 2 >= item.blocks) mbarrier_arrive(SHARED_AT(base, q_empty));
@@ -329,17 +267,18 @@ template <typename V> struct Side {
     }
 
     /* The last block of the tile where it is the other side's. */
-    template <int SIDE> __device__ __forceinline__ void multiply_last(bool add, const Item &item)
+    template <int SIDE> DEVICE void multiply_last(bool add, const Item &item)
     {
-        wait_for_turn<SIDE>(); /* over before P came: so that no phase of a barrier goes by unwaited for */
-        wait_for_weights<SIDE>();
+        wait_for_turn<SIDE>(
+            base, others); /* over before P came: so that no phase of a barrier goes by unwaited for */
+        wait_for_weights<SIDE>(base, others);
         follow_reference<SIDE>();
-        multiply_others<SIDE>(add);
+        multiply_home<Element, SIDE, 1 - SIDE>(left, right, base, add);
         others++;
         end_item<SIDE>(item);
     }
 
-    template <int SIDE> __device__ __forceinline__ void run_blocks(const Item &item)
+    template <int SIDE> DEVICE void run_blocks(const Item &item)
     {
         const int blocks = item.blocks;
         if (SIDE == 1 && blocks == 1 && lane() == 0) mbarrier_arrive(SHARED_AT(base, q_empty));
@@ -350,7 +289,7 @@ template <typename V> struct Side {
     /* ---- The end of a tile, or of a piece ------------------------------------------------------------ */
 
     /* Each side has summed its own blocks; both hold the same references by now. */
-    template <int SIDE> __device__ __forceinline__ void join_sides(float (&over)[2])
+    template <int SIDE> DEVICE void join_sides(float (&over)[2])
     {
         float2(&ends)[2][ROWS] = shared.end[tiles % 2];
         const int barrier = SUMS_BARRIER + 2 * (int)(tiles % 2);
@@ -370,8 +309,8 @@ template <typename V> struct Side {
 
     /* Rows of a unit's columns: 64 lines from `at` on, where keys were that all warps' products have read. */
     template <int SIDE>
-    __device__ __forceinline__ void send_unit(const float (&o)[64], const float (&factor)[2],
-                                              const Item &item, int unit, uint32_t at)
+    DEVICE void send_unit(const float (&o)[64], const float (&factor)[2], const Item &item, int unit,
+                          uint32_t at)
     {
         const uint32_t lines = at + (uint32_t)(16 * warp()) * LINE_BYTES;
         barrier_sync(SIDE_BARRIER + SIDE, WARPGROUP_THREADS); /* a warp waits for its own products alone */
@@ -395,8 +334,7 @@ template <typename V> struct Side {
     }
 
     /* lse by the first side, max_logits by the other. */
-    template <int SIDE>
-    __device__ __forceinline__ void store_end(const Item &item, int i, float lse, float largest)
+    template <int SIDE> DEVICE void store_end(const Item &item, int i, float lse, float largest)
     {
         const int my_row = row() + 8 * i, head = item.tile * ROWS + my_row;
         if (is_piece(item)) {
@@ -410,7 +348,7 @@ template <typename V> struct Side {
 
     /* While the last products run, what the rows are multiplied with is found, and then the first half of them goes out: to where
      * the last block's keys of these columns were, which the side alone has read, and from there by TMA. */
-    template <int SIDE> __device__ __forceinline__ void end_item(const Item &item)
+    template <int SIDE> DEVICE void end_item(const Item &item)
     {
         const int owner = (item.blocks - 1) % 2, head = item.tile * ROWS + row();
         const uint32_t place = unit_at(base, owner, Home<SIDE>::FIRST);
@@ -438,7 +376,7 @@ template <typename V> struct Side {
 
     /* When results have been read from there; by the thread that asked for it, in place of every warp. Side 0 scores the next
      * item's first block before it waits for that, where that block's place is the other one. */
-    __device__ __forceinline__ void give_back_units(int slot)
+    DEVICE void give_back_units(int slot)
     {
         const int first = slot * UNITS + 2 * side();
         keeps_units = false;
@@ -451,14 +389,14 @@ template <typename V> struct Side {
         __syncwarp();
     }
 
-    __device__ __forceinline__ void load_next_rope(int item)
+    DEVICE void load_next_rope(int item)
     {
         if (!V::ROPE || item >= p.items) return;
         const Item next(p, item);
         load_q_rope(q_rope, p.call, next.token, next.tile * ROWS + row());
     }
 
-    __device__ __forceinline__ void run_tile(const Item &item, int next)
+    DEVICE void run_tile(const Item &item, int next)
     {
         if (item.blocks == 0) {
             if (is_piece(item))
@@ -478,7 +416,7 @@ template <typename V> struct Side {
         tiles++;
     }
 
-    __device__ __forceinline__ void run()
+    DEVICE void run()
     {
         const int step = (int)gridDim.x;
         keeps_units = false;
@@ -492,28 +430,24 @@ template <typename V> struct Side {
 
 /* ---- The kernel -------------------------------------------------------------------------------- */
 
-__device__ __forceinline__ void prepare(const struct sparse_prefill_sm90_params &p, Shared &shared)
+DEVICE void prepare(const struct sparse_prefill_sm90_params &p, Shared &shared)
 {
-    const auto init = [](Barrier &barrier, int arrivals) {
-        mbarrier_init(shared_address(&barrier), arrivals);
-    };
     tma_prefetch_map(&p.queries), tma_prefetch_map(&p.results);
     for (int side = 0; side < 2; side++) {
         for (int unit = 0; unit < UNITS; unit++) {
-            init(shared.keys_full[side][unit],
-                 WARPGROUP_THREADS + (unit == last_unit(side) ? WARPS_OF_PRODUCER : 0));
-            init(shared.keys_empty[side][unit], WARPS_OF_SIDE); /* of the side whose home the unit is */
+            shared.keys_full[side][unit].init(WARPGROUP_THREADS +
+                                              (unit == last_unit(side) ? WARPS_OF_PRODUCER : 0));
+            shared.keys_empty[side][unit].init(WARPS_OF_SIDE); /* of the side whose home the unit is */
         }
-        init(shared.rope_full[side], WARPGROUP_THREADS), init(shared.rope_empty[side], WARPS_OF_SIDE);
-        init(shared.p_full[side], WARPS_OF_SIDE), init(shared.scored[side], WARPS_OF_SIDE);
+        shared.rope_full[side].init(WARPGROUP_THREADS), shared.rope_empty[side].init(WARPS_OF_SIDE);
+        shared.p_full[side].init(WARPS_OF_SIDE), shared.scored[side].init(WARPS_OF_SIDE);
     }
-    init(shared.q_full, 1), init(shared.q_empty, 2 * WARPS_OF_SIDE);
+    shared.q_full.init(1), shared.q_empty.init(2 * WARPS_OF_SIDE);
     mbarrier_fence_init();
     fence_async_shared();
 }
 
-template <typename V>
-__device__ __forceinline__ void sparse_prefill(const struct sparse_prefill_sm90_params &p)
+template <typename V> DEVICE void sparse_prefill(const struct sparse_prefill_sm90_params &p)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &shared = *(Shared *)memory;
@@ -531,8 +465,4 @@ __device__ __forceinline__ void sparse_prefill(const struct sparse_prefill_sm90_
 }
 
 #define SPARSE_PREFILL_KERNEL(NAME, D_QK, PIECES)                                                            \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                 \
-        NAME(const __grid_constant__ struct sparse_prefill_sm90_params p)                                    \
-    {                                                                                                        \
-        sparse_prefill<Variant<D_QK, PIECES>>(p);                                                            \
-    }
+    DEFINE_KERNEL(NAME, sparse_prefill_sm90_params, (THREADS, 1), sparse_prefill<Variant<D_QK, PIECES>>(p))

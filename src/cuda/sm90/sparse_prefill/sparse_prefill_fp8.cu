@@ -6,11 +6,7 @@
 #include "../sparse_decode/sparse_decode.cuh"
 
 #define SPARSE_PREFILL_FP8_KERNEL(NAME, FORMAT)                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                 \
-        NAME(const __grid_constant__ struct sparse_prefill_fp8_params p)                                     \
-    {                                                                                                        \
-        sparse_decode<PrefillFormat<FORMAT>>(p.call);                                                        \
-    }
+    DEFINE_KERNEL(NAME, sparse_prefill_fp8_params, (THREADS, 1), sparse_decode<PrefillFormat<FORMAT>>(p.call))
 
 SPARSE_PREFILL_FP8_KERNEL(sm90_sparse_prefill_fp8_656, KV_FP8_656)
 SPARSE_PREFILL_FP8_KERNEL(sm90_sparse_prefill_fp8_584, KV_FP8_584)

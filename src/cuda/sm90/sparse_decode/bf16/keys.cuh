@@ -18,20 +18,12 @@ template <typename R> struct Keys {
     int next_piece, index;
     bool over, of_extra; /* no piece is left; the index is one of the extra cache */
 
-    __device__ __forceinline__ Keys(const struct sparse_decode_params &params, Shared &memory)
-        : p(params), shared(memory)
-    {
-    }
-
-    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
+    DEVICE Keys(const struct sparse_decode_params &params, Shared &memory) : p(params), shared(memory) {}
 
     /* Of a block; either half of the warp has the same. */
-    static __device__ __forceinline__ int key()
-    {
-        return KEYS_OF_WARP * (int)(fresh_thread() / 32) + lane() % KEYS_OF_WARP;
-    }
+    static DEVICE int key() { return KEYS_OF_WARP * (int)(fresh_thread() / 32) + lane() % KEYS_OF_WARP; }
 
-    __device__ __forceinline__ void enter_piece()
+    DEVICE void enter_piece()
     {
         int length;
         const Piece piece = list_piece(p, shared.list, next_piece, &length);
@@ -46,7 +38,7 @@ template <typename R> struct Keys {
     }
 
     /* A block begins at a multiple of 64 of the list, so that its entries are of one cache. */
-    __device__ __forceinline__ void load_index()
+    DEVICE void load_index()
     {
         index = -1;
         if (__any_sync(~0u, over)) return;
@@ -63,7 +55,7 @@ template <typename R> struct Keys {
     }
 
     /* Of the block whose index was loaded; returns which of the warp's keys there are, a bit each. */
-    __device__ __forceinline__ uint32_t tell_places(uint32_t buffer)
+    DEVICE uint32_t tell_places(uint32_t buffer)
     {
         const struct sparse_cache_params &cache = p.cache[of_extra];
         const bool there = names_key(cache, index);
@@ -72,7 +64,7 @@ template <typename R> struct Keys {
         return __ballot_sync(~0u, there);
     }
 
-    __device__ __forceinline__ void begin()
+    DEVICE void begin()
     {
         next_piece = shared.list.first, over = false, of_extra = false;
         enter_piece();

@@ -22,47 +22,37 @@ template <typename R> struct Sums {
     const uint32_t base;
     float o[PARTS][64];
 
-    __device__ __forceinline__ Sums(const struct sparse_decode_params &params, Shared &memory)
+    DEVICE Sums(const struct sparse_decode_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory))
     {
-    }
-
-    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
-    static __device__ __forceinline__ int side() { return (int)(fresh_thread() / WARPGROUP_THREADS) - 1; }
-    static __device__ __forceinline__ int row()
-    {
-        return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0);
     }
 
     /* ---- Gathering --------------------------------------------------------------------------------- */
 
     /* Of the first 16 rows. */
-    static __device__ __forceinline__ int line() { return (int)(fresh_thread() % WARPGROUP_THREADS / 8); }
-    static __device__ __forceinline__ int chunk() { return (int)(fresh_thread() % 8); }
+    static DEVICE int line() { return (int)(fresh_thread() % WARPGROUP_THREADS / 8); }
+    static DEVICE int chunk() { return (int)(fresh_thread() % 8); }
 
-    __device__ __forceinline__ uint32_t tile_at(uint32_t buffer, int tile) const
+    DEVICE uint32_t tile_at(uint32_t buffer, int tile) const
     {
         return SHARED_AT(base, keys) + buffer * (uint32_t)sizeof(shared.keys[0]) +
                (uint32_t)tile * TILE_BYTES;
     }
 
-    __device__ __forceinline__ uint32_t arrived_at(uint32_t buffer, int group) const
+    DEVICE uint32_t arrived_at(uint32_t buffer, int group) const
     {
         return SHARED_AT(base, arrived) + (buffer * R::GROUPS + (uint32_t)group) * 8;
     }
 
-    __device__ __forceinline__ uint64_t place_of(uint32_t buffer, int key) const
-    {
-        return shared.place[buffer][key];
-    }
+    DEVICE uint64_t place_of(uint32_t buffer, int key) const { return shared.place[buffer][key]; }
 
-    static __device__ __forceinline__ void copy_chunk(uint32_t to, uint64_t token, int offset)
+    static DEVICE void copy_chunk(uint32_t to, uint64_t token, int offset)
     {
         cp_async_16(to, (const uint8_t *)(token & ~NO_KEY) + offset, !(token & NO_KEY));
     }
 
     /* Columns that V has not; each side takes half of the keys. */
-    __device__ __forceinline__ void gather_rope(uint32_t buffer)
+    DEVICE void gather_rope(uint32_t buffer)
     {
         if constexpr (!R::HAS_ROPE) return;
         const int first = side() * (KEYS / 2) + line(),
@@ -76,7 +66,7 @@ template <typename R> struct Sums {
     }
 
     /* A part of the side's columns. */
-    __device__ __forceinline__ void gather_part(uint32_t buffer, int part)
+    DEVICE void gather_part(uint32_t buffer, int part)
     {
         enum { ROUNDS = KEYS / ROWS_APART };
         const int first = side() * HALF_TILES + part * PART_TILES;
@@ -96,7 +86,7 @@ template <typename R> struct Sums {
     }
 
     /* Both sides together; heads that are none are zeros. */
-    __device__ __forceinline__ void load_queries(int request)
+    DEVICE void load_queries(int request)
     {
         enum { HEADS_APART = 2 * ROWS_APART };
         const Place place(p);
@@ -119,8 +109,7 @@ template <typename R> struct Sums {
     /* ---- A block ------------------------------------------------------------------------------------ */
 
     /* `load`: what else is asked for while the products run. */
-    template <typename Load>
-    __device__ __forceinline__ void add_block(uint32_t count, bool first, const Load &load)
+    template <typename Load> DEVICE void add_block(uint32_t count, bool first, const Load &load)
     {
         const uint32_t buffer = count & 1;
         mbarrier_wait(SHARED_AT(base, full), count & 1);
@@ -158,12 +147,12 @@ template <typename R> struct Sums {
     /* ---- The end of a piece --------------------------------------------------------------------------- */
 
     /* Pair e of eight columns of row i of the thread's two: from `column` of the side's on. */
-    __device__ __forceinline__ const float *pair_of(int column, int e, int i) const
+    DEVICE const float *pair_of(int column, int e, int i) const
     {
         return o[column / PART_COLUMNS] + column % PART_COLUMNS / 2 + 4 * e + 2 * i;
     }
 
-    __device__ __forceinline__ float most_of_tile(int column, int i) const
+    DEVICE float most_of_tile(int column, int i) const
     {
         float most = 0.0f;
 #pragma unroll
@@ -177,8 +166,7 @@ template <typename R> struct Sums {
     /* Row i from the side's first column on. `empty`: it saw no key, and is 0 whatever weights of 0 made of V. `scales`: of a slot's
      * row; of no use otherwise. */
     template <typename Stored, bool SLOT>
-    __device__ __forceinline__ void store_row(uint16_t *to, float *scales, int i, float factor, bool empty,
-                                              bool there) const
+    DEVICE void store_row(uint16_t *to, float *scales, int i, float factor, bool empty, bool there) const
     {
         float down = 0.0f; /* of the lane's of four tiles */
 #pragma unroll
@@ -205,7 +193,7 @@ template <typename R> struct Sums {
     }
 
     /* All lanes, also those of heads that are none. */
-    __device__ __forceinline__ void end_row(int i, float sum, float below) const
+    DEVICE void end_row(int i, float sum, float below) const
     {
         const Place place(p);
         const int asked = place.tile * HEADS + row() + 8 * i, head = min(asked, p.h_q - 1);
@@ -230,7 +218,7 @@ template <typename R> struct Sums {
         }
     }
 
-    __device__ __forceinline__ void end_piece(uint32_t parity)
+    DEVICE void end_piece(uint32_t parity)
     {
         mbarrier_wait(SHARED_AT(base, sum_full), parity);
         float sum[2], below[2];
@@ -247,7 +235,7 @@ template <typename R> struct Sums {
         __syncwarp();
     }
 
-    __device__ __forceinline__ int begin_piece(int i)
+    DEVICE int begin_piece(int i)
     {
         int length;
         const Piece now = list_piece(p, shared.list, i, &length);
@@ -257,13 +245,13 @@ template <typename R> struct Sums {
         return blocks_of(now);
     }
 
-    __device__ __forceinline__ int request_of(int i) const
+    DEVICE int request_of(int i) const
     {
         return p.split.partitions ? i : shared.list.request;
     }
 
     /* Past the last block two more are gathered, of zeros: the scores' warps say so of every place. */
-    __device__ __forceinline__ void run()
+    DEVICE void run()
     {
         uint32_t count = 0, pieces = 0;
 #pragma unroll

@@ -20,16 +20,13 @@ template <typename R> struct Scores {
     uint32_t there[3]; /* keys of this block, the next one, the one after it: Keys::tell_places */
     uint32_t count;    /* of blocks */
 
-    __device__ __forceinline__ Scores(const struct sparse_decode_params &params, Shared &memory)
+    DEVICE Scores(const struct sparse_decode_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)), keys(params, memory),
           softmax(params, memory), count(0)
     {
     }
 
-    static __device__ __forceinline__ int lane() { return (int)(fresh_thread() % 32); }
-    static __device__ __forceinline__ int warp() { return (int)(fresh_thread() / 32); }
-
-    __device__ __forceinline__ void multiply_tile(uint32_t buffer, int tile, bool first)
+    DEVICE void multiply_tile(uint32_t buffer, int tile, bool first)
     {
 #pragma unroll
         for (int k = 0; k < 4; k++)
@@ -42,7 +39,7 @@ template <typename R> struct Scores {
     }
 
     /* Rope columns come first: their place is free before V's is. */
-    __device__ __forceinline__ void score_block(uint32_t buffer, uint32_t parity)
+    DEVICE void score_block(uint32_t buffer, uint32_t parity)
     {
         hold(s);
 #pragma unroll
@@ -67,7 +64,7 @@ template <typename R> struct Scores {
     }
 
     /* Scores of keys that are none do not count. */
-    __device__ __forceinline__ void mask()
+    DEVICE void mask()
     {
         const uint32_t all = (1u << Keys<R>::KEYS_OF_WARP) - 1;
         if (__all_sync(~0u, (there[0] & all) == all)) return;
@@ -78,7 +75,7 @@ template <typename R> struct Scores {
                 for (int j = 0; j < 8; j++) s[4 * j + 2 * i] = s[4 * j + 2 * i + 1] = -INFINITY;
     }
 
-    __device__ __forceinline__ void add_block()
+    DEVICE void add_block()
     {
         score_block(count & 1, count >> 1 & 1);
         mask();
@@ -89,7 +86,7 @@ template <typename R> struct Scores {
     }
 
     /* The sums of the piece and its references to the other warpgroups. */
-    __device__ __forceinline__ void end_piece(uint32_t parity)
+    DEVICE void end_piece(uint32_t parity)
     {
         const float2 two = softmax.join_lanes(softmax.sums, [](float a, float b) { return a + b; });
         mbarrier_wait(SHARED_AT(base, sum_empty), parity ^ 1);
@@ -101,14 +98,14 @@ template <typename R> struct Scores {
         if (lane() == 0) mbarrier_arrive(SHARED_AT(base, sum_full));
     }
 
-    __device__ __forceinline__ int blocks_of_piece(int i) const
+    DEVICE int blocks_of_piece(int i) const
     {
         int length;
         return blocks_of(list_piece(p, shared.list, i, &length));
     }
 
     /* Votes: as in the kernel for FP8 caches. */
-    __device__ __forceinline__ void run()
+    DEVICE void run()
     {
         keys.begin();
         keys.load_index(), there[0] = keys.tell_places(0);

@@ -21,7 +21,7 @@
 
 enum { THREADS = 3 * WARPGROUP_THREADS, SCORE_REGISTERS = 152, SUM_REGISTERS = 176 };
 
-template <typename R> __device__ __forceinline__ void prepare(uint32_t base)
+template <typename R> DEVICE void prepare(uint32_t base)
 {
     using Shared = typename R::Shared;
     enum { WARPS_OF_GROUP = WARPGROUP_THREADS / 32, GATHERING_THREADS = 2 * WARPGROUP_THREADS };
@@ -35,7 +35,7 @@ template <typename R> __device__ __forceinline__ void prepare(uint32_t base)
     mbarrier_fence_init();
 }
 
-template <typename R> __device__ __forceinline__ void sparse_decode(const struct sparse_decode_params &p)
+template <typename R> DEVICE void sparse_decode(const struct sparse_decode_params &p)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     typename R::Shared &shared = *(typename R::Shared *)memory;
@@ -55,8 +55,4 @@ template <typename R> __device__ __forceinline__ void sparse_decode(const struct
 }
 
 #define SPARSE_DECODE_KERNEL(NAME, D_QK, ELEMENT)                                                            \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                 \
-        NAME(const __grid_constant__ struct sparse_decode_params p)                                          \
-    {                                                                                                        \
-        sparse_decode<Rows<D_QK, ELEMENT>>(p);                                                               \
-    }
+    DEFINE_KERNEL(NAME, sparse_decode_params, (THREADS, 1), sparse_decode<Rows<D_QK, ELEMENT>>(p))

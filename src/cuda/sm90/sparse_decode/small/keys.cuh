@@ -7,24 +7,18 @@
 
 #include "layout.cuh"
 
-template <typename F> struct SmallKeys {
+template <typename F> struct SmallKeys : SmallPhase {
     enum { SCALES = F::ROPE_IS_V ? 1 : 2 /* words */ };
 
-    const struct sparse_decode_params &p;
-    Shared &shared;
+    using SmallPhase::SmallPhase;
     int at;    /* where the block begins whose indices are loaded next */
     int index; /* the lane's key of 16, of the block before, whose raw keys are asked for next */
     uint4 code[HALF_CHUNKS][2], rope[2];
     uint32_t scale[2][SCALES];
     bool there[2];
 
-    __device__ __forceinline__ SmallKeys(const struct sparse_decode_params &params, Shared &memory)
-        : p(params), shared(memory)
-    {
-    }
-
     /* A block begins at a multiple of 64 of the list, so that its entries are of one cache. */
-    __device__ __forceinline__ void load_index()
+    DEVICE void load_index()
     {
         const SmallPiece &piece = shared.piece;
         const bool of_extra = at >= piece.extra_begin;
@@ -34,12 +28,12 @@ template <typename F> struct SmallKeys {
         at += KEYS;
     }
 
-    static __device__ __forceinline__ const uint8_t *of_lane(const uint8_t *pointer, int from)
+    static DEVICE const uint8_t *of_lane(const uint8_t *pointer, int from)
     {
         return (const uint8_t *)__shfl_sync(~0u, (unsigned long long)pointer, from);
     }
 
-    __device__ __forceinline__ void ask()
+    DEVICE void ask()
     {
         const KeyPlace place = key_place<F::FORMAT>(p.cache[at - KEYS >= shared.piece.extra_begin], index);
         const int t = lane() % 4;
@@ -68,7 +62,7 @@ template <typename F> struct SmallKeys {
     }
 
     /* Does fp16 hold what the thread has of the block? */
-    __device__ __forceinline__ bool fits() const
+    DEVICE bool fits() const
     {
         bool fit = true;
         uint32_t most = 0;
@@ -83,7 +77,7 @@ template <typename F> struct SmallKeys {
     }
 
     /* As Scales::fit, of the half's. */
-    __device__ __forceinline__ bool scales_fit(const uint32_t (&word)[SCALES]) const
+    DEVICE bool scales_fit(const uint32_t (&word)[SCALES]) const
     {
         if constexpr (F::ROPE_IS_V) {
             return !((word[0] ^ SCALE_CODES * 0x01010101u) & (side() ? 0x00f0f0f0u : 0xf0f0f0f0u));
@@ -95,7 +89,7 @@ template <typename F> struct SmallKeys {
     }
 
     /* Of the chunk that is converted now: of key i, for either conversion. */
-    template <typename Element> __device__ __forceinline__ auto scale_now(int i) const
+    template <typename Element> DEVICE auto scale_now(int i) const
     {
         const uint32_t word = scale[i][0];
         if constexpr (Element::IS_BF16) {
@@ -107,7 +101,7 @@ template <typename F> struct SmallKeys {
     }
 
     /* From chunk c to the next, which takes its place: the loop over them is not unrolled. */
-    __device__ __forceinline__ void advance(int c)
+    DEVICE void advance(int c)
     {
 #pragma unroll
         for (int i = 0; i < 2; i++) {

@@ -42,21 +42,21 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= 96 * 1024, "two blocks of threads an SM");
 
+/* A part of what a block of threads does. */
+struct SmallPhase {
+    const struct sparse_decode_params &p;
+    Shared &shared;
+
+    DEVICE SmallPhase(const struct sparse_decode_params &params, Shared &memory) : p(params), shared(memory)
+    {
+    }
+};
+
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
-
-static __device__ __forceinline__ int lane()
-{
-    return (int)(fresh_thread() % 32);
-}
-
-static __device__ __forceinline__ int warp()
-{
-    return (int)(fresh_thread() / 32);
-}
 
 /* 16 bytes that nothing changes while the kernel runs; where `valid` is false nothing is read, and they are 0. Without
  * a copy: the compiler makes some of a choice between the two. */
-static __device__ __forceinline__ uint4 load_or_zero_16(const void *from, bool valid)
+static DEVICE uint4 load_or_zero_16(const void *from, bool valid)
 {
     uint4 x;
     asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, "
@@ -67,7 +67,7 @@ static __device__ __forceinline__ uint4 load_or_zero_16(const void *from, bool v
     return x;
 }
 
-static __device__ __forceinline__ uint2 load_or_zero_8(const void *from, bool valid)
+static DEVICE uint2 load_or_zero_8(const void *from, bool valid)
 {
     uint2 x;
     asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\n"
@@ -77,7 +77,7 @@ static __device__ __forceinline__ uint2 load_or_zero_8(const void *from, bool va
     return x;
 }
 
-static __device__ __forceinline__ uint32_t load_or_zero_4(const void *from, bool valid)
+static DEVICE uint32_t load_or_zero_4(const void *from, bool valid)
 {
     uint32_t x;
     asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\nmov.u32 %0, 0;\n@p ld.global.nc.u32 %0, [%1];\n}"
@@ -87,7 +87,7 @@ static __device__ __forceinline__ uint32_t load_or_zero_4(const void *from, bool
 }
 
 /* An index, or -1; before what stands behind it. */
-static __device__ __forceinline__ int load_or_none(const int32_t *from, bool valid)
+static DEVICE int load_or_none(const int32_t *from, bool valid)
 {
     int x;
     asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\nmov.s32 %0, -1;\n@p ld.global.nc.s32 %0, [%1];\n}"
@@ -97,12 +97,12 @@ static __device__ __forceinline__ int load_or_none(const int32_t *from, bool val
 }
 
 /* Which 16 keys of a block a warp has, and which half of their columns. */
-static __device__ __forceinline__ int key_group()
+static DEVICE int key_group()
 {
     return warp() % 4;
 }
 
-static __device__ __forceinline__ int side()
+static DEVICE int side()
 {
     return warp() / 4;
 }
@@ -111,12 +111,12 @@ static __device__ __forceinline__ int side()
  * product: as k = 2t, 2t + 1 (c0, c1) and 2t + 8, 2t + 9 (c2, c3) of both fragments. So V and Q lie in their own order.
  * Of the rope values lane t of a half has 8 neighbours of 32, in two steps. Here: where the first 16 bytes of the
  * 16 neighbours are, in eight lines; the others: ^ CHUNK_BYTES. */
-static __device__ __forceinline__ uint32_t own_line()
+static DEVICE uint32_t own_line()
 {
     return swizzle_128((uint32_t)lane() / 4, 2 * ((uint32_t)lane() % 4));
 }
 
-static __device__ __forceinline__ uint32_t own_rope()
+static DEVICE uint32_t own_rope()
 {
     return swizzle_128((uint32_t)lane() / 4, 4 * (uint32_t)side() + (uint32_t)lane() % 4);
 }

@@ -11,18 +11,17 @@ template <typename F> struct SmallQueries {
     enum { TILES_AT_ONCE = SMALL_THREADS / 8 / SMALL_HEADS };
     enum { ROUNDS = (F::Q_TILES + TILES_AT_ONCE - 1) / TILES_AT_ONCE };
 
-    static __device__ __forceinline__ int first_tile() { return (int)(fresh_thread() / (8 * SMALL_HEADS)); }
+    static DEVICE int first_tile() { return (int)(fresh_thread() / (8 * SMALL_HEADS)); }
 
     /* Of the thread in its first tile. */
-    static __device__ __forceinline__ uint32_t place(uint32_t base)
+    static DEVICE uint32_t place(uint32_t base)
     {
         return SHARED_AT(base, q) + (uint32_t)first_tile() * Q_TILE_BYTES +
                swizzle_128(fresh_thread() / 8 % SMALL_HEADS, fresh_thread() % 8);
     }
 
     /* As bf16. */
-    static __device__ __forceinline__ void ask(const struct sparse_decode_params &p, int request,
-                                               uint32_t base)
+    static DEVICE void ask(const struct sparse_decode_params &p, int request, uint32_t base)
     {
         const Place where(p);
         const int head = where.tile * SMALL_HEADS + (int)(fresh_thread() / 8 % SMALL_HEADS);
@@ -40,7 +39,7 @@ template <typename F> struct SmallQueries {
     }
 
     /* To fp16, what the thread asked for; whether that holds it. */
-    static __device__ __forceinline__ bool convert(uint32_t base)
+    static DEVICE bool convert(uint32_t base)
     {
         uint32_t at = place(base), most = 0;
         cp_async_wait<0>();

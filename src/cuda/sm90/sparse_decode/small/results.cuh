@@ -8,34 +8,24 @@
 #include "../../../device/quad.cuh"
 #include "layout.cuh"
 
-struct SmallSums {
-    const struct sparse_decode_params &p;
-    Shared &shared;
+struct SmallSums : SmallPhase {
+    using SmallPhase::SmallPhase;
     float o[8][4]; /* of 8 columns each: C of mma */
 
-    __device__ __forceinline__ SmallSums(const struct sparse_decode_params &params, Shared &memory)
-        : p(params), shared(memory)
-    {
-    }
-
-    __device__ __forceinline__ void begin()
+    DEVICE void begin()
     {
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) o[j][e] = 0.0f;
+        for (int i = 0; i < 32; i++) o[i / 4][i % 4] = 0.0f;
     }
 
-    __device__ __forceinline__ void shrink()
+    DEVICE void shrink()
     {
         const float factor[2] = {shared.factor[lane() / 4], shared.factor[lane() / 4 + 8]};
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) o[j][e] *= factor[e / 2];
+        for (int i = 0; i < 32; i++) o[i / 4][i % 4] *= factor[i % 4 / 2];
     }
 
-    template <typename Element> __device__ __forceinline__ void multiply(uint32_t base)
+    template <typename Element> DEVICE void multiply(uint32_t base)
     {
         const uint32_t line = (uint32_t)ldmatrix_tile_row(lane()),
                        chunk = (uint32_t)ldmatrix_tile_chunk(lane());
@@ -58,8 +48,7 @@ struct SmallSums {
 
     /* Row i of the lane's two, from the warp's first column on. `scale`: of the slot's row; of no use otherwise. */
     template <typename Stored, bool SLOT>
-    __device__ __forceinline__ void store_row(uint16_t *to, float *scale, int i, float factor,
-                                              bool there) const
+    DEVICE void store_row(uint16_t *to, float *scale, int i, float factor, bool there) const
     {
         float by = factor;
         if (SLOT) {
@@ -82,7 +71,7 @@ struct SmallSums {
     }
 
     /* All lanes, also those of heads that are none. */
-    __device__ __forceinline__ void end_row(int i) const
+    DEVICE void end_row(int i) const
     {
         const Place place(p);
         const int row = lane() / 4 + 8 * i, asked = place.tile * SMALL_HEADS + row,
@@ -102,7 +91,7 @@ struct SmallSums {
         }
     }
 
-    __device__ __forceinline__ void end() const
+    DEVICE void end() const
     {
         end_row(0), end_row(1);
     }

@@ -8,8 +8,7 @@
 #include "keys.cuh"
 
 /* Two steps of 16 columns, whose B comes from 16 bytes of a head. y: of both keys. */
-template <typename Element>
-__device__ __forceinline__ void multiply_steps(float (&s)[2][4], const uint4 (&y)[2], uint32_t q)
+template <typename Element> DEVICE void multiply_steps(float (&s)[2][4], const uint4 (&y)[2], uint32_t q)
 {
     const uint32_t a[2][4] = {{y[0].x, y[1].x, y[0].y, y[1].y}, {y[0].z, y[1].z, y[0].w, y[1].w}};
 #pragma unroll
@@ -21,22 +20,20 @@ __device__ __forceinline__ void multiply_steps(float (&s)[2][4], const uint4 (&y
 }
 
 /* 16 neighbours, or the rope's 8, of both keys to V. */
-__device__ __forceinline__ void store_values(uint32_t to, const uint4 (&y)[2])
+DEVICE void store_values(uint32_t to, const uint4 (&y)[2])
 {
     store_shared_16(to, y[0]), store_shared_16(to + 8 * LINE_BYTES, y[1]);
 }
 
 template <typename F, typename Element>
-__device__ __forceinline__ void score_block(SmallKeys<F> &keys, float (&s)[2][4], uint32_t base)
+DEVICE void score_block(SmallKeys<F> &keys, float (&s)[2][4], uint32_t base)
 {
     const uint32_t of_half = (uint32_t)(HALF_CHUNKS * side()),
                    of_group = (uint32_t)key_group() * 16 * LINE_BYTES;
     uint32_t q = SHARED_AT(base, q) + of_half * Q_TILE_BYTES + own_line(),
              v = SHARED_AT(base, v) + of_half * V_TILE_BYTES + of_group + own_line();
 #pragma unroll
-    for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) s[j][e] = 0.0f;
+    for (int i = 0; i < 8; i++) s[i / 4][i % 4] = 0.0f;
     uint4 y[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -68,7 +65,7 @@ __device__ __forceinline__ void score_block(SmallKeys<F> &keys, float (&s)[2][4]
 
 /* Those of keys that are none do not count. */
 template <typename F>
-__device__ __forceinline__ void store_scores(Shared &shared, const SmallKeys<F> &keys, const float (&s)[2][4])
+DEVICE void store_scores(Shared &shared, const SmallKeys<F> &keys, const float (&s)[2][4])
 {
     float *to = &shared.s[side()][2 * (lane() % 4)][16 * key_group() + lane() / 4];
 #pragma unroll

@@ -8,23 +8,17 @@
 
 #include "../../../device/reference.cuh"
 
-struct SmallSoftmax {
-    const struct sparse_decode_params &p;
-    Shared &shared;
+struct SmallSoftmax : SmallPhase {
+    using SmallPhase::SmallPhase;
     float sum,
         below; /* of the lane's keys; of its head: minus the reference, to which weights are relative */
 
-    __device__ __forceinline__ SmallSoftmax(const struct sparse_decode_params &params, Shared &memory)
-        : p(params), shared(memory)
-    {
-    }
+    static DEVICE int head() { return 2 * warp() + lane() / 16; }
+    static DEVICE int column() { return lane() % 16; }
 
-    static __device__ __forceinline__ int head() { return 2 * warp() + lane() / 16; }
-    static __device__ __forceinline__ int column() { return lane() % 16; }
+    DEVICE void begin() { sum = 0.0f, below = -LEAST_REFERENCE; }
 
-    __device__ __forceinline__ void begin() { sum = 0.0f, below = -LEAST_REFERENCE; }
-
-    __device__ __forceinline__ void block(uint32_t base, bool bf16)
+    DEVICE void block(uint32_t base, bool bf16)
     {
         const float4 a = *(const float4 *)&shared.s[0][head()][4 * column()],
                      b = *(const float4 *)&shared.s[1][head()][4 * column()];
@@ -47,7 +41,7 @@ struct SmallSoftmax {
     }
 
     /* After the last block: lse of the piece, and what O is multiplied by. */
-    __device__ __forceinline__ void end()
+    DEVICE void end()
     {
 #pragma unroll
         for (int lanes = 1; lanes < 16; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);

@@ -33,14 +33,14 @@ template <typename F> struct SmallDecode {
     SmallSoftmax softmax;
     SmallSums sums;
 
-    __device__ __forceinline__ SmallDecode(const struct sparse_decode_params &params, Shared &memory)
+    DEVICE SmallDecode(const struct sparse_decode_params &params, Shared &memory)
         : p(params), shared(memory), base(shared_address(&memory)), keys(params, memory),
           softmax(params, memory), sums(params, memory)
     {
     }
 
     /* By one thread: the next piece of the list, or that there is none. */
-    __device__ __forceinline__ void find_piece()
+    DEVICE void find_piece()
     {
         SmallPiece &to = shared.piece;
         const PieceList &list = shared.list;
@@ -61,7 +61,7 @@ template <typename F> struct SmallDecode {
                             place.token * p.cache[c].indices_stride[1] - (c ? ends.extra_begin : 0);
     }
 
-    template <typename Element> __device__ __forceinline__ void score_and_store()
+    template <typename Element> DEVICE void score_and_store()
     {
         float s[2][4];
         score_block<F, Element>(keys, s, base);
@@ -70,7 +70,7 @@ template <typename F> struct SmallDecode {
 
     /* A piece is multiplied in fp16 until a block comes that this does not hold, from there on in bf16. Before the
      * first block there is a turn that asks for its keys alone: one place in the code asks. */
-    __device__ __forceinline__ void take_piece()
+    DEVICE void take_piece()
     {
         keys.at = shared.piece.begin;
         keys.load_index();
@@ -107,14 +107,14 @@ template <typename F> struct SmallDecode {
     }
 
     /* As bf16. */
-    __device__ __forceinline__ void reload_queries()
+    DEVICE void reload_queries()
     {
         SmallQueries<F>::ask(p, shared.piece.request, base);
         cp_async_wait<0>();
         __syncthreads();
     }
 
-    __device__ __forceinline__ void run()
+    DEVICE void run()
     {
         if (threadIdx.x == 0) {
             shared.list = piece_list(p, (unsigned)Place(p).worker);
@@ -131,8 +131,7 @@ template <typename F> struct SmallDecode {
     }
 };
 
-template <typename F>
-__device__ __forceinline__ void sparse_decode_small(const struct sparse_decode_params &p)
+template <typename F> DEVICE void sparse_decode_small(const struct sparse_decode_params &p)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     wait_for_kernels_before();
@@ -141,8 +140,4 @@ __device__ __forceinline__ void sparse_decode_small(const struct sparse_decode_p
 }
 
 #define SPARSE_DECODE_SMALL_KERNEL(NAME, FORMAT)                                                             \
-    extern "C" __global__ void __launch_bounds__(SMALL_THREADS, 2)                                           \
-        NAME(const __grid_constant__ struct sparse_decode_params p)                                          \
-    {                                                                                                        \
-        sparse_decode_small<Format<FORMAT>>(p);                                                              \
-    }
+    DEFINE_KERNEL(NAME, sparse_decode_params, (SMALL_THREADS, 2), sparse_decode_small<Format<FORMAT>>(p))
