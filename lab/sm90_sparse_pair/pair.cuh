@@ -169,14 +169,14 @@ __device__ __forceinline__ void wgmma_scores(float (&d)[64], const uint32_t (&a)
 __device__ __forceinline__ void wgmma_output(float (&d)[128], const uint32_t (&a)[4], uint64_t b, int add)
 {
     asm volatile(WGMMA("m64n256k16", "f16", WGMMA_NAMES_128, "%133", "{%128, %129, %130, %131}", "%132", "1")
-                 : WGMMA_SUMS_128(d)
+                 : WGMMA_D_128(d)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 // The same with A in shared memory, a line a column of it (a key).
 __device__ __forceinline__ void wgmma_output(float (&d)[128], uint64_t a, uint64_t b, int add)
 {
     asm volatile(WGMMA("m64n256k16", "f16", WGMMA_NAMES_128, "%130", "%128", "%129", "1, 1")
-                 : WGMMA_SUMS_128(d)
+                 : WGMMA_D_128(d)
                  : "l"(a), "l"(b), "r"(add));
 }
 // Lines of 64 bytes, swizzled by 64: 16-byte piece i of line n is at i ^ (n / 2 % 4).

@@ -89,48 +89,48 @@ DEVICE uint64_t wgmma_columns(uint32_t tile, int step)
 /* clang-format on */
 
 /* SHAPE, NAMES: of D; then A, B, whether to add to what D holds, and the two (A in shared memory) or one flags that say of B
- * and of A whether they lie as columns; what names the operands of D, and the others. */
-#define WGMMA_OF(TYPE, SHAPE, NAMES, ADD, A, B, FLAGS, SUMS, ...)                                            \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE         \
-                 ".f32." TYPE "." TYPE " {" NAMES "}, " A ", " B ", p, 1, 1, " FLAGS ";\n}"                  \
-                 : SUMS(d)                                                                                   \
-                 : __VA_ARGS__)
-#define WGMMA(...)                                                                                           \
+ * and of A whether they lie as columns. */
+#define WGMMA(SHAPE, TYPE, NAMES, ADD, A, B, FLAGS)                                                          \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE ".f32." TYPE         \
+    "." TYPE " {" NAMES "}, " A ", " B ", p, 1, 1, " FLAGS ";\n}"
+
+/* Of either Element; SUMS: what names the operands of D, before the others. */
+#define WGMMA_OF(SHAPE, NAMES, ADD, A, B, FLAGS, SUMS, ...)                                                  \
     if constexpr (Element::IS_BF16)                                                                          \
-        WGMMA_OF("bf16", __VA_ARGS__);                                                                       \
+        asm volatile(WGMMA(SHAPE, "bf16", NAMES, ADD, A, B, FLAGS) : SUMS(d) : __VA_ARGS__);                 \
     else                                                                                                     \
-        WGMMA_OF("f16", __VA_ARGS__)
+        asm volatile(WGMMA(SHAPE, "f16", NAMES, ADD, A, B, FLAGS) : SUMS(d) : __VA_ARGS__)
 
 /* D (+)= A·B: 64 columns, A and B in lines. */
 template <typename Element> DEVICE void wgmma_64(float (&d)[32], uint64_t a, uint64_t b, int add)
 {
-    WGMMA("m64n64k16", WGMMA_NAMES_32, "%34", "%32", "%33", "0, 0", WGMMA_D_32, "l"(a), "l"(b), "r"(add));
+    WGMMA_OF("m64n64k16", WGMMA_NAMES_32, "%34", "%32", "%33", "0, 0", WGMMA_D_32, "l"(a), "l"(b), "r"(add));
 }
 
 /* The same with A in registers. */
 template <typename Element> DEVICE void wgmma_64(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add)
 {
-    WGMMA("m64n64k16", WGMMA_NAMES_32, "%37", "{%32, %33, %34, %35}", "%36", "0", WGMMA_D_32, "r"(a[0]),
-          "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    WGMMA_OF("m64n64k16", WGMMA_NAMES_32, "%37", "{%32, %33, %34, %35}", "%36", "0", WGMMA_D_32, "r"(a[0]),
+             "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 /* 128 columns, A in lines, B as columns. */
 template <typename Element> DEVICE void wgmma_128_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
 {
-    WGMMA("m64n128k16", WGMMA_NAMES_64, "%66", "%64", "%65", "0, 1", WGMMA_D_64, "l"(a), "l"(b), "r"(add));
+    WGMMA_OF("m64n128k16", WGMMA_NAMES_64, "%66", "%64", "%65", "0, 1", WGMMA_D_64, "l"(a), "l"(b), "r"(add));
 }
 
 /* The same with A in registers. */
 template <typename Element>
 DEVICE void wgmma_128_columns(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int add)
 {
-    WGMMA("m64n128k16", WGMMA_NAMES_64, "%69", "{%64, %65, %66, %67}", "%68", "1", WGMMA_D_64, "r"(a[0]),
-          "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    WGMMA_OF("m64n128k16", WGMMA_NAMES_64, "%69", "{%64, %65, %66, %67}", "%68", "1", WGMMA_D_64, "r"(a[0]),
+             "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 /* 256 columns, A in lines, B as columns. */
 template <typename Element> DEVICE void wgmma_256_columns(float (&d)[128], uint64_t a, uint64_t b, int add)
 {
-    WGMMA("m64n256k16", WGMMA_NAMES_128, "%130", "%128", "%129", "0, 1", WGMMA_D_128, "l"(a), "l"(b),
-          "r"(add));
+    WGMMA_OF("m64n256k16", WGMMA_NAMES_128, "%130", "%128", "%129", "0, 1", WGMMA_D_128, "l"(a), "l"(b),
+             "r"(add));
 }
