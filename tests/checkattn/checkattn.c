@@ -119,8 +119,7 @@ static bool is_asked(const struct asked *asked, bool gpu, const fmla_capability 
         ++*failed;
         return false;
     }
-    if ((plan && (!gpu || strcmp(row->operation, "decode_plan") != 0)) ||
-        (asked->operation && strcmp(asked->operation, row->operation) != 0) ||
+    if ((plan && !gpu) || (asked->operation && strcmp(asked->operation, row->operation) != 0) ||
         (asked->kernel && strcmp(asked->kernel, row->kernel) != 0))
         return false;
     if (!row->available)
