@@ -4,6 +4,9 @@
 import os
 import tempfile
 
+# The threads of NumPy's BLAS wait busily for work that is too small for them, beside those of the library and of PyTorch.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 
 def pytest_configure(config):
     # What PyTorch's compiler leaves behind goes away with the tests.
