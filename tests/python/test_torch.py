@@ -2,10 +2,8 @@
 """What PyTorch asks of an operator: its tracers, its modes, threads. Its compiler: test_torch_compile.py; on a GPU streams and
 graphs: test_torch_cuda.py."""
 
-import concurrent.futures
 import math
 import sys
-import threading
 
 import pytest
 
@@ -13,6 +11,7 @@ from attention import Batch, check_decode, strided
 from calls import OPERATIONS, Call
 from flash_mla import _operations, flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata, merge_states
 from kinds import Kind, each_device, each_torch_kind, torch
+from programs import in_threads
 from torch_calls import BATCH, call, decode, each_batch
 
 from flash_mla import _torch_operators  # isort: skip
@@ -275,22 +274,6 @@ def test_inference_mode(kind):
 
 
 @each_torch_kind
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        pytest.param(lambda q: torch.nn.Parameter(q, requires_grad=False), id="Parameter"),
-        pytest.param(lambda q: q.as_subclass(type("Sub", (torch.Tensor,), {})), id="subclass"),
-    ],
-)
-def test_subclasses_of_tensor(kind, wrap):
-    arrays = BATCH.arrays(kind)
-    expected = kind.all_bits(decode(arrays))
-    arrays["q"] = wrap(arrays["q"])
-    got = decode(arrays)
-    assert kind.all_bits([array.as_subclass(torch.Tensor) for array in got]) == expected
-
-
-@each_torch_kind
 @pytest.mark.parametrize("argument", ["q", "k_cache"])
 def test_subclass_sees_the_operators(argument, kind):
     """One that does something of its own with every function that is called with it."""
@@ -354,20 +337,6 @@ def test_meta_device(planned):
     assert merged[0].is_meta and merged[0].shape == out.shape
 
 
-@pytest.mark.filterwarnings("ignore")  # quantized tensors are deprecated
-@pytest.mark.parametrize("argument", ["q", "k_cache", "block_table", "cache_seqlens"])
-@pytest.mark.parametrize("dtype", ["qint8", "bits8"])
-def test_dtype_that_dlpack_has_no_name_for(dtype, argument):
-    """The message is the library's own, not that of PyTorch's DLPack."""
-    arrays = BATCH.arrays(Kind("torch", "bfloat16"))
-    if dtype == "bits8":
-        arrays[argument] = arrays[argument].to(torch.uint8).view(torch.bits8)
-    else:
-        arrays[argument] = torch.quantize_per_tensor(arrays[argument].float(), 1.0, 0, torch.qint8)
-    with pytest.raises(ValueError, match=f"^flash_mla_with_kvcache: {argument}: dtype"):
-        decode(arrays)
-
-
 # ---- Threads --------------------------------------------------------------------------------------------------------
 
 
@@ -385,24 +354,19 @@ def restless():
 def test_threads(kind):
     """Eight at once, with shapes of their own, and errors among them."""
     batches = [Batch([50 * i + 1, 3, 0], s_q=1 + i % 2, h_q=4 * (1 + i % 3), seed=i) for i in range(8)]
-    start = threading.Barrier(len(batches))
+    options = [dict(causal=i % 3 == 0, sink=batch.sink if i % 2 else None) for i, batch in enumerate(batches)]
+    expected = [batch.expected(kind, **given) for batch, given in zip(batches, options)]
 
     def work(i):
-        batch = batches[i]
-        arrays = batch.arrays(kind)
-        sink = kind.fp32(batch.sink) if i % 2 else None
-        expected = batch.expected(kind, causal=i % 3 == 0, sink=batch.sink if i % 2 else None)
-        start.wait()
+        arrays, sink, causal = batches[i].arrays(kind), kind.fp32(batches[i].sink) if i % 2 else None, i % 3 == 0
         for turn in range(12):
             meta = get_mla_metadata()[0] if turn % 2 else None
-            check_decode(kind, decode(arrays, meta, attn_sink=sink, causal=i % 3 == 0), expected)
+            check_decode(kind, decode(arrays, meta, attn_sink=sink, causal=causal), expected[i])
             if turn % 4 == i % 4:
                 with pytest.raises(ValueError, match="attn_sink: dtype is float64"):
-                    decode(arrays, attn_sink=torch.zeros(batch.h_q, dtype=torch.float64, device=kind.device))
+                    decode(arrays, attn_sink=torch.zeros(batches[i].h_q, dtype=torch.float64, device=kind.device))
 
-    with concurrent.futures.ThreadPoolExecutor(len(batches)) as pool:
-        for done in [pool.submit(work, i) for i in range(len(batches))]:
-            done.result()
+    in_threads(len(batches), work)
 
 
 @each_torch_kind
@@ -413,12 +377,4 @@ def test_threads_that_share_metadata(kind, make, check):
     arguments, expected = batch.arguments(kind), batch.expected(kind)
     for _ in range(5):
         meta, _ = get_mla_metadata()
-        start = threading.Barrier(4)
-
-        def work():
-            start.wait()
-            return call(arguments, meta)
-
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            for done in [pool.submit(work) for _ in range(4)]:
-                check(kind, done.result(), expected)
+        in_threads(4, lambda i: check(kind, call(arguments, meta), expected))

@@ -129,6 +129,7 @@ REFUSED = {
     "meta": lambda tensor: tensor.to("meta"),
     "float8": lambda tensor: tensor.to(torch.float8_e4m3fn),
     "quantized": lambda tensor: torch.quantize_per_tensor(tensor.float(), 1.0, 0, torch.qint8),
+    "bits": lambda tensor: tensor.to(torch.uint8).view(torch.bits8),
     "conjugate": lambda tensor: tensor.to(torch.complex64).conj(),
     "without storage": lambda tensor: emptied(tensor.clone()),
 }
@@ -158,6 +159,7 @@ SAID = {  # what the message speaks of
     "uninitialized": "uninitialized parameter",
     "meta": "device is meta",
     "quantized": "dtype is qint8",
+    "bits": "dtype is bits8",
     "conjugate": "dtype is complex64",
     "without storage": "data is NULL",
 }
@@ -172,9 +174,9 @@ def test_input_that_is_refused(name, argument, kind, device):
     with pytest.raises(ValueError) as caught:
         call(**call.given(), **{argument: strange})
     message = str(caught.value)
-    is_bytes = kind == "float8" and name.startswith("sparse") and argument in ("k_cache", "kv")
+    is_bytes = kind in ("float8", "bits") and name.startswith("sparse") and argument in ("k_cache", "kv")
     check_message(caught.value, call.name, "is_fp8_kvcache" if is_bytes else argument)
-    assert SAID.get(kind, "") in message and "type code" not in message, message
+    assert (is_bytes or SAID.get(kind, "") in message) and "type code" not in message, message
     assert all(torch.all(tensor == 7) for tensor in call.outputs.values()), "nothing is written"
 
 
