@@ -178,12 +178,12 @@ def tell(told: Callable[[Operation], None]) -> None:
 _NOWHERE = 1 << 12  # an address that nobody looks at; that of no tensor would be refused
 
 
-def _of_decode(q: Shape, _: Shape, d_v: int) -> Tuple[Form, ...]:
+def _of_decode(q: Shape, keys: Shape, d_v: int) -> Tuple[Form, ...]:
     b, s_q, h_q, _ = q
     return ((b, s_q, h_q, d_v), None), ((b, h_q, s_q), "float32")
 
 
-def _of_prefill(q: Shape, _: Shape, d_v: int) -> Tuple[Form, ...]:
+def _of_prefill(q: Shape, keys: Shape, d_v: int) -> Tuple[Form, ...]:
     row = q[:2], "float32"
     return ((*q[:2], d_v), None), row, row
 

@@ -153,9 +153,8 @@ def _add(operation: _operations.Operation) -> None:
             launch(operation, arguments[:inputs] + results, arguments[inputs + sized :])
         return results if len(results) != 1 else results[0]
 
-    types = ", ".join(["Tensor"] * len(operation.written))
-    types = types if len(operation.written) == 1 else f"({types})"
-    schema = f"({', '.join(tensors[:inputs] + numbers)}) -> {types}"
+    made = ", ".join(["Tensor"] * len(operation.written))
+    schema = f"({', '.join(tensors[:inputs] + numbers)}) -> " + (f"({made})" if len(operation.written) > 1 else made)
     _register(operation.name, schema, operation.function, make, functools.partial(make, fake=True))
 
 

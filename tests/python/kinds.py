@@ -24,7 +24,9 @@ torch = None
 if "torch" in LIBRARIES and importlib.util.find_spec("torch"):
     import torch
 
-    torch.set_num_threads(1)  # else conversions wait for its threads, beside the library's: half of the time of these tests
+    torch.set_num_threads(
+        1
+    )  # else conversions wait for its threads, beside the library's: half of the time of these tests
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 needs_cuda = pytest.mark.skipif(torch is None or not torch.cuda.is_available(), reason="PyTorch sees no GPU")

@@ -118,6 +118,7 @@ def test_torch_types_of_one_byte(kind):
         assert numpy.array_equal(kind.float64(made), expected("FP8_656", values))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @each_torch_kind
 def test_compiled(kind):
     """One graph, without a break, with the same bits."""

@@ -2,6 +2,7 @@
 """What PyTorch asks of an operator: its tracers, its modes, threads. Its compiler: test_torch_compile.py; on a GPU streams and
 graphs: test_torch_cuda.py."""
 
+import contextlib
 import math
 import sys
 
@@ -153,6 +154,8 @@ def test_fake_plan_has_the_size_of_the_real_one(b, s_q, h_q, h_kv, device):
         assert (mine.shape, mine.dtype, mine.device) == (its.shape, its.dtype, its.device)
 
 
+OF_BATCH = [((4, 2, 4, 512), torch.bfloat16), ((4, 4, 2), torch.float32)]
+
 # ---- Tracing --------------------------------------------------------------------------------------------------------
 
 
@@ -171,12 +174,9 @@ def test_fake_tensors(planned, device):
     for results in (fake, merged, given):
         for array, like in zip(results, real):
             assert isinstance(array, torch._subclasses.FakeTensor)
-            assert (array.shape, array.dtype, array.stride(), array.device) == (
-                like.shape,
-                like.dtype,
-                like.stride(),
-                like.device,
-            )
+            for what in ("shape", "dtype", "device"):
+                assert getattr(array, what) == getattr(like, what)
+            assert array.stride() == like.stride()
     assert given[0] is out and given[1] is lse
 
 
@@ -193,33 +193,27 @@ def test_fake_tensors_of_sparse_prefill():
         assert tuple(flash_mla_sparse_fwd(q, kv, indices, 0.5, indexer_topk=512)[3].shape) == (70, 64)
 
 
-@pytest.mark.parametrize(
-    "planned",
-    [
-        False,
-        pytest.param(
-            True,
-            marks=pytest.mark.xfail(
-                not torch.cuda.is_available(),
-                reason="the fake plan asks the GPU that is not there",
-                raises=NotImplementedError,
-                strict=True,
-            ),
-        ),
-    ],
-    ids=["plan=inside", "plan=meta"],
+NO_GPU = pytest.mark.xfail(
+    not torch.cuda.is_available(),
+    reason="the fake plan asks the GPU that is not there",
+    raises=NotImplementedError,
+    strict=True,
 )
-def test_fake_tensors_of_a_gpu_that_may_not_be_there(planned):
-    """As a model is traced, or exported, on a machine without one."""
-    with torch._subclasses.FakeTensorMode():
-        arrays = {
-            "q": torch.empty(4, 2, 4, 576, dtype=torch.bfloat16, device="cuda"),
-            "k_cache": torch.empty(8, 64, 1, 576, dtype=torch.bfloat16, device="cuda"),
-            "block_table": torch.empty(4, 2, dtype=torch.int32, device="cuda"),
-            "cache_seqlens": torch.empty(4, dtype=torch.int32, device="cuda"),
-        }
+
+
+@pytest.mark.parametrize(
+    "device,planned", [("meta", False), ("meta", True), ("cuda", False), pytest.param("cuda", True, marks=NO_GPU)]
+)
+def test_tensors_without_memory(device, planned):
+    """Shapes and types, as every operator of PyTorch gives them; on a GPU that may not be there, as a model is traced or exported on
+    a machine without one."""
+    real = BATCH.arrays(Kind("torch", "bfloat16"))
+    with torch._subclasses.FakeTensorMode() if device == "cuda" else contextlib.nullcontext():
+        arrays = {name: torch.empty(array.shape, dtype=array.dtype, device=device) for name, array in real.items()}
         out, lse = decode(arrays, get_mla_metadata()[0] if planned else None)
-    assert tuple(out.shape) == (4, 2, 4, 512) and tuple(lse.shape) == (4, 4, 2) and out.device.type == "cuda"
+        for results in ((out, lse), merge_states(out[None], lse[None])):
+            assert [(tuple(array.shape), array.dtype) for array in results] == OF_BATCH
+            assert all(array.device.type == device for array in results)
 
 
 @each_device
@@ -324,17 +318,6 @@ def test_modes_of_dispatch_see_the_operators(kind):
     assert ours == [
         f"flash_mla.{name}.default" for name in ("decode_plan", "dense_decode", "dense_decode_out", "merge")
     ]
-
-
-@pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
-def test_meta_device(planned):
-    """Shapes and types without memory, as every operator of PyTorch gives them."""
-    arrays = {name: array.to("meta") for name, array in BATCH.arrays(Kind("torch", "bfloat16")).items()}
-    out, lse = decode(arrays, get_mla_metadata()[0] if planned else None)
-    assert out.is_meta and tuple(out.shape) == (4, 2, 4, 512) and out.dtype == torch.bfloat16
-    assert lse.is_meta and tuple(lse.shape) == (4, 4, 2) and lse.dtype == torch.float32
-    merged = merge_states(out[None], lse[None])
-    assert merged[0].is_meta and merged[0].shape == out.shape
 
 
 # ---- Threads --------------------------------------------------------------------------------------------------------

@@ -279,12 +279,12 @@ def test_functionalize(name, device):
 
 @each_device
 @each_name
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_with_a_negative_view(name, device):
     """Made outside of the graph, and inside."""
     call = torch_calls.of(name, device)
     first = next(iter(call.inputs))
     expected = call(**call.given())
-    torch._dynamo.reset()
 
     def outside(tensor, outputs):
         return call(**outputs, **{first: tensor})
@@ -295,7 +295,6 @@ def test_compiled_with_a_negative_view(name, device):
     for step, tensor in ((outside, negative(call.inputs[first])), (inside, -call.inputs[first])):
         fresh = torch_calls.of(name, device).given()
         assert same(torch.compile(step, backend="aot_eager", fullgraph=True)(tensor, fresh), expected)
-    torch._dynamo.reset()
 
 
 @needs_cuda
