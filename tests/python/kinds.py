@@ -54,9 +54,8 @@ class Kind:
         if not self.is_torch:
             with numpy.errstate(invalid="ignore"):  # NaN to bfloat16
                 return values.astype(self._dtype(dtype))
-        return torch.from_numpy(numpy.array(values)).to(
-            self.device, self._dtype(dtype), copy=True
-        )  # of its own storage
+        # Of its own storage.
+        return torch.from_numpy(numpy.array(values)).to(self.device, self._dtype(dtype), copy=True)
 
     def int32(self, values):
         return self.array(numpy.asarray(values), "int32")

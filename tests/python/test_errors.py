@@ -408,24 +408,18 @@ def test_metadata_that_another_library_filled(filled_by):
 
 @each_kind
 @pytest.mark.parametrize(
-    "function,operation,shapes",
+    "function,shapes,numbers",
     [
-        ("flash_attn_varlen_func", "mha_forward", [(4, 4, 192), (8, 4, 192), (8, 4, 128), (3,), (3,)]),
-        ("flash_attn_varlen_qkvpacked_func", "mha_forward", [(4, 4, 512), (3,)]),
-        ("flash_attn_varlen_kvpacked_func", "mha_forward", [(4, 4, 192), (8, 4, 320), (3,), (3,)]),
+        ("flash_attn_varlen_func", [(4, 4, 192), (8, 4, 192), (8, 4, 128), (3,), (3,)], [4, 8]),
+        ("flash_attn_varlen_qkvpacked_func", [(4, 4, 512), (3,)], [4, 192]),
+        ("flash_attn_varlen_kvpacked_func", [(4, 4, 192), (8, 4, 320), (3,), (3,)], [4, 8, 192]),
     ],
 )
-def test_operation_that_is_not_there(kind, function, operation, shapes):
-    numbers = {
-        "flash_attn_varlen_func": [4, 8],
-        "flash_attn_varlen_qkvpacked_func": [4, 192],
-        "flash_attn_varlen_kvpacked_func": [4, 8, 192],
-    }
-    arrays = [kind.full(shape, 0) for shape in shapes]
-    if any(row["operation"] == operation and row["available"] for row in flash_mla.capabilities(kind.device)):
+def test_operation_that_is_not_there(kind, function, shapes, numbers):
+    if any(row["operation"] == "mha_forward" and row["available"] for row in flash_mla.capabilities(kind.device)):
         pytest.skip("it is there")
-    with pytest.raises(NotImplementedError, match=f"^(flash_attn_varlen_func|{function}): q: {operation}: "):
-        getattr(flash_mla, function)(*arrays, *numbers[function])
+    with pytest.raises(NotImplementedError, match=f"^(flash_attn_varlen_func|{function}): q: mha_forward: "):
+        getattr(flash_mla, function)(*[kind.full(shape, 0) for shape in shapes], *numbers)
 
 
 # ---- capabilities ---------------------------------------------------------------------------------------------------

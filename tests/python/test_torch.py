@@ -27,14 +27,11 @@ def inputs_and_options(device):
     def of(name, *without, **changed):
         """The inputs of a call as its operator takes them."""
         call = Call(name, kind)
-        given = {
-            name: value for name, value in {**call.inputs, **call.given(), **changed}.items() if name not in without
-        }
-        operation = OPERATIONS[call.operation]
-        inputs = [
-            name for i, name in enumerate(operation.names) if i not in operation.written or operation.results is None
+        given, operation = {**call.inputs, **call.given(), **changed, **dict.fromkeys(without)}, OPERATIONS[
+            call.operation
         ]
-        return tuple(given.get(name) for name in inputs)
+        made = operation.written if operation.results else []
+        return tuple(given.get(name) for i, name in enumerate(operation.names) if i not in made)
 
     def tables(plan):
         return dict(zip(("tile_scheduler_metadata", "num_splits"), plan))
