@@ -81,8 +81,8 @@ def test_arguments_are_those_of_flash_mla(kind, by_name):
     check_decode(kind, got, batch.expected(kind, scale=0.3, causal=True))
 
 
-OF_FLASH_MLA = """q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal is_fp8_kvcache
-indices attn_sink extra_k_cache extra_indices_in_kvcache topk_length extra_topk_length""".split()
+OF_FLASH_MLA = """q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal
+is_fp8_kvcache indices attn_sink extra_k_cache extra_indices_in_kvcache topk_length extra_topk_length""".split()
 
 
 # ---- Conventions ----------------------------------------------------------------------------------------------------

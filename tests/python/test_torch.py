@@ -202,8 +202,8 @@ NO_GPU = pytest.mark.xfail(
     "device,planned", [("meta", False), ("meta", True), ("cuda", False), pytest.param("cuda", True, marks=NO_GPU)]
 )
 def test_tensors_without_memory(device, planned):
-    """Shapes and types, as every operator of PyTorch gives them; on a GPU that may not be there, as a model is traced or exported on
-    a machine without one."""
+    """Shapes and types, as every operator of PyTorch gives them; on a GPU that may not be there, as a model is traced or
+    exported on a machine without one."""
     real = BATCH.arrays(Kind("torch", "bfloat16"))
     with torch._subclasses.FakeTensorMode() if device == "cuda" else contextlib.nullcontext():
         arrays = {name: torch.empty(array.shape, dtype=array.dtype, device=device) for name, array in real.items()}
