@@ -102,11 +102,7 @@ def _completed(
         raise TypeError(
             f"{this}: {name}: cannot be made where arrays are {kind}, without __array_namespace__; pass {name}="
         )
-    shape = shape_of(this, names[0], like)
-    if operation.looked_at == 1:
-        forms = operation.results(shape, size)
-    else:
-        forms = operation.results(shape, shape_of(this, names[1], inputs[1]), size)
+    forms = operation.results(shape_of(this, names[0], like), shape_of(this, names[1], inputs[1]), size)
     dtype = getattr(like, "dtype", None)
     return tuple(
         [

@@ -127,10 +127,9 @@ class _VersionedHead(ctypes.Structure):
     """What comes before the tensor in DLPack's DLManagedTensorVersioned."""
 
     _fields_ = [
-        ("version", ctypes.c_uint32 * 2),
-        ("manager_context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
+        *_structs.neighbours(ctypes.c_uint32, "major minor"),
+        *_structs.neighbours(ctypes.c_void_p, "manager_context deleter"),
+        *_structs.neighbours(ctypes.c_uint64, "flags"),
     ]
 
 
@@ -305,14 +304,10 @@ class _ArrayInterface(ctypes.Structure):
     """PyArrayInterface."""
 
     _fields_ = [
-        ("two", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("kind", ctypes.c_char),
-        ("item", ctypes.c_int),
-        ("flags", ctypes.c_int),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("data", ctypes.c_void_p),
+        *_structs.neighbours(ctypes.c_int, "two ndim"),
+        *_structs.neighbours(ctypes.c_char, "kind"),
+        *_structs.neighbours(ctypes.c_int, "item flags"),
+        *_structs.neighbours(ctypes.c_void_p, "shape strides data"),
     ]
 
 

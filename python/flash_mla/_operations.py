@@ -81,20 +81,12 @@ class Operation:
 
     `function`: the public one that it is of, which calls the tensors `names`. `tensors`: in the order of the arguments, those that
     may be None with a "?" behind them, those that are written with a "!"; results are the last. `options`: the numbers that come
-    after them. `results`: the forms of new results, from the shapes of the first `looked_at` tensors and a number, which is d_v
-    for attention and else the first option.
+    after them. `results`: the forms of new results, from the shapes of the first two tensors and a number, which is d_v for
+    attention and else the first option.
     """
 
-    def __init__(
-        self,
-        name: str,
-        function: str,
-        tensors: str,
-        options: str,
-        results: Any = None,
-        looked_at: int = 1,
-    ):
-        self.name, self.function, self.results, self.looked_at = name, function, results, looked_at
+    def __init__(self, name: str, function: str, tensors: str, options: str, results: Any = None):
+        self.name, self.function, self.results = name, function, results
         struct_type = _structs.ARGUMENTS[name]
         words = tensors.split()
         self.tensors, self.options = [word.rstrip("?!") for word in words], options.split()
@@ -186,12 +178,12 @@ def tell(told: Callable[[Operation], None]) -> None:
 _NOWHERE = 1 << 12  # an address that nobody looks at; that of no tensor would be refused
 
 
-def _of_decode(q: Shape, d_v: int) -> Tuple[Form, ...]:
+def _of_decode(q: Shape, keys: Shape, d_v: int) -> Tuple[Form, ...]:
     b, s_q, h_q, _ = q
     return ((b, s_q, h_q, d_v), None), ((b, h_q, s_q), "float32")
 
 
-def _of_prefill(q: Shape, d_v: int) -> Tuple[Form, ...]:
+def _of_prefill(q: Shape, keys: Shape, d_v: int) -> Tuple[Form, ...]:
     row = q[:2], "float32"
     return ((*q[:2], d_v), None), row, row
 
@@ -228,21 +220,9 @@ SPARSE_PREFILL = Operation(
     "kv_format softmax_scale lse_empty log_base",
     _of_prefill,
 )
-MERGE_STATES = Operation(
-    *("merge", MERGE),
-    "out_parts lse_parts attn_sink? out! lse!",
-    "lse_empty log_base",
-    _of_merge,
-    looked_at=2,
-)
+MERGE_STATES = Operation(*("merge", MERGE), "out_parts lse_parts attn_sink? out! lse!", "lse_empty log_base", _of_merge)
 CACHE_APPEND = Operation(*("cache_append", APPEND), "latent rope? kv_cache! slot_mapping", "kv_format cache_scale")
-CACHE_GATHER = Operation(
-    *("cache_gather", GATHER),
-    "kv_cache slots out!",
-    "kv_format cache_scale",
-    _of_gather,
-    looked_at=2,
-)
+CACHE_GATHER = Operation(*("cache_gather", GATHER), "kv_cache slots out!", "kv_format cache_scale", _of_gather)
 DENSE_PLAN = Operation(*("decode_plan", PLAN), "seqlens partitions! num_splits!", "s_q h_q h_kv")
 SPARSE_PLAN = Operation(
     *("sparse_plan", PLAN),

@@ -12,43 +12,44 @@ from typing import Any
 from ._members import MEMBERS
 
 
-def _of(type_: Any, names: str) -> list[tuple[str, Any]]:
+def neighbours(type_: Any, names: str) -> list[tuple[str, Any]]:
+    """Neighbours of one type, as ctypes takes them."""
     return [(name, type_) for name in names.split()]
 
 
 class Device(ctypes.Structure):
-    _fields_ = _of(c_int32, "device_type id")
+    _fields_ = neighbours(c_int32, "device_type id")
 
 
 class DType(ctypes.Structure):
-    _fields_ = [*_of(c_uint8, "code bits"), *_of(c_uint16, "lanes")]
+    _fields_ = [*neighbours(c_uint8, "code bits"), *neighbours(c_uint16, "lanes")]
 
 
 class Tensor(ctypes.Structure):
     _fields_ = [
-        *_of(c_void_p, "data"),
-        *_of(Device, "device"),
-        *_of(c_int32, "ndim"),
-        *_of(DType, "dtype"),
-        *_of(c_void_p, "shape strides"),
-        *_of(c_uint64, "byte_offset"),
+        *neighbours(c_void_p, "data"),
+        *neighbours(Device, "device"),
+        *neighbours(c_int32, "ndim"),
+        *neighbours(DType, "dtype"),
+        *neighbours(c_void_p, "shape strides"),
+        *neighbours(c_uint64, "byte_offset"),
     ]
 
 
 class Capability(ctypes.Structure):
     _fields_ = [
-        *_of(c_size_t, "struct_size"),
-        *_of(c_char_p, "operation kernel reason part_of"),
-        *_of(c_int32, "available forced_only types kv_formats"),
-        *_of(c_int32 * 4, "d_qk d_v"),
+        *neighbours(c_size_t, "struct_size"),
+        *neighbours(c_char_p, "operation kernel reason part_of"),
+        *neighbours(c_int32, "available forced_only types kv_formats"),
+        *neighbours(c_int32 * 4, "d_qk d_v"),
     ]
 
 
 class DeviceInfo(ctypes.Structure):
     _fields_ = [
-        *_of(c_size_t, "struct_size"),
-        *_of(c_char_p, "name reason built_for needs"),
-        *_of(c_int32, "count workers compute_capability shared_bytes driver driver_needed built_with ptx"),
+        *neighbours(c_size_t, "struct_size"),
+        *neighbours(c_char_p, "name reason built_for needs"),
+        *neighbours(c_int32, "count workers compute_capability shared_bytes driver driver_needed built_with ptx"),
     ]
 
 
@@ -67,9 +68,9 @@ _TYPES = {
 
 def _arguments(operation: str) -> Any:
     """The argument struct of an operation."""
-    fields = _of(c_size_t, "struct_size")
+    fields = neighbours(c_size_t, "struct_size")
     for kind, names in MEMBERS[operation]:
-        fields += _of(_TYPES[kind], names)
+        fields += neighbours(_TYPES[kind], names)
     return type(f"fmla_{operation}_args", (ctypes.Structure,), {"_fields_": fields})
 
 

@@ -12,6 +12,7 @@ compiled graph, whose backward pass is made before it is known whether anybody w
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NoReturn, Sequence, Tuple
 
 import torch
@@ -101,10 +102,8 @@ def into_name(operation: _operations.Operation) -> str:
 def new_results(
     operation: _operations.Operation, inputs: Sequence[torch.Tensor], size: int
 ) -> Tuple[torch.Tensor, ...]:
-    forms: Any = operation.results
-    first = inputs[0]
-    made = forms(first.shape, size) if operation.looked_at == 1 else forms(first.shape, inputs[1].shape, size)
-    new = first.new_empty
+    made: Any = operation.results
+    made, new = made(inputs[0].shape, inputs[1].shape, size), inputs[0].new_empty
     return tuple(
         [  # sizes one by one take less time than as a tuple
             new(*(shape or _SCALAR)) if dtype is None else new(*(shape or _SCALAR), dtype=_DTYPES[dtype])
@@ -148,19 +147,15 @@ def _add(operation: _operations.Operation) -> None:
     sized = int(operation.is_attention)
     numbers = ["int d_v"] * sized + numbers
 
-    def make(*arguments):
+    def make(*arguments, fake=False):
         results = new_results(operation, arguments, arguments[inputs])
-        launch(operation, arguments[:inputs] + results, arguments[inputs + sized :])
+        if not fake:
+            launch(operation, arguments[:inputs] + results, arguments[inputs + sized :])
         return results if len(results) != 1 else results[0]
 
-    def fake(*arguments):
-        results = new_results(operation, arguments, arguments[inputs])
-        return results if len(results) != 1 else results[0]
-
-    types = ", ".join(["Tensor"] * len(operation.written))
-    types = types if len(operation.written) == 1 else f"({types})"
-    schema = f"({', '.join(tensors[:inputs] + numbers)}) -> {types}"
-    _register(operation.name, schema, operation.function, make, fake)
+    made = ", ".join(["Tensor"] * len(operation.written))
+    schema = f"({', '.join(tensors[:inputs] + numbers)}) -> " + (f"({made})" if len(operation.written) > 1 else made)
+    _register(operation.name, schema, operation.function, make, functools.partial(make, fake=True))
 
 
 _operations.tell(_add)

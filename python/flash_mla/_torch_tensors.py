@@ -8,7 +8,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from . import _library
+from . import _library, _structs
 from ._call import Call, Place, put_tensor
 from ._described import capsules, host_scratch
 from ._types import word_of
@@ -41,12 +41,8 @@ class _ExchangeAPI(ctypes.Structure):
     """DLPackExchangeAPI, up to what is used of it."""
 
     _fields_ = [
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("older", ctypes.c_void_p),
-        ("allocate", ctypes.c_void_p),
-        ("managed_from_object", ctypes.c_void_p),
-        ("managed_to_object", ctypes.c_void_p),
+        *_structs.neighbours(ctypes.c_uint32, "major minor"),
+        *_structs.neighbours(ctypes.c_void_p, "older allocate managed_from_object managed_to_object"),
         # Called with the tensor's id, which is its address, and a Place, which is not declared: either way ctypes has least to
         # convert.
         ("tensor_from_object", ctypes.PYFUNCTYPE(None, ctypes.c_void_p)),

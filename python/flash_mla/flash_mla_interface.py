@@ -97,10 +97,8 @@ def get_mla_metadata(
         return FlashMLASchedMeta(), None
     module = module_of(this, "cache_seqlens", cache_seqlens)
     (b,) = shape_of(this, module, "cache_seqlens", cache_seqlens, 1)
-    rows, heads = (
-        integer_of(this, name, value)
-        for name, value in (("num_q_tokens_per_head_k", num_q_tokens_per_head_k), ("num_heads_k", num_heads_k))
-    )
+    rows = integer_of(this, "num_q_tokens_per_head_k", num_q_tokens_per_head_k)
+    heads = integer_of(this, "num_heads_k", num_heads_k)
     for name, value in (("num_q_tokens_per_head_k", rows), ("num_heads_k", heads)):
         if value < 1:
             raise ValueError(f"{this}: {name}: is {value}, must be at least 1")
@@ -239,10 +237,7 @@ def flash_mla_with_kvcache(
             check_kinds(this, module, *zip(names, arrays))
             break
     if k_cache is None or (indices is None and cache_seqlens is None):
-        name, where = (
-            "k_cache" if k_cache is None else "cache_seqlens",
-            " where indices is None" if indices is None else "",
-        )
+        name, where = "k_cache" if k_cache is None else "cache_seqlens", " where indices is None" * (indices is None)
         raise TypeError(f"{this}: {name}: is None, must be {module.KIND}{where}")
     causal = flag_of(this, "causal", causal)
     b, s_q, h_q, d_qk = shape_of(this, module, "q", q, 4)

@@ -24,6 +24,10 @@ torch = None
 if "torch" in LIBRARIES and importlib.util.find_spec("torch"):
     import torch
 
+    torch.set_num_threads(
+        1
+    )  # else conversions wait for its threads, beside the library's: half of the time of these tests
+
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 needs_cuda = pytest.mark.skipif(torch is None or not torch.cuda.is_available(), reason="PyTorch sees no GPU")
 
@@ -50,9 +54,8 @@ class Kind:
         if not self.is_torch:
             with numpy.errstate(invalid="ignore"):  # NaN to bfloat16
                 return values.astype(self._dtype(dtype))
-        return torch.from_numpy(numpy.array(values)).to(
-            self.device, self._dtype(dtype), copy=True
-        )  # of its own storage
+        # Of its own storage.
+        return torch.from_numpy(numpy.array(values)).to(self.device, self._dtype(dtype), copy=True)
 
     def int32(self, values):
         return self.array(numpy.asarray(values), "int32")

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Python programs in processes of their own."""
+"""Python programs in processes of their own, and functions on threads."""
 
+import concurrent.futures
 import os
 import subprocess
 import sys
+import threading
 
 
 def run(*arguments, **environment):
@@ -18,3 +20,10 @@ def output_of(*arguments, **environment):
     done = run(*arguments, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def in_threads(count, work):
+    """Calls work(0), work(1), … on threads that start at once; what one of them raises is raised."""
+    start = threading.Barrier(count)
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        list(pool.map(lambda i: (start.wait(), work(i)), range(count)))

@@ -67,38 +67,22 @@ def test_against_plain_pytorch(kind, causal):
 
 
 @each_kind
-def test_positional_arguments_are_those_of_flash_mla(kind):
-    """As its README calls it."""
+@pytest.mark.parametrize("by_name", [False, True])
+def test_arguments_are_those_of_flash_mla(kind, by_name):
+    """As its README calls it, and as vLLM and SGLang do, every argument by its name."""
     batch = Batch([100, 30], s_q=2)
-    meta, num_splits = get_mla_metadata(kind.int32(batch.lengths), 2 * 4 // 1, 1)
-    got = flash_mla_with_kvcache(*batch.arrays(kind).values(), 512, meta, num_splits, 0.3, True, False)
+    more = dict(is_fp8_kvcache=False, num_heads_q=4, topk=None) if by_name else {}
+    plan = get_mla_metadata(kind.int32(batch.lengths), 2 * 4 // 1, 1, **more)
+    given = *batch.arrays(kind).values(), 512, *plan, 0.3, True, False
+    if by_name:
+        got = flash_mla_with_kvcache(**dict(zip(OF_FLASH_MLA, (*given, *[None] * 6))))
+    else:
+        got = flash_mla_with_kvcache(*given)
     check_decode(kind, got, batch.expected(kind, scale=0.3, causal=True))
 
 
-@each_kind
-def test_keyword_arguments_are_those_of_flash_mla(kind):
-    """As vLLM and SGLang call it."""
-    batch = Batch([100, 30])
-    meta, num_splits = get_mla_metadata(kind.int32(batch.lengths), 4, 1, is_fp8_kvcache=False, num_heads_q=4, topk=None)
-    got = flash_mla_with_kvcache(
-        q=kind.array(batch.q),
-        k_cache=kind.array(batch.cache),
-        block_table=kind.int32(batch.table),
-        cache_seqlens=kind.int32(batch.lengths),
-        head_dim_v=512,
-        tile_scheduler_metadata=meta,
-        num_splits=num_splits,
-        softmax_scale=0.3,
-        causal=True,
-        is_fp8_kvcache=False,
-        indices=None,
-        attn_sink=None,
-        extra_k_cache=None,
-        extra_indices_in_kvcache=None,
-        topk_length=None,
-        extra_topk_length=None,
-    )
-    check_decode(kind, got, batch.expected(kind, scale=0.3, causal=True))
+OF_FLASH_MLA = """q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal
+is_fp8_kvcache indices attn_sink extra_k_cache extra_indices_in_kvcache topk_length extra_topk_length""".split()
 
 
 # ---- Conventions ----------------------------------------------------------------------------------------------------
@@ -108,10 +92,8 @@ def test_keyword_arguments_are_those_of_flash_mla(kind):
 def test_default_scale_base_and_empty(kind):
     """What is said twice is the same to the bit."""
     batch = Batch([70, 0], s_q=2)
-    default = call(batch.arrays(kind))
-    said = call(
-        batch.arrays(kind), softmax_scale=576**-0.5, causal=False, lse_empty=math.inf, log_base=math.e, stream=0
-    )
+    options = dict(softmax_scale=576**-0.5, causal=False, lse_empty=math.inf, log_base=math.e, stream=0)
+    default, said = call(batch.arrays(kind)), call(batch.arrays(kind), **options)
     assert kind.all_bits(default) == kind.all_bits(said)
 
 
@@ -231,13 +213,7 @@ for head_dim_v in (1, 24, 40):
 
 def test_metadata_is_empty_at_first():
     meta, num_splits = get_mla_metadata()
-    assert isinstance(meta, FlashMLASchedMeta) and num_splits is None
-    assert (meta.have_initialized, meta.config, meta.tile_scheduler_metadata, meta.num_splits) == (
-        False,
-        None,
-        None,
-        None,
-    )
+    assert meta == FlashMLASchedMeta(False, None, None, None) and num_splits is None
 
 
 @each_kind

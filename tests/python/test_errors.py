@@ -408,24 +408,18 @@ def test_metadata_that_another_library_filled(filled_by):
 
 @each_kind
 @pytest.mark.parametrize(
-    "function,operation,shapes",
+    "function,shapes,numbers",
     [
-        ("flash_attn_varlen_func", "mha_forward", [(4, 4, 192), (8, 4, 192), (8, 4, 128), (3,), (3,)]),
-        ("flash_attn_varlen_qkvpacked_func", "mha_forward", [(4, 4, 512), (3,)]),
-        ("flash_attn_varlen_kvpacked_func", "mha_forward", [(4, 4, 192), (8, 4, 320), (3,), (3,)]),
+        ("flash_attn_varlen_func", [(4, 4, 192), (8, 4, 192), (8, 4, 128), (3,), (3,)], [4, 8]),
+        ("flash_attn_varlen_qkvpacked_func", [(4, 4, 512), (3,)], [4, 192]),
+        ("flash_attn_varlen_kvpacked_func", [(4, 4, 192), (8, 4, 320), (3,), (3,)], [4, 8, 192]),
     ],
 )
-def test_operation_that_is_not_there(kind, function, operation, shapes):
-    numbers = {
-        "flash_attn_varlen_func": [4, 8],
-        "flash_attn_varlen_qkvpacked_func": [4, 192],
-        "flash_attn_varlen_kvpacked_func": [4, 8, 192],
-    }
-    arrays = [kind.full(shape, 0) for shape in shapes]
-    if any(row["operation"] == operation and row["available"] for row in flash_mla.capabilities(kind.device)):
+def test_operation_that_is_not_there(kind, function, shapes, numbers):
+    if any(row["operation"] == "mha_forward" and row["available"] for row in flash_mla.capabilities(kind.device)):
         pytest.skip("it is there")
-    with pytest.raises(NotImplementedError, match=f"^(flash_attn_varlen_func|{function}): q: {operation}: "):
-        getattr(flash_mla, function)(*arrays, *numbers[function])
+    with pytest.raises(NotImplementedError, match=f"^(flash_attn_varlen_func|{function}): q: mha_forward: "):
+        getattr(flash_mla, function)(*[kind.full(shape, 0) for shape in shapes], *numbers)
 
 
 # ---- capabilities ---------------------------------------------------------------------------------------------------
@@ -435,21 +429,16 @@ def test_capabilities_of_the_cpu():
     rows = flash_mla.capabilities()
     assert rows == flash_mla.capabilities("cpu")
     columns = {
-        "operation": (str,),
-        "kernel": (str, type(None)),
-        "types": (tuple,),
-        "kv_formats": (tuple,),
-        "d_qk": (tuple,),
-        "d_v": (tuple,),
-        "reason": (str,),
-        "available": (bool,),
-        "forced_only": (bool,),
-        "part_of": (str,),
+        str: "operation reason part_of kernel",
+        tuple: "types kv_formats d_qk d_v",
+        bool: "available forced_only",
     }
+    types = {name: type_ for type_, names in columns.items() for name in names.split()}
     for row in rows:
-        assert {name: isinstance(row[name], types) for name, types in columns.items()} == dict.fromkeys(row, True)
+        no_kernel = {"kernel": str} if row["kernel"] is None else {}
+        assert {**{name: type(value) for name, value in row.items()}, **no_kernel} == types
         assert row["available"] == (row["reason"] == "")
-    for operation in ("dense_decode", "merge", "decode_plan"):
+    for operation in ("dense_decode", "merge", "decode_plan", "cache_append", "cache_gather"):
         assert any(row["operation"] == operation and row["available"] and not row["forced_only"] for row in rows)
 
 

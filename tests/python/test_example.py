@@ -5,12 +5,12 @@ import importlib.util
 import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
 
 from kinds import needs_cuda, needs_torch
+from programs import output_of
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
 pytestmark = needs_torch
@@ -36,9 +36,8 @@ def run(toy, monkeypatch, *options):
 
 def test_toy_deepseek_as_a_program():
     """As a user runs it, with what it says when he asks for nothing."""
-    done = subprocess.run([sys.executable, EXAMPLES / "toy_deepseek.py"], stdout=subprocess.PIPE, text=True)
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0 and len(lines) == 13 and "agree" in lines[-1], done.stdout
+    lines = output_of(EXAMPLES / "toy_deepseek.py").splitlines()
+    assert len(lines) == 13 and "agree" in lines[-1], lines
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])

@@ -49,18 +49,8 @@ def test_says_why_no_gpu_is_used():
     assert f"not used: {described.reason.decode()}\n" in below if described.reason else "  dense_decode " in below
 
 
-GPU = dict(
-    struct_size=88,
-    name=b"NVIDIA H200",
-    reason=b"",
-    built_for=b"80 90a",
-    needs=b"CUDA 13.0 (driver 580)",
-    count=2,
-    compute_capability=90,
-    driver=13010,
-    built_with=13000,
-    ptx=80,
-)
+TEXTS = dict(name=b"NVIDIA H200", reason=b"", built_for=b"80 90a", needs=b"CUDA 13.0 (driver 580)")
+GPU = dict(TEXTS, struct_size=88, count=2, compute_capability=90, driver=13010, built_with=13000, ptx=80)
 
 
 def test_gpus(monkeypatch):

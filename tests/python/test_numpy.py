@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """NumPy's arrays in particular: what they can be, what stays in memory from call to call, and whose that memory is."""
 
-import threading
-
 import numpy
 import pytest
 
@@ -10,7 +8,7 @@ from attention import Batch, check_decode
 from calls import NAMES, Call
 from flash_mla import _library, flash_mla_with_kvcache, get_mla_metadata, merge_states
 from kinds import WORDS, Kind, ml_dtypes
-from programs import output_of
+from programs import in_threads, output_of
 
 KIND = Kind("numpy", "float16")
 
@@ -109,24 +107,14 @@ def test_workspaces_of_threads_and_of_children_are_their_own():
     _library.library.fmla_set_num_threads(2)  # many want more than is kept
     batches = [Batch([50 * i + 200, 3], s_q=2, h_q=2, seed=i) for i in range(4)]
     expected = [batch.expected(KIND) for batch in batches]
-    wrong = []
 
-    def work(i, turns=6):
-        for _ in range(turns):
-            try:
-                check_decode(KIND, decode(batches[i]), expected[i])
-            except AssertionError as error:
-                wrong.append(error)
+    def work(i):
+        for _ in range(6):
+            check_decode(KIND, decode(batches[i % 4]), expected[i % 4])
 
-    threads = [threading.Thread(target=work, args=(i % 4,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    addresses = kept_memory()
-    assert addresses
-    for address in addresses:
+    in_threads(8, work)
+    assert kept_memory()
+    for address in kept_memory():
         assert "s" not in permissions(address), "a child would write into its parent's"
     _library.library.fmla_set_num_threads(0)
 

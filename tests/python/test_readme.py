@@ -3,12 +3,11 @@
 
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
 from kinds import needs_cuda
+from programs import output_of
 
 TEXT = (pathlib.Path(__file__).resolve().parents[2] / "README.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.S | re.M)
@@ -16,17 +15,12 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.S | re.M)
 LOOK = "\nassert out.shape == (2, 1, 16, 512) and lse.shape == (2, 16, 1), (out.shape, lse.shape)\n"
 
 
-def run(folder, program):
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_blocks_are_found():
     assert len(BLOCKS) == 2
 
 
-def test_first_block(tmp_path):
-    run(tmp_path, BLOCKS[0] + LOOK)
+def test_first_block():
+    output_of("-c", BLOCKS[0] + LOOK)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -35,5 +29,5 @@ def test_block_compiles(block):
 
 
 @needs_cuda
-def test_all_blocks(tmp_path):
-    run(tmp_path, "\n".join(BLOCKS) + LOOK + "assert out.is_cuda and lse.is_cuda\n")
+def test_all_blocks():
+    output_of("-c", "\n".join(BLOCKS) + LOOK + "assert out.is_cuda and lse.is_cuda\n")

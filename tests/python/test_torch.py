@@ -2,10 +2,9 @@
 """What PyTorch asks of an operator: its tracers, its modes, threads. Its compiler: test_torch_compile.py; on a GPU streams and
 graphs: test_torch_cuda.py."""
 
-import concurrent.futures
+import contextlib
 import math
 import sys
-import threading
 
 import pytest
 
@@ -13,6 +12,7 @@ from attention import Batch, check_decode, strided
 from calls import OPERATIONS, Call
 from flash_mla import _operations, flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata, merge_states
 from kinds import Kind, each_device, each_torch_kind, torch
+from programs import in_threads
 from torch_calls import BATCH, call, decode, each_batch
 
 from flash_mla import _torch_operators  # isort: skip
@@ -27,14 +27,11 @@ def inputs_and_options(device):
     def of(name, *without, **changed):
         """The inputs of a call as its operator takes them."""
         call = Call(name, kind)
-        given = {
-            name: value for name, value in {**call.inputs, **call.given(), **changed}.items() if name not in without
-        }
-        operation = OPERATIONS[call.operation]
-        inputs = [
-            name for i, name in enumerate(operation.names) if i not in operation.written or operation.results is None
+        given, operation = {**call.inputs, **call.given(), **changed, **dict.fromkeys(without)}, OPERATIONS[
+            call.operation
         ]
-        return tuple(given.get(name) for name in inputs)
+        made = operation.written if operation.results else []
+        return tuple(given.get(name) for i, name in enumerate(operation.names) if i not in made)
 
     def tables(plan):
         return dict(zip(("tile_scheduler_metadata", "num_splits"), plan))
@@ -154,6 +151,8 @@ def test_fake_plan_has_the_size_of_the_real_one(b, s_q, h_q, h_kv, device):
         assert (mine.shape, mine.dtype, mine.device) == (its.shape, its.dtype, its.device)
 
 
+OF_BATCH = [((4, 2, 4, 512), torch.bfloat16), ((4, 4, 2), torch.float32)]
+
 # ---- Tracing --------------------------------------------------------------------------------------------------------
 
 
@@ -172,12 +171,9 @@ def test_fake_tensors(planned, device):
     for results in (fake, merged, given):
         for array, like in zip(results, real):
             assert isinstance(array, torch._subclasses.FakeTensor)
-            assert (array.shape, array.dtype, array.stride(), array.device) == (
-                like.shape,
-                like.dtype,
-                like.stride(),
-                like.device,
-            )
+            for what in ("shape", "dtype", "device"):
+                assert getattr(array, what) == getattr(like, what)
+            assert array.stride() == like.stride()
     assert given[0] is out and given[1] is lse
 
 
@@ -194,33 +190,27 @@ def test_fake_tensors_of_sparse_prefill():
         assert tuple(flash_mla_sparse_fwd(q, kv, indices, 0.5, indexer_topk=512)[3].shape) == (70, 64)
 
 
-@pytest.mark.parametrize(
-    "planned",
-    [
-        False,
-        pytest.param(
-            True,
-            marks=pytest.mark.xfail(
-                not torch.cuda.is_available(),
-                reason="the fake plan asks the GPU that is not there",
-                raises=NotImplementedError,
-                strict=True,
-            ),
-        ),
-    ],
-    ids=["plan=inside", "plan=meta"],
+NO_GPU = pytest.mark.xfail(
+    not torch.cuda.is_available(),
+    reason="the fake plan asks the GPU that is not there",
+    raises=NotImplementedError,
+    strict=True,
 )
-def test_fake_tensors_of_a_gpu_that_may_not_be_there(planned):
-    """As a model is traced, or exported, on a machine without one."""
-    with torch._subclasses.FakeTensorMode():
-        arrays = {
-            "q": torch.empty(4, 2, 4, 576, dtype=torch.bfloat16, device="cuda"),
-            "k_cache": torch.empty(8, 64, 1, 576, dtype=torch.bfloat16, device="cuda"),
-            "block_table": torch.empty(4, 2, dtype=torch.int32, device="cuda"),
-            "cache_seqlens": torch.empty(4, dtype=torch.int32, device="cuda"),
-        }
+
+
+@pytest.mark.parametrize(
+    "device,planned", [("meta", False), ("meta", True), ("cuda", False), pytest.param("cuda", True, marks=NO_GPU)]
+)
+def test_tensors_without_memory(device, planned):
+    """Shapes and types, as every operator of PyTorch gives them; on a GPU that may not be there, as a model is traced or
+    exported on a machine without one."""
+    real = BATCH.arrays(Kind("torch", "bfloat16"))
+    with torch._subclasses.FakeTensorMode() if device == "cuda" else contextlib.nullcontext():
+        arrays = {name: torch.empty(array.shape, dtype=array.dtype, device=device) for name, array in real.items()}
         out, lse = decode(arrays, get_mla_metadata()[0] if planned else None)
-    assert tuple(out.shape) == (4, 2, 4, 512) and tuple(lse.shape) == (4, 4, 2) and out.device.type == "cuda"
+        for results in ((out, lse), merge_states(out[None], lse[None])):
+            assert [(tuple(array.shape), array.dtype) for array in results] == OF_BATCH
+            assert all(array.device.type == device for array in results)
 
 
 @each_device
@@ -272,22 +262,6 @@ def test_inference_mode(kind):
         parts = merge_states(out[None], lse[None])
     assert kind.all_bits(parts)[1] == expected[1]
     assert kind.all_bits(decode(BATCH.arrays(kind), meta, causal=True)) == expected  # outside, with a plan from inside
-
-
-@each_torch_kind
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        pytest.param(lambda q: torch.nn.Parameter(q, requires_grad=False), id="Parameter"),
-        pytest.param(lambda q: q.as_subclass(type("Sub", (torch.Tensor,), {})), id="subclass"),
-    ],
-)
-def test_subclasses_of_tensor(kind, wrap):
-    arrays = BATCH.arrays(kind)
-    expected = kind.all_bits(decode(arrays))
-    arrays["q"] = wrap(arrays["q"])
-    got = decode(arrays)
-    assert kind.all_bits([array.as_subclass(torch.Tensor) for array in got]) == expected
 
 
 @each_torch_kind
@@ -343,31 +317,6 @@ def test_modes_of_dispatch_see_the_operators(kind):
     ]
 
 
-@pytest.mark.parametrize("planned", [False, True], ids=["plan=inside", "plan=meta"])
-def test_meta_device(planned):
-    """Shapes and types without memory, as every operator of PyTorch gives them."""
-    arrays = {name: array.to("meta") for name, array in BATCH.arrays(Kind("torch", "bfloat16")).items()}
-    out, lse = decode(arrays, get_mla_metadata()[0] if planned else None)
-    assert out.is_meta and tuple(out.shape) == (4, 2, 4, 512) and out.dtype == torch.bfloat16
-    assert lse.is_meta and tuple(lse.shape) == (4, 4, 2) and lse.dtype == torch.float32
-    merged = merge_states(out[None], lse[None])
-    assert merged[0].is_meta and merged[0].shape == out.shape
-
-
-@pytest.mark.filterwarnings("ignore")  # quantized tensors are deprecated
-@pytest.mark.parametrize("argument", ["q", "k_cache", "block_table", "cache_seqlens"])
-@pytest.mark.parametrize("dtype", ["qint8", "bits8"])
-def test_dtype_that_dlpack_has_no_name_for(dtype, argument):
-    """The message is the library's own, not that of PyTorch's DLPack."""
-    arrays = BATCH.arrays(Kind("torch", "bfloat16"))
-    if dtype == "bits8":
-        arrays[argument] = arrays[argument].to(torch.uint8).view(torch.bits8)
-    else:
-        arrays[argument] = torch.quantize_per_tensor(arrays[argument].float(), 1.0, 0, torch.qint8)
-    with pytest.raises(ValueError, match=f"^flash_mla_with_kvcache: {argument}: dtype"):
-        decode(arrays)
-
-
 # ---- Threads --------------------------------------------------------------------------------------------------------
 
 
@@ -385,24 +334,19 @@ def restless():
 def test_threads(kind):
     """Eight at once, with shapes of their own, and errors among them."""
     batches = [Batch([50 * i + 1, 3, 0], s_q=1 + i % 2, h_q=4 * (1 + i % 3), seed=i) for i in range(8)]
-    start = threading.Barrier(len(batches))
+    options = [dict(causal=i % 3 == 0, sink=batch.sink if i % 2 else None) for i, batch in enumerate(batches)]
+    expected = [batch.expected(kind, **given) for batch, given in zip(batches, options)]
 
     def work(i):
-        batch = batches[i]
-        arrays = batch.arrays(kind)
-        sink = kind.fp32(batch.sink) if i % 2 else None
-        expected = batch.expected(kind, causal=i % 3 == 0, sink=batch.sink if i % 2 else None)
-        start.wait()
+        arrays, sink, causal = batches[i].arrays(kind), kind.fp32(batches[i].sink) if i % 2 else None, i % 3 == 0
         for turn in range(12):
             meta = get_mla_metadata()[0] if turn % 2 else None
-            check_decode(kind, decode(arrays, meta, attn_sink=sink, causal=i % 3 == 0), expected)
+            check_decode(kind, decode(arrays, meta, attn_sink=sink, causal=causal), expected[i])
             if turn % 4 == i % 4:
                 with pytest.raises(ValueError, match="attn_sink: dtype is float64"):
-                    decode(arrays, attn_sink=torch.zeros(batch.h_q, dtype=torch.float64, device=kind.device))
+                    decode(arrays, attn_sink=torch.zeros(batches[i].h_q, dtype=torch.float64, device=kind.device))
 
-    with concurrent.futures.ThreadPoolExecutor(len(batches)) as pool:
-        for done in [pool.submit(work, i) for i in range(len(batches))]:
-            done.result()
+    in_threads(len(batches), work)
 
 
 @each_torch_kind
@@ -413,12 +357,4 @@ def test_threads_that_share_metadata(kind, make, check):
     arguments, expected = batch.arguments(kind), batch.expected(kind)
     for _ in range(5):
         meta, _ = get_mla_metadata()
-        start = threading.Barrier(4)
-
-        def work():
-            start.wait()
-            return call(arguments, meta)
-
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            for done in [pool.submit(work) for _ in range(4)]:
-                check(kind, done.result(), expected)
+        in_threads(4, lambda i: check(kind, call(arguments, meta), expected))

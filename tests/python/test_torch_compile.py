@@ -29,13 +29,6 @@ def counted():
     return graphs, lambda graph, inputs: graphs.append(graph) or graph.forward
 
 
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.usefixtures("fresh_compiler")
 class TestCompile:
     @staticmethod

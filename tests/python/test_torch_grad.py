@@ -81,9 +81,9 @@ def test_detached_input(name, argument, device):
 @each_device
 @each_float
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled(name, argument, backend, device):
     """It is refused while the graph is made, with the words of an eager call within PyTorch's own; under no_grad the graph runs."""
-    torch._dynamo.reset()
     call, plain = torch_calls.of(name, device), torch_calls.of(name, device)
     expected = plain(**plain.given())
 
@@ -98,14 +98,13 @@ def test_compiled(name, argument, backend, device):
     with torch.no_grad():
         got = compiled(learnt, torch_calls.of(name, device).given())
     assert same(got, expected) and not any(result.requires_grad for result in got)
-    torch._dynamo.reset()
 
 
 @each_device
 @each_name
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_beside_what_learns(name, device):
     """Grad mode is on, and a gradient goes around the operation."""
-    torch._dynamo.reset()
     call = torch_calls.of(name, device)
     weight = torch.full((), 3.0, device=device, requires_grad=True)
 
@@ -114,7 +113,6 @@ def test_compiled_beside_what_learns(name, device):
 
     torch.compile(step, backend="aot_eager", fullgraph=True)(weight, call.given()).backward()
     assert weight.grad == 2
-    torch._dynamo.reset()
 
 
 @each_device

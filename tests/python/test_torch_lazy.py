@@ -13,6 +13,8 @@ from torch_calls import each_input, each_name, each_output, same
 
 import torch_calls
 
+UninitializedParameter = torch.nn.parameter.UninitializedParameter
+
 # ---- Taken for what it means ------------------------------------------------------------------------------------------
 
 
@@ -118,20 +120,30 @@ def lists_of(tensor):
     return list(tensor) if tensor.ndim > 1 else [tensor]
 
 
-REFUSED = {
-    "sparse": lambda tensor: tensor.to_sparse(),
-    "sparse rows": lambda tensor: tensor.reshape(-1, tensor.shape[-1]).to_sparse_csr(),
-    "mkldnn": lambda tensor: tensor.to_mkldnn(),
-    "nested": lambda tensor: torch.nested.nested_tensor(lists_of(tensor)),
-    "jagged": lambda tensor: torch.nested.nested_tensor(lists_of(tensor), layout=torch.jagged),
-    "zero": lambda tensor: torch._efficientzerotensor(tensor.shape, dtype=tensor.dtype, device=tensor.device),
-    "uninitialized": lambda tensor: torch.nn.parameter.UninitializedParameter(requires_grad=False),
-    "meta": lambda tensor: tensor.to("meta"),
-    "float8": lambda tensor: tensor.to(torch.float8_e4m3fn),
-    "quantized": lambda tensor: torch.quantize_per_tensor(tensor.float(), 1.0, 0, torch.qint8),
-    "conjugate": lambda tensor: tensor.to(torch.complex64).conj(),
-    "without storage": lambda tensor: emptied(tensor.clone()),
+REFUSED = {  # with what the message speaks of
+    "sparse": (lambda tensor: tensor.to_sparse(), "torch.sparse_coo"),
+    "sparse rows": (lambda tensor: tensor.reshape(-1, tensor.shape[-1]).to_sparse_csr(), ""),
+    "mkldnn": (lambda tensor: tensor.to_mkldnn(), "torch._mkldnn"),
+    "nested": (lambda tensor: torch.nested.nested_tensor(lists_of(tensor)), "nested tensor"),
+    "jagged": (lambda tensor: torch.nested.nested_tensor(lists_of(tensor), layout=torch.jagged), "nested tensor"),
+    "zero": (lambda tensor: torch._efficientzerotensor(tensor.shape, **like(tensor)), "zero tensor"),
+    "uninitialized": (lambda tensor: UninitializedParameter(requires_grad=False), "uninitialized parameter"),
+    "meta": (lambda tensor: tensor.to("meta"), "device is meta"),
+    "float8": (lambda tensor: tensor.to(torch.float8_e4m3fn), ""),
+    "quantized": (lambda tensor: torch.quantize_per_tensor(tensor.float(), 1.0, 0, torch.qint8), "dtype is qint8"),
+    "bits": (lambda tensor: tensor.to(torch.uint8).view(torch.bits8), "dtype is bits8"),
+    "conjugate": (lambda tensor: tensor.to(torch.complex64).conj(), "dtype is complex64"),
+    "without storage": (lambda tensor: emptied(tensor.clone()), "data is NULL"),
 }
+# What no tensor may be that is written.
+LAZY = {
+    "negative": (negative, ""),
+    "conjugated": (lambda tensor: torch.view_as_complex(tensor.new_zeros(*tensor.shape, 2).float()).conj(), ""),
+}
+
+
+def like(tensor):
+    return dict(dtype=tensor.dtype, device=tensor.device)
 
 
 def emptied(tensor):
@@ -149,47 +161,29 @@ def make(wrap, tensor):
             pytest.skip(f"PyTorch makes no such tensor: {str(error).splitlines()[0]}")
 
 
-SAID = {  # what the message speaks of
-    "sparse": "torch.sparse_coo",
-    "mkldnn": "torch._mkldnn",
-    "nested": "nested tensor",
-    "jagged": "nested tensor",
-    "zero": "zero tensor",
-    "uninitialized": "uninitialized parameter",
-    "meta": "device is meta",
-    "quantized": "dtype is qint8",
-    "conjugate": "dtype is complex64",
-    "without storage": "data is NULL",
-}
-
-
 @each_device
 @each_input
 @pytest.mark.parametrize("kind", REFUSED)
 def test_input_that_is_refused(name, argument, kind, device):
     call = torch_calls.of(name, device)
-    strange = make(REFUSED[kind], call.inputs[argument])
+    wrap, said = REFUSED[kind]
+    strange = make(wrap, call.inputs[argument])
     with pytest.raises(ValueError) as caught:
         call(**call.given(), **{argument: strange})
     message = str(caught.value)
-    is_bytes = kind == "float8" and name.startswith("sparse") and argument in ("k_cache", "kv")
+    is_bytes = kind in ("float8", "bits") and name.startswith("sparse") and argument in ("k_cache", "kv")
     check_message(caught.value, call.name, "is_fp8_kvcache" if is_bytes else argument)
-    assert SAID.get(kind, "") in message and "type code" not in message, message
+    assert (is_bytes or said in message) and "type code" not in message, message
     assert all(torch.all(tensor == 7) for tensor in call.outputs.values()), "nothing is written"
 
 
 @each_device
 @each_output
-@pytest.mark.parametrize("kind", [*REFUSED, "negative", "conjugated"])
+@pytest.mark.parametrize("kind", [*REFUSED, *LAZY])
 def test_output_that_is_refused(name, argument, kind, device):
     call = torch_calls.of(name, device)
-    wrap = {
-        **REFUSED,
-        "negative": negative,
-        "conjugated": lambda tensor: torch.view_as_complex(torch.zeros(*tensor.shape, 2, device=device)).conj(),
-    }[kind]
     outputs = dict(call.outputs)
-    outputs[argument] = make(wrap, outputs[argument])
+    outputs[argument] = make({**REFUSED, **LAZY}[kind][0], outputs[argument])
     with pytest.raises(ValueError) as caught:
         call(**outputs)
     check_message(caught.value, call.name, argument)
@@ -277,12 +271,12 @@ def test_functionalize(name, device):
 
 @each_device
 @each_name
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_with_a_negative_view(name, device):
     """Made outside of the graph, and inside."""
     call = torch_calls.of(name, device)
     first = next(iter(call.inputs))
     expected = call(**call.given())
-    torch._dynamo.reset()
 
     def outside(tensor, outputs):
         return call(**outputs, **{first: tensor})
@@ -293,7 +287,6 @@ def test_compiled_with_a_negative_view(name, device):
     for step, tensor in ((outside, negative(call.inputs[first])), (inside, -call.inputs[first])):
         fresh = torch_calls.of(name, device).given()
         assert same(torch.compile(step, backend="aot_eager", fullgraph=True)(tensor, fresh), expected)
-    torch._dynamo.reset()
 
 
 @needs_cuda
