@@ -3,9 +3,8 @@
  * What is said of the library as a whole: versions, capabilities, threads, the last error, and the
  * environment variable that forces kernels (in child processes, since it is read once, at first use).
  */
+#include "filled.h"
 #include "tensors.h"
-
-#include "operations.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -29,7 +28,7 @@ static fmla_status decode(int64_t d_qk, const char *kernel)
     args.seqlens = TENSOR_OF(&length, i32, 1);
     args.out = TENSOR_OF(out_data, bf16, 1, 1, 1, d_qk < 512 ? d_qk : 512);
     args.kernel = kernel;
-    return run_dense_decode(&args);
+    return run_in_room(OP_DENSE_DECODE, &args);
 }
 
 static fmla_status merge(void)
