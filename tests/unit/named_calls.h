@@ -81,8 +81,6 @@ static inline void named_make(enum operation operation, void *args, struct held 
 /* clang-format off */
 #define OPERATION(op, OP)                                                                                    \
     struct op##_call {                                                                                       \
-        fmla_##op##_args args;                                                                               \
-        size_t bytes; /* of the workspace, as answered */                                                    \
         union {                                                                                              \
             struct held held[MAX_TENSORS];                                                                   \
             struct {
@@ -90,6 +88,8 @@ static inline void named_make(enum operation operation, void *args, struct held 
 #define END(op)                                                                                              \
             };                                                                                               \
         };                                                                                                   \
+        size_t bytes; /* of the workspace, as answered */                                                    \
+        fmla_##op##_args args; /* in the same place for all */                                               \
     };
 #include "operations.def"
 /* clang-format on */
