@@ -39,16 +39,11 @@ static int32_t after_join(const struct fake_launch *launch, size_t index)
 #define ROWS_PER_BLOCK(launch) after_join(launch, 0)
 #define ROW_LANES(launch)      after_join(launch, 1)
 
-static void run_best(struct dense_decode_call *call)
-{
-    CHECK_OK(dense_decode_run(call));
-}
-
 /* With the portable decode, which the fake GPU, a Hopper, would not choose. */
 static void run(struct dense_decode_call *call)
 {
     call->args.kernel = "cuda-sm80";
-    run_best(call);
+    CHECK_OK(dense_decode_run(call));
 }
 
 /* With the portable one; its launches, by name. */
@@ -211,12 +206,12 @@ static void tables_given(void)
         c.args.partitions = c.args.num_splits = NULL;
         c.args.plan = region(REGION_OF_WORKSPACE) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7),
         c.args.num_partitions = 7;
-        run_best(&c);
+        CHECK_OK(dense_decode_run(&c));
         CHECK_EQ(c.bytes, bytes);
         /* Not read in batch-invariant mode; checked all the same. */
         c.args.plan = NULL, c.args.num_partitions = 0, c.args.batch_invariant = 1;
         c.args.partitions = &rows.tensor, c.args.num_splits = &splits.tensor;
-        run_best(&c);
+        CHECK_OK(dense_decode_run(&c));
         CHECK(!split_of(launched(0)).partitions, "%s", "batch-invariant, and by a plan");
         rows.tensor.device.id = 1;
         check_rejected("a table elsewhere", dense_decode_run(&c), FMLA_INVALID_ARGUMENT, "dense_decode",

@@ -29,11 +29,6 @@ static void sparse_call(struct sparse_decode_call *c, int32_t format, bool extra
     shaped_call(c, SHAPE_OF(layout, .format = format, .has = HAS_LENGTHS | (extra ? HAS_EXTRA : 0u)));
 }
 
-static void run(struct sparse_decode_call *c)
-{
-    CHECK_OK(sparse_decode_run(c));
-}
-
 /* ---- What kernels are told -------------------------------------------------------------------- */
 
 static void on_hopper(void)
@@ -147,7 +142,7 @@ static void chunks(void)
                                      .format = FMLA_KV_FP8_656, .has = all[i].extra ? HAS_EXTRA : 0));
             if (given) c.args.plan = region(3), c.args.plan_size = MEMORY;
             const int before = fake->launches;
-            run(&c);
+            CHECK_OK(sparse_decode_run(&c));
             const int length = all[i].extra ? (all[i].topk + 63) / 64 * 64 + all[i].extra : all[i].topk;
             const int count = (length + all[i].keys - 1) / all[i].keys,
                       tiles = S_Q * ((all[i].h_q + all[i].heads - 1) / all[i].heads);
@@ -170,7 +165,7 @@ static void chunks(void)
     struct sparse_decode_call c;
     shaped_call(&c, SHAPE_OF(layout, .b = 67, .h_q = 64, .topk = 64, .format = FMLA_KV_FP8_656));
     c.args.plan = region(3), c.args.plan_size = MEMORY;
-    run(&c);
+    CHECK_OK(sparse_decode_run(&c));
     CHECK(!strcmp(launched(0)->kernel, "sm90_sparse_decode_small_bf16_fp8_656") ||
               !strcmp(launched(1)->kernel, "sm90_sparse_decode_small_bf16_fp8_656"),
           "%s", launched(0)->kernel);
@@ -297,7 +292,7 @@ static void rows(void)
     struct sparse_decode_call codes;
     sparse_call(&codes, FMLA_KV_FP8_656, true);
     codes.indices.shape[2] = SMALL_TOPK;
-    run(&codes);
+    CHECK_OK(sparse_decode_run(&codes));
     const fmla_sparse_plan_args plan_alone = plan_args(SMALL_TOPK);
     int32_t partitions = 0;
     CHECK_OK(fmla_sparse_plan_partitions(&plan_alone, &partitions));
@@ -339,7 +334,7 @@ static void refused(const char *label, struct sparse_decode_call *c, const char 
     c->args.kernel = "cuda-sm90";
     check_rejected(label, sparse_decode_run(c), FMLA_UNSUPPORTED, "sparse_decode", argument, words);
     sparse_call(c, FMLA_KV_FP8_656, true);
-    run(c);
+    CHECK_OK(sparse_decode_run(c));
     CHECK_EQ(c->bytes, size);
     sparse_call(c, FMLA_KV_FP8_656, true);
 }
@@ -415,7 +410,7 @@ static void many_blocks(void)
                        "sparse_decode", "q", "tiles of heads and partitions");
         c.args.batch_invariant = 1; /* by no plan */
         c.args.num_partitions = 0;
-        run(&c);
+        CHECK_OK(sparse_decode_run(&c));
     }
 }
 
@@ -425,7 +420,7 @@ static void large(void)
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_656, false);
     c.kv_cache.shape[0] = INT64_C(1) << 30, c.kv_cache.strides[0] = 0;
-    run(&c);
+    CHECK_OK(sparse_decode_run(&c));
     CHECK_EQ(sparse_decode_params_of(launched(1)).cache[0].slots, INT64_C(1) << 31);
     c.indices.shape[2] = INT32_MAX - 100;
     for (int i = 0; i < 2; i++) c.indices.strides[i] = 0;
