@@ -4,7 +4,8 @@
  * Every tensor that could be real is: it has exactly the memory that it spans. One that is too large for that has no data, and
  * must be refused. So a call is refused in words and writes nothing, or it runs, and writes its elements and nothing else.
  */
-#include "../unit/named_calls.h"
+#include "../unit/described.h"
+#include "../unit/tensors.h"
 #include "fuzz.h"
 
 #include <math.h>
@@ -40,7 +41,7 @@ static void start(struct made *t, const struct member *m, const struct layout *l
 
 static void spoil_tensor(struct bytes *in, struct made *t)
 {
-    const fmla_dtype dtypes[] = {bf16, fp16, f32, i32, {FMLA_TYPE_UINT, 8, 1}};
+    const fmla_dtype dtypes[] = {bf16, fp16, f32, i32, u8};
     const uint32_t dim = choose(in, MOST_DIMS);
     switch (choose(in, 12)) {
     case 0: t->of.shape[dim] = any(in); break;

@@ -42,13 +42,6 @@ static inline bool layout_has(const struct layout *l, const struct member *m)
     return true;
 }
 
-/* Where an option is; NULL: the operation has none of that name. */
-static inline void *option_at(enum operation operation, void *args, const char *name)
-{
-    const struct member *const m = described_member(operation, name);
-    return m ? (char *)args + m->offset : NULL;
-}
-
 static inline void put_number(enum operation operation, void *args, const char *name, int32_t value)
 {
     void *const at = option_at(operation, args, name);

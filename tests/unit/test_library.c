@@ -24,7 +24,7 @@ static fmla_status small(enum operation operation, int64_t d_qk, const char *ker
     const struct layout layout =
         DESIGNATED(.b = 1, .s_q = 1, .h_q = 1, .h_kv = 1, .d_qk = d_qk, .d_v = d_qk < 512 ? d_qk : 512,
                    .pages = 1, .page_size = 4, .max_pages = 1, .n = 2, .type = {FMLA_TYPE_BFLOAT, 16, 1});
-    struct held held[MAX_TENSORS];
+    static struct held held[MAX_TENSORS];
     _Alignas(16) char args[512];
     struct answer answer;
     named_make(operation, args, held, &layout, place_filled);

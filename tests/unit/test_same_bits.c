@@ -189,10 +189,10 @@ static void call(const struct way *way, struct result *result)
 {
     const enum operation operation = made.tested->operation;
     const struct member *m;
-    struct held held[MAX_TENSORS];
+    static struct held held[MAX_TENSORS];
     _Alignas(16) char args[sizeof made.args];
     memcpy(args, made.args, sizeof args);
-    for (int which = 0; (m = described_tensor(operation, which)); which++) {
+    for (int which = 0; described_tensor(operation, which); which++) {
         struct held *const h = &held[which];
         held_set(h, made.held[which].tensor.data, made.held[which].tensor.dtype, made.held[which].tensor.ndim,
                  made.held[which].shape);
