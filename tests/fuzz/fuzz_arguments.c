@@ -5,6 +5,7 @@
  * must be refused. So a call is refused in words and writes nothing, or it runs, and writes its elements and nothing else.
  */
 #include "../unit/described.h"
+#include "../unit/tensors.h"
 #include "fuzz.h"
 
 #include <math.h>
@@ -13,16 +14,11 @@
 enum { MOST_DIMS = 6, MOST_BYTES = 1 << 15, MOST_ELEMENTS = 1 << 14, MOST_WORKSPACE = 1 << 21, FILL = 0xa5 };
 
 struct made {
-    fmla_tensor tensor;
-    int64_t shape[MOST_DIMS], strides[MOST_DIMS];
+    struct held of;
     uint8_t *memory, *before;
     size_t bytes;
     bool present, output;
 };
-
-static const fmla_dtype bf16 = {FMLA_TYPE_BFLOAT, 16, 1}, fp16 = {FMLA_TYPE_FLOAT, 16, 1},
-                        f32 = {FMLA_TYPE_FLOAT, 32, 1}, i32 = {FMLA_TYPE_INT, 32, 1},
-                        u8 = {FMLA_TYPE_UINT, 8, 1};
 
 /* Small, or near a power of two, of either sign. */
 static int64_t any(struct bytes *in)
@@ -38,37 +34,30 @@ static int64_t any(struct bytes *in)
 
 static void start(struct made *t, const struct member *m, const struct layout *layout)
 {
-    memset(t, 0, sizeof *t);
-    const int ndim = described_shape(m, layout, t->shape);
-    t->tensor =
-        (fmla_tensor){NULL, {FMLA_DEVICE_CPU, 0}, ndim, described_dtype(m, layout), t->shape, t->strides, 0};
-    t->present = true, t->output = m->allowed & IS_OUTPUT;
-    int64_t stride = 1;
-    for (int i = MOST_DIMS - 1; i >= 0; i--) {
-        if (i >= ndim) t->shape[i] = 1;
-        t->strides[i] = stride;
-        stride *= t->shape[i];
-    }
+    int64_t shape[MAX_DIMENSIONS];
+    *t = (struct made){.present = true, .output = m->allowed & IS_OUTPUT};
+    held_set(&t->of, NULL, described_dtype(m, layout), described_shape(m, layout, shape), shape);
 }
 
 static void spoil_tensor(struct bytes *in, struct made *t)
 {
-    static const fmla_dtype *const dtypes[] = {&bf16, &fp16, &f32, &i32, &u8};
+    const fmla_dtype dtypes[] = {bf16, fp16, f32, i32, u8};
     const uint32_t dim = choose(in, MOST_DIMS);
     switch (choose(in, 12)) {
-    case 0: t->shape[dim] = any(in); break;
-    case 1: t->strides[dim] = any(in); break;
-    case 2: t->strides[dim] = (int64_t)((uint64_t)t->strides[dim] + choose(in, 5)); break;
-    case 3: t->tensor.strides = NULL; break;
-    case 4: t->tensor.dtype = *dtypes[choose(in, 5)]; break;
-    case 5: t->tensor.dtype.lanes = (uint16_t)take(in); break;
-    case 6: t->tensor.dtype.bits = (uint8_t)take(in), t->tensor.dtype.code = (uint8_t)take(in); break;
-    case 7: t->tensor.ndim = choose(in, 4) ? (int32_t)choose(in, MOST_DIMS + 1) : (int32_t)any(in); break;
-    case 8: t->tensor.byte_offset = take(in); break;
+    case 0: t->of.shape[dim] = any(in); break;
+    case 1: t->of.strides[dim] = any(in); break;
+    case 2: t->of.strides[dim] = (int64_t)((uint64_t)t->of.strides[dim] + choose(in, 5)); break;
+    case 3: t->of.tensor.strides = NULL; break;
+    case 4: t->of.tensor.dtype = dtypes[choose(in, 5)]; break;
+    case 5: t->of.tensor.dtype.lanes = (uint16_t)take(in); break;
+    case 6: t->of.tensor.dtype.bits = (uint8_t)take(in), t->of.tensor.dtype.code = (uint8_t)take(in); break;
+    case 7: t->of.tensor.ndim = choose(in, 4) ? (int32_t)choose(in, MOST_DIMS + 1) : (int32_t)any(in); break;
+    case 8: t->of.tensor.byte_offset = take(in); break;
     case 9: /* no GPU that is there: it would be given host memory */
-        t->tensor.device.device_type = (int32_t)choose(in, 5), t->tensor.device.id = (int32_t)any(in) | 64;
+        t->of.tensor.device.device_type = (int32_t)choose(in, 5),
+        t->of.tensor.device.id = (int32_t)any(in) | 64;
         break;
-    case 10: t->tensor.shape = NULL; break;
+    case 10: t->of.tensor.shape = NULL; break;
     default: t->present = false; break;
     }
 }
@@ -77,13 +66,13 @@ static void spoil_tensor(struct bytes *in, struct made *t)
  * arithmetic instead of the library's checks of overflow. */
 static size_t span_of(const struct made *t)
 {
-    const fmla_tensor *tensor = &t->tensor;
+    const fmla_tensor *tensor = &t->of.tensor;
     const size_t too_much = (size_t)MOST_BYTES + 1;
     if (tensor->ndim < 0 || tensor->ndim > MOST_DIMS || !tensor->shape) return 64;
     long double span = 1.0L, elements = 1.0L, stride = 1.0L;
     for (int i = tensor->ndim - 1; i >= 0; i--) {
-        const long double size = (long double)t->shape[i];
-        if (tensor->strides) stride = (long double)t->strides[i];
+        const long double size = (long double)t->of.shape[i];
+        if (tensor->strides) stride = (long double)t->of.strides[i];
         if (size > 0.0L) span += (size - 1.0L) * (stride > 0.0L ? stride : 0.0L);
         elements *= size;
         if (!tensor->strides) stride *= size;
@@ -99,8 +88,8 @@ static void back(struct bytes *in, struct made *t)
 {
     const size_t span = span_of(t);
     if (span > MOST_BYTES) return;
-    t->bytes = span + t->tensor.byte_offset;
-    t->memory = t->tensor.data = exactly(t->bytes);
+    t->bytes = span + t->of.tensor.byte_offset;
+    t->memory = t->of.tensor.data = exactly(t->bytes);
     t->before = malloc(t->bytes + 1);
     memset(t->memory, t->output ? FILL : 0, t->bytes);
     const size_t drawn = in->left < t->bytes ? in->left : t->bytes;
@@ -110,21 +99,21 @@ static void back(struct bytes *in, struct made *t)
 
 static void clear_elements(const struct made *t, uint8_t *at, int dim)
 {
-    const int64_t element = t->tensor.dtype.bits / 8;
-    if (dim == t->tensor.ndim) {
+    const int64_t element = t->of.tensor.dtype.bits / 8;
+    if (dim == t->of.tensor.ndim) {
         memset(at, FILL, (size_t)element);
         return;
     }
     int64_t stride = 1;
-    if (t->tensor.strides)
-        stride = t->strides[dim];
+    if (t->of.tensor.strides)
+        stride = t->of.strides[dim];
     else
-        for (int i = dim + 1; i < t->tensor.ndim; i++) stride *= t->shape[i];
-    if (dim == t->tensor.ndim - 1 && stride == 1) {
-        memset(at, FILL, (size_t)(t->shape[dim] * element));
+        for (int i = dim + 1; i < t->of.tensor.ndim; i++) stride *= t->of.shape[i];
+    if (dim == t->of.tensor.ndim - 1 && stride == 1) {
+        memset(at, FILL, (size_t)(t->of.shape[dim] * element));
         return;
     }
-    for (int64_t i = 0; i < t->shape[dim]; i++)
+    for (int64_t i = 0; i < t->of.shape[dim]; i++)
         clear_elements(t, at + (i ? i * stride : 0) * element, dim + 1);
 }
 
@@ -136,7 +125,7 @@ static void check_memory(struct made *t, fmla_status status)
         return;
     }
     if (t->output && t->present && status == FMLA_OK && span_of(t))
-        clear_elements(t, t->memory + t->tensor.byte_offset, 0);
+        clear_elements(t, t->memory + t->of.tensor.byte_offset, 0);
     PROMISE(!t->bytes || !memcmp(t->memory, t->before, t->bytes), "%s",
             "memory was written that must not be");
 }
@@ -198,12 +187,6 @@ struct call {
     uint8_t *args;
 };
 
-static void *option(struct call *c, const char *name)
-{
-    const struct member *m = described_member(c->operation, name);
-    return m ? c->args + m->offset : NULL;
-}
-
 /* What every name may be at first, from `least` on. */
 static const struct {
     uint8_t least, count;
@@ -220,7 +203,7 @@ static void draw_layout(struct bytes *in, struct call *c, bool any_size)
     struct layout *l = &c->layout;
     int64_t *size = l->size;
     const bool attention = described_member(c->operation, "workspace"), merge = c->operation == OP_MERGE;
-    int32_t *const format = option(c, "kv_format");
+    int32_t *const format = option_at(c->operation, c->args, "kv_format");
     for (int i = 0; i < DIMENSIONS; i++)
         size[i] = small[i].least + (small[i].count > 1 ? choose(in, small[i].count) : 0);
     l->type = choose(in, 2) && c->operation != OP_SPARSE_PREFILL ? fp16 : bf16;
@@ -262,16 +245,17 @@ static void leave_out(struct bytes *in, struct call *c)
             t->present = given & 4;
         else if (m->allowed & ALLOW_NULL)
             t->present = tables ? given % 4 == 3 : choose(in, 2);
-        if (tables && t->present) *(int32_t *)option(c, "num_partitions") = 0; /* their rows say it */
+        if (tables && t->present)
+            *(int32_t *)option_at(c->operation, c->args, "num_partitions") = 0; /* their rows say it */
         if (!strcmp(m->name, "rope") && t->present)
-            c->tensors[0].shape[1] -= 64, c->tensors[0].strides[0] -= 64;
+            c->tensors[0].of.shape[1] -= 64, c->tensors[0].of.strides[0] -= 64;
     }
 }
 
 static void make_call(struct bytes *in, struct call *c)
 {
     static const fmla_dtype *const types[] = {&bf16, &fp16, &f32};
-    const char **const kernel = option(c, "kernel");
+    const char **const kernel = option_at(c->operation, c->args, "kernel");
     if (kernel) *kernel = any_kernel(in);
     draw_layout(in, c, kernel && *kernel && !strcmp(*kernel, "ref"));
     int which = 0;
@@ -304,7 +288,7 @@ static void spoil_member(struct bytes *in, struct call *c, const struct member *
     case MEMBER_POINTER: /* of plans: what is none */
         if (strcmp(m->name, "plan") != 0 || described_is_plan(c->operation)) break;
         *(void **)at = c->tensors;
-        *(size_t *)option(c, "plan_size") = (size_t)value % sizeof c->tensors;
+        *(size_t *)option_at(c->operation, c->args, "plan_size") = (size_t)value % sizeof c->tensors;
         break;
     case MEMBER_TEXT: *(const char **)at = choose(in, 2) ? "" : "no"; break;
     default: break;
@@ -330,7 +314,7 @@ static void put_sense(struct bytes *in, const struct call *c, const struct membe
 {
     const int32_t last = (int32_t)c->layout.size[DIM_b] - 1;
     const size_t row = FMLA_PARTITION_FIELDS * sizeof last,
-                 at = (size_t)(c->layout.size[DIM_rows] - 1) * row + sizeof last + t->tensor.byte_offset;
+                 at = (size_t)(c->layout.size[DIM_rows] - 1) * row + sizeof last + t->of.tensor.byte_offset;
     if (!t->memory || t->output) return;
     if (!strcmp(m->name, "partitions") && at + sizeof last <= t->bytes)
         memcpy(t->memory + at, &last, sizeof last);
@@ -376,7 +360,7 @@ static void run(struct bytes *in, struct call *c)
         struct made *const t = &c->tensors[which];
         back(in, t);
         put_sense(in, c, m, t);
-        *(const fmla_tensor **)(void *)(c->args + m->offset) = t->present ? &t->tensor : NULL;
+        *(const fmla_tensor **)(void *)(c->args + m->offset) = t->present ? &t->of.tensor : NULL;
         tables += t->present && (m->allowed & IN_CALLS);
     }
     uint8_t *const handed = hand_over(in, c->args, d->size);

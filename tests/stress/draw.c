@@ -48,12 +48,7 @@ static int64_t page_of(struct random_state *random)
     return ONE_OF(random, 1, 2, 3, 7, 16, 31, 61, 64, 64, 64, 67, 128, 131);
 }
 
-static int64_t layout_of(struct random_state *random)
-{
-    return ONE_OF(random, LAYOUT_CONTIGUOUS, LAYOUT_PADDED, LAYOUT_SWAPPED, LAYOUT_ODD);
-}
-
-/* ---- Operations ------------------------------------------------------------------------------ */
+/* ---- Operations: what is not drawn from the grid's values ------------------------------------ */
 
 /* Rows and keys of a case: what the oracle computes. */
 enum { MOST_WORK = 12000 };
@@ -68,24 +63,9 @@ static void draw_dense(struct random_state *random, int32_t types, int64_t *v)
         v[A_HQ] = v[A_HKV] * heads_of(random);
     } while (v[A_B] * v[A_SQ] * v[A_HQ] * (v[A_SK] + 1) > MOST_WORK);
     v[A_PAGE] = kind(random, 5) ? page_of(random) : 0 /* contiguous */;
-    v[A_CAUSAL] = kind(random, 2);
-    v[A_DTYPE] = types & FMLA_TAKES_FP16 ? kind(random, 2) : 0;
-    v[A_DQK] = ONE_OF(random, 512, 576);
-    v[A_LENGTHS] = kind(random, LENGTHS_BEYOND + 1);
-    v[A_SINK] = kind(random, SINK_INFINITE + 1);
-    v[A_EMPTY] = kind(random, 2), v[A_BASE] = 2 * kind(random, 2);
-    v[A_INVARIANT] = !kind(random, 3);
-    v[A_PLAN] = kind(random, PLAN_STALE + 1);
+    if (!(types & FMLA_TAKES_FP16)) v[A_DTYPE] = 0;
     v[A_PARTITIONS] = ONE_OF(random, 0, 0, 1, 2, 3, 7, 78);
-    v[A_LAYOUT] = layout_of(random);
     v[A_INPUTS] = kind(random, INPUTS_BEYOND + 1);
-    v[A_LSE] = kind(random, 4) != 0;
-}
-
-static int64_t lengths_of(struct random_state *random)
-{
-    return ONE_OF(random, S_LENGTHS_NONE, S_LENGTHS_FULL, S_LENGTHS_VARIED, S_LENGTHS_VARIED, S_LENGTHS_ZERO,
-                  S_LENGTHS_BEYOND);
 }
 
 static void draw_sparse(struct random_state *random, int32_t types, int64_t *v)
@@ -99,25 +79,14 @@ static void draw_sparse(struct random_state *random, int32_t types, int64_t *v)
     } while (v[S_B] * v[S_SQ] * v[S_HQ] * (topk + extra + 1) > MOST_WORK);
     v[S_SHAPE] = sparse_shape(size_of(random, 1025), topk, page_of(random));
     v[S_EXTRA] = kind(random, 2) ? 1 + sparse_shape(size_of(random, 257), extra, page_of(random)) : 0;
-    v[S_FORMAT] = types & FMLA_TAKES_FP16 ? kind(random, S_FORMATS)
-                                          : ONE_OF(random, S_BF16, S_BF16_512, S_FP8_656, S_FP8_584);
-    v[S_LENGTHS] = lengths_of(random), v[S_EXTRA_LENGTHS] = lengths_of(random);
-    v[S_INDICES] = kind(random, S_INDICES_TWICE + 1);
-    v[S_CODES] = kind(random, S_CODES_NAN + 1);
+    if (!(types & FMLA_TAKES_FP16)) v[S_FORMAT] = kind(random, S_FP16); /* those before it */
     v[S_INPUTS] = kind(random, S_BEYOND + 1);
-    v[S_SINK] = kind(random, SINK_INFINITE + 1);
-    v[S_EMPTY] = kind(random, 2), v[S_BASE] = 2 * kind(random, 2);
-    v[S_INVARIANT] = !kind(random, 3);
-    v[S_PLAN] = kind(random, PLAN_STALE + 1);
     v[S_PARTITIONS] = ONE_OF(random, 0, 0, 1, 2, 3, 7, 78);
-    v[S_LAYOUT] = layout_of(random);
-    v[S_LSE] = kind(random, 4) != 0;
 }
 
 static void draw_prefill(struct random_state *random, int64_t *v)
 {
     int64_t topk;
-    v[P_SOURCE] = kind(random, P_SOURCES);
     const bool flat = v[P_SOURCE] == P_FLAT || v[P_SOURCE] == P_FLAT_GAPS;
     do {
         v[P_SQ] = ONE_OF(random, 0, 1, 2, 3, 5, 7, 11, 13, 31, 61, 62, 67);
@@ -126,18 +95,11 @@ static void draw_prefill(struct random_state *random, int64_t *v)
         topk = size_of(random, 641);
     } while (v[P_SQ] * v[P_HQ] * (topk + 1) > MOST_WORK);
     v[P_SHAPE] = sparse_shape(size_of(random, 1025), topk, 0);
-    v[P_DQK] = v[P_SOURCE] == P_FP8_656 ? 576 : v[P_SOURCE] == P_FP8_584 ? 512 : ONE_OF(random, 512, 576);
+    if (v[P_SOURCE] == P_FP8_656 || v[P_SOURCE] == P_FP8_584) v[P_DQK] = v[P_SOURCE] == P_FP8_656 ? 576 : 512;
     v[P_PAGE] = page_of(random);
-    v[P_LENGTHS] = ONE_OF(random, S_LENGTHS_NONE, S_LENGTHS_VARIED, S_LENGTHS_BEYOND);
-    v[P_INDICES] = kind(random, S_INDICES_ANY + 1);
-    v[P_CODES] = ONE_OF(random, S_CODES_WRITTEN, S_CODES_SCALES, S_CODES_EXTREME, S_CODES_NAN);
     v[P_INPUTS] = ONE_OF(random, S_NORMAL, S_SPIKED, S_STEEP, S_BEYOND, P_EXTREME);
     /* As in the grid: of few keys with values of ±1 some sums are all but 0, and tolerances are not for those. */
     if (v[P_INPUTS] == P_EXTREME && v[P_CODES] == S_CODES_EXTREME) v[P_CODES] = S_CODES_WRITTEN;
-    v[P_SINK] = kind(random, SINK_INFINITE + 1);
-    v[P_EMPTY] = kind(random, 2), v[P_BASE] = 2 * kind(random, 2);
-    v[P_RESULTS] = kind(random, P_RESULTS_NONE + 1);
-    v[P_LAYOUT] = layout_of(random);
 }
 
 static void draw_merge(struct random_state *random, int64_t *v)
@@ -149,43 +111,31 @@ static void draw_merge(struct random_state *random, int64_t *v)
         v[M_HQ] = heads_of(random);
         v[M_DV] = ONE_OF(random, 1, 2, 3, 61, 64, 67, 127, 512, 513, 577);
     } while (v[M_N] * v[M_B] * v[M_SQ] * v[M_HQ] * v[M_DV] > 50 * MOST_WORK);
-    v[M_PART] = kind(random, 3), v[M_OUT] = kind(random, 3);
-    v[M_EMPTY] = kind(random, 2), v[M_BASE] = 2 * kind(random, 2);
-    v[M_SINK] = kind(random, 2);
-    v[M_EMPTIES] = kind(random, EMPTIES_NAN + 1);
-    v[M_LAYOUT] = layout_of(random);
 }
 
 static void draw_cache(struct random_state *random, bool gather, bool gpu, int64_t *v)
 {
-    v[C_FORMAT] =
-        ONE_OF(random, FMLA_KV_BF16, FMLA_KV_FP16, FMLA_KV_FP8_656, FMLA_KV_FP8_584, FMLA_KV_FP8_576);
     const bool wide = v[C_FORMAT] == FMLA_KV_BF16 || v[C_FORMAT] == FMLA_KV_FP16;
-    v[C_ELEMENT] = kind(random, 3);
     v[C_TOKENS] = size_of(random, 193);
     v[C_PAGE_SIZE] = page_of(random);
     v[C_CACHE] = kind(random, v[C_FORMAT] == FMLA_KV_FP8_584 ? CACHE_SPREAD : CACHE_SPREAD + 1);
-    v[C_VECTORS] = ONE_OF(random, LAYOUT_CONTIGUOUS, LAYOUT_PADDED, LAYOUT_ODD);
     v[C_D_QK] = wide ? ONE_OF(random, 1, 2, 3, 61, 64, 67, 130, 512, 576, 577, 1040) : 512;
     v[C_ROPE] = !gather && v[C_D_QK] > 64 && kind(random, 2);
-    v[C_VALUES] = kind(random, VALUES_ALL + 1);
     v[C_SCALE] = v[C_FORMAT] == FMLA_KV_FP8_576 ? kind(random, CACHE_SCALES) : 0;
+    v[C_GRAPH] = 0;
     v[C_SLOTS] = kind(random, gpu && !gather ? SLOTS_TWICE : SLOTS_TWICE + 1);
 }
 
 void draw_case(struct random_state *random, enum operation operation, int32_t types, bool gpu,
                int64_t v[GRID_AXES])
 {
+    const struct subject *const op = subjects[operation];
     memset(v, 0, GRID_AXES * sizeof *v);
-    switch (operation) {
-    case OP_DENSE_DECODE: draw_dense(random, types, v); break;
-    case OP_SPARSE_DECODE: draw_sparse(random, types, v); break;
-    case OP_SPARSE_PREFILL: draw_prefill(random, v); break;
-    case OP_MERGE: draw_merge(random, v); break;
-    case OP_CACHE_APPEND:
-    case OP_CACHE_GATHER: draw_cache(random, operation == OP_CACHE_GATHER, gpu, v); break;
-    default: /* of the grid's values */
-        for (int i = 0; i < subjects[operation]->axes; i++)
-            v[i] = subjects[operation]->axis[i].values[kind(random, subjects[operation]->axis[i].count)];
-    }
+    for (int i = 0; i < op->axes; i++) v[i] = op->axis[i].values[kind(random, op->axis[i].count)];
+    if (operation == OP_DENSE_DECODE) draw_dense(random, types, v);
+    if (operation == OP_SPARSE_DECODE) draw_sparse(random, types, v);
+    if (operation == OP_SPARSE_PREFILL) draw_prefill(random, v);
+    if (operation == OP_MERGE) draw_merge(random, v);
+    if (operation == OP_CACHE_APPEND || operation == OP_CACHE_GATHER)
+        draw_cache(random, operation == OP_CACHE_GATHER, gpu, v);
 }

@@ -73,6 +73,13 @@ static inline const struct member *described_member(enum operation operation, co
     return NULL;
 }
 
+/* Where an option is; NULL: the operation has none of that name. */
+static inline void *option_at(enum operation operation, void *args, const char *name)
+{
+    const struct member *const m = described_member(operation, name);
+    return m ? (char *)args + m->offset : NULL;
+}
+
 /* The tensors of an operation, from 0 on; NULL behind the last. */
 static inline const struct member *described_tensor(enum operation operation, int which)
 {

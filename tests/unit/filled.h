@@ -79,6 +79,21 @@ static inline void *room_for(size_t bytes)
     return memory;
 }
 
+/* In a workspace of the size that the call asks for, whose bytes are nothing's. A size that is refused is the answer. */
+static inline fmla_status run_in_room(enum operation operation, void *args)
+{
+    struct answer answer = {0};
+    if (!described_member(operation, "workspace")) return described_run(operation, args);
+    fmla_status status = described_ask(operation, ASK_BYTES, args, &answer);
+    if (status) return status;
+    void *const room = memset(room_for(answer.bytes), 0xff, answer.bytes);
+    *(void **)option_at(operation, args, "workspace") = room;
+    *(size_t *)option_at(operation, args, "workspace_size") = answer.bytes;
+    status = described_run(operation, args);
+    free(room);
+    return status;
+}
+
 /* For named_make: contiguous and of the CPU, in memory of its own. Inputs are filled. */
 static inline void place_filled(struct held *held, const struct member *m, int which,
                                 const struct layout *layout)

@@ -42,13 +42,6 @@ static inline bool layout_has(const struct layout *l, const struct member *m)
     return true;
 }
 
-/* Where an option is; NULL: the operation has none of that name. */
-static inline void *option_at(enum operation operation, void *args, const char *name)
-{
-    const struct member *const m = described_member(operation, name);
-    return m ? (char *)args + m->offset : NULL;
-}
-
 static inline void put_number(enum operation operation, void *args, const char *name, int32_t value)
 {
     void *const at = option_at(operation, args, name);
@@ -81,8 +74,6 @@ static inline void named_make(enum operation operation, void *args, struct held 
 /* clang-format off */
 #define OPERATION(op, OP)                                                                                    \
     struct op##_call {                                                                                       \
-        fmla_##op##_args args;                                                                               \
-        size_t bytes; /* of the workspace, as answered */                                                    \
         union {                                                                                              \
             struct held held[MAX_TENSORS];                                                                   \
             struct {
@@ -90,6 +81,8 @@ static inline void named_make(enum operation operation, void *args, struct held 
 #define END(op)                                                                                              \
             };                                                                                               \
         };                                                                                                   \
+        size_t bytes; /* of the workspace, as answered */                                                    \
+        fmla_##op##_args args; /* in the same place for all */                                               \
     };
 #include "operations.def"
 /* clang-format on */

@@ -23,24 +23,4 @@ static inline const fmla_tensor *tensor_of(struct held *held, void *data, fmla_d
     tensor_of(&(struct held){0}, data, dtype, (const int64_t[]){__VA_ARGS__},                                \
               sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
 
-/* run_<operation>: the call in a workspace of the size that it asks for, whose bytes are nothing's. A size that is refused is the
- * answer. */
-#define RUN_IN_WORKSPACE(operation)                                                                          \
-    static inline fmla_status run_##operation(fmla_##operation##_args *args)                                 \
-    {                                                                                                        \
-        size_t alignment = 0;                                                                                \
-        const fmla_status sized =                                                                            \
-            fmla_##operation##_workspace_size(args, &args->workspace_size, &alignment);                      \
-        if (sized) return sized;                                                                             \
-        args->workspace = aligned_alloc(64, (args->workspace_size + 127) / 64 * 64);                         \
-        if (!args->workspace) abort();                                                                       \
-        memset(args->workspace, 0xff, args->workspace_size);                                                 \
-        const fmla_status status = fmla_##operation(args);                                                   \
-        free(args->workspace);                                                                               \
-        return status;                                                                                       \
-    }
-RUN_IN_WORKSPACE(dense_decode)
-RUN_IN_WORKSPACE(sparse_decode)
-RUN_IN_WORKSPACE(sparse_prefill)
-
 #endif

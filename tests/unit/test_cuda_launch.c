@@ -39,31 +39,18 @@ static int32_t after_join(const struct fake_launch *launch, size_t index)
 #define ROWS_PER_BLOCK(launch) after_join(launch, 0)
 #define ROW_LANES(launch)      after_join(launch, 1)
 
-static void run_best(struct dense_decode_call *call)
-{
-    call->args.stream = STREAM;
-    CHECK_OK(dense_decode_run(call));
-}
-
 /* With the portable decode, which the fake GPU, a Hopper, would not choose. */
 static void run(struct dense_decode_call *call)
 {
     call->args.kernel = "cuda-sm80";
-    run_best(call);
+    CHECK_OK(dense_decode_run(call));
 }
 
-/* With the one that dispatch chooses, or the portable one: the launches, by name. */
-static void runs_best(struct dense_decode_call *call, const char *kernels)
-{
-    const int before = fake->launches;
-    run_best(call);
-    check_kernels(before, "%s", kernels);
-}
-
+/* With the portable one; its launches, by name. */
 static void runs(struct dense_decode_call *call, const char *kernels)
 {
     call->args.kernel = "cuda-sm80";
-    runs_best(call, kernels);
+    RUNS(dense_decode, call, "%s", kernels);
 }
 
 /* ---- Dense decode ---------------------------------------------------------------------------------------- */
@@ -202,8 +189,9 @@ static void tables_given(void)
         struct held rows, splits;
         SMALL_CALL(c);
         give_tables(&rows, &splits, 2, &c.args.partitions, &c.args.num_splits);
-        (hopper ? runs_best : runs)(&c, hopper ? "sm90_dense_decode_bf16_576|join_splits_bf16_quarters"
-                                               : "sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");
+        c.args.kernel = hopper ? NULL : "cuda-sm80";
+        RUNS(dense_decode, &c, "%s|join_splits_bf16_quarters",
+             hopper ? "sm90_dense_decode_bf16_576" : "sm80_dense_decode_bf16_16x64");
         for (int i = 0; i < 2; i++) { /* the parameters of Hopper's kernel begin with those of the others */
             const struct split_params split = split_of(launched(i));
             CHECK(!split.header && (const char *)split.partitions == region(4) &&
@@ -218,12 +206,12 @@ static void tables_given(void)
         c.args.partitions = c.args.num_splits = NULL;
         c.args.plan = region(REGION_OF_WORKSPACE) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 7),
         c.args.num_partitions = 7;
-        (hopper ? run_best : run)(&c);
+        CHECK_OK(dense_decode_run(&c));
         CHECK_EQ(c.bytes, bytes);
         /* Not read in batch-invariant mode; checked all the same. */
         c.args.plan = NULL, c.args.num_partitions = 0, c.args.batch_invariant = 1;
         c.args.partitions = &rows.tensor, c.args.num_splits = &splits.tensor;
-        (hopper ? run_best : run)(&c);
+        CHECK_OK(dense_decode_run(&c));
         CHECK(!split_of(launched(0)).partitions, "%s", "batch-invariant, and by a plan");
         rows.tensor.device.id = 1;
         check_rejected("a table elsewhere", dense_decode_run(&c), FMLA_INVALID_ARGUMENT, "dense_decode",
@@ -379,7 +367,7 @@ static void hopper(void)
     const size_t bytes = c.bytes;
     CHECK_EQ(fake->tensors, 0);
     c.args.kernel = NULL;
-    runs_best(&c, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16");
+    RUNS(dense_decode, &c, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16");
     CHECK_EQ(c.bytes, bytes);
     const struct cu_launch_config decode = launched(1)->config, join = launched(0)->config;
     CHECK_ALL({decode.grid_x, 66 * 2}, {decode.block_x, 384}, {decode.shared_bytes, 232448},
@@ -409,11 +397,9 @@ static void hopper_variants(void)
         struct dense_decode_call c;
         layout.type = k & 4 ? fp16 : bf16, layout.d_qk = d_qk;
         decode_call(&c, layout);
-        const int before = fake->launches;
-        run_best(&c);
         const char *type = k & 4 ? "fp16" : "bf16";
-        check_kernels(before, "decode_plan|sm90_dense_decode_%s_%d%s|join_splits_%s_halves", type, (int)d_qk,
-                      k & 2 ? "_shared" : "", type);
+        RUNS(dense_decode, &c, "decode_plan|sm90_dense_decode_%s_%d%s|join_splits_%s_halves", type, (int)d_qk,
+             k & 2 ? "_shared" : "", type);
         const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
         CHECK_ALL({p.tiles_of_head, k & 2 ? 2 : 1}, {p.q_heads, h_q},
                   {launched(1)->config.grid_x, (k & 2 ? 66 : 132) * p.tiles_of_head},
@@ -427,7 +413,7 @@ static void hopper_large_tiles(void)
 {
     DECODE_CALL(c, 128, 2, 256, 2, 9, 64, 1);
     c.args.num_partitions = 33;
-    runs_best(&c, "decode_plan|sm90_dense_decode_bf16_576_shared|join_splits_bf16");
+    RUNS(dense_decode, &c, "decode_plan|sm90_dense_decode_bf16_576_shared|join_splits_bf16");
     const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
     CHECK_ALL({p.q_heads, 128}, {p.tiles_of_head, 4}, {divides(p.tiles_of_head_divisor, 4), true},
               {divides(p.tiles_divisor, 8), true}, {launched(1)->config.grid_x, 33 * 8},
@@ -441,7 +427,7 @@ static void hopper_shared_tensors(void)
 {
     SMALL_CALL(c);
     c.q.strides[0] = 0, c.kv_cache.strides[0] = 0;
-    runs_best(&c, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
+    RUNS(dense_decode, &c, "decode_plan|sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
     const struct dense_decode_sm90_params p = dense_decode_sm90_params_of(launched(1));
     CHECK_ALL({p.request_step, 0}, {p.page_step, 0}, {told_of(&p.queries)->sizes[4], 1},
               {told_of(&p.keys)->sizes[3], 1});
@@ -451,13 +437,13 @@ static void hopper_without_cuts(void)
 {
     DECODE_CALL(c, 3, 1, 16, 1, 9, 64, 1000);
     c.args.batch_invariant = 1;
-    runs_best(&c, "sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
+    RUNS(dense_decode, &c, "sm90_dense_decode_bf16_576|join_splits_bf16_quarters");
     CHECK_ALL({launched(1)->config.grid_x, 3 * 32},
               {dense_decode_sm90_params_of(launched(1)).call.split.chunk_lanes, 32});
     decode_call(&c, dense_layout(SMALL_SIZES));
     c.args.plan = region(REGION_OF_WORKSPACE) + MEMORY / 2, c.args.plan_size = plan_bytes(2, 1),
     c.args.num_partitions = 1;
-    runs_best(&c, "sm90_dense_decode_bf16_576"); /* nothing to join */
+    RUNS(dense_decode, &c, "sm90_dense_decode_bf16_576"); /* nothing to join */
 }
 
 /* The small call on the GPUs around; on 9.0 it is Hopper's (hopper). */
@@ -466,7 +452,7 @@ static void hopper_without_cuts(void)
     {                                                                                                        \
         fake->capability = (number), fake->shared_bytes = (bytes);                                           \
         SMALL_CALL(c);                                                                                       \
-        runs_best(&c, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");                 \
+        RUNS(dense_decode, &c, "decode_plan|sm80_dense_decode_bf16_16x64|join_splits_bf16_quarters");        \
         CHECK_EQ(fake->tensors, 0);                                                                          \
     }
 ON_A_GPU(on_8_0, 80, 166912)

@@ -29,16 +29,6 @@ static void merge_and_plan(void)
               {offset(p.num_splits, REGION_OF_PLAN), 32 + 132 * 32}, {offset(p.seqlens, 0), 0});
 }
 
-/* What the last launch of a cache operation was given. */
-static struct cache_params cache_launched(const char *kernel)
-{
-    const struct cache_params p = cache_params_of(launched(0));
-    CHECK(!strcmp(launched(0)->kernel, kernel), "launched %s, not %s", launched(0)->kernel, kernel);
-    CHECK_EQ(launched(0)->config.block_x, 32 * CACHE_WARPS);
-    CHECK(launched(0)->config.stream == STREAM, "the STREAM is %p", launched(0)->config.stream);
-    return p;
-}
-
 /* Two tokens into, and out of, 4 pages of 64 slots. */
 static struct cache_append_call append;
 static struct cache_gather_call gather;
@@ -50,20 +40,21 @@ static void cache_calls(int32_t format, fmla_dtype type)
         SHAPE_OF(layout, .tokens = 2, .width = d_qk - 64, .rope = 64, .d_qk = d_qk, .pages = 4,
                  .page_size = 64, .format = format, .type = type, .has = HAS_ROPE);
     cache_append_make(&append, &layout, gpu_number(0)), cache_gather_make(&gather, &layout, gpu_number(0));
-    append.args.stream = gather.args.stream = STREAM;
 }
 
 /* Runs it, and what its launch was given. */
 static struct cache_params appended(const char *kernel)
 {
-    CHECK_OK(cache_append_run(&append));
-    return cache_launched(kernel);
+    RUNS(cache_append, &append, "%s", kernel);
+    CHECK_EQ(launched(0)->config.block_x, 32 * CACHE_WARPS);
+    return cache_params_of(launched(0));
 }
 
 static struct cache_params gathered(const char *kernel)
 {
-    CHECK_OK(cache_gather_run(&gather));
-    return cache_launched(kernel);
+    RUNS(cache_gather, &gather, "%s", kernel);
+    CHECK_EQ(launched(0)->config.block_x, 32 * CACHE_WARPS);
+    return cache_params_of(launched(0));
 }
 
 static void cache_operations(void)

@@ -20,16 +20,20 @@ static void portable(struct sparse_prefill_call *c, int64_t s_q, int64_t h_q, in
     c->args.kernel = "cuda";
 }
 
-/* The launches of it. */
+/* The launches of it, which want no workspace. */
 static int run(struct sparse_prefill_call *c)
 {
-    size_t size = 77, alignment = 0;
     const int before = fake->launches;
-    CHECK_OK(fmla_sparse_prefill_workspace_size(&c->args, &size, &alignment));
-    CHECK_EQ(size, 0);
-    CHECK(alignment && !(alignment & (alignment - 1)), "alignment is %zu", alignment);
-    CHECK_OK(fmla_sparse_prefill(&c->args));
+    CHECK_OK(sparse_prefill_run(c));
+    CHECK_EQ(c->bytes, 0);
     return fake->launches - before;
+}
+
+static const char *kernel_of(const struct sparse_prefill_call *c)
+{
+    const char *kernel = "";
+    CHECK_OK(fmla_sparse_prefill_kernel(&c->args, &kernel));
+    return kernel;
 }
 
 /* ---- What kernels are told -------------------------------------------------------------------- */
@@ -168,20 +172,11 @@ static void chosen(void)
     fake->capability = 80;
     struct sparse_prefill_call c;
     prefill_call(&c, S_Q, H_Q, H_KV);
-    const char *kernel = NULL;
-    CHECK(fmla_sparse_prefill_kernel(&c.args, &kernel) == FMLA_OK && !strcmp(kernel, "cuda"), "%s",
-          fmla_last_error());
+    CHECK(!strcmp(kernel_of(&c), "cuda"), "%s", kernel_of(&c));
     CHECK_EQ(run(&c), H_KV);
 }
 
 /* ---- Hopper's ----------------------------------------------------------------------------------- */
-
-static const char *kernel_of(const struct sparse_prefill_call *c)
-{
-    const char *kernel = "";
-    CHECK_OK(fmla_sparse_prefill_kernel(&c->args, &kernel));
-    return kernel;
-}
 
 /* What TMA was told: `columns` of `heads` heads of `tokens` tokens, from `at` bytes of a region on, in boxes of a tile and 128
  * columns; strides of elements. */
@@ -204,7 +199,6 @@ static void hopper(void)
     enum { HEADS = 80, TILES_OF_HEAD = 2, Q_HEAD = 584, OUT_HEAD = 520 };
     static const int64_t tokens[] = {1, S_Q, 1000}, q_token = 2 * HEADS * Q_HEAD + 8,
                          out_token = 2 * HEADS * OUT_HEAD + 16;
-    fake->capability = 90, fake->sms = 132;
     for (int n = 0; n < 3; n++) {
         struct sparse_prefill_call c;
         prefill_call(&c, tokens[n], 2 * HEADS, H_KV);
@@ -288,7 +282,6 @@ static void hopper_bf16(void)
         {{FMLA_KV_BF16, 61, 61 * 1152, 1152}, 576, 1152, "sm90_sparse_prefill_bf16_576"},
         {{FMLA_KV_BF16, 64, 64 * 1024, 1024}, 512, 1024, "sm90_sparse_prefill_bf16_512"},
     };
-    fake->capability = 90, fake->sms = 132;
     for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
         const int64_t d_qk = all[i].d_qk;
         const struct fake_launch *launch = launch_of(&all[i]);
@@ -311,7 +304,6 @@ static void hopper_fp8(void)
         {{FMLA_KV_FP8_584, 2, 2 * 584, 584}, 512, 576, "sm90_sparse_prefill_fp8_584"},
         {{FMLA_KV_FP8_584, 61, 61 * 584 + 8, 584}, 512, 576, "sm90_sparse_prefill_fp8_584"},
     };
-    fake->capability = 90, fake->sms = 132;
     for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
         const int64_t d_qk = all[i].d_qk;
         const struct fake_launch *launch = launch_of(&all[i]);
@@ -334,7 +326,6 @@ static void hopper_fp8_tiles(void)
         int64_t tokens, heads, tiles, workers;
     } all[] = {{1, 1, 1, 1},       {5, 64, 1, 5},      {1000, 64, 1, 132},
                {1000, 128, 2, 66}, {1000, 192, 3, 44}, {3, 64 * 140, 140, 1}};
-    fake->capability = 90, fake->sms = 132;
     for (int i = 0; i < (int)(sizeof all / sizeof all[0]); i++) {
         const int64_t heads = all[i].heads;
         struct sparse_prefill_call c;
@@ -405,7 +396,6 @@ static void hopper_refuses(void)
     static const int64_t far = INT64_C(1) << 39; /* 2^40 bytes */
     static const char q[] = "queries whose|multiples of 16 bytes|below 2^40",
                       out[] = "an output whose|multiples of 16 bytes|below 2^40";
-    fake->capability = 90;
     for (int n = 0; n < 3; n++) {
         const int64_t d_qk = formats[n].format == FMLA_KV_FP8_584 ? 512 : 576;
         CASE(NULL, NULL, (void)0);
@@ -441,7 +431,6 @@ static void hopper_refuses_keys(void)
     enum { F16 = FMLA_KV_BF16, F656 = FMLA_KV_FP8_656, F584 = FMLA_KV_FP8_584 };
     static const char keys[] = "keys whose base and strides", f656[] = "FP8_656 pages whose base and strides",
                       f584[] = "FP8_584 pages whose base|even page_size";
-    fake->capability = 90;
     check_pages("flat, base", PAGES(0, 1, 1152, 0), 8, keys);
     check_pages("flat, token", PAGES(0, 1, 1160, 0), 0, keys);
     check_pages("bf16, base", PAGES(F16, 4, 4 * 1152, 1152), 2, keys);
@@ -476,7 +465,6 @@ static void hopper_refuses_keys(void)
 /* Tiles of a launch, with those that blocks of threads step over at the end, are counted in 32 bits. */
 static void hopper_many_tokens(void)
 {
-    fake->capability = 90, fake->sms = 132;
     struct sparse_prefill_call c;
     prefill_call(&c, INT32_MAX, 128, 1);
     const int launches = run(&c);

@@ -9,7 +9,7 @@
 
 #include "random.h"
 
-enum { SMS = 132, TILE = 64, BLOCK = 64 };
+enum { SMS = 132 /* of the fake GPU, a Hopper */, TILE = 64, BLOCK = 64 };
 
 /* A call of one key head with lists of `topk` entries. */
 static void call_of(struct sparse_prefill_call *c, int64_t s_q, int64_t h_q, int64_t topk)
@@ -25,11 +25,6 @@ static size_t size_of(const struct sparse_prefill_call *c)
     CHECK_OK(fmla_sparse_prefill_workspace_size(&c->args, &size, &alignment));
     CHECK(alignment && !(alignment & (alignment - 1)), "alignment is %zu", alignment);
     return size;
-}
-
-static void hopper(void)
-{
-    fake->capability = 90, fake->sms = SMS;
 }
 
 /* ---- Which tiles ------------------------------------------------------------------------------- */
@@ -94,7 +89,6 @@ static void launches(void)
         int64_t s_q, h_q, topk, whole, pieces;
     } cases[] = {
         {1, 64, 2048, 0, 32}, {3, 80, 4096, 0, 22}, {140, 64, 2048, 132, 16}, {70, 128, 300, 132, 5}};
-    hopper();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct sparse_prefill_call c;
         call_of(&c, cases[i].s_q, cases[i].h_q, cases[i].topk);
@@ -121,7 +115,6 @@ static void launches(void)
 /* Each head has the workspace in turn. */
 static void key_heads(void)
 {
-    hopper();
     struct sparse_prefill_call c;
     prefill_call(&c, 2, 128, 2);
     c.indices.shape[2] = 1024, c.indices.strides[1] = 1024, c.indices.strides[0] = 2048;
@@ -139,7 +132,6 @@ static void key_heads(void)
 
 static void too_small(void)
 {
-    hopper();
     struct sparse_prefill_call c;
     call_of(&c, 1, 64, 2048);
     c.args.workspace_size = size_of(&c) - 1;
@@ -154,7 +146,6 @@ static void too_small(void)
 /* The same for all kernels of the device, whichever the call is for; none where no kernel would cut. */
 static void of_kernels(void)
 {
-    hopper();
     struct sparse_prefill_call c;
     call_of(&c, 1, 64, 2048);
     const size_t size = size_of(&c);
@@ -176,7 +167,7 @@ static void of_kernels(void)
 
 static void elsewhere(void)
 {
-    fake->capability = 100, fake->sms = SMS;
+    fake->capability = 100;
     struct sparse_prefill_call c;
     call_of(&c, 1, 64, 2048);
     c.args.workspace = NULL, c.args.workspace_size = 0;
@@ -188,7 +179,6 @@ static void elsewhere(void)
 /* Tokens in two launches, of which the second, of one token, is cut. */
 static void many_tokens(void)
 {
-    hopper();
     struct sparse_prefill_call c;
     call_of(&c, INT32_MAX, 64, 2048);
     CHECK_OK(fmla_sparse_prefill(&c.args));

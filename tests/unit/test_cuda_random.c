@@ -20,12 +20,12 @@ static int64_t refused_calls, calls;
 
 /* What the drawn case is; of one operation at a time. */
 static enum operation operation;
-static struct held *held;
-static void *args;
 static union {
 #define OPERATION(op, OP) struct op##_call op;
 #include "operations.def"
 } call;
+static struct held *const held = call.merge.held; /* and of every other operation */
+static void *const args = &call.merge.args;
 
 static char shape_words[512]; /* which a signal's handler may write */
 static int shape_length;
@@ -36,21 +36,12 @@ static const char *forced; /* NULL: dispatch chooses */
 
 static void make(const struct shape *s)
 {
-    static const fmla_device gpu = {FMLA_DEVICE_CUDA, 0};
     shape_length = snprintf(shape_words, sizeof shape_words,
                             "\ncase %" PRIu64 " of seed %" PRIu64 ", %d SMs of %d.%d: ", number, seed,
                             machine.sms, machine.capability / 10, machine.capability % 10);
     shape_length +=
         shape_in_words(operation, s, shape_words + shape_length, sizeof shape_words - (size_t)shape_length);
-    switch (operation) {
-#define OPERATION(op, OP)                                                                                    \
-    case OP_##OP:                                                                                            \
-        args = &call.op.args, held = call.op.held;                                                           \
-        break;
-#include "operations.def"
-    default: break;
-    }
-    make_call(operation, args, held, s, gpu);
+    make_call(operation, args, held, s, gpu_number(0));
 }
 
 static void *option(const char *name)

@@ -42,36 +42,26 @@ static const struct sizes plain_sizes = {3, 2, 16, 2, 576, 9, 64};
 
 /* ---- What it takes -------------------------------------------------------------------------------------- */
 
-static void check_taken(const char *label, const struct attention_problem *p)
-{
-    const char *argument = "";
-    const char *why = sm90_dense_decode_refuses(p, &argument);
-    CHECK(!why, "%s: refused: %s %s", label, argument, why ? why : "");
-}
-
-static void check_refused(const char *label, const struct attention_problem *p, const char *argument,
-                          const char *words)
+/* By what argument it is refused, in which words; argument NULL: it is taken. */
+static void check_taken(const char *label, const struct attention_problem *p, const char *argument,
+                        const char *words)
 {
     const char *named = "";
     const char *why = sm90_dense_decode_refuses(p, &named);
-    CHECK(why && !strcmp(named, argument) && has_words(why, words), "%s: %s: %s", label, named,
-          why ? why : "taken");
+    CHECK(argument ? why && !strcmp(named, argument) && has_words(why, words) : !why, "%s: %s: %s", label,
+          named, why ? why : "taken");
 }
 
 /* One thing of a problem that it takes is changed. */
 #define PROBLEM(...)                                                                                         \
     struct attention_problem p = problem_of(&plain_sizes);                                                   \
     __VA_ARGS__
-#define TAKEN(...)                                                                                           \
-    do {                                                                                                     \
-        PROBLEM(__VA_ARGS__);                                                                                \
-        check_taken(#__VA_ARGS__, &p);                                                                       \
-    } while (0)
 #define REFUSED(argument, words, ...)                                                                        \
     do {                                                                                                     \
         PROBLEM(__VA_ARGS__);                                                                                \
-        check_refused(#__VA_ARGS__, &p, argument, words);                                                    \
+        check_taken(#__VA_ARGS__, &p, argument, words);                                                      \
     } while (0)
+#define TAKEN(...) REFUSED(NULL, NULL, __VA_ARGS__)
 
 static const uint8_t *uneven_bytes(const void *data)
 {
@@ -205,7 +195,7 @@ static void query_views(void)
         const int64_t heads = sm90_dense_decode_q_heads(&p);
         CHECK(heads == cases[i].q_heads, "%s: %" PRId64 " heads", cases[i].label, heads);
         if (!cases[i].q_heads) continue;
-        check_taken(cases[i].label, &p);
+        check_taken(cases[i].label, &p, NULL, NULL);
         const struct tensor_view v = sm90_dense_decode_q_view(&p);
         check_dims(cases[i].label, &v, cases[i].dims);
         CHECK(v.data == p.q && v.element == p.element, "%s", cases[i].label);
@@ -213,7 +203,7 @@ static void query_views(void)
     /* One head has no stride of heads: tokens follow each other, however far apart. */
     struct attention_problem p = problem_of(&(struct sizes){3, 7, 1, 1, 512, 9, 64});
     p.q_stride[1] = 1024, p.q_stride[0] = 8192, p.q_stride[2] = 5;
-    check_taken("one head, tokens apart", &p);
+    check_taken("one head, tokens apart", &p, NULL, NULL);
     CHECK_ALL({sm90_dense_decode_q_heads(&p), 7}, {sm90_dense_decode_q_view(&p).stride[1], 1024});
     p.q_stride[0] = 0;
     CHECK_EQ(sm90_dense_decode_q_view(&p).size[4], 1);

@@ -21,24 +21,12 @@ static void shaped_call(struct sparse_decode_call *c, struct layout l)
     if (l.format == FMLA_KV_FP16) l.type = fp16;
     l.has |= HAS_LSE;
     sparse_decode_make(c, &l, gpu_number(0));
-    c->args.workspace = region(REGION_OF_WORKSPACE), c->args.stream = STREAM;
+    c->args.workspace = region(REGION_OF_WORKSPACE);
 }
 
 static void sparse_call(struct sparse_decode_call *c, int32_t format, bool extra)
 {
     shaped_call(c, SHAPE_OF(layout, .format = format, .has = HAS_LENGTHS | (extra ? HAS_EXTRA : 0u)));
-}
-
-static void run(struct sparse_decode_call *c)
-{
-    CHECK_OK(sparse_decode_run(c));
-}
-
-static void runs(struct sparse_decode_call *c, const char *kernels)
-{
-    const int before = fake->launches;
-    run(c);
-    check_kernels(before, "%s", kernels);
 }
 
 /* ---- What kernels are told -------------------------------------------------------------------- */
@@ -48,7 +36,7 @@ static void on_hopper(void)
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.args.softmax_scale = 0.25f;
-    runs(&c, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
+    RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
 
     /* 132 SMs, two tokens, two tiles of heads. */
     enum { PARTITIONS = 33 };
@@ -111,10 +99,8 @@ static void small_batch(void)
         struct sparse_decode_call c;
         sparse_call(&c, FMLA_KV_FP8_656, true);
         c.indices.shape[2] = SMALL_TOPK, c.args.kernel = all[i].kernel;
-        const int before = fake->launches;
-        run(&c);
-        check_kernels(before, "decode_plan|%s|join_%s_bf16_halves", all[i].launched,
-                      all[i].heads ? "half_rows" : "splits");
+        RUNS(sparse_decode, &c, "decode_plan|%s|join_%s_bf16_halves", all[i].launched,
+             all[i].heads ? "half_rows" : "splits");
         const struct plan_params plan = plan_params_of(launched(2));
         CHECK_EQ(plan.num_partitions, PARTITIONS);
         const int tiles =
@@ -128,7 +114,7 @@ static void small_batch(void)
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_584, true);
     c.args.kernel = "cuda-sm90-16";
-    runs(&c, "decode_plan|sm90_sparse_decode_small_bf16_fp8_584|join_half_rows_bf16_halves");
+    RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_small_bf16_fp8_584|join_half_rows_bf16_halves");
     CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * 6);
 }
 
@@ -156,7 +142,7 @@ static void chunks(void)
                                      .format = FMLA_KV_FP8_656, .has = all[i].extra ? HAS_EXTRA : 0));
             if (given) c.args.plan = region(3), c.args.plan_size = MEMORY;
             const int before = fake->launches;
-            run(&c);
+            CHECK_OK(sparse_decode_run(&c));
             const int length = all[i].extra ? (all[i].topk + 63) / 64 * 64 + all[i].extra : all[i].topk;
             const int count = (length + all[i].keys - 1) / all[i].keys,
                       tiles = S_Q * ((all[i].h_q + all[i].heads - 1) / all[i].heads);
@@ -179,18 +165,18 @@ static void chunks(void)
     struct sparse_decode_call c;
     shaped_call(&c, SHAPE_OF(layout, .b = 67, .h_q = 64, .topk = 64, .format = FMLA_KV_FP8_656));
     c.args.plan = region(3), c.args.plan_size = MEMORY;
-    run(&c);
+    CHECK_OK(sparse_decode_run(&c));
     CHECK(!strcmp(launched(0)->kernel, "sm90_sparse_decode_small_bf16_fp8_656") ||
               !strcmp(launched(1)->kernel, "sm90_sparse_decode_small_bf16_fp8_656"),
           "%s", launched(0)->kernel);
     /* Partitions that the caller names are followed, and so are plans where there are lengths. */
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK, c.args.topk_length = NULL, c.args.num_partitions = 7;
-    runs(&c, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
+    RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
     CHECK_EQ(sparse_decode_params_of(launched(1)).split.num_partitions, 7);
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK;
-    runs(&c, "decode_plan|sm90_sparse_decode_small_bf16_fp8_656|join_half_rows_bf16_halves");
+    RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_small_bf16_fp8_656|join_half_rows_bf16_halves");
 }
 
 /* Which bits come out of a request may not depend on the requests beside it, nor on how many there are: few heads decide. */
@@ -200,9 +186,9 @@ static void small_batch_invariant(void)
     sparse_call(&c, FMLA_KV_FP8_656, false);
     c.indices.shape[2] = SMALL_TOPK, c.args.batch_invariant = 1;
     c.q.shape[0] = c.indices.shape[0] = c.topk_length.shape[0] = c.out.shape[0] = c.lse.shape[0] = 1;
-    runs(&c, "sm90_sparse_decode_bf16_fp8_656");
+    RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656");
     c.q.shape[2] = c.out.shape[2] = c.lse.shape[1] = 16;
-    runs(&c, "sm90_sparse_decode_small_bf16_fp8_656");
+    RUNS(sparse_decode, &c, "sm90_sparse_decode_small_bf16_fp8_656");
 }
 
 /* Of plans for 132 SMs: partitions, and blocks of the longest piece where every entry is there. */
@@ -276,9 +262,7 @@ static void formats(void)
         shaped_call(&c, SHAPE_OF(layout, .format = all[i].format, .has = HAS_LENGTHS,
                                  .type = all[i].fp16 ? fp16 : bf16));
         c.args.num_partitions = 1;
-        const int before = fake->launches;
-        run(&c);
-        check_kernels(before, "decode_plan|%s", all[i].kernel); /* one partition: nothing is cut */
+        RUNS(sparse_decode, &c, "decode_plan|%s", all[i].kernel); /* one partition: nothing is cut */
         const bool hopper = !strncmp(all[i].kernel, "sm90", 4);
         CHECK_ALL({launched(0)->config.grid_x, hopper ? S_Q * 2 : S_Q * H_Q / SPARSE_WARPS},
                   {sparse_decode_params_of(launched(0)).tiles, launched(0)->config.grid_x});
@@ -308,7 +292,7 @@ static void rows(void)
     struct sparse_decode_call codes;
     sparse_call(&codes, FMLA_KV_FP8_656, true);
     codes.indices.shape[2] = SMALL_TOPK;
-    run(&codes);
+    CHECK_OK(sparse_decode_run(&codes));
     const fmla_sparse_plan_args plan_alone = plan_args(SMALL_TOPK);
     int32_t partitions = 0;
     CHECK_OK(fmla_sparse_plan_partitions(&plan_alone, &partitions));
@@ -318,10 +302,8 @@ static void rows(void)
         shaped_call(&c, SHAPE_OF(layout, .format = all[i].fp16 ? FMLA_KV_FP16 : FMLA_KV_BF16,
                                  .has = HAS_EXTRA | HAS_LENGTHS, .d_qk = all[i].d_qk));
         c.indices.shape[2] = SMALL_TOPK, c.args.kernel = all[i].kernel;
-        const int before = fake->launches;
-        run(&c);
-        check_kernels(before, "decode_plan|%s|join_half_rows_%s_halves", all[i].launched,
-                      all[i].fp16 ? "fp16" : "bf16");
+        RUNS(sparse_decode, &c, "decode_plan|%s|join_half_rows_%s_halves", all[i].launched,
+             all[i].fp16 ? "fp16" : "bf16");
         const struct plan_params plan = plan_params_of(launched(2));
         CHECK_ALL({plan.num_partitions, partitions}, {c.bytes, codes.bytes},
                   GRID(launched(1), partitions * S_Q * 2, 384, 227 * 1024),
@@ -340,21 +322,19 @@ static void rows(void)
                    "float16 queries of FP16 caches alone");
     sparse_call(&c, FMLA_KV_BF16, true);
     c.kv_cache.tensor.byte_offset = 2;
-    runs(&c, "decode_plan|sparse_decode_bf16|join_splits_bf16_halves");
+    RUNS(sparse_decode, &c, "decode_plan|sparse_decode_bf16|join_splits_bf16_halves");
 }
 
 /* What Hopper's kernel does not take goes to the portable one, with as large a workspace; and says so if it is forced. */
 static void refused(const char *label, struct sparse_decode_call *c, const char *argument, const char *words)
 {
-    const int before = fake->launches;
-    run(c);
-    check_kernels(before, "decode_plan|sparse_decode_fp8_656_bf16|join_splits_bf16_halves");
+    RUNS(sparse_decode, c, "decode_plan|sparse_decode_fp8_656_bf16|join_splits_bf16_halves");
     CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * H_Q / SPARSE_WARPS);
     const size_t size = c->bytes;
     c->args.kernel = "cuda-sm90";
     check_rejected(label, sparse_decode_run(c), FMLA_UNSUPPORTED, "sparse_decode", argument, words);
     sparse_call(c, FMLA_KV_FP8_656, true);
-    run(c);
+    CHECK_OK(sparse_decode_run(c));
     CHECK_EQ(c->bytes, size);
     sparse_call(c, FMLA_KV_FP8_656, true);
 }
@@ -387,9 +367,9 @@ static void odd_pages(void)
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_584, false);
     c.kv_cache.shape[1] = 61, c.kv_cache.strides[0] = 61 * 584;
-    runs(&c, "decode_plan|sparse_decode_fp8_584_bf16|join_splits_bf16_halves");
+    RUNS(sparse_decode, &c, "decode_plan|sparse_decode_fp8_584_bf16|join_splits_bf16_halves");
     c.kv_cache.strides[0] = 61 * 584 + 8;
-    runs(&c, "decode_plan|sm90_sparse_decode_bf16_fp8_584|join_half_rows_bf16_halves");
+    RUNS(sparse_decode, &c, "decode_plan|sm90_sparse_decode_bf16_fp8_584|join_half_rows_bf16_halves");
     CHECK_ALL({sparse_decode_params_of(launched(1)).cache[0].page_bytes, 61 * 584 + 8},
               {sparse_decode_params_of(launched(1)).cache[0].slot_bytes, 576});
 }
@@ -399,14 +379,14 @@ static void batch_invariant(void)
     struct sparse_decode_call c;
     shaped_call(&c, SHAPE_OF(layout, .topk = 5000, .format = FMLA_KV_FP8_656, .has = HAS_LENGTHS));
     c.args.batch_invariant = 1;
-    runs(&c, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
+    RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656|join_half_rows_bf16_halves");
     const struct sparse_decode_params p = sparse_decode_params_of(launched(1));
     CHECK_ALL({!p.split.partitions, true}, {!p.split.header, true}, {p.split.chunks, 3},
               {p.split.chunk_lanes, 3}, {launched(1)->config.grid_x, B * 3 * S_Q * 2});
     const size_t rows = B * 3 * S_Q * H_Q;
     CHECK_EQ(c.bytes, rows * 512 * 4 + rows * 4);
     c.indices.shape[2] = 2048;
-    runs(&c, "sm90_sparse_decode_bf16_fp8_656"); /* a chunk a request: nothing to join */
+    RUNS(sparse_decode, &c, "sm90_sparse_decode_bf16_fp8_656"); /* a chunk a request: nothing to join */
     CHECK_EQ(c.bytes, 0);
 }
 
@@ -430,7 +410,7 @@ static void many_blocks(void)
                        "sparse_decode", "q", "tiles of heads and partitions");
         c.args.batch_invariant = 1; /* by no plan */
         c.args.num_partitions = 0;
-        run(&c);
+        CHECK_OK(sparse_decode_run(&c));
     }
 }
 
@@ -440,7 +420,7 @@ static void large(void)
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_656, false);
     c.kv_cache.shape[0] = INT64_C(1) << 30, c.kv_cache.strides[0] = 0;
-    run(&c);
+    CHECK_OK(sparse_decode_run(&c));
     CHECK_EQ(sparse_decode_params_of(launched(1)).cache[0].slots, INT64_C(1) << 31);
     c.indices.shape[2] = INT32_MAX - 100;
     for (int i = 0; i < 2; i++) c.indices.strides[i] = 0;
@@ -454,7 +434,7 @@ static void elsewhere(void)
     struct sparse_decode_call c;
     sparse_call(&c, FMLA_KV_FP8_656, true);
     c.indices.shape[2] = SMALL_TOPK;
-    runs(&c, "decode_plan|sparse_decode_fp8_656_bf16|join_splits_bf16_halves");
+    RUNS(sparse_decode, &c, "decode_plan|sparse_decode_fp8_656_bf16|join_splits_bf16_halves");
     CHECK_EQ(launched(1)->config.grid_x, 33 * S_Q * H_Q / SPARSE_WARPS);
 }
 

@@ -6,8 +6,9 @@
  */
 #include "fake_cuda/scenarios.h"
 
+#include "timing.h"
+
 #include <pthread.h>
-#include <time.h>
 
 enum { SKIPPED = 77 };
 
@@ -201,22 +202,15 @@ struct use {
     fmla_status status;
 };
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static pthread_barrier_t barrier;
 
 static void *first_use(void *data)
 {
     struct use *u = data;
     pthread_barrier_wait(&barrier);
-    u->begin = now();
+    u->begin = timing_now();
     u->status = fmla_prepare((fmla_device){FMLA_DEVICE_CUDA, u->device});
-    u->end = now();
+    u->end = timing_now();
     return NULL;
 }
 
@@ -228,7 +222,7 @@ static void first_uses(bool at_once)
     handle context;
     for (int i = 0; i < 2; i++) WORKS(driver.retain(&context, i));
     pthread_barrier_init(&barrier, NULL, at_once ? 2 : 1);
-    const double begin = now();
+    const double begin = timing_now();
     for (int i = 0; i < 2; i++) {
         if (pthread_create(&thread[i], NULL, first_use, &use[i])) abort();
         if (!at_once) pthread_join(thread[i], NULL);

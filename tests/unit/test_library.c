@@ -3,9 +3,8 @@
  * What is said of the library as a whole: versions, capabilities, threads, the last error, and the
  * environment variable that forces kernels (in child processes, since it is read once, at first use).
  */
+#include "filled.h"
 #include "tensors.h"
-
-#include "operations.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -19,35 +18,28 @@ static const fmla_device cuda = {FMLA_DEVICE_CUDA, 0};
 
 /* ---- Small calls that work --------------------------------------------------------------------------- */
 
-/* One row over three keys; d_qk chooses: 576 has a kernel, 64 only the oracle. */
+/* One row over keys; d_qk chooses: 576 has a kernel, 64 only the oracle. Of a plan its size is asked. */
+static fmla_status small(enum operation operation, int64_t d_qk, const char *kernel)
+{
+    const struct layout layout =
+        DESIGNATED(.b = 1, .s_q = 1, .h_q = 1, .h_kv = 1, .d_qk = d_qk, .d_v = d_qk < 512 ? d_qk : 512,
+                   .pages = 1, .page_size = 4, .max_pages = 1, .n = 2, .type = {FMLA_TYPE_BFLOAT, 16, 1});
+    static struct held held[MAX_TENSORS];
+    _Alignas(16) char args[512];
+    struct answer answer;
+    named_make(operation, args, held, &layout, place_filled);
+    const char **const at = option_at(operation, args, "kernel");
+    if (at) *at = kernel;
+    const fmla_status status = described_is_plan(operation)
+                                   ? described_ask(operation, ASK_BYTES, args, &answer)
+                                   : run_in_room(operation, args);
+    for (int i = 0; described_tensor(operation, i); i++) free(held[i].tensor.data);
+    return status;
+}
+
 static fmla_status decode(int64_t d_qk, const char *kernel)
 {
-    static _Alignas(64) uint16_t q_data[576], kv_data[4 * 576], out_data[512];
-    static int32_t length = 3;
-    fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = TENSOR_OF(q_data, bf16, 1, 1, 1, d_qk), args.kv_cache = TENSOR_OF(kv_data, bf16, 1, 4, 1, d_qk);
-    args.seqlens = TENSOR_OF(&length, i32, 1);
-    args.out = TENSOR_OF(out_data, bf16, 1, 1, 1, d_qk < 512 ? d_qk : 512);
-    args.kernel = kernel;
-    return run_dense_decode(&args);
-}
-
-static fmla_status merge(void)
-{
-    static float parts_data[2] = {1, 2}, lse_data[2] = {0, 0}, out_data[1];
-    fmla_merge_args args = FMLA_INIT(fmla_merge_args);
-    args.out_parts = TENSOR_OF(parts_data, f32, 2, 1, 1, 1, 1);
-    args.lse_parts = TENSOR_OF(lse_data, f32, 2, 1, 1, 1), args.out = TENSOR_OF(out_data, f32, 1, 1, 1, 1);
-    return fmla_merge(&args);
-}
-
-static fmla_status plan(void)
-{
-    static int32_t length = 3;
-    fmla_decode_plan_args args = FMLA_INIT(fmla_decode_plan_args);
-    args.seqlens = TENSOR_OF(&length, i32, 1), args.s_q = args.h_q = args.h_kv = 1;
-    size_t bytes;
-    return fmla_decode_plan_size(&args, &bytes);
+    return small(OP_DENSE_DECODE, d_qk, kernel);
 }
 
 /* ---- Capabilities and prepare ------------------------------------------------------------------------ */
@@ -255,13 +247,19 @@ static void test_last_error(void)
 
 /* ---- The environment --------------------------------------------------------------------------------- */
 
-/* What the child does under the variable, and what must come of it. Only the oracle takes d_qk = 64: that it
+/* What the child calls under the variable, and what must come of it. Only the oracle takes d_qk = 64: that it
  * runs shows that it was chosen. */
-enum { DECODE_64, DECODE_576, DECODE_64_BY_NAME, MERGE, PLAN };
+#define DECODE_64         OP_DENSE_DECODE, 64, NULL
+#define DECODE_576        OP_DENSE_DECODE, 576, NULL
+#define DECODE_64_BY_NAME OP_DENSE_DECODE, 64, "ref"
+#define MERGE             OP_MERGE, 64, NULL
+#define PLAN              OP_DECODE_PLAN, 64, NULL
 
 static const struct {
     const char *value; /* NULL: not set */
-    int action;
+    enum operation operation;
+    int64_t d_qk;
+    const char *kernel;
     fmla_status status;
     const char *words;
 } environment[] = {
@@ -290,14 +288,7 @@ enum { ENVIRONMENTS = sizeof environment / sizeof environment[0] };
 
 static int child(int k)
 {
-    fmla_status status = FMLA_OK;
-    switch (environment[k].action) {
-    case DECODE_64: status = decode(64, NULL); break;
-    case DECODE_576: status = decode(576, NULL); break;
-    case DECODE_64_BY_NAME: status = decode(64, "ref"); break;
-    case MERGE: status = merge(); break;
-    case PLAN: status = plan(); break;
-    }
+    const fmla_status status = small(environment[k].operation, environment[k].d_qk, environment[k].kernel);
     if (status == environment[k].status && has_words(status ? fmla_last_error() : "", environment[k].words))
         return 0;
     fprintf(stderr, "under FLASHMLA_KERNEL=\"%s\": %s, expected %s with \"%s\": %s\n",

@@ -3,11 +3,11 @@
  * A call takes no memory but its tensors and the workspace that was asked for: the process's largest resident size does
  * not grow over a call, all of both being resident before it.
  */
-#include "tensors.h"
+#include "filled.h"
 
 #include <limits.h>
 
-enum { B = 4, S_K = 2048, H_Q = 128, D_QK = 576, D_V = 512, PAGE = 64, PAGES = B * S_K / PAGE, SKIPPED = 77 };
+enum { B = 4, S_K = 2048, PAGE = 64, SKIPPED = 77 };
 
 /* What growth is allowed, in KiB: stacks of the threads, which touch a little more in a longer call. A copy of the
  * cache (9 MiB) or of one request's partial results (256 KiB a split) is more. */
@@ -38,23 +38,17 @@ static int reset_peak(void)
     return fclose(file) == 0 && written;
 }
 
-static uint16_t q[B * H_Q * D_QK], out[B * H_Q * D_V], cache[PAGES * PAGE * D_QK];
-static float lse[B * H_Q];
-static int32_t table[PAGES], lengths[B];
-
 int main(void)
 {
-    for (size_t i = 0; i < sizeof q / sizeof *q; i++) q[i] = 0x3c00;
-    for (size_t i = 0; i < sizeof cache / sizeof *cache; i++) cache[i] = 0x3c00;
-    for (int i = 0; i < PAGES; i++) table[i] = PAGES - 1 - i;
-    memset(out, 1, sizeof out), memset(lse, 1, sizeof lse);
-
-    fmla_dense_decode_args args = FMLA_INIT(fmla_dense_decode_args);
-    args.q = TENSOR_OF(q, bf16, B, 1, H_Q, D_QK),
-    args.kv_cache = TENSOR_OF(cache, bf16, PAGES, PAGE, 1, D_QK);
-    args.block_table = TENSOR_OF(table, i32, B, S_K / PAGE), args.seqlens = TENSOR_OF(lengths, i32, B);
-    args.out = TENSOR_OF(out, bf16, B, 1, H_Q, D_V), args.lse = TENSOR_OF(lse, f32, B, H_Q, 1);
-    CHECK_EQ(fmla_prepare(cpu), FMLA_OK); /* starts the threads */
+    const struct layout layout =
+        DESIGNATED(.b = B, .s_q = 1, .h_q = 128, .h_kv = 1, .d_qk = 576, .d_v = 512, .pages = B * S_K / PAGE,
+                   .page_size = PAGE, .max_pages = S_K / PAGE, .type = {FMLA_TYPE_BFLOAT, 16, 1},
+                   .has = HAS_TABLE | HAS_LSE);
+    static struct dense_decode_call c;
+    named_make(OP_DENSE_DECODE, &c.args, c.held, &layout, place_filled);
+    int32_t *const lengths = c.seqlens.tensor.data;
+    CHECK_EQ(fmla_prepare((fmla_device){FMLA_DEVICE_CPU, 0}), FMLA_OK); /* starts the threads */
+    fmla_dense_decode_args args = c.args;
     for (int invariant = 0; invariant < 2; invariant++) {
         args.batch_invariant = invariant;
         size_t bytes = 0;

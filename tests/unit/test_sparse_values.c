@@ -47,13 +47,16 @@ static void check_by_hand(const char *kernel, const struct format *f, int list, 
     char which[96];
     snprintf(which, sizeof which, "%s, %s, d_qk %d, list %d, sink %d", kernel, f->name, (int)f->d_qk, list,
              with_sink);
-    CHECK(run_sparse_decode(&args) == FMLA_OK, "%s: %s", which, fmla_last_error());
+    CHECK(run_in_room(OP_SPARSE_DECODE, &args) == FMLA_OK, "%s: %s", which, fmla_last_error());
     const int each = list != NO_KEY;
-    const struct by_hand expected = work_out(each, each, 1.0, f->d_qk, with_sink ? &sink : NULL);
-    CHECK(near((double)lse, expected.lse, 1e-5), "%s: lse %g, expected %g", which, (double)lse, expected.lse);
-    CHECK(near((double)value_of(out[AT], f), expected.of_at, 1.0 / 128), "%s: out %g, expected %g", which,
-          (double)value_of(out[AT], f), expected.of_at);
-    CHECK(wrong_zeros(out, f) == 0, "%s: %d values of out are not 0", which, wrong_zeros(out, f));
+    check_row(which, out, (double)lse, f, work_out(each, each, 1.0, f->d_qk, with_sink ? &sink : NULL));
+}
+
+static void check_kernel(const fmla_capability *row)
+{
+    for (int f = 0; f < FORMATS; f++)
+        for (int n = 0; n < 2 * LISTS && (formats[f].format != KV_FP16 || row->types & FMLA_TAKES_FP16); n++)
+            check_by_hand(row->kernel, &formats[f], n / 2, n % 2);
 }
 
 /* ---- The oracle against that of dense decode ------------------------------------------------- */
@@ -149,7 +152,7 @@ static void check_oracle(const struct format *f, int with_extra, struct random_s
     args.attn_sink = TENSOR_OF(sink, f32, H_Q);
     args.out = TENSOR_OF(out, type, B, S_Q, H_Q, D_V), args.lse = TENSOR_OF(lse, f32, B, H_Q, S_Q);
     args.kv_format = f->public_name, args.kernel = "ref", args.softmax_scale = 0.05f;
-    CHECK(run_sparse_decode(&args) == FMLA_OK, "%s: %s", f->name, fmla_last_error());
+    CHECK(run_in_room(OP_SPARSE_DECODE, &args) == FMLA_OK, "%s: %s", f->name, fmla_last_error());
 
     for (int r = 0; r < B; r++)
         for (int j = 0; j < S_Q; j++) {
@@ -167,7 +170,7 @@ static void check_oracle(const struct format *f, int with_extra, struct random_s
             dense.out = TENSOR_OF(expected, type, 1, 1, H_Q, D_V),
             dense.lse = TENSOR_OF(one_lse, f32, 1, H_Q, 1);
             dense.kernel = "ref", dense.softmax_scale = args.softmax_scale;
-            CHECK_OK(run_dense_decode(&dense));
+            CHECK_OK(run_in_room(OP_DENSE_DECODE, &dense));
             CHECK(!memcmp(expected, out + token * H_Q * D_V, sizeof expected),
                   "%s, extra %d: out of token %d, %d", f->name, with_extra, r, j);
             for (int h = 0; h < H_Q; h++)
@@ -181,18 +184,7 @@ static void check_oracle(const struct format *f, int with_extra, struct random_s
 int main(void)
 {
     struct random_state random = {11};
-    int decoders = 0;
-    fmla_capability row = FMLA_INIT(fmla_capability);
-    for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++) {
-        if (strcmp(row.operation, "sparse_decode") != 0 || !row.available) continue;
-        decoders++;
-        for (int f = 0; f < FORMATS; f++) {
-            if (formats[f].format == KV_FP16 && !(row.types & FMLA_TAKES_FP16)) continue;
-            for (int list = 0; list < LISTS; list++)
-                for (int sink = 0; sink < 2; sink++) check_by_hand(row.kernel, &formats[f], list, sink);
-        }
-    }
-    CHECK(decoders >= 1, "%s", "there is no kernel");
+    for_kernels(OP_SPARSE_DECODE, check_kernel);
     for (int f = 0; f < FORMATS; f++)
         for (int extra = 0; extra < 2; extra++) check_oracle(&formats[f], extra, &random);
     return check_done("test_sparse_values");

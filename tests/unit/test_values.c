@@ -36,14 +36,10 @@ static void check_case(const char *kernel, const struct expected *e)
     args.attn_sink = e->with_sink ? TENSOR_OF(&sink, f32, 1) : NULL;
     args.out = TENSOR_OF(out, bf16, 1, 1, 1, D_V), args.lse = TENSOR_OF(&lse, f32, 1, 1, 1);
     args.kernel = kernel, args.log_base = e->log_base, args.lse_empty = e->lse_empty;
-    CHECK_OK(run_dense_decode(&args));
-    const long which = (long)(e - cases);
-    const double at = (double)num_from_bf16(out[AT]);
-    CHECK(near((double)lse, e->lse, 1e-5), "%s, case %ld: lse %g, expected %g", kernel, which, (double)lse,
-          e->lse);
-    CHECK(near(at, e->out, 1.0 / 128), "%s, case %ld: out %g, expected %g", kernel, which, at, e->out);
-    CHECK(wrong_zeros(out, &f) == 0, "%s, case %ld: %d values of out are not 0", kernel, which,
-          wrong_zeros(out, &f));
+    CHECK_OK(run_in_room(OP_DENSE_DECODE, &args));
+    char which[64];
+    snprintf(which, sizeof which, "%s, case %d", kernel, (int)(e - cases));
+    check_row(which, out, (double)lse, &f, (struct by_hand){e->lse, NAN, NAN, e->out});
 }
 
 /* Two machines with one key each: e^0 (1, 2) and e^1 (5, 6), and a third that saw none. */
@@ -64,9 +60,10 @@ static void check_merge(const char *kernel, int32_t log_base)
           (int)log_base, (double)out[0], (double)merged);
 }
 
-/* One token into slot 1 of a page of two, byte by byte, and out of it. */
-static void check_cache(const char *append_kernel, const char *gather_kernel)
+/* One token into slot 1 of a page of two, byte by byte, and out of it, by kernels of the same name. */
+static void check_cache(const fmla_capability *row)
 {
+    const char *const kernel = row->kernel;
     float values[576] = {3.0f, -1.5, 0.0}, back[576] = {0};
     values[512] = 1.0f; /* the first of RoPE */
     uint8_t cache[2 * 656] = {0}, small[2 * 576] = {0};
@@ -77,18 +74,18 @@ static void check_cache(const char *append_kernel, const char *gather_kernel)
     append.latent = TENSOR_OF(values, f32, 1, 576), gather.out = TENSOR_OF(back, f32, 1, 576);
     append.kv_cache = gather.kv_cache = TENSOR_OF(cache, u8, 1, 2, 1, 656);
     append.slot_mapping = gather.slots = TENSOR_OF(&slot, i64, 1);
-    append.kernel = append_kernel, gather.kernel = gather_kernel;
+    append.kernel = gather.kernel = kernel;
     append.kv_format = gather.kv_format = FMLA_KV_FP8_656;
     CHECK(!fmla_cache_append(&append) && !fmla_cache_gather(&gather), "%s", fmla_last_error());
     const uint8_t *token = cache + 656;
     /* 3 / 448 rounds up to 2^-7: 384 = 1.5 · 2^8, and -192. Groups of zeros have the least scale, 2^-13. */
-    CHECK(token[0] == 0x7c && token[1] == 0xf4 && token[2] == 0 && token[511] == 0, "%s: %#x %#x",
-          append_kernel, token[0], token[1]);
-    CHECK(!memcmp(token + 512, "\0\0\0\x3c\0\0\0\x39\0\0\0\x39\0\0\0\x39", 16), "%s: scales", append_kernel);
-    CHECK(token[528] == 0x80 && token[529] == 0x3f && token[530] == 0, "%s: RoPE", append_kernel);
-    CHECK(cache[0] == 0x11 && cache[655] == 0x11, "%s: the other slot was written", append_kernel);
-    CHECK(back[0] == 3.0f && back[1] == -1.5f && back[2] == 0.0f && back[512] == 1.0f, "%s: %g %g %g",
-          gather_kernel, (double)back[0], (double)back[1], (double)back[512]);
+    CHECK(token[0] == 0x7c && token[1] == 0xf4 && token[2] == 0 && token[511] == 0, "%s: %#x %#x", kernel,
+          token[0], token[1]);
+    CHECK(!memcmp(token + 512, "\0\0\0\x3c\0\0\0\x39\0\0\0\x39\0\0\0\x39", 16), "%s: scales", kernel);
+    CHECK(token[528] == 0x80 && token[529] == 0x3f && token[530] == 0, "%s: RoPE", kernel);
+    CHECK(cache[0] == 0x11 && cache[655] == 0x11, "%s: the other slot was written", kernel);
+    CHECK(back[0] == 3.0f && back[1] == -1.5f && back[2] == 0.0f && back[512] == 1.0f, "%s: %g %g %g", kernel,
+          (double)back[0], (double)back[1], (double)back[512]);
 
     /* One scale of a half: 2, -4, beyond 448, and 1.024 of the least subnormal. */
     values[0] = 1.0f, values[1] = -2.0f, values[2] = 500.0f, values[3] = 0.001f;
@@ -96,31 +93,26 @@ static void check_cache(const char *append_kernel, const char *gather_kernel)
     append.kv_format = gather.kv_format = FMLA_KV_FP8_576;
     append.cache_scale = gather.cache_scale = 0.5f;
     CHECK(!fmla_cache_append(&append) && !fmla_cache_gather(&gather), "%s", fmla_last_error());
-    CHECK(!memcmp(small + 576, "\x40\xc8\x7e\x01", 4), "%s: %#x %#x %#x %#x", append_kernel, small[576],
-          small[577], small[578], small[579]);
+    CHECK(!memcmp(small + 576, "\x40\xc8\x7e\x01", 4), "%s: %#x %#x %#x %#x", kernel, small[576], small[577],
+          small[578], small[579]);
     CHECK(back[0] == 1.0f && back[1] == -2.0f && back[2] == 224.0f && back[3] == 0x1p-10f, "%s: %g %g",
-          gather_kernel, (double)back[2], (double)back[3]);
+          kernel, (double)back[2], (double)back[3]);
+}
+
+static void check_decode(const fmla_capability *row)
+{
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) check_case(row->kernel, &cases[k]);
+}
+
+static void check_merges(const fmla_capability *row)
+{
+    check_merge(row->kernel, FMLA_LOG_NATURAL), check_merge(row->kernel, FMLA_LOG_BASE_2);
 }
 
 int main(void)
 {
-    int decoders = 0, mergers = 0, appenders = 0;
-    fmla_capability row = FMLA_INIT(fmla_capability);
-    for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++) {
-        if (!row.available) continue;
-        if (!strcmp(row.operation, "dense_decode")) {
-            decoders++;
-            for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) check_case(row.kernel, &cases[k]);
-        } else if (!strcmp(row.operation, "merge")) {
-            mergers++;
-            check_merge(row.kernel, FMLA_LOG_NATURAL);
-            check_merge(row.kernel, FMLA_LOG_BASE_2);
-        } else if (!strcmp(row.operation, "cache_append")) {
-            appenders++;
-            check_cache(row.kernel, row.kernel); /* gather's have the same names */
-        }
-    }
-    CHECK(decoders >= 2 && mergers >= 2 && appenders >= 2, "%d, %d and %d kernels, the oracle among them",
-          decoders, mergers, appenders);
+    for_kernels(OP_DENSE_DECODE, check_decode);
+    for_kernels(OP_MERGE, check_merges);
+    for_kernels(OP_CACHE_APPEND, check_cache);
     return check_done("test_values");
 }

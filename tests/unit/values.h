@@ -10,10 +10,10 @@
 #ifndef FMLA_VALUES_H
 #define FMLA_VALUES_H
 
+#include "filled.h"
 #include "tensors.h"
 
 #include "kvformat.h"
-#include "random.h"
 
 #include <math.h>
 
@@ -71,12 +71,31 @@ static inline struct by_hand work_out(int z, int t, double a, int64_t d_qk, cons
     return (struct by_hand){lse, t ? s : 0.0, 24.0 * t * exp(s) / sum * scale, z / sum * scale};
 }
 
-/* How many values of an output row are wrong beside those at 0 and AT. */
-static inline int wrong_zeros(const uint16_t *out, const struct format *f)
+/* A row against what was worked out; of_0 NAN: that was not. */
+static inline void check_row(const char *row, const uint16_t *out, double lse, const struct format *f,
+                             struct by_hand e)
 {
+    const double of_0 = (double)value_of(out[0], f), of_at = (double)value_of(out[AT], f);
+    CHECK(near(lse, e.lse, 1e-5), "%s: lse %g, expected %g", row, lse, e.lse);
+    CHECK(near(of_at, e.of_at, 1.0 / 128), "%s: out[AT] %g, expected %g", row, of_at, e.of_at);
+    CHECK(isnan(e.of_0) || near(of_0, e.of_0, 1.0 / 128), "%s: out[0] %g, expected %g", row, of_0, e.of_0);
     int wrong = 0;
     for (int d = 1; d < D_V; d++) wrong += d != AT && value_of(out[d], f) != 0.0f;
-    return wrong;
+    CHECK(wrong == 0, "%s: %d values of out are not 0", row, wrong);
+}
+
+/* The kernels of an operation that run here, and the oracle is among them. */
+static inline void for_kernels(enum operation operation, void (*check)(const fmla_capability *row))
+{
+    int kernels = 0, oracles = 0;
+    fmla_capability row = FMLA_INIT(fmla_capability);
+    for (int64_t i = 0; fmla_capabilities(cpu, i, &row) == FMLA_OK; i++) {
+        if (strcmp(row.operation, descriptors[operation].name) != 0 || !row.available) continue;
+        kernels++, oracles += !strcmp(row.kernel, "ref");
+        check(&row);
+    }
+    CHECK(kernels >= 2 && oracles == 1, "%s: %d kernels, %d of them the oracle", descriptors[operation].name,
+          kernels, oracles);
 }
 
 /* One token: 1, or 24, at `d`, and 0 elsewhere; spelled out, nothing here goes through kvformat.h. Quantised it is code · scale,

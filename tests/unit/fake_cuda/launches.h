@@ -78,4 +78,13 @@ __attribute__((format(printf, 2, 3))) static inline void check_kernels(int befor
     CHECK(!strcmp(came, names), "launched %s, expected %s", came, names);
 }
 
+/* A call of an operation on STREAM, and its launches by name, as a format and values. */
+#define RUNS(op, call, ...)                                                                                  \
+    do {                                                                                                     \
+        const int runs_before = fake->launches;                                                              \
+        (call)->args.stream = STREAM;                                                                        \
+        CHECK_OK(op##_run(call));                                                                            \
+        check_kernels(runs_before, __VA_ARGS__);                                                             \
+    } while (0)
+
 #endif

@@ -18,17 +18,11 @@ static int memories, streams;
 cu_result cuCtxGetCurrent(cu_context *context);
 cu_result cuCtxPushCurrent_v2(cu_context context);
 cu_result cuCtxPopCurrent_v2(cu_context *context);
-cu_result cuDeviceTotalMem_v2(size_t *bytes, cu_device device);
-cu_result cuCtxSetCurrent(cu_context context);
-cu_result cuCtxSynchronize(void);
-cu_result cuMemAlloc_v2(device_pointer *memory, size_t bytes);
-cu_result cuMemFree_v2(device_pointer memory);
-cu_result cuMemcpyHtoD_v2(device_pointer to, const void *from, size_t bytes);
-cu_result cuMemcpyDtoH_v2(void *to, device_pointer from, size_t bytes);
-cu_result cuMemsetD8_v2(device_pointer to, unsigned char byte, size_t bytes);
-cu_result cuStreamCreate(cu_stream *stream, unsigned flags);
-cu_result cuStreamDestroy_v2(cu_stream stream);
-cu_result cuStreamSynchronize(cu_stream stream);
+
+/* An entry, declared and defined. */
+#define ENTRY(name, ...)                                                                                     \
+    cu_result name(__VA_ARGS__);                                                                             \
+    cu_result name(__VA_ARGS__)
 
 __attribute__((destructor)) static void tell(void)
 {
@@ -36,14 +30,14 @@ __attribute__((destructor)) static void tell(void)
         fprintf(stderr, "fake GPU: %d pieces of memory and %d streams are left\n", memories, streams);
 }
 
-cu_result cuDeviceTotalMem_v2(size_t *bytes, cu_device device)
+ENTRY(cuDeviceTotalMem_v2, size_t *bytes, cu_device device)
 {
     (void)device;
     *bytes = (size_t)1 << 37;
     return CU_SUCCESS;
 }
 
-cu_result cuCtxSetCurrent(cu_context context)
+ENTRY(cuCtxSetCurrent, cu_context context)
 {
     cu_context before;
     cu_result result = cuCtxGetCurrent(&before);
@@ -51,7 +45,7 @@ cu_result cuCtxSetCurrent(cu_context context)
     return result ? result : cuCtxPushCurrent_v2(context);
 }
 
-cu_result cuCtxSynchronize(void)
+ENTRY(cuCtxSynchronize, void)
 {
     return CU_SUCCESS;
 }
@@ -65,7 +59,7 @@ static void *place(device_pointer memory)
     return at;
 }
 
-cu_result cuMemAlloc_v2(device_pointer *memory, size_t bytes)
+ENTRY(cuMemAlloc_v2, device_pointer *memory, size_t bytes)
 {
     void *at = bytes && bytes < SIZE_MAX - 256 ? aligned_alloc(256, (bytes + 255) / 256 * 256) : NULL;
     if (!at) return OUT_OF_MEMORY;
@@ -75,7 +69,7 @@ cu_result cuMemAlloc_v2(device_pointer *memory, size_t bytes)
     return CU_SUCCESS;
 }
 
-cu_result cuMemFree_v2(device_pointer memory)
+ENTRY(cuMemFree_v2, device_pointer memory)
 {
     if (!memory) return INVALID_VALUE;
     free(place(memory));
@@ -83,19 +77,19 @@ cu_result cuMemFree_v2(device_pointer memory)
     return CU_SUCCESS;
 }
 
-cu_result cuMemcpyHtoD_v2(device_pointer to, const void *from, size_t bytes)
+ENTRY(cuMemcpyHtoD_v2, device_pointer to, const void *from, size_t bytes)
 {
     memcpy(place(to), from, bytes);
     return CU_SUCCESS;
 }
 
-cu_result cuMemcpyDtoH_v2(void *to, device_pointer from, size_t bytes)
+ENTRY(cuMemcpyDtoH_v2, void *to, device_pointer from, size_t bytes)
 {
     memcpy(to, place(from), bytes);
     return CU_SUCCESS;
 }
 
-cu_result cuMemsetD8_v2(device_pointer to, unsigned char byte, size_t bytes)
+ENTRY(cuMemsetD8_v2, device_pointer to, unsigned char byte, size_t bytes)
 {
     memset(place(to), byte, bytes);
     return CU_SUCCESS;
@@ -103,7 +97,7 @@ cu_result cuMemsetD8_v2(device_pointer to, unsigned char byte, size_t bytes)
 
 /* ---- Streams -------------------------------------------------------------------------------- */
 
-cu_result cuStreamCreate(cu_stream *stream, unsigned flags)
+ENTRY(cuStreamCreate, cu_stream *stream, unsigned flags)
 {
     static char handles[64];
     (void)flags;
@@ -112,14 +106,14 @@ cu_result cuStreamCreate(cu_stream *stream, unsigned flags)
     return CU_SUCCESS;
 }
 
-cu_result cuStreamDestroy_v2(cu_stream stream)
+ENTRY(cuStreamDestroy_v2, cu_stream stream)
 {
     if (!stream) return INVALID_VALUE;
     streams--;
     return CU_SUCCESS;
 }
 
-cu_result cuStreamSynchronize(cu_stream stream)
+ENTRY(cuStreamSynchronize, cu_stream stream)
 {
     (void)stream;
     return CU_SUCCESS;
@@ -128,8 +122,7 @@ cu_result cuStreamSynchronize(cu_stream stream)
 /* ---- What must be there and is not called ---------------------------------------------------- */
 
 #define REFUSED(name)                                                                                        \
-    cu_result name(void);                                                                                    \
-    cu_result name(void)                                                                                     \
+    ENTRY(name, void)                                                                                        \
     {                                                                                                        \
         return NOT_SUPPORTED;                                                                                \
     }
