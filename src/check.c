@@ -399,8 +399,8 @@ fmla_status check_call(enum operation operation, const void *caller, void *args,
 {
     const struct descriptor *descriptor = &descriptors[operation];
     const size_t sizes[] = {descriptor->size, 0};
-    struct checked_tensor *checked = call->tensors;
     memset(call, 0, sizeof *call);
+    struct checked_tensor *checked = call->tensors;
     call->operation = descriptor->name, call->args = args, call->shape_only = shape_only;
     TRY(check_struct(descriptor->name, "args", caller, args, descriptor->size, sizes));
     TRY(check_options(descriptor, args, call));
