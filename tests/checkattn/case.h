@@ -142,13 +142,12 @@ struct maker {
 struct subject {
     enum operation of;
     const struct maker *maker;
-    struct axis *axis;
-    int axes;
     const char *values;   /* of all axes (axes_define) */
     const char *defaults; /* what a text leaves out, beside the first values of the axes; NULL: nothing */
-
-    /* Sets the values of axes that the kernel under test has, and the grid's functions. */
-    void (*choose)(const struct subject *op, const struct run *run, struct grid *grid);
+    struct grid grid;     /* its functions; what else it has suite_check sets */
+    /* Sets the values of axes that the kernel under test has, and what of the grid is another for it; a GPU has one value of
+     * threads. NULL: nothing. */
+    void (*choose)(struct subject *op, const struct run *run);
     /* Is a case that is not of the grid one for this kernel and device? NULL: each is. */
     bool (*has)(const struct run *run, const int64_t *v);
     /* May the kernel under test refuse the case? NULL: none may. *must: it has to. */
@@ -167,6 +166,8 @@ struct subject {
     const char *const *timed; /* texts, ends with NULL; may be NULL */
 
     /* What operation_begin makes of its descriptor and its axes. 0: there is none. */
+    struct axis axis[GRID_AXES];
+    int axes;
     const char *name;
     const struct member *tensor[MAX_TENSORS];
     int tensors, results,

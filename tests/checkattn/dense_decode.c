@@ -8,11 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The values of a GPU; a CPU leaves out the last ones of `b` and `s_k`, a GPU all but the first of `threads`. */
-static struct axis axes[AXES];
-
-static const char axis_values[] = DENSE_AXES(AXIS_TEXT);
-
 /* ---- The grid --------------------------------------------------------------------------------- */
 
 static bool possible(const int64_t *v)
@@ -34,21 +29,13 @@ static bool counts(const int64_t *v, int i, int j)
     return !inputs || v[A_INPUTS] != INPUTS_NAN_ENDS || some_unseen || i == A_SQ || i == A_CAUSAL;
 }
 
-/* Row-keys that are computed by tiles of so many rows. */
-static double cost_of(const int64_t *v, int64_t tile)
+/* Rows that are computed together: on a CPU as in the generic kernel, on a GPU the most that are. */
+static int64_t tile;
+
+static double cost(const int64_t *v)
 {
     const int64_t rows = v[A_SQ] * v[A_HQ] / v[A_HKV];
     return (double)tile * (double)(v[A_B] * v[A_HKV] * ((rows + tile - 1) / tile) * v[A_SK]);
-}
-
-static double cpu_cost(const int64_t *v)
-{
-    return cost_of(v, 16); /* the generic kernel's vectors */
-}
-
-static double gpu_cost(const int64_t *v)
-{
-    return cost_of(v, 64); /* at most; the fewest are 16 */
 }
 
 /* Bytes of a GPU's case on the host: cache, queries and results, table. */
@@ -97,11 +84,11 @@ static bool gpu_possible(const int64_t *v)
     bool whole = true;
     for (int i = 0; i < AXES; i++) whole &= v[i] >= 0;
     if (!possible(v) || !is_taken(grid_kernel, v)) return false;
-    return !whole || (host_bytes(v) <= 0x1p30 && device_bytes(v) <= 0x1p34 && gpu_cost(v) <= 5e10);
+    return !whole || (host_bytes(v) <= 0x1p30 && device_bytes(v) <= 0x1p34 && cost(v) <= 5e10);
 }
 
-/* Only types that the kernel takes are in its grid, and only what the device has to do with. */
-static void choose(const struct subject *op, const struct run *run, struct grid *grid)
+/* Only types that the kernel takes are in its grid; a CPU leaves out the last values of `b` and `s_k`. */
+static void choose(struct subject *op, const struct run *run)
 {
     struct axis *dtype = &op->axis[A_DTYPE];
     dtype->count = 0;
@@ -109,11 +96,10 @@ static void choose(const struct subject *op, const struct run *run, struct grid 
     if (run->types & FMLA_TAKES_FP16) dtype->values[dtype->count++] = 1;
     op->axis[A_B].count = on_gpu(run) ? 7 : 6;
     op->axis[A_SK].count = on_gpu(run) ? 9 : 8;
-    op->axis[A_THREADS].count = on_gpu(run) ? 1 : 3;
     grid_kernel = run->kernel;
-    grid->possible = on_gpu(run) ? gpu_possible : possible;
-    grid->cost = on_gpu(run) ? gpu_cost : cpu_cost, grid->dear = on_gpu(run) ? 5e8 : 4e5;
-    grid->counts = counts;
+    op->grid.possible = on_gpu(run) ? gpu_possible : possible;
+    tile = on_gpu(run) ? 64 : 16;
+    op->grid.dear = on_gpu(run) ? 5e8 : 4e5;
 }
 
 /* ---- Faults ----------------------------------------------------------------------------------- */
@@ -292,9 +278,8 @@ static const char *const timed[] = {"b 1, h_q 16, s_k 4096, page_size 64",
 struct subject dense_decode = {
     .of = OP_DENSE_DECODE,
     .maker = &decode_maker,
-    .values = axis_values,
-    .axis = axes,
-    .axes = AXES,
+    .values = DENSE_AXES(AXIS_TEXT),
+    .grid = {.counts = counts, .cost = cost},
     .choose = choose,
     .has = has,
     .leaves = leaves,

@@ -499,7 +499,7 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
     return count;
 }
 
-bool sparse_plant(const struct test_case *c, enum defect fault, struct patch *patch)
+bool sparse_plant(struct test_case *c, enum defect fault, struct patch *patch)
 {
     const struct sparse_case *s = (const struct sparse_case *)c;
     const struct sparse_pool *pool = &s->pool[0];

@@ -8,10 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct axis axes[S_AXES];
-
-static const char axis_values[] = SPARSE_AXES(AXIS_TEXT);
-
 /* ---- The grid -------------------------------------------------------------------------------- */
 
 /* Lengths of an extra cache that is not there play no part, nor does a plan in batch-invariant mode; codes do in FP8, but
@@ -51,7 +47,7 @@ static bool leaves(const struct test_case *c, const struct run *run, bool *must)
 }
 
 /* Only what the kernel takes is in its grid. */
-static void choose(const struct subject *op, const struct run *run, struct grid *grid)
+static void choose(struct subject *op, const struct run *run)
 {
     struct axis *format = &op->axis[S_FORMAT];
     const bool fp8_alone = !strcmp(run->kernel, "cuda-sm90-16"),
@@ -63,9 +59,6 @@ static void choose(const struct subject *op, const struct run *run, struct grid 
         if ((!fp16 || run->types & FMLA_TAKES_FP16) && (fp8 || !fp8_alone))
             format->values[format->count++] = i;
     }
-    op->axis[S_THREADS].count = on_gpu(run) ? 1 : 3;
-    grid->counts = counts;
-    grid->cost = cost, grid->dear = 4e5;
 }
 /* ---- Faults ---------------------------------------------------------------------------------- */
 
@@ -98,8 +91,9 @@ static const char *fault_case(const struct run *run, uint64_t i)
 /* Is that format in the kernel's grid? */
 static bool has(const struct run *run, const int64_t *v)
 {
+    const struct axis *formats = &sparse_decode.axis[S_FORMAT];
     bool known = false;
-    for (int i = 0; i < axes[S_FORMAT].count; i++) known |= axes[S_FORMAT].values[i] == v[S_FORMAT];
+    for (int i = 0; i < formats->count; i++) known |= formats->values[i] == v[S_FORMAT];
     return known && (v[S_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
 }
 
@@ -140,9 +134,8 @@ static const char *const timed[] = {
 struct subject sparse_decode = {
     .of = OP_SPARSE_DECODE,
     .maker = &sparse_maker,
-    .values = axis_values,
-    .axis = axes,
-    .axes = S_AXES,
+    .values = SPARSE_AXES(AXIS_TEXT),
+    .grid = {.counts = counts, .cost = cost, .dear = 4e5},
     .choose = choose,
     .has = has,
     .leaves = leaves,
