@@ -213,8 +213,8 @@ static void make(struct test_case *c, const struct run *run)
     const enum layout layout = (enum layout)v[C_VECTORS];
     const float scale = v[C_FORMAT] == FMLA_KV_FP8_576 ? cache_scales[v[C_SCALE]] : 0.0f;
     c->captured = v[C_GRAPH] && v[C_TOKENS]; /* else nothing is sent */
-    *(int32_t *)option_at(c->op, &c->args, "kv_format") = (int32_t)v[C_FORMAT];
-    *(float *)option_at(c->op, &c->args, "cache_scale") = scale;
+    *(int32_t *)op_option(c->op->of, &c->args, "kv_format") = (int32_t)v[C_FORMAT];
+    *(float *)op_option(c->op->of, &c->args, "cache_scale") = scale;
     make_cache(k);
     c->dtype = *elements[v[C_ELEMENT]], c->rope = 64, c->width = v[C_ROPE] ? c->d_qk - 64 : c->d_qk;
     case_tensor(c, (int)(slots_of(c) - c->tensor), layout == LAYOUT_ODD ? LAYOUT_ODD : LAYOUT_CONTIGUOUS,

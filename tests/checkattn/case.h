@@ -12,17 +12,12 @@
 #include "device.h"
 #include "grid.h"
 #include "magnitude.h"
-#include "operations.h"
+#include "op_call.h"
 #include "plan_call.h"
 
 #include <stddef.h>
 
 enum { RESULTS = 3, MOST_ROWS = 4096, ROW_HEADS = 128 };
-
-union call_args {
-#define OPERATION(op, OP) fmla_##op##_args op;
-#include "operations.def"
-};
 
 /* The axes of an operation are a list of X(enumerator, "name: values"). */
 #define AXIS_NAME(name, text) name,
@@ -261,16 +256,7 @@ void *row_in(const struct test_case *c, const struct guarded *guarded, int i, in
 
 /* ---- Calls ------------------------------------------------------------------------------------ */
 
-/* How the library is called; NULL: it has no such function. */
-struct calls {
-    fmla_status (*run)(const union call_args *args);
-    fmla_status (*size)(const union call_args *args, size_t *bytes, size_t *alignment);
-    fmla_status (*kernel)(const union call_args *args, const char **name);
-};
-struct calls calls_of(const struct subject *op);
-
-/* A member of arguments that is no tensor; NULL: there is none of that name. */
-void *option_at(const struct subject *op, const union call_args *args, const char *name);
+/* Members of arguments that are no tensors. */
 void *pointer_at(const struct subject *op, const union call_args *args, const char *name);
 void set_pointer(const struct subject *op, union call_args *args, const char *name, const void *pointer);
 void set_size(const struct subject *op, union call_args *args, const char *name, size_t size);
