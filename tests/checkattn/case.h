@@ -17,7 +17,7 @@
 
 #include <stddef.h>
 
-enum { RESULTS = 3, MOST_ROWS = 4096, ROW_HEADS = 128 };
+enum { RESULTS = 3, MOST_ROWS = 4096, ROW_HEADS = 128, TEXTS = 16 };
 
 /* The axes of an operation are a list of X(enumerator, "name: values"). */
 #define AXIS_NAME(name, text) name,
@@ -148,7 +148,7 @@ struct subject {
     /* May the kernel under test refuse the case? NULL: none may. *must: it has to. */
     bool (*leaves)(const struct test_case *c, const struct run *run, bool *must);
     /* What pairs do not reach: texts, each with a seed of its own, and what is made by suite_case. */
-    const char *const *special; /* ends with NULL; may be NULL */
+    const char *special[TEXTS]; /* ends with NULL */
     void (*more)(struct suite *suite);
 
     uint64_t faults; /* bits of enum defect that a kernel could have */
@@ -158,7 +158,7 @@ struct subject {
     bool (*plant_after)(struct test_case *c, enum defect fault);
 
     struct gpu_cases gpu;
-    const char *const *timed; /* texts, ends with NULL; may be NULL */
+    const char *timed[TEXTS]; /* the same */
 
     /* What operation_begin makes of its descriptor and its axes. 0: there is none. */
     struct axis axis[GRID_AXES];

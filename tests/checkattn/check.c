@@ -274,8 +274,7 @@ void suite_check(struct suite *s)
     }
     if (!run->only_case && run->fault == FAULT_NONE) {
         if (on_gpu(run)) gpu_check(op, run, &s->tally[0]);
-        for (uint64_t i = 0; op->special && op->special[i]; i++)
-            suite_case(s, op->special[i], run->seed + i, false);
+        for (uint64_t i = 0; op->special[i]; i++) suite_case(s, op->special[i], run->seed + i, false);
         if (op->more) op->more(s);
     }
     check_grid(s, &grid);
@@ -291,7 +290,7 @@ static double flop(const struct test_case *c)
 
 void time_cases(const struct subject *op, const struct run *run)
 {
-    for (int i = 0; op->timed && op->timed[i]; i++) {
+    for (int i = 0; op->timed[i]; i++) {
         int64_t v[GRID_AXES];
         case_values(op, op->timed[i], v);
         struct test_case *c = case_make(op, run, v, run->seed);

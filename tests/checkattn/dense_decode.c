@@ -160,21 +160,6 @@ static const char *fault_case(const struct run *run, uint64_t i)
 
 /* ---- Cases beside the grid -------------------------------------------------------------------- */
 
-/* What pairs do not reach: many splits of one request, a cut among the keys that only some rows see, lengths that pass 2^16,
- * more than two chunks in batch-invariant mode, offsets into the cache of more than 32 bits, and scores of +inf or beyond
- * fp32. */
-static const char *const special[] = {
-    "b 1, s_q 3, s_k 4096, h_q 16, page_size 64, causal 1, plan given, num_partitions 78, inputs spiked",
-    "b 2, s_q 64, s_k 140, h_q 3, page_size 16, causal 1, d_qk 512, num_partitions 3, inputs nan_ends",
-    "b 1, s_q 2, s_k 70000, h_q 2, page_size 64, causal 1, num_partitions 3, inputs spiked",
-    "b 2, s_k 9000, h_q 2, page_size 0, lengths varied, batch_invariant 1, inputs steep",
-    "b 2, s_k 5000, h_q 16, page_size 64, batch_invariant 1",
-    "b 2, s_q 2, s_k 200, h_q 4, h_kv 2, page_size 64, causal 1, num_partitions 3, layout far",
-    "b 3, s_q 3, s_k 200, h_q 16, page_size 64, causal 1, num_partitions 5, inputs infinite, sink finite",
-    "b 4, s_k 65, h_q 64, page_size 64, d_qk 512, lengths varied, inputs infinite",
-    "b 6, s_q 2, s_k 140, h_q 16, page_size 64, causal 1, lengths varied, num_partitions 3, inputs beyond",
-    NULL};
-
 /* On a GPU a cache past 2^32 elements takes memory: check_large_cache. */
 static bool has(const struct run *run, const int64_t *v)
 {
@@ -269,12 +254,6 @@ static void more_on_gpu(const struct run *run, struct tally *tally)
     check_large_cache(run, tally);
 }
 
-/* ---- Timing ----------------------------------------------------------------------------------- */
-
-static const char *const timed[] = {"b 1, h_q 16, s_k 4096, page_size 64",
-                                    "b 1, h_q 128, s_k 4096, page_size 64",
-                                    "b 32, h_q 16, s_k 512, page_size 64", NULL};
-
 struct subject dense_decode = {
     .of = OP_DENSE_DECODE,
     .maker = &decode_maker,
@@ -283,7 +262,21 @@ struct subject dense_decode = {
     .choose = choose,
     .has = has,
     .leaves = leaves,
-    .special = special,
+    /* What pairs do not reach: many splits of one request, a cut among the keys that only some rows see, lengths that pass
+     * 2^16, more than two chunks in batch-invariant mode, offsets into the cache of more than 32 bits, and scores of +inf or
+     * beyond fp32. */
+    .special =
+        {"b 1, s_q 3, s_k 4096, h_q 16, page_size 64, causal 1, plan given, num_partitions 78, inputs spiked",
+         "b 2, s_q 64, s_k 140, h_q 3, page_size 16, causal 1, d_qk 512, num_partitions 3, inputs nan_ends",
+         "b 1, s_q 2, s_k 70000, h_q 2, page_size 64, causal 1, num_partitions 3, inputs spiked",
+         "b 2, s_k 9000, h_q 2, page_size 0, lengths varied, batch_invariant 1, inputs steep",
+         "b 2, s_k 5000, h_q 16, page_size 64, batch_invariant 1",
+         "b 2, s_q 2, s_k 200, h_q 4, h_kv 2, page_size 64, causal 1, num_partitions 3, layout far",
+         "b 3, s_q 3, s_k 200, h_q 16, page_size 64, causal 1, num_partitions 5, inputs infinite, sink "
+         "finite",
+         "b 4, s_k 65, h_q 64, page_size 64, d_qk 512, lengths varied, inputs infinite",
+         "b 6, s_q 2, s_k 140, h_q 16, page_size 64, causal 1, lengths varied, num_partitions 3, inputs "
+         "beyond"},
     .more = more,
     .faults = FAULT(MERGE_BASE) - 1,
     .fault_case = fault_case,
@@ -302,5 +295,6 @@ struct subject dense_decode = {
             .foreign = "b 9, s_q 2, s_k 1500, h_q 64, page_size 64, causal 1, lengths varied, plan given, "
                        "num_partitions 13",
             .more = more_on_gpu},
-    .timed = timed,
+    .timed = {"b 1, h_q 16, s_k 4096, page_size 64", "b 1, h_q 128, s_k 4096, page_size 64",
+              "b 32, h_q 16, s_k 512, page_size 64"},
 };

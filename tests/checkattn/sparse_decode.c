@@ -97,17 +97,6 @@ static bool has(const struct run *run, const int64_t *v)
     return known && (v[S_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
 }
 
-/* What pairs do not reach: many splits of one request, a cut inside the extra cache, more than two chunks in batch-invariant
- * mode, and offsets of more than 32 bits in every format. */
-static const char *const special[] = {
-    "shape 4, b 1, s_q 3, h_q 16, format fp8_656, extra 7, inputs spiked, plan given, num_partitions 78",
-    "shape 0, b 2, h_q 8, format fp8_584, lengths zero, extra 4, num_partitions 7",
-    "shape 5, b 2, h_q 2, format fp8_584, extra 5, extra_lengths full, inputs steep, batch_invariant 1",
-    "shape 5, h_q 2, format bf16, extra 6, inputs spiked, layout far",
-    "shape 6, h_q 2, format fp8_656, extra 6, inputs spiked, layout far",
-    "shape 6, h_q 2, format fp8_584, extra 6, inputs spiked, layout far",
-    NULL};
-
 /* Scores of +inf or beyond fp32; and the oracle's own strides and batches against its rows. */
 #define MANY                                                                                                 \
     "shape 2, b 5, s_q 2, h_q 16, lengths varied, extra 3, extra_lengths varied, num_partitions 7, "         \
@@ -122,12 +111,6 @@ static void more(struct suite *suite)
                seed, true);
 }
 
-/* ---- Timing ---------------------------------------------------------------------------------- */
-
-static const char *const timed[] = {
-    "shape 5, h_q 128, format bf16, indices all", "shape 5, h_q 128, format fp8_656, indices all",
-    "shape 5, h_q 16, format fp8_656, indices all", "shape 5, h_q 128, format fp8_584, indices all", NULL};
-
 #define WIDE       "shape 5, " /* of sparse_shapes: 2048 named */
 #define BUSY_EXTRA "extra 4, " /* 1024 keys, 576 named */
 
@@ -139,7 +122,15 @@ struct subject sparse_decode = {
     .choose = choose,
     .has = has,
     .leaves = leaves,
-    .special = special,
+    /* What pairs do not reach: many splits of one request, a cut inside the extra cache, more than two chunks in batch-
+     * invariant mode, and offsets of more than 32 bits in every format. */
+    .special =
+        {"shape 4, b 1, s_q 3, h_q 16, format fp8_656, extra 7, inputs spiked, plan given, num_partitions 78",
+         "shape 0, b 2, h_q 8, format fp8_584, lengths zero, extra 4, num_partitions 7",
+         "shape 5, b 2, h_q 2, format fp8_584, extra 5, extra_lengths full, inputs steep, batch_invariant 1",
+         "shape 5, h_q 2, format bf16, extra 6, inputs spiked, layout far",
+         "shape 6, h_q 2, format fp8_656, extra 6, inputs spiked, layout far",
+         "shape 6, h_q 2, format fp8_584, extra 6, inputs spiked, layout far"},
     .more = more,
     .faults = (FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK)) & ~(FAULT(MERGE_BASE)),
     .fault_case = fault_case,
@@ -158,5 +149,7 @@ struct subject sparse_decode = {
             .busy = WIDE "b 16, s_q 2, h_q 64, format fp8_656, lengths varied, plan given",
             .foreign = "shape 3, " BUSY_EXTRA
                        "b 9, s_q 2, h_q 64, format fp8_656, lengths varied, plan given, num_partitions 13"},
-    .timed = timed,
+    .timed = {"shape 5, h_q 128, format bf16, indices all", "shape 5, h_q 128, format fp8_656, indices all",
+              "shape 5, h_q 16, format fp8_656, indices all",
+              "shape 5, h_q 128, format fp8_584, indices all"},
 };

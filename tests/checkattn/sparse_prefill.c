@@ -196,23 +196,6 @@ static bool has(const struct run *run, const int64_t *v)
            (v[P_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
 }
 
-/* What pairs do not reach: no keys, no lists, as many tokens as take a GPU with long lists, offsets of more than 32 bits,
- * and scores beyond fp32. */
-static const char *const special[] = {
-    "shape few, s_q 70000, h_q 1",
-    "shape no_keys, s_q 9, lengths varied",
-    "shape no_keys, s_q 9, source fp8_656, indices any",
-    "shape no_lists, s_q 9, lengths beyond",
-    "shape no_lists, s_q 9, d_qk 512, source fp8_584",
-    "shape blocks, s_q 9, lengths varied, inputs beyond",
-    "shape blocks, s_q 9, source fp8_656, lengths varied, inputs beyond",
-    "shape far, s_q 9, inputs spiked, layout far",
-    "shape far, s_q 9, h_kv 2, d_qk 512, layout far",
-    "shape far_pages, s_q 9, source pages, page_size 53, layout far",
-    "shape far_pages, s_q 9, source fp8_656, page_size 53, layout far",
-    "shape far_pages, s_q 9, d_qk 512, source fp8_584, page_size 54, layout far",
-    NULL};
-
 /* The oracle's own strides and tokens against its rows. And extreme scores in every format, all rows compared: two full
  * tiles of 64 heads; one and a quarter; such and lists that are long enough for a GPU to cut them, into six pieces, and, of
  * various lengths, into three; and so few tokens that the CPU cuts their lists for three threads. */
@@ -240,14 +223,7 @@ static void more(struct suite *suite)
     }
 }
 
-/* ---- Timing ---------------------------------------------------------------------------------- */
-
 #define WIDE "shape 4, " /* of prefill_shapes: 1521 keys, 512 named */
-
-static const char *const timed[] = {WIDE "s_q 32, h_q 128, source flat, indices all",
-                                    WIDE "s_q 32, h_q 16, source flat, indices all",
-                                    WIDE "s_q 32, h_q 128, source fp8_656, indices all",
-                                    WIDE "s_q 32, h_q 128, source fp8_584, d_qk 512, indices all", NULL};
 
 struct subject sparse_prefill = {
     .of = OP_SPARSE_PREFILL,
@@ -258,7 +234,18 @@ struct subject sparse_prefill = {
     .choose = choose,
     .has = has,
     .leaves = leaves_case,
-    .special = special,
+    /* What pairs do not reach: no keys, no lists, as many tokens as take a GPU with long lists, offsets of more than 32
+     * bits, and scores beyond fp32. */
+    .special = {"shape few, s_q 70000, h_q 1", "shape no_keys, s_q 9, lengths varied",
+                "shape no_keys, s_q 9, source fp8_656, indices any", "shape no_lists, s_q 9, lengths beyond",
+                "shape no_lists, s_q 9, d_qk 512, source fp8_584",
+                "shape blocks, s_q 9, lengths varied, inputs beyond",
+                "shape blocks, s_q 9, source fp8_656, lengths varied, inputs beyond",
+                "shape far, s_q 9, inputs spiked, layout far",
+                "shape far, s_q 9, h_kv 2, d_qk 512, layout far",
+                "shape far_pages, s_q 9, source pages, page_size 53, layout far",
+                "shape far_pages, s_q 9, source fp8_656, page_size 53, layout far",
+                "shape far_pages, s_q 9, d_qk 512, source fp8_584, page_size 54, layout far"},
     .more = more,
     .faults = ((FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK) | FAULT(MERGE_BASE) | FAULT(NO_EXTRA))) |
               FAULT(LSE_BASE) | FAULT(MAX_SCALE) | FAULT(MAX_NAN),
@@ -272,5 +259,8 @@ struct subject sparse_prefill = {
                      "lengths varied, indices any"},
             .repeats = {WIDE "s_q 70, lengths varied", "shape 8, s_q 70, lengths varied, indices blocks"},
             .busy = WIDE "s_q 700, lengths varied, indices blocks"},
-    .timed = timed,
+    .timed = {WIDE "s_q 32, h_q 128, source flat, indices all",
+              WIDE "s_q 32, h_q 16, source flat, indices all",
+              WIDE "s_q 32, h_q 128, source fp8_656, indices all",
+              WIDE "s_q 32, h_q 128, source fp8_584, d_qk 512, indices all"},
 };
