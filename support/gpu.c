@@ -178,15 +178,6 @@ static void management_close(struct management *m)
     dlclose(m->library);
 }
 
-static bool version_from_management(char *text, unsigned size)
-{
-    struct management m;
-    if (!management_open(&m)) return false;
-    const bool good = m.version(text, size) == 0;
-    management_close(&m);
-    return good;
-}
-
 int gpu_sm_mhz(int32_t id)
 {
     enum { CLOCK_SM = 1 }; /* NVML_CLOCK_SM */
@@ -224,8 +215,10 @@ bool gpu_describe(int32_t id, struct gpu_description *d, struct fault *fault)
                     "an attribute of the device", fault))
             return false;
     d->cache = (size_t)l2;
-    if (!version_from_management(d->driver, sizeof d->driver))
-        snprintf(d->driver, sizeof d->driver, "CUDA %d.%d", cuda / 1000, cuda % 1000 / 10);
+    struct management m;
+    const bool managed = management_open(&m), told = managed && m.version(d->driver, sizeof d->driver) == 0;
+    if (managed) management_close(&m);
+    if (!told) snprintf(d->driver, sizeof d->driver, "CUDA %d.%d", cuda / 1000, cuda % 1000 / 10);
     return true;
 }
 
