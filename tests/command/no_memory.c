@@ -41,10 +41,11 @@ static bool fails(void)
     return true;
 }
 
+typedef void *allocated;
 #define FAILS_OR(name, parameters, real)                                                                     \
-    void *name parameters                                                                                    \
+    allocated name parameters                                                                                \
     {                                                                                                        \
-        return fails() ? NULL : real;                                                                        \
+        return fails() ? NULL : (real);                                                                      \
     }
 FAILS_OR(malloc, (size_t size), __libc_malloc(size))
 FAILS_OR(calloc, (size_t count, size_t size), __libc_calloc(count, size))
