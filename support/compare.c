@@ -22,12 +22,6 @@ bool compare_misses(const struct tolerance *tolerance, double value, double refe
     return !(difference < tolerance->abs || difference / fabs(reference) < tolerance->rel);
 }
 
-void compare_add(struct comparison *comparison, const struct tolerance *tolerance, double value,
-                 double reference)
-{
-    compare_add_within(comparison, tolerance, value, reference, 0.0);
-}
-
 void compare_add_within(struct comparison *comparison, const struct tolerance *tolerance, double value,
                         double reference, double within)
 {

@@ -34,13 +34,10 @@ struct comparison {
     double sum_ab, sum_aabb, sum_refref, most_refref;
 };
 
-void compare_add(struct comparison *comparison, const struct tolerance *tolerance, double value,
-                 double reference);
-
 /* Are both finite, and farther apart than abs and rel allow? */
 bool compare_misses(const struct tolerance *tolerance, double value, double reference);
 
-/* The same, and a finite element passes with |Δ| ≤ within, too; if by that alone, it counts as equal in the cosine. */
+/* Adds an element. A finite one passes with |Δ| ≤ within, too; if by that alone, it counts as equal in the cosine. */
 void compare_add_within(struct comparison *comparison, const struct tolerance *tolerance, double value,
                         double reference, double within);
 

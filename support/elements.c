@@ -21,13 +21,9 @@ float element_load(const void *data, fmla_dtype dtype, int64_t i)
 void element_store(void *data, fmla_dtype dtype, int64_t i, float value)
 {
     char *at = (char *)data + i * (dtype.bits / 8);
-    if (dtype_is(dtype, FMLA_TYPE_FLOAT, 32)) {
+    const uint16_t half = dtype_is(dtype, FMLA_TYPE_BFLOAT, 16) ? num_to_bf16(value) : num_to_fp16(value);
+    if (dtype_is(dtype, FMLA_TYPE_FLOAT, 32))
         memcpy(at, &value, sizeof value);
-    } else if (dtype_is(dtype, FMLA_TYPE_BFLOAT, 16)) {
-        const uint16_t half = num_to_bf16(value);
+    else if (dtype_is(dtype, FMLA_TYPE_BFLOAT, 16) || dtype_is(dtype, FMLA_TYPE_FLOAT, 16))
         memcpy(at, &half, sizeof half);
-    } else if (dtype_is(dtype, FMLA_TYPE_FLOAT, 16)) {
-        const uint16_t half = num_to_fp16(value);
-        memcpy(at, &half, sizeof half);
-    }
 }

@@ -178,15 +178,6 @@ static void management_close(struct management *m)
     dlclose(m->library);
 }
 
-static bool version_from_management(char *text, unsigned size)
-{
-    struct management m;
-    if (!management_open(&m)) return false;
-    const bool good = m.version(text, size) == 0;
-    management_close(&m);
-    return good;
-}
-
 int gpu_sm_mhz(int32_t id)
 {
     enum { CLOCK_SM = 1 }; /* NVML_CLOCK_SM */
@@ -224,8 +215,10 @@ bool gpu_describe(int32_t id, struct gpu_description *d, struct fault *fault)
                     "an attribute of the device", fault))
             return false;
     d->cache = (size_t)l2;
-    if (!version_from_management(d->driver, sizeof d->driver))
-        snprintf(d->driver, sizeof d->driver, "CUDA %d.%d", cuda / 1000, cuda % 1000 / 10);
+    struct management m;
+    const bool managed = management_open(&m), told = managed && m.version(d->driver, sizeof d->driver) == 0;
+    if (managed) management_close(&m);
+    if (!told) snprintf(d->driver, sizeof d->driver, "CUDA %d.%d", cuda / 1000, cuda % 1000 / 10);
     return true;
 }
 
@@ -273,8 +266,20 @@ bool gpu_fill(void *to, unsigned char byte, size_t bytes, struct fault *fault)
     return !bytes || done(driver.call.fill(number_of(to), byte, bytes), "filling device memory", fault);
 }
 
-/* ---- Closing --------------------------------------------------------------------------------- */
+/* ---- Opening, closing and sending ------------------------------------------------------------- */
 
+/* gpu_<name> is one call of the driver, `of`; OPENS is one that makes *what, NULL where it is refused. */
+#define CALLS(name, parameters, of, words)                                                                   \
+    bool gpu_##name parameters                                                                               \
+    {                                                                                                        \
+        return passed(driver.call.of, words, fault);                                                         \
+    }
+#define OPENS(name, what, parameters, of, words)                                                             \
+    bool gpu_##name parameters                                                                               \
+    {                                                                                                        \
+        *(what) = NULL;                                                                                      \
+        return passed(driver.call.of, words, fault);                                                         \
+    }
 #define CLOSES(what, entry)                                                                                  \
     void gpu_##what##_close(void *what)                                                                      \
     {                                                                                                        \
@@ -284,30 +289,27 @@ CLOSES(stream, stream_close)
 CLOSES(event, event_close)
 CLOSES(module, module_close)
 CLOSES(graph, exec_close)
-
-/* ---- Streams and events --------------------------------------------------------------------- */
-
-bool gpu_stream_open(void **stream, struct fault *fault)
-{
-    *stream = NULL;
-    return passed(driver.call.stream_open(stream, STREAM_NON_BLOCKING), "opening a stream", fault);
-}
-
-bool gpu_stream_wait(void *stream, struct fault *fault)
-{
-    return passed(driver.call.stream_wait(stream), "running a call", fault);
-}
-
-bool gpu_event_open(void **event, struct fault *fault)
-{
-    *event = NULL;
-    return passed(driver.call.event_open(event, EVENT_DEFAULT), "opening an event", fault);
-}
-
-bool gpu_event_record(void *event, void *stream, struct fault *fault)
-{
-    return passed(driver.call.event_record(event, stream), "recording an event", fault);
-}
+OPENS(stream_open, stream, (void **stream, struct fault *fault), stream_open(stream, STREAM_NON_BLOCKING),
+      "opening a stream")
+OPENS(event_open, event, (void **event, struct fault *fault), event_open(event, EVENT_DEFAULT),
+      "opening an event")
+OPENS(module_open, module, (void **module, const char *ptx, struct fault *fault), module_open(module, ptx),
+      "compiling a kernel")
+OPENS(kernel, kernel, (void **kernel, void *module, const char *name, struct fault *fault),
+      module_kernel(kernel, module, name), name)
+CALLS(stream_wait, (void *stream, struct fault *fault), stream_wait(stream), "running a call")
+CALLS(event_record, (void *event, void *stream, struct fault *fault), event_record(event, stream),
+      "recording an event")
+CALLS(capture_begin, (void *stream, struct fault *fault), capture_begin(stream, CAPTURE_GLOBAL),
+      "beginning a capture")
+CALLS(graph_launch, (void *graph, void *stream, struct fault *fault), graph_launch(graph, stream),
+      "launching a graph")
+CALLS(kernel_shared, (void *kernel, unsigned bytes, struct fault *fault),
+      kernel_set(kernel, KERNEL_SHARED_BYTES, (int)bytes), "asking for shared memory of a kernel")
+CALLS(launch,
+      (void *kernel, unsigned blocks, unsigned threads, unsigned shared, void *stream, void **parameters,
+       struct fault *fault),
+      launch(kernel, blocks, 1, 1, threads, 1, 1, shared, stream, parameters, NULL), "launching a kernel")
 
 bool gpu_event_seconds(void *first, void *second, double *seconds, struct fault *fault)
 {
@@ -317,33 +319,6 @@ bool gpu_event_seconds(void *first, void *second, double *seconds, struct fault 
         return false;
     *seconds = 1e-3 * (double)milliseconds;
     return true;
-}
-
-/* ---- Kernels -------------------------------------------------------------------------------- */
-
-bool gpu_module_open(void **module, const char *ptx, struct fault *fault)
-{
-    *module = NULL;
-    return passed(driver.call.module_open(module, ptx), "compiling a kernel", fault);
-}
-
-bool gpu_kernel(void **kernel, void *module, const char *name, struct fault *fault)
-{
-    *kernel = NULL;
-    return passed(driver.call.module_kernel(kernel, module, name), name, fault);
-}
-
-bool gpu_kernel_shared(void *kernel, unsigned bytes, struct fault *fault)
-{
-    return passed(driver.call.kernel_set(kernel, KERNEL_SHARED_BYTES, (int)bytes),
-                  "asking for shared memory of a kernel", fault);
-}
-
-bool gpu_launch(void *kernel, unsigned blocks, unsigned threads, unsigned shared, void *stream,
-                void **parameters, struct fault *fault)
-{
-    return passed(driver.call.launch(kernel, blocks, 1, 1, threads, 1, 1, shared, stream, parameters, NULL),
-                  "launching a kernel", fault);
 }
 
 bool gpu_best_time(const struct gpu_load *load, double *best, struct fault *fault)
@@ -364,13 +339,6 @@ bool gpu_best_time(const struct gpu_load *load, double *best, struct fault *faul
     return good;
 }
 
-/* ---- Graphs --------------------------------------------------------------------------------- */
-
-bool gpu_capture_begin(void *stream, struct fault *fault)
-{
-    return passed(driver.call.capture_begin(stream, CAPTURE_GLOBAL), "beginning a capture", fault);
-}
-
 bool gpu_capture_end(void *stream, void **graph, struct fault *fault)
 {
     handle captured = NULL;
@@ -379,9 +347,4 @@ bool gpu_capture_end(void *stream, void **graph, struct fault *fault)
     const int error = driver.call.graph_instantiate(graph, captured, 0);
     driver.call.graph_close(captured); /* what was made of it stands alone */
     return passed(error, "making a graph", fault);
-}
-
-bool gpu_graph_launch(void *graph, void *stream, struct fault *fault)
-{
-    return passed(driver.call.graph_launch(graph, stream), "launching a graph", fault);
 }

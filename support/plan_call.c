@@ -32,24 +32,16 @@ const fmla_tensor **plan_call_length(struct plan_call *call, int k)
     return k ? &call->extra_topk_length : call->sparse ? &call->topk_length : &call->seqlens;
 }
 
-fmla_status plan_call_size(const struct plan_call *call, size_t *bytes)
-{
-    const fmla_sparse_plan_args sparse = sparse_args(call);
-    const fmla_decode_plan_args dense = dense_args(call);
-    return call->sparse ? fmla_sparse_plan_size(&sparse, bytes) : fmla_decode_plan_size(&dense, bytes);
-}
-
-fmla_status plan_call_partitions(const struct plan_call *call, int32_t *count)
-{
-    const fmla_sparse_plan_args sparse = sparse_args(call);
-    const fmla_decode_plan_args dense = dense_args(call);
-    return call->sparse ? fmla_sparse_plan_partitions(&sparse, count)
-                        : fmla_decode_plan_partitions(&dense, count);
-}
-
-fmla_status plan_call_run(const struct plan_call *call)
-{
-    const fmla_sparse_plan_args sparse = sparse_args(call);
-    const fmla_decode_plan_args dense = dense_args(call);
-    return call->sparse ? fmla_sparse_plan(&sparse) : fmla_decode_plan(&dense);
-}
+#define PLAN_CALL(name, function, parameters, arguments)                                                     \
+    fmla_status plan_call_##name parameters                                                                  \
+    {                                                                                                        \
+        if (call->sparse) {                                                                                  \
+            const fmla_sparse_plan_args args = sparse_args(call);                                            \
+            return fmla_sparse_##function arguments;                                                         \
+        }                                                                                                    \
+        const fmla_decode_plan_args args = dense_args(call);                                                 \
+        return fmla_decode_##function arguments;                                                             \
+    }
+PLAN_CALL(size, plan_size, (const struct plan_call *call, size_t *bytes), (&args, bytes))
+PLAN_CALL(partitions, plan_partitions, (const struct plan_call *call, int32_t *count), (&args, count))
+PLAN_CALL(run, plan, (const struct plan_call *call), (&args))

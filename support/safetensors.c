@@ -160,6 +160,7 @@ static bool parse_shape(const char *path, struct safetensors_tensor *tensor, con
 static bool parse_offsets(const struct safetensors_file *file, const char *path,
                           struct safetensors_tensor *tensor, const json_t *value, struct fault *fault)
 {
+    static const _Alignas(ALIGNMENT) unsigned char nothing[ALIGNMENT];
     const json_t *begin = json_array_get(value, 0), *end = json_array_get(value, 1);
     uint64_t bytes;
     if (json_array_size(value) != 2 || !json_is_integer(begin) || !json_is_integer(end) ||
@@ -181,6 +182,7 @@ static bool parse_offsets(const struct safetensors_file *file, const char *path,
                          "%s: tensor \"%s\": data_offsets hold %" PRIu64
                          " bytes, its shape and dtype %s take %" PRIu64,
                          path, tensor->name, tensor->end - tensor->begin, tensor->type->name, bytes);
+    tensor->data = bytes ? file->in.bytes + file->data_begin + tensor->begin : nothing;
     return true;
 }
 
@@ -235,16 +237,6 @@ static bool parse_header(struct safetensors_file *file, const char *path, struct
     return check_cover(file, path, fault);
 }
 
-static void find_data(struct safetensors_file *file)
-{
-    static const _Alignas(ALIGNMENT) char nothing[ALIGNMENT];
-    for (size_t i = 0; i < file->count; i++) {
-        struct safetensors_tensor *tensor = &file->tensors[i];
-        tensor->data = nothing;
-        if (tensor->end > tensor->begin) tensor->data = file->in.bytes + file->data_begin + tensor->begin;
-    }
-}
-
 struct safetensors_file *safetensors_open(const char *path, struct fault *fault)
 {
     struct safetensors_file *file = calloc(1, sizeof *file);
@@ -256,10 +248,7 @@ struct safetensors_file *safetensors_open(const char *path, struct fault *fault)
     if (infile_open(&file->in, path, fault) && read_header_length(&file->in, path, &length, fault) &&
         (file->header = read_header(&file->in, path, length, fault)) != NULL) {
         file->data_begin = LENGTH_BYTES + length;
-        if (read_data(file, path, fault) && parse_header(file, infile_name(path), fault)) {
-            find_data(file);
-            return file;
-        }
+        if (read_data(file, path, fault) && parse_header(file, infile_name(path), fault)) return file;
     }
     safetensors_close(file);
     return NULL;

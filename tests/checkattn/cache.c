@@ -19,10 +19,6 @@
 
 static const float cache_scales[CACHE_SCALES] = {0.0f, 0.25f, 0.037f, 3.1e-33f, 2.7e31f};
 
-static struct axis axes[C_AXES];
-
-static const char axis_values[] = CACHE_AXES(AXIS_TEXT);
-
 /* ---- The grid ------------------------------------------------------------------------------- */
 
 static bool is_16_bit(int64_t format)
@@ -34,8 +30,7 @@ static bool is_16_bit(int64_t format)
 static bool possible(const int64_t *v)
 {
     const int64_t format = v[C_FORMAT];
-    const bool known = format >= 0, sized = v[C_D_QK] >= 0 && v[C_D_QK] != axes[C_D_QK].values[0],
-               scaled = v[C_SCALE] > 0;
+    const bool known = format >= 0, sized = v[C_D_QK] >= 0 && v[C_D_QK] != 512, scaled = v[C_SCALE] > 0;
     if (sized && (scaled || (known && !is_16_bit(format)))) return false;
     if (scaled && known && format != FMLA_KV_FP8_576) return false;
     if (sized && v[C_D_QK] <= 64 && v[C_ROPE] == 1) return false;
@@ -52,16 +47,13 @@ static double cost(const int64_t *v)
     return (double)v[C_TOKENS];
 }
 
-static void choose(const struct subject *op, const struct run *run, struct grid *grid)
+static void choose(struct subject *op, const struct run *run)
 {
     const bool gather = op == &cache_gather;
-    axes[C_THREADS].count = on_gpu(run) ? 1 : 2;
-    axes[C_GRAPH].count = on_gpu(run) ? 2 : 1;
-    axes[C_ROPE].count = gather ? 1 : 2;
+    op->axis[C_GRAPH].count = on_gpu(run) ? 2 : 1;
+    op->axis[C_ROPE].count = gather ? 1 : 2;
     /* Which of the tokens of one slot stays is not said of a GPU; reading one twice is. */
-    axes[C_SLOTS].count = on_gpu(run) && !gather ? 2 : 3;
-    grid->possible = possible, grid->counts = counts;
-    grid->cost = cost, grid->dear = 5000;
+    op->axis[C_SLOTS].count = on_gpu(run) && !gather ? 2 : 3;
 }
 
 /* ---- A case --------------------------------------------------------------------------------- */
@@ -221,8 +213,8 @@ static void make(struct test_case *c, const struct run *run)
     const enum layout layout = (enum layout)v[C_VECTORS];
     const float scale = v[C_FORMAT] == FMLA_KV_FP8_576 ? cache_scales[v[C_SCALE]] : 0.0f;
     c->captured = v[C_GRAPH] && v[C_TOKENS]; /* else nothing is sent */
-    *(int32_t *)option_at(c->op, &c->args, "kv_format") = (int32_t)v[C_FORMAT];
-    *(float *)option_at(c->op, &c->args, "cache_scale") = scale;
+    *(int32_t *)op_option(c->op->of, &c->args, "kv_format") = (int32_t)v[C_FORMAT];
+    *(float *)op_option(c->op->of, &c->args, "cache_scale") = scale;
     make_cache(k);
     c->dtype = *elements[v[C_ELEMENT]], c->rope = 64, c->width = v[C_ROPE] ? c->d_qk - 64 : c->d_qk;
     case_tensor(c, (int)(slots_of(c) - c->tensor), layout == LAYOUT_ODD ? LAYOUT_ODD : LAYOUT_CONTIGUOUS,
@@ -387,29 +379,14 @@ static const struct maker append_maker = {.size = sizeof(struct cache_case),
                           gather_maker = {
                               .size = sizeof(struct cache_case), .make = make, .compare = compare_gathered};
 
-struct subject cache_append = {
-    .of = OP_CACHE_APPEND,
-    .maker = &append_maker,
-    .values = axis_values,
-    .axis = axes,
-    .axes = C_AXES,
-    .choose = choose,
-    .has = has,
-    .more = more,
-    .faults = FAULT(CACHE_SLOT) | FAULT(CACHE_VALUE) | FAULT(CACHE_SCALE) | FAULT(CACHE_GAP),
-    .plant_before = plant_before,
-    .plant_after = plant_after,
-};
+#define CACHE_SUBJECT                                                                                        \
+    .values = CACHE_AXES(AXIS_TEXT), .choose = choose,                                                       \
+    .grid = {.possible = possible, .counts = counts, .cost = cost, .dear = 5000}, .has = has, .more = more,  \
+    .plant_after = plant_after
 
-struct subject cache_gather = {
-    .of = OP_CACHE_GATHER,
-    .maker = &gather_maker,
-    .values = axis_values,
-    .axis = axes,
-    .axes = C_AXES,
-    .choose = choose,
-    .has = has,
-    .more = more,
-    .faults = FAULT(GATHER_VALUE) | FAULT(GATHER_ZERO),
-    .plant_after = plant_after,
-};
+struct subject cache_append = {CACHE_SUBJECT, .of = OP_CACHE_APPEND, .maker = &append_maker,
+                               .faults = FAULT(CACHE_SLOT) | FAULT(CACHE_VALUE) | FAULT(CACHE_SCALE) |
+                                         FAULT(CACHE_GAP),
+                               .plant_before = plant_before};
+struct subject cache_gather = {CACHE_SUBJECT, .of = OP_CACHE_GATHER, .maker = &gather_maker,
+                               .faults = FAULT(GATHER_VALUE) | FAULT(GATHER_ZERO)};

@@ -8,69 +8,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- The operations --------------------------------------------------------------------------- */
-
-#define OPERATION(op, OP)                                                                                    \
-    static fmla_status run_##op(const union call_args *args)                                                 \
-    {                                                                                                        \
-        return fmla_##op(&args->op);                                                                         \
-    }
-#include "operations.def"
-
-#define SIZES(op)                                                                                            \
-    static fmla_status size_##op(const union call_args *args, size_t *bytes, size_t *alignment)              \
-    {                                                                                                        \
-        return fmla_##op##_workspace_size(&args->op, bytes, alignment);                                      \
-    }                                                                                                        \
-    static fmla_status kernel_##op(const union call_args *args, const char **name)                           \
-    {                                                                                                        \
-        return fmla_##op##_kernel(&args->op, name);                                                          \
-    }
-SIZES(dense_decode)
-SIZES(sparse_decode)
-SIZES(sparse_prefill)
-
-struct calls calls_of(const struct subject *op)
-{
-    static fmla_status (*const run[OPERATIONS])(const union call_args *args) = {
-#define OPERATION(op, OP) [OP_##OP] = run_##op,
-#include "operations.def"
-    };
-    static const struct calls attention[OPERATIONS] = {
-        [OP_DENSE_DECODE] = {.size = size_dense_decode, .kernel = kernel_dense_decode},
-        [OP_SPARSE_DECODE] = {.size = size_sparse_decode, .kernel = kernel_sparse_decode},
-        [OP_SPARSE_PREFILL] = {.size = size_sparse_prefill, .kernel = kernel_sparse_prefill}};
-    struct calls calls = attention[op->of];
-    calls.run = run[op->of];
-    return calls;
-}
-
 /* ---- Members ---------------------------------------------------------------------------------- */
-
-void *option_at(const struct subject *op, const union call_args *args, const char *name)
-{
-    for (const struct member *member = descriptors[op->of].members; member->name; member++)
-        if (member->kind != MEMBER_TENSOR && !strcmp(member->name, name))
-            return (char *)args + member->offset;
-    return NULL;
-}
 
 void *pointer_at(const struct subject *op, const union call_args *args, const char *name)
 {
     void *pointer = NULL;
-    const void *at = option_at(op, args, name);
+    const void *at = op_option(op->of, args, name);
     if (at) memcpy(&pointer, at, sizeof pointer);
     return pointer;
 }
 
 void set_pointer(const struct subject *op, union call_args *args, const char *name, const void *pointer)
 {
-    memcpy(option_at(op, args, name), &pointer, sizeof pointer);
+    memcpy(op_option(op->of, args, name), &pointer, sizeof pointer);
 }
 
 void set_size(const struct subject *op, union call_args *args, const char *name, size_t size)
 {
-    memcpy(option_at(op, args, name), &size, sizeof size);
+    memcpy(op_option(op->of, args, name), &size, sizeof size);
 }
 
 const fmla_tensor *tensor_at(const struct subject *op, const union call_args *args, int i)
@@ -87,7 +42,7 @@ void set_tensor(const struct subject *op, union call_args *args, int i, const fm
 
 static void set_workspace(const struct subject *op, union call_args *args, void *memory, size_t bytes)
 {
-    if (!calls_of(op).size) return;
+    if (!op_functions[op->of].workspace) return;
     set_pointer(op, args, "workspace", memory);
     set_size(op, args, "workspace_size", bytes);
 }
@@ -96,7 +51,7 @@ static fmla_status workspace_of(const struct subject *op, const union call_args 
                                 size_t *alignment)
 {
     *bytes = 0, *alignment = 1;
-    return calls_of(op).size ? calls_of(op).size(args, bytes, alignment) : FMLA_OK;
+    return op_functions[op->of].workspace ? op_functions[op->of].workspace(args, bytes, alignment) : FMLA_OK;
 }
 
 /* ---- In host memory --------------------------------------------------------------------------- */
@@ -111,7 +66,7 @@ fmla_status call_on_host(const struct subject *op, union call_args *args, int fi
     if (fill >= 0) memset(memory, fill, bytes);
     memset(memory + bytes, GUARD, GUARD_BYTES);
     set_workspace(op, args, memory, bytes);
-    status = calls_of(op).run(args);
+    status = op_functions[op->of].run(args);
     for (int i = 0; i < GUARD_BYTES; i++)
         if (memory[bytes + (size_t)i] != GUARD) {
             fprintf(stderr, "checkattn: the call wrote past the end of its workspace\n");
@@ -157,7 +112,7 @@ static void must_refuse(const struct call *call, void *workspace, size_t bytes, 
 {
     char what[400];
     set_workspace(call->op, call->args, workspace, bytes);
-    const fmla_status status = calls_of(call->op).run(call->args);
+    const fmla_status status = op_functions[call->op->of].run(call->args);
     if (status != expected) {
         snprintf(what, sizeof what,
                  "a workspace of %zu bytes at %p, where %zu at a multiple of %zu are needed, gave %s", bytes,
@@ -187,9 +142,9 @@ static void refusals(const struct call *call)
 /* The call, or a graph of it. */
 static fmla_status send(const struct call *call, void *stream, bool captured)
 {
-    if (!captured) return calls_of(call->op).run(call->args);
+    if (!captured) return op_functions[call->op->of].run(call->args);
     device_capture_begin(stream);
-    const fmla_status status = calls_of(call->op).run(call->args);
+    const fmla_status status = op_functions[call->op->of].run(call->args);
     void *graph = device_capture_end(stream);
     if (!status) device_launch(graph, stream), device_wait(stream);
     gpu_graph_close(graph);
@@ -249,11 +204,11 @@ fmla_status case_run(const struct test_case *c, union call_args *args, int fill)
 fmla_status case_kernel(const struct test_case *c, const char **name)
 {
     struct device_args there;
-    if (!calls_of(c->op).kernel) {
+    if (!op_functions[c->op->of].kernel) {
         *name = pointer_at(c->op, &c->args, "kernel");
         return FMLA_OK;
     }
-    if (!is_apart(c->device)) return calls_of(c->op).kernel(&c->args, name);
+    if (!is_apart(c->device)) return op_functions[c->op->of].kernel(&c->args, name);
     device_args_make(&there, c, &c->args);
-    return calls_of(c->op).kernel(&there.args, name);
+    return op_functions[c->op->of].kernel(&there.args, name);
 }

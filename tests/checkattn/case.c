@@ -234,15 +234,16 @@ void case_plan_args(const struct test_case *c, const union call_args *args, stru
 {
     const struct subject *op = c->op;
     const bool sparse = op->of == OP_SPARSE_DECODE;
-    *plan = (struct plan_call){.sparse = sparse,
-                               .b = c->b,
-                               .s_q = c->s_q,
-                               .h_q = c->h_q,
-                               .h_kv = c->h_kv,
-                               .topk = c->topk,
-                               .extra_topk = c->extra_topk,
-                               .target = c->device,
-                               .num_partitions = *(const int32_t *)option_at(op, &c->args, "num_partitions")};
+    *plan =
+        (struct plan_call){.sparse = sparse,
+                           .b = c->b,
+                           .s_q = c->s_q,
+                           .h_q = c->h_q,
+                           .h_kv = c->h_kv,
+                           .topk = c->topk,
+                           .extra_topk = c->extra_topk,
+                           .target = c->device,
+                           .num_partitions = *(const int32_t *)op_option(op->of, &c->args, "num_partitions")};
     if (!sparse) {
         plan->seqlens = args->dense_decode.seqlens;
         return;

@@ -12,17 +12,12 @@
 #include "device.h"
 #include "grid.h"
 #include "magnitude.h"
-#include "operations.h"
+#include "op_call.h"
 #include "plan_call.h"
 
 #include <stddef.h>
 
-enum { RESULTS = 3, MOST_ROWS = 4096, ROW_HEADS = 128 };
-
-union call_args {
-#define OPERATION(op, OP) fmla_##op##_args op;
-#include "operations.def"
-};
+enum { RESULTS = 3, MOST_ROWS = 4096, ROW_HEADS = 128, TEXTS = 16 };
 
 /* The axes of an operation are a list of X(enumerator, "name: values"). */
 #define AXIS_NAME(name, text) name,
@@ -142,19 +137,18 @@ struct maker {
 struct subject {
     enum operation of;
     const struct maker *maker;
-    struct axis *axis;
-    int axes;
     const char *values;   /* of all axes (axes_define) */
     const char *defaults; /* what a text leaves out, beside the first values of the axes; NULL: nothing */
-
-    /* Sets the values of axes that the kernel under test has, and the grid's functions. */
-    void (*choose)(const struct subject *op, const struct run *run, struct grid *grid);
+    struct grid grid;     /* its functions; what else it has suite_check sets */
+    /* Sets the values of axes that the kernel under test has, and what of the grid is another for it; a GPU has one value of
+     * threads. NULL: nothing. */
+    void (*choose)(struct subject *op, const struct run *run);
     /* Is a case that is not of the grid one for this kernel and device? NULL: each is. */
     bool (*has)(const struct run *run, const int64_t *v);
     /* May the kernel under test refuse the case? NULL: none may. *must: it has to. */
     bool (*leaves)(const struct test_case *c, const struct run *run, bool *must);
     /* What pairs do not reach: texts, each with a seed of its own, and what is made by suite_case. */
-    const char *const *special; /* ends with NULL; may be NULL */
+    const char *special[TEXTS]; /* ends with NULL */
     void (*more)(struct suite *suite);
 
     uint64_t faults; /* bits of enum defect that a kernel could have */
@@ -164,9 +158,11 @@ struct subject {
     bool (*plant_after)(struct test_case *c, enum defect fault);
 
     struct gpu_cases gpu;
-    const char *const *timed; /* texts, ends with NULL; may be NULL */
+    const char *timed[TEXTS]; /* the same */
 
     /* What operation_begin makes of its descriptor and its axes. 0: there is none. */
+    struct axis axis[GRID_AXES];
+    int axes;
     const char *name;
     const struct member *tensor[MAX_TENSORS];
     int tensors, results,
@@ -260,16 +256,7 @@ void *row_in(const struct test_case *c, const struct guarded *guarded, int i, in
 
 /* ---- Calls ------------------------------------------------------------------------------------ */
 
-/* How the library is called; NULL: it has no such function. */
-struct calls {
-    fmla_status (*run)(const union call_args *args);
-    fmla_status (*size)(const union call_args *args, size_t *bytes, size_t *alignment);
-    fmla_status (*kernel)(const union call_args *args, const char **name);
-};
-struct calls calls_of(const struct subject *op);
-
-/* A member of arguments that is no tensor; NULL: there is none of that name. */
-void *option_at(const struct subject *op, const union call_args *args, const char *name);
+/* Members of arguments that are no tensors. */
 void *pointer_at(const struct subject *op, const union call_args *args, const char *name);
 void set_pointer(const struct subject *op, union call_args *args, const char *name, const void *pointer);
 void set_size(const struct subject *op, union call_args *args, const char *name, size_t size);

@@ -239,7 +239,7 @@ static void check_grid(struct suite *s, struct grid *grid)
 void operation_begin(struct subject *op, uint64_t seed)
 {
     const struct descriptor *from = &descriptors[op->of];
-    axes_define(op->axis, op->axes, op->values);
+    op->axes = axes_define(op->axis, op->values);
     op->name = from->name, op->tensors = op->results = 0;
     for (const struct member *member = from->members; member->name; member++) {
         if (member->kind != MEMBER_TENSOR) continue;
@@ -261,9 +261,11 @@ void suite_check(struct suite *s)
 {
     struct subject *op = s->op;
     const struct run *run = &s->run[0];
-    struct grid grid = {.axes = op->axes, .axis = op->axis, .random = {run->seed}};
     operation_begin(op, run->seed);
-    op->choose(op, run, &grid);
+    if (on_gpu(run)) op->axis[op->threads].count = 1;
+    if (op->choose) op->choose(op, run);
+    struct grid grid = op->grid;
+    grid.axes = op->axes, grid.axis = op->axis, grid.random.state = run->seed;
     if (run->fault != FAULT_NONE && op->fault_case) {
         const char *text;
         for (uint64_t i = 0; !s->tally[0].planted && (text = op->fault_case(run, i)) != NULL; i++)
@@ -272,8 +274,7 @@ void suite_check(struct suite *s)
     }
     if (!run->only_case && run->fault == FAULT_NONE) {
         if (on_gpu(run)) gpu_check(op, run, &s->tally[0]);
-        for (uint64_t i = 0; op->special && op->special[i]; i++)
-            suite_case(s, op->special[i], run->seed + i, false);
+        for (uint64_t i = 0; op->special[i]; i++) suite_case(s, op->special[i], run->seed + i, false);
         if (op->more) op->more(s);
     }
     check_grid(s, &grid);
@@ -289,7 +290,7 @@ static double flop(const struct test_case *c)
 
 void time_cases(const struct subject *op, const struct run *run)
 {
-    for (int i = 0; op->timed && op->timed[i]; i++) {
+    for (int i = 0; op->timed[i]; i++) {
         int64_t v[GRID_AXES];
         case_values(op, op->timed[i], v);
         struct test_case *c = case_make(op, run, v, run->seed);

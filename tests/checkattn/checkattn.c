@@ -10,7 +10,6 @@
 #include "record.h"
 #include "timing.h"
 
-#include <errno.h>
 #include <getopt.h>
 #include <malloc.h>
 #include <stdio.h>
@@ -238,24 +237,6 @@ static int usage(FILE *to, int status)
         "Exit: 0 all passed, 1 something failed, 2 wrong usage, 3 the GPU failed.\n",
         to);
     return status;
-}
-
-static bool read_number(const char *text, uint64_t least, uint64_t most, uint64_t *number)
-{
-    char *end;
-    errno = 0;
-    *number = strtoull(text, &end, 10);
-    return !errno && !*end && end != text && *number >= least && *number <= most && *text != '-';
-}
-
-static bool read_device(const char *text, fmla_device *device)
-{
-    uint64_t id = 0;
-    const bool cuda = !strncmp(text, "cuda:", 5);
-    if (!cuda && strcmp(text, "cpu") != 0) return false;
-    if (cuda && !read_number(text + 5, 0, INT32_MAX, &id)) return false;
-    *device = (fmla_device){cuda ? FMLA_DEVICE_CUDA : FMLA_DEVICE_CPU, (int32_t)id};
-    return true;
 }
 
 int main(int argc, char **argv)

@@ -76,6 +76,10 @@ static inline bool wants_case(const struct run *run, struct tally *tally, uint64
     return !run->only_case || run->only_case == tally->number;
 }
 
+/* Words of a command line: a number in a range; "cpu" or "cuda:N". */
+bool read_number(const char *text, uint64_t least, uint64_t most, uint64_t *number);
+bool read_device(const char *text, fmla_device *device);
+
 /* Prints the first lines of what went wrong in a case and counts it. */
 void report(struct tally *tally, const struct run *run, const char *where, const char *what);
 

@@ -105,7 +105,7 @@ double compare_bound(const struct test_case *c, int64_t request, int64_t token, 
     struct magnitude magnitude = {0};
     if (!c->op->maker->magnitude) return 0.0;
     c->op->maker->magnitude(c, request, token, head, &magnitude);
-    return magnitude_bound(&magnitude, *(const int32_t *)option_at(c->op, &c->args, "log_base"));
+    return magnitude_bound(&magnitude, *(const int32_t *)op_option(c->op->of, &c->args, "log_base"));
 }
 
 /* A row of out. Of other inputs an element may be off by the rounding of what it is summed of; and one above 1 there, of a

@@ -8,11 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The values of a GPU; a CPU leaves out the last ones of `b` and `s_k`, a GPU all but the first of `threads`. */
-static struct axis axes[AXES];
-
-static const char axis_values[] = DENSE_AXES(AXIS_TEXT);
-
 /* ---- The grid --------------------------------------------------------------------------------- */
 
 static bool possible(const int64_t *v)
@@ -34,21 +29,13 @@ static bool counts(const int64_t *v, int i, int j)
     return !inputs || v[A_INPUTS] != INPUTS_NAN_ENDS || some_unseen || i == A_SQ || i == A_CAUSAL;
 }
 
-/* Row-keys that are computed by tiles of so many rows. */
-static double cost_of(const int64_t *v, int64_t tile)
+/* Rows that are computed together: on a CPU as in the generic kernel, on a GPU the most that are. */
+static int64_t tile;
+
+static double cost(const int64_t *v)
 {
     const int64_t rows = v[A_SQ] * v[A_HQ] / v[A_HKV];
     return (double)tile * (double)(v[A_B] * v[A_HKV] * ((rows + tile - 1) / tile) * v[A_SK]);
-}
-
-static double cpu_cost(const int64_t *v)
-{
-    return cost_of(v, 16); /* the generic kernel's vectors */
-}
-
-static double gpu_cost(const int64_t *v)
-{
-    return cost_of(v, 64); /* at most; the fewest are 16 */
 }
 
 /* Bytes of a GPU's case on the host: cache, queries and results, table. */
@@ -97,11 +84,11 @@ static bool gpu_possible(const int64_t *v)
     bool whole = true;
     for (int i = 0; i < AXES; i++) whole &= v[i] >= 0;
     if (!possible(v) || !is_taken(grid_kernel, v)) return false;
-    return !whole || (host_bytes(v) <= 0x1p30 && device_bytes(v) <= 0x1p34 && gpu_cost(v) <= 5e10);
+    return !whole || (host_bytes(v) <= 0x1p30 && device_bytes(v) <= 0x1p34 && cost(v) <= 5e10);
 }
 
-/* Only types that the kernel takes are in its grid, and only what the device has to do with. */
-static void choose(const struct subject *op, const struct run *run, struct grid *grid)
+/* Only types that the kernel takes are in its grid; a CPU leaves out the last values of `b` and `s_k`. */
+static void choose(struct subject *op, const struct run *run)
 {
     struct axis *dtype = &op->axis[A_DTYPE];
     dtype->count = 0;
@@ -109,11 +96,10 @@ static void choose(const struct subject *op, const struct run *run, struct grid 
     if (run->types & FMLA_TAKES_FP16) dtype->values[dtype->count++] = 1;
     op->axis[A_B].count = on_gpu(run) ? 7 : 6;
     op->axis[A_SK].count = on_gpu(run) ? 9 : 8;
-    op->axis[A_THREADS].count = on_gpu(run) ? 1 : 3;
     grid_kernel = run->kernel;
-    grid->possible = on_gpu(run) ? gpu_possible : possible;
-    grid->cost = on_gpu(run) ? gpu_cost : cpu_cost, grid->dear = on_gpu(run) ? 5e8 : 4e5;
-    grid->counts = counts;
+    op->grid.possible = on_gpu(run) ? gpu_possible : possible;
+    tile = on_gpu(run) ? 64 : 16;
+    op->grid.dear = on_gpu(run) ? 5e8 : 4e5;
 }
 
 /* ---- Faults ----------------------------------------------------------------------------------- */
@@ -173,21 +159,6 @@ static const char *fault_case(const struct run *run, uint64_t i)
 }
 
 /* ---- Cases beside the grid -------------------------------------------------------------------- */
-
-/* What pairs do not reach: many splits of one request, a cut among the keys that only some rows see, lengths that pass 2^16,
- * more than two chunks in batch-invariant mode, offsets into the cache of more than 32 bits, and scores of +inf or beyond
- * fp32. */
-static const char *const special[] = {
-    "b 1, s_q 3, s_k 4096, h_q 16, page_size 64, causal 1, plan given, num_partitions 78, inputs spiked",
-    "b 2, s_q 64, s_k 140, h_q 3, page_size 16, causal 1, d_qk 512, num_partitions 3, inputs nan_ends",
-    "b 1, s_q 2, s_k 70000, h_q 2, page_size 64, causal 1, num_partitions 3, inputs spiked",
-    "b 2, s_k 9000, h_q 2, page_size 0, lengths varied, batch_invariant 1, inputs steep",
-    "b 2, s_k 5000, h_q 16, page_size 64, batch_invariant 1",
-    "b 2, s_q 2, s_k 200, h_q 4, h_kv 2, page_size 64, causal 1, num_partitions 3, layout far",
-    "b 3, s_q 3, s_k 200, h_q 16, page_size 64, causal 1, num_partitions 5, inputs infinite, sink finite",
-    "b 4, s_k 65, h_q 64, page_size 64, d_qk 512, lengths varied, inputs infinite",
-    "b 6, s_q 2, s_k 140, h_q 16, page_size 64, causal 1, lengths varied, num_partitions 3, inputs beyond",
-    NULL};
 
 /* On a GPU a cache past 2^32 elements takes memory: check_large_cache. */
 static bool has(const struct run *run, const int64_t *v)
@@ -283,22 +254,29 @@ static void more_on_gpu(const struct run *run, struct tally *tally)
     check_large_cache(run, tally);
 }
 
-/* ---- Timing ----------------------------------------------------------------------------------- */
-
-static const char *const timed[] = {"b 1, h_q 16, s_k 4096, page_size 64",
-                                    "b 1, h_q 128, s_k 4096, page_size 64",
-                                    "b 32, h_q 16, s_k 512, page_size 64", NULL};
-
 struct subject dense_decode = {
     .of = OP_DENSE_DECODE,
     .maker = &decode_maker,
-    .values = axis_values,
-    .axis = axes,
-    .axes = AXES,
+    .values = DENSE_AXES(AXIS_TEXT),
+    .grid = {.counts = counts, .cost = cost},
     .choose = choose,
     .has = has,
     .leaves = leaves,
-    .special = special,
+    /* What pairs do not reach: many splits of one request, a cut among the keys that only some rows see, lengths that pass
+     * 2^16, more than two chunks in batch-invariant mode, offsets into the cache of more than 32 bits, and scores of +inf or
+     * beyond fp32. */
+    .special =
+        {"b 1, s_q 3, s_k 4096, h_q 16, page_size 64, causal 1, plan given, num_partitions 78, inputs spiked",
+         "b 2, s_q 64, s_k 140, h_q 3, page_size 16, causal 1, d_qk 512, num_partitions 3, inputs nan_ends",
+         "b 1, s_q 2, s_k 70000, h_q 2, page_size 64, causal 1, num_partitions 3, inputs spiked",
+         "b 2, s_k 9000, h_q 2, page_size 0, lengths varied, batch_invariant 1, inputs steep",
+         "b 2, s_k 5000, h_q 16, page_size 64, batch_invariant 1",
+         "b 2, s_q 2, s_k 200, h_q 4, h_kv 2, page_size 64, causal 1, num_partitions 3, layout far",
+         "b 3, s_q 3, s_k 200, h_q 16, page_size 64, causal 1, num_partitions 5, inputs infinite, sink "
+         "finite",
+         "b 4, s_k 65, h_q 64, page_size 64, d_qk 512, lengths varied, inputs infinite",
+         "b 6, s_q 2, s_k 140, h_q 16, page_size 64, causal 1, lengths varied, num_partitions 3, inputs "
+         "beyond"},
     .more = more,
     .faults = FAULT(MERGE_BASE) - 1,
     .fault_case = fault_case,
@@ -317,5 +295,6 @@ struct subject dense_decode = {
             .foreign = "b 9, s_q 2, s_k 1500, h_q 64, page_size 64, causal 1, lengths varied, plan given, "
                        "num_partitions 13",
             .more = more_on_gpu},
-    .timed = timed,
+    .timed = {"b 1, h_q 16, s_k 4096, page_size 64", "b 1, h_q 128, s_k 4096, page_size 64",
+              "b 32, h_q 16, s_k 512, page_size 64"},
 };

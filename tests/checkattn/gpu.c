@@ -63,15 +63,15 @@ struct sender {
 
 static void sender_make(struct sender *s, const struct gpu *g, const struct test_case *c)
 {
-    const struct calls calls = calls_of(g->op);
+    const struct op_functions *functions = &op_functions[g->op->of];
     size_t bytes = 0;
     memset(s, 0, sizeof *s);
     s->op = g->op;
     device_args_make(&s->call, c, &c->args);
     s->stream = device_stream_open();
     set_pointer(g->op, &s->call.args, "stream", s->stream);
-    if (!calls.size) return;
-    must(g, c, calls.size(&s->call.args, &bytes, NULL));
+    if (!functions->workspace) return;
+    must(g, c, functions->workspace(&s->call.args, &bytes, NULL));
     device_scratch_make(&s->workspace, bytes, 0xff);
     set_pointer(g->op, &s->call.args, "workspace", s->workspace.memory);
     set_size(g->op, &s->call.args, "workspace_size", bytes);
@@ -79,7 +79,8 @@ static void sender_make(struct sender *s, const struct gpu *g, const struct test
 
 static void sender_launch(struct sender *s)
 {
-    if (calls_of(s->op).run(&s->call.args)) snprintf(s->refusal, sizeof s->refusal, "%s", fmla_last_error());
+    if (op_functions[s->op->of].run(&s->call.args))
+        snprintf(s->refusal, sizeof s->refusal, "%s", fmla_last_error());
 }
 
 static void sender_end(struct sender *s, const struct gpu *g, const struct test_case *c)

@@ -38,19 +38,21 @@ bool axis_has_word(const struct axis *axis, int64_t value)
     return word_of(axis, value, &word) > 0;
 }
 
-void axes_define(struct axis *axis, int axes, const char *text)
+int axes_define(struct axis axis[GRID_AXES], const char *text)
 {
-    for (int i = 0; i < axes; i++, text = strchr(text, '\n') + 1) {
+    int axes = 0;
+    for (; *text; axis++, axes++, text = strchr(text, '\n') + 1) {
         const int name = (int)strcspn(text, ":");
-        snprintf(axis[i].name, sizeof axis[i].name, "%.*s", name, text);
+        snprintf(axis->name, sizeof axis->name, "%.*s", name, text);
         const char *at = text += name + 1;
         const bool numbers = strspn(text, " -0123456789") == strcspn(text, "\n");
-        axis[i].words = numbers ? NULL : text, axis[i].count = 0;
+        axis->words = numbers ? NULL : text, axis->count = 0;
         int64_t value = 0;
         for (int length; (length = next_word(&at)) > 0; at += length, value++)
             if (numbers || at[-1] != '(')
-                axis[i].values[axis[i].count++] = numbers ? strtoll(at, NULL, 10) : value;
+                axis->values[axis->count++] = numbers ? strtoll(at, NULL, 10) : value;
     }
+    return axes;
 }
 
 void axes_write(const struct axis *axis, int axes, const int64_t *v, char *text, size_t size)

@@ -21,8 +21,9 @@ struct axis {
     int64_t values[GRID_VALUES];
 };
 
-/* Axes from lines "name: value value …\n", of numbers, or of words that mean 0, 1, …; one in parentheses is not of the grid. */
-void axes_define(struct axis *axis, int axes, const char *text);
+/* Axes from lines "name: value value …\n", of numbers, or of words that mean 0, 1, …; one in parentheses is not of the grid.
+ * How many. */
+int axes_define(struct axis axis[GRID_AXES], const char *text);
 
 /* Is there a word for that value? */
 bool axis_has_word(const struct axis *axis, int64_t value);

@@ -9,10 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static struct axis axes[M_AXES];
-
-static const char axis_values[] = MERGE_AXES(AXIS_TEXT);
-
 #define MERGE(member) TENSOR_merge_##member
 
 /* Without a request nothing is computed, without a part only the row of no keys. */
@@ -24,13 +20,6 @@ static bool counts(const int64_t *v, int i, int j)
 static double cost(const int64_t *v)
 {
     return (double)(v[M_N] + 1) * (double)(v[M_B] * v[M_SQ]) * (double)(v[M_HQ] * v[M_DV]);
-}
-
-static void choose(const struct subject *op, const struct run *run, struct grid *grid)
-{
-    op->axis[M_THREADS].count = on_gpu(run) ? 1 : 2;
-    grid->counts = counts;
-    grid->cost = cost, grid->dear = 3e6;
 }
 
 static void fill(const struct guarded *parts, const struct guarded *lse_parts, const int64_t *v,
@@ -87,10 +76,8 @@ static const struct maker maker = {.size = sizeof(struct test_case), .make = mak
 struct subject merge = {
     .of = OP_MERGE,
     .maker = &maker,
-    .values = axis_values,
-    .axis = axes,
-    .axes = M_AXES,
-    .choose = choose,
+    .values = MERGE_AXES(AXIS_TEXT),
+    .grid = {.counts = counts, .cost = cost, .dear = 3e6},
     .faults = FAULT(MERGE_BASE),
     .plant_before = plant_before,
 };

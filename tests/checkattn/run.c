@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * What every check uses while it runs: reports, and the threads of calls.
+ * What every check uses: words of its command line, reports, and the threads of calls.
  */
 #include "case.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #define FAULT_TEXT(name, text) text,
@@ -31,6 +33,24 @@ void report(struct tally *tally, const struct run *run, const char *where, const
     if (tally->failed <= SHOWN)
         fprintf(stderr, "FAILED %s: %s%s\n       %s\n", run->kernel, number, where, what);
     if (tally->failed == SHOWN) fprintf(stderr, "       (further failures are counted, not shown)\n");
+}
+
+bool read_number(const char *text, uint64_t least, uint64_t most, uint64_t *number)
+{
+    char *end;
+    errno = 0;
+    *number = strtoull(text, &end, 10);
+    return !errno && !*end && end != text && *number >= least && *number <= most && *text != '-';
+}
+
+bool read_device(const char *text, fmla_device *device)
+{
+    uint64_t id = 0;
+    const bool cuda = !strncmp(text, "cuda:", 5);
+    if (!cuda && strcmp(text, "cpu") != 0) return false;
+    if (cuda && !read_number(text + 5, 0, INT32_MAX, &id)) return false;
+    *device = (fmla_device){cuda ? FMLA_DEVICE_CUDA : FMLA_DEVICE_CPU, (int32_t)id};
+    return true;
 }
 
 /* ---- A loop over threads of our own --------------------------------------------------------- */

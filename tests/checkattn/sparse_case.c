@@ -290,7 +290,7 @@ static void make_rules(struct sparse_case *s, const struct run *run, int32_t for
     struct test_case *c = &s->c;
     struct sparse_pool *pool = &s->pool[0];
     case_sinks(c, sink);
-    *(int32_t *)option_at(c->op, &c->args, "kv_format") = format;
+    *(int32_t *)op_option(c->op->of, &c->args, "kv_format") = format;
     c->tolerance[0] = *out, c->tolerance[1] = c->tolerance[2] = *row;
     /* Only a GPU's kernels round scales. */
     c->rounded = on_gpu(run) && s->codes == S_CODES_SCALES ? rounded_scale_lse : 0.0;
@@ -420,7 +420,7 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
                          struct magnitude *magnitude)
 {
     const int64_t key_head = head / (c->h_q / c->h_kv);
-    const float scale = *(const float *)option_at(c->op, &c->args, "softmax_scale");
+    const float scale = *(const float *)op_option(c->op->of, &c->args, "softmax_scale");
     for (int k = 0; k < S_CACHES; k++) {
         const int64_t count = sparse_count(c, k, request, token);
         if (count)
@@ -499,7 +499,7 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
     return count;
 }
 
-bool sparse_plant(const struct test_case *c, enum defect fault, struct patch *patch)
+bool sparse_plant(struct test_case *c, enum defect fault, struct patch *patch)
 {
     const struct sparse_case *s = (const struct sparse_case *)c;
     const struct sparse_pool *pool = &s->pool[0];

@@ -102,7 +102,7 @@ int64_t sparse_count(const struct test_case *c, int k, int64_t request, int64_t 
 bool sparse_sees(const struct test_case *c, int64_t request, int64_t token, int64_t head);
 
 /* A defect in the first list of the first keys that has a place for it. */
-bool sparse_plant(const struct test_case *c, enum defect fault, struct patch *patch);
+bool sparse_plant(struct test_case *c, enum defect fault, struct patch *patch);
 
 /* Inputs of sparse prefill that are extreme (prefill_extreme.c): puts the keys of a list into the order of its class, and makes a
  * drawn key, or query, the one of its slot, or row. */

@@ -8,10 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct axis axes[S_AXES];
-
-static const char axis_values[] = SPARSE_AXES(AXIS_TEXT);
-
 /* ---- The grid -------------------------------------------------------------------------------- */
 
 /* Lengths of an extra cache that is not there play no part, nor does a plan in batch-invariant mode; codes do in FP8, but
@@ -51,7 +47,7 @@ static bool leaves(const struct test_case *c, const struct run *run, bool *must)
 }
 
 /* Only what the kernel takes is in its grid. */
-static void choose(const struct subject *op, const struct run *run, struct grid *grid)
+static void choose(struct subject *op, const struct run *run)
 {
     struct axis *format = &op->axis[S_FORMAT];
     const bool fp8_alone = !strcmp(run->kernel, "cuda-sm90-16"),
@@ -63,9 +59,6 @@ static void choose(const struct subject *op, const struct run *run, struct grid 
         if ((!fp16 || run->types & FMLA_TAKES_FP16) && (fp8 || !fp8_alone))
             format->values[format->count++] = i;
     }
-    op->axis[S_THREADS].count = on_gpu(run) ? 1 : 3;
-    grid->counts = counts;
-    grid->cost = cost, grid->dear = 4e5;
 }
 /* ---- Faults ---------------------------------------------------------------------------------- */
 
@@ -98,21 +91,11 @@ static const char *fault_case(const struct run *run, uint64_t i)
 /* Is that format in the kernel's grid? */
 static bool has(const struct run *run, const int64_t *v)
 {
+    const struct axis *formats = &sparse_decode.axis[S_FORMAT];
     bool known = false;
-    for (int i = 0; i < axes[S_FORMAT].count; i++) known |= axes[S_FORMAT].values[i] == v[S_FORMAT];
+    for (int i = 0; i < formats->count; i++) known |= formats->values[i] == v[S_FORMAT];
     return known && (v[S_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
 }
-
-/* What pairs do not reach: many splits of one request, a cut inside the extra cache, more than two chunks in batch-invariant
- * mode, and offsets of more than 32 bits in every format. */
-static const char *const special[] = {
-    "shape 4, b 1, s_q 3, h_q 16, format fp8_656, extra 7, inputs spiked, plan given, num_partitions 78",
-    "shape 0, b 2, h_q 8, format fp8_584, lengths zero, extra 4, num_partitions 7",
-    "shape 5, b 2, h_q 2, format fp8_584, extra 5, extra_lengths full, inputs steep, batch_invariant 1",
-    "shape 5, h_q 2, format bf16, extra 6, inputs spiked, layout far",
-    "shape 6, h_q 2, format fp8_656, extra 6, inputs spiked, layout far",
-    "shape 6, h_q 2, format fp8_584, extra 6, inputs spiked, layout far",
-    NULL};
 
 /* Scores of +inf or beyond fp32; and the oracle's own strides and batches against its rows. */
 #define MANY                                                                                                 \
@@ -128,25 +111,26 @@ static void more(struct suite *suite)
                seed, true);
 }
 
-/* ---- Timing ---------------------------------------------------------------------------------- */
-
-static const char *const timed[] = {
-    "shape 5, h_q 128, format bf16, indices all", "shape 5, h_q 128, format fp8_656, indices all",
-    "shape 5, h_q 16, format fp8_656, indices all", "shape 5, h_q 128, format fp8_584, indices all", NULL};
-
 #define WIDE       "shape 5, " /* of sparse_shapes: 2048 named */
 #define BUSY_EXTRA "extra 4, " /* 1024 keys, 576 named */
 
 struct subject sparse_decode = {
     .of = OP_SPARSE_DECODE,
     .maker = &sparse_maker,
-    .values = axis_values,
-    .axis = axes,
-    .axes = S_AXES,
+    .values = SPARSE_AXES(AXIS_TEXT),
+    .grid = {.counts = counts, .cost = cost, .dear = 4e5},
     .choose = choose,
     .has = has,
     .leaves = leaves,
-    .special = special,
+    /* What pairs do not reach: many splits of one request, a cut inside the extra cache, more than two chunks in batch-
+     * invariant mode, and offsets of more than 32 bits in every format. */
+    .special =
+        {"shape 4, b 1, s_q 3, h_q 16, format fp8_656, extra 7, inputs spiked, plan given, num_partitions 78",
+         "shape 0, b 2, h_q 8, format fp8_584, lengths zero, extra 4, num_partitions 7",
+         "shape 5, b 2, h_q 2, format fp8_584, extra 5, extra_lengths full, inputs steep, batch_invariant 1",
+         "shape 5, h_q 2, format bf16, extra 6, inputs spiked, layout far",
+         "shape 6, h_q 2, format fp8_656, extra 6, inputs spiked, layout far",
+         "shape 6, h_q 2, format fp8_584, extra 6, inputs spiked, layout far"},
     .more = more,
     .faults = (FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK)) & ~(FAULT(MERGE_BASE)),
     .fault_case = fault_case,
@@ -165,5 +149,7 @@ struct subject sparse_decode = {
             .busy = WIDE "b 16, s_q 2, h_q 64, format fp8_656, lengths varied, plan given",
             .foreign = "shape 3, " BUSY_EXTRA
                        "b 9, s_q 2, h_q 64, format fp8_656, lengths varied, plan given, num_partitions 13"},
-    .timed = timed,
+    .timed = {"shape 5, h_q 128, format bf16, indices all", "shape 5, h_q 128, format fp8_656, indices all",
+              "shape 5, h_q 16, format fp8_656, indices all",
+              "shape 5, h_q 128, format fp8_584, indices all"},
 };

@@ -11,10 +11,6 @@
 
 enum { MANY_TOKENS = 70000 };
 
-static struct axis axes[P_AXES];
-
-static const char axis_values[] = PREFILL_AXES(AXIS_TEXT);
-
 /* ---- The grid -------------------------------------------------------------------------------- */
 
 /* What the kernel under test leaves to others: sources of a width, two key heads, and what is not aligned to 16 bytes. */
@@ -129,12 +125,11 @@ static bool refuses(const struct run *run, const int64_t *v)
 }
 
 /* The kernels of the CPU and the portable one of GPUs take everything; a tuned one is asked, and what it leaves is told. */
-static void choose(const struct subject *op, const struct run *run, struct grid *grid)
+static void choose(struct subject *op, const struct run *run)
 {
     static const char *const names[P_SOURCES] = {"flat keys", "flat keys with gaps", "FP8_656", "FP8_584",
                                                  "BF16 pages"};
     memset(&leaves, 0, sizeof leaves);
-    op->axis[P_THREADS].count = on_gpu(run) ? 1 : 3;
     /* The portable kernel would take minutes for them. */
     const bool tuned = on_gpu(run) && strcmp(run->kernel, "cuda") != 0;
     const bool many = tuned && device_memory() >= (size_t)40 << 30;
@@ -142,8 +137,7 @@ static void choose(const struct subject *op, const struct run *run, struct grid 
     if (!many && run->fault == FAULT_NONE)
         printf("  not of this kernel, or not on this device: s_q %d, but for one case of 8 entries\n",
                MANY_TOKENS);
-    grid->possible = possible, grid->counts = counts;
-    grid->cost = on_gpu(run) ? cost_on_gpu : cost_on_cpu, grid->dear = on_gpu(run) ? 4e8 : 4e5;
+    op->grid.cost = on_gpu(run) ? cost_on_gpu : cost_on_cpu, op->grid.dear = on_gpu(run) ? 4e8 : 4e5;
     if (!on_gpu(run) || !strcmp(run->kernel, "cuda")) return;
     int64_t v[GRID_AXES];
     case_values(&sparse_prefill, "s_q 1, h_q 128", v);
@@ -162,11 +156,6 @@ static void choose(const struct subject *op, const struct run *run, struct grid 
 }
 
 /* ---- Faults ---------------------------------------------------------------------------------- */
-
-static bool plant_before(struct test_case *c, enum defect fault, struct patch *patch)
-{
-    return sparse_plant(c, fault, patch);
-}
 
 static bool plant_after(struct test_case *c, enum defect fault)
 {
@@ -207,23 +196,6 @@ static bool has(const struct run *run, const int64_t *v)
            (v[P_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
 }
 
-/* What pairs do not reach: no keys, no lists, as many tokens as take a GPU with long lists, offsets of more than 32 bits,
- * and scores beyond fp32. */
-static const char *const special[] = {
-    "shape few, s_q 70000, h_q 1",
-    "shape no_keys, s_q 9, lengths varied",
-    "shape no_keys, s_q 9, source fp8_656, indices any",
-    "shape no_lists, s_q 9, lengths beyond",
-    "shape no_lists, s_q 9, d_qk 512, source fp8_584",
-    "shape blocks, s_q 9, lengths varied, inputs beyond",
-    "shape blocks, s_q 9, source fp8_656, lengths varied, inputs beyond",
-    "shape far, s_q 9, inputs spiked, layout far",
-    "shape far, s_q 9, h_kv 2, d_qk 512, layout far",
-    "shape far_pages, s_q 9, source pages, page_size 53, layout far",
-    "shape far_pages, s_q 9, source fp8_656, page_size 53, layout far",
-    "shape far_pages, s_q 9, d_qk 512, source fp8_584, page_size 54, layout far",
-    NULL};
-
 /* The oracle's own strides and tokens against its rows. And extreme scores in every format, all rows compared: two full
  * tiles of 64 heads; one and a quarter; such and lists that are long enough for a GPU to cut them, into six pieces, and, of
  * various lengths, into three; and so few tokens that the CPU cuts their lists for three threads. */
@@ -251,31 +223,34 @@ static void more(struct suite *suite)
     }
 }
 
-/* ---- Timing ---------------------------------------------------------------------------------- */
-
 #define WIDE "shape 4, " /* of prefill_shapes: 1521 keys, 512 named */
-
-static const char *const timed[] = {WIDE "s_q 32, h_q 128, source flat, indices all",
-                                    WIDE "s_q 32, h_q 16, source flat, indices all",
-                                    WIDE "s_q 32, h_q 128, source fp8_656, indices all",
-                                    WIDE "s_q 32, h_q 128, source fp8_584, d_qk 512, indices all", NULL};
 
 struct subject sparse_prefill = {
     .of = OP_SPARSE_PREFILL,
     .maker = &prefill_maker,
-    .values = axis_values,
-    .axis = axes,
-    .axes = P_AXES,
+    .values = PREFILL_AXES(AXIS_TEXT),
     .defaults = "h_q 16, d_qk 576",
+    .grid = {.possible = possible, .counts = counts},
     .choose = choose,
     .has = has,
     .leaves = leaves_case,
-    .special = special,
+    /* What pairs do not reach: no keys, no lists, as many tokens as take a GPU with long lists, offsets of more than 32
+     * bits, and scores beyond fp32. */
+    .special = {"shape few, s_q 70000, h_q 1", "shape no_keys, s_q 9, lengths varied",
+                "shape no_keys, s_q 9, source fp8_656, indices any", "shape no_lists, s_q 9, lengths beyond",
+                "shape no_lists, s_q 9, d_qk 512, source fp8_584",
+                "shape blocks, s_q 9, lengths varied, inputs beyond",
+                "shape blocks, s_q 9, source fp8_656, lengths varied, inputs beyond",
+                "shape far, s_q 9, inputs spiked, layout far",
+                "shape far, s_q 9, h_kv 2, d_qk 512, layout far",
+                "shape far_pages, s_q 9, source pages, page_size 53, layout far",
+                "shape far_pages, s_q 9, source fp8_656, page_size 53, layout far",
+                "shape far_pages, s_q 9, d_qk 512, source fp8_584, page_size 54, layout far"},
     .more = more,
     .faults = ((FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK) | FAULT(MERGE_BASE) | FAULT(NO_EXTRA))) |
               FAULT(LSE_BASE) | FAULT(MAX_SCALE) | FAULT(MAX_NAN),
     .fault_case = fault_case,
-    .plant_before = plant_before,
+    .plant_before = sparse_plant,
     .plant_after = plant_after,
     .gpu = {.bases = {"h_q 128, source flat", "h_q 64, d_qk 512, source flat_gaps", "h_q 64, source fp8_656",
                       "h_q 128, d_qk 512, source fp8_584", "h_q 16, source pages"},
@@ -284,5 +259,8 @@ struct subject sparse_prefill = {
                      "lengths varied, indices any"},
             .repeats = {WIDE "s_q 70, lengths varied", "shape 8, s_q 70, lengths varied, indices blocks"},
             .busy = WIDE "s_q 700, lengths varied, indices blocks"},
-    .timed = timed,
+    .timed = {WIDE "s_q 32, h_q 128, source flat, indices all",
+              WIDE "s_q 32, h_q 16, source flat, indices all",
+              WIDE "s_q 32, h_q 128, source fp8_656, indices all",
+              WIDE "s_q 32, h_q 128, source fp8_584, d_qk 512, indices all"},
 };

@@ -41,25 +41,16 @@ static bool fails(void)
     return true;
 }
 
-void *malloc(size_t size)
-{
-    return fails() ? NULL : __libc_malloc(size);
-}
-
-void *calloc(size_t count, size_t size)
-{
-    return fails() ? NULL : __libc_calloc(count, size);
-}
-
-void *realloc(void *old, size_t size)
-{
-    return fails() ? NULL : __libc_realloc(old, size);
-}
-
-void *aligned_alloc(size_t alignment, size_t size)
-{
-    return fails() ? NULL : __libc_memalign(alignment, size);
-}
+typedef void *allocated;
+#define FAILS_OR(name, parameters, real)                                                                     \
+    allocated name parameters                                                                                \
+    {                                                                                                        \
+        return fails() ? NULL : (real);                                                                      \
+    }
+FAILS_OR(malloc, (size_t size), __libc_malloc(size))
+FAILS_OR(calloc, (size_t count, size_t size), __libc_calloc(count, size))
+FAILS_OR(realloc, (void *old, size_t size), __libc_realloc(old, size))
+FAILS_OR(aligned_alloc, (size_t alignment, size_t size), __libc_memalign(alignment, size))
 
 int posix_memalign(void **memory, size_t alignment, size_t size)
 {

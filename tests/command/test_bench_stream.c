@@ -26,11 +26,10 @@ static const struct shape shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-static void make(struct call *call, const struct shape *shape)
+static void must(bool good, const struct fault *fault)
 {
-    struct fault fault;
-    if (make_call(call, shape, &fault)) return;
-    fprintf(stderr, "%s\n", fault.text);
+    if (good) return;
+    fprintf(stderr, "%s\n", fault->text);
     exit(1);
 }
 
@@ -166,13 +165,6 @@ static void check_code(void)
 
 /* ---- On a GPU ------------------------------------------------------------------------------- */
 
-static void must(bool good, const struct fault *fault)
-{
-    if (good) return;
-    fprintf(stderr, "%s\n", fault->text);
-    exit(1);
-}
-
 static uint32_t sum_of(const struct call *call, int64_t vector, int64_t vectors)
 {
     const fmla_tensor *cache = call_tensor(call, "kv_cache");
@@ -254,7 +246,7 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < SHAPES; i++) {
         struct call batch;
-        make(&batch, &shapes[i]);
+        must(make_call(&batch, &shapes[i], &fault), &fault);
         for (uint32_t most = 1; most <= 64; most *= 4) check_chunks(&batch, most);
         check_fixed(&batch);
         for (int k = 0; k < count; k++) check_on_gpu(&batch, &kernels[k]);

@@ -38,38 +38,35 @@ static void refused(const char *what, const char *part)
     safetensors_close(file);
 }
 
+#define TENSOR(name, dtype, shape, offsets)                                                                  \
+    "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+#define Q(shape, offsets)   "{" TENSOR("q", "F32", shape, offsets) "}"
+#define A_AND_B(of_a, of_b) "{" TENSOR("a", "U8", "[8]", of_a) "," TENSOR("b", "U8", "[8]", of_b) "}"
+
 static const struct {
     const char *header;
     size_t data;
     const char *part;
 } lies[] = {
-    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[16],\"data_offsets\":[0,99]}}", 64,
-     "tensor \"q\": data_offsets [0, 99] reach past the 64 bytes of data"},
-    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[16],\"data_offsets\":[0,60]}}", 60, "take 64"},
-    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[32,0]}}", 32, "begin <= end"},
-    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[-32,0]}}", 32, "begin <= end"},
-    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[0,32,64]}}", 32, "begin <= end"},
-    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[0,32.0]}}", 32, "begin <= end"},
+    {Q("[16]", "[0,99]"), 64, "tensor \"q\": data_offsets [0, 99] reach past the 64 bytes of data"},
+    {Q("[16]", "[0,60]"), 60, "take 64"},
+    {Q("[8]", "[32,0]"), 32, "begin <= end"},
+    {Q("[8]", "[-32,0]"), 32, "begin <= end"},
+    {Q("[8]", "[0,32,64]"), 32, "begin <= end"},
+    {Q("[8]", "[0,32.0]"), 32, "begin <= end"},
     {"{\"q\":{\"dtype\":\"F32\",\"shape\":[8]}}", 32, "data_offsets must be"},
-    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[0,18446744073709551616]}}", 32,
-     "too big integer"},
-    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[-8],\"data_offsets\":[0,32]}}", 32, "shape[0] must be"},
-    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[8.0],\"data_offsets\":[0,32]}}", 32, "shape[0] must be"},
-    {"{\"q\":{\"dtype\":\"F32\",\"shape\":8,\"data_offsets\":[0,32]}}", 32, "shape must be an array"},
-    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}", 0, "63 bits"},
-    {"{\"q\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4, "9 dimensions"},
+    {Q("[8]", "[0,18446744073709551616]"), 32, "too big integer"},
+    {Q("[-8]", "[0,32]"), 32, "shape[0] must be"},
+    {Q("[8.0]", "[0,32]"), 32, "shape[0] must be"},
+    {Q("8", "[0,32]"), 32, "shape must be an array"},
+    {Q("[4611686018427387904,4]", "[0,0]"), 0, "63 bits"},
+    {Q("[1,1,1,1,1,1,1,1,1]", "[0,4]"), 4, "9 dimensions"},
     {"{\"q\":{\"dtype\":\"F33\",\"shape\":[8],\"data_offsets\":[0,32]}}", 32, "dtype F33 is unknown"},
     {"{\"q\":{\"dtype\":7,\"shape\":[8],\"data_offsets\":[0,32]}}", 32, "must be one of BF16"},
     {"{\"q\":{\"shape\":[8],\"data_offsets\":[0,32]}}", 32, "must be one of BF16"},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]},"
-     "\"b\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[7,15]}}",
-     15, "tensors \"a\" and \"b\" overlap at byte 7"},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]},"
-     "\"b\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}",
-     8, "overlap"},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]},"
-     "\"b\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[9,17]}}",
-     17, "bytes 8 to 9"},
+    {A_AND_B("[0,8]", "[7,15]"), 15, "tensors \"a\" and \"b\" overlap at byte 7"},
+    {A_AND_B("[0,8]", "[0,8]"), 8, "overlap"},
+    {A_AND_B("[0,8]", "[9,17]"), 17, "bytes 8 to 9"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}", 9, "end at byte 8 of 9"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},"
      "\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}",
@@ -139,7 +136,7 @@ static void test_no_files(void)
 /* Every cut of a good file is refused, at every length. */
 static void test_truncation(void)
 {
-    static const char good[] = "{\"q\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[0,16]}}";
+    static const char good[] = Q("[4]", "[0,16]");
     const off_t whole = (off_t)(8 + strlen(good) + 16);
     put(strlen(good), good, strlen(good), 16);
     struct fault fault = {""};

@@ -148,12 +148,7 @@ grep -q '<title>request 5, keys 0 to ' plan.svg || wrong 'plan.svg does not show
 
 # Every kernel of this machine agrees with the oracle.
 good verify
-has '^ok +dense_decode +cpu-generic '
-has '^ok +sparse_decode +cpu-generic '
-has '^ok +sparse_prefill +cpu-generic '
-has '^ok +merge +cpu-generic '
-has '^ok +cache_append +cpu-generic '
-has '^ok +cache_gather +cpu-generic '
+for op in dense_decode sparse_decode sparse_prefill merge cache_append cache_gather; do has "^ok +$op +cpu-generic "; done
 good verify --json verify.jsonl
 has '^ok +dense_decode +cpu-generic '
 grep -q '^{"operation":"dense_decode","kernel":"cpu-generic","passed":true,' verify.jsonl || wrong "verify.jsonl: $(cat verify.jsonl)"

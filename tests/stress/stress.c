@@ -11,7 +11,6 @@
 #include "faults.h"
 #include "timing.h"
 
-#include <errno.h>
 #include <getopt.h>
 #include <pthread.h>
 #include <signal.h>
@@ -248,24 +247,6 @@ static int usage(FILE *to, int status)
     return status;
 }
 
-static bool read_number(const char *text, uint64_t least, uint64_t most, uint64_t *number)
-{
-    char *end;
-    errno = 0;
-    *number = strtoull(text, &end, 10);
-    return !errno && !*end && end != text && *text != '-' && *number >= least && *number <= most;
-}
-
-static bool read_device(const char *text, fmla_device *device)
-{
-    uint64_t id;
-    *device = device_pages;
-    if (!strcmp(text, "cpu")) return true;
-    if (strncmp(text, "cuda:", 5) != 0 || !read_number(text + 5, 0, INT32_MAX, &id)) return false;
-    *device = (fmla_device){FMLA_DEVICE_CUDA, (int32_t)id};
-    return true;
-}
-
 static int summary(double start)
 {
     const int64_t made = atomic_load(&stress.made), failed = atomic_load(&stress.failed);
@@ -314,7 +295,10 @@ int main(int argc, char **argv)
     if (faults) return faults_check(argv[0], stress.seed);
 
     const bool gpu = stress.device.device_type == FMLA_DEVICE_CUDA;
-    if (gpu) device_open(stress.device);
+    if (gpu)
+        device_open(stress.device);
+    else
+        stress.device = device_pages;
     if (!find_kernels(gpu ? stress.device : (fmla_device){FMLA_DEVICE_CPU, 0})) return 3;
     if (!gpu) catch_bad_accesses();
     struct device_stress watch = {.wrong = wrong};

@@ -45,7 +45,7 @@ int main(void)
     /* What passes by its bound leaves the cosine to the others. */
     struct comparison many = {0};
     compare_add_within(&many, &tolerance, 0.01005, 0.01, 1e-4);
-    for (int i = 0; i < 100; i++) compare_add(&many, &tolerance, 1.0 + 0.9e-4, 1.0);
+    for (int i = 0; i < 100; i++) compare_add_within(&many, &tolerance, 1.0 + 0.9e-4, 1.0, 0.0);
     CHECK(compare_cosine(&many) < 1e-8, "cosine difference %g", compare_cosine(&many));
 
     /* All of `count` elements 0.3 % too large: a cosine difference of 4.5e-6, where 1e-6 is allowed and, of few elements of other
@@ -53,12 +53,12 @@ int main(void)
     const struct tolerance leaning = {1e-6, 1e-2, 1e-6};
     for (int count = 1; count <= 1000; count *= 10) {
         struct comparison all = {0};
-        for (int i = 0; i < count; i++) compare_add(&all, &leaning, 1.003, 1.0);
+        for (int i = 0; i < count; i++) compare_add_within(&all, &leaning, 1.003, 1.0, 0.0);
         CHECK(!compare_passed(&all, &leaning), "%d elements: cosine difference %g", count,
               compare_cosine(&all));
         CHECK(compare_passed_other(&all, &leaning) == (count < 256), "%d elements: cosine difference %g",
               count, compare_cosine(&all));
-        compare_add(&all, &leaning, 1.004e4, 1e4);
+        compare_add_within(&all, &leaning, 1.004e4, 1e4, 0.0);
         CHECK(!compare_passed_other(&all, &leaning), "0.4 %% of few: cosine difference %g",
               compare_cosine(&all));
     }

@@ -11,40 +11,9 @@
 
 /* ---- The library's functions ----------------------------------------------------------------- */
 
-#define OPERATION(op, OP)                                                                                    \
-    static fmla_status run_##op(const void *args)                                                            \
-    {                                                                                                        \
-        return fmla_##op(args);                                                                              \
-    }
-#include "operations.def"
-
-#define WITH_WORKSPACE(op)                                                                                   \
-    static fmla_status workspace_##op(const void *args, size_t *bytes, size_t *alignment)                    \
-    {                                                                                                        \
-        return fmla_##op##_workspace_size(args, bytes, alignment);                                           \
-    }                                                                                                        \
-    static fmla_status kernel_##op(const void *args, const char **name)                                      \
-    {                                                                                                        \
-        return fmla_##op##_kernel(args, name);                                                               \
-    }
-WITH_WORKSPACE(dense_decode)
-WITH_WORKSPACE(sparse_decode)
-WITH_WORKSPACE(sparse_prefill)
-
-static const struct functions {
-    fmla_status (*workspace)(const void *args, size_t *bytes, size_t *alignment);
-    fmla_status (*kernel)(const void *args, const char **name);
-} functions[OPERATIONS] = {[OP_DENSE_DECODE] = {workspace_dense_decode, kernel_dense_decode},
-                           [OP_SPARSE_DECODE] = {workspace_sparse_decode, kernel_sparse_decode},
-                           [OP_SPARSE_PREFILL] = {workspace_sparse_prefill, kernel_sparse_prefill}};
-
 fmla_status call_run(const struct call *call)
 {
-    static fmla_status (*const run[OPERATIONS])(const void *args) = {
-#define OPERATION(op, OP) [OP_##OP] = run_##op,
-#include "operations.def"
-    };
-    return run[call->op](&call->args);
+    return op_functions[call->op].run(&call->args);
 }
 
 bool call_refused(fmla_status *status, fmla_status from, struct fault *fault)
@@ -55,7 +24,7 @@ bool call_refused(fmla_status *status, fmla_status from, struct fault *fault)
 
 fmla_status call_kernel(const struct call *call, const char **name)
 {
-    if (functions[call->op].kernel) return functions[call->op].kernel(&call->args, name);
+    if (op_functions[call->op].kernel) return op_functions[call->op].kernel(&call->args, name);
     const char *forced = *(const char **)call_option(call, "kernel");
     fmla_capability row = FMLA_INIT(fmla_capability);
     *name = forced ? forced : "none";
@@ -82,16 +51,9 @@ const enum dimension *call_dimensions(const struct member *member, int32_t rank)
     return member->allowed & OR_FLAT && rank != member->rank ? flat_dimensions : member->dimensions;
 }
 
-static void *place(const struct call *call, const struct member *member)
-{
-    return (char *)&call->args + member->offset;
-}
-
 void *call_option(const struct call *call, const char *name)
 {
-    for (const struct member *member = descriptors[call->op].members; member->name; member++)
-        if (member->kind != MEMBER_TENSOR && !strcmp(member->name, name)) return place(call, member);
-    return NULL;
+    return op_option(call->op, &call->args, name);
 }
 
 const fmla_tensor *call_tensor(const struct call *call, const char *name)
@@ -132,7 +94,7 @@ void call_begin(struct call *call, enum operation op)
 
 void call_set(struct call *call, int index, fmla_dtype dtype, int32_t rank, const int64_t *shape, void *data)
 {
-    const fmla_tensor **const to = place(call, call_member(call->op, index));
+    const fmla_tensor **const to = (void *)((char *)&call->args + call_member(call->op, index)->offset);
     *to = &call->tensor[index];
     memcpy(call->shape[index], shape, (size_t)rank * sizeof *shape);
     call->tensor[index] = (fmla_tensor){
@@ -198,7 +160,7 @@ static void **ask_workspace(struct call *call, size_t *bytes, size_t *alignment,
     *bytes = 0, *alignment = 1, *status = FMLA_OK;
     if (!workspace) return NULL;
     *workspace = NULL;
-    *status = functions[call->op].workspace(&call->args, bytes, alignment);
+    *status = op_functions[call->op].workspace(&call->args, bytes, alignment);
     *(size_t *)call_option(call, "workspace_size") = *bytes;
     return workspace;
 }

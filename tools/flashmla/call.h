@@ -7,9 +7,8 @@
 #ifndef FLASHMLA_TOOL_CALL_H
 #define FLASHMLA_TOOL_CALL_H
 
-#include "operations.h"
-
 #include "fault.h"
+#include "op_call.h"
 
 enum { CALL_D_V = 512 };
 
@@ -17,10 +16,7 @@ enum { CALL_D_V = 512 };
 struct call {
     enum operation op;
     fmla_device device; /* of the tensors */
-    union {
-#define OPERATION(op, OP) fmla_##op##_args op;
-#include "operations.def"
-    } args;
+    union call_args args;
     fmla_tensor tensor[MAX_TENSORS]; /* in the descriptor's order; those that are not there have no shape */
     int64_t shape[MAX_TENSORS][MAX_DIMENSIONS], strides[MAX_TENSORS][MAX_DIMENSIONS];
     bool owned[MAX_TENSORS]; /* their memory is the call's */

@@ -213,5 +213,5 @@ int command_info(int argc, char **argv)
     json_memory_watch();
     if (json && !write_json(json, &fault)) return complain(&info, EXIT_FAILED, "%s", fault.text);
     print_table();
-    return EXIT_GOOD;
+    return json_memory_failed() ? complain(&info, EXIT_FAILED, "out of memory") : EXIT_GOOD;
 }

@@ -7,18 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const struct {
+    const char *name;
+    fmla_dtype dtype;
+} elements[] = {[ELEMENT_BF16] = {"bf16", {FMLA_TYPE_BFLOAT, 16, 1}},
+                [ELEMENT_FP16] = {"fp16", {FMLA_TYPE_FLOAT, 16, 1}},
+                [ELEMENT_F32] = {"f32", {FMLA_TYPE_FLOAT, 32, 1}}};
+
 const char *element_name(enum element type)
 {
-    static const char *const names[] = {
-        [ELEMENT_BF16] = "bf16", [ELEMENT_FP16] = "fp16", [ELEMENT_F32] = "f32"};
-    return names[type];
-}
-
-static fmla_dtype element_type(enum element type)
-{
-    return type == ELEMENT_F32    ? dtype_of(FMLA_TYPE_FLOAT, 32)
-           : type == ELEMENT_FP16 ? dtype_of(FMLA_TYPE_FLOAT, 16)
-                                  : dtype_of(FMLA_TYPE_BFLOAT, 16);
+    return elements[type].name;
 }
 
 void make_fixed_lengths(const int32_t *lengths, int64_t b, int32_t *fixed)
@@ -76,13 +74,13 @@ static fmla_dtype type_of(const struct shape *s, const struct member *member)
 {
     const unsigned allowed = member->allowed & IS_CACHE ? cache_formats[s->format].allowed
                                                         : member->allowed & ~(unsigned)ALLOW_SAME;
-    if (!strcmp(member->name, "out_parts")) return element_type(ELEMENT_F32);
+    if (!strcmp(member->name, "out_parts")) return elements[ELEMENT_F32].dtype;
     if (allowed & ALLOW_BYTES) return dtype_of(FMLA_TYPE_UINT, 8);
     if (allowed & ALLOW_I32) return dtype_of(FMLA_TYPE_INT, 32);
     if (allowed & ALLOW_I64) return dtype_of(FMLA_TYPE_INT, 64);
-    if (member->allowed & IS_CACHE) return element_type(allowed & ALLOW_FP16 ? ELEMENT_FP16 : ELEMENT_BF16);
+    if (member->allowed & IS_CACHE) return elements[allowed & ALLOW_FP16 ? ELEMENT_FP16 : ELEMENT_BF16].dtype;
     const unsigned floats = allowed & ALLOW_FLOATS;
-    return element_type(floats == ALLOW_F32 ? ELEMENT_F32 : s->type);
+    return elements[floats == ALLOW_F32 ? ELEMENT_F32 : s->type].dtype;
 }
 
 /* Of a tensor that is there: its rank. */

@@ -52,41 +52,38 @@ struct make_options {
 
 /* ---- What each operation has of its own ------------------------------------------------------- */
 
-static struct shape dense_shape(const struct make_options *o)
+/* In the order of the choices of --op; PLAIN is every later one. */
+enum { DENSE, SPARSE, PREFILL, PLAIN, MADE };
+static int kind_of(const struct make_options *o)
 {
-    /* Not the numbers that the lengths were drawn from. */
-    return (struct shape){.op = OP_DENSE_DECODE,
-                          .h_kv = o->kv_heads,
-                          .d_qk = o->d_qk,
-                          .causal = o->causal,
-                          .page_size = o->page_size,
-                          .seed = ~(uint64_t)o->lengths.seed - 2025};
+    return o->op < PLAIN ? o->op : PLAIN;
 }
 
-static struct shape sparse_shape(const struct make_options *o)
+static struct shape shape_of(const struct make_options *o)
 {
     static const int32_t bytes[] = {FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584};
-    struct shape shape = {.op = OP_SPARSE_DECODE,
-                          .b = o->lengths.batch,
-                          .s_k = o->lengths.seq_len_given ? o->lengths.seq_len : 4096,
-                          .h_kv = 1,
-                          .page_size = o->page_size,
-                          .topk = o->topk,
-                          .extra_topk = o->extra_topk,
-                          .extra_page_size = o->extra_topk ? o->extra_page_size : 0,
-                          .format = !o->cache && o->dtype ? FMLA_KV_FP16 : bytes[o->cache],
-                          .holes = o->short_lists,
-                          .varlen = o->short_lists,
-                          .seed = (uint64_t)o->lengths.seed};
-    shape.d_qk = o->cache ? cache_formats[shape.format].d_qk : o->d_qk;
-    return shape;
-}
-
-static struct shape prefill_shape(const struct make_options *o)
-{
-    struct shape shape = sparse_shape(o);
-    shape.op = OP_SPARSE_PREFILL, shape.h_kv = o->kv_heads, shape.b = 0;
-    if (!o->cache && !o->page_given) shape.page_size = 0;
+    const int kind = kind_of(o);
+    const uint64_t seed = (uint64_t)o->lengths.seed;
+    struct shape shape = {.op = operation_named(o->names[o->op]),
+                          .s_q = o->query_tokens,
+                          .h_q = o->heads,
+                          .h_kv = kind == DENSE || kind == PREFILL ? o->kv_heads : 1,
+                          .d_qk = o->d_qk,
+                          .type = o->dtype ? ELEMENT_FP16 : ELEMENT_BF16,
+                          .sink = o->sink,
+                          .seed = kind == DENSE ? ~seed - 2025 : seed}; /* not what lengths were drawn from */
+    if (kind == PLAIN) shape.tokens = o->lengths.batch * o->query_tokens;
+    if (kind == PLAIN) return shape;
+    shape.page_size = kind == PREFILL && !o->cache && !o->page_given ? 0 : o->page_size;
+    shape.causal = o->causal;
+    if (kind == DENSE) return shape;
+    shape.b = kind == SPARSE ? o->lengths.batch : 0;
+    shape.s_k = o->lengths.seq_len_given ? o->lengths.seq_len : 4096;
+    shape.topk = o->topk, shape.extra_topk = o->extra_topk;
+    shape.extra_page_size = o->extra_topk ? o->extra_page_size : 0;
+    shape.format = !o->cache && o->dtype ? FMLA_KV_FP16 : bytes[o->cache];
+    shape.holes = shape.varlen = o->short_lists;
+    if (o->cache) shape.d_qk = cache_formats[shape.format].d_qk;
     return shape;
 }
 
@@ -119,15 +116,6 @@ static void print_prefill(const struct shape *s, const struct making *made)
     printf(", %" PRId64 " indices", s->topk);
 }
 
-static struct shape plain_shape(const struct make_options *o)
-{
-    return (struct shape){.op = operation_named(o->names[o->op]),
-                          .h_kv = 1,
-                          .d_qk = o->d_qk,
-                          .tokens = o->lengths.batch * o->query_tokens,
-                          .seed = (uint64_t)o->lengths.seed};
-}
-
 static void print_plain(const struct shape *s, const struct making *made)
 {
     (void)made;
@@ -135,26 +123,17 @@ static void print_plain(const struct shape *s, const struct making *made)
            element_name(s->type));
 }
 
-/* In the order of the choices of --op; PLAIN is every later one. */
-enum { DENSE, SPARSE, PREFILL, PLAIN, MADE };
-static int kind_of(const struct make_options *o)
-{
-    return o->op < PLAIN ? o->op : PLAIN;
-}
-
 static const struct {
-    struct shape (*shape)(const struct make_options *options);
     void (*print)(const struct shape *shape, const struct making *made);
     /* Those with larger elements before bytes, so that every one is aligned. */
     const char *const names[CALL_FILE_NAMES];
 } kinds[MADE] = {
-    [DENSE] = {dense_shape, print_dense, {"kv_cache", "q", "block_table", "seqlens", "attn_sink"}},
-    [SPARSE] = {sparse_shape,
-                print_sparse,
+    [DENSE] = {print_dense, {"kv_cache", "q", "block_table", "seqlens", "attn_sink"}},
+    [SPARSE] = {print_sparse,
                 {"indices", "extra_indices", "topk_length", "extra_topk_length", "attn_sink", "q", "kv_cache",
                  "extra_kv_cache"}},
-    [PREFILL] = {prefill_shape, print_prefill, {"indices", "topk_length", "attn_sink", "q", "kv"}},
-    [PLAIN] = {plain_shape, print_plain, {NULL}}, /* all that is read */
+    [PREFILL] = {print_prefill, {"indices", "topk_length", "attn_sink", "q", "kv"}},
+    [PLAIN] = {print_plain, {NULL}}, /* all that is read */
 };
 
 /* ---- Options that contradict each other ------------------------------------------------------- */
@@ -304,13 +283,11 @@ static bool write_file(struct making *made, const struct make_options *o, const 
 
 static int make(const struct make_options *o, const char *path)
 {
-    struct shape shape = kinds[kind_of(o)].shape(o);
+    struct shape shape = shape_of(o);
     struct making made = {0};
     struct call call = {0};
     struct fault fault = {""};
     int32_t *lengths = NULL;
-    shape.s_q = o->query_tokens, shape.h_q = o->heads, shape.sink = o->sink;
-    shape.type = o->dtype ? ELEMENT_FP16 : ELEMENT_BF16;
     const int contradiction = check_options(o, &shape);
     if (contradiction) return contradiction;
     if (o->op == DENSE) {

@@ -243,8 +243,7 @@ static int verify_all(const char *path, fmla_device device)
         outfile_abandon(json);
     else if (json && !outfile_commit(json, &why))
         return complain(&verify, EXIT_FAILED, "%s", why.text);
-    if (!written) return complain(&verify, EXIT_FAILED, "%s", first.text);
-    if (failed) return complain(&verify, EXIT_FAILED, "%s", first.text);
+    if (!written || failed) return complain(&verify, EXIT_FAILED, "%s", first.text);
     if (checked) return EXIT_GOOD;
     if (device_is_gpu(device) && !gpu_open(device.id, &first))
         return complain(&verify, EXIT_UNSUPPORTED, "%s", first.text);
