@@ -64,11 +64,13 @@ enum { KERNEL_SHARED_BYTES = 8 }; /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_B
       (handle kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, \
        unsigned block_z, unsigned shared, handle stream, void **parameters, void **extra))
 
+/* NOLINTBEGIN(bugprone-macro-parentheses): names of members and of parameters */
 struct entries {
 #define X(member, symbol, parameters) int(*member) parameters;
     ENTRIES(X)
 #undef X
 };
+/* NOLINTEND(bugprone-macro-parentheses) */
 
 static const struct {
     const char *symbol;
@@ -281,9 +283,9 @@ bool gpu_fill(void *to, unsigned char byte, size_t bytes, struct fault *fault)
         return passed(driver.call.of, words, fault);                                                         \
     }
 #define CLOSES(what, entry)                                                                                  \
-    void gpu_##what##_close(void *what)                                                                      \
+    void gpu_##what##_close(void *closed)                                                                    \
     {                                                                                                        \
-        if (what) driver.call.entry(what);                                                                   \
+        if (closed) driver.call.entry(closed);                                                               \
     }
 CLOSES(stream, stream_close)
 CLOSES(event, event_close)

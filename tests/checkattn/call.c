@@ -31,13 +31,13 @@ void set_size(const struct subject *op, union call_args *args, const char *name,
 const fmla_tensor *tensor_at(const struct subject *op, const union call_args *args, int i)
 {
     const fmla_tensor *tensor;
-    memcpy(&tensor, (const char *)args + op->tensor[i]->offset, sizeof tensor);
+    memcpy(&tensor, (const char *)args + op->tensor[i]->offset, sizeof(fmla_tensor *));
     return tensor;
 }
 
 void set_tensor(const struct subject *op, union call_args *args, int i, const fmla_tensor *tensor)
 {
-    memcpy((char *)args + op->tensor[i]->offset, &tensor, sizeof tensor);
+    memcpy((char *)args + op->tensor[i]->offset, &tensor, sizeof(fmla_tensor *));
 }
 
 static void set_workspace(const struct subject *op, union call_args *args, void *memory, size_t bytes)

@@ -35,7 +35,8 @@ static int64_t tile;
 static double cost(const int64_t *v)
 {
     const int64_t rows = v[A_SQ] * v[A_HQ] / v[A_HKV];
-    return (double)tile * (double)(v[A_B] * v[A_HKV] * ((rows + tile - 1) / tile) * v[A_SK]);
+    const int64_t tiles = (rows + tile - 1) / tile;
+    return (double)tile * (double)(v[A_B] * v[A_HKV] * tiles * v[A_SK]);
 }
 
 /* Bytes of a GPU's case on the host: cache, queries and results, table. */

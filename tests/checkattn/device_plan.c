@@ -142,7 +142,7 @@ static void run_case(const struct run *run, const struct plan_case *c, uint64_t 
     char name[160];
     snprintf(name, sizeof name, "b %lld, partitions %d, lengths %d, capacity %lld, rows %lld%s%s",
              (long long)c->b, c->partitions, (int)c->lengths, (long long)c->capacity,
-             (long long)(c->s_q * c->h_q), c->odd ? ", odd address" : "", c->for_cpu ? ", for the CPU" : "");
+             (long long)c->s_q * c->h_q, c->odd ? ", odd address" : "", c->for_cpu ? ", for the CPU" : "");
     guarded_make(&lengths[0], dtype_i32, 1, &c->b, c->odd ? LAYOUT_ODD : LAYOUT_CONTIGUOUS);
     for (int64_t r = 0; r < c->b; r++)
         *(int32_t *)guarded_at(&lengths[0], r, 0, 0, 0) = length_of(c, r, &random);

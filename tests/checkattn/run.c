@@ -19,7 +19,7 @@ const char *const fault_names[FAULTS] = {FAULTS_OF(FAULT_TEXT)};
 #include "operations.def"
 
 struct subject *const subjects[OPERATIONS] = {
-#define OPERATION(op, OP) &op,
+#define OPERATION(op, OP) &(op),
 #include "operations.def"
 };
 

@@ -32,6 +32,7 @@ static const struct small_call {
     {OP_SPARSE_PREFILL, DESIGNATED(ANY_BF16, .s_q = 28, .h_q = 5, .h_kv = 1, .d_qk = 576, .d_v = 512,
                                    .s_kv = 384, .topk = 30, .flat = true, .has = HAS_LSE)},
     {OP_MERGE, DESIGNATED(ANY_F32, .n = 3, .b = 3, .s_q = 2, .h_q = 5, .d_v = 512, .has = HAS_LSE)},
+/* NOLINTBEGIN(bugprone-macro-parentheses): initialisers */
 #define CACHES(name, size)                                                                                   \
     {OP_CACHE_APPEND, DESIGNATED(ANY_F32, .tokens = 12, .width = size, .pages = 1, .page_size = 8,           \
                                  .one_head = 1, .format = name)},                                            \
@@ -42,6 +43,7 @@ static const struct small_call {
     CACHES(FMLA_KV_FP8_656, 576),
     CACHES(FMLA_KV_FP8_584, 512),
 };
+/* NOLINTEND(bugprone-macro-parentheses) */
 enum { SPARSE_DECODE = 3, CALLS = sizeof small_calls / sizeof small_calls[0] };
 
 /* A loop of the host's own, on as many workers as `workers` says, in the thread that asks. */

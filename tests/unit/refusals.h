@@ -379,7 +379,8 @@ static inline void take_by_descriptor(struct good_call *good)
             if (way == 2) t->strides = NULL;
             if (way == 4 && t->data) t->data = (void *)((uintptr_t)t->data - 4096), t->byte_offset = 4096;
         }
-        if (way == 3) memcpy(good->args, &(size_t){descriptors[good->operation].size + TAIL}, sizeof(size_t));
+        const size_t longer = descriptors[good->operation].size + TAIL;
+        if (way == 3) memcpy(good->args, &longer, sizeof longer);
         check_taken(good, labels[way]);
         check_written(good, labels[way]);
     }
