@@ -283,9 +283,9 @@ bool gpu_fill(void *to, unsigned char byte, size_t bytes, struct fault *fault)
         return passed(driver.call.of, words, fault);                                                         \
     }
 #define CLOSES(what, entry)                                                                                  \
-    void gpu_##what##_close(void *closed)                                                                    \
+    void gpu_##what##_close(void *(what))                                                                    \
     {                                                                                                        \
-        if (closed) driver.call.entry(closed);                                                               \
+        if (what) driver.call.entry(what);                                                                   \
     }
 CLOSES(stream, stream_close)
 CLOSES(event, event_close)

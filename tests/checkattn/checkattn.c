@@ -209,7 +209,10 @@ static int check_faults(uint64_t seed, fmla_device device, bool verbose)
             suite->op = subjects[i], suite->kernels = 1;
             suite->run[0] = (struct run){.seed = seed, .fault = (enum defect)fault, .verbose = verbose};
             const struct tally *tally = &suite->tally[0];
-            if (!kernel_for_faults(device, descriptors[i].name, &suite->run[0])) return unseen + 1;
+            if (!kernel_for_faults(device, descriptors[i].name, &suite->run[0])) {
+                free(suite);
+                return unseen + 1;
+            }
             suite_check(suite);
             const bool seen = tally->planted && tally->failed > 0;
             printf("%s fault %s: %s: %s\n", seen ? "ok" : "FAILED", descriptors[i].name, fault_names[fault],

@@ -249,7 +249,7 @@ static void check_way(const struct way *way)
 static void check_operation(const struct tested *o, const char *kernel, int32_t format)
 {
     make(o, kernel, format);
-    const bool modes = option_at(o->operation, made.args, "batch_invariant");
+    const int modes = option_at(o->operation, made.args, "batch_invariant") ? 1 : 0;
     for (int invariant = 0; invariant <= modes; invariant++) {
         call(&(struct way){.name = "first", .invariant = invariant}, &base);
         for (int i = 0; i < EVERYWHERE + (format == FMLA_KV_FP8_584 ? 0 : o->count); i++) {
