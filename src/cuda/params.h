@@ -42,6 +42,7 @@ struct output_params {
     int64_t lse_stride[2];
     struct result_params rules;
     int32_t pairs_aligned; /* two neighbouring elements of out may be stored as one word */
+    int32_t gap;           /* gaps have names where calls are compared as bytes: so they are 0 */
 };
 
 /* How a call is cut into pieces (a range of keys of one request), and where pieces of cut requests are kept. */
@@ -57,7 +58,8 @@ struct split_params {
      * (device/fragment.h) */
     float *slot_out;
     int32_t slots_in_halves; /* rows as device/half_rows.cuh has them */
-    float *slot_lse;         /* [slots][h_q · s_q], natural, -inf where no key was seen */
+    int32_t gap;
+    float *slot_lse; /* [slots][h_q · s_q], natural, -inf where no key was seen */
     /* Hopper's kernel, by a plan: how far requests are that are cut once (second_part.cuh there); else NULL. */
     uint32_t *marks; /* [partitions][tiles][MARKS_OF_TILE] */
     int32_t tiles;   /* of ROWS_OF_MARK rows, of a request */
@@ -79,6 +81,7 @@ struct dense_decode_params {
     int32_t vectors_aligned; /* q and the cache may be read 16 bytes at a time */
     int32_t stages;          /* of the ring of key blocks in shared memory */
     float scale_log2;        /* softmax_scale · log2(e) */
+    int32_t gap;
     const uint16_t *q;
     const uint16_t *kv;
     const int32_t *block_table; /* NULL: page r belongs to request r */

@@ -28,7 +28,7 @@ struct shape {
 
 /* ---- The call of a shape ----------------------------------------------------------------------- */
 
-static bool draw_odd;
+static _Thread_local bool draw_odd;
 
 /* What has no elements has no data. */
 static inline void place_in_region(struct held *held, const struct member *m, int which,
@@ -67,8 +67,8 @@ static inline void make_call(enum operation operation, void *args, struct held *
     /* The plan that the call is given, or its tables. */
     const bool sparse = operation == OP_SPARSE_DECODE;
     const enum operation planner = sparse ? OP_SPARSE_PLAN : OP_DECODE_PLAN;
-    static struct held of_plan[MAX_TENSORS];
-    static _Alignas(16) char plan[MOST_ARGS];
+    static _Thread_local struct held of_plan[MAX_TENSORS];
+    static _Thread_local _Alignas(16) char plan[MOST_ARGS];
     struct answer answer[QUESTIONS];
     named_make(planner, plan, of_plan, &l, place_in_region);
     memcpy(option_at(planner, plan, "target"), &device, sizeof device);
