@@ -432,8 +432,8 @@ void view_rows(const struct test_case *c, struct view *v, const struct rows *row
     view_cut(c, v, DIM_h_q, rows->head, rows->heads);
     view_cut(c, v, DIM_h_kv, rows->head / (c->h_q / c->h_kv), 1);
     for (int i = 0; i < c->op->tensors; i++)
-        for (int d = 0; d < c->op->tensor[i]->rank; d++)
-            if (c->op->tensor[i]->dimensions[d] == DIM_h_q && rows->heads > 1) v->strides[i][d] *= rows->step;
+        for (int d = 0; case_names(c, i) && d < c->op->tensor[i]->rank; d++)
+            if (c->op->tensor[i]->dimensions[d] == DIM_h_q) v->strides[i][d] *= rows->step;
     if (!case_names(c, sink)) return;
     for (int64_t h = 0; h < rows->heads; h++)
         v->sinks[h] = *(const float *)guarded_at(&c->tensor[sink], rows->head + h * rows->step, 0, 0, 0);
