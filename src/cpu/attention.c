@@ -169,7 +169,7 @@ too_large:
 
 enum { DIRECT = -1 }; /* instead of a slot: the piece is the whole request */
 
-/* Of row `row` of a request, by set: which row of all slots it is in one of them. */
+/* Says of row `row` of a request, by set, which row of all slots it is in one of them. */
 static int64_t slot_row(const struct work *w, int64_t slot, int64_t row)
 {
     return slot * w->call.problem->h_q * w->call.problem->s_q + row;

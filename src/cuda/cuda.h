@@ -12,7 +12,7 @@
 
 extern const struct kernel_driver cuda_attention_driver, cuda_plan_driver, cuda_cache_driver;
 
-/* Of dense decode: the portable one, and Hopper's. Of sparse decode: the portable one, and Hopper's with tiles as the problem
+/* Dense decode has the portable one and Hopper's; sparse decode has the portable one, and Hopper's with tiles as the problem
  * says, of 64 heads, of 16. What Hopper's take: choice.h beside each. */
 struct cuda_attention;
 extern const struct cuda_attention cuda_sm80_dense_decode, cuda_sm90_dense_decode, cuda_sparse_decode,

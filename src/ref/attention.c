@@ -57,7 +57,7 @@ struct rows {
     int64_t count;
 };
 
-/* Of a source; lengths are clamped. */
+/* Serves one source; lengths are clamped. */
 static int64_t entries_of(const struct key_source *source, int64_t request)
 {
     const int64_t count = source->lengths ? source->lengths[request] : source->capacity;

@@ -148,7 +148,7 @@ void case_move_result(const struct test_case *c, int k, const fmla_tensor *resul
     if (!up) guarded_move(g, false);
 }
 
-/* Of far memory only pages are moved, by case_move_result, which leaves results in the memory near by: its copy on the device
+/* Only the pages of far memory are moved, by case_move_result, which leaves results in the memory near by: its copy on the device
  * was not written. */
 static bool is_far(const struct test_case *c, const unsigned char *host)
 {

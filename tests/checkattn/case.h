@@ -181,7 +181,7 @@ static inline bool is_result(const struct subject *op, int i)
     return (op->tensor[i]->allowed & IS_OUTPUT) != 0;
 }
 
-/* Of a plan, made by case_plan. */
+/* Such a tensor is a table of a plan, made by case_plan. */
 static inline bool is_table(const struct subject *op, int i)
 {
     return op->tables && i >= op->tables;

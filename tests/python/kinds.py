@@ -54,7 +54,7 @@ class Kind:
         if not self.is_torch:
             with numpy.errstate(invalid="ignore"):  # NaN to bfloat16
                 return values.astype(self._dtype(dtype))
-        # Of its own storage.
+        # The view is of its own storage.
         return torch.from_numpy(numpy.array(values)).to(self.device, self._dtype(dtype), copy=True)
 
     def int32(self, values):
@@ -160,6 +160,6 @@ DEVICES = sorted({kind.device for kind in TORCH_KINDS})
 each_device = pytest.mark.parametrize("device", DEVICES)
 each_torch_kind = pytest.mark.parametrize("kind", TORCH_KINDS, ids=repr)
 
-# Of what computes in bf16 alone.
+# For what computes in bf16 alone.
 WORDS = WordsKind()
 BF16_KINDS = [WORDS, *(kind for kind in KINDS if kind.element == "bfloat16")]

@@ -30,7 +30,7 @@ struct layout {
     fmla_dtype type; /* of values that may have several types */
     int32_t format;  /* of caches, FMLA_KV_… */
     bool flat;       /* keys are not in pages */
-    /* Of calls that are made by name alone (named_calls.h): */
+    /* Calls that are made by name alone have these (named_calls.h): */
     unsigned has; /* optional tensors, HAS_… */
     int32_t batch_invariant, num_partitions, causal;
 };

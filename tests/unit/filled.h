@@ -34,7 +34,7 @@ static inline void fill_tokens(uint8_t *at, const struct held *held, struct rand
             memcpy(at + token + 512 + 4 * g, &(float){0.01f * (float)(1 + g)}, sizeof(float));
 }
 
-/* Of lengths: all, one or none, and some. */
+/* Draws lengths: all, one or none, and some. */
 static inline int32_t length_of(int64_t i, int64_t most, int32_t least)
 {
     return (int32_t)(i % 3 == 0 ? most : i % 3 == 1 ? least : most * 3 / 5);

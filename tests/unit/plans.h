@@ -22,7 +22,7 @@ static struct planned {
     struct good_call *call;
     int rows, splits;     /* its tensors */
     const char *bound_by; /* the tensor that says b */
-    /* Of a call of two requests that reads a plan: writes one for some requests into MOST_PLAN bytes. */
+    /* Serves a call of two requests that reads a plan: writes one for some requests into MOST_PLAN bytes. */
     void (*make)(int64_t requests, int32_t partitions, char *plan, size_t *bytes);
     int lengths; /* a tensor */
     int32_t most[2];
@@ -132,7 +132,7 @@ static void set_up_tables(void)
     give_tables(2, ROWS);
 }
 
-/* Of a call with tables. Where a plan is made, the questions before it do not look at them. */
+/* The call has tables. Where a plan is made, the questions before it do not look at them. */
 static inline void refuse_tables(void)
 {
     struct good_call *const good = planned.call;
@@ -160,7 +160,7 @@ static inline void refuse_tables(void)
 #undef REFUSED_TABLES
 }
 
-/* Of a call that reads a plan. */
+/* The call reads a plan. */
 static inline void refuse_tables_of_a_plan(void)
 {
     struct good_call *const good = planned.call;
@@ -190,7 +190,7 @@ static inline void begin_making(bool tables, int64_t b)
         put_int(good, "num_partitions", MADE_PARTITIONS);
 }
 
-/* Of a call that makes tables: they are those of the plan with as many partitions. */
+/* The call makes tables: they are those of the plan with as many partitions. */
 static inline void take_tables_made(const char *label, int64_t requests, int32_t partitions)
 {
     struct good_call *const good = planned.call;

@@ -50,7 +50,7 @@ static inline void test_huge(struct good_call *good, void (*enlarge)(void))
 
 /* ---- Cache formats --------------------------------------------------------------------------- */
 
-/* Of caches of bytes: what may be wrong with one, or be as good. */
+/* Says of caches of bytes what may be wrong with one, or be as good. */
 static inline void test_cache_of_bytes(struct good_call *good, void (*set_up)(int32_t format), int which)
 {
     const char *const name = described_tensor(good->operation, which)->name;

@@ -44,7 +44,7 @@ static const struct way of_dense[] = {{.name = "by a plan", .plan = BY_PLAN, .th
                                       {.name = "pages of 61, unaligned", .page = 61, .shift = 1},
                                       {.name = "pages of 64", .page = 64}};
 
-/* Of caches, in an order in which operations that have some have the first ones. */
+/* Caches, in an order in which operations that have some have the first ones. */
 static const int32_t formats[] = {FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584};
 enum { FORMATS = sizeof formats / sizeof formats[0] };
 

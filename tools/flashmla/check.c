@@ -82,7 +82,7 @@ static bool gather(const struct call *row, const fmla_tensor *cache, int64_t slo
     return fmla_cache_gather(&args) == FMLA_OK;
 }
 
-/* Of a call of one row. */
+/* The call has one row. */
 static void measure(const struct call *row, struct magnitude *magnitude)
 {
     const struct key_source *from = policies[row->op].keys;

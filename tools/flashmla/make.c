@@ -83,7 +83,7 @@ static fmla_dtype type_of(const struct shape *s, const struct member *member)
     return elements[floats == ALLOW_F32 ? ELEMENT_F32 : s->type].dtype;
 }
 
-/* Of a tensor that is there: its rank. */
+/* The rank of a tensor that is there. */
 static int32_t shape_of(const struct shape *s, const int64_t size[DIMENSIONS], const struct member *member,
                         int64_t shape[MAX_DIMENSIONS])
 {
@@ -297,7 +297,7 @@ static bool sparse_values(struct making *m, struct fault *fault)
     return true;
 }
 
-/* Of the inputs that docs/semantics.md ("Tolerances") names: values around means in [-0.05, 0.05]. */
+/* The inputs that docs/semantics.md ("Tolerances") names are values around means in [-0.05, 0.05]. */
 static bool prefill_values(struct making *m, struct fault *fault)
 {
     static const char *const lists[] = {"indices", "topk_length"};

@@ -220,7 +220,7 @@ static fmla_status sparse_plan(const struct call *call, size_t *bytes)
     return plan(call, &args, bytes);
 }
 
-/* Of kv, all that so many names can reach. */
+/* All tokens of kv that so many names can reach. */
 static struct work prefill_work(const struct call *call)
 {
     const fmla_tensor *kv = call_tensor(call, "kv"), *lengths = call_tensor(call, "topk_length");
@@ -258,7 +258,7 @@ static struct work merge_work(const struct call *call)
                          .bytes = all_bytes(call)};
 }
 
-/* Of the cache, the tokens. */
+/* The tokens of the cache. */
 static struct work cache_work(const struct call *call)
 {
     const fmla_tensor *cache = call_tensor(call, "kv_cache");

@@ -36,7 +36,7 @@ static const struct command verify = {
 /* lengths 0, 1, 65: no key, one, and one past a block */
 static const int32_t edges[] = {0, 1, 65, 64, 130};
 
-/* Of sparse decode every format, holes, lists that end early, a second cache; of prefill keys without pages and with. */
+/* Sparse decode has every format, holes, lists that end early, a second cache; prefill has keys without pages and with. */
 static const struct verify_case {
     const char *name;
     struct shape shape; /* of dense decode s_k is the longest of lengths */
@@ -160,7 +160,7 @@ static void verify_case(fmla_device device, const char *kernel, const struct ver
     call_close(&call), call_close(&fresh);
 }
 
-/* Of a cache operation the same in the next format; false where there is none. */
+/* Makes the same case of a cache operation in the next format; false where there is none. */
 static bool next_format(struct verify_case *which)
 {
     struct shape *shape = &which->shape;

@@ -158,7 +158,7 @@ DEVICE float2 from_e4m3_2(uint32_t bytes)
 
 #define CACHE_KERNEL(NAME, ...) DEFINE_KERNEL(NAME, cache_params, (32 * CACHE_WARPS), EACH_TOKEN(__VA_ARGS__))
 
-/* Of a format of caches, with vectors of each type; `call` does a token. */
+/* Defines the kernels of a cache format, with vectors of each type; `call` does a token. */
 #define CACHE_KERNELS_OF(NAME, call, FORMAT)                                                                 \
     CACHE_KERNEL(NAME##_bf16, call, Bf16, FORMAT)                                                            \
     CACHE_KERNEL(NAME##_fp16, call, Fp16, FORMAT)                                                            \

@@ -94,7 +94,7 @@ DEVICE uint64_t wgmma_columns(uint32_t tile, int step)
     "{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\nwgmma.mma_async.sync.aligned." SHAPE ".f32." TYPE         \
     "." TYPE " {" NAMES "}, " A ", " B ", p, 1, 1, " FLAGS ";\n}"
 
-/* Of either Element; SUMS: what names the operands of D, before the others. */
+/* Serves either Element; SUMS: what names the operands of D, before the others. */
 #define WGMMA_OF(SHAPE, NAMES, ADD, A, B, FLAGS, SUMS, ...)                                                  \
     if constexpr (Element::IS_BF16)                                                                          \
         asm volatile(WGMMA(SHAPE, "bf16", NAMES, ADD, A, B, FLAGS) : SUMS(d) : __VA_ARGS__);                 \

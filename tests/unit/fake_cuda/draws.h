@@ -57,7 +57,7 @@ static inline int64_t draw_size(int64_t most)
 /* Of a list, more often, or any up to `most`. */
 #define DRAW_OF(most, ...) (draw_one_in(4) ? draw_size(most) : DRAW_AMONG(__VA_ARGS__))
 
-/* Of a list alone. */
+/* Serves one list alone. */
 #define DRAW_AMONG(...)                                                                                      \
     draw_of((const int64_t[]){__VA_ARGS__}, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
 

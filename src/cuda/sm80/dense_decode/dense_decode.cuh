@@ -447,7 +447,7 @@ struct DenseDecode {
 
         QFragments q;
         if (Q_IN_REGISTERS) {
-            /* Of all groups but stages - 2: Q among those that have arrived, or one block too many. */
+            /* Waits for all groups but stages - 2: Q among those that have arrived, or one block too many. */
             copying.wait_for_block();
             __syncthreads();
 #pragma unroll
@@ -540,7 +540,7 @@ template <typename Kernel> DEVICE void dense_decode(const struct dense_decode_pa
     DEFINE_KERNEL(NAME, dense_decode_params, (32 * (WARPS)),                                                 \
                   dense_decode<DenseDecode<ELEMENT, ROWS, KEYS, WARPS, COLUMN_SPLITS, Q_IN_REGISTERS>>(p))
 
-/* Of a shape of shape.h: with 64 rows pairs of warps split the columns. */
+/* Is made for a shape of shape.h; with 64 rows pairs of warps split the columns. */
 #define DENSE_DECODE_OF_SHAPE(NAME, ELEMENT, ROWS, KEYS, WARPS, Q_IN_REGISTERS)                              \
     DENSE_DECODE_KERNEL(NAME##_##ROWS##x##KEYS, ELEMENT, ROWS, KEYS, WARPS, ROWS == 64 ? 2 : 1,              \
                         Q_IN_REGISTERS)

@@ -38,7 +38,7 @@ struct SideThread {
     /* The vote tells ptxas that a warp is of one side. */
     static DEVICE bool is_first_side() { return __all_sync(~0u, threadIdx.x < 2 * WARPGROUP_THREADS); }
 
-    /* Of the tile: this thread has it, and the one eight on. */
+    /* This thread has that row of the tile, and the one eight on. */
     static DEVICE int row() { return wgmma_d_row((int)(fresh_thread() % WARPGROUP_THREADS), 0); }
 };
 

@@ -8,7 +8,7 @@
 
 #include "../../../problem.h"
 
-/* Of a tile; of that of the kernel for small batches (small/) two blocks of threads fit an SM. */
+/* What a tile takes; of that of the kernel for small batches (small/) two blocks of threads fit an SM. */
 enum {
     SM90_SPARSE_DECODE_HEADS = 64,
     SM90_SPARSE_DECODE_SMALL_HEADS = 16,

@@ -46,7 +46,7 @@ static_assert(sizeof(Shared) <= 227 * 1024, "what a block of threads may have");
 
 #define SHARED_AT(base, ...) ((base) + (uint32_t)offsetof(Shared, __VA_ARGS__))
 
-/* Of the sums' warps: which half of the columns a thread has, and the first of its two rows. */
+/* Says for the sums' warps which half of the columns a thread has, and the first of its two rows. */
 DEVICE int side()
 {
     return (int)(fresh_thread() / WARPGROUP_THREADS) - 1;
