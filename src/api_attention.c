@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The public functions of attention: dense decode, sparse decode, sparse prefill. What each asks beyond its descriptor, and the
+ * The public functions of attention: dense decode, sparse decode, sparse prefill, dense MHA. What each asks beyond its descriptor, and the
  * problem that the back ends see.
  */
 #include "api.h"
@@ -14,6 +14,7 @@ struct call {
         fmla_dense_decode_args dense;
         fmla_sparse_decode_args sparse;
         fmla_sparse_prefill_args prefill;
+        fmla_mha_forward_args mha;
     } args;
     struct checked_call checked;
     struct attention_problem problem;
@@ -48,9 +49,6 @@ static fmla_status fill(struct call *c, const struct common *common, const struc
     struct attention_problem *p = &c->problem;
     p->b = size[DIM_b], p->s_q = size[DIM_s_q], p->h_q = size[DIM_h_q], p->h_kv = size[DIM_h_kv];
     p->d_qk = size[DIM_d_qk], p->d_v = size[DIM_d_v];
-    TRY(check_range(op,
-                    c->checked.bound_at[DIM_d_v] == 3 ? "out: d_v (dimension 3)" : "out: d_v (dimension 2)",
-                    p->d_v, 1, p->d_qk));
     TRY(check_result_rules(op, sink, common->lse_empty, common->log_base, &p->rules));
     if (!isfinite(common->softmax_scale))
         return fail(FMLA_INVALID_ARGUMENT, "%s: softmax_scale: is %f, must be finite (0 = 1/sqrt(d_qk))", op,
@@ -67,6 +65,15 @@ static fmla_status fill(struct call *c, const struct common *common, const struc
     p->stream = common->stream;
     c->workspace = common->workspace, c->workspace_size = common->workspace_size;
     return FMLA_OK;
+}
+
+/* Values are the first d_v elements of their keys. */
+static fmla_status check_latent(const struct call *c)
+{
+    return check_range(
+        c->checked.operation,
+        c->checked.bound_at[DIM_d_v] == 3 ? "out: d_v (dimension 3)" : "out: d_v (dimension 2)",
+        c->checked.size[DIM_d_v], 1, c->checked.size[DIM_d_qk]);
 }
 
 /* Pages of a cache format. */
@@ -162,6 +169,7 @@ static fmla_status prepare_dense_decode(struct call *c)
     struct attention_problem *p = &c->problem;
     struct key_source *keys = &p->keys[0];
     TRY(check_rows_of_request(c));
+    TRY(check_latent(c));
     TRY(fill(c, &common, OF(dense_decode, q), OF(dense_decode, attn_sink), OF(dense_decode, out),
              OF(dense_decode, lse)));
     TRY(check_heads(op, "q", p->h_q, p->h_kv));
@@ -210,6 +218,7 @@ static fmla_status prepare_sparse_decode(struct call *c)
     struct attention_problem *p = &c->problem;
     TRY(check_extra(c));
     TRY(check_rows_of_request(c));
+    TRY(check_latent(c));
     TRY(fill(c, &common, OF(sparse_decode, q), OF(sparse_decode, attn_sink), OF(sparse_decode, out),
              OF(sparse_decode, lse)));
     p->h_kv = 1;
@@ -237,6 +246,7 @@ static fmla_status prepare_sparse_prefill(struct call *c)
                                 *max = OF(sparse_prefill, max_logits), *lse = OF(sparse_prefill, lse);
     struct attention_problem *p = &c->problem;
     struct key_source *keys = &p->keys[0];
+    TRY(check_latent(c));
     TRY(fill(c, &common, q, OF(sparse_prefill, attn_sink), out, lse));
     p->b = c->checked.size[DIM_s_q], p->s_q = 1;
     if (c->checked.flat) {
@@ -261,6 +271,57 @@ static fmla_status prepare_sparse_prefill(struct call *c)
     return choose(c, args->kernel);
 }
 
+/* Requests of any length are told by their starts, in a call that has their tokens in one dimension. */
+static fmla_status check_starts(const struct call *c, const char *name, const struct checked_tensor *starts)
+{
+    if (!starts->name == !c->checked.flat) return FMLA_OK;
+    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is %s, must be %s where q has %d dimensions", c->checked.operation, name,
+                starts->name ? "given" : "NULL", starts->name ? "NULL" : "given", c->checked.flat ? 3 : 4);
+}
+
+/* A tensor of keys or of values. A stride that is never used may wrap. */
+static struct key_view view_of(const struct call *c, const struct checked_tensor *tensor)
+{
+    const bool flat = c->checked.flat;
+    const uint64_t bytes = sizeof(uint16_t);
+    return (struct key_view){tensor->data, flat ? 0 : (int64_t)((uint64_t)tensor->stride[0] * bytes),
+                             (int64_t)((uint64_t)tensor->stride[1 - flat] * bytes),
+                             (int64_t)((uint64_t)tensor->stride[2 - flat] * bytes)};
+}
+
+/* Keys and values are in pages without a table: one a request, or one in all. */
+static fmla_status prepare_mha_forward(struct call *c)
+{
+    const fmla_mha_forward_args *args = &c->args.mha;
+    const struct common common = COMMON(args);
+    const struct checked_tensor *q = OF(mha_forward, q), *k = OF(mha_forward, k), *v = OF(mha_forward, v),
+                                *out = OF(mha_forward, out), *lse = OF(mha_forward, lse), *none = &(struct checked_tensor){0};
+    const int64_t *size = c->checked.size;
+    struct attention_problem *p = &c->problem;
+    struct key_source *keys = &p->keys[0];
+    TRY(check_starts(c, "cu_seqlens_q", OF(mha_forward, cu_seqlens_q)));
+    TRY(check_starts(c, "cu_seqlens_k", OF(mha_forward, cu_seqlens_k)));
+    TRY(fill(c, &common, q, none, out, lse));
+    TRY(check_heads(c->checked.operation, "q", p->h_q, p->h_kv));
+    keys->kind = KEYS_PAGED;
+    if (c->checked.flat) {
+        p->b = size[DIM_splits] - 1;
+        p->ragged_q = (struct ragged){OF(mha_forward, cu_seqlens_q)->data, size[DIM_tokens_q]};
+        p->ragged_k = (struct ragged){OF(mha_forward, cu_seqlens_k)->data, size[DIM_tokens_k]};
+        p->s_q = args->max_s_q && args->max_s_q < size[DIM_tokens_q] ? args->max_s_q : size[DIM_tokens_q];
+        memmove(p->q_stride + 1, p->q_stride, sizeof p->q_stride - sizeof *p->q_stride);
+        memmove(p->out_stride + 1, p->out_stride, sizeof p->out_stride - sizeof *p->out_stride);
+        p->q_stride[0] = p->out_stride[0] = 0;
+        p->lse_stride[0] = 0, p->lse_stride[1] = lse->stride[0];
+    }
+    keys->pages = c->checked.flat ? 1 : p->b;
+    keys->page_size = keys->capacity = p->capacity = size[c->checked.flat ? DIM_tokens_k : DIM_s_k];
+    keys->k = view_of(c, k), keys->v = view_of(c, v), keys->values_apart = true;
+    p->causal = args->causal;
+    p->cut = CUT_NEVER;
+    return choose(c, args->kernel);
+}
+
 /* Everything but the workspace. */
 static fmla_status prepare(enum operation operation, const void *caller, bool shape_only, struct call *c)
 {
@@ -269,6 +330,7 @@ static fmla_status prepare(enum operation operation, const void *caller, bool sh
     c->problem.operation = operation;
     return operation == OP_DENSE_DECODE    ? prepare_dense_decode(c)
            : operation == OP_SPARSE_DECODE ? prepare_sparse_decode(c)
+           : operation == OP_MHA_FORWARD   ? prepare_mha_forward(c)
                                            : prepare_sparse_prefill(c);
 }
 
@@ -347,3 +409,4 @@ static fmla_status run(enum operation operation, const void *caller)
 PUBLIC(dense_decode, OP_DENSE_DECODE)
 PUBLIC(sparse_decode, OP_SPARSE_DECODE)
 PUBLIC(sparse_prefill, OP_SPARSE_PREFILL)
+PUBLIC(mha_forward, OP_MHA_FORWARD)

@@ -273,15 +273,17 @@ static fmla_status check_format(const struct member *m, const fmla_tensor *cache
     return FMLA_OK;
 }
 
-/* Are keys flat? What is neither, check_tensor names; bytes are always pages. */
-static fmla_status check_flat(const struct member *m, const fmla_tensor *keys, struct checked_call *call)
+/* The first tensor that may be flat says whether the call is. What is neither is named here; bytes are always pages. */
+static fmla_status check_flat(const struct member *m, const fmla_tensor *tensor, struct checked_call *call)
 {
-    call->flat = keys && keys->ndim == 3 && !call->format->token;
-    if (!keys || call->flat || keys->ndim == m->rank || call->format->token) return FMLA_OK;
-    return fail(
-        FMLA_INVALID_ARGUMENT,
-        "%s: %s: has %d dimensions, must have 3 ([s_kv, h_kv, d_qk]) or 4 ([pages, page_size, 1, d_qk])",
-        call->operation, m->name, keys->ndim);
+    const bool cache = m->allowed & IS_CACHE;
+    if (!tensor || (cache && call->format->token)) return FMLA_OK;
+    call->flat = tensor->ndim == form_of(m, true).rank;
+    if (call->flat || tensor->ndim == m->rank) return FMLA_OK;
+    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: has %d dimensions, must have 3 (%s) or 4 (%s)",
+                call->operation, m->name, tensor->ndim,
+                cache ? "[s_kv, h_kv, d_qk]" : "[tokens, h_q, d_qk]",
+                cache ? "[pages, page_size, 1, d_qk]" : "[b, s_q, h_q, d_qk]");
 }
 
 /* A dimension of a tensor has a name: the first one binds it, others must agree. */
@@ -371,25 +373,26 @@ static fmla_status check_member(const struct descriptor *descriptor, const struc
     unsigned allowed = m->allowed;
     if (allowed & IS_CACHE) {
         TRY(check_format(m, tensor, call));
-        if (allowed & OR_FLAT) TRY(check_flat(m, tensor, call));
         allowed |= call->format->allowed;
     } else if (allowed & ALLOW_SAME) {
         allowed |= 1u << call->tensors[0].element;
     }
-    const bool flat = (allowed & OR_FLAT) && call->flat;
-    const int rank = flat ? 3 : m->rank;
-    const enum dimension *dimensions = flat ? flat_dimensions : m->dimensions;
-    TRY(check_tensor(descriptor->name, m->name, tensor, rank, allowed, call->shape_only, checked));
+    if ((allowed & OR_FLAT) && (checked == call->tensors || (allowed & IS_CACHE)))
+        TRY(check_flat(m, tensor, call));
+    const struct form form = form_of(m, call->flat);
+    TRY(check_tensor(descriptor->name, m->name, tensor, form.rank, allowed, call->shape_only, checked));
     if (!checked->name) return FMLA_OK;
     if (!call->first) call->first = checked;
     TRY(check_same_device(descriptor->name, checked, call->first));
     const bool token = (allowed & IS_CACHE) && call->format->token;
-    for (int i = 0; i < rank - token; i++)
-        TRY(bind(descriptor, checked, i, dimensions[i], checked->shape[i], call));
+    for (int i = 0; i < form.rank - token; i++)
+        TRY(bind(descriptor, checked, i, form.dimensions[i], checked->shape[i], call));
     if (token) TRY(bind_token(descriptor, checked, call));
-    if ((allowed & OR_FLAT) && !flat) /* pages have one key head */
-        call->size[DIM_h_kv] = 1, call->bound_by[DIM_h_kv] = checked, call->bound_at[DIM_h_kv] = 2;
-    if ((allowed & IS_CACHE) && !flat) TRY(check_cache_layout(m, checked, call));
+    if ((allowed & IS_CACHE) && !call->flat) {
+        if (allowed & OR_FLAT) /* pages have one key head */
+            call->size[DIM_h_kv] = 1, call->bound_by[DIM_h_kv] = checked, call->bound_at[DIM_h_kv] = 2;
+        TRY(check_cache_layout(m, checked, call));
+    }
     if (allowed & IN_ROWS) TRY(check_rows(checked, call));
     return FMLA_OK;
 }

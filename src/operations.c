@@ -8,7 +8,21 @@ const char *const dimension_words[DIMENSIONS] = {
 #include "operations.def"
 };
 
-const enum dimension flat_dimensions[3] = {DIM_s_kv, DIM_h_kv, DIM_d_qk};
+struct form form_of(const struct member *member, bool flat)
+{
+    static const enum dimension instead[DIMENSIONS] = {[DIM_pages] = DIM_s_kv,
+                                                       [DIM_one_head] = DIM_h_kv,
+                                                       [DIM_s_q] = DIM_tokens_q,
+                                                       [DIM_s_k] = DIM_tokens_k};
+    struct form form = {0};
+    for (int i = 0; i < member->rank; i++) {
+        const enum dimension name = member->dimensions[i];
+        const bool changes = flat && (member->allowed & OR_FLAT);
+        if (changes && (name == DIM_b || name == DIM_page_size)) continue;
+        form.dimensions[form.rank++] = changes && instead[name] != DIM__ ? instead[name] : name;
+    }
+    return form;
+}
 
 #define IS_THERE(dimension) (DIM_##dimension != DIM__)
 #define OPERATION(op, OP)                                                                                    \

@@ -9,6 +9,8 @@
 
 #include "kvformat.h"
 
+#include <stdbool.h>
+
 enum { MAX_PARTITIONS = 65536 };
 
 /* Batches are counted in 32 bits in plans; leave room for one split more a partition. */
@@ -31,7 +33,7 @@ enum {
     IS_OUTPUT = 1 << 8,  /* no two elements may share memory */
     IS_CACHE =
         1 << 9, /* pages of the format that kv_format names, which says the type and the last dimension */
-    OR_FLAT = 1 << 10,  /* … or [s_kv, h_kv, d_qk], where that format is one of 16 bits */
+    OR_FLAT = 1 << 10,  /* all tokens may be one dimension (form_of); of a cache where its format is one of 16 bits */
     IN_UNITS = 1 << 11, /* … at addresses and strides that are multiples of the format's unit */
     IN_ROWS = 1 << 12,  /* rows without gaps, aligned to 16 bytes */
     IN_CALLS = 1 << 13  /* not looked at where a size is asked */
@@ -96,8 +98,15 @@ struct descriptor {
 extern const struct descriptor descriptors[OPERATIONS];
 extern const char *const dimension_words[DIMENSIONS];
 
-/* The dimensions of keys that are not in pages (OR_FLAT). */
-extern const enum dimension flat_dimensions[3];
+/* The dimensions of a tensor by name. */
+struct form {
+    int rank;
+    enum dimension dimensions[MAX_DIMENSIONS];
+};
+
+/* As the descriptor has it; or, where the tensor is OR_FLAT and the call is flat, with all tokens in one dimension: keys that do not
+ * lie in pages, or the requests of a batch one after the other. */
+struct form form_of(const struct member *member, bool flat);
 
 /* A public cache format, FMLA_KV_…. */
 struct cache_format {

@@ -36,6 +36,19 @@ enum key_kind {
     KEYS_LISTED /* every token has a list of slots, in which an entry may name no key */
 };
 
+/* Requests one after the other in one dimension of tokens. */
+struct ragged {
+    const int32_t *starts; /* [b + 1]: where each begins, and the last one ends; NULL: requests are apart, of one length */
+    int64_t tokens;        /* of all of them */
+};
+
+/* The start of a request, `before` being that of the one before it: none lies before that, or beyond the last token. */
+static inline int64_t ragged_start(const struct ragged *ragged, int64_t request, int64_t before)
+{
+    const int64_t start = ragged->starts[request];
+    return start < before ? before : start > ragged->tokens ? ragged->tokens : start;
+}
+
 /* Vectors in pages; steps in bytes. In FP8_584 a slot's step is that of its layout, without the scales. */
 struct key_view {
     const uint8_t *data; /* of page 0, slot 0, key head 0 */
@@ -44,7 +57,8 @@ struct key_view {
 
 struct key_source {
     enum key_kind kind;
-    struct key_view k, v; /* the same where values are the first d_v elements of their keys */
+    struct key_view k, v;
+    bool values_apart; /* else values are the first d_v elements of their keys, and the views are the same */
     int64_t pages, page_size;
     const int32_t *table;    /* pages, NULL: page r is request r's; or lists of slots */
     int64_t table_stride[3]; /* request; of lists also token, key head */
@@ -58,14 +72,16 @@ enum { KEY_SOURCES = 2 };
 enum cut {
     CUT_BY_PLAN,
     CUT_INVARIANT, /* into chunks, at the same keys whatever stands beside a request */
-    CUT_EVENLY     /* only where there is too little work otherwise; no plan */
+    CUT_EVENLY,    /* only where there is too little work otherwise; no plan */
+    CUT_NEVER
 };
 
 /* Every token of a prefill is a request of one token: b is their number and s_q is 1. */
 struct attention_problem {
     enum operation operation;
-    int64_t b, s_q, h_q, h_kv, d_qk, d_v;
-    enum element element;  /* of q and out */
+    int64_t b, s_q, h_q, h_kv, d_qk, d_v; /* of ragged requests s_q is the most, as the caller says */
+    struct ragged ragged_q, ragged_k;     /* a ragged request is in page 0, from its start on */
+    enum element element;                 /* of q and out */
     enum kv_format format; /* of all keys and values */
     fmla_device device;
     const uint16_t *q;
@@ -182,7 +198,7 @@ struct checked_call {
     const char *operation;
     const void *args; /* the copy of the caller's struct */
     bool shape_only;  /* a size is asked: data is not looked at, and may be NULL */
-    bool flat;        /* the keys are not in pages */
+    bool flat;        /* the tensors that may be have all tokens in one dimension */
     int32_t kv_format;
     const struct cache_format *format;          /* of the caches; NULL where the operation has none */
     const struct checked_tensor *first;         /* of those that are there: its device is the call's */

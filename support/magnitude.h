@@ -13,18 +13,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { MAGNITUDE_D_V = 512 }; /* V is the first of these of a key */
+enum { MAGNITUDE_MOST = 512 }; /* values of a row */
 
 /* Zero-initialised, and then given the keys that the row sees, one after the other. */
 struct magnitude {
     bool any;
     double score, sum; /* of the key with the largest score */
     double weight,
-        values[MAGNITUDE_D_V]; /* Σ_t p_t and Σ_t p_t |v_t|, where p_t = exp(its score - the largest) */
+        values[MAGNITUDE_MOST]; /* Σ_t p_t and Σ_t p_t |v_t|, where p_t = exp(its score - the largest) */
 };
 
+/* A key, and its d_v values. */
 static inline void magnitude_add(struct magnitude *m, double scale, const float *q, const float *key,
-                                 int64_t d_qk)
+                                 int64_t d_qk, const float *value, int64_t d_v)
 {
     double score = 0.0, sum = 0.0;
     for (int64_t d = 0; d < d_qk; d++) {
@@ -35,11 +36,11 @@ static inline void magnitude_add(struct magnitude *m, double scale, const float 
     if (!m->any || score > m->score) {
         const double smaller = m->any ? exp(m->score - score) : 0.0;
         m->any = true, m->score = score, m->sum = sum, m->weight *= smaller;
-        for (int d = 0; d < MAGNITUDE_D_V; d++) m->values[d] *= smaller;
+        for (int64_t d = 0; d < d_v; d++) m->values[d] *= smaller;
     }
     const double p = exp(score - m->score);
     m->weight += p;
-    for (int d = 0; d < MAGNITUDE_D_V; d++) m->values[d] += p * fabs((double)key[d]);
+    for (int64_t d = 0; d < d_v; d++) m->values[d] += p * fabs((double)value[d]);
 }
 
 /* How far from the oracle's an lse of that base may be for the rounding of products; 0 where no key is seen. */

@@ -22,6 +22,7 @@
 WITH_WORKSPACE(dense_decode)
 WITH_WORKSPACE(sparse_decode)
 WITH_WORKSPACE(sparse_prefill)
+WITH_WORKSPACE(mha_forward)
 
 const struct op_functions op_functions[OPERATIONS] = {
 #define OPERATION(op, OP) [OP_##OP].run = run_##op,
@@ -32,6 +33,8 @@ const struct op_functions op_functions[OPERATIONS] = {
     [OP_SPARSE_DECODE].kernel = kernel_sparse_decode,
     [OP_SPARSE_PREFILL].workspace = workspace_sparse_prefill,
     [OP_SPARSE_PREFILL].kernel = kernel_sparse_prefill,
+    [OP_MHA_FORWARD].workspace = workspace_mha_forward,
+    [OP_MHA_FORWARD].kernel = kernel_mha_forward,
 };
 
 void *op_option(enum operation op, const union call_args *args, const char *name)

@@ -562,6 +562,55 @@ FMLA_API fmla_status fmla_sparse_prefill_kernel(const fmla_sparse_prefill_args *
  * is an error. */
 FMLA_API fmla_status fmla_sparse_prefill(const fmla_sparse_prefill_args *args);
 
+/* ---- Dense MHA ------------------------------------------------------------------------------ */
+
+/* Attention of all heads over keys and values of their own, as in prefill and training (docs/semantics.md, "Dense MHA"). Query
+ * head h reads key head h / (h_q / h_kv). Requests are apart, all of s_q tokens and s_k keys; or their tokens, and their keys,
+ * are one after the other, and cu_seqlens_q and cu_seqlens_k say where each begins: then tensors have no dimension b. */
+typedef struct fmla_mha_forward_args {
+    size_t struct_size;
+    const fmla_tensor *q; /* [b, s_q, h_q, d_qk] or [tokens, h_q, d_qk], bf16 or fp16 */
+    const fmla_tensor *k; /* [b, s_k, h_kv, d_qk] or [tokens of keys, h_kv, d_qk], of the type of q */
+    const fmla_tensor *v; /* [b, s_k, h_kv, d_v] or [tokens of keys, h_kv, d_v], of the type of q */
+    /* [b + 1] int32: request r has tokens cu_seqlens_q[r] to cu_seqlens_q[r + 1] - 1, and so its keys; clamped to the tokens that
+     * there are and to what came before. NULL where q has four dimensions */
+    const fmla_tensor *cu_seqlens_q;
+    const fmla_tensor *cu_seqlens_k;
+    const fmla_tensor *out; /* [b, s_q, h_q, d_v] or [tokens, h_q, d_v] of the type of q; written. Tokens of no request stay */
+    const fmla_tensor *lse; /* [b, h_q, s_q] or [h_q, tokens] fp32, as fmla_merge takes it; written. NULL = not wanted */
+    int64_t max_s_q;        /* with cu_seqlens: no request has more tokens; 0 = not known. Of a longer one results are wrong */
+    int64_t max_s_k;        /* … nor more keys */
+    void *workspace;        /* fmla_mha_forward_workspace_size bytes on the device of q */
+    size_t workspace_size;
+    void *stream;        /* CUDA stream; not used on the CPU */
+    const char *kernel;  /* force a kernel by name (fmla_capabilities lists them); NULL = the best */
+    float softmax_scale; /* 0 = 1/sqrt(d_qk); finite */
+    int32_t causal;      /* 1: token j of s_q sees keys t ≤ s_k - s_q + j */
+    int32_t lse_empty;   /* FMLA_LSE_EMPTY_… */
+    int32_t log_base;    /* FMLA_LOG_… */
+} fmla_mha_forward_args;
+
+/* How much workspace fmla_mha_forward takes with these arguments, and its alignment (either may be NULL), from shapes, types,
+ * options and device, as fmla_dense_decode_workspace_size does; it grows with every size.
+ * Errors: as fmla_mha_forward, workspace aside. */
+FMLA_API fmla_status fmla_mha_forward_workspace_size(const fmla_mha_forward_args *args, size_t *bytes,
+                                                     size_t *alignment);
+
+/* As fmla_dense_decode_workspace_bound: the most that fmla_mha_forward takes in any call whose b, s_q or tokens, and h_q are at
+ * most these, and whose types, d_qk, d_v, options, device and kernel are the same.
+ * Errors: as fmla_mha_forward_workspace_size. */
+FMLA_API fmla_status fmla_mha_forward_workspace_bound(const fmla_mha_forward_args *args, size_t *bytes,
+                                                      size_t *alignment);
+
+/* The kernel that fmla_mha_forward would run with these arguments, as fmla_capabilities names it (static).
+ * Errors: as there. */
+FMLA_API fmla_status fmla_mha_forward_kernel(const fmla_mha_forward_args *args, const char **name);
+
+/* A request has the same bits whatever else is in the batch.
+ * Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace), FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. No value in cu_seqlens is
+ * an error. */
+FMLA_API fmla_status fmla_mha_forward(const fmla_mha_forward_args *args);
+
 /* ---- Merge ---------------------------------------------------------------------------------- */
 
 /* Joins n results over disjoint sets of keys into the result over all of them (docs/semantics.md, "Merge"):

@@ -4,13 +4,15 @@
  *
  * Work is cut twice: the rows of a request into row tiles (by what keys they read, then tile_rows), and the keys into
  * pieces: by the split plan, or into chunks of equal length. Chunks are INVARIANT_CHUNK keys, batch-invariant; in a
- * prefill, which has rows enough as a rule, a whole list, unless there are too few to keep all threads busy. One item of
- * work is a partition of the plan (or one chunk of one request) for one row tile. A piece that is a whole request goes
+ * sparse prefill, which has rows enough as a rule, a whole list, unless there are too few to keep all threads busy; in MHA always
+ * all keys, so that a request has the same bits whatever stands beside it. One item of work is a partition of the plan (or one
+ * chunk of one request) for one row tile. A piece that is a whole request goes
  * straight to `out`; any other leaves its fp32 rows, their largest scores and their lse relative to these in a slot of the
  * workspace, and a second pass joins the slots of a request in split order.
  *
  * Workspace:  plan, if made inside the call | out of the slots | lse of the slots | largest scores of the slots |
- *             one scratch a worker, in it the rows of a tile, then what the inner kernel wants
+ *             spans of requests that are not cut | one scratch a worker, in it the rows of a tile, then what the inner
+ *             kernel wants
  */
 #include "cpu.h"
 
@@ -30,19 +32,24 @@ static size_t line_up(size_t bytes)
 
 /* ---- The work of a call, and its workspace -------------------------------------------------- */
 
+/* What a request that is not cut is of all of them: its tokens, its keys, its row tiles. */
+struct span {
+    int64_t first_token, tokens, first_key, keys, first_tile;
+};
+
 struct work {
     struct cpu_call call;
     const struct cpu_attention *attention;
     struct thread_pool pool;
     const struct plan_partition *partitions; /* [num_partitions]; NULL in chunks */
     int64_t row_tiles;                       /* of a request: sets × tiles of a set */
-    int64_t tiles_of_set;
     int64_t chunk_keys; /* 0: by the plan */
     int64_t chunks;     /* most chunks of a request */
     int64_t slots;
     int32_t num_partitions;
-    size_t slots_offset, slot_lse_offset, slot_max_offset, scratch_offset, scratch_bytes;
+    size_t slots_offset, slot_lse_offset, slot_max_offset, spans_offset, scratch_offset, scratch_bytes;
     float *slot_out, *slot_lse, *slot_max; /* of slot 0 */
+    struct span *spans;                    /* [b + 1]; the last one begins where there is no tile */
     char *workspace;
 };
 _Static_assert(sizeof(struct work) <= sizeof((struct prepared *)0)->decided, "it is decided once a call");
@@ -51,7 +58,7 @@ _Static_assert(sizeof(struct work) <= sizeof((struct prepared *)0)->decided, "it
  * are gathered and converted once for them. */
 static int32_t tile_rows_of(const struct attention_problem *p, int32_t most, int64_t set_rows)
 {
-    if (p->cut != CUT_EVENLY) return PLAN_ROW_TILE;
+    if (p->cut == CUT_BY_PLAN || p->cut == CUT_INVARIANT || !set_rows) return PLAN_ROW_TILE;
     return set_rows > most - PLAN_ROW_TILE
                ? most
                : (int32_t)(set_rows + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE * PLAN_ROW_TILE;
@@ -66,11 +73,17 @@ static struct cpu_call call_of(const struct attention_problem *p, int32_t most_r
         .layout = kv_layout_of(p->format, (int32_t)p->d_qk),
         .next_keys = listed ? cpu_listed_keys : cpu_paged_keys,
         .tokens_of_set = tokens,
-        .sets = p->s_q / tokens * p->h_kv,
+        .sets = (listed ? p->s_q : 1) * p->h_kv,
         .set_rows = set_rows,
         .tile_rows = tile_rows_of(p, most_rows, set_rows),
+        .value_bytes = p->keys[0].values_apart ? (int32_t)(p->d_v * (int64_t)sizeof(uint16_t)) : 0,
         .keys_at_once = listed && p->cut != CUT_EVENLY,
     };
+}
+
+static int64_t tiles_of(const struct work *w, int64_t rows)
+{
+    return (rows + w->call.tile_rows - 1) / w->call.tile_rows;
 }
 
 /* Slots of a prefill are fewer than 14 row tiles a worker, however many tokens there are. */
@@ -91,7 +104,7 @@ int64_t cpu_even_chunks(int64_t tiles, int64_t workers, int64_t most)
 static int64_t chunk_keys_of(const struct attention_problem *p, const struct work *w)
 {
     if (p->cut == CUT_INVARIANT) return INVARIANT_CHUNK;
-    if (p->cut == CUT_BY_PLAN) return 0;
+    if (p->cut == CUT_BY_PLAN || p->cut == CUT_NEVER) return 0;
     const int64_t blocks = (p->capacity + PLAN_BLOCK - 1) / PLAN_BLOCK;
     const int64_t chunks = cpu_even_chunks(p->b * w->row_tiles, w->pool.workers, blocks);
     const int64_t blocks_of_chunk = (blocks + chunks - 1) / chunks;
@@ -124,11 +137,12 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     w->attention = kernel->inner;
     w->call = call_of(p, w->attention->most_rows);
     w->pool = threads_now();
-    w->tiles_of_set = (w->call.set_rows + w->call.tile_rows - 1) / w->call.tile_rows;
-    w->row_tiles = w->call.sets * w->tiles_of_set;
+    w->row_tiles = w->call.sets * tiles_of(w, w->call.set_rows);
     w->chunk_keys = chunk_keys_of(p, w);
     size_t at = 0;
-    if (is_bound(p)) {
+    if (p->cut == CUT_NEVER) {
+        w->slots = 0;
+    } else if (is_bound(p)) {
         if (p->cut == CUT_BY_PLAN) at += line_up(plan_bytes(p->b, w->pool.workers));
     } else if (w->chunk_keys) {
         w->chunks = chunks_of(w, p->capacity);
@@ -144,8 +158,9 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     }
     w->slots_offset = at;
     int64_t rows = 0, floats, bytes;
-    if (is_bound(p)) rows = cpu_most_slot_rows(&w->call, w->attention->most_rows, w->pool.workers);
-    if ((!is_bound(p) && __builtin_mul_overflow(w->slots, p->h_q * p->s_q, &rows)) ||
+    const bool bound = is_bound(p) && p->cut != CUT_NEVER;
+    if (bound) rows = cpu_most_slot_rows(&w->call, w->attention->most_rows, w->pool.workers);
+    if ((!bound && __builtin_mul_overflow(w->slots, p->h_q * p->s_q, &rows)) ||
         __builtin_mul_overflow(rows, p->d_v + 2, &floats) ||
         __builtin_mul_overflow(floats, (int64_t)sizeof(float), &bytes) || bytes > INT64_MAX / 4)
         goto too_large;
@@ -154,6 +169,8 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     at += line_up((size_t)rows * sizeof(float));
     w->slot_max_offset = at;
     at += line_up((size_t)rows * sizeof(float));
+    w->spans_offset = at;
+    if (p->cut == CUT_NEVER) at += line_up((size_t)(p->b + 1) * sizeof(struct span));
     w->scratch_offset = at;
     w->scratch_bytes = line_up(tile_floats(&w->call) * sizeof(float)) + w->attention->scratch_bytes(&w->call);
     prepared->bytes = at + w->scratch_bytes * (size_t)w->pool.workers, prepared->alignment = CACHE_LINE;
@@ -182,12 +199,13 @@ static float base_of(float max)
 }
 
 /* Row `row` of a set, finished, to the caller's tensors. lse is relative to max. */
-static void write_row(const struct cpu_call *call, int64_t request, int64_t set, int64_t row,
-                      const float *values, float relative_lse, float max)
+static void write_row(const struct cpu_call *call, int64_t request, int64_t first_token, int64_t set,
+                      int64_t row, const float *values, float relative_lse, float max)
 {
     const struct attention_problem *p = call->problem;
     const struct result_rules *rules = &p->rules;
-    const struct cpu_row to = cpu_row_of(call, set, row);
+    struct cpu_row to = cpu_row_of(call, set, row);
+    to.token += first_token;
     const float lse = base_of(max) + relative_lse;
     const int64_t at = request * p->out_stride[0] + to.token * p->out_stride[1] + to.head * p->out_stride[2];
     result_store(p->out, p->element, at, values, result_sink_factor(rules, to.head, lse), p->d_v);
@@ -203,18 +221,28 @@ struct tile_rows {
     int32_t rows;
 };
 
-static struct tile_rows tile_rows(const struct work *w, int64_t row_tile)
+/* Row tile `row_tile` of sets that have so many rows each. */
+static struct tile_rows tile_rows(const struct work *w, int64_t set_rows, int64_t row_tile)
 {
     const int32_t most = w->call.tile_rows;
-    const int64_t first = row_tile % w->tiles_of_set * most, left = w->call.set_rows - first;
-    return (struct tile_rows){row_tile / w->tiles_of_set, first, left < most ? (int32_t)left : most};
+    const int64_t tiles = tiles_of(w, set_rows), first = row_tile % tiles * most, left = set_rows - first;
+    return (struct tile_rows){row_tile / tiles, first, left < most ? (int32_t)left : most};
+}
+
+static struct span span_of(const struct work *w, int64_t request)
+{
+    const struct attention_problem *p = w->call.problem;
+    if (p->cut == CUT_NEVER) return w->spans[request];
+    return (struct span){.tokens = p->s_q, .keys = attention_length(p, request)};
 }
 
 static void run_piece(const struct work *w, int64_t request, int64_t row_tile, int64_t begin, int64_t end,
                       int64_t slot, int32_t worker)
 {
     const struct attention_problem *p = w->call.problem;
-    const struct tile_rows t = tile_rows(w, row_tile);
+    const struct span span = span_of(w, request);
+    const int64_t set_rows = p->cut == CUT_NEVER ? span.tokens * (p->h_q / p->h_kv) : w->call.set_rows;
+    const struct tile_rows t = tile_rows(w, set_rows, row_tile);
     char *scratch = w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes;
     float *rows = (float *)(void *)scratch;
     const int64_t at = slot_row(w, slot, t.set * w->call.set_rows + t.first_row);
@@ -222,12 +250,15 @@ static void run_piece(const struct work *w, int64_t request, int64_t row_tile, i
     struct cpu_tile tile = {
         .call = &w->call,
         .request = request,
+        .tokens = span.tokens,
+        .first_token = span.first_token,
+        .first_key = span.first_key,
         .set = t.set,
         .first_row = t.first_row,
         .rows = t.rows,
         .begin_key = begin,
         .end_key = end,
-        .length = attention_length(p, request),
+        .length = span.keys,
         .out = slot == DIRECT ? rows : w->slot_out + at * p->d_v,
         .lse = slot == DIRECT ? rows + most * p->d_v : w->slot_lse + at,
         .max = slot == DIRECT ? rows + most * (p->d_v + 1) : w->slot_max + at,
@@ -235,7 +266,7 @@ static void run_piece(const struct work *w, int64_t request, int64_t row_tile, i
     w->attention->attend(&tile, scratch + line_up(tile_floats(&w->call) * sizeof(float)));
     if (slot != DIRECT) return;
     for (int32_t i = 0; i < t.rows; i++)
-        write_row(&w->call, request, t.set, t.first_row + i, tile.out + i * p->d_v, tile.lse[i], tile.max[i]);
+        write_row(&w->call, request, span.first_token, t.set, t.first_row + i, tile.out + i * p->d_v, tile.lse[i], tile.max[i]);
 }
 
 /* Joins `count` slots of a request, first, second, second + step, …, for one row tile. Weights are of what is above the
@@ -244,7 +275,7 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
                        int64_t second, int64_t step, int32_t worker)
 {
     const struct attention_problem *p = w->call.problem;
-    const struct tile_rows t = tile_rows(w, row_tile);
+    const struct tile_rows t = tile_rows(w, w->call.set_rows, row_tile);
     float *sum = (float *)(void *)(w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes);
     for (int64_t i = t.first_row; i < t.first_row + t.rows; i++) {
         const int64_t row = t.set * w->call.set_rows + i;
@@ -262,7 +293,7 @@ static void join_slots(const struct work *w, int64_t request, int64_t row_tile, 
         }
         if (total != 0.0f)
             for (int64_t d = 0; d < p->d_v; d++) sum[d] /= total;
-        write_row(&w->call, request, t.set, i, sum, logf(total), max);
+        write_row(&w->call, request, 0, t.set, i, sum, logf(total), max);
     }
 }
 
@@ -342,6 +373,42 @@ static void join_chunks(void *data, int64_t index, int32_t worker)
     if (chunks > 1) join_slots(w, request, row_tile, chunks, first, first + 1, 1, worker);
 }
 
+/* ---- Not cut: rows are enough -------------------------------------------------------------- */
+
+/* Fills the spans; returns how many row tiles there are. */
+static int64_t find_spans(const struct work *w)
+{
+    const struct attention_problem *p = w->call.problem;
+    const bool ragged = p->ragged_q.starts;
+    int64_t token = 0, key = 0, tile = 0;
+    for (int64_t r = 0; r < p->b; r++) {
+        struct span s = {.tokens = p->s_q, .keys = p->keys[0].capacity, .first_tile = tile};
+        if (ragged) {
+            s.first_token = ragged_start(&p->ragged_q, r, token);
+            s.first_key = ragged_start(&p->ragged_k, r, key);
+            token = ragged_start(&p->ragged_q, r + 1, s.first_token);
+            key = ragged_start(&p->ragged_k, r + 1, s.first_key);
+            s.tokens = token - s.first_token, s.keys = key - s.first_key;
+        }
+        w->spans[r] = s;
+        tile += w->call.sets * tiles_of(w, s.tokens * (p->h_q / p->h_kv));
+    }
+    w->spans[p->b].first_tile = tile;
+    return tile;
+}
+
+static void run_whole(void *data, int64_t index, int32_t worker)
+{
+    const struct work *w = data;
+    int64_t request = 0, after = w->call.problem->b; /* the last one that begins at the tile or before it */
+    while (after - request > 1) {
+        const int64_t middle = request + (after - request) / 2;
+        *(w->spans[middle].first_tile <= index ? &request : &after) = middle;
+    }
+    const struct span *span = &w->spans[request];
+    run_piece(w, request, index - span->first_tile, 0, span->keys, DIRECT, worker);
+}
+
 /* ---- The call ------------------------------------------------------------------------------- */
 
 /* The sum over all requests. */
@@ -349,8 +416,10 @@ static double cost_of_pieces(const struct work *w)
 {
     const struct attention_problem *p = w->call.problem;
     double cost = 0;
-    for (int64_t r = 0; r < p->b; r++)
-        cost += cost_of_attention((double)(p->s_q * p->h_q), (double)attention_length(p, r), p->d_qk, p->d_v);
+    for (int64_t r = 0; r < p->b; r++) {
+        const struct span span = span_of(w, r);
+        cost += cost_of_attention((double)span.tokens * (double)p->h_q, (double)span.keys, p->d_qk, p->d_v);
+    }
     return cost;
 }
 
@@ -361,14 +430,20 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     (void)kernel;
     const fmla_status status = cpu_check_pages(p);
     if (status || !p->b) return status;
+    w.workspace = p->workspace;
+    w.spans = (struct span *)(void *)(w.workspace + w.spans_offset);
+    const int64_t tiles = p->cut == CUT_NEVER ? find_spans(&w) : 0;
     const int64_t rows_of_slots = w.slots * p->h_q * p->s_q; /* used or not */
     const double cost = cost_of_pieces(&w),
                  cost_of_joins = cost_of_moving((double)rows_of_slots * (double)p->d_v * sizeof(float));
-    w.workspace = p->workspace;
     w.slot_out = (float *)(void *)(w.workspace + w.slots_offset);
     w.slot_lse = (float *)(void *)(w.workspace + w.slot_lse_offset);
     w.slot_max = (float *)(void *)(w.workspace + w.slot_max_offset);
 
+    if (p->cut == CUT_NEVER) {
+        threads_run(&w.pool, tiles, cost, run_whole, &w);
+        return FMLA_OK;
+    }
     if (w.chunk_keys) {
         threads_run(&w.pool, p->b * w.chunks * w.row_tiles, cost, run_chunk, &w);
         if (w.slots) threads_run(&w.pool, p->b * w.row_tiles, cost_of_joins, join_chunks, &w);

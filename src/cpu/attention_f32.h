@@ -15,6 +15,7 @@
  *   scratch of a worker (floats)
  *     q         [groups][d_qk][16]   Q of the tile, scaled, lanes innermost       64 × 576 × 4 B = 144 KiB
  *     keys      [64][d_qk]           one block of keys, converted once            64 × 576 × 4 B = 144 KiB
+ *     values    [64][d_v]            … and of values, where they lie apart
  *     o         [groups][d_v][16]    unnormalised output                          64 × 512 × 4 B = 128 KiB
  *     s         [64][16]             scores, then probabilities of one group and block
  *     max, sum  [groups][16]         running maximum (base 2, scaled) and sum of the softmax
@@ -39,7 +40,8 @@ typedef uint32_t vector_uint __attribute__((vector_size(LANES * sizeof(float)), 
 #define INLINE static inline __attribute__((always_inline))
 
 struct scratch {
-    float *q, *keys, *o, *s, *max, *sum;
+    float *q, *keys, *values, *o, *s, *max, *sum;
+    int64_t value_step; /* floats from one value to the next */
 };
 
 /* Lays the scratch of a worker out from `base` on; returns its bytes. With base 0 it only counts. */
@@ -50,6 +52,11 @@ static size_t scratch_layout(const struct cpu_call *call, uintptr_t base, struct
     uintptr_t at = base;
     scratch->q = tile_take(&at, rows * d_qk);
     scratch->keys = tile_take(&at, BLOCK * d_qk * sizeof(float));
+    scratch->values = scratch->keys, scratch->value_step = p->d_qk;
+    if (call->value_bytes) {
+        scratch->values = tile_take(&at, BLOCK * (size_t)p->d_v * sizeof(float));
+        scratch->value_step = p->d_v;
+    }
     scratch->o = tile_take(&at, rows * (size_t)p->d_v);
     scratch->s = tile_take(&at, BLOCK * GROUP_ROWS * sizeof(float));
     scratch->max = tile_take(&at, rows);
@@ -120,7 +127,7 @@ static void scores(float *s, const float *keys, const float *q, int32_t count, i
     for (; t < count; t++) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, 1);
 }
 
-INLINE void value_tile(float *o, const float *keys, const float *s, int32_t keys_seen, int64_t d_qk,
+INLINE void value_tile(float *o, const float *values, const float *s, int32_t keys_seen, int64_t step,
                        const float rescale[GROUP_ROWS], const int count)
 {
     vector sum[AT_ONCE][VECTORS];
@@ -130,33 +137,46 @@ INLINE void value_tile(float *o, const float *keys, const float *s, int32_t keys
         for (int v = 0; v < VECTORS; v++)
             sum[u][v] =
                 *(const vector *)(o + u * GROUP_ROWS + v * LANES) * *(const vector *)(rescale + v * LANES);
-    multiply_add(sum, keys, d_qk, 1, s, keys_seen, count);
+    multiply_add(sum, values, step, 1, s, keys_seen, count);
 #pragma GCC unroll 16
     for (int u = 0; u < count; u++)
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) *(vector *)(o + u * GROUP_ROWS + v * LANES) = sum[u][v];
 }
 
-/* o[d][row] = o[d][row] · rescale[row] + Σ_t keys[t][d] · s[t][row], over keys that every row sees. */
-static void add_values(const struct cpu_call *call, float *o, const float *keys, const float *s,
+/* o[d][row] = o[d][row] · rescale[row] + Σ_t values[t][d] · s[t][row], over keys that every row may meet. */
+static void add_values(const struct cpu_call *call, float *o, const struct scratch *scratch, const float *s,
                        int32_t count, const float rescale[GROUP_ROWS], struct tile_ahead *ahead)
 {
-    const int64_t d_qk = call->problem->d_qk, d_v = call->problem->d_v;
+    const int64_t d_v = call->problem->d_v;
     int64_t d = 0;
     for (; d + AT_ONCE <= d_v; d += AT_ONCE) {
-        tile_bring(ahead, &call->layout, AT_ONCE);
-        value_tile(o + d * GROUP_ROWS, keys + d, s, count, d_qk, rescale, AT_ONCE);
+        tile_bring(ahead, call, AT_ONCE);
+        value_tile(o + d * GROUP_ROWS, scratch->values + d, s, count, scratch->value_step, rescale, AT_ONCE);
     }
-    for (; d < d_v; d++) value_tile(o + d * GROUP_ROWS, keys + d, s, count, d_qk, rescale, 1);
+    for (; d < d_v; d++)
+        value_tile(o + d * GROUP_ROWS, scratch->values + d, s, count, scratch->value_step, rescale, 1);
 }
 
-/* One key that only some rows see: the others must not meet it, as it may hold NaN or infinity. */
-static void add_value_where_seen(float *o, const float *key, const float *s, int64_t d_v, int32_t t,
+/* Is every value of keys [from, to) finite? */
+static bool are_finite(const struct scratch *scratch, int32_t from, int32_t to, int64_t d_v)
+{
+    uint32_t infinite = 0;
+    for (int32_t t = from; t < to; t++)
+        for (int64_t d = 0; d < d_v; d++) {
+            const uint32_t exponent = num_bits(scratch->values[t * scratch->value_step + d]) << 1 >> 24;
+            infinite |= exponent == 255u;
+        }
+    return !infinite;
+}
+
+/* One key that only some rows see and that holds NaN or infinity: the others must not meet it. */
+static void add_value_where_seen(float *o, const float *value, const float *s, int64_t d_v, int32_t t,
                                  const int32_t visible[GROUP_ROWS])
 {
     for (int64_t d = 0; d < d_v; d++)
         for (int l = 0; l < GROUP_ROWS; l++)
-            if (t < visible[l]) o[d * GROUP_ROWS + l] += key[d] * s[l];
+            if (t < visible[l]) o[d * GROUP_ROWS + l] += value[d] * s[l];
 }
 
 /* ---- Softmax -------------------------------------------------------------------------------- */
@@ -233,9 +253,11 @@ static void attend_block(const struct cpu_tile *tile, const struct scratch *scra
     scores(scratch->s, scratch->keys, scratch->q + group * p->d_qk * GROUP_ROWS, most, p->d_qk);
     softmax_step(scratch->s, most, fewest, visible, scratch->max + group * GROUP_ROWS,
                  scratch->sum + group * GROUP_ROWS, rescale);
-    add_values(tile->call, o, scratch->keys, scratch->s, fewest, rescale, ahead);
+    if (are_finite(scratch, fewest, most, p->d_v)) fewest = most; /* a row that does not see a key has weight 0 for it */
+    add_values(tile->call, o, scratch, scratch->s, fewest, rescale, ahead);
     for (int32_t t = fewest; t < most; t++)
-        add_value_where_seen(o, scratch->keys + t * p->d_qk, scratch->s + t * GROUP_ROWS, p->d_v, t, visible);
+        add_value_where_seen(o, scratch->values + t * scratch->value_step, scratch->s + t * GROUP_ROWS, p->d_v, t,
+                             visible);
 }
 
 static void attend(const struct cpu_tile *tile, void *memory)
@@ -257,8 +279,12 @@ static void attend(const struct cpu_tile *tile, void *memory)
         const int64_t next_begin = at;
         const int32_t next = tile->call->next_keys(tile, &at, end, keys[now ^ 1]);
         struct tile_ahead ahead = tile_ahead_of(tile->call, keys[now ^ 1], next, (groups + 1) / 2 * p->d_v);
-        for (int32_t t = 0; t < count; t++)
+        for (int32_t t = 0; t < count; t++) {
             convert_key(scratch.keys + t * p->d_qk, &tile->call->layout, &keys[now][t]);
+            if (tile->call->value_bytes)
+                convert(scratch.values + t * p->d_v, (const uint16_t *)(const void *)keys[now][t].value, p->d_v,
+                        p->element == ELEMENT_BF16);
+        }
         for (int32_t g = 0; g < groups; g++) attend_block(tile, &scratch, g, begin, count, &ahead);
         begin = next_begin, count = next;
     }

@@ -24,6 +24,7 @@ struct cpu_tile;
 struct cpu_key {
     const uint8_t *token;
     const uint8_t *scales; /* of FP8 formats */
+    const uint8_t *value;  /* the token, where values are the first elements of their keys */
 };
 
 /* A problem as the driver and the inner kernels see it. Query rows that read the same keys are a set: those of a key head, and
@@ -36,8 +37,9 @@ struct cpu_call {
     int32_t (*next_keys)(const struct cpu_tile *tile, int64_t *at, int64_t end,
                          struct cpu_key keys[PLAN_BLOCK]);
     int64_t tokens_of_set;
-    int64_t sets, set_rows; /* sets · set_rows = s_q · h_q */
+    int64_t sets, set_rows; /* sets · set_rows = s_q · h_q; of ragged requests the most */
     int32_t tile_rows;      /* most rows of a tile */
+    int32_t value_bytes;    /* of values that lie apart from their keys; else 0 */
     bool keys_at_once;      /* to be brought into the cache: they lie anywhere, and few rows meet them */
 };
 
@@ -59,6 +61,8 @@ static inline struct cpu_row cpu_row_of(const struct cpu_call *call, int64_t set
 struct cpu_tile {
     const struct cpu_call *call;
     int64_t request;
+    int64_t tokens;                 /* of the request */
+    int64_t first_token, first_key; /* of ragged requests: where it begins in what holds all of them; else 0 */
     int64_t set;
     int64_t first_row; /* of the set */
     int32_t rows;
@@ -86,7 +90,8 @@ static inline const uint16_t *cpu_query(const struct cpu_tile *tile, int32_t row
     const struct cpu_call *call = tile->call;
     const struct attention_problem *p = call->problem;
     const struct cpu_row at = cpu_row_of(call, tile->set, tile->first_row + row);
-    return p->q + tile->request * p->q_stride[0] + at.token * p->q_stride[1] + at.head * p->q_stride[2];
+    return p->q + tile->request * p->q_stride[0] + (tile->first_token + at.token) * p->q_stride[1] +
+           at.head * p->q_stride[2];
 }
 
 /* The end of the keys that row `row` of a tile sees: the first one it does not. */
@@ -95,7 +100,7 @@ static inline int64_t cpu_visible_end(const struct cpu_tile *tile, int32_t row)
     const struct cpu_call *call = tile->call;
     if (!call->problem->causal) return tile->end_key;
     const int64_t end =
-        tile->length - call->problem->s_q + cpu_row_of(call, tile->set, tile->first_row + row).token + 1;
+        tile->length - tile->tokens + cpu_row_of(call, tile->set, tile->first_row + row).token + 1;
     return end < tile->end_key ? end : tile->end_key;
 }
 

@@ -13,8 +13,15 @@ static struct cpu_key key_at(const struct cpu_tile *tile, const struct key_sourc
     const int64_t head = tile->set % tile->call->problem->h_kv;
     const uint8_t *data = source->k.data + page * source->k.page_bytes + head * source->k.head_bytes;
     const uint8_t *token = data + slot * source->k.slot_bytes;
-    return (struct cpu_key){token, layout->scale_bytes ? data + kv_scales_at(layout, source->page_size, slot)
-                                                       : token + layout->scale_offset};
+    const struct key_view *v = &source->v;
+    return (struct cpu_key){
+        .token = token,
+        .scales = layout->scale_bytes ? data + kv_scales_at(layout, source->page_size, slot)
+                                      : token + layout->scale_offset,
+        .value = tile->call->value_bytes
+                     ? v->data + page * v->page_bytes + head * v->head_bytes + slot * v->slot_bytes
+                     : token,
+    };
 }
 
 int32_t cpu_paged_keys(const struct cpu_tile *tile, int64_t *at, int64_t end, struct cpu_key keys[PLAN_BLOCK])
@@ -24,7 +31,7 @@ int32_t cpu_paged_keys(const struct cpu_tile *tile, int64_t *at, int64_t end, st
     int32_t count = 0;
     for (; *at < end && count < PLAN_BLOCK; ++*at)
         keys[count++] = key_at(tile, source, table ? table[*at / source->page_size] : tile->request,
-                               *at % source->page_size);
+                               tile->first_key + *at % source->page_size);
     return count;
 }
 

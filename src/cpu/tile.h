@@ -47,6 +47,8 @@ static inline void tile_prefetch(const struct cpu_call *call, const struct cpu_k
     for (int32_t t = 0; t < count; t++) {
         for (int32_t byte = 0; byte < call->layout.token_bytes; byte += CACHE_LINE)
             __builtin_prefetch(keys[t].token + byte, 0, 2);
+        for (int32_t byte = 0; byte < call->value_bytes; byte += CACHE_LINE)
+            __builtin_prefetch(keys[t].value + byte, 0, 2);
         if (call->layout.scale_bytes) __builtin_prefetch(keys[t].scales, 0, 2);
     }
 }
@@ -69,20 +71,23 @@ static inline struct tile_ahead tile_ahead_of(const struct cpu_call *call, const
         tile_prefetch(call, keys, count);
         return (struct tile_ahead){0};
     }
-    const int64_t lines = (int64_t)count * (call->layout.token_bytes / CACHE_LINE + 1);
+    const int64_t lines = (int64_t)count * ((call->layout.token_bytes + call->value_bytes) / CACHE_LINE + 1);
     return (struct tile_ahead){.keys = keys, .count = count, .rate = (int32_t)(lines * 256 / values) + 1};
 }
 
 /* With `values` more of them added. */
-static inline void tile_bring(struct tile_ahead *ahead, const struct kv_layout *layout, int32_t values)
+static inline void tile_bring(struct tile_ahead *ahead, const struct cpu_call *call, int32_t values)
 {
+    const int32_t token_bytes = call->layout.token_bytes, bytes = token_bytes + call->value_bytes;
     if (!ahead->count) return;
     struct tile_ahead now = *ahead;
     for (now.due += values * now.rate; now.due > 0 && now.count; now.due -= 256) {
-        __builtin_prefetch(now.keys->token + now.byte, 0, 2);
+        __builtin_prefetch(now.byte < token_bytes ? now.keys->token + now.byte
+                                                  : now.keys->value + (now.byte - token_bytes),
+                           0, 2);
         now.byte += CACHE_LINE;
-        if (now.byte < layout->token_bytes) continue;
-        if (layout->scale_bytes) __builtin_prefetch(now.keys->scales, 0, 2);
+        if (now.byte < bytes) continue;
+        if (call->layout.scale_bytes) __builtin_prefetch(now.keys->scales, 0, 2);
         now.byte = 0, now.keys++, now.count--;
     }
     *ahead = now;

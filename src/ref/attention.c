@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Attention over keys in pages and over listed ones. The rows of a key head, of one query token, are taken together, so that
+ * Attention over keys in pages, over listed ones, and over those of ragged requests. The rows of a key head, of one query token, are taken together, so that
  * a key is decoded once for them, first for the scores, then for the values.
  */
 #include "ref.h"
@@ -15,7 +15,7 @@ struct memory {
     double *scores;       /* [rows][most_keys] */
     double *sum, *q;      /* [rows][d_v], [rows][d_qk] */
     double *most, *total; /* [rows]: the largest score, the sum of all weights */
-    double *key;          /* [d_qk]; or a value */
+    double *key;          /* [d_qk or d_v]: a key, or a value */
 };
 
 static size_t most_keys(const struct attention_problem *p)
@@ -28,7 +28,7 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     const struct attention_problem *p = problem.attention;
     /* Sizes are below 2^31, so of_row is at most 2^33 - 2, and `doubles` below 2^64. */
     const size_t of_row = most_keys(p) + (size_t)(p->d_v + p->d_qk) + 2;
-    const size_t doubles = (size_t)(p->h_q / p->h_kv) * of_row + (size_t)p->d_qk;
+    const size_t doubles = (size_t)(p->h_q / p->h_kv) * of_row + (size_t)(p->d_qk > p->d_v ? p->d_qk : p->d_v);
     (void)kernel;
     if (__builtin_mul_overflow(doubles, sizeof(double), &prepared->bytes))
         return fail(FMLA_UNSUPPORTED, "%s: %s: %zu keys of a token would not fit into memory",
@@ -51,9 +51,15 @@ static struct memory memory_of(const struct attention_problem *p)
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
+/* A request's tokens, and in what holds all ragged requests the first of them and of their keys. */
+struct request {
+    int64_t index, tokens, first_token, first_key, last_key;
+};
+
 /* Rows that see the same keys. */
 struct rows {
-    int64_t request, token, key_head;
+    struct request request;
+    int64_t token, key_head;
     int64_t count;
 };
 
@@ -68,18 +74,19 @@ static int64_t entries_of(const struct key_source *source, int64_t request)
 static int64_t seen_of(const struct attention_problem *p, const struct key_source *source,
                        const struct rows *rows)
 {
-    const int64_t count = entries_of(source, rows->request);
-    return p->causal ? count - p->s_q + rows->token + 1 : count;
+    const struct request *r = &rows->request;
+    const int64_t count = p->ragged_k.starts ? r->last_key - r->first_key : entries_of(source, r->index);
+    return p->causal ? count - r->tokens + rows->token + 1 : count;
 }
 
 /* The page of entry t and its slot in it; false where it names no key. */
 static bool find(const struct key_source *source, const struct rows *rows, int64_t t, int64_t *page,
                  int64_t *slot)
 {
-    const int64_t *stride = source->table_stride, row = rows->request * stride[0];
+    const int64_t *stride = source->table_stride, row = rows->request.index * stride[0];
     if (source->kind == KEYS_PAGED) {
-        *page = source->table ? source->table[row + t / source->page_size] : rows->request;
-        *slot = t % source->page_size;
+        *page = source->table ? source->table[row + t / source->page_size] : rows->request.index;
+        *slot = rows->request.first_key + t % source->page_size;
         return true;
     }
     const int64_t index = source->table[row + rows->token * stride[1] + rows->key_head * stride[2] + t];
@@ -112,7 +119,7 @@ static int64_t meet_keys(const struct attention_problem *p, const struct rows *r
 {
     const int64_t width = values ? p->d_v : p->d_qk;
     int64_t keys = 0, page, slot;
-    for (int i = 0; i < KEY_SOURCES; i++) {
+    for (int i = 0; i < KEY_SOURCES && p->keys[i].kind != KEYS_NONE; i++) {
         const struct key_source *source = &p->keys[i];
         const int64_t seen = seen_of(p, source, rows);
         for (int64_t t = 0; t < seen; t++) {
@@ -139,15 +146,16 @@ static void write_row(const struct attention_problem *p, const struct rows *rows
     const double lse = (most == -INFINITY ? 0.0 : most) + log(total); /* natural */
     double factor = 1.0;
     if (rules->attn_sink && !empty) factor = 1.0 / (1.0 + exp((double)rules->attn_sink[head] - lse));
+    const int64_t request = rows->request.index, token = rows->request.first_token + rows->token;
     uint16_t *out =
-        p->out + rows->request * p->out_stride[0] + rows->token * p->out_stride[1] + head * p->out_stride[2];
+        p->out + request * p->out_stride[0] + token * p->out_stride[1] + head * p->out_stride[2];
     for (int64_t d = 0; d < p->d_v; d++)
         ref_store(out, p->element, d, empty ? 0.0f : (float)(sum[d] / total * factor));
     if (p->max_logits)
-        p->max_logits[rows->request * p->max_stride[0] + head * p->max_stride[1] + rows->token] =
+        p->max_logits[request * p->max_stride[0] + head * p->max_stride[1] + token] =
             (float)(most * (double)rules->lse_factor);
     if (p->lse)
-        p->lse[rows->request * p->lse_stride[0] + head * p->lse_stride[1] + rows->token] =
+        p->lse[request * p->lse_stride[0] + head * p->lse_stride[1] + token] =
             empty ? rules->lse_of_empty : (float)(lse * (double)rules->lse_factor);
 }
 
@@ -155,7 +163,8 @@ static void attend(const struct attention_problem *p, const struct rows *rows, c
 {
     const int64_t first_head = rows->key_head * rows->count;
     for (int64_t r = 0; r < rows->count; r++) {
-        const uint16_t *query = p->q + rows->request * p->q_stride[0] + rows->token * p->q_stride[1] +
+        const uint16_t *query = p->q + rows->request.index * p->q_stride[0] +
+                                (rows->request.first_token + rows->token) * p->q_stride[1] +
                                 (first_head + r) * p->q_stride[2];
         for (int64_t d = 0; d < p->d_qk; d++) m->q[r * p->d_qk + d] = (double)ref_load(query, p->element, d);
     }
@@ -199,10 +208,20 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
         const fmla_status status = in_pages ? check_pages(p, &p->keys[i]) : FMLA_OK;
         if (status) return status;
     }
-    struct rows rows = {.count = p->h_q / p->h_kv};
-    for (rows.request = 0; rows.request < p->b; rows.request++)
-        for (rows.token = 0; rows.token < p->s_q; rows.token++)
+    struct rows rows = {.request.tokens = p->s_q, .count = p->h_q / p->h_kv};
+    struct request *request = &rows.request;
+    int64_t next_token = 0;
+    for (; request->index < p->b; request->index++) {
+        if (p->ragged_q.starts) {
+            request->first_token = ragged_start(&p->ragged_q, request->index, next_token);
+            next_token = ragged_start(&p->ragged_q, request->index + 1, request->first_token);
+            request->tokens = next_token - request->first_token;
+            request->first_key = ragged_start(&p->ragged_k, request->index, request->last_key);
+            request->last_key = ragged_start(&p->ragged_k, request->index + 1, request->first_key);
+        }
+        for (rows.token = 0; rows.token < request->tokens; rows.token++)
             for (rows.key_head = 0; rows.key_head < p->h_kv; rows.key_head++) attend(p, &rows, &m);
+    }
     return FMLA_OK;
 }
 

@@ -57,24 +57,27 @@ void case_name(struct test_case *c, int i)
 
 bool case_names(const struct test_case *c, int i)
 {
-    return tensor_at(c->op, &c->args, i) != NULL;
+    return i >= 0 && tensor_at(c->op, &c->args, i);
 }
 
 void case_tensor(struct test_case *c, int i, enum layout layout, bool wanted)
 {
     const struct member *member = c->op->tensor[i];
     const unsigned types = member->allowed & (ALLOW_FLOATS | ALLOW_SAME | ALLOW_I32 | ALLOW_I64);
+    const struct form form = form_of(member, c->flat);
     int64_t shape[MAX_DIMENSIONS];
-    for (int d = 0; d < member->rank; d++) shape[d] = c->size[member->dimensions[d]];
+    for (int d = 0; d < form.rank; d++) shape[d] = c->size[form.dimensions[d]];
     /* Tokens of no batch are swapped with their heads. */
-    if (layout == LAYOUT_SWAPPED && member->rank == 3 && member->dimensions[0] == DIM_s_q)
+    const bool tokens = form.dimensions[0] == DIM_s_q || form.dimensions[0] == DIM_tokens_q ||
+                        form.dimensions[0] == DIM_tokens_k;
+    if (layout == LAYOUT_SWAPPED && form.rank == 3 && tokens)
         layout = LAYOUT_SWAPPED_FIRST;
     guarded_make(&c->tensor[i],
                  types == ALLOW_F32   ? dtype_f32
                  : types == ALLOW_I32 ? dtype_i32
                  : types == ALLOW_I64 ? dtype_i64
                                       : c->dtype,
-                 member->rank, shape, layout);
+                 form.rank, shape, layout);
     c->view[i] = c->tensor[i].tensor;
     if (wanted) case_name(c, i);
 }
@@ -221,13 +224,13 @@ void *case_row(const struct test_case *c, int i, int64_t request, int64_t token,
 void *row_in(const struct test_case *c, const struct guarded *g, int i, int64_t request, int64_t token,
              int64_t head)
 {
-    const struct member *member = c->op->tensor[i];
+    const struct form form = form_of(c->op->tensor[i], c->flat);
     int64_t at[MAX_DIMENSIONS] = {0};
-    for (int d = 0; d < member->rank; d++)
-        at[d] = member->dimensions[d] == DIM_b     ? request
-                : member->dimensions[d] == DIM_s_q ? token
-                : member->dimensions[d] == DIM_h_q ? head
-                                                   : 0;
+    for (int d = 0; d < form.rank; d++)
+        at[d] = form.dimensions[d] == DIM_b                                           ? request
+                : form.dimensions[d] == DIM_s_q || form.dimensions[d] == DIM_tokens_q ? token
+                : form.dimensions[d] == DIM_h_q                                       ? head
+                                                                                      : 0;
     return guarded_at(g, at[0], at[1], at[2], at[3]);
 }
 
@@ -416,11 +419,11 @@ void view_cut(const struct test_case *c, struct view *v, enum dimension dimensio
               int64_t count)
 {
     for (int i = 0; i < c->op->tensors; i++) {
-        const struct member *member = c->op->tensor[i];
-        const bool flat = (member->allowed & OR_FLAT) && v->tensor[i].ndim == 3;
+        const struct form form =
+            form_of(c->op->tensor[i], v->tensor[i].ndim != c->op->tensor[i]->rank);
         if (is_result(c->op, i) || is_table(c->op, i) || !tensor_at(c->op, &v->args, i)) continue;
         for (int d = 0; d < v->tensor[i].ndim; d++)
-            if ((flat ? flat_dimensions : member->dimensions)[d] == dimension)
+            if (form.dimensions[d] == dimension)
                 view_narrow(v, i, d, first, count);
     }
 }
@@ -428,12 +431,13 @@ void view_cut(const struct test_case *c, struct view *v, enum dimension dimensio
 void view_rows(const struct test_case *c, struct view *v, const struct rows *rows)
 {
     const int sink = c->op->sink;
-    view_cut(c, v, DIM_b, rows->request, 1), view_cut(c, v, DIM_s_q, rows->token, 1);
+    view_cut(c, v, DIM_b, rows->request, 1);
+    view_cut(c, v, c->flat ? DIM_tokens_q : DIM_s_q, rows->token, 1);
     view_cut(c, v, DIM_h_q, rows->head, rows->heads);
     view_cut(c, v, DIM_h_kv, rows->head / (c->h_q / c->h_kv), 1);
     for (int i = 0; i < c->op->tensors; i++)
-        for (int d = 0; case_names(c, i) && d < c->op->tensor[i]->rank; d++)
-            if (c->op->tensor[i]->dimensions[d] == DIM_h_q) v->strides[i][d] *= rows->step;
+        for (int d = 0; case_names(c, i) && d < v->tensor[i].ndim; d++)
+            if (form_of(c->op->tensor[i], c->flat).dimensions[d] == DIM_h_q) v->strides[i][d] *= rows->step;
     if (!case_names(c, sink)) return;
     for (int64_t h = 0; h < rows->heads; h++)
         v->sinks[h] = *(const float *)guarded_at(&c->tensor[sink], rows->head + h * rows->step, 0, 0, 0);

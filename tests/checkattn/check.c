@@ -240,7 +240,7 @@ void operation_begin(struct subject *op, uint64_t seed)
 {
     const struct descriptor *from = &descriptors[op->of];
     op->axes = axes_define(op->axis, op->values);
-    op->name = from->name, op->tensors = op->results = 0;
+    op->name = from->name, op->tensors = op->results = 0, op->sink = -1;
     for (const struct member *member = from->members; member->name; member++) {
         if (member->kind != MEMBER_TENSOR) continue;
         const int i = op->tensors++;
@@ -285,7 +285,7 @@ void suite_check(struct suite *s)
 /* Keys are those of a request or of a list; the other size is 1. */
 static double flop(const struct test_case *c)
 {
-    return 2.0 * (double)(c->d_qk + c->d_v) * (double)(c->b * c->s_q * c->h_q * c->s_kv * c->topk);
+    return 2.0 * (double)(c->d_qk + c->d_v) * (double)(c->b * c->s_q * c->h_q * c->s_kv * c->topk * c->s_k);
 }
 
 void time_cases(const struct subject *op, const struct run *run)

@@ -32,7 +32,7 @@ static fmla_status rows_by_oracle(const struct test_case *c, const struct rows *
                           : member->dimensions[d] == DIM_d_v ? c->d_v
                                                              : 1;
         results[k] = c->view[op->result[k]];
-        results[k].data = k ? values[k] : out, results[k].shape = shape[k];
+        results[k].data = k ? values[k] : out, results[k].shape = shape[k], results[k].ndim = member->rank;
         results[k].byte_offset = 0, results[k].strides = NULL;
         set_tensor(op, &view.args, op->result[k], &results[k]);
     }
@@ -114,12 +114,14 @@ double compare_bound(const struct test_case *c, int64_t request, int64_t token, 
 static void add_out(struct comparison *outs, const struct test_case *c, int64_t request, int64_t token,
                     int64_t head, const unsigned char *theirs)
 {
-    const struct guarded *g = &c->tensor[c->op->result[0]], *sinks = &c->tensor[c->op->sink];
+    const struct guarded *g = &c->tensor[c->op->result[0]];
     const struct tolerance *tolerance = &c->tolerance[0];
     const size_t element = g->tensor.dtype.bits / 8;
     const char *mine = case_row(c, c->op->result[0], request, token, head);
     const double sink =
-        case_names(c, c->op->sink) ? (double)*(const float *)guarded_at(sinks, head, 0, 0, 0) : -INFINITY;
+        case_names(c, c->op->sink)
+            ? (double)*(const float *)guarded_at(&c->tensor[c->op->sink], head, 0, 0, 0)
+            : -INFINITY;
     struct magnitude magnitude = {0}; /* looked for where an element misses */
     for (int64_t d = 0; d < c->d_v; d++, mine += element, theirs += element) {
         const double value = guarded_value(g, mine), reference = guarded_value(g, theirs);

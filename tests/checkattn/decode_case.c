@@ -248,7 +248,7 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
     for (int64_t t = 0; t < decode_seen_by(c, request, token); t++) {
         const uint16_t *at = key_at((const struct decode_case *)c, request, t, head / (c->h_q / c->h_kv));
         for (int64_t i = 0; i < c->d_qk; i++) key[i] = (float)guarded_value(q, at + i);
-        magnitude_add(magnitude, scale, values, key, c->d_qk);
+        magnitude_add(magnitude, scale, values, key, c->d_qk, key, c->d_v);
     }
 }
 

@@ -244,7 +244,7 @@ void sparse_pool_magnitude(const struct sparse_pool *pool, const int32_t *list, 
         if (!sparse_pool_is_key(pool, list[i])) continue;
         sparse_pool_values(pool, sparse_pool_token(pool, list[i]) + key_head * pool->head_bytes, list[i],
                            key);
-        magnitude_add(magnitude, scale, values, key, pool->d_qk);
+        magnitude_add(magnitude, scale, values, key, pool->d_qk, key, S_D_V);
     }
 }
 

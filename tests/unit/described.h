@@ -38,15 +38,14 @@ struct layout {
 /* The name of a dimension; DIM__ where there is none, or where it is the bytes of a token. */
 static inline enum dimension described_name(const struct member *m, const struct layout *layout, int i)
 {
-    if ((m->allowed & OR_FLAT) && layout->flat) return i < 3 ? flat_dimensions[i] : DIM__;
-    if ((m->allowed & IS_CACHE) && cache_formats[layout->format].token && i == 3) return DIM__;
-    return m->dimensions[i];
+    if ((m->allowed & IS_CACHE) && !layout->flat && cache_formats[layout->format].token && i == 3) return DIM__;
+    return form_of(m, layout->flat).dimensions[i];
 }
 
 /* Fills the shape, and returns the rank. */
 static inline int described_shape(const struct member *m, const struct layout *layout, int64_t *shape)
 {
-    const int rank = (m->allowed & OR_FLAT) && layout->flat ? 3 : m->rank;
+    const int rank = form_of(m, layout->flat).rank;
     for (int i = 0; i < rank; i++) {
         const enum dimension name = described_name(m, layout, i);
         shape[i] = name == DIM__ ? cache_formats[layout->format].token : layout->size[name];

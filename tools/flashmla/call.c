@@ -46,9 +46,9 @@ const struct member *call_member(enum operation op, int index)
     return NULL;
 }
 
-const enum dimension *call_dimensions(const struct member *member, int32_t rank)
+struct form call_form(const struct member *member, int32_t rank)
 {
-    return member->allowed & OR_FLAT && rank != member->rank ? flat_dimensions : member->dimensions;
+    return form_of(member, rank != member->rank);
 }
 
 void *call_option(const struct call *call, const char *name)
@@ -69,9 +69,9 @@ int64_t call_size(const struct call *call, enum dimension dimension)
     const struct member *member;
     for (int i = 0; (member = call_member(call->op, i)); i++) {
         const fmla_tensor *tensor = &call->tensor[i];
-        const enum dimension *names = call_dimensions(member, tensor->ndim);
+        const struct form form = call_form(member, tensor->ndim);
         for (int d = 0; tensor->shape && d < tensor->ndim; d++)
-            if (names[d] == dimension) return tensor->shape[d];
+            if (form.dimensions[d] == dimension) return tensor->shape[d];
     }
     return dimension == DIM_d_v ? CALL_D_V : -1;
 }
@@ -216,12 +216,12 @@ void call_slice(struct call *part, const struct call *call, const enum dimension
     if (workspace) *workspace = NULL;
     for (int i = 0; (member = call_member(call->op, i)); i++) {
         const fmla_tensor *from = &call->tensor[i];
-        const enum dimension *names = call_dimensions(member, from->ndim);
+        const struct form form = call_form(member, from->ndim);
         int64_t offset = 0, stride = 1;
         if (!from->shape) continue;
         call_set(part, i, from->dtype, from->ndim, from->shape, from->data);
         for (int d = from->ndim - 1; d >= 0; d--) {
-            const int64_t where = place_along(call, names[d], dimensions, at, count);
+            const int64_t where = place_along(call, form.dimensions[d], dimensions, at, count);
             part->strides[i][d] = from->strides ? call->strides[i][d] : stride, stride *= from->shape[d];
             if (where < 0) continue;
             offset += where * part->strides[i][d], part->shape[i][d] = 1;

@@ -43,7 +43,7 @@ void call_close(struct call *call);
 const struct member *call_member(enum operation op, int index);
 
 /* The names of a tensor's dimensions, which depend on its rank where keys may lie without pages. */
-const enum dimension *call_dimensions(const struct member *member, int32_t rank);
+struct form call_form(const struct member *member, int32_t rank);
 
 /* The member that is no tensor, of whatever type it has; NULL where the operation has none of the name. */
 void *call_option(const struct call *call, const char *name);

@@ -42,7 +42,7 @@ static bool read_tensor(struct call *call, int index, const struct safetensors_f
     const struct safetensors_tensor *found = safetensors_find(file, member->name);
     if (!found) return member->allowed & ALLOW_NULL || missing(file, path, member->name, fault);
     const bool flat = member->allowed & OR_FLAT && found->ndim != member->rank;
-    const int rank = flat ? (int)(sizeof flat_dimensions / sizeof *flat_dimensions) : member->rank;
+    const int rank = form_of(member, flat).rank;
     if (found->ndim != rank)
         return fault_set(fault, "%s: tensor \"%s\": has %d dimensions, must have %d", path, member->name,
                          (int)found->ndim, rank);

@@ -102,7 +102,7 @@ static void measure(const struct call *row, struct magnitude *magnitude)
             now += slots[now] >= 0 && slots[now] < all;
             if (!now || (now < KEYS_AT_ONCE && i + 1 < count)) continue;
             if (!gather(row, cache, slots, now, keys)) return;
-            for (int64_t j = 0; j < now; j++) magnitude_add(magnitude, scale, q, keys + j * d_qk, d_qk);
+            for (int64_t j = 0; j < now; j++) magnitude_add(magnitude, scale, q, keys + j * d_qk, d_qk, keys + j * d_qk, CALL_D_V);
             now = 0;
         }
     }

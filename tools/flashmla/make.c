@@ -87,13 +87,11 @@ static fmla_dtype type_of(const struct shape *s, const struct member *member)
 static int32_t shape_of(const struct shape *s, const int64_t size[DIMENSIONS], const struct member *member,
                         int64_t shape[MAX_DIMENSIONS])
 {
-    const bool flat = member->allowed & OR_FLAT && !s->page_size;
-    const int32_t rank = flat ? 3 : member->rank;
-    const enum dimension *names = flat ? flat_dimensions : member->dimensions;
-    for (int32_t d = 0; d < rank; d++) shape[d] = size[names[d]];
+    const struct form form = form_of(member, s->op == OP_MHA_FORWARD ? s->varlen : !s->page_size);
+    for (int32_t d = 0; d < form.rank; d++) shape[d] = size[form.dimensions[d]];
     if (member->allowed & IS_CACHE && cache_formats[s->format].token)
-        shape[rank - 1] = cache_formats[s->format].token;
-    return rank;
+        shape[form.rank - 1] = cache_formats[s->format].token;
+    return form.rank;
 }
 
 double shape_bytes(const struct shape *s)

@@ -135,13 +135,13 @@ INLINE void scores(float *s, const uint16_t *const *keys, const uint32_t *q, int
 
 /* Two keys' values side by side: values[group][pair][d in group] = (v[2 pair][d], v[2 pair + 1][d]). A last key
  * without a partner gets zeros. */
-static void interleave(uint32_t *values, const uint16_t *const *keys, int32_t count, int64_t d_v)
+static void interleave(uint32_t *values, const uint16_t *const *from, int32_t count, int64_t d_v)
 {
     static const uint16_t low[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
     const __m512i first = _mm512_loadu_si512(low), second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
     for (int32_t j = 0; 2 * j < count; j++) {
-        const uint16_t *a = keys[2 * j], *b = 2 * j + 1 < count ? keys[2 * j + 1] : NULL;
+        const uint16_t *a = from[2 * j], *b = 2 * j + 1 < count ? from[2 * j + 1] : NULL;
         for (int64_t d = 0; d < d_v; d += GROUP) {
             const __m512i x = _mm512_loadu_si512(a + d),
                           y = b ? _mm512_loadu_si512(b + d) : _mm512_setzero_si512();
@@ -185,14 +185,27 @@ INLINE void add_values(const struct cpu_call *call, float *o, const uint32_t *va
                        const int at_once)
 {
     for (int64_t d = 0; d < call->problem->d_v; d += at_once) {
-        tile_bring(ahead, &call->layout, at_once);
+        tile_bring(ahead, call, at_once);
         value_tile(o + d * vectors * VECTOR, values + d / GROUP * PAIRS * GROUP + d % GROUP, p, rescale,
                    pairs, vectors, at_once);
     }
 }
 
-/* One key that only some rows see: the others must not meet it, as it may hold NaN or infinity. */
-static void add_value_where_seen(float *o, const uint16_t *key, const float *s, int64_t d_v, int32_t t,
+/* Is every value of keys [from, to) finite? */
+static bool are_finite(const uint16_t *const *values, int32_t from, int32_t to, int64_t d_v)
+{
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    __mmask32 infinite = 0;
+    for (int32_t t = from; t < to; t++)
+        for (int64_t d = 0; d < d_v; d += 32) {
+            const __m512i x = _mm512_and_si512(_mm512_loadu_si512(values[t] + d), exponent);
+            infinite |= _mm512_cmpeq_epi16_mask(x, exponent);
+        }
+    return !infinite;
+}
+
+/* One key that only some rows see and that holds NaN or infinity: the others must not meet it. */
+static void add_value_where_seen(float *o, const uint16_t *value, const float *s, int64_t d_v, int32_t t,
                                  const int32_t *visible, int vectors)
 {
     for (int v = 0; v < vectors; v++) {
@@ -201,7 +214,7 @@ static void add_value_where_seen(float *o, const uint16_t *key, const float *s, 
         const __m512 p = _mm512_load_ps(s + v * VECTOR);
         for (int64_t d = 0; d < d_v; d++) {
             float *to = o + (d * vectors + v) * VECTOR;
-            const __m512 y = _mm512_set1_ps(num_from_bf16(key[d]));
+            const __m512 y = _mm512_set1_ps(num_from_bf16(value[d]));
             _mm512_store_ps(to, _mm512_mask3_fmadd_ps(p, y, _mm512_load_ps(to), sees));
         }
     }
@@ -224,15 +237,23 @@ static void begin_part(const struct cpu_tile *tile, struct part *part, int32_t r
     }
 }
 
+/* A block of keys, as all parts meet it. */
+struct block {
+    const uint16_t *keys[BLOCK], *values[BLOCK];
+    int64_t begin;
+    int32_t count, interleaved;
+    struct tile_ahead ahead;
+};
+
 /* The keys of a block as bf16: where they lie, or in `memory` if they lie in another format. */
-static void find_keys(const struct cpu_call *call, const struct cpu_key *from, int32_t count,
-                      uint16_t *memory, const uint16_t **keys)
+static void find_keys(const struct cpu_call *call, const struct cpu_key *from, uint16_t *memory, struct block *block)
 {
     const int64_t d_qk = call->problem->d_qk;
     _Alignas(64) float row[WIDEST_FP8];
-    for (int32_t t = 0; t < count; t++) {
+    for (int32_t t = 0; t < block->count; t++) {
         if (call->layout.element == KV_ELEMENT_BF16) {
-            keys[t] = (const uint16_t *)(const void *)from[t].token;
+            block->keys[t] = (const uint16_t *)(const void *)from[t].token;
+            block->values[t] = (const uint16_t *)(const void *)from[t].value;
             continue;
         }
         uint16_t *to = memory + t * d_qk;
@@ -240,17 +261,9 @@ static void find_keys(const struct cpu_call *call, const struct cpu_key *from, i
         for (int64_t d = 0; d < d_qk; d += 32)
             _mm512_store_si512(
                 to + d, (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(row + d + 16), _mm512_load_ps(row + d)));
-        keys[t] = to;
+        block->keys[t] = block->values[t] = to;
     }
 }
-
-/* A block of keys, as all parts meet it. */
-struct block {
-    const uint16_t *keys[BLOCK];
-    int64_t begin;
-    int32_t count, interleaved;
-    struct tile_ahead ahead;
-};
 
 INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *scratch,
                            const struct part *part, struct block *block, const int vectors,
@@ -258,21 +271,22 @@ INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *sc
 {
     const struct attention_problem *p = tile->call->problem;
     const int lanes = vectors * VECTOR;
-    const int32_t most = block->count;
-    int32_t visible[PLAN_ROW_TILE], fewest, unused;
-    tile_visible(tile, part->first_row, block->begin, most, lanes, visible, &fewest, &unused);
+    int32_t visible[PLAN_ROW_TILE], fewest, most;
+    tile_visible(tile, part->first_row, block->begin, block->count, lanes, visible, &fewest, &most);
+    if (!most) return;
     scores(scratch->s, block->keys, part->q, most, p->d_qk / 2, vectors, keys_at_once);
     softmax_step(scratch->s, most, fewest, visible, p->scale * TILE_LOG2_E, vectors, part->max, part->sum,
                  part->rescale);
+    if (are_finite(block->values, fewest, most, p->d_v)) fewest = most; /* a row that does not see a key has weight 0 for it */
     softmax_to_bf16(scratch->p, scratch->s, fewest, vectors);
     if (fewest != block->interleaved) {
-        interleave(scratch->values, block->keys, fewest, p->d_v);
+        interleave(scratch->values, block->values, fewest, p->d_v);
         block->interleaved = fewest;
     }
     add_values(tile->call, part->o, scratch->values, scratch->p, part->rescale, (fewest + 1) / 2,
                &block->ahead, vectors, values_at_once);
     for (int32_t t = fewest; t < most; t++)
-        add_value_where_seen(part->o, block->keys[t], scratch->s + (int64_t)t * lanes, p->d_v, t, visible,
+        add_value_where_seen(part->o, block->values[t], scratch->s + (int64_t)t * lanes, p->d_v, t, visible,
                              vectors);
 }
 
@@ -307,7 +321,7 @@ static void attend(const struct cpu_tile *tile, void *memory)
         const int64_t next_begin = at;
         const int32_t next = tile->call->next_keys(tile, &at, end, found[now ^ 1]);
         block.ahead = tile_ahead_of(tile->call, found[now ^ 1], next, (parts + 1) / 2 * p->d_v);
-        find_keys(tile->call, found[now], block.count, scratch.keys, block.keys);
+        find_keys(tile->call, found[now], scratch.keys, &block);
         block.interleaved = -1;
         for (int32_t i = 0; i < parts; i++) attend_part(tile, &scratch, &scratch.part[i], &block);
         block.begin = next_begin, block.count = next;
