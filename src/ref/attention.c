@@ -99,11 +99,28 @@ static void decode(const struct attention_problem *p, const struct key_source *s
         data += slot * view->slot_bytes;
         page_size = 1, slot = 0;
     }
+    if (p->format == KV_BF16 || p->format == KV_FP16) { /* as the lines below, without a choice for each element */
+        const enum element element = p->format == KV_BF16 ? ELEMENT_BF16 : ELEMENT_FP16;
+        for (int64_t d = 0; d < width; d++) to[d] = (double)ref_load(data, element, d);
+        return;
+    }
     for (int64_t d = 0; d < width; d++)
         to[d] = (double)kv_load(&layout, data, page_size, slot, (int32_t)d, 1.0f);
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
+
+static double dot_of(const double *q, const double *key, int64_t width)
+{
+    double dot = 0.0;
+    for (int64_t d = 0; d < width; d++) dot += q[d] * key[d];
+    return dot;
+}
+
+static void add_value(double *sum, double weight, const double *value, int64_t width)
+{
+    for (int64_t d = 0; d < width; d++) sum[d] += weight * value[d];
+}
 
 /* Fills the scores of all rows; or adds up the values, by the weights that stand in the scores' places. Returns how many
  * keys there are. */
@@ -120,10 +137,10 @@ static int64_t meet_keys(const struct attention_problem *p, const struct rows *r
             decode(p, source, values ? &source->v : &source->k, rows, page, slot, width, m->key);
             for (int64_t r = 0; r < rows->count; r++) {
                 double *score = m->scores + (size_t)r * most_keys(p) + (size_t)keys;
-                double dot = 0.0;
-                for (int64_t d = 0; values && d < width; d++) m->sum[r * width + d] += *score * m->key[d];
-                for (int64_t d = 0; !values && d < width; d++) dot += m->q[r * width + d] * m->key[d];
-                if (!values) *score = (double)p->scale * dot;
+                if (values)
+                    add_value(m->sum + r * width, *score, m->key, width);
+                else
+                    *score = (double)p->scale * dot_of(m->q + r * width, m->key, width);
             }
             keys++;
         }
