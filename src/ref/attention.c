@@ -112,9 +112,12 @@ static void decode(const struct attention_problem *p, const struct key_source *s
 
 static double dot_of(const double *q, const double *key, int64_t width)
 {
-    double dot = 0.0;
-    for (int64_t d = 0; d < width; d++) dot += q[d] * key[d];
-    return dot;
+    double dot[4] = {0}; /* four at a time: one sum after the other would wait for each addition */
+    int64_t d = 0;
+    for (; d + 4 <= width; d += 4)
+        for (int i = 0; i < 4; i++) dot[i] += q[d + i] * key[d + i];
+    for (; d < width; d++) dot[0] += q[d] * key[d];
+    return (dot[0] + dot[1]) + (dot[2] + dot[3]);
 }
 
 static void add_value(double *sum, double weight, const double *value, int64_t width)
