@@ -102,7 +102,8 @@ def _completed(
         raise TypeError(
             f"{this}: {name}: cannot be made where arrays are {kind}, without __array_namespace__; pass {name}="
         )
-    forms = operation.results(shape_of(this, names[0], like), shape_of(this, names[1], inputs[1]), size)
+    second = min(1, len(inputs) - 1)  # of one input, that again
+    forms = operation.results(shape_of(this, names[0], like), shape_of(this, names[second], inputs[second]), size)
     dtype = getattr(like, "dtype", None)
     return tuple(
         [

@@ -103,7 +103,7 @@ def new_results(
     operation: _operations.Operation, inputs: Sequence[torch.Tensor], size: int
 ) -> Tuple[torch.Tensor, ...]:
     made: Any = operation.results
-    made, new = made(inputs[0].shape, inputs[1].shape, size), inputs[0].new_empty
+    made, new = made(inputs[0].shape, inputs[min(1, len(inputs) - 1)].shape, size), inputs[0].new_empty
     return tuple(
         [  # sizes one by one take less time than as a tuple
             new(*(shape or _SCALAR)) if dtype is None else new(*(shape or _SCALAR), dtype=_DTYPES[dtype])
@@ -148,7 +148,7 @@ def _add(operation: _operations.Operation) -> None:
     numbers = ["int d_v"] * sized + numbers
 
     def make(*arguments, fake=False):
-        results = new_results(operation, arguments, arguments[inputs])
+        results = new_results(operation, arguments[:inputs], arguments[inputs])
         if not fake:
             launch(operation, arguments[:inputs] + results, arguments[inputs + sized :])
         return results if len(results) != 1 else results[0]

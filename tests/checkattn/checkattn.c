@@ -196,18 +196,22 @@ static bool kernel_for_faults(fmla_device device, const char *operation, struct 
 }
 
 /* Every planted defect must go red, and the same cases without one stay green (check_all says so). */
-static int check_faults(uint64_t seed, fmla_device device, bool verbose)
+static int check_faults(const struct asked *asked, bool verbose)
 {
-    int unseen = 0;
+    const fmla_device device = asked->device;
+    int unseen = 0, planted = 0;
     struct suite *suite = calloc(1, sizeof *suite);
     if (!suite) exit(1);
     if (device.device_type == FMLA_DEVICE_CUDA) device_open(device);
     for (int i = 0; i < OPERATIONS; i++)
         for (int fault = FAULT_NONE + 1; fault < FAULTS; fault++) {
             if (!subjects[i] || !(subjects[i]->faults >> fault & 1)) continue;
+            if (asked->operation && strcmp(asked->operation, descriptors[i].name) != 0) continue;
+            planted++;
             memset(suite, 0, sizeof *suite);
             suite->op = subjects[i], suite->kernels = 1;
-            suite->run[0] = (struct run){.seed = seed, .fault = (enum defect)fault, .verbose = verbose};
+            suite->run[0] =
+                (struct run){.seed = asked->like.seed, .fault = (enum defect)fault, .verbose = verbose};
             const struct tally *tally = &suite->tally[0];
             if (!kernel_for_faults(device, descriptors[i].name, &suite->run[0])) {
                 free(suite);
@@ -222,7 +226,8 @@ static int check_faults(uint64_t seed, fmla_device device, bool verbose)
             unseen += !seen;
         }
     free(suite);
-    return unseen;
+    if (!planted) fprintf(stderr, "checkattn: no defect was planted\n");
+    return planted ? unseen : unseen + 1;
 }
 
 static int usage(FILE *to, int status)
@@ -230,7 +235,7 @@ static int usage(FILE *to, int status)
     fputs(
         "usage: checkattn [--seed N] [--op OPERATION] [--kernel NAME] [--device cpu|cuda:N] [--no-time]\n"
         "                 [--threads own] [--cases N] [--case N] [--json FILE] [--here]\n"
-        "       checkattn --faults [--seed N] [--device cpu|cuda:N] [--verbose]\n"
+        "       checkattn --faults [--op NAME] [--seed N] [--device cpu|cuda:N] [--verbose]\n"
         "Compares every kernel of this machine with the oracle. --faults: planted defects must go red.\n"
         "--threads own: every loop on three threads, however short, for tools that look for races.\n"
         "--cases N: at most N cases a kernel; that is no full test, and says so. --case N: that one of the\n"
@@ -300,7 +305,7 @@ int main(int argc, char **argv)
     printf("checkattn: flashmla %s, seed %llu, %d threads\n", fmla_version_string(),
            (unsigned long long)asked.like.seed, fmla_num_threads());
     if (!asked.device.device_type && faults) asked.device.device_type = FMLA_DEVICE_CPU;
-    int failed = faults ? check_faults(asked.like.seed, asked.device, verbose) : check_all(&asked);
+    int failed = faults ? check_faults(&asked, verbose) : check_all(&asked);
     asked.record.complete = !asked.like.most_cases && !asked.operation && !asked.kernel;
     if (json) failed += !record_write(&asked.record, asked.like.seed, argv[0], json);
     printf("checkattn: %s\n", failed ? "FAILED"

@@ -354,19 +354,23 @@ static int64_t size_or_none(int64_t most)
     return draw_one_in(8) ? 0 : draw_size(most);
 }
 
+/* One that the operation's first tensor may have. */
 static fmla_dtype draw_type(void)
 {
     const fmla_dtype types[] = {bf16, fp16, f32};
-    return types[draw_below(3)];
+    const unsigned allowed = described_tensor(operation, 0)->allowed & ALLOW_FLOATS;
+    int64_t drawn = draw_below(3);
+    while (allowed && !(allowed >> drawn & 1)) drawn = draw_below(3);
+    return types[drawn];
 }
 
-/* One launch, unless there is nothing to do, of so many blocks of threads. */
+/* One launch, unless there is nothing to do, of so many blocks of threads; 0: of any number. */
 static void judge_one(bool some, int64_t blocks)
 {
     forced = *(const char **)option("kernel") = draw_one_in(2) ? "cuda" : NULL;
     calls++, fake->launches = 0;
     HOLDS(described_run(operation, args) == FMLA_OK && fake->launches == some);
-    if (some) HOLDS(fake->launch[0].config.grid_x == (blocks < INT32_MAX ? blocks : INT32_MAX));
+    if (some && blocks) HOLDS(fake->launch[0].config.grid_x == (blocks < INT32_MAX ? blocks : INT32_MAX));
 }
 
 static void merge_drawn(void)
@@ -383,7 +387,8 @@ static void merge_drawn(void)
     judge_one(rows && (l->d_v || l->has & HAS_LSE), rows);
 }
 
-static void cache_drawn(void)
+/* Of caches, and of operations whose tensors are rows of tokens. */
+static void tokens_drawn(void)
 {
     struct shape s = {.of = {.type = draw_type(), .format = (int32_t)(1 + draw_below(5))},
                       .odd = draw_one_in(8)};
@@ -393,7 +398,7 @@ static void cache_drawn(void)
     l->width = l->d_qk, l->pages = size_or_none(1 << 20), l->page_size = draw_size(1 << 16);
     l->tokens = draw_fit(size_or_none(INT64_C(1) << 40), (double)l->d_qk * 8.0);
     make(&s);
-    judge_one(l->tokens > 0, ceil_div(l->tokens, CACHE_WARPS));
+    judge_one(l->tokens > 0, option("kv_format") ? ceil_div(l->tokens, CACHE_WARPS) : 0);
 }
 
 /* ---- All of it ---------------------------------------------------------------------------------- */
@@ -408,7 +413,7 @@ static void draw_case(void)
     } else if (operation == OP_MERGE) {
         merge_drawn();
     } else {
-        cache_drawn();
+        tokens_drawn();
     }
     forced = NULL;
 }
