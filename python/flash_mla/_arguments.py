@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from typing import Any, NoReturn, Optional, Tuple
+from typing import Any, Optional, Tuple
 
-from . import _library, _operations
+from . import _library
 
 _torch: Any = None
 """The module, as soon as PyTorch is there: this package does not import it for those who do not."""
@@ -146,10 +146,3 @@ def kv_format_of(function: str, name: str, is_fp8_kvcache: Any, shape: Any) -> i
     if shape[-1] not in _library.FP8_FORMATS:
         raise ValueError(f"{function}: {name}: shape is {tuple(shape)}, must end with 656 or 584 where it is FP8")
     return _library.FP8_FORMATS[shape[-1]]
-
-
-def not_there(function: str, operation: str, name: str, array: Any) -> NoReturn:
-    """For an operation that the library may not have, asked for by argument `name`: its capabilities for the device of `array`
-    decide."""
-    _operations.require(f"{function}: {name}", operation, *module_of(function, name, array).device_of(array))
-    raise NotImplementedError(f"{function}: {name}: {operation}: this version of the package does not call it yet")

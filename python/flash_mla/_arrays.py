@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 from . import _library, _operations
 from ._call import Call
@@ -30,8 +30,14 @@ def is_compiling() -> bool:
 # ---- Made -----------------------------------------------------------------------------------------------------------
 
 
+def _whole(array: Any) -> Any:
+    """The caller's, of which it may be a part."""
+    return array.array if type(array) is Described else array
+
+
 def _maker(like: Any) -> Any:
     """What makes a new array of the kind and on the device of `like` from a shape and a type, or the name of one; None: nothing."""
+    like = _whole(like)
     if is_numpy(like):
         return sys.modules["numpy"].empty
     if not hasattr(like, "__array_namespace__"):
@@ -98,13 +104,13 @@ def _completed(
     make = _maker(like)
     if make is None:
         name = next(name for name, array in zip(names[len(inputs) :], given) if array is None)
-        kind = type(like).__name__
+        kind = type(_whole(like)).__name__
         raise TypeError(
             f"{this}: {name}: cannot be made where arrays are {kind}, without __array_namespace__; pass {name}="
         )
     second = min(1, len(inputs) - 1)  # of one input, that again
     forms = operation.results(shape_of(this, names[0], like), shape_of(this, names[second], inputs[second]), size)
-    dtype = getattr(like, "dtype", None)
+    dtype = getattr(_whole(like), "dtype", None)
     return tuple(
         [
             make(form[0], "float32" if form[1] else dtype) if array is None else array  # not every library has bf16
@@ -148,7 +154,22 @@ def first(function: str, like: Any, name: str, array: Any, count: int, stream: i
     if _maker(like) is None:
         kind = type(like).__name__
         raise TypeError(f"{function}: indexer_topk: must be 0 where arrays are {kind}, without __array_namespace__")
-    return Described(function, name, array, stream).first(count)
+    return Described(function, name, array, stream).part(0, count)
+
+
+def parts(function: str, name: str, array: Any, ends: Sequence[int], stream: int) -> list[Any]:
+    """An array's last dimension cut at its `ends`, the last of which is the array's."""
+    begins = (0, *ends)
+    if is_numpy(array):
+        return [array[..., begin:end] for begin, end in zip(begins, ends)]
+    whole = Described(function, name, array, stream)
+    return [whole.part(begin, end) for begin, end in zip(begins, ends)]
+
+
+def transposed(function: str, name: str, array: Any, stream: int) -> Any:
+    """Of an array of two dimensions that is given to be written."""
+    refuse_fixed(function, name, array)
+    return array.T if is_numpy(array) else Described(function, name, array, stream, True).transposed()
 
 
 def slots_of(function: str, name: str, slots: Any, stream: int) -> Any:

@@ -58,7 +58,7 @@ def _jax(*names: str) -> Any:
 def is_array(value: object) -> bool:
     if type(value) is _ndarray or is_numpy(value):
         return type(value) is _ndarray or not isinstance(value, _masked())
-    return isinstance(value, HostArray) or (
+    return isinstance(value, (Described, HostArray)) or (
         hasattr(value, "__dlpack__") and not isinstance(value, _jax("core", "Tracer"))
     )
 
@@ -159,12 +159,18 @@ class Described:
     def __dlpack_device__(self) -> Tuple[int, int]:
         return self.form[:2]
 
-    def first(self, count: int) -> Described:
-        """The first entries of the last dimension."""
+    def part(self, begin: int, end: int) -> Described:
+        """Entries of the last dimension, as far as there are any."""
         part = copy.copy(self)
         device_type, device, dtype, shape, strides = self.form
-        part.form = device_type, device, dtype, (*shape[:-1], min(count, shape[-1])), strides
+        part.address += begin * strides[-1] * (dtype >> 8 & 255) // 8
+        part.form = device_type, device, dtype, (*shape[:-1], min(end, shape[-1]) - begin), strides
         return part
+
+    def transposed(self) -> Described:
+        turned = copy.copy(self)
+        turned.form = *self.form[:3], self.form[3][::-1], self.form[4][::-1]
+        return turned
 
     def _describe_capsule(self, stream: int, written: bool) -> None:
         if capsules is None:

@@ -31,7 +31,7 @@ for _name in MEMBERS:
     _FUNCTIONS[f"fmla_{_name}"] = c_int32, [c_void_p]
 for _name in ("decode_plan", "sparse_plan"):
     _FUNCTIONS[f"fmla_{_name}_partitions"] = c_int32, [c_void_p, c_void_p]
-for _name in ("dense_decode", "sparse_decode", "sparse_prefill"):
+for _name in ("dense_decode", "sparse_decode", "sparse_prefill", "mha_forward"):
     for _asked in ("size", "bound"):
         _FUNCTIONS[f"fmla_{_name}_workspace_{_asked}"] = c_int32, [c_void_p, c_void_p, c_void_p]
 
@@ -93,10 +93,11 @@ def fail(status: int, function: str, names: Mapping[str, str], sentences: Mappin
     """Raises what the library says of the last call, in the caller's words.
 
     The library's text is "operation: argument: what came and what is allowed". The operation becomes the name of the Python
-    `function`, the beginning of the rest what `names` has in its place, the code of a type its name. A text that begins with one of
-    `sentences` becomes that sentence.
+    `function`, the beginning of the rest, and the argument that it may end with, what `names` has in their place, the code of a type
+    its name. A text that begins with one of `sentences` becomes that sentence.
     """
     operation, _, text = library.fmla_last_error().decode().partition(": ")
+    text = re.sub(r"(?<= as in )\w+$", lambda found: in_words_of(names, f"{found[0]}:")[:-1], text)
     sentence = next((ours for theirs, ours in sentences.items() if text.startswith(theirs)), None)
     text = sentence or _BY_CODE.sub(_type, in_words_of(names, text))
     raise _EXCEPTIONS[status](f"{function}: {text or operation}")

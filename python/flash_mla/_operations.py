@@ -19,7 +19,7 @@ from ._types import dtype_word
 
 # The functions' names, and how they call what the library's messages begin with, where that differs.
 PLAN, DECODE, MERGE = "get_mla_metadata", "flash_mla_with_kvcache", "merge_states"
-PREFILL = "flash_mla_sparse_fwd"
+PREFILL, MHA = "flash_mla_sparse_fwd", "flash_attn_varlen_func"
 APPEND, GATHER = "cache_append", "cache_gather"
 _NAMES: Mapping[str, Mapping[str, str]] = {
     PLAN: {
@@ -46,13 +46,24 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "partitions:": "tile_scheduler_metadata:",
     },
     PREFILL: {"q: d_v": "d_v: d_v", "kv_format:": "is_fp8_kvcache:", "softmax_scale:": "sm_scale:"},
+    MHA: {
+        "cu_seqlens_q:": "cu_seqlens_qo:",
+        "cu_seqlens_k:": "cu_seqlens_kv:",
+        "max_s_q:": "max_seqlen_qo:",
+        "max_s_k:": "max_seqlen_kv:",
+    },
 }
-# What Python says in another way: the format is a number there, and here a flag and the number of bytes.
+# What Python says in another way: the format is a number there, and here a flag and the number of bytes; lse is transposed.
 _SENTENCES: Mapping[str, Mapping[str, str]] = {
-    function: {
-        "kv_format: is 0, must name the format": f"is_fp8_kvcache: is False, must be True where {cache} has bytes"
-    }
-    for function, cache in ((DECODE, "k_cache"), (PREFILL, "kv"))
+    **{
+        function: {
+            "kv_format: is 0, must name the format": f"is_fp8_kvcache: is False, must be True where {cache} has bytes"
+        }
+        for function, cache in ((DECODE, "k_cache"), (PREFILL, "kv"))
+    },
+    MHA: {
+        "lse: stride of the innermost": "lse: stride of dimension 0 must be 1, as in the transpose of a new [h_q, tokens]"
+    },
 }
 INT32 = dtype_word(0, 32)
 
@@ -188,6 +199,10 @@ def _of_prefill(q: Shape, keys: Shape, d_v: int) -> Tuple[Form, ...]:
     return ((*q[:2], d_v), None), row, row
 
 
+def _of_mha(q: Shape, k: Shape, d_v: int) -> Tuple[Form, ...]:
+    return ((*q[:2], d_v), None), ((q[1], q[0]), "float32")
+
+
 def _of_merge(out_parts: Shape, lse_parts: Shape, _: int) -> Tuple[Form, ...]:
     return (out_parts[1:], None), (lse_parts[1:], "float32")
 
@@ -219,6 +234,12 @@ SPARSE_PREFILL = Operation(
     "q kv indices topk_length? attn_sink? out! max_logits! lse!",
     "kv_format softmax_scale lse_empty log_base",
     _of_prefill,
+)
+MHA_FORWARD = Operation(
+    *("mha_forward", MHA),
+    "q k v cu_seqlens_q cu_seqlens_k out! lse!",
+    "max_s_q max_s_k softmax_scale causal lse_empty log_base",
+    _of_mha,
 )
 MERGE_STATES = Operation(*("merge", MERGE), "out_parts lse_parts attn_sink? out! lse!", "lse_empty log_base", _of_merge)
 CACHE_APPEND = Operation(*("cache_append", APPEND), "latent rope? kv_cache! slot_mapping", "kv_format cache_scale")
@@ -332,13 +353,3 @@ def capabilities(device_type: int, device_id: int) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def require(function: str, operation: str, device_type: int, device_id: int) -> None:
-    """Raises NotImplementedError, naming the operation, unless a kernel for it runs on the device."""
-    rows = [row for row in capabilities(device_type, device_id) if row["operation"] == operation]
-    if any(row["available"] and not row["forced_only"] for row in rows):
-        return
-    reasons = sorted({row["reason"] for row in rows if row["reason"]})
-    why = "; ".join(reasons) if reasons else "this version of the library has no kernel for it"
-    raise NotImplementedError(f"{function}: {operation}: {why}")

@@ -115,6 +115,27 @@ def first(function, like, name, tensor, count, stream):
     return tensor[..., :count]
 
 
+def parts(function, name, tensor, ends, stream):
+    """A tensor's last dimension cut at its `ends`, the last of which is the tensor's."""
+    try:
+        return [tensor.narrow(-1, begin, end - begin) for begin, end in zip((0, *ends), ends)]
+    except RuntimeError:
+        raise _without_memory(function, name, tensor) from None
+
+
+def transposed(function, name, tensor, stream):
+    """Of a tensor of two dimensions that is given to be written."""
+    try:
+        return tensor.t()
+    except RuntimeError:
+        raise _without_memory(function, name, tensor) from None
+
+
+def _without_memory(function, name, tensor):
+    """Of a tensor of which PyTorch makes no views."""
+    return ValueError(strange(function, [(name, tensor)]) or f"{function}: {name}: data is NULL, must be memory")
+
+
 def slots_of(function, name, slots, stream):
     """As the library wants them."""
     return slots.to(torch.int64) if slots.dtype == torch.int32 else slots

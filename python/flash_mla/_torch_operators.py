@@ -90,7 +90,7 @@ def _refuse_gradient(function: str, name: str, why: str) -> NoReturn:
 
 # ---- Operators ------------------------------------------------------------------------------------------------------
 
-_FLAGS = ("causal", "batch_invariant")
+_FLAGS, _NUMBERS = ("causal", "batch_invariant"), {"REAL": "float", "WIDE": "SymInt"}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -133,8 +133,7 @@ def _add(operation: _operations.Operation) -> None:
     for name, may_be_none, written in zip(operation.tensors, operation.may_be_none, operation.is_written):
         tensors.append(f"Tensor{'?' * may_be_none}{f'({next(letters)}!)' if written else ''} {name}")
     kinds = {member: kind for kind, members in MEMBERS[operation.name] for member in members.split()}
-    types = ["bool" if name in _FLAGS else "float" if kinds[name] == "REAL" else "int" for name in operation.options]
-    numbers = [f"{type_} {name}" for type_, name in zip(types, operation.options)]
+    numbers = [f"{'bool' if name in _FLAGS else _NUMBERS.get(kinds[name], 'int')} {name}" for name in operation.options]
     name = into_name(operation)
 
     def into(*arguments):

@@ -39,8 +39,10 @@ def conventions(lse, lse_empty, log_base):
     return numpy.where(empty, lse_empty, lse / math.log(log_base))
 
 
-def dense(q, keys, d_v, scale=None, causal=False):
-    """q [s_q, h_q, d], keys [s_k, h_kv, d] → out [s_q, h_q, d_v], lse [h_q, s_q], -inf where a row sees no key."""
+def dense(q, keys, d_v, scale=None, causal=False, values=None):
+    """q [s_q, h_q, d], keys [s_k, h_kv, d], values [s_k, h_kv, d_v] (None: the first of the keys') → out [s_q, h_q, d_v],
+    lse [h_q, s_q], -inf where a row sees no key."""
+    values = keys[..., :d_v] if values is None else values
     s_q, h_q, d = q.shape
     s_k, h_kv, _ = keys.shape
     scale = d**-0.5 if scale is None else scale
@@ -51,7 +53,7 @@ def dense(q, keys, d_v, scale=None, causal=False):
         scores = scale * (q[token].reshape(h_kv, h_q // h_kv, d) @ visible.transpose(0, 2, 1)).reshape(h_q, seen)
         lse[:, token] = log_sum_exp(scores, 1)
         weights = numpy.exp(scores - numpy.where(lse[:, token] == -math.inf, 0.0, lse[:, token])[:, None])
-        out[token] = (weights.reshape(h_kv, h_q // h_kv, seen) @ visible[..., :d_v]).reshape(h_q, d_v)
+        out[token] = (weights.reshape(h_kv, h_q // h_kv, seen) @ values[:seen].transpose(1, 0, 2)).reshape(h_q, d_v)
     return out, lse
 
 

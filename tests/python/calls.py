@@ -4,24 +4,39 @@ describes: its arguments by what they are, and what each tensor must be."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import pathlib
 import re
 from typing import NamedTuple
 
 import numpy
+import pytest
 
 import flash_mla
 from flash_mla import _operations
 
 TEXT = (pathlib.Path(__file__).resolve().parents[2] / "src" / "operations.def").read_text()
 OPERATIONS = {o.name: o for o in vars(_operations).values() if isinstance(o, _operations.Operation)}
-NAMES = ("dense_decode", "sparse_decode", "sparse_prefill", "merge", "cache_append", "cache_gather")
+NAMES = ("dense_decode", "sparse_decode", "sparse_prefill", "mha_forward", "merge", "cache_append", "cache_gather")
 
 SIZES = dict(b=2, s_q=2, h_q=4, h_kv=1, one_head=1, d_qk=576, d_v=512, pages=4, page_size=64, max_pages=2, s_kv=200)
 SIZES.update(extra_pages=1, extra_page_size=64, topk=64, extra_topk=32, n=3, tokens=3, width=40, rope=64)
 OF_CACHE = dict(pages=2, page_size=4, d_qk=104)
 OTHER_SIZES = {"sparse_prefill": dict(s_q=3), "merge": dict(d_v=16), "cache_append": OF_CACHE, "cache_gather": OF_CACHE}
+OTHER_SIZES["mha_forward"] = dict(tokens_q=6, tokens_k=9, splits=4, h_kv=2, d_qk=192, d_v=128)
+IF_FLAT = {"b": None, "page_size": None, "pages": "s_kv", "one_head": "h_kv", "s_q": "tokens_q", "s_k": "tokens_k"}
+
+
+@functools.lru_cache(maxsize=None)
+def is_there(operation, device):
+    """Whether a kernel for it runs on the device."""
+    rows = [row for row in flash_mla.capabilities(device) if row["operation"] == operation]
+    return any(row["available"] and not row["forced_only"] for row in rows)
+
+
+def kinds_for(operation, kinds):
+    return [kind for kind in kinds if is_there(operation, kind.device)]
 
 
 class Tensor(NamedTuple):
@@ -31,6 +46,7 @@ class Tensor(NamedTuple):
     allowed: set[str]
     dims: list[str]
     shape: tuple[int, ...]
+    order: str
 
     @property
     def is_output(self):
@@ -59,12 +75,14 @@ def tensors(operation, layout, sizes):
         if member in ("partitions", "num_splits"):  # which are made by get_mla_metadata
             continue
         allowed, dims = set(allowed.split(" | ")), [dim for dim in dims.split(", ") if dim != "_"]
-        if "OR_FLAT" in allowed and not layout:
-            dims = ["s_kv", "h_kv", "d_qk"]
+        if "OR_FLAT" in allowed and not layout:  # form_of
+            dims = [dim for dim in (IF_FLAT.get(dim, dim) for dim in dims) if dim is not None]
+        order = "F" if (operation, member) == ("mha_forward", "lse") else "C"  # Python's is the transpose
+        dims = dims[::-1] if order == "F" else dims
         shape = [sizes["one_head" if layout and dim == "h_kv" else dim] for dim in dims]
         if layout == "656":
             shape[-1] = {"IS_CACHE" in allowed: 656, dims == ["tokens", "width"]: 512}.get(True, shape[-1])
-        found.append(Tensor(names[member], allowed, dims, tuple(shape)))
+        found.append(Tensor(names[member], allowed, dims, tuple(shape), order))
     return found
 
 
@@ -75,6 +93,8 @@ class Call:
         """`name`: of the operation, with -656 behind it where its cache is FP8's, and -pages where keys can be flat and are in pages.
         Every time with the same values in arrays of its own."""
         self.operation, _, layout = name.partition("-")
+        if not is_there(self.operation, kind.device):
+            pytest.skip(f"{self.operation} has no kernel on {kind.device}")
         self.is_packed = packed = layout == "656"
         sizes = {**SIZES, **OTHER_SIZES.get(self.operation, {}), **(dict(d_qk=576) if packed else {}), **sizes}
         self.kind, self.tensors = kind, tensors(self.operation, layout, sizes)
@@ -89,12 +109,14 @@ class Call:
             "topk_length": [64, 5, 0],
             "extra_indices_in_kvcache": random.integers(0, sizes["extra_page_size"], 1000),
             "extra_topk_length": [3, 32],
+            "cu_seqlens_qo": [0, 2, 2, 6],
+            "cu_seqlens_kv": [0, 5, 9, 9],
         }
         self.inputs, self.outputs = {}, {}
         for tensor in self.tensors:
             dtype = tensor.dtype(packed)
             if tensor.is_output:
-                self.outputs[tensor.argument] = kind.full(tensor.shape, 7, dtype)
+                self.outputs[tensor.argument] = kind.full(tensor.shape, 7, dtype, tensor.order)
             elif dtype is None or dtype == "float32":
                 self.inputs[tensor.argument] = kind.array(random.normal(0, 0.25, tensor.shape), dtype)
             else:
@@ -103,7 +125,7 @@ class Call:
         plain = {"bfloat16": "BF16", "float16": "FP16"}.get(kind.element)
         values = dict(head_dim_v=512, sm_scale=0.04, is_fp8_kvcache=bool(packed), tile_scheduler_metadata=None)
         values.update(kv_format="FP8_656" if packed else plain, num_q_tokens_per_head_k=8, num_heads_k=2)
-        values.update(block_table=None, cache_seqlens=None)
+        values.update(block_table=None, cache_seqlens=None, max_seqlen_qo=4, max_seqlen_kv=5)
         arguments = [name for name in inspect.signature(self.function).parameters if name not in self.inputs]
         self.options = {name: values[name] for name in arguments if name in values}
 

@@ -63,8 +63,8 @@ class Kind:
     def fp32(self, values):
         return self.array(numpy.asarray(values), "float32")
 
-    def full(self, shape, value, dtype=None):
-        return self.array(numpy.full(shape, value, numpy.float32), dtype)
+    def full(self, shape, value, dtype=None, order="C"):
+        return self.array(numpy.full(shape, value, numpy.float32, order), dtype)
 
     def float64(self, array):
         """What an array holds."""

@@ -11,7 +11,8 @@ from attention import Batch, check_decode
 from capsules import Capsuled
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata, merge_states
 from kinds import Kind, needs_cuda, torch
-from test_families import FAMILIES
+from test_families import FAMILIES, new_results
+from test_mha import KV, QKV, check_packed
 from test_sparse import Sparse
 from test_sparse import check as check_sparse
 
@@ -51,6 +52,7 @@ class Foreign(ShapedDLPack):
     """An array of a library that has the array API's standard names, as CuPy's and JAX's do."""
 
     device = property(lambda self: self._array.device if hasattr(self._array, "device") else "cpu")
+    T = property(lambda self: Foreign(self._array.T))
 
     def __array_namespace__(self, api_version=None):
         return ForeignLibrary(torch if torch is not None and isinstance(self._array, torch.Tensor) else numpy)
@@ -138,8 +140,7 @@ def check_family(family, kind, way):
         if way == "into NumPy's":
             of = plain
         if not kind.makes or of is plain:
-            forms = problem.results()
-            given = {name: of.full(shape, 7, dtype) for name, (shape, dtype) in forms.items()}
+            given = new_results(of, problem, 7)
         more = {"planned": {"tile_scheduler_metadata": meta}, "batch_invariant": {"batch_invariant": True}}.get(way, {})
         for _ in range(2):
             got = family.check_call_of(of, kind, problem, {**arguments, **given, **more})
@@ -153,11 +154,17 @@ def check_family(family, kind, way):
 def test_results_that_cannot_be_made(name, kind):
     family = FAMILIES[name]
     problem = family.make()
-    forms = {name: kind.full(shape, 7, dtype) for name, (shape, dtype) in problem.results().items()}
+    forms = new_results(kind, problem, 7)
     for missing in () if kind.makes else forms:
         given = {name: array for name, array in forms.items() if name != missing}
         with pytest.raises(TypeError, match=rf"^{family.function}: {missing}: .*{missing}="):
             family.call(kind, {**family.arguments(kind, problem), **given})
+
+
+@each_wrapped
+@pytest.mark.parametrize("name", [QKV, KV])
+def test_packed(name, kind):
+    check_packed(name, kind, d=192, d_v=128)
 
 
 @needs_cuda

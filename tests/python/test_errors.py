@@ -12,9 +12,9 @@ import pytest
 
 import flash_mla
 from attention import Batch
-from calls import Call, ranges
+from calls import Call, kinds_for, ranges
 from flash_mla import flash_mla_with_kvcache, get_mla_metadata
-from kinds import BF16_KINDS, KINDS, WORDS, Kind, each_kind, needs_cuda, needs_torch, torch
+from kinds import BF16_KINDS, KINDS, WORDS, Kind, needs_cuda, needs_torch, torch
 from programs import output_of
 
 TYPE, VALUE, NOT_THERE = TypeError, ValueError, NotImplementedError
@@ -54,6 +54,7 @@ FUNCTIONS = {
     "sparse_prefill with lse_indexer": ("sparse_prefill", lambda call: {"indexer_topk": 16}, BF16_KINDS[1:]),
     "sparse_prefill of pages": ("sparse_prefill-pages", None, BF16_KINDS),
     "sparse_prefill of bytes": ("sparse_prefill-656", None, BF16_KINDS),
+    "mha_forward": ("mha_forward", None, kinds_for("mha_forward", KINDS)),
     "merge": ("merge", None, KINDS),
     "cache_append": ("cache_append", None, KINDS),
     "cache_append of bytes": ("cache_append-656", None, KINDS),
@@ -186,14 +187,16 @@ OF_CACHE = {
     "cache_scale": [(TYPE, None, "1"), (VALUE, 0.5, 1e-50, math.nan)],
     **STREAM,
 }
+SCALE = [
+    (TYPE, "text", [1]),
+    (VALUE, 0, 0.0, 1e-50, -1e-50, 7e-46, math.inf, -math.inf, math.nan, 1e300, 3.5e38),
+]
+LENGTH = [(TYPE, None, "4", 4.0), (VALUE, -1, 2**31)]
 OPTIONS = {
     "flash_mla_with_kvcache": {
         "head_dim_v": [(TYPE, None, "512", [512], 512.0, 1.5), (VALUE, 0, -1, 577, 2**40), (NOT_THERE, 256, 1)],
         "tile_scheduler_metadata": [(TYPE, 1, "text", (1, 2))],
-        "softmax_scale": [
-            (TYPE, "text", [1]),
-            (VALUE, 0, 0.0, 1e-50, -1e-50, 7e-46, math.inf, -math.inf, math.nan, 1e300, 3.5e38),
-        ],
+        "softmax_scale": SCALE,
         "causal": [FLAG],
         "is_fp8_kvcache": [FLAG, (VALUE, 2)],
         "batch_invariant": [FLAG],
@@ -205,6 +208,15 @@ OPTIONS = {
         "d_v": [(TYPE, None, "512", 512.0), (VALUE, 0, -1, 577, 2**40), (NOT_THERE, 256, 1)],
         "indexer_topk": [(TYPE, None, "512", 512.0, [512]), (VALUE, -1, -512)],
         "is_fp8_kvcache": [FLAG, (VALUE, 2)],
+        **OF_LSE,
+        **STREAM,
+    },
+    "flash_attn_varlen_func": {
+        "max_seqlen_qo": LENGTH,
+        "max_seqlen_kv": LENGTH,
+        "dropout_p": [(TYPE, None, "0"), (VALUE, 0.1, 1, -0.5, 1e-50, math.nan)],
+        "softmax_scale": SCALE,
+        **{name: [FLAG, (VALUE, 2)] for name in ("causal", "deterministic", "is_varlen")},
         **OF_LSE,
         **STREAM,
     },
@@ -290,6 +302,16 @@ SPECIAL = [  # (function, {argument: value; of an array (shape, type) or values}
     ("sparse_prefill", {"q": ((3, 3, 576), None), "attn_sink": None}, VALUE, "q"),  # over 2
     ("sparse_prefill of bytes", {"kv": ((8, 64, 1, 584), "uint8")}, VALUE, "q"),
     ("sparse_prefill of bytes", {"kv": ((8, 64, 1, 576), "uint8")}, VALUE, "kv"),
+    ("mha_forward", {"k": ((9, 3, 192), None), "v": ((9, 3, 128), None)}, VALUE, "q"),  # 4 heads over 3
+    ("mha_forward", {"q": ((6, 4, 96), None), "k": ((9, 2, 96), None)}, NOT_THERE, "d_qk"),
+    ("mha_forward", {"v": ((9, 2, 96), None)}, NOT_THERE, "d_v"),
+    (
+        "mha_forward",
+        {"q": ((2, 3, 4, 192), None), "k": ((2, 4, 2, 192), None), "v": ((2, 4, 2, 128), None)},
+        VALUE,
+        "q",
+    ),
+    ("mha_forward", {"lse": ((6, 4), "float32")}, VALUE, "lse"),  # whose tokens are apart
     *[
         ("get_mla_metadata", dict(dict(num_heads_q=4, topk=64, num_heads_k=1), **changed), exception, argument)
         for argument, exception, *values in (
@@ -401,25 +423,6 @@ def test_metadata_that_another_library_filled(filled_by):
         check_message(error, "flash_mla_with_kvcache", "tile_scheduler_metadata")
     else:
         assert then.is_one(out)
-
-
-# ---- What is not there ----------------------------------------------------------------------------------------------
-
-
-@each_kind
-@pytest.mark.parametrize(
-    "function,shapes,numbers",
-    [
-        ("flash_attn_varlen_func", [(4, 4, 192), (8, 4, 192), (8, 4, 128), (3,), (3,)], [4, 8]),
-        ("flash_attn_varlen_qkvpacked_func", [(4, 4, 512), (3,)], [4, 192]),
-        ("flash_attn_varlen_kvpacked_func", [(4, 4, 192), (8, 4, 320), (3,), (3,)], [4, 8, 192]),
-    ],
-)
-def test_operation_that_is_not_there(kind, function, shapes, numbers):
-    if any(row["operation"] == "mha_forward" and row["available"] for row in flash_mla.capabilities(kind.device)):
-        pytest.skip("it is there")
-    with pytest.raises(NotImplementedError, match=f"^(flash_attn_varlen_func|{function}): q: mha_forward: "):
-        getattr(flash_mla, function)(*[kind.full(shape, 0) for shape in shapes], *numbers)
 
 
 # ---- capabilities ---------------------------------------------------------------------------------------------------

@@ -11,13 +11,15 @@ import pytest
 import flash_mla
 from attention import Batch, check_decode, strided
 from flash_mla import _library, _operations, flash_mla_with_kvcache, get_mla_metadata, merge_states
-from flash_mla._operations import DECODE
+from flash_mla._operations import DECODE, MHA
 from capsules import Capsuled
 import test_decode
+import test_mha
 import test_sparse
 import test_sparse_prefill
 from kinds import BF16_KINDS, KINDS, WORDS, Kind, torch
 from test_errors import check_message
+from test_mha import MHA_KINDS, Sequences
 from test_merge import Parts
 from test_merge import check as check_merge
 from test_sparse import Sparse
@@ -28,7 +30,7 @@ from test_sparse_prefill import check as check_prefill
 
 
 class Family:
-    """Problems of one kind; `shape`: of the one that is looked at where nothing else is said. Each has a sink."""
+    """Problems of one kind; `shape`: of the one that is looked at where nothing else is said. Each has a sink, or None."""
 
     def __init__(self, make, shape, call, check, kinds):
         self.of, self.shape, self.call, self.check, self.kinds = make, shape, call, check, kinds
@@ -39,10 +41,10 @@ class Family:
         return self.of(**{**self.shape, **changed})
 
     def arguments(self, kind, problem):
-        return dict(problem.arguments(kind), attn_sink=kind.fp32(problem.sink))
+        return {**problem.arguments(kind), **with_sink(kind, problem)}
 
     def inputs(self, problem):
-        return {**problem.inputs(), "attn_sink": (problem.sink, "float32")}
+        return {**problem.inputs(), **({} if problem.sink is None else {"attn_sink": (problem.sink, "float32")})}
 
     def check_call(self, kind, problem, arguments, **options):
         return self.check_call_of(kind, kind, problem, {**arguments, **options})
@@ -54,7 +56,15 @@ class Family:
         return got
 
 
-FUNCTIONS = {Batch: DECODE, Sparse: DECODE, Prompt: "flash_mla_sparse_fwd", Parts: "merge_states"}
+FUNCTIONS = {Batch: DECODE, Sparse: DECODE, Prompt: "flash_mla_sparse_fwd", Sequences: MHA, Parts: "merge_states"}
+
+
+def with_sink(kind, problem):
+    return {} if problem.sink is None else {"attn_sink": kind.fp32(problem.sink)}
+
+
+def new_results(kind, problem, value):
+    return {name: kind.full(shape, value, *form) for name, (shape, *form) in problem.results().items()}
 
 
 def call_plainly(function):
@@ -73,6 +83,7 @@ FAMILIES = {
     "prefill": Family(Prompt, dict(h_q=6, h_kv=2), *OF_PREFILL),
     "prefill-pages": Family(Prompt, dict(pages=(5, 64), lengths=[0, 90, 3, 64, 65]), *OF_PREFILL),
     "prefill-656": Family(Prompt, dict(layout=656, pages=(5, 64)), *OF_PREFILL),
+    "mha": Family(Sequences, dict(lengths=[(5, 7), (4, 3), (3, 70)]), test_mha.call, test_mha.check, MHA_KINDS),
     "merge": Family(Parts, dict(), call_plainly(merge_states), check_merge, KINDS),
 }
 
@@ -105,6 +116,7 @@ def all_arrays(family):
 # ---- Values -----------------------------------------------------------------------------------------------------------
 
 SHAPES = {"dense": test_decode.SHAPES, "sparse": test_sparse.SHAPES, "prefill": test_sparse_prefill.SHAPES}
+SHAPES["mha"] = test_mha.SHAPES
 
 
 @pytest.mark.parametrize(
@@ -123,7 +135,7 @@ def test_values(family, kind, shape):
     for meta in (None, get_mla_metadata()[0]) if family.is_decode else (None,):
         arguments = {**problem.arguments(kind), **causal, **({"tile_scheduler_metadata": meta} if meta else {})}
         family.check(kind, family.call(kind, arguments), problem.expected(kind, **causal))
-    arguments["attn_sink"] = kind.fp32(problem.sink)
+    arguments.update(with_sink(kind, problem))
     family.check(kind, family.call(kind, arguments), problem.expected(kind, sink=problem.sink, **causal))
 
 
@@ -134,6 +146,8 @@ def large(family):
     """A shape that several threads, or splits, work on."""
     if family.check is check_decode:
         return dict(lengths=[500, 64, 0, 70], h_q=16)
+    if family.of is Sequences:
+        return dict(lengths=[(300, 300), (1, 500), (0, 5), (70, 9)], h_q=16)
     if family.check is check_sparse:
         return dict(h_q=16, topk=700, lengths=[[700, 65], [70, 0]])
     return dict(n=17, d_v=512) if family.check is check_merge else dict(h_q=64, s_q=20, topk=200, lengths=None)
@@ -153,13 +167,13 @@ def test_the_same_call_gives_the_same_bits_and_writes_only_its_results(family, k
     assert held() == before and before.keys() == family.inputs(problem).keys()
 
 
-SCALES = {DECODE: [0.02, 1.0, -0.1, 3], "flash_mla_sparse_fwd": [0.02, -0.1]}
+SCALES = {DECODE: [0.02, 1.0, -0.1, 3], "flash_mla_sparse_fwd": [0.02, -0.1], MHA: [0.02, 1.0, -0.1]}
 
 
 @of(scale=lambda family: SCALES.get(family.function, []))
 def test_scale(family, kind, scale):
     problem = family.make()
-    name = "softmax_scale" if family.is_decode else "sm_scale"
+    name = "sm_scale" if family.of is Prompt else "softmax_scale"
     got = family.call(kind, {**problem.arguments(kind), name: scale})
     family.check(kind, got, problem.expected(kind, scale=scale))
 
@@ -169,6 +183,7 @@ EMPTY = {
     Batch: dict(lengths=[70, 0, 2], s_q=4),
     Sparse: dict(lengths=[[0, 60], [0, 3]]),
     Prompt: dict(lengths=[0, 90, -3, 64, 65]),
+    Sequences: dict(lengths=[(5, 7), (4, 0), (70, 3)]),
     Parts: {},
 }
 
@@ -181,15 +196,16 @@ def test_conventions(family, kind, lse_empty, log_base, more):
     problem = family.make(**EMPTY[family.of])
     options, arguments, given = dict(lse_empty=lse_empty, log_base=log_base), problem.arguments(kind), {}
     if more:
-        given = {name: kind.full(shape, 7, dtype) for name, (shape, dtype) in problem.results().items()}
-        problem.sink[1], problem.sink[3] = math.inf, -math.inf
-        arguments.update(given, attn_sink=kind.fp32(problem.sink))
+        given = new_results(kind, problem, 7)
+        if problem.sink is not None:
+            problem.sink[1], problem.sink[3] = math.inf, -math.inf
+        arguments.update(given, **with_sink(kind, problem))
         options["sink"] = problem.sink
         if family.function in SCALES:
-            arguments["softmax_scale" if family.is_decode else "sm_scale"] = options["scale"] = -0.3
+            arguments["sm_scale" if family.of is Prompt else "softmax_scale"] = options["scale"] = -0.3
         if family.is_decode:
             arguments["batch_invariant"] = True
-        if family.of is Batch:
+        if family.of in (Batch, Sequences):
             arguments["causal"] = options["causal"] = True
     got, expected = family.call(kind, {**arguments, "lse_empty": lse_empty, "log_base": log_base}), problem.expected(
         kind, **options
@@ -303,12 +319,13 @@ def field_of_records(array):
 
 def on_gpu(array):
     """An array that says that it is on the first GPU. Its memory is none; nothing may look at it."""
-    return Capsuled(4096, array.shape, *CODES[str(array.dtype)], device=(2, 0))
+    memory = getattr(array, "words", array)
+    strides = [stride // memory.itemsize for stride in memory.strides]
+    return Capsuled(4096, array.shape, *CODES[str(array.dtype)], device=(2, 0), strides=strides)
 
 
 def all_given(family, kind, problem):
-    results = {name: kind.full(shape, 7, dtype) for name, (shape, dtype) in problem.results().items()}
-    return {**family.arguments(kind, problem), **results}
+    return {**family.arguments(kind, problem), **new_results(kind, problem, 7)}
 
 
 @of(lambda kind: not kind.is_torch, which=lambda family: all_arrays(family)[:-1])
@@ -368,7 +385,7 @@ def test_given_results(family, kind, which):
     if kind is WORDS and which != "all":
         pytest.skip("it makes no results")
     problem = family.make()
-    given = {name: kind.full(shape, math.nan, dtype) for name, (shape, dtype) in problem.results().items()}
+    given = new_results(kind, problem, math.nan)
     given = given if which == "all" else {which: given[which]}
     got = family.check_call(kind, problem, family.arguments(kind, problem), **given)
     for name, array in zip(all_results(family), got):
@@ -379,9 +396,7 @@ def test_given_results(family, kind, which):
 def test_strides(family, kind, which):
     """Parts of larger arrays, whose rest is not looked at, and stays as it is. The tokens of an FP8 page are in one piece."""
     problem = family.make()
-    results = problem.results()
-    arguments = family.arguments(kind, problem)
-    arguments.update({name: kind.full(shape, math.nan, dtype) for name, (shape, dtype) in results.items()})
+    arguments = {**family.arguments(kind, problem), **new_results(kind, problem, math.nan)}
     parts, large = {}, {}
     for name, (values, dtype) in family.inputs(problem).items():
         if dtype == "uint8":
@@ -390,9 +405,11 @@ def test_strides(family, kind, which):
             parts[name] = kind.array(spaced, dtype)[1::2]
         else:
             parts[name] = strided(kind, values, dtype)
-    for name, (shape, dtype) in results.items():
-        large[name] = kind.full([2 * size + 1 for size in shape[:-1]] + [shape[-1] + 24], 7, dtype)
-        parts[name] = large[name][(*[slice(1, None, 2)] * (len(shape) - 1), slice(8, shape[-1] + 8))]
+    for name, (shape, dtype, *order) in problem.results().items():
+        turn = -1 if order else 1  # where the first dimension is the innermost
+        *outer, inner = shape[::turn]
+        large[name] = kind.full([*(2 * size + 1 for size in outer), inner + 24][::turn], 7, dtype, *order)
+        parts[name] = large[name][(*[slice(1, None, 2)] * len(outer), slice(8, inner + 8))[::turn]]
     used = parts if which == "all" else {which: parts[which]}
     got = family.check_call(kind, problem, {**arguments, **used})
     for (name, array), result in zip(large.items(), got):

@@ -6,10 +6,11 @@ import math
 import pytest
 
 from attention import Batch
-from calls import NAMES, Call
-from flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
+from calls import NAMES, Call, is_there
+from flash_mla import flash_attn_varlen_func, flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
 from kinds import Kind, each_device, torch
 from programs import output_of
+from test_mha import Sequences
 from test_sparse_prefill import Prompt
 from torch_calls import BATCH
 
@@ -18,7 +19,7 @@ CALLS = [
     *[(name, {}) for name in (*NAMES, "sparse_decode-656", "sparse_prefill-656")],
     ("dense_decode", dict(causal=True, lse_empty=-math.inf, log_base=2)),
     ("sparse_decode-656", dict(batch_invariant=True)),
-    ("merge", dict(lse_empty=-math.inf, log_base=2)),
+    *[(name, dict(lse_empty=-math.inf, log_base=2)) for name in ("merge", "mha_forward")],
     ("sparse_prefill", dict(indexer_topk=32)),
 ]
 
@@ -136,6 +137,7 @@ class TestCompile:
         kind = Kind("torch", "bfloat16", device)
         call = Call(name, kind, **(dict(pages=6, page_size=8) if name.startswith("cache") else {}))
         shapes = {name: array.shape for name, array in call.outputs.items() if given or call.given()}
+        orders = {tensor.argument: tensor.order for tensor in call.tensors}
 
         def step(inputs, large, meta):
             outputs = {name: large[name][..., : shape[-2], 8 : 8 + shape[-1]] for name, shape in shapes.items()}
@@ -143,7 +145,7 @@ class TestCompile:
             return call.function(**{**call.options, **inputs, **outputs, **more, **of_plan})
 
         def run(step):
-            large = {name: kind.full((*s[:-2], s[-2] + 1, s[-1] + 16), 7, dtype[name]) for name, s in shapes.items()}
+            large = {n: kind.full((*s[:-2], s[-2] + 1, s[-1] + 16), 7, dtype[n], orders[n]) for n, s in shapes.items()}
             meta = get_mla_metadata()[0] if "decode" in name else None
             got = [step(call.inputs, large, meta), step(call.inputs, large, None)]
             got = [result for results in got for result in (results if isinstance(results, tuple) else (results,))]
@@ -172,6 +174,23 @@ class TestCompile:
             for array in arrays:
                 torch._dynamo.mark_dynamic(array, 0)
             assert kind.all_bits(compiled(*arrays)) == expected
+        assert len(graphs) == 1
+
+    @each_device
+    def test_mha_of_any_lengths(self, device):
+        """One graph for every number of sequences, of tokens and of keys, and the longest of them."""
+        kind = Kind("torch", "bfloat16", device)
+        if not is_there("mha_forward", kind.device):
+            pytest.skip("no kernel")
+        graphs, counting = counted()
+
+        def step(q, k, v, *lengths):
+            return flash_attn_varlen_func(q * 1, k, v, *lengths, causal=True)
+
+        compiled = torch.compile(step, backend=counting, fullgraph=True, dynamic=True)
+        for lengths in ([(5, 7), (9, 30)], [(2, 0), (70, 70), (3, 4)], [(8, 9)] * 5):
+            arrays = Sequences(lengths).arguments(kind).values()
+            assert kind.all_bits(compiled(*arrays)) == kind.all_bits(step(*arrays))
         assert len(graphs) == 1
 
     @each_device
