@@ -9,20 +9,21 @@
 #include "call.h"
 #include "pages.h"
 
-/* What a call is like. An operation has no use for sizes that its tensors do not name. */
+/* What a call is like. An operation has no use for sizes that its tensors do not name. Without s_q requests of MHA have as many
+ * tokens as keys. */
 struct shape {
     enum operation op;
-    int64_t b, s_q, s_k, h_q, h_kv,
-        d_qk;          /* s_k: keys of a request, or of a prompt; s_q 0 of MHA: as many tokens as keys */
-    int64_t page_size; /* 0: keys without pages, or of a request in one */
+    int64_t b, s_q, s_k, h_q, h_kv, d_qk; /* s_k: keys of a request, or of a prompt */
+    int64_t page_size;                    /* 0: keys without pages, or of a request in one */
     int64_t topk, extra_topk, extra_page_size,
-        extra_s_k;              /* extra_topk 0: no second cache; extra_s_k 0: s_k */
-    int64_t parts, tokens, d_v; /* d_v 0: CALL_D_V */
-    int32_t format;             /* FMLA_KV_…, of caches */
-    enum element type;          /* of the vectors; fp32 of merge and the cache operations alone */
+        extra_s_k; /* extra_topk 0: no second cache; extra_s_k 0: s_k */
+    int64_t parts, tokens;
+    int64_t d_v;       /* 0: CALL_D_V */
+    int32_t format;    /* FMLA_KV_…, of caches */
+    enum element type; /* of the vectors; fp32 of merge and the cache operations alone */
     bool causal, sink;
-    /* Dense decode: lengths N(s_k, (s_k/2)²) between s_q and 2 · s_k; MHA: requests one after the other, between s_k/80 and s_k;
-     * sparse: topk_length between 0 and topk. */
+    /* Dense decode: lengths N(s_k, (s_k/2)²) between s_q and 2 · s_k; sparse: topk_length between 0 and topk; MHA: requests
+     * one after the other, of s_k/80 to s_k keys. */
     bool varlen;
     bool extra_varlen;      /* the same of the second cache's lists alone */
     bool holes;             /* one index in eight names no key; parts without keys, slots of -1 */

@@ -70,6 +70,7 @@ static struct shape shape_of(const struct make_options *o)
 {
     static const int32_t bytes[] = {FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584};
     const int kind = kind_of(o);
+    const bool lengths = kind == DENSE || kind == MHA;
     const uint64_t seed = (uint64_t)o->lengths.seed;
     struct shape shape = {.op = operation_named(o->names[o->op]),
                           .s_q = o->query_tokens,
@@ -78,8 +79,7 @@ static struct shape shape_of(const struct make_options *o)
                           .d_qk = o->d_qk,
                           .type = o->dtype ? ELEMENT_FP16 : ELEMENT_BF16,
                           .sink = o->sink,
-                          .seed = kind == DENSE || kind == MHA ? ~seed - 2025 : seed};
-    /* not what lengths were drawn from */
+                          .seed = lengths ? ~seed - 2025 : seed}; /* not what lengths were drawn from */
     if (kind == PLAIN) shape.tokens = o->lengths.batch * o->query_tokens;
     if (kind == PLAIN) return shape;
     shape.causal = o->causal;
@@ -134,12 +134,10 @@ static void print_prefill(const struct shape *s, const struct making *made)
 
 static void print_mha(const struct shape *s, const struct making *made)
 {
-    const bool apart = !s->varlen;
     printf("%" PRId64 " requests%s, %" PRId64 " query tokens, %" PRId64 " keys, %" PRId64
            " heads over %" PRId64 ", d_qk %" PRId64 ", d_v %" PRId64 ", %s%s",
-           s->b, apart ? "" : " one after the other",
-           made->size[apart ? DIM_s_q : DIM_tokens_q] * (apart ? s->b : 1), made->size[DIM_tokens_k], s->h_q,
-           s->h_kv, s->d_qk, s->d_v, element_name(s->type), s->causal ? ", causal" : "");
+           s->b, s->varlen ? " one after the other" : "", made->size[DIM_tokens_q], made->size[DIM_tokens_k],
+           s->h_q, s->h_kv, s->d_qk, s->d_v, element_name(s->type), s->causal ? ", causal" : "");
 }
 
 static void print_plain(const struct shape *s, const struct making *made)
@@ -371,7 +369,7 @@ int command_make_input(int argc, char **argv)
         OPTION_NUMBER("--kv-heads", &o.kv_heads, 1, 4096, "key heads; default 1, with mha_forward --heads",
                       &o.kv_heads_given),
         OPTION_NUMBER("--d-qk", &o.d_qk, 1, 576,
-                      "head size, 512 or 576; default 576, with mha_forward any; default 192", &o.d_qk_given),
+                      "head size, 512 or 576, with mha_forward any; default 576, there 192", &o.d_qk_given),
         OPTION_NUMBER("--d-v", &o.d_v, 1, 512,
                       "mha_forward: head size of values; default 128, or --d-qk if that is less",
                       &o.d_v_given),
