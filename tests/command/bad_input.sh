@@ -65,6 +65,35 @@ lies rank.safetensors 'tensor "kv": has 2 dimensions, must have 3' 2052 '{"q":{"
 put types.safetensors '{"q":{"dtype":"BF16","shape":[1,1,512],"data_offsets":[0,1024]},"kv":{"dtype":"BF16","shape":[1,1,512],"data_offsets":[1024,2048]},"indices":{"dtype":"F32","shape":[1,1,1],"data_offsets":[2048,2052]}}' 2052
 bad 1 'sparse_prefill: indices: dtype' run types.safetensors --check --out o
 lies rows.safetensors 'rows.safetensors: ' 1028 '{"q":{"dtype":"BF16","shape":[4611686018427387904,4,0],"data_offsets":[0,0]},"kv":{"dtype":"BF16","shape":[1,1,512],"data_offsets":[0,1024]},"indices":{"dtype":"I32","shape":[1,1,1],"data_offsets":[1024,1028]}}'
+good make-input mha.safetensors --op mha_forward --varlen --seq-lens 5,0,70 --heads 2
+bad 2 '--batch-invariant: not with mha forward' run mha.safetensors --batch-invariant
+bad 2 "--kernel: 'cpu-avx9' must be a kernel of mha_forward: " run mha.safetensors --kernel cpu-avx9
+bad 3 'GPU: ' run mha.safetensors --device cuda:999 --out o
+bad 1 'is a file of mha forward, must be one of dense decode' plan mha.safetensors
+edited mha.safetensors 's/"cu_seqlens_k"/"cu_seqlens_x"/' 'mha_forward: cu_seqlens_k: is NULL, must be given where q has 3 dimensions'
+edited mha.safetensors 's/"v":/"w":/' 'has no tensor "v"; it has cu_seqlens_q'
+edited mha.safetensors 's/"causal":"false"/"causal":"falsy"/' "causal is 'falsy', must be true or false"
+edited mha.safetensors 's/"cu_seqlens_q":{"dtype":"I32"/"cu_seqlens_q":{"dtype":"F32"/' 'tensor "cu_seqlens_q": dtype is F32, must be I32'
+one_q='"q":{"dtype":"BF16","shape":[1,1,1,64],"data_offsets":[0,128]}' one_k='"k":{"dtype":"BF16","shape":[1,1,1,64],"data_offsets":[128,256]}'
+one_v='"v":{"dtype":"BF16","shape":[1,1,1,64],"data_offsets":[256,384]}'
+put one.safetensors "{$one_q,$one_k,$one_v}" 384
+good run one.safetensors --check
+lies apart.safetensors 'cu_seqlens_q: is given, must be NULL where q has 4 dimensions' 400 "{$one_q,$one_k,$one_v,\"cu_seqlens_q\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[384,392]},\"cu_seqlens_k\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[392,400]}}"
+lies ranks.safetensors 'mha_forward: k: ' 384 "{$one_q,\"k\":{\"dtype\":\"BF16\",\"shape\":[1,1,64],\"data_offsets\":[128,256]},$one_v}"
+lies ranks.safetensors 'tensor "v": has 2 dimensions, must have 3' 384 "{$one_q,$one_k,\"v\":{\"dtype\":\"BF16\",\"shape\":[1,64],\"data_offsets\":[256,384]}}"
+# Starts that fall, that are negative or beyond the end are no error: tokens of no request stay.
+patched() { # patched FILE START OCTAL ROWS PAIRS: another value in cu_seqlens_q, with which the data begins
+    printf '%b' "$3" | dd of="$1" bs=1 conv=notrunc status=none seek=$((8 + $(od -An -t u8 -N 8 "$1") + 4 * $2))
+    good run "$1" --check --repeat 1
+    has "^keys .*; $5 "
+    has "^check +PASS: $4 rows"
+}
+patched mha.safetensors 2 '\0377\0377\0377\0377' '150 of 150' $((2 * (5 * 5 + 70 * 70)))
+patched mha.safetensors 3 '\0377\0377\0377\0177' '150 of 150' $((2 * (5 * 5 + 70 * 70)))
+patched mha.safetensors 0 '\0003\0000\0000\0000' '150 of 150' $((2 * (2 * 5 + 70 * 70)))
+patched mha.safetensors 1 '\0002\0000\0000\0000' '150 of 150' $((2 * 72 * 70))
+good make-input mha.safetensors --op mha_forward --varlen --seq-lens 900,700 --causal # sampled, the first token among the rows
+patched mha.safetensors 0 '\0003\0000\0000\0000' '64 of 25600' $((16 * (900 * 901 / 2 - 6 + 700 * 701 / 2)))
 printf '\377\377\377\177' | dd of=table.safetensors bs=1 conv=notrunc status=none \
     seek=$(($(stat -c %s table.safetensors) - 8))
 bad 1 'table.safetensors: dense_decode: block_table' run table.safetensors --out o
@@ -115,6 +144,17 @@ bad 2 '--extra-topk: not with --op sparse_prefill' make-input x --op sparse_pref
 bad 2 '--dtype fp16: not with --op sparse_prefill' make-input x --op sparse_prefill --dtype fp16
 bad 2 '--kv-heads: 2 must be 1 with pages' make-input x --op sparse_prefill --kv-heads 2 --cache fp8_656
 bad 2 '--kv-heads: 3 must divide --heads 16' make-input x --op sparse_prefill --kv-heads 3
+bad 2 '--varlen: only with --op mha_forward' make-input x --varlen
+bad 2 '--d-v: not with --op sparse_decode' make-input x --op sparse_decode --d-v 64
+bad 2 '--extra-topk: only with --op sparse_decode' make-input x --extra-topk 2
+bad 2 '--seq-lens: with --op mha_forward only together with --varlen' make-input x --op mha_forward --seq-lens 1,2
+bad 2 '--max-len: with --op mha_forward only together with --varlen' make-input x --op mha_forward --max-len 2
+bad 2 '--sink: not with --op mha_forward' make-input x --op mha_forward --sink
+bad 2 '--page-size: not with --op mha_forward' make-input x --op mha_forward --page-size 64
+bad 2 '--kv-heads: 3 must divide --heads 16' make-input x --op mha_forward --kv-heads 3
+bad 2 "--d-v: '513' must be a whole number in [1, 512]" make-input x --op mha_forward --d-v 513
+bad 1 '2147483648 tokens and 2147483648 keys are more than cu_seqlens count' make-input x --op mha_forward --varlen --batch 2 --seq-len 1073741824
+bad 1 'no memory for q [1, 2147483647, 16, 192] of 13194139527168 bytes' make-input x --op mha_forward --batch 1 --seq-len 2147483647
 bad 2 '--kv-heads: not with --op sparse_decode' make-input x --op sparse_decode --kv-heads 2
 bad 2 '--d-qk: 576 must be the 512 of that cache' make-input x --op sparse_prefill --cache fp8_584 --d-qk 576
 bad 1 'more than indices count' make-input x --op sparse_prefill --seq-len 2147483647 --page-size 64
@@ -164,6 +204,9 @@ wait $process || rc=$?
 [ "$rc" -eq 143 ] || wrong "stopped make-input: exit $rc"
 [ -z "$(ls -A stopped)" ] || wrong "stopped make-input left: $(ls -A stopped)"
 
+bad 2 "--grid: 'h20' must be one of cpu, mha, quick" bench --op mha_forward --grid h20
+bad 2 '--kv-heads must divide --heads' bench --op mha_forward --kv-heads 3
+bad 3 'd_qk' bench --op mha_forward --grid quick --d-qk 100 --json none.jsonl
 bad 2 "--grid: 'big' must be one of cpu, h20, latency, peers, varlen, quick" bench --grid big
 bad 2 '--d-qk be 512 or 576' bench --grid quick --d-qk 513
 bad 2 "'3'" bench --op 3

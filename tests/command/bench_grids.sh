@@ -72,6 +72,29 @@ passed_over peers --op sparse_prefill < <(
     prefill 32768 128 576 FP8_656
     prefill 32768 128 512 FP8_584
 )
+mha() { # mha B S H_Q H_KV SIZES OPTIONS
+    local sizes options
+    for sizes in $5; do for options in $6; do
+        echo "$1 $2 $2 $3 $4 $sizes bf16 $options $too_large"
+    done; done
+}
+passed_over cpu --op mha_forward < <(mha 1 2048 16 16 '192/128 128/128 64/64' '- causal')
+passed_over mha --op mha_forward < <(
+    mha 8 2048 16 16 '192/128 128/128 64/64' '- causal'
+    mha 2 8192 16 16 '192/128 128/128 64/64' '- causal'
+    mha 1 16384 16 16 '192/128 128/128 64/64' '- causal'
+    mha 2 8192 32 4 128/128 causal
+    mha 16 8000 16 16 '192/128 128/128 64/64' 'var causal,var'
+)
+# A list of what products differ in leaves the first of them, another one all.
+passed_over mha --op mha_forward --batch 3 --d-qk 64 --causal yes < <(mha 3 2048 16 16 64/64 causal)
+passed_over mha --op mha_forward --d-qk 192 --causal yes < <(
+    mha 8 2048 16 16 192/128 causal
+    mha 2 8192 16 16 192/128 causal
+    mha 1 16384 16 16 192/128 causal
+    mha 2 8192 32 4 192/128 causal
+    mha 16 8000 16 16 192/128 causal,var
+)
 bad 3 'no row of the grid runs here' bench --op merge --grid quick --threads 1 --parts 2,3 --json rows.jsonl
 has "^ +3 +1 .*$too_large$"
 unset FMLA_LITTLE_MEMORY
@@ -121,6 +144,11 @@ has '^ +- +62 +2 +16 +1 +576 +bf16 FP8_656 +[a-z0-9-]+ +[0-9.]+ .* topk 64$'
 good bench --op sparse_prefill --grid quick --threads 1 --repeat 1 --query-tokens 1,1048576 --heads 4096 --seq-len 300 --topk 7 --json prefill.jsonl
 has "^ +- +300 +1048576 +4096 +1 +576 +bf16 BF16 +$too_large$"
 has '^ +- +300 +1 +4096 +1 +576 +bf16 FP8_656 '
+# Requests of any length, of which a batch of fixed length is no measure.
+good bench --op mha_forward --fixed --warm --threads 1 --repeat 2 --batch 3 --seq-len 160 --heads 2 --varlen both --json mha.jsonl
+has '^ +3 +160 +160 +2 +2 +64/64 +bf16 causal,var +[a-z0-9-]+ +[0-9.]+ '
+[ "$(grep -c '"varlen":true' mha.jsonl)" -eq 6 ] || wrong "not six rows of any length: $(cat mha.jsonl)"
+ratio mha.jsonl 0
 # Two of three are too large: 17.6 TB of parts.
 good bench --op merge --grid quick --threads 1 --repeat 1 --parts 1,1024 --heads 64 --batch 1,65536 --json merge.jsonl
 has "^ +1024 +65536 .*$too_large$"

@@ -162,10 +162,12 @@ static const struct {
 #define MAKE_DENSE(file) "make-input " file " --seq-lens 5,70 --heads 2"
 /* Without an extra cache: jansson 2.14 itself crashes where it has no memory for a string as long as that one's names. */
 #define MAKE_LISTS(file, op) "make-input " file " --op " op " --seq-len 70 --topk 20 --short-lists"
+#define MAKE_MHA(file)       "make-input " file " --op mha_forward --varlen --seq-lens 5,0,70 --heads 2"
 #define RUN(file)            "run " file " --check --out made/result --repeat 1 --threads 1"
     {MAKE_DENSE("batch") " --sink", NULL},
     {MAKE_LISTS("sparse", "sparse_decode --batch 2") " --heads 2 --cache fp8_584 --sink", NULL},
     {MAKE_LISTS("prompt", "sparse_prefill --query-tokens 2") " --heads 2 --cache fp8_584 --sink", NULL},
+    {MAKE_MHA("mha"), NULL},
     {"info", NULL},
     {"info --json -", NULL},
     {"plan --seq-lens 5,700 --partitions 3 --json -", NULL},
@@ -177,6 +179,8 @@ static const struct {
     {RUN("sparse"), "made/result"},
     {MAKE_LISTS("made/prompt", "sparse_prefill --query-tokens 2") " --cache fp8_656", "made/prompt"},
     {RUN("prompt"), "made/result"},
+    {MAKE_MHA("made/mha") " --causal", "made/mha"},
+    {RUN("mha"), "made/result"},
 };
 
 static void each(const char *line, const char *file)

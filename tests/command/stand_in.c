@@ -36,16 +36,20 @@ static const struct {
     {"prefill-out", OP_SPARSE_PREFILL, "out", SET, 2.0f},
     {"prefill-max", OP_SPARSE_PREFILL, "max_logits", ADD, 0.01f},
     {"prefill-lse", OP_SPARSE_PREFILL, "lse", ADD, 0.01f},
+    {"mha-out", OP_MHA_FORWARD, "out", SET, 1.0f},
+    {"mha-lse", OP_MHA_FORWARD, "lse", ADD, 0.01f},
     {"merge", OP_MERGE, "out", ADD, 0.001f},
     {"append", OP_CACHE_APPEND, "kv_cache", FLIP, 0.0f},
     {"gather", OP_CACHE_GATHER, "out", FLIP, 0.0f},
     {"near-out", OP_DENSE_DECODE, "out", SET, 0.125f},
     {"near-out", OP_SPARSE_DECODE, "out", SET, 0.125f},
     {"near-out", OP_SPARSE_PREFILL, "out", SET, 0.125f},
+    {"near-out", OP_MHA_FORWARD, "out", SET, 0.125f},
     {"near-lse", OP_DENSE_DECODE, "lse", ADD, 0.001f},
     {"near-lse", OP_SPARSE_DECODE, "lse", ADD, 0.001f},
     {"near-lse", OP_SPARSE_PREFILL, "lse", ADD, 0.001f},
     {"near-lse", OP_SPARSE_PREFILL, "max_logits", ADD, 0.001f},
+    {"near-lse", OP_MHA_FORWARD, "lse", ADD, 0.0005f},
 };
 
 static void err(const fmla_tensor *tensor, size_t plant)

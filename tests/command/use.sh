@@ -87,6 +87,44 @@ good make-input p.safetensors --op sparse_prefill --seq-len 0 --topk 3
 good run p.safetensors --check --out p.out
 has '^keys +0 '
 
+# Dense MHA: requests apart, and one after the other.
+good make-input m.safetensors --op mha_forward --batch 2 --seq-len 200 --heads 4
+has '^m.safetensors: 2 requests, 400 query tokens, 400 keys, 4 heads over 4, d_qk 192, d_v 128, bf16$'
+good run m.safetensors --check --out m.out --repeat 1
+has '^v +\[2, 200, 4, 128\]$'
+has '^keys +400 of 2 requests; 320000 '
+has '^check +PASS: 1600 of 1600 rows'
+grep -aq '"lse":{"dtype":"F32","shape":\[2,4,200\]' m.out || wrong 'lse of m.out has another shape'
+good run m.safetensors --check --causal --repeat 1 --kernel cpu-generic
+has '^keys +400 of 2 requests; 160800 '
+good make-input m.safetensors --op mha_forward --varlen --seq-lens 0,1,65,64,130 --heads 8 --kv-heads 2 --d-qk 128 --causal --dtype fp16
+has ': 5 requests one after the other, 260 query tokens, 260 keys, 8 heads over 2, d_qk 128, d_v 128, fp16, causal$'
+good run m.safetensors --check --out m.out --repeat 1 --lse-empty neg --log-base 2 --softmax-scale -0.5 --json run.json
+has '^k +\[260, 2, 128\]$'
+has '^check +PASS: 2080 of 2080 rows'
+grep -aq '"lse":{"dtype":"F32","shape":\[8,260\]' m.out || wrong 'lse of m.out has another shape'
+grep -q '^{"op":"mha_forward",.*"q":\[260,8,128\],"dtype":"fp16",' run.json || wrong "run.json: $(cat run.json)"
+good make-input m.safetensors --op mha_forward --varlen --seq-lens 0,1,65,64,130 --query-tokens 3 --heads 2 --d-qk 64 --d-v 128 --causal
+good run m.safetensors --check --repeat 1
+has '^keys +260 of 5 requests, one after the other; 1538 ' # 3 tokens at each end, 2 heads
+has '^check +PASS: 30 of 30 rows'
+for varlen in '' --varlen; do
+    # More than the oracle does whole, of tokens in the midst of requests, too.
+    # shellcheck disable=SC2086 # none, or a word
+    good make-input m.safetensors --op mha_forward --batch 3 --seq-len 900 --heads 16 --causal $varlen
+    passes m.safetensors --repeat 1
+    has '^check +PASS: 64 of 43200 rows'
+    # shellcheck disable=SC2086
+    good make-input m.safetensors --op mha_forward --batch 0 $varlen
+    passes m.safetensors --out m.out
+done
+good make-input m.safetensors --op mha_forward --seq-len 0 --query-tokens 3 --batch 2
+passes m.safetensors --lse-empty neg
+good make-input m.safetensors --op mha_forward --varlen --batch 3 --min-len 1 --max-len 50 --heads 2
+cp m.safetensors m2.safetensors
+good make-input m.safetensors --op mha_forward --varlen --batch 3 --min-len 1 --max-len 50 --heads 2
+cmp m.safetensors m2.safetensors || wrong 'make-input of mha_forward is not repeatable'
+
 # The same options give the same bytes, another seed others.
 good make-input c.safetensors --batch 3 --min-len 1 --max-len 300
 cmp a.safetensors c.safetensors || wrong 'make-input is not repeatable'
@@ -148,7 +186,7 @@ grep -q '<title>request 5, keys 0 to ' plan.svg || wrong 'plan.svg does not show
 
 # Every kernel of this machine agrees with the oracle.
 good verify
-for op in dense_decode sparse_decode sparse_prefill merge cache_append cache_gather; do has "^ok +$op +cpu-generic "; done
+for op in dense_decode sparse_decode sparse_prefill mha_forward merge cache_append cache_gather; do has "^ok +$op +cpu-generic "; done
 good verify --json verify.jsonl
 has '^ok +dense_decode +cpu-generic '
 grep -q '^{"operation":"dense_decode","kernel":"cpu-generic","passed":true,' verify.jsonl || wrong "verify.jsonl: $(cat verify.jsonl)"
@@ -205,6 +243,22 @@ grep '"h_q":8,.*"d_qk":512,"cache":"BF16","topk":100,' prefill.jsonl | awk '
     { flop = number("tflops") * number("us") * 1e6 / (2 * 3 * 8 * 100 * 1024) }
     { bytes = number("gbs") * number("us") * 1e3 / (3 * 8 * (2 * 1024 + 8) + 2 * 200 * 512 * 2 + 4 * 3 * 2 * 100) }
     END { exit !(NR == 1 && flop > 0.9999 && flop < 1.0001 && bytes > 0.9999 && bytes < 1.0001) }' || wrong "other FLOP or bytes: $(cat prefill.jsonl)"
+good bench --op mha_forward --grid quick --repeat 2 --json mha.jsonl
+has '^ +1 +512 +512 +16 +16 +192/128 +bf16 causal +[a-z0-9-]+ +[0-9.]+ '
+json_lines mha.jsonl 2
+grep -Eq '"page_size"|"cache"' mha.jsonl && wrong "MHA has neither pages nor caches: $(cat mha.jsonl)"
+good bench --op mha_forward --repeat 1 --threads 1 --batch 2,3 --query-tokens 50 --seq-len 70 --heads 6 --kv-heads 2 --d-qk 128 \
+    --d-v 64,128 --dtype fp16 --kernel cpu-generic --json mha.jsonl
+has '^ +3 +70 +50 +6 +2 +128/64 +fp16 causal +cpu-generic '
+json_lines mha.jsonl 8
+# Every score that is seen, of a causal request of 50 tokens 50 · 70 - 50 · 49 / 2 a head.
+grep '"b":2,.*"d_v":64,' mha.jsonl | awk '
+    function number(name) { return match($0, "\"" name "\":[0-9.e+-]+") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : 0 }
+    { scores = 2 * 6 * (/"causal":true/ ? 2275 : 3500) }
+    { flop = number("tflops") * number("us") * 1e6 / (2 * scores * 192) }
+    { bytes = number("gbs") * number("us") * 1e3 / (2 * (2 * 50 * 6 + 2 * 70 * 2) * 192 + 4 * 2 * 50 * 6) }
+    flop > 0.9999 && flop < 1.0001 && bytes > 0.9999 && bytes < 1.0001 { right++ }
+    END { exit !(NR == 2 && right == 2) }' || wrong "other FLOP or bytes: $(cat mha.jsonl)"
 export FLASHMLA_KERNEL=cpu-generic
 good bench --grid quick --repeat 1 --seq-len 64
 has ' cpu-generic +[0-9.]'

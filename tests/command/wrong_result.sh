@@ -30,6 +30,8 @@ verify_fails sparse-lse sparse_decode 'sparse, FP8_656: 0 values of out and 1 of
 verify_fails prefill-out sparse_prefill 'prefill, BF16: 1 values of out and 0 of lse differ'
 verify_fails prefill-lse sparse_prefill 'prefill, BF16: 0 values of out and 1 of lse differ'
 verify_fails prefill-max sparse_prefill 'prefill, BF16: 1 values of max_logits differ'
+verify_fails mha-out mha_forward 'MHA: 1 values of out and 0 of lse differ'
+verify_fails mha-lse mha_forward 'MHA: 0 values of out and 1 of lse differ'
 verify_fails merge merge 'merge: 1 values of out and 0 of lse differ'
 verify_fails append cache_append "BF16: 1 bytes differ from the oracle's"
 verify_fails gather cache_gather "BF16: 1 bytes differ from the oracle's"
@@ -56,6 +58,16 @@ for plant in 'prefill-out 1 values of out and 0 of lse' 'prefill-lse 0 values of
     bad 1 "the result is wrong: ${plant#* } differ" run prompt.safetensors --kernel cpu-generic --check --repeat 1 --out result
     has '^check +FAIL: '
 done
+for varlen in '' --varlen; do
+    # More rows than the oracle does whole: the last one is among those that it does.
+    # shellcheck disable=SC2086 # none, or a word
+    good make-input mha.safetensors --op mha_forward --batch 1 --seq-len 1000 --causal $varlen
+    for plant in 'mha-out 1 values of out and 0 of lse' 'mha-lse 0 values of out and 1 of lse'; do
+        export FMLA_PLANT=${plant%% *}
+        bad 1 "the result is wrong: ${plant#* } differ" run mha.safetensors --kernel cpu-generic --check --repeat 1 --out result
+        has '^check +FAIL: 64 of 16000 rows'
+    done
+done
 
 # Two keys of ±64 whose sums cancel: what rounding is relative to is much larger than what is left (docs/semantics.md,
 # "Tolerances"). There is room for it, in inputs like these and not in those above, and for no more.
@@ -77,7 +89,35 @@ cancels() { # cancels FILE Q KEYS "NAME":{"dtype":"I32","shape":… BYTES: shape
 cancels dense '[1,1,1,576]' '"kv_cache":{"dtype":"BF16","shape":[1,2,1,576]' '"seqlens":{"dtype":"I32","shape":[1],"data_offsets":[3456,3460' '\02\0\0\0'
 cancels sparse '[1,1,1,576]' '"kv_cache":{"dtype":"BF16","shape":[1,2,1,576]' '"indices":{"dtype":"I32","shape":[1,1,2],"data_offsets":[3456,3464' '\01\0\0\0\0\0\0\0'
 cancels prefill '[1,1,576]' '"kv":{"dtype":"BF16","shape":[2,1,576]' '"indices":{"dtype":"I32","shape":[1,1,2],"data_offsets":[3456,3464' '\01\0\0\0\0\0\0\0'
-for file in dense sparse prefill; do
+# Of dense MHA values are tensors of their own: of ±64 in one file, of ±1 in another; and in one of two requests one after the
+# other, the first without a key.
+bf16() { # bf16 NAME SHAPE BEGIN END
+    echo -n "\"$1\":{\"dtype\":\"BF16\",\"shape\":[$2],\"data_offsets\":[$3,$4]}"
+}
+mha_data() { # mha_data OCTAL OCTAL: the numbers of either value, in turns
+    many 192 '\0200\077'
+    many 96 '\0200\0102\0200\0302'
+    many 96 '\0200\0302\0200\0102'
+    many 64 "$1$2"
+    many 64 "$2$1"
+}
+put mha "{$(bf16 q 1,1,1,192 0 384),$(bf16 k 1,2,1,192 384 1152),$(bf16 v 1,2,1,128 1152 1664)}" 0
+cp mha mha-small
+mha_data '\0200\0102' '\0200\0302' >>mha
+mha_data '\0200\0077' '\0200\0277' >>mha-small
+starts='"dtype":"I32","shape":[3],"data_offsets"'
+put mha-flat "{\"cu_seqlens_q\":{$starts:[0,12]},\"cu_seqlens_k\":{$starts:[12,24]},$(bf16 q 2,1,192 24 792),$(bf16 k 2,1,192 792 1560),$(bf16 v 2,1,128 1560 2072)}" 0
+{ printf '%b' '\0\0\0\0\01\0\0\0\02\0\0\0' '\0\0\0\0\0\0\0\0\02\0\0\0'; many 192 '\0\0'; mha_data '\0200\0102' '\0200\0302'; } >>mha-flat
+export FMLA_PLANT=near-out
+bad 1 'the result is wrong: ' run mha-small --kernel cpu-generic --check --repeat 1
+export FMLA_PLANT=near-lse
+good run mha-small --kernel cpu-generic --check --repeat 1
+for plant in near-out near-lse; do
+    export FMLA_PLANT=$plant
+    good run mha-flat --kernel cpu-generic --check --repeat 1
+    has '^check +PASS: 2 of 2 rows '
+done
+for file in dense sparse prefill mha; do
     for plant in near-out near-lse; do
         export FMLA_PLANT=$plant
         good run $file --kernel cpu-generic --check --repeat 1
@@ -89,7 +129,7 @@ for file in dense sparse prefill; do
         bad 1 'the result is wrong: ' run $file --kernel cpu-generic --check --repeat 1
     done
 done
-for file in batch sparse prompt; do
+for file in batch sparse prompt mha; do
     for plant in near-out near-lse; do
         export FMLA_PLANT=$plant
         bad 1 'the result is wrong: ' run $file.safetensors --kernel cpu-generic --check --repeat 1

@@ -27,7 +27,9 @@ static const struct command bench = {
     "timed in turns with the call. --fixed times a batch of varying lengths in turns with one of fixed "
     "length with as many keys, and tells var / fixed; the grid varlen (the large batches of peers) "
     "always does. sparse_decode and sparse_prefill have the grids cpu, peers and quick, with formats of "
-    "keys of their own; --d-qk and --kv-heads are for keys that are no bytes.\n"
+    "keys of their own; --d-qk and --kv-heads are for keys that are no bytes. mha_forward has the grids "
+    "cpu, mha (shapes of server GPUs) and quick, causal and full, with as many query tokens as keys; of "
+    "any length (--varlen) means from an 80th of --seq-len to all of it.\n"
     "\n"
     "--json writes a line a row, as soon as the row is timed: what has been timed stays, even if the "
     "rest is stopped.\n"
@@ -39,6 +41,7 @@ static const struct command bench = {
     "  flashmla bench --op merge --parts 2,8\n"
     "  flashmla bench --op sparse_decode --grid quick --heads 16,128\n"
     "  flashmla bench --op sparse_prefill --device cuda:0 --grid peers --json sparse_prefill.jsonl\n"
+    "  flashmla bench --op mha_forward --d-qk 192 --causal yes --threads 1\n"
     "  flashmla bench --op cache_append --device cuda:0 --tokens 128,65536\n"
     "  flashmla bench --device cuda:0 --grid peers --json dense_decode.jsonl\n"
     "  flashmla bench --device cuda:0 --grid varlen --seq-len 4096,8192 --no-stream\n",
@@ -88,7 +91,7 @@ static int bench_rows(const struct bench_options *o, enum operation op, const st
     struct bench_session s = {.timer = {.device = device, .warm = o->warm, .repeat = o->repeat},
                               .report = {.op = op, .stream = stream},
                               .kernel = o->kernel,
-                              .fixed = o->fixed};
+                              .fixed = o->fixed && op == OP_DENSE_DECODE};
     struct fault fault = {""};
     int exit_code = EXIT_FAILED;
     s.report.timer = &s.timer;
@@ -110,7 +113,9 @@ static void choose(struct option_counts *axis, int choice, bool given)
 
 static bool fits(const struct shape *shape)
 {
-    return (!shape->h_q || shape->h_q % shape->h_kv == 0) && (shape->d_qk == 512 || shape->d_qk == 576);
+    const bool any = shape->op == OP_MHA_FORWARD;
+    return (!shape->h_q || shape->h_q % shape->h_kv == 0) &&
+           (any || shape->d_qk == 512 || shape->d_qk == 576);
 }
 
 static int bench_all(struct bench_options *o)
@@ -131,7 +136,8 @@ static int bench_all(struct bench_options *o)
     for (int64_t i = 0; i < count; i++)
         if (!fits(&rows[i])) {
             free(rows);
-            return complain(&bench, EXIT_USAGE, "--kv-heads must divide --heads, and --d-qk be 512 or 576");
+            return complain(&bench, EXIT_USAGE, "--kv-heads must divide --heads%s",
+                            op == OP_MHA_FORWARD ? "" : ", and --d-qk be 512 or 576");
         }
     if (o->threads) fmla_set_num_threads((int32_t)o->threads); /* in range by its option */
     if (!strcmp(o->grid, "quick")) o->warm = true;
@@ -151,19 +157,21 @@ int command_bench(int argc, char **argv)
     struct option options[] = {
         OPTION_ONE_OF("--op", &o.op, "NAME", operations, NULL, NULL),
         OPTION_ROW("--grid", OPTION_TEXT, &o.grid, "NAME",
-                   "cpu (the default), h20, latency, peers, varlen or quick", 0, 0, NULL, "cpu", "h20",
-                   "latency", "peers", "varlen", "quick"),
+                   "cpu (the default), h20, latency, peers, varlen, mha or quick", 0, 0, NULL, "cpu", "h20",
+                   "latency", "peers", "varlen", "mha", "quick"),
         AXIS("--batch", AXIS_BATCH, 1, 65536, "requests"),
         AXIS("--query-tokens", AXIS_QUERY_TOKENS, 1, 1 << 20, "query tokens of a request, or of a prompt"),
         AXIS("--seq-len", AXIS_SEQ_LEN, 1, 1 << 24, "keys of a request, or all that a prompt can name"),
         AXIS("--heads", AXIS_HEADS, 1, 4096, "query heads"),
         AXIS("--kv-heads", AXIS_KV_HEADS, 1, 4096, "key heads"),
-        AXIS("--d-qk", AXIS_D_QK, 512, 576, "head size, 512 or 576"),
+        AXIS("--d-qk", AXIS_D_QK, 1, 576, "head size, 512 or 576, with mha_forward any"),
+        AXIS("--d-v", AXIS_D_V, 1, 512,
+             "mha_forward: head size of values; default 128, or --d-qk if that is less"),
         AXIS("--page-size", AXIS_PAGE_SIZE, 1, 65536, "keys of a page"),
         OPTION_ONE_OF("--dtype", &o.dtype, "TYPE", "bf16, fp16 or both", &o.dtype_given, "bf16", "fp16",
                       "both"),
         OPTION_ONE_OF("--causal", &o.causal, "WHEN", "no, yes or both", &o.causal_given, "no", "yes", "both"),
-        OPTION_ONE_OF("--varlen", &o.varlen, "WHEN", "lengths around --seq-len: no, yes or both",
+        OPTION_ONE_OF("--varlen", &o.varlen, "WHEN", "lengths around --seq-len, or up to it: no, yes or both",
                       &o.varlen_given, "no", "yes", "both"),
         AXIS("--topk", AXIS_TOPK, 1, 1 << 24, "sparse: indices of a token"),
         AXIS("--parts", AXIS_PARTS, 1, 1024, "parts to merge; default 2,8"),

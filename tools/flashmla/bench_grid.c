@@ -9,11 +9,12 @@ enum { MOST = 8, PRODUCTS = 5 };
 
 /* In the order of the rows below. Lists end with 0; an axis without one has its usual value. page_size 0: 64, but of sparse
  * prefill keys without pages. A second cache has as many keys; with extra_varlen its lists count from 0 to all of their
- * entries. */
+ * entries. Of MHA s_q is s_k, h_kv h_q, and d_v the lesser of d_qk and 128. */
 struct product {
     int64_t b[MOST], s_q[MOST], s_k[MOST], h_q[MOST], topk[MOST];
-    int64_t page_size, extra_topk, extra_page_size, extra_varlen, causal, d_qk[MOST];
-    enum { FIXED, FIXED_AND_VARYING, VARYING } lengths;
+    int64_t page_size, extra_topk, extra_page_size, extra_varlen;
+    enum { NO, YES, BOTH } causal, varying;
+    int64_t d_qk[MOST], h_kv[MOST];
     int32_t format;
 };
 
@@ -31,15 +32,15 @@ static const struct grid {
       {.b = {128}, .s_q = {1}, .s_k = {512}, .h_q = {16, 128}}}},
     {OP_DENSE_DECODE,
      "h20",
-     {{{128}, {1, 2}, {4096, 8192}, {16, 32, 64, 128}, .causal = 1, .lengths = FIXED_AND_VARYING}}},
-    {OP_DENSE_DECODE, "latency", {{{1, 2, 4}, {1}, {1024, 8192, 65536}, {16, 64, 128}, .causal = 1}}},
+     {{{128}, {1, 2}, {4096, 8192}, {16, 32, 64, 128}, .causal = YES, .varying = BOTH}}},
+    {OP_DENSE_DECODE, "latency", {{{1, 2, 4}, {1}, {1024, 8192, 65536}, {16, 64, 128}, .causal = YES}}},
     {OP_DENSE_DECODE,
      "peers",
-     {{{1, 2, 4, 16, 32}, {1}, {1024, 8192, 65536}, {16, 64, 128}, .causal = 1},
-      {{128}, {1, 2}, {4096, 8192, 32768}, {16, 32, 64, 128}, .causal = 1}}},
+     {{{1, 2, 4, 16, 32}, {1}, {1024, 8192, 65536}, {16, 64, 128}, .causal = YES},
+      {{128}, {1, 2}, {4096, 8192, 32768}, {16, 32, 64, 128}, .causal = YES}}},
     {OP_DENSE_DECODE,
      "varlen",
-     {{{128}, {1, 2}, {4096, 8192, 32768}, {16, 32, 64, 128}, .causal = 1, .lengths = VARYING}}},
+     {{{128}, {1, 2}, {4096, 8192, 32768}, {16, 32, 64, 128}, .causal = YES, .varying = YES}}},
     {OP_DENSE_DECODE, "quick", {{{1}, {1}, {256, 512, 1024}, .h_q = {16}}}},
     {OP_SPARSE_DECODE,
      "cpu",
@@ -70,6 +71,15 @@ static const struct grid {
      "quick",
      {{{0}, {8}, {1024}, {16}, {64, 256}, .d_qk = {576}, .format = FMLA_KV_BF16},
       {{0}, {8}, {1024}, {16}, {256}, 64, .format = FMLA_KV_FP8_656}}},
+    {OP_MHA_FORWARD, "cpu", {{{1}, {0}, {2048}, {16}, .causal = BOTH, .d_qk = {192, 128, 64}}}},
+    {OP_MHA_FORWARD,
+     "mha",
+     {{{8}, {0}, {2048}, {16}, .causal = BOTH, .d_qk = {192, 128, 64}},
+      {{2}, {0}, {8192}, {16}, .causal = BOTH, .d_qk = {192, 128, 64}},
+      {{1}, {0}, {16384}, {16}, .causal = BOTH, .d_qk = {192, 128, 64}},
+      {{2}, {0}, {8192}, {32}, .causal = YES, .d_qk = {128}, .h_kv = {4}},
+      {{16}, {0}, {8000}, {16}, .causal = BOTH, .varying = YES, .d_qk = {192, 128, 64}}}},
+    {OP_MHA_FORWARD, "quick", {{{1}, {0}, {512}, {16}, .causal = BOTH, .d_qk = {192}}}},
     {OP_CACHE_APPEND, "cpu", {{.s_q = {1}}}},
     {OP_CACHE_APPEND, "quick", {{.s_q = {1}}}},
 };
@@ -108,6 +118,8 @@ static bool is_axis(enum operation op, const struct product *p, enum bench_axis 
         [OP_MERGE] = ALL | 1 << AXIS_DTYPE | 1 << AXIS_BATCH | 1 << AXIS_PARTS,
         [OP_SPARSE_DECODE] = ALL | 1 << AXIS_PAGE_SIZE | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
         [OP_SPARSE_PREFILL] = ALL | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
+        [OP_MHA_FORWARD] = ALL | KEYS | 1 << AXIS_D_V | 1 << AXIS_DTYPE | 1 << AXIS_CAUSAL |
+                           1 << AXIS_VARLEN | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN,
         [OP_CACHE_APPEND] = CACHES | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE,
         [OP_CACHE_GATHER] = CACHES | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE,
     };
@@ -127,15 +139,17 @@ static struct option_counts list_of(enum operation op, const struct product *p, 
         [AXIS_PAGE_SIZE] = {64}};
     static const int64_t no_yes[2] = {0, 1};
     const int64_t *const lists[BENCH_AXES] = {
-        [AXIS_BATCH] = p->b,   [AXIS_QUERY_TOKENS] = p->s_q, [AXIS_SEQ_LEN] = p->s_k,
-        [AXIS_HEADS] = p->h_q, [AXIS_TOPK] = p->topk,        [AXIS_D_QK] = p->d_qk};
-    const int64_t *items = lists[axis] && *lists[axis] ? lists[axis] : usual[axis];
+        [AXIS_BATCH] = p->b,   [AXIS_QUERY_TOKENS] = p->s_q, [AXIS_SEQ_LEN] = p->s_k,  [AXIS_HEADS] = p->h_q,
+        [AXIS_TOPK] = p->topk, [AXIS_D_QK] = p->d_qk,        [AXIS_KV_HEADS] = p->h_kv};
+    const bool own = lists[axis] && (*lists[axis] || (axis == AXIS_KV_HEADS && op == OP_MHA_FORWARD));
+    const int64_t *items = own ? lists[axis] : usual[axis];
     int64_t count = 0;
     while (count < MOST && items[count]) count++;
     if (axis == AXIS_PAGE_SIZE && (p->page_size || op == OP_SPARSE_PREFILL)) items = &p->page_size, count = 1;
-    if (axis == AXIS_CAUSAL) items = &p->causal, count = 1;
-    if (axis == AXIS_VARLEN)
-        items = no_yes + (p->lengths == VARYING), count = p->lengths == FIXED_AND_VARYING ? 2 : 1;
+    if (axis == AXIS_CAUSAL || axis == AXIS_VARLEN) {
+        const int which = axis == AXIS_CAUSAL ? p->causal : p->varying;
+        items = no_yes + (which == YES), count = which == BOTH ? 2 : 1;
+    }
     return (struct option_counts){(int64_t *)items,
                                   count ? count : 1}; /* read only; a list of 0 alone is 0 */
 }
@@ -149,15 +163,15 @@ static struct shape row_of(enum operation op, const struct product *p, const str
         index /= lists[a].count;
     }
     const bool of_caches = is_axis(op, p, AXIS_FORMAT), tokens = is_axis(op, p, AXIS_TOKENS),
-               dense = op == OP_DENSE_DECODE;
+               dense = op == OP_DENSE_DECODE, mha = op == OP_MHA_FORWARD;
     struct shape shape = {.op = op,
                           .b = v[AXIS_BATCH],
                           .s_q = v[AXIS_QUERY_TOKENS],
                           .s_k = v[AXIS_SEQ_LEN],
                           .h_q = v[AXIS_HEADS],
-                          .h_kv = v[AXIS_KV_HEADS],
+                          .h_kv = v[AXIS_KV_HEADS] ? v[AXIS_KV_HEADS] : v[AXIS_HEADS],
                           .d_qk = v[AXIS_D_QK],
-                          .page_size = v[AXIS_PAGE_SIZE],
+                          .page_size = mha ? 0 : v[AXIS_PAGE_SIZE],
                           .topk = v[AXIS_TOPK],
                           .extra_topk = p->extra_topk,
                           .extra_page_size = p->extra_page_size,
@@ -165,11 +179,13 @@ static struct shape row_of(enum operation op, const struct product *p, const str
                           .parts = op == OP_MERGE ? v[AXIS_PARTS] : 0,
                           .format = of_caches ? (int32_t)v[AXIS_FORMAT] : p->format,
                           .type = (enum element)v[AXIS_DTYPE],
-                          .causal = dense && v[AXIS_CAUSAL],
-                          .varlen = dense && v[AXIS_VARLEN],
+                          .d_v = v[AXIS_D_V],
+                          .causal = (dense || mha) && v[AXIS_CAUSAL],
+                          .varlen = (dense || mha) && v[AXIS_VARLEN],
                           .extra_varlen = p->extra_varlen,
                           .no_lse = op == OP_MERGE};
     if (dense) shape.format = shape.type == ELEMENT_FP16 ? FMLA_KV_FP16 : FMLA_KV_BF16;
+    if (mha && !shape.d_v) shape.d_v = shape.d_qk < 128 ? shape.d_qk : 128;
     if (cache_formats[shape.format].d_qk) shape.d_qk = cache_formats[shape.format].d_qk;
     return shape;
 }
@@ -203,12 +219,16 @@ struct shape *bench_grid(enum operation op, const char *name, const struct bench
         if (grids[i].op == grids_of(op) && !strcmp(grids[i].name, name)) grid = &grids[i];
     *count = -1;
     if (!grid) return NULL;
+    /* What products differ in. */
+    const int of_mha =
+        1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_HEADS | 1 << AXIS_KV_HEADS | 1 << AXIS_VARLEN;
+    const int apart = op == OP_MHA_FORWARD ? of_mha : grid->op == OP_DENSE_DECODE ? -1 : 0;
     bool any = false;
-    for (int a = 0; a < BENCH_AXES; a++) any |= chosen->axis[a].count > 0;
+    for (int a = 0; a < BENCH_AXES; a++) any |= chosen->axis[a].count > 0 && apart >> a & 1;
     struct shape *rows = NULL;
     *count = 0;
-    for (int i = 0; i < PRODUCTS && *grid->products[i].s_q; i++) {
-        if (i && any && grid->op == OP_DENSE_DECODE) break;
+    for (int i = 0; i < PRODUCTS && (*grid->products[i].s_q || *grid->products[i].s_k); i++) {
+        if (i && any) break;
         if (append(op, &grid->products[i], chosen, &rows, count)) continue;
         free(rows);
         *count = 0;

@@ -14,6 +14,7 @@ enum bench_axis {
     AXIS_HEADS,
     AXIS_KV_HEADS,
     AXIS_D_QK,
+    AXIS_D_V,
     AXIS_PAGE_SIZE,
     AXIS_DTYPE,  /* enum element */
     AXIS_FORMAT, /* not chosen */
@@ -35,8 +36,8 @@ struct bench_axes {
 /* "cpu, h20, latency, peers, varlen, quick": those of an operation. */
 void bench_grid_names(enum operation op, char *names, size_t room);
 
-/* The rows of grid `name`, allocated, with the lists in `chosen` instead of its own; of a grid whose products differ in
- * nothing but their lists only the first one is left then. NULL with *count = -1 if the operation has no such grid, NULL with
+/* The rows of grid `name`, allocated, with the lists in `chosen` instead of its own; where products differ in a list
+ * that was chosen, only the first one is left then. NULL with *count = -1 if the operation has no such grid, NULL with
  * *count = 0 if there is no memory. */
 struct shape *bench_grid(enum operation op, const char *name, const struct bench_axes *chosen,
                          int64_t *count);

@@ -25,17 +25,24 @@ void bench_report_head(const struct bench_report *report)
                "cache", "page", "kernel", "us", "min", "max", "GB/s", "floor us", "x floor");
         return;
     }
-    printf("\n%5s %4s %6s %4s %5s %5s %5s %5s %-9s %-15s %10s %10s %10s %8s %7s %10s",
-           report->op == OP_MERGE ? "parts" : "", "b", "s_k", "s_q", "h_q", "h_kv", "d_qk", "type", "options",
-           "kernel", "us", "min", "max", "GFLOP/s", "GB/s", "floor us");
+    printf("\n%5s %4s %6s %5s %5s %5s %7s %5s %-10s %-15s %10s %10s %10s %8s %7s %10s",
+           report->op == OP_MERGE ? "parts" : "", "b", "s_k", "s_q", "h_q", "h_kv",
+           report->op == OP_MHA_FORWARD ? "qk/v" : "d_qk", "type", "options", "kernel", "us", "min", "max",
+           "GFLOP/s", "GB/s", "floor us");
     if (report->stream) printf(" %10s", "stream us");
     printf(" %7s %6s\n", "x floor", "% peak");
+}
+
+/* Of a request, or the most of those of any length. */
+static int64_t tokens_of(const struct shape *s)
+{
+    return s->op == OP_MHA_FORWARD && !s->s_q ? s->s_k : s->s_q;
 }
 
 static void print_shape(const struct bench_row *row)
 {
     const struct shape *s = row->shape;
-    char options[32], number[24] = "", b[24] = "-"; /* a prompt has no batch */
+    char options[32], width[48], number[24] = "", b[24] = "-"; /* a prompt has no batch */
     if (bench_only_copies(s->op)) {
         printf("%-13s %8" PRId64 " %5s %-8s ", descriptors[s->op].name, s->tokens, element_name(s->type),
                s->format ? format_name(s->format) : "-");
@@ -46,8 +53,10 @@ static void print_shape(const struct bench_row *row)
     if (s->topk) snprintf(options, sizeof options, "%s", format_name(s->format));
     if (s->b) snprintf(b, sizeof b, "%" PRId64, s->b);
     if (s->parts) snprintf(number, sizeof number, "%" PRId64, s->parts);
-    printf("%5s %4s %6" PRId64 " %4" PRId64 " %5" PRId64 " %5" PRId64 " %5" PRId64 " %5s %-9s ", number, b,
-           s->s_k, s->s_q, s->h_q, s->h_kv, s->d_qk, element_name(s->type), *options ? options : "-");
+    snprintf(width, sizeof width, "%" PRId64, s->d_qk);
+    if (s->d_v) snprintf(width, sizeof width, "%" PRId64 "/%" PRId64, s->d_qk, s->d_v);
+    printf("%5s %4s %6" PRId64 " %5" PRId64 " %5" PRId64 " %5" PRId64 " %7s %5s %-10s ", number, b, s->s_k,
+           tokens_of(s), s->h_q, s->h_kv, width, element_name(s->type), *options ? options : "-");
 }
 
 static void print_copy(const struct bench_row *row)
@@ -197,21 +206,21 @@ static json_t *pack_extra(const struct shape *s)
 
 static json_t *pack_shape(const struct shape *s)
 {
-    const char *dtype = element_name(s->type), *cache = format_name(s->format);
-    const bool dense = s->op == OP_DENSE_DECODE;
+    const char *dtype = element_name(s->type), *cache = s->format ? format_name(s->format) : NULL;
+    const bool masks = s->op == OP_DENSE_DECODE || s->op == OP_MHA_FORWARD;
     if (bench_only_copies(s->op))
         return json_pack("{s:I, s:s, s:s*, s:I, s:I}", "tokens", (json_int_t)s->tokens, "dtype", dtype,
-                         "cache", s->format ? cache : NULL, "d_qk", (json_int_t)s->d_qk, "page_size",
-                         (json_int_t)s->page_size);
+                         "cache", cache, "d_qk", (json_int_t)s->d_qk, "page_size", (json_int_t)s->page_size);
     json_t *shape =
-        json_pack("{s:o*, s:I, s:I, s:i, s:s, s:o*}", "b", count(s->b), "s_q", (json_int_t)s->s_q, "h_q",
-                  (json_int_t)s->h_q, "d_v", CALL_D_V, "dtype", dtype, "parts", count(s->parts));
+        json_pack("{s:o*, s:I, s:I, s:I, s:s, s:o*}", "b", count(s->b), "s_q", (json_int_t)tokens_of(s),
+                  "h_q", (json_int_t)s->h_q, "d_v", (json_int_t)(s->d_v ? s->d_v : CALL_D_V), "dtype", dtype,
+                  "parts", count(s->parts));
     if (s->parts) return shape;
     json_t *keys =
-        json_pack("{s:I, s:I, s:I, s:s, s:o*, s:o*, s:o*, s:o*, s:o*}", "s_k", (json_int_t)s->s_k, "h_kv",
+        json_pack("{s:I, s:I, s:I, s:s*, s:o*, s:o*, s:o*, s:o*, s:o*}", "s_k", (json_int_t)s->s_k, "h_kv",
                   (json_int_t)s->h_kv, "d_qk", (json_int_t)s->d_qk, "cache", cache, "page_size",
                   count(s->page_size), "topk", count(s->topk), "extra", pack_extra(s), "causal",
-                  dense ? json_boolean(s->causal) : NULL, "varlen", dense ? json_boolean(s->varlen) : NULL);
+                  masks ? json_boolean(s->causal) : NULL, "varlen", masks ? json_boolean(s->varlen) : NULL);
     json_object_update(shape, keys);
     json_decref(keys);
     return shape;

@@ -51,6 +51,20 @@ struct form call_form(const struct member *member, int32_t rank)
     return form_of(member, rank != member->rank);
 }
 
+bool call_is_flat(const struct call *call)
+{
+    const struct member *member;
+    for (int i = 0; (member = call_member(call->op, i)); i++)
+        if (member->allowed & OR_FLAT && call->tensor[i].shape)
+            return call->tensor[i].ndim == form_of(member, true).rank;
+    return false;
+}
+
+bool call_of_plan(const struct member *member)
+{
+    return !strcmp(member->name, "partitions") || !strcmp(member->name, "num_splits");
+}
+
 void *call_option(const struct call *call, const char *name)
 {
     return op_option(call->op, &call->args, name);
@@ -131,12 +145,14 @@ bool call_allocate(struct call *call, int index, struct fault *fault)
 void call_set_results(struct call *call)
 {
     const fmla_dtype fp32 = {FMLA_TYPE_FLOAT, 32, 1};
+    const bool flat = call_is_flat(call);
     const struct member *member;
     for (int i = 0; (member = call_member(call->op, i)); i++) {
+        const struct form form = form_of(member, flat);
         int64_t shape[MAX_DIMENSIONS];
         if (call->tensor[i].shape || !(member->allowed & IS_OUTPUT)) continue;
-        for (int d = 0; d < member->rank; d++) shape[d] = call_size(call, member->dimensions[d]);
-        call_set(call, i, member->allowed & ALLOW_SAME ? call->tensor[0].dtype : fp32, member->rank, shape,
+        for (int d = 0; d < form.rank; d++) shape[d] = call_size(call, form.dimensions[d]);
+        call_set(call, i, member->allowed & ALLOW_SAME ? call->tensor[0].dtype : fp32, form.rank, shape,
                  NULL);
     }
 }

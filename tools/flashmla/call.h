@@ -10,7 +10,7 @@
 #include "fault.h"
 #include "op_call.h"
 
-enum { CALL_D_V = 512 };
+enum { CALL_D_V = 512 /* where values are the first elements of their keys */ };
 
 /* Stays where it is while it is used: args points to its tensors. */
 struct call {
@@ -42,8 +42,14 @@ void call_close(struct call *call);
 /* The index-th tensor of the operation; NULL past the last one. */
 const struct member *call_member(enum operation op, int index);
 
-/* The names of a tensor's dimensions, which depend on its rank where keys may lie without pages. */
+/* The names of a tensor's dimensions, which depend on its rank where it is OR_FLAT. */
 struct form call_form(const struct member *member, int32_t rank);
+
+/* Has it tensors that are flat (form_of in src/operations.h)? */
+bool call_is_flat(const struct call *call);
+
+/* Is the tensor a table of a plan? */
+bool call_of_plan(const struct member *member);
 
 /* The member that is no tensor, of whatever type it has; NULL where the operation has none of the name. */
 void *call_option(const struct call *call, const char *name);
@@ -74,7 +80,7 @@ void call_slice(struct call *part, const struct call *call, const enum dimension
 /* NULL if it is not there, or the operation has none. */
 const fmla_tensor *call_tensor(const struct call *call, const char *name);
 
-/* The size that the first tensor with this dimension has; -1 where none has it. */
+/* The size that the first tensor with this dimension has; without one d_v is CALL_D_V, and others are -1. */
 int64_t call_size(const struct call *call, enum dimension dimension);
 
 size_t call_bytes(const fmla_tensor *tensor);

@@ -97,10 +97,10 @@ bool call_file_read(struct call *call, const struct safetensors_file *file, cons
     const struct member *member;
     call_begin(call, call_file_operation(file));
     for (int i = 0; (member = call_member(call->op, i)); i++) {
-        const bool of_plan = member->dimensions[0] == DIM_rows || member->dimensions[0] == DIM_splits;
-        if (member->allowed & IS_OUTPUT || of_plan) continue;
+        if (member->allowed & IS_OUTPUT || call_of_plan(member)) continue;
         if (!read_tensor(call, i, file, path, fault)) return false;
     }
+    call_set_longest(call);
     int32_t *causal = call_option(call, "causal"), *format = call_option(call, "kv_format");
     return (!causal || read_causal(safetensors_metadata(file, "causal"), path, causal, fault)) &&
            (!format || read_format(safetensors_metadata(file, "kv_format"), path, format, fault)) &&

@@ -25,7 +25,7 @@ struct beside {
 
 static int64_t rows_of(const struct call *call)
 {
-    const enum dimension *dimensions = policies[call->op].rows;
+    const enum dimension *dimensions = call_rows(call);
     int64_t rows = 1;
     for (int i = 0; i < ROW_DIMENSIONS && dimensions[i]; i++) rows *= call_size(call, dimensions[i]);
     return rows;
@@ -64,16 +64,17 @@ static int64_t bytes_that_differ(const fmla_tensor *mine, const fmla_tensor *the
 
 /* ---- What rounding is relative to ------------------------------------------------------------ */
 
-/* Values of keys in these slots of a cache of the row; keys without pages are pages of one. */
-static bool gather(const struct call *row, const fmla_tensor *cache, int64_t slots[KEYS_AT_ONCE],
-                   int64_t count, float keys[KEYS_AT_ONCE * WIDEST_KEY])
+/* What stands in these slots of a cache of the row, `width` numbers each; keys without pages are pages of one. */
+static bool gather(const struct call *row, const fmla_tensor *cache, int64_t width,
+                   int64_t slots[KEYS_AT_ONCE], int64_t count, float keys[KEYS_AT_ONCE * WIDEST_KEY])
 {
-    const int64_t d_qk = call_size(row, DIM_d_qk), *strides = cache->strides;
-    const int64_t flat[] = {cache->shape[0], 1, 1, d_qk}, flat_strides[] = {strides[0], strides[0], d_qk, 1};
+    const int64_t *strides = cache->strides;
+    const int64_t flat[] = {cache->shape[0], 1, 1, width},
+                  flat_strides[] = {strides[0], strides[0], width, 1};
     fmla_tensor pages = *cache, named = {.data = slots, .device = row->device, .ndim = 1, .shape = &count};
     named.dtype = dtype_of(FMLA_TYPE_INT, 64);
     fmla_tensor values = named;
-    values.data = keys, values.ndim = 2, values.shape = (int64_t[]){count, d_qk};
+    values.data = keys, values.ndim = 2, values.shape = (int64_t[]){count, width};
     values.dtype = dtype_of(FMLA_TYPE_FLOAT, 32);
     if (cache->ndim == 3) pages.ndim = 4, pages.shape = flat, pages.strides = flat_strides;
     fmla_cache_gather_args args = FMLA_INIT(fmla_cache_gather_args);
@@ -86,14 +87,17 @@ static bool gather(const struct call *row, const fmla_tensor *cache, int64_t slo
 static void measure(const struct call *row, struct magnitude *magnitude)
 {
     const struct key_source *from = policies[row->op].keys;
-    const int64_t d_qk = call_size(row, DIM_d_qk);
+    const int64_t d_qk = call_size(row, DIM_d_qk), d_v = call_size(row, DIM_d_v);
     const double given = (double)*(const float *)call_option(row, "softmax_scale");
     const double scale = given != 0.0 ? given : 1.0 / sqrt((double)d_qk);
-    float q[WIDEST_KEY], keys[KEYS_AT_ONCE * WIDEST_KEY];
-    if (d_qk > WIDEST_KEY) return; /* which the oracle alone takes */
+    float q[WIDEST_KEY], keys[KEYS_AT_ONCE * WIDEST_KEY], apart[KEYS_AT_ONCE * WIDEST_KEY];
+    if (d_qk > WIDEST_KEY || d_v > MAGNITUDE_MOST) return; /* which the oracle alone takes */
     for (int64_t d = 0; d < d_qk; d++) q[d] = element_load(row->tensor[0].data, row->tensor[0].dtype, d);
     for (int k = 0; k < KEY_SOURCES && from[k].cache; k++) {
-        const fmla_tensor *cache = call_tensor(row, from[k].cache);
+        const fmla_tensor *cache = call_tensor(row, from[k].cache),
+                          *v = from[k].values ? call_tensor(row, from[k].values) : NULL;
+        const float *values = v ? apart : keys;
+        const int64_t width = v ? d_v : d_qk;
         const int64_t count = call_row_keys(row, &from[k]);
         const int64_t all = !cache ? 0 : cache->shape[0] * (cache->ndim == 4 ? cache->shape[1] : 1);
         int64_t slots[KEYS_AT_ONCE], now = 0;
@@ -101,8 +105,10 @@ static void measure(const struct call *row, struct magnitude *magnitude)
             slots[now] = call_row_slot(row, &from[k], i);
             now += slots[now] >= 0 && slots[now] < all;
             if (!now || (now < KEYS_AT_ONCE && i + 1 < count)) continue;
-            if (!gather(row, cache, slots, now, keys)) return;
-            for (int64_t j = 0; j < now; j++) magnitude_add(magnitude, scale, q, keys + j * d_qk, d_qk, keys + j * d_qk, CALL_D_V);
+            if (!gather(row, cache, d_qk, slots, now, keys)) return;
+            if (v && !gather(row, v, d_v, slots, now, apart)) return;
+            for (int64_t j = 0; j < now; j++)
+                magnitude_add(magnitude, scale, q, keys + j * d_qk, d_qk, values + j * width, d_v);
             now = 0;
         }
     }
@@ -114,22 +120,24 @@ static double bound(const struct call *call, const char *name, int64_t i, const 
                     int64_t at[ROW_DIMENSIONS], struct magnitude *magnitude)
 {
     const struct policy *policy = &policies[call->op];
+    const enum dimension *rows = call_rows(call);
     const struct member *member;
     const bool is_out = !strcmp(name, "out");
     int64_t place[DIMENSIONS] = {0}, row_at[ROW_DIMENSIONS], element = i;
     struct call row;
-    int32_t room;
+    int32_t room[NARROWED];
     int k = 0;
     if (!policy->keys[0].cache || (is_out && !beside->other)) return 0.0;
     while ((member = call_member(call->op, k)) && strcmp(member->name, name) != 0) k++;
-    for (int d = member ? member->rank - 1 : -1; d >= 0; d--)
-        place[member->dimensions[d]] = i % call->tensor[k].shape[d], i /= call->tensor[k].shape[d];
-    for (int d = 0; d < ROW_DIMENSIONS; d++) row_at[d] = place[policy->rows[d]];
-    call_slice(&row, call, policy->rows, row_at, ROW_DIMENSIONS);
+    const struct form form = call_form(member, call->tensor[k].ndim);
+    for (int d = form.rank - 1; d >= 0; d--)
+        place[form.dimensions[d]] = i % call->tensor[k].shape[d], i /= call->tensor[k].shape[d];
+    for (int d = 0; d < ROW_DIMENSIONS; d++) row_at[d] = place[rows[d]];
+    call_slice(&row, call, rows, row_at, ROW_DIMENSIONS);
     if (!magnitude->any || memcmp(at, row_at, sizeof row_at) != 0) {
         *magnitude = (struct magnitude){0};
         memcpy(at, row_at, sizeof row_at);
-        if (policy->narrow) policy->narrow(&row, call, at, &room);
+        if (policy->narrow) policy->narrow(&row, call, at, room);
         measure(&row, magnitude);
     }
     if (!is_out)
@@ -137,7 +145,7 @@ static double bound(const struct call *call, const char *name, int64_t i, const 
                     magnitude_bound(magnitude, *(const int32_t *)call_option(call, "log_base")));
     const fmla_tensor *sink = call_tensor(&row, "attn_sink");
     return magnitude_out_bound(magnitude, sink ? (double)*(const float *)sink->data : -INFINITY,
-                               (int)(element % CALL_D_V));
+                               (int)(element % call_size(&row, DIM_d_v)));
 }
 
 /* ---- Comparing ------------------------------------------------------------------------------- */
@@ -197,15 +205,15 @@ static bool check_part(const struct call *call, const struct beside *beside, int
                        double *products, struct check_result *result, struct fault *fault)
 {
     const struct policy *policy = &policies[call->op];
+    const enum dimension *rows = call_rows(call);
     const struct member *member;
     struct call done, oracle;
     int64_t at[ROW_DIMENSIONS] = {0};
-    int32_t room;
-    for (int d = sliced - 1; d >= 0; d--)
-        at[d] = i % call_size(call, policy->rows[d]), i /= call_size(call, policy->rows[d]);
-    call_slice(&done, call, policy->rows, at, sliced);
-    call_slice(&oracle, call, policy->rows, at, sliced);
-    if (sliced && policy->narrow) policy->narrow(&oracle, call, at, &room);
+    int32_t room[NARROWED];
+    for (int d = sliced - 1; d >= 0; d--) at[d] = i % call_size(call, rows[d]), i /= call_size(call, rows[d]);
+    call_slice(&done, call, rows, at, sliced);
+    call_slice(&oracle, call, rows, at, sliced);
+    if (sliced && policy->narrow) policy->narrow(&oracle, call, at, room);
     for (int k = 0; (member = call_member(call->op, k)); k++) /* results of its own */
         if (member->allowed & IS_OUTPUT) oracle.tensor[k].data = NULL, oracle.tensor[k].strides = NULL;
     *products += 0.5 * call_work(&oracle).flop;
@@ -223,18 +231,20 @@ bool check_against_oracle(const struct call *call, bool by_gpu, struct check_res
     const struct beside beside = {.other = true, .rounded = scales ? rounded_scale_lse : 0.0};
     const bool whole = 0.5 * call_work(call).flop <= policy->budget;
     struct random_state random = {2025};
+    const enum dimension *rows = call_rows(call);
     struct progress progress;
     int64_t parts = 1;
+    int sliced = 0;
     double products = 0.0;
     bool good = true;
     *result = (struct check_result){.all_rows = rows_of(call)};
     progress_begin(&progress, "comparing with the oracle");
-    for (int d = 0; d < policy->sliced; d++) parts *= call_size(call, policy->rows[d]);
+    while (sliced < policy->sliced && rows[sliced]) parts *= call_size(call, rows[sliced++]);
     if (whole) good = check_part(call, &beside, 0, 0, &products, result, fault);
     for (int64_t i = 0;
          good && !whole && (i < 2 || (result->rows < SAMPLED_ROWS && products < policy->budget)); i++) {
         const int64_t part = i == 0 ? 0 : i == 1 ? parts - 1 : random_between(&random, 0, parts - 1);
-        good = check_part(call, &beside, part, policy->sliced, &products, result, fault);
+        good = check_part(call, &beside, part, sliced, &products, result, fault);
         progress_update(&progress, result->rows, SAMPLED_ROWS);
     }
     progress_wipe(&progress);

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 #include "make.h"
 
+#include "policy.h"
+
 #include "elements.h"
 #include "tokens.h"
 
+#include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,9 +48,12 @@ static void sizes_of(const struct shape *s, int64_t size[DIMENSIONS])
     const int64_t requests = s->op == OP_SPARSE_PREFILL ? 1 : s->b;
     const int64_t keys = s->op == OP_CACHE_APPEND || s->op == OP_CACHE_GATHER ? s->tokens : s->s_k;
     const int64_t of_request = pages_for(keys, s->page_size);
+    const int64_t s_q = s->op == OP_MHA_FORWARD && !s->s_q ? s->s_k : s->s_q;
     memset(size, 0, DIMENSIONS * sizeof *size);
-    size[DIM_b] = s->b, size[DIM_s_q] = s->s_q, size[DIM_h_q] = s->h_q, size[DIM_h_kv] = s->h_kv;
-    size[DIM_d_qk] = s->d_qk, size[DIM_d_v] = CALL_D_V, size[DIM_s_kv] = s->s_k, size[DIM_one_head] = 1;
+    size[DIM_b] = s->b, size[DIM_s_q] = s_q, size[DIM_h_q] = s->h_q, size[DIM_h_kv] = s->h_kv;
+    size[DIM_d_qk] = s->d_qk, size[DIM_d_v] = s->d_v ? s->d_v : CALL_D_V;
+    size[DIM_s_k] = size[DIM_s_kv] = s->s_k, size[DIM_one_head] = 1, size[DIM_splits] = s->b + 1;
+    size[DIM_tokens_q] = s->b * s_q, size[DIM_tokens_k] = s->b * s->s_k;
     size[DIM_pages] = s->tokens ? of_request : dense && !s->page_size ? s->b : requests * of_request;
     size[DIM_page_size] = dense && !s->page_size ? s->s_k : s->page_size, size[DIM_max_pages] = of_request;
     size[DIM_extra_pages] = s->b * pages_for(extra_keys(s), s->extra_page_size);
@@ -59,12 +66,11 @@ static void sizes_of(const struct shape *s, int64_t size[DIMENSIONS])
 static bool is_there(const struct shape *s, const struct member *member)
 {
     const char *name = member->name;
-    const enum dimension first = member->dimensions[0];
-    if (first == DIM_rows || first == DIM_splits) return false;
+    if (call_of_plan(member)) return false;
     if (!(member->allowed & ALLOW_NULL)) return true;
     if (!strcmp(name, "attn_sink")) return s->sink;
     if (!strcmp(name, "block_table")) return s->page_size > 0;
-    if (!strcmp(name, "topk_length")) return s->varlen;
+    if (!strcmp(name, "topk_length") || !strncmp(name, "cu_seqlens", 10)) return s->varlen;
     if (!strcmp(name, "extra_topk_length")) return s->extra_topk && (s->varlen || s->extra_varlen);
     if (!strncmp(name, "extra_", 6)) return s->extra_topk > 0;
     return strcmp(name, "lse") != 0 || !s->no_lse;
@@ -173,11 +179,16 @@ static void fill_cache(struct making *m, const char *name, float mean)
 
 /* ---- Dense decode ---------------------------------------------------------------------------- */
 
+static bool make_lengths(struct making *m, struct fault *fault)
+{
+    m->lengths = malloc((size_t)(m->shape->b + 1) * sizeof *m->lengths);
+    return m->lengths || fault_set(fault, "no memory for the lengths");
+}
+
 static bool begin_dense(struct making *m, struct fault *fault)
 {
     const struct shape *s = m->shape;
-    m->lengths = malloc((size_t)(s->b + 1) * sizeof *m->lengths);
-    if (!m->lengths) return fault_set(fault, "no memory for the lengths");
+    if (!make_lengths(m, fault)) return false;
     for (int64_t r = 0; r < s->b; r++) {
         double length = (double)s->s_k;
         if (s->varlen) length += 0.5 * length * (double)random_normal(&m->random);
@@ -310,6 +321,40 @@ static bool prefill_values(struct making *m, struct fault *fault)
     return true;
 }
 
+/* ---- Dense MHA ------------------------------------------------------------------------------- */
+
+static bool begin_mha(struct making *m, struct fault *fault)
+{
+    const struct shape *s = m->shape;
+    int64_t keys = 0;
+    if (!s->varlen) return true;
+    if (!make_lengths(m, fault)) return false;
+    for (int64_t r = 0; r < s->b; r++) {
+        m->lengths[r] = s->lengths ? s->lengths[r] : (int32_t)random_between(&m->random, s->s_k / 80, s->s_k);
+        keys += m->lengths[r];
+    }
+    m->size[DIM_tokens_q] = s->s_q ? s->b * s->s_q : keys, m->size[DIM_tokens_k] = keys;
+    if (keys > INT32_MAX || m->size[DIM_tokens_q] > INT32_MAX)
+        return fault_set(fault, "%" PRId64 " tokens and %" PRId64 " keys are more than cu_seqlens count",
+                         m->size[DIM_tokens_q], keys);
+    return true;
+}
+
+static bool mha_values(struct making *m, struct fault *fault)
+{
+    (void)fault;
+    int32_t *of_q = data_of(m, "cu_seqlens_q"), *of_k = data_of(m, "cu_seqlens_k");
+    if (of_q) *of_q = *of_k = 0;
+    for (int64_t r = 0; of_q && r < m->shape->b; r++) {
+        of_q[r + 1] = of_q[r] + (m->shape->s_q ? (int32_t)m->shape->s_q : m->lengths[r]);
+        of_k[r + 1] = of_k[r] + m->lengths[r];
+    }
+    call_set_longest(m->call);
+    fill(m, "q", 0.0f), fill(m, "k", 0.0f), fill(m, "v", 0.0f);
+    *(float *)call_option(m->call, "softmax_scale") = 1.0f / sqrtf((float)m->shape->d_qk + 100.0f);
+    return true;
+}
+
 /* ---- Merge and the cache operations ---------------------------------------------------------- */
 
 static bool merge_values(struct making *m, struct fault *fault)
@@ -367,6 +412,7 @@ static const struct {
     [OP_DENSE_DECODE] = {begin_dense, dense_values},
     [OP_SPARSE_DECODE] = {begin_sparse, sparse_values},
     [OP_SPARSE_PREFILL] = {begin_sparse, prefill_values},
+    [OP_MHA_FORWARD] = {begin_mha, mha_values},
     [OP_MERGE] = {NULL, merge_values},
     [OP_CACHE_APPEND] = {NULL, cache_values},
     [OP_CACHE_GATHER] = {NULL, cache_values},

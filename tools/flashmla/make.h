@@ -9,7 +9,8 @@
 #include "call.h"
 #include "pages.h"
 
-/* What a call is like. An operation has no use for sizes that its tensors do not name. */
+/* What a call is like. An operation has no use for sizes that its tensors do not name. Without s_q requests of MHA have as many
+ * tokens as keys. */
 struct shape {
     enum operation op;
     int64_t b, s_q, s_k, h_q, h_kv, d_qk; /* s_k: keys of a request, or of a prompt */
@@ -17,15 +18,17 @@ struct shape {
     int64_t topk, extra_topk, extra_page_size,
         extra_s_k; /* extra_topk 0: no second cache; extra_s_k 0: s_k */
     int64_t parts, tokens;
+    int64_t d_v;       /* 0: CALL_D_V */
     int32_t format;    /* FMLA_KV_…, of caches */
     enum element type; /* of the vectors; fp32 of merge and the cache operations alone */
     bool causal, sink;
-    bool
-        varlen; /* dense decode: lengths N(s_k, (s_k/2)²) between s_q and 2 · s_k; sparse: topk_length between 0 and topk */
+    /* Dense decode: lengths N(s_k, (s_k/2)²) between s_q and 2 · s_k; sparse: topk_length between 0 and topk; MHA: requests
+     * one after the other, of s_k/80 to s_k keys. */
+    bool varlen;
     bool extra_varlen;      /* the same of the second cache's lists alone */
     bool holes;             /* one index in eight names no key; parts without keys, slots of -1 */
     bool no_lse;            /* merge without lse */
-    const int32_t *lengths; /* [b] of dense decode; NULL = as above */
+    const int32_t *lengths; /* [b] of dense decode and, with varlen, of MHA; NULL = as above */
     uint64_t seed;
 };
 
@@ -38,7 +41,7 @@ struct making {
     const struct shape *shape;
     struct random_state random;
     struct pages pages;
-    int32_t *lengths;         /* of dense decode */
+    int32_t *lengths;         /* of dense decode, and of MHA with varlen */
     int64_t size[DIMENSIONS]; /* the elements of a token of a cache aside */
 };
 

@@ -32,28 +32,35 @@ static const struct command make_input = {
     "or pages with --page-size or --cache, and indices [s_q, h_kv, topk]; values are around means, and "
     "softmax_scale is 0.5.\n"
     "\n"
+    "--op mha_forward writes q [b, s_q, h_q, d_qk], k [b, s_k, h_kv, d_qk] and v [b, s_k, h_kv, d_v], s_k "
+    "being --seq-len, 1024 without it. With --varlen requests are one after the other, of lengths as "
+    "above: tensors have no dimension b, and cu_seqlens_q and cu_seqlens_k (int32) say where each "
+    "begins. softmax_scale is 1 / sqrt(d_qk + 100).\n"
+    "\n"
     "Examples\n"
     "  flashmla make-input batch.safetensors --batch 4 --min-len 100 --max-len 2000\n"
     "  flashmla make-input mtp.safetensors --seq-lens 0,1,64,5000 --query-tokens 2 --causal --dtype "
     "fp16\n"
     "  flashmla make-input sparse.safetensors --op sparse_decode --cache fp8_656 --topk 2048 --seq-len "
-    "8192\n",
+    "8192\n"
+    "  flashmla make-input mha.safetensors --op mha_forward --varlen --seq-lens 100,0,700 --causal\n",
     OPERAND_OUTPUT,
     NULL};
 
 struct make_options {
     struct lengths lengths;
-    int64_t query_tokens, heads, kv_heads, d_qk, page_size, topk, extra_topk, extra_page_size;
+    int64_t query_tokens, heads, kv_heads, d_qk, d_v, page_size, topk, extra_topk, extra_page_size;
     int op, dtype, cache;              /* indices of the choices; cache: of q's type, FP8_656, FP8_584 */
     const char *names[OPTION_CHOICES]; /* of the choices of op */
-    bool causal, sink, short_lists;
-    bool kv_heads_given, d_qk_given, page_given, cache_given, topk_given, extra_topk_given, extra_page_given;
+    bool causal, varlen, sink, short_lists;
+    bool query_tokens_given, kv_heads_given, d_qk_given, d_v_given, page_given, cache_given, topk_given,
+        extra_topk_given, extra_page_given;
 };
 
 /* ---- What each operation has of its own ------------------------------------------------------- */
 
 /* In the order of the choices of --op; PLAIN is every later one. */
-enum { DENSE, SPARSE, PREFILL, PLAIN, MADE };
+enum { DENSE, SPARSE, PREFILL, MHA, PLAIN, MADE };
 static int kind_of(const struct make_options *o)
 {
     return o->op < PLAIN ? o->op : PLAIN;
@@ -63,6 +70,7 @@ static struct shape shape_of(const struct make_options *o)
 {
     static const int32_t bytes[] = {FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584};
     const int kind = kind_of(o);
+    const bool lengths = kind == DENSE || kind == MHA;
     const uint64_t seed = (uint64_t)o->lengths.seed;
     struct shape shape = {.op = operation_named(o->names[o->op]),
                           .s_q = o->query_tokens,
@@ -71,11 +79,19 @@ static struct shape shape_of(const struct make_options *o)
                           .d_qk = o->d_qk,
                           .type = o->dtype ? ELEMENT_FP16 : ELEMENT_BF16,
                           .sink = o->sink,
-                          .seed = kind == DENSE ? ~seed - 2025 : seed}; /* not what lengths were drawn from */
+                          .seed = lengths ? ~seed - 2025 : seed}; /* not what lengths were drawn from */
     if (kind == PLAIN) shape.tokens = o->lengths.batch * o->query_tokens;
     if (kind == PLAIN) return shape;
-    shape.page_size = kind == PREFILL && !o->cache && !o->page_given ? 0 : o->page_size;
     shape.causal = o->causal;
+    if (kind == MHA) {
+        shape.b = o->lengths.batch, shape.s_k = o->lengths.seq_len_given ? o->lengths.seq_len : 1024;
+        shape.s_q = o->query_tokens_given ? o->query_tokens : 0;
+        shape.h_kv = o->kv_heads_given ? o->kv_heads : o->heads, shape.d_qk = o->d_qk_given ? o->d_qk : 192;
+        shape.d_v = o->d_v_given ? o->d_v : shape.d_qk < 128 ? shape.d_qk : 128;
+        shape.varlen = o->varlen;
+        return shape;
+    }
+    shape.page_size = kind == PREFILL && !o->cache && !o->page_given ? 0 : o->page_size;
     if (kind == DENSE) return shape;
     shape.b = kind == SPARSE ? o->lengths.batch : 0;
     shape.s_k = o->lengths.seq_len_given ? o->lengths.seq_len : 4096;
@@ -116,6 +132,14 @@ static void print_prefill(const struct shape *s, const struct making *made)
     printf(", %" PRId64 " indices", s->topk);
 }
 
+static void print_mha(const struct shape *s, const struct making *made)
+{
+    printf("%" PRId64 " requests%s, %" PRId64 " query tokens, %" PRId64 " keys, %" PRId64
+           " heads over %" PRId64 ", d_qk %" PRId64 ", d_v %" PRId64 ", %s%s",
+           s->b, s->varlen ? " one after the other" : "", made->size[DIM_tokens_q], made->size[DIM_tokens_k],
+           s->h_q, s->h_kv, s->d_qk, s->d_v, element_name(s->type), s->causal ? ", causal" : "");
+}
+
 static void print_plain(const struct shape *s, const struct making *made)
 {
     (void)made;
@@ -133,13 +157,14 @@ static const struct {
                 {"indices", "extra_indices", "topk_length", "extra_topk_length", "attn_sink", "q", "kv_cache",
                  "extra_kv_cache"}},
     [PREFILL] = {print_prefill, {"indices", "topk_length", "attn_sink", "q", "kv"}},
+    [MHA] = {print_mha, {"cu_seqlens_q", "cu_seqlens_k", "q", "k", "v"}},
     [PLAIN] = {print_plain, {NULL}}, /* all that is read */
 };
 
 /* ---- Options that contradict each other ------------------------------------------------------- */
 
-/* The first option that was given and that the operation has no use for; NULL if there is none. */
-static const char *needless(const struct make_options *o)
+/* The first option that was given and that the operation has no use for, and the operations that have; NULL if there is none. */
+static const char *needless(const struct make_options *o, char *others, size_t room)
 {
     const struct lengths *l = &o->lengths;
     const struct {
@@ -147,33 +172,48 @@ static const char *needless(const struct make_options *o)
         bool given;
         unsigned of; /* operations that have it, as bits */
     } options[] = {
-        {"--causal", o->causal, 1 << DENSE},
-        {"--seq-lens", l->list_given, 1 << DENSE},
-        {"--min-len", l->min_given, 1 << DENSE},
-        {"--max-len", l->max_given, 1 << DENSE},
-        {"--batch", l->batch_given, 1 << DENSE | 1 << SPARSE | 1 << PLAIN},
-        {"--kv-heads", o->kv_heads_given, 1 << DENSE | 1 << PREFILL},
+        {"--causal", o->causal, 1 << DENSE | 1 << MHA},
+        {"--varlen", o->varlen, 1 << MHA},
+        {"--sink", o->sink, 1 << DENSE | 1 << SPARSE | 1 << PREFILL},
+        {"--seq-lens", l->list_given, 1 << DENSE | 1 << MHA},
+        {"--min-len", l->min_given, 1 << DENSE | 1 << MHA},
+        {"--max-len", l->max_given, 1 << DENSE | 1 << MHA},
+        {"--batch", l->batch_given, 1 << DENSE | 1 << SPARSE | 1 << MHA | 1 << PLAIN},
+        {"--kv-heads", o->kv_heads_given, 1 << DENSE | 1 << PREFILL | 1 << MHA},
+        {"--d-v", o->d_v_given, 1 << MHA},
+        {"--page-size", o->page_given, 1 << DENSE | 1 << SPARSE | 1 << PREFILL},
         {"--cache", o->cache_given, 1 << SPARSE | 1 << PREFILL},
         {"--topk", o->topk_given, 1 << SPARSE | 1 << PREFILL},
         {"--extra-topk", o->extra_topk_given, 1 << SPARSE},
         {"--extra-page-size", o->extra_page_given, 1 << SPARSE},
         {"--short-lists", o->short_lists, 1 << SPARSE | 1 << PREFILL},
-        {"--dtype fp16", o->dtype, 1 << DENSE | 1 << SPARSE | 1 << PLAIN},
+        {"--dtype fp16", o->dtype, 1 << DENSE | 1 << SPARSE | 1 << MHA | 1 << PLAIN},
     };
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
-        if (options[i].given && !(options[i].of & 1u << kind_of(o))) return options[i].name;
-    return NULL;
+    size_t i = 0, used = 0;
+    while (i < sizeof options / sizeof *options && (!options[i].given || options[i].of & 1u << kind_of(o)))
+        i++;
+    if (i == sizeof options / sizeof *options) return NULL;
+    for (int kind = DENSE; kind < PLAIN; kind++)
+        if (options[i].of & 1u << kind)
+            used += (size_t)snprintf(others + used, room - used, "%s%s", used ? " or " : "", o->names[kind]);
+    return options[i].name;
 }
 
 /* EXIT_GOOD where nothing contradicts. */
 static int check_options(const struct make_options *o, const struct shape *s)
 {
-    const char *name = needless(o);
+    const struct lengths *l = &o->lengths;
+    char others[100];
+    const char *name = needless(o, others, sizeof others);
     if (name && o->op == DENSE)
-        return complain(&make_input, EXIT_USAGE, "%s: only with --op sparse_decode%s", name,
-                        strncmp(name, "--extra", 7) != 0 ? " or sparse_prefill" : "");
+        return complain(&make_input, EXIT_USAGE, "%s: only with --op %s", name, others);
     if (name) return complain(&make_input, EXIT_USAGE, "%s: not with --op %s", name, descriptors[s->op].name);
-    if (s->d_qk != 512 && s->d_qk != 576)
+    if (s->op == OP_MHA_FORWARD && !o->varlen && (l->list_given || l->min_given || l->max_given))
+        return complain(&make_input, EXIT_USAGE, "%s: with --op mha_forward only together with --varlen",
+                        l->list_given  ? "--seq-lens"
+                        : l->min_given ? "--min-len"
+                                       : "--max-len");
+    if (s->op != OP_MHA_FORWARD && s->d_qk != 512 && s->d_qk != 576)
         return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be 512 or 576", s->d_qk);
     if (o->cache && o->d_qk_given && o->d_qk != s->d_qk)
         return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be the %" PRId64 " of that cache",
@@ -290,7 +330,7 @@ static int make(const struct make_options *o, const char *path)
     int32_t *lengths = NULL;
     const int contradiction = check_options(o, &shape);
     if (contradiction) return contradiction;
-    if (o->op == DENSE) {
+    if (o->op == DENSE || o->varlen) {
         lengths = lengths_make(&o->lengths, &shape.b, &fault);
         if (!lengths) return complain(&make_input, EXIT_USAGE, "%s", fault.text);
         shape.lengths = lengths;
@@ -322,14 +362,21 @@ int command_make_input(int argc, char **argv)
     struct option options[] = {
         OPTION_ONE_OF("--op", &o.op, "OPERATION", operations, NULL, NULL),
         LENGTHS_OPTIONS(o.lengths),
-        OPTION_NUMBER("--query-tokens", &o.query_tokens, 1, 4096, "query tokens of a request; default 1",
-                      NULL),
+        OPTION_NUMBER("--query-tokens", &o.query_tokens, 1, 1 << 20,
+                      "query tokens of a request; default 1, with mha_forward as many as keys",
+                      &o.query_tokens_given),
         OPTION_NUMBER("--heads", &o.heads, 1, 4096, "query heads; default 16", NULL),
-        OPTION_NUMBER("--kv-heads", &o.kv_heads, 1, 4096, "key heads; default 1", &o.kv_heads_given),
-        OPTION_NUMBER("--d-qk", &o.d_qk, 512, 576, "head size, 512 or 576; default 576", &o.d_qk_given),
+        OPTION_NUMBER("--kv-heads", &o.kv_heads, 1, 4096, "key heads; default 1, with mha_forward --heads",
+                      &o.kv_heads_given),
+        OPTION_NUMBER("--d-qk", &o.d_qk, 1, 576,
+                      "head size, 512 or 576, with mha_forward any; default 576, there 192", &o.d_qk_given),
+        OPTION_NUMBER("--d-v", &o.d_v, 1, 512,
+                      "mha_forward: head size of values; default 128, or --d-qk if that is less",
+                      &o.d_v_given),
         OPTION_NUMBER("--page-size", &o.page_size, 1, 65536, "keys of a page; default 64", &o.page_given),
         OPTION_ONE_OF("--dtype", &o.dtype, "TYPE", "bf16 (the default) or fp16", NULL, "bf16", "fp16"),
         OPTION_SWITCH("--causal", &o.causal, "later query tokens see more keys"),
+        OPTION_SWITCH("--varlen", &o.varlen, "mha_forward: requests of any length, one after the other"),
         OPTION_SWITCH("--sink", &o.sink, "add attn_sink"),
         OPTION_ONE_OF("--cache", &o.cache, "FORMAT",
                       "sparse: plain (of q's type, the default), fp8_656 or fp8_584", &o.cache_given, "plain",

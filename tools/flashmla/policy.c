@@ -105,7 +105,8 @@ static struct work dense_work(const struct call *call)
 }
 
 /* The keys that a row of a causal call sees are those of a shorter request. */
-static void dense_narrow(struct call *part, const struct call *call, const int64_t *at, int32_t *room)
+static void dense_narrow(struct call *part, const struct call *call, const int64_t *at,
+                         int32_t room[NARROWED])
 {
     *room = (int32_t)call_visible(call, at[0], at[1]);
     part->tensor[TENSOR_dense_decode_seqlens].data = room;
@@ -176,18 +177,20 @@ static double token_bytes(const fmla_tensor *cache)
 
 int64_t call_row_keys(const struct call *row, const struct key_source *from)
 {
+    const fmla_tensor *cache = call_tensor(row, from->cache);
+    if (!cache) return 0;
+    if (row->op == OP_DENSE_DECODE) return call_length(row, 0);
+    if (!from->list) return cache->shape[cache->ndim - 3];
     const fmla_tensor *list = call_tensor(row, from->list);
     const int32_t *count = integers(row, from->count);
-    if (!call_tensor(row, from->cache)) return 0;
-    if (row->op == OP_DENSE_DECODE) return call_length(row, 0);
     const int64_t topk = list->shape[list->ndim - 1];
     return count && *count < topk ? *count : topk;
 }
 
 int64_t call_row_slot(const struct call *row, const struct key_source *from, int64_t i)
 {
-    const int32_t *list = integers(row, from->list);
-    if (row->op != OP_DENSE_DECODE) return list[i];
+    const int32_t *list = from->list ? integers(row, from->list) : NULL;
+    if (row->op != OP_DENSE_DECODE) return list ? list[i] : i;
     const int64_t page_size = call_size(row, DIM_page_size);
     return list ? list[i / page_size] * page_size + i % page_size : i;
 }
@@ -239,6 +242,127 @@ static struct work prefill_work(const struct call *call)
     if (call_tensor(call, "max_logits")) work.bytes += 4.0 * rows;
     if (call_tensor(call, "lse")) work.bytes += 4.0 * rows;
     return work;
+}
+
+/* ---- Dense MHA ------------------------------------------------------------------------------- */
+
+/* Tokens or keys of a request, which begin at 0 where requests are apart. */
+struct span {
+    int64_t first, count;
+};
+struct request {
+    struct span q, k;
+};
+
+static int64_t end_of(struct span span)
+{
+    return span.first + span.count;
+}
+
+/* A start as the library takes it (cu_seqlens in flashmla/flashmla.h). */
+static int64_t clamped(int64_t start, int64_t least, int64_t most)
+{
+    return start < least ? least : start > most ? most : start;
+}
+
+/* The span of request r by its starts; `before` is that of the request before it. */
+static struct span span_of(const int32_t *starts, int64_t r, struct span before, int64_t tokens)
+{
+    const int64_t first = clamped(starts[r], end_of(before), tokens);
+    return (struct span){first, clamped(starts[r + 1], first, tokens) - first};
+}
+
+static struct request next_request(const struct call *call, int64_t r, struct request before)
+{
+    const int32_t *of_q = integers(call, "cu_seqlens_q"), *of_k = integers(call, "cu_seqlens_k");
+    if (!of_q) return (struct request){{0, call_size(call, DIM_s_q)}, {0, call_size(call, DIM_s_k)}};
+    return (struct request){span_of(of_q, r, before.q, call_size(call, DIM_tokens_q)),
+                            span_of(of_k, r, before.k, call_size(call, DIM_tokens_k))};
+}
+
+static int64_t requests_of(const struct call *call)
+{
+    return call_is_flat(call) ? call_size(call, DIM_splits) - 1 : call_size(call, DIM_b);
+}
+
+void call_set_longest(struct call *call)
+{
+    static const struct {
+        const char *starts, *most;
+        enum dimension tokens;
+    } of[] = {{"cu_seqlens_q", "max_s_q", DIM_tokens_q}, {"cu_seqlens_k", "max_s_k", DIM_tokens_k}};
+    for (int i = 0; i < 2; i++) {
+        const fmla_tensor *starts = call_tensor(call, of[i].starts);
+        int64_t *most = call_option(call, of[i].most);
+        struct span span = {0};
+        for (int64_t r = 0; starts && r + 1 < starts->shape[0]; r++) {
+            span = span_of(starts->data, r, span, call_size(call, of[i].tokens));
+            if (span.count > *most) *most = span.count;
+        }
+    }
+}
+
+/* (token, key) pairs: the last token of a causal request sees all of its keys, and each one before it one less. */
+static double pairs_of(const struct call *call, const struct request *request)
+{
+    const double s_q = (double)request->q.count, s_k = (double)request->k.count;
+    const double seeing = s_q < s_k ? s_q : s_k;
+    return is_on(call, "causal") ? seeing * (2.0 * s_k - seeing + 1.0) / 2.0 : s_q * s_k;
+}
+
+static struct work mha_work(const struct call *call)
+{
+    const double h_q = size(call, DIM_h_q), row = size(call, DIM_d_qk) + size(call, DIM_d_v);
+    const int64_t requests = requests_of(call);
+    struct request request = {0};
+    struct work work = {0};
+    double tokens = 0.0;
+    for (int64_t r = 0; r < requests; r++) {
+        request = next_request(call, r, request);
+        tokens += (double)request.q.count, work.keys += (double)request.k.count;
+        work.pairs += pairs_of(call, &request) * h_q;
+    }
+    work.flop = 2.0 * work.pairs * row;
+    work.bytes = 2.0 * (tokens * h_q + work.keys * size(call, DIM_h_kv)) * row;
+    if (call_tensor(call, "lse")) work.bytes += 4.0 * tokens * h_q;
+    if (call_is_flat(call)) work.bytes += 8.0 * (double)(requests + 1);
+    return work;
+}
+
+static void print_mha(const struct call *call, const struct work *work)
+{
+    print_q(call);
+    print_shape("k", call_tensor(call, "k")), putchar('\n');
+    print_shape("v", call_tensor(call, "v")), putchar('\n');
+    printf("%-12s %.0f of %" PRId64 " requests%s; %.0f (row, key) pairs attended\n", "keys", work->keys,
+           requests_of(call), call_is_flat(call) ? ", one after the other" : "", work->pairs);
+}
+
+/* What a row sees is a request of one token without a mask, over the first keys of the row's request. A token of no request
+ * stays one. */
+static void mha_narrow(struct call *part, const struct call *call, const int64_t *at, int32_t room[NARROWED])
+{
+    const bool flat = call_is_flat(call);
+    const int64_t token = at[!flat], requests = requests_of(call);
+    struct request request = {0};
+    for (int64_t r = 0; r < requests && token >= end_of(request.q); r++)
+        request = next_request(call, r, request);
+    const bool has = token >= request.q.first && token < end_of(request.q);
+    int64_t seen = has ? request.k.count : 0;
+    if (is_on(call, "causal")) seen += token + 1 - end_of(request.q);
+    if (!has || seen < 0) seen = 0;
+    for (int i = TENSOR_mha_forward_k; i <= TENSOR_mha_forward_v; i++) {
+        fmla_tensor *keys = &part->tensor[i];
+        keys->data =
+            (char *)keys->data + request.k.first * part->strides[i][!flat] * element_bytes(keys->dtype);
+        part->shape[i][!flat] = seen;
+    }
+    for (int i = 0; flat && i < 2; i++) {
+        part->tensor[TENSOR_mha_forward_cu_seqlens_q + i].data = room + 2 * i;
+        part->shape[TENSOR_mha_forward_cu_seqlens_q + i][0] = 2;
+    }
+    room[0] = 0, room[1] = has, room[2] = 0, room[3] = (int32_t)seen;
+    *(int32_t *)call_option(part, "causal") = 0;
 }
 
 /* ---- What only moves or joins data ----------------------------------------------------------- */
@@ -302,12 +426,28 @@ const struct policy policies[OPERATIONS] = {
                            .keys = {{"kv", "indices", "topk_length"}},
                            .work = prefill_work,
                            .print = print_sparse},
+    [OP_MHA_FORWARD] = {.has = "k",
+                        .rows = {DIM_b, DIM_s_q, DIM_h_q},
+                        .flat_rows = {DIM_tokens_q, DIM_h_q},
+                        .sliced = 3,
+                        .budget = 2e9,
+                        .results = {{"out", &tolerance_mha_out}, {"lse", &tolerance_prefill_lse}},
+                        .keys = {{.cache = "k", .values = "v"}},
+                        .work = mha_work,
+                        .print = print_mha,
+                        .narrow = mha_narrow},
     [OP_MERGE] = {.rows = {DIM_b, DIM_s_q, DIM_h_q},
                   .results = {{"out", &tolerance_exact_f32}, {"lse", &tolerance_decode_lse}},
                   .work = merge_work},
     [OP_CACHE_APPEND] = {.rows = {DIM_tokens}, .results = {{"kv_cache", NULL}}, .work = cache_work},
     [OP_CACHE_GATHER] = {.rows = {DIM_tokens}, .results = {{"out", NULL}}, .work = cache_work},
 };
+
+const enum dimension *call_rows(const struct call *call)
+{
+    const struct policy *policy = &policies[call->op];
+    return *policy->flat_rows && call_is_flat(call) ? policy->flat_rows : policy->rows;
+}
 
 struct work call_work(const struct call *call)
 {

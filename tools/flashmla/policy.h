@@ -17,18 +17,20 @@ struct work {
     double bytes; /* that must be read and written at least, each once */
 };
 
-enum { RESULTS = 3, ROW_DIMENSIONS = 3, KEY_SOURCES = 2 };
+enum { RESULTS = 3, ROW_DIMENSIONS = 3, KEY_SOURCES = 2, NARROWED = 4 };
 
 /* Where rows find keys: names of tensors. */
 struct key_source {
     const char *cache, *list,
-        *count; /* the list is a block table or indices; the count is optional with the latter */
+        *count;         /* the list is a block table or indices; the count is optional with the latter */
+    const char *values; /* NULL: the first elements of keys */
 };
 
 struct policy {
     const char *has,
         *lacks; /* a file with the one tensor and without the other is of this operation; NULL: none is */
     enum dimension rows[ROW_DIMENSIONS]; /* a result has a row for each of these; DIM__ after the last one */
+    enum dimension flat_rows[ROW_DIMENSIONS]; /* the same of a flat call, where that has others */
     int sliced; /* the oracle can be asked for one place of each of the first so many, the sizes of a slice */
     double budget; /* products that the oracle computes in a few seconds */
     struct {
@@ -40,7 +42,7 @@ struct policy {
     void (*print)(const struct call *call, const struct work *work); /* what run tells of a call */
     /* Where views are not enough: makes `part` a call of its own, at `at` along the first dimensions of `rows`; `room` stays
      * as long as the part. */
-    void (*narrow)(struct call *part, const struct call *call, const int64_t *at, int32_t *room);
+    void (*narrow)(struct call *part, const struct call *call, const int64_t *at, int32_t room[NARROWED]);
     bool (*check)(const struct call *call, struct fault *fault); /* what no library can refuse on a GPU */
     /* The plan of a call, into its memory for one, or how many bytes it takes. */
     fmla_status (*plan)(const struct call *call, size_t *bytes);
@@ -61,6 +63,12 @@ const char *operation_title(enum operation op);
 const char *format_name(int32_t kv_format);
 
 struct work call_work(const struct call *call);
+
+/* What a result of the call has a row for each of; DIM__ after the last one. */
+const enum dimension *call_rows(const struct call *call);
+
+/* Says how many tokens and keys the longest request has, if the starts of requests tell. */
+void call_set_longest(struct call *call);
 
 /* The format that a call's keys have: kv_format, or where that is not said the type of the call's first tensor. */
 int32_t call_format(const struct call *call);

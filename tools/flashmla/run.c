@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * flashmla run: dense or sparse decode, or sparse prefill, over a tensor file. The output file is opened before anything is computed, and
+ * flashmla run: dense or sparse decode, sparse prefill or dense MHA over a tensor file. The output file is opened before anything is computed, and
  * appears only after everything, the check included, went well.
  */
 #include "call_file.h"
@@ -30,7 +30,8 @@ static const struct command run = {
     "if that is quick, else 64 rows - and a wrong one is not written. A file with the tensor indices is "
     "one of sparse decode: q, kv_cache, and optionally topk_length, extra_kv_cache, extra_indices, "
     "extra_topk_length and attn_sink, with \"kv_format\" in its metadata. One with kv in place of "
-    "kv_cache is one of sparse prefill, without extra tensors; --out gets max_logits, too.\n"
+    "kv_cache is one of sparse prefill, without extra tensors; --out gets max_logits, too. One with k and "
+    "v is one of dense MHA, with cu_seqlens_q and cu_seqlens_k where q has three dimensions.\n"
     "\n"
     "Examples\n"
     "  flashmla run batch.safetensors --check\n"
@@ -41,6 +42,8 @@ static const struct command run = {
     "  flashmla run sparse.safetensors --device cuda:0 --check\n"
     "  flashmla make-input prompt.safetensors --op sparse_prefill --query-tokens 64 --seq-len 8192\n"
     "  flashmla run prompt.safetensors --check --out result.safetensors\n"
+    "  flashmla make-input mha.safetensors --op mha_forward --varlen --batch 4 --causal\n"
+    "  flashmla run mha.safetensors --check\n"
     "  flashmla make-input - --batch 2 | flashmla run - --check\n",
     OPERAND_INPUT,
     NULL};
