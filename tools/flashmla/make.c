@@ -133,7 +133,7 @@ static void *data_of(const struct making *m, const char *name)
  * than computing with it. */
 static void fill(struct making *m, const char *name, float mean)
 {
-    enum { POOL = 1 << 17, LONGEST = 4096 };
+    enum { POOL = 1 << 15, LONGEST = 4096 };
     static float pool[POOL]; /* as large as the widest type asks */
     const fmla_tensor *tensor = tensor_of(m, name);
     if (!tensor) return;
