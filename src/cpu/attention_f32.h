@@ -8,6 +8,7 @@
  *   LANES              floats of a vector
  *   VECTORS            vectors of rows at a time; a group is LANES · VECTORS = 16 rows
  *   AT_ONCE            keys (in S = K Q) or values (in O += Vᵀ P) at a time: AT_ONCE · VECTORS sums stay in registers
+ *   LARGER(x, top)     the instruction for x > top ? x : top, where there is one; a NaN in x is then not taken
  *
  *   lanes = rows: the rows of a group stand side by side, so that the softmax has no horizontal step and a cached
  *   value, once loaded, meets all of them by broadcast.
@@ -181,19 +182,18 @@ static void add_value_where_seen(float *o, const float *value, const float *s, i
 
 /* ---- Softmax -------------------------------------------------------------------------------- */
 
-/* 2^x for x ≤ 0; below 2^-126 it is 0, NaN stays NaN. x = n + f with |f| ≤ 1/2: 2^f by its Taylor series, whose first
- * term left out is below 2^-22, and 2^n by its exponent bits. */
+/* 2^x for x ≤ 0; below 2^-126 it is 0, NaN stays NaN. x = n + f with |f| ≤ 1/2: 2^f by the polynomial of degree 5 that is 1 at 0
+ * and whose largest relative error, 2^-23.4, is least, and 2^n by its exponent bits. */
 INLINE vector exp2_of(vector x)
 {
     const vector shifter =
         (vector){0} + 0x1.8p23f; /* adding it leaves the nearest integer in the lowest bits */
     const vector shifted = x + shifter;
     const vector f = x - (shifted - shifter);
-    vector y = f * 1.5403530e-4f + 1.3333558e-3f;
-    y = y * f + 9.6181291e-3f;
-    y = y * f + 5.5504109e-2f;
-    y = y * f + 2.4022651e-1f;
-    y = y * f + 6.9314718e-1f;
+    vector y = f * 1.326472734e-3f + 9.671512772e-3f;
+    y = y * f + 5.550733744e-2f;
+    y = y * f + 2.402224208e-1f;
+    y = y * f + 6.931469776e-1f;
     y = y * f + 1.0f;
     const vector power = (vector)(((vector_uint)shifted << 23) + (127u << 23));
     const vector_int small = (vector_int)(x < (vector){0} - 126.0f);
@@ -204,6 +204,10 @@ INLINE vector select(vector_int mask, vector yes, vector no)
 {
     return (vector)(((vector_int)yes & mask) | ((vector_int)no & ~mask));
 }
+
+#ifndef LARGER
+#define LARGER(x, top) select((vector_int)((x) > (top)), x, top)
+#endif
 
 /* One step of the online softmax over s[0 … count): row l sees the first visible[l] of them, and below `fewest` every
  * row sees the key. Turns scores into probabilities against the new maximum and gives in `rescale` what older sums must
@@ -221,8 +225,7 @@ static void softmax_step(float *s, int32_t count, int32_t fewest, const int32_t 
         for (int32_t t = 0; t < count; t++) {
             vector x = at[t * VECTORS];
             if (t >= fewest) at[t * VECTORS] = x = select((vector_int)(sees > t), x, nothing);
-            top = select((vector_int)(x > top), x,
-                         top); /* a NaN does not become the maximum; it reaches the sum */
+            top = LARGER(x, top); /* a NaN does not become the maximum; it reaches the sum */
         }
         const vector base =
             select((vector_int)(top == nothing), (vector){0}, top); /* keeps exp(-inf - base) at 0 */
@@ -253,11 +256,12 @@ static void attend_block(const struct cpu_tile *tile, const struct scratch *scra
     scores(scratch->s, scratch->keys, scratch->q + group * p->d_qk * GROUP_ROWS, most, p->d_qk);
     softmax_step(scratch->s, most, fewest, visible, scratch->max + group * GROUP_ROWS,
                  scratch->sum + group * GROUP_ROWS, rescale);
-    if (are_finite(scratch, fewest, most, p->d_v)) fewest = most; /* a row that does not see a key has weight 0 for it */
+    if (are_finite(scratch, fewest, most, p->d_v))
+        fewest = most; /* a row that does not see a key has weight 0 for it */
     add_values(tile->call, o, scratch, scratch->s, fewest, rescale, ahead);
     for (int32_t t = fewest; t < most; t++)
-        add_value_where_seen(o, scratch->values + t * scratch->value_step, scratch->s + t * GROUP_ROWS, p->d_v, t,
-                             visible);
+        add_value_where_seen(o, scratch->values + t * scratch->value_step, scratch->s + t * GROUP_ROWS,
+                             p->d_v, t, visible);
 }
 
 static void attend(const struct cpu_tile *tile, void *memory)
@@ -282,8 +286,8 @@ static void attend(const struct cpu_tile *tile, void *memory)
         for (int32_t t = 0; t < count; t++) {
             convert_key(scratch.keys + t * p->d_qk, &tile->call->layout, &keys[now][t]);
             if (tile->call->value_bytes)
-                convert(scratch.values + t * p->d_v, (const uint16_t *)(const void *)keys[now][t].value, p->d_v,
-                        p->element == ELEMENT_BF16);
+                convert(scratch.values + t * p->d_v, (const uint16_t *)(const void *)keys[now][t].value,
+                        p->d_v, p->element == ELEMENT_BF16);
         }
         for (int32_t g = 0; g < groups; g++) attend_block(tile, &scratch, g, begin, count, &ahead);
         begin = next_begin, count = next;

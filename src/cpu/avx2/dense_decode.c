@@ -6,4 +6,5 @@
 #define LANES          8
 #define VECTORS        2
 #define AT_ONCE        6
+#define LARGER(x, top) (vector) _mm256_max_ps((__m256)(x), (__m256)(top))
 #include "../attention_f32.h"

@@ -7,4 +7,5 @@
 #define LANES          16
 #define VECTORS        1
 #define AT_ONCE        16
+#define LARGER(x, top) (vector) _mm512_max_ps((__m512)(x), (__m512)(top))
 #include "../attention_f32.h"
