@@ -1,11 +1,28 @@
 /* SPDX-License-Identifier: MIT
  *
- * The axes of cases of merge, of cache append and of cache gather, and what their values mean where they are not numbers.
+ * The axes of cases of dense MHA, of merge, of cache append and of cache gather, and what their values mean where they are not
+ * numbers.
  */
 #ifndef CHECKATTN_AXES_H
 #define CHECKATTN_AXES_H
 
 #include "case.h"
+
+#define MHA_AXES(X)                                                                                          \
+    X(H_B, "b: 0 1 2 7")                                                                                     \
+    X(H_SHAPE, "shape: no_token one long odd square even wide tall (largest) (rows)")                        \
+    X(H_REQUESTS, "requests: apart ragged varied hostile")                                                   \
+    X(H_HEADS, "heads: 5_5 16_1 32_4 128_128 (2_1)")                                                         \
+    X(H_SIZES, "sizes: 192_128 128_128 64_64 (64_128)")                                                      \
+    X(H_CAUSAL, "causal: 0 1")                                                                               \
+    X(H_DTYPE, "dtype: bf16 fp16")                                                                           \
+    X(H_EMPTY, "lse_empty: 0 1")                                                                             \
+    X(H_BASE, "log_base: 0 2")                                                                               \
+    X(H_LAYOUT, "layout: contiguous padded swapped odd (far)")                                               \
+    X(H_INPUTS, "inputs: normal spiked steep nan_ends")                                                      \
+    X(H_LSE, "lse: 1 0")                                                                                     \
+    X(H_THREADS, "threads: built_in one own")
+enum { MHA_AXES(AXIS_NAME) H_AXES };
 
 #define MERGE_AXES(X)                                                                                        \
     X(M_N, "n: 0 1 2 3 17 64")                                                                               \

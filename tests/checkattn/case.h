@@ -23,6 +23,21 @@ enum { RESULTS = 3, MOST_ROWS = 4096, ROW_HEADS = 128, TEXTS = 16 };
 #define AXIS_NAME(name, text) name,
 #define AXIS_TEXT(name, text) text "\n"
 
+/* The value of an axis of shapes that stands for one that is in no table: up to three sizes below 2^20. */
+static inline int64_t axis_shape(int64_t first, int64_t second, int64_t third)
+{
+    return INT64_C(1) << 60 | first << 40 | second << 20 | third;
+}
+
+/* Such a value, or a row of the table, taken apart. */
+static inline void axis_shape_take(int64_t value, const int64_t *row, int64_t columns, int64_t shape[3])
+{
+    for (int i = 0; i < 3; i++)
+        shape[i] = value >> 60            ? value >> (40 - 20 * i) & 0xfffff
+                   : (int64_t)i < columns ? row[value * columns + i]
+                                          : 0;
+}
+
 struct subject;
 
 /* ---- A case ----------------------------------------------------------------------------------- */

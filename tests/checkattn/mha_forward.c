@@ -3,7 +3,7 @@
  * Dense MHA, forward: requests apart, or one after the other. There a case is of one request to the runner, whose tokens are those of
  * all; which of the case's own requests a token is of, and what keys that sees, is said here.
  */
-#include "case.h"
+#include "axes.h"
 
 #include "num.h"
 
@@ -13,21 +13,6 @@
 
 #define MHA(member) TENSOR_mha_forward_##member
 
-#define MHA_AXES(X)                                                                                          \
-    X(H_B, "b: 0 1 2 7")                                                                                     \
-    X(H_SHAPE, "shape: no_token one long odd square even wide tall (largest) (rows)")                        \
-    X(H_REQUESTS, "requests: apart ragged varied hostile")                                                   \
-    X(H_HEADS, "heads: 5_5 16_1 32_4 128_128 (2_1)")                                                         \
-    X(H_SIZES, "sizes: 192_128 128_128 64_64 (64_128)")                                                      \
-    X(H_CAUSAL, "causal: 0 1")                                                                               \
-    X(H_DTYPE, "dtype: bf16 fp16")                                                                           \
-    X(H_EMPTY, "lse_empty: 0 1")                                                                             \
-    X(H_BASE, "log_base: 0 2")                                                                               \
-    X(H_LAYOUT, "layout: contiguous padded swapped odd (far)")                                               \
-    X(H_INPUTS, "inputs: normal spiked steep nan_ends")                                                      \
-    X(H_LSE, "lse: 1 0")                                                                                     \
-    X(H_THREADS, "threads: built_in one own")
-enum { MHA_AXES(AXIS_NAME) H_AXES };
 enum {
     REQUESTS_APART,
     REQUESTS_RAGGED, /* of one length */
@@ -182,11 +167,13 @@ static void spread_pages(struct test_case *c, int i)
 static void make(struct test_case *c, const struct run *run)
 {
     struct mha_case *m = (struct mha_case *)c;
-    const int64_t *v = c->v, *shape = shapes[v[H_SHAPE]];
+    const int64_t *v = c->v;
+    int64_t shape[3], heads[3];
     const enum layout layout = near_layout(v[H_LAYOUT]);
     fmla_mha_forward_args *args = &c->args.mha_forward;
     (void)run;
-    c->h_q = heads_of[v[H_HEADS]][0], c->h_kv = heads_of[v[H_HEADS]][1];
+    axis_shape_take(v[H_SHAPE], shapes[0], 2, shape), axis_shape_take(v[H_HEADS], heads_of[0], 2, heads);
+    c->h_q = heads[0], c->h_kv = heads[1];
     c->d_qk = sizes_of[v[H_SIZES]][0], c->d_v = sizes_of[v[H_SIZES]][1];
     c->dtype = v[H_DTYPE] ? dtype_fp16 : dtype_bf16, c->flat = v[H_REQUESTS] != REQUESTS_APART;
     m->requests = v[H_B], c->s_q = shape[0], c->s_k = shape[1];
@@ -293,9 +280,9 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
     enum { CHOSEN = 84, DRAWN_ROWS = 64, SMALL = 40000 };
     const struct mha_case *m = (const struct mha_case *)c;
-    const int64_t all = c->b * c->s_q * c->h_q, longest = shapes[c->v[H_SHAPE]][1];
+    const int64_t all = c->b * c->s_q * c->h_q;
     int64_t count = 0;
-    if (all <= CHOSEN || (all * longest <= SMALL && all <= MOST_ROWS)) return all_rows(c, rows, 1);
+    if (all <= CHOSEN || (all * c->s_k <= SMALL && all <= MOST_ROWS)) return all_rows(c, rows, 1);
     for (int64_t r = 0; r < m->requests && count < CHOSEN - DRAWN_ROWS - 1; r++) {
         const int64_t first = c->flat ? m->first_q[r] : 0,
                       tokens = m->first_q[r + 1] - m->first_q[r];

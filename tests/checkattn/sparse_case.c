@@ -331,9 +331,9 @@ static void make_decode(struct test_case *c, const struct run *run)
     case_tensor(c, SPARSE(q), layout, true), case_tensor(c, SPARSE(out), layout, true);
     case_tensor(c, SPARSE(lse), layout, v[S_LSE] != 0);
     make_q(s, format == KV_FP8_656 || format == KV_FP8_584);
-    sparse_shape_take(v[S_SHAPE], sparse_shapes[0], 3, shape);
+    axis_shape_take(v[S_SHAPE], sparse_shapes[0], 3, shape);
     make_pool(s, 0, SPARSE(kv_cache), format, shape, v[S_LENGTHS], layout);
-    sparse_shape_take(v[S_EXTRA] ? v[S_EXTRA] - 1 : 0, sparse_shapes[0], 3, shape);
+    axis_shape_take(v[S_EXTRA] ? v[S_EXTRA] - 1 : 0, sparse_shapes[0], 3, shape);
     c->extra_topk = 0;
     if (v[S_EXTRA]) make_pool(s, 1, SPARSE(extra_kv_cache), format, shape, v[S_EXTRA_LENGTHS], layout);
     make_rules(s, run, formats[kind].name, v[S_SINK], &tolerance_sparse_decode_out, &tolerance_decode_lse);
@@ -356,7 +356,7 @@ static void make_prefill(struct test_case *c, const struct run *run)
     case_tensor(c, PREFILL(max_logits), layout, results == P_RESULTS_BOTH || results == P_RESULTS_MAX);
     case_tensor(c, PREFILL(lse), layout, results == P_RESULTS_BOTH || results == P_RESULTS_LSE);
     make_q(s, false);
-    sparse_shape_take(v[P_SHAPE], prefill_shapes[0], 2, shape);
+    axis_shape_take(v[P_SHAPE], prefill_shapes[0], 2, shape);
     shape[2] = v[P_PAGE];
     make_pool(s, 0, PREFILL(kv), formats[source], shape, v[P_LENGTHS],
               source == P_FLAT && layout != LAYOUT_ODD                    ? LAYOUT_CONTIGUOUS

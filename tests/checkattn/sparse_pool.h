@@ -67,22 +67,6 @@ void sparse_pool_in(struct sparse_pool *pool, struct test_case *c, int first);
 /* Format, d_qk, pages and page_size are set: memory of the cache, and the view of it that is the argument. */
 void sparse_pool_make(struct sparse_pool *pool, struct random_state *random, enum layout layout);
 
-/* The value of an axis of shapes that stands for one that is in no table: keys to choose from, entries of a list, and slots of
- * a page, which sparse prefill has an axis of its own for. All are below 2^20. */
-static inline int64_t sparse_shape(int64_t s_k, int64_t topk, int64_t page_size)
-{
-    return INT64_C(1) << 60 | s_k << 40 | topk << 20 | page_size;
-}
-
-/* Such a value, or a row of the table, taken apart. */
-static inline void sparse_shape_take(int64_t value, const int64_t *row, int64_t columns, int64_t shape[3])
-{
-    for (int i = 0; i < 3; i++)
-        shape[i] = value >> 60            ? value >> (40 - 20 * i) & 0xfffff
-                   : (int64_t)i < columns ? row[value * columns + i]
-                                          : 0;
-}
-
 int64_t sparse_pool_slots(const struct sparse_pool *pool);
 
 /* Is there a key of that index? */

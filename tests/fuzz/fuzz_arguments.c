@@ -197,12 +197,22 @@ static const struct {
     [DIM_n] = {0, 5}, [DIM_tokens] = {0, 4}, [DIM_one_head] = {1, 1}, [DIM_rows] = {1, 5},
     [DIM_d_qk] = {1, 8}, [DIM_rope] = {64, 1}, [DIM_fields] = {FMLA_PARTITION_FIELDS, 1});
 
+/* Of dense MHA, which has any number of tokens and keys, none too, and sizes of values of its own. */
+static void draw_mha(struct bytes *in, int64_t size[DIMENSIONS], bool any_size)
+{
+    size[DIM_s_q] = choose(in, 5), size[DIM_s_k] = choose(in, 9);
+    size[DIM_tokens_q] = choose(in, 10), size[DIM_tokens_k] = choose(in, 10);
+    if (!any_size) size[DIM_d_qk] = 64 * (1 + choose(in, 3));
+    size[DIM_d_v] = any_size ? 1 + choose(in, 40) : 64 * (1 + choose(in, 2));
+}
+
 /* Sizes and types that go together. */
 static void draw_layout(struct bytes *in, struct call *c, bool any_size)
 {
     struct layout *l = &c->layout;
     int64_t *size = l->size;
-    const bool attention = described_member(c->operation, "workspace"), merge = c->operation == OP_MERGE;
+    const bool attention = described_member(c->operation, "workspace"), merge = c->operation == OP_MERGE,
+               mha = c->operation == OP_MHA_FORWARD;
     int32_t *const format = option_at(c->operation, c->args, "kv_format");
     for (int i = 0; i < DIMENSIONS; i++)
         size[i] = small[i].least + (small[i].count > 1 ? choose(in, small[i].count) : 0);
@@ -224,11 +234,12 @@ static void draw_layout(struct bytes *in, struct call *c, bool any_size)
         size[DIM_d_qk] = cache_formats[l->format].d_qk;
     else if (!attention)
         size[DIM_d_qk] += 64;
-    else if (!any_size)
+    else if (!any_size && !mha)
         size[DIM_d_qk] = choose(in, 2) ? 576 : 512;
-    if (attention)
+    if (attention && !mha)
         size[DIM_d_v] =
             any_size ? 1 + choose(in, size[DIM_d_qk] < 256 ? (uint32_t)size[DIM_d_qk] : 256) : 512;
+    if (mha) draw_mha(in, size, any_size);
     size[DIM_width] = size[DIM_d_qk];
     size[DIM_splits] = size[DIM_b] + 1;
 }
@@ -243,6 +254,8 @@ static void leave_out(struct bytes *in, struct call *c)
         const bool tables = !strcmp(m->name, "partitions") || !strcmp(m->name, "num_splits");
         if (!strncmp(m->name, "extra_", 6))
             t->present = given & 4;
+        else if (!strncmp(m->name, "cu_seqlens", 10))
+            t->present = c->layout.flat;
         else if (m->allowed & ALLOW_NULL)
             t->present = tables ? given % 4 == 3 : choose(in, 2);
         if (tables && t->present)

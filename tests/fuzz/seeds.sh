@@ -26,14 +26,14 @@ HEADERS
         printf '\000\065\000\000\000\000\000\000\000%sabc' "$header" >"$folder/file"
         ;;
     fuzz_arguments)
-        for i in 0 1 2 3 4 5 6 7; do
+        for i in 00 01 02 03 04 05 06 07 10; do
             # shellcheck disable=SC2059 # the format is the byte
-            { printf "\\00$i"; printf '\000\001\002\001\003\001\004\001\005\001\001\001\001\001\001\001\001\001\001\001'; } >"$folder/$i"
+            { printf "\\0$i"; printf '\000\001\002\001\003\001\004\001\005\001\001\001\001\001\001\001\001\001\001\001'; } >"$folder/$i"
         done
         # No parts, and strides that were multiplied nevertheless: once a signed overflow.
-        base64 -d >"$folder/no-parts" <<<'BQECAAEAAAAAAAAAAAAAAAAAAAACAwMCAgAAAAEBAQAAAgFNAA=='
+        base64 -d >"$folder/no-parts" <<<'BgECAAEAAAAAAAAAAAAAAAAAAAACAwMCAgAAAAEBAQAAAgFNAA=='
         # One page, whose stride was multiplied nevertheless: the same.
-        base64 -d >"$folder/one-page" <<<'/3H/dLkBATMzM3S5AQEzMzMzMwAAQgOmAACoAf8B/zMzAABCA6YAAKgB/wH/bQ=='
+        base64 -d >"$folder/one-page" <<<'CHH/dLkBATMzM3S5AQEzMzMzMwAAQgOmAACoAf8B/zMzAABCA6YAAKgB/wH/bQ=='
         ;;
     fuzz_plan)
         for i in 000 001 006 020 056; do

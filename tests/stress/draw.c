@@ -77,8 +77,8 @@ static void draw_sparse(struct random_state *random, int32_t types, int64_t *v)
         v[S_HQ] = heads_of(random);
         topk = size_of(random, 641), extra = kind(random, 2) ? size_of(random, 193) : 0;
     } while (v[S_B] * v[S_SQ] * v[S_HQ] * (topk + extra + 1) > MOST_WORK);
-    v[S_SHAPE] = sparse_shape(size_of(random, 1025), topk, page_of(random));
-    v[S_EXTRA] = kind(random, 2) ? 1 + sparse_shape(size_of(random, 257), extra, page_of(random)) : 0;
+    v[S_SHAPE] = axis_shape(size_of(random, 1025), topk, page_of(random));
+    v[S_EXTRA] = kind(random, 2) ? 1 + axis_shape(size_of(random, 257), extra, page_of(random)) : 0;
     if (!(types & FMLA_TAKES_FP16)) v[S_FORMAT] = kind(random, S_FP16); /* those before it */
     v[S_INPUTS] = kind(random, S_BEYOND + 1);
     v[S_PARTITIONS] = ONE_OF(random, 0, 0, 1, 2, 3, 7, 78);
@@ -94,12 +94,24 @@ static void draw_prefill(struct random_state *random, int64_t *v)
         v[P_HQ] = v[P_HKV] * heads_of(random);
         topk = size_of(random, 641);
     } while (v[P_SQ] * v[P_HQ] * (topk + 1) > MOST_WORK);
-    v[P_SHAPE] = sparse_shape(size_of(random, 1025), topk, 0);
+    v[P_SHAPE] = axis_shape(size_of(random, 1025), topk, 0);
     if (v[P_SOURCE] == P_FP8_656 || v[P_SOURCE] == P_FP8_584) v[P_DQK] = v[P_SOURCE] == P_FP8_656 ? 576 : 512;
     v[P_PAGE] = page_of(random);
     v[P_INPUTS] = ONE_OF(random, S_NORMAL, S_SPIKED, S_STEEP, S_BEYOND, P_EXTREME);
     /* As in the grid: of few keys with values of ±1 some sums are all but 0, and tolerances are not for those. */
     if (v[P_INPUTS] == P_EXTREME && v[P_CODES] == S_CODES_EXTREME) v[P_CODES] = S_CODES_WRITTEN;
+}
+
+static void draw_mha(struct random_state *random, int32_t types, int64_t *v)
+{
+    int64_t s_q, s_k, h_q, h_kv;
+    do {
+        v[H_B] = ONE_OF(random, 0, 1, 1, 2, 3, 5, 7);
+        s_q = size_of(random, 321), s_k = size_of(random, 1025);
+        h_kv = ONE_OF(random, 1, 1, 1, 2, 3, 7, 16), h_q = h_kv * ONE_OF(random, 1, 1, 1, 2, 3, 7, 16);
+    } while (v[H_B] * s_q * h_q * (s_k + 1) > 3 * MOST_WORK); /* of shorter rows */
+    v[H_SHAPE] = axis_shape(s_q, s_k, 0), v[H_HEADS] = axis_shape(h_q, h_kv, 0);
+    if (!(types & FMLA_TAKES_FP16)) v[H_DTYPE] = 0;
 }
 
 static void draw_merge(struct random_state *random, int64_t *v)
@@ -135,6 +147,7 @@ void draw_case(struct random_state *random, enum operation operation, int32_t ty
     if (operation == OP_DENSE_DECODE) draw_dense(random, types, v);
     if (operation == OP_SPARSE_DECODE) draw_sparse(random, types, v);
     if (operation == OP_SPARSE_PREFILL) draw_prefill(random, v);
+    if (operation == OP_MHA_FORWARD) draw_mha(random, types, v);
     if (operation == OP_MERGE) draw_merge(random, v);
     if (operation == OP_CACHE_APPEND || operation == OP_CACHE_GATHER)
         draw_cache(random, operation == OP_CACHE_GATHER, gpu, v);

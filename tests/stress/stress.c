@@ -146,8 +146,8 @@ static void set_threads(int64_t call)
 static enum operation draw_operation(struct random_state *random)
 {
     static const enum operation of[] = {
-        OP_DENSE_DECODE,  OP_DENSE_DECODE,   OP_SPARSE_DECODE,
-        OP_SPARSE_DECODE, OP_SPARSE_PREFILL, OP_SPARSE_PREFILL,
+        OP_DENSE_DECODE,   OP_DENSE_DECODE,   OP_SPARSE_DECODE, OP_SPARSE_DECODE,
+        OP_SPARSE_PREFILL, OP_SPARSE_PREFILL, OP_MHA_FORWARD,   OP_MHA_FORWARD,
 #define OPERATION(op, OP) OP_##OP,
 #include "operations.def"
     };

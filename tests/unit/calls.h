@@ -31,6 +31,8 @@ static const struct small_call {
                                   .format = FMLA_KV_FP8_656, .has = HAS_LENGTHS | HAS_EXTRA | HAS_LSE)},
     {OP_SPARSE_PREFILL, DESIGNATED(ANY_BF16, .s_q = 28, .h_q = 5, .h_kv = 1, .d_qk = 576, .d_v = 512,
                                    .s_kv = 384, .topk = 30, .flat = true, .has = HAS_LSE)},
+    {OP_MHA_FORWARD, DESIGNATED(ANY_BF16, .splits = 4, .tokens_q = 90, .tokens_k = 150, .h_q = 4, .h_kv = 2,
+                                .d_qk = 192, .d_v = 128, .flat = true, .causal = 1, .has = HAS_LSE)},
     {OP_MERGE, DESIGNATED(ANY_F32, .n = 3, .b = 3, .s_q = 2, .h_q = 5, .d_v = 512, .has = HAS_LSE)},
 /* NOLINTBEGIN(bugprone-macro-parentheses): initialisers */
 #define CACHES(name, size)                                                                                   \

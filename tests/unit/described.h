@@ -29,7 +29,7 @@ struct layout {
     };
     fmla_dtype type; /* of values that may have several types */
     int32_t format;  /* of caches, FMLA_KV_… */
-    bool flat;       /* keys are not in pages */
+    bool flat;       /* tensors that may have all tokens in one dimension have (form_of) */
     /* Calls that are made by name alone have these (named_calls.h): */
     unsigned has; /* optional tensors, HAS_… */
     int32_t batch_invariant, num_partitions, causal;
@@ -38,7 +38,8 @@ struct layout {
 /* The name of a dimension; DIM__ where there is none, or where it is the bytes of a token. */
 static inline enum dimension described_name(const struct member *m, const struct layout *layout, int i)
 {
-    if ((m->allowed & IS_CACHE) && !layout->flat && cache_formats[layout->format].token && i == 3) return DIM__;
+    if ((m->allowed & IS_CACHE) && !layout->flat && cache_formats[layout->format].token && i == 3)
+        return DIM__;
     return form_of(m, layout->flat).dimensions[i];
 }
 
@@ -134,6 +135,7 @@ static inline fmla_status described_ask(enum operation operation, enum question 
         ASK_ATTENTION(dense_decode, OP_DENSE_DECODE)
         ASK_ATTENTION(sparse_decode, OP_SPARSE_DECODE)
         ASK_ATTENTION(sparse_prefill, OP_SPARSE_PREFILL)
+        ASK_ATTENTION(mha_forward, OP_MHA_FORWARD)
     default: return FMLA_OK;
     }
 }

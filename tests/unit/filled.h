@@ -40,6 +40,12 @@ static inline int32_t length_of(int64_t i, int64_t most, int32_t least)
     return (int32_t)(i % 3 == 0 ? most : i % 3 == 1 ? least : most * 3 / 5);
 }
 
+/* Where request i of b begins among all tokens, the later ones the longer. */
+static inline int64_t start_of(int64_t i, int64_t b, int64_t tokens)
+{
+    return b ? i * i * tokens / (b * b) : 0;
+}
+
 /* Some indices name no key; some slots occur twice. */
 static inline int64_t integer_of(const struct member *m, const struct layout *l, int64_t i,
                                  struct random_state *random)
@@ -50,6 +56,8 @@ static inline int64_t integer_of(const struct member *m, const struct layout *l,
     if (!strcmp(m->name, "topk_length")) return length_of(i, l->topk, 0);
     if (!strcmp(m->name, "extra_topk_length")) return length_of(i, l->extra_topk, 0);
     if (!strcmp(m->name, "block_table")) return i % l->pages;
+    if (!strcmp(m->name, "cu_seqlens_q")) return start_of(i, l->splits - 1, l->tokens_q);
+    if (!strcmp(m->name, "cu_seqlens_k")) return start_of(i, l->splits - 1, l->tokens_k);
     if (m->allowed & ALLOW_I64) return i % 5 == 4 ? -1 : i * 3 % keys;
     return random_between(random, -20, keys - 1);
 }

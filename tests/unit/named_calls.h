@@ -37,6 +37,7 @@ static inline bool layout_has(const struct layout *l, const struct member *m)
                     {"rope", HAS_ROPE},
                     {"partitions", HAS_TABLES},
                     {"num_splits", HAS_TABLES}};
+    if (!strncmp(m->name, "cu_seqlens", 10)) return l->flat;
     for (size_t i = 0; (m->allowed & ALLOW_NULL) && i < sizeof optional / sizeof optional[0]; i++)
         if (!strcmp(m->name, optional[i].name)) return l->has & optional[i].bit;
     return true;

@@ -33,9 +33,11 @@ static inline const char *spoil(const struct good_call *good, const struct membe
                                 int number, char words[160], bool *of_data)
 {
     fmla_tensor *t = &h->tensor;
-    char dtypes[64], came[32];
+    char dtypes[64], came[32], ranks[48];
     const int inner = t->ndim - 1, rank = t->ndim, bytes = t->dtype.bits / 8;
-    const bool flat_or_pages = (m->allowed & OR_FLAT) && bytes > 1, output = m->allowed & IS_OUTPUT;
+    const bool cache = m->allowed & IS_CACHE, output = m->allowed & IS_OUTPUT;
+    const bool either =
+        (m->allowed & OR_FLAT) && (cache ? bytes > 1 : m == described_tensor(good->operation, 0));
     const bool several = h->shape[inner] > 1, rows = rank > 1 && h->shape[0] > 1;
     allowed_words(m, t->dtype, dtypes);
     *of_data = number < 3;
@@ -47,10 +49,15 @@ static inline const char *spoil(const struct good_call *good, const struct membe
     }
 #define FAULT_DTYPE(what, possible, change, said)                                                            \
     FAULT(what, possible, change, "dtype is %s|must be|%s", said, dtypes)
-/* Keys of three dimensions may have four, and the other way round: then a size is wrong. */
+/* A tensor that says which form the call has may have three dimensions or four: of the other one something else is wrong. */
 #define FAULT_RANK(what, came)                                                                               \
-    FAULT(what, !flat_or_pages || (came) != 7 - rank, t->ndim = (came), "has %d dimensions|must have %s",    \
-          (int)(came), flat_or_pages ? "3|s_kv|or 4|pages" : (const char[]){(char)('0' + rank), 0})
+    FAULT(what, !either || (came) != 7 - rank, t->ndim = (came), "has %d dimensions|must have %s",           \
+          (int)(came), ranks)
+    if (either)
+        snprintf(ranks, sizeof ranks, "3|%s|or 4|%s", dimension_words[form_of(m, true).dimensions[0]],
+                 dimension_words[m->dimensions[0]]);
+    else
+        snprintf(ranks, sizeof ranks, "%d", rank);
     snprintf(came, sizeof came, "|int%d", t->dtype.bits);
     FAULT("data is NULL", true, t->data = NULL, "data is NULL")
     FAULT("odd data", bytes > 1, t->data = (char *)t->data + 1, "multiple of")
@@ -66,8 +73,8 @@ static inline const char *spoil(const struct good_call *good, const struct membe
     FAULT_RANK("rank too large", rank + 1)
     FAULT_RANK("negative rank", -1)
     FAULT_RANK("huge rank", INT32_MAX)
-    FAULT("keys without pages", flat_or_pages && rank == 4, t->ndim = 3, "d_qk (dimension 2)|must be")
-    FAULT("keys in pages", flat_or_pages && rank == 3, t->ndim = 4, "h_kv (dimension 2)|must be")
+    FAULT("keys without pages", either && cache && rank == 4, t->ndim = 3, "d_qk (dimension 2)|must be")
+    FAULT("keys in pages", either && cache && rank == 3, t->ndim = 4, "h_kv (dimension 2)|must be")
     FAULT("shape is NULL", true, t->shape = NULL, "shape is NULL")
     FAULT("negative size", true, h->shape[0] = -1, "dimension 0|-1|≥ 0")
     FAULT("the least size", true, h->shape[inner] = INT64_MIN, "dimension %d|-9223372036854775808", inner)
@@ -300,7 +307,8 @@ static inline void refuse_kernels(struct good_call *good)
     }
     good->set_up();
     everywhere(good, FMLA_DEVICE_CUDA, 99);
-    check_refused(good, "all on cuda", FMLA_UNSUPPORTED, good->elsewhere, "device is cuda:99: ", false);
+    check_refused(good, "all on cuda", FMLA_UNSUPPORTED, good->elsewhere,
+                  good->cpu_only ? "device is cuda:99, |no kernel|has: cpu" : "device is cuda:99: ", false);
 }
 
 /* A workspace, or the memory of a plan. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * A host program with 64 threads that call at once: dense and sparse decode with workspaces of their own and shared plans,
- * sparse prefill, merge, failing calls and capabilities, while one more thread changes how many threads are used and whose. Every
+ * sparse prefill, MHA, merge, failing calls and capabilities, while one more thread changes how many threads are used and whose. Every
  * result has the bits of the same call made alone.
  */
 #include "calls.h"

@@ -426,6 +426,7 @@ static void on_machine(int64_t shapes, uint64_t first)
     find_kernels();
     sparse_fixed();
     for (operation = 0; operation < OPERATIONS; operation++) {
+        if (!*kernels[operation][0]) continue; /* which test_cuda_others.c says */
         refused_calls = calls = 0;
         for (number = first; number < first + (uint64_t)shapes; number++) {
             draw_from(seed, number * 16 + operation);

@@ -44,15 +44,16 @@ static void check_choice(const struct wanted *wanted, const struct processor *pr
 
 static void check_operation(enum operation operation, const struct processor *processor)
 {
+    static const int64_t sizes[][2] = {{512, 512}, {576, 512}, {192, 128}, {128, 128}, {64, 64}, {64, 128}};
     const bool plan = operation == OP_DECODE_PLAN || operation == OP_SPARSE_PLAN,
                sparse = operation == OP_SPARSE_DECODE || operation == OP_SPARSE_PREFILL,
-               attention = sparse || operation == OP_DENSE_DECODE;
+               attention = sparse || operation == OP_DENSE_DECODE || operation == OP_MHA_FORWARD;
     for (int e = 0; e < (plan ? 1 : 3); e++)
-        for (int s = 0; s < (attention ? 2 : 1); s++)
+        for (int s = 0; s < (attention ? 6 : 1); s++)
             for (int f = KV_BF16; f <= (sparse ? KV_FP8_584 : KV_BF16); f++) {
                 struct wanted wanted = {.operation = operation, .device = cpu, .argument = "q"};
                 if (!plan) wanted.elements = 1u << e;
-                if (attention) wanted.d_qk = s ? 576 : 512, wanted.d_v = 512;
+                if (attention) wanted.d_qk = sizes[s][0], wanted.d_v = sizes[s][1];
                 if (sparse) wanted.formats = 1u << f;
                 check_choice(&wanted, processor);
             }

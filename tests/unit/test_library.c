@@ -18,11 +18,14 @@ static const fmla_device cuda = {FMLA_DEVICE_CUDA, 0};
 
 /* ---- Small calls that work --------------------------------------------------------------------------- */
 
-/* One row over keys; d_qk chooses: 576 has a kernel, 64 only the oracle. Of a plan its size is asked. */
+/* One row over keys; d_qk chooses: 576, of MHA 192, has a kernel, in decode 64 only the oracle. Of a plan its size is asked. */
 static fmla_status small(enum operation operation, int64_t d_qk, const char *kernel)
 {
     const struct layout layout =
-        DESIGNATED(.b = 1, .s_q = 1, .h_q = 1, .h_kv = 1, .d_qk = d_qk, .d_v = d_qk < 512 ? d_qk : 512,
+        DESIGNATED(.b = 1, .s_q = 1, .h_q = 1, .h_kv = 1, .d_qk = d_qk, .s_k = 4,
+                   .d_v = d_qk == 192   ? 128
+                          : d_qk == 576 ? 512
+                                        : d_qk,
                    .pages = 1, .page_size = 4, .max_pages = 1, .n = 2, .type = {FMLA_TYPE_BFLOAT, 16, 1});
     static struct held held[MAX_TENSORS];
     _Alignas(16) char args[512];
@@ -66,19 +69,25 @@ static void test_capabilities(void)
         operation += operation < LAST && !strcmp(row.operation, operations[operation + 1]);
         CHECK(!strcmp(row.operation, operations[operation]), "row %" PRId64 " is of %s, after %s", rows,
               row.operation, operations[operation]);
-        /* The kernels of attention, but the oracle, are for latents of 512 and 576, with values of 512. */
+        /* The kernels of attention, but the oracle, are for latents of 512 and 576, with values of 512; those of MHA for 64,
+         * 128 and 192, with values of 64 and 128. */
+        static const int32_t any[2][4], latent[2][4] = {{512, 576}, {512}},
+                                        heads[2][4] = {{64, 128, 192}, {64, 128}};
         const int plan = operation == OP_DECODE_PLAN || operation == OP_SPARSE_PLAN,
                   sparse = operation == OP_SPARSE_DECODE || operation == OP_SPARSE_PREFILL,
-                  attention = sparse || operation == OP_DENSE_DECODE;
-        const int limited = attention && strcmp(row.kernel, "ref") != 0;
-        CHECK(row.d_qk[0] == 512 * limited && row.d_qk[1] == 576 * limited && !row.d_qk[2] &&
-                  row.d_v[0] == 512 * limited && !row.d_v[1] && (row.types == 0) == plan &&
-                  (row.kv_formats != 0) == sparse,
-              "%s %s: d_qk %d %d, d_v %d, types %d, formats %d", row.operation, row.kernel, row.d_qk[0],
-              row.d_qk[1], row.d_v[0], row.types, row.kv_formats);
+                  mha = operation == OP_MHA_FORWARD, dense = operation == OP_DENSE_DECODE;
+        const int32_t(*sizes)[4] = !strcmp(row.kernel, "ref") ? any
+                                   : mha                      ? heads
+                                   : sparse || dense          ? latent
+                                                              : any;
+        CHECK(!memcmp(row.d_qk, sizes[0], sizeof row.d_qk) && !memcmp(row.d_v, sizes[1], sizeof row.d_v) &&
+                  (row.types == 0) == plan && (row.kv_formats != 0) == sparse,
+              "%s %s: d_qk %d %d %d, d_v %d %d, types %d, formats %d", row.operation, row.kernel, row.d_qk[0],
+              row.d_qk[1], row.d_qk[2], row.d_v[0], row.d_v[1], row.types, row.kv_formats);
         /* "Runs when named" is meant. */
-        if (!strcmp(row.operation, "dense_decode") && row.available)
-            CHECK(decode(576, row.kernel) == FMLA_OK, "%s: %s", row.kernel, fmla_last_error());
+        if ((dense || mha) && row.available)
+            CHECK(small(operation, mha ? 192 : 576, row.kernel) == FMLA_OK, "%s %s: %s", row.operation,
+                  row.kernel, fmla_last_error());
     }
     CHECK(runnable > LAST && operation == LAST, "%" PRId64 " rows, %" PRId64 " of them run", rows, runnable);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls of drawn shapes on a GPU that is not there: how a call of any operation is made of its layout, and layouts by lot of the three
+ * Calls of drawn shapes on a GPU that is not there: how a call of any operation is made of its layout, and layouts by lot of the
  * operations that have a workspace.
  */
 #ifndef FMLA_DRAWN_CALLS_H
@@ -49,9 +49,9 @@ static inline struct layout with_defaults(enum operation operation, const struct
     struct layout l = *given;
     if (!l.type.bits) l.type = bf16;
     if (!l.d_qk) l.d_qk = cache_formats[l.format].d_qk ? cache_formats[l.format].d_qk : 576;
-    const bool attention = described_member(operation, "workspace");
-    if (attention) l.d_v = 512;
-    if (attention && operation != OP_DENSE_DECODE) l.pages = 9;
+    const bool latent = described_member(operation, "workspace") && operation != OP_MHA_FORWARD;
+    if (latent) l.d_v = 512;
+    if (latent && operation != OP_DENSE_DECODE) l.pages = 9;
     l.extra_pages = 4, l.extra_page_size = 2, l.one_head = 1, l.s_kv = 100, l.fields = FMLA_PARTITION_FIELDS;
     return l;
 }
@@ -200,6 +200,21 @@ static inline void draw_prefill(struct layout *l, int64_t sms)
     l->has |= draw_bits_of(HAS_LENGTHS);
 }
 
+static inline void draw_mha(struct layout *l)
+{
+    static const int64_t sizes[][2] = {{192, 128}, {128, 128}, {64, 64}};
+    const int64_t size = draw_below(3);
+    l->type = draw_one_in(3) ? fp16 : bf16, l->d_qk = sizes[size][0], l->d_v = sizes[size][1];
+    l->h_kv = DRAW_OF(1 << 10, 1, 1, 2, 4, 8, 16, 128), l->h_q = l->h_kv * DRAW_OF(1 << 6, 1, 1, 2, 4, 8, 16);
+    l->flat = draw_one_in(2), l->causal = draw_one_in(2);
+    const int64_t b = draw_size(1 << 20) - draw_one_in(8), q = draw_size(INT32_MAX) - draw_one_in(8),
+                  k = draw_size(INT32_MAX) - draw_one_in(8);
+    const double others = (double)(l->h_q * 192) * (double)(l->flat || !b ? 1 : b);
+    *(l->flat ? &l->tokens_q : &l->s_q) = draw_fit(q, others);
+    *(l->flat ? &l->tokens_k : &l->s_k) = draw_fit(k, others);
+    *(l->flat ? &l->splits : &l->b) = l->flat ? b + 1 : b;
+}
+
 static inline struct shape draw_shape(enum operation operation, int64_t sms)
 {
     struct shape s = {0};
@@ -207,6 +222,7 @@ static inline struct shape draw_shape(enum operation operation, int64_t sms)
     if (operation == OP_SPARSE_DECODE) draw_sparse(&s.of, sms);
     if (operation == OP_DENSE_DECODE) draw_dense(&s.of, sms);
     if (operation == OP_SPARSE_PREFILL) draw_prefill(&s.of, sms);
+    if (operation == OP_MHA_FORWARD) draw_mha(&s.of);
     return s;
 }
 
