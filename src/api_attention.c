@@ -70,10 +70,10 @@ static fmla_status fill(struct call *c, const struct common *common, const struc
 /* Values are the first d_v elements of their keys. */
 static fmla_status check_latent(const struct call *c)
 {
-    return check_range(
-        c->checked.operation,
-        c->checked.bound_at[DIM_d_v] == 3 ? "out: d_v (dimension 3)" : "out: d_v (dimension 2)",
-        c->checked.size[DIM_d_v], 1, c->checked.size[DIM_d_qk]);
+    return check_range(c->checked.operation,
+                       c->checked.bound_at[DIM_d_v] == 3 ? "out: d_v (dimension 3)"
+                                                         : "out: d_v (dimension 2)",
+                       c->checked.size[DIM_d_v], 1, c->checked.size[DIM_d_qk]);
 }
 
 /* Pages of a cache format. */
@@ -150,6 +150,7 @@ static fmla_status choose(struct call *c, const char *name)
     const struct wanted wanted = {.operation = p->operation,
                                   .device = p->device,
                                   .argument = "q",
+                                  .values = p->keys[0].values_apart ? "v" : NULL,
                                   .elements = 1u << p->element,
                                   .d_qk = p->d_qk,
                                   .d_v = p->d_v,
@@ -275,8 +276,9 @@ static fmla_status prepare_sparse_prefill(struct call *c)
 static fmla_status check_starts(const struct call *c, const char *name, const struct checked_tensor *starts)
 {
     if (!starts->name == !c->checked.flat) return FMLA_OK;
-    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is %s, must be %s where q has %d dimensions", c->checked.operation, name,
-                starts->name ? "given" : "NULL", starts->name ? "NULL" : "given", c->checked.flat ? 3 : 4);
+    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is %s, must be %s where q has %d dimensions",
+                c->checked.operation, name, starts->name ? "given" : "NULL", starts->name ? "NULL" : "given",
+                c->checked.flat ? 3 : 4);
 }
 
 /* A tensor of keys or of values. A stride that is never used may wrap. */
@@ -295,7 +297,8 @@ static fmla_status prepare_mha_forward(struct call *c)
     const fmla_mha_forward_args *args = &c->args.mha;
     const struct common common = COMMON(args);
     const struct checked_tensor *q = OF(mha_forward, q), *k = OF(mha_forward, k), *v = OF(mha_forward, v),
-                                *out = OF(mha_forward, out), *lse = OF(mha_forward, lse), *none = &(struct checked_tensor){0};
+                                *out = OF(mha_forward, out), *lse = OF(mha_forward, lse),
+                                *none = &(struct checked_tensor){0};
     const int64_t *size = c->checked.size;
     struct attention_problem *p = &c->problem;
     struct key_source *keys = &p->keys[0];

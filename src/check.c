@@ -281,8 +281,7 @@ static fmla_status check_flat(const struct member *m, const fmla_tensor *tensor,
     call->flat = tensor->ndim == form_of(m, true).rank;
     if (call->flat || tensor->ndim == m->rank) return FMLA_OK;
     return fail(FMLA_INVALID_ARGUMENT, "%s: %s: has %d dimensions, must have 3 (%s) or 4 (%s)",
-                call->operation, m->name, tensor->ndim,
-                cache ? "[s_kv, h_kv, d_qk]" : "[tokens, h_q, d_qk]",
+                call->operation, m->name, tensor->ndim, cache ? "[s_kv, h_kv, d_qk]" : "[tokens, h_q, d_qk]",
                 cache ? "[pages, page_size, 1, d_qk]" : "[b, s_q, h_q, d_qk]");
 }
 

@@ -256,6 +256,7 @@ static bool refuses(const struct kernel *kernel, const struct wanted *wanted, co
         append_elements(why, size, kernel->elements);
     } else if (!has_size(kernel->d_qk, wanted->d_qk) || !has_size(kernel->d_v, wanted->d_v)) {
         const bool qk = !has_size(kernel->d_qk, wanted->d_qk);
+        if (!qk && wanted->values) *argument = wanted->values;
         snprintf(why, size, "d_%s is %lld, kernel %s takes", qk ? "qk" : "v",
                  (long long)(qk ? wanted->d_qk : wanted->d_v), kernel->name);
         append_shapes(why, size, kernel, wanted->operation);

@@ -13,6 +13,7 @@ struct wanted {
     enum operation operation;
     fmla_device device;
     const char *argument;
+    const char *values;    /* the one that has d_v; NULL: argument */
     unsigned elements;     /* all of these must be taken; 0 = not asked */
     int64_t d_qk, d_v;     /* 0 = not asked */
     unsigned formats;      /* FORMATS_… of the cache; 0 = not asked */

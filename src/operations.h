@@ -33,7 +33,9 @@ enum {
     IS_OUTPUT = 1 << 8,  /* no two elements may share memory */
     IS_CACHE =
         1 << 9, /* pages of the format that kv_format names, which says the type and the last dimension */
-    OR_FLAT = 1 << 10,  /* all tokens may be one dimension (form_of); of a cache where its format is one of 16 bits */
+    OR_FLAT =
+        1
+        << 10, /* all tokens may be one dimension (form_of); of a cache where its format is one of 16 bits */
     IN_UNITS = 1 << 11, /* … at addresses and strides that are multiples of the format's unit */
     IN_ROWS = 1 << 12,  /* rows without gaps, aligned to 16 bytes */
     IN_CALLS = 1 << 13  /* not looked at where a size is asked */

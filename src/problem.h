@@ -38,8 +38,9 @@ enum key_kind {
 
 /* Requests one after the other in one dimension of tokens. */
 struct ragged {
-    const int32_t *starts; /* [b + 1]: where each begins, and the last one ends; NULL: requests are apart, of one length */
-    int64_t tokens;        /* of all of them */
+    const int32_t *
+        starts; /* [b + 1]: where each begins, and the last one ends; NULL: requests are apart, of one length */
+    int64_t tokens; /* of all of them */
 };
 
 /* The start of a request, `before` being that of the one before it: none lies before that, or beyond the last token. */
@@ -82,7 +83,7 @@ struct attention_problem {
     int64_t b, s_q, h_q, h_kv, d_qk, d_v; /* of ragged requests s_q is the most, as the caller says */
     struct ragged ragged_q, ragged_k;     /* a ragged request is in page 0, from its start on */
     enum element element;                 /* of q and out */
-    enum kv_format format; /* of all keys and values */
+    enum kv_format format;                /* of all keys and values */
     fmla_device device;
     const uint16_t *q;
     int64_t q_stride[3]; /* request, token, head */

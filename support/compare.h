@@ -20,7 +20,7 @@ extern const struct tolerance tolerance_sparse_decode_out; /* the same */
 extern const struct tolerance tolerance_decode_lse;
 extern const struct tolerance tolerance_sparse_prefill_out;
 extern const struct tolerance tolerance_prefill_lse; /* of max_logits too */
-extern const struct tolerance tolerance_mha_out; /* its lse has that of sparse prefill */
+extern const struct tolerance tolerance_mha_out;     /* its lse has that of sparse prefill */
 /* How far an lse or a max_logits may be besides, where kernels may round a cache's scales to bf16: the bound of its own that
  * compare_add_within takes. */
 extern const double rounded_scale_lse;

@@ -43,8 +43,8 @@ struct work {
     struct thread_pool pool;
     const struct plan_partition *partitions; /* [num_partitions]; NULL in chunks */
     int64_t row_tiles;                       /* of a request: sets × tiles of a set */
-    int64_t chunk_keys; /* 0: by the plan */
-    int64_t chunks;     /* most chunks of a request */
+    int64_t chunk_keys;                      /* 0: by the plan */
+    int64_t chunks;                          /* most chunks of a request */
     int64_t slots;
     int32_t num_partitions;
     size_t slots_offset, slot_lse_offset, slot_max_offset, spans_offset, scratch_offset, scratch_bytes;
@@ -266,7 +266,8 @@ static void run_piece(const struct work *w, int64_t request, int64_t row_tile, i
     w->attention->attend(&tile, scratch + line_up(tile_floats(&w->call) * sizeof(float)));
     if (slot != DIRECT) return;
     for (int32_t i = 0; i < t.rows; i++)
-        write_row(&w->call, request, span.first_token, t.set, t.first_row + i, tile.out + i * p->d_v, tile.lse[i], tile.max[i]);
+        write_row(&w->call, request, span.first_token, t.set, t.first_row + i, tile.out + i * p->d_v,
+                  tile.lse[i], tile.max[i]);
 }
 
 /* Joins `count` slots of a request, first, second, second + step, …, for one row tile. Weights are of what is above the

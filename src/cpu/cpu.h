@@ -61,8 +61,9 @@ static inline struct cpu_row cpu_row_of(const struct cpu_call *call, int64_t set
 struct cpu_tile {
     const struct cpu_call *call;
     int64_t request;
-    int64_t tokens;                 /* of the request */
-    int64_t first_token, first_key; /* of ragged requests: where it begins in what holds all of them; else 0 */
+    int64_t tokens; /* of the request */
+    int64_t first_token,
+        first_key; /* of ragged requests: where it begins in what holds all of them; else 0 */
     int64_t set;
     int64_t first_row; /* of the set */
     int32_t rows;

@@ -28,7 +28,8 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     const struct attention_problem *p = problem.attention;
     /* Sizes are below 2^31, so of_row is at most 2^33 - 2, and `doubles` below 2^64. */
     const size_t of_row = most_keys(p) + (size_t)(p->d_v + p->d_qk) + 2;
-    const size_t doubles = (size_t)(p->h_q / p->h_kv) * of_row + (size_t)(p->d_qk > p->d_v ? p->d_qk : p->d_v);
+    const size_t doubles =
+        (size_t)(p->h_q / p->h_kv) * of_row + (size_t)(p->d_qk > p->d_v ? p->d_qk : p->d_v);
     (void)kernel;
     if (__builtin_mul_overflow(doubles, sizeof(double), &prepared->bytes))
         return fail(FMLA_UNSUPPORTED, "%s: %s: %zu keys of a token would not fit into memory",
@@ -106,7 +107,8 @@ static void decode(const struct attention_problem *p, const struct key_source *s
         data += slot * view->slot_bytes;
         page_size = 1, slot = 0;
     }
-    if (p->format == KV_BF16 || p->format == KV_FP16) { /* as the lines below, without a choice for each element */
+    if (p->format == KV_BF16 ||
+        p->format == KV_FP16) { /* as the lines below, without a choice for each element */
         const enum element element = p->format == KV_BF16 ? ELEMENT_BF16 : ELEMENT_FP16;
         for (int64_t d = 0; d < width; d++) to[d] = (double)ref_load(data, element, d);
         return;
@@ -167,8 +169,7 @@ static void write_row(const struct attention_problem *p, const struct rows *rows
     double factor = 1.0;
     if (rules->attn_sink && !empty) factor = 1.0 / (1.0 + exp((double)rules->attn_sink[head] - lse));
     const int64_t request = rows->request.index, token = rows->request.first_token + rows->token;
-    uint16_t *out =
-        p->out + request * p->out_stride[0] + token * p->out_stride[1] + head * p->out_stride[2];
+    uint16_t *out = p->out + request * p->out_stride[0] + token * p->out_stride[1] + head * p->out_stride[2];
     for (int64_t d = 0; d < p->d_v; d++)
         ref_store(out, p->element, d, empty ? 0.0f : (float)(sum[d] / total * factor));
     if (p->max_logits)

@@ -70,8 +70,7 @@ void case_tensor(struct test_case *c, int i, enum layout layout, bool wanted)
     /* Tokens of no batch are swapped with their heads. */
     const bool tokens = form.dimensions[0] == DIM_s_q || form.dimensions[0] == DIM_tokens_q ||
                         form.dimensions[0] == DIM_tokens_k;
-    if (layout == LAYOUT_SWAPPED && form.rank == 3 && tokens)
-        layout = LAYOUT_SWAPPED_FIRST;
+    if (layout == LAYOUT_SWAPPED && form.rank == 3 && tokens) layout = LAYOUT_SWAPPED_FIRST;
     guarded_make(&c->tensor[i],
                  types == ALLOW_F32   ? dtype_f32
                  : types == ALLOW_I32 ? dtype_i32
@@ -419,12 +418,10 @@ void view_cut(const struct test_case *c, struct view *v, enum dimension dimensio
               int64_t count)
 {
     for (int i = 0; i < c->op->tensors; i++) {
-        const struct form form =
-            form_of(c->op->tensor[i], v->tensor[i].ndim != c->op->tensor[i]->rank);
+        const struct form form = form_of(c->op->tensor[i], v->tensor[i].ndim != c->op->tensor[i]->rank);
         if (is_result(c->op, i) || is_table(c->op, i) || !tensor_at(c->op, &v->args, i)) continue;
         for (int d = 0; d < v->tensor[i].ndim; d++)
-            if (form.dimensions[d] == dimension)
-                view_narrow(v, i, d, first, count);
+            if (form.dimensions[d] == dimension) view_narrow(v, i, d, first, count);
     }
 }
 

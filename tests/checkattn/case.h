@@ -57,7 +57,8 @@ struct test_case {
 #include "operations.def"
         };
     };
-    bool flat; /* a batch whose tokens are one dimension is one of one request here, and its tokens are those of all */
+    bool
+        flat; /* a batch whose tokens are one dimension is one of one request here, and its tokens are those of all */
     fmla_dtype dtype;                   /* of tensors that may have several */
     int64_t capacity;                   /* keys that a table has room for; 0: as many as there are */
     struct guarded tensor[MAX_TENSORS]; /* by the operation's descriptor */
@@ -190,7 +191,8 @@ struct subject {
 /* Bits of `faults`. */
 #define FAULT(name) (UINT64_C(1) << FAULT_##name)
 
-extern struct subject dense_decode, sparse_decode, sparse_prefill, mha_forward, merge, cache_append, cache_gather;
+extern struct subject dense_decode, sparse_decode, sparse_prefill, mha_forward, merge, cache_append,
+    cache_gather;
 
 static inline bool is_result(const struct subject *op, int i)
 {

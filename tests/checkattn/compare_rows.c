@@ -118,10 +118,9 @@ static void add_out(struct comparison *outs, const struct test_case *c, int64_t 
     const struct tolerance *tolerance = &c->tolerance[0];
     const size_t element = g->tensor.dtype.bits / 8;
     const char *mine = case_row(c, c->op->result[0], request, token, head);
-    const double sink =
-        case_names(c, c->op->sink)
-            ? (double)*(const float *)guarded_at(&c->tensor[c->op->sink], head, 0, 0, 0)
-            : -INFINITY;
+    const double sink = case_names(c, c->op->sink)
+                            ? (double)*(const float *)guarded_at(&c->tensor[c->op->sink], head, 0, 0, 0)
+                            : -INFINITY;
     struct magnitude magnitude = {0}; /* looked for where an element misses */
     for (int64_t d = 0; d < c->d_v; d++, mine += element, theirs += element) {
         const double value = guarded_value(g, mine), reference = guarded_value(g, theirs);

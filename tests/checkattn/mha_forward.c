@@ -21,8 +21,8 @@ enum {
 };
 enum {
     INPUTS_NORMAL,
-    INPUTS_SPIKED,  /* keys at borders weigh more */
-    INPUTS_STEEP,   /* scores of ±200: without the maximum taken out, everything overflows */
+    INPUTS_SPIKED, /* keys at borders weigh more */
+    INPUTS_STEEP,  /* scores of ±200: without the maximum taken out, everything overflows */
     INPUTS_NAN_ENDS /* causal: the last key of a request is NaN, and rows that may not see it must not notice */
 };
 
@@ -141,7 +141,8 @@ static void fill_request(struct test_case *c, int64_t r)
         for (int64_t h = 0; h < c->h_kv; h++) {
             put_vector(c, MHA(k), r, first_k + t, h, is_border(c, t, length));
             put_vector(c, MHA(v), r, first_k + t, h, false);
-            if (c->v[H_INPUTS] != INPUTS_NAN_ENDS || !c->v[H_CAUSAL] || queries < 2 || t + 1 < length) continue;
+            if (c->v[H_INPUTS] != INPUTS_NAN_ENDS || !c->v[H_CAUSAL] || queries < 2 || t + 1 < length)
+                continue;
             const int64_t at[] = {c->flat ? first_k + t : r, c->flat ? h : t, c->flat ? 0 : h};
             uint16_t *key = guarded_at(&c->tensor[MHA(k)], at[0], at[1], at[2], 0),
                      *value = guarded_at(&c->tensor[MHA(v)], at[0], at[1], at[2], 0);
@@ -284,8 +285,7 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
     int64_t count = 0;
     if (all <= CHOSEN || (all * c->s_k <= SMALL && all <= MOST_ROWS)) return all_rows(c, rows, 1);
     for (int64_t r = 0; r < m->requests && count < CHOSEN - DRAWN_ROWS - 1; r++) {
-        const int64_t first = c->flat ? m->first_q[r] : 0,
-                      tokens = m->first_q[r + 1] - m->first_q[r];
+        const int64_t first = c->flat ? m->first_q[r] : 0, tokens = m->first_q[r + 1] - m->first_q[r];
         if (!tokens) continue;
         rows[count++] = (struct rows){c->flat ? 0 : r, first, r % c->h_q, 1, 1};
         rows[count++] = (struct rows){c->flat ? 0 : r, first + tokens - 1, c->h_q - 1 - r % c->h_q, 1, 1};
@@ -350,14 +350,21 @@ static void check_alone(const struct test_case *c, int64_t r, const struct run *
     if (!view) exit(1);
     view_make(c, view, true);
     for (int i = MHA(q); i <= MHA(v); i++)
-        view_narrow(view, i, 0, !c->flat ? r : i == MHA(q) ? m->first_q[r] : m->first_k[r],
-                    !c->flat ? 1 : i == MHA(q) ? tokens : keys);
+        view_narrow(view, i, 0,
+                    !c->flat      ? r
+                    : i == MHA(q) ? m->first_q[r]
+                                  : m->first_k[r],
+                    !c->flat      ? 1
+                    : i == MHA(q) ? tokens
+                                  : keys);
     for (int k = 0; k < 2; k++) {
-        const int i = c->op->result[k], at = c->flat ? k : 0, two = 2; /* lse has its tokens behind its heads */
+        const int i = c->op->result[k], at = c->flat ? k : 0,
+                  two = 2; /* lse has its tokens behind its heads */
         int64_t shape[GUARDED_DIMS], pair = two;
         memcpy(shape, c->tensor[i].shape, sizeof shape);
         shape[at] = c->flat ? tokens : 1;
-        guarded_make(&results[k], c->tensor[i].tensor.dtype, c->tensor[i].tensor.ndim, shape, LAYOUT_CONTIGUOUS);
+        guarded_make(&results[k], c->tensor[i].tensor.dtype, c->tensor[i].tensor.ndim, shape,
+                     LAYOUT_CONTIGUOUS);
         set_tensor(c->op, &view->args, i, &results[k].tensor);
         guarded_make(&starts[k], dtype_i32, 1, &pair, LAYOUT_CONTIGUOUS);
         *(int32_t *)guarded_at(&starts[k], 0, 0, 0, 0) = 0;
@@ -369,8 +376,8 @@ static void check_alone(const struct test_case *c, int64_t r, const struct run *
     for (int64_t at = 0; at < tokens * c->h_q; at++)
         for (int k = 0; k < 2; k++)
             same &= !memcmp(row_in(c, &results[k], c->op->result[k], 0, at / c->h_q, at % c->h_q),
-                            case_row(c, c->op->result[k], c->flat ? 0 : r, (c->flat ? m->first_q[r] : 0) + at / c->h_q,
-                                     at % c->h_q),
+                            case_row(c, c->op->result[k], c->flat ? 0 : r,
+                                     (c->flat ? m->first_q[r] : 0) + at / c->h_q, at % c->h_q),
                             k ? sizeof(float) : (size_t)c->d_v * 2);
     if (!same) report(tally, run, c->name, "a request alone has other bits than in the batch");
     for (int k = 0; k < 2; k++) guarded_free(&results[k]), guarded_free(&starts[k]);
@@ -419,7 +426,8 @@ struct subject mha_forward = {
     .choose = choose,
     .has = has,
     /* What pairs do not reach: offsets of more than 32 bits. */
-    .special = {"b 3, shape rows, heads 2_1, causal 1, layout far", "b 3, shape rows, sizes 64_128, inputs spiked"},
+    .special = {"b 3, shape rows, heads 2_1, causal 1, layout far",
+                "b 3, shape rows, sizes 64_128, inputs spiked"},
     .more = more,
     .faults = (FAULT(MERGE_BASE) - 1) & ~FAULT(SWAPPED_PAGE),
     .fault_case = fault_case,

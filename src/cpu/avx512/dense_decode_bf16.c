@@ -246,7 +246,8 @@ struct block {
 };
 
 /* The keys of a block as bf16: where they lie, or in `memory` if they lie in another format. */
-static void find_keys(const struct cpu_call *call, const struct cpu_key *from, uint16_t *memory, struct block *block)
+static void find_keys(const struct cpu_call *call, const struct cpu_key *from, uint16_t *memory,
+                      struct block *block)
 {
     const int64_t d_qk = call->problem->d_qk;
     _Alignas(64) float row[WIDEST_FP8];
@@ -277,7 +278,8 @@ INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *sc
     scores(scratch->s, block->keys, part->q, most, p->d_qk / 2, vectors, keys_at_once);
     softmax_step(scratch->s, most, fewest, visible, p->scale * TILE_LOG2_E, vectors, part->max, part->sum,
                  part->rescale);
-    if (are_finite(block->values, fewest, most, p->d_v)) fewest = most; /* a row that does not see a key has weight 0 for it */
+    if (are_finite(block->values, fewest, most, p->d_v))
+        fewest = most; /* a row that does not see a key has weight 0 for it */
     softmax_to_bf16(scratch->p, scratch->s, fewest, vectors);
     if (fewest != block->interleaved) {
         interleave(scratch->values, block->values, fewest, p->d_v);
