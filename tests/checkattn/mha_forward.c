@@ -27,7 +27,7 @@ enum {
 };
 
 static const int64_t shapes[][2] = {{0, 5},       {1, 1},      {1, 4096},   {63, 65},       {128, 128},
-                                    {1000, 1000}, {300, 2000}, {2000, 300}, {16384, 16384}, {150, 70}};
+                                    {1000, 1000}, {300, 2000}, {2000, 300}, {16384, 16384}, {150, 70}, {12, 9}};
 static const int64_t heads_of[][2] = {{5, 5}, {16, 1}, {32, 4}, {128, 128}, {2, 1}};
 static const int64_t sizes_of[][2] = {{192, 128}, {128, 128}, {64, 64}, {64, 128}};
 
@@ -334,7 +334,7 @@ static const char *fault_case(const struct run *run, uint64_t i)
     static char text[200];
     snprintf(text, sizeof text, "b 7, heads 5_5, causal 1, layout padded, %s, %s",
              i % 2 ? "requests varied" : "requests apart",
-             run->fault == FAULT_LSE_CANCELLED ? "shape one, inputs steep" : "shape rows");
+             run->fault == FAULT_LSE_CANCELLED ? "shape one, inputs steep" : "shape few");
     return i < 8 ? text : NULL;
 }
 

@@ -40,10 +40,9 @@ static inline void softmax_step(float *s, int32_t count, int32_t fewest, const i
         __m512 top = old;
         for (int32_t t = 0; t < count; t++) {
             __m512 x = _mm512_mul_ps(_mm512_load_ps(at + t * stride), factor);
-            if (t >= fewest) {
+            if (t >= fewest)
                 x = _mm512_mask_mov_ps(nothing, _mm512_cmpgt_epi32_mask(sees, _mm512_set1_epi32(t)), x);
-                _mm512_store_ps(at + t * stride, x);
-            }
+            _mm512_store_ps(at + t * stride, x);
             top = _mm512_max_ps(
                 x, top); /* in this order a NaN does not become the maximum; it reaches the sum */
         }
@@ -51,9 +50,7 @@ static inline void softmax_step(float *s, int32_t count, int32_t fewest, const i
         const __m512 base = _mm512_mask_mov_ps(top, none, _mm512_setzero_ps());
         __m512 total = _mm512_setzero_ps();
         for (int32_t t = 0; t < count; t++) {
-            const __m512 x = _mm512_load_ps(at + t * stride);
-            const __m512 e =
-                softmax_exp2(t < fewest ? _mm512_fmsub_ps(x, factor, base) : _mm512_sub_ps(x, base));
+            const __m512 e = softmax_exp2(_mm512_sub_ps(_mm512_load_ps(at + t * stride), base));
             _mm512_store_ps(at + t * stride, e);
             total = _mm512_add_ps(total, e);
         }
