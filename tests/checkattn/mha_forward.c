@@ -26,8 +26,9 @@ enum {
     INPUTS_NAN_ENDS /* causal: the last key of a request is NaN, and rows that may not see it must not notice */
 };
 
-static const int64_t shapes[][2] = {{0, 5},       {1, 1},      {1, 4096},   {63, 65},       {128, 128},
-                                    {1000, 1000}, {300, 2000}, {2000, 300}, {16384, 16384}, {150, 70}, {12, 9}};
+static const int64_t shapes[][2] = {{0, 5},         {1, 1},       {1, 4096},   {63, 65},
+                                    {128, 128},     {1000, 1000}, {300, 2000}, {2000, 300},
+                                    {16384, 16384}, {150, 70},    {12, 9}};
 static const int64_t heads_of[][2] = {{5, 5}, {16, 1}, {32, 4}, {128, 128}, {2, 1}};
 static const int64_t sizes_of[][2] = {{192, 128}, {128, 128}, {64, 64}, {64, 128}};
 

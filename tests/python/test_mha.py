@@ -9,7 +9,7 @@ import pytest
 import flash_mla
 from attention import check_close, conventions, dense
 from calls import kinds_for
-from flash_mla import flash_attn_varlen_func, flash_mla_interface
+from flash_mla import _mha, flash_attn_varlen_func
 from kinds import KINDS, Kind, needs_torch, torch
 from test_errors import check_message
 
@@ -169,9 +169,7 @@ def check_packed(name, kind, **shape):
 def test_packed_copies_nothing(name, kind, monkeypatch):
     problem, seen = Sequences([(5, 5)], h_q=3, h_kv=3), {}
     arguments = packed(problem, kind)[name]
-    monkeypatch.setattr(
-        flash_mla_interface, "flash_attn_varlen_func", lambda *parts, **_: seen.update(enumerate(parts))
-    )
+    monkeypatch.setattr(_mha, "flash_attn_varlen_func", lambda *parts, **_: seen.update(enumerate(parts)))
     getattr(flash_mla, name)(*arguments)
     whole, parts = (arguments[0], range(3)) if name == QKV else (arguments[1], (1, 2))
     for i in parts:

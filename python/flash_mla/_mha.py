@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: MIT
+"""Dense multi-head attention over sequences packed one after the other, by FlashMLA's names."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Optional, Tuple
+
+from . import _operations
+from ._arguments import check_kinds, flag_of, integer_of, lse_options, module_of, number_of, scale_of, shape_of
+
+
+def flash_attn_varlen_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_qo: Any,
+    cu_seqlens_kv: Any,
+    max_seqlen_qo: int,
+    max_seqlen_kv: int,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    deterministic: bool = False,
+    is_varlen: bool = True,
+    *,
+    out: Optional[Any] = None,
+    lse: Optional[Any] = None,
+    lse_empty: float = math.inf,
+    log_base: float = math.e,
+    stream: int = 0,
+) -> Tuple[Any, Any]:
+    """Multi-head attention of a batch of sequences packed one after the other. There is no backward pass.
+
+    Args:
+        q: [tokens, h_q, d_qk]; k: [keys, h_kv, d_qk]; v: [keys, h_kv, d_v]; bf16 or fp16. d_qk is 64, 128 or 192, d_v 64 or
+            128. h_kv divides h_q: query head h reads key head h // (h_q // h_kv).
+        cu_seqlens_qo, cu_seqlens_kv: [b + 1], int32: where the tokens and the keys of each sequence begin, and the last ones end.
+        max_seqlen_qo, max_seqlen_kv: no sequence has more tokens, or keys: results of a longer one are wrong. 0: not known.
+        dropout_p: 0.
+        softmax_scale: None: 1 / sqrt(d_qk).
+        causal: token j of s_q sees the keys t ≤ s_k - s_q + j of its sequence; else all of them.
+        deterministic: of gradients: results here have the same bits in every run, with it and without.
+        is_varlen: False says that all sequences have one length. It makes no difference: cu_seqlens are looked at.
+        out, lse: where to write the results, in place of new ones. out may have strides; lse is the transpose of an array that
+            may have some.
+        lse_empty, log_base, stream: as in `flash_mla_with_kvcache`.
+
+    Returns:
+        (out, lse): [tokens, h_q, d_v] of the type of q, and [tokens, h_q] fp32, the transpose of what is in memory. Tokens of
+        no sequence are not written.
+
+    Raises:
+        As `flash_mla_with_kvcache`.
+    """
+    this = _operations.MHA
+    module = module_of(this, "q", q)
+    arrays = k, v, cu_seqlens_qo, cu_seqlens_kv, out, lse
+    for array in arrays:
+        if array is not None and type(array) is not type(q):
+            check_kinds(this, module, *zip(_MHA, arrays))
+            break
+    for name, array in zip(_MHA, arrays[:4]):
+        if array is None:
+            raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
+    if number_of(this, "dropout_p", dropout_p) != 0:
+        raise ValueError(f"{this}: dropout_p: is {dropout_p}, must be 0: there is no dropout")
+    flag_of(this, "deterministic", deterministic)
+    flag_of(this, "is_varlen", is_varlen)
+    tokens, h_q, _ = shape_of(this, module, "q", q, 3)
+    d_v, stream = shape_of(this, module, "v", v, 3)[2], integer_of(this, "stream", stream)
+    options = (
+        integer_of(this, "max_seqlen_qo", max_seqlen_qo),
+        integer_of(this, "max_seqlen_kv", max_seqlen_kv),
+        0.0 if softmax_scale is None else scale_of(this, "softmax_scale", softmax_scale, "None = 1 / sqrt(d_qk)"),
+        flag_of(this, "causal", causal),
+        *lse_options(this, lse_empty, log_base),
+    )
+    turned = None
+    if lse is not None:
+        shape = tuple(shape_of(this, module, "lse", lse, 2))
+        if shape != (tokens, h_q):
+            raise ValueError(f"{this}: lse: shape is {shape}, must be {(tokens, h_q)}, [tokens, h_q] of q")
+        turned = module.transposed(this, "lse", lse, stream)
+    inputs = q, k, v, cu_seqlens_qo, cu_seqlens_kv
+    out, turned = module.run(_operations.MHA_FORWARD, inputs, (out, turned), options, stream, d_v)
+    return out, turned.T if lse is None else lse
+
+
+_MHA = "k", "v", "cu_seqlens_qo", "cu_seqlens_kv", "out", "lse"  # the arrays beside q
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Any,
+    cu_seqlens: Any,
+    max_seqlen: int,
+    head_dim_qk: int,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    deterministic: bool = False,
+    is_varlen: bool = True,
+    *,
+    out: Optional[Any] = None,
+    lse: Optional[Any] = None,
+    lse_empty: float = math.inf,
+    log_base: float = math.e,
+    stream: int = 0,
+) -> Tuple[Any, Any]:
+    """`flash_attn_varlen_func` on qkv [tokens, h, 2 · head_dim_qk + d_v]: q, k and v side by side, of which nothing is copied.
+    What is wrong with one of them is said in its words."""
+    q, k, v = _parts("flash_attn_varlen_qkvpacked_func", "qkv", qkv, head_dim_qk, 2, stream)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, deterministic, is_varlen,
+        out=out, lse=lse, lse_empty=lse_empty, log_base=log_base, stream=stream,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Any,
+    kv: Any,
+    cu_seqlens_qo: Any,
+    cu_seqlens_kv: Any,
+    max_seqlen_qo: int,
+    max_seqlen_kv: int,
+    head_dim_qk: int,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    deterministic: bool = False,
+    is_varlen: bool = True,
+    *,
+    out: Optional[Any] = None,
+    lse: Optional[Any] = None,
+    lse_empty: float = math.inf,
+    log_base: float = math.e,
+    stream: int = 0,
+) -> Tuple[Any, Any]:
+    """`flash_attn_varlen_func` on kv [keys, h_kv, head_dim_qk + d_v]: k and v side by side, of which nothing is copied.
+    What is wrong with one of them is said in its words."""
+    k, v = _parts("flash_attn_varlen_kvpacked_func", "kv", kv, head_dim_qk, 1, stream)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, dropout_p, softmax_scale, causal, deterministic,
+        is_varlen, out=out, lse=lse, lse_empty=lse_empty, log_base=log_base, stream=stream,
+    )  # fmt: skip
+
+
+def _parts(this: str, name: str, packed: Any, head_dim_qk: Any, count: int, stream: Any) -> Any:
+    """`count` parts of head_dim_qk values, and the rest."""
+    module = module_of(this, name, packed)
+    width = shape_of(this, module, name, packed, 3)[2]
+    head_dim_qk, stream = integer_of(this, "head_dim_qk", head_dim_qk), integer_of(this, "stream", stream)
+    if head_dim_qk < 1 or count * head_dim_qk >= width:
+        most = f"{count} · head_dim_qk" if count > 1 else "head_dim_qk"
+        raise ValueError(
+            f"{this}: head_dim_qk: is {head_dim_qk}, must be at least 1, and {most} below the {width} values of {name}"
+        )
+    return module.parts(this, name, packed, [*(head_dim_qk * (i + 1) for i in range(count)), width], stream)
