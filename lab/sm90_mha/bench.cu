@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <cuda.h>
+#include <unistd.h>
 #include <vector>
 
 static void ok(cudaError_t error, int line)
@@ -103,7 +104,7 @@ struct Problem {
         int *starts;
         OK(cudaMalloc(&q, (t_q * h_q * d_qk + 8) * 2)), OK(cudaMalloc(&k, (t_k * h_kv * d_qk + 8) * 2)), OK(cudaMalloc(&v, (t_k * h_kv * d_v + 8) * 2));
         OK(cudaMalloc(&p.out, (t_q * h_q * d_v + 8) * 2)), OK(cudaMalloc(&p.lse, (t_q * h_q + 8) * 4));
-        OK(cudaMalloc(&starts, cu_q.size() * 8));
+        OK(cudaMalloc(&starts, cu_q.size() * 8)), OK(cudaMalloc(&p.counters, 8)), OK(cudaMemset(p.counters, 0, 8));
         OK(cudaMemcpy(starts, cu_q.data(), cu_q.size() * 4, cudaMemcpyHostToDevice));
         OK(cudaMemcpy(starts + cu_q.size(), cu_k.data(), cu_q.size() * 4, cudaMemcpyHostToDevice));
         OK(cudaMemset(p.out, 0xff, t_q * h_q * d_v * 2)), OK(cudaMemset(p.lse, 0xff, t_q * h_q * 4));
@@ -115,6 +116,8 @@ struct Problem {
         p.s_q = *std::max_element(n_q.begin(), n_q.end()), p.s_k = *std::max_element(n_k.begin(), n_k.end());
         p.cu_q = starts, p.cu_k = starts + cu_q.size(), p.tokens_q = (int)t_q, p.tokens_k = (int)t_k;
         p.tiles_of_request = (p.s_q + MHA_ROWS - 1) / MHA_ROWS;
+        const double head_bytes = 2.0 * p.s_k * (d_qk + d_v) / (h_q / h_kv), most = (getenv("L2_MB") ? atof(getenv("L2_MB")) : 24) * 1e6;
+        p.heads_at_once = (int)std::max(1.0, std::min((double)p.b * h_q, most / head_bytes));
         p.out_stride[1] = h_q * d_v, p.out_stride[2] = d_v, p.lse_stride[1] = t_q;
         p.scale = 1.0f / sqrtf((float)d_qk), p.scale_log2 = p.scale * 1.44269504f, p.lse_of_empty = INFINITY, p.lse_factor = 1.0f;
     }
@@ -199,6 +202,7 @@ int main(int argc, char **argv)
             cudaEvent_t from, to;
             OK(cudaEventCreate(&from)), OK(cudaEventCreate(&to));
             for (int run = 0; run < 15; run++) {
+                if (getenv("PAUSE")) usleep(atoi(getenv("PAUSE")));
                 OK(cudaEventRecord(from)), x.run(), OK(cudaEventRecord(to)), OK(cudaDeviceSynchronize());
                 float ms;
                 OK(cudaEventElapsedTime(&ms, from, to)), us.push_back(ms * 1e3f);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Dense MHA forward on Hopper, first version: not run yet (NOTES.md).
+ * Dense MHA forward on Hopper, in the lab: right on the cases of bench.cu, and not fast enough yet (NOTES.md).
  *
  *   a block of threads          one an SM; takes tiles of 128 query rows of a head, longest first
  *     warpgroup 0, one thread   producer: Q of the tile; K and V by blocks of 128 keys, the last ones first, through STAGES stages
  *     warpgroups 1 and 2        64 rows each:
  *                                 S = Q Kᵀ of block n - 1 is under way while O += P V of block n is; then softmax of n - 1
  *                                 P stays in registers: the fragments of S are those of A
- *     turns                     warpgroup 1 issues its products while 2 does its softmax, and the other way round
+ *   tiles are taken by a counter; those of the heads whose K and V fit L2 together come before those of other heads
  *
  *   shared memory, 192/128      Q 48 KiB | K 2 × 48 | V 2 × 32 | barriers                                        208 KiB
  *                 128/128       Q 32 | K 2 × 32 | V 2 × 32                                                        160 KiB
@@ -29,8 +29,15 @@
 #ifndef STAGES
 #define STAGES 2
 #endif
-#ifndef TURNS
-#define TURNS 1
+#ifndef TURNS /* warpgroup 1 issues its products while 2 does its softmax, and the other way round */
+#define TURNS 0
+#endif
+
+#ifndef DYNAMIC
+#define DYNAMIC 1
+#endif
+#ifndef SKIP_RESCALE
+#define SKIP_RESCALE 0
 #endif
 
 enum { MHA_ROWS = 128, MHA_KEYS = 128, MHA_THREADS = 384, COLUMN_TILE = MHA_KEYS * LINE_BYTES /* 64 columns of a block */ };
@@ -41,12 +48,14 @@ struct mha_params {
     const int32_t *cu_q, *cu_k; /* NULL: requests are apart */
     int tokens_q, tokens_k;     /* of all requests */
     int tiles_of_request;       /* of 128 rows: the most */
+    int heads_at_once;          /* of all requests: those whose K and V are to stay in L2 together */
     uint16_t *out;
     int64_t out_stride[3]; /* request, token, head */
     float *lse;
     int64_t lse_stride[2]; /* request, head */
     float scale, scale_log2, lse_of_empty, lse_factor;
     int causal;
+    int *counters; /* [2], 0 before a launch and after it: tiles that were taken beside the first ones, blocks of threads that have ended */
 };
 
 /* D (+)= A·B: 128 columns, A and B in lines. */
@@ -72,7 +81,8 @@ template <typename Element, int D_QK, int D_V> struct Mha {
     static constexpr int QK_TILES = D_QK / 64, V_TILES = D_V / 64;
     static constexpr uint32_t Q_BYTES = MHA_ROWS * D_QK * 2, K_BYTES = MHA_KEYS * D_QK * 2, V_BYTES = MHA_KEYS * D_V * 2;
     static constexpr uint32_t K_AT = Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, BARRIERS_AT = V_AT + STAGES * V_BYTES;
-    static constexpr uint32_t SHARED_BYTES = BARRIERS_AT + (2 + 4 * STAGES) * 8 + 1024; /* the base is moved up to 1024 */
+    static constexpr uint32_t TILE_AT = BARRIERS_AT + (4 + 4 * STAGES) * 8;
+    static constexpr uint32_t SHARED_BYTES = TILE_AT + 16 + 1024; /* the base is moved up to 1024 */
 
     const mha_params &p;
     const uint32_t base;
@@ -84,13 +94,17 @@ template <typename Element, int D_QK, int D_V> struct Mha {
     DEVICE uint32_t k_empty(int s) const { return barrier(2 + STAGES + s); }
     DEVICE uint32_t v_full(int s) const { return barrier(2 + 2 * STAGES + s); }
     DEVICE uint32_t v_empty(int s) const { return barrier(2 + 3 * STAGES + s); }
+    DEVICE uint32_t tile_full() const { return barrier(2 + 4 * STAGES); }
+    DEVICE uint32_t tile_empty() const { return barrier(3 + 4 * STAGES); }
 
     DEVICE int tiles() const { return p.b * p.h_q * p.tiles_of_request; }
 
     /* The tiles with the most keys come first: of a causal call those of the last rows. Heads that read the same keys follow each other. */
     DEVICE MhaTile tile_at(int i) const
     {
-        const int heads = p.b * p.h_q, order = i / heads, of = i % heads;
+        const int all = p.b * p.h_q, group = i / (p.heads_at_once * p.tiles_of_request), before = group * p.heads_at_once;
+        const int heads = min(p.heads_at_once, all - before), within = i - before * p.tiles_of_request;
+        const int order = within / heads, of = before + within % heads;
         MhaTile t;
         t.request = of / p.h_q, t.head = of % p.h_q;
         t.first_row = (p.causal ? p.tiles_of_request - 1 - order : order) * MHA_ROWS;
@@ -112,28 +126,45 @@ template <typename Element, int D_QK, int D_V> struct Mha {
     DEVICE void produce()
     {
         int stage = 0;
-        uint32_t phase = 0, q_phase = 0;
-        for (int i = blockIdx.x; i < tiles(); i += gridDim.x) {
+        uint32_t phase = 0, q_phase = 0, tile_phase = 0;
+        for (int i = blockIdx.x, next;; i = next) {
+            if (DYNAMIC) {
+                mbarrier_wait_thread(tile_empty(), tile_phase ^ 1), tile_phase ^= 1;
+                store_shared_4(base + TILE_AT, (uint32_t)i);
+                mbarrier_arrive(tile_full());
+            }
+            if (i >= tiles()) break;
+            next = DYNAMIC ? (int)gridDim.x + atomicAdd(p.counters, 1) : i + (int)gridDim.x;
             const MhaTile t = tile_at(i);
             if (!t.blocks) continue;
             const int key_head = t.head / p.group, request = p.cu_q ? 0 : t.request;
             for (int n = t.blocks - 1; n >= 0; n--) {
                 const int key = t.first_key + n * MHA_KEYS;
+                mbarrier_wait_thread(k_empty(stage), phase ^ 1);
+                mbarrier_arrive_expect(k_full(stage), K_BYTES);
+                tma_load(base + K_AT + stage * K_BYTES, &p.k, k_full(stage), {0, key, key_head, 0, request});
                 if (n == t.blocks - 1) {
                     mbarrier_wait_thread(q_empty(), q_phase ^ 1);
                     mbarrier_arrive_expect(q_full(), Q_BYTES);
                     tma_load(base, &p.q, q_full(), {0, t.first_token + t.first_row, t.head, 0, request});
                     q_phase ^= 1;
                 }
-                mbarrier_wait_thread(k_empty(stage), phase ^ 1);
-                mbarrier_arrive_expect(k_full(stage), K_BYTES);
-                tma_load(base + K_AT + stage * K_BYTES, &p.k, k_full(stage), {0, key, key_head, 0, request});
                 mbarrier_wait_thread(v_empty(stage), phase ^ 1);
                 mbarrier_arrive_expect(v_full(stage), V_BYTES);
                 tma_load(base + V_AT + stage * V_BYTES, &p.v, v_full(stage), {0, key, key_head, 0, request});
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }
         }
+        if (DYNAMIC && atomicAdd(p.counters + 1, 1) == (int)gridDim.x - 1) p.counters[0] = 0, p.counters[1] = 0;
+    }
+
+    /* The next tile, by all consumers. */
+    DEVICE int take(uint32_t &tile_phase)
+    {
+        mbarrier_wait(tile_full(), tile_phase), tile_phase ^= 1;
+        const int i = (int)load_shared_4(base + TILE_AT);
+        mbarrier_arrive(tile_empty());
+        return __shfl_sync(~0u, i, 0);
     }
 
     /* ---- Consumer: a warpgroup, 64 rows ---------------------------------------------------------- */
@@ -224,9 +255,9 @@ template <typename Element, int D_QK, int D_V> struct Mha {
     {
         const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         int stage = 0;
-        uint32_t phase = 0, q_phase = 0;
+        uint32_t phase = 0, q_phase = 0, tile_phase = 0;
         if (group == 1) your_turn(group); /* the first turn is warpgroup 0's */
-        for (int i = blockIdx.x; i < tiles(); i += gridDim.x) {
+        for (int i = DYNAMIC ? take(tile_phase) : (int)blockIdx.x; i < tiles(); i = DYNAMIC ? take(tile_phase) : i + (int)gridDim.x) {
             const MhaTile t = tile_at(i);
             const int first = 64 * group + 16 * warp + lane / 4; /* row of the tile; the other one is 8 behind */
             if (!t.blocks) {
@@ -282,7 +313,10 @@ template <typename Element, int D_QK, int D_V> struct Mha {
                 your_turn(group);
                 wgmma_wait<1>();
                 hold(s);
-                if (threadIdx.x % 128 == 0) mbarrier_arrive(k_empty(stage));
+                if (threadIdx.x % 128 == 0) {
+                    mbarrier_arrive(k_empty(stage));
+                    if (n == 0) mbarrier_arrive(q_empty());
+                }
                 if (n < whole)
                     softmax<false>(s, r, rescale, n * MHA_KEYS);
                 else
@@ -290,11 +324,13 @@ template <typename Element, int D_QK, int D_V> struct Mha {
                 wgmma_wait<0>();
                 hold(o);
                 if (threadIdx.x % 128 == 0) mbarrier_arrive(v_empty(now));
+                if (!SKIP_RESCALE || __any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
 #pragma unroll
-                for (int j = 0; j < D_V / 2; j++) o[j] *= rescale[j >> 1 & 1];
+                    for (int j = 0; j < D_V / 2; j++) o[j] *= rescale[j >> 1 & 1];
+                }
                 weights(w, s);
             }
-            if (threadIdx.x % 128 == 0) mbarrier_arrive(q_empty());
+            if (threadIdx.x % 128 == 0 && t.blocks == 1) mbarrier_arrive(q_empty());
             mbarrier_wait(v_full(stage), phase);
             wgmma_fence();
             hold(o);
@@ -348,7 +384,7 @@ template <typename Element, int D_QK, int D_V> struct Mha {
     DEVICE void begin()
     {
         if (threadIdx.x == 0) {
-            mbarrier_init(q_full(), 1), mbarrier_init(q_empty(), 2);
+            mbarrier_init(q_full(), 1), mbarrier_init(q_empty(), 2), mbarrier_init(tile_full(), 1), mbarrier_init(tile_empty(), 256);
             for (int s = 0; s < STAGES; s++)
                 mbarrier_init(k_full(s), 1), mbarrier_init(v_full(s), 1), mbarrier_init(k_empty(s), 2), mbarrier_init(v_empty(s), 2);
             mbarrier_fence_init();
