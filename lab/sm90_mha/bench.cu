@@ -16,9 +16,18 @@ static void ok(cudaError_t error, int line)
 }
 #define OK(call) ok((call), __LINE__)
 
+#ifndef SIZES // bits: 192/128, 128/128, 64/64
+#define SIZES 7
+#endif
+#if SIZES & 1
 MHA_KERNEL(mha_192_128, Bf16, 192, 128)
+#endif
+#if SIZES & 2
 MHA_KERNEL(mha_128_128, Bf16, 128, 128)
+#endif
+#if SIZES & 4
 MHA_KERNEL(mha_64_64, Bf16, 64, 64)
+#endif
 
 __device__ __forceinline__ uint32_t mix(uint64_t x)
 {
@@ -124,8 +133,17 @@ struct Problem {
     ~Problem() { cudaFree(q), cudaFree(k), cudaFree(v), cudaFree(p.out), cudaFree(p.lse), cudaFree((void *)p.cu_q); }
     void run()
     {
-        void (*const kernel)(mha_params) = d_qk == 192 ? mha_192_128 : d_qk == 128 ? mha_128_128 : mha_64_64;
-        const uint32_t bytes = d_qk == 192 ? Mha<Bf16, 192, 128>::SHARED_BYTES : d_qk == 128 ? Mha<Bf16, 128, 128>::SHARED_BYTES : Mha<Bf16, 64, 64>::SHARED_BYTES;
+        void (*kernel)(mha_params) = NULL;
+        uint32_t bytes = 0;
+#if SIZES & 1
+        if (d_qk == 192) kernel = mha_192_128, bytes = Mha<Bf16, 192, 128>::SHARED_BYTES;
+#endif
+#if SIZES & 2
+        if (d_qk == 128) kernel = mha_128_128, bytes = Mha<Bf16, 128, 128>::SHARED_BYTES;
+#endif
+#if SIZES & 4
+        if (d_qk == 64) kernel = mha_64_64, bytes = Mha<Bf16, 64, 64>::SHARED_BYTES;
+#endif
         OK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
         kernel<<<std::min(132, p.b * p.h_q * p.tiles_of_request), MHA_THREADS, bytes>>>(p);
         OK(cudaGetLastError());
@@ -186,6 +204,7 @@ int main(int argc, char **argv)
     if (argc > 1 && !strcmp(argv[1], "check")) {
         for (auto &d : sizes)
             for (int causal = 0; causal < 2; causal++) {
+                if (!(SIZES & (d[0] == 192 ? 1 : d[0] == 128 ? 2 : 4))) continue;
                 failed += check({128}, {128}, 1, 1, d[0], d[1], causal), failed += check({1000}, {1000}, 4, 4, d[0], d[1], causal);
                 failed += check({63, 0, 1, 300, 5}, {65, 3, 4096, 2000, 0}, 5, 5, d[0], d[1], causal);
                 failed += check({2000, 300}, {300, 2000}, 32, 4, d[0], d[1], causal), failed += check({1, 7}, {1, 5}, 16, 1, d[0], d[1], causal);
@@ -197,6 +216,7 @@ int main(int argc, char **argv)
         int s, b, h, h_kv, causal;
         if (sscanf(argv[i], "%d,%d,%d,%d,%d", &s, &b, &h, &h_kv, &causal) != 5) return 2;
         for (auto &d : sizes) {
+            if (!(SIZES & (d[0] == 192 ? 1 : d[0] == 128 ? 2 : 4))) continue;
             Problem x(std::vector<int>(b, s), std::vector<int>(b, s), h, h_kv, d[0], d[1], causal);
             std::vector<float> us;
             cudaEvent_t from, to;

@@ -40,7 +40,15 @@
 #define SKIP_RESCALE 0
 #endif
 
-enum { MHA_ROWS = 128, MHA_KEYS = 128, MHA_THREADS = 384, COLUMN_TILE = MHA_KEYS * LINE_BYTES /* 64 columns of a block */ };
+#ifndef CONSUMERS /* warpgroups of 64 rows */
+#define CONSUMERS 2
+#endif
+#ifndef KEYS /* of a block: 64, 96, 128, 160 or 176 */
+#define KEYS 128
+#endif
+
+enum { MHA_ROWS = 64 * CONSUMERS, MHA_KEYS = KEYS, MHA_THREADS = 128 * (CONSUMERS + 1), MHA_CONSUMERS = 128 * CONSUMERS };
+enum { COLUMN_TILE = MHA_KEYS * LINE_BYTES, Q_TILE = MHA_ROWS * LINE_BYTES /* 64 columns of a block */ };
 
 struct mha_params {
     struct tensor_map q, k, v; /* boxes of 64 columns × 128 tokens × 1 head × all column tiles × 1 request */
@@ -58,10 +66,40 @@ struct mha_params {
     int *counters; /* [2], 0 before a launch and after it: tiles that were taken beside the first ones, blocks of threads that have ended */
 };
 
-/* D (+)= A·B: 128 columns, A and B in lines. */
-template <typename Element> DEVICE void wgmma_128(float (&d)[64], uint64_t a, uint64_t b, int add)
+/* clang-format off */
+#define WGMMA_NAMES_80 WGMMA_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define WGMMA_NAMES_88 WGMMA_NAMES_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define WGMMA_D_80(d) WGMMA_D_64(d), WGMMA_SUMS_8(d, 64), WGMMA_SUMS_8(d, 72)
+#define WGMMA_D_88(d) WGMMA_D_80(d), WGMMA_SUMS_8(d, 80)
+/* clang-format on */
+
+#define WGMMA_NAMES_48 WGMMA_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define WGMMA_D_48(d) WGMMA_D_32(d), WGMMA_SUMS_8(d, 32), WGMMA_SUMS_8(d, 40)
+
+/* D (+)= A·B, a block of columns, A and B in lines. */
+template <typename Element> DEVICE void wgmma_block(float (&d)[32], uint64_t a, uint64_t b, int add)
+{
+    wgmma_64<Element>(d, a, b, add);
+}
+
+template <typename Element> DEVICE void wgmma_block(float (&d)[48], uint64_t a, uint64_t b, int add)
+{
+    WGMMA_OF("m64n96k16", WGMMA_NAMES_48, "%50", "%48", "%49", "0, 0", WGMMA_D_48, "l"(a), "l"(b), "r"(add));
+}
+
+template <typename Element> DEVICE void wgmma_block(float (&d)[64], uint64_t a, uint64_t b, int add)
 {
     WGMMA_OF("m64n128k16", WGMMA_NAMES_64, "%66", "%64", "%65", "0, 0", WGMMA_D_64, "l"(a), "l"(b), "r"(add));
+}
+
+template <typename Element> DEVICE void wgmma_block(float (&d)[80], uint64_t a, uint64_t b, int add)
+{
+    WGMMA_OF("m64n160k16", WGMMA_NAMES_80, "%82", "%80", "%81", "0, 0", WGMMA_D_80, "l"(a), "l"(b), "r"(add));
+}
+
+template <typename Element> DEVICE void wgmma_block(float (&d)[88], uint64_t a, uint64_t b, int add)
+{
+    WGMMA_OF("m64n176k16", WGMMA_NAMES_88, "%90", "%88", "%89", "0, 0", WGMMA_D_88, "l"(a), "l"(b), "r"(add));
 }
 
 /* 64 columns, A in registers, B as columns. */
@@ -174,15 +212,15 @@ template <typename Element, int D_QK, int D_V> struct Mha {
         int limit[2]; /* keys that they see */
     };
 
-    DEVICE void scores(float (&s)[64], int group, int stage)
+    DEVICE void scores(float (&s)[MHA_KEYS / 2], int group, int stage)
     {
         const uint32_t q = base + (uint32_t)group * 64 * LINE_BYTES, k = base + K_AT + (uint32_t)stage * K_BYTES;
 #pragma unroll
         for (int step = 0; step < D_QK / 16; step++)
-            wgmma_128<Element>(s, wgmma_lines(q + step / 4 * COLUMN_TILE, step % 4), wgmma_lines(k + step / 4 * COLUMN_TILE, step % 4), step != 0);
+            wgmma_block<Element>(s, wgmma_lines(q + step / 4 * Q_TILE, step % 4), wgmma_lines(k + step / 4 * COLUMN_TILE, step % 4), step != 0);
     }
 
-    DEVICE void add_values(float (&o)[D_V / 2], const uint32_t (&w)[8][4], int stage)
+    DEVICE void add_values(float (&o)[D_V / 2], const uint32_t (&w)[MHA_KEYS / 16][4], int stage)
     {
         const uint32_t v = base + V_AT + (uint32_t)stage * V_BYTES;
 #pragma unroll
@@ -196,12 +234,12 @@ template <typename Element, int D_QK, int D_V> struct Mha {
     }
 
     /* Scores of keys from `key` on become weights; rescale is what older sums are multiplied by. */
-    template <bool MASKED> DEVICE void softmax(float (&s)[64], Rows &r, float (&rescale)[2], int key)
+    template <bool MASKED> DEVICE void softmax(float (&s)[MHA_KEYS / 2], Rows &r, float (&rescale)[2], int key)
     {
         const int column = key + 2 * (threadIdx.x % 4);
         float top[2] = {r.max[0], r.max[1]};
 #pragma unroll
-        for (int i = 0; i < 64; i++) {
+        for (int i = 0; i < MHA_KEYS / 2; i++) {
             const int row = i >> 1 & 1;
             if (MASKED && column + (i >> 2) * 8 + (i & 1) >= r.limit[row]) s[i] = -INFINITY;
             top[row] = fmaxf(top[row], s[i]);
@@ -214,17 +252,17 @@ template <typename Element, int D_QK, int D_V> struct Mha {
             r.sum[row] *= rescale[row], r.max[row] = top[row], top[row] = less;
         }
 #pragma unroll
-        for (int i = 0; i < 64; i++) {
+        for (int i = 0; i < MHA_KEYS / 2; i++) {
             const int row = i >> 1 & 1;
             s[i] = exp2_approx(fmaf(s[i], p.scale_log2, -top[row]));
             r.sum[row] += s[i];
         }
     }
 
-    DEVICE void weights(uint32_t (&w)[8][4], const float (&s)[64])
+    DEVICE void weights(uint32_t (&w)[MHA_KEYS / 16][4], const float (&s)[MHA_KEYS / 2])
     {
 #pragma unroll
-        for (int step = 0; step < 8; step++)
+        for (int step = 0; step < MHA_KEYS / 16; step++)
 #pragma unroll
             for (int i = 0; i < 4; i++) w[step][i] = Element::pack(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
     }
@@ -233,12 +271,12 @@ template <typename Element, int D_QK, int D_V> struct Mha {
     DEVICE void clear_tail(int stage, int keys)
     {
         const uint32_t v = base + V_AT + (uint32_t)stage * V_BYTES;
-        for (int i = (int)threadIdx.x - 128; i < (MHA_KEYS - keys) * V_TILES * 8; i += 256) {
+        for (int i = (int)threadIdx.x - 128; i < (MHA_KEYS - keys) * V_TILES * 8; i += MHA_CONSUMERS) {
             const int line = keys + i / 8 % (MHA_KEYS - keys), tile = i / 8 / (MHA_KEYS - keys);
             store_zero_16(v + tile * COLUMN_TILE + line * LINE_BYTES + i % 8 * 16);
         }
         fence_async_shared();
-        barrier_sync(3, 256);
+        barrier_sync(3, MHA_CONSUMERS);
     }
 
     DEVICE void my_turn(int group)
@@ -272,8 +310,8 @@ template <typename Element, int D_QK, int D_V> struct Mha {
             }
             /* Blocks below `whole` are seen whole by the first row of the tile. */
             const int whole = (p.causal ? max(0, min(t.keys, t.keys - t.tokens + t.first_row + 1)) : t.keys) / MHA_KEYS;
-            float s[64], o[D_V / 2], rescale[2];
-            uint32_t w[8][4];
+            float s[MHA_KEYS / 2], o[D_V / 2], rescale[2];
+            uint32_t w[MHA_KEYS / 16][4];
 #pragma unroll
             for (int j = 0; j < D_V / 2; j++) o[j] = 0.0f;
 
@@ -384,18 +422,18 @@ template <typename Element, int D_QK, int D_V> struct Mha {
     DEVICE void begin()
     {
         if (threadIdx.x == 0) {
-            mbarrier_init(q_full(), 1), mbarrier_init(q_empty(), 2), mbarrier_init(tile_full(), 1), mbarrier_init(tile_empty(), 256);
+            mbarrier_init(q_full(), 1), mbarrier_init(q_empty(), CONSUMERS), mbarrier_init(tile_full(), 1), mbarrier_init(tile_empty(), MHA_CONSUMERS);
             for (int s = 0; s < STAGES; s++)
-                mbarrier_init(k_full(s), 1), mbarrier_init(v_full(s), 1), mbarrier_init(k_empty(s), 2), mbarrier_init(v_empty(s), 2);
+                mbarrier_init(k_full(s), 1), mbarrier_init(v_full(s), 1), mbarrier_init(k_empty(s), CONSUMERS), mbarrier_init(v_empty(s), CONSUMERS);
             mbarrier_fence_init();
         }
         __syncthreads();
         const int group = (int)threadIdx.x / 128;
         if (group == 0) {
-            give_registers<24>();
+            give_registers<CONSUMERS == 3 ? 32 : 24>();
             if (threadIdx.x < 32 && elect_one()) produce();
         } else {
-            take_registers<240>();
+            take_registers<CONSUMERS == 3 ? 160 : 240>();
             consume(__shfl_sync(~0u, group - 1, 0));
         }
     }
