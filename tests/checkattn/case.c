@@ -418,8 +418,8 @@ void view_cut(const struct test_case *c, struct view *v, enum dimension dimensio
               int64_t count)
 {
     for (int i = 0; i < c->op->tensors; i++) {
-        const struct form form = form_of(c->op->tensor[i], v->tensor[i].ndim != c->op->tensor[i]->rank);
         if (is_result(c->op, i) || is_table(c->op, i) || !tensor_at(c->op, &v->args, i)) continue;
+        const struct form form = form_of(c->op->tensor[i], v->tensor[i].ndim != c->op->tensor[i]->rank);
         for (int d = 0; d < v->tensor[i].ndim; d++)
             if (form.dimensions[d] == dimension) view_narrow(v, i, d, first, count);
     }
