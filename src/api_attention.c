@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The public functions of attention: dense decode, sparse decode, sparse prefill, dense MHA. What each asks beyond its descriptor, and the
- * problem that the back ends see.
+ * The public functions of attention: dense decode, sparse decode, sparse prefill, dense MHA. What each asks beyond its
+ * descriptor, and the problem that the back ends see.
  */
 #include "api.h"
 

@@ -27,15 +27,14 @@ enum {
     ALLOW_I32 = 1 << 3,
     ALLOW_I64 = 1 << 4,
     ALLOW_BYTES = 1 << 5, /* any type of one byte */
-    ALLOW_SAME =
-        1 << 6, /* the type of the operation's first tensor; of a cache: where its format is one of 16 bits */
+    /* The type of the operation's first tensor; of a cache: where its format is one of 16 bits. */
+    ALLOW_SAME = 1 << 6,
     ALLOW_NULL = 1 << 7, /* the tensor may be absent */
     IS_OUTPUT = 1 << 8,  /* no two elements may share memory */
-    IS_CACHE =
-        1 << 9, /* pages of the format that kv_format names, which says the type and the last dimension */
-    OR_FLAT =
-        1
-        << 10, /* all tokens may be one dimension (form_of); of a cache where its format is one of 16 bits */
+    /* Pages of the format that kv_format names, which says the type and the last dimension. */
+    IS_CACHE = 1 << 9,
+    /* All tokens may be one dimension (form_of); of a cache where its format is one of 16 bits. */
+    OR_FLAT = 1 << 10,
     IN_UNITS = 1 << 11, /* … at addresses and strides that are multiples of the format's unit */
     IN_ROWS = 1 << 12,  /* rows without gaps, aligned to 16 bytes */
     IN_CALLS = 1 << 13  /* not looked at where a size is asked */

@@ -38,9 +38,9 @@ enum key_kind {
 
 /* Requests one after the other in one dimension of tokens. */
 struct ragged {
-    const int32_t *
-        starts; /* [b + 1]: where each begins, and the last one ends; NULL: requests are apart, of one length */
-    int64_t tokens; /* of all of them */
+    /* [b + 1]: where each begins, and the last one ends. NULL: requests are apart, of one length. */
+    const int32_t *starts;
+    int64_t tokens; /* of all requests */
 };
 
 /* The start of a request, `before` being that of the one before it: none lies before that, or beyond the last token. */
@@ -74,7 +74,7 @@ enum cut {
     CUT_BY_PLAN,
     CUT_INVARIANT, /* into chunks, at the same keys whatever stands beside a request */
     CUT_EVENLY,    /* only where there is too little work otherwise; no plan */
-    CUT_NEVER
+    CUT_NEVER      /* the bits of a request depend on nothing else in the batch */
 };
 
 /* Every token of a prefill is a request of one token: b is their number and s_q is 1. */

@@ -576,13 +576,13 @@ typedef struct fmla_mha_forward_args {
      * there are and to what came before. NULL where q has four dimensions */
     const fmla_tensor *cu_seqlens_q;
     const fmla_tensor *cu_seqlens_k;
-    const fmla_tensor *
-        out; /* [b, s_q, h_q, d_v] or [tokens, h_q, d_v] of the type of q; written. Tokens of no request stay */
-    const fmla_tensor
-        *lse; /* [b, h_q, s_q] or [h_q, tokens] fp32, as fmla_merge takes it; written. NULL = not wanted */
-    int64_t
-        max_s_q; /* with cu_seqlens: no request has more tokens; 0 = not known. Of a longer one results are wrong */
-    int64_t max_s_k; /* … nor more keys */
+    /* [b, s_q, h_q, d_v] or [tokens, h_q, d_v] of the type of q; written. Tokens of no request stay as they are */
+    const fmla_tensor *out;
+    /* [b, h_q, s_q] or [h_q, tokens] fp32, as fmla_merge takes it; written. NULL = not wanted */
+    const fmla_tensor *lse;
+    /* With cu_seqlens: no request has more tokens, or more keys; 0 = not known. Results of a longer one are wrong */
+    int64_t max_s_q;
+    int64_t max_s_k;
     void *workspace; /* fmla_mha_forward_workspace_size bytes on the device of q */
     size_t workspace_size;
     void *stream;        /* CUDA stream; not used on the CPU */

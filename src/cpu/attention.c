@@ -125,7 +125,7 @@ static size_t tile_floats(const struct cpu_call *call)
 /* Any call up to these sizes, with the default's partitions. */
 static bool is_bound(const struct attention_problem *p)
 {
-    return p->bound && p->cut != CUT_INVARIANT && !p->num_partitions;
+    return p->bound && p->cut != CUT_INVARIANT && p->cut != CUT_NEVER && !p->num_partitions;
 }
 
 /* Lays the workspace out; fails where its size would not fit. */
@@ -140,14 +140,12 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     w->row_tiles = w->call.sets * tiles_of(w, w->call.set_rows);
     w->chunk_keys = chunk_keys_of(p, w);
     size_t at = 0;
-    if (p->cut == CUT_NEVER) {
-        w->slots = 0;
-    } else if (is_bound(p)) {
+    if (is_bound(p)) {
         if (p->cut == CUT_BY_PLAN) at += line_up(plan_bytes(p->b, w->pool.workers));
     } else if (w->chunk_keys) {
         w->chunks = chunks_of(w, p->capacity);
         if (w->chunks > 1 && __builtin_mul_overflow(p->b, w->chunks, &w->slots)) goto too_large;
-    } else {
+    } else if (p->cut != CUT_NEVER) {
         const struct plan_header *given = p->plan;
         w->num_partitions = given ? given->num_partitions
                             : p->num_partitions
@@ -158,7 +156,7 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     }
     w->slots_offset = at;
     int64_t rows = 0, floats, bytes;
-    const bool bound = is_bound(p) && p->cut != CUT_NEVER;
+    const bool bound = is_bound(p);
     if (bound) rows = cpu_most_slot_rows(&w->call, w->attention->most_rows, w->pool.workers);
     if ((!bound && __builtin_mul_overflow(w->slots, p->h_q * p->s_q, &rows)) ||
         __builtin_mul_overflow(rows, p->d_v + 2, &floats) ||

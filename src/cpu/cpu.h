@@ -62,8 +62,8 @@ struct cpu_tile {
     const struct cpu_call *call;
     int64_t request;
     int64_t tokens; /* of the request */
-    int64_t first_token,
-        first_key; /* of ragged requests: where it begins in what holds all of them; else 0 */
+    /* Where a ragged request begins in what holds the tokens, and the keys, of all of them; else 0. */
+    int64_t first_token, first_key;
     int64_t set;
     int64_t first_row; /* of the set */
     int32_t rows;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Attention over keys in pages, over listed ones, and over those of ragged requests. The rows of a key head, of one query token, are taken together, so that
- * a key is decoded once for them, first for the scores, then for the values.
+ * Attention over keys in pages, over listed ones, and over those of ragged requests. The rows of a key head, of one
+ * query token, are taken together, so that a key is decoded once for them, first for the scores, then for the values.
  */
 #include "ref.h"
 

@@ -197,7 +197,7 @@ static const struct {
     [DIM_n] = {0, 5}, [DIM_tokens] = {0, 4}, [DIM_one_head] = {1, 1}, [DIM_rows] = {1, 5},
     [DIM_d_qk] = {1, 8}, [DIM_rope] = {64, 1}, [DIM_fields] = {FMLA_PARTITION_FIELDS, 1});
 
-/* Of dense MHA, which has any number of tokens and keys, none too, and sizes of values of its own. */
+/* Dense MHA has any number of tokens and keys, none too, and its own sizes of values. */
 static void draw_mha(struct bytes *in, int64_t size[DIMENSIONS], bool any_size)
 {
     size[DIM_s_q] = choose(in, 5), size[DIM_s_k] = choose(in, 9);

@@ -387,7 +387,7 @@ static void merge_drawn(void)
     judge_one(rows && (l->d_v || l->has & HAS_LSE), rows);
 }
 
-/* Of caches, and of operations whose tensors are rows of tokens. */
+/* Draws calls of the cache, and of operations whose tensors are rows of tokens. */
 static void tokens_drawn(void)
 {
     struct shape s = {.of = {.type = draw_type(), .format = (int32_t)(1 + draw_below(5))},

@@ -33,7 +33,7 @@ void bench_report_head(const struct bench_report *report)
     printf(" %7s %6s\n", "x floor", "% peak");
 }
 
-/* Of a request, or the most of those of any length. */
+/* The tokens of a request; where lengths vary, of the longest one. */
 static int64_t tokens_of(const struct shape *s)
 {
     return s->op == OP_MHA_FORWARD && !s->s_q ? s->s_k : s->s_q;
