@@ -1,5 +1,10 @@
 // bench.cu - checks and times Hopper's dense MHA forward: bench check | time [s,b,h,h_kv,causal ...]
 #include "mha.cuh"
+#ifdef SLACK
+#define SET_SLACK p.slack = SLACK / p.scale_log2,
+#else
+#define SET_SLACK
+#endif
 
 #include <algorithm>
 #include <cmath>
@@ -128,7 +133,7 @@ struct Problem {
         const double head_bytes = 2.0 * p.s_k * (d_qk + d_v) / (h_q / h_kv), most = (getenv("L2_MB") ? atof(getenv("L2_MB")) : 24) * 1e6;
         p.heads_at_once = (int)std::max(1.0, std::min((double)p.b * h_q, most / head_bytes));
         p.out_stride[1] = h_q * d_v, p.out_stride[2] = d_v, p.lse_stride[1] = t_q;
-        p.scale = 1.0f / sqrtf((float)d_qk), p.scale_log2 = p.scale * 1.44269504f, p.lse_of_empty = INFINITY, p.lse_factor = 1.0f;
+        p.scale = 1.0f / sqrtf((float)d_qk), p.scale_log2 = p.scale * 1.44269504f, SET_SLACK p.lse_of_empty = INFINITY, p.lse_factor = 1.0f;
     }
     ~Problem() { cudaFree(q), cudaFree(k), cudaFree(v), cudaFree(p.out), cudaFree(p.lse), cudaFree((void *)p.cu_q); }
     void run()

@@ -29,15 +29,27 @@
 #ifndef STAGES
 #define STAGES 2
 #endif
-#ifndef TURNS /* warpgroup 1 issues its products while 2 does its softmax, and the other way round */
-#define TURNS 0
+#ifndef TRACE
+#define TRACE 0
 #endif
-
-#ifndef DYNAMIC
-#define DYNAMIC 1
+#ifndef EARLY_VALUES /* of a tile's last block the values come before the next tile's first scores */
+#define EARLY_VALUES 0
 #endif
-#ifndef SKIP_RESCALE
-#define SKIP_RESCALE 0
+#ifndef MOST /* weights of a thread in a row of a block: where they are more together, the row's base is raised */
+#define MOST 4096.0f
+#endif
+#ifndef EARLY/* weights that are made before the older values have been added */
+#define EARLY 0
+#endif
+#define SLACK 8
+#ifndef PREFETCH_Q
+#define PREFETCH_Q 1
+#endif
+#ifndef QBUFS /* places of Q; 0: two where there is room */
+#define QBUFS 0
+#endif
+#ifndef POLY /* of eight weights so many by multiply-adds in place of ex2 */
+#define POLY 0
 #endif
 
 #ifndef CONSUMERS /* warpgroups of 64 rows */
@@ -61,8 +73,9 @@ struct mha_params {
     int64_t out_stride[3]; /* request, token, head */
     float *lse;
     int64_t lse_stride[2]; /* request, head */
-    float scale, scale_log2, lse_of_empty, lse_factor;
-    int causal;
+    float scale, scale_log2, slack, lse_of_empty, lse_factor; /* slack: SLACK in units of products */
+    int causal, never;
+    uint2 *trace;
     int *counters; /* [2], 0 before a launch and after it: tiles that were taken beside the first ones, blocks of threads that have ended */
 };
 
@@ -109,122 +122,144 @@ template <typename Element> DEVICE void wgmma_64_columns(float (&d)[32], const u
              "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-/* A tile of rows: where it is, and the keys that its last row sees. */
+/* A tile of rows, as the producer tells the consumers of it. */
 struct MhaTile {
-    int request, head, first_row, rows; /* rows: of the request from first_row on, which may be more than the tile */
-    int first_token, first_key, keys, tokens, blocks;
+    int token, rows;   /* its first one, of all requests; rows from it on, which may be more than the tile */
+    int request, head;
+    int keys, seen;    /* of the request; of those that the first row of the tile sees, which may be below 0 */
+    int blocks;        /* of keys; 0: no row sees any; < 0: there are no more tiles */
+    int first_key;     /* the producer's */
 };
 
 template <typename Element, int D_QK, int D_V> struct Mha {
+    static constexpr int KEPT = CONSUMERS == 3 ? 32 : 24, TAKEN = CONSUMERS == 3 ? 160 : 240; /* registers */
+    static_assert(KEPT + CONSUMERS * TAKEN <= (CONSUMERS + 1) * (65536 / MHA_THREADS / 8 * 8), "else they wait for ever");
     static constexpr int QK_TILES = D_QK / 64, V_TILES = D_V / 64;
     static constexpr uint32_t Q_BYTES = MHA_ROWS * D_QK * 2, K_BYTES = MHA_KEYS * D_QK * 2, V_BYTES = MHA_KEYS * D_V * 2;
-    static constexpr uint32_t K_AT = Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, BARRIERS_AT = V_AT + STAGES * V_BYTES;
-    static constexpr uint32_t TILE_AT = BARRIERS_AT + (4 + 4 * STAGES) * 8;
-    static constexpr uint32_t SHARED_BYTES = TILE_AT + 16 + 1024; /* the base is moved up to 1024 */
+    static constexpr int QS = QBUFS ? QBUFS : 2 * Q_BYTES + STAGES * (K_BYTES + V_BYTES) + 20480 <= 227 * 1024 ? 2 : 1, SLOTS = 3;
+    static constexpr uint32_t K_AT = QS * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, BARRIERS_AT = V_AT + STAGES * V_BYTES;
+    static constexpr uint32_t TILES_AT = BARRIERS_AT + (12 + 4 * STAGES) * 8, ROWS_AT = (TILES_AT + SLOTS * 32 + 127) / 128 * 128, ROWS_OF_WARP = 8 * D_V * 2;
+    static constexpr uint32_t SHARED_BYTES = ROWS_AT + 4 * CONSUMERS * ROWS_OF_WARP + 1024; /* the base is moved up to 1024 */
 
     const mha_params &p;
     const uint32_t base;
 
     DEVICE uint32_t barrier(int i) const { return base + BARRIERS_AT + 8u * (uint32_t)i; }
-    DEVICE uint32_t q_full() const { return barrier(0); }
-    DEVICE uint32_t q_empty() const { return barrier(1); }
-    DEVICE uint32_t k_full(int s) const { return barrier(2 + s); }
-    DEVICE uint32_t k_empty(int s) const { return barrier(2 + STAGES + s); }
-    DEVICE uint32_t v_full(int s) const { return barrier(2 + 2 * STAGES + s); }
-    DEVICE uint32_t v_empty(int s) const { return barrier(2 + 3 * STAGES + s); }
-    DEVICE uint32_t tile_full() const { return barrier(2 + 4 * STAGES); }
-    DEVICE uint32_t tile_empty() const { return barrier(3 + 4 * STAGES); }
+    DEVICE uint32_t q_full(int s) const { return barrier(s); }
+    DEVICE uint32_t q_empty(int s) const { return barrier(2 + s); }
+    DEVICE uint32_t tile_full(int s) const { return barrier(4 + s); }
+    DEVICE uint32_t tile_empty(int s) const { return barrier(8 + s); }
+    DEVICE uint32_t k_full(int s) const { return barrier(12 + s); }
+    DEVICE uint32_t k_empty(int s) const { return barrier(12 + STAGES + s); }
+    DEVICE uint32_t v_full(int s) const { return barrier(12 + 2 * STAGES + s); }
+    DEVICE uint32_t v_empty(int s) const { return barrier(12 + 3 * STAGES + s); }
+    DEVICE uint32_t tile_at(int s) const { return base + TILES_AT + 32u * (uint32_t)s; }
 
     DEVICE int tiles() const { return p.b * p.h_q * p.tiles_of_request; }
 
     /* The tiles with the most keys come first: of a causal call those of the last rows. Heads that read the same keys follow each other. */
-    DEVICE MhaTile tile_at(int i) const
+    DEVICE MhaTile tile_of(int i) const
     {
         const int all = p.b * p.h_q, group = i / (p.heads_at_once * p.tiles_of_request), before = group * p.heads_at_once;
         const int heads = min(p.heads_at_once, all - before), within = i - before * p.tiles_of_request;
         const int order = within / heads, of = before + within % heads;
         MhaTile t;
         t.request = of / p.h_q, t.head = of % p.h_q;
-        t.first_row = (p.causal ? p.tiles_of_request - 1 - order : order) * MHA_ROWS;
-        t.first_token = 0, t.first_key = 0, t.tokens = p.s_q, t.keys = p.s_k;
+        const int first_row = (p.causal ? p.tiles_of_request - 1 - order : order) * MHA_ROWS;
+        int tokens = p.s_q;
+        t.token = first_row, t.first_key = 0, t.keys = p.s_k;
         if (p.cu_q) {
             const int q0 = min(max(p.cu_q[t.request], 0), p.tokens_q), q1 = min(max(p.cu_q[t.request + 1], q0), p.tokens_q);
             const int k0 = min(max(p.cu_k[t.request], 0), p.tokens_k), k1 = min(max(p.cu_k[t.request + 1], k0), p.tokens_k);
-            t.first_token = q0, t.tokens = q1 - q0, t.first_key = k0, t.keys = k1 - k0;
+            t.token += q0, tokens = q1 - q0, t.first_key = k0, t.keys = k1 - k0, t.request = 0;
         }
-        t.rows = t.tokens - t.first_row;
-        int seen = t.keys;
-        if (p.causal) seen = min(seen, t.keys - t.tokens + t.first_row + MHA_ROWS);
-        t.blocks = t.rows <= 0 || seen <= 0 ? 0 : (seen + MHA_KEYS - 1) / MHA_KEYS;
+        t.rows = tokens - first_row;
+        t.seen = p.causal ? t.keys - tokens + first_row + 1 : t.keys;
+        const int most = p.causal ? min(t.keys, t.seen + MHA_ROWS - 1) : t.keys;
+        t.blocks = most <= 0 ? 0 : (most + MHA_KEYS - 1) / MHA_KEYS;
         return t;
+    }
+
+    /* ---- Trace --------------------------------------------------------------------------------- */
+    int traced = 0;
+    DEVICE void trace(int tag)
+    {
+        if (!TRACE || !p.trace || blockIdx.x != 5 || threadIdx.x % 128 != 0 || traced >= 4096) return;
+        uint32_t c;
+        asm volatile("mov.u32 %0, %%clock;" : "=r"(c)::"memory");
+        p.trace[(threadIdx.x / 128) * 4096 + traced++] = make_uint2(tag, c);
     }
 
     /* ---- Producer: one thread ------------------------------------------------------------------ */
 
     DEVICE void produce()
     {
-        int stage = 0;
-        uint32_t phase = 0, q_phase = 0, tile_phase = 0;
-        for (int i = blockIdx.x, next;; i = next) {
-            if (DYNAMIC) {
-                mbarrier_wait_thread(tile_empty(), tile_phase ^ 1), tile_phase ^= 1;
-                store_shared_4(base + TILE_AT, (uint32_t)i);
-                mbarrier_arrive(tile_full());
+        int stage = 0, slot = 0, q = 0;
+        uint32_t phase = 0, slot_phase = 0, q_phase = 0;
+        int i = blockIdx.x;
+        for (;;) {
+            MhaTile t;
+            t.blocks = -1, t.rows = 0;
+            while (i < tiles()) {
+                t = tile_of(i);
+                i = (int)gridDim.x + atomicAdd(p.counters, 1);
+                if (t.rows > 0 && t.blocks) break;
+                if (t.rows > 0) empty(t);
+                t.blocks = -1;
             }
-            if (i >= tiles()) break;
-            next = DYNAMIC ? (int)gridDim.x + atomicAdd(p.counters, 1) : i + (int)gridDim.x;
-            const MhaTile t = tile_at(i);
-            if (!t.blocks) continue;
-            const int key_head = t.head / p.group, request = p.cu_q ? 0 : t.request;
+            mbarrier_wait_thread(tile_empty(slot), slot_phase ^ 1);
+            store_shared_16(tile_at(slot), make_uint4(t.token, t.rows, t.request, t.head));
+            store_shared_16(tile_at(slot) + 16, make_uint4(t.keys, t.seen, t.blocks, 0));
+            mbarrier_arrive(tile_full(slot));
+            if (++slot == SLOTS) slot = 0, slot_phase ^= 1;
+            if (t.blocks < 0) break;
+            if (PREFETCH_Q) tma_prefetch(&p.q, {0, t.token, t.head, 0, t.request});
+            const int key_head = t.head / p.group;
             for (int n = t.blocks - 1; n >= 0; n--) {
                 const int key = t.first_key + n * MHA_KEYS;
                 mbarrier_wait_thread(k_empty(stage), phase ^ 1);
                 mbarrier_arrive_expect(k_full(stage), K_BYTES);
-                tma_load(base + K_AT + stage * K_BYTES, &p.k, k_full(stage), {0, key, key_head, 0, request});
+                tma_load(base + K_AT + stage * K_BYTES, &p.k, k_full(stage), {0, key, key_head, 0, t.request});
                 if (n == t.blocks - 1) {
-                    mbarrier_wait_thread(q_empty(), q_phase ^ 1);
-                    mbarrier_arrive_expect(q_full(), Q_BYTES);
-                    tma_load(base, &p.q, q_full(), {0, t.first_token + t.first_row, t.head, 0, request});
-                    q_phase ^= 1;
+                    mbarrier_wait_thread(q_empty(q), q_phase ^ 1);
+                    mbarrier_arrive_expect(q_full(q), Q_BYTES);
+                    tma_load(base + q * Q_BYTES, &p.q, q_full(q), {0, t.token, t.head, 0, t.request});
+                    if (++q == QS) q = 0, q_phase ^= 1;
                 }
                 mbarrier_wait_thread(v_empty(stage), phase ^ 1);
                 mbarrier_arrive_expect(v_full(stage), V_BYTES);
-                tma_load(base + V_AT + stage * V_BYTES, &p.v, v_full(stage), {0, key, key_head, 0, request});
+                tma_load(base + V_AT + stage * V_BYTES, &p.v, v_full(stage), {0, key, key_head, 0, t.request});
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }
         }
-        if (DYNAMIC && atomicAdd(p.counters + 1, 1) == (int)gridDim.x - 1) p.counters[0] = 0, p.counters[1] = 0;
-    }
-
-    /* The next tile, by all consumers. */
-    DEVICE int take(uint32_t &tile_phase)
-    {
-        mbarrier_wait(tile_full(), tile_phase), tile_phase ^= 1;
-        const int i = (int)load_shared_4(base + TILE_AT);
-        mbarrier_arrive(tile_empty());
-        return __shfl_sync(~0u, i, 0);
+        if (atomicAdd(p.counters + 1, 1) == (int)gridDim.x - 1) p.counters[0] = 0, p.counters[1] = 0;
     }
 
     /* ---- Consumer: a warpgroup, 64 rows ---------------------------------------------------------- */
 
-    struct Rows { /* a thread's two rows of the fragments */
-        float max[2], sum[2];
-        int limit[2]; /* keys that they see */
+    struct Rows { /* a thread's two rows of the fragments: what their weights are relative to, of which scores differ by a bounded factor */
+        float base[2], sum[2];
     };
-
-    DEVICE void scores(float (&s)[MHA_KEYS / 2], int group, int stage)
+    /* The blocks of the next tile. */
+    DEVICE int take(int slot, uint32_t phase)
     {
-        const uint32_t q = base + (uint32_t)group * 64 * LINE_BYTES, k = base + K_AT + (uint32_t)stage * K_BYTES;
+        mbarrier_wait(tile_full(slot), phase);
+        return __shfl_sync(~0u, (int)load_shared_4(tile_at(slot) + 24), 0);
+    }
+
+    DEVICE void scores(float (&s)[MHA_KEYS / 2], uint32_t q, int stage)
+    {
+        const uint32_t k = base + K_AT + (uint32_t)stage * K_BYTES;
 #pragma unroll
         for (int step = 0; step < D_QK / 16; step++)
             wgmma_block<Element>(s, wgmma_lines(q + step / 4 * Q_TILE, step % 4), wgmma_lines(k + step / 4 * COLUMN_TILE, step % 4), step != 0);
     }
 
-    DEVICE void add_values(float (&o)[D_V / 2], const uint32_t (&w)[MHA_KEYS / 16][4], int stage)
+    template <int FROM, int TO> DEVICE void add_values(float (&o)[D_V / 2], const uint32_t (&w)[MHA_KEYS / 16][4], int stage)
     {
         const uint32_t v = base + V_AT + (uint32_t)stage * V_BYTES;
 #pragma unroll
-        for (int step = 0; step < MHA_KEYS / 16; step++) {
+        for (int step = FROM; step < TO; step++) {
             const uint64_t b = wgmma_descriptor(v, COLUMN_TILE, (uint32_t)step * 16 * LINE_BYTES);
             if constexpr (D_V == 128)
                 wgmma_128_columns<Element>(o, w[step], b, 1);
@@ -233,41 +268,76 @@ template <typename Element, int D_QK, int D_V> struct Mha {
         }
     }
 
-    /* Scores of keys from `key` on become weights; rescale is what older sums are multiplied by. */
-    template <bool MASKED> DEVICE void softmax(float (&s)[MHA_KEYS / 2], Rows &r, float (&rescale)[2], int key)
+    /* 2^x for x ≤ 0 by multiply-adds: 2^-n · 2^f, |f| ≤ 1/2. */
+    static DEVICE float exp2_added(float x)
     {
-        const int column = key + 2 * (threadIdx.x % 4);
-        float top[2] = {r.max[0], r.max[1]};
+        x = fmaxf(x, -126.0f);
+        const float big = x + 12582912.0f, f = x - (big - 12582912.0f);
+        float y = fmaf(f, 0.055503570f, 0.240179544f);
+        y = fmaf(y, f, 0.693147182f);
+        y = fmaf(y, f, 1.0f);
+        return __int_as_float(__float_as_int(y) + (__float_as_int(big) << 23));
+    }
+
+    /* Scores that a row does not see are -inf. */
+    DEVICE void mask(float (&s)[MHA_KEYS / 2], const int (&seen)[2])
+    {
+        const int column = 2 * (threadIdx.x % 4);
 #pragma unroll
-        for (int i = 0; i < MHA_KEYS / 2; i++) {
-            const int row = i >> 1 & 1;
-            if (MASKED && column + (i >> 2) * 8 + (i & 1) >= r.limit[row]) s[i] = -INFINITY;
-            top[row] = fmaxf(top[row], s[i]);
-        }
+        for (int i = 0; i < MHA_KEYS / 2; i++)
+            if (column + (i >> 2) * 8 + (i & 1) >= seen[i >> 1 & 1]) s[i] = -INFINITY;
+    }
+
+    /* The base of a row that is to have another one becomes its largest score; rescale is what its older sums are multiplied by. */
+    DEVICE void raise(const float (&s)[MHA_KEYS / 2], Rows &r, float (&rescale)[2], const bool (&is)[2])
+    {
+        float top[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}};
+#pragma unroll
+        for (int i = 0; i < MHA_KEYS / 2; i++) top[i >> 1 & 1][i & 1] = fmaxf(top[i >> 1 & 1][i & 1], s[i]);
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            top[row] = quad_max(top[row]);
-            const float less = (top[row] == -INFINITY ? 0.0f : top[row]) * p.scale_log2;
-            rescale[row] = exp2_approx(r.max[row] * p.scale_log2 - less);
-            r.sum[row] *= rescale[row], r.max[row] = top[row], top[row] = less;
-        }
-#pragma unroll
-        for (int i = 0; i < MHA_KEYS / 2; i++) {
-            const int row = i >> 1 & 1;
-            s[i] = exp2_approx(fmaf(s[i], p.scale_log2, -top[row]));
-            r.sum[row] += s[i];
+            const float highest = fmaxf(r.base[row], quad_max(fmaxf(top[row][0], top[row][1])));
+            rescale[row] = 1.0f;
+            if (is[row] && highest > r.base[row]) {
+                rescale[row] = exp2_approx((r.base[row] - highest) * p.scale_log2);
+                r.base[row] = highest, r.sum[row] *= rescale[row];
+            }
         }
     }
 
-    DEVICE void weights(uint32_t (&w)[MHA_KEYS / 16][4], const float (&s)[MHA_KEYS / 2])
+    DEVICE float weight(float score, float less, int i) const
+    {
+        const float x = fmaf(score, p.scale_log2, -less);
+        return i % 8 < POLY ? exp2_added(x) : exp2_approx(x);
+    }
+
+    DEVICE void lesses(float (&less)[2], const Rows &r) const
     {
 #pragma unroll
-        for (int step = 0; step < MHA_KEYS / 16; step++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) w[step][i] = Element::pack(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
+        for (int row = 0; row < 2; row++) less[row] = r.base[row] == -INFINITY ? 0.0f : r.base[row] * p.scale_log2;
     }
 
-    /* Values behind the last key are anything, and weigh 0: they must not be NaN. By both warpgroups. */
+    DEVICE void weigh_all(uint32_t (&w)[MHA_KEYS / 16][4], const float (&s)[MHA_KEYS / 2], Rows &r)
+    {
+        float less[2], sum[2] = {0, 0};
+        lesses(less, r);
+#pragma unroll
+        for (int i = 0; i < MHA_KEYS / 2; i += 2) {
+            const int row = i >> 1 & 1;
+            const float a = weight(s[i], less[row], i), b = weight(s[i + 1], less[row], i + 1);
+            sum[row] += a, sum[row] += b;
+            w[i / 8][i / 2 % 4] = Element::pack(a, b);
+        }
+        r.sum[0] += sum[0], r.sum[1] += sum[1];
+    }
+
+    /* By all four lanes of a row. */
+    static DEVICE bool any_of_quad(bool is)
+    {
+        return (__ballot_sync(~0u, is) >> (threadIdx.x & 28) & 15) != 0;
+    }
+
+    /* Values behind the last key are anything, and weigh 0: they must not be NaN. By all warpgroups. */
     DEVICE void clear_tail(int stage, int keys)
     {
         const uint32_t v = base + V_AT + (uint32_t)stage * V_BYTES;
@@ -279,150 +349,225 @@ template <typename Element, int D_QK, int D_V> struct Mha {
         barrier_sync(3, MHA_CONSUMERS);
     }
 
-    DEVICE void my_turn(int group)
+    /* One thread of the warpgroup. */
+    static DEVICE void arrive_if(uint32_t barrier, bool is)
     {
-        if (TURNS) barrier_sync(1 + group, 256);
-    }
-
-    DEVICE void your_turn(int group)
-    {
-        if (TURNS) barrier_arrive(2 - group, 256);
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(barrier), "r"((uint32_t)is) : "memory");
     }
 
     DEVICE void consume(int group)
     {
         const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-        int stage = 0;
-        uint32_t phase = 0, q_phase = 0, tile_phase = 0;
-        if (group == 1) your_turn(group); /* the first turn is warpgroup 0's */
-        for (int i = DYNAMIC ? take(tile_phase) : (int)blockIdx.x; i < tiles(); i = DYNAMIC ? take(tile_phase) : i + (int)gridDim.x) {
-            const MhaTile t = tile_at(i);
-            const int first = 64 * group + 16 * warp + lane / 4; /* row of the tile; the other one is 8 behind */
-            if (!t.blocks) {
-                empty(t, group);
-                continue;
-            }
-            Rows r = {{-INFINITY, -INFINITY}, {0, 0}, {0, 0}};
+        const int first = 64 * group + 16 * warp + lane / 4; /* row of the tile; the thread's other one is 8 behind */
+        const bool speaks = threadIdx.x % 128 == 0;
+        const uint32_t my_q = base + (uint32_t)group * 64 * LINE_BYTES;
+        float s[MHA_KEYS / 2], o[D_V / 2], rescale[2];
+        uint32_t w[MHA_KEYS / 16][4];
+        int slot = 0, q = 0, stage = 0, v_stage = 0; /* of the block whose scores come next; of the values that do */
+        uint32_t slot_phase = 0, q_phase = 0, phase = 0, v_phase = 0;
+        Rows r = {{-INFINITY, -INFINITY}, {0, 0}}, done = r;
+        int n = take(0, 0) - 1; /* the block whose weights are in s */
+        if (n < -1) return;
+        int keys = (int)load_shared_4(tile_at(slot) + 16), first_seen = (int)load_shared_4(tile_at(slot) + 20), done_slot = -1;
+        mbarrier_wait(q_full(0), 0);
+        mbarrier_wait(k_full(0), 0);
+        wgmma_fence();
+        scores(s, my_q, 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        hold(s);
+        arrive_if(k_empty(0), speaks);
+        arrive_if(q_empty(0), speaks && n == 0);
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+        const bool both[2] = {true, true};
+        {
+            int seen[2];
 #pragma unroll
-            for (int row = 0; row < 2; row++) {
-                r.limit[row] = t.keys;
-                if (p.causal) r.limit[row] = min(t.keys, t.keys - t.tokens + t.first_row + first + 8 * row + 1);
-            }
-            /* Blocks below `whole` are seen whole by the first row of the tile. */
-            const int whole = (p.causal ? max(0, min(t.keys, t.keys - t.tokens + t.first_row + 1)) : t.keys) / MHA_KEYS;
-            float s[MHA_KEYS / 2], o[D_V / 2], rescale[2];
-            uint32_t w[MHA_KEYS / 16][4];
-#pragma unroll
-            for (int j = 0; j < D_V / 2; j++) o[j] = 0.0f;
-
-            int n = t.blocks - 1;
-            mbarrier_wait(q_full(), q_phase), q_phase ^= 1;
-            mbarrier_wait(k_full(stage), phase);
-            my_turn(group);
-            wgmma_fence();
-            scores(s, group, stage);
-            wgmma_commit();
-            wgmma_wait<0>();
-            hold(s);
-            your_turn(group);
-            if (threadIdx.x % 128 == 0) mbarrier_arrive(k_empty(stage));
-            if (n < whole)
-                softmax<false>(s, r, rescale, n * MHA_KEYS);
-            else
-                softmax<true>(s, r, rescale, n * MHA_KEYS);
-            weights(w, s);
-            if (t.keys - n * MHA_KEYS < MHA_KEYS) {
-                mbarrier_wait(v_full(stage), phase);
-                clear_tail(stage, t.keys - n * MHA_KEYS);
-            }
-            for (n--; n >= 0; n--) {
-                const int now = stage;
-                const uint32_t now_phase = phase;
-                if (++stage == STAGES) stage = 0, phase ^= 1;
-                mbarrier_wait(k_full(stage), phase);
-                my_turn(group);
-                wgmma_fence();
-                hold(o);
-                scores(s, group, stage);
-                wgmma_commit();
-                mbarrier_wait(v_full(now), now_phase);
-                add_values(o, w, now);
-                wgmma_commit();
-                your_turn(group);
-                wgmma_wait<1>();
-                hold(s);
-                if (threadIdx.x % 128 == 0) {
-                    mbarrier_arrive(k_empty(stage));
-                    if (n == 0) mbarrier_arrive(q_empty());
-                }
-                if (n < whole)
-                    softmax<false>(s, r, rescale, n * MHA_KEYS);
-                else
-                    softmax<true>(s, r, rescale, n * MHA_KEYS);
-                wgmma_wait<0>();
-                hold(o);
-                if (threadIdx.x % 128 == 0) mbarrier_arrive(v_empty(now));
-                if (!SKIP_RESCALE || __any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
-#pragma unroll
-                    for (int j = 0; j < D_V / 2; j++) o[j] *= rescale[j >> 1 & 1];
-                }
-                weights(w, s);
-            }
-            if (threadIdx.x % 128 == 0 && t.blocks == 1) mbarrier_arrive(q_empty());
-            mbarrier_wait(v_full(stage), phase);
-            wgmma_fence();
-            hold(o);
-            add_values(o, w, stage);
-            wgmma_commit();
-            wgmma_wait<0>();
-            hold(o);
-            if (threadIdx.x % 128 == 0) mbarrier_arrive(v_empty(stage));
-            if (++stage == STAGES) stage = 0, phase ^= 1;
-            write(t, first, r, o);
+            for (int row = 0; row < 2; row++) seen[row] = (p.causal ? min(keys, first_seen + first + 8 * row) : keys) - n * MHA_KEYS;
+            mask(s, seen);
+            raise(s, r, rescale, both);
+            weigh_all(w, s, r);
         }
-        if (group == 0 && TURNS) barrier_sync(1, 256); /* the turn that the other one gave last */
+        mbarrier_wait(v_full(0), 0);
+        if (keys - n * MHA_KEYS < MHA_KEYS) clear_tail(0, keys - n * MHA_KEYS);
+#pragma unroll
+        for (int j = 0; j < D_V / 2; j++) o[j] = 0.0f;
+        bool pending = false; /* o is a tile's that has ended */
+        for (;;) { /* w: the weights of block n, whose values are not added yet */
+            const bool begun = n == 0; /* the next block is another tile's */
+            const Rows ended = r;
+            const int ended_slot = slot;
+            trace(1);
+            if (begun) {
+                r = Rows{{-INFINITY, -INFINITY}, {0, 0}};
+                if (++q == QS) q = 0, q_phase ^= 1;
+                if (++slot == SLOTS) slot = 0, slot_phase ^= 1;
+                n = take(slot, slot_phase);
+                if (n < 0) {
+                    r = ended;
+                    break;
+                }
+                keys = (int)load_shared_4(tile_at(slot) + 16), first_seen = (int)load_shared_4(tile_at(slot) + 20);
+                trace(2);
+                mbarrier_wait(q_full(q), q_phase);
+                trace(4);
+            }
+            n--;
+            mbarrier_wait(k_full(stage), phase);
+            wgmma_fence();
+            scores(s, my_q + (uint32_t)q * Q_BYTES, stage);
+            wgmma_commit();
+            if (pending) {
+                trace(9);
+                write(done_slot, group, warp, done, o);
+                trace(10);
+            }
+            if (begun) done = ended, done_slot = ended_slot;
+            mbarrier_wait(v_full(v_stage), v_phase);
+            hold(o);
+            wgmma_fence();
+            add_values<0, MHA_KEYS / 16>(o, w, v_stage);
+            wgmma_commit();
+            pending = begun;
+            trace(5);
+            wgmma_wait<1>();
+            hold(s);
+            trace(6);
+            arrive_if(k_empty(stage), speaks);
+            arrive_if(q_empty(q), speaks && n == 0);
+            if (++stage == STAGES) stage = 0, phase ^= 1;
+            const int v_next = v_stage + 1 == STAGES ? 0 : v_stage + 1;
+            const uint32_t v_next_phase = v_next ? v_phase : v_phase ^ 1;
+            const bool plain = !begun && min(keys, first_seen) >= (n + 1) * MHA_KEYS; /* all rows see all keys, and have seen some */
+            bool redo = !plain;
+            bool of[2] = {true, true};
+            if (plain) {
+                float less[2], sum[2] = {0, 0}, e[EARLY + 1];
+                lesses(less, r);
+#pragma unroll
+                for (int i = 0; i < EARLY; i++) {
+                    e[i] = weight(s[i], less[i >> 1 & 1], i);
+                    sum[i >> 1 & 1] += e[i];
+                }
+#pragma unroll
+                for (int i = 0; i < EARLY; i++) asm volatile("" : "+f"(e[i])::"memory");
+                hold(sum);
+                if (EARLY) mbarrier_wait(v_full(v_next), v_next_phase); /* also so that ptxas leaves what is in front of it there */
+                wgmma_wait<0>();
+                trace(8);
+                arrive_if(v_empty(v_stage), speaks);
+#pragma unroll
+                for (int i = 0; i < EARLY; i += 2) w[i / 8][i / 2 % 4] = Element::pack(e[i], e[i + 1]);
+#pragma unroll
+                for (int i = EARLY; i < MHA_KEYS / 2; i += 2) {
+                    const int row = i >> 1 & 1;
+                    const float a = weight(s[i], less[row], i), b = weight(s[i + 1], less[row], i + 1);
+                    sum[row] += a, sum[row] += b;
+                    w[i / 8][i / 2 % 4] = Element::pack(a, b);
+                }
+                const bool far[2] = {!(sum[0] <= MOST) || r.base[0] == -INFINITY, !(sum[1] <= MOST) || r.base[1] == -INFINITY};
+                redo = __any_sync(~0u, far[0] || far[1]);
+                if (!redo) {
+                    r.sum[0] += sum[0], r.sum[1] += sum[1];
+                    hold(r.sum);
+                } else
+                    of[0] = any_of_quad(far[0]), of[1] = any_of_quad(far[1]);
+            } else {
+                wgmma_wait<0>();
+                arrive_if(v_empty(v_stage), speaks);
+            }
+            hold(o);
+            if (redo) {
+                if (!plain) {
+                    int seen[2];
+#pragma unroll
+                    for (int row = 0; row < 2; row++) seen[row] = (p.causal ? min(keys, first_seen + first + 8 * row) : keys) - n * MHA_KEYS;
+                    mask(s, seen);
+                }
+                raise(s, r, rescale, of);
+                weigh_all(w, s, r);
+                if (!begun)
+#pragma unroll
+                for (int j = 0; j < D_V / 2; j++) o[j] *= rescale[j >> 1 & 1];
+            }
+            v_stage = v_next, v_phase = v_next_phase;
+            if (keys - n * MHA_KEYS < MHA_KEYS) {
+                mbarrier_wait(v_full(v_stage), v_phase);
+                clear_tail(v_stage, keys - n * MHA_KEYS);
+            }
+        }
+        if (pending) write(done_slot, group, warp, done, o); /* the last tile has one block */
+        mbarrier_wait(v_full(v_stage), v_phase);
+        wgmma_fence();
+        hold(o);
+        add_values<0, MHA_KEYS / 16>(o, w, v_stage);
+        wgmma_commit();
+        wgmma_wait<0>();
+        hold(o);
+        write((slot + SLOTS - 1) % SLOTS, group, warp, r, o);
     }
 
     /* ---- Results --------------------------------------------------------------------------------- */
 
-    DEVICE void write(const MhaTile &t, int first, const Rows &r, const float (&o)[D_V / 2])
+    static DEVICE void store_global_16(void *to, const uint4 &words, bool is)
     {
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            const int at = first + 8 * row;
-            const float sum = quad_sum(r.sum[row]), factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-            const int64_t token = t.first_token + t.first_row + at;
-            uint16_t *out = p.out + (p.cu_q ? 0 : t.request * p.out_stride[0]) + token * p.out_stride[1] + t.head * p.out_stride[2];
-            const bool there = at < t.rows;
-#pragma unroll
-            for (int j = 0; j < D_V / 32; j++) { /* 32 columns: a lane has a pair in each eight */
-                uint32_t words[4];
-#pragma unroll
-                for (int k = 0; k < 4; k++) words[k] = Element::pack(o[16 * j + 4 * k + 2 * row] * factor, o[16 * j + 4 * k + 2 * row + 1] * factor);
-                const uint4 eight = quad_gather_eight(words);
-                if (there) *(uint4 *)(out + 32 * j + 8 * (threadIdx.x % 4)) = eight;
-            }
-            if (there && p.lse && threadIdx.x % 4 == 0)
-                p.lse[(p.cu_q ? 0 : t.request * p.lse_stride[0]) + t.head * p.lse_stride[1] + token] =
-                    sum == 0.0f ? p.lse_of_empty : ((r.max[row] == -INFINITY ? 0.0f : r.max[row]) * p.scale + logf(sum)) * p.lse_factor;
-        }
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z),
+                     "r"(words.w), "r"((uint32_t)is)
+                     : "memory");
     }
 
-    DEVICE void empty(const MhaTile &t, int group)
+    /* By a warp: its 16 rows, eight at a time through shared memory, so that a row goes out in whole lines. */
+    DEVICE void write(int slot, int group, int warp, const Rows &r, float (&o)[D_V / 2])
     {
-        for (int row = (int)threadIdx.x % 128 / 2 + 64 * group; row < min(t.rows, 64 * group + 64); row += 64) {
-            const int64_t token = t.first_token + t.first_row + row;
-            uint16_t *out = p.out + (p.cu_q ? 0 : t.request * p.out_stride[0]) + token * p.out_stride[1] + t.head * p.out_stride[2];
-            for (int d = 8 * (threadIdx.x % 2); d < D_V; d += 16) *(uint4 *)(out + d) = make_uint4(0, 0, 0, 0);
-            if (p.lse && threadIdx.x % 2 == 0)
-                p.lse[(p.cu_q ? 0 : t.request * p.lse_stride[0]) + t.head * p.lse_stride[1] + token] = p.lse_of_empty;
+        constexpr int CHUNKS = D_V / 8, AT_ONCE = 32 / CHUNKS; /* of 16 bytes, of a row; rows that the warp stores at once */
+        const int lane = threadIdx.x % 32, first = 64 * group + 16 * warp;
+        const uint32_t place = base + ROWS_AT + (uint32_t)(4 * group + warp) * ROWS_OF_WARP;
+        const uint4 t = load_shared_16(tile_at(slot)); /* token, rows, request, head */
+        uint16_t *const out = p.out + (int)t.z * p.out_stride[0] + ((int64_t)t.x + first) * p.out_stride[1] + (int)t.w * p.out_stride[2];
+        float *const lse = p.lse + (int)t.z * p.lse_stride[0] + (int)t.w * p.lse_stride[1] + t.x + first;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float sum = quad_sum(r.sum[half]), factor = sum == 0.0f ? 0.0f : reciprocal_approx(sum);
+            const int here = 8 * half + lane / 4;
+            if (p.lse && lane % 4 == 0 && first + here < (int)t.y)
+                lse[here] = sum == 0.0f ? p.lse_of_empty : ((r.base[half] == -INFINITY ? 0.0f : r.base[half]) * p.scale + LN_2 * log2_approx(sum)) * p.lse_factor;
+            __syncwarp();
+#pragma unroll
+            for (int j = 0; j < CHUNKS; j += 4) {
+                uint32_t words[4];
+#pragma unroll
+                for (int k = 0; k < 4; k++) words[k] = Element::pack(o[4 * (j + k) + 2 * half] * factor, o[4 * (j + k) + 2 * half + 1] * factor);
+                store_matrices(place + (lane % 8) * (D_V * 2) + ((uint32_t)(j + lane / 8) ^ (lane % 8)) * 16, words);
+            }
+            __syncwarp();
+#pragma unroll
+            for (int row = 0; row < 8; row += AT_ONCE) {
+                const int at = row + lane / CHUNKS, chunk = lane % CHUNKS;
+                const uint4 words = load_shared_16(place + at * (D_V * 2) + (uint32_t)(chunk ^ at) * 16);
+                store_global_16(out + (8 * half + at) * p.out_stride[1] + 8 * chunk, words, first + 8 * half + at < (int)t.y);
+            }
+        }
+        mbarrier_arrive(tile_empty(slot));
+#pragma unroll
+        for (int j = 0; j < D_V / 2; j++) o[j] = 0.0f;
+    }
+
+    /* By the producer: no row of the tile sees a key. */
+    DEVICE void empty(const MhaTile &t)
+    {
+        for (int row = 0; row < min(t.rows, (int)MHA_ROWS); row++) {
+            const int64_t token = (int64_t)t.token + row;
+            uint16_t *out = p.out + t.request * p.out_stride[0] + token * p.out_stride[1] + t.head * p.out_stride[2];
+            for (int d = 0; d < D_V; d += 8) *(uint4 *)(out + d) = make_uint4(0, 0, 0, 0);
+            if (p.lse) p.lse[t.request * p.lse_stride[0] + t.head * p.lse_stride[1] + token] = p.lse_of_empty;
         }
     }
 
     DEVICE void begin()
     {
         if (threadIdx.x == 0) {
-            mbarrier_init(q_full(), 1), mbarrier_init(q_empty(), CONSUMERS), mbarrier_init(tile_full(), 1), mbarrier_init(tile_empty(), MHA_CONSUMERS);
+            for (int s = 0; s < 2; s++) mbarrier_init(q_full(s), 1), mbarrier_init(q_empty(s), CONSUMERS);
+            for (int s = 0; s < SLOTS; s++) mbarrier_init(tile_full(s), 1), mbarrier_init(tile_empty(s), MHA_CONSUMERS);
             for (int s = 0; s < STAGES; s++)
                 mbarrier_init(k_full(s), 1), mbarrier_init(v_full(s), 1), mbarrier_init(k_empty(s), CONSUMERS), mbarrier_init(v_empty(s), CONSUMERS);
             mbarrier_fence_init();
@@ -430,10 +575,10 @@ template <typename Element, int D_QK, int D_V> struct Mha {
         __syncthreads();
         const int group = (int)threadIdx.x / 128;
         if (group == 0) {
-            give_registers<CONSUMERS == 3 ? 32 : 24>();
+            give_registers<KEPT>();
             if (threadIdx.x < 32 && elect_one()) produce();
         } else {
-            take_registers<CONSUMERS == 3 ? 160 : 240>();
+            take_registers<TAKEN>();
             consume(__shfl_sync(~0u, group - 1, 0));
         }
     }

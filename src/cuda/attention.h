@@ -89,7 +89,7 @@ struct result_params cuda_result_params(const struct result_rules *rules);
 struct output_params cuda_output_params(const struct attention_problem *p);
 struct sparse_cache_params cuda_cache_params(const struct key_source *keys);
 
-/* ---- Of one operation, for all its kernels (dense.c, sparse.c, prefill.c) ---------------------- */
+/* ---- Of one operation, for all its kernels (dense.c, sparse.c, prefill.c, mha.c) --------------- */
 
 /* `rows` of a tile. */
 fmla_status cuda_dense_prepare(const struct attention_problem *p, int64_t rows, struct cuda_work *work);
@@ -135,5 +135,8 @@ fmla_status cuda_prefill_launch(const struct cuda_scope *scope, const struct att
 
 /* The workspace that some kernel of the device takes: Hopper's of bf16 keys cuts tiles. */
 fmla_status cuda_prefill_prepare(const struct attention_problem *p, struct cuda_work *work);
+
+struct mha_forward_params cuda_mha_params(const struct attention_problem *p);
+fmla_status cuda_mha_prepare(const struct attention_problem *p, struct cuda_work *work);
 
 #endif

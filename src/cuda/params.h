@@ -180,6 +180,47 @@ struct sparse_prefill_fp8_params {
     int64_t max_stride;               /* token */
 };
 
+/* Dense MHA. Of ragged requests tokens lie one after the other, as if they were one request's. */
+struct mha_forward_params {
+    int32_t b, h_q, h_kv, group; /* group: h_q / h_kv */
+    int32_t d_qk, d_v;
+    int32_t s_q, s_k; /* of each request, where they are apart */
+    const int32_t
+        *starts_q; /* [b + 1]: where ragged requests begin, as the caller says; NULL: they are apart */
+    const int32_t *starts_k;
+    int32_t tokens_q, tokens_k; /* of all ragged requests */
+    int32_t causal;
+    float scale, scale_log2; /* softmax_scale, and times log2(e) */
+    const uint16_t *q, *k, *v;
+    int64_t q_stride[3], k_stride[3], v_stride[3]; /* request, token, head */
+    struct output_params output;
+};
+
+/* The same on Hopper. */
+struct mha_forward_sm90_params {
+    struct mha_forward_params call;
+    struct tensor_map q, k, v;
+    int32_t heads_of_tile; /* that share a key head: 1, or all of them where requests have few tokens */
+    int32_t tile_tokens, tile_rows;   /* tile_rows: tile_tokens · heads_of_tile */
+    struct divisor heads_divisor;     /* heads_of_tile */
+    int32_t units, units_of_key_head; /* h_q / heads_of_tile; group / heads_of_tile */
+    int32_t cached_keys;              /* of a key head: so many stay in L2 */
+    struct mha_turns *turns;          /* NULL: every block of threads has one tile at most */
+    uint64_t ticket;                  /* of this launch */
+};
+
+/* Which tiles have been taken (sm90/mha_forward/tiles.cuh). */
+struct mha_turns {
+    uint64_t ticket; /* the launch that this is of; anything else: not yet */
+    uint32_t taken;  /* tiles, beside the first one of each block of threads */
+    uint32_t ended;  /* blocks of threads */
+};
+
+/* Rows of Hopper's tiles and keys of a block, by d_qk. */
+#define MHA_SM90_ROWS(d_qk) ((d_qk) == 64 ? 192 : 128)
+#define MHA_SM90_KEYS(d_qk) ((d_qk) == 64 ? 112 : 128)
+enum { MHA_WARPS = 8 };
+
 /* What the join of either decode reads. */
 struct join_params {
     int32_t b, s_q, h_q;

@@ -31,6 +31,7 @@ static const int64_t shapes[][2] = {{0, 5},         {1, 1},       {1, 4096},   {
                                     {16384, 16384}, {150, 70},    {12, 9}};
 static const int64_t heads_of[][2] = {{5, 5}, {16, 1}, {32, 4}, {128, 128}, {2, 1}};
 static const int64_t sizes_of[][2] = {{192, 128}, {128, 128}, {64, 64}, {64, 128}};
+enum { SIZES_64_128 = 3 };
 
 struct mha_case {
     struct test_case c;
@@ -57,12 +58,34 @@ static double cost(const int64_t *v)
     return (double)(v[H_B] * heads_of[v[H_HEADS]][0]) * (double)(shape[0] + 16) * (double)(shape[1] + 16);
 }
 
+/* Hopper's kernel wants rows at multiples of 16 bytes, and values as long as their keys, or as 128 of 192. */
+static bool is_taken(const char *kernel, const int64_t *v)
+{
+    const bool hopper = !strcmp(kernel, "cuda-sm90");
+    return !hopper || (v[H_LAYOUT] != LAYOUT_ODD && v[H_SIZES] != SIZES_64_128);
+}
+
+static bool hopper_possible(const int64_t *v)
+{
+    return is_taken("cuda-sm90", v);
+}
+
+static bool leaves(const struct test_case *c, const struct run *run, bool *must)
+{
+    *must = true;
+    return !is_taken(run->kernel, c->v);
+}
+
 static void choose(struct subject *op, const struct run *run)
 {
+    const bool hopper = !strcmp(run->kernel, "cuda-sm90");
     struct axis *dtype = &op->axis[H_DTYPE];
     dtype->count = 0;
     if (run->types & FMLA_TAKES_BF16) dtype->values[dtype->count++] = 0;
     if (run->types & FMLA_TAKES_FP16) dtype->values[dtype->count++] = 1;
+    /* Hopper's kernel multiplies values that some rows of a tile do not see by weights of 0, which NaN survives. */
+    op->axis[H_INPUTS].count = hopper ? INPUTS_NAN_ENDS : INPUTS_NAN_ENDS + 1;
+    op->grid.possible = hopper ? hopper_possible : NULL;
     op->grid.cost = cost, op->grid.dear = 2e6;
 }
 
@@ -426,6 +449,7 @@ struct subject mha_forward = {
     .grid = {.counts = counts},
     .choose = choose,
     .has = has,
+    .leaves = leaves,
     /* What pairs do not reach: offsets of more than 32 bits. */
     .special = {"b 3, shape rows, heads 2_1, causal 1, layout far",
                 "b 3, shape rows, sizes 64_128, inputs spiked"},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The portable kernels of the sparse operations, a warp a row: what they take, and their launches.
+ * The portable kernels of the sparse operations and of dense MHA, a warp a row: what they take, and their launches.
  */
 #include "../attention.h"
 
@@ -54,3 +54,32 @@ static fmla_status prefill_launch(const struct cuda_scope *scope, const struct a
 }
 
 const struct cuda_attention cuda_sparse_prefill = {.prepare = cuda_prefill_prepare, .launch = prefill_launch};
+
+/* ---- Dense MHA ------------------------------------------------------------------------------- */
+
+static int64_t mha_blocks(const struct attention_problem *p)
+{
+    return cuda_ceil_div((p->ragged_q.starts ? p->ragged_q.tokens : p->b * p->s_q) * p->h_q, MHA_WARPS);
+}
+
+static const char *mha_refuses(const struct attention_problem *p, const char **argument)
+{
+    *argument = "q";
+    return mha_blocks(p) > INT32_MAX ? "takes fewer than 2^34 rows" : NULL;
+}
+
+static fmla_status mha_launch(const struct cuda_scope *scope, const struct attention_problem *p,
+                              const struct cuda_work *w)
+{
+    struct mha_forward_params params = cuda_mha_params(p);
+    const struct cuda_launch launch = {
+        .kernel = cuda_kernel_of((struct cuda_key){CUDA_MHA_FORWARD, .element = p->element}),
+        .blocks = mha_blocks(p),
+        .stream = p->stream,
+    };
+    (void)w;
+    return launch.blocks ? cuda_launch(operation_name(p->operation), scope, &launch, (void *[]){&params})
+                         : FMLA_OK;
+}
+
+const struct cuda_attention cuda_mha_forward = {mha_refuses, cuda_mha_prepare, mha_launch};

@@ -22,6 +22,16 @@ DEVICE void mbarrier_arrive(uint32_t barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+/* In one instruction: no branch. */
+DEVICE void mbarrier_arrive_if(bool is, uint32_t barrier)
+{
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
+            barrier),
+        "r"((uint32_t)is)
+        : "memory");
+}
+
 /* For `count` that are expected. */
 DEVICE void mbarrier_arrive_for(uint32_t barrier, uint32_t count)
 {

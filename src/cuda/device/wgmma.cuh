@@ -78,7 +78,11 @@ DEVICE uint64_t wgmma_columns(uint32_t tile, int step)
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, " \
     "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, " \
     "%58, %59, %60, %61, %62, %63"
+#define WGMMA_NAMES_56 WGMMA_NAMES_32 ", " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55"
 #define WGMMA_D_32(d) WGMMA_SUMS_32(d, 0)
+#define WGMMA_D_56(d) WGMMA_D_32(d), WGMMA_SUMS_8(d, 32), WGMMA_SUMS_8(d, 40), WGMMA_SUMS_8(d, 48)
 #define WGMMA_D_64(d) WGMMA_D_32(d), WGMMA_SUMS_32(d, 32)
 #define WGMMA_D_128(d) WGMMA_D_64(d), WGMMA_SUMS_32(d, 64), WGMMA_SUMS_32(d, 96)
 #define WGMMA_NAMES_128 WGMMA_NAMES_64 ", " \
@@ -111,6 +115,25 @@ template <typename Element> DEVICE void wgmma_64(float (&d)[32], uint64_t a, uin
 template <typename Element> DEVICE void wgmma_64(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add)
 {
     WGMMA_OF("m64n64k16", WGMMA_NAMES_32, "%37", "{%32, %33, %34, %35}", "%36", "0", WGMMA_D_32, "r"(a[0]),
+             "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+/* The same, 112 or 128 columns. */
+template <typename Element> DEVICE void wgmma_lines_of(float (&d)[56], uint64_t a, uint64_t b, int add)
+{
+    WGMMA_OF("m64n112k16", WGMMA_NAMES_56, "%58", "%56", "%57", "0, 0", WGMMA_D_56, "l"(a), "l"(b), "r"(add));
+}
+
+template <typename Element> DEVICE void wgmma_lines_of(float (&d)[64], uint64_t a, uint64_t b, int add)
+{
+    WGMMA_OF("m64n128k16", WGMMA_NAMES_64, "%66", "%64", "%65", "0, 0", WGMMA_D_64, "l"(a), "l"(b), "r"(add));
+}
+
+/* 64 columns, A in registers, B as columns. */
+template <typename Element>
+DEVICE void wgmma_64_columns(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    WGMMA_OF("m64n64k16", WGMMA_NAMES_32, "%37", "{%32, %33, %34, %35}", "%36", "1", WGMMA_D_32, "r"(a[0]),
              "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 

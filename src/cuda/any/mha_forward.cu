@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Dense MHA without tensor cores: any alignment, any strides, any scale, any GPU; it is not fast. A warp takes a row. Of 32 keys each lane
+ * comes to hold a score, which the whole warp has worked out; then the values are added, by all lanes, key by key.
+ */
+#include "../device/element.cuh"
+#include "../device/kernel.cuh"
+#include "../device/result.cuh"
+
+#include <limits.h>
+
+enum { MOST_OF_LANE = 6 /* elements of a vector: lane, lane + 32, … */ };
+
+/* Where a row's request begins, and how long it is. */
+struct RowRequest {
+    int number, token, tokens, key, keys;
+};
+
+DEVICE float warp_max(float x)
+{
+    for (int step = 16; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    return x;
+}
+
+DEVICE float warp_sum(float x)
+{
+    for (int step = 16; step; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+    return x;
+}
+
+/* The request that token `at` of ragged ones is of; false: of none. A start is no smaller than those in front of it, and not beyond the
+ * last token. */
+DEVICE bool find_request(const mha_forward_params &p, int at, RowRequest &r)
+{
+    int end = min(max(p.starts_q[0], 0), p.tokens_q), end_k = min(max(p.starts_k[0], 0), p.tokens_k);
+    if (at < end) return false;
+    for (int request = 0; request < p.b; request++) {
+        const int from = end, from_k = end_k;
+        end = min(max(p.starts_q[request + 1], end), p.tokens_q);
+        end_k = min(max(p.starts_k[request + 1], end_k), p.tokens_k);
+        if (at >= end) continue;
+        r = {0, from, end - from, from_k, end_k - from_k};
+        return true;
+    }
+    return false;
+}
+
+template <typename Element> DEVICE void mha_forward(const mha_forward_params &p)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t row = blockIdx.x * (int64_t)MHA_WARPS + threadIdx.x / 32;
+    const int64_t tokens = p.starts_q ? p.tokens_q : (int64_t)p.b * p.s_q, at = row / p.h_q;
+    const int head = (int)(row - at * p.h_q), key_head = head / p.group;
+    if (at >= tokens) return; /* a whole warp */
+    RowRequest r;
+    if (!p.starts_q)
+        r = {(int)(at / p.s_q), 0, p.s_q, 0, p.s_k};
+    else if (!find_request(p, (int)at, r))
+        return;
+    const RowPlace place = {p.starts_q ? (int)at : (int)(at - (int64_t)r.number * p.s_q), head};
+    const int seen = p.causal ? min(r.keys, r.keys - r.tokens + (place.token - r.token) + 1) : r.keys;
+
+    float q[MOST_OF_LANE], o[MOST_OF_LANE], most = -INFINITY, sum = 0.0f;
+    const uint16_t *from =
+        p.q + r.number * p.q_stride[0] + place.token * p.q_stride[1] + head * p.q_stride[2];
+#pragma unroll
+    for (int i = 0; i < MOST_OF_LANE; i++)
+        q[i] = 32 * i < p.d_qk ? Element::to_float(from[32 * i + lane]) * p.scale : 0.0f, o[i] = 0.0f;
+    const uint16_t *k = p.k + r.number * p.k_stride[0] + r.key * p.k_stride[1] + key_head * p.k_stride[2];
+    const uint16_t *v = p.v + r.number * p.v_stride[0] + r.key * p.v_stride[1] + key_head * p.v_stride[2];
+    for (int first = 0; first < seen; first += 32) {
+        const int count = min(seen - first, 32);
+        float score = -INFINITY;
+        for (int j = 0; j < count; j++) {
+            const uint16_t *key = k + (int64_t)(first + j) * p.k_stride[1];
+            float dot = 0.0f;
+#pragma unroll
+            for (int i = 0; i < MOST_OF_LANE; i++)
+                if (32 * i < p.d_qk) dot = fmaf(q[i], Element::to_float(key[32 * i + lane]), dot);
+            dot = warp_sum(dot);
+            if (lane == j) score = dot;
+        }
+        const float higher = fmaxf(most, warp_max(score)), base = higher == -INFINITY ? 0.0f : higher;
+        const float rescale = expf(most - base), weight = lane < count ? expf(score - base) : 0.0f;
+        most = higher, sum = sum * rescale + warp_sum(weight);
+#pragma unroll
+        for (int i = 0; i < MOST_OF_LANE; i++) o[i] *= rescale;
+        for (int j = 0; j < count; j++) {
+            const uint16_t *value = v + (int64_t)(first + j) * p.v_stride[1];
+            const float of_key = __shfl_sync(~0u, weight, j);
+#pragma unroll
+            for (int i = 0; i < MOST_OF_LANE; i++)
+                if (32 * i < p.d_v) o[i] = fmaf(of_key, Element::to_float(value[32 * i + lane]), o[i]);
+        }
+    }
+    const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+    uint16_t *out = p.output.out + out_offset(p.output, r.number, place);
+#pragma unroll
+    for (int i = 0; i < MOST_OF_LANE; i++)
+        if (32 * i < p.d_v) out[32 * i + lane] = Element::from_float(sum == 0.0f ? 0.0f : o[i] * factor);
+    if (lane == 0)
+        store_lse(p.output, r.number, place,
+                  sum == 0.0f ? -INFINITY : (most == -INFINITY ? 0.0f : most) + logf(sum));
+}
+
+DEFINE_KERNEL(mha_forward_bf16, mha_forward_params, (32 * MHA_WARPS), mha_forward<Bf16>(p))
+DEFINE_KERNEL(mha_forward_fp16, mha_forward_params, (32 * MHA_WARPS), mha_forward<Fp16>(p))

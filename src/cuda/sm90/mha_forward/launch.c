@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Hopper's dense MHA: its launch. As many blocks of threads as there are SMs take the tiles in turns.
+ */
+#include "../../attention.h"
+#include "choice.h"
+
+#include <stdatomic.h>
+
+enum { CACHED_BYTES = 24 * 1000 * 1000 /* of L2: keys and values of heads that are taken together */ };
+
+/* A number that no other launch has had, and that memory hardly holds by chance. */
+static uint64_t ticket(void)
+{
+    static _Atomic uint64_t launches;
+    uint64_t x =
+        (atomic_fetch_add_explicit(&launches, 1, memory_order_relaxed) + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+static fmla_status launch(const struct cuda_scope *scope, const struct attention_problem *p,
+                          const struct cuda_work *w)
+{
+    const char *op = operation_name(p->operation);
+    const int64_t tiles = sm90_mha_forward_tiles(p), sms = scope->device->sms;
+    const int32_t heads = sm90_mha_forward_heads(p), tokens = sm90_mha_forward_tokens(p);
+    const struct key_source *keys = &p->keys[0];
+    (void)w;
+    if (!tiles) return FMLA_OK;
+    struct mha_forward_sm90_params params = {
+        .call = cuda_mha_params(p),
+        .heads_of_tile = heads,
+        .tile_tokens = tokens,
+        .tile_rows = tokens * heads,
+        .heads_divisor = divisor_of((uint32_t)heads),
+        .units = (int32_t)(p->h_q / heads),
+        .units_of_key_head = (int32_t)(p->h_q / p->h_kv / heads),
+        .cached_keys = (int32_t)(CACHED_BYTES / (2 * (p->d_qk + p->d_v))),
+        .turns = tiles > sms ? p->workspace : NULL,
+        .ticket = ticket(),
+    };
+    const struct tensor_view q = sm90_mha_forward_q_view(p),
+                             k = sm90_mha_forward_key_view(p, &keys->k, p->d_qk),
+                             v = sm90_mha_forward_key_view(p, &keys->v, p->d_v);
+    fmla_status status = tensor_map_make(op, scope, "q", &q, &params.q);
+    if (!status) status = tensor_map_make(op, scope, "k", &k, &params.k);
+    if (!status) status = tensor_map_make(op, scope, "v", &v, &params.v);
+    if (status) return status;
+    const struct cuda_launch launch = {
+        .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_MHA_FORWARD, .element = p->element,
+                                                   .variant = (int)p->d_qk / 64 - 1}),
+        .blocks = tiles < sms ? tiles : sms,
+        .stream = p->stream,
+    };
+    return cuda_launch(op, scope, &launch, (void *[]){&params});
+}
+
+const struct cuda_attention cuda_sm90_mha_forward = {sm90_mha_forward_refuses, cuda_mha_prepare, launch};

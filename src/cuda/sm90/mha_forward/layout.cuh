@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Shared memory, barriers and roles of Hopper's dense MHA, by head sizes. K, V and Q are lines of 64 columns, a tile for every 64 of
+ * them, swizzled (swizzle_128).
+ *
+ *            rows   keys    stages    places   registers
+ *            a tile a block of K, V   of Q     consumer
+ *   192/128  128    128     2         1        O 64 + S 64 + P 32, of 224      224 KiB
+ *   128/128  128    128     2         2        the same                        208
+ *   64/64    192    112     3         2        O 32 + S 56 + P 28, of 152      146
+ */
+#pragma once
+
+#include "../../device/element.cuh"
+#include "../../device/mbarrier.cuh"
+#include "../../device/quad.cuh"
+#include "../../device/result.cuh"
+#include "../../device/shared.cuh"
+#include "../../device/tma.cuh"
+#include "../../device/warpgroup.cuh"
+#include "../../device/wgmma.cuh"
+
+enum {
+    TILE_SLOTS =
+        3 /* tiles that the consumers know of: one that they write, one that they are at, the next one */
+};
+
+/* A tile of query rows, as the producer tells the consumers of it. */
+struct Tile {
+    int token; /* its first one: of the request, or of all tokens of ragged requests */
+    int rows;  /* that are the request's */
+    int request, head;
+    int keys;     /* of the request */
+    int seen;     /* of them by the tile's first token; may be below 0 */
+    int blocks;   /* of keys that some row sees; < 0: there are no more tiles */
+    int key_head; /* the producer's */
+};
+
+template <int D_QK_, int D_V_> struct MhaLayout {
+    static constexpr int D_QK = D_QK_, D_V = D_V_;
+    static constexpr int KEYS = MHA_SM90_KEYS(D_QK_);
+    static constexpr int CONSUMERS = MHA_SM90_ROWS(D_QK_) / 64, ROWS = 64 * CONSUMERS,
+                         THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
+    static constexpr int STAGES = D_QK == 64 ? 3 : 2, Q_PLACES = D_QK == 192 ? 1 : 2;
+    /* Weights of a block that a thread makes while the older values are still being added: where registers allow it. */
+    static constexpr int EARLY = 16;
+    static constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = CONSUMERS == 3 ? 152 : 224;
+    static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
+                      (CONSUMERS + 1) * (65536 / THREADS / 8 * 8),
+                  "warpgroups would wait for registers for ever");
+
+    static constexpr int QK_TILES = D_QK / 64, V_TILES = D_V / 64;
+    static constexpr uint32_t Q_TILE = ROWS * LINE_BYTES, KEY_TILE = KEYS * LINE_BYTES;
+    static constexpr uint32_t Q_BYTES = QK_TILES * Q_TILE, K_BYTES = QK_TILES * KEY_TILE,
+                              V_BYTES = V_TILES * KEY_TILE;
+    static constexpr uint32_t K_AT = Q_PLACES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES,
+                              BARRIERS_AT = V_AT + STAGES * V_BYTES;
+    enum {
+        Q_FULL,
+        Q_EMPTY = Q_FULL + Q_PLACES,
+        TILE_FULL = Q_EMPTY + Q_PLACES,
+        TILE_EMPTY = TILE_FULL + TILE_SLOTS,
+        K_FULL = TILE_EMPTY + TILE_SLOTS,
+        K_EMPTY = K_FULL + STAGES,
+        V_FULL = K_EMPTY + STAGES,
+        V_EMPTY = V_FULL + STAGES,
+        BARRIERS = V_EMPTY + STAGES
+    };
+    static constexpr uint32_t TILES_AT = (BARRIERS_AT + BARRIERS * 8 + 127) / 128 * 128;
+    static constexpr uint32_t RESULTS_AT = TILES_AT + TILE_SLOTS * sizeof(Tile),
+                              RESULTS_OF_WARP = 8 * D_V * 2; /* eight rows */
+    static constexpr uint32_t BYTES = RESULTS_AT + 4 * CONSUMERS * RESULTS_OF_WARP;
+    static constexpr uint32_t ALIGNMENT = 1024; /* of tiles; the base is moved up to it */
+    static_assert(BYTES + ALIGNMENT <= 227 * 1024, "it fits");
+
+    uint32_t base;
+
+    DEVICE uint32_t barrier(int first, int i) const
+    {
+        return base + BARRIERS_AT + 8u * (uint32_t)(first + i);
+    }
+    DEVICE uint32_t q(int place) const { return base + (uint32_t)place * Q_BYTES; }
+    DEVICE uint32_t k(int stage) const { return base + K_AT + (uint32_t)stage * K_BYTES; }
+    DEVICE uint32_t v(int stage) const { return base + V_AT + (uint32_t)stage * V_BYTES; }
+    DEVICE uint32_t tile(int slot) const { return base + TILES_AT + (uint32_t)(slot * (int)sizeof(Tile)); }
+    DEVICE uint32_t results(int warp) const { return base + RESULTS_AT + (uint32_t)warp * RESULTS_OF_WARP; }
+
+    /* By one thread. */
+    DEVICE void init_barriers() const
+    {
+        for (int i = 0; i < Q_PLACES; i++)
+            mbarrier_init(barrier(Q_FULL, i), 1), mbarrier_init(barrier(Q_EMPTY, i), CONSUMERS);
+        for (int i = 0; i < TILE_SLOTS; i++)
+            mbarrier_init(barrier(TILE_FULL, i), 1),
+                mbarrier_init(barrier(TILE_EMPTY, i), CONSUMERS * WARPGROUP_THREADS);
+        for (int i = 0; i < STAGES; i++) {
+            mbarrier_init(barrier(K_FULL, i), 1), mbarrier_init(barrier(K_EMPTY, i), CONSUMERS);
+            mbarrier_init(barrier(V_FULL, i), 1), mbarrier_init(barrier(V_EMPTY, i), CONSUMERS);
+        }
+        mbarrier_fence_init();
+    }
+};
+
+/* Goes round `N` places; the parity changes when it begins again. */
+template <int N> struct Ring {
+    int at = 0;
+    uint32_t parity = 0;
+
+    DEVICE void step()
+    {
+        if (++at == N) at = 0, parity ^= 1;
+    }
+};

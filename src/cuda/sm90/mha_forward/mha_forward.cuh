@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Dense MHA forward on Hopper (docs/kernels/mha.md).
+ *
+ *   a block of threads         one an SM; takes tiles of query rows until there are none (tiles.cuh)
+ *     warpgroup 0, one warp    producer (producer.cuh)
+ *     the others               consumers, 64 rows of the tile each:
+ *
+ *       products    | S = Q Kᵀ of block n - 1 | O += P V of block n |                          | S of n - 2 …
+ *       the warps   |        (wait)           |   (wait)            | P of n - 1 from S        |
+ *
+ * While one consumer makes weights, another one's products run. P stays in registers: the fragments of S are those of A. Blocks follow
+ * each other over the borders of tiles: when the first scores of a tile are under way, the results of the one before it are written.
+ *
+ *   limits, of 128 rows by 128 keys, in clocks of an SM: products 2560 at 192/128, 2048 at 128/128, 1024 at 64/64; ex2 1024; then power
+ *
+ * Bits: weights of 16 bits, relative to the row's base (softmax.cuh); sums in fp32, in the order of the blocks, the last one first.
+ */
+#pragma once
+
+#include "producer.cuh"
+#include "results.cuh"
+
+template <typename Element, typename Layout> struct Consumer {
+    static constexpr int D_V = Layout::D_V, KEYS = Layout::KEYS, QK_STEPS = Layout::D_QK / 16,
+                         KEY_STEPS = KEYS / 16;
+
+    const mha_forward_sm90_params &p;
+    const Layout l;
+    const int group; /* which consumer: rows 64 · group … of a tile */
+
+    /* Of the tile whose scores come next. */
+    int n; /* its block that they are of */
+    int keys, seen;
+    Ring<TILE_SLOTS> slot;
+    Ring<Layout::Q_PLACES> place;
+    Ring<Layout::STAGES> k_stage, v_stage;
+
+    DEVICE bool speaks() const { return threadIdx.x % WARPGROUP_THREADS == 0; }
+
+    DEVICE void arrive(int barriers, int at, bool is = true) const
+    {
+        mbarrier_arrive_if(speaks() && is, l.barrier(barriers, at));
+    }
+
+    /* ---- Products -------------------------------------------------------------------------------- */
+
+    DEVICE void issue_scores(float (&s)[KEYS / 2]) const
+    {
+        const uint32_t q = l.q(place.at) + (uint32_t)group * TILE_BYTES, k = l.k(k_stage.at);
+#pragma unroll
+        for (int i = 0; i < QK_STEPS; i++)
+            wgmma_lines_of<Element>(s, wgmma_lines(q + i / 4 * Layout::Q_TILE, i % 4),
+                                    wgmma_lines(k + i / 4 * Layout::KEY_TILE, i % 4), i != 0);
+        wgmma_commit();
+    }
+
+    DEVICE void issue_values(float (&o)[D_V / 2], const uint32_t (&w)[KEY_STEPS][4]) const
+    {
+        const uint32_t v = l.v(v_stage.at);
+#pragma unroll
+        for (int i = 0; i < KEY_STEPS; i++) {
+            const uint64_t b = wgmma_descriptor(v, Layout::KEY_TILE, (uint32_t)i * 16 * LINE_BYTES);
+            if constexpr (D_V == 128)
+                wgmma_128_columns<Element>(o, w[i], b, 1);
+            else
+                wgmma_64_columns<Element>(o, w[i], b, 1);
+        }
+        wgmma_commit();
+    }
+
+    /* Values behind the request's last key are anything, and weigh 0: they must not be NaN. By all consumers. */
+    DEVICE void clear_tail() const
+    {
+        const int first = keys - n * KEYS, rest = KEYS - first;
+        if (rest <= 0) return;
+        mbarrier_wait(l.barrier(Layout::V_FULL, v_stage.at), v_stage.parity);
+#pragma unroll 1
+        for (int i = (int)fresh_thread() - WARPGROUP_THREADS; i < rest * Layout::V_TILES * 8;
+             i += Layout::CONSUMERS * WARPGROUP_THREADS) {
+            const int line = i / 8 % rest, tile = i / 8 / rest;
+            store_zero_16(l.v(v_stage.at) + tile * Layout::KEY_TILE +
+                          (uint32_t)((first + line) * LINE_BYTES + i % 8 * 16));
+        }
+        fence_async_shared();
+        barrier_sync(1, Layout::CONSUMERS * WARPGROUP_THREADS);
+    }
+
+    /* ---- Weights --------------------------------------------------------------------------------- */
+
+    /* All that a block asks where some row does not see all of it, or where bases are to be raised. */
+    DEVICE void weigh_with_care(float (&s)[KEYS / 2], const bool (&is)[2], Rows &r, float (&rescale)[2],
+                                uint32_t (&w)[KEY_STEPS][4])
+    {
+        float less[2], sum[2] = {0.0f, 0.0f};
+        if (min(keys, seen) < (n + 1) * KEYS) {
+            int bound[2];
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                const int in_tile =
+                    64 * group + (int)fresh_thread() / 32 % 4 * 16 + (int)fresh_thread() % 32 / 4 + 8 * row;
+                const int later = p.call.causal ? fast_divide(in_tile, p.heads_divisor) : 0;
+                bound[row] = min(keys, seen + later) - n * KEYS;
+            }
+            mask(s, bound);
+        }
+        raise(s, p.call.scale_log2, is, r, rescale);
+#pragma unroll
+        for (int row = 0; row < 2; row++) less[row] = exponent_of(r, row, p.call.scale_log2);
+        weigh<Element, 0>(s, p.call.scale_log2, less, w, sum);
+        r.sum[0] += sum[0], r.sum[1] += sum[1];
+    }
+
+    /* ---- Tiles ----------------------------------------------------------------------------------- */
+
+    /* Goes to the tile that the producer has told of in this slot; false: there is none. */
+    DEVICE bool begin_tile()
+    {
+        mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.at), slot.parity);
+        const uint4 t = load_shared_16(l.tile(slot.at) + 16); /* keys, seen, blocks */
+        keys = (int)__shfl_sync(~0u, t.x, 0), seen = (int)__shfl_sync(~0u, t.y, 0),
+        n = (int)__shfl_sync(~0u, t.z, 0) - 1;
+        return n >= 0;
+    }
+
+    DEVICE void run()
+    {
+        float s[KEYS / 2], o[D_V / 2], rescale[2];
+        uint32_t w[KEY_STEPS][4];
+        const bool both[2] = {true, true};
+        if (!begin_tile()) return;
+        Rows r = fresh_rows(), done = r;
+        mbarrier_wait(l.barrier(Layout::Q_FULL, 0), 0);
+        mbarrier_wait(l.barrier(Layout::K_FULL, 0), 0);
+        wgmma_fence();
+        issue_scores(s);
+        wgmma_wait<0>();
+        hold(s);
+        arrive(Layout::K_EMPTY, 0), arrive(Layout::Q_EMPTY, 0, n == 0);
+        k_stage.step();
+        weigh_with_care(s, both, r, rescale, w);
+        clear_tail();
+#pragma unroll
+        for (int i = 0; i < D_V / 2; i++) o[i] = 0.0f;
+        int done_slot = 0;
+        bool pending = false; /* o is that of a tile that has ended, in done_slot, with the sums `done` */
+        for (;;) {            /* w: the weights of block n, whose values are there and not added yet */
+            const bool begins = n == 0; /* the next block is another tile's */
+            const Rows ended = r;
+            const int ended_slot = slot.at;
+            if (begins) {
+                r = fresh_rows();
+                place.step(), slot.step();
+                if (!begin_tile()) {
+                    r = ended;
+                    break;
+                }
+                mbarrier_wait(l.barrier(Layout::Q_FULL, place.at), place.parity);
+            } else {
+                n--;
+            }
+            mbarrier_wait(l.barrier(Layout::K_FULL, k_stage.at), k_stage.parity);
+            wgmma_fence();
+            issue_scores(s);
+            if (pending) write_rows<Element>(p, l, done_slot, done, o);
+            if (begins) done = ended, done_slot = ended_slot;
+            mbarrier_wait(l.barrier(Layout::V_FULL, v_stage.at), v_stage.parity);
+            hold(o);
+            wgmma_fence();
+            issue_values(o, w);
+            wgmma_wait<1>();
+            hold(s);
+            arrive(Layout::K_EMPTY, k_stage.at), arrive(Layout::Q_EMPTY, place.at, n == 0);
+            k_stage.step();
+            const int used = v_stage.at;
+            v_stage.step();
+
+            /* Every row of the tile sees the whole block, and has seen a key, but for rows that see few. */
+            const bool plain = !begins && min(keys, seen) >= (n + 1) * KEYS;
+            bool again = !plain, far[2] = {true, true};
+            if (plain) {
+                float less[2], sum[2] = {0.0f, 0.0f}, early[Layout::EARLY + 1];
+#pragma unroll
+                for (int row = 0; row < 2; row++) less[row] = exponent_of(r, row, p.call.scale_log2);
+                exponentials<0, Layout::EARLY>(s, p.call.scale_log2, less, early, sum);
+                hold(early), hold(sum);
+                /* It is there already; but ptxas moves nothing over it, so that these are made before the wait for the values. */
+                mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.at), slot.parity);
+                wgmma_wait<0>();
+                arrive(Layout::V_EMPTY, used);
+#pragma unroll
+                for (int i = 0; i < Layout::EARLY; i += 2)
+                    w[i / 8][i / 2 % 4] = Element::pack(early[i], early[i + 1]);
+                weigh<Element, Layout::EARLY>(s, p.call.scale_log2, less, w, sum);
+#pragma unroll
+                for (int row = 0; row < 2; row++)
+                    far[row] = !(sum[row] <= MOST_WEIGHT) || r.base[row] == -INFINITY;
+                again = __any_sync(~0u, far[0] || far[1]);
+                if (!again) {
+                    r.sum[0] += sum[0], r.sum[1] += sum[1];
+                    hold(r.sum); /* else they are added behind the next products */
+                } else {
+                    far[0] = any_of_quad(far[0]), far[1] = any_of_quad(far[1]);
+                }
+            } else {
+                wgmma_wait<0>();
+                arrive(Layout::V_EMPTY, used);
+            }
+            hold(o);
+            if (again) {
+                weigh_with_care(s, far, r, rescale, w);
+                if (!begins)
+#pragma unroll
+                    for (int i = 0; i < D_V / 2; i++) o[i] *= rescale[i >> 1 & 1];
+            }
+            clear_tail();
+            pending = begins;
+        }
+        if (pending) write_rows<Element>(p, l, done_slot, done, o); /* the last tile has a single block */
+        mbarrier_wait(l.barrier(Layout::V_FULL, v_stage.at), v_stage.parity);
+        wgmma_fence();
+        hold(o);
+        issue_values(o, w);
+        wgmma_wait<0>();
+        hold(o);
+        write_rows<Element>(p, l, slot.at ? slot.at - 1 : TILE_SLOTS - 1, r, o);
+    }
+};
+
+template <typename Element, typename Layout> DEVICE void mha_forward(const mha_forward_sm90_params &p)
+{
+    extern __shared__ unsigned char memory[];
+    const Layout l = {((uint32_t)__cvta_generic_to_shared(memory) + Layout::ALIGNMENT - 1) /
+                      Layout::ALIGNMENT * Layout::ALIGNMENT};
+    if (threadIdx.x == 0) l.init_barriers();
+    __syncthreads();
+    const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP_THREADS, 0);
+    if (warpgroup == 0) {
+        give_registers<Layout::PRODUCER_REGISTERS>();
+        if (threadIdx.x < 32) Producer<Layout>{p, l}.run();
+    } else {
+        take_registers<Layout::CONSUMER_REGISTERS>();
+        Consumer<Element, Layout>{p, l, warpgroup - 1}.run();
+    }
+}
+
+#define MHA_FORWARD_KERNEL(NAME, ELEMENT, D_QK, D_V)                                                         \
+    DEFINE_KERNEL(NAME, mha_forward_sm90_params, (MhaLayout<D_QK, D_V>::THREADS, 1),                         \
+                  mha_forward<ELEMENT, MhaLayout<D_QK, D_V>>(p))
