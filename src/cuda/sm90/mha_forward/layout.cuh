@@ -25,15 +25,15 @@ enum {
         3 /* tiles that the consumers know of: one that they write, one that they are at, the next one */
 };
 
-/* A tile of query rows, as the producer tells the consumers of it. */
+/* A tile of query rows, as the producer of Q and K tells the others of it. */
 struct Tile {
     int token; /* its first one: of the request, or of all tokens of ragged requests */
     int rows;  /* that are the request's */
     int request, head;
-    int keys;     /* of the request */
-    int seen;     /* of them by the tile's first token; may be below 0 */
-    int blocks;   /* of keys that some row sees; < 0: there are no more tiles */
-    int key_head; /* the producer's */
+    int keys;      /* of the request */
+    int seen;      /* of them by the tile's first token; may be below 0 */
+    int blocks;    /* of keys that some row sees; < 0: there are no more tiles */
+    int first_key; /* of the request, among all keys */
 };
 
 template <int D_QK_, int D_V_> struct MhaLayout {
@@ -92,7 +92,7 @@ template <int D_QK_, int D_V_> struct MhaLayout {
             mbarrier_init(barrier(Q_FULL, i), 1), mbarrier_init(barrier(Q_EMPTY, i), CONSUMERS);
         for (int i = 0; i < TILE_SLOTS; i++)
             mbarrier_init(barrier(TILE_FULL, i), 1),
-                mbarrier_init(barrier(TILE_EMPTY, i), CONSUMERS * WARPGROUP_THREADS);
+                mbarrier_init(barrier(TILE_EMPTY, i), CONSUMERS * WARPGROUP_THREADS + 1);
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(barrier(K_FULL, i), 1), mbarrier_init(barrier(K_EMPTY, i), CONSUMERS);
             mbarrier_init(barrier(V_FULL, i), 1), mbarrier_init(barrier(V_EMPTY, i), CONSUMERS);

@@ -3,7 +3,7 @@
  * Dense MHA forward on Hopper (docs/kernels/mha.md).
  *
  *   a block of threads         one an SM; takes tiles of query rows until there are none (tiles.cuh)
- *     warpgroup 0, one warp    producer (producer.cuh)
+ *     warpgroup 0, two warps   producers (producer.cuh)
  *     the others               consumers, 64 rows of the tile each:
  *
  *       products    | S = Q Kᵀ of block n - 1 | O += P V of block n |                          | S of n - 2 …
@@ -237,7 +237,10 @@ template <typename Element, typename Layout> DEVICE void mha_forward(const mha_f
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP_THREADS, 0);
     if (warpgroup == 0) {
         give_registers<Layout::PRODUCER_REGISTERS>();
-        if (threadIdx.x < 32) Producer<Layout>{p, l}.run();
+        if (threadIdx.x / 32 == 0)
+            KeyProducer<Layout>{p, l}.run();
+        else if (threadIdx.x / 32 == 1)
+            ValueProducer<Layout>{p, l}.run();
     } else {
         take_registers<Layout::CONSUMER_REGISTERS>();
         Consumer<Element, Layout>{p, l, warpgroup - 1}.run();

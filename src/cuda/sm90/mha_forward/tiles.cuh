@@ -76,8 +76,8 @@ struct Requests {
         tiles = sum_so_far(own), before = tiles - own;
     }
 
-    /* Tile number `i`, no smaller than the one before; false: there is none. *key: the first one of its request. */
-    DEVICE bool find(int i, int keys_of_block, Tile &t, int *key)
+    /* Tile number `i`, no smaller than the one before; false: there is none. */
+    DEVICE bool find(int i, int keys_of_block, Tile &t)
     {
         for (int all; (all = __shfl_sync(~0u, tiles, 31)) <= i - tiles_before; look()) {
             tiles_before += all, first += 32;
@@ -86,7 +86,7 @@ struct Requests {
         const int lane = 31 - __clz((int)__ballot_sync(~0u, before <= i - tiles_before));
         const int within = i - tiles_before - __shfl_sync(~0u, before, lane);
         const int its_tokens = __shfl_sync(~0u, tokens, lane);
-        t.keys = __shfl_sync(~0u, keys, lane), *key = __shfl_sync(~0u, k, lane);
+        t.keys = __shfl_sync(~0u, keys, lane), t.first_key = __shfl_sync(~0u, k, lane);
         t.token = __shfl_sync(~0u, q, lane), t.request = p.call.starts_q ? 0 : first + lane;
         /* Heads that are taken together; `unit`: heads of a tile. */
         const int of_request = (its_tokens + p.tile_tokens - 1) / p.tile_tokens;
@@ -95,7 +95,6 @@ struct Requests {
         const int units = min(together, p.units - set * together), order = in_set / units;
         const int first_token = (p.call.causal ? of_request - 1 - order : order) * p.tile_tokens;
         t.head = (set * together + in_set - order * units) * p.heads_of_tile;
-        t.key_head = t.head / p.call.group;
         t.token += first_token;
         t.rows = min(its_tokens - first_token, p.tile_tokens) * p.heads_of_tile;
         t.seen = p.call.causal ? t.keys - its_tokens + first_token + 1 : t.keys;
