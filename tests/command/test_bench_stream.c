@@ -107,6 +107,8 @@ static const struct {
     {"any/sparse_prefill.cu", "sm_90"},
     {"sm90/sparse_prefill/sparse_prefill_bf16.cu", "sm_90a"},
     {"sm90/sparse_prefill/sparse_prefill_fp8.cu", "sm_90a"},
+    {"any/mha_forward.cu", "sm_90"},
+    {"sm90/mha_forward/mha_forward_bf16.cu", "sm_90a"},
 };
 static const struct {
     const char *kernel;
@@ -128,6 +130,8 @@ static const struct {
     {"cuda-sm90", {.op = OP_SPARSE_PREFILL, .format = FMLA_KV_FP8_656}, 9, "d"},
     {"cuda-sm90", {.op = OP_SPARSE_PREFILL, .format = FMLA_KV_FP8_584}, 9, "d"},
     {"cuda-sm90", {.op = OP_SPARSE_PREFILL, .format = FMLA_KV_BF16}, 9, "c"},
+    {"cuda", {.op = OP_MHA_FORWARD}, 9, "e"},
+    {"cuda-sm90", {.op = OP_MHA_FORWARD}, 9, "f"},
     {"another", {.op = OP_SPARSE_DECODE, .format = FMLA_KV_BF16}, 9, ""},
 };
 

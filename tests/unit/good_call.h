@@ -30,7 +30,6 @@ static const struct layout good_layout =
 struct good_call {
     enum operation operation;
     const char *elsewhere; /* the argument that is named where nothing runs on the device */
-    bool cpu_only;         /* this build has no kernel of it for a GPU */
     void (*set_up)(void);
     bool partly; /* it writes part of its outputs, where its arguments say */
     /* From here on: what begin() made. */

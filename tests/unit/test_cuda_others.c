@@ -218,32 +218,9 @@ static void no_overlap_before_hopper(void)
     cuda_leave(&scope);
 }
 
-/* ---- An operation without a kernel for GPUs ------------------------------------------------------------- */
-
-static void no_kernel(void)
-{
-    static const char words[] = "device is cuda:0|no kernel of mha_forward|it has: cpu";
-    const struct layout layout =
-        SHAPE_OF(layout, .b = 2, .s_q = 3, .s_k = 5, .h_q = 4, .h_kv = 2, .d_qk = 192, .d_v = 128);
-    struct mha_forward_call c;
-    mha_forward_make(&c, &layout, gpu_number(0));
-    check_rejected("asked", mha_forward_run(&c), FMLA_UNSUPPORTED, "mha_forward", "q", words);
-    check_rejected("called", fmla_mha_forward(&c.args), FMLA_UNSUPPORTED, "mha_forward", "q", words);
-    CHECK_EQ(fake->launches, 0);
-    fmla_capability row = FMLA_INIT(fmla_capability);
-    int without = 0;
-    for (int64_t i = 0; fmla_capabilities(gpu_number(0), i, &row) == FMLA_OK; i++) {
-        if (row.kernel) continue;
-        without++;
-        CHECK(!strcmp(row.operation, "mha_forward") && !row.available && strstr(row.reason, "no kernel"),
-              "%s: \"%s\"", row.operation, row.reason);
-    }
-    CHECK_EQ(without, 1);
-}
-
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_others", merge_and_plan, cache_operations,
                          planned_on_the_host, planned_on_the_host_for_another, planned_on_the_gpu_for_the_cpu,
-                         attributes, no_overlap_before_hopper, no_kernel);
+                         attributes, no_overlap_before_hopper);
 }

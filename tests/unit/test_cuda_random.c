@@ -221,6 +221,34 @@ static void judge_prefill(size_t bytes)
     HOLDS(tokens == s_q * h_kv);
 }
 
+static void judge_mha(size_t bytes)
+{
+    const struct mha_forward_call *c = &call.mha_forward;
+    const bool flat = c->q.tensor.ndim == 3;
+    const int64_t tokens = flat ? c->q.shape[0] : c->q.shape[0] * c->q.shape[1];
+    const int64_t h_q = c->q.shape[2 - flat], h_kv = c->k.shape[2 - flat],
+                  b = flat ? c->cu_seqlens_q.shape[0] - 1 : c->q.shape[0];
+    if (!b || !tokens) {
+        HOLDS(!fake->launches);
+        return;
+    }
+    HOLDS(fake->launches == 1);
+    const struct fake_launch *const launch = &fake->launch[0];
+    if (strncmp(launch->kernel, "sm90", 4) != 0) {
+        HOLDS(launch->config.grid_x == ceil_div(tokens * h_q, MHA_WARPS));
+        return;
+    }
+    const struct mha_forward_sm90_params p = mha_forward_sm90_params_of(launch);
+    const int64_t rows = MHA_SM90_ROWS(p.call.d_qk), sms = (int64_t)fake->sms;
+    HOLDS(bytes == 256 && (p.heads_of_tile == 1 || p.heads_of_tile == h_q / h_kv));
+    HOLDS(p.tile_tokens == rows / p.heads_of_tile && p.tile_rows == p.tile_tokens * p.heads_of_tile);
+    HOLDS(divides(p.heads_divisor, p.heads_of_tile) && p.units * p.heads_of_tile == h_q);
+    HOLDS(p.units_of_key_head * p.heads_of_tile == h_q / h_kv && p.cached_keys > 0);
+    HOLDS(launch->config.grid_x >= 1 && launch->config.grid_x <= sms &&
+          (p.turns || launch->config.grid_x * rows * p.tile_tokens >= tokens));
+    HOLDS(!p.turns || ((void *)p.turns == workspace && p.ticket && launch->config.grid_x == sms));
+}
+
 /* ---- Operations with a workspace ---------------------------------------------------------------- */
 
 static fmla_status run_in(size_t bytes)
@@ -249,6 +277,7 @@ static void try_kernel(const char *kernel, size_t *answered)
     if (operation == OP_SPARSE_DECODE) judge_sparse(answer.bytes);
     if (operation == OP_DENSE_DECODE) judge_dense(answer.bytes);
     if (operation == OP_SPARSE_PREFILL) judge_prefill(answer.bytes);
+    if (operation == OP_MHA_FORWARD) judge_mha(answer.bytes);
     if (answer.bytes) HOLDS(run_in(answer.bytes - 1) == FMLA_BUFFER_TOO_SMALL && !fake->launches);
 }
 

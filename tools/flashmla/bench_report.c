@@ -137,6 +137,9 @@ static struct bench_sources sources_of(const struct bench_row *row)
     else if (s->op == OP_SPARSE_PREFILL && family)
         snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/sparse_prefill/sparse_prefill_%s.cu",
                  family + 1, s->format == FMLA_KV_BF16 ? "bf16" : "fp8");
+    else if (s->op == OP_MHA_FORWARD && family)
+        snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/mha_forward/mha_forward_%s.cu",
+                 family + 1, element_name(s->type));
     else
         snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/any/%s.cu", descriptors[s->op].name);
     return sources;

@@ -32,6 +32,8 @@ PARAMS_OF(sparse_decode_params)
 PARAMS_OF(sparse_prefill_params)
 PARAMS_OF(sparse_prefill_sm90_params)
 PARAMS_OF(sparse_prefill_fp8_params)
+PARAMS_OF(mha_forward_params)
+PARAMS_OF(mha_forward_sm90_params)
 PARAMS_OF(merge_params)
 PARAMS_OF(cache_params)
 

@@ -52,7 +52,8 @@ struct tensor_view sm90_mha_forward_key_view(const struct attention_problem *p, 
 {
     const int64_t columns = d / GROUP;
     return (struct tensor_view){
-        .data = view->data,
+        .data = p->keys[0].page_size ? view->data
+                                     : (const uint8_t *)(const void *)p->q, /* else nothing is read */
         .element = p->element,
         .size = {GROUP, p->keys[0].page_size, p->h_kv, columns, p->ragged_k.starts ? 1 : p->b},
         .stride = {1, view->slot_bytes / 2, view->head_bytes / 2, GROUP, view->page_bytes / 2},

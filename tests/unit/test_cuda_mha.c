@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Dense MHA on a GPU, the host's side: which kernel takes a call, how Hopper's makes tiles of rows, what TMA is told, and when tiles
+ * are counted in the workspace.
+ */
+#include "fake_cuda/launches.h"
+
+#include "cuda/kernels.h"
+#include "cuda/sm90/mha_forward/choice.h"
+
+#include <math.h>
+
+enum {
+    B = 3,
+    S_Q = 300,
+    S_K = 500,
+    H_Q = 8,
+    H_KV = 2,
+    D_QK = 192,
+    D_V = 128,
+    TOKENS_Q = 700,
+    TOKENS_K = 900
+};
+enum { ROWS = MHA_SM90_ROWS(D_QK), KEYS = MHA_SM90_KEYS(D_QK) };
+
+static void apart(struct mha_forward_call *c, int64_t s_q, int64_t h_q, int64_t h_kv)
+{
+    const struct layout layout = SHAPE_OF(layout, .b = B, .s_q = s_q, .s_k = S_K, .h_q = h_q, .h_kv = h_kv,
+                                          .d_qk = D_QK, .d_v = D_V, .causal = 1, .has = HAS_LSE);
+    mha_forward_make(c, &layout, gpu_number(0));
+    c->args.workspace = region(REGION_OF_WORKSPACE);
+}
+
+static void ragged(struct mha_forward_call *c)
+{
+    const struct layout layout =
+        SHAPE_OF(layout, .flat = true, .splits = B + 1, .tokens_q = TOKENS_Q, .tokens_k = TOKENS_K,
+                 .h_q = H_Q, .h_kv = H_KV, .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE);
+    mha_forward_make(c, &layout, gpu_number(0));
+    c->args.workspace = region(REGION_OF_WORKSPACE);
+}
+
+static struct mha_forward_sm90_params hopper(struct mha_forward_call *c)
+{
+    const int before = fake->launches;
+    CHECK_OK(mha_forward_run(c));
+    CHECK_EQ(fake->launches - before, 1);
+    CHECK(!strncmp(launched(0)->kernel, "sm90_mha_forward_", 17), "%s", launched(0)->kernel);
+    return mha_forward_sm90_params_of(launched(0));
+}
+
+/* ---- What kernels are told -------------------------------------------------------------------- */
+
+static void requests_apart(void)
+{
+    struct mha_forward_call c;
+    apart(&c, S_Q, H_Q, H_KV);
+    c.args.softmax_scale = 0.25f, c.args.log_base = FMLA_LOG_BASE_2;
+    const struct mha_forward_sm90_params p = hopper(&c);
+    CHECK_ALL({p.call.b, B}, {p.call.s_q, S_Q}, {p.call.s_k, S_K}, {p.call.h_q, H_Q}, {p.call.h_kv, H_KV},
+              {p.call.group, H_Q / H_KV}, {p.call.d_qk, D_QK}, {p.call.d_v, D_V}, {p.call.causal, 1},
+              {p.call.starts_q != NULL, 0}, {p.call.starts_k != NULL, 0});
+    CHECK(p.call.scale == 0.25f && fabsf(p.call.scale_log2 - 0.25f * 1.442695041f) < 1e-7f, "%f",
+          (double)p.call.scale);
+    CHECK_ALL({p.call.output.out_stride[0], S_Q * H_Q * D_V}, {p.call.output.out_stride[1], H_Q * D_V},
+              {p.call.output.out_stride[2], D_V}, {p.call.output.lse_stride[0], H_Q * S_Q},
+              {p.call.output.lse_stride[1], S_Q});
+    CHECK(fabsf(p.call.output.rules.lse_factor - 1.442695041f) < 1e-7f, "%f",
+          (double)p.call.output.rules.lse_factor);
+    const struct fake_tensor *q = told_of(&p.q), *k = told_of(&p.k), *v = told_of(&p.v);
+    CHECK_ALL({q->sizes[0], 64}, {q->sizes[1], H_Q}, {q->sizes[2], S_Q}, {q->sizes[3], D_QK / 64},
+              {q->sizes[4], B}, {q->strides[0], D_QK * 2}, {q->strides[1], H_Q * D_QK * 2},
+              {q->strides[2], 128}, {q->strides[3], S_Q * H_Q * D_QK * 2});
+    CHECK_ALL({k->sizes[1], S_K}, {k->sizes[2], H_KV}, {k->sizes[3], D_QK / 64}, {k->sizes[4], B},
+              {k->box[1], KEYS}, {k->box[2], 1}, {k->box[3], D_QK / 64}, {k->strides[0], H_KV * D_QK * 2},
+              {k->strides[1], D_QK * 2});
+    CHECK_ALL({v->sizes[1], S_K}, {v->sizes[3], D_V / 64}, {v->box[1], KEYS}, {v->box[3], D_V / 64},
+              {v->strides[0], H_KV * D_V * 2}, {v->strides[1], D_V * 2},
+              {v->strides[3 - 0], S_K * H_KV * D_V * 2});
+}
+
+static void requests_ragged(void)
+{
+    struct mha_forward_call c;
+    ragged(&c);
+    const struct mha_forward_sm90_params p = hopper(&c);
+    CHECK_ALL({p.call.b, B}, {p.call.tokens_q, TOKENS_Q}, {p.call.tokens_k, TOKENS_K},
+              {p.call.output.out_stride[0], 0}, {p.call.output.lse_stride[0], 0},
+              {p.call.output.lse_stride[1], TOKENS_Q});
+    CHECK((const void *)p.call.starts_q == c.cu_seqlens_q.tensor.data &&
+              (const void *)p.call.starts_k == c.cu_seqlens_k.tensor.data,
+          "%s", "starts");
+    CHECK_ALL({told_of(&p.q)->sizes[2], TOKENS_Q}, {told_of(&p.q)->sizes[4], 1},
+              {told_of(&p.k)->sizes[1], TOKENS_K}, {told_of(&p.k)->sizes[4], 1});
+}
+
+/* ---- Tiles ------------------------------------------------------------------------------------ */
+
+/* Heads share a tile where tokens are too few for tiles of a head's own. */
+static void tiles(void)
+{
+    static const struct {
+        int64_t s_q, h_q, h_kv, heads;
+    } all[] = {{1, 128, 1, 128}, {1, 8, 2, 4},  {16, 8, 2, 4},  {S_Q, 8, 8, 1}, {128, 8, 2, 1},
+               {32, 8, 2, 4},    {33, 8, 2, 4}, {300, 8, 2, 4}, {2, 400, 1, 1}, {1, 10, 2, 5}};
+    for (int i = 0; i < (int)(sizeof all / sizeof *all); i++) {
+        struct mha_forward_call c;
+        apart(&c, all[i].s_q, all[i].h_q, all[i].h_kv);
+        const struct mha_forward_sm90_params p = hopper(&c);
+        const int64_t heads = all[i].heads, tokens = ROWS / heads;
+        const int64_t count = B * ((all[i].s_q + tokens - 1) / tokens) * all[i].h_q / heads;
+        CHECK_ALL({p.heads_of_tile, heads}, {p.tile_tokens, tokens}, {p.tile_rows, tokens * heads},
+                  {p.units, all[i].h_q / heads}, {p.units_of_key_head, all[i].h_q / all[i].h_kv / heads},
+                  {divides(p.heads_divisor, heads), 1}, {told_of(&p.q)->box[1], heads},
+                  {told_of(&p.q)->box[2], tokens},
+                  {launched(0)->config.grid_x, count < fake->sms ? count : fake->sms},
+                  {p.turns != NULL, count > fake->sms});
+    }
+}
+
+/* No two launches have the same ticket; a call of few tiles counts none. */
+static void turns(void)
+{
+    struct mha_forward_call c;
+    apart(&c, 4 * ROWS * fake->sms, H_Q, H_KV);
+    const struct mha_forward_sm90_params first = hopper(&c), second = hopper(&c);
+    CHECK((void *)first.turns == region(REGION_OF_WORKSPACE) && first.ticket && second.ticket &&
+              first.ticket != second.ticket,
+          "%s", "tickets");
+    CHECK_EQ(c.bytes, 256);
+    apart(&c, 0, H_Q, H_KV);
+    const int before = fake->launches;
+    CHECK_OK(mha_forward_run(&c));
+    CHECK_EQ(fake->launches, before);
+}
+
+/* ---- Which kernel ------------------------------------------------------------------------------- */
+
+static const char *kernel_of(const struct mha_forward_call *c)
+{
+    const char *kernel = "";
+    CHECK_OK(fmla_mha_forward_kernel(&c->args, &kernel));
+    return kernel;
+}
+
+/* What Hopper's refuses the portable one takes; by its name the call says why. */
+#define REFUSED(argument, words, ...)                                                                        \
+    do {                                                                                                     \
+        struct mha_forward_call c;                                                                           \
+        apart(&c, S_Q, H_Q, H_KV);                                                                           \
+        __VA_ARGS__;                                                                                         \
+        CHECK(!strcmp(kernel_of(&c), "cuda"), "%s: %s", #__VA_ARGS__, kernel_of(&c));                        \
+        CHECK_OK(mha_forward_run(&c));                                                                       \
+        CHECK(!strcmp(launched(0)->kernel, "mha_forward_bf16"), "%s", launched(0)->kernel);                  \
+        CHECK_ALL(GRID(launched(0), B *S_Q *H_Q / MHA_WARPS, 32 * MHA_WARPS, 0));                            \
+        c.args.kernel = "cuda-sm90";                                                                         \
+        check_rejected(#__VA_ARGS__, mha_forward_run(&c), FMLA_UNSUPPORTED, "mha_forward", argument, words); \
+    } while (0)
+
+static void refused(void)
+{
+    struct mha_forward_call c;
+    apart(&c, S_Q, H_Q, H_KV);
+    CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%s", kernel_of(&c));
+    REFUSED("q", "base and strides|16 bytes", c.q.tensor.byte_offset = 8);
+    REFUSED("q", "base and strides|16 bytes", c.q.strides[1] += 4);
+    REFUSED("k", "base and strides|16 bytes", c.k.strides[1] += 2);
+    REFUSED("k", "base and strides|16 bytes", c.k.strides[0] = 0);
+    REFUSED("v", "base and strides|16 bytes", c.v.tensor.byte_offset = 2);
+    REFUSED("out", "base and strides|16 bytes", c.out.tensor.byte_offset = 8);
+    REFUSED("softmax_scale", "at least 1e-30", c.args.softmax_scale = -0.1f);
+    REFUSED("v", "128 where d_qk is 128 or 192", c.v.shape[3] = c.out.shape[3] = 64);
+}
+
+int main(int argc, char **argv)
+{
+    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", requests_apart, requests_ragged, tiles, turns, refused);
+}
