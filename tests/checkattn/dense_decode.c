@@ -39,6 +39,14 @@ static double cost(const int64_t *v)
     return (double)tile * (double)(v[A_B] * v[A_HKV] * tiles * v[A_SK]);
 }
 
+/* On a CPU the rows themselves count too, where there are few keys or none, and the workspace: two slots a partition. */
+static double cost_on_cpu(const int64_t *v)
+{
+    const double rows = (double)(v[A_SQ] * v[A_HQ]);
+    const double slots = v[A_INVARIANT] ? 0.0 : 2.0 * (double)v[A_PARTITIONS];
+    return cost(v) + case_cost_of_rows((double)v[A_B] * rows, slots * rows);
+}
+
 /* Bytes of a GPU's case on the host: cache, queries and results, table. */
 static double host_bytes(const int64_t *v)
 {
@@ -88,7 +96,8 @@ static bool gpu_possible(const int64_t *v)
     return !whole || (host_bytes(v) <= 0x1p30 && device_bytes(v) <= 0x1p34 && cost(v) <= 5e10);
 }
 
-/* Only types that the kernel takes are in its grid; a CPU leaves out the last values of `b` and `s_k`. */
+/* Only types that the kernel takes are in its grid; a CPU leaves out the last values of `b` and `s_k`, and where a GPU has 4096
+ * keys, which it cuts into chunks of 2048 in batch-invariant mode, it has fewer that are cut like them. */
 static void choose(struct subject *op, const struct run *run)
 {
     struct axis *dtype = &op->axis[A_DTYPE];
@@ -97,8 +106,10 @@ static void choose(struct subject *op, const struct run *run)
     if (run->types & FMLA_TAKES_FP16) dtype->values[dtype->count++] = 1;
     op->axis[A_B].count = on_gpu(run) ? 7 : 6;
     op->axis[A_SK].count = on_gpu(run) ? 9 : 8;
+    op->axis[A_SK].values[7] = on_gpu(run) ? 4096 : 2304;
     grid_kernel = run->kernel;
     op->grid.possible = on_gpu(run) ? gpu_possible : possible;
+    op->grid.cost = on_gpu(run) ? cost : cost_on_cpu;
     tile = on_gpu(run) ? 64 : 16;
     op->grid.dear = on_gpu(run) ? 5e8 : 4e5;
 }
@@ -259,7 +270,7 @@ struct subject dense_decode = {
     .of = OP_DENSE_DECODE,
     .maker = &decode_maker,
     .values = DENSE_AXES(AXIS_TEXT),
-    .grid = {.counts = counts, .cost = cost},
+    .grid = {.counts = counts},
     .choose = choose,
     .has = has,
     .leaves = leaves,
