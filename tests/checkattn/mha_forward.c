@@ -26,9 +26,13 @@ enum {
     INPUTS_NAN_ENDS /* causal: the last key of a request is NaN, and rows that may not see it must not notice */
 };
 
-static const int64_t shapes[][2] = {{0, 5},         {1, 1},       {1, 4096},   {63, 65},
-                                    {128, 128},     {1000, 1000}, {300, 2000}, {2000, 300},
-                                    {16384, 16384}, {150, 70},    {12, 9}};
+/* Tokens and keys of a request. Three are smaller on a CPU (choose), whose tiles and blocks of 64 they still fill several times and
+ * once in part. */
+enum { SHAPE_EVEN = 5, LARGE_SHAPES = 3 };
+static const int64_t large_on_cpu[LARGE_SHAPES][2] = {{420, 420}, {200, 1000}, {1000, 200}},
+                     large_on_gpu[LARGE_SHAPES][2] = {{1000, 1000}, {300, 2000}, {2000, 300}};
+static int64_t shapes[][2] = {{0, 5},      {1, 1},      {1, 4096},      {63, 65},  {128, 128}, {1000, 1000},
+                              {300, 2000}, {2000, 300}, {16384, 16384}, {150, 70}, {12, 9}};
 static const int64_t heads_of[][2] = {{5, 5}, {16, 1}, {32, 4}, {128, 128}, {2, 1}};
 static const int64_t sizes_of[][2] = {{192, 128}, {128, 128}, {64, 64}, {64, 128}};
 
@@ -64,6 +68,7 @@ static void choose(struct subject *op, const struct run *run)
     if (run->types & FMLA_TAKES_BF16) dtype->values[dtype->count++] = 0;
     if (run->types & FMLA_TAKES_FP16) dtype->values[dtype->count++] = 1;
     op->grid.cost = cost, op->grid.dear = 2e6;
+    memcpy(shapes + SHAPE_EVEN, on_gpu(run) ? large_on_gpu : large_on_cpu, sizeof large_on_cpu);
 }
 
 static bool has(const struct run *run, const int64_t *v)
@@ -284,7 +289,8 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
     const struct mha_case *m = (const struct mha_case *)c;
     const int64_t all = c->b * c->s_q * c->h_q;
     int64_t count = 0;
-    if (all <= CHOSEN || (all * c->s_k <= SMALL && all <= MOST_ROWS)) return all_rows(c, rows, 1);
+    if (all <= CHOSEN || (all * c->s_k <= SMALL && all <= MOST_ROWS))
+        return all_rows(c, rows, c->h_q / c->h_kv);
     for (int64_t r = 0; r < m->requests && count < CHOSEN - DRAWN_ROWS - 1; r++) {
         const int64_t first = c->flat ? m->first_q[r] : 0, tokens = m->first_q[r + 1] - m->first_q[r];
         if (!tokens) continue;
