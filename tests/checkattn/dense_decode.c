@@ -111,7 +111,7 @@ static void choose(struct subject *op, const struct run *run)
     op->grid.possible = on_gpu(run) ? gpu_possible : possible;
     op->grid.cost = on_gpu(run) ? cost : cost_on_cpu;
     tile = on_gpu(run) ? 64 : 16;
-    op->grid.dear = on_gpu(run) ? 5e8 : 4e5;
+    op->grid.dear = on_gpu(run) ? 5e8 : 2e5;
 }
 
 /* ---- Faults ----------------------------------------------------------------------------------- */

@@ -67,7 +67,7 @@ static void choose(struct subject *op, const struct run *run)
     dtype->count = 0;
     if (run->types & FMLA_TAKES_BF16) dtype->values[dtype->count++] = 0;
     if (run->types & FMLA_TAKES_FP16) dtype->values[dtype->count++] = 1;
-    op->grid.cost = cost, op->grid.dear = 2e6;
+    op->grid.cost = cost, op->grid.dear = on_gpu(run) ? 2e6 : 2e5;
     memcpy(shapes + SHAPE_EVEN, on_gpu(run) ? large_on_gpu : large_on_cpu, sizeof large_on_cpu);
 }
 
