@@ -371,6 +371,7 @@ struct suite {
     struct run run[SUITE_KERNELS];
     struct tally tally[SUITE_KERNELS];
     double seconds[SUITE_KERNELS];
+    uint64_t asked; /* cases, of which this process may have a part */
     struct oracle oracle;
 };
 
