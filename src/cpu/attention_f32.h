@@ -98,9 +98,12 @@ INLINE void multiply_add(vector sum[][VECTORS], const float *a, int64_t step, in
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) row[v] = *(const vector *)(x + i * GROUP_ROWS + v * LANES);
 #pragma GCC unroll 16
-        for (int u = 0; u < count; u++)
+        for (int u = 0; u < count; u++) {
+            /* Once: in the product of a scalar and a vector a sanitizer would check the access for every lane. */
+            const float number = a[i * step + u * apart];
 #pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; v++) sum[u][v] += a[i * step + u * apart] * row[v];
+            for (int v = 0; v < VECTORS; v++) sum[u][v] += number * row[v];
+        }
     }
 }
 

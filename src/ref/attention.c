@@ -107,14 +107,19 @@ static void decode(const struct attention_problem *p, const struct key_source *s
         data += slot * view->slot_bytes;
         page_size = 1, slot = 0;
     }
-    if (p->format == KV_BF16 ||
-        p->format == KV_FP16) { /* as the lines below, without a choice for each element */
+    if (p->format == KV_BF16 || p->format == KV_FP16) { /* as kv_load, without a choice for each element */
         const enum element element = p->format == KV_BF16 ? ELEMENT_BF16 : ELEMENT_FP16;
         for (int64_t d = 0; d < width; d++) to[d] = (double)ref_load(data, element, d);
         return;
     }
-    for (int64_t d = 0; d < width; d++)
-        to[d] = (double)kv_load(&layout, data, page_size, slot, (int32_t)d, 1.0f);
+    const uint8_t *token = data + kv_token_at(&layout, slot);
+    int32_t d = 0;
+    while (d < layout.nope) { /* nor for each the scale of its group; `to` has room for a key */
+        const float scale = kv_scale_of(&layout, data, page_size, slot, d, 1.0f);
+        for (const int32_t end = d + layout.group; d < end; d++)
+            to[d] = (double)num_from_bf16(num_to_bf16(num_from_e4m3(token[d]) * scale));
+    }
+    for (; d < width; d++) to[d] = (double)kv_load(&layout, data, page_size, slot, d, 1.0f);
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */

@@ -337,6 +337,13 @@ void case_check(const struct subject *op, const struct run *run, const int64_t *
 /* Does the kernel under test leave the case to another one, as it may or must? Then it says so, by its name. */
 bool case_left(struct test_case *c, const struct run *run, struct tally *tally);
 
+/* What the CPU takes for rows besides their keys, in row-keys of the generic kernel: to make, fill, hash, copy and compare them,
+ * and to fill the rows of the workspace, twice. Measured with sanitizers, which take longest. */
+static inline double case_cost_of_rows(double rows, double of_workspace)
+{
+    return 32.0 * rows + 2.0 * of_workspace;
+}
+
 /* All rows of a case, so many heads together. How many. */
 int64_t all_rows(const struct test_case *c, struct rows *rows, int64_t heads);
 
@@ -364,6 +371,7 @@ struct suite {
     struct run run[SUITE_KERNELS];
     struct tally tally[SUITE_KERNELS];
     double seconds[SUITE_KERNELS];
+    uint64_t asked; /* cases, of which this process may have a part */
     struct oracle oracle;
 };
 

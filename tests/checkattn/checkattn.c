@@ -48,7 +48,7 @@ static bool tell(const struct asked *asked, const char *operation, const struct 
                  const struct child_report *told)
 {
     const struct tally *tally = &told->tally;
-    const bool partial = run->most_cases > 0 || run->only_case > 0;
+    const bool partial = run->most_cases > 0 || run->only_case > 0 || run->parts > 0;
     /* One case may be of a batch of nothing; a whole grid is not. */
     const bool passed = tally->cases > 0 && (partial || tally->rows > 0) && tally->failed == 0 &&
                         (partial || tally->covered == tally->pairs);
@@ -230,16 +230,28 @@ static int check_faults(const struct asked *asked, bool verbose)
     return planted ? unseen : unseen + 1;
 }
 
+/* K/N, with K in [1, N]. */
+static bool read_part(char *text, struct run *like)
+{
+    char *slash = strchr(text, '/');
+    if (!slash) return false;
+    *slash = '\0';
+    return read_number(slash + 1, 1, INT32_MAX, &like->parts) &&
+           read_number(text, 1, like->parts, &like->part);
+}
+
 static int usage(FILE *to, int status)
 {
     fputs(
         "usage: checkattn [--seed N] [--op OPERATION] [--kernel NAME] [--device cpu|cuda:N] [--no-time]\n"
-        "                 [--threads own] [--cases N] [--case N] [--json FILE] [--here]\n"
+        "                 [--threads own] [--cases N] [--case N] [--part K/N] [--json FILE] [--here]\n"
         "       checkattn --faults [--op NAME] [--seed N] [--device cpu|cuda:N] [--verbose]\n"
         "Compares every kernel of this machine with the oracle. --faults: planted defects must go red.\n"
         "--threads own: every loop on three threads, however short, for tools that look for races.\n"
         "--cases N: at most N cases a kernel; that is no full test, and says so. --case N: that one of the\n"
-        "grid alone. --json FILE: what was tested on the GPU, with the hashes of its kernels' machine code\n"
+        "grid alone. --part K/N, with --device cpu: every N-th case from the K-th on, so that N processes "
+        "check\n"
+        "all of them. --json FILE: what was tested on the GPU, with the hashes of its kernels' machine code\n"
         "(kernels.sha256 beside this program). --here: no process of its own for each GPU kernel, for\n"
         "debuggers and compute-sanitizer.\n"
         "Exit: 0 all passed, 1 something failed, 2 wrong usage, 3 the GPU failed.\n",
@@ -262,6 +274,7 @@ int main(int argc, char **argv)
         {"device", required_argument, NULL, 'd'},
         {"json", required_argument, NULL, 'j'},
         {"case", required_argument, NULL, 'C'},
+        {"part", required_argument, NULL, 'p'},
         {"here", no_argument, NULL, 'H'},
         {"tally", required_argument, NULL, 'T'}, /* of a child: where its parent reads */
         {NULL, 0, NULL, 0}};
@@ -275,6 +288,7 @@ int main(int argc, char **argv)
         case 's': good = read_number(optarg, 0, UINT64_MAX, &asked.like.seed); break;
         case 'c': good = read_number(optarg, 1, INT64_MAX, &cases); break;
         case 'C': good = read_number(optarg, 1, INT64_MAX, &only); break;
+        case 'p': good = read_part(optarg, &asked.like); break;
         case 'T': good = read_number(optarg, 3, INT32_MAX, &tally); break;
         case 't': good = asked.like.own_threads = !strcmp(optarg, "own"); break;
         case 'd': good = read_device(optarg, &asked.device); break;
@@ -293,7 +307,9 @@ int main(int argc, char **argv)
     asked.like.most_cases = (int64_t)cases, asked.like.only_case = (int64_t)only;
     if (tally) asked.tally_fd = (int)tally;
     if (optind < argc || (asked.like.only_case && json) ||
-        (faults && (asked.like.most_cases || asked.like.only_case || asked.like.own_threads || json)) ||
+        (asked.like.parts && (json || asked.device.device_type != FMLA_DEVICE_CPU)) ||
+        (faults && (asked.like.most_cases || asked.like.only_case || asked.like.parts ||
+                    asked.like.own_threads || json)) ||
         (json && asked.here))
         return usage(stderr, 2);
     if (asked.like.own_threads) {
@@ -309,7 +325,7 @@ int main(int argc, char **argv)
     asked.record.complete = !asked.like.most_cases && !asked.operation && !asked.kernel;
     if (json) failed += !record_write(&asked.record, asked.like.seed, argv[0], json);
     printf("checkattn: %s\n", failed ? "FAILED"
-                              : asked.like.most_cases || asked.like.only_case
+                              : asked.like.most_cases || asked.like.only_case || asked.like.parts
                                   ? "passed in part; not every pair of values was asked for"
                                   : "all passed");
     return failed ? 1 : 0;

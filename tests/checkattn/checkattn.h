@@ -57,6 +57,8 @@ struct run {
     bool by_default;    /* no kernel is forced; `kernel` is a name for messages */
     int64_t most_cases; /* of a kernel; 0 = all that the grid needs. Anything else is told to be partial */
     int64_t only_case;  /* of the grid, by its number; 0 = all */
+    uint64_t part,
+        parts; /* on a CPU: every parts-th case, beside the grid and of it, from the part-th on; parts 0 = all */
 };
 
 struct tally {

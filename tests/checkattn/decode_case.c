@@ -297,21 +297,32 @@ static void part(struct test_case *c, int64_t request, const struct run *run, st
              (long long)r, (long long)n, (long long)max_pages);
 }
 
-/* Every row of a small case; of a large one the corners, rows that see nothing or little, and 64 drawn ones. */
+/* Every row of a small case; of a large one the corners, rows that see nothing or little, and 64 drawn ones. Where the large one
+ * has few tokens, the drawn rows are heads of each, since the oracle takes heads that read the same keys together. */
 static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
-    enum { CHOSEN = 84, DRAWN_ROWS = 64, SMALL = 40000 };
+    enum { CHOSEN = 84, DRAWN_ROWS = 64, SMALL = 40000, FEW = 16 };
     const struct decode_case *d = (const struct decode_case *)c;
-    const int64_t all = c->b * c->s_q * c->h_q, group = c->h_q / c->h_kv;
+    const int64_t all = c->b * c->s_q * c->h_q, group = c->h_q / c->h_kv, sets = c->b * c->s_q * c->h_kv;
     const bool whole = all <= CHOSEN || (all * d->s_k <= SMALL && all <= MOST_ROWS);
     int64_t count = 0;
-    if (whole) return all_rows(c, rows, 1);
+    if (whole) return all_rows(c, rows, group);
     rows[count++] = (struct rows){0, 0, 0, 1, 1};
     rows[count++] = (struct rows){c->b - 1, c->s_q - 1, c->h_q - 1, 1, 1};
     rows[count++] = (struct rows){0, c->s_q - 1, group - 1, 1, 1}; /* the last of a key head */
     rows[count++] = (struct rows){c->b - 1, 0, c->h_q - group, 1, 1};
     for (int64_t r = 0; r < c->b && count < CHOSEN - DRAWN_ROWS; r++)
         if (d->length[r] < c->s_q + 1) rows[count++] = (struct rows){r, (c->s_q - 1) / 2, 0, 1, 1};
+    if (sets <= FEW) {
+        const int64_t most = (CHOSEN + sets - 1) / sets, heads = group < most ? group : most,
+                      step = group / heads;
+        for (int64_t i = 0; i < sets; i++) {
+            const int64_t first = random_between(&c->random, 0, group - 1 - (heads - 1) * step);
+            rows[count++] = (struct rows){i / c->h_kv / c->s_q, i / c->h_kv % c->s_q,
+                                          i % c->h_kv * group + first, step, heads};
+        }
+        return count;
+    }
     while (count < CHOSEN) {
         const int64_t r = random_between(&c->random, 0, c->b - 1),
                       j = random_between(&c->random, 0, c->s_q - 1);

@@ -39,6 +39,14 @@ static double cost(const int64_t *v)
     return (double)tile * (double)(v[A_B] * v[A_HKV] * tiles * v[A_SK]);
 }
 
+/* On a CPU the rows themselves count too, where there are few keys or none, and the workspace: two slots a partition. */
+static double cost_on_cpu(const int64_t *v)
+{
+    const double rows = (double)(v[A_SQ] * v[A_HQ]);
+    const double slots = v[A_INVARIANT] ? 0.0 : 2.0 * (double)v[A_PARTITIONS];
+    return cost(v) + case_cost_of_rows((double)v[A_B] * rows, slots * rows);
+}
+
 /* Bytes of a GPU's case on the host: cache, queries and results, table. */
 static double host_bytes(const int64_t *v)
 {
@@ -99,8 +107,9 @@ static void choose(struct subject *op, const struct run *run)
     op->axis[A_SK].count = on_gpu(run) ? 9 : 8;
     grid_kernel = run->kernel;
     op->grid.possible = on_gpu(run) ? gpu_possible : possible;
+    op->grid.cost = on_gpu(run) ? cost : cost_on_cpu;
     tile = on_gpu(run) ? 64 : 16;
-    op->grid.dear = on_gpu(run) ? 5e8 : 4e5;
+    op->grid.dear = on_gpu(run) ? 5e8 : 2e5;
 }
 
 /* ---- Faults ----------------------------------------------------------------------------------- */
@@ -259,7 +268,7 @@ struct subject dense_decode = {
     .of = OP_DENSE_DECODE,
     .maker = &decode_maker,
     .values = DENSE_AXES(AXIS_TEXT),
-    .grid = {.counts = counts, .cost = cost},
+    .grid = {.counts = counts},
     .choose = choose,
     .has = has,
     .leaves = leaves,

@@ -86,7 +86,7 @@ static void choose(struct subject *op, const struct run *run)
     /* Hopper's kernel multiplies values that some rows of a tile do not see by weights of 0, which NaN survives. */
     op->axis[H_INPUTS].count = hopper ? INPUTS_NAN_ENDS : INPUTS_NAN_ENDS + 1;
     op->grid.possible = hopper ? hopper_possible : NULL;
-    op->grid.cost = cost, op->grid.dear = 2e6;
+    op->grid.cost = cost, op->grid.dear = on_gpu(run) ? 2e6 : 2e5;
 }
 
 static bool has(const struct run *run, const int64_t *v)
@@ -307,7 +307,8 @@ static int64_t choose_rows(struct test_case *c, struct rows *rows)
     const struct mha_case *m = (const struct mha_case *)c;
     const int64_t all = c->b * c->s_q * c->h_q;
     int64_t count = 0;
-    if (all <= CHOSEN || (all * c->s_k <= SMALL && all <= MOST_ROWS)) return all_rows(c, rows, 1);
+    if (all <= CHOSEN || (all * c->s_k <= SMALL && all <= MOST_ROWS))
+        return all_rows(c, rows, c->h_q / c->h_kv);
     for (int64_t r = 0; r < m->requests && count < CHOSEN - DRAWN_ROWS - 1; r++) {
         const int64_t first = c->flat ? m->first_q[r] : 0, tokens = m->first_q[r + 1] - m->first_q[r];
         if (!tokens) continue;

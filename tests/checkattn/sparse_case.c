@@ -20,6 +20,7 @@ const int64_t prefill_shapes[PREFILL_SHAPES][2] = {
     {650, 576},                                                /* far_pages */
     {130, 130},                                                /* blocks: two of 64 and a part */
     {330, 330}, /* pieces: five and a part; of few tokens a kernel may cut the lists */
+    {32, 2},    /* pair */
 };
 
 _Static_assert((int)SPARSE(q) == (int)PREFILL(q) && (int)SPARSE(kv_cache) == (int)PREFILL(kv) &&

@@ -40,7 +40,7 @@ extern const int64_t sparse_shapes[SPARSE_SHAPES][3];
 
 #define PREFILL_AXES(X)                                                                                      \
     X(P_SHAPE, "shape: 0 1 2 3 4 5 6 7 8 9 (few) (no_keys) (no_lists) (far) (far_pages) (blocks) "           \
-               "(pieces)") /* of keys and lists: a row of prefill_shapes */                                  \
+               "(pieces) (pair)") /* of keys and lists: a row of prefill_shapes */                           \
     X(P_SQ, "s_q: 0 1 62 213 1234 70000")                                                                    \
     X(P_HQ, "h_q: 1 16 64 80 128")                                                                           \
     X(P_HKV, "h_kv: 1 2")                                                                                    \
@@ -72,7 +72,7 @@ enum { P_RESULTS_BOTH, P_RESULTS_LSE, P_RESULTS_MAX, P_RESULTS_NONE };
 enum { P_EXTREME = S_BEYOND + 1 };
 
 /* s_kv, topk: those of the grid, then those of special cases, by the words of their axis. */
-enum { PREFILL_SHAPES = 17 };
+enum { PREFILL_SHAPES = 18 };
 extern const int64_t prefill_shapes[PREFILL_SHAPES][2];
 
 /* Lists are drawn for so many tokens and copied to the others. A prime, so that tokens that a kernel takes at once differ. */

@@ -33,6 +33,14 @@ static double cost(const int64_t *v)
     return 16.0 * (double)(tiles * keys);
 }
 
+/* On a CPU the rows themselves count too, and the workspace: two slots a partition. */
+static double cost_on_cpu(const int64_t *v)
+{
+    const double rows = (double)(v[S_SQ] * v[S_HQ]);
+    const double slots = v[S_INVARIANT] ? 0.0 : 2.0 * (double)v[S_PARTITIONS];
+    return cost(v) + case_cost_of_rows((double)v[S_B] * rows, slots * rows);
+}
+
 /* What Hopper's kernels leave. The bytes of a page of FP8_584 are 8 times anything; far pages are aligned. */
 static bool leaves(const struct test_case *c, const struct run *run, bool *must)
 {
@@ -52,6 +60,7 @@ static void choose(struct subject *op, const struct run *run)
     struct axis *format = &op->axis[S_FORMAT];
     const bool fp8_alone = !strcmp(run->kernel, "cuda-sm90-16"),
                hopper = !strncmp(run->kernel, "cuda-sm90", 9);
+    op->grid.cost = on_gpu(run) ? cost : cost_on_cpu, op->grid.dear = on_gpu(run) ? 4e5 : 2e5;
     format->count = 0;
     for (int i = 0; i < S_FORMATS; i++) {
         const bool fp16 = i == S_FP16 || i == S_FP8_656_Q16, fp8 = i == S_FP8_656 || i == S_FP8_584;
@@ -118,7 +127,7 @@ struct subject sparse_decode = {
     .of = OP_SPARSE_DECODE,
     .maker = &sparse_maker,
     .values = SPARSE_AXES(AXIS_TEXT),
-    .grid = {.counts = counts, .cost = cost, .dear = 4e5},
+    .grid = {.counts = counts},
     .choose = choose,
     .has = has,
     .leaves = leaves,

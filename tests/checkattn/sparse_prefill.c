@@ -87,7 +87,7 @@ static bool counts(const int64_t *v, int i, int j)
     return true;
 }
 
-/* Row-keys that the generic kernel computes: its vectors hold 16 rows. */
+/* Row-keys that the generic kernel computes, whose vectors hold 16 rows; and the rows themselves. */
 static double cost_on_cpu(const int64_t *v)
 {
     const int64_t *shape = prefill_shapes[v[P_SHAPE]];
@@ -96,7 +96,8 @@ static double cost_on_cpu(const int64_t *v)
     const int64_t h_kv = v[P_HKV], group = v[P_HQ] / h_kv;
     const bool none = v[P_INDICES] == S_INDICES_NONE;
     const int64_t tiles = h_kv * ((group + 15) / 16);
-    return 16.0 * (double)(v[P_SQ] * tiles * (none ? 1 : keys));
+    return 16.0 * (double)(v[P_SQ] * tiles * (none ? 1 : keys)) +
+           case_cost_of_rows((double)(v[P_SQ] * v[P_HQ]), 0.0);
 }
 
 /* Bytes: a GPU is not the slow part. */
@@ -135,8 +136,8 @@ static void choose(struct subject *op, const struct run *run)
     const bool many = tuned && device_memory() >= (size_t)40 << 30;
     op->axis[P_SQ].count = many ? 6 : 5;
     if (!many && run->fault == FAULT_NONE)
-        printf("  not of this kernel, or not on this device: s_q %d, but for one case of 8 entries\n",
-               MANY_TOKENS);
+        printf("  not of this kernel, or not on this device: s_q %d, but for one case of %d entries\n",
+               MANY_TOKENS, on_gpu(run) ? 8 : 2);
     op->grid.cost = on_gpu(run) ? cost_on_gpu : cost_on_cpu, op->grid.dear = on_gpu(run) ? 4e8 : 4e5;
     if (!on_gpu(run) || !strcmp(run->kernel, "cuda")) return;
     int64_t v[GRID_AXES];
@@ -189,9 +190,10 @@ static const char *fault_case(const struct run *run, uint64_t i)
 
 /* ---- Cases beside the grid ------------------------------------------------------------------- */
 
-/* Does the kernel have that source? */
+/* Does the kernel have that source? Of the two cases of many tokens the CPU has the one of shorter lists. */
 static bool has(const struct run *run, const int64_t *v)
 {
+    if (v[P_SQ] == MANY_TOKENS && on_gpu(run) != (prefill_shapes[v[P_SHAPE]][1] > 2)) return false;
     return is_sound(v[P_SOURCE], v[P_DQK], v[P_HQ], v[P_HKV]) &&
            (v[P_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 64));
 }
@@ -245,7 +247,8 @@ struct subject sparse_prefill = {
                 "shape far, s_q 9, h_kv 2, d_qk 512, layout far",
                 "shape far_pages, s_q 9, source pages, page_size 53, layout far",
                 "shape far_pages, s_q 9, source fp8_656, page_size 53, layout far",
-                "shape far_pages, s_q 9, d_qk 512, source fp8_584, page_size 54, layout far"},
+                "shape far_pages, s_q 9, d_qk 512, source fp8_584, page_size 54, layout far",
+                "shape pair, s_q 70000, h_q 1, d_qk 512"},
     .more = more,
     .faults = ((FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK) | FAULT(MERGE_BASE) | FAULT(NO_EXTRA))) |
               FAULT(LSE_BASE) | FAULT(MAX_SCALE) | FAULT(MAX_NAN),
