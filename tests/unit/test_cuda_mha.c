@@ -159,9 +159,9 @@ static const char *kernel_of(const struct mha_forward_call *c)
 
 static void refused(void)
 {
-    struct mha_forward_call c;
-    apart(&c, S_Q, H_Q, H_KV);
-    CHECK(!strcmp(kernel_of(&c), "cuda-sm90"), "%s", kernel_of(&c));
+    struct mha_forward_call taken;
+    apart(&taken, S_Q, H_Q, H_KV);
+    CHECK(!strcmp(kernel_of(&taken), "cuda-sm90"), "%s", kernel_of(&taken));
     REFUSED("q", "base and strides|16 bytes", c.q.tensor.byte_offset = 8);
     REFUSED("q", "base and strides|16 bytes", c.q.strides[1] += 4);
     REFUSED("k", "base and strides|16 bytes", c.k.strides[1] += 2);

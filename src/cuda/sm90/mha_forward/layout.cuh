@@ -43,7 +43,7 @@ template <int D_QK_, int D_V_> struct MhaLayout {
                          THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
     static constexpr int STAGES = D_QK == 64 ? 3 : 2, Q_PLACES = D_QK == 192 ? 1 : 2;
     /* Weights of a block that a thread makes while the older values are still being added: where registers allow it. */
-    static constexpr int EARLY = 16;
+    static constexpr int EARLY = D_QK == 64 ? 12 : 16;
     static constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = CONSUMERS == 3 ? 152 : 224;
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
                       (CONSUMERS + 1) * (65536 / THREADS / 8 * 8),

@@ -107,7 +107,13 @@ template <typename Element, typename Layout> struct Consumer {
         raise(s, p.call.scale_log2, is, r, rescale);
 #pragma unroll
         for (int row = 0; row < 2; row++) less[row] = exponent_of(r, row, p.call.scale_log2);
-        weigh<Element, 0>(s, p.call.scale_log2, less, w, sum);
+        if (__any_sync(~0u, is_extreme(less[0]) || is_extreme(less[1]))) {
+            const float none[2] = {0.0f, 0.0f};
+            exponents_with_care(s, p.call.scale_log2, less);
+            weigh<Element, 0>(s, 1.0f, none, w, sum);
+        } else {
+            weigh<Element, 0>(s, p.call.scale_log2, less, w, sum);
+        }
         r.sum[0] += sum[0], r.sum[1] += sum[1];
     }
 
@@ -194,7 +200,8 @@ template <typename Element, typename Layout> struct Consumer {
                 weigh<Element, Layout::EARLY>(s, p.call.scale_log2, less, w, sum);
 #pragma unroll
                 for (int row = 0; row < 2; row++)
-                    far[row] = !(sum[row] <= MOST_WEIGHT) || r.base[row] == -INFINITY;
+                    far[row] =
+                        !(sum[row] <= MOST_WEIGHT) || r.base[row] == -INFINITY || is_extreme(less[row]);
                 again = __any_sync(~0u, far[0] || far[1]);
                 if (!again) {
                     r.sum[0] += sum[0], r.sum[1] += sum[1];

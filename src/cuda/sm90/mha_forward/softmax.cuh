@@ -58,6 +58,13 @@ DEVICE float exponent_of(const Rows &r, int row, float scale_log2)
     return r.base[row] == -INFINITY ? 0.0f : r.base[row] * scale_log2;
 }
 
+/* Beyond it the rounding error of the base's exponent, which a fused multiply-add leaves in every exponent of the row, is no small
+ * power of two any more. */
+DEVICE bool is_extreme(float exponent)
+{
+    return !(fabsf(exponent) <= 0x1p20f);
+}
+
 /* Weights of a thread: elements FROM to TO - 1, and what they are together. */
 template <int FROM, int TO, int N>
 DEVICE void exponentials(const float (&s)[N], float scale_log2, const float (&less)[2], float *weight,
@@ -67,6 +74,17 @@ DEVICE void exponentials(const float (&s)[N], float scale_log2, const float (&le
     for (int i = FROM; i < TO; i++) {
         weight[i - FROM] = exp2_approx(fmaf(s[i], scale_log2, -less[i >> 1 & 1]));
         sum[i >> 1 & 1] += weight[i - FROM];
+    }
+}
+
+/* Of extreme rows products are rounded before they are subtracted, as the base's was. */
+template <int N> DEVICE void exponents_with_care(float (&s)[N], float scale_log2, const float (&less)[2])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float base = less[i >> 1 & 1];
+        s[i] =
+            is_extreme(base) ? __fsub_rn(__fmul_rn(s[i], scale_log2), base) : fmaf(s[i], scale_log2, -base);
     }
 }
 
