@@ -6,8 +6,7 @@
 #include "rules.h"
 
 static void set_up(void);
-static struct good_call call = {
-    .operation = OP_MHA_FORWARD, .elsewhere = "q", .set_up = set_up};
+static struct good_call call = {.operation = OP_MHA_FORWARD, .elsewhere = "q", .set_up = set_up};
 
 #define ARGS    (*(fmla_mha_forward_args *)call.args)
 #define T(name) (call.held[TENSOR_mha_forward_##name])
