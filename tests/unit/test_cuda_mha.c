@@ -163,8 +163,8 @@ static void refused(void)
     apart(&taken, S_Q, H_Q, H_KV);
     CHECK(!strcmp(kernel_of(&taken), "cuda-sm90"), "%s", kernel_of(&taken));
     REFUSED("q", "base and strides|16 bytes", c.q.tensor.byte_offset = 8);
-    REFUSED("q", "base and strides|16 bytes", c.q.strides[1] += 4);
-    REFUSED("k", "base and strides|16 bytes", c.k.strides[1] += 2);
+    REFUSED("q", "base and strides|16 bytes", c.q.strides[1] = H_Q * D_QK + 4);
+    REFUSED("k", "base and strides|16 bytes", c.k.strides[1] = H_KV * D_QK + 2);
     REFUSED("k", "base and strides|16 bytes", c.k.strides[0] = 0);
     REFUSED("v", "base and strides|16 bytes", c.v.tensor.byte_offset = 2);
     REFUSED("out", "base and strides|16 bytes", c.out.tensor.byte_offset = 8);
