@@ -180,14 +180,13 @@ struct sparse_prefill_fp8_params {
     int64_t max_stride;               /* token */
 };
 
-/* Dense MHA. Of ragged requests tokens lie one after the other, as if they were one request's. */
+/* Dense MHA. The tokens of ragged requests lie one after the other, as if they were one request's. */
 struct mha_forward_params {
     int32_t b, h_q, h_kv, group; /* group: h_q / h_kv */
     int32_t d_qk, d_v;
     int32_t s_q, s_k; /* of each request, where they are apart */
-    const int32_t
-        *starts_q; /* [b + 1]: where ragged requests begin, as the caller says; NULL: they are apart */
-    const int32_t *starts_k;
+    /* [b + 1]: where ragged requests begin, as the caller says; NULL: they are apart. */
+    const int32_t *starts_q, *starts_k;
     int32_t tokens_q, tokens_k; /* of all ragged requests */
     int32_t causal;
     float scale, scale_log2; /* softmax_scale, and times log2(e) */
@@ -196,7 +195,7 @@ struct mha_forward_params {
     struct output_params output;
 };
 
-/* The same on Hopper. */
+/* Hopper's dense MHA takes tiles of rows, and TMA brings the operands in. */
 struct mha_forward_sm90_params {
     struct mha_forward_params call;
     struct tensor_map q, k, v;

@@ -6,6 +6,7 @@
  */
 #include "../device/element.cuh"
 #include "../device/result.cuh"
+#include "../device/warp.cuh"
 
 static constexpr int PARTS_AT_ONCE = 4, ELEMENTS = 4;
 
@@ -46,10 +47,10 @@ DEVICE float total_lse(const struct merge_params &p, const MergeRow &row)
     const int lane = (int)threadIdx.x % 32;
     float most = -INFINITY, sum = 0.0f;
     for (int64_t part = lane; part < p.n; part += 32) most = fmaxf(most, part_lse(p, row, part));
-    for (int lanes = 16; lanes; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
+    most = warp_max(most);
     if (most == -INFINITY) most = 0.0f;
     for (int64_t part = lane; part < p.n; part += 32) sum += expf(part_lse(p, row, part) - most);
-    for (int lanes = 16; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    sum = warp_sum(sum);
     return sum == 0.0f ? -INFINITY : most + logf(sum);
 }
 

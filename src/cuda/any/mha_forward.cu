@@ -6,6 +6,7 @@
 #include "../device/element.cuh"
 #include "../device/kernel.cuh"
 #include "../device/result.cuh"
+#include "../device/warp.cuh"
 
 #include <limits.h>
 
@@ -15,18 +16,6 @@ enum { MOST_OF_LANE = 6 /* elements of a vector: lane, lane + 32, … */ };
 struct RowRequest {
     int number, token, tokens, key, keys;
 };
-
-DEVICE float warp_max(float x)
-{
-    for (int step = 16; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
-    return x;
-}
-
-DEVICE float warp_sum(float x)
-{
-    for (int step = 16; step; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-    return x;
-}
 
 /* The request that token `at` of ragged ones is of; false: of none. A start is no smaller than those in front of it, and not beyond the
  * last token. */

@@ -11,6 +11,7 @@
  */
 #pragma once
 
+#include "../device/warp.cuh"
 #include "../params.h"
 
 static constexpr int TILE = PLAN_THREADS, WARPS = PLAN_THREADS / 32;
@@ -36,16 +37,7 @@ DEVICE int64_t cost_of(const struct plan_params &p, int64_t request)
     return request < p.b ? blocks_of(p, request) + PLAN_OVERHEAD : 0;
 }
 
-template <typename Int> DEVICE Int warp_inclusive_sum(Int x)
-{
-    for (int lanes = 1; lanes < 32; lanes *= 2) {
-        const Int other = __shfl_up_sync(~0u, x, lanes);
-        if ((int)threadIdx.x % 32 >= lanes) x += other;
-    }
-    return x;
-}
-
-/* The same, and what the warp sums to in sums (one a warp). */
+/* warp_inclusive_sum, and what the warp sums to in sums (one a warp). */
 template <typename Int> DEVICE Int sum_within_warp(Int x, Int sums[WARPS])
 {
     x = warp_inclusive_sum(x);

@@ -11,6 +11,7 @@
 #include "../device/gather.cuh"
 #include "../device/latent.cuh"
 #include "../device/result.cuh"
+#include "../device/warp.cuh"
 
 static constexpr int GROUPS = 4, GROUP_COLUMNS = D_V / GROUPS, OF_LANE = GROUP_COLUMNS / 32;
 static constexpr int TAIL = 2 /* columns of a lane past D_V */;
@@ -103,8 +104,7 @@ template <enum kv_format FORMAT, typename Element> struct SparseRow {
             dot = fmaf(q[i / OF_LANE][i % OF_LANE], k.v[i / OF_LANE][i % OF_LANE], dot);
 #pragma unroll
         for (int e = 0; e < TAIL; e++) dot = fmaf(q_tail[e], k.tail[e], dot);
-#pragma unroll
-        for (int lanes = 16; lanes; lanes /= 2) dot += __shfl_xor_sync(~0u, dot, lanes);
+        dot = warp_sum(dot);
         const float score = scale * dot, before = most;
         most = fmaxf(most, score); /* a NaN does not become the largest; it reaches the sum */
         const float base = most == -INFINITY ? 0.0f : most;

@@ -79,3 +79,12 @@ DEVICE void store_pair(const struct output_params &output, int64_t at, float low
 {
     store_pair<Element>(output.out + at, output.pairs_aligned, low, high);
 }
+
+/* Sixteen bytes, where `stores`: nvcc makes four stores of a plain one that stands in a branch of its own. */
+DEVICE void store_global_16(void *to, uint4 words, bool stores)
+{
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+        "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w), "r"((int)stores)
+        : "memory");
+}

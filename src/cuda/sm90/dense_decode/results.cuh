@@ -8,15 +8,6 @@
 
 #include "../sides/results.cuh"
 
-/* nvcc makes four stores of a plain one where it stands in a branch of its own. */
-DEVICE void store_global_16(void *to, uint4 words, bool stores)
-{
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
-        "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w), "r"((int)stores)
-        : "memory");
-}
-
 /* 64 columns of the warp's 16 rows to `out`: through the warp's lines of P in shared memory, which nobody reads between two
  * pieces, so that eight lanes write 128 bytes of a row. `offset` and `stores`: of rows lane / 8 + 4 i. */
 template <typename Element, int FIRST, typename Finish>

@@ -27,14 +27,6 @@ int64_t sm90_mha_forward_tiles(const struct attention_problem *p)
     return (p->ragged_q.tokens / tokens + begun) * units;
 }
 
-/* TMA steps over requests, tokens and heads. Of ragged requests tokens are one dimension. */
-static bool steps_possible(const void *data, const int64_t size[3], const int64_t stride[3])
-{
-    bool possible = (uintptr_t)data % ALIGNMENT == 0;
-    for (int i = 0; i < 3; i++) possible = possible && tensor_stride_possible(size[i], stride[i]);
-    return possible;
-}
-
 struct tensor_view sm90_mha_forward_q_view(const struct attention_problem *p)
 {
     const bool ragged = p->ragged_q.starts;
@@ -61,11 +53,13 @@ struct tensor_view sm90_mha_forward_key_view(const struct attention_problem *p, 
     };
 }
 
+/* TMA steps over all dimensions but that of 64 columns, whose step is ours. */
 static bool view_possible(const struct tensor_view *view)
 {
-    const int64_t size[] = {view->size[1], view->size[2], view->size[4]};
-    const int64_t stride[] = {view->stride[1], view->stride[2], view->stride[4]};
-    return steps_possible(view->data, size, stride);
+    bool possible = (uintptr_t)view->data % ALIGNMENT == 0;
+    for (int i = 1; i < TENSOR_DIMS; i++)
+        possible = possible && tensor_stride_possible(view->size[i], view->stride[i]);
+    return possible;
 }
 
 const char *sm90_mha_forward_refuses(const struct attention_problem *p, const char **argument)

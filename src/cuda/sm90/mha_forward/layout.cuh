@@ -7,7 +7,7 @@
  *            a tile a block of K, V   of Q     consumer
  *   192/128  128    128     2         1        O 64 + S 64 + P 32, of 224      224 KiB
  *   128/128  128    128     2         2        the same                        208
- *   64/64    192    112     3         2        O 32 + S 56 + P 28, of 152      146
+ *   64/64    192    112     3         2        O 32 + S 56 + P 28, of 152      144
  */
 #pragma once
 
@@ -20,10 +20,8 @@
 #include "../../device/warpgroup.cuh"
 #include "../../device/wgmma.cuh"
 
-enum {
-    TILE_SLOTS =
-        3 /* tiles that the consumers know of: one that they write, one that they are at, the next one */
-};
+/* Tiles that the consumers know of: one that they write, one that they are at, the next one. */
+enum { TILE_SLOTS = 3 };
 
 /* A tile of query rows, as the producer of Q and K tells the others of it. */
 struct Tile {
@@ -42,7 +40,7 @@ template <int D_QK_, int D_V_> struct MhaLayout {
     static constexpr int CONSUMERS = MHA_SM90_ROWS(D_QK_) / 64, ROWS = 64 * CONSUMERS,
                          THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
     static constexpr int STAGES = D_QK == 64 ? 3 : 2, Q_PLACES = D_QK == 192 ? 1 : 2;
-    /* Weights of a block that a thread makes while the older values are still being added: where registers allow it. */
+    /* A thread makes so many weights of a block while the older values are still being added; registers limit them. */
     static constexpr int EARLY = D_QK == 64 ? 12 : 16;
     static constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = CONSUMERS == 3 ? 152 : 224;
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=

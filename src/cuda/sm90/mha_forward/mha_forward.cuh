@@ -29,9 +29,8 @@ template <typename Element, typename Layout> struct Consumer {
     const Layout l;
     const int group; /* which consumer: rows 64 · group … of a tile */
 
-    /* Of the tile whose scores come next. */
-    int n; /* its block that they are of */
-    int keys, seen;
+    int n;          /* the block whose scores, or whose values, come next */
+    int keys, seen; /* Tile::keys and Tile::seen of its tile */
     Ring<TILE_SLOTS> slot;
     Ring<Layout::Q_PLACES> place;
     Ring<Layout::STAGES> k_stage, v_stage;
@@ -88,7 +87,7 @@ template <typename Element, typename Layout> struct Consumer {
 
     /* ---- Weights --------------------------------------------------------------------------------- */
 
-    /* All that a block asks where some row does not see all of it, or where bases are to be raised. */
+    /* Makes the weights of a block that some row does not see whole, or in which bases are to be raised: those of rows in `is`. */
     DEVICE void weigh_with_care(float (&s)[KEYS / 2], const bool (&is)[2], Rows &r, float (&rescale)[2],
                                 uint32_t (&w)[KEY_STEPS][4])
     {

@@ -7,14 +7,6 @@
 #include "softmax.cuh"
 #include "tiles.cuh"
 
-DEVICE void store_if(bool is, uint16_t *to, const uint4 &words)
-{
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
-        "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w), "r"((uint32_t)is)
-        : "memory");
-}
-
 /* By a warp of a consumer: rows 16 · warp … of the tile in the slot. What it computes from the thread's number is not kept around. */
 template <typename Element, typename Layout>
 DEVICE void write_rows(const mha_forward_sm90_params &p, const Layout &l, int slot, const Rows &r,
@@ -50,8 +42,9 @@ DEVICE void write_rows(const mha_forward_sm90_params &p, const Layout &l, int sl
         for (int i = 0; i < 8; i += AT_ONCE) {
             const int row = i + lane / CHUNKS, chunk = lane % CHUNKS;
             const RowPlace at = place_of(p, tile.x, tile.w, first + row);
-            store_if(first + row < (int)tile.y, output.out + out_offset(output, tile.z, at) + 8 * chunk,
-                     load_shared_16(place + (uint32_t)(row * CHUNKS + (chunk ^ row)) * 16));
+            store_global_16(output.out + out_offset(output, tile.z, at) + 8 * chunk,
+                            load_shared_16(place + (uint32_t)(row * CHUNKS + (chunk ^ row)) * 16),
+                            first + row < (int)tile.y);
         }
     }
     mbarrier_arrive(l.barrier(Layout::TILE_EMPTY, slot));

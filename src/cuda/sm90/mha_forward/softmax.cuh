@@ -25,7 +25,7 @@ DEVICE Rows fresh_rows()
     return {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
 }
 
-/* Of column `key` of a block a row sees those below its bound. */
+/* A row sees the columns of a block that are below its bound; its other scores become -inf. */
 template <int N> DEVICE void mask(float (&s)[N], const int (&bound)[2])
 {
     const int column = 2 * ((int)fresh_thread() % 4);
@@ -65,7 +65,7 @@ DEVICE bool is_extreme(float exponent)
     return !(fabsf(exponent) <= 0x1p20f);
 }
 
-/* Weights of a thread: elements FROM to TO - 1, and what they are together. */
+/* Makes the weights of elements FROM to TO - 1, and adds them to `sum`. */
 template <int FROM, int TO, int N>
 DEVICE void exponentials(const float (&s)[N], float scale_log2, const float (&less)[2], float *weight,
                          float (&sum)[2])
@@ -77,7 +77,7 @@ DEVICE void exponentials(const float (&s)[N], float scale_log2, const float (&le
     }
 }
 
-/* Of extreme rows products are rounded before they are subtracted, as the base's was. */
+/* Makes exponents of scores. In an extreme row each product is rounded before the base's, which was rounded too, is subtracted. */
 template <int N> DEVICE void exponents_with_care(float (&s)[N], float scale_log2, const float (&less)[2])
 {
 #pragma unroll
@@ -88,7 +88,7 @@ template <int N> DEVICE void exponents_with_care(float (&s)[N], float scale_log2
     }
 }
 
-/* The same as fragments of A: accumulators are where these want them. */
+/* Makes the weights from FROM on, as fragments of A: accumulators are where these want them. */
 template <typename Element, int FROM, int N>
 DEVICE void weigh(const float (&s)[N], float scale_log2, const float (&less)[2], uint32_t (&w)[N / 8][4],
                   float (&sum)[2])

@@ -12,32 +12,13 @@
 
 #include "layout.cuh"
 
+#include "../../device/warp.cuh"
+
 /* Row `row` of a tile whose first token and head these are. */
 DEVICE RowPlace place_of(const mha_forward_sm90_params &p, int token, int head, int row)
 {
     const int later = fast_divide(row, p.heads_divisor);
     return {token + later, head + row - later * p.heads_of_tile};
-}
-
-/* The largest of this lane's and all lanes' in front of it. */
-DEVICE int maximum_so_far(int x)
-{
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const int before = __shfl_up_sync(~0u, x, step);
-        if ((int)threadIdx.x % 32 >= step) x = max(x, before);
-    }
-    return x;
-}
-
-DEVICE int sum_so_far(int x)
-{
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const int before = __shfl_up_sync(~0u, x, step);
-        if ((int)threadIdx.x % 32 >= step) x += before;
-    }
-    return x;
 }
 
 /* By a warp; a lane has request first + lane. */
@@ -64,8 +45,8 @@ struct Requests {
         q = k = 0, tokens = call.s_q, keys = call.s_k;
         if (call.starts_q) {
             const int at = min(request + 1, call.b);
-            const int end_q = min(max(maximum_so_far(call.starts_q[at]), last_q), call.tokens_q);
-            const int end_k = min(max(maximum_so_far(call.starts_k[at]), last_k), call.tokens_k);
+            const int end_q = min(max(warp_inclusive_max(call.starts_q[at]), last_q), call.tokens_q);
+            const int end_k = min(max(warp_inclusive_max(call.starts_k[at]), last_k), call.tokens_k);
             q = __shfl_up_sync(~0u, end_q, 1), k = __shfl_up_sync(~0u, end_k, 1);
             if (lane == 0) q = last_q, k = last_k;
             tokens = end_q - q, keys = end_k - k;
@@ -73,7 +54,7 @@ struct Requests {
         }
         if (request >= call.b) tokens = 0;
         const int own = (tokens + p.tile_tokens - 1) / p.tile_tokens * p.units;
-        tiles = sum_so_far(own), before = tiles - own;
+        tiles = warp_inclusive_sum(own), before = tiles - own;
     }
 
     /* Tile number `i`, no smaller than the one before; false: there is none. */
@@ -88,7 +69,7 @@ struct Requests {
         const int its_tokens = __shfl_sync(~0u, tokens, lane);
         t.keys = __shfl_sync(~0u, keys, lane), t.first_key = __shfl_sync(~0u, k, lane);
         t.token = __shfl_sync(~0u, q, lane), t.request = p.call.starts_q ? 0 : first + lane;
-        /* Heads that are taken together; `unit`: heads of a tile. */
+        /* `together` units are taken at once; a unit is the heads of a tile. */
         const int of_request = (its_tokens + p.tile_tokens - 1) / p.tile_tokens;
         const int together = min(max(p.cached_keys / max(t.keys, 1), 1), p.call.h_kv) * p.units_of_key_head;
         const int set = within / (of_request * together), in_set = within - set * of_request * together;
@@ -111,7 +92,7 @@ struct Turns {
     const mha_forward_sm90_params &p;
     bool open = false;
 
-    /* By one thread of each block. */
+    /* The first block clears the counter. By one thread of each block. */
     DEVICE void begin() const
     {
         if (!p.turns || blockIdx.x) return;
@@ -120,7 +101,7 @@ struct Turns {
         *(volatile uint64_t *)&p.turns->ticket = p.ticket;
     }
 
-    /* Its number; by one thread. */
+    /* Takes the next tile, and answers its number. By one thread. */
     DEVICE int next()
     {
         if (!p.turns) return INT_MAX;
@@ -133,6 +114,7 @@ struct Turns {
         return (int)(gridDim.x + atomicAdd(&p.turns->taken, 1u));
     }
 
+    /* The last block takes the ticket away. By one thread of each block. */
     DEVICE void end() const
     {
         if (!p.turns) return;
