@@ -134,6 +134,18 @@ static void turns(void)
     CHECK_EQ(fake->launches, before);
 }
 
+/* Rows are written where there is no key, and its tensor's strides mean nothing. */
+static void no_keys(void)
+{
+    struct mha_forward_call c;
+    apart(&c, S_Q, H_Q, H_KV);
+    c.k.shape[1] = c.v.shape[1] = 0;
+    CHECK_EQ(hopper(&c).call.s_k, 0);
+    ragged(&c);
+    c.k.shape[0] = c.v.shape[0] = 0;
+    CHECK_EQ(hopper(&c).call.tokens_k, 0);
+}
+
 /* ---- Which kernel ------------------------------------------------------------------------------- */
 
 static const char *kernel_of(const struct mha_forward_call *c)
@@ -174,5 +186,6 @@ static void refused(void)
 
 int main(int argc, char **argv)
 {
-    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", requests_apart, requests_ragged, tiles, turns, refused);
+    return RUN_SCENARIOS(argc, argv, "test_cuda_mha", requests_apart, requests_ragged, tiles, turns, no_keys,
+                         refused);
 }

@@ -53,13 +53,15 @@ struct tensor_view sm90_mha_forward_key_view(const struct attention_problem *p, 
     };
 }
 
-/* TMA steps over all dimensions but that of 64 columns, whose step is ours. */
+/* TMA steps over all dimensions but that of 64 columns, whose step is ours. A tensor without elements has strides of 0. */
 static bool view_possible(const struct tensor_view *view)
 {
-    bool possible = (uintptr_t)view->data % ALIGNMENT == 0;
-    for (int i = 1; i < TENSOR_DIMS; i++)
+    bool possible = true, empty = false;
+    for (int i = 1; i < TENSOR_DIMS; i++) {
         possible = possible && tensor_stride_possible(view->size[i], view->stride[i]);
-    return possible;
+        empty = empty || !view->size[i];
+    }
+    return (uintptr_t)view->data % ALIGNMENT == 0 && (possible || empty);
 }
 
 const char *sm90_mha_forward_refuses(const struct attention_problem *p, const char **argument)
