@@ -10,8 +10,8 @@
 
 #define MHA_AXES(X)                                                                                          \
     X(H_B, "b: 0 1 2 7")                                                                                     \
-    X(H_SHAPE, "shape: no_token one long odd square even wide tall (largest) (rows) (few)")                  \
-    X(H_REQUESTS, "requests: apart ragged varied hostile")                                                   \
+    X(H_SHAPE, "shape: no_token one long odd square even wide tall (largest) (rows) (few) (no_key)")         \
+    X(H_REQUESTS, "requests: apart ragged varied hostile (cut)")                                             \
     X(H_HEADS, "heads: 5_5 16_1 32_4 128_128 (2_1)")                                                         \
     X(H_SIZES, "sizes: 192_128 128_128 64_64 (64_128)")                                                      \
     X(H_CAUSAL, "causal: 0 1")                                                                               \

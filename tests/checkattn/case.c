@@ -143,10 +143,11 @@ void case_to_device(struct test_case *c, const struct test_case *like)
 void case_move_result(const struct test_case *c, int k, const fmla_tensor *result, bool up)
 {
     const struct guarded *g = case_result(c, k);
-    if (g->far)
+    const unsigned char *data = result->data;
+    if (g->far && data >= g->far && data < g->far + g->far_bytes)
         move_pages(c, g, up);
     else
-        device_move(&c->blocks, result->data, up);
+        device_move(&c->blocks, data, up);
     if (!up) guarded_move(g, false);
 }
 

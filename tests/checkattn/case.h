@@ -75,6 +75,12 @@ struct test_case {
     bool captured;    /* on a GPU: each call is one of a graph */
 };
 
+/* Also of a batch whose tokens are one dimension, where starts say which are of a request. */
+static inline int64_t case_requests(const struct test_case *c)
+{
+    return c->flat ? c->splits - 1 : c->b;
+}
+
 /* Rows of one token: heads head, head + step, … */
 struct rows {
     int64_t request, token, head, step, heads;
@@ -93,6 +99,7 @@ struct view {
 struct part {
     struct view view;
     int64_t request, n;
+    int64_t first, tokens; /* of the request, among those of the case; all, if the maker leaves them */
     struct {
         void *memory; /* of a view's tensors, freed afterwards; NULL: none */
         size_t bytes;
@@ -115,9 +122,9 @@ struct gpu_cases {
     const char *bases[8];        /* what all of them begin with; each that the kernel takes */
     const char *graph, *next[3]; /* captured; what differs where it is replayed */
     const char *repeats[4];
-    const char *positions[2]; /* batch-invariant: each request alone */
-    const char *busy;
-    const char *foreign; /* with a plan: tables that do not fit */
+    const char *positions[2];      /* each request alone; batch-invariant, where that is an axis */
+    const char *busy, *threads[2]; /* threads: what differs where two threads of the host have one each */
+    const char *foreign;           /* with a plan: tables that do not fit */
     void (*more)(const struct run *run, struct tally *tally);
 };
 
@@ -147,7 +154,8 @@ struct maker {
     bool bounds_out; /* the bound is for elements of out too */
     /* In place of rows: compares all of it. */
     void (*compare)(struct test_case *c, const struct run *run, struct tally *tally);
-    /* Makes a part of a batch-invariant case, with that request (-1: a drawn one). The view is of the whole. */
+    /* Makes a part of a batch-invariant case, with that request (-1: a drawn one). The view is of the whole. An operation without
+     * an axis of that name promises the same bits in every case; no request is drawn there. */
     void (*part)(struct test_case *c, int64_t request, const struct run *run, struct part *part);
 };
 
@@ -255,7 +263,7 @@ void case_plan_args(const struct test_case *c, const union call_args *args, stru
 void case_to_device(struct test_case *c, const struct test_case *like);
 void case_from_device(struct test_case *c);
 
-/* Result k of a call, to the device or from there. */
+/* Result k of a call, or of a part of the case, to the device or from there. */
 void case_move_result(const struct test_case *c, int k, const fmla_tensor *result, bool up);
 
 /* FNV-1a over everything that the call only reads, canaries included. */
@@ -354,7 +362,7 @@ void compare_oracle(struct test_case *c, const struct run *run, struct tally *ta
 /* The same and whether anything outside of the results was written. */
 void compare_whole(struct test_case *c, const struct run *run, struct tally *tally);
 
-/* Batch-invariant: a request (-1: a drawn one) in a batch of its own has the bits that it has in this one. */
+/* A request (-1: a drawn one) in a batch of its own has the bits that it has in this one. */
 void compare_part(struct test_case *c, int64_t request, const struct run *run, struct tally *tally);
 
 /* How far from the oracle's a value of a row may be for the rounding of its products. */

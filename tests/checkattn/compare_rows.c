@@ -235,12 +235,17 @@ void compare_part(struct test_case *c, int64_t request, const struct run *run, s
     struct guarded results[RESULTS];
     if (!p) exit(1);
     view_make(c, &p->view, false);
+    p->tokens = c->s_q;
     op->maker->part(c, request, run, p);
     for (int k = 0; k < op->results; k++) {
         const int i = op->result[k];
+        const struct form form = form_of(op->tensor[i], c->flat);
         int64_t shape[GUARDED_DIMS];
-        memcpy(shape, c->tensor[i].shape, sizeof shape);
-        shape[0] = p->n;
+        for (int d = 0; d < form.rank; d++)
+            shape[d] = form.dimensions[d] == DIM_b ? p->n
+                       : form.dimensions[d] == DIM_s_q || form.dimensions[d] == DIM_tokens_q
+                           ? p->tokens
+                           : c->tensor[i].shape[d];
         guarded_make(&results[k], c->tensor[i].tensor.dtype, c->tensor[i].tensor.ndim, shape,
                      LAYOUT_CONTIGUOUS);
         if (is_apart(c->device)) device_add_guarded(&c->blocks, &results[k]);
@@ -251,12 +256,12 @@ void compare_part(struct test_case *c, int64_t request, const struct run *run, s
     if (is_apart(c->device)) device_add(&c->blocks, p->view.count, sizeof p->view.count, 16);
     if (case_run(c, &p->view.args, 0x11)) report(tally, run, c->name, fmla_last_error());
     bool same = true;
-    for (int64_t j = 0; j < c->s_q; j++)
+    for (int64_t j = 0; j < p->tokens; j++)
         for (int64_t h = 0; h < c->h_q; h++)
             for (int k = 0; k < op->results; k++)
-                same &=
-                    !memcmp(row_in(c, &results[k], op->result[k], p->n - 1, j, h),
-                            case_row(c, op->result[k], p->request, j, h), k ? sizeof(float) : row_bytes(c));
+                same &= !memcmp(row_in(c, &results[k], op->result[k], p->n - 1, j, h),
+                                case_row(c, op->result[k], p->request, p->first + j, h),
+                                k ? sizeof(float) : row_bytes(c));
     if (!same) report(tally, run, c->name, p->what);
     device_drop(&c->blocks, blocks);
     for (int i = 0; i < op->results; i++) guarded_free(&results[i]);

@@ -302,6 +302,7 @@ struct subject dense_decode = {
             .positions = {"b 128, s_q 2, s_k 5000, h_q 16, page_size 64, causal 1, lengths varied",
                           "b 128, s_q 1, s_k 5000, h_q 128, page_size 64, causal 1, lengths varied"},
             .busy = "b 16, s_q 2, s_k 4096, h_q 64, page_size 64, causal 1, lengths varied, plan given",
+            .threads = {"h_q 128", "h_q 16"},
             .foreign = "b 9, s_q 2, s_k 1500, h_q 64, page_size 64, causal 1, lengths varied, plan given, "
                        "num_partitions 13",
             .more = more_on_gpu},

@@ -245,11 +245,12 @@ static void check_repeats(const struct gpu *g, const char *text, uint64_t seed)
 /* Any position of a batch. */
 static void check_positions(const struct gpu *g, const char *text, uint64_t seed)
 {
-    struct test_case *c = make_case(g, "every request of a batch alone", text, "batch_invariant 1", seed);
+    struct test_case *c = make_case(g, "every request of a batch alone", text,
+                                    g->op->invariant ? "batch_invariant 1" : "", seed);
     case_to_device(c, NULL);
     must(g, c, case_run(c, &c->args, 0xff));
     compare_whole(c, g->run, g->tally);
-    for (int64_t r = 0; r < c->b; r++) compare_part(c, r, g->run, g->tally);
+    for (int64_t r = 0; r < case_requests(c); r++) compare_part(c, r, g->run, g->tally);
     case_free(c);
 }
 
@@ -316,18 +317,19 @@ enum at_once {
 static void check_at_once(const struct gpu *g, enum at_once way)
 {
     static const struct {
-        const char *name, *more[AT_ONCE];
+        const char *name;
         uint64_t seeds[AT_ONCE];
-    } ways[WAYS_AT_ONCE] = {[ON_STREAMS] = {"two streams", {"", ""}, {300, 300}},
-                            [ON_THREADS] = {"two host threads", {"h_q 128", "h_q 16"}, {310, 311}},
-                            [IN_TURN] = {"one workspace, calls in turn", {"", ""}, {400, 401}}};
+    } ways[WAYS_AT_ONCE] = {[ON_STREAMS] = {"two streams", {300, 300}},
+                            [ON_THREADS] = {"two host threads", {310, 311}},
+                            [IN_TURN] = {"one workspace, calls in turn", {400, 401}}};
     struct test_case *c[AT_ONCE];
     struct sender sender[AT_ONCE];
     pthread_t thread[AT_ONCE];
     bool started[AT_ONCE];
     fmla_tensor results[RESULTS];
     for (int i = 0; i < AT_ONCE; i++)
-        c[i] = make_case(g, ways[way].name, g->op->gpu.busy, ways[way].more[i], ways[way].seeds[i]);
+        c[i] = make_case(g, ways[way].name, g->op->gpu.busy, way == ON_THREADS ? g->op->gpu.threads[i] : "",
+                         ways[way].seeds[i]);
     if (way == ON_STREAMS && g->op->tables) make_plan(g, c[0]);
     for (int i = 0; i < AT_ONCE; i++) {
         const bool shared = way == ON_STREAMS && i;

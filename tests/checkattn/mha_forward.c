@@ -15,9 +15,10 @@
 
 enum {
     REQUESTS_APART,
-    REQUESTS_RAGGED, /* of one length */
-    REQUESTS_VARIED, /* of lengths up to the shape's, 0 too */
-    REQUESTS_HOSTILE /* starts that are negative, that fall, and that are beyond the last token */
+    REQUESTS_RAGGED,  /* of one length */
+    REQUESTS_VARIED,  /* of lengths up to the shape's, 0 too */
+    REQUESTS_HOSTILE, /* starts that are negative, that fall, and that are beyond the last token */
+    REQUESTS_CUT      /* of any lengths, which together are those of the shape */
 };
 enum {
     INPUTS_NORMAL,
@@ -28,7 +29,7 @@ enum {
 
 static const int64_t shapes[][2] = {{0, 5},         {1, 1},       {1, 4096},   {63, 65},
                                     {128, 128},     {1000, 1000}, {300, 2000}, {2000, 300},
-                                    {16384, 16384}, {150, 70},    {12, 9}};
+                                    {16384, 16384}, {150, 70},    {12, 9},     {70, 0}};
 static const int64_t heads_of[][2] = {{5, 5}, {16, 1}, {32, 4}, {128, 128}, {2, 1}};
 static const int64_t sizes_of[][2] = {{192, 128}, {128, 128}, {64, 64}, {64, 128}};
 enum { SIZES_64_128 = 3 };
@@ -36,8 +37,8 @@ enum { SIZES_64_128 = 3 };
 struct mha_case {
     struct test_case c;
     int64_t requests;
-    int64_t *first_q, *first_k; /* [requests + 1]: where requests begin among all tokens, in order */
-    int64_t strides[2][4];      /* of keys and values that lie far apart */
+    int64_t *first_q, *first_k;      /* [requests + 1]: where requests begin among all tokens, in order */
+    int64_t strides[MAX_TENSORS][4]; /* of those that lie far apart */
 };
 
 /* ---- The grid --------------------------------------------------------------------------------- */
@@ -91,7 +92,7 @@ static void choose(struct subject *op, const struct run *run)
 
 static bool has(const struct run *run, const int64_t *v)
 {
-    return v[H_LAYOUT] != LAYOUT_FAR || !on_gpu(run);
+    return v[H_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 80);
 }
 
 /* ---- A case ----------------------------------------------------------------------------------- */
@@ -124,8 +125,13 @@ static void spread_starts(struct test_case *c, int64_t *first, int64_t length)
 {
     const struct mha_case *m = (const struct mha_case *)c;
     for (int64_t r = 0; r < m->requests; r++) {
+        const int64_t left = m->requests * length - first[r];
         int64_t own = length;
-        if (c->v[H_REQUESTS] >= REQUESTS_VARIED)
+        if (c->v[H_REQUESTS] == REQUESTS_CUT && r + 1 < m->requests)
+            own = random_between(&c->random, 0, left < 2 * length ? left : 2 * length);
+        else if (c->v[H_REQUESTS] == REQUESTS_CUT)
+            own = left;
+        else if (c->v[H_REQUESTS] >= REQUESTS_VARIED)
             own = random_between(&c->random, 0, 3) ? random_between(&c->random, 0, length) : 0;
         first[r + 1] = first[r] + own;
     }
@@ -175,17 +181,19 @@ static void fill_request(struct test_case *c, int64_t r)
         }
 }
 
-/* Keys and values of requests so far apart that the elements of the third are more than 2^31 from the first. */
-static void spread_pages(struct test_case *c, int i)
+/* Requests, or tokens where these follow each other, so far apart that the last is more than 2^32 elements from the first. */
+static void spread(struct test_case *c, int i)
 {
-    enum { BETWEEN = (1 << 30) + 64 /* elements */ };
     struct guarded *g = &c->tensor[i];
-    int64_t *strides = ((struct mha_case *)c)->strides[i - MHA(k)];
+    const int64_t pages = g->shape[0],
+                  between = ((INT64_C(1) << 32) / (pages > 1 ? pages - 1 : 1) / 64 + 1) * 64;
+    int64_t *strides = ((struct mha_case *)c)->strides[i];
     const size_t element = sizeof(uint16_t), front = element << 31;
-    guarded_spread(g, c->b, (size_t)g->strides[0] * element, front, BETWEEN * element, false);
+    guarded_spread(g, pages, (size_t)g->strides[0] * element, front, (size_t)between * element,
+                   is_result(c->op, i));
     fmla_tensor *view = &c->view[i];
     memcpy(strides, g->strides, 4 * sizeof *strides);
-    c->strides[i] = strides[0], strides[0] = BETWEEN;
+    c->strides[i] = strides[0], strides[0] = between;
     view->data = g->far + front, view->byte_offset = 0, view->strides = strides;
 }
 
@@ -217,7 +225,8 @@ static void make(struct test_case *c, const struct run *run)
     case_tensor(c, MHA(v), layout, true), case_tensor(c, MHA(out), layout, true);
     case_tensor(c, MHA(lse), layout, v[H_LSE] != 0);
     for (int64_t r = 0; r < m->requests; r++) fill_request(c, r);
-    if (v[H_LAYOUT] == LAYOUT_FAR && !c->flat) spread_pages(c, MHA(k)), spread_pages(c, MHA(v));
+    if (v[H_LAYOUT] == LAYOUT_FAR)
+        spread(c, MHA(q)), spread(c, MHA(k)), spread(c, MHA(v)), spread(c, MHA(out));
     args->softmax_scale = v[H_INPUTS] == INPUTS_SPIKED  ? 0.5f
                           : v[H_INPUTS] == INPUTS_STEEP ? 300.0f
                                                         : 1.0f / sqrtf((float)c->d_qk + 100.0f);
@@ -300,6 +309,32 @@ static void magnitude_of(const struct test_case *c, int64_t request, int64_t tok
     }
 }
 
+/* A request alone, in the same form; where tokens follow each other, it alone is what bounds them. */
+static void part(struct test_case *c, int64_t r, const struct run *run, struct part *p)
+{
+    const struct mha_case *m = (const struct mha_case *)c;
+    const int64_t keys = m->first_k[r + 1] - m->first_k[r];
+    struct view *view = &p->view;
+    (void)run;
+    snprintf(p->what, sizeof p->what, "request %lld alone has other bits than in the batch", (long long)r);
+    p->request = c->flat ? 0 : r, p->n = 1;
+    if (!c->flat) {
+        view_cut(c, view, DIM_b, r, 1);
+        return;
+    }
+    p->first = m->first_q[r], p->tokens = m->first_q[r + 1] - p->first;
+    view_cut(c, view, DIM_tokens_q, p->first, p->tokens);
+    view_cut(c, view, DIM_tokens_k, m->first_k[r], keys);
+    view->args.mha_forward.max_s_q = p->tokens, view->args.mha_forward.max_s_k = keys;
+    for (int k = 0; k < 2; k++) {
+        const int i = MHA(cu_seqlens_q) + k;
+        p->own[k].bytes = 2 * sizeof(int32_t);
+        int32_t *starts = p->own[k].memory = must_alloc(p->own[k].bytes);
+        starts[0] = 0, starts[1] = (int32_t)(k ? keys : p->tokens);
+        view->tensor[i].data = starts, view->tensor[i].byte_offset = 0, view->shape[i][0] = 2;
+    }
+}
+
 /* Every row of a small case; of a large one those at both ends of requests, and drawn ones. */
 static int64_t choose_rows(struct test_case *c, struct rows *rows)
 {
@@ -365,74 +400,15 @@ static const char *fault_case(const struct run *run, uint64_t i)
 
 /* ---- Cases beside the grid -------------------------------------------------------------------- */
 
-/* Request r of a case alone, through the same form, into results of its own: has it the bits that it has there? */
-static void check_alone(const struct test_case *c, int64_t r, const struct run *run, struct tally *tally)
-{
-    const struct mha_case *m = (const struct mha_case *)c;
-    const int64_t tokens = m->first_q[r + 1] - m->first_q[r], keys = m->first_k[r + 1] - m->first_k[r];
-    struct view *view = calloc(1, sizeof *view);
-    struct guarded results[2] = {0}, starts[2] = {0};
-    if (!view) exit(1);
-    view_make(c, view, true);
-    for (int i = MHA(q); i <= MHA(v); i++)
-        view_narrow(view, i, 0,
-                    !c->flat      ? r
-                    : i == MHA(q) ? m->first_q[r]
-                                  : m->first_k[r],
-                    !c->flat      ? 1
-                    : i == MHA(q) ? tokens
-                                  : keys);
-    for (int k = 0; k < 2; k++) {
-        const int i = c->op->result[k], at = c->flat ? k : 0,
-                  two = 2; /* lse has its tokens behind its heads */
-        int64_t shape[GUARDED_DIMS], pair = two;
-        memcpy(shape, c->tensor[i].shape, sizeof shape);
-        shape[at] = c->flat ? tokens : 1;
-        guarded_make(&results[k], c->tensor[i].tensor.dtype, c->tensor[i].tensor.ndim, shape,
-                     LAYOUT_CONTIGUOUS);
-        set_tensor(c->op, &view->args, i, &results[k].tensor);
-        guarded_make(&starts[k], dtype_i32, 1, &pair, LAYOUT_CONTIGUOUS);
-        *(int32_t *)guarded_at(&starts[k], 0, 0, 0, 0) = 0;
-        *(int32_t *)guarded_at(&starts[k], 1, 0, 0, 0) = (int32_t)(k ? keys : tokens);
-        if (c->flat) set_tensor(c->op, &view->args, MHA(cu_seqlens_q) + k, &starts[k].tensor);
-    }
-    if (call_on_host(c->op, &view->args, 0x11)) report(tally, run, c->name, fmla_last_error());
-    bool same = true;
-    for (int64_t at = 0; at < tokens * c->h_q; at++)
-        for (int k = 0; k < 2; k++)
-            same &= !memcmp(row_in(c, &results[k], c->op->result[k], 0, at / c->h_q, at % c->h_q),
-                            case_row(c, c->op->result[k], c->flat ? 0 : r,
-                                     (c->flat ? m->first_q[r] : 0) + at / c->h_q, at % c->h_q),
-                            k ? sizeof(float) : (size_t)c->d_v * 2);
-    if (!same) report(tally, run, c->name, "a request alone has other bits than in the batch");
-    for (int k = 0; k < 2; k++) guarded_free(&results[k]), guarded_free(&starts[k]);
-    free(view);
-}
-
-/* The oracle's own masks, heads, strides and starts against problems that have none; and requests alone. */
+/* The oracle's own masks, heads, strides and starts against problems that have none. */
 static void more(struct suite *suite)
 {
     static const char *const texts[] = {
         "b 3, shape rows, heads 2_1, requests varied, causal 1, layout odd",
         "b 3, shape odd, heads 16_1, sizes 64_64, requests apart, causal 1, layout swapped",
-        "b 7, shape even, heads 2_1, sizes 128_128, requests varied, causal 1, threads own",
         "b 7, shape rows, heads 5_5, sizes 64_128, requests hostile"};
-    const int last = (int)(sizeof texts / sizeof *texts);
-    for (int i = 0; i < last; i++) {
-        if (i != 2) suite_case(suite, texts[i], suite->run[0].seed, true);
-        for (int kernel = 0; kernel < suite->kernels && !on_gpu(&suite->run[0]); kernel++) {
-            const struct run *run = &suite->run[kernel];
-            int64_t v[GRID_AXES];
-            case_values(&mha_forward, texts[i], v);
-            struct test_case *c = case_make(&mha_forward, run, v, run->seed * 7919 + (uint64_t)i);
-            suite->tally[kernel].cases++;
-            use_threads(run, v[H_THREADS]);
-            if (case_run(c, &c->args, 0xff)) report(&suite->tally[kernel], run, c->name, fmla_last_error());
-            for (int64_t r = 0; r < ((const struct mha_case *)c)->requests; r++)
-                check_alone(c, r, run, &suite->tally[kernel]);
-            case_free(c);
-        }
-    }
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        suite_case(suite, texts[i], suite->run[0].seed, true);
 }
 
 static const struct maker maker = {.size = sizeof(struct mha_case),
@@ -441,7 +417,8 @@ static const struct maker maker = {.size = sizeof(struct mha_case),
                                    .choose_rows = choose_rows,
                                    .narrow = narrow,
                                    .sees = sees,
-                                   .magnitude = magnitude_of};
+                                   .magnitude = magnitude_of,
+                                   .part = part};
 
 struct subject mha_forward = {
     .of = OP_MHA_FORWARD,
@@ -451,13 +428,23 @@ struct subject mha_forward = {
     .choose = choose,
     .has = has,
     .leaves = leaves,
-    /* What pairs do not reach: offsets of more than 32 bits. */
-    .special = {"b 3, shape rows, heads 2_1, causal 1, layout far",
-                "b 3, shape rows, sizes 64_128, inputs spiked"},
+    /* What pairs do not reach: no keys at all, and offsets of more than 32 bits. */
+    .special = {"b 3, shape no_key, heads 32_4", "b 3, shape no_key, heads 32_4, requests ragged",
+                "b 3, shape rows, heads 2_1, causal 1, layout far",
+                "b 3, shape rows, heads 2_1, causal 1, requests varied, layout far",
+                "b 3, shape rows, sizes 64_128, inputs spiked",
+                "b 7, shape even, heads 2_1, sizes 128_128, requests varied, causal 1, threads own"},
     .more = more,
     .faults = (FAULT(MERGE_BASE) - 1) & ~FAULT(SWAPPED_PAGE),
     .fault_case = fault_case,
     .plant_after = plant_after,
-    .gpu = {.bases = {"b 2, heads 128_128, shape odd", "b 2, heads 32_4, shape odd, sizes 128_128"}},
+    .gpu = {.bases = {"heads 16_1, requests cut", "heads 32_4, sizes 128_128, requests cut, dtype fp16",
+                      "heads 5_5, sizes 64_64"},
+            .graph = "b 7, shape even, causal 1, layout padded",
+            .next = {"", "", ""},
+            .repeats = {"b 7, shape even, causal 1", "b 7, shape tall, inputs steep", "b 2, shape long"},
+            .positions = {"b 7, shape even, causal 1", "b 100, shape few, inputs spiked"},
+            .busy = "b 7, shape even, causal 1",
+            .threads = {"heads 32_4", "heads 16_1, shape rows"}},
     .timed = {"b 1, shape even, heads 16_1, causal 1", "b 1, shape even, heads 5_5, sizes 128_128"},
 };
