@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What a call of flash_mla_with_kvcache takes on the host: the median of many, with the GPU idle and the plan reused.
+"""What a call of flash_mla_with_kvcache takes on the host, with the plan reused, or one of flash_attn_varlen_func: the median of many,
+with the GPU idle.
 
-    python3 bench/host_overhead.py [--arrays torch] [--device cuda] [--rounds 21] [--calls 200]
+    python3 bench/host_overhead.py [--op dense_decode] [--arrays torch] [--device cuda] [--rounds 21] [--calls 200]
     OMP_NUM_THREADS=1 python3 bench/host_overhead.py --arrays numpy
 
 The breakdown comes from calls that end early: each stage is left out together with all that follow it, and the difference of
@@ -19,21 +20,34 @@ import flash_mla
 from flash_mla import _operations
 
 
-def of_torch(device):
+# The inputs of a call, of PyTorch's tensors and of NumPy's arrays: shapes of what is bf16 or fp16, and integers.
+INPUTS = {
+    _operations.DENSE_DECODE: (
+        (((1, 1, 16, 576), (4, 64, 1, 576)), ([[0, 1, 2, 3]], [200])),
+        (((1, 1, 1, 576), (1, 64, 1, 576)), ([[0]], [1])),
+    ),
+    _operations.MHA_FORWARD: (
+        (((200, 16, 192), (200, 16, 192), (200, 16, 128)), ([0, 200], [0, 200])),
+        (((1, 1, 64), (1, 1, 64), (1, 1, 64)), ([0, 1], [0, 1])),
+    ),
+}
+OPERATIONS = {operation.name: operation for operation in INPUTS}
+
+
+def of_torch(operation, device):
     """(inputs, stages, steps to compare with, wait, words) of a call."""
     import torch
 
     from flash_mla import _torch, _torch_operators
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    q = torch.randn(1, 1, 16, 576, device=device).bfloat16()
-    cache = torch.randn(4, 64, 1, 576, device=device).bfloat16()
-    table = torch.arange(4, dtype=torch.int32, device=device).view(1, 4)
-    lengths = torch.tensor([200], dtype=torch.int32, device=device)
+    shapes, integers = INPUTS[operation][0]
+    arrays = [torch.randn(shape, device=device).bfloat16() for shape in shapes]
+    arrays += [torch.tensor(values, dtype=torch.int32, device=device) for values in integers]
     stages = [
         ("checks of arguments, the plan looked up", _torch, "run"),
         ("who traces or watches; out and lse, by PyTorch", _torch_operators, "launch"),
-        *in_the_library("the workspace, from PyTorch"),
+        *in_the_library(operation, "the workspace, from PyTorch"),
     ]
     one = torch.zeros(1, device=device)
     steps = {
@@ -41,31 +55,32 @@ def of_torch(device):
         "Tensor.zero_ of one element": one.zero_,
     }
     wait = torch.cuda.synchronize if device.startswith("cuda") else (lambda: None)
-    return (q, cache, table, lengths), stages, steps, wait, f"torch {torch.__version__} on {device}"
+    return arrays, stages, steps, wait, f"torch {torch.__version__} on {device}"
 
 
-def of_numpy(device):
+def of_numpy(operation, device):
     import numpy
 
     from flash_mla import _arrays
 
     if device not in (None, "cpu"):
         raise SystemExit(f"host_overhead.py: --device: is {device}, must be cpu where arrays are NumPy's")
-    q, cache = numpy.zeros((1, 1, 1, 576), numpy.float16), numpy.zeros((1, 64, 1, 576), numpy.float16)
-    table, lengths = numpy.zeros((1, 1), numpy.int32), numpy.ones(1, numpy.int32)
+    shapes, integers = INPUTS[operation][1]
+    arrays = [numpy.zeros(shape, numpy.float16) for shape in shapes]
+    arrays += [numpy.array(values, numpy.int32) for values in integers]
     stages = [
         ("checks of arguments, the plan looked up", _arrays, "run"),
         ("out and lse, made by NumPy", _arrays, "call"),
-        *in_the_library("the workspace, kept from the last call"),
+        *in_the_library(operation, "the workspace, kept from the last call"),
     ]
     steps = {"numpy.empty of 8192 bytes": lambda: numpy.empty(8192, numpy.uint8)}
-    return (q, cache, table, lengths), stages, steps, lambda: None, f"numpy {numpy.__version__}"
+    return arrays, stages, steps, lambda: None, f"numpy {numpy.__version__}"
 
 
-def in_the_library(workspace):
+def in_the_library(operation, workspace):
     return [
-        ("arguments put down as C has them", _operations.DENSE_DECODE, "_launch_in_memory"),
-        (workspace, _operations.DENSE_DECODE, "launch"),
+        ("arguments put down as C has them", operation, "_launch_in_memory"),
+        (workspace, operation, "launch"),
     ]
 
 
@@ -103,16 +118,21 @@ def show(text, times):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--op", choices=OPERATIONS, default="dense_decode")
     parser.add_argument("--arrays", choices=["torch", "numpy"], default="torch")
     parser.add_argument("--device", help="of PyTorch's tensors; the GPU where there is one")
     parser.add_argument("--rounds", type=int, default=21, help="at least 2")
     parser.add_argument("--calls", type=int, default=200, help="of each kind in a round, at least 10")
     options = parser.parse_args()
-    arrays, stages, floor, wait, words = (of_torch if options.arrays == "torch" else of_numpy)(options.device)
-    meta, _ = flash_mla.get_mla_metadata()
+    made = of_torch if options.arrays == "torch" else of_numpy
+    arrays, stages, floor, wait, words = made(OPERATIONS[options.op], options.device)
+    function = flash_mla.flash_mla_with_kvcache
+    others = 512, flash_mla.get_mla_metadata()[0]
+    if options.op == "mha_forward":
+        function, others = flash_mla.flash_attn_varlen_func, arrays[0].shape[:1] * 2
 
     def call():
-        return flash_mla.flash_mla_with_kvcache(*arrays, 512, meta, causal=True)
+        return function(*arrays, *others, causal=True)
 
     results = call()
     nothing = {"launch": 0, "_launch_in_memory": 0}  # a status
@@ -129,7 +149,7 @@ def main():
             rounds[text].append(after - before)
         for text, step in floor.items():
             rounds[text].append(median_us(step, options.calls, wait))
-    print(f"{words}; median, quartiles and ends of {options.rounds} rounds")
+    print(f"{function.__name__}, {words}; median, quartiles and ends of {options.rounds} rounds")
     for text, times in rounds.items():
         show(text, times)
 

@@ -10,7 +10,7 @@ import flash_mla
 from attention import check_close, conventions, dense
 from calls import kinds_for
 from flash_mla import _mha, flash_attn_varlen_func
-from kinds import KINDS, Kind, needs_torch, torch
+from kinds import KINDS, Kind, each_device, needs_torch, torch
 from test_errors import check_message
 
 # docs/semantics.md, "Tolerances".
@@ -223,10 +223,11 @@ def test_packed_that_requires_a_gradient(name):
 
 
 @needs_torch
+@each_device
 @pytest.mark.parametrize("name", [QKV, KV])
 @pytest.mark.usefixtures("fresh_compiler")
-def test_packed_compiled(name):
-    kind = Kind("torch", "bfloat16")
+def test_packed_compiled(name, device):
+    kind = Kind("torch", "bfloat16", device)
     arguments = packed(Sequences([(5, 5), (9, 9)], h_q=3, h_kv=3), kind)[name]
     function = getattr(flash_mla, name)
     compiled = torch.compile(lambda *given: function(*given, causal=True), backend="aot_eager", fullgraph=True)

@@ -3,11 +3,9 @@
 
 import pytest
 
-from flash_mla import flash_mla_sparse_fwd, get_mla_metadata, merge_states
+from flash_mla import get_mla_metadata, merge_states
 from kinds import TORCH_KINDS, Kind, needs_cuda, torch
-from test_sparse_prefill import Prompt
-from test_sparse_prefill import check as check_prefill
-from torch_calls import BATCHES, LENGTHS, call, each_batch, tensors
+from torch_calls import BATCHES, LENGTHS, call, each_batch, each_prefill, same, tensors
 
 
 def cuda_kinds():
@@ -73,32 +71,34 @@ def test_cuda_graph_of_given_results_and_a_merge(kind, make, check):
 
 
 @needs_cuda
-@pytest.mark.parametrize("shape", [dict(), dict(layout=656, pages=(5, 64))], ids=str)
-def test_cuda_graph_of_sparse_prefill(shape):
-    """Captured on first use; queries, lists and lengths change in place."""
-    kind = Kind("torch", "bfloat16", "cuda")
-    prompts = [Prompt(**shape, h_q=64, lengths=lengths) for lengths in ([90, 0, 64, 1, 17], [3, 90, 90, 65, 0])]
-    arguments = prompts[0].arguments(kind)
+@each_prefill
+def test_cuda_graph_of_prefill(make):
+    """Captured on first use; everything that is read changes in place: queries, keys, lists, lengths, where sequences begin."""
+    kind, prefill = Kind("torch", "bfloat16", "cuda"), make()
+    problems = prefill.problems
+    arguments = prefill.arguments(kind, problems[0])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = flash_mla_sparse_fwd(**arguments, indexer_topk=32)
-    for prompt in (*prompts, prompts[0]):
-        for name, array in tensors(prompt.arguments(kind)).items():
+        got = prefill(arguments)
+    for problem in (*problems, problems[0]):
+        for name, array in tensors(prefill.arguments(kind, problem)).items():
             arguments[name].copy_(array)
         graph.replay()
-        check_prefill(kind, got, (*prompt.expected(kind), prompt.expected(kind, first=32)[2]))
+        prefill.check(kind, got, problem)
+        assert same(got, prefill(arguments))
 
 
 @needs_cuda
-def test_cuda_sparse_prefill_does_not_synchronise():
-    kind, prompt = Kind("torch", "bfloat16", "cuda"), Prompt(h_q=64)
-    arguments = prompt.arguments(kind)
-    flash_mla_sparse_fwd(**arguments, indexer_topk=32)
+@each_prefill
+def test_cuda_prefill_does_not_synchronise(make):
+    kind, prefill = Kind("torch", "bfloat16", "cuda"), make()
+    arguments = prefill.arguments(kind, prefill.problems[0])
+    prefill(arguments)
     torch.cuda.synchronize()
     torch.cuda._sleep(100_000_000)
-    got = flash_mla_sparse_fwd(**arguments)
+    got = prefill(arguments)
     assert not torch.cuda.current_stream().query()
-    check_prefill(kind, got, prompt.expected(kind))
+    prefill.check(kind, got, prefill.problems[0])
 
 
 def use_everything_once(arguments):

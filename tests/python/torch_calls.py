@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
 """A small call of every public function that computes, on PyTorch's tensors, and their arguments by what they are; batches of either
-decode. A test that imports this is left out where there is no PyTorch."""
+decode, and prompts. A test that imports this is left out where there is no PyTorch."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 
 import pytest
 
@@ -13,8 +14,12 @@ import flash_mla
 from attention import Batch, check_decode
 from calls import NAMES, Call
 from kinds import Kind, torch
+from test_mha import KV, QKV, Sequences, packed
+from test_mha import check as check_mha
 from test_sparse import Sparse
 from test_sparse import check as check_sparse
+from test_sparse_prefill import Prompt
+from test_sparse_prefill import check as check_prefill
 
 if torch is None:
     pytest.skip("PyTorch is not installed", allow_module_level=True)
@@ -76,3 +81,61 @@ def call(arguments, meta=None, **options):
 
 def tensors(arguments):
     return {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+
+
+# ---- Prefill --------------------------------------------------------------------------------------------------------
+
+
+class OfPrompts:
+    """Calls of flash_mla_sparse_fwd whose tensors have the same shapes."""
+
+    def __init__(self, **shape):
+        lengths = [90, 0, 64, 1, 17], [3, 90, 90, 65, 0]
+        self.problems = [Prompt(**shape, h_q=64, lengths=given) for given in lengths]
+
+    def __call__(self, arguments):
+        return PREFILL(**arguments, indexer_topk=32)
+
+    def arguments(self, kind, problem):
+        return problem.arguments(kind)
+
+    def check(self, kind, got, problem):
+        check_prefill(kind, got, (*problem.expected(kind), problem.expected(kind, first=32)[2]))
+
+
+class OfSequences:
+    """The same of a function of dense MHA. The first problem has the longest sequences."""
+
+    def __init__(self, name, *lengths, **shape):
+        self.name, self.function = name, getattr(flash_mla, name)
+        self.problems = [Sequences(given, **shape, seed=seed) for seed, given in enumerate(lengths)]
+
+    def __call__(self, arguments):
+        return self.function(**arguments, causal=True)
+
+    def arguments(self, kind, problem):
+        if self.name not in (QKV, KV):
+            return problem.arguments(kind)
+        return dict(zip(inspect.signature(self.function).parameters, packed(problem, kind)[self.name]))
+
+    def check(self, kind, got, problem):
+        check_mha(kind, got, problem.expected(kind, causal=True))
+
+
+# (tokens, keys) of sequences.
+APART = (
+    [(300, 500), (0, 20), (64, 65), (1, 0)],
+    [(65, 64), (300, 1), (0, 500), (0, 20)],
+    [(0, 85), (0, 0), (300, 500), (65, 0)],
+)
+TOGETHER = [(300, 300), (0, 0), (64, 64), (1, 1)], [(1, 1), (64, 64), (300, 300), (0, 0)]
+PREFILLS = {
+    "sparse": functools.partial(OfPrompts),
+    "sparse-656": functools.partial(OfPrompts, layout=656, pages=(5, 64)),
+    # More tiles than a GPU has SMs, and fewer.
+    "mha": functools.partial(OfSequences, "flash_attn_varlen_func", *APART, h_q=32, h_kv=16, d=192, d_v=128),
+    "mha-few": functools.partial(OfSequences, "flash_attn_varlen_func", *APART, h_q=16, h_kv=1),
+    QKV: functools.partial(OfSequences, QKV, *TOGETHER, h_q=16, h_kv=16),
+    KV: functools.partial(OfSequences, KV, *TOGETHER, h_q=32, h_kv=32, d=128, d_v=128),
+}
+each_prefill = pytest.mark.parametrize("make", PREFILLS.values(), ids=PREFILLS)
