@@ -594,11 +594,12 @@ def outcome(row, present, absent, seed, before, runs):
     except Exception as error:  # too little memory, say
         return {}, [f"its inputs could not be made: {brief(error)}"]
     wrong = [f"{name} is not there" for name in row.peers if name in absent]
-    graphs, outputs = {}, {}
+    calls, graphs, outputs = {}, {}, {}  # a graph reads the plan that its call holds
     for name in ("ours", *row.peers):
         if name in present:
             try:
-                graphs[name], outputs[name] = captured(getattr(present[name], row.operation)(x))
+                calls[name] = getattr(present[name], row.operation)(x)
+                graphs[name], outputs[name] = captured(calls[name])
             except Exception as error:  # a peer may refuse a shape in any way
                 wrong.append(f"{name} failed: {brief(error)}")
     if "ours" not in outputs:

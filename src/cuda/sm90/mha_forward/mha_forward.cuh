@@ -87,11 +87,9 @@ template <typename Element, typename Layout> struct Consumer {
 
     /* ---- Weights --------------------------------------------------------------------------------- */
 
-    /* Makes the weights of a block that some row does not see whole, or in which bases are to be raised: those of rows in `is`. */
-    DEVICE void weigh_with_care(float (&s)[KEYS / 2], const bool (&is)[2], Rows &r, float (&rescale)[2],
-                                uint32_t (&w)[KEY_STEPS][4])
+    /* Scores of keys that a row does not see become -inf; a row that sees its first keys here has the largest score as its base. */
+    DEVICE void prepare(float (&s)[KEYS / 2], Rows &r, bool &lacks) const
     {
-        float less[2], sum[2] = {0.0f, 0.0f};
         if (min(keys, seen) < (n + 1) * KEYS) {
             int bound[2];
 #pragma unroll
@@ -103,6 +101,19 @@ template <typename Element, typename Layout> struct Consumer {
             }
             mask(s, bound);
         }
+        if (lacks) {
+            const bool is[2] = {r.base[0] == -INFINITY, r.base[1] == -INFINITY};
+            float rescale[2]; /* nothing was summed */
+            raise(s, p.call.scale_log2, is, r, rescale);
+            lacks = __any_sync(~0u, r.base[0] == -INFINITY || r.base[1] == -INFINITY);
+        }
+    }
+
+    /* Makes the weights of a block anew, where bases are to be raised, those of rows in `is`, or exponents are extreme. */
+    DEVICE void weigh_with_care(float (&s)[KEYS / 2], const bool (&is)[2], Rows &r, float (&rescale)[2],
+                                uint32_t (&w)[KEY_STEPS][4])
+    {
+        float less[2], sum[2] = {0.0f, 0.0f};
         raise(s, p.call.scale_log2, is, r, rescale);
 #pragma unroll
         for (int row = 0; row < 2; row++) less[row] = exponent_of(r, row, p.call.scale_log2);
@@ -128,6 +139,12 @@ template <typename Element, typename Layout> struct Consumer {
         return n >= 0;
     }
 
+    /* Is the next place of the ring full? By a warp. */
+    template <int N> DEVICE bool is_full(int barriers, const Ring<N> &ring) const
+    {
+        return __all_sync(~0u, mbarrier_test(l.barrier(barriers, ring.at), ring.parity));
+    }
+
     DEVICE void run()
     {
         float s[KEYS / 2], o[D_V / 2], rescale[2];
@@ -135,6 +152,7 @@ template <typename Element, typename Layout> struct Consumer {
         const bool both[2] = {true, true};
         if (!begin_tile()) return;
         Rows r = fresh_rows(), done = r;
+        bool lacks = true; /* some row has seen no key yet */
         mbarrier_wait(l.barrier(Layout::Q_FULL, 0), 0);
         mbarrier_wait(l.barrier(Layout::K_FULL, 0), 0);
         wgmma_fence();
@@ -143,18 +161,20 @@ template <typename Element, typename Layout> struct Consumer {
         hold(s);
         arrive(Layout::K_EMPTY, 0), arrive(Layout::Q_EMPTY, 0, n == 0);
         k_stage.step();
+        prepare(s, r, lacks);
         weigh_with_care(s, both, r, rescale, w);
         clear_tail();
 #pragma unroll
         for (int i = 0; i < D_V / 2; i++) o[i] = 0.0f;
         int done_slot = 0;
         bool pending = false; /* o is that of a tile that has ended, in done_slot, with the sums `done` */
-        for (;;) {            /* w: the weights of block n, whose values are there and not added yet */
-            const bool begins = n == 0; /* the next block is another tile's */
+        bool k_full = false, v_full = false; /* the next stages: not known yet */
+        for (;;) {                           /* w: the weights of block n, whose values are not added yet */
+            const bool begins = n == 0;      /* the next block is another tile's */
             const Rows ended = r;
             const int ended_slot = slot.at;
             if (begins) {
-                r = fresh_rows();
+                r = fresh_rows(), lacks = true;
                 place.step(), slot.step();
                 if (!begin_tile()) {
                     r = ended;
@@ -164,12 +184,12 @@ template <typename Element, typename Layout> struct Consumer {
             } else {
                 n--;
             }
-            mbarrier_wait(l.barrier(Layout::K_FULL, k_stage.at), k_stage.parity);
+            if (!k_full) mbarrier_wait(l.barrier(Layout::K_FULL, k_stage.at), k_stage.parity);
             wgmma_fence();
             issue_scores(s);
             if (pending) write_rows<Element>(p, l, done_slot, done, o);
             if (begins) done = ended, done_slot = ended_slot;
-            mbarrier_wait(l.barrier(Layout::V_FULL, v_stage.at), v_stage.parity);
+            if (!v_full) mbarrier_wait(l.barrier(Layout::V_FULL, v_stage.at), v_stage.parity);
             hold(o);
             wgmma_fence();
             issue_values(o, w);
@@ -180,40 +200,32 @@ template <typename Element, typename Layout> struct Consumer {
             const int used = v_stage.at;
             v_stage.step();
 
-            /* Every row of the tile sees the whole block, and has seen a key, but for rows that see few. */
-            const bool plain = !begins && min(keys, seen) >= (n + 1) * KEYS;
-            bool again = !plain, far[2] = {true, true};
-            if (plain) {
-                float less[2], sum[2] = {0.0f, 0.0f}, early[Layout::EARLY + 1];
+            if (lacks || min(keys, seen) < (n + 1) * KEYS) prepare(s, r, lacks);
+            float less[2], sum[2] = {0.0f, 0.0f}, early[Layout::EARLY];
 #pragma unroll
-                for (int row = 0; row < 2; row++) less[row] = exponent_of(r, row, p.call.scale_log2);
-                exponentials<0, Layout::EARLY>(s, p.call.scale_log2, less, early, sum);
-                hold(early), hold(sum);
-                /* It is there already; but ptxas moves nothing over it, so that these are made before the wait for the values. */
-                mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.at), slot.parity);
-                wgmma_wait<0>();
-                arrive(Layout::V_EMPTY, used);
+            for (int row = 0; row < 2; row++) less[row] = exponent_of(r, row, p.call.scale_log2);
+            exponentials<0, Layout::EARLY>(s, p.call.scale_log2, less, early, sum);
+            hold(early), hold(sum);
+            /* ptxas moves nothing over these, so that the exponentials are made before the wait for the values. */
+            if constexpr (Layout::ASKS_EARLY)
+                k_full = is_full(Layout::K_FULL, k_stage), v_full = is_full(Layout::V_FULL, v_stage);
+            else
+                mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.at), slot.parity); /* it is there already */
+            wgmma_wait<0>();
+            arrive(Layout::V_EMPTY, used);
 #pragma unroll
-                for (int i = 0; i < Layout::EARLY; i += 2)
-                    w[i / 8][i / 2 % 4] = Element::pack(early[i], early[i + 1]);
-                weigh<Element, Layout::EARLY>(s, p.call.scale_log2, less, w, sum);
+            for (int i = 0; i < Layout::EARLY; i += 2)
+                w[i / 8][i / 2 % 4] = Element::pack(early[i], early[i + 1]);
+            weigh<Element, Layout::EARLY>(s, p.call.scale_log2, less, w, sum);
+            bool far[2];
 #pragma unroll
-                for (int row = 0; row < 2; row++)
-                    far[row] =
-                        !(sum[row] <= MOST_WEIGHT) || r.base[row] == -INFINITY || is_extreme(less[row]);
-                again = __any_sync(~0u, far[0] || far[1]);
-                if (!again) {
-                    r.sum[0] += sum[0], r.sum[1] += sum[1];
-                    hold(r.sum); /* else they are added behind the next products */
-                } else {
-                    far[0] = any_of_quad(far[0]), far[1] = any_of_quad(far[1]);
-                }
-            } else {
-                wgmma_wait<0>();
-                arrive(Layout::V_EMPTY, used);
-            }
+            for (int row = 0; row < 2; row++) far[row] = !(sum[row] <= MOST_WEIGHT) || is_extreme(less[row]);
             hold(o);
-            if (again) {
+            if (!__any_sync(~0u, far[0] || far[1])) {
+                r.sum[0] += sum[0], r.sum[1] += sum[1];
+                hold(r.sum); /* else they are added behind the next products */
+            } else {
+                far[0] = any_of_quad(far[0]), far[1] = any_of_quad(far[1]);
                 weigh_with_care(s, far, r, rescale, w);
                 if (!begins)
 #pragma unroll

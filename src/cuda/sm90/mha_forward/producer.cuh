@@ -20,6 +20,9 @@ DEVICE void fill(const Layout &l, int full, int empty, Ring<N> &ring, uint32_t b
     ring.step();
 }
 
+/* Blocks of a tile that are to be loaded yet when the next tile is taken: as long as that takes. */
+enum { BLOCKS_AHEAD = 2 };
+
 template <typename Layout> struct KeyProducer {
     const mha_forward_sm90_params &p;
     const Layout l;
@@ -49,20 +52,24 @@ template <typename Layout> struct KeyProducer {
         });
     }
 
-    /* Q has a single place where it is large: it is in L2 by the time that the place is free. */
-    DEVICE void load(const Tile &t)
+    /* Q has a single place where it is large: it is in L2 by the time that the place is free. Answers the next tile's number in the
+     * lane that takes turns, and takes it when few blocks are left: who takes a long tile would else have a second one for as long. */
+    DEVICE int load(const Tile &t, Turns &turns)
     {
+        int next = 0;
         const int key_head = t.head / p.call.group;
         if (elect_one())
 #pragma unroll
             for (int i = 0; i < Layout::QK_TILES; i++) tma_prefetch(&p.q, {0, t.head, t.token, i, t.request});
         for (int n = t.blocks - 1; n >= 0; n--) {
             const int key = t.first_key + n * Layout::KEYS;
+            if (n == min(t.blocks, BLOCKS_AHEAD) - 1 && elect_one()) next = turns.next();
             fill(l, Layout::K_FULL, Layout::K_EMPTY, stage, Layout::K_BYTES, [&](int at, uint32_t full) {
                 tma_load(l.k(at), &p.k, full, {0, key, key_head, 0, t.request});
             });
             if (n == t.blocks - 1) load_q(t);
         }
+        return next;
     }
 
     /* Rows that see no key. */
@@ -86,11 +93,13 @@ template <typename Layout> struct KeyProducer {
         if (elect_one()) turns.begin();
         for (int i = (int)blockIdx.x; requests.find(i, Layout::KEYS, t);) {
             int next = 0;
-            if (elect_one()) next = turns.next();
-            if (t.blocks)
-                tell(t), load(t);
-            else
+            if (t.blocks) {
+                tell(t);
+                next = load(t, turns);
+            } else {
+                if (elect_one()) next = turns.next();
                 write_empty(t);
+            }
             i = __reduce_max_sync(~0u, next);
         }
         t.blocks = -1;
