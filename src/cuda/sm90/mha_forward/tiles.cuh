@@ -69,9 +69,11 @@ struct Requests {
         const int its_tokens = __shfl_sync(~0u, tokens, lane);
         t.keys = __shfl_sync(~0u, keys, lane), t.first_key = __shfl_sync(~0u, k, lane);
         t.token = __shfl_sync(~0u, q, lane), t.request = p.call.starts_q ? 0 : first + lane;
-        /* `together` units are taken at once; a unit is the heads of a tile. */
+        /* `together` units are taken at once; a unit is the heads of a tile. All sets are of about one size: a small last one would keep
+         * few blocks of threads busy with long tiles. */
         const int of_request = (its_tokens + p.tile_tokens - 1) / p.tile_tokens;
-        const int together = min(max(p.cached_keys / max(t.keys, 1), 1), p.call.h_kv) * p.units_of_key_head;
+        const int fit = max(p.cached_keys / max(t.keys, 1), 1), sets = (p.call.h_kv + fit - 1) / fit;
+        const int together = (p.call.h_kv + sets - 1) / sets * p.units_of_key_head;
         const int set = within / (of_request * together), in_set = within - set * of_request * together;
         const int units = min(together, p.units - set * together), order = in_set / units;
         const int first_token = (p.call.causal ? of_request - 1 - order : order) * p.tile_tokens;
