@@ -52,15 +52,17 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class Call:
-    """The arguments of one operation: `args`, the struct, which lies in `memory`; `address`, its own; `places`, of the tensors;
-    `values`: those that the struct has, in the order of who filled it; `scratch`: what whoever makes memory for it keeps for its
-    next call."""
+    """The arguments of one operation: `args`, the struct, which lies in `memory`; `address`, its own; `places`, of the tensors, and
+    their `addresses`; `wants_all`: none of the tensors may be None; `values`: those that the struct has, in the order of who filled
+    it; `scratch`: what whoever makes memory for it keeps for its next call."""
 
-    def __init__(self, struct_type: type[ctypes.Structure], tensors: int):
+    def __init__(self, struct_type: type[ctypes.Structure], tensors: int, wants_all: bool):
         self.memory = (ctypes.c_char * ctypes.sizeof(struct_type))()
         self.args: Any = struct_type.from_buffer(self.memory)
         self.address = ctypes.addressof(self.memory)
         self.places = [Place() for _ in range(tensors)]
+        self.addresses = tuple([place.address for place in self.places])
+        self.wants_all = wants_all
         self.values: Any = None
         self.scratch: Any = None
 

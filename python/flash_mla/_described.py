@@ -226,9 +226,9 @@ def all_described(
     ]
 
 
-def put_all(arrays: Sequence[Any], places: Sequence[Place]) -> list[int]:
+def put_all(arrays: Sequence[Any], call: Call) -> list[int]:
     """Writes what `described` returned to places, whose addresses are returned; 0: there is none."""
-    return [0 if array is None else _put(array, place) for place, array in zip(places, arrays)]
+    return [0 if array is None else _put(array, place) for place, array in zip(call.places, arrays)]
 
 
 def _put(array: Any, place: Place) -> int:

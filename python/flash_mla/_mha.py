@@ -55,14 +55,17 @@ def flash_attn_varlen_func(
     """
     this = _operations.MHA
     module = module_of(this, "q", q)
-    arrays = k, v, cu_seqlens_qo, cu_seqlens_kv, out, lse
-    for array in arrays:
-        if array is not None and type(array) is not type(q):
-            check_kinds(this, module, *zip(_MHA, arrays))
-            break
-    for name, array in zip(_MHA, arrays[:4]):
-        if array is None:
-            raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
+    kind = type(q)
+    if not (
+        type(k) is type(v) is type(cu_seqlens_qo) is type(cu_seqlens_kv) is kind
+        and (out is None or type(out) is kind)
+        and (lse is None or type(lse) is kind)
+    ):  # which most often settles it
+        arrays = k, v, cu_seqlens_qo, cu_seqlens_kv, out, lse
+        check_kinds(this, module, *zip(_MHA, arrays))
+        for name, array in zip(_MHA, arrays[:4]):
+            if array is None:
+                raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
     if number_of(this, "dropout_p", dropout_p) != 0:
         raise ValueError(f"{this}: dropout_p: is {dropout_p}, must be 0: there is no dropout")
     flag_of(this, "deterministic", deterministic)

@@ -93,7 +93,7 @@ class Operation:
     `function`: the public one that it is of, which calls the tensors `names`. `tensors`: in the order of the arguments, those that
     may be None with a "?" behind them, those that are written with a "!"; results are the last. `options`: the numbers that come
     after them. `results`: the forms of new results, from the shapes of the first two tensors and a number, which is d_v for
-    attention and else the first option.
+    attention, where the second shape is not looked at, and else the first option.
     """
 
     def __init__(self, name: str, function: str, tensors: str, options: str, results: Any = None):
@@ -125,7 +125,7 @@ class Operation:
     ) -> None:
         """`tensors`: what comes after them is not looked at. `function`: in whose words errors are said, if it is another than the operation's."""
         call = self.take(arrays)
-        values = (*arrays.put_all(tensors, call.places), *options, stream)
+        values = (*arrays.put_all(tensors, call), *options, stream)
         if values != call.values:  # most often those of the call before, which stand there
             self.fill(call, values)
         if self.is_attention:
@@ -140,7 +140,7 @@ class Operation:
         try:
             return self.idle[kind].pop()
         except IndexError:
-            return Call(self._struct_type, len(self.tensors))
+            return Call(self._struct_type, len(self.tensors), not any(self.may_be_none))
 
     def fill(self, call: Call, values: Tuple[Any, ...]) -> None:
         """`values`: addresses of tensors, options, the stream."""
@@ -200,7 +200,8 @@ def _of_prefill(q: Shape, keys: Shape, d_v: int) -> Tuple[Form, ...]:
 
 
 def _of_mha(q: Shape, k: Shape, d_v: int) -> Tuple[Form, ...]:
-    return ((*q[:2], d_v), None), ((q[1], q[0]), "float32")
+    tokens, h_q = q[0], q[1]
+    return ((tokens, h_q, d_v), None), ((h_q, tokens), "float32")
 
 
 def _of_merge(out_parts: Shape, lse_parts: Shape, _: int) -> Tuple[Form, ...]:

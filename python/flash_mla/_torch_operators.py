@@ -21,7 +21,7 @@ from torch.autograd.graph import increment_version
 
 from . import _library, _operations, _torch_tensors
 from ._members import MEMBERS
-from ._torch_tensors import current_stream, device_of, is_elsewhere
+from ._torch_tensors import current_device, current_stream, device_of, is_elsewhere, stream_of
 
 # ---- How one is registered ------------------------------------------------------------------------------------------
 
@@ -102,12 +102,13 @@ def into_name(operation: _operations.Operation) -> str:
 def new_results(
     operation: _operations.Operation, inputs: Sequence[torch.Tensor], size: int
 ) -> Tuple[torch.Tensor, ...]:
-    made: Any = operation.results
-    made, new = made(inputs[0].shape, inputs[min(1, len(inputs) - 1)].shape, size), inputs[0].new_empty
+    results: Any = operation.results
+    first = inputs[0]
+    forms, new = results(first.shape, None if operation.is_attention else inputs[1].shape, size), first.new_empty
     return tuple(
         [  # sizes one by one take less time than as a tuple
             new(*(shape or _SCALAR)) if dtype is None else new(*(shape or _SCALAR), dtype=_DTYPES[dtype])
-            for shape, dtype in made
+            for shape, dtype in forms
         ]
     )
 
@@ -119,10 +120,11 @@ def launch(operation: _operations.Operation, tensors: Tuple[Any, ...], options: 
     """Calls it on the current stream of the first tensor's device."""
     first, stream = tensors[0], 0
     if first.is_cuda:
-        if is_elsewhere(first):
-            with torch.cuda.device(first.device):
+        device = first.get_device()
+        if device != current_device():
+            with torch.cuda.device(device):
                 return launch(operation, tensors, options)
-        stream = current_stream(first)
+        stream = stream_of(device)
     operation(_torch_tensors, tensors, options, stream)
 
 

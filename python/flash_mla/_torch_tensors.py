@@ -52,15 +52,19 @@ class _ExchangeAPI(ctypes.Structure):
 _write = _exchange()
 
 
-def put_all(tensors: Sequence[Optional[torch.Tensor]], places: Sequence[Place]) -> list[int]:
+def put_all(tensors: Sequence[Any], call: Call) -> Sequence[int]:
     """Writes the tensors to places, whose addresses are returned; 0: there is none. What comes after the last place is not looked at."""
-    pairs = zip(places, tensors)
+    places, addresses = call.places, call.addresses
     if _write is not None:
         try:
-            return [0 if tensor is None else _write(id(tensor), place) or place.address for place, tensor in pairs]
+            if call.wants_all:
+                any(map(_write, map(id, tensors), places))  # of which each returns None: all are called, and from C
+                return addresses
+            given = zip(tensors, places, addresses)
+            return [0 if tensor is None else _write(id(tensor), place) or address for tensor, place, address in given]
         except RuntimeError:  # of a type that DLPack has no name for: the library says what it wants
-            pairs = zip(places, tensors)
-    return [0 if tensor is None else _put_by_attributes(tensor, place) for place, tensor in pairs]
+            pass
+    return [0 if tensor is None else _put_by_attributes(tensor, place) for place, tensor in zip(places, tensors)]
 
 
 # What torch.cuda.caching_allocator_alloc and _delete call: the memory that a tensor would have, from the same pool.
@@ -176,19 +180,22 @@ _is_wrapped = of_c("_functorch", "is_functorch_wrapped_tensor")
 
 # ---- GPUs -----------------------------------------------------------------------------------------------------------
 
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without the object that the public way makes
-_current_device = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
+current_device = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
+
+
+def _stream_of(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+# The current stream of a GPU, most often without the object that the public way makes.
+stream_of = getattr(torch._C, "_cuda_getCurrentRawStream", None) or _stream_of
 
 
 def current_stream(tensor: torch.Tensor) -> int:
     """The current stream of the tensor's device; 0 on the CPU."""
-    if not tensor.is_cuda:
-        return 0
-    if _raw_stream is not None:
-        return _raw_stream(tensor.get_device())
-    return torch.cuda.current_stream(tensor.device).cuda_stream
+    return stream_of(tensor.get_device()) if tensor.is_cuda else 0
 
 
 def is_elsewhere(tensor: torch.Tensor) -> bool:
     """Whether another GPU than the tensor's is the current one."""
-    return tensor.is_cuda and _current_device() != tensor.get_device()
+    return tensor.is_cuda and current_device() != tensor.get_device()
