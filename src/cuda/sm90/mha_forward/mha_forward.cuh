@@ -21,6 +21,9 @@
 #include "producer.cuh"
 #include "results.cuh"
 
+/* Named barriers: of all consumers, and a consumer's turn. */
+enum { ALL_CONSUMERS = 1, FIRST_TURN };
+
 template <typename Element, typename Layout> struct Consumer {
     static constexpr int D_V = Layout::D_V, KEYS = Layout::KEYS, QK_STEPS = Layout::D_QK / 16,
                          KEY_STEPS = KEYS / 16;
@@ -36,6 +39,19 @@ template <typename Element, typename Layout> struct Consumer {
     Ring<Layout::STAGES> k_stage, v_stage;
 
     DEVICE bool speaks() const { return threadIdx.x % WARPGROUP_THREADS == 0; }
+
+    /* Consumers ask for products in turns, so that their exponentials come one after the other too: of two that make them at a time each
+     * takes twice as long. */
+    DEVICE void await_turn() const
+    {
+        if constexpr (Layout::TAKES_TURNS) barrier_sync(FIRST_TURN + group, 2 * WARPGROUP_THREADS);
+    }
+
+    DEVICE void pass_turn() const
+    {
+        if constexpr (Layout::TAKES_TURNS)
+            barrier_arrive(FIRST_TURN + (group + 1) % Layout::CONSUMERS, 2 * WARPGROUP_THREADS);
+    }
 
     DEVICE void arrive(int barriers, int at, bool is = true) const
     {
@@ -82,7 +98,7 @@ template <typename Element, typename Layout> struct Consumer {
                           (uint32_t)((first + line) * LINE_BYTES + i % 8 * 16));
         }
         fence_async_shared();
-        barrier_sync(1, Layout::CONSUMERS * WARPGROUP_THREADS);
+        barrier_sync(ALL_CONSUMERS, Layout::CONSUMERS * WARPGROUP_THREADS);
     }
 
     /* ---- Weights --------------------------------------------------------------------------------- */
@@ -166,6 +182,7 @@ template <typename Element, typename Layout> struct Consumer {
         clear_tail();
 #pragma unroll
         for (int i = 0; i < D_V / 2; i++) o[i] = 0.0f;
+        if (group == Layout::CONSUMERS - 1) pass_turn();
         int done_slot = 0;
         bool pending = false; /* o is that of a tile that has ended, in done_slot, with the sums `done` */
         bool k_full = false, v_full = false; /* the next stages: not known yet */
@@ -185,14 +202,19 @@ template <typename Element, typename Layout> struct Consumer {
                 n--;
             }
             if (!k_full) mbarrier_wait(l.barrier(Layout::K_FULL, k_stage.at), k_stage.parity);
+            await_turn();
             wgmma_fence();
             issue_scores(s);
-            if (pending) write_rows<Element>(p, l, done_slot, done, o);
+            if (pending) {
+                pass_turn();
+                write_rows<Element>(p, l, done_slot, done, o);
+            }
             if (begins) done = ended, done_slot = ended_slot;
             if (!v_full) mbarrier_wait(l.barrier(Layout::V_FULL, v_stage.at), v_stage.parity);
             hold(o);
             wgmma_fence();
             issue_values(o, w);
+            if (!pending) pass_turn();
             wgmma_wait<1>();
             hold(s);
             arrive(Layout::K_EMPTY, k_stage.at), arrive(Layout::Q_EMPTY, place.at, n == 0);
