@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The operations as operators of PyTorch's dispatcher.
 
-Registered are flash_mla::decode_plan, ::dense_decode, ::sparse_plan, ::sparse_decode, ::sparse_prefill, ::merge, ::cache_gather,
-which make their results, and ::dense_decode_out, ::sparse_decode_out, ::sparse_prefill_out, ::merge_out, ::cache_gather_out,
-::cache_append, which write into given ones; each with what torch.compile asks of it. They run on the current stream, take their
-memory from PyTorch's allocator and do not synchronise.
+Registered are flash_mla::decode_plan, ::dense_decode, ::sparse_plan, ::sparse_decode, ::sparse_prefill, ::mha_forward, ::merge,
+::cache_gather, which make their results, and ::dense_decode_out, ::sparse_decode_out, ::sparse_prefill_out, ::mha_forward_out,
+::merge_out, ::cache_gather_out, ::cache_append, which write into given ones; each with what torch.compile asks of it. They run on the
+current stream, take their memory from PyTorch's allocator and do not synchronise.
 
 None has a gradient, and each says so at the call: under grad mode it refuses a tensor that requires one, in eager mode as in a
 compiled graph, whose backward pass is made before it is known whether anybody wants it.
