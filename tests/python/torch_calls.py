@@ -130,7 +130,7 @@ APART = (
 )
 TOGETHER = [(300, 300), (0, 0), (64, 64), (1, 1)], [(1, 1), (64, 64), (300, 300), (0, 0)]
 PREFILLS = {
-    "sparse": functools.partial(OfPrompts),
+    "sparse": OfPrompts,
     "sparse-656": functools.partial(OfPrompts, layout=656, pages=(5, 64)),
     # More tiles than a GPU has SMs, and fewer.
     "mha": functools.partial(OfSequences, "flash_attn_varlen_func", *APART, h_q=32, h_kv=16, d=192, d_v=128),

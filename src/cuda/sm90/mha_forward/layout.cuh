@@ -44,7 +44,7 @@ template <int D_QK_, int D_V_> struct MhaLayout {
     static constexpr int EARLY = D_QK == 64 ? 20 : 16;
     /* Whether the next stages are full is asked among the exponentials: blocks of small heads are short beside such a wait. */
     static constexpr bool ASKS_EARLY = D_QK == 64;
-    static constexpr bool TAKES_TURNS = D_QK != 128; /* measured: there it costs as much as it brings */
+    static constexpr bool TAKES_TURNS = D_QK != 128; /* there it costs more than it brings */
     static constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = CONSUMERS == 3 ? 152 : 224;
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
                       (CONSUMERS + 1) * (65536 / THREADS / 8 * 8),

@@ -20,7 +20,7 @@ DEVICE void fill(const Layout &l, int full, int empty, Ring<N> &ring, uint32_t b
     ring.step();
 }
 
-/* Blocks of a tile that are to be loaded yet when the next tile is taken: as long as that takes. */
+/* The next tile is taken when so many blocks of this one are left to load: it is known by the time that they are. */
 enum { BLOCKS_AHEAD = 2 };
 
 template <typename Layout> struct KeyProducer {
@@ -53,7 +53,7 @@ template <typename Layout> struct KeyProducer {
     }
 
     /* Q has a single place where it is large: it is in L2 by the time that the place is free. Answers the next tile's number in the
-     * lane that takes turns, and takes it when few blocks are left: who takes a long tile would else have a second one for as long. */
+     * lane that takes turns. A tile that was taken earlier would wait behind a long one, while other blocks of threads have none. */
     DEVICE int load(const Tile &t, Turns &turns)
     {
         int next = 0;
