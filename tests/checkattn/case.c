@@ -421,8 +421,10 @@ void view_cut(const struct test_case *c, struct view *v, enum dimension dimensio
     for (int i = 0; i < c->op->tensors; i++) {
         if (is_result(c->op, i) || is_table(c->op, i) || !tensor_at(c->op, &v->args, i)) continue;
         const struct form form = form_of(c->op->tensor[i], v->tensor[i].ndim != c->op->tensor[i]->rank);
+        bool empty = !count; /* then no address but its own is the tensor's */
+        for (int d = 0; d < v->tensor[i].ndim; d++) empty |= !v->shape[i][d];
         for (int d = 0; d < v->tensor[i].ndim; d++)
-            if (form.dimensions[d] == dimension) view_narrow(v, i, d, first, count);
+            if (form.dimensions[d] == dimension) view_narrow(v, i, d, empty ? 0 : first, count);
     }
 }
 
