@@ -623,7 +623,7 @@ def summary(rows, lines, wrong):
     """Lines of text about (group, row) pairs, the line written for each (None: not timed), and what went wrong."""
     ratios, texts = {}, []
     for (group, row), line in zip(rows, lines):
-        name = f"{group} {row.d_qk}/{row.d_v}" if group == "mha" else group
+        name = f"{row.kind} {row.d_qk}/{row.d_v}" if group == "mha" else group
         ratios.setdefault(name, []).append((line or {}).get("ratio"))
     for name, values in ratios.items():
         known = [value for value in values if value is not None]
@@ -704,7 +704,6 @@ def time_rows(options):
 VLLM = "vllm==0.33.0"
 VLLM_LIBRARIES = (
     "vllm/_flashmla_C.abi3.so",
-    "vllm/_flashmla_extension_C.abi3.so",  # decode with FP8 products: no row asks for it yet
     "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
 )
 FA4 = (

@@ -80,6 +80,6 @@ def test_summary(script):
     rows = [(name, row) for name in ("dense", "mha") for row in script.GROUPS[name][:2]]
     assert script.summary(rows, [{"ratio": 1.0}, {"ratio": 4.0}, None, {}], ["a row: fa4 is not there"]) == [
         "dense: 2 of 2 rows have a ratio, geometric mean 2.000, smallest 1.000",
-        "mha 192/128: 0 of 2 rows have a ratio",
+        "mha_fwd 192/128: 0 of 2 rows have a ratio",
         "failed: a row: fa4 is not there",
     ]

@@ -69,8 +69,8 @@ struct Requests {
         const int its_tokens = __shfl_sync(~0u, tokens, lane);
         t.keys = __shfl_sync(~0u, keys, lane), t.first_key = __shfl_sync(~0u, k, lane);
         t.token = __shfl_sync(~0u, q, lane), t.request = p.call.starts_q ? 0 : first + lane;
-        /* `together` units are taken at once; a unit is the heads of a tile. All sets are of about one size: a small last one would keep
-         * few blocks of threads busy with long tiles. */
+        /* `together` units are taken at once; a unit is the heads of a tile. There are no more sets than heads that fit ask for, and
+         * they have one size but for the last: a small last one keeps few blocks of threads busy with long tiles. */
         const int of_request = (its_tokens + p.tile_tokens - 1) / p.tile_tokens;
         const int fit = max(p.cached_keys / max(t.keys, 1), 1), sets = (p.call.h_kv + fit - 1) / fit;
         const int together = (p.call.h_kv + sets - 1) / sets * p.units_of_key_head;
