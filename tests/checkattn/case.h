@@ -122,7 +122,7 @@ struct gpu_cases {
     const char *bases[8];        /* what all of them begin with; each that the kernel takes */
     const char *graph, *next[3]; /* captured; what differs where it is replayed */
     const char *repeats[4];
-    const char *positions[2];      /* each request alone; batch-invariant, where that is an axis */
+    const char *positions[3];      /* each request alone; batch-invariant, where that is an axis */
     const char *busy, *threads[2]; /* threads: what differs where two threads of the host have one each */
     const char *foreign;           /* with a plan: tables that do not fit */
     void (*more)(const struct run *run, struct tally *tally);

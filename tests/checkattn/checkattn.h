@@ -39,7 +39,8 @@
     X(GATHER_ZERO, "gather-zero")   /* the row of no slot is not all zeros */                                \
     X(LSE_BASE, "lse-base")         /* sparse prefill: one lse in the other base */                          \
     X(MAX_SCALE, "max-scale")       /* sparse prefill: one max_logits without softmax_scale */               \
-    X(MAX_NAN, "max-nan")           /* sparse prefill: one max_logits of a row of NaN is a finite number */
+    X(MAX_NAN, "max-nan")           /* sparse prefill: one max_logits of a row of NaN is a finite number */  \
+    X(BATCH, "batch")               /* one bit of a row of each request hangs on what else is in the batch */
 #define FAULT_ENUMERATOR(name, text) FAULT_##name,
 enum defect { FAULTS_OF(FAULT_ENUMERATOR) FAULTS };
 

@@ -162,8 +162,9 @@ static bool plant_before(struct test_case *c, enum defect fault, struct patch *p
 static const char *fault_case(const struct run *run, uint64_t i)
 {
     static char text[200];
-    snprintf(text, sizeof text, "b 6, s_q 3, h_q 8, page_size %d, causal 1, layout padded, %s",
-             strcmp(run->kernel, "cuda-sm90") ? 16 : 64,
+    snprintf(text, sizeof text,
+             "b 6, s_q 3, h_q 8, page_size %d, causal 1, layout padded, batch_invariant %d, %s",
+             strcmp(run->kernel, "cuda-sm90") ? 16 : 64, run->fault == FAULT_BATCH,
              run->fault == FAULT_LSE_CANCELLED ? "s_k 1, inputs steep" : "s_k 140, lengths varied");
     return i < 8 ? text : NULL;
 }
@@ -288,7 +289,7 @@ struct subject dense_decode = {
          "b 6, s_q 2, s_k 140, h_q 16, page_size 64, causal 1, lengths varied, num_partitions 3, inputs "
          "beyond"},
     .more = more,
-    .faults = FAULT(MERGE_BASE) - 1,
+    .faults = (FAULT(MERGE_BASE) - 1) | FAULT(BATCH),
     .fault_case = fault_case,
     .plant_before = plant_before,
     .plant_after = plant_after,

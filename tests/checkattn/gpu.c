@@ -386,7 +386,7 @@ static void check_base(const struct gpu *g, uint64_t number)
         check_graph(g, (enum graph_kind)kind);
     for (uint64_t i = 0; i < 4 && cases->repeats[i]; i++)
         check_repeats(g, cases->repeats[i], 100 + 10 * number + i);
-    for (uint64_t i = 0; i < 2 && cases->positions[i]; i++) check_positions(g, cases->positions[i], 200 + i);
+    for (uint64_t i = 0; i < 3 && cases->positions[i]; i++) check_positions(g, cases->positions[i], 200 + i);
     if (cases->foreign) check_foreign_tables(g);
     for (int way = 0; way < WAYS_AT_ONCE; way++) check_at_once(g, (enum at_once)way);
 }

@@ -92,7 +92,7 @@ static void choose(struct subject *op, const struct run *run)
 
 static bool has(const struct run *run, const int64_t *v)
 {
-    return v[H_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 80);
+    return v[H_LAYOUT] != LAYOUT_FAR || has_far_memory(run, 72);
 }
 
 /* ---- A case ----------------------------------------------------------------------------------- */
@@ -435,15 +435,16 @@ struct subject mha_forward = {
                 "b 3, shape rows, sizes 64_128, inputs spiked",
                 "b 7, shape even, heads 2_1, sizes 128_128, requests varied, causal 1, threads own"},
     .more = more,
-    .faults = (FAULT(MERGE_BASE) - 1) & ~FAULT(SWAPPED_PAGE),
+    .faults = ((FAULT(MERGE_BASE) - 1) & ~FAULT(SWAPPED_PAGE)) | FAULT(BATCH),
     .fault_case = fault_case,
     .plant_after = plant_after,
     .gpu = {.bases = {"heads 16_1, requests cut", "heads 32_4, sizes 128_128, requests cut, dtype fp16",
-                      "heads 5_5, sizes 64_64"},
+                      "heads 16_1, sizes 64_64, requests cut"},
             .graph = "b 7, shape even, causal 1, layout padded",
             .next = {"", "", ""},
             .repeats = {"b 7, shape even, causal 1", "b 7, shape tall, inputs steep", "b 2, shape long"},
-            .positions = {"b 7, shape even, causal 1", "b 100, shape few, inputs spiked"},
+            .positions = {"b 7, shape even, causal 1", "b 100, shape few, inputs spiked",
+                          "b 3, shape square, causal 1, inputs spiked"},
             .busy = "b 7, shape even, causal 1",
             .threads = {"heads 32_4", "heads 16_1, shape rows"}},
     .timed = {"b 1, shape even, heads 16_1, causal 1", "b 1, shape even, heads 5_5, sizes 128_128"},

@@ -91,8 +91,9 @@ static const char *fault_case(const struct run *run, uint64_t i)
     const bool alone = run->fault == FAULT_LSE_CANCELLED;
     snprintf(text, sizeof text,
              "shape 2, b 8, s_q 2, h_q 8, format %s, lengths varied, extra %d, extra_lengths varied, layout "
-             "padded, %s",
-             i % 2 ? "fp8_584" : "fp8_656", !alone, alone ? "inputs steep" : "codes scales");
+             "padded, batch_invariant %d, %s",
+             i % 2 ? "fp8_584" : "fp8_656", !alone, run->fault == FAULT_BATCH,
+             alone ? "inputs steep" : "codes scales");
     return i < 8 ? text : NULL;
 }
 /* ---- Cases beside the grid ------------------------------------------------------------------- */
@@ -141,7 +142,7 @@ struct subject sparse_decode = {
          "shape 6, h_q 2, format fp8_656, extra 6, inputs spiked, layout far",
          "shape 6, h_q 2, format fp8_584, extra 6, inputs spiked, layout far"},
     .more = more,
-    .faults = (FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK)) & ~(FAULT(MERGE_BASE)),
+    .faults = ((FAULT(CACHE_SLOT) - 1) & ~(FAULT(MASK)) & ~(FAULT(MERGE_BASE))) | FAULT(BATCH),
     .fault_case = fault_case,
     .plant_before = plant_before,
     /* FP8 is what every kernel takes, so that most cases are of it. */
