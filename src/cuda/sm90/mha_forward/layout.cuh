@@ -7,7 +7,7 @@
  *            a tile a block of K, V   of Q     consumer
  *   192/128  128    128     2         1        O 64 + S 64 + P 32, of 224      224 KiB
  *   128/128  128    128     2         2        the same                        208
- *   64/64    192    112     3         2        O 32 + S 56 + P 28, of 152      144
+ *   64/64    192    128     4         2        O 32 + S 64 + P 32, of 160      201
  */
 #pragma once
 
@@ -21,7 +21,7 @@
 #include "../../device/wgmma.cuh"
 
 /* Tiles that the consumers know of: one that they write, one that they are at, the next one. */
-enum { TILE_SLOTS = 3 };
+enum { TILE_SLOTS = 4 };
 
 /* A tile of query rows, as the producer of Q and K tells the others of it. */
 struct Tile {
@@ -39,13 +39,14 @@ template <int D_QK_, int D_V_> struct MhaLayout {
     static constexpr int KEYS = MHA_SM90_KEYS(D_QK_);
     static constexpr int CONSUMERS = MHA_SM90_ROWS(D_QK_) / 64, ROWS = 64 * CONSUMERS,
                          THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
-    static constexpr int STAGES = D_QK == 64 ? 3 : 2, Q_PLACES = D_QK == 192 ? 1 : 2;
+    static constexpr int STAGES = D_QK == 64 ? 4 : 2, Q_PLACES = D_QK == 192 ? 1 : 2;
     /* A thread makes so many weights of a block while the older values are still being added; registers limit them. */
     static constexpr int EARLY = D_QK == 64 ? 20 : 16;
     /* Whether the next stages are full is asked among the exponentials: blocks of small heads are short beside such a wait. */
     static constexpr bool ASKS_EARLY = D_QK == 64;
     static constexpr bool TAKES_TURNS = D_QK != 128; /* there it costs more than it brings */
-    static constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = CONSUMERS == 3 ? 152 : 224;
+    static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 56,
+                         CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 224;
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
                       (CONSUMERS + 1) * (65536 / THREADS / 8 * 8),
                   "warpgroups would wait for registers for ever");
@@ -65,14 +66,17 @@ template <int D_QK_, int D_V_> struct MhaLayout {
         K_EMPTY = K_FULL + STAGES,
         V_FULL = K_EMPTY + STAGES,
         V_EMPTY = V_FULL + STAGES,
-        BARRIERS = V_EMPTY + STAGES
+        NEXT_WANTED = V_EMPTY + STAGES,
+        BARRIERS
     };
     static constexpr uint32_t TILES_AT = (BARRIERS_AT + BARRIERS * 8 + 127) / 128 * 128;
-    static constexpr uint32_t RESULTS_AT = TILES_AT + TILE_SLOTS * sizeof(Tile),
-                              RESULTS_OF_WARP = 8 * D_V * 2; /* eight rows */
+    static constexpr uint32_t WINDOW_AT = TILES_AT + TILE_SLOTS * sizeof(Tile),
+                              WINDOW_BYTES = 32 * 20; /* Requests */
+    static constexpr uint32_t RESULTS_AT = WINDOW_AT + WINDOW_BYTES,
+                              RESULT_ROWS = D_QK == 64 ? 16 : 8, /* that a warp writes at a time */
+        RESULTS_OF_WARP = RESULT_ROWS * D_V * 2;
     static constexpr uint32_t BYTES = RESULTS_AT + 4 * CONSUMERS * RESULTS_OF_WARP;
-    static constexpr uint32_t ALIGNMENT = 1024; /* of tiles; the base is moved up to it */
-    static_assert(BYTES + ALIGNMENT <= 227 * 1024, "it fits");
+    static_assert(BYTES <= 227 * 1024, "it fits");
 
     uint32_t base;
 
@@ -92,12 +96,12 @@ template <int D_QK_, int D_V_> struct MhaLayout {
         for (int i = 0; i < Q_PLACES; i++)
             mbarrier_init(barrier(Q_FULL, i), 1), mbarrier_init(barrier(Q_EMPTY, i), CONSUMERS);
         for (int i = 0; i < TILE_SLOTS; i++)
-            mbarrier_init(barrier(TILE_FULL, i), 1),
-                mbarrier_init(barrier(TILE_EMPTY, i), CONSUMERS * WARPGROUP_THREADS + 1);
+            mbarrier_init(barrier(TILE_FULL, i), 1), mbarrier_init(barrier(TILE_EMPTY, i), 4 * CONSUMERS + 2);
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(barrier(K_FULL, i), 1), mbarrier_init(barrier(K_EMPTY, i), CONSUMERS);
             mbarrier_init(barrier(V_FULL, i), 1), mbarrier_init(barrier(V_EMPTY, i), CONSUMERS);
         }
+        mbarrier_init(barrier(NEXT_WANTED, 0), 1);
         mbarrier_fence_init();
     }
 };

@@ -31,12 +31,14 @@ template <typename Element, typename Layout> struct Consumer {
     const mha_forward_sm90_params &p;
     const Layout l;
     const int group; /* which consumer: rows 64 · group … of a tile */
+    const int later; /* by how many tokens its last row is later than the tile's first one */
 
     int n;          /* the block whose scores, or whose values, come next */
     int keys, seen; /* Tile::keys and Tile::seen of its tile */
+    bool is_mine;   /* it has rows of this consumer */
     Ring<TILE_SLOTS> slot;
     Ring<Layout::Q_PLACES> place;
-    Ring<Layout::STAGES> k_stage, v_stage;
+    Ring<Layout::STAGES> stage, values; /* of the block whose scores come next, and of that whose values do */
 
     DEVICE bool speaks() const { return threadIdx.x % WARPGROUP_THREADS == 0; }
 
@@ -62,7 +64,7 @@ template <typename Element, typename Layout> struct Consumer {
 
     DEVICE void issue_scores(float (&s)[KEYS / 2]) const
     {
-        const uint32_t q = l.q(place.at) + (uint32_t)group * TILE_BYTES, k = l.k(k_stage.at);
+        const uint32_t q = l.q(place.at) + (uint32_t)group * TILE_BYTES, k = l.k(stage.at);
 #pragma unroll
         for (int i = 0; i < QK_STEPS; i++)
             wgmma_lines_of<Element>(s, wgmma_lines(q + i / 4 * Layout::Q_TILE, i % 4),
@@ -72,7 +74,7 @@ template <typename Element, typename Layout> struct Consumer {
 
     DEVICE void issue_values(float (&o)[D_V / 2], const uint32_t (&w)[KEY_STEPS][4]) const
     {
-        const uint32_t v = l.v(v_stage.at);
+        const uint32_t v = l.v(values.at);
 #pragma unroll
         for (int i = 0; i < KEY_STEPS; i++) {
             const uint64_t b = wgmma_descriptor(v, Layout::KEY_TILE, (uint32_t)i * 16 * LINE_BYTES);
@@ -84,17 +86,17 @@ template <typename Element, typename Layout> struct Consumer {
         wgmma_commit();
     }
 
-    /* Values behind the request's last key are anything, and weigh 0: they must not be NaN. By all consumers. */
-    DEVICE void clear_tail() const
+    /* Values behind the request's last key are anything, and weigh 0: they must not be NaN. By all consumers, for block n. */
+    DEVICE void clear_tail(const Ring<Layout::STAGES> &at) const
     {
         const int first = keys - n * KEYS, rest = KEYS - first;
         if (rest <= 0) return;
-        mbarrier_wait(l.barrier(Layout::V_FULL, v_stage.at), v_stage.parity);
+        mbarrier_wait(l.barrier(Layout::V_FULL, at.at), at.parity);
 #pragma unroll 1
         for (int i = (int)fresh_thread() - WARPGROUP_THREADS; i < rest * Layout::V_TILES * 8;
              i += Layout::CONSUMERS * WARPGROUP_THREADS) {
             const int line = i / 8 % rest, tile = i / 8 / rest;
-            store_zero_16(l.v(v_stage.at) + tile * Layout::KEY_TILE +
+            store_zero_16(l.v(at.at) + tile * Layout::KEY_TILE +
                           (uint32_t)((first + line) * LINE_BYTES + i % 8 * 16));
         }
         fence_async_shared();
@@ -149,10 +151,46 @@ template <typename Element, typename Layout> struct Consumer {
     DEVICE bool begin_tile()
     {
         mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.at), slot.parity);
+        const uint32_t rows = load_shared_4(l.tile(slot.at) + 4);
         const uint4 t = load_shared_16(l.tile(slot.at) + 16); /* keys, seen, blocks */
         keys = (int)__shfl_sync(~0u, t.x, 0), seen = (int)__shfl_sync(~0u, t.y, 0),
         n = (int)__shfl_sync(~0u, t.z, 0) - 1;
+        is_mine = 64 * group < (int)__shfl_sync(~0u, rows, 0);
         return n >= 0;
+    }
+
+    /* No row of this consumer sees a key of block n. */
+    DEVICE void skip_block()
+    {
+        await_turn();
+        pass_turn();
+        mbarrier_wait(l.barrier(Layout::K_FULL, stage.at), stage.parity);
+        arrive(Layout::K_EMPTY, stage.at);
+        clear_tail(stage);
+        mbarrier_wait(l.barrier(Layout::V_FULL, stage.at), stage.parity);
+        arrive(Layout::V_EMPTY, stage.at);
+        stage.step();
+        n--;
+    }
+
+    /* Skips the blocks that only rows of later consumers see, and answers how many. Fewer than there are stages: one holds values that
+     * have not been added yet. */
+    DEVICE int skip_unseen()
+    {
+        static_assert(Layout::ROWS - 64 <= (Layout::STAGES - 1) * KEYS,
+                      "else the producer would wait for ever");
+        const int blocks = n;
+        while (n > 0 && n * KEYS >= seen + later) skip_block();
+        return blocks - n;
+    }
+
+    DEVICE void skip_tile()
+    {
+        mbarrier_wait(l.barrier(Layout::Q_FULL, place.at), place.parity);
+        arrive(Layout::Q_EMPTY, place.at);
+        while (n >= 0) skip_block();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(l.barrier(Layout::TILE_EMPTY, slot.at));
+        place.step(), slot.step();
     }
 
     /* Is the next place of the ring full? By a warp. */
@@ -161,129 +199,168 @@ template <typename Element, typename Layout> struct Consumer {
         return __all_sync(~0u, mbarrier_test(l.barrier(barriers, ring.at), ring.parity));
     }
 
-    DEVICE void run()
+    /* The first block of a tile in front of which no other one's values are left to add: its weights, and cleared sums of values. */
+    DEVICE void weigh_first(float (&s)[KEYS / 2], Rows &r, bool &lacks, uint32_t (&w)[KEY_STEPS][4],
+                            float (&o)[D_V / 2])
     {
-        float s[KEYS / 2], o[D_V / 2], rescale[2];
-        uint32_t w[KEY_STEPS][4];
         const bool both[2] = {true, true};
-        if (!begin_tile()) return;
-        Rows r = fresh_rows(), done = r;
-        bool lacks = true; /* some row has seen no key yet */
-        mbarrier_wait(l.barrier(Layout::Q_FULL, 0), 0);
-        mbarrier_wait(l.barrier(Layout::K_FULL, 0), 0);
+        float rescale[2]; /* nothing was summed */
+        skip_unseen();
+        values = stage;
+        mbarrier_wait(l.barrier(Layout::Q_FULL, place.at), place.parity);
+        mbarrier_wait(l.barrier(Layout::K_FULL, stage.at), stage.parity);
+        await_turn();
         wgmma_fence();
         issue_scores(s);
+        pass_turn();
         wgmma_wait<0>();
         hold(s);
-        arrive(Layout::K_EMPTY, 0), arrive(Layout::Q_EMPTY, 0, n == 0);
-        k_stage.step();
+        arrive(Layout::K_EMPTY, stage.at), arrive(Layout::Q_EMPTY, place.at, n == 0);
+        stage.step();
         prepare(s, r, lacks);
         weigh_with_care(s, both, r, rescale, w);
-        clear_tail();
+        clear_tail(values);
 #pragma unroll
         for (int i = 0; i < D_V / 2; i++) o[i] = 0.0f;
-        if (group == Layout::CONSUMERS - 1) pass_turn();
-        int done_slot = 0;
-        bool pending = false; /* o is that of a tile that has ended, in done_slot, with the sums `done` */
+    }
+
+    /* Makes the weights of block n while the values in stage `used` are still being added; these have been when it returns. `begins`: they
+     * were an older tile's. */
+    DEVICE void weigh_next(float (&s)[KEYS / 2], Rows &r, int used, bool begins, uint32_t (&w)[KEY_STEPS][4],
+                           float (&o)[D_V / 2], bool &k_full, bool &v_full)
+    {
+        float less[2], sum[2] = {0.0f, 0.0f}, early[Layout::EARLY];
+#pragma unroll
+        for (int row = 0; row < 2; row++) less[row] = exponent_of(r, row, p.call.scale_log2);
+        exponentials<0, Layout::EARLY>(s, p.call.scale_log2, less, early, sum);
+        hold(early), hold(sum);
+        /* ptxas moves nothing over these, so that the exponentials are made before the wait for the values. */
+        if constexpr (Layout::ASKS_EARLY)
+            k_full = is_full(Layout::K_FULL, stage), v_full = is_full(Layout::V_FULL, values);
+        else
+            mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.at), slot.parity); /* it is there already */
+        wgmma_wait<0>();
+        arrive(Layout::V_EMPTY, used);
+#pragma unroll
+        for (int i = 0; i < Layout::EARLY; i += 2)
+            w[i / 8][i / 2 % 4] = Element::pack(early[i], early[i + 1]);
+        weigh<Element, Layout::EARLY>(s, p.call.scale_log2, less, w, sum);
+        bool far[2];
+#pragma unroll
+        for (int row = 0; row < 2; row++) far[row] = !(sum[row] <= MOST_WEIGHT) || is_extreme(less[row]);
+        hold(o);
+        if (!__any_sync(~0u, far[0] || far[1])) {
+            r.sum[0] += sum[0], r.sum[1] += sum[1];
+            hold(r.sum); /* else they are added behind the next products */
+        } else {
+            float rescale[2];
+            far[0] = any_of_quad(far[0]), far[1] = any_of_quad(far[1]);
+            weigh_with_care(s, far, r, rescale, w);
+            if (!begins)
+#pragma unroll
+                for (int i = 0; i < D_V / 2; i++) o[i] *= rescale[i >> 1 & 1];
+        }
+    }
+
+    /* Takes tiles with rows of this consumer, up to one without, which it has gone to; false: there are no more tiles. */
+    DEVICE bool take_tiles()
+    {
+        float s[KEYS / 2], o[D_V / 2], factor[2];
+        uint32_t w[KEY_STEPS][4];
+        Rows r = fresh_rows();
+        bool lacks = true; /* some row has seen no key yet */
+        weigh_first(s, r, lacks, w, o);
+        int ended_slot, done_slot = 0, skipped = 0;
+        bool pending = false; /* o is the tile's in done_slot, which has ended, and awaits its factors */
         bool k_full = false, v_full = false; /* the next stages: not known yet */
         for (;;) {                           /* w: the weights of block n, whose values are not added yet */
             const bool begins = n == 0;      /* the next block is another tile's */
-            const Rows ended = r;
-            const int ended_slot = slot.at;
+            ended_slot = slot.at;
             if (begins) {
-                r = fresh_rows(), lacks = true;
                 place.step(), slot.step();
-                if (!begin_tile()) {
-                    r = ended;
-                    break;
-                }
+                if (!begin_tile() || !is_mine) break;
+                skipped = skip_unseen();
+                if (skipped) k_full = false;
                 mbarrier_wait(l.barrier(Layout::Q_FULL, place.at), place.parity);
             } else {
                 n--;
             }
-            if (!k_full) mbarrier_wait(l.barrier(Layout::K_FULL, k_stage.at), k_stage.parity);
+            if (!k_full) mbarrier_wait(l.barrier(Layout::K_FULL, stage.at), stage.parity);
             await_turn();
             wgmma_fence();
             issue_scores(s);
             if (pending) {
                 pass_turn();
-                write_rows<Element>(p, l, done_slot, done, o);
+                write_rows<Element>(p, l, done_slot, factor, o);
             }
-            if (begins) done = ended, done_slot = ended_slot;
-            if (!v_full) mbarrier_wait(l.barrier(Layout::V_FULL, v_stage.at), v_stage.parity);
+            if (begins) {
+                end_rows(p, l, ended_slot, r, factor);
+                done_slot = ended_slot, r = fresh_rows(), lacks = true;
+            }
+            if (!v_full) mbarrier_wait(l.barrier(Layout::V_FULL, values.at), values.parity);
             hold(o);
             wgmma_fence();
             issue_values(o, w);
             if (!pending) pass_turn();
             wgmma_wait<1>();
             hold(s);
-            arrive(Layout::K_EMPTY, k_stage.at), arrive(Layout::Q_EMPTY, place.at, n == 0);
-            k_stage.step();
-            const int used = v_stage.at;
-            v_stage.step();
-
+            arrive(Layout::K_EMPTY, stage.at), arrive(Layout::Q_EMPTY, place.at, n == 0);
+            stage.step();
+            const int used = values.at;
+            values.step();
+#pragma unroll 1
+            for (; skipped; skipped--) values.step();
             if (lacks || min(keys, seen) < (n + 1) * KEYS) prepare(s, r, lacks);
-            float less[2], sum[2] = {0.0f, 0.0f}, early[Layout::EARLY];
-#pragma unroll
-            for (int row = 0; row < 2; row++) less[row] = exponent_of(r, row, p.call.scale_log2);
-            exponentials<0, Layout::EARLY>(s, p.call.scale_log2, less, early, sum);
-            hold(early), hold(sum);
-            /* ptxas moves nothing over these, so that the exponentials are made before the wait for the values. */
-            if constexpr (Layout::ASKS_EARLY)
-                k_full = is_full(Layout::K_FULL, k_stage), v_full = is_full(Layout::V_FULL, v_stage);
-            else
-                mbarrier_wait(l.barrier(Layout::TILE_FULL, slot.at), slot.parity); /* it is there already */
-            wgmma_wait<0>();
-            arrive(Layout::V_EMPTY, used);
-#pragma unroll
-            for (int i = 0; i < Layout::EARLY; i += 2)
-                w[i / 8][i / 2 % 4] = Element::pack(early[i], early[i + 1]);
-            weigh<Element, Layout::EARLY>(s, p.call.scale_log2, less, w, sum);
-            bool far[2];
-#pragma unroll
-            for (int row = 0; row < 2; row++) far[row] = !(sum[row] <= MOST_WEIGHT) || is_extreme(less[row]);
-            hold(o);
-            if (!__any_sync(~0u, far[0] || far[1])) {
-                r.sum[0] += sum[0], r.sum[1] += sum[1];
-                hold(r.sum); /* else they are added behind the next products */
-            } else {
-                far[0] = any_of_quad(far[0]), far[1] = any_of_quad(far[1]);
-                weigh_with_care(s, far, r, rescale, w);
-                if (!begins)
-#pragma unroll
-                    for (int i = 0; i < D_V / 2; i++) o[i] *= rescale[i >> 1 & 1];
-            }
-            clear_tail();
+            weigh_next(s, r, used, begins, w, o, k_full, v_full);
+            clear_tail(values);
             pending = begins;
         }
-        if (pending) write_rows<Element>(p, l, done_slot, done, o); /* the last tile has a single block */
-        mbarrier_wait(l.barrier(Layout::V_FULL, v_stage.at), v_stage.parity);
+        if (pending) write_rows<Element>(p, l, done_slot, factor, o); /* the last tile has a single block */
+        mbarrier_wait(l.barrier(Layout::V_FULL, values.at), values.parity);
         wgmma_fence();
         hold(o);
         issue_values(o, w);
         wgmma_wait<0>();
         hold(o);
-        write_rows<Element>(p, l, slot.at ? slot.at - 1 : TILE_SLOTS - 1, r, o);
+        arrive(Layout::V_EMPTY, values.at);
+        end_rows(p, l, ended_slot, r, factor);
+        write_rows<Element>(p, l, ended_slot, factor, o);
+        return n >= 0;
+    }
+
+    DEVICE void run()
+    {
+        if (group == Layout::CONSUMERS - 1) pass_turn();
+        for (bool more = begin_tile(); more;) {
+            if (is_mine) {
+                more = take_tiles();
+            } else {
+                skip_tile();
+                more = begin_tile();
+            }
+        }
+        if (group == 0) await_turn(); /* the last one's: nothing is left at a barrier */
     }
 };
 
 template <typename Element, typename Layout> DEVICE void mha_forward(const mha_forward_sm90_params &p)
 {
-    extern __shared__ unsigned char memory[];
-    const Layout l = {((uint32_t)__cvta_generic_to_shared(memory) + Layout::ALIGNMENT - 1) /
-                      Layout::ALIGNMENT * Layout::ALIGNMENT};
+    extern __shared__ __align__(1024) unsigned char memory[]; /* as tiles ask */
+    const Layout l = {(uint32_t)__cvta_generic_to_shared(memory)};
     if (threadIdx.x == 0) l.init_barriers();
     __syncthreads();
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / WARPGROUP_THREADS, 0);
     if (warpgroup == 0) {
         give_registers<Layout::PRODUCER_REGISTERS>();
-        if (threadIdx.x / 32 == 0)
-            KeyProducer<Layout>{p, l}.run();
-        else if (threadIdx.x / 32 == 1)
-            ValueProducer<Layout>{p, l}.run();
+        switch (threadIdx.x / 32) {
+        case 0: TileProducer<Layout>{p, l}.run(); break;
+        case 1: KeyProducer<Layout>{p, l}.run(); break;
+        case 2: ValueProducer<Layout>{p, l}.run(); break;
+        }
     } else {
         take_registers<Layout::CONSUMER_REGISTERS>();
-        Consumer<Element, Layout>{p, l, warpgroup - 1}.run();
+        const int group = warpgroup - 1;
+        Consumer<Element, Layout>{p, l, group, fast_divide(64 * group + 63, p.heads_divisor)}.run();
     }
 }
 

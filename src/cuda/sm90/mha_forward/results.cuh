@@ -7,47 +7,68 @@
 #include "softmax.cuh"
 #include "tiles.cuh"
 
+/* Writes the lse of rows whose keys have all been seen, and answers in `factor` what makes their sums of values their results. */
+template <typename Layout>
+DEVICE void end_rows(const mha_forward_sm90_params &p, const Layout &l, int slot, const Rows &r,
+                     float (&factor)[2])
+{
+    const int thread = (int)fresh_thread() - WARPGROUP_THREADS;
+    const uint4 tile = load_shared_16(l.tile(slot)); /* token, rows, request, head */
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = thread / 32 * 16 + 8 * half + thread % 32 / 4;
+        const float sum = quad_sum(r.sum[half]);
+        factor[half] = sum == 0.0f ? 0.0f : reciprocal_approx(sum);
+        if (thread % 4 == 0 && row < (int)tile.y) {
+            const float base = r.base[half] == -INFINITY ? 0.0f : r.base[half];
+            store_lse(p.call.output, tile.z, place_of(p, tile.x, tile.w, row),
+                      sum == 0.0f ? -INFINITY : fmaf(base, p.call.scale, LN_2 * log2_approx(sum)));
+        }
+    }
+}
+
 /* By a warp of a consumer: rows 16 · warp … of the tile in the slot. What it computes from the thread's number is not kept around. */
 template <typename Element, typename Layout>
-DEVICE void write_rows(const mha_forward_sm90_params &p, const Layout &l, int slot, const Rows &r,
+DEVICE void write_rows(const mha_forward_sm90_params &p, const Layout &l, int slot, const float (&factor)[2],
                        float (&o)[Layout::D_V / 2])
 {
-    constexpr int CHUNKS = Layout::D_V / 8,
-                  AT_ONCE = 32 / CHUNKS; /* of 16 bytes, of a row; rows that a warp stores together */
+    constexpr int CHUNKS = Layout::D_V / 8, /* of 16 bytes, of a row */
+        ROWS = Layout::RESULT_ROWS, STORES = ROWS * CHUNKS / 32;
     const struct output_params &output = p.call.output;
     const int thread = (int)fresh_thread() - WARPGROUP_THREADS, lane = thread % 32, warp = thread / 32;
     const uint32_t place = l.results(warp);
     const uint4 tile = load_shared_16(l.tile(slot)); /* token, rows, request, head */
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int first = 16 * warp + 8 * half;
-        const float sum = quad_sum(r.sum[half]), factor = sum == 0.0f ? 0.0f : reciprocal_approx(sum);
-        if (lane % 4 == 0 && first + lane / 4 < (int)tile.y) {
-            const float base = r.base[half] == -INFINITY ? 0.0f : r.base[half];
-            store_lse(output, tile.z, place_of(p, tile.x, tile.w, first + lane / 4),
-                      sum == 0.0f ? -INFINITY : base * p.call.scale + LN_2 * log2_approx(sum));
-        }
+    for (int first = 0; first < 16; first += ROWS) {
         __syncwarp();
 #pragma unroll
-        for (int j = 0; j < CHUNKS; j += 4) {
-            uint32_t words[4];
+        for (int half = first / 8; half < (first + ROWS) / 8; half++)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                words[i] =
-                    Element::pack(o[4 * (j + i) + 2 * half] * factor, o[4 * (j + i) + 2 * half + 1] * factor);
-            store_matrices(place + (uint32_t)(lane % 8 * CHUNKS + ((j + lane / 8) ^ lane % 8)) * 16, words);
-        }
+            for (int j = 0; j < CHUNKS; j += 4) {
+                const int row = 8 * half - first + lane % 8;
+                uint32_t words[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    words[i] = Element::pack(o[4 * (j + i) + 2 * half] * factor[half],
+                                             o[4 * (j + i) + 2 * half + 1] * factor[half]);
+                store_matrices(place + (uint32_t)(row * CHUNKS + ((j + lane / 8) ^ lane % 8)) * 16, words);
+            }
         __syncwarp();
+        uint4 words[STORES];
 #pragma unroll
-        for (int i = 0; i < 8; i += AT_ONCE) {
-            const int row = i + lane / CHUNKS, chunk = lane % CHUNKS;
-            const RowPlace at = place_of(p, tile.x, tile.w, first + row);
-            store_global_16(output.out + out_offset(output, tile.z, at) + 8 * chunk,
-                            load_shared_16(place + (uint32_t)(row * CHUNKS + (chunk ^ row)) * 16),
-                            first + row < (int)tile.y);
+        for (int i = 0; i < STORES; i++) {
+            const int row = (32 * i + lane) / CHUNKS, chunk = lane % CHUNKS;
+            words[i] = load_shared_16(place + (uint32_t)(row * CHUNKS + (chunk ^ row % 8)) * 16);
+        }
+#pragma unroll
+        for (int i = 0; i < STORES; i++) {
+            const int row = 16 * warp + first + (32 * i + lane) / CHUNKS, chunk = lane % CHUNKS;
+            store_global_16(output.out + out_offset(output, tile.z, place_of(p, tile.x, tile.w, row)) +
+                                8 * chunk,
+                            words[i], row < (int)tile.y);
         }
     }
-    mbarrier_arrive(l.barrier(Layout::TILE_EMPTY, slot));
+    mbarrier_arrive_if(lane == 0, l.barrier(Layout::TILE_EMPTY, slot));
 #pragma unroll
     for (int i = 0; i < Layout::D_V / 2; i++) o[i] = 0.0f;
 }

@@ -14,6 +14,8 @@
 
 #include "../../device/warp.cuh"
 
+#include <stddef.h>
+
 /* Row `row` of a tile whose first token and head these are. */
 DEVICE RowPlace place_of(const mha_forward_sm90_params &p, int token, int head, int row)
 {
@@ -21,19 +23,21 @@ DEVICE RowPlace place_of(const mha_forward_sm90_params &p, int token, int head, 
     return {token + later, head + row - later * p.heads_of_tile};
 }
 
-/* By a warp; a lane has request first + lane. */
+/* Requests, 32 at a time, in a window in shared memory. By a warp, whose lane writes request first + lane. */
 struct Requests {
-    const mha_forward_sm90_params &p;
-    int first = 0, tiles_before = 0; /* of the window */
-    int last_q, last_k;              /* where the requests in front of the window end */
-    int q, tokens, k, keys;          /* where the lane's request begins, and how long it is */
-    int before, tiles;               /* in front of the lane's, and with it; of the window */
+    enum { TILES_AT = 32 * 16, BYTES = TILES_AT + 32 * 4 };
 
-    DEVICE explicit Requests(const mha_forward_sm90_params &params) : p(params)
+    const mha_forward_sm90_params &p;
+    uint32_t
+        window; /* of each request: its first token, tokens, first key, keys; then the number of its first tile */
+    int first = 0, end = 0; /* the window's first request; the number of the tile behind it */
+
+    DEVICE Requests(const mha_forward_sm90_params &params, uint32_t place) : p(params), window(place)
     {
         const mha_forward_params &call = p.call;
-        last_q = call.starts_q ? min(max(call.starts_q[0], 0), call.tokens_q) : 0;
-        last_k = call.starts_k ? min(max(call.starts_k[0], 0), call.tokens_k) : 0;
+        if (call.starts_q && threadIdx.x % 32 == 31)
+            store_shared_16(window + 31 * 16, make_uint4(min(max(call.starts_q[0], 0), call.tokens_q), 0,
+                                                         min(max(call.starts_k[0], 0), call.tokens_k), 0));
         look();
     }
 
@@ -42,48 +46,64 @@ struct Requests {
     {
         const mha_forward_params &call = p.call;
         const int lane = (int)threadIdx.x % 32, request = first + lane;
-        q = k = 0, tokens = call.s_q, keys = call.s_k;
+        int q = 0, k = 0, tokens = call.s_q, keys = call.s_k;
+        __syncwarp();
         if (call.starts_q) {
+            const uint4 last = load_shared_16(window + 31 * 16); /* in front of the window */
+            const int last_q = (int)(last.x + last.y), last_k = (int)(last.z + last.w);
             const int at = min(request + 1, call.b);
             const int end_q = min(max(warp_inclusive_max(call.starts_q[at]), last_q), call.tokens_q);
             const int end_k = min(max(warp_inclusive_max(call.starts_k[at]), last_k), call.tokens_k);
             q = __shfl_up_sync(~0u, end_q, 1), k = __shfl_up_sync(~0u, end_k, 1);
             if (lane == 0) q = last_q, k = last_k;
             tokens = end_q - q, keys = end_k - k;
-            last_q = __shfl_sync(~0u, end_q, 31), last_k = __shfl_sync(~0u, end_k, 31);
         }
         if (request >= call.b) tokens = 0;
-        const int own = (tokens + p.tile_tokens - 1) / p.tile_tokens * p.units;
-        tiles = warp_inclusive_sum(own), before = tiles - own;
+        const int tiles = (tokens + p.tile_tokens - 1) / p.tile_tokens * p.units,
+                  up_to = warp_inclusive_sum(tiles);
+        __syncwarp();
+        store_shared_16(window + (uint32_t)lane * 16, make_uint4(q, tokens, k, keys));
+        store_shared_4(window + TILES_AT + (uint32_t)lane * 4, end + up_to - tiles);
+        end += __shfl_sync(~0u, up_to, 31);
+        __syncwarp();
     }
 
-    /* Tile number `i`, no smaller than the one before; false: there is none. */
-    DEVICE bool find(int i, int keys_of_block, Tile &t)
+    /* Writes tile number `i`, no smaller than the one before, to `place` in shared memory, and answers its blocks of keys; -1: there is
+     * no such tile. */
+    DEVICE int find(int i, int keys_of_block, uint32_t place)
     {
-        for (int all; (all = __shfl_sync(~0u, tiles, 31)) <= i - tiles_before; look()) {
-            tiles_before += all, first += 32;
-            if (first >= p.call.b) return false;
+        for (; end <= i; look()) {
+            first += 32;
+            if (first < p.call.b) continue;
+            store_shared_4(place + offsetof(Tile, blocks), ~0u);
+            return -1;
         }
-        const int lane = 31 - __clz((int)__ballot_sync(~0u, before <= i - tiles_before));
-        const int within = i - tiles_before - __shfl_sync(~0u, before, lane);
-        const int its_tokens = __shfl_sync(~0u, tokens, lane);
-        t.keys = __shfl_sync(~0u, keys, lane), t.first_key = __shfl_sync(~0u, k, lane);
-        t.token = __shfl_sync(~0u, q, lane), t.request = p.call.starts_q ? 0 : first + lane;
-        /* `together` units are taken at once; a unit is the heads of a tile. There are no more sets than heads that fit ask for, and
-         * they have one size but for the last: a small last one keeps few blocks of threads busy with long tiles. */
-        const int of_request = (its_tokens + p.tile_tokens - 1) / p.tile_tokens;
-        const int fit = max(p.cached_keys / max(t.keys, 1), 1), sets = (p.call.h_kv + fit - 1) / fit;
-        const int together = (p.call.h_kv + sets - 1) / sets * p.units_of_key_head;
-        const int set = within / (of_request * together), in_set = within - set * of_request * together;
-        const int units = min(together, p.units - set * together), order = in_set / units;
+        const int first_tile = (int)load_shared_4(window + TILES_AT + fresh_thread() % 32 * 4);
+        const int at = __popc(__ballot_sync(~0u, first_tile <= i)) - 1,
+                  within = i - __shfl_sync(~0u, first_tile, at);
+        const uint4 request = load_shared_16(window + (uint32_t)at * 16);
+        const int tokens = (int)request.y, keys = (int)request.w;
+        /* Heads whose keys and values fit are taken at once. There are no more such sets than heads that fit ask for, and the first of
+         * them have at most one head more: a small set keeps few blocks of threads busy with long tiles. */
+        const int of_request = (tokens + p.tile_tokens - 1) / p.tile_tokens,
+                  of_head = of_request * p.units_of_key_head;
+        const int fit = max(p.cached_keys / max(keys, 1), 1), sets = (p.call.h_kv + fit - 1) / fit;
+        const int heads = p.call.h_kv / sets, larger = p.call.h_kv - heads * sets;
+        const bool is_larger = within < larger * (heads + 1) * of_head;
+        const int of_set = is_larger ? heads + 1 : heads, passed = is_larger ? 0 : larger * (heads + 1);
+        const int set = (within - passed * of_head) / (of_set * of_head), first_head = passed + set * of_set;
+        const int in_set = within - first_head * of_head, units = of_set * p.units_of_key_head,
+                  order = in_set / units;
+        const int head = (first_head * p.units_of_key_head + in_set - order * units) * p.heads_of_tile;
         const int first_token = (p.call.causal ? of_request - 1 - order : order) * p.tile_tokens;
-        t.head = (set * together + in_set - order * units) * p.heads_of_tile;
-        t.token += first_token;
-        t.rows = min(its_tokens - first_token, p.tile_tokens) * p.heads_of_tile;
-        t.seen = p.call.causal ? t.keys - its_tokens + first_token + 1 : t.keys;
-        const int most = p.call.causal ? min(t.keys, t.seen + p.tile_tokens - 1) : t.keys;
-        t.blocks = (max(most, 0) + keys_of_block - 1) / keys_of_block;
-        return true;
+        const int rows = min(tokens - first_token, p.tile_tokens) * p.heads_of_tile;
+        store_shared_16(
+            place, make_uint4((int)request.x + first_token, rows, p.call.starts_q ? 0 : first + at, head));
+        const int seen = p.call.causal ? keys - tokens + first_token + 1 : keys;
+        const int most = p.call.causal ? min(keys, seen + p.tile_tokens - 1) : keys;
+        const int blocks = (max(most, 0) + keys_of_block - 1) / keys_of_block;
+        store_shared_16(place + 16, make_uint4(keys, seen, blocks, request.z));
+        return blocks;
     }
 };
 
@@ -92,7 +112,6 @@ struct Requests {
  * the ticket away, so that a graph can be launched again. */
 struct Turns {
     const mha_forward_sm90_params &p;
-    bool open = false;
 
     /* The first block clears the counter. By one thread of each block. */
     DEVICE void begin() const
@@ -103,15 +122,14 @@ struct Turns {
         *(volatile uint64_t *)&p.turns->ticket = p.ticket;
     }
 
-    /* Takes the next tile, and answers its number. By one thread. */
-    DEVICE int next()
+    /* Takes the tile after tile `i`, and answers its number. By one thread. */
+    DEVICE int next(int i) const
     {
         if (!p.turns) return INT_MAX;
-        if (!open) {
+        if (i < (int)gridDim.x) { /* the block's first one */
             while (*(const volatile uint64_t *)&p.turns->ticket != p.ticket) {
             }
             __threadfence();
-            open = true;
         }
         return (int)(gridDim.x + atomicAdd(&p.turns->taken, 1u));
     }
