@@ -215,15 +215,6 @@ def test_packed_without_memory(name, make, said):
 
 
 @needs_torch
-@pytest.mark.parametrize("name", [QKV, KV])
-def test_packed_that_requires_a_gradient(name):
-    arguments = packed(Sequences([(5, 5)], h_q=3, h_kv=3), Kind("torch", "bfloat16"))[name]
-    arguments[0].requires_grad_()
-    with pytest.raises(NotImplementedError, match="^flash_attn_varlen_func: q: requires a gradient, .*no derivative"):
-        getattr(flash_mla, name)(*arguments)
-
-
-@needs_torch
 @each_device
 @pytest.mark.parametrize("name", [QKV, KV])
 @pytest.mark.usefixtures("fresh_compiler")
