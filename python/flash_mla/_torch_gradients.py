@@ -16,9 +16,7 @@ from ._torch_operators import launch, new_results
 
 # `k`: alone where v is there; with the values behind the keys where only q is; else behind the queries. d_qk says where to cut.
 _SOURCE = "Tensor? q, Tensor k, Tensor? v, Tensor cu_seqlens_q, Tensor cu_seqlens_k"
-_OPTIONS = (
-    "int d_qk, SymInt max_s_q, SymInt max_s_k, float softmax_scale, bool causal, bool deterministic, int lse_empty, int log_base"
-)
+_OPTIONS = "int d_qk, SymInt max_s_q, SymInt max_s_k, float softmax_scale, bool causal, bool deterministic, int lse_empty, int log_base"
 _this = _operations.MHA
 
 

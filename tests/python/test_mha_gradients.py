@@ -11,7 +11,13 @@ import flash_mla
 from flash_mla import info
 
 HEADS, KEY_HEADS = 4, 2
-STARTS_Q, STARTS_K = (0, 5, 5, 40, 42), (0, 9, 12, 47, 48)  # one sequence without tokens, one that sees less than it has tokens
+STARTS_Q, STARTS_K = (0, 5, 5, 40, 42), (
+    0,
+    9,
+    12,
+    47,
+    48,
+)  # one sequence without tokens, one that sees less than it has tokens
 
 
 def devices():

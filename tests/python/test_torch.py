@@ -66,7 +66,9 @@ def inputs_and_options(device):
             (of("sparse_prefill-656", "topk_length", "attn_sink"), (3, 0.5, 0, 0)),
         ],
         _operations.MHA_FORWARD: [(of("mha_forward"), options) for options in mha],
-        _operations.MHA_BACKWARD: [(gradients_of(of("mha_forward")), (4, 5, 0.0, True, True, 0))] if mha_backward else [],
+        _operations.MHA_BACKWARD: [(gradients_of(of("mha_forward")), (4, 5, 0.0, True, True, 0))]
+        if mha_backward
+        else [],
         _operations.MERGE_STATES: [
             (parts, (0, 0)),
             (of("merge"), (1, 2)),

@@ -89,7 +89,8 @@ static void weigh(const struct cpu_lanes *lanes, const struct cpu_met *met, cons
                 const __mmask16 sees = _mm512_cmple_epi32_mask(from, now) & _mm512_cmpgt_epi32_mask(to, now);
                 weight = _mm512_maskz_mov_ps(sees, weight), of_score = _mm512_maskz_mov_ps(sees, of_score);
             }
-            _mm512_store_ps(p, weight), _mm512_store_ps(ds, of_score);
+            if (lanes->are_keys) _mm512_store_ps(p, weight);
+            _mm512_store_ps(ds, of_score);
         }
     }
 }
@@ -218,7 +219,7 @@ static void tile(const struct cpu_lanes *lanes, void *memory)
     const int32_t parts = (lanes->count + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
     const int64_t end = backward_end(lanes), widths = p->d_qk + (lanes->are_keys ? p->d_v : 0);
     struct cpu_met met[2]; /* of this block and the next */
-    struct scratch scratch;
+    struct scratch scratch = {0};
     scratch_layout(p, (uintptr_t)memory, &scratch);
     for (int32_t i = 0; i < parts; i++) begin_part(lanes, &scratch.part[i]);
     int64_t at = backward_begin(lanes);

@@ -64,14 +64,16 @@ static inline void softmax_step(float *s, int32_t count, int32_t fewest, const i
 /* p[j][row] = (s[2j][row], s[2j + 1][row]) as bf16, for `count` keys; a last key without a partner gets 0. */
 static inline void softmax_to_bf16(uint32_t *p, const float *s, int32_t count, int vectors)
 {
+    static const uint16_t side_by_side[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                              8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     const int64_t stride = (int64_t)vectors * 16;
+    const __m512i order = _mm512_loadu_si512(side_by_side);
     for (int32_t t = 0; t < count; t += 2)
         for (int v = 0; v < vectors; v++) {
             const float *at = s + t * stride + v * 16;
             const __m512 second = t + 1 < count ? _mm512_load_ps(at + stride) : _mm512_setzero_ps();
-            const __m512i a = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(at)));
-            const __m512i b = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(second));
-            _mm512_store_si512(p + (t / 2 * stride + v * 16), _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+            const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(second, _mm512_load_ps(at));
+            _mm512_store_si512(p + (t / 2 * stride + v * 16), _mm512_permutexvar_epi16(order, both));
         }
 }
 
