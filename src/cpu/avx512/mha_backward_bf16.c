@@ -216,10 +216,10 @@ static void finish_part(const struct cpu_lanes *lanes, const struct part *part, 
 static void tile(const struct cpu_lanes *lanes, void *memory)
 {
     const struct backward_problem *p = lanes->problem;
-    const int32_t parts = (lanes->count + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
+    const int32_t parts = lanes->count > PLAN_ROW_TILE ? PARTS : 1;
     const int64_t end = backward_end(lanes), widths = p->d_qk + (lanes->are_keys ? p->d_v : 0);
     struct cpu_met met[2]; /* of this block and the next */
-    struct scratch scratch = {0};
+    struct scratch scratch;
     scratch_layout(p, (uintptr_t)memory, &scratch);
     for (int32_t i = 0; i < parts; i++) begin_part(lanes, &scratch.part[i]);
     int64_t at = backward_begin(lanes);
