@@ -215,6 +215,28 @@ struct mha_turns {
     uint32_t ended;  /* blocks of threads */
 };
 
+/* The heads of tokens, or of keys; steps in elements. */
+struct mha_vectors {
+    uint16_t *data;
+    int64_t request, token, head;
+};
+
+/* The gradients of dense MHA. The tokens of ragged requests lie one after the other, as if they were one request's. */
+struct mha_backward_params {
+    int32_t b, h_q, h_kv, group; /* group: h_q / h_kv */
+    int32_t d_qk, d_v;
+    int32_t s_q, s_k; /* of each request, where they are apart */
+    /* [b + 1]: where ragged requests begin, as the caller says; NULL: they are apart. */
+    const int32_t *starts_q, *starts_k;
+    int32_t tokens_q, tokens_k; /* of all ragged requests */
+    int32_t causal, deterministic;
+    float scale, scale_log2; /* softmax_scale, and times log2(e) */
+    float lse_log2;          /* what makes lse one of base 2 */
+    struct mha_vectors q, k, v, out, dout, dq, dk, dv;
+    const float *lse;      /* infinite: the row sees no key */
+    int64_t lse_stride[2]; /* request, head */
+};
+
 /* Rows of Hopper's tiles and keys of a block, by d_qk. */
 #define MHA_SM90_ROWS(d_qk) ((d_qk) == 64 ? 192 : 128)
 #define MHA_SM90_KEYS(d_qk) 128

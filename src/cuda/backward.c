@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: MIT */
+#include "backward.h"
+
+#include "attention.h"
+
+static struct mha_vectors vectors_of(const struct token_view *view)
+{
+    return (struct mha_vectors){view->data, view->request, view->token, view->head};
+}
+
+struct mha_backward_params cuda_backward_params(const struct backward_problem *p)
+{
+    const bool ragged = p->is_ragged;
+    return (struct mha_backward_params){
+        .b = (int32_t)p->b,
+        .h_q = (int32_t)p->h_q,
+        .h_kv = (int32_t)p->h_kv,
+        .group = (int32_t)(p->h_q / p->h_kv),
+        .d_qk = (int32_t)p->d_qk,
+        .d_v = (int32_t)p->d_v,
+        .s_q = (int32_t)p->s_q,
+        .s_k = (int32_t)p->s_k,
+        .starts_q = ragged ? p->ragged_q.starts : NULL,
+        .starts_k = ragged ? p->ragged_k.starts : NULL,
+        .tokens_q = (int32_t)p->ragged_q.tokens,
+        .tokens_k = (int32_t)p->ragged_k.tokens,
+        .causal = p->causal,
+        .deterministic = p->deterministic,
+        .scale = p->scale,
+        .scale_log2 = cuda_scale_log2(p->scale),
+        .lse_log2 = p->lse_factor == 1.0f ? cuda_scale_log2(1.0f) : 1.0f,
+        .q = vectors_of(&p->q),
+        .k = vectors_of(&p->k),
+        .v = vectors_of(&p->v),
+        .out = vectors_of(&p->out),
+        .dout = vectors_of(&p->dout),
+        .dq = vectors_of(&p->dq),
+        .dk = vectors_of(&p->dk),
+        .dv = vectors_of(&p->dv),
+        .lse = p->lse,
+        .lse_stride = {p->lse_stride[0], p->lse_stride[1]},
+    };
+}
+
+static const char *refuses(const struct kernel *kernel, union problem problem, const char **argument)
+{
+    const struct cuda_backward *backward = kernel->inner;
+    return backward->refuses ? backward->refuses(problem.backward, argument) : NULL;
+}
+
+static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+{
+    const struct backward_problem *p = problem.backward;
+    const struct cuda_backward *backward = kernel->inner;
+    struct cuda_scope scope;
+    (void)prepared;
+    if (!p->b) return FMLA_OK;
+    fmla_status status = cuda_enter(operation_name(OP_MHA_BACKWARD), "q", p->device.id, &scope);
+    if (status) return status;
+    status = backward->launch(&scope, p);
+    cuda_leave(&scope);
+    return status;
+}
+
+const struct kernel_driver cuda_backward_driver = {.refuses = refuses, .run = run};
