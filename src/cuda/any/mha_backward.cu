@@ -167,7 +167,7 @@ template <typename Element> DEVICE void backward_key(const mha_backward_params &
     store_vector<Element>(place_of(p.dv, r.number, key, key_head), p.d_v, dv, 1.0f);
 }
 
-DEFINE_KERNEL(mha_backward_rows_bf16, mha_backward_params, (32 * MHA_WARPS), backward_row<Bf16>(p))
-DEFINE_KERNEL(mha_backward_rows_fp16, mha_backward_params, (32 * MHA_WARPS), backward_row<Fp16>(p))
-DEFINE_KERNEL(mha_backward_keys_bf16, mha_backward_params, (32 * MHA_WARPS), backward_key<Bf16>(p))
-DEFINE_KERNEL(mha_backward_keys_fp16, mha_backward_params, (32 * MHA_WARPS), backward_key<Fp16>(p))
+DEFINE_KERNEL(mha_backward_rows_bf16, mha_backward_params, (32 * MHA_WARPS, 2), backward_row<Bf16>(p))
+DEFINE_KERNEL(mha_backward_rows_fp16, mha_backward_params, (32 * MHA_WARPS, 2), backward_row<Fp16>(p))
+DEFINE_KERNEL(mha_backward_keys_bf16, mha_backward_params, (32 * MHA_WARPS, 2), backward_key<Bf16>(p))
+DEFINE_KERNEL(mha_backward_keys_fp16, mha_backward_params, (32 * MHA_WARPS, 2), backward_key<Fp16>(p))
