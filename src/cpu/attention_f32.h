@@ -78,6 +78,7 @@ static void pack_q(const struct cpu_tile *tile, float *q, float *row)
     const struct attention_problem *p = tile->call->problem;
     const int32_t groups = (tile->rows + GROUP_ROWS - 1) / GROUP_ROWS;
     const float scale = p->scale * TILE_LOG2_E;
+    cpu_fetch_queries(tile, 0, tile->rows);
     memset(q, 0, (size_t)groups * (size_t)p->d_qk * GROUP_ROWS * sizeof(float));
     for (int32_t i = 0; i < tile->rows; i++) {
         convert(row, cpu_query(tile, i), p->d_qk, p->element == ELEMENT_BF16);
@@ -127,6 +128,7 @@ static void scores(float *s, const float *keys, const float *q, int32_t count, i
     int32_t t = 0;
     for (; t + AT_ONCE <= count; t += AT_ONCE)
         score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, AT_ONCE);
+    for (; AT_ONCE > 4 && t + 4 <= count; t += 4) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, 4);
     for (; t + 2 <= count; t += 2) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, 2);
     for (; t < count; t++) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, 1);
 }
@@ -158,6 +160,8 @@ static void add_values(const struct cpu_call *call, float *o, const struct scrat
         tile_bring(ahead, call, AT_ONCE);
         value_tile(o + d * GROUP_ROWS, scratch->values + d, s, count, scratch->value_step, rescale, AT_ONCE);
     }
+    for (; AT_ONCE > 4 && d + 4 <= d_v; d += 4)
+        value_tile(o + d * GROUP_ROWS, scratch->values + d, s, count, scratch->value_step, rescale, 4);
     for (; d < d_v; d++)
         value_tile(o + d * GROUP_ROWS, scratch->values + d, s, count, scratch->value_step, rescale, 1);
 }

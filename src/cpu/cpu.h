@@ -95,6 +95,15 @@ static inline const uint16_t *cpu_query(const struct cpu_tile *tile, int32_t row
            at.head * p->q_stride[2];
 }
 
+/* Brings the queries of `rows` rows of a tile along: they lie too far apart to be foreseen. */
+static inline void cpu_fetch_queries(const struct cpu_tile *tile, int32_t first_row, int32_t rows)
+{
+    for (int32_t i = 0; i < rows; i++) {
+        const uint16_t *row = cpu_query(tile, first_row + i);
+        for (int64_t d = 0; d < tile->call->problem->d_qk; d += CACHE_LINE / 2) __builtin_prefetch(row + d);
+    }
+}
+
 /* The end of the keys that row `row` of a tile sees: the first one it does not. */
 static inline int64_t cpu_visible_end(const struct cpu_tile *tile, int32_t row)
 {

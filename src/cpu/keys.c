@@ -29,9 +29,12 @@ int32_t cpu_paged_keys(const struct cpu_tile *tile, int64_t *at, int64_t end, st
     const struct key_source *source = &tile->call->problem->keys[0];
     const int32_t *table = source->table ? source->table + tile->request * source->table_stride[0] : NULL;
     int32_t count = 0;
-    for (; *at < end && count < PLAN_BLOCK; ++*at)
-        keys[count++] = key_at(tile, source, table ? table[*at / source->page_size] : tile->request,
-                               tile->first_key + *at % source->page_size);
+    if (*at >= end) return 0;
+    int64_t page = *at / source->page_size, slot = *at % source->page_size;
+    for (; *at < end && count < PLAN_BLOCK; ++*at) {
+        keys[count++] = key_at(tile, source, table ? table[page] : tile->request, tile->first_key + slot);
+        if (++slot == source->page_size) slot = 0, page++;
+    }
     return count;
 }
 

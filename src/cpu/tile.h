@@ -26,7 +26,8 @@ static inline void *tile_take(uintptr_t *at, size_t bytes)
 static inline void tile_visible(const struct cpu_tile *tile, int32_t first_row, int64_t begin, int32_t count,
                                 int lanes, int32_t *visible, int32_t *fewest, int32_t *most)
 {
-    if (!tile->call->problem->causal) {
+    /* The first row sees the fewest keys. */
+    if (!tile->call->problem->causal || cpu_visible_end(tile, first_row) - begin >= count) {
         for (int l = 0; l < lanes; l++) visible[l] = count;
         *fewest = *most = count;
         return;

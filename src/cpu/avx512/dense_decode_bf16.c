@@ -227,6 +227,7 @@ static void begin_part(const struct cpu_tile *tile, struct part *part, int32_t r
 {
     const struct attention_problem *p = tile->call->problem;
     const int64_t lanes = (rows + VECTOR - 1) / VECTOR * VECTOR;
+    cpu_fetch_queries(tile, part->first_row, rows);
     part->vectors = (int32_t)lanes / VECTOR;
     memset(part->o, 0, (size_t)(p->d_v * lanes) * sizeof(float));
     for (int64_t i = 0; i < lanes; i++) part->max[i] = -INFINITY, part->sum[i] = 0.0f;
@@ -276,11 +277,14 @@ INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *sc
     tile_visible(tile, part->first_row, block->begin, block->count, lanes, visible, &fewest, &most);
     if (!most) return;
     scores(scratch->s, block->keys, part->q, most, p->d_qk / 2, vectors, keys_at_once);
-    softmax_step(scratch->s, most, fewest, visible, p->scale * TILE_LOG2_E, vectors, part->max, part->sum,
-                 part->rescale);
-    if (are_finite(block->values, fewest, most, p->d_v))
-        fewest = most; /* a row that does not see a key has weight 0 for it */
-    softmax_to_bf16(scratch->p, scratch->s, fewest, vectors);
+    const float scale = p->scale * TILE_LOG2_E;
+    if (fewest < most || !softmax_step_to_bf16(scratch->p, scratch->s, most, scale, vectors, part->max,
+                                               part->sum, part->rescale)) {
+        softmax_step(scratch->s, most, fewest, visible, scale, vectors, part->max, part->sum, part->rescale);
+        if (are_finite(block->values, fewest, most, p->d_v))
+            fewest = most; /* a row that does not see a key has weight 0 for it */
+        softmax_to_bf16(scratch->p, scratch->s, fewest, vectors);
+    }
     if (fewest != block->interleaved) {
         interleave(scratch->values, block->values, fewest, p->d_v);
         block->interleaved = fewest;

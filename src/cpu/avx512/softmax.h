@@ -7,22 +7,47 @@
 
 #include <immintrin.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 
-/* 2^x, relative error below 2^-22; 2^-inf = 0, NaN stays NaN. x = n + f with |f| ≤ 1/2; 2^f by the polynomial of degree 5 that
- * is 1 at 0 and whose largest relative error, 2^-23.4, is least. */
+/* 2^x, relative error below 2^-22; 2^-inf = 0, NaN stays NaN. x = n + f with 0 ≤ f ≤ 1; 2^f by the polynomial of degree 5 that is 1 at
+ * 0 and whose largest relative error, 2^-23.5, is least. scalef takes n from x itself. */
 static inline __m512 softmax_exp2(__m512 x)
 {
-    x = _mm512_max_ps(_mm512_set1_ps(-200.0f), x); /* in this order a NaN in x comes through */
-    const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 f = _mm512_sub_ps(x, n);
-    __m512 y = _mm512_set1_ps(1.326472734e-3f);
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(9.671512772e-3f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.550733744e-2f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.402224208e-1f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.931469776e-1f));
+    const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 y = _mm512_set1_ps(1.867130166e-3f);
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(9.017029777e-3f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.579991266e-2f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.401644439e-1f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.931512952e-1f));
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(y, n);
+    return _mm512_scalef_ps(y, x);
+}
+
+/* What the sums of a vector of rows become with the weights of one more block, in base 2: their largest score is `top` now, weights are
+ * relative to `base`, and come to `total`. */
+static inline void softmax_sum_up(float *max, float *sum, float *rescale, __m512 top, __m512 base,
+                                  __m512 total)
+{
+    const __m512 older = softmax_exp2(_mm512_sub_ps(_mm512_load_ps(max), base));
+    _mm512_store_ps(rescale, older);
+    _mm512_store_ps(max, top);
+    _mm512_store_ps(sum, _mm512_fmadd_ps(_mm512_load_ps(sum), older, total));
+}
+
+/* What weights are relative to: the largest score, or 0 where that is -inf, which keeps 2^(-inf - base) at 0. */
+static inline __m512 softmax_base(__m512 top)
+{
+    const __mmask16 none = _mm512_cmp_ps_mask(top, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ);
+    return _mm512_mask_mov_ps(top, none, _mm512_setzero_ps());
+}
+
+/* Two vectors of rows as pairs of bf16, the first one's in the lower halves. */
+static inline __m512i softmax_pairs(__m512 first, __m512 second)
+{
+    static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return _mm512_permutexvar_epi16(_mm512_loadu_si512(order), (__m512i)_mm512_cvtne2ps_pbh(second, first));
 }
 
 /* One step of the online softmax over s[0 … count)[vectors][16]: turns scores into probabilities against the new
@@ -36,8 +61,7 @@ static inline void softmax_step(float *s, int32_t count, int32_t fewest, const i
         float *at = s + v * 16;
         const int64_t stride = (int64_t)vectors * 16;
         const __m512i sees = _mm512_loadu_si512(visible + v * 16);
-        const __m512 old = _mm512_load_ps(max + v * 16);
-        __m512 top = old;
+        __m512 top = _mm512_load_ps(max + v * 16);
         for (int32_t t = 0; t < count; t++) {
             __m512 x = _mm512_mul_ps(_mm512_load_ps(at + t * stride), factor);
             if (t >= fewest)
@@ -46,18 +70,14 @@ static inline void softmax_step(float *s, int32_t count, int32_t fewest, const i
             top = _mm512_max_ps(
                 x, top); /* in this order a NaN does not become the maximum; it reaches the sum */
         }
-        const __mmask16 none = _mm512_cmp_ps_mask(top, nothing, _CMP_EQ_OQ); /* keeps 2^(-inf - base) at 0 */
-        const __m512 base = _mm512_mask_mov_ps(top, none, _mm512_setzero_ps());
+        const __m512 base = softmax_base(top);
         __m512 total = _mm512_setzero_ps();
         for (int32_t t = 0; t < count; t++) {
             const __m512 e = softmax_exp2(_mm512_sub_ps(_mm512_load_ps(at + t * stride), base));
             _mm512_store_ps(at + t * stride, e);
             total = _mm512_add_ps(total, e);
         }
-        const __m512 older = softmax_exp2(_mm512_sub_ps(old, base));
-        _mm512_store_ps(rescale + v * 16, older);
-        _mm512_store_ps(max + v * 16, top);
-        _mm512_store_ps(sum + v * 16, _mm512_fmadd_ps(_mm512_load_ps(sum + v * 16), older, total));
+        softmax_sum_up(max + v * 16, sum + v * 16, rescale + v * 16, top, base, total);
     }
 }
 
@@ -69,10 +89,47 @@ static inline void softmax_to_bf16(uint32_t *p, const float *s, int32_t count, i
         for (int v = 0; v < vectors; v++) {
             const float *at = s + t * stride + v * 16;
             const __m512 second = t + 1 < count ? _mm512_load_ps(at + stride) : _mm512_setzero_ps();
-            const __m512i a = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(at)));
-            const __m512i b = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(second));
-            _mm512_store_si512(p + (t / 2 * stride + v * 16), _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+            _mm512_store_si512(p + (t / 2 * stride + v * 16), softmax_pairs(_mm512_load_ps(at), second));
         }
+}
+
+/* The same step, and the probabilities as pairs of bf16, of keys that every row sees, an even number of them: without scaled scores or
+ * probabilities in memory. Of products that are not rounded before the base is subtracted the largest may be above it, by half a
+ * unit in the last place: so bases are small here. false, and nothing done: they are not, or the largest score is not the largest product. */
+static inline bool softmax_step_to_bf16(uint32_t *p, const float *s, int32_t count, float scale, int vectors,
+                                        float *max, float *sum, float *rescale)
+{
+    const __m512 factor = _mm512_set1_ps(scale), most = _mm512_set1_ps(8192.0f);
+    const int64_t stride = (int64_t)vectors * 16;
+    __m512 tops[4];
+    __mmask16 large = 0;
+    if (!(scale > 0.0f) || count % 2) return false;
+    for (int v = 0; v < vectors; v++) {
+        const float *at = s + v * 16;
+        __m512 a = _mm512_set1_ps(-INFINITY), b = a;
+        for (int32_t t = 0; t < count;
+             t += 2) { /* in this order a NaN does not become the maximum; it reaches the sum */
+            a = _mm512_max_ps(_mm512_load_ps(at + t * stride), a);
+            b = _mm512_max_ps(_mm512_load_ps(at + (t + 1) * stride), b);
+        }
+        tops[v] = _mm512_max_ps(_mm512_mul_ps(_mm512_max_ps(a, b), factor), _mm512_load_ps(max + v * 16));
+        large |= _mm512_cmp_ps_mask(_mm512_abs_ps(softmax_base(tops[v])), most, _CMP_NLE_UQ);
+    }
+    if (large) return false;
+    for (int v = 0; v < vectors; v++) {
+        const float *at = s + v * 16;
+        const __m512 base = softmax_base(tops[v]);
+        __m512 total = _mm512_setzero_ps();
+        for (int32_t t = 0; t < count; t += 2) {
+            const __m512 a = softmax_exp2(_mm512_fmsub_ps(_mm512_load_ps(at + t * stride), factor, base));
+            const __m512 b =
+                softmax_exp2(_mm512_fmsub_ps(_mm512_load_ps(at + (t + 1) * stride), factor, base));
+            _mm512_store_si512(p + (t / 2 * stride + v * 16), softmax_pairs(a, b));
+            total = _mm512_add_ps(total, _mm512_add_ps(a, b));
+        }
+        softmax_sum_up(max + v * 16, sum + v * 16, rescale + v * 16, tops[v], base, total);
+    }
+    return true;
 }
 
 #endif
