@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The public functions that are no operation: threads, and what runs here.
+ * The public functions that are no operation: threads, and what runs here; and what those of operations do alike.
  */
 #include "api.h"
 
 #include "threads.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { MAX_WORKERS = 4096 };
@@ -72,4 +73,43 @@ fmla_status fmla_device_describe(fmla_device device, fmla_device_info *info)
     dispatch_describe(device, &full);
     memcpy(info, &full, full.struct_size < sizeof full ? full.struct_size : sizeof full);
     return FMLA_OK;
+}
+
+/* ---- What operations ask and do alike -------------------------------------------------------- */
+
+fmla_status check_starts(const struct checked_call *call, const char *name,
+                         const struct checked_tensor *starts)
+{
+    if (!starts->name == !call->flat) return FMLA_OK;
+    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is %s, must be %s where q has %d dimensions", call->operation,
+                name, starts->name ? "given" : "NULL", starts->name ? "NULL" : "given", call->flat ? 3 : 4);
+}
+
+fmla_status check_scale(const char *operation, float given, int64_t d_qk, float *scale)
+{
+    if (!isfinite(given))
+        return fail(FMLA_INVALID_ARGUMENT, "%s: softmax_scale: is %f, must be finite (0 = 1/sqrt(d_qk))",
+                    operation, (double)given);
+    *scale = given != 0.0f ? given : (float)(1.0 / sqrt((double)d_qk));
+    return FMLA_OK;
+}
+
+fmla_status taken_size(const struct taken *taken, union problem problem, size_t *bytes, size_t *alignment)
+{
+    struct prepared prepared;
+    TRY(dispatch_decide(taken->kernel, problem, &prepared));
+    if (bytes) *bytes = prepared.bytes;
+    if (alignment) *alignment = prepared.alignment;
+    return FMLA_OK;
+}
+
+fmla_status taken_run(const struct taken *taken, union problem problem, const char *operation,
+                      void **workspace)
+{
+    struct prepared prepared;
+    TRY(dispatch_decide(taken->kernel, problem, &prepared));
+    TRY(check_buffer(operation, "workspace", taken->workspace, taken->workspace_size, prepared.bytes,
+                     prepared.alignment));
+    *workspace = taken->workspace;
+    return taken->kernel->driver->run(taken->kernel, problem, &prepared);
 }

@@ -5,7 +5,6 @@
  */
 #include "api.h"
 
-#include <math.h>
 #include <string.h>
 
 /* A public call: what came, what was checked, and who takes it. */
@@ -18,9 +17,7 @@ struct call {
     } args;
     struct checked_call checked;
     struct attention_problem problem;
-    const struct kernel *kernel;
-    void *workspace;
-    size_t workspace_size;
+    struct taken taken;
 };
 
 /* Tensor `member` of operation `op`, for a struct call *c. */
@@ -50,10 +47,7 @@ static fmla_status fill(struct call *c, const struct common *common, const struc
     p->b = size[DIM_b], p->s_q = size[DIM_s_q], p->h_q = size[DIM_h_q], p->h_kv = size[DIM_h_kv];
     p->d_qk = size[DIM_d_qk], p->d_v = size[DIM_d_v];
     TRY(check_result_rules(op, sink, common->lse_empty, common->log_base, &p->rules));
-    if (!isfinite(common->softmax_scale))
-        return fail(FMLA_INVALID_ARGUMENT, "%s: softmax_scale: is %f, must be finite (0 = 1/sqrt(d_qk))", op,
-                    (double)common->softmax_scale);
-    p->scale = common->softmax_scale != 0.0f ? common->softmax_scale : (float)(1.0 / sqrt((double)p->d_qk));
+    TRY(check_scale(op, common->softmax_scale, p->d_qk, &p->scale));
     p->element = q->element, p->device = q->device;
     p->format = c->checked.format            ? c->checked.format->format
                 : q->element == ELEMENT_BF16 ? KV_BF16
@@ -63,7 +57,7 @@ static fmla_status fill(struct call *c, const struct common *common, const struc
     memcpy(p->out_stride, out->stride, sizeof p->out_stride);
     memcpy(p->lse_stride, lse->stride, sizeof p->lse_stride);
     p->stream = common->stream;
-    c->workspace = common->workspace, c->workspace_size = common->workspace_size;
+    c->taken.workspace = common->workspace, c->taken.workspace_size = common->workspace_size;
     return FMLA_OK;
 }
 
@@ -156,7 +150,7 @@ static fmla_status choose(struct call *c, const char *name)
                                   .d_v = p->d_v,
                                   .formats = c->checked.format ? 1u << p->format : 0,
                                   .problem.attention = p};
-    return dispatch(&wanted, name, &c->kernel);
+    return dispatch(&wanted, name, &c->taken.kernel);
 }
 
 /* ---- Each ------------------------------------------------------------------------------------ */
@@ -272,15 +266,6 @@ static fmla_status prepare_sparse_prefill(struct call *c)
     return choose(c, args->kernel);
 }
 
-/* Requests of any length are told by their starts, in a call that has their tokens in one dimension. */
-static fmla_status check_starts(const struct call *c, const char *name, const struct checked_tensor *starts)
-{
-    if (!starts->name == !c->checked.flat) return FMLA_OK;
-    return fail(FMLA_INVALID_ARGUMENT, "%s: %s: is %s, must be %s where q has %d dimensions",
-                c->checked.operation, name, starts->name ? "given" : "NULL", starts->name ? "NULL" : "given",
-                c->checked.flat ? 3 : 4);
-}
-
 /* A tensor of keys or of values. A stride that is never used may wrap. */
 static struct key_view view_of(const struct call *c, const struct checked_tensor *tensor)
 {
@@ -302,8 +287,8 @@ static fmla_status prepare_mha_forward(struct call *c)
     const int64_t *size = c->checked.size;
     struct attention_problem *p = &c->problem;
     struct key_source *keys = &p->keys[0];
-    TRY(check_starts(c, "cu_seqlens_q", OF(mha_forward, cu_seqlens_q)));
-    TRY(check_starts(c, "cu_seqlens_k", OF(mha_forward, cu_seqlens_k)));
+    TRY(check_starts(&c->checked, "cu_seqlens_q", OF(mha_forward, cu_seqlens_q)));
+    TRY(check_starts(&c->checked, "cu_seqlens_k", OF(mha_forward, cu_seqlens_k)));
     TRY(fill(c, &common, q, none, out, lse));
     TRY(check_heads(c->checked.operation, "q", p->h_q, p->h_kv));
     keys->kind = KEYS_PAGED;
@@ -339,21 +324,12 @@ static fmla_status prepare(enum operation operation, const void *caller, bool sh
 
 /* ---- The public functions -------------------------------------------------------------------- */
 
-static fmla_status size_of(const struct call *c, size_t *bytes, size_t *alignment)
-{
-    struct prepared prepared;
-    TRY(dispatch_decide(c->kernel, (union problem){.attention = &c->problem}, &prepared));
-    if (bytes) *bytes = prepared.bytes;
-    if (alignment) *alignment = prepared.alignment;
-    return FMLA_OK;
-}
-
 static fmla_status workspace_size(enum operation operation, const void *caller, size_t *bytes,
                                   size_t *alignment)
 {
     struct call c;
     TRY(prepare(operation, caller, true, &c));
-    return size_of(&c, bytes, alignment);
+    return taken_size(&c.taken, (union problem){.attention = &c.problem}, bytes, alignment);
 }
 
 /* As if a plan were made inside the call, with as many partitions as the one given has. */
@@ -366,7 +342,7 @@ static fmla_status workspace_bound(enum operation operation, const void *caller,
     const struct plan_header *header = p->plan; /* which has been checked, in host memory */
     if (header && p->device.device_type == FMLA_DEVICE_CPU) p->num_partitions = header->num_partitions;
     p->plan = NULL, p->plan_in_tables = false, p->bound = true;
-    return size_of(&c, bytes, alignment);
+    return taken_size(&c.taken, (union problem){.attention = p}, bytes, alignment);
 }
 
 static fmla_status kernel_name(enum operation operation, const void *caller, const char **name)
@@ -374,42 +350,19 @@ static fmla_status kernel_name(enum operation operation, const void *caller, con
     struct call c;
     TRY(check_answer(descriptors[operation].name, "name", (const void *)name));
     TRY(prepare(operation, caller, true, &c));
-    *name = c.kernel->name;
+    *name = c.taken.kernel->name;
     return FMLA_OK;
 }
 
 static fmla_status run(enum operation operation, const void *caller)
 {
     struct call c;
-    struct prepared prepared;
     TRY(prepare(operation, caller, false, &c));
-    const union problem problem = {.attention = &c.problem};
-    TRY(dispatch_decide(c.kernel, problem, &prepared));
-    TRY(check_buffer(c.checked.operation, "workspace", c.workspace, c.workspace_size, prepared.bytes,
-                     prepared.alignment));
-    c.problem.workspace = c.workspace;
-    return c.kernel->driver->run(c.kernel, problem, &prepared);
+    return taken_run(&c.taken, (union problem){.attention = &c.problem}, c.checked.operation,
+                     &c.problem.workspace);
 }
 
-#define PUBLIC(op, OP)                                                                                       \
-    fmla_status fmla_##op##_workspace_size(const fmla_##op##_args *args, size_t *bytes, size_t *alignment)   \
-    {                                                                                                        \
-        return workspace_size(OP, args, bytes, alignment);                                                   \
-    }                                                                                                        \
-    fmla_status fmla_##op##_workspace_bound(const fmla_##op##_args *args, size_t *bytes, size_t *alignment)  \
-    {                                                                                                        \
-        return workspace_bound(OP, args, bytes, alignment);                                                  \
-    }                                                                                                        \
-    fmla_status fmla_##op##_kernel(const fmla_##op##_args *args, const char **name)                          \
-    {                                                                                                        \
-        return kernel_name(OP, args, name);                                                                  \
-    }                                                                                                        \
-    fmla_status fmla_##op(const fmla_##op##_args *args)                                                      \
-    {                                                                                                        \
-        return run(OP, args);                                                                                \
-    }
-
-PUBLIC(dense_decode, OP_DENSE_DECODE)
-PUBLIC(sparse_decode, OP_SPARSE_DECODE)
-PUBLIC(sparse_prefill, OP_SPARSE_PREFILL)
-PUBLIC(mha_forward, OP_MHA_FORWARD)
+PUBLIC_FUNCTIONS(dense_decode, OP_DENSE_DECODE)
+PUBLIC_FUNCTIONS(sparse_decode, OP_SPARSE_DECODE)
+PUBLIC_FUNCTIONS(sparse_prefill, OP_SPARSE_PREFILL)
+PUBLIC_FUNCTIONS(mha_forward, OP_MHA_FORWARD)

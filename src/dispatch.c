@@ -4,6 +4,7 @@
  */
 #include "dispatch.h"
 
+#include "cpu/backward.h"
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
 #include "operations.h"

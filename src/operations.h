@@ -55,6 +55,12 @@ enum operation {
     OPERATIONS
 };
 
+/* Dense MHA, forward or backward: heads with keys and values of their own. */
+static inline bool operation_is_mha(enum operation operation)
+{
+    return operation == OP_MHA_FORWARD || operation == OP_MHA_BACKWARD;
+}
+
 /* The tensors of each operation, numbered from 0. */
 enum {
 #define OPERATION(op, OP)                               TENSORS_BEFORE_##op = -1,

@@ -50,6 +50,22 @@ static inline int64_t ragged_start(const struct ragged *ragged, int64_t request,
     return start < before ? before : start > ragged->tokens ? ragged->tokens : start;
 }
 
+/* Of a request its tokens, its keys, and the first of each among those of all where requests are ragged; else 0. */
+struct span {
+    int64_t first_token, tokens, first_key, keys;
+};
+
+/* The span of a ragged request; `before` is that of the one before it, and of nothing for the first. */
+static inline struct span ragged_span(const struct ragged *q, const struct ragged *k, int64_t request,
+                                      const struct span *before)
+{
+    struct span s = {.first_token = ragged_start(q, request, before->first_token + before->tokens),
+                     .first_key = ragged_start(k, request, before->first_key + before->keys)};
+    s.tokens = ragged_start(q, request + 1, s.first_token) - s.first_token;
+    s.keys = ragged_start(k, request + 1, s.first_key) - s.first_key;
+    return s;
+}
+
 /* Vectors in pages; steps in bytes. In FP8_584 a slot's step is that of its layout, without the scales. */
 struct key_view {
     const uint8_t *data; /* of page 0, slot 0, key head 0 */
@@ -132,6 +148,53 @@ static inline int64_t key_page(const struct key_source *source, int32_t slot, in
     return (uint32_t)slot / (uint32_t)source->page_size;
 }
 
+/* ---- Gradients of attention ------------------------------------------------------------------ */
+
+/* The heads of tokens, or of keys; steps in elements. That of requests is 0 where they are ragged. */
+struct token_view {
+    uint16_t *data;
+    int64_t request, token, head;
+};
+
+struct backward_problem {
+    int64_t b, s_q, s_k; /* of ragged requests s_q and s_k are the most, as the caller says */
+    int64_t h_q, h_kv, d_qk, d_v;
+    bool is_ragged;
+    struct ragged ragged_q, ragged_k; /* where requests are ragged */
+    enum element element;             /* of every tensor but lse */
+    fmla_device device;
+    struct token_view q, k, v, out, dout; /* read */
+    struct token_view dq, dk, dv;         /* written */
+    const float *lse;
+    int64_t lse_stride[2]; /* request, head; tokens are without gaps */
+    float lse_factor;      /* 1, or log2(e) where logarithms are to base 2 */
+    float scale;
+    bool causal;
+    bool deterministic; /* dq has the same bits in every run; dk and dv always have */
+    bool bound;         /* asked for its workspace alone: the most of any call up to these sizes */
+    void *workspace;
+    void *stream;
+};
+
+/* Tokens, or keys, of all requests together; below 2^62. */
+static inline int64_t backward_tokens(const struct backward_problem *p)
+{
+    return p->is_ragged ? p->ragged_q.tokens : p->b * p->s_q;
+}
+
+static inline int64_t backward_keys(const struct backward_problem *p)
+{
+    return p->is_ragged ? p->ragged_k.tokens : p->b * p->s_k;
+}
+
+/* The span of a request, whether or not it is ragged. */
+static inline struct span backward_span(const struct backward_problem *p, int64_t request,
+                                        const struct span *before)
+{
+    if (!p->is_ragged) return (struct span){.tokens = p->s_q, .keys = p->s_k};
+    return ragged_span(&p->ragged_q, &p->ragged_k, request, before);
+}
+
 /* ---- The other families ---------------------------------------------------------------------- */
 
 struct plan_problem {
@@ -212,6 +275,7 @@ struct checked_call {
 /* A problem of whichever family; NULL: none. */
 union problem {
     const struct attention_problem *attention;
+    const struct backward_problem *backward;
     const struct plan_problem *plan;
     const struct merge_problem *merge;
     const struct cache_problem *cache;

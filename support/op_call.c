@@ -23,6 +23,7 @@ WITH_WORKSPACE(dense_decode)
 WITH_WORKSPACE(sparse_decode)
 WITH_WORKSPACE(sparse_prefill)
 WITH_WORKSPACE(mha_forward)
+WITH_WORKSPACE(mha_backward)
 
 const struct op_functions op_functions[OPERATIONS] = {
 #define OPERATION(op, OP) [OP_##OP].run = run_##op,
@@ -35,6 +36,8 @@ const struct op_functions op_functions[OPERATIONS] = {
     [OP_SPARSE_PREFILL].kernel = kernel_sparse_prefill,
     [OP_MHA_FORWARD].workspace = workspace_mha_forward,
     [OP_MHA_FORWARD].kernel = kernel_mha_forward,
+    [OP_MHA_BACKWARD].workspace = workspace_mha_backward,
+    [OP_MHA_BACKWARD].kernel = kernel_mha_backward,
 };
 
 void *op_option(enum operation op, const union call_args *args, const char *name)

@@ -615,6 +615,62 @@ FMLA_API fmla_status fmla_mha_forward_kernel(const fmla_mha_forward_args *args, 
  * an error. */
 FMLA_API fmla_status fmla_mha_forward(const fmla_mha_forward_args *args);
 
+/* ---- Gradients of dense MHA ------------------------------------------------------------------ */
+
+/* The gradients of fmla_mha_forward (docs/semantics.md, "Dense MHA, backward"), by the method of FlashAttention-2 (arXiv 2307.08691,
+ * section 3.1.2): probabilities are computed again from q, k and lse. Requests are apart or one after the other, as there. Of query
+ * heads that read one key head dk and dv are the sum. */
+typedef struct fmla_mha_backward_args {
+    size_t struct_size;
+    const fmla_tensor *q; /* as fmla_mha_forward had them, */
+    const fmla_tensor *k;
+    const fmla_tensor *v;
+    const fmla_tensor *cu_seqlens_q; /* with what says where requests begin, */
+    const fmla_tensor *cu_seqlens_k;
+    const fmla_tensor *out; /* [b, s_q, h_q, d_v] or [tokens, h_q, d_v] of the type of q: what it wrote, */
+    /* [b, h_q, s_q] or [h_q, tokens] fp32: … of the base log_base. A row whose lse is +inf or -inf saw no key, and has gradients 0 */
+    const fmla_tensor *lse;
+    const fmla_tensor *dout; /* the gradient of out, of its shape and the type of q */
+    /* The gradients of q, k and v, of their shapes and the type of q; written. They may be views of one packed tensor. Tokens of no
+     * request stay as they are; those of a request without keys, and keys of one without tokens, become 0 */
+    const fmla_tensor *dq;
+    const fmla_tensor *dk;
+    const fmla_tensor *dv;
+    /* With cu_seqlens: no request has more tokens, or more keys; 0 = not known. Results of a longer one are wrong */
+    int64_t max_s_q;
+    int64_t max_s_k;
+    void *workspace; /* fmla_mha_backward_workspace_size bytes on the device of q */
+    size_t workspace_size;
+    void *stream;          /* CUDA stream; not used on the CPU */
+    const char *kernel;    /* force a kernel by name (fmla_capabilities lists them); NULL = the best */
+    float softmax_scale;   /* that of the forward call; 0 = 1/sqrt(d_qk); finite */
+    int32_t causal;        /* that of the forward call */
+    int32_t deterministic; /* 1: dq too has the same bits in every run. On the CPU it always has */
+    int32_t log_base;      /* FMLA_LOG_…, of lse */
+} fmla_mha_backward_args;
+
+/* How much workspace fmla_mha_backward takes with these arguments, and its alignment (either may be NULL), from shapes, types,
+ * options and device, as fmla_dense_decode_workspace_size does. It grows with every size, and linearly with tokens; on the CPU it
+ * is 8 bytes a row, 64 a request, and a scratch a thread.
+ * Errors: as fmla_mha_backward, workspace aside. */
+FMLA_API fmla_status fmla_mha_backward_workspace_size(const fmla_mha_backward_args *args, size_t *bytes,
+                                                      size_t *alignment);
+
+/* As fmla_dense_decode_workspace_bound: the most that fmla_mha_backward takes in any call whose b, s_q, s_k or tokens, and heads are
+ * at most these, and whose types, d_qk, d_v, options, device and kernel are the same.
+ * Errors: as fmla_mha_backward_workspace_size. */
+FMLA_API fmla_status fmla_mha_backward_workspace_bound(const fmla_mha_backward_args *args, size_t *bytes,
+                                                       size_t *alignment);
+
+/* The kernel that fmla_mha_backward would run with these arguments, as fmla_capabilities names it (static).
+ * Errors: as there. */
+FMLA_API fmla_status fmla_mha_backward_kernel(const fmla_mha_backward_args *args, const char **name);
+
+/* dk and dv have the same bits in every run; on the CPU all three have, whatever the number of threads and the rest of the batch.
+ * Errors: FMLA_INVALID_ARGUMENT, FMLA_BUFFER_TOO_SMALL (workspace), FMLA_UNSUPPORTED, FMLA_DEVICE_ERROR. No value in cu_seqlens or
+ * lse is an error. */
+FMLA_API fmla_status fmla_mha_backward(const fmla_mha_backward_args *args);
+
 /* ---- Merge ---------------------------------------------------------------------------------- */
 
 /* Joins n results over disjoint sets of keys into the result over all of them (docs/semantics.md, "Merge"):

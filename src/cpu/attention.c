@@ -25,17 +25,7 @@
  * long enough that the partial results (h_q · d_v fp32 a chunk) stay small beside the keys read. */
 enum { INVARIANT_CHUNK = 2048 };
 
-static size_t line_up(size_t bytes)
-{
-    return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
-}
-
 /* ---- The work of a call, and its workspace -------------------------------------------------- */
-
-/* What a request that is not cut is of all of them: its tokens, its keys, its row tiles. */
-struct span {
-    int64_t first_token, tokens, first_key, keys, first_tile;
-};
 
 struct work {
     struct cpu_call call;
@@ -49,7 +39,7 @@ struct work {
     int32_t num_partitions;
     size_t slots_offset, slot_lse_offset, slot_max_offset, spans_offset, scratch_offset, scratch_bytes;
     float *slot_out, *slot_lse, *slot_max; /* of slot 0 */
-    struct span *spans;                    /* [b + 1]; the last one begins where there is no tile */
+    struct cpu_span *spans;                /* [b + 1], of row tiles; where no request is cut */
     char *workspace;
 };
 _Static_assert(sizeof(struct work) <= sizeof((struct prepared *)0)->decided, "it is decided once a call");
@@ -141,7 +131,7 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
     w->chunk_keys = chunk_keys_of(p, w);
     size_t at = 0;
     if (is_bound(p)) {
-        if (p->cut == CUT_BY_PLAN) at += line_up(plan_bytes(p->b, w->pool.workers));
+        if (p->cut == CUT_BY_PLAN) at += cpu_line_up(plan_bytes(p->b, w->pool.workers));
     } else if (w->chunk_keys) {
         w->chunks = chunks_of(w, p->capacity);
         if (w->chunks > 1 && __builtin_mul_overflow(p->b, w->chunks, &w->slots)) goto too_large;
@@ -151,7 +141,7 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
                             : p->num_partitions
                                 ? p->num_partitions
                                 : plan_even_partitions(w->pool.workers, 1, p->s_q * p->h_q, w->call.sets);
-        if (!given && !p->plan_in_tables) at += line_up(plan_bytes(p->b, w->num_partitions));
+        if (!given && !p->plan_in_tables) at += cpu_line_up(plan_bytes(p->b, w->num_partitions));
         if (w->num_partitions > 1) w->slots = 2 * (int64_t)w->num_partitions;
     }
     w->slots_offset = at;
@@ -162,15 +152,16 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
         __builtin_mul_overflow(rows, p->d_v + 2, &floats) ||
         __builtin_mul_overflow(floats, (int64_t)sizeof(float), &bytes) || bytes > INT64_MAX / 4)
         goto too_large;
-    at += line_up((size_t)rows * (size_t)p->d_v * sizeof(float));
+    at += cpu_line_up((size_t)rows * (size_t)p->d_v * sizeof(float));
     w->slot_lse_offset = at;
-    at += line_up((size_t)rows * sizeof(float));
+    at += cpu_line_up((size_t)rows * sizeof(float));
     w->slot_max_offset = at;
-    at += line_up((size_t)rows * sizeof(float));
+    at += cpu_line_up((size_t)rows * sizeof(float));
     w->spans_offset = at;
-    if (p->cut == CUT_NEVER) at += line_up((size_t)(p->b + 1) * sizeof(struct span));
+    if (p->cut == CUT_NEVER) at += cpu_line_up((size_t)(p->b + 1) * sizeof(struct cpu_span));
     w->scratch_offset = at;
-    w->scratch_bytes = line_up(tile_floats(&w->call) * sizeof(float)) + w->attention->scratch_bytes(&w->call);
+    w->scratch_bytes =
+        cpu_line_up(tile_floats(&w->call) * sizeof(float)) + w->attention->scratch_bytes(&w->call);
     prepared->bytes = at + w->scratch_bytes * (size_t)w->pool.workers, prepared->alignment = CACHE_LINE;
     return FMLA_OK;
 too_large:
@@ -230,7 +221,7 @@ static struct tile_rows tile_rows(const struct work *w, int64_t set_rows, int64_
 static struct span span_of(const struct work *w, int64_t request)
 {
     const struct attention_problem *p = w->call.problem;
-    if (p->cut == CUT_NEVER) return w->spans[request];
+    if (p->cut == CUT_NEVER) return w->spans[request].span;
     return (struct span){.tokens = p->s_q, .keys = attention_length(p, request)};
 }
 
@@ -261,7 +252,7 @@ static void run_piece(const struct work *w, int64_t request, int64_t row_tile, i
         .lse = slot == DIRECT ? rows + most * p->d_v : w->slot_lse + at,
         .max = slot == DIRECT ? rows + most * (p->d_v + 1) : w->slot_max + at,
     };
-    w->attention->attend(&tile, scratch + line_up(tile_floats(&w->call) * sizeof(float)));
+    w->attention->attend(&tile, scratch + cpu_line_up(tile_floats(&w->call) * sizeof(float)));
     if (slot != DIRECT) return;
     for (int32_t i = 0; i < t.rows; i++)
         write_row(&w->call, request, span.first_token, t.set, t.first_row + i, tile.out + i * p->d_v,
@@ -378,34 +369,24 @@ static void join_chunks(void *data, int64_t index, int32_t worker)
 static int64_t find_spans(const struct work *w)
 {
     const struct attention_problem *p = w->call.problem;
-    const bool ragged = p->ragged_q.starts;
-    int64_t token = 0, key = 0, tile = 0;
+    struct span span = {.tokens = p->s_q, .keys = p->keys[0].capacity};
+    int64_t tile = 0;
+    if (p->ragged_q.starts) span = (struct span){0};
     for (int64_t r = 0; r < p->b; r++) {
-        struct span s = {.tokens = p->s_q, .keys = p->keys[0].capacity, .first_tile = tile};
-        if (ragged) {
-            s.first_token = ragged_start(&p->ragged_q, r, token);
-            s.first_key = ragged_start(&p->ragged_k, r, key);
-            token = ragged_start(&p->ragged_q, r + 1, s.first_token);
-            key = ragged_start(&p->ragged_k, r + 1, s.first_key);
-            s.tokens = token - s.first_token, s.keys = key - s.first_key;
-        }
-        w->spans[r] = s;
-        tile += w->call.sets * tiles_of(w, s.tokens * (p->h_q / p->h_kv));
+        if (p->ragged_q.starts) span = ragged_span(&p->ragged_q, &p->ragged_k, r, &span);
+        w->spans[r] = (struct cpu_span){span, tile};
+        tile += w->call.sets * tiles_of(w, span.tokens * (p->h_q / p->h_kv));
     }
-    w->spans[p->b].first_tile = tile;
+    w->spans[p->b].first_item = tile;
     return tile;
 }
 
 static void run_whole(void *data, int64_t index, int32_t worker)
 {
     const struct work *w = data;
-    int64_t request = 0, after = w->call.problem->b; /* the last one that begins at the tile or before it */
-    while (after - request > 1) {
-        const int64_t middle = request + (after - request) / 2;
-        *(w->spans[middle].first_tile <= index ? &request : &after) = middle;
-    }
-    const struct span *span = &w->spans[request];
-    run_piece(w, request, index - span->first_tile, 0, span->keys, DIRECT, worker);
+    const int64_t request = cpu_span_at(w->spans, w->call.problem->b, index);
+    const struct cpu_span *at = &w->spans[request];
+    run_piece(w, request, index - at->first_item, 0, at->span.keys, DIRECT, worker);
 }
 
 /* ---- The call ------------------------------------------------------------------------------- */
@@ -430,7 +411,7 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     const fmla_status status = cpu_check_pages(p);
     if (status || !p->b) return status;
     w.workspace = p->workspace;
-    w.spans = (struct span *)(void *)(w.workspace + w.spans_offset);
+    w.spans = (struct cpu_span *)(void *)(w.workspace + w.spans_offset);
     const int64_t tiles = p->cut == CUT_NEVER ? find_spans(&w) : 0;
     const int64_t rows_of_slots = w.slots * p->h_q * p->s_q; /* used or not */
     const double cost = cost_of_pieces(&w),

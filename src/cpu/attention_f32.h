@@ -5,13 +5,7 @@
  * with the flags of its instruction set; the operations themselves are the compiler's vector arithmetic.
  *
  *   ATTENTION_NAME     the struct cpu_attention to define
- *   LANES              floats of a vector
- *   VECTORS            vectors of rows at a time; a group is LANES · VECTORS = 16 rows
- *   AT_ONCE            keys (in S = K Q) or values (in O += Vᵀ P) at a time: AT_ONCE · VECTORS sums stay in registers
- *   LARGER(x, top)     the instruction for x > top ? x : top, where there is one; a NaN in x is then not taken
- *
- *   lanes = rows: the rows of a group stand side by side, so that the softmax has no horizontal step and a cached
- *   value, once loaded, meets all of them by broadcast.
+ *   LANES, VECTORS, AT_ONCE, LARGER: products_f32.h
  *
  *   scratch of a worker (floats)
  *     q         [groups][d_qk][16]   Q of the tile, scaled, lanes innermost       64 × 576 × 4 B = 144 KiB
@@ -26,19 +20,7 @@
  *
  *   Limit: the two products, 2 · (d_qk + d_v) FLOP per row and key, at the rate of the multiply-adds.
  */
-#include "convert.h"
-#include "tile.h"
-
-#include <string.h>
-
-enum { GROUP_ROWS = LANES * VECTORS, BLOCK = PLAN_BLOCK };
-_Static_assert(GROUP_ROWS == 16, "a group is 16 rows");
-
-typedef float vector __attribute__((vector_size(LANES * sizeof(float)), may_alias));
-typedef int32_t vector_int __attribute__((vector_size(LANES * sizeof(float)), may_alias));
-typedef uint32_t vector_uint __attribute__((vector_size(LANES * sizeof(float)), may_alias));
-
-#define INLINE static inline __attribute__((always_inline))
+#include "products_f32.h"
 
 struct scratch {
     float *q, *keys, *values, *o, *s, *max, *sum;
@@ -87,134 +69,7 @@ static void pack_q(const struct cpu_tile *tile, float *q, float *row)
     }
 }
 
-/* ---- The two products ----------------------------------------------------------------------- */
-
-/* sum[u][v] += Σ_i a[i · step + u · apart] · x[i][v]: `count` (compile-time) numbers meet a group of rows. Both products
- * are this: scores have step 1 and the keys d_qk apart; values step d_qk and lie side by side. */
-INLINE void multiply_add(vector sum[][VECTORS], const float *a, int64_t step, int64_t apart, const float *x,
-                         int64_t length, const int count)
-{
-    for (int64_t i = 0; i < length; i++) {
-        vector row[VECTORS];
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) row[v] = *(const vector *)(x + i * GROUP_ROWS + v * LANES);
-#pragma GCC unroll 16
-        for (int u = 0; u < count; u++) {
-            /* Once: in the product of a scalar and a vector a sanitizer would check the access for every lane. */
-            const float number = a[i * step + u * apart];
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; v++) sum[u][v] += number * row[v];
-        }
-    }
-}
-
-INLINE void score_tile(float *s, const float *keys, const float *q, int64_t d_qk, const int count)
-{
-    vector sum[AT_ONCE][VECTORS];
-#pragma GCC unroll 16
-    for (int u = 0; u < count; u++)
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) sum[u][v] = (vector){0};
-    multiply_add(sum, keys, 1, d_qk, q, d_qk, count);
-#pragma GCC unroll 16
-    for (int u = 0; u < count; u++)
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) *(vector *)(s + u * GROUP_ROWS + v * LANES) = sum[u][v];
-}
-
-/* s[t][row] = Σ_d keys[t][d] · q[d][row]. */
-static void scores(float *s, const float *keys, const float *q, int32_t count, int64_t d_qk)
-{
-    int32_t t = 0;
-    for (; t + AT_ONCE <= count; t += AT_ONCE)
-        score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, AT_ONCE);
-    for (; AT_ONCE > 4 && t + 4 <= count; t += 4) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, 4);
-    for (; t + 2 <= count; t += 2) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, 2);
-    for (; t < count; t++) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, 1);
-}
-
-INLINE void value_tile(float *o, const float *values, const float *s, int32_t keys_seen, int64_t step,
-                       const float rescale[GROUP_ROWS], const int count)
-{
-    vector sum[AT_ONCE][VECTORS];
-#pragma GCC unroll 16
-    for (int u = 0; u < count; u++)
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++)
-            sum[u][v] =
-                *(const vector *)(o + u * GROUP_ROWS + v * LANES) * *(const vector *)(rescale + v * LANES);
-    multiply_add(sum, values, step, 1, s, keys_seen, count);
-#pragma GCC unroll 16
-    for (int u = 0; u < count; u++)
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) *(vector *)(o + u * GROUP_ROWS + v * LANES) = sum[u][v];
-}
-
-/* o[d][row] = o[d][row] · rescale[row] + Σ_t values[t][d] · s[t][row], over keys that every row may meet. */
-static void add_values(const struct cpu_call *call, float *o, const struct scratch *scratch, const float *s,
-                       int32_t count, const float rescale[GROUP_ROWS], struct tile_ahead *ahead)
-{
-    const int64_t d_v = call->problem->d_v;
-    int64_t d = 0;
-    for (; d + AT_ONCE <= d_v; d += AT_ONCE) {
-        tile_bring(ahead, call, AT_ONCE);
-        value_tile(o + d * GROUP_ROWS, scratch->values + d, s, count, scratch->value_step, rescale, AT_ONCE);
-    }
-    for (; AT_ONCE > 4 && d + 4 <= d_v; d += 4)
-        value_tile(o + d * GROUP_ROWS, scratch->values + d, s, count, scratch->value_step, rescale, 4);
-    for (; d < d_v; d++)
-        value_tile(o + d * GROUP_ROWS, scratch->values + d, s, count, scratch->value_step, rescale, 1);
-}
-
-/* Is every value of keys [from, to) finite? */
-static bool are_finite(const struct scratch *scratch, int32_t from, int32_t to, int64_t d_v)
-{
-    uint32_t infinite = 0;
-    for (int32_t t = from; t < to; t++)
-        for (int64_t d = 0; d < d_v; d++) {
-            const uint32_t exponent = num_bits(scratch->values[t * scratch->value_step + d]) << 1 >> 24;
-            infinite |= exponent == 255u;
-        }
-    return !infinite;
-}
-
-/* One key that only some rows see and that holds NaN or infinity: the others must not meet it. */
-static void add_value_where_seen(float *o, const float *value, const float *s, int64_t d_v, int32_t t,
-                                 const int32_t visible[GROUP_ROWS])
-{
-    for (int64_t d = 0; d < d_v; d++)
-        for (int l = 0; l < GROUP_ROWS; l++)
-            if (t < visible[l]) o[d * GROUP_ROWS + l] += value[d] * s[l];
-}
-
 /* ---- Softmax -------------------------------------------------------------------------------- */
-
-/* 2^x for x ≤ 0; below 2^-126 it is 0, NaN stays NaN. x = n + f with |f| ≤ 1/2: 2^f by the polynomial of degree 5 that is 1 at 0
- * and whose largest relative error, 2^-23.4, is least, and 2^n by its exponent bits. */
-INLINE vector exp2_of(vector x)
-{
-    const vector shifter =
-        (vector){0} + 0x1.8p23f; /* adding it leaves the nearest integer in the lowest bits */
-    const vector shifted = x + shifter;
-    const vector f = x - (shifted - shifter);
-    vector y = f * 1.326472734e-3f + 9.671512772e-3f;
-    y = y * f + 5.550733744e-2f;
-    y = y * f + 2.402224208e-1f;
-    y = y * f + 6.931469776e-1f;
-    y = y * f + 1.0f;
-    const vector power = (vector)(((vector_uint)shifted << 23) + (127u << 23));
-    const vector_int small = (vector_int)(x < (vector){0} - 126.0f);
-    return (vector)((vector_int)(y * power) & ~small);
-}
-
-INLINE vector select(vector_int mask, vector yes, vector no)
-{
-    return (vector)(((vector_int)yes & mask) | ((vector_int)no & ~mask));
-}
-
-#ifndef LARGER
-#define LARGER(x, top) select((vector_int)((x) > (top)), x, top)
-#endif
 
 /* One step of the online softmax over s[0 … count): row l sees the first visible[l] of them, and below `fewest` every
  * row sees the key. Turns scores into probabilities against the new maximum and gives in `rescale` what older sums must
@@ -263,12 +118,15 @@ static void attend_block(const struct cpu_tile *tile, const struct scratch *scra
     scores(scratch->s, scratch->keys, scratch->q + group * p->d_qk * GROUP_ROWS, most, p->d_qk);
     softmax_step(scratch->s, most, fewest, visible, scratch->max + group * GROUP_ROWS,
                  scratch->sum + group * GROUP_ROWS, rescale);
-    if (are_finite(scratch, fewest, most, p->d_v))
+    if (are_finite(scratch->values, scratch->value_step, fewest, most, p->d_v))
         fewest = most; /* a row that does not see a key has weight 0 for it */
-    add_values(tile->call, o, scratch, scratch->s, fewest, rescale, ahead);
-    for (int32_t t = fewest; t < most; t++)
+    add_values(o, scratch->values, scratch->value_step, p->d_v, scratch->s, fewest, rescale, ahead);
+    for (int32_t t = fewest; t < most; t++) {
+        bool sees[GROUP_ROWS];
+        for (int l = 0; l < GROUP_ROWS; l++) sees[l] = t < visible[l];
         add_value_where_seen(o, scratch->values + t * scratch->value_step, scratch->s + t * GROUP_ROWS,
-                             p->d_v, t, visible);
+                             p->d_v, sees);
+    }
 }
 
 static void attend(const struct cpu_tile *tile, void *memory)
@@ -289,7 +147,8 @@ static void attend(const struct cpu_tile *tile, void *memory)
     for (int now = 0; count; now ^= 1) {
         const int64_t next_begin = at;
         const int32_t next = tile->call->next_keys(tile, &at, end, keys[now ^ 1]);
-        struct tile_ahead ahead = tile_ahead_of(tile->call, keys[now ^ 1], next, (groups + 1) / 2 * p->d_v);
+        struct tile_ahead ahead =
+            tile_ahead_of_call(tile->call, keys[now ^ 1], next, (groups + 1) / 2 * p->d_v);
         for (int32_t t = 0; t < count; t++) {
             convert_key(scratch.keys + t * p->d_qk, &tile->call->layout, &keys[now][t]);
             if (tile->call->value_bytes)

@@ -16,6 +16,30 @@ static inline int64_t cpu_clamp(int64_t x, int64_t low, int64_t high)
     return x < low ? low : x > high ? high : x;
 }
 
+static inline size_t cpu_line_up(size_t bytes)
+{
+    return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+}
+
+/* ---- Requests of any length ------------------------------------------------------------------ */
+
+/* A request and the first item of its work; one more, behind the last request, begins where there is no item. */
+struct cpu_span {
+    struct span span;
+    int64_t first_item;
+};
+
+/* The request that has an item: the last one that begins there or before it. */
+static inline int64_t cpu_span_at(const struct cpu_span *spans, int64_t requests, int64_t item)
+{
+    int64_t request = 0, after = requests;
+    while (after - request > 1) {
+        const int64_t middle = request + (after - request) / 2;
+        *(spans[middle].first_item <= item ? &request : &after) = middle;
+    }
+    return request;
+}
+
 /* ---- A call --------------------------------------------------------------------------------- */
 
 struct cpu_tile;

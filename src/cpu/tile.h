@@ -62,33 +62,48 @@ struct tile_ahead {
     const struct cpu_key *keys; /* those that are left */
     int32_t count, byte;        /* … and bytes of the first that have been asked for */
     int32_t due, rate;          /* lines · 256: that should have been asked for and are not, and a value */
+    int32_t token_bytes, bytes; /* of a key, and with its value where that lies apart */
+    bool has_scales;
 };
 
-/* Over `values` values of the block that is worked on now; half of all its rows', for the last lines take their time. */
-static inline struct tile_ahead tile_ahead_of(const struct cpu_call *call, const struct cpu_key *keys,
-                                              int32_t count, int64_t values)
+/* Over `values` values of the block that is worked on now: keys of token_bytes, and value_bytes elsewhere. */
+static inline struct tile_ahead tile_ahead_of(const struct cpu_key *keys, int32_t count, int32_t token_bytes,
+                                              int32_t value_bytes, int64_t values)
+{
+    const int32_t bytes = token_bytes + value_bytes;
+    const int64_t lines = (int64_t)count * (bytes / CACHE_LINE + 1);
+    return (struct tile_ahead){.keys = keys,
+                               .count = count,
+                               .rate = (int32_t)(lines * 256 / values) + 1,
+                               .token_bytes = token_bytes,
+                               .bytes = bytes};
+}
+
+/* Those of a call; `values` are half of all its rows', for the last lines take their time. */
+static inline struct tile_ahead tile_ahead_of_call(const struct cpu_call *call, const struct cpu_key *keys,
+                                                   int32_t count, int64_t values)
 {
     if (call->keys_at_once) {
         tile_prefetch(call, keys, count);
         return (struct tile_ahead){0};
     }
-    const int64_t lines = (int64_t)count * ((call->layout.token_bytes + call->value_bytes) / CACHE_LINE + 1);
-    return (struct tile_ahead){.keys = keys, .count = count, .rate = (int32_t)(lines * 256 / values) + 1};
+    struct tile_ahead ahead = tile_ahead_of(keys, count, call->layout.token_bytes, call->value_bytes, values);
+    ahead.has_scales = call->layout.scale_bytes != 0;
+    return ahead;
 }
 
 /* With `values` more of them added. */
-static inline void tile_bring(struct tile_ahead *ahead, const struct cpu_call *call, int32_t values)
+static inline void tile_bring(struct tile_ahead *ahead, int32_t values)
 {
-    const int32_t token_bytes = call->layout.token_bytes, bytes = token_bytes + call->value_bytes;
     if (!ahead->count) return;
     struct tile_ahead now = *ahead;
     for (now.due += values * now.rate; now.due > 0 && now.count; now.due -= 256) {
-        __builtin_prefetch(now.byte < token_bytes ? now.keys->token + now.byte
-                                                  : now.keys->value + (now.byte - token_bytes),
+        __builtin_prefetch(now.byte < now.token_bytes ? now.keys->token + now.byte
+                                                      : now.keys->value + (now.byte - now.token_bytes),
                            0, 2);
         now.byte += CACHE_LINE;
-        if (now.byte < bytes) continue;
-        if (call->layout.scale_bytes) __builtin_prefetch(now.keys->scales, 0, 2);
+        if (now.byte < now.bytes) continue;
+        if (now.has_scales) __builtin_prefetch(now.keys->scales, 0, 2);
         now.byte = 0, now.keys++, now.count--;
     }
     *ahead = now;

@@ -212,7 +212,7 @@ static void draw_layout(struct bytes *in, struct call *c, bool any_size)
     struct layout *l = &c->layout;
     int64_t *size = l->size;
     const bool attention = described_member(c->operation, "workspace"), merge = c->operation == OP_MERGE,
-               mha = c->operation == OP_MHA_FORWARD;
+               mha = operation_is_mha(c->operation);
     int32_t *const format = option_at(c->operation, c->args, "kv_format");
     for (int i = 0; i < DIMENSIONS; i++)
         size[i] = small[i].least + (small[i].count > 1 ? choose(in, small[i].count) : 0);

@@ -8,7 +8,7 @@
 
 #include "filled.h"
 
-enum { PLAN_PARTITIONS = 4, PLAN_BYTES = 32 + 32 * PLAN_PARTITIONS + 4 * 4, RESULT_BYTES = 640 << 10 };
+enum { PLAN_PARTITIONS = 4, PLAN_BYTES = 32 + 32 * PLAN_PARTITIONS + 4 * 4, RESULT_BYTES = 1 << 20 };
 
 static const fmla_device cpu = {FMLA_DEVICE_CPU, 0};
 
@@ -33,6 +33,8 @@ static const struct small_call {
                                    .s_kv = 384, .topk = 30, .flat = true, .has = HAS_LSE)},
     {OP_MHA_FORWARD, DESIGNATED(ANY_BF16, .splits = 4, .tokens_q = 90, .tokens_k = 150, .h_q = 4, .h_kv = 2,
                                 .d_qk = 192, .d_v = 128, .flat = true, .causal = 1, .has = HAS_LSE)},
+    {OP_MHA_BACKWARD, DESIGNATED(ANY_BF16, .splits = 4, .tokens_q = 90, .tokens_k = 150, .h_q = 4, .h_kv = 2,
+                                 .d_qk = 192, .d_v = 128, .flat = true, .causal = 1, .has = HAS_LSE)},
     {OP_MERGE, DESIGNATED(ANY_F32, .n = 3, .b = 3, .s_q = 2, .h_q = 5, .d_v = 512, .has = HAS_LSE)},
 /* NOLINTBEGIN(bugprone-macro-parentheses): initialisers */
 #define CACHES(name, size)                                                                                   \

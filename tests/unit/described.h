@@ -136,6 +136,7 @@ static inline fmla_status described_ask(enum operation operation, enum question 
         ASK_ATTENTION(sparse_decode, OP_SPARSE_DECODE)
         ASK_ATTENTION(sparse_prefill, OP_SPARSE_PREFILL)
         ASK_ATTENTION(mha_forward, OP_MHA_FORWARD)
+        ASK_ATTENTION(mha_backward, OP_MHA_BACKWARD)
     default: return FMLA_OK;
     }
 }

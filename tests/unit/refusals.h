@@ -307,7 +307,7 @@ static inline void refuse_kernels(struct good_call *good)
     }
     good->set_up();
     everywhere(good, FMLA_DEVICE_CUDA, 99);
-    check_refused(good, "all on cuda", FMLA_UNSUPPORTED, good->elsewhere, "device is cuda:99: ", false);
+    check_refused(good, "all on cuda", FMLA_UNSUPPORTED, good->elsewhere, "device is cuda:99", false);
 }
 
 /* A workspace, or the memory of a plan. */

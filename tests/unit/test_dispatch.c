@@ -47,7 +47,7 @@ static void check_operation(enum operation operation, const struct processor *pr
     static const int64_t sizes[][2] = {{512, 512}, {576, 512}, {192, 128}, {128, 128}, {64, 64}, {64, 128}};
     const bool plan = operation == OP_DECODE_PLAN || operation == OP_SPARSE_PLAN,
                sparse = operation == OP_SPARSE_DECODE || operation == OP_SPARSE_PREFILL,
-               attention = sparse || operation == OP_DENSE_DECODE || operation == OP_MHA_FORWARD;
+               attention = sparse || operation == OP_DENSE_DECODE || operation_is_mha(operation);
     for (int e = 0; e < (plan ? 1 : 3); e++)
         for (int s = 0; s < (attention ? 6 : 1); s++)
             for (int f = KV_BF16; f <= (sparse ? KV_FP8_584 : KV_BF16); f++) {

@@ -75,7 +75,7 @@ static void test_capabilities(void)
                                         heads[2][4] = {{64, 128, 192}, {64, 128}};
         const int plan = operation == OP_DECODE_PLAN || operation == OP_SPARSE_PLAN,
                   sparse = operation == OP_SPARSE_DECODE || operation == OP_SPARSE_PREFILL,
-                  mha = operation == OP_MHA_FORWARD, dense = operation == OP_DENSE_DECODE;
+                  mha = operation_is_mha(operation), dense = operation == OP_DENSE_DECODE;
         const int32_t(*sizes)[4] = !strcmp(row.kernel, "ref") ? any
                                    : mha                      ? heads
                                    : sparse || dense          ? latent

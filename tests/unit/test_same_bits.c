@@ -76,6 +76,12 @@ static const struct tested {
      DESIGNATED(HEADS, .splits = 4, .tokens_q = 3 * TOKENS, .tokens_k = 300, .flat = true,
                 .type = {FMLA_TYPE_BFLOAT, 16, 1}),
      NULL, 0, 1, DIM__, 0},
+    {OP_MHA_BACKWARD, DESIGNATED(HEADS, .b = 3, .s_q = TOKENS, .s_k = 100, .type = {FMLA_TYPE_BFLOAT, 16, 1}),
+     NULL, 0, 1, DIM_b, 3},
+    {OP_MHA_BACKWARD,
+     DESIGNATED(HEADS, .splits = 4, .tokens_q = 3 * TOKENS, .tokens_k = 300, .flat = true,
+                .type = {FMLA_TYPE_BFLOAT, 16, 1}),
+     NULL, 0, 1, DIM__, 0},
     {OP_MERGE,
      DESIGNATED(.n = 4, .b = 3, .s_q = 2, .h_q = 5, .d_v = 512, .type = {FMLA_TYPE_FLOAT, 32, 1},
                 .has = HAS_LSE | HAS_SINK),
@@ -95,7 +101,7 @@ static struct made {
 /* The rows of each output, one behind the other. */
 struct result {
     size_t bytes[MAX_TENSORS];
-    char rows[MAX_TENSORS][TOKENS * 5 * 512 * sizeof(uint16_t)];
+    char rows[MAX_TENSORS][1 << 18];
 };
 
 static struct result base, other;

@@ -110,7 +110,7 @@ static bool check_bound(void)
                                           DIM_extra_topk, DIM_s_k,   DIM_tokens_q,  DIM_tokens_k};
     const struct shape most = draw_most();
     const bool prefill = operation == OP_SPARSE_PREFILL, sparse = operation == OP_SPARSE_DECODE,
-               mha = operation == OP_MHA_FORWARD;
+               mha = operation_is_mha(operation);
     shape_in_words(operation, &most, words, sizeof words);
     const size_t bound = ask(&most, true);
     if (refused) return false;

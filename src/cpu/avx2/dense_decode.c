@@ -1,10 +1,5 @@
-/* SPDX-License-Identifier: MIT
- *
- * AVX2, FMA and F16C: 12 sums, 2 vectors of rows and the broadcast in sixteen registers of 256 bits.
- */
+/* SPDX-License-Identifier: MIT */
 #define ATTENTION_NAME cpu_avx2_attention
-#define LANES          8
-#define VECTORS        2
-#define AT_ONCE        6
-#define LARGER(x, top) (vector) _mm256_max_ps((__m256)(x), (__m256)(top))
+#include "vectors.h"
+
 #include "../attention_f32.h"

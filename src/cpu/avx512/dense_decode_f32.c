@@ -1,11 +1,5 @@
-/* SPDX-License-Identifier: MIT
- *
- * AVX-512 without its bf16 product, and fp16 caches on all: 16 sums and 1 vector of rows in thirty-two registers of
- * 512 bits; the broadcast is part of the multiply-add.
- */
+/* SPDX-License-Identifier: MIT */
 #define ATTENTION_NAME cpu_avx512_attention
-#define LANES          16
-#define VECTORS        1
-#define AT_ONCE        16
-#define LARGER(x, top) (vector) _mm512_max_ps((__m512)(x), (__m512)(top))
+#include "vectors.h"
+
 #include "../attention_f32.h"

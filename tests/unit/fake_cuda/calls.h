@@ -120,8 +120,9 @@ static inline void check_unusable(int32_t device, const char *words)
     for (;; rows++) {
         fmla_capability row = FMLA_INIT(fmla_capability);
         if (fmla_capabilities(gpu_number(device), rows, &row) != FMLA_OK) break;
-        CHECK(!row.available && has_words(row.reason, strchr(words, '|') + 1), "%s %s: %s", row.operation,
-              row.kernel, row.reason);
+        const char *reason = row.kernel ? strchr(words, '|') + 1 : "no kernel of it"; /* for any GPU */
+        CHECK(!row.available && has_words(row.reason, reason), "%s %s: %s", row.operation,
+              row.kernel ? row.kernel : "on no kernel", row.reason);
     }
     CHECK(rows >= 6, "%" PRId64 " rows", rows);
     fmla_device_info info = FMLA_INIT(fmla_device_info);

@@ -49,7 +49,7 @@ static inline struct layout with_defaults(enum operation operation, const struct
     struct layout l = *given;
     if (!l.type.bits) l.type = bf16;
     if (!l.d_qk) l.d_qk = cache_formats[l.format].d_qk ? cache_formats[l.format].d_qk : 576;
-    const bool latent = described_member(operation, "workspace") && operation != OP_MHA_FORWARD;
+    const bool latent = described_member(operation, "workspace") && !operation_is_mha(operation);
     if (latent) l.d_v = 512;
     if (latent && operation != OP_DENSE_DECODE) l.pages = 9;
     l.extra_pages = 4, l.extra_page_size = 2, l.one_head = 1, l.s_kv = 100, l.fields = FMLA_PARTITION_FIELDS;
@@ -222,7 +222,7 @@ static inline struct shape draw_shape(enum operation operation, int64_t sms)
     if (operation == OP_SPARSE_DECODE) draw_sparse(&s.of, sms);
     if (operation == OP_DENSE_DECODE) draw_dense(&s.of, sms);
     if (operation == OP_SPARSE_PREFILL) draw_prefill(&s.of, sms);
-    if (operation == OP_MHA_FORWARD) draw_mha(&s.of);
+    if (operation_is_mha(operation)) draw_mha(&s.of);
     return s;
 }
 

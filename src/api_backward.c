@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The public functions of the gradients of dense MHA: what they ask beyond the descriptor, and the problem that the back ends see.
+ */
+#include "api.h"
+
+#include <string.h>
+
+struct call {
+    fmla_mha_backward_args args;
+    struct checked_call checked;
+    struct backward_problem problem;
+    struct taken taken;
+};
+
+#define OF(member) (&c->checked.tensors[TENSOR_mha_backward_##member])
+
+static struct token_view view_of(const struct call *c, const struct checked_tensor *tensor)
+{
+    const bool flat = c->checked.flat;
+    return (struct token_view){tensor->data, flat ? 0 : tensor->stride[0], tensor->stride[1 - flat],
+                               tensor->stride[2 - flat]};
+}
+
+/* The most tokens of a request, where the caller says it. */
+static int64_t most_of(int64_t said, int64_t all)
+{
+    return said && said < all ? said : all;
+}
+
+static void fill(struct call *c)
+{
+    const fmla_mha_backward_args *args = &c->args;
+    const bool flat = c->checked.flat;
+    const int64_t *size = c->checked.size, *of_lse = OF(lse)->stride;
+    c->problem = (struct backward_problem){
+        .b = flat ? size[DIM_splits] - 1 : size[DIM_b],
+        .s_q = flat ? most_of(args->max_s_q, size[DIM_tokens_q]) : size[DIM_s_q],
+        .s_k = flat ? most_of(args->max_s_k, size[DIM_tokens_k]) : size[DIM_s_k],
+        .h_q = size[DIM_h_q],
+        .h_kv = size[DIM_h_kv],
+        .d_qk = size[DIM_d_qk],
+        .d_v = size[DIM_d_v],
+        .is_ragged = flat,
+        .ragged_q = {OF(cu_seqlens_q)->data, size[DIM_tokens_q]},
+        .ragged_k = {OF(cu_seqlens_k)->data, size[DIM_tokens_k]},
+        .element = OF(q)->element,
+        .device = OF(q)->device,
+        .q = view_of(c, OF(q)),
+        .k = view_of(c, OF(k)),
+        .v = view_of(c, OF(v)),
+        .out = view_of(c, OF(out)),
+        .dout = view_of(c, OF(dout)),
+        .dq = view_of(c, OF(dq)),
+        .dk = view_of(c, OF(dk)),
+        .dv = view_of(c, OF(dv)),
+        .lse = OF(lse)->data,
+        .lse_stride = {flat ? 0 : of_lse[0], of_lse[1 - flat]},
+        .causal = args->causal,
+        .deterministic = args->deterministic,
+        .stream = args->stream,
+    };
+    c->taken.workspace = args->workspace, c->taken.workspace_size = args->workspace_size;
+}
+
+/* Everything but the workspace. */
+static fmla_status prepare(enum operation operation, const void *caller, bool shape_only, struct call *c)
+{
+    struct backward_problem *p = &c->problem;
+    struct result_rules rules;
+    TRY(check_call(operation, caller, &c->args, shape_only, &c->checked));
+    const char *op = c->checked.operation;
+    TRY(check_starts(&c->checked, "cu_seqlens_q", OF(cu_seqlens_q)));
+    TRY(check_starts(&c->checked, "cu_seqlens_k", OF(cu_seqlens_k)));
+    fill(c);
+    TRY(check_result_rules(op, &(struct checked_tensor){0}, 0, c->args.log_base, &rules));
+    TRY(check_scale(op, c->args.softmax_scale, p->d_qk, &p->scale));
+    TRY(check_heads(op, "q", p->h_q, p->h_kv));
+    p->lse_factor = rules.lse_factor;
+    const struct wanted wanted = {.operation = operation,
+                                  .device = p->device,
+                                  .argument = "q",
+                                  .values = "v",
+                                  .elements = 1u << p->element,
+                                  .d_qk = p->d_qk,
+                                  .d_v = p->d_v,
+                                  .problem.backward = p};
+    return dispatch(&wanted, c->args.kernel, &c->taken.kernel);
+}
+
+static fmla_status workspace_size(enum operation operation, const void *caller, size_t *bytes,
+                                  size_t *alignment)
+{
+    struct call c;
+    TRY(prepare(operation, caller, true, &c));
+    return taken_size(&c.taken, (union problem){.backward = &c.problem}, bytes, alignment);
+}
+
+static fmla_status workspace_bound(enum operation operation, const void *caller, size_t *bytes,
+                                   size_t *alignment)
+{
+    struct call c;
+    TRY(prepare(operation, caller, true, &c));
+    c.problem.bound = true;
+    return taken_size(&c.taken, (union problem){.backward = &c.problem}, bytes, alignment);
+}
+
+static fmla_status kernel_name(enum operation operation, const void *caller, const char **name)
+{
+    struct call c;
+    TRY(check_answer(descriptors[operation].name, "name", (const void *)name));
+    TRY(prepare(operation, caller, true, &c));
+    *name = c.taken.kernel->name;
+    return FMLA_OK;
+}
+
+static fmla_status run(enum operation operation, const void *caller)
+{
+    struct call c;
+    TRY(prepare(operation, caller, false, &c));
+    return taken_run(&c.taken, (union problem){.backward = &c.problem}, c.checked.operation,
+                     &c.problem.workspace);
+}
+
+PUBLIC_FUNCTIONS(mha_backward, OP_MHA_BACKWARD)

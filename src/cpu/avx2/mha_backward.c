@@ -1,0 +1,5 @@
+/* SPDX-License-Identifier: MIT */
+#define GRADIENTS_NAME cpu_avx2_gradients
+#include "vectors.h"
+
+#include "../backward_f32.h"

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The products of the AVX-512 BF16 kernels by vdpbf16ps, which multiplies pairs of bf16 and adds both products to an fp32 lane.
+ *
+ *   scores   S[t][rows] += (q[2i], q[2i+1])[rows] · (k[t][2i], k[t][2i+1])      pairs along d, as they lie in a key
+ *   values   O[d][rows] += (p[2j], p[2j+1])[rows] · (v[2j][d], v[2j+1][d])      pairs along t: values are interleaved
+ */
+#ifndef FMLA_CPU_AVX512_PRODUCTS_H
+#define FMLA_CPU_AVX512_PRODUCTS_H
+
+#include "../tile.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+enum { VECTOR = 16, VECTORS = PLAN_ROW_TILE / VECTOR };
+enum { BLOCK = 64, PAIRS = BLOCK / 2, GROUP = 32 };
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE uint32_t pair_at(const uint16_t *at)
+{
+    uint32_t pair;
+    memcpy(&pair, at, sizeof pair);
+    return pair;
+}
+
+INLINE __m512bh load_pairs(const uint32_t *at)
+{
+    return (__m512bh)_mm512_load_si512(at);
+}
+
+/* ---- Scores --------------------------------------------------------------------------------- */
+
+/* `count` (compile-time) keys from `keys`, `vectors` (compile-time) vectors of rows. */
+INLINE void score_tile(float *s, const uint16_t *const *keys, const uint32_t *q, int64_t pairs,
+                       const int vectors, const int count)
+{
+    __m512 sum[12][VECTORS];
+#pragma GCC unroll 12
+    for (int t = 0; t < count; t++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) sum[t][v] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < pairs; i++) {
+        __m512bh x[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) x[v] = load_pairs(q + (i * vectors + v) * VECTOR);
+#pragma GCC unroll 12
+        for (int t = 0; t < count; t++) {
+            const __m512bh k = (__m512bh)_mm512_set1_epi32((int)pair_at(keys[t] + 2 * i));
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) sum[t][v] = _mm512_dpbf16_ps(sum[t][v], x[v], k);
+        }
+    }
+#pragma GCC unroll 12
+    for (int t = 0; t < count; t++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) _mm512_store_ps(s + (t * vectors + v) * VECTOR, sum[t][v]);
+}
+
+/* s[t][row] for `count` keys. */
+INLINE void scores(float *s, const uint16_t *const *keys, const uint32_t *q, int32_t count, int64_t pairs,
+                   const int vectors, const int at_once)
+{
+    int32_t t = 0;
+    for (; t + at_once <= count; t += at_once)
+        score_tile(s + (int64_t)t * vectors * VECTOR, keys + t, q, pairs, vectors, at_once);
+    for (; t < count; t++) score_tile(s + (int64_t)t * vectors * VECTOR, keys + t, q, pairs, vectors, 1);
+}
+
+/* ---- Values --------------------------------------------------------------------------------- */
+
+/* Two keys' values side by side: values[group][pair][d in group] = (v[2 pair][d], v[2 pair + 1][d]). A last key
+ * without a partner gets zeros. */
+static inline void interleave(uint32_t *values, const uint16_t *const *from, int32_t count, int64_t d_v)
+{
+    static const uint16_t low[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i first = _mm512_loadu_si512(low), second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+    for (int32_t j = 0; 2 * j < count; j++) {
+        const uint16_t *a = from[2 * j], *b = 2 * j + 1 < count ? from[2 * j + 1] : NULL;
+        for (int64_t d = 0; d < d_v; d += GROUP) {
+            const __m512i x = _mm512_loadu_si512(a + d),
+                          y = b ? _mm512_loadu_si512(b + d) : _mm512_setzero_si512();
+            uint32_t *to = values + (d / GROUP * PAIRS + j) * GROUP;
+            _mm512_store_si512(to, _mm512_permutex2var_epi16(x, first, y));
+            _mm512_store_si512(to + VECTOR, _mm512_permutex2var_epi16(x, second, y));
+        }
+    }
+}
+
+INLINE void value_tile(float *o, const uint32_t *values, const uint32_t *p, const float *rescale,
+                       int32_t pairs, const int vectors, const int count)
+{
+    __m512 sum[16][VECTORS];
+#pragma GCC unroll 16
+    for (int d = 0; d < count; d++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++)
+            sum[d][v] = _mm512_mul_ps(_mm512_load_ps(o + (d * vectors + v) * VECTOR),
+                                      _mm512_load_ps(rescale + v * VECTOR));
+    for (int32_t j = 0; j < pairs; j++) {
+        __m512bh x[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) x[v] = load_pairs(p + (j * vectors + v) * VECTOR);
+#pragma GCC unroll 16
+        for (int d = 0; d < count; d++) {
+            const __m512bh y = (__m512bh)_mm512_set1_epi32((int)values[j * GROUP + d]);
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) sum[d][v] = _mm512_dpbf16_ps(sum[d][v], x[v], y);
+        }
+    }
+#pragma GCC unroll 16
+    for (int d = 0; d < count; d++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) _mm512_store_ps(o + (d * vectors + v) * VECTOR, sum[d][v]);
+}
+
+/* o[d][row] = o[d][row] · rescale[row] + Σ_t v[t][d] · p[t][row], for `width` numbers d, over `pairs` pairs of
+ * keys that every row sees. */
+INLINE void add_values(float *o, const uint32_t *values, int64_t width, const uint32_t *p,
+                       const float *rescale, int32_t pairs, struct tile_ahead *ahead, const int vectors,
+                       const int at_once)
+{
+    for (int64_t d = 0; d < width; d += at_once) {
+        tile_bring(ahead, at_once);
+        value_tile(o + d * vectors * VECTOR, values + d / GROUP * PAIRS * GROUP + d % GROUP, p, rescale,
+                   pairs, vectors, at_once);
+    }
+}
+
+/* Is every value of keys [from, to) finite? */
+static inline bool are_finite(const uint16_t *const *values, int32_t from, int32_t to, int64_t d_v)
+{
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    __mmask32 infinite = 0;
+    for (int32_t t = from; t < to; t++)
+        for (int64_t d = 0; d < d_v; d += 32) {
+            const __m512i x = _mm512_and_si512(_mm512_loadu_si512(values[t] + d), exponent);
+            infinite |= _mm512_cmpeq_epi16_mask(x, exponent);
+        }
+    return !infinite;
+}
+
+/* One key that only some rows see and that holds NaN or infinity: the others must not meet it. */
+static inline void add_value_where_seen(float *o, const uint16_t *value, const float *s, int64_t d_v,
+                                        const __mmask16 *seen, int vectors)
+{
+    for (int v = 0; v < vectors; v++) {
+        const __mmask16 sees = seen[v];
+        const __m512 p = _mm512_load_ps(s + v * VECTOR);
+        for (int64_t d = 0; d < d_v; d++) {
+            float *to = o + (d * vectors + v) * VECTOR;
+            const __m512 y = _mm512_set1_ps(num_from_bf16(value[d]));
+            _mm512_store_ps(to, _mm512_mask3_fmadd_ps(p, y, _mm512_load_ps(to), sees));
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Gradients of dense MHA on the CPU: who computes what. The arithmetic is in the inner kernels (backward.h).
+ *
+ * First delta = Σ dout · out of every row, and its lse to base 2. Then, in one loop, tiles of keys give dk and dv, and tiles of query
+ * rows dq; each goes through all that it meets, so that a result is one sum in one order, whatever runs it and whatever stands
+ * beside its request. Scores and dP are so computed twice: seven products where one sweep would take five. One sweep would add
+ * to dq from all tiles of keys, which takes either an order among them, and so threads that wait, or a dq for each of several.
+ *
+ * Workspace:  lse, delta [h_kv][tokens][h_q / h_kv] fp32 | spans of requests | one scratch a worker
+ */
+#include "backward.h"
+
+#include "cost.h"
+
+#include <string.h>
+
+enum { LANES = PLAN_ROW_TILE, TOKENS_OF_ITEM = 64 };
+
+struct work {
+    const struct backward_problem *problem;
+    const struct cpu_gradients *gradients;
+    struct thread_pool pool;
+    int64_t tokens; /* of all requests */
+    size_t rows, delta_offset, spans_offset, scratch_offset, scratch_bytes;
+    float *lse, *delta;
+    struct cpu_span *spans; /* [b + 1], of tiles of keys and of rows */
+    char *workspace;
+};
+_Static_assert(sizeof(struct work) <= sizeof((struct prepared *)0)->decided, "it is decided once a call");
+
+static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
+{
+    const struct backward_problem *p = problem.backward;
+    struct work *w = (struct work *)(void *)prepared->decided;
+    size_t bytes;
+    memset(w, 0, sizeof *w);
+    w->problem = p, w->gradients = kernel->inner, w->pool = threads_now();
+    w->tokens = backward_tokens(p);
+    if (__builtin_mul_overflow((size_t)w->tokens, (size_t)p->h_q, &w->rows) ||
+        __builtin_mul_overflow(w->rows, 2 * sizeof(float), &bytes) || bytes > INT64_MAX / 4)
+        return fail(FMLA_UNSUPPORTED,
+                    "%s: q: two numbers for each of %lld tokens of %lld heads would not fit into memory",
+                    operation_name(OP_MHA_BACKWARD), (long long)w->tokens, (long long)p->h_q);
+    w->delta_offset = cpu_line_up(w->rows * sizeof(float));
+    w->spans_offset = 2 * w->delta_offset;
+    w->scratch_offset = w->spans_offset + cpu_line_up((size_t)(p->b + 1) * sizeof(struct cpu_span));
+    w->scratch_bytes = w->gradients->scratch_bytes(p);
+    prepared->bytes = w->scratch_offset + w->scratch_bytes * (size_t)w->pool.workers;
+    prepared->alignment = CACHE_LINE;
+    return FMLA_OK;
+}
+
+/* ---- What rows bring along ------------------------------------------------------------------- */
+
+/* Of tokens from `first` on. */
+static void run_rows(void *data, int64_t index, int32_t worker)
+{
+    const struct work *w = data;
+    const struct backward_problem *p = w->problem;
+    const int64_t group = backward_group(p), first = index * TOKENS_OF_ITEM,
+                  end = first + TOKENS_OF_ITEM < w->tokens ? first + TOKENS_OF_ITEM : w->tokens;
+    const float to_base_2 = p->lse_factor == 1.0f ? TILE_LOG2_E : 1.0f;
+    (void)worker;
+    for (int64_t h = 0; h < p->h_q; h++)
+        for (int64_t t = first; t < end; t++) {
+            const int64_t request = p->is_ragged ? 0 : t / p->s_q, token = p->is_ragged ? t : t % p->s_q;
+            const int64_t row = (h / group * w->tokens + t) * group + h % group;
+            const float lse = p->lse[request * p->lse_stride[0] + h * p->lse_stride[1] + token];
+            w->lse[row] = isinf(lse) ? INFINITY : lse * to_base_2;
+            w->delta[row] = w->gradients->delta(
+                (const uint16_t *)(const void *)backward_at(&p->out, request, token, h),
+                (const uint16_t *)(const void *)backward_at(&p->dout, request, token, h), p->d_v, p->element);
+        }
+}
+
+/* ---- Tiles ----------------------------------------------------------------------------------- */
+
+static int64_t tiles_of(const struct work *w, int64_t count)
+{
+    const int64_t most = w->gradients->most_lanes;
+    return (count + most - 1) / most;
+}
+
+/* Fills the spans; returns how many tiles there are. */
+static int64_t find_spans(const struct work *w, double *cost)
+{
+    const struct backward_problem *p = w->problem;
+    struct span span = {0};
+    int64_t tile = 0;
+    for (int64_t r = 0; r < p->b; r++) {
+        span = backward_span(p, r, &span);
+        w->spans[r] = (struct cpu_span){span, tile};
+        tile += p->h_kv * (tiles_of(w, span.keys) + tiles_of(w, span.tokens * backward_group(p)));
+        *cost +=
+            3.5 * cost_of_attention((double)span.tokens * (double)p->h_q, (double)span.keys, p->d_qk, p->d_v);
+    }
+    w->spans[p->b].first_item = tile;
+    return tile;
+}
+
+/* Tiles of a key head: of its keys, then of its rows. */
+static void run_tile(void *data, int64_t index, int32_t worker)
+{
+    const struct work *w = data;
+    const struct backward_problem *p = w->problem;
+    const int64_t group = backward_group(p), most = w->gradients->most_lanes;
+    const int64_t request = cpu_span_at(w->spans, p->b, index);
+    const struct span *span = &w->spans[request].span;
+    const int64_t of_keys = tiles_of(w, span->keys), of_head = of_keys + tiles_of(w, span->tokens * group);
+    const int64_t key_head = (index - w->spans[request].first_item) / of_head,
+                  tile = (index - w->spans[request].first_item) % of_head;
+    const int64_t before = p->is_ragged ? span->first_token : request * p->s_q;
+    const int64_t row = (key_head * w->tokens + before) * group;
+    struct cpu_lanes lanes = {.problem = p,
+                              .span = *span,
+                              .request = p->is_ragged ? 0 : request,
+                              .key_head = key_head,
+                              .lse = w->lse + row,
+                              .delta = w->delta + row,
+                              .are_keys = tile < of_keys};
+    lanes.first = (lanes.are_keys ? tile : tile - of_keys) * most;
+    const int64_t left = (lanes.are_keys ? span->keys : span->tokens * group) - lanes.first;
+    lanes.count = left < most ? (int32_t)left : (int32_t)most;
+    w->gradients->tile(&lanes, w->workspace + w->scratch_offset + (size_t)worker * w->scratch_bytes);
+}
+
+static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+{
+    const struct backward_problem *p = problem.backward;
+    struct work w = *(const struct work *)(const void *)prepared->decided;
+    double cost = 0;
+    (void)kernel;
+    if (!p->b) return FMLA_OK;
+    w.workspace = p->workspace;
+    w.lse = (float *)(void *)w.workspace;
+    w.delta = (float *)(void *)(w.workspace + w.delta_offset);
+    w.spans = (struct cpu_span *)(void *)(w.workspace + w.spans_offset);
+    const int64_t tiles = find_spans(&w, &cost);
+    threads_run(&w.pool, (w.tokens + TOKENS_OF_ITEM - 1) / TOKENS_OF_ITEM,
+                cost_of_moving(4.0 * (double)w.rows * (double)p->d_v), run_rows, &w);
+    threads_run(&w.pool, tiles, cost, run_tile, &w);
+    return FMLA_OK;
+}
+
+const struct kernel_driver cpu_mha_backward_driver = {.prepare = prepare, .run = run};

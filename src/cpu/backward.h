@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Gradients of dense MHA on the CPU: the contract between the driver (backward.c) and the inner kernels.
+ *
+ * Both halves of the work are one text. Vectors of one side stand side by side in lanes, up to most_lanes of them; those of the other
+ * side that they meet come in blocks of 64. Each vector is a pair: of a query row x = q and y = dout, of a key x = k and y = v. Then
+ *
+ *   S = x · x        dP = y · y        P = 2^(S - lse)        dS = P (dP - delta)        dx += dS x        (dy += P y)
+ *
+ * gives with rows in the lanes dq, and with keys in the lanes dk and dv; lse and delta are those of the query row, whichever side
+ * that is on.
+ */
+#ifndef FMLA_CPU_BACKWARD_H
+#define FMLA_CPU_BACKWARD_H
+
+#include "convert.h"
+#include "result.h"
+#include "tile.h"
+
+/* A tile of lanes: keys of a key head, which meet its query rows, or query rows, which meet its keys. Rows are counted token by
+ * token, and in a token by query head. */
+struct cpu_lanes {
+    const struct backward_problem *problem;
+    struct span span;
+    int64_t request, key_head;
+    const float *lse, *delta; /* of the rows of the request, in base 2; lse is +inf where no key was seen */
+    bool are_keys;
+    int64_t first;
+    int32_t count;
+};
+
+/* One instruction set's gradients. */
+struct cpu_gradients {
+    int32_t most_lanes;                                              /* a multiple of 64 */
+    size_t (*scratch_bytes)(const struct backward_problem *problem); /* of one worker; a multiple of 64 */
+    /* Σ out · dout. */
+    float (*delta)(const uint16_t *out, const uint16_t *dout, int64_t d_v, enum element element);
+    void (*tile)(const struct cpu_lanes *lanes, void *scratch); /* scratch is 64-byte aligned */
+};
+
+/* Where the build has them: FMLA_AVX512_BF16, FMLA_AVX512, FMLA_AVX2. */
+extern const struct cpu_gradients cpu_avx512bf16_gradients, cpu_avx512_gradients, cpu_avx2_gradients;
+extern const struct cpu_gradients cpu_generic_gradients;
+
+/* ---- Vectors --------------------------------------------------------------------------------- */
+
+static inline int64_t backward_group(const struct backward_problem *p)
+{
+    return p->h_q / p->h_kv;
+}
+
+static inline const uint8_t *backward_at(const struct token_view *view, int64_t request, int64_t token,
+                                         int64_t head)
+{
+    return (const uint8_t *)(view->data + request * view->request + token * view->token + head * view->head);
+}
+
+/* The pair of a query row, or of a key: x is the token of it, y the value. */
+static inline struct cpu_key backward_vectors(const struct cpu_lanes *lanes, bool of_keys, int64_t i)
+{
+    const struct backward_problem *p = lanes->problem;
+    const int64_t group = backward_group(p), request = lanes->request;
+    if (of_keys) {
+        const int64_t key = lanes->span.first_key + i;
+        return (struct cpu_key){.token = backward_at(&p->k, request, key, lanes->key_head),
+                                .value = backward_at(&p->v, request, key, lanes->key_head)};
+    }
+    const int64_t token = lanes->span.first_token + i / group, head = lanes->key_head * group + i % group;
+    return (struct cpu_key){.token = backward_at(&p->q, request, token, head),
+                            .value = backward_at(&p->dout, request, token, head)};
+}
+
+/* The other side's vectors that lanes meet next. */
+struct cpu_met {
+    struct cpu_key vectors[PLAN_BLOCK];
+    int64_t index[PLAN_BLOCK];                /* rows, or keys, of the request */
+    float lse[PLAN_BLOCK], delta[PLAN_BLOCK]; /* of rows */
+    int32_t count;
+};
+
+/* How many keys of its request a row sees. */
+static inline int64_t backward_seen(const struct cpu_lanes *lanes, int64_t row)
+{
+    const struct span *span = &lanes->span;
+    if (!lanes->problem->causal) return span->keys;
+    const int64_t seen = span->keys - span->tokens + row / backward_group(lanes->problem) + 1;
+    return seen < 0 ? 0 : seen;
+}
+
+/* The first row that sees a key. */
+static inline int64_t backward_first_row(const struct cpu_lanes *lanes, int64_t key)
+{
+    const struct span *span = &lanes->span;
+    const int64_t token = key - (span->keys - span->tokens);
+    return !lanes->problem->causal || token < 0 ? 0 : token * backward_group(lanes->problem);
+}
+
+/* Of the other side those that some lane sees: from here on, and before there. */
+static inline int64_t backward_begin(const struct cpu_lanes *lanes)
+{
+    return lanes->are_keys ? backward_first_row(lanes, lanes->first) : 0;
+}
+
+static inline int64_t backward_end(const struct cpu_lanes *lanes)
+{
+    return lanes->are_keys ? lanes->span.tokens * backward_group(lanes->problem)
+                           : backward_seen(lanes, lanes->first + lanes->count - 1);
+}
+
+/* The next vectors from *at on, before `end`; *at moves past them. Rows that saw no key are passed over. */
+static inline void backward_meet(const struct cpu_lanes *lanes, int64_t *at, int64_t end, struct cpu_met *met)
+{
+    int32_t count = 0;
+    for (; *at < end && count < PLAN_BLOCK; (*at)++) {
+        if (lanes->are_keys) {
+            if (lanes->lse[*at] == INFINITY) continue;
+            met->lse[count] = lanes->lse[*at], met->delta[count] = lanes->delta[*at];
+        }
+        met->index[count] = *at;
+        met->vectors[count++] = backward_vectors(lanes, !lanes->are_keys, *at);
+    }
+    met->count = count;
+}
+
+/* Of the vectors met each lane sees those in [from, to): keys up to its last one, or rows from its first one on. */
+struct cpu_seen {
+    int32_t from[PLAN_ROW_TILE], to[PLAN_ROW_TILE];
+    int32_t begin, end;       /* some lane sees these, */
+    int32_t whole, whole_end; /* and every lane these, which may be none */
+};
+
+/* `width` lanes from lane `first` on; those behind the last see what that sees. */
+static inline void backward_masks(const struct cpu_lanes *lanes, const struct cpu_met *met, int32_t first,
+                                  int32_t width, struct cpu_seen *seen)
+{
+    seen->begin = seen->whole_end = met->count, seen->end = seen->whole = 0;
+    int32_t from = 0, to = 0;
+    for (int32_t l = 0; l < width; l++) { /* both rise with the lane */
+        const int32_t lane = first + l < lanes->count ? first + l : lanes->count - 1;
+        const int64_t i = lanes->first + lane;
+        if (!lanes->problem->causal) {
+            to = met->count;
+        } else if (lanes->are_keys) {
+            const int64_t row = backward_first_row(lanes, i);
+            while (from < met->count && met->index[from] < row) from++;
+            to = met->count;
+        } else {
+            const int64_t key = backward_seen(lanes, i);
+            while (to < met->count && met->index[to] < key) to++;
+        }
+        seen->from[l] = from, seen->to[l] = to;
+        if (from < to && from < seen->begin) seen->begin = from;
+        if (from < to && to > seen->end) seen->end = to;
+        if (from > seen->whole) seen->whole = from;
+        if (to < seen->whole_end) seen->whole_end = to;
+    }
+    if (seen->begin > seen->end) seen->begin = seen->end = 0;
+    if (seen->whole > seen->whole_end) seen->whole = seen->whole_end = seen->end;
+}
+
+/* ---- Results --------------------------------------------------------------------------------- */
+
+/* Lane `lane`, finished: dx, and of a key dy. A row that saw no key has zeros. */
+static inline void backward_store(const struct cpu_lanes *lanes, int32_t lane, const float *dx,
+                                  const float *dy)
+{
+    const struct backward_problem *p = lanes->problem;
+    const int64_t i = lanes->first + lane, group = backward_group(p);
+    if (lanes->are_keys) {
+        const int64_t key = lanes->span.first_key + i;
+        const struct token_view *dk = &p->dk, *dv = &p->dv;
+        result_store(dk->data, p->element,
+                     lanes->request * dk->request + key * dk->token + lanes->key_head * dk->head, dx,
+                     p->scale, p->d_qk);
+        result_store(dv->data, p->element,
+                     lanes->request * dv->request + key * dv->token + lanes->key_head * dv->head, dy, 1.0f,
+                     p->d_v);
+        return;
+    }
+    const int64_t token = lanes->span.first_token + i / group, head = lanes->key_head * group + i % group;
+    uint16_t *dq = p->dq.data + lanes->request * p->dq.request + token * p->dq.token + head * p->dq.head;
+    if (lanes->lse[i] == INFINITY)
+        memset(dq, 0, (size_t)p->d_qk * sizeof *dq);
+    else
+        result_store(dq, p->element, 0, dx, p->scale, p->d_qk);
+}
+
+/* Σ out · dout, in sums that do not wait for each other. */
+static inline float backward_delta(const uint16_t *out, const uint16_t *dout, int64_t d_v,
+                                   enum element element)
+{
+    enum { AT_A_TIME = 32 };
+    float x[AT_A_TIME], y[AT_A_TIME], sum[AT_A_TIME] = {0}, total = 0.0f;
+    for (int64_t d = 0; d < d_v; d += AT_A_TIME) {
+        const int64_t count = d_v - d < AT_A_TIME ? d_v - d : AT_A_TIME;
+        convert(x, out + d, count, element == ELEMENT_BF16);
+        convert(y, dout + d, count, element == ELEMENT_BF16);
+        for (int64_t i = 0; i < count; i++) sum[i] += x[i] * y[i];
+    }
+    for (int i = 0; i < AT_A_TIME; i++) total += sum[i];
+    return total;
+}
+
+#endif

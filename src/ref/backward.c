@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The gradients of dense MHA, row by row. With P = exp(scale · q·k - lse), delta = Σ dout · out of the row and
+ * dS = P · (dout·v - delta):
+ *
+ *   dq = scale · Σ_t dS_t k_t        dk_t = scale · Σ_rows dS_t q        dv_t = Σ_rows P_t dout
+ *
+ * over the rows of all query heads that read the key head. Sums are in double and rounded once.
+ */
+#include "ref.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Workspace: the keys of one key head of a request with their gradients, and one row. */
+struct memory {
+    double *k, *dk, *v, *dv; /* [keys][d_qk], the same, [keys][d_v], the same */
+    double *q, *dq, *dout;   /* [d_qk], the same, [d_v] */
+};
+
+static int64_t most_keys(const struct backward_problem *p)
+{
+    return p->is_ragged ? p->ragged_k.tokens : p->s_k;
+}
+
+static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
+{
+    const struct backward_problem *p = problem.backward;
+    const size_t width = (size_t)(p->d_qk + p->d_v); /* sizes are below 2^31 */
+    size_t of_keys;
+    (void)kernel;
+    if (__builtin_mul_overflow(2 * (size_t)most_keys(p), width, &of_keys) ||
+        __builtin_mul_overflow(of_keys + 2 * width, sizeof(double), &prepared->bytes))
+        return fail(FMLA_UNSUPPORTED, "%s: k: %lld keys of a request would not fit into memory",
+                    operation_name(OP_MHA_BACKWARD), (long long)most_keys(p));
+    return FMLA_OK;
+}
+
+static struct memory memory_of(const struct backward_problem *p)
+{
+    const size_t keys = (size_t)most_keys(p), d_qk = (size_t)p->d_qk, d_v = (size_t)p->d_v;
+    struct memory m = {.k = p->workspace};
+    m.dk = m.k + keys * d_qk;
+    m.v = m.dk + keys * d_qk;
+    m.dv = m.v + keys * d_v;
+    m.q = m.dv + keys * d_v;
+    m.dq = m.q + d_qk;
+    m.dout = m.dq + d_qk;
+    return m;
+}
+
+/* A head of a token. */
+static uint16_t *vector_of(const struct token_view *view, int64_t request, int64_t token, int64_t head)
+{
+    return view->data + request * view->request + token * view->token + head * view->head;
+}
+
+static void load(double *to, const struct backward_problem *p, const uint16_t *from, int64_t width)
+{
+    for (int64_t d = 0; d < width; d++) to[d] = (double)ref_load(from, p->element, d);
+}
+
+static void store(const struct backward_problem *p, uint16_t *to, const double *from, int64_t width)
+{
+    for (int64_t d = 0; d < width; d++) ref_store(to, p->element, d, (float)from[d]);
+}
+
+static double dot_of(const double *a, const double *b, int64_t width)
+{
+    double sum = 0.0;
+    for (int64_t d = 0; d < width; d++) sum += a[d] * b[d];
+    return sum;
+}
+
+static void add(double *sum, double factor, const double *x, int64_t width)
+{
+    for (int64_t d = 0; d < width; d++) sum[d] += factor * x[d];
+}
+
+/* Token `token` of those of all requests, which sees the first `seen` keys of its request. */
+static void add_row(const struct backward_problem *p, const struct memory *m, int64_t request, int64_t token,
+                    int64_t head, int64_t seen)
+{
+    const float lse = p->lse[request * p->lse_stride[0] + head * p->lse_stride[1] + token];
+    const double natural = (double)lse / (double)p->lse_factor, scale = (double)p->scale;
+    const uint16_t *out = vector_of(&p->out, request, token, head);
+    double delta = 0.0;
+    memset(m->dq, 0, (size_t)p->d_qk * sizeof *m->dq);
+    load(m->q, p, vector_of(&p->q, request, token, head), p->d_qk);
+    load(m->dout, p, vector_of(&p->dout, request, token, head), p->d_v);
+    for (int64_t d = 0; d < p->d_v; d++) delta += m->dout[d] * (double)ref_load(out, p->element, d);
+    for (int64_t t = 0; t < seen && !isinf(lse); t++) {
+        const double *k = m->k + t * p->d_qk, *v = m->v + t * p->d_v;
+        const double weight = exp(scale * dot_of(m->q, k, p->d_qk) - natural);
+        const double of_score = weight * (dot_of(m->dout, v, p->d_v) - delta);
+        add(m->dq, scale * of_score, k, p->d_qk);
+        add(m->dk + t * p->d_qk, scale * of_score, m->q, p->d_qk);
+        add(m->dv + t * p->d_v, weight, m->dout, p->d_v);
+    }
+    store(p, vector_of(&p->dq, request, token, head), m->dq, p->d_qk);
+}
+
+static void run_key_head(const struct backward_problem *p, const struct memory *m, int64_t request,
+                         const struct span *span, int64_t key_head)
+{
+    const int64_t group = p->h_q / p->h_kv;
+    for (int64_t t = 0; t < span->keys; t++) {
+        load(m->k + t * p->d_qk, p, vector_of(&p->k, request, span->first_key + t, key_head), p->d_qk);
+        load(m->v + t * p->d_v, p, vector_of(&p->v, request, span->first_key + t, key_head), p->d_v);
+    }
+    memset(m->dk, 0, (size_t)(span->keys * p->d_qk) * sizeof *m->dk);
+    memset(m->dv, 0, (size_t)(span->keys * p->d_v) * sizeof *m->dv);
+    for (int64_t j = 0; j < span->tokens; j++) {
+        /* With a causal mask, the last token sees all keys. */
+        const int64_t seen = p->causal ? span->keys - span->tokens + j + 1 : span->keys;
+        for (int64_t h = key_head * group; h < (key_head + 1) * group; h++)
+            add_row(p, m, request, span->first_token + j, h, seen);
+    }
+    for (int64_t t = 0; t < span->keys; t++) {
+        store(p, vector_of(&p->dk, request, span->first_key + t, key_head), m->dk + t * p->d_qk, p->d_qk);
+        store(p, vector_of(&p->dv, request, span->first_key + t, key_head), m->dv + t * p->d_v, p->d_v);
+    }
+}
+
+static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+{
+    const struct backward_problem *p = problem.backward;
+    const struct memory m = memory_of(p);
+    struct span span = {0};
+    (void)kernel, (void)prepared;
+    for (int64_t request = 0; request < p->b; request++) {
+        span = backward_span(p, request, &span);
+        for (int64_t key_head = 0; key_head < p->h_kv; key_head++)
+            run_key_head(p, &m, request, &span, key_head);
+    }
+    return FMLA_OK;
+}
+
+const struct kernel_driver ref_mha_backward_driver = {.prepare = prepare, .run = run};
