@@ -2,6 +2,7 @@
 #include "backward.h"
 
 #include "attention.h"
+#include "sm90/mha_backward/choice.h"
 
 static struct mha_vectors vectors_of(const struct token_view *view)
 {
@@ -44,22 +45,36 @@ struct mha_backward_params cuda_backward_params(const struct backward_problem *p
 
 static const char *refuses(const struct kernel *kernel, union problem problem, const char **argument)
 {
-    const struct cuda_backward *backward = kernel->inner;
-    return backward->refuses ? backward->refuses(problem.backward, argument) : NULL;
+    const struct cuda_gradients *gradients = kernel->inner;
+    return gradients->refuses(problem.backward, argument);
+}
+
+/* All kernels of a device that may take a call answer the same size, the most that one of them needs: a size query has no addresses, by
+ * which kernels refuse. */
+static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
+{
+    const struct backward_problem *p = problem.backward;
+    const struct cuda_device *device = cuda_device(p->device.id);
+    const struct cuda_key key = {.schedule = CUDA_SM90_MHA_BACKWARD, .element = p->element};
+    (void)kernel;
+    prepared->alignment = CUDA_WORKSPACE_ALIGNMENT;
+    if (device->capability == 90 && cuda_can_have(device, cuda_kernel_of(key)))
+        prepared->bytes = sm90_mha_backward_layout(p).bytes;
+    return FMLA_OK;
 }
 
 static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
     const struct backward_problem *p = problem.backward;
-    const struct cuda_backward *backward = kernel->inner;
+    const struct cuda_gradients *gradients = kernel->inner;
     struct cuda_scope scope;
     (void)prepared;
     if (!p->b) return FMLA_OK;
     fmla_status status = cuda_enter(operation_name(OP_MHA_BACKWARD), "q", p->device.id, &scope);
     if (status) return status;
-    status = backward->launch(&scope, p);
+    status = gradients->launch(&scope, p);
     cuda_leave(&scope);
     return status;
 }
 
-const struct kernel_driver cuda_backward_driver = {.refuses = refuses, .run = run};
+const struct kernel_driver cuda_mha_backward_driver = {.refuses = refuses, .prepare = prepare, .run = run};

@@ -238,8 +238,10 @@ struct mha_backward_params {
 };
 
 /* Rows of Hopper's tiles and keys of a block, by d_qk. */
-#define MHA_SM90_ROWS(d_qk) ((d_qk) == 64 ? 192 : 128)
-#define MHA_SM90_KEYS(d_qk) 128
+#define MHA_BACKWARD_SM90_ROWS(d_qk) ((d_qk) == 64 ? 128 : 64)
+#define MHA_BACKWARD_SM90_KEYS(d_qk) 128
+#define MHA_SM90_ROWS(d_qk)          ((d_qk) == 64 ? 192 : 128)
+#define MHA_SM90_KEYS(d_qk)          128
 enum { MHA_WARPS = 8 };
 
 /* What the join of either decode reads. */
