@@ -8,7 +8,10 @@
 
 #include "case.h"
 
-#define MHA_AXES(X)                                                                                          \
+/* The same of both directions but for one axis. */
+#define MHA_AXES(X)          MHA_AXES_WITH(X, "lse: 1 0")
+#define MHA_BACKWARD_AXES(X) MHA_AXES_WITH(X, "deterministic: 0 1")
+#define MHA_AXES_WITH(X, own)                                                                                \
     X(H_B, "b: 0 1 2 7")                                                                                     \
     X(H_SHAPE, "shape: no_token one long odd square even wide tall (largest) (rows) (few) (no_key)")         \
     X(H_REQUESTS, "requests: apart ragged varied hostile (cut)")                                             \
@@ -20,7 +23,7 @@
     X(H_BASE, "log_base: 0 2")                                                                               \
     X(H_LAYOUT, "layout: contiguous padded swapped odd (far)")                                               \
     X(H_INPUTS, "inputs: normal spiked steep nan_ends")                                                      \
-    X(H_LSE, "lse: 1 0")                                                                                     \
+    X(H_LSE, own)                                                                                            \
     X(H_THREADS, "threads: built_in one own")
 enum { MHA_AXES(AXIS_NAME) H_AXES };
 

@@ -199,8 +199,8 @@ struct subject {
 /* Bits of `faults`. */
 #define FAULT(name) (UINT64_C(1) << FAULT_##name)
 
-extern struct subject dense_decode, sparse_decode, sparse_prefill, mha_forward, merge, cache_append,
-    cache_gather;
+extern struct subject dense_decode, sparse_decode, sparse_prefill, mha_forward, mha_backward, merge,
+    cache_append, cache_gather;
 
 static inline bool is_result(const struct subject *op, int i)
 {

@@ -147,7 +147,7 @@ void draw_case(struct random_state *random, enum operation operation, int32_t ty
     if (operation == OP_DENSE_DECODE) draw_dense(random, types, v);
     if (operation == OP_SPARSE_DECODE) draw_sparse(random, types, v);
     if (operation == OP_SPARSE_PREFILL) draw_prefill(random, v);
-    if (operation == OP_MHA_FORWARD) draw_mha(random, types, v);
+    if (operation_is_mha(operation)) draw_mha(random, types, v);
     if (operation == OP_MERGE) draw_merge(random, v);
     if (operation == OP_CACHE_APPEND || operation == OP_CACHE_GATHER)
         draw_cache(random, operation == OP_CACHE_GATHER, gpu, v);

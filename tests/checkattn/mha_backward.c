@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Dense MHA, backward. What a row, or a key, has for gradients is asked of the oracle as a problem of its own without a mask: a row of
+ * dq over the keys that it sees, a key's dk and dv over the rows that see it. Small cases are compared whole, of large ones
+ * chosen rows and keys.
+ */
+#include "mha_case.h"
+
+#include "num.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GRADIENT(member) TENSOR_mha_backward_##member
+enum { FIRST = GRADIENT(dq), GRADIENTS = 3, WIDEST = 192 };
+
+static void choose(struct subject *op, const struct run *run)
+{
+    mha_choose_types(op, run);
+    op->grid.cost = mha_cost, op->grid.dear = on_gpu(run) ? 2e6 : 3e4;
+}
+
+/* ---- A case ----------------------------------------------------------------------------------- */
+
+/* Of every other request not the last key is NaN but the first query, which keys that it does not see must not notice. */
+static void put_nan_queries(struct test_case *c)
+{
+    const struct mha_case *m = (const struct mha_case *)c;
+    if (c->v[H_INPUTS] != INPUTS_NAN_ENDS || !c->v[H_CAUSAL]) return;
+    for (int64_t r = 1; r < m->requests; r += 2) {
+        const int64_t key = m->first_k[r + 1] - 1 - (c->flat ? 0 : m->first_k[r]);
+        const bool any = m->first_k[r + 1] > m->first_k[r] && m->first_q[r + 1] > m->first_q[r];
+        for (int64_t h = 0; any && h < c->h_kv; h++)
+            mha_put_vector(c, MHA(k), r, key, h, false), mha_put_vector(c, MHA(v), r, key, h, false);
+        for (int64_t h = 0; any && h < c->h_q; h++)
+            for (int64_t d = 0; d < c->d_qk; d++) /* not what outputs are filled with */
+                ((uint16_t *)(uintptr_t)mha_row_of(c, MHA(q), r, c->flat ? m->first_q[r] : 0, h))[d] = 0x7fff;
+    }
+}
+
+/* Fills out and lse by the library's own forward, in host memory. */
+static void attend(struct test_case *c)
+{
+    const int32_t *base = op_option(c->op->of, &c->args, "log_base"),
+                  *causal = op_option(c->op->of, &c->args, "causal");
+    union call_args args = {.mha_forward = FMLA_INIT(fmla_mha_forward_args)};
+    fmla_mha_forward_args *forward = &args.mha_forward;
+    forward->q = &c->tensor[MHA(q)].tensor, forward->k = &c->tensor[MHA(k)].tensor;
+    forward->v = &c->tensor[MHA(v)].tensor;
+    if (c->flat)
+        forward->cu_seqlens_q = &c->tensor[MHA(cu_seqlens_q)].tensor,
+        forward->cu_seqlens_k = &c->tensor[MHA(cu_seqlens_k)].tensor;
+    forward->out = &c->tensor[MHA(out)].tensor, forward->lse = &c->tensor[MHA(lse)].tensor;
+    forward->causal = *causal, forward->log_base = *base, forward->lse_empty = (int32_t)c->v[H_EMPTY];
+    forward->softmax_scale = *(const float *)op_option(c->op->of, &c->args, "softmax_scale");
+    size_t alignment;
+    if (fmla_mha_forward_workspace_size(forward, &forward->workspace_size, &alignment)) abort();
+    forward->workspace = must_alloc(forward->workspace_size);
+    if (fmla_mha_forward(forward)) {
+        fprintf(stderr, "checkattn: forward: %s\n", fmla_last_error());
+        exit(1);
+    }
+    free(forward->workspace);
+}
+
+static void make(struct test_case *c, const struct run *run)
+{
+    const struct mha_case *m = (const struct mha_case *)c;
+    const enum layout layout = near_layout(c->v[H_LAYOUT]);
+    (void)run;
+    mha_make(c);
+    for (int i = MHA(out); i < FIRST + GRADIENTS; i++) case_tensor(c, i, layout, true);
+    put_nan_queries(c);
+    attend(c);
+    for (int64_t r = 0; r < m->requests; r++) {
+        const int64_t first = c->flat ? m->first_q[r] : 0;
+        for (int64_t j = 0; j < m->first_q[r + 1] - m->first_q[r]; j++)
+            for (int64_t h = 0; h < c->h_q; h++)
+                mha_put_vector(c, GRADIENT(dout), r, first + j, h, c->v[H_INPUTS] == INPUTS_SPIKED);
+    }
+    for (int i = MHA(q); c->v[H_LAYOUT] == LAYOUT_FAR && i < FIRST + GRADIENTS; i++)
+        if (i != MHA(cu_seqlens_q) && i != MHA(cu_seqlens_k) && i != MHA(lse)) mha_spread(c, i);
+    for (int k = 0; k < GRADIENTS; k++) c->tolerance[k] = tolerance_mha_out;
+}
+
+/* ---- By the oracle ---------------------------------------------------------------------------- */
+
+/* Tokens from `token` on, of a request, and its keys from `key` on: for the one row, or for the one key. */
+struct item {
+    bool of_key;
+    int64_t request, token, tokens, key, keys, head, heads;
+};
+
+static int64_t group_of(const struct test_case *c)
+{
+    return c->h_q / c->h_kv;
+}
+
+static struct item row_item(const struct test_case *c, int64_t r, int64_t token, int64_t head)
+{
+    const struct mha_case *m = (const struct mha_case *)c;
+    const struct mha_place at = mha_place_of(c, r, c->flat ? m->first_q[r] + token : token);
+    return (struct item){
+        .request = r, .token = token, .tokens = 1, .keys = at.seen, .head = head, .heads = 1};
+}
+
+static struct item key_item(const struct test_case *c, int64_t r, int64_t key, int64_t key_head)
+{
+    const struct mha_case *m = (const struct mha_case *)c;
+    const int64_t tokens = m->first_q[r + 1] - m->first_q[r], keys = m->first_k[r + 1] - m->first_k[r];
+    int64_t first = c->v[H_CAUSAL] ? key - (keys - tokens) : 0;
+    if (first < 0) first = 0;
+    return (struct item){true, r, first, tokens - first, key, 1, key_head * group_of(c), group_of(c)};
+}
+
+/* The gradients of an item, in memory to be freed: [tokens][heads][d_qk], [keys][d_qk], [keys][d_v]. */
+static fmla_status by_oracle(const struct test_case *c, const struct item *item,
+                             uint16_t *gradients[GRADIENTS])
+{
+    const struct mha_case *m = (const struct mha_case *)c;
+    const int64_t first_q = item->token + (c->flat ? m->first_q[item->request] : 0),
+                  first_k = item->key + (c->flat ? m->first_k[item->request] : 0);
+    const int64_t shapes[GRADIENTS][4] = {
+        {1, item->tokens, item->heads, c->d_qk}, {1, item->keys, 1, c->d_qk}, {1, item->keys, 1, c->d_v}};
+    fmla_tensor results[GRADIENTS];
+    struct view view;
+    view_make(c, &view, true);
+    if (!c->flat) view_cut(c, &view, DIM_b, item->request, 1);
+    view_cut(c, &view, c->flat ? DIM_tokens_q : DIM_s_q, first_q, item->tokens);
+    view_cut(c, &view, c->flat ? DIM_tokens_k : DIM_s_k, first_k, item->keys);
+    view_cut(c, &view, DIM_h_q, item->head, item->heads);
+    view_cut(c, &view, DIM_h_kv, item->head / group_of(c), 1);
+    for (int i = MHA(q); c->flat && i < FIRST; i++)
+        if (i != MHA(cu_seqlens_q) && i != MHA(cu_seqlens_k)) mha_set_apart(&view, i);
+    for (int k = 0; k < GRADIENTS; k++) {
+        const int64_t *shape = shapes[k];
+        gradients[k] = must_alloc((size_t)(shape[1] * shape[2] * shape[3] + 1) * sizeof(uint16_t));
+        results[k] = (fmla_tensor){.data = gradients[k],
+                                   .device = {FMLA_DEVICE_CPU, 0},
+                                   .ndim = 4,
+                                   .dtype = c->dtype,
+                                   .shape = shape};
+        set_tensor(c->op, &view.args, FIRST + k, &results[k]);
+    }
+    fmla_mha_backward_args *args = &view.args.mha_backward;
+    args->cu_seqlens_q = args->cu_seqlens_k = NULL, args->causal = 0, args->kernel = "ref";
+    return call_on_host(c->op, &view.args, -1);
+}
+
+/* Where the item's own gradient k is in the case. */
+static uint16_t *place_of(const struct test_case *c, const struct item *item, int k)
+{
+    const struct mha_case *m = (const struct mha_case *)c;
+    const int64_t first = !c->flat ? 0 : item->of_key ? m->first_k[item->request] : m->first_q[item->request];
+    const int64_t head = item->of_key ? item->head / group_of(c) : item->head;
+    return (void *)(uintptr_t)mha_row_of(c, FIRST + k, item->request,
+                                         first + (item->of_key ? item->key : item->token), head);
+}
+
+/* ---- What rounding is relative to ------------------------------------------------------------- */
+
+static void load(const struct test_case *c, int i, int64_t request, int64_t at, int64_t head, double *to)
+{
+    const struct mha_case *m = (const struct mha_case *)c;
+    const bool of_keys = i == MHA(k) || i == MHA(v);
+    const int64_t width = i == MHA(q) || i == MHA(k) ? c->d_qk : c->d_v, first = !c->flat ? 0
+                                                                                 : of_keys
+                                                                                     ? m->first_k[request]
+                                                                                     : m->first_q[request];
+    const uint16_t *row = mha_row_of(c, i, request, first + at, head);
+    for (int64_t d = 0; d < width; d++) to[d] = guarded_value(&c->tensor[i], row + d);
+}
+
+static double dot(const double *a, const double *b, int64_t width, double *magnitude)
+{
+    double sum = 0.0;
+    for (int64_t d = 0; d < width; d++) sum += a[d] * b[d], *magnitude += fabs(a[d] * b[d]);
+    return sum;
+}
+
+/* How far each number of the item's gradients may be: P and dS are rounded to 16 bits, and results too, by 2^-9 each; scores, dP and
+ * delta are sums in fp32, whose errors are relative to their terms. */
+static void find_bounds(const struct test_case *c, const struct item *item, double bounds[GRADIENTS][WIDEST])
+{
+    const double scale = (double)*(const float *)op_option(c->op->of, &c->args, "softmax_scale");
+    double q[WIDEST], k[WIDEST], v[WIDEST], out[WIDEST], dout[WIDEST];
+    memset(bounds, 0, GRADIENTS * sizeof *bounds);
+    for (int64_t j = item->token; j < item->token + item->tokens; j++)
+        for (int64_t h = item->head; h < item->head + item->heads; h++) {
+            const struct mha_case *m = (const struct mha_case *)c;
+            const float *lse = case_row(c, MHA(lse), c->flat ? 0 : item->request,
+                                        c->flat ? m->first_q[item->request] + j : j, h);
+            const double natural = (double)*lse / (c->v[H_BASE] ? 1.4426950408889634 : 1.0);
+            if (isinf(natural)) continue;
+            load(c, MHA(q), item->request, j, h, q), load(c, MHA(out), item->request, j, h, out);
+            load(c, GRADIENT(dout), item->request, j, h, dout);
+            for (int64_t t = item->key; t < item->key + item->keys; t++) {
+                double of_score = 0.0, of_dp = 0.0;
+                load(c, MHA(k), item->request, t, h / group_of(c), k);
+                load(c, MHA(v), item->request, t, h / group_of(c), v);
+                const double p = exp(scale * dot(q, k, c->d_qk, &of_score) - natural);
+                const double ds = p * (dot(dout, v, c->d_v, &of_dp) - dot(dout, out, c->d_v, &of_dp));
+                const double part = 0x1p-8 + 0x1p-19 * (scale * of_score + fabs(natural));
+                const double off = scale * (fabs(ds) * part + p * 0x1p-18 * of_dp);
+                for (int64_t d = 0; d < c->d_qk; d++)
+                    bounds[0][d] += off * fabs(k[d]), bounds[1][d] += off * fabs(q[d]);
+                for (int64_t d = 0; d < c->d_v; d++) bounds[2][d] += p * part * fabs(dout[d]);
+            }
+        }
+}
+
+/* ---- Comparing -------------------------------------------------------------------------------- */
+
+enum { MOST_ITEMS = 4096, SMALL = 10000, CHOSEN = 32 };
+
+/* Rows and keys: all of a small case; of a large one those at both ends of requests, and drawn ones. */
+static int64_t choose_items(struct test_case *c, struct item *items)
+{
+    const struct mha_case *m = (const struct mha_case *)c;
+    const int64_t all_q = m->first_q[m->requests], all_k = m->first_k[m->requests];
+    int64_t count = 0, most = 0;
+    for (int64_t r = 0; r < m->requests; r++)
+        most += (m->first_q[r + 1] - m->first_q[r] + 1) * (m->first_k[r + 1] - m->first_k[r] + 1) * c->h_q;
+    const bool all = most <= SMALL && all_q * c->h_q + all_k * c->h_kv <= MOST_ITEMS;
+    for (int of_key = 0; of_key < 2; of_key++) {
+        const int64_t *first = of_key ? m->first_k : m->first_q, heads = of_key ? c->h_kv : c->h_q;
+        struct item (*item)(const struct test_case *, int64_t, int64_t, int64_t) =
+            of_key ? key_item : row_item;
+        for (int64_t r = 0; r < m->requests; r++) {
+            const int64_t length = first[r + 1] - first[r];
+            for (int64_t i = 0; all && i < length * heads; i++)
+                items[count++] = item(c, r, i / heads, i % heads);
+            if (all || !length) continue;
+            items[count++] = item(c, r, 0, r % heads);
+            items[count++] = item(c, r, length - 1, heads - 1 - r % heads);
+        }
+        for (int i = 0; !all && first[m->requests] && i < CHOSEN; i++) {
+            const int64_t r = random_between(&c->random, 0, m->requests - 1),
+                          length = first[r + 1] - first[r];
+            if (!length) continue;
+            items[count++] = item(c, r, random_between(&c->random, 0, length - 1),
+                                  random_between(&c->random, 0, heads - 1));
+        }
+    }
+    return count;
+}
+
+struct comparing {
+    struct test_case *c;
+    struct item items[MOST_ITEMS];
+    struct comparison of[MOST_ITEMS][GRADIENTS];
+    atomic_int refused;
+};
+
+static void compare_item(void *data, int64_t i, int32_t worker)
+{
+    struct comparing *all = data;
+    const struct test_case *c = all->c;
+    const struct item *item = &all->items[i];
+    double bounds[GRADIENTS][WIDEST];
+    uint16_t *theirs[GRADIENTS];
+    bool known = false;
+    (void)worker;
+    if (by_oracle(c, item, theirs)) atomic_fetch_add(&all->refused, 1);
+    for (int k = item->of_key; k < (item->of_key ? GRADIENTS : 1); k++) {
+        const struct guarded *g = &c->tensor[FIRST + k];
+        const uint16_t *mine = place_of(c, item, k);
+        for (int64_t d = 0; d < (k == 2 ? c->d_v : c->d_qk); d++) {
+            const double value = guarded_value(g, mine + d), expected = guarded_value(g, theirs[k] + d);
+            /* dS cancel in a sum over keys that look alike, as spiked ones do, so of such inputs the cosine too is of what
+             * rounding does not explain. */
+            const bool look = c->other || compare_misses(&c->tolerance[k], value, expected);
+            if (look && !known) find_bounds(c, item, bounds), known = true;
+            const bool rounded = look && fabs(value - expected) <= bounds[k][d];
+            compare_add_within(&all->of[i][k], &c->tolerance[k], rounded ? expected : value, expected, 0.0);
+        }
+    }
+    for (int k = 0; k < GRADIENTS; k++) free(theirs[k]);
+}
+
+static void add_comparison(struct comparison *to, const struct comparison *from)
+{
+    to->count += from->count, to->wrong += from->wrong;
+    to->worst_abs = fmax(to->worst_abs, from->worst_abs);
+    to->sum_ab += from->sum_ab, to->sum_aabb += from->sum_aabb, to->sum_refref += from->sum_refref;
+    to->most_refref = fmax(to->most_refref, from->most_refref);
+}
+
+/* Every vector of every gradient was written: none begins or ends with the bytes that it was filled with. */
+static bool all_written(const struct test_case *c)
+{
+    const struct mha_case *m = (const struct mha_case *)c;
+    bool written = true;
+    for (int k = 0; k < GRADIENTS; k++) {
+        const int64_t *first = k ? m->first_k : m->first_q, heads = k ? c->h_kv : c->h_q,
+                      width = k == 2 ? c->d_v : c->d_qk;
+        for (int64_t r = 0; r < m->requests; r++)
+            for (int64_t i = 0; i < (first[r + 1] - first[r]) * heads; i++) {
+                const uint16_t *row =
+                    mha_row_of(c, FIRST + k, r, (c->flat ? first[r] : 0) + i / heads, i % heads);
+                written &= row[0] != 0xffff || row[width - 1] != 0xffff;
+            }
+    }
+    return written;
+}
+
+static void compare(struct test_case *c, const struct run *run, struct tally *tally)
+{
+    struct comparing *all = calloc(1, sizeof *all);
+    if (!all) exit(1);
+    all->c = c;
+    const int64_t count = choose_items(c, all->items);
+    for_rows(run, count, compare_item, all);
+    tally->rows += count;
+    if (atomic_load(&all->refused)) report(tally, run, c->name, "the oracle refused rows or keys");
+    if (!all_written(c)) report(tally, run, c->name, "a row of a result was not written");
+    for (int k = 0; k < GRADIENTS; k++) {
+        struct comparison sum = {0};
+        int64_t first = -1;
+        char what[300];
+        for (int64_t i = 0; i < count; i++) {
+            add_comparison(&sum, &all->of[i][k]);
+            if (first < 0 && all->of[i][k].wrong) first = i;
+        }
+        tally->cosine_out = fmax(tally->cosine_out, compare_cosine(&sum));
+        if ((c->other ? compare_passed_other : compare_passed)(&sum, &c->tolerance[k])) continue;
+        const struct item *item = &all->items[first < 0 ? 0 : first];
+        snprintf(what, sizeof what,
+                 "%s: %lld of %lld off, worst |Δ| %.3g, cosine difference %.3g; first in request %lld, token "
+                 "%lld, "
+                 "key %lld, head %lld",
+                 c->op->tensor[FIRST + k]->name, (long long)sum.wrong, (long long)sum.count, sum.worst_abs,
+                 compare_cosine(&sum), (long long)item->request, (long long)item->token, (long long)item->key,
+                 (long long)item->head);
+        report(tally, run, c->name, what);
+    }
+    free(all);
+}
+
+/* ---- Faults ----------------------------------------------------------------------------------- */
+
+/* dq of a row, or dk and dv of a key, over one key, or token, more or fewer: what a kernel with that defect would write. */
+static bool plant_item(struct test_case *c, bool of_key, int64_t change)
+{
+    const struct mha_case *m = (const struct mha_case *)c;
+    for (int64_t r = 0; r < m->requests; r++) {
+        const int64_t tokens = m->first_q[r + 1] - m->first_q[r], keys = m->first_k[r + 1] - m->first_k[r];
+        for (int64_t i = of_key ? keys - 1 : 0; of_key ? i > 0 : i < tokens; of_key ? i-- : i++) {
+            struct item item = (of_key ? key_item : row_item)(c, r, i, 0);
+            uint16_t *theirs[GRADIENTS];
+            if (of_key)
+                item.token -= change, item.tokens += change;
+            else
+                item.keys += change;
+            if (item.token < 0 || item.tokens < 1 || item.keys < 1 || item.keys > keys) continue;
+            const bool good = by_oracle(c, &item, theirs) == FMLA_OK;
+            for (int k = of_key; k < (of_key ? GRADIENTS : 1); k++)
+                memcpy(place_of(c, &item, k), theirs[k],
+                       (size_t)(k == 2 ? c->d_v : c->d_qk) * sizeof(uint16_t));
+            for (int k = 0; k < GRADIENTS; k++) free(theirs[k]);
+            return good;
+        }
+    }
+    return false;
+}
+
+static bool plant_after(struct test_case *c, enum defect fault)
+{
+    const struct mha_case *m = (const struct mha_case *)c;
+    static const uint16_t zero, nan = 0x7fff;
+    const int64_t r = m->requests - 1;
+    if (r < 0 || m->first_q[r + 1] == m->first_q[r] || m->first_k[r + 1] == m->first_k[r]) return false;
+    const int64_t last = m->first_k[r + 1] - 1 - (c->flat ? 0 : m->first_k[r]);
+    uint16_t *row = (void *)(uintptr_t)mha_row_of(c, GRADIENT(dk), r, last, c->h_kv - 1);
+    const struct guarded *dv = &c->tensor[GRADIENT(dv)];
+    switch (fault) {
+    case FAULT_DROPPED_KEY: return plant_item(c, c->random.state % 2, -1);
+    case FAULT_MASK: return c->v[H_CAUSAL] && plant_item(c, c->random.state % 2, 1);
+    case FAULT_OUT_OF_BOUNDS: dv->memory[GUARDED_FRONT + dv->bytes] = 0; return true;
+    case FAULT_GAP:
+        if (!c->tensor[GRADIENT(dk)].tensor.strides) return false;
+        memcpy(row + c->d_qk, &zero, sizeof zero);
+        return true;
+    case FAULT_UNWRITTEN: memset(row, 0xff, (size_t)c->d_qk * sizeof *row); return true;
+    case FAULT_NAN: memcpy(row + c->d_qk - 1, &nan, sizeof nan); return true;
+    case FAULT_UNSTABLE: return true; /* case_check has it between the runs */
+    default: return false;
+    }
+}
+
+/* Cases with room for every fault: requests without keys or tokens, gaps, causal. */
+static const char *fault_case(const struct run *run, uint64_t i)
+{
+    static char text[200];
+    (void)run;
+    snprintf(text, sizeof text, "b 7, heads 5_5, causal 1, layout padded, shape few, %s",
+             i % 2 ? "requests varied" : "requests apart");
+    return i < 8 ? text : NULL;
+}
+
+/* The oracle's own masks, heads, strides and starts against problems that have none. */
+static void more(struct suite *suite)
+{
+    static const char *const texts[] = {
+        "b 3, shape rows, heads 2_1, requests varied, causal 1, layout odd",
+        "b 3, shape odd, heads 16_1, sizes 64_64, requests apart, causal 1, layout swapped",
+        "b 7, shape rows, heads 5_5, sizes 64_128, requests hostile"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        suite_case(suite, texts[i], suite->run[0].seed, true);
+}
+
+static const struct maker maker = {
+    .size = sizeof(struct mha_case), .draw = mha_draw, .make = make, .compare = compare};
+
+struct subject mha_backward = {
+    .of = OP_MHA_BACKWARD,
+    .maker = &maker,
+    .values = MHA_BACKWARD_AXES(AXIS_TEXT),
+    .grid = {.counts = mha_counts},
+    .choose = choose,
+    .has = mha_has,
+    .special = {"b 3, shape no_key, heads 32_4", "b 3, shape no_key, heads 32_4, requests ragged",
+                "b 3, shape rows, heads 2_1, causal 1, layout far",
+                "b 3, shape rows, heads 2_1, causal 1, requests varied, layout far",
+                "b 3, shape rows, sizes 64_128, inputs spiked",
+                "b 7, shape rows, heads 2_1, sizes 128_128, causal 1, inputs nan_ends",
+                "b 7, shape even, heads 2_1, sizes 128_128, requests varied, causal 1, threads own"},
+    .more = more,
+    .faults = FAULT(DROPPED_KEY) | FAULT(MASK) | FAULT(OUT_OF_BOUNDS) | FAULT(GAP) | FAULT(UNWRITTEN) |
+              FAULT(NAN) | FAULT(UNSTABLE),
+    .fault_case = fault_case,
+    .plant_after = plant_after,
+    .timed = {"b 1, shape even, heads 16_1, causal 1", "b 1, shape even, heads 5_5, sizes 128_128"},
+};
