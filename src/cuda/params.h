@@ -237,11 +237,32 @@ struct mha_backward_params {
     int64_t lse_stride[2]; /* request, head */
 };
 
+/* Hopper's: tiles of rows, and blocks of keys, are numbered so that each request has room for its own (sm90/mha_backward/requests.cuh). */
+struct mha_backward_sm90_params {
+    struct mha_backward_params call;
+    struct tensor_map q, k, v, dout;
+    int32_t row_tiles, key_blocks;    /* of all requests, of one head */
+    int32_t items;                    /* key_blocks · h_kv */
+    struct divisor key_heads_divisor; /* h_kv */
+    int32_t heads_of_set;             /* key heads whose items are taken together */
+    float *rows;    /* [h_q][row_tiles][2][rows of a tile]: lse of base 2, inf where there is no key; delta */
+    float *dq_sums; /* [h_q][row_tiles][a tile]: results.cuh says in what order */
+    uint32_t *taken; /* items, beside the first one of each block of threads */
+    uint32_t *
+        turns; /* deterministic: [h_q][row_tiles][a warp of the consumers]: the block of keys whose turn it is */
+};
+
+/* Rows of its tiles and keys of a block, by d_qk; variants of its kernels. */
+#define MHA_BACKWARD_SM90_ROWS(d_qk)  ((d_qk) == 64 ? 128 : 64)
+#define MHA_BACKWARD_SM90_KEYS(d_qk)  128
+#define MHA_BACKWARD_SM90_SIZES(d_qk) ((int)(d_qk) / 64 - 1)
+enum { MHA_BACKWARD_TURNS = 8 /* of a tile: one a warp of the consumers */ };
+enum { MHA_BACKWARD_ORDERED = 3 /* dq is added to in one order */ };
+enum { MHA_BACKWARD_PREPARE = 0, MHA_BACKWARD_FINISH = 3, MHA_BACKWARD_ROW_THREADS = 256 };
+
 /* Rows of Hopper's tiles and keys of a block, by d_qk. */
-#define MHA_BACKWARD_SM90_ROWS(d_qk) ((d_qk) == 64 ? 128 : 64)
-#define MHA_BACKWARD_SM90_KEYS(d_qk) 128
-#define MHA_SM90_ROWS(d_qk)          ((d_qk) == 64 ? 192 : 128)
-#define MHA_SM90_KEYS(d_qk)          128
+#define MHA_SM90_ROWS(d_qk) ((d_qk) == 64 ? 192 : 128)
+#define MHA_SM90_KEYS(d_qk) 128
 enum { MHA_WARPS = 8 };
 
 /* What the join of either decode reads. */

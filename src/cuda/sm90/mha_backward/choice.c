@@ -20,6 +20,13 @@ int64_t sm90_mha_backward_key_blocks(const struct backward_problem *p)
     return numbers_of(p, p->ragged_k.tokens, p->s_k, MHA_BACKWARD_SM90_KEYS(p->d_qk));
 }
 
+int32_t sm90_mha_backward_heads(const struct backward_problem *p, int32_t sms)
+{
+    const int64_t blocks = cuda_ceil_div(p->s_k, MHA_BACKWARD_SM90_KEYS(p->d_qk)),
+                  heads = blocks ? 2 * sms / blocks : p->h_kv;
+    return (int32_t)(heads < 1 ? 1 : heads < p->h_kv ? heads : p->h_kv);
+}
+
 struct sm90_mha_backward_layout sm90_mha_backward_layout(const struct backward_problem *p)
 {
     const int32_t rows = MHA_BACKWARD_SM90_ROWS(p->d_qk);
@@ -27,7 +34,8 @@ struct sm90_mha_backward_layout sm90_mha_backward_layout(const struct backward_p
     struct sm90_mha_backward_layout l = {0};
     l.dq_sums = l.rows + cuda_line_up(tiles * 2 * (size_t)rows * sizeof(float));
     l.taken = l.dq_sums + cuda_line_up(tiles * (size_t)rows * (size_t)p->d_qk * sizeof(float));
-    l.bytes = l.taken + cuda_line_up((2 + 2 * tiles) * sizeof(uint32_t));
+    l.turns = l.taken + cuda_line_up(sizeof(uint32_t));
+    l.bytes = l.turns + (p->deterministic ? cuda_line_up(tiles * MHA_BACKWARD_TURNS * sizeof(uint32_t)) : 0);
     return l;
 }
 
@@ -38,7 +46,7 @@ struct tensor_view sm90_mha_backward_view(const struct backward_problem *p, cons
                   each = of_keys ? p->s_k : p->s_q;
     const int64_t tokens = p->is_ragged ? ragged : each;
     return (struct tensor_view){
-        .data = tokens ? view->data : p->q.data, /* else nothing is read */
+        .data = tokens ? view->data : p->workspace, /* else nothing is read */
         .element = p->element,
         .size = {columns, tokens, of_keys ? p->h_kv : p->h_q, d / columns, p->is_ragged ? 1 : p->b},
         .stride = {1, view->token, view->head, columns, view->request},

@@ -19,8 +19,11 @@ const char *sm90_mha_backward_refuses(const struct backward_problem *p, const ch
 int64_t sm90_mha_backward_row_tiles(const struct backward_problem *p);
 int64_t sm90_mha_backward_key_blocks(const struct backward_problem *p);
 
+/* Key heads whose items are taken together: as many as keep blocks of threads busy to the end, and as L2 holds. */
+int32_t sm90_mha_backward_heads(const struct backward_problem *p, int32_t sms);
+
 struct sm90_mha_backward_layout {
-    size_t rows, dq_sums, taken; /* where they begin */
+    size_t rows, dq_sums, taken, turns; /* where they begin */
     size_t bytes;
 };
 struct sm90_mha_backward_layout sm90_mha_backward_layout(const struct backward_problem *p);
