@@ -157,6 +157,11 @@ def first(function: str, like: Any, name: str, array: Any, count: int, stream: i
     return Described(function, name, array, stream).part(0, count)
 
 
+def wants_gradient(*arrays: Any) -> bool:
+    """No: these have no autograd."""
+    return False
+
+
 def parts(function: str, name: str, array: Any, ends: Sequence[int], stream: int) -> list[Any]:
     """An array's last dimension cut at its `ends`, the last of which is the array's."""
     begins = (0, *ends)

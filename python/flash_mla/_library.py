@@ -31,7 +31,7 @@ for _name in MEMBERS:
     _FUNCTIONS[f"fmla_{_name}"] = c_int32, [c_void_p]
 for _name in ("decode_plan", "sparse_plan"):
     _FUNCTIONS[f"fmla_{_name}_partitions"] = c_int32, [c_void_p, c_void_p]
-for _name in ("dense_decode", "sparse_decode", "sparse_prefill", "mha_forward"):
+for _name in ("dense_decode", "sparse_decode", "sparse_prefill", "mha_forward", "mha_backward"):
     for _asked in ("size", "bound"):
         _FUNCTIONS[f"fmla_{_name}_workspace_{_asked}"] = c_int32, [c_void_p, c_void_p, c_void_p]
 

@@ -30,7 +30,8 @@ def flash_attn_varlen_func(
     log_base: float = math.e,
     stream: int = 0,
 ) -> Tuple[Any, Any]:
-    """Multi-head attention of a batch of sequences packed one after the other. There is no backward pass.
+    """Multi-head attention of a batch of sequences packed one after the other. Of new results, PyTorch's
+    autograd gives the gradients of q, k and v (dense MHA, backward, in docs/semantics.md); not of lse, and no second ones.
 
     Args:
         q: [tokens, h_q, d_qk]; k: [keys, h_kv, d_qk]; v: [keys, h_kv, d_v]; bf16 or fp16. d_qk is 64, 128 or 192, d_v 64 or
@@ -40,7 +41,7 @@ def flash_attn_varlen_func(
         dropout_p: 0.
         softmax_scale: None: 1 / sqrt(d_qk).
         causal: token j of s_q sees the keys t ≤ s_k - s_q + j of its sequence; else all of them.
-        deterministic: of gradients: results here have the same bits in every run, with it and without.
+        deterministic: the gradient of q has the same bits in every run; all else always has.
         is_varlen: False says that all sequences have one length. It makes no difference: cu_seqlens are looked at.
         out, lse: where to write the results, in place of new ones. out may have strides; lse is the transpose of an array that
             may have some.
@@ -53,6 +54,34 @@ def flash_attn_varlen_func(
     Raises:
         As `flash_mla_with_kvcache`.
     """
+    return _attend(
+        (q, k, v), 0, q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, dropout_p, softmax_scale, causal,
+        deterministic, is_varlen, out, lse, lse_empty, log_base, stream,
+    )  # fmt: skip
+
+
+def _attend(
+    source: Tuple[Any, Any, Any],
+    d_qk: int,
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_qo: Any,
+    cu_seqlens_kv: Any,
+    max_seqlen_qo: int,
+    max_seqlen_kv: int,
+    dropout_p: float,
+    softmax_scale: Optional[float],
+    causal: bool,
+    deterministic: bool,
+    is_varlen: bool,
+    out: Optional[Any],
+    lse: Optional[Any],
+    lse_empty: float,
+    log_base: float,
+    stream: int,
+) -> Tuple[Any, Any]:
+    """`source`: what autograd differentiates by: q, k and v, or what they are parts of, which d_qk cuts."""
     this = _operations.MHA
     module = module_of(this, "q", q)
     kind = type(q)
@@ -68,7 +97,7 @@ def flash_attn_varlen_func(
                 raise TypeError(f"{this}: {name}: is None, must be {module.KIND}")
     if number_of(this, "dropout_p", dropout_p) != 0:
         raise ValueError(f"{this}: dropout_p: is {dropout_p}, must be 0: there is no dropout")
-    flag_of(this, "deterministic", deterministic)
+    reproducible = flag_of(this, "deterministic", deterministic)
     flag_of(this, "is_varlen", is_varlen)
     tokens, h_q, _ = shape_of(this, module, "q", q, 3)
     d_v, stream = shape_of(this, module, "v", v, 3)[2], integer_of(this, "stream", stream)
@@ -85,6 +114,11 @@ def flash_attn_varlen_func(
         if shape != (tokens, h_q):
             raise ValueError(f"{this}: lse: shape is {shape}, must be {(tokens, h_q)}, [tokens, h_q] of q")
         turned = module.transposed(this, "lse", lse, stream)
+    if out is None and lse is None and module.wants_gradient(*source):
+        starts, names = (cu_seqlens_qo, cu_seqlens_kv), ("q", "k", "v", "cu_seqlens_qo", "cu_seqlens_kv")
+        all_options = (d_qk, *options[:4], reproducible, *options[4:])
+        out, turned = module.attend_for_gradient(names, source, starts, all_options)
+        return out, turned.T
     inputs = q, k, v, cu_seqlens_qo, cu_seqlens_kv
     out, turned = module.run(_operations.MHA_FORWARD, inputs, (out, turned), options, stream, d_v)
     return out, turned.T if lse is None else lse
@@ -113,9 +147,9 @@ def flash_attn_varlen_qkvpacked_func(
     """`flash_attn_varlen_func` on qkv [tokens, h, 2 · head_dim_qk + d_v]: q, k and v side by side, of which nothing is copied.
     What is wrong with one of them is said in its words."""
     q, k, v = _parts("flash_attn_varlen_qkvpacked_func", "qkv", qkv, head_dim_qk, 2, stream)
-    return flash_attn_varlen_func(
-        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, deterministic, is_varlen,
-        out=out, lse=lse, lse_empty=lse_empty, log_base=log_base, stream=stream,
+    return _attend(
+        (None, qkv, None), head_dim_qk, q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        deterministic, is_varlen, out, lse, lse_empty, log_base, stream,
     )  # fmt: skip
 
 
@@ -142,9 +176,9 @@ def flash_attn_varlen_kvpacked_func(
     """`flash_attn_varlen_func` on kv [keys, h_kv, head_dim_qk + d_v]: k and v side by side, of which nothing is copied.
     What is wrong with one of them is said in its words."""
     k, v = _parts("flash_attn_varlen_kvpacked_func", "kv", kv, head_dim_qk, 1, stream)
-    return flash_attn_varlen_func(
-        q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, dropout_p, softmax_scale, causal, deterministic,
-        is_varlen, out=out, lse=lse, lse_empty=lse_empty, log_base=log_base, stream=stream,
+    return _attend(
+        (q, kv, None), head_dim_qk, q, k, v, cu_seqlens_qo, cu_seqlens_kv, max_seqlen_qo, max_seqlen_kv, dropout_p, softmax_scale,
+        causal, deterministic, is_varlen, out, lse, lse_empty, log_base, stream,
     )  # fmt: skip
 
 

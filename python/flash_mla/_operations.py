@@ -242,6 +242,11 @@ MHA_FORWARD = Operation(
     "max_s_q max_s_k softmax_scale causal lse_empty log_base",
     _of_mha,
 )
+MHA_BACKWARD = Operation(
+    *("mha_backward", MHA),
+    "q k v cu_seqlens_q cu_seqlens_k out lse dout dq! dk! dv!",
+    "max_s_q max_s_k softmax_scale causal deterministic log_base",
+)
 MERGE_STATES = Operation(*("merge", MERGE), "out_parts lse_parts attn_sink? out! lse!", "lse_empty log_base", _of_merge)
 CACHE_APPEND = Operation(*("cache_append", APPEND), "latent rope? kv_cache! slot_mapping", "kv_format cache_scale")
 CACHE_GATHER = Operation(*("cache_gather", GATHER), "kv_cache slots out!", "kv_format cache_scale", _of_gather)

@@ -12,6 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 from . import _operations
+from . import _torch_gradients as _torch_gradients  # registers its operators
 from . import _torch_operators as operators
 from ._torch_tensors import KIND, device_of, is_array, kind_of, of_c, shape_of, strange
 
@@ -56,7 +57,8 @@ _WRITTEN: Dict[str, Tuple[str, ...]] = {_operations.PLAN: ()}
 
 
 def _note(operation: _operations.Operation) -> None:
-    _WRITTEN[operation.function] = tuple(operation.names[i] for i in operation.written)
+    written = tuple(operation.names[i] for i in operation.written)
+    _WRITTEN[operation.function] = _WRITTEN.get(operation.function, ()) + written
 
 
 _operations.tell(_note)
@@ -108,6 +110,18 @@ def plan(operation, function, like, lengths, sizes, stream):
     if not is_compiling():
         _refuse_strange(function, names, tensors)
     return getattr(_ops, name).default(*tensors, *sizes)
+
+
+def wants_gradient(*tensors):
+    """Does autograd ask for a gradient of one of them?"""
+    return _grad_is_enabled() and any([tensor is not None and tensor.requires_grad for tensor in tensors])
+
+
+def attend_for_gradient(names, source, starts, options):
+    """Dense MHA with a derivative. `source`: q, k and v, or packed ones in the place of k (_torch_gradients.py)."""
+    if not is_compiling():
+        _refuse_strange(_operations.MHA, names, (*source, *starts))
+    return _ops.mha.default(*source, *starts, *options)
 
 
 def first(function, like, name, tensor, count, stream):

@@ -6,7 +6,7 @@ Registered are flash_mla::decode_plan, ::dense_decode, ::sparse_plan, ::sparse_d
 ::merge_out, ::cache_gather_out, ::cache_append, which write into given ones; each with what torch.compile asks of it. They run on the
 current stream, take their memory from PyTorch's allocator and do not synchronise.
 
-None has a gradient, and each says so at the call: under grad mode it refuses a tensor that requires one, in eager mode as in a
+::mha_backward writes gradients. None of these has a gradient (_torch_gradients.py has the one that does), and each says so at the call: under grad mode it refuses a tensor that requires one, in eager mode as in a
 compiled graph, whose backward pass is made before it is known whether anybody wants it.
 """
 
@@ -25,21 +25,22 @@ from ._torch_tensors import current_device, current_stream, device_of, is_elsewh
 
 # ---- How one is registered ------------------------------------------------------------------------------------------
 
-_operators = torch.library.Library("flash_mla", "DEF")
+operators = torch.library.Library("flash_mla", "DEF")
 
 
-def _register(name: str, schema: str, of: str, function: Any, fake: Any) -> None:
+def register(name: str, schema: str, of: str, function: Any, fake: Any, differentiable: bool = False) -> None:
     """The function as an operator on the CPU and on NVIDIA GPUs. `of`: the public function that it is of; `fake`: what its results
-    look like, for a call whose tensors have no memory."""
-    _operators.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    look like, for a call whose tensors have no memory; `differentiable`: who registers it says how."""
+    operators.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in ("CPU", "CUDA"):
-        _operators.impl(name, function, key)
+        operators.impl(name, function, key)
     operator = getattr(torch.ops.flash_mla, name).default
-    _operators.impl(name, _without_gradient(operator, of), "Autograd", with_keyset=True)
+    if not differentiable:
+        operators.impl(name, _without_gradient(operator, of), "Autograd", with_keyset=True)
     aliases = [argument.alias_info for argument in operator._schema.arguments]
     written = [i for i, alias in enumerate(aliases) if alias is not None and alias.is_write]
     if written:
-        _operators.impl(name, _counting(operator, written), "ADInplaceOrView", with_keyset=True)
+        operators.impl(name, _counting(operator, written), "ADInplaceOrView", with_keyset=True)
     torch.library.register_fake("flash_mla::" + name)(fake)
 
 
@@ -141,7 +142,7 @@ def _add(operation: _operations.Operation) -> None:
     def into(*arguments):
         launch(operation, arguments, arguments[count:])  # the tensors come first, and it reads no more of them
 
-    _register(name, f"({', '.join(tensors + numbers)}) -> ()", operation.function, into, lambda *arguments: None)
+    register(name, f"({', '.join(tensors + numbers)}) -> ()", operation.function, into, lambda *arguments: None)
     if operation.results is None:
         return
     inputs = count - len(operation.written)
@@ -156,7 +157,7 @@ def _add(operation: _operations.Operation) -> None:
 
     made = ", ".join(["Tensor"] * len(operation.written))
     schema = f"({', '.join(tensors[:inputs] + numbers)}) -> " + (f"({made})" if len(operation.written) > 1 else made)
-    _register(operation.name, schema, operation.function, make, functools.partial(make, fake=True))
+    register(operation.name, schema, operation.function, make, functools.partial(make, fake=True))
 
 
 _operations.tell(_add)
@@ -185,7 +186,7 @@ def _tables(operation, function, like, lengths, sizes, known):
 def _add_plan(name: str, schema: str, operation: _operations.Operation, arguments_of: Any) -> None:
     """`arguments_of`: from the operator's arguments those of `plan` that come after the function."""
     this = _operations.DECODE
-    _register(
+    register(
         name,
         f"({schema}) -> (Tensor, Tensor)",
         _operations.PLAN,

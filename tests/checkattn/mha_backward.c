@@ -180,7 +180,8 @@ static double dot(const double *a, const double *b, int64_t width, double *magni
     return sum;
 }
 
-/* How far each number of the item's gradients may be: P and dS are rounded to 16 bits, and results too, by 2^-9 each; scores, dP and
+/* How far each number of the item's gradients may be: P or dS, the result and the oracle's are
+ * rounded to 16 bits, by 2^-9 each; scores, dP and
  * delta are sums in fp32, whose errors are relative to their terms. */
 static void find_bounds(const struct test_case *c, const struct item *item, double bounds[GRADIENTS][WIDEST])
 {
@@ -202,7 +203,7 @@ static void find_bounds(const struct test_case *c, const struct item *item, doub
                 load(c, MHA(v), item->request, t, h / group_of(c), v);
                 const double p = exp(scale * dot(q, k, c->d_qk, &of_score) - natural);
                 const double ds = p * (dot(dout, v, c->d_v, &of_dp) - dot(dout, out, c->d_v, &of_dp));
-                const double part = 0x1p-8 + 0x1p-19 * (scale * of_score + fabs(natural));
+                const double part = 0x1.8p-8 + 0x1p-19 * (scale * of_score + fabs(natural));
                 const double off = scale * (fabs(ds) * part + p * 0x1p-18 * of_dp);
                 for (int64_t d = 0; d < c->d_qk; d++)
                     bounds[0][d] += off * fabs(k[d]), bounds[1][d] += off * fabs(q[d]);

@@ -17,7 +17,7 @@ pytestmark = needs_torch
 
 
 def test_examples_are_all_here():
-    assert sorted(os.listdir(EXAMPLES)) == ["toy_deepseek.py"]
+    assert sorted(os.listdir(EXAMPLES)) == ["toy_deepseek.py", "train_mla.py"]
 
 
 @pytest.fixture
@@ -70,3 +70,11 @@ def test_toy_deepseek_sees_faults(toy, monkeypatch, capsys, fault):
     monkeypatch.setattr(toy.PagedCache, "append", wrong_append)
     assert run(toy, monkeypatch, "--steps", 2) == 1
     assert "differ" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sizes", ["192/128", "64/64"])
+def test_train_mla(sizes):
+    """The losses fall, and alike."""
+    lines = output_of(EXAMPLES / "train_mla.py", "--steps", "12", "--sizes", sizes).splitlines()
+    losses = [[float(word.rstrip(";")) for word in line.split()[1:3]] for line in lines[1:]]
+    assert losses[-1][0] < losses[0][0] - 0.5 and "largest difference" in lines[-1], lines

@@ -45,6 +45,7 @@ def inputs_and_options(device):
     extra = "extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length"
     in_584 = kind.full((2, 4, 1, 584), 0, "uint8")
     mha = [(4, 5, 0.0, False, 0, 0), (0, 0, 0.1, True, 1, 2)] if is_there("mha_forward", device) else []
+    mha_backward = is_there("mha_backward", device)
     return {
         _operations.DENSE_DECODE: [
             (of("dense_decode", "attn_sink"), (scale, False, 0, 0, False)),
@@ -65,6 +66,9 @@ def inputs_and_options(device):
             (of("sparse_prefill-656", "topk_length", "attn_sink"), (3, 0.5, 0, 0)),
         ],
         _operations.MHA_FORWARD: [(of("mha_forward"), options) for options in mha],
+        _operations.MHA_BACKWARD: [(gradients_of(of("mha_forward")), (4, 5, 0.0, True, True, 0))]
+        if mha_backward
+        else [],
         _operations.MERGE_STATES: [
             (parts, (0, 0)),
             (of("merge"), (1, 2)),
@@ -94,6 +98,12 @@ def inputs_and_options(device):
     }
 
 
+def gradients_of(inputs):
+    """What mha_backward has beside the tensors of mha_forward: out, lse, dout, and the gradients."""
+    out, lse = _torch_operators.new_results(_operations.MHA_FORWARD, inputs, 128)
+    return (*inputs, *map(torch.zeros_like, (out, lse, out, *inputs[:3])))
+
+
 def samples(device):
     """(operator, arguments) of each; results are given as they are made, and, of another type where one is allowed, within
     larger tensors."""
@@ -117,6 +127,11 @@ def samples(device):
             into.append((*inputs, *made, *options))
         if several and operation.results is not None:
             into.append((*inputs, *(strided(kind, kind.float64(r), kind.dtype_name(r)) for r in made), *options))
+    found["mha"], found["mha_gradients"] = [], []
+    for tensors, options in inputs_and_options(device)[_operations.MHA_BACKWARD]:
+        of_mha = 0, *options[:-1], 0, 0  # where to cut, and lse_empty
+        found["mha"].append((*tensors[:5], *of_mha))
+        found["mha_gradients"].append((*tensors[:8], *of_mha))
     parts, _ = inputs_and_options(device)[_operations.MERGE_STATES][0]
     found["merge_out"].append(
         (*parts, kind.full((2, 2, 4, 16), 0, "float32"), kind.full((2, 4, 2), 0, "float32"), 1, 2)

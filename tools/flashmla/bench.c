@@ -113,7 +113,7 @@ static void choose(struct option_counts *axis, int choice, bool given)
 
 static bool fits(const struct shape *shape)
 {
-    const bool any = shape->op == OP_MHA_FORWARD;
+    const bool any = operation_is_mha(shape->op);
     return (!shape->h_q || shape->h_q % shape->h_kv == 0) &&
            (any || shape->d_qk == 512 || shape->d_qk == 576);
 }
@@ -137,7 +137,7 @@ static int bench_all(struct bench_options *o)
         if (!fits(&rows[i])) {
             free(rows);
             return complain(&bench, EXIT_USAGE, "--kv-heads must divide --heads%s",
-                            op == OP_MHA_FORWARD ? "" : ", and --d-qk be 512 or 576");
+                            operation_is_mha(op) ? "" : ", and --d-qk be 512 or 576");
         }
     if (o->threads) fmla_set_num_threads((int32_t)o->threads); /* in range by its option */
     if (!strcmp(o->grid, "quick")) o->warm = true;

@@ -80,6 +80,13 @@ static const struct grid {
       {{2}, {0}, {8192}, {32}, .causal = YES, .d_qk = {128}, .h_kv = {4}},
       {{16}, {0}, {8000}, {16}, .causal = BOTH, .varying = YES, .d_qk = {192, 128, 64}}}},
     {OP_MHA_FORWARD, "quick", {{{1}, {0}, {512}, {16}, .causal = BOTH, .d_qk = {192}}}},
+    {OP_MHA_BACKWARD, "cpu", {{{1}, {0}, {2048}, {16}, .causal = BOTH, .d_qk = {192, 128, 64}}}},
+    {OP_MHA_BACKWARD,
+     "mha",
+     {{{8}, {0}, {2048}, {16}, .causal = BOTH, .d_qk = {192, 128, 64}},
+      {{2}, {0}, {8192}, {16}, .causal = BOTH, .d_qk = {192, 128, 64}},
+      {{1}, {0}, {16384}, {16}, .causal = BOTH, .d_qk = {192, 128, 64}}}},
+    {OP_MHA_BACKWARD, "quick", {{{1}, {0}, {512}, {16}, .causal = BOTH, .d_qk = {192}}}},
     {OP_CACHE_APPEND, "cpu", {{.s_q = {1}}}},
     {OP_CACHE_APPEND, "quick", {{.s_q = {1}}}},
 };
@@ -110,7 +117,9 @@ static bool is_axis(enum operation op, const struct product *p, enum bench_axis 
     enum {
         ALL = 1 << AXIS_HEADS | 1 << AXIS_QUERY_TOKENS,
         CACHES = 1 << AXIS_TOKENS | 1 << AXIS_DTYPE, /* and whatever else has tokens */
-        KEYS = 1 << AXIS_KV_HEADS | 1 << AXIS_D_QK
+        KEYS = 1 << AXIS_KV_HEADS | 1 << AXIS_D_QK,
+        MHA = ALL | KEYS | 1 << AXIS_D_V | 1 << AXIS_DTYPE | 1 << AXIS_CAUSAL | 1 << AXIS_VARLEN |
+              1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN
     };
     static const int axes[OPERATIONS] = {
         [OP_DENSE_DECODE] = ALL | KEYS | 1 << AXIS_PAGE_SIZE | 1 << AXIS_DTYPE | 1 << AXIS_CAUSAL |
@@ -118,8 +127,8 @@ static bool is_axis(enum operation op, const struct product *p, enum bench_axis 
         [OP_MERGE] = ALL | 1 << AXIS_DTYPE | 1 << AXIS_BATCH | 1 << AXIS_PARTS,
         [OP_SPARSE_DECODE] = ALL | 1 << AXIS_PAGE_SIZE | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
         [OP_SPARSE_PREFILL] = ALL | 1 << AXIS_SEQ_LEN | 1 << AXIS_TOPK,
-        [OP_MHA_FORWARD] = ALL | KEYS | 1 << AXIS_D_V | 1 << AXIS_DTYPE | 1 << AXIS_CAUSAL |
-                           1 << AXIS_VARLEN | 1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN,
+        [OP_MHA_FORWARD] = MHA,
+        [OP_MHA_BACKWARD] = MHA,
         [OP_CACHE_APPEND] = CACHES | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE,
         [OP_CACHE_GATHER] = CACHES | 1 << AXIS_FORMAT | 1 << AXIS_PAGE_SIZE,
     };
@@ -141,7 +150,7 @@ static struct option_counts list_of(enum operation op, const struct product *p, 
     const int64_t *const lists[BENCH_AXES] = {
         [AXIS_BATCH] = p->b,   [AXIS_QUERY_TOKENS] = p->s_q, [AXIS_SEQ_LEN] = p->s_k,  [AXIS_HEADS] = p->h_q,
         [AXIS_TOPK] = p->topk, [AXIS_D_QK] = p->d_qk,        [AXIS_KV_HEADS] = p->h_kv};
-    const bool own = lists[axis] && (*lists[axis] || (axis == AXIS_KV_HEADS && op == OP_MHA_FORWARD));
+    const bool own = lists[axis] && (*lists[axis] || (axis == AXIS_KV_HEADS && operation_is_mha(op)));
     const int64_t *items = own ? lists[axis] : usual[axis];
     int64_t count = 0;
     while (count < MOST && items[count]) count++;
@@ -163,7 +172,7 @@ static struct shape row_of(enum operation op, const struct product *p, const str
         index /= lists[a].count;
     }
     const bool of_caches = is_axis(op, p, AXIS_FORMAT), tokens = is_axis(op, p, AXIS_TOKENS),
-               dense = op == OP_DENSE_DECODE, mha = op == OP_MHA_FORWARD;
+               dense = op == OP_DENSE_DECODE, mha = operation_is_mha(op);
     struct shape shape = {.op = op,
                           .b = v[AXIS_BATCH],
                           .s_q = v[AXIS_QUERY_TOKENS],
@@ -222,7 +231,7 @@ struct shape *bench_grid(enum operation op, const char *name, const struct bench
     /* What products differ in. */
     const int of_mha =
         1 << AXIS_BATCH | 1 << AXIS_SEQ_LEN | 1 << AXIS_HEADS | 1 << AXIS_KV_HEADS | 1 << AXIS_VARLEN;
-    const int apart = op == OP_MHA_FORWARD ? of_mha : grid->op == OP_DENSE_DECODE ? -1 : 0;
+    const int apart = operation_is_mha(op) ? of_mha : grid->op == OP_DENSE_DECODE ? -1 : 0;
     bool any = false;
     for (int a = 0; a < BENCH_AXES; a++) any |= chosen->axis[a].count > 0 && apart >> a & 1;
     struct shape *rows = NULL;

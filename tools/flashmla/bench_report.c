@@ -27,7 +27,7 @@ void bench_report_head(const struct bench_report *report)
     }
     printf("\n%5s %4s %6s %5s %5s %5s %7s %5s %-10s %-15s %10s %10s %10s %8s %7s %10s",
            report->op == OP_MERGE ? "parts" : "", "b", "s_k", "s_q", "h_q", "h_kv",
-           report->op == OP_MHA_FORWARD ? "qk/v" : "d_qk", "type", "options", "kernel", "us", "min", "max",
+           operation_is_mha(report->op) ? "qk/v" : "d_qk", "type", "options", "kernel", "us", "min", "max",
            "GFLOP/s", "GB/s", "floor us");
     if (report->stream) printf(" %10s", "stream us");
     printf(" %7s %6s\n", "x floor", "% peak");
@@ -36,7 +36,7 @@ void bench_report_head(const struct bench_report *report)
 /* The tokens of a request; where lengths vary, of the longest one. */
 static int64_t tokens_of(const struct shape *s)
 {
-    return s->op == OP_MHA_FORWARD && !s->s_q ? s->s_k : s->s_q;
+    return operation_is_mha(s->op) && !s->s_q ? s->s_k : s->s_q;
 }
 
 static void print_shape(const struct bench_row *row)
@@ -137,9 +137,9 @@ static struct bench_sources sources_of(const struct bench_row *row)
     else if (s->op == OP_SPARSE_PREFILL && family)
         snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/sparse_prefill/sparse_prefill_%s.cu",
                  family + 1, s->format == FMLA_KV_BF16 ? "bf16" : "fp8");
-    else if (s->op == OP_MHA_FORWARD && family)
-        snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/mha_forward/mha_forward_%s.cu",
-                 family + 1, element_name(s->type));
+    else if (operation_is_mha(s->op) && family)
+        snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/%s/%s/%s_%s.cu", family + 1,
+                 descriptors[s->op].name, descriptors[s->op].name, element_name(s->type));
     else
         snprintf(sources.file[0], sizeof sources.file[0], "src/cuda/any/%s.cu", descriptors[s->op].name);
     return sources;
@@ -210,7 +210,7 @@ static json_t *pack_extra(const struct shape *s)
 static json_t *pack_shape(const struct shape *s)
 {
     const char *dtype = element_name(s->type), *cache = s->format ? format_name(s->format) : NULL;
-    const bool masks = s->op == OP_DENSE_DECODE || s->op == OP_MHA_FORWARD;
+    const bool masks = s->op == OP_DENSE_DECODE || operation_is_mha(s->op);
     if (bench_only_copies(s->op))
         return json_pack("{s:I, s:s, s:s*, s:I, s:I}", "tokens", (json_int_t)s->tokens, "dtype", dtype,
                          "cache", cache, "d_qk", (json_int_t)s->d_qk, "page_size", (json_int_t)s->page_size);

@@ -190,7 +190,7 @@ bool check_against_fresh(const struct call *call, struct call *fresh, struct che
 {
     const struct beside beside = {.other = false};
     const struct member *member;
-    *result = (struct check_result){.all_rows = rows_of(call)};
+    *result = (struct check_result){.op = call->op, .all_rows = rows_of(call)};
     if (!ask_oracle(fresh, fault)) return false;
     compare(call, fresh, &beside, result);
     for (int i = 0; (member = call_member(call->op, i)); i++)
@@ -237,7 +237,7 @@ bool check_against_oracle(const struct call *call, bool by_gpu, struct check_res
     int sliced = 0;
     double products = 0.0;
     bool good = true;
-    *result = (struct check_result){.all_rows = rows_of(call)};
+    *result = (struct check_result){.op = call->op, .all_rows = rows_of(call)};
     progress_begin(&progress, "comparing with the oracle");
     while (sliced < policy->sliced && rows[sliced]) parts *= call_size(call, rows[sliced++]);
     if (whole) good = check_part(call, &beside, 0, 0, &products, result, fault);
@@ -254,7 +254,10 @@ bool check_against_oracle(const struct call *call, bool by_gpu, struct check_res
 
 void check_words(const struct check_result *result, char *text, size_t room)
 {
-    if (result->wrong_bytes)
+    if (result->op == OP_MHA_BACKWARD)
+        snprintf(text, room, "%" PRId64 " values of dq, %" PRId64 " of dk and %" PRId64 " of dv differ",
+                 result->of[0].wrong, result->of[1].wrong, result->of[2].wrong);
+    else if (result->wrong_bytes)
         snprintf(text, room, "%" PRId64 " bytes differ from the oracle's", result->wrong_bytes);
     else if (result->of[2].wrong)
         snprintf(text, room, "%" PRId64 " values of max_logits differ", result->of[2].wrong);

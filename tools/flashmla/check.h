@@ -8,6 +8,7 @@
 #include "policy.h"
 
 struct check_result {
+    enum operation op;
     int64_t rows;                  /* compared */
     int64_t all_rows;              /* of the call */
     struct comparison of[RESULTS]; /* of each result that has a tolerance: out, lse, max_logits */

@@ -48,7 +48,7 @@ static void sizes_of(const struct shape *s, int64_t size[DIMENSIONS])
     const int64_t requests = s->op == OP_SPARSE_PREFILL ? 1 : s->b;
     const int64_t keys = s->op == OP_CACHE_APPEND || s->op == OP_CACHE_GATHER ? s->tokens : s->s_k;
     const int64_t of_request = pages_for(keys, s->page_size);
-    const int64_t s_q = s->op == OP_MHA_FORWARD && !s->s_q ? s->s_k : s->s_q;
+    const int64_t s_q = operation_is_mha(s->op) && !s->s_q ? s->s_k : s->s_q;
     memset(size, 0, DIMENSIONS * sizeof *size);
     size[DIM_b] = s->b, size[DIM_s_q] = s_q, size[DIM_h_q] = s->h_q, size[DIM_h_kv] = s->h_kv;
     size[DIM_d_qk] = s->d_qk, size[DIM_d_v] = s->d_v ? s->d_v : CALL_D_V;
@@ -93,7 +93,7 @@ static fmla_dtype type_of(const struct shape *s, const struct member *member)
 static int32_t shape_of(const struct shape *s, const int64_t size[DIMENSIONS], const struct member *member,
                         int64_t shape[MAX_DIMENSIONS])
 {
-    const struct form form = form_of(member, s->op == OP_MHA_FORWARD ? s->varlen : !s->page_size);
+    const struct form form = form_of(member, operation_is_mha(s->op) ? s->varlen : !s->page_size);
     for (int32_t d = 0; d < form.rank; d++) shape[d] = size[form.dimensions[d]];
     if (member->allowed & IS_CACHE && cache_formats[s->format].token)
         shape[form.rank - 1] = cache_formats[s->format].token;
@@ -355,6 +355,29 @@ static bool mha_values(struct making *m, struct fault *fault)
     return true;
 }
 
+/* What the forward operation leaves, by the library in host memory, and a gradient for it. */
+static bool backward_values(struct making *m, struct fault *fault)
+{
+    const struct call *call = m->call;
+    fmla_mha_forward_args args = FMLA_INIT(fmla_mha_forward_args);
+    if (!mha_values(m, fault)) return false;
+    fill(m, "dout", 0.0f);
+    args.q = call_tensor(call, "q"), args.k = call_tensor(call, "k"), args.v = call_tensor(call, "v");
+    args.cu_seqlens_q = call_tensor(call, "cu_seqlens_q");
+    args.cu_seqlens_k = call_tensor(call, "cu_seqlens_k");
+    args.out = call_tensor(call, "out"), args.lse = call_tensor(call, "lse");
+    args.causal = *(int32_t *)call_option(call, "causal");
+    args.softmax_scale = *(float *)call_option(call, "softmax_scale");
+    fmla_status status = fmla_mha_forward_workspace_size(&args, &args.workspace_size, NULL);
+    if (!status && args.workspace_size) {
+        args.workspace = aligned_alloc(64, (args.workspace_size + 63) / 64 * 64);
+        if (!args.workspace) return fault_set(fault, "no memory for the forward operation");
+    }
+    if (!status) status = fmla_mha_forward(&args);
+    free(args.workspace);
+    return !status || fault_set(fault, "forward: %s", fmla_last_error());
+}
+
 /* ---- Merge and the cache operations ---------------------------------------------------------- */
 
 static bool merge_values(struct making *m, struct fault *fault)
@@ -413,6 +436,7 @@ static const struct {
     [OP_SPARSE_DECODE] = {begin_sparse, sparse_values},
     [OP_SPARSE_PREFILL] = {begin_sparse, prefill_values},
     [OP_MHA_FORWARD] = {begin_mha, mha_values},
+    [OP_MHA_BACKWARD] = {begin_mha, backward_values},
     [OP_MERGE] = {NULL, merge_values},
     [OP_CACHE_APPEND] = {NULL, cache_values},
     [OP_CACHE_GATHER] = {NULL, cache_values},

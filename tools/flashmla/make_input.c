@@ -35,7 +35,8 @@ static const struct command make_input = {
     "--op mha_forward writes q [b, s_q, h_q, d_qk], k [b, s_k, h_kv, d_qk] and v [b, s_k, h_kv, d_v], s_k "
     "being --seq-len, 1024 without it. With --varlen requests are one after the other, of lengths as "
     "above: tensors have no dimension b, and cu_seqlens_q and cu_seqlens_k (int32) say where each "
-    "begins. softmax_scale is 1 / sqrt(d_qk + 100).\n"
+    "begins. softmax_scale is 1 / sqrt(d_qk + 100). --op mha_backward writes these, out and lse as "
+    "mha_forward leaves them, and dout.\n"
     "\n"
     "Examples\n"
     "  flashmla make-input batch.safetensors --batch 4 --min-len 100 --max-len 2000\n"
@@ -60,7 +61,8 @@ struct make_options {
 /* ---- What each operation has of its own ------------------------------------------------------- */
 
 /* In the order of the choices of --op; PLAIN is every later one. */
-enum { DENSE, SPARSE, PREFILL, MHA, PLAIN, MADE };
+enum { DENSE, SPARSE, PREFILL, MHA, BACKWARD, PLAIN, MADE };
+enum { EITHER_MHA = 1 << MHA | 1 << BACKWARD };
 static int kind_of(const struct make_options *o)
 {
     return o->op < PLAIN ? o->op : PLAIN;
@@ -70,7 +72,7 @@ static struct shape shape_of(const struct make_options *o)
 {
     static const int32_t bytes[] = {FMLA_KV_BF16, FMLA_KV_FP8_656, FMLA_KV_FP8_584};
     const int kind = kind_of(o);
-    const bool lengths = kind == DENSE || kind == MHA;
+    const bool mha = kind == MHA || kind == BACKWARD, lengths = kind == DENSE || mha;
     const uint64_t seed = (uint64_t)o->lengths.seed;
     struct shape shape = {.op = operation_named(o->names[o->op]),
                           .s_q = o->query_tokens,
@@ -83,7 +85,7 @@ static struct shape shape_of(const struct make_options *o)
     if (kind == PLAIN) shape.tokens = o->lengths.batch * o->query_tokens;
     if (kind == PLAIN) return shape;
     shape.causal = o->causal;
-    if (kind == MHA) {
+    if (mha) {
         shape.b = o->lengths.batch, shape.s_k = o->lengths.seq_len_given ? o->lengths.seq_len : 1024;
         shape.s_q = o->query_tokens_given ? o->query_tokens : 0;
         shape.h_kv = o->kv_heads_given ? o->kv_heads : o->heads, shape.d_qk = o->d_qk_given ? o->d_qk : 192;
@@ -158,6 +160,7 @@ static const struct {
                  "extra_kv_cache"}},
     [PREFILL] = {print_prefill, {"indices", "topk_length", "attn_sink", "q", "kv"}},
     [MHA] = {print_mha, {"cu_seqlens_q", "cu_seqlens_k", "q", "k", "v"}},
+    [BACKWARD] = {print_mha, {"cu_seqlens_q", "cu_seqlens_k", "lse", "q", "k", "v", "out", "dout"}},
     [PLAIN] = {print_plain, {NULL}}, /* all that is read */
 };
 
@@ -172,22 +175,22 @@ static const char *needless(const struct make_options *o, char *others, size_t r
         bool given;
         unsigned of; /* operations that have it, as bits */
     } options[] = {
-        {"--causal", o->causal, 1 << DENSE | 1 << MHA},
-        {"--varlen", o->varlen, 1 << MHA},
+        {"--causal", o->causal, 1 << DENSE | EITHER_MHA},
+        {"--varlen", o->varlen, EITHER_MHA},
         {"--sink", o->sink, 1 << DENSE | 1 << SPARSE | 1 << PREFILL},
-        {"--seq-lens", l->list_given, 1 << DENSE | 1 << MHA},
-        {"--min-len", l->min_given, 1 << DENSE | 1 << MHA},
-        {"--max-len", l->max_given, 1 << DENSE | 1 << MHA},
-        {"--batch", l->batch_given, 1 << DENSE | 1 << SPARSE | 1 << MHA | 1 << PLAIN},
-        {"--kv-heads", o->kv_heads_given, 1 << DENSE | 1 << PREFILL | 1 << MHA},
-        {"--d-v", o->d_v_given, 1 << MHA},
+        {"--seq-lens", l->list_given, 1 << DENSE | EITHER_MHA},
+        {"--min-len", l->min_given, 1 << DENSE | EITHER_MHA},
+        {"--max-len", l->max_given, 1 << DENSE | EITHER_MHA},
+        {"--batch", l->batch_given, 1 << DENSE | 1 << SPARSE | EITHER_MHA | 1 << PLAIN},
+        {"--kv-heads", o->kv_heads_given, 1 << DENSE | 1 << PREFILL | EITHER_MHA},
+        {"--d-v", o->d_v_given, EITHER_MHA},
         {"--page-size", o->page_given, 1 << DENSE | 1 << SPARSE | 1 << PREFILL},
         {"--cache", o->cache_given, 1 << SPARSE | 1 << PREFILL},
         {"--topk", o->topk_given, 1 << SPARSE | 1 << PREFILL},
         {"--extra-topk", o->extra_topk_given, 1 << SPARSE},
         {"--extra-page-size", o->extra_page_given, 1 << SPARSE},
         {"--short-lists", o->short_lists, 1 << SPARSE | 1 << PREFILL},
-        {"--dtype fp16", o->dtype, 1 << DENSE | 1 << SPARSE | 1 << MHA | 1 << PLAIN},
+        {"--dtype fp16", o->dtype, 1 << DENSE | 1 << SPARSE | EITHER_MHA | 1 << PLAIN},
     };
     size_t i = 0, used = 0;
     while (i < sizeof options / sizeof *options && (!options[i].given || options[i].of & 1u << kind_of(o)))
@@ -208,12 +211,13 @@ static int check_options(const struct make_options *o, const struct shape *s)
     if (name && o->op == DENSE)
         return complain(&make_input, EXIT_USAGE, "%s: only with --op %s", name, others);
     if (name) return complain(&make_input, EXIT_USAGE, "%s: not with --op %s", name, descriptors[s->op].name);
-    if (s->op == OP_MHA_FORWARD && !o->varlen && (l->list_given || l->min_given || l->max_given))
-        return complain(&make_input, EXIT_USAGE, "%s: with --op mha_forward only together with --varlen",
+    if (operation_is_mha(s->op) && !o->varlen && (l->list_given || l->min_given || l->max_given))
+        return complain(&make_input, EXIT_USAGE, "%s: with --op %s only together with --varlen",
                         l->list_given  ? "--seq-lens"
                         : l->min_given ? "--min-len"
-                                       : "--max-len");
-    if (s->op != OP_MHA_FORWARD && s->d_qk != 512 && s->d_qk != 576)
+                                       : "--max-len",
+                        descriptors[s->op].name);
+    if (!operation_is_mha(s->op) && s->d_qk != 512 && s->d_qk != 576)
         return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be 512 or 576", s->d_qk);
     if (o->cache && o->d_qk_given && o->d_qk != s->d_qk)
         return complain(&make_input, EXIT_USAGE, "--d-qk: %" PRId64 " must be the %" PRId64 " of that cache",

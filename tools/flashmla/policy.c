@@ -4,6 +4,7 @@
 #include "plan_call.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -329,6 +330,18 @@ static struct work mha_work(const struct call *call)
     return work;
 }
 
+/* Five products, three of them as wide as keys and two as wide as values; q, k and v are written as often as read, out is read
+ * twice. */
+static struct work backward_work(const struct call *call)
+{
+    const double d_qk = size(call, DIM_d_qk), d_v = size(call, DIM_d_v), row = d_qk + d_v;
+    struct work work = mha_work(call);
+    const double rows = (double)call_bytes(call_tensor(call, "lse")) / 4.0;
+    work.flop = 2.0 * work.pairs * (3.0 * d_qk + 2.0 * d_v);
+    work.bytes += 2.0 * rows * row + 2.0 * work.keys * size(call, DIM_h_kv) * row;
+    return work;
+}
+
 static void print_mha(const struct call *call, const struct work *work)
 {
     print_q(call);
@@ -427,6 +440,7 @@ const struct policy policies[OPERATIONS] = {
                            .work = prefill_work,
                            .print = print_sparse},
     [OP_MHA_FORWARD] = {.has = "k",
+                        .lacks = "dout",
                         .rows = {DIM_b, DIM_s_q, DIM_h_q},
                         .flat_rows = {DIM_tokens_q, DIM_h_q},
                         .sliced = 3,
@@ -436,6 +450,15 @@ const struct policy policies[OPERATIONS] = {
                         .work = mha_work,
                         .print = print_mha,
                         .narrow = mha_narrow},
+    [OP_MHA_BACKWARD] = {.has = "dout",
+                         .rows = {DIM_b, DIM_s_q, DIM_h_q},
+                         .flat_rows = {DIM_tokens_q, DIM_h_q},
+                         .budget = INFINITY, /* a key's gradients are of all rows */
+                         .results = {{"dq", &tolerance_mha_out},
+                                     {"dk", &tolerance_mha_out},
+                                     {"dv", &tolerance_mha_out}},
+                         .work = backward_work,
+                         .print = print_mha},
     [OP_MERGE] = {.rows = {DIM_b, DIM_s_q, DIM_h_q},
                   .results = {{"out", &tolerance_exact_f32}, {"lse", &tolerance_decode_lse}},
                   .work = merge_work},

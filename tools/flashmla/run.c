@@ -122,7 +122,11 @@ static bool prepare(struct job *job, const char *path, const struct run_options 
 
 static bool open_output(struct job *job, const struct run_options *options, struct fault *fault)
 {
-    static const char *const names[] = {"out", "max_logits", "lse", NULL};
+    const char *names[CALL_FILE_NAMES + 1] = {NULL};
+    int count = 0;
+    for (const struct member *member = descriptors[job->call.op].members; member->name; member++)
+        if (member->kind == MEMBER_TENSOR && member->allowed & IS_OUTPUT && count < CALL_FILE_NAMES)
+            names[count++] = member->name;
     const struct safetensors_note notes[] = {{"lse_empty", options->lse_empty ? "neg" : "pos"},
                                              {"log_base", options->log_base ? "2" : "e"}};
     job->result_count = call_file_declare(&job->call, names, job->results);

@@ -89,7 +89,8 @@ static void weigh(const struct cpu_lanes *lanes, const struct cpu_met *met, cons
                 const __mmask16 sees = _mm512_cmple_epi32_mask(from, now) & _mm512_cmpgt_epi32_mask(to, now);
                 weight = _mm512_maskz_mov_ps(sees, weight), of_score = _mm512_maskz_mov_ps(sees, of_score);
             }
-            _mm512_store_ps(p, weight), _mm512_store_ps(ds, of_score);
+            if (lanes->are_keys) _mm512_store_ps(p, weight);
+            _mm512_store_ps(ds, of_score);
         }
     }
 }
@@ -215,7 +216,7 @@ static void finish_part(const struct cpu_lanes *lanes, const struct part *part, 
 static void tile(const struct cpu_lanes *lanes, void *memory)
 {
     const struct backward_problem *p = lanes->problem;
-    const int32_t parts = (lanes->count + PLAN_ROW_TILE - 1) / PLAN_ROW_TILE;
+    const int32_t parts = lanes->count > PLAN_ROW_TILE ? PARTS : 1;
     const int64_t end = backward_end(lanes), widths = p->d_qk + (lanes->are_keys ? p->d_v : 0);
     struct cpu_met met[2]; /* of this block and the next */
     struct scratch scratch;

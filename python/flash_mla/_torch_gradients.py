@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""Dense MHA with its gradients, as two operators of PyTorch's dispatcher.
+
+flash_mla::mha is flash_mla::mha_forward with a derivative, which flash_mla::mha_gradients computes. Both take q, k and v as they are,
+q and k with v side by side, or all three side by side: a packed tensor has a packed gradient, of which nothing is copied.
+"""
+
+from __future__ import annotations
+
+from typing import List, Optional, Tuple
+
+import torch
+
+from . import _operations, _torch_operators
+from ._torch_operators import launch, new_results
+
+# `k`: alone where v is there; with the values behind the keys where only q is; else behind the queries. d_qk says where to cut.
+_SOURCE = "Tensor? q, Tensor k, Tensor? v, Tensor cu_seqlens_q, Tensor cu_seqlens_k"
+_OPTIONS = "int d_qk, SymInt max_s_q, SymInt max_s_k, float softmax_scale, bool causal, bool deterministic, int lse_empty, int log_base"
+_this = _operations.MHA
+
+
+def _parts(q: Optional[torch.Tensor], k: torch.Tensor, v: Optional[torch.Tensor], d_qk: int) -> List[torch.Tensor]:
+    if q is not None and v is not None:
+        return [q, k, v]
+    count = 1 if q is not None else 2
+    widths = [d_qk] * count + [k.shape[-1] - count * d_qk]
+    parts = list(k.split(widths, -1))
+    return parts if q is None else [q, *parts]
+
+
+def _attend(q, k, v, cu_q, cu_k, d_qk, max_s_q, max_s_k, scale, causal, deterministic, lse_empty, log_base):
+    parts = _parts(q, k, v, d_qk)
+    results = new_results(_operations.MHA_FORWARD, parts, parts[2].shape[-1])
+    tensors = (*parts, cu_q, cu_k, *results)
+    launch(_operations.MHA_FORWARD, tensors, (max_s_q, max_s_k, scale, causal, lse_empty, log_base))
+    return results
+
+
+def _attend_fake(q, k, v, cu_q, cu_k, d_qk, *options):
+    parts = _parts(q, k, v, d_qk)
+    return new_results(_operations.MHA_FORWARD, parts, parts[2].shape[-1])
+
+
+def _zeros(tensor: Optional[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Tokens of no sequence have gradients 0, and are not written."""
+    return like.new_empty(0) if tensor is None else like.new_zeros(tensor.shape)
+
+
+def _gradients_fake(q, k, v, *others):
+    return _zeros(q, k), _zeros(k, k), _zeros(v, k)
+
+
+def _gradients(q, k, v, cu_q, cu_k, out, lse, dout, d_qk, max_s_q, max_s_k, scale, causal, deterministic, _, log_base):
+    made = _gradients_fake(q, k, v)
+    if dout.stride(-1) != 1:
+        dout = dout.contiguous()
+    written = _parts(None if q is None else made[0], made[1], None if v is None else made[2], d_qk)
+    tensors = (*_parts(q, k, v, d_qk), cu_q, cu_k, out, lse, dout, *written)
+    launch(_operations.MHA_BACKWARD, tensors, (max_s_q, max_s_k, scale, causal, deterministic, log_base))
+    return made
+
+
+def _keep(ctx, inputs: Tuple, output: Tuple) -> None:
+    ctx.save_for_backward(*inputs[:5], *output)
+    ctx.options = inputs[5:]
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, dout, dlse):
+    if dlse is not None:
+        raise NotImplementedError(
+            f"{_this}: lse: a gradient reaches it, and it has no derivative; use lse.detach(), or return that from what is compiled"
+        )
+    if torch.is_grad_enabled():
+        raise NotImplementedError(f"{_this}: has no second derivative; call backward without create_graph=True")
+    nothing = (None,) * (5 + len(ctx.options))
+    if dout is None:
+        return nothing
+    q, k, v, *others = ctx.saved_tensors
+    made = torch.ops.flash_mla.mha_gradients(q, k, v, *others, dout, *ctx.options)
+    return (*(None if of is None else gradient for of, gradient in zip((q, k, v), made)), *nothing[3:])
+
+
+_torch_operators.register(
+    "mha", f"({_SOURCE}, {_OPTIONS}) -> (Tensor, Tensor)", _this, _attend, _attend_fake, differentiable=True
+)
+_torch_operators.register(
+    "mha_gradients",
+    f"({_SOURCE}, Tensor out, Tensor lse, Tensor dout, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    _this,
+    _gradients,
+    _gradients_fake,
+)
+torch.library.register_autograd("flash_mla::mha", _backward, setup_context=_keep, lib=_torch_operators.operators)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""Gradients of dense MHA: against PyTorch's own attention in float64, in the three forms, under torch.compile; and what is refused."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import flash_mla
+from flash_mla import info
+
+HEADS, KEY_HEADS = 4, 2
+STARTS_Q, STARTS_K = (0, 5, 5, 40, 42), (
+    0,
+    9,
+    12,
+    47,
+    48,
+)  # one sequence without tokens, one that sees less than it has tokens
+
+
+def devices():
+    found = ["cpu"]
+    if torch.cuda.is_available() and any(
+        row["operation"] == "mha_backward" and row["available"] for row in info.capabilities("cuda")
+    ):
+        found.append("cuda")
+    return found
+
+
+def plain(q, k, v, causal):
+    """In float64, sequence by sequence; rows that see nothing are 0."""
+    q, k, v = (x.double() for x in (q, k, v))
+    outs = []
+    for r in range(len(STARTS_Q) - 1):
+        a, b = q[STARTS_Q[r] : STARTS_Q[r + 1]], k[STARTS_K[r] : STARTS_K[r + 1]]
+        value = v[STARTS_K[r] : STARTS_K[r + 1]]
+        group = HEADS // b.shape[1]
+        b, value = b.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", a, b) / math.sqrt(q.shape[-1])
+        if causal:
+            tokens, keys = scores.shape[1:]
+            seen = torch.arange(keys, device=q.device) <= keys - tokens + torch.arange(tokens, device=q.device)[:, None]
+            scores = scores.masked_fill(~seen, -math.inf)
+        weights = torch.softmax(scores, -1).nan_to_num(0.0)
+        outs.append(torch.einsum("hqk,khd->qhd", weights, value))
+    return torch.cat(outs)
+
+
+def starts(device):
+    return [torch.tensor(x, dtype=torch.int32, device=device) for x in (STARTS_Q, STARTS_K)]
+
+
+def close(mine, expected, dtype):
+    assert mine.dtype == dtype
+    error = (mine.double() - expected.double()).abs().max().item()
+    assert error <= (2e-2 if dtype == torch.bfloat16 else 3e-3) * max(1.0, expected.abs().max().item()), error
+
+
+@pytest.mark.parametrize("device", devices())
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("form", ("apart", "kvpacked", "qkvpacked"))
+@pytest.mark.parametrize("compiled", (False, True))
+def test_gradients(form, causal, dtype, device, compiled):
+    torch.manual_seed(3)
+    d_qk, d_v = (192, 128) if form != "qkvpacked" else (64, 64)
+    heads = HEADS if form == "qkvpacked" else KEY_HEADS
+    cu_q, cu_k = starts(device)
+    if form == "qkvpacked":
+        cu_q = cu_k
+
+    def new(tokens, heads, width):
+        return torch.randn(tokens, heads, width, device=device).to(dtype).requires_grad_()
+
+    if form == "apart":
+        leaves = [new(42, HEADS, d_qk), new(48, heads, d_qk), new(48, heads, d_v)]
+        parts = leaves
+
+        def call(q, k, v):
+            return flash_mla.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 35, 35, causal=causal, deterministic=True)[0]
+
+    elif form == "kvpacked":
+        leaves = [new(42, HEADS, d_qk), new(48, heads, d_qk + d_v)]
+        parts = [leaves[0], leaves[1][..., :d_qk], leaves[1][..., d_qk:]]
+
+        def call(q, kv):
+            return flash_mla.flash_attn_varlen_kvpacked_func(q, kv, cu_q, cu_k, 35, 35, d_qk, causal=causal)[0]
+
+    else:
+        leaves = [new(48, heads, 2 * d_qk + d_v)]
+        parts = leaves[0].split([d_qk, d_qk, d_v], -1)
+
+        def call(qkv):
+            return flash_mla.flash_attn_varlen_qkvpacked_func(qkv, cu_k, 35, d_qk, causal=causal)[0]
+
+    global STARTS_Q
+    kept, STARTS_Q = STARTS_Q, STARTS_K if form == "qkvpacked" else STARTS_Q
+    try:
+        expected = plain(*parts, causal)
+    finally:
+        STARTS_Q = kept
+    gradient = torch.randn_like(expected).to(dtype)
+    theirs = torch.autograd.grad(expected, leaves, gradient.double())
+    if compiled:
+        call = torch.compile(call, fullgraph=True, backend="aot_eager")
+    out = call(*leaves)
+    close(out.detach(), expected.detach(), dtype)
+    for mine, reference in zip(torch.autograd.grad(out, leaves, gradient), theirs):
+        close(mine, reference, dtype)
+
+
+def small(**options):
+    cu = torch.tensor((0, 6), dtype=torch.int32)
+    q, k, v = (torch.randn(6, 2, 64).bfloat16().requires_grad_() for _ in range(3))
+    return (q, k, v), flash_mla.flash_attn_varlen_func(q, k, v, cu, cu, 6, 6, **options)
+
+
+def test_refusals():
+    leaves, (out, lse) = small()
+    with pytest.raises(NotImplementedError, match="flash_attn_varlen_func: lse: "):
+        (out.sum() + lse.sum()).backward()
+    leaves, (out, _) = small()
+    with pytest.raises(NotImplementedError, match="no second derivative.*create_graph"):
+        torch.autograd.grad(out.float().sum(), leaves, create_graph=True)
+    with pytest.raises(ValueError, match="flash_attn_varlen_func: dropout_p: is 0.1, must be 0"):
+        small(dropout_p=0.1)
+    with pytest.raises(NotImplementedError, match="flash_attn_varlen_func: q: requires a gradient"):
+        small(out=torch.empty(6, 2, 64).bfloat16())
+
+
+def test_operator():
+    """What PyTorch asks of an operator with a derivative."""
+    leaves, _ = small()
+    cu = torch.tensor((0, 6), dtype=torch.int32)
+    arguments = (*leaves, cu, cu, 0, 6, 6, 0.0, True, True, 0, 0)
+    # test_aot_dispatch_static sends a gradient through lse; test_gradients compiles.
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.flash_mla.mha.default, arguments, test_utils=tests, rtol=1e-2, atol=1e-2)
+
+
+def test_tokens_of_no_sequence_and_strided_gradients():
+    cu = torch.tensor((0, 4), dtype=torch.int32)
+    qkv = torch.randn(6, 2, 192).bfloat16()
+    qkv[4:] = math.nan
+    qkv.requires_grad_()
+    out, _ = flash_mla.flash_attn_varlen_qkvpacked_func(qkv, cu, 4, 64)
+    (gradient,) = torch.autograd.grad(out[:4].sum(), qkv)  # which is expanded: strides of 0
+    assert gradient[:4].isfinite().all() and not gradient[4:].any()
