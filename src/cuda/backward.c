@@ -26,7 +26,6 @@ struct mha_backward_params cuda_backward_params(const struct backward_problem *p
         .tokens_q = (int32_t)p->ragged_q.tokens,
         .tokens_k = (int32_t)p->ragged_k.tokens,
         .causal = p->causal,
-        .deterministic = p->deterministic,
         .scale = p->scale,
         .scale_log2 = cuda_scale_log2(p->scale),
         .lse_log2 = p->lse_factor == 1.0f ? cuda_scale_log2(1.0f) : 1.0f,

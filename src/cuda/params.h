@@ -229,7 +229,7 @@ struct mha_backward_params {
     /* [b + 1]: where ragged requests begin, as the caller says; NULL: they are apart. */
     const int32_t *starts_q, *starts_k;
     int32_t tokens_q, tokens_k; /* of all ragged requests */
-    int32_t causal, deterministic;
+    int32_t causal;
     float scale, scale_log2; /* softmax_scale, and times log2(e) */
     float lse_log2;          /* what makes lse one of base 2 */
     struct mha_vectors q, k, v, out, dout, dq, dk, dv;
@@ -248,16 +248,12 @@ struct mha_backward_sm90_params {
     float *rows;    /* [h_q][row_tiles][2][rows of a tile]: lse of base 2, inf where there is no key; delta */
     float *dq_sums; /* [h_q][row_tiles][a tile]: results.cuh says in what order */
     uint32_t *taken; /* items, beside the first one of each block of threads */
-    uint32_t *
-        turns; /* deterministic: [h_q][row_tiles][a warp of the consumers]: the block of keys whose turn it is */
 };
 
 /* Rows of its tiles and keys of a block, by d_qk; variants of its kernels. */
 #define MHA_BACKWARD_SM90_ROWS(d_qk)  ((d_qk) == 64 ? 128 : 64)
 #define MHA_BACKWARD_SM90_KEYS(d_qk)  128
 #define MHA_BACKWARD_SM90_SIZES(d_qk) ((int)(d_qk) / 64 - 1)
-enum { MHA_BACKWARD_TURNS = 8 /* of a tile: one a warp of the consumers */ };
-enum { MHA_BACKWARD_ORDERED = 3 /* dq is added to in one order */ };
 enum { MHA_BACKWARD_PREPARE = 0, MHA_BACKWARD_FINISH = 3, MHA_BACKWARD_ROW_THREADS = 256 };
 
 /* Rows of Hopper's tiles and keys of a block, by d_qk. */

@@ -25,8 +25,7 @@ static fmla_status launch_products(const struct cuda_scope *scope, const struct 
     const int64_t sms = scope->device->sms;
     const struct cuda_launch launch = {
         .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_MHA_BACKWARD, .element = p->element,
-                                                   .variant = MHA_BACKWARD_SM90_SIZES(p->d_qk) +
-                                                              (p->deterministic ? MHA_BACKWARD_ORDERED : 0)}),
+                                                   .variant = MHA_BACKWARD_SM90_SIZES(p->d_qk)}),
         .blocks = params->items < sms ? params->items : sms,
         .stream = p->stream,
     };
@@ -50,7 +49,6 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
         .rows = (float *)(void *)(workspace + at.rows),
         .dq_sums = (float *)(void *)(workspace + at.dq_sums),
         .taken = (uint32_t *)(void *)(workspace + at.taken),
-        .turns = (uint32_t *)(void *)(workspace + at.turns),
     };
     const struct tensor_view q = sm90_mha_backward_view(p, &p->q, false, p->d_qk, 64),
                              k = sm90_mha_backward_view(p, &p->k, true, p->d_qk, key_columns),

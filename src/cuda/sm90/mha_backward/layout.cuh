@@ -6,11 +6,11 @@
  *   V         the same; K too, but at 192 in tiles of 32 columns, lines of 64 bytes (swizzle_64), so that half of dQ's columns are tiles
  *   dS        a line a key, of 64 rows: as columns it is the A of dQ = dS K
  *
- *            rows    keys                    registers of a consumer
- *            a tile  a block  dK  dV  S  dP  dQ (after S and dP)       shared memory
- *   192/128  64      128      96  64  32 32  48                         194 KiB
- *   128/128  64      128      64  64  32 32  32                         161
- *   64/64    128     128      32  32  64 64  32                         162
+ *            rows    keys     registers of a consumer
+ *            a tile  a block  dK  dV  S, then dP  P   dQ (after these)   shared memory
+ *   192/128  64      128      96  64  32          16  48                 193 KiB
+ *   128/128  64      128      64  64  32 + 32     16  32                 161
+ *   64/64    128     128      32  32  64 + 64     32  32                 162
  */
 #pragma once
 
@@ -27,6 +27,8 @@
 
 #include <stddef.h>
 
+static constexpr float P_SCALE = 32768.0f; /* 1 becomes nearly the largest fp16 */
+
 /* Items that the consumers know of. */
 enum { ITEM_SLOTS = 2 };
 
@@ -40,23 +42,35 @@ struct Item {
     int diagonal;      /* row i from first_tile on sees key t of the block if t + diagonal <= i */
     uint32_t phase;    /* of the barriers of K and V */
     int start;         /* the tile with which a head's begin */
-    int block, blocks; /* of the request */
-    int gap;
+    int gap[3];
 };
 
 template <int D_QK_, int D_V_> struct BackwardLayout {
     static constexpr int D_QK = D_QK_, D_V = D_V_;
     static constexpr int ROWS = MHA_BACKWARD_SM90_ROWS(D_QK_), KEYS = MHA_BACKWARD_SM90_KEYS(D_QK_);
     static constexpr int CONSUMERS = 2, THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
-    static constexpr int STAGES = 2;
-    static constexpr int PRODUCER_REGISTERS = 32, CONSUMER_REGISTERS = 240;
+    static constexpr int STAGES = 2; /* of Q and dO */
+    static constexpr bool DP_EARLY =
+        D_QK != 192; /* dP is asked for with S, where registers suffice: exponentials hide half of it */
+    static constexpr int LSE_EARLY = 8;          /* times 8 rows, whose lse is loaded beside the scores */
+    static constexpr bool KEEPS_P = D_QK == 128; /* in fp32, until dS is made of it */
+    /* Elsewhere bf16's is kept as P · P_SCALE in fp16, and dQ and dK are multiplied by DS_UNSCALE in the end. */
+    template <typename Element> static constexpr bool SCALES_P = !KEEPS_P && Element::IS_BF16;
+    /* fp16's dS is multiplied by DS_SCALE: of thousands of keys it would have few bits left. */
+    template <typename Element> static constexpr float DS_SCALE = Element::IS_BF16 ? 1.0f : 64.0f;
+    template <typename Element>
+    static constexpr float DS_UNSCALE = 1.0f / ((SCALES_P<Element> ? P_SCALE : 1.0f) * DS_SCALE<Element>);
+    static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+    static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
+                      (CONSUMERS + 1) * (65536 / THREADS / 8 * 8),
+                  "warpgroups would wait for registers for ever");
     static_assert(KEYS == 64 * CONSUMERS, "a consumer has 64 keys");
 
     /* A consumer makes half of dQ: of 64 rows half the columns, of 128 rows half the rows. */
     static constexpr bool HALVES_ROWS = ROWS == 128;
     static constexpr int DQ_COLUMNS = HALVES_ROWS ? D_QK : D_QK / 2;
     static constexpr int DQ_TILE = ROWS * D_QK, DQ_OF_CONSUMER = DQ_TILE / CONSUMERS, /* floats */
-        DQ_VALUES = DQ_OF_CONSUMER / WARPGROUP_THREADS, DQ_FIRST = DQ_VALUES;
+        DQ_VALUES = DQ_OF_CONSUMER / WARPGROUP_THREADS;
 
     static constexpr Swizzle K_SWIZZLE = D_QK == 192 ? SWIZZLE_64 : SWIZZLE_128;
     static constexpr uint32_t K_LINE = K_SWIZZLE == SWIZZLE_64 ? 64 : 128;      /* bytes */
@@ -83,9 +97,7 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
         DS_EMPTY = DS_FULL + 2 * CONSUMERS,
         ITEM_FULL = DS_EMPTY + 2,
         ITEM_EMPTY = ITEM_FULL + ITEM_SLOTS,
-        TURN = ITEM_EMPTY + ITEM_SLOTS, /* deterministic; two of each consumer, as of dS */
-        ADDED = TURN + 2 * CONSUMERS,
-        BARRIERS = ADDED + 2 * CONSUMERS
+        BARRIERS = ITEM_EMPTY + ITEM_SLOTS
     };
     static constexpr uint32_t BYTES = BARRIERS_AT + BARRIERS * 8;
     static_assert(BYTES <= 227 * 1024, "it fits");
@@ -105,7 +117,7 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     DEVICE uint32_t item(int slot) const { return base + ITEMS_AT + (uint32_t)(slot * (int)sizeof(Item)); }
 
     /* By one thread. */
-    DEVICE void init_barriers(bool keeps_turns) const
+    DEVICE void init_barriers() const
     {
         mbarrier_init(barrier(K_FULL), 1), mbarrier_init(barrier(V_FULL), 1);
         mbarrier_init(barrier(KEYS_EMPTY), CONSUMERS), mbarrier_init(barrier(RAW), 1);
@@ -117,10 +129,7 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
             mbarrier_init(barrier(DS_FULL, i), 4), mbarrier_init(barrier(DS_FULL + 2, i), 4),
                 mbarrier_init(barrier(DS_EMPTY, i), 2 * CONSUMERS); /* dQ and dK of each */
         for (int i = 0; i < ITEM_SLOTS; i++)
-            mbarrier_init(barrier(ITEM_FULL, i), 1),
-                mbarrier_init(barrier(ITEM_EMPTY, i), 4 * CONSUMERS + (keeps_turns ? 2 : 0));
-        for (int i = 0; i < 2 * CONSUMERS; i++)
-            mbarrier_init(barrier(TURN, i), 1), mbarrier_init(barrier(ADDED, i), 4);
+            mbarrier_init(barrier(ITEM_FULL, i), 1), mbarrier_init(barrier(ITEM_EMPTY, i), 4 * CONSUMERS);
         mbarrier_fence_init();
     }
 };

@@ -80,14 +80,12 @@ template <typename Layout> struct Producer {
              });
     }
 
-    DEVICE void tell(const uint4 &keys, const uint4 &rows, int start, int block, int blocks)
+    DEVICE void tell(const uint4 &keys, const uint4 &rows, int start)
     {
         mbarrier_wait(l.barrier(Layout::ITEM_EMPTY, slot.at), slot.parity ^ 1);
         if (elect_one()) {
             store_shared_16(l.item(slot.at), keys), store_shared_16(l.item(slot.at) + 16, rows);
-            store_shared_4(l.item(slot.at) + 32, (uint32_t)start),
-                store_shared_4(l.item(slot.at) + 36, (uint32_t)block);
-            store_shared_4(l.item(slot.at) + 40, (uint32_t)blocks);
+            store_shared_4(l.item(slot.at) + offsetof(Item, start), (uint32_t)start);
             mbarrier_arrive(l.barrier(Layout::ITEM_FULL, slot.at));
         }
         slot.step();
@@ -100,18 +98,15 @@ template <typename Layout> struct Producer {
         const int within = i - r.key_block * p.call.h_kv, set = within / (r.room * p.heads_of_set),
                   first_of_set = set * p.heads_of_set,
                   heads = min(p.call.h_kv - first_of_set, p.heads_of_set),
-                  in_set = within - first_of_set * r.room, order = in_set / heads,
-                  head = first_of_set + in_set - order * heads;
-        const int block = p.call.causal && p.call.deterministic ? r.room - 1 - order : order,
-                  blocks = (r.keys + KEYS - 1) / KEYS;
+                  in_set = within - first_of_set * r.room, head = first_of_set + in_set % heads;
+        const int block = in_set / heads, blocks = (r.keys + KEYS - 1) / KEYS;
         if (block >= blocks) return; /* a number without keys */
         const int diagonal = p.call.causal ? block * KEYS - (r.keys - r.tokens) : -KEYS;
         const int first = max(diagonal, 0) / ROWS, tiles = max((r.tokens + ROWS - 1) / ROWS - first, 0);
-        const int start = p.rotates ? (int)((int64_t)block * tiles / blocks) : 0;
+        const int start = p.call.causal ? 0 : (int)((int64_t)block * tiles / blocks);
         tell(make_uint4(r.key + block * KEYS, min(r.keys - block * KEYS, KEYS), p.call.starts_q ? 0 : r.index,
                         head),
-             make_uint4(r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity ^ 1), start, block,
-             blocks);
+             make_uint4(r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity ^ 1), start);
         if (!tiles) return;
         const int first_head = head * p.call.group;
         load_rows(r, first_head, first + start);
@@ -133,6 +128,6 @@ template <typename Layout> struct Producer {
             take(i);
             i = __reduce_max_sync(~0u, next);
         }
-        tell(make_uint4(0, 0, 0, 0), make_uint4(0, ~0u, 0, 0), 0, 0, 0);
+        tell(make_uint4(0, 0, 0, 0), make_uint4(0, ~0u, 0, 0), 0);
     }
 };

@@ -69,14 +69,7 @@ template <typename Element> DEVICE void add_product(float (&d)[96], uint64_t a, 
     WGMMA_OF("m64n192k16", WGMMA_NAMES_96, "%98", "%96", "%97", "0, 1", WGMMA_D_96, "l"(a), "l"(b), "r"(1));
 }
 
-#define WGMMA_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define WGMMA_D_16(d)  WGMMA_SUMS_8(d, 0), WGMMA_SUMS_8(d, 8)
-
-/* D (+)= A·B, both as columns: a line of A holds a column of it. 32, 64, 96 columns of B. */
-template <typename Element> DEVICE void product_of_columns(float (&d)[16], uint64_t a, uint64_t b, int add)
-{
-    WGMMA_OF("m64n32k16", WGMMA_NAMES_16, "%18", "%16", "%17", "1, 1", WGMMA_D_16, "l"(a), "l"(b), "r"(add));
-}
+/* D (+)= A·B, both as columns: a line of A holds a column of it. 64 or 96 columns of B. */
 template <typename Element> DEVICE void product_of_columns(float (&d)[32], uint64_t a, uint64_t b, int add)
 {
     WGMMA_OF("m64n64k16", WGMMA_NAMES_32, "%34", "%32", "%33", "1, 1", WGMMA_D_32, "l"(a), "l"(b), "r"(add));

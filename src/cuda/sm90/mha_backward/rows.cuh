@@ -9,7 +9,7 @@
 
 #include "layout.cuh"
 
-enum { ROW_KERNEL_THREADS = 256 };
+enum { ROW_KERNEL_THREADS = MHA_BACKWARD_ROW_THREADS };
 
 DEVICE uint4 load_global_16(const void *from)
 {
@@ -37,7 +37,6 @@ template <typename Element, typename Layout> DEVICE void prepare_rows(const mha_
 #pragma unroll
     for (int i = thread * 4; i < Layout::DQ_TILE; i += ROW_KERNEL_THREADS * 4)
         *(float4 *)(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (call.deterministic && thread < Layout::CONSUMERS) p.turns[place * Layout::CONSUMERS + thread] = 0;
     const uint16_t *out = call.out.data + request * call.out.request + head * call.out.head,
                    *dout = call.dout.data + request * call.dout.request + head * call.dout.head;
     const int column = thread % LANES * 8;
@@ -56,7 +55,8 @@ template <typename Element, typename Layout> DEVICE void prepare_rows(const mha_
         for (int lanes = LANES / 2; lanes; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);
         if (column == 0) {
             numbers[row] = lse == -INFINITY ? INFINITY : lse;
-            numbers[ROWS + row] = lse == -INFINITY || lse == INFINITY ? 0.0f : delta;
+            numbers[ROWS + row] =
+                lse == -INFINITY || lse == INFINITY ? 0.0f : delta * Layout::template DS_SCALE<Element>;
         }
     }
 }
@@ -82,7 +82,8 @@ template <typename Element, typename Layout> DEVICE void finish_rows(const mha_b
               column = Layout::HALVES_ROWS ? 0 : group * Layout::DQ_COLUMNS;
     write_keys<Element>(call.dq.data + request * call.dq.request + head * call.dq.head +
                             (int64_t)(r.token + first + row) * call.dq.token + column,
-                        call.dq.token, r.tokens - first - row, call.scale, dq);
+                        call.dq.token, r.tokens - first - row,
+                        call.scale * Layout::template DS_UNSCALE<Element>, dq);
 }
 
 #define MHA_BACKWARD_ROW_KERNELS(PREPARE, FINISH, ELEMENT, D_QK, D_V)                                        \
