@@ -105,9 +105,8 @@ template <typename Element> DEVICE void backward_row(const mha_backward_params &
         const float ds = exp2f(fmaf(score, p.scale_log2, -lse)) * (dp - delta);
 #pragma unroll 2
         for (int j = 0; j < count; j++)
-            add_vector(
-                dq, __shfl_sync(~0u, ds, j),
-                load_vector<Element>(place_of(p.k, r.number, r.key + first + j, key_head), p.d_qk));
+            add_vector(dq, __shfl_sync(~0u, ds, j),
+                       load_vector<Element>(place_of(p.k, r.number, r.key + first + j, key_head), p.d_qk));
     }
     store_vector<Element>(place_of(p.dq, r.number, token, head), p.d_qk, dq, p.scale);
 }
@@ -128,8 +127,7 @@ DEVICE void add_rows(const mha_backward_params &p, const RowRequest &r, int head
             if (empty >> j & 1) continue;
             const Vector out = load_vector<Element>(place_of(p.out, r.number, first + j, head), p.d_v);
             const Vector dout = load_vector<Element>(place_of(p.dout, r.number, first + j, head), p.d_v);
-            const float s =
-                dot_of(load_vector<Element>(place_of(p.q, r.number, first + j, head), p.d_qk), k);
+            const float s = dot_of(load_vector<Element>(place_of(p.q, r.number, first + j, head), p.d_qk), k);
             const float d = dot_of(dout, difference_of(v, out));
             if (lane == j) score = s, dp = d;
         }
