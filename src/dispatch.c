@@ -6,6 +6,7 @@
 
 #include "cpu/backward.h"
 #include "cpu/cpu.h"
+#include "cuda/backward.h"
 #include "cuda/cuda.h"
 #include "operations.h"
 #include "ref/ref.h"

@@ -215,6 +215,47 @@ struct mha_turns {
     uint32_t ended;  /* blocks of threads */
 };
 
+/* The heads of tokens, or of keys; steps in elements. */
+struct mha_vectors {
+    uint16_t *data;
+    int64_t request, token, head;
+};
+
+/* The gradients of dense MHA. The tokens of ragged requests lie one after the other, as if they were one request's. */
+struct mha_backward_params {
+    int32_t b, h_q, h_kv, group; /* group: h_q / h_kv */
+    int32_t d_qk, d_v;
+    int32_t s_q, s_k; /* of each request, where they are apart */
+    /* [b + 1]: where ragged requests begin, as the caller says; NULL: they are apart. */
+    const int32_t *starts_q, *starts_k;
+    int32_t tokens_q, tokens_k; /* of all ragged requests */
+    int32_t causal;
+    float scale, scale_log2; /* softmax_scale, and times log2(e) */
+    float lse_log2;          /* what makes lse one of base 2 */
+    struct mha_vectors q, k, v, out, dout, dq, dk, dv;
+    const float *lse;      /* infinite: the row sees no key */
+    int64_t lse_stride[2]; /* request, head */
+};
+
+/* Hopper's: tiles of rows, and blocks of keys, are numbered so that each request has room for its own (sm90/mha_backward/requests.cuh). */
+struct mha_backward_sm90_params {
+    struct mha_backward_params call;
+    struct tensor_map q, k, v, dout;
+    int32_t row_tiles, key_blocks;    /* of all requests, of one head */
+    int32_t items;                    /* key_blocks · h_kv */
+    struct divisor key_heads_divisor; /* h_kv */
+    int32_t heads_of_set;             /* key heads whose items are taken together */
+    float *rows;    /* [h_q][row_tiles][2][rows of a tile]: lse of base 2, inf where there is no key; delta */
+    float *dq_sums; /* [h_q][row_tiles][a tile]: results.cuh says in what order */
+    uint32_t *taken; /* items, beside the first one of each block of threads */
+};
+
+/* Rows of its tiles and keys of a block, by d_qk; variants of its kernels. */
+#define MHA_BACKWARD_SM90_ROWS(d_qk)  ((d_qk) == 64 ? 128 : 64)
+#define MHA_BACKWARD_SM90_KEYS(d_qk)  128
+#define MHA_BACKWARD_SM90_SIZES(d_qk) ((int)(d_qk) / 64 - 1)
+enum { MHA_BACKWARD_PREPARE = 0, MHA_BACKWARD_FINISH = 3, MHA_BACKWARD_ROW_THREADS = 256 };
+
 /* Rows of Hopper's tiles and keys of a block, by d_qk. */
 #define MHA_SM90_ROWS(d_qk) ((d_qk) == 64 ? 192 : 128)
 #define MHA_SM90_KEYS(d_qk) 128

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 enum { ELEMENT_BYTES = 2, STRIDE_BYTES = 16 /* strides are multiples of it */ };
+enum { NARROW_LINE = 32 /* elements of a line of 64 bytes */ };
 
 bool tensor_stride_possible(int64_t size, int64_t stride)
 {
@@ -29,7 +30,8 @@ fmla_status tensor_map_make(const char *operation, const struct cuda_scope *scop
     } from = {view->data};
     const cu_result error = scope->driver->tensor_map_encode(
         (cu_tensor_map)(void *)map, view->element == ELEMENT_BF16 ? CU_TENSOR_BFLOAT16 : CU_TENSOR_FLOAT16,
-        TENSOR_DIMS, from.base, sizes, strides, box, steps, CU_TENSOR_INTERLEAVE_NONE, CU_TENSOR_SWIZZLE_128B,
+        TENSOR_DIMS, from.base, sizes, strides, box, steps, CU_TENSOR_INTERLEAVE_NONE,
+        view->box[0] == NARROW_LINE ? CU_TENSOR_SWIZZLE_64B : CU_TENSOR_SWIZZLE_128B,
         CU_TENSOR_PROMOTION_128B, CU_TENSOR_FILL_ZERO);
     if (!error) return FMLA_OK;
     char asked[64];

@@ -172,6 +172,7 @@ struct subject {
     bool (*has)(const struct run *run, const int64_t *v);
     /* May the kernel under test refuse the case? NULL: none may. *must: it has to. */
     bool (*leaves)(const struct test_case *c, const struct run *run, bool *must);
+    bool unordered; /* the first result's bits may differ from run to run; set by choose */
     /* What pairs do not reach: texts, each with a seed of its own, and what is made by suite_case. */
     const char *special[TEXTS]; /* ends with NULL */
     void (*more)(struct suite *suite);

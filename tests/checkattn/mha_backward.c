@@ -15,10 +15,39 @@
 
 #define GRADIENT(member) TENSOR_mha_backward_##member
 enum { FIRST = GRADIENT(dq), GRADIENTS = 3, WIDEST = 192 };
+enum { H_DETERMINISTIC = H_LSE /* the axis of its own */ };
+
+/* Hopper's adds to dq in any order. */
+static bool is_taken(const char *kernel, const int64_t *v)
+{
+    return mha_is_taken(kernel, v) && (strcmp(kernel, "cuda-sm90") || v[H_DETERMINISTIC] != 1);
+}
+
+static bool hopper_possible(const int64_t *v)
+{
+    return is_taken("cuda-sm90", v);
+}
+
+static bool leaves(const struct test_case *c, const struct run *run, bool *must)
+{
+    *must = true;
+    return !is_taken(run->kernel, c->v);
+}
+
+/* Hopper's kernel multiplies what some rows of a tile do not see by weights of 0, which NaN survives. */
+static bool has(const struct run *run, const int64_t *v)
+{
+    return mha_has(run, v) && (strcmp(run->kernel, "cuda-sm90") || v[H_INPUTS] != INPUTS_NAN_ENDS);
+}
 
 static void choose(struct subject *op, const struct run *run)
 {
+    const bool hopper = !strcmp(run->kernel, "cuda-sm90");
     mha_choose_types(op, run);
+    op->axis[H_INPUTS].count = hopper ? INPUTS_NAN_ENDS : INPUTS_NAN_ENDS + 1;
+    op->axis[H_DETERMINISTIC].count = hopper ? 1 : 2;
+    op->grid.possible = hopper ? hopper_possible : NULL;
+    op->unordered = hopper;
     op->grid.cost = mha_cost, op->grid.dear = on_gpu(run) ? 2e6 : 3e4;
 }
 
@@ -421,7 +450,8 @@ struct subject mha_backward = {
     .values = MHA_BACKWARD_AXES(AXIS_TEXT),
     .grid = {.counts = mha_counts},
     .choose = choose,
-    .has = mha_has,
+    .has = has,
+    .leaves = leaves,
     .special = {"b 3, shape no_key, heads 32_4", "b 3, shape no_key, heads 32_4, requests ragged",
                 "b 3, shape rows, heads 2_1, causal 1, layout far",
                 "b 3, shape rows, heads 2_1, causal 1, requests varied, layout far",
@@ -433,5 +463,12 @@ struct subject mha_backward = {
               FAULT(NAN) | FAULT(UNSTABLE),
     .fault_case = fault_case,
     .plant_after = plant_after,
+    .gpu = {.bases = {"heads 16_1, requests cut", "heads 32_4, sizes 128_128, requests cut, dtype fp16",
+                      "heads 16_1, sizes 64_64, requests cut"},
+            .graph = "b 7, shape even, causal 1, layout padded",
+            .next = {"", "", ""},
+            .repeats = {"b 7, shape even, causal 1", "b 7, shape tall, inputs steep"},
+            .busy = "b 7, shape even, causal 1",
+            .threads = {"heads 32_4", "heads 16_1, shape rows"}},
     .timed = {"b 1, shape even, heads 16_1, causal 1", "b 1, shape even, heads 5_5, sizes 128_128"},
 };

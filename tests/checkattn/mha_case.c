@@ -22,6 +22,12 @@ bool mha_counts(const int64_t *v, int i, int j)
 }
 
 /* Row-keys, and what it takes to make the tensors. */
+bool mha_is_taken(const char *kernel, const int64_t *v)
+{
+    const bool hopper = !strcmp(kernel, "cuda-sm90");
+    return !hopper || (v[H_LAYOUT] != LAYOUT_ODD && v[H_SIZES] != SIZES_64_128);
+}
+
 double mha_cost(const int64_t *v)
 {
     const int64_t *shape = shapes[v[H_SHAPE]];

@@ -9,22 +9,15 @@
 
 /* ---- The grid --------------------------------------------------------------------------------- */
 
-/* Hopper's kernel wants rows at multiples of 16 bytes, and values as long as their keys, or as 128 of 192. */
-static bool is_taken(const char *kernel, const int64_t *v)
-{
-    const bool hopper = !strcmp(kernel, "cuda-sm90");
-    return !hopper || (v[H_LAYOUT] != LAYOUT_ODD && v[H_SIZES] != SIZES_64_128);
-}
-
 static bool hopper_possible(const int64_t *v)
 {
-    return is_taken("cuda-sm90", v);
+    return mha_is_taken("cuda-sm90", v);
 }
 
 static bool leaves(const struct test_case *c, const struct run *run, bool *must)
 {
     *must = true;
-    return !is_taken(run->kernel, c->v);
+    return !mha_is_taken(run->kernel, c->v);
 }
 
 static void choose(struct subject *op, const struct run *run)

@@ -276,11 +276,12 @@ static void fill(const struct way *w, const struct place *places)
             for (int64_t h = 0; h < w->h_q; h++) {
                 int64_t seen = w->causal ? keys - tokens + j + 1 : keys;
                 if (seen < 0) seen = 0;
+                const int64_t half = seen / 2;
                 uint16_t *q = memset(row_at(&places[Q], at, first_q + j, h), 0, (size_t)w->d_qk * sizeof *q);
                 q[0] = code_of(0.5f, &w->f);
                 for (int64_t d = 0; d < w->d_v; d++) {
                     row_at(&places[OUTS], at, first_q + j, h)[d] =
-                        code_of(seen ? (float)(seen / 2) / (float)seen : 0.0f, &w->f);
+                        code_of(seen ? (float)half / (float)seen : 0.0f, &w->f);
                     row_at(&places[DOUTS], at, first_q + j, h)[d] = code_of(dout_of(j, h), &w->f);
                 }
                 lse_memory[(at * w->h_q + h) * p->q + first_q + j] =

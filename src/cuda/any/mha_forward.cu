@@ -8,31 +8,9 @@
 #include "../device/result.cuh"
 #include "../device/warp.cuh"
 
-#include <limits.h>
+#include "mha_request.cuh"
 
 enum { MOST_OF_LANE = 6 /* elements of a vector: lane, lane + 32, … */ };
-
-/* Where a row's request begins, and how long it is. */
-struct RowRequest {
-    int number, token, tokens, key, keys;
-};
-
-/* The request that token `at` of ragged ones is of; false: of none. A start is no smaller than those in front of it, and not beyond the
- * last token. */
-DEVICE bool find_request(const mha_forward_params &p, int at, RowRequest &r)
-{
-    int end = min(max(p.starts_q[0], 0), p.tokens_q), end_k = min(max(p.starts_k[0], 0), p.tokens_k);
-    if (at < end) return false;
-    for (int request = 0; request < p.b; request++) {
-        const int from = end, from_k = end_k;
-        end = min(max(p.starts_q[request + 1], end), p.tokens_q);
-        end_k = min(max(p.starts_k[request + 1], end_k), p.tokens_k);
-        if (at >= end) continue;
-        r = {0, from, end - from, from_k, end_k - from_k};
-        return true;
-    }
-    return false;
-}
 
 template <typename Element> DEVICE void mha_forward(const mha_forward_params &p)
 {
@@ -44,7 +22,7 @@ template <typename Element> DEVICE void mha_forward(const mha_forward_params &p)
     RowRequest r;
     if (!p.starts_q)
         r = {(int)(at / p.s_q), 0, p.s_q, 0, p.s_k};
-    else if (!find_request(p, (int)at, r))
+    else if (!find_request<false>(p, (int)at, r))
         return;
     const RowPlace place = {p.starts_q ? (int)at : (int)(at - (int64_t)r.number * p.s_q), head};
     const int seen = p.causal ? min(r.keys, r.keys - r.tokens + (place.token - r.token) + 1) : r.keys;

@@ -14,7 +14,7 @@ CUDA_DRIVER_ENTRIES(ENTRY)
 #undef ENTRY
 cu_result cuDriverGetVersion(int *version);
 
-enum { DEPTH = 8, KERNELS_ASKED = 96, SHARED_BYTES_UNASKED = 48 * 1024 };
+enum { DEPTH = 8, KERNELS_ASKED = 192, SHARED_BYTES_UNASKED = 48 * 1024 };
 
 struct CUlib_st {
     const char *image; /* the images of these tests are their own names */
@@ -443,7 +443,8 @@ cu_result cuTensorMapEncodeTiled(cu_tensor_map map, unsigned type, uint32_t rank
             return FAKE_INVALID_VALUE;
     }
     const uint32_t inner_bytes = box[0] * ELEMENT_BYTES;
-    if (inner_bytes % 16 || (swizzle == CU_TENSOR_SWIZZLE_128B && inner_bytes > LINE_BYTES))
+    if (inner_bytes % 16 || (swizzle == CU_TENSOR_SWIZZLE_128B && inner_bytes > LINE_BYTES) ||
+        (swizzle == CU_TENSOR_SWIZZLE_64B && inner_bytes > LINE_BYTES / 2))
         return FAKE_INVALID_VALUE;
     pthread_mutex_lock(&mutex);
     memset(map, 0, sizeof(struct tensor_map));

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * One warp takes the items (a block of keys of a key head), tells the consumers of them, and loads: K and V of the item, and for every
+ * head and tile of rows that sees one of its keys Q, dO and the rows' numbers (lse and delta).
+ *
+ * What stands behind the last token of a ragged request is another one's, and would be multiplied by 0: it is cleared before the
+ * consumers see it, so that they need not know.
+ */
+#pragma once
+
+#include "layout.cuh"
+
+template <typename Layout> struct Producer {
+    static constexpr int ROWS = Layout::ROWS, KEYS = Layout::KEYS;
+
+    const lab_backward_sm90_params &p;
+    const Layout l;
+
+    Ring<Layout::STAGES> stage;
+    Ring<ITEM_SLOTS> slot;
+    uint32_t keys_parity = 1, raw_parity = 0;
+
+    /* Loads what `load` says to the barrier `full`; of `lines` lines, the last `unused` of each tile are cleared. */
+    template <typename Load>
+    DEVICE void fill(uint32_t full, uint32_t bytes, uint32_t at, uint32_t tile_bytes, uint32_t line_bytes, int tiles, int used,
+                     int lines, Load load)
+    {
+        const bool cleans = p.call.starts_q && used < lines;
+        const uint32_t barrier = cleans ? l.barrier(Layout::RAW) : full;
+        if (elect_one()) {
+            mbarrier_arrive_expect(barrier, bytes);
+            load(barrier);
+        }
+        if (!cleans) return;
+        mbarrier_wait(barrier, raw_parity);
+        raw_parity ^= 1;
+        const int chunks = (lines - used) * (int)line_bytes / CHUNK_BYTES;
+#pragma unroll 1
+        for (int i = (int)threadIdx.x % 32; i < chunks * tiles; i += 32)
+            store_zero_16(at + (uint32_t)(i / chunks) * tile_bytes + (uint32_t)used * line_bytes +
+                          (uint32_t)(i % chunks) * CHUNK_BYTES);
+        fence_async_shared();
+        __syncwarp();
+        if (elect_one()) mbarrier_arrive(full);
+    }
+
+    DEVICE void load_rows(const Request &r, int head, int tile)
+    {
+        const int token = r.token + tile * ROWS, used = min(r.tokens - tile * ROWS, ROWS);
+        const int request = p.call.starts_q ? 0 : r.index;
+        mbarrier_wait(l.barrier(Layout::Q_EMPTY, stage.at), stage.parity ^ 1);
+        fill(l.barrier(Layout::Q_FULL, stage.at), Layout::Q_BYTES + Layout::NUMBERS_BYTES, l.q(stage.at), Layout::ROW_TILE,
+             LINE_BYTES, Layout::D_QK / 64, used, ROWS, [&](uint32_t barrier) {
+                 tma_load(l.q(stage.at), &p.q, barrier, {0, token, head, 0, request});
+                 bulk_load(l.numbers(stage.at),
+                           p.rows + ((int64_t)head * p.row_tiles + r.row_tile + tile) * 2 * ROWS,
+                           Layout::NUMBERS_BYTES, barrier);
+             });
+        mbarrier_wait(l.barrier(Layout::DO_EMPTY, stage.at), stage.parity ^ 1);
+        fill(l.barrier(Layout::DO_FULL, stage.at), Layout::DO_BYTES, l.dout(stage.at), Layout::ROW_TILE, LINE_BYTES,
+             Layout::D_V / 64, used, ROWS, [&](uint32_t barrier) {
+                 tma_load(l.dout(stage.at), &p.dout, barrier, {0, token, head, 0, request});
+             });
+        stage.step();
+    }
+
+    DEVICE void load_keys(const Request &r, int head, int block)
+    {
+        const int key = r.key + block * KEYS, used = min(r.keys - block * KEYS, KEYS);
+        const int request = p.call.starts_q ? 0 : r.index;
+        mbarrier_wait(l.barrier(Layout::KEYS_EMPTY), keys_parity);
+        keys_parity ^= 1;
+        fill(l.barrier(Layout::K_FULL), Layout::K_BYTES, l.k(), Layout::K_TILE, Layout::K_LINE,
+             Layout::D_QK / Layout::K_COLUMNS, used, KEYS,
+             [&](uint32_t barrier) { tma_load(l.k(), &p.k, barrier, {0, key, head, 0, request}); });
+        fill(l.barrier(Layout::V_FULL), Layout::V_BYTES, l.v(), Layout::V_TILE, LINE_BYTES, Layout::D_V / 64, used, KEYS,
+             [&](uint32_t barrier) { tma_load(l.v(), &p.v, barrier, {0, key, head, 0, request}); });
+    }
+
+    DEVICE void tell(const uint4 &keys, const uint4 &rows, int start, int block, int blocks)
+    {
+        mbarrier_wait(l.barrier(Layout::ITEM_EMPTY, slot.at), slot.parity ^ 1);
+        if (elect_one()) {
+            store_shared_16(l.item(slot.at), keys), store_shared_16(l.item(slot.at) + 16, rows);
+            store_shared_4(l.item(slot.at) + 32, (uint32_t)start), store_shared_4(l.item(slot.at) + 36, (uint32_t)block);
+            store_shared_4(l.item(slot.at) + 40, (uint32_t)blocks);
+            mbarrier_arrive(l.barrier(Layout::ITEM_FULL, slot.at));
+        }
+        slot.step();
+    }
+
+    /* Item number `i`: of a request sets of key heads whose rows and sums of dQ L2 holds, of a set the blocks with the most rows first. */
+    DEVICE void take(int i)
+    {
+        const Request r = find_request<false, ROWS, KEYS>(p.call, fast_divide(i, p.key_heads_divisor));
+        const int within = i - r.key_block * p.call.h_kv, set = within / (r.room * p.heads_of_set), first_of_set = set * p.heads_of_set,
+                  heads = min(p.call.h_kv - first_of_set, p.heads_of_set), in_set = within - first_of_set * r.room,
+                  order = in_set / heads, head = first_of_set + in_set - order * heads;
+        const int block = p.call.causal && p.call.deterministic ? r.room - 1 - order : order, blocks = (r.keys + KEYS - 1) / KEYS;
+        if (block >= blocks) return; /* a number without keys */
+        const int diagonal = p.call.causal ? block * KEYS - (r.keys - r.tokens) : -KEYS;
+        const int first = max(diagonal, 0) / ROWS, tiles = max((r.tokens + ROWS - 1) / ROWS - first, 0);
+        const int start = p.rotates ? (int)((int64_t)block * tiles / blocks) : 0;
+        tell(make_uint4(r.key + block * KEYS, min(r.keys - block * KEYS, KEYS), p.call.starts_q ? 0 : r.index, head),
+             make_uint4(r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity ^ 1), start, block, blocks);
+        if (!tiles) return;
+        const int first_head = head * p.call.group;
+        load_rows(r, first_head, first + start);
+        load_keys(r, head, block);
+#pragma unroll 1
+        for (int h = first_head; h < first_head + p.call.group; h++) {
+#pragma unroll 1
+            for (int tile = start + (h == first_head); tile < tiles; tile++) load_rows(r, h, first + tile);
+#pragma unroll 1
+            for (int tile = 0; tile < start; tile++) load_rows(r, h, first + tile);
+        }
+    }
+
+    DEVICE void run()
+    {
+        for (int i = (int)blockIdx.x; i < p.items;) {
+            int next = 0;
+            if (elect_one()) next = (int)(gridDim.x + atomicAdd(p.taken, 1u));
+            take(i);
+            i = __reduce_max_sync(~0u, next);
+        }
+        tell(make_uint4(0, 0, 0, 0), make_uint4(0, ~0u, 0, 0), 0, 0, 0);
+    }
+};

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tiles of rows, and blocks of keys, are numbered over all requests, so that a request is found by a number without sums over those in
+ * front of it: of ragged requests the tiles of request r begin at start / size + r. That leaves room for its last, unfull one, and at
+ * times a number to which nothing belongs.
+ *
+ *   size 64    request 0: 100 tokens   request 1: 20   request 2: 64
+ *   numbers    0 1                     2               3 (4: 120 / 64 + 2 = 3, so none)
+ */
+#pragma once
+
+#include "params.h"
+
+#include "../../src/cuda/device/divide.cuh"
+#include "../../src/cuda/device/warp.cuh"
+
+struct Request {
+    int index;
+    int token, tokens;    /* its first one (0 where requests are apart), and how many */
+    int key, keys;
+    int row_tile;         /* the number of its first tile */
+    int key_block, room;  /* of its first block of keys; and how many numbers are its */
+};
+
+/* The request of tile (BY_ROWS) or block number `at`. By a warp. */
+template <bool BY_ROWS, int ROWS, int KEYS> DEVICE Request find_request(const lab_backward_params &call, int at)
+{
+    Request r;
+    if (!call.starts_q) {
+        const int tiles = (call.s_q + ROWS - 1) / ROWS, blocks = (call.s_k + KEYS - 1) / KEYS;
+        const int index = at / max(BY_ROWS ? tiles : blocks, 1);
+        return {index, 0, call.s_q, 0, call.s_k, index * tiles, index * blocks, blocks};
+    }
+    const int lane = (int)threadIdx.x % 32;
+    int last_q = min(max(call.starts_q[0], 0), call.tokens_q), last_k = min(max(call.starts_k[0], 0), call.tokens_k);
+    for (int first = 0;; first += 32) { /* a start is no smaller than those in front of it */
+        const int request = first + lane, next = min(request + 1, call.b);
+        const int end_q = min(max(warp_inclusive_max(call.starts_q[next]), last_q), call.tokens_q);
+        const int end_k = min(max(warp_inclusive_max(call.starts_k[next]), last_k), call.tokens_k);
+        int q = __shfl_up_sync(~0u, end_q, 1), k = __shfl_up_sync(~0u, end_k, 1);
+        if (lane == 0) q = last_q, k = last_k;
+        const int row_tile = q / ROWS + request, key_block = k / KEYS + request;
+        const int in_front = __popc(__ballot_sync(~0u, request < call.b && (BY_ROWS ? row_tile : key_block) <= at));
+        if (in_front) {
+            const int from = in_front - 1;
+            r.index = first + from;
+            r.token = __shfl_sync(~0u, q, from), r.tokens = __shfl_sync(~0u, end_q, from) - r.token;
+            r.key = __shfl_sync(~0u, k, from), r.keys = __shfl_sync(~0u, end_k, from) - r.key;
+            r.row_tile = __shfl_sync(~0u, row_tile, from), r.key_block = __shfl_sync(~0u, key_block, from);
+            r.room = (r.key + r.keys) / KEYS + 1 - r.key / KEYS;
+        }
+        if (in_front < 32 || first + 32 >= call.b) return r;
+        last_q = __shfl_sync(~0u, end_q, 31), last_k = __shfl_sync(~0u, end_k, 31);
+    }
+}

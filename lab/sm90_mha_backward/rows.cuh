@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What is done row by row before and after the products, a block of 256 threads a tile of rows of a head:
+ *
+ *   prepare   lse in base 2 (inf where a row sees no key, or where there is no row, so that P is 0), delta = Σ dO out, cleared sums of dQ
+ *   finish    dq = scale · sums, in dq's order
+ */
+#pragma once
+
+#include "layout.cuh"
+
+enum { ROW_KERNEL_THREADS = 256 };
+
+DEVICE uint4 load_global_16(const void *from)
+{
+    return *(const uint4 *)from;
+}
+
+template <typename Element> DEVICE float dot_of_pair(uint32_t a, uint32_t b)
+{
+    return Element::to_float((uint16_t)a) * Element::to_float((uint16_t)b) +
+           Element::to_float((uint16_t)(a >> 16)) * Element::to_float((uint16_t)(b >> 16));
+}
+
+template <typename Element, typename Layout> DEVICE void prepare_rows(const lab_backward_sm90_params &p)
+{
+    constexpr int LANES = Layout::D_V / 8, AT_A_TIME = ROW_KERNEL_THREADS / LANES, ROWS = Layout::ROWS;
+    const lab_backward_params &call = p.call;
+    const int tile_at = (int)blockIdx.x, head = (int)blockIdx.y, thread = (int)threadIdx.x;
+    if (tile_at == 0 && head == 0 && thread == 0) *p.taken = 0;
+    const Request r = find_request<true, ROWS, Layout::KEYS>(call, tile_at);
+    const int first = (tile_at - r.row_tile) * ROWS;
+    if (first >= r.tokens) return;
+    const int64_t place = (int64_t)head * p.row_tiles + tile_at, request = call.starts_q ? 0 : r.index;
+    float *sums = p.dq_sums + place * Layout::DQ_TILE, *numbers = p.rows + place * 2 * ROWS;
+#pragma unroll
+    for (int i = thread * 4; i < Layout::DQ_TILE; i += ROW_KERNEL_THREADS * 4)
+        *(float4 *)(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (call.deterministic && thread < Layout::CONSUMERS) p.turns[place * Layout::CONSUMERS + thread] = 0;
+    const uint16_t *out = call.out + request * call.out_stride[0] + head * call.out_stride[2],
+                   *dout = call.dout + request * call.dout_stride[0] + head * call.dout_stride[2];
+    const int column = thread % LANES * 8;
+#pragma unroll
+    for (int row = thread / LANES; row < ROWS; row += AT_A_TIME) {
+        const bool is = first + row < r.tokens;
+        const int64_t token = r.token + first + row;
+        float delta = 0.0f, lse = INFINITY;
+        if (is) {
+            const uint4 a = load_global_16(out + token * call.out_stride[1] + column),
+                        b = load_global_16(dout + token * call.dout_stride[1] + column);
+            delta = dot_of_pair<Element>(a.x, b.x) + dot_of_pair<Element>(a.y, b.y) + dot_of_pair<Element>(a.z, b.z) +
+                    dot_of_pair<Element>(a.w, b.w);
+            lse = call.lse[request * call.lse_stride[0] + head * call.lse_stride[1] + token] * call.lse_log2;
+        }
+        for (int lanes = LANES / 2; lanes; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);
+        if (column == 0) {
+            numbers[row] = lse == -INFINITY ? INFINITY : lse;
+            numbers[ROWS + row] = lse == -INFINITY || lse == INFINITY ? 0.0f : delta;
+        }
+    }
+}
+
+template <typename Element, typename Layout> DEVICE void finish_rows(const lab_backward_sm90_params &p)
+{
+    constexpr int ROWS = Layout::ROWS, VALUES = Layout::DQ_OF_CONSUMER / WARPGROUP_THREADS;
+    const lab_backward_params &call = p.call;
+    const int tile_at = (int)blockIdx.x, head = (int)blockIdx.y, group = (int)threadIdx.x / WARPGROUP_THREADS,
+              thread = (int)threadIdx.x % WARPGROUP_THREADS;
+    const Request r = find_request<true, ROWS, Layout::KEYS>(call, tile_at);
+    const int first = (tile_at - r.row_tile) * ROWS;
+    if (first >= r.tokens) return;
+    const int64_t place = (int64_t)head * p.row_tiles + tile_at, request = call.starts_q ? 0 : r.index;
+    const float *from = p.dq_sums + place * Layout::DQ_TILE + group * Layout::DQ_OF_CONSUMER + thread * 4;
+    float dq[VALUES];
+#pragma unroll
+    for (int i = 0; i < VALUES; i += 4) {
+        const float4 four = __ldcs((const float4 *)(from + i * WARPGROUP_THREADS));
+        dq[i] = four.x, dq[i + 1] = four.y, dq[i + 2] = four.z, dq[i + 3] = four.w;
+    }
+    const int row = Layout::HALVES_ROWS ? 64 * group : 0, column = Layout::HALVES_ROWS ? 0 : group * Layout::DQ_COLUMNS;
+    write_keys<Element>(call.dq + request * call.dq_stride[0] + head * call.dq_stride[2] +
+                            (int64_t)(r.token + first + row) * call.dq_stride[1] + column,
+                        call.dq_stride[1], r.tokens - first - row, call.scale, dq);
+}
+
+#define MHA_BACKWARD_ROW_KERNELS(PREPARE, FINISH, ELEMENT, D_QK, D_V)                                        \
+    DEFINE_KERNEL(PREPARE, lab_backward_sm90_params, (ROW_KERNEL_THREADS),                                   \
+                  prepare_rows<ELEMENT, BackwardLayout<D_QK, D_V>>(p))                                       \
+    DEFINE_KERNEL(FINISH, lab_backward_sm90_params, (ROW_KERNEL_THREADS),                                    \
+                  finish_rows<ELEMENT, BackwardLayout<D_QK, D_V>>(p))

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The gradients of dense MHA without tensor cores: any alignment, any strides, any GPU; it is not fast. A warp takes a row of dq, or a key
+ * of dk and dv, and adds in one order, so that all three have the same bits in every run. Of 32 keys, or rows, each lane comes to hold
+ * what the whole warp has worked out of one: its weight P, and dS = P (dout·v - delta) = P (dout·(v - out)); then their vectors are added.
+ */
+#include "../device/element.cuh"
+#include "../device/kernel.cuh"
+#include "../device/warp.cuh"
+
+#include "../params.h"
+#include "mha_request.cuh"
+
+#include <math.h>
+
+enum { MOST_OF_LANE = 6 /* elements of a vector: lane, lane + 32, … */ };
+
+/* A vector of which each lane has its elements, those past its width 0. */
+struct Vector {
+    float of[MOST_OF_LANE];
+};
+
+template <typename Element> DEVICE Vector load_vector(const uint16_t *from, int width)
+{
+    Vector x;
+#pragma unroll
+    for (int i = 0; i < MOST_OF_LANE; i++)
+        x.of[i] = 32 * i < width ? Element::to_float(from[32 * i + (int)threadIdx.x % 32]) : 0.0f;
+    return x;
+}
+
+template <typename Element> DEVICE void store_vector(uint16_t *to, int width, const Vector &x, float factor)
+{
+#pragma unroll
+    for (int i = 0; i < MOST_OF_LANE; i++)
+        if (32 * i < width) to[32 * i + (int)threadIdx.x % 32] = Element::from_float(x.of[i] * factor);
+}
+
+DEVICE float dot_of(const Vector &a, const Vector &b)
+{
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < MOST_OF_LANE; i++) sum = fmaf(a.of[i], b.of[i], sum);
+    return warp_sum(sum);
+}
+
+DEVICE void add_vector(Vector &sum, float factor, const Vector &x)
+{
+#pragma unroll
+    for (int i = 0; i < MOST_OF_LANE; i++) sum.of[i] = fmaf(factor, x.of[i], sum.of[i]);
+}
+
+DEVICE Vector difference_of(const Vector &a, const Vector &b)
+{
+    Vector x;
+#pragma unroll
+    for (int i = 0; i < MOST_OF_LANE; i++) x.of[i] = a.of[i] - b.of[i];
+    return x;
+}
+
+DEVICE uint16_t *place_of(const mha_vectors &of, int request, int token, int head)
+{
+    return of.data + request * of.request + token * of.token + head * of.head;
+}
+
+/* lse to base 2, of a row whose first index this is; inf where it sees no key. */
+DEVICE float lse_of(const mha_backward_params &p, int request, int token, int head)
+{
+    const float lse = p.lse[request * p.lse_stride[0] + head * p.lse_stride[1] + token] * p.lse_log2;
+    return lse == -INFINITY ? INFINITY : lse;
+}
+
+template <typename Element> DEVICE void backward_row(const mha_backward_params &p)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t row = blockIdx.x * (int64_t)MHA_WARPS + threadIdx.x / 32;
+    const int64_t tokens = p.starts_q ? p.tokens_q : (int64_t)p.b * p.s_q, at = row / p.h_q;
+    const int head = (int)(row - at * p.h_q), key_head = head / p.group;
+    if (at >= tokens) return; /* a whole warp */
+    RowRequest r;
+    if (!p.starts_q)
+        r = {(int)(at / p.s_q), 0, p.s_q, 0, p.s_k};
+    else if (!find_request<false>(p, (int)at, r))
+        return;
+    const int token = p.starts_q ? (int)at : (int)(at - (int64_t)r.number * p.s_q);
+    const float lse = lse_of(p, r.number, token, head);
+    const int seen = lse == INFINITY ? 0
+                     : p.causal      ? min(r.keys, r.keys - r.tokens + (token - r.token) + 1)
+                                     : r.keys;
+    const Vector q = load_vector<Element>(place_of(p.q, r.number, token, head), p.d_qk),
+                 out = load_vector<Element>(place_of(p.out, r.number, token, head), p.d_v),
+                 dout = load_vector<Element>(place_of(p.dout, r.number, token, head), p.d_v);
+    const float delta = dot_of(dout, out);
+    Vector dq = {};
+    for (int first = 0; first < seen; first += 32) {
+        const int count = min(seen - first, 32);
+        float score = 0.0f, dp = 0.0f;
+#pragma unroll 2
+        for (int j = 0; j < count; j++) {
+            const int key = r.key + first + j;
+            const float s = dot_of(q, load_vector<Element>(place_of(p.k, r.number, key, key_head), p.d_qk));
+            const float d = dot_of(dout, load_vector<Element>(place_of(p.v, r.number, key, key_head), p.d_v));
+            if (lane == j) score = s, dp = d;
+        }
+        const float ds = exp2f(fmaf(score, p.scale_log2, -lse)) * (dp - delta);
+#pragma unroll 2
+        for (int j = 0; j < count; j++)
+            add_vector(dq, __shfl_sync(~0u, ds, j),
+                       load_vector<Element>(place_of(p.k, r.number, r.key + first + j, key_head), p.d_qk));
+    }
+    store_vector<Element>(place_of(p.dq, r.number, token, head), p.d_qk, dq, p.scale);
+}
+
+/* Adds what a head's rows from token `first` on, of those of the request that the key sees, give its gradients. */
+template <typename Element>
+DEVICE void add_rows(const mha_backward_params &p, const RowRequest &r, int head, int first, const Vector &k,
+                     const Vector &v, Vector &dk, Vector &dv)
+{
+    const int lane = (int)threadIdx.x % 32, end = r.token + r.tokens;
+    for (; first < end; first += 32) {
+        const int count = min(end - first, 32);
+        const float lse = lane < count ? lse_of(p, r.number, first + lane, head) : INFINITY;
+        const unsigned empty = __ballot_sync(~0u, lse == INFINITY);
+        float score = 0.0f, dp = 0.0f;
+#pragma unroll 2
+        for (int j = 0; j < count; j++) {
+            if (empty >> j & 1) continue;
+            const Vector out = load_vector<Element>(place_of(p.out, r.number, first + j, head), p.d_v);
+            const Vector dout = load_vector<Element>(place_of(p.dout, r.number, first + j, head), p.d_v);
+            const float s = dot_of(load_vector<Element>(place_of(p.q, r.number, first + j, head), p.d_qk), k);
+            const float d = dot_of(dout, difference_of(v, out));
+            if (lane == j) score = s, dp = d;
+        }
+        const float weight = exp2f(fmaf(score, p.scale_log2, -lse)), ds = weight * dp;
+#pragma unroll 2
+        for (int j = 0; j < count; j++) {
+            const float w = __shfl_sync(~0u, weight, j), d = __shfl_sync(~0u, ds, j);
+            if (empty >> j & 1) continue;
+            add_vector(dk, d, load_vector<Element>(place_of(p.q, r.number, first + j, head), p.d_qk));
+            add_vector(dv, w, load_vector<Element>(place_of(p.dout, r.number, first + j, head), p.d_v));
+        }
+    }
+}
+
+template <typename Element> DEVICE void backward_key(const mha_backward_params &p)
+{
+    const int64_t row = blockIdx.x * (int64_t)MHA_WARPS + threadIdx.x / 32;
+    const int64_t keys = p.starts_k ? p.tokens_k : (int64_t)p.b * p.s_k, at = row / p.h_kv;
+    const int key_head = (int)(row - at * p.h_kv);
+    if (at >= keys) return; /* a whole warp */
+    RowRequest r;
+    if (!p.starts_k)
+        r = {(int)(at / p.s_k), 0, p.s_q, 0, p.s_k};
+    else if (!find_request<true>(p, (int)at, r))
+        return;
+    const int key = p.starts_k ? (int)at : (int)(at - (int64_t)r.number * p.s_k);
+    /* With a causal mask, token j of the request sees keys up to keys - tokens + j. */
+    const int first = p.causal ? max(0, key - r.key - (r.keys - r.tokens)) : 0;
+    const Vector k = load_vector<Element>(place_of(p.k, r.number, key, key_head), p.d_qk),
+                 v = load_vector<Element>(place_of(p.v, r.number, key, key_head), p.d_v);
+    Vector dk = {}, dv = {};
+    for (int head = key_head * p.group; head < (key_head + 1) * p.group; head++)
+        add_rows<Element>(p, r, head, r.token + first, k, v, dk, dv);
+    store_vector<Element>(place_of(p.dk, r.number, key, key_head), p.d_qk, dk, p.scale);
+    store_vector<Element>(place_of(p.dv, r.number, key, key_head), p.d_v, dv, 1.0f);
+}
+
+DEFINE_KERNEL(mha_backward_rows_bf16, mha_backward_params, (32 * MHA_WARPS, 2), backward_row<Bf16>(p))
+DEFINE_KERNEL(mha_backward_rows_fp16, mha_backward_params, (32 * MHA_WARPS, 2), backward_row<Fp16>(p))
+DEFINE_KERNEL(mha_backward_keys_bf16, mha_backward_params, (32 * MHA_WARPS, 2), backward_key<Bf16>(p))
+DEFINE_KERNEL(mha_backward_keys_fp16, mha_backward_params, (32 * MHA_WARPS, 2), backward_key<Fp16>(p))

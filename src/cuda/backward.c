@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: MIT */
+#include "backward.h"
+
+#include "attention.h"
+#include "sm90/mha_backward/choice.h"
+
+static struct mha_vectors vectors_of(const struct token_view *view)
+{
+    return (struct mha_vectors){view->data, view->request, view->token, view->head};
+}
+
+struct mha_backward_params cuda_backward_params(const struct backward_problem *p)
+{
+    const bool ragged = p->is_ragged;
+    return (struct mha_backward_params){
+        .b = (int32_t)p->b,
+        .h_q = (int32_t)p->h_q,
+        .h_kv = (int32_t)p->h_kv,
+        .group = (int32_t)(p->h_q / p->h_kv),
+        .d_qk = (int32_t)p->d_qk,
+        .d_v = (int32_t)p->d_v,
+        .s_q = (int32_t)p->s_q,
+        .s_k = (int32_t)p->s_k,
+        .starts_q = ragged ? p->ragged_q.starts : NULL,
+        .starts_k = ragged ? p->ragged_k.starts : NULL,
+        .tokens_q = (int32_t)p->ragged_q.tokens,
+        .tokens_k = (int32_t)p->ragged_k.tokens,
+        .causal = p->causal,
+        .scale = p->scale,
+        .scale_log2 = cuda_scale_log2(p->scale),
+        .lse_log2 = p->lse_factor == 1.0f ? cuda_scale_log2(1.0f) : 1.0f,
+        .q = vectors_of(&p->q),
+        .k = vectors_of(&p->k),
+        .v = vectors_of(&p->v),
+        .out = vectors_of(&p->out),
+        .dout = vectors_of(&p->dout),
+        .dq = vectors_of(&p->dq),
+        .dk = vectors_of(&p->dk),
+        .dv = vectors_of(&p->dv),
+        .lse = p->lse,
+        .lse_stride = {p->lse_stride[0], p->lse_stride[1]},
+    };
+}
+
+static const char *refuses(const struct kernel *kernel, union problem problem, const char **argument)
+{
+    const struct cuda_gradients *gradients = kernel->inner;
+    return gradients->refuses(problem.backward, argument);
+}
+
+/* All kernels of a device that may take a call answer the same size, the most that one of them needs: a size query has no addresses, by
+ * which kernels refuse. */
+static fmla_status prepare(const struct kernel *kernel, union problem problem, struct prepared *prepared)
+{
+    const struct backward_problem *p = problem.backward;
+    const struct cuda_device *device = cuda_device(p->device.id);
+    const struct cuda_key key = {.schedule = CUDA_SM90_MHA_BACKWARD, .element = p->element};
+    (void)kernel;
+    prepared->alignment = CUDA_WORKSPACE_ALIGNMENT;
+    if (device->capability == 90 && cuda_can_have(device, cuda_kernel_of(key)))
+        prepared->bytes = sm90_mha_backward_layout(p).bytes;
+    return FMLA_OK;
+}
+
+static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
+{
+    const struct backward_problem *p = problem.backward;
+    const struct cuda_gradients *gradients = kernel->inner;
+    struct cuda_scope scope;
+    (void)prepared;
+    if (!p->b) return FMLA_OK;
+    fmla_status status = cuda_enter(operation_name(OP_MHA_BACKWARD), "q", p->device.id, &scope);
+    if (status) return status;
+    status = gradients->launch(&scope, p);
+    cuda_leave(&scope);
+    return status;
+}
+
+const struct kernel_driver cuda_mha_backward_driver = {.refuses = refuses, .prepare = prepare, .run = run};

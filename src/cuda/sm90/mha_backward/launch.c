@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Hopper's gradients of dense MHA: three launches, of the rows before and after, and between them of the products, by as many blocks of
+ * threads as there are SMs.
+ */
+#include "../../backward.h"
+#include "choice.h"
+
+static fmla_status launch_rows(const struct cuda_scope *scope, const struct backward_problem *p,
+                               struct mha_backward_sm90_params *params, int variant)
+{
+    const int64_t blocks = (int64_t)params->row_tiles * p->h_q;
+    const struct cuda_launch launch = {
+        .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_MHA_BACKWARD_ROWS, .element = p->element,
+                                                   .variant = MHA_BACKWARD_SM90_SIZES(p->d_qk) + variant}),
+        .blocks = blocks ? blocks : 1, /* the first one clears counters */
+        .stream = p->stream,
+    };
+    return cuda_launch(operation_name(OP_MHA_BACKWARD), scope, &launch, (void *[]){params});
+}
+
+static fmla_status launch_products(const struct cuda_scope *scope, const struct backward_problem *p,
+                                   struct mha_backward_sm90_params *params)
+{
+    const int64_t sms = scope->device->sms;
+    const struct cuda_launch launch = {
+        .kernel = cuda_kernel_of((struct cuda_key){CUDA_SM90_MHA_BACKWARD, .element = p->element,
+                                                   .variant = MHA_BACKWARD_SM90_SIZES(p->d_qk)}),
+        .blocks = params->items < sms ? params->items : sms,
+        .stream = p->stream,
+    };
+    return params->items ? cuda_launch(operation_name(OP_MHA_BACKWARD), scope, &launch, (void *[]){params})
+                         : FMLA_OK;
+}
+
+static fmla_status launch(const struct cuda_scope *scope, const struct backward_problem *p)
+{
+    static const char op[] = "mha_backward";
+    const struct sm90_mha_backward_layout at = sm90_mha_backward_layout(p);
+    const int32_t key_columns = p->d_qk == 192 ? 32 : 64;
+    char *const workspace = p->workspace;
+    struct mha_backward_sm90_params params = {
+        .call = cuda_backward_params(p),
+        .row_tiles = (int32_t)sm90_mha_backward_row_tiles(p),
+        .key_blocks = (int32_t)sm90_mha_backward_key_blocks(p),
+        .items = (int32_t)(sm90_mha_backward_key_blocks(p) * p->h_kv),
+        .key_heads_divisor = divisor_of((uint32_t)p->h_kv),
+        .heads_of_set = sm90_mha_backward_heads(p, scope->device->sms),
+        .rows = (float *)(void *)(workspace + at.rows),
+        .dq_sums = (float *)(void *)(workspace + at.dq_sums),
+        .taken = (uint32_t *)(void *)(workspace + at.taken),
+    };
+    const struct tensor_view q = sm90_mha_backward_view(p, &p->q, false, p->d_qk, 64),
+                             k = sm90_mha_backward_view(p, &p->k, true, p->d_qk, key_columns),
+                             v = sm90_mha_backward_view(p, &p->v, true, p->d_v, 64),
+                             dout = sm90_mha_backward_view(p, &p->dout, false, p->d_v, 64);
+    fmla_status status = tensor_map_make(op, scope, "q", &q, &params.q);
+    if (!status) status = tensor_map_make(op, scope, "k", &k, &params.k);
+    if (!status) status = tensor_map_make(op, scope, "v", &v, &params.v);
+    if (!status) status = tensor_map_make(op, scope, "dout", &dout, &params.dout);
+    if (!status) status = launch_rows(scope, p, &params, MHA_BACKWARD_PREPARE);
+    if (!status) status = launch_products(scope, p, &params);
+    if (!status) status = launch_rows(scope, p, &params, MHA_BACKWARD_FINISH);
+    return status;
+}
+
+const struct cuda_gradients cuda_sm90_gradients = {sm90_mha_backward_refuses, launch};

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Shared memory, barriers and roles of Hopper's dense MHA backward, by head sizes.
+ *
+ *   Q, dO     tiles of 64 columns, a line of 128 bytes a row (swizzle_128)
+ *   V         the same; K too, but at 192 in tiles of 32 columns, lines of 64 bytes (swizzle_64), so that half of dQ's columns are tiles
+ *   dS        a line a key, of 64 rows: as columns it is the A of dQ = dS K
+ *
+ *            rows    keys     registers of a consumer
+ *            a tile  a block  dK  dV  S, then dP  P   dQ (after these)   shared memory
+ *   192/128  64      128      96  64  32          16  48                 193 KiB
+ *   128/128  64      128      64  64  32 + 32     16  32                 161
+ *   64/64    128     128      32  32  64 + 64     32  32                 162
+ */
+#pragma once
+
+#include "products.cuh"
+#include "requests.cuh"
+
+#include "../../device/element.cuh"
+#include "../../device/mbarrier.cuh"
+#include "../../device/quad.cuh"
+#include "../../device/result.cuh"
+#include "../../device/shared.cuh"
+#include "../../device/tma.cuh"
+#include "../../device/warpgroup.cuh"
+
+#include <stddef.h>
+
+static constexpr float P_SCALE = 32768.0f; /* 1 becomes nearly the largest fp16 */
+
+/* Items that the consumers know of. */
+enum { ITEM_SLOTS = 2 };
+
+/* A block of keys of a key head, as the producer tells the consumers of it. */
+struct Item {
+    int key;           /* its first one: of the request, or of all tokens of ragged requests */
+    int keys;          /* that are the request's */
+    int request, head; /* 0 where requests are ragged; the key head */
+    int first_tile;    /* number of the first tile of rows that sees a key, of all requests */
+    int tiles;         /* of a head; < 0: there are no more items */
+    int diagonal;      /* row i from first_tile on sees key t of the block if t + diagonal <= i */
+    uint32_t phase;    /* of the barriers of K and V */
+    int start;         /* the tile with which a head's begin */
+    int gap[3];
+};
+
+template <int D_QK_, int D_V_> struct BackwardLayout {
+    static constexpr int D_QK = D_QK_, D_V = D_V_;
+    static constexpr int ROWS = MHA_BACKWARD_SM90_ROWS(D_QK_), KEYS = MHA_BACKWARD_SM90_KEYS(D_QK_);
+    static constexpr int CONSUMERS = 2, THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
+    static constexpr int STAGES = 2; /* of Q and dO */
+    static constexpr bool DP_EARLY =
+        D_QK != 192; /* dP is asked for with S, where registers suffice: exponentials hide half of it */
+    static constexpr int LSE_EARLY = 8;          /* times 8 rows, whose lse is loaded beside the scores */
+    static constexpr bool KEEPS_P = D_QK == 128; /* in fp32, until dS is made of it */
+    /* Elsewhere bf16's is kept as P · P_SCALE in fp16, and dQ and dK are multiplied by DS_UNSCALE in the end. */
+    template <typename Element> static constexpr bool SCALES_P = !KEEPS_P && Element::IS_BF16;
+    /* fp16's dS is multiplied by DS_SCALE: of thousands of keys it would have few bits left. */
+    template <typename Element> static constexpr float DS_SCALE = Element::IS_BF16 ? 1.0f : 64.0f;
+    template <typename Element>
+    static constexpr float DS_UNSCALE = 1.0f / ((SCALES_P<Element> ? P_SCALE : 1.0f) * DS_SCALE<Element>);
+    static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+    static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
+                      (CONSUMERS + 1) * (65536 / THREADS / 8 * 8),
+                  "warpgroups would wait for registers for ever");
+    static_assert(KEYS == 64 * CONSUMERS, "a consumer has 64 keys");
+
+    /* A consumer makes half of dQ: of 64 rows half the columns, of 128 rows half the rows. */
+    static constexpr bool HALVES_ROWS = ROWS == 128;
+    static constexpr int DQ_COLUMNS = HALVES_ROWS ? D_QK : D_QK / 2;
+    static constexpr int DQ_TILE = ROWS * D_QK, DQ_OF_CONSUMER = DQ_TILE / CONSUMERS, /* floats */
+        DQ_VALUES = DQ_OF_CONSUMER / WARPGROUP_THREADS;
+
+    static constexpr Swizzle K_SWIZZLE = D_QK == 192 ? SWIZZLE_64 : SWIZZLE_128;
+    static constexpr uint32_t K_LINE = K_SWIZZLE == SWIZZLE_64 ? 64 : 128;      /* bytes */
+    static constexpr int K_COLUMNS = (int)K_LINE / 2, K_STEPS = K_COLUMNS / 16; /* of a tile */
+    static constexpr uint32_t K_TILE = KEYS * K_LINE, V_TILE = KEYS * LINE_BYTES,
+                              ROW_TILE = ROWS * LINE_BYTES, DS_TILE = KEYS * LINE_BYTES;
+    static constexpr uint32_t K_BYTES = KEYS * D_QK * 2, V_BYTES = KEYS * D_V * 2, Q_BYTES = ROWS * D_QK * 2,
+                              DO_BYTES = ROWS * D_V * 2, DS_BYTES = ROWS * KEYS * 2,
+                              NUMBERS_BYTES = 2 * ROWS * 4;
+    static constexpr uint32_t V_AT = K_BYTES, Q_AT = V_AT + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES,
+                              DS_AT = DO_AT + STAGES * DO_BYTES, NUMBERS_AT = DS_AT + 2 * DS_BYTES,
+                              ITEMS_AT = NUMBERS_AT + STAGES * NUMBERS_BYTES,
+                              BARRIERS_AT = ITEMS_AT + ITEM_SLOTS * sizeof(Item);
+    enum {
+        K_FULL,
+        V_FULL,
+        KEYS_EMPTY,
+        RAW, /* what is to be cleaned before it is full */
+        Q_FULL,
+        Q_EMPTY = Q_FULL + STAGES,
+        DO_FULL = Q_EMPTY + STAGES,
+        DO_EMPTY = DO_FULL + STAGES,
+        DS_FULL = DO_EMPTY + STAGES, /* two of each consumer */
+        DS_EMPTY = DS_FULL + 2 * CONSUMERS,
+        ITEM_FULL = DS_EMPTY + 2,
+        ITEM_EMPTY = ITEM_FULL + ITEM_SLOTS,
+        BARRIERS = ITEM_EMPTY + ITEM_SLOTS
+    };
+    static constexpr uint32_t BYTES = BARRIERS_AT + BARRIERS * 8;
+    static_assert(BYTES <= 227 * 1024, "it fits");
+
+    uint32_t base;
+
+    DEVICE uint32_t barrier(int first, int i = 0) const
+    {
+        return base + BARRIERS_AT + 8u * (uint32_t)(first + i);
+    }
+    DEVICE uint32_t k() const { return base; }
+    DEVICE uint32_t v() const { return base + V_AT; }
+    DEVICE uint32_t q(int stage) const { return base + Q_AT + (uint32_t)stage * Q_BYTES; }
+    DEVICE uint32_t dout(int stage) const { return base + DO_AT + (uint32_t)stage * DO_BYTES; }
+    DEVICE uint32_t ds(int place) const { return base + DS_AT + (uint32_t)place * DS_BYTES; }
+    DEVICE uint32_t numbers(int stage) const { return base + NUMBERS_AT + (uint32_t)stage * NUMBERS_BYTES; }
+    DEVICE uint32_t item(int slot) const { return base + ITEMS_AT + (uint32_t)(slot * (int)sizeof(Item)); }
+
+    /* By one thread. */
+    DEVICE void init_barriers() const
+    {
+        mbarrier_init(barrier(K_FULL), 1), mbarrier_init(barrier(V_FULL), 1);
+        mbarrier_init(barrier(KEYS_EMPTY), CONSUMERS), mbarrier_init(barrier(RAW), 1);
+        for (int i = 0; i < STAGES; i++) {
+            mbarrier_init(barrier(Q_FULL, i), 1), mbarrier_init(barrier(Q_EMPTY, i), CONSUMERS);
+            mbarrier_init(barrier(DO_FULL, i), 1), mbarrier_init(barrier(DO_EMPTY, i), CONSUMERS);
+        }
+        for (int i = 0; i < 2; i++)
+            mbarrier_init(barrier(DS_FULL, i), 4), mbarrier_init(barrier(DS_FULL + 2, i), 4),
+                mbarrier_init(barrier(DS_EMPTY, i), 2 * CONSUMERS); /* dQ and dK of each */
+        for (int i = 0; i < ITEM_SLOTS; i++)
+            mbarrier_init(barrier(ITEM_FULL, i), 1), mbarrier_init(barrier(ITEM_EMPTY, i), 4 * CONSUMERS);
+        mbarrier_fence_init();
+    }
+};
+
+/* Goes round `N` places; the parity changes when it begins again. */
+template <int N> struct Ring {
+    int at = 0;
+    uint32_t parity = 0;
+
+    DEVICE void step()
+    {
+        if (++at == N) at = 0, parity ^= 1;
+    }
+};
