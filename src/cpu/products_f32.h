@@ -20,6 +20,7 @@
 #include <string.h>
 
 enum { GROUP_ROWS = LANES * VECTORS, BLOCK = PLAN_BLOCK };
+enum { FEW = AT_ONCE < 4 ? AT_ONCE : 4 /* what is left of AT_ONCE: lone sums wait for each other */ };
 _Static_assert(GROUP_ROWS == 16, "a group is 16 rows");
 
 typedef float vector __attribute__((vector_size(LANES * sizeof(float)), may_alias));
@@ -69,7 +70,7 @@ static void scores(float *s, const float *keys, const float *q, int32_t count, i
     int32_t t = 0;
     for (; t + AT_ONCE <= count; t += AT_ONCE)
         score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, AT_ONCE);
-    for (; AT_ONCE > 4 && t + 4 <= count; t += 4) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, 4);
+    for (; t + FEW <= count; t += FEW) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, FEW);
     for (; t + 2 <= count; t += 2) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, 2);
     for (; t < count; t++) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, 1);
 }
@@ -101,8 +102,8 @@ static void add_values(float *o, const float *values, int64_t step, int64_t widt
         tile_bring(ahead, AT_ONCE);
         value_tile(o + d * GROUP_ROWS, values + d, s, count, step, rescale, AT_ONCE);
     }
-    for (; AT_ONCE > 4 && d + 4 <= width; d += 4)
-        value_tile(o + d * GROUP_ROWS, values + d, s, count, step, rescale, 4);
+    for (; d + FEW <= width; d += FEW)
+        value_tile(o + d * GROUP_ROWS, values + d, s, count, step, rescale, FEW);
     for (; d < width; d++) value_tile(o + d * GROUP_ROWS, values + d, s, count, step, rescale, 1);
 }
 

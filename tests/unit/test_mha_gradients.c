@@ -38,7 +38,7 @@ static double attend(const struct numbers *n, double *out, double *lse)
             for (int h = 0; h < HEADS; h++) {
                 const int g = h / (HEADS / KEY_HEADS), first = starts[1][r],
                           seen = n->causal ? starts[1][r + 1] - starts[0][r + 1] + i + 1 : starts[1][r + 1];
-                double weight[KEYS], total = 0.0, value[DV] = {0};
+                double weight[KEYS] = {0}, total = 0.0, value[DV] = {0};
                 for (int t = first; t < seen; t++) {
                     double s = 0.0;
                     for (int d = 0; d < D_QK; d++)
@@ -289,9 +289,10 @@ static void fill(const struct way *w, const struct place *places)
             }
         for (int64_t t = 0; t < keys; t++)
             for (int64_t g = 0; g < w->h_kv; g++) {
-                memset(row_at(&places[K], at, first_k + t, g), 0, (size_t)w->d_qk * sizeof(uint16_t));
-                for (int64_t d = 0; d < w->d_v; d++)
-                    row_at(&places[V], at, first_k + t, g)[d] = code_of((float)(t % 2), &w->f);
+                uint16_t *k = row_at(&places[K], at, first_k + t, g),
+                         *v = row_at(&places[V], at, first_k + t, g);
+                memset(k, 0, (size_t)w->d_qk * sizeof *k);
+                for (int64_t d = 0; d < w->d_v; d++) v[d] = code_of((float)(t % 2), &w->f);
             }
     }
 }
