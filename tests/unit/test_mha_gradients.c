@@ -279,10 +279,11 @@ static void fill(const struct way *w, const struct place *places)
                 const int64_t half = seen / 2;
                 uint16_t *q = memset(row_at(&places[Q], at, first_q + j, h), 0, (size_t)w->d_qk * sizeof *q);
                 q[0] = code_of(0.5f, &w->f);
+                uint16_t *out = row_at(&places[OUTS], at, first_q + j, h),
+                         *dout = row_at(&places[DOUTS], at, first_q + j, h);
                 for (int64_t d = 0; d < w->d_v; d++) {
-                    row_at(&places[OUTS], at, first_q + j, h)[d] =
-                        code_of(seen ? (float)half / (float)seen : 0.0f, &w->f);
-                    row_at(&places[DOUTS], at, first_q + j, h)[d] = code_of(dout_of(j, h), &w->f);
+                    out[d] = code_of(seen ? (float)half / (float)seen : 0.0f, &w->f);
+                    dout[d] = code_of(dout_of(j, h), &w->f);
                 }
                 lse_memory[(at * w->h_q + h) * p->q + first_q + j] =
                     (float)(seen ? log((double)seen) * (w->base_2 ? 1.4426950408889634 : 1.0) : empty);
