@@ -628,7 +628,7 @@ typedef struct fmla_mha_backward_args {
     const fmla_tensor *cu_seqlens_q; /* with what says where requests begin, */
     const fmla_tensor *cu_seqlens_k;
     const fmla_tensor *out; /* [b, s_q, h_q, d_v] or [tokens, h_q, d_v] of the type of q: what it wrote, */
-    /* [b, h_q, s_q] or [h_q, tokens] fp32: … of the base log_base. A row whose lse is +inf or -inf saw no key, and has gradients 0 */
+    /* [b, h_q, s_q] or [h_q, tokens] fp32, and its logarithms to the base log_base. A row whose lse is +inf or -inf saw no key, and has gradients 0 */
     const fmla_tensor *lse;
     const fmla_tensor *dout; /* the gradient of out, of its shape and the type of q */
     /* The gradients of q, k and v, of their shapes and the type of q; written. They may be views of one packed tensor. Tokens of no
@@ -651,7 +651,7 @@ typedef struct fmla_mha_backward_args {
 
 /* How much workspace fmla_mha_backward takes with these arguments, and its alignment (either may be NULL), from shapes, types,
  * options and device, as fmla_dense_decode_workspace_size does. It grows with every size, and linearly with tokens; on the CPU it
- * is 8 bytes a row, 64 a request, and a scratch a thread.
+ * is 8 bytes a row, 64 a request, and a scratch a thread, on Hopper 4 · d_qk + 8 bytes a row of whole tiles.
  * Errors: as fmla_mha_backward, workspace aside. */
 FMLA_API fmla_status fmla_mha_backward_workspace_size(const fmla_mha_backward_args *args, size_t *bytes,
                                                       size_t *alignment);

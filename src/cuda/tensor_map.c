@@ -12,6 +12,16 @@ bool tensor_stride_possible(int64_t size, int64_t stride)
     return size <= 1 || (stride > 0 && stride < most && stride % (STRIDE_BYTES / ELEMENT_BYTES) == 0);
 }
 
+bool tensor_view_possible(const struct tensor_view *view)
+{
+    bool possible = true, empty = false;
+    for (int i = 1; i < TENSOR_DIMS; i++) {
+        possible = possible && tensor_stride_possible(view->size[i], view->stride[i]);
+        empty = empty || !view->size[i];
+    }
+    return (uintptr_t)view->data % STRIDE_BYTES == 0 && (possible || empty);
+}
+
 fmla_status tensor_map_make(const char *operation, const struct cuda_scope *scope, const char *what,
                             const struct tensor_view *view, struct tensor_map *map)
 {

@@ -25,6 +25,9 @@ struct tensor_view {
 /* Can TMA step by this many elements over a dimension of `size`? Steps over a single element are never made. */
 bool tensor_stride_possible(int64_t size, int64_t stride);
 
+/* Can TMA read it? It steps over all dimensions but the innermost, of a tensor with elements; bases are at multiples of 16 bytes. */
+bool tensor_view_possible(const struct tensor_view *view);
+
 /* `what` is named where the driver refuses. */
 fmla_status tensor_map_make(const char *operation, const struct cuda_scope *scope, const char *what,
                             const struct tensor_view *view, struct tensor_map *map);

@@ -54,17 +54,6 @@ struct tensor_view sm90_mha_backward_view(const struct backward_problem *p, cons
     };
 }
 
-/* TMA steps over all dimensions but that of the columns, whose step is ours. A tensor without elements has strides of 0. */
-static bool view_possible(const struct tensor_view *view)
-{
-    bool possible = true, empty = false;
-    for (int i = 1; i < TENSOR_DIMS; i++) {
-        possible = possible && tensor_stride_possible(view->size[i], view->stride[i]);
-        empty = empty || !view->size[i];
-    }
-    return (uintptr_t)view->data % ALIGNMENT == 0 && (possible || empty);
-}
-
 static bool rows_aligned(const struct backward_problem *p, const struct token_view *view, bool of_keys)
 {
     const int64_t shape[] = {p->is_ragged ? 1 : p->b, of_keys ? backward_keys(p) : backward_tokens(p),
@@ -102,7 +91,7 @@ const char *sm90_mha_backward_refuses(const struct backward_problem *p, const ch
             continue;
         }
         const struct tensor_view view = sm90_mha_backward_view(p, tensors[i].view, of_keys, d, 64);
-        if (!view_possible(&view))
+        if (!tensor_view_possible(&view))
             return "takes a tensor whose base and strides are multiples of 16 bytes, strides of 16 to below "
                    "2^40";
     }

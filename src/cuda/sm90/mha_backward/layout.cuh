@@ -21,6 +21,7 @@
 #include "../../device/mbarrier.cuh"
 #include "../../device/quad.cuh"
 #include "../../device/result.cuh"
+#include "../../device/ring.cuh"
 #include "../../device/shared.cuh"
 #include "../../device/tma.cuh"
 #include "../../device/warpgroup.cuh"
@@ -131,16 +132,5 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
         for (int i = 0; i < ITEM_SLOTS; i++)
             mbarrier_init(barrier(ITEM_FULL, i), 1), mbarrier_init(barrier(ITEM_EMPTY, i), 4 * CONSUMERS);
         mbarrier_fence_init();
-    }
-};
-
-/* Goes round `N` places; the parity changes when it begins again. */
-template <int N> struct Ring {
-    int at = 0;
-    uint32_t parity = 0;
-
-    DEVICE void step()
-    {
-        if (++at == N) at = 0, parity ^= 1;
     }
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The products of MHA backward, of forms that device/wgmma.cuh has not yet: to be added there.
+ * The products of MHA backward, by the names of their operands' forms: those of device/wgmma.cuh, and some that it alone needs.
  */
 #pragma once
 

@@ -3,7 +3,7 @@
  * What consumers write: dK and dV of an item, and what it adds to dQ.
  *
  * Sums of dQ, fp32, stand in the order in which threads hold them, so that a warp adds 512 bytes in a row: of each consumer's part of a
- * tile, the four values that every thread has of eight columns. finish.cuh brings them in the order of dq.
+ * tile, the four values that every thread has of eight columns. rows.cuh brings them in the order of dq.
  */
 #pragma once
 

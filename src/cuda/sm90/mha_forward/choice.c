@@ -53,17 +53,6 @@ struct tensor_view sm90_mha_forward_key_view(const struct attention_problem *p, 
     };
 }
 
-/* TMA steps over all dimensions but that of 64 columns, whose step is ours. A tensor without elements has strides of 0. */
-static bool view_possible(const struct tensor_view *view)
-{
-    bool possible = true, empty = false;
-    for (int i = 1; i < TENSOR_DIMS; i++) {
-        possible = possible && tensor_stride_possible(view->size[i], view->stride[i]);
-        empty = empty || !view->size[i];
-    }
-    return (uintptr_t)view->data % ALIGNMENT == 0 && (possible || empty);
-}
-
 const char *sm90_mha_forward_refuses(const struct attention_problem *p, const char **argument)
 {
     const struct key_source *keys = &p->keys[0];
@@ -77,13 +66,13 @@ const char *sm90_mha_forward_refuses(const struct attention_problem *p, const ch
     const struct tensor_view q = sm90_mha_forward_q_view(p),
                              k = sm90_mha_forward_key_view(p, &keys->k, p->d_qk),
                              v = sm90_mha_forward_key_view(p, &keys->v, p->d_v);
-    if (!view_possible(&q))
+    if (!tensor_view_possible(&q))
         return "takes queries whose base and strides are multiples of 16 bytes, strides of 16 to below 2^40";
     *argument = "k";
-    if (!view_possible(&k))
+    if (!tensor_view_possible(&k))
         return "takes keys whose base and strides are multiples of 16 bytes, strides of 16 to below 2^40";
     *argument = "v";
-    if (!view_possible(&v))
+    if (!tensor_view_possible(&v))
         return "takes values whose base and strides are multiples of 16 bytes, strides of 16 to below 2^40";
     *argument = "out";
     const int64_t shape[] = {p->b, p->s_q, p->h_q};
