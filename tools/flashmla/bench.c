@@ -139,6 +139,8 @@ static int bench_all(struct bench_options *o)
             return complain(&bench, EXIT_USAGE, "--kv-heads must divide --heads%s",
                             operation_is_mha(op) ? "" : ", and --d-qk be 512 or 576");
         }
+    for (int64_t i = 0; i < count; i++)
+        rows[i].no_forward = op == OP_MHA_BACKWARD && device_is_gpu(o->device);
     if (o->threads) fmla_set_num_threads((int32_t)o->threads); /* in range by its option */
     if (!strcmp(o->grid, "quick")) o->warm = true;
     if (!strcmp(o->grid, "varlen")) o->fixed = true;

@@ -40,7 +40,8 @@ static bool open_calls(struct bench_session *s, struct calls *calls, const struc
         if (i == EVEN && !(s->fixed && row->shape->varlen)) continue;
         *(const char **)call_option(host, "kernel") = s->kernel;
         if (device_is_gpu(device)) {
-            if (!call_to_gpu(gpu, device, host, status, fault) || !call_plan_open(gpu, status, fault))
+            if (!call_to_gpu(gpu, device, host, status, fault) || !call_plan_open(gpu, status, fault) ||
+                (row->shape->no_forward && !make_forward(gpu, status, fault)))
                 return false;
             calls->runs[i] = gpu;
         } else {

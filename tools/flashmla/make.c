@@ -355,27 +355,36 @@ static bool mha_values(struct making *m, struct fault *fault)
     return true;
 }
 
-/* What the forward operation leaves, by the library in host memory, and a gradient for it. */
+bool make_forward(const struct call *of, fmla_status *status, struct fault *fault)
+{
+    struct call forward;
+    const struct member *member;
+    call_begin(&forward, OP_MHA_FORWARD);
+    forward.device = of->device;
+    for (int i = 0; (member = call_member(OP_MHA_FORWARD, i)); i++) {
+        const fmla_tensor *tensor = call_tensor(of, member->name);
+        if (tensor) call_set(&forward, i, tensor->dtype, tensor->ndim, tensor->shape, tensor->data);
+    }
+    fmla_mha_forward_args *args = &forward.args.mha_forward;
+    args->causal = *(int32_t *)call_option(of, "causal");
+    args->softmax_scale = *(float *)call_option(of, "softmax_scale");
+    args->max_s_q = *(int64_t *)call_option(of, "max_s_q");
+    args->max_s_k = *(int64_t *)call_option(of, "max_s_k");
+    args->stream = *(void **)call_option(of, "stream");
+    const bool good = call_workspace(&forward, status, fault) &&
+                      !call_refused(status, call_run(&forward), fault) &&
+                      (!device_is_gpu(of->device) || call_wait(&forward, fault));
+    args->stream = NULL; /* it is the other call's */
+    call_close(&forward);
+    return good;
+}
+
 static bool backward_values(struct making *m, struct fault *fault)
 {
-    const struct call *call = m->call;
-    fmla_mha_forward_args args = FMLA_INIT(fmla_mha_forward_args);
+    fmla_status status;
     if (!mha_values(m, fault)) return false;
     fill(m, "dout", 0.0f);
-    args.q = call_tensor(call, "q"), args.k = call_tensor(call, "k"), args.v = call_tensor(call, "v");
-    args.cu_seqlens_q = call_tensor(call, "cu_seqlens_q");
-    args.cu_seqlens_k = call_tensor(call, "cu_seqlens_k");
-    args.out = call_tensor(call, "out"), args.lse = call_tensor(call, "lse");
-    args.causal = *(int32_t *)call_option(call, "causal");
-    args.softmax_scale = *(float *)call_option(call, "softmax_scale");
-    fmla_status status = fmla_mha_forward_workspace_size(&args, &args.workspace_size, NULL);
-    if (!status && args.workspace_size) {
-        args.workspace = aligned_alloc(64, (args.workspace_size + 63) / 64 * 64);
-        if (!args.workspace) return fault_set(fault, "no memory for the forward operation");
-    }
-    if (!status) status = fmla_mha_forward(&args);
-    free(args.workspace);
-    return !status || fault_set(fault, "forward: %s", fmla_last_error());
+    return m->shape->no_forward || make_forward(m->call, &status, fault);
 }
 
 /* ---- Merge and the cache operations ---------------------------------------------------------- */

@@ -28,6 +28,7 @@ struct shape {
     bool extra_varlen;      /* the same of the second cache's lists alone */
     bool holes;             /* one index in eight names no key; parts without keys, slots of -1 */
     bool no_lse;            /* merge without lse */
+    bool no_forward;        /* gradients of MHA: out and lse are left for make_forward to write on a GPU */
     const int32_t *lengths; /* [b] of dense decode and, with varlen, of MHA; NULL = as above */
     uint64_t seed;
 };
@@ -57,6 +58,10 @@ bool make_begin(struct making *making, struct call *call, const struct shape *sh
 bool make_memory(struct making *making, struct fault *fault);
 bool make_values(struct making *making, struct fault *fault);
 void make_end(struct making *making);
+
+/* Writes out and lse of a call for the gradients of MHA, as the forward operation leaves them, where the call's tensors are. On a
+ * GPU it waits. *status is the library's. */
+bool make_forward(const struct call *of, fmla_status *status, struct fault *fault);
 
 /* Into fixed[b]: as many keys in all as in lengths[b], and lengths that differ by at most one. */
 void make_fixed_lengths(const int32_t *lengths, int64_t b, int32_t *fixed);
