@@ -2,9 +2,10 @@
 """bench/sidebyside.py, as far as it goes without a GPU: the rows, the peers that they name, and what is refused."""
 
 import collections
-import importlib.util
+import importlib
 import pathlib
 import sys
+import types
 
 import pytest
 
@@ -12,20 +13,27 @@ from programs import run
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "sidebyside.py"
 WITHOUT_TORCH = """
-import runpy, sys
+import os, runpy, sys
 sys.modules["torch"] = None
 sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(sys.argv[0])
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
 @pytest.fixture
 def script(monkeypatch):
+    """The names of all of its modules, without PyTorch."""
     monkeypatch.setitem(sys.modules, "torch", None)
-    spec = importlib.util.spec_from_file_location("sidebyside", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    before = set(sys.modules)
+    names = {}
+    for module in ("beside.rows", "beside.contestants", "beside.timing", "sidebyside"):
+        names.update(vars(importlib.import_module(module)))
+    yield types.SimpleNamespace(**names)
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] in ("beside", "sidebyside"):
+            del sys.modules[name]
 
 
 def test_help_needs_no_torch():

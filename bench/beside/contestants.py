@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: MIT
+"""The contestants. A method is named after an operation, takes the inputs of a row and returns the call that is timed. The call's
+output may be of any shape in which the rows of d_v elements are in the order of query tokens, then heads.
+"""
+
+import importlib.metadata
+import sys
+
+try:
+    import torch
+except ImportError:  # only timing needs it
+    torch = None
+
+from beside.rows import D_V, ROPE
+
+
+def first(results):
+    """The output, of a function that may return more."""
+    return results if isinstance(results, torch.Tensor) else results[0]
+
+
+class Ours:
+    def __init__(self):
+        import flash_mla
+
+        self.functions, self.version = flash_mla, flash_mla.__version__
+
+    def dense_decode(self, x):
+        meta, _ = self.functions.get_mla_metadata()  # the first call puts the plan there
+        arguments = (x.q, x.cache, x.table, x.lengths, D_V, meta)
+        return lambda: first(self.functions.flash_mla_with_kvcache(*arguments, softmax_scale=x.scale, causal=True))
+
+    def sparse_decode(self, x):
+        meta, _ = self.functions.get_mla_metadata()
+        options = dict(
+            softmax_scale=x.scale,
+            is_fp8_kvcache=True,
+            indices=x.indices,
+            attn_sink=x.sink,
+            extra_k_cache=x.extra_cache,
+            extra_indices_in_kvcache=x.extra_indices,
+            extra_topk_length=x.extra_lengths,
+        )
+        return lambda: first(self.functions.flash_mla_with_kvcache(x.q, x.cache, None, None, D_V, meta, **options))
+
+    def sparse_prefill(self, x):
+        return lambda: first(self.functions.flash_mla_sparse_fwd(x.q, x.kv, x.indices, x.scale, D_V, x.sink))
+
+    def mha_forward(self, x):
+        arguments = (x.q, x.k, x.v, x.ends, x.ends, x.longest, x.longest)
+        return lambda: first(self.functions.flash_attn_varlen_func(*arguments, causal=x.causal))
+
+
+class FlashMLA:
+    """FlashMLA as vLLM's wheel contains it. A first call makes the plan of a decode, and the timed calls get it."""
+
+    def __init__(self, folder):
+        self.functions = library(folder, "_flashmla_C")
+        self.version = version_in(folder, "vllm")
+
+    def dense_decode(self, x):
+        def call(plan):
+            return self.functions.dense_decode_fwd(x.q, x.cache, D_V, x.lengths, x.table, x.scale, True, *plan, None)
+
+        plan = call((None, None))[2:4]
+        return lambda: first(call(plan))
+
+    def sparse_decode(self, x):
+        extra = (x.extra_cache, x.extra_indices, x.extra_lengths)
+
+        def call(plan):
+            given = (x.q, x.cache, x.indices, None, x.sink, *plan, *extra)
+            return self.functions.sparse_decode_fwd(*given, D_V, x.scale, None, False)
+
+        plan = call((None, None))[2:4]
+        return lambda: first(call(plan))
+
+    def sparse_prefill(self, x):
+        given = (x.q, x.kv, x.indices, x.scale, D_V, x.sink, None, None)
+        return lambda: first(self.functions.sparse_prefill_fwd(*given))
+
+
+class FlashAttention3:
+    """FlashAttention-3 as vLLM's wheel contains it. Its operators take every argument by its place: these are the names
+    in that order, with what is passed where a call says nothing."""
+
+    MASK = dict(is_causal=True, window_size_left=-1, window_size_right=-1)
+    SPLITS = dict(num_splits=0, pack_gqa=None, sm_margin=0)  # 0: the library chooses the number
+    FORWARD = {
+        **dict.fromkeys("q k v k_new v_new q_v out cu_seqlens_q cu_seqlens_k cu_seqlens_k_new".split()),
+        **dict.fromkeys("seqused_q seqused_k max_seqlen_q max_seqlen_k page_table kv_batch_idx leftpad_k".split()),
+        **dict.fromkeys("rotary_cos rotary_sin seqlens_rotary q_descale k_descale v_descale softmax_scale".split()),
+        **MASK,
+        **dict(softcap=0.0, is_rotary_interleaved=True, scheduler_metadata=None),
+        **SPLITS,
+        **dict(s_aux=None, cp_world_size=1, cp_rank=0, cp_tot_seqused_k=None),
+    }
+    PLAN = {
+        **dict.fromkeys("batch_size max_seqlen_q max_seqlen_k num_heads num_heads_k headdim headdim_v".split()),
+        **dict.fromkeys("qkv_dtype seqused_k cu_seqlens_q cu_seqlens_k cu_seqlens_k_new seqused_q leftpad_k".split()),
+        **dict(page_size=None, max_seqlen_k_new=0),
+        **MASK,
+        **dict(has_softcap=False),
+        **SPLITS,
+    }
+
+    def __init__(self, folder):
+        self.functions = library(folder, "_vllm_fa3_C")
+        self.version = version_in(folder, "vllm")
+
+    def forward(self, **given):
+        return first(self.functions.fwd(*in_order(self.FORWARD, given)))
+
+    def plan(self, **given):
+        return self.functions.get_scheduler_metadata(*in_order(self.PLAN, given))
+
+    def dense_decode(self, x):
+        """MLA as attention with keys of 64 elements and values of 512, which a part of a query (q_v) multiplies."""
+        b, s_q, h_q, _ = x.q.shape
+        sizes = dict(max_seqlen_q=s_q, max_seqlen_k=x.longest, seqused_k=x.lengths)
+        widths = dict(num_heads=h_q, num_heads_k=1, headdim=ROPE, headdim_v=D_V)
+        plan = self.plan(batch_size=b, qkv_dtype=x.q.dtype, page_size=x.cache.shape[1], **sizes, **widths)
+        tensors = dict(
+            q=x.q[..., D_V:].contiguous().view(b * s_q, h_q, ROPE),
+            q_v=x.q[..., :D_V].contiguous().view(b * s_q, h_q, D_V),
+            k=x.cache[..., D_V:].contiguous(),
+            v=x.cache[..., :D_V].contiguous(),
+            cu_seqlens_q=torch.arange(0, (b + 1) * s_q, s_q, dtype=torch.int32),
+            page_table=x.table,
+        )
+        return lambda: self.forward(**tensors, **sizes, softmax_scale=x.scale, scheduler_metadata=plan)
+
+    def mha_forward(self, x):
+        tensors = dict(q=x.q, k=x.k, v=x.v, cu_seqlens_q=x.ends, cu_seqlens_k=x.ends)
+        options = dict(softmax_scale=x.scale, is_causal=x.causal, num_splits=1)
+        return lambda: self.forward(**tensors, max_seqlen_q=x.longest, max_seqlen_k=x.longest, **options)
+
+
+class FlashAttention4:
+    """FlashAttention-4 of its own wheel, which compiles a kernel at the first call of a kind."""
+
+    def __init__(self, folder):
+        packages = folder / "fa4"
+        if not packages.is_dir():
+            raise FileNotFoundError(f"{packages} is not there")
+        sys.path[:0] = [str(packages), str(packages / "nvidia_cutlass_dsl" / "dsl_packages")]
+        from flash_attn.cute import flash_attn_func
+
+        self.function, self.version = flash_attn_func, version_in(packages, "flash-attn-4")
+
+    def mha_forward(self, x):
+        return lambda: first(self.function(*x.batch, causal=x.causal))
+
+
+class CuDNN:
+    """cuDNN as PyTorch's scaled_dot_product_attention calls it, on tensors with the heads before the tokens."""
+
+    def __init__(self, folder):
+        if not torch.backends.cudnn.is_available():
+            raise RuntimeError("PyTorch has no cuDNN here")
+        self.version = f"cuDNN {torch.backends.cudnn.version()}"
+
+    def mha_forward(self, x):
+        by_head = [tensor.transpose(1, 2).contiguous() for tensor in x.batch]
+
+        def call():
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+                attention = torch.nn.functional.scaled_dot_product_attention
+                return attention(*by_head, is_causal=x.causal, enable_gqa=x.grouped).transpose(1, 2)
+
+        return call
+
+
+PEERS = {"flashmla": FlashMLA, "fa3": FlashAttention3, "fa4": FlashAttention4, "cudnn": CuDNN}
+
+
+def in_order(defaults, given):
+    """The arguments of an operator that takes them all, by their places."""
+    unknown = given.keys() - defaults.keys()
+    if unknown:
+        raise TypeError(f"no arguments of the operator: {unknown}")
+    return ({**defaults, **given}).values()
+
+
+def library(folder, name):
+    """The operators of an extension of PyTorch."""
+    file = folder / f"{name}.abi3.so"
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is not there")
+    torch.ops.load_library(str(file))
+    return getattr(torch.ops, name)
+
+
+def version_in(folder, distribution):
+    for found in importlib.metadata.distributions(name=distribution, path=[str(folder)]):
+        return f"{distribution} {found.version}"
+    return f"{distribution}, version unknown"
+
+
+def contestants_for(rows, folder):
+    """({name: contestant}, {name: why there is none}), of all that the rows ask for."""
+    present, absent = {"ours": Ours()}, {}
+    for name, peer in PEERS.items():
+        if any(name in row.peers for row in rows):
+            try:
+                present[name] = peer(folder)
+            except Exception as error:  # whatever an import may raise
+                absent[name] = brief(error)
+    return present, absent
+
+
+def brief(error):
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

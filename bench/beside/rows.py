@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: MIT
+"""What is timed, and its tensors. A row is a problem: `operation` names the method of a contestant that computes it, `peers` names
+who else takes part, and `inputs` makes its tensors. A group is a list of rows. Another kind of problem is another class here,
+and a method of every contestant that computes it.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from itertools import product
+from types import SimpleNamespace
+from typing import NamedTuple, Optional
+
+try:
+    import torch
+except ImportError:  # only timing needs it
+    torch = None
+
+D_V = 512  # the width of a value of MLA
+ROPE = 64  # the last elements of a key, which encode its position
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Decode over all keys of b requests: s_k each, or, where varlen, numbers from a normal distribution around it."""
+
+    b: int
+    s_q: int
+    s_k: int
+    h_q: int
+    varlen: bool = False
+    kind: str = "dense"
+
+    operation = "dense_decode"
+    peers = ("flashmla", "fa3")
+    page = 64
+
+    def inputs(self, chance):
+        lengths = [self.s_k] * self.b
+        if self.varlen:
+            lengths = [max(self.s_q, int(chance.normalvariate(self.s_k, self.s_k / 2))) for _ in lengths]
+        pages = self.b * (256 // self.page) * math.ceil(max(lengths) / 256)
+        return SimpleNamespace(
+            q=normal(self.b, self.s_q, self.h_q, D_V + ROPE),
+            cache=normal(pages, self.page, 1, D_V + ROPE),
+            table=torch.randperm(pages, dtype=torch.int32).view(self.b, -1),
+            lengths=torch.tensor(lengths, dtype=torch.int32),
+            longest=max(lengths),
+            scale=(D_V + ROPE) ** -0.5,
+            flop=2 * sum(lengths) * self.s_q * self.h_q * (2 * D_V + ROPE),
+        )
+
+
+class Second(NamedTuple):
+    """The second cache of sparse decode, and the pages of both. Where varlen, requests use different numbers of the
+    entries of their second lists."""
+
+    s_k: int
+    topk: int
+    first_page: int
+    page: int
+    varlen: bool
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Decode over the topk keys that each query token names, of s_k, from byte-packed caches."""
+
+    b: int
+    s_q: int
+    s_k: int
+    h_q: int
+    topk: int
+    d_qk: int
+    extra: Optional[Second] = None
+
+    kind = "sparse_decode"
+    operation = "sparse_decode"
+    most_tokens = 1 << 22  # of a cache: requests of a large batch share keys
+
+    @property
+    def peers(self):
+        return ("flashmla",) if self.h_q in (64, 128) else ()  # nobody has published one for other head counts
+
+    def inputs(self, chance):
+        layout = "FP8_656" if self.d_qk == D_V + ROPE else "FP8_584"
+        tokens = min(self.b * self.s_k, self.most_tokens)
+        x = SimpleNamespace(
+            q=normal(self.b, self.s_q, self.h_q, self.d_qk, deviation=1).clamp_(-1, 1),
+            cache=packed_cache(tokens, layout, self.extra.first_page if self.extra else 64),
+            indices=lists(self.b, self.s_q, self.topk, self.s_k, tokens),
+            sink=torch.randn(self.h_q),
+            scale=self.d_qk**-0.55,
+            extra_cache=None,
+            extra_indices=None,
+            extra_lengths=None,
+        )
+        keys = self.b * self.s_q * self.topk
+        if self.extra:
+            tokens = min(self.b * self.extra.s_k, self.most_tokens)
+            x.extra_cache = packed_cache(tokens, layout, self.extra.page)
+            x.extra_indices = lists(self.b, self.s_q, self.extra.topk, self.extra.s_k, tokens)
+            used = [self.extra.topk] * self.b
+            if self.extra.varlen:
+                used = [chance.randint(0, self.extra.topk) for _ in used]
+                x.extra_lengths = torch.tensor(used, dtype=torch.int32)
+            keys += self.s_q * sum(used)
+        x.flop = 2 * keys * self.h_q * (self.d_qk + D_V)
+        return x
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Prefill of s_q tokens, each over the topk keys that it names of s_kv."""
+
+    s_q: int
+    s_kv: int
+    topk: int
+    h_q: int
+    d_qk: int
+
+    kind = "sparse_prefill"
+    operation = "sparse_prefill"
+    peers = ("flashmla",)
+
+    def inputs(self, chance):
+        return SimpleNamespace(
+            q=normal(self.s_q, self.h_q, self.d_qk),
+            kv=normal(self.s_kv, 1, self.d_qk),
+            indices=lists(self.s_q, 1, self.topk, self.s_kv, self.s_kv),
+            sink=torch.randn(self.h_q),
+            scale=0.5,
+            flop=2 * self.s_q * self.topk * self.h_q * (self.d_qk + D_V),
+        )
+
+
+@dataclass(frozen=True)
+class Mha:
+    """Attention with a key and a value a head: b sequences of s tokens, each over the keys of its own sequence."""
+
+    b: int
+    s: int
+    h: int
+    h_kv: int
+    d_qk: int
+    d_v: int
+    causal: bool
+
+    kind = "mha_fwd"
+    operation = "mha_forward"
+    peers = ("fa3", "fa4", "cudnn")
+
+    def inputs(self, chance):
+        x = sequences([self.s] * self.b, self)
+        x.batch = [tensor.view(self.b, self.s, *tensor.shape[1:]) for tensor in (x.q, x.k, x.v)]
+        return x
+
+
+@dataclass(frozen=True)
+class MhaVarlen:
+    """The same for sequences of 100 to 8000 tokens, one after the other without a gap."""
+
+    b: int
+    h: int
+    h_kv: int
+    d_qk: int
+    d_v: int
+    causal: bool = True
+
+    kind = "mha_varlen"
+    operation = "mha_forward"
+    peers = ("fa3",)
+
+    def inputs(self, chance):
+        return sequences([chance.randint(100, 8000) for _ in range(self.b)], self)
+
+
+def dense_rows():
+    shapes = product((4096, 8192), (16, 32, 64, 128), (1, 2), (False, True))
+    rows = [Dense(128, s_q, s_k, h_q, varlen) for s_k, h_q, s_q, varlen in shapes]
+    return rows + [Dense(b, s_q, 32768, h_q) for b, s_q, h_q in ((128, 1, 128), (128, 2, 128), (64, 1, 16))]
+
+
+def small_rows():
+    shapes = [(b, 1, s_k, h_q) for b, s_k, h_q in product((1, 2, 4, 8, 16, 32), (1024, 8192, 65536), (16, 64, 128))]
+    shapes += [(b, 4, 8192, h_q) for b, h_q in product((1, 4), (16, 128))]
+    return [Dense(*shape, kind="dense_small") for shape in shapes]
+
+
+def sparse_rows():
+    shapes = product((16, 64, 128), (1, 2), (1, 2, 4, 8, 16, 32, 64, 128))
+    rows = [Sparse(b, s_q, 32768, h_q, 2048, 576) for h_q, s_q, b in shapes]
+    rows.append(Sparse(148, 2, 32768, 128, 16384, 576))
+    seconds = (
+        (64, Second(16384, 512, 256, 64, False)),
+        (128, Second(16384, 1024, 256, 64, False)),
+        (128, Second(16384, 1024, 256, 2, True)),
+    )
+    return rows + [Sparse(b, 2, 16384, h_q, 128, 512, second) for b in (1, 2, 8, 64, 128) for h_q, second in seconds]
+
+
+def prefill_rows():
+    rows = [Prefill(4096, s_kv, 2048, 128, 576) for s_kv in (8192, 32768, 131072)]
+    rows += [Prefill(4096, 32768, *rest) for rest in ((512, 64, 512), (1024, 128, 512), (2048, 16, 576))]
+    return rows + [
+        Prefill(s_q, 32768, topk, 128, d_qk) for s_q in (1, 16, 64, 256) for topk, d_qk in ((2048, 576), (512, 576))
+    ]
+
+
+def mha_rows():
+    shapes = product(((192, 128), (128, 128), (64, 64)), ((8, 2048), (2, 8192), (1, 16384)), (True, False))
+    rows = [Mha(b, s, 16, 16, d_qk, d_v, causal) for (d_qk, d_v), (b, s), causal in shapes]
+    rows.append(Mha(2, 8192, 32, 4, 128, 128, True))
+    return rows + [MhaVarlen(16, 128, 128, 192, 128), MhaVarlen(16, 32, 4, 128, 128)]
+
+
+GROUPS = {
+    "dense": dense_rows(),
+    "small": small_rows(),
+    "sparse": sparse_rows(),
+    "prefill": prefill_rows(),
+    "mha": mha_rows(),
+}
+
+
+def shape_of(row):
+    """The sizes that a line of results has."""
+    shape = asdict(row)
+    shape.pop("kind", None)
+    return shape
+
+
+def words_for(row):
+    """What is printed of a row."""
+    shape = {name: value for name, value in shape_of(row).items() if value is not None}
+    if "extra" in shape:
+        shape["extra"] = ",".join(map(str, shape["extra"]))
+    return " ".join([row.kind, *(f"{name}={value}" for name, value in shape.items())])
+
+
+# The tensors.
+
+
+def normal(*shape, deviation=0.1):
+    return torch.empty(shape, dtype=torch.bfloat16).normal_(std=deviation)
+
+
+def lists(b, s_q, topk, s_k, tokens):
+    """[b, s_q, topk]: each token names topk of its request's s_k places, in random order, each at most once. Requests
+    share places only where the cache has too few tokens for all."""
+    own = min(s_k, tokens)
+    begins = [request * own % (tokens - own + 1) for request in range(b)]
+    rows = [torch.randperm(own, dtype=torch.int32)[:topk] + begins[token // s_q] for token in range(b * s_q)]
+    return torch.stack(rows).view(b, s_q, topk)
+
+
+def packed_cache(tokens, layout, page):
+    """A cache in pages of so many tokens, which flash_mla quantised: FP8_656 and FP8_584 are FlashMLA's own layouts."""
+    import flash_mla
+
+    size, latent = {"FP8_656": (656, 512), "FP8_584": (584, 448)}[layout]
+    cache = torch.zeros(math.ceil(tokens / page), page, 1, size, dtype=torch.uint8)
+    for slots in torch.arange(tokens, dtype=torch.int64).split(1 << 18):
+        flash_mla.cache_append(normal(len(slots), latent), normal(len(slots), ROPE), cache, slots, layout)
+    return cache
+
+
+def sequences(lengths, row):
+    """Sequences of so many tokens one after the other, as queries and as keys."""
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    seen = sum(length * length for length in lengths) / (2 if row.causal else 1)
+    return SimpleNamespace(
+        q=normal(sum(lengths), row.h, row.d_qk, deviation=1),
+        k=normal(sum(lengths), row.h_kv, row.d_qk, deviation=1),
+        v=normal(sum(lengths), row.h_kv, row.d_v, deviation=1),
+        ends=ends.to(torch.int32),
+        longest=max(lengths),
+        causal=row.causal,
+        grouped=row.h != row.h_kv,
+        scale=row.d_qk**-0.5,
+        flop=2 * seen * row.h * (row.d_qk + row.d_v),
+    )
