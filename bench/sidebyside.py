@@ -3,6 +3,7 @@
 
     python3 bench/sidebyside.py fetch FOLDER [--python 3.12]
     python3 bench/sidebyside.py time OUT.jsonl --peers FOLDER [--groups dense mha] [--runs 15] [--flush engine]
+                                     [--without ours_deterministic]
 
 `fetch` downloads the peers' wheels with pip and unpacks what is needed of them into FOLDER: FlashMLA and
 FlashAttention-3, which vLLM's wheel contains, and FlashAttention-4 with the packages that compile it. It needs no GPU.
@@ -17,6 +18,14 @@ Before each run, two products with 264 MB of weights each leave the caches as an
 are read (--flush read). The order of the contestants turns round from run to run, and the median counts. The ratio of a
 row is the time of its fastest peer divided by ours. What the graphs wrote is compared before anything is timed; a row
 whose outputs differ is not timed.
+
+The group mha_bwd has the gradients of dense MHA, by torch.autograd.grad, of a forward pass that is made before and not
+timed. Its runs are calls, not graphs; the GPU waits for some 2 ms before each, so that the host's time does not show.
+ours_direct is our operator without autograd. Ours is compared with fp32 arithmetic too, for one key head of one
+sequence, and a deterministic call with a second one, bit for bit. ratio_deterministic is FlashAttention-4's
+deterministic time over ours, share_deterministic our time over our deterministic one. A row without FlashAttention-4
+has no ratio. A call of more than half a second is not timed, nor are later ones of the same contestant with as much to
+do; --without leaves a call of ours out altogether.
 
 The exit code is 0, or 1 where a row lacks ours or a peer or its outputs differ, or 2 where the arguments or the machine
 are refused.
@@ -38,8 +47,8 @@ except ImportError:  # only the command `time` needs it
     torch = None
 
 from beside.contestants import Ours, contestants_for
-from beside.rows import GROUPS, shape_of, words_for
-from beside.timing import outcome, summary, what_comes_before
+from beside.rows import GROUPS, MhaGradients, shape_of, words_for
+from beside.timing import Session, summary, what_comes_before
 
 
 def refuse(text):
@@ -90,10 +99,11 @@ def time_rows(options):
     machine = dict(run=now, gpu=torch.cuda.get_device_name(), driver=driver_version(), torch=torch.__version__)
     method = dict(flush=options.flush, runs=options.runs, seed=seed)
     before = what_comes_before(options.flush)
+    session = Session(present, absent, seed, before, options.runs, options.without)
     lines, all_wrong = [], []
     with out:
         for _, row in rows:
-            measured, wrong = outcome(row, present, absent, seed, before, options.runs)
+            measured, wrong = session.outcome(row)
             print(words_for(row), *(f"{name}={value}" for name, value in measured.items()), *wrong, flush=True)
             all_wrong += [f"{words_for(row)}: {text}" for text in wrong]
             lines.append(None)
@@ -105,6 +115,8 @@ def time_rows(options):
     print(*summary(rows, lines, all_wrong), sep="\n")
     return 1 if all_wrong else 0
 
+
+OURS = [name for name, (contestant, _) in MhaGradients.variants.items() if contestant == "ours"]
 
 VLLM = "vllm==0.33.0"
 VLLM_LIBRARIES = (
@@ -183,6 +195,7 @@ def parse(arguments):
     command.add_argument("--groups", nargs="+", choices=list(GROUPS), default=list(GROUPS), help="of rows; all")
     command.add_argument("--runs", type=count, default=15, help="of each contestant in a row; 15")
     command.add_argument("--flush", choices=["engine", "read"], default="engine", help="what is done before a run")
+    command.add_argument("--without", nargs="+", choices=OURS, default=[], help="calls of ours that are left out; none")
     command.add_argument("--seed", type=int, help="of all that is drawn; the time")
     command.set_defaults(function=time_rows)
     return parser.parse_args(arguments)

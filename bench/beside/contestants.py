@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""The contestants. A method is named after an operation, takes the inputs of a row and returns the call that is timed. The call's
-output may be of any shape in which the rows of d_v elements are in the order of query tokens, then heads.
+"""The contestants. A method is named after an operation, takes the inputs of a row and returns the call that is timed.
+The call's output may be of any shape in which the rows of d_v elements are in the order of query tokens, then heads.
+Gradients are (dq, dk, dv), in the order of tokens, then heads, too.
 """
 
 import importlib.metadata
+import math
 import sys
 
 try:
@@ -17,6 +19,15 @@ from beside.rows import D_V, ROPE
 def first(results):
     """The output, of a function that may return more."""
     return results if isinstance(results, torch.Tensor) else results[0]
+
+
+def differentiable(tensors):
+    return [tensor.detach().requires_grad_() for tensor in tensors]
+
+
+def gradients(output, inputs, dout):
+    """The call that is timed, of a forward pass that has been made."""
+    return lambda: torch.autograd.grad(output, inputs, dout, retain_graph=True)
 
 
 class Ours:
@@ -49,6 +60,29 @@ class Ours:
     def mha_forward(self, x):
         arguments = (x.q, x.k, x.v, x.ends, x.ends, x.longest, x.longest)
         return lambda: first(self.functions.flash_attn_varlen_func(*arguments, causal=x.causal))
+
+    def mha_backward(self, x, deterministic=False):
+        inputs, options = differentiable((x.q, x.k, x.v)), dict(causal=x.causal, deterministic=deterministic)
+        sequences = (x.ends, x.ends, x.longest, x.longest)
+        output, _ = self.functions.flash_attn_varlen_func(*inputs, *sequences, **options)
+        return gradients(output, inputs, x.dout)
+
+    def mha_backward_deterministic(self, x):
+        return self.mha_backward(x, deterministic=True)
+
+    def mha_backward_direct(self, x):
+        """The operator that autograd's call ends in, which writes the gradients of all tokens."""
+        inputs, longest = (x.q, x.k, x.v, x.ends, x.ends), (x.longest, x.longest)
+        output, lse = self.functions.flash_attn_varlen_func(*inputs, *longest, causal=x.causal)
+        made = tuple(torch.full_like(tensor, math.nan) for tensor in inputs[:3])
+        deterministic, log_base = False, 0  # 0: e
+
+        def call():
+            tensors = (*inputs, output, lse.T, x.dout, *made)
+            torch.ops.flash_mla.mha_backward(*tensors, *longest, x.scale, x.causal, deterministic, log_base)
+            return made
+
+        return call
 
 
 class FlashMLA:
@@ -151,6 +185,14 @@ class FlashAttention4:
     def mha_forward(self, x):
         return lambda: first(self.function(*x.batch, causal=x.causal))
 
+    def mha_backward(self, x, deterministic=False):
+        inputs = differentiable(x.batch)
+        output = first(self.function(*inputs, causal=x.causal, deterministic=deterministic))
+        return gradients(output, inputs, x.dout.view(output.shape))
+
+    def mha_backward_deterministic(self, x):
+        return self.mha_backward(x, deterministic=True)
+
 
 class CuDNN:
     """cuDNN as PyTorch's scaled_dot_product_attention calls it, on tensors with the heads before the tokens."""
@@ -160,15 +202,22 @@ class CuDNN:
             raise RuntimeError("PyTorch has no cuDNN here")
         self.version = f"cuDNN {torch.backends.cudnn.version()}"
 
+    def attention(self, x, by_head):
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+            function = torch.nn.functional.scaled_dot_product_attention
+            return function(*by_head, is_causal=x.causal, enable_gqa=x.grouped)
+
     def mha_forward(self, x):
         by_head = [tensor.transpose(1, 2).contiguous() for tensor in x.batch]
+        return lambda: self.attention(x, by_head).transpose(1, 2)
 
-        def call():
-            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
-                attention = torch.nn.functional.scaled_dot_product_attention
-                return attention(*by_head, is_causal=x.causal, enable_gqa=x.grouped).transpose(1, 2)
-
-        return call
+    def mha_backward(self, x):
+        inputs = differentiable(tensor.transpose(1, 2).contiguous() for tensor in x.batch)
+        output = self.attention(x, inputs)
+        by_token = output.transpose(1, 2)
+        dout = torch.empty_like(output).copy_(x.dout.view(by_token.shape).transpose(1, 2))
+        call = gradients(output, inputs, dout)
+        return lambda: tuple(gradient.transpose(1, 2) for gradient in call())
 
 
 PEERS = {"flashmla": FlashMLA, "fa3": FlashAttention3, "fa4": FlashAttention4, "cudnn": CuDNN}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What is timed, and its tensors. A row is a problem: `operation` names the method of a contestant that computes it, `peers` names
-who else takes part, and `inputs` makes its tensors. A group is a list of rows. Another kind of problem is another class here,
-and a method of every contestant that computes it.
+"""What is timed, and its tensors. A row is a problem: `operation` names the method of a contestant that computes it,
+`peers` names who else takes part, and `inputs` makes its tensors. A group is a list of rows. Another kind of problem is
+another class here, and a method of every contestant that computes it.
 """
 
 import math
@@ -19,8 +19,20 @@ D_V = 512  # the width of a value of MLA
 ROPE = 64  # the last elements of a key, which encode its position
 
 
+class Problem:
+    """What a class says only where it differs."""
+
+    captured = True  # a run is a replay of a graph; else it is a call
+    results = ("output",)
+    together = 1  # rows of results, whose largest root mean square is the measure of a difference in any of them
+    least_row = 0.0  # and at least so many root mean squares of all rows are
+    needed = ()  # peers without which there is no ratio
+    variants = {}  # other calls that take part: {name: (contestant, method)}
+    reference = None  # gives a part of the results in fp32 arithmetic, for a check of ours
+
+
 @dataclass(frozen=True)
-class Dense:
+class Dense(Problem):
     """Decode over all keys of b requests: s_k each, or, where varlen, numbers from a normal distribution around it."""
 
     b: int
@@ -62,7 +74,7 @@ class Second(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sparse:
+class Sparse(Problem):
     """Decode over the topk keys that each query token names, of s_k, from byte-packed caches."""
 
     b: int
@@ -109,7 +121,7 @@ class Sparse:
 
 
 @dataclass(frozen=True)
-class Prefill:
+class Prefill(Problem):
     """Prefill of s_q tokens, each over the topk keys that it names of s_kv."""
 
     s_q: int
@@ -134,7 +146,7 @@ class Prefill:
 
 
 @dataclass(frozen=True)
-class Mha:
+class Mha(Problem):
     """Attention with a key and a value a head: b sequences of s tokens, each over the keys of its own sequence."""
 
     b: int
@@ -156,7 +168,44 @@ class Mha:
 
 
 @dataclass(frozen=True)
-class MhaVarlen:
+class MhaGradients(Mha):
+    """Its gradients by q, k and v. The forward pass is made before, and is not timed. PyTorch's autograd makes all
+    calls but ours_direct, which is the operator alone and writes into tensors that are there."""
+
+    kind = "mha_bwd"
+    operation = "mha_backward"
+    peers = ("fa4", "cudnn")
+    needed = ("fa4",)
+    variants = {
+        "ours_direct": ("ours", "mha_backward_direct"),
+        "ours_deterministic": ("ours", "mha_backward_deterministic"),
+        "fa4_deterministic": ("fa4", "mha_backward_deterministic"),
+    }
+    captured = False
+    results = ("dq", "dk", "dv")
+    together = 16  # the sum that a row of dq or dk is can cancel, so that rounding is large beside that row alone
+    least_row = 0.1  # the first token of a causal sequence sees one key: its dq is 0 but for rounding
+
+    def inputs(self, chance):
+        x = super().inputs(chance)
+        x.dout = normal(self.b * self.s, self.h, self.d_v, deviation=1)
+        x.flop = 2 * x.pairs * (3 * self.d_qk + 2 * self.d_v)
+        return x
+
+    def reference(self, x):
+        """(a function that takes a part from results, what fp32 arithmetic gives for it): the last sequence and the
+        first key head with its query heads."""
+        tokens, heads = slice((self.b - 1) * self.s, None), slice(self.h // self.h_kv)
+        q, k, v, dout = (tensor[tokens].float() for tensor in (x.q[:, heads], x.k[:, 0], x.v[:, 0], x.dout[:, heads]))
+
+        def part(dq, dk, dv):
+            return dq[tokens, heads], dk[tokens, 0], dv[tokens, 0]
+
+        return part, gradients_of_head(q, k, v, dout, x.scale, self.causal)
+
+
+@dataclass(frozen=True)
+class MhaVarlen(Problem):
     """The same for sequences of 100 to 8000 tokens, one after the other without a gap."""
 
     b: int
@@ -213,12 +262,19 @@ def mha_rows():
     return rows + [MhaVarlen(16, 128, 128, 192, 128), MhaVarlen(16, 32, 4, 128, 128)]
 
 
+def mha_gradients_rows():
+    shapes = product(((192, 128), (128, 128), (64, 64)), ((8, 2048), (2, 8192), (1, 16384)), (True, False))
+    rows = [MhaGradients(b, s, 16, 16, d_qk, d_v, causal) for (d_qk, d_v), (b, s), causal in shapes]
+    return rows + [MhaGradients(2, 8192, 32, 4, 128, 128, causal) for causal in (True, False)]
+
+
 GROUPS = {
     "dense": dense_rows(),
     "small": small_rows(),
     "sparse": sparse_rows(),
     "prefill": prefill_rows(),
     "mha": mha_rows(),
+    "mha_bwd": mha_gradients_rows(),
 }
 
 
@@ -267,7 +323,7 @@ def packed_cache(tokens, layout, page):
 def sequences(lengths, row):
     """Sequences of so many tokens one after the other, as queries and as keys."""
     ends = torch.tensor([0, *lengths]).cumsum(0)
-    seen = sum(length * length for length in lengths) / (2 if row.causal else 1)
+    pairs = row.h * sum(length * length for length in lengths) / (2 if row.causal else 1)
     return SimpleNamespace(
         q=normal(sum(lengths), row.h, row.d_qk, deviation=1),
         k=normal(sum(lengths), row.h_kv, row.d_qk, deviation=1),
@@ -277,5 +333,24 @@ def sequences(lengths, row):
         causal=row.causal,
         grouped=row.h != row.h_kv,
         scale=row.d_qk**-0.5,
-        flop=2 * seen * row.h * (row.d_qk + row.d_v),
+        pairs=pairs,
+        flop=2 * pairs * (row.d_qk + row.d_v),
     )
+
+
+def gradients_of_head(q, k, v, dout, scale, causal):
+    """(dq, dk, dv) of the query heads that share a key head: q and dout are [s, heads, d], k and v [s, d]."""
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    places = torch.arange(len(k))
+    for head in range(q.shape[1]):
+        for rows in places.split(2048):  # of a long sequence all scores at once would take gigabytes
+            q_rows, dout_rows = q[rows, head], dout[rows, head]
+            scores = q_rows @ k.T * scale
+            if causal:
+                scores.masked_fill_(places > rows[:, None], -math.inf)
+            p, dp = scores.softmax(-1), dout_rows @ v.T
+            ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
+            dq[rows, head] = ds @ k
+            dk += ds.T @ q_rows
+            dv += p.T @ dout_rows
+    return dq, dk, dv

@@ -4,6 +4,8 @@
 import math
 import random
 import statistics
+import time
+from typing import Any, NamedTuple
 
 try:
     import torch
@@ -13,25 +15,66 @@ except ImportError:  # only timing needs it
 from beside.contestants import brief
 from beside.rows import normal
 
+AHEAD = 4_000_000  # clocks, some 2 ms: a GPU waits so long before a call that is not captured, and the host gets ahead
+LONGEST = 0.5  # seconds: a call that takes more is not timed, and a contestant has fewer runs where all would take more
 COSINE = 0.9999  # of two outputs, at least
 WORST = 0.1  # at most, of an element's difference over the root mean square of its row; rounding to bf16 makes 0.03
 
 
-def difference(ours, theirs):
+def difference(ours, theirs, name="output", together=1, least_row=0.0, whose="ours"):
     """What is wrong with a peer's output; None where it agrees with ours. A NaN in either agrees with nothing."""
     width = ours.shape[-1]
     if theirs.shape[-1] != width or theirs.numel() != ours.numel():
-        return f"its output is of shape {tuple(theirs.shape)}, ours of {tuple(ours.shape)}"
+        return f"its {name} is of shape {tuple(theirs.shape)}, {whose} of {tuple(ours.shape)}"
     sums, worst = torch.zeros(3, dtype=torch.float64), torch.zeros(())
-    for a, b in zip(ours.reshape(-1, width).split(1 << 16), theirs.reshape(-1, width).split(1 << 16)):
+    pairs = list(zip(ours.reshape(-1, width).split(1 << 16), theirs.reshape(-1, width).split(1 << 16)))
+    least = torch.full((), 1e-30)
+    if least_row:
+        of_all = sum(a.float().square().sum(dtype=torch.float64) for a, _ in pairs) / ours.numel()
+        least = least_row * of_all.sqrt().float().clamp_min(1e-30)
+    for a, b in pairs:
         a, b = a.float(), b.float()
         sums += torch.stack([(c * d).sum(dtype=torch.float64) for c, d in ((a, b), (a, a), (b, b))])
-        size = a.square().mean(1).sqrt().clamp_min(1e-30)
+        size = torch.maximum(largest_of(a.square().mean(1).sqrt(), together), least)
         worst = torch.maximum(worst, ((a - b).abs().amax(1) / size).amax())
     cosine, worst = (sums[0] / (sums[1] * sums[2]).sqrt()).item(), worst.item()
     if cosine >= COSINE and worst <= WORST:
         return None
-    return f"its output differs from ours: cosine {cosine:.6f}, worst element {worst:.3g} root mean squares of its row"
+    numbers = f"cosine {cosine:.6f}, worst element {worst:.3g} root mean squares of its row"
+    return f"its {name} differs from {whose}: {numbers}"
+
+
+def largest_of(values, together):
+    """In place of each the largest of so many that stand together."""
+    count = len(values)
+    padded = torch.nn.functional.pad(values, (0, -count % together)).view(-1, together)
+    return padded.amax(1).repeat_interleave(together)[:count]
+
+
+def first_difference(row, ours, theirs, whose="ours"):
+    """That of the first of a row's results that differs."""
+    found = (
+        difference(a, b, name, row.together, row.least_row, whose) for a, b, name in zip(ours, theirs, row.results)
+    )
+    return next(filter(None, found), None)
+
+
+def same_bits(left, right):
+    return all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(left, right))
+
+
+class Prepared(NamedTuple):
+    """What is timed: the call of a contestant, which may hold what its graph reads, and what is done in a run."""
+
+    call: Any
+    run: Any
+    results: tuple
+    runs: int
+    same_again: bool = True  # a second call gave the same bits
+
+
+class TooSlow(Exception):
+    pass
 
 
 def captured(call):
@@ -49,6 +92,26 @@ def captured(call):
     return graph, output
 
 
+def timed(call):
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    results = call()
+    torch.cuda.synchronize()
+    return results, time.perf_counter() - begin
+
+
+def prepared(call, row, runs):
+    if row.captured:
+        graph, output = captured(call)
+        return Prepared(call, graph.replay, (output,), runs)
+    results, _ = timed(call)  # kernels are loaded or compiled
+    again, seconds = timed(call)
+    if seconds > LONGEST:
+        raise TooSlow(f"a call takes {seconds:.2f} s; one of more than {LONGEST} s is not timed")
+    fewer = max(1, int(LONGEST / max(seconds, 1e-9)))
+    return Prepared(call, call, results, min(runs, fewer), same_bits(results, again))
+
+
 def what_comes_before(flush):
     """What is done before each run, outside of its time."""
     if flush == "read":
@@ -64,63 +127,133 @@ def what_comes_before(flush):
     return two_products
 
 
-def medians_us(graphs, before, runs):
-    times = {name: [] for name in graphs}
-    for run in range(runs):
-        for name in reversed(list(graphs)) if run % 2 else graphs:
+def medians_us(prepared, before, captured=True):
+    times = {name: [] for name in prepared}
+    for run in range(max(one.runs for one in prepared.values())):
+        for name in reversed(list(prepared)) if run % 2 else prepared:
+            if run >= prepared[name].runs:
+                continue
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            if not captured:
+                torch.cuda._sleep(AHEAD)
             before()
             begin.record()
-            graphs[name].replay()
+            prepared[name].run()
             end.record()
             torch.cuda.synchronize()
             times[name].append(begin.elapsed_time(end) * 1000)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def outcome(row, present, absent, seed, before, runs):
-    """(what was measured or {}, what went wrong). A row is timed where ours is there and every output agrees."""
-    torch.manual_seed(seed)
-    try:
-        x = row.inputs(random.Random(seed))
-    except Exception as error:  # too little memory, say
-        return {}, [f"its inputs could not be made: {brief(error)}"]
-    wrong = [f"{name} is not there" for name in row.peers if name in absent]
-    calls, graphs, outputs = {}, {}, {}  # a graph reads the plan that its call holds
-    for name in ("ours", *row.peers):
-        if name in present:
+def calls_of(row):
+    """{name in a line: (contestant, method)} of all that take part."""
+    return {**{name: (name, row.operation) for name in ("ours", *row.peers)}, **row.variants}
+
+
+class Session:
+    """What rows share: `before` is done before each run, and who is in `left_out` takes no part."""
+
+    def __init__(self, present, absent, seed, before, runs, left_out=()):
+        self.present, self.absent, self.seed, self.before, self.runs = present, absent, seed, before, runs
+        self.left_out = left_out
+        self.too_slow = {}  # {(kind, name): the fewest FLOP of a call that was}
+
+    def prepare(self, row, x):
+        """({name: Prepared}, what went wrong)"""
+        ready, wrong = {}, [f"{name} is not there" for name in row.peers if name in self.absent]
+        for name, (contestant, method) in calls_of(row).items():
+            if contestant not in self.present or name in self.left_out:
+                continue
+            if x.flop >= self.too_slow.get((row.kind, name), math.inf):
+                wrong.append(f"{name} failed: it was too slow for fewer FLOP")
+                continue
             try:
-                calls[name] = getattr(present[name], row.operation)(x)
-                graphs[name], outputs[name] = captured(calls[name])
+                ready[name] = prepared(getattr(self.present[contestant], method)(x), row, self.runs)
             except Exception as error:  # a peer may refuse a shape in any way
+                if isinstance(error, TooSlow):
+                    self.too_slow[row.kind, name] = x.flop
                 wrong.append(f"{name} failed: {brief(error)}")
-    if "ours" not in outputs:
-        return {}, wrong
-    ours = outputs.pop("ours")
-    found = {name: difference(ours, output) for name, output in outputs.items()}
-    differing = [f"{name}: {text}" for name, text in found.items() if text]
-    if differing:
-        return {}, wrong + differing
-    us = medians_us(graphs, before, runs)
-    measured = {f"{name}_us": round(value, 1) for name, value in us.items()}
-    measured.update({f"{name}_tflops": round(x.flop / value / 1e6) for name, value in us.items()})
-    if len(us) > 1:
-        measured["ratio"] = round(min(us[name] for name in us if name != "ours") / us["ours"], 3)
-    if wrong:
-        measured["lacks"] = [name for name in row.peers if name not in us]
-    return measured, wrong
+        return ready, wrong
+
+    def outcome(self, row):
+        """(what was measured or {}, what went wrong). A row is timed where ours is there and every output agrees."""
+        torch.manual_seed(self.seed)
+        try:
+            x = row.inputs(random.Random(self.seed))
+        except Exception as error:  # too little memory, say
+            return {}, [f"its inputs could not be made: {brief(error)}"]
+        ready, wrong = self.prepare(row, x)
+        if "ours" not in ready:
+            return {}, wrong
+        differing = disagreements(row, x, ready)
+        if differing:
+            return {}, wrong + differing
+        us = medians_us(ready, self.before, row.captured)
+        measured = {f"{name}_us": round(value, 1) for name, value in us.items()}
+        measured.update({f"{name}_tflops": round(x.flop / value / 1e6) for name, value in us.items()})
+        measured.update(ratios(row, us))
+        fewer = {name: one.runs for name, one in ready.items() if one.runs < self.runs}
+        if fewer:
+            measured["fewer_runs"] = fewer
+        if wrong:
+            measured["lacks"] = [name for name in calls_of(row) if name not in us and name not in self.left_out]
+        return measured, wrong
+
+
+def disagreements(row, x, ready):
+    """What differs of the results: of ours from fp32 arithmetic, of others from ours, of a deterministic call from a
+    second one."""
+    ours, texts = ready["ours"].results, []
+    if row.reference:
+        part, expected = row.reference(x)
+        text = first_difference(row, expected, part(*ours), "fp32 arithmetic")
+        texts += [f"ours: {text}"] if text else []
+    for name, one in ready.items():
+        text = first_difference(row, ours, one.results) if name != "ours" else None
+        texts += [f"{name}: {text}"] if text else []
+        if name.endswith("_deterministic") and not one.same_again:
+            texts.append(f"{name}: two calls gave other bits")
+    return texts
+
+
+def ratios(row, us):
+    """{"ratio": the time of the fastest peer over ours}. Where deterministic calls were timed too, that of
+    FlashAttention-4's over ours, and the time of our call that is not deterministic over that of the one that is."""
+    found, peers = {}, [us[name] for name in row.peers if name in us]
+    if peers and all(name in us for name in row.needed):
+        found["ratio"] = round(min(peers) / us["ours"], 3)
+    if "ours_deterministic" in us:
+        if "fa4_deterministic" in us:
+            found["ratio_deterministic"] = round(us["fa4_deterministic"] / us["ours_deterministic"], 3)
+        found["share_deterministic"] = round(us["ours"] / us["ours_deterministic"], 3)
+    return found
+
+
+COLUMNS = ("ratio", "ratio_deterministic", "share_deterministic")
+
+
+def rows_counted_with(group, row):
+    """The name under which the summary counts a row."""
+    if not group.startswith("mha"):
+        return group
+    heads = f", {row.h}/{row.h_kv} heads" if group == "mha_bwd" and row.h != row.h_kv else ""
+    return f"{row.kind} {row.d_qk}/{row.d_v}{heads}"
 
 
 def summary(rows, lines, wrong):
     """Lines of text about (group, row) pairs, the line written for each (None: not timed), and what went wrong."""
-    ratios, texts = {}, []
+    found, texts = {}, []
     for (group, row), line in zip(rows, lines):
-        name = f"{row.kind} {row.d_qk}/{row.d_v}" if group == "mha" else group
-        ratios.setdefault(name, []).append((line or {}).get("ratio"))
-    for name, values in ratios.items():
-        known = [value for value in values if value is not None]
-        text = f"{name}: {len(known)} of {len(values)} rows have a ratio"
-        if known:
-            text += f", geometric mean {statistics.geometric_mean(known):.3f}, smallest {min(known):.3f}"
-        texts.append(text)
+        of_name = found.setdefault(rows_counted_with(group, row), {column: [] for column in COLUMNS})
+        for column in COLUMNS:
+            of_name[column].append((line or {}).get(column))
+    for name, columns in found.items():
+        for column, values in columns.items():
+            known = [value for value in values if value is not None]
+            if not known and column != "ratio":
+                continue
+            text = f"{name}: {len(known)} of {len(values)} rows have a {column}"
+            if known:
+                text += f", geometric mean {statistics.geometric_mean(known):.3f}, smallest {min(known):.3f}"
+            texts.append(text)
     return texts + [f"failed: {text}" for text in wrong]
