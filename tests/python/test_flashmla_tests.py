@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT
+"""flashmla_tests.py, on tests made up here: what it leaves out of them, and what it does not."""
+
+import pathlib
+
+import pytest
+
+import flashmla_tests
+from programs import run
+
+SCRIPT = pathlib.Path(flashmla_tests.__file__)
+MADE_UP = """
+import torch
+from beside_it import done
+from flash_mla import flash_attn_varlen_func
+
+major, minor = torch.cuda.get_device_capability()
+if major != 10:
+    raise SystemExit("another chip")
+assert torch.cuda.get_device_capability()[0] == 10, "another chip"
+name = "new" if major >= 10 else "old"
+if minor:
+    name += "er"
+for h, h_k in ((4, 4), (4, 1)):
+    if h != h_k:
+        has_bwd = False
+    else:
+        has_bwd = True
+    assert has_bwd or h_k == 1
+    done(name, has_bwd)
+"""
+
+
+@pytest.fixture
+def test_file(tmp_path):
+    file = tmp_path / "test_made_up.py"
+    file.write_text(MADE_UP)
+    (tmp_path / "beside_it.py").write_text("done = print\n")
+    (tmp_path / "torch.py").write_text("class cuda:\n    def get_device_capability():\n        return 9, 1\n")
+    return file
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_runs(test_file, grouped):
+    done = run(SCRIPT, test_file, *["--grouped-gradients"] * grouped)
+    assert done.returncode == 0, done
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("flash_mla ")
+    assert lines[1:3] == [
+        "test_made_up.py:7: left out: if major != 10:",
+        "test_made_up.py:9: left out: assert torch.cuda.get_device_capability()[0] == 10, 'another chip'",
+    ]
+    assert lines[3:] == ["test_made_up.py:15: has_bwd is True"] * grouped + ["older True", f"older {grouped}"]
+
+
+def test_fails_where_the_test_does(test_file):
+    test_file.write_text("assert False, 'differs'\n")
+    done = run(SCRIPT, test_file)
+    assert done.returncode == 1 and "AssertionError: differs" in done.stderr
+
+
+def test_refused(test_file, tmp_path):
+    (tmp_path / "flash_mla.py").write_text("")
+    test_file.write_text("no Python\n")
+    for file in (test_file, tmp_path / "none.py"):
+        done = run(SCRIPT, file)
+        assert done.returncode == 2 and f"flashmla_tests.py: {file}: " in done.stderr, done
+    test_file.write_text("")
+    code = f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r}); runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    done = run("-c", code, test_file)
+    assert done.returncode == 2 and "flash_mla is another package" in done.stderr, done
