@@ -1,6 +1,6 @@
 // bench.cu - checks and times Hopper's MHA backward: bench check | time [d_qk ...] | one d_qk b s h_q h_kv causal
-#include "mha_backward.cuh"
-#include "rows.cuh"
+#include "../../src/cuda/sm90/mha_backward/mha_backward.cuh"
+#include "../../src/cuda/sm90/mha_backward/rows.cuh"
 
 #include <algorithm>
 #include <cmath>
@@ -21,32 +21,31 @@ static void ok(cudaError_t error, int line)
 #define ONLY 0
 #endif
 #define KERNELS(ELEMENT, D_QK, D_V)                                                     \
-    MHA_BACKWARD_KERNEL(backward_##ELEMENT##_##D_QK, ELEMENT, D_QK, D_V, false)         \
-    MHA_BACKWARD_KERNEL(ordered_##ELEMENT##_##D_QK, ELEMENT, D_QK, D_V, true)           \
+    MHA_BACKWARD_KERNEL(backward_##ELEMENT##_##D_QK, ELEMENT, D_QK, D_V)                \
     MHA_BACKWARD_ROW_KERNELS(prepare_##ELEMENT##_##D_QK, finish_##ELEMENT##_##D_QK, ELEMENT, D_QK, D_V)
-typedef void (*Kernel)(lab_backward_sm90_params);
+typedef void (*Kernel)(mha_backward_sm90_params);
 struct Kernels {
     bool bf16;
     int d_qk, d_v;
-    Kernel prepare, main, ordered, finish;
+    Kernel prepare, main, finish;
     int threads;
     uint32_t bytes;
     int dq_tile;
 };
 #define ENTRY(ELEMENT, D_QK, D_V)                                                                                    \
-    {ELEMENT::IS_BF16, D_QK, D_V, prepare_##ELEMENT##_##D_QK, backward_##ELEMENT##_##D_QK, ordered_##ELEMENT##_##D_QK, finish_##ELEMENT##_##D_QK, \
+    {ELEMENT::IS_BF16, D_QK, D_V, prepare_##ELEMENT##_##D_QK, backward_##ELEMENT##_##D_QK, finish_##ELEMENT##_##D_QK, \
      BackwardLayout<D_QK, D_V>::THREADS, BackwardLayout<D_QK, D_V>::BYTES, BackwardLayout<D_QK, D_V>::DQ_TILE}
 KERNELS(Bf16, 192, 128)
-#if !ONLY
 KERNELS(Bf16, 128, 128)
 KERNELS(Bf16, 64, 64)
+#if !ONLY
 KERNELS(Fp16, 192, 128)
 KERNELS(Fp16, 128, 128)
 KERNELS(Fp16, 64, 64)
 #endif
-static const Kernels all_kernels[] = {ENTRY(Bf16, 192, 128),
+static const Kernels all_kernels[] = {ENTRY(Bf16, 192, 128), ENTRY(Bf16, 128, 128), ENTRY(Bf16, 64, 64),
 #if !ONLY
-                                      ENTRY(Bf16, 128, 128), ENTRY(Bf16, 64, 64), ENTRY(Fp16, 192, 128), ENTRY(Fp16, 128, 128),
+                                      ENTRY(Fp16, 192, 128), ENTRY(Fp16, 128, 128),
                                       ENTRY(Fp16, 64, 64)
 #endif
 };
@@ -191,7 +190,7 @@ static int heads_of_set(int s_k, int h_kv, int keys)
 enum { Q, K, V, DOUT, OUT, LSE, DQ, DK, DV, ROWS_, SUMS, TAKEN, STARTS, MEMORIES };
 struct Problem {
     const Kernels *kernels;
-    lab_backward_sm90_params p;
+    mha_backward_sm90_params p;
     std::vector<int> start_q, start_k;
     bool ragged;
     int64_t tokens_q, tokens_k;
@@ -212,12 +211,11 @@ struct Problem {
         for (int i = 0; i < b; i++) start_q.push_back(start_q[i] + s_q[i]), start_k.push_back(start_k[i] + s_k[i]);
         tokens_q = start_q[b], tokens_k = start_k[b];
         memset(&p, 0, sizeof p);
-        lab_backward_params &c = p.call;
+        mha_backward_params &c = p.call;
         p.row_tiles = ragged ? (int)(tokens_q / rows) + b : b * ((s_q[0] + rows - 1) / rows);
         p.key_blocks = ragged ? (int)(tokens_k / keys) + b : b * ((s_k[0] + keys - 1) / keys);
         p.items = p.key_blocks * h_kv, p.key_heads_divisor = divisor_of(h_kv);
         const int most_keys = *std::max_element(s_k.begin(), s_k.end());
-        p.rotates = !causal && !deterministic;
         // Causal and deterministic: blocks wait for each other by heads, so that as many heads as there are take part at once.
         p.heads_of_set = causal && deterministic && !set_size ? h_kv : heads_of_set(most_keys, h_kv, keys);
         const size_t sizes[MEMORIES] = {(size_t)tokens_q * h_q * d_qk * 2, (size_t)tokens_k * h_kv * d_qk * 2, (size_t)tokens_k * h_kv * d_v * 2,
@@ -236,13 +234,14 @@ struct Problem {
         OK(cudaMemcpy(memory[STARTS] + (b + 1) * 4, start_k.data(), (b + 1) * 4, cudaMemcpyHostToDevice));
         c.b = b, c.h_q = h_q, c.h_kv = h_kv, c.group = h_q / h_kv, c.s_q = s_q[0], c.s_k = s_k[0];
         if (ragged) c.starts_q = (int *)memory[STARTS], c.starts_k = c.starts_q + b + 1;
-        c.tokens_q = (int)tokens_q, c.tokens_k = (int)tokens_k, c.causal = causal, c.deterministic = deterministic;
+        c.tokens_q = (int)tokens_q, c.tokens_k = (int)tokens_k, c.causal = causal, c.d_qk = d_qk, c.d_v = d_v;
         c.scale = (float)pow(d_qk + 100, -0.5), c.scale_log2 = c.scale * 1.44269504f, c.lse_log2 = 1.44269504f;
-        c.out = (uint16_t *)memory[OUT], c.dout = (uint16_t *)memory[DOUT], c.lse = (float *)memory[LSE];
-        c.dq = (uint16_t *)memory[DQ], c.dk = (uint16_t *)memory[DK], c.dv = (uint16_t *)memory[DV];
-        const auto strides = [&](int64_t (&to)[3], int64_t s, int64_t h, int64_t width) { to[0] = s * h * width, to[1] = h * width, to[2] = width; };
-        strides(c.out_stride, s_q[0], h_q, d_v), strides(c.dout_stride, s_q[0], h_q, d_v), strides(c.dq_stride, s_q[0], h_q, d_qk);
-        strides(c.dk_stride, s_k[0], h_kv, d_qk), strides(c.dv_stride, s_k[0], h_kv, d_v);
+        c.lse = (float *)memory[LSE];
+        const auto view = [&](mha_vectors &to, int at, int64_t s, int64_t h, int64_t width) {
+            to.data = (decltype(to.data))memory[at], to.request = s * h * width, to.token = h * width, to.head = width;
+        };
+        view(c.out, OUT, s_q[0], h_q, d_v), view(c.dout, DOUT, s_q[0], h_q, d_v), view(c.dq, DQ, s_q[0], h_q, d_qk);
+        view(c.dk, DK, s_k[0], h_kv, d_qk), view(c.dv, DV, s_k[0], h_kv, d_v);
         c.lse_stride[0] = ragged ? 0 : (int64_t)h_q * s_q[0], c.lse_stride[1] = ragged ? tokens_q : s_q[0];
         const int requests = ragged ? 1 : b;
         const int64_t tq = ragged ? tokens_q : s_q[0], tk = ragged ? tokens_k : s_k[0];
@@ -250,8 +249,7 @@ struct Problem {
         p.dout = map_of(memory[DOUT], bf16, d_v, h_q, tq, requests, tq * h_q * d_v, rows, 64);
         p.k = map_of(memory[K], bf16, d_qk, h_kv, tk, requests, tk * h_kv * d_qk, keys, d_qk == 192 ? 32 : 64);
         p.v = map_of(memory[V], bf16, d_v, h_kv, tk, requests, tk * h_kv * d_v, keys, 64);
-        p.rows = (float *)memory[ROWS_], p.dq_sums = (float *)memory[SUMS], p.taken = (uint32_t *)memory[TAKEN], p.turns = p.taken + 8;
-        OK(cudaFuncSetAttribute((const void *)kernels->ordered, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)kernels->bytes));
+        p.rows = (float *)memory[ROWS_], p.dq_sums = (float *)memory[SUMS], p.taken = (uint32_t *)memory[TAKEN], p.turns = deterministic ? p.taken + 8 : NULL;
         OK(cudaFuncSetAttribute((const void *)kernels->main, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)kernels->bytes));
     }
     ~Problem()
@@ -260,17 +258,17 @@ struct Problem {
     }
     void prepare()
     {
-        if (p.row_tiles) kernels->prepare<<<dim3(p.row_tiles, h_q), ROW_KERNEL_THREADS>>>(p);
+        if (p.row_tiles) kernels->prepare<<<p.row_tiles * h_q, ROW_KERNEL_THREADS>>>(p);
         OK(cudaGetLastError());
     }
     void main()
     {
-        if (p.items) (p.call.deterministic ? kernels->ordered : kernels->main)<<<std::min(p.items, 132), kernels->threads, kernels->bytes>>>(p);
+        if (p.items) kernels->main<<<std::min(p.items, 132), kernels->threads, kernels->bytes>>>(p);
         OK(cudaGetLastError());
     }
     void finish()
     {
-        if (p.row_tiles) kernels->finish<<<dim3(p.row_tiles, h_q), ROW_KERNEL_THREADS>>>(p);
+        if (p.row_tiles) kernels->finish<<<p.row_tiles * h_q, ROW_KERNEL_THREADS>>>(p);
         OK(cudaGetLastError());
     }
     void run() { prepare(), main(), finish(); }
@@ -380,6 +378,18 @@ static int check_all(int only)
     return bad != 0;
 }
 
+// The clock of an SM while kernels run, MHz: of what it counts, and of nanoseconds.
+__global__ void read_clocks(long long *to)
+{
+    if (threadIdx.x == 0) {
+        unsigned sm;
+        asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+        long long ns;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+        to[2 * sm] = clock64(), to[2 * sm + 1] = ns;
+    }
+}
+
 static void time_one(int d, int b, int s, int h_q, int h_kv, int causal, int deterministic)
 {
     static uint4 *flush;
@@ -391,6 +401,8 @@ static void time_one(int d, int b, int s, int h_q, int h_kv, int causal, int det
     Problem x(d, true, std::vector<int>(b, s), std::vector<int>(b, s), h_q, h_kv, causal, deterministic, false, 1.0f);
     make_values<<<2048, 256>>>((uint16_t *)x.memory[OUT], x.bytes[OUT] / 2, 99, 0.03f, true);
     make_lse<<<2048, 256>>>((float *)x.memory[LSE], x.bytes[LSE] / 4, s, causal, 0.5f * d / (d + 100));
+    static long long *clocks;
+    if (!clocks) OK(cudaMallocManaged(&clocks, 4 * 132 * 16));
     cudaEvent_t event[4];
     for (cudaEvent_t &e : event) OK(cudaEventCreate(&e));
     std::vector<float> times[4];
@@ -399,7 +411,9 @@ static void time_one(int d, int b, int s, int h_q, int h_kv, int causal, int det
         OK(cudaEventRecord(event[0]));
         x.prepare();
         if (i & 1) OK(cudaEventRecord(event[1]));
+        if (i == 16) read_clocks<<<132, 1024>>>(clocks);
         x.main();
+        if (i == 16) read_clocks<<<132, 1024>>>(clocks + 264);
         if (i & 1) OK(cudaEventRecord(event[2]));
         x.finish();
         OK(cudaEventRecord(event[3]));
@@ -411,6 +425,7 @@ static void time_one(int d, int b, int s, int h_q, int h_kv, int causal, int det
         if (i & 1)
             for (int j = 0; j < 3; j++) OK(cudaEventElapsedTime(&t[j], event[j], event[j + 1])), times[j].push_back(t[j]);
     }
+    const double mhz = (double)(clocks[264] - clocks[0]) / (double)(clocks[265] - clocks[1]) * 1e3;
     for (auto &t : times) std::sort(t.begin(), t.end());
     const double flop = 2.0 * (3 * d + 2 * x.d_v) * b * h_q * (double)s * s / (causal ? 2 : 1);
     const auto median = [&](int i) { return times[i][times[i].size() / 2]; };
@@ -423,9 +438,9 @@ static void time_one(int d, int b, int s, int h_q, int h_kv, int causal, int det
     for (const auto &t : targets)
         if (t.d == d && t.b == b) target = t.full[causal];
     const double rate = flop / median(3) * 1e-9;
-    printf("%d %dx%d %d/%d %s%s: %.0f TFLOP/s (FA4 %.0f: %.3f) %.3f ms = prepare %.3f + main %.3f (%.0f) + finish %.3f\n", d, b, s, h_q, h_kv,
+    printf("%d %dx%d %d/%d %s%s: %.0f TFLOP/s (FA4 %.0f: %.3f) %.3f ms = prepare %.3f + main %.3f (%.0f) + finish %.3f; %.0f MHz\n", d, b, s, h_q, h_kv,
            causal ? "causal" : "full", deterministic ? " det" : "", rate, target, target ? rate / target : 0, median(3), median(0), median(1),
-           flop / median(1) * 1e-9, median(2));
+           flop / median(1) * 1e-9, median(2), mhz);
     fflush(stdout);
 }
 

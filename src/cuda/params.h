@@ -248,13 +248,20 @@ struct mha_backward_sm90_params {
     float *rows;    /* [h_q][row_tiles][2][rows of a tile]: lse of base 2, inf where there is no key; delta */
     float *dq_sums; /* [h_q][row_tiles][a tile]: results.cuh says in what order */
     uint32_t *taken; /* items, beside the first one of each block of threads */
+    /* Deterministic: [h_q][row_tiles][consumers]: how many blocks of keys have added to a tile's dQ; NULL: they add in any order. */
+    uint32_t *turns;
 };
 
 /* Rows of its tiles and keys of a block, by d_qk; variants of its kernels. */
 #define MHA_BACKWARD_SM90_ROWS(d_qk)  ((d_qk) == 64 ? 128 : 64)
 #define MHA_BACKWARD_SM90_KEYS(d_qk)  128
 #define MHA_BACKWARD_SM90_SIZES(d_qk) ((int)(d_qk) / 64 - 1)
-enum { MHA_BACKWARD_PREPARE = 0, MHA_BACKWARD_FINISH = 3, MHA_BACKWARD_ROW_THREADS = 256 };
+enum {
+    MHA_BACKWARD_PREPARE = 0,
+    MHA_BACKWARD_FINISH = 3,
+    MHA_BACKWARD_ROW_THREADS = 256,
+    MHA_BACKWARD_CONSUMERS = 2
+};
 
 /* Rows of Hopper's tiles and keys of a block, by d_qk. */
 #define MHA_SM90_ROWS(d_qk) ((d_qk) == 64 ? 192 : 128)

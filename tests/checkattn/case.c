@@ -195,7 +195,7 @@ bool case_results_same(const struct test_case *c, const unsigned char *copy)
 {
     bool same = true;
     for (int k = 0; k < c->op->results; copy += case_result(c, k++)->whole)
-        same &= (!k && c->op->unordered) || !case_result(c, k)->whole ||
+        same &= (!k && c->unordered) || !case_result(c, k)->whole ||
                 !memcmp(copy, case_result(c, k)->memory, case_result(c, k)->whole);
     return same;
 }

@@ -73,6 +73,7 @@ struct test_case {
     bool beyond;      /* scores that fp32 does not hold: of rows with a key nothing is promised */
     bool large_apart; /* elements of out above 1 are not in the cosine */
     bool captured;    /* on a GPU: each call is one of a graph */
+    bool unordered;   /* the first result's bits may differ from run to run */
 };
 
 /* Also of a batch whose tokens are one dimension, where starts say which are of a request. */
@@ -172,7 +173,6 @@ struct subject {
     bool (*has)(const struct run *run, const int64_t *v);
     /* May the kernel under test refuse the case? NULL: none may. *must: it has to. */
     bool (*leaves)(const struct test_case *c, const struct run *run, bool *must);
-    bool unordered; /* the first result's bits may differ from run to run; set by choose */
     /* What pairs do not reach: texts, each with a seed of its own, and what is made by suite_case. */
     const char *special[TEXTS]; /* ends with NULL */
     void (*more)(struct suite *suite);

@@ -152,7 +152,7 @@ static void run_and_compare(struct test_case *c, const struct run *run, struct t
     if (patch.at) memcpy(patch.at, patch.before, patch.size);
     if (status) report(tally, run, c->name, fmla_last_error());
     if (run->fault == FAULT_UNSTABLE && c->b && c->s_q)
-        *(unsigned char *)case_row(c, op->result[op->unordered ? 1 : 0], 0, 0, 0) ^= 1;
+        *(unsigned char *)case_row(c, op->result[c->unordered ? 1 : 0], 0, 0, 0) ^= 1;
     if (!case_results_same(c, before))
         report(tally, run, c->name,
                "two runs of the same call, with other garbage in the workspace, differ in their bits");

@@ -17,21 +17,15 @@
 enum { FIRST = GRADIENT(dq), GRADIENTS = 3, WIDEST = 192 };
 enum { H_DETERMINISTIC = H_LSE /* the axis of its own */ };
 
-/* Hopper's adds to dq in any order. */
-static bool is_taken(const char *kernel, const int64_t *v)
-{
-    return mha_is_taken(kernel, v) && (strcmp(kernel, "cuda-sm90") || v[H_DETERMINISTIC] != 1);
-}
-
 static bool hopper_possible(const int64_t *v)
 {
-    return is_taken("cuda-sm90", v);
+    return mha_is_taken("cuda-sm90", v);
 }
 
 static bool leaves(const struct test_case *c, const struct run *run, bool *must)
 {
     *must = true;
-    return !is_taken(run->kernel, c->v);
+    return !mha_is_taken(run->kernel, c->v);
 }
 
 /* Hopper's kernel multiplies what some rows of a tile do not see by weights of 0, which NaN survives. */
@@ -45,9 +39,7 @@ static void choose(struct subject *op, const struct run *run)
     const bool hopper = !strcmp(run->kernel, "cuda-sm90");
     mha_choose_types(op, run);
     op->axis[H_INPUTS].count = hopper ? INPUTS_NAN_ENDS : INPUTS_NAN_ENDS + 1;
-    op->axis[H_DETERMINISTIC].count = hopper ? 1 : 2;
     op->grid.possible = hopper ? hopper_possible : NULL;
-    op->unordered = hopper;
     op->grid.cost = mha_cost, op->grid.dear = on_gpu(run) ? 2e6 : 3e4;
 }
 
@@ -98,7 +90,7 @@ static void make(struct test_case *c, const struct run *run)
 {
     const struct mha_case *m = (const struct mha_case *)c;
     const enum layout layout = near_layout(c->v[H_LAYOUT]);
-    (void)run;
+    c->unordered = !strcmp(run->kernel, "cuda-sm90") && c->v[H_DETERMINISTIC] != 1;
     mha_make(c);
     for (int i = MHA(out); i < FIRST + GRADIENTS; i++) case_tensor(c, i, layout, true);
     put_nan_queries(c);

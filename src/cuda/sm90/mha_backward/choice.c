@@ -22,6 +22,7 @@ int64_t sm90_mha_backward_key_blocks(const struct backward_problem *p)
 
 int32_t sm90_mha_backward_heads(const struct backward_problem *p, int32_t sms)
 {
+    if (p->deterministic) return 1; /* whose blocks of threads follow each other without waiting */
     const int64_t blocks = cuda_ceil_div(p->s_k, MHA_BACKWARD_SM90_KEYS(p->d_qk)),
                   heads = blocks ? 2 * sms / blocks : p->h_kv;
     return (int32_t)(heads < 1 ? 1 : heads < p->h_kv ? heads : p->h_kv);
@@ -34,7 +35,8 @@ struct sm90_mha_backward_layout sm90_mha_backward_layout(const struct backward_p
     struct sm90_mha_backward_layout l = {0};
     l.dq_sums = l.rows + cuda_line_up(tiles * 2 * (size_t)rows * sizeof(float));
     l.taken = l.dq_sums + cuda_line_up(tiles * (size_t)rows * (size_t)p->d_qk * sizeof(float));
-    l.bytes = l.taken + cuda_line_up(sizeof(uint32_t));
+    l.turns = l.taken + cuda_line_up(sizeof(uint32_t));
+    l.bytes = l.turns + (p->deterministic ? cuda_line_up(tiles * MHA_BACKWARD_CONSUMERS * sizeof(uint32_t)) : 0);
     return l;
 }
 
@@ -95,8 +97,6 @@ const char *sm90_mha_backward_refuses(const struct backward_problem *p, const ch
             return "takes a tensor whose base and strides are multiples of 16 bytes, strides of 16 to below "
                    "2^40";
     }
-    *argument = "deterministic";
-    if (p->deterministic) return "adds to dq in any order";
     *argument = "softmax_scale";
     if (!(p->scale >= 1e-30f)) return "takes a scale of at least 1e-30";
     return NULL;

@@ -3,7 +3,7 @@
  * Hopper's gradients of dense MHA, the host's part: which problems it takes, how many tiles there may be, and where its workspace has
  * what.
  *
- * Workspace:  numbers of rows | sums of dQ | a counter
+ * Workspace:  numbers of rows | sums of dQ | a counter | deterministic: counters of tiles
  */
 #ifndef FMLA_CUDA_SM90_MHA_BACKWARD_CHOICE_H
 #define FMLA_CUDA_SM90_MHA_BACKWARD_CHOICE_H
@@ -23,7 +23,7 @@ int64_t sm90_mha_backward_key_blocks(const struct backward_problem *p);
 int32_t sm90_mha_backward_heads(const struct backward_problem *p, int32_t sms);
 
 struct sm90_mha_backward_layout {
-    size_t rows, dq_sums, taken; /* where they begin */
+    size_t rows, dq_sums, taken, turns; /* where they begin */
     size_t bytes;
 };
 struct sm90_mha_backward_layout sm90_mha_backward_layout(const struct backward_problem *p);

@@ -49,6 +49,7 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
         .rows = (float *)(void *)(workspace + at.rows),
         .dq_sums = (float *)(void *)(workspace + at.dq_sums),
         .taken = (uint32_t *)(void *)(workspace + at.taken),
+        .turns = p->deterministic ? (uint32_t *)(void *)(workspace + at.turns) : NULL,
     };
     const struct tensor_view q = sm90_mha_backward_view(p, &p->q, false, p->d_qk, 64),
                              k = sm90_mha_backward_view(p, &p->k, true, p->d_qk, key_columns),

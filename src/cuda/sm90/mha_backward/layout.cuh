@@ -28,7 +28,7 @@
 
 #include <stddef.h>
 
-static constexpr float P_SCALE = 32768.0f; /* 1 becomes nearly the largest fp16 */
+static constexpr float P_SCALE = 32768.0f, P_SCALE_LOG2 = 15.0f; /* P is multiplied by it: 1 becomes nearly the largest fp16 */
 
 /* Items that the consumers know of. */
 enum { ITEM_SLOTS = 2 };
@@ -43,24 +43,24 @@ struct Item {
     int diagonal;      /* row i from first_tile on sees key t of the block if t + diagonal <= i */
     uint32_t phase;    /* of the barriers of K and V */
     int start;         /* the tile with which a head's begin */
-    int gap[3];
+    int order;         /* deterministic: blocks of keys that add to dQ before it; causal: those behind it */
+    int gap[2];
 };
 
 template <int D_QK_, int D_V_> struct BackwardLayout {
     static constexpr int D_QK = D_QK_, D_V = D_V_;
     static constexpr int ROWS = MHA_BACKWARD_SM90_ROWS(D_QK_), KEYS = MHA_BACKWARD_SM90_KEYS(D_QK_);
-    static constexpr int CONSUMERS = 2, THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
-    static constexpr int STAGES = 2; /* of Q and dO */
-    static constexpr bool DP_EARLY =
-        D_QK != 192; /* dP is asked for with S, where registers suffice: exponentials hide half of it */
-    static constexpr int LSE_EARLY = 8;          /* times 8 rows, whose lse is loaded beside the scores */
-    static constexpr bool KEEPS_P = D_QK == 128; /* in fp32, until dS is made of it */
-    /* Elsewhere bf16's is kept as P · P_SCALE in fp16, and dQ and dK are multiplied by DS_UNSCALE in the end. */
-    template <typename Element> static constexpr bool SCALES_P = !KEEPS_P && Element::IS_BF16;
-    /* fp16's dS is multiplied by DS_SCALE: of thousands of keys it would have few bits left. */
-    template <typename Element> static constexpr float DS_SCALE = Element::IS_BF16 ? 1.0f : 64.0f;
-    template <typename Element>
-    static constexpr float DS_UNSCALE = 1.0f / ((SCALES_P<Element> ? P_SCALE : 1.0f) * DS_SCALE<Element>);
+    static constexpr int CONSUMERS = MHA_BACKWARD_CONSUMERS, THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
+    static constexpr int STAGES = 2, DO_STAGES = D_QK == 192 ? 1 : 2; /* of Q, of dO */
+    /* Where registers suffice: dP is asked for with S, of which exponentials hide half; dK with dV, of dS as it was made; S of the next
+     * tile before dQ is waited for. */
+    static constexpr bool DP_EARLY = D_QK != 192, DK_EARLY = D_QK != 192, S_EARLY = D_QK == 64;
+    /* Times 16 rows: those whose lse is loaded beside the scores, and delta beside dP. */
+    static constexpr int LSE_EARLY = 4, DELTA_EARLY = D_QK == 192 ? 1 : D_QK == 128 ? 4 : 2;
+    static constexpr bool KEEPS_P = D_QK == 128; /* in fp32, until dS is made of it; elsewhere in fp16 */
+    /* dS, and delta, are multiplied by DS_SCALE beside P_SCALE: fp16's dS would else be too large, or of thousands of keys have few bits left. */
+    template <typename Element> static constexpr float DS_SCALE = Element::IS_BF16 ? 1.0f : 64.0f / P_SCALE;
+    template <typename Element> static constexpr float DS_UNSCALE = 1.0f / (P_SCALE * DS_SCALE<Element>);
     static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
                       (CONSUMERS + 1) * (65536 / THREADS / 8 * 8),
@@ -79,12 +79,14 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     static constexpr uint32_t K_TILE = KEYS * K_LINE, V_TILE = KEYS * LINE_BYTES,
                               ROW_TILE = ROWS * LINE_BYTES, DS_TILE = KEYS * LINE_BYTES;
     static constexpr uint32_t K_BYTES = KEYS * D_QK * 2, V_BYTES = KEYS * D_V * 2, Q_BYTES = ROWS * D_QK * 2,
-                              DO_BYTES = ROWS * D_V * 2, DS_BYTES = ROWS * KEYS * 2,
+                              DO_BYTES = ROWS * D_V * 2, DS_BYTES = ROWS * KEYS * 2, DQ_BYTES = DQ_OF_CONSUMER * 4,
                               NUMBERS_BYTES = 2 * ROWS * 4;
     static constexpr uint32_t V_AT = K_BYTES, Q_AT = V_AT + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES,
-                              DS_AT = DO_AT + STAGES * DO_BYTES, NUMBERS_AT = DS_AT + 2 * DS_BYTES,
+                              DS_AT = DO_AT + DO_STAGES * DO_BYTES, DQ_AT = DS_AT + 2 * DS_BYTES,
+                              NUMBERS_AT = DQ_AT + CONSUMERS * DQ_BYTES,
                               ITEMS_AT = NUMBERS_AT + STAGES * NUMBERS_BYTES,
-                              BARRIERS_AT = ITEMS_AT + ITEM_SLOTS * sizeof(Item);
+                              WHERE_AT = ITEMS_AT + ITEM_SLOTS * sizeof(Item),
+                              BARRIERS_AT = WHERE_AT + CONSUMERS * 8;
     enum {
         K_FULL,
         V_FULL,
@@ -93,15 +95,20 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
         Q_FULL,
         Q_EMPTY = Q_FULL + STAGES,
         DO_FULL = Q_EMPTY + STAGES,
-        DO_EMPTY = DO_FULL + STAGES,
-        DS_FULL = DO_EMPTY + STAGES, /* two of each consumer */
+        DO_EMPTY = DO_FULL + DO_STAGES,
+        DS_FULL = DO_EMPTY + DO_STAGES, /* two of each consumer */
         DS_EMPTY = DS_FULL + 2 * CONSUMERS,
-        ITEM_FULL = DS_EMPTY + 2,
+        DQ_FULL = DS_EMPTY + 2, /* of each consumer */
+        DQ_EMPTY = DQ_FULL + CONSUMERS,
+        ITEM_FULL = DQ_EMPTY + CONSUMERS,
         ITEM_EMPTY = ITEM_FULL + ITEM_SLOTS,
         BARRIERS = ITEM_EMPTY + ITEM_SLOTS
     };
     static constexpr uint32_t BYTES = BARRIERS_AT + BARRIERS * 8;
     static_assert(BYTES <= 227 * 1024, "it fits");
+
+    /* Where the number of a row stands: of 16 rows, the four that a thread has of two eights are next to each other. */
+    static DEVICE int number_at(int row) { return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2; }
 
     uint32_t base;
 
@@ -114,6 +121,8 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     DEVICE uint32_t q(int stage) const { return base + Q_AT + (uint32_t)stage * Q_BYTES; }
     DEVICE uint32_t dout(int stage) const { return base + DO_AT + (uint32_t)stage * DO_BYTES; }
     DEVICE uint32_t ds(int place) const { return base + DS_AT + (uint32_t)place * DS_BYTES; }
+    DEVICE uint32_t dq(int consumer) const { return base + DQ_AT + (uint32_t)consumer * DQ_BYTES; }
+    DEVICE uint32_t where(int consumer) const { return base + WHERE_AT + (uint32_t)consumer * 8; }
     DEVICE uint32_t numbers(int stage) const { return base + NUMBERS_AT + (uint32_t)stage * NUMBERS_BYTES; }
     DEVICE uint32_t item(int slot) const { return base + ITEMS_AT + (uint32_t)(slot * (int)sizeof(Item)); }
 
@@ -124,11 +133,14 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
         mbarrier_init(barrier(KEYS_EMPTY), CONSUMERS), mbarrier_init(barrier(RAW), 1);
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(barrier(Q_FULL, i), 1), mbarrier_init(barrier(Q_EMPTY, i), CONSUMERS);
-            mbarrier_init(barrier(DO_FULL, i), 1), mbarrier_init(barrier(DO_EMPTY, i), CONSUMERS);
         }
+        for (int i = 0; i < DO_STAGES; i++)
+            mbarrier_init(barrier(DO_FULL, i), 1), mbarrier_init(barrier(DO_EMPTY, i), CONSUMERS);
+        for (int i = 0; i < CONSUMERS; i++)
+            mbarrier_init(barrier(DQ_FULL, i), 4), mbarrier_init(barrier(DQ_EMPTY, i), 1);
         for (int i = 0; i < 2; i++)
             mbarrier_init(barrier(DS_FULL, i), 4), mbarrier_init(barrier(DS_FULL + 2, i), 4),
-                mbarrier_init(barrier(DS_EMPTY, i), 2 * CONSUMERS); /* dQ and dK of each */
+                mbarrier_init(barrier(DS_EMPTY, i), (DK_EARLY ? 1 : 2) * CONSUMERS); /* dQ and dK of each */
         for (int i = 0; i < ITEM_SLOTS; i++)
             mbarrier_init(barrier(ITEM_FULL, i), 1), mbarrier_init(barrier(ITEM_EMPTY, i), 4 * CONSUMERS);
         mbarrier_fence_init();

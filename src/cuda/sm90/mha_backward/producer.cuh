@@ -17,6 +17,7 @@ template <typename Layout> struct Producer {
     const Layout l;
 
     Ring<Layout::STAGES> stage;
+    Ring<Layout::DO_STAGES> dout_stage;
     Ring<ITEM_SLOTS> slot;
     uint32_t keys_parity = 1, raw_parity = 0;
 
@@ -56,12 +57,13 @@ template <typename Layout> struct Producer {
                            p.rows + ((int64_t)head * p.row_tiles + r.row_tile + tile) * 2 * ROWS,
                            Layout::NUMBERS_BYTES, barrier);
              });
-        mbarrier_wait(l.barrier(Layout::DO_EMPTY, stage.at), stage.parity ^ 1);
-        fill(l.barrier(Layout::DO_FULL, stage.at), Layout::DO_BYTES, l.dout(stage.at), Layout::ROW_TILE,
-             LINE_BYTES, Layout::D_V / 64, used, ROWS, [&](uint32_t barrier) {
-                 tma_load(l.dout(stage.at), &p.dout, barrier, {0, token, head, 0, request});
-             });
         stage.step();
+        mbarrier_wait(l.barrier(Layout::DO_EMPTY, dout_stage.at), dout_stage.parity ^ 1);
+        fill(l.barrier(Layout::DO_FULL, dout_stage.at), Layout::DO_BYTES, l.dout(dout_stage.at), Layout::ROW_TILE,
+             LINE_BYTES, Layout::D_V / 64, used, ROWS, [&](uint32_t barrier) {
+                 tma_load(l.dout(dout_stage.at), &p.dout, barrier, {0, token, head, 0, request});
+             });
+        dout_stage.step();
     }
 
     DEVICE void load_keys(const Request &r, int head, int block)
@@ -80,12 +82,13 @@ template <typename Layout> struct Producer {
              });
     }
 
-    DEVICE void tell(const uint4 &keys, const uint4 &rows, int start)
+    DEVICE void tell(const uint4 &keys, const uint4 &rows, int start, int order)
     {
         mbarrier_wait(l.barrier(Layout::ITEM_EMPTY, slot.at), slot.parity ^ 1);
         if (elect_one()) {
             store_shared_16(l.item(slot.at), keys), store_shared_16(l.item(slot.at) + 16, rows);
             store_shared_4(l.item(slot.at) + offsetof(Item, start), (uint32_t)start);
+            store_shared_4(l.item(slot.at) + offsetof(Item, order), (uint32_t)order);
             mbarrier_arrive(l.barrier(Layout::ITEM_FULL, slot.at));
         }
         slot.step();
@@ -99,14 +102,16 @@ template <typename Layout> struct Producer {
                   first_of_set = set * p.heads_of_set,
                   heads = min(p.call.h_kv - first_of_set, p.heads_of_set),
                   in_set = within - first_of_set * r.room, head = first_of_set + in_set % heads;
-        const int block = in_set / heads, blocks = (r.keys + KEYS - 1) / KEYS;
+        const int number = in_set / heads, blocks = (r.keys + KEYS - 1) / KEYS,
+                  block = p.turns && p.call.causal ? r.room - 1 - number : number;
         if (block >= blocks) return; /* a number without keys */
         const int diagonal = p.call.causal ? block * KEYS - (r.keys - r.tokens) : -KEYS;
         const int first = max(diagonal, 0) / ROWS, tiles = max((r.tokens + ROWS - 1) / ROWS - first, 0);
-        const int start = p.call.causal ? 0 : (int)((int64_t)block * tiles / blocks);
+        const int start = p.call.causal || p.turns ? 0 : (int)((int64_t)block * tiles / blocks);
         tell(make_uint4(r.key + block * KEYS, min(r.keys - block * KEYS, KEYS), p.call.starts_q ? 0 : r.index,
                         head),
-             make_uint4(r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity ^ 1), start);
+             make_uint4(r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity ^ 1), start,
+             p.call.causal ? blocks - 1 - block : block);
         if (!tiles) return;
         const int first_head = head * p.call.group;
         load_rows(r, first_head, first + start);
@@ -120,14 +125,20 @@ template <typename Layout> struct Producer {
         }
     }
 
+    /* Takes a number, in the elected lane. */
+    DEVICE int take_number() const { return elect_one() ? (int)atomicAdd(p.taken, 1u) : 0; }
+
+    /* The next number is taken ahead, unless items wait for those of smaller numbers: one that was taken ahead would keep them waiting
+     * until the item at work is done. */
     DEVICE void run()
     {
-        for (int i = (int)blockIdx.x; i < p.items;) {
-            int next = 0;
-            if (elect_one()) next = (int)(gridDim.x + atomicAdd(p.taken, 1u));
+        const bool in_order = p.turns, ahead = !in_order;
+        for (int i = in_order ? __reduce_max_sync(~0u, take_number()) : (int)blockIdx.x; i < p.items;) {
+            int next = ahead ? (int)gridDim.x + take_number() : 0;
             take(i);
+            if (in_order) next = take_number();
             i = __reduce_max_sync(~0u, next);
         }
-        tell(make_uint4(0, 0, 0, 0), make_uint4(0, ~0u, 0, 0), 0);
+        tell(make_uint4(0, 0, 0, 0), make_uint4(0, ~0u, 0, 0), 0, 0);
     }
 };

@@ -9,23 +9,41 @@
 
 #include "layout.cuh"
 
-/* Adds four floats. */
-DEVICE void add_global_16(float *to, float a, float b, float c, float d)
+/* Adds floats from shared memory; it counts towards the thread's next group. */
+DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)
 {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b),
-                 "f"(c), "f"(d)
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+                 "r"(from), "r"(bytes)
                  : "memory");
 }
 
-template <typename Layout, int N>
-DEVICE void add_queries(const mha_backward_sm90_params &p, int group, int64_t head_and_tile,
-                        const float (&dq)[N])
+/* One thread adds what a consumer hands over. Deterministic: a counter a tile and consumer says how many blocks of keys have. */
+template <typename Layout> DEVICE void add_queries(const mha_backward_sm90_params &p, const Layout &l, int consumer)
 {
-    float *to = p.dq_sums + head_and_tile * Layout::DQ_TILE + group * Layout::DQ_OF_CONSUMER +
-                (int)fresh_thread() % WARPGROUP_THREADS * 4;
-#pragma unroll
-    for (int i = 0; i < N; i += 4)
-        add_global_16(to + i * WARPGROUP_THREADS, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+    for (uint32_t n = 0;; n++) {
+        mbarrier_wait(l.barrier(Layout::DQ_FULL, consumer), n % 2);
+        fence_async_shared();
+        const int at = (int)load_shared_4(l.where(consumer));
+        if (at >= 0) {
+            uint32_t *const counter = p.turns + (int64_t)at * Layout::CONSUMERS + consumer;
+            const uint32_t turn = load_shared_4(l.where(consumer) + 4);
+            if (p.turns) {
+                uint32_t now;
+                do {
+                    asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+                } while (now != turn);
+            }
+            bulk_add(p.dq_sums + (int64_t)at * Layout::DQ_TILE + consumer * Layout::DQ_OF_CONSUMER, l.dq(consumer), Layout::DQ_BYTES);
+            bulk_commit();
+            bulk_wait_read<0>();
+            if (p.turns) {
+                asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+                asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(counter), "r"(turn + 1) : "memory");
+            }
+        }
+        mbarrier_arrive(l.barrier(Layout::DQ_EMPTY, consumer));
+        if (at < 0) break;
+    }
 }
 
 /* 64 rows of a consumer, times `factor`, by 16 bytes. `rows`: those that are the request's. */

@@ -33,6 +33,7 @@ template <typename Element, typename Layout> DEVICE void prepare_rows(const mha_
     const int first = (tile_at - r.row_tile) * ROWS;
     if (first >= r.tokens) return;
     const int64_t place = (int64_t)head * p.row_tiles + tile_at, request = call.starts_q ? 0 : r.index;
+    if (p.turns && thread < Layout::CONSUMERS) p.turns[place * Layout::CONSUMERS + thread] = 0;
     float *sums = p.dq_sums + place * Layout::DQ_TILE, *numbers = p.rows + place * 2 * ROWS;
 #pragma unroll
     for (int i = thread * 4; i < Layout::DQ_TILE; i += ROW_KERNEL_THREADS * 4)
@@ -54,8 +55,9 @@ template <typename Element, typename Layout> DEVICE void prepare_rows(const mha_
         }
         for (int lanes = LANES / 2; lanes; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);
         if (column == 0) {
-            numbers[row] = lse == -INFINITY ? INFINITY : lse;
-            numbers[ROWS + row] =
+            const int at = Layout::number_at(row);
+            numbers[at] = lse == -INFINITY ? INFINITY : lse - P_SCALE_LOG2;
+            numbers[ROWS + at] =
                 lse == -INFINITY || lse == INFINITY ? 0.0f : delta * Layout::template DS_SCALE<Element>;
         }
     }
