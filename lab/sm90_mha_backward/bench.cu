@@ -212,12 +212,13 @@ struct Problem {
         tokens_q = start_q[b], tokens_k = start_k[b];
         memset(&p, 0, sizeof p);
         mha_backward_params &c = p.call;
-        p.row_tiles = ragged ? (int)(tokens_q / rows) + b : b * ((s_q[0] + rows - 1) / rows);
-        p.key_blocks = ragged ? (int)(tokens_k / keys) + b : b * ((s_k[0] + keys - 1) / keys);
+        p.row_tiles = ragged ? (int)(tokens_q / rows) + b + 2 : b * ((s_q[0] + rows - 1) / rows);
+        p.key_blocks = ragged ? (int)(tokens_k / keys) + b + 2 : b * ((s_k[0] + keys - 1) / keys);
         p.items = p.key_blocks * h_kv, p.key_heads_divisor = divisor_of(h_kv);
         const int most_keys = *std::max_element(s_k.begin(), s_k.end());
         // Causal and deterministic: blocks wait for each other by heads, so that as many heads as there are take part at once.
-        p.heads_of_set = causal && deterministic && !set_size ? h_kv : heads_of_set(most_keys, h_kv, keys);
+        p.heads_of_set = deterministic || (causal && getenv("ORDER")) ? 1 : heads_of_set(most_keys, h_kv, keys);
+        p.goes_down = causal && h_q > h_kv && !deterministic, p.rotates = !causal && h_q == h_kv && !deterministic;
         const size_t sizes[MEMORIES] = {(size_t)tokens_q * h_q * d_qk * 2, (size_t)tokens_k * h_kv * d_qk * 2, (size_t)tokens_k * h_kv * d_v * 2,
                                         (size_t)tokens_q * h_q * d_v * 2, (size_t)tokens_q * h_q * d_v * 2, (size_t)tokens_q * h_q * 4,
                                         (size_t)tokens_q * h_q * d_qk * 2, (size_t)tokens_k * h_kv * d_qk * 2, (size_t)tokens_k * h_kv * d_v * 2,
@@ -249,7 +250,7 @@ struct Problem {
         p.dout = map_of(memory[DOUT], bf16, d_v, h_q, tq, requests, tq * h_q * d_v, rows, 64);
         p.k = map_of(memory[K], bf16, d_qk, h_kv, tk, requests, tk * h_kv * d_qk, keys, d_qk == 192 ? 32 : 64);
         p.v = map_of(memory[V], bf16, d_v, h_kv, tk, requests, tk * h_kv * d_v, keys, 64);
-        p.rows = (float *)memory[ROWS_], p.dq_sums = (float *)memory[SUMS], p.taken = (uint32_t *)memory[TAKEN], p.turns = deterministic ? p.taken + 8 : NULL;
+        p.rows = (float *)memory[ROWS_], p.dq_sums = (float *)memory[SUMS], p.taken = (uint32_t *)memory[TAKEN], p.turns = deterministic || (causal && getenv("ORDER")) ? p.taken + 8 : NULL;
         OK(cudaFuncSetAttribute((const void *)kernels->main, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)kernels->bytes));
     }
     ~Problem()

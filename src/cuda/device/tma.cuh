@@ -49,6 +49,8 @@ INSTRUCTION(bulk_commit, "cp.async.bulk.commit_group")
 
 /* Until at most N of this thread's newest groups of stores are yet to read what they copy; the place of others is free. */
 INSTRUCTION_OF(bulk_wait_read, "cp.async.bulk.wait_group.read")
+/* Until what they write is there, too. */
+INSTRUCTION_OF(bulk_wait, "cp.async.bulk.wait_group")
 
 /* Brings the box to L2 alone. */
 DEVICE void tma_prefetch(const struct tensor_map *map, BoxPlace at)

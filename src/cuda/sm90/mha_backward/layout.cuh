@@ -6,11 +6,10 @@
  *   V         the same; K too, but at 192 in tiles of 32 columns, lines of 64 bytes (swizzle_64), so that half of dQ's columns are tiles
  *   dS        a line a key, of 64 rows: as columns it is the A of dQ = dS K
  *
- *            rows    keys     registers of a consumer
- *            a tile  a block  dK  dV  S, then dP  P   dQ (after these)   shared memory
- *   192/128  64      128      96  64  32          16  48                 193 KiB
- *   128/128  64      128      64  64  32 + 32     16  32                 161
- *   64/64    128     128      32  32  64 + 64     32  32                 162
+ *            registers of a consumer: dK  dV  S, then P  dP  P, dS packed  K   dQ           shared memory
+ *   192/128                            96  64  32         0   16 + 16      -   48, after S  226 KiB
+ *   128/128                            64  64  32         32  16           -   64, after S  226
+ *   64/64                              32  32  32         32  16           16  apart        163
  */
 #pragma once
 
@@ -19,6 +18,7 @@
 
 #include "../../device/element.cuh"
 #include "../../device/mbarrier.cuh"
+#include "../../device/mma.cuh"
 #include "../../device/quad.cuh"
 #include "../../device/result.cuh"
 #include "../../device/ring.cuh"
@@ -28,7 +28,8 @@
 
 #include <stddef.h>
 
-static constexpr float P_SCALE = 32768.0f, P_SCALE_LOG2 = 15.0f; /* P is multiplied by it: 1 becomes nearly the largest fp16 */
+static constexpr float P_SCALE = 32768.0f,
+                       P_SCALE_LOG2 = 15.0f; /* P is multiplied by it: 1 becomes nearly the largest fp16 */
 
 /* Items that the consumers know of. */
 enum { ITEM_SLOTS = 2 };
@@ -47,31 +48,36 @@ struct Item {
     int gap[2];
 };
 
+/* Who makes dQ of a tile. */
+enum QueriesBy { DQ_BY_HALVES, DQ_IN_TURNS, DQ_APART };
+
 template <int D_QK_, int D_V_> struct BackwardLayout {
     static constexpr int D_QK = D_QK_, D_V = D_V_;
     static constexpr int ROWS = MHA_BACKWARD_SM90_ROWS(D_QK_), KEYS = MHA_BACKWARD_SM90_KEYS(D_QK_);
-    static constexpr int CONSUMERS = MHA_BACKWARD_CONSUMERS, THREADS = WARPGROUP_THREADS * (CONSUMERS + 1);
-    static constexpr int STAGES = 2, DO_STAGES = D_QK == 192 ? 1 : 2; /* of Q, of dO */
-    /* Where registers suffice: dP is asked for with S, of which exponentials hide half; dK with dV, of dS as it was made; S of the next
-     * tile before dQ is waited for. */
-    static constexpr bool DP_EARLY = D_QK != 192, DK_EARLY = D_QK != 192, S_EARLY = D_QK == 64;
-    /* Times 16 rows: those whose lse is loaded beside the scores, and delta beside dP. */
-    static constexpr int LSE_EARLY = 4, DELTA_EARLY = D_QK == 192 ? 1 : D_QK == 128 ? 4 : 2;
-    static constexpr bool KEEPS_P = D_QK == 128; /* in fp32, until dS is made of it; elsewhere in fp16 */
+    static constexpr int CONSUMERS = MHA_BACKWARD_CONSUMERS; /* of keys */
+    static constexpr QueriesBy DQ_BY = D_QK == 192 ? DQ_BY_HALVES : D_QK == 128 ? DQ_IN_TURNS : DQ_APART;
+    static constexpr int MAKERS = DQ_BY == DQ_BY_HALVES ? CONSUMERS : 1; /* of dQ of a tile */
+    static constexpr int WARPGROUPS = CONSUMERS + (DQ_BY == DQ_APART ? 2 : 1),
+                         THREADS = WARPGROUP_THREADS * WARPGROUPS;
+    static constexpr int STAGES = DQ_BY == DQ_APART ? 4 : 2,
+                         DO_STAGES = D_QK == 192 ? 1 : STAGES; /* of Q, of dO */
+    /* Where registers suffice dP is asked for with S, of which exponentials hide half, and dK with dV, of dS as it was made. */
+    static constexpr bool DP_EARLY = D_QK != 192, DK_EARLY = D_QK != 192;
+    static constexpr int DELTA_EARLY =
+        D_QK == 192 ? 1 : 4;                     /* times 16 rows, whose delta is loaded beside dP */
+    static constexpr bool KEEPS_P = D_QK != 192; /* in fp32, until dS is made of it; else in fp16 */
     /* dS, and delta, are multiplied by DS_SCALE beside P_SCALE: fp16's dS would else be too large, or of thousands of keys have few bits left. */
     template <typename Element> static constexpr float DS_SCALE = Element::IS_BF16 ? 1.0f : 64.0f / P_SCALE;
     template <typename Element> static constexpr float DS_UNSCALE = 1.0f / (P_SCALE * DS_SCALE<Element>);
-    static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
-    static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
-                      (CONSUMERS + 1) * (65536 / THREADS / 8 * 8),
+    static constexpr int PRODUCER_REGISTERS = 24, MAKER_REGISTERS = DQ_BY == DQ_APART ? 72 : 0,
+                         CONSUMER_REGISTERS = DQ_BY == DQ_APART ? 208 : 240;
+    static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS + MAKER_REGISTERS <=
+                      WARPGROUPS * (65536 / THREADS / 8 * 8),
                   "warpgroups would wait for registers for ever");
-    static_assert(KEYS == 64 * CONSUMERS, "a consumer has 64 keys");
+    static_assert(KEYS == 64 * CONSUMERS && ROWS == 64, "a consumer has 64 keys, dQ 64 rows");
 
-    /* A consumer makes half of dQ: of 64 rows half the columns, of 128 rows half the rows. */
-    static constexpr bool HALVES_ROWS = ROWS == 128;
-    static constexpr int DQ_COLUMNS = HALVES_ROWS ? D_QK : D_QK / 2;
-    static constexpr int DQ_TILE = ROWS * D_QK, DQ_OF_CONSUMER = DQ_TILE / CONSUMERS, /* floats */
-        DQ_VALUES = DQ_OF_CONSUMER / WARPGROUP_THREADS;
+    static constexpr int DQ_TILE = ROWS * D_QK, DQ_OF_MAKER = DQ_TILE / MAKERS, /* floats */
+        DQ_COLUMNS = D_QK / MAKERS, DQ_VALUES = DQ_OF_MAKER / WARPGROUP_THREADS;
 
     static constexpr Swizzle K_SWIZZLE = D_QK == 192 ? SWIZZLE_64 : SWIZZLE_128;
     static constexpr uint32_t K_LINE = K_SWIZZLE == SWIZZLE_64 ? 64 : 128;      /* bytes */
@@ -79,14 +85,13 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     static constexpr uint32_t K_TILE = KEYS * K_LINE, V_TILE = KEYS * LINE_BYTES,
                               ROW_TILE = ROWS * LINE_BYTES, DS_TILE = KEYS * LINE_BYTES;
     static constexpr uint32_t K_BYTES = KEYS * D_QK * 2, V_BYTES = KEYS * D_V * 2, Q_BYTES = ROWS * D_QK * 2,
-                              DO_BYTES = ROWS * D_V * 2, DS_BYTES = ROWS * KEYS * 2, DQ_BYTES = DQ_OF_CONSUMER * 4,
-                              NUMBERS_BYTES = 2 * ROWS * 4;
+                              DO_BYTES = ROWS * D_V * 2, DS_BYTES = ROWS * KEYS * 2,
+                              DQ_BYTES = DQ_OF_MAKER * 4, NUMBERS_BYTES = 2 * ROWS * 4;
     static constexpr uint32_t V_AT = K_BYTES, Q_AT = V_AT + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES,
                               DS_AT = DO_AT + DO_STAGES * DO_BYTES, DQ_AT = DS_AT + 2 * DS_BYTES,
-                              NUMBERS_AT = DQ_AT + CONSUMERS * DQ_BYTES,
+                              NUMBERS_AT = DQ_AT + 2 * DQ_BYTES,
                               ITEMS_AT = NUMBERS_AT + STAGES * NUMBERS_BYTES,
-                              WHERE_AT = ITEMS_AT + ITEM_SLOTS * sizeof(Item),
-                              BARRIERS_AT = WHERE_AT + CONSUMERS * 8;
+                              WHERE_AT = ITEMS_AT + ITEM_SLOTS * sizeof(Item), BARRIERS_AT = WHERE_AT + 2 * 8;
     enum {
         K_FULL,
         V_FULL,
@@ -98,9 +103,9 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
         DO_EMPTY = DO_FULL + DO_STAGES,
         DS_FULL = DO_EMPTY + DO_STAGES, /* two of each consumer */
         DS_EMPTY = DS_FULL + 2 * CONSUMERS,
-        DQ_FULL = DS_EMPTY + 2, /* of each consumer */
-        DQ_EMPTY = DQ_FULL + CONSUMERS,
-        ITEM_FULL = DQ_EMPTY + CONSUMERS,
+        DQ_FULL = DS_EMPTY + 2, /* two, one a maker */
+        DQ_EMPTY = DQ_FULL + 2,
+        ITEM_FULL = DQ_EMPTY + 2,
         ITEM_EMPTY = ITEM_FULL + ITEM_SLOTS,
         BARRIERS = ITEM_EMPTY + ITEM_SLOTS
     };
@@ -108,7 +113,10 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     static_assert(BYTES <= 227 * 1024, "it fits");
 
     /* Where the number of a row stands: of 16 rows, the four that a thread has of two eights are next to each other. */
-    static DEVICE int number_at(int row) { return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2; }
+    static DEVICE int number_at(int row)
+    {
+        return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
+    }
 
     uint32_t base;
 
@@ -121,8 +129,11 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     DEVICE uint32_t q(int stage) const { return base + Q_AT + (uint32_t)stage * Q_BYTES; }
     DEVICE uint32_t dout(int stage) const { return base + DO_AT + (uint32_t)stage * DO_BYTES; }
     DEVICE uint32_t ds(int place) const { return base + DS_AT + (uint32_t)place * DS_BYTES; }
-    DEVICE uint32_t dq(int consumer) const { return base + DQ_AT + (uint32_t)consumer * DQ_BYTES; }
-    DEVICE uint32_t where(int consumer) const { return base + WHERE_AT + (uint32_t)consumer * 8; }
+    DEVICE uint32_t dq(int place) const { return base + DQ_AT + (uint32_t)place * DQ_BYTES; }
+    DEVICE uint32_t where(int place) const { return base + WHERE_AT + (uint32_t)place * 8; }
+    /* Of dQ of a maker's tile `n`. */
+    static DEVICE int dq_place(int maker, uint32_t n) { return MAKERS == 1 ? (int)(n % 2) : maker; }
+    static DEVICE uint32_t dq_parity(uint32_t n) { return (MAKERS == 1 ? n / 2 : n) % 2; }
     DEVICE uint32_t numbers(int stage) const { return base + NUMBERS_AT + (uint32_t)stage * NUMBERS_BYTES; }
     DEVICE uint32_t item(int slot) const { return base + ITEMS_AT + (uint32_t)(slot * (int)sizeof(Item)); }
 
@@ -130,19 +141,20 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     DEVICE void init_barriers() const
     {
         mbarrier_init(barrier(K_FULL), 1), mbarrier_init(barrier(V_FULL), 1);
-        mbarrier_init(barrier(KEYS_EMPTY), CONSUMERS), mbarrier_init(barrier(RAW), 1);
+        mbarrier_init(barrier(KEYS_EMPTY), WARPGROUPS - 1), mbarrier_init(barrier(RAW), 1);
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(barrier(Q_FULL, i), 1), mbarrier_init(barrier(Q_EMPTY, i), CONSUMERS);
         }
         for (int i = 0; i < DO_STAGES; i++)
             mbarrier_init(barrier(DO_FULL, i), 1), mbarrier_init(barrier(DO_EMPTY, i), CONSUMERS);
-        for (int i = 0; i < CONSUMERS; i++)
+        for (int i = 0; i < 2; i++)
             mbarrier_init(barrier(DQ_FULL, i), 4), mbarrier_init(barrier(DQ_EMPTY, i), 1);
         for (int i = 0; i < 2; i++)
             mbarrier_init(barrier(DS_FULL, i), 4), mbarrier_init(barrier(DS_FULL + 2, i), 4),
-                mbarrier_init(barrier(DS_EMPTY, i), (DK_EARLY ? 1 : 2) * CONSUMERS); /* dQ and dK of each */
+                mbarrier_init(barrier(DS_EMPTY, i), DK_EARLY ? MAKERS : 2 * CONSUMERS); /* dQ, and dK */
         for (int i = 0; i < ITEM_SLOTS; i++)
-            mbarrier_init(barrier(ITEM_FULL, i), 1), mbarrier_init(barrier(ITEM_EMPTY, i), 4 * CONSUMERS);
+            mbarrier_init(barrier(ITEM_FULL, i), 1),
+                mbarrier_init(barrier(ITEM_EMPTY, i), 4 * (WARPGROUPS - 1));
         mbarrier_fence_init();
     }
 };

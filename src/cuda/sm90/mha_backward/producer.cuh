@@ -8,7 +8,7 @@
  */
 #pragma once
 
-#include "layout.cuh"
+#include "walk.cuh"
 
 template <typename Layout> struct Producer {
     static constexpr int ROWS = Layout::ROWS, KEYS = Layout::KEYS;
@@ -59,8 +59,8 @@ template <typename Layout> struct Producer {
              });
         stage.step();
         mbarrier_wait(l.barrier(Layout::DO_EMPTY, dout_stage.at), dout_stage.parity ^ 1);
-        fill(l.barrier(Layout::DO_FULL, dout_stage.at), Layout::DO_BYTES, l.dout(dout_stage.at), Layout::ROW_TILE,
-             LINE_BYTES, Layout::D_V / 64, used, ROWS, [&](uint32_t barrier) {
+        fill(l.barrier(Layout::DO_FULL, dout_stage.at), Layout::DO_BYTES, l.dout(dout_stage.at),
+             Layout::ROW_TILE, LINE_BYTES, Layout::D_V / 64, used, ROWS, [&](uint32_t barrier) {
                  tma_load(l.dout(dout_stage.at), &p.dout, barrier, {0, token, head, 0, request});
              });
         dout_stage.step();
@@ -107,26 +107,26 @@ template <typename Layout> struct Producer {
         if (block >= blocks) return; /* a number without keys */
         const int diagonal = p.call.causal ? block * KEYS - (r.keys - r.tokens) : -KEYS;
         const int first = max(diagonal, 0) / ROWS, tiles = max((r.tokens + ROWS - 1) / ROWS - first, 0);
-        const int start = p.call.causal || p.turns ? 0 : (int)((int64_t)block * tiles / blocks);
+        const int start = p.goes_down ? tiles - 1 : p.rotates ? (int)((int64_t)block * tiles / blocks) : 0;
+        const uint32_t item = l.item(slot.at);
         tell(make_uint4(r.key + block * KEYS, min(r.keys - block * KEYS, KEYS), p.call.starts_q ? 0 : r.index,
                         head),
              make_uint4(r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity ^ 1), start,
              p.call.causal ? blocks - 1 - block : block);
         if (!tiles) return;
-        const int first_head = head * p.call.group;
-        load_rows(r, first_head, first + start);
+        Walk<Layout> t;
+        t.begin(p, item);
+        load_rows(r, head * p.call.group, first + t.tile);
         load_keys(r, head, block);
 #pragma unroll 1
-        for (int h = first_head; h < first_head + p.call.group; h++) {
-#pragma unroll 1
-            for (int tile = start + (h == first_head); tile < tiles; tile++) load_rows(r, h, first + tile);
-#pragma unroll 1
-            for (int tile = 0; tile < start; tile++) load_rows(r, h, first + tile);
-        }
+        while (t.step(p, item)) load_rows(r, head * p.call.group + t.h, first + t.tile);
     }
 
     /* Takes a number, in the elected lane. */
-    DEVICE int take_number() const { return elect_one() ? (int)atomicAdd(p.taken, 1u) : 0; }
+    DEVICE int take_number() const
+    {
+        return elect_one() ? (int)atomicAdd(p.taken, 1u) : 0;
+    }
 
     /* The next number is taken ahead, unless items wait for those of smaller numbers: one that was taken ahead would keep them waiting
      * until the item at work is done. */

@@ -69,10 +69,14 @@ template <typename Element> DEVICE void add_product(float (&d)[96], uint64_t a, 
     WGMMA_OF("m64n192k16", WGMMA_NAMES_96, "%98", "%96", "%97", "0, 1", WGMMA_D_96, "l"(a), "l"(b), "r"(1));
 }
 
-/* D (+)= A·B, both as columns: a line of A holds a column of it. 64 or 96 columns of B. */
+/* D (+)= A·B, both as columns: a line of A holds a column of it. 64, 96 or 128 columns of B. */
 template <typename Element> DEVICE void product_of_columns(float (&d)[32], uint64_t a, uint64_t b, int add)
 {
     WGMMA_OF("m64n64k16", WGMMA_NAMES_32, "%34", "%32", "%33", "1, 1", WGMMA_D_32, "l"(a), "l"(b), "r"(add));
+}
+template <typename Element> DEVICE void product_of_columns(float (&d)[64], uint64_t a, uint64_t b, int add)
+{
+    WGMMA_OF("m64n128k16", WGMMA_NAMES_64, "%66", "%64", "%65", "1, 1", WGMMA_D_64, "l"(a), "l"(b), "r"(add));
 }
 template <typename Element> DEVICE void product_of_columns(float (&d)[48], uint64_t a, uint64_t b, int add)
 {

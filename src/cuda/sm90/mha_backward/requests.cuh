@@ -2,10 +2,12 @@
  *
  * Tiles of rows, and blocks of keys, are numbered over all requests, so that a request is found by a number without sums over those in
  * front of it: of ragged requests the tiles of request r begin at start / size + r. That leaves room for its last, unfull one, and at
- * times a number to which nothing belongs.
+ * times a number to which nothing belongs. Tokens in front of the first request, and behind the last, are requests too, first and last
+ * of all: their rows see no key, and no row their keys, so that their gradients become 0.
  *
- *   size 64    request 0: 100 tokens   request 1: 20   request 2: 64
- *   numbers    0 1                     2               3 (4: 120 / 64 + 2 = 3, so none)
+ *   size 64    in front: 0 tokens   request 1: 100   2: 20          3: 64           behind: 6
+ *   begins at  0 / 64 + 0 = 0       0 / 64 + 1 = 1   100 / 64 + 2   120 / 64 + 3    184 / 64 + 4 = 6
+ *   numbers    (0: nothing's)       1 2              3              4 5             6
  */
 #pragma once
 
@@ -33,17 +35,17 @@ DEVICE Request find_request(const mha_backward_params &call, int at)
         return {index, 0, call.s_q, 0, call.s_k, index * tiles, index * blocks, blocks};
     }
     const int lane = (int)threadIdx.x % 32;
-    int last_q = min(max(call.starts_q[0], 0), call.tokens_q),
-        last_k = min(max(call.starts_k[0], 0), call.tokens_k);
+    int last_q = 0, last_k = 0;
     for (int first = 0;; first += 32) { /* a start is no smaller than those in front of it */
-        const int request = first + lane, next = min(request + 1, call.b);
-        const int end_q = min(max(warp_inclusive_max(call.starts_q[next]), last_q), call.tokens_q);
-        const int end_k = min(max(warp_inclusive_max(call.starts_k[next]), last_k), call.tokens_k);
+        const int request = first + lane, next = min(request, call.b);
+        int end_q = min(max(warp_inclusive_max(call.starts_q[next]), last_q), call.tokens_q);
+        int end_k = min(max(warp_inclusive_max(call.starts_k[next]), last_k), call.tokens_k);
+        if (request > call.b) end_q = call.tokens_q, end_k = call.tokens_k;
         int q = __shfl_up_sync(~0u, end_q, 1), k = __shfl_up_sync(~0u, end_k, 1);
         if (lane == 0) q = last_q, k = last_k;
         const int row_tile = q / ROWS + request, key_block = k / KEYS + request;
         const int in_front =
-            __popc(__ballot_sync(~0u, request < call.b && (BY_ROWS ? row_tile : key_block) <= at));
+            __popc(__ballot_sync(~0u, request <= call.b + 1 && (BY_ROWS ? row_tile : key_block) <= at));
         if (in_front) {
             const int from = in_front - 1;
             r.index = first + from;
@@ -52,7 +54,12 @@ DEVICE Request find_request(const mha_backward_params &call, int at)
             r.row_tile = __shfl_sync(~0u, row_tile, from), r.key_block = __shfl_sync(~0u, key_block, from);
             r.room = (r.key + r.keys) / KEYS + 1 - r.key / KEYS;
         }
-        if (in_front < 32 || first + 32 >= call.b) return r;
+        if (in_front < 32 || first + 32 > call.b + 1) {
+            const bool real = r.index > 0 && r.index <= call.b;
+            if (!real && BY_ROWS) r.keys = 0;
+            if (!real && !BY_ROWS) r.tokens = 0;
+            return r;
+        }
         last_q = __shfl_sync(~0u, end_q, 31), last_k = __shfl_sync(~0u, end_k, 31);
     }
 }

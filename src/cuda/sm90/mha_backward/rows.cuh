@@ -33,11 +33,14 @@ template <typename Element, typename Layout> DEVICE void prepare_rows(const mha_
     const int first = (tile_at - r.row_tile) * ROWS;
     if (first >= r.tokens) return;
     const int64_t place = (int64_t)head * p.row_tiles + tile_at, request = call.starts_q ? 0 : r.index;
-    if (p.turns && thread < Layout::CONSUMERS) p.turns[place * Layout::CONSUMERS + thread] = 0;
+    if (p.turns && thread < Layout::MAKERS) p.turns[place * Layout::MAKERS + thread] = 0;
     float *sums = p.dq_sums + place * Layout::DQ_TILE, *numbers = p.rows + place * 2 * ROWS;
+    /* Deterministic: the first block of keys stores its sums, if one sees the tile. */
+    const bool seen = r.keys && (!call.causal || first + ROWS > r.tokens - r.keys);
+    if (!p.turns || !seen)
 #pragma unroll
-    for (int i = thread * 4; i < Layout::DQ_TILE; i += ROW_KERNEL_THREADS * 4)
-        *(float4 *)(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (int i = thread * 4; i < Layout::DQ_TILE; i += ROW_KERNEL_THREADS * 4)
+            *(float4 *)(sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     const uint16_t *out = call.out.data + request * call.out.request + head * call.out.head,
                    *dout = call.dout.data + request * call.dout.request + head * call.dout.head;
     const int column = thread % LANES * 8;
@@ -65,7 +68,7 @@ template <typename Element, typename Layout> DEVICE void prepare_rows(const mha_
 
 template <typename Element, typename Layout> DEVICE void finish_rows(const mha_backward_sm90_params &p)
 {
-    constexpr int ROWS = Layout::ROWS, VALUES = Layout::DQ_OF_CONSUMER / WARPGROUP_THREADS;
+    constexpr int ROWS = Layout::ROWS, VALUES = Layout::DQ_TILE / ROW_KERNEL_THREADS;
     const mha_backward_params &call = p.call;
     const int head = (int)blockIdx.x / max(p.row_tiles, 1), tile_at = (int)blockIdx.x - head * p.row_tiles,
               group = (int)threadIdx.x / WARPGROUP_THREADS, thread = (int)threadIdx.x % WARPGROUP_THREADS;
@@ -73,19 +76,18 @@ template <typename Element, typename Layout> DEVICE void finish_rows(const mha_b
     const int first = (tile_at - r.row_tile) * ROWS;
     if (first >= r.tokens) return;
     const int64_t place = (int64_t)head * p.row_tiles + tile_at, request = call.starts_q ? 0 : r.index;
-    const float *from = p.dq_sums + place * Layout::DQ_TILE + group * Layout::DQ_OF_CONSUMER + thread * 4;
+    const float *from = p.dq_sums + place * Layout::DQ_TILE + group * (Layout::DQ_TILE / 2) + thread * 4;
     float dq[VALUES];
 #pragma unroll
     for (int i = 0; i < VALUES; i += 4) {
         const float4 four = __ldcs((const float4 *)(from + i * WARPGROUP_THREADS));
         dq[i] = four.x, dq[i + 1] = four.y, dq[i + 2] = four.z, dq[i + 3] = four.w;
     }
-    const int row = Layout::HALVES_ROWS ? 64 * group : 0,
-              column = Layout::HALVES_ROWS ? 0 : group * Layout::DQ_COLUMNS;
+    const int column = group * (Layout::D_QK / 2);
     write_keys<Element>(call.dq.data + request * call.dq.request + head * call.dq.head +
-                            (int64_t)(r.token + first + row) * call.dq.token + column,
-                        call.dq.token, r.tokens - first - row,
-                        call.scale * Layout::template DS_UNSCALE<Element>, dq);
+                            (int64_t)(r.token + first) * call.dq.token + column,
+                        call.dq.token, r.tokens - first, call.scale * Layout::template DS_UNSCALE<Element>,
+                        dq);
 }
 
 #define MHA_BACKWARD_ROW_KERNELS(PREPARE, FINISH, ELEMENT, D_QK, D_V)                                        \

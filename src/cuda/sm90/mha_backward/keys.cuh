@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a consumer computes of its 64 keys and a tile of 64 rows. Keys are the rows of Sᵀ and dPᵀ.
+ */
+#pragma once
+
+#include "layout.cuh"
+
+template <typename Element, typename Layout> struct KeysOfConsumer {
+    static constexpr int ROWS = Layout::ROWS, KEYS = Layout::KEYS, D_QK = Layout::D_QK, D_V = Layout::D_V;
+    static constexpr int SCORES = ROWS / 2, ROW_STEPS = ROWS / 16; /* a thread's; steps of 16 rows */
+    static constexpr bool PACKS_P = !Layout::KEEPS_P && Element::IS_BF16;
+    static constexpr float DS_SCALE = Layout::template DS_SCALE<Element>;
+
+    const mha_backward_sm90_params &p;
+    const Layout l;
+    const int group; /* which consumer: keys 64 · group … of an item */
+
+    const uint32_t columns; /* offset of the thread's columns of eight among a tile's numbers */
+    const uint32_t ds_at;   /* and of where it stores dS, in a tile of it */
+    uint32_t n =
+        0; /* the tile: its stage of Q and dO, and its place of two of dS, and their parities, hang on it */
+
+    static DEVICE int place(uint32_t n) { return (int)(n % 2); }
+    static DEVICE uint32_t parity(uint32_t n) { return n / 2 % 2; }
+    static DEVICE int stage(uint32_t n) { return (int)(n % Layout::STAGES); }
+    static DEVICE uint32_t stage_parity(uint32_t n) { return n / Layout::STAGES % 2; }
+    static DEVICE int dout_stage(uint32_t n) { return (int)(n % Layout::DO_STAGES); }
+    static DEVICE uint32_t dout_parity(uint32_t n) { return n / Layout::DO_STAGES % 2; }
+
+    /* Words are made before the products that follow. */
+    static DEVICE void hold_words(uint32_t (&w)[ROW_STEPS][4])
+    {
+#pragma unroll
+        for (int i = 0; i < ROW_STEPS; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) asm volatile("" : "+r"(w[i][j])::"memory");
+    }
+
+    DEVICE void issue_scores(float (&s)[SCORES], uint32_t n) const
+    {
+        const uint32_t k = l.k() + (uint32_t)group * 64 * Layout::K_LINE, q = l.q(stage(n));
+#pragma unroll
+        for (int i = 0; i < D_QK / 16; i++)
+            product_of_lines<Element>(
+                s,
+                descriptor_of<Layout::K_SWIZZLE>(k, 0,
+                                                 (uint32_t)(i / Layout::K_STEPS) * Layout::K_TILE +
+                                                     (uint32_t)(i % Layout::K_STEPS) * 32),
+                descriptor_of<SWIZZLE_128>(q, 0,
+                                           (uint32_t)(i / 4) * Layout::ROW_TILE + (uint32_t)(i % 4) * 32),
+                i != 0);
+        wgmma_commit();
+    }
+
+    /* This consumer's keys as fragments of A: products read half as much of shared memory. */
+    DEVICE void load_keys(uint32_t (&to)[D_QK / 16][4]) const
+    {
+#pragma unroll
+        for (int i = 0; i < D_QK / 16; i++)
+            ldmatrix_x4(to[i], (l.k() + ds_at) ^ (uint32_t)(i * 2 * CHUNK_BYTES));
+    }
+
+    DEVICE void issue_scores(float (&s)[SCORES], const uint32_t (&k)[D_QK / 16][4], uint32_t n) const
+    {
+#pragma unroll
+        for (int i = 0; i < D_QK / 16; i++)
+            wgmma_64<Element>(s, k[i], descriptor_of<SWIZZLE_128>(l.q(stage(n)), 0, (uint32_t)i * 32),
+                              i != 0);
+        wgmma_commit();
+    }
+
+    DEVICE void issue_dp(float (&dp)[SCORES], uint32_t n) const
+    {
+        const uint32_t v = l.v() + (uint32_t)group * TILE_BYTES, dout = l.dout(dout_stage(n));
+#pragma unroll
+        for (int i = 0; i < D_V / 16; i++)
+            product_of_lines<Element>(
+                dp,
+                descriptor_of<SWIZZLE_128>(v, 0, (uint32_t)(i / 4) * Layout::V_TILE + (uint32_t)(i % 4) * 32),
+                descriptor_of<SWIZZLE_128>(dout, 0,
+                                           (uint32_t)(i / 4) * Layout::ROW_TILE + (uint32_t)(i % 4) * 32),
+                i != 0);
+        wgmma_commit();
+    }
+
+    DEVICE void begin_dp(float (&dp)[SCORES], uint32_t n) const
+    {
+        mbarrier_wait(l.barrier(Layout::DO_FULL, dout_stage(n)), dout_parity(n));
+        hold(dp);
+        wgmma_fence();
+        issue_dp(dp, n);
+    }
+
+    /* Over the rows of the tile. */
+    DEVICE void issue_dv(float (&dv)[D_V / 2], const uint32_t (&w)[ROW_STEPS][4], uint32_t n) const
+    {
+#pragma unroll
+        for (int i = 0; i < ROW_STEPS; i++)
+            add_product<Element>(dv, w[i],
+                                 descriptor_of<SWIZZLE_128>(l.dout(dout_stage(n)), Layout::ROW_TILE,
+                                                            (uint32_t)i * 16 * LINE_BYTES));
+        wgmma_commit();
+    }
+
+    /* dS from shared memory: registers are needed for dQ meanwhile. */
+    DEVICE void issue_dk(float (&dk)[D_QK / 2], uint32_t n) const
+    {
+        const uint32_t ds = l.ds(place(n)) + (uint32_t)group * TILE_BYTES;
+#pragma unroll
+        for (int i = 0; i < ROW_STEPS; i++)
+            add_product<Element>(
+                dk,
+                descriptor_of<SWIZZLE_128>(ds, 0,
+                                           (uint32_t)(i / 4) * Layout::DS_TILE + (uint32_t)(i % 4) * 32),
+                descriptor_of<SWIZZLE_128>(l.q(stage(n)), Layout::ROW_TILE, (uint32_t)i * 16 * LINE_BYTES));
+        wgmma_commit();
+    }
+
+    /* dS as it was made. */
+    DEVICE void issue_dk(float (&dk)[D_QK / 2], const uint32_t (&ds)[ROW_STEPS][4], uint32_t n) const
+    {
+#pragma unroll
+        for (int i = 0; i < ROW_STEPS; i++)
+            add_product<Element>(
+                dk, ds[i],
+                descriptor_of<SWIZZLE_128>(l.q(stage(n)), Layout::ROW_TILE, (uint32_t)i * 16 * LINE_BYTES));
+        wgmma_commit();
+    }
+
+    /* Rows are columns of Sᵀ: a thread has two of every eight, four of sixteen. */
+    DEVICE float4 numbers(int which, int sixteen, uint32_t n) const
+    {
+        float4 four;
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+                     : "r"(l.numbers(stage(n)) + columns + (uint32_t)(which * ROWS + sixteen * 16) * 4));
+        return four;
+    }
+
+    /* Scores of keys that a row does not see become -inf. `diagonal`: row i of this tile sees key t if t + diagonal <= i. */
+    DEVICE void mask(float (&s)[SCORES], int diagonal) const
+    {
+        const int thread = (int)fresh_thread() % WARPGROUP_THREADS,
+                  first = 64 * group + thread / 32 * 16 + thread % 32 / 4 + diagonal - thread % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < SCORES; i++)
+            if ((i >> 2) * 8 + (i & 1) < first + (i >> 1 & 1) * 8) s[i] = -INFINITY;
+    }
+
+    /* Keys behind the request's last one are zeros, whose P may be infinite: 0 × inf is NaN in dQ. `keys`: that are there, of this
+     * consumer's. */
+    DEVICE void mask_tail(float (&s)[SCORES], int keys) const
+    {
+        const int thread = (int)fresh_thread() % WARPGROUP_THREADS,
+                  first = thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+        for (int i = 0; i < SCORES; i++)
+            if (first + (i >> 1 & 1) * 8 >= keys) s[i] = -INFINITY;
+    }
+
+    /* The first numbers of a kind. */
+    template <int N> DEVICE void load_numbers(float4 (&to)[N], int which, uint32_t n) const
+    {
+#pragma unroll
+        for (int j = 0; j < N; j++) to[j] = numbers(which, j, n);
+    }
+
+    /* P · P_SCALE, of 16 bits: what dV takes. dS is made of P with more bits: keys that weigh alike have the same rounding, which would
+     * stay in the sum dQ. Where registers do not hold fp32 until dP is there, `exact` are pairs of fp16. */
+    DEVICE void make_p(float (&s)[SCORES], const float4 (&lse)[ROW_STEPS], uint32_t (&w)[ROW_STEPS][4],
+                       uint32_t (&exact)[ROW_STEPS][4]) const
+    {
+#pragma unroll
+        for (int j = 0; j < ROW_STEPS; j++) {
+#pragma unroll
+            for (int i = 8 * j; i < 8 * j + 8; i += 2) {
+                s[i] = exp2_approx(fmaf(s[i], p.call.scale_log2, -(i & 4 ? lse[j].z : lse[j].x)));
+                s[i + 1] = exp2_approx(fmaf(s[i + 1], p.call.scale_log2, -(i & 4 ? lse[j].w : lse[j].y)));
+                w[j][i / 2 % 4] = Element::pack(s[i], s[i + 1]);
+                if constexpr (PACKS_P) exact[j][i / 2 % 4] = Fp16::pack(s[i], s[i + 1]);
+            }
+        }
+    }
+
+    /* Times P_SCALE and DS_SCALE, as P and delta are. */
+    DEVICE void make_ds(const float (&s)[SCORES], const uint32_t (&w)[ROW_STEPS][4],
+                        const uint32_t (&exact)[ROW_STEPS][4], const float (&dp)[SCORES],
+                        const float4 (&early)[Layout::DELTA_EARLY], uint32_t (&ds)[ROW_STEPS][4]) const
+    {
+#pragma unroll
+        for (int j = 0; j < ROW_STEPS; j++) {
+            const float4 delta = j < Layout::DELTA_EARLY ? early[j % Layout::DELTA_EARLY] : numbers(1, j, n);
+#pragma unroll
+            for (int i = 8 * j; i < 8 * j + 8; i += 2) {
+                float a = s[i], b = s[i + 1];
+                if constexpr (!Layout::KEEPS_P) {
+                    const uint32_t pair = PACKS_P ? exact[j][i / 2 % 4] : w[j][i / 2 % 4];
+                    a = Fp16::to_float((uint16_t)pair), b = Fp16::to_float((uint16_t)(pair >> 16));
+                }
+                ds[j][i / 2 % 4] = Element::pack(a * fmaf(dp[i], DS_SCALE, -(i & 4 ? delta.z : delta.x)),
+                                                 b * fmaf(dp[i + 1], DS_SCALE, -(i & 4 ? delta.w : delta.y)));
+            }
+        }
+    }
+
+    /* Stores this consumer's keys of dS, a line each. Chunk c of key k is at c ^ k % 8, so that steps of two chunks are exclusive ors. */
+    DEVICE void store_ds(const uint32_t (&ds)[ROW_STEPS][4]) const
+    {
+#pragma unroll
+        for (int i = 0; i < ROW_STEPS; i++)
+            store_matrices((l.ds(place(n)) + (uint32_t)(i / 4) * Layout::DS_TILE + ds_at) ^
+                               (uint32_t)(i % 4 * 2 * CHUNK_BYTES),
+                           ds[i]);
+    }
+};

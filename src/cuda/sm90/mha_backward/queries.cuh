@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * dQ of a tile: who makes it hands it over in shared memory, and one thread adds it to the sums in global memory.
+ *
+ * The sums, fp32, stand in the order in which threads hold them: of a maker's part of a tile, the four values that each thread has of
+ * eight columns, thread after thread. rows.cuh brings them in the order of dq.
+ *
+ * Deterministic: blocks of keys add to a tile in an order that hangs on the sizes alone. A counter a tile and maker says how many have.
+ *
+ *   causal   the last block first, as it comes to the tile first: each begins at its own diagonal
+ *   full     the first block first; all begin with the first tile
+ *
+ * Items are taken in that order (producer.cuh), so that a block of threads waits only for others that are at work.
+ */
+#pragma once
+
+#include "walk.cuh"
+
+/* How many blocks of keys add to a tile before the item does. */
+template <typename Layout>
+DEVICE uint32_t turn_of(const mha_backward_sm90_params &p, const Walk<Layout> &t, uint32_t item)
+{
+    if (!p.turns) return 0;
+    const int order = word_at(item + offsetof(Item, order));
+    return (uint32_t)(p.call.causal ? min((Layout::ROWS - 1 - t.diagonal) / Layout::KEYS, order) : order);
+}
+
+/* Makes dQ: columns of its own, over all keys of the item. */
+template <typename Element, typename Layout> struct QueryMaker {
+    const mha_backward_sm90_params &p;
+    const Layout l;
+    const int maker;
+
+    /* Of tile `n`, whose dS is there. */
+    DEVICE void issue(float (&dq)[Layout::DQ_VALUES], uint32_t n) const
+    {
+        const uint32_t ds = l.ds((int)(n % 2)),
+                       k = l.k() +
+                           (uint32_t)maker * (Layout::DQ_COLUMNS / Layout::K_COLUMNS * Layout::K_TILE);
+#pragma unroll
+        for (int i = 0; i < Layout::KEYS / 16; i++)
+            product_of_columns<Element>(
+                dq, descriptor_of<SWIZZLE_128>(ds, Layout::DS_TILE, (uint32_t)i * 16 * LINE_BYTES),
+                descriptor_of<Layout::K_SWIZZLE>(k, Layout::K_TILE, (uint32_t)i * 16 * Layout::K_LINE),
+                i != 0);
+        wgmma_commit();
+    }
+
+    /* The maker's tile `n` to where its adder takes it. head_and_tile < 0: there is none any more. */
+    DEVICE void hand_over(uint32_t n, int head_and_tile, uint32_t turn,
+                          const float (&dq)[Layout::DQ_VALUES]) const
+    {
+        const int place = Layout::dq_place(maker, n), thread = (int)fresh_thread() % WARPGROUP_THREADS;
+        mbarrier_wait(l.barrier(Layout::DQ_EMPTY, place), Layout::dq_parity(n) ^ 1);
+        if (head_and_tile >= 0)
+#pragma unroll
+            for (int i = 0; i < Layout::DQ_VALUES; i += 4)
+                store_shared_16(l.dq(place) + (uint32_t)(i * WARPGROUP_THREADS * 4 + thread * 16),
+                                make_uint4(__float_as_uint(dq[i]), __float_as_uint(dq[i + 1]),
+                                           __float_as_uint(dq[i + 2]), __float_as_uint(dq[i + 3])));
+        if (thread == 0)
+            store_shared_4(l.where(place), (uint32_t)head_and_tile), store_shared_4(l.where(place) + 4, turn);
+        __syncwarp();
+        mbarrier_arrive_if(thread % 32 == 0, l.barrier(Layout::DQ_FULL, place));
+    }
+
+    /* By a warpgroup that does nothing else. */
+    DEVICE void run() const
+    {
+        uint32_t n = 0;
+        float dq[Layout::DQ_VALUES];
+        for (Ring<ITEM_SLOTS> slot;; slot.step()) {
+            const uint32_t item = l.item(slot.at);
+            mbarrier_wait(l.barrier(Layout::ITEM_FULL, slot.at), slot.parity);
+            const int tiles = word_at(item + offsetof(Item, tiles));
+            if (tiles < 0) break;
+            if (tiles)
+                mbarrier_wait(l.barrier(Layout::K_FULL), (uint32_t)word_at(item + offsetof(Item, phase)));
+            Walk<Layout> t;
+            t.begin(p, item);
+            for (bool more = tiles; more; n++) {
+#pragma unroll
+                for (int i = 0; i < Layout::CONSUMERS; i++)
+                    mbarrier_wait(l.barrier(Layout::DS_FULL + 2 * i, (int)(n % 2)), n / 2 % 2);
+                fence_async_shared();
+                wgmma_fence();
+                issue(dq, n);
+                const int at = t.at;
+                const uint32_t turn = turn_of(p, t, item);
+                more = t.step(p, item);
+                wgmma_wait<0>();
+                hold(dq);
+                mbarrier_arrive_if(threadIdx.x % WARPGROUP_THREADS == 0,
+                                   l.barrier(Layout::DS_EMPTY, (int)(n % 2)));
+                hand_over(n, at, turn, dq);
+            }
+            if (tiles)
+                mbarrier_arrive_if(threadIdx.x % WARPGROUP_THREADS == 0, l.barrier(Layout::KEYS_EMPTY));
+            __syncwarp();
+            mbarrier_arrive_if(threadIdx.x % 32 == 0, l.barrier(Layout::ITEM_EMPTY, slot.at));
+        }
+        hand_over(n, -1, 0, dq), hand_over(n + 1, -1, 0, dq);
+    }
+};
+
+/* Adds floats from shared memory; it counts towards the thread's next group. */
+DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+                 "r"(from), "r"(bytes)
+                 : "memory");
+}
+
+DEVICE void wait_for_turn(const uint32_t *counter, uint32_t turn)
+{
+    uint32_t now;
+    do {
+        asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    } while (now != turn);
+}
+
+/* What this thread has added is there before the counter says so. */
+DEVICE void end_turn(uint32_t *counter, uint32_t turn)
+{
+    bulk_wait<0>();
+    asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(counter), "r"(turn + 1) : "memory");
+}
+
+/* By one thread a place: adds what its maker hands over. */
+template <typename Layout>
+DEVICE void add_queries(const mha_backward_sm90_params &p, const Layout &l, int place)
+{
+    const int maker = Layout::MAKERS == 1 ? 0 : place;
+    for (uint32_t n = Layout::MAKERS == 1 ? (uint32_t)place : 0;; n += Layout::MAKERS == 1 ? 2 : 1) {
+        mbarrier_wait_thread(l.barrier(Layout::DQ_FULL, place), Layout::dq_parity(n));
+        const int at = (int)load_shared_4(l.where(place));
+        if (at < 0) return;
+        const uint32_t turn = load_shared_4(l.where(place) + 4);
+        uint32_t *const counter = p.turns + (int64_t)at * Layout::MAKERS + maker;
+        fence_async_shared();
+        if (p.turns) wait_for_turn(counter, turn);
+        float *const sums = p.dq_sums + (int64_t)at * Layout::DQ_TILE + maker * Layout::DQ_OF_MAKER;
+        if (p.turns && turn == 0)
+            bulk_store(sums, l.dq(place), Layout::DQ_BYTES);
+        else
+            bulk_add(sums, l.dq(place), Layout::DQ_BYTES);
+        bulk_commit();
+        bulk_wait_read<0>();
+        mbarrier_arrive(l.barrier(Layout::DQ_EMPTY, place));
+        if (p.turns) end_turn(counter, turn);
+    }
+}
