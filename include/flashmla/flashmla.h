@@ -631,8 +631,8 @@ typedef struct fmla_mha_backward_args {
     /* [b, h_q, s_q] or [h_q, tokens] fp32, and its logarithms to the base log_base. A row whose lse is +inf or -inf saw no key, and has gradients 0 */
     const fmla_tensor *lse;
     const fmla_tensor *dout; /* the gradient of out, of its shape and the type of q */
-    /* The gradients of q, k and v, of their shapes and the type of q; written. They may be views of one packed tensor. Tokens of no
-     * request stay as they are; those of a request without keys, and keys of one without tokens, become 0 */
+    /* The gradients of q, k and v, of their shapes and the type of q; written. They may be views of one packed tensor. Tokens of a
+     * request without keys, keys of one without tokens, and tokens and keys of no request become 0 */
     const fmla_tensor *dq;
     const fmla_tensor *dk;
     const fmla_tensor *dv;

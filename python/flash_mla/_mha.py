@@ -49,7 +49,7 @@ def flash_attn_varlen_func(
 
     Returns:
         (out, lse): [tokens, h_q, d_v] of the type of q, and [tokens, h_q] fp32, the transpose of what is in memory. Tokens of
-        no sequence are not written.
+        no sequence are not written there, and have gradients 0.
 
     Raises:
         As `flash_mla_with_kvcache`.

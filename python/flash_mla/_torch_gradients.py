@@ -42,13 +42,13 @@ def _attend_fake(q, k, v, cu_q, cu_k, d_qk, *options):
     return new_results(_operations.MHA_FORWARD, parts, parts[2].shape[-1])
 
 
-def _zeros(tensor: Optional[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Tokens of no sequence have gradients 0, and are not written."""
-    return like.new_empty(0) if tensor is None else like.new_zeros(tensor.shape)
+def _new(tensor: Optional[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Memory for the gradient of a tensor. A launch writes all of it: tokens of no sequence have gradients 0."""
+    return like.new_empty(0 if tensor is None else tensor.shape)
 
 
 def _gradients_fake(q, k, v, *others):
-    return _zeros(q, k), _zeros(k, k), _zeros(v, k)
+    return _new(q, k), _new(k, k), _new(v, k)
 
 
 def _gradients(q, k, v, cu_q, cu_k, out, lse, dout, d_qk, max_s_q, max_s_k, scale, causal, deterministic, _, log_base):

@@ -6,6 +6,7 @@
  * rows dq; each goes through all that it meets, so that a result is one sum in one order, whatever runs it and whatever stands
  * beside its request. Scores and dP are so computed twice: seven products where one sweep would take five. One sweep would add
  * to dq from all tiles of keys, which takes either an order among them, and so threads that wait, or a dq for each of several.
+ * Tokens and keys of no request have gradients 0, which loops of their own write.
  *
  * Workspace:  lse, delta [h_kv][tokens][h_q / h_kv] fp32 | spans of requests | one scratch a worker
  */
@@ -74,6 +75,42 @@ static void run_rows(void *data, int64_t index, int32_t worker)
         }
 }
 
+/* ---- What belongs to no request -------------------------------------------------------------- */
+
+/* Of a gradient the `count` tokens, or keys, that are outside of [first, end). */
+struct outside {
+    const struct token_view *view;
+    int64_t heads, width, first, end, count;
+};
+
+/* Zeros, from the TOKENS_OF_ITEM · `index`-th of them on. */
+static void run_outside(void *data, int64_t index, int32_t worker)
+{
+    const struct outside *o = data;
+    const int64_t from = index * TOKENS_OF_ITEM,
+                  to = from + TOKENS_OF_ITEM < o->count ? from + TOKENS_OF_ITEM : o->count;
+    (void)worker;
+    for (int64_t i = from; i < to; i++)
+        for (int64_t h = 0; h < o->heads; h++) {
+            const int64_t token = i < o->first ? i : i - o->first + o->end;
+            memset(o->view->data + token * o->view->token + h * o->view->head, 0,
+                   (size_t)o->width * sizeof(uint16_t));
+        }
+}
+
+/* Ragged requests follow each other without gaps: outside is what lies before the first one and behind the last one. */
+static void clear_outside(const struct work *w, const struct ragged *ragged, const struct token_view *view,
+                          int64_t heads, int64_t width)
+{
+    struct outside o = {.view = view, .heads = heads, .width = width};
+    o.first = o.end = ragged_start(ragged, 0, 0);
+    for (int64_t r = 1; r <= w->problem->b; r++) o.end = ragged_start(ragged, r, o.end);
+    o.count = ragged->tokens - (o.end - o.first);
+    if (o.count)
+        threads_run(&w->pool, (o.count + TOKENS_OF_ITEM - 1) / TOKENS_OF_ITEM,
+                    cost_of_moving(2.0 * (double)o.count * (double)(heads * width)), run_outside, &o);
+}
+
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
 static int64_t tiles_of(const struct work *w, int64_t count)
@@ -131,6 +168,11 @@ static fmla_status run(const struct kernel *kernel, union problem problem, const
     struct work w = *(const struct work *)(const void *)prepared->decided;
     double cost = 0;
     (void)kernel;
+    if (p->is_ragged) {
+        clear_outside(&w, &p->ragged_q, &p->dq, p->h_q, p->d_qk);
+        clear_outside(&w, &p->ragged_k, &p->dk, p->h_kv, p->d_qk);
+        clear_outside(&w, &p->ragged_k, &p->dv, p->h_kv, p->d_v);
+    }
     if (!p->b) return FMLA_OK;
     w.workspace = p->workspace;
     w.lse = (float *)(void *)w.workspace;

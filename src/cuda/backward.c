@@ -65,10 +65,11 @@ static fmla_status prepare(const struct kernel *kernel, union problem problem, s
 static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
     const struct backward_problem *p = problem.backward;
-    const struct cuda_gradients *gradients = kernel->inner;
+    /* Without a request every gradient is 0, which the portable kernels write. */
+    const struct cuda_gradients *gradients = p->b ? kernel->inner : &cuda_any_gradients;
     struct cuda_scope scope;
     (void)prepared;
-    if (!p->b) return FMLA_OK;
+    if (!p->b && !p->is_ragged) return FMLA_OK;
     fmla_status status = cuda_enter(operation_name(OP_MHA_BACKWARD), "q", p->device.id, &scope);
     if (status) return status;
     status = gradients->launch(&scope, p);

@@ -5,7 +5,8 @@
  *
  *   dq = scale · Σ_t dS_t k_t        dk_t = scale · Σ_rows dS_t q        dv_t = Σ_rows P_t dout
  *
- * over the rows of all query heads that read the key head. Sums are in double and rounded once.
+ * over the rows of all query heads that read the key head. Sums are in double and rounded once. Tokens and keys of no request have
+ * gradients 0.
  */
 #include "ref.h"
 
@@ -122,12 +123,25 @@ static void run_key_head(const struct backward_problem *p, const struct memory *
     }
 }
 
+/* Zeros in the heads of all tokens of ragged requests, or of all keys. */
+static void clear(const struct token_view *view, int64_t tokens, int64_t heads, int64_t width)
+{
+    for (int64_t token = 0; token < tokens; token++)
+        for (int64_t h = 0; h < heads; h++)
+            memset(vector_of(view, 0, token, h), 0, (size_t)width * sizeof(uint16_t));
+}
+
 static fmla_status run(const struct kernel *kernel, union problem problem, const struct prepared *prepared)
 {
     const struct backward_problem *p = problem.backward;
     const struct memory m = memory_of(p);
     struct span span = {0};
     (void)kernel, (void)prepared;
+    if (p->is_ragged) { /* what belongs to a request is overwritten */
+        clear(&p->dq, p->ragged_q.tokens, p->h_q, p->d_qk);
+        clear(&p->dk, p->ragged_k.tokens, p->h_kv, p->d_qk);
+        clear(&p->dv, p->ragged_k.tokens, p->h_kv, p->d_v);
+    }
     for (int64_t request = 0; request < p->b; request++) {
         span = backward_span(p, request, &span);
         for (int64_t key_head = 0; key_head < p->h_kv; key_head++)

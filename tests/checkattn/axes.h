@@ -8,13 +8,13 @@
 
 #include "case.h"
 
-/* The same of both directions but for one axis. */
-#define MHA_AXES(X)          MHA_AXES_WITH(X, "lse: 1 0")
-#define MHA_BACKWARD_AXES(X) MHA_AXES_WITH(X, "deterministic: 0 1")
-#define MHA_AXES_WITH(X, own)                                                                                \
+/* The same of both directions but for the last requests and one axis. */
+#define MHA_AXES(X)          MHA_AXES_WITH(X, "", "lse: 1 0")
+#define MHA_BACKWARD_AXES(X) MHA_AXES_WITH(X, " within", "deterministic: 0 1")
+#define MHA_AXES_WITH(X, more_requests, own)                                                                 \
     X(H_B, "b: 0 1 2 7")                                                                                     \
     X(H_SHAPE, "shape: no_token one long odd square even wide tall (largest) (rows) (few) (no_key)")         \
-    X(H_REQUESTS, "requests: apart ragged varied hostile (cut)")                                             \
+    X(H_REQUESTS, "requests: apart ragged varied hostile (cut)" more_requests)                               \
     X(H_HEADS, "heads: 5_5 16_1 32_4 128_128 (2_1)")                                                         \
     X(H_SIZES, "sizes: 192_128 128_128 64_64 (64_128)")                                                      \
     X(H_CAUSAL, "causal: 0 1")                                                                               \

@@ -37,6 +37,7 @@
     X(CACHE_GAP, "cache-gap")       /* one byte written between two pages */                                 \
     X(GATHER_VALUE, "gather-value") /* one value of a vector is off by its last bit */                       \
     X(GATHER_ZERO, "gather-zero")   /* the row of no slot is not all zeros */                                \
+    X(OUTSIDE, "outside")           /* gradients: one value of a token of no request is not 0 */             \
     X(LSE_BASE, "lse-base")         /* sparse prefill: one lse in the other base */                          \
     X(MAX_SCALE, "max-scale")       /* sparse prefill: one max_logits without softmax_scale */               \
     X(MAX_NAN, "max-nan")           /* sparse prefill: one max_logits of a row of NaN is a finite number */  \

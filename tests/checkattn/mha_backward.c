@@ -2,7 +2,7 @@
  *
  * Dense MHA, backward. What a row, or a key, has for gradients is asked of the oracle as a problem of its own without a mask: a row of
  * dq over the keys that it sees, a key's dk and dv over the rows that see it. Small cases are compared whole, of large ones
- * chosen rows and keys.
+ * chosen rows and keys. What belongs to no request must have zeros, and what is read of it is NaN.
  */
 #include "mha_case.h"
 
@@ -310,22 +310,54 @@ static void add_comparison(struct comparison *to, const struct comparison *from)
     to->most_refref = fmax(to->most_refref, from->most_refref);
 }
 
+/* Of gradient k: where requests begin, how many heads a token has, and how many numbers a head. */
+struct vectors {
+    const int64_t *first;
+    int64_t heads, width;
+};
+
+static struct vectors vectors_of(const struct test_case *c, int k)
+{
+    const struct mha_case *m = (const struct mha_case *)c;
+    return (struct vectors){k ? m->first_k : m->first_q, k ? c->h_kv : c->h_q, k == 2 ? c->d_v : c->d_qk};
+}
+
 /* Every vector of every gradient was written: none begins or ends with the bytes that it was filled with. */
 static bool all_written(const struct test_case *c)
 {
     const struct mha_case *m = (const struct mha_case *)c;
     bool written = true;
     for (int k = 0; k < GRADIENTS; k++) {
-        const int64_t *first = k ? m->first_k : m->first_q, heads = k ? c->h_kv : c->h_q,
-                      width = k == 2 ? c->d_v : c->d_qk;
+        const struct vectors of = vectors_of(c, k);
         for (int64_t r = 0; r < m->requests; r++)
-            for (int64_t i = 0; i < (first[r + 1] - first[r]) * heads; i++) {
+            for (int64_t i = 0; i < (of.first[r + 1] - of.first[r]) * of.heads; i++) {
                 const uint16_t *row =
-                    mha_row_of(c, FIRST + k, r, (c->flat ? first[r] : 0) + i / heads, i % heads);
-                written &= row[0] != 0xffff || row[width - 1] != 0xffff;
+                    mha_row_of(c, FIRST + k, r, (c->flat ? of.first[r] : 0) + i / of.heads, i % of.heads);
+                written &= row[0] != 0xffff || row[of.width - 1] != 0xffff;
             }
     }
     return written;
+}
+
+/* The next token from `token` on, or key, that belongs to no request; beyond the last one: there is none. */
+static int64_t next_outside(const struct test_case *c, const struct vectors *of, int64_t token)
+{
+    const int64_t end = of->first[((const struct mha_case *)c)->requests];
+    return token < of->first[0] || token >= end ? token : end;
+}
+
+/* Every number of every vector of no request is 0. */
+static bool zeros_outside(const struct test_case *c)
+{
+    bool zeros = true;
+    for (int k = 0; c->flat && k < GRADIENTS; k++) {
+        const struct vectors of = vectors_of(c, k);
+        const int64_t tokens = k ? c->tokens_k : c->tokens_q;
+        for (int64_t t = next_outside(c, &of, 0); t < tokens; t = next_outside(c, &of, t + 1))
+            for (int64_t i = 0; i < of.heads * of.width; i++)
+                zeros &= !(mha_row_of(c, FIRST + k, 0, t, i / of.width)[i % of.width] & 0x7fff);
+    }
+    return zeros;
 }
 
 static void compare(struct test_case *c, const struct run *run, struct tally *tally)
@@ -338,6 +370,7 @@ static void compare(struct test_case *c, const struct run *run, struct tally *ta
     tally->rows += count;
     if (atomic_load(&all->refused)) report(tally, run, c->name, "the oracle refused rows or keys");
     if (!all_written(c)) report(tally, run, c->name, "a row of a result was not written");
+    if (!zeros_outside(c)) report(tally, run, c->name, "a gradient of a token of no request is not 0");
     for (int k = 0; k < GRADIENTS; k++) {
         struct comparison sum = {0};
         int64_t first = -1;
@@ -388,6 +421,17 @@ static bool plant_item(struct test_case *c, bool of_key, int64_t change)
     return false;
 }
 
+/* The last number of a gradient's vector of no request. */
+static bool plant_outside(struct test_case *c)
+{
+    const int k = (int)(c->random.state % GRADIENTS);
+    const struct vectors of = vectors_of(c, k);
+    const int64_t token = next_outside(c, &of, 0);
+    if (!c->flat || token >= (k ? c->tokens_k : c->tokens_q)) return false;
+    ((uint16_t *)(uintptr_t)mha_row_of(c, FIRST + k, 0, token, of.heads - 1))[of.width - 1] = 1;
+    return true;
+}
+
 static bool plant_after(struct test_case *c, enum defect fault)
 {
     const struct mha_case *m = (const struct mha_case *)c;
@@ -407,6 +451,7 @@ static bool plant_after(struct test_case *c, enum defect fault)
         return true;
     case FAULT_UNWRITTEN: memset(row, 0xff, (size_t)c->d_qk * sizeof *row); return true;
     case FAULT_NAN: memcpy(row + c->d_qk - 1, &nan, sizeof nan); return true;
+    case FAULT_OUTSIDE: return plant_outside(c);
     case FAULT_UNSTABLE: return true; /* case_check has it between the runs */
     default: return false;
     }
@@ -416,9 +461,10 @@ static bool plant_after(struct test_case *c, enum defect fault)
 static const char *fault_case(const struct run *run, uint64_t i)
 {
     static char text[200];
-    (void)run;
-    snprintf(text, sizeof text, "b 7, heads 5_5, causal 1, layout padded, shape few, %s",
-             i % 2 ? "requests varied" : "requests apart");
+    snprintf(text, sizeof text, "b 7, heads 5_5, causal 1, layout padded, shape few, requests %s",
+             run->fault == FAULT_OUTSIDE ? "within"
+             : i % 2                     ? "varied"
+                                         : "apart");
     return i < 8 ? text : NULL;
 }
 
@@ -428,7 +474,8 @@ static void more(struct suite *suite)
     static const char *const texts[] = {
         "b 3, shape rows, heads 2_1, requests varied, causal 1, layout odd",
         "b 3, shape odd, heads 16_1, sizes 64_64, requests apart, causal 1, layout swapped",
-        "b 7, shape rows, heads 5_5, sizes 64_128, requests hostile"};
+        "b 7, shape rows, heads 5_5, sizes 64_128, requests hostile",
+        "b 7, shape rows, heads 16_1, requests within, causal 1, layout odd"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         suite_case(suite, texts[i], suite->run[0].seed, true);
 }
@@ -444,7 +491,8 @@ struct subject mha_backward = {
     .choose = choose,
     .has = has,
     .leaves = leaves,
-    .special = {"b 3, shape no_key, heads 32_4", "b 3, shape no_key, heads 32_4, requests ragged",
+    .special = {"b 0, requests within", "b 3, shape no_key, heads 32_4",
+                "b 3, shape no_key, heads 32_4, requests ragged",
                 "b 3, shape rows, heads 2_1, causal 1, layout far",
                 "b 3, shape rows, heads 2_1, causal 1, requests varied, layout far",
                 "b 3, shape rows, sizes 64_128, inputs spiked",
@@ -452,7 +500,7 @@ struct subject mha_backward = {
                 "b 7, shape even, heads 2_1, sizes 128_128, requests varied, causal 1, threads own"},
     .more = more,
     .faults = FAULT(DROPPED_KEY) | FAULT(MASK) | FAULT(OUT_OF_BOUNDS) | FAULT(GAP) | FAULT(UNWRITTEN) |
-              FAULT(NAN) | FAULT(UNSTABLE),
+              FAULT(NAN) | FAULT(OUTSIDE) | FAULT(UNSTABLE),
     .fault_case = fault_case,
     .plant_after = plant_after,
     .gpu = {.bases = {"heads 16_1, requests cut", "heads 32_4, sizes 128_128, requests cut, dtype fp16",

@@ -89,6 +89,12 @@ static void spread_starts(struct test_case *c, int64_t *first, int64_t length)
     }
 }
 
+/* How many tokens, or keys, of no request are on one side of the others. */
+static int64_t draw_outside(struct test_case *c)
+{
+    return c->v[H_REQUESTS] == REQUESTS_WITHIN ? random_between(&c->random, 0, 200) : 0;
+}
+
 /* The starts as the call has them. Hostile ones must mean what is in `first`, which they change: every token stays one of some request. */
 static void put_starts(struct test_case *c, int i, int64_t *first)
 {
@@ -163,10 +169,12 @@ void mha_make(struct test_case *c)
     m->first_q = c->owned[0] = calloc((size_t)m->requests + 1, sizeof *m->first_q);
     m->first_k = c->owned[1] = calloc((size_t)m->requests + 1, sizeof *m->first_k);
     if (!m->first_q || !m->first_k) exit(1);
+    m->first_q[0] = draw_outside(c), m->first_k[0] = draw_outside(c);
     spread_starts(c, m->first_q, shape[0]), spread_starts(c, m->first_k, shape[1]);
     if (c->flat) {
         c->b = 1, c->splits = m->requests + 1;
-        c->s_q = c->tokens_q = m->first_q[m->requests], c->tokens_k = m->first_k[m->requests];
+        c->s_q = c->tokens_q = m->first_q[m->requests] + draw_outside(c);
+        c->tokens_k = m->first_k[m->requests] + draw_outside(c);
         put_starts(c, MHA(cu_seqlens_q), m->first_q), put_starts(c, MHA(cu_seqlens_k), m->first_k);
         const bool known = v[H_REQUESTS] == REQUESTS_RAGGED;
         *(int64_t *)op_option(c->op->of, &c->args, "max_s_q") = known ? shape[0] : 0;

@@ -21,7 +21,8 @@ enum {
     REQUESTS_RAGGED,  /* of one length */
     REQUESTS_VARIED,  /* of lengths up to the shape's, 0 too */
     REQUESTS_HOSTILE, /* starts that are negative, that fall, and that are beyond the last token */
-    REQUESTS_CUT      /* of any lengths, which together are those of the shape */
+    REQUESTS_CUT,     /* of any lengths, which together are those of the shape */
+    REQUESTS_WITHIN   /* as varied ones, among tokens and keys of no request */
 };
 enum {
     INPUTS_NORMAL,

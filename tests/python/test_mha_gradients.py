@@ -140,11 +140,21 @@ def test_operator():
     torch.library.opcheck(torch.ops.flash_mla.mha.default, arguments, test_utils=tests, rtol=1e-2, atol=1e-2)
 
 
-def test_tokens_of_no_sequence_and_strided_gradients():
-    cu = torch.tensor((0, 4), dtype=torch.int32)
-    qkv = torch.randn(6, 2, 192).bfloat16()
-    qkv[4:] = math.nan
+@pytest.fixture
+def new_memory_is_nan():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("device", devices())
+def test_tokens_of_no_sequence_and_strided_gradients(device, new_memory_is_nan):
+    assert torch.empty(9, dtype=torch.bfloat16, device=device).isnan().all()
+    cu = torch.tensor((1, 4), dtype=torch.int32, device=device)
+    qkv = torch.full((6, 2, 192), math.nan, dtype=torch.bfloat16, device=device)
+    qkv[1:4] = torch.randn(3, 2, 192)
     qkv.requires_grad_()
     out, _ = flash_mla.flash_attn_varlen_qkvpacked_func(qkv, cu, 4, 64)
-    (gradient,) = torch.autograd.grad(out[:4].sum(), qkv)  # which is expanded: strides of 0
-    assert gradient[:4].isfinite().all() and not gradient[4:].any()
+    (gradient,) = torch.autograd.grad(out[1:4].sum(), qkv)  # which is expanded: strides of 0
+    assert gradient[1:4].isfinite().all() and gradient[1:4].any()
+    assert not gradient[:1].any() and not gradient[4:].any()

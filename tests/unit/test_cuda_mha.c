@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Dense MHA on a GPU, the host's side: which kernel takes a call, how Hopper's makes tiles of rows, what TMA is told, and when tiles
- * are counted in the workspace.
+ * are counted in the workspace; and what gradients launch without a request.
  */
 #include "fake_cuda/launches.h"
 
@@ -184,8 +184,31 @@ static void refused(void)
     REFUSED("v", "128 where d_qk is 128 or 192", c.v.shape[3] = c.out.shape[3] = 64);
 }
 
+/* ---- Gradients ---------------------------------------------------------------------------------- */
+
+static void backward(struct mha_backward_call *c, bool flat)
+{
+    const struct layout layout =
+        SHAPE_OF(layout, .b = 0, .s_q = S_Q, .s_k = S_K, .flat = flat, .splits = 1, .tokens_q = TOKENS_Q,
+                 .tokens_k = TOKENS_K, .h_q = H_Q, .h_kv = H_KV, .d_qk = D_QK, .d_v = D_V, .has = HAS_LSE);
+    mha_backward_make(c, &layout, gpu_number(0));
+    c->args.workspace = region(REGION_OF_WORKSPACE);
+}
+
+/* Tokens and keys of no request have gradients 0, which the portable kernels write where there is no request. */
+static void no_request(void)
+{
+    struct mha_backward_call c;
+    backward(&c, true);
+    RUNS(mha_backward, &c, "mha_backward_rows_bf16|mha_backward_keys_bf16");
+    CHECK_ALL(GRID(launched(1), TOKENS_Q * H_Q / MHA_WARPS, 32 * MHA_WARPS, 0),
+              GRID(launched(0), TOKENS_K * H_KV / MHA_WARPS, 32 * MHA_WARPS, 0));
+    backward(&c, false);
+    RUNS(mha_backward, &c, "%s", "");
+}
+
 int main(int argc, char **argv)
 {
     return RUN_SCENARIOS(argc, argv, "test_cuda_mha", requests_apart, requests_ragged, tiles, turns, no_keys,
-                         refused);
+                         refused, no_request);
 }

@@ -174,6 +174,7 @@ static const struct problem {
      {{0, 3, 3, 90}, {0, 70, 75, 150}},
      {{0, 3, 0, 70}, {3, 0, 70, 5}, {3, 87, 75, 75}}},
     {"tokens of no request", true, 2, 90, 90, {{2, 5, 80}, {10, 10, 90}}, {{2, 3, 10, 0}, {5, 75, 10, 80}}},
+    {.name = "no request", .flat = true, .q = 90, .k = 150, .starts = {{70}, {3}}},
 };
 
 struct way {
@@ -223,7 +224,7 @@ static float dout_of(int64_t token, int64_t head)
 }
 
 /* The gradients of one request, by their definition in double over the rows. */
-static void check_request(const struct way *w, const struct place *places, int64_t r, int64_t *written)
+static void check_request(const struct way *w, const struct place *places, int64_t r)
 {
     const struct problem *const p = w->problem;
     const int64_t at = p->flat ? 0 : r, first_q = p->spans[r].first_q, first_k = p->spans[r].first_k,
@@ -259,7 +260,31 @@ static void check_request(const struct way *w, const struct place *places, int64
               "%s, %s, %d/%d, heads %d/%d, causal %d, base 2 %d, request %d: %" PRId64 " of d%c differ",
               w->kernel, p->name, (int)w->d_qk, (int)w->d_v, (int)w->h_q, (int)w->h_kv, w->causal, w->base_2,
               (int)r, wrong[i], "qkv"[i]);
-    *written += tokens * w->h_q * w->d_qk + keys * w->h_kv * (w->d_qk + w->d_v);
+}
+
+/* Is the token of ragged requests, or the key, one of a request? */
+static bool is_of_request(const struct problem *p, bool of_keys, int64_t token)
+{
+    bool is = false;
+    for (int64_t r = 0; r < p->b; r++) {
+        const int64_t first = of_keys ? p->spans[r].first_k : p->spans[r].first_q;
+        is |= token >= first && token < first + (of_keys ? p->spans[r].keys : p->spans[r].tokens);
+    }
+    return is;
+}
+
+/* Tokens and keys of no request have gradients 0. */
+static void check_outside(const struct way *w, const struct place *places)
+{
+    for (int i = DQ; i < PLACES; i++) {
+        const struct place *p = &places[i];
+        int64_t wrong = 0;
+        for (int64_t t = 0; t < p->tokens; t++)
+            for (int64_t at = 0; !is_of_request(w->problem, i != DQ, t) && at < p->heads * p->width; at++)
+                wrong += row_at(p, 0, t, at / p->width)[at % p->width] != 0;
+        CHECK(!wrong, "%s, %s: %" PRId64 " of d%c of no request are not 0", w->kernel, w->problem->name,
+              wrong, "qkv"[i - DQ]);
+    }
 }
 
 static void fill(const struct way *w, const struct place *places)
@@ -333,9 +358,12 @@ static void check_way(const struct way *w)
     CHECK(run_in_room(OP_MHA_BACKWARD, &args) == FMLA_OK, "%s, %s: %s", w->kernel, p->name,
           fmla_last_error());
     int64_t expected = 0, written = 0;
-    for (int64_t r = 0; r < p->b; r++) check_request(w, places, r, &expected);
-    for (int i = DQ; i < PLACES; i++)
+    for (int64_t r = 0; r < p->b; r++) check_request(w, places, r);
+    if (p->flat) check_outside(w, places);
+    for (int i = DQ; i < PLACES; i++) {
+        expected += (p->flat ? 1 : p->b) * places[i].tokens * places[i].heads * places[i].width;
         for (int at = 0; at < ROOM; at++) written += memory[i][at] != UNWRITTEN;
+    }
     CHECK(written == expected, "%s, %s: %" PRId64 " numbers written of %" PRId64, w->kernel, p->name, written,
           expected);
 }

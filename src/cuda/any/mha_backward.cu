@@ -3,6 +3,7 @@
  * The gradients of dense MHA without tensor cores: any alignment, any strides, any GPU; it is not fast. A warp takes a row of dq, or a key
  * of dk and dv, and adds in one order, so that all three have the same bits in every run. Of 32 keys, or rows, each lane comes to hold
  * what the whole warp has worked out of one: its weight P, and dS = P (dout·v - delta) = P (dout·(v - out)); then their vectors are added.
+ * The warp of a token or a key of no request writes zeros.
  */
 #include "../device/element.cuh"
 #include "../device/kernel.cuh"
@@ -34,6 +35,11 @@ template <typename Element> DEVICE void store_vector(uint16_t *to, int width, co
 #pragma unroll
     for (int i = 0; i < MOST_OF_LANE; i++)
         if (32 * i < width) to[32 * i + (int)threadIdx.x % 32] = Element::from_float(x.of[i] * factor);
+}
+
+DEVICE void clear_vector(uint16_t *to, int width)
+{
+    for (int d = (int)threadIdx.x % 32; d < width; d += 32) to[d] = 0;
 }
 
 DEVICE float dot_of(const Vector &a, const Vector &b)
@@ -81,7 +87,7 @@ template <typename Element> DEVICE void backward_row(const mha_backward_params &
     if (!p.starts_q)
         r = {(int)(at / p.s_q), 0, p.s_q, 0, p.s_k};
     else if (!find_request<false>(p, (int)at, r))
-        return;
+        return clear_vector(place_of(p.dq, 0, (int)at, head), p.d_qk);
     const int token = p.starts_q ? (int)at : (int)(at - (int64_t)r.number * p.s_q);
     const float lse = lse_of(p, r.number, token, head);
     const int seen = lse == INFINITY ? 0
@@ -151,8 +157,11 @@ template <typename Element> DEVICE void backward_key(const mha_backward_params &
     RowRequest r;
     if (!p.starts_k)
         r = {(int)(at / p.s_k), 0, p.s_q, 0, p.s_k};
-    else if (!find_request<true>(p, (int)at, r))
+    else if (!find_request<true>(p, (int)at, r)) {
+        clear_vector(place_of(p.dk, 0, (int)at, key_head), p.d_qk);
+        clear_vector(place_of(p.dv, 0, (int)at, key_head), p.d_v);
         return;
+    }
     const int key = p.starts_k ? (int)at : (int)(at - (int64_t)r.number * p.s_k);
     /* With a causal mask, token j of the request sees keys up to keys - tokens + j. */
     const int first = p.causal ? max(0, key - r.key - (r.keys - r.tokens)) : 0;
