@@ -218,7 +218,6 @@ struct Problem {
         const int most_keys = *std::max_element(s_k.begin(), s_k.end());
         // Causal and deterministic: blocks wait for each other by heads, so that as many heads as there are take part at once.
         p.heads_of_set = deterministic || (causal && getenv("ORDER")) ? 1 : heads_of_set(most_keys, h_kv, keys);
-        p.goes_down = causal && h_q > h_kv && !deterministic, p.rotates = !causal && h_q == h_kv && !deterministic;
         const size_t sizes[MEMORIES] = {(size_t)tokens_q * h_q * d_qk * 2, (size_t)tokens_k * h_kv * d_qk * 2, (size_t)tokens_k * h_kv * d_v * 2,
                                         (size_t)tokens_q * h_q * d_v * 2, (size_t)tokens_q * h_q * d_v * 2, (size_t)tokens_q * h_q * 4,
                                         (size_t)tokens_q * h_q * d_qk * 2, (size_t)tokens_k * h_kv * d_qk * 2, (size_t)tokens_k * h_kv * d_v * 2,

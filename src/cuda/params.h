@@ -245,7 +245,6 @@ struct mha_backward_sm90_params {
     int32_t items;                    /* key_blocks · h_kv */
     struct divisor key_heads_divisor; /* h_kv */
     int32_t heads_of_set;             /* key heads whose items are taken together */
-    int32_t goes_down, rotates;       /* in what order an item takes its tiles (sm90/mha_backward/walk.cuh) */
     float *rows;    /* [h_q][row_tiles][2][rows of a tile]: lse of base 2, inf where there is no key; delta */
     float *dq_sums; /* [h_q][row_tiles][a tile]: results.cuh says in what order */
     uint32_t *taken; /* items, beside the first one of each block of threads */

@@ -46,8 +46,6 @@ static fmla_status launch(const struct cuda_scope *scope, const struct backward_
         .items = (int32_t)(sm90_mha_backward_key_blocks(p) * p->h_kv),
         .key_heads_divisor = divisor_of((uint32_t)p->h_kv),
         .heads_of_set = sm90_mha_backward_heads(p, scope->device->sms),
-        .goes_down = p->causal && p->h_q > p->h_kv && !p->deterministic,
-        .rotates = !p->causal && p->h_q == p->h_kv && !p->deterministic,
         .rows = (float *)(void *)(workspace + at.rows),
         .dq_sums = (float *)(void *)(workspace + at.dq_sums),
         .taken = (uint32_t *)(void *)(workspace + at.taken),

@@ -8,7 +8,7 @@
  */
 #pragma once
 
-#include "walk.cuh"
+#include "layout.cuh"
 
 template <typename Layout> struct Producer {
     static constexpr int ROWS = Layout::ROWS, KEYS = Layout::KEYS;
@@ -107,19 +107,22 @@ template <typename Layout> struct Producer {
         if (block >= blocks) return; /* a number without keys */
         const int diagonal = p.call.causal ? block * KEYS - (r.keys - r.tokens) : -KEYS;
         const int first = max(diagonal, 0) / ROWS, tiles = max((r.tokens + ROWS - 1) / ROWS - first, 0);
-        const int start = p.goes_down ? tiles - 1 : p.rotates ? (int)((int64_t)block * tiles / blocks) : 0;
-        const uint32_t item = l.item(slot.at);
+        const int start = p.call.causal || p.turns ? 0 : (int)((int64_t)block * tiles / blocks);
         tell(make_uint4(r.key + block * KEYS, min(r.keys - block * KEYS, KEYS), p.call.starts_q ? 0 : r.index,
                         head),
              make_uint4(r.row_tile + first, tiles, diagonal - first * ROWS, keys_parity ^ 1), start,
              p.call.causal ? blocks - 1 - block : block);
         if (!tiles) return;
-        Walk<Layout> t;
-        t.begin(p, item);
-        load_rows(r, head * p.call.group, first + t.tile);
+        const int first_head = head * p.call.group;
+        load_rows(r, first_head, first + start);
         load_keys(r, head, block);
 #pragma unroll 1
-        while (t.step(p, item)) load_rows(r, head * p.call.group + t.h, first + t.tile);
+        for (int h = first_head; h < first_head + p.call.group; h++) {
+#pragma unroll 1
+            for (int tile = start + (h == first_head); tile < tiles; tile++) load_rows(r, h, first + tile);
+#pragma unroll 1
+            for (int tile = 0; tile < start; tile++) load_rows(r, h, first + tile);
+        }
     }
 
     /* Takes a number, in the elected lane. */

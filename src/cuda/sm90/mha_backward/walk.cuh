@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The tiles of an item, one after the other; of each one those of all heads that read the keys, so that blocks of threads that work at the
- * same keys' head at the same time read the same rows.
- *
- *   one head, full      from `start` on to the last, then from the first to the one before `start`: blocks add to different tiles of dQ
- *   several, causal     from the last down to the diagonal: as many blocks as possible are at the same tile
- *   else                from the first on
+ * The tiles of an item, one after the other. A head's begin with `start`, go up to the last, and then from the first to the one before
+ * `start`: blocks of threads that work at the same head at the same time add to different ones.
  */
 #pragma once
 
@@ -19,33 +15,36 @@ DEVICE int word_at(uint32_t from)
 
 template <typename Layout> struct Walk {
     int left;     /* tiles of the item, this one included */
-    int tile, h;  /* of the item's tiles of a head, of its heads */
-    int at;       /* the number of the tile, of all heads */
-    int diagonal; /* row i of the tile sees key t of the item if t + diagonal <= i */
+    int at;       /* its number, of all heads */
+    int in_row;   /* tiles that are next to each other, from this one on */
+    int diagonal; /* of the tile: row i sees key t of the item if t + diagonal <= i */
 
     DEVICE void begin(const mha_backward_sm90_params &p, uint32_t item)
     {
         left = word_at(item + offsetof(Item, tiles)) * p.call.group;
-        tile = word_at(item + offsetof(Item, start)), h = 0;
-        at = word_at(item + offsetof(Item, head)) * p.call.group * p.row_tiles +
-             word_at(item + offsetof(Item, first_tile)) + tile;
-        diagonal = word_at(item + offsetof(Item, diagonal)) - tile * Layout::ROWS;
+        if (left) turn(p, item);
     }
 
-    DEVICE void move(int tiles) { tile += tiles, at += tiles, diagonal -= tiles * Layout::ROWS; }
+    DEVICE void turn(const mha_backward_sm90_params &p, uint32_t item)
+    {
+        const int first = word_at(item + offsetof(Item, first_tile)),
+                  tiles = word_at(item + offsetof(Item, tiles)),
+                  start = word_at(item + offsetof(Item, start)),
+                  head = word_at(item + offsetof(Item, head)) * p.call.group;
+        const int done = tiles * p.call.group - left, h = done / tiles, i = done - h * tiles;
+        const bool round = i >= tiles - start;
+        const int tile = i + start - (round ? tiles : 0);
+        at = (head + h) * p.row_tiles + first + tile;
+        in_row = round ? tiles - i : tiles - start - i;
+        diagonal = word_at(item + offsetof(Item, diagonal)) - tile * Layout::ROWS;
+    }
 
     /* Goes to the next one; false: there is none. */
     DEVICE bool step(const mha_backward_sm90_params &p, uint32_t item)
     {
         if (!--left) return false;
-        if (++h < p.call.group) {
-            at += p.row_tiles;
-            return true;
-        }
-        h = 0, at -= (p.call.group - 1) * p.row_tiles;
-        move(p.goes_down ? -1 : 1);
-        const int tiles = word_at(item + offsetof(Item, tiles));
-        if (tile == tiles) move(-tiles);
+        at++, diagonal -= Layout::ROWS;
+        if (!--in_row) turn(p, item);
         return true;
     }
 };
