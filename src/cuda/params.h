@@ -252,10 +252,11 @@ struct mha_backward_sm90_params {
     uint32_t *turns;
 };
 
-/* Rows of its tiles and keys of a block, by d_qk; variants of its kernels. */
-#define MHA_BACKWARD_SM90_ROWS(d_qk)  64
-#define MHA_BACKWARD_SM90_KEYS(d_qk)  128
-#define MHA_BACKWARD_SM90_SIZES(d_qk) ((int)(d_qk) / 64 - 1)
+/* Rows of its tiles and keys of a block, by d_qk; variants of its kernels; threads of a block. */
+#define MHA_BACKWARD_SM90_ROWS(d_qk)    64
+#define MHA_BACKWARD_SM90_KEYS(d_qk)    128
+#define MHA_BACKWARD_SM90_SIZES(d_qk)   ((int)(d_qk) / 64 - 1)
+#define MHA_BACKWARD_SM90_THREADS(d_qk) ((d_qk) == 64 ? 512 : 384)
 enum {
     MHA_BACKWARD_PREPARE = 0,
     MHA_BACKWARD_FINISH = 3,

@@ -74,6 +74,7 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS + MAKER_REGISTERS <=
                       WARPGROUPS * (65536 / THREADS / 8 * 8),
                   "warpgroups would wait for registers for ever");
+    static_assert(THREADS == MHA_BACKWARD_SM90_THREADS(D_QK), "the host launches as many");
     static_assert(KEYS == 64 * CONSUMERS && ROWS == 64, "a consumer has 64 keys, dQ 64 rows");
 
     static constexpr int DQ_TILE = ROWS * D_QK, DQ_OF_MAKER = DQ_TILE / MAKERS, /* floats */
