@@ -83,7 +83,8 @@ static void add_met(float *sum, const float *of, const float *by, int64_t width,
 {
     static const _Alignas(64) float ones[GROUP_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     if (begin < end)
-        add_values(sum, of + begin * width, width, width, by + begin * GROUP_ROWS, end - begin, ones, ahead);
+        add_values(VECTORS, sum, of + begin * width, width, width, by + begin * GROUP_ROWS, end - begin, ones,
+                   ahead);
 }
 
 /* … and of those that only some lanes see, where one that holds NaN or infinity must not meet the others. */
@@ -99,7 +100,7 @@ static void add_seen(float *sum, const float *of, const float *by, int64_t width
         bool sees[GROUP_ROWS];
         if (t >= seen->whole && t < seen->whole_end) continue;
         for (int l = 0; l < GROUP_ROWS; l++) sees[l] = seen->from[l] <= t && t < seen->to[l];
-        add_value_where_seen(sum, of + t * width, by + t * GROUP_ROWS, width, sees);
+        add_value_where_seen(sum, of + t * width, by + t * GROUP_ROWS, width, sees, GROUP_ROWS);
     }
 }
 
@@ -118,8 +119,8 @@ static void meet(const struct cpu_lanes *lanes, const struct scratch *scratch, c
     backward_masks(lanes, met, group * GROUP_ROWS, GROUP_ROWS, &seen);
     const int32_t count = seen.end - seen.begin, at = seen.begin;
     if (!count) return;
-    scores(scratch->p + at * GROUP_ROWS, scratch->mx + at * p->d_qk, scratch->x + x, count, p->d_qk);
-    scores(scratch->ds + at * GROUP_ROWS, scratch->my + at * p->d_v, scratch->y + y, count, p->d_v);
+    scores(VECTORS, scratch->p + at * GROUP_ROWS, scratch->mx + at * p->d_qk, scratch->x + x, count, p->d_qk);
+    scores(VECTORS, scratch->ds + at * GROUP_ROWS, scratch->my + at * p->d_v, scratch->y + y, count, p->d_v);
     weigh(lanes, met, &seen, lse + group * GROUP_ROWS, delta + group * GROUP_ROWS, scratch);
     add_seen(scratch->dx + x, scratch->mx, scratch->ds, p->d_qk, &seen,
              partly_finite(scratch->mx, p->d_qk, &seen), ahead);
