@@ -75,10 +75,10 @@ static void pack_q(const struct cpu_tile *tile, float *q, float *row)
  * row sees the key. Turns scores into probabilities against the new maximum and gives in `rescale` what older sums must
  * be multiplied by. */
 static void softmax_step(float *s, int32_t count, int32_t fewest, const int32_t visible[GROUP_ROWS],
-                         float *max, float *sum, float *rescale)
+                         float *max, float *sum, float *rescale, int vectors)
 {
     const vector nothing = (vector){0} - INFINITY;
-    for (int v = 0; v < VECTORS; v++) {
+    for (int v = 0; v < vectors; v++) {
         vector *const at = (vector *)(s + v * LANES);
         const vector old = *(const vector *)(max + v * LANES);
         vector_int sees;
@@ -115,17 +115,19 @@ static void attend_block(const struct cpu_tile *tile, const struct scratch *scra
     if (!most) return;
     _Alignas(64) float rescale[GROUP_ROWS];
     float *o = scratch->o + group * p->d_v * GROUP_ROWS;
-    scores(scratch->s, scratch->keys, scratch->q + group * p->d_qk * GROUP_ROWS, most, p->d_qk);
+    const float *q = scratch->q + group * p->d_qk * GROUP_ROWS;
+    const int vectors = vectors_of(tile->rows - group * GROUP_ROWS);
+    scores(vectors, scratch->s, scratch->keys, q, most, p->d_qk);
     softmax_step(scratch->s, most, fewest, visible, scratch->max + group * GROUP_ROWS,
-                 scratch->sum + group * GROUP_ROWS, rescale);
+                 scratch->sum + group * GROUP_ROWS, rescale, vectors);
     if (are_finite(scratch->values, scratch->value_step, fewest, most, p->d_v))
         fewest = most; /* a row that does not see a key has weight 0 for it */
-    add_values(o, scratch->values, scratch->value_step, p->d_v, scratch->s, fewest, rescale, ahead);
+    add_values(vectors, o, scratch->values, scratch->value_step, p->d_v, scratch->s, fewest, rescale, ahead);
     for (int32_t t = fewest; t < most; t++) {
         bool sees[GROUP_ROWS];
         for (int l = 0; l < GROUP_ROWS; l++) sees[l] = t < visible[l];
         add_value_where_seen(o, scratch->values + t * scratch->value_step, scratch->s + t * GROUP_ROWS,
-                             p->d_v, sees);
+                             p->d_v, sees, vectors * LANES);
     }
 }
 

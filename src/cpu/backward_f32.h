@@ -51,10 +51,10 @@ static void pack(float *to, const uint8_t *from, int64_t width, int32_t lane, fl
 /* P and dS of the vectors that some lane sees, from S and dP. Of rows in the lanes lse and delta are the lanes', of keys those of the
  * vector met. */
 static void weigh(const struct cpu_lanes *lanes, const struct cpu_met *met, const struct cpu_seen *seen,
-                  const float *lane_lse, const float *lane_delta, const struct scratch *scratch)
+                  const float *lane_lse, const float *lane_delta, const struct scratch *scratch, int vectors)
 {
     const vector most = (vector){0} + 128.0f; /* from there on it is infinite */
-    for (int v = 0; v < VECTORS; v++) {
+    for (int v = 0; v < vectors; v++) {
         vector lse = *(const vector *)(lane_lse + v * LANES),
                delta = *(const vector *)(lane_delta + v * LANES);
         vector_int from, to;
@@ -78,28 +78,29 @@ static void weigh(const struct cpu_lanes *lanes, const struct cpu_met *met, cons
 }
 
 /* sum[d][lane] += Σ_t of[t][d] · by[t][lane] over the vectors [begin, end). */
-static void add_met(float *sum, const float *of, const float *by, int64_t width, int32_t begin, int32_t end,
-                    struct tile_ahead *ahead)
+static void add_met(int vectors, float *sum, const float *of, const float *by, int64_t width, int32_t begin,
+                    int32_t end, struct tile_ahead *ahead)
 {
     static const _Alignas(64) float ones[GROUP_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     if (begin < end)
-        add_values(sum, of + begin * width, width, width, by + begin * GROUP_ROWS, end - begin, ones, ahead);
+        add_values(vectors, sum, of + begin * width, width, width, by + begin * GROUP_ROWS, end - begin, ones,
+                   ahead);
 }
 
 /* … and of those that only some lanes see, where one that holds NaN or infinity must not meet the others. */
-static void add_seen(float *sum, const float *of, const float *by, int64_t width, const struct cpu_seen *seen,
-                     bool all_finite, struct tile_ahead *ahead)
+static void add_seen(int vectors, float *sum, const float *of, const float *by, int64_t width,
+                     const struct cpu_seen *seen, bool all_finite, struct tile_ahead *ahead)
 {
     if (all_finite) {
-        add_met(sum, of, by, width, seen->begin, seen->end, ahead);
+        add_met(vectors, sum, of, by, width, seen->begin, seen->end, ahead);
         return;
     }
-    add_met(sum, of, by, width, seen->whole, seen->whole_end, ahead);
+    add_met(vectors, sum, of, by, width, seen->whole, seen->whole_end, ahead);
     for (int32_t t = seen->begin; t < seen->end; t++) {
         bool sees[GROUP_ROWS];
         if (t >= seen->whole && t < seen->whole_end) continue;
         for (int l = 0; l < GROUP_ROWS; l++) sees[l] = seen->from[l] <= t && t < seen->to[l];
-        add_value_where_seen(sum, of + t * width, by + t * GROUP_ROWS, width, sees);
+        add_value_where_seen(sum, of + t * width, by + t * GROUP_ROWS, width, sees, vectors * LANES);
     }
 }
 
@@ -114,17 +115,18 @@ static void meet(const struct cpu_lanes *lanes, const struct scratch *scratch, c
 {
     const struct backward_problem *p = lanes->problem;
     const int64_t x = (int64_t)group * GROUP_ROWS * p->d_qk, y = (int64_t)group * GROUP_ROWS * p->d_v;
+    const int vectors = vectors_of(lanes->count - group * GROUP_ROWS);
     struct cpu_seen seen;
     backward_masks(lanes, met, group * GROUP_ROWS, GROUP_ROWS, &seen);
     const int32_t count = seen.end - seen.begin, at = seen.begin;
     if (!count) return;
-    scores(scratch->p + at * GROUP_ROWS, scratch->mx + at * p->d_qk, scratch->x + x, count, p->d_qk);
-    scores(scratch->ds + at * GROUP_ROWS, scratch->my + at * p->d_v, scratch->y + y, count, p->d_v);
-    weigh(lanes, met, &seen, lse + group * GROUP_ROWS, delta + group * GROUP_ROWS, scratch);
-    add_seen(scratch->dx + x, scratch->mx, scratch->ds, p->d_qk, &seen,
+    scores(vectors, scratch->p + at * GROUP_ROWS, scratch->mx + at * p->d_qk, scratch->x + x, count, p->d_qk);
+    scores(vectors, scratch->ds + at * GROUP_ROWS, scratch->my + at * p->d_v, scratch->y + y, count, p->d_v);
+    weigh(lanes, met, &seen, lse + group * GROUP_ROWS, delta + group * GROUP_ROWS, scratch, vectors);
+    add_seen(vectors, scratch->dx + x, scratch->mx, scratch->ds, p->d_qk, &seen,
              partly_finite(scratch->mx, p->d_qk, &seen), ahead);
     if (lanes->are_keys)
-        add_seen(scratch->dy + y, scratch->my, scratch->p, p->d_v, &seen,
+        add_seen(vectors, scratch->dy + y, scratch->my, scratch->p, p->d_v, &seen,
                  partly_finite(scratch->my, p->d_v, &seen), ahead);
 }
 
