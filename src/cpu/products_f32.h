@@ -164,24 +164,6 @@ static void add_value_where_seen(float *o, const float *value, const float *s, i
 
 /* ---- Softmax -------------------------------------------------------------------------------- */
 
-/* 2^x for x ≤ 0; below 2^-126 it is 0, NaN stays NaN. x = n + f with |f| ≤ 1/2: 2^f by the polynomial of degree 5 that is 1 at 0
- * and whose largest relative error, 2^-23.4, is least, and 2^n by its exponent bits. */
-INLINE vector exp2_of(vector x)
-{
-    const vector shifter =
-        (vector){0} + 0x1.8p23f; /* adding it leaves the nearest integer in the lowest bits */
-    const vector shifted = x + shifter;
-    const vector f = x - (shifted - shifter);
-    vector y = f * 1.326472734e-3f + 9.671512772e-3f;
-    y = y * f + 5.550733744e-2f;
-    y = y * f + 2.402224208e-1f;
-    y = y * f + 6.931469776e-1f;
-    y = y * f + 1.0f;
-    const vector power = (vector)(((vector_uint)shifted << 23) + (127u << 23));
-    const vector_int small = (vector_int)(x < (vector){0} - 126.0f);
-    return (vector)((vector_int)(y * power) & ~small);
-}
-
 INLINE vector select(vector_int mask, vector yes, vector no)
 {
     return (vector)(((vector_int)yes & mask) | ((vector_int)no & ~mask));
@@ -190,5 +172,24 @@ INLINE vector select(vector_int mask, vector yes, vector no)
 #ifndef LARGER
 #define LARGER(x, top) select((vector_int)((x) > (top)), x, top)
 #endif
+
+/* 2^x for x below 128; below 2^-126 it is 0, or from -126.5 on as exact as subnormals are, and NaN stays NaN. x = n + f with |f| ≤ 1/2: 2^f by the
+ * polynomial of degree 5 that is 1 at 0 and whose largest relative error, 2^-23.4, is least, and 2^n by its exponent bits, which are 0 for
+ * the least n. */
+INLINE vector exp2_of(vector x)
+{
+    const vector least = (vector){0} - 127.0f;
+    /* Adding it leaves the nearest integer, and the bias of exponents, in the lowest bits. */
+    const vector shifter = (vector){0} + (0x1.8p23f + 127.0f);
+    x = LARGER(least, x);
+    const vector shifted = x + shifter;
+    const vector f = x - (shifted - shifter);
+    vector y = f * 1.326472734e-3f + 9.671512772e-3f;
+    y = y * f + 5.550733744e-2f;
+    y = y * f + 2.402224208e-1f;
+    y = y * f + 6.931469776e-1f;
+    y = y * f + 1.0f;
+    return y * (vector)((vector_uint)shifted << 23);
+}
 
 #endif
