@@ -21,6 +21,9 @@
  *   Limit: the two products, 2 · (d_qk + d_v) FLOP per row and key, at the rate of the multiply-adds.
  */
 #include "products_f32.h"
+#include "result.h"
+
+enum { ROWS_OF_HEADS = 4 * PLAN_ROW_TILE };
 
 struct scratch {
     float *q, *keys, *values, *o, *s, *max, *sum;
@@ -83,20 +86,28 @@ static void softmax_step(float *s, int32_t count, int32_t fewest, const int32_t 
         const vector old = *(const vector *)(max + v * LANES);
         vector_int sees;
         memcpy(&sees, visible + v * LANES, sizeof sees);
-        vector top = old;
-        for (int32_t t = 0; t < count; t++) {
-            vector x = at[t * VECTORS];
-            if (t >= fewest) at[t * VECTORS] = x = select((vector_int)(sees > t), x, nothing);
-            top = LARGER(x, top); /* a NaN does not become the maximum; it reaches the sum */
+        /* Two maxima, and two sums, that do not wait for each other. A NaN does not become the maximum; it reaches the sum. */
+        vector top = old, other = old;
+        int32_t t = 0;
+        for (; t + 2 <= fewest; t += 2) {
+            top = LARGER(at[t * VECTORS], top);
+            other = LARGER(at[(t + 1) * VECTORS], other);
         }
+        for (; t < count; t++) {
+            if (t >= fewest) at[t * VECTORS] = select((vector_int)(sees > t), at[t * VECTORS], nothing);
+            top = LARGER(at[t * VECTORS], top);
+        }
+        top = LARGER(other, top);
         const vector base =
             select((vector_int)(top == nothing), (vector){0}, top); /* keeps exp(-inf - base) at 0 */
-        vector total = {0};
-        for (int32_t t = 0; t < count; t++) {
-            const vector e = exp2_of(at[t * VECTORS] - base);
-            at[t * VECTORS] = e;
-            total += e;
+        vector total = {0}, odd = {0};
+        for (t = 0; t + 2 <= count; t += 2) {
+            const vector e = exp2_of(at[t * VECTORS] - base), f = exp2_of(at[(t + 1) * VECTORS] - base);
+            at[t * VECTORS] = e, at[(t + 1) * VECTORS] = f;
+            total += e, odd += f;
         }
+        if (t < count) total += at[t * VECTORS] = exp2_of(at[t * VECTORS] - base);
+        total += odd;
         const vector older = exp2_of(old - base);
         *(vector *)(rescale + v * LANES) = older;
         *(vector *)(max + v * LANES) = top;
@@ -165,4 +176,5 @@ static void attend(const struct cpu_tile *tile, void *memory)
                    scratch.max + g * GROUP_ROWS, scratch.sum + g * GROUP_ROWS);
 }
 
-const struct cpu_attention ATTENTION_NAME = {PLAN_ROW_TILE, scratch_bytes, attend};
+const struct cpu_attention ATTENTION_NAME = {PLAN_ROW_TILE, ROWS_OF_HEADS, scratch_bytes, attend,
+                                             result_round};

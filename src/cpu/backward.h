@@ -13,8 +13,8 @@
 #ifndef FMLA_CPU_BACKWARD_H
 #define FMLA_CPU_BACKWARD_H
 
-#include "../num_fast.h"
 #include "convert.h"
+#include "result.h"
 #include "tile.h"
 
 /* A tile of lanes: keys of a key head, which meet its query rows, or query rows, which meet its keys. Rows are counted token by
@@ -160,16 +160,6 @@ static inline void backward_masks(const struct cpu_lanes *lanes, const struct cp
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
-/* `count` values times `factor`, rounded; without branches, for the compiler's vectors. */
-static inline void backward_round(uint16_t *to, const float *from, float factor, int64_t count,
-                                  enum element element)
-{
-    if (element == ELEMENT_BF16)
-        for (int64_t i = 0; i < count; i++) to[i] = fast_to_bf16(from[i] * factor);
-    else
-        for (int64_t i = 0; i < count; i++) to[i] = fast_to_fp16(from[i] * factor);
-}
-
 /* Lane `lane`, finished: dx, and of a key dy. A row that saw no key has zeros. */
 static inline void backward_store(const struct cpu_lanes *lanes, int32_t lane, const float *dx,
                                   const float *dy)
@@ -179,10 +169,10 @@ static inline void backward_store(const struct cpu_lanes *lanes, int32_t lane, c
     if (lanes->are_keys) {
         const int64_t key = lanes->span.first_key + i;
         const struct token_view *dk = &p->dk, *dv = &p->dv;
-        backward_round(dk->data + lanes->request * dk->request + key * dk->token + lanes->key_head * dk->head,
-                       dx, p->scale, p->d_qk, p->element);
-        backward_round(dv->data + lanes->request * dv->request + key * dv->token + lanes->key_head * dv->head,
-                       dy, 1.0f, p->d_v, p->element);
+        result_round(dk->data + lanes->request * dk->request + key * dk->token + lanes->key_head * dk->head,
+                     dx, p->scale, p->d_qk, p->element);
+        result_round(dv->data + lanes->request * dv->request + key * dv->token + lanes->key_head * dv->head,
+                     dy, 1.0f, p->d_v, p->element);
         return;
     }
     const int64_t token = lanes->span.first_token + i / group, head = lanes->key_head * group + i % group;
@@ -190,7 +180,7 @@ static inline void backward_store(const struct cpu_lanes *lanes, int32_t lane, c
     if (lanes->lse[i] == INFINITY)
         memset(dq, 0, (size_t)p->d_qk * sizeof *dq);
     else
-        backward_round(dq, dx, p->scale, p->d_qk, p->element);
+        result_round(dq, dx, p->scale, p->d_qk, p->element);
 }
 
 /* Σ out · dout, in sums that do not wait for each other. */

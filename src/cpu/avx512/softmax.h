@@ -52,14 +52,15 @@ static inline __m512i softmax_pairs(__m512 first, __m512 second)
 
 /* One step of the online softmax over s[0 … count)[vectors][16]: turns scores into probabilities against the new
  * maximum (kept in base 2, scaled) and gives what older sums must be multiplied by. Below `fewest` every row sees
- * the key. */
-static inline void softmax_step(float *s, int32_t count, int32_t fewest, const int32_t *visible, float scale,
-                                int vectors, float *max, float *sum, float *rescale)
+ * the key; of vector v there are counts[v] scores. */
+static inline void softmax_step(float *s, const int32_t *counts, int32_t fewest, const int32_t *visible,
+                                float scale, int vectors, float *max, float *sum, float *rescale)
 {
     const __m512 factor = _mm512_set1_ps(scale), nothing = _mm512_set1_ps(-INFINITY);
     for (int v = 0; v < vectors; v++) {
         float *at = s + v * 16;
         const int64_t stride = (int64_t)vectors * 16;
+        const int32_t count = counts[v];
         const __m512i sees = _mm512_loadu_si512(visible + v * 16);
         __m512 top = _mm512_load_ps(max + v * 16);
         for (int32_t t = 0; t < count; t++) {
