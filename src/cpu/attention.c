@@ -55,9 +55,10 @@ static int32_t tile_rows_of(const struct attention_problem *p, const struct cpu_
     int32_t most = attention->most_rows;
     if (p->cut == CUT_NEVER) {
         most = attention->most_rows_of_heads;
-        while (most > PLAN_ROW_TILE && (double)p->b * (double)sets * (double)((set_rows + most - 1) / most) <
-                                           TILES_A_WORKER * (double)workers)
-            most /= 2;
+        for (; most > PLAN_ROW_TILE; most /= 2) {
+            const int64_t tiles = (set_rows + most - 1) / most;
+            if ((double)p->b * (double)sets * (double)tiles >= TILES_A_WORKER * (double)workers) break;
+        }
     }
     return set_rows > most - PLAN_ROW_TILE
                ? most

@@ -7,6 +7,7 @@
  *   VECTORS            vectors of rows at a time; a group is LANES · VECTORS = 16 rows
  *   AT_ONCE            keys (in S = K Q) or values (in O += Vᵀ P) at a time: AT_ONCE · VECTORS sums stay in registers
  *   LARGER(x, top)     the instruction for x > top ? x : top, where there is one; a NaN in x is then not taken
+ *   SMALLER(x, top)    … and for x < top ? x : top
  *
  *   lanes = rows: the rows of a group stand side by side, so that the softmax has no horizontal step and a cached
  *   value, once loaded, meets all of them by broadcast.
@@ -170,7 +171,8 @@ INLINE vector select(vector_int mask, vector yes, vector no)
 }
 
 #ifndef LARGER
-#define LARGER(x, top) select((vector_int)((x) > (top)), x, top)
+#define LARGER(x, top)  select((vector_int)((x) > (top)), x, top)
+#define SMALLER(x, top) select((vector_int)((x) < (top)), x, top)
 #endif
 
 /* 2^x for x below 128; below 2^-126 it is 0, or from -126.5 on as exact as subnormals are, and NaN stays NaN. x = n + f with |f| ≤ 1/2: 2^f by the
