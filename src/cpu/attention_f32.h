@@ -75,10 +75,11 @@ static void pack_q(const struct cpu_tile *tile, float *q, float *row)
 /* ---- Softmax -------------------------------------------------------------------------------- */
 
 /* One step of the online softmax over s[0 … count): row l sees the first visible[l] of them, and below `fewest` every
- * row sees the key. Turns scores into probabilities against the new maximum and gives in `rescale` what older sums must
+ * row sees the key. `largest` is of all of them and of older ones. Turns scores into probabilities against the new maximum and gives in `rescale` what older sums must
  * be multiplied by. */
-static void softmax_step(float *s, int32_t count, int32_t fewest, const int32_t visible[GROUP_ROWS],
-                         float *max, float *sum, float *rescale, int vectors)
+static void softmax_step(float *s, const float *largest, int32_t count, int32_t fewest,
+                         const int32_t visible[GROUP_ROWS], float *max, float *sum, float *rescale,
+                         int vectors)
 {
     const vector nothing = (vector){0} - INFINITY;
     for (int v = 0; v < vectors; v++) {
@@ -86,22 +87,21 @@ static void softmax_step(float *s, int32_t count, int32_t fewest, const int32_t 
         const vector old = *(const vector *)(max + v * LANES);
         vector_int sees;
         memcpy(&sees, visible + v * LANES, sizeof sees);
-        /* Two maxima, and two sums, that do not wait for each other. A NaN does not become the maximum; it reaches the sum. */
-        vector top = old, other = old;
-        int32_t t = 0;
-        for (; t + 2 <= fewest; t += 2) {
-            top = LARGER(at[t * VECTORS], top);
-            other = LARGER(at[(t + 1) * VECTORS], other);
+        vector top = old;
+        if (fewest == count) {
+            top = *(const vector *)(largest + v * LANES);
+        } else {
+            for (int32_t t = 0; t < count; t++) {
+                if (t >= fewest) at[t * VECTORS] = select((vector_int)(sees > t), at[t * VECTORS], nothing);
+                top =
+                    LARGER(at[t * VECTORS], top); /* a NaN does not become the maximum; it reaches the sum */
+            }
         }
-        for (; t < count; t++) {
-            if (t >= fewest) at[t * VECTORS] = select((vector_int)(sees > t), at[t * VECTORS], nothing);
-            top = LARGER(at[t * VECTORS], top);
-        }
-        top = LARGER(other, top);
         const vector base =
             select((vector_int)(top == nothing), (vector){0}, top); /* keeps exp(-inf - base) at 0 */
-        vector total = {0}, odd = {0};
-        for (t = 0; t + 2 <= count; t += 2) {
+        vector total = {0}, odd = {0}; /* two sums that do not wait for each other */
+        int32_t t = 0;
+        for (; t + 2 <= count; t += 2) {
             const vector e = exp2_of(at[t * VECTORS] - base), f = exp2_of(at[(t + 1) * VECTORS] - base);
             at[t * VECTORS] = e, at[(t + 1) * VECTORS] = f;
             total += e, odd += f;
@@ -124,12 +124,13 @@ static void attend_block(const struct cpu_tile *tile, const struct scratch *scra
     int32_t visible[GROUP_ROWS], fewest, most;
     tile_visible(tile, group * GROUP_ROWS, begin, count, GROUP_ROWS, visible, &fewest, &most);
     if (!most) return;
-    _Alignas(64) float rescale[GROUP_ROWS];
+    _Alignas(64) float rescale[GROUP_ROWS], largest[GROUP_ROWS];
     float *o = scratch->o + group * p->d_v * GROUP_ROWS;
     const float *q = scratch->q + group * p->d_qk * GROUP_ROWS;
     const int vectors = vectors_of(tile->rows - group * GROUP_ROWS);
-    scores(vectors, scratch->s, scratch->keys, q, most, p->d_qk);
-    softmax_step(scratch->s, most, fewest, visible, scratch->max + group * GROUP_ROWS,
+    memcpy(largest, scratch->max + group * GROUP_ROWS, sizeof largest);
+    scores(vectors, scratch->s, largest, scratch->keys, q, most, p->d_qk);
+    softmax_step(scratch->s, largest, most, fewest, visible, scratch->max + group * GROUP_ROWS,
                  scratch->sum + group * GROUP_ROWS, rescale, vectors);
     if (are_finite(scratch->values, scratch->value_step, fewest, most, p->d_v))
         fewest = most; /* a row that does not see a key has weight 0 for it */

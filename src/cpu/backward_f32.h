@@ -121,8 +121,10 @@ static void meet(const struct cpu_lanes *lanes, const struct scratch *scratch, c
     backward_masks(lanes, met, group * GROUP_ROWS, GROUP_ROWS, &seen);
     const int32_t count = seen.end - seen.begin, at = seen.begin;
     if (!count) return;
-    scores(VECTORS, scratch->p + at * GROUP_ROWS, scratch->mx + at * p->d_qk, scratch->x + x, count, p->d_qk);
-    scores(VECTORS, scratch->ds + at * GROUP_ROWS, scratch->my + at * p->d_v, scratch->y + y, count, p->d_v);
+    scores(VECTORS, scratch->p + at * GROUP_ROWS, NULL, scratch->mx + at * p->d_qk, scratch->x + x, count,
+           p->d_qk);
+    scores(VECTORS, scratch->ds + at * GROUP_ROWS, NULL, scratch->my + at * p->d_v, scratch->y + y, count,
+           p->d_v);
     weigh(lanes, met, &seen, lse + group * GROUP_ROWS, delta + group * GROUP_ROWS, scratch);
     add_seen(scratch->dx + x, scratch->mx, scratch->ds, p->d_qk, &seen,
              partly_finite(scratch->mx, p->d_qk, &seen), ahead);

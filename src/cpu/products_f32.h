@@ -30,6 +30,16 @@ typedef uint32_t vector_uint __attribute__((vector_size(LANES * sizeof(float)), 
 
 #define INLINE static inline __attribute__((always_inline))
 
+INLINE vector select(vector_int mask, vector yes, vector no)
+{
+    return (vector)(((vector_int)yes & mask) | ((vector_int)no & ~mask));
+}
+
+#ifndef LARGER
+#define LARGER(x, top)  select((vector_int)((x) > (top)), x, top)
+#define SMALLER(x, top) select((vector_int)((x) < (top)), x, top)
+#endif
+
 /* ---- The two products ----------------------------------------------------------------------- */
 
 /* Vectors of a group that are computed where `rows` rows are left for it: those with a row, but four for three, which are
@@ -60,7 +70,7 @@ INLINE void multiply_add(vector sum[][VECTORS], const float *a, int64_t step, in
     }
 }
 
-INLINE void score_tile(float *s, const float *keys, const float *q, int64_t d_qk, const int count,
+INLINE void score_tile(float *s, float *top, const float *keys, const float *q, int64_t d_qk, const int count,
                        const int vectors)
 {
     vector sum[AT_ONCE][VECTORS];
@@ -73,28 +83,37 @@ INLINE void score_tile(float *s, const float *keys, const float *q, int64_t d_qk
     for (int u = 0; u < count; u++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) *(vector *)(s + u * GROUP_ROWS + v * LANES) = sum[u][v];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors && top; v++) {
+        vector largest = *(const vector *)(top + v * LANES);
+#pragma GCC unroll 16
+        for (int u = 0; u < count; u++) largest = LARGER(sum[u][v], largest);
+        *(vector *)(top + v * LANES) = largest;
+    }
 }
 
-INLINE void scores_by(const int vectors, float *s, const float *keys, const float *q, int32_t count,
-                      int64_t d_qk)
+INLINE void scores_by(const int vectors, float *s, float *top, const float *keys, const float *q,
+                      int32_t count, int64_t d_qk)
 {
     int32_t t = 0;
     for (; t + AT_ONCE <= count; t += AT_ONCE)
-        score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, AT_ONCE, vectors);
-    for (; t + FEW <= count; t += FEW) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, FEW, vectors);
-    for (; t + 2 <= count; t += 2) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, 2, vectors);
-    for (; t < count; t++) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, 1, vectors);
+        score_tile(s + t * GROUP_ROWS, top, keys + t * d_qk, q, d_qk, AT_ONCE, vectors);
+    for (; t + FEW <= count; t += FEW)
+        score_tile(s + t * GROUP_ROWS, top, keys + t * d_qk, q, d_qk, FEW, vectors);
+    for (; t + 2 <= count; t += 2) score_tile(s + t * GROUP_ROWS, top, keys + t * d_qk, q, d_qk, 2, vectors);
+    for (; t < count; t++) score_tile(s + t * GROUP_ROWS, top, keys + t * d_qk, q, d_qk, 1, vectors);
 }
 
-/* s[t][row] = Σ_d keys[t][d] · q[d][row]. */
-static void scores(int vectors, float *s, const float *keys, const float *q, int32_t count, int64_t d_qk)
+/* s[t][row] = Σ_d keys[t][d] · q[d][row], and where `top` is not NULL, top[row] becomes the largest of them and of itself; a NaN does not. */
+static void scores(int vectors, float *s, float *top, const float *keys, const float *q, int32_t count,
+                   int64_t d_qk)
 {
     if (VECTORS > 1 && vectors == 1)
-        scores_by(1, s, keys, q, count, d_qk);
+        scores_by(1, s, top, keys, q, count, d_qk);
     else if (VECTORS > 2 && vectors == 2)
-        scores_by(2, s, keys, q, count, d_qk);
+        scores_by(2, s, top, keys, q, count, d_qk);
     else
-        scores_by(VECTORS, s, keys, q, count, d_qk);
+        scores_by(VECTORS, s, top, keys, q, count, d_qk);
 }
 
 INLINE void value_tile(float *o, const float *values, const float *s, int32_t keys_seen, int64_t step,
@@ -164,16 +183,6 @@ static void add_value_where_seen(float *o, const float *value, const float *s, i
 }
 
 /* ---- Softmax -------------------------------------------------------------------------------- */
-
-INLINE vector select(vector_int mask, vector yes, vector no)
-{
-    return (vector)(((vector_int)yes & mask) | ((vector_int)no & ~mask));
-}
-
-#ifndef LARGER
-#define LARGER(x, top)  select((vector_int)((x) > (top)), x, top)
-#define SMALLER(x, top) select((vector_int)((x) < (top)), x, top)
-#endif
 
 /* 2^x for x below 128; below 2^-126 it is 0, or from -126.5 on as exact as subnormals are, and NaN stays NaN. x = n + f with |f| ≤ 1/2: 2^f by the
  * polynomial of degree 5 that is 1 at 0 and whose largest relative error, 2^-23.4, is least, and 2^n by its exponent bits, which are 0 for

@@ -150,16 +150,17 @@ INLINE void attend_vectors(const struct cpu_tile *tile, const struct scratch *sc
     const bool is_stairs = vectors == VECTORS && fewest < most;
     int32_t counts[VECTORS] = {most, most, most, most};
     struct stairs stairs = {0};
+    __m512 tops[VECTORS];
     if (is_stairs) {
         stairs = stairs_of(visible, most);
         for (int v = 0; v < VECTORS; v++) counts[v] = stairs.edge[v + 1];
         scores_of_stairs(scratch->s, block->keys, part->q, &stairs, p->d_qk / 2);
     } else {
-        scores(scratch->s, block->keys, part->q, most, p->d_qk / 2, vectors, keys_at_once);
+        scores(scratch->s, tops, block->keys, part->q, most, p->d_qk / 2, vectors, keys_at_once);
     }
     uint32_t *weights = (uint32_t *)(void *)scratch->s;
     bool all = true; /* keys that only some rows see go the way of the others */
-    if (fewest < most || !softmax_step_to_bf16(weights, scratch->s, most, scale, vectors, part->max,
+    if (fewest < most || !softmax_step_to_bf16(weights, scratch->s, tops, most, scale, vectors, part->max,
                                                part->sum, part->rescale)) {
         softmax_step(scratch->s, counts, fewest, visible, scale, vectors, part->max, part->sum,
                      part->rescale);

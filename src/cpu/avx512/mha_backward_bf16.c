@@ -191,8 +191,10 @@ INLINE void meet_vectors(const struct cpu_lanes *lanes, const struct scratch *sc
         scores_of_stairs(scratch->p + at, block->x + seen.begin, part->x, stairs, p->d_qk / 2);
         scores_of_stairs(scratch->ds + at, block->y + seen.begin, part->y, stairs, p->d_v / 2);
     } else {
-        scores(scratch->p + at, block->x + seen.begin, part->x, count, p->d_qk / 2, vectors, met_at_once);
-        scores(scratch->ds + at, block->y + seen.begin, part->y, count, p->d_v / 2, vectors, met_at_once);
+        scores(scratch->p + at, NULL, block->x + seen.begin, part->x, count, p->d_qk / 2, vectors,
+               met_at_once);
+        scores(scratch->ds + at, NULL, block->y + seen.begin, part->y, count, p->d_v / 2, vectors,
+               met_at_once);
     }
     weigh(lanes, block->met, &seen, part, stairs, scratch);
     add_seen(part->dx, block->x, scratch->mx, scratch->ds, p->d_qk, &seen, scratch, stairs,

@@ -61,7 +61,7 @@ static inline void stairs_of_vector(const struct stairs *stairs, int v, int32_t 
 /* ---- Scores --------------------------------------------------------------------------------- */
 
 /* `count` keys from `keys`, vectors first … after - 1 of `vectors` vectors of rows (all but `keys` compile-time). */
-INLINE void score_tile(float *s, const uint16_t *const *keys, const uint32_t *q, int64_t pairs,
+INLINE void score_tile(float *s, __m512 *top, const uint16_t *const *keys, const uint32_t *q, int64_t pairs,
                        const int first, const int after, const int vectors, const int count)
 {
     __m512 sum[12][VECTORS];
@@ -84,18 +84,22 @@ INLINE void score_tile(float *s, const uint16_t *const *keys, const uint32_t *q,
 #pragma GCC unroll 12
     for (int t = 0; t < count; t++)
 #pragma GCC unroll 4
-        for (int v = first; v < after; v++) _mm512_store_ps(s + (t * vectors + v) * VECTOR, sum[t][v]);
+        for (int v = first; v < after; v++) {
+            _mm512_store_ps(s + (t * vectors + v) * VECTOR, sum[t][v]);
+            if (top) top[v] = _mm512_max_ps(sum[t][v], top[v]);
+        }
 }
 
-/* s[t][row] for `count` keys. */
-INLINE void scores(float *s, const uint16_t *const *keys, const uint32_t *q, int32_t count, int64_t pairs,
-                   const int vectors, const int at_once)
+/* s[t][row] for `count` keys, and where `top` is not NULL (compile-time) the largest of them by rows, which a NaN does not become. */
+INLINE void scores(float *s, __m512 *top, const uint16_t *const *keys, const uint32_t *q, int32_t count,
+                   int64_t pairs, const int vectors, const int at_once)
 {
     int32_t t = 0;
+    for (int v = 0; top && v < vectors; v++) top[v] = _mm512_set1_ps(-INFINITY);
     for (; t + at_once <= count; t += at_once)
-        score_tile(s + (int64_t)t * vectors * VECTOR, keys + t, q, pairs, 0, vectors, vectors, at_once);
+        score_tile(s + (int64_t)t * vectors * VECTOR, top, keys + t, q, pairs, 0, vectors, vectors, at_once);
     for (; t < count; t++)
-        score_tile(s + (int64_t)t * vectors * VECTOR, keys + t, q, pairs, 0, vectors, vectors, 1);
+        score_tile(s + (int64_t)t * vectors * VECTOR, top, keys + t, q, pairs, 0, vectors, vectors, 1);
 }
 
 INLINE void scores_between(float *s, const uint16_t *const *keys, const uint32_t *q, int32_t from, int32_t to,
@@ -103,8 +107,9 @@ INLINE void scores_between(float *s, const uint16_t *const *keys, const uint32_t
 {
     int32_t t = from;
     for (; t + STEP <= to; t += STEP)
-        score_tile(s + t * VECTORS * VECTOR, keys + t, q, pairs, first, after, VECTORS, STEP);
-    for (; t < to; t++) score_tile(s + t * VECTORS * VECTOR, keys + t, q, pairs, first, after, VECTORS, 1);
+        score_tile(s + t * VECTORS * VECTOR, NULL, keys + t, q, pairs, first, after, VECTORS, STEP);
+    for (; t < to; t++)
+        score_tile(s + t * VECTORS * VECTOR, NULL, keys + t, q, pairs, first, after, VECTORS, 1);
 }
 
 /* s[t][row] of vectors of rows and keys that meet. */
