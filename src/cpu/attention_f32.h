@@ -7,7 +7,7 @@
  *   ATTENTION_NAME     the struct cpu_attention to define
  *   LANES, VECTORS, AT_ONCE, LARGER: products_f32.h
  *
- *   scratch of a worker (floats)
+ *   scratch of a worker (floats), of 64 rows; of a head's keys up to 256 rows meet them at a time
  *     q         [groups][d_qk][16]   Q of the tile, scaled, lanes innermost       64 × 576 × 4 B = 144 KiB
  *     keys      [64][d_qk]           one block of keys, converted once            64 × 576 × 4 B = 144 KiB
  *     values    [64][d_v]            … and of values, where they lie apart

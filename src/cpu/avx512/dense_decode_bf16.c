@@ -9,7 +9,7 @@
  *   scores   S[t][rows] += (q[2i], q[2i+1])[rows] · (k[t][2i], k[t][2i+1])      pairs along d, as they lie in a key
  *   values   O[d][rows] += (p[2j], p[2j+1])[rows] · (v[2j][d], v[2j+1][d])      pairs along t: values are interleaved
  *
- *   Rows are handled in parts of 64, one in decode, two in sparse prefill, whose keys are gathered for both at once.
+ *   Rows are handled in parts of 64, one in decode, up to two in sparse prefill and four in MHA, whose keys are gathered for all at once.
  *
  *   scratch of a worker
  *     q       of a part [d_qk / 2][vectors][16] pairs   Q                                64 × 576 × 2 B =  72 KiB
