@@ -46,6 +46,7 @@ INLINE vector select(vector_int mask, vector yes, vector no)
  * not worth one more copy of the products. The bits of a row do not hang on it. */
 static inline int vectors_of(int32_t rows)
 {
+    /* NOLINTNEXTLINE(bugprone-branch-clone): where VECTORS is 2 */
     const int needed = rows <= LANES ? 1 : rows <= 2 * LANES ? 2 : VECTORS;
     return needed < VECTORS ? needed : VECTORS;
 }
@@ -108,12 +109,14 @@ INLINE void scores_by(const int vectors, float *s, float *top, const float *keys
 static void scores(int vectors, float *s, float *top, const float *keys, const float *q, int32_t count,
                    int64_t d_qk)
 {
+    /* NOLINTBEGIN(bugprone-branch-clone): branches are the same where VECTORS is 1 or 2 */
     if (VECTORS > 1 && vectors == 1)
         scores_by(1, s, top, keys, q, count, d_qk);
     else if (VECTORS > 2 && vectors == 2)
         scores_by(2, s, top, keys, q, count, d_qk);
     else
         scores_by(VECTORS, s, top, keys, q, count, d_qk);
+    /* NOLINTEND(bugprone-branch-clone) */
 }
 
 INLINE void value_tile(float *o, const float *values, const float *s, int32_t keys_seen, int64_t step,
@@ -153,12 +156,14 @@ static void add_values(int vectors, float *o, const float *values, int64_t step,
                        const float *s, int32_t count, const float rescale[GROUP_ROWS],
                        struct tile_ahead *ahead)
 {
+    /* NOLINTBEGIN(bugprone-branch-clone): as in scores */
     if (VECTORS > 1 && vectors == 1)
         add_values_by(1, o, values, step, width, s, count, rescale, ahead);
     else if (VECTORS > 2 && vectors == 2)
         add_values_by(2, o, values, step, width, s, count, rescale, ahead);
     else
         add_values_by(VECTORS, o, values, step, width, s, count, rescale, ahead);
+    /* NOLINTEND(bugprone-branch-clone) */
 }
 
 /* Is every one of `width` numbers of vectors [from, to) finite? */
