@@ -7,6 +7,7 @@
  *   VECTORS            vectors of rows at a time; a group is LANES · VECTORS = 16 rows
  *   AT_ONCE            keys (in S = K Q) or values (in O += Vᵀ P) at a time: AT_ONCE · VECTORS sums stay in registers
  *   LARGER(x, top)     the instruction for x > top ? x : top, where there is one; a NaN in x is then not taken
+ *   SMALLER(x, top)    … and for x < top ? x : top
  *
  *   lanes = rows: the rows of a group stand side by side, so that the softmax has no horizontal step and a cached
  *   value, once loaded, meets all of them by broadcast.
@@ -29,12 +30,23 @@ typedef uint32_t vector_uint __attribute__((vector_size(LANES * sizeof(float)), 
 
 #define INLINE static inline __attribute__((always_inline))
 
+INLINE vector select(vector_int mask, vector yes, vector no)
+{
+    return (vector)(((vector_int)yes & mask) | ((vector_int)no & ~mask));
+}
+
+#ifndef LARGER
+#define LARGER(x, top)  select((vector_int)((x) > (top)), x, top)
+#define SMALLER(x, top) select((vector_int)((x) < (top)), x, top)
+#endif
+
 /* ---- The two products ----------------------------------------------------------------------- */
 
 /* Vectors of a group that are computed where `rows` rows are left for it: those with a row, but four for three, which are
  * not worth one more copy of the products. The bits of a row do not hang on it. */
 static inline int vectors_of(int32_t rows)
 {
+    /* NOLINTNEXTLINE(bugprone-branch-clone): where VECTORS is 2 */
     const int needed = rows <= LANES ? 1 : rows <= 2 * LANES ? 2 : VECTORS;
     return needed < VECTORS ? needed : VECTORS;
 }
@@ -59,7 +71,7 @@ INLINE void multiply_add(vector sum[][VECTORS], const float *a, int64_t step, in
     }
 }
 
-INLINE void score_tile(float *s, const float *keys, const float *q, int64_t d_qk, const int count,
+INLINE void score_tile(float *s, float *top, const float *keys, const float *q, int64_t d_qk, const int count,
                        const int vectors)
 {
     vector sum[AT_ONCE][VECTORS];
@@ -72,28 +84,39 @@ INLINE void score_tile(float *s, const float *keys, const float *q, int64_t d_qk
     for (int u = 0; u < count; u++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) *(vector *)(s + u * GROUP_ROWS + v * LANES) = sum[u][v];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors && top; v++) {
+        vector largest = *(const vector *)(top + v * LANES);
+#pragma GCC unroll 16
+        for (int u = 0; u < count; u++) largest = LARGER(sum[u][v], largest);
+        *(vector *)(top + v * LANES) = largest;
+    }
 }
 
-INLINE void scores_by(const int vectors, float *s, const float *keys, const float *q, int32_t count,
-                      int64_t d_qk)
+INLINE void scores_by(const int vectors, float *s, float *top, const float *keys, const float *q,
+                      int32_t count, int64_t d_qk)
 {
     int32_t t = 0;
     for (; t + AT_ONCE <= count; t += AT_ONCE)
-        score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, AT_ONCE, vectors);
-    for (; t + FEW <= count; t += FEW) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, FEW, vectors);
-    for (; t + 2 <= count; t += 2) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, 2, vectors);
-    for (; t < count; t++) score_tile(s + t * GROUP_ROWS, keys + t * d_qk, q, d_qk, 1, vectors);
+        score_tile(s + t * GROUP_ROWS, top, keys + t * d_qk, q, d_qk, AT_ONCE, vectors);
+    for (; t + FEW <= count; t += FEW)
+        score_tile(s + t * GROUP_ROWS, top, keys + t * d_qk, q, d_qk, FEW, vectors);
+    for (; t + 2 <= count; t += 2) score_tile(s + t * GROUP_ROWS, top, keys + t * d_qk, q, d_qk, 2, vectors);
+    for (; t < count; t++) score_tile(s + t * GROUP_ROWS, top, keys + t * d_qk, q, d_qk, 1, vectors);
 }
 
-/* s[t][row] = Σ_d keys[t][d] · q[d][row]. */
-static void scores(int vectors, float *s, const float *keys, const float *q, int32_t count, int64_t d_qk)
+/* s[t][row] = Σ_d keys[t][d] · q[d][row], and where `top` is not NULL, top[row] becomes the largest of them and of itself; a NaN does not. */
+static void scores(int vectors, float *s, float *top, const float *keys, const float *q, int32_t count,
+                   int64_t d_qk)
 {
+    /* NOLINTBEGIN(bugprone-branch-clone): branches are the same where VECTORS is 1 or 2 */
     if (VECTORS > 1 && vectors == 1)
-        scores_by(1, s, keys, q, count, d_qk);
+        scores_by(1, s, top, keys, q, count, d_qk);
     else if (VECTORS > 2 && vectors == 2)
-        scores_by(2, s, keys, q, count, d_qk);
+        scores_by(2, s, top, keys, q, count, d_qk);
     else
-        scores_by(VECTORS, s, keys, q, count, d_qk);
+        scores_by(VECTORS, s, top, keys, q, count, d_qk);
+    /* NOLINTEND(bugprone-branch-clone) */
 }
 
 INLINE void value_tile(float *o, const float *values, const float *s, int32_t keys_seen, int64_t step,
@@ -133,12 +156,14 @@ static void add_values(int vectors, float *o, const float *values, int64_t step,
                        const float *s, int32_t count, const float rescale[GROUP_ROWS],
                        struct tile_ahead *ahead)
 {
+    /* NOLINTBEGIN(bugprone-branch-clone): as in scores */
     if (VECTORS > 1 && vectors == 1)
         add_values_by(1, o, values, step, width, s, count, rescale, ahead);
     else if (VECTORS > 2 && vectors == 2)
         add_values_by(2, o, values, step, width, s, count, rescale, ahead);
     else
         add_values_by(VECTORS, o, values, step, width, s, count, rescale, ahead);
+    /* NOLINTEND(bugprone-branch-clone) */
 }
 
 /* Is every one of `width` numbers of vectors [from, to) finite? */
@@ -164,12 +189,15 @@ static void add_value_where_seen(float *o, const float *value, const float *s, i
 
 /* ---- Softmax -------------------------------------------------------------------------------- */
 
-/* 2^x for x ≤ 0; below 2^-126 it is 0, NaN stays NaN. x = n + f with |f| ≤ 1/2: 2^f by the polynomial of degree 5 that is 1 at 0
- * and whose largest relative error, 2^-23.4, is least, and 2^n by its exponent bits. */
+/* 2^x for x below 128; below 2^-126 it is 0, or from -126.5 on as exact as subnormals are, and NaN stays NaN. x = n + f with |f| ≤ 1/2: 2^f by the
+ * polynomial of degree 5 that is 1 at 0 and whose largest relative error, 2^-23.4, is least, and 2^n by its exponent bits, which are 0 for
+ * the least n. */
 INLINE vector exp2_of(vector x)
 {
-    const vector shifter =
-        (vector){0} + 0x1.8p23f; /* adding it leaves the nearest integer in the lowest bits */
+    const vector least = (vector){0} - 127.0f;
+    /* Adding it leaves the nearest integer, and the bias of exponents, in the lowest bits. */
+    const vector shifter = (vector){0} + (0x1.8p23f + 127.0f);
+    x = LARGER(least, x);
     const vector shifted = x + shifter;
     const vector f = x - (shifted - shifter);
     vector y = f * 1.326472734e-3f + 9.671512772e-3f;
@@ -177,18 +205,7 @@ INLINE vector exp2_of(vector x)
     y = y * f + 2.402224208e-1f;
     y = y * f + 6.931469776e-1f;
     y = y * f + 1.0f;
-    const vector power = (vector)(((vector_uint)shifted << 23) + (127u << 23));
-    const vector_int small = (vector_int)(x < (vector){0} - 126.0f);
-    return (vector)((vector_int)(y * power) & ~small);
+    return y * (vector)((vector_uint)shifted << 23);
 }
-
-INLINE vector select(vector_int mask, vector yes, vector no)
-{
-    return (vector)(((vector_int)yes & mask) | ((vector_int)no & ~mask));
-}
-
-#ifndef LARGER
-#define LARGER(x, top) select((vector_int)((x) > (top)), x, top)
-#endif
 
 #endif
