@@ -36,7 +36,8 @@ struct sm90_mha_backward_layout sm90_mha_backward_layout(const struct backward_p
     l.dq_sums = l.rows + cuda_line_up(tiles * 2 * (size_t)rows * sizeof(float));
     l.taken = l.dq_sums + cuda_line_up(tiles * (size_t)rows * (size_t)p->d_qk * sizeof(float));
     l.turns = l.taken + cuda_line_up(sizeof(uint32_t));
-    l.bytes = l.turns + (p->deterministic ? cuda_line_up(tiles * MHA_BACKWARD_CONSUMERS * sizeof(uint32_t)) : 0);
+    l.bytes =
+        l.turns + (p->deterministic ? cuda_line_up(tiles * MHA_BACKWARD_CONSUMERS * sizeof(uint32_t)) : 0);
     return l;
 }
 

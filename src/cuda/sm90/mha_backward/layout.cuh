@@ -28,7 +28,8 @@
 
 #include <stddef.h>
 
-static constexpr float P_SCALE = 32768.0f, P_SCALE_LOG2 = 15.0f; /* P is multiplied by it: 1 becomes nearly the largest fp16 */
+static constexpr float P_SCALE = 32768.0f,
+                       P_SCALE_LOG2 = 15.0f; /* P is multiplied by it: 1 becomes nearly the largest fp16 */
 
 /* Items that the consumers know of. */
 enum { ITEM_SLOTS = 2 };
@@ -79,8 +80,8 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     static constexpr uint32_t K_TILE = KEYS * K_LINE, V_TILE = KEYS * LINE_BYTES,
                               ROW_TILE = ROWS * LINE_BYTES, DS_TILE = KEYS * LINE_BYTES;
     static constexpr uint32_t K_BYTES = KEYS * D_QK * 2, V_BYTES = KEYS * D_V * 2, Q_BYTES = ROWS * D_QK * 2,
-                              DO_BYTES = ROWS * D_V * 2, DS_BYTES = ROWS * KEYS * 2, DQ_BYTES = DQ_OF_CONSUMER * 4,
-                              NUMBERS_BYTES = 2 * ROWS * 4;
+                              DO_BYTES = ROWS * D_V * 2, DS_BYTES = ROWS * KEYS * 2,
+                              DQ_BYTES = DQ_OF_CONSUMER * 4, NUMBERS_BYTES = 2 * ROWS * 4;
     static constexpr uint32_t V_AT = K_BYTES, Q_AT = V_AT + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES,
                               DS_AT = DO_AT + DO_STAGES * DO_BYTES, DQ_AT = DS_AT + 2 * DS_BYTES,
                               NUMBERS_AT = DQ_AT + CONSUMERS * DQ_BYTES,
@@ -108,7 +109,10 @@ template <int D_QK_, int D_V_> struct BackwardLayout {
     static_assert(BYTES <= 227 * 1024, "it fits");
 
     /* Where the number of a row stands: of 16 rows, the four that a thread has of two eights are next to each other. */
-    static DEVICE int number_at(int row) { return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2; }
+    static DEVICE int number_at(int row)
+    {
+        return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2;
+    }
 
     uint32_t base;
 

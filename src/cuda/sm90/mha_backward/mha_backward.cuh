@@ -3,20 +3,21 @@
  * Dense MHA backward on Hopper.
  *
  *   a block of threads   one an SM; takes items (128 keys of a key head) until there are none
- *     warpgroup 0        its first warp loads (producer.cuh)
+ *     warpgroup 0        one warp loads (producer.cuh), two threads add to dQ in memory (results.cuh)
  *     two consumers      64 keys of the item each; for every tile of rows, of every head that reads the keys:
  *
- *       products    | S = K Q of i |        | dP = V dO of i | dV += P dO    | dQ = dS K of i - 1 | dK += dS Q of i | S of i + 1 …
- *       the warps         (wait)    | P of S |     (wait)     | dS, stored    |       (wait)       | dQ added in memory
+ *       products    | S = K Q of i |        | dP = V dO of i | dV += P dO    | dQ = dS K of i - 1, dK += dS Q of i | S of i + 1 …
+ *       the warps         (wait)    | P of S |     (wait)     | dS, stored    |    (wait)    | dQ handed over
  *
- * S and dP have keys as rows, so that the fragments of P are those of A, and stay in registers. dS goes through shared memory: dK takes
- * its own keys of it, and dQ, of which each consumer makes half, all 128, one tile later, so that the consumers need not keep step. While
- * one makes P and dS the other one's products run. At 128/128 and 64/64 dP is asked for together with S.
+ * S and dP have keys as rows, so that the fragments of P and dS are those of A, and stay in registers. dS goes through shared memory too:
+ * dQ, of which each consumer makes half, is over the keys of both, one tile later, so that the consumers need not keep step. While one
+ * makes P and dS the other one's products run. Where registers suffice (128/128, 64/64) dP is asked for with S and dK with dV; else dK
+ * takes dS from shared memory. At 64/64 S of the next tile is asked for with dQ.
  *
- *   limits, of 64 rows by 128 keys, in clocks of an SM: products 3328 at 192/128, 2560 at 128/128, 1280 at 64/64; ex2 512; additions to dQ
- *   48, 32, 16 KiB; then power
+ *   limits, of 64 rows by 128 keys, in clocks of an SM: products 3328 at 192/128, 2560 at 128/128, 1280 at 64/64; ex2 512; shared
+ *   memory, 128 bytes a clock, of which products read 336, 256, 128 KiB, and others write or read 152, 112, 64 KiB; then power
  *
- * Bits: dK and dV are summed in fp32 in the order of the tiles; dQ in the order in which blocks of threads come.
+ * Bits: dK and dV are summed in fp32 in the order of the tiles; dQ in the order in which blocks of threads come, or of blocks of keys.
  */
 #pragma once
 
@@ -132,9 +133,9 @@ template <typename Element, typename Layout> struct Consumer {
     {
 #pragma unroll
         for (int i = 0; i < ROW_STEPS; i++)
-            add_product<Element>(dk, ds[i],
-                                 descriptor_of<SWIZZLE_128>(l.q(stage(n)), Layout::ROW_TILE,
-                                                            (uint32_t)i * 16 * LINE_BYTES));
+            add_product<Element>(
+                dk, ds[i],
+                descriptor_of<SWIZZLE_128>(l.q(stage(n)), Layout::ROW_TILE, (uint32_t)i * 16 * LINE_BYTES));
         wgmma_commit();
     }
 
@@ -247,17 +248,19 @@ template <typename Element, typename Layout> struct Consumer {
     /* ---- Items ----------------------------------------------------------------------------------- */
 
     /* The place for dQ of tile `n`, which the warp that adds it reads. */
-    DEVICE void hand_over(uint32_t n, int head_and_tile, uint32_t turn, const float (&dq)[Layout::DQ_VALUES]) const
+    DEVICE void hand_over(uint32_t n, int head_and_tile, uint32_t turn,
+                          const float (&dq)[Layout::DQ_VALUES]) const
     {
-        mbarrier_wait(l.barrier(Layout::DQ_EMPTY, group),
-                      n % 2 ^ 1);
+        mbarrier_wait(l.barrier(Layout::DQ_EMPTY, group), n % 2 ^ 1);
         const int thread = (int)fresh_thread() % WARPGROUP_THREADS;
         if (head_and_tile >= 0)
 #pragma unroll
-        for (int i = 0; i < Layout::DQ_VALUES; i += 4)
-            store_shared_16(l.dq(group) + (uint32_t)(i * WARPGROUP_THREADS * 4 + thread * 16),
-                            make_uint4(__float_as_uint(dq[i]), __float_as_uint(dq[i + 1]), __float_as_uint(dq[i + 2]), __float_as_uint(dq[i + 3])));
-        if (thread == 0) store_shared_4(l.where(group), (uint32_t)head_and_tile), store_shared_4(l.where(group) + 4, turn);
+            for (int i = 0; i < Layout::DQ_VALUES; i += 4)
+                store_shared_16(l.dq(group) + (uint32_t)(i * WARPGROUP_THREADS * 4 + thread * 16),
+                                make_uint4(__float_as_uint(dq[i]), __float_as_uint(dq[i + 1]),
+                                           __float_as_uint(dq[i + 2]), __float_as_uint(dq[i + 3])));
+        if (thread == 0)
+            store_shared_4(l.where(group), (uint32_t)head_and_tile), store_shared_4(l.where(group) + 4, turn);
         __syncwarp();
         mbarrier_arrive_if(thread % 32 == 0, l.barrier(Layout::DQ_FULL, group));
     }
@@ -280,14 +283,19 @@ template <typename Element, typename Layout> struct Consumer {
         issue_scores(s, n);
     }
 
-    /* dQ of the tile before, dK of this one, and S of the next: dQ goes to memory beside the others. */
+    /* dQ of the tile before, and with it dK of this one, or S of the next: dQ is handed over beside them. Before the first tile there is
+     * none: what is made then goes nowhere. */
     template <bool LAST>
-    DEVICE void end_tile(float (&s)[SCORES], float4 (&lse)[Layout::LSE_EARLY], float (&dk)[D_QK / 2], int before, uint32_t turn) const
+    DEVICE void end_tile(float (&s)[SCORES], float4 (&lse)[Layout::LSE_EARLY], float (&dk)[D_QK / 2],
+                         int before, uint32_t turn) const
     {
         constexpr bool S_TOO = Layout::S_EARLY && !LAST;
         float dq[Layout::DQ_VALUES];
-        if (before >= 0) mbarrier_wait(l.barrier(Layout::DS_FULL + 2 * (1 - group), place(n - 1)), parity(n - 1)); /* the other's; its own it has awaited */
-        if (Layout::DK_EARLY && before >= 0) mbarrier_wait(l.barrier(Layout::DS_FULL + 2 * group, place(n - 1)), parity(n - 1));
+        if (before >= 0)
+            mbarrier_wait(l.barrier(Layout::DS_FULL + 2 * (1 - group), place(n - 1)),
+                          parity(n - 1)); /* the other's; its own it has awaited */
+        if (Layout::DK_EARLY && before >= 0)
+            mbarrier_wait(l.barrier(Layout::DS_FULL + 2 * group, place(n - 1)), parity(n - 1));
         if (Layout::DK_EARLY) fence_async_shared();
         if (S_TOO) hold(s);
         if (!Layout::DK_EARLY) hold(dk);
@@ -314,7 +322,9 @@ template <typename Element, typename Layout> struct Consumer {
         }
     }
 
-    DEVICE void begin_tile(float (&s)[SCORES], float4 (&lse)[Layout::LSE_EARLY], float (&dk)[D_QK / 2], float (&dv)[D_V / 2], int before, int keys, int diagonal) const
+    /* P and dS of tile n, dV, and dK where it is early. */
+    DEVICE void begin_tile(float (&s)[SCORES], float4 (&lse)[Layout::LSE_EARLY], float (&dk)[D_QK / 2],
+                           float (&dv)[D_V / 2], int before, int keys, int diagonal) const
     {
         float dp[SCORES];
         uint32_t w[ROW_STEPS][4], exact[ROW_STEPS][4], ds[ROW_STEPS][4];

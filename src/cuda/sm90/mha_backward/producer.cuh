@@ -59,8 +59,8 @@ template <typename Layout> struct Producer {
              });
         stage.step();
         mbarrier_wait(l.barrier(Layout::DO_EMPTY, dout_stage.at), dout_stage.parity ^ 1);
-        fill(l.barrier(Layout::DO_FULL, dout_stage.at), Layout::DO_BYTES, l.dout(dout_stage.at), Layout::ROW_TILE,
-             LINE_BYTES, Layout::D_V / 64, used, ROWS, [&](uint32_t barrier) {
+        fill(l.barrier(Layout::DO_FULL, dout_stage.at), Layout::DO_BYTES, l.dout(dout_stage.at),
+             Layout::ROW_TILE, LINE_BYTES, Layout::D_V / 64, used, ROWS, [&](uint32_t barrier) {
                  tma_load(l.dout(dout_stage.at), &p.dout, barrier, {0, token, head, 0, request});
              });
         dout_stage.step();
@@ -126,7 +126,10 @@ template <typename Layout> struct Producer {
     }
 
     /* Takes a number, in the elected lane. */
-    DEVICE int take_number() const { return elect_one() ? (int)atomicAdd(p.taken, 1u) : 0; }
+    DEVICE int take_number() const
+    {
+        return elect_one() ? (int)atomicAdd(p.taken, 1u) : 0;
+    }
 
     /* The next number is taken ahead, unless items wait for those of smaller numbers: one that was taken ahead would keep them waiting
      * until the item at work is done. */

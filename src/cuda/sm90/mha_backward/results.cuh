@@ -18,7 +18,8 @@ DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)
 }
 
 /* One thread adds what a consumer hands over. Deterministic: a counter a tile and consumer says how many blocks of keys have. */
-template <typename Layout> DEVICE void add_queries(const mha_backward_sm90_params &p, const Layout &l, int consumer)
+template <typename Layout>
+DEVICE void add_queries(const mha_backward_sm90_params &p, const Layout &l, int consumer)
 {
     for (uint32_t n = 0;; n++) {
         mbarrier_wait(l.barrier(Layout::DQ_FULL, consumer), n % 2);
@@ -33,7 +34,8 @@ template <typename Layout> DEVICE void add_queries(const mha_backward_sm90_param
                     asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
                 } while (now != turn);
             }
-            bulk_add(p.dq_sums + (int64_t)at * Layout::DQ_TILE + consumer * Layout::DQ_OF_CONSUMER, l.dq(consumer), Layout::DQ_BYTES);
+            bulk_add(p.dq_sums + (int64_t)at * Layout::DQ_TILE + consumer * Layout::DQ_OF_CONSUMER,
+                     l.dq(consumer), Layout::DQ_BYTES);
             bulk_commit();
             bulk_wait_read<0>();
             if (p.turns) {
